@@ -1,0 +1,402 @@
+/*
+ * mha - multi-head attention for CPUs
+ *
+ * One call takes x to y:
+ *
+ *     x [batch, n, query_dim] --W_Q|W_K|W_V--> q | k | v --attend--> context [batch, n, num_heads * head_dim_v] --W_O--> y
+ *
+ * The library allocates nothing during a call (mha_layer_create is the one function that allocates), starts no thread, takes no
+ * lock, never prints, never aborts. Memory and threads belong to the caller. Everything that can be wrong with a call is checked
+ * before the first write: on an error the outputs are untouched. The results are the same bits for any batch, chunking, number of
+ * threads and instruction set (src/kernels/CONTRACT.md), except through a caller's BLAS.
+ *
+ * Conventions that hold for everything below:
+ * - Matrices are row-major arrays of float. A shape such as [batch, n, dim] names the extents from the outermost to the innermost,
+ *   whose stride is always 1. Strides count elements, not bytes. A stride of 0 means: contiguous, as the shape says.
+ *   No pointer needs more alignment than its type has.
+ * - Dimensions, counts, positions and strides are int64_t; a negative one is an error. Sizes in bytes are size_t.
+ * - The first field of an input struct is struct_size = sizeof the struct. All other fields may be zero, and zero is the default
+ *   where it is no meaningful value itself: `mha_forward_args args = { .struct_size = sizeof args, ... }`. Structs can only grow at
+ *   their end, so programs compiled against an older header keep working.
+ * - Pointers in a struct are borrowed for the call. Outputs must not overlap inputs, the workspace or each other. Inputs may overlap.
+ * - Every function that can fail returns a mha_status (0 = MHA_OK) and takes an optional mha_error *, which it always writes.
+ * - Every function may be called from any thread at any time, as long as no two calls under way write the same memory (outputs,
+ *   workspace, packed buffer under construction). A mha_layer is immutable: any number of threads may use one.
+ */
+#ifndef MHA_H
+#define MHA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define MHA_VERSION_MAJOR 0
+#define MHA_VERSION_MINOR 1
+#define MHA_VERSION_PATCH 0
+
+/* The arithmetic contract this header describes. Bits never change within a number; 0 = not frozen yet. */
+#define MHA_CONTRACT 0
+
+#if defined(_WIN32) && defined(MHA_SHARED)
+#ifdef MHA_BUILDING
+#define MHA_API __declspec(dllexport)
+#else
+#define MHA_API __declspec(dllimport)
+#endif
+#elif defined(__GNUC__)
+#define MHA_API __attribute__((visibility("default")))
+#else
+#define MHA_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Status and errors ------------------------------------------------------------------------------------------------------ */
+
+/* One of MHA_OK and MHA_ERROR_*. The numbers never change; new ones may be added. */
+typedef uint32_t mha_status;
+
+#define MHA_OK 0u
+#define MHA_ERROR_NULL_POINTER 1u         /* a pointer that is needed is NULL */
+#define MHA_ERROR_STRUCT_SIZE 2u          /* struct_size is too small, or larger with fields set that this version does not know */
+#define MHA_ERROR_INVALID_VALUE 3u        /* a field has a value outside its range, or two fields contradict each other */
+#define MHA_ERROR_SHAPE 4u                /* dimensions that do not fit together */
+#define MHA_ERROR_TOO_LARGE 5u            /* a size overflows, here or in the caller's BLAS */
+#define MHA_ERROR_BUFFER_TOO_SMALL 6u     /* a workspace, packed buffer or storage is smaller than its size query says */
+#define MHA_ERROR_OUT_OF_MEMORY 7u        /* mha_layer_create: the allocator returned NULL */
+#define MHA_ERROR_INSTRUCTION_SET 8u      /* an instruction set was asked for that this machine or build does not have */
+#define MHA_ERROR_PACKED_FORMAT 9u        /* a packed buffer is none, is truncated, misaligned, of another version or back end */
+#define MHA_ERROR_PACKED_CHECKSUM 10u     /* mha_layer_verify: the weights are not what was packed */
+
+/* Filled by every function that can fail and is given one. The struct is frozen at 256 bytes. */
+typedef struct mha_error {
+  uint32_t status;   /* the same value as returned */
+  uint32_t argument; /* which parameter of the function was at fault, 1 = the first; 0 = none (success, out of memory) */
+  char message[248]; /* one sentence, what was wrong and what would be right; "" on success; always 0-terminated */
+} mha_error;
+
+/* The name of a status, such as "MHA_ERROR_SHAPE". Never NULL: "unknown mha_status" for any other number. Static memory. */
+MHA_API const char *mha_status_string(mha_status status);
+
+/* ---- Version and machine ---------------------------------------------------------------------------------------------------- */
+
+/* 10000 * major + 100 * minor + patch of the library that is linked, which may be newer than this header. */
+MHA_API uint32_t mha_version(void);
+
+/* MHA_CONTRACT of the library that is linked. */
+MHA_API uint32_t mha_contract(void);
+
+/* Instruction sets that the kernels are written for. */
+#define MHA_INSTRUCTION_SET_AUTO 0u   /* the best one that this machine has */
+#define MHA_INSTRUCTION_SET_SCALAR 1u /* any machine */
+#define MHA_INSTRUCTION_SET_AVX2 2u   /* x86-64 with AVX2, FMA and F16C */
+#define MHA_INSTRUCTION_SET_AVX512 3u /* x86-64 with AVX-512 F, BW, VL and DQ */
+#define MHA_INSTRUCTION_SET_NEON 4u   /* AArch64 */
+
+/* The sets that this build contains and this machine (operating system included) can run: bit (1u << MHA_INSTRUCTION_SET_X) each. */
+MHA_API uint32_t mha_instruction_sets(void);
+
+/* "scalar", "avx2", "avx512", "neon"; "auto" for 0; "unknown" for any other number. Never NULL. Static memory. */
+MHA_API const char *mha_instruction_set_name(uint32_t instruction_set);
+
+/* ---- Threads ---------------------------------------------------------------------------------------------------------------- */
+
+/*
+ * The caller's threads. A call without a scheduler runs on the calling thread alone; with one it calls parallel_for a few times.
+ *
+ * parallel_for(context, count, task, task_context) must run task(task_context, index) exactly once for each index in 0 .. count - 1
+ * and return when all have returned and what they wrote is visible to the caller. count <= num_threads. It may use any threads,
+ * in any order, even the calling thread one after the other: tasks never wait for each other and never call parallel_for.
+ * Work is balanced inside, so that tasks may start late. The result does not depend on any of this.
+ */
+typedef struct mha_scheduler {
+  void *context;        /* passed to parallel_for as it is */
+  uint32_t num_threads; /* the most tasks to run at once, at least 1; each has its slice of the workspace */
+  uint32_t reserved;    /* 0 */
+  void (*parallel_for)(void *context, uint32_t count, void (*task)(void *task_context, uint32_t index), void *task_context);
+} mha_scheduler;
+
+/* ---- The layer: weights, packed ------------------------------------------------------------------------------------------------
+ *
+ * A layer is the packed weights and their shape. Packing puts W_Q|W_K|W_V (and W_O) into the order in which the kernels read them;
+ * the same packed bytes serve every instruction set. Three ways to get a layer:
+ *
+ *     mha_layer_create    packs into memory that it allocates; free with mha_layer_destroy
+ *     mha_layer_pack      packs into the caller's buffer, which can be written to a file; then
+ *     mha_layer_view      makes a layer over such a buffer without copying, for instance over a file in mmap
+ */
+typedef struct mha_layer mha_layer;
+
+/* The shape of a layer. Only query_dim, num_heads and, where it is not query_dim / num_heads, head_dim are needed. */
+typedef struct mha_layer_config {
+  size_t struct_size;
+  int64_t query_dim;    /* width of a row of the query input (d_in, embed_dim); >= 1 */
+  int64_t key_dim;      /* width of a row of the key input; 0 = query_dim */
+  int64_t value_dim;    /* width of a row of the value input; 0 = key_dim */
+  int64_t output_dim;   /* width of an output row, where there is a W_O; 0 = query_dim. Must be 0 without W_O. */
+  int64_t num_heads;    /* query heads; >= 1 */
+  int64_t num_kv_heads; /* key and value heads, a divisor of num_heads (grouped-query attention); 0 = num_heads */
+  int64_t head_dim;     /* width of a head's queries and keys; 0 = d_out / num_heads, which must divide */
+  int64_t head_dim_v;   /* width of a head's values; 0 = head_dim */
+  int64_t d_out;        /* num_heads * head_dim, to derive head_dim from; 0 = query_dim if head_dim is 0, else not looked at */
+  float scale;          /* factor of the scores; 0 = 1 / sqrt(head_dim); must be finite */
+  uint32_t reserved;    /* 0 */
+} mha_layer_config;
+
+/* How weight matrices lie in memory. */
+#define MHA_LAYOUT_IN_OUT 0u /* W [in, out], y = x W:   x @ W, GPT-2's Conv1D */
+#define MHA_LAYOUT_OUT_IN 1u /* W [out, in], y = x W^T: PyTorch's nn.Linear and in_proj_weight */
+
+/*
+ * The weights. Shapes below are for MHA_LAYOUT_IN_OUT; with MHA_LAYOUT_OUT_IN each matrix is transposed. The columns of W_Q are
+ * head 0's head_dim columns, then head 1's, and so on; so are those of W_K and W_V, and the rows of W_O.
+ *
+ * W_Q, W_K and W_V are given in exactly one of three forms:
+ *     w_q, w_k, w_v                      three matrices
+ *     w_qkv                              one fused matrix; needs key_dim = value_dim = query_dim
+ *     w_q_heads, w_k_heads, w_v_heads    one matrix per head
+ *
+ * The arrays are read during mha_layer_pack and mha_layer_create only.
+ */
+typedef struct mha_layer_weights {
+  size_t struct_size;
+  uint32_t layout;               /* MHA_LAYOUT_*, of all matrices below */
+  uint32_t reserved;             /* 0 */
+  const float *w_q;              /* [query_dim, num_heads * head_dim] */
+  const float *w_k;              /* [key_dim, num_kv_heads * head_dim] */
+  const float *w_v;              /* [value_dim, num_kv_heads * head_dim_v] */
+  const float *w_qkv;            /* [query_dim, num_heads * head_dim + num_kv_heads * head_dim + num_kv_heads * head_dim_v] */
+  const float *const *w_q_heads; /* num_heads pointers to [query_dim, head_dim] */
+  const float *const *w_k_heads; /* num_kv_heads pointers to [key_dim, head_dim] */
+  const float *const *w_v_heads; /* num_kv_heads pointers to [value_dim, head_dim_v] */
+  const float *w_o;              /* [num_heads * head_dim_v, output_dim]; NULL = no output projection: y is the merged heads */
+  const float *b_q;              /* [num_heads * head_dim]; NULL = no bias, here and below */
+  const float *b_k;              /* [num_kv_heads * head_dim] */
+  const float *b_v;              /* [num_kv_heads * head_dim_v] */
+  const float *b_qkv;            /* b_q, b_k, b_v one after the other; instead of these three, with any form of the weights */
+  const float *b_o;              /* [output_dim]; only with w_o */
+  int64_t w_q_stride;            /* from one row of w_q (or of each of w_q_heads) to the next; 0 = contiguous; likewise below */
+  int64_t w_k_stride;
+  int64_t w_v_stride;
+  int64_t w_qkv_stride;
+  int64_t w_o_stride;
+} mha_layer_weights;
+
+/*
+ * A matrix product of the caller's, called as cblas_sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc) with
+ * order 101 (row-major) and trans 111 (none): c [m, n] = alpha * a [m, k] * b [k, n] + beta * c. It must be callable from the thread
+ * that calls mha_forward. The library touches none of its global settings.
+ */
+typedef void (*mha_sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
+                          int ldb, float beta, float *c, int ldc);
+
+/* Memory for mha_layer_create. allocate returns bytes of memory aligned for any type, or NULL; release gets what allocate returned. */
+typedef struct mha_allocator {
+  void *context;
+  void *(*allocate)(void *context, size_t bytes);
+  void (*release)(void *context, void *memory);
+} mha_allocator;
+
+/* Choices about how a layer computes, not what. NULL in place of the struct = all defaults. */
+typedef struct mha_layer_options {
+  size_t struct_size;
+  uint32_t instruction_set;       /* MHA_INSTRUCTION_SET_*; one that this machine lacks is an error, never a fallback */
+  uint32_t reserved;              /* 0 */
+  mha_sgemm sgemm;                /* runs the projections; NULL = the library's own kernels */
+  const mha_allocator *allocator; /* mha_layer_create only, copied into the layer; NULL = malloc and free */
+} mha_layer_options;
+
+/*
+ * The bytes that mha_layer_pack needs. Of weights, only which pointers are NULL matters; no array is read. Of options, only whether
+ * sgemm is NULL. Writes *bytes on success only.
+ */
+MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
+                                       size_t *bytes, mha_error *error);
+
+/*
+ * Packs the weights into buffer, which must be aligned to 64 bytes. On success the first mha_layer_pack_size bytes are the packed layer:
+ * position-independent, the same on every machine of this byte order, ready to be copied or written to a file.
+ */
+MHA_API mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
+                                  void *buffer, size_t buffer_bytes, mha_error *error);
+
+/* The bytes of storage that mha_layer_view needs for the layer object (not the weights). */
+MHA_API size_t mha_layer_view_size(void);
+
+/*
+ * Makes *layer over a packed buffer (aligned to 64 bytes), which is borrowed: it must stay unchanged as long as the layer is used.
+ * The object itself lies in storage, which is the caller's too; there is nothing to destroy. Checks the header and all bounds in
+ * constant time; does not read the weights. options->sgemm must be given exactly if the buffer was packed with one.
+ */
+MHA_API mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_layer_options *options, void *storage,
+                                  size_t storage_bytes, const mha_layer **layer, mha_error *error);
+
+/* Like the checks of mha_layer_view, and in addition compares the checksum of all weights. Reads the whole buffer. */
+MHA_API mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *error);
+
+/*
+ * Packs the weights into one block of memory that it allocates, and makes *layer over it. *layer is NULL after an error. The weights
+ * may be freed afterwards. The layer belongs to the caller, who frees it by mha_layer_destroy when no call uses it any more.
+ */
+MHA_API mha_status mha_layer_create(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
+                                    mha_layer **layer, mha_error *error);
+
+/* Frees a layer made by mha_layer_create. NULL is allowed. */
+MHA_API void mha_layer_destroy(mha_layer *layer);
+
+/* Fills config (whose struct_size must be set) with the shape of a layer, all defaults resolved; output_dim is the width of y. */
+MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha_error *error);
+
+/* ---- The call ----------------------------------------------------------------------------------------------------------------- */
+
+/*
+ * A look inside a call: each pointer that is not NULL receives what the call computed at that point, contiguous in the shape given.
+ * Asking does not change the other outputs. scores, scaled_scores and masked_scores take time and memory that grow with n_q * n_kv.
+ */
+typedef struct mha_taps {
+  size_t struct_size;
+  float *q;             /* [batch, n_q, num_heads, head_dim]; mha_forward only, likewise k and v */
+  float *k;             /* [batch, n_kv, num_kv_heads, head_dim] */
+  float *v;             /* [batch, n_kv, num_kv_heads, head_dim_v] */
+  float *scores;        /* [batch, num_heads, n_q, n_kv]  q k^T */
+  float *scaled_scores; /* [batch, num_heads, n_q, n_kv]  times scale */
+  float *masked_scores; /* [batch, num_heads, n_q, n_kv]  -infinity where masked */
+  float *context;       /* [batch, n_q, num_heads, head_dim_v]  the weighted values, before W_O */
+} mha_taps;
+
+/* The arguments of mha_forward. The struct and the scheduler are only read, and can be kept and reused. */
+typedef struct mha_forward_args {
+  size_t struct_size;
+  int64_t batch;           /* number of sequences; 0 = nothing to do */
+  int64_t n_q;             /* rows of query and output per sequence; 0 = nothing to do */
+  int64_t n_kv;            /* rows of key and value per sequence; looked at where key or value is given (0 then means none); else n_q */
+  const float *query;      /* [batch, n_q, query_dim] */
+  const float *key;        /* [batch, n_kv, key_dim]; NULL = query (self-attention) */
+  const float *value;      /* [batch, n_kv, value_dim]; NULL = key */
+  float *output;           /* [batch, n_q, output_dim], or [batch, n_q, num_heads * head_dim_v] for a layer without W_O */
+  int64_t query_batch_stride; /* from one sequence to the next; 0 = contiguous, here and below */
+  int64_t query_row_stride;   /* from one row to the next */
+  int64_t key_batch_stride;
+  int64_t key_row_stride;
+  int64_t value_batch_stride;
+  int64_t value_row_stride;
+  int64_t output_batch_stride;
+  int64_t output_row_stride;
+  uint32_t is_causal;      /* 0 or 1; 1 = the query at position p attends to the keys at positions 0 .. p only */
+  uint32_t reserved;       /* 0 */
+  const int64_t *q_start;  /* [batch] position of each sequence's first query, counted from its first key; used by is_causal.
+                              NULL = n_kv - n_q for all: the last query sees all keys (bottom-right). Then n_q <= n_kv if causal. */
+  const mha_scheduler *scheduler; /* NULL = run on the calling thread */
+  float *attention_weights; /* optional output [batch, num_heads, n_q, n_kv], contiguous: the softmax; each row sums to 1 (0 if all masked) */
+  float *lse;              /* optional output [batch, num_heads, n_q], contiguous: natural logarithm of the sum of exp(score); -inf if all masked */
+  const mha_taps *taps;    /* optional outputs, see mha_taps */
+} mha_forward_args;
+
+/*
+ * The bytes of workspace that mha_forward needs for these arguments. Dereferences no data pointer, so they may be NULL; those given
+ * count (key, value, optional outputs). Never shrinks when batch, n_q, n_kv, num_threads or the outputs asked for grow: one query at
+ * the maxima serves all smaller calls. Writes *bytes on success only.
+ */
+MHA_API mha_status mha_forward_workspace(const mha_layer *layer, const mha_forward_args *args, size_t *bytes, mha_error *error);
+
+/*
+ * The whole layer, from input rows to output rows. workspace is any memory of at least mha_forward_workspace bytes, of any alignment
+ * and content, used by one call at a time; it may be NULL if 0 bytes are needed.
+ *
+ * Values: a row whose keys are all masked (or n_kv = 0) has context 0 and lse -infinity. A masked key or value is never read into a
+ * result, NaN included. A NaN in an input row reaches only the rows that attend to it. A score of +infinity gives a row of NaN, one of
+ * -infinity counts as masked.
+ */
+MHA_API mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, void *workspace, size_t workspace_bytes,
+                               mha_error *error);
+
+/* Types of q, k, v and output of mha_attention. */
+#define MHA_TYPE_F32 0u
+
+/*
+ * The arguments of mha_attention: the middle stage alone, on the caller's queries, keys and values.
+ * Query head h attends with kv head h / (num_heads / num_kv_heads).
+ * Shapes are [batch, n, heads, width] where all strides are 0; [batch, heads, n, width] is written
+ * row_stride = width, head_stride = n * width, batch_stride = heads * n * width.
+ */
+typedef struct mha_attention_args {
+  size_t struct_size;
+  int64_t batch;
+  int64_t n_q;
+  int64_t n_kv;         /* literal: 0 = no keys */
+  int64_t num_heads;
+  int64_t num_kv_heads; /* 0 = num_heads */
+  int64_t head_dim;
+  int64_t head_dim_v;   /* 0 = head_dim */
+  const void *q;        /* [batch, n_q, num_heads, head_dim] */
+  const void *k;        /* [batch, n_kv, num_kv_heads, head_dim] */
+  const void *v;        /* [batch, n_kv, num_kv_heads, head_dim_v] */
+  void *output;         /* [batch, n_q, num_heads, head_dim_v] */
+  uint32_t q_type;      /* MHA_TYPE_*, likewise below */
+  uint32_t k_type;
+  uint32_t v_type;
+  uint32_t output_type;
+  int64_t q_batch_stride; /* 0 = n_q * the row stride; likewise for the others */
+  int64_t q_row_stride;   /* 0 = num_heads * head_dim */
+  int64_t q_head_stride;  /* 0 = head_dim */
+  int64_t k_batch_stride;
+  int64_t k_row_stride;
+  int64_t k_head_stride;
+  int64_t v_batch_stride;
+  int64_t v_row_stride;
+  int64_t v_head_stride;
+  int64_t output_batch_stride;
+  int64_t output_row_stride;
+  int64_t output_head_stride;
+  float scale;              /* 0 = 1 / sqrt(head_dim); must be finite */
+  uint32_t is_causal;       /* as in mha_forward_args, likewise below */
+  const int64_t *q_start;
+  const mha_scheduler *scheduler;
+  float *attention_weights;
+  float *lse;
+  const mha_taps *taps;     /* q, k and v must be NULL */
+  uint32_t instruction_set; /* MHA_INSTRUCTION_SET_* */
+  uint32_t reserved;        /* 0 */
+} mha_attention_args;
+
+/* Like mha_forward_workspace. */
+MHA_API mha_status mha_attention_workspace(const mha_attention_args *args, size_t *bytes, mha_error *error);
+
+/* Like mha_forward without the projections; bit for bit the middle stage of it. */
+MHA_API mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t workspace_bytes, mha_error *error);
+
+/* ---- What a call will do ------------------------------------------------------------------------------------------------------ */
+
+#define MHA_BACK_END_NATIVE 0u
+#define MHA_BACK_END_SGEMM 1u /* the caller's sgemm runs the projections */
+
+/* How a call would be run, and its cost: nothing slow happens silently. */
+typedef struct mha_call_info {
+  size_t struct_size;            /* set by the caller, as in an input struct */
+  uint32_t instruction_set;      /* MHA_INSTRUCTION_SET_* that the kernels use, never AUTO */
+  uint32_t back_end;             /* MHA_BACK_END_* of the projections */
+  uint32_t contract;             /* of the results: MHA_CONTRACT on the native back end, else 0 */
+  uint32_t num_threads;          /* the most tasks at once */
+  int64_t project_tile_rows;     /* input rows in a register tile of the projections; 0 = no own projection */
+  int64_t project_tile_columns;  /* output columns in that tile */
+  int64_t attend_tile_rows;      /* query rows in a register tile of the attention */
+  int64_t attend_block_rows;     /* query rows in a unit of work */
+  int64_t attend_chunk_keys;     /* keys in a chunk */
+  size_t workspace_bytes;        /* as the workspace query says */
+  size_t packed_bytes;           /* of the layer; 0 for mha_attention */
+  uint64_t operations;           /* multiplications and additions, counting only the pairs that attend */
+  uint64_t bytes;                /* inputs, weights and outputs, each counted once */
+} mha_call_info;
+
+/* Describes mha_forward(layer, args, ...). Dereferences no data pointer but q_start. */
+MHA_API mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_call_info *info, mha_error *error);
+
+/* Describes mha_attention(args, ...). */
+MHA_API mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *info, mha_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MHA_H */
