@@ -1,0 +1,114 @@
+#include "arguments.h"
+
+namespace mha {
+
+Count span_of(const Array &array) {
+  Count span(array.width);
+  for (int i = 0; i < 3; ++i) {
+    if (array.extents[i] == 0) return Count(0);
+    span = span + Count(array.extents[i] - 1) * Count(array.strides[i]);
+  }
+  return span;
+}
+
+mha_status check_input(Report &report, uint32_t argument, const Array &array) {
+  for (int i = 0; i < 3; ++i) {
+    if (array.strides[i] < 0) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "a stride of %s is %lld; strides can't be negative", array.name,
+                         static_cast<long long>(array.strides[i]));
+    }
+    if (array.extents[i] > 1 && i > 0 && array.strides[i] < array.width) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "a stride of %s is %lld, but a row has %lld elements; set at least that, or 0 for contiguous",
+                         array.name, static_cast<long long>(array.strides[i]), static_cast<long long>(array.width));
+    }
+  }
+  if ((span_of(array) * Count(sizeof(float))).overflows()) {
+    return report.fail(MHA_ERROR_TOO_LARGE, argument, "%s would be larger than memory can be", array.name);
+  }
+  return MHA_OK;
+}
+
+mha_status check_output(Report &report, uint32_t argument, const Array &array) {
+  if (const mha_status status = check_input(report, argument, array)) return status;
+  // Sorted by stride, each dimension has to step over all of the smaller ones.
+  int order[3] = {0, 1, 2};
+  for (int i = 0; i < 3; ++i) {
+    for (int j = i + 1; j < 3; ++j) {
+      if (array.strides[order[j]] < array.strides[order[i]]) {
+        const int swapped = order[i];
+        order[i] = order[j];
+        order[j] = swapped;
+      }
+    }
+  }
+  Count covered(array.width);
+  for (const int i : order) {
+    if (array.extents[i] <= 1) continue;
+    if (array.strides[i] < covered.value()) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "a stride of %s is %lld, so that its elements overlap; set at least %lld, or 0 for contiguous",
+                         array.name, static_cast<long long>(array.strides[i]), static_cast<long long>(covered.value()));
+    }
+    covered = covered + Count(array.extents[i] - 1) * Count(array.strides[i]);
+  }
+  return MHA_OK;
+}
+
+mha_status check_optional_output(Report &report, uint32_t argument, const char *name, const float *output, Count elements) {
+  if (output && (elements * Count(sizeof(float))).overflows()) {
+    return report.fail(MHA_ERROR_TOO_LARGE, argument, "%s would be larger than memory can be", name);
+  }
+  return MHA_OK;
+}
+
+mha_status check_causal(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t n_q, int64_t n_kv) {
+  if (is_causal > 1) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "is_causal is %u; set it to 0 or 1", is_causal);
+  if (is_causal && !q_start && n_q > n_kv) {
+    return report.fail(MHA_ERROR_SHAPE, argument, "causal with n_q %lld > n_kv %lld would place queries before the first key; give q_start",
+                       static_cast<long long>(n_q), static_cast<long long>(n_kv));
+  }
+  return MHA_OK;
+}
+
+mha_status check_positions(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t batch, int64_t n_q) {
+  if (!is_causal || !q_start) return MHA_OK;
+  for (int64_t b = 0; b < batch; ++b) {
+    if (q_start[b] < 0) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "q_start[%lld] is %lld; a position can't be negative", static_cast<long long>(b),
+                         static_cast<long long>(q_start[b]));
+    }
+    if (q_start[b] >= INT64_MAX - n_q) {
+      return report.fail(MHA_ERROR_TOO_LARGE, argument, "q_start[%lld] is %lld, whose last query has no position any more", static_cast<long long>(b),
+                         static_cast<long long>(q_start[b]));
+    }
+  }
+  return MHA_OK;
+}
+
+mha_status check_count(Report &report, uint32_t argument, const char *name, int64_t count) {
+  if (count >= 0) return MHA_OK;
+  return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s is %lld; it can't be negative", name, static_cast<long long>(count));
+}
+
+mha_status check_workspace(Report &report, uint32_t argument, const char *query, const void *workspace, size_t workspace_bytes, int64_t needed) {
+  if (workspace_bytes < static_cast<uint64_t>(needed)) {
+    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, argument + 1, "the workspace has %zu bytes, this call needs %lld; ask %s", workspace_bytes,
+                       static_cast<long long>(needed), query);
+  }
+  if (!workspace && needed > 0) return report.fail(MHA_ERROR_NULL_POINTER, argument, "workspace is NULL; pass memory of the size that %s says", query);
+  return MHA_OK;
+}
+
+uint64_t attending_pairs(int64_t batch, int64_t n_q, int64_t n_kv, bool is_causal, const int64_t *q_start) {
+  const uint64_t queries = static_cast<uint64_t>(n_q), keys = static_cast<uint64_t>(n_kv);
+  if (!is_causal) return static_cast<uint64_t>(batch) * queries * keys;
+  uint64_t pairs = 0;
+  for (int64_t b = 0; b < batch; ++b) {
+    const uint64_t start = q_start ? static_cast<uint64_t>(q_start[b]) : keys - queries;
+    // Query i attends to min(n_kv, start + i + 1) keys: growing by one until all are seen.
+    const uint64_t growing = start >= keys ? 0 : keys - start < queries ? keys - start : queries;
+    pairs += growing * start + growing * (growing + 1) / 2 + (queries - growing) * keys;
+  }
+  return pairs;
+}
+
+}  // namespace mha

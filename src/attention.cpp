@@ -1,0 +1,300 @@
+// mha_attention, and the middle stage that it shares with mha_forward.
+
+#include "attention.h"
+
+#include "cpu.h"
+
+namespace mha {
+namespace {
+
+// Query rows of one unit, counting all query heads of the kv head. A caller's plain keys and values are brought into the packed form once per unit
+// and chunk, which this many rows make cheap; and their states fit into a level-2 cache.
+constexpr int64_t unit_rows = 96;
+
+int64_t query_blocks(const Attention &attention) { return (attention.n_q + attention.block_queries - 1) / attention.block_queries; }
+
+struct Stage {
+  const Kernels *kernels;
+  const Attention *attention;
+  float *scratch;
+};
+
+// Query blocks of one head after each other, the last first: under a causal mask it has the most keys, and small units at the end share out evenly.
+void run_unit(const void *context, int64_t unit, int64_t thread) {
+  const Stage &stage = *static_cast<const Stage *>(context);
+  const Attention &attention = *stage.attention;
+  const int64_t blocks = query_blocks(attention);
+  const int64_t block = blocks - 1 - unit % blocks, kv_head = unit / blocks % attention.num_kv_heads;
+  const int64_t sequence = unit / blocks / attention.num_kv_heads;
+  stage.kernels->attend(attention, sequence, kv_head, block * attention.block_queries, stage.scratch + thread * attention.scratch.floats);
+}
+
+}  // namespace
+
+bool plan_attention(Attention *attention) {
+  const int64_t group = attention->num_heads / attention->num_kv_heads;
+  attention->head_dim_v_padded = padded_width(attention->head_dim_v);
+  int64_t block = group < unit_rows ? unit_rows / group : 1;
+  if (block > attention->n_q) block = attention->n_q > 0 ? attention->n_q : 1;
+  attention->block_queries = block;
+
+  const int64_t chunks = (attention->n_kv + chunk_keys - 1) / chunk_keys;
+  int64_t slots = 1;
+  while (chunks >> slots != 0) ++slots;  // as many as a counter up to `chunks` has digits
+
+  const Count rows = Count(block) * Count(group), width(attention->head_dim_v_padded);
+  const Count state = round_up(rows * width + rows + rows, 16);
+  AttendScratch &scratch = attention->scratch;
+  Count end(0);
+  const auto take = [&end](Count floats) {
+    const int64_t offset = end.value();
+    end = end + round_up(floats, 16);
+    return offset;
+  };
+  scratch.keys = take(attention->k.is_packed ? Count(0) : Count(chunk_keys) * Count(attention->head_dim));
+  scratch.values = take(attention->v.is_packed ? Count(0) : Count(chunk_keys) * width);
+  scratch.scores = take(attend_tile_rows_max * score_stride);
+  scratch.excluded = take(attend_tile_rows_max * chunk_keys / static_cast<int64_t>(sizeof(float)));
+  scratch.states = take(Count(slots) * state);
+  scratch.state_stride = state.value();
+  scratch.floats = end.value();
+  return !end.overflows();
+}
+
+void run_attention(const Kernels &kernels, const Attention &attention, const mha_scheduler *scheduler, UnitCounter *counter, float *scratch) {
+  const Stage stage = {&kernels, &attention, scratch};
+  run_units(scheduler, counter, attention.batch * attention.num_kv_heads * query_blocks(attention), run_unit, &stage);
+}
+
+namespace {
+
+constexpr uint32_t args_argument = 1;  // of mha_attention and its queries
+
+// What a call of mha_attention comes to: its arguments, all defaults resolved, and its workspace.
+struct Plan {
+  mha_attention_args args;
+  mha_taps taps;
+  const Kernels *kernels;
+  Attention attention;
+  int64_t counter_offset, scratch_offset;
+  int64_t workspace_bytes;
+};
+
+mha_status check_dimensions(Report &report, mha_attention_args *args) {
+  const struct {
+    const char *name;
+    int64_t value;
+    bool may_be_zero;
+  } dims[] = {{"num_heads", args->num_heads, false}, {"num_kv_heads", args->num_kv_heads, true}, {"head_dim", args->head_dim, false},
+              {"head_dim_v", args->head_dim_v, true}};
+  for (const auto &dim : dims) {
+    if (dim.value < 0 || (dim.value == 0 && !dim.may_be_zero)) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "%s is %lld; set it to at least 1", dim.name, static_cast<long long>(dim.value));
+    }
+    if (dim.value > INT32_MAX) {
+      return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "%s is %lld; the largest dimension is %d", dim.name, static_cast<long long>(dim.value),
+                         INT32_MAX);
+    }
+  }
+  if (args->num_kv_heads == 0) args->num_kv_heads = args->num_heads;
+  if (args->head_dim_v == 0) args->head_dim_v = args->head_dim;
+  if (args->num_heads % args->num_kv_heads != 0) {
+    return report.fail(MHA_ERROR_SHAPE, args_argument, "num_kv_heads %lld does not divide num_heads %lld; each key head serves as many query heads",
+                       static_cast<long long>(args->num_kv_heads), static_cast<long long>(args->num_heads));
+  }
+  if (args->num_heads * args->head_dim > INT32_MAX || args->num_heads * args->head_dim_v > INT32_MAX) {
+    return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "num_heads %lld * head_dim is larger than %d", static_cast<long long>(args->num_heads),
+                       INT32_MAX);
+  }
+  return MHA_OK;
+}
+
+// 0 = contiguous, [batch, n, heads, width].
+void resolve_strides(int64_t n, int64_t heads, int64_t width, int64_t *batch_stride, int64_t *row_stride, int64_t *head_stride) {
+  if (*head_stride == 0) *head_stride = width;
+  if (*row_stride == 0) *row_stride = heads * width;
+  if (*batch_stride == 0) *batch_stride = (Count(n) * Count(*row_stride > 0 ? *row_stride : 0)).value();
+}
+
+mha_status check_arrays(Report &report, mha_attention_args *args) {
+  resolve_strides(args->n_q, args->num_heads, args->head_dim, &args->q_batch_stride, &args->q_row_stride, &args->q_head_stride);
+  resolve_strides(args->n_kv, args->num_kv_heads, args->head_dim, &args->k_batch_stride, &args->k_row_stride, &args->k_head_stride);
+  resolve_strides(args->n_kv, args->num_kv_heads, args->head_dim_v, &args->v_batch_stride, &args->v_row_stride, &args->v_head_stride);
+  resolve_strides(args->n_q, args->num_heads, args->head_dim_v, &args->output_batch_stride, &args->output_row_stride, &args->output_head_stride);
+  const Array inputs[] = {
+      {"q", args->head_dim, {args->batch, args->n_q, args->num_heads}, {args->q_batch_stride, args->q_row_stride, args->q_head_stride}},
+      {"k", args->head_dim, {args->batch, args->n_kv, args->num_kv_heads}, {args->k_batch_stride, args->k_row_stride, args->k_head_stride}},
+      {"v", args->head_dim_v, {args->batch, args->n_kv, args->num_kv_heads}, {args->v_batch_stride, args->v_row_stride, args->v_head_stride}}};
+  for (const Array &input : inputs) {
+    if (const mha_status status = check_input(report, args_argument, input)) return status;
+  }
+  return check_output(report, args_argument,
+                      {"output",
+                       args->head_dim_v,
+                       {args->batch, args->n_q, args->num_heads},
+                       {args->output_batch_stride, args->output_row_stride, args->output_head_stride}});
+}
+
+mha_status check_options(Report &report, const mha_attention_args &args) {
+  const uint32_t types[] = {args.q_type, args.k_type, args.v_type, args.output_type};
+  const char *const names[] = {"q_type", "k_type", "v_type", "output_type"};
+  for (int i = 0; i < 4; ++i) {
+    if (types[i] != MHA_TYPE_F32) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "%s is %u; this version knows MHA_TYPE_F32 (0)", names[i], types[i]);
+    }
+  }
+  if (args.scale - args.scale != 0.0f) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "scale is not finite; set a number, or 0 for 1 / sqrt(head_dim)");
+  }
+  if (args.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "mha_attention_args.reserved is not 0; set it to 0");
+  return check_causal(report, args_argument, args.is_causal, args.q_start, args.n_q, args.n_kv);
+}
+
+mha_status check_optional_outputs(Report &report, const mha_attention_args &args, const mha_taps &taps) {
+  if (taps.q || taps.k || taps.v) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "the taps q, k and v are mha_forward's; leave them NULL, the caller has them already");
+  }
+  const Count rows = Count(args.batch) * Count(args.num_heads) * Count(args.n_q), pairs = rows * Count(args.n_kv);
+  const struct {
+    const char *name;
+    const float *output;
+    Count elements;
+  } outputs[] = {{"lse", args.lse, rows},
+                 {"attention_weights", args.attention_weights, pairs},
+                 {"taps.scores", taps.scores, pairs},
+                 {"taps.scaled_scores", taps.scaled_scores, pairs},
+                 {"taps.masked_scores", taps.masked_scores, pairs},
+                 {"taps.context", taps.context, rows * Count(args.head_dim_v)}};
+  for (const auto &output : outputs) {
+    if (const mha_status status = check_optional_output(report, args_argument, output.name, output.output, output.elements)) return status;
+  }
+  return MHA_OK;
+}
+
+Attention describe(const mha_attention_args &args, const mha_taps &taps) {
+  Attention attention = {};
+  attention.batch = args.batch;
+  attention.n_q = args.n_q;
+  attention.n_kv = args.n_kv;
+  attention.num_heads = args.num_heads;
+  attention.num_kv_heads = args.num_kv_heads;
+  attention.head_dim = args.head_dim;
+  attention.head_dim_v = args.head_dim_v;
+  attention.scale = args.scale != 0.0f ? args.scale : 1.0f / __builtin_sqrtf(static_cast<float>(args.head_dim));
+  attention.is_causal = args.is_causal != 0;
+  attention.q_start = args.q_start;
+  attention.q = {static_cast<const float *>(args.q), args.q_batch_stride, args.q_row_stride, args.q_head_stride};
+  attention.k = {static_cast<const float *>(args.k), args.k_batch_stride, args.k_head_stride, args.k_row_stride, false};
+  attention.v = {static_cast<const float *>(args.v), args.v_batch_stride, args.v_head_stride, args.v_row_stride, false};
+  attention.output = static_cast<float *>(args.output);
+  attention.output_batch_stride = args.output_batch_stride;
+  attention.output_row_stride = args.output_row_stride;
+  attention.output_head_stride = args.output_head_stride;
+  attention.lse = args.lse;
+  attention.attention_weights = args.attention_weights;
+  attention.scores = taps.scores;
+  attention.scaled_scores = taps.scaled_scores;
+  attention.masked_scores = taps.masked_scores;
+  attention.context = taps.context;
+  return attention;
+}
+
+mha_status make_plan(Report &report, const mha_attention_args *given, Plan *plan) {
+  *plan = {};
+  mha_attention_args &args = plan->args;
+  if (const mha_status status = read_struct(report, args_argument, "mha_attention_args", given, &args)) return status;
+  const struct {
+    const char *name;
+    int64_t count;
+  } counts[] = {{"batch", args.batch}, {"n_q", args.n_q}, {"n_kv", args.n_kv}};
+  for (const auto &count : counts) {
+    if (const mha_status status = check_count(report, args_argument, count.name, count.count)) return status;
+  }
+  if (const mha_status status = check_dimensions(report, &args)) return status;
+  if (const mha_status status = check_arrays(report, &args)) return status;
+  if (const mha_status status = check_options(report, args)) return status;
+  if (const mha_status status = check_scheduler(report, args_argument, args.scheduler)) return status;
+  if (args.taps) {
+    if (const mha_status status = read_struct(report, args_argument, "mha_taps", args.taps, &plan->taps)) return status;
+  }
+  if (const mha_status status = check_optional_outputs(report, args, plan->taps)) return status;
+  if (const mha_status status = choose_kernels(report, args_argument, args.instruction_set, &plan->kernels)) return status;
+
+  plan->attention = describe(args, plan->taps);
+  const bool has_plan = plan_attention(&plan->attention);
+  Carving carving;
+  plan->counter_offset = carving.take(Count(1), sizeof(UnitCounter));
+  plan->scratch_offset = carving.take_floats(Count(has_plan ? plan->attention.scratch.floats : -1) * Count(threads_of(args.scheduler)));
+  plan->workspace_bytes = carving.bytes();
+  if (plan->workspace_bytes < 0) return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "the workspace would be larger than memory can be");
+  return MHA_OK;
+}
+
+mha_status check_pointers(Report &report, const mha_attention_args &args) {
+  if (args.batch == 0 || args.n_q == 0) return MHA_OK;
+  if (!args.q) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "q is NULL; pass the queries");
+  if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "output is NULL; pass where to write the result");
+  if (args.n_kv > 0 && !args.k) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "k is NULL; pass the keys");
+  if (args.n_kv > 0 && !args.v) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "v is NULL; pass the values");
+  return check_positions(report, args_argument, args.is_causal, args.q_start, args.batch, args.n_q);
+}
+
+}  // namespace
+}  // namespace mha
+
+using namespace mha;
+
+mha_status mha_attention_workspace(const mha_attention_args *args, size_t *bytes, mha_error *error) {
+  Report report(error);
+  Plan plan;
+  if (const mha_status status = make_plan(report, args, &plan)) return status;
+  if (!bytes) return report.fail(MHA_ERROR_NULL_POINTER, 2, "bytes is NULL; pass where to write the size");
+  *bytes = static_cast<size_t>(plan.workspace_bytes);
+  return MHA_OK;
+}
+
+mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t workspace_bytes, mha_error *error) {
+  Report report(error);
+  Plan plan;
+  if (const mha_status status = make_plan(report, args, &plan)) return status;
+  if (const mha_status status = check_pointers(report, plan.args)) return status;
+  if (const mha_status status = check_workspace(report, 2, "mha_attention_workspace", workspace, workspace_bytes, plan.workspace_bytes)) return status;
+
+  if (plan.args.batch == 0 || plan.args.n_q == 0) return MHA_OK;
+  unsigned char *const memory = align_workspace(workspace);
+  run_attention(*plan.kernels, plan.attention, plan.args.scheduler, reinterpret_cast<UnitCounter *>(memory + plan.counter_offset),
+                reinterpret_cast<float *>(memory + plan.scratch_offset));
+  return MHA_OK;
+}
+
+mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *info, mha_error *error) {
+  Report report(error);
+  Plan plan;
+  if (const mha_status status = make_plan(report, args, &plan)) return status;
+  mha_call_info filled;
+  if (const mha_status status = read_struct(report, 2, "mha_call_info", info, &filled)) return status;
+  if (const mha_status status = check_positions(report, args_argument, plan.args.is_causal, plan.args.q_start, plan.args.batch, plan.args.n_q)) {
+    return status;
+  }
+  const mha_attention_args &read = plan.args;
+  const Attention &attention = plan.attention;
+  const uint64_t pairs = attending_pairs(read.batch, read.n_q, read.n_kv, attention.is_causal, read.q_start);
+  const uint64_t q_rows = static_cast<uint64_t>(read.batch * read.n_q), kv_rows = static_cast<uint64_t>(read.batch * read.n_kv);
+  const uint64_t widths = static_cast<uint64_t>(read.head_dim + read.head_dim_v);
+  filled = {filled.struct_size,
+            plan.kernels->instruction_set,
+            MHA_BACK_END_NATIVE,
+            MHA_CONTRACT,
+            static_cast<uint32_t>(threads_of(read.scheduler)),
+            0,
+            0,
+            plan.kernels->attend_tile_rows,
+            attention.block_queries * (read.num_heads / read.num_kv_heads),
+            chunk_keys,
+            static_cast<size_t>(plan.workspace_bytes),
+            0,
+            2 * pairs * widths * static_cast<uint64_t>(read.num_heads),
+            sizeof(float) * widths * (q_rows * static_cast<uint64_t>(read.num_heads) + kv_rows * static_cast<uint64_t>(read.num_kv_heads))};
+  *info = filled;
+  return MHA_OK;
+}

@@ -1,0 +1,35 @@
+# What `cmake --install` copies: headers, libraries, the CMake package and the pkg-config files. Nothing of it names its own place, so
+# that the installed tree can be moved.
+include(CMakePackageConfigHelpers)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mha)
+set(generated_dir ${PROJECT_BINARY_DIR}/package)
+
+install(FILES include/mha.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(TARGETS mha_static mha_shared EXPORT mhaTargets)
+install(EXPORT mhaTargets NAMESPACE mha:: DESTINATION ${package_dir})
+
+if(BUILD_SHARED_LIBS)
+  set(default_library mha_shared)
+else()
+  set(default_library mha_static)
+endif()
+configure_package_config_file(src/cmake/mhaConfig.cmake.in ${generated_dir}/mhaConfig.cmake INSTALL_DESTINATION ${package_dir}
+  NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file(${generated_dir}/mhaConfigVersion.cmake COMPATIBILITY SameMajorVersion)
+install(FILES ${generated_dir}/mhaConfig.cmake ${generated_dir}/mhaConfigVersion.cmake DESTINATION ${package_dir})
+
+file(RELATIVE_PATH libdir_from_prefix ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_LIBDIR})
+file(RELATIVE_PATH includedir_from_prefix ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
+file(RELATIVE_PATH prefix_from_pkgconfig ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+configure_file(src/cmake/mha.pc.in ${generated_dir}/mha.pc @ONLY)
+install(FILES ${generated_dir}/mha.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+if(TARGET mha_openblas)
+  install(FILES include/mha_openblas.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(TARGETS mha_openblas EXPORT mhaOpenblasTargets)
+  install(EXPORT mhaOpenblasTargets NAMESPACE mha:: DESTINATION ${package_dir})
+  install(FILES src/cmake/find_openblas.cmake DESTINATION ${package_dir})
+  configure_file(src/cmake/mha_openblas.pc.in ${generated_dir}/mha_openblas.pc @ONLY)
+  install(FILES ${generated_dir}/mha_openblas.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()

@@ -1,0 +1,81 @@
+#include "cpu.h"
+
+namespace mha {
+namespace {
+
+// Best first. Each entry is there if this build contains its kernels.
+constexpr const Kernels *built_kernels[] = {
+#if defined(MHA_HAS_AVX512)
+    &kernels_avx512,
+#endif
+#if defined(MHA_HAS_AVX2)
+    &kernels_avx2,
+#endif
+#if defined(MHA_HAS_NEON)
+    &kernels_neon,
+#endif
+    &kernels_scalar,
+};
+
+// The compiler's own detection includes whether the operating system saves the registers. It reads the processor once per process.
+bool machine_has(uint32_t instruction_set) {
+  switch (instruction_set) {
+#if defined(__x86_64__)
+    case MHA_INSTRUCTION_SET_AVX512:
+      __builtin_cpu_init();
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case MHA_INSTRUCTION_SET_AVX2:
+      __builtin_cpu_init();
+      // Every processor with AVX2 and FMA has F16C, which not all compilers can be asked for.
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+#if defined(__aarch64__)
+    case MHA_INSTRUCTION_SET_NEON: return true;
+#endif
+    case MHA_INSTRUCTION_SET_SCALAR: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+mha_status choose_kernels(Report &report, uint32_t argument, uint32_t instruction_set, const Kernels **kernels) {
+  if (instruction_set > MHA_INSTRUCTION_SET_NEON) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "instruction_set %u is none; use one of MHA_INSTRUCTION_SET_*", instruction_set);
+  }
+  for (const Kernels *built : built_kernels) {
+    const bool is_wanted = instruction_set == MHA_INSTRUCTION_SET_AUTO || instruction_set == built->instruction_set;
+    if (is_wanted && machine_has(built->instruction_set)) {
+      *kernels = built;
+      return MHA_OK;
+    }
+  }
+  return report.fail(MHA_ERROR_INSTRUCTION_SET, argument, "this machine or build has no %s; use MHA_INSTRUCTION_SET_AUTO (0) for the best it has",
+                     mha_instruction_set_name(instruction_set));
+}
+
+}  // namespace mha
+
+uint32_t mha_instruction_sets(void) {
+  uint32_t sets = 0;
+  for (const mha::Kernels *built : mha::built_kernels) {
+    if (mha::machine_has(built->instruction_set)) sets |= 1u << built->instruction_set;
+  }
+  return sets;
+}
+
+const char *mha_instruction_set_name(uint32_t instruction_set) {
+  switch (instruction_set) {
+    case MHA_INSTRUCTION_SET_AUTO: return "auto";
+    case MHA_INSTRUCTION_SET_SCALAR: return "scalar";
+    case MHA_INSTRUCTION_SET_AVX2: return "avx2";
+    case MHA_INSTRUCTION_SET_AVX512: return "avx512";
+    case MHA_INSTRUCTION_SET_NEON: return "neon";
+    default: return "unknown";
+  }
+}
+
+uint32_t mha_version(void) { return 10000u * MHA_VERSION_MAJOR + 100u * MHA_VERSION_MINOR + MHA_VERSION_PATCH; }
+
+uint32_t mha_contract(void) { return MHA_CONTRACT; }

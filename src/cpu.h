@@ -1,0 +1,12 @@
+// Which kernels this machine can run.
+#pragma once
+
+#include "kernels/kernels.h"
+#include "status.h"
+
+namespace mha {
+
+// The kernels of a set that was asked for, or the best ones for MHA_INSTRUCTION_SET_AUTO.
+mha_status choose_kernels(Report &report, uint32_t argument, uint32_t instruction_set, const Kernels **kernels);
+
+}  // namespace mha

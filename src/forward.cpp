@@ -1,0 +1,321 @@
+// mha_forward: project, attend, project.
+
+#include <string.h>
+
+#include "attention.h"
+#include "layer.h"
+#include "projections.h"
+
+namespace mha {
+namespace {
+
+constexpr uint32_t layer_argument = 1, args_argument = 2;  // of mha_forward and its queries
+
+// What a call comes to: its arguments, all defaults resolved, and its workspace.
+struct Plan {
+  mha_forward_args args;
+  mha_taps taps;
+  InputRows query, key, value;
+  Attention attention;
+  // Offsets into the workspace.
+  int64_t counter, q, k, v, context, product, scratch;
+  int64_t workspace_bytes;
+};
+
+int64_t key_blocks(int64_t n_kv) { return (n_kv + key_block - 1) / key_block; }
+
+// NULL inputs: key = query, value = key. The widths have to agree then, and without key there are as many keys as queries.
+mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_args *args) {
+  if (!args->key && shape.key_dim != shape.query_dim) {
+    return report.fail(MHA_ERROR_SHAPE, args_argument, "key is NULL, but key_dim %lld is not query_dim %lld; give key",
+                       static_cast<long long>(shape.key_dim), static_cast<long long>(shape.query_dim));
+  }
+  if (!args->value && shape.value_dim != shape.key_dim) {
+    return report.fail(MHA_ERROR_SHAPE, args_argument, "value is NULL, but value_dim %lld is not key_dim %lld; give value",
+                       static_cast<long long>(shape.value_dim), static_cast<long long>(shape.key_dim));
+  }
+  if (!args->key && !args->value) args->n_kv = args->n_q;
+  if (!args->key && args->n_kv != args->n_q) {
+    return report.fail(MHA_ERROR_SHAPE, args_argument, "key is NULL, so there are n_q = %lld keys, but n_kv = %lld values; give key",
+                       static_cast<long long>(args->n_q), static_cast<long long>(args->n_kv));
+  }
+  return MHA_OK;
+}
+
+// 0 = contiguous.
+InputRows rows_of(const float *base, int64_t n, int64_t width, int64_t batch_stride, int64_t row_stride) {
+  if (row_stride == 0) row_stride = width;
+  if (batch_stride == 0) batch_stride = (Count(n) * Count(row_stride > 0 ? row_stride : 0)).value();
+  return {base, n, batch_stride, row_stride};
+}
+
+Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t width) {
+  return {name, width, {batch, rows.rows_per_sequence, 1}, {rows.batch_stride, rows.row_stride, width}};
+}
+
+mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
+  mha_forward_args &args = plan->args;
+  plan->query = rows_of(args.query, args.n_q, shape.query_dim, args.query_batch_stride, args.query_row_stride);
+  plan->key = args.key ? rows_of(args.key, args.n_kv, shape.key_dim, args.key_batch_stride, args.key_row_stride) : plan->query;
+  plan->value = args.value ? rows_of(args.value, args.n_kv, shape.value_dim, args.value_batch_stride, args.value_row_stride) : plan->key;
+  const InputRows output = rows_of(args.output, args.n_q, shape.output_dim, args.output_batch_stride, args.output_row_stride);
+  args.output_batch_stride = output.batch_stride;
+  args.output_row_stride = output.row_stride;
+  if (const mha_status status = check_input(report, args_argument, array_of("query", plan->query, args.batch, shape.query_dim))) return status;
+  if (const mha_status status = check_input(report, args_argument, array_of("key", plan->key, args.batch, shape.key_dim))) return status;
+  if (const mha_status status = check_input(report, args_argument, array_of("value", plan->value, args.batch, shape.value_dim))) return status;
+  return check_output(report, args_argument, array_of("output", output, args.batch, shape.output_dim));
+}
+
+mha_status check_optional_outputs(Report &report, const LayerShape &shape, const mha_forward_args &args, const mha_taps &taps) {
+  const Count q_rows = Count(args.batch) * Count(args.n_q), kv_rows = Count(args.batch) * Count(args.n_kv);
+  const Count heads(shape.num_heads), pairs = q_rows * heads * Count(args.n_kv);
+  const struct {
+    const char *name;
+    const float *output;
+    Count elements;
+  } outputs[] = {{"lse", args.lse, q_rows * heads},
+                 {"attention_weights", args.attention_weights, pairs},
+                 {"taps.q", taps.q, q_rows * Count(shape.q_columns())},
+                 {"taps.k", taps.k, kv_rows * Count(shape.k_columns())},
+                 {"taps.v", taps.v, kv_rows * Count(shape.v_columns())},
+                 {"taps.scores", taps.scores, pairs},
+                 {"taps.scaled_scores", taps.scaled_scores, pairs},
+                 {"taps.masked_scores", taps.masked_scores, pairs},
+                 {"taps.context", taps.context, q_rows * Count(shape.context_columns())}};
+  for (const auto &output : outputs) {
+    if (const mha_status status = check_optional_output(report, args_argument, output.name, output.output, output.elements)) return status;
+  }
+  return MHA_OK;
+}
+
+mha_status check_sgemm_strides(Report &report, const mha_layer &layer, const Plan &plan) {
+  if (!layer.sgemm) return MHA_OK;
+  const InputRows *const inputs[] = {&plan.query, &plan.key, &plan.value};
+  for (const InputRows *input : inputs) {
+    if (input->row_stride > INT32_MAX) {
+      return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "a row stride of %lld is more than sgemm can be asked for; the largest is %d",
+                         static_cast<long long>(input->row_stride), INT32_MAX);
+    }
+  }
+  return MHA_OK;
+}
+
+void plan_workspace(const mha_layer &layer, Plan *plan) {
+  const LayerShape &shape = layer.shape;
+  const mha_forward_args &args = plan->args;
+  const Count batch(args.batch), q_rows = batch * Count(args.n_q), kv_heads = batch * Count(shape.num_kv_heads);
+  Attention &attention = plan->attention;
+  const bool has_plan = plan_attention(&attention);
+
+  Carving carving;
+  plan->counter = carving.take(Count(1), sizeof(UnitCounter));
+  plan->q = carving.take_floats(q_rows * Count(shape.q_columns()));
+  plan->k = carving.take_floats(kv_heads * Count(key_blocks(args.n_kv)) * Count(key_block * shape.head_dim));
+  plan->v = carving.take_floats(kv_heads * Count(args.n_kv) * Count(attention.head_dim_v_padded));
+  plan->context = carving.take_floats(shape.has_output ? q_rows * Count(shape.context_columns()) : Count(0));
+  plan->product = 0;
+  if (layer.sgemm) {
+    const int64_t rows = args.n_q > args.n_kv ? args.n_q : args.n_kv, all = (batch * Count(rows)).value();
+    const int64_t qkv = shape.q_columns() + shape.k_columns() + shape.v_columns();
+    const Count product_rows = all < 0 || all > sgemm_rows ? Count(sgemm_rows) : Count(all);
+    plan->product = carving.take_floats(product_rows * Count(qkv > shape.output_dim ? qkv : shape.output_dim));
+  }
+  plan->scratch = carving.take_floats(Count(has_plan ? attention.scratch.floats : -1) * Count(threads_of(args.scheduler)));
+  plan->workspace_bytes = carving.bytes();
+}
+
+// All that can be known without the data: dimensions, strides, sizes.
+mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_args *given, Plan *plan) {
+  *plan = {};
+  if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, layer_argument, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
+  mha_forward_args &args = plan->args;
+  const LayerShape &shape = layer->shape;
+  if (const mha_status status = read_struct(report, args_argument, "mha_forward_args", given, &args)) return status;
+  if (const mha_status status = check_count(report, args_argument, "batch", args.batch)) return status;
+  if (const mha_status status = check_count(report, args_argument, "n_q", args.n_q)) return status;
+  if (const mha_status status = check_count(report, args_argument, "n_kv", args.n_kv)) return status;
+  if (args.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "mha_forward_args.reserved is not 0; set it to 0");
+  if (const mha_status status = resolve_inputs(report, shape, &args)) return status;
+  if (const mha_status status = check_arrays(report, shape, plan)) return status;
+  if (const mha_status status = check_causal(report, args_argument, args.is_causal, args.q_start, args.n_q, args.n_kv)) return status;
+  if (const mha_status status = check_scheduler(report, args_argument, args.scheduler)) return status;
+  if (args.taps) {
+    if (const mha_status status = read_struct(report, args_argument, "mha_taps", args.taps, &plan->taps)) return status;
+  }
+  if (const mha_status status = check_optional_outputs(report, shape, args, plan->taps)) return status;
+  if (const mha_status status = check_sgemm_strides(report, *layer, *plan)) return status;
+
+  Attention &attention = plan->attention;
+  attention.batch = args.batch;
+  attention.n_q = args.n_q;
+  attention.n_kv = args.n_kv;
+  attention.num_heads = shape.num_heads;
+  attention.num_kv_heads = shape.num_kv_heads;
+  attention.head_dim = shape.head_dim;
+  attention.head_dim_v = shape.head_dim_v;
+  attention.scale = shape.scale;
+  attention.is_causal = args.is_causal != 0;
+  attention.q_start = args.q_start;
+  attention.k.is_packed = attention.v.is_packed = true;
+  plan_workspace(*layer, plan);
+  if (plan->workspace_bytes < 0) return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "the workspace would be larger than memory can be");
+  return MHA_OK;
+}
+
+mha_status check_pointers(Report &report, const mha_forward_args &args) {
+  if (args.batch == 0 || args.n_q == 0) return MHA_OK;
+  if (!args.query) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "query is NULL; pass the input rows");
+  if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "output is NULL; pass where to write the result");
+  return check_positions(report, args_argument, args.is_causal, args.q_start, args.batch, args.n_q);
+}
+
+// ---- The call
+
+Landing rows_landing(float *base, int64_t n, int64_t width) { return {Landing::Kind::rows, base, n * width, width, width, width}; }
+
+Landing tap_landing(float *tap, int64_t n, int64_t width) { return tap ? rows_landing(tap, n, width) : Landing{}; }
+
+Projection projection_of(const mha_layer &layer, MatrixName name, const InputRows &x, int64_t batch, const Landing &landing, const Landing &tap) {
+  const PackedMatrix &matrix = layer.layout.matrices[name];
+  return {x, batch * x.rows_per_sequence, matrix.depth, matrix.columns, layer.weights(name), layer.bias(name), landing, tap};
+}
+
+bool is_same(const InputRows &a, const InputRows &b) {
+  return a.base == b.base && a.rows_per_sequence == b.rows_per_sequence && a.batch_stride == b.batch_stride && a.row_stride == b.row_stride;
+}
+
+// Q, K and V: one product for all that have the same input rows.
+int64_t qkv_products(const mha_layer &layer, const Projection (&parts)[3], Product *products) {
+  // A BLAS can only take matrices together that are packed side by side.
+  const bool may_share = !layer.sgemm || layer.shape.has_one_input_width();
+  int64_t count = 0;
+  for (int i = 0; i < 3; ++i) {
+    if (i > 0 && may_share && is_same(parts[i].x, parts[i - 1].x)) {
+      Product &product = products[count - 1];
+      product.parts[product.num_parts++] = parts[i];
+    } else {
+      products[count] = {};
+      products[count].parts[0] = parts[i];
+      products[count].num_parts = 1;
+      products[count].plain_weights = parts[i].panels;
+      products[count].plain_stride = layer.layout.matrices[i].stride;
+      ++count;
+    }
+  }
+  return count;
+}
+
+// x -> q | k | v -> context -> y. Nothing here can fail.
+void run(const mha_layer &layer, const Plan &plan, unsigned char *memory) {
+  const LayerShape &shape = layer.shape;
+  const mha_forward_args &args = plan.args;
+  const mha_taps &taps = plan.taps;
+  const auto floats_at = [memory](int64_t offset) { return reinterpret_cast<float *>(memory + offset); };
+  UnitCounter *const counter = reinterpret_cast<UnitCounter *>(memory + plan.counter);
+  Attention attention = plan.attention;
+
+  // 1. Project. A head is a column range: each lands where the attention reads it.
+  const int64_t key_head_floats = key_blocks(args.n_kv) * key_block * shape.head_dim, value_head_floats = args.n_kv * attention.head_dim_v_padded;
+  float *const q = floats_at(plan.q), *const k = floats_at(plan.k), *const v = floats_at(plan.v);
+  const Landing q_landing = rows_landing(q, args.n_q, shape.q_columns());
+  const Landing k_landing = {Landing::Kind::key_blocks, k, shape.num_kv_heads * key_head_floats, 0, key_head_floats, shape.head_dim};
+  const Landing v_landing = {Landing::Kind::rows, v, shape.num_kv_heads * value_head_floats, attention.head_dim_v_padded, value_head_floats,
+                             shape.head_dim_v};
+  const Projection qkv[3] = {
+      projection_of(layer, matrix_q, plan.query, args.batch, q_landing, tap_landing(taps.q, args.n_q, shape.q_columns())),
+      projection_of(layer, matrix_k, plan.key, args.batch, k_landing, tap_landing(taps.k, args.n_kv, shape.k_columns())),
+      projection_of(layer, matrix_v, plan.value, args.batch, v_landing, tap_landing(taps.v, args.n_kv, shape.v_columns()))};
+  Product products[3];
+  run_products(layer, products, qkv_products(layer, qkv, products), args.scheduler, counter, floats_at(plan.product));
+
+  // 2. Attend. Without W_O the context is the output.
+  attention.q = {q, args.n_q * shape.q_columns(), shape.q_columns(), shape.head_dim};
+  attention.k = {k, k_landing.batch_stride, k_landing.head_stride, 0, true};
+  attention.v = {v, v_landing.batch_stride, v_landing.head_stride, 0, true};
+  attention.output = shape.has_output ? floats_at(plan.context) : args.output;
+  attention.output_batch_stride = shape.has_output ? args.n_q * shape.context_columns() : args.output_batch_stride;
+  attention.output_row_stride = shape.has_output ? shape.context_columns() : args.output_row_stride;
+  attention.output_head_stride = shape.head_dim_v;
+  attention.lse = args.lse;
+  attention.attention_weights = args.attention_weights;
+  attention.scores = taps.scores;
+  attention.scaled_scores = taps.scaled_scores;
+  attention.masked_scores = taps.masked_scores;
+  attention.context = taps.context;
+  run_attention(*layer.kernels, attention, args.scheduler, counter, floats_at(plan.scratch));
+
+  // 3. Project.
+  if (!shape.has_output) return;
+  const InputRows context = {attention.output, args.n_q, attention.output_batch_stride, attention.output_row_stride};
+  const Landing y = {Landing::Kind::rows, args.output, args.output_batch_stride, args.output_row_stride, 0, shape.output_dim};
+  Product product = {};
+  product.parts[0] = projection_of(layer, matrix_o, context, args.batch, y, {});
+  product.num_parts = 1;
+  product.plain_weights = product.parts[0].panels;
+  product.plain_stride = layer.layout.matrices[matrix_o].stride;
+  run_products(layer, &product, 1, args.scheduler, counter, floats_at(plan.product));
+}
+
+}  // namespace
+}  // namespace mha
+
+using namespace mha;
+
+mha_status mha_forward_workspace(const mha_layer *layer, const mha_forward_args *args, size_t *bytes, mha_error *error) {
+  Report report(error);
+  Plan plan;
+  if (const mha_status status = make_plan(report, layer, args, &plan)) return status;
+  if (!bytes) return report.fail(MHA_ERROR_NULL_POINTER, 3, "bytes is NULL; pass where to write the size");
+  *bytes = static_cast<size_t>(plan.workspace_bytes);
+  return MHA_OK;
+}
+
+mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, void *workspace, size_t workspace_bytes, mha_error *error) {
+  Report report(error);
+  Plan plan;
+  if (const mha_status status = make_plan(report, layer, args, &plan)) return status;
+  if (const mha_status status = check_pointers(report, plan.args)) return status;
+  if (const mha_status status = check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes, plan.workspace_bytes)) return status;
+  if (plan.args.batch == 0 || plan.args.n_q == 0) return MHA_OK;
+  run(*layer, plan, align_workspace(workspace));
+  return MHA_OK;
+}
+
+mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_call_info *info, mha_error *error) {
+  Report report(error);
+  Plan plan;
+  if (const mha_status status = make_plan(report, layer, args, &plan)) return status;
+  mha_call_info filled;
+  if (const mha_status status = read_struct(report, 3, "mha_call_info", info, &filled)) return status;
+  if (const mha_status status = check_positions(report, args_argument, plan.args.is_causal, plan.args.q_start, plan.args.batch, plan.args.n_q)) {
+    return status;
+  }
+  const LayerShape &shape = layer->shape;
+  const mha_forward_args &read = plan.args;
+  const auto product = [](int64_t a, int64_t b) { return static_cast<uint64_t>(a) * static_cast<uint64_t>(b); };
+  const uint64_t q_rows = product(read.batch, read.n_q), kv_rows = product(read.batch, read.n_kv);
+  const uint64_t pairs = attending_pairs(read.batch, read.n_q, read.n_kv, read.is_causal != 0, read.q_start);
+  const uint64_t output_weights = shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;
+  filled.instruction_set = layer->kernels->instruction_set;
+  filled.back_end = layer->sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
+  filled.contract = layer->sgemm ? 0 : MHA_CONTRACT;
+  filled.num_threads = static_cast<uint32_t>(threads_of(read.scheduler));
+  filled.project_tile_rows = layer->sgemm ? 0 : layer->kernels->project_tile_rows;
+  filled.project_tile_columns = layer->sgemm ? 0 : layer->kernels->project_tile_columns;
+  filled.attend_tile_rows = layer->kernels->attend_tile_rows;
+  filled.attend_block_rows = plan.attention.block_queries * (shape.num_heads / shape.num_kv_heads);
+  filled.attend_chunk_keys = chunk_keys;
+  filled.workspace_bytes = static_cast<size_t>(plan.workspace_bytes);
+  filled.packed_bytes = static_cast<size_t>(layer->layout.bytes);
+  filled.operations = 2 * (q_rows * (product(shape.query_dim, shape.q_columns()) + output_weights) +
+                           kv_rows * (product(shape.key_dim, shape.k_columns()) + product(shape.value_dim, shape.v_columns())) +
+                           pairs * product(shape.num_heads, shape.head_dim + shape.head_dim_v));
+  // Inputs that are the same rows count once.
+  filled.bytes = static_cast<uint64_t>(layer->layout.bytes) +
+                 sizeof(float) * (q_rows * static_cast<uint64_t>(shape.query_dim + shape.output_dim) +
+                                  (read.key ? kv_rows * static_cast<uint64_t>(shape.key_dim) : 0) +
+                                  (read.value ? kv_rows * static_cast<uint64_t>(shape.value_dim) : 0));
+  memcpy(info, &filled, sizeof filled);
+  return MHA_OK;
+}

@@ -1,0 +1,400 @@
+// Attention: scores -> scale -> mask -> max, exp, sum -> context, chunk of keys by chunk of keys, and the states of the chunks merged.
+//
+// A unit of work is a block of queries of all the query heads that share one kv head. Its rows are cut into tiles of a few rows; for each chunk
+// of keys, each tile computes the chunk's state (m, l, o), which then is merged with the states before it as CONTRACT.md section 6 says: slot i
+// of the states holds a subtree, like the digits of a binary counter.
+#pragma once
+
+#include "kernels/functions.h"
+#include "kernels/tile.h"
+
+namespace mha {
+namespace {
+
+struct Scale {
+  float scale;
+  template <class V>
+  MHA_INLINE V operator()(V dot, int) const {
+    return dot * all<V>(scale);
+  }
+};
+
+struct Unchanged {
+  template <class V>
+  MHA_INLINE V operator()(V dot, int) const {
+    return dot;
+  }
+};
+
+// The rows of one unit. Row r is query query_begin + r / group of query head kv_head * group + r % group, so that neighbours have almost the same
+// keys to attend to.
+struct Unit {
+  const Attention &call;
+  int64_t sequence, kv_head, query_begin;
+  int64_t group;     // query heads per kv head
+  int64_t num_rows;
+  float *scratch;
+
+  MHA_INLINE int64_t query(int64_t row) const { return query_begin + row / group; }
+  MHA_INLINE int64_t head(int64_t row) const { return kv_head * group + row % group; }
+
+  // Keys at positions below this one take part in the row.
+  MHA_INLINE int64_t key_limit(int64_t row) const {
+    if (!call.is_causal) return call.n_kv;
+    const int64_t start = call.q_start ? call.q_start[sequence] : call.n_kv - call.n_q;
+    return smaller(call.n_kv, start + query(row) + 1);
+  }
+
+  MHA_INLINE float *o(int64_t slot, int64_t row) const {
+    return scratch + call.scratch.states + slot * call.scratch.state_stride + row * call.head_dim_v_padded;
+  }
+  MHA_INLINE float *m(int64_t slot, int64_t row) const { return o(slot, num_rows) + row; }
+  MHA_INLINE float *l(int64_t slot, int64_t row) const { return o(slot, num_rows) + num_rows + row; }
+
+  // Index of the row in an output [batch, num_heads, n_q].
+  MHA_INLINE int64_t index(int64_t row) const { return (sequence * call.num_heads + head(row)) * call.n_q + query(row); }
+};
+
+// A chunk's keys and values as the kernels read them.
+struct Chunk {
+  int64_t begin;  // position of its first key
+  const float *keys;
+  const float *values;
+};
+
+// ---- Bringing plain rows into the packed form
+
+inline void pack_keys(const float *rows, int64_t row_stride, int64_t count, int64_t head_dim, float *blocks) {
+  for (int64_t j = 0; j < count; j += 4) {
+    float *const block = blocks + j / key_block * key_block * head_dim + j % key_block;
+    const float *const row = rows + j * row_stride;
+    const int64_t keys = smaller(4, count - j);
+    int64_t c = 0;
+    if (keys == 4) {
+      for (; c + 4 <= head_dim; c += 4) transpose4x4(row + c, row_stride, block + c * key_block, key_block);
+    }
+    for (; c < head_dim; ++c) {
+      for (int64_t i = 0; i < keys; ++i) block[c * key_block + i] = row[i * row_stride + c];
+    }
+  }
+}
+
+template <class V>
+inline void pack_values(const float *rows, int64_t row_stride, int64_t count, int64_t head_dim_v, int64_t padded, float *out) {
+  for (int64_t j = 0; j < count; ++j) {
+    int64_t c = 0;
+    for (; c + static_cast<int64_t>(V::size) <= head_dim_v; c += V::size) store(out + j * padded + c, load<V>(rows + j * row_stride + c));
+    for (; c < head_dim_v; ++c) out[j * padded + c] = rows[j * row_stride + c];
+    for (; c < padded; ++c) out[j * padded + c] = 0.0f;
+  }
+}
+
+// Chunk number c, of which the first `count` keys are needed.
+template <class V>
+inline Chunk chunk_of(const Unit &unit, int64_t c, int64_t count) {
+  const Attention &call = unit.call;
+  const int64_t begin = c * chunk_keys;
+  const float *const k = call.k.base + unit.sequence * call.k.batch_stride + unit.kv_head * call.k.head_stride;
+  const float *const v = call.v.base + unit.sequence * call.v.batch_stride + unit.kv_head * call.v.head_stride;
+  Chunk chunk = {begin, k + begin * call.head_dim, v + begin * call.head_dim_v_padded};
+  if (!call.k.is_packed) {
+    float *const keys = unit.scratch + call.scratch.keys;
+    pack_keys(k + begin * call.k.row_stride, call.k.row_stride, count, call.head_dim, keys);
+    chunk.keys = keys;
+  }
+  if (!call.v.is_packed) {
+    float *const values = unit.scratch + call.scratch.values;
+    pack_values<V>(v + begin * call.v.row_stride, call.v.row_stride, count, call.head_dim_v, call.head_dim_v_padded, values);
+    chunk.values = values;
+  }
+  return chunk;
+}
+
+// ---- Scores
+
+template <class V, int R, int B, class Finish>
+MHA_INLINE void score_tail(int64_t blocks, const float *const *q, int64_t head_dim, const float *keys, float *scores, const Finish &finish) {
+  if (blocks == B) {
+    return multiply<R, B, key_block / V::size, V>(q, head_dim, {keys, key_block, head_dim * key_block}, scores, score_stride, finish);
+  }
+  if constexpr (B > 1) score_tail<V, R, B - 1>(blocks, q, head_dim, keys, scores, finish);
+}
+
+// scores[r][j] for the first `count` keys of a chunk, rounded up to whole blocks of 16.
+template <class V, int R, class Finish>
+inline void score(const float *const *q, int64_t head_dim, const float *keys, int64_t count, float *scores, Finish finish) {
+  constexpr int B = TileShape<V::size>::score_blocks(R);
+  int64_t blocks = (count + key_block - 1) / key_block;
+  for (; blocks >= B; blocks -= B) {
+    multiply<R, B, key_block / V::size, V>(q, head_dim, {keys, key_block, head_dim * key_block}, scores, score_stride, finish);
+    keys += B * head_dim * key_block;
+    scores += B * key_block;
+  }
+  if constexpr (B > 1) score_tail<V, R, B - 1>(blocks, q, head_dim, keys, scores, finish);
+}
+
+// ---- Softmax of one row of a chunk
+
+// Turns scores[0, count) into p = exp(score - m), zero up to the next multiple of 16. Gives m and l, and whether there are keys with a score of
+// -infinity, which take no part: those are marked in excluded[0, count).
+template <class V>
+inline bool softmax(float *scores, int64_t count, float *m, float *l, uint8_t *excluded) {
+  constexpr int vectors = key_block / V::size;
+  if (count == 0) {
+    *m = -infinity;
+    *l = 0.0f;
+    return false;
+  }
+  const int64_t padded = (count + key_block - 1) / key_block * key_block;
+  const V lowest = all<V>(-infinity);
+
+  // Copies of a real score fill the last block: they change neither the maximum nor whether a score is -infinity.
+  for (int64_t j = count; j < padded; ++j) scores[j] = scores[count - 1];
+  V greatest_so_far[vectors];
+  MHA_UNROLL for (int i = 0; i < vectors; ++i) greatest_so_far[i] = lowest;
+  bool has_excluded = false;
+  for (int64_t j = 0; j < padded; j += key_block) {
+    MHA_UNROLL for (int i = 0; i < vectors; ++i) {
+      const V s = load<V>(scores + j + i * V::size);
+      greatest_so_far[i] = greater_of(s, greatest_so_far[i]);
+      has_excluded |= any_equal(s, lowest);
+    }
+  }
+  MHA_UNROLL for (int i = 1; i < vectors; ++i) greatest_so_far[0] = greater_of(greatest_so_far[i], greatest_so_far[0]);
+  *m = greatest(greatest_so_far[0]);
+  for (int64_t j = count; j < padded; ++j) scores[j] = -infinity;
+  if (has_excluded) {
+    for (int64_t j = 0; j < count; ++j) excluded[j] = scores[j] == -infinity;
+  }
+
+  const V maximum = all<V>(*m);
+  V partial_sums[vectors];
+  MHA_UNROLL for (int i = 0; i < vectors; ++i) partial_sums[i] = all<V>(0.0f);
+  if (!(*m == -infinity)) {
+    for (int64_t j = 0; j < padded; j += key_block) {
+      MHA_UNROLL for (int i = 0; i < vectors; ++i) {
+        const V p = exp(load<V>(scores + j + i * V::size) - maximum);
+        store(scores + j + i * V::size, p);
+        partial_sums[i] = partial_sums[i] + p;
+      }
+    }
+  } else {
+    // Nothing but -infinity and NaN, and -infinity - -infinity is no number: leave the excluded keys out by hand.
+    for (int64_t j = 0; j < padded; j += key_block) {
+      MHA_UNROLL for (int i = 0; i < vectors; ++i) {
+        const V s = load<V>(scores + j + i * V::size);
+        const V p = zero_if_equal(s, lowest, exp(s - maximum));
+        store(scores + j + i * V::size, p);
+        partial_sums[i] = partial_sums[i] + p;
+      }
+    }
+  }
+  *l = sum16(partial_sums);
+  return has_excluded;
+}
+
+// ---- Context of a tile
+
+// o = o + p[j] * values[j] for j in [begin, end), in order, leaving out the excluded keys.
+template <class V>
+inline void continue_context(const float *p, const uint8_t *excluded, int64_t begin, int64_t end, const float *values, int64_t width, float *o) {
+  for (int64_t c = 0; c < width; c += key_block) {
+    constexpr int vectors = key_block / V::size;
+    V acc[vectors];
+    MHA_UNROLL for (int i = 0; i < vectors; ++i) acc[i] = load<V>(o + c + i * V::size);
+    for (int64_t j = begin; j < end; ++j) {
+      if (excluded && excluded[j]) continue;
+      const V multiplier = all<V>(p[j]);
+      MHA_UNROLL for (int i = 0; i < vectors; ++i) acc[i] = fma(multiplier, load<V>(values + j * width + c + i * V::size), acc[i]);
+    }
+    MHA_UNROLL for (int i = 0; i < vectors; ++i) store(o + c + i * V::size, acc[i]);
+  }
+}
+
+template <class V, int R, int C>
+MHA_INLINE void context_tail(int64_t vectors, const float *const *p, int64_t keys, const float *values, int64_t width, float *o) {
+  if (vectors == C) return multiply<R, 1, C, V>(p, keys, {values, width, 0}, o, width, Unchanged{});
+  if constexpr (C > 1) context_tail<V, R, C - 1>(vectors, p, keys, values, width, o);
+}
+
+// o[r] = sum of p[r][j] * values[j] over the first `keys` keys.
+template <class V, int R>
+inline void context(const float *const *p, int64_t keys, const float *values, int64_t width, float *o) {
+  constexpr int C = TileShape<V::size>::context_vectors;
+  int64_t vectors = width / V::size;
+  for (; vectors >= C; vectors -= C) {
+    multiply<R, 1, C, V>(p, keys, {values, width, 0}, o, width, Unchanged{});
+    values += C * V::size;
+    o += C * V::size;
+  }
+  if constexpr (C > 1) context_tail<V, R, C - 1>(vectors, p, keys, values, width, o);
+}
+
+// ---- One chunk for one tile
+
+template <class V, int R>
+inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
+  const Attention &call = unit.call;
+  const float *q[R];
+  float *p[R];
+  int64_t counts[R];
+  float *const scores = unit.scratch + call.scratch.scores;
+  int64_t most = 0, fewest = chunk_keys;
+  for (int r = 0; r < R; ++r) {
+    q[r] = call.q.base + unit.sequence * call.q.batch_stride + unit.query(row + r) * call.q.row_stride + unit.head(row + r) * call.q.head_stride;
+    p[r] = scores + r * score_stride;
+    counts[r] = smaller(chunk_keys, greater(0, unit.key_limit(row + r) - chunk.begin));
+    most = greater(most, counts[r]);
+    fewest = smaller(fewest, counts[r]);
+  }
+
+  score<V, R>(q, call.head_dim, chunk.keys, most, scores, Scale{call.scale});
+
+  uint8_t *const excluded = reinterpret_cast<uint8_t *>(unit.scratch + call.scratch.excluded);
+  uint32_t rows_with_excluded = 0;
+  for (int r = 0; r < R; ++r) {
+    const bool has_excluded = softmax<V>(p[r], counts[r], unit.m(slot, row + r), unit.l(slot, row + r), excluded + r * chunk_keys);
+    rows_with_excluded |= static_cast<uint32_t>(has_excluded) << r;
+  }
+
+  // Keys that all rows attend to, for the whole tile; the rest row by row. A row is never multiplied with a value that it does not attend to.
+  const int64_t width = call.head_dim_v_padded;
+  const int64_t shared = rows_with_excluded ? 0 : fewest;
+  context<V, R>(p, shared, chunk.values, width, unit.o(slot, row));
+  for (int r = 0; r < R; ++r) {
+    const uint8_t *const left_out = rows_with_excluded >> r & 1 ? excluded + r * chunk_keys : nullptr;
+    if (shared < counts[r]) continue_context<V>(p[r], left_out, shared, counts[r], chunk.values, width, unit.o(slot, row + r));
+  }
+}
+
+template <class V, int R>
+MHA_INLINE void attend_tile_of(int64_t rows, const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
+  if (rows == R) return attend_tile<V, R>(unit, chunk, row, slot);
+  if constexpr (R > 1) attend_tile_of<V, R - 1>(rows, unit, chunk, row, slot);
+}
+
+// ---- Merging states, and finishing rows
+
+// Slot `left` becomes merge(left, left + 1).
+template <class V>
+inline void merge(const Unit &unit, int64_t left, int64_t row, int64_t num_rows) {
+  const int64_t width = unit.call.head_dim_v_padded;
+  for (int64_t r = row; r < row + num_rows; ++r) {
+    float *const m1 = unit.m(left, r), *const l1 = unit.l(left, r), *const o1 = unit.o(left, r);
+    const float m2 = *unit.m(left + 1, r), l2 = *unit.l(left + 1, r), *const o2 = unit.o(left + 1, r);
+    if (l2 == 0.0f) continue;
+    if (*l1 == 0.0f) {
+      for (int64_t c = 0; c < width; c += V::size) store(o1 + c, load<V>(o2 + c));
+      *m1 = m2;
+      *l1 = l2;
+      continue;
+    }
+    const float m = m2 > *m1 ? m2 : *m1;
+    const float a = exp(*m1 - m), b = exp(m2 - m);
+    *m1 = m;
+    *l1 = fma(*l1, a, l2 * b);
+    const V va = all<V>(a), vb = all<V>(b);
+    for (int64_t c = 0; c < width; c += V::size) store(o1 + c, fma(load<V>(o1 + c), va, load<V>(o2 + c) * vb));
+  }
+}
+
+template <class V>
+inline void finish(const Unit &unit, int64_t row) {
+  const Attention &call = unit.call;
+  const float l = *unit.l(0, row);
+  float *const o = unit.o(0, row);
+  if (l == 0.0f) {
+    for (int64_t c = 0; c < call.head_dim_v_padded; ++c) o[c] = 0.0f;
+  } else {
+    const V inverse = all<V>(1.0f / l);
+    for (int64_t c = 0; c < call.head_dim_v_padded; c += V::size) store(o + c, canonical(load<V>(o + c) * inverse));
+  }
+  float *const out = call.output + unit.sequence * call.output_batch_stride + unit.query(row) * call.output_row_stride +
+                     unit.head(row) * call.output_head_stride;
+  for (int64_t c = 0; c < call.head_dim_v; ++c) out[c] = o[c];
+  if (call.context) {
+    float *const tap = call.context + ((unit.sequence * call.n_q + unit.query(row)) * call.num_heads + unit.head(row)) * call.head_dim_v;
+    for (int64_t c = 0; c < call.head_dim_v; ++c) tap[c] = o[c];
+  }
+  if (call.lse) call.lse[unit.index(row)] = l == 0.0f ? -infinity : canonical(*unit.m(0, row) + log(l));
+}
+
+// ---- Looking inside: a second pass over the keys for those who asked, when m and l of the whole row are known
+
+template <class V>
+inline void inspect_row(const Unit &unit, int64_t row, const Chunk &chunk, int64_t count, float *s) {
+  const Attention &call = unit.call;
+  const int64_t at = unit.index(row) * call.n_kv + chunk.begin;
+  const int64_t attended = smaller(count, greater(0, unit.key_limit(row) - chunk.begin));
+  const float m = *unit.m(0, row), inverse = 1.0f / *unit.l(0, row);
+  if (call.scores) {
+    for (int64_t j = 0; j < count; ++j) call.scores[at + j] = canonical(s[j]);
+  }
+  for (int64_t j = 0; j < count; j += V::size) store(s + j, canonical(load<V>(s + j) * all<V>(call.scale)));
+  if (call.scaled_scores) {
+    for (int64_t j = 0; j < count; ++j) call.scaled_scores[at + j] = s[j];
+  }
+  for (int64_t j = attended; j < count; ++j) s[j] = -infinity;
+  if (call.masked_scores) {
+    for (int64_t j = 0; j < count; ++j) call.masked_scores[at + j] = s[j];
+  }
+  if (call.attention_weights) {
+    for (int64_t j = 0; j < count; j += V::size) {
+      const V x = load<V>(s + j);
+      store(s + j, zero_if_equal(x, all<V>(-infinity), canonical(exp(x - all<V>(m)) * all<V>(inverse))));
+    }
+    for (int64_t j = 0; j < count; ++j) call.attention_weights[at + j] = s[j];
+  }
+}
+
+template <class V>
+inline void inspect(const Unit &unit) {
+  const Attention &call = unit.call;
+  if (!call.scores && !call.scaled_scores && !call.masked_scores && !call.attention_weights) return;
+  float *const scores = unit.scratch + call.scratch.scores;
+  for (int64_t c = 0; c * chunk_keys < call.n_kv; ++c) {
+    const int64_t count = smaller(chunk_keys, call.n_kv - c * chunk_keys);
+    const Chunk chunk = chunk_of<V>(unit, c, count);
+    for (int64_t row = 0; row < unit.num_rows; ++row) {
+      const float *const q = call.q.base + unit.sequence * call.q.batch_stride + unit.query(row) * call.q.row_stride +
+                             unit.head(row) * call.q.head_stride;
+      score<V, 1>(&q, call.head_dim, chunk.keys, count, scores, Unchanged{});
+      inspect_row<V>(unit, row, chunk, count, scores);
+    }
+  }
+}
+
+// ---- One unit
+
+template <class V>
+void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t query_begin, float *scratch) {
+  constexpr int tile_rows = TileShape<V::size>::attend_rows;
+  static_assert(tile_rows <= attend_tile_rows_max, "scratch has room for a tile");
+  const int64_t group = call.num_heads / call.num_kv_heads;
+  const int64_t queries = smaller(call.block_queries, call.n_q - query_begin);
+  const Unit unit = {call, sequence, kv_head, query_begin, group, queries * group, scratch};
+
+  const int64_t limit = unit.key_limit(unit.num_rows - 1);
+  for (int64_t c = 0; c == 0 || c * chunk_keys < limit; ++c) {
+    const Chunk chunk = chunk_of<V>(unit, c, smaller(chunk_keys, limit - c * chunk_keys));
+    const int64_t slot = __builtin_popcountll(static_cast<unsigned long long>(c));
+    for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
+      const int64_t rows = smaller(tile_rows, unit.num_rows - row);
+      if (c > 0 && unit.key_limit(row + rows - 1) <= chunk.begin) continue;
+      attend_tile_of<V, tile_rows>(rows, unit, chunk, row, slot);
+      int64_t left = slot;
+      for (int64_t bits = c; bits & 1; bits >>= 1) merge<V>(unit, --left, row, rows);
+    }
+  }
+
+  for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
+    const int64_t rows = smaller(tile_rows, unit.num_rows - row);
+    const int64_t chunks = greater(1, (unit.key_limit(row + rows - 1) + chunk_keys - 1) / chunk_keys);
+    for (int64_t left = __builtin_popcountll(static_cast<unsigned long long>(chunks)) - 2; left >= 0; --left) merge<V>(unit, left, row, rows);
+    for (int64_t r = row; r < row + rows; ++r) finish<V>(unit, r);
+  }
+  inspect<V>(unit);
+}
+
+}  // namespace
+}  // namespace mha

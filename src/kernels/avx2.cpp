@@ -1,0 +1,7 @@
+// The kernels for x86-64 with AVX2, FMA and F16C.
+#define MHA_KERNELS_AVX2
+#include "kernels/table.h"
+
+namespace mha {
+constexpr Kernels kernels_avx2 = make_kernels<Vector>(2);  // MHA_INSTRUCTION_SET_AVX2
+}  // namespace mha

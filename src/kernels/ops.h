@@ -1,0 +1,221 @@
+// The operations that the arithmetic contract allows (CONTRACT.md, section 1), for one instruction set per translation unit.
+//
+// V is a vector of V::size floats: an xsimd batch, or Scalar. Kernels are templates over V and use only what is here; what xsimd
+// has no word for, or whose word is not allowed, is written with the instruction set's own intrinsics.
+#pragma once
+
+#if defined(__FAST_MATH__)
+#error "the arithmetic contract needs IEEE semantics: compile without -ffast-math"
+#endif
+
+#include <stdint.h>
+
+#if defined(MHA_KERNELS_AVX512)
+#include <immintrin.h>
+#include <xsimd/xsimd.hpp>
+#elif defined(MHA_KERNELS_AVX2)
+#include <immintrin.h>
+#include <xsimd/xsimd.hpp>
+#elif defined(MHA_KERNELS_NEON)
+#include <arm_neon.h>
+#include <xsimd/xsimd.hpp>
+#elif !defined(MHA_KERNELS_SCALAR)
+#error "define one of MHA_KERNELS_SCALAR, MHA_KERNELS_AVX2, MHA_KERNELS_AVX512, MHA_KERNELS_NEON"
+#endif
+
+#define MHA_INLINE inline __attribute__((always_inline))
+
+namespace mha {
+namespace {
+
+// ---- Single floats
+
+MHA_INLINE uint32_t bits_of(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+MHA_INLINE float float_of(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+MHA_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
+// One lane: the vector of the scalar kernels, and in every kernel the carrier of exp for single values.
+struct Scalar {
+  static constexpr int size = 1;
+  float x;
+};
+
+MHA_INLINE Scalar operator+(Scalar a, Scalar b) { return {a.x + b.x}; }
+MHA_INLINE Scalar operator-(Scalar a, Scalar b) { return {a.x - b.x}; }
+MHA_INLINE Scalar operator*(Scalar a, Scalar b) { return {a.x * b.x}; }
+MHA_INLINE Scalar fma(Scalar a, Scalar b, Scalar c) { return {fma(a.x, b.x, c.x)}; }
+MHA_INLINE Scalar greater_of(Scalar s, Scalar m) { return {s.x > m.x ? s.x : m.x}; }
+MHA_INLINE Scalar zero_if_less(Scalar x, Scalar limit, Scalar y) { return {x.x < limit.x ? 0.0f : y.x}; }
+MHA_INLINE Scalar zero_if_equal(Scalar x, Scalar value, Scalar y) { return {x.x == value.x ? 0.0f : y.x}; }
+MHA_INLINE Scalar x_if_nan(Scalar x, Scalar y) { return {x.x != x.x ? x.x : y.x}; }
+MHA_INLINE Scalar value_if_nan(Scalar x, Scalar value) { return {x.x != x.x ? value.x : x.x}; }
+MHA_INLINE bool any_equal(Scalar x, Scalar value) { return x.x == value.x; }
+MHA_INLINE Scalar add_to_exponent(Scalar p, Scalar t) { return {float_of(bits_of(p.x) + (bits_of(t.x) << 23))}; }
+
+template <class V>
+MHA_INLINE V load(const float *p);
+template <class V>
+MHA_INLINE V all(float x);
+
+template <>
+MHA_INLINE Scalar load<Scalar>(const float *p) {
+  return {*p};
+}
+template <>
+MHA_INLINE Scalar all<Scalar>(float x) {
+  return {x};
+}
+MHA_INLINE void store(float *p, Scalar v) { *p = v.x; }
+
+// ---- Vectors. `lanes[16]` holds 16 / V::size vectors; sum16 adds them in the contract's tree (i, i+8), (i, i+4), (i, i+2), (i, i+1).
+
+#if defined(MHA_KERNELS_SCALAR)
+
+using Vector = Scalar;
+
+MHA_INLINE float sum16(const Scalar (&t)[16]) {
+  float s[8];
+  for (int i = 0; i < 8; ++i) s[i] = t[i].x + t[i + 8].x;
+  for (int i = 0; i < 4; ++i) s[i] = s[i] + s[i + 4];
+  for (int i = 0; i < 2; ++i) s[i] = s[i] + s[i + 2];
+  return s[0] + s[1];
+}
+
+MHA_INLINE float greatest(Scalar v) { return v.x; }
+
+#else
+
+#if defined(MHA_KERNELS_AVX512)
+using Arch = xsimd::avx512f;
+#elif defined(MHA_KERNELS_AVX2)
+using Arch = xsimd::avx2;
+#else
+using Arch = xsimd::neon64;
+#endif
+
+using Vector = xsimd::batch<float, Arch>;
+
+template <>
+MHA_INLINE Vector load<Vector>(const float *p) {
+  return Vector::load_unaligned(p);
+}
+template <>
+MHA_INLINE Vector all<Vector>(float x) {
+  return Vector(x);
+}
+MHA_INLINE void store(float *p, Vector v) { v.store_unaligned(p); }
+
+MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) { return xsimd::select(x < limit, Vector(0.0f), y); }
+MHA_INLINE Vector zero_if_equal(Vector x, Vector value, Vector y) { return xsimd::select(x == value, Vector(0.0f), y); }
+MHA_INLINE Vector x_if_nan(Vector x, Vector y) { return xsimd::select(x != x, x, y); }
+MHA_INLINE Vector value_if_nan(Vector x, Vector value) { return xsimd::select(x != x, value, x); }
+
+#if defined(MHA_KERNELS_AVX512)
+
+MHA_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+// vmaxps returns its second operand if the first is not greater, NaN included: exactly s > m ? s : m.
+MHA_INLINE Vector greater_of(Vector s, Vector m) { return _mm512_max_ps(s, m); }
+MHA_INLINE bool any_equal(Vector x, Vector value) { return _mm512_cmp_ps_mask(x, value, _CMP_EQ_OQ) != 0; }
+MHA_INLINE Vector add_to_exponent(Vector p, Vector t) {
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+}
+MHA_INLINE __m256 upper_half(__m512 v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); }
+
+#elif defined(MHA_KERNELS_AVX2)
+
+MHA_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+MHA_INLINE Vector greater_of(Vector s, Vector m) { return _mm256_max_ps(s, m); }
+MHA_INLINE bool any_equal(Vector x, Vector value) { return _mm256_movemask_ps(_mm256_cmp_ps(x, value, _CMP_EQ_OQ)) != 0; }
+MHA_INLINE Vector add_to_exponent(Vector p, Vector t) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+}
+
+#else
+
+MHA_INLINE Vector fma(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
+MHA_INLINE Vector greater_of(Vector s, Vector m) { return vbslq_f32(vcgtq_f32(s, m), s, m); }
+MHA_INLINE bool any_equal(Vector x, Vector value) { return vmaxvq_u32(vceqq_f32(x, value)) != 0; }
+MHA_INLINE Vector add_to_exponent(Vector p, Vector t) {
+  return vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(p), vshlq_n_u32(vreinterpretq_u32_f32(t), 23)));
+}
+
+#endif
+
+// From 8 lanes (x86) or 4 lanes (NEON) down to one, by the contract's tree; and the greatest lane, for which any order will do.
+#if defined(MHA_KERNELS_NEON)
+
+MHA_INLINE float sum16(const Vector (&t)[4]) {
+  const float32x4_t s = vaddq_f32(vaddq_f32(t[0], t[2]), vaddq_f32(t[1], t[3]));
+  const float32x2_t s2 = vadd_f32(vget_low_f32(s), vget_high_f32(s));
+  return vget_lane_f32(s2, 0) + vget_lane_f32(s2, 1);
+}
+
+MHA_INLINE float greatest(Vector v) {
+  const float32x4_t swapped = vextq_f32(v, v, 2);
+  const float32x4_t m = greater_of(v, Vector(swapped));
+  const float32x4_t pair = vrev64q_f32(m);
+  return vgetq_lane_f32(greater_of(Vector(m), Vector(pair)), 0);
+}
+
+#else
+
+MHA_INLINE float sum8(__m256 s) {
+  const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+  return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+
+MHA_INLINE float greatest8(__m256 v) {
+  const __m128 m4 = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 m2 = _mm_max_ps(m4, _mm_movehl_ps(m4, m4));
+  return _mm_cvtss_f32(_mm_max_ss(m2, _mm_movehdup_ps(m2)));
+}
+
+#if defined(MHA_KERNELS_AVX512)
+MHA_INLINE float sum16(const Vector (&t)[1]) { return sum8(_mm256_add_ps(_mm512_castps512_ps256(t[0]), upper_half(t[0]))); }
+MHA_INLINE float greatest(Vector v) { return greatest8(_mm256_max_ps(_mm512_castps512_ps256(v), upper_half(v))); }
+#else
+MHA_INLINE float sum16(const Vector (&t)[2]) { return sum8(_mm256_add_ps(t[0], t[1])); }
+MHA_INLINE float greatest(Vector v) { return greatest8(v); }
+#endif
+
+#endif
+#endif
+
+// ---- Moving a 4 x 4 block: out[c * out_stride + r] = in[r * in_stride + c]
+
+#if defined(MHA_KERNELS_SCALAR)
+MHA_INLINE void transpose4x4(const float *in, int64_t in_stride, float *out, int64_t out_stride) {
+  for (int r = 0; r < 4; ++r)
+    for (int c = 0; c < 4; ++c) out[c * out_stride + r] = in[r * in_stride + c];
+}
+#else
+MHA_INLINE void transpose4x4(const float *in, int64_t in_stride, float *out, int64_t out_stride) {
+#if defined(MHA_KERNELS_NEON)
+  using Quad = xsimd::batch<float, xsimd::neon64>;
+#else
+  using Quad = xsimd::batch<float, xsimd::sse2>;
+#endif
+  const Quad r0 = Quad::load_unaligned(in), r1 = Quad::load_unaligned(in + in_stride);
+  const Quad r2 = Quad::load_unaligned(in + 2 * in_stride), r3 = Quad::load_unaligned(in + 3 * in_stride);
+  const Quad even_low = xsimd::zip_lo(r0, r2), even_high = xsimd::zip_hi(r0, r2);
+  const Quad odd_low = xsimd::zip_lo(r1, r3), odd_high = xsimd::zip_hi(r1, r3);
+  xsimd::zip_lo(even_low, odd_low).store_unaligned(out);
+  xsimd::zip_hi(even_low, odd_low).store_unaligned(out + out_stride);
+  xsimd::zip_lo(even_high, odd_high).store_unaligned(out + 2 * out_stride);
+  xsimd::zip_hi(even_high, odd_high).store_unaligned(out + 3 * out_stride);
+}
+#endif
+
+}  // namespace
+}  // namespace mha

@@ -1,0 +1,7 @@
+// The kernels for any machine.
+#define MHA_KERNELS_SCALAR
+#include "kernels/table.h"
+
+namespace mha {
+constexpr Kernels kernels_scalar = make_kernels<Vector>(1);  // MHA_INSTRUCTION_SET_SCALAR
+}  // namespace mha

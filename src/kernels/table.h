@@ -1,0 +1,23 @@
+// The table of one instruction set: included last by the file that instantiates the kernels.
+#pragma once
+
+#include "kernels/attend.h"
+#include "kernels/project.h"
+
+namespace mha {
+namespace {
+
+template <class V>
+constexpr Kernels make_kernels(uint32_t instruction_set) {
+  using Shape = TileShape<V::size>;
+  return {instruction_set,
+          Shape::project_rows,
+          Shape::project_vectors(Shape::project_rows) * static_cast<int64_t>(V::size),
+          Shape::attend_rows,
+          project<V>,
+          attend<V>,
+          finish_rows<V>};
+}
+
+}  // namespace
+}  // namespace mha

@@ -1,0 +1,105 @@
+// The one inner loop of the library: R rows times a block of columns, all in registers.
+//
+// Projections, scores and context vectors are the same computation: R rows of multipliers, read one number at a time, times a matrix that lies
+// with its columns side by side. Vectors run across columns, never along k, so that lane count and tile shape cannot change a bit.
+#pragma once
+
+#include "kernels/kernels.h"
+#include "kernels/ops.h"
+
+#define MHA_UNROLL _Pragma("GCC unroll 64")
+
+namespace mha {
+namespace {
+
+MHA_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+MHA_INLINE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// The right-hand matrix: element (k, column) is at w + k * k_stride + column, where columns come in blocks block_stride apart.
+struct Columns {
+  const float *w;
+  int64_t k_stride;
+  int64_t block_stride;
+};
+
+// out[r][column] = finish(dot(rows[r], columns)), with dot as in CONTRACT.md section 2, for B blocks of C vectors each.
+// finish(value, i) gets the vector of columns i * V::size of the result. out's columns are contiguous.
+template <int R, int B, int C, class V, class Finish>
+MHA_INLINE void multiply(const float *const *rows, int64_t depth, Columns columns, float *out, int64_t out_stride, const Finish &finish) {
+  const float *x[R];
+  MHA_UNROLL for (int r = 0; r < R; ++r) x[r] = rows[r];
+  const float *w = columns.w;
+  int64_t begin = 0;
+  do {
+    const int64_t end = smaller(depth, begin + dot_block);
+    V acc[R][B * C];
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      MHA_UNROLL for (int i = 0; i < B * C; ++i) acc[r][i] = all<V>(0.0f);
+    }
+    for (int64_t k = begin; k < end; ++k, w += columns.k_stride) {
+      V column[B * C];
+      MHA_UNROLL for (int b = 0; b < B; ++b) {
+        MHA_UNROLL for (int c = 0; c < C; ++c) column[b * C + c] = load<V>(w + b * columns.block_stride + c * V::size);
+      }
+      MHA_UNROLL for (int r = 0; r < R; ++r) {
+        const V multiplier = all<V>(x[r][k]);
+        MHA_UNROLL for (int i = 0; i < B * C; ++i) acc[r][i] = fma(multiplier, column[i], acc[r][i]);
+      }
+    }
+    const bool is_first = begin == 0, is_last = end == depth;
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      MHA_UNROLL for (int i = 0; i < B * C; ++i) {
+        float *const to = out + r * out_stride + i * static_cast<int>(V::size);
+        V value = acc[r][i];
+        if (!is_first) value = load<V>(to) + value;
+        if (is_last) value = finish(value, i);
+        store(to, value);
+      }
+    }
+    begin = end;
+  } while (begin < depth);
+}
+
+// How many rows and vectors a tile has. Chosen by measurement: as many accumulators as the registers hold besides the operands, and never
+// fewer than the 8 independent chains that two fma units with a latency of 4 need, where the problem has them.
+template <int lanes>
+struct TileShape;
+
+template <>
+struct TileShape<16> {  // AVX-512: 32 registers
+  static constexpr int project_rows = 8, attend_rows = 6;
+  static constexpr int project_panels(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+  static constexpr int project_vectors(int) { return 3; }
+  static constexpr int score_blocks(int) { return 4; }
+  static constexpr int context_vectors = 4;
+};
+
+template <>
+struct TileShape<8> {  // AVX2: 16 registers
+  static constexpr int project_rows = 6, attend_rows = 6;
+  static constexpr int project_panels(int rows) { return rows == 1 ? 2 : 1; }
+  static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
+  static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+  static constexpr int context_vectors = 2;
+};
+
+template <>
+struct TileShape<4> {  // NEON: 32 registers
+  static constexpr int project_rows = 6, attend_rows = 6;
+  static constexpr int project_panels(int) { return 1; }
+  static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
+  static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+  static constexpr int context_vectors = 4;
+};
+
+template <>
+struct TileShape<1> {  // scalar
+  static constexpr int project_rows = 4, attend_rows = 4;
+  static constexpr int project_panels(int) { return 1; }
+  static constexpr int project_vectors(int) { return 4; }
+  static constexpr int score_blocks(int) { return 1; }
+  static constexpr int context_vectors = 4;
+};
+
+}  // namespace
+}  // namespace mha

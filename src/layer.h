@@ -1,0 +1,76 @@
+// A layer: its shape, and where in the packed buffer its matrices lie.
+#pragma once
+
+#include "kernels/kernels.h"
+#include "mha.h"
+#include "status.h"
+
+namespace mha {
+
+// All dimensions resolved: nothing is 0 or derived any more.
+struct LayerShape {
+  int64_t query_dim, key_dim, value_dim;
+  int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
+  int64_t output_dim;  // width of y; num_heads * head_dim_v without W_O
+  float scale;
+  bool has_output;  // there is a W_O
+
+  int64_t q_columns() const { return num_heads * head_dim; }
+  int64_t k_columns() const { return num_kv_heads * head_dim; }
+  int64_t v_columns() const { return num_kv_heads * head_dim_v; }
+  int64_t context_columns() const { return num_heads * head_dim_v; }
+  bool has_one_input_width() const { return key_dim == query_dim && value_dim == query_dim; }
+};
+
+// How the weights of a packed buffer are laid out.
+enum class PackedKind : uint32_t {
+  panels_f32 = 1,  // for the library's kernels: [columns / 48][depth][48]
+  plain_f32 = 2,   // for a BLAS: [depth, columns]; W_Q|W_K|W_V is one matrix where the inputs have one width
+};
+
+enum MatrixName { matrix_q, matrix_k, matrix_v, matrix_o, num_matrices };
+
+// One weight matrix of the layer in the packed buffer; offsets in bytes from the buffer's start.
+struct PackedMatrix {
+  int64_t depth, columns;
+  int64_t stride;  // of a plain matrix, in floats
+  int64_t weights_offset, bias_offset;
+};
+
+struct PackedLayout {
+  PackedMatrix matrices[num_matrices];  // the last without columns if there is no W_O
+  int64_t bytes;                        // -1 if it overflows
+};
+
+PackedLayout packed_layout(const LayerShape &shape, PackedKind kind);
+
+// Checks config and the pointers of weights (but reads no array), and resolves the shape.
+mha_status resolve_shape(Report &report, const mha_layer_config *config, const mha_layer_weights *weights, LayerShape *shape,
+                         mha_layer_weights *read_weights);
+
+mha_status read_options(Report &report, uint32_t argument, const mha_layer_options *options, mha_layer_options *read);
+
+// Writes header, weights and biases. The buffer has layout.bytes.
+void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const mha_layer_weights &weights, void *buffer);
+
+// Checks the header of a packed buffer in constant time.
+mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, LayerShape *shape, PackedKind *kind, PackedLayout *layout);
+
+bool packed_checksum_holds(const void *buffer);
+
+inline int64_t panels_of(int64_t columns) { return (columns + panel_columns - 1) / panel_columns; }
+
+}  // namespace mha
+
+struct mha_layer {
+  mha::LayerShape shape;
+  mha::PackedLayout layout;
+  const unsigned char *packed;
+  const mha::Kernels *kernels;
+  mha_sgemm sgemm;  // null: native
+  mha_allocator allocator;
+  void *block;  // what the allocator gave; null for a view
+
+  const float *weights(mha::MatrixName name) const { return reinterpret_cast<const float *>(packed + layout.matrices[name].weights_offset); }
+  const float *bias(mha::MatrixName name) const { return reinterpret_cast<const float *>(packed + layout.matrices[name].bias_offset); }
+};

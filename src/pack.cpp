@@ -1,0 +1,276 @@
+// The packed buffer: header, weights in panels (or plain, for a BLAS), biases, checksums.
+
+#include <stddef.h>
+#include <string.h>
+
+#include "layer.h"
+
+namespace mha {
+namespace {
+
+constexpr char packed_magic[8] = {'m', 'h', 'a', ' ', 'p', 'a', 'c', 'k'};
+constexpr uint32_t packed_version = 1;
+constexpr uint32_t packed_byte_order = 0x01020304u;
+
+// The first bytes of a packed buffer. Everything is position-independent; offsets follow from the shape.
+struct PackedHeader {
+  char magic[8];
+  uint32_t byte_order;
+  uint32_t version;
+  uint32_t contract;
+  uint32_t kind;
+  uint64_t bytes;             // of the whole buffer
+  uint64_t payload_checksum;  // of everything behind the header
+  int64_t query_dim, key_dim, value_dim, output_dim;
+  int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
+  float scale;
+  uint32_t has_output;
+  unsigned char reserved[256 - 120];
+  uint64_t header_checksum;  // of everything before it
+};
+static_assert(sizeof(PackedHeader) == 256 && offsetof(PackedHeader, header_checksum) == 248, "the header is 4 cache lines");
+
+// A fast hash in 8 independent lanes of 8 bytes. bytes is a multiple of 8.
+uint64_t checksum(const void *data, int64_t bytes) {
+  constexpr uint64_t prime = 0x9e3779b97f4a7c15u;
+  uint64_t lanes[8];
+  for (uint64_t i = 0; i < 8; ++i) lanes[i] = (i + 1) * prime;
+  const unsigned char *from = static_cast<const unsigned char *>(data);
+  int64_t done = 0;
+  const auto mix = [&](int lane) {
+    uint64_t word;
+    memcpy(&word, from + done + 8 * lane, sizeof word);
+    lanes[lane] = (lanes[lane] ^ word) * prime;
+    lanes[lane] ^= lanes[lane] >> 32;
+  };
+  for (; done + 64 <= bytes; done += 64) {
+    for (int lane = 0; lane < 8; ++lane) mix(lane);
+  }
+  for (; done < bytes; done += 8) mix(0);
+  uint64_t sum = static_cast<uint64_t>(bytes);
+  for (const uint64_t lane : lanes) sum = ((sum ^ lane) * prime) ^ (sum >> 29);
+  return sum;
+}
+
+uint64_t header_checksum(const PackedHeader &header) { return checksum(&header, offsetof(PackedHeader, header_checksum)); }
+
+// The caller's matrix, column by column: element (k, column) is at start(column)[k * k_stride].
+struct Source {
+  const float *matrix;
+  const float *const *heads;  // instead of matrix: one per head
+  int64_t head_width;
+  int64_t k_stride, column_stride;
+  int64_t first_column;  // within a fused matrix
+
+  const float *start(int64_t column) const {
+    if (heads) return heads[column / head_width] + column % head_width * column_stride;
+    return matrix + (first_column + column) * column_stride;
+  }
+};
+
+Source source_of(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
+  const int64_t depths[] = {shape.query_dim, shape.key_dim, shape.value_dim, shape.context_columns()};
+  const int64_t columns[] = {shape.q_columns(), shape.k_columns(), shape.v_columns(), shape.output_dim};
+  const int64_t head_widths[] = {shape.head_dim, shape.head_dim, shape.head_dim_v, 0};
+  const float *const matrices[] = {weights.w_q, weights.w_k, weights.w_v, weights.w_o};
+  const float *const *const heads[] = {weights.w_q_heads, weights.w_k_heads, weights.w_v_heads, nullptr};
+  const int64_t strides[] = {weights.w_q_stride, weights.w_k_stride, weights.w_v_stride, weights.w_o_stride};
+
+  Source source = {matrices[name], heads[name], head_widths[name], 0, 0, 0};
+  int64_t width = source.heads ? source.head_width : columns[name];  // columns of one matrix as given
+  int64_t stride = strides[name];
+  if (name != matrix_o && weights.w_qkv) {
+    const int64_t before[] = {0, columns[matrix_q], columns[matrix_q] + columns[matrix_k]};
+    source.matrix = weights.w_qkv;
+    source.first_column = before[name];
+    width = columns[matrix_q] + columns[matrix_k] + columns[matrix_v];
+    stride = weights.w_qkv_stride;
+  }
+  if (weights.layout == MHA_LAYOUT_IN_OUT) {
+    source.k_stride = stride ? stride : width;
+    source.column_stride = 1;
+  } else {
+    source.k_stride = 1;
+    source.column_stride = stride ? stride : depths[name];
+  }
+  return source;
+}
+
+// Columns [first, first + count) to `out`, row k at out + k * out_stride.
+void copy_columns(const Source &source, int64_t depth, int64_t first, int64_t count, float *out, int64_t out_stride) {
+  constexpr int64_t rows_at_once = 16;  // a cache line of each column where columns are contiguous
+  for (int64_t k0 = 0; k0 < depth; k0 += rows_at_once) {
+    const int64_t k1 = k0 + rows_at_once < depth ? k0 + rows_at_once : depth;
+    for (int64_t c = 0; c < count;) {
+      const float *const start = source.start(first + c);
+      if (source.column_stride == 1) {
+        // A run of neighbouring columns: up to the end of this head's matrix.
+        int64_t run = count - c;
+        if (source.heads && run > source.head_width - (first + c) % source.head_width) run = source.head_width - (first + c) % source.head_width;
+        for (int64_t k = k0; k < k1; ++k) memcpy(out + k * out_stride + c, start + k * source.k_stride, static_cast<size_t>(run) * sizeof(float));
+        c += run;
+      } else {
+        for (int64_t k = k0; k < k1; ++k) out[k * out_stride + c] = start[k];
+        ++c;
+      }
+    }
+  }
+}
+
+const float *bias_of(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
+  const float *const single[] = {weights.b_q, weights.b_k, weights.b_v, weights.b_o};
+  if (name == matrix_o || !weights.b_qkv) return single[name];
+  const int64_t before[] = {0, shape.q_columns(), shape.q_columns() + shape.k_columns()};
+  return weights.b_qkv + before[name];
+}
+
+void pack_matrix(const Source &source, const PackedMatrix &matrix, PackedKind kind, unsigned char *buffer) {
+  float *const weights = reinterpret_cast<float *>(buffer + matrix.weights_offset);
+  if (kind == PackedKind::plain_f32) return copy_columns(source, matrix.depth, 0, matrix.columns, weights, matrix.stride);
+  for (int64_t first = 0; first < matrix.columns; first += panel_columns) {
+    float *const panel = weights + first * matrix.depth;
+    const int64_t count = matrix.columns - first < panel_columns ? matrix.columns - first : panel_columns;
+    copy_columns(source, matrix.depth, first, count, panel, panel_columns);
+    for (int64_t k = 0; count < panel_columns && k < matrix.depth; ++k) {
+      memset(panel + k * panel_columns + count, 0, static_cast<size_t>(panel_columns - count) * sizeof(float));
+    }
+  }
+}
+
+Count aligned_floats(Count floats) { return round_up(floats, 16) * Count(sizeof(float)); }
+
+}  // namespace
+
+PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
+  PackedLayout layout = {};
+  layout.matrices[matrix_q] = {shape.query_dim, shape.q_columns(), 0, 0, 0};
+  layout.matrices[matrix_k] = {shape.key_dim, shape.k_columns(), 0, 0, 0};
+  layout.matrices[matrix_v] = {shape.value_dim, shape.v_columns(), 0, 0, 0};
+  layout.matrices[matrix_o] = {shape.context_columns(), shape.has_output ? shape.output_dim : 0, 0, 0, 0};
+
+  Count at(static_cast<int64_t>(sizeof(PackedHeader)));
+  for (PackedMatrix &matrix : layout.matrices) {
+    matrix.weights_offset = at.value();
+    if (kind == PackedKind::panels_f32) {
+      at = at + Count(panels_of(matrix.columns)) * Count(matrix.depth) * Count(panel_columns * sizeof(float));
+    } else if (shape.has_one_input_width() && &matrix <= &layout.matrices[matrix_v]) {
+      // W_Q|W_K|W_V side by side, one product.
+      int64_t column = 0, columns = 0;
+      for (int i = matrix_q; i <= matrix_v; ++i) columns += layout.matrices[i].columns;
+      for (const PackedMatrix *before = layout.matrices; before < &matrix; ++before) column += before->columns;
+      const int64_t start = layout.matrices[matrix_q].weights_offset;
+      matrix.weights_offset = start + column * static_cast<int64_t>(sizeof(float));
+      matrix.stride = columns;
+      at = Count(start) + aligned_floats(Count(columns) * Count(matrix.depth));
+    } else {
+      matrix.stride = matrix.columns;
+      at = at + aligned_floats(Count(matrix.columns) * Count(matrix.depth));
+    }
+    if (at.overflows()) break;
+  }
+  for (PackedMatrix &matrix : layout.matrices) {
+    matrix.bias_offset = at.value();
+    at = at + Count(panels_of(matrix.columns)) * Count(panel_columns * sizeof(float));
+  }
+  layout.bytes = at.value();
+  return layout;
+}
+
+void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const mha_layer_weights &weights, void *buffer) {
+  unsigned char *const bytes = static_cast<unsigned char *>(buffer);
+  for (int i = 0; i < num_matrices; ++i) {
+    const MatrixName name = static_cast<MatrixName>(i);
+    const PackedMatrix &matrix = layout.matrices[i];
+    if (kind == PackedKind::plain_f32) {
+      // The rounding up to whole cache lines, which the last column's copy leaves alone.
+      const int64_t end = i + 1 < num_matrices ? layout.matrices[i + 1].weights_offset : layout.matrices[0].bias_offset;
+      if (end - matrix.weights_offset >= 64) memset(bytes + end - 64, 0, 64);
+    }
+    if (matrix.columns > 0) pack_matrix(source_of(shape, weights, name), matrix, kind, bytes);
+    float *const bias = reinterpret_cast<float *>(bytes + matrix.bias_offset);
+    memset(bias, 0, static_cast<size_t>(panels_of(matrix.columns) * panel_columns) * sizeof(float));
+    const float *const given = bias_of(shape, weights, name);
+    if (given && matrix.columns > 0) memcpy(bias, given, static_cast<size_t>(matrix.columns) * sizeof(float));
+  }
+
+  PackedHeader header = {};
+  memcpy(header.magic, packed_magic, sizeof header.magic);
+  header.byte_order = packed_byte_order;
+  header.version = packed_version;
+  header.contract = MHA_CONTRACT;
+  header.kind = static_cast<uint32_t>(kind);
+  header.bytes = static_cast<uint64_t>(layout.bytes);
+  header.payload_checksum = checksum(bytes + sizeof header, layout.bytes - static_cast<int64_t>(sizeof header));
+  header.query_dim = shape.query_dim;
+  header.key_dim = shape.key_dim;
+  header.value_dim = shape.value_dim;
+  header.output_dim = shape.output_dim;
+  header.num_heads = shape.num_heads;
+  header.num_kv_heads = shape.num_kv_heads;
+  header.head_dim = shape.head_dim;
+  header.head_dim_v = shape.head_dim_v;
+  header.scale = shape.scale;
+  header.has_output = shape.has_output;
+  header.header_checksum = header_checksum(header);
+  memcpy(bytes, &header, sizeof header);
+}
+
+mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, LayerShape *shape, PackedKind *kind, PackedLayout *layout) {
+  if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, 1, "buffer is NULL; pass the buffer that mha_layer_pack filled");
+  if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0) {
+    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "buffer is not aligned to 64 bytes; place the packed layer at a multiple of 64");
+  }
+  if (buffer_bytes < sizeof(PackedHeader)) {
+    return report.fail(MHA_ERROR_PACKED_FORMAT, 2, "a buffer of %zu bytes is no packed layer; even its header has %zu", buffer_bytes,
+                       sizeof(PackedHeader));
+  }
+  PackedHeader header;
+  memcpy(&header, buffer, sizeof header);
+  if (memcmp(header.magic, packed_magic, sizeof header.magic) != 0) {
+    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the buffer does not begin like a packed layer; pass one that mha_layer_pack filled");
+  }
+  if (header.byte_order != packed_byte_order) {
+    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the layer was packed on a machine of the other byte order; pack it again on one of this");
+  }
+  if (header.version != packed_version) {
+    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the layer was packed in version %u of the format, this library reads version %u; pack it again",
+                       header.version, packed_version);
+  }
+  if (header.header_checksum != header_checksum(header)) {
+    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the header of the packed layer is damaged (its checksum does not hold); pack it again");
+  }
+  if (header.contract != MHA_CONTRACT) {
+    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the layer was packed for arithmetic contract %u, this library has %d; pack it again",
+                       header.contract, MHA_CONTRACT);
+  }
+  *kind = static_cast<PackedKind>(header.kind);
+  if (*kind != PackedKind::panels_f32 && *kind != PackedKind::plain_f32) {
+    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the packed layer is of kind %u, which this version does not know; pack it again", header.kind);
+  }
+  *shape = {header.query_dim,    header.key_dim,  header.value_dim,  header.num_heads, header.num_kv_heads,
+            header.head_dim,     header.head_dim_v, header.output_dim, header.scale,     header.has_output != 0};
+  // Guards the bounds against a header that was made up: its checksum is no secret.
+  const int64_t dims[] = {header.query_dim, header.key_dim, header.value_dim, header.output_dim, header.num_heads, header.num_kv_heads,
+                          header.head_dim, header.head_dim_v};
+  bool is_sound = header.num_kv_heads > 0 && header.num_heads % header.num_kv_heads == 0;
+  for (const int64_t dim : dims) is_sound = is_sound && dim > 0 && dim <= INT32_MAX;
+  is_sound = is_sound && (header.has_output != 0 || header.output_dim == header.num_heads * header.head_dim_v);
+  if (is_sound) *layout = packed_layout(*shape, *kind);
+  if (!is_sound || layout->bytes < 0 || static_cast<uint64_t>(layout->bytes) != header.bytes) {
+    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the packed layer's sizes contradict each other; pack it again");
+  }
+  if (buffer_bytes < header.bytes) {
+    return report.fail(MHA_ERROR_PACKED_FORMAT, 2, "the packed layer is truncated: %zu of %llu bytes are there", buffer_bytes,
+                       static_cast<unsigned long long>(header.bytes));
+  }
+  return MHA_OK;
+}
+
+bool packed_checksum_holds(const void *buffer) {
+  PackedHeader header;
+  memcpy(&header, buffer, sizeof header);
+  const unsigned char *const payload = static_cast<const unsigned char *>(buffer) + sizeof header;
+  return checksum(payload, static_cast<int64_t>(header.bytes - sizeof header)) == header.payload_checksum;
+}
+
+}  // namespace mha

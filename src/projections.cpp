@@ -1,0 +1,94 @@
+#include "projections.h"
+
+namespace mha {
+namespace {
+
+// How a product is cut: blocks of rows, and under each of them groups of panels.
+struct Cut {
+  int64_t block_rows, row_blocks;
+  int64_t group_panels, groups[3], groups_of_all_parts;
+
+  explicit Cut(const Product &product) : groups{}, groups_of_all_parts(0) {
+    const Projection &first = product.parts[0];
+    // A block of input rows that stays in a level-2 cache beside a panel.
+    constexpr int64_t block_floats = 96 * 1024, multiple = 48;
+    block_rows = block_floats / first.depth / multiple * multiple;
+    if (block_rows < multiple) block_rows = multiple;
+    row_blocks = (first.rows + block_rows - 1) / block_rows;
+    // Few rows keep a panel busy for a short time only, and one or two rows need several panels at once to fill the registers.
+    group_panels = first.rows <= 8 ? 4 : 1;
+    for (int64_t part = 0; part < product.num_parts; ++part) {
+      groups[part] = (panels_of(product.parts[part].columns) + group_panels - 1) / group_panels;
+      groups_of_all_parts += groups[part];
+    }
+  }
+  int64_t units() const { return row_blocks * groups_of_all_parts; }
+};
+
+struct Stage {
+  const Kernels *kernels;
+  const Product *products;
+  int64_t num_products;
+};
+
+int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Row block by row block, all panels of all parts under it: the rows stay in the cache.
+void run_unit(const void *context, int64_t unit, int64_t) {
+  const Stage &stage = *static_cast<const Stage *>(context);
+  for (int64_t i = 0; i < stage.num_products; ++i) {
+    const Product &product = stage.products[i];
+    const Cut cut(product);
+    if (unit >= cut.units()) {
+      unit -= cut.units();
+      continue;
+    }
+    const int64_t row_begin = unit / cut.groups_of_all_parts * cut.block_rows;
+    int64_t group = unit % cut.groups_of_all_parts, part = 0;
+    while (group >= cut.groups[part]) group -= cut.groups[part++];
+    const Projection &projection = product.parts[part];
+    const int64_t panel_begin = group * cut.group_panels;
+    stage.kernels->project(projection, row_begin, least(projection.rows, row_begin + cut.block_rows), panel_begin,
+                           least(panels_of(projection.columns), panel_begin + cut.group_panels));
+    return;
+  }
+}
+
+// sgemm wants rows at one distance: those of one sequence, or of all if the sequences follow each other.
+void run_through_sgemm(const mha_layer &layer, const Product &product, float *scratch) {
+  const Projection &first = product.parts[0];
+  int64_t columns = 0;
+  for (int64_t part = 0; part < product.num_parts; ++part) columns += product.parts[part].columns;
+  const InputRows &x = first.x;
+  const bool is_one_run = x.batch_stride == x.rows_per_sequence * x.row_stride || first.rows == x.rows_per_sequence;
+  const int64_t run_rows = is_one_run ? first.rows : x.rows_per_sequence;
+  for (int64_t row = 0; row < first.rows;) {
+    const int64_t run = row / run_rows, in_run = row % run_rows, rows = least(sgemm_rows, run_rows - in_run);
+    const float *const a = x.base + run * x.batch_stride + in_run * x.row_stride;
+    layer.sgemm(101, 111, 111, static_cast<int>(rows), static_cast<int>(columns), static_cast<int>(first.depth), 1.0f, a,
+                static_cast<int>(x.row_stride), product.plain_weights, static_cast<int>(product.plain_stride), 0.0f, scratch,
+                static_cast<int>(columns));
+    int64_t column = 0;
+    for (int64_t part = 0; part < product.num_parts; ++part) {
+      layer.kernels->finish_rows(product.parts[part], scratch + column, columns, row, row + rows);
+      column += product.parts[part].columns;
+    }
+    row += rows;
+  }
+}
+
+}  // namespace
+
+void run_products(const mha_layer &layer, const Product *products, int64_t num_products, const mha_scheduler *scheduler, UnitCounter *counter,
+                  float *scratch) {
+  if (layer.sgemm) {
+    for (int64_t i = 0; i < num_products; ++i) run_through_sgemm(layer, products[i], scratch);
+    return;
+  }
+  const Stage stage = {layer.kernels, products, num_products};
+  int64_t units = 0;
+  for (int64_t i = 0; i < num_products; ++i) units += Cut(products[i]).units();
+  run_units(scheduler, counter, units, run_unit, &stage);
+}
+
+}  // namespace mha

@@ -1,0 +1,45 @@
+#include "schedule.h"
+
+namespace mha {
+namespace {
+
+struct Share {
+  UnitCounter *counter;
+  int64_t units;
+  void (*run)(const void *context, int64_t unit, int64_t thread);
+  const void *context;
+};
+
+// One thread's task: takes units until none are left, so that late or slow threads do not hold up the others.
+void take_units(void *task_context, uint32_t index) {
+  const Share &share = *static_cast<const Share *>(task_context);
+  for (;;) {
+    const int64_t unit = __atomic_fetch_add(&share.counter->next, 1, __ATOMIC_RELAXED);
+    if (unit >= share.units) return;
+    share.run(share.context, unit, index);
+  }
+}
+
+}  // namespace
+
+mha_status check_scheduler(Report &report, uint32_t argument, const mha_scheduler *scheduler) {
+  if (!scheduler) return MHA_OK;
+  if (!scheduler->parallel_for) return report.fail(MHA_ERROR_NULL_POINTER, argument, "the scheduler's parallel_for is NULL; give one, or no scheduler");
+  if (scheduler->num_threads == 0) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "the scheduler's num_threads is 0; set it to at least 1");
+  if (scheduler->reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "mha_scheduler.reserved is not 0; set it to 0");
+  return MHA_OK;
+}
+
+void run_units(const mha_scheduler *scheduler, UnitCounter *counter, int64_t units, void (*run)(const void *context, int64_t unit, int64_t thread),
+               const void *context) {
+  const int64_t threads = threads_of(scheduler);
+  if (threads == 1 || units <= 1) {
+    for (int64_t unit = 0; unit < units; ++unit) run(context, unit, 0);
+    return;
+  }
+  counter->next = 0;
+  Share share = {counter, units, run, context};
+  scheduler->parallel_for(scheduler->context, static_cast<uint32_t>(units < threads ? units : threads), take_units, &share);
+}
+
+}  // namespace mha

@@ -1,0 +1,60 @@
+// Statuses with their sentence, and the size arithmetic that cannot overflow unseen.
+#pragma once
+
+#include <stdarg.h>
+#include <stdint.h>
+
+#include "mha.h"
+
+namespace mha {
+
+// Where a function reports: its mha_error (may be null), and the parameter that is being checked.
+class Report {
+ public:
+  explicit Report(mha_error *error);  // writes success, which stands until fail
+
+  // Writes the error and returns status: `return report.fail(...)`.
+  mha_status fail(mha_status status, uint32_t argument, const char *format, ...) __attribute__((format(printf, 4, 5)));
+
+ private:
+  mha_error *error_;
+};
+
+// A non-negative count that remembers an overflow on its way.
+class Count {
+ public:
+  Count(int64_t value) : value_(value) {}
+  bool overflows() const { return value_ < 0; }
+  int64_t value() const { return value_; }
+
+  friend Count operator*(Count a, Count b) {
+    if (a.overflows() || b.overflows()) return Count(-1);
+    if (a.value_ != 0 && b.value_ > INT64_MAX / a.value_) return Count(-1);
+    return Count(a.value_ * b.value_);
+  }
+  friend Count operator+(Count a, Count b) {
+    if (a.overflows() || b.overflows() || a.value_ > INT64_MAX - b.value_) return Count(-1);
+    return Count(a.value_ + b.value_);
+  }
+
+ private:
+  int64_t value_;  // -1 after an overflow
+};
+
+inline Count round_up(Count count, int64_t multiple) {
+  const Count more = count + Count(multiple - 1);
+  return more.overflows() ? more : Count(more.value() / multiple * multiple);
+}
+
+// Input structs grow at their end. Copies the fields that the caller's struct has and leaves the others zero; a caller's field that this version
+// does not know must be zero.
+mha_status read_struct(Report &report, uint32_t argument, const char *name, const void *given, void *copy, size_t known_size,
+                       size_t smallest_size);
+
+template <class Struct>
+mha_status read_struct(Report &report, uint32_t argument, const char *name, const Struct *given, Struct *copy) {
+  // Every struct still has the size of its first version.
+  return read_struct(report, argument, name, static_cast<const void *>(given), copy, sizeof(Struct), sizeof(Struct));
+}
+
+}  // namespace mha

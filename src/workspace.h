@@ -1,0 +1,29 @@
+// Carving the caller's workspace. The same calls that compute the size give the offsets, so that they can't disagree.
+#pragma once
+
+#include "status.h"
+
+namespace mha {
+
+class Carving {
+ public:
+  // Takes `count` elements of `element_bytes`, on a cache line border. Returns the offset in bytes.
+  int64_t take(Count count, int64_t element_bytes) {
+    const int64_t offset = end_.value();
+    end_ = round_up(end_ + count * Count(element_bytes), 64);
+    return offset;
+  }
+  int64_t take_floats(Count count) { return take(count, sizeof(float)); }
+
+  // What the caller has to give: any alignment will do, so there is room for moving up to the next border. -1 after an overflow.
+  int64_t bytes() const { return end_.value() == 0 ? 0 : (end_ + Count(63)).value(); }
+
+ private:
+  Count end_ = 0;
+};
+
+inline unsigned char *align_workspace(void *workspace) {
+  return reinterpret_cast<unsigned char *>((reinterpret_cast<uintptr_t>(workspace) + 63) / 64 * 64);
+}
+
+}  // namespace mha
