@@ -128,7 +128,10 @@ typedef struct mha_scheduler {
  */
 typedef struct mha_layer mha_layer;
 
-/* The shape of a layer. Only query_dim, num_heads and, where it is not query_dim / num_heads, head_dim are needed. */
+/*
+ * The shape of a layer. Only query_dim, num_heads and, where it is not query_dim / num_heads, head_dim are needed.
+ * No dimension, and no num_heads * head_dim, may be larger than 2^31 - 1 (MHA_ERROR_TOO_LARGE); likewise in mha_attention_args.
+ */
 typedef struct mha_layer_config {
   size_t struct_size;
   int64_t query_dim;    /* width of a row of the query input (d_in, embed_dim); >= 1 */
@@ -139,7 +142,7 @@ typedef struct mha_layer_config {
   int64_t num_kv_heads; /* key and value heads, a divisor of num_heads (grouped-query attention); 0 = num_heads */
   int64_t head_dim;     /* width of a head's queries and keys; 0 = d_out / num_heads, which must divide */
   int64_t head_dim_v;   /* width of a head's values; 0 = head_dim */
-  int64_t d_out;        /* num_heads * head_dim, to derive head_dim from; 0 = query_dim if head_dim is 0, else not looked at */
+  int64_t d_out;        /* num_heads * head_dim, to derive head_dim from; 0 = query_dim where head_dim is 0. Given both, they must agree. */
   float scale;          /* factor of the scores; 0 = 1 / sqrt(head_dim); must be finite */
   uint32_t reserved;    /* 0 */
 } mha_layer_config;

@@ -11,6 +11,10 @@ Count span_of(const Array &array) {
   return span;
 }
 
+int64_t contiguous_stride(int64_t stride, int64_t count, int64_t inner_stride) {
+  return stride != 0 || inner_stride < 0 ? stride : (Count(count) * Count(inner_stride)).overflows() ? INT64_MAX : count * inner_stride;
+}
+
 mha_status check_input(Report &report, uint32_t argument, const Array &array) {
   for (int i = 0; i < 3; ++i) {
     if (array.strides[i] < 0) {
@@ -30,6 +34,9 @@ mha_status check_input(Report &report, uint32_t argument, const Array &array) {
 
 mha_status check_output(Report &report, uint32_t argument, const Array &array) {
   if (const mha_status status = check_input(report, argument, array)) return status;
+  for (const int64_t extent : array.extents) {
+    if (extent == 0) return MHA_OK;
+  }
   // Sorted by stride, each dimension has to step over all of the smaller ones.
   int order[3] = {0, 1, 2};
   for (int i = 0; i < 3; ++i) {
@@ -53,11 +60,21 @@ mha_status check_output(Report &report, uint32_t argument, const Array &array) {
   return MHA_OK;
 }
 
-mha_status check_optional_output(Report &report, uint32_t argument, const char *name, const float *output, Count elements) {
-  if (output && (elements * Count(sizeof(float))).overflows()) {
-    return report.fail(MHA_ERROR_TOO_LARGE, argument, "%s would be larger than memory can be", name);
+mha_status check_optional_outputs(Report &report, uint32_t argument, const OptionalOutput *outputs, int count) {
+  for (int i = 0; i < count; ++i) {
+    if (outputs[i].output && (outputs[i].elements * Count(sizeof(float))).overflows()) {
+      return report.fail(MHA_ERROR_TOO_LARGE, argument, "%s would be larger than memory can be", outputs[i].name);
+    }
   }
   return MHA_OK;
+}
+
+uint64_t bytes_of_optional_outputs(const OptionalOutput *outputs, int count) {
+  uint64_t bytes = 0;
+  for (int i = 0; i < count; ++i) {
+    if (outputs[i].output) bytes += static_cast<uint64_t>(outputs[i].elements.value()) * sizeof(float);
+  }
+  return bytes;
 }
 
 mha_status check_causal(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t n_q, int64_t n_kv) {
@@ -69,15 +86,11 @@ mha_status check_causal(Report &report, uint32_t argument, uint32_t is_causal, c
   return MHA_OK;
 }
 
-mha_status check_positions(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t batch, int64_t n_q) {
+mha_status check_positions(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t batch) {
   if (!is_causal || !q_start) return MHA_OK;
   for (int64_t b = 0; b < batch; ++b) {
     if (q_start[b] < 0) {
       return report.fail(MHA_ERROR_INVALID_VALUE, argument, "q_start[%lld] is %lld; a position can't be negative", static_cast<long long>(b),
-                         static_cast<long long>(q_start[b]));
-    }
-    if (q_start[b] >= INT64_MAX - n_q) {
-      return report.fail(MHA_ERROR_TOO_LARGE, argument, "q_start[%lld] is %lld, whose last query has no position any more", static_cast<long long>(b),
                          static_cast<long long>(q_start[b]));
     }
   }
@@ -99,15 +112,16 @@ mha_status check_workspace(Report &report, uint32_t argument, const char *query,
 }
 
 uint64_t attending_pairs(int64_t batch, int64_t n_q, int64_t n_kv, bool is_causal, const int64_t *q_start) {
-  const uint64_t queries = static_cast<uint64_t>(n_q), keys = static_cast<uint64_t>(n_kv);
-  if (!is_causal) return static_cast<uint64_t>(batch) * queries * keys;
-  uint64_t pairs = 0;
-  for (int64_t b = 0; b < batch; ++b) {
-    const uint64_t start = q_start ? static_cast<uint64_t>(q_start[b]) : keys - queries;
-    // Query i attends to min(n_kv, start + i + 1) keys: growing by one until all are seen.
+  const uint64_t queries = static_cast<uint64_t>(n_q), keys = static_cast<uint64_t>(n_kv), sequences = static_cast<uint64_t>(batch);
+  if (!is_causal) return sequences * queries * keys;
+  // Query i of a sequence attends to min(n_kv, start + i + 1) keys: growing by one until all are seen.
+  const auto pairs_from = [=](uint64_t start) {
     const uint64_t growing = start >= keys ? 0 : keys - start < queries ? keys - start : queries;
-    pairs += growing * start + growing * (growing + 1) / 2 + (queries - growing) * keys;
-  }
+    return growing * start + growing * (growing + 1) / 2 + (queries - growing) * keys;
+  };
+  if (!q_start) return sequences * pairs_from(keys - queries);
+  uint64_t pairs = 0;
+  for (int64_t b = 0; b < batch; ++b) pairs += pairs_from(static_cast<uint64_t>(q_start[b]));
   return pairs;
 }
 

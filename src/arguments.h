@@ -14,6 +14,9 @@ struct Array {
   int64_t strides[3];
 };
 
+// What a stride of 0 means: count times the next inner stride; INT64_MAX if that overflows, which no array with more than one element survives.
+int64_t contiguous_stride(int64_t stride, int64_t count, int64_t inner_stride);
+
 // Elements from the first to the last, or an overflow.
 Count span_of(const Array &array);
 
@@ -21,12 +24,20 @@ Count span_of(const Array &array);
 mha_status check_input(Report &report, uint32_t argument, const Array &array);
 mha_status check_output(Report &report, uint32_t argument, const Array &array);
 
-// The size of an optional contiguous output can be addressed.
-mha_status check_optional_output(Report &report, uint32_t argument, const char *name, const float *output, Count elements);
+// An optional contiguous output; null if it was not asked for.
+struct OptionalOutput {
+  const char *name;
+  const float *output;
+  Count elements;
+};
+
+// All of them can be addressed.
+mha_status check_optional_outputs(Report &report, uint32_t argument, const OptionalOutput *outputs, int count);
+uint64_t bytes_of_optional_outputs(const OptionalOutput *outputs, int count);
 
 // is_causal and q_start without reading q_start; then its positions.
 mha_status check_causal(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t n_q, int64_t n_kv);
-mha_status check_positions(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t batch, int64_t n_q);
+mha_status check_positions(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t batch);
 
 mha_status check_count(Report &report, uint32_t argument, const char *name, int64_t count);
 

@@ -51,6 +51,7 @@ bool plan_attention(Attention *attention) {
     end = end + round_up(floats, 16);
     return offset;
   };
+  scratch.queries = take(Count(block) * Count(group) * Count(attention->head_dim));
   scratch.keys = take(attention->k.is_packed ? Count(0) : Count(chunk_keys) * Count(attention->head_dim));
   scratch.values = take(attention->v.is_packed ? Count(0) : Count(chunk_keys) * width);
   scratch.scores = take(attend_tile_rows_max * score_stride);
@@ -113,7 +114,7 @@ mha_status check_dimensions(Report &report, mha_attention_args *args) {
 void resolve_strides(int64_t n, int64_t heads, int64_t width, int64_t *batch_stride, int64_t *row_stride, int64_t *head_stride) {
   if (*head_stride == 0) *head_stride = width;
   if (*row_stride == 0) *row_stride = heads * width;
-  if (*batch_stride == 0) *batch_stride = (Count(n) * Count(*row_stride > 0 ? *row_stride : 0)).value();
+  *batch_stride = contiguous_stride(*batch_stride, n, *row_stride);
 }
 
 mha_status check_arrays(Report &report, mha_attention_args *args) {
@@ -150,25 +151,20 @@ mha_status check_options(Report &report, const mha_attention_args &args) {
   return check_causal(report, args_argument, args.is_causal, args.q_start, args.n_q, args.n_kv);
 }
 
-mha_status check_optional_outputs(Report &report, const mha_attention_args &args, const mha_taps &taps) {
-  if (taps.q || taps.k || taps.v) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "the taps q, k and v are mha_forward's; leave them NULL, the caller has them already");
-  }
+constexpr int num_optional_outputs = 6;
+
+struct OptionalOutputs {
+  OptionalOutput outputs[num_optional_outputs];
+};
+
+OptionalOutputs optional_outputs(const mha_attention_args &args, const mha_taps &taps) {
   const Count rows = Count(args.batch) * Count(args.num_heads) * Count(args.n_q), pairs = rows * Count(args.n_kv);
-  const struct {
-    const char *name;
-    const float *output;
-    Count elements;
-  } outputs[] = {{"lse", args.lse, rows},
-                 {"attention_weights", args.attention_weights, pairs},
-                 {"taps.scores", taps.scores, pairs},
-                 {"taps.scaled_scores", taps.scaled_scores, pairs},
-                 {"taps.masked_scores", taps.masked_scores, pairs},
-                 {"taps.context", taps.context, rows * Count(args.head_dim_v)}};
-  for (const auto &output : outputs) {
-    if (const mha_status status = check_optional_output(report, args_argument, output.name, output.output, output.elements)) return status;
-  }
-  return MHA_OK;
+  return {{{"lse", args.lse, rows},
+           {"attention_weights", args.attention_weights, pairs},
+           {"taps.scores", taps.scores, pairs},
+           {"taps.scaled_scores", taps.scaled_scores, pairs},
+           {"taps.masked_scores", taps.masked_scores, pairs},
+           {"taps.context", taps.context, rows * Count(args.head_dim_v)}}};
 }
 
 Attention describe(const mha_attention_args &args, const mha_taps &taps) {
@@ -217,7 +213,11 @@ mha_status make_plan(Report &report, const mha_attention_args *given, Plan *plan
   if (args.taps) {
     if (const mha_status status = read_struct(report, args_argument, "mha_taps", args.taps, &plan->taps)) return status;
   }
-  if (const mha_status status = check_optional_outputs(report, args, plan->taps)) return status;
+  if (plan->taps.q || plan->taps.k || plan->taps.v) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "the taps q, k and v are mha_forward's; leave them NULL, the caller has them already");
+  }
+  const OptionalOutputs optional = optional_outputs(args, plan->taps);
+  if (const mha_status status = check_optional_outputs(report, args_argument, optional.outputs, num_optional_outputs)) return status;
   if (const mha_status status = choose_kernels(report, args_argument, args.instruction_set, &plan->kernels)) return status;
 
   plan->attention = describe(args, plan->taps);
@@ -236,7 +236,7 @@ mha_status check_pointers(Report &report, const mha_attention_args &args) {
   if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "output is NULL; pass where to write the result");
   if (args.n_kv > 0 && !args.k) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "k is NULL; pass the keys");
   if (args.n_kv > 0 && !args.v) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "v is NULL; pass the values");
-  return check_positions(report, args_argument, args.is_causal, args.q_start, args.batch, args.n_q);
+  return check_positions(report, args_argument, args.is_causal, args.q_start, args.batch);
 }
 
 }  // namespace
@@ -273,7 +273,7 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
   if (const mha_status status = make_plan(report, args, &plan)) return status;
   mha_call_info filled;
   if (const mha_status status = read_struct(report, 2, "mha_call_info", info, &filled)) return status;
-  if (const mha_status status = check_positions(report, args_argument, plan.args.is_causal, plan.args.q_start, plan.args.batch, plan.args.n_q)) {
+  if (const mha_status status = check_positions(report, args_argument, plan.args.is_causal, plan.args.q_start, plan.args.batch)) {
     return status;
   }
   const mha_attention_args &read = plan.args;
@@ -294,7 +294,8 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
             static_cast<size_t>(plan.workspace_bytes),
             0,
             2 * pairs * widths * static_cast<uint64_t>(read.num_heads),
-            sizeof(float) * widths * (q_rows * static_cast<uint64_t>(read.num_heads) + kv_rows * static_cast<uint64_t>(read.num_kv_heads))};
+            sizeof(float) * widths * (q_rows * static_cast<uint64_t>(read.num_heads) + kv_rows * static_cast<uint64_t>(read.num_kv_heads)) +
+                bytes_of_optional_outputs(optional_outputs(read, plan.taps).outputs, num_optional_outputs)};
   *info = filled;
   return MHA_OK;
 }

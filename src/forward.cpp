@@ -45,8 +45,7 @@ mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_a
 // 0 = contiguous.
 InputRows rows_of(const float *base, int64_t n, int64_t width, int64_t batch_stride, int64_t row_stride) {
   if (row_stride == 0) row_stride = width;
-  if (batch_stride == 0) batch_stride = (Count(n) * Count(row_stride > 0 ? row_stride : 0)).value();
-  return {base, n, batch_stride, row_stride};
+  return {base, n, contiguous_stride(batch_stride, n, row_stride), row_stride};
 }
 
 Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t width) {
@@ -67,26 +66,24 @@ mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
   return check_output(report, args_argument, array_of("output", output, args.batch, shape.output_dim));
 }
 
-mha_status check_optional_outputs(Report &report, const LayerShape &shape, const mha_forward_args &args, const mha_taps &taps) {
+constexpr int num_optional_outputs = 9;
+
+struct OptionalOutputs {
+  OptionalOutput outputs[num_optional_outputs];
+};
+
+OptionalOutputs optional_outputs(const LayerShape &shape, const mha_forward_args &args, const mha_taps &taps) {
   const Count q_rows = Count(args.batch) * Count(args.n_q), kv_rows = Count(args.batch) * Count(args.n_kv);
   const Count heads(shape.num_heads), pairs = q_rows * heads * Count(args.n_kv);
-  const struct {
-    const char *name;
-    const float *output;
-    Count elements;
-  } outputs[] = {{"lse", args.lse, q_rows * heads},
-                 {"attention_weights", args.attention_weights, pairs},
-                 {"taps.q", taps.q, q_rows * Count(shape.q_columns())},
-                 {"taps.k", taps.k, kv_rows * Count(shape.k_columns())},
-                 {"taps.v", taps.v, kv_rows * Count(shape.v_columns())},
-                 {"taps.scores", taps.scores, pairs},
-                 {"taps.scaled_scores", taps.scaled_scores, pairs},
-                 {"taps.masked_scores", taps.masked_scores, pairs},
-                 {"taps.context", taps.context, q_rows * Count(shape.context_columns())}};
-  for (const auto &output : outputs) {
-    if (const mha_status status = check_optional_output(report, args_argument, output.name, output.output, output.elements)) return status;
-  }
-  return MHA_OK;
+  return {{{"lse", args.lse, q_rows * heads},
+           {"attention_weights", args.attention_weights, pairs},
+           {"taps.q", taps.q, q_rows * Count(shape.q_columns())},
+           {"taps.k", taps.k, kv_rows * Count(shape.k_columns())},
+           {"taps.v", taps.v, kv_rows * Count(shape.v_columns())},
+           {"taps.scores", taps.scores, pairs},
+           {"taps.scaled_scores", taps.scaled_scores, pairs},
+           {"taps.masked_scores", taps.masked_scores, pairs},
+           {"taps.context", taps.context, q_rows * Count(shape.context_columns())}}};
 }
 
 mha_status check_sgemm_strides(Report &report, const mha_layer &layer, const Plan &plan) {
@@ -143,7 +140,8 @@ mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_a
   if (args.taps) {
     if (const mha_status status = read_struct(report, args_argument, "mha_taps", args.taps, &plan->taps)) return status;
   }
-  if (const mha_status status = check_optional_outputs(report, shape, args, plan->taps)) return status;
+  const OptionalOutputs optional = optional_outputs(shape, args, plan->taps);
+  if (const mha_status status = check_optional_outputs(report, args_argument, optional.outputs, num_optional_outputs)) return status;
   if (const mha_status status = check_sgemm_strides(report, *layer, *plan)) return status;
 
   Attention &attention = plan->attention;
@@ -167,7 +165,7 @@ mha_status check_pointers(Report &report, const mha_forward_args &args) {
   if (args.batch == 0 || args.n_q == 0) return MHA_OK;
   if (!args.query) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "query is NULL; pass the input rows");
   if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "output is NULL; pass where to write the result");
-  return check_positions(report, args_argument, args.is_causal, args.q_start, args.batch, args.n_q);
+  return check_positions(report, args_argument, args.is_causal, args.q_start, args.batch);
 }
 
 // ---- The call
@@ -288,7 +286,7 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
   if (const mha_status status = make_plan(report, layer, args, &plan)) return status;
   mha_call_info filled;
   if (const mha_status status = read_struct(report, 3, "mha_call_info", info, &filled)) return status;
-  if (const mha_status status = check_positions(report, args_argument, plan.args.is_causal, plan.args.q_start, plan.args.batch, plan.args.n_q)) {
+  if (const mha_status status = check_positions(report, args_argument, plan.args.is_causal, plan.args.q_start, plan.args.batch)) {
     return status;
   }
   const LayerShape &shape = layer->shape;
@@ -315,7 +313,8 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
   filled.bytes = static_cast<uint64_t>(layer->layout.bytes) +
                  sizeof(float) * (q_rows * static_cast<uint64_t>(shape.query_dim + shape.output_dim) +
                                   (read.key ? kv_rows * static_cast<uint64_t>(shape.key_dim) : 0) +
-                                  (read.value ? kv_rows * static_cast<uint64_t>(shape.value_dim) : 0));
+                                  (read.value ? kv_rows * static_cast<uint64_t>(shape.value_dim) : 0)) +
+                 bytes_of_optional_outputs(optional_outputs(shape, read, plan.taps).outputs, num_optional_outputs);
   memcpy(info, &filled, sizeof filled);
   return MHA_OK;
 }

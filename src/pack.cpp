@@ -178,14 +178,14 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
 
 void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const mha_layer_weights &weights, void *buffer) {
   unsigned char *const bytes = static_cast<unsigned char *>(buffer);
+  // Plain matrices are rounded up to whole cache lines: clear the last line of each before anything is copied.
+  for (int i = 1; kind == PackedKind::plain_f32 && i <= num_matrices; ++i) {
+    const int64_t end = i < num_matrices ? layout.matrices[i].weights_offset : layout.matrices[0].bias_offset;
+    if (end % 64 == 0) memset(bytes + end - 64, 0, 64);
+  }
   for (int i = 0; i < num_matrices; ++i) {
     const MatrixName name = static_cast<MatrixName>(i);
     const PackedMatrix &matrix = layout.matrices[i];
-    if (kind == PackedKind::plain_f32) {
-      // The rounding up to whole cache lines, which the last column's copy leaves alone.
-      const int64_t end = i + 1 < num_matrices ? layout.matrices[i + 1].weights_offset : layout.matrices[0].bias_offset;
-      if (end - matrix.weights_offset >= 64) memset(bytes + end - 64, 0, 64);
-    }
     if (matrix.columns > 0) pack_matrix(source_of(shape, weights, name), matrix, kind, bytes);
     float *const bias = reinterpret_cast<float *>(bytes + matrix.bias_offset);
     memset(bias, 0, static_cast<size_t>(panels_of(matrix.columns) * panel_columns) * sizeof(float));

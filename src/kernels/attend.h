@@ -14,14 +14,14 @@ namespace {
 struct Scale {
   float scale;
   template <class V>
-  MHA_INLINE V operator()(V dot, int) const {
+  MHA_INLINE V operator()(V dot, int, int) const {
     return dot * all<V>(scale);
   }
 };
 
 struct Unchanged {
   template <class V>
-  MHA_INLINE V operator()(V dot, int) const {
+  MHA_INLINE V operator()(V dot, int, int) const {
     return dot;
   }
 };
@@ -42,8 +42,12 @@ struct Unit {
   MHA_INLINE int64_t key_limit(int64_t row) const {
     if (!call.is_causal) return call.n_kv;
     const int64_t start = call.q_start ? call.q_start[sequence] : call.n_kv - call.n_q;
-    return smaller(call.n_kv, start + query(row) + 1);
+    const int64_t sees_all_from = call.n_kv - 1 - query(row);  // compared first: start may be as large as an int64_t can be
+    return start >= sees_all_from ? call.n_kv : start + query(row) + 1;
   }
+
+  // The queries, tile by tile, interleaved: [head_dim][rows of the tile].
+  MHA_INLINE float *q(int64_t row) const { return scratch + call.scratch.queries + row * call.head_dim; }
 
   MHA_INLINE float *o(int64_t slot, int64_t row) const {
     return scratch + call.scratch.states + slot * call.scratch.state_stride + row * call.head_dim_v_padded;
@@ -62,7 +66,23 @@ struct Chunk {
   const float *values;
 };
 
-// ---- Bringing plain rows into the packed form
+// ---- Bringing queries, keys and values into the form that the kernels read
+
+inline const float *query_row(const Unit &unit, int64_t row) {
+  const StridedRows &q = unit.call.q;
+  return q.base + unit.sequence * q.batch_stride + unit.query(row) * q.row_stride + unit.head(row) * q.head_stride;
+}
+
+inline void interleave_queries(const Unit &unit, int64_t tile_rows) {
+  for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
+    const int64_t rows = smaller(tile_rows, unit.num_rows - row);
+    float *const tile = unit.q(row);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float *const from = query_row(unit, row + r);
+      for (int64_t k = 0; k < unit.call.head_dim; ++k) tile[k * rows + r] = from[k];
+    }
+  }
+}
 
 inline void pack_keys(const float *rows, int64_t row_stride, int64_t count, int64_t head_dim, float *blocks) {
   for (int64_t j = 0; j < count; j += 4) {
@@ -112,8 +132,8 @@ inline Chunk chunk_of(const Unit &unit, int64_t c, int64_t count) {
 
 // ---- Scores
 
-template <class V, int R, int B, class Finish>
-MHA_INLINE void score_tail(int64_t blocks, const float *const *q, int64_t head_dim, const float *keys, float *scores, const Finish &finish) {
+template <class V, int R, int B, class Rows, class Finish>
+MHA_INLINE void score_tail(int64_t blocks, Rows q, int64_t head_dim, const float *keys, float *scores, const Finish &finish) {
   if (blocks == B) {
     return multiply<R, B, key_block / V::size, V>(q, head_dim, {keys, key_block, head_dim * key_block}, scores, score_stride, finish);
   }
@@ -121,8 +141,8 @@ MHA_INLINE void score_tail(int64_t blocks, const float *const *q, int64_t head_d
 }
 
 // scores[r][j] for the first `count` keys of a chunk, rounded up to whole blocks of 16.
-template <class V, int R, class Finish>
-inline void score(const float *const *q, int64_t head_dim, const float *keys, int64_t count, float *scores, Finish finish) {
+template <class V, int R, class Rows, class Finish>
+MHA_INLINE void score(Rows q, int64_t head_dim, const float *keys, int64_t count, float *scores, Finish finish) {
   constexpr int B = TileShape<V::size>::score_blocks(R);
   int64_t blocks = (count + key_block - 1) / key_block;
   for (; blocks >= B; blocks -= B) {
@@ -133,64 +153,60 @@ inline void score(const float *const *q, int64_t head_dim, const float *keys, in
   if constexpr (B > 1) score_tail<V, R, B - 1>(blocks, q, head_dim, keys, scores, finish);
 }
 
-// ---- Softmax of one row of a chunk
+// ---- Softmax of a tile's rows in one chunk
 
-// Turns scores[0, count) into p = exp(score - m), zero up to the next multiple of 16. Gives m and l, and whether there are keys with a score of
-// -infinity, which take no part: those are marked in excluded[0, count).
-template <class V>
-inline bool softmax(float *scores, int64_t count, float *m, float *l, uint8_t *excluded) {
+// Turns scores[r][0, counts[r]) into p = exp(score - m), with zeros up to the end of the tile's last block, and gives m and l of each row. Returns a
+// bit for each row that has keys with a score of -infinity, which take no part: they are marked in excluded[r][0, counts[r]).
+template <class V, int R>
+MHA_INLINE uint32_t softmax(float *scores, const int64_t (&counts)[R], int64_t blocks, float (&m)[R], float (&l)[R], uint8_t *excluded) {
   constexpr int vectors = key_block / V::size;
-  if (count == 0) {
-    *m = -infinity;
-    *l = 0.0f;
-    return false;
+  const int64_t tile_end = blocks * key_block;
+  V most[R], least[R];
+  MHA_UNROLL for (int r = 0; r < R; ++r) {
+    float *const s = scores + r * score_stride;
+    const int64_t count = counts[r], end = (count + key_block - 1) / key_block * key_block;
+    // Copies of a real score fill the last block: they change neither the maximum nor whether a score is -infinity.
+    for (int64_t j = count; j < end; ++j) s[j] = s[count - 1];
+    most[r] = all<V>(-infinity);
+    least[r] = all<V>(infinity);
+    for (int64_t j = 0; j < end; j += V::size) {
+      const V score = load<V>(s + j);
+      most[r] = greater_of(score, most[r]);
+      least[r] = less_of(score, least[r]);
+    }
+    for (int64_t j = count; j < tile_end; ++j) s[j] = -infinity;
   }
-  const int64_t padded = (count + key_block - 1) / key_block * key_block;
-  const V lowest = all<V>(-infinity);
 
-  // Copies of a real score fill the last block: they change neither the maximum nor whether a score is -infinity.
-  for (int64_t j = count; j < padded; ++j) scores[j] = scores[count - 1];
-  V greatest_so_far[vectors];
-  MHA_UNROLL for (int i = 0; i < vectors; ++i) greatest_so_far[i] = lowest;
-  bool has_excluded = false;
-  for (int64_t j = 0; j < padded; j += key_block) {
+  uint32_t rows_with_excluded = 0;
+  V maximum[R];
+  MHA_UNROLL for (int r = 0; r < R; ++r) {
+    m[r] = greatest(most[r]);
+    // Without a score above -infinity any finite number will do: exp gives 0 for the keys left out, and NaN for a NaN.
+    maximum[r] = all<V>(m[r] == -infinity ? 0.0f : m[r]);
+    if (has_negative_infinity(least[r])) {
+      rows_with_excluded |= 1u << r;
+      for (int64_t j = 0; j < counts[r]; ++j) excluded[r * chunk_keys + j] = scores[r * score_stride + j] == -infinity;
+    }
+  }
+
+  // All rows side by side: one row's exp is a long chain of operations, R of them keep the machine busy.
+  V partial_sums[R][vectors];
+  MHA_UNROLL for (int r = 0; r < R; ++r) {
+    MHA_UNROLL for (int i = 0; i < vectors; ++i) partial_sums[r][i] = all<V>(0.0f);
+  }
+  for (int64_t j = 0; j < tile_end; j += key_block) {
     MHA_UNROLL for (int i = 0; i < vectors; ++i) {
-      const V s = load<V>(scores + j + i * V::size);
-      greatest_so_far[i] = greater_of(s, greatest_so_far[i]);
-      has_excluded |= any_equal(s, lowest);
-    }
-  }
-  MHA_UNROLL for (int i = 1; i < vectors; ++i) greatest_so_far[0] = greater_of(greatest_so_far[i], greatest_so_far[0]);
-  *m = greatest(greatest_so_far[0]);
-  for (int64_t j = count; j < padded; ++j) scores[j] = -infinity;
-  if (has_excluded) {
-    for (int64_t j = 0; j < count; ++j) excluded[j] = scores[j] == -infinity;
-  }
-
-  const V maximum = all<V>(*m);
-  V partial_sums[vectors];
-  MHA_UNROLL for (int i = 0; i < vectors; ++i) partial_sums[i] = all<V>(0.0f);
-  if (!(*m == -infinity)) {
-    for (int64_t j = 0; j < padded; j += key_block) {
-      MHA_UNROLL for (int i = 0; i < vectors; ++i) {
-        const V p = exp(load<V>(scores + j + i * V::size) - maximum);
-        store(scores + j + i * V::size, p);
-        partial_sums[i] = partial_sums[i] + p;
-      }
-    }
-  } else {
-    // Nothing but -infinity and NaN, and -infinity - -infinity is no number: leave the excluded keys out by hand.
-    for (int64_t j = 0; j < padded; j += key_block) {
-      MHA_UNROLL for (int i = 0; i < vectors; ++i) {
-        const V s = load<V>(scores + j + i * V::size);
-        const V p = zero_if_equal(s, lowest, exp(s - maximum));
-        store(scores + j + i * V::size, p);
-        partial_sums[i] = partial_sums[i] + p;
+      V p[R];
+      MHA_UNROLL for (int r = 0; r < R; ++r) p[r] = load<V>(scores + r * score_stride + j + i * V::size) - maximum[r];
+      exp_of(p);
+      MHA_UNROLL for (int r = 0; r < R; ++r) {
+        store(scores + r * score_stride + j + i * V::size, p[r]);
+        partial_sums[r][i] = partial_sums[r][i] + p[r];
       }
     }
   }
-  *l = sum16(partial_sums);
-  return has_excluded;
+  MHA_UNROLL for (int r = 0; r < R; ++r) l[r] = sum16(partial_sums[r]);
+  return rows_with_excluded;
 }
 
 // ---- Context of a tile
@@ -205,21 +221,21 @@ inline void continue_context(const float *p, const uint8_t *excluded, int64_t be
     for (int64_t j = begin; j < end; ++j) {
       if (excluded && excluded[j]) continue;
       const V multiplier = all<V>(p[j]);
-      MHA_UNROLL for (int i = 0; i < vectors; ++i) acc[i] = fma(multiplier, load<V>(values + j * width + c + i * V::size), acc[i]);
+      MHA_UNROLL for (int i = 0; i < vectors; ++i) acc[i] = mul_add(multiplier, load<V>(values + j * width + c + i * V::size), acc[i]);
     }
     MHA_UNROLL for (int i = 0; i < vectors; ++i) store(o + c + i * V::size, acc[i]);
   }
 }
 
 template <class V, int R, int C>
-MHA_INLINE void context_tail(int64_t vectors, const float *const *p, int64_t keys, const float *values, int64_t width, float *o) {
+MHA_INLINE void context_tail(int64_t vectors, EvenRows<score_stride> p, int64_t keys, const float *values, int64_t width, float *o) {
   if (vectors == C) return multiply<R, 1, C, V>(p, keys, {values, width, 0}, o, width, Unchanged{});
   if constexpr (C > 1) context_tail<V, R, C - 1>(vectors, p, keys, values, width, o);
 }
 
 // o[r] = sum of p[r][j] * values[j] over the first `keys` keys.
 template <class V, int R>
-inline void context(const float *const *p, int64_t keys, const float *values, int64_t width, float *o) {
+MHA_INLINE void context(EvenRows<score_stride> p, int64_t keys, const float *values, int64_t width, float *o) {
   constexpr int C = TileShape<V::size>::context_vectors;
   int64_t vectors = width / V::size;
   for (; vectors >= C; vectors -= C) {
@@ -235,35 +251,34 @@ inline void context(const float *const *p, int64_t keys, const float *values, in
 template <class V, int R>
 inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
   const Attention &call = unit.call;
-  const float *q[R];
-  float *p[R];
   int64_t counts[R];
-  float *const scores = unit.scratch + call.scratch.scores;
   int64_t most = 0, fewest = chunk_keys;
   for (int r = 0; r < R; ++r) {
-    q[r] = call.q.base + unit.sequence * call.q.batch_stride + unit.query(row + r) * call.q.row_stride + unit.head(row + r) * call.q.head_stride;
-    p[r] = scores + r * score_stride;
     counts[r] = smaller(chunk_keys, greater(0, unit.key_limit(row + r) - chunk.begin));
     most = greater(most, counts[r]);
     fewest = smaller(fewest, counts[r]);
   }
 
-  score<V, R>(q, call.head_dim, chunk.keys, most, scores, Scale{call.scale});
+  float *const scores = unit.scratch + call.scratch.scores;
+  score<V, R>(InterleavedRows<R>{unit.q(row)}, call.head_dim, chunk.keys, most, scores, Scale{call.scale});
 
   uint8_t *const excluded = reinterpret_cast<uint8_t *>(unit.scratch + call.scratch.excluded);
-  uint32_t rows_with_excluded = 0;
+  float m[R], l[R];
+  const uint32_t rows_with_excluded = softmax<V, R>(scores, counts, (most + key_block - 1) / key_block, m, l, excluded);
   for (int r = 0; r < R; ++r) {
-    const bool has_excluded = softmax<V>(p[r], counts[r], unit.m(slot, row + r), unit.l(slot, row + r), excluded + r * chunk_keys);
-    rows_with_excluded |= static_cast<uint32_t>(has_excluded) << r;
+    *unit.m(slot, row + r) = m[r];
+    *unit.l(slot, row + r) = l[r];
   }
 
   // Keys that all rows attend to, for the whole tile; the rest row by row. A row is never multiplied with a value that it does not attend to.
   const int64_t width = call.head_dim_v_padded;
   const int64_t shared = rows_with_excluded ? 0 : fewest;
-  context<V, R>(p, shared, chunk.values, width, unit.o(slot, row));
+  context<V, R>({scores}, shared, chunk.values, width, unit.o(slot, row));
   for (int r = 0; r < R; ++r) {
     const uint8_t *const left_out = rows_with_excluded >> r & 1 ? excluded + r * chunk_keys : nullptr;
-    if (shared < counts[r]) continue_context<V>(p[r], left_out, shared, counts[r], chunk.values, width, unit.o(slot, row + r));
+    if (shared < counts[r]) {
+      continue_context<V>(scores + r * score_stride, left_out, shared, counts[r], chunk.values, width, unit.o(slot, row + r));
+    }
   }
 }
 
@@ -290,11 +305,11 @@ inline void merge(const Unit &unit, int64_t left, int64_t row, int64_t num_rows)
       continue;
     }
     const float m = m2 > *m1 ? m2 : *m1;
-    const float a = exp(*m1 - m), b = exp(m2 - m);
+    const float a = exp_of(*m1 - m), b = exp_of(m2 - m);
     *m1 = m;
-    *l1 = fma(*l1, a, l2 * b);
+    *l1 = mul_add(*l1, a, l2 * b);
     const V va = all<V>(a), vb = all<V>(b);
-    for (int64_t c = 0; c < width; c += V::size) store(o1 + c, fma(load<V>(o1 + c), va, load<V>(o2 + c) * vb));
+    for (int64_t c = 0; c < width; c += V::size) store(o1 + c, mul_add(load<V>(o1 + c), va, load<V>(o2 + c) * vb));
   }
 }
 
@@ -316,7 +331,7 @@ inline void finish(const Unit &unit, int64_t row) {
     float *const tap = call.context + ((unit.sequence * call.n_q + unit.query(row)) * call.num_heads + unit.head(row)) * call.head_dim_v;
     for (int64_t c = 0; c < call.head_dim_v; ++c) tap[c] = o[c];
   }
-  if (call.lse) call.lse[unit.index(row)] = l == 0.0f ? -infinity : canonical(*unit.m(0, row) + log(l));
+  if (call.lse) call.lse[unit.index(row)] = l == 0.0f ? -infinity : canonical(*unit.m(0, row) + log_of(l));
 }
 
 // ---- Looking inside: a second pass over the keys for those who asked, when m and l of the whole row are known
@@ -341,7 +356,7 @@ inline void inspect_row(const Unit &unit, int64_t row, const Chunk &chunk, int64
   if (call.attention_weights) {
     for (int64_t j = 0; j < count; j += V::size) {
       const V x = load<V>(s + j);
-      store(s + j, zero_if_equal(x, all<V>(-infinity), canonical(exp(x - all<V>(m)) * all<V>(inverse))));
+      store(s + j, zero_if_equal(x, all<V>(-infinity), canonical(exp_of(x - all<V>(m)) * all<V>(inverse))));
     }
     for (int64_t j = 0; j < count; ++j) call.attention_weights[at + j] = s[j];
   }
@@ -356,9 +371,8 @@ inline void inspect(const Unit &unit) {
     const int64_t count = smaller(chunk_keys, call.n_kv - c * chunk_keys);
     const Chunk chunk = chunk_of<V>(unit, c, count);
     for (int64_t row = 0; row < unit.num_rows; ++row) {
-      const float *const q = call.q.base + unit.sequence * call.q.batch_stride + unit.query(row) * call.q.row_stride +
-                             unit.head(row) * call.q.head_stride;
-      score<V, 1>(&q, call.head_dim, chunk.keys, count, scores, Unchanged{});
+      const EvenRows<0> q = {query_row(unit, row)};
+      score<V, 1>(q, call.head_dim, chunk.keys, count, scores, Unchanged{});
       inspect_row<V>(unit, row, chunk, count, scores);
     }
   }
@@ -373,6 +387,8 @@ void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t qu
   const int64_t group = call.num_heads / call.num_kv_heads;
   const int64_t queries = smaller(call.block_queries, call.n_q - query_begin);
   const Unit unit = {call, sequence, kv_head, query_begin, group, queries * group, scratch};
+
+  interleave_queries(unit, tile_rows);
 
   const int64_t limit = unit.key_limit(unit.num_rows - 1);
   for (int64_t c = 0; c == 0 || c * chunk_keys < limit; ++c) {

@@ -69,6 +69,7 @@ struct StridedRows {
 
 // The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16.
 struct AttendScratch {
+  int64_t queries;   // [unit_rows * head_dim], tile by tile
   int64_t keys;      // [16 blocks][head_dim][16], for plain key rows
   int64_t values;    // [256][head_dim_v_padded], for plain value rows
   int64_t scores;    // [attend_tile_rows_max][score_stride]

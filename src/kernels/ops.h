@@ -23,7 +23,10 @@
 #error "define one of MHA_KERNELS_SCALAR, MHA_KERNELS_AVX2, MHA_KERNELS_AVX512, MHA_KERNELS_NEON"
 #endif
 
+// Arithmetic has names of its own (mul_add, exp_of): an unqualified exp(batch) would find xsimd's by argument-dependent lookup.
+
 #define MHA_INLINE inline __attribute__((always_inline))
+#define MHA_UNROLL _Pragma("GCC unroll 64")
 
 namespace mha {
 namespace {
@@ -42,7 +45,7 @@ MHA_INLINE float float_of(uint32_t bits) {
   return x;
 }
 
-MHA_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+MHA_INLINE float mul_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 // One lane: the vector of the scalar kernels, and in every kernel the carrier of exp for single values.
 struct Scalar {
@@ -53,13 +56,13 @@ struct Scalar {
 MHA_INLINE Scalar operator+(Scalar a, Scalar b) { return {a.x + b.x}; }
 MHA_INLINE Scalar operator-(Scalar a, Scalar b) { return {a.x - b.x}; }
 MHA_INLINE Scalar operator*(Scalar a, Scalar b) { return {a.x * b.x}; }
-MHA_INLINE Scalar fma(Scalar a, Scalar b, Scalar c) { return {fma(a.x, b.x, c.x)}; }
+MHA_INLINE Scalar mul_add(Scalar a, Scalar b, Scalar c) { return {mul_add(a.x, b.x, c.x)}; }
 MHA_INLINE Scalar greater_of(Scalar s, Scalar m) { return {s.x > m.x ? s.x : m.x}; }
 MHA_INLINE Scalar zero_if_less(Scalar x, Scalar limit, Scalar y) { return {x.x < limit.x ? 0.0f : y.x}; }
 MHA_INLINE Scalar zero_if_equal(Scalar x, Scalar value, Scalar y) { return {x.x == value.x ? 0.0f : y.x}; }
 MHA_INLINE Scalar x_if_nan(Scalar x, Scalar y) { return {x.x != x.x ? x.x : y.x}; }
 MHA_INLINE Scalar value_if_nan(Scalar x, Scalar value) { return {x.x != x.x ? value.x : x.x}; }
-MHA_INLINE bool any_equal(Scalar x, Scalar value) { return x.x == value.x; }
+MHA_INLINE Scalar less_of(Scalar s, Scalar m) { return {s.x < m.x ? s.x : m.x}; }
 MHA_INLINE Scalar add_to_exponent(Scalar p, Scalar t) { return {float_of(bits_of(p.x) + (bits_of(t.x) << 23))}; }
 
 template <class V>
@@ -92,6 +95,7 @@ MHA_INLINE float sum16(const Scalar (&t)[16]) {
 }
 
 MHA_INLINE float greatest(Scalar v) { return v.x; }
+MHA_INLINE bool has_negative_infinity(Scalar least) { return least.x == -__builtin_inff(); }
 
 #else
 
@@ -117,15 +121,16 @@ MHA_INLINE void store(float *p, Vector v) { v.store_unaligned(p); }
 
 MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) { return xsimd::select(x < limit, Vector(0.0f), y); }
 MHA_INLINE Vector zero_if_equal(Vector x, Vector value, Vector y) { return xsimd::select(x == value, Vector(0.0f), y); }
-MHA_INLINE Vector x_if_nan(Vector x, Vector y) { return xsimd::select(x != x, x, y); }
-MHA_INLINE Vector value_if_nan(Vector x, Vector value) { return xsimd::select(x != x, value, x); }
+// By ==, since xsimd's != is false for NaN on some instruction sets.
+MHA_INLINE Vector x_if_nan(Vector x, Vector y) { return xsimd::select(x == x, y, x); }
+MHA_INLINE Vector value_if_nan(Vector x, Vector value) { return xsimd::select(x == x, x, value); }
 
 #if defined(MHA_KERNELS_AVX512)
 
-MHA_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
-// vmaxps returns its second operand if the first is not greater, NaN included: exactly s > m ? s : m.
+MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+// vmaxps returns its second operand if the first is not greater, NaN included: exactly s > m ? s : m. vminps likewise.
 MHA_INLINE Vector greater_of(Vector s, Vector m) { return _mm512_max_ps(s, m); }
-MHA_INLINE bool any_equal(Vector x, Vector value) { return _mm512_cmp_ps_mask(x, value, _CMP_EQ_OQ) != 0; }
+MHA_INLINE Vector less_of(Vector s, Vector m) { return _mm512_min_ps(s, m); }
 MHA_INLINE Vector add_to_exponent(Vector p, Vector t) {
   return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
 }
@@ -133,18 +138,18 @@ MHA_INLINE __m256 upper_half(__m512 v) { return _mm256_castpd_ps(_mm512_extractf
 
 #elif defined(MHA_KERNELS_AVX2)
 
-MHA_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 MHA_INLINE Vector greater_of(Vector s, Vector m) { return _mm256_max_ps(s, m); }
-MHA_INLINE bool any_equal(Vector x, Vector value) { return _mm256_movemask_ps(_mm256_cmp_ps(x, value, _CMP_EQ_OQ)) != 0; }
+MHA_INLINE Vector less_of(Vector s, Vector m) { return _mm256_min_ps(s, m); }
 MHA_INLINE Vector add_to_exponent(Vector p, Vector t) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
 }
 
 #else
 
-MHA_INLINE Vector fma(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
+MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
 MHA_INLINE Vector greater_of(Vector s, Vector m) { return vbslq_f32(vcgtq_f32(s, m), s, m); }
-MHA_INLINE bool any_equal(Vector x, Vector value) { return vmaxvq_u32(vceqq_f32(x, value)) != 0; }
+MHA_INLINE Vector less_of(Vector s, Vector m) { return vbslq_f32(vcltq_f32(s, m), s, m); }
 MHA_INLINE Vector add_to_exponent(Vector p, Vector t) {
   return vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(p), vshlq_n_u32(vreinterpretq_u32_f32(t), 23)));
 }
@@ -159,6 +164,8 @@ MHA_INLINE float sum16(const Vector (&t)[4]) {
   const float32x2_t s2 = vadd_f32(vget_low_f32(s), vget_high_f32(s));
   return vget_lane_f32(s2, 0) + vget_lane_f32(s2, 1);
 }
+
+MHA_INLINE bool has_negative_infinity(Vector v) { return vmaxvq_u32(vceqq_f32(v, vdupq_n_f32(-__builtin_inff()))) != 0; }
 
 MHA_INLINE float greatest(Vector v) {
   const float32x4_t swapped = vextq_f32(v, v, 2);
@@ -182,9 +189,13 @@ MHA_INLINE float greatest8(__m256 v) {
 }
 
 #if defined(MHA_KERNELS_AVX512)
+MHA_INLINE bool has_negative_infinity(Vector v) { return _mm512_cmp_ps_mask(v, all<Vector>(-__builtin_inff()), _CMP_EQ_OQ) != 0; }
 MHA_INLINE float sum16(const Vector (&t)[1]) { return sum8(_mm256_add_ps(_mm512_castps512_ps256(t[0]), upper_half(t[0]))); }
 MHA_INLINE float greatest(Vector v) { return greatest8(_mm256_max_ps(_mm512_castps512_ps256(v), upper_half(v))); }
 #else
+MHA_INLINE bool has_negative_infinity(Vector v) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(v, all<Vector>(-__builtin_inff()), _CMP_EQ_OQ)) != 0;
+}
 MHA_INLINE float sum16(const Vector (&t)[2]) { return sum8(_mm256_add_ps(t[0], t[1])); }
 MHA_INLINE float greatest(Vector v) { return greatest8(v); }
 #endif

@@ -10,7 +10,7 @@ namespace {
 struct AddBias {
   const float *bias;
   template <class V>
-  MHA_INLINE V operator()(V dot, int i) const {
+  MHA_INLINE V operator()(V dot, int, int i) const {
     return canonical(dot + load<V>(bias + i * static_cast<int>(V::size)));
   }
 };
@@ -65,10 +65,10 @@ inline void project_tile(const Projection &p, int64_t row, int64_t panel, int64_
   constexpr int panel_vectors = panel_columns / V::size, vectors = Shape::project_vectors(R), group = Shape::project_panels(R);
   static_assert(panel_vectors % vectors == 0, "a tile divides a panel");
 
-  const float *rows[R];
+  RowPointers<R> rows;
   int64_t sequence = row / p.x.rows_per_sequence, position = row - sequence * p.x.rows_per_sequence;
   for (int r = 0; r < R; ++r) {
-    rows[r] = p.x.base + sequence * p.x.batch_stride + position * p.x.row_stride;
+    rows.row[r] = p.x.base + sequence * p.x.batch_stride + position * p.x.row_stride;
     if (++position == p.x.rows_per_sequence) ++sequence, position = 0;
   }
 

@@ -7,13 +7,30 @@
 #include "kernels/kernels.h"
 #include "kernels/ops.h"
 
-#define MHA_UNROLL _Pragma("GCC unroll 64")
-
 namespace mha {
 namespace {
 
 MHA_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 MHA_INLINE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// The left-hand rows, in one of three forms: at(r, k) is the multiplier of row r at k.
+template <int R>
+struct RowPointers {
+  const float *row[R];
+  MHA_INLINE float at(int r, int64_t k) const { return row[r][k]; }
+};
+
+template <int stride>
+struct EvenRows {
+  const float *base;
+  MHA_INLINE float at(int r, int64_t k) const { return base[r * stride + k]; }
+};
+
+template <int R>
+struct InterleavedRows {  // [k][R]
+  const float *base;
+  MHA_INLINE float at(int r, int64_t k) const { return base[k * R + r]; }
+};
 
 // The right-hand matrix: element (k, column) is at w + k * k_stride + column, where columns come in blocks block_stride apart.
 struct Columns {
@@ -23,11 +40,9 @@ struct Columns {
 };
 
 // out[r][column] = finish(dot(rows[r], columns)), with dot as in CONTRACT.md section 2, for B blocks of C vectors each.
-// finish(value, i) gets the vector of columns i * V::size of the result. out's columns are contiguous.
-template <int R, int B, int C, class V, class Finish>
-MHA_INLINE void multiply(const float *const *rows, int64_t depth, Columns columns, float *out, int64_t out_stride, const Finish &finish) {
-  const float *x[R];
-  MHA_UNROLL for (int r = 0; r < R; ++r) x[r] = rows[r];
+// finish(value, r, i) gets row r's columns from i * V::size on. out's columns are contiguous.
+template <int R, int B, int C, class V, class Rows, class Finish>
+MHA_INLINE void multiply(Rows rows, int64_t depth, Columns columns, float *out, int64_t out_stride, Finish &&finish) {
   const float *w = columns.w;
   int64_t begin = 0;
   do {
@@ -42,17 +57,23 @@ MHA_INLINE void multiply(const float *const *rows, int64_t depth, Columns column
         MHA_UNROLL for (int c = 0; c < C; ++c) column[b * C + c] = load<V>(w + b * columns.block_stride + c * V::size);
       }
       MHA_UNROLL for (int r = 0; r < R; ++r) {
-        const V multiplier = all<V>(x[r][k]);
-        MHA_UNROLL for (int i = 0; i < B * C; ++i) acc[r][i] = fma(multiplier, column[i], acc[r][i]);
+        const V multiplier = all<V>(rows.at(r, k));
+        MHA_UNROLL for (int i = 0; i < B * C; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
       }
     }
     const bool is_first = begin == 0, is_last = end == depth;
+    if (is_first && is_last) {  // the usual case, kept free of branches
+      MHA_UNROLL for (int r = 0; r < R; ++r) {
+        MHA_UNROLL for (int i = 0; i < B * C; ++i) store(out + r * out_stride + i * static_cast<int>(V::size), finish(acc[r][i], r, i));
+      }
+      return;
+    }
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       MHA_UNROLL for (int i = 0; i < B * C; ++i) {
         float *const to = out + r * out_stride + i * static_cast<int>(V::size);
         V value = acc[r][i];
         if (!is_first) value = load<V>(to) + value;
-        if (is_last) value = finish(value, i);
+        if (is_last) value = finish(value, r, i);
         store(to, value);
       }
     }

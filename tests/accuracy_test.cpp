@@ -1,0 +1,246 @@
+// Close to the exact result: attention and whole layers against the float64 oracle, within the a-priori bound of each element
+// (oracle.cpp has the derivation) and about as good as naive float32 code or better. On the instruction set that is chosen by default;
+// the others give the same bits.
+#include "support/accuracy.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "support/attention.h"
+#include "support/layer.h"
+#include "support/random.h"
+
+namespace {
+
+using support::Attend;
+using support::AttentionCall;
+using support::AttentionProblem;
+using support::ExpectAccurate;
+using support::Forward;
+using support::Layer;
+using support::LayerCall;
+using support::LayerForm;
+using support::LayerProblem;
+using support::MakeLayer;
+using support::Outputs;
+using support::Random;
+
+const double kInfinity = std::numeric_limits<double>::infinity();
+const double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+void Multiply(std::vector<float> *x, float factor) {
+  for (float &value : *x) value *= factor;
+}
+
+AttentionProblem NormalAttention(uint64_t seed, int64_t n_q, int64_t n_kv, int64_t head_dim) {
+  Random random(seed);
+  AttentionProblem problem;
+  problem.n_q = n_q;
+  problem.n_kv = n_kv;
+  problem.num_heads = 4;
+  problem.num_kv_heads = 2;
+  problem.head_dim = problem.head_dim_v = head_dim;
+  FillNormal(&random, &problem);
+  return problem;
+}
+
+void ExpectAccurateAttention(const std::string &name, const AttentionProblem &problem) {
+  ExpectAccurate(name, problem, Attend(problem, AttentionCall()));
+}
+
+TEST(BoundRatio, IsInfiniteIfOnlyOneSideIsNaN) {
+  EXPECT_EQ(support::BoundRatio(kNaN, 1, 1), kInfinity);
+  EXPECT_EQ(support::BoundRatio(1, kNaN, kNaN), kInfinity);
+  EXPECT_EQ(support::BoundRatio(kNaN, kNaN, kNaN), 0);
+}
+
+TEST(BoundRatio, IsInfiniteForTheWrongInfinityAndWithoutABound) {
+  EXPECT_EQ(support::BoundRatio(kInfinity, -kInfinity, kInfinity), kInfinity);
+  EXPECT_EQ(support::BoundRatio(1, kInfinity, kInfinity), kInfinity);
+  EXPECT_EQ(support::BoundRatio(-kInfinity, -kInfinity, kNaN), 0);
+  EXPECT_EQ(support::BoundRatio(1, 2, 0), kInfinity);
+  EXPECT_EQ(support::BoundRatio(1, 2, kNaN), kInfinity);
+}
+
+// ---- The middle stage
+
+TEST(AttentionAccuracy, OrdinaryScores) {
+  for (const int64_t head_dim : {1, 8, 64, 300}) {
+    AttentionProblem problem = NormalAttention(1, 70, 130, head_dim);
+    ExpectAccurateAttention("head_dim " + std::to_string(head_dim), problem);
+    problem = NormalAttention(2, 130, 130, head_dim);
+    problem.is_causal = true;
+    ExpectAccurateAttention("head_dim " + std::to_string(head_dim) + " causal", problem);
+  }
+}
+
+TEST(AttentionAccuracy, ScoresBetweenMinusAndPlusHundred) {
+  for (const int64_t head_dim : {2, 16, 64}) {
+    AttentionProblem problem = NormalAttention(3, 100, 200, head_dim);
+    Multiply(&problem.q, 6);
+    Multiply(&problem.k, 6);
+    const Outputs outputs = Attend(problem, AttentionCall());
+    float largest = 0;
+    for (const float score : outputs.scaled_scores) largest = std::max(largest, std::fabs(score));
+    EXPECT_GT(largest, 100);  // or else the case is not what it is named
+    ExpectAccurate("wide scores, head_dim " + std::to_string(head_dim), problem, outputs);
+  }
+}
+
+TEST(AttentionAccuracy, AllScoresFarFromZero) {
+  AttentionProblem problem = NormalAttention(4, 60, 200, 16);
+  for (float &value : problem.q) value = std::fabs(value) + 8;
+  for (float &value : problem.k) value = value * 0.1f + 8;
+  ExpectAccurateAttention("all scores near 300", problem);
+  Multiply(&problem.k, -1);
+  ExpectAccurateAttention("all scores near -300", problem);
+}
+
+TEST(AttentionAccuracy, IdenticalRows) {
+  AttentionProblem problem = NormalAttention(5, 40, 90, 32);
+  for (size_t n = 0; n < problem.q.size(); n++) problem.q[n] = problem.q[n % 128];
+  for (size_t n = 0; n < problem.k.size(); n++) problem.k[n] = problem.k[n % 64];
+  for (size_t n = 0; n < problem.v.size(); n++) problem.v[n] = problem.v[n % 64];
+  ExpectAccurateAttention("identical rows", problem);
+}
+
+TEST(AttentionAccuracy, EqualScoresAverageTheValues) {
+  AttentionProblem problem = NormalAttention(6, 5, 333, 24);
+  Multiply(&problem.q, 0);
+  ExpectAccurateAttention("equal scores", problem);
+}
+
+TEST(AttentionAccuracy, OneKeyTakesAll) {
+  AttentionProblem problem = NormalAttention(7, 30, 50, 16);
+  Multiply(&problem.q, 40);
+  Multiply(&problem.k, 40);
+  ExpectAccurateAttention("one key takes all", problem);
+}
+
+TEST(AttentionAccuracy, OneKeyGivesItsValueExactly) {
+  AttentionProblem problem = NormalAttention(8, 17, 1, 48);
+  const Outputs outputs = Attend(problem, AttentionCall());
+  std::vector<float> expected;
+  for (int64_t i = 0; i < problem.n_q; i++) {
+    for (int64_t h = 0; h < problem.num_heads; h++) {
+      const auto value = problem.v.begin() + h / 2 * problem.head_dim_v;
+      expected.insert(expected.end(), value, value + problem.head_dim_v);
+    }
+  }
+  EXPECT_TRUE(support::SameBits("y", outputs.y, expected));
+  EXPECT_TRUE(support::SameBits("attention_weights", outputs.attention_weights, std::vector<float>(17 * 4, 1.0f)));
+  ExpectAccurate("one key", problem, outputs);
+}
+
+TEST(AttentionAccuracy, ManyKeys) {
+  AttentionProblem problem = NormalAttention(9, 8, 4097, 64);
+  ExpectAccurateAttention("4097 keys", problem);
+  Multiply(&problem.k, 5);
+  ExpectAccurateAttention("4097 keys, wide scores", problem);
+}
+
+TEST(AttentionAccuracy, SubnormalValues) {
+  AttentionProblem problem = NormalAttention(10, 20, 60, 16);
+  Multiply(&problem.v, 0x1p-130f);
+  ExpectAccurateAttention("subnormal values", problem);
+}
+
+TEST(AttentionAccuracy, ScaleOfTheCallers) {
+  AttentionProblem problem = NormalAttention(11, 40, 80, 16);
+  problem.scale = -0.7f;
+  ExpectAccurateAttention("scale -0.7", problem);
+}
+
+TEST(AttentionAccuracy, NaNExactlyWhereTheExactResultHasIt) {
+  AttentionProblem problem = NormalAttention(12, 50, 50, 8);
+  problem.is_causal = true;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  problem.q[11 * 4 * 8 + 3] = nan;
+  problem.k[40 * 2 * 8 + 1] = nan;
+  problem.v[30 * 2 * 8 + 13] = nan;
+  const Outputs outputs = Attend(problem, AttentionCall());
+  int64_t count = 0;
+  for (const float value : outputs.y) count += std::isnan(value) ? 1 : 0;
+  // Row 11 of head 0; from row 40 on heads 0 and 1 for the key; from row 30 on one element of heads 2 and 3 for the value.
+  EXPECT_EQ(count, 8 + 10 * 2 * 8 + 20 * 2);
+  ExpectAccurate("NaN in places", problem, outputs);
+}
+
+// ---- The layer
+
+LayerProblem NormalLayer(uint64_t seed, int64_t n, int64_t query_dim, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {
+  Random random(seed);
+  LayerProblem problem;
+  problem.n_q = problem.n_kv = n;
+  problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = query_dim;
+  problem.num_heads = num_heads;
+  problem.num_kv_heads = num_kv_heads;
+  problem.head_dim = problem.head_dim_v = head_dim;
+  problem.is_causal = true;
+  FillNormal(&random, support::kAllBiases, true, &problem);
+  return problem;
+}
+
+void ExpectAccurateLayer(const std::string &name, const LayerProblem &problem) {
+  const Layer layer = MakeLayer(problem, LayerForm());
+  ExpectAccurate(name, problem, Forward(layer.get(), problem, LayerCall()));
+}
+
+TEST(LayerAccuracy, OrdinaryLayers) {
+  ExpectAccurateLayer("layer 16, 1 head", NormalLayer(20, 20, 16, 1, 1, 16));
+  ExpectAccurateLayer("layer 96, 4 heads", NormalLayer(21, 70, 96, 4, 4, 24));
+  ExpectAccurateLayer("layer 300, 6 heads on 2", NormalLayer(22, 50, 300, 6, 2, 50));
+  ExpectAccurateLayer("layer 1025, 2 heads", NormalLayer(23, 9, 1025, 2, 1, 32));
+}
+
+TEST(LayerAccuracy, ManyRows) { ExpectAccurateLayer("layer 24, 600 rows", NormalLayer(24, 600, 24, 2, 1, 12)); }
+
+TEST(LayerAccuracy, WithoutBiasesAndOutputProjection) {
+  LayerProblem problem = NormalLayer(25, 60, 64, 4, 4, 16);
+  problem.b_q.clear();
+  problem.b_k.clear();
+  problem.b_v.clear();
+  problem.b_o.clear();
+  problem.w_o.clear();
+  ExpectAccurateLayer("layer 64, no biases, no W_O", problem);
+}
+
+TEST(LayerAccuracy, BiasesMuchLargerThanTheProducts) {
+  LayerProblem problem = NormalLayer(26, 40, 128, 4, 4, 32);
+  Multiply(&problem.b_v, 1000);
+  Multiply(&problem.b_o, 1000);
+  ExpectAccurateLayer("layer 128, large biases", problem);
+}
+
+TEST(LayerAccuracy, WideScores) {
+  LayerProblem problem = NormalLayer(27, 60, 64, 4, 2, 16);
+  Multiply(&problem.w_q, 6);
+  Multiply(&problem.w_k, 6);
+  ExpectAccurateLayer("layer 64, wide scores", problem);
+}
+
+TEST(LayerAccuracy, CrossAttentionOfOtherWidths) {
+  Random random(28);
+  LayerProblem problem;
+  problem.n_q = 33;
+  problem.n_kv = 77;
+  problem.query_dim = 40;
+  problem.key_dim = 56;
+  problem.value_dim = 24;
+  problem.output_dim = 30;
+  problem.num_heads = 4;
+  problem.num_kv_heads = 2;
+  problem.head_dim = 10;
+  problem.head_dim_v = 7;
+  problem.has_key = problem.has_value = true;
+  FillNormal(&random, support::kAllBiases, true, &problem);
+  ExpectAccurateLayer("layer 40 on 56 and 24", problem);
+}
+
+}  // namespace

@@ -1,0 +1,687 @@
+// One answer: what the library computes are the bits of the specification (tests/spec), on each instruction set, for every way of
+// calling it. The number of random cases is multiplied by the environment variable MHA_TEST_ROUNDS (1 if not set; may be a fraction).
+#include <gtest/gtest.h>
+#include <mha.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "spec/spec.h"
+#include "support/attention.h"
+#include "support/instruction_sets.h"
+#include "support/layer.h"
+#include "support/outputs.h"
+#include "support/random.h"
+#include "support/schedulers.h"
+
+namespace {
+
+using support::Attend;
+using support::AttentionCall;
+using support::AttentionProblem;
+using support::AttentionSizes;
+using support::Describe;
+using support::Forward;
+using support::kAskAll;
+using support::Layer;
+using support::LayerCall;
+using support::LayerForm;
+using support::LayerProblem;
+using support::MakeLayer;
+using support::Outputs;
+using support::Random;
+using support::RandomKind;
+using support::RandomLayout;
+using support::RandomValues;
+using support::SameBits;
+using support::Scheduler;
+using support::Slice;
+using support::Specify;
+using support::Values;
+using support::WeightForm;
+
+int64_t Rounds(int64_t count) {
+  const char *text = std::getenv("MHA_TEST_ROUNDS");
+  return text ? std::max<int64_t>(1, static_cast<int64_t>(std::atof(text) * static_cast<double>(count))) : count;
+}
+
+// Multiplications of a case; larger ones are drawn again, so that the scalar kernels and emulators get through.
+constexpr int64_t kLargestCase = 500'000;
+
+// Around the lanes of each instruction set, the panels of 48 columns, the tiles, and primes.
+int64_t RandomCount(Random *random) {
+  return random->Pick<int64_t>({1,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18,  19,  23,  24, 25,
+                                29, 31, 32, 33, 37, 41, 47, 48, 49, 53, 61, 63, 64, 65, 71, 95, 96, 97, 101, 127, 128, 129});
+}
+
+int64_t RandomKeys(Random *random) {
+  if (random->Chance(0.5)) return RandomCount(random);
+  return random->Pick<int64_t>({0,   191, 192, 193, 239, 240, 241, 254, 255, 256,  257,  258,  271,  272,  273,
+                                383, 511, 512, 513, 514, 600, 767, 768, 769, 1023, 1024, 1025, 1279, 1281, 2049});
+}
+
+int64_t RandomWidth(Random *random) {
+  if (random->Chance(0.9)) return RandomCount(random);
+  return random->Pick<int64_t>({160, 192, 255, 256, 257, 258, 272, 300});
+}
+
+void RandomSizes(Random *random, AttentionSizes *sizes) {
+  const int64_t group = random->Pick<int64_t>({1, 1, 1, 2, 3, 4, 5, 8});
+  sizes->num_kv_heads = random->Pick<int64_t>({1, 1, 2, 3, 4, 7});
+  sizes->num_heads = sizes->num_kv_heads * group;
+  sizes->batch = random->Pick<int64_t>({1, 1, 1, 2, 3, 5});
+  sizes->n_q = RandomCount(random);
+  sizes->n_kv = random->Chance(0.4) ? sizes->n_q : RandomKeys(random);
+  sizes->head_dim = RandomWidth(random);
+  sizes->head_dim_v = random->Chance(0.6) ? sizes->head_dim : RandomWidth(random);
+  if (random->Chance(0.3)) sizes->scale = random->Pick<float>({1.0f, 0.37f, -0.5f, 3.0f, 1e-3f, 0x1p-140f, 1e30f});
+}
+
+// To be drawn when n_q and n_kv are final.
+void RandomMask(Random *random, AttentionSizes *sizes) {
+  sizes->is_causal = random->Chance(0.6);
+  sizes->q_start.clear();
+  if (random->Chance(0.5) || (sizes->is_causal && sizes->n_q > sizes->n_kv)) {
+    for (int64_t b = 0; b < sizes->batch; b++) {
+      const int64_t border = random->Pick<int64_t>({0, 1, sizes->n_kv / 2, 250, 255, 256, sizes->n_kv, sizes->n_kv + 100});
+      sizes->q_start.push_back(std::max<int64_t>(0, border + random->Between(-2, 2)));
+    }
+  }
+}
+
+int64_t AttentionCost(const AttentionSizes &sizes) {
+  return sizes.batch * sizes.num_heads * sizes.n_q * sizes.n_kv * (sizes.head_dim + sizes.head_dim_v);
+}
+
+AttentionProblem RandomAttention(Random *random, std::string *kinds) {
+  AttentionProblem problem;
+  do {
+    RandomSizes(random, &problem);
+  } while (AttentionCost(problem) > kLargestCase);
+  RandomMask(random, &problem);
+  const Values q_kind = RandomKind(random), k_kind = RandomKind(random), v_kind = RandomKind(random);
+  problem.q = RandomValues(random, q_kind, problem.batch * problem.n_q * problem.num_heads * problem.head_dim);
+  problem.k = RandomValues(random, k_kind, problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim);
+  problem.v = RandomValues(random, v_kind, problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim_v);
+  *kinds = std::string(" values ") + NameOf(q_kind) + "," + NameOf(k_kind) + "," + NameOf(v_kind);
+  return problem;
+}
+
+std::unique_ptr<Scheduler> RandomScheduler(Random *random) {
+  if (random->Chance(0.5)) return nullptr;
+  const uint32_t num_threads = static_cast<uint32_t>(random->Between(1, 4));
+  return std::make_unique<Scheduler>(num_threads, random->Chance(0.2) ? support::RunOnThreads : support::RunBackwards);
+}
+
+uint32_t RandomAsked(Random *random) { return random->Chance(0.6) ? kAskAll : static_cast<uint32_t>(random->Next()) & kAskAll; }
+
+AttentionCall RandomCall(Random *random, const Scheduler *scheduler) {
+  AttentionCall call;
+  call.q = RandomLayout(random, true);
+  call.k = RandomLayout(random, true);
+  call.v = RandomLayout(random, true);
+  call.output = RandomLayout(random, true);
+  call.scheduler = scheduler ? scheduler->get() : nullptr;
+  call.asked = RandomAsked(random) & ~(support::kAskQ | support::kAskK | support::kAskV);
+  call.workspace_fill = random->Pick<unsigned char>({0xff, 0x00, 0x7f});
+  call.workspace_misalignment = static_cast<size_t>(random->Between(0, 63));
+  return call;
+}
+
+std::string Describe(const AttentionCall &call) {
+  return "\nq " + Describe(call.q) + "; k " + Describe(call.k) + "; v " + Describe(call.v) + "; output " + Describe(call.output) +
+         "; threads " + std::to_string(call.scheduler ? call.scheduler->num_threads : 0) + "; asked " + std::to_string(call.asked);
+}
+
+// ---- The middle stage
+
+class AttentionContract : public support::InstructionSetTest {
+ protected:
+  AttentionCall PlainCall() const {
+    AttentionCall call;
+    call.instruction_set = instruction_set();
+    return call;
+  }
+
+  void ExpectTheSpecification(const AttentionProblem &problem, const AttentionCall &call) {
+    EXPECT_TRUE(SameBits(Attend(problem, call), Specify(problem))) << Describe(problem) << Describe(call);
+  }
+};
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(AttentionContract);
+
+TEST_P(AttentionContract, RunsOnTheInstructionSetAskedFor) {
+  mha_attention_args args = {};
+  args.struct_size = sizeof args;
+  args.batch = args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
+  args.instruction_set = instruction_set();
+  mha_call_info info = {};
+  info.struct_size = sizeof info;
+  mha_error error;
+  ASSERT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message;
+  EXPECT_EQ(info.instruction_set, instruction_set());
+  EXPECT_EQ(info.contract, static_cast<uint32_t>(MHA_CONTRACT));
+}
+
+TEST_P(AttentionContract, RandomCasesEqualTheSpecification) {
+  for (int64_t n = 0; n < Rounds(400) && !HasFailure(); n++) {
+    Random random(1000 + static_cast<uint64_t>(n));
+    std::string kinds;
+    const AttentionProblem problem = RandomAttention(&random, &kinds);
+    const std::unique_ptr<Scheduler> scheduler = RandomScheduler(&random);
+    AttentionCall call = RandomCall(&random, scheduler.get());
+    call.instruction_set = instruction_set();
+    SCOPED_TRACE("case " + std::to_string(n) + kinds);
+    ExpectTheSpecification(problem, call);
+  }
+}
+
+TEST_P(AttentionContract, BordersOfChunksEqualTheSpecification) {
+  Random random(2000);
+  for (const int64_t n_kv : {255, 256, 257, 511, 512, 513, 767, 768, 769, 1023, 1024, 1025, 1281}) {
+    for (const int64_t n_q : {1, 3, 8}) {
+      AttentionProblem problem;
+      problem.n_q = n_q;
+      problem.n_kv = n_kv;
+      problem.num_heads = 2;
+      problem.num_kv_heads = 1;
+      problem.head_dim = 5;
+      problem.head_dim_v = 3;
+      FillNormal(&random, &problem);
+      ExpectTheSpecification(problem, PlainCall());
+      problem.is_causal = true;
+      ExpectTheSpecification(problem, PlainCall());
+      for (const int64_t q_start : {253, 255, 256, 510, 512, 767, 1023}) {
+        problem.q_start = {q_start};
+        ExpectTheSpecification(problem, PlainCall());
+      }
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(AttentionContract, BordersOfDotBlocksEqualTheSpecification) {
+  Random random(2001);
+  for (const int64_t head_dim : {255, 256, 257, 300, 511, 512, 513}) {
+    for (const int64_t n : {1, 2, 7, 17, 33}) {
+      AttentionProblem problem;
+      problem.n_q = problem.n_kv = n;
+      problem.head_dim = head_dim;
+      problem.head_dim_v = head_dim + 1;
+      problem.is_causal = true;
+      FillNormal(&random, &problem);
+      ExpectTheSpecification(problem, PlainCall());
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// Every remainder of every tile, in rows, keys and both widths.
+TEST_P(AttentionContract, EverySmallSizeEqualsTheSpecification) {
+  Random random(2002);
+  for (int64_t n = 1; n <= 70 && !HasFailure(); n++) {
+    AttentionProblem problem;
+    problem.is_causal = n % 2 == 0;
+    problem.n_q = n;
+    problem.n_kv = 71;
+    problem.head_dim = problem.head_dim_v = 19;
+    FillNormal(&random, &problem);
+    ExpectTheSpecification(problem, PlainCall());
+    problem.n_q = 13;
+    problem.n_kv = n;
+    problem.q_start = {n / 2};
+    FillNormal(&random, &problem);
+    ExpectTheSpecification(problem, PlainCall());
+    problem.n_kv = 21;
+    problem.head_dim = n;
+    problem.head_dim_v = 71 - n;
+    FillNormal(&random, &problem);
+    ExpectTheSpecification(problem, PlainCall());
+  }
+}
+
+TEST_P(AttentionContract, LargestPositionMasksNothing) {
+  Random random(2003);
+  AttentionProblem problem;
+  problem.n_q = 9;
+  problem.n_kv = 300;
+  problem.head_dim = problem.head_dim_v = 8;
+  problem.is_causal = true;
+  problem.q_start = {std::numeric_limits<int64_t>::max()};
+  FillNormal(&random, &problem);
+  ExpectTheSpecification(problem, PlainCall());
+}
+
+// Large enough for several chunks, blocks of rows and tasks.
+AttentionProblem SeveralChunks(int64_t batch) {
+  Random random(2004);
+  AttentionProblem problem;
+  problem.batch = batch;
+  problem.n_q = problem.n_kv = 530;
+  problem.num_heads = 4;
+  problem.num_kv_heads = 2;
+  problem.head_dim = 7;
+  problem.head_dim_v = 5;
+  problem.is_causal = true;
+  FillNormal(&random, &problem);
+  return problem;
+}
+
+TEST_P(AttentionContract, BatchEqualsEachSequenceAlone) {
+  AttentionProblem problem = SeveralChunks(3);
+  problem.q_start = {0, 0, 0};
+  const Outputs whole = Attend(problem, PlainCall());
+  for (int64_t b = 0; b < problem.batch; b++) {
+    AttentionProblem alone = Slice(problem, b, 0, problem.n_q, problem.n_kv);
+    EXPECT_TRUE(SameBits(Attend(alone, PlainCall()),
+                         Slice(whole, problem, problem.num_heads * problem.head_dim_v, b, 0, problem.n_q, problem.n_kv)))
+        << "sequence " << b;
+  }
+}
+
+TEST_P(AttentionContract, WholeSequenceEqualsRowByRow) {
+  const AttentionProblem problem = SeveralChunks(1);
+  const Outputs whole = Attend(problem, PlainCall());
+  for (int64_t i = 0; i < problem.n_q && !HasFailure(); i++) {
+    AttentionProblem row = Slice(problem, 0, i, 1, problem.n_kv);
+    row.q_start = {i};
+    EXPECT_TRUE(SameBits(Attend(row, PlainCall()), Slice(whole, problem, problem.num_heads * problem.head_dim_v, 0, i, 1, problem.n_kv)))
+        << "row " << i << " with all keys";
+    // As in decoding: the later keys don't exist yet, and the row sees all that do.
+    row = Slice(problem, 0, i, 1, i + 1);
+    row.is_causal = i % 2 == 0;
+    Outputs expected = Slice(whole, problem, problem.num_heads * problem.head_dim_v, 0, i, 1, i + 1);
+    EXPECT_TRUE(SameBits(Attend(row, PlainCall()), expected)) << "row " << i << " with the keys so far";
+  }
+}
+
+TEST_P(AttentionContract, WholeSequenceEqualsChunkedPrefill) {
+  const AttentionProblem problem = SeveralChunks(1);
+  const Outputs whole = Attend(problem, PlainCall());
+  for (const int64_t chunk : {3, 64, 100, 256, 300}) {
+    for (int64_t first = 0; first < problem.n_q && !HasFailure(); first += chunk) {
+      const int64_t end = std::min(first + chunk, problem.n_q);
+      const AttentionProblem part = Slice(problem, 0, first, end - first, end);
+      EXPECT_TRUE(
+          SameBits(Attend(part, PlainCall()), Slice(whole, problem, problem.num_heads * problem.head_dim_v, 0, first, end - first, end)))
+          << "rows " << first << " to " << end;
+    }
+  }
+}
+
+TEST_P(AttentionContract, AnySchedulerGivesTheSameBits) {
+  for (const int64_t batch : {1, 3}) {
+    const AttentionProblem problem = SeveralChunks(batch);
+    const Outputs alone = Attend(problem, PlainCall());
+    EXPECT_TRUE(SameBits(alone, Specify(problem)));
+    for (uint32_t num_threads = 1; num_threads <= 4; num_threads++) {
+      for (const auto parallel_for : {support::RunOnThreads, support::RunBackwards}) {
+        const Scheduler scheduler(num_threads, parallel_for);
+        AttentionCall call = PlainCall();
+        call.scheduler = scheduler.get();
+        EXPECT_TRUE(SameBits(Attend(problem, call), alone)) << Describe(problem) << Describe(call);
+      }
+    }
+  }
+}
+
+TEST_P(AttentionContract, AnyWorkspaceGivesTheSameBits) {
+  const AttentionProblem problem = SeveralChunks(1);
+  AttentionCall call = PlainCall();
+  call.workspace_fill = 0xff;
+  const Outputs poisoned = Attend(problem, call);
+  call.workspace_fill = 0;
+  call.workspace_misalignment = 1;
+  EXPECT_TRUE(SameBits(Attend(problem, call), poisoned));
+}
+
+TEST_P(AttentionContract, AnyLayoutGivesTheSameBits) {
+  const AttentionProblem problem = SeveralChunks(2);
+  const Outputs contiguous = Attend(problem, PlainCall());
+  AttentionCall call = PlainCall();
+  call.q.heads_outside = call.k.heads_outside = call.v.heads_outside = call.output.heads_outside = true;
+  EXPECT_TRUE(SameBits(Attend(problem, call), contiguous)) << Describe(call);
+  call.q = {false, 5, 3, 2};
+  call.k = {true, 0, 9, 1};
+  call.v = {false, 1, 0, 4};
+  call.output = {true, 2, 7, 0};
+  EXPECT_TRUE(SameBits(Attend(problem, call), contiguous)) << Describe(call);
+}
+
+TEST_P(AttentionContract, AskingForOutputsDoesNotChangeOthers) {
+  const AttentionProblem problem = SeveralChunks(1);
+  AttentionCall call = PlainCall();
+  const Outputs all = Attend(problem, call);
+  for (uint32_t bit = 0; bit < 9; bit++) {
+    if ((1u << bit) & (support::kAskQ | support::kAskK | support::kAskV)) continue;
+    call.asked = 1u << bit;
+    EXPECT_TRUE(SameBits(Attend(problem, call), all)) << Describe(call);
+  }
+  call.asked = support::kAskNothing;
+  EXPECT_TRUE(SameBits(Attend(problem, call), all)) << Describe(call);
+}
+
+// ---- The layer
+
+int64_t LayerCost(const LayerProblem &problem) {
+  return AttentionCost(problem) +
+         problem.batch * (problem.n_q * (problem.query_dim * problem.q_width() + problem.merged_width() * problem.output_dim) +
+                          problem.n_kv * (problem.key_dim * problem.k_width() + problem.value_dim * problem.v_width()));
+}
+
+int64_t RandomInputWidth(Random *random) {
+  if (random->Chance(0.7)) return RandomCount(random);
+  return random->Pick<int64_t>({160, 192, 255, 256, 257, 258, 300, 511, 512, 513, 769});
+}
+
+LayerProblem RandomLayer(Random *random, std::string *kinds) {
+  LayerProblem problem;
+  do {
+    RandomSizes(random, &problem);
+    const int64_t sources = random->Between(0, 3);  // self-attention twice as often as each other kind
+    problem.has_key = sources == 2 || (sources == 3 && random->Chance(0.5));
+    problem.has_value = sources == 3;
+    if (!problem.has_key) problem.n_kv = problem.n_q;
+    problem.query_dim = RandomInputWidth(random);
+    problem.key_dim = problem.has_key && random->Chance(0.5) ? RandomInputWidth(random) : problem.query_dim;
+    problem.value_dim = problem.has_value && random->Chance(0.5) ? RandomInputWidth(random) : problem.key_dim;
+    problem.output_dim = random->Chance(0.5) ? problem.query_dim : RandomWidth(random);
+  } while (LayerCost(problem) > kLargestCase);
+  RandomMask(random, &problem);
+  const uint32_t biases = random->Chance(0.4) ? support::kAllBiases : static_cast<uint32_t>(random->Between(0, support::kAllBiases));
+  FillNormal(random, biases, random->Chance(0.7), &problem);
+
+  const Values query_kind = RandomKind(random), key_kind = RandomKind(random), weight_kind = RandomKind(random);
+  problem.query = RandomValues(random, query_kind, static_cast<int64_t>(problem.query.size()));
+  problem.key = RandomValues(random, key_kind, static_cast<int64_t>(problem.key.size()));
+  problem.value = RandomValues(random, key_kind, static_cast<int64_t>(problem.value.size()));
+  if (random->Chance(0.2)) {
+    for (std::vector<float> *w : {&problem.w_q, &problem.w_k, &problem.w_v, &problem.w_o, &problem.b_q, &problem.b_o}) {
+      if (random->Chance(0.3)) *w = RandomValues(random, weight_kind, static_cast<int64_t>(w->size()), 0.2f);
+    }
+  }
+  *kinds = std::string(" values ") + NameOf(query_kind) + "," + NameOf(key_kind) + "," + NameOf(weight_kind);
+  return problem;
+}
+
+LayerForm RandomForm(Random *random, const LayerProblem &problem) {
+  LayerForm form;
+  const bool can_fuse = problem.key_dim == problem.query_dim && problem.value_dim == problem.query_dim;
+  form.form = random->Pick({WeightForm::kThreeMatrices, WeightForm::kPerHead, can_fuse ? WeightForm::kFused : WeightForm::kPerHead});
+  form.layout = random->Chance(0.5) ? MHA_LAYOUT_IN_OUT : MHA_LAYOUT_OUT_IN;
+  if (random->Chance(0.4)) form.row_gap = random->Between(1, 20);
+  const bool all_biases = !problem.b_q.empty() && !problem.b_k.empty() && !problem.b_v.empty();
+  form.fused_biases = all_biases && random->Chance(0.5);
+  form.use_defaults = random->Chance(0.5);
+  return form;
+}
+
+LayerCall RandomLayerCall(Random *random, const Scheduler *scheduler) {
+  LayerCall call;
+  call.query = RandomLayout(random, false);
+  call.key = RandomLayout(random, false);
+  call.value = RandomLayout(random, false);
+  call.output = RandomLayout(random, false);
+  call.scheduler = scheduler ? scheduler->get() : nullptr;
+  call.asked = RandomAsked(random);
+  call.workspace_fill = random->Pick<unsigned char>({0xff, 0x00, 0x7f});
+  call.workspace_misalignment = static_cast<size_t>(random->Between(0, 63));
+  return call;
+}
+
+std::string Describe(const LayerCall &call) {
+  return "\nquery " + Describe(call.query) + "; key " + Describe(call.key) + "; value " + Describe(call.value) + "; output " +
+         Describe(call.output) + "; threads " + std::to_string(call.scheduler ? call.scheduler->num_threads : 0) + "; asked " +
+         std::to_string(call.asked);
+}
+
+class LayerContract : public support::InstructionSetTest {
+ protected:
+  LayerForm PlainForm() const {
+    LayerForm form;
+    form.instruction_set = instruction_set();
+    return form;
+  }
+
+  Layer PlainLayer(const LayerProblem &problem) const { return MakeLayer(problem, PlainForm()); }
+
+  void ExpectTheSpecification(const LayerProblem &problem, const LayerForm &form, const LayerCall &call) {
+    const Layer layer = MakeLayer(problem, form);
+    EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), Specify(problem))) << Describe(problem) << "\n"
+                                                                                 << Describe(form) << Describe(call);
+  }
+};
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(LayerContract);
+
+TEST_P(LayerContract, RunsOnTheInstructionSetAskedFor) {
+  LayerProblem problem;
+  Random random(3000);
+  FillNormal(&random, support::kNoBiases, true, &problem);
+  const Layer layer = PlainLayer(problem);
+  mha_forward_args args = {};
+  args.struct_size = sizeof args;
+  args.batch = args.n_q = 1;
+  mha_call_info info = {};
+  info.struct_size = sizeof info;
+  mha_error error;
+  ASSERT_EQ(mha_info(layer.get(), &args, &info, &error), MHA_OK) << error.message;
+  EXPECT_EQ(info.instruction_set, instruction_set());
+  EXPECT_EQ(info.back_end, MHA_BACK_END_NATIVE);
+}
+
+TEST_P(LayerContract, RandomCasesEqualTheSpecification) {
+  for (int64_t n = 0; n < Rounds(400) && !HasFailure(); n++) {
+    Random random(4000 + static_cast<uint64_t>(n));
+    std::string kinds;
+    const LayerProblem problem = RandomLayer(&random, &kinds);
+    LayerForm form = RandomForm(&random, problem);
+    form.instruction_set = instruction_set();
+    const std::unique_ptr<Scheduler> scheduler = RandomScheduler(&random);
+    const LayerCall call = RandomLayerCall(&random, scheduler.get());
+    SCOPED_TRACE("case " + std::to_string(n) + kinds);
+    ExpectTheSpecification(problem, form, call);
+  }
+}
+
+TEST_P(LayerContract, BordersOfDotBlocksAndPanelsEqualTheSpecification) {
+  Random random(3001);
+  for (const int64_t query_dim : {255, 256, 257, 511, 512, 513, 769}) {
+    for (const int64_t width : {1, 15, 16, 17, 47, 48, 49, 95, 96, 97}) {
+      LayerProblem problem;
+      problem.n_q = problem.n_kv = random.Between(1, 10);
+      problem.query_dim = problem.key_dim = problem.value_dim = query_dim;
+      problem.head_dim = problem.head_dim_v = width;
+      problem.output_dim = 5;
+      FillNormal(&random, support::kAllBiases, true, &problem);
+      ExpectTheSpecification(problem, PlainForm(), LayerCall());
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// Every remainder of every tile, in rows, depth and columns of the projections.
+TEST_P(LayerContract, EverySmallSizeEqualsTheSpecification) {
+  Random random(3002);
+  for (int64_t n = 1; n <= 100 && !HasFailure(); n++) {
+    for (const int64_t what : {0, 1, 2, 3}) {
+      LayerProblem problem;
+      problem.n_q = problem.n_kv = what == 0 ? n : 7;
+      problem.query_dim = problem.key_dim = problem.value_dim = what == 1 ? n : 11;
+      problem.head_dim = what == 2 ? n : 3;
+      problem.head_dim_v = what == 2 ? 101 - n : 2;
+      problem.output_dim = what == 3 ? n : 13;
+      problem.is_causal = true;
+      FillNormal(&random, n % 2 == 0 ? support::kAllBiases : support::kNoBiases, true, &problem);
+      ExpectTheSpecification(problem, PlainForm(), LayerCall());
+    }
+  }
+}
+
+// More rows than one block of them, more columns than one panel, more keys than one chunk.
+LayerProblem SeveralBlocks(int64_t batch) {
+  Random random(3003);
+  LayerProblem problem;
+  problem.batch = batch;
+  problem.n_q = problem.n_kv = 290;
+  problem.query_dim = problem.key_dim = problem.value_dim = 33;
+  problem.output_dim = 50;
+  problem.num_heads = 4;
+  problem.num_kv_heads = 2;
+  problem.head_dim = 9;
+  problem.head_dim_v = 6;
+  problem.is_causal = true;
+  FillNormal(&random, support::kAllBiases, true, &problem);
+  return problem;
+}
+
+TEST_P(LayerContract, BatchEqualsEachSequenceAlone) {
+  const LayerProblem problem = SeveralBlocks(3);
+  const Layer layer = PlainLayer(problem);
+  const Outputs whole = Forward(layer.get(), problem, LayerCall());
+  EXPECT_TRUE(SameBits(whole, Specify(problem)));
+  for (int64_t b = 0; b < problem.batch; b++) {
+    LayerProblem alone = Slice(problem, b, 0, problem.n_q, problem.n_kv);
+    alone.has_key = false;
+    EXPECT_TRUE(
+        SameBits(Forward(layer.get(), alone, LayerCall()), Slice(whole, problem, problem.y_width(), b, 0, problem.n_q, problem.n_kv)))
+        << "sequence " << b;
+  }
+}
+
+TEST_P(LayerContract, WholeSequenceEqualsRowByRow) {
+  LayerProblem problem = SeveralBlocks(1);
+  problem = Slice(problem, 0, 0, 67, 67);
+  problem.has_key = false;
+  const Layer layer = PlainLayer(problem);
+  const Outputs whole = Forward(layer.get(), problem, LayerCall());
+  for (int64_t i = 0; i < problem.n_q && !HasFailure(); i++) {
+    LayerProblem row = Slice(problem, 0, i, 1, problem.n_kv);
+    row.q_start = {i};
+    EXPECT_TRUE(SameBits(Forward(layer.get(), row, LayerCall()), Slice(whole, problem, problem.y_width(), 0, i, 1, problem.n_kv)))
+        << "row " << i << " with all keys";
+    row = Slice(problem, 0, i, 1, i + 1);
+    EXPECT_TRUE(SameBits(Forward(layer.get(), row, LayerCall()), Slice(whole, problem, problem.y_width(), 0, i, 1, i + 1)))
+        << "row " << i << " with the keys so far";
+  }
+}
+
+TEST_P(LayerContract, WholeSequenceEqualsChunkedPrefill) {
+  const LayerProblem problem = SeveralBlocks(1);
+  const Layer layer = PlainLayer(problem);
+  const Outputs whole = Forward(layer.get(), problem, LayerCall());
+  for (const int64_t chunk : {41, 128, 256}) {
+    for (int64_t first = 0; first < problem.n_q && !HasFailure(); first += chunk) {
+      const int64_t end = std::min(first + chunk, problem.n_q);
+      const LayerProblem part = Slice(problem, 0, first, end - first, end);
+      EXPECT_TRUE(SameBits(Forward(layer.get(), part, LayerCall()), Slice(whole, problem, problem.y_width(), 0, first, end - first, end)))
+          << "rows " << first << " to " << end;
+    }
+  }
+}
+
+TEST_P(LayerContract, AnySchedulerGivesTheSameBits) {
+  for (const int64_t batch : {1, 2}) {
+    const LayerProblem problem = SeveralBlocks(batch);
+    const Layer layer = PlainLayer(problem);
+    const Outputs alone = Forward(layer.get(), problem, LayerCall());
+    for (uint32_t num_threads = 1; num_threads <= 4; num_threads++) {
+      for (const auto parallel_for : {support::RunOnThreads, support::RunBackwards}) {
+        const Scheduler scheduler(num_threads, parallel_for);
+        LayerCall call;
+        call.scheduler = scheduler.get();
+        EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), alone)) << Describe(problem) << Describe(call);
+      }
+    }
+  }
+}
+
+TEST_P(LayerContract, AnyWorkspaceGivesTheSameBits) {
+  const LayerProblem problem = SeveralBlocks(1);
+  const Layer layer = PlainLayer(problem);
+  LayerCall call;
+  call.workspace_fill = 0xff;
+  const Outputs poisoned = Forward(layer.get(), problem, call);
+  call.workspace_fill = 0;
+  call.workspace_misalignment = 1;
+  EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), poisoned));
+}
+
+TEST_P(LayerContract, AllFormsOfWeightsGiveTheSameBits) {
+  for (const bool square : {false, true}) {
+    LayerProblem problem = Slice(SeveralBlocks(1), 0, 0, 37, 37);
+    problem.has_key = false;
+    if (square) {  // then nearly everything can be left to the defaults
+      problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = 36;
+      problem.num_kv_heads = 4;
+      problem.head_dim_v = 9;
+      Random random(3004);
+      FillNormal(&random, support::kAllBiases, true, &problem);
+    }
+    const Outputs expected = Specify(problem);
+    for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused, WeightForm::kPerHead}) {
+      for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
+        for (const int64_t row_gap : {0, 3}) {
+          for (const bool fused_biases : {false, true}) {
+            for (const bool use_defaults : {false, true}) {
+              const LayerForm form = {instruction_set(), weight_form, layout, row_gap, fused_biases, use_defaults};
+              const Layer layer = MakeLayer(problem, form);
+              EXPECT_TRUE(SameBits(Forward(layer.get(), problem, LayerCall()), expected)) << Describe(form);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(LayerContract, AskingForOutputsDoesNotChangeOthers) {
+  const LayerProblem problem = SeveralBlocks(1);
+  const Layer layer = PlainLayer(problem);
+  LayerCall call;
+  const Outputs all = Forward(layer.get(), problem, call);
+  for (uint32_t bit = 0; bit < 9; bit++) {
+    call.asked = 1u << bit;
+    EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), all)) << Describe(call);
+  }
+  call.asked = support::kAskNothing;
+  EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), all)) << Describe(call);
+}
+
+TEST_P(LayerContract, MiddleStageIsAttention) {
+  const LayerProblem problem = SeveralBlocks(2);
+  const Layer layer = PlainLayer(problem);
+  const Outputs whole = Forward(layer.get(), problem, LayerCall());
+  AttentionProblem middle;
+  static_cast<AttentionSizes &>(middle) = problem;
+  middle.q = whole.q;
+  middle.k = whole.k;
+  middle.v = whole.v;
+  AttentionCall call;
+  call.instruction_set = instruction_set();
+  Outputs attended = Attend(middle, call);
+  EXPECT_TRUE(SameBits("output", attended.y, whole.context));
+  attended.y.clear();
+  EXPECT_TRUE(SameBits(attended, whole));
+}
+
+// ---- The specification itself
+
+TEST(Specification, BothCompilationsGiveTheSameBits) {
+#if defined(__x86_64__)
+  if (!spec::HasHardwareFma()) GTEST_SKIP() << "this machine has no fma instructions";
+  for (uint64_t n = 0; n < 20; n++) {
+    Random random(5000 + n);
+    std::string kinds;
+    const LayerProblem problem = RandomLayer(&random, &kinds);
+    EXPECT_TRUE(SameBits(Specify(problem, spec::kBaseline), Specify(problem, spec::kHardwareFma))) << Describe(problem) << kinds;
+  }
+#else
+  GTEST_SKIP() << "there is one compilation only";
+#endif
+}
+
+}  // namespace

@@ -1,0 +1,252 @@
+#include "oracle/oracle.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <limits>
+
+#ifdef __FAST_MATH__
+#error "the oracle needs IEEE arithmetic: compile without -ffast-math"
+#endif
+
+namespace oracle {
+namespace {
+
+using support::AttentionShape;
+using support::LayerShape;
+using support::LayerWeights;
+
+template <typename T>
+T ScaleOf(const AttentionShape &shape) {
+  return shape.scale != 0 ? T(shape.scale) : T(1) / std::sqrt(T(shape.head_dim));
+}
+
+bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) { return shape.is_causal && j - i > shape.q_start; }
+
+// y [rows, out] = x [rows, in] w [in, out] + b [out]
+template <typename T, typename X>
+std::vector<T> Project(const X *x, const float *w, const float *b, int64_t rows, int64_t in, int64_t out) {
+  std::vector<T> y(rows * out);
+  for (int64_t i = 0; i < rows; i++) {
+    for (int64_t n = 0; n < out; n++) {
+      T sum = 0;
+      for (int64_t c = 0; c < in; c++) sum += T(x[i * in + c]) * T(w[c * out + n]);
+      y[i * out + n] = b ? sum + T(b[n]) : sum;
+    }
+  }
+  return y;
+}
+
+}  // namespace
+
+template <typename T>
+Attention<T> AttentionForward(const AttentionShape &shape, const std::vector<T> &q, const std::vector<T> &k, const std::vector<T> &v) {
+  const int64_t n_q = shape.n_q, n_kv = shape.n_kv, num_heads = shape.num_heads, num_kv_heads = shape.num_kv_heads;
+  const int64_t head_dim = shape.head_dim, head_dim_v = shape.head_dim_v;
+  const T infinity = std::numeric_limits<T>::infinity();
+  const T scale = ScaleOf<T>(shape);
+  Attention<T> result;
+  result.scores.resize(num_heads * n_q * n_kv);
+  result.weights.resize(num_heads * n_q * n_kv);
+  result.lse.resize(num_heads * n_q);
+  result.context.resize(n_q * num_heads * head_dim_v);
+
+  std::vector<T> finished(n_kv);  // the scores of one row, scaled; -infinity where a key takes no part
+  for (int64_t h = 0; h < num_heads; h++) {
+    const int64_t g = h / (num_heads / num_kv_heads);  // the kv head
+    for (int64_t i = 0; i < n_q; i++) {
+      const T *q_ih = q.data() + (i * num_heads + h) * head_dim;                 // (head_dim)
+      T *scores_hi = result.scores.data() + (h * n_q + i) * n_kv;                // (n_kv)
+      T *weights_hi = result.weights.data() + (h * n_q + i) * n_kv;              // (n_kv)
+      T *context_ih = result.context.data() + (i * num_heads + h) * head_dim_v;  // (head_dim_v)
+
+      // Pass 1: scores and their maximum.
+      T max = -infinity;
+      for (int64_t j = 0; j < n_kv; j++) {
+        const T *k_jg = k.data() + (j * num_kv_heads + g) * head_dim;  // (head_dim)
+        T dot = 0;
+        for (int64_t d = 0; d < head_dim; d++) dot += q_ih[d] * k_jg[d];
+        scores_hi[j] = dot;
+        finished[j] = IsMasked(shape, i, j) ? -infinity : dot * scale;
+        if (finished[j] > max) max = finished[j];
+      }
+
+      // Pass 2: exponentials and their sum, which is 0 only if no key takes part: that of the maximum is 1.
+      T sum = 0;
+      for (int64_t j = 0; j < n_kv; j++) {
+        weights_hi[j] = finished[j] == -infinity ? T(0) : std::exp(finished[j] - max);
+        sum += weights_hi[j];
+      }
+      result.lse[h * n_q + i] = sum == 0 ? -infinity : max + std::log(sum);
+
+      // Pass 3: normalise. Pass 4: accumulate the weighted values.
+      for (int64_t d = 0; d < head_dim_v; d++) context_ih[d] = 0;
+      for (int64_t j = 0; j < n_kv; j++) {
+        if (finished[j] == -infinity) continue;
+        weights_hi[j] /= sum;
+        const T *v_jg = v.data() + (j * num_kv_heads + g) * head_dim_v;  // (head_dim_v)
+        for (int64_t d = 0; d < head_dim_v; d++) context_ih[d] += weights_hi[j] * v_jg[d];
+      }
+    }
+  }
+  return result;
+}
+
+template <typename T>
+Layer<T> LayerForward(const LayerShape &shape, const LayerWeights &weights, const float *query, const float *key, const float *value) {
+  const AttentionShape &a = shape.attention;
+  Layer<T> result;
+  result.q = Project<T>(query, weights.w_q, weights.b_q, a.n_q, shape.query_dim, a.num_heads * a.head_dim);
+  result.k = Project<T>(key, weights.w_k, weights.b_k, a.n_kv, shape.key_dim, a.num_kv_heads * a.head_dim);
+  result.v = Project<T>(value, weights.w_v, weights.b_v, a.n_kv, shape.value_dim, a.num_kv_heads * a.head_dim_v);
+  result.attention = AttentionForward<T>(a, result.q, result.k, result.v);
+  const std::vector<T> &context = result.attention.context;
+  result.y =
+      weights.w_o ? Project<T>(context.data(), weights.w_o, weights.b_o, a.n_q, a.num_heads * a.head_dim_v, shape.output_dim) : context;
+  return result;
+}
+
+template Attention<float> AttentionForward(const AttentionShape &, const std::vector<float> &, const std::vector<float> &,
+                                           const std::vector<float> &);
+template Attention<double> AttentionForward(const AttentionShape &, const std::vector<double> &, const std::vector<double> &,
+                                            const std::vector<double> &);
+template Layer<float> LayerForward(const LayerShape &, const LayerWeights &, const float *, const float *, const float *);
+template Layer<double> LayerForward(const LayerShape &, const LayerWeights &, const float *, const float *, const float *);
+
+// ---- Bounds
+//
+// eps = 2^-23 is twice the unit roundoff u, so that a bound counts n * eps where at most n roundings of relative size u happen, with
+// half of it left for terms of second order, the merging of chunks and the rounded default scale.
+//
+// Projection: a sum of products in any order has at most (in + 1) roundings in each term, the bias included:
+//     |y - y64| <= (in + 1) * eps * (|x| |W| + |b|)  +  x_error |W|
+//
+// Score: |s - s64| <= eps * (head_dim + 2) * S + D with S = max over j of scale * |q| . |k_j|, where the 2 stands for the scale and for
+// s - m, and D = max over j of scale * (|q| . k_error_j + q_error . |k_j| + q_error . k_error_j) for what came in.
+//
+// Weight: it is exp(s_j - m) / l. The error of s enters twice, above and below the line; so does that of exp (0.89 ulp, also where
+// states are merged). The sum has n_kv terms; 1 / l and the last product are one rounding each. Together, relative to the weight:
+//     G = eps * (2 * (head_dim + 2) * S + n_kv + C) + 2 * D,   C = 2 * 0.89 + 1
+//
+// Context: |o - o64| <= G * sum_j p_j |v_j|  +  sum_j p_j v_error_j, the n_kv * eps in G serving the sum of weighted values as well.
+//
+// Below 2^-126 exp gives 0, and products lose bits or vanish. That is an absolute error in relation to the greatest exponential, which
+// is 1, and therefore to l >= 1.
+//
+// lse = log of the sum of exp(s_j): an error of all s_j passes on at most once, and that of l relative becomes absolute, together G / 2;
+// then the roundings of log (0.84 ulp) and of m + log(l).
+namespace {
+
+constexpr double kEps = FLT_EPSILON;
+constexpr double kExpUlp = 0.89;
+constexpr double kC = 2 * kExpUlp + 1;
+constexpr double kSmallestNormal = FLT_MIN;
+constexpr double kSmallest = 0x1p-149;
+
+// |x| |w| for x [rows, in], w [in, out]
+std::vector<double> AbsProduct(const std::vector<double> &x, const float *w, int64_t rows, int64_t in, int64_t out) {
+  std::vector<double> y(rows * out);
+  for (int64_t i = 0; i < rows; i++) {
+    for (int64_t c = 0; c < in; c++) {
+      const double x_ic = std::fabs(x[i * in + c]);
+      for (int64_t n = 0; n < out; n++) y[i * out + n] += x_ic * std::fabs(double(w[c * out + n]));
+    }
+  }
+  return y;
+}
+
+std::vector<double> BoundProjection(const std::vector<double> &x, const std::vector<double> &x_error, const float *w, const float *b,
+                                    int64_t rows, int64_t in, int64_t out) {
+  std::vector<double> computed = x;  // at most so large is what float32 multiplies
+  if (!x_error.empty()) {
+    for (size_t n = 0; n < x.size(); n++) computed[n] = std::fabs(x[n]) + x_error[n];
+  }
+  std::vector<double> bound = AbsProduct(computed, w, rows, in, out);
+  for (int64_t i = 0; i < rows; i++) {
+    for (int64_t n = 0; n < out; n++) {
+      double &bound_in = bound[i * out + n];
+      bound_in = (in + 1) * (kEps * (bound_in + (b ? std::fabs(double(b[n])) : 0.0)) + kSmallest);
+    }
+  }
+  if (!x_error.empty()) {
+    const std::vector<double> passed_on = AbsProduct(x_error, w, rows, in, out);
+    for (size_t n = 0; n < bound.size(); n++) bound[n] += passed_on[n];
+  }
+  return bound;
+}
+
+}  // namespace
+
+AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<double> &q, const std::vector<double> &k,
+                              const std::vector<double> &v, const std::vector<double> &q_error, const std::vector<double> &k_error,
+                              const std::vector<double> &v_error, const Attention<double> &exact) {
+  const int64_t n_q = shape.n_q, n_kv = shape.n_kv, num_heads = shape.num_heads, num_kv_heads = shape.num_kv_heads;
+  const int64_t head_dim = shape.head_dim, head_dim_v = shape.head_dim_v;
+  const double scale = std::fabs(ScaleOf<double>(shape));
+  const auto error_of = [](const std::vector<double> &error, int64_t at) { return error.empty() ? 0.0 : error[at]; };
+  AttentionBound bound;
+  bound.weights.resize(exact.weights.size());
+  bound.lse.resize(exact.lse.size());
+  bound.context.resize(exact.context.size());
+
+  for (int64_t h = 0; h < num_heads; h++) {
+    const int64_t g = h / (num_heads / num_kv_heads);
+    for (int64_t i = 0; i < n_q; i++) {
+      double S = 0, D = 0;
+      for (int64_t j = 0; j < n_kv; j++) {
+        if (IsMasked(shape, i, j)) continue;
+        double S_j = 0, D_j = 0;
+        for (int64_t d = 0; d < head_dim; d++) {
+          const int64_t at_q = (i * num_heads + h) * head_dim + d, at_k = (j * num_kv_heads + g) * head_dim + d;
+          const double q_d = std::fabs(q[at_q]), k_d = std::fabs(k[at_k]);
+          const double q_d_error = error_of(q_error, at_q), k_d_error = error_of(k_error, at_k);
+          S_j += (q_d + q_d_error) * (k_d + k_d_error);
+          D_j += q_d * k_d_error + q_d_error * k_d + q_d_error * k_d_error;
+        }
+        S = std::max(S, scale * S_j);
+        D = std::max(D, scale * D_j + head_dim * kSmallest * std::max(scale, 1.0));
+      }
+      const double G = kEps * (2 * (head_dim + 2) * S + double(n_kv) + kC) + 2 * D;
+
+      const double *weights_hi = exact.weights.data() + (h * n_q + i) * n_kv;
+      for (int64_t j = 0; j < n_kv; j++) {
+        bound.weights[(h * n_q + i) * n_kv + j] = IsMasked(shape, i, j) ? 0 : G * weights_hi[j] + kSmallestNormal;
+      }
+      const double lse = exact.lse[h * n_q + i];
+      bound.lse[h * n_q + i] = G / 2 + kEps * (std::fabs(lse) + std::log(std::max(double(n_kv), 1.0)));
+      for (int64_t d = 0; d < head_dim_v; d++) {
+        double sum = 0, passed_on = 0, small = 0;
+        for (int64_t j = 0; j < n_kv; j++) {
+          if (IsMasked(shape, i, j)) continue;
+          const int64_t at_v = (j * num_kv_heads + g) * head_dim_v + d;
+          const double v_d_error = error_of(v_error, at_v);
+          sum += weights_hi[j] * (std::fabs(v[at_v]) + v_d_error);
+          passed_on += weights_hi[j] * v_d_error;
+          small += kSmallestNormal * (std::fabs(v[at_v]) + v_d_error) + kSmallest;
+        }
+        bound.context[(i * num_heads + h) * head_dim_v + d] = G * sum + passed_on + small;
+      }
+    }
+  }
+  return bound;
+}
+
+LayerBound BoundLayer(const LayerShape &shape, const LayerWeights &weights, const float *query, const float *key, const float *value,
+                      const Layer<double> &exact) {
+  const AttentionShape &a = shape.attention;
+  const int64_t merged_dim = a.num_heads * a.head_dim_v;
+  const auto bound_input = [](const float *x, const float *w, const float *b, int64_t rows, int64_t in, int64_t out) {
+    return BoundProjection(std::vector<double>(x, x + rows * in), {}, w, b, rows, in, out);
+  };
+  LayerBound bound;
+  bound.q = bound_input(query, weights.w_q, weights.b_q, a.n_q, shape.query_dim, a.num_heads * a.head_dim);
+  bound.k = bound_input(key, weights.w_k, weights.b_k, a.n_kv, shape.key_dim, a.num_kv_heads * a.head_dim);
+  bound.v = bound_input(value, weights.w_v, weights.b_v, a.n_kv, shape.value_dim, a.num_kv_heads * a.head_dim_v);
+  bound.attention = BoundAttention(a, exact.q, exact.k, exact.v, bound.q, bound.k, bound.v, exact.attention);
+  bound.y = weights.w_o ? BoundProjection(exact.attention.context, bound.attention.context, weights.w_o, weights.b_o, a.n_q, merged_dim,
+                                          shape.output_dim)
+                        : bound.attention.context;
+  return bound;
+}
+
+}  // namespace oracle

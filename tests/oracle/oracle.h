@@ -1,0 +1,68 @@
+// What the library's results are measured against: the textbook's attention and layer, in natural order, as a template over the type
+// that it computes in. In double it is the oracle, taken for exact; in float it is the naive float32 implementation, whose error shows
+// how much rounding the problem itself brings along. One sequence, dense arrays.
+#ifndef MHA_TESTS_ORACLE_ORACLE_H
+#define MHA_TESTS_ORACLE_ORACLE_H
+
+#include <cstdint>
+#include <vector>
+
+#include "support/shapes.h"
+
+namespace oracle {
+
+template <typename T>
+struct Attention {
+  std::vector<T> scores;   // [num_heads, n_q, n_kv], unscaled, of every pair
+  std::vector<T> weights;  // [num_heads, n_q, n_kv]
+  std::vector<T> lse;      // [num_heads, n_q]
+  std::vector<T> context;  // [n_q, num_heads, head_dim_v]
+};
+
+template <typename T>
+struct Layer {
+  std::vector<T> q;  // [n_q, num_heads, head_dim]
+  std::vector<T> k;  // [n_kv, num_kv_heads, head_dim]
+  std::vector<T> v;  // [n_kv, num_kv_heads, head_dim_v]
+  Attention<T> attention;
+  std::vector<T> y;  // [n_q, output_dim], or [n_q, num_heads * head_dim_v] without w_o
+};
+
+// T is float or double.
+template <typename T>
+Attention<T> AttentionForward(const support::AttentionShape &shape, const std::vector<T> &q, const std::vector<T> &k,
+                              const std::vector<T> &v);
+
+template <typename T>
+Layer<T> LayerForward(const support::LayerShape &shape, const support::LayerWeights &weights, const float *query, const float *key,
+                      const float *value);
+
+// A-priori bounds of the error of each element in float32, in any order of summation, given the exact result. The derivation is in
+// oracle.cpp.
+struct AttentionBound {
+  std::vector<double> weights;  // [num_heads, n_q, n_kv]
+  std::vector<double> lse;      // [num_heads, n_q]
+  std::vector<double> context;  // [n_q, num_heads, head_dim_v]
+};
+
+struct LayerBound {
+  std::vector<double> q;
+  std::vector<double> k;
+  std::vector<double> v;
+  AttentionBound attention;
+  std::vector<double> y;
+};
+
+// exact is AttentionForward<double> of the same q, k, v. The errors that q, k, v already have are given by bounds of the same shape;
+// empty = none.
+AttentionBound BoundAttention(const support::AttentionShape &shape, const std::vector<double> &q, const std::vector<double> &k,
+                              const std::vector<double> &v, const std::vector<double> &q_error, const std::vector<double> &k_error,
+                              const std::vector<double> &v_error, const Attention<double> &exact);
+
+// exact is LayerForward<double> of the same inputs.
+LayerBound BoundLayer(const support::LayerShape &shape, const support::LayerWeights &weights, const float *query, const float *key,
+                      const float *value, const Layer<double> &exact);
+
+}  // namespace oracle
+
+#endif  // MHA_TESTS_ORACLE_ORACLE_H

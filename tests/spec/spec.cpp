@@ -1,0 +1,297 @@
+// To be read beside src/kernels/CONTRACT.md; the numbers of the sections are that page's.
+//
+// The inner loops run over independent results (columns, keys, values), each of which is computed in exactly the order of the page.
+// MHA_SPEC_FUNCTIONS is the name under which this compilation hands out its functions. As one of the compilations is for a larger
+// instruction set, everything else is in an anonymous namespace and nothing of the C++ library is used: an inline function shared
+// with the rest of the program could otherwise end up with instructions that the machine lacks.
+#include "spec/spec.h"
+
+#ifdef __FAST_MATH__
+#error "the specification needs IEEE arithmetic: compile without -ffast-math"
+#endif
+
+namespace spec {
+namespace {
+
+using support::AttentionShape;
+using support::LayerShape;
+using support::LayerWeights;
+
+constexpr int64_t kDotBlock = 256;
+constexpr int64_t kChunk = 256;
+constexpr int64_t kPartialSums = 16;
+
+const float kInfinity = __builtin_inff();
+
+// Memory for the length of a scope.
+class Floats {
+ public:
+  explicit Floats(int64_t count) : data_(new float[static_cast<unsigned long>(count > 0 ? count : 1)]) {}
+  ~Floats() { delete[] data_; }
+  Floats(const Floats &) = delete;
+  Floats &operator=(const Floats &) = delete;
+  operator float *() { return data_; }
+
+ private:
+  float *data_;
+};
+
+int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// ---- 1. Operations
+
+float Fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
+uint32_t Bits(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+float FromBits(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+float Canon(float x) { return x != x ? FromBits(0x7fc00000u) : x + 0.0f; }
+
+// ---- 2. dot(x, w) over K terms
+
+// r[n] = dot(x, w[:, n]) for x [terms], w [terms, count]
+void Dots(const float *x, const float *w, int64_t terms, int64_t count, float *r) {
+  Floats c(count);
+  for (int64_t first = 0; first < terms; first += kDotBlock) {
+    for (int64_t n = 0; n < count; n++) c[n] = 0.0f;
+    for (int64_t k = first; k < Min(first + kDotBlock, terms); k++) {
+      const float *w_k = w + k * count;
+      for (int64_t n = 0; n < count; n++) c[n] = Fma(x[k], w_k[n], c[n]);
+    }
+    for (int64_t n = 0; n < count; n++) r[n] = first == 0 ? c[n] : r[n] + c[n];
+  }
+}
+
+// ---- 3. Projection
+
+void Project(const float *x, const float *w, const float *bias, int64_t rows, int64_t in, int64_t out, float *y) {
+  for (int64_t i = 0; i < rows; i++) {
+    float *y_i = y + i * out;
+    Dots(x + i * in, w, in, out, y_i);
+    for (int64_t n = 0; n < out; n++) y_i[n] = Canon(bias ? y_i[n] + bias[n] : y_i[n]);
+  }
+}
+
+// ---- 8. exp, for x <= 0 or NaN
+
+float Exp(float x) {
+  const float t = Fma(x, 0x1.715476p+0f, 0x1.8p+23f);
+  const float n = t - 0x1.8p+23f;
+  float r = Fma(n, -0x1.62e43p-1f, x);
+  r = Fma(n, 0x1.05c61p-29f, r);
+  float p = 0x1.6a23d0p-10f;
+  p = Fma(p, r, 0x1.123a20p-7f);
+  p = Fma(p, r, 0x1.5558f2p-5f);
+  p = Fma(p, r, 0x1.555492p-3f);
+  p = Fma(p, r, 0x1.fffffcp-2f);
+  p = Fma(p, r, 1.0f);
+  p = Fma(p, r, 1.0f);
+  const float y = FromBits(Bits(p) + (Bits(t) << 23));
+  return x != x ? x : x < -0x1.5d589ep+6f ? 0.0f : y;
+}
+
+// ---- 9. log, for normal x > 0 or NaN
+
+float Log(float x) {
+  const uint32_t i = Bits(x);
+  const int32_t k = static_cast<int32_t>(i - 0x3f3504f3u) >> 23;
+  const float f = FromBits(i - (static_cast<uint32_t>(k) << 23)) - 1.0f;
+  const float s = f / (2.0f + f);
+  const float z = s * s;
+  float r = 0x1.e2fdd2p-3f;
+  r = Fma(r, z, 0x1.2438a8p-2f);
+  r = Fma(r, z, 0x1.999a7cp-2f);
+  r = Fma(r, z, 0x1.555554p-1f);
+  r = r * z;
+  const float h = (0.5f * f) * f;
+  const float q = Fma(s, h + r, static_cast<float>(k) * -0x1.05c61p-29f);
+  return x != x ? x : Fma(static_cast<float>(k), 0x1.62e43p-1f, f - (h - q));
+}
+
+// ---- 4. Score
+
+float ScaleOf(const AttentionShape &shape) {
+  return shape.scale != 0.0f ? shape.scale : 1.0f / __builtin_sqrtf(static_cast<float>(shape.head_dim));
+}
+
+bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
+  return shape.is_causal && j - i > shape.q_start;  // not q_start + i, which may be beyond the largest int64_t
+}
+
+bool TakesPart(const AttentionShape &shape, int64_t i, int64_t j, float s) { return !IsMasked(shape, i, j) && s != -kInfinity; }
+
+// ---- 5. Chunks
+
+// The state of a row; o is [head_dim_v].
+struct State {
+  float m;
+  float l;
+  float *o;
+};
+
+bool IsEmpty(const State &state) { return state.l == 0.0f; }
+
+// The state of chunk c of row i. v points to the kv head's values: row j is at v + j * v_stride. p [n_kv] is scratch.
+void ChunkState(const AttentionShape &shape, int64_t i, int64_t c, const float *s, const float *v, int64_t v_stride, float *p,
+                State *state) {
+  const int64_t begin = kChunk * c;
+  const int64_t end = Min(kChunk * (c + 1), shape.n_kv);
+
+  float m = -kInfinity;
+  for (int64_t j = begin; j < end; j++) {
+    if (TakesPart(shape, i, j, s[j])) m = s[j] > m ? s[j] : m;
+  }
+
+  // Of every key, which is quicker; those that take no part are not used below.
+  for (int64_t j = begin; j < end; j++) p[j] = Exp(s[j] - m);
+
+  float t[kPartialSums] = {};
+  for (int64_t j = begin; j < end; j++) {
+    if (TakesPart(shape, i, j, s[j])) t[j % kPartialSums] = t[j % kPartialSums] + p[j];
+  }
+  for (int64_t n = 0; n < 8; n++) t[n] = t[n] + t[n + 8];
+  for (int64_t n = 0; n < 4; n++) t[n] = t[n] + t[n + 4];
+  for (int64_t n = 0; n < 2; n++) t[n] = t[n] + t[n + 2];
+  const float l = t[0] + t[1];
+
+  float *o = state->o;
+  for (int64_t d = 0; d < shape.head_dim_v; d++) o[d] = 0.0f;
+  for (int64_t j = begin; j < end; j++) {
+    if (!TakesPart(shape, i, j, s[j])) continue;
+    const float *v_j = v + j * v_stride;
+    for (int64_t d = 0; d < shape.head_dim_v; d++) o[d] = Fma(p[j], v_j[d], o[d]);
+  }
+
+  state->m = m;
+  state->l = l;
+}
+
+// ---- 6. Merging states
+
+void Copy(int64_t head_dim_v, const State &from, State *result) {
+  result->m = from.m;
+  result->l = from.l;
+  for (int64_t d = 0; d < head_dim_v; d++) result->o[d] = from.o[d];
+}
+
+// state1 holds the earlier keys; *result may be the same object.
+void Merge(int64_t head_dim_v, const State &state1, const State &state2, State *result) {
+  if (IsEmpty(state1)) return Copy(head_dim_v, state2, result);
+  if (IsEmpty(state2)) return Copy(head_dim_v, state1, result);
+  const float m = state2.m > state1.m ? state2.m : state1.m;
+  const float a = Exp(state1.m - m);
+  const float b = Exp(state2.m - m);
+  result->l = Fma(state1.l, a, state2.l * b);
+  for (int64_t d = 0; d < head_dim_v; d++) result->o[d] = Fma(state1.o[d], a, state2.o[d] * b);
+  result->m = m;
+}
+
+// The state of the whole row i: the perfect binary tree over the chunks. o [leaves, head_dim_v] and state [leaves] are scratch;
+// the result is state[0].
+void RowState(const AttentionShape &shape, int64_t i, const float *s, const float *v, int64_t v_stride, int64_t leaves, float *p, float *o,
+              State *state) {
+  for (int64_t c = 0; c < leaves; c++) {
+    state[c].o = o + c * shape.head_dim_v;
+    ChunkState(shape, i, c, s, v, v_stride, p, &state[c]);  // beyond the last chunk there are no keys: empty
+  }
+  for (int64_t width = leaves; width > 1; width /= 2) {
+    for (int64_t c = 0; c < width / 2; c++) Merge(shape.head_dim_v, state[2 * c], state[2 * c + 1], &state[c]);
+  }
+}
+
+int64_t Leaves(int64_t n_kv) {
+  int64_t leaves = 1;
+  while (leaves * kChunk < n_kv) leaves *= 2;
+  return leaves;
+}
+
+// ---- 7. Finish
+
+void FinishRow(const AttentionShape &shape, int64_t i, const float *s, const State &state, float *context, float *lse, float *weights) {
+  const bool empty = IsEmpty(state);
+  const float inv = 1.0f / state.l;
+  if (context) {
+    for (int64_t d = 0; d < shape.head_dim_v; d++) context[d] = empty ? 0.0f : Canon(state.o[d] * inv);
+  }
+  if (lse) *lse = empty ? -kInfinity : Canon(state.m + Log(state.l));
+  if (weights) {
+    for (int64_t j = 0; j < shape.n_kv; j++) {
+      weights[j] = TakesPart(shape, i, j, s[j]) ? Canon(Exp(s[j] - state.m) * inv) : 0.0f;
+    }
+  }
+}
+
+void TapRow(const AttentionShape &shape, int64_t i, const float *dots, const float *s, int64_t at, const AttentionOutputs &outputs) {
+  for (int64_t j = 0; j < shape.n_kv; j++) {
+    if (outputs.scores) outputs.scores[at + j] = Canon(dots[j]);
+    if (outputs.scaled_scores) outputs.scaled_scores[at + j] = Canon(s[j]);
+    if (outputs.masked_scores) outputs.masked_scores[at + j] = IsMasked(shape, i, j) ? -kInfinity : Canon(s[j]);
+  }
+}
+
+// ---- 4 to 7 for every row of every head
+
+void Attend(const AttentionShape &shape, const float *q, const float *k, const float *v, const AttentionOutputs &outputs) {
+  const int64_t n_q = shape.n_q, n_kv = shape.n_kv, head_dim = shape.head_dim, head_dim_v = shape.head_dim_v;
+  const int64_t q_stride = shape.num_heads * head_dim;
+  const int64_t k_stride = shape.num_kv_heads * head_dim;
+  const int64_t v_stride = shape.num_kv_heads * head_dim_v;
+  const int64_t leaves = Leaves(n_kv);
+  const float scale = ScaleOf(shape);
+  Floats k_t(head_dim * n_kv);  // the keys as columns, for Dots
+  Floats dots(n_kv);
+  Floats s(n_kv);
+  Floats p(n_kv);
+  Floats o(leaves * head_dim_v);
+  State *state = new State[static_cast<unsigned long>(leaves)];
+
+  for (int64_t h = 0; h < shape.num_heads; h++) {
+    const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
+    for (int64_t j = 0; j < n_kv; j++) {
+      for (int64_t d = 0; d < head_dim; d++) k_t[d * n_kv + j] = k[j * k_stride + kv_head * head_dim + d];
+    }
+    for (int64_t i = 0; i < n_q; i++) {
+      Dots(q + i * q_stride + h * head_dim, k_t, head_dim, n_kv, dots);
+      for (int64_t j = 0; j < n_kv; j++) s[j] = dots[j] * scale;
+      RowState(shape, i, s, v + kv_head * head_dim_v, v_stride, leaves, p, o, state);
+      const int64_t row = h * n_q + i;
+      FinishRow(shape, i, s, state[0], outputs.context ? outputs.context + (i * shape.num_heads + h) * head_dim_v : nullptr,
+                outputs.lse ? outputs.lse + row : nullptr, outputs.weights ? outputs.weights + row * n_kv : nullptr);
+      TapRow(shape, i, dots, s, row * n_kv, outputs);
+    }
+  }
+  delete[] state;
+}
+
+// ---- 3 to 7: the layer
+
+void Forward(const LayerShape &shape, const LayerWeights &weights, const float *query, const float *key, const float *value,
+             const LayerOutputs &outputs) {
+  const AttentionShape &a = shape.attention;
+  const int64_t merged_dim = a.num_heads * a.head_dim_v;
+  Project(query, weights.w_q, weights.b_q, a.n_q, shape.query_dim, a.num_heads * a.head_dim, outputs.q);
+  Project(key, weights.w_k, weights.b_k, a.n_kv, shape.key_dim, a.num_kv_heads * a.head_dim, outputs.k);
+  Project(value, weights.w_v, weights.b_v, a.n_kv, shape.value_dim, a.num_kv_heads * a.head_dim_v, outputs.v);
+  Attend(a, outputs.q, outputs.k, outputs.v, outputs.attention);
+  const float *context = outputs.attention.context;
+  if (weights.w_o) {
+    Project(context, weights.w_o, weights.b_o, a.n_q, merged_dim, shape.output_dim, outputs.y);
+  } else {
+    for (int64_t n = 0; n < a.n_q * merged_dim; n++) outputs.y[n] = context[n];
+  }
+}
+
+}  // namespace
+
+const Functions MHA_SPEC_FUNCTIONS = {Exp, Log, Project, Attend, Forward};
+
+}  // namespace spec

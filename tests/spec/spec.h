@@ -1,0 +1,58 @@
+// The specification: src/kernels/CONTRACT.md in scalar code, for one sequence in dense arrays. Every kernel has to equal it bit for
+// bit. It is a transcription of that page alone and includes nothing of the library.
+#ifndef MHA_TESTS_SPEC_SPEC_H
+#define MHA_TESTS_SPEC_SPEC_H
+
+#include <cstdint>
+
+#include "support/shapes.h"
+
+namespace spec {
+
+// What the middle stage hands out. Each pointer may be null.
+struct AttentionOutputs {
+  float *context;        // [n_q, num_heads, head_dim_v]
+  float *lse;            // [num_heads, n_q]
+  float *weights;        // [num_heads, n_q, n_kv]
+  float *scores;         // [num_heads, n_q, n_kv]
+  float *scaled_scores;  // [num_heads, n_q, n_kv]
+  float *masked_scores;  // [num_heads, n_q, n_kv]
+};
+
+// What the layer hands out. None of the pointers here may be null, nor may attention.context.
+struct LayerOutputs {
+  float *q;  // [n_q, num_heads, head_dim]
+  float *k;  // [n_kv, num_kv_heads, head_dim]
+  float *v;  // [n_kv, num_kv_heads, head_dim_v]
+  AttentionOutputs attention;
+  float *y;  // [n_q, output_dim], or [n_q, num_heads * head_dim_v] without w_o
+};
+
+// The functions of one compilation of spec.cpp.
+struct Functions {
+  float (*exp)(float x);
+  float (*log)(float x);
+
+  // y [rows, out] = x [rows, in] w [in, out] + bias [out]; bias may be null.
+  void (*project)(const float *x, const float *w, const float *bias, int64_t rows, int64_t in, int64_t out, float *y);
+
+  // q [n_q, num_heads, head_dim], k [n_kv, num_kv_heads, head_dim], v [n_kv, num_kv_heads, head_dim_v]
+  void (*attend)(const support::AttentionShape &shape, const float *q, const float *k, const float *v, const AttentionOutputs &outputs);
+
+  // query [n_q, query_dim], key [n_kv, key_dim], value [n_kv, value_dim]
+  void (*forward)(const support::LayerShape &shape, const support::LayerWeights &weights, const float *query, const float *key,
+                  const float *value, const LayerOutputs &outputs);
+};
+
+// Without hardware fma each fmaf is a call of libm's, so on x86-64 spec.cpp is compiled twice.
+extern const Functions kBaseline;
+#if defined(__x86_64__)
+extern const Functions kHardwareFma;  // to be called only if HasHardwareFma()
+#endif
+
+bool HasHardwareFma();       // whether this machine has instructions that the baseline of its architecture lacks
+const Functions &Fastest();  // of those that this machine can run
+
+}  // namespace spec
+
+#endif  // MHA_TESTS_SPEC_SPEC_H

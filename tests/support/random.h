@@ -1,0 +1,139 @@
+// Random numbers that are the same on every platform, which the distributions of the C++ library are not.
+#ifndef MHA_TESTS_SUPPORT_RANDOM_H
+#define MHA_TESTS_SUPPORT_RANDOM_H
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <vector>
+
+namespace support {
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+
+  // splitmix64
+  uint64_t Next() {
+    uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+
+  // low and high included
+  int64_t Between(int64_t low, int64_t high) { return low + static_cast<int64_t>(Next() % static_cast<uint64_t>(high - low + 1)); }
+
+  double Unit() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
+
+  bool Chance(double probability) { return Unit() < probability; }
+
+  template <typename T>
+  T Pick(std::initializer_list<T> choices) {
+    return choices.begin()[Between(0, static_cast<int64_t>(choices.size()) - 1)];
+  }
+
+  // Normal enough: the sum of 12 uniform numbers. Box and Muller's way would need libm, whose last bits differ.
+  float Normal() {
+    double sum = -6;
+    for (int n = 0; n < 12; n++) sum += Unit();
+    return static_cast<float>(sum);
+  }
+
+  std::vector<float> Normals(int64_t count, float factor = 1) {
+    std::vector<float> x(count);
+    for (float &value : x) value = Normal() * factor;
+    return x;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// Kinds of values that the arithmetic can be wrong about.
+enum class Values {
+  kNormal,
+  kWide,     // scores far apart: most weights vanish
+  kTies,     // small integers: equal scores, zeros, negative zeros
+  kTiny,     // subnormal numbers and products
+  kHuge,     // some so large that products and scores overflow to either infinity
+  kSpecial,  // a few NaN (of any sign and payload) and infinities
+};
+
+inline float FromBits(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+inline float SpecialValue(Random *random) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  switch (random->Between(0, 4)) {
+    case 0:
+      return FromBits(0x7fc00000u | static_cast<uint32_t>(random->Next() & 0x803fffffu));  // a quiet NaN
+    case 1:
+      return FromBits(0x7f800001u | static_cast<uint32_t>(random->Next() & 0x803ffffeu));  // a signalling NaN
+    case 2:
+      return infinity;
+    default:
+      return -infinity;
+  }
+}
+
+// count normal numbers times factor, made special as kind says.
+inline std::vector<float> RandomValues(Random *random, Values kind, int64_t count, float factor = 1) {
+  std::vector<float> x = random->Normals(count, factor);
+  switch (kind) {
+    case Values::kNormal:
+      break;
+    case Values::kWide:
+      for (float &value : x) value *= 8;
+      break;
+    case Values::kTies:
+      for (float &value : x) value = std::nearbyint(value / factor * 1.5f);  // -0 included
+      break;
+    case Values::kTiny:
+      for (float &value : x) value = std::ldexp(value, static_cast<int>(-random->Between(55, 150)));
+      break;
+    case Values::kHuge:
+      for (float &value : x) {
+        if (random->Chance(0.03)) value = std::ldexp(value, static_cast<int>(random->Between(50, 125)));
+      }
+      break;
+    case Values::kSpecial:
+      for (int64_t n = 0; n < 1 + count / 300; n++) {
+        if (count > 0) x[random->Between(0, count - 1)] = SpecialValue(random);
+      }
+      break;
+  }
+  return x;
+}
+
+inline Values RandomKind(Random *random) {
+  return random->Pick({Values::kNormal, Values::kNormal, Values::kNormal, Values::kWide, Values::kTies, Values::kTiny, Values::kHuge,
+                       Values::kHuge, Values::kSpecial, Values::kSpecial});
+}
+
+inline const char *NameOf(Values kind) {
+  switch (kind) {
+    case Values::kNormal:
+      return "normal";
+    case Values::kWide:
+      return "wide";
+    case Values::kTies:
+      return "ties";
+    case Values::kTiny:
+      return "tiny";
+    case Values::kHuge:
+      return "huge";
+    case Values::kSpecial:
+      return "special";
+  }
+  return "?";
+}
+
+}  // namespace support
+
+#endif  // MHA_TESTS_SUPPORT_RANDOM_H

@@ -1,0 +1,44 @@
+// The shapes and weights of one sequence, shared by the specification, the oracle and the tests. Plain data and no functions, so that
+// a file compiled for more than the baseline instruction set can include it.
+#ifndef MHA_TESTS_SUPPORT_SHAPES_H
+#define MHA_TESTS_SUPPORT_SHAPES_H
+
+#include <cstdint>
+
+namespace support {
+
+struct AttentionShape {
+  int64_t n_q;
+  int64_t n_kv;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t head_dim_v;
+  float scale;     // 0 = 1 / sqrt(head_dim)
+  bool is_causal;  // key j is masked in row i where j > q_start + i
+  int64_t q_start;
+};
+
+struct LayerShape {
+  int64_t query_dim;
+  int64_t key_dim;
+  int64_t value_dim;
+  int64_t output_dim;  // not looked at without w_o
+  AttentionShape attention;
+};
+
+// All matrices dense, [in, out]. Null: no bias, no output projection.
+struct LayerWeights {
+  const float *w_q;  // [query_dim, num_heads * head_dim]
+  const float *w_k;  // [key_dim, num_kv_heads * head_dim]
+  const float *w_v;  // [value_dim, num_kv_heads * head_dim_v]
+  const float *w_o;  // [num_heads * head_dim_v, output_dim]
+  const float *b_q;  // [num_heads * head_dim]
+  const float *b_k;  // [num_kv_heads * head_dim]
+  const float *b_v;  // [num_kv_heads * head_dim_v]
+  const float *b_o;  // [output_dim]
+};
+
+}  // namespace support
+
+#endif  // MHA_TESTS_SUPPORT_SHAPES_H

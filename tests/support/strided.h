@@ -1,0 +1,107 @@
+// A tensor [batch, rows, heads, width] anywhere in memory: with gaps, and with either of rows and heads outside.
+#ifndef MHA_TESTS_SUPPORT_STRIDED_H
+#define MHA_TESTS_SUPPORT_STRIDED_H
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "support/random.h"
+
+namespace support {
+
+struct Layout {
+  bool heads_outside = false;  // [batch, heads, rows, width] instead of [batch, rows, heads, width]
+  int64_t batch_gap = 0;
+  int64_t row_gap = 0;
+  int64_t head_gap = 0;
+
+  // Then strides are given as 0.
+  bool is_default() const { return !heads_outside && batch_gap == 0 && row_gap == 0 && head_gap == 0; }
+};
+
+inline Layout RandomLayout(Random *random, bool heads) {
+  Layout layout;
+  if (random->Chance(0.4)) return layout;
+  if (heads) layout.heads_outside = random->Chance(0.5);
+  if (random->Chance(0.5)) layout.batch_gap = random->Between(0, 9);
+  if (random->Chance(0.5)) layout.row_gap = random->Between(0, 17);
+  if (heads && random->Chance(0.5)) layout.head_gap = random->Between(0, 5);
+  return layout;
+}
+
+inline std::string Describe(const Layout &layout) {
+  if (layout.is_default()) return "contiguous";
+  return std::string(layout.heads_outside ? "[b,h,n,d]" : "[b,n,h,d]") + " gaps " + std::to_string(layout.batch_gap) + "," +
+         std::to_string(layout.row_gap) + "," + std::to_string(layout.head_gap);
+}
+
+class Strided {
+ public:
+  // All elements, gaps included, are fill at first. There is no element after the last one of the tensor.
+  Strided(const Layout &layout, int64_t batch, int64_t rows, int64_t heads, int64_t width, float fill)
+      : batch_(batch), rows_(rows), heads_(heads), width_(width), fill_(fill), is_default_(layout.is_default()) {
+    if (layout.heads_outside) {
+      row_stride_ = width + layout.row_gap;
+      head_stride_ = std::max<int64_t>(rows, 1) * row_stride_ + layout.head_gap;  // as if there were a row
+      batch_stride_ = heads * head_stride_ + layout.batch_gap;
+    } else {
+      head_stride_ = width + layout.head_gap;
+      row_stride_ = heads * head_stride_ + layout.row_gap;
+      batch_stride_ = rows * row_stride_ + layout.batch_gap;
+    }
+    const bool empty = batch == 0 || rows == 0 || heads == 0 || width == 0;
+    const int64_t extent = empty ? 0 : Offset(batch - 1, rows - 1, heads - 1) + width;
+    memory_.assign(std::max<int64_t>(extent, 1), fill);  // never a null pointer
+  }
+
+  // As a call takes them.
+  int64_t batch_stride() const { return is_default_ ? 0 : batch_stride_; }
+  int64_t row_stride() const { return is_default_ ? 0 : row_stride_; }
+  int64_t head_stride() const { return is_default_ ? 0 : head_stride_; }
+  float *data() { return memory_.data(); }
+
+  // dense is [batch, rows, heads, width].
+  void Set(const std::vector<float> &dense) {
+    ForEachVector([&](int64_t offset, int64_t dense_offset) { Copy(dense.data() + dense_offset, memory_.data() + offset); });
+  }
+
+  std::vector<float> Get() const {
+    std::vector<float> dense(batch_ * rows_ * heads_ * width_);
+    ForEachVector([&](int64_t offset, int64_t dense_offset) { Copy(memory_.data() + offset, dense.data() + dense_offset); });
+    return dense;
+  }
+
+  bool GapsAreUntouched() const {
+    std::vector<float> gaps = memory_;
+    ForEachVector([&](int64_t offset, int64_t) { std::fill_n(gaps.data() + offset, width_, fill_); });
+    return std::all_of(gaps.begin(), gaps.end(), [&](const float &value) { return std::memcmp(&value, &fill_, sizeof fill_) == 0; });
+  }
+
+ private:
+  int64_t Offset(int64_t b, int64_t row, int64_t head) const { return b * batch_stride_ + row * row_stride_ + head * head_stride_; }
+
+  void Copy(const float *from, float *to) const { std::memcpy(to, from, width_ * sizeof(float)); }
+
+  template <typename Function>
+  void ForEachVector(Function function) const {
+    int64_t dense_offset = 0;
+    for (int64_t b = 0; b < batch_; b++) {
+      for (int64_t row = 0; row < rows_; row++) {
+        for (int64_t head = 0; head < heads_; head++, dense_offset += width_) function(Offset(b, row, head), dense_offset);
+      }
+    }
+  }
+
+  int64_t batch_, rows_, heads_, width_;
+  int64_t batch_stride_, row_stride_, head_stride_;
+  float fill_;
+  bool is_default_;
+  std::vector<float> memory_;
+};
+
+}  // namespace support
+
+#endif  // MHA_TESTS_SUPPORT_STRIDED_H
