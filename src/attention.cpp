@@ -11,7 +11,7 @@ namespace {
 // and chunk, which this many rows make cheap; and their states fit into a level-2 cache.
 constexpr int64_t unit_rows = 96;
 
-int64_t query_blocks(const Attention &attention) { return (attention.n_q + attention.block_queries - 1) / attention.block_queries; }
+int64_t query_blocks(const Attention &attention) { return blocks_of(attention.n_q, attention.block_queries); }
 
 struct Stage {
   const Kernels *kernels;
@@ -38,12 +38,12 @@ bool plan_attention(Attention *attention) {
   if (block > attention->n_q) block = attention->n_q > 0 ? attention->n_q : 1;
   attention->block_queries = block;
 
-  const int64_t chunks = (attention->n_kv + chunk_keys - 1) / chunk_keys;
+  const int64_t chunks = blocks_of(attention->n_kv, chunk_keys);
   int64_t slots = 1;
   while (chunks >> slots != 0) ++slots;  // as many as a counter up to `chunks` has digits
 
   const Count rows = Count(block) * Count(group), width(attention->head_dim_v_padded);
-  const Count state = round_up(rows * width + rows + rows, 16);
+  const Count state = round_up(rows * width + rows + rows + Count(2 * merge_rows), 16);
   AttendScratch &scratch = attention->scratch;
   Count end(0);
   const auto take = [&end](Count floats) {

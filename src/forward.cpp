@@ -22,8 +22,6 @@ struct Plan {
   int64_t workspace_bytes;
 };
 
-int64_t key_blocks(int64_t n_kv) { return (n_kv + key_block - 1) / key_block; }
-
 // NULL inputs: key = query, value = key. The widths have to agree then, and without key there are as many keys as queries.
 mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_args *args) {
   if (!args->key && shape.key_dim != shape.query_dim) {
@@ -108,7 +106,7 @@ void plan_workspace(const mha_layer &layer, Plan *plan) {
   Carving carving;
   plan->counter = carving.take(Count(1), sizeof(UnitCounter));
   plan->q = carving.take_floats(q_rows * Count(shape.q_columns()));
-  plan->k = carving.take_floats(kv_heads * Count(key_blocks(args.n_kv)) * Count(key_block * shape.head_dim));
+  plan->k = carving.take_floats(kv_heads * Count(blocks_of(args.n_kv, key_block)) * Count(key_block * shape.head_dim));
   plan->v = carving.take_floats(kv_heads * Count(args.n_kv) * Count(attention.head_dim_v_padded));
   plan->context = carving.take_floats(shape.has_output ? q_rows * Count(shape.context_columns()) : Count(0));
   plan->product = 0;
@@ -214,7 +212,7 @@ void run(const mha_layer &layer, const Plan &plan, unsigned char *memory) {
   Attention attention = plan.attention;
 
   // 1. Project. A head is a column range: each lands where the attention reads it.
-  const int64_t key_head_floats = key_blocks(args.n_kv) * key_block * shape.head_dim, value_head_floats = args.n_kv * attention.head_dim_v_padded;
+  const int64_t key_head_floats = blocks_of(args.n_kv, key_block) * key_block * shape.head_dim, value_head_floats = args.n_kv * attention.head_dim_v_padded;
   float *const q = floats_at(plan.q), *const k = floats_at(plan.k), *const v = floats_at(plan.v);
   const Landing q_landing = rows_landing(q, args.n_q, shape.q_columns());
   const Landing k_landing = {Landing::Kind::key_blocks, k, shape.num_kv_heads * key_head_floats, 0, key_head_floats, shape.head_dim};

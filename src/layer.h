@@ -58,7 +58,7 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
 
 bool packed_checksum_holds(const void *buffer);
 
-inline int64_t panels_of(int64_t columns) { return (columns + panel_columns - 1) / panel_columns; }
+inline int64_t panels_of(int64_t columns) { return blocks_of(columns, panel_columns); }
 
 }  // namespace mha
 

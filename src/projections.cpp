@@ -14,11 +14,11 @@ struct Cut {
     constexpr int64_t block_floats = 96 * 1024, multiple = 48;
     block_rows = block_floats / first.depth / multiple * multiple;
     if (block_rows < multiple) block_rows = multiple;
-    row_blocks = (first.rows + block_rows - 1) / block_rows;
+    row_blocks = blocks_of(first.rows, block_rows);
     // Few rows keep a panel busy for a short time only, and one or two rows need several panels at once to fill the registers.
     group_panels = first.rows <= 8 ? 4 : 1;
     for (int64_t part = 0; part < product.num_parts; ++part) {
-      groups[part] = (panels_of(product.parts[part].columns) + group_panels - 1) / group_panels;
+      groups[part] = blocks_of(panels_of(product.parts[part].columns), group_panels);
       groups_of_all_parts += groups[part];
     }
   }

@@ -53,7 +53,7 @@ struct Unit {
     return scratch + call.scratch.states + slot * call.scratch.state_stride + row * call.head_dim_v_padded;
   }
   MHA_INLINE float *m(int64_t slot, int64_t row) const { return o(slot, num_rows) + row; }
-  MHA_INLINE float *l(int64_t slot, int64_t row) const { return o(slot, num_rows) + num_rows + row; }
+  MHA_INLINE float *l(int64_t slot, int64_t row) const { return m(slot, num_rows) + merge_rows + row; }
 
   // Index of the row in an output [batch, num_heads, n_q].
   MHA_INLINE int64_t index(int64_t row) const { return (sequence * call.num_heads + head(row)) * call.n_q + query(row); }
@@ -290,26 +290,37 @@ MHA_INLINE void attend_tile_of(int64_t rows, const Unit &unit, const Chunk &chun
 
 // ---- Merging states, and finishing rows
 
-// Slot `left` becomes merge(left, left + 1).
+// Slot `left` becomes merge(left, left + 1), for rows [begin, end). The factors of 16 rows are computed side by side.
 template <class V>
-inline void merge(const Unit &unit, int64_t left, int64_t row, int64_t num_rows) {
+inline void merge(const Unit &unit, int64_t left, int64_t begin, int64_t end) {
+  constexpr int64_t rows_at_once = merge_rows, vectors = rows_at_once / V::size;
   const int64_t width = unit.call.head_dim_v_padded;
-  for (int64_t r = row; r < row + num_rows; ++r) {
-    float *const m1 = unit.m(left, r), *const l1 = unit.l(left, r), *const o1 = unit.o(left, r);
-    const float m2 = *unit.m(left + 1, r), l2 = *unit.l(left + 1, r), *const o2 = unit.o(left + 1, r);
-    if (l2 == 0.0f) continue;
-    if (*l1 == 0.0f) {
-      for (int64_t c = 0; c < width; c += V::size) store(o1 + c, load<V>(o2 + c));
-      *m1 = m2;
-      *l1 = l2;
-      continue;
+  for (int64_t row = begin; row < end; row += rows_at_once) {
+    alignas(64) float m[rows_at_once], l[rows_at_once], a[rows_at_once], b[rows_at_once];
+    MHA_UNROLL for (int i = 0; i < vectors; ++i) {
+      const int64_t at = i * V::size;
+      const V m1 = load<V>(unit.m(left, row) + at), m2 = load<V>(unit.m(left + 1, row) + at);
+      const V most = greater_of(m2, m1);
+      V factors[2] = {m1 - most, m2 - most};
+      exp_of(factors);
+      store(m + at, most);
+      store(l + at, mul_add(load<V>(unit.l(left, row) + at), factors[0], load<V>(unit.l(left + 1, row) + at) * factors[1]));
+      store(a + at, factors[0]);
+      store(b + at, factors[1]);
     }
-    const float m = m2 > *m1 ? m2 : *m1;
-    const float a = exp_of(*m1 - m), b = exp_of(m2 - m);
-    *m1 = m;
-    *l1 = mul_add(*l1, a, l2 * b);
-    const V va = all<V>(a), vb = all<V>(b);
-    for (int64_t c = 0; c < width; c += V::size) store(o1 + c, mul_add(load<V>(o1 + c), va, load<V>(o2 + c) * vb));
+    for (int64_t i = 0; i < smaller(rows_at_once, end - row); ++i) {
+      float *const o1 = unit.o(left, row + i);
+      const float *const o2 = unit.o(left + 1, row + i);
+      const float l1 = *unit.l(left, row + i), l2 = *unit.l(left + 1, row + i);
+      if (l2 == 0.0f) continue;
+      const bool is_copy = l1 == 0.0f;
+      *unit.m(left, row + i) = is_copy ? *unit.m(left + 1, row + i) : m[i];
+      *unit.l(left, row + i) = is_copy ? l2 : l[i];
+      const V va = all<V>(a[i]), vb = all<V>(b[i]);
+      for (int64_t c = 0; c < width; c += V::size) {
+        store(o1 + c, is_copy ? load<V>(o2 + c) : mul_add(load<V>(o1 + c), va, load<V>(o2 + c) * vb));
+      }
+    }
   }
 }
 
@@ -380,6 +391,9 @@ inline void inspect(const Unit &unit) {
 
 // ---- One unit
 
+// As many slots hold a state before chunk c as c has binary digits 1.
+MHA_INLINE int64_t slots_before(int64_t c) { return __builtin_popcountll(static_cast<unsigned long long>(c)); }
+
 template <class V>
 void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t query_begin, float *scratch) {
   constexpr int tile_rows = TileShape<V::size>::attend_rows;
@@ -393,21 +407,21 @@ void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t qu
   const int64_t limit = unit.key_limit(unit.num_rows - 1);
   for (int64_t c = 0; c == 0 || c * chunk_keys < limit; ++c) {
     const Chunk chunk = chunk_of<V>(unit, c, smaller(chunk_keys, limit - c * chunk_keys));
-    const int64_t slot = __builtin_popcountll(static_cast<unsigned long long>(c));
+    int64_t slot = slots_before(c), first = unit.num_rows;
     for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
       const int64_t rows = smaller(tile_rows, unit.num_rows - row);
-      if (c > 0 && unit.key_limit(row + rows - 1) <= chunk.begin) continue;
+      if (c > 0 && unit.key_limit(row + rows - 1) <= chunk.begin) continue;  // later rows see more keys
+      first = smaller(first, row);
       attend_tile_of<V, tile_rows>(rows, unit, chunk, row, slot);
-      int64_t left = slot;
-      for (int64_t bits = c; bits & 1; bits >>= 1) merge<V>(unit, --left, row, rows);
     }
+    for (int64_t ones = c; ones & 1; ones >>= 1) merge<V>(unit, --slot, first, unit.num_rows);
   }
 
   for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
-    const int64_t rows = smaller(tile_rows, unit.num_rows - row);
-    const int64_t chunks = greater(1, (unit.key_limit(row + rows - 1) + chunk_keys - 1) / chunk_keys);
-    for (int64_t left = __builtin_popcountll(static_cast<unsigned long long>(chunks)) - 2; left >= 0; --left) merge<V>(unit, left, row, rows);
-    for (int64_t r = row; r < row + rows; ++r) finish<V>(unit, r);
+    const int64_t end = smaller(row + tile_rows, unit.num_rows);
+    const int64_t chunks = greater(1, (unit.key_limit(end - 1) + chunk_keys - 1) / chunk_keys);
+    for (int64_t left = slots_before(chunks) - 2; left >= 0; --left) merge<V>(unit, left, row, end);
+    for (int64_t r = row; r < end; ++r) finish<V>(unit, r);
   }
   inspect<V>(unit);
 }

@@ -74,12 +74,14 @@ struct AttendScratch {
   int64_t values;    // [256][head_dim_v_padded], for plain value rows
   int64_t scores;    // [attend_tile_rows_max][score_stride]
   int64_t excluded;  // [attend_tile_rows_max][256] bytes
-  int64_t states;    // [slots] of state_stride: o [unit_rows][head_dim_v_padded], m [unit_rows], l [unit_rows]
+  int64_t states;    // [slots] of state_stride: o [unit_rows][head_dim_v_padded], then m and l,
+                     // [unit_rows] each and merge_rows behind it that may be read
   int64_t state_stride;
   int64_t floats;  // all of it
 };
 
 constexpr int64_t attend_tile_rows_max = 8;
+constexpr int64_t merge_rows = 16;  // rows whose states are merged side by side
 constexpr int64_t score_stride = chunk_keys + 16;  // no power of two, so that a tile's rows do not fall into the same cache sets
 
 // One call's attention, the same for all its units of work.
