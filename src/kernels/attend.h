@@ -164,17 +164,20 @@ MHA_INLINE uint32_t softmax(float *scores, const int64_t (&counts)[R], int64_t b
   V most[R], least[R];
   MHA_UNROLL for (int r = 0; r < R; ++r) {
     float *const s = scores + r * score_stride;
-    const int64_t count = counts[r], end = (count + key_block - 1) / key_block * key_block;
-    // Copies of a real score fill the last block: they change neither the maximum nor whether a score is -infinity.
-    for (int64_t j = count; j < end; ++j) s[j] = s[count - 1];
     most[r] = all<V>(-infinity);
     least[r] = all<V>(infinity);
-    for (int64_t j = 0; j < end; j += V::size) {
+    int64_t j = 0;
+    for (; j + static_cast<int64_t>(V::size) <= counts[r]; j += V::size) {
       const V score = load<V>(s + j);
       most[r] = greater_of(score, most[r]);
       least[r] = less_of(score, least[r]);
     }
-    for (int64_t j = count; j < tile_end; ++j) s[j] = -infinity;
+    for (; j < tile_end; j += V::size) {
+      const V score = load<V>(s + j), known = first_lanes(score, counts[r] - j, all<V>(-infinity));
+      most[r] = greater_of(known, most[r]);
+      least[r] = less_of(first_lanes(score, counts[r] - j, all<V>(infinity)), least[r]);
+      store(s + j, known);
+    }
   }
 
   uint32_t rows_with_excluded = 0;

@@ -61,6 +61,7 @@ MHA_INLINE Scalar greater_of(Scalar s, Scalar m) { return {s.x > m.x ? s.x : m.x
 MHA_INLINE Scalar zero_if_less(Scalar x, Scalar limit, Scalar y) { return {x.x < limit.x ? 0.0f : y.x}; }
 MHA_INLINE Scalar zero_if_equal(Scalar x, Scalar value, Scalar y) { return {x.x == value.x ? 0.0f : y.x}; }
 MHA_INLINE Scalar x_if_nan(Scalar x, Scalar y) { return {x.x != x.x ? x.x : y.x}; }
+MHA_INLINE Scalar first_lanes(Scalar x, int64_t count, Scalar other) { return count > 0 ? x : other; }
 MHA_INLINE Scalar value_if_nan(Scalar x, Scalar value) { return {x.x != x.x ? value.x : x.x}; }
 MHA_INLINE Scalar less_of(Scalar s, Scalar m) { return {s.x < m.x ? s.x : m.x}; }
 MHA_INLINE Scalar add_to_exponent(Scalar p, Scalar t) { return {float_of(bits_of(p.x) + (bits_of(t.x) << 23))}; }
@@ -121,6 +122,11 @@ MHA_INLINE void store(float *p, Vector v) { v.store_unaligned(p); }
 
 MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) { return xsimd::select(x < limit, Vector(0.0f), y); }
 MHA_INLINE Vector zero_if_equal(Vector x, Vector value, Vector y) { return xsimd::select(x == value, Vector(0.0f), y); }
+// x in the first `count` lanes, other in the rest.
+alignas(64) constexpr float lane_numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+MHA_INLINE Vector first_lanes(Vector x, int64_t count, Vector other) {
+  return xsimd::select(load<Vector>(lane_numbers) < Vector(static_cast<float>(count)), x, other);
+}
 // By ==, since xsimd's != is false for NaN on some instruction sets.
 MHA_INLINE Vector x_if_nan(Vector x, Vector y) { return xsimd::select(x == x, y, x); }
 MHA_INLINE Vector value_if_nan(Vector x, Vector value) { return xsimd::select(x == x, x, value); }
