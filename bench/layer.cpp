@@ -20,7 +20,7 @@ struct Shape {
   int64_t batch, n, width, heads;
 };
 
-constexpr Shape shapes[] = {{1, 128, 256, 4},   {1, 128, 768, 12},  {1, 512, 768, 12},  {1, 1024, 768, 12},
+constexpr Shape shapes[] = {{1, 128, 256, 4},    {1, 128, 768, 12}, {1, 512, 768, 12},  {1, 1024, 768, 12},
                             {1, 2048, 1024, 16}, {8, 128, 768, 12}, {1, 1024, 2048, 16}};
 
 std::vector<float> random_floats(int64_t count, float scale, uint32_t seed) {
@@ -33,7 +33,8 @@ std::vector<float> random_floats(int64_t count, float scale, uint32_t seed) {
 
 void layer_prefill(benchmark::State &state, Shape shape, uint32_t instruction_set, mha_sgemm sgemm) {
   const float scale = 1.7f / std::sqrt(static_cast<float>(shape.width));
-  const std::vector<float> w_qkv = random_floats(shape.width * 3 * shape.width, scale, 1), w_o = random_floats(shape.width * shape.width, scale, 2);
+  const std::vector<float> w_qkv = random_floats(shape.width * 3 * shape.width, scale, 1),
+                           w_o = random_floats(shape.width * shape.width, scale, 2);
   const std::vector<float> x = random_floats(shape.batch * shape.n * shape.width, 1.0f, 3);
   std::vector<float> y(x.size());
 
@@ -81,8 +82,8 @@ void layer_prefill(benchmark::State &state, Shape shape, uint32_t instruction_se
 }
 
 void add(const std::string &group, const Shape &shape, uint32_t instruction_set, mha_sgemm sgemm) {
-  const std::string name = group + "/B:" + std::to_string(shape.batch) + "/n:" + std::to_string(shape.n) + "/D:" + std::to_string(shape.width) +
-                           "/H:" + std::to_string(shape.heads);
+  const std::string name = group + "/B:" + std::to_string(shape.batch) + "/n:" + std::to_string(shape.n) +
+                           "/D:" + std::to_string(shape.width) + "/H:" + std::to_string(shape.heads);
   benchmark::RegisterBenchmark(name.c_str(), layer_prefill, shape, instruction_set, sgemm)->Unit(benchmark::kMicrosecond);
 }
 

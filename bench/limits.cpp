@@ -15,25 +15,23 @@ namespace {
 
 constexpr int64_t steps = 20000;
 
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// The accumulators stay in registers: an empty asm that claims to change each of them keeps the compiler from folding the chains. One macro, since
-// each body has to be compiled for its own instruction set.
-#define MHA_PEAK_PROBE(name, target, Vector, zero, fma, constraint)                                 \
-  template <int chains>                                                                             \
-  target void name() {                                                                              \
-    Vector acc[chains];                                                                             \
-    _Pragma("GCC unroll 32") for (int i = 0; i < chains; ++i) acc[i] = zero;                        \
-    Vector a = zero, b = zero;                                                                      \
-    asm volatile("" : "+" constraint(a), "+" constraint(b));                                        \
-    for (int64_t step = 0; step < steps; ++step) {                                                  \
-      _Pragma("GCC unroll 32") for (int i = 0; i < chains; ++i) {                                   \
-        acc[i] = fma(a, b, acc[i]);                                                                 \
-        asm volatile("" : "+" constraint(acc[i]));                                                  \
-      }                                                                                             \
-    }                                                                                               \
+// The accumulators stay in registers: an empty asm that claims to change each of them keeps the compiler from folding the chains. One
+// macro, since each body has to be compiled for its own instruction set.
+#define MHA_PEAK_PROBE(name, target, Vector, zero, fma, constraint)          \
+  template <int chains>                                                      \
+  target void name() {                                                       \
+    Vector acc[chains];                                                      \
+    _Pragma("GCC unroll 32") for (int i = 0; i < chains; ++i) acc[i] = zero; \
+    Vector a = zero, b = zero;                                               \
+    asm volatile("" : "+" constraint(a), "+" constraint(b));                 \
+    for (int64_t step = 0; step < steps; ++step) {                           \
+      _Pragma("GCC unroll 32") for (int i = 0; i < chains; ++i) {            \
+        acc[i] = fma(a, b, acc[i]);                                          \
+        asm volatile("" : "+" constraint(acc[i]));                           \
+      }                                                                      \
+    }                                                                        \
   }
 
 #if defined(__x86_64__)
@@ -64,12 +62,16 @@ double best_of(double a, double b) { return a > b ? a : b; }
 double fma_peak(uint32_t instruction_set) {
   switch (instruction_set) {
 #if defined(__x86_64__)
-    case MHA_INSTRUCTION_SET_AVX512: return best_of(gflops(probe_avx512<10>, 10, 16), gflops(probe_avx512<24>, 24, 16));
-    case MHA_INSTRUCTION_SET_AVX2: return best_of(gflops(probe_avx2<10>, 10, 8), gflops(probe_avx2<12>, 12, 8));
+    case MHA_INSTRUCTION_SET_AVX512:
+      return best_of(gflops(probe_avx512<10>, 10, 16), gflops(probe_avx512<24>, 24, 16));
+    case MHA_INSTRUCTION_SET_AVX2:
+      return best_of(gflops(probe_avx2<10>, 10, 8), gflops(probe_avx2<12>, 12, 8));
 #elif defined(__aarch64__)
-    case MHA_INSTRUCTION_SET_NEON: return best_of(gflops(probe_neon<12>, 12, 4), gflops(probe_neon<24>, 24, 4));
+    case MHA_INSTRUCTION_SET_NEON:
+      return best_of(gflops(probe_neon<12>, 12, 4), gflops(probe_neon<24>, 24, 4));
 #endif
-    default: return best_of(gflops(probe_scalar<8>, 8, 1), gflops(probe_scalar<12>, 12, 1));
+    default:
+      return best_of(gflops(probe_scalar<8>, 8, 1), gflops(probe_scalar<12>, 12, 1));
   }
 }
 

@@ -5,8 +5,8 @@
 
 namespace bench {
 
-// GFLOP/s of one thread that does nothing but fused multiply-adds on registers, with the vectors of an instruction set (MHA_INSTRUCTION_SET_*): the
-// best of several numbers of chains. About 20 ms.
+// GFLOP/s of one thread that does nothing but fused multiply-adds on registers, with the vectors of an instruction set
+// (MHA_INSTRUCTION_SET_*): the best of several numbers of chains. About 20 ms.
 double fma_peak(uint32_t instruction_set);
 
 }  // namespace bench

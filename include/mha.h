@@ -14,7 +14,8 @@
  * - Matrices are row-major arrays of float. A shape such as [batch, n, dim] names the extents from the outermost to the innermost,
  *   whose stride is always 1. Strides count elements, not bytes. A stride of 0 means: contiguous, as the shape says.
  *   No pointer needs more alignment than its type has.
- * - Dimensions, counts, positions and strides are int64_t; a negative one is an error. Sizes in bytes are size_t.
+ * - Dimensions, counts, positions and strides are int64_t; a negative one is an error. So is a stride that is shorter than a row, or one
+ *   with which the elements of an output overlap. Sizes in bytes are size_t.
  * - The first field of an input struct is struct_size = sizeof the struct. All other fields may be zero, and zero is the default
  *   where it is no meaningful value itself: `mha_forward_args args = { .struct_size = sizeof args, ... }`. Structs can only grow at
  *   their end, so programs compiled against an older header keep working.
@@ -273,7 +274,7 @@ typedef struct mha_forward_args {
   size_t struct_size;
   int64_t batch;           /* number of sequences; 0 = nothing to do */
   int64_t n_q;             /* rows of query and output per sequence; 0 = nothing to do */
-  int64_t n_kv;            /* rows of key and value per sequence; looked at where key or value is given (0 then means none); else n_q */
+  int64_t n_kv;            /* rows of key and value per sequence where key or value is given (0 = no keys); else not looked at: n_q */
   const float *query;      /* [batch, n_q, query_dim] */
   const float *key;        /* [batch, n_kv, key_dim]; NULL = query (self-attention) */
   const float *value;      /* [batch, n_kv, value_dim]; NULL = key */
@@ -289,10 +290,11 @@ typedef struct mha_forward_args {
   uint32_t is_causal;      /* 0 or 1; 1 = the query at position p attends to the keys at positions 0 .. p only */
   uint32_t reserved;       /* 0 */
   const int64_t *q_start;  /* [batch] position of each sequence's first query, counted from its first key; used by is_causal.
-                              NULL = n_kv - n_q for all: the last query sees all keys (bottom-right). Then n_q <= n_kv if causal. */
+                              NULL = n_kv - n_q for all: the last query sees all keys (bottom-right); then n_q <= n_kv if causal.
+                              Not looked at, and not checked, where is_causal is 0. */
   const mha_scheduler *scheduler; /* NULL = run on the calling thread */
-  float *attention_weights; /* optional output [batch, num_heads, n_q, n_kv], contiguous: the softmax; each row sums to 1 (0 if all masked) */
-  float *lse;              /* optional output [batch, num_heads, n_q], contiguous: natural logarithm of the sum of exp(score); -inf if all masked */
+  float *attention_weights; /* optional output [batch, num_heads, n_q, n_kv], contiguous; a row sums to 1, or is 0 if all is masked */
+  float *lse;              /* optional output [batch, num_heads, n_q], contiguous: ln of the sum of exp(score); -infinity if all masked */
   const mha_taps *taps;    /* optional outputs, see mha_taps */
 } mha_forward_args;
 
@@ -308,8 +310,8 @@ MHA_API mha_status mha_forward_workspace(const mha_layer *layer, const mha_forwa
  * and content, used by one call at a time; it may be NULL if 0 bytes are needed.
  *
  * Values: a row whose keys are all masked (or n_kv = 0) has context 0 and lse -infinity. A masked key or value is never read into a
- * result, NaN included. A NaN in an input row reaches only the rows that attend to it. A score of +infinity gives a row of NaN, one of
- * -infinity counts as masked.
+ * result, NaN included (only the taps scores and scaled_scores show masked pairs too). A NaN in an input row reaches only the rows that
+ * attend to it. A score of +infinity gives a row of NaN, one of -infinity counts as masked.
  */
 MHA_API mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, void *workspace, size_t workspace_bytes,
                                mha_error *error);

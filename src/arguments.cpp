@@ -1,6 +1,11 @@
 #include "arguments.h"
 
 namespace mha {
+namespace {
+
+constexpr const char *dimension_names[3] = {"batch", "row", "head"};
+
+}  // namespace
 
 Count span_of(const Array &array) {
   Count span(array.width);
@@ -18,12 +23,13 @@ int64_t contiguous_stride(int64_t stride, int64_t count, int64_t inner_stride) {
 mha_status check_input(Report &report, uint32_t argument, const Array &array) {
   for (int i = 0; i < 3; ++i) {
     if (array.strides[i] < 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "a stride of %s is %lld; strides can't be negative", array.name,
-                         static_cast<long long>(array.strides[i]));
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s_%s_stride is %lld; strides can't be negative", array.name,
+                         dimension_names[i], static_cast<long long>(array.strides[i]));
     }
     if (array.extents[i] > 1 && i > 0 && array.strides[i] < array.width) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "a stride of %s is %lld, but a row has %lld elements; set at least that, or 0 for contiguous",
-                         array.name, static_cast<long long>(array.strides[i]), static_cast<long long>(array.width));
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument,
+                         "%s_%s_stride is %lld, but a row has %lld elements; set at least that, or 0 for contiguous", array.name,
+                         dimension_names[i], static_cast<long long>(array.strides[i]), static_cast<long long>(array.width));
     }
   }
   if ((span_of(array) * Count(sizeof(float))).overflows()) {
@@ -38,7 +44,7 @@ mha_status check_output(Report &report, uint32_t argument, const Array &array) {
     if (extent == 0) return MHA_OK;
   }
   // Sorted by stride, each dimension has to step over all of the smaller ones.
-  int order[3] = {0, 1, 2};
+  int order[3] = {2, 1, 0};  // of two that are equal, the outer one is blamed
   for (int i = 0; i < 3; ++i) {
     for (int j = i + 1; j < 3; ++j) {
       if (array.strides[order[j]] < array.strides[order[i]]) {
@@ -52,8 +58,9 @@ mha_status check_output(Report &report, uint32_t argument, const Array &array) {
   for (const int i : order) {
     if (array.extents[i] <= 1) continue;
     if (array.strides[i] < covered.value()) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "a stride of %s is %lld, so that its elements overlap; set at least %lld, or 0 for contiguous",
-                         array.name, static_cast<long long>(array.strides[i]), static_cast<long long>(covered.value()));
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument,
+                         "%s_%s_stride is %lld, so that its elements overlap; set at least %lld, or 0 for contiguous", array.name,
+                         dimension_names[i], static_cast<long long>(array.strides[i]), static_cast<long long>(covered.value()));
     }
     covered = covered + Count(array.extents[i] - 1) * Count(array.strides[i]);
   }
@@ -90,8 +97,8 @@ mha_status check_positions(Report &report, uint32_t argument, uint32_t is_causal
   if (!is_causal || !q_start) return MHA_OK;
   for (int64_t b = 0; b < batch; ++b) {
     if (q_start[b] < 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "q_start[%lld] is %lld; a position can't be negative", static_cast<long long>(b),
-                         static_cast<long long>(q_start[b]));
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "q_start[%lld] is %lld; a position can't be negative",
+                         static_cast<long long>(b), static_cast<long long>(q_start[b]));
     }
   }
   return MHA_OK;
@@ -102,12 +109,14 @@ mha_status check_count(Report &report, uint32_t argument, const char *name, int6
   return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s is %lld; it can't be negative", name, static_cast<long long>(count));
 }
 
-mha_status check_workspace(Report &report, uint32_t argument, const char *query, const void *workspace, size_t workspace_bytes, int64_t needed) {
+mha_status check_workspace(Report &report, uint32_t argument, const char *query, const void *workspace, size_t workspace_bytes,
+                           int64_t needed) {
   if (workspace_bytes < static_cast<uint64_t>(needed)) {
-    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, argument + 1, "the workspace has %zu bytes, this call needs %lld; ask %s", workspace_bytes,
-                       static_cast<long long>(needed), query);
+    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, argument + 1, "the workspace has %zu bytes, this call needs %lld; ask %s",
+                       workspace_bytes, static_cast<long long>(needed), query);
   }
-  if (!workspace && needed > 0) return report.fail(MHA_ERROR_NULL_POINTER, argument, "workspace is NULL; pass memory of the size that %s says", query);
+  if (!workspace && needed > 0)
+    return report.fail(MHA_ERROR_NULL_POINTER, argument, "workspace is NULL; pass memory of the size that %s says", query);
   return MHA_OK;
 }
 

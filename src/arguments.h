@@ -6,7 +6,7 @@
 
 namespace mha {
 
-// An array with a name: up to three extents (the innermost, of stride 1, is width) with their strides.
+// An array with a name, [batch, rows, heads, width]: its outer extents with their strides. The innermost stride is 1.
 struct Array {
   const char *name;
   int64_t width;
@@ -14,7 +14,8 @@ struct Array {
   int64_t strides[3];
 };
 
-// What a stride of 0 means: count times the next inner stride; INT64_MAX if that overflows, which no array with more than one element survives.
+// What a stride of 0 means: count times the next inner stride; INT64_MAX if that overflows, which no array with more than one element
+// survives.
 int64_t contiguous_stride(int64_t stride, int64_t count, int64_t inner_stride);
 
 // Elements from the first to the last, or an overflow.
@@ -41,7 +42,8 @@ mha_status check_positions(Report &report, uint32_t argument, uint32_t is_causal
 
 mha_status check_count(Report &report, uint32_t argument, const char *name, int64_t count);
 
-mha_status check_workspace(Report &report, uint32_t argument, const char *query, const void *workspace, size_t workspace_bytes, int64_t needed);
+mha_status check_workspace(Report &report, uint32_t argument, const char *query, const void *workspace, size_t workspace_bytes,
+                           int64_t needed);
 
 // Pairs of query and key that attend, over all sequences and one head.
 uint64_t attending_pairs(int64_t batch, int64_t n_q, int64_t n_kv, bool is_causal, const int64_t *q_start);

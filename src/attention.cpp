@@ -7,8 +7,8 @@
 namespace mha {
 namespace {
 
-// Query rows of one unit, counting all query heads of the kv head. A caller's plain keys and values are brought into the packed form once per unit
-// and chunk, which this many rows make cheap; and their states fit into a level-2 cache.
+// Query rows of one unit, counting all query heads of the kv head. A caller's plain keys and values are brought into the packed form once
+// per unit and chunk, which this many rows make cheap; and their states fit into a level-2 cache.
 constexpr int64_t unit_rows = 96;
 
 int64_t query_blocks(const Attention &attention) { return blocks_of(attention.n_q, attention.block_queries); }
@@ -19,7 +19,8 @@ struct Stage {
   float *scratch;
 };
 
-// Query blocks of one head after each other, the last first: under a causal mask it has the most keys, and small units at the end share out evenly.
+// Query blocks of one head after each other, the last first: under a causal mask it has the most keys, and small units at the end share out
+// evenly.
 void run_unit(const void *context, int64_t unit, int64_t thread) {
   const Stage &stage = *static_cast<const Stage *>(context);
   const Attention &attention = *stage.attention;
@@ -62,7 +63,8 @@ bool plan_attention(Attention *attention) {
   return !end.overflows();
 }
 
-void run_attention(const Kernels &kernels, const Attention &attention, const mha_scheduler *scheduler, UnitCounter *counter, float *scratch) {
+void run_attention(const Kernels &kernels, const Attention &attention, const mha_scheduler *scheduler, UnitCounter *counter,
+                   float *scratch) {
   const Stage stage = {&kernels, &attention, scratch};
   run_units(scheduler, counter, attention.batch * attention.num_kv_heads * query_blocks(attention), run_unit, &stage);
 }
@@ -86,26 +88,30 @@ mha_status check_dimensions(Report &report, mha_attention_args *args) {
     const char *name;
     int64_t value;
     bool may_be_zero;
-  } dims[] = {{"num_heads", args->num_heads, false}, {"num_kv_heads", args->num_kv_heads, true}, {"head_dim", args->head_dim, false},
+  } dims[] = {{"num_heads", args->num_heads, false},
+              {"num_kv_heads", args->num_kv_heads, true},
+              {"head_dim", args->head_dim, false},
               {"head_dim_v", args->head_dim_v, true}};
   for (const auto &dim : dims) {
     if (dim.value < 0 || (dim.value == 0 && !dim.may_be_zero)) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "%s is %lld; set it to at least 1", dim.name, static_cast<long long>(dim.value));
+      return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "%s is %lld; set it to at least 1", dim.name,
+                         static_cast<long long>(dim.value));
     }
     if (dim.value > INT32_MAX) {
-      return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "%s is %lld; the largest dimension is %d", dim.name, static_cast<long long>(dim.value),
-                         INT32_MAX);
+      return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "%s is %lld; the largest dimension is %d", dim.name,
+                         static_cast<long long>(dim.value), INT32_MAX);
     }
   }
   if (args->num_kv_heads == 0) args->num_kv_heads = args->num_heads;
   if (args->head_dim_v == 0) args->head_dim_v = args->head_dim;
   if (args->num_heads % args->num_kv_heads != 0) {
-    return report.fail(MHA_ERROR_SHAPE, args_argument, "num_kv_heads %lld does not divide num_heads %lld; each key head serves as many query heads",
+    return report.fail(MHA_ERROR_SHAPE, args_argument,
+                       "num_kv_heads %lld does not divide num_heads %lld; each key head serves as many query heads",
                        static_cast<long long>(args->num_kv_heads), static_cast<long long>(args->num_heads));
   }
   if (args->num_heads * args->head_dim > INT32_MAX || args->num_heads * args->head_dim_v > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "num_heads %lld * head_dim is larger than %d", static_cast<long long>(args->num_heads),
-                       INT32_MAX);
+    return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "num_heads %lld * head_dim is larger than %d",
+                       static_cast<long long>(args->num_heads), INT32_MAX);
   }
   return MHA_OK;
 }
@@ -121,11 +127,15 @@ mha_status check_arrays(Report &report, mha_attention_args *args) {
   resolve_strides(args->n_q, args->num_heads, args->head_dim, &args->q_batch_stride, &args->q_row_stride, &args->q_head_stride);
   resolve_strides(args->n_kv, args->num_kv_heads, args->head_dim, &args->k_batch_stride, &args->k_row_stride, &args->k_head_stride);
   resolve_strides(args->n_kv, args->num_kv_heads, args->head_dim_v, &args->v_batch_stride, &args->v_row_stride, &args->v_head_stride);
-  resolve_strides(args->n_q, args->num_heads, args->head_dim_v, &args->output_batch_stride, &args->output_row_stride, &args->output_head_stride);
+  resolve_strides(args->n_q, args->num_heads, args->head_dim_v, &args->output_batch_stride, &args->output_row_stride,
+                  &args->output_head_stride);
   const Array inputs[] = {
       {"q", args->head_dim, {args->batch, args->n_q, args->num_heads}, {args->q_batch_stride, args->q_row_stride, args->q_head_stride}},
       {"k", args->head_dim, {args->batch, args->n_kv, args->num_kv_heads}, {args->k_batch_stride, args->k_row_stride, args->k_head_stride}},
-      {"v", args->head_dim_v, {args->batch, args->n_kv, args->num_kv_heads}, {args->v_batch_stride, args->v_row_stride, args->v_head_stride}}};
+      {"v",
+       args->head_dim_v,
+       {args->batch, args->n_kv, args->num_kv_heads},
+       {args->v_batch_stride, args->v_row_stride, args->v_head_stride}}};
   for (const Array &input : inputs) {
     if (const mha_status status = check_input(report, args_argument, input)) return status;
   }
@@ -214,7 +224,8 @@ mha_status make_plan(Report &report, const mha_attention_args *given, Plan *plan
     if (const mha_status status = read_struct(report, args_argument, "mha_taps", args.taps, &plan->taps)) return status;
   }
   if (plan->taps.q || plan->taps.k || plan->taps.v) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "the taps q, k and v are mha_forward's; leave them NULL, the caller has them already");
+    return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
+                       "the taps q, k and v are mha_forward's; leave them NULL, the caller has them already");
   }
   const OptionalOutputs optional = optional_outputs(args, plan->taps);
   if (const mha_status status = check_optional_outputs(report, args_argument, optional.outputs, num_optional_outputs)) return status;
@@ -258,7 +269,8 @@ mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t
   Plan plan;
   if (const mha_status status = make_plan(report, args, &plan)) return status;
   if (const mha_status status = check_pointers(report, plan.args)) return status;
-  if (const mha_status status = check_workspace(report, 2, "mha_attention_workspace", workspace, workspace_bytes, plan.workspace_bytes)) return status;
+  if (const mha_status status = check_workspace(report, 2, "mha_attention_workspace", workspace, workspace_bytes, plan.workspace_bytes))
+    return status;
 
   if (plan.args.batch == 0 || plan.args.n_q == 0) return MHA_OK;
   unsigned char *const memory = align_workspace(workspace);

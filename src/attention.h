@@ -14,6 +14,7 @@ inline int64_t padded_width(int64_t head_dim_v) { return (head_dim_v + key_block
 bool plan_attention(Attention *attention);
 
 // Units of work, and their execution: each thread has attention.scratch.floats floats at `scratch`, one after the other.
-void run_attention(const Kernels &kernels, const Attention &attention, const mha_scheduler *scheduler, UnitCounter *counter, float *scratch);
+void run_attention(const Kernels &kernels, const Attention &attention, const mha_scheduler *scheduler, UnitCounter *counter,
+                   float *scratch);
 
 }  // namespace mha

@@ -31,10 +31,13 @@ bool machine_has(uint32_t instruction_set) {
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
 #if defined(__aarch64__)
-    case MHA_INSTRUCTION_SET_NEON: return true;
+    case MHA_INSTRUCTION_SET_NEON:
+      return true;
 #endif
-    case MHA_INSTRUCTION_SET_SCALAR: return true;
-    default: return false;
+    case MHA_INSTRUCTION_SET_SCALAR:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -51,7 +54,8 @@ mha_status choose_kernels(Report &report, uint32_t argument, uint32_t instructio
       return MHA_OK;
     }
   }
-  return report.fail(MHA_ERROR_INSTRUCTION_SET, argument, "this machine or build has no %s; use MHA_INSTRUCTION_SET_AUTO (0) for the best it has",
+  return report.fail(MHA_ERROR_INSTRUCTION_SET, argument,
+                     "this machine or build has no %s; use MHA_INSTRUCTION_SET_AUTO (0) for the best it has",
                      mha_instruction_set_name(instruction_set));
 }
 
@@ -67,12 +71,18 @@ uint32_t mha_instruction_sets(void) {
 
 const char *mha_instruction_set_name(uint32_t instruction_set) {
   switch (instruction_set) {
-    case MHA_INSTRUCTION_SET_AUTO: return "auto";
-    case MHA_INSTRUCTION_SET_SCALAR: return "scalar";
-    case MHA_INSTRUCTION_SET_AVX2: return "avx2";
-    case MHA_INSTRUCTION_SET_AVX512: return "avx512";
-    case MHA_INSTRUCTION_SET_NEON: return "neon";
-    default: return "unknown";
+    case MHA_INSTRUCTION_SET_AUTO:
+      return "auto";
+    case MHA_INSTRUCTION_SET_SCALAR:
+      return "scalar";
+    case MHA_INSTRUCTION_SET_AVX2:
+      return "avx2";
+    case MHA_INSTRUCTION_SET_AVX512:
+      return "avx512";
+    case MHA_INSTRUCTION_SET_NEON:
+      return "neon";
+    default:
+      return "unknown";
   }
 }
 

@@ -58,9 +58,11 @@ mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
   const InputRows output = rows_of(args.output, args.n_q, shape.output_dim, args.output_batch_stride, args.output_row_stride);
   args.output_batch_stride = output.batch_stride;
   args.output_row_stride = output.row_stride;
-  if (const mha_status status = check_input(report, args_argument, array_of("query", plan->query, args.batch, shape.query_dim))) return status;
+  if (const mha_status status = check_input(report, args_argument, array_of("query", plan->query, args.batch, shape.query_dim)))
+    return status;
   if (const mha_status status = check_input(report, args_argument, array_of("key", plan->key, args.batch, shape.key_dim))) return status;
-  if (const mha_status status = check_input(report, args_argument, array_of("value", plan->value, args.batch, shape.value_dim))) return status;
+  if (const mha_status status = check_input(report, args_argument, array_of("value", plan->value, args.batch, shape.value_dim)))
+    return status;
   return check_output(report, args_argument, array_of("output", output, args.batch, shape.output_dim));
 }
 
@@ -123,7 +125,8 @@ void plan_workspace(const mha_layer &layer, Plan *plan) {
 // All that can be known without the data: dimensions, strides, sizes.
 mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_args *given, Plan *plan) {
   *plan = {};
-  if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, layer_argument, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
+  if (!layer)
+    return report.fail(MHA_ERROR_NULL_POINTER, layer_argument, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
   mha_forward_args &args = plan->args;
   const LayerShape &shape = layer->shape;
   if (const mha_status status = read_struct(report, args_argument, "mha_forward_args", given, &args)) return status;
@@ -172,7 +175,8 @@ Landing rows_landing(float *base, int64_t n, int64_t width) { return {Landing::K
 
 Landing tap_landing(float *tap, int64_t n, int64_t width) { return tap ? rows_landing(tap, n, width) : Landing{}; }
 
-Projection projection_of(const mha_layer &layer, MatrixName name, const InputRows &x, int64_t batch, const Landing &landing, const Landing &tap) {
+Projection projection_of(const mha_layer &layer, MatrixName name, const InputRows &x, int64_t batch, const Landing &landing,
+                         const Landing &tap) {
   const PackedMatrix &matrix = layer.layout.matrices[name];
   return {x, batch * x.rows_per_sequence, matrix.depth, matrix.columns, layer.weights(name), layer.bias(name), landing, tap};
 }
@@ -212,7 +216,8 @@ void run(const mha_layer &layer, const Plan &plan, unsigned char *memory) {
   Attention attention = plan.attention;
 
   // 1. Project. A head is a column range: each lands where the attention reads it.
-  const int64_t key_head_floats = blocks_of(args.n_kv, key_block) * key_block * shape.head_dim, value_head_floats = args.n_kv * attention.head_dim_v_padded;
+  const int64_t key_head_floats = blocks_of(args.n_kv, key_block) * key_block * shape.head_dim,
+                value_head_floats = args.n_kv * attention.head_dim_v_padded;
   float *const q = floats_at(plan.q), *const k = floats_at(plan.k), *const v = floats_at(plan.v);
   const Landing q_landing = rows_landing(q, args.n_q, shape.q_columns());
   const Landing k_landing = {Landing::Kind::key_blocks, k, shape.num_kv_heads * key_head_floats, 0, key_head_floats, shape.head_dim};
@@ -272,7 +277,8 @@ mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, voi
   Plan plan;
   if (const mha_status status = make_plan(report, layer, args, &plan)) return status;
   if (const mha_status status = check_pointers(report, plan.args)) return status;
-  if (const mha_status status = check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes, plan.workspace_bytes)) return status;
+  if (const mha_status status = check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes, plan.workspace_bytes))
+    return status;
   if (plan.args.batch == 0 || plan.args.n_q == 0) return MHA_OK;
   run(*layer, plan, align_workspace(workspace));
   return MHA_OK;

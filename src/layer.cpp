@@ -18,9 +18,9 @@ struct NamedValue {
 };
 
 mha_status check_config(Report &report, const mha_layer_config &config) {
-  const NamedValue values[] = {{"query_dim", config.query_dim},       {"key_dim", config.key_dim},       {"value_dim", config.value_dim},
-                               {"output_dim", config.output_dim},     {"num_heads", config.num_heads},   {"num_kv_heads", config.num_kv_heads},
-                               {"head_dim", config.head_dim},         {"head_dim_v", config.head_dim_v}, {"d_out", config.d_out}};
+  const NamedValue values[] = {{"query_dim", config.query_dim},   {"key_dim", config.key_dim},       {"value_dim", config.value_dim},
+                               {"output_dim", config.output_dim}, {"num_heads", config.num_heads},   {"num_kv_heads", config.num_kv_heads},
+                               {"head_dim", config.head_dim},     {"head_dim_v", config.head_dim_v}, {"d_out", config.d_out}};
   for (const NamedValue &value : values) {
     if (value.value < 0) {
       return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "%s is %lld; a dimension can't be negative", value.name,
@@ -31,7 +31,8 @@ mha_status check_config(Report &report, const mha_layer_config &config) {
                          static_cast<long long>(value.value), INT32_MAX);
     }
   }
-  if (config.query_dim == 0) return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "query_dim is 0; set it to the width of an input row");
+  if (config.query_dim == 0)
+    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "query_dim is 0; set it to the width of an input row");
   if (config.num_heads == 0) return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "num_heads is 0; set it to at least 1");
   if (config.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "mha_layer_config.reserved is not 0; set it to 0");
   if (config.scale - config.scale != 0.0f) {
@@ -44,7 +45,8 @@ mha_status resolve_heads(Report &report, const mha_layer_config &config, LayerSh
   shape->num_heads = config.num_heads;
   shape->num_kv_heads = config.num_kv_heads ? config.num_kv_heads : config.num_heads;
   if (shape->num_heads % shape->num_kv_heads != 0) {
-    return report.fail(MHA_ERROR_SHAPE, config_argument, "num_kv_heads %lld does not divide num_heads %lld; each key head serves as many query heads",
+    return report.fail(MHA_ERROR_SHAPE, config_argument,
+                       "num_kv_heads %lld does not divide num_heads %lld; each key head serves as many query heads",
                        static_cast<long long>(shape->num_kv_heads), static_cast<long long>(shape->num_heads));
   }
   shape->head_dim = config.head_dim;
@@ -56,13 +58,14 @@ mha_status resolve_heads(Report &report, const mha_layer_config &config, LayerSh
     }
     shape->head_dim = d_out / config.num_heads;
   } else if (config.d_out != 0 && config.d_out != config.num_heads * config.head_dim) {
-    return report.fail(MHA_ERROR_SHAPE, config_argument, "d_out %lld is not num_heads %lld * head_dim %lld; leave one of d_out and head_dim 0",
-                       static_cast<long long>(config.d_out), static_cast<long long>(config.num_heads), static_cast<long long>(config.head_dim));
+    return report.fail(
+        MHA_ERROR_SHAPE, config_argument, "d_out %lld is not num_heads %lld * head_dim %lld; leave one of d_out and head_dim 0",
+        static_cast<long long>(config.d_out), static_cast<long long>(config.num_heads), static_cast<long long>(config.head_dim));
   }
   shape->head_dim_v = config.head_dim_v ? config.head_dim_v : shape->head_dim;
   if (shape->num_heads * shape->head_dim > INT32_MAX || shape->num_heads * shape->head_dim_v > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "num_heads %lld * head_dim is larger than %d", static_cast<long long>(config.num_heads),
-                       INT32_MAX);
+    return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "num_heads %lld * head_dim is larger than %d",
+                       static_cast<long long>(config.num_heads), INT32_MAX);
   }
   return MHA_OK;
 }
@@ -73,24 +76,31 @@ mha_status check_weight_forms(Report &report, const mha_layer_weights &weights, 
   const bool has_all_heads = weights.w_q_heads && weights.w_k_heads && weights.w_v_heads;
   const int forms = (weights.w_qkv != nullptr) + has_any_matrix + has_any_heads;
   if (forms == 0) {
-    return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "there are no weights; give w_q, w_k and w_v, or w_qkv, or w_q_heads, w_k_heads and w_v_heads");
+    return report.fail(MHA_ERROR_NULL_POINTER, weights_argument,
+                       "there are no weights; give w_q, w_k and w_v, or w_qkv, or w_q_heads, w_k_heads and w_v_heads");
   }
   if (forms > 1) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
-                       "weights are given in more than one form; give either w_q, w_k and w_v, or w_qkv, or w_q_heads, w_k_heads and w_v_heads");
+    return report.fail(
+        MHA_ERROR_INVALID_VALUE, weights_argument,
+        "weights are given in more than one form; give either w_q, w_k and w_v, or w_qkv, or w_q_heads, w_k_heads and w_v_heads");
   }
   if (has_any_matrix && !has_all_matrices) {
     return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "%s is NULL; give all of w_q, w_k and w_v",
-                       !weights.w_q ? "w_q" : !weights.w_k ? "w_k" : "w_v");
+                       !weights.w_q   ? "w_q"
+                       : !weights.w_k ? "w_k"
+                                      : "w_v");
   }
   if (has_any_heads && !has_all_heads) {
     return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "%s is NULL; give all of w_q_heads, w_k_heads and w_v_heads",
-                       !weights.w_q_heads ? "w_q_heads" : !weights.w_k_heads ? "w_k_heads" : "w_v_heads");
+                       !weights.w_q_heads   ? "w_q_heads"
+                       : !weights.w_k_heads ? "w_k_heads"
+                                            : "w_v_heads");
   }
   if (weights.w_qkv && !shape.has_one_input_width()) {
     return report.fail(MHA_ERROR_SHAPE, weights_argument,
                        "w_qkv is one matrix, but query_dim %lld, key_dim %lld and value_dim %lld differ; give w_q, w_k and w_v",
-                       static_cast<long long>(shape.query_dim), static_cast<long long>(shape.key_dim), static_cast<long long>(shape.value_dim));
+                       static_cast<long long>(shape.query_dim), static_cast<long long>(shape.key_dim),
+                       static_cast<long long>(shape.value_dim));
   }
   if (weights.b_qkv && (weights.b_q || weights.b_k || weights.b_v)) {
     return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument, "b_qkv is given together with b_q, b_k or b_v; give one or the other");
@@ -116,8 +126,9 @@ mha_status check_weight_strides(Report &report, const mha_layer_weights &weights
   for (const auto &stride : strides) {
     const int64_t width = in_out ? stride.out : stride.in, rows = in_out ? stride.in : stride.out;
     if (stride.stride != 0 && stride.stride < width) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument, "%s is %lld, but a row has %lld elements; set at least that, or 0 for contiguous",
-                         stride.name, static_cast<long long>(stride.stride), static_cast<long long>(width));
+      return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
+                         "%s is %lld, but a row has %lld elements; set at least that, or 0 for contiguous", stride.name,
+                         static_cast<long long>(stride.stride), static_cast<long long>(width));
     }
     if ((Count(stride.stride) * Count(rows) * Count(sizeof(float))).overflows()) {
       return report.fail(MHA_ERROR_TOO_LARGE, weights_argument, "%s %lld times %lld rows overflows", stride.name,
@@ -138,8 +149,8 @@ mha_status check_head_pointers(Report &report, const mha_layer_weights &weights,
   for (const auto &list : lists) {
     for (int64_t head = 0; list.heads && head < list.count; ++head) {
       if (!list.heads[head]) {
-        return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "%s[%lld] is NULL; give one matrix for each of the %lld heads", list.name,
-                           static_cast<long long>(head), static_cast<long long>(list.count));
+        return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "%s[%lld] is NULL; give one matrix for each of the %lld heads",
+                           list.name, static_cast<long long>(head), static_cast<long long>(list.count));
       }
     }
   }
@@ -166,7 +177,8 @@ mha_status prepare(Report &report, const mha_layer_config *config, const mha_lay
   }
   const LayerShape &shape = job->shape;
   if (job->options.sgemm && shape.q_columns() + shape.k_columns() + shape.v_columns() > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "W_Q|W_K|W_V has more than %d columns, which sgemm can't be asked for", INT32_MAX);
+    return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "W_Q|W_K|W_V has more than %d columns, which sgemm can't be asked for",
+                       INT32_MAX);
   }
   return MHA_OK;
 }
@@ -174,12 +186,10 @@ mha_status prepare(Report &report, const mha_layer_config *config, const mha_lay
 void *allocate_default(void *, size_t bytes) { return malloc(bytes); }
 void release_default(void *, void *memory) { free(memory); }
 
-void *align64(void *memory) {
-  return reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64);
-}
+void *align64(void *memory) { return reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64); }
 
-mha_layer *make_layer(void *storage, const LayerShape &shape, const PackedLayout &layout, const void *packed, const mha_layer_options &options,
-                      const Kernels *kernels) {
+mha_layer *make_layer(void *storage, const LayerShape &shape, const PackedLayout &layout, const void *packed,
+                      const mha_layer_options &options, const Kernels *kernels) {
   mha_layer layer = {};
   layer.shape = shape;
   layer.layout = layout;
@@ -216,7 +226,8 @@ mha_status resolve_shape(Report &report, const mha_layer_config *config, const m
   shape->has_output = read_weights->w_o != nullptr;
   shape->output_dim = !shape->has_output ? shape->context_columns() : given.output_dim ? given.output_dim : given.query_dim;
   if (!shape->has_output && given.output_dim != 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "output_dim is %lld, but there is no w_o; without it the output has num_heads * head_dim_v columns",
+    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
+                       "output_dim is %lld, but there is no w_o; without it the output has num_heads * head_dim_v columns",
                        static_cast<long long>(given.output_dim));
   }
   // Both operations correctly rounded.
@@ -241,8 +252,8 @@ mha_status read_options(Report &report, uint32_t argument, const mha_layer_optio
 
 using namespace mha;
 
-mha_status mha_layer_pack_size(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options, size_t *bytes,
-                               mha_error *error) {
+mha_status mha_layer_pack_size(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
+                               size_t *bytes, mha_error *error) {
   Report report(error);
   PackJob job;
   if (const mha_status status = prepare(report, config, weights, options, &job)) return status;
@@ -262,8 +273,8 @@ mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weight
     return report.fail(MHA_ERROR_PACKED_FORMAT, 4, "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
   }
   if (buffer_bytes < static_cast<size_t>(job.layout.bytes)) {
-    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 5, "the buffer has %zu bytes, the packed layer needs %lld; ask mha_layer_pack_size", buffer_bytes,
-                       static_cast<long long>(job.layout.bytes));
+    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 5, "the buffer has %zu bytes, the packed layer needs %lld; ask mha_layer_pack_size",
+                       buffer_bytes, static_cast<long long>(job.layout.bytes));
   }
   pack_layer(job.shape, job.kind, job.layout, job.weights, buffer);
   return MHA_OK;
@@ -282,13 +293,14 @@ mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_lay
   if (const mha_status status = read_options(report, 3, options, &read)) return status;
   if ((kind == PackedKind::plain_f32) != (read.sgemm != nullptr)) {
     return report.fail(MHA_ERROR_PACKED_FORMAT, 3,
-                       read.sgemm ? "the layer was packed for the library's own kernels; leave options.sgemm NULL or pack it again with sgemm"
-                                  : "the layer was packed for a BLAS; give options.sgemm or pack it again without");
+                       read.sgemm
+                           ? "the layer was packed for the library's own kernels; leave options.sgemm NULL or pack it again with sgemm"
+                           : "the layer was packed for a BLAS; give options.sgemm or pack it again without");
   }
   if (!storage) return report.fail(MHA_ERROR_NULL_POINTER, 4, "storage is NULL; pass memory of mha_layer_view_size bytes");
   if (storage_bytes < mha_layer_view_size()) {
-    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 5, "storage has %zu bytes, the layer object needs %zu; ask mha_layer_view_size", storage_bytes,
-                       mha_layer_view_size());
+    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 5, "storage has %zu bytes, the layer object needs %zu; ask mha_layer_view_size",
+                       storage_bytes, mha_layer_view_size());
   }
   if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, 6, "layer is NULL; pass where to write the layer");
   const Kernels *kernels;
@@ -304,13 +316,14 @@ mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *
   PackedLayout layout;
   if (const mha_status status = read_packed(report, buffer, buffer_bytes, &shape, &kind, &layout)) return status;
   if (!packed_checksum_holds(buffer)) {
-    return report.fail(MHA_ERROR_PACKED_CHECKSUM, 1, "the packed weights are not what was packed (their checksum does not hold); pack the layer again");
+    return report.fail(MHA_ERROR_PACKED_CHECKSUM, 1,
+                       "the packed weights are not what was packed (their checksum does not hold); pack the layer again");
   }
   return MHA_OK;
 }
 
-mha_status mha_layer_create(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options, mha_layer **layer,
-                            mha_error *error) {
+mha_status mha_layer_create(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
+                            mha_layer **layer, mha_error *error) {
   Report report(error);
   if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, 4, "layer is NULL; pass where to write the layer");
   *layer = nullptr;
@@ -320,12 +333,14 @@ mha_status mha_layer_create(const mha_layer_config *config, const mha_layer_weig
   const Kernels *kernels;
   if (const mha_status status = choose_kernels(report, 3, job.options.instruction_set, &kernels)) return status;
 
-  const mha_allocator allocator = job.options.allocator ? *job.options.allocator : mha_allocator{nullptr, allocate_default, release_default};
+  const mha_allocator allocator =
+      job.options.allocator ? *job.options.allocator : mha_allocator{nullptr, allocate_default, release_default};
   const Count bytes = Count(job.layout.bytes) + Count(static_cast<int64_t>(layer_bytes + 63));
   if (bytes.overflows()) return report.fail(MHA_ERROR_TOO_LARGE, 1, "the packed layer would be larger than memory can be");
   void *const block = allocator.allocate(allocator.context, static_cast<size_t>(bytes.value()));
   if (!block) {
-    return report.fail(MHA_ERROR_OUT_OF_MEMORY, 0, "the allocator has no %lld bytes for the packed layer", static_cast<long long>(bytes.value()));
+    return report.fail(MHA_ERROR_OUT_OF_MEMORY, 0, "the allocator has no %lld bytes for the packed layer",
+                       static_cast<long long>(bytes.value()));
   }
   unsigned char *const packed = static_cast<unsigned char *>(align64(block)) + layer_bytes;
   pack_layer(job.shape, job.kind, job.layout, job.weights, packed);

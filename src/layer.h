@@ -71,6 +71,8 @@ struct mha_layer {
   mha_allocator allocator;
   void *block;  // what the allocator gave; null for a view
 
-  const float *weights(mha::MatrixName name) const { return reinterpret_cast<const float *>(packed + layout.matrices[name].weights_offset); }
+  const float *weights(mha::MatrixName name) const {
+    return reinterpret_cast<const float *>(packed + layout.matrices[name].weights_offset);
+  }
   const float *bias(mha::MatrixName name) const { return reinterpret_cast<const float *>(packed + layout.matrices[name].bias_offset); }
 };

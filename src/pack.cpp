@@ -106,8 +106,10 @@ void copy_columns(const Source &source, int64_t depth, int64_t first, int64_t co
       if (source.column_stride == 1) {
         // A run of neighbouring columns: up to the end of this head's matrix.
         int64_t run = count - c;
-        if (source.heads && run > source.head_width - (first + c) % source.head_width) run = source.head_width - (first + c) % source.head_width;
-        for (int64_t k = k0; k < k1; ++k) memcpy(out + k * out_stride + c, start + k * source.k_stride, static_cast<size_t>(run) * sizeof(float));
+        if (source.heads && run > source.head_width - (first + c) % source.head_width)
+          run = source.head_width - (first + c) % source.head_width;
+        for (int64_t k = k0; k < k1; ++k)
+          memcpy(out + k * out_stride + c, start + k * source.k_stride, static_cast<size_t>(run) * sizeof(float));
         c += run;
       } else {
         for (int64_t k = k0; k < k1; ++k) out[k * out_stride + c] = start[k];
@@ -230,11 +232,13 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
     return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the buffer does not begin like a packed layer; pass one that mha_layer_pack filled");
   }
   if (header.byte_order != packed_byte_order) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the layer was packed on a machine of the other byte order; pack it again on one of this");
+    return report.fail(MHA_ERROR_PACKED_FORMAT, 1,
+                       "the layer was packed on a machine of the other byte order; pack it again on one of this");
   }
   if (header.version != packed_version) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the layer was packed in version %u of the format, this library reads version %u; pack it again",
-                       header.version, packed_version);
+    return report.fail(MHA_ERROR_PACKED_FORMAT, 1,
+                       "the layer was packed in version %u of the format, this library reads version %u; pack it again", header.version,
+                       packed_version);
   }
   if (header.header_checksum != header_checksum(header)) {
     return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the header of the packed layer is damaged (its checksum does not hold); pack it again");
@@ -245,16 +249,19 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
   }
   *kind = static_cast<PackedKind>(header.kind);
   if (*kind != PackedKind::panels_f32 && *kind != PackedKind::plain_f32) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the packed layer is of kind %u, which this version does not know; pack it again", header.kind);
+    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the packed layer is of kind %u, which this version does not know; pack it again",
+                       header.kind);
   }
-  *shape = {header.query_dim,    header.key_dim,  header.value_dim,  header.num_heads, header.num_kv_heads,
-            header.head_dim,     header.head_dim_v, header.output_dim, header.scale,     header.has_output != 0};
+  *shape = {header.query_dim, header.key_dim,    header.value_dim,  header.num_heads, header.num_kv_heads,
+            header.head_dim,  header.head_dim_v, header.output_dim, header.scale,     header.has_output != 0};
   // Guards the bounds against a header that was made up: its checksum is no secret.
-  const int64_t dims[] = {header.query_dim, header.key_dim, header.value_dim, header.output_dim, header.num_heads, header.num_kv_heads,
-                          header.head_dim, header.head_dim_v};
+  const int64_t dims[] = {header.query_dim, header.key_dim,      header.value_dim, header.output_dim,
+                          header.num_heads, header.num_kv_heads, header.head_dim,  header.head_dim_v};
   bool is_sound = header.num_kv_heads > 0 && header.num_heads % header.num_kv_heads == 0;
   for (const int64_t dim : dims) is_sound = is_sound && dim > 0 && dim <= INT32_MAX;
-  is_sound = is_sound && (header.has_output != 0 || header.output_dim == header.num_heads * header.head_dim_v);
+  is_sound = is_sound && header.num_heads * header.head_dim <= INT32_MAX && header.num_heads * header.head_dim_v <= INT32_MAX;
+  is_sound = is_sound && header.scale - header.scale == 0.0f &&
+             (header.has_output != 0 || header.output_dim == header.num_heads * header.head_dim_v);
   if (is_sound) *layout = packed_layout(*shape, *kind);
   if (!is_sound || layout->bytes < 0 || static_cast<uint64_t>(layout->bytes) != header.bytes) {
     return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the packed layer's sizes contradict each other; pack it again");

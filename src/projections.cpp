@@ -79,8 +79,8 @@ void run_through_sgemm(const mha_layer &layer, const Product &product, float *sc
 
 }  // namespace
 
-void run_products(const mha_layer &layer, const Product *products, int64_t num_products, const mha_scheduler *scheduler, UnitCounter *counter,
-                  float *scratch) {
+void run_products(const mha_layer &layer, const Product *products, int64_t num_products, const mha_scheduler *scheduler,
+                  UnitCounter *counter, float *scratch) {
   if (layer.sgemm) {
     for (int64_t i = 0; i < num_products; ++i) run_through_sgemm(layer, products[i], scratch);
     return;

@@ -17,7 +17,7 @@ struct Product {
 constexpr int64_t sgemm_rows = 512;  // rows that go through sgemm at once, which bounds the memory for its result
 
 // Runs all products: on the layer's kernels, or through its sgemm with `scratch` for sgemm_rows rows of results.
-void run_products(const mha_layer &layer, const Product *products, int64_t num_products, const mha_scheduler *scheduler, UnitCounter *counter,
-                  float *scratch);
+void run_products(const mha_layer &layer, const Product *products, int64_t num_products, const mha_scheduler *scheduler,
+                  UnitCounter *counter, float *scratch);
 
 }  // namespace mha

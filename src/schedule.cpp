@@ -24,14 +24,16 @@ void take_units(void *task_context, uint32_t index) {
 
 mha_status check_scheduler(Report &report, uint32_t argument, const mha_scheduler *scheduler) {
   if (!scheduler) return MHA_OK;
-  if (!scheduler->parallel_for) return report.fail(MHA_ERROR_NULL_POINTER, argument, "the scheduler's parallel_for is NULL; give one, or no scheduler");
-  if (scheduler->num_threads == 0) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "the scheduler's num_threads is 0; set it to at least 1");
+  if (!scheduler->parallel_for)
+    return report.fail(MHA_ERROR_NULL_POINTER, argument, "the scheduler's parallel_for is NULL; give one, or no scheduler");
+  if (scheduler->num_threads == 0)
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "the scheduler's num_threads is 0; set it to at least 1");
   if (scheduler->reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "mha_scheduler.reserved is not 0; set it to 0");
   return MHA_OK;
 }
 
-void run_units(const mha_scheduler *scheduler, UnitCounter *counter, int64_t units, void (*run)(const void *context, int64_t unit, int64_t thread),
-               const void *context) {
+void run_units(const mha_scheduler *scheduler, UnitCounter *counter, int64_t units,
+               void (*run)(const void *context, int64_t unit, int64_t thread), const void *context) {
   const int64_t threads = threads_of(scheduler);
   if (threads == 1 || units <= 1) {
     for (int64_t unit = 0; unit < units; ++unit) run(context, unit, 0);

@@ -27,7 +27,12 @@ mha_status read_struct(Report &report, uint32_t argument, const char *name, cons
   size_t size;
   memcpy(&size, given, sizeof size);
   if (size < smallest_size) {
-    return report.fail(MHA_ERROR_STRUCT_SIZE, argument, "%s.struct_size is %zu, less than %zu; set it to sizeof(%s)", name, size, smallest_size,
+    return report.fail(MHA_ERROR_STRUCT_SIZE, argument, "%s.struct_size is %zu, less than %zu; set it to sizeof(%s)", name, size,
+                       smallest_size, name);
+  }
+  constexpr size_t largest_size = 1 << 16;  // far beyond any version: a struct_size that was never set would send the loop below astray
+  if (size > largest_size) {
+    return report.fail(MHA_ERROR_STRUCT_SIZE, argument, "%s.struct_size is %zu, which no version has; set it to sizeof(%s)", name, size,
                        name);
   }
   const unsigned char *bytes = static_cast<const unsigned char *>(given);
@@ -46,17 +51,29 @@ mha_status read_struct(Report &report, uint32_t argument, const char *name, cons
 
 const char *mha_status_string(mha_status status) {
   switch (status) {
-    case MHA_OK: return "MHA_OK";
-    case MHA_ERROR_NULL_POINTER: return "MHA_ERROR_NULL_POINTER";
-    case MHA_ERROR_STRUCT_SIZE: return "MHA_ERROR_STRUCT_SIZE";
-    case MHA_ERROR_INVALID_VALUE: return "MHA_ERROR_INVALID_VALUE";
-    case MHA_ERROR_SHAPE: return "MHA_ERROR_SHAPE";
-    case MHA_ERROR_TOO_LARGE: return "MHA_ERROR_TOO_LARGE";
-    case MHA_ERROR_BUFFER_TOO_SMALL: return "MHA_ERROR_BUFFER_TOO_SMALL";
-    case MHA_ERROR_OUT_OF_MEMORY: return "MHA_ERROR_OUT_OF_MEMORY";
-    case MHA_ERROR_INSTRUCTION_SET: return "MHA_ERROR_INSTRUCTION_SET";
-    case MHA_ERROR_PACKED_FORMAT: return "MHA_ERROR_PACKED_FORMAT";
-    case MHA_ERROR_PACKED_CHECKSUM: return "MHA_ERROR_PACKED_CHECKSUM";
-    default: return "unknown mha_status";
+    case MHA_OK:
+      return "MHA_OK";
+    case MHA_ERROR_NULL_POINTER:
+      return "MHA_ERROR_NULL_POINTER";
+    case MHA_ERROR_STRUCT_SIZE:
+      return "MHA_ERROR_STRUCT_SIZE";
+    case MHA_ERROR_INVALID_VALUE:
+      return "MHA_ERROR_INVALID_VALUE";
+    case MHA_ERROR_SHAPE:
+      return "MHA_ERROR_SHAPE";
+    case MHA_ERROR_TOO_LARGE:
+      return "MHA_ERROR_TOO_LARGE";
+    case MHA_ERROR_BUFFER_TOO_SMALL:
+      return "MHA_ERROR_BUFFER_TOO_SMALL";
+    case MHA_ERROR_OUT_OF_MEMORY:
+      return "MHA_ERROR_OUT_OF_MEMORY";
+    case MHA_ERROR_INSTRUCTION_SET:
+      return "MHA_ERROR_INSTRUCTION_SET";
+    case MHA_ERROR_PACKED_FORMAT:
+      return "MHA_ERROR_PACKED_FORMAT";
+    case MHA_ERROR_PACKED_CHECKSUM:
+      return "MHA_ERROR_PACKED_CHECKSUM";
+    default:
+      return "unknown mha_status";
   }
 }

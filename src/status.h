@@ -49,8 +49,8 @@ inline Count round_up(Count count, int64_t multiple) {
 // How many blocks of `size` hold `count` things; no overflow on the way.
 inline int64_t blocks_of(int64_t count, int64_t size) { return count / size + (count % size != 0); }
 
-// Input structs grow at their end. Copies the fields that the caller's struct has and leaves the others zero; a caller's field that this version
-// does not know must be zero.
+// Input structs grow at their end. Copies the fields that the caller's struct has and leaves the others zero; a caller's field that this
+// version does not know must be zero.
 mha_status read_struct(Report &report, uint32_t argument, const char *name, const void *given, void *copy, size_t known_size,
                        size_t smallest_size);
 

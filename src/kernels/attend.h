@@ -1,8 +1,8 @@
 // Attention: scores -> scale -> mask -> max, exp, sum -> context, chunk of keys by chunk of keys, and the states of the chunks merged.
 //
-// A unit of work is a block of queries of all the query heads that share one kv head. Its rows are cut into tiles of a few rows; for each chunk
-// of keys, each tile computes the chunk's state (m, l, o), which then is merged with the states before it as CONTRACT.md section 6 says: slot i
-// of the states holds a subtree, like the digits of a binary counter.
+// A unit of work is a block of queries of all the query heads that share one kv head. Its rows are cut into tiles of a few rows; for each
+// chunk of keys, each tile computes the chunk's state (m, l, o), which then is merged with the states before it as CONTRACT.md section 6
+// says: slot i of the states holds a subtree, like the digits of a binary counter.
 #pragma once
 
 #include "kernels/functions.h"
@@ -26,12 +26,12 @@ struct Unchanged {
   }
 };
 
-// The rows of one unit. Row r is query query_begin + r / group of query head kv_head * group + r % group, so that neighbours have almost the same
-// keys to attend to.
+// The rows of one unit. Row r is query query_begin + r / group of query head kv_head * group + r % group, so that neighbours have almost
+// the same keys to attend to.
 struct Unit {
   const Attention &call;
   int64_t sequence, kv_head, query_begin;
-  int64_t group;     // query heads per kv head
+  int64_t group;  // query heads per kv head
   int64_t num_rows;
   float *scratch;
 
@@ -155,8 +155,8 @@ MHA_INLINE void score(Rows q, int64_t head_dim, const float *keys, int64_t count
 
 // ---- Softmax of a tile's rows in one chunk
 
-// Turns scores[r][0, counts[r]) into p = exp(score - m), with zeros up to the end of the tile's last block, and gives m and l of each row. Returns a
-// bit for each row that has keys with a score of -infinity, which take no part: they are marked in excluded[r][0, counts[r]).
+// Turns scores[r][0, counts[r]) into p = exp(score - m), with zeros up to the end of the tile's last block, and gives m and l of each row.
+// Returns a bit for each row that has keys with a score of -infinity, which take no part: they are marked in excluded[r][0, counts[r]).
 template <class V, int R>
 MHA_INLINE uint32_t softmax(float *scores, const int64_t (&counts)[R], int64_t blocks, float (&m)[R], float (&l)[R], uint8_t *excluded) {
   constexpr int vectors = key_block / V::size;
@@ -194,9 +194,7 @@ MHA_INLINE uint32_t softmax(float *scores, const int64_t (&counts)[R], int64_t b
 
   // All rows side by side: one row's exp is a long chain of operations, R of them keep the machine busy.
   V partial_sums[R][vectors];
-  MHA_UNROLL for (int r = 0; r < R; ++r) {
-    MHA_UNROLL for (int i = 0; i < vectors; ++i) partial_sums[r][i] = all<V>(0.0f);
-  }
+  MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < vectors; ++i) partial_sums[r][i] = all<V>(0.0f); }
   for (int64_t j = 0; j < tile_end; j += key_block) {
     MHA_UNROLL for (int i = 0; i < vectors; ++i) {
       V p[R];
@@ -216,7 +214,8 @@ MHA_INLINE uint32_t softmax(float *scores, const int64_t (&counts)[R], int64_t b
 
 // o = o + p[j] * values[j] for j in [begin, end), in order, leaving out the excluded keys.
 template <class V>
-inline void continue_context(const float *p, const uint8_t *excluded, int64_t begin, int64_t end, const float *values, int64_t width, float *o) {
+inline void continue_context(const float *p, const uint8_t *excluded, int64_t begin, int64_t end, const float *values, int64_t width,
+                             float *o) {
   for (int64_t c = 0; c < width; c += key_block) {
     constexpr int vectors = key_block / V::size;
     V acc[vectors];
@@ -273,7 +272,8 @@ inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64
     *unit.l(slot, row + r) = l[r];
   }
 
-  // Keys that all rows attend to, for the whole tile; the rest row by row. A row is never multiplied with a value that it does not attend to.
+  // Keys that all rows attend to, for the whole tile; the rest row by row. A row is never multiplied with a value that it does not attend
+  // to.
   const int64_t width = call.head_dim_v_padded;
   const int64_t shared = rows_with_excluded ? 0 : fewest;
   context<V, R>({scores}, shared, chunk.values, width, unit.o(slot, row));

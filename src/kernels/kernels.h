@@ -81,7 +81,7 @@ struct AttendScratch {
 };
 
 constexpr int64_t attend_tile_rows_max = 8;
-constexpr int64_t merge_rows = 16;  // rows whose states are merged side by side
+constexpr int64_t merge_rows = 16;                 // rows whose states are merged side by side
 constexpr int64_t score_stride = chunk_keys + 16;  // no power of two, so that a tile's rows do not fall into the same cache sets
 
 // One call's attention, the same for all its units of work.
@@ -98,7 +98,7 @@ struct Attention {
   KeyValueSource v;
   float *output;  // canonical context rows
   int64_t output_batch_stride, output_row_stride, output_head_stride;
-  float *lse;                // optional outputs, contiguous as in mha.h
+  float *lse;  // optional outputs, contiguous as in mha.h
   float *attention_weights;
   float *scores, *scaled_scores, *masked_scores, *context;
   AttendScratch scratch;
@@ -117,8 +117,8 @@ struct Kernels {
   // scratch: attention.scratch.floats floats, aligned to 64 bytes.
   void (*attend)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t query_begin, float *scratch);
 
-  // The second half of project, for a product made elsewhere: adds the bias and lands output rows [row_begin, row_end), of which the first is at
-  // `product`.
+  // The second half of project, for a product made elsewhere: adds the bias and lands output rows [row_begin, row_end), of which the first
+  // is at `product`.
   void (*finish_rows)(const Projection &projection, const float *product, int64_t product_stride, int64_t row_begin, int64_t row_end);
 };
 

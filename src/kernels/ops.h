@@ -12,12 +12,15 @@
 
 #if defined(MHA_KERNELS_AVX512)
 #include <immintrin.h>
+
 #include <xsimd/xsimd.hpp>
 #elif defined(MHA_KERNELS_AVX2)
 #include <immintrin.h>
+
 #include <xsimd/xsimd.hpp>
 #elif defined(MHA_KERNELS_NEON)
 #include <arm_neon.h>
+
 #include <xsimd/xsimd.hpp>
 #elif !defined(MHA_KERNELS_SCALAR)
 #error "define one of MHA_KERNELS_SCALAR, MHA_KERNELS_AVX2, MHA_KERNELS_AVX512, MHA_KERNELS_NEON"

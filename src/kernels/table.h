@@ -10,12 +10,8 @@ namespace {
 template <class V>
 constexpr Kernels make_kernels(uint32_t instruction_set) {
   using Shape = TileShape<V::size>;
-  return {instruction_set,
-          Shape::project_rows,
-          Shape::project_vectors(Shape::project_rows) * static_cast<int64_t>(V::size),
-          Shape::attend_rows,
-          project<V>,
-          attend<V>,
+  return {instruction_set,    Shape::project_rows, Shape::project_vectors(Shape::project_rows) * static_cast<int64_t>(V::size),
+          Shape::attend_rows, project<V>,          attend<V>,
           finish_rows<V>};
 }
 

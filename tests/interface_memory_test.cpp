@@ -1,0 +1,996 @@
+// The memory of a call: exactly the bytes that the queries say, nothing beside them, no allocation, no system call, and layers that any
+// number of threads may use.
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <thread>
+
+#include "interface_support.h"
+#include "support/instruction_sets.h"
+#include "support/schedulers.h"
+
+#if defined(__linux__)
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#endif
+
+// ---- The allocation trap -----------------------------------------------------------------------------------------------------------
+//
+// This program's malloc and its relatives count what is asked of them while somebody watches, and can be told to fail.
+
+#if defined(__GLIBC__) && defined(__LP64__) && !MHA_TEST_SANITIZED
+#define MHA_TEST_HAS_ALLOCATION_TRAP 1
+#else
+#define MHA_TEST_HAS_ALLOCATION_TRAP 0
+#endif
+
+namespace {
+
+std::atomic<bool> g_watching{false};
+std::atomic<bool> g_failing{false};
+std::atomic<int> g_allocations{0};
+std::atomic<int> g_releases{0};
+
+// Counts an allocation; true if it is to fail.
+[[maybe_unused]] bool CountAllocation() {
+  if (!g_watching.load(std::memory_order_relaxed)) return false;
+  ++g_allocations;
+  if (!g_failing.load(std::memory_order_relaxed)) return false;
+  errno = ENOMEM;
+  return true;
+}
+[[maybe_unused]] void CountRelease(const void *memory) {
+  if (memory != nullptr && g_watching.load(std::memory_order_relaxed)) ++g_releases;
+}
+
+// Counts from here on. While one lives, the test itself must not allocate: no EXPECT that may fail, no string.
+class AllocationWatch {
+ public:
+  explicit AllocationWatch(bool failing = false) {
+    g_allocations = 0;
+    g_releases = 0;
+    g_failing = failing;
+    g_watching = true;
+  }
+  ~AllocationWatch() { Stop(); }
+  void Stop() {
+    g_watching = false;
+    g_failing = false;
+  }
+  int allocations() const { return g_allocations; }
+  int releases() const { return g_releases; }
+};
+
+}  // namespace
+
+#if MHA_TEST_HAS_ALLOCATION_TRAP
+extern "C" {
+void *__libc_malloc(size_t bytes);
+void *__libc_calloc(size_t count, size_t bytes);
+void *__libc_realloc(void *memory, size_t bytes);
+void *__libc_memalign(size_t alignment, size_t bytes);
+void __libc_free(void *memory);
+
+void *malloc(size_t bytes) noexcept { return CountAllocation() ? nullptr : __libc_malloc(bytes); }
+void *calloc(size_t count, size_t bytes) noexcept { return CountAllocation() ? nullptr : __libc_calloc(count, bytes); }
+void *realloc(void *memory, size_t bytes) noexcept { return CountAllocation() ? nullptr : __libc_realloc(memory, bytes); }
+void *memalign(size_t alignment, size_t bytes) noexcept { return CountAllocation() ? nullptr : __libc_memalign(alignment, bytes); }
+void *aligned_alloc(size_t alignment, size_t bytes) noexcept { return CountAllocation() ? nullptr : __libc_memalign(alignment, bytes); }
+int posix_memalign(void **memory, size_t alignment, size_t bytes) noexcept {
+  *memory = CountAllocation() ? nullptr : __libc_memalign(alignment, bytes);
+  return *memory == nullptr ? ENOMEM : 0;
+}
+void free(void *memory) noexcept {
+  CountRelease(memory);
+  __libc_free(memory);
+}
+void *mmap(void *address, size_t bytes, int protection, int flags, int file, off_t offset) noexcept {
+  if (CountAllocation()) return MAP_FAILED;
+  return reinterpret_cast<void *>(syscall(SYS_mmap, address, bytes, protection, flags, file, offset));
+}
+int munmap(void *address, size_t bytes) noexcept {
+  CountRelease(address);
+  return static_cast<int>(syscall(SYS_munmap, address, bytes));
+}
+}
+#endif
+
+namespace {
+
+using namespace interface_support;  // NOLINT: this file is about nothing else
+
+// The compiler may remove an allocation that nobody uses; not this one.
+void *Escape(void *memory) {
+  asm volatile("" : "+r"(memory) : : "memory");
+  return memory;
+}
+
+#define SKIP_WITHOUT_ALLOCATION_TRAP() \
+  if (!MHA_TEST_HAS_ALLOCATION_TRAP) GTEST_SKIP() << "malloc can't be replaced in this build"
+
+// ---- The system call trap ----------------------------------------------------------------------------------------------------------
+
+struct SystemCalls {
+  bool supported = false;
+  long first = -1;     // number of the first system call that was made; -1 = none
+  int exit_code = -1;  // what the function returned; -1 = it was stopped
+};
+
+#if defined(__linux__) && !MHA_TEST_SANITIZED
+long *g_first_system_call = nullptr;  // in memory shared with the parent
+
+constexpr int kStopped = 101;
+constexpr int kNoFilter = 102;
+
+void OnSystemCall(int, siginfo_t *info, void *) {
+  *g_first_system_call = info->si_syscall;
+  _exit(kStopped);
+}
+
+// Runs a function in a child process in which every system call but the one to exit is trapped. The function returns an exit code.
+template <typename Function>
+SystemCalls WatchSystemCalls(const Function &function) {
+  SystemCalls result;
+  void *shared = mmap(nullptr, PageBytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) return result;
+  g_first_system_call = static_cast<long *>(shared);
+  *g_first_system_call = -1;
+  const pid_t child = fork();
+  if (child == 0) {
+    struct sigaction action = {};
+    action.sa_sigaction = OnSystemCall;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSYS, &action, nullptr);
+    sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+    };
+    sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) != 0) _exit(kNoFilter);
+    _exit(function());
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  result.first = *g_first_system_call;
+  munmap(shared, PageBytes());
+  if (WIFEXITED(status)) {
+    result.supported = WEXITSTATUS(status) != kNoFilter;
+    if (WEXITSTATUS(status) != kStopped) result.exit_code = WEXITSTATUS(status);
+  } else {
+    result.supported = true;  // and it crashed: exit_code stays -1
+  }
+  return result;
+}
+#else
+template <typename Function>
+SystemCalls WatchSystemCalls(const Function &) {
+  return SystemCalls();
+}
+#endif
+
+#define SKIP_WITHOUT_SYSTEM_CALL_TRAP() \
+  if (!WatchSystemCalls([] { return 0; }).supported) GTEST_SKIP() << "system calls can't be trapped here"
+
+// ---- Problems ----------------------------------------------------------------------------------------------------------------------
+
+// Widths around the kernels' vectors and panels (16, 48) and the blocks of the sums (256).
+const std::vector<int64_t> kWidths = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 64, 65, 97};
+const std::vector<int64_t> kLengths = {1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 24, 25, 31, 33, 48, 65};
+const std::vector<Order> kOrders = {Order::kContiguous, Order::kHeadsFirst, Order::kSequenceFirst, Order::kGaps};
+
+LayerShape RandomLayerShape(Random &random) {
+  LayerShape shape;
+  shape.query_dim = random.Below(8) == 0 ? random.From(255, 258) : random.Of(kWidths);
+  shape.key_dim = random.Of(kWidths);
+  shape.value_dim = random.Of(kWidths);
+  shape.output_dim = random.Below(4) == 0 ? 0 : random.Of(kWidths);
+  shape.num_kv_heads = random.From(1, 3);
+  shape.num_heads = shape.num_kv_heads * random.From(1, 3);
+  shape.head_dim = random.Of(kWidths);
+  shape.head_dim_v = random.Of(kWidths);
+  shape.biases = random.Coin();
+  return shape;
+}
+
+CallShape RandomCallShape(Random &random) {
+  CallShape shape;
+  shape.batch = random.From(1, 3);
+  shape.n_q = random.Of(kLengths);
+  shape.n_kv = random.Below(8) == 0 ? random.From(255, 258) : random.Of(kLengths);
+  shape.is_causal = random.Coin();
+  shape.q_start = random.Coin() || (shape.is_causal && shape.n_q > shape.n_kv);
+  shape.outputs = random.Coin() ? 0 : static_cast<unsigned>(random.Below(512));
+  shape.order = random.Of(kOrders);
+  return shape;
+}
+
+HeadsShape RandomHeadsShape(Random &random) {
+  HeadsShape shape;
+  shape.num_kv_heads = random.From(1, 3);
+  shape.num_heads = shape.num_kv_heads * random.From(1, 3);
+  shape.head_dim = random.Of(kWidths);
+  shape.head_dim_v = random.Of(kWidths);
+  return shape;
+}
+
+// ---- Nothing is read or written beside what was given ------------------------------------------------------------------------------
+
+class GuardPages : public support::InstructionSetTest {};
+
+// Weights, packed weights, inputs, outputs and workspace all lie next to inaccessible pages, what is only read in read-only memory. The
+// bits are those of the scalar kernels.
+TEST_P(GuardPages, AreNotTouchedByForward) {
+  Random random(21);
+  for (int i = 0; i < 60; ++i) {
+    const LayerShape layer_shape = RandomLayerShape(random);
+    const CallShape shape = RandomCallShape(random);
+    std::ostringstream what;
+    what << "layer: " << layer_shape << "; call: " << shape;
+    SCOPED_TRACE(what.str());
+    std::vector<float> expected;
+    for (Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
+      LayerData layer_data(layer_shape, side);
+      layer_data.Freeze();
+      Memory packed = layer_data.Pack(nullptr, 0xCC, side);
+      packed.Freeze();
+      const mha_layer_options scalar_options = Options(MHA_INSTRUCTION_SET_SCALAR);
+      const View scalar(packed, &scalar_options);
+      ASSERT_EQ(scalar.status, MHA_OK) << scalar.error.message;
+      const mha_layer_options options = Options(instruction_set());
+      const View view(packed, &options);
+      ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+      ForwardData data(layer_shape, shape, scalar.layer, side);
+      for (Rows *rows : {&data.query, &data.key, &data.value}) rows->memory.Freeze();
+      data.starts.Freeze();
+      if (expected.empty()) expected = data.Compute();
+      data.layer = view.layer;
+      EXPECT_TRUE(SameBits(data.Compute(0xFF, side), expected)) << (side == Side::kBeforeGuard ? "before" : "after") << " a guard page";
+    }
+    if (HasFailure()) break;
+  }
+}
+
+TEST_P(GuardPages, AreNotTouchedByAttention) {
+  Random random(22);
+  for (int i = 0; i < 100; ++i) {
+    const HeadsShape heads = RandomHeadsShape(random);
+    CallShape shape = RandomCallShape(random);
+    shape.outputs &= kAttentionOutputs;
+    std::ostringstream what;
+    what << "num_heads " << heads.num_heads << " num_kv_heads " << heads.num_kv_heads << " head_dim " << heads.head_dim << " head_dim_v "
+         << heads.head_dim_v << "; call: " << shape;
+    SCOPED_TRACE(what.str());
+    std::vector<float> expected;
+    for (Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
+      AttentionData data(heads, shape, MHA_INSTRUCTION_SET_SCALAR, side);
+      for (Rows *rows : {&data.q, &data.k, &data.v}) rows->memory.Freeze();
+      data.starts.Freeze();
+      if (expected.empty()) expected = data.Compute();
+      data.args.instruction_set = instruction_set();
+      EXPECT_TRUE(SameBits(data.Compute(0xFF, side), expected)) << (side == Side::kBeforeGuard ? "before" : "after") << " a guard page";
+    }
+    if (HasFailure()) break;
+  }
+}
+
+// The tasks' slices of the workspace: with any number of threads the whole is still exactly as large as the query says.
+TEST_P(GuardPages, AreNotTouchedByManyTasks) {
+  const LayerData layer_data{LayerShape{}};
+  const LayerPointer layer = Create(layer_data, instruction_set());
+  CallShape shape;
+  shape.n_q = 37;
+  shape.n_kv = 41;
+  shape.is_causal = true;
+  shape.outputs = kForwardOutputs;
+  ForwardData forward(layer_data.shape, shape, layer.get());
+  const std::vector<float> expected_forward = forward.Compute();
+  shape.outputs = kAttentionOutputs;
+  AttentionData attention(HeadsShape{}, shape, instruction_set());
+  const std::vector<float> expected_attention = attention.Compute();
+  for (uint32_t num_threads : {1u, 2u, 3u, 7u, 64u, 1000u}) {
+    SCOPED_TRACE(num_threads);
+    SerialScheduler scheduler(num_threads);
+    for (Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
+      forward.SetScheduler(&scheduler.scheduler);
+      EXPECT_TRUE(SameBits(forward.Compute(0xFF, side), expected_forward));
+      attention.SetScheduler(&scheduler.scheduler);
+      EXPECT_TRUE(SameBits(attention.Compute(0xFF, side), expected_attention));
+    }
+    EXPECT_LE(scheduler.most_tasks, num_threads);
+  }
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(GuardPages);
+
+TEST(Arguments, AreOnlyRead) {
+  const LayerData layer_data{LayerShape{}};
+  const LayerPointer layer = Create(layer_data);
+  SerialScheduler scheduler(2);
+  const auto frozen = [](const auto &value) {
+    Memory memory(sizeof value);
+    std::memcpy(memory.data(), &value, sizeof value);
+    memory.Freeze();
+    return memory;
+  };
+  CallShape shape;
+  shape.outputs = kForwardOutputs;
+  ForwardData forward(layer_data.shape, shape, layer.get());
+  const Memory frozen_scheduler = frozen(scheduler.scheduler);
+  const Memory forward_taps = frozen(forward.optional.taps);
+  forward.args.scheduler = reinterpret_cast<const mha_scheduler *>(frozen_scheduler.data());
+  forward.args.taps = reinterpret_cast<const mha_taps *>(forward_taps.data());
+  const Memory forward_args = frozen(forward.args);
+  Memory workspace(forward.WorkspaceBytes());
+  mha_error error;
+  EXPECT_EQ(
+      mha_forward(layer.get(), reinterpret_cast<const mha_forward_args *>(forward_args.data()), workspace.data(), workspace.size(), &error),
+      MHA_OK)
+      << error.message;
+
+  shape.outputs = kAttentionOutputs;
+  AttentionData attention(HeadsShape{}, shape);
+  const Memory attention_taps = frozen(attention.optional.taps);
+  attention.args.scheduler = reinterpret_cast<const mha_scheduler *>(frozen_scheduler.data());
+  attention.args.taps = reinterpret_cast<const mha_taps *>(attention_taps.data());
+  const Memory attention_args = frozen(attention.args);
+  workspace = Memory(attention.WorkspaceBytes());
+  EXPECT_EQ(mha_attention(reinterpret_cast<const mha_attention_args *>(attention_args.data()), workspace.data(), workspace.size(), &error),
+            MHA_OK)
+      << error.message;
+}
+
+TEST(Arguments, AreReusableForAnyNumberOfCalls) {
+  const LayerData layer_data{LayerShape{}};
+  const LayerPointer layer = Create(layer_data);
+  CallShape shape;
+  shape.outputs = kForwardOutputs;
+  ForwardData data(layer_data.shape, shape, layer.get());
+  const mha_forward_args before = data.args;
+  const std::vector<float> first = data.Compute();
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(SameBits(data.Compute(), first));
+  EXPECT_EQ(std::memcmp(&before, &data.args, sizeof before), 0);
+}
+
+// ---- The workspace -----------------------------------------------------------------------------------------------------------------
+
+// Both entries with everything asked for and with nothing, for tests of the workspace.
+template <typename Function>
+void ForEachCall(uint32_t instruction_set, const Function &function) {
+  const LayerData layer_data{LayerShape{}};
+  const LayerPointer layer = Create(layer_data, instruction_set);
+  const LayerData plain_data(LayerShape::SelfAttention(24, 3, 3, 8));
+  const LayerPointer plain = Create(plain_data, instruction_set);
+  SerialScheduler scheduler(3);
+  for (bool everything : {false, true}) {
+    for (bool threads : {false, true}) {
+      SCOPED_TRACE(std::string(everything ? "all outputs" : "one output") + (threads ? ", 3 tasks" : ""));
+      CallShape shape;
+      shape.n_q = 19;
+      shape.n_kv = 270;  // two chunks
+      shape.is_causal = true;
+      shape.outputs = everything ? unsigned{kForwardOutputs} : 0u;
+      ForwardData forward(layer_data.shape, shape, layer.get());
+      if (threads) forward.SetScheduler(&scheduler.scheduler);
+      function(forward);
+      shape.key = shape.value = false;
+      ForwardData self(plain_data.shape, shape, plain.get());
+      if (threads) self.SetScheduler(&scheduler.scheduler);
+      function(self);
+      shape.key = shape.value = true;
+      shape.outputs &= kAttentionOutputs;
+      AttentionData attention(HeadsShape{}, shape, instruction_set);
+      if (threads) attention.SetScheduler(&scheduler.scheduler);
+      function(attention);
+    }
+  }
+}
+
+class Workspace : public support::InstructionSetTest {};
+
+TEST_P(Workspace, ContentsDoNotReachTheResult) {
+  ForEachCall(instruction_set(), [](CallData &data) {
+    const std::vector<float> poisoned = data.Compute(0xFF);
+    for (int fill : {0x00, 0x7F, 0x3F}) EXPECT_TRUE(SameBits(data.Compute(fill), poisoned)) << fill;
+  });
+}
+
+TEST_P(Workspace, MayHaveAnyAlignment) {
+  ForEachCall(instruction_set(), [](CallData &data) {
+    const std::vector<float> expected = data.Compute();
+    const size_t bytes = data.WorkspaceBytes();
+    for (size_t offset = 0; offset <= 64; ++offset) {
+      // Canaries on both sides: for most offsets neither end is next to a page.
+      Memory memory(bytes + 128, Side::kAfterGuard);
+      memory.Fill(0xA7);
+      std::memset(memory.data() + offset, 0xFF, bytes);
+      data.PoisonOutputs();
+      mha_error error;
+      ASSERT_EQ(data.Run(memory.data() + offset, bytes, &error), MHA_OK) << error.message;
+      EXPECT_TRUE(SameBits(data.Outputs(), expected)) << offset;
+      std::memset(memory.data() + offset, 0xA7, bytes);
+      ASSERT_TRUE(memory.Holds(0xA7)) << "something was written beside the workspace, at alignment " << offset;
+    }
+  });
+}
+
+TEST_P(Workspace, OneByteLessIsAnErrorThatWritesNothing) {
+  ForEachCall(instruction_set(), [](CallData &data) {
+    const size_t bytes = data.WorkspaceBytes();
+    if (bytes == 0) return;
+    Memory workspace(bytes - 1);
+    data.PoisonOutputs();
+    EXPECT_EQ(data.Run(workspace.data(), workspace.size(), nullptr), MHA_ERROR_BUFFER_TOO_SMALL);
+    EXPECT_TRUE(data.OutputsUntouched());
+  });
+}
+
+TEST_P(Workspace, MayBeLargerThanNeeded) {
+  ForEachCall(instruction_set(), [](CallData &data) {
+    const std::vector<float> expected = data.Compute();
+    Memory workspace(data.WorkspaceBytes() + 12345);
+    workspace.Fill(0xFF);
+    data.PoisonOutputs();
+    EXPECT_EQ(data.Run(workspace.data(), workspace.size(), nullptr), MHA_OK);
+    EXPECT_TRUE(SameBits(data.Outputs(), expected));
+  });
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Workspace);
+
+// ---- The workspace queries ---------------------------------------------------------------------------------------------------------
+
+// Points every data pointer at memory that must not be touched.
+struct ForbiddenData {
+  ForbiddenData() : page(64) { page.Forbid(); }
+  float *floats() const { return page.floats(); }
+  const int64_t *positions() const { return reinterpret_cast<const int64_t *>(page.data()); }
+  Memory page;
+};
+
+// What a query's answer must grow with.
+struct QuerySizes {
+  int64_t batch, n_q, n_kv;
+  uint32_t num_threads;
+  unsigned outputs;
+};
+
+std::ostream &operator<<(std::ostream &stream, const QuerySizes &s) {
+  return stream << "batch " << s.batch << " n_q " << s.n_q << " n_kv " << s.n_kv << " num_threads " << s.num_threads << " outputs "
+                << s.outputs;
+}
+
+// How a query is asked, the same for both calls that are compared.
+struct QueryKind {
+  bool key, value, is_causal;
+};
+
+mha_taps Taps(unsigned outputs, float *data) {
+  mha_taps taps = {};
+  taps.struct_size = sizeof taps;
+  if ((outputs & kTapQ) != 0) taps.q = data;
+  if ((outputs & kTapK) != 0) taps.k = data;
+  if ((outputs & kTapV) != 0) taps.v = data;
+  if ((outputs & kTapScores) != 0) taps.scores = data;
+  if ((outputs & kTapScaledScores) != 0) taps.scaled_scores = data;
+  if ((outputs & kTapMaskedScores) != 0) taps.masked_scores = data;
+  if ((outputs & kTapContext) != 0) taps.context = data;
+  return taps;
+}
+
+template <typename Args>
+void SetCommon(Args &args, const QuerySizes &sizes, const QueryKind &kind, const mha_taps &taps, const mha_scheduler &scheduler,
+               const ForbiddenData &data) {
+  args.struct_size = sizeof args;
+  args.batch = sizes.batch;
+  args.n_q = sizes.n_q;
+  args.n_kv = sizes.n_kv;
+  args.output = data.floats();
+  args.is_causal = kind.is_causal ? 1 : 0;
+  args.q_start = data.positions();
+  if ((sizes.outputs & kAttentionWeights) != 0) args.attention_weights = data.floats();
+  if ((sizes.outputs & kLse) != 0) args.lse = data.floats();
+  if ((sizes.outputs & ~unsigned{kAttentionWeights | kLse}) != 0) args.taps = &taps;
+  if (sizes.num_threads > 0) args.scheduler = &scheduler;
+}
+
+size_t QueryForward(const mha_layer *layer, const QuerySizes &sizes, const QueryKind &kind, const ForbiddenData &data) {
+  const SerialScheduler scheduler(sizes.num_threads);
+  const mha_taps taps = Taps(sizes.outputs, data.floats());
+  mha_forward_args args = {};
+  SetCommon(args, sizes, kind, taps, scheduler.scheduler, data);
+  args.query = data.floats();
+  if (kind.key) args.key = data.floats();
+  if (kind.value) args.value = data.floats();
+  if (!kind.key && kind.value) args.n_kv = sizes.n_q;  // the keys are the queries
+  size_t bytes = 0;
+  mha_error error;
+  EXPECT_EQ(mha_forward_workspace(layer, &args, &bytes, &error), MHA_OK) << error.message;
+  return bytes;
+}
+
+size_t QueryAttention(const HeadsShape &heads, const QuerySizes &sizes, const QueryKind &kind, const ForbiddenData &data) {
+  const SerialScheduler scheduler(sizes.num_threads);
+  const mha_taps taps = Taps(sizes.outputs, data.floats());
+  mha_attention_args args = {};
+  SetCommon(args, sizes, kind, taps, scheduler.scheduler, data);
+  args.num_heads = heads.num_heads;
+  args.num_kv_heads = heads.num_kv_heads;
+  args.head_dim = heads.head_dim;
+  args.head_dim_v = heads.head_dim_v;
+  args.q = args.k = args.v = data.floats();
+  size_t bytes = 0;
+  mha_error error;
+  EXPECT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
+  return bytes;
+}
+
+const std::vector<int64_t> kQueryLengths = {0,  1,   2,   3,   8,   15,  16,  17,   24,   25,   48,    63,
+                                            64, 100, 255, 256, 257, 511, 513, 1000, 4096, 4097, 100000};
+const std::vector<uint32_t> kQueryThreads = {0, 1, 2, 3, 4, 7, 16, 64, 1000};
+
+QuerySizes RandomSizes(Random &random, unsigned all_outputs) {
+  return {random.Below(4) == 0 ? random.From(0, 1) : random.From(1, 40), random.Of(kQueryLengths), random.Of(kQueryLengths),
+          random.Of(kQueryThreads), static_cast<unsigned>(random.Next()) & static_cast<unsigned>(random.Next()) & all_outputs};
+}
+
+// At least as large in everything; often equal in some.
+QuerySizes RandomLarger(Random &random, const QuerySizes &than, unsigned all_outputs) {
+  QuerySizes larger = RandomSizes(random, all_outputs);
+  larger.batch = random.Coin() ? than.batch : std::max(than.batch, larger.batch);
+  larger.n_q = random.Coin() ? than.n_q : std::max(than.n_q, larger.n_q);
+  larger.n_kv = random.Coin() ? than.n_kv : std::max(than.n_kv, larger.n_kv);
+  larger.num_threads = random.Coin() ? than.num_threads : std::max(than.num_threads, larger.num_threads);
+  larger.outputs = random.Coin() ? than.outputs : than.outputs | larger.outputs;
+  return larger;
+}
+
+// The pointers of these queries lead to forbidden memory, so the tests below also show that queries dereference none of them.
+TEST(WorkspaceQuery, NeverShrinksForForward) {
+  Random random(31);
+  const ForbiddenData data;
+  for (const LayerShape &shape : {LayerShape::SelfAttention(10, 4, 2, 3), LayerShape::SelfAttention(64, 4, 4, 16),
+                                  LayerShape::SelfAttention(300, 1, 1, 300), LayerShape::SelfAttention(1, 6, 1, 1)}) {
+    const LayerData layer_data(shape);
+    for (uint32_t set : InstructionSets()) {
+      const LayerPointer layer = Create(layer_data, set);
+      for (int i = 0; i < 4000; ++i) {
+        const QuerySizes small = RandomSizes(random, kForwardOutputs);
+        const QuerySizes large = RandomLarger(random, small, kForwardOutputs);
+        QueryKind kind = {random.Coin(), random.Coin(), random.Coin()};
+        ASSERT_LE(QueryForward(layer.get(), small, kind, data), QueryForward(layer.get(), large, kind, data))
+            << small << " needs more than " << large << " key " << kind.key << " value " << kind.value << " causal " << kind.is_causal
+            << " " << mha_instruction_set_name(set) << " " << shape;
+      }
+    }
+  }
+}
+
+TEST(WorkspaceQuery, NeverShrinksForAttention) {
+  Random random(32);
+  const ForbiddenData data;
+  for (const HeadsShape &heads : {HeadsShape{}, HeadsShape{8, 8, 64, 64}, HeadsShape{1, 1, 300, 1}, HeadsShape{12, 1, 1, 129}}) {
+    for (int i = 0; i < 8000; ++i) {
+      const QuerySizes small = RandomSizes(random, kAttentionOutputs);
+      const QuerySizes large = RandomLarger(random, small, kAttentionOutputs);
+      const QueryKind kind = {true, true, random.Coin()};
+      ASSERT_LE(QueryAttention(heads, small, kind, data), QueryAttention(heads, large, kind, data))
+          << small << " needs more than " << large << " causal " << kind.is_causal << " num_heads " << heads.num_heads << " head_dim "
+          << heads.head_dim << " head_dim_v " << heads.head_dim_v;
+    }
+  }
+}
+
+TEST(WorkspaceQuery, AcceptsNullInPlaceOfEveryDataPointer) {
+  const LayerData layer_data(LayerShape::SelfAttention(10, 4, 2, 3));
+  const LayerPointer layer = Create(layer_data);
+  CallShape shape;
+  shape.key = shape.value = false;
+  ForwardData forward(layer_data.shape, shape, layer.get());
+  const size_t forward_bytes = forward.WorkspaceBytes();
+  forward.args.query = nullptr;
+  forward.args.output = nullptr;
+  EXPECT_EQ(forward.WorkspaceBytes(), forward_bytes);
+  AttentionData attention(HeadsShape{}, shape);
+  const size_t attention_bytes = attention.WorkspaceBytes();
+  attention.args.q = attention.args.k = attention.args.v = nullptr;
+  attention.args.output = nullptr;
+  EXPECT_EQ(attention.WorkspaceBytes(), attention_bytes);
+}
+
+TEST(WorkspaceQuery, AtTheMaximaServesAllSmallerCalls) {
+  const LayerData layer_data(LayerShape::SelfAttention(10, 4, 2, 3));
+  const LayerPointer layer = Create(layer_data);
+  constexpr uint32_t kMostThreads = 4;
+  const ForbiddenData forbidden;
+  const QuerySizes maxima = {3, 40, 300, kMostThreads, kForwardOutputs};
+  Memory workspace(QueryForward(layer.get(), maxima, {true, true, true}, forbidden));
+  Random random(33);
+  for (int i = 0; i < 100; ++i) {
+    CallShape shape;
+    shape.batch = random.From(0, maxima.batch);
+    shape.n_q = random.From(0, maxima.n_q);
+    shape.n_kv = random.From(0, maxima.n_kv);
+    shape.is_causal = true;
+    shape.q_start = true;
+    shape.outputs = static_cast<unsigned>(random.Below(512));
+    ForwardData data(layer_data.shape, shape, layer.get());
+    SerialScheduler scheduler(static_cast<uint32_t>(random.From(1, kMostThreads)));
+    data.SetScheduler(&scheduler.scheduler);
+    data.PoisonOutputs();
+    mha_error error;
+    ASSERT_EQ(data.Run(workspace.data(), workspace.size(), &error), MHA_OK) << error.message << " " << shape;
+  }
+}
+
+// Tiles, chunk states and rows: never a matrix of n by n.
+TEST(WorkspaceQuery, DoesNotGrowWithTheSquareOfTheLength) {
+  const LayerData layer_data(LayerShape::SelfAttention(64, 4, 4, 16));
+  const ForbiddenData data;
+  for (uint32_t set : InstructionSets()) {
+    const LayerPointer layer = Create(layer_data, set);
+    for (uint32_t num_threads : {0u, 8u}) {
+      for (bool is_causal : {false, true}) {
+        for (bool key : {false, true}) {
+          const QueryKind kind = {key, false, is_causal};
+          const size_t once = QueryForward(layer.get(), {1, 4096, 4096, num_threads, kLse}, kind, data);
+          const size_t twice = QueryForward(layer.get(), {1, 8192, 8192, num_threads, kLse}, kind, data);
+          EXPECT_LE(static_cast<double>(twice), 2.1 * static_cast<double>(once)) << mha_instruction_set_name(set);
+          EXPECT_LT(once, size_t{4096} * 4096) << "a matrix of bytes would fit";
+        }
+        const QueryKind kind = {true, true, is_causal};
+        const HeadsShape heads = {4, 4, 16, 16};
+        const size_t once = QueryAttention(heads, {1, 4096, 4096, num_threads, kLse}, kind, data);
+        const size_t twice = QueryAttention(heads, {1, 8192, 8192, num_threads, kLse}, kind, data);
+        EXPECT_LE(static_cast<double>(twice), 2.1 * static_cast<double>(once));
+        EXPECT_LT(once, size_t{4096} * 4096) << "a matrix of bytes would fit";
+      }
+    }
+  }
+}
+
+TEST(PackSizeQuery, ReadsNoArray) {
+  const ForbiddenData forbidden;
+  LayerData data{LayerShape{}};
+  const size_t expected = data.PackSize();
+  for (const float **pointer : {&data.weights.w_q, &data.weights.w_k, &data.weights.w_v, &data.weights.w_o, &data.weights.b_q,
+                                &data.weights.b_k, &data.weights.b_v, &data.weights.b_o}) {
+    *pointer = forbidden.floats();
+  }
+  EXPECT_EQ(data.PackSize(), expected);
+  const auto *heads = reinterpret_cast<const float *const *>(forbidden.page.data());
+  data.weights.w_q = data.weights.w_k = data.weights.w_v = nullptr;
+  data.weights.w_q_heads = data.weights.w_k_heads = data.weights.w_v_heads = heads;
+  EXPECT_EQ(data.PackSize(), expected) << "the form of the weights changes the packed size";
+}
+
+// ---- No allocation, no system call -------------------------------------------------------------------------------------------------
+
+TEST(Traps, CountAllocations) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+  AllocationWatch watch;
+  free(Escape(malloc(10)));
+  free(Escape(realloc(calloc(2, 5), 30)));
+  free(Escape(aligned_alloc(64, 128)));
+  delete static_cast<char *>(Escape(new char));
+  watch.Stop();
+  EXPECT_EQ(watch.allocations(), 5);
+  EXPECT_EQ(watch.releases(), 4);
+}
+
+TEST(Traps, CatchSystemCalls) {
+  SKIP_WITHOUT_SYSTEM_CALL_TRAP();
+  EXPECT_EQ(WatchSystemCalls([] { return static_cast<int>(syscall(SYS_getpid)) & 1; }).first, SYS_getpid);
+  EXPECT_EQ(WatchSystemCalls([] { return static_cast<int>(write(2, "", 0)); }).first, SYS_write);
+  EXPECT_EQ(WatchSystemCalls([] { return 5; }).first, -1);
+  EXPECT_EQ(WatchSystemCalls([] { return 5; }).exit_code, 5);
+}
+
+class ACall : public support::InstructionSetTest {};
+
+TEST_P(ACall, AllocatesNothing) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+  ForEachCall(instruction_set(), [](CallData &data) {
+    Memory workspace(data.WorkspaceBytes());
+    mha_error error;
+    mha_call_info info = {};
+    info.struct_size = sizeof info;
+    size_t bytes = 0;
+    mha_status statuses[4];
+    AllocationWatch watch;
+    statuses[0] = data.Workspace(&bytes, &error);
+    statuses[1] = data.Info(&info, &error);
+    statuses[2] = data.Run(workspace.data(), workspace.size(), &error);
+    statuses[3] = data.Run(workspace.data(), 0, &error);  // an error is no reason to allocate either
+    watch.Stop();
+    EXPECT_EQ(watch.allocations(), 0);
+    EXPECT_EQ(watch.releases(), 0);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(statuses[i], MHA_OK);
+    EXPECT_EQ(statuses[3], bytes == 0 ? MHA_OK : MHA_ERROR_BUFFER_TOO_SMALL);
+  });
+}
+
+TEST_P(ACall, MakesNoSystemCall) {
+  SKIP_WITHOUT_SYSTEM_CALL_TRAP();
+  ForEachCall(instruction_set(), [](CallData &data) {
+    Memory workspace(data.WorkspaceBytes());
+    const SystemCalls good = WatchSystemCalls([&] {
+      mha_error error;
+      return static_cast<int>(data.Run(workspace.data(), workspace.size(), &error));
+    });
+    EXPECT_EQ(good.first, -1) << "system call number";
+    EXPECT_EQ(good.exit_code, static_cast<int>(MHA_OK));
+    if (workspace.size() == 0) return;
+    const SystemCalls bad = WatchSystemCalls([&] {
+      mha_error error;
+      return static_cast<int>(data.Run(workspace.data(), workspace.size() - 1, &error));
+    });
+    EXPECT_EQ(bad.first, -1) << "system call number";
+    EXPECT_EQ(bad.exit_code, static_cast<int>(MHA_ERROR_BUFFER_TOO_SMALL));
+  });
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(ACall);
+
+TEST(LayerFunctions, AllocateNothingButCreate) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+  const LayerData data{LayerShape{}};
+  Memory buffer(data.PackSize(), Side::kBeforeGuard, 64);
+  Memory storage(mha_layer_view_size(), Side::kBeforeGuard, 16);
+  mha_layer_config config = {};
+  config.struct_size = sizeof config;
+  const mha_layer *layer = nullptr;
+  size_t bytes = 0;
+  mha_error error;
+  mha_status statuses[5];
+  AllocationWatch watch;
+  statuses[0] = mha_layer_pack_size(&data.config, &data.weights, nullptr, &bytes, &error);
+  statuses[1] = mha_layer_pack(&data.config, &data.weights, nullptr, buffer.data(), buffer.size(), &error);
+  statuses[2] = mha_layer_view(buffer.data(), buffer.size(), nullptr, storage.data(), storage.size(), &layer, &error);
+  statuses[3] = mha_layer_verify(buffer.data(), buffer.size(), &error);
+  statuses[4] = mha_layer_shape(layer, &config, &error);
+  watch.Stop();
+  EXPECT_EQ(watch.allocations(), 0);
+  for (mha_status status : statuses) EXPECT_EQ(status, MHA_OK);
+}
+
+// ---- mha_layer_create and its allocator --------------------------------------------------------------------------------------------
+
+// An allocator that hands out memory ending on a guard page, aligned as much as malloc promises and no more, and keeps a record.
+struct RecordingAllocator {
+  static constexpr size_t kMallocAlignment = 16;
+  RecordingAllocator() {
+    allocator.context = this;
+    allocator.allocate = [](void *context, size_t bytes) -> void * {
+      auto *self = static_cast<RecordingAllocator *>(context);
+      ++self->allocations;
+      self->bytes = bytes;
+      if (self->fails) return nullptr;
+      // Behind an odd multiple of 16 bytes, so that it is aligned to 16 and to nothing more.
+      self->block = Memory(bytes + 2 * kMallocAlignment, Side::kBeforeGuard, 2 * kMallocAlignment);
+      self->block.Fill(0xFF);
+      self->memory = self->block.data() + kMallocAlignment;
+      return self->memory;
+    };
+    allocator.release = [](void *context, void *memory) {
+      auto *self = static_cast<RecordingAllocator *>(context);
+      ++self->releases;
+      self->released = memory;
+    };
+  }
+  RecordingAllocator(const RecordingAllocator &) = delete;
+
+  mha_allocator allocator;
+  bool fails = false;
+  int allocations = 0;
+  int releases = 0;
+  size_t bytes = 0;
+  void *memory = nullptr;
+  void *released = nullptr;
+  Memory block;
+};
+
+TEST(Create, AllocatesOneBlockAndReleasesItOnce) {
+  const LayerData data{LayerShape{}};
+  CallShape shape;
+  const LayerPointer reference = Create(data);
+  const std::vector<float> expected = ForwardData(data.shape, shape, reference.get()).Compute();
+  RecordingAllocator recorder;
+  mha_layer *layer = nullptr;
+  mha_error error;
+  {
+    // The allocator and the options are copied into the layer: these are gone when it is destroyed.
+    Memory copy(sizeof recorder.allocator);
+    std::memcpy(copy.data(), &recorder.allocator, sizeof recorder.allocator);
+    const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, reinterpret_cast<const mha_allocator *>(copy.data()));
+    AllocationWatch watch;
+    const mha_status status = mha_layer_create(&data.config, &data.weights, &options, &layer, &error);
+    watch.Stop();
+    ASSERT_EQ(status, MHA_OK) << error.message;
+    // Memory maps its block and makes it accessible, which is the recorder's own call of mmap.
+    if (MHA_TEST_HAS_ALLOCATION_TRAP) {
+      EXPECT_EQ(watch.allocations(), 1) << "more than what the allocator itself asked for";
+    }
+  }
+  EXPECT_EQ(recorder.allocations, 1);
+  EXPECT_EQ(recorder.releases, 0);
+  EXPECT_GE(recorder.bytes, data.PackSize());
+  EXPECT_TRUE(SameBits(ForwardData(data.shape, shape, layer).Compute(), expected));
+  AllocationWatch watch;
+  mha_layer_destroy(layer);
+  watch.Stop();
+  EXPECT_EQ(watch.releases(), 0);
+  EXPECT_EQ(recorder.allocations, 1);
+  EXPECT_EQ(recorder.releases, 1);
+  EXPECT_EQ(recorder.released, recorder.memory);
+}
+
+TEST(Create, ReportsAFailingAllocator) {
+  const LayerData data{LayerShape{}};
+  RecordingAllocator recorder;
+  recorder.fails = true;
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
+  auto *layer = reinterpret_cast<mha_layer *>(&recorder);
+  mha_error error = UnwrittenError();
+  ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
+  EXPECT_EQ(layer, nullptr);
+  EXPECT_EQ(recorder.allocations, 1);
+  EXPECT_EQ(recorder.releases, 0);
+}
+
+// The memory is asked for before an array is read, so a layer that is far too large is an error, not a crash.
+TEST(Create, AsksForMemoryBeforeItReadsTheWeights) {
+  const ForbiddenData forbidden;
+  LayerData data{LayerShape::SelfAttention(4, 2, 2, 2)};
+  data.config.query_dim = data.config.key_dim = data.config.value_dim = data.config.output_dim = int64_t{1} << 30;
+  data.weights.w_q = data.weights.w_k = data.weights.w_v = data.weights.w_o = forbidden.floats();
+  RecordingAllocator recorder;
+  recorder.fails = true;
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
+  auto *layer = reinterpret_cast<mha_layer *>(&recorder);
+  mha_error error = UnwrittenError();
+  ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
+  EXPECT_EQ(layer, nullptr);
+  EXPECT_GE(recorder.bytes, size_t{16} << 32) << "16 columns of 2^30 floats";
+}
+
+TEST(Create, AllocatesNothingIfTheArgumentsAreWrong) {
+  LayerData data{LayerShape{}};
+  RecordingAllocator recorder;
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
+  data.config.num_kv_heads = 3;
+  mha_layer *layer = nullptr;
+  EXPECT_EQ(mha_layer_create(&data.config, &data.weights, &options, &layer, nullptr), MHA_ERROR_SHAPE);
+  EXPECT_EQ(recorder.allocations, recorder.releases);
+  EXPECT_EQ(recorder.allocations, 0);
+}
+
+TEST(Create, UsesMallocOnceWithoutAnAllocator) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+  const LayerData data{LayerShape{}};
+  mha_layer *layer = nullptr;
+  mha_error error;
+  AllocationWatch watch;
+  const mha_status status = mha_layer_create(&data.config, &data.weights, nullptr, &layer, &error);
+  const int allocations = watch.allocations();
+  const int early = watch.releases();
+  mha_layer_destroy(layer);
+  watch.Stop();
+  EXPECT_EQ(status, MHA_OK) << error.message;
+  EXPECT_EQ(allocations, 1);
+  EXPECT_EQ(early, 0);
+  EXPECT_EQ(watch.allocations(), 1);
+  EXPECT_EQ(watch.releases(), 1);
+}
+
+TEST(Create, ReportsThatMallocFailed) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+  const LayerData data{LayerShape{}};
+  auto *layer = reinterpret_cast<mha_layer *>(const_cast<LayerData *>(&data));
+  mha_error error = UnwrittenError();
+  AllocationWatch watch(true);
+  const mha_status status = mha_layer_create(&data.config, &data.weights, nullptr, &layer, &error);
+  watch.Stop();
+  ExpectError(status, error, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
+  EXPECT_EQ(layer, nullptr);
+  EXPECT_GE(watch.allocations(), 1);
+  EXPECT_EQ(watch.releases(), 0);
+}
+
+TEST(Create, KeepsNoPointerIntoTheWeights) {
+  CallShape shape;
+  std::vector<float> expected;
+  {
+    const LayerData data{LayerShape{}};
+    const LayerPointer layer = Create(data);
+    expected = ForwardData(data.shape, shape, layer.get()).Compute();
+  }
+  LayerPointer layer(nullptr, mha_layer_destroy);
+  {
+    const LayerData data{LayerShape{}};
+    layer = Create(data);
+  }  // unmapped here
+  EXPECT_TRUE(SameBits(ForwardData(LayerShape{}, shape, layer.get()).Compute(), expected));
+}
+
+// ---- Threads -----------------------------------------------------------------------------------------------------------------------
+
+class SharedLayer : public support::InstructionSetTest {};
+
+// One layer, four threads at once, each with its own workspace and outputs; the inputs are shared as well.
+TEST_P(SharedLayer, GivesEveryThreadTheSameBits) {
+  const LayerData layer_data(LayerShape::SelfAttention(32, 4, 2, 8));
+  const LayerPointer layer = Create(layer_data, instruction_set());
+  const Memory packed = layer_data.Pack();
+  const mha_layer_options options = Options(instruction_set());
+  const View view(packed, &options);
+  ASSERT_EQ(view.status, MHA_OK);
+  CallShape shape;
+  shape.n_q = 21;
+  shape.n_kv = 30;
+  shape.is_causal = true;
+  shape.outputs = kForwardOutputs;
+  ForwardData shared(layer_data.shape, shape, layer.get());
+  const std::vector<float> expected = shared.Compute();
+  constexpr int kThreads = 4;
+  std::atomic<int> different{0};
+  std::atomic<int> ready{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      ForwardData own(layer_data.shape, shape, t % 2 == 0 ? layer.get() : view.layer);
+      own.args.query = shared.args.query;
+      own.args.key = shared.args.key;
+      own.args.value = shared.args.value;
+      Memory workspace(own.WorkspaceBytes());
+      for (++ready; ready < kThreads;) std::this_thread::yield();
+      for (int i = 0; i < 25; ++i) {
+        own.PoisonOutputs();
+        mha_error error;
+        if (own.Run(workspace.data(), workspace.size(), &error) != MHA_OK || !SameBits(own.Outputs(), expected)) ++different;
+        mha_layer_config config = {};
+        config.struct_size = sizeof config;
+        if (mha_layer_shape(own.layer, &config, &error) != MHA_OK || config.num_heads != 4) ++different;
+      }
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  EXPECT_EQ(different, 0);
+}
+
+// The tasks of one call on threads, several such calls at once.
+TEST_P(SharedLayer, GivesTheSameBitsFromTasksOnThreads) {
+  const LayerData layer_data(LayerShape::SelfAttention(32, 4, 2, 8));
+  const LayerPointer layer = Create(layer_data, instruction_set());
+  CallShape shape;
+  shape.n_q = 40;
+  shape.n_kv = 300;
+  shape.is_causal = true;
+  shape.outputs = kForwardOutputs;
+  ForwardData alone(layer_data.shape, shape, layer.get());
+  const std::vector<float> expected = alone.Compute();
+  const support::Scheduler scheduler(3, support::RunOnThreads);
+  std::atomic<int> different{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&] {
+      ForwardData own(layer_data.shape, shape, layer.get());
+      own.SetScheduler(scheduler.get());
+      for (int i = 0; i < 5; ++i) {
+        if (!SameBits(own.Compute(), expected)) ++different;
+      }
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  EXPECT_EQ(different, 0);
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(SharedLayer);
+
+}  // namespace

@@ -1,0 +1,769 @@
+// Packed layers: bytes that can be copied, written to a file and viewed again, that nothing damaged passes for, and layers whose
+// projections run in the caller's matrix product.
+
+#include <climits>
+#include <thread>
+
+#include "interface_support.h"
+#include "support/instruction_sets.h"
+
+namespace {
+
+using namespace interface_support;  // NOLINT: this file is about nothing else
+
+// Widths that are all different and no multiples of anything, grouped heads, all biases; without an output projection; with more than
+// one panel and sum block.
+const std::vector<LayerShape> kShapes = {
+    LayerShape{},
+    [] {
+      LayerShape shape;
+      shape.output_dim = 0;
+      shape.biases = false;
+      return shape;
+    }(),
+    LayerShape::SelfAttention(1, 1, 1, 1),
+    LayerShape::SelfAttention(65, 6, 3, 17),
+    LayerShape::SelfAttention(300, 2, 1, 50),
+};
+
+std::vector<float> Result(const LayerShape &shape, const mha_layer *layer) {
+  CallShape call;
+  call.outputs = kForwardOutputs;
+  call.n_q = 7;
+  call.n_kv = 11;
+  return ForwardData(shape, call, layer).Compute();
+}
+
+// The bytes at the same offset within 64 as the buffer's, but not at its address; before a guard page.
+Memory Copy(const Memory &buffer, size_t bytes) {
+  Memory copy(bytes, Side::kBeforeGuard, 64);
+  std::memcpy(copy.data(), buffer.data(), bytes);
+  return copy;
+}
+
+mha_status Verify(const void *buffer, size_t bytes) {
+  mha_error error = UnwrittenError();
+  const mha_status status = mha_layer_verify(buffer, bytes, &error);
+  EXPECT_EQ(error.status, status);
+  return status;
+}
+
+// Rejected for what the bytes are, by view and by verify.
+void ExpectNoPackedLayer(const void *buffer, size_t bytes, const mha_layer_options *options = nullptr) {
+  Memory storage(mha_layer_view_size(), Side::kBeforeGuard, 16);
+  const mha_layer *layer = nullptr;
+  ExpectFails([&](mha_error *error) { return mha_layer_view(buffer, bytes, options, storage.data(), storage.size(), &layer, error); },
+              {MHA_ERROR_PACKED_FORMAT, {1, 2}, {}});
+  ExpectFails([&](mha_error *error) { return mha_layer_verify(buffer, bytes, error); }, {MHA_ERROR_PACKED_FORMAT, {1, 2}, {}});
+}
+
+// ---- Round trips -------------------------------------------------------------------------------------------------------------------
+
+class PackedLayer : public support::InstructionSetTest {};
+
+TEST_P(PackedLayer, GivesTheBitsOfACreatedOne) {
+  const mha_layer_options options = Options(instruction_set());
+  for (const LayerShape &shape : kShapes) {
+    std::ostringstream what;
+    what << shape;
+    SCOPED_TRACE(what.str());
+    const LayerData data(shape);
+    const LayerPointer created = Create(data, instruction_set());
+    const std::vector<float> expected = Result(shape, created.get());
+
+    Memory buffer = data.Pack();
+    const View view(buffer, &options);
+    ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+    EXPECT_TRUE(SameBits(Result(shape, view.layer), expected));
+
+    Memory copy = Copy(buffer, buffer.size());
+    buffer.Forbid();  // the copy must do without the original
+    copy.Freeze();
+    const View of_copy(copy, &options);
+    ASSERT_EQ(of_copy.status, MHA_OK) << of_copy.error.message;
+    EXPECT_TRUE(SameBits(Result(shape, of_copy.layer), expected));
+  }
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(PackedLayer);
+
+TEST(Pack, GivesTheSameBytesForEveryInstructionSet) {
+  const LayerData data{LayerShape{}};
+  const std::string expected = data.Pack().Bytes();
+  for (uint32_t set : InstructionSets()) {
+    const mha_layer_options options = Options(set);
+    EXPECT_EQ(data.Pack(&options).Bytes(), expected) << mha_instruction_set_name(set);
+  }
+}
+
+TEST(Pack, WritesEveryByteOfThePackedLayerAndNoOther) {
+  for (const LayerShape &shape : kShapes) {
+    for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
+      const LayerData data(shape);
+      const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
+      const Memory over_zeros = data.Pack(&options, 0x00);
+      const Memory over_ones = data.Pack(&options, 0xFF);
+      EXPECT_EQ(over_zeros.Bytes(), over_ones.Bytes()) << "some bytes were not written for " << shape;
+
+      Memory larger(over_zeros.size() + 200, Side::kAfterGuard);
+      larger.Fill(0x5A);
+      ASSERT_EQ(mha_layer_pack(&data.config, &data.weights, &options, larger.data(), larger.size(), nullptr), MHA_OK);
+      EXPECT_EQ(larger.Bytes(), over_zeros.Bytes() + std::string(200, 0x5A));
+    }
+  }
+}
+
+TEST(Pack, OfTheSameWeightsTwiceGivesTheSameBytes) {
+  const LayerShape shape;
+  EXPECT_EQ(LayerData(shape).Pack().Bytes(), LayerData(shape).Pack().Bytes()) << "an address got into the bytes";
+}
+
+TEST(Pack, OfDifferentWeightsGivesDifferentBytes) {
+  const LayerShape shape;
+  EXPECT_NE(LayerData(shape, Side::kBeforeGuard, 1).Pack().Bytes(), LayerData(shape, Side::kBeforeGuard, 2).Pack().Bytes());
+}
+
+// One matrix in other clothes: transposed, strided, fused, cut into heads. The layer is the same, to the bit.
+TEST(Pack, UnderstandsEveryFormAndLayoutOfTheWeights) {
+  const LayerShape shape = LayerShape::SelfAttention(10, 4, 2, 3);
+  const LayerData data(shape);
+  const LayerPointer reference = Create(data);
+  const std::vector<float> expected = Result(shape, reference.get());
+  const auto expect_same = [&](const mha_layer_weights &weights, const char *what) {
+    LayerData changed(shape);
+    changed.weights = weights;
+    const LayerPointer layer = Create(changed);
+    EXPECT_TRUE(SameBits(Result(shape, layer.get()), expected)) << what;
+    const Memory buffer = changed.Pack();
+    EXPECT_TRUE(SameBits(Result(shape, View(buffer).layer), expected)) << what << ", viewed";
+  };
+  const int64_t dim = 10, q_width = 12, kv_width = 6, fused_width = 24;
+
+  // Rows of any length, ending exactly with the last number; NaN between the rows.
+  const auto strided = [](const Memory &matrix, int64_t rows, int64_t columns, int64_t stride) {
+    Memory memory(static_cast<size_t>((rows - 1) * stride + columns) * sizeof(float));
+    memory.Fill(0xFF);
+    for (int64_t i = 0; i < rows; ++i) {
+      std::memcpy(memory.floats() + i * stride, matrix.floats() + i * columns, static_cast<size_t>(columns) * sizeof(float));
+    }
+    return memory;
+  };
+  const auto transposed = [](const Memory &matrix, int64_t rows, int64_t columns) {
+    Memory memory(matrix.size());
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) memory.floats()[j * rows + i] = matrix.floats()[i * columns + j];
+    }
+    return memory;
+  };
+  // [W_Q | W_K | W_V], with a pitch.
+  const auto fused = [&](int64_t stride) {
+    Memory memory(static_cast<size_t>((dim - 1) * stride + fused_width) * sizeof(float));
+    memory.Fill(0xFF);
+    for (int64_t i = 0; i < dim; ++i) {
+      float *row = memory.floats() + i * stride;
+      std::memcpy(row, data.w_q.floats() + i * q_width, 12 * sizeof(float));
+      std::memcpy(row + 12, data.w_k.floats() + i * kv_width, 6 * sizeof(float));
+      std::memcpy(row + 18, data.w_v.floats() + i * kv_width, 6 * sizeof(float));
+    }
+    return memory;
+  };
+
+  for (int64_t gap : {0, 1, 5}) {
+    mha_layer_weights weights = data.weights;
+    const Memory w_q = strided(data.w_q, dim, q_width, q_width + gap), w_k = strided(data.w_k, dim, kv_width, kv_width + gap);
+    const Memory w_v = strided(data.w_v, dim, kv_width, kv_width + gap), w_o = strided(data.w_o, q_width, dim, dim + gap);
+    weights.w_q = w_q.floats();
+    weights.w_k = w_k.floats();
+    weights.w_v = w_v.floats();
+    weights.w_o = w_o.floats();
+    weights.w_q_stride = q_width + gap;
+    weights.w_k_stride = weights.w_v_stride = kv_width + gap;
+    weights.w_o_stride = dim + gap;
+    expect_same(weights, "strided");
+  }
+  const Memory t_q = transposed(data.w_q, dim, q_width), t_k = transposed(data.w_k, dim, kv_width);
+  const Memory t_v = transposed(data.w_v, dim, kv_width), t_o = transposed(data.w_o, q_width, dim);
+  mha_layer_weights turned = data.weights;
+  turned.layout = MHA_LAYOUT_OUT_IN;
+  turned.w_q = t_q.floats();
+  turned.w_k = t_k.floats();
+  turned.w_v = t_v.floats();
+  turned.w_o = t_o.floats();
+  expect_same(turned, "transposed");
+  {
+    const Memory w_q = strided(t_q, q_width, dim, dim + 3), w_o = strided(t_o, dim, q_width, q_width + 1);
+    mha_layer_weights weights = turned;
+    weights.w_q = w_q.floats();
+    weights.w_q_stride = dim + 3;
+    weights.w_o = w_o.floats();
+    weights.w_o_stride = q_width + 1;
+    expect_same(weights, "transposed and strided");
+  }
+  mha_layer_weights one = data.weights;
+  one.w_q = one.w_k = one.w_v = nullptr;
+  for (int64_t gap : {0, 4}) {
+    const Memory w_qkv = fused(fused_width + gap);
+    mha_layer_weights weights = one;
+    weights.w_qkv = w_qkv.floats();
+    weights.w_qkv_stride = gap == 0 ? 0 : fused_width + gap;
+    expect_same(weights, "fused");
+  }
+  {
+    const Memory t_qkv = transposed(fused(fused_width), dim, fused_width);
+    mha_layer_weights weights = turned;
+    weights.w_q = weights.w_k = weights.w_v = nullptr;
+    weights.w_qkv = t_qkv.floats();
+    expect_same(weights, "fused and transposed");
+  }
+  {
+    Memory b_qkv(fused_width * sizeof(float));
+    std::memcpy(b_qkv.floats(), data.b_q.floats(), data.b_q.size());
+    std::memcpy(b_qkv.floats() + 12, data.b_k.floats(), data.b_k.size());
+    std::memcpy(b_qkv.floats() + 18, data.b_v.floats(), data.b_v.size());
+    mha_layer_weights weights = data.weights;
+    weights.b_q = weights.b_k = weights.b_v = nullptr;
+    weights.b_qkv = b_qkv.floats();
+    expect_same(weights, "biases in one array");
+  }
+  {
+    // Every head in memory of its own; and as columns of the whole matrices.
+    std::vector<Memory> copies;
+    const auto cut = [&](const Memory &matrix, int64_t width, int64_t head) {
+      Memory memory(static_cast<size_t>(dim * 3) * sizeof(float));
+      for (int64_t i = 0; i < dim; ++i) std::memcpy(memory.floats() + i * 3, matrix.floats() + i * width + head * 3, 3 * sizeof(float));
+      copies.push_back(std::move(memory));
+      return static_cast<const float *>(copies.back().floats());
+    };
+    const float *q[4], *k[2], *v[2];
+    for (int64_t h = 0; h < 4; ++h) q[h] = cut(data.w_q, q_width, h);
+    for (int64_t h = 0; h < 2; ++h) k[h] = cut(data.w_k, kv_width, h);
+    for (int64_t h = 0; h < 2; ++h) v[h] = cut(data.w_v, kv_width, h);
+    mha_layer_weights weights = one;
+    weights.w_q_heads = q;
+    weights.w_k_heads = k;
+    weights.w_v_heads = v;
+    expect_same(weights, "one matrix per head");
+    for (int64_t h = 0; h < 4; ++h) q[h] = data.w_q.floats() + 3 * h;
+    for (int64_t h = 0; h < 2; ++h) k[h] = data.w_k.floats() + 3 * h;
+    for (int64_t h = 0; h < 2; ++h) v[h] = data.w_v.floats() + 3 * h;
+    weights.w_q_stride = q_width;
+    weights.w_k_stride = weights.w_v_stride = kv_width;
+    expect_same(weights, "heads that are columns");
+    for (int64_t h = 0; h < 4; ++h) q[h] = t_q.floats() + 3 * h * dim;
+    for (int64_t h = 0; h < 2; ++h) k[h] = t_k.floats() + 3 * h * dim;
+    for (int64_t h = 0; h < 2; ++h) v[h] = t_v.floats() + 3 * h * dim;
+    weights = turned;
+    weights.w_q = weights.w_k = weights.w_v = nullptr;
+    weights.w_q_heads = q;
+    weights.w_k_heads = k;
+    weights.w_v_heads = v;
+    expect_same(weights, "heads that are rows");
+  }
+}
+
+// ---- Views -------------------------------------------------------------------------------------------------------------------------
+
+TEST(LayerView, AcceptsABufferThatIsLargerThanNeeded) {
+  const LayerShape shape;
+  const LayerData data(shape);
+  const Memory buffer = data.Pack();
+  const LayerPointer created = Create(data);
+  for (size_t more : {size_t{1}, size_t{63}, size_t{64}, size_t{5000}}) {
+    Memory larger(buffer.size() + more, Side::kAfterGuard);
+    larger.Fill(0xEE);
+    std::memcpy(larger.data(), buffer.data(), buffer.size());
+    const View view(larger);
+    ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+    EXPECT_TRUE(SameBits(Result(shape, view.layer), Result(shape, created.get())));
+    EXPECT_EQ(Verify(larger.data(), larger.size()), MHA_OK);
+  }
+}
+
+// A pointer to void has no alignment, so neither has the storage.
+TEST(LayerView, AcceptsStorageOfAnyAlignment) {
+  const LayerShape shape;
+  const LayerData data(shape);
+  const Memory buffer = data.Pack();
+  const LayerPointer created = Create(data);
+  const std::vector<float> expected = Result(shape, created.get());
+  for (size_t offset = 0; offset < 64; ++offset) {
+    Memory storage(mha_layer_view_size() + 64, Side::kAfterGuard);
+    storage.Fill(0xA7);
+    const mha_layer *layer = nullptr;
+    mha_error error;
+    ASSERT_EQ(mha_layer_view(buffer.data(), buffer.size(), nullptr, storage.data() + offset, mha_layer_view_size(), &layer, &error), MHA_OK)
+        << error.message << " offset " << offset;
+    EXPECT_TRUE(SameBits(Result(shape, layer), expected)) << offset;
+    std::memset(storage.data() + offset, 0xA7, mha_layer_view_size());
+    EXPECT_TRUE(storage.Holds(0xA7)) << "something was written beside the storage at offset " << offset;
+  }
+}
+
+TEST(LayerView, LiesInItsStorageAndBorrowsTheBuffer) {
+  const LayerData data{LayerShape{}};
+  const Memory buffer = data.Pack();
+  const View view(buffer);
+  ASSERT_EQ(view.status, MHA_OK);
+  const auto *object = reinterpret_cast<const unsigned char *>(view.layer);
+  EXPECT_GE(object, view.storage.data());
+  EXPECT_LT(object, view.storage.data() + view.storage.size());
+}
+
+// No header is larger than a page; what lies behind is not looked at, however large it is.
+TEST(LayerView, ReadsTheHeaderOnly) {
+  const LayerShape shape = LayerShape::SelfAttention(300, 2, 1, 50);
+  const LayerData data(shape);
+  const Memory buffer = data.Pack();
+  Memory mostly_forbidden(buffer.size(), Side::kAfterGuard);
+  std::memcpy(mostly_forbidden.data(), buffer.data(), buffer.size());
+  ASSERT_GT(buffer.size(), 4 * PageBytes());
+  mostly_forbidden.ForbidFrom(PageBytes());
+  const View view(mostly_forbidden);
+  ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+  mha_layer_config config = {};
+  config.struct_size = sizeof config;
+  EXPECT_EQ(mha_layer_shape(view.layer, &config, nullptr), MHA_OK);
+  EXPECT_EQ(config.query_dim, 300);
+  mostly_forbidden.Thaw();
+  const LayerPointer created = Create(data);
+  EXPECT_TRUE(SameBits(Result(shape, view.layer), Result(shape, created.get())));
+}
+
+TEST(LayerView, AndPackMustAgreeOnTheBackEnd) {
+  const LayerData data{LayerShape{}};
+  const mha_layer_options native = Options();
+  const mha_layer_options sgemm = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
+  const Memory native_buffer = data.Pack(&native);
+  const Memory sgemm_buffer = data.Pack(&sgemm);
+  Memory storage(mha_layer_view_size(), Side::kBeforeGuard, 16);
+  const mha_layer *layer = nullptr;
+  const auto view = [&](const Memory &buffer, const mha_layer_options *options) {
+    return [&, options](mha_error *error) {
+      return mha_layer_view(buffer.data(), buffer.size(), options, storage.data(), storage.size(), &layer, error);
+    };
+  };
+  ExpectSucceeds(view(native_buffer, &native));
+  ExpectSucceeds(view(native_buffer, nullptr));
+  ExpectSucceeds(view(sgemm_buffer, &sgemm));
+  ExpectFails(view(native_buffer, &sgemm), {MHA_ERROR_PACKED_FORMAT, {1, 3}, {"sgemm"}});
+  ExpectFails(view(sgemm_buffer, &native), {MHA_ERROR_PACKED_FORMAT, {1, 3}, {"sgemm"}});
+  ExpectFails(view(sgemm_buffer, nullptr), {MHA_ERROR_PACKED_FORMAT, {1, 3}, {"sgemm"}});
+  EXPECT_EQ(Verify(native_buffer.data(), native_buffer.size()), MHA_OK);
+  EXPECT_EQ(Verify(sgemm_buffer.data(), sgemm_buffer.size()), MHA_OK);
+}
+
+// ---- Damage ------------------------------------------------------------------------------------------------------------------------
+
+// Every byte of a small layer, the header and the padding included: a view may not notice, but must not do harm; verify must notice.
+TEST(Damage, OfAnyByteIsFoundByVerify) {
+  for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
+    const LayerData data(LayerShape::SelfAttention(3, 2, 1, 2));
+    const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
+    Memory buffer = data.Pack(&options);
+    ASSERT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
+    for (size_t i = 0; i < buffer.size(); ++i) {
+      const unsigned char good = buffer.data()[i];
+      std::vector<int> flips = {0x01, 0x80, 0xFF};
+      if (i < 512) flips = {0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xFF};  // where a header may be
+      for (int flip : flips) {
+        buffer.data()[i] = static_cast<unsigned char>(good ^ flip);
+        const mha_status verified = Verify(buffer.data(), buffer.size());
+        EXPECT_TRUE(verified == MHA_ERROR_PACKED_FORMAT || verified == MHA_ERROR_PACKED_CHECKSUM)
+            << Name(verified) << " for byte " << i << " of " << buffer.size() << " xor " << flip;
+        const View view(buffer, &options);
+        EXPECT_TRUE(view.status == MHA_OK || view.status == MHA_ERROR_PACKED_FORMAT) << Name(view.status) << " for byte " << i;
+        // What verify calls a bad format, view does not take for a layer.
+        if (verified == MHA_ERROR_PACKED_FORMAT) {
+          EXPECT_EQ(Name(view.status), Name(MHA_ERROR_PACKED_FORMAT)) << "byte " << i;
+        }
+      }
+      buffer.data()[i] = good;
+      if (HasFailure()) break;
+    }
+  }
+}
+
+TEST(Damage, OfTheWeightsHasItsOwnStatus) {
+  const LayerData data(LayerShape::SelfAttention(300, 2, 1, 50));
+  Memory buffer = data.Pack();
+  Random random(41);
+  for (int i = 0; i < 200; ++i) {
+    // Behind the first page there are weights and nothing else.
+    const auto at = static_cast<size_t>(random.From(4096, static_cast<int64_t>(buffer.size()) - 1));
+    const auto flip = static_cast<unsigned char>(1 << random.Below(8));
+    buffer.data()[at] ^= flip;
+    ExpectFails([&](mha_error *error) { return mha_layer_verify(buffer.data(), buffer.size(), error); },
+                {MHA_ERROR_PACKED_CHECKSUM, {1}, {}});
+    EXPECT_EQ(View(buffer).status, MHA_OK) << "a view reads no weights";
+    buffer.data()[at] ^= flip;
+  }
+  EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
+}
+
+// Two equal flips, or two blocks that changed places, cancel out in a sum or an exclusive or.
+TEST(Damage, ThatCancelsOutInASumIsFound) {
+  const LayerData data(LayerShape::SelfAttention(300, 2, 1, 50));
+  Memory buffer = data.Pack();
+  for (size_t distance : {size_t{4}, size_t{8}, size_t{64}, size_t{192}, size_t{4096}}) {
+    for (size_t at : {size_t{4096}, size_t{10000}}) {
+      buffer.data()[at] ^= 0x10;
+      buffer.data()[at + distance] ^= 0x10;
+      EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_ERROR_PACKED_CHECKSUM) << at << " and " << distance << " behind";
+      buffer.data()[at] ^= 0x10;
+      buffer.data()[at + distance] ^= 0x10;
+      ASSERT_NE(std::memcmp(buffer.data() + at, buffer.data() + at + distance, 4), 0) << "nothing to exchange";
+      std::swap_ranges(buffer.data() + at, buffer.data() + at + 4, buffer.data() + at + distance);
+      EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_ERROR_PACKED_CHECKSUM) << at << " exchanged with " << distance << " behind";
+      std::swap_ranges(buffer.data() + at, buffer.data() + at + 4, buffer.data() + at + distance);
+    }
+  }
+  EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
+}
+
+// A file that was cut off: the copy ends at an inaccessible page.
+TEST(Damage, TruncationAtAnyLengthIsAnError) {
+  for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
+    const LayerData data(LayerShape::SelfAttention(20, 2, 1, 5));
+    const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
+    const Memory buffer = data.Pack(&options);
+    for (size_t length = 0; length < buffer.size(); length += length < 600 || length + 200 > buffer.size() ? 1 : 61) {
+      SCOPED_TRACE(length);
+      const Memory cut = Copy(buffer, length);
+      ExpectNoPackedLayer(cut.data(), cut.size(), &options);
+      if (HasFailure()) break;
+    }
+  }
+}
+
+TEST(Damage, ForeignBytesAreNoPackedLayer) {
+  Random random(42);
+  for (size_t bytes : {size_t{1}, size_t{8}, size_t{64}, size_t{128}, size_t{256}, size_t{4096}, size_t{100000}}) {
+    SCOPED_TRACE(bytes);
+    Memory foreign(bytes, Side::kBeforeGuard, 64);
+    foreign.Fill(0x00);
+    ExpectNoPackedLayer(foreign.data(), foreign.size());
+    foreign.Fill(0xFF);
+    ExpectNoPackedLayer(foreign.data(), foreign.size());
+    for (int i = 0; i < 20; ++i) {
+      for (size_t b = 0; b < bytes; ++b) foreign.data()[b] = static_cast<unsigned char>(random.Next());
+      ExpectNoPackedLayer(foreign.data(), foreign.size());
+    }
+  }
+}
+
+// A header from somebody who means harm: good beginnings with random numbers behind. Whatever view accepts must stay inside the buffer,
+// which ends at an inaccessible page.
+TEST(Damage, OfSeveralHeaderBytesNeverLeadsOutOfTheBuffer) {
+  const LayerShape shape = LayerShape::SelfAttention(3, 2, 1, 2);
+  const LayerData data(shape);
+  const Memory good = data.Pack();
+  Random random(43);
+  const size_t header = std::min<size_t>(good.size(), 512);  // and some weights, in case it is shorter
+  int accepted = 0;
+  for (int i = 0; i < 20000; ++i) {
+    Memory buffer = Copy(good, good.size());
+    const int64_t changes = random.From(1, 3);
+    for (int64_t c = 0; c < changes; ++c) {
+      const auto at = static_cast<size_t>(random.Below(static_cast<int64_t>(header) / 8)) * 8;
+      uint64_t value = random.Coin() ? random.Next() : static_cast<uint64_t>(random.From(-3, 100));
+      if (random.Coin()) value >>= random.Below(64);
+      std::memcpy(buffer.data() + at, &value, random.Coin() ? 8 : 4);
+    }
+    const View view(buffer);
+    ASSERT_TRUE(view.status == MHA_OK || view.status == MHA_ERROR_PACKED_FORMAT) << Name(view.status) << " " << view.error.message;
+    if (view.status != MHA_OK) continue;
+    ++accepted;
+    mha_layer_config config = {};
+    config.struct_size = sizeof config;
+    ASSERT_EQ(mha_layer_shape(view.layer, &config, nullptr), MHA_OK);
+    ASSERT_LE(config.query_dim, 1 << 20);
+    ASSERT_LE(config.output_dim, 1 << 20);
+    // Run it over rows as long as it says that they are.
+    LayerShape says;
+    says.query_dim = config.query_dim;
+    says.key_dim = config.key_dim;
+    says.value_dim = config.value_dim;
+    says.output_dim = config.output_dim;
+    says.num_heads = config.num_heads;
+    says.num_kv_heads = config.num_kv_heads;
+    says.head_dim = config.head_dim;
+    says.head_dim_v = config.head_dim_v;
+    CallShape call;
+    call.n_q = call.n_kv = 2;
+    ForwardData run(says, call, view.layer);
+    Memory workspace(run.WorkspaceBytes());
+    ASSERT_EQ(run.Run(workspace.data(), workspace.size(), nullptr), MHA_OK);
+  }
+  // Some changes hit the weights or the checksum of the weights, which a view does not look at.
+  EXPECT_GT(accepted, 0);
+}
+
+// ---- The shape of a layer ----------------------------------------------------------------------------------------------------------
+
+struct ShapeCase {
+  const char *name;
+  mha_layer_config config;  // struct_size is filled in
+  bool has_output_projection;
+  mha_layer_config resolved;
+};
+void PrintTo(const ShapeCase &row, std::ostream *stream) { *stream << row.name; }
+
+// query_dim, key_dim, value_dim, output_dim, num_heads, num_kv_heads, head_dim, head_dim_v, d_out, scale
+mha_layer_config Config(int64_t query_dim, int64_t key_dim, int64_t value_dim, int64_t output_dim, int64_t num_heads, int64_t num_kv_heads,
+                        int64_t head_dim, int64_t head_dim_v, int64_t d_out, float scale) {
+  mha_layer_config config = {};
+  config.struct_size = sizeof config;
+  config.query_dim = query_dim;
+  config.key_dim = key_dim;
+  config.value_dim = value_dim;
+  config.output_dim = output_dim;
+  config.num_heads = num_heads;
+  config.num_kv_heads = num_kv_heads;
+  config.head_dim = head_dim;
+  config.head_dim_v = head_dim_v;
+  config.d_out = d_out;
+  config.scale = scale;
+  return config;
+}
+
+class ResolvedShape : public testing::TestWithParam<ShapeCase> {};
+
+TEST_P(ResolvedShape, IsWhatTheDefaultsMean) {
+  const ShapeCase &row = GetParam();
+  const mha_layer_config &resolved = row.resolved;
+  LayerShape shape;
+  shape.query_dim = resolved.query_dim;
+  shape.key_dim = resolved.key_dim;
+  shape.value_dim = resolved.value_dim;
+  shape.output_dim = row.has_output_projection ? resolved.output_dim : 0;
+  shape.num_heads = resolved.num_heads;
+  shape.num_kv_heads = resolved.num_kv_heads;
+  shape.head_dim = resolved.head_dim;
+  shape.head_dim_v = resolved.head_dim_v;
+  LayerData data(shape);
+  data.config = row.config;
+  const LayerPointer created = Create(data);
+  const Memory buffer = data.Pack();
+  const View view(buffer);
+  ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+  for (const mha_layer *layer : {static_cast<const mha_layer *>(created.get()), view.layer}) {
+    mha_layer_config config;
+    std::memset(&config, 0xFF, sizeof config);
+    config.struct_size = sizeof config;
+    ExpectSucceeds([&](mha_error *error) { return mha_layer_shape(layer, &config, error); });
+    EXPECT_EQ(config.struct_size, sizeof config);
+    EXPECT_EQ(config.query_dim, resolved.query_dim);
+    EXPECT_EQ(config.key_dim, resolved.key_dim);
+    EXPECT_EQ(config.value_dim, resolved.value_dim);
+    EXPECT_EQ(config.output_dim, resolved.output_dim);
+    EXPECT_EQ(config.num_heads, resolved.num_heads);
+    EXPECT_EQ(config.num_kv_heads, resolved.num_kv_heads);
+    EXPECT_EQ(config.head_dim, resolved.head_dim);
+    EXPECT_EQ(config.head_dim_v, resolved.head_dim_v);
+    EXPECT_EQ(config.d_out, resolved.d_out);
+    EXPECT_EQ(config.scale, resolved.scale);
+    EXPECT_EQ(config.reserved, 0u);
+  }
+}
+
+const ShapeCase kShapeCases[] = {
+    {"TwoNumbersAreEnough", Config(16, 0, 0, 0, 4, 0, 0, 0, 0, 0), true, Config(16, 16, 16, 16, 4, 4, 4, 4, 16, 0.5f)},
+    {"WithoutAnOutputProjection", Config(16, 0, 0, 0, 4, 0, 0, 3, 0, 0), false, Config(16, 16, 16, 12, 4, 4, 4, 3, 16, 0.5f)},
+    {"HeadDimOfItsOwn", Config(6, 0, 0, 0, 4, 0, 9, 0, 0, 0), true, Config(6, 6, 6, 6, 4, 4, 9, 9, 36, 1.0f / 3.0f)},
+    {"HeadDimFromDOut", Config(3, 0, 0, 0, 2, 0, 0, 0, 8, 0), true, Config(3, 3, 3, 3, 2, 2, 4, 4, 8, 0.5f)},
+    {"HeadDimAndDOut", Config(3, 0, 0, 0, 2, 0, 1, 0, 2, 0), true, Config(3, 3, 3, 3, 2, 2, 1, 1, 2, 1)},
+    {"KeyDimGivesValueDim", Config(4, 7, 0, 0, 2, 0, 0, 0, 0, 2), true, Config(4, 7, 7, 4, 2, 2, 2, 2, 4, 2)},
+    {"GroupedHeads", Config(16, 0, 0, 5, 4, 2, 0, 0, 0, -1), true, Config(16, 16, 16, 5, 4, 2, 4, 4, 16, -1)},
+    {"NothingLeftOut", Config(2, 3, 5, 7, 9, 3, 11, 13, 99, 0.125f), true, Config(2, 3, 5, 7, 9, 3, 11, 13, 99, 0.125f)},
+};
+INSTANTIATE_TEST_SUITE_P(Layers, ResolvedShape, testing::ValuesIn(kShapeCases),
+                         [](const auto &info) { return std::string(info.param.name); });
+
+TEST(Shape, DefaultScaleIsOneThroughTheRoot) {
+  for (int64_t head_dim : {1, 2, 3, 5, 7, 16, 33, 64, 100, 128, 256}) {
+    const LayerData data(LayerShape::SelfAttention(4, 1, 1, head_dim));
+    const LayerPointer layer = Create(data);
+    mha_layer_config config = {};
+    config.struct_size = sizeof config;
+    ASSERT_EQ(mha_layer_shape(layer.get(), &config, nullptr), MHA_OK);
+    EXPECT_EQ(config.scale, 1.0f / std::sqrt(static_cast<float>(head_dim))) << head_dim;  // both operations are correctly rounded
+  }
+}
+
+// A resolved shape describes the same layer.
+TEST(Shape, CanBeUsedToMakeTheLayerAgain) {
+  LayerData data{LayerShape{}};
+  data.config.scale = 0;
+  const LayerPointer first = Create(data);
+  const std::vector<float> expected = Result(data.shape, first.get());
+  ASSERT_EQ(mha_layer_shape(first.get(), &data.config, nullptr), MHA_OK);
+  const LayerPointer second = Create(data);
+  EXPECT_TRUE(SameBits(Result(data.shape, second.get()), expected));
+}
+
+// ---- The caller's matrix product ---------------------------------------------------------------------------------------------------
+
+// What the library asked for, since the last time this was cleared. One thread uses it.
+struct SgemmRecord {
+  int calls = 0;
+  int wrong = 0;
+  std::thread::id thread;
+  bool other_thread = false;
+} g_sgemm;
+
+void RecordingSgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
+                    float beta, float *c, int ldc) {
+  if (g_sgemm.calls++ > 0 && g_sgemm.thread != std::this_thread::get_id()) g_sgemm.other_thread = true;
+  g_sgemm.thread = std::this_thread::get_id();
+  const bool right = order == 101 && trans_a == 111 && trans_b == 111 && alpha == 1.0f && beta == 0.0f && m >= 1 && n >= 1 && k >= 1 &&
+                     lda >= k && ldb >= n && ldc >= n && a != nullptr && b != nullptr && c != nullptr;
+  if (!right) ++g_sgemm.wrong;
+  PlainSgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+// Beyond 1e-4 of the array's largest number there is a mistake, not rounding: with sums of some 300 terms of the order of 1 rounding
+// gives about 1e-6.
+void ExpectClose(const std::vector<float> &actual, const std::vector<float> &expected, const std::string &what) {
+  ASSERT_EQ(actual.size(), expected.size());
+  float largest = 0;
+  for (float x : expected) largest = std::max(largest, std::isfinite(x) ? std::abs(x) : 0.0f);
+  ASSERT_GT(largest, 0.0f);
+  for (size_t i = 0; i < actual.size(); ++i) {
+    if (std::isfinite(expected[i]) ? !(std::abs(actual[i] - expected[i]) <= 1e-4f * largest) : actual[i] != expected[i]) {
+      FAIL() << what << ": number " << i << " is " << actual[i] << ", not " << expected[i];
+    }
+  }
+}
+
+class Sgemm : public support::InstructionSetTest {};
+
+TEST_P(Sgemm, GivesTheNativeResultUpToRounding) {
+  const mha_layer_options options = Options(instruction_set(), RecordingSgemm);
+  Random random(51);
+  for (const LayerShape &shape : kShapes) {
+    const LayerData data(shape);
+    const LayerPointer native = Create(data, instruction_set());
+    const LayerPointer created = Create(data, &options);
+    const Memory buffer = data.Pack(&options);
+    const View view(buffer, &options);
+    ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+    for (int i = 0; i < 8; ++i) {
+      CallShape call;
+      call.batch = random.From(1, 3);
+      call.n_q = random.From(1, 20);
+      call.n_kv = random.From(20, 40);
+      call.is_causal = random.Coin();
+      call.order = random.Coin() ? Order::kContiguous : Order::kGaps;
+      call.key = call.value = random.Coin() || shape.key_dim != shape.query_dim;
+      std::ostringstream what;
+      what << shape << "; " << call;
+      ForwardData expected(shape, call, native.get());
+      g_sgemm = SgemmRecord();
+      ForwardData by_sgemm(shape, call, created.get());
+      const std::vector<float> actual = by_sgemm.Compute();
+      ExpectClose(actual, expected.Compute(), what.str());
+      EXPECT_GT(g_sgemm.calls, 0) << "the caller's product was not used";
+      EXPECT_EQ(g_sgemm.wrong, 0) << what.str();
+      EXPECT_TRUE(SameBits(ForwardData(shape, call, view.layer).Compute(), actual)) << "a view differs from a created layer";
+    }
+    if (HasFailure()) break;
+  }
+}
+
+// On a scheduler too, the caller's product runs on the thread that called mha_forward.
+TEST_P(Sgemm, RunsOnTheCallingThread) {
+  const mha_layer_options options = Options(instruction_set(), RecordingSgemm);
+  const LayerData data(LayerShape::SelfAttention(65, 6, 3, 17));
+  const LayerPointer layer = Create(data, &options);
+  CallShape call;
+  call.n_q = 40;
+  call.n_kv = 50;
+  ForwardData alone(data.shape, call, layer.get());
+  const std::vector<float> expected = alone.Compute();
+  mha_scheduler scheduler = {};
+  scheduler.num_threads = 3;
+  scheduler.parallel_for = [](void *, uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
+    for (uint32_t i = 0; i < count; ++i) std::thread(task, task_context, i).join();
+  };
+  ForwardData threaded(data.shape, call, layer.get());
+  threaded.SetScheduler(&scheduler);
+  g_sgemm = SgemmRecord();
+  EXPECT_TRUE(SameBits(threaded.Compute(), expected));
+  EXPECT_GT(g_sgemm.calls, 0);
+  EXPECT_FALSE(g_sgemm.other_thread);
+  EXPECT_EQ(g_sgemm.thread, std::this_thread::get_id());
+}
+
+// One that fills its whole result only where it is told to: the library must not expect what it did not ask for.
+TEST_P(Sgemm, StaysInsideGuardPages) {
+  const mha_layer_options options = Options(instruction_set(), PlainSgemm);
+  for (const LayerShape &shape : kShapes) {
+    for (Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
+      LayerData data(shape, side);
+      data.Freeze();
+      Memory buffer = data.Pack(&options, 0xCC, side);
+      buffer.Freeze();
+      const View view(buffer, &options);
+      ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+      for (int64_t n : {1, 5, 17}) {
+        CallShape call;
+        call.n_q = n;
+        call.n_kv = n + 3;
+        call.is_causal = true;
+        call.outputs = kForwardOutputs;
+        ForwardData run(shape, call, view.layer, side);
+        for (Rows *rows : {&run.query, &run.key, &run.value}) rows->memory.Freeze();
+        const std::vector<float> poisoned = run.Compute(0xFF, side);
+        EXPECT_TRUE(SameBits(run.Compute(0x00, side), poisoned)) << "the workspace's contents reach the result of " << shape;
+      }
+    }
+  }
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Sgemm);
+
+// The caller's product counts with int. These layers exist as shapes only; nothing is allocated and no array is read.
+TEST(SgemmDimensions, BeyondIntAreTooLarge) {
+  constexpr int64_t kBeyond = int64_t{INT_MAX} + 1;
+  const float number = 0;
+  mha_layer_weights weights = {};
+  weights.struct_size = sizeof weights;
+  weights.w_q = weights.w_k = weights.w_v = weights.w_o = &number;
+  const mha_layer_options sgemm = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
+  const mha_layer_config small = Config(2, 2, 2, 2, 2, 2, 1, 1, 0, 0);
+  const auto expect_too_large = [&](const mha_layer_config &config) {
+    size_t bytes = 4711;
+    ExpectFails([&](mha_error *error) { return mha_layer_pack_size(&config, &weights, &sgemm, &bytes, error); },
+                {MHA_ERROR_TOO_LARGE, {1}, {}});
+    EXPECT_EQ(bytes, 4711u);
+  };
+  const auto expect_fine = [&](const mha_layer_config &config) {
+    size_t bytes = 0;
+    ExpectSucceeds([&](mha_error *error) { return mha_layer_pack_size(&config, &weights, &sgemm, &bytes, error); });
+  };
+  expect_fine(small);
+  mha_layer_config config = small;
+  config.query_dim = kBeyond;
+  expect_too_large(config);
+  config = small;
+  config.key_dim = kBeyond;
+  expect_too_large(config);
+  config = small;
+  config.value_dim = kBeyond;
+  expect_too_large(config);
+  config = small;
+  config.output_dim = kBeyond;
+  expect_too_large(config);
+  config = small;
+  config.head_dim = kBeyond / 2;  // 2 heads of 2^30
+  expect_too_large(config);
+  config = small;
+  config.head_dim_v = kBeyond / 2;
+  expect_too_large(config);
+  // Far below, a large layer is fine.
+  config = small;
+  config.query_dim = config.key_dim = config.value_dim = config.output_dim = 1 << 20;
+  expect_fine(config);
+}
+
+}  // namespace
