@@ -39,11 +39,12 @@ struct Unit {
   MHA_INLINE int64_t head(int64_t row) const { return kv_head * group + row % group; }
 
   // Keys at positions below this one take part in the row.
-  MHA_INLINE int64_t key_limit(int64_t row) const {
+  MHA_INLINE int64_t key_limit(int64_t row) const { return key_limit_of_query(query(row)); }
+  MHA_INLINE int64_t key_limit_of_query(int64_t query) const {
     if (!call.is_causal) return call.n_kv;
     const int64_t start = call.q_start ? call.q_start[sequence] : call.n_kv - call.n_q;
-    const int64_t sees_all_from = call.n_kv - 1 - query(row);  // compared first: start may be as large as an int64_t can be
-    return start >= sees_all_from ? call.n_kv : start + query(row) + 1;
+    const int64_t sees_all_from = call.n_kv - 1 - query;  // compared first: start may be as large as an int64_t can be
+    return start >= sees_all_from ? call.n_kv : start + query + 1;
   }
 
   // The queries, tile by tile, interleaved: [head_dim][rows of the tile].
@@ -260,11 +261,12 @@ template <class V, int R>
 inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
   const Attention &call = unit.call;
   int64_t counts[R];
-  int64_t most = 0, fewest = chunk_keys;
+  int64_t most = 0, fewest = chunk_keys, query = unit.query(row), head_in_group = row % unit.group;
   for (int r = 0; r < R; ++r) {
-    counts[r] = smaller(chunk_keys, greater(0, unit.key_limit(row + r) - chunk.begin));
+    counts[r] = smaller(chunk_keys, greater(0, unit.key_limit_of_query(query) - chunk.begin));
     most = greater(most, counts[r]);
     fewest = smaller(fewest, counts[r]);
+    if (++head_in_group == unit.group) ++query, head_in_group = 0;
   }
 
   float *const scores = unit.scratch + call.scratch.scores;
