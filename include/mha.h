@@ -90,7 +90,7 @@ MHA_API uint32_t mha_contract(void);
 
 /* Instruction sets that the kernels are written for. */
 #define MHA_INSTRUCTION_SET_AUTO 0u   /* the best one that this machine has */
-#define MHA_INSTRUCTION_SET_SCALAR 1u /* any machine */
+#define MHA_INSTRUCTION_SET_SCALAR 1u /* any machine; slow, since a fused multiply-add is a function call here */
 #define MHA_INSTRUCTION_SET_AVX2 2u   /* x86-64 with AVX2, FMA and F16C */
 #define MHA_INSTRUCTION_SET_AVX512 3u /* x86-64 with AVX-512 F, BW, VL and DQ */
 #define MHA_INSTRUCTION_SET_NEON 4u   /* AArch64 */
@@ -275,7 +275,7 @@ typedef struct mha_forward_args {
   int64_t batch;           /* number of sequences; 0 = nothing to do */
   int64_t n_q;             /* rows of query and output per sequence; 0 = nothing to do */
   int64_t n_kv;            /* rows of key and value per sequence where key or value is given (0 = no keys); else not looked at: n_q */
-  const float *query;      /* [batch, n_q, query_dim] */
+  const float *query;      /* [batch, n_q, query_dim]; the widths are the layer's, which mha_layer_shape tells */
   const float *key;        /* [batch, n_kv, key_dim]; NULL = query (self-attention) */
   const float *value;      /* [batch, n_kv, value_dim]; NULL = key */
   float *output;           /* [batch, n_q, output_dim], or [batch, n_q, num_heads * head_dim_v] for a layer without W_O */

@@ -1,0 +1,170 @@
+"""Programs that use mha as its users do: each is built in an empty folder by a plain C compiler, run, and looked at.
+
+install puts the library into a folder and moves the folder away from the place that it was installed to; the others build against what
+lies there then.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+here = pathlib.Path(__file__).resolve().parent
+warnings = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
+
+
+def run(command, sentence, env=None):
+    """Runs a command and returns what it printed; if it fails, ends with the sentence and what it printed."""
+    command = [str(word) for word in command]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **(env or {})})
+    if done.returncode:
+        sys.exit(f"{sentence}\n$ {shlex.join(command)}\n{done.stdout}exit status {done.returncode}")
+    return done.stdout
+
+
+class Consumer:
+    def __init__(self, arguments):
+        self.__dict__.update(vars(arguments))
+        self.work = pathlib.Path(self.work).resolve() / self.consumer
+        self.prefix = self.work.parent / "moved"
+        self.emulator = shlex.split(self.emulator)
+        self.configure = [self.cmake, "-B", self.work, "-G", self.generator, f"-DCMAKE_C_COMPILER={self.cc}"]
+        if self.toolchain:
+            self.configure.append(f"-DCMAKE_TOOLCHAIN_FILE={self.toolchain}")
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir(parents=True)
+
+    def execute(self, program, *libraries):
+        """Runs a program, and checks that it needs the given shared libraries besides libc and libm, and no other."""
+        output = run([*self.emulator, program], f"{program.name}, built as a user of the library builds it, fails.")
+        print(output, end="")
+        self.check_needed(program, *libraries)
+        return output
+
+    def check_needed(self, file, *libraries):
+        printed = run([self.readelf, "--dynamic", "--wide", file], "readelf fails.")
+        needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", printed))
+        print(f"{file.name} needs {' '.join(sorted(needed)) or 'nothing'}")
+        for name in needed - set(libraries):
+            if not re.match(r"(libc|libm|ld)\b", name):
+                sys.exit(f"{file.name} needs {name}; it should do with libc, libm{''.join(', ' + library for library in libraries)}.")
+        for name in set(libraries) - needed:
+            sys.exit(f"{file.name} does not need {name}: it was linked with something else.")
+
+    def pkg_config(self, prefix, *arguments):
+        # Only what lies in the prefix, so that an mha of the system cannot be meant; the system's folders come after it.
+        folder = next(prefix.glob("**/pkgconfig"))
+        command = [self.pkg_config_command, *arguments]
+        return shlex.split(run(command, "pkg-config does not find what was installed.", {"PKG_CONFIG_PATH": str(folder)}))
+
+    def compile(self, name, source, *flags):
+        program = self.work / name
+        run([self.cc, *warnings, source, *flags, "-o", program], f"{source.name} does not compile or link by {' '.join(map(str, flags))}.")
+        return program
+
+    def static_only(self):
+        """A copy of the installed tree without the shared library, for a linker prefers that one where both are there."""
+        copy = self.work / "static_only"
+        shutil.copytree(self.prefix, copy, symlinks=True)
+        for file in copy.glob("**/libmha.so*"):
+            file.unlink()
+        return copy
+
+    def library_folder(self):
+        return next(self.prefix.glob("**/pkgconfig")).parent
+
+    # ---- What ctest runs
+
+    def install(self):
+        installed = self.work / "prefix"
+        command = [self.cmake, "--install", self.build, "--prefix", installed]
+        if self.config:
+            command += ["--config", self.config]
+        run(command, "The installation fails. Is everything built?")
+        shutil.rmtree(self.prefix, ignore_errors=True)
+        installed.rename(self.prefix)
+        for file in sorted(self.prefix.glob("**/*")):
+            if file.suffix in (".cmake", ".pc") and str(self.work) in file.read_text():
+                sys.exit(f"{file.relative_to(self.prefix)} names the place it was installed to, so the tree cannot be moved.")
+        shared = self.library_folder() / "libmha.so"
+        soname = re.findall(r"\(SONAME\).*\[(.*)\]", run([self.readelf, "--dynamic", "--wide", shared], "readelf fails."))
+        if soname != ["libmha.so.0"]:
+            sys.exit(f"The SONAME of libmha.so is {' '.join(soname) or 'missing'}, not libmha.so.0.")
+        self.check_needed(shared)
+
+    def pkg_config_shared(self):
+        flags = self.pkg_config(self.prefix, "--cflags", "--libs", "mha")
+        program = self.compile("layer", here / "layer.c", *flags, f"-Wl,-rpath,{self.library_folder()}")
+        self.execute(program, "libmha.so.0")
+
+    def pkg_config_static(self):
+        flags = self.pkg_config(self.static_only(), "--static", "--cflags", "--libs", "mha")
+        self.execute(self.compile("layer", here / "layer.c", *flags))
+
+    def pkg_config_openblas(self):
+        flags = self.pkg_config(self.prefix, "--cflags", "--libs", "mha_openblas")
+        program = self.compile("layer", here / "layer.c", "-DWITH_OPENBLAS", *flags, f"-Wl,-rpath,{self.library_folder()}")
+        self.execute(program, "libmha.so.0", "libopenblas.so.0")
+
+    def find_package(self, *settings):
+        run([*self.configure, "-S", here / "find_package", f"-DCMAKE_PREFIX_PATH={self.prefix}", *settings], "find_package(mha) fails.")
+        run([self.cmake, "--build", self.work], "A C program does not build with find_package(mha).")
+
+    def find_package_mha(self):
+        self.find_package()
+        self.execute(self.work / "with_mha", *(["libmha.so.0"] if self.shared else []))
+        self.execute(self.work / "with_mha_static")
+        self.execute(self.work / "with_mha_shared", "libmha.so.0")
+
+    def find_package_openblas(self):
+        self.find_package("-DWITH_OPENBLAS=ON")
+        self.execute(self.work / "with_openblas", "libopenblas.so.0", *(["libmha.so.0"] if self.shared else []))
+
+    def add_subdirectory(self):
+        run([*self.configure, "-S", here / "add_subdirectory", f"-DCMAKE_CXX_COMPILER={self.cxx}", f"-DMHA_SOURCE_DIR={here.parent.parent}",
+             "-DCMAKE_BUILD_TYPE=Release"], "add_subdirectory(mha) fails.")
+        run([self.cmake, "--build", self.work, "--target", "with_source", "--parallel", "2"],
+            "A C program does not build with add_subdirectory(mha).")
+        self.execute(self.work / "with_source")
+
+    def examples(self):
+        """The examples run; the first C block of README.md is minimal.c, and the block after it what that prints."""
+        readme = (here.parent.parent / "README.md").read_text()
+        blocks = re.findall(r"^```(\w+)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+        languages = [language for language, _ in blocks]
+        first = languages.index("c") if "c" in languages else len(blocks)
+        if languages[first:first + 2] != ["c", "text"]:
+            sys.exit("README.md has no ```c block with a ```text block of its output after it.")
+        program_text, printed = blocks[first][1], blocks[first + 1][1]
+        minimal = here.parent / "examples" / "minimal.c"
+        if program_text != minimal.read_text():
+            sys.exit("The C program in README.md and tests/examples/minimal.c differ. Copy the one to the other.")
+        flags = self.pkg_config(self.prefix, "--cflags", "--libs", "mha")
+        for source in sorted((here.parent / "examples").glob("*.c")):
+            program = self.compile(source.stem, source, *flags, "-pthread", f"-Wl,-rpath,{self.library_folder()}")
+            output = self.execute(program, "libmha.so.0")
+            if source == minimal and output != printed:
+                sys.exit(f"The C program in README.md prints\n{output}where README.md says\n{printed}")
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("consumer", help="install, pkg_config_shared, pkg_config_static, pkg_config_openblas, find_package_mha, "
+                    "find_package_openblas, add_subdirectory or examples")
+parser.add_argument("--work", required=True, help="the folder to work in")
+parser.add_argument("--build", required=True, help="the build folder to install from")
+parser.add_argument("--config", default="", help="the configuration to install")
+parser.add_argument("--cc", default="cc")
+parser.add_argument("--cxx", default="c++")
+parser.add_argument("--cmake", default="cmake")
+parser.add_argument("--generator", default="Ninja")
+parser.add_argument("--readelf", default="readelf")
+parser.add_argument("--pkg-config", dest="pkg_config_command", default="pkg-config")
+parser.add_argument("--emulator", default="", help="a command that runs the programs, for cross-compiling")
+parser.add_argument("--toolchain", help="CMAKE_TOOLCHAIN_FILE of the consumers")
+parser.add_argument("--shared", action="store_true", help="mha::mha is the shared library")
+arguments = parser.parse_args()
+getattr(Consumer(arguments), arguments.consumer)()

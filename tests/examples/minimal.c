@@ -1,0 +1,35 @@
+#include <mha.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { tokens = 4, width = 8, heads = 2 };
+static float x[tokens * width], y[tokens * width], w_qkv[width * 3 * width], w_o[width * width];
+
+static void fill(float *values, int count) {
+  for (int i = 0; i < count; i++) values[i] = (float)(i * 7 % 11 - 5) / 8;
+}
+
+static void check(mha_status status, const mha_error *error) {
+  if (status != MHA_OK) fprintf(stderr, "%s\n", error->message), exit(1);
+}
+
+int main(void) {
+  fill(x, tokens * width), fill(w_qkv, width * 3 * width), fill(w_o, width * width);
+
+  mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
+  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv = w_qkv, .w_o = w_o};
+  mha_layer *layer;
+  mha_error error;
+  check(mha_layer_create(&config, &weights, NULL, &layer, &error), &error);
+
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query = x, .output = y, .is_causal = 1};
+  size_t bytes;
+  check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
+  void *workspace = malloc(bytes);
+  check(mha_forward(layer, &args, workspace, bytes, &error), &error);
+
+  for (int i = 0; i < tokens; i++) printf("y[%d] = %7.4f %7.4f ...\n", i, y[i * width], y[i * width + 1]);
+  free(workspace);
+  mha_layer_destroy(layer);
+  return 0;
+}

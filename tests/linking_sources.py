@@ -1,0 +1,81 @@
+"""What the sources may say: operations in the kernels, and one version everywhere. See linking_sources.py --help."""
+
+import argparse
+import pathlib
+import re
+import sys
+
+failures = []
+
+# What CONTRACT.md, section 1, rules out in the kernels: the vector library's words and approximate instructions that round differently
+# from machine to machine, and libm (but for fmaf). The kernels have functions of their own in ops.h and functions.h.
+ruled_out = [
+    (r"xsimd::(fma|fms|fnma|fnms)\b", "xsimd's fused operations round twice on some instruction sets. Use mul_add of ops.h."),
+    (r"xsimd::f?(max|min)\b", "xsimd's max and min treat NaN differently from machine to machine. Use compare and select."),
+    (r"xsimd::(reduce\w*|haddp?|hadd)\b|\breduce_(add|max|min)\s*\(", "xsimd adds lanes in an order of its own. Use sum16 of ops.h."),
+    (r"xsimd::(exp\w*|log\w*|sinh?|cosh?|tanh?|sincos|a(sin|cos|tan)\w*|erfc?|\w*gamma|pow|cbrt|hypot)\b",
+     "xsimd's functions differ from machine to machine. Use those of functions.h."),
+    (r"xsimd::(sqrt|rsqrt|reciprocal|fast_\w+)\b", "xsimd's roots and reciprocals are approximate on some machines."),
+    (r"\busing\s+namespace\s+xsimd\b|\busing\s+xsimd::(?!batch\b)", "Name xsimd's functions in full, so that this test sees them."),
+    (r"\b_mm\d*_(mask_|maskz_)?(rcp|rsqrt|exp2a)\w*\s*\(|\bv(recp|rsqrt)[es]\w*\s*\(", "This instruction is approximate."),
+    (r"\bstd::(exp\w*|log\w*|tanh|sqrt|fma|fmax|fmin|max|min|pow|accumulate|reduce)\b",
+     "No function of the standard library takes part in the kernels' arithmetic."),
+    (r"(?<![\w:.>])(__builtin_)?(exp|exp2|expm1|log|log2|log1p|tanh|sqrt|pow|fmax|fmin|rint|nearbyint|round|floor|ceil)f\s*\(",
+     "No function of libm but fmaf takes part in the kernels' arithmetic."),
+    (r"#\s*pragma\s+(STDC\s+FP_CONTRACT\s+ON|GCC\s+optimize)|__attribute__\s*\(\(\s*optimize",
+     "This changes the arithmetic behind the contract's back."),
+]
+
+
+def without_comments(text):
+    blank = lambda found: re.sub(r"[^\n]", " ", found.group())
+    return re.sub(r"//[^\n]*|/\*.*?\*/", blank, text, flags=re.DOTALL)
+
+
+def check_operations(arguments):
+    """The kernels use no operation that the arithmetic contract rules out."""
+    files = [path for path in sorted((arguments.source / "src" / "kernels").rglob("*")) if path.suffix in (".h", ".hpp", ".cpp", ".inc")]
+    if not files:
+        sys.exit("There is no source in src/kernels.")
+    for path in files:
+        for number, line in enumerate(without_comments(path.read_text()).splitlines(), 1):
+            for pattern, sentence in ruled_out:
+                found = re.search(pattern, line)
+                if found:
+                    failures.append(f"{path.relative_to(arguments.source)}:{number}: {found.group()}: {sentence}")
+    for path in [arguments.source / "CMakeLists.txt", *sorted((arguments.source / "src").rglob("CMakeLists.txt"))]:
+        for flag in re.findall(r"-march=native|-ffast-math|-Ofast|-funsafe-math-optimizations", path.read_text()):
+            failures.append(f"{path.relative_to(arguments.source)} has {flag}, which no build of this library is to use.")
+
+
+def check_versions(arguments):
+    """The header, CMake, the package files and the change log name one version."""
+    header = (arguments.source / "include" / "mha.h").read_text()
+    version = ".".join(re.search(rf"#define MHA_VERSION_{part} (\d+)", header).group(1) for part in ("MAJOR", "MINOR", "PATCH"))
+
+    def expect(where, pattern, text):
+        found = re.search(pattern, text, re.MULTILINE)
+        if not found or found.group(1) != version:
+            failures.append(f"{where} says {found.group(1) if found else 'no version'}, mha.h says {version}.")
+
+    expect("The first heading of CHANGELOG.md", r"^## (\d+\.\d+\.\d+)", (arguments.source / "CHANGELOG.md").read_text())
+    expect("The project in CMakeLists.txt", r"(.*)", arguments.project_version)
+    if arguments.package:
+        expect("mha.pc", r"^Version: (.*)$", (arguments.package / "mha.pc").read_text())
+        expect("mhaConfigVersion.cmake", r'^set\(PACKAGE_VERSION "(.*)"\)$', (arguments.package / "mhaConfigVersion.cmake").read_text())
+
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent, help="the root of the sources")
+commands = parser.add_subparsers(required=True, metavar="operations|versions")
+command = commands.add_parser("operations", help=check_operations.__doc__)
+command.set_defaults(check=check_operations)
+command = commands.add_parser("versions", help=check_versions.__doc__)
+command.add_argument("--project-version", required=True, help="PROJECT_VERSION of CMake")
+command.add_argument("--package", type=pathlib.Path, help="where the build has put the package files")
+command.set_defaults(check=check_versions)
+
+arguments = parser.parse_args()
+arguments.check(arguments)
+if failures:
+    sys.exit("\n".join(failures))

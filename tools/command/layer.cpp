@@ -1,0 +1,325 @@
+#include "layer.h"
+
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "error.h"
+#ifdef MHA_WITH_OPENBLAS
+#include "mha_openblas.h"
+#endif
+
+namespace command {
+namespace {
+
+// A weight matrix as x W needs it, whatever its layout: in values give out values.
+struct Projection {
+  const ProjectionNames *names = nullptr;
+  const float *weight = nullptr;  // NULL = there is none
+  const float *bias = nullptr;
+  int64_t in = 0;
+  int64_t out = 0;
+};
+
+// Reads the tensors of a layer, and finds its shape from theirs.
+class ShapeFinder {
+ public:
+  ShapeFinder(const LayerOptions &options, LayerWeights *layer) : options_(options), layer_(*layer), file_(*layer->file) {}
+
+  void run() {
+    mha_layer_config &config = layer_.config;
+    config = {};
+    config.struct_size = sizeof config;
+    config.num_heads = options_.num_heads;
+    config.scale = options_.scale;
+
+    const LayerNames &names = layer_.names;
+    const bool is_fused = !names.qkv.weight.empty();
+    if (is_fused) {
+      const Projection qkv = read(names.qkv);
+      find_fused_heads(qkv);
+      check_bias(names.qkv, qkv_width());
+      layer_.weights.w_qkv = qkv.weight;
+      layer_.weights.b_qkv = qkv.bias;
+    } else {
+      const Projection q = read(names.q);
+      const Projection k = read(names.k);
+      const Projection v = read(names.v);
+      find_heads(q, k, v);
+      check_bias(names.q, q.out);
+      check_bias(names.k, k.out);
+      check_bias(names.v, v.out);
+      check_bias(names.qkv, qkv_width());
+      layer_.weights.w_q = q.weight;
+      layer_.weights.w_k = k.weight;
+      layer_.weights.w_v = v.weight;
+      layer_.weights.b_q = q.bias;
+      layer_.weights.b_k = k.bias;
+      layer_.weights.b_v = v.bias;
+      layer_.weights.b_qkv = bias_of(names.qkv);
+    }
+    layer_.weights.struct_size = sizeof layer_.weights;
+    layer_.weights.layout = is_fused ? names.qkv.layout : names.q.layout;
+    if (!names.o.weight.empty()) find_output(names.o);
+  }
+
+ private:
+  std::string subject(const ProjectionNames &names) const { return file_.path() + ": the tensor " + in_quotes(names.weight); }
+
+  const char *layout_name(uint32_t layout) const { return layout == MHA_LAYOUT_IN_OUT ? "(in, out)" : "(out, in)"; }
+
+  Projection read(const ProjectionNames &names) {
+    const Tensor &tensor = file_.get(names.weight);
+    if (tensor.shape.size() != 2 || tensor.shape[0] == 0 || tensor.shape[1] == 0) {
+      fail(subject(names), " has the shape ", shape_text(tensor.shape), "; a matrix ", layout_name(names.layout), " is expected");
+    }
+    Projection result;
+    result.names = &names;
+    result.weight = file_.values(names.weight, &layer_.copies);
+    result.in = tensor.shape[names.layout == MHA_LAYOUT_IN_OUT ? 0 : 1];
+    result.out = tensor.shape[names.layout == MHA_LAYOUT_IN_OUT ? 1 : 0];
+    result.bias = bias_of(names);
+    return result;
+  }
+
+  const float *bias_of(const ProjectionNames &names) { return names.bias.empty() ? nullptr : file_.values(names.bias, &layer_.copies); }
+
+  void check_bias(const ProjectionNames &names, int64_t width) const {
+    if (names.bias.empty()) return;
+    const Tensor &bias = file_.get(names.bias);
+    if (bias.shape != std::vector<int64_t>{width}) {
+      fail(file_.path(), ": the tensor ", in_quotes(names.bias), " has the shape ", shape_text(bias.shape), "; ", shape_text({width}),
+           " is expected");
+    }
+  }
+
+  int64_t qkv_width() const {
+    const mha_layer_config &config = layer_.config;
+    return config.num_heads * config.head_dim + config.num_kv_heads * (config.head_dim + config.head_dim_v);
+  }
+
+  // What each width is divided by. All of it is checked here, so that the sentence can name the tensor.
+  int64_t divide(const Projection &projection, int64_t parts, const std::string &what) const {
+    if (parts <= 0 || projection.out % parts != 0) {
+      fail(subject(*projection.names), " makes ", count_text(projection.out, "column"), ", which can't be divided by ", what);
+    }
+    return projection.out / parts;
+  }
+
+  void find_heads(const Projection &q, const Projection &k, const Projection &v) {
+    mha_layer_config &config = layer_.config;
+    config.query_dim = q.in;
+    config.key_dim = k.in;
+    config.value_dim = v.in;
+    config.head_dim = options_.head_dim;
+    if (config.head_dim == 0) {
+      config.head_dim = divide(q, config.num_heads, count_text(config.num_heads, "head"));
+    } else if (divide(q, config.head_dim, text("the head dim ", config.head_dim)) != config.num_heads) {
+      fail(subject(*q.names), " makes ", count_text(q.out, "column"), "; ", count_text(config.num_heads, "head"), " of ", config.head_dim,
+           " are expected");
+    }
+    const std::string by_head_dim = text("the head dim ", config.head_dim);
+    config.num_kv_heads = divide(k, config.head_dim, by_head_dim);
+    if (options_.num_kv_heads != 0 && config.num_kv_heads != options_.num_kv_heads) {
+      fail(subject(*k.names), " makes ", count_text(k.out, "column"), ", that is ", count_text(config.num_kv_heads, "head"), " of ",
+           config.head_dim, ", but --kv-heads says ", options_.num_kv_heads);
+    }
+    check_grouping(k);
+    config.head_dim_v = divide(v, config.num_kv_heads, count_text(config.num_kv_heads, "key and value head"));
+  }
+
+  // q, k and v in one matrix: their widths must follow from the numbers of heads.
+  void find_fused_heads(const Projection &qkv) {
+    mha_layer_config &config = layer_.config;
+    if (qkv.in == 3 * qkv.out && options_.num_kv_heads == 0) {
+      fail(subject(*qkv.names), " has the shape ", shape_text(file_.get(qkv.names->weight).shape), ", but as ",
+           layout_name(qkv.names->layout), " the transpose is expected; --layout ",
+           qkv.names->layout == MHA_LAYOUT_IN_OUT ? "out-in" : "in-out", " says that it lies the other way");
+    }
+    config.query_dim = config.key_dim = config.value_dim = qkv.in;
+    config.num_kv_heads = options_.num_kv_heads != 0 ? options_.num_kv_heads : config.num_heads;
+    if (config.num_heads > qkv.out || config.num_kv_heads > qkv.out) fail(subject(*qkv.names), " makes fewer columns than there are heads");
+    if (options_.num_kv_heads == 0 && options_.head_dim != 0) {
+      const int64_t all_heads = divide(qkv, options_.head_dim, text("the head dim ", options_.head_dim));
+      config.num_kv_heads = (all_heads - config.num_heads) / 2;
+      if (all_heads <= config.num_heads || (all_heads - config.num_heads) % 2 != 0) {
+        fail(subject(*qkv.names), " makes ", count_text(all_heads, "head"), " of ", options_.head_dim, ", which are not ", config.num_heads,
+             " of queries and as many of keys as of values");
+      }
+    }
+    check_grouping(qkv);
+    const int64_t all_heads = config.num_heads + 2 * config.num_kv_heads;
+    config.head_dim = divide(qkv, all_heads, text(config.num_heads, " + ", config.num_kv_heads, " + ", config.num_kv_heads, " heads"));
+    config.head_dim_v = config.head_dim;
+    if (options_.head_dim != 0 && config.head_dim != options_.head_dim) {
+      fail(subject(*qkv.names), " makes heads of ", config.head_dim, ", but --head-dim says ", options_.head_dim);
+    }
+  }
+
+  void check_grouping(const Projection &k) const {
+    const mha_layer_config &config = layer_.config;
+    if (config.num_heads % config.num_kv_heads != 0) {
+      fail(subject(*k.names), " gives ", count_text(config.num_kv_heads, "key and value head"), ", which do not divide the ",
+           count_text(config.num_heads, "query head"));
+    }
+  }
+
+  void find_output(const ProjectionNames &names) {
+    mha_layer_config &config = layer_.config;
+    const Projection o = read(names);
+    const int64_t merged = config.num_heads * config.head_dim_v;
+    if (o.in != merged) {
+      fail(subject(names), " takes ", count_text(o.in, "column"), ", but the merged heads have ", config.num_heads, " x ",
+           config.head_dim_v, " = ", merged);
+    }
+    check_bias(names, o.out);
+    config.output_dim = o.out;
+    layer_.weights.w_o = o.weight;
+    layer_.weights.b_o = o.bias;
+    if (names.layout != layer_.weights.layout) {  // the library takes one layout for all
+      const int64_t rows = names.layout == MHA_LAYOUT_IN_OUT ? o.in : o.out;
+      layer_.weights.w_o = transposed(o.weight, rows, o.in * o.out / rows);
+    }
+  }
+
+  const float *transposed(const float *matrix, int64_t rows, int64_t columns) {
+    layer_.copies.emplace_back(new float[static_cast<size_t>(rows * columns)]);
+    float *out = layer_.copies.back().get();
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < columns; ++column) out[column * rows + row] = matrix[row * columns + column];
+    }
+    return out;
+  }
+
+  const LayerOptions &options_;
+  LayerWeights &layer_;
+  const SafetensorsFile &file_;
+};
+
+std::optional<uint32_t> layout_of(const std::string &name) {
+  if (name.empty()) return std::nullopt;
+  return name == "in-out" ? MHA_LAYOUT_IN_OUT : MHA_LAYOUT_OUT_IN;
+}
+
+uint32_t instruction_set_of(const std::string &name) {
+  if (name.empty()) return MHA_INSTRUCTION_SET_AUTO;
+  for (uint32_t set = MHA_INSTRUCTION_SET_AUTO; std::string(mha_instruction_set_name(set)) != "unknown"; ++set) {
+    if (name != mha_instruction_set_name(set)) continue;
+    if (set == MHA_INSTRUCTION_SET_AUTO || (mha_instruction_sets() & 1u << set) != 0) return set;
+    fail("--isa: this machine or this build has no ", name, "; mha info lists what there is");
+  }
+  fail("--isa: there is no instruction set ", in_quotes(name), "; mha info lists those of this machine");
+}
+
+// Options that tell a packed layer of the other back end. They are for asking, not for running.
+mha_layer_options for_other_back_end(mha_layer_options options) {
+  const mha_sgemm never_called = [](int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int) {};
+  options.sgemm = options.sgemm != nullptr ? nullptr : never_called;
+  return options;
+}
+
+// A packed layer has its shape and its weights in it.
+void refuse_weight_options(const LayerOptions &options) {
+  const std::pair<const char *, bool> given[] = {
+      {"--weights", !options.weights.empty()}, {"--heads", options.num_heads != 0},    {"--kv-heads", options.num_kv_heads != 0},
+      {"--head-dim", options.head_dim != 0},   {"--layer", options.layer.has_value()}, {"--names", !options.names.empty()},
+      {"--layout", !options.layout.empty()},   {"--no-rope", options.without_rope},    {"--scale", options.scale != 0},
+  };
+  for (const auto &[name, is_given] : given) {
+    if (is_given) fail("--packed: can't be combined with ", name, ", for the packed layer says it all");
+  }
+}
+
+}  // namespace
+
+LayerWeights read_layer_weights(const LayerOptions &options) {
+  if (options.weights.empty()) fail("--weights: the file with the weights is needed");
+  if (options.num_heads == 0) fail("--heads: the number of query heads is needed, since no file of weights tells it");
+  if (!std::isfinite(options.scale)) fail("--scale: must be finite");
+  const std::optional<uint32_t> layout = layout_of(options.layout);
+  if (!options.names.empty() && !layout) fail("--layout: is needed with --names, since the names do not tell how the matrices lie");
+
+  LayerWeights layer = {};
+  layer.name = options.weights;
+  layer.file = std::make_unique<const SafetensorsFile>(options.weights);
+  if (options.names.empty()) {
+    layer.names = choose_layer(*layer.file, options.layer, options.without_rope).names;
+  } else {
+    layer.names = parse_names(*layer.file, options.names, options.layer, *layout);
+  }
+  if (layout) {
+    for (ProjectionNames *names : {&layer.names.q, &layer.names.k, &layer.names.v, &layer.names.qkv, &layer.names.o}) {
+      names->layout = *layout;
+    }
+  }
+  ShapeFinder(options, &layer).run();
+  return layer;
+}
+
+mha_layer_options computation_options(const LayerOptions &options) {
+  mha_layer_options result = {};
+  result.struct_size = sizeof result;
+  result.instruction_set = instruction_set_of(options.instruction_set);
+  if (options.back_end == "openblas") {
+#ifdef MHA_WITH_OPENBLAS
+    result.sgemm = mha_openblas_sgemm;
+#else
+    fail("--back-end: this build of mha has no OpenBLAS");
+#endif
+  }
+  return result;
+}
+
+LoadedLayer::LoadedLayer(const LayerWeights &weights, const LayerOptions &options) : name_(weights.name) {
+  const mha_layer_options computation = computation_options(options);
+  mha_error error;
+  check(mha_layer_create(&weights.config, &weights.weights, &computation, &own_, &error), error, name_);
+  layer_ = own_;
+  shape_.struct_size = sizeof shape_;
+  check(mha_layer_shape(layer_, &shape_, &error), error, name_);
+}
+
+LoadedLayer::LoadedLayer(const std::string &packed_file, const LayerOptions &options) : name_(packed_file) {
+  refuse_weight_options(options);
+  const mha_layer_options computation = computation_options(options);
+  packed_ = std::make_unique<const MappedFile>(packed_file);
+  storage_.resize(mha_layer_view_size() / sizeof(std::max_align_t) + 1);
+  const auto view = [&](const mha_layer_options &chosen, mha_error *error) {
+    return mha_layer_view(packed_->data(), packed_->size(), &chosen, storage_.data(), storage_.size() * sizeof storage_[0], &layer_, error);
+  };
+  mha_error error;
+  const mha_status status = view(computation, &error);
+  if (status != MHA_OK && view(for_other_back_end(computation), nullptr) == MHA_OK) {
+    fail(name_, ": was packed for the other back end; --back-end ", computation.sgemm != nullptr ? "native" : "openblas", " runs it");
+  }
+  check(status, error, name_);
+  shape_.struct_size = sizeof shape_;
+  check(mha_layer_shape(layer_, &shape_, &error), error, name_);
+}
+
+LoadedLayer::~LoadedLayer() { mha_layer_destroy(own_); }
+
+PackedLayer pack_layer(const LayerWeights &weights, const LayerOptions &options) {
+  const mha_layer_options computation = computation_options(options);
+  const std::string &name = weights.name;
+  PackedLayer packed;
+  mha_error error;
+  check(mha_layer_pack_size(&weights.config, &weights.weights, &computation, &packed.bytes, &error), error, name);
+  const size_t alignment = 64;
+  packed.memory.resize(packed.bytes + alignment);
+  const size_t offset = reinterpret_cast<uintptr_t>(packed.memory.data()) % alignment;
+  packed.data = packed.memory.data() + (offset == 0 ? 0 : alignment - offset);
+  check(mha_layer_pack(&weights.config, &weights.weights, &computation, packed.data, packed.bytes, &error), error, name);
+  return packed;
+}
+
+std::string describe(const mha_layer_config &shape) {
+  std::string out = text("query_dim ", shape.query_dim, ", ", count_text(shape.num_heads, "head"), " of ", shape.head_dim);
+  if (shape.key_dim != shape.query_dim) out += text(", key_dim ", shape.key_dim);
+  if (shape.value_dim != shape.key_dim) out += text(", value_dim ", shape.value_dim);
+  if (shape.num_kv_heads != shape.num_heads) out += text(", ", count_text(shape.num_kv_heads, "key and value head"));
+  if (shape.head_dim_v != shape.head_dim) out += text(" of ", shape.head_dim_v);
+  return out + text(", output_dim ", shape.output_dim);
+}
+
+}  // namespace command

@@ -1,0 +1,66 @@
+// From the options to a layer that can be called.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "families.h"
+#include "files.h"
+#include "mha.h"
+#include "options.h"
+#include "safetensors.h"
+
+namespace command {
+
+// What one layer of a file needs to be packed. The pointers in weights point into the file, or into copies.
+struct LayerWeights {
+  std::string name;  // for sentences: the file, as the user wrote it
+  std::unique_ptr<const SafetensorsFile> file;
+  std::vector<std::unique_ptr<float[]>> copies;
+  LayerNames names;
+  mha_layer_config config;  // complete: no default is left to the library
+  mha_layer_weights weights;
+};
+
+// Reads --weights as the other options say. Everything that does not fit is an InputError.
+LayerWeights read_layer_weights(const LayerOptions &options);
+
+// The --isa and --back-end options.
+mha_layer_options computation_options(const LayerOptions &options);
+
+// A layer of its own, or over a packed file.
+class LoadedLayer {
+ public:
+  LoadedLayer(const LayerWeights &weights, const LayerOptions &options);     // packs
+  LoadedLayer(const std::string &packed_file, const LayerOptions &options);  // maps
+  ~LoadedLayer();
+  LoadedLayer(const LoadedLayer &) = delete;
+  LoadedLayer &operator=(const LoadedLayer &) = delete;
+
+  const mha_layer *get() const { return layer_; }
+  const std::string &name() const { return name_; }  // the file, for sentences
+  const mha_layer_config &shape() const { return shape_; }
+
+ private:
+  std::string name_;
+  mha_layer *own_ = nullptr;
+  std::unique_ptr<const MappedFile> packed_;
+  std::vector<std::max_align_t> storage_;
+  const mha_layer *layer_ = nullptr;
+  mha_layer_config shape_ = {};
+};
+
+// Bytes of a packed layer, aligned as mha_layer_pack wants them.
+struct PackedLayer {
+  std::vector<unsigned char> memory;
+  unsigned char *data = nullptr;
+  size_t bytes = 0;
+};
+PackedLayer pack_layer(const LayerWeights &weights, const LayerOptions &options);
+
+// "query_dim 768, 12 heads of 64" and whatever else is special.
+std::string describe(const mha_layer_config &shape);
+
+}  // namespace command

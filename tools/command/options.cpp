@@ -1,0 +1,84 @@
+#include "options.h"
+
+#include "error.h"
+#include "mha.h"
+
+namespace command {
+namespace {
+
+std::string instruction_set_names() {
+  std::string names;
+  for (uint32_t set = MHA_INSTRUCTION_SET_AUTO; set <= MHA_INSTRUCTION_SET_NEON; ++set) {
+    names += (set == 0 ? "" : ", ") + std::string(mha_instruction_set_name(set));
+  }
+  return names;
+}
+
+}  // namespace
+
+CLI::Validator whole_number(int64_t most) {
+  return CLI::Validator(
+      [most](std::string &text) -> std::string {
+        const bool is_number = !text.empty() && text.size() <= 19 && text.find_first_not_of("0123456789") == std::string::npos;
+        const uint64_t number = is_number ? std::stoull(text) : 0;
+        if (number >= 1 && number <= static_cast<uint64_t>(most)) return "";
+        const std::string range = most == INT64_MAX ? "of at least 1" : "from 1 to " + std::to_string(most);
+        return "a whole number " + range + " is expected, not " + in_quotes(text);
+      },
+      "");
+}
+
+CLI::Validator one_of(const std::string &first, const std::string &second) {
+  return CLI::Validator(
+      [first, second](std::string &text) -> std::string {
+        return text == first || text == second ? "" : first + " or " + second + " is expected, not " + in_quotes(text);
+      },
+      "");
+}
+
+void add_weight_options(CLI::App *app, LayerOptions *options) {
+  const auto add = [app](const char *name, auto *value, const char *type, const char *description) {
+    return app->add_option(name, *value, description)->type_name(type)->group(kWeights);
+  };
+  add("--weights", &options->weights, "FILE", "The weights of a layer or a whole model (.safetensors; F32, F16, BF16)");
+  add("--heads", &options->num_heads, "N", "Number of query heads; needed with --weights")->check(whole_number());
+  add("--kv-heads", &options->num_kv_heads, "N", "Number of key and value heads; default as the shapes say")->check(whole_number());
+  add("--head-dim", &options->head_dim, "N", "Width of a head; default as the shapes say")->check(whole_number());
+  add("--layer", &options->layer, "PREFIX", "Which layer of a model: its prefix, or words that only it has (h.0)");
+  add("--names", &options->names, "LIST", "Tensors of other names: q=..,k=..,v=..,o=.. or qkv=..,o=..");
+  add("--layout", &options->layout, "LAYOUT", "in-out (y = x W) or out-in (nn.Linear); needed with --names")
+      ->check(one_of("in-out", "out-in"));
+  app->add_flag("--no-rope", options->without_rope, "Layers named q_proj, k_proj, v_proj are plain: nothing is rotated")->group(kWeights);
+  add("--scale", &options->scale, "S", "Factor of the scores; default 1 / sqrt(head dim)");
+}
+
+void add_packed_option(CLI::App *app, LayerOptions *options) {
+  app->add_option("--packed", options->packed, "A layer that mha pack wrote, instead of all these; mapped, not copied")
+      ->type_name("FILE")
+      ->group(kWeights);
+}
+
+void add_back_end_option(CLI::App *app, LayerOptions *options) {
+  app->add_option("--back-end", options->back_end, "What multiplies by the weights: native (default) or openblas")
+      ->type_name("NAME")
+      ->check(one_of("native", "openblas"))
+      ->group(kComputation);
+}
+
+void add_instruction_set_option(CLI::App *app, LayerOptions *options) {
+  app->add_option("--isa", options->instruction_set, "Instruction set: " + instruction_set_names() + "; default auto")
+      ->type_name("NAME")
+      ->group(kComputation);
+}
+
+void add_input_options(CLI::App *app, InputOptions *options) {
+  const auto add = [app](const char *name, auto *value, const char *description) {
+    return app->add_option(name, *value, description)->type_name("FILE")->group(kInput);
+  };
+  add("--input", &options->query, "The rows: (n, width) or (batch, n, width) (.npy, float32, C order)");
+  add("--key", &options->key, "Rows for the keys, in cross-attention; default the input");
+  add("--value", &options->value, "Rows for the values; default those for the keys");
+  app->add_flag("--causal", options->is_causal, "No row attends to rows behind its own (the last row sees all keys)")->group(kInput);
+}
+
+}  // namespace command

@@ -1,0 +1,49 @@
+// The options that sub-commands share.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace command {
+
+// Which layer, and how it is computed. 0 and "" = not given.
+struct LayerOptions {
+  std::string weights;
+  std::string packed;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;
+  int64_t head_dim = 0;
+  std::optional<std::string> layer;
+  std::string names;
+  std::string layout;
+  bool without_rope = false;
+  float scale = 0;
+  std::string instruction_set;
+  std::string back_end;
+};
+
+// What goes into the layer.
+struct InputOptions {
+  std::string query;
+  std::string key;
+  std::string value;
+  bool is_causal = false;
+};
+
+// The groups of options in --help.
+inline const char *const kWeights = "Weights";
+inline const char *const kInput = "Input and output";
+inline const char *const kComputation = "Computation";
+
+void add_weight_options(CLI::App *app, LayerOptions *options);  // --weights and how to read it
+void add_packed_option(CLI::App *app, LayerOptions *options);   // --packed, instead of all of them
+void add_back_end_option(CLI::App *app, LayerOptions *options);
+void add_instruction_set_option(CLI::App *app, LayerOptions *options);
+void add_input_options(CLI::App *app, InputOptions *options);  // --input and company
+
+CLI::Validator whole_number(int64_t most = INT64_MAX);  // from 1
+CLI::Validator one_of(const std::string &first, const std::string &second);
+
+}  // namespace command

@@ -1,0 +1,145 @@
+// mha run: rows in a file through a layer in a file, to rows in a file.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+
+#include "commands.h"
+#include "error.h"
+#include "files.h"
+#include "inputs.h"
+#include "layer.h"
+#include "options.h"
+#include "terminal.h"
+#include "threads.h"
+
+namespace command {
+namespace {
+
+struct RunOptions {
+  LayerOptions layer;
+  InputOptions inputs;
+  std::string output;
+  uint32_t num_threads = 1;
+  bool is_quiet = false;
+};
+
+std::unique_ptr<const LoadedLayer> load(const LayerOptions &options, Progress *progress) {
+  if (!options.packed.empty()) return std::make_unique<const LoadedLayer>(options.packed, options);
+  const LayerWeights weights = read_layer_weights(options);
+  progress->stage("packing " + options.weights);
+  return std::make_unique<const LoadedLayer>(weights, options);
+}
+
+// How many sequences go into one call: enough that the call is not lost in its own overhead, few enough that progress is seen. The
+// results do not depend on it.
+int64_t sequences_per_call(const mha_call_info &whole, int64_t batch) {
+  const double operations_per_sequence = static_cast<double>(whole.operations) / static_cast<double>(batch);
+  const double target = 4e9 * whole.num_threads;
+  return std::max<int64_t>(1, std::min<int64_t>(batch, static_cast<int64_t>(target / std::max(1.0, operations_per_sequence))));
+}
+
+size_t checked_product(const std::string &name, const std::vector<int64_t> &shape) {
+  size_t product = 1;
+  for (const int64_t extent : shape) {
+    if (extent == 0) return 0;
+  }
+  for (const int64_t extent : shape) {
+    if (__builtin_mul_overflow(product, static_cast<size_t>(extent), &product) || product > SIZE_MAX / 8) {
+      fail(name, ": the output would have the shape ", shape_text(shape), ", which is too large");
+    }
+  }
+  return product;
+}
+
+std::string back_end_text(const mha_call_info &info) {
+  const std::string set = mha_instruction_set_name(info.instruction_set);
+  return info.back_end == MHA_BACK_END_SGEMM ? set + " and openblas" : set;
+}
+
+void run(const RunOptions &options) {
+  if (options.output.empty()) fail("--output: the file to write is needed");
+  Progress progress(!options.is_quiet);
+  const CallInputs inputs = read_inputs(options.inputs);
+  const std::unique_ptr<const LoadedLayer> layer = load(options.layer, &progress);
+  check_widths(inputs, layer->shape(), layer->name());
+
+  // The output: as the input, but for the width.
+  std::vector<int64_t> shape = inputs.query.shape;
+  shape.back() = layer->shape().output_dim;
+  const std::string &name = inputs.query.name;
+  const auto output = std::make_unique<float[]>(checked_product(name, shape));  // zeroed, so that its pages are there before the clock runs
+  OutputFile file(options.output);
+
+  // What the whole batch costs, and how it is cut into calls.
+  const mha_scheduler scheduler = fork_join_scheduler(options.num_threads);
+  mha_forward_args args = inputs.arguments(0, inputs.batch());
+  args.scheduler = options.num_threads > 1 ? &scheduler : nullptr;
+  args.output = output.get();
+  mha_error error;
+  mha_call_info info = {};
+  info.struct_size = sizeof info;
+  check(mha_info(layer->get(), &args, &info, &error), error, name);
+  const bool is_empty = inputs.batch() == 0 || inputs.n_q() == 0;
+  const int64_t slice = is_empty ? 0 : sequences_per_call(info, inputs.batch());
+
+  args.batch = slice;
+  size_t workspace_bytes = 0;
+  check(mha_forward_workspace(layer->get(), &args, &workspace_bytes, &error), error, name);
+  const auto workspace = std::make_unique<unsigned char[]>(workspace_bytes);
+
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t done = 0; !is_empty && done < inputs.batch(); done += slice) {
+    progress.step("sequence", done, inputs.batch());
+    args = inputs.arguments(done, std::min(slice, inputs.batch() - done));
+    args.scheduler = options.num_threads > 1 ? &scheduler : nullptr;
+    args.output = output.get() + done * inputs.n_q() * shape.back();
+    check(mha_forward(layer->get(), &args, workspace.get(), workspace_bytes, &error), error, name);
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+
+  progress.stage("writing " + options.output);
+  const std::string header = npy_header(shape);
+  file.write(header.data(), header.size());
+  file.write(output.get(), checked_product(name, shape) * sizeof(float));
+  file.commit();
+  progress.clear();
+  if (options.is_quiet) return;
+  const double gflops = seconds > 0 ? static_cast<double>(info.operations) / seconds * 1e-9 : 0;
+  std::fprintf(stderr, "%s -> %s, %s, %s, %s, %s GFLOP/s\n", shape_text(inputs.query.shape).c_str(), shape_text(shape).c_str(),
+               back_end_text(info).c_str(), count_text(info.num_threads, "thread").c_str(), duration_text(seconds).c_str(),
+               decimal_text(gflops, 1).c_str());
+}
+
+}  // namespace
+
+void add_run_command(CLI::App *app) {
+  const auto options = std::make_shared<RunOptions>();
+  CLI::App *run_app = app->add_subcommand("run", "Run a layer on the rows of a file");
+  add_weight_options(run_app, &options->layer);
+  add_packed_option(run_app, &options->layer);
+  add_input_options(run_app, &options->inputs);
+  run_app->add_option("--output", options->output, "Where the result goes (.npy), with the rank of the input")
+      ->type_name("FILE")
+      ->group(kInput);
+  add_instruction_set_option(run_app, &options->layer);
+  add_back_end_option(run_app, &options->layer);
+  run_app->add_option("--threads", options->num_threads, "Number of threads, default 1; the result is the same bits for any")
+      ->type_name("N")
+      ->check(whole_number(1024))
+      ->group(kComputation);
+  run_app->add_flag("--quiet", options->is_quiet, "No progress, no line about the run");
+  run_app->footer(R"(
+Examples:
+  mha run --weights layer.safetensors --heads 12 --causal --input x.npy --output y.npy
+  mha run --weights gpt2.safetensors --layer h.0 --heads 12 --causal --input x.npy --output y.npy
+  mha run --weights a.safetensors --names q=wq,k=wk,v=wv,o=wo --layout in-out --heads 8 --input x.npy --output y.npy
+  mha run --packed layer.mha --input x.npy --output y.npy --threads 2
+
+The names of these layers are known: W_query, W_key, W_value (as nn.Linear or as matrices), nn.MultiheadAttention, Llama and kin
+(not their rotation: see --no-rope), BERT, GPT-2. Of other names, the bias of a.weight is a.bias, or given by bq=.., bk=.., bv=..,
+bqkv=.., bo=.. in --names. Without o=.. the merged heads are the output.)");
+  run_app->callback([options] { run(*options); });
+}
+
+}  // namespace command

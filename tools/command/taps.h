@@ -1,0 +1,55 @@
+// What the library computed at each point of a call, seen as matrices.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "example.h"
+#include "inputs.h"
+#include "layer.h"
+#include "matrix.h"
+
+namespace command {
+
+// One matrix per head, of the queries, keys or values of one sequence.
+struct Heads {
+  const float *data = nullptr;
+  int64_t count = 0;
+  int64_t rows = 0;
+  int64_t width = 0;
+  int64_t row_stride = 0;
+  int64_t head_stride = 0;
+
+  Matrix head(int64_t index) const { return {data + index * head_stride, rows, width, row_stride}; }
+  Matrix token(int64_t index) const { return {data + index * row_stride, count, width, head_stride}; }  // a row per head
+  Matrix merged() const { return {data, rows, count * width, row_stride}; }                             // where head_stride = width
+};
+
+// The middle of one call, from the heads of q, k and v to those of the context. The matrices point into the vectors.
+struct Attention {
+  Heads q, k, v, context;
+  float scale = 0;
+  bool is_causal = false;
+  std::vector<float> scores, scaled_scores, masked_scores, weights;  // [num_heads, n_q, n_kv]
+  std::vector<float> context_values;                                 // [n_q, num_heads, head_dim_v]
+
+  Matrix of_head(const std::vector<float> &scores_like, int64_t index) const {
+    return {scores_like.data() + index * q.rows * k.rows, q.rows, k.rows, k.rows};
+  }
+};
+
+// And what comes before and after it in a whole layer.
+struct Forward {
+  Attention middle;
+  std::vector<float> q, k, v;
+  std::vector<float> output;  // [n_q, output_dim]
+};
+
+// Runs the first sequence of a call.
+std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const CallInputs &inputs);
+
+// Runs the middle stage alone, causal.
+std::unique_ptr<const Attention> look_into(const GroupedExample &example, uint32_t instruction_set);
+
+}  // namespace command

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Builds the command mha and shows it. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+tools/demo.sh [--no-setup]
+
+Installs what is missing (tools/setup.sh), builds what it needs in build/, and shows two things: `mha explain`, which takes a small layer
+apart step by step, and `mha run` on a layer as large as one of GPT-2's smallest model (1024 tokens of width 768, 12 heads, causal) with
+random weights. Then it measures that layer against the limit of this machine.
+
+  --no-setup   install nothing
+  --help       this text
+
+Examples:
+  tools/demo.sh
+  build/bin/mha --help      afterwards, what else the command does
+TEXT
+}
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+setup=yes
+for argument in "$@"; do
+  case $argument in
+    --no-setup) setup=no ;;
+    --help | -h) usage && exit ;;
+    *) echo "tools/demo.sh: '$argument' is not an option; see tools/demo.sh --help" >&2 && exit 2 ;;
+  esac
+done
+
+say() { printf '\n== %s\n' "$*"; }
+show() { printf '$ %s\n' "$*" && "$@"; }
+
+[[ $setup == no ]] || tools/setup.sh
+
+say "Building the command and the benchmarks in build/"
+generator=()
+[[ -e build/CMakeCache.txt ]] || generator=(-G Ninja)
+cmake -S . -B build "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_TOOLS=ON -DMHA_BENCH=ON
+cmake --build build --parallel "$(nproc)" --target mha_command mha_bench
+
+say "A small layer, step by step"
+show build/bin/mha explain
+
+files=$(mktemp -d)
+trap 'rm -rf "$files"' EXIT
+say "A layer of GPT-2's size: 1024 tokens of width 768, 12 heads, causal, random weights"
+show python3 tools/demo_files.py "$files"
+show build/bin/mha run --weights "$files/layer.safetensors" --heads 12 --causal --input "$files/x.npy" --output "$files/y.npy"
+
+say "A layer of that size again and again, on one thread, against the limit of this machine"
+bench=(build/bin/mha_bench '--benchmark_filter=^layer_prefill/B:1/n:1024/D:768/H:12($|/)')
+printf '$ %s %s\n' "${bench[0]}" "'${bench[1]}'"
+"${bench[@]}" --benchmark_out="$files/bench.json" --benchmark_out_format=json >"$files/log" 2>&1 || { cat "$files/log" >&2 && exit 1; }
+python3 - "$files/bench.json" <<'PYTHON'
+import json, sys
+text = open(sys.argv[1]).read()  # empty if no benchmark has the name
+results = [result for result in json.loads(text or '{"benchmarks": []}')["benchmarks"] if "of_peak" in result]
+if not results:
+    sys.exit("tools/demo.sh: mha_bench measured nothing by the name layer_prefill/B:1/n:1024/D:768/H:12")
+best = max(results, key=lambda result: result["of_peak"])
+milliseconds = best["cpu_time"] * {"ns": 1e-6, "us": 1e-3, "ms": 1, "s": 1e3}[best["time_unit"]]
+print(f"From x to y the layer took {milliseconds:.1f} ms of one core, {best['of_peak']:.0%} of what its multiply-add units can do.")
+PYTHON

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Installs the packages that this project is built with. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+tools/setup.sh [--all]
+
+Installs by apt-get (Debian, Ubuntu) the packages that are needed to build and test mha, as far as they are missing. Says nothing and
+takes no time if all are there. Needs root or sudo only if something is missing.
+
+  --all    also what tools/test.sh needs: clang, and a compiler and an emulator for AArch64
+  --help   this text
+
+Examples:
+  tools/setup.sh          to build, and to run tools/demo.sh
+  tools/setup.sh --all    to run tools/test.sh
+TEXT
+}
+
+packages=(cmake ninja-build g++ libxsimd-dev libopenblas-dev libbenchmark-dev libgtest-dev googletest pkg-config libcli11-dev
+  nlohmann-json3-dev python3)
+
+for argument in "$@"; do
+  case $argument in
+    --all) packages+=(clang g++-aarch64-linux-gnu qemu-user) ;;
+    --help | -h) usage && exit ;;
+    *) echo "tools/setup.sh: '$argument' is not an option; see tools/setup.sh --help" >&2 && exit 2 ;;
+  esac
+done
+
+if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+  echo "tools/setup.sh: this system has no apt-get. Install these Debian packages or what corresponds to them by hand, and give" \
+    "--no-setup to the other scripts: ${packages[*]}" >&2
+  exit 1
+fi
+
+installed=$(dpkg-query --show --showformat '${Package} ${db:Status-Status}\n' "${packages[@]}" 2>/dev/null || true)
+missing=()
+for package in "${packages[@]}"; do
+  grep -qxF "$package installed" <<<"$installed" || missing+=("$package")
+done
+((${#missing[@]})) || exit 0
+
+as_root=()
+if ((EUID != 0)); then
+  if ! command -v sudo >/dev/null; then
+    echo "tools/setup.sh: these packages are missing, and installing them needs root or sudo: ${missing[*]}" >&2
+    exit 1
+  fi
+  as_root=(sudo)
+fi
+
+echo "tools/setup.sh: installing ${missing[*]}"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+apt_get() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get --quiet --yes -o DPkg::Lock::Timeout=120 "$@" </dev/null >"$log" 2>&1 && return
+  cat "$log" >&2
+  echo "tools/setup.sh: apt-get $1 failed; what it said is above" >&2
+  exit 1
+}
+apt_get update
+apt_get install --no-install-recommends "${missing[@]}"

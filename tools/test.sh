@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Builds everything and runs the tests. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+tools/test.sh [--quick | --all] [--no-setup]
+
+Installs what is missing (tools/setup.sh --all), builds, and runs the tests. Exits with 0 only if every build and every test succeeded.
+The tests of the build by g++ come last, so that the closing lines are those of ctest.
+
+  build/           g++, Release: the library, the command, the benchmarks, all tests
+  build-clang/     clang, Release: the library and its tests
+  build-aarch64/   cross-compiled for AArch64: the library and its tests, under emulation
+
+  --quick      build/ only
+  --all        also the checks of the object files in build-debug/ and build-minsizerel/
+  --no-setup   install nothing
+  --help       this text
+
+Examples:
+  tools/test.sh                                      what CI runs
+  tools/test.sh --quick                              while working on something
+  ctest --test-dir build -R linking                  one group of tests, after any of these
+TEXT
+}
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+matrix=default
+setup=yes
+for argument in "$@"; do
+  case $argument in
+    --quick) matrix=quick ;;
+    --all) matrix=all ;;
+    --no-setup) setup=no ;;
+    --help | -h) usage && exit ;;
+    *) echo "tools/test.sh: '$argument' is not an option; see tools/test.sh --help" >&2 && exit 2 ;;
+  esac
+done
+
+jobs=$(nproc)
+library=(-DMHA_OPENBLAS=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF)
+failed=()
+
+say() { printf '\n== %s (%d s so far)\n' "$*" "$SECONDS"; }
+
+configure() {  # FOLDER BUILD_TYPE SETTING...
+  local folder=$1 generator=()
+  say "building $folder"
+  [[ -e $folder/CMakeCache.txt ]] || generator=(-G Ninja)
+  cmake -S . -B "$folder" "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE="$2" -DMHA_TESTS=ON "${@:3}"
+}
+
+build() {  # FOLDER ARGUMENT...
+  cmake --build "$1" --parallel "$jobs" "${@:2}" && return
+  echo "tools/test.sh: $1 does not build; see above" >&2
+  exit 1
+}
+
+# Every suite runs, whatever happened to those before it.
+run_tests() {  # FOLDER ARGUMENT...
+  say "testing $1"
+  ctest --test-dir "$1" --output-on-failure --no-tests=error --parallel "$jobs" "${@:2}" || failed+=("$1")
+}
+
+if [[ $setup == yes ]]; then
+  if [[ $matrix == quick ]]; then tools/setup.sh; else tools/setup.sh --all; fi
+fi
+
+configure build Release
+build build
+if [[ $matrix != quick ]]; then
+  configure build-clang Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "${library[@]}"
+  build build-clang
+  configure build-aarch64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aarch64-linux-gnu.cmake" "${library[@]}"
+  build build-aarch64
+  run_tests build-clang
+  run_tests build-aarch64
+fi
+if [[ $matrix == all ]]; then
+  for build_type in Debug MinSizeRel; do
+    configure "build-${build_type,,}" "$build_type" "${library[@]}"
+    build "build-${build_type,,}" --target mha_static mha_shared
+    run_tests "build-${build_type,,}" -R '^linking\.'
+  done
+fi
+
+others=("${failed[@]}")
+run_tests build
+if ((${#others[@]})); then
+  printf '\ntools/test.sh: tests failed in %s; see above\n' "${others[*]}" >&2
+fi
+((${#failed[@]} == 0))
