@@ -39,6 +39,23 @@ void remove_pending_file(int signal_number) {
   raise(signal_number);
 }
 
+// While one of these exists, a signal that would end the command waits.
+class SignalsWait {
+ public:
+  SignalsWait() {
+    sigset_t ending;
+    sigemptyset(&ending);
+    for (int signal_number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&ending, signal_number);
+    sigprocmask(SIG_BLOCK, &ending, &before_);
+  }
+  ~SignalsWait() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsWait(const SignalsWait &) = delete;
+  SignalsWait &operator=(const SignalsWait &) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 void remove_when_interrupted(const std::string &path) {
   if (path.size() >= sizeof pending_file) return;
   memcpy(pending_file, path.c_str(), path.size() + 1);
@@ -91,10 +108,13 @@ OutputFile::OutputFile(const std::string &path) : path_(path) {
   const size_t slash = path_.rfind('/');
   const std::string folder = slash == std::string::npos ? "" : path_.substr(0, slash + 1);
   std::string pattern = folder + ".mha-XXXXXX";
-  file_ = mkostemp(pattern.data(), O_CLOEXEC);
-  if (file_ < 0) fail_to_write();
-  temporary_ = pattern;
-  remove_when_interrupted(temporary_);
+  {
+    const SignalsWait wait;  // the file must not exist without being known to the handler
+    file_ = mkostemp(pattern.data(), O_CLOEXEC);
+    if (file_ < 0) fail_to_write();
+    temporary_ = pattern;
+    remove_when_interrupted(temporary_);
+  }
 
   const mode_t mask = umask(0);
   umask(mask);
