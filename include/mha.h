@@ -14,8 +14,8 @@
  * - Matrices are row-major arrays of float. A shape such as [batch, n, dim] names the extents from the outermost to the innermost,
  *   whose stride is always 1. Strides count elements, not bytes. A stride of 0 means: contiguous, as the shape says.
  *   No pointer needs more alignment than its type has.
- * - Dimensions, counts, positions and strides are int64_t; a negative one is an error. So is a stride that is shorter than a row, or one
- *   with which the elements of an output overlap. Sizes in bytes are size_t.
+ * - Dimensions, counts, positions and strides are int64_t; a negative one is an error. So is a row or head stride that is shorter than a
+ *   row. The strides of an output must nest, each stepping over all that the smaller ones reach. Sizes in bytes are size_t.
  * - The first field of an input struct is struct_size = sizeof the struct. All other fields may be zero, and zero is the default
  *   where it is no meaningful value itself: `mha_forward_args args = { .struct_size = sizeof args, ... }`. Structs can only grow at
  *   their end, so programs compiled against an older header keep working.
@@ -212,8 +212,9 @@ typedef struct mha_layer_options {
 } mha_layer_options;
 
 /*
- * The bytes that mha_layer_pack needs. Of weights, only which pointers are NULL matters; no array is read. Of options, only whether
- * sgemm is NULL. Writes *bytes on success only.
+ * The bytes that mha_layer_pack needs. Everything but the arrays is checked, and none of these is read. The size depends on config, on
+ * whether there is a w_o, and on whether options has an sgemm; not on the instruction set, which this machine need not have: a layer
+ * can be packed for another one. Writes *bytes on success only.
  */
 MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
                                        size_t *bytes, mha_error *error);

@@ -17,7 +17,9 @@ Count span_of(const Array &array) {
 }
 
 int64_t contiguous_stride(int64_t stride, int64_t count, int64_t inner_stride) {
-  return stride != 0 || inner_stride < 0 ? stride : (Count(count) * Count(inner_stride)).overflows() ? INT64_MAX : count * inner_stride;
+  if (stride != 0 || inner_stride < 0) return stride;
+  const Count whole = Count(count) * Count(inner_stride);
+  return whole.overflows() ? INT64_MAX : whole.value();
 }
 
 mha_status check_input(Report &report, uint32_t argument, const Array &array) {
@@ -26,7 +28,8 @@ mha_status check_input(Report &report, uint32_t argument, const Array &array) {
       return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s_%s_stride is %lld; strides can't be negative", array.name,
                          dimension_names[i], static_cast<long long>(array.strides[i]));
     }
-    if (array.extents[i] > 1 && i > 0 && array.strides[i] < array.width) {
+    const bool steps_over_rows = i == 1 || (i == 2 && array.extents[i] > 1);
+    if (steps_over_rows && array.strides[i] < array.width) {
       return report.fail(MHA_ERROR_INVALID_VALUE, argument,
                          "%s_%s_stride is %lld, but a row has %lld elements; set at least that, or 0 for contiguous", array.name,
                          dimension_names[i], static_cast<long long>(array.strides[i]), static_cast<long long>(array.width));

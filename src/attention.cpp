@@ -110,7 +110,7 @@ mha_status check_dimensions(Report &report, mha_attention_args *args) {
                        static_cast<long long>(args->num_kv_heads), static_cast<long long>(args->num_heads));
   }
   if (args->num_heads * args->head_dim > INT32_MAX || args->num_heads * args->head_dim_v > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "num_heads %lld * head_dim is larger than %d",
+    return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "num_heads %lld * head_dim (or * head_dim_v) is larger than %d",
                        static_cast<long long>(args->num_heads), INT32_MAX);
   }
   return MHA_OK;
@@ -238,6 +238,7 @@ mha_status make_plan(Report &report, const mha_attention_args *given, Plan *plan
   plan->scratch_offset = carving.take_floats(Count(has_plan ? plan->attention.scratch.floats : -1) * Count(threads_of(args.scheduler)));
   plan->workspace_bytes = carving.bytes();
   if (plan->workspace_bytes < 0) return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "the workspace would be larger than memory can be");
+  if (args.batch == 0 || args.n_q == 0) plan->workspace_bytes = 0;  // nothing to do
   return MHA_OK;
 }
 
@@ -291,23 +292,23 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
   const mha_attention_args &read = plan.args;
   const Attention &attention = plan.attention;
   const uint64_t pairs = attending_pairs(read.batch, read.n_q, read.n_kv, attention.is_causal, read.q_start);
-  const uint64_t q_rows = static_cast<uint64_t>(read.batch * read.n_q), kv_rows = static_cast<uint64_t>(read.batch * read.n_kv);
+  const uint64_t q_rows = product(read.batch, read.n_q), kv_rows = product(read.batch, read.n_kv);
   const uint64_t widths = static_cast<uint64_t>(read.head_dim + read.head_dim_v);
-  filled = {filled.struct_size,
-            plan.kernels->instruction_set,
-            MHA_BACK_END_NATIVE,
-            MHA_CONTRACT,
-            static_cast<uint32_t>(threads_of(read.scheduler)),
-            0,
-            0,
-            plan.kernels->attend_tile_rows,
-            attention.block_queries * (read.num_heads / read.num_kv_heads),
-            chunk_keys,
-            static_cast<size_t>(plan.workspace_bytes),
-            0,
-            2 * pairs * widths * static_cast<uint64_t>(read.num_heads),
-            sizeof(float) * widths * (q_rows * static_cast<uint64_t>(read.num_heads) + kv_rows * static_cast<uint64_t>(read.num_kv_heads)) +
-                bytes_of_optional_outputs(optional_outputs(read, plan.taps).outputs, num_optional_outputs)};
+  filled.instruction_set = plan.kernels->instruction_set;
+  filled.back_end = MHA_BACK_END_NATIVE;
+  filled.contract = MHA_CONTRACT;
+  filled.num_threads = static_cast<uint32_t>(threads_of(read.scheduler));
+  filled.project_tile_rows = 0;
+  filled.project_tile_columns = 0;
+  filled.attend_tile_rows = plan.kernels->attend_tile_rows;
+  filled.attend_block_rows = attention.block_queries * (read.num_heads / read.num_kv_heads);
+  filled.attend_chunk_keys = chunk_keys;
+  filled.workspace_bytes = static_cast<size_t>(plan.workspace_bytes);
+  filled.packed_bytes = 0;
+  filled.operations = 2 * pairs * widths * static_cast<uint64_t>(read.num_heads);
+  filled.bytes =
+      sizeof(float) * widths * (q_rows * static_cast<uint64_t>(read.num_heads) + kv_rows * static_cast<uint64_t>(read.num_kv_heads)) +
+      bytes_of_optional_outputs(optional_outputs(read, plan.taps).outputs, num_optional_outputs);
   *info = filled;
   return MHA_OK;
 }

@@ -43,10 +43,13 @@ bool machine_has(uint32_t instruction_set) {
 
 }  // namespace
 
+mha_status check_instruction_set(Report &report, uint32_t argument, uint32_t instruction_set) {
+  if (instruction_set <= MHA_INSTRUCTION_SET_NEON) return MHA_OK;
+  return report.fail(MHA_ERROR_INVALID_VALUE, argument, "instruction_set %u is none; use one of MHA_INSTRUCTION_SET_*", instruction_set);
+}
+
 mha_status choose_kernels(Report &report, uint32_t argument, uint32_t instruction_set, const Kernels **kernels) {
-  if (instruction_set > MHA_INSTRUCTION_SET_NEON) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "instruction_set %u is none; use one of MHA_INSTRUCTION_SET_*", instruction_set);
-  }
+  if (const mha_status status = check_instruction_set(report, argument, instruction_set)) return status;
   for (const Kernels *built : built_kernels) {
     const bool is_wanted = instruction_set == MHA_INSTRUCTION_SET_AUTO || instruction_set == built->instruction_set;
     if (is_wanted && machine_has(built->instruction_set)) {

@@ -33,6 +33,7 @@ mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_a
                        static_cast<long long>(shape.value_dim), static_cast<long long>(shape.key_dim));
   }
   if (!args->key && !args->value) args->n_kv = args->n_q;
+  if (const mha_status status = check_count(report, args_argument, "n_kv", args->n_kv)) return status;
   if (!args->key && args->n_kv != args->n_q) {
     return report.fail(MHA_ERROR_SHAPE, args_argument, "key is NULL, so there are n_q = %lld keys, but n_kv = %lld values; give key",
                        static_cast<long long>(args->n_q), static_cast<long long>(args->n_kv));
@@ -132,7 +133,6 @@ mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_a
   if (const mha_status status = read_struct(report, args_argument, "mha_forward_args", given, &args)) return status;
   if (const mha_status status = check_count(report, args_argument, "batch", args.batch)) return status;
   if (const mha_status status = check_count(report, args_argument, "n_q", args.n_q)) return status;
-  if (const mha_status status = check_count(report, args_argument, "n_kv", args.n_kv)) return status;
   if (args.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "mha_forward_args.reserved is not 0; set it to 0");
   if (const mha_status status = resolve_inputs(report, shape, &args)) return status;
   if (const mha_status status = check_arrays(report, shape, plan)) return status;
@@ -159,6 +159,7 @@ mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_a
   attention.k.is_packed = attention.v.is_packed = true;
   plan_workspace(*layer, plan);
   if (plan->workspace_bytes < 0) return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "the workspace would be larger than memory can be");
+  if (args.batch == 0 || args.n_q == 0) plan->workspace_bytes = 0;  // nothing to do
   return MHA_OK;
 }
 
@@ -295,7 +296,6 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
   }
   const LayerShape &shape = layer->shape;
   const mha_forward_args &read = plan.args;
-  const auto product = [](int64_t a, int64_t b) { return static_cast<uint64_t>(a) * static_cast<uint64_t>(b); };
   const uint64_t q_rows = product(read.batch, read.n_q), kv_rows = product(read.batch, read.n_kv);
   const uint64_t pairs = attending_pairs(read.batch, read.n_q, read.n_kv, read.is_causal != 0, read.q_start);
   const uint64_t output_weights = shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;

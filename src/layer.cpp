@@ -64,7 +64,7 @@ mha_status resolve_heads(Report &report, const mha_layer_config &config, LayerSh
   }
   shape->head_dim_v = config.head_dim_v ? config.head_dim_v : shape->head_dim;
   if (shape->num_heads * shape->head_dim > INT32_MAX || shape->num_heads * shape->head_dim_v > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "num_heads %lld * head_dim is larger than %d",
+    return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "num_heads %lld * head_dim (or * head_dim_v) is larger than %d",
                        static_cast<long long>(config.num_heads), INT32_MAX);
   }
   return MHA_OK;
@@ -117,13 +117,16 @@ mha_status check_weight_strides(Report &report, const mha_layer_weights &weights
   const int64_t v_width = per_head ? shape.head_dim_v : shape.v_columns();
   const struct {
     const char *name;
+    bool is_given;
     int64_t stride, in, out;
-  } strides[] = {{"w_q_stride", weights.w_q_stride, shape.query_dim, q_width},
-                 {"w_k_stride", weights.w_k_stride, shape.key_dim, k_width},
-                 {"w_v_stride", weights.w_v_stride, shape.value_dim, v_width},
-                 {"w_qkv_stride", weights.w_qkv_stride, shape.query_dim, shape.q_columns() + shape.k_columns() + shape.v_columns()},
-                 {"w_o_stride", weights.w_o_stride, shape.context_columns(), shape.output_dim}};
+  } strides[] = {{"w_q_stride", weights.w_q || per_head, weights.w_q_stride, shape.query_dim, q_width},
+                 {"w_k_stride", weights.w_k || per_head, weights.w_k_stride, shape.key_dim, k_width},
+                 {"w_v_stride", weights.w_v || per_head, weights.w_v_stride, shape.value_dim, v_width},
+                 {"w_qkv_stride", weights.w_qkv != nullptr, weights.w_qkv_stride, shape.query_dim,
+                  shape.q_columns() + shape.k_columns() + shape.v_columns()},
+                 {"w_o_stride", shape.has_output, weights.w_o_stride, shape.context_columns(), shape.output_dim}};
   for (const auto &stride : strides) {
+    if (!stride.is_given) continue;
     const int64_t width = in_out ? stride.out : stride.in, rows = in_out ? stride.in : stride.out;
     if (stride.stride != 0 && stride.stride < width) {
       return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
@@ -175,8 +178,7 @@ mha_status prepare(Report &report, const mha_layer_config *config, const mha_lay
   if (job->layout.bytes < 0 || static_cast<uint64_t>(job->layout.bytes) > PTRDIFF_MAX) {
     return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "the packed layer would be larger than memory can be");
   }
-  const LayerShape &shape = job->shape;
-  if (job->options.sgemm && shape.q_columns() + shape.k_columns() + shape.v_columns() > INT32_MAX) {
+  if (job->options.sgemm && !job->shape.fits_sgemm()) {
     return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "W_Q|W_K|W_V has more than %d columns, which sgemm can't be asked for",
                        INT32_MAX);
   }
@@ -244,8 +246,7 @@ mha_status read_options(Report &report, uint32_t argument, const mha_layer_optio
   if (read->allocator && (!read->allocator->allocate || !read->allocator->release)) {
     return report.fail(MHA_ERROR_NULL_POINTER, argument, "the allocator's allocate or release is NULL; give both");
   }
-  const Kernels *kernels;
-  return choose_kernels(report, argument, read->instruction_set, &kernels);
+  return check_instruction_set(report, argument, read->instruction_set);
 }
 
 }  // namespace mha

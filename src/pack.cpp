@@ -180,10 +180,11 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
 
 void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const mha_layer_weights &weights, void *buffer) {
   unsigned char *const bytes = static_cast<unsigned char *>(buffer);
-  // Plain matrices are rounded up to whole cache lines: clear the last line of each before anything is copied.
+  // Plain matrices are rounded up to whole cache lines. Clear what might be the last line of each before anything is copied.
   for (int i = 1; kind == PackedKind::plain_f32 && i <= num_matrices; ++i) {
     const int64_t end = i < num_matrices ? layout.matrices[i].weights_offset : layout.matrices[0].bias_offset;
-    if (end % 64 == 0) memset(bytes + end - 64, 0, 64);
+    const bool is_line_border = end % 64 == 0;  // not between the parts of W_Q|W_K|W_V
+    if (is_line_border) memset(bytes + end - 64, 0, 64);
   }
   for (int i = 0; i < num_matrices; ++i) {
     const MatrixName name = static_cast<MatrixName>(i);
@@ -262,6 +263,7 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
   is_sound = is_sound && header.num_heads * header.head_dim <= INT32_MAX && header.num_heads * header.head_dim_v <= INT32_MAX;
   is_sound = is_sound && header.scale - header.scale == 0.0f &&
              (header.has_output != 0 || header.output_dim == header.num_heads * header.head_dim_v);
+  is_sound = is_sound && (*kind != PackedKind::plain_f32 || shape->fits_sgemm());
   if (is_sound) *layout = packed_layout(*shape, *kind);
   if (!is_sound || layout->bytes < 0 || static_cast<uint64_t>(layout->bytes) != header.bytes) {
     return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the packed layer's sizes contradict each other; pack it again");

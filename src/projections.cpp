@@ -54,19 +54,22 @@ void run_unit(const void *context, int64_t unit, int64_t) {
   }
 }
 
-// sgemm wants rows at one distance: those of one sequence, or of all if the sequences follow each other.
+// sgemm wants rows at one distance: those of one sequence, or of all sequences if they follow each other.
 void run_through_sgemm(const mha_layer &layer, const Product &product, float *scratch) {
   const Projection &first = product.parts[0];
+  const InputRows &x = first.x;
   int64_t columns = 0;
   for (int64_t part = 0; part < product.num_parts; ++part) columns += product.parts[part].columns;
-  const InputRows &x = first.x;
-  const bool is_one_run = x.batch_stride == x.rows_per_sequence * x.row_stride || first.rows == x.rows_per_sequence;
+  // Sequences of one row lie at their batch stride, which serves as well.
+  const bool has_single_rows = x.rows_per_sequence == 1 && x.batch_stride >= first.depth && x.batch_stride <= INT32_MAX;
+  const int64_t row_stride = has_single_rows ? x.batch_stride : x.row_stride;
+  const bool is_one_run = first.rows == x.rows_per_sequence || x.batch_stride == x.rows_per_sequence * row_stride;
   const int64_t run_rows = is_one_run ? first.rows : x.rows_per_sequence;
   for (int64_t row = 0; row < first.rows;) {
     const int64_t run = row / run_rows, in_run = row % run_rows, rows = least(sgemm_rows, run_rows - in_run);
-    const float *const a = x.base + run * x.batch_stride + in_run * x.row_stride;
+    const float *const a = x.base + run * x.batch_stride + in_run * row_stride;
     layer.sgemm(101, 111, 111, static_cast<int>(rows), static_cast<int>(columns), static_cast<int>(first.depth), 1.0f, a,
-                static_cast<int>(x.row_stride), product.plain_weights, static_cast<int>(product.plain_stride), 0.0f, scratch,
+                static_cast<int>(row_stride), product.plain_weights, static_cast<int>(product.plain_stride), 0.0f, scratch,
                 static_cast<int>(columns));
     int64_t column = 0;
     for (int64_t part = 0; part < product.num_parts; ++part) {

@@ -49,6 +49,9 @@ inline Count round_up(Count count, int64_t multiple) {
 // How many blocks of `size` hold `count` things; no overflow on the way.
 inline int64_t blocks_of(int64_t count, int64_t size) { return count / size + (count % size != 0); }
 
+// For sums that may wrap, as counts of operations do.
+inline uint64_t product(int64_t a, int64_t b) { return static_cast<uint64_t>(a) * static_cast<uint64_t>(b); }
+
 // Input structs grow at their end. Copies the fields that the caller's struct has and leaves the others zero; a caller's field that this
 // version does not know must be zero.
 mha_status read_struct(Report &report, uint32_t argument, const char *name, const void *given, void *copy, size_t known_size,

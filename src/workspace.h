@@ -16,7 +16,7 @@ class Carving {
   int64_t take_floats(Count count) { return take(count, sizeof(float)); }
 
   // What the caller has to give: any alignment will do, so there is room for moving up to the next border. -1 after an overflow.
-  int64_t bytes() const { return end_.value() == 0 ? 0 : (end_ + Count(63)).value(); }
+  int64_t bytes() const { return (end_ + Count(63)).value(); }
 
  private:
   Count end_ = 0;

@@ -116,25 +116,24 @@ inline void pack_values(const float *rows, int64_t row_stride, int64_t count, in
   }
 }
 
-// Chunk number c, of which the first `count` keys are needed.
+// The keys of a chunk from position `begin` on, of which the first `count` are needed.
+inline const float *keys_of(const Unit &unit, int64_t begin, int64_t count) {
+  const KeyValueSource &k = unit.call.k;
+  const float *const head = k.base + unit.sequence * k.batch_stride + unit.kv_head * k.head_stride;
+  if (k.is_packed) return head + begin * unit.call.head_dim;
+  float *const blocks = unit.scratch + unit.call.scratch.keys;
+  pack_keys(head + begin * k.row_stride, k.row_stride, count, unit.call.head_dim, blocks);
+  return blocks;
+}
+
 template <class V>
-inline Chunk chunk_of(const Unit &unit, int64_t c, int64_t count) {
-  const Attention &call = unit.call;
-  const int64_t begin = c * chunk_keys;
-  const float *const k = call.k.base + unit.sequence * call.k.batch_stride + unit.kv_head * call.k.head_stride;
-  const float *const v = call.v.base + unit.sequence * call.v.batch_stride + unit.kv_head * call.v.head_stride;
-  Chunk chunk = {begin, k + begin * call.head_dim, v + begin * call.head_dim_v_padded};
-  if (!call.k.is_packed) {
-    float *const keys = unit.scratch + call.scratch.keys;
-    pack_keys(k + begin * call.k.row_stride, call.k.row_stride, count, call.head_dim, keys);
-    chunk.keys = keys;
-  }
-  if (!call.v.is_packed) {
-    float *const values = unit.scratch + call.scratch.values;
-    pack_values<V>(v + begin * call.v.row_stride, call.v.row_stride, count, call.head_dim_v, call.head_dim_v_padded, values);
-    chunk.values = values;
-  }
-  return chunk;
+inline const float *values_of(const Unit &unit, int64_t begin, int64_t count) {
+  const KeyValueSource &v = unit.call.v;
+  const float *const head = v.base + unit.sequence * v.batch_stride + unit.kv_head * v.head_stride;
+  if (v.is_packed) return head + begin * unit.call.head_dim_v_padded;
+  float *const rows = unit.scratch + unit.call.scratch.values;
+  pack_values<V>(head + begin * v.row_stride, v.row_stride, count, unit.call.head_dim_v, unit.call.head_dim_v_padded, rows);
+  return rows;
 }
 
 // ---- Scores
@@ -359,10 +358,10 @@ inline void finish(const Unit &unit, int64_t row) {
 // ---- Looking inside: a second pass over the keys for those who asked, when m and l of the whole row are known
 
 template <class V>
-inline void inspect_row(const Unit &unit, int64_t row, const Chunk &chunk, int64_t count, float *s) {
+inline void inspect_row(const Unit &unit, int64_t row, int64_t begin, int64_t count, float *s) {
   const Attention &call = unit.call;
-  const int64_t at = unit.index(row) * call.n_kv + chunk.begin;
-  const int64_t attended = smaller(count, greater(0, unit.key_limit(row) - chunk.begin));
+  const int64_t at = unit.index(row) * call.n_kv + begin;
+  const int64_t attended = smaller(count, greater(0, unit.key_limit(row) - begin));
   const float m = *unit.m(0, row), inverse = 1.0f / *unit.l(0, row);
   if (call.scores) {
     for (int64_t j = 0; j < count; ++j) call.scores[at + j] = canonical(s[j]);
@@ -389,13 +388,13 @@ inline void inspect(const Unit &unit) {
   const Attention &call = unit.call;
   if (!call.scores && !call.scaled_scores && !call.masked_scores && !call.attention_weights) return;
   float *const scores = unit.scratch + call.scratch.scores;
-  for (int64_t c = 0; c * chunk_keys < call.n_kv; ++c) {
-    const int64_t count = smaller(chunk_keys, call.n_kv - c * chunk_keys);
-    const Chunk chunk = chunk_of<V>(unit, c, count);
+  for (int64_t begin = 0; begin < call.n_kv; begin += chunk_keys) {
+    const int64_t count = smaller(chunk_keys, call.n_kv - begin);
+    const float *const keys = keys_of(unit, begin, count);
     for (int64_t row = 0; row < unit.num_rows; ++row) {
       const EvenRows<0> q = {query_row(unit, row)};
-      score<V, 1>(q, call.head_dim, chunk.keys, count, scores, Unchanged{});
-      inspect_row<V>(unit, row, chunk, count, scores);
+      score<V, 1>(q, call.head_dim, keys, count, scores, Unchanged{});
+      inspect_row<V>(unit, row, begin, count, scores);
     }
   }
 }
@@ -417,7 +416,8 @@ void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t qu
 
   const int64_t limit = unit.key_limit(unit.num_rows - 1);
   for (int64_t c = 0; c == 0 || c * chunk_keys < limit; ++c) {
-    const Chunk chunk = chunk_of<V>(unit, c, smaller(chunk_keys, limit - c * chunk_keys));
+    const int64_t begin = c * chunk_keys, count = smaller(chunk_keys, limit - begin);
+    const Chunk chunk = count > 0 ? Chunk{begin, keys_of(unit, begin, count), values_of<V>(unit, begin, count)} : Chunk{};
     int64_t slot = slots_before(c), first = unit.num_rows;
     for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
       const int64_t rows = smaller(tile_rows, unit.num_rows - row);

@@ -1,7 +1,8 @@
 // The kernels for x86-64 with AVX2, FMA and F16C.
 #define MHA_KERNELS_AVX2
 #include "kernels/table.h"
+#include "mha.h"
 
 namespace mha {
-constexpr Kernels kernels_avx2 = make_kernels<Vector>(2);  // MHA_INSTRUCTION_SET_AVX2
+constexpr Kernels kernels_avx2 = make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX2);
 }  // namespace mha

@@ -67,15 +67,16 @@ struct StridedRows {
   int64_t head_stride;
 };
 
-// The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16.
+// The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has rows = block_queries * (query heads per kv
+// head).
 struct AttendScratch {
-  int64_t queries;   // [unit_rows * head_dim], tile by tile
+  int64_t queries;   // [rows * head_dim], tile by tile
   int64_t keys;      // [16 blocks][head_dim][16], for plain key rows
   int64_t values;    // [256][head_dim_v_padded], for plain value rows
   int64_t scores;    // [attend_tile_rows_max][score_stride]
   int64_t excluded;  // [attend_tile_rows_max][256] bytes
-  int64_t states;    // [slots] of state_stride: o [unit_rows][head_dim_v_padded], then m and l,
-                     // [unit_rows] each and merge_rows behind it that may be read
+  int64_t states;  // [slots] of state_stride: o [rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be read behind m
+                   // and l
   int64_t state_stride;
   int64_t floats;  // all of it
 };

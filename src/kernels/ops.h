@@ -4,8 +4,9 @@
 // has no word for, or whose word is not allowed, is written with the instruction set's own intrinsics.
 #pragma once
 
-#if defined(__FAST_MATH__)
-#error "the arithmetic contract needs IEEE semantics: compile without -ffast-math"
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__) || \
+    (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || (defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0)
+#error "the arithmetic contract needs IEEE binary32 semantics: compile without -ffast-math and its parts, and without x87"
 #endif
 
 #include <stdint.h>
@@ -84,7 +85,10 @@ MHA_INLINE Scalar all<Scalar>(float x) {
 }
 MHA_INLINE void store(float *p, Scalar v) { *p = v.x; }
 
-// ---- Vectors. `lanes[16]` holds 16 / V::size vectors; sum16 adds them in the contract's tree (i, i+8), (i, i+4), (i, i+2), (i, i+1).
+// ---- Vectors
+//
+// sum16 adds the 16 partial sums of a row, held in 16 / V::size vectors, in the contract's tree (i, i+8), (i, i+4), (i, i+2), (i, i+1).
+// has_negative_infinity is asked of the minimum of a row's scores: it tells whether there are keys that take no part.
 
 #if defined(MHA_KERNELS_SCALAR)
 
@@ -99,7 +103,7 @@ MHA_INLINE float sum16(const Scalar (&t)[16]) {
 }
 
 MHA_INLINE float greatest(Scalar v) { return v.x; }
-MHA_INLINE bool has_negative_infinity(Scalar least) { return least.x == -__builtin_inff(); }
+MHA_INLINE bool has_negative_infinity(Scalar v) { return v.x == -__builtin_inff(); }
 
 #else
 

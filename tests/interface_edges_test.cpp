@@ -1,0 +1,158 @@
+// Calls at the edges of what the header allows, each of which once went wrong.
+
+#include <gtest/gtest.h>
+#include <mha.h>
+
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int64_t width = 16;
+
+struct Numbers {
+  std::vector<float> weights = std::vector<float>(3 * width * width, 0.0625f);
+  std::vector<float> x = std::vector<float>(64 * width, 1.0f), y = std::vector<float>(64 * width, 7.0f);
+};
+
+mha_layer_config Config() {
+  mha_layer_config config = {};
+  config.struct_size = sizeof config;
+  config.query_dim = width;
+  config.num_heads = 2;
+  return config;
+}
+
+mha_layer_weights Weights(const Numbers &numbers) {
+  mha_layer_weights weights = {};
+  weights.struct_size = sizeof weights;
+  weights.w_qkv = numbers.weights.data();
+  return weights;
+}
+
+mha_layer_options Options() {
+  mha_layer_options options = {};
+  options.struct_size = sizeof options;
+  return options;
+}
+
+mha_forward_args Args(Numbers *numbers, int64_t batch, int64_t n) {
+  mha_forward_args args = {};
+  args.struct_size = sizeof args;
+  args.batch = batch;
+  args.n_q = n;
+  args.query = numbers->x.data();
+  args.output = numbers->y.data();
+  return args;
+}
+
+class Edges : public testing::Test {
+ protected:
+  ~Edges() override { mha_layer_destroy(layer_); }
+
+  void Create(const mha_layer_options *options = nullptr) {
+    const mha_layer_config config = Config();
+    const mha_layer_weights weights = Weights(numbers_);
+    ASSERT_EQ(mha_layer_create(&config, &weights, options, &layer_, &error_), MHA_OK) << error_.message;
+  }
+
+  mha_status Forward(const mha_forward_args &args) {
+    std::vector<unsigned char> workspace(1 << 20);
+    return mha_forward(layer_, &args, workspace.data(), workspace.size(), &error_);
+  }
+
+  Numbers numbers_;
+  mha_layer *layer_ = nullptr;
+  mha_error error_;
+};
+
+TEST_F(Edges, RowStrideShorterThanARowIsAnErrorEvenForOneRow) {
+  Create();
+  mha_forward_args args = Args(&numbers_, 3, 1);
+  args.query_row_stride = 1;
+  EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE);
+  EXPECT_NE(std::string(error_.message).find("query_row_stride"), std::string::npos) << error_.message;
+  EXPECT_EQ(numbers_.y[0], 7.0f);
+}
+
+TEST_F(Edges, NumberOfKeysIsNotLookedAtInSelfAttention) {
+  Create();
+  mha_forward_args args = Args(&numbers_, 1, 2);
+  args.n_kv = -5;
+  EXPECT_EQ(Forward(args), MHA_OK) << error_.message;
+  EXPECT_NE(numbers_.y[0], 7.0f);
+}
+
+TEST_F(Edges, NothingToDoNeedsNoWorkspace) {
+  Create();
+  for (const bool without_batch : {true, false}) {
+    const mha_forward_args args = Args(&numbers_, without_batch ? 0 : 3, without_batch ? 3 : 0);
+    size_t bytes = 1;
+    ASSERT_EQ(mha_forward_workspace(layer_, &args, &bytes, &error_), MHA_OK) << error_.message;
+    EXPECT_EQ(bytes, 0u);
+    EXPECT_EQ(mha_forward(layer_, &args, nullptr, 0, &error_), MHA_OK) << error_.message;
+  }
+  EXPECT_EQ(numbers_.y[0], 7.0f);
+}
+
+TEST_F(Edges, LayerCanBePackedForAnInstructionSetOfAnotherMachine) {
+  const mha_layer_config config = Config();
+  const mha_layer_weights weights = Weights(numbers_);
+  mha_layer_options options = Options();
+  for (const uint32_t set : {MHA_INSTRUCTION_SET_AVX512, MHA_INSTRUCTION_SET_NEON}) {
+    options.instruction_set = set;
+    size_t bytes = 0;
+    EXPECT_EQ(mha_layer_pack_size(&config, &weights, &options, &bytes, &error_), MHA_OK) << error_.message;
+    EXPECT_GT(bytes, numbers_.weights.size() * sizeof(float));
+  }
+}
+
+TEST_F(Edges, StridesOfMatricesThatAreNotGivenAreNotLookedAt) {
+  const mha_layer_config config = Config();
+  mha_layer_weights weights = Weights(numbers_);
+  weights.w_q_stride = weights.w_o_stride = 3;
+  size_t bytes = 0;
+  EXPECT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error_), MHA_OK) << error_.message;
+  weights.w_qkv_stride = 3;
+  EXPECT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error_), MHA_ERROR_INVALID_VALUE);
+}
+
+int sgemm_calls = 0;
+
+void CountingSgemm(int, int, int, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb, float, float *c, int ldc) {
+  ++sgemm_calls;
+  for (int i = 0; i < m; ++i) {
+    for (int j = 0; j < n; ++j) {
+      float sum = 0;
+      for (int l = 0; l < k; ++l) sum += a[int64_t{i} * lda + l] * b[int64_t{l} * ldb + j];
+      c[int64_t{i} * ldc + j] = alpha * sum;
+    }
+  }
+}
+
+TEST_F(Edges, SequencesOfOneRowGoThroughSgemmTogetherAtAnyBatchStride) {
+  mha_layer_options options = Options();
+  options.sgemm = CountingSgemm;
+  Create(&options);
+  mha_forward_args args = Args(&numbers_, 20, 1);
+  args.query_batch_stride = 3 * width;
+  sgemm_calls = 0;
+  ASSERT_EQ(Forward(args), MHA_OK) << error_.message;
+  EXPECT_EQ(sgemm_calls, 1);
+  EXPECT_FLOAT_EQ(numbers_.y[0], 1.0f);  // 16 values of 1 times 0.0625
+}
+
+TEST(AttentionEdges, CountsThatWrapAreNoUndefinedBehaviour) {
+  mha_attention_args args = {};
+  args.struct_size = sizeof args;
+  args.batch = args.n_kv = int64_t{1} << 40;
+  args.n_q = args.num_heads = args.head_dim = 1;
+  args.k_batch_stride = args.v_batch_stride = args.k_row_stride = args.v_row_stride = 1;
+  mha_call_info info = {};
+  info.struct_size = sizeof info;
+  mha_error error;
+  EXPECT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message;
+  EXPECT_GT(info.workspace_bytes, 0u);
+}
+
+}  // namespace
