@@ -14,7 +14,8 @@ The tests of the build by g++ come last, so that the closing lines are those of 
   build-aarch64/   cross-compiled for AArch64: the library and its tests, under emulation
 
   --quick      build/ only
-  --all        also the checks of the object files in build-debug/ and build-minsizerel/
+  --all        also the checks of the object files in build-debug/ and build-minsizerel/, and the tests in build-sanitize/,
+               which clang instruments to find wrong addresses and undefined behaviour
   --no-setup   install nothing
   --help       this text
 
@@ -83,6 +84,10 @@ if [[ $matrix == all ]]; then
     build "build-${build_type,,}" --target mha_static mha_shared
     run_tests "build-${build_type,,}" -R '^linking\.'
   done
+  sanitize="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+  configure build-sanitize Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_C_FLAGS=$sanitize" "-DCMAKE_CXX_FLAGS=$sanitize" "${library[@]}"
+  build build-sanitize
+  MHA_TEST_ROUNDS=0.3 run_tests build-sanitize
 fi
 
 others=("${failed[@]}")

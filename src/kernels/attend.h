@@ -417,7 +417,9 @@ void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t qu
   const int64_t limit = unit.key_limit(unit.num_rows - 1);
   for (int64_t c = 0; c == 0 || c * chunk_keys < limit; ++c) {
     const int64_t begin = c * chunk_keys, count = smaller(chunk_keys, limit - begin);
-    const Chunk chunk = count > 0 ? Chunk{begin, keys_of(unit, begin, count), values_of<V>(unit, begin, count)} : Chunk{};
+    // Without keys there may be no arrays; any address will do then.
+    Chunk chunk = {begin, unit.scratch, unit.scratch};
+    if (count > 0) chunk = {begin, keys_of(unit, begin, count), values_of<V>(unit, begin, count)};
     int64_t slot = slots_before(c), first = unit.num_rows;
     for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
       const int64_t rows = smaller(tile_rows, unit.num_rows - row);

@@ -262,7 +262,8 @@ void Attend(const AttentionShape &shape, const float *q, const float *k, const f
     for (int64_t i = 0; i < n_q; i++) {
       Dots(q + i * q_stride + h * head_dim, k_t, head_dim, n_kv, dots);
       for (int64_t j = 0; j < n_kv; j++) s[j] = dots[j] * scale;
-      RowState(shape, i, s, v + kv_head * head_dim_v, v_stride, leaves, p, o, state);
+      const float *const v_head = n_kv > 0 ? v + kv_head * head_dim_v : v;  // without keys there may be no array
+      RowState(shape, i, s, v_head, v_stride, leaves, p, o, state);
       const int64_t row = h * n_q + i;
       FinishRow(shape, i, s, state[0], outputs.context ? outputs.context + (i * shape.num_heads + h) * head_dim_v : nullptr,
                 outputs.lse ? outputs.lse + row : nullptr, outputs.weights ? outputs.weights + row * n_kv : nullptr);
