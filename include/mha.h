@@ -6,20 +6,21 @@
  *     x [batch, n, query_dim] --W_Q|W_K|W_V--> q | k | v --attend--> context [batch, n, num_heads * head_dim_v] --W_O--> y
  *
  * The library allocates nothing during a call (mha_layer_create is the one function that allocates), starts no thread, takes no
- * lock, never prints, never aborts. Memory and threads belong to the caller. Everything that can be wrong with a call is checked
- * before the first write: on an error the outputs are untouched. The results are the same bits for any batch, chunking, number of
- * threads and instruction set (src/kernels/CONTRACT.md), except through a caller's BLAS.
+ * lock, never prints, never aborts. Memory and threads belong to the caller. Everything that sizes, shapes, strides and NULLs can tell is
+ * checked before the first write: on an error the output arrays are untouched. The results are the same bits for any batch, chunking,
+ * number of threads and instruction set (src/kernels/CONTRACT.md), except through a caller's BLAS.
  *
  * Conventions that hold for everything below:
  * - Matrices are row-major arrays of float. A shape such as [batch, n, dim] names the extents from the outermost to the innermost,
  *   whose stride is always 1. Strides count elements, not bytes. A stride of 0 means: contiguous, as the shape says.
  *   No pointer needs more alignment than its type has.
- * - Dimensions, counts, positions and strides are int64_t; a negative one is an error. So is a row or head stride that is shorter than a
- *   row. The strides of an output must nest, each stepping over all that the smaller ones reach. Sizes in bytes are size_t.
+ * - Dimensions, counts, positions and strides are int64_t; a negative one is an error. So is a row or head stride that is shorter than the
+ *   innermost extent. The strides of an output must nest, each stepping over all that the smaller ones reach. Sizes in bytes are size_t.
  * - The first field of an input struct is struct_size = sizeof the struct. All other fields may be zero, and zero is the default
  *   where it is no meaningful value itself: `mha_forward_args args = { .struct_size = sizeof args, ... }`. Structs can only grow at
  *   their end, so programs compiled against an older header keep working.
- * - Pointers in a struct are borrowed for the call. Outputs must not overlap inputs, the workspace or each other. Inputs may overlap.
+ * - Pointers in a struct are borrowed for the call. Outputs must not overlap inputs, the workspace or each other; inputs may overlap.
+ *   That cannot be checked, nor that a pointer has the memory which shape and strides say (strides in bytes, say, reach far outside).
  * - Every function that can fail returns a mha_status (0 = MHA_OK) and takes an optional mha_error *, which it always writes.
  * - Every function may be called from any thread at any time, as long as no two calls under way write the same memory (outputs,
  *   workspace, packed buffer under construction). A mha_layer is immutable: any number of threads may use one.
@@ -148,12 +149,13 @@ typedef struct mha_layer_config {
   uint32_t reserved;    /* 0 */
 } mha_layer_config;
 
-/* How weight matrices lie in memory. */
+/* How weight matrices lie in memory. A row is what is contiguous as stored: with OUT_IN it has "in" elements. */
 #define MHA_LAYOUT_IN_OUT 0u /* W [in, out], y = x W:   x @ W, GPT-2's Conv1D */
 #define MHA_LAYOUT_OUT_IN 1u /* W [out, in], y = x W^T: PyTorch's nn.Linear and in_proj_weight */
 
 /*
- * The weights. Shapes below are for MHA_LAYOUT_IN_OUT; with MHA_LAYOUT_OUT_IN each matrix is transposed. The columns of W_Q are
+ * The weights. Shapes below are for MHA_LAYOUT_IN_OUT; with MHA_LAYOUT_OUT_IN each matrix is transposed (w_qkv: W_Q, W_K and W_V one
+ * below the other). The columns of W_Q are
  * head 0's head_dim columns, then head 1's, and so on; so are those of W_K and W_V, and the rows of W_O.
  *
  * W_Q, W_K and W_V are given in exactly one of three forms:
@@ -220,8 +222,9 @@ MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config, const mha
                                        size_t *bytes, mha_error *error);
 
 /*
- * Packs the weights into buffer, which must be aligned to 64 bytes. On success the first mha_layer_pack_size bytes are the packed layer:
- * position-independent, the same on every machine of this byte order, ready to be copied or written to a file.
+ * Packs the weights into buffer, which must be aligned to 64 bytes (aligned_alloc(64, size): the size is a multiple of 64). On success the
+ * first mha_layer_pack_size bytes are the packed layer: position-independent, the same on every machine of this byte order, ready to be
+ * copied or written to a file.
  */
 MHA_API mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
                                   void *buffer, size_t buffer_bytes, mha_error *error);
@@ -231,8 +234,9 @@ MHA_API size_t mha_layer_view_size(void);
 
 /*
  * Makes *layer over a packed buffer (aligned to 64 bytes), which is borrowed: it must stay unchanged as long as the layer is used.
- * The object itself lies in storage, which is the caller's too; there is nothing to destroy. Checks the header and all bounds in
- * constant time; does not read the weights. options->sgemm must be given exactly if the buffer was packed with one.
+ * The object itself lies in storage (of any alignment), which is the caller's too and must stay as long; there is nothing to destroy, and
+ * mha_layer_destroy does nothing to it. Checks the header and all bounds in constant time; does not read the weights. options->sgemm must
+ * be given exactly if the buffer was packed with one. *layer is written on success only.
  */
 MHA_API mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_layer_options *options, void *storage,
                                   size_t storage_bytes, const mha_layer **layer, mha_error *error);
@@ -275,13 +279,14 @@ typedef struct mha_forward_args {
   size_t struct_size;
   int64_t batch;           /* number of sequences; 0 = nothing to do */
   int64_t n_q;             /* rows of query and output per sequence; 0 = nothing to do */
-  int64_t n_kv;            /* rows of key and value per sequence where key or value is given (0 = no keys); else not looked at: n_q */
+  int64_t n_kv;            /* rows of key and value per sequence. Must be set where key or value is given: there 0 means no keys, and y is
+                              b_o or 0. Else not looked at: it is n_q. */
   const float *query;      /* [batch, n_q, query_dim]; the widths are the layer's, which mha_layer_shape tells */
   const float *key;        /* [batch, n_kv, key_dim]; NULL = query (self-attention) */
   const float *value;      /* [batch, n_kv, value_dim]; NULL = key */
   float *output;           /* [batch, n_q, output_dim], or [batch, n_q, num_heads * head_dim_v] for a layer without W_O */
-  int64_t query_batch_stride; /* from one sequence to the next; 0 = contiguous, here and below */
-  int64_t query_row_stride;   /* from one row to the next */
+  int64_t query_batch_stride; /* from one sequence to the next; 0 = n_q (or n_kv) * the row stride, here and below */
+  int64_t query_row_stride;   /* from one row to the next; 0 = the row's width, here and below */
   int64_t key_batch_stride;
   int64_t key_row_stride;
   int64_t value_batch_stride;
@@ -324,7 +329,8 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_forward_args *a
  * The arguments of mha_attention: the middle stage alone, on the caller's queries, keys and values.
  * Query head h attends with kv head h / (num_heads / num_kv_heads).
  * Shapes are [batch, n, heads, width] where all strides are 0; [batch, heads, n, width] is written
- * row_stride = width, head_stride = n * width, batch_stride = heads * n * width.
+ * row_stride = width, head_stride = n * width, batch_stride = heads * n * width. Where the head stride of an array is set, its row stride
+ * must be set too, and for more than one sequence its batch stride.
  */
 typedef struct mha_attention_args {
   size_t struct_size;

@@ -90,7 +90,8 @@ uint64_t bytes_of_optional_outputs(const OptionalOutput *outputs, int count) {
 mha_status check_causal(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t n_q, int64_t n_kv) {
   if (is_causal > 1) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "is_causal is %u; set it to 0 or 1", is_causal);
   if (is_causal && !q_start && n_q > n_kv) {
-    return report.fail(MHA_ERROR_SHAPE, argument, "causal with n_q %lld > n_kv %lld would place queries before the first key; give q_start",
+    return report.fail(MHA_ERROR_SHAPE, argument,
+                       "causal with n_q %lld > n_kv %lld would place queries before the first key; set n_kv, or give q_start",
                        static_cast<long long>(n_q), static_cast<long long>(n_kv));
   }
   return MHA_OK;

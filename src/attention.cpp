@@ -106,7 +106,7 @@ mha_status check_dimensions(Report &report, mha_attention_args *args) {
   if (args->head_dim_v == 0) args->head_dim_v = args->head_dim;
   if (args->num_heads % args->num_kv_heads != 0) {
     return report.fail(MHA_ERROR_SHAPE, args_argument,
-                       "num_kv_heads %lld does not divide num_heads %lld; each key head serves as many query heads",
+                       "num_kv_heads %lld does not divide num_heads %lld; set it to num_heads, or to a divisor for grouped queries",
                        static_cast<long long>(args->num_kv_heads), static_cast<long long>(args->num_heads));
   }
   if (args->num_heads * args->head_dim > INT32_MAX || args->num_heads * args->head_dim_v > INT32_MAX) {
@@ -123,7 +123,28 @@ void resolve_strides(int64_t n, int64_t heads, int64_t width, int64_t *batch_str
   *batch_stride = contiguous_stride(*batch_stride, n, *row_stride);
 }
 
+// A head stride says that the layout is not [batch, n, heads, width], whose strides the zeros stand for.
+mha_status check_strides_are_complete(Report &report, const mha_attention_args &args) {
+  const struct {
+    const char *name;
+    int64_t rows, batch_stride, row_stride, head_stride;
+  } arrays[] = {{"q", args.n_q, args.q_batch_stride, args.q_row_stride, args.q_head_stride},
+                {"k", args.n_kv, args.k_batch_stride, args.k_row_stride, args.k_head_stride},
+                {"v", args.n_kv, args.v_batch_stride, args.v_row_stride, args.v_head_stride},
+                {"output", args.n_q, args.output_batch_stride, args.output_row_stride, args.output_head_stride}};
+  for (const auto &array : arrays) {
+    const bool lacks_row = array.row_stride == 0, lacks_batch = array.batch_stride == 0 && args.batch > 1;
+    if (array.rows > 0 && array.head_stride != 0 && (lacks_row || lacks_batch)) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
+                         "%s_head_stride is %lld, but %s_%s_stride is 0; set all strides of %s, or none", array.name,
+                         static_cast<long long>(array.head_stride), array.name, lacks_row ? "row" : "batch", array.name);
+    }
+  }
+  return MHA_OK;
+}
+
 mha_status check_arrays(Report &report, mha_attention_args *args) {
+  if (const mha_status status = check_strides_are_complete(report, *args)) return status;
   resolve_strides(args->n_q, args->num_heads, args->head_dim, &args->q_batch_stride, &args->q_row_stride, &args->q_head_stride);
   resolve_strides(args->n_kv, args->num_kv_heads, args->head_dim, &args->k_batch_stride, &args->k_row_stride, &args->k_head_stride);
   resolve_strides(args->n_kv, args->num_kv_heads, args->head_dim_v, &args->v_batch_stride, &args->v_row_stride, &args->v_head_stride);

@@ -46,7 +46,7 @@ mha_status resolve_heads(Report &report, const mha_layer_config &config, LayerSh
   shape->num_kv_heads = config.num_kv_heads ? config.num_kv_heads : config.num_heads;
   if (shape->num_heads % shape->num_kv_heads != 0) {
     return report.fail(MHA_ERROR_SHAPE, config_argument,
-                       "num_kv_heads %lld does not divide num_heads %lld; each key head serves as many query heads",
+                       "num_kv_heads %lld does not divide num_heads %lld; set it to num_heads, or to a divisor for grouped queries",
                        static_cast<long long>(shape->num_kv_heads), static_cast<long long>(shape->num_heads));
   }
   shape->head_dim = config.head_dim;

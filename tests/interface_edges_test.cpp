@@ -119,7 +119,8 @@ TEST_F(Edges, StridesOfMatricesThatAreNotGivenAreNotLookedAt) {
 
 int sgemm_calls = 0;
 
-void CountingSgemm(int, int, int, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb, float, float *c, int ldc) {
+void CountingSgemm(int, int, int, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb, float, float *c,
+                   int ldc) {
   ++sgemm_calls;
   for (int i = 0; i < m; ++i) {
     for (int j = 0; j < n; ++j) {
@@ -140,6 +141,29 @@ TEST_F(Edges, SequencesOfOneRowGoThroughSgemmTogetherAtAnyBatchStride) {
   ASSERT_EQ(Forward(args), MHA_OK) << error_.message;
   EXPECT_EQ(sgemm_calls, 1);
   EXPECT_FLOAT_EQ(numbers_.y[0], 1.0f);  // 16 values of 1 times 0.0625
+}
+
+// [batch, heads, n, width] with a stride forgotten would read other data without a word.
+TEST(AttentionEdges, HeadStrideWithoutTheOthersIsAnError) {
+  std::vector<float> rows(2 * 2 * 3 * 4, 0.5f), y(rows.size(), 7.0f);
+  mha_attention_args args = {};
+  args.struct_size = sizeof args;
+  args.batch = args.num_heads = 2;
+  args.n_q = args.n_kv = 3;
+  args.head_dim = 4;
+  args.q = args.k = args.v = rows.data();
+  args.output = y.data();
+  const auto sentence = [&] {
+    std::vector<unsigned char> workspace(1 << 20);
+    mha_error error;
+    EXPECT_EQ(mha_attention(&args, workspace.data(), workspace.size(), &error), MHA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(y[0], 7.0f);
+    return std::string(error.message);
+  };
+  args.k_head_stride = 12;
+  EXPECT_NE(sentence().find("k_row_stride is 0"), std::string::npos);
+  args.k_row_stride = 4;
+  EXPECT_NE(sentence().find("k_batch_stride is 0"), std::string::npos);
 }
 
 TEST(AttentionEdges, CountsThatWrapAreNoUndefinedBehaviour) {

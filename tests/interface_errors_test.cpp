@@ -1079,13 +1079,19 @@ const CallCase<AttentionCall> kAttentionCases[] = {
     {"AttentionWeightsAreTooLarge", [](AttentionCall &c) { c.args.n_q = c.args.n_kv = int64_t{1} << 30; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"QRowStrideIsTooLarge", [](AttentionCall &c) { c.args.q_row_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"QBatchStrideIsTooLarge", [](AttentionCall &c) { c.args.q_batch_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"QHeadStrideIsTooLarge", [](AttentionCall &c) { c.args.q_head_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"QHeadStrideIsTooLarge",
+     [](AttentionCall &c) { c.args.q_batch_stride = c.args.q_row_stride = c.args.q_head_stride = kMax; },
+     {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"KRowStrideIsTooLarge", [](AttentionCall &c) { c.args.k_row_stride = kMax / 3; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"KHeadStrideIsTooLarge", [](AttentionCall &c) { c.args.k_head_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"KHeadStrideIsTooLarge",
+     [](AttentionCall &c) { c.args.k_batch_stride = c.args.k_row_stride = c.args.k_head_stride = kMax; },
+     {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"VBatchStrideIsTooLarge", [](AttentionCall &c) { c.args.v_batch_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"OutputRowStrideIsTooLarge", [](AttentionCall &c) { c.args.output_row_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"OutputBatchStrideIsTooLarge", [](AttentionCall &c) { c.args.output_batch_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"OutputHeadStrideIsTooLarge", [](AttentionCall &c) { c.args.output_head_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"OutputHeadStrideIsTooLarge",
+     [](AttentionCall &c) { c.args.output_batch_stride = c.args.output_row_stride = c.args.output_head_stride = kMax; },
+     {MHA_ERROR_TOO_LARGE, {1}, {}}},
 };
 INSTANTIATE_TEST_SUITE_P(Args, AttentionErrors, testing::ValuesIn(kAttentionCases), CaseName<CallCase<AttentionCall>>);
 

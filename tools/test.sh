@@ -15,7 +15,7 @@ The tests of the build by g++ come last, so that the closing lines are those of 
 
   --quick      build/ only
   --all        also the checks of the object files in build-debug/ and build-minsizerel/, and the tests in build-sanitize/,
-               which clang instruments to find wrong addresses and undefined behaviour
+               instrumented to find wrong addresses and undefined behaviour
   --no-setup   install nothing
   --help       this text
 
@@ -68,7 +68,8 @@ if [[ $setup == yes ]]; then
   if [[ $matrix == quick ]]; then tools/setup.sh; else tools/setup.sh --all; fi
 fi
 
-configure build Release
+# All that a user's own settings in build/ may have left out.
+configure build Release -DMHA_OPENBLAS=ON -DMHA_TOOLS=ON -DMHA_BENCH=ON -DMHA_INSTALL=ON
 build build
 if [[ $matrix != quick ]]; then
   configure build-clang Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "${library[@]}"

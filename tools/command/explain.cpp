@@ -34,6 +34,12 @@ class Page {
     for (const std::string &words : wrapped(why, width_ - 2)) std::printf("  %s\n", palette_.faint(words).c_str());
   }
 
+  // Words in the place of blocks.
+  void note(const std::string &sentence) {
+    std::printf("\n");
+    for (const std::string &words : wrapped(sentence, width_ - 2)) std::printf("  %s\n", words.c_str());
+  }
+
   void blocks(const std::vector<Block> &blocks) {
     if (!blocks.empty()) std::printf("\n");
     print_blocks(blocks, palette_, width_);
@@ -105,7 +111,7 @@ void show_projection(Page *page, const mha_layer_config &shape, const mha_layer_
 
   const std::string packed_shape = shape_text({shape.query_dim, columns.all()});
   if (is_self) {
-    page->step("3", "packed projection", text("W_Q|W_K|W_V ", packed_shape),
+    page->step("3", "fused projection", text("W_Q|W_K|W_V ", packed_shape),
                "Side by side the three matrices are one, so that one product does the work of three.");
   } else {
     const std::string key_shape = shape_text({shape.key_dim, columns.k});
@@ -123,6 +129,7 @@ void show_projection(Page *page, const mha_layer_config &shape, const mha_layer_
     if (bias != nullptr) matrices.push_back(matrix_block(text("b_", which), {bias, 1, width, width}));
   }
   page->blocks(matrices);
+  if (weights == nullptr) page->note("(packed: not shown)");
 
   const std::string q_shape = shape_text({1, n_q, columns.q});
   const std::string k_shape = shape_text({1, n_kv, columns.k});
@@ -229,12 +236,13 @@ struct ExplainOptions {
 
 void explain(const ExplainOptions &options) {
   const bool is_example = options.layer.weights.empty() && options.layer.packed.empty() && options.inputs.query.empty();
+  if (!is_example) check_needed(options.layer, true, {{"--input", options.inputs.query}});
   const CallInputs inputs = is_example ? example_inputs() : read_inputs(options.inputs);
   const bool is_packed = !options.layer.packed.empty();
   const LayerWeights weights = is_example ? example_weights() : is_packed ? LayerWeights{} : read_layer_weights(options.layer);
   const auto layer = is_packed ? std::make_unique<const LoadedLayer>(options.layer.packed, options.layer)
                                : std::make_unique<const LoadedLayer>(weights, options.layer);
-  check_widths(inputs, layer->shape(), layer->name());
+  check_widths(inputs, layer->shape(), layer->name(), layer->layout_doubt());
   const std::unique_ptr<const Forward> forward = look_into(*layer, inputs);
 
   const mha_layer_config &shape = layer->shape();
@@ -257,6 +265,7 @@ void explain(const ExplainOptions &options) {
       "The scores above are so large that softmax gave nearly all weight to one token. Trained layers keep them small, like those "
       "below: from step 6 on, with queries, keys and values made up for the purpose.");
   show_attention(&page, *look_into(grouped_example(), computation_options(options.layer).instruction_set));
+  page.note("Here it ends: these smaller numbers come without an output projection, so that there is no step 12.");
 }
 
 }  // namespace

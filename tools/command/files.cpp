@@ -93,6 +93,19 @@ MappedFile::~MappedFile() {
   if (size_ > 0) munmap(const_cast<unsigned char *>(data_), size_);
 }
 
+void check_output(const std::string &output, const std::vector<std::pair<const char *, std::string>> &inputs) {
+  if (output == "-") fail("--output: the result does not go to standard output; name a file (./- if it is called so)");
+  struct stat written;
+  if (stat(output.c_str(), &written) != 0) return;  // a new file is none of the inputs
+  for (const auto &[option, path] : inputs) {
+    struct stat read;
+    if (path.empty() || stat(path.c_str(), &read) != 0) continue;
+    if (read.st_dev == written.st_dev && read.st_ino == written.st_ino) {
+      fail("--output: ", output, " is also the ", option, "; name another file");
+    }
+  }
+}
+
 OutputFile::OutputFile(const std::string &path) : path_(path) {
   struct stat status;
   const bool exists = stat(path.c_str(), &status) == 0;

@@ -35,7 +35,6 @@ mha_forward_args CallInputs::arguments(int64_t first, int64_t count) const {
 }
 
 CallInputs read_inputs(const InputOptions &options) {
-  if (options.query.empty()) fail("--input: the file with the rows is needed");
   CallInputs inputs;
   inputs.query = read_npy(options.query);
   inputs.is_causal = options.is_causal;
@@ -58,7 +57,8 @@ CallInputs read_inputs(const InputOptions &options) {
   return inputs;
 }
 
-void check_widths(const CallInputs &inputs, const mha_layer_config &layer, const std::string &layer_name) {
+void check_widths(const CallInputs &inputs, const mha_layer_config &layer, const std::string &layer_name, const std::string &layout_doubt) {
+  if (!layout_doubt.empty() && !inputs.key && !inputs.value) fail(layout_doubt);
   const Array &key = inputs.key ? *inputs.key : inputs.query;
   check_width(inputs.query, layer.query_dim, "query", layer_name);
   check_width(key, layer.key_dim, "key", layer_name);

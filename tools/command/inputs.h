@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "mha.h"
@@ -27,7 +28,8 @@ struct CallInputs {
 // Reads --input, --key and --value, and checks them against each other.
 CallInputs read_inputs(const InputOptions &options);
 
-// Checks their widths, which a call can't see, against the layer's. layer_name is for the sentence.
-void check_widths(const CallInputs &inputs, const mha_layer_config &layer, const std::string &layer_name);
+// Checks their widths, which a call can't see, against the layer's. layer_name is for the sentence. layout_doubt is
+// the sentence where the layer can't take its queries and keys from the same rows, perhaps since its matrices were read the wrong way.
+void check_widths(const CallInputs &inputs, const mha_layer_config &layer, const std::string &layer_name, const std::string &layout_doubt);
 
 }  // namespace command

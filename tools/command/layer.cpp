@@ -1,7 +1,9 @@
 #include "layer.h"
 
-#include <cmath>
+#include <algorithm>
+#include <cstring>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "error.h"
@@ -108,6 +110,7 @@ class ShapeFinder {
 
   void find_heads(const Projection &q, const Projection &k, const Projection &v) {
     mha_layer_config &config = layer_.config;
+    find_layout_doubt(q, k, v);
     config.query_dim = q.in;
     config.key_dim = k.in;
     config.value_dim = v.in;
@@ -121,11 +124,24 @@ class ShapeFinder {
     const std::string by_head_dim = text("the head dim ", config.head_dim);
     config.num_kv_heads = divide(k, config.head_dim, by_head_dim);
     if (options_.num_kv_heads != 0 && config.num_kv_heads != options_.num_kv_heads) {
+      if (!layer_.layout_doubt.empty()) fail(layer_.layout_doubt);
       fail(subject(*k.names), " makes ", count_text(k.out, "column"), ", that is ", count_text(config.num_kv_heads, "head"), " of ",
            config.head_dim, ", but --kv-heads says ", options_.num_kv_heads);
     }
     check_grouping(k);
     config.head_dim_v = divide(v, config.num_kv_heads, count_text(config.num_kv_heads, "key and value head"));
+  }
+
+  // Matrices that take rows of different widths, but would take the same if they lay the other way. Only for cross-attention can that be
+  // meant, so it is no error yet.
+  void find_layout_doubt(const Projection &q, const Projection &k, const Projection &v) {
+    const bool would_agree = q.out == k.out && k.out == v.out;
+    const bool agrees = q.in == k.in && k.in == v.in;
+    if (options_.layout.empty() || agrees || !would_agree) return;
+    const Projection &other = k.in != q.in ? k : v;
+    layer_.layout_doubt = text(file_.path(), ": ", in_quotes(other.names->weight), " is ", shape_text(file_.get(other.names->weight).shape),
+                               "; read as ", options_.layout, " it takes rows of ", other.in, ", but ", in_quotes(q.names->weight),
+                               " takes ", q.in, "; is it --layout ", options_.layout == "in-out" ? "out-in" : "in-out", "?");
   }
 
   // q, k and v in one matrix: their widths must follow from the numbers of heads.
@@ -164,13 +180,21 @@ class ShapeFinder {
     }
   }
 
+  // What the width of a head follows from, and with it that of the merged heads: a wrong number of heads may be noticed only there.
+  std::string heads_given() const {
+    const std::string heads = text("--heads ", options_.num_heads);
+    const std::string width = text(layer_.config.head_dim);
+    if (options_.num_kv_heads == 0) return heads + " makes heads of " + width + ", check it";
+    return heads + text(" --kv-heads ", options_.num_kv_heads) + " make heads of " + width + ", check them";
+  }
+
   void find_output(const ProjectionNames &names) {
     mha_layer_config &config = layer_.config;
     const Projection o = read(names);
     const int64_t merged = config.num_heads * config.head_dim_v;
     if (o.in != merged) {
       fail(subject(names), " takes ", count_text(o.in, "column"), ", but the merged heads have ", config.num_heads, " x ",
-           config.head_dim_v, " = ", merged);
+           config.head_dim_v, " = ", merged, "; ", heads_given());
     }
     check_bias(names, o.out);
     config.output_dim = o.out;
@@ -233,9 +257,6 @@ void refuse_weight_options(const LayerOptions &options) {
 }  // namespace
 
 LayerWeights read_layer_weights(const LayerOptions &options) {
-  if (options.weights.empty()) fail("--weights: the file with the weights is needed");
-  if (options.num_heads == 0) fail("--heads: the number of query heads is needed, since no file of weights tells it");
-  if (!std::isfinite(options.scale)) fail("--scale: must be finite");
   const std::optional<uint32_t> layout = layout_of(options.layout);
   if (!options.names.empty() && !layout) fail("--layout: is needed with --names, since the names do not tell how the matrices lie");
 
@@ -270,7 +291,8 @@ mha_layer_options computation_options(const LayerOptions &options) {
   return result;
 }
 
-LoadedLayer::LoadedLayer(const LayerWeights &weights, const LayerOptions &options) : name_(weights.name) {
+LoadedLayer::LoadedLayer(const LayerWeights &weights, const LayerOptions &options)
+    : name_(weights.name), layout_doubt_(weights.layout_doubt) {
   const mha_layer_options computation = computation_options(options);
   mha_error error;
   check(mha_layer_create(&weights.config, &weights.weights, &computation, &own_, &error), error, name_);
@@ -283,6 +305,7 @@ LoadedLayer::LoadedLayer(const std::string &packed_file, const LayerOptions &opt
   refuse_weight_options(options);
   const mha_layer_options computation = computation_options(options);
   packed_ = std::make_unique<const MappedFile>(packed_file);
+  check_is_packed(*packed_);
   storage_.resize(mha_layer_view_size() / sizeof(std::max_align_t) + 1);
   const auto view = [&](const mha_layer_options &chosen, mha_error *error) {
     return mha_layer_view(packed_->data(), packed_->size(), &chosen, storage_.data(), storage_.size() * sizeof storage_[0], &layer_, error);
@@ -313,12 +336,22 @@ PackedLayer pack_layer(const LayerWeights &weights, const LayerOptions &options)
   return packed;
 }
 
+void check_is_packed(const MappedFile &file) {
+  const std::string_view magic = "mha pack";  // what every packed layer begins with; all else is the library's to check
+  const size_t present = std::min(file.size(), magic.size());
+  if (present == 0 || std::memcmp(file.data(), magic.data(), present) != 0) fail(file.path(), ": is no packed layer; mha pack writes one");
+}
+
+std::string heads_text(const mha_layer_config &shape) {
+  if (shape.num_kv_heads == shape.num_heads) return text(count_text(shape.num_heads, "head"), " of ", shape.head_dim);
+  return text(count_text(shape.num_heads, "query head"), " of ", shape.head_dim, ", ", count_text(shape.num_kv_heads, "key head"));
+}
+
 std::string describe(const mha_layer_config &shape) {
-  std::string out = text("query_dim ", shape.query_dim, ", ", count_text(shape.num_heads, "head"), " of ", shape.head_dim);
+  std::string out = text("query_dim ", shape.query_dim, ", ", heads_text(shape));
   if (shape.key_dim != shape.query_dim) out += text(", key_dim ", shape.key_dim);
   if (shape.value_dim != shape.key_dim) out += text(", value_dim ", shape.value_dim);
-  if (shape.num_kv_heads != shape.num_heads) out += text(", ", count_text(shape.num_kv_heads, "key and value head"));
-  if (shape.head_dim_v != shape.head_dim) out += text(" of ", shape.head_dim_v);
+  if (shape.head_dim_v != shape.head_dim) out += text(", value heads of ", shape.head_dim_v);
   return out + text(", output_dim ", shape.output_dim);
 }
 

@@ -22,6 +22,7 @@ struct LayerWeights {
   LayerNames names;
   mha_layer_config config;  // complete: no default is left to the library
   mha_layer_weights weights;
+  std::string layout_doubt;  // "" = none; else why --layout seems wrong, unless keys and values have rows of their own
 };
 
 // Reads --weights as the other options say. Everything that does not fit is an InputError.
@@ -42,9 +43,11 @@ class LoadedLayer {
   const mha_layer *get() const { return layer_; }
   const std::string &name() const { return name_; }  // the file, for sentences
   const mha_layer_config &shape() const { return shape_; }
+  const std::string &layout_doubt() const { return layout_doubt_; }  // that of LayerWeights
 
  private:
   std::string name_;
+  std::string layout_doubt_;
   mha_layer *own_ = nullptr;
   std::unique_ptr<const MappedFile> packed_;
   std::vector<std::max_align_t> storage_;
@@ -59,6 +62,12 @@ struct PackedLayer {
   size_t bytes = 0;
 };
 PackedLayer pack_layer(const LayerWeights &weights, const LayerOptions &options);
+
+// Throws InputError if the file is something else than a packed layer, such as the weights that one is made of.
+void check_is_packed(const MappedFile &file);
+
+// "12 heads of 64", or "8 query heads of 4, 2 key heads".
+std::string heads_text(const mha_layer_config &shape);
 
 // "query_dim 768, 12 heads of 64" and whatever else is special.
 std::string describe(const mha_layer_config &shape);

@@ -1,11 +1,15 @@
 // mha: multi-head attention on the command line.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "commands.h"
 #include "error.h"
@@ -28,6 +32,28 @@ std::string version_text() {
   return text("mha ", version / 10000, ".", version / 100 % 100, ".", version % 100, " (contract ", mha_contract(), ")");
 }
 
+// What is wrong with the options, in our words: CLI11's tell neither what to do nor always what was meant.
+std::string sentence_about(const CLI::ParseError &error, const CLI::App &app) {
+  const std::vector<const CLI::App *> parsed = app.get_subcommands([](const CLI::App *sub) { return sub->count() > 0; });
+  const CLI::App &asked = parsed.empty() ? app : *parsed[0];
+  const std::string help = parsed.empty() ? "mha --help" : "mha " + asked.get_name() + " --help";
+  if (dynamic_cast<const CLI::ExtrasError *>(&error) != nullptr) {
+    const std::vector<std::string> extras = app.remaining(true);
+    // The value of an unknown option is left over too, and is not what is wrong.
+    const auto is_option = [](const std::string &extra) { return extra.size() > 1 && extra[0] == '-'; };
+    const auto option = std::find_if(extras.begin(), extras.end(), is_option);
+    if (option != extras.end()) return text("there is no option ", in_quotes(*option), "; ", help, " says more");
+    if (!extras.empty()) return text(in_quotes(extras[0]), " is not expected here; ", help, " says more");
+  }
+  if (dynamic_cast<const CLI::ArgumentMismatch *>(&error) != nullptr) {
+    const std::string what = error.what();
+    const std::string name = what.substr(0, what.find(':'));
+    const CLI::Option *option = asked.get_option_no_throw(name);
+    if (option != nullptr) return name + (option->count() > 1 ? ": is given twice" : ": a value is expected after it");
+  }
+  return error.what();
+}
+
 int parse_and_run(int argc, char **argv) {
   CLI::App app("Multi-head attention on CPUs: look inside a layer, run it on files, pack it.", "mha");
   app.formatter(std::make_shared<HelpFormatter>());
@@ -46,17 +72,23 @@ Exit status: 0 on success, 2 for wrong input or usage (one sentence says what), 
   add_info_command(&app);
 
   const std::string advice = "explain, run, pack, verify or info is expected; mha --help says more";
-  const std::string first = argc < 2 ? "" : argv[1];
+  std::vector<const char *> arguments(argv, argv + argc);
+  const bool asks_for_help = argc >= 2 && std::string_view(argv[1]) == "help";
+  if (asks_for_help) {  // help run -> run --help
+    arguments.erase(arguments.begin() + 1);
+    arguments.push_back("--help");
+  }
+  const std::string first = arguments.size() < 2 ? "" : arguments[1];
   if (first.empty()) return complain(kBadInput, advice);
   if (first[0] != '-' && app.get_subcommands([&](const CLI::App *known) { return known->get_name() == first; }).empty()) {
     return complain(kBadInput, text("there is no sub-command ", in_quotes(first), "; ", advice));
   }
   try {
-    app.parse(argc, argv);
+    app.parse(static_cast<int>(arguments.size()), arguments.data());
   } catch (const CLI::Success &request) {  // --help and --version
     return app.exit(request);
   } catch (const CLI::ParseError &error) {
-    return complain(kBadInput, error.what());
+    return complain(kBadInput, sentence_about(error, app));
   }
   return 0;
 }

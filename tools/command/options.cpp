@@ -1,5 +1,8 @@
 #include "options.h"
 
+#include <cmath>
+#include <cstdlib>
+
 #include "error.h"
 #include "mha.h"
 
@@ -15,6 +18,34 @@ std::string instruction_set_names() {
 }
 
 }  // namespace
+
+void check_needed(const LayerOptions &options, bool may_be_packed, const std::vector<std::pair<const char *, std::string>> &others) {
+  const bool has_weights = !options.weights.empty();
+  const bool has_packed = may_be_packed && !options.packed.empty();
+  const bool needs_heads = !has_packed && options.num_heads == 0 && (has_weights || !may_be_packed);
+  std::vector<std::string> missing;
+  if (!has_weights && !has_packed) missing.push_back(may_be_packed ? "--weights (or --packed)" : "--weights");
+  if (needs_heads) missing.push_back("--heads");
+  for (const auto &[name, value] : others) {
+    if (value.empty()) missing.push_back(name);
+  }
+  if (missing.empty()) return;
+  std::string names;
+  for (size_t i = 0; i < missing.size(); ++i) names += (i == 0 ? "" : i + 1 < missing.size() ? ", " : " and ") + missing[i];
+  const char *why = needs_heads ? "; no file of weights tells the number of heads" : "";
+  fail(names, missing.size() == 1 ? " is needed" : " are needed", why);
+}
+
+CLI::Validator finite_number() {
+  return CLI::Validator(
+      [](std::string &text) -> std::string {
+        char *end = nullptr;
+        const float number = std::strtof(text.c_str(), &end);
+        const bool is_number = !text.empty() && *end == '\0' && std::isfinite(number);
+        return is_number ? "" : "a finite number is expected, not " + in_quotes(text);
+      },
+      "");
+}
 
 CLI::Validator whole_number(int64_t most) {
   return CLI::Validator(
@@ -49,7 +80,7 @@ void add_weight_options(CLI::App *app, LayerOptions *options) {
   add("--layout", &options->layout, "LAYOUT", "in-out (y = x W) or out-in (nn.Linear); needed with --names")
       ->check(one_of("in-out", "out-in"));
   app->add_flag("--no-rope", options->without_rope, "Layers named q_proj, k_proj, v_proj are plain: nothing is rotated")->group(kWeights);
-  add("--scale", &options->scale, "S", "Factor of the scores; default 1 / sqrt(head dim)");
+  add("--scale", &options->scale, "S", "Factor of the scores; default 0, which stands for 1 / sqrt(head_dim)")->check(finite_number());
 }
 
 void add_packed_option(CLI::App *app, LayerOptions *options) {
@@ -78,7 +109,7 @@ void add_input_options(CLI::App *app, InputOptions *options) {
   add("--input", &options->query, "The rows: (n, width) or (batch, n, width) (.npy, float32, C order)");
   add("--key", &options->key, "Rows for the keys, in cross-attention; default the input");
   add("--value", &options->value, "Rows for the values; default those for the keys");
-  app->add_flag("--causal", options->is_causal, "No row attends to rows behind its own (the last row sees all keys)")->group(kInput);
+  app->add_flag("--causal", options->is_causal, "No row attends to rows after its own (the last row sees all keys)")->group(kInput);
 }
 
 }  // namespace command

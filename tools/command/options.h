@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace command {
 
@@ -43,6 +45,10 @@ void add_back_end_option(CLI::App *app, LayerOptions *options);
 void add_instruction_set_option(CLI::App *app, LayerOptions *options);
 void add_input_options(CLI::App *app, InputOptions *options);  // --input and company
 
+// Throws one InputError that names all options that are needed and not given. others: {"--input", its value}.
+void check_needed(const LayerOptions &options, bool may_be_packed, const std::vector<std::pair<const char *, std::string>> &others);
+
+CLI::Validator finite_number();
 CLI::Validator whole_number(int64_t most = INT64_MAX);  // from 1
 CLI::Validator one_of(const std::string &first, const std::string &second);
 

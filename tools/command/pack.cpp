@@ -19,7 +19,8 @@ struct PackOptions {
 };
 
 void pack(const PackOptions &options) {
-  if (options.output.empty()) fail("--output: the file to write is needed");
+  check_needed(options.layer, false, {{"--output", options.output}});
+  check_output(options.output, {{"--weights", options.layer.weights}});
   Progress progress(!options.is_quiet);
   const LayerWeights weights = read_layer_weights(options.layer);
   OutputFile file(options.output);
@@ -36,7 +37,9 @@ void pack(const PackOptions &options) {
 }
 
 void verify(const std::string &path) {
+  if (path.empty()) fail("the packed file is needed: mha verify FILE");
   const MappedFile file(path);
+  check_is_packed(file);
   mha_error error;
   check(mha_layer_verify(file.data(), file.size(), &error), error, path);
   std::printf("%s: a packed layer, all weights as they were packed\n", one_line(path).c_str());
@@ -64,7 +67,7 @@ Examples:
 void add_verify_command(CLI::App *app) {
   const auto path = std::make_shared<std::string>();
   CLI::App *verify_app = app->add_subcommand("verify", "Check a packed layer, all of its weights included");
-  verify_app->add_option("file", *path, "A layer that mha pack wrote (.mha)")->type_name("FILE")->required();
+  verify_app->add_option("file", *path, "A layer that mha pack wrote (.mha)")->type_name("FILE");
   verify_app->footer("\nExample:\n  mha verify layer.mha");
   verify_app->callback([path] { verify(*path); });
 }

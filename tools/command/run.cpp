@@ -58,11 +58,16 @@ std::string back_end_text(const mha_call_info &info) {
 }
 
 void run(const RunOptions &options) {
-  if (options.output.empty()) fail("--output: the file to write is needed");
+  check_needed(options.layer, true, {{"--input", options.inputs.query}, {"--output", options.output}});
+  check_output(options.output, {{"--weights", options.layer.weights},
+                                {"--packed", options.layer.packed},
+                                {"--input", options.inputs.query},
+                                {"--key", options.inputs.key},
+                                {"--value", options.inputs.value}});
   Progress progress(!options.is_quiet);
   const CallInputs inputs = read_inputs(options.inputs);
   const std::unique_ptr<const LoadedLayer> layer = load(options.layer, &progress);
-  check_widths(inputs, layer->shape(), layer->name());
+  check_widths(inputs, layer->shape(), layer->name(), layer->layout_doubt());
 
   // The output: as the input, but for the width.
   std::vector<int64_t> shape = inputs.query.shape;
@@ -106,9 +111,9 @@ void run(const RunOptions &options) {
   progress.clear();
   if (options.is_quiet) return;
   const double gflops = seconds > 0 ? static_cast<double>(info.operations) / seconds * 1e-9 : 0;
-  std::fprintf(stderr, "%s -> %s, %s, %s, %s, %s GFLOP/s\n", shape_text(inputs.query.shape).c_str(), shape_text(shape).c_str(),
-               back_end_text(info).c_str(), count_text(info.num_threads, "thread").c_str(), duration_text(seconds).c_str(),
-               decimal_text(gflops, 1).c_str());
+  std::fprintf(stderr, "%s -> %s, %s, %s, %s, %s, %s GFLOP/s\n", shape_text(inputs.query.shape).c_str(), shape_text(shape).c_str(),
+               heads_text(layer->shape()).c_str(), back_end_text(info).c_str(), count_text(info.num_threads, "thread").c_str(),
+               duration_text(seconds).c_str(), decimal_text(gflops, 1).c_str());
 }
 
 }  // namespace
