@@ -23,7 +23,7 @@ packages=(cmake ninja-build g++ libxsimd-dev libopenblas-dev libbenchmark-dev li
 
 for argument in "$@"; do
   case $argument in
-    --all) packages+=(clang libclang-rt-14-dev g++-aarch64-linux-gnu qemu-user) ;;
+    --all) packages+=(clang libclang-rt-dev g++-aarch64-linux-gnu qemu-user) ;;
     --help | -h) usage && exit ;;
     *) echo "tools/setup.sh: '$argument' is not an option; see tools/setup.sh --help" >&2 && exit 2 ;;
   esac
