@@ -627,14 +627,57 @@ TEST_F(Run, ReplacesAFileBehindALinkAndKeepsTheLink) {
   ExpectNpy(folder_ / "old.npy", {p_.batch, p_.n_q, p_.y_width()}, &y);
 }
 
-TEST_F(Run, MayWriteOverItsOwnInput) {
-  const std::string expected = Output();
-  Arguments arguments = RunArguments(folder_, p_);
-  for (std::string &argument : arguments) {
-    if (argument == folder_ / "y.npy") argument = folder_ / "x.npy";
-  }
-  ASSERT_EQ(Mha(arguments).status, 0);
-  EXPECT_EQ(ReadFile(folder_ / "x.npy"), expected);
+TEST_F(Run, SaysTheHeads) {
+  EXPECT_NE(Mha(RunArguments(folder_, p_)).err.find(", 4 heads of 6, "), std::string::npos);
+  p_.num_kv_heads = 2;
+  Fill(&p_);
+  WriteLayer(folder_, Linears(p_, "W_query", "W_key", "W_value", "out_proj"));
+  const std::string heads = ", 4 query heads of 6, 2 key heads, ";
+  EXPECT_NE(Mha(RunArguments(folder_, p_)).err.find(heads), std::string::npos);
+  const Result packed = Mha({"pack", "--weights", folder_ / "layer.safetensors", "--heads", "4", "--output", folder_ / "layer.mha"});
+  EXPECT_NE(packed.err.find(heads), std::string::npos) << packed.err;
+}
+
+TEST_F(Run, NeverWritesOverAnInput) {
+  folder_.Write("k.npy", ReadFile(folder_ / "x.npy"));
+  folder_.Write("v.npy", ReadFile(folder_ / "x.npy"));
+  ASSERT_EQ(symlink((folder_ / "x.npy").c_str(), (folder_ / "soft.npy").c_str()), 0);
+  ASSERT_EQ(link((folder_ / "x.npy").c_str(), (folder_ / "hard.npy").c_str()), 0);
+  ASSERT_EQ(Mha({"pack", "--weights", folder_ / "layer.safetensors", "--heads", "4", "--output", folder_ / "layer.mha", "--quiet"}).status,
+            0);
+  std::map<std::string, std::string> before;
+  for (const std::string &name : folder_.Names()) before[name] = ReadFile(folder_ / name);
+
+  const auto expect_refused = [&](Arguments arguments, const std::string &output, const std::string &option) {
+    arguments.insert(arguments.end(), {"--output", folder_ / output});
+    ExpectRefusal(Mha(arguments), {"mha: --output: " + (folder_ / output) + " is also the " + option + "; name another file\n"});
+    std::map<std::string, std::string> after;
+    for (const std::string &name : folder_.Names()) after[name] = ReadFile(folder_ / name);
+    EXPECT_TRUE(after == before) << output;
+  };
+  const Arguments inputs = {"--input", folder_ / "x.npy", "--key", folder_ / "k.npy", "--value", folder_ / "v.npy"};
+  Arguments run = {"run", "--weights", folder_ / "layer.safetensors", "--heads", "4"};
+  run.insert(run.end(), inputs.begin(), inputs.end());
+  expect_refused(run, "x.npy", "--input");
+  expect_refused(run, "soft.npy", "--input");
+  expect_refused(run, "hard.npy", "--input");
+  expect_refused(run, "./x.npy", "--input");
+  expect_refused(run, "k.npy", "--key");
+  expect_refused(run, "v.npy", "--value");
+  expect_refused(run, "layer.safetensors", "--weights");
+  run = {"run", "--packed", folder_ / "layer.mha"};
+  run.insert(run.end(), inputs.begin(), inputs.end());
+  expect_refused(run, "layer.mha", "--packed");
+  expect_refused({"pack", "--weights", folder_ / "layer.safetensors", "--heads", "4"}, "layer.safetensors", "--weights");
+}
+
+TEST_F(Run, DoesNotWriteToStandardOutput) {
+  const std::set<std::string> before = folder_.Names();
+  ExpectRefusal(Mha({"run", "--weights", folder_ / "layer.safetensors", "--heads", "4", "--input", folder_ / "x.npy", "--output", "-"}),
+                {"--output", "standard output", "name a file"});
+  ExpectRefusal(Mha({"pack", "--weights", folder_ / "layer.safetensors", "--heads", "4", "--output", "-"}),
+                {"--output", "standard output"});
+  EXPECT_EQ(folder_.Names(), before);
 }
 
 TEST_F(Run, WritesThroughAPipe) {
@@ -741,7 +784,10 @@ TEST_F(Packed, ThatIsNoneIsRefused) {
     ExpectRefusal(Mha({"verify", folder_ / "layer.mha"}), {"layer.mha"});
   }
   folder_.Write("layer.mha", ReadFile(folder_ / "layer.safetensors"));
-  ExpectRefusal(Mha(RunPackedArguments()), {"layer.mha"});
+  const std::string sentence = "layer.mha: is no packed layer; mha pack writes one\n";
+  ExpectRefusal(Mha(RunPackedArguments()), {sentence});
+  ExpectRefusal(Mha({"verify", folder_ / "layer.mha"}), {sentence});
+  ExpectRefusal(Mha({"explain", "--packed", folder_ / "layer.mha", "--input", folder_ / "x.npy"}), {sentence});
   ExpectRefusal(Mha(RunPackedArguments({"--heads", "4"})), {"--packed", "--heads"});
   EXPECT_EQ(folder_.Names(), (std::set<std::string>{"layer.mha", "layer.safetensors", "x.npy"}));
 }
@@ -1071,6 +1117,63 @@ TEST_F(BadInput, HeadsThatDoNotFit) {
   ExpectRefused({"layer.safetensors", "'c_attn.weight'", "12"}, {"--head-dim", "12", "--kv-heads", "4"});
 }
 
+TEST_F(BadInput, AWrongNumberOfHeadsSeenAtTheOutputProjection) {
+  p_.num_kv_heads = 2;
+  p_.head_dim = p_.head_dim_v = 6;
+  p_.output_dim = 16;
+  p_.w_o.resize(36 * 16);
+  const std::vector<Stored> tensors = {StoreTransposed("q", 24, 48, std::vector<float>(24 * 48)),
+                                       StoreTransposed("k", 24, 24, std::vector<float>(24 * 24)),
+                                       StoreTransposed("v", 24, 24, std::vector<float>(24 * 24)), StoreTransposed("o", 36, 16, p_.w_o)};
+  WriteLayer(folder_, tensors);
+  const Arguments names = {"--names", "q=q,k=k,v=v,o=o", "--layout", "out-in"};
+  ExpectRefused({"'o'", "36 columns", "; --heads 4 makes heads of 12, check it\n"}, names);
+  Arguments more = names;
+  more.insert(more.end(), {"--kv-heads", "2"});
+  ExpectRefused({"'o'", "36 columns", "; --heads 4 --kv-heads 2 make heads of 12, check them\n"}, more);
+}
+
+// Read the wrong way, grouped heads look like a cross-attention.
+TEST_F(BadInput, AWrongLayoutIsBlamed) {
+  p_.batch = 2;
+  p_.query_dim = p_.key_dim = p_.value_dim = p_.output_dim = 32;
+  p_.num_heads = 8;
+  p_.num_kv_heads = 2;
+  p_.head_dim = p_.head_dim_v = 4;
+  Fill(&p_);
+  WriteInput(folder_, p_);
+  const auto store = [&](bool is_in_out) {
+    if (is_in_out) {
+      WriteLayer(folder_, {Store("wq", {32, 32}, p_.w_q), Store("wk", {32, 8}, p_.w_k), Store("wv", {32, 8}, p_.w_v)});
+    } else {
+      WriteLayer(folder_,
+                 {StoreTransposed("wq", 32, 32, p_.w_q), StoreTransposed("wk", 32, 8, p_.w_k), StoreTransposed("wv", 32, 8, p_.w_v)});
+    }
+  };
+  const Arguments wrong = {"--names", "q=wq,k=wk,v=wv", "--layout", "out-in"};
+  const std::string sentence = "'wk' is (32, 8); read as out-in it takes rows of 8, but 'wq' takes 32; is it --layout in-out?\n";
+  store(true);
+  ExpectRefused({"layer.safetensors", sentence}, wrong);
+  ExpectRefused({"layer.safetensors", sentence}, {"--names", "q=wq,k=wk,v=wv", "--layout", "out-in", "--kv-heads", "2"});
+  ExpectRefusal(Mha({"explain", "--weights", folder_ / "layer.safetensors", "--heads", "8", "--input", folder_ / "x.npy", "--names",
+                     "q=wq,k=wk,v=wv", "--layout", "out-in"}),
+                {sentence});
+  // Rows of 8 for the keys and values show that the layer is a cross-attention indeed.
+  const std::string key = folder_.Write("k.npy", Npy({2, p_.n_q, 8}, std::vector<float>(2 * p_.n_q * 8)));
+  Arguments cross = wrong;
+  cross.insert(cross.end(), {"--key", key});
+  EXPECT_EQ(Mha(RunArguments(folder_, p_, cross)).status, 0);
+  unlink((folder_ / "y.npy").c_str());
+  unlink(key.c_str());
+
+  p_.num_heads = 5;  // whatever does not fit, the layout comes first
+  ExpectRefused({sentence}, wrong);
+  p_.num_heads = 8;
+  store(false);
+  ExpectRefused({"'wk' is (8, 32); read as in-out it takes rows of 8, but 'wq' takes 32; is it --layout out-in?\n"},
+                {"--names", "q=wq,k=wk,v=wv", "--layout", "in-out"});
+}
+
 TEST_F(BadInput, NamesThatMakeNoSense) {
   for (const std::string names : {"", "q", "q=", "=a", "q=a,q=b", "z=a", "q=W_query.weight", "qkv=W_query.weight,q=W_query.weight"}) {
     if (names.empty()) continue;
@@ -1176,6 +1279,45 @@ TEST(Usage, WrongArgumentsGetASentence) {
   ExpectRefusal(Mha({"verify"}), {"file"});
 }
 
+TEST(Usage, OptionsThatCannotBeRead) {
+  ExpectRefusal(Mha({"run", "--wieghts", "x"}), {"mha: there is no option '--wieghts'; mha run --help says more\n"});
+  ExpectRefusal(Mha({"verify", "a.mha", "-q"}), {"mha: there is no option '-q'; mha verify --help says more\n"});
+  ExpectRefusal(Mha({"--wieghts"}), {"mha: there is no option '--wieghts'; mha --help says more\n"});
+  ExpectRefusal(Mha({"run", "x.npy"}), {"mha: 'x.npy' is not expected here; mha run --help says more\n"});
+  ExpectRefusal(Mha({"run", "--heads", "4", "--heads", "8"}), {"mha: --heads: is given twice\n"});
+  ExpectRefusal(Mha({"pack", "--output", "a", "--output", "b"}), {"mha: --output: is given twice\n"});
+  ExpectRefusal(Mha({"run", "--weights"}), {"mha: --weights: a value is expected after it\n"});
+  ExpectRefusal(Mha({"run", "--weights", "--heads", "4"}), {"mha: --weights: a value is expected after it\n"});
+  ExpectRefusal(Mha({"run", "--weights", "--heads=4"}), {"mha: --weights: a value is expected after it\n"});
+  ExpectRefusal(Mha({"run", "--causal=maybe"}), {"mha: --causal: takes no value\n"});
+  ExpectRefusal(Mha({"run", "explain"}), {"mha: 'explain' is not expected here; mha run --help says more\n"});
+  ExpectRefusal(Mha({"verify", "run"}), {"mha: run: cannot be read"});
+  ExpectRefusal(Mha({"run", "--scale", "x"}), {"mha: --scale: a finite number is expected, not 'x'\n"});
+}
+
+TEST(Usage, EverythingThatIsMissingIsNamedAtOnce) {
+  ExpectRefusal(Mha({"run"}), {"mha: --weights (or --packed), --input and --output are needed\n"});
+  ExpectRefusal(Mha({"run", "--packed", "x", "--input", "x"}), {"mha: --output is needed\n"});
+  ExpectRefusal(Mha({"run", "--weights", "x", "--output", "y"}), {"mha: --heads and --input are needed; ", "number of heads"});
+  ExpectRefusal(Mha({"pack"}), {"mha: --weights, --heads and --output are needed; ", "number of heads"});
+  ExpectRefusal(Mha({"explain", "--packed", "x"}), {"mha: --input is needed\n"});
+  ExpectRefusal(Mha({"explain", "--input", "x"}), {"mha: --weights (or --packed) is needed\n"});
+  ExpectRefusal(Mha({"verify"}), {"mha: the packed file is needed: mha verify FILE\n"});
+}
+
+TEST(Usage, HelpIsASubCommandToo) {
+  EXPECT_EQ(Mha({"help"}).status, 0);
+  EXPECT_EQ(Mha({"help"}).out, Mha({"--help"}).out);
+  for (const std::string name : {"explain", "run", "pack", "verify", "info"}) {
+    EXPECT_EQ(Mha({"help", name}).status, 0);
+    EXPECT_EQ(Mha({"help", name}).out, Mha({name, "--help"}).out);
+  }
+  ExpectRefusal(Mha({"help", "rnu"}), {"'rnu'"});
+  const std::string run = Mha({"help", "run"}).out;
+  EXPECT_NE(run.find("No row attends to rows after its own"), std::string::npos) << run;
+  EXPECT_NE(run.find("0, which stands for 1 / sqrt(head_dim)"), std::string::npos) << run;
+}
+
 TEST(Usage, ScaleMustBeFinite) {
   ExpectRefusal(Mha({"pack", "--output", "y", "--weights", "x", "--heads", "1", "--scale", "nan"}), {"--scale"});
   ExpectRefusal(Mha({"pack", "--output", "y", "--weights", "x", "--heads", "1", "--scale", "inf"}), {"--scale"});
@@ -1225,6 +1367,7 @@ TEST(Explain, ShowsTheWorkedExampleStepByStep) {
     EXPECT_FALSE(StepOf(result.out, number).empty()) << "step " << number;
   }
   EXPECT_TRUE(Contains(StepOf(result.out, "3"), "(6, 18)"));
+  EXPECT_TRUE(Contains(StepOf(result.out, "3"), "fused projection"));
   EXPECT_TRUE(Contains(StepOf(result.out, "5"), "(1, 3, 6) -> (1, 3, 2, 3)"));
   EXPECT_TRUE(Contains(StepOf(result.out, "6"), "(1, 3, 2, 3) -> (1, 2, 3, 3)"));
   EXPECT_TRUE(Contains(StepOf(result.out, "11"), "(1, 3, 2, 3) -> (1, 3, 6)"));
@@ -1252,6 +1395,7 @@ TEST(Explain, ShowsTheNumbersOfTheGroupedExample) {
   EXPECT_TRUE(Contains(context, "0.3985  0.5703  0.3803    0.7352  0.5740  0.4750"));
   const std::vector<std::string> merged = StepOf(out, "11");
   EXPECT_TRUE(Contains(merged, "0.3985  0.5703  0.3803  0.7352  0.5740  0.4750"));
+  EXPECT_TRUE(Contains({Lines(out).back()}, "without an output projection"));
 }
 
 TEST(Explain, HasColoursOnATerminalUnlessToldOtherwise) {
@@ -1333,6 +1477,8 @@ TEST_F(ExplainFile, ShowsGroupedHeadsCrossAttentionAndPackedLayers) {
   const Result packed = Mha({"explain", "--packed", folder_ / "layer.mha", "--input", folder_ / "x.npy", "--key", key});
   ASSERT_EQ(packed.status, 0) << packed.err;
   EXPECT_EQ(StepOf(packed.out, "9"), StepOf(result.out, "9"));
+  EXPECT_TRUE(Contains(StepOf(packed.out, "3"), "(packed: not shown)"));
+  EXPECT_FALSE(Contains(StepOf(result.out, "3"), "not shown"));
 }
 
 TEST_F(ExplainFile, RefusesWhatIsTooLongOrEmpty) {

@@ -86,12 +86,19 @@ class ShapeFinder {
 
   const float *bias_of(const ProjectionNames &names) { return names.bias.empty() ? nullptr : file_.values(names.bias, &layer_.copies); }
 
+  // Throws an InputError made of parts; or the doubt about the layout, which then explains why something does not fit.
+  template <typename... Parts>
+  [[noreturn]] void refuse(const Parts &...parts) const {
+    if (!layer_.layout_doubt.empty()) fail(layer_.layout_doubt);
+    fail(parts...);
+  }
+
   void check_bias(const ProjectionNames &names, int64_t width) const {
     if (names.bias.empty()) return;
     const Tensor &bias = file_.get(names.bias);
     if (bias.shape != std::vector<int64_t>{width}) {
-      fail(file_.path(), ": the tensor ", in_quotes(names.bias), " has the shape ", shape_text(bias.shape), "; ", shape_text({width}),
-           " is expected");
+      refuse(file_.path(), ": the tensor ", in_quotes(names.bias), " has the shape ", shape_text(bias.shape), "; ", shape_text({width}),
+             " is expected");
     }
   }
 
@@ -103,7 +110,7 @@ class ShapeFinder {
   // What each width is divided by. All of it is checked here, so that the sentence can name the tensor.
   int64_t divide(const Projection &projection, int64_t parts, const std::string &what) const {
     if (parts <= 0 || projection.out % parts != 0) {
-      fail(subject(*projection.names), " makes ", count_text(projection.out, "column"), ", which can't be divided by ", what);
+      refuse(subject(*projection.names), " makes ", count_text(projection.out, "column"), ", which can't be divided by ", what);
     }
     return projection.out / parts;
   }
@@ -118,15 +125,14 @@ class ShapeFinder {
     if (config.head_dim == 0) {
       config.head_dim = divide(q, config.num_heads, count_text(config.num_heads, "head"));
     } else if (divide(q, config.head_dim, text("the head dim ", config.head_dim)) != config.num_heads) {
-      fail(subject(*q.names), " makes ", count_text(q.out, "column"), "; ", count_text(config.num_heads, "head"), " of ", config.head_dim,
-           " are expected");
+      refuse(subject(*q.names), " makes ", count_text(q.out, "column"), "; ", count_text(config.num_heads, "head"), " of ", config.head_dim,
+             " are expected");
     }
     const std::string by_head_dim = text("the head dim ", config.head_dim);
     config.num_kv_heads = divide(k, config.head_dim, by_head_dim);
     if (options_.num_kv_heads != 0 && config.num_kv_heads != options_.num_kv_heads) {
-      if (!layer_.layout_doubt.empty()) fail(layer_.layout_doubt);
-      fail(subject(*k.names), " makes ", count_text(k.out, "column"), ", that is ", count_text(config.num_kv_heads, "head"), " of ",
-           config.head_dim, ", but --kv-heads says ", options_.num_kv_heads);
+      refuse(subject(*k.names), " makes ", count_text(k.out, "column"), ", that is ", count_text(config.num_kv_heads, "head"), " of ",
+             config.head_dim, ", but --kv-heads says ", options_.num_kv_heads);
     }
     check_grouping(k);
     config.head_dim_v = divide(v, config.num_kv_heads, count_text(config.num_kv_heads, "key and value head"));
@@ -175,8 +181,8 @@ class ShapeFinder {
   void check_grouping(const Projection &k) const {
     const mha_layer_config &config = layer_.config;
     if (config.num_heads % config.num_kv_heads != 0) {
-      fail(subject(*k.names), " gives ", count_text(config.num_kv_heads, "key and value head"), ", which do not divide the ",
-           count_text(config.num_heads, "query head"));
+      refuse(subject(*k.names), " gives ", count_text(config.num_kv_heads, "key and value head"), ", which do not divide the ",
+             count_text(config.num_heads, "query head"));
     }
   }
 
@@ -193,8 +199,8 @@ class ShapeFinder {
     const Projection o = read(names);
     const int64_t merged = config.num_heads * config.head_dim_v;
     if (o.in != merged) {
-      fail(subject(names), " takes ", count_text(o.in, "column"), ", but the merged heads have ", config.num_heads, " x ",
-           config.head_dim_v, " = ", merged, "; ", heads_given());
+      refuse(subject(names), " takes ", count_text(o.in, "column"), ", but the merged heads have ", config.num_heads, " x ",
+             config.head_dim_v, " = ", merged, "; ", heads_given());
     }
     check_bias(names, o.out);
     config.output_dim = o.out;

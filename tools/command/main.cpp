@@ -51,7 +51,27 @@ std::string sentence_about(const CLI::ParseError &error, const CLI::App &app) {
     const CLI::Option *option = asked.get_option_no_throw(name);
     if (option != nullptr) return name + (option->count() > 1 ? ": is given twice" : ": a value is expected after it");
   }
+  if (dynamic_cast<const CLI::ConversionError *>(&error) != nullptr) {  // values have been checked: a flag was given one
+    for (const CLI::Option *option : asked.get_options()) {
+      if (option->get_items_expected_max() == 0 && std::string(error.what()).find(option->get_name()) != std::string::npos) {
+        return option->get_name() + ": takes no value";
+      }
+    }
+  }
   return error.what();
+}
+
+// The option whose value was forgotten although another option follows, or "": CLI11 takes the other option for the value.
+std::string option_without_value(const CLI::App &asked, const std::vector<const char *> &arguments) {
+  for (size_t i = 0; i + 1 < arguments.size(); ++i) {
+    const std::string name = arguments[i];
+    const std::string next = arguments[i + 1];
+    if (name.rfind("--", 0) != 0 || next.rfind("--", 0) != 0) continue;
+    const CLI::Option *option = asked.get_option_no_throw(name);
+    const bool takes_value = option != nullptr && option->get_items_expected_max() > 0;
+    if (takes_value && asked.get_option_no_throw(next.substr(0, next.find('='))) != nullptr) return name;
+  }
+  return "";
 }
 
 int parse_and_run(int argc, char **argv) {
@@ -65,6 +85,7 @@ Examples:
   mha run --help
 
 Exit status: 0 on success, 2 for wrong input or usage (one sentence says what), 1 for anything else.)");
+  app.require_subcommand(0, 1);  // or "mha verify run" would be two sub-commands
   add_explain_command(&app);
   add_run_command(&app);
   add_pack_command(&app);
@@ -73,8 +94,7 @@ Exit status: 0 on success, 2 for wrong input or usage (one sentence says what), 
 
   const std::string advice = "explain, run, pack, verify or info is expected; mha --help says more";
   std::vector<const char *> arguments(argv, argv + argc);
-  const bool asks_for_help = argc >= 2 && std::string_view(argv[1]) == "help";
-  if (asks_for_help) {  // help run -> run --help
+  if (argc >= 2 && std::string_view(argv[1]) == "help") {  // help run -> run --help
     arguments.erase(arguments.begin() + 1);
     arguments.push_back("--help");
   }
@@ -82,6 +102,10 @@ Exit status: 0 on success, 2 for wrong input or usage (one sentence says what), 
   if (first.empty()) return complain(kBadInput, advice);
   if (first[0] != '-' && app.get_subcommands([&](const CLI::App *known) { return known->get_name() == first; }).empty()) {
     return complain(kBadInput, text("there is no sub-command ", in_quotes(first), "; ", advice));
+  }
+  if (first[0] != '-') {
+    const std::string option = option_without_value(*app.get_subcommand(first), arguments);
+    if (!option.empty()) return complain(kBadInput, option + ": a value is expected after it");
   }
   try {
     app.parse(static_cast<int>(arguments.size()), arguments.data());
