@@ -93,7 +93,7 @@ MHA_API uint32_t mha_contract(void);
 #define MHA_INSTRUCTION_SET_AUTO 0u   /* the best one that this machine has */
 #define MHA_INSTRUCTION_SET_SCALAR 1u /* any machine; slow, since a fused multiply-add is a function call here */
 #define MHA_INSTRUCTION_SET_AVX2 2u   /* x86-64 with AVX2, FMA and F16C */
-#define MHA_INSTRUCTION_SET_AVX512 3u /* x86-64 with AVX-512 F, BW, VL and DQ */
+#define MHA_INSTRUCTION_SET_AVX512 3u /* x86-64 with AVX-512 F, CD, BW, VL and DQ */
 #define MHA_INSTRUCTION_SET_NEON 4u   /* AArch64 */
 
 /* The sets that this build contains and this machine (operating system included) can run: bit (1u << MHA_INSTRUCTION_SET_X) each. */

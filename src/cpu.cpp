@@ -24,7 +24,8 @@ bool machine_has(uint32_t instruction_set) {
     case MHA_INSTRUCTION_SET_AVX512:
       __builtin_cpu_init();
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx2") &&
+             __builtin_cpu_supports("fma");
     case MHA_INSTRUCTION_SET_AVX2:
       __builtin_cpu_init();
       // Every processor with AVX2 and FMA has F16C, which not all compilers can be asked for.

@@ -1,4 +1,4 @@
-// The kernels for x86-64 with AVX-512 F, BW, VL and DQ.
+// The kernels for x86-64 with AVX-512 F, CD, BW, VL and DQ.
 #define MHA_KERNELS_AVX512
 #include "kernels/table.h"
 #include "mha.h"
