@@ -155,8 +155,8 @@ typedef struct mha_layer_config {
 
 /*
  * The weights. Shapes below are for MHA_LAYOUT_IN_OUT; with MHA_LAYOUT_OUT_IN each matrix is transposed (w_qkv: W_Q, W_K and W_V one
- * below the other). The columns of W_Q are
- * head 0's head_dim columns, then head 1's, and so on; so are those of W_K and W_V, and the rows of W_O.
+ * below the other). The columns of W_Q are head 0's head_dim columns, then head 1's, and so on; so are those of W_K and W_V, and the rows
+ * of W_O.
  *
  * W_Q, W_K and W_V are given in exactly one of three forms:
  *     w_q, w_k, w_v                      three matrices

@@ -14,8 +14,7 @@ struct Array {
   int64_t strides[3];
 };
 
-// What a stride of 0 means: count times the next inner stride; INT64_MAX if that overflows, which no array with more than one element
-// survives.
+// What a stride of 0 means: count times the next inner stride. INT64_MAX if that overflows, so that the check of the whole array fails.
 int64_t contiguous_stride(int64_t stride, int64_t count, int64_t inner_stride);
 
 // Elements from the first to the last, or an overflow.

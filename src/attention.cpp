@@ -19,8 +19,8 @@ struct Stage {
   float *scratch;
 };
 
-// Query blocks of one head after each other, the last first: under a causal mask it has the most keys, and small units at the end share out
-// evenly.
+// Query blocks of one head after each other, the last first: under a causal mask it has the most keys, and what comes at the end is small
+// enough to share out evenly.
 void run_unit(const void *context, int64_t unit, int64_t thread) {
   const Stage &stage = *static_cast<const Stage *>(context);
   const Attention &attention = *stage.attention;

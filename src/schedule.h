@@ -17,8 +17,7 @@ struct alignas(64) UnitCounter {
   int64_t next;
 };
 
-// Runs run(context, unit, thread) once for each unit in [0, units); thread < threads_of(scheduler) tells which slice of the workspace to
-// use.
+// Runs run(context, unit, thread) once for each unit in [0, units). thread < threads_of(scheduler) is the slice of the workspace to use.
 void run_units(const mha_scheduler *scheduler, UnitCounter *counter, int64_t units,
                void (*run)(const void *context, int64_t unit, int64_t thread), const void *context);
 

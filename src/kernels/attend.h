@@ -279,8 +279,7 @@ inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64
     *unit.l(slot, row + r) = l[r];
   }
 
-  // Keys that all rows attend to, for the whole tile; the rest row by row. A row is never multiplied with a value that it does not attend
-  // to.
+  // Keys that all rows attend to, for the whole tile; the rest row by row. No row is multiplied with a value that it does not attend to.
   const int64_t width = call.head_dim_v_padded;
   const int64_t shared = rows_with_excluded ? 0 : fewest;
   context<V, R>({scores}, shared, chunk.values, width, unit.o(slot, row));

@@ -67,8 +67,8 @@ struct StridedRows {
   int64_t head_stride;
 };
 
-// The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has rows = block_queries * (query heads per kv
-// head).
+// The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has so many rows:
+// block_queries * (query heads per kv head).
 struct AttendScratch {
   int64_t queries;   // [rows * head_dim], tile by tile
   int64_t keys;      // [16 blocks][head_dim][16], for plain key rows
