@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+
 #include "error.h"
 
 namespace command {
@@ -33,38 +35,51 @@ std::string resolved(const std::string &path) {
 // The temporary file of the one output that is being written, for the signal handler.
 char pending_file[PATH_MAX];
 
+// Whose turn it is: a file must not come into being while the handler looks for it, and a signal may be handled on a thread of a BLAS's.
+enum Turn { nobody, creating, ending };
+std::atomic<int> turn{nobody};
+
+bool take_turn(Turn mine) {
+  int expected = nobody;
+  return turn.compare_exchange_strong(expected, mine);
+}
+
 void remove_pending_file(int signal_number) {
+  while (!take_turn(ending) && turn != ending) {
+  }
   if (pending_file[0] != '\0') unlink(pending_file);
   signal(signal_number, SIG_DFL);
   raise(signal_number);
 }
 
-// While one of these exists, a signal that would end the command waits.
-class SignalsWait {
- public:
-  SignalsWait() {
-    sigset_t ending;
-    sigemptyset(&ending);
-    for (int signal_number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&ending, signal_number);
-    sigprocmask(SIG_BLOCK, &ending, &before_);
-  }
-  ~SignalsWait() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsWait(const SignalsWait &) = delete;
-  SignalsWait &operator=(const SignalsWait &) = delete;
-
- private:
-  sigset_t before_;
-};
-
-void remove_when_interrupted(const std::string &path) {
-  if (path.size() >= sizeof pending_file) return;
-  memcpy(pending_file, path.c_str(), path.size() + 1);
+void handle_signals() {
   for (int signal_number : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction old;
     if (sigaction(signal_number, nullptr, &old) == 0 && old.sa_handler == SIG_IGN) continue;  // nohup
     signal(signal_number, remove_pending_file);
   }
 }
+
+// While one of these exists, a signal that would end the command waits, on whichever thread it arrives.
+class SignalsWait {
+ public:
+  SignalsWait() {
+    sigset_t ending_signals;
+    sigemptyset(&ending_signals);
+    for (int signal_number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&ending_signals, signal_number);
+    pthread_sigmask(SIG_BLOCK, &ending_signals, &before_);
+    while (!take_turn(creating)) pause();  // the command is ending
+  }
+  ~SignalsWait() {
+    turn = nobody;
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  SignalsWait(const SignalsWait &) = delete;
+  SignalsWait &operator=(const SignalsWait &) = delete;
+
+ private:
+  sigset_t before_;
+};
 
 }  // namespace
 
@@ -121,12 +136,13 @@ OutputFile::OutputFile(const std::string &path) : path_(path) {
   const size_t slash = path_.rfind('/');
   const std::string folder = slash == std::string::npos ? "" : path_.substr(0, slash + 1);
   std::string pattern = folder + ".mha-XXXXXX";
+  handle_signals();
   {
-    const SignalsWait wait;  // the file must not exist without being known to the handler
+    const SignalsWait wait;
     file_ = mkostemp(pattern.data(), O_CLOEXEC);
     if (file_ < 0) fail_to_write();
     temporary_ = pattern;
-    remove_when_interrupted(temporary_);
+    if (temporary_.size() < sizeof pending_file) memcpy(pending_file, temporary_.c_str(), temporary_.size() + 1);
   }
 
   const mode_t mask = umask(0);
