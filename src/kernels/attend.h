@@ -11,14 +11,6 @@
 namespace mha {
 namespace {
 
-struct Scale {
-  float scale;
-  template <class V>
-  MHA_INLINE V operator()(V dot, int, int) const {
-    return dot * all<V>(scale);
-  }
-};
-
 struct Unchanged {
   template <class V>
   MHA_INLINE V operator()(V dot, int, int) const {
@@ -83,10 +75,20 @@ inline void interleave_queries(const Unit &unit, int64_t tile_rows) {
   }
   for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
     const int64_t rows = smaller(tile_rows, unit.num_rows - row);
+    const float *from[attend_tile_rows_max];
+    for (int64_t r = 0; r < rows; ++r) from[r] = query_row(unit, row + r);
     float *const tile = unit.q(row);
-    for (int64_t r = 0; r < rows; ++r) {
-      const float *const from = query_row(unit, row + r);
-      for (int64_t k = 0; k < head_dim; ++k) tile[k * rows + r] = from[k];
+    int64_t k = 0;
+    if (rows >= 4) {
+      for (; k + 4 <= head_dim; k += 4) {
+        for (int64_t r = 0; r < rows; r += 4) {
+          const int64_t first = smaller(r, rows - 4);  // the last four may overlap those before them
+          transpose4x4(from[first] + k, from[first + 1] + k, from[first + 2] + k, from[first + 3] + k, tile + k * rows + first, rows);
+        }
+      }
+    }
+    for (; k < head_dim; ++k) {
+      for (int64_t r = 0; r < rows; ++r) tile[k * rows + r] = quiet(from[r][k]);
     }
   }
 }
@@ -98,10 +100,11 @@ inline void pack_keys(const float *rows, int64_t row_stride, int64_t count, int6
     const int64_t keys = smaller(4, count - j);
     int64_t c = 0;
     if (keys == 4) {
-      for (; c + 4 <= head_dim; c += 4) transpose4x4(row + c, row_stride, block + c * key_block, key_block);
+      const float *const row1 = row + row_stride, *const row2 = row1 + row_stride, *const row3 = row2 + row_stride;
+      for (; c + 4 <= head_dim; c += 4) transpose4x4(row + c, row1 + c, row2 + c, row3 + c, block + c * key_block, key_block);
     }
     for (; c < head_dim; ++c) {
-      for (int64_t i = 0; i < keys; ++i) block[c * key_block + i] = row[i * row_stride + c];
+      for (int64_t i = 0; i < keys; ++i) block[c * key_block + i] = quiet(row[i * row_stride + c]);
     }
   }
 }
@@ -138,157 +141,168 @@ inline const float *values_of(const Unit &unit, int64_t begin, int64_t count) {
 
 // ---- Scores
 
-template <class V, int R, int B, class Rows, class Finish>
-MHA_INLINE void score_tail(int64_t blocks, Rows q, int64_t head_dim, const float *keys, float *scores, const Finish &finish) {
-  if (blocks == B) {
-    return multiply<R, B, key_block / V::size, V>(q, head_dim, {keys, key_block, head_dim * key_block}, scores, score_stride, finish);
-  }
-  if constexpr (B > 1) score_tail<V, R, B - 1>(blocks, q, head_dim, keys, scores, finish);
-}
-
-// scores[r][j] for the first `count` keys of a chunk, rounded up to whole blocks of 16.
-template <class V, int R, class Rows, class Finish>
-MHA_INLINE void score(Rows q, int64_t head_dim, const float *keys, int64_t count, float *scores, Finish finish) {
-  constexpr int B = TileShape<V::size>::score_blocks(R);
-  int64_t blocks = (count + key_block - 1) / key_block;
-  for (; blocks >= B; blocks -= B) {
-    multiply<R, B, key_block / V::size, V>(q, head_dim, {keys, key_block, head_dim * key_block}, scores, score_stride, finish);
-    keys += B * head_dim * key_block;
-    scores += B * key_block;
-  }
-  if constexpr (B > 1) score_tail<V, R, B - 1>(blocks, q, head_dim, keys, scores, finish);
-}
-
-// ---- Softmax of a tile's rows in one chunk
-
-// Turns scores[r][0, counts[r]) into p = exp(score - m), with zeros up to the end of the tile's last block, and gives m and l of each row.
-// Returns a bit for each row that has keys with a score of -infinity, which take no part: they are marked in excluded[r][0, counts[r]).
+// The score, and beside it the greatest and the least of each row, which cost nothing while they are in a register.
 template <class V, int R>
-MHA_INLINE uint32_t softmax(float *scores, const int64_t (&counts)[R], int64_t blocks, float (&m)[R], float (&l)[R], uint8_t *excluded) {
-  constexpr int vectors = key_block / V::size;
-  const int64_t tile_end = blocks * key_block;
-  V most[R], least[R];
-  MHA_UNROLL for (int r = 0; r < R; ++r) {
-    float *const s = scores + r * score_stride;
-    most[r] = all<V>(-infinity);
-    least[r] = all<V>(infinity);
-    int64_t j = 0;
-    for (; j + static_cast<int64_t>(V::size) <= counts[r]; j += V::size) {
-      const V score = load<V>(s + j);
-      most[r] = greater_of(score, most[r]);
-      least[r] = less_of(score, least[r]);
-    }
-    for (; j < tile_end; j += V::size) {
-      const V score = load<V>(s + j), known = first_lanes(score, counts[r] - j, all<V>(-infinity));
-      most[r] = greater_of(known, most[r]);
-      least[r] = less_of(first_lanes(score, counts[r] - j, all<V>(infinity)), least[r]);
-      store(s + j, known);
+struct ScaleAndCompare {
+  float scale;
+  V greatest[R], least[R];
+
+  MHA_INLINE explicit ScaleAndCompare(float s) : scale(s) {
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      greatest[r] = all<V>(-infinity);
+      least[r] = all<V>(infinity);
     }
   }
+  MHA_INLINE V operator()(V dot, int r, int) {
+    const V score = dot * all<V>(scale);
+    greatest[r] = greater_of(score, greatest[r]);
+    least[r] = less_of(score, least[r]);
+    return score;
+  }
+};
 
-  uint32_t rows_with_excluded = 0;
-  V maximum[R];
-  MHA_UNROLL for (int r = 0; r < R; ++r) {
-    m[r] = greatest(most[r]);
+// The same where the rows do not attend to all the keys, of which the first is at `first`: the others' scores are -infinity.
+template <class V, int R>
+struct ScaleAndMask {
+  ScaleAndCompare<V, R> &scores;
+  const int64_t (&counts)[R];
+  int64_t first;
+
+  MHA_INLINE V operator()(V dot, int r, int i) {
+    const int64_t count = counts[r] - first - i * static_cast<int64_t>(V::size);
+    const V score = dot * all<V>(scores.scale), known = first_lanes(score, count, all<V>(-infinity));
+    scores.greatest[r] = greater_of(known, scores.greatest[r]);
+    scores.least[r] = less_of(first_lanes(score, count, all<V>(infinity)), scores.least[r]);
+    return known;
+  }
+};
+
+// out[r][j] = finish(dot(q[r], key j)) for the keys of up to B blocks.
+template <class V, int R, int B, class Rows, class Finish>
+MHA_INLINE void score_blocks(int64_t blocks, Rows q, int64_t head_dim, const float *keys, float *out, Finish &&finish) {
+  if (blocks == B) {
+    return multiply<R, B, key_block / V::size, V>(q, head_dim, {keys, key_block, head_dim * key_block}, out, score_stride, finish);
+  }
+  if constexpr (B > 1) score_blocks<V, R, B - 1>(blocks, q, head_dim, keys, out, finish);
+}
+
+// Turns scores[r][0, 16 * blocks) into p = exp(score - m), and gives l of each row. So many rows side by side as make use of the processor:
+// an exp is a long chain of operations.
+template <class V, int R>
+MHA_INLINE void softmax(float *scores, int64_t blocks, const float *m, float *l) {
+  constexpr int rows = R < TileShape<V::size>::softmax_rows ? R : TileShape<V::size>::softmax_rows, vectors = key_block / V::size;
+  V maximum[rows], partial_sums[rows][vectors];
+  MHA_UNROLL for (int r = 0; r < rows; ++r) {
     // Without a score above -infinity any finite number will do: exp gives 0 for the keys left out, and NaN for a NaN.
     maximum[r] = all<V>(m[r] == -infinity ? 0.0f : m[r]);
-    if (has_negative_infinity(least[r])) {
-      rows_with_excluded |= 1u << r;
-      for (int64_t j = 0; j < counts[r]; ++j) excluded[r * chunk_keys + j] = scores[r * score_stride + j] == -infinity;
+  }
+  clear(partial_sums);
+  for (float *s = scores; s < scores + blocks * key_block; s += key_block) {
+    V p[rows * vectors];
+    MHA_UNROLL for (int i = 0; i < rows * vectors; ++i) {
+      p[i] = load<V>(s + i / vectors * score_stride + i % vectors * V::size) - maximum[i / vectors];
+    }
+    exp_of(p);
+    MHA_UNROLL for (int i = 0; i < rows * vectors; ++i) {
+      store(s + i / vectors * score_stride + i % vectors * V::size, p[i]);
+      V &sum = partial_sums[i / vectors][i % vectors];
+      sum = sum + p[i];
     }
   }
-
-  // All rows side by side: one row's exp is a long chain of operations, R of them keep the machine busy.
-  V partial_sums[R][vectors];
-  MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < vectors; ++i) partial_sums[r][i] = all<V>(0.0f); }
-  for (int64_t j = 0; j < tile_end; j += key_block) {
-    MHA_UNROLL for (int i = 0; i < vectors; ++i) {
-      V p[R];
-      MHA_UNROLL for (int r = 0; r < R; ++r) p[r] = load<V>(scores + r * score_stride + j + i * V::size) - maximum[r];
-      exp_of(p);
-      MHA_UNROLL for (int r = 0; r < R; ++r) {
-        store(scores + r * score_stride + j + i * V::size, p[r]);
-        partial_sums[r][i] = partial_sums[r][i] + p[r];
-      }
-    }
-  }
-  MHA_UNROLL for (int r = 0; r < R; ++r) l[r] = sum16(partial_sums[r]);
-  return rows_with_excluded;
+  MHA_UNROLL for (int r = 0; r < rows; ++r) l[r] = sum16(partial_sums[r]);
+  if constexpr (R > rows) softmax<V, R - rows>(scores + rows * score_stride, blocks, m + rows, l + rows);
 }
 
 // ---- Context of a tile
 
-// o = o + p[j] * values[j] for j in [begin, end), in order, leaving out the excluded keys.
-template <class V>
-inline void continue_context(const float *p, const uint8_t *excluded, int64_t begin, int64_t end, const float *values, int64_t width,
-                             float *o) {
-  for (int64_t c = 0; c < width; c += key_block) {
-    constexpr int vectors = key_block / V::size;
-    V acc[vectors];
-    MHA_UNROLL for (int i = 0; i < vectors; ++i) acc[i] = load<V>(o + c + i * V::size);
-    for (int64_t j = begin; j < end; ++j) {
-      if (excluded && excluded[j]) continue;
-      const V multiplier = all<V>(p[j]);
-      MHA_UNROLL for (int i = 0; i < vectors; ++i) acc[i] = mul_add(multiplier, load<V>(values + j * width + c + i * V::size), acc[i]);
+// Which keys take part in which rows of a tile: row r has the keys below counts[r] but for those excluded. All rows have those below
+// `shared`.
+template <int R>
+struct Attending {
+  int64_t counts[R];
+  int64_t shared, most;
+  uint32_t rows_with_excluded;  // a bit for each row, whose excluded[r][j] then says
+  uint8_t *excluded;            // [R][chunk_keys]
+
+  MHA_INLINE bool has(int r, int64_t j) const { return j < counts[r] && !((rows_with_excluded >> r & 1) && excluded[r * chunk_keys + j]); }
+};
+
+// o[r] = sum of p[r][j] * values[j] over the keys that take part: those of all rows for the whole tile, the rest row by row, since no row
+// is multiplied with a value that it does not attend to.
+template <class V, int R, int C>
+MHA_INLINE void context_columns(EvenRows<score_stride> p, const Attending<R> &keys, const float *values, int64_t width, float *o) {
+  V acc[R][C];
+  clear(acc);
+  accumulate<R, 1, C>(p, {values, width, 0}, 0, keys.shared, acc);
+  for (int64_t j = keys.shared; j < keys.most; ++j) {
+    V value[C];
+    MHA_UNROLL for (int i = 0; i < C; ++i) value[i] = load<V>(values + j * width + i * V::size);
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      if (!keys.has(r, j)) continue;
+      const V multiplier = all<V>(p.at(r, j));
+      MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = mul_add(multiplier, value[i], acc[r][i]);
     }
-    MHA_UNROLL for (int i = 0; i < vectors; ++i) store(o + c + i * V::size, acc[i]);
+  }
+  MHA_UNROLL for (int r = 0; r < R; ++r) {
+    MHA_UNROLL for (int i = 0; i < C; ++i) store(o + r * width + i * static_cast<int64_t>(V::size), acc[r][i]);
   }
 }
 
 template <class V, int R, int C>
-MHA_INLINE void context_tail(int64_t vectors, EvenRows<score_stride> p, int64_t keys, const float *values, int64_t width, float *o) {
-  if (vectors == C) return multiply<R, 1, C, V>(p, keys, {values, width, 0}, o, width, Unchanged{});
-  if constexpr (C > 1) context_tail<V, R, C - 1>(vectors, p, keys, values, width, o);
-}
-
-// o[r] = sum of p[r][j] * values[j] over the first `keys` keys.
-template <class V, int R>
-MHA_INLINE void context(EvenRows<score_stride> p, int64_t keys, const float *values, int64_t width, float *o) {
-  constexpr int C = TileShape<V::size>::context_vectors;
-  int64_t vectors = width / V::size;
+MHA_INLINE void context(int64_t vectors, EvenRows<score_stride> p, const Attending<R> &keys, const float *values, int64_t width, float *o) {
   for (; vectors >= C; vectors -= C) {
-    multiply<R, 1, C, V>(p, keys, {values, width, 0}, o, width, Unchanged{});
+    context_columns<V, R, C>(p, keys, values, width, o);
     values += C * V::size;
     o += C * V::size;
   }
-  if constexpr (C > 1) context_tail<V, R, C - 1>(vectors, p, keys, values, width, o);
+  if constexpr (C > 1) context<V, R, C - 1>(vectors, p, keys, values, width, o);
 }
 
 // ---- One chunk for one tile
 
 template <class V, int R>
 inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
+  using Shape = TileShape<V::size>;
+  constexpr int B = Shape::score_blocks(R);
   const Attention &call = unit.call;
-  int64_t counts[R];
-  int64_t most = 0, fewest = chunk_keys, query = unit.query(row), head_in_group = row % unit.group;
+  const int64_t head_dim = call.head_dim;
+  Attending<R> keys = {{}, chunk_keys, 0, 0, reinterpret_cast<uint8_t *>(unit.scratch + call.scratch.excluded)};
+  int64_t query = unit.query(row), head_in_group = row % unit.group;
   for (int r = 0; r < R; ++r) {
-    counts[r] = smaller(chunk_keys, greater(0, unit.key_limit_of_query(query) - chunk.begin));
-    most = greater(most, counts[r]);
-    fewest = smaller(fewest, counts[r]);
+    keys.counts[r] = smaller(chunk_keys, greater(0, unit.key_limit_of_query(query) - chunk.begin));
+    keys.shared = smaller(keys.shared, keys.counts[r]);
+    keys.most = greater(keys.most, keys.counts[r]);
     if (++head_in_group == unit.group) ++query, head_in_group = 0;
   }
 
   float *const scores = unit.scratch + call.scratch.scores;
-  score<V, R>(InterleavedRows<R>{unit.q(row)}, call.head_dim, chunk.keys, most, scores, Scale{call.scale});
+  const InterleavedRows<R> q = {unit.q(row)};
+  ScaleAndCompare<V, R> scale(call.scale);
+  const int64_t blocks = (keys.most + key_block - 1) / key_block;
+  int64_t block = 0;
+  for (; (block + B) * key_block <= keys.shared; block += B) {
+    score_blocks<V, R, B>(B, q, head_dim, chunk.keys + block * head_dim * key_block, scores + block * key_block, scale);
+  }
+  for (; block < blocks; block += B) {
+    score_blocks<V, R, B>(smaller(B, blocks - block), q, head_dim, chunk.keys + block * head_dim * key_block, scores + block * key_block,
+                          ScaleAndMask<V, R>{scale, keys.counts, block * key_block});
+  }
+  for (int r = 0; r < R; ++r) {
+    if (!has_negative_infinity(scale.least[r])) continue;
+    keys.rows_with_excluded |= 1u << r;
+    keys.shared = 0;
+    for (int64_t j = 0; j < keys.counts[r]; ++j) keys.excluded[r * chunk_keys + j] = scores[r * score_stride + j] == -infinity;
+  }
 
-  uint8_t *const excluded = reinterpret_cast<uint8_t *>(unit.scratch + call.scratch.excluded);
   float m[R], l[R];
-  const uint32_t rows_with_excluded = softmax<V, R>(scores, counts, (most + key_block - 1) / key_block, m, l, excluded);
+  MHA_UNROLL for (int r = 0; r < R; ++r) m[r] = greatest(scale.greatest[r]);
+  softmax<V, R>(scores, blocks, m, l);
   for (int r = 0; r < R; ++r) {
     *unit.m(slot, row + r) = m[r];
     *unit.l(slot, row + r) = l[r];
   }
-
-  // Keys that all rows attend to, for the whole tile; the rest row by row. No row is multiplied with a value that it does not attend to.
   const int64_t width = call.head_dim_v_padded;
-  const int64_t shared = rows_with_excluded ? 0 : fewest;
-  context<V, R>({scores}, shared, chunk.values, width, unit.o(slot, row));
-  for (int r = 0; r < R; ++r) {
-    const uint8_t *const left_out = rows_with_excluded >> r & 1 ? excluded + r * chunk_keys : nullptr;
-    if (shared < counts[r]) {
-      continue_context<V>(scores + r * score_stride, left_out, shared, counts[r], chunk.values, width, unit.o(slot, row + r));
-    }
-  }
+  context<V, R, Shape::context_vectors>(width / V::size, {scores}, keys, chunk.values, width, unit.o(slot, row));
 }
 
 template <class V, int R>
@@ -333,25 +347,32 @@ inline void merge(const Unit &unit, int64_t left, int64_t begin, int64_t end) {
   }
 }
 
+inline float *output_row(const Unit &unit, int64_t row) {
+  const Attention &call = unit.call;
+  return call.output + unit.sequence * call.output_batch_stride + unit.query(row) * call.output_row_stride +
+         unit.head(row) * call.output_head_stride;
+}
+
 template <class V>
 inline void finish(const Unit &unit, int64_t row) {
   const Attention &call = unit.call;
   const float l = *unit.l(0, row);
-  float *const o = unit.o(0, row);
-  if (l == 0.0f) {
-    for (int64_t c = 0; c < call.head_dim_v_padded; ++c) o[c] = 0.0f;
-  } else {
-    const V inverse = all<V>(1.0f / l);
-    for (int64_t c = 0; c < call.head_dim_v_padded; c += V::size) store(o + c, canonical(load<V>(o + c) * inverse));
+  float *const o = unit.o(0, row), *const out = output_row(unit, row);
+  const bool is_empty = l == 0.0f;
+  const V inverse = all<V>(1.0f / l);
+  int64_t c = 0;
+  for (; c + static_cast<int64_t>(V::size) <= call.head_dim_v; c += V::size) {
+    store(out + c, is_empty ? all<V>(0.0f) : canonical(load<V>(o + c) * inverse));
   }
-  float *const out = call.output + unit.sequence * call.output_batch_stride + unit.query(row) * call.output_row_stride +
-                     unit.head(row) * call.output_head_stride;
-  for (int64_t c = 0; c < call.head_dim_v; ++c) out[c] = o[c];
+  if (c < call.head_dim_v) {
+    store(o + c, is_empty ? all<V>(0.0f) : canonical(load<V>(o + c) * inverse));
+    for (; c < call.head_dim_v; ++c) out[c] = o[c];
+  }
   if (call.context) {
     float *const tap = call.context + ((unit.sequence * call.n_q + unit.query(row)) * call.num_heads + unit.head(row)) * call.head_dim_v;
-    for (int64_t c = 0; c < call.head_dim_v; ++c) tap[c] = o[c];
+    for (int64_t i = 0; i < call.head_dim_v; ++i) tap[i] = out[i];
   }
-  if (call.lse) call.lse[unit.index(row)] = l == 0.0f ? -infinity : canonical(*unit.m(0, row) + log_of(l));
+  if (call.lse) call.lse[unit.index(row)] = is_empty ? -infinity : canonical(*unit.m(0, row) + log_of(l));
 }
 
 // ---- Looking inside: a second pass over the keys for those who asked, when m and l of the whole row are known
@@ -392,7 +413,9 @@ inline void inspect(const Unit &unit) {
     const float *const keys = keys_of(unit, begin, count);
     for (int64_t row = 0; row < unit.num_rows; ++row) {
       const EvenRows<0> q = {query_row(unit, row)};
-      score<V, 1>(q, call.head_dim, keys, count, scores, Unchanged{});
+      for (int64_t j = 0; j < count; j += key_block) {
+        score_blocks<V, 1, 1>(1, q, call.head_dim, keys + j * call.head_dim, scores + j, Unchanged{});
+      }
       inspect_row<V>(unit, row, begin, count, scores);
     }
   }
@@ -429,6 +452,11 @@ void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t qu
     for (int64_t ones = c; ones & 1; ones >>= 1) merge<V>(unit, --slot, first, unit.num_rows);
   }
 
+  // The output's rows lie far apart too.
+  for (int64_t row = 0; row < unit.num_rows; ++row) {
+    const float *const out = output_row(unit, row);
+    for (int64_t c = 0; c < call.head_dim_v; c += 16) __builtin_prefetch(out + c, 1);
+  }
   for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
     const int64_t end = smaller(row + tile_rows, unit.num_rows);
     const int64_t chunks = greater(1, (unit.key_limit(end - 1) + chunk_keys - 1) / chunk_keys);

@@ -16,22 +16,24 @@ MHA_INLINE V canonical(V x) {
 MHA_INLINE float canonical(float x) { return x != x ? float_of(0x7fc00000u) : x + 0.0f; }
 
 // x[i] = exp(x[i]), for x[i] <= 0 or NaN: N vectors step by step beside each other.
+//
+// A NaN comes out as a NaN as long as the low 9 bits of its payload are 0, which times_power may add to the exponent. So it is with
+// canonical NaNs, with those that an operation makes of numbers, and with what any operation makes of these.
 template <class V, int N>
 MHA_INLINE void exp_of(V (&x)[N]) {
-  V t[N], r[N], p[N];
+  V t[N], n[N], r[N], p[N];
 #define MHA_EACH MHA_UNROLL for (int i = 0; i < N; ++i)
   MHA_EACH t[i] = mul_add(x[i], all<V>(0x1.715476p+0f), all<V>(0x1.8p+23f));
-  MHA_EACH r[i] = t[i] - all<V>(0x1.8p+23f);
-  MHA_EACH p[i] = mul_add(r[i], all<V>(-0x1.62e43p-1f), x[i]);
-  MHA_EACH r[i] = mul_add(r[i], all<V>(0x1.05c61p-29f), p[i]);
+  MHA_EACH n[i] = t[i] - all<V>(0x1.8p+23f);
+  MHA_EACH r[i] = mul_add(n[i], all<V>(-0x1.62e43p-1f), x[i]);
+  MHA_EACH r[i] = mul_add(n[i], all<V>(0x1.05c61p-29f), r[i]);
   MHA_EACH p[i] = mul_add(all<V>(0x1.6a23d0p-10f), r[i], all<V>(0x1.123a20p-7f));
   MHA_EACH p[i] = mul_add(p[i], r[i], all<V>(0x1.5558f2p-5f));
   MHA_EACH p[i] = mul_add(p[i], r[i], all<V>(0x1.555492p-3f));
   MHA_EACH p[i] = mul_add(p[i], r[i], all<V>(0x1.fffffcp-2f));
   MHA_EACH p[i] = mul_add(p[i], r[i], all<V>(1.0f));
   MHA_EACH p[i] = mul_add(p[i], r[i], all<V>(1.0f));
-  MHA_EACH p[i] = zero_if_less(x[i], all<V>(-0x1.5d589ep+6f), add_to_exponent(p[i], t[i]));
-  MHA_EACH x[i] = x_if_nan(x[i], p[i]);
+  MHA_EACH x[i] = zero_if_less(x[i], all<V>(-0x1.5d589ep+6f), times_power(p[i], n[i], t[i]));
 #undef MHA_EACH
 }
 

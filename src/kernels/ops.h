@@ -51,6 +51,9 @@ MHA_INLINE float float_of(uint32_t bits) {
 
 MHA_INLINE float mul_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
+// x itself, a NaN with the one payload that exp wants.
+MHA_INLINE float quiet(float x) { return x == x ? x : __builtin_nanf(""); }
+
 // One lane: the vector of the scalar kernels, and in every kernel the carrier of exp for single values.
 struct Scalar {
   static constexpr int size = 1;
@@ -64,11 +67,10 @@ MHA_INLINE Scalar mul_add(Scalar a, Scalar b, Scalar c) { return {mul_add(a.x, b
 MHA_INLINE Scalar greater_of(Scalar s, Scalar m) { return {s.x > m.x ? s.x : m.x}; }
 MHA_INLINE Scalar zero_if_less(Scalar x, Scalar limit, Scalar y) { return {x.x < limit.x ? 0.0f : y.x}; }
 MHA_INLINE Scalar zero_if_equal(Scalar x, Scalar value, Scalar y) { return {x.x == value.x ? 0.0f : y.x}; }
-MHA_INLINE Scalar x_if_nan(Scalar x, Scalar y) { return {x.x != x.x ? x.x : y.x}; }
 MHA_INLINE Scalar first_lanes(Scalar x, int64_t count, Scalar other) { return count > 0 ? x : other; }
 MHA_INLINE Scalar value_if_nan(Scalar x, Scalar value) { return {x.x != x.x ? value.x : x.x}; }
 MHA_INLINE Scalar less_of(Scalar s, Scalar m) { return {s.x < m.x ? s.x : m.x}; }
-MHA_INLINE Scalar add_to_exponent(Scalar p, Scalar t) { return {float_of(bits_of(p.x) + (bits_of(t.x) << 23))}; }
+MHA_INLINE Scalar times_power(Scalar p, Scalar, Scalar t) { return {float_of(bits_of(p.x) + (bits_of(t.x) << 23))}; }
 
 template <class V>
 MHA_INLINE V load(const float *p);
@@ -87,6 +89,8 @@ MHA_INLINE void store(float *p, Scalar v) { *p = v.x; }
 
 // ---- Vectors
 //
+// times_power(p, n, t) is p with n added to its exponent, for an integer n that also stands in the low 9 bits of t, and a normal result.
+// It multiplies by 2^n, exactly; other results and NaN need not come out alike on all machines.
 // sum16 adds the 16 partial sums of a row, held in 16 / V::size vectors, in the contract's tree (i, i+8), (i, i+4), (i, i+2), (i, i+1).
 // has_negative_infinity is asked of the minimum of a row's scores: it tells whether there are keys that take no part.
 
@@ -127,7 +131,6 @@ MHA_INLINE Vector all<Vector>(float x) {
 }
 MHA_INLINE void store(float *p, Vector v) { v.store_unaligned(p); }
 
-MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) { return xsimd::select(x < limit, Vector(0.0f), y); }
 MHA_INLINE Vector zero_if_equal(Vector x, Vector value, Vector y) { return xsimd::select(x == value, Vector(0.0f), y); }
 // x in the first `count` lanes, other in the rest.
 alignas(64) constexpr float lane_numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -135,7 +138,6 @@ MHA_INLINE Vector first_lanes(Vector x, int64_t count, Vector other) {
   return xsimd::select(load<Vector>(lane_numbers) < Vector(static_cast<float>(count)), x, other);
 }
 // By ==, since xsimd's != is false for NaN on some instruction sets.
-MHA_INLINE Vector x_if_nan(Vector x, Vector y) { return xsimd::select(x == x, y, x); }
 MHA_INLINE Vector value_if_nan(Vector x, Vector value) { return xsimd::select(x == x, x, value); }
 
 #if defined(MHA_KERNELS_AVX512)
@@ -144,9 +146,10 @@ MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps
 // vmaxps returns its second operand if the first is not greater, NaN included: exactly s > m ? s : m. vminps likewise.
 MHA_INLINE Vector greater_of(Vector s, Vector m) { return _mm512_max_ps(s, m); }
 MHA_INLINE Vector less_of(Vector s, Vector m) { return _mm512_min_ps(s, m); }
-MHA_INLINE Vector add_to_exponent(Vector p, Vector t) {
-  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y);
 }
+MHA_INLINE Vector times_power(Vector p, Vector n, Vector) { return _mm512_scalef_ps(p, n); }
 MHA_INLINE __m256 upper_half(__m512 v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); }
 
 #elif defined(MHA_KERNELS_AVX2)
@@ -154,7 +157,8 @@ MHA_INLINE __m256 upper_half(__m512 v) { return _mm256_castpd_ps(_mm512_extractf
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 MHA_INLINE Vector greater_of(Vector s, Vector m) { return _mm256_max_ps(s, m); }
 MHA_INLINE Vector less_of(Vector s, Vector m) { return _mm256_min_ps(s, m); }
-MHA_INLINE Vector add_to_exponent(Vector p, Vector t) {
+MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) { return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), y); }
+MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
 }
 
@@ -163,7 +167,10 @@ MHA_INLINE Vector add_to_exponent(Vector p, Vector t) {
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
 MHA_INLINE Vector greater_of(Vector s, Vector m) { return vbslq_f32(vcgtq_f32(s, m), s, m); }
 MHA_INLINE Vector less_of(Vector s, Vector m) { return vbslq_f32(vcltq_f32(s, m), s, m); }
-MHA_INLINE Vector add_to_exponent(Vector p, Vector t) {
+MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) {
+  return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, limit)));
+}
+MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
   return vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(p), vshlq_n_u32(vreinterpretq_u32_f32(t), 23)));
 }
 
@@ -216,22 +223,26 @@ MHA_INLINE float greatest(Vector v) { return greatest8(v); }
 #endif
 #endif
 
-// ---- Moving a 4 x 4 block: out[c * out_stride + r] = in[r * in_stride + c]
+// ---- Moving a 4 x 4 block: out[c * out_stride + r] = quiet(row_r[c])
 
 #if defined(MHA_KERNELS_SCALAR)
-MHA_INLINE void transpose4x4(const float *in, int64_t in_stride, float *out, int64_t out_stride) {
+MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *row2, const float *row3, float *out, int64_t out_stride) {
+  const float *const rows[] = {row0, row1, row2, row3};
   for (int r = 0; r < 4; ++r)
-    for (int c = 0; c < 4; ++c) out[c * out_stride + r] = in[r * in_stride + c];
+    for (int c = 0; c < 4; ++c) out[c * out_stride + r] = quiet(rows[r][c]);
 }
 #else
-MHA_INLINE void transpose4x4(const float *in, int64_t in_stride, float *out, int64_t out_stride) {
+MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *row2, const float *row3, float *out, int64_t out_stride) {
 #if defined(MHA_KERNELS_NEON)
   using Quad = xsimd::batch<float, xsimd::neon64>;
 #else
   using Quad = xsimd::batch<float, xsimd::sse2>;
 #endif
-  const Quad r0 = Quad::load_unaligned(in), r1 = Quad::load_unaligned(in + in_stride);
-  const Quad r2 = Quad::load_unaligned(in + 2 * in_stride), r3 = Quad::load_unaligned(in + 3 * in_stride);
+  const auto quiet_row = [](const float *row) {
+    const Quad x = Quad::load_unaligned(row);
+    return xsimd::select(x == x, x, Quad(__builtin_nanf("")));
+  };
+  const Quad r0 = quiet_row(row0), r1 = quiet_row(row1), r2 = quiet_row(row2), r3 = quiet_row(row3);
   const Quad even_low = xsimd::zip_lo(r0, r2), even_high = xsimd::zip_hi(r0, r2);
   const Quad odd_low = xsimd::zip_lo(r1, r3), odd_high = xsimd::zip_hi(r1, r3);
   xsimd::zip_lo(even_low, odd_low).store_unaligned(out);

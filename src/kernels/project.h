@@ -44,7 +44,8 @@ inline void land(const Landing &to, int64_t rows_per_sequence, int64_t row, int6
         int64_t i = 0;
         if (r + 4 <= num_rows && lane + 4 <= key_block && position + 4 <= rows_per_sequence) {
           step = 4;
-          for (; i + 4 <= count; i += 4) transpose4x4(from + i, values_stride, block + i * key_block, key_block);
+          const float *const row1 = from + values_stride, *const row2 = row1 + values_stride, *const row3 = row2 + values_stride;
+          for (; i + 4 <= count; i += 4) transpose4x4(from + i, row1 + i, row2 + i, row3 + i, block + i * key_block, key_block);
         }
         for (; i < count; ++i) {
           for (int64_t s = 0; s < step; ++s) block[i * key_block + s] = from[s * values_stride + i];

@@ -39,26 +39,37 @@ struct Columns {
   int64_t block_stride;
 };
 
+// acc[r][i] += rows[r] * columns over k in [begin, end), in order: the fused multiply-adds of the whole library.
+template <int R, int B, int C, class V, class Rows>
+MHA_INLINE void accumulate(Rows rows, Columns columns, int64_t begin, int64_t end, V (&acc)[R][B * C]) {
+  const float *w = columns.w + begin * columns.k_stride;
+  for (int64_t k = begin; k < end; ++k, w += columns.k_stride) {
+    V column[B * C];
+    MHA_UNROLL for (int b = 0; b < B; ++b) {
+      MHA_UNROLL for (int c = 0; c < C; ++c) column[b * C + c] = load<V>(w + b * columns.block_stride + c * V::size);
+    }
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      const V multiplier = all<V>(rows.at(r, k));
+      MHA_UNROLL for (int i = 0; i < B * C; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
+    }
+  }
+}
+
+template <int R, int N, class V>
+MHA_INLINE void clear(V (&acc)[R][N]) {
+  MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = all<V>(0.0f); }
+}
+
 // out[r][column] = finish(dot(rows[r], columns)), with dot as in CONTRACT.md section 2, for B blocks of C vectors each.
 // finish(value, r, i) gets row r's columns from i * V::size on. out's columns are contiguous.
 template <int R, int B, int C, class V, class Rows, class Finish>
 MHA_INLINE void multiply(Rows rows, int64_t depth, Columns columns, float *out, int64_t out_stride, Finish &&finish) {
-  const float *w = columns.w;
   int64_t begin = 0;
   do {
     const int64_t end = smaller(depth, begin + dot_block);
     V acc[R][B * C];
-    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < B * C; ++i) acc[r][i] = all<V>(0.0f); }
-    for (int64_t k = begin; k < end; ++k, w += columns.k_stride) {
-      V column[B * C];
-      MHA_UNROLL for (int b = 0; b < B; ++b) {
-        MHA_UNROLL for (int c = 0; c < C; ++c) column[b * C + c] = load<V>(w + b * columns.block_stride + c * V::size);
-      }
-      MHA_UNROLL for (int r = 0; r < R; ++r) {
-        const V multiplier = all<V>(rows.at(r, k));
-        MHA_UNROLL for (int i = 0; i < B * C; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
-      }
-    }
+    clear(acc);
+    accumulate<R, B, C>(rows, columns, begin, end, acc);
     const bool is_first = begin == 0, is_last = end == depth;
     if (is_first && is_last) {  // the usual case, kept free of branches
       MHA_UNROLL for (int r = 0; r < R; ++r) {
@@ -87,7 +98,7 @@ struct TileShape;
 
 template <>
 struct TileShape<16> {  // AVX-512: 32 registers
-  static constexpr int project_rows = 8, attend_rows = 6;
+  static constexpr int project_rows = 8, attend_rows = 6, softmax_rows = 3;
   static constexpr int project_panels(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int project_vectors(int) { return 3; }
   static constexpr int score_blocks(int) { return 4; }
@@ -96,7 +107,7 @@ struct TileShape<16> {  // AVX-512: 32 registers
 
 template <>
 struct TileShape<8> {  // AVX2: 16 registers
-  static constexpr int project_rows = 6, attend_rows = 6;
+  static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1;
   static constexpr int project_panels(int rows) { return rows == 1 ? 2 : 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
@@ -105,7 +116,7 @@ struct TileShape<8> {  // AVX2: 16 registers
 
 template <>
 struct TileShape<4> {  // NEON: 32 registers
-  static constexpr int project_rows = 6, attend_rows = 6;
+  static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1;
   static constexpr int project_panels(int) { return 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
@@ -114,7 +125,7 @@ struct TileShape<4> {  // NEON: 32 registers
 
 template <>
 struct TileShape<1> {  // scalar
-  static constexpr int project_rows = 4, attend_rows = 4;
+  static constexpr int project_rows = 4, attend_rows = 4, softmax_rows = 1;
   static constexpr int project_panels(int) { return 1; }
   static constexpr int project_vectors(int) { return 4; }
   static constexpr int score_blocks(int) { return 1; }
