@@ -39,7 +39,7 @@ struct Unit {
     return start >= sees_all_from ? call.n_kv : start + query + 1;
   }
 
-  // The queries, tile by tile, interleaved: [head_dim][rows of the tile].
+  // The queries, row by row.
   MHA_INLINE float *q(int64_t row) const { return scratch + call.scratch.queries + row * call.head_dim; }
 
   MHA_INLINE float *o(int64_t slot, int64_t row) const {
@@ -66,30 +66,37 @@ inline const float *query_row(const Unit &unit, int64_t row) {
   return q.base + unit.sequence * q.batch_stride + unit.query(row) * q.row_stride + unit.head(row) * q.head_stride;
 }
 
-inline void interleave_queries(const Unit &unit, int64_t tile_rows) {
+// The rows of a tile, into the unit's scratch memory.
+template <class V>
+inline void copy_queries(const Unit &unit, int64_t row, int64_t rows) {
   const int64_t head_dim = unit.call.head_dim;
-  // Rows lie far apart, which hides them from the processor's own prefetching: ask for all of them at once.
-  for (int64_t row = 0; row < unit.num_rows; ++row) {
-    const float *const from = query_row(unit, row);
-    for (int64_t k = 0; k < head_dim; k += 16) __builtin_prefetch(from + k);
-  }
-  for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
-    const int64_t rows = smaller(tile_rows, unit.num_rows - row);
-    const float *from[attend_tile_rows_max];
-    for (int64_t r = 0; r < rows; ++r) from[r] = query_row(unit, row + r);
-    float *const tile = unit.q(row);
+  for (int64_t r = row; r < row + rows; ++r) {
+    const float *const from = query_row(unit, r);
+    float *const to = unit.q(r);
     int64_t k = 0;
-    if (rows >= 4) {
-      for (; k + 4 <= head_dim; k += 4) {
-        for (int64_t r = 0; r < rows; r += 4) {
-          const int64_t first = smaller(r, rows - 4);  // the last four may overlap those before them
-          transpose4x4(from[first] + k, from[first + 1] + k, from[first + 2] + k, from[first + 3] + k, tile + k * rows + first, rows);
-        }
-      }
-    }
-    for (; k < head_dim; ++k) {
-      for (int64_t r = 0; r < rows; ++r) tile[k * rows + r] = quiet(from[r][k]);
-    }
+    for (; k + static_cast<int64_t>(V::size) <= head_dim; k += V::size) store(to + k, quiet(load<V>(from + k)));
+    for (; k < head_dim; ++k) to[k] = quiet(from[k]);
+  }
+}
+
+// Rows lie far apart, which hides them from the processor's own prefetching: they are asked for while the tile before them is computed.
+inline void prefetch_queries(const Unit &unit, int64_t row, int64_t rows) {
+  for (int64_t r = row; r < row + rows; ++r) {
+    const float *const from = query_row(unit, r);
+    for (int64_t k = 0; k < unit.call.head_dim; k += 16) __builtin_prefetch(from + k);
+  }
+}
+
+inline float *output_row(const Unit &unit, int64_t row) {
+  const Attention &call = unit.call;
+  return call.output + unit.sequence * call.output_batch_stride + unit.query(row) * call.output_row_stride +
+         unit.head(row) * call.output_head_stride;
+}
+
+inline void prefetch_outputs(const Unit &unit, int64_t row, int64_t rows) {
+  for (int64_t r = row; r < row + rows; ++r) {
+    const float *const to = output_row(unit, r);
+    for (int64_t c = 0; c < unit.call.head_dim_v; c += 16) __builtin_prefetch(to + c, 1);
   }
 }
 
@@ -233,7 +240,7 @@ template <class V, int R, int C>
 MHA_INLINE void context_columns(EvenRows<score_stride> p, const Attending<R> &keys, const float *values, int64_t width, float *o) {
   V acc[R][C];
   clear(acc);
-  accumulate<R, 1, C>(p, {values, width, 0}, 0, keys.shared, acc);
+  accumulate<R, 1, C>(p, {values, width, 0}, 0, keys.shared, acc, NoPrefetch{});
   for (int64_t j = keys.shared; j < keys.most; ++j) {
     V value[C];
     MHA_UNROLL for (int i = 0; i < C; ++i) value[i] = load<V>(values + j * width + i * V::size);
@@ -276,7 +283,8 @@ inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64
   }
 
   float *const scores = unit.scratch + call.scratch.scores;
-  const InterleavedRows<R> q = {unit.q(row)};
+  RowPointers<R> q;
+  MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(row + r);
   ScaleAndCompare<V, R> scale(call.scale);
   const int64_t blocks = (keys.most + key_block - 1) / key_block;
   int64_t block = 0;
@@ -347,12 +355,6 @@ inline void merge(const Unit &unit, int64_t left, int64_t begin, int64_t end) {
   }
 }
 
-inline float *output_row(const Unit &unit, int64_t row) {
-  const Attention &call = unit.call;
-  return call.output + unit.sequence * call.output_batch_stride + unit.query(row) * call.output_row_stride +
-         unit.head(row) * call.output_head_stride;
-}
-
 template <class V>
 inline void finish(const Unit &unit, int64_t row) {
   const Attention &call = unit.call;
@@ -412,7 +414,7 @@ inline void inspect(const Unit &unit) {
     const int64_t count = smaller(chunk_keys, call.n_kv - begin);
     const float *const keys = keys_of(unit, begin, count);
     for (int64_t row = 0; row < unit.num_rows; ++row) {
-      const EvenRows<0> q = {query_row(unit, row)};
+      const RowPointers<1> q = {{unit.q(row)}};
       for (int64_t j = 0; j < count; j += key_block) {
         score_blocks<V, 1, 1>(1, q, call.head_dim, keys + j * call.head_dim, scores + j, Unchanged{});
       }
@@ -434,8 +436,6 @@ void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t qu
   const int64_t queries = smaller(call.block_queries, call.n_q - query_begin);
   const Unit unit = {call, sequence, kv_head, query_begin, group, queries * group, scratch};
 
-  interleave_queries(unit, tile_rows);
-
   const int64_t limit = unit.key_limit(unit.num_rows - 1);
   for (int64_t c = 0; c == 0 || c * chunk_keys < limit; ++c) {
     const int64_t begin = c * chunk_keys, count = smaller(chunk_keys, limit - begin);
@@ -444,19 +444,19 @@ void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t qu
     if (count > 0) chunk = {begin, keys_of(unit, begin, count), values_of<V>(unit, begin, count)};
     int64_t slot = slots_before(c), first = unit.num_rows;
     for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
-      const int64_t rows = smaller(tile_rows, unit.num_rows - row);
-      if (c > 0 && unit.key_limit(row + rows - 1) <= chunk.begin) continue;  // later rows see more keys
+      const int64_t rows = smaller(tile_rows, unit.num_rows - row), tile_limit = unit.key_limit(row + rows - 1);
+      if (c > 0 && tile_limit <= begin) continue;  // later rows see more keys
+      if (c == 0) {
+        copy_queries<V>(unit, row, rows);
+        prefetch_queries(unit, row + rows, smaller(tile_rows, unit.num_rows - row - rows));
+      }
+      if (tile_limit <= begin + chunk_keys) prefetch_outputs(unit, row, rows);
       first = smaller(first, row);
       attend_tile_of<V, tile_rows>(rows, unit, chunk, row, slot);
     }
     for (int64_t ones = c; ones & 1; ones >>= 1) merge<V>(unit, --slot, first, unit.num_rows);
   }
 
-  // The output's rows lie far apart too.
-  for (int64_t row = 0; row < unit.num_rows; ++row) {
-    const float *const out = output_row(unit, row);
-    for (int64_t c = 0; c < call.head_dim_v; c += 16) __builtin_prefetch(out + c, 1);
-  }
   for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
     const int64_t end = smaller(row + tile_rows, unit.num_rows);
     const int64_t chunks = greater(1, (unit.key_limit(end - 1) + chunk_keys - 1) / chunk_keys);

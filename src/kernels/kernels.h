@@ -14,6 +14,8 @@ constexpr int64_t key_block = 16;      // keys that lie side by side, one per la
 
 // ---- Projection
 
+constexpr int64_t project_block_rows = 96;  // input rows that pass under a block of weights
+
 // Input rows: row i of sequence b is at base + b * batch_stride + i * row_stride.
 struct InputRows {
   const float *base;
@@ -70,7 +72,7 @@ struct StridedRows {
 // The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has so many rows:
 // block_queries * (query heads per kv head).
 struct AttendScratch {
-  int64_t queries;   // [rows * head_dim], tile by tile
+  int64_t queries;   // [rows][head_dim]
   int64_t keys;      // [16 blocks][head_dim][16], for plain key rows
   int64_t values;    // [256][head_dim_v_padded], for plain value rows
   int64_t scores;    // [attend_tile_rows_max][score_stride]

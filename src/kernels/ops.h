@@ -69,6 +69,7 @@ MHA_INLINE Scalar zero_if_less(Scalar x, Scalar limit, Scalar y) { return {x.x <
 MHA_INLINE Scalar zero_if_equal(Scalar x, Scalar value, Scalar y) { return {x.x == value.x ? 0.0f : y.x}; }
 MHA_INLINE Scalar first_lanes(Scalar x, int64_t count, Scalar other) { return count > 0 ? x : other; }
 MHA_INLINE Scalar value_if_nan(Scalar x, Scalar value) { return {x.x != x.x ? value.x : x.x}; }
+MHA_INLINE Scalar quiet(Scalar x) { return {quiet(x.x)}; }
 MHA_INLINE Scalar less_of(Scalar s, Scalar m) { return {s.x < m.x ? s.x : m.x}; }
 MHA_INLINE Scalar times_power(Scalar p, Scalar, Scalar t) { return {float_of(bits_of(p.x) + (bits_of(t.x) << 23))}; }
 
@@ -139,6 +140,7 @@ MHA_INLINE Vector first_lanes(Vector x, int64_t count, Vector other) {
 }
 // By ==, since xsimd's != is false for NaN on some instruction sets.
 MHA_INLINE Vector value_if_nan(Vector x, Vector value) { return xsimd::select(x == x, x, value); }
+MHA_INLINE Vector quiet(Vector x) { return value_if_nan(x, all<Vector>(__builtin_nanf(""))); }
 
 #if defined(MHA_KERNELS_AVX512)
 

@@ -59,57 +59,109 @@ inline void land(const Landing &to, int64_t rows_per_sequence, int64_t row, int6
   }
 }
 
-// One register tile: R rows, and `panels` panels side by side (1, or as many as R rows can fill the registers with).
+// Terms [begin, begin + 256) of the R rows of tile number `tile` with one panel, while the panel's terms behind them are on their way from
+// the memory. How they come depends on how many loops over a block of terms there are. One, which may wait for them, has the lines that it
+// needs 48 terms later fetched to the first level. Two share out the next block of terms between them if it comes from beyond the level-3
+// cache; otherwise that would hinder the processor's own prefetching. Three and more have the time to fetch it to the second level, a third
+// each.
 template <class V, int R>
-inline void project_tile(const Projection &p, int64_t row, int64_t panel, int64_t panels) {
-  using Shape = TileShape<V::size>;
-  constexpr int panel_vectors = panel_columns / V::size, vectors = Shape::project_vectors(R), group = Shape::project_panels(R);
+inline void project_tile(const Projection &p, const float *const *rows, int64_t panel, int64_t begin, int64_t tile, int64_t tiles,
+                         float *results) {
+  constexpr int panel_vectors = panel_columns / V::size, vectors = TileShape<V::size>::project_vectors(R), passes = panel_vectors / vectors;
   static_assert(panel_vectors % vectors == 0, "a tile divides a panel");
-
-  RowPointers<R> rows;
-  int64_t sequence = row / p.x.rows_per_sequence, position = row - sequence * p.x.rows_per_sequence;
-  for (int r = 0; r < R; ++r) {
-    rows.row[r] = p.x.base + sequence * p.x.batch_stride + position * p.x.row_stride;
-    if (++position == p.x.rows_per_sequence) ++sequence, position = 0;
+  constexpr int64_t line = 16, near = 48 * panel_columns, far_weights = int64_t{4} << 20;  // floats
+  RowPointers<R> pointers;
+  MHA_UNROLL for (int r = 0; r < R; ++r) pointers.row[r] = rows[r];
+  const float *const w = p.panels + (panel * p.depth) * panel_columns, *const bias = p.bias + panel * panel_columns;
+  const float *const here = w + begin * panel_columns, *const next = here + dot_block * panel_columns;
+  for (int pass = 0; pass < passes; ++pass) {
+    const int column = pass * vectors * static_cast<int>(V::size);
+    const auto run = [&](auto ahead) {
+      multiply_block<R, 1, vectors, V>(pointers, begin, p.depth, {w + column, panel_columns, 0}, results + column, panel_columns,
+                                       AddBias{bias + column}, ahead);
+    };
+    const int64_t loops = tiles * passes, loop = tile * passes + pass;
+    if (loops > 2)
+      run(Prefetch<1, 2>{next + loop % 3 * dot_block * line});
+    else if (loops == 1 || p.depth * p.columns < far_weights)
+      run(Prefetch<3, 1>{here + near});
+    else if (loop == 0)
+      run(Prefetch<2, 1>{next});
+    else
+      run(Prefetch<1, 1>{next + 2 * dot_block * line});
   }
-
-  alignas(64) float values[R * group * panel_columns];
-  const int64_t stride = panels * panel_columns;
-  const float *const w = p.panels + panel * p.depth * panel_columns;
-  const float *const bias = p.bias + panel * panel_columns;
-  if (group > 1 && panels == group) {
-    multiply<R, group, panel_vectors, V>(rows, p.depth, {w, panel_columns, p.depth * panel_columns}, values, stride, AddBias{bias});
-  } else {
-    for (int i = 0; i < panel_vectors; i += vectors) {
-      const int column = i * static_cast<int>(V::size);
-      multiply<R, 1, vectors, V>(rows, p.depth, {w + column, panel_columns, 0}, values + column, stride, AddBias{bias + column});
-    }
-  }
-
-  const int64_t first_column = panel * panel_columns, num_columns = smaller(stride, p.columns - first_column);
-  land<V>(p.landing, p.x.rows_per_sequence, row, R, values, stride, first_column, num_columns);
-  if (p.tap.kind != Landing::Kind::none) land<V>(p.tap, p.x.rows_per_sequence, row, R, values, stride, first_column, num_columns);
 }
 
 template <class V, int R>
-MHA_INLINE void project_tile_of(int64_t rows, const Projection &p, int64_t row, int64_t panel, int64_t panels) {
-  if (rows == R) return project_tile<V, R>(p, row, panel, panels);
-  if constexpr (R > 1) project_tile_of<V, R - 1>(rows, p, row, panel, panels);
+MHA_INLINE void project_tile_of(int64_t num_rows, const Projection &p, const float *const *rows, int64_t panel, int64_t begin, int64_t tile,
+                                int64_t tiles, float *results) {
+  if (num_rows == R) return project_tile<V, R>(p, rows, panel, begin, tile, tiles, results);
+  if constexpr (R > 1) project_tile_of<V, R - 1>(num_rows, p, rows, panel, begin, tile, tiles, results);
 }
 
-// Panel by panel, all rows under it: the panel stays in the cache.
+// Where the results of up to project_block_rows rows go.
+template <class V>
+MHA_INLINE void land_everywhere(const Projection &p, int64_t row, int64_t num_rows, const float *results, int64_t stride, int64_t panel,
+                                int64_t panels) {
+  const int64_t first_column = panel * panel_columns, num_columns = smaller(panels * panel_columns, p.columns - first_column);
+  land<V>(p.landing, p.x.rows_per_sequence, row, num_rows, results, stride, first_column, num_columns);
+  if (p.tap.kind != Landing::Kind::none) land<V>(p.tap, p.x.rows_per_sequence, row, num_rows, results, stride, first_column, num_columns);
+}
+
+// One or two rows: so many panels side by side as fill the registers.
+template <class V, int R>
+inline void project_narrow(const Projection &p, int64_t row, const float *const *rows, int64_t panel_begin, int64_t panel_end) {
+  constexpr int group = TileShape<V::size>::project_panels(R), panel_vectors = panel_columns / V::size;
+  alignas(64) float results[R * group * panel_columns];
+  RowPointers<R> pointers;
+  MHA_UNROLL for (int r = 0; r < R; ++r) pointers.row[r] = rows[r];
+  int64_t panel = panel_begin;
+  for (; panel + group <= panel_end; panel += group) {
+    multiply<R, group, panel_vectors, V>(pointers, p.depth,
+                                         {p.panels + panel * p.depth * panel_columns, panel_columns, p.depth * panel_columns}, results,
+                                         group * panel_columns, AddBias{p.bias + panel * panel_columns});
+    land_everywhere<V>(p, row, R, results, group * panel_columns, panel, group);
+  }
+  for (; panel < panel_end; ++panel) {
+    for (int64_t k = 0; k < p.depth; k += dot_block) project_tile<V, R>(p, rows, panel, k, 0, 1, results);
+    land_everywhere<V>(p, row, R, results, panel_columns, panel, 1);
+  }
+}
+
+// Panel by panel, 256 terms by 256 terms, all rows under them: these 48 KiB stay in the cache while the rows pass.
 template <class V>
 void project(const Projection &p, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
-  using Shape = TileShape<V::size>;
-  constexpr int tile_rows = Shape::project_rows;
-  const int64_t num_rows = row_end - row_begin;
-  const int64_t group = num_rows <= 2 ? Shape::project_panels(static_cast<int>(num_rows)) : 1;
-  for (int64_t panel = panel_begin; panel < panel_end;) {
-    const int64_t panels = panel + group <= panel_end ? group : 1;
-    for (int64_t row = row_begin; row < row_end; row += tile_rows) {
-      project_tile_of<V, tile_rows>(smaller(tile_rows, row_end - row), p, row, panel, panels);
+  constexpr int tile_rows = TileShape<V::size>::project_rows;
+  const float *rows[project_block_rows];
+  for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
+    const int64_t num_rows = smaller(project_block_rows, row_end - row);
+    int64_t sequence = row / p.x.rows_per_sequence, position = row - sequence * p.x.rows_per_sequence;
+    for (int64_t r = 0; r < num_rows; ++r) {
+      rows[r] = p.x.base + sequence * p.x.batch_stride + position * p.x.row_stride;
+      if (++position == p.x.rows_per_sequence) ++sequence, position = 0;
     }
-    panel += panels;
+    if (num_rows == 1) {
+      project_narrow<V, 1>(p, row, rows, panel_begin, panel_end);
+      continue;
+    }
+    if (num_rows == 2) {
+      project_narrow<V, 2>(p, row, rows, panel_begin, panel_end);
+      continue;
+    }
+    const int64_t tiles = (num_rows + tile_rows - 1) / tile_rows;
+    for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+      alignas(64) float results[project_block_rows * panel_columns];
+      for (int64_t k = 0; k < p.depth; k += dot_block) {
+        for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
+          // Full tiles, but none of one or two rows after them: these would leave the machine half idle.
+          const int64_t left = num_rows - first;
+          const int64_t tile_size = left > tile_rows && left < tile_rows + 3 ? (left + 1) / 2 : smaller(left, tile_rows);
+          project_tile_of<V, tile_rows>(tile_size, p, rows + first, panel, k, tile, tiles, results + first * panel_columns);
+          first += tile_size;
+        }
+      }
+      land_everywhere<V>(p, row, num_rows, results, panel_columns, panel, 1);
+    }
   }
 }
 

@@ -13,7 +13,7 @@ namespace {
 MHA_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 MHA_INLINE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// The left-hand rows, in one of three forms: at(r, k) is the multiplier of row r at k.
+// The left-hand rows, in one of two forms: at(r, k) is the multiplier of row r at k.
 template <int R>
 struct RowPointers {
   const float *row[R];
@@ -26,12 +26,6 @@ struct EvenRows {
   MHA_INLINE float at(int r, int64_t k) const { return base[r * stride + k]; }
 };
 
-template <int R>
-struct InterleavedRows {  // [k][R]
-  const float *base;
-  MHA_INLINE float at(int r, int64_t k) const { return base[k * R + r]; }
-};
-
 // The right-hand matrix: element (k, column) is at w + k * k_stride + column, where columns come in blocks block_stride apart.
 struct Columns {
   const float *w;
@@ -39,15 +33,29 @@ struct Columns {
   int64_t block_stride;
 };
 
+// What a loop asks the memory for while it computes: nothing, or `lines` cache lines a step from p on, for the first or the second level.
+struct NoPrefetch {
+  MHA_INLINE void step(int64_t) const {}
+};
+
+template <int lines, int level>
+struct Prefetch {
+  const float *p;
+  MHA_INLINE void step(int64_t k) const {
+    MHA_UNROLL for (int i = 0; i < lines; ++i) __builtin_prefetch(p + (k * lines + i) * 16, 0, 4 - level);
+  }
+};
+
 // acc[r][i] += rows[r] * columns over k in [begin, end), in order: the fused multiply-adds of the whole library.
-template <int R, int B, int C, class V, class Rows>
-MHA_INLINE void accumulate(Rows rows, Columns columns, int64_t begin, int64_t end, V (&acc)[R][B * C]) {
+template <int R, int B, int C, class V, class Rows, class Ahead>
+MHA_INLINE void accumulate(Rows rows, Columns columns, int64_t begin, int64_t end, V (&acc)[R][B * C], Ahead ahead) {
   const float *w = columns.w + begin * columns.k_stride;
   for (int64_t k = begin; k < end; ++k, w += columns.k_stride) {
     V column[B * C];
     MHA_UNROLL for (int b = 0; b < B; ++b) {
       MHA_UNROLL for (int c = 0; c < C; ++c) column[b * C + c] = load<V>(w + b * columns.block_stride + c * V::size);
     }
+    ahead.step(k - begin);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       const V multiplier = all<V>(rows.at(r, k));
       MHA_UNROLL for (int i = 0; i < B * C; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
@@ -60,33 +68,41 @@ MHA_INLINE void clear(V (&acc)[R][N]) {
   MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = all<V>(0.0f); }
 }
 
-// out[r][column] = finish(dot(rows[r], columns)), with dot as in CONTRACT.md section 2, for B blocks of C vectors each.
-// finish(value, r, i) gets row r's columns from i * V::size on. out's columns are contiguous.
+// One block of 256 terms, from `begin` on, of out[r][column] = finish(dot(rows[r], columns)), with dot as in CONTRACT.md section 2, for B
+// blocks of C vectors each. The blocks' results add up in `out`, whose columns are contiguous; with the last one, finish(value, r, i) gets
+// row r's columns from i * V::size on.
+template <int R, int B, int C, class V, class Rows, class Finish, class Ahead>
+MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, Columns columns, float *out, int64_t out_stride, Finish &&finish,
+                               Ahead ahead) {
+  const int64_t end = smaller(depth, begin + dot_block);
+  V acc[R][B * C];
+  clear(acc);
+  accumulate<R, B, C>(rows, columns, begin, end, acc, ahead);
+  const bool is_first = begin == 0, is_last = end == depth;
+  if (is_first && is_last) {  // the usual case, kept free of branches
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      MHA_UNROLL for (int i = 0; i < B * C; ++i) store(out + r * out_stride + i * static_cast<int>(V::size), finish(acc[r][i], r, i));
+    }
+    return;
+  }
+  MHA_UNROLL for (int r = 0; r < R; ++r) {
+    MHA_UNROLL for (int i = 0; i < B * C; ++i) {
+      float *const to = out + r * out_stride + i * static_cast<int>(V::size);
+      V value = acc[r][i];
+      if (!is_first) value = load<V>(to) + value;
+      if (is_last) value = finish(value, r, i);
+      store(to, value);
+    }
+  }
+}
+
+// All blocks.
 template <int R, int B, int C, class V, class Rows, class Finish>
 MHA_INLINE void multiply(Rows rows, int64_t depth, Columns columns, float *out, int64_t out_stride, Finish &&finish) {
   int64_t begin = 0;
   do {
-    const int64_t end = smaller(depth, begin + dot_block);
-    V acc[R][B * C];
-    clear(acc);
-    accumulate<R, B, C>(rows, columns, begin, end, acc);
-    const bool is_first = begin == 0, is_last = end == depth;
-    if (is_first && is_last) {  // the usual case, kept free of branches
-      MHA_UNROLL for (int r = 0; r < R; ++r) {
-        MHA_UNROLL for (int i = 0; i < B * C; ++i) store(out + r * out_stride + i * static_cast<int>(V::size), finish(acc[r][i], r, i));
-      }
-      return;
-    }
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
-      MHA_UNROLL for (int i = 0; i < B * C; ++i) {
-        float *const to = out + r * out_stride + i * static_cast<int>(V::size);
-        V value = acc[r][i];
-        if (!is_first) value = load<V>(to) + value;
-        if (is_last) value = finish(value, r, i);
-        store(to, value);
-      }
-    }
-    begin = end;
+    multiply_block<R, B, C, V>(rows, begin, depth, columns, out, out_stride, finish, NoPrefetch{});
+    begin += dot_block;
   } while (begin < depth);
 }
 
