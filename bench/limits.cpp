@@ -1,78 +1,150 @@
 #include "limits.h"
 
-#include <chrono>
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <tuple>
+#include <vector>
 
-#include "mha.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
+#include "memory.h"
+#include "pool.h"
+#include "probes.h"
 
 namespace bench {
 namespace {
 
-constexpr int64_t steps = 20000;
+constexpr double piece_seconds = 0.5e-3;  // long enough for the clock, short enough to fall between interruptions
+constexpr double try_seconds = 10e-3;
+constexpr int least_pieces = 3, pieces_per_candidate = 5;
 
-double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+// Work that every thread repeats; all threads together do `amount` (operations or bytes) in one repetition.
+struct Loop {
+  double amount;
+  std::function<void(uint32_t thread, int64_t repetitions)> run;
+  int64_t repetitions = 1;
+};
 
-// The accumulators stay in registers: an empty asm that claims to change each of them keeps the compiler from folding the chains. One
-// macro, since each body has to be compiled for its own instruction set.
-#define MHA_PEAK_PROBE(name, target, Vector, zero, fma, constraint)          \
-  template <int chains>                                                      \
-  target void name() {                                                       \
-    Vector acc[chains];                                                      \
-    _Pragma("GCC unroll 32") for (int i = 0; i < chains; ++i) acc[i] = zero; \
-    Vector a = zero, b = zero;                                               \
-    asm volatile("" : "+" constraint(a), "+" constraint(b));                 \
-    for (int64_t step = 0; step < steps; ++step) {                           \
-      _Pragma("GCC unroll 32") for (int i = 0; i < chains; ++i) {            \
-        acc[i] = fma(a, b, acc[i]);                                          \
-        asm volatile("" : "+" constraint(acc[i]));                           \
-      }                                                                      \
-    }                                                                        \
+// All threads start when the last one is there; the time ends with the last one.
+double seconds_of(const Loop &loop, const LimitsOf &of) {
+  if (of.threads == 1) {
+    const double begin = seconds_now(of.clock);
+    loop.run(0, loop.repetitions);
+    return seconds_now(of.clock) - begin;
   }
+  struct Piece {
+    const Loop &loop;
+    std::atomic<uint32_t> missing;
+    std::vector<double> begin, end;
+  } piece{loop, {of.threads}, std::vector<double>(of.threads), std::vector<double>(of.threads)};
+  const mha_scheduler scheduler = pool_scheduler(of.threads);
+  scheduler.parallel_for(
+      scheduler.context, of.threads,
+      [](void *context, uint32_t thread) {
+        Piece &piece = *static_cast<Piece *>(context);
+        --piece.missing;
+        while (piece.missing > 0) pause_briefly();
+        piece.begin[thread] = seconds_now(Clock::wall);
+        piece.loop.run(thread, piece.loop.repetitions);
+        piece.end[thread] = seconds_now(Clock::wall);
+      },
+      &piece);
+  return *std::max_element(piece.end.begin(), piece.end.end()) - *std::min_element(piece.begin.begin(), piece.begin.end());
+}
 
-#if defined(__x86_64__)
-MHA_PEAK_PROBE(probe_avx512, __attribute__((target("avx512f"))), __m512, _mm512_setzero_ps(), _mm512_fmadd_ps, "v")
-MHA_PEAK_PROBE(probe_avx2, __attribute__((target("avx2,fma"))), __m256, _mm256_setzero_ps(), _mm256_fmadd_ps, "x")
-#elif defined(__aarch64__)
-#define MHA_NEON_FMA(a, b, c) vfmaq_f32(c, a, b)
-MHA_PEAK_PROBE(probe_neon, , float32x4_t, vdupq_n_f32(0.0f), MHA_NEON_FMA, "w")
-#endif
-#define MHA_SCALAR_FMA(a, b, c) ((a) * (b) + (c))
-MHA_PEAK_PROBE(probe_scalar, , float, 0.0f, MHA_SCALAR_FMA, "x")
+double rate_of(const Loop &loop, const LimitsOf &of) {
+  return loop.amount * static_cast<double>(loop.repetitions) / seconds_of(loop, of);
+}
 
-double gflops(void (*probe)(), int chains, int lanes) {
+Loop fastest_of(std::vector<Loop> loops, const LimitsOf &of) {
+  for (Loop &loop : loops) {
+    while (seconds_of(loop, of) < piece_seconds) loop.repetitions *= 2;
+  }
+  std::vector<double> best(loops.size(), 0.0);
+  for (int piece = 0; piece < pieces_per_candidate; ++piece) {  // in turns: a slow moment hits all
+    for (size_t i = 0; i < loops.size(); ++i) best[i] = std::max(best[i], rate_of(loops[i], of));
+  }
+  return loops[static_cast<size_t>(std::max_element(best.begin(), best.end()) - best.begin())];
+}
+
+double best_rate(const Loop &loop, const LimitsOf &of) {
   double best = 0;
-  for (int repetition = 0; repetition < 12; ++repetition) {
-    const double start = seconds_now();
-    probe();
-    const double rate = 2e-9 * lanes * chains * static_cast<double>(steps) / (seconds_now() - start);
-    if (rate > best) best = rate;
-  }
+  const double begin = seconds_now(of.clock);
+  for (int piece = 0; piece < least_pieces || seconds_now(of.clock) - begin < try_seconds; ++piece) best = std::max(best, rate_of(loop, of));
   return best;
 }
 
-double best_of(double a, double b) { return a > b ? a : b; }
+std::vector<Loop> fma_loops(const LimitsOf &of) {
+  std::vector<Loop> loops;
+  for (const FmaProbe &probe : probes_of(of.instruction_set).fma) {
+    constexpr int64_t steps = 1000;
+    loops.push_back({probe.flops_per_step * steps * of.threads, [probe](uint32_t, int64_t repetitions) { probe.run(steps * repetitions); }});
+  }
+  return loops;
+}
+
+// Working sets in a few sizes, 2^k and 1.5 * 2^k bytes, rounded down: a smaller buffer is never read more slowly. What is small
+// lies in a level-1 cache, what is large in none.
+int64_t buffer_bytes(double working_set_bytes) {
+  constexpr int64_t smallest = int64_t{16} << 10, largest = int64_t{256} << 20;
+  int64_t bytes = smallest;
+  while (bytes < largest && static_cast<double>(2 * bytes) <= working_set_bytes) bytes *= 2;
+  return bytes < largest && static_cast<double>(bytes + bytes / 2) <= working_set_bytes ? bytes + bytes / 2 : bytes;
+}
+
+const char *buffer_of(int64_t bytes) {
+  static Array<char> buffer;
+  static int64_t size = 0;
+  if (size < bytes) {
+    size = 0;
+    buffer.reset();
+    buffer = make_array<char>(bytes);
+    size = bytes;
+  }
+  return buffer.get();
+}
+
+std::vector<Loop> read_loops(const LimitsOf &of) {
+  const int64_t bytes = buffer_bytes(of.working_set_bytes);
+  std::vector<Loop> loops;
+  for (const ReadProbe &probe : probes_of(of.instruction_set).read) {
+    int64_t steps = bytes / of.threads / probe.streams / read_step;
+    if (steps % 2 == 0 && steps > 1) --steps;  // streams at a distance of a power of two get into each other's way
+    if (steps == 0) continue;                  // more streams than there is to read
+    const int64_t stream_bytes = steps * read_step, thread_bytes = probe.streams * stream_bytes;
+    loops.push_back({static_cast<double>(thread_bytes * of.threads), [=](uint32_t thread, int64_t repetitions) {
+                       const char *const base = buffer_of(bytes) + thread * thread_bytes;
+                       for (int64_t i = 0; i < repetitions; ++i) probe.run(base, stream_bytes);
+                     }});
+  }
+  return loops;
+}
+
+enum class What { fma, read };
+using Key = std::tuple<What, uint32_t, uint32_t, int64_t>;
+std::map<Key, Loop> fastest_loops;
+
+Key key_of(What what, const LimitsOf &of) {
+  return {what, of.instruction_set, of.threads, what == What::read ? buffer_bytes(of.working_set_bytes) : 0};
+}
+
+double measure(What what, const LimitsOf &of) {
+  auto found = fastest_loops.find(key_of(what, of));
+  if (found == fastest_loops.end()) {
+    const std::vector<Loop> loops = what == What::fma ? fma_loops(of) : read_loops(of);
+    found = fastest_loops.emplace(key_of(what, of), fastest_of(loops, of)).first;
+  }
+  return best_rate(found->second, of);
+}
 
 }  // namespace
 
-double fma_peak(uint32_t instruction_set) {
-  switch (instruction_set) {
-#if defined(__x86_64__)
-    case MHA_INSTRUCTION_SET_AVX512:
-      return best_of(gflops(probe_avx512<10>, 10, 16), gflops(probe_avx512<24>, 24, 16));
-    case MHA_INSTRUCTION_SET_AVX2:
-      return best_of(gflops(probe_avx2<10>, 10, 8), gflops(probe_avx2<12>, 12, 8));
-#elif defined(__aarch64__)
-    case MHA_INSTRUCTION_SET_NEON:
-      return best_of(gflops(probe_neon<12>, 12, 4), gflops(probe_neon<24>, 24, 4));
-#endif
-    default:
-      return best_of(gflops(probe_scalar<8>, 8, 1), gflops(probe_scalar<12>, 12, 1));
-  }
+Limits measure_limits(const LimitsOf &of) { return {measure(What::fma, of), measure(What::read, of)}; }
+
+void forget_fastest_loops(const LimitsOf &of) {
+  fastest_loops.erase(key_of(What::fma, of));
+  fastest_loops.erase(key_of(What::read, of));
 }
 
 }  // namespace bench

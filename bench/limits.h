@@ -3,10 +3,27 @@
 
 #include <stdint.h>
 
+#include "clock.h"
+
 namespace bench {
 
-// GFLOP/s of one thread that does nothing but fused multiply-adds on registers, with the vectors of an instruction set
-// (MHA_INSTRUCTION_SET_*): the best of several numbers of chains. About 20 ms.
-double fma_peak(uint32_t instruction_set);
+struct Limits {
+  double flops;  // per second: fused multiply-adds on registers, each two operations
+  double bytes;  // per second: reads of a buffer as large as the working set, again and again
+};
+
+struct LimitsOf {
+  uint32_t instruction_set;  // one of MHA_INSTRUCTION_SET_* that this machine has, not AUTO
+  uint32_t threads;          // that start together and share the buffer between them
+  Clock clock;               // processor time is that of one thread
+  double working_set_bytes;
+};
+
+// The best of a few tries, about 20 ms. The first time for its kind it also finds out which loop is the fastest (numbers of chains; 1, 2, 4
+// and 8 streams, with prefetching and without), which takes up to half a second.
+Limits measure_limits(const LimitsOf &of);
+
+// Has the next measurement look for the fastest loop again.
+void forget_fastest_loops(const LimitsOf &of);
 
 }  // namespace bench

@@ -1,0 +1,23 @@
+// The groups of benchmarks. Each function registers those of one file.
+#pragma once
+
+#include <stdint.h>
+
+#include <string>
+
+#include "mha.h"
+
+namespace bench {
+
+// instruction_set: what the library computes with, not AUTO. best: the machine's best one, which rivals are measured against.
+struct Setting {
+  uint32_t instruction_set, best;
+  bool all_instruction_sets;  // none was chosen: the group instruction_set has them all
+};
+
+void register_layer_benchmarks(const Setting &setting);
+void register_attention_benchmarks(const Setting &setting);
+void register_projection_benchmarks(const Setting &setting);
+void register_latency_benchmarks(const Setting &setting);
+
+}  // namespace bench

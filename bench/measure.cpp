@@ -1,0 +1,112 @@
+#include "measure.h"
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <new>
+
+#include "limits.h"
+
+namespace bench {
+namespace {
+
+Tolerance tolerance;
+std::vector<std::string> voids, failures;
+
+// The arrays of the benchmark that runs now: its function is called again for each repetition.
+std::string current_name;
+std::unique_ptr<Case> current;
+
+Case &case_of(const std::string &name, const std::function<std::unique_ptr<Case>()> &make) {
+  if (current_name != name) {
+    current.reset();
+    current_name.clear();
+    current = make();
+    current_name = name;
+  }
+  return *current;
+}
+
+double limit_seconds(const Case &test, const Limits &limits) {
+  double seconds = 0;
+  for (const Stage &stage : test.stages) seconds += std::max(stage.flops / limits.flops, stage.bytes / limits.bytes);
+  return seconds;
+}
+
+Limits best_of(const Limits &a, const Limits &b) { return {std::max(a.flops, b.flops), std::max(a.bytes, b.bytes)}; }
+
+std::string percent(double share) {
+  char text[32];
+  snprintf(text, sizeof text, "%.0f%%", 100 * share);
+  return text;
+}
+
+void report_counters(benchmark::State &state, const Case &test, const Limits &limits, double seconds, double drift) {
+  double flops = 0, stage_bytes = 0;
+  for (const Stage &stage : test.stages) flops += stage.flops, stage_bytes += stage.bytes;
+  state.counters["of_limit"] = limit_seconds(test, limits) / seconds;
+  state.counters["drift"] = drift;
+  state.counters["GFLOP/s"] = 1e-9 * flops / seconds;
+  state.counters["GB/s"] = 1e-9 * test.bytes / seconds;
+  state.counters["peak"] = 1e-9 * limits.flops;
+  state.counters["bandwidth"] = 1e-9 * limits.bytes;
+  state.counters["compute_us"] = 1e6 * flops / limits.flops;
+  state.counters["memory_us"] = 1e6 * stage_bytes / limits.bytes;
+}
+
+void run(benchmark::State &state, const std::string &name, const std::function<std::unique_ptr<Case>()> &make, Clock clock) {
+  const auto fail = [&](std::vector<std::string> &list, const std::string &sentence) {
+    if (list.empty() || list.back().compare(0, name.size() + 1, name + ":")) list.push_back(name + ": " + sentence);
+    state.SkipWithError(sentence.c_str());
+  };
+  try {
+    Case &test = case_of(name, make);
+    test.call();  // brings everything into memory and caches
+    const LimitsOf of = {test.instruction_set, test.threads, clock, test.working_set_bytes};
+    const Limits before = measure_limits(of);
+
+    const double begin = seconds_now(clock);
+    for (auto _ : state) {
+      test.call();
+      benchmark::ClobberMemory();
+    }
+    const double seconds = (seconds_now(clock) - begin) / static_cast<double>(state.iterations());
+
+    Limits after = measure_limits(of);
+    const auto of_limit = [&] { return limit_seconds(test, best_of(before, after)) / seconds; };
+    if (of_limit() > tolerance.of_limit) {  // perhaps another loop is the fastest by now
+      forget_fastest_loops(of);
+      after = best_of(after, measure_limits(of));
+    }
+    const double limit_before = limit_seconds(test, before), limit_after = limit_seconds(test, after);
+    const double drift = std::max(limit_before, limit_after) / std::min(limit_before, limit_after) - 1;
+    if (of_limit() > tolerance.of_limit) {
+      return fail(voids, "void: it was at " + percent(of_limit()) + " of the limit that was measured right before and after, so the limit is wrong");
+    }
+    if (drift > tolerance.drift) {
+      return fail(failures, "not measured: the machine's limit changed by " + percent(drift) + " during the run; it is too noisy");
+    }
+    report_counters(state, test, best_of(before, after), seconds, drift);
+  } catch (const std::bad_alloc &) {
+    fail(failures, "not measured: there is not enough memory for it");
+  } catch (const std::exception &error) {
+    fail(failures, std::string("not measured: ") + error.what());
+  }
+}
+
+}  // namespace
+
+void add(const std::string &name, std::function<std::unique_ptr<Case>()> make, Clock clock) {
+  const auto function = [name, make, clock](benchmark::State &state) { run(state, name, make, clock); };
+  benchmark::internal::Benchmark *const registered = benchmark::RegisterBenchmark(name.c_str(), function);
+  registered->Unit(benchmark::kMicrosecond);
+  if (clock == Clock::wall) registered->UseRealTime();
+}
+
+void set_tolerance(const Tolerance &given) { tolerance = given; }
+
+const std::vector<std::string> &void_runs() { return voids; }
+const std::vector<std::string> &failed_runs() { return failures; }
+
+}  // namespace bench

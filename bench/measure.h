@@ -1,0 +1,47 @@
+// One benchmark: a call, what it has to do at the least, and its speed as a share of the machine's limit.
+#pragma once
+
+#include <stdint.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "clock.h"
+
+namespace bench {
+
+// Limits take turns: a stage takes as long as the slower of its arithmetic and its memory.
+struct Stage {
+  double flops;
+  double bytes;  // weights, inputs and outputs of the stage, each once
+};
+
+// A call together with the arrays that it works on.
+struct Case {
+  std::vector<Stage> stages;
+  double bytes;              // of the whole call: weights, inputs and outputs, each once
+  double working_set_bytes;  // these, and what lies between the stages
+  uint32_t instruction_set;  // that the machine's limits are taken from, not AUTO
+  uint32_t threads = 1;
+
+  virtual ~Case() = default;
+  virtual void call() = 0;  // throws std::runtime_error with a sentence
+};
+
+// Registers a benchmark. `make` is called before the first run and throws std::runtime_error with a sentence if it cannot.
+void add(const std::string &name, std::function<std::unique_ptr<Case>()> make, Clock clock = Clock::processor);
+
+// What makes a run worthless.
+struct Tolerance {
+  double of_limit = 1.03;  // above: void, since a probe saw less than the machine can do
+  double drift = 0.5;      // above: the machine is too noisy; share by which the limit changed during the run
+};
+void set_tolerance(const Tolerance &tolerance);
+
+// One sentence for each benchmark with runs that are void, or that could not be measured.
+const std::vector<std::string> &void_runs();
+const std::vector<std::string> &failed_runs();
+
+}  // namespace bench
