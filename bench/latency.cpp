@@ -21,8 +21,7 @@ class ScalarLoopsCase : public LayerCase {
         qkv_(make_array<float>(shape.n * 3 * shape.width)),
         context_(make_array<float>(shape.n * shape.width)),
         scores_(make_array<float>(shape.n)),
-        layer_{shape.n,   shape.width, shape.heads,    shape.is_causal, w_qkv.get(),
-               w_o.get(), qkv_.get(),  context_.get(), scores_.get()} {
+        layer_{shape.n, shape.width, shape.heads, shape.is_causal, w_qkv.get(), w_o.get(), qkv_.get(), context_.get(), scores_.get()} {
     instruction_set = set;
     check_against_mha();
   }

@@ -53,9 +53,7 @@ double seconds_of(const Loop &loop, const LimitsOf &of) {
   return *std::max_element(piece.end.begin(), piece.end.end()) - *std::min_element(piece.begin.begin(), piece.begin.end());
 }
 
-double rate_of(const Loop &loop, const LimitsOf &of) {
-  return loop.amount * static_cast<double>(loop.repetitions) / seconds_of(loop, of);
-}
+double rate_of(const Loop &loop, const LimitsOf &of) { return loop.amount * static_cast<double>(loop.repetitions) / seconds_of(loop, of); }
 
 Loop fastest_of(std::vector<Loop> loops, const LimitsOf &of) {
   for (Loop &loop : loops) {
@@ -71,7 +69,8 @@ Loop fastest_of(std::vector<Loop> loops, const LimitsOf &of) {
 double best_rate(const Loop &loop, const LimitsOf &of) {
   double best = 0;
   const double begin = seconds_now(of.clock);
-  for (int piece = 0; piece < least_pieces || seconds_now(of.clock) - begin < try_seconds; ++piece) best = std::max(best, rate_of(loop, of));
+  for (int piece = 0; piece < least_pieces || seconds_now(of.clock) - begin < try_seconds; ++piece)
+    best = std::max(best, rate_of(loop, of));
   return best;
 }
 
@@ -79,7 +78,8 @@ std::vector<Loop> fma_loops(const LimitsOf &of) {
   std::vector<Loop> loops;
   for (const FmaProbe &probe : probes_of(of.instruction_set).fma) {
     constexpr int64_t steps = 1000;
-    loops.push_back({probe.flops_per_step * steps * of.threads, [probe](uint32_t, int64_t repetitions) { probe.run(steps * repetitions); }});
+    loops.push_back(
+        {probe.flops_per_step * steps * of.threads, [probe](uint32_t, int64_t repetitions) { probe.run(steps * repetitions); }});
   }
   return loops;
 }

@@ -2,12 +2,13 @@
 
 #include <benchmark/benchmark.h>
 
-#include <cstdio>
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <fstream>
 #include <iostream>
+#include <stdexcept>
 #include <string>
 
 #include "groups.h"
@@ -44,11 +45,12 @@ threads, instruction_set. Names end in arguments: B batch, n rows, D width, H he
 
   --instruction_set=NAME  what the library computes with: auto (the best), scalar, avx2, avx512, neon
   --max_of_limit=X        a run above this is void, since its limit is wrong (1.03)
-  --max_drift=X           a run with more drift is not measured, since the machine is too noisy (0.5)
+  --max_drift=X           a run with more drift is not measured, since the machine is too noisy (1)
   --help                  this text, and the flags of Google Benchmark
 
 Exit status: 0 all was measured, 2 wrong flags or a filter that no benchmark matches, 3 runs were void, 4 something could not be
-measured. What is void or was not measured has no figures but an error, and a sentence at the end.
+measured. A benchmark that has a void run, or one that
+was not measured, has no figures but an error, and a sentence at the end.
 
 Examples:
   mha_bench --benchmark_list_tests
@@ -131,6 +133,9 @@ Options read_flags(int *argc, char **argv) {
       if (value && strcmp(value, "console") && strcmp(value, "json") && strcmp(value, "csv"))
         throw UsageError(std::string("'") + argument + "' is no format; use console, json or csv");
     }
+    const char *const unit = value_of(argument, "--benchmark_time_unit");
+    if (unit && strcmp(unit, "ns") && strcmp(unit, "us") && strcmp(unit, "ms") && strcmp(unit, "s"))
+      throw UsageError(std::string("'") + argument + "' is no unit; use ns, us, ms or s");
     for (const char *const flag : {"--benchmark_repetitions", "--benchmark_min_time"}) {
       if (const char *const value = value_of(argument, flag)) positive_number(argument, value);
     }
@@ -168,7 +173,8 @@ void add_context(const Options &options) {
 int run(int argc, char **argv) {
   const Options options = read_flags(&argc, argv);
   benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) throw UsageError("a flag is unknown or its value wrong; see above, and mha_bench --help");
+  if (benchmark::ReportUnrecognizedArguments(argc, argv))
+    throw UsageError("a flag is unknown or its value wrong; see above, and mha_bench --help");
   bench::pin_main_thread();
 #if defined(MHA_WITH_OPENBLAS)
   openblas_set_num_threads(1);
@@ -183,12 +189,14 @@ int run(int argc, char **argv) {
   benchmark::Shutdown();
   if (matched == 0) throw UsageError("no benchmark has such a name; mha_bench --benchmark_list_tests shows all");
 
-  for (const std::string &sentence : bench::void_runs()) std::cerr << "mha_bench: " << sentence << "\n";
-  for (const std::string &sentence : bench::failed_runs()) std::cerr << "mha_bench: " << sentence << "\n";
+  int status = exit_fine;
+  for (const bench::Failure &failure : bench::failed_benchmarks()) {
+    std::cerr << "mha_bench: " << failure.name << ": " << failure.sentence << "\n";
+    status = std::max(status, static_cast<int>(failure.kind == bench::Failure::Kind::is_void ? exit_void : exit_not_measured));
+  }
   std::cout.flush();
   if (!std::cout) throw std::runtime_error("the results could not be written");
-  if (!bench::failed_runs().empty()) return exit_not_measured;
-  return bench::void_runs().empty() ? exit_fine : exit_void;
+  return status;
 }
 
 }  // namespace

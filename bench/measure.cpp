@@ -3,6 +3,7 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <new>
 
@@ -12,7 +13,7 @@ namespace bench {
 namespace {
 
 Tolerance tolerance;
-std::vector<std::string> voids, failures;
+std::vector<Failure> failures;
 
 // The arrays of the benchmark that runs now: its function is called again for each repetition.
 std::string current_name;
@@ -46,7 +47,7 @@ void report_counters(benchmark::State &state, const Case &test, const Limits &li
   double flops = 0, stage_bytes = 0;
   for (const Stage &stage : test.stages) flops += stage.flops, stage_bytes += stage.bytes;
   state.counters["of_limit"] = limit_seconds(test, limits) / seconds;
-  state.counters["drift"] = drift;
+  state.counters["drift"] = std::round(100 * drift) / 100;
   state.counters["GFLOP/s"] = 1e-9 * flops / seconds;
   state.counters["GB/s"] = 1e-9 * test.bytes / seconds;
   state.counters["peak"] = 1e-9 * limits.flops;
@@ -56,10 +57,15 @@ void report_counters(benchmark::State &state, const Case &test, const Limits &li
 }
 
 void run(benchmark::State &state, const std::string &name, const std::function<std::unique_ptr<Case>()> &make, Clock clock) {
-  const auto fail = [&](std::vector<std::string> &list, const std::string &sentence) {
-    if (list.empty() || list.back().compare(0, name.size() + 1, name + ":")) list.push_back(name + ": " + sentence);
+  const auto fail = [&](Failure::Kind kind, const std::string &sentence) {
+    failures.push_back({kind, name, sentence});
     state.SkipWithError(sentence.c_str());
   };
+  // What failed once is not tried again, so that no figure of it remains. Google Benchmark 1.7.1 would also crash over a first repetition
+  // that failed followed by others that did not.
+  for (const Failure &failure : failures) {
+    if (failure.name == name) return state.SkipWithError(failure.sentence.c_str());
+  }
   try {
     Case &test = case_of(name, make);
     test.call();  // brings everything into memory and caches
@@ -82,16 +88,18 @@ void run(benchmark::State &state, const std::string &name, const std::function<s
     const double limit_before = limit_seconds(test, before), limit_after = limit_seconds(test, after);
     const double drift = std::max(limit_before, limit_after) / std::min(limit_before, limit_after) - 1;
     if (of_limit() > tolerance.of_limit) {
-      return fail(voids, "void: it was at " + percent(of_limit()) + " of the limit that was measured right before and after, so the limit is wrong");
+      return fail(Failure::Kind::is_void, "void: it was at " + percent(of_limit()) +
+                                              " of the limit that was measured right before and after, so the limit is wrong");
     }
     if (drift > tolerance.drift) {
-      return fail(failures, "not measured: the machine's limit changed by " + percent(drift) + " during the run; it is too noisy");
+      return fail(Failure::Kind::not_measured,
+                  "not measured: the machine's limit changed by " + percent(drift) + " during the run; it is too noisy");
     }
     report_counters(state, test, best_of(before, after), seconds, drift);
   } catch (const std::bad_alloc &) {
-    fail(failures, "not measured: there is not enough memory for it");
+    fail(Failure::Kind::not_measured, "not measured: there is not enough memory for it");
   } catch (const std::exception &error) {
-    fail(failures, std::string("not measured: ") + error.what());
+    fail(Failure::Kind::not_measured, std::string("not measured: ") + error.what());
   }
 }
 
@@ -106,7 +114,6 @@ void add(const std::string &name, std::function<std::unique_ptr<Case>()> make, C
 
 void set_tolerance(const Tolerance &given) { tolerance = given; }
 
-const std::vector<std::string> &void_runs() { return voids; }
-const std::vector<std::string> &failed_runs() { return failures; }
+const std::vector<Failure> &failed_benchmarks() { return failures; }
 
 }  // namespace bench

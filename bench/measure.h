@@ -36,12 +36,17 @@ void add(const std::string &name, std::function<std::unique_ptr<Case>()> make, C
 // What makes a run worthless.
 struct Tolerance {
   double of_limit = 1.03;  // above: void, since a probe saw less than the machine can do
-  double drift = 0.5;      // above: the machine is too noisy; share by which the limit changed during the run
+  double drift = 1;        // above: the machine is too noisy; share by which the limit changed during the run
 };
 void set_tolerance(const Tolerance &tolerance);
 
-// One sentence for each benchmark with runs that are void, or that could not be measured.
-const std::vector<std::string> &void_runs();
-const std::vector<std::string> &failed_runs();
+// A benchmark of which a run was void or could not be measured. It has no figures.
+struct Failure {
+  enum class Kind { is_void, not_measured };
+  Kind kind;
+  std::string name;
+  std::string sentence;
+};
+const std::vector<Failure> &failed_benchmarks();
 
 }  // namespace bench

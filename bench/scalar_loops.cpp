@@ -5,13 +5,13 @@
 namespace bench {
 namespace {
 
-// y [rows, columns] = x [rows, depth] * w [depth, columns]
+// y [rows, columns] = x [rows, depth] * w [depth, columns], along the rows of w: the order that is the fastest of the plain ones.
 void multiply(const float *x, const float *w, float *y, int64_t rows, int64_t depth, int64_t columns) {
   for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t column = 0; column < columns; ++column) {
-      float sum = 0.0f;
-      for (int64_t i = 0; i < depth; ++i) sum += x[row * depth + i] * w[i * columns + column];
-      y[row * columns + column] = sum;
+    float *const y_row = y + row * columns;
+    for (int64_t column = 0; column < columns; ++column) y_row[column] = 0.0f;
+    for (int64_t i = 0; i < depth; ++i) {
+      for (int64_t column = 0; column < columns; ++column) y_row[column] += x[row * depth + i] * w[i * columns + column];
     }
   }
 }

@@ -56,10 +56,10 @@ printf '$ %s %s\n' "${bench[0]}" "'${bench[1]}'"
 python3 - "$files/bench.json" <<'PYTHON'
 import json, sys
 text = open(sys.argv[1]).read()  # empty if no benchmark has the name
-results = [result for result in json.loads(text or '{"benchmarks": []}')["benchmarks"] if "of_peak" in result]
+results = [result for result in json.loads(text or '{"benchmarks": []}')["benchmarks"] if "of_limit" in result]
 if not results:
     sys.exit("tools/demo.sh: mha_bench measured nothing by the name layer_prefill/B:1/n:1024/D:768/H:12")
-best = max(results, key=lambda result: result["of_peak"])
+best = max(results, key=lambda result: result["of_limit"])
 milliseconds = best["cpu_time"] * {"ns": 1e-6, "us": 1e-3, "ms": 1, "s": 1e3}[best["time_unit"]]
-print(f"From x to y the layer took {milliseconds:.1f} ms of one core, {best['of_peak']:.0%} of what its multiply-add units can do.")
+print(f"From x to y the layer took {milliseconds:.1f} ms of one core, {best['of_limit']:.0%} of what the machine can do.")
 PYTHON

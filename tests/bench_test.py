@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""mha_bench and tools/bench_targets.py: exit statuses, sentences, and results without figures that were not measured.
+
+    bench_test.py MHA_BENCH BENCH_TARGETS
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import unittest
+
+MHA_BENCH, BENCH_TARGETS = sys.argv.pop(1), sys.argv.pop(1)
+
+SMALL = ["--benchmark_filter=^latency/B:1/n:1/", "--benchmark_min_time=0.001"]
+NOISE = ["--max_of_limit=1000", "--max_drift=1000"]  # other tests run at the same time
+COUNTERS = {"of_limit", "drift", "GFLOP/s", "GB/s", "peak", "bandwidth", "compute_us", "memory_us"}
+
+
+def run(*arguments, **settings):
+    environment = dict(os.environ, OPENBLAS_NUM_THREADS="1")
+    return subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=300, check=False, **settings)
+
+
+class MhaBench(unittest.TestCase):
+    def bench(self, *flags, **settings):
+        return run(MHA_BENCH, *flags, **settings)
+
+    def assert_refused(self, flags, sentence):
+        result = self.bench(*flags)
+        self.assertEqual(result.returncode, 2, f"{flags}: {result.stderr}")
+        self.assertIn(sentence, result.stderr)
+        self.assertEqual(result.stdout, "", f"{flags} printed results")
+
+    def assert_no_figures(self, result):
+        for entry in json.loads(result.stdout)["benchmarks"]:
+            self.assertTrue(entry["error_occurred"])
+            self.assertTrue(COUNTERS.isdisjoint(entry), entry)
+
+    def test_results_are_json_with_all_counters_and_the_context(self):
+        result = self.bench(*SMALL, *NOISE, "--benchmark_format=json", "--benchmark_repetitions=2")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        content = json.loads(result.stdout)
+        self.assertLessEqual({"processor", "instruction_set", "caches", "compiler", "back_end"}, set(content["context"]))
+        names = {entry["run_name"] for entry in content["benchmarks"]}
+        self.assertEqual(names, {f"latency/B:1/n:1/D:{width}/H:{heads}/causal:1" for width, heads in ((8, 2), (64, 4))})
+        for entry in content["benchmarks"]:
+            self.assertLessEqual(COUNTERS, set(entry))
+        for entry in (entry for entry in content["benchmarks"] if entry["run_type"] == "iteration"):
+            self.assertGreater(entry["of_limit"], 0)
+            limit_us = max(entry["compute_us"], entry["memory_us"])  # one of them for each stage: their sum at the most
+            self.assertGreaterEqual(entry["of_limit"] * entry["cpu_time"], 0.5 * limit_us)
+
+    def test_an_instruction_set_is_the_one_that_is_used(self):
+        result = self.bench(*SMALL, *NOISE, "--benchmark_format=json", "--instruction_set=scalar")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        content = json.loads(result.stdout)
+        self.assertEqual(content["context"]["instruction_set"], "scalar")
+        names = self.bench("--instruction_set=scalar", "--benchmark_list_tests").stdout
+        self.assertIn("instruction_set/scalar/", names)
+        self.assertNotIn("instruction_set/avx2/", names)
+
+    def test_all_groups_are_there(self):
+        names = self.bench("--benchmark_list_tests").stdout.split()
+        groups = {name.split("/")[0] for name in names}
+        self.assertLessEqual({"layer_prefill", "attention_prefill", "projection", "latency", "threads", "instruction_set"}, groups)
+        self.assertEqual(len(names), len(set(names)))
+
+    def test_help(self):
+        result = self.bench("--help")
+        self.assertEqual(result.returncode, 0)
+        for text in ("of_limit", "--instruction_set", "Exit status", "Examples", "--benchmark_filter"):
+            self.assertIn(text, result.stdout)
+
+    def test_wrong_flags_are_refused(self):
+        self.assert_refused(["--no_such_flag"], "--no_such_flag")
+        self.assert_refused(["layer_prefill"], "layer_prefill")
+        self.assert_refused(["--benchmark_format=xml"], "use console, json or csv")
+        self.assert_refused(["--benchmark_time_unit=h"], "use ns, us, ms or s")
+        self.assert_refused(["--benchmark_repetitions=0"], "above 0")
+        self.assert_refused(["--benchmark_min_time=long"], "above 0")
+        self.assert_refused(["--max_of_limit=-1"], "above 0")
+        self.assert_refused(["--max_drift="], "above 0")
+        self.assert_refused(["--benchmark_out=/no/such/folder/result.json"], "/no/such/folder/result.json")
+
+    def test_an_instruction_set_that_is_not_there_is_refused(self):
+        self.assert_refused(["--instruction_set=mmx"], "use one of auto, scalar")
+        other = "neon" if os.uname().machine == "x86_64" else "avx2"
+        self.assert_refused([f"--instruction_set={other}"], "use one of auto, scalar")
+
+    def test_a_filter_that_matches_nothing_is_refused(self):
+        self.assert_refused(["--benchmark_filter=^no_such_group/"], "no benchmark has such a name")
+        self.assert_refused(["--benchmark_filter=("], "no benchmark has such a name")
+
+    def test_void_runs_have_no_figures_and_a_status_of_their_own(self):
+        for repetitions in (1, 3):
+            result = self.bench(*SMALL, "--max_of_limit=1e-9", "--max_drift=1000", "--benchmark_format=json",
+                                f"--benchmark_repetitions={repetitions}")
+            self.assertEqual(result.returncode, 3, result.stderr)
+            self.assertIn("latency/B:1/n:1/D:64/H:4/causal:1: void", result.stderr)
+            self.assert_no_figures(result)
+
+    def test_what_is_too_noisy_is_not_measured(self):
+        # The limit is never the same to a billionth in all of several repetitions.
+        result = self.bench(*SMALL, "--max_of_limit=1000", "--max_drift=1e-9", "--benchmark_format=json", "--benchmark_repetitions=5")
+        self.assertEqual(result.returncode, 4, result.stderr)
+        self.assertIn("too noisy", result.stderr)
+
+    def test_what_does_not_fit_in_memory_is_not_measured(self):
+        def little_memory():
+            resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))
+
+        result = self.bench("--benchmark_filter=^layer_prefill/B:1/n:512/D:4096/", "--benchmark_format=json", preexec_fn=little_memory)
+        self.assertEqual(result.returncode, 4, result.stderr)
+        self.assertIn("not measured", result.stderr)
+        self.assert_no_figures(result)
+
+    def test_results_that_cannot_be_written_are_no_success(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            result = subprocess.run([MHA_BENCH, *SMALL, *NOISE], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+        self.assertEqual(result.returncode, 4, result.stderr)
+        self.assertIn("could not be written", result.stderr)
+
+
+class BenchTargets(unittest.TestCase):
+    """The group latency, whose targets are few, with made-up figures."""
+
+    SHAPES = ("B:1/n:1/D:8/H:2", "B:1/n:1/D:64/H:4", "B:1/n:3/D:6/H:2", "B:1/n:16/D:64/H:4", "B:1/n:8/D:128/H:4")
+
+    def targets(self, *files, flags=("--group", "latency")):
+        with tempfile.TemporaryDirectory() as folder:
+            paths = []
+            for i, content in enumerate(files):
+                paths.append(os.path.join(folder, f"{i}.json"))
+                with open(paths[-1], "w", encoding="utf-8") as file:
+                    file.write(content if isinstance(content, str) else json.dumps(content))
+            return run(sys.executable, BENCH_TARGETS, *flags, *paths)
+
+    def results(self, of_limit=0.5, time=1.0, shapes=SHAPES):
+        benchmarks = []
+        for shape in shapes:
+            for group, cpu_time in (("latency", time), ("latency_scalar_loops", 1.0)):
+                name = f"{group}/{shape}/causal:1"
+                benchmarks.append({"name": name + "_mean", "run_name": name, "aggregate_name": "mean", "cpu_time": 9, "of_limit": 0})
+                benchmarks.append(
+                    {"name": name + "_median", "run_name": name, "aggregate_name": "median", "cpu_time": cpu_time, "of_limit": of_limit})
+        return {"context": {"instruction_set": "avx2"}, "benchmarks": benchmarks}
+
+    def test_met(self):
+        result = self.targets(self.results())
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertIn("avx2: 6 of 6 targets met", result.stdout)
+
+    def test_missed(self):
+        result = self.targets(self.results(of_limit=0.39))
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("| latency/B:1/n:16/D:64/H:4/causal:1 | of_limit | 0.390 | >= 0.40 | no |", result.stdout)
+        result = self.targets(self.results(time=1.1))
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("2 of 6", result.stdout)  # of_limit, and the smallest layer, which may take longer
+
+    def test_the_median_of_several_files_counts(self):
+        result = self.targets(self.results(0.1), self.results(0.5), self.results(0.6))
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("| 0.100, 0.500, 0.600 |", result.stdout)
+
+    def test_repetitions_without_aggregates(self):
+        results = self.results(shapes=self.SHAPES[:3])
+        for shape in self.SHAPES[3:]:
+            for group in ("latency", "latency_scalar_loops"):
+                name = f"{group}/{shape}/causal:1"
+                results["benchmarks"] += [{"name": name, "run_name": name, "run_type": "iteration", "cpu_time": 1.0, "of_limit": of_limit}
+                                          for of_limit in (0.1, 0.45, 0.9)]
+        result = self.targets(results)
+        self.assertEqual(result.returncode, 0, result.stdout)
+        self.assertIn("| 0.450 |", result.stdout)
+
+    def test_what_is_void_or_not_measured_is_not_met(self):
+        results = self.results(shapes=self.SHAPES[1:])
+        name = f"latency/{self.SHAPES[0]}/causal:1"
+        results["benchmarks"].append({"name": name, "error_occurred": True, "error_message": "void: it was at 110% of the limit"})
+        result = self.targets(results)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("| void | <= 1.50 | no |", result.stdout)
+        result = self.targets(self.results(shapes=self.SHAPES[1:]))
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("| not measured | <= 1.50 | no |", result.stdout)
+        self.assertEqual(self.targets(self.results(), flags=()).returncode, 1)  # the other groups
+
+    def test_wrong_files_and_arguments(self):
+        for content in ("", "[]", "{}", '{"benchmarks": [], "context": {}}'):
+            result = self.targets(content)
+            self.assertEqual(result.returncode, 2, content)
+            self.assertIn("is no result of mha_bench", result.stderr)
+        self.assertEqual(run(sys.executable, BENCH_TARGETS, "/no/such/file.json").returncode, 2)
+        self.assertEqual(run(sys.executable, BENCH_TARGETS).returncode, 2)
+        result = self.targets(self.results(), flags=("--group", "threads"))
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("there is no benchmark of threads", result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

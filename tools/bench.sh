@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Builds the benchmarks and runs them. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+tools/bench.sh [--no-setup] [--instruction_set=NAME] [flags of Google Benchmark]
+
+Installs what is missing (tools/setup.sh), builds build/bin/mha_bench, and runs it: the speed of mha as a share of what this machine can do
+(of_limit), measured right before and right after each run. Results go to stdout, in the format asked for, and all else to stderr. Benchmarks
+of one thread run on the last core, those of the group threads on every core; `taskset -c CORES tools/bench.sh` limits both. All
+of it takes about 13 minutes with the default of 5 repetitions; what else uses the machine falsifies the results.
+
+  --no-setup               install nothing
+  --instruction_set=NAME   what the library computes with: auto (the best; the default), scalar, avx2, avx512 or neon
+  --benchmark_...          any flag of Google Benchmark; the defaults here are --benchmark_repetitions=5 --benchmark_min_time=0.1
+                           --benchmark_display_aggregates_only=true --benchmark_counters_tabular=true
+  --help                   this text; `build/bin/mha_bench --help` explains the figures and all flags
+
+A benchmark keeps its arrays over its repetitions, and has its limit measured beside each of them: there is nothing to gain from
+--benchmark_enable_random_interleaving, which would build the arrays anew each time.
+
+Exit status: 0 all was measured, 2 wrong flags or a filter that no benchmark matches, 3 runs were void (above 1.03 of the limit: then the limit is
+wrong), 4 something could not be measured, 1 the benchmarks could not be built.
+
+Examples:
+  tools/bench.sh                                                           everything
+  tools/bench.sh --benchmark_filter='^layer_prefill/'                      one group
+  tools/bench.sh --instruction_set=avx2 --benchmark_filter='^projection'   the same with AVX2 alone
+  tools/bench.sh --benchmark_format=json >result.json && tools/bench_targets.py result.json
+TEXT
+}
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+setup=yes
+flags=()
+for argument in "$@"; do
+  case $argument in
+    --no-setup) setup=no ;;
+    --help | -h) usage && exit ;;
+    *) flags+=("$argument") ;;
+  esac
+done
+
+build() {
+  local settings=()
+  [[ $setup == no ]] || tools/setup.sh || return
+  # A new folder is not for the tests; in one that is there already, they stay as they are.
+  [[ -e build/CMakeCache.txt ]] || settings=(-G Ninja -DMHA_TESTS=OFF)
+  cmake -S . -B build "${settings[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_BENCH=ON -DMHA_OPENBLAS=ON &&
+    cmake --build build --parallel "$(nproc)" --target mha_bench
+}
+if ! build >&2; then
+  echo "tools/bench.sh: the benchmarks could not be built; see above" >&2
+  exit 1
+fi
+
+exec build/bin/mha_bench --benchmark_repetitions=5 --benchmark_min_time=0.1 --benchmark_display_aggregates_only=true \
+  --benchmark_counters_tabular=true "${flags[@]}"
