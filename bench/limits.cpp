@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <functional>
 #include <map>
 #include <tuple>
@@ -93,16 +92,16 @@ int64_t buffer_bytes(double working_set_bytes) {
   return bytes < largest && static_cast<double>(bytes + bytes / 2) <= working_set_bytes ? bytes + bytes / 2 : bytes;
 }
 
-const char *buffer_of(int64_t bytes) {
-  static Array<char> buffer;
-  static int64_t size = 0;
-  if (size < bytes) {
-    size = 0;
-    buffer.reset();
-    buffer = make_array<char>(bytes);
-    size = bytes;
-  }
-  return buffer.get();
+// One buffer for all sizes, as large as the largest so far.
+Array<char> buffer;
+int64_t buffer_size = 0;
+
+void enlarge_buffer(int64_t bytes) {
+  if (buffer_size >= bytes) return;
+  buffer_size = 0;
+  buffer.reset();
+  buffer = make_array<char>(bytes);
+  buffer_size = bytes;
 }
 
 std::vector<Loop> read_loops(const LimitsOf &of) {
@@ -114,7 +113,7 @@ std::vector<Loop> read_loops(const LimitsOf &of) {
     if (steps == 0) continue;                  // more streams than there is to read
     const int64_t stream_bytes = steps * read_step, thread_bytes = probe.streams * stream_bytes;
     loops.push_back({static_cast<double>(thread_bytes * of.threads), [=](uint32_t thread, int64_t repetitions) {
-                       const char *const base = buffer_of(bytes) + thread * thread_bytes;
+                       const char *const base = buffer.get() + thread * thread_bytes;
                        for (int64_t i = 0; i < repetitions; ++i) probe.run(base, stream_bytes);
                      }});
   }
@@ -130,6 +129,7 @@ Key key_of(What what, const LimitsOf &of) {
 }
 
 double measure(What what, const LimitsOf &of) {
+  if (what == What::read) enlarge_buffer(buffer_bytes(of.working_set_bytes));
   auto found = fastest_loops.find(key_of(what, of));
   if (found == fastest_loops.end()) {
     const std::vector<Loop> loops = what == What::fma ? fma_loops(of) : read_loops(of);

@@ -49,8 +49,7 @@ threads, instruction_set. Names end in arguments: B batch, n rows, D width, H he
   --help                  this text, and the flags of Google Benchmark
 
 Exit status: 0 all was measured, 2 wrong flags or a filter that no benchmark matches, 3 runs were void, 4 something could not be
-measured. A benchmark that has a void run, or one that
-was not measured, has no figures but an error, and a sentence at the end.
+measured. A benchmark with a run that was void or not measured has no more figures but an error, and a sentence at the end.
 
 Examples:
   mha_bench --benchmark_list_tests
@@ -81,6 +80,7 @@ double positive_number(const char *argument, const char *value) {
   return number;
 }
 
+// Of one architecture's sets, the one with the highest number.
 uint32_t best_instruction_set() {
   uint32_t best = MHA_INSTRUCTION_SET_SCALAR;
   for (uint32_t set = best; set <= MHA_INSTRUCTION_SET_NEON; ++set) {

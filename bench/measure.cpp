@@ -1,10 +1,11 @@
 #include "measure.h"
 
 #include <benchmark/benchmark.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
+#include <iostream>
 #include <new>
 
 #include "limits.h"
@@ -21,9 +22,11 @@ std::unique_ptr<Case> current;
 
 Case &case_of(const std::string &name, const std::function<std::unique_ptr<Case>()> &make) {
   if (current_name != name) {
+    if (isatty(STDERR_FILENO) && !isatty(STDOUT_FILENO)) std::cerr << name << std::endl;  // how far it is; else the results tell
     current.reset();
     current_name.clear();
     current = make();
+    current->call();  // the first call also waits for pages of memory
     current_name = name;
   }
   return *current;
@@ -37,11 +40,7 @@ double limit_seconds(const Case &test, const Limits &limits) {
 
 Limits best_of(const Limits &a, const Limits &b) { return {std::max(a.flops, b.flops), std::max(a.bytes, b.bytes)}; }
 
-std::string percent(double share) {
-  char text[32];
-  snprintf(text, sizeof text, "%.0f%%", 100 * share);
-  return text;
-}
+std::string percent(double share) { return std::to_string(std::lround(100 * share)) + "%"; }
 
 void report_counters(benchmark::State &state, const Case &test, const Limits &limits, double seconds, double drift) {
   double flops = 0, stage_bytes = 0;
@@ -68,7 +67,6 @@ void run(benchmark::State &state, const std::string &name, const std::function<s
   }
   try {
     Case &test = case_of(name, make);
-    test.call();  // brings everything into memory and caches
     const LimitsOf of = {test.instruction_set, test.threads, clock, test.working_set_bytes};
     const Limits before = measure_limits(of);
 

@@ -15,7 +15,7 @@ constexpr int64_t cache_line = 64;
 constexpr int64_t prefetch_distance = 1024;
 
 // Two templates for each instruction set; a macro, since each has to be compiled for its own. The values stay in registers: an empty asm
-// that claims to read or change them keeps the compiler from folding the chains and from leaving out the loads.
+// that claims to read or change them keeps the compiler from folding the chains, taking the product out of them and leaving out the loads.
 #define MHA_PROBES(target, Vector, zero, fma, load, constraint)                                                                         \
   template <int chains>                                                                                                                 \
   target void run_fma(int64_t steps) {                                                                                                  \
@@ -26,7 +26,7 @@ constexpr int64_t prefetch_distance = 1024;
     for (int64_t step = 0; step < steps; ++step) {                                                                                      \
       _Pragma("GCC unroll 32") for (int i = 0; i < chains; ++i) {                                                                       \
         sums[i] = fma(a, b, sums[i]);                                                                                                   \
-        asm volatile("" : "+" constraint(sums[i]));                                                                                     \
+        asm volatile("" : "+" constraint(sums[i]), "+" constraint(a));                                                                  \
       }                                                                                                                                 \
     }                                                                                                                                   \
   }                                                                                                                                     \
@@ -78,7 +78,11 @@ MHA_PROBES(, float32x4_t, vdupq_n_f32(0.0f), MHA_NEON_FMA, vld1q_f32, "w")
 #define MHA_SCALAR_REGISTER "w"
 #endif
 
+#if defined(__FP_FAST_FMAF)
+#define MHA_SCALAR_FMA(a, b, c) __builtin_fmaf(a, b, c)
+#else
 #define MHA_SCALAR_FMA(a, b, c) ((a) * (b) + (c))
+#endif
 #define MHA_SCALAR_LOAD(from) (*(from))
 namespace scalar {
 MHA_PROBES(, float, 0.0f, MHA_SCALAR_FMA, MHA_SCALAR_LOAD, MHA_SCALAR_REGISTER)
