@@ -6,10 +6,11 @@ usage() {
   cat <<'TEXT'
 tools/bench.sh [--no-setup] [--instruction_set=NAME] [flags of Google Benchmark]
 
-Installs what is missing (tools/setup.sh), builds build/bin/mha_bench, and runs it: the speed of mha as a share of what this machine can do
-(of_limit), measured right before and right after each run. Results go to stdout, in the format asked for, and all else to stderr. Benchmarks
-of one thread run on the last core, those of the group threads on every core; `taskset -c CORES tools/bench.sh` limits both. All
-of it takes about 13 minutes with the default of 5 repetitions; what else uses the machine falsifies the results.
+Installs what is missing (tools/setup.sh), builds build/bin/mha_bench, and runs it: the speed of mha as a share of what this machine can
+do (of_limit), measured right before and right after each run. Results go to stdout, in the format asked for, and all else to stderr.
+Benchmarks of one thread run on the last core, those of the group threads on every core; `taskset -c CORES tools/bench.sh` limits both.
+All of it takes under 10 minutes on an idle machine with AVX-512 (3 repetitions: measured at 4.7 minutes of processor time). Whatever else
+uses the machine falsifies the results.
 
   --no-setup               install nothing
   --instruction_set=NAME   what the library computes with: auto (the best; the default), scalar, avx2, avx512 or neon
@@ -20,8 +21,8 @@ of it takes about 13 minutes with the default of 5 repetitions; what else uses t
 A benchmark keeps its arrays over its repetitions, and has its limit measured beside each of them: there is nothing to gain from
 --benchmark_enable_random_interleaving, which would build the arrays anew each time.
 
-Exit status: 0 all was measured, 2 wrong flags or a filter that no benchmark matches, 3 runs were void (above 1.03 of the limit: then the limit is
-wrong), 4 something could not be measured, 1 the benchmarks could not be built.
+Exit status: 0 all was measured, 1 the benchmarks could not be built, 2 wrong flags or a filter that no benchmark matches, 3 runs were void
+(above 1.03 of the limit: then the limit is wrong), 4 something could not be measured.
 
 Examples:
   tools/bench.sh                                                           everything

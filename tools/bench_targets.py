@@ -3,13 +3,14 @@
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 
 DESCRIPTION = """\
-Reads results of tools/bench.sh --benchmark_format=json and prints a Markdown table of the project's targets, what was measured (the median of
-the repetitions; of several files one after the other, of which the median counts) and whether the target is met. Results of
-different instruction sets get a table each. A target that was not measured is not met, and so is one whose benchmark was void.
+Reads results of tools/bench.sh --benchmark_format=json and prints a Markdown table of the project's targets, what was measured (the
+median of the repetitions; of several files one after the other, of which the median counts) and whether the target is met. Results
+of different instruction sets get a table each. A target that was not measured is not met, and so is one whose benchmark was void.
 
 Exit status: 0 all targets are met, 1 some are not, 2 wrong arguments or files.
 """
@@ -264,6 +265,7 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it as it ends other commands
     try:
         sys.exit(main())
     except InputError as error:
