@@ -9,8 +9,8 @@ tools/bench.sh [--no-setup] [--instruction_set=NAME] [flags of Google Benchmark]
 Installs what is missing (tools/setup.sh), builds build/bin/mha_bench, and runs it: the speed of mha as a share of what this machine can
 do (of_limit), measured right before and right after each run. Results go to stdout, in the format asked for, and all else to stderr.
 Benchmarks of one thread run on the last core, those of the group threads on every core; `taskset -c CORES tools/bench.sh` limits both.
-All of it takes under 10 minutes on an idle machine with AVX-512 (3 repetitions: measured at 4.7 minutes of processor time). Whatever else
-uses the machine falsifies the results.
+With --benchmark_repetitions=3 all of it takes 4.7 minutes of processor time (measured on one AVX-512 core, thus without threads on several).
+Whatever else uses the machine falsifies the results.
 
   --no-setup               install nothing
   --instruction_set=NAME   what the library computes with: auto (the best; the default), scalar, avx2, avx512 or neon
