@@ -1,0 +1,369 @@
+#!/usr/bin/env python3
+"""Measures mha beside other libraries: one attention layer, from input rows to output rows, in float32, on one thread and on all cores.
+
+The libraries run in one session, each in a process of its own that is stopped while another one works. Round after round, each computes
+each shape, on the same weights and rows, and what they compute is compared. Written are compare.md (tables), compare.csv, compare.svg (chart)
+and compare.json (every measurement). Speed is stated as a share of what the multiply-add units of the same cores do in the same round.
+
+Libraries (those that are there are measured, and the others named with the reason):
+  mha              this library, built first
+  pytorch          the plain class of tensor operations, nn.MultiheadAttention, and scaled_dot_product_attention between two nn.Linear
+  onnxruntime      the operators Attention and MultiHeadAttention of com.microsoft; the faster one counts
+  openvino         scaled_dot_product_attention of the CPU plugin
+  pytorch-system   the same as pytorch, with the PyTorch of /usr/bin/python3 (Debian: apt-get install python3-torch)
+
+They come from the virtual environment where --install puts them, else from /usr/bin/python3.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import datetime
+import json
+import os
+import pathlib
+import platform
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+root = pathlib.Path(__file__).resolve().parent.parent
+parts = root / "tools" / "compare"
+sys.path.insert(0, str(parts))
+import report  # noqa: E402
+
+examples = """Examples:
+  tools/compare.py --install onnxruntime --install openvino      some 100 MB
+  tools/compare.py --install pytorch                             some gigabytes, most of it for GPUs
+  tools/compare.py                                               everything, on one thread and on all cores; some 15 minutes
+  tools/compare.py --threads 1 --core 1 --rounds 3               a quick look, on core 1
+  tools/compare.py --shapes 1,1024,768,12 1,1500,512,8,uncausal --libraries mha onnxruntime
+
+Exit codes: 0 done; 1 a library computes something else (the tables say which); 2 wrong usage; 4 there is nothing to compare with, or
+something that is needed cannot be built, installed or run.
+"""
+
+# (batch, n, width, heads, is_causal)
+shapes = [(1, 128, 256, 4, 1), (1, 128, 768, 12, 1), (1, 512, 768, 12, 1), (1, 1024, 768, 12, 1), (1, 2048, 1024, 16, 1),
+          (8, 128, 768, 12, 1), (1, 1024, 2048, 16, 1), (1, 512, 4096, 32, 1),
+          (1, 197, 768, 12, 0), (1, 77, 768, 12, 0), (1, 1500, 512, 8, 0), (1, 49, 96, 3, 0)]
+smallest = (1, 1, 8, 1, 1)  # hardly any arithmetic: what a call costs
+
+# Library -> its forms, each with the column of the tables where it stands. Of forms in one column the fastest counts.
+forms = {
+    "mha": {"layer": "mha"},
+    "pytorch": {"class": "PyTorch, plain class", "MultiheadAttention": "PyTorch, nn.MultiheadAttention",
+                "scaled_dot_product_attention": "PyTorch, scaled_dot_product_attention"},
+    "onnxruntime": {"Attention": "ONNX Runtime", "MultiHeadAttention": "ONNX Runtime"},
+    "openvino": {"scaled_dot_product_attention": "OpenVINO"},
+}
+forms["pytorch-system"] = {form: f"system's {label}" for form, label in forms["pytorch"].items()}
+defaults = ["mha", "pytorch", "onnxruntime", "openvino"]
+packages = {"pytorch": ["numpy", "torch"], "onnxruntime": ["numpy", "onnx", "onnxruntime"], "openvino": ["numpy", "openvino"]}
+
+agreement = 1e-3  # the largest difference between two libraries, as a share of the largest element; bfloat16 would not pass
+cell_seconds = 0.1  # for one library on one shape in one round; a call that takes longer is made twice
+patience_seconds = 300  # for an answer of a library
+
+
+class Failed(Exception):
+    """A sentence that says what does not work."""
+
+
+def say(sentence):
+    print(sentence, file=sys.stderr, flush=True)
+
+
+# ---- one library in a process of its own
+
+
+class Worker:
+    def __init__(self, command, log):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+
+    def ask(self, request, **arguments):
+        """The answer. The process runs only until it has given it."""
+        try:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.stdin.write(json.dumps({"request": request, **arguments}).encode() + b"\n")
+            self.process.stdin.flush()
+            if not select.select([self.process.stdout], [], [], patience_seconds)[0]:
+                self.end()
+                raise Failed(f"no answer in {patience_seconds} seconds")
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            code = self.process.wait()
+            raise Failed(f"its process ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with code {code}")
+        self.process.send_signal(signal.SIGSTOP)
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Failed(answer["error"])
+        return answer
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class Settings:
+    """What the libraries of one suite are started with."""
+
+    def __init__(self, folder, venv, helper, log):
+        self.folder, self.venv, self.helper, self.log = folder, venv, helper, log
+
+    def pythons(self, library):
+        if library == "mha":
+            return [sys.executable]
+        system = [pathlib.Path("/usr/bin/python3")]
+        return [python for python in (system if library == "pytorch-system" else [self.venv / "bin" / "python", *system]) if python.exists()]
+
+    def start(self, library, cores):
+        """(worker, what it says about itself), with the first interpreter that has the library."""
+        reasons = []
+        for python in self.pythons(library):
+            command = [python, parts / "worker.py", library.replace("-system", ""), len(cores), ",".join(map(str, cores))]
+            worker = Worker([str(word) for word in command + [self.helper] * (library == "mha")], self.log)
+            try:
+                return worker, worker.ask("about")
+            except Failed as failed:
+                worker.end()
+                reasons.append(f"{failed} ({python})")
+        raise Failed("; ".join(reasons) or "there is no interpreter for it")
+
+
+# ---- one suite: all libraries and shapes at one number of threads
+
+
+def load(settings, workers, shape, rows):
+    """Lets every library make the layer of this shape, and compares. Returns what is known about the shape."""
+    inputs, expected = settings.folder / "inputs", settings.folder / "expected"
+    cell = {"shape": shape, "operations": workers["mha"].ask("make", shape=shape, inputs=str(inputs), output=str(expected))["operations"],
+            "peaks": [], "reference": None, "rows": rows}
+    files = {"shape": shape, "inputs": str(inputs), "expected": str(expected)}
+    batch, n, width, _, _ = shape
+    others = [name for name in workers if name != "mha"]
+    if others and batch * n * width**2 < 2e8:
+        with contextlib.suppress(Failed):  # without a reference this is not claimed
+            cell["reference"] = workers[others[0]].ask("reference", **files)["difference"]
+    for row in rows:
+        if row["reason"]:
+            continue
+        try:
+            row["difference"] = workers[row["library"]].ask("load", form=row["form"], **files)["difference"]
+            if not row["difference"] <= agreement:  # NaN too
+                row["reason"] = f"differs from mha by {row['difference']:.1g} of the largest element; not measured"
+                row["disagrees"] = True
+        except Failed as failed:
+            row["reason"] = str(failed)
+    inputs.unlink()
+    expected.unlink()
+    return cell
+
+
+def run_suite(settings, libraries, suite_shapes, cores, rounds):
+    """The measurements at len(cores) threads, and what the libraries say about themselves."""
+    threads = "one thread" if len(cores) == 1 else f"{len(cores)} threads"
+    workers, reasons, about = {}, {}, {}
+    try:
+        for library in libraries:
+            try:
+                workers[library], about[library] = settings.start(library, cores)
+                say(f"{threads}: {library} {about[library]['version']} {about[library]['detail']}")
+            except Failed as failed:
+                if library == "mha":
+                    raise
+                reasons[library] = str(failed)
+                say(f"{threads}: {library} is not measured: {failed}")
+        cells = []
+        for shape in suite_shapes:
+            say(f"{threads}: making the layers of {report.shape_name(shape)}")
+            cells.append(load(settings, workers, shape, [
+                {"library": library, "form": form, "label": label, "seconds": [], "difference": None, "reason": reasons.get(library)}
+                for library in libraries for form, label in forms[library].items()]))
+        for number in range(rounds):
+            for cell in cells:
+                measure(workers, cell, number)
+                times = [f"{row['library']} {row['form']} {1e3 * row['seconds'][-1]:.3g} ms" for row in cell["rows"] if not row["reason"]]
+                say(f"{threads}, round {number + 1} of {rounds}, {report.shape_name(cell['shape'])}: {', '.join(times)}")
+        return {"threads": len(cores), "cells": cells}, about
+    finally:
+        for worker in workers.values():
+            worker.end()
+
+
+def measure(workers, cell, number):
+    """One round of one shape: every library once, with another one first each time, between two looks at the peak."""
+    peaks = [workers["mha"].ask("peak")["gflops"]]
+    start = number % len(cell["rows"])
+    for row in cell["rows"][start:] + cell["rows"][:start]:
+        if row["reason"]:
+            continue
+        try:
+            answer = workers[row["library"]].ask("time", form=row["form"], shape=cell["shape"], seconds=cell_seconds)
+            row["seconds"].append(answer["seconds"])
+        except Failed as failed:
+            if row["library"] == "mha":
+                raise
+            row["reason"] = str(failed)
+    peaks.append(workers["mha"].ask("peak")["gflops"])
+    cell["peaks"].append(max(peaks))
+
+
+# ---- what is built and installed
+
+
+def run_command(command, doing):
+    say(f"{doing}: {shlex.join(map(str, command))}")
+    if subprocess.run(list(map(str, command)), stdout=sys.stderr).returncode:
+        raise Failed(f"{doing} failed; see above")
+
+
+def build_mha():
+    build = root / "build"
+    cache = build / "CMakeCache.txt"
+    if not cache.exists():
+        settings = [f"-DMHA_{name}=OFF" for name in ("TESTS", "TOOLS", "BENCH", "OPENBLAS")]
+        run_command(["cmake", "-S", root, "-B", build, "-DCMAKE_BUILD_TYPE=Release", *settings], "configuring mha")
+    if "CMAKE_BUILD_TYPE:STRING=Release\n" not in cache.read_text():
+        raise Failed(f"{build} is no Release build; configure it with -DCMAKE_BUILD_TYPE=Release, or give --mha a libmha.so")
+    run_command(["cmake", "--build", build, "--target", "mha_shared"], "building mha")
+    return build / "src" / "libmha.so"
+
+
+def build_helper(library, folder):
+    """The shared object around library that worker.py loads."""
+    library, helper = pathlib.Path(library).resolve(), folder / "helper.so"
+    run_command([os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-I", root / "include", "-I", root / "bench",
+                 parts / "helper.cpp", root / "bench" / "limits.cpp", library, f"-Wl,-rpath,{library.parent}", "-o", helper],
+                "building the helper")
+    return helper
+
+
+def install(library, venv):
+    if not (venv / "bin" / "python").exists():
+        run_command([sys.executable, "-m", "venv", venv], "making a virtual environment")
+    run_command([venv / "bin" / "python", "-m", "pip", "install", "--upgrade", *packages[library]], f"installing {library}")
+
+
+# ---- what the figures are to be read with
+
+
+def machine():
+    name = platform.machine()
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.split(":", 1)[1].strip()
+                break
+    with contextlib.suppress(OSError):
+        release = pathlib.Path("/etc/os-release").read_text()
+        name += ", " + dict(line.split("=", 1) for line in release.splitlines() if "=" in line)["PRETTY_NAME"].strip('"')
+    return f"{name}, Linux {platform.release()}"
+
+
+def commit():
+    git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+    done = subprocess.run(git, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) if shutil.which("git") else None
+    return done.stdout.strip() if done and not done.returncode else ""
+
+
+# ---- the command
+
+
+def parse_shape(text):
+    fields = text.split(",")
+    is_causal = fields[4:] != ["uncausal"]
+    if len(fields) not in (4, 5) or is_causal and len(fields) == 5 or not all(field.isdecimal() and int(field) for field in fields[:4]):
+        raise argparse.ArgumentTypeError(f"'{text}' is no shape; write BATCH,N,WIDTH,HEADS, and behind it ,uncausal if not causal")
+    batch, n, width, heads = map(int, fields[:4])
+    if width % heads:
+        raise argparse.ArgumentTypeError(f"'{text}': {heads} heads do not divide the width {width}")
+    return batch, n, width, heads, int(is_causal)
+
+
+def parse_rounds(text):
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of rounds; give 1 or more")
+    return int(text)
+
+
+def parse_arguments(arguments):
+    parser = argparse.ArgumentParser(prog="tools/compare.py", description=__doc__, epilog=examples,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", type=parse_shape, default=shapes, metavar="SHAPE",
+                        help="BATCH,N,WIDTH,HEADS for a causal layer, BATCH,N,WIDTH,HEADS,uncausal for another (default: those of the README)")
+    parser.add_argument("--rounds", type=parse_rounds, default=10, help="how often each library computes each shape (default: %(default)s)")
+    parser.add_argument("--threads", choices=["1", "all", "both"], default="both", help="default: %(default)s")
+    parser.add_argument("--core", type=int, help="the core for one thread (default: the last one that may be used)")
+    parser.add_argument("--libraries", nargs="+", choices=list(forms), default=defaults, metavar="LIBRARY",
+                        help=f"of {', '.join(forms)} (default: {' '.join(defaults)})")
+    parser.add_argument("--mha", type=pathlib.Path, metavar="FILE", help="the libmha.so to measure (default: build/src/libmha.so, built first)")
+    parser.add_argument("--install", action="append", choices=list(packages), metavar="LIBRARY",
+                        help=f"install one of {', '.join(packages)} into the virtual environment by pip, measure nothing")
+    parser.add_argument("--venv", type=pathlib.Path, default=root / "build" / "compare" / "venv", metavar="DIR",
+                        help="the virtual environment (default: build/compare/venv)")
+    parser.add_argument("--output", type=pathlib.Path, default=root / "build" / "compare", metavar="DIR",
+                        help="where the results are written (default: build/compare)")
+    options = parser.parse_args(arguments)
+    cores = sorted(os.sched_getaffinity(0))
+    if options.core is None:
+        options.core = cores[-1]
+    if options.core not in cores:
+        parser.error(f"argument --core: this process may not use core {options.core}, only {', '.join(map(str, cores))}")
+    if options.mha and not options.mha.is_file():
+        parser.error(f"argument --mha: there is no file {options.mha}")
+    options.libraries = ["mha"] + [library for library in dict.fromkeys(options.libraries) if library != "mha"]
+    options.shapes = list(dict.fromkeys(options.shapes))
+    options.suites = {"1": [[options.core]], "all": [cores], "both": [[options.core], cores][:len(cores)]}[options.threads]
+    return options
+
+
+def run(options):
+    options.output.mkdir(parents=True, exist_ok=True)
+    results = {"about": {"date": datetime.date.today().isoformat(), "machine": machine(), "commit": commit(), "rounds": options.rounds,
+                         "command": shlex.join(["tools/compare.py", *sys.argv[1:]])},
+               "libraries": {}, "suites": []}
+    log_path = options.output / "compare.log"
+    with tempfile.TemporaryDirectory(dir=options.output) as folder, open(log_path, "w") as log:
+        folder = pathlib.Path(folder)
+        helper = build_helper(options.mha or build_mha(), folder)
+        settings = Settings(folder, options.venv.absolute(), helper, log)
+        for cores in options.suites:
+            suite, about = run_suite(settings, options.libraries, [*options.shapes, smallest], cores, options.rounds)
+            results["suites"].append(suite)
+            results["libraries"].update(about)
+            report.write(results, options.output)
+    rows = [row for suite in results["suites"] for cell in suite["cells"] for row in cell["rows"]]
+    say(f"wrote {', '.join(str(options.output / name) for name in report.names)}; what the libraries printed is in {log_path}")
+    references = [cell["reference"] for suite in results["suites"] for cell in suite["cells"] if cell["reference"] is not None]
+    if any("disagrees" in row for row in rows) or not all(difference <= agreement for difference in references):
+        say("tools/compare.py: the results do not agree; compare.md says where")
+        return 1
+    if options.libraries != ["mha"] and not any(row["seconds"] for row in rows if row["library"] != "mha"):
+        say("tools/compare.py: there is nothing to compare with; see above, and --install in tools/compare.py --help")
+        return 4
+    return 0
+
+
+def main():
+    options = parse_arguments(sys.argv[1:])
+    try:
+        for library in options.install or []:
+            install(library, options.venv)
+        return 0 if options.install else run(options)
+    except (Failed, OSError) as error:
+        say(f"tools/compare.py: {error}")
+        return 4
+    except KeyboardInterrupt:
+        say("tools/compare.py: interrupted")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

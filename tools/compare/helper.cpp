@@ -1,0 +1,168 @@
+// mha as worker.py calls it, through ctypes: a layer that runs many times in one call, so that no Python lies between, and on a pool of
+// threads of its own; and the peak that the figures are a share of. Everything is for one process with one number of threads.
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "limits.h"
+#include "mha.h"
+
+namespace {
+
+// Threads that look for work for a while before they sleep, as those of the other libraries do.
+class Pool {
+ public:
+  explicit Pool(uint32_t num_threads) {
+    for (uint32_t i = 1; i < num_threads; ++i) std::thread(&Pool::serve, this).detach();
+    scheduler_.context = this;
+    scheduler_.num_threads = num_threads;
+    scheduler_.parallel_for = [](void *pool, uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
+      static_cast<Pool *>(pool)->run(count, task, task_context);
+    };
+  }
+
+  const mha_scheduler *scheduler() const { return &scheduler_; }
+
+ private:
+  void run(uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
+    count_ = count, task_ = task, task_context_ = task_context;
+    next_ = 0;
+    busy_ = scheduler_.num_threads - 1;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ++round_;
+    }
+    wake_.notify_all();
+    work();
+    for (int spins = 0; busy_; ++spins) pause(spins);
+  }
+
+  void work() {
+    for (uint32_t index = next_++; index < count_; index = next_++) task_(task_context_, index);
+  }
+
+  void serve() {
+    for (uint32_t seen = 0;; ++seen) {
+      for (int spins = 0; round_ == seen && spins < 20000; ++spins) pause(spins);
+      if (round_ == seen) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        wake_.wait(lock, [&] { return round_ != seen; });
+      }
+      work();
+      --busy_;
+    }
+  }
+
+  // Gives way now and then, in case there are more threads than cores free.
+  static void pause(int spins) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+    if (spins % 1024 == 1023) std::this_thread::yield();
+  }
+
+  mha_scheduler scheduler_ = {};
+  uint32_t count_ = 0;
+  void (*task_)(void *, uint32_t) = nullptr;
+  void *task_context_ = nullptr;
+  std::atomic<uint32_t> next_{0}, busy_{0}, round_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+};
+
+struct Layer {
+  mha_layer *layer = nullptr;
+  mha_forward_args args = {};
+  mha_call_info info = {};
+  std::vector<float> y;
+  std::vector<unsigned char> workspace;
+};
+
+}  // namespace
+
+extern "C" {
+
+// A layer with the weights w_qkv [width, 3 * width] and w_o [width, width] on the rows x [batch, n, width], which must stay. NULL: message,
+// of 248 bytes, says why. Never freed: the process ends first.
+Layer *compare_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, uint32_t is_causal, const float *x, const float *w_qkv,
+                     const float *w_o, uint32_t num_threads, char *message) {
+  static Pool *const pool = num_threads > 1 ? new Pool(num_threads) : nullptr;
+  mha_layer_config config = {};
+  config.struct_size = sizeof config;
+  config.query_dim = width;
+  config.num_heads = heads;
+  mha_layer_weights weights = {};
+  weights.struct_size = sizeof weights;
+  weights.w_qkv = w_qkv;
+  weights.w_o = w_o;
+
+  Layer *const self = new Layer;
+  self->y.resize(static_cast<size_t>(batch * n * width));
+  self->args.struct_size = sizeof self->args;
+  self->args.batch = batch;
+  self->args.n_q = n;
+  self->args.query = x;
+  self->args.output = self->y.data();
+  self->args.is_causal = is_causal;
+  self->args.scheduler = pool ? pool->scheduler() : nullptr;
+  self->info.struct_size = sizeof self->info;
+  mha_error error;
+  if (mha_layer_create(&config, &weights, nullptr, &self->layer, &error) || mha_info(self->layer, &self->args, &self->info, &error)) {
+    std::memcpy(message, error.message, sizeof error.message);
+    return nullptr;
+  }
+  self->workspace.resize(self->info.workspace_bytes);
+  return self;
+}
+
+mha_status compare_forward(const Layer *self, uint32_t calls) {
+  mha_status status = MHA_OK;
+  for (uint32_t i = 0; i < calls && !status; ++i) {
+    void *const workspace = const_cast<unsigned char *>(self->workspace.data());
+    status = mha_forward(self->layer, &self->args, workspace, self->workspace.size(), nullptr);
+  }
+  return status;
+}
+
+const float *compare_output(const Layer *self) { return self->y.data(); }
+
+// Multiplications and additions of one call, counting only the pairs that attend.
+double compare_operations(const Layer *self) { return static_cast<double>(self->info.operations); }
+
+const char *compare_instruction_set() {
+  uint32_t best = MHA_INSTRUCTION_SET_SCALAR;
+  for (uint32_t set = best; set <= MHA_INSTRUCTION_SET_NEON; ++set) {
+    if (mha_instruction_sets() >> set & 1) best = set;
+  }
+  return mha_instruction_set_name(best);
+}
+
+// GFLOP/s of multiply-adds on registers, of num_threads threads at once.
+double compare_peak(uint32_t num_threads) {
+  uint32_t set = MHA_INSTRUCTION_SET_SCALAR;
+  while (std::strcmp(mha_instruction_set_name(set), compare_instruction_set())) ++set;
+  std::vector<double> peaks(num_threads);
+  std::vector<std::thread> threads;
+  for (double &peak : peaks) threads.emplace_back([&peak, set] { peak = bench::fma_peak(set); });
+  double sum = 0;
+  for (uint32_t i = 0; i < num_threads; ++i) {
+    threads[i].join();
+    sum += peaks[i];
+  }
+  return sum;
+}
+
+// Random numbers, uniform between -bound and bound.
+void compare_fill(float *values, int64_t count, float bound, uint64_t seed) {
+  for (int64_t i = 0; i < count; ++i) {
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    values[i] = bound * (static_cast<float>(seed >> 40) / static_cast<float>(1 << 23) - 1.0f);
+  }
+}
+
+}  // extern "C"

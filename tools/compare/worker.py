@@ -1,0 +1,319 @@
+"""One library of the comparison, in a process of its own. Run by tools/compare.py, with the interpreter that has the library:
+
+    worker.py LIBRARY THREADS CORES [HELPER]
+
+Answers each request, a line of JSON on standard input, by a line of JSON on standard output. Files hold float32 numbers: the inputs
+x [batch, n, width], w_qkv [width, 3 * width], w_o [width, width] one after the other; the output y [batch, n, width].
+"""
+
+import ctypes
+import json
+import math
+import os
+import signal
+import statistics
+import sys
+import time
+
+sample_seconds = 0.002  # of the calls between two looks at the clock, which cost less than a microsecond
+
+
+def repeated(call):
+    def run(calls):
+        for _ in range(calls):
+            call()
+    return run
+
+
+class Mha:
+    """Made by the helper, a shared object around libmha. Needs no package."""
+
+    def __init__(self, threads, helper):
+        self.threads, self.helper, self.inputs = threads, ctypes.CDLL(helper), {}
+        self.helper.compare_layer.restype = ctypes.c_void_p
+        self.helper.compare_output.restype = ctypes.POINTER(ctypes.c_float)
+        self.helper.compare_operations.restype = self.helper.compare_peak.restype = ctypes.c_double
+        self.helper.compare_instruction_set.restype = ctypes.c_char_p
+        number = self.helper.mha_version()
+        self.version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+        self.detail = self.helper.compare_instruction_set().decode()
+
+    def make(self, shape, inputs, output):
+        """Makes up the inputs, runs the layer on them, and writes both files. Returns the operations of one call."""
+        batch, n, width, heads, is_causal = shape
+        arrays = []
+        # Rows and queries of variance 1, and so scores too: the softmax has something to do.
+        for seed, (count, bound) in enumerate([(batch * n * width, 3**0.5), (3 * width**2, (3 / width)**0.5), (width**2, (3 / width)**0.5)]):
+            values = (ctypes.c_float * count)()
+            self.helper.compare_fill(values, ctypes.c_int64(count), ctypes.c_float(bound), ctypes.c_uint64(seed + 1))
+            arrays.append(values)
+        with open(inputs, "wb") as file:
+            file.writelines(arrays)
+        message = ctypes.create_string_buffer(248)
+        layer = self.helper.compare_layer(*map(ctypes.c_int64, (batch, n, width, heads)), is_causal, *arrays, self.threads, message)
+        if not layer:
+            raise RuntimeError(message.value.decode())
+        layer = ctypes.c_void_p(layer)
+        self.inputs[tuple(shape)] = arrays, layer
+        self.run(layer, 1)
+        with open(output, "wb") as file:
+            file.write(ctypes.string_at(self.helper.compare_output(layer), 4 * batch * n * width))
+        return self.helper.compare_operations(layer)
+
+    def load_layer(self, shape, *_):
+        _, layer = self.inputs[tuple(shape)]
+        return lambda calls: self.run(layer, calls), None
+
+    def run(self, layer, calls):
+        if self.helper.compare_forward(layer, calls):
+            raise RuntimeError("mha_forward failed")
+
+    def peak(self):
+        return self.helper.compare_peak(self.threads)
+
+
+class PyTorch:
+    def __init__(self, threads, _):
+        import torch
+        self.torch, self.version, self.detail = torch, torch.__version__, ""
+        torch.set_num_threads(threads)
+        torch.set_num_interop_threads(1)
+        torch.set_grad_enabled(False)
+
+    def linear(self, weight):
+        rows, columns = weight.shape
+        linear = self.torch.nn.Linear(rows, columns, bias=False)
+        linear.weight.copy_(self.torch.from_numpy(weight.T.copy()))
+        return linear
+
+    def loaded(self, forward, x):
+        x, result = self.torch.from_numpy(x), [None]
+
+        def run(calls):
+            with self.torch.inference_mode():
+                for _ in range(calls):
+                    result[0] = forward(x)
+        return run, lambda: result[0].numpy()
+
+    def causal_mask(self, n):
+        return self.torch.ones(n, n, dtype=self.torch.bool).triu(1)
+
+    def load_class(self, shape, x, w_qkv, w_o):
+        """The plain multi-head attention of textbooks: each step a tensor."""
+        torch = self.torch
+        batch, n, width, heads, is_causal = shape
+        query, key, value, out = (self.linear(w) for w in (*split(w_qkv), w_o))
+        mask = self.causal_mask(n)
+
+        def by_heads(rows):
+            return rows.view(batch, n, heads, width // heads).transpose(1, 2)
+
+        def forward(x):
+            q, k, v = by_heads(query(x)), by_heads(key(x)), by_heads(value(x))
+            scores = q @ k.transpose(-2, -1) / math.sqrt(width // heads)
+            if is_causal:
+                scores = scores.masked_fill(mask, float("-inf"))
+            context = torch.softmax(scores, dim=-1) @ v
+            return out(context.transpose(1, 2).contiguous().view(batch, n, width))
+
+        return self.loaded(forward, x)
+
+    def load_MultiheadAttention(self, shape, x, w_qkv, w_o):
+        torch = self.torch
+        _, n, width, heads, is_causal = shape
+        attention = torch.nn.MultiheadAttention(width, heads, bias=False, batch_first=True).eval()
+        attention.in_proj_weight.copy_(torch.from_numpy(w_qkv.T.copy()))
+        attention.out_proj.weight.copy_(torch.from_numpy(w_o.T.copy()))
+        mask = {"attn_mask": self.causal_mask(n)} if is_causal else {}
+        if is_causal and "is_causal" in torch.nn.MultiheadAttention.forward.__annotations__:
+            mask["is_causal"] = True
+        return self.loaded(lambda x: attention(x, x, x, need_weights=False, **mask)[0], x)
+
+    def load_scaled_dot_product_attention(self, shape, x, w_qkv, w_o):
+        torch = self.torch
+        batch, n, width, heads, is_causal = shape
+        if not hasattr(torch.nn.functional, "scaled_dot_product_attention"):
+            raise RuntimeError(f"PyTorch {self.version} has no scaled_dot_product_attention")
+        project, out = self.linear(w_qkv), self.linear(w_o)
+
+        def forward(x):
+            q, k, v = (rows.view(batch, n, heads, width // heads).transpose(1, 2) for rows in project(x).chunk(3, dim=-1))
+            context = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(is_causal))
+            return out(context.transpose(1, 2).reshape(batch, n, width))
+
+        return self.loaded(forward, x)
+
+
+class OnnxRuntime:
+    def __init__(self, threads, _):
+        import onnx
+        import onnxruntime
+        self.onnx, self.onnxruntime, self.version, self.detail = onnx, onnxruntime, onnxruntime.__version__, ""
+        self.options = onnxruntime.SessionOptions()
+        self.options.intra_op_num_threads = threads
+        self.options.inter_op_num_threads = 1
+        self.options.log_severity_level = 3
+
+    def loaded(self, shape, x, nodes, constants):
+        """The graph from x to y, with the named arrays as constants."""
+        numpy, helper = sys.modules["numpy"], self.onnx.helper
+        rows = [self.onnx.helper.make_tensor_value_info(name, self.onnx.TensorProto.FLOAT, x.shape) for name in "xy"]
+        graph = helper.make_graph(nodes, "layer", rows[:1], rows[1:],
+                                  [self.onnx.numpy_helper.from_array(numpy.ascontiguousarray(a), name) for name, a in constants.items()])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)])
+        model.ir_version = 8
+        session = self.onnxruntime.InferenceSession(model.SerializeToString(), self.options, providers=["CPUExecutionProvider"])
+        binding = session.io_binding()
+        y = numpy.empty_like(x)
+        pointers = [self.onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in (x, y)]
+        binding.bind_ortvalue_input("x", pointers[0])
+        binding.bind_ortvalue_output("y", pointers[1])
+        return repeated(lambda: session.run_with_iobinding(binding)), pointers[1].numpy
+
+    def load_Attention(self, shape, x, w_qkv, w_o):
+        numpy, node = sys.modules["numpy"], self.onnx.helper.make_node
+        _, _, _, heads, is_causal = shape
+        nodes = [node("Attention", ["x", "w_qkv", "b_qkv"], ["context"], domain="com.microsoft", num_heads=heads, unidirectional=is_causal),
+                 node("MatMul", ["context", "w_o"], ["y"])]
+        return self.loaded(shape, x, nodes, {"w_qkv": w_qkv, "b_qkv": numpy.zeros(w_qkv.shape[1], "f"), "w_o": w_o})
+
+    def load_MultiHeadAttention(self, shape, x, w_qkv, w_o):
+        node = self.onnx.helper.make_node
+        _, _, _, heads, is_causal = shape
+        nodes = [node("MatMul", ["x", f"w_{name}"], [name]) for name in "qkv"]
+        nodes += [node("MultiHeadAttention", list("qkv"), ["context"], domain="com.microsoft", num_heads=heads, unidirectional=is_causal),
+                  node("MatMul", ["context", "w_o"], ["y"])]
+        return self.loaded(shape, x, nodes, dict(zip(("w_q", "w_k", "w_v"), split(w_qkv)), w_o=w_o))
+
+
+class OpenVino:
+    def __init__(self, threads, _):
+        import openvino
+        self.openvino, self.version, self.detail = openvino, openvino.__version__.split("-")[0], ""
+        self.core = openvino.Core()
+        # Without the precision hint it would compute in bfloat16 where the processor has that.
+        self.settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+
+    def load_scaled_dot_product_attention(self, shape, x, w_qkv, w_o):
+        from openvino import opset13 as ops
+        batch, n, width, heads, is_causal = shape
+        numpy = sys.modules["numpy"]
+        rows = ops.parameter(x.shape, numpy.float32)
+
+        def by_heads(rows):
+            return ops.transpose(ops.reshape(rows, [batch, n, heads, width // heads], False), [0, 2, 1, 3])
+
+        q, k, v = (by_heads(ops.matmul(rows, ops.constant(numpy.ascontiguousarray(w)), False, False)) for w in split(w_qkv))
+        context = ops.transpose(ops.scaled_dot_product_attention(q, k, v, causal=bool(is_causal)), [0, 2, 1, 3])
+        y = ops.matmul(ops.reshape(context, x.shape, False), ops.constant(w_o), False, False)
+        compiled = self.core.compile_model(self.openvino.Model([y], [rows]), "CPU", self.settings)
+        request = compiled.create_infer_request()
+        request.set_input_tensor(self.openvino.Tensor(x))
+        return repeated(request.infer), lambda: request.get_output_tensor().data
+
+
+def split(w_qkv):
+    width = len(w_qkv)
+    return [w_qkv[:, i * width:(i + 1) * width] for i in range(3)]
+
+
+def read(shape, inputs):
+    """x, w_qkv and w_o as arrays of NumPy."""
+    import numpy
+    batch, n, width, _, _ = shape
+    values = numpy.fromfile(inputs, "f")
+    x, w_qkv, w_o = numpy.split(values, numpy.cumsum([batch * n * width, 3 * width**2]))
+    return x.reshape(batch, n, width), w_qkv.reshape(width, 3 * width), w_o.reshape(width, width)
+
+
+def difference(actual, expected):
+    """The largest difference, as a share of the largest element. NaN where there is one."""
+    import numpy
+    return float(numpy.max(numpy.abs(actual.reshape(-1) - expected)) / numpy.max(numpy.abs(expected)))
+
+
+def reference(shape, x, w_qkv, w_o):
+    """The layer in double precision."""
+    import numpy
+    batch, n, width, heads, is_causal = shape
+    q, k, v = ((x.astype("d") @ w).reshape(batch, n, heads, -1).transpose(0, 2, 1, 3) for w in split(w_qkv.astype("d")))
+    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(width // heads)
+    if is_causal:
+        scores += numpy.triu(numpy.full((n, n), -numpy.inf), 1)
+    weights = numpy.exp(scores - scores.max(axis=-1, keepdims=True))
+    context = weights / weights.sum(axis=-1, keepdims=True) @ v
+    return context.transpose(0, 2, 1, 3).reshape(batch, n, width) @ w_o
+
+
+class Worker:
+    def __init__(self, library, threads):
+        self.library, self.layers = library, {}
+        # One thread: processor time, which leaves out what others did on this core meanwhile.
+        self.clock = time.process_time if threads == 1 else time.perf_counter
+
+    def about(self):
+        return {"version": self.library.version, "detail": self.library.detail}
+
+    def peak(self):
+        return {"gflops": self.library.peak()}
+
+    def make(self, shape, inputs, output):
+        return {"operations": self.library.make(shape, inputs, output)}
+
+    def load(self, form, shape, inputs, expected):
+        """Makes the layer, runs it once, and compares."""
+        arrays = [None] * 3 if isinstance(self.library, Mha) else read(shape, inputs)
+        run, output = getattr(self.library, f"load_{form}")(shape, *arrays)
+        run(1)
+        self.layers[form, tuple(shape)] = run, output, arrays
+        if not output:
+            return {"difference": 0.0}
+        import numpy
+        return {"difference": difference(output(), numpy.fromfile(expected, "f"))}
+
+    def reference(self, shape, inputs, expected):
+        import numpy
+        return {"difference": difference(numpy.fromfile(expected, "f"), reference(shape, *read(shape, inputs)).reshape(-1))}
+
+    def time(self, form, shape, seconds):
+        """The median time of a call."""
+        run = self.layers[form, tuple(shape)][0]
+        end = time.perf_counter() + seconds
+        begin = self.clock()
+        run(1)
+        calls = max(1, round(sample_seconds / max(self.clock() - begin, 1e-7)))
+        samples = []
+        while not samples or time.perf_counter() < end:
+            begin = self.clock()
+            run(calls)
+            samples.append((self.clock() - begin) / calls)
+        return {"seconds": statistics.median(samples)}
+
+
+def end_with_parent():
+    """Also when it is killed: this process may be stopped then, and would stay for ever."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def main():
+    name, threads, cores, *helper = sys.argv[1:]
+    end_with_parent()
+    os.sched_setaffinity(0, map(int, cores.split(",")))
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = threads
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a library prints is not an answer
+    worker = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if not worker:
+                library = {"mha": Mha, "pytorch": PyTorch, "onnxruntime": OnnxRuntime, "openvino": OpenVino}[name]
+                worker = Worker(library(int(threads), *(helper or [None])), int(threads))
+            answer = getattr(worker, request.pop("request"))(**request)
+        except Exception as error:  # whatever a library throws is an answer too
+            answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+        print(json.dumps(answer), file=answers)
+
+
+main()
