@@ -17,7 +17,6 @@ They come from the virtual environment where --install puts them, else from /usr
 
 import argparse
 import contextlib
-import ctypes
 import datetime
 import json
 import os
@@ -264,7 +263,7 @@ def machine():
     with contextlib.suppress(OSError):
         release = pathlib.Path("/etc/os-release").read_text()
         name += ", " + dict(line.split("=", 1) for line in release.splitlines() if "=" in line)["PRETTY_NAME"].strip('"')
-    return f"{name}, Linux {platform.release()}"
+    return f"{name}, {len(os.sched_getaffinity(0))} cores"
 
 
 def commit():
@@ -320,7 +319,8 @@ def parse_arguments(arguments):
         parser.error(f"argument --mha: there is no file {options.mha}")
     options.libraries = ["mha"] + [library for library in dict.fromkeys(options.libraries) if library != "mha"]
     options.shapes = list(dict.fromkeys(options.shapes))
-    options.suites = {"1": [[options.core]], "all": [cores], "both": [[options.core], cores][:len(cores)]}[options.threads]
+    both = [[options.core], cores] if len(cores) > 1 else [cores]
+    options.suites = {"1": [[options.core]], "all": [cores], "both": both}[options.threads]
     return options
 
 
@@ -353,6 +353,7 @@ def run(options):
 
 def main():
     options = parse_arguments(sys.argv[1:])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up, too
     try:
         for library in options.install or []:
             install(library, options.venv)

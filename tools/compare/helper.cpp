@@ -14,7 +14,8 @@
 
 namespace {
 
-// Threads that look for work for a while before they sleep, as those of the other libraries do.
+// Threads that look for work for a while before they sleep, as those of the other libraries do. The caller works too, and waits for the
+// tasks and not for the threads: what none of them has begun when it could go on, it does itself.
 class Pool {
  public:
   explicit Pool(uint32_t num_threads) {
@@ -29,32 +30,45 @@ class Pool {
   const mha_scheduler *scheduler() const { return &scheduler_; }
 
  private:
+  // The tasks not begun yet are those from begun to count - 1. One word, so that a thread which is late takes none of another call.
+  struct Tasks {
+    uint32_t begun, count;
+  };
+
   void run(uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
-    count_ = count, task_ = task, task_context_ = task_context;
-    next_ = 0;
-    busy_ = scheduler_.num_threads - 1;
+    if (count == 1) return task(task_context, 0);
+    task_ = task, task_context_ = task_context;
+    done_ = 0;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      ++round_;
+      tasks_ = Tasks{0, count};
     }
     wake_.notify_all();
     work();
-    for (int spins = 0; busy_; ++spins) pause(spins);
+    for (int spins = 0; done_ < count; ++spins) pause(spins);
   }
 
   void work() {
-    for (uint32_t index = next_++; index < count_; index = next_++) task_(task_context_, index);
+    for (Tasks tasks = tasks_; tasks.begun < tasks.count; tasks = tasks_) {
+      if (!tasks_.compare_exchange_weak(tasks, Tasks{tasks.begun + 1, tasks.count})) continue;
+      task_(task_context_, tasks.begun);
+      ++done_;
+    }
+  }
+
+  bool is_idle() const {
+    const Tasks tasks = tasks_;
+    return tasks.begun >= tasks.count;
   }
 
   void serve() {
-    for (uint32_t seen = 0;; ++seen) {
-      for (int spins = 0; round_ == seen && spins < 20000; ++spins) pause(spins);
-      if (round_ == seen) {
+    while (true) {
+      for (int spins = 0; is_idle() && spins < 20000; ++spins) pause(spins);
+      if (is_idle()) {
         std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [&] { return round_ != seen; });
+        wake_.wait(lock, [this] { return !is_idle(); });
       }
       work();
-      --busy_;
     }
   }
 
@@ -67,10 +81,10 @@ class Pool {
   }
 
   mha_scheduler scheduler_ = {};
-  uint32_t count_ = 0;
   void (*task_)(void *, uint32_t) = nullptr;
   void *task_context_ = nullptr;
-  std::atomic<uint32_t> next_{0}, busy_{0}, round_{0};
+  std::atomic<Tasks> tasks_{Tasks{0, 0}};
+  std::atomic<uint32_t> done_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
 };

@@ -1,7 +1,7 @@
 """The measurements of tools/compare.py as tables (Markdown, CSV) and as a chart (SVG).
 
 results = {"about": {"date", "machine", "commit", "rounds", "command"},
-           "libraries": {name: {"version", "detail"}},
+           "libraries": {library: {"name", "version", "detail"}},
            "suites": [{"threads", "cells": [{"shape": [batch, n, width, heads, is_causal], "operations": of one call,
                                              "peaks": [GFLOP/s in each round], "reference": mha's difference from double precision or None,
                                              "rows": [{"library", "form", "label", "seconds": [in each round], "difference": from mha or None,
@@ -85,9 +85,8 @@ def milliseconds(row):
 
 
 def versions(results):
-    named = {"mha": "mha", "pytorch": "PyTorch", "pytorch-system": "the system's PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
-    text = ", ".join(f"{named[name]} {about['version']}{' (' + about['detail'] + ')' if about['detail'] else ''}"
-                     for name, about in results["libraries"].items())
+    text = ", ".join(f"{about['name']} {about['version']}{about['detail'] and ' (' + about['detail'] + ')'}"
+                     for about in results["libraries"].values())
     return text + (f"; mha at commit {results['about']['commit']}" if results["about"]["commit"] else "")
 
 
@@ -114,12 +113,12 @@ def tables(suite):
     if not cells:
         return []
     labels = list(columns(cells[0]))
-    lines = [f"| shape | peak, GFLOP/s | {' | '.join(labels)} | mha is faster than the best of them |", "|---" * (len(labels) + 3) + "|"]
+    lines = [f"| shape | peak, GFLOP/s | {' | '.join(labels)} | mha against the best of them |", "|---" * (len(labels) + 3) + "|"]
     for cell in cells:
         peak, best = statistics.median(cell["peaks"]), lead(cell)
         fields = [shape_name(cell["shape"]), f"{peak:.0f}"]
         fields += [f"{milliseconds(row)}, {share(cell, row):.0%}" if is_measured(row) else "not measured" for row in columns(cell).values()]
-        fields.append(f"{best[0]:.2f} times ({best[1]['label']})" if best else "")
+        fields.append(f"{best[0]:.2f}x ({best[1]['label']})" if best else "")
         lines.append(f"| {' | '.join(fields)} |")
     return lines + [""]
 

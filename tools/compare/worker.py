@@ -28,6 +28,8 @@ def repeated(call):
 class Mha:
     """Made by the helper, a shared object around libmha. Needs no package."""
 
+    name = "mha"
+
     def __init__(self, threads, helper):
         self.threads, self.helper, self.inputs = threads, ctypes.CDLL(helper), {}
         self.helper.compare_layer.restype = ctypes.c_void_p
@@ -73,6 +75,8 @@ class Mha:
 
 
 class PyTorch:
+    name = "PyTorch"
+
     def __init__(self, threads, _):
         import torch
         self.torch, self.version, self.detail = torch, torch.__version__, ""
@@ -145,6 +149,8 @@ class PyTorch:
 
 
 class OnnxRuntime:
+    name = "ONNX Runtime"
+
     def __init__(self, threads, _):
         import onnx
         import onnxruntime
@@ -187,6 +193,8 @@ class OnnxRuntime:
 
 
 class OpenVino:
+    name = "OpenVINO"
+
     def __init__(self, threads, _):
         import openvino
         self.openvino, self.version, self.detail = openvino, openvino.__version__.split("-")[0], ""
@@ -252,7 +260,7 @@ class Worker:
         self.clock = time.process_time if threads == 1 else time.perf_counter
 
     def about(self):
-        return {"version": self.library.version, "detail": self.library.detail}
+        return {"name": self.library.name, "version": self.library.version, "detail": self.library.detail}
 
     def peak(self):
         return {"gflops": self.library.peak()}

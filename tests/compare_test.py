@@ -1,0 +1,307 @@
+"""tools/compare.py without any other library: what it computes and times for mha, how it treats libraries that agree, differ or die, what
+it writes, and its messages.
+
+Usage: compare_test.py LIBMHA [TEST...]      LIBMHA is the shared library
+"""
+
+import array
+import contextlib
+import csv
+import importlib.util
+import io
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+from unittest import mock
+from xml.etree import ElementTree
+
+script = pathlib.Path(__file__).resolve().parent.parent / "tools" / "compare.py"
+spec = importlib.util.spec_from_file_location("compare", script)
+compare = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(compare)
+report = compare.report
+
+libmha = helper = folder = None  # set below, before the tests run
+
+
+def row(label, times, library="other", form="form", reason=None):
+    return {"library": library, "form": form, "label": label, "seconds": times, "difference": 1e-6 if times else None, "reason": reason}
+
+
+def results_of(*cells):
+    return {"about": {"date": "2000-01-01", "machine": "a <fast> machine", "commit": "", "rounds": 3, "command": "tools/compare.py --rounds 3"},
+            "libraries": {"mha": {"name": "mha", "version": "0.1.0", "detail": "scalar"}}, "suites": [{"threads": 1, "cells": list(cells)}]}
+
+
+def cell_of(*rows, shape=(1, 128, 256, 4, 1), reference=None):
+    """1e9 operations at a peak of 100 GFLOP/s: 10 ms are 100%."""
+    return {"shape": list(shape), "operations": 1e9, "peaks": [100.0] * 3, "reference": reference, "rows": list(rows)}
+
+
+def mha_row(times):
+    return row("mha", times, "mha", "layer")
+
+
+class Reports(unittest.TestCase):
+    def test_a_cell_is_the_median_time_and_the_share_of_the_peak(self):
+        text = report.markdown(results_of(cell_of(mha_row([0.02, 0.0125, 0.011]), row("OpenVINO", [0.025, 0.025, 0.02]))))
+        self.assertIn("| (1, 128, 256, 4) | 100 | 12.5 ms, 80% | 25 ms, 40% | 1.82x (OpenVINO) |", text)
+        self.assertIn("mha is the fastest in 1 of 1 cases", text)
+
+    def test_the_share_compares_each_round_with_its_own_peak(self):
+        cell = cell_of(mha_row([0.02, 0.01, 0.04]))
+        cell["peaks"] = [100.0, 200.0, 50.0]
+        self.assertEqual(report.share(cell, cell["rows"][0]), 0.5)
+
+    def test_of_two_forms_in_a_column_the_faster_counts_and_is_named(self):
+        cell = cell_of(mha_row([0.02] * 3), row("ONNX Runtime", [0.05] * 3, form="Attention"),
+                       row("ONNX Runtime", [0.04] * 3, form="MultiHeadAttention"))
+        text = report.markdown(results_of(cell))
+        self.assertIn("| 20 ms, 50% | 40 ms, 25% | 2.00x (ONNX Runtime) |", text)
+        self.assertIn("ONNX Runtime: MultiHeadAttention was the faster at (1, 128, 256, 4).", text)
+
+    def test_where_mha_is_behind_or_short_of_its_aim_the_report_says_so(self):
+        text = report.markdown(results_of(cell_of(mha_row([0.02] * 3), row("OpenVINO", [0.019] * 3)),
+                                          cell_of(mha_row([0.02] * 3), row("OpenVINO", [0.027] * 3), shape=(1, 1024, 768, 12, 0)),
+                                          cell_of(mha_row([0.02] * 3), row("OpenVINO", [0.029] * 3), shape=(1, 2048, 768, 12, 0))))
+        self.assertIn("mha is the fastest in 2 of 3 cases", text)
+        self.assertIn("Not the fastest:\n\n- (1, 128, 256, 4) on one thread: 0.95 times as fast as OpenVINO", text)
+        self.assertIn("from 1024 rows on:\n\n- (1, 1024, 768, 12) uncausal on one thread: 1.35 times as fast as OpenVINO\n", text)
+        self.assertNotIn("1.45 times as fast", text)
+
+    def test_what_is_not_measured_is_no_number_but_a_reason(self):
+        cell = cell_of(mha_row([0.02] * 3), row("OpenVINO", [], reason="it crashed"), row("ONNX Runtime", [0.01], reason="it hung"))
+        text = report.markdown(results_of(cell))
+        self.assertIn("| 20 ms, 50% | not measured | not measured |  |", text)
+        self.assertIn("OpenVINO (form) was not measured: it crashed.", text)
+        self.assertIn("Nothing was measured beside mha.", text)
+        lines = list(csv.DictReader(io.StringIO(report.table(results_of(cell)))))
+        self.assertEqual([line["ms_median"] for line in lines], ["20", "", ""])
+        self.assertEqual([line["not_measured_because"] for line in lines], ["", "it crashed", "it hung"])
+
+    def test_a_share_that_cannot_be_is_reported(self):
+        self.assertIn("which cannot be", report.markdown(results_of(cell_of(mha_row([0.009] * 3)))))
+        self.assertNotIn("which cannot be", report.markdown(results_of(cell_of(mha_row([0.01] * 3)))))
+
+    def test_csv_has_a_line_for_each_form_with_all_its_figures(self):
+        line, = csv.DictReader(io.StringIO(report.table(results_of(cell_of(mha_row([0.02, 0.0125, 0.011]))))))
+        self.assertEqual([line[name] for name in ("threads", "batch", "n", "width", "heads", "is_causal")], ["1", "1", "128", "256", "4", "1"])
+        self.assertEqual([line[name] for name in ("library", "version", "form")], ["mha", "0.1.0", "layer"])
+        self.assertEqual([line[name] for name in ("ms_median", "ms_least", "ms_most", "gflops", "share_of_peak")],
+                         ["12.5", "11", "20", "80", "0.8000"])
+
+    def test_the_bars_of_the_chart_are_as_long_as_the_shares(self):
+        cell = cell_of(mha_row([0.0125] * 3), row("OpenVINO", [0.05] * 3), row("ONNX Runtime", [], reason="it crashed"))
+        other = cell_of(mha_row([0.02] * 3), row("OpenVINO", [0.025] * 3), row("ONNX Runtime", [0.04] * 3), shape=(2, 8, 8, 1, 0))
+        tree = ElementTree.fromstring(report.chart(results_of(cell, other)))
+        svg = "{http://www.w3.org/2000/svg}"
+        bars = {}
+        for bar in tree.iter(svg + "rect"):
+            tip = bar.find(svg + "title")
+            if tip is not None and "ms" in tip.text:
+                bars.setdefault(tip.text.split(":")[0], []).append(float(bar.get("width")))
+        lengths = [length / bars["mha"][0] for name in ("mha", "OpenVINO", "ONNX Runtime") for length in bars[name]]
+        for length, expected in zip(lengths, [1, 0.625, 0.25, 0.5, 0.3125]):
+            self.assertAlmostEqual(length, expected, 3)
+        texts = [text.text for text in tree.iter(svg + "text")]
+        self.assertIn("80%, 4.00x", texts)
+        self.assertEqual(texts.count("not measured"), 1)
+        self.assertIn("not causal", texts)
+        self.assertTrue(any("a <fast> machine. 2000-01-01." in text for text in texts))
+
+
+class Arguments(unittest.TestCase):
+    def run_script(self, *arguments):
+        return subprocess.run([sys.executable, script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def test_wrong_usage_is_code_2_and_a_sentence(self):
+        for arguments, sentence in [
+                (["--shapes", "1,128,256"], "'1,128,256' is no shape; write BATCH,N,WIDTH,HEADS"),
+                (["--shapes", "1,0,256,4"], "'1,0,256,4' is no shape"),
+                (["--shapes", "1,128,256,4,causal"], "'1,128,256,4,causal' is no shape"),
+                (["--shapes", "1,128,256,5"], "5 heads do not divide the width 256"),
+                (["--rounds", "0"], "'0' is no number of rounds; give 1 or more"),
+                (["--threads", "3"], "invalid choice: '3'"),
+                (["--core", "100000"], "may not use core 100000"),
+                (["--libraries", "nothing"], "invalid choice: 'nothing'"),
+                (["--install", "mha"], "invalid choice: 'mha'"),
+                (["--mha", "/nowhere/libmha.so"], "there is no file /nowhere/libmha.so")]:
+            done = self.run_script(*arguments)
+            self.assertEqual(done.returncode, 2, arguments)
+            self.assertIn(sentence, done.stderr)
+            self.assertEqual(done.stdout, "")
+
+    def test_help_has_examples_and_exit_codes(self):
+        done = self.run_script("--help")
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("Examples:\n  tools/compare.py", done.stdout)
+        self.assertIn("Exit codes:", done.stdout)
+
+    def test_a_shape_given_twice_is_measured_once(self):
+        options = compare.parse_arguments(["--shapes", "1,2,8,2", "1,2,8,2,uncausal", "1,2,8,2", "--libraries", "openvino"])
+        self.assertEqual(options.shapes, [(1, 2, 8, 2, 1), (1, 2, 8, 2, 0)])
+        self.assertEqual(options.libraries, ["mha", "openvino"])
+
+
+def layer_in_double(shape, x, w_qkv, w_o):
+    """Arrays in, a list of y's elements out, as the formulas say it."""
+    batch, n, width, heads, is_causal = shape
+    head_dim = width // heads
+    y = []
+    for b in range(batch):
+        rows = [x[(b * n + i) * width:][:width] for i in range(n)]
+        qkv = [[sum(row[i] * w_qkv[i * 3 * width + j] for i in range(width)) for j in range(3 * width)] for row in rows]
+        for i in range(n):
+            context = []
+            for first in range(0, width, head_dim):
+                keys = range(i + 1 if is_causal else n)
+                scores = [sum(qkv[i][first + c] * qkv[j][width + first + c] for c in range(head_dim)) / math.sqrt(head_dim) for j in keys]
+                weights = [math.exp(score - max(scores)) for score in scores]
+                for c in range(head_dim):
+                    context.append(sum(weight * qkv[j][2 * width + first + c] for j, weight in zip(keys, weights)) / sum(weights))
+            y += [sum(context[c] * w_o[c * width + j] for c in range(width)) for j in range(width)]
+    return y
+
+
+class Mha(unittest.TestCase):
+    def start(self, cores):
+        log = open(os.devnull, "w")
+        self.addCleanup(log.close)
+        worker, _ = compare.Settings(folder, folder, helper, log).start("mha", cores)
+        self.addCleanup(worker.process.stdout.close)
+        self.addCleanup(worker.process.stdin.close)
+        self.addCleanup(worker.end)
+        return worker
+
+    def test_what_is_timed_is_the_layer(self):
+        core = min(os.sched_getaffinity(0))
+        for threads, shape in [(1, (2, 5, 8, 2, 1)), (1, (1, 7, 12, 3, 0)), (3, (2, 30, 8, 4, 1))]:
+            worker = self.start([core] * threads)  # more threads than cores
+            inputs, output = folder / "inputs", folder / "output"
+            answer = worker.ask("make", shape=shape, inputs=str(inputs), output=str(output))
+            self.assertGreater(answer["operations"], 8 * shape[0] * shape[1] * shape[2] ** 2)
+            values, y = (array.array("f", path.read_bytes()) for path in (inputs, output))
+            batch, n, width, _, _ = shape
+            ends = batch * n * width, batch * n * width + 3 * width**2
+            expected = layer_in_double(shape, values[:ends[0]], values[ends[0]:ends[1]], values[ends[1]:])
+            self.assertEqual(len(y), len(expected))
+            largest = max(map(abs, expected))
+            self.assertGreater(largest, 0.1)
+            self.assertLess(max(abs(a - b) for a, b in zip(y, expected)) / largest, 1e-5)
+
+    def test_the_time_grows_with_the_work_and_the_peak_is_above_it(self):
+        worker = self.start([min(os.sched_getaffinity(0))])
+        seconds, rates = [], []
+        for shape in [(1, 16, 64, 4, 1), (1, 256, 256, 4, 1)]:
+            files = {"inputs": str(folder / "inputs"), "output": str(folder / "output")}
+            operations = worker.ask("make", shape=shape, **files)["operations"]
+            self.assertEqual(worker.ask("load", form="layer", shape=shape, inputs="", expected=""), {"difference": 0.0})
+            seconds.append(worker.ask("time", form="layer", shape=shape, seconds=0.05)["seconds"])
+            rates.append(operations / seconds[-1] / 1e9)
+        self.assertGreater(seconds[1], 5 * seconds[0])
+        self.assertGreater(1.1 * worker.ask("peak")["gflops"], max(rates))
+
+    def test_a_request_that_fails_is_answered_by_its_reason(self):
+        worker = self.start([min(os.sched_getaffinity(0))])
+        with self.assertRaisesRegex(compare.Failed, "does not divide"):
+            worker.ask("make", shape=(1, 4, 9, 2, 1), inputs=str(folder / "inputs"), output=str(folder / "output"))
+        with self.assertRaisesRegex(compare.Failed, "KeyError"):
+            worker.ask("time", form="layer", shape=(1, 4, 8, 2, 1), seconds=0.01)
+
+
+# Stands in for an interpreter that has a library. One of its threads spins, as those of some libraries do.
+stand_in = """#!{python}
+import json, os, sys, threading, time
+library, used = sys.argv[2], time.process_time()
+threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()
+if library == "absent":
+    print(json.dumps({{"error": "ModuleNotFoundError: No module named 'absent'"}}), flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    answer = {{"about": {{"name": library, "version": "1", "detail": ""}}, "reference": {{"difference": 1e-7}},
+              "load": {{"difference": {{"differs": 0.004, "nan": float("nan")}}.get(library, 1e-6)}},
+              "time": {{"seconds": 0.25}}}}[request["request"]]
+    if request["request"] == "time":
+        if library == "dies":
+            os.kill(os.getpid(), 11)
+        if time.process_time() - used > 0.1:
+            answer = {{"error": "it was not stopped while others worked"}}
+    print(json.dumps(answer), flush=True)
+    used = time.process_time()
+"""
+
+
+class Sessions(unittest.TestCase):
+    def session(self, *libraries, rounds=2):
+        """(exit code, compare.json, compare.md, standard error) of a run with stand-ins for the libraries."""
+        interpreter = folder / "interpreter"
+        interpreter.write_text(stand_in.format(python=sys.executable))
+        interpreter.chmod(0o755)
+        stack = contextlib.ExitStack()
+        self.addCleanup(stack.close)
+        stack.enter_context(mock.patch.object(compare.Settings, "pythons",
+                                              lambda _, library: [sys.executable] if library == "mha" else [interpreter]))
+        stack.enter_context(mock.patch.object(compare, "build_helper", lambda *_: helper))
+        stack.enter_context(mock.patch.dict(compare.forms, {name: {"form": name} for name in libraries}))
+        stack.enter_context(mock.patch.dict(report.colours, {name: "#000000" for name in libraries}))
+        stack.enter_context(mock.patch.object(sys, "argv", [
+            "compare.py", "--mha", str(libmha), "--shapes", "1,16,32,2", "--rounds", str(rounds), "--threads", "1", "--output", str(folder),
+            "--libraries", "mha", *libraries]))
+        errors = stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        code = compare.main()
+        return code, json.loads((folder / "compare.json").read_text()), (folder / "compare.md").read_text(), errors.getvalue()
+
+    def test_libraries_that_agree(self):
+        code, results, text, errors = self.session("agrees")
+        self.assertEqual(code, 0, errors)
+        cell = results["suites"][0]["cells"][0]
+        self.assertEqual([(row["library"], len(row["seconds"]), row["reason"]) for row in cell["rows"]], [("mha", 2, None), ("agrees", 2, None)])
+        self.assertEqual(cell["rows"][1]["seconds"], [0.25, 0.25])
+        self.assertEqual(len(cell["peaks"]), 2)
+        self.assertIn("mha is the fastest in 1 of 1 cases", text)
+        self.assertIn("mha differs from the same layer in double precision by 1e-07", text)
+        self.assertIn("round 2 of 2, (1, 16, 32, 2): mha layer ", errors)
+        self.assertEqual({path.name for path in folder.glob("compare*")}, {*report.names, "compare.log"})
+        self.assertEqual(list(folder.glob("tmp*")), [])
+
+    def test_one_that_differs_is_not_measured_and_the_code_is_1(self):
+        for library in "differs", "nan":
+            code, results, text, errors = self.session("agrees", library)
+            self.assertEqual(code, 1)
+            self.assertEqual([len(row["seconds"]) for row in results["suites"][0]["cells"][0]["rows"]], [2, 2, 0])
+            self.assertRegex(text, f"{library}.* was not measured: differs from mha by (0.004|nan) of the largest element")
+            self.assertIn("the results do not agree; compare.md says where", errors)
+
+    def test_one_that_dies_leaves_the_others(self):
+        code, results, text, _ = self.session("dies", "agrees")
+        self.assertEqual(code, 0)
+        self.assertEqual([len(row["seconds"]) for row in results["suites"][0]["cells"][0]["rows"]], [2, 0, 2])
+        self.assertRegex(text, "dies.* was not measured: its process ended by SIGSEGV")
+
+    def test_nothing_to_compare_with_is_code_4(self):
+        code, _, text, errors = self.session("absent")
+        self.assertEqual(code, 4)
+        self.assertIn("there is nothing to compare with", errors)
+        self.assertRegex(text, "absent.* was not measured: ModuleNotFoundError: No module named 'absent'")
+
+    def test_mha_alone_when_asked_for(self):
+        code, results, text, _ = self.session()
+        self.assertEqual(code, 0)
+        self.assertEqual(len(results["suites"][0]["cells"][0]["rows"]), 1)
+        self.assertIn("Nothing was measured beside mha.", text)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    libmha = pathlib.Path(sys.argv.pop(1))
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / "helper").mkdir()
+        helper = compare.build_helper(libmha, folder / "helper")
+        unittest.main()
