@@ -34,7 +34,7 @@ def row(label, times, library="other", form="form", reason=None):
 
 
 def results_of(*cells):
-    return {"about": {"date": "2000-01-01", "machine": "a <fast> machine", "commit": "", "rounds": 3, "command": "tools/compare.py --rounds 3"},
+    return {"about": {"date": "2000-01-01", "machine": "a <fast> machine", "commit": "", "rounds": 3, "command": "tools/compare.py"},
             "libraries": {"mha": {"name": "mha", "version": "0.1.0", "detail": "scalar"}}, "suites": [{"threads": 1, "cells": list(cells)}]}
 
 
@@ -90,7 +90,8 @@ class Reports(unittest.TestCase):
 
     def test_csv_has_a_line_for_each_form_with_all_its_figures(self):
         line, = csv.DictReader(io.StringIO(report.table(results_of(cell_of(mha_row([0.02, 0.0125, 0.011]))))))
-        self.assertEqual([line[name] for name in ("threads", "batch", "n", "width", "heads", "is_causal")], ["1", "1", "128", "256", "4", "1"])
+        self.assertEqual([line[name] for name in ("threads", "batch", "n", "width", "heads", "is_causal")],
+                         ["1", "1", "128", "256", "4", "1"])
         self.assertEqual([line[name] for name in ("library", "version", "form")], ["mha", "0.1.0", "layer"])
         self.assertEqual([line[name] for name in ("ms_median", "ms_least", "ms_most", "gflops", "share_of_peak")],
                          ["12.5", "11", "20", "80", "0.8000"])
@@ -260,7 +261,8 @@ class Sessions(unittest.TestCase):
         code, results, text, errors = self.session("agrees")
         self.assertEqual(code, 0, errors)
         cell = results["suites"][0]["cells"][0]
-        self.assertEqual([(row["library"], len(row["seconds"]), row["reason"]) for row in cell["rows"]], [("mha", 2, None), ("agrees", 2, None)])
+        self.assertEqual([(row["library"], len(row["seconds"]), row["reason"]) for row in cell["rows"]],
+                         [("mha", 2, None), ("agrees", 2, None)])
         self.assertEqual(cell["rows"][1]["seconds"], [0.25, 0.25])
         self.assertEqual(len(cell["peaks"]), 2)
         self.assertIn("mha is the fastest in 1 of 1 cases", text)
@@ -274,7 +276,7 @@ class Sessions(unittest.TestCase):
             code, results, text, errors = self.session("agrees", library)
             self.assertEqual(code, 1)
             self.assertEqual([len(row["seconds"]) for row in results["suites"][0]["cells"][0]["rows"]], [2, 2, 0])
-            self.assertRegex(text, f"{library}.* was not measured: differs from mha by (0.004|nan) of the largest element")
+            self.assertRegex(text, f"{library}.* was not measured: its y differs from mha's by (0.004|nan) of the largest element")
             self.assertIn("the results do not agree; compare.md says where", errors)
 
     def test_one_that_dies_leaves_the_others(self):

@@ -2,8 +2,8 @@
 """Measures mha beside other libraries: one attention layer, from input rows to output rows, in float32, on one thread and on all cores.
 
 The libraries run in one session, each in a process of its own that is stopped while another one works. Round after round, each computes
-each shape, on the same weights and rows, and what they compute is compared. Written are compare.md (tables), compare.csv, compare.svg (chart)
-and compare.json (every measurement). Speed is stated as a share of what the multiply-add units of the same cores do in the same round.
+each shape, on the same weights and rows, and what they compute is compared. Speed is stated as a share of what the multiply-add units of
+the same cores do in the same round. Written are compare.md (tables), compare.csv, compare.svg (chart) and compare.json (all measurements).
 
 Libraries (those that are there are measured, and the others named with the reason):
   mha              this library, built first
@@ -38,12 +38,12 @@ import report  # noqa: E402
 examples = """Examples:
   tools/compare.py --install onnxruntime --install openvino      some 100 MB
   tools/compare.py --install pytorch                             some gigabytes, most of it for GPUs
-  tools/compare.py                                               everything, on one thread and on all cores; some 15 minutes
+  tools/compare.py                                               everything, on one thread and on all cores; some 10 minutes
   tools/compare.py --threads 1 --core 1 --rounds 3               a quick look, on core 1
   tools/compare.py --shapes 1,1024,768,12 1,1500,512,8,uncausal --libraries mha onnxruntime
 
 Exit codes: 0 done; 1 a library computes something else (the tables say which); 2 wrong usage; 4 there is nothing to compare with, or
-something that is needed cannot be built, installed or run.
+something that is needed cannot be built, installed or run; 130 interrupted.
 """
 
 # (batch, n, width, heads, is_causal)
@@ -119,8 +119,8 @@ class Settings:
     def pythons(self, library):
         if library == "mha":
             return [sys.executable]
-        system = [pathlib.Path("/usr/bin/python3")]
-        return [python for python in (system if library == "pytorch-system" else [self.venv / "bin" / "python", *system]) if python.exists()]
+        pythons = [self.venv / "bin" / "python", pathlib.Path("/usr/bin/python3")]
+        return [python for python in pythons[library == "pytorch-system":] if python.exists()]
 
     def start(self, library, cores):
         """(worker, what it says about itself), with the first interpreter that has the library."""
@@ -156,7 +156,7 @@ def load(settings, workers, shape, rows):
         try:
             row["difference"] = workers[row["library"]].ask("load", form=row["form"], **files)["difference"]
             if not row["difference"] <= agreement:  # NaN too
-                row["reason"] = f"differs from mha by {row['difference']:.1g} of the largest element; not measured"
+                row["reason"] = f"its y differs from mha's by {row['difference']:.1g} of the largest element"
                 row["disagrees"] = True
         except Failed as failed:
             row["reason"] = str(failed)
@@ -231,16 +231,16 @@ def build_mha():
         run_command(["cmake", "-S", root, "-B", build, "-DCMAKE_BUILD_TYPE=Release", *settings], "configuring mha")
     if "CMAKE_BUILD_TYPE:STRING=Release\n" not in cache.read_text():
         raise Failed(f"{build} is no Release build; configure it with -DCMAKE_BUILD_TYPE=Release, or give --mha a libmha.so")
-    run_command(["cmake", "--build", build, "--target", "mha_shared"], "building mha")
+    run_command(["cmake", "--build", build, "--target", "mha_shared", "--parallel", os.cpu_count()], "building mha")
     return build / "src" / "libmha.so"
 
 
 def build_helper(library, folder):
     """The shared object around library that worker.py loads."""
     library, helper = pathlib.Path(library).resolve(), folder / "helper.so"
-    run_command([os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-I", root / "include", "-I", root / "bench",
-                 parts / "helper.cpp", root / "bench" / "limits.cpp", library, f"-Wl,-rpath,{library.parent}", "-o", helper],
-                "building the helper")
+    run_command([os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-I", root / "include",
+                 "-I", root / "bench", parts / "helper.cpp", root / "bench" / "limits.cpp", library, f"-Wl,-rpath,{library.parent}",
+                 "-o", helper], "building the helper")
     return helper
 
 
@@ -263,7 +263,8 @@ def machine():
     with contextlib.suppress(OSError):
         release = pathlib.Path("/etc/os-release").read_text()
         name += ", " + dict(line.split("=", 1) for line in release.splitlines() if "=" in line)["PRETTY_NAME"].strip('"')
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"
+    cores = len(os.sched_getaffinity(0))
+    return f"{name}, {cores} core{'s' * (cores > 1)}"
 
 
 def commit():
@@ -296,13 +297,14 @@ def parse_arguments(arguments):
     parser = argparse.ArgumentParser(prog="tools/compare.py", description=__doc__, epilog=examples,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", type=parse_shape, default=shapes, metavar="SHAPE",
-                        help="BATCH,N,WIDTH,HEADS for a causal layer, BATCH,N,WIDTH,HEADS,uncausal for another (default: those of the README)")
+                        help="BATCH,N,WIDTH,HEADS for a causal layer, behind it ,uncausal for another (default: those of the README)")
     parser.add_argument("--rounds", type=parse_rounds, default=10, help="how often each library computes each shape (default: %(default)s)")
     parser.add_argument("--threads", choices=["1", "all", "both"], default="both", help="default: %(default)s")
     parser.add_argument("--core", type=int, help="the core for one thread (default: the last one that may be used)")
     parser.add_argument("--libraries", nargs="+", choices=list(forms), default=defaults, metavar="LIBRARY",
                         help=f"of {', '.join(forms)} (default: {' '.join(defaults)})")
-    parser.add_argument("--mha", type=pathlib.Path, metavar="FILE", help="the libmha.so to measure (default: build/src/libmha.so, built first)")
+    parser.add_argument("--mha", type=pathlib.Path, metavar="FILE",
+                        help="the libmha.so to measure (default: build/src/libmha.so, built first)")
     parser.add_argument("--install", action="append", choices=list(packages), metavar="LIBRARY",
                         help=f"install one of {', '.join(packages)} into the virtual environment by pip, measure nothing")
     parser.add_argument("--venv", type=pathlib.Path, default=root / "build" / "compare" / "venv", metavar="DIR",

@@ -4,8 +4,9 @@ results = {"about": {"date", "machine", "commit", "rounds", "command"},
            "libraries": {library: {"name", "version", "detail"}},
            "suites": [{"threads", "cells": [{"shape": [batch, n, width, heads, is_causal], "operations": of one call,
                                              "peaks": [GFLOP/s in each round], "reference": mha's difference from double precision or None,
-                                             "rows": [{"library", "form", "label", "seconds": [in each round], "difference": from mha or None,
-                                                       "reason": why it is not measured, or None}]}]}]}
+                                             "rows": [{"library", "form", "label", "seconds": [in each round],
+                                                       "difference": from mha or None, "reason": why it is not measured, or None,
+                                                       "disagrees": True only where that is the reason}]}]}]}
 """
 
 import csv
@@ -42,7 +43,7 @@ def seconds(row):
 
 
 def share(cell, row):
-    """Of the multiply-add peak, by the work that the layer needs: a library that also computes the masked pairs is not credited with them."""
+    """Of the multiply-add peak, by the work that the layer needs: nobody is credited with computing masked pairs."""
     return statistics.median(cell["operations"] / (1e9 * peak * time) for peak, time in zip(cell["peaks"], row["seconds"]))
 
 
@@ -97,10 +98,11 @@ def markdown(results):
     about = results["about"]
     lines = ["# mha beside other libraries", "",
              f"{about['machine']}. {about['date']}. {versions(results)}.", "",
-             "One attention layer, float32, from x to y through W_Q, W_K, W_V and W_O. Shapes are (batch, rows, width, heads), causal unless it",
-             "says otherwise. Each cell: the time of a call, and the share of the peak of fused multiply-adds that the same cores reached in the",
-             f"same round; only the pairs that attend count as work. Medians of {about['rounds']} rounds in which the libraries took turns;",
-             "one thread: processor time, several threads: wall time. mha is called from C, the others from Python. Reproduced by", "",
+             "One attention layer, float32, from x to y through W_Q, W_K, W_V and W_O. Shapes are (batch, rows, width, heads), causal",
+             "unless it says otherwise. Each cell: the time of a call, and the share of the peak of fused multiply-adds that the same",
+             f"cores reached in the same round; only the pairs that attend count as work. Medians of {about['rounds']} rounds in which",
+             "the libraries took turns; one thread: processor time, several threads: wall time. mha is called from C, the others from",
+             "Python. Reproduced by", "",
              "```sh", about["command"], "```", ""]
     for suite in results["suites"]:
         lines += [f"## {title(suite).capitalize()}", "", *tables(suite), *probe_sentences(suite), *reasons(suite), ""]
@@ -146,16 +148,20 @@ def reasons(suite):
                 if is_measured(row) and columns(cell)[label] is row and not is_probe(cell):
                     chosen.setdefault(row["form"], []).append(shape_name(cell["shape"]))
             if chosen:
-                lines.append(f"- {label}: " + "; ".join(f"{form} was the faster at {', '.join(where)}" for form, where in chosen.items()) + ".")
-    differences = {label: [row["difference"] for _, row in entries if is_measured(row)] for label, entries in by_label.items() if label != "mha"}
-    differences = {label: max(values) for label, values in differences.items() if values}
+                texts = [f"{form} was the faster at {', '.join(where)}" for form, where in chosen.items()]
+                lines.append(f"- {label}: {'; '.join(texts)}.")
+    differences = {}
+    for label, entries in by_label.items():
+        for _, row in entries:
+            if is_measured(row) and row["library"] != "mha":
+                differences[label] = max(row["difference"], differences.get(label, 0))
     if differences:
         texts = [f"{label} {value:.1g}" for label, value in differences.items()]
         lines.append(f"- The largest difference from mha, as a share of the largest element of y: {', '.join(texts)}.")
     references = [cell["reference"] for cell in suite["cells"] if cell["reference"] is not None]
     if references:
-        lines.append(f"- mha differs from the same layer in double precision by {max(references):.1g} of the largest element at most, at the "
-                     f"{len(references)} shapes with the least work.")
+        lines.append(f"- mha differs from the same layer in double precision by {max(references):.1g} of the largest element at most, at "
+                     f"the {len(references)} shapes with the least work.")
     for label, entries in by_label.items():
         why = {}
         for cell, row in entries:
@@ -164,11 +170,11 @@ def reasons(suite):
         for (form, reason), cells in why.items():
             where = "" if len(cells) == len(suite["cells"]) else " at " + ", ".join(shape_name(cell["shape"]) for cell in cells)
             lines.append(f"- {label}{f' ({form})' if form not in label and form != 'class' else ''} was not measured{where}: {reason}.")
-    shares = [(share(cell, row), cell, row) for cell in suite["cells"] for row in cell["rows"] if is_measured(row)]
-    for value, cell, row in shares:
-        if value > 1.03:
-            lines.append(f"- {row['label']} at {shape_name(cell['shape'])} reads {value:.0%} of the peak, which cannot be: the peak was disturbed. "
-                         "Measure again.")
+    for cell in suite["cells"]:
+        for row in cell["rows"]:
+            if is_measured(row) and share(cell, row) > 1.03:
+                lines.append(f"- {row['label']} at {shape_name(cell['shape'])} reads {share(cell, row):.0%} of the peak, which cannot be: "
+                             "the peak was disturbed. Measure again.")
     return lines
 
 
@@ -202,8 +208,8 @@ def verdict(results):
 def table(results):
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["threads", "batch", "n", "width", "heads", "is_causal", "library", "version", "form", "ms_median", "ms_least", "ms_most",
-                     "gflops", "peak_gflops", "share_of_peak", "difference_from_mha", "not_measured_because"])
+    writer.writerow(["threads", "batch", "n", "width", "heads", "is_causal", "library", "version", "form", "ms_median", "ms_least",
+                     "ms_most", "gflops", "peak_gflops", "share_of_peak", "difference_from_mha", "not_measured_because"])
     for suite in results["suites"]:
         for cell in suite["cells"]:
             for row in cell["rows"]:
@@ -238,14 +244,15 @@ class Drawing:
         self.lines.append(f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{html.escape(text)}</text>')
 
     def bar(self, x, y, width, height, colour, tip):
-        self.lines.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="{colour}"><title>{html.escape(tip)}</title></rect>')
+        self.lines.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="{colour}">'
+                          f'<title>{html.escape(tip)}</title></rect>')
 
     def vertical(self, x, top, bottom, kind):
         self.lines.append(f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" class="{kind}"/>')
 
     def svg(self, width, height, description):
-        return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" role="img" '
-                f'aria-label="{html.escape(description)}">\n<style>{style}\n</style>\n'
+        return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" '
+                f'role="img" aria-label="{html.escape(description)}">\n<style>{style}\n</style>\n'
                 f'<rect class="page" width="{width}" height="{height:.0f}"/>\n' + "\n".join(self.lines) + "\n</svg>\n")
 
 
@@ -260,7 +267,8 @@ def chart(results):
               if any(is_measured(columns(cell)[label]) for suite in suites for cell in suite["cells"])]
     description = "Speed of one attention layer, float32: share of the multiply-add peak"
     drawing.text(16, 28, description, "title")
-    drawing.text(16, 46, "Longer is better. Behind mha's bars: its share, and how many times as fast it is as the best of the others.", "small")
+    drawing.text(16, 46, "Longer is better. Behind mha's bars: its share, and how many times as fast it is as the best of the others.",
+                 "small")
 
     x, y = 16, 70
     for label in labels:
@@ -302,8 +310,9 @@ def chart(results):
                 y += height
 
     about = results["about"]
-    caption = ["Shapes: (batch, rows, width, heads). The peak is that of fused multiply-adds on the same cores in the same round; only the pairs "
-               "that attend count as work.", f"{about['machine']}. {about['date']}. Medians of {about['rounds']} rounds.", f"{versions(results)}."]
+    caption = ["Shapes: (batch, rows, width, heads). The peak is that of fused multiply-adds on the same cores in the same round; only the "
+               "pairs that attend count as work.",
+               f"{about['machine']}. {about['date']}. Medians of {about['rounds']} rounds.", f"{versions(results)}."]
     y = bottom + 40
     for line in caption:
         drawing.text(16, y, line, "small")

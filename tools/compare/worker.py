@@ -43,12 +43,10 @@ class Mha:
     def make(self, shape, inputs, output):
         """Makes up the inputs, runs the layer on them, and writes both files. Returns the operations of one call."""
         batch, n, width, heads, is_causal = shape
-        arrays = []
+        arrays = [(ctypes.c_float * count)() for count in (batch * n * width, 3 * width**2, width**2)]
         # Rows and queries of variance 1, and so scores too: the softmax has something to do.
-        for seed, (count, bound) in enumerate([(batch * n * width, 3**0.5), (3 * width**2, (3 / width)**0.5), (width**2, (3 / width)**0.5)]):
-            values = (ctypes.c_float * count)()
-            self.helper.compare_fill(values, ctypes.c_int64(count), ctypes.c_float(bound), ctypes.c_uint64(seed + 1))
-            arrays.append(values)
+        for seed, (values, bound) in enumerate(zip(arrays, (3**0.5, (3 / width)**0.5, (3 / width)**0.5))):
+            self.helper.compare_fill(values, ctypes.c_int64(len(values)), ctypes.c_float(bound), ctypes.c_uint64(seed))
         with open(inputs, "wb") as file:
             file.writelines(arrays)
         message = ctypes.create_string_buffer(248)
@@ -125,7 +123,9 @@ class PyTorch:
     def load_MultiheadAttention(self, shape, x, w_qkv, w_o):
         torch = self.torch
         _, n, width, heads, is_causal = shape
-        attention = torch.nn.MultiheadAttention(width, heads, bias=False, batch_first=True).eval()
+        # Biases, which are 0, only where there must be some: PyTorch 1.13 fails without, 2.15 is slower with them.
+        is_old = not hasattr(torch.nn.functional, "scaled_dot_product_attention")
+        attention = torch.nn.MultiheadAttention(width, heads, bias=is_old, batch_first=True).eval()
         attention.in_proj_weight.copy_(torch.from_numpy(w_qkv.T.copy()))
         attention.out_proj.weight.copy_(torch.from_numpy(w_o.T.copy()))
         mask = {"attn_mask": self.causal_mask(n)} if is_causal else {}
