@@ -34,7 +34,8 @@ def row(label, times, library="other", form="form", reason=None):
 
 
 def results_of(*cells):
-    return {"about": {"date": "2000-01-01", "machine": "a <fast> machine", "commit": "", "rounds": 3, "command": "tools/compare.py"},
+    return {"about": {"date": "2000-01-01", "machine": "a <fast> machine", "commit": "", "rounds": 3, "load": 0.1,
+                      "command": "tools/compare.py"},
             "libraries": {"mha": {"name": "mha", "version": "0.1.0", "detail": "scalar"}}, "suites": [{"threads": 1, "cells": list(cells)}]}
 
 
@@ -87,6 +88,12 @@ class Reports(unittest.TestCase):
     def test_a_share_that_cannot_be_is_reported(self):
         self.assertIn("which cannot be", report.markdown(results_of(cell_of(mha_row([0.009] * 3)))))
         self.assertNotIn("which cannot be", report.markdown(results_of(cell_of(mha_row([0.01] * 3)))))
+
+    def test_a_machine_that_was_busy_is_mentioned(self):
+        results = results_of(cell_of(mha_row([0.02] * 3)))
+        self.assertNotIn("Other programs", report.markdown(results))
+        results["about"]["load"] = 1.5
+        self.assertIn("Other programs were running (load average 1.5 before)", report.markdown(results))
 
     def test_csv_has_a_line_for_each_form_with_all_its_figures(self):
         line, = csv.DictReader(io.StringIO(report.table(results_of(cell_of(mha_row([0.02, 0.0125, 0.011]))))))

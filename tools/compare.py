@@ -329,8 +329,10 @@ def parse_arguments(arguments):
 def run(options):
     options.output.mkdir(parents=True, exist_ok=True)
     results = {"about": {"date": datetime.date.today().isoformat(), "machine": machine(), "commit": commit(), "rounds": options.rounds,
-                         "command": shlex.join(["tools/compare.py", *sys.argv[1:]])},
+                         "load": os.getloadavg()[0], "command": shlex.join(["tools/compare.py", *sys.argv[1:]])},
                "libraries": {}, "suites": []}
+    if results["about"]["load"] > report.idle_load:
+        say(f"other programs are running (load average {results['about']['load']:.1f}): figures of several threads will not be worth much")
     log_path = options.output / "compare.log"
     with tempfile.TemporaryDirectory(dir=options.output) as folder, open(log_path, "w") as log:
         folder = pathlib.Path(folder)

@@ -1,6 +1,6 @@
 """The measurements of tools/compare.py as tables (Markdown, CSV) and as a chart (SVG).
 
-results = {"about": {"date", "machine", "commit", "rounds", "command"},
+results = {"about": {"date", "machine", "commit", "rounds", "load": average before, "command"},
            "libraries": {library: {"name", "version", "detail"}},
            "suites": [{"threads", "cells": [{"shape": [batch, n, width, heads, is_causal], "operations": of one call,
                                              "peaks": [GFLOP/s in each round], "reference": mha's difference from double precision or None,
@@ -16,6 +16,7 @@ import json
 import statistics
 
 names = ["compare.md", "compare.csv", "compare.svg", "compare.json"]
+idle_load = 0.5
 goal, goal_rows = 1.4, 1024  # the library's aim: so many times as fast as the best of the others, from so many rows on
 
 # The chart: mha in a colour of its own, the forms of one library in shades of one.
@@ -104,6 +105,9 @@ def markdown(results):
              "the libraries took turns; one thread: processor time, several threads: wall time. mha is called from C, the others from",
              "Python. Reproduced by", "",
              "```sh", about["command"], "```", ""]
+    if about["load"] > idle_load:
+        lines += [f"Other programs were running (load average {about['load']:.1f} before), which falsifies above all the figures of "
+                  "several threads.", ""]
     for suite in results["suites"]:
         lines += [f"## {title(suite).capitalize()}", "", *tables(suite), *probe_sentences(suite), *reasons(suite), ""]
     lines += ["## How it stands", "", *verdict(results), ""]
