@@ -7,9 +7,14 @@
 namespace mha {
 namespace {
 
-// Query rows of one unit, counting all query heads of the kv head. A caller's plain keys and values are brought into the packed form once
-// per unit and chunk, which this many rows make cheap; and their states fit into a level-2 cache.
-constexpr int64_t unit_rows = 96;
+// The most query rows of one unit, counting all query heads of the kv head, unless a single query has more. Their states fit into a level-2
+// cache. A caller's plain keys and values are brought into the packed form once per unit and chunk, which more rows make cheaper.
+constexpr int64_t packed_unit_rows = 96, plain_unit_rows = 384;
+
+// Fewer rows in a unit leave no thread without work; but not so few that keys and values are mostly waited for.
+constexpr int64_t units_per_thread = 3, least_unit_rows = 24;
+
+int64_t at_least_one(int64_t count) { return count > 1 ? count : 1; }
 
 int64_t query_blocks(const Attention &attention) { return blocks_of(attention.n_q, attention.block_queries); }
 
@@ -32,18 +37,35 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
 
 }  // namespace
 
-bool plan_attention(Attention *attention) {
-  const int64_t group = attention->num_heads / attention->num_kv_heads;
+bool plan_attention(Attention *attention, int64_t num_threads) {
+  const int64_t group = attention->num_heads / attention->num_kv_heads, n_q = attention->n_q;
   attention->head_dim_v_padded = padded_width(attention->head_dim_v);
-  int64_t block = group < unit_rows ? unit_rows / group : 1;
-  if (block > attention->n_q) block = attention->n_q > 0 ? attention->n_q : 1;
-  attention->block_queries = block;
+
+  // The scratch memory is that of the largest units, which does not depend on the number of threads: so a workspace for more of them serves
+  // fewer, too.
+  const bool is_packed = attention->k.is_packed && attention->v.is_packed;
+  const int64_t most = at_least_one((is_packed ? packed_unit_rows : plain_unit_rows) / group),
+                largest = n_q < most ? at_least_one(n_q) : most;
+  int64_t block = largest;
+  if (num_threads > 1) {
+    const Count units = Count(attention->batch) * Count(attention->num_kv_heads) * Count(blocks_of(n_q, block));
+    const Count wanted = Count(num_threads) * Count(units_per_thread);
+    if (units.value() < wanted.value()) {
+      const int64_t per_head = blocks_of(wanted.value(), at_least_one(attention->batch * attention->num_kv_heads));
+      const int64_t least = at_least_one(least_unit_rows / group);
+      block = blocks_of(n_q, per_head);
+      if (block < least) block = least;
+      if (block > largest) block = largest;
+    }
+  }
+  // Blocks as equal as can be.
+  attention->block_queries = n_q > 0 ? blocks_of(n_q, blocks_of(n_q, block)) : 1;
 
   const int64_t chunks = blocks_of(attention->n_kv, chunk_keys);
   int64_t slots = 1;
   while (chunks >> slots != 0) ++slots;  // as many as a counter up to `chunks` has digits
 
-  const Count rows = Count(block) * Count(group), width(attention->head_dim_v_padded);
+  const Count rows = Count(largest) * Count(group), width(attention->head_dim_v_padded);
   const Count state = round_up(rows * width + rows + rows + Count(2 * merge_rows), 16);
   AttendScratch &scratch = attention->scratch;
   Count end(0);
@@ -52,7 +74,7 @@ bool plan_attention(Attention *attention) {
     end = end + round_up(floats, 16);
     return offset;
   };
-  scratch.queries = take(Count(block) * Count(group) * Count(attention->head_dim));
+  scratch.queries = take(rows * Count(attention->head_dim));
   scratch.keys = take(attention->k.is_packed ? Count(0) : Count(chunk_keys) * Count(attention->head_dim));
   scratch.values = take(attention->v.is_packed ? Count(0) : Count(chunk_keys) * width);
   scratch.scores = take(attend_tile_rows_max * score_stride);
@@ -253,7 +275,7 @@ mha_status make_plan(Report &report, const mha_attention_args *given, Plan *plan
   if (const mha_status status = choose_kernels(report, args_argument, args.instruction_set, &plan->kernels)) return status;
 
   plan->attention = describe(args, plan->taps);
-  const bool has_plan = plan_attention(&plan->attention);
+  const bool has_plan = plan_attention(&plan->attention, threads_of(args.scheduler));
   Carving carving;
   plan->counter_offset = carving.take(Count(1), sizeof(UnitCounter));
   plan->scratch_offset = carving.take_floats(Count(has_plan ? plan->attention.scratch.floats : -1) * Count(threads_of(args.scheduler)));

@@ -104,7 +104,7 @@ void plan_workspace(const mha_layer &layer, Plan *plan) {
   const mha_forward_args &args = plan->args;
   const Count batch(args.batch), q_rows = batch * Count(args.n_q), kv_heads = batch * Count(shape.num_kv_heads);
   Attention &attention = plan->attention;
-  const bool has_plan = plan_attention(&attention);
+  const bool has_plan = plan_attention(&attention, threads_of(args.scheduler));
 
   Carving carving;
   plan->counter = carving.take(Count(1), sizeof(UnitCounter));

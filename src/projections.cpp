@@ -3,55 +3,69 @@
 namespace mha {
 namespace {
 
+int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 // How a product is cut: blocks of rows, and under each of them groups of panels.
 struct Cut {
   int64_t block_rows, row_blocks;
   int64_t group_panels, groups[3], groups_of_all_parts;
 
-  explicit Cut(const Product &product) : groups{}, groups_of_all_parts(0) {
-    const Projection &first = product.parts[0];
-    // A block of input rows that stays in a level-2 cache beside a panel.
-    constexpr int64_t block_floats = 96 * 1024, multiple = 48;
-    block_rows = block_floats / first.depth / multiple * multiple;
-    if (block_rows < multiple) block_rows = multiple;
-    row_blocks = blocks_of(first.rows, block_rows);
-    // Few rows keep a panel busy for a short time only, and one or two rows need several panels at once to fill the registers.
-    group_panels = first.rows <= 8 ? 4 : 1;
-    for (int64_t part = 0; part < product.num_parts; ++part) {
-      groups[part] = blocks_of(panels_of(product.parts[part].columns), group_panels);
-      groups_of_all_parts += groups[part];
-    }
-  }
   int64_t units() const { return row_blocks * groups_of_all_parts; }
 };
+
+void cut_rows(int64_t rows, int64_t block_rows, Cut *cut) {
+  cut->block_rows = block_rows;
+  cut->row_blocks = blocks_of(rows, block_rows);
+}
+
+void group_panels(const Product &product, int64_t panels, Cut *cut) {
+  cut->group_panels = panels;
+  cut->groups_of_all_parts = 0;
+  for (int64_t part = 0; part < product.num_parts; ++part) {
+    cut->groups[part] = blocks_of(panels_of(product.parts[part].columns), panels);
+    cut->groups_of_all_parts += cut->groups[part];
+  }
+}
+
+Cut cut_of(const Product &product, int64_t num_threads) {
+  const Projection &first = product.parts[0];
+  // A block of input rows stays in a level-2 cache beside the weights that pass it.
+  constexpr int64_t block_floats = 96 * 1024, multiple = 48, least_rows = 24;
+  int64_t block_rows = block_floats / first.depth / multiple * multiple;
+  if (block_rows < multiple) block_rows = multiple;
+  // One or two rows need several panels at once to fill the registers, and few keep one busy for a short time only.
+  Cut cut = {};
+  cut_rows(first.rows, block_rows, &cut);
+  group_panels(product, first.rows <= 8 ? 4 : 1, &cut);
+  // Smaller units leave no thread without work.
+  const int64_t wanted = num_threads > 1 ? 3 * num_threads : 1;
+  while (cut.units() < wanted && cut.group_panels > 1) group_panels(product, cut.group_panels / 2, &cut);
+  for (block_rows = least(block_rows, first.rows) / 2; cut.units() < wanted && block_rows >= least_rows; block_rows /= 2) {
+    cut_rows(first.rows, block_rows, &cut);
+  }
+  return cut;
+}
 
 struct Stage {
   const Kernels *kernels;
   const Product *products;
-  int64_t num_products;
+  Cut cuts[3];
 };
-
-int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Row block by row block, all panels of all parts under it: the rows stay in the cache.
 void run_unit(const void *context, int64_t unit, int64_t) {
   const Stage &stage = *static_cast<const Stage *>(context);
-  for (int64_t i = 0; i < stage.num_products; ++i) {
-    const Product &product = stage.products[i];
-    const Cut cut(product);
-    if (unit >= cut.units()) {
-      unit -= cut.units();
-      continue;
-    }
-    const int64_t row_begin = unit / cut.groups_of_all_parts * cut.block_rows;
-    int64_t group = unit % cut.groups_of_all_parts, part = 0;
-    while (group >= cut.groups[part]) group -= cut.groups[part++];
-    const Projection &projection = product.parts[part];
-    const int64_t panel_begin = group * cut.group_panels;
-    stage.kernels->project(projection, row_begin, least(projection.rows, row_begin + cut.block_rows), panel_begin,
-                           least(panels_of(projection.columns), panel_begin + cut.group_panels));
-    return;
-  }
+  int64_t i = 0;
+  for (; unit >= stage.cuts[i].units(); ++i) unit -= stage.cuts[i].units();
+  const Product &product = stage.products[i];
+  const Cut &cut = stage.cuts[i];
+  const int64_t row_begin = unit / cut.groups_of_all_parts * cut.block_rows;
+  int64_t group = unit % cut.groups_of_all_parts, part = 0;
+  while (group >= cut.groups[part]) group -= cut.groups[part++];
+  const Projection &projection = product.parts[part];
+  const int64_t panel_begin = group * cut.group_panels;
+  stage.kernels->project(projection, row_begin, least(projection.rows, row_begin + cut.block_rows), panel_begin,
+                         least(panels_of(projection.columns), panel_begin + cut.group_panels));
 }
 
 // sgemm wants rows at one distance: those of one sequence, or of all sequences if they follow each other.
@@ -88,9 +102,12 @@ void run_products(const mha_layer &layer, const Product *products, int64_t num_p
     for (int64_t i = 0; i < num_products; ++i) run_through_sgemm(layer, products[i], scratch);
     return;
   }
-  const Stage stage = {layer.kernels, products, num_products};
+  Stage stage = {layer.kernels, products, {}};
   int64_t units = 0;
-  for (int64_t i = 0; i < num_products; ++i) units += Cut(products[i]).units();
+  for (int64_t i = 0; i < num_products; ++i) {
+    stage.cuts[i] = cut_of(products[i], threads_of(scheduler));
+    units += stage.cuts[i].units();
+  }
   run_units(scheduler, counter, units, run_unit, &stage);
 }
 

@@ -11,15 +11,15 @@
 namespace mha {
 namespace {
 
-struct Unchanged {
-  template <class V>
-  MHA_INLINE V operator()(V dot, int, int) const {
-    return dot;
-  }
+// A row of a unit: one query of one query head.
+struct Row {
+  int64_t index;  // within the unit
+  int64_t query;  // within the sequence
+  int64_t head;
 };
 
-// The rows of one unit. Row r is query query_begin + r / group of query head kv_head * group + r % group, so that neighbours have almost
-// the same keys to attend to.
+// Row r is query query_begin + r / group of query head kv_head * group + r % group, so that neighbours have almost the same keys to attend
+// to.
 struct Unit {
   const Attention &call;
   int64_t sequence, kv_head, query_begin;
@@ -27,29 +27,43 @@ struct Unit {
   int64_t num_rows;
   float *scratch;
 
-  MHA_INLINE int64_t query(int64_t row) const { return query_begin + row / group; }
-  MHA_INLINE int64_t head(int64_t row) const { return kv_head * group + row % group; }
+  MHA_INLINE Row row(int64_t index) const {
+    if (group == 1) return {index, query_begin + index, kv_head};
+    const uint32_t query = static_cast<uint32_t>(index) / static_cast<uint32_t>(group);  // a quicker division than that of 64 bits
+    return {index, query_begin + query, kv_head * group + index - query * group};
+  }
+  MHA_INLINE void advance(Row *row) const {
+    ++row->index;
+    if (++row->head < (kv_head + 1) * group) return;
+    row->head -= group;
+    ++row->query;
+  }
 
   // Keys at positions below this one take part in the row.
-  MHA_INLINE int64_t key_limit(int64_t row) const { return key_limit_of_query(query(row)); }
-  MHA_INLINE int64_t key_limit_of_query(int64_t query) const {
+  MHA_INLINE int64_t key_limit(const Row &row) const {
     if (!call.is_causal) return call.n_kv;
     const int64_t start = call.q_start ? call.q_start[sequence] : call.n_kv - call.n_q;
-    const int64_t sees_all_from = call.n_kv - 1 - query;  // compared first: start may be as large as an int64_t can be
-    return start >= sees_all_from ? call.n_kv : start + query + 1;
+    const int64_t sees_all_from = call.n_kv - 1 - row.query;  // compared first: start may be as large as an int64_t can be
+    return start >= sees_all_from ? call.n_kv : start + row.query + 1;
   }
 
   // The queries, row by row.
-  MHA_INLINE float *q(int64_t row) const { return scratch + call.scratch.queries + row * call.head_dim; }
+  MHA_INLINE float *q(int64_t index) const { return scratch + call.scratch.queries + index * call.head_dim; }
 
-  MHA_INLINE float *o(int64_t slot, int64_t row) const {
-    return scratch + call.scratch.states + slot * call.scratch.state_stride + row * call.head_dim_v_padded;
+  MHA_INLINE float *o(int64_t slot, int64_t index) const {
+    return scratch + call.scratch.states + slot * call.scratch.state_stride + index * call.head_dim_v_padded;
   }
-  MHA_INLINE float *m(int64_t slot, int64_t row) const { return o(slot, num_rows) + row; }
-  MHA_INLINE float *l(int64_t slot, int64_t row) const { return m(slot, num_rows) + merge_rows + row; }
+  MHA_INLINE float *m(int64_t slot, int64_t index) const { return o(slot, num_rows) + index; }
+  MHA_INLINE float *l(int64_t slot, int64_t index) const { return m(slot, num_rows) + merge_rows + index; }
 
-  // Index of the row in an output [batch, num_heads, n_q].
-  MHA_INLINE int64_t index(int64_t row) const { return (sequence * call.num_heads + head(row)) * call.n_q + query(row); }
+  MHA_INLINE const float *input(const Row &row) const {
+    return call.q.base + sequence * call.q.batch_stride + row.query * call.q.row_stride + row.head * call.q.head_stride;
+  }
+  MHA_INLINE float *output(const Row &row) const {
+    return call.output + sequence * call.output_batch_stride + row.query * call.output_row_stride + row.head * call.output_head_stride;
+  }
+  // Position of the row in an output [batch, num_heads, n_q].
+  MHA_INLINE int64_t position(const Row &row) const { return (sequence * call.num_heads + row.head) * call.n_q + row.query; }
 };
 
 // A chunk's keys and values as the kernels read them.
@@ -61,42 +75,25 @@ struct Chunk {
 
 // ---- Bringing queries, keys and values into the form that the kernels read
 
-inline const float *query_row(const Unit &unit, int64_t row) {
-  const StridedRows &q = unit.call.q;
-  return q.base + unit.sequence * q.batch_stride + unit.query(row) * q.row_stride + unit.head(row) * q.head_stride;
-}
-
-// The rows of a tile, into the unit's scratch memory.
+// Rows [begin, end) of the queries, into the unit's scratch memory.
 template <class V>
-inline void copy_queries(const Unit &unit, int64_t row, int64_t rows) {
+inline void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const int64_t head_dim = unit.call.head_dim;
-  for (int64_t r = row; r < row + rows; ++r) {
-    const float *const from = query_row(unit, r);
-    float *const to = unit.q(r);
+  for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
+    const float *const from = unit.input(row);
+    float *const to = unit.q(row.index);
     int64_t k = 0;
     for (; k + static_cast<int64_t>(V::size) <= head_dim; k += V::size) store(to + k, quiet(load<V>(from + k)));
     for (; k < head_dim; ++k) to[k] = quiet(from[k]);
   }
 }
 
-// Rows lie far apart, which hides them from the processor's own prefetching: they are asked for while the tile before them is computed.
-inline void prefetch_queries(const Unit &unit, int64_t row, int64_t rows) {
-  for (int64_t r = row; r < row + rows; ++r) {
-    const float *const from = query_row(unit, r);
+// Rows lie far apart, which hides them from the processor's own prefetching: they are asked for while those before them are computed.
+// (Inlined by force: g++ 12 takes a function that only prefetches for one without effect, and leaves out its calls.)
+MHA_INLINE void prefetch_queries(const Unit &unit, int64_t begin, int64_t end) {
+  for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
+    const float *const from = unit.input(row);
     for (int64_t k = 0; k < unit.call.head_dim; k += 16) __builtin_prefetch(from + k);
-  }
-}
-
-inline float *output_row(const Unit &unit, int64_t row) {
-  const Attention &call = unit.call;
-  return call.output + unit.sequence * call.output_batch_stride + unit.query(row) * call.output_row_stride +
-         unit.head(row) * call.output_head_stride;
-}
-
-inline void prefetch_outputs(const Unit &unit, int64_t row, int64_t rows) {
-  for (int64_t r = row; r < row + rows; ++r) {
-    const float *const to = output_row(unit, r);
-    for (int64_t c = 0; c < unit.call.head_dim_v; c += 16) __builtin_prefetch(to + c, 1);
   }
 }
 
@@ -148,49 +145,52 @@ inline const float *values_of(const Unit &unit, int64_t begin, int64_t count) {
 
 // ---- Scores
 
-// The score, and beside it the greatest and the least of each row, which cost nothing while they are in a register.
+// What becomes of the products: scores, and beside them the greatest and the least of each row, which cost little while they are in a
+// register.
 template <class V, int R>
-struct ScaleAndCompare {
+struct Score {
+  float *scores;  // of the keys that are multiplied
   float scale;
   V greatest[R], least[R];
 
-  MHA_INLINE explicit ScaleAndCompare(float s) : scale(s) {
+  MHA_INLINE Score(float *to, float factor) : scores(to), scale(factor) {
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       greatest[r] = all<V>(-infinity);
       least[r] = all<V>(infinity);
     }
   }
-  MHA_INLINE V operator()(V dot, int r, int) {
+  MHA_INLINE float *at(int r, int i) const { return scores + r * score_stride + i * static_cast<int>(V::size); }
+  MHA_INLINE void operator()(V dot, int r, int i) {
     const V score = dot * all<V>(scale);
     greatest[r] = greater_of(score, greatest[r]);
     least[r] = less_of(score, least[r]);
-    return score;
+    store(at(r, i), score);
   }
 };
 
-// The same where the rows do not attend to all the keys, of which the first is at `first`: the others' scores are -infinity.
+// The same where not all rows attend to all the keys, of which the first is at `first`: the others' scores are -infinity.
 template <class V, int R>
-struct ScaleAndMask {
-  ScaleAndCompare<V, R> &scores;
+struct MaskedScore {
+  Score<V, R> &all_scores;
   const int64_t (&counts)[R];
   int64_t first;
 
-  MHA_INLINE V operator()(V dot, int r, int i) {
+  MHA_INLINE void operator()(V dot, int r, int i) {
     const int64_t count = counts[r] - first - i * static_cast<int64_t>(V::size);
-    const V score = dot * all<V>(scores.scale), known = first_lanes(score, count, all<V>(-infinity));
-    scores.greatest[r] = greater_of(known, scores.greatest[r]);
-    scores.least[r] = less_of(first_lanes(score, count, all<V>(infinity)), scores.least[r]);
-    return known;
+    const V score = dot * all<V>(all_scores.scale), known = first_lanes(score, count, all<V>(-infinity));
+    all_scores.greatest[r] = greater_of(known, all_scores.greatest[r]);
+    all_scores.least[r] = less_of(first_lanes(score, count, all<V>(infinity)), all_scores.least[r]);
+    store(all_scores.at(r, i), known);
   }
 };
 
-// out[r][j] = finish(dot(q[r], key j)) for the keys of up to B blocks.
-template <class V, int R, int B, class Rows, class Finish>
-MHA_INLINE void score_blocks(int64_t blocks, Rows q, int64_t head_dim, const float *keys, float *out, Finish &&finish) {
+// take(dot(q[r], key j), r, i) for the keys of up to B blocks. `sums` has room for the products.
+template <class V, int R, int B, class Take>
+MHA_INLINE void multiply_keys(int64_t blocks, RowPointers<R> q, int64_t head_dim, const float *keys, float *sums, Take &&take) {
   if (blocks == B) {
-    return multiply<R, B, key_block / V::size, V>(q, head_dim, {keys, key_block, head_dim * key_block}, out, score_stride, finish);
+    return multiply<R, B, key_block / V::size, V>(q, head_dim, {keys, key_block, head_dim * key_block}, sums, score_stride, take);
   }
-  if constexpr (B > 1) score_blocks<V, R, B - 1>(blocks, q, head_dim, keys, out, finish);
+  if constexpr (B > 1) multiply_keys<V, R, B - 1>(blocks, q, head_dim, keys, sums, take);
 }
 
 // Turns scores[r][0, 16 * blocks) into p = exp(score - m), and gives l of each row. So many rows side by side as make use of the processor:
@@ -274,36 +274,36 @@ inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64
   const Attention &call = unit.call;
   const int64_t head_dim = call.head_dim;
   Attending<R> keys = {{}, chunk_keys, 0, 0, reinterpret_cast<uint8_t *>(unit.scratch + call.scratch.excluded)};
-  int64_t query = unit.query(row), head_in_group = row % unit.group;
-  for (int r = 0; r < R; ++r) {
-    keys.counts[r] = smaller(chunk_keys, greater(0, unit.key_limit_of_query(query) - chunk.begin));
+  Row at = unit.row(row);
+  for (int r = 0; r < R; ++r, unit.advance(&at)) {
+    keys.counts[r] = smaller(chunk_keys, greater(0, unit.key_limit(at) - chunk.begin));
     keys.shared = smaller(keys.shared, keys.counts[r]);
     keys.most = greater(keys.most, keys.counts[r]);
-    if (++head_in_group == unit.group) ++query, head_in_group = 0;
   }
 
   float *const scores = unit.scratch + call.scratch.scores;
   RowPointers<R> q;
   MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(row + r);
-  ScaleAndCompare<V, R> scale(call.scale);
+  Score<V, R> score(scores, call.scale);
   const int64_t blocks = (keys.most + key_block - 1) / key_block;
-  int64_t block = 0;
-  for (; (block + B) * key_block <= keys.shared; block += B) {
-    score_blocks<V, R, B>(B, q, head_dim, chunk.keys + block * head_dim * key_block, scores + block * key_block, scale);
-  }
-  for (; block < blocks; block += B) {
-    score_blocks<V, R, B>(smaller(B, blocks - block), q, head_dim, chunk.keys + block * head_dim * key_block, scores + block * key_block,
-                          ScaleAndMask<V, R>{scale, keys.counts, block * key_block});
+  for (int64_t block = 0; block < blocks; block += B) {
+    const float *const these = chunk.keys + block * head_dim * key_block;
+    score.scores = scores + block * key_block;
+    if ((block + B) * key_block <= keys.shared)
+      multiply_keys<V, R, B>(B, q, head_dim, these, score.scores, score);
+    else
+      multiply_keys<V, R, B>(smaller(B, blocks - block), q, head_dim, these, score.scores,
+                             MaskedScore<V, R>{score, keys.counts, block * key_block});
   }
   for (int r = 0; r < R; ++r) {
-    if (!has_negative_infinity(scale.least[r])) continue;
+    if (!has_negative_infinity(score.least[r])) continue;
     keys.rows_with_excluded |= 1u << r;
     keys.shared = 0;
     for (int64_t j = 0; j < keys.counts[r]; ++j) keys.excluded[r * chunk_keys + j] = scores[r * score_stride + j] == -infinity;
   }
 
   float m[R], l[R];
-  MHA_UNROLL for (int r = 0; r < R; ++r) m[r] = greatest(scale.greatest[r]);
+  MHA_UNROLL for (int r = 0; r < R; ++r) m[r] = greatest(score.greatest[r]);
   softmax<V, R>(scores, blocks, m, l);
   for (int r = 0; r < R; ++r) {
     *unit.m(slot, row + r) = m[r];
@@ -356,10 +356,10 @@ inline void merge(const Unit &unit, int64_t left, int64_t begin, int64_t end) {
 }
 
 template <class V>
-inline void finish(const Unit &unit, int64_t row) {
+inline void finish(const Unit &unit, const Row &row) {
   const Attention &call = unit.call;
-  const float l = *unit.l(0, row);
-  float *const o = unit.o(0, row), *const out = output_row(unit, row);
+  const float l = *unit.l(0, row.index);
+  float *const o = unit.o(0, row.index), *const out = unit.output(row);
   const bool is_empty = l == 0.0f;
   const V inverse = all<V>(1.0f / l);
   int64_t c = 0;
@@ -371,20 +371,20 @@ inline void finish(const Unit &unit, int64_t row) {
     for (; c < call.head_dim_v; ++c) out[c] = o[c];
   }
   if (call.context) {
-    float *const tap = call.context + ((unit.sequence * call.n_q + unit.query(row)) * call.num_heads + unit.head(row)) * call.head_dim_v;
+    float *const tap = call.context + ((unit.sequence * call.n_q + row.query) * call.num_heads + row.head) * call.head_dim_v;
     for (int64_t i = 0; i < call.head_dim_v; ++i) tap[i] = out[i];
   }
-  if (call.lse) call.lse[unit.index(row)] = is_empty ? -infinity : canonical(*unit.m(0, row) + log_of(l));
+  if (call.lse) call.lse[unit.position(row)] = is_empty ? -infinity : canonical(*unit.m(0, row.index) + log_of(l));
 }
 
 // ---- Looking inside: a second pass over the keys for those who asked, when m and l of the whole row are known
 
 template <class V>
-inline void inspect_row(const Unit &unit, int64_t row, int64_t begin, int64_t count, float *s) {
+inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t count, float *s) {
   const Attention &call = unit.call;
-  const int64_t at = unit.index(row) * call.n_kv + begin;
+  const int64_t at = unit.position(row) * call.n_kv + begin;
   const int64_t attended = smaller(count, greater(0, unit.key_limit(row) - begin));
-  const float m = *unit.m(0, row), inverse = 1.0f / *unit.l(0, row);
+  const float m = *unit.m(0, row.index), inverse = 1.0f / *unit.l(0, row.index);
   if (call.scores) {
     for (int64_t j = 0; j < count; ++j) call.scores[at + j] = canonical(s[j]);
   }
@@ -413,10 +413,11 @@ inline void inspect(const Unit &unit) {
   for (int64_t begin = 0; begin < call.n_kv; begin += chunk_keys) {
     const int64_t count = smaller(chunk_keys, call.n_kv - begin);
     const float *const keys = keys_of(unit, begin, count);
-    for (int64_t row = 0; row < unit.num_rows; ++row) {
-      const RowPointers<1> q = {{unit.q(row)}};
+    for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
+      const RowPointers<1> q = {{unit.q(row.index)}};
       for (int64_t j = 0; j < count; j += key_block) {
-        score_blocks<V, 1, 1>(1, q, call.head_dim, keys + j * call.head_dim, scores + j, Unchanged{});
+        multiply_keys<V, 1, 1>(1, q, call.head_dim, keys + j * call.head_dim, scores + j,
+                               [&](V dot, int, int i) { store(scores + j + i * static_cast<int>(V::size), dot); });
       }
       inspect_row<V>(unit, row, begin, count, scores);
     }
@@ -436,7 +437,7 @@ void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t qu
   const int64_t queries = smaller(call.block_queries, call.n_q - query_begin);
   const Unit unit = {call, sequence, kv_head, query_begin, group, queries * group, scratch};
 
-  const int64_t limit = unit.key_limit(unit.num_rows - 1);
+  const int64_t limit = unit.key_limit(unit.row(unit.num_rows - 1));
   for (int64_t c = 0; c == 0 || c * chunk_keys < limit; ++c) {
     const int64_t begin = c * chunk_keys, count = smaller(chunk_keys, limit - begin);
     // Without keys there may be no arrays; any address will do then.
@@ -444,24 +445,23 @@ void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t qu
     if (count > 0) chunk = {begin, keys_of(unit, begin, count), values_of<V>(unit, begin, count)};
     int64_t slot = slots_before(c), first = unit.num_rows;
     for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
-      const int64_t rows = smaller(tile_rows, unit.num_rows - row), tile_limit = unit.key_limit(row + rows - 1);
-      if (c > 0 && tile_limit <= begin) continue;  // later rows see more keys
+      const int64_t end = smaller(row + tile_rows, unit.num_rows);
+      if (c > 0 && unit.key_limit(unit.row(end - 1)) <= begin) continue;  // later rows see more keys
       if (c == 0) {
-        copy_queries<V>(unit, row, rows);
-        prefetch_queries(unit, row + rows, smaller(tile_rows, unit.num_rows - row - rows));
+        copy_queries<V>(unit, row, end);
+        prefetch_queries(unit, end, smaller(end + tile_rows, unit.num_rows));
       }
-      if (tile_limit <= begin + chunk_keys) prefetch_outputs(unit, row, rows);
       first = smaller(first, row);
-      attend_tile_of<V, tile_rows>(rows, unit, chunk, row, slot);
+      attend_tile_of<V, tile_rows>(end - row, unit, chunk, row, slot);
     }
     for (int64_t ones = c; ones & 1; ones >>= 1) merge<V>(unit, --slot, first, unit.num_rows);
   }
 
   for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
     const int64_t end = smaller(row + tile_rows, unit.num_rows);
-    const int64_t chunks = greater(1, (unit.key_limit(end - 1) + chunk_keys - 1) / chunk_keys);
+    const int64_t chunks = greater(1, (unit.key_limit(unit.row(end - 1)) + chunk_keys - 1) / chunk_keys);
     for (int64_t left = slots_before(chunks) - 2; left >= 0; --left) merge<V>(unit, left, row, end);
-    for (int64_t r = row; r < end; ++r) finish<V>(unit, r);
+    for (Row at = unit.row(row); at.index < end; unit.advance(&at)) finish<V>(unit, at);
   }
   inspect<V>(unit);
 }

@@ -7,14 +7,6 @@
 namespace mha {
 namespace {
 
-struct AddBias {
-  const float *bias;
-  template <class V>
-  MHA_INLINE V operator()(V dot, int, int i) const {
-    return canonical(dot + load<V>(bias + i * static_cast<int>(V::size)));
-  }
-};
-
 template <class V>
 MHA_INLINE void copy(const float *from, float *to, int64_t count) {
   int64_t i = 0;
@@ -59,47 +51,76 @@ inline void land(const Landing &to, int64_t rows_per_sequence, int64_t row, int6
   }
 }
 
+// Where a tile's finished values go: row r's vector i to to[r] + offset[i].
+template <class V>
+struct Destination {
+  const float *bias;
+  float *const *to;
+  const int64_t *offset;
+  MHA_INLINE void operator()(V dot, int r, int i) const {
+    store(to[r] + offset[i], canonical(dot + load<V>(bias + i * static_cast<int>(V::size))));
+  }
+};
+
+// Some rows and one panel on their way through its blocks of terms.
+struct PanelTask {
+  const float *w;
+  const float *const *rows;
+  int64_t depth;
+  int64_t vectors;  // of the panel's columns, the last one maybe partly filled
+  bool is_far;      // the weights come from beyond the level-3 cache
+};
+
+template <class V, int R, int C, class Ahead>
+MHA_INLINE void multiply_panel(const PanelTask &task, int64_t begin, int64_t vector, float *sums, const Destination<V> &to, Ahead ahead) {
+  const int64_t column = vector * static_cast<int64_t>(V::size);
+  RowPointers<R> rows;
+  MHA_UNROLL for (int r = 0; r < R; ++r) rows.row[r] = task.rows[r];
+  multiply_block<R, 1, C, V>(rows, begin, task.depth, {task.w + column, panel_columns, 0}, sums + column, panel_columns,
+                             Destination<V>{to.bias + column, to.to, to.offset + vector}, ahead);
+}
+
+// What is left of a panel that is not full.
+template <class V, int R, int C>
+MHA_INLINE void multiply_panel_tail(const PanelTask &task, int64_t begin, int64_t vector, float *sums, const Destination<V> &to) {
+  if (task.vectors - vector == C) return multiply_panel<V, R, C>(task, begin, vector, sums, to, NoPrefetch{});
+  if constexpr (C > 1) multiply_panel_tail<V, R, C - 1>(task, begin, vector, sums, to);
+}
+
 // Terms [begin, begin + 256) of the R rows of tile number `tile` with one panel, while the panel's terms behind them are on their way from
 // the memory. How they come depends on how many loops over a block of terms there are. One, which may wait for them, has the lines that it
 // needs 48 terms later fetched to the first level. Two share out the next block of terms between them if it comes from beyond the level-3
 // cache; otherwise that would hinder the processor's own prefetching. Three and more have the time to fetch it to the second level, a third
 // each.
 template <class V, int R>
-inline void project_tile(const Projection &p, const float *const *rows, int64_t panel, int64_t begin, int64_t tile, int64_t tiles,
-                         float *results) {
-  constexpr int panel_vectors = panel_columns / V::size, vectors = TileShape<V::size>::project_vectors(R), passes = panel_vectors / vectors;
-  static_assert(panel_vectors % vectors == 0, "a tile divides a panel");
-  constexpr int64_t line = 16, near = 48 * panel_columns, far_weights = int64_t{4} << 20;  // floats
-  RowPointers<R> pointers;
-  MHA_UNROLL for (int r = 0; r < R; ++r) pointers.row[r] = rows[r];
-  const float *const w = p.panels + (panel * p.depth) * panel_columns, *const bias = p.bias + panel * panel_columns;
-  const float *const here = w + begin * panel_columns, *const next = here + dot_block * panel_columns;
-  for (int pass = 0; pass < passes; ++pass) {
-    const int column = pass * vectors * static_cast<int>(V::size);
-    const auto run = [&](auto ahead) {
-      multiply_block<R, 1, vectors, V>(pointers, begin, p.depth, {w + column, panel_columns, 0}, results + column, panel_columns,
-                                       AddBias{bias + column}, ahead);
-    };
-    const int64_t loops = tiles * passes, loop = tile * passes + pass;
+inline void project_tile(const PanelTask &task, int64_t begin, int64_t tile, int64_t tiles, float *sums, const Destination<V> &to) {
+  constexpr int panel_vectors = panel_columns / V::size, C = TileShape<V::size>::project_vectors(R), passes = panel_vectors / C;
+  static_assert(panel_vectors % C == 0, "a tile divides a panel");
+  constexpr int64_t line = 16, near = 48 * panel_columns;  // floats
+  const float *const here = task.w + begin * panel_columns, *const next = here + dot_block * panel_columns;
+  int64_t vector = 0;
+  for (; vector + C <= task.vectors; vector += C) {
+    const int64_t loops = tiles * passes, loop = tile * passes + vector / C;
     if (loops > 2)
-      run(Prefetch<1, 2>{next + loop % 3 * dot_block * line});
-    else if (loops == 1 || p.depth * p.columns < far_weights)
-      run(Prefetch<3, 1>{here + near});
+      multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<1, 2>{next + loop % 3 * dot_block * line});
+    else if (loops == 1 || !task.is_far)
+      multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<3, 1>{here + near});
     else if (loop == 0)
-      run(Prefetch<2, 1>{next});
+      multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<2, 1>{next});
     else
-      run(Prefetch<1, 1>{next + 2 * dot_block * line});
+      multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<1, 1>{next + 2 * dot_block * line});
   }
+  if constexpr (C > 1) multiply_panel_tail<V, R, C - 1>(task, begin, vector, sums, to);
 }
 
 template <class V, int R>
-MHA_INLINE void project_tile_of(int64_t num_rows, const Projection &p, const float *const *rows, int64_t panel, int64_t begin, int64_t tile,
-                                int64_t tiles, float *results) {
-  if (num_rows == R) return project_tile<V, R>(p, rows, panel, begin, tile, tiles, results);
-  if constexpr (R > 1) project_tile_of<V, R - 1>(num_rows, p, rows, panel, begin, tile, tiles, results);
+MHA_INLINE void project_tile_of(int64_t num_rows, const PanelTask &task, int64_t begin, int64_t tile, int64_t tiles, float *sums,
+                                const Destination<V> &to) {
+  if (num_rows == R) return project_tile<V, R>(task, begin, tile, tiles, sums, to);
+  if constexpr (R > 1) project_tile_of<V, R - 1>(num_rows, task, begin, tile, tiles, sums, to);
 }
 
-// Where the results of up to project_block_rows rows go.
+// Finished values in rows of `stride` floats to where they are wanted.
 template <class V>
 MHA_INLINE void land_everywhere(const Projection &p, int64_t row, int64_t num_rows, const float *results, int64_t stride, int64_t panel,
                                 int64_t panels) {
@@ -108,60 +129,89 @@ MHA_INLINE void land_everywhere(const Projection &p, int64_t row, int64_t num_ro
   if (p.tap.kind != Landing::Kind::none) land<V>(p.tap, p.x.rows_per_sequence, row, num_rows, results, stride, first_column, num_columns);
 }
 
-// One or two rows: so many panels side by side as fill the registers.
+// One or two rows: as many panels side by side as fill the registers. Returns the first panel that is left.
 template <class V, int R>
-inline void project_narrow(const Projection &p, int64_t row, const float *const *rows, int64_t panel_begin, int64_t panel_end) {
-  constexpr int group = TileShape<V::size>::project_panels(R), panel_vectors = panel_columns / V::size;
-  alignas(64) float results[R * group * panel_columns];
+inline int64_t project_narrow(const Projection &p, int64_t row, const float *const *rows, int64_t panel, int64_t panel_end) {
+  constexpr int group = TileShape<V::size>::project_panels(R);
+  constexpr int64_t stride = group * panel_columns;
+  alignas(64) float results[R * stride];
   RowPointers<R> pointers;
   MHA_UNROLL for (int r = 0; r < R; ++r) pointers.row[r] = rows[r];
-  int64_t panel = panel_begin;
-  for (; panel + group <= panel_end; panel += group) {
-    multiply<R, group, panel_vectors, V>(pointers, p.depth,
-                                         {p.panels + panel * p.depth * panel_columns, panel_columns, p.depth * panel_columns}, results,
-                                         group * panel_columns, AddBias{p.bias + panel * panel_columns});
-    land_everywhere<V>(p, row, R, results, group * panel_columns, panel, group);
+  for (; group > 1 && panel + group <= panel_end; panel += group) {
+    const float *const bias = p.bias + panel * panel_columns;
+    multiply<R, group, panel_columns / V::size, V>(pointers, p.depth,
+                                                   {p.panels + panel * p.depth * panel_columns, panel_columns, p.depth * panel_columns},
+                                                   results, stride, [&](V dot, int r, int i) {
+                                                     const int64_t column = i * static_cast<int>(V::size);
+                                                     store(results + r * stride + column, canonical(dot + load<V>(bias + column)));
+                                                   });
+    land_everywhere<V>(p, row, R, results, stride, panel, group);
   }
-  for (; panel < panel_end; ++panel) {
-    for (int64_t k = 0; k < p.depth; k += dot_block) project_tile<V, R>(p, rows, panel, k, 0, 1, results);
-    land_everywhere<V>(p, row, R, results, panel_columns, panel, 1);
+  return panel;
+}
+
+// Up to project_block_rows input rows, and where their results go if that is rows too.
+struct RowBlock {
+  int64_t first, count;
+  const float *in[project_block_rows];
+  float *out[project_block_rows];
+
+  MHA_INLINE RowBlock(const Projection &p, int64_t begin, int64_t end) : first(begin), count(smaller(project_block_rows, end - begin)) {
+    int64_t sequence = begin / p.x.rows_per_sequence, position = begin - sequence * p.x.rows_per_sequence;
+    for (int64_t r = 0; r < count; ++r) {
+      in[r] = p.x.base + sequence * p.x.batch_stride + position * p.x.row_stride;
+      out[r] = p.landing.base + sequence * p.landing.batch_stride + position * p.landing.row_stride;
+      if (++position == p.x.rows_per_sequence) ++sequence, position = 0;
+    }
+  }
+};
+
+// One panel, 256 terms by 256 terms, all rows under them: these 48 KiB stay in the cache while the rows pass.
+template <class V>
+inline void project_panel(const Projection &p, const RowBlock &rows, int64_t panel) {
+  constexpr int tile_rows = TileShape<V::size>::project_rows;
+  constexpr int64_t lanes = V::size, far_floats = int64_t{4} << 20;
+  const int64_t first_column = panel * panel_columns, columns = smaller(panel_columns, p.columns - first_column);
+  const float *const w = p.panels + panel * p.depth * panel_columns;
+  alignas(64) float sums[project_block_rows * panel_columns];
+
+  // Whole vectors that stay within a head go straight to their rows, all else by way of `sums`.
+  const bool is_direct = p.landing.kind == Landing::Kind::rows && p.tap.kind == Landing::Kind::none && columns % lanes == 0 &&
+                         (p.landing.head_width % lanes == 0 || p.landing.head_width == p.columns);
+  int64_t offset[panel_columns / lanes];
+  float *by_way[project_block_rows];
+  for (int64_t i = 0; i * lanes < columns; ++i) {
+    const int64_t column = first_column + i * lanes, head = column / p.landing.head_width;
+    offset[i] = is_direct ? head * p.landing.head_stride + column - head * p.landing.head_width : i * lanes;
+  }
+  for (int64_t r = 0; !is_direct && r < rows.count; ++r) by_way[r] = sums + r * panel_columns;
+
+  const int64_t tiles = (rows.count + tile_rows - 1) / tile_rows;
+  for (int64_t k = 0; k < p.depth; k += dot_block) {
+    for (int64_t tile = 0, r = 0; tile < tiles; ++tile) {
+      // Full tiles, but none of one or two rows after them: these would leave the machine half idle.
+      const int64_t left = rows.count - r;
+      const int64_t size = left > tile_rows && left < tile_rows + 3 ? (left + 1) / 2 : smaller(left, tile_rows);
+      const PanelTask task = {w, rows.in + r, p.depth, (columns + lanes - 1) / lanes, p.depth * p.columns > far_floats};
+      const Destination<V> to = {p.bias + first_column, is_direct ? rows.out + r : by_way + r, offset};
+      project_tile_of<V, tile_rows>(size, task, k, tile, tiles, sums + r * panel_columns, to);
+      // Tile by tile, so that the memory can take the results in while the next tile is computed.
+      if (!is_direct && k + dot_block >= p.depth) {
+        land_everywhere<V>(p, rows.first + r, size, sums + r * panel_columns, panel_columns, panel, 1);
+      }
+      r += size;
+    }
   }
 }
 
-// Panel by panel, 256 terms by 256 terms, all rows under them: these 48 KiB stay in the cache while the rows pass.
 template <class V>
 void project(const Projection &p, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
-  constexpr int tile_rows = TileShape<V::size>::project_rows;
-  const float *rows[project_block_rows];
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
-    const int64_t num_rows = smaller(project_block_rows, row_end - row);
-    int64_t sequence = row / p.x.rows_per_sequence, position = row - sequence * p.x.rows_per_sequence;
-    for (int64_t r = 0; r < num_rows; ++r) {
-      rows[r] = p.x.base + sequence * p.x.batch_stride + position * p.x.row_stride;
-      if (++position == p.x.rows_per_sequence) ++sequence, position = 0;
-    }
-    if (num_rows == 1) {
-      project_narrow<V, 1>(p, row, rows, panel_begin, panel_end);
-      continue;
-    }
-    if (num_rows == 2) {
-      project_narrow<V, 2>(p, row, rows, panel_begin, panel_end);
-      continue;
-    }
-    const int64_t tiles = (num_rows + tile_rows - 1) / tile_rows;
-    for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-      alignas(64) float results[project_block_rows * panel_columns];
-      for (int64_t k = 0; k < p.depth; k += dot_block) {
-        for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
-          // Full tiles, but none of one or two rows after them: these would leave the machine half idle.
-          const int64_t left = num_rows - first;
-          const int64_t tile_size = left > tile_rows && left < tile_rows + 3 ? (left + 1) / 2 : smaller(left, tile_rows);
-          project_tile_of<V, tile_rows>(tile_size, p, rows + first, panel, k, tile, tiles, results + first * panel_columns);
-          first += tile_size;
-        }
-      }
-      land_everywhere<V>(p, row, num_rows, results, panel_columns, panel, 1);
-    }
+    const RowBlock rows(p, row, row_end);
+    int64_t panel = panel_begin;
+    if (rows.count == 1) panel = project_narrow<V, 1>(p, row, rows.in, panel, panel_end);
+    if (rows.count == 2) panel = project_narrow<V, 2>(p, row, rows.in, panel, panel_end);
+    for (; panel < panel_end; ++panel) project_panel<V>(p, rows, panel);
   }
 }
 

@@ -68,11 +68,10 @@ MHA_INLINE void clear(V (&acc)[R][N]) {
   MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = all<V>(0.0f); }
 }
 
-// One block of 256 terms, from `begin` on, of out[r][column] = finish(dot(rows[r], columns)), with dot as in CONTRACT.md section 2, for B
-// blocks of C vectors each. The blocks' results add up in `out`, whose columns are contiguous; with the last one, finish(value, r, i) gets
-// row r's columns from i * V::size on.
-template <int R, int B, int C, class V, class Rows, class Finish, class Ahead>
-MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, Columns columns, float *out, int64_t out_stride, Finish &&finish,
+// One block of 256 terms, from `begin` on, of dot(rows[r], columns) as in CONTRACT.md section 2, for B blocks of C vectors each. The
+// blocks' results add up in `sums`; with the last one, take(dot, r, i) gets row r's columns from i * V::size on.
+template <int R, int B, int C, class V, class Rows, class Take, class Ahead>
+MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, Columns columns, float *sums, int64_t sums_stride, Take &&take,
                                Ahead ahead) {
   const int64_t end = smaller(depth, begin + dot_block);
   V acc[R][B * C];
@@ -80,28 +79,27 @@ MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, Columns 
   accumulate<R, B, C>(rows, columns, begin, end, acc, ahead);
   const bool is_first = begin == 0, is_last = end == depth;
   if (is_first && is_last) {  // the usual case, kept free of branches
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
-      MHA_UNROLL for (int i = 0; i < B * C; ++i) store(out + r * out_stride + i * static_cast<int>(V::size), finish(acc[r][i], r, i));
-    }
+    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < B * C; ++i) take(acc[r][i], r, i); }
     return;
   }
   MHA_UNROLL for (int r = 0; r < R; ++r) {
     MHA_UNROLL for (int i = 0; i < B * C; ++i) {
-      float *const to = out + r * out_stride + i * static_cast<int>(V::size);
-      V value = acc[r][i];
-      if (!is_first) value = load<V>(to) + value;
-      if (is_last) value = finish(value, r, i);
-      store(to, value);
+      float *const sum = sums + r * sums_stride + i * static_cast<int>(V::size);
+      const V value = is_first ? acc[r][i] : load<V>(sum) + acc[r][i];
+      if (is_last)
+        take(value, r, i);
+      else
+        store(sum, value);
     }
   }
 }
 
 // All blocks.
-template <int R, int B, int C, class V, class Rows, class Finish>
-MHA_INLINE void multiply(Rows rows, int64_t depth, Columns columns, float *out, int64_t out_stride, Finish &&finish) {
+template <int R, int B, int C, class V, class Rows, class Take>
+MHA_INLINE void multiply(Rows rows, int64_t depth, Columns columns, float *sums, int64_t sums_stride, Take &&take) {
   int64_t begin = 0;
   do {
-    multiply_block<R, B, C, V>(rows, begin, depth, columns, out, out_stride, finish, NoPrefetch{});
+    multiply_block<R, B, C, V>(rows, begin, depth, columns, sums, sums_stride, take, NoPrefetch{});
     begin += dot_block;
   } while (begin < depth);
 }
