@@ -19,7 +19,7 @@ TEXT
 }
 
 packages=(cmake ninja-build g++ libxsimd-dev libopenblas-dev libbenchmark-dev libgtest-dev googletest pkg-config libcli11-dev
-  nlohmann-json3-dev python3)
+  nlohmann-json3-dev python3 git valgrind)
 
 for argument in "$@"; do
   case $argument in

@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# Says whether one version of the library is slower than another. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+tools/perf_gate.sh [OPTION...] BASE [NEW]
+
+Says whether NEW is slower than BASE. Each is a git revision of this repository, which is built first, or a libmha.so; without NEW it is the
+working tree. Only the C interface is used, so that any two versions with the same major number can be compared.
+
+Measured by time, both are loaded into one process and called in turns, shape by shape in random order, round by round. A shape is slower
+if both hold: the median over the rounds of new time / base time is at least 1 + the threshold, and the ranges are apart. A range goes from
+a library's fastest round to its median round, for what disturbs a machine only ever adds time. If the 95% interval of the median ratio
+reaches the threshold and is wider than it, more rounds follow, up to four times as many; if that does not help, the answer is that it is
+too noisy to say. One thread is timed by its processor time, several threads by the clock.
+
+By --count, the instructions of one call of each shape are counted by valgrind, which knows AVX2 and not AVX-512. There is no noise.
+
+  --count            count instructions instead of measuring time
+  --shapes FILE      what is measured, a line each (see below); without it a list that is built in
+  --threshold P      how much slower is a regression: 5% (the default), with --count 1%
+  --rounds N         rounds of measurements, at least 7 (default: 15)
+  --json FILE        writes all results, with every round's times
+  --markdown FILE    appends the table, for a job summary
+  --list             only prints the shapes that would be measured
+  --build FOLDER     where it builds, and keeps what it built for the next time (default: build/perf_gate)
+  --help             this text
+
+Lines of a shapes file, for example:
+  layer      B=1 n=128 D=768 H=12 causal            mha_forward: batch, rows, width, heads
+  attention  B=1 n=1 n_kv=1024 H=12 head_dim=64     mha_attention: queries and keys
+Words of a line: B= (1 if not given), n=, D= (layer only), H=, kv_heads= (H=), head_dim= (layer: D/H), n_kv= (attention only; n=),
+causal, instruction_set=auto|scalar|avx2|avx512|neon, threads= (1). '#' begins a comment.
+
+Exit status: 0 no regression, 1 regression, 2 wrong usage, 3 too noisy to say, 4 cannot measure.
+
+Examples:
+  tools/perf_gate.sh HEAD                                     what was changed since the last commit, by time
+  taskset -c 1 tools/perf_gate.sh --threshold 3% main         on one core, against the branch main
+  tools/perf_gate.sh --count origin/main                      instructions
+  tools/perf_gate.sh old/libmha.so new/libmha.so              two libraries that are there
+TEXT
+}
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+wrong_usage() { echo "perf gate: $*; see tools/perf_gate.sh --help" >&2 && exit 2; }
+cannot_measure() { echo "perf gate: cannot measure: $*" >&2 && exit 4; }
+
+build=$root/build/perf_gate
+options=()   # of the measuring program
+versions=()  # BASE and NEW
+is_list=no
+while (($#)); do
+  case $1 in
+    --help | -h) usage && exit ;;
+    --count) options+=("$1") ;;
+    --list) is_list=yes ;;
+    --shapes | --threshold | --rounds | --json | --markdown | --build)
+      (($# > 1)) || wrong_usage "$1 needs a value"
+      if [[ $1 == --build ]]; then build=$2; else options+=("$1" "$2"); fi
+      shift ;;
+    -*) wrong_usage "'$1' is not an option" ;;
+    *) versions+=("$1") ;;
+  esac
+  shift
+done
+((${#versions[@]} == 1 || ${#versions[@]} == 2)) || [[ $is_list == yes ]] ||
+  wrong_usage "a base and at most one version to compare with it are needed, and ${#versions[@]} were given"
+
+mkdir -p "$build" || cannot_measure "the folder '$build' cannot be made"
+build=$(cd "$build" && pwd)
+exec 9>"$build/lock"
+if ! flock --nonblock 9; then
+  echo "perf gate: waiting for another gate that works in $build" >&2
+  flock 9
+fi
+
+log=$build/log
+# cmake_build SOURCE FOLDER TARGET SETTING...: silent; what the tools say is in $log.
+cmake_build() {
+  local generator=()
+  if [[ ! -e $2/CMakeCache.txt ]] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
+  cmake -S "$1" -B "$2" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release "${@:4}" >"$log" 2>&1 &&
+    cmake --build "$2" --target "$3" --parallel "$(nproc)" >>"$log" 2>&1
+}
+
+# Libraries are kept by commit and by what compiles them: a base built by another compiler is no base.
+compiler=$({ "${CC:-cc}" --version && "${CXX:-c++}" --version && echo "${CFLAGS-} / ${CXXFLAGS-}"; } 2>/dev/null | cksum | cut -d ' ' -f 1 || true)
+
+# build_library SOURCE FOLDER NAME: leaves the path of the shared library in $library.
+build_library() {
+  echo "perf gate: building $3" >&2
+  if ! cmake_build "$1" "$2" mha_shared -DMHA_TESTS=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF -DMHA_OPENBLAS=OFF -DMHA_INSTALL=OFF; then
+    grep -E 'error|Error' "$log" | head -n 20 >&2 || true
+    cannot_measure "$3 does not build; all that the compiler said is in $log"
+  fi
+  library=$(find "$2" -name libmha.so -print -quit)
+  [[ $library ]] || cannot_measure "$3 builds no libmha.so"
+}
+
+# resolve VERSION: leaves the path of its library in $library and what to call it in $name.
+resolve() {
+  name=$1
+  if [[ -f $1 ]]; then
+    library=$1
+    return
+  fi
+  git -C "$root" rev-parse --git-dir >/dev/null 2>&1 || cannot_measure "'$1' is no file, and $root is no git repository that could have such a revision"
+  local commit folder
+  commit=$(git -C "$root" rev-parse --verify --quiet "$1^{commit}") ||
+    cannot_measure "'$1' is neither a file nor a revision of this repository (a clone of depth 1 has no older ones: git fetch --unshallow)"
+  folder=$build/$commit-$compiler
+  name="$1 (${commit:0:10})"
+  if [[ ! -e $folder/libmha.so ]]; then
+    rm -rf "$folder" && mkdir -p "$folder/source"
+    git -C "$root" archive "$commit" | tar -x -C "$folder/source"
+    build_library "$folder/source" "$folder/build" "$name"
+    cp "$library" "$folder/part" && rm -rf "$folder/source" "$folder/build" && mv "$folder/part" "$folder/libmha.so"
+  fi
+  library=$folder/libmha.so
+}
+
+program=$build/program-$compiler
+cmake_build "$root/tools/perf_gate" "$program" mha_perf_gate || cannot_measure "the measuring program does not build; what the compiler said is in $log"
+program+=/mha_perf_gate
+[[ $is_list == no ]] || exec "$program" "${options[@]}" --list
+"$program" "${options[@]}" --list >/dev/null || exit  # what is wrong with the options is said before the libraries are built
+
+resolve "${versions[0]}"
+base=$library base_name=$name
+if ((${#versions[@]} == 2)); then
+  resolve "${versions[1]}"
+else
+  name="the working tree"
+  build_library "$root" "$build/work-$compiler" "$name"
+fi
+exec "$program" "${options[@]}" --base-name "$base_name" --new-name "$name" "$base" "$library"

@@ -1,0 +1,153 @@
+#include "counting.h"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "failure.h"
+
+// valgrind starts to count where this function begins and stops where it ends. It has a name that valgrind can find, and no copy elsewhere.
+extern "C" __attribute__((noinline, visibility("default"))) void mha_perf_gate_counted_call(const gate::Workload &workload) {
+  workload.call();
+}
+
+namespace gate {
+namespace {
+
+const char counted_call[] = "mha_perf_gate_counted_call";
+
+// A file in memory, which other processes can open by its path, and which is gone when this one ends.
+class MemoryFile {
+ public:
+  MemoryFile() : descriptor_(memfd_create("mha_perf_gate", MFD_CLOEXEC)) {
+    if (descriptor_ < 0) throw CannotMeasure(std::string("there is no memory for what valgrind writes: ") + strerror(errno));
+  }
+  ~MemoryFile() { close(descriptor_); }
+  MemoryFile(const MemoryFile &) = delete;
+  int descriptor() const { return descriptor_; }
+  std::string path() const { return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(descriptor_); }
+  std::string text() const {
+    std::ifstream file(path());
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  }
+
+ private:
+  int descriptor_;
+};
+
+// Runs a command whose output goes to a file. Returns its exit status, 127 if there is no such command.
+int run(const std::vector<std::string> &command, const MemoryFile &output) {
+  std::vector<char *> arguments;
+  for (const std::string &word : command) arguments.push_back(const_cast<char *>(word.c_str()));
+  arguments.push_back(nullptr);
+  const pid_t child = fork();
+  if (child < 0) throw CannotMeasure(std::string("no process can be started: ") + strerror(errno));
+  if (child == 0) {
+    if (dup2(output.descriptor(), STDOUT_FILENO) < 0 || dup2(output.descriptor(), STDERR_FILENO) < 0) _exit(126);
+    execvp(arguments[0], arguments.data());
+    _exit(errno == ENOENT ? 127 : 126);
+  }
+  int status;
+  while (waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) throw CannotMeasure(std::string("valgrind cannot be waited for: ") + strerror(errno));
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+std::string path_of_this_program() {
+  char path[4096];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
+  if (length <= 0 || length == sizeof path) throw CannotMeasure("/proc does not say where this program lies, which valgrind is to run");
+  return {path, static_cast<size_t>(length)};
+}
+
+// The instructions of one call of each shape, which valgrind writes as one part of its file each.
+std::vector<uint64_t> count(const std::string &path, const std::string &name, const std::vector<Shape> &shapes) {
+  const std::string function = "mha_perf_gate_counted_call";
+  const MemoryFile profile, log;
+  std::vector<std::string> command = {"valgrind",
+                                      "--tool=callgrind",
+                                      "--collect-atstart=no",
+                                      "--toggle-collect=" + function,
+                                      "--dump-after=" + function,
+                                      "--combine-dumps=yes",
+                                      "--callgrind-out-file=" + profile.path(),
+                                      path_of_this_program(),
+                                      "--counted-calls",
+                                      path};
+  for (const Shape &shape : shapes) command.push_back(shape.text);
+  fprintf(stderr, "perf gate: counting the instructions of %zu calls of %s\n", shapes.size(), name.c_str());
+  const int status = run(command, log);
+  if (status == 127) throw CannotMeasure("valgrind, which counts the instructions, is not installed (Debian: apt-get install valgrind)");
+  if (status) throw CannotMeasure("valgrind ended with status " + std::to_string(status) + " on " + name + ":\n" + log.text());
+
+  std::vector<uint64_t> counts;
+  std::istringstream lines(profile.text());
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("totals: ", 0) == 0) counts.push_back(strtoull(line.c_str() + 8, nullptr, 10));
+  }
+  if (counts.size() == shapes.size() + 1 && counts.back() == 0) counts.pop_back();  // between the last call and the end
+  bool is_complete = counts.size() == shapes.size();
+  for (const uint64_t instructions : counts) is_complete = is_complete && instructions > 0;
+  if (!is_complete) {
+    throw CannotMeasure("valgrind has not counted each of the " + std::to_string(shapes.size()) + " calls of " + name + ":\n" + log.text());
+  }
+  return counts;
+}
+
+}  // namespace
+
+void make_counted_calls(const std::string &path, const std::vector<std::string> &lines) {
+  const std::vector<Library> library = {load_library(path, path)};
+  for (const std::string &line : lines) {
+    Workload workload(parse_shape(line), library);
+    workload.use(0);
+    mha_perf_gate_counted_call(workload);
+  }
+}
+
+std::vector<Result> count_instructions(std::vector<Shape> shapes, const std::vector<Library> &libraries, const std::string paths[2],
+                                       double threshold) {
+  for (Shape &shape : shapes) {
+    if (shape.threads > 1)
+      throw CannotMeasure("the shape '" + shape.text + "' has several threads; instructions are counted of one thread");
+    if (shape.instruction_set == MHA_INSTRUCTION_SET_AVX512) {
+      throw CannotMeasure("the shape '" + shape.text + "' wants AVX-512, which valgrind does not know; leave instruction_set out for AVX2");
+    }
+    if (shape.instruction_set == MHA_INSTRUCTION_SET_AUTO) {
+      shape.instruction_set = MHA_INSTRUCTION_SET_AVX2;
+      shape.text += " instruction_set=avx2";
+    }
+    for (const Library &library : libraries) {
+      if (library.instruction_sets() >> shape.instruction_set & 1) continue;
+      throw CannotMeasure("the shape '" + shape.text + "' needs an instruction set that this machine or " + library.name +
+                          " does not have");
+    }
+  }
+  std::vector<Result> results;
+  for (const Shape &shape : shapes) {
+    Result result = {};
+    result.shape = shape;
+    result.difference = Workload(shape, libraries).compare();
+    results.push_back(result);
+  }
+  const std::vector<uint64_t> base = count(paths[0], libraries[0].name, shapes);
+  const std::vector<uint64_t> candidate = count(paths[1], libraries[1].name, shapes);
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    Result &result = results[i];
+    result.base_instructions = base[i];
+    result.new_instructions = candidate[i];
+    result.ratio = static_cast<double>(candidate[i]) / static_cast<double>(base[i]);
+    result.verdict = result.ratio > 1 + threshold ? Verdict::regression : Verdict::ok;
+  }
+  return results;
+}
+
+}  // namespace gate

@@ -1,0 +1,154 @@
+#include "shapes.h"
+
+#include <fstream>
+#include <sstream>
+
+#include "failure.h"
+#include "mha.h"
+
+namespace gate {
+namespace {
+
+// GPT-2's smallest model and smaller, prefill and few rows; the attention alone; one query against a long context.
+const char *const timing_lines[] = {
+    "layer B=1 n=128 D=256 H=4 causal",
+    "layer B=1 n=128 D=768 H=12 causal",
+    "layer B=1 n=512 D=768 H=12 causal",
+    "layer B=1 n=1 D=768 H=12",
+    "layer B=1 n=4 D=768 H=12",
+    "layer B=1 n=16 D=768 H=12",
+    "attention B=1 n=1024 H=4 head_dim=64",
+    "attention B=1 n=512 H=4 head_dim=128 causal",
+    "attention B=1 n=1 n_kv=1024 H=12 head_dim=64",
+};
+// An instruction takes about 50 times as long when it is counted.
+const char *const counting_lines[] = {
+    "layer B=1 n=128 D=256 H=4 causal",
+    "layer B=1 n=1 D=256 H=4",
+    "layer B=1 n=4 D=256 H=4",
+    "layer B=1 n=16 D=256 H=4",
+    "attention B=1 n=256 H=2 head_dim=64",
+    "attention B=1 n=256 H=2 head_dim=128 causal",
+};
+
+constexpr int64_t largest_dimension = INT32_MAX;
+constexpr uint32_t sets[] = {MHA_INSTRUCTION_SET_AUTO, MHA_INSTRUCTION_SET_SCALAR, MHA_INSTRUCTION_SET_AVX2, MHA_INSTRUCTION_SET_AVX512,
+                             MHA_INSTRUCTION_SET_NEON};
+const char *const set_names[] = {"auto", "scalar", "avx2", "avx512", "neon"};
+
+int64_t parse_dimension(const std::string &key, const std::string &value) {
+  size_t used = 0;
+  long long number = 0;
+  try {
+    number = std::stoll(value, &used);
+  } catch (const std::exception &) {
+    used = 0;
+  }
+  if (used == 0 || used != value.size() || number < 1 || number > largest_dimension) {
+    throw CannotMeasure("'" + key + "=" + value + "' is no size; it has to be a whole number from 1 to " +
+                        std::to_string(largest_dimension));
+  }
+  return number;
+}
+
+uint32_t parse_instruction_set(const std::string &value) {
+  for (uint32_t set : sets) {
+    if (value == set_names[set]) return set;
+  }
+  throw CannotMeasure("'" + value + "' is no instruction set; there are auto, scalar, avx2, avx512 and neon");
+}
+
+void need(const Shape &shape, int64_t value, const char *key) {
+  if (value == 0) throw CannotMeasure(std::string(shape.is_layer ? "a layer" : "attention") + " needs " + key + "=");
+}
+
+}  // namespace
+
+const char shapes_help[] =
+    "  layer      B=1 n=128 D=768 H=12 causal            mha_forward: batch, rows, width, heads\n"
+    "  attention  B=1 n=1 n_kv=1024 H=12 head_dim=64     mha_attention: queries and keys\n"
+    "Words of a line: B= (1 if not given), n=, D= (layer only), H=, kv_heads= (H=), head_dim= (layer: D/H), n_kv= (attention only; n=),\n"
+    "causal, instruction_set=auto|scalar|avx2|avx512|neon, threads= (1). '#' begins a comment.\n";
+
+Shape parse_shape(const std::string &line) {
+  std::istringstream words(line);
+  Shape shape;
+  std::string word;
+  words >> word;
+  if (word != "layer" && word != "attention") {
+    throw CannotMeasure("'" + word +
+                        "' is no kind of shape; a line begins with 'layer' or 'attention', such as 'layer B=1 n=128 D=768 H=12'");
+  }
+  shape.is_layer = word == "layer";
+  shape.text = word;
+  while (words >> word) {
+    shape.text += " " + word;
+    if (word == "causal") {
+      shape.is_causal = true;
+      continue;
+    }
+    const size_t equals = word.find('=');
+    const std::string key = word.substr(0, equals), value = equals == std::string::npos ? "" : word.substr(equals + 1);
+    int64_t *const size = key == "B"                         ? &shape.batch
+                          : key == "n"                       ? &shape.n
+                          : key == "n_kv" && !shape.is_layer ? &shape.n_kv
+                          : key == "D" && shape.is_layer     ? &shape.width
+                          : key == "H"                       ? &shape.heads
+                          : key == "kv_heads"                ? &shape.kv_heads
+                          : key == "head_dim"                ? &shape.head_dim
+                          : key == "threads"                 ? &shape.threads
+                                                             : nullptr;
+    if (equals != std::string::npos && size) {
+      *size = parse_dimension(key, value);
+    } else if (equals != std::string::npos && key == "instruction_set") {
+      shape.instruction_set = parse_instruction_set(value);
+    } else {
+      throw CannotMeasure("'" + word + "' is no word of a line that begins with '" + (shape.is_layer ? "layer" : "attention") +
+                          "'; see --help for those that are");
+    }
+  }
+  need(shape, shape.n, "n");
+  need(shape, shape.heads, "H");
+  if (shape.is_layer) need(shape, shape.width, "D");
+  if (!shape.is_layer) need(shape, shape.head_dim, "head_dim");
+  if (shape.is_layer && shape.head_dim == 0) {
+    if (shape.width % shape.heads) throw CannotMeasure("H does not divide D; give head_dim= or another number of heads");
+    shape.head_dim = shape.width / shape.heads;
+  }
+  if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
+  if (shape.n_kv == 0) shape.n_kv = shape.n;
+  return shape;
+}
+
+std::vector<Shape> read_shapes(const std::string &path) {
+  std::ifstream file(path);
+  if (!file) throw CannotMeasure("the file of shapes '" + path + "' cannot be opened");
+  std::vector<Shape> shapes;
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    line = line.substr(0, line.find('#'));
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    try {
+      shapes.push_back(parse_shape(line));
+    } catch (const CannotMeasure &wrong) {
+      throw CannotMeasure(path + ":" + std::to_string(number) + ": " + wrong.what());
+    }
+  }
+  if (file.bad()) throw CannotMeasure("the file of shapes '" + path + "' cannot be read");
+  if (shapes.empty()) throw CannotMeasure("the file '" + path + "' has no shape; a line such as 'layer B=1 n=128 D=768 H=12' is one");
+  return shapes;
+}
+
+std::vector<Shape> default_timing_shapes() {
+  std::vector<Shape> shapes;
+  for (const char *line : timing_lines) shapes.push_back(parse_shape(line));
+  return shapes;
+}
+
+std::vector<Shape> default_counting_shapes() {
+  std::vector<Shape> shapes;
+  for (const char *line : counting_lines) shapes.push_back(parse_shape(line));
+  return shapes;
+}
+
+}  // namespace gate

@@ -1,0 +1,210 @@
+#include "workload.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "failure.h"
+
+namespace gate {
+namespace {
+
+constexpr size_t large_page = 2 << 20, small_page = 4096;
+constexpr double largest_difference = 1e-3;
+
+std::unique_ptr<Memory> floats(size_t count) { return std::make_unique<Memory>(count * sizeof(float)); }
+
+std::unique_ptr<Memory> random_floats(size_t count, double scale, uint32_t seed) {
+  std::unique_ptr<Memory> memory = floats(count);
+  uint32_t state = seed;
+  for (size_t i = 0; i < count; ++i) {
+    state = state * 1664525 + 1013904223;  // a linear congruential generator, and its upper bits as a number from -1 to 1
+    memory->floats()[i] = static_cast<float>(scale * (static_cast<double>(state >> 8) * 0x1p-23 - 1));
+  }
+  return memory;
+}
+
+// In double, in which it cannot overflow. The weights as given, packed by each library, and those in use; the workspace is an estimate.
+double bytes_of(const Shape &shape, size_t num_libraries) {
+  const double rows = static_cast<double>(shape.batch) * shape.n, keys = static_cast<double>(shape.batch) * shape.n_kv;
+  const double q_width = static_cast<double>(shape.heads) * shape.head_dim, kv_width = static_cast<double>(shape.kv_heads) * shape.head_dim;
+  const double activations = rows * (2 * q_width + 2 * static_cast<double>(shape.width)) + keys * 2 * kv_width;
+  const double weights = static_cast<double>(shape.width) * (2 * q_width + 2 * kv_width);
+  return sizeof(float) * (2 * activations + weights * static_cast<double>(num_libraries + 2));
+}
+
+}  // namespace
+
+Memory::Memory(size_t bytes) {
+  const size_t page = bytes >= large_page / 2 ? large_page : small_page;
+  void *memory = nullptr;
+  if (bytes > SIZE_MAX - page || posix_memalign(&memory, page, (bytes / page + 1) * page)) throw std::bad_alloc();
+  bytes_.reset(memory);
+  if (page == large_page) madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: the system may have none
+}
+
+void Memory::Free::operator()(void *memory) const { free(memory); }
+
+Workload::Workload(const Shape &shape, const std::vector<Library> &libraries) : shape_(shape), libraries_(libraries) {
+  if (shape.threads > 1) threads_ = std::make_unique<Threads>(static_cast<uint32_t>(shape.threads));
+  output_ = floats(output_floats());
+  if (shape.is_layer) {
+    prepare_forward();
+  } else {
+    prepare_attention();
+  }
+  workspace_ = std::make_unique<Memory>(workspace_bytes_);
+  memset(workspace_->get(), 0, workspace_bytes_);
+}
+
+size_t Workload::output_floats() const {
+  return static_cast<size_t>(shape_.batch * shape_.n * (shape_.is_layer ? shape_.width : shape_.heads * shape_.head_dim));
+}
+
+void Workload::refused(size_t index, const mha_error &error) const {
+  throw CannotMeasure("the shape '" + shape_.text + "' is refused by " + libraries_[index].name + ": " + error.message);
+}
+
+void Workload::pack_layers() {
+  const int64_t q_width = shape_.heads * shape_.head_dim, kv_width = shape_.kv_heads * shape_.head_dim;
+  mha_layer_config config = {};
+  config.struct_size = sizeof config;
+  config.query_dim = shape_.width;
+  config.num_heads = shape_.heads;
+  config.num_kv_heads = shape_.kv_heads;
+  config.head_dim = shape_.head_dim;
+  const double scale = 1.7 / std::sqrt(static_cast<double>(shape_.width));
+  const std::unique_ptr<Memory> w_qkv = random_floats(static_cast<size_t>(shape_.width * (q_width + 2 * kv_width)), scale, 1),
+                                w_o = random_floats(static_cast<size_t>(q_width * shape_.width), scale, 2);
+  mha_layer_weights weights = {};
+  weights.struct_size = sizeof weights;
+  weights.w_qkv = w_qkv->floats();
+  weights.w_o = w_o->floats();
+  options_.struct_size = sizeof options_;
+  options_.instruction_set = shape_.instruction_set;
+  size_t largest = 0;
+  for (size_t index = 0; index < libraries_.size(); ++index) {
+    const Library &library = libraries_[index];
+    mha_error error;
+    size_t bytes;
+    if (library.layer_pack_size(&config, &weights, &options_, &bytes, &error)) refused(index, error);
+    packed_.push_back({bytes, std::make_unique<Memory>(bytes), std::make_unique<Memory>(library.layer_view_size())});
+    if (library.layer_pack(&config, &weights, &options_, packed_.back().bytes->get(), bytes, &error)) refused(index, error);
+    if (bytes > largest) largest = bytes;
+  }
+  packed_in_use_ = std::make_unique<Memory>(largest);
+}
+
+void Workload::use(size_t index) {
+  in_use_ = index;
+  if (!shape_.is_layer) return;
+  const Packed &packed = packed_[index];
+  memcpy(packed_in_use_->get(), packed.bytes->get(), packed.num_bytes);
+  mha_error error;
+  if (libraries_[index].layer_view(packed_in_use_->get(), packed.num_bytes, &options_, packed.storage->get(),
+                                   libraries_[index].layer_view_size(), &layer_in_use_, &error)) {
+    refused(index, error);
+  }
+}
+
+void Workload::prepare_forward() {
+  pack_layers();
+  inputs_[0] = random_floats(static_cast<size_t>(shape_.batch * shape_.n * shape_.width), 1, 3);
+  forward_.struct_size = sizeof forward_;
+  forward_.batch = shape_.batch;
+  forward_.n_q = shape_.n;
+  forward_.query = inputs_[0]->floats();
+  forward_.output = output_->floats();
+  forward_.is_causal = shape_.is_causal;
+  if (threads_) forward_.scheduler = threads_->scheduler();
+  for (size_t index = 0; index < libraries_.size(); ++index) {
+    mha_error error;
+    size_t bytes;
+    use(index);
+    if (libraries_[index].forward_workspace(layer_in_use_, &forward_, &bytes, &error)) refused(index, error);
+    if (bytes > workspace_bytes_) workspace_bytes_ = bytes;
+  }
+}
+
+void Workload::prepare_attention() {
+  inputs_[0] = random_floats(static_cast<size_t>(shape_.batch * shape_.n * shape_.heads * shape_.head_dim), 1, 1);
+  for (uint32_t i = 1; i < 3; ++i) {
+    inputs_[i] = random_floats(static_cast<size_t>(shape_.batch * shape_.n_kv * shape_.kv_heads * shape_.head_dim), 1, i + 1);
+  }
+  attention_.struct_size = sizeof attention_;
+  attention_.batch = shape_.batch;
+  attention_.n_q = shape_.n;
+  attention_.n_kv = shape_.n_kv;
+  attention_.num_heads = shape_.heads;
+  attention_.num_kv_heads = shape_.kv_heads;
+  attention_.head_dim = shape_.head_dim;
+  attention_.q = inputs_[0]->get();
+  attention_.k = inputs_[1]->get();
+  attention_.v = inputs_[2]->get();
+  attention_.output = output_->get();
+  attention_.is_causal = shape_.is_causal;
+  attention_.instruction_set = shape_.instruction_set;
+  if (threads_) attention_.scheduler = threads_->scheduler();
+  for (size_t index = 0; index < libraries_.size(); ++index) {
+    mha_error error;
+    size_t bytes;
+    if (libraries_[index].attention_workspace(&attention_, &bytes, &error)) refused(index, error);
+    if (bytes > workspace_bytes_) workspace_bytes_ = bytes;
+  }
+}
+
+void Workload::call() const {
+  const Library &library = libraries_[in_use_];
+  mha_error error;
+  const mha_status status = shape_.is_layer ? library.forward(layer_in_use_, &forward_, workspace_->get(), workspace_bytes_, &error)
+                                            : library.attention(&attention_, workspace_->get(), workspace_bytes_, &error);
+  if (status) refused(in_use_, error);
+}
+
+Difference Workload::compare() {
+  const size_t count = output_floats();
+  const float *const output = output_->floats();
+  memset(output_->get(), 0xff, count * sizeof(float));  // NaN, which no call leaves behind
+  use(0);
+  call();
+  const std::vector<float> base(output, output + count);
+  memset(output_->get(), 0xff, count * sizeof(float));
+  use(1);
+  call();
+  Difference difference = {memcmp(base.data(), output, count * sizeof(float)) == 0, 0};
+  double largest = 0;
+  bool is_finite = true;
+  for (size_t i = 0; i < count; ++i) {
+    is_finite = is_finite && std::isfinite(base[i]) && std::isfinite(output[i]);
+    largest = std::fmax(largest, std::fabs(base[i]));
+    difference.relative = std::fmax(difference.relative, std::fabs(static_cast<double>(base[i]) - output[i]));
+  }
+  if (difference.relative > 0) difference.relative /= largest;
+  if (!is_finite || difference.relative > largest_difference) {
+    char what[64];
+    snprintf(what, sizeof what, "differ by %.2g of the largest element", difference.relative);
+    throw CannotMeasure("the outputs of " + libraries_[0].name + " and " + libraries_[1].name + " for the shape '" + shape_.text + "' " +
+                        (is_finite ? what : "are not all finite") +
+                        ", so they do not compute the same function; their speeds cannot be compared");
+  }
+  return difference;
+}
+
+void check_memory(const std::vector<Shape> &shapes, size_t num_libraries) {
+  const double available = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  double bytes = 0;
+  for (const Shape &shape : shapes) {
+    bytes += bytes_of(shape, num_libraries);
+    if (bytes <= available / 2) continue;
+    char what[96];
+    snprintf(what, sizeof what, "%.3g GB, more than half of this machine's %.3g GB", bytes * 1e-9, available * 1e-9);
+    throw CannotMeasure("the shapes up to '" + shape.text + "' need about " + what + "; take smaller or fewer shapes");
+  }
+}
+
+}  // namespace gate
