@@ -58,7 +58,8 @@ mha_status mha_layer_pack_size(const mha_layer_config *c, const mha_layer_weight
   strcpy(e->message, "there are no layers here");
   return 3;
 }
-mha_status mha_layer_pack(const mha_layer_config *c, const mha_layer_weights *w, const mha_layer_options *o, void *b, size_t n, mha_error *e) {
+mha_status mha_layer_pack(const mha_layer_config *c, const mha_layer_weights *w, const mha_layer_options *o, void *b, size_t n,
+                          mha_error *e) {
   return 3;
 }
 size_t mha_layer_view_size(void) { return 1; }
@@ -143,7 +144,8 @@ def prepare(arguments):
         shutil.copytree(arguments.source / folder, repository / folder)
     for file in ("CMakeLists.txt", "tools/perf_gate.sh"):
         shutil.copy(arguments.source / file, repository / file)
-    git = ["git", "-C", repository, "-c", "user.name=perf_gate_test", "-c", "user.email=perf_gate_test@localhost", "-c", "core.hooksPath=/dev/null"]
+    settings = ["user.name=perf_gate_test", "user.email=perf_gate_test@localhost", "core.hooksPath=/dev/null"]
+    git = ["git", "-C", repository, *(word for setting in settings for word in ("-c", setting))]
     must(*git, "init", "--quiet")
 
     def commit(tag):
@@ -226,7 +228,8 @@ def bad_input(gate, arguments):
     for line, sentence in (
             ("latency n=1", "'latency' is no kind of shape"), ("layer n=0 D=768 H=12", "'n=0' is no size"),
             ("layer n=1 D=768 H=12 n_kv=3", "'n_kv=3' is no word"), ("layer n=1 D=768", "a layer needs H="),
-            ("layer n=1 D=768 H=10", "H does not divide D"), ("attention n=1 H=1 head_dim=8 instruction_set=sse", "'sse' is no instruction set"),
+            ("layer n=1 D=768 H=10", "H does not divide D"),
+            ("attention n=1 H=1 head_dim=8 instruction_set=sse", "'sse' is no instruction set"),
             ("attention n=2147483647 H=2147483647 head_dim=64", "more than half of this machine's"),
             ("attention n=1 H=1 head_dim=16 threads=100000", "more threads than this machine"),
             ("layer n=1 D=768 H=12", "there are no layers here")):  # says the stub
@@ -241,7 +244,7 @@ def main():
                                      epilog="example: perf_gate_test.py prepare --source . --work /tmp/perf_gate")
     parser.add_argument("test", choices=["prepare", "count", "time", "bad_input"])
     parser.add_argument("--source", type=pathlib.Path, required=True, help="the folder of mha")
-    parser.add_argument("--work", type=pathlib.Path, required=True, help="a folder to work in; prepare empties it, the others need what it made")
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="a folder to work in, which prepare empties and fills")
     parser.add_argument("--cc", default="cc", help="the C compiler")
     arguments = parser.parse_args()
     if arguments.test == "prepare":

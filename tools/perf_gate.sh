@@ -11,9 +11,9 @@ working tree. Only the C interface is used, so that any two versions with the sa
 
 Measured by time, both are loaded into one process and called in turns, shape by shape in random order, round by round. A shape is slower
 if both hold: the median over the rounds of new time / base time is at least 1 + the threshold, and the ranges are apart. A range goes from
-a library's fastest round to its median round, for what disturbs a machine only ever adds time. If the 95% interval of the median ratio
-reaches the threshold and is wider than it, more rounds follow, up to four times as many; if that does not help, the answer is that it is
-too noisy to say. One thread is timed by its processor time, several threads by the clock.
+a library's fastest round to its median round, for what disturbs a machine only ever adds time. If the median is slower and the ranges are
+not apart, or if the 95% interval of the median reaches the threshold and is wider than it, more rounds follow, up to four times as many;
+if that does not help, the answer is that it is too noisy to say. One thread is timed by its processor time, several threads by the clock.
 
 By --count, the instructions of one call of each shape are counted by valgrind, which knows AVX2 and not AVX-512. There is no noise.
 
@@ -87,7 +87,8 @@ cmake_build() {
 }
 
 # Libraries are kept by commit and by what compiles them: a base built by another compiler is no base.
-compiler=$({ "${CC:-cc}" --version && "${CXX:-c++}" --version && echo "${CFLAGS-} / ${CXXFLAGS-}"; } 2>/dev/null | cksum | cut -d ' ' -f 1 || true)
+compilers() { "${CC:-cc}" --version && "${CXX:-c++}" --version && echo "${CFLAGS-} / ${CXXFLAGS-}"; }
+compiler=$(compilers 2>/dev/null | cksum | cut -d ' ' -f 1 || true)
 
 # build_library SOURCE FOLDER NAME: leaves the path of the shared library in $library.
 build_library() {
@@ -107,12 +108,14 @@ resolve() {
     library=$1
     return
   fi
-  git -C "$root" rev-parse --git-dir >/dev/null 2>&1 || cannot_measure "'$1' is no file, and $root is no git repository that could have such a revision"
+  git -C "$root" rev-parse --git-dir >/dev/null 2>&1 ||
+    cannot_measure "'$1' is no file, and $root is no git repository that could have such a revision"
   local commit folder
   commit=$(git -C "$root" rev-parse --verify --quiet "$1^{commit}") ||
     cannot_measure "'$1' is neither a file nor a revision of this repository (a clone of depth 1 has no older ones: git fetch --unshallow)"
   folder=$build/$commit-$compiler
-  name="$1 (${commit:0:10})"
+  name=${commit:0:10}
+  [[ $commit == "$1"* ]] || name="$1 ($name)"
   if [[ ! -e $folder/libmha.so ]]; then
     rm -rf "$folder" && mkdir -p "$folder/source"
     git -C "$root" archive "$commit" | tar -x -C "$folder/source"
@@ -123,7 +126,8 @@ resolve() {
 }
 
 program=$build/program-$compiler
-cmake_build "$root/tools/perf_gate" "$program" mha_perf_gate || cannot_measure "the measuring program does not build; what the compiler said is in $log"
+cmake_build "$root/tools/perf_gate" "$program" mha_perf_gate ||
+  cannot_measure "the measuring program does not build; all that the compiler said is in $log"
 program+=/mha_perf_gate
 [[ $is_list == no ]] || exec "$program" "${options[@]}" --list
 "$program" "${options[@]}" --list >/dev/null || exit  # what is wrong with the options is said before the libraries are built

@@ -13,7 +13,11 @@ The tests of the build by g++ come last, so that the closing lines are those of 
   build-clang/     clang, Release: the library and its tests
   build-aarch64/   cross-compiled for AArch64: the library and its tests, under emulation
 
-  --quick      build/ only
+Then tools/perf_gate.sh compares the working tree with the commit before HEAD (or, where MHA_PERF_GATE_BASE names a revision, with what HEAD
+and that one have in common). More instructions are a failure, unless a commit since then has the line "Perf-Gate: expected" at the end of
+its message; more time is only reported.
+
+  --quick      build/ only, and no performance gate
   --all        also the checks of the object files in build-debug/ and build-minsizerel/, and the tests in build-sanitize/,
                instrumented to find wrong addresses and undefined behaviour
   --no-setup   install nothing
@@ -90,6 +94,27 @@ if [[ $matrix == all ]]; then
   build build-sanitize
   MHA_TEST_ROUNDS=0.3 run_tests build-sanitize
 fi
+
+perf_gate() {
+  local base=HEAD~1 gate=0
+  [[ -z ${MHA_PERF_GATE_BASE-} ]] || base=$(git merge-base HEAD "$MHA_PERF_GATE_BASE" 2>/dev/null) || base=$MHA_PERF_GATE_BASE
+  say "performance against $base"
+  if ! git rev-parse --verify --quiet "$base^{commit}" >/dev/null; then
+    echo "performance gate skipped: there is no revision $base here (a clone of depth 1 has no older ones: git fetch --unshallow)"
+    return
+  fi
+  tools/perf_gate.sh --count "$base" || gate=$?
+  if ((gate == 4)); then
+    echo "performance gate skipped: it could not count; the reason stands above"
+  elif ((gate)) && git log --format='%(trailers:key=Perf-Gate,valueonly)' "$base..HEAD" | grep -xF expected >/dev/null; then
+    echo "performance gate: these instructions are expected, says a commit since $base"
+  elif ((gate)); then
+    failed+=("the performance gate")
+  fi
+  say "times against $base, which decide nothing here"
+  tools/perf_gate.sh "$base" || true
+}
+[[ $matrix == quick ]] || perf_gate
 
 others=("${failed[@]}")
 run_tests build

@@ -21,8 +21,6 @@ extern "C" __attribute__((noinline, visibility("default"))) void mha_perf_gate_c
 namespace gate {
 namespace {
 
-const char counted_call[] = "mha_perf_gate_counted_call";
-
 // A file in memory, which other processes can open by its path, and which is gone when this one ends.
 class MemoryFile {
  public:

@@ -19,11 +19,11 @@ namespace {
 const char usage[] =
     "mha_perf_gate [OPTION...] BASE.so NEW.so\n"
     "\n"
-    "Says whether NEW is slower than BASE, both libmha.so of any version with this major number. tools/perf_gate.sh --help says more.\n"
+    "Says whether NEW is slower than BASE, both libmha.so of any version with this major number.\n"
     "\n"
     "  --count            count instructions of the AVX2 kernels under valgrind, instead of measuring time\n"
     "  --shapes FILE      what is measured, a line each; without it a list that is built in\n"
-    "  --threshold P      how much slower is a regression: 5%% (the default), with --count 1%%\n"
+    "  --threshold P      how much slower is a regression: 5% (the default), with --count 1%\n"
     "  --rounds N         rounds of measurements, at least 7 (default: 15); shapes that these leave open get up to 4 N\n"
     "  --json FILE        writes all results, with every round's times\n"
     "  --markdown FILE    appends the table, for a job summary\n"
@@ -31,9 +31,10 @@ const char usage[] =
     "  --base-name NAME   what BASE is called in the reports; likewise --new-name\n"
     "  --help             this text\n"
     "\n"
-    "Lines of a shapes file, for example:\n%s\n"
+    "tools/perf_gate.sh --help says what the lines of a shapes file are, and what decides about a regression.\n"
+    "\n"
     "Example:\n"
-    "  mha_perf_gate old/libmha.so new/libmha.so --threshold 10%%\n"
+    "  mha_perf_gate old/libmha.so new/libmha.so --threshold 10%\n"
     "\n"
     "Exit status: 0 no regression, 1 regression, 2 wrong usage, 3 too noisy to say, 4 cannot measure.\n";
 
@@ -133,7 +134,7 @@ int compare(const Options &options) {
 int run(const std::vector<std::string> &arguments) {
   for (const std::string &argument : arguments) {
     if (argument != "--help" && argument != "-h") continue;
-    printf(usage, shapes_help);
+    fputs(usage, stdout);
     return 0;
   }
   // What valgrind is given to run, by counting.cpp.

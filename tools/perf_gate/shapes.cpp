@@ -64,12 +64,6 @@ void need(const Shape &shape, int64_t value, const char *key) {
 
 }  // namespace
 
-const char shapes_help[] =
-    "  layer      B=1 n=128 D=768 H=12 causal            mha_forward: batch, rows, width, heads\n"
-    "  attention  B=1 n=1 n_kv=1024 H=12 head_dim=64     mha_attention: queries and keys\n"
-    "Words of a line: B= (1 if not given), n=, D= (layer only), H=, kv_heads= (H=), head_dim= (layer: D/H), n_kv= (attention only; n=),\n"
-    "causal, instruction_set=auto|scalar|avx2|avx512|neon, threads= (1). '#' begins a comment.\n";
-
 Shape parse_shape(const std::string &line) {
   std::istringstream words(line);
   Shape shape;
@@ -104,7 +98,7 @@ Shape parse_shape(const std::string &line) {
       shape.instruction_set = parse_instruction_set(value);
     } else {
       throw CannotMeasure("'" + word + "' is no word of a line that begins with '" + (shape.is_layer ? "layer" : "attention") +
-                          "'; see --help for those that are");
+                          "'; see tools/perf_gate.sh --help for those that are");
     }
   }
   need(shape, shape.n, "n");

@@ -17,10 +17,7 @@ struct Shape {
   int64_t threads = 1;
 };
 
-// What --help says about the lines.
-extern const char shapes_help[];
-
-// The shape that a line describes; throws CannotMeasure with a sentence that says what is wrong with it.
+// The shape that a line describes, as tools/perf_gate.sh --help says; throws CannotMeasure with a sentence that says what is wrong with it.
 Shape parse_shape(const std::string &line);
 
 // All shapes of a file, at least one.

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "failure.h"
 
@@ -43,7 +42,9 @@ double bytes_of(const Shape &shape, size_t num_libraries) {
 Memory::Memory(size_t bytes) {
   const size_t page = bytes >= large_page / 2 ? large_page : small_page;
   void *memory = nullptr;
-  if (bytes > SIZE_MAX - page || posix_memalign(&memory, page, (bytes / page + 1) * page)) throw std::bad_alloc();
+  if (bytes > SIZE_MAX - page || posix_memalign(&memory, page, (bytes / page + 1) * page)) {
+    throw CannotMeasure("there is no memory for a block of " + std::to_string(bytes) + " bytes; take smaller or fewer shapes");
+  }
   bytes_.reset(memory);
   if (page == large_page) madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: the system may have none
 }
