@@ -53,7 +53,7 @@ static double now(void) {
 }
 
 uint32_t mha_version(void) { return VERSION; }
-uint32_t mha_instruction_sets(void) { return ~0u; }
+uint32_t mha_instruction_sets(void) { return SETS; }
 mha_status mha_layer_pack_size(const mha_layer_config *c, const mha_layer_weights *w, const mha_layer_options *o, size_t *b, mha_error *e) {
   strcpy(e->message, "there are no layers here");
   return 3;
@@ -195,11 +195,11 @@ def time(gate, arguments):
 def bad_input(gate, arguments):
     """Each thing that cannot be measured is a sentence and a status of its own, and no number."""
 
-    def library(name, version=100, output="1.0f", even=6.4, odd=6.4):
+    def library(name, version=100, sets="~0u", output="1.0f", even=6.4, odd=6.4):
         source, path = gate.work / f"{name}.c", gate.work / f"{name}.so"
         source.write_text(stub)
         must(arguments.cc, "-shared", "-fPIC", "-I", gate.work / "repository" / "include", f"-DVERSION={version}", f"-DOUTPUT={output}",
-             f"-DEVEN={even}", f"-DODD={odd}", source, "-o", path)
+             f"-DSETS={sets}", f"-DEVEN={even}", f"-DODD={odd}", source, "-o", path)
         return path
 
     steady = library("steady")
@@ -237,6 +237,8 @@ def bad_input(gate, arguments):
     gate(4, "--shapes", gate.shapes("layer n=1 D=768"), steady, steady, says="shapes.txt:2: ")
     gate(4, "--count", "--shapes", gate.shapes("attention n=1 H=1 head_dim=16 instruction_set=avx512"), steady, steady,
          says="which valgrind does not know")
+    gate(4, "--count", "--shapes", gate.shapes("attention n=1 H=1 head_dim=16"), steady, library("scalar", sets="2u"),
+         says="needs an instruction set that")
 
 
 def main():
