@@ -123,10 +123,24 @@ inline void pack_values(const float *rows, int64_t row_stride, int64_t count, in
   }
 }
 
+// Where the rows of this unit's head begin; packed ones follow each other without gaps, whatever their order within a block.
+MHA_INLINE const float *head_of(const Unit &unit, const KeyValueSource &source) {
+  return source.base + unit.sequence * source.batch_stride + unit.kv_head * source.head_stride;
+}
+
+// Asks for the rows [begin, end) of a chunk that comes later. (Inlined by force, like prefetch_queries.)
+MHA_INLINE void prefetch_keys(const Unit &unit, const KeyValueSource &source, int64_t width, int64_t begin, int64_t end) {
+  const int64_t stride = source.is_packed ? width : source.row_stride;
+  const float *row = head_of(unit, source) + begin * stride;
+  for (int64_t j = begin; j < end; ++j, row += stride) {
+    for (int64_t k = 0; k < width; k += 16) __builtin_prefetch(row + k, 0, 2);
+  }
+}
+
 // The keys of a chunk from position `begin` on, of which the first `count` are needed.
 inline const float *keys_of(const Unit &unit, int64_t begin, int64_t count) {
   const KeyValueSource &k = unit.call.k;
-  const float *const head = k.base + unit.sequence * k.batch_stride + unit.kv_head * k.head_stride;
+  const float *const head = head_of(unit, k);
   if (k.is_packed) return head + begin * unit.call.head_dim;
   float *const blocks = unit.scratch + unit.call.scratch.keys;
   pack_keys(head + begin * k.row_stride, k.row_stride, count, unit.call.head_dim, blocks);
@@ -136,7 +150,7 @@ inline const float *keys_of(const Unit &unit, int64_t begin, int64_t count) {
 template <class V>
 inline const float *values_of(const Unit &unit, int64_t begin, int64_t count) {
   const KeyValueSource &v = unit.call.v;
-  const float *const head = v.base + unit.sequence * v.batch_stride + unit.kv_head * v.head_stride;
+  const float *const head = head_of(unit, v);
   if (v.is_packed) return head + begin * unit.call.head_dim_v_padded;
   float *const rows = unit.scratch + unit.call.scratch.values;
   pack_values<V>(head + begin * v.row_stride, v.row_stride, count, unit.call.head_dim_v, unit.call.head_dim_v_padded, rows);
@@ -443,6 +457,7 @@ void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t qu
     // Without keys there may be no arrays; any address will do then.
     Chunk chunk = {begin, unit.scratch, unit.scratch};
     if (count > 0) chunk = {begin, keys_of(unit, begin, count), values_of<V>(unit, begin, count)};
+    const int64_t next = begin + chunk_keys, next_count = greater(0, smaller(chunk_keys, limit - next));
     int64_t slot = slots_before(c), first = unit.num_rows;
     for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
       const int64_t end = smaller(row + tile_rows, unit.num_rows);
@@ -451,6 +466,10 @@ void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t qu
         copy_queries<V>(unit, row, end);
         prefetch_queries(unit, end, smaller(end + tile_rows, unit.num_rows));
       }
+      // A tile's share of the next chunk is on its way from the memory while the tile is computed.
+      const int64_t share_begin = next + next_count * row / unit.num_rows, share_end = next + next_count * end / unit.num_rows;
+      prefetch_keys(unit, call.k, call.head_dim, share_begin, share_end);
+      prefetch_keys(unit, call.v, call.head_dim_v, share_begin, share_end);
       first = smaller(first, row);
       attend_tile_of<V, tile_rows>(end - row, unit, chunk, row, slot);
     }
