@@ -18,8 +18,8 @@ Examples:
 TEXT
 }
 
-packages=(cmake ninja-build g++ libxsimd-dev libopenblas-dev libbenchmark-dev libgtest-dev googletest pkg-config libcli11-dev
-  nlohmann-json3-dev python3 git valgrind)
+packages=(cmake ninja-build g++ libxsimd-dev libopenblas-dev libpthreadpool-dev libbenchmark-dev libgtest-dev googletest pkg-config
+  libcli11-dev nlohmann-json3-dev python3 git valgrind)
 
 for argument in "$@"; do
   case $argument in

@@ -44,7 +44,7 @@ for argument in "$@"; do
 done
 
 jobs=$(nproc)
-library=(-DMHA_OPENBLAS=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF)
+library=(-DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF)
 failed=()
 
 say() { printf '\n== %s (%d s so far)\n' "$*" "$SECONDS"; }
@@ -73,7 +73,7 @@ if [[ $setup == yes ]]; then
 fi
 
 # All that a user's own settings in build/ may have left out.
-configure build Release -DMHA_OPENBLAS=ON -DMHA_TOOLS=ON -DMHA_BENCH=ON -DMHA_INSTALL=ON
+configure build Release -DMHA_OPENBLAS=ON -DMHA_PTHREADPOOL=ON -DMHA_TOOLS=ON -DMHA_BENCH=ON -DMHA_INSTALL=ON
 build build
 if [[ $matrix != quick ]]; then
   configure build-clang Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "${library[@]}"

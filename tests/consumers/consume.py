@@ -110,6 +110,11 @@ class Consumer:
         program = self.compile("layer", here / "layer.c", "-DWITH_OPENBLAS", *flags, f"-Wl,-rpath,{self.library_folder()}")
         self.execute(program, "libmha.so.0", "libopenblas.so.0")
 
+    def pkg_config_pthreadpool(self):
+        flags = self.pkg_config(self.prefix, "--cflags", "--libs", "mha_pthreadpool")
+        program = self.compile("pthreadpool", here.parent / "examples" / "pthreadpool.c", *flags, f"-Wl,-rpath,{self.library_folder()}")
+        self.execute(program, "libmha.so.0", "libpthreadpool.so.0")
+
     def find_package(self, *settings):
         run([*self.configure, "-S", here / "find_package", f"-DCMAKE_PREFIX_PATH={self.prefix}", *settings], "find_package(mha) fails.")
         run([self.cmake, "--build", self.work], "A C program does not build with find_package(mha).")
@@ -124,6 +129,10 @@ class Consumer:
         self.find_package("-DWITH_OPENBLAS=ON")
         self.execute(self.work / "with_openblas", "libopenblas.so.0", *(["libmha.so.0"] if self.shared else []))
 
+    def find_package_pthreadpool(self):
+        self.find_package("-DWITH_PTHREADPOOL=ON")
+        self.execute(self.work / "with_pthreadpool", "libpthreadpool.so.0", *(["libmha.so.0"] if self.shared else []))
+
     def add_subdirectory(self):
         run([*self.configure, "-S", here / "add_subdirectory", f"-DCMAKE_CXX_COMPILER={self.cxx}", f"-DMHA_SOURCE_DIR={here.parent.parent}",
              "-DCMAKE_BUILD_TYPE=Release"], "add_subdirectory(mha) fails.")
@@ -132,7 +141,10 @@ class Consumer:
         self.execute(self.work / "with_source")
 
     def examples(self):
-        """The examples run; the first C block of README.md is minimal.c, and the block after it what that prints."""
+        """The examples run; the first C block of README.md is minimal.c, and the block after it what that prints.
+
+        pthreadpool.c needs the optional target of that name: it is what pkg_config_pthreadpool and find_package_pthreadpool run.
+        """
         readme = (here.parent.parent / "README.md").read_text()
         blocks = re.findall(r"^```(\w+)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
         languages = [language for language, _ in blocks]
@@ -145,6 +157,8 @@ class Consumer:
             sys.exit("The C program in README.md and tests/examples/minimal.c differ. Copy the one to the other.")
         flags = self.pkg_config(self.prefix, "--cflags", "--libs", "mha")
         for source in sorted((here.parent / "examples").glob("*.c")):
+            if source.stem == "pthreadpool":
+                continue
             program = self.compile(source.stem, source, *flags, "-pthread", f"-Wl,-rpath,{self.library_folder()}")
             output = self.execute(program, "libmha.so.0")
             if source == minimal and output != printed:
@@ -152,8 +166,8 @@ class Consumer:
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("consumer", help="install, pkg_config_shared, pkg_config_static, pkg_config_openblas, find_package_mha, "
-                    "find_package_openblas, add_subdirectory or examples")
+parser.add_argument("consumer", help="install, pkg_config_shared, pkg_config_static, pkg_config_openblas, pkg_config_pthreadpool, "
+                    "find_package_mha, find_package_openblas, find_package_pthreadpool, add_subdirectory or examples")
 parser.add_argument("--work", required=True, help="the folder to work in")
 parser.add_argument("--build", required=True, help="the build folder to install from")
 parser.add_argument("--config", default="", help="the configuration to install")
