@@ -105,12 +105,17 @@ MHA_API const char *mha_instruction_set_name(uint32_t instruction_set);
 /* ---- Threads ---------------------------------------------------------------------------------------------------------------- */
 
 /*
- * The caller's threads. A call without a scheduler runs on the calling thread alone; with one it calls parallel_for a few times.
+ * The caller's threads. A call without a scheduler runs on the calling thread alone; with one it calls parallel_for a few times, from the
+ * calling thread, unless there is too little to share out.
  *
  * parallel_for(context, count, task, task_context) must run task(task_context, index) exactly once for each index in 0 .. count - 1
- * and return when all have returned and what they wrote is visible to the caller. count <= num_threads. It may use any threads,
- * in any order, even the calling thread one after the other: tasks never wait for each other and never call parallel_for.
- * Work is balanced inside, so that tasks may start late. The result does not depend on any of this.
+ * and return when all have returned; 1 <= count <= num_threads. Tasks must see what was written before the call of parallel_for, and the
+ * caller afterwards what they wrote. It may use any threads, in any order, even the calling thread one after the other: tasks never wait
+ * for each other and never call parallel_for. Work is balanced inside, so that tasks may start late. It cannot fail, and must not throw.
+ * Calls that run at the same time with the same scheduler call it at the same time.
+ *
+ * The result does not depend on any of this, if the threads have the default floating-point environment: round to nearest, subnormal
+ * numbers not flushed to zero.
  */
 typedef struct mha_scheduler {
   void *context;        /* passed to parallel_for as it is */
@@ -192,7 +197,8 @@ typedef struct mha_layer_weights {
 /*
  * A matrix product of the caller's, called as cblas_sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc) with
  * order 101 (row-major) and trans 111 (none): c [m, n] = alpha * a [m, k] * b [k, n] + beta * c. It must be callable from the thread
- * that calls mha_forward. The library touches none of its global settings.
+ * that calls mha_forward, and with it the projections use no mha_scheduler: its threads are its own. The library touches none of its
+ * global settings.
  */
 typedef void (*mha_sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
                           int ldb, float beta, float *c, int ldc);

@@ -22,17 +22,20 @@ struct Stage {
   const Kernels *kernels;
   const Attention *attention;
   float *scratch;
+  bool is_shared;  // between threads
 };
 
-// Query blocks of one head after each other, the last first: under a causal mask it has the most keys, and what comes at the end is small
-// enough to share out evenly.
+// The last query blocks come first: under a causal mask they have the most keys, and what comes at the end is small enough to share out
+// evenly. One thread takes the blocks of one head after each other, whose keys and values stay in its cache; several take the largest of
+// all heads.
 void run_unit(const void *context, int64_t unit, int64_t thread) {
   const Stage &stage = *static_cast<const Stage *>(context);
   const Attention &attention = *stage.attention;
-  const int64_t blocks = query_blocks(attention);
-  const int64_t block = blocks - 1 - unit % blocks, kv_head = unit / blocks % attention.num_kv_heads;
-  const int64_t sequence = unit / blocks / attention.num_kv_heads;
-  stage.kernels->attend(attention, sequence, kv_head, block * attention.block_queries, stage.scratch + thread * attention.scratch.floats);
+  const int64_t blocks = query_blocks(attention), heads = attention.batch * attention.num_kv_heads;
+  const int64_t head = stage.is_shared ? unit % heads : unit / blocks,
+                block = blocks - 1 - (stage.is_shared ? unit / heads : unit % blocks);
+  stage.kernels->attend(attention, head / attention.num_kv_heads, head % attention.num_kv_heads, block * attention.block_queries,
+                        stage.scratch + thread * attention.scratch.floats);
 }
 
 }  // namespace
@@ -87,7 +90,7 @@ bool plan_attention(Attention *attention, int64_t num_threads) {
 
 void run_attention(const Kernels &kernels, const Attention &attention, const mha_scheduler *scheduler, UnitCounter *counter,
                    float *scratch) {
-  const Stage stage = {&kernels, &attention, scratch};
+  const Stage stage = {&kernels, &attention, scratch, threads_of(scheduler) > 1};
   run_units(scheduler, counter, attention.batch * attention.num_kv_heads * query_blocks(attention), run_unit, &stage);
 }
 
