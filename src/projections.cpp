@@ -29,10 +29,13 @@ void group_panels(const Product &product, int64_t panels, Cut *cut) {
 
 Cut cut_of(const Product &product, int64_t num_threads) {
   const Projection &first = product.parts[0];
-  // A block of input rows stays in a level-2 cache beside the weights that pass it.
-  constexpr int64_t block_floats = 96 * 1024, multiple = 48, least_rows = 24;
-  int64_t block_rows = block_floats / first.depth / multiple * multiple;
-  if (block_rows < multiple) block_rows = multiple;
+  // A block of input rows stays in a level-2 cache beside the weights that pass it. Blocks are as equal as whole tiles allow: a small one
+  // at the end would have the weights come from the memory for little.
+  constexpr int64_t block_floats = 96 * 1024, whole_tiles = 8, least_block = 48, least_shared = 24;
+  int64_t block_rows = block_floats / first.depth;
+  if (block_rows < least_block) block_rows = least_block;
+  if (block_rows > project_block_rows) block_rows = project_block_rows;
+  if (first.rows > block_rows) block_rows = blocks_of(blocks_of(first.rows, blocks_of(first.rows, block_rows)), whole_tiles) * whole_tiles;
   // One or two rows need several panels at once to fill the registers, and few keep one busy for a short time only.
   Cut cut = {};
   cut_rows(first.rows, block_rows, &cut);
@@ -40,7 +43,7 @@ Cut cut_of(const Product &product, int64_t num_threads) {
   // Smaller units leave no thread without work.
   const int64_t wanted = num_threads > 1 ? 3 * num_threads : 1;
   while (cut.units() < wanted && cut.group_panels > 1) group_panels(product, cut.group_panels / 2, &cut);
-  for (block_rows = least(block_rows, first.rows) / 2; cut.units() < wanted && block_rows >= least_rows; block_rows /= 2) {
+  for (block_rows = least(block_rows, first.rows) / 2; cut.units() < wanted && block_rows >= least_shared; block_rows /= 2) {
     cut_rows(first.rows, block_rows, &cut);
   }
   return cut;

@@ -14,7 +14,7 @@ constexpr int64_t key_block = 16;      // keys that lie side by side, one per la
 
 // ---- Projection
 
-constexpr int64_t project_block_rows = 96;  // input rows that pass under a block of weights
+constexpr int64_t project_block_rows = 144;  // input rows that pass under a block of weights
 
 // Input rows: row i of sequence b is at base + b * batch_stride + i * row_stride.
 struct InputRows {
