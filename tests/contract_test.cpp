@@ -244,6 +244,27 @@ TEST_P(AttentionContract, EverySmallSizeEqualsTheSpecification) {
   }
 }
 
+// A unit of work has up to 384 rows, and fewer with more threads.
+TEST_P(AttentionContract, BordersOfUnitsEqualTheSpecification) {
+  Random random(2005);
+  for (const int64_t n_q : {383, 384, 385, 769}) {
+    for (const int64_t num_heads : {1, 3}) {
+      AttentionProblem problem;
+      problem.n_q = n_q;
+      problem.n_kv = 20;
+      problem.num_heads = num_heads;
+      problem.head_dim = problem.head_dim_v = 5;
+      FillNormal(&random, &problem);
+      for (const uint32_t num_threads : {1, 2, 5, 64}) {
+        const Scheduler scheduler(num_threads, support::RunBackwards);
+        AttentionCall call = PlainCall();
+        call.scheduler = scheduler.get();
+        ExpectTheSpecification(problem, call);
+      }
+    }
+  }
+}
+
 TEST_P(AttentionContract, LargestPositionMasksNothing) {
   Random random(2003);
   AttentionProblem problem;
@@ -498,6 +519,30 @@ TEST_P(LayerContract, BordersOfDotBlocksAndPanelsEqualTheSpecification) {
       problem.output_dim = 5;
       FillNormal(&random, support::kAllBiases, true, &problem);
       ExpectTheSpecification(problem, PlainForm(), LayerCall());
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// Input rows pass under the weights in blocks of up to 144, smaller ones with more threads, in tiles that are as full as can be, one block
+// of 256 terms after the other. Heads of 16 and 48 go straight to where they are wanted, those of 20 do not.
+TEST_P(LayerContract, BordersOfRowBlocksEqualTheSpecification) {
+  Random random(3004);
+  for (const int64_t n : {104, 105, 143, 144, 145, 146, 151, 289}) {
+    for (const int64_t head_dim : {16, 20, 48}) {
+      LayerProblem problem;
+      problem.n_q = problem.n_kv = n;
+      problem.query_dim = problem.key_dim = problem.value_dim = 260;
+      problem.head_dim = problem.head_dim_v = head_dim;
+      problem.num_heads = problem.num_kv_heads = 2;
+      problem.output_dim = 33;
+      FillNormal(&random, support::kAllBiases, true, &problem);
+      for (const uint32_t num_threads : {1, 40}) {
+        const Scheduler scheduler(num_threads, support::RunBackwards);
+        LayerCall call;
+        call.scheduler = scheduler.get();
+        ExpectTheSpecification(problem, PlainForm(), call);
+      }
       if (HasFailure()) return;
     }
   }

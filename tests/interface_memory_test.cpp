@@ -655,6 +655,20 @@ TEST(WorkspaceQuery, DoesNotGrowWithTheSquareOfTheLength) {
   }
 }
 
+TEST(WorkspaceQuery, NeedsLessThanAMebibytePerThreadBesideTheProjections) {
+  constexpr int64_t kLength = 16384, kWidth = 768;
+  constexpr size_t kProjections = 4 * kLength * kWidth * sizeof(float);  // q, k, v and the context
+  const LayerData layer_data(LayerShape::SelfAttention(kWidth, 12, 12, 64));
+  const ForbiddenData data;
+  for (uint32_t set : InstructionSets()) {
+    const LayerPointer layer = Create(layer_data, set);
+    for (uint32_t num_threads : {1u, 2u, 64u}) {
+      const size_t bytes = QueryForward(layer.get(), {1, kLength, kLength, num_threads, 0}, {false, false, true}, data);
+      EXPECT_LT(bytes, kProjections + num_threads * (size_t{1} << 20)) << mha_instruction_set_name(set);
+    }
+  }
+}
+
 TEST(PackSizeQuery, ReadsNoArray) {
   const ForbiddenData forbidden;
   LayerData data{LayerShape{}};
