@@ -9,7 +9,7 @@ namespace {
 
 // The most query rows of one unit, counting all query heads of the kv head, unless a single query has more. Their states fit into a level-2
 // cache. A caller's plain keys and values are brought into the packed form once per unit and chunk, which more rows make cheaper.
-constexpr int64_t packed_unit_rows = 96, plain_unit_rows = 384;
+constexpr int64_t packed_unit_rows = 96, plain_unit_rows = 768;
 
 // Fewer rows in a unit leave no thread without work; but not so few that keys and values are mostly waited for.
 constexpr int64_t units_per_thread = 3, least_unit_rows = 24;

@@ -287,13 +287,14 @@ inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64
   constexpr int B = Shape::score_blocks(R);
   const Attention &call = unit.call;
   const int64_t head_dim = call.head_dim;
-  Attending<R> keys = {{}, chunk_keys, 0, 0, reinterpret_cast<uint8_t *>(unit.scratch + call.scratch.excluded)};
+  Attending<R> keys;
   Row at = unit.row(row);
-  for (int r = 0; r < R; ++r, unit.advance(&at)) {
-    keys.counts[r] = smaller(chunk_keys, greater(0, unit.key_limit(at) - chunk.begin));
-    keys.shared = smaller(keys.shared, keys.counts[r]);
-    keys.most = greater(keys.most, keys.counts[r]);
-  }
+  MHA_UNROLL for (int r = 0; r < R; ++r, unit.advance(&at)) keys.counts[r] =
+      smaller(chunk_keys, greater(0, unit.key_limit(at) - chunk.begin));
+  keys.shared = keys.counts[0];  // later rows see more keys
+  keys.most = keys.counts[R - 1];
+  keys.rows_with_excluded = 0;
+  keys.excluded = reinterpret_cast<uint8_t *>(unit.scratch + call.scratch.excluded);
 
   float *const scores = unit.scratch + call.scratch.scores;
   RowPointers<R> q;
