@@ -7,22 +7,7 @@ constexpr const char *dimension_names[3] = {"batch", "row", "head"};
 
 }  // namespace
 
-Count span_of(const Array &array) {
-  Count span(array.width);
-  for (int i = 0; i < 3; ++i) {
-    if (array.extents[i] == 0) return Count(0);
-    span = span + Count(array.extents[i] - 1) * Count(array.strides[i]);
-  }
-  return span;
-}
-
-int64_t contiguous_stride(int64_t stride, int64_t count, int64_t inner_stride) {
-  if (stride != 0 || inner_stride < 0) return stride;
-  const Count whole = Count(count) * Count(inner_stride);
-  return whole.overflows() ? INT64_MAX : whole.value();
-}
-
-mha_status check_input(Report &report, uint32_t argument, const Array &array) {
+mha_status fail_input(Report &report, uint32_t argument, const Array &array) {
   for (int i = 0; i < 3; ++i) {
     if (array.strides[i] < 0) {
       return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s_%s_stride is %lld; strides can't be negative", array.name,
@@ -35,14 +20,10 @@ mha_status check_input(Report &report, uint32_t argument, const Array &array) {
                          dimension_names[i], static_cast<long long>(array.strides[i]), static_cast<long long>(array.width));
     }
   }
-  if ((span_of(array) * Count(sizeof(float))).overflows()) {
-    return report.fail(MHA_ERROR_TOO_LARGE, argument, "%s would be larger than memory can be", array.name);
-  }
-  return MHA_OK;
+  return report.fail(MHA_ERROR_TOO_LARGE, argument, "%s would be larger than memory can be", array.name);
 }
 
-mha_status check_output(Report &report, uint32_t argument, const Array &array) {
-  if (const mha_status status = check_input(report, argument, array)) return status;
+mha_status check_odd_output(Report &report, uint32_t argument, const Array &array) {
   for (const int64_t extent : array.extents) {
     if (extent == 0) return MHA_OK;
   }
@@ -87,14 +68,11 @@ uint64_t bytes_of_optional_outputs(const OptionalOutput *outputs, int count) {
   return bytes;
 }
 
-mha_status check_causal(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t n_q, int64_t n_kv) {
+mha_status fail_causal(Report &report, uint32_t argument, uint32_t is_causal, int64_t n_q, int64_t n_kv) {
   if (is_causal > 1) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "is_causal is %u; set it to 0 or 1", is_causal);
-  if (is_causal && !q_start && n_q > n_kv) {
-    return report.fail(MHA_ERROR_SHAPE, argument,
-                       "causal with n_q %lld > n_kv %lld would place queries before the first key; set n_kv, or give q_start",
-                       static_cast<long long>(n_q), static_cast<long long>(n_kv));
-  }
-  return MHA_OK;
+  return report.fail(MHA_ERROR_SHAPE, argument,
+                     "causal with n_q %lld > n_kv %lld would place queries before the first key; set n_kv, or give q_start",
+                     static_cast<long long>(n_q), static_cast<long long>(n_kv));
 }
 
 mha_status check_positions(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t batch) {
@@ -108,20 +86,16 @@ mha_status check_positions(Report &report, uint32_t argument, uint32_t is_causal
   return MHA_OK;
 }
 
-mha_status check_count(Report &report, uint32_t argument, const char *name, int64_t count) {
-  if (count >= 0) return MHA_OK;
+mha_status fail_count(Report &report, uint32_t argument, const char *name, int64_t count) {
   return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s is %lld; it can't be negative", name, static_cast<long long>(count));
 }
 
-mha_status check_workspace(Report &report, uint32_t argument, const char *query, const void *workspace, size_t workspace_bytes,
-                           int64_t needed) {
+mha_status fail_workspace(Report &report, uint32_t argument, const char *query, size_t workspace_bytes, int64_t needed) {
   if (workspace_bytes < static_cast<uint64_t>(needed)) {
     return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, argument + 1, "the workspace has %zu bytes, this call needs %lld; ask %s",
                        workspace_bytes, static_cast<long long>(needed), query);
   }
-  if (!workspace && needed > 0)
-    return report.fail(MHA_ERROR_NULL_POINTER, argument, "workspace is NULL; pass memory of the size that %s says", query);
-  return MHA_OK;
+  return report.fail(MHA_ERROR_NULL_POINTER, argument, "workspace is NULL; pass memory of the size that %s says", query);
 }
 
 uint64_t attending_pairs(int64_t batch, int64_t n_q, int64_t n_kv, bool is_causal, const int64_t *q_start) {

@@ -15,14 +15,48 @@ struct Array {
 };
 
 // What a stride of 0 means: count times the next inner stride. INT64_MAX if that overflows, so that the check of the whole array fails.
-int64_t contiguous_stride(int64_t stride, int64_t count, int64_t inner_stride);
+inline int64_t contiguous_stride(int64_t stride, int64_t count, int64_t inner_stride) {
+  if (stride != 0 || inner_stride < 0) return stride;
+  const Count whole = Count(count) * Count(inner_stride);
+  return whole.overflows() ? INT64_MAX : whole.value();
+}
 
 // Elements from the first to the last, or an overflow.
-Count span_of(const Array &array);
+inline Count span_of(const Array &array) {
+  Count span(array.width);
+  for (int i = 0; i < 3; ++i) {
+    if (array.extents[i] == 0) return Count(0);
+    span = span + Count(array.extents[i] - 1) * Count(array.strides[i]);
+  }
+  return span;
+}
 
-// Strides are not negative, a row does not overlap the next one, and the whole fits into memory. Outputs: no element is written twice.
-mha_status check_input(Report &report, uint32_t argument, const Array &array);
-mha_status check_output(Report &report, uint32_t argument, const Array &array);
+// The checks of a small layer must not take longer than its arithmetic. So each of those below is a few comparisons where it is called,
+// and what exactly is wrong is found out elsewhere.
+mha_status fail_input(Report &report, uint32_t argument, const Array &array);
+mha_status check_odd_output(Report &report, uint32_t argument, const Array &array);
+mha_status fail_causal(Report &report, uint32_t argument, uint32_t is_causal, int64_t n_q, int64_t n_kv);
+mha_status fail_count(Report &report, uint32_t argument, const char *name, int64_t count);
+mha_status fail_workspace(Report &report, uint32_t argument, const char *query, size_t workspace_bytes, int64_t needed);
+
+// Strides are not negative, a row does not overlap the next one, and the whole fits into memory.
+inline mha_status check_input(Report &report, uint32_t argument, const Array &array) {
+  const int64_t(&strides)[3] = array.strides;
+  const bool is_sound = strides[0] >= 0 && strides[1] >= array.width && strides[2] >= (array.extents[2] > 1 ? array.width : 0) &&
+                        !(span_of(array) * Count(sizeof(float))).overflows();
+  return is_sound ? MHA_OK : fail_input(report, argument, array);
+}
+
+// And no element is written twice: sorted by stride, each dimension steps over all of the smaller ones.
+inline mha_status check_output(Report &report, uint32_t argument, const Array &array) {
+  if (const mha_status status = check_input(report, argument, array)) return status;
+  Count covered(array.width);
+  for (int i = 2; i >= 0; --i) {
+    if (array.extents[i] > 1 && array.strides[i] < covered.value()) return check_odd_output(report, argument, array);
+    covered = covered + Count(array.extents[i] - 1) * Count(array.strides[i]);
+  }
+  return MHA_OK;
+}
 
 // An optional contiguous output; null if it was not asked for.
 struct OptionalOutput {
@@ -36,13 +70,21 @@ mha_status check_optional_outputs(Report &report, uint32_t argument, const Optio
 uint64_t bytes_of_optional_outputs(const OptionalOutput *outputs, int count);
 
 // is_causal and q_start without reading q_start; then its positions.
-mha_status check_causal(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t n_q, int64_t n_kv);
+inline mha_status check_causal(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t n_q, int64_t n_kv) {
+  const bool is_sound = is_causal == 0 || (is_causal == 1 && (q_start || n_q <= n_kv));
+  return is_sound ? MHA_OK : fail_causal(report, argument, is_causal, n_q, n_kv);
+}
 mha_status check_positions(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t batch);
 
-mha_status check_count(Report &report, uint32_t argument, const char *name, int64_t count);
+inline mha_status check_count(Report &report, uint32_t argument, const char *name, int64_t count) {
+  return count >= 0 ? MHA_OK : fail_count(report, argument, name, count);
+}
 
-mha_status check_workspace(Report &report, uint32_t argument, const char *query, const void *workspace, size_t workspace_bytes,
-                           int64_t needed);
+inline mha_status check_workspace(Report &report, uint32_t argument, const char *query, const void *workspace, size_t workspace_bytes,
+                                  int64_t needed) {
+  const bool is_sound = workspace_bytes >= static_cast<uint64_t>(needed) && (workspace || needed == 0);
+  return is_sound ? MHA_OK : fail_workspace(report, argument, query, workspace_bytes, needed);
+}
 
 // Pairs of query and key that attend, over all sequences and one head.
 uint64_t attending_pairs(int64_t batch, int64_t n_q, int64_t n_kv, bool is_causal, const int64_t *q_start);

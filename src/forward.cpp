@@ -61,9 +61,13 @@ mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
   args.output_row_stride = output.row_stride;
   if (const mha_status status = check_input(report, args_argument, array_of("query", plan->query, args.batch, shape.query_dim)))
     return status;
-  if (const mha_status status = check_input(report, args_argument, array_of("key", plan->key, args.batch, shape.key_dim))) return status;
-  if (const mha_status status = check_input(report, args_argument, array_of("value", plan->value, args.batch, shape.value_dim)))
-    return status;
+  if (args.key) {
+    if (const mha_status status = check_input(report, args_argument, array_of("key", plan->key, args.batch, shape.key_dim))) return status;
+  }
+  if (args.value) {
+    if (const mha_status status = check_input(report, args_argument, array_of("value", plan->value, args.batch, shape.value_dim)))
+      return status;
+  }
   return check_output(report, args_argument, array_of("output", output, args.batch, shape.output_dim));
 }
 
@@ -125,7 +129,6 @@ void plan_workspace(const mha_layer &layer, Plan *plan) {
 
 // All that can be known without the data: dimensions, strides, sizes.
 mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_args *given, Plan *plan) {
-  *plan = {};
   if (!layer)
     return report.fail(MHA_ERROR_NULL_POINTER, layer_argument, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
   mha_forward_args &args = plan->args;
@@ -138,11 +141,14 @@ mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_a
   if (const mha_status status = check_arrays(report, shape, plan)) return status;
   if (const mha_status status = check_causal(report, args_argument, args.is_causal, args.q_start, args.n_q, args.n_kv)) return status;
   if (const mha_status status = check_scheduler(report, args_argument, args.scheduler)) return status;
+  plan->taps = {};
   if (args.taps) {
     if (const mha_status status = read_struct(report, args_argument, "mha_taps", args.taps, &plan->taps)) return status;
   }
-  const OptionalOutputs optional = optional_outputs(shape, args, plan->taps);
-  if (const mha_status status = check_optional_outputs(report, args_argument, optional.outputs, num_optional_outputs)) return status;
+  if (args.lse || args.attention_weights || args.taps) {
+    const OptionalOutputs optional = optional_outputs(shape, args, plan->taps);
+    if (const mha_status status = check_optional_outputs(report, args_argument, optional.outputs, num_optional_outputs)) return status;
+  }
   if (const mha_status status = check_sgemm_strides(report, *layer, *plan)) return status;
 
   Attention &attention = plan->attention;
@@ -208,13 +214,13 @@ int64_t qkv_products(const mha_layer &layer, const Projection (&parts)[3], Produ
 }
 
 // x -> q | k | v -> context -> y. Nothing here can fail.
-void run(const mha_layer &layer, const Plan &plan, unsigned char *memory) {
+void run(const mha_layer &layer, Plan &plan, unsigned char *memory) {
   const LayerShape &shape = layer.shape;
   const mha_forward_args &args = plan.args;
   const mha_taps &taps = plan.taps;
   const auto floats_at = [memory](int64_t offset) { return reinterpret_cast<float *>(memory + offset); };
   UnitCounter *const counter = reinterpret_cast<UnitCounter *>(memory + plan.counter);
-  Attention attention = plan.attention;
+  Attention &attention = plan.attention;
 
   // 1. Project. A head is a column range: each lands where the attention reads it.
   const int64_t key_head_floats = blocks_of(args.n_kv, key_block) * key_block * shape.head_dim,

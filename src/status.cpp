@@ -5,10 +5,6 @@
 
 namespace mha {
 
-Report::Report(mha_error *error) : error_(error) {
-  if (error_) memset(error_, 0, sizeof *error_);
-}
-
 mha_status Report::fail(mha_status status, uint32_t argument, const char *format, ...) {
   if (error_) {
     error_->status = status;

@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "mha.h"
 
@@ -11,10 +12,16 @@ namespace mha {
 // Where a function reports: its mha_error (may be null), and the parameter that is being checked.
 class Report {
  public:
-  explicit Report(mha_error *error);  // writes success, which stands until fail
+  // Writes success, which stands until fail: what tells it, not the whole message.
+  explicit Report(mha_error *error) : error_(error) {
+    if (!error_) return;
+    error_->status = MHA_OK;
+    error_->argument = 0;
+    error_->message[0] = 0;
+  }
 
   // Writes the error and returns status: `return report.fail(...)`.
-  mha_status fail(mha_status status, uint32_t argument, const char *format, ...) __attribute__((format(printf, 4, 5)));
+  mha_status fail(mha_status status, uint32_t argument, const char *format, ...) __attribute__((cold, format(printf, 4, 5)));
 
  private:
   mha_error *error_;
@@ -28,13 +35,14 @@ class Count {
   int64_t value() const { return value_; }
 
   friend Count operator*(Count a, Count b) {
-    if (a.overflows() || b.overflows()) return Count(-1);
-    if (a.value_ != 0 && b.value_ > INT64_MAX / a.value_) return Count(-1);
-    return Count(a.value_ * b.value_);
+    int64_t product;
+    const bool overflows = __builtin_mul_overflow(a.value_, b.value_, &product) || a.overflows() || b.overflows();
+    return Count(overflows ? -1 : product);
   }
   friend Count operator+(Count a, Count b) {
-    if (a.overflows() || b.overflows() || a.value_ > INT64_MAX - b.value_) return Count(-1);
-    return Count(a.value_ + b.value_);
+    int64_t sum;
+    const bool overflows = __builtin_add_overflow(a.value_, b.value_, &sum) || a.overflows() || b.overflows();
+    return Count(overflows ? -1 : sum);
   }
 
  private:
@@ -58,7 +66,11 @@ mha_status read_struct(Report &report, uint32_t argument, const char *name, cons
                        size_t smallest_size);
 
 template <class Struct>
-mha_status read_struct(Report &report, uint32_t argument, const char *name, const Struct *given, Struct *copy) {
+inline mha_status read_struct(Report &report, uint32_t argument, const char *name, const Struct *given, Struct *copy) {
+  if (given && given->struct_size == sizeof(Struct)) {  // as most are
+    memcpy(copy, given, sizeof(Struct));
+    return MHA_OK;
+  }
   // Every struct still has the size of its first version.
   return read_struct(report, argument, name, static_cast<const void *>(given), copy, sizeof(Struct), sizeof(Struct));
 }
