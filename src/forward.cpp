@@ -182,36 +182,46 @@ Landing rows_landing(float *base, int64_t n, int64_t width) { return {Landing::K
 
 Landing tap_landing(float *tap, int64_t n, int64_t width) { return tap ? rows_landing(tap, n, width) : Landing{}; }
 
-Projection projection_of(const mha_layer &layer, MatrixName name, const InputRows &x, int64_t batch, const Landing &landing,
-                         const Landing &tap) {
-  const PackedMatrix &matrix = layer.layout.matrices[name];
-  return {x, batch * x.rows_per_sequence, matrix.depth, matrix.columns, layer.weights(name), layer.bias(name), landing, tap};
-}
-
 bool is_same(const InputRows &a, const InputRows &b) {
   return a.base == b.base && a.rows_per_sequence == b.rows_per_sequence && a.batch_stride == b.batch_stride && a.row_stride == b.row_stride;
 }
 
-// Q, K and V: one product for all that have the same input rows.
-int64_t qkv_products(const mha_layer &layer, const Projection (&parts)[3], Product *products) {
-  // A BLAS can only take matrices together that are packed side by side.
-  const bool may_share = !layer.sgemm || layer.shape.has_one_input_width();
-  int64_t count = 0;
-  for (int i = 0; i < 3; ++i) {
-    if (i > 0 && may_share && is_same(parts[i].x, parts[i - 1].x)) {
-      Product &product = products[count - 1];
-      product.parts[product.num_parts++] = parts[i];
-    } else {
-      products[count] = {};
-      products[count].parts[0] = parts[i];
-      products[count].num_parts = 1;
-      products[count].plain_weights = parts[i].panels;
-      products[count].plain_stride = layer.layout.matrices[i].stride;
-      ++count;
+// The products of a stage: one for all matrices that have the same input rows. Only what is used is written.
+class Products {
+ public:
+  explicit Products(const mha_layer &layer) : layer_(layer), count_(0) {}
+
+  void add(MatrixName name, const InputRows &x, int64_t batch, const Landing &landing, const Landing &tap) {
+    const PackedMatrix &matrix = layer_.layout.matrices[name];
+    // A BLAS can only take matrices together that are packed side by side.
+    const bool may_share = !layer_.sgemm || layer_.shape.has_one_input_width();
+    if (count_ == 0 || !may_share || !is_same(x, products_[count_ - 1].parts[0].x)) {
+      Product &product = products_[count_++];
+      product.num_parts = 0;
+      product.plain_weights = layer_.weights(name);
+      product.plain_stride = matrix.stride;
     }
+    Product &product = products_[count_ - 1];
+    Projection &part = product.parts[product.num_parts++];
+    part.x = x;
+    part.rows = batch * x.rows_per_sequence;
+    part.depth = matrix.depth;
+    part.columns = matrix.columns;
+    part.panels = layer_.weights(name);
+    part.bias = layer_.bias(name);
+    part.landing = landing;
+    part.tap = tap;
   }
-  return count;
-}
+
+  void run(const mha_scheduler *scheduler, UnitCounter *counter, float *scratch) const {
+    run_products(layer_, products_, count_, scheduler, counter, scratch);
+  }
+
+ private:
+  const mha_layer &layer_;
+  int64_t count_;
+  Product products_[3];
+};
 
 // x -> q | k | v -> context -> y. Nothing here can fail.
 void run(const mha_layer &layer, Plan &plan, unsigned char *memory) {
@@ -230,12 +240,11 @@ void run(const mha_layer &layer, Plan &plan, unsigned char *memory) {
   const Landing k_landing = {Landing::Kind::key_blocks, k, shape.num_kv_heads * key_head_floats, 0, key_head_floats, shape.head_dim};
   const Landing v_landing = {Landing::Kind::rows, v, shape.num_kv_heads * value_head_floats, attention.head_dim_v_padded, value_head_floats,
                              shape.head_dim_v};
-  const Projection qkv[3] = {
-      projection_of(layer, matrix_q, plan.query, args.batch, q_landing, tap_landing(taps.q, args.n_q, shape.q_columns())),
-      projection_of(layer, matrix_k, plan.key, args.batch, k_landing, tap_landing(taps.k, args.n_kv, shape.k_columns())),
-      projection_of(layer, matrix_v, plan.value, args.batch, v_landing, tap_landing(taps.v, args.n_kv, shape.v_columns()))};
-  Product products[3];
-  run_products(layer, products, qkv_products(layer, qkv, products), args.scheduler, counter, floats_at(plan.product));
+  Products qkv(layer);
+  qkv.add(matrix_q, plan.query, args.batch, q_landing, tap_landing(taps.q, args.n_q, shape.q_columns()));
+  qkv.add(matrix_k, plan.key, args.batch, k_landing, tap_landing(taps.k, args.n_kv, shape.k_columns()));
+  qkv.add(matrix_v, plan.value, args.batch, v_landing, tap_landing(taps.v, args.n_kv, shape.v_columns()));
+  qkv.run(args.scheduler, counter, floats_at(plan.product));
 
   // 2. Attend. Without W_O the context is the output.
   attention.q = {q, args.n_q * shape.q_columns(), shape.q_columns(), shape.head_dim};
@@ -257,12 +266,9 @@ void run(const mha_layer &layer, Plan &plan, unsigned char *memory) {
   if (!shape.has_output) return;
   const InputRows context = {attention.output, args.n_q, attention.output_batch_stride, attention.output_row_stride};
   const Landing y = {Landing::Kind::rows, args.output, args.output_batch_stride, args.output_row_stride, 0, shape.output_dim};
-  Product product = {};
-  product.parts[0] = projection_of(layer, matrix_o, context, args.batch, y, {});
-  product.num_parts = 1;
-  product.plain_weights = product.parts[0].panels;
-  product.plain_stride = layer.layout.matrices[matrix_o].stride;
-  run_products(layer, &product, 1, args.scheduler, counter, floats_at(plan.product));
+  Products output(layer);
+  output.add(matrix_o, context, args.batch, y, {});
+  output.run(args.scheduler, counter, floats_at(plan.product));
 }
 
 }  // namespace
