@@ -178,9 +178,21 @@ mha_status check_pointers(Report &report, const mha_forward_args &args) {
 
 // ---- The call
 
-Landing rows_landing(float *base, int64_t n, int64_t width) { return {Landing::Kind::rows, base, n * width, width, width, width}; }
+// Field by field into its place: to copy a struct that has just been written would have to wait for the writes.
+inline void land(Landing *to, Landing::Kind kind, float *base, int64_t batch_stride, int64_t row_stride, int64_t head_stride,
+                 int64_t head_width) {
+  to->kind = kind;
+  to->base = base;
+  to->batch_stride = batch_stride;
+  to->row_stride = row_stride;
+  to->head_stride = head_stride;
+  to->head_width = head_width;
+}
 
-Landing tap_landing(float *tap, int64_t n, int64_t width) { return tap ? rows_landing(tap, n, width) : Landing{}; }
+// Contiguous, and without heads; not at all if there is no such output.
+inline void land_rows(Landing *to, float *base, int64_t n, int64_t width) {
+  if (base) land(to, Landing::Kind::rows, base, n * width, width, width, width);
+}
 
 bool is_same(const InputRows &a, const InputRows &b) {
   return a.base == b.base && a.rows_per_sequence == b.rows_per_sequence && a.batch_stride == b.batch_stride && a.row_stride == b.row_stride;
@@ -191,7 +203,8 @@ class Products {
  public:
   explicit Products(const mha_layer &layer) : layer_(layer), count_(0) {}
 
-  void add(MatrixName name, const InputRows &x, int64_t batch, const Landing &landing, const Landing &tap) {
+  // One more matrix, which has yet to land.
+  Projection &add(MatrixName name, const InputRows &x, int64_t batch) {
     const PackedMatrix &matrix = layer_.layout.matrices[name];
     // A BLAS can only take matrices together that are packed side by side.
     const bool may_share = !layer_.sgemm || layer_.shape.has_one_input_width();
@@ -209,8 +222,8 @@ class Products {
     part.columns = matrix.columns;
     part.panels = layer_.weights(name);
     part.bias = layer_.bias(name);
-    part.landing = landing;
-    part.tap = tap;
+    part.landing.kind = part.tap.kind = Landing::Kind::none;
+    return part;
   }
 
   void run(const mha_scheduler *scheduler, UnitCounter *counter, float *scratch) const {
@@ -236,20 +249,23 @@ void run(const mha_layer &layer, Plan &plan, unsigned char *memory) {
   const int64_t key_head_floats = blocks_of(args.n_kv, key_block) * key_block * shape.head_dim,
                 value_head_floats = args.n_kv * attention.head_dim_v_padded;
   float *const q = floats_at(plan.q), *const k = floats_at(plan.k), *const v = floats_at(plan.v);
-  const Landing q_landing = rows_landing(q, args.n_q, shape.q_columns());
-  const Landing k_landing = {Landing::Kind::key_blocks, k, shape.num_kv_heads * key_head_floats, 0, key_head_floats, shape.head_dim};
-  const Landing v_landing = {Landing::Kind::rows, v, shape.num_kv_heads * value_head_floats, attention.head_dim_v_padded, value_head_floats,
-                             shape.head_dim_v};
   Products qkv(layer);
-  qkv.add(matrix_q, plan.query, args.batch, q_landing, tap_landing(taps.q, args.n_q, shape.q_columns()));
-  qkv.add(matrix_k, plan.key, args.batch, k_landing, tap_landing(taps.k, args.n_kv, shape.k_columns()));
-  qkv.add(matrix_v, plan.value, args.batch, v_landing, tap_landing(taps.v, args.n_kv, shape.v_columns()));
+  Projection &to_q = qkv.add(matrix_q, plan.query, args.batch);
+  land_rows(&to_q.landing, q, args.n_q, shape.q_columns());
+  land_rows(&to_q.tap, taps.q, args.n_q, shape.q_columns());
+  Projection &to_k = qkv.add(matrix_k, plan.key, args.batch);
+  land(&to_k.landing, Landing::Kind::key_blocks, k, shape.num_kv_heads * key_head_floats, 0, key_head_floats, shape.head_dim);
+  land_rows(&to_k.tap, taps.k, args.n_kv, shape.k_columns());
+  Projection &to_v = qkv.add(matrix_v, plan.value, args.batch);
+  land(&to_v.landing, Landing::Kind::rows, v, shape.num_kv_heads * value_head_floats, attention.head_dim_v_padded, value_head_floats,
+       shape.head_dim_v);
+  land_rows(&to_v.tap, taps.v, args.n_kv, shape.v_columns());
   qkv.run(args.scheduler, counter, floats_at(plan.product));
 
   // 2. Attend. Without W_O the context is the output.
   attention.q = {q, args.n_q * shape.q_columns(), shape.q_columns(), shape.head_dim};
-  attention.k = {k, k_landing.batch_stride, k_landing.head_stride, 0, true};
-  attention.v = {v, v_landing.batch_stride, v_landing.head_stride, 0, true};
+  attention.k = {k, shape.num_kv_heads * key_head_floats, key_head_floats, 0, true};
+  attention.v = {v, shape.num_kv_heads * value_head_floats, value_head_floats, 0, true};
   attention.output = shape.has_output ? floats_at(plan.context) : args.output;
   attention.output_batch_stride = shape.has_output ? args.n_q * shape.context_columns() : args.output_batch_stride;
   attention.output_row_stride = shape.has_output ? shape.context_columns() : args.output_row_stride;
@@ -265,9 +281,9 @@ void run(const mha_layer &layer, Plan &plan, unsigned char *memory) {
   // 3. Project.
   if (!shape.has_output) return;
   const InputRows context = {attention.output, args.n_q, attention.output_batch_stride, attention.output_row_stride};
-  const Landing y = {Landing::Kind::rows, args.output, args.output_batch_stride, args.output_row_stride, 0, shape.output_dim};
   Products output(layer);
-  output.add(matrix_o, context, args.batch, y, {});
+  land(&output.add(matrix_o, context, args.batch).landing, Landing::Kind::rows, args.output, args.output_batch_stride,
+       args.output_row_stride, 0, shape.output_dim);
   output.run(args.scheduler, counter, floats_at(plan.product));
 }
 
