@@ -252,7 +252,6 @@ Attention describe(const mha_attention_args &args, const mha_taps &taps) {
 }
 
 mha_status make_plan(Report &report, const mha_attention_args *given, Plan *plan) {
-  *plan = {};
   mha_attention_args &args = plan->args;
   if (const mha_status status = read_struct(report, args_argument, "mha_attention_args", given, &args)) return status;
   const struct {
@@ -266,6 +265,7 @@ mha_status make_plan(Report &report, const mha_attention_args *given, Plan *plan
   if (const mha_status status = check_arrays(report, &args)) return status;
   if (const mha_status status = check_options(report, args)) return status;
   if (const mha_status status = check_scheduler(report, args_argument, args.scheduler)) return status;
+  plan->taps = {};
   if (args.taps) {
     if (const mha_status status = read_struct(report, args_argument, "mha_taps", args.taps, &plan->taps)) return status;
   }
@@ -273,8 +273,10 @@ mha_status make_plan(Report &report, const mha_attention_args *given, Plan *plan
     return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
                        "the taps q, k and v are mha_forward's; leave them NULL, the caller has them already");
   }
-  const OptionalOutputs optional = optional_outputs(args, plan->taps);
-  if (const mha_status status = check_optional_outputs(report, args_argument, optional.outputs, num_optional_outputs)) return status;
+  if (args.lse || args.attention_weights || args.taps) {
+    const OptionalOutputs optional = optional_outputs(args, plan->taps);
+    if (const mha_status status = check_optional_outputs(report, args_argument, optional.outputs, num_optional_outputs)) return status;
+  }
   if (const mha_status status = choose_kernels(report, args_argument, args.instruction_set, &plan->kernels)) return status;
 
   plan->attention = describe(args, plan->taps);

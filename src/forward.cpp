@@ -15,7 +15,8 @@ constexpr uint32_t layer_argument = 1, args_argument = 2;  // of mha_forward and
 struct Plan {
   mha_forward_args args;
   mha_taps taps;
-  InputRows query, key, value;
+  InputRows query, own_key, own_value;
+  const InputRows *key, *value;  // the caller's own, or the same rows as query or key
   Attention attention;
   // Offsets into the workspace.
   int64_t counter, q, k, v, context, product, scratch;
@@ -54,18 +55,26 @@ Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t w
 mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
   mha_forward_args &args = plan->args;
   plan->query = rows_of(args.query, args.n_q, shape.query_dim, args.query_batch_stride, args.query_row_stride);
-  plan->key = args.key ? rows_of(args.key, args.n_kv, shape.key_dim, args.key_batch_stride, args.key_row_stride) : plan->query;
-  plan->value = args.value ? rows_of(args.value, args.n_kv, shape.value_dim, args.value_batch_stride, args.value_row_stride) : plan->key;
+  plan->key = &plan->query;
+  if (args.key) {
+    plan->own_key = rows_of(args.key, args.n_kv, shape.key_dim, args.key_batch_stride, args.key_row_stride);
+    plan->key = &plan->own_key;
+  }
+  plan->value = plan->key;
+  if (args.value) {
+    plan->own_value = rows_of(args.value, args.n_kv, shape.value_dim, args.value_batch_stride, args.value_row_stride);
+    plan->value = &plan->own_value;
+  }
   const InputRows output = rows_of(args.output, args.n_q, shape.output_dim, args.output_batch_stride, args.output_row_stride);
   args.output_batch_stride = output.batch_stride;
   args.output_row_stride = output.row_stride;
   if (const mha_status status = check_input(report, args_argument, array_of("query", plan->query, args.batch, shape.query_dim)))
     return status;
   if (args.key) {
-    if (const mha_status status = check_input(report, args_argument, array_of("key", plan->key, args.batch, shape.key_dim))) return status;
+    if (const mha_status status = check_input(report, args_argument, array_of("key", *plan->key, args.batch, shape.key_dim))) return status;
   }
   if (args.value) {
-    if (const mha_status status = check_input(report, args_argument, array_of("value", plan->value, args.batch, shape.value_dim)))
+    if (const mha_status status = check_input(report, args_argument, array_of("value", *plan->value, args.batch, shape.value_dim)))
       return status;
   }
   return check_output(report, args_argument, array_of("output", output, args.batch, shape.output_dim));
@@ -93,7 +102,7 @@ OptionalOutputs optional_outputs(const LayerShape &shape, const mha_forward_args
 
 mha_status check_sgemm_strides(Report &report, const mha_layer &layer, const Plan &plan) {
   if (!layer.sgemm) return MHA_OK;
-  const InputRows *const inputs[] = {&plan.query, &plan.key, &plan.value};
+  const InputRows *const inputs[] = {&plan.query, plan.key, plan.value};
   for (const InputRows *input : inputs) {
     if (input->row_stride > INT32_MAX) {
       return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "a row stride of %lld is more than sgemm can be asked for; the largest is %d",
@@ -253,10 +262,10 @@ void run(const mha_layer &layer, Plan &plan, unsigned char *memory) {
   Projection &to_q = qkv.add(matrix_q, plan.query, args.batch);
   land_rows(&to_q.landing, q, args.n_q, shape.q_columns());
   land_rows(&to_q.tap, taps.q, args.n_q, shape.q_columns());
-  Projection &to_k = qkv.add(matrix_k, plan.key, args.batch);
+  Projection &to_k = qkv.add(matrix_k, *plan.key, args.batch);
   land(&to_k.landing, Landing::Kind::key_blocks, k, shape.num_kv_heads * key_head_floats, 0, key_head_floats, shape.head_dim);
   land_rows(&to_k.tap, taps.k, args.n_kv, shape.k_columns());
-  Projection &to_v = qkv.add(matrix_v, plan.value, args.batch);
+  Projection &to_v = qkv.add(matrix_v, *plan.value, args.batch);
   land(&to_v.landing, Landing::Kind::rows, v, shape.num_kv_heads * value_head_floats, attention.head_dim_v_padded, value_head_floats,
        shape.head_dim_v);
   land_rows(&to_v.tap, taps.v, args.n_kv, shape.v_columns());
