@@ -27,15 +27,22 @@ void group_panels(const Product &product, int64_t panels, Cut *cut) {
   }
 }
 
-Cut cut_of(const Product &product, int64_t num_threads) {
-  const Projection &first = product.parts[0];
-  // A block of input rows stays in a level-2 cache beside the weights that pass it. Blocks are as equal as whole tiles allow: a small one
-  // at the end would have the weights come from the memory for little.
-  constexpr int64_t block_floats = 96 * 1024, whole_tiles = 8, least_block = 48, least_shared = 24;
-  int64_t block_rows = block_floats / first.depth;
+// A block of input rows stays in a level-2 cache beside the weights that pass it. Blocks are as equal as whole tiles allow: a small one at
+// the end would have the weights come from the memory for little.
+int64_t block_rows_of(int64_t rows, int64_t depth) {
+  constexpr int64_t block_floats = 96 * 1024, whole_tiles = 8, least_block = 48;
+  if (rows <= least_block) return least_block;  // without the divisions, which take as long as a small layer's arithmetic
+  int64_t block_rows = block_floats / depth;
   if (block_rows < least_block) block_rows = least_block;
   if (block_rows > project_block_rows) block_rows = project_block_rows;
-  if (first.rows > block_rows) block_rows = blocks_of(blocks_of(first.rows, blocks_of(first.rows, block_rows)), whole_tiles) * whole_tiles;
+  if (rows > block_rows) block_rows = blocks_of(blocks_of(rows, blocks_of(rows, block_rows)), whole_tiles) * whole_tiles;
+  return block_rows;
+}
+
+Cut cut_of(const Product &product, int64_t num_threads) {
+  constexpr int64_t least_shared = 24;
+  const Projection &first = product.parts[0];
+  int64_t block_rows = block_rows_of(first.rows, first.depth);
   // One or two rows need several panels at once to fill the registers, and few keep one busy for a short time only.
   Cut cut = {};
   cut_rows(first.rows, block_rows, &cut);
@@ -71,6 +78,16 @@ void run_unit(const void *context, int64_t unit, int64_t) {
                          least(panels_of(projection.columns), panel_begin + cut.group_panels));
 }
 
+// One thread: nothing is to be shared out.
+void run_alone(const Kernels &kernels, const Product &product) {
+  const int64_t rows = product.parts[0].rows, block_rows = block_rows_of(rows, product.parts[0].depth);
+  for (int64_t row = 0; row < rows; row += block_rows) {
+    for (int64_t part = 0; part < product.num_parts; ++part) {
+      kernels.project(product.parts[part], row, least(rows, row + block_rows), 0, panels_of(product.parts[part].columns));
+    }
+  }
+}
+
 // sgemm wants rows at one distance: those of one sequence, or of all sequences if they follow each other.
 void run_through_sgemm(const mha_layer &layer, const Product &product, float *scratch) {
   const Projection &first = product.parts[0];
@@ -103,6 +120,10 @@ void run_products(const mha_layer &layer, const Product *products, int64_t num_p
                   UnitCounter *counter, float *scratch) {
   if (layer.sgemm) {
     for (int64_t i = 0; i < num_products; ++i) run_through_sgemm(layer, products[i], scratch);
+    return;
+  }
+  if (threads_of(scheduler) == 1) {
+    for (int64_t i = 0; i < num_products; ++i) run_alone(*layer.kernels, products[i]);
     return;
   }
   Stage stage = {layer.kernels, products, {}};
