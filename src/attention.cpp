@@ -32,22 +32,23 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
   const Stage &stage = *static_cast<const Stage *>(context);
   const Attention &attention = *stage.attention;
   const int64_t blocks = query_blocks(attention), heads = attention.batch * attention.num_kv_heads;
-  const int64_t head = stage.is_shared ? unit % heads : unit / blocks,
-                block = blocks - 1 - (stage.is_shared ? unit / heads : unit % blocks);
-  stage.kernels->attend(attention, head / attention.num_kv_heads, head % attention.num_kv_heads, block * attention.block_queries,
+  const int64_t row = quotient(unit, stage.is_shared ? heads : blocks), column = unit - row * (stage.is_shared ? heads : blocks);
+  const int64_t head = stage.is_shared ? column : row, block = blocks - 1 - (stage.is_shared ? row : column);
+  const int64_t sequence = quotient(head, attention.num_kv_heads);
+  stage.kernels->attend(attention, sequence, head - sequence * attention.num_kv_heads, block * attention.block_queries,
                         stage.scratch + thread * attention.scratch.floats);
 }
 
 }  // namespace
 
 bool plan_attention(Attention *attention, int64_t num_threads) {
-  const int64_t group = attention->num_heads / attention->num_kv_heads, n_q = attention->n_q;
+  const int64_t group = quotient(attention->num_heads, attention->num_kv_heads), n_q = attention->n_q;
   attention->head_dim_v_padded = padded_width(attention->head_dim_v);
 
   // The scratch memory is that of the largest units, which does not depend on the number of threads: so a workspace for more of them serves
   // fewer, too.
   const bool is_packed = attention->k.is_packed && attention->v.is_packed;
-  const int64_t most = at_least_one((is_packed ? packed_unit_rows : plain_unit_rows) / group),
+  const int64_t most = at_least_one(quotient(is_packed ? packed_unit_rows : plain_unit_rows, group)),
                 largest = n_q < most ? at_least_one(n_q) : most;
   int64_t block = largest;
   if (num_threads > 1) {

@@ -54,8 +54,14 @@ inline Count round_up(Count count, int64_t multiple) {
   return more.overflows() ? more : Count(more.value() / multiple * multiple);
 }
 
+// a / b for a >= 0 and b > 0, without the division, which is slow, where small calls have none to do.
+inline int64_t quotient(int64_t a, int64_t b) { return a < b ? 0 : b == 1 ? a : a == b ? 1 : a / b; }
+
 // How many blocks of `size` hold `count` things; no overflow on the way.
-inline int64_t blocks_of(int64_t count, int64_t size) { return count / size + (count % size != 0); }
+inline int64_t blocks_of(int64_t count, int64_t size) {
+  const int64_t whole = quotient(count, size);
+  return whole + (whole * size != count);
+}
 
 // For sums that may wrap, as counts of operations do.
 inline uint64_t product(int64_t a, int64_t b) { return static_cast<uint64_t>(a) * static_cast<uint64_t>(b); }

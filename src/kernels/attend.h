@@ -448,7 +448,7 @@ template <class V>
 void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t query_begin, float *scratch) {
   constexpr int tile_rows = TileShape<V::size>::attend_rows;
   static_assert(tile_rows <= attend_tile_rows_max, "scratch has room for a tile");
-  const int64_t group = call.num_heads / call.num_kv_heads;
+  const int64_t group = call.num_heads == call.num_kv_heads ? 1 : call.num_heads / call.num_kv_heads;
   const int64_t queries = smaller(call.block_queries, call.n_q - query_begin);
   const Unit unit = {call, sequence, kv_head, query_begin, group, queries * group, scratch};
 
