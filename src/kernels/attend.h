@@ -202,7 +202,8 @@ struct MaskedScore {
 template <class V, int R, int B, class Take>
 MHA_INLINE void multiply_keys(int64_t blocks, RowPointers<R> q, int64_t head_dim, const float *keys, float *sums, Take &&take) {
   if (blocks == B) {
-    return multiply<R, B, key_block / V::size, V>(q, head_dim, {keys, key_block, head_dim * key_block}, sums, score_stride, take);
+    return multiply<R, B *(key_block / V::size), key_block / V::size, V>(q, head_dim, {keys, key_block, head_dim * key_block}, sums,
+                                                                         score_stride, take);
   }
   if constexpr (B > 1) multiply_keys<V, R, B - 1>(blocks, q, head_dim, keys, sums, take);
 }
@@ -254,7 +255,7 @@ template <class V, int R, int C>
 MHA_INLINE void context_columns(EvenRows<score_stride> p, const Attending<R> &keys, const float *values, int64_t width, float *o) {
   V acc[R][C];
   clear(acc);
-  accumulate<R, 1, C>(p, {values, width, 0}, 0, keys.shared, acc, NoPrefetch{});
+  accumulate<R, C, C>(p, {values, width, 0}, 0, keys.shared, acc, NoPrefetch{});
   for (int64_t j = keys.shared; j < keys.most; ++j) {
     V value[C];
     MHA_UNROLL for (int i = 0; i < C; ++i) value[i] = load<V>(values + j * width + i * V::size);

@@ -18,8 +18,8 @@ MHA_INLINE void copy(const float *from, float *to, int64_t count) {
 template <class V>
 inline void land(const Landing &to, int64_t rows_per_sequence, int64_t row, int64_t num_rows, const float *values, int64_t values_stride,
                  int64_t first_column, int64_t num_columns) {
-  const int64_t first_sequence = row / rows_per_sequence, first_position = row - first_sequence * rows_per_sequence;
-  int64_t head = first_column / to.head_width, c = first_column - head * to.head_width;
+  const int64_t first_sequence = quotient(row, rows_per_sequence), first_position = row - first_sequence * rows_per_sequence;
+  int64_t head = quotient(first_column, to.head_width), c = first_column - head * to.head_width;
   for (int64_t done = 0; done < num_columns; ++head, c = 0) {
     const int64_t count = smaller(to.head_width - c, num_columns - done);
     float *const head_base = to.base + head * to.head_stride;
@@ -76,7 +76,7 @@ MHA_INLINE void multiply_panel(const PanelTask &task, int64_t begin, int64_t vec
   const int64_t column = vector * static_cast<int64_t>(V::size);
   RowPointers<R> rows;
   MHA_UNROLL for (int r = 0; r < R; ++r) rows.row[r] = task.rows[r];
-  multiply_block<R, 1, C, V>(rows, begin, task.depth, {task.w + column, panel_columns, 0}, sums + column, panel_columns,
+  multiply_block<R, C, C, V>(rows, begin, task.depth, {task.w + column, panel_columns, 0}, sums + column, panel_columns,
                              Destination<V>{to.bias + column, to.to, to.offset + vector}, ahead);
 }
 
@@ -129,25 +129,34 @@ MHA_INLINE void land_everywhere(const Projection &p, int64_t row, int64_t num_ro
   if (p.tap.kind != Landing::Kind::none) land<V>(p.tap, p.x.rows_per_sequence, row, num_rows, results, stride, first_column, num_columns);
 }
 
-// One or two rows: as many panels side by side as fill the registers. Returns the first panel that is left.
+// Up to `lines` times 16 columns of neighbouring panels: no more than there are, for the rest would have to come from the memory too.
+template <class V, int R, int lines, class Take>
+MHA_INLINE void multiply_lines(int64_t wanted, const RowPointers<R> &rows, int64_t depth, const Columns &columns, float *sums,
+                               int64_t stride, Take take) {
+  if (wanted == lines) return multiply<R, lines * 16 / V::size, panel_columns / V::size, V>(rows, depth, columns, sums, stride, take);
+  if constexpr (lines > 1) multiply_lines<V, R, lines - 1>(wanted, rows, depth, columns, sums, stride, take);
+}
+
+// One or two rows: as many panels side by side as fill the registers.
 template <class V, int R>
-inline int64_t project_narrow(const Projection &p, int64_t row, const float *const *rows, int64_t panel, int64_t panel_end) {
+inline void project_narrow(const Projection &p, int64_t row, const float *const *rows, int64_t panel_begin, int64_t panel_end) {
   constexpr int group = TileShape<V::size>::project_panels(R);
   constexpr int64_t stride = group * panel_columns;
   alignas(64) float results[R * stride];
   RowPointers<R> pointers;
   MHA_UNROLL for (int r = 0; r < R; ++r) pointers.row[r] = rows[r];
-  for (; group > 1 && panel + group <= panel_end; panel += group) {
-    const float *const bias = p.bias + panel * panel_columns;
-    multiply<R, group, panel_columns / V::size, V>(pointers, p.depth,
-                                                   {p.panels + panel * p.depth * panel_columns, panel_columns, p.depth * panel_columns},
-                                                   results, stride, [&](V dot, int r, int i) {
-                                                     const int64_t column = i * static_cast<int>(V::size);
-                                                     store(results + r * stride + column, canonical(dot + load<V>(bias + column)));
-                                                   });
-    land_everywhere<V>(p, row, R, results, stride, panel, group);
+  for (int64_t panel = panel_begin; panel < panel_end; panel += group) {
+    const int64_t panels = smaller(group, panel_end - panel), first_column = panel * panel_columns;
+    const int64_t columns = smaller(panels * panel_columns, p.columns - first_column);
+    const float *const bias = p.bias + first_column;
+    multiply_lines<V, R, group * panel_columns / 16>((columns + 15) / 16, pointers, p.depth,
+                                                     {p.panels + first_column * p.depth, panel_columns, p.depth * panel_columns}, results,
+                                                     stride, [&](V dot, int r, int i) {
+                                                       const int64_t column = i * static_cast<int>(V::size);
+                                                       store(results + r * stride + column, canonical(dot + load<V>(bias + column)));
+                                                     });
+    land_everywhere<V>(p, row, R, results, stride, panel, panels);
   }
-  return panel;
 }
 
 // Up to project_block_rows input rows, and where their results go if that is rows too.
@@ -157,7 +166,7 @@ struct RowBlock {
   float *out[project_block_rows];
 
   MHA_INLINE RowBlock(const Projection &p, int64_t begin, int64_t end) : first(begin), count(smaller(project_block_rows, end - begin)) {
-    int64_t sequence = begin / p.x.rows_per_sequence, position = begin - sequence * p.x.rows_per_sequence;
+    int64_t sequence = quotient(begin, p.x.rows_per_sequence), position = begin - sequence * p.x.rows_per_sequence;
     for (int64_t r = 0; r < count; ++r) {
       in[r] = p.x.base + sequence * p.x.batch_stride + position * p.x.row_stride;
       out[r] = p.landing.base + sequence * p.landing.batch_stride + position * p.landing.row_stride;
@@ -181,7 +190,7 @@ inline void project_panel(const Projection &p, const RowBlock &rows, int64_t pan
   int64_t offset[panel_columns / lanes];
   float *by_way[project_block_rows];
   for (int64_t i = 0; i * lanes < columns; ++i) {
-    const int64_t column = first_column + i * lanes, head = column / p.landing.head_width;
+    const int64_t column = first_column + i * lanes, head = quotient(column, p.landing.head_width);
     offset[i] = is_direct ? head * p.landing.head_stride + column - head * p.landing.head_width : i * lanes;
   }
   for (int64_t r = 0; !is_direct && r < rows.count; ++r) by_way[r] = sums + r * panel_columns;
@@ -208,10 +217,11 @@ template <class V>
 void project(const Projection &p, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
     const RowBlock rows(p, row, row_end);
-    int64_t panel = panel_begin;
-    if (rows.count == 1) panel = project_narrow<V, 1>(p, row, rows.in, panel, panel_end);
-    if (rows.count == 2) panel = project_narrow<V, 2>(p, row, rows.in, panel, panel_end);
-    for (; panel < panel_end; ++panel) project_panel<V>(p, rows, panel);
+    if constexpr (V::size > 1) {
+      if (rows.count == 1) return project_narrow<V, 1>(p, row, rows.in, panel_begin, panel_end);
+      if (rows.count == 2) return project_narrow<V, 2>(p, row, rows.in, panel_begin, panel_end);
+    }
+    for (int64_t panel = panel_begin; panel < panel_end; ++panel) project_panel<V>(p, rows, panel);
   }
 }
 

@@ -12,6 +12,8 @@ namespace {
 
 MHA_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 MHA_INLINE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
+// a / b, but no division, which is slow, where small layers have none to do.
+MHA_INLINE int64_t quotient(int64_t a, int64_t b) { return a < b ? 0 : a / b; }
 
 // The left-hand rows, in one of two forms: at(r, k) is the multiplier of row r at k.
 template <int R>
@@ -47,18 +49,16 @@ struct Prefetch {
 };
 
 // acc[r][i] += rows[r] * columns over k in [begin, end), in order: the fused multiply-adds of the whole library.
-template <int R, int B, int C, class V, class Rows, class Ahead>
-MHA_INLINE void accumulate(Rows rows, Columns columns, int64_t begin, int64_t end, V (&acc)[R][B * C], Ahead ahead) {
+template <int R, int N, int C, class V, class Rows, class Ahead>
+MHA_INLINE void accumulate(Rows rows, Columns columns, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
   const float *w = columns.w + begin * columns.k_stride;
   for (int64_t k = begin; k < end; ++k, w += columns.k_stride) {
-    V column[B * C];
-    MHA_UNROLL for (int b = 0; b < B; ++b) {
-      MHA_UNROLL for (int c = 0; c < C; ++c) column[b * C + c] = load<V>(w + b * columns.block_stride + c * V::size);
-    }
+    V column[N];
+    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = load<V>(w + i / C * columns.block_stride + i % C * V::size);
     ahead.step(k - begin);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       const V multiplier = all<V>(rows.at(r, k));
-      MHA_UNROLL for (int i = 0; i < B * C; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
+      MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
     }
   }
 }
@@ -68,22 +68,22 @@ MHA_INLINE void clear(V (&acc)[R][N]) {
   MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = all<V>(0.0f); }
 }
 
-// One block of 256 terms, from `begin` on, of dot(rows[r], columns) as in CONTRACT.md section 2, for B blocks of C vectors each. The
+// One block of 256 terms, from `begin` on, of dot(rows[r], columns) as in CONTRACT.md section 2, for N vectors in blocks of C. The
 // blocks' results add up in `sums`; with the last one, take(dot, r, i) gets row r's columns from i * V::size on.
-template <int R, int B, int C, class V, class Rows, class Take, class Ahead>
+template <int R, int N, int C, class V, class Rows, class Take, class Ahead>
 MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, Columns columns, float *sums, int64_t sums_stride, Take &&take,
                                Ahead ahead) {
   const int64_t end = smaller(depth, begin + dot_block);
-  V acc[R][B * C];
+  V acc[R][N];
   clear(acc);
-  accumulate<R, B, C>(rows, columns, begin, end, acc, ahead);
+  accumulate<R, N, C>(rows, columns, begin, end, acc, ahead);
   const bool is_first = begin == 0, is_last = end == depth;
   if (is_first && is_last) {  // the usual case, kept free of branches
-    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < B * C; ++i) take(acc[r][i], r, i); }
+    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) take(acc[r][i], r, i); }
     return;
   }
   MHA_UNROLL for (int r = 0; r < R; ++r) {
-    MHA_UNROLL for (int i = 0; i < B * C; ++i) {
+    MHA_UNROLL for (int i = 0; i < N; ++i) {
       float *const sum = sums + r * sums_stride + i * static_cast<int>(V::size);
       const V value = is_first ? acc[r][i] : load<V>(sum) + acc[r][i];
       if (is_last)
@@ -95,11 +95,11 @@ MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, Columns 
 }
 
 // All blocks.
-template <int R, int B, int C, class V, class Rows, class Take>
+template <int R, int N, int C, class V, class Rows, class Take>
 MHA_INLINE void multiply(Rows rows, int64_t depth, Columns columns, float *sums, int64_t sums_stride, Take &&take) {
   int64_t begin = 0;
   do {
-    multiply_block<R, B, C, V>(rows, begin, depth, columns, sums, sums_stride, take, NoPrefetch{});
+    multiply_block<R, N, C, V>(rows, begin, depth, columns, sums, sums_stride, take, NoPrefetch{});
     begin += dot_block;
   } while (begin < depth);
 }
