@@ -239,7 +239,7 @@ def build_helper(library, folder):
     """The shared object around library that worker.py loads."""
     library, helper = pathlib.Path(library).resolve(), folder / "helper.so"
     run_command([os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-I", root / "include",
-                 "-I", root / "bench", parts / "helper.cpp", root / "bench" / "limits.cpp", library, f"-Wl,-rpath,{library.parent}",
+                 "-I", root / "bench", parts / "helper.cpp", root / "bench" / "probes.cpp", library, f"-Wl,-rpath,{library.parent}",
                  "-o", helper], "building the helper")
     return helper
 
