@@ -253,6 +253,7 @@ MHA_API mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha
 /*
  * Packs the weights into one block of memory that it allocates, and makes *layer over it. *layer is NULL after an error. The weights
  * may be freed afterwards. The layer belongs to the caller, who frees it by mha_layer_destroy when no call uses it any more.
+ * Without an allocator, a block of 4 MiB or more asks the system for huge pages (on Linux), by an advice that may remain without effect.
  */
 MHA_API mha_status mha_layer_create(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
                                     mha_layer **layer, mha_error *error);

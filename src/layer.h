@@ -58,7 +58,8 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
 // Checks the header of a packed buffer in constant time.
 mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, LayerShape *shape, PackedKind *kind, PackedLayout *layout);
 
-bool packed_checksum_holds(const void *buffer);
+// Of a buffer that read_packed has accepted.
+bool packed_checksum_holds(PackedKind kind, const PackedLayout &layout, const void *buffer);
 
 inline int64_t panels_of(int64_t columns) { return blocks_of(columns, panel_columns); }
 

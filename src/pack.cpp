@@ -4,13 +4,19 @@
 #include <string.h>
 
 #include "layer.h"
+#include "tiles.h"
 
 namespace mha {
 namespace {
 
 constexpr char packed_magic[8] = {'m', 'h', 'a', ' ', 'p', 'a', 'c', 'k'};
-constexpr uint32_t packed_version = 1;
+constexpr uint32_t packed_version = 2;  // 2: another checksum
 constexpr uint32_t packed_byte_order = 0x01020304u;
+
+constexpr int64_t float_bytes = sizeof(float);
+constexpr int64_t lines_per_row = panel_columns / tile_columns;  // of a panel
+
+int64_t at_most(int64_t limit, int64_t count) { return count < limit ? count : limit; }
 
 // The first bytes of a packed buffer. Everything is position-independent; offsets follow from the shape.
 struct PackedHeader {
@@ -26,33 +32,28 @@ struct PackedHeader {
   float scale;
   uint32_t has_output;
   unsigned char reserved[256 - 120];
-  uint64_t header_checksum;  // of everything before it
+  uint64_t header_checksum;  // of the header with 0 here
 };
 static_assert(sizeof(PackedHeader) == 256 && offsetof(PackedHeader, header_checksum) == 248, "the header is 4 cache lines");
 
-// A fast hash in 8 independent lanes of 8 bytes. bytes is a multiple of 8.
-uint64_t checksum(const void *data, int64_t bytes) {
-  constexpr uint64_t prime = 0x9e3779b97f4a7c15u;
-  uint64_t lanes[8];
-  for (uint64_t i = 0; i < 8; ++i) lanes[i] = (i + 1) * prime;
-  const unsigned char *from = static_cast<const unsigned char *>(data);
-  int64_t done = 0;
-  const auto mix = [&](int lane) {
-    uint64_t word;
-    memcpy(&word, from + done + 8 * lane, sizeof word);
-    lanes[lane] = (lanes[lane] ^ word) * prime;
-    lanes[lane] ^= lanes[lane] >> 32;
-  };
-  for (; done + 64 <= bytes; done += 64) {
-    for (int lane = 0; lane < 8; ++lane) mix(lane);
+// The checksum of rows of whole cache lines, tile by tile; `offset` is that of their first byte in the buffer.
+uint64_t checksum(const void *buffer, int64_t offset, int64_t num_rows, int64_t lines_per_row) {
+  const float *const first = reinterpret_cast<const float *>(static_cast<const unsigned char *>(buffer) + offset);
+  const int64_t stride = lines_per_row * tile_columns;
+  uint64_t sum = 0;
+  for (int64_t row = 0; row < num_rows; row += tile_rows) {
+    for (int64_t column = 0; column < stride; column += tile_columns) {
+      const int64_t at = row * stride + column;
+      sum += tile_checksum(first + at, stride, at_most(tile_rows, num_rows - row), static_cast<uint64_t>(offset + at * float_bytes));
+    }
   }
-  for (; done < bytes; done += 8) mix(0);
-  uint64_t sum = static_cast<uint64_t>(bytes);
-  for (const uint64_t lane : lanes) sum = ((sum ^ lane) * prime) ^ (sum >> 29);
   return sum;
 }
 
-uint64_t header_checksum(const PackedHeader &header) { return checksum(&header, offsetof(PackedHeader, header_checksum)); }
+uint64_t header_checksum(PackedHeader header) {
+  header.header_checksum = 0;
+  return checksum(&header, 0, sizeof header / 64, 1);
+}
 
 // The caller's matrix, column by column: element (k, column) is at start(column)[k * k_stride].
 struct Source {
@@ -65,6 +66,19 @@ struct Source {
   const float *start(int64_t column) const {
     if (heads) return heads[column / head_width] + column % head_width * column_stride;
     return matrix + (first_column + column) * column_stride;
+  }
+
+  // Those of a tile; none behind the last of num_columns.
+  TileColumns columns(int64_t first, int64_t num_columns) const {
+    TileColumns columns = {};
+    columns.k_stride = k_stride;
+    columns.has_contiguous_rows = true;
+    for (; columns.count < tile_columns && first + columns.count < num_columns; ++columns.count) {
+      columns.start[columns.count] = start(first + columns.count);
+      columns.has_contiguous_rows = columns.has_contiguous_rows && columns.start[columns.count] == columns.start[0] + columns.count;
+    }
+    columns.has_contiguous_rows = columns.has_contiguous_rows && columns.count == tile_columns;
+    return columns;
   }
 };
 
@@ -96,29 +110,6 @@ Source source_of(const LayerShape &shape, const mha_layer_weights &weights, Matr
   return source;
 }
 
-// Columns [first, first + count) to `out`, row k at out + k * out_stride.
-void copy_columns(const Source &source, int64_t depth, int64_t first, int64_t count, float *out, int64_t out_stride) {
-  constexpr int64_t rows_at_once = 16;  // a cache line of each column where columns are contiguous
-  for (int64_t k0 = 0; k0 < depth; k0 += rows_at_once) {
-    const int64_t k1 = k0 + rows_at_once < depth ? k0 + rows_at_once : depth;
-    for (int64_t c = 0; c < count;) {
-      const float *const start = source.start(first + c);
-      if (source.column_stride == 1) {
-        // A run of neighbouring columns: up to the end of this head's matrix.
-        int64_t run = count - c;
-        if (source.heads && run > source.head_width - (first + c) % source.head_width)
-          run = source.head_width - (first + c) % source.head_width;
-        for (int64_t k = k0; k < k1; ++k)
-          memcpy(out + k * out_stride + c, start + k * source.k_stride, static_cast<size_t>(run) * sizeof(float));
-        c += run;
-      } else {
-        for (int64_t k = k0; k < k1; ++k) out[k * out_stride + c] = start[k];
-        ++c;
-      }
-    }
-  }
-}
-
 const float *bias_of(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
   const float *const single[] = {weights.b_q, weights.b_k, weights.b_v, weights.b_o};
   if (name == matrix_o || !weights.b_qkv) return single[name];
@@ -126,17 +117,50 @@ const float *bias_of(const LayerShape &shape, const mha_layer_weights &weights, 
   return weights.b_qkv + before[name];
 }
 
-void pack_matrix(const Source &source, const PackedMatrix &matrix, PackedKind kind, unsigned char *buffer) {
+// Returns the part of the checksum if the matrix is packed in panels.
+uint64_t pack_matrix(const Source &source, const PackedMatrix &matrix, PackedKind kind, unsigned char *buffer) {
+  // Tiles side by side: a panel's; but several panels' where rows are contiguous, so that more of each is read while its page is at hand.
+  constexpr int64_t most_at_once = 8 * lines_per_row;
+  const int64_t at_once = source.column_stride == 1 ? most_at_once : lines_per_row;
+  const int64_t across = panels_of(matrix.columns) * lines_per_row;
   float *const weights = reinterpret_cast<float *>(buffer + matrix.weights_offset);
-  if (kind == PackedKind::plain_f32) return copy_columns(source, matrix.depth, 0, matrix.columns, weights, matrix.stride);
-  for (int64_t first = 0; first < matrix.columns; first += panel_columns) {
-    float *const panel = weights + first * matrix.depth;
-    const int64_t count = matrix.columns - first < panel_columns ? matrix.columns - first : panel_columns;
-    copy_columns(source, matrix.depth, first, count, panel, panel_columns);
-    for (int64_t k = 0; count < panel_columns && k < matrix.depth; ++k) {
-      memset(panel + k * panel_columns + count, 0, static_cast<size_t>(panel_columns - count) * sizeof(float));
+  uint64_t sum = 0;
+  for (int64_t first = 0; first < across; first += at_once) {
+    const int64_t count = at_most(at_once, across - first);
+    TileColumns columns[most_at_once];
+    for (int64_t i = 0; i < count; ++i) columns[i] = source.columns((first + i) * tile_columns, matrix.columns);
+    for (int64_t k = 0; k < matrix.depth; k += tile_rows) {
+      const int64_t num_rows = at_most(tile_rows, matrix.depth - k);
+      for (int64_t i = 0; i < count; ++i) {
+        if (kind == PackedKind::panels_f32) {
+          const int64_t panel = (first + i) / lines_per_row, line = (first + i) % lines_per_row;
+          const int64_t at = (panel * matrix.depth + k) * panel_columns + line * tile_columns;
+          const uint64_t offset = static_cast<uint64_t>(matrix.weights_offset + at * float_bytes);
+          sum += copy_panel_tile(columns[i], k, num_rows, weights + at, panel_columns, offset);
+        } else if (columns[i].count > 0) {
+          copy_tile(columns[i], k, num_rows, weights + k * matrix.stride + (first + i) * tile_columns, matrix.stride);
+        }
+      }
     }
   }
+  return sum;
+}
+
+uint64_t panels_checksum(const PackedLayout &layout, const void *buffer) {
+  uint64_t sum = 0;
+  for (const PackedMatrix &matrix : layout.matrices) {
+    for (int64_t panel = 0; panel < panels_of(matrix.columns); ++panel) {
+      const int64_t at = panel * matrix.depth * panel_columns;
+      sum += checksum(buffer, matrix.weights_offset + at * float_bytes, matrix.depth, lines_per_row);
+    }
+  }
+  return sum;
+}
+
+// Of all that lies behind the panels: biases; or behind the header, if the matrices are plain.
+uint64_t rest_checksum(const PackedLayout &layout, PackedKind kind, const void *buffer) {
+  const int64_t first = kind == PackedKind::panels_f32 ? layout.matrices[0].bias_offset : static_cast<int64_t>(sizeof(PackedHeader));
+  return checksum(buffer, first, (layout.bytes - first) / 64, 1);
 }
 
 Count aligned_floats(Count floats) { return round_up(floats, 16) * Count(sizeof(float)); }
@@ -186,15 +210,17 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
     const bool is_line_border = end % 64 == 0;  // not between the parts of W_Q|W_K|W_V
     if (is_line_border) memset(bytes + end - 64, 0, 64);
   }
+  uint64_t sum = 0;
   for (int i = 0; i < num_matrices; ++i) {
     const MatrixName name = static_cast<MatrixName>(i);
     const PackedMatrix &matrix = layout.matrices[i];
-    if (matrix.columns > 0) pack_matrix(source_of(shape, weights, name), matrix, kind, bytes);
+    if (matrix.columns > 0) sum += pack_matrix(source_of(shape, weights, name), matrix, kind, bytes);
     float *const bias = reinterpret_cast<float *>(bytes + matrix.bias_offset);
     memset(bias, 0, static_cast<size_t>(panels_of(matrix.columns) * panel_columns) * sizeof(float));
     const float *const given = bias_of(shape, weights, name);
     if (given && matrix.columns > 0) memcpy(bias, given, static_cast<size_t>(matrix.columns) * sizeof(float));
   }
+  finish_streaming();
 
   PackedHeader header = {};
   memcpy(header.magic, packed_magic, sizeof header.magic);
@@ -203,7 +229,7 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
   header.contract = MHA_CONTRACT;
   header.kind = static_cast<uint32_t>(kind);
   header.bytes = static_cast<uint64_t>(layout.bytes);
-  header.payload_checksum = checksum(bytes + sizeof header, layout.bytes - static_cast<int64_t>(sizeof header));
+  header.payload_checksum = sum + rest_checksum(layout, kind, bytes);
   header.query_dim = shape.query_dim;
   header.key_dim = shape.key_dim;
   header.value_dim = shape.value_dim;
@@ -275,11 +301,11 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
   return MHA_OK;
 }
 
-bool packed_checksum_holds(const void *buffer) {
+bool packed_checksum_holds(PackedKind kind, const PackedLayout &layout, const void *buffer) {
   PackedHeader header;
   memcpy(&header, buffer, sizeof header);
-  const unsigned char *const payload = static_cast<const unsigned char *>(buffer) + sizeof header;
-  return checksum(payload, static_cast<int64_t>(header.bytes - sizeof header)) == header.payload_checksum;
+  const uint64_t of_panels = kind == PackedKind::panels_f32 ? panels_checksum(layout, buffer) : 0;
+  return of_panels + rest_checksum(layout, kind, buffer) == header.payload_checksum;
 }
 
 }  // namespace mha

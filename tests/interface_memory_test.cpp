@@ -36,6 +36,15 @@ std::atomic<bool> g_failing{false};
 std::atomic<int> g_allocations{0};
 std::atomic<int> g_releases{0};
 
+// What the system was advised about memory while somebody watches.
+struct Advice {
+  int count;
+  unsigned char *memory;
+  size_t bytes;
+  int advice;
+};
+[[maybe_unused]] Advice g_advice;  // of the last call
+
 // Counts an allocation; true if it is to fail.
 [[maybe_unused]] bool CountAllocation() {
   if (!g_watching.load(std::memory_order_relaxed)) return false;
@@ -54,6 +63,7 @@ class AllocationWatch {
   explicit AllocationWatch(bool failing = false) {
     g_allocations = 0;
     g_releases = 0;
+    g_advice = {};
     g_failing = failing;
     g_watching = true;
   }
@@ -64,6 +74,7 @@ class AllocationWatch {
   }
   int allocations() const { return g_allocations; }
   int releases() const { return g_releases; }
+  Advice advice() const { return g_advice; }
 };
 
 }  // namespace
@@ -92,6 +103,12 @@ void free(void *memory) noexcept {
 void *mmap(void *address, size_t bytes, int protection, int flags, int file, off_t offset) noexcept {
   if (CountAllocation()) return MAP_FAILED;
   return reinterpret_cast<void *>(syscall(SYS_mmap, address, bytes, protection, flags, file, offset));
+}
+int madvise(void *address, size_t bytes, int advice) noexcept {
+  if (!g_watching.load(std::memory_order_relaxed)) return static_cast<int>(syscall(SYS_madvise, address, bytes, advice));
+  g_advice = {g_advice.count + 1, static_cast<unsigned char *>(address), bytes, advice};
+  errno = EINVAL;
+  return -1;  // as from a kernel without huge pages
 }
 int munmap(void *address, size_t bytes) noexcept {
   CountRelease(address);
@@ -903,18 +920,74 @@ TEST(Create, UsesMallocOnceWithoutAnAllocator) {
   EXPECT_EQ(watch.releases(), 1);
 }
 
-TEST(Create, ReportsThatMallocFailed) {
+// A layer of more than 4 MiB.
+const LayerShape kLargeShape = LayerShape::SelfAttention(520, 2, 2, 260);
+
+TEST(Create, AsksForHugePagesForALargeLayer) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
-  const LayerData data{LayerShape{}};
-  auto *layer = reinterpret_cast<mha_layer *>(const_cast<LayerData *>(&data));
-  mha_error error = UnwrittenError();
-  AllocationWatch watch(true);
+  constexpr uintptr_t kHugePage = 2 << 20;
+  const LayerData data{kLargeShape};
+  mha_layer *layer = nullptr;
+  mha_error error;
+  AllocationWatch watch;
   const mha_status status = mha_layer_create(&data.config, &data.weights, nullptr, &layer, &error);
   watch.Stop();
-  ExpectError(status, error, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
-  EXPECT_EQ(layer, nullptr);
-  EXPECT_GE(watch.allocations(), 1);
-  EXPECT_EQ(watch.releases(), 0);
+  // The advice is refused, which is no error.
+  ASSERT_EQ(status, MHA_OK) << error.message;
+  EXPECT_EQ(watch.allocations(), 1);
+  const Advice advice = watch.advice();
+  EXPECT_EQ(advice.count, 1);
+  EXPECT_EQ(advice.advice, MADV_HUGEPAGE);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(advice.memory) % kHugePage, 0u);
+  EXPECT_EQ(advice.bytes % kHugePage, 0u);
+  EXPECT_GT(advice.bytes, data.PackSize() - kHugePage);
+  EXPECT_LE(advice.bytes, data.PackSize() + 4096) << "more than the block";
+  const auto *object = reinterpret_cast<const unsigned char *>(layer);
+  EXPECT_TRUE(object >= advice.memory && object < advice.memory + advice.bytes);
+
+  AllocationWatch end;
+  mha_layer_destroy(layer);
+  end.Stop();
+  EXPECT_EQ(end.releases(), 1);
+}
+
+TEST(Create, GivesNoAdviceAboutSmallLayersNorTheCallersMemory) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+  mha_layer *layer = nullptr;
+  {
+    const LayerData data{LayerShape{}};
+    AllocationWatch watch;
+    const mha_status status = mha_layer_create(&data.config, &data.weights, nullptr, &layer, nullptr);
+    mha_layer_destroy(layer);
+    watch.Stop();
+    EXPECT_EQ(status, MHA_OK);
+    EXPECT_EQ(watch.advice().count, 0);
+  }
+  const LayerData data{kLargeShape};
+  RecordingAllocator recorder;
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
+  AllocationWatch watch;
+  const mha_status status = mha_layer_create(&data.config, &data.weights, &options, &layer, nullptr);
+  mha_layer_destroy(layer);
+  watch.Stop();
+  EXPECT_EQ(status, MHA_OK);
+  EXPECT_EQ(watch.advice().count, 0);
+}
+
+TEST(Create, ReportsThatMallocFailed) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+  for (const LayerShape &shape : {LayerShape{}, kLargeShape}) {
+    const LayerData data{shape};
+    auto *layer = reinterpret_cast<mha_layer *>(const_cast<LayerData *>(&data));
+    mha_error error = UnwrittenError();
+    AllocationWatch watch(true);
+    const mha_status status = mha_layer_create(&data.config, &data.weights, nullptr, &layer, &error);
+    watch.Stop();
+    ExpectError(status, error, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
+    EXPECT_EQ(layer, nullptr);
+    EXPECT_GE(watch.allocations(), 1);
+    EXPECT_EQ(watch.releases(), 0);
+  }
 }
 
 TEST(Create, KeepsNoPointerIntoTheWeights) {

@@ -261,6 +261,69 @@ TEST(Pack, UnderstandsEveryFormAndLayoutOfTheWeights) {
   }
 }
 
+// Both layouts, whole and in heads, at widths around those of the blocks in which packing works: the same bytes, for either back end.
+TEST(Pack, GivesTheSameBytesForEveryForm) {
+  for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
+    const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
+    for (int64_t dim : {16, 31, 48, 65, 128}) {
+      for (int64_t head_dim : {8, 16, 24, 40, 64}) {
+        const LayerShape shape = LayerShape::SelfAttention(dim, 4, 2, head_dim);
+        std::ostringstream what;
+        what << shape << (sgemm ? " for sgemm" : "");
+        SCOPED_TRACE(what.str());
+        LayerData data(shape);
+        const std::string expected = data.Pack(&options).Bytes();
+        const mha_layer_weights whole = data.weights;
+
+        const auto transposed = [](const Memory &matrix, int64_t rows, int64_t columns) {
+          Memory memory(matrix.size());
+          for (int64_t i = 0; i < rows; ++i) {
+            for (int64_t j = 0; j < columns; ++j) memory.floats()[j * rows + i] = matrix.floats()[i * columns + j];
+          }
+          return memory;
+        };
+        const Memory w_q = transposed(data.w_q, dim, shape.q_width()), w_k = transposed(data.w_k, dim, shape.k_width());
+        const Memory w_v = transposed(data.w_v, dim, shape.v_width()), w_o = transposed(data.w_o, shape.context_width(), dim);
+        data.weights.layout = MHA_LAYOUT_OUT_IN;
+        data.weights.w_q = w_q.floats();
+        data.weights.w_k = w_k.floats();
+        data.weights.w_v = w_v.floats();
+        data.weights.w_o = w_o.floats();
+        EXPECT_EQ(data.Pack(&options).Bytes(), expected) << "transposed";
+
+        // Heads in either layout, in an order of memory that is not theirs.
+        const float *q[4], *k[2], *v[2];
+        for (uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
+          std::vector<Memory> heads;
+          const auto cut = [&](const Memory &matrix, const Memory &turned, int64_t width, int64_t head) {
+            Memory memory(static_cast<size_t>(dim * head_dim) * sizeof(float));
+            for (int64_t i = 0; i < dim && layout == MHA_LAYOUT_IN_OUT; ++i) {
+              std::memcpy(memory.floats() + i * head_dim, matrix.floats() + i * width + head * head_dim,
+                          static_cast<size_t>(head_dim) * sizeof(float));
+            }
+            if (layout == MHA_LAYOUT_OUT_IN) std::memcpy(memory.floats(), turned.floats() + head * head_dim * dim, memory.size());
+            heads.push_back(std::move(memory));
+            return static_cast<const float *>(heads.back().floats());
+          };
+          for (int64_t h = 3; h >= 0; --h) q[h] = cut(data.w_q, w_q, shape.q_width(), h);
+          for (int64_t h = 1; h >= 0; --h) k[h] = cut(data.w_k, w_k, shape.k_width(), h);
+          for (int64_t h = 1; h >= 0; --h) v[h] = cut(data.w_v, w_v, shape.v_width(), h);
+          mha_layer_weights in_heads = layout == MHA_LAYOUT_IN_OUT ? whole : data.weights;
+          in_heads.w_q = in_heads.w_k = in_heads.w_v = nullptr;
+          in_heads.w_q_heads = q;
+          in_heads.w_k_heads = k;
+          in_heads.w_v_heads = v;
+          const mha_layer_weights turned = data.weights;
+          data.weights = in_heads;
+          EXPECT_EQ(data.Pack(&options).Bytes(), expected) << "in heads, layout " << layout;
+          data.weights = turned;
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 // ---- Views -------------------------------------------------------------------------------------------------------------------------
 
 TEST(LayerView, AcceptsABufferThatIsLargerThanNeeded) {
@@ -418,6 +481,63 @@ TEST(Damage, ThatCancelsOutInASumIsFound) {
     }
   }
   EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
+}
+
+// Whole tiles, of which the checksum is a sum: 16 rows of a panel, behind a header of 256 bytes.
+TEST(Damage, OfTheOrderOfTilesIsFound) {
+  const LayerData data(LayerShape::SelfAttention(300, 2, 1, 50));
+  Memory buffer = data.Pack();
+  unsigned char *const tiles = buffer.data() + 256;
+  constexpr size_t kTile = 16 * 192;
+  for (size_t other : {size_t{1}, size_t{2}, size_t{5}, size_t{17}}) {
+    ASSERT_NE(std::memcmp(tiles, tiles + other * kTile, kTile), 0) << "nothing to exchange";
+    std::swap_ranges(tiles, tiles + kTile, tiles + other * kTile);
+    EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_ERROR_PACKED_CHECKSUM) << "tile " << other;
+    std::swap_ranges(tiles, tiles + kTile, tiles + other * kTile);
+  }
+  EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
+}
+
+// The same in every row and at every bit of a word: no bit may drop out of a sum, as the highest ones would.
+TEST(Damage, OfOneBitInTwoWordsIsFound) {
+  const LayerData data(LayerShape::SelfAttention(64, 2, 1, 32));
+  Memory buffer = data.Pack();
+  for (size_t distance : {size_t{8}, size_t{16}, size_t{192}, size_t{384}, size_t{3072}, size_t{12288}}) {
+    for (size_t row = 0; row < 16; ++row) {
+      for (size_t bit = 0; bit < 64; ++bit) {
+        const size_t at = 4096 + row * 192 + bit / 8;
+        const auto flip = static_cast<unsigned char>(1 << bit % 8);
+        buffer.data()[at] ^= flip;
+        buffer.data()[at + distance] ^= flip;
+        ASSERT_EQ(Verify(buffer.data(), buffer.size()), MHA_ERROR_PACKED_CHECKSUM) << "bit " << bit << ", row " << row << ", " << distance;
+        buffer.data()[at] ^= flip;
+        buffer.data()[at + distance] ^= flip;
+      }
+    }
+  }
+  EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
+}
+
+// Bytes that were packed before are packed layers for as long as the format has its version: a change of either the bytes or the checksum
+// needs a new one.
+TEST(Pack, GivesTheBytesOfItsVersion) {
+  const int64_t dim = 40;
+  std::vector<float> matrix(static_cast<size_t>(dim * dim));
+  for (size_t i = 0; i < matrix.size(); ++i) matrix[i] = static_cast<float>(i % 97) - 48.0f;
+  mha_layer_config config = {};
+  config.struct_size = sizeof config;
+  config.query_dim = dim;
+  config.num_heads = 2;
+  mha_layer_weights weights = {};
+  weights.struct_size = sizeof weights;
+  weights.w_q = weights.w_k = weights.w_v = weights.w_o = matrix.data();
+  size_t bytes = 0;
+  ASSERT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, nullptr), MHA_OK);
+  Memory buffer(bytes, Side::kBeforeGuard, 64);
+  ASSERT_EQ(mha_layer_pack(&config, &weights, nullptr, buffer.data(), bytes, nullptr), MHA_OK);
+  uint64_t sum = 14695981039346656037u;  // FNV-1a
+  for (size_t i = 0; i < bytes; ++i) sum = (sum ^ buffer.data()[i]) * 1099511628211u;
+  EXPECT_EQ(sum, 11667755042831948433u) << "version 2 of the format, contract 0";
 }
 
 // A file that was cut off: the copy ends at an inaccessible page.

@@ -67,15 +67,15 @@ def is_weak(symbol):
     return symbol.kind in "WwVvu"
 
 
-# What the library may take from elsewhere: libc's memory functions, formatting of error messages into a buffer, malloc and free for
-# mha_layer_create, libm's fmaf. The rest is what compilers add by themselves: libgcc's counting of bits, atomic operations and detection of
+# What the library may take from elsewhere: libc's memory functions, formatting of error messages into a buffer, memory and its advice
+# for mha_layer_create, libm's fmaf. The rest is what compilers add by themselves: libgcc's counting of bits, atomic operations and detection of
 # the processor, which are linked statically; the table of offsets of position-independent code; and, where the flags ask for them, checked
 # memory functions and stack protectors.
 memory_functions = r"memcpy|memset|memmove|memcmp|fmaf"
 of_libgcc = r"__popcountdi2|__aarch64_\w+|__cpu_model|__cpu_indicator_init"
 of_compilers = r"_GLOBAL_OFFSET_TABLE_|__(memcpy|memset|memmove|snprintf|vsnprintf)_chk|__stack_chk_(fail|guard)"
 allowed_in_kernels = re.compile(rf"({memory_functions}|{of_libgcc}|{of_compilers})$")
-allowed_in_library = re.compile(rf"({memory_functions}|strlen|strnlen|snprintf|vsnprintf|malloc|free|{of_libgcc}|{of_compilers})$")
+allowed_in_library = re.compile(rf"({memory_functions}|strlen|strnlen|snprintf|vsnprintf|malloc|posix_memalign|madvise|free|{of_libgcc}|{of_compilers})$")
 
 
 def check_undefined(what, all_symbols, allowed):

@@ -1,0 +1,157 @@
+#include "tiles.h"
+
+#include <string.h>
+
+#include <initializer_list>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace mha {
+namespace {
+
+using Quad = float __attribute__((vector_size(16)));
+using Pair = uint64_t __attribute__((vector_size(16)));
+
+Quad load(const float *from) {
+  Quad quad;
+  memcpy(&quad, from, sizeof quad);
+  return quad;
+}
+
+void store(float *to, Quad quad) { memcpy(to, &quad, sizeof quad); }
+
+void stream(float *to, Quad quad) {
+#if defined(__SSE2__)
+  _mm_stream_ps(to, quad);
+#else
+  store(to, quad);
+#endif
+}
+
+// The checksum of a tile: 8 lanes, each of which takes 8 bytes of every row by an addition and a rotation. That costs less than copying
+// them, which multiplications would not. Every step can be undone, so whatever changes within one lane's bytes of one row changes the sum.
+// The rotation tells the rows apart; it would come round after 64.
+class TileSum {
+ public:
+  void add(int i, Quad quad) {
+    const Pair word = lanes_[i] + reinterpret_cast<Pair>(quad);
+    lanes_[i] = word << 25 | word >> 39;
+  }
+
+  // The offset tells tiles apart, so that their sums can be added in any order.
+  uint64_t value(uint64_t offset) const {
+    uint64_t sum = mix(offset);
+    for (int i = 0; i < 8; ++i) sum = mix(sum ^ lanes_[i / 2][i % 2]);
+    return mix(sum);
+  }
+
+ private:
+  static uint64_t mix(uint64_t sum) {
+    sum *= 0x9e3779b97f4a7c15u;
+    return sum ^ sum >> 32;
+  }
+
+  Pair lanes_[4] = {};
+};
+
+using Rows = float[tile_rows][tile_columns];
+
+// 16 columns that are contiguous in memory. They lie far apart and often in the same set of the first-level cache, so a line is asked for
+// early, into the second level, and used up at once.
+void transpose(const float *const *columns, int64_t k, Rows *rows) {
+  constexpr int64_t ahead = 12 * tile_rows;
+  for (int64_t c = 0; c < tile_columns; c += 4) {
+    const float *const column0 = columns[c] + k, *const column1 = columns[c + 1] + k;
+    const float *const column2 = columns[c + 2] + k, *const column3 = columns[c + 3] + k;
+    for (const float *column : {column0, column1, column2, column3}) __builtin_prefetch(column + ahead, 0, 2);
+#pragma GCC unroll 4
+    for (int64_t row = 0; row < tile_rows; row += 4) {
+      const Quad c0 = load(column0 + row), c1 = load(column1 + row), c2 = load(column2 + row), c3 = load(column3 + row);
+      const Quad even_low = __builtin_shufflevector(c0, c2, 0, 4, 1, 5), even_high = __builtin_shufflevector(c0, c2, 2, 6, 3, 7);
+      const Quad odd_low = __builtin_shufflevector(c1, c3, 0, 4, 1, 5), odd_high = __builtin_shufflevector(c1, c3, 2, 6, 3, 7);
+      store(&(*rows)[row][c], __builtin_shufflevector(even_low, odd_low, 0, 4, 1, 5));
+      store(&(*rows)[row + 1][c], __builtin_shufflevector(even_low, odd_low, 2, 6, 3, 7));
+      store(&(*rows)[row + 2][c], __builtin_shufflevector(even_high, odd_high, 0, 4, 1, 5));
+      store(&(*rows)[row + 3][c], __builtin_shufflevector(even_high, odd_high, 2, 6, 3, 7));
+    }
+  }
+}
+
+// Any columns: at the edges, and where a tile has columns of two heads' matrices.
+void gather(const TileColumns &columns, int64_t k, int64_t num_rows, Rows *rows) {
+  memset(rows, 0, sizeof *rows);
+  for (int64_t c = 0; c < columns.count; ++c) {
+    for (int64_t row = 0; row < num_rows; ++row) (*rows)[row][c] = columns.start[c][(k + row) * columns.k_stride];
+  }
+}
+
+// Where the rows of a tile can be read: at the caller's, or in `rows`, which is filled.
+struct Lines {
+  const float *first;
+  int64_t stride;
+};
+
+Lines lines_of(const TileColumns &columns, int64_t k, int64_t num_rows, Rows *rows) {
+  if (columns.has_contiguous_rows) {
+    const Lines lines = {columns.start[0] + k * columns.k_stride, columns.k_stride};
+    // Rows may be a multiple of 4 KiB apart, in the same set of the first-level cache: the next tile goes into the second level.
+    for (int64_t row = 0; row < tile_rows; ++row) __builtin_prefetch(lines.first + (tile_rows + row) * lines.stride, 0, 2);
+    return lines;
+  }
+  if (columns.k_stride == 1 && columns.count == tile_columns && num_rows == tile_rows) {
+    transpose(columns.start, k, rows);
+  } else {
+    gather(columns, k, num_rows, rows);
+  }
+  return {(*rows)[0], tile_columns};
+}
+
+}  // namespace
+
+void copy_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *to, int64_t to_stride) {
+  Rows rows;
+  const Lines lines = lines_of(columns, k, num_rows, &rows);
+  const float *from = lines.first;
+  const bool can_stream = reinterpret_cast<uintptr_t>(to) % sizeof(Quad) == 0 && to_stride % 4 == 0;
+  for (int64_t row = 0; row < num_rows; ++row, from += lines.stride, to += to_stride) {
+    int64_t c = 0;
+    for (; can_stream && c + 4 <= columns.count; c += 4) stream(to + c, load(from + c));
+    for (; c < columns.count; ++c) to[c] = from[c];
+  }
+}
+
+uint64_t copy_panel_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *to, int64_t to_stride, uint64_t offset) {
+  Rows rows;
+  const Lines lines = lines_of(columns, k, num_rows, &rows);
+  const float *from = lines.first;
+  TileSum sum;
+#pragma GCC unroll 4
+  for (int64_t row = 0; row < num_rows; ++row, from += lines.stride, to += to_stride) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const Quad quad = load(from + 4 * i);
+      sum.add(i, quad);
+      stream(to + 4 * i, quad);
+    }
+  }
+  return sum.value(offset);
+}
+
+void finish_streaming() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+uint64_t tile_checksum(const float *rows, int64_t row_stride, int64_t num_rows, uint64_t offset) {
+  TileSum sum;
+  for (int64_t row = 0; row < num_rows; ++row) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) sum.add(i, load(rows + row * row_stride + 4 * i));
+  }
+  return sum.value(offset);
+}
+
+}  // namespace mha
