@@ -220,7 +220,7 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
     const float *const given = bias_of(shape, weights, name);
     if (given && matrix.columns > 0) memcpy(bias, given, static_cast<size_t>(matrix.columns) * sizeof(float));
   }
-  finish_streaming();
+  finish_copying();
 
   PackedHeader header = {};
   memcpy(header.magic, packed_magic, sizeof header.magic);

@@ -139,7 +139,7 @@ uint64_t copy_panel_tile(const TileColumns &columns, int64_t k, int64_t num_rows
   return sum.value(offset);
 }
 
-void finish_streaming() {
+void finish_copying() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif

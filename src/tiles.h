@@ -17,7 +17,7 @@ struct TileColumns {
 };
 
 // Both copy rows k ... k + num_rows (at most 16) to row 0 of `to` and so on, past the caches where the processor can: they would fetch
-// every line before it is written, and do not hold a large layer anyway. After the last tile comes finish_streaming.
+// every line before it is written, and do not hold a large layer anyway. After the last tile comes finish_copying.
 
 // To any matrix; columns.count columns are written.
 void copy_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *to, int64_t to_stride);
@@ -26,7 +26,7 @@ void copy_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *t
 uint64_t copy_panel_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *to, int64_t to_stride, uint64_t offset);
 
 // Makes the tiles visible to other threads, however they get to know of them.
-void finish_streaming();
+void finish_copying();
 
 // The checksum of rows of 16 columns, which begin at `offset` in the packed buffer. Tiles can be summed up in any order.
 uint64_t tile_checksum(const float *rows, int64_t row_stride, int64_t num_rows, uint64_t offset);
