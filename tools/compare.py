@@ -227,7 +227,7 @@ def build_mha():
     build = root / "build"
     cache = build / "CMakeCache.txt"
     if not cache.exists():
-        settings = [f"-DMHA_{name}=OFF" for name in ("TESTS", "TOOLS", "BENCH", "OPENBLAS")]
+        settings = [f"-DMHA_{name}=OFF" for name in ("TESTS", "TOOLS", "BENCH", "OPENBLAS", "PTHREADPOOL")]
         run_command(["cmake", "-S", root, "-B", build, "-DCMAKE_BUILD_TYPE=Release", *settings], "configuring mha")
     if "CMAKE_BUILD_TYPE:STRING=Release\n" not in cache.read_text():
         raise Failed(f"{build} is no Release build; configure it with -DCMAKE_BUILD_TYPE=Release, or give --mha a libmha.so")

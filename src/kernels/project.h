@@ -68,7 +68,7 @@ struct PanelTask {
   const float *const *rows;
   int64_t depth;
   int64_t vectors;  // of the panel's columns, the last one maybe partly filled
-  bool is_far;      // the weights come from beyond the level-3 cache
+  bool is_far;      // the weights are so many that they will come from beyond the level-3 cache
 };
 
 template <class V, int R, int C, class Ahead>
@@ -179,7 +179,7 @@ struct RowBlock {
 template <class V>
 inline void project_panel(const Projection &p, const RowBlock &rows, int64_t panel) {
   constexpr int tile_rows = TileShape<V::size>::project_rows;
-  constexpr int64_t lanes = V::size, far_floats = int64_t{4} << 20;
+  constexpr int64_t lanes = V::size, far_floats = int64_t{2} << 20;
   const int64_t first_column = panel * panel_columns, columns = smaller(panel_columns, p.columns - first_column);
   const float *const w = p.panels + panel * p.depth * panel_columns;
   alignas(64) float sums[project_block_rows * panel_columns];
