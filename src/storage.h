@@ -1,0 +1,94 @@
+// How numbers are stored in fewer bits than a float has (CONTRACT.md, section 10): plain operations that give the same bits everywhere.
+//
+// Whoever includes it has a copy of its own, so that the kernels can, each compiled for its instruction set.
+#pragma once
+
+#include <stdint.h>
+
+namespace mha {
+namespace {
+
+namespace storage {
+
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// Adding and subtracting it rounds |x| < 2^22 to an integer, ties to even, which then also stands in the low bits of the sum.
+constexpr float rounder = 0x1.8p+23f;
+
+inline int32_t rounded(float x) { return static_cast<int32_t>(bits_of(x + rounder) - bits_of(rounder)); }
+
+}  // namespace storage
+
+// ---- f16 and bf16: to the nearest, ties to even; infinite from halfway beyond the largest on; NaN has one payload
+
+inline uint16_t f16_of(float x) {
+  constexpr uint32_t smallest_normal = 0x38800000u, infinite = 0x477ff000u;  // 2^-14, 65520
+  const uint32_t bits = storage::bits_of(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  uint32_t half;
+  if (magnitude > 0x7f800000u) {
+    return 0x7e00u;
+  } else if (magnitude >= infinite) {
+    half = 0x7c00u;
+  } else if (magnitude < smallest_normal) {  // in units of 2^-24, the last place of 0.5
+    half = storage::bits_of(storage::float_of(magnitude) + 0.5f) - storage::bits_of(0.5f);
+  } else {
+    half = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+  }
+  return static_cast<uint16_t>(sign | half);
+}
+
+// Exact. A NaN becomes quiet.
+inline float f32_of_f16(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16, magnitude = half & 0x7fffu;
+  uint32_t bits;
+  if (magnitude >= 0x7c00u) {
+    bits = 0x7f800000u | magnitude << 13 | (magnitude > 0x7c00u ? 0x400000u : 0u);
+  } else if (magnitude < 0x400u) {
+    bits = storage::bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+  } else {
+    bits = (magnitude << 13) + 0x38000000u;
+  }
+  return storage::float_of(sign | bits);
+}
+
+inline uint16_t bf16_of(float x) {
+  const uint32_t bits = storage::bits_of(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0u;
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+// Exact.
+inline float f32_of_bf16(uint16_t upper) { return storage::float_of(static_cast<uint32_t>(upper) << 16); }
+
+// ---- int8: a row of numbers is codes of -127 .. 127 times one scale
+
+struct Int8Row {
+  float scale;   // a number is code * scale
+  float factor;  // and its code the rounded number * factor
+};
+
+// Of a row of which max_abs is the largest magnitude. Rows of zeros, or next to that, are zeros; one that is not finite is NaN as a whole.
+inline Int8Row int8_row(float max_abs, bool is_finite) {
+  if (!is_finite) return {storage::float_of(0x7fc00000u), 0.0f};
+  if (max_abs < 0x1p-100f) return {0.0f, 0.0f};
+  return {max_abs / 127.0f, 127.0f / max_abs};
+}
+
+inline int8_t int8_of(float x, float factor) {
+  if (factor == 0.0f) return 0;
+  const float y = x * factor;  // 127 or little more for the largest
+  return static_cast<int8_t>(storage::rounded(y > 127.0f ? 127.0f : y < -127.0f ? -127.0f : y));
+}
+
+}  // namespace
+}  // namespace mha
