@@ -70,6 +70,8 @@ typedef uint32_t mha_status;
 #define MHA_ERROR_INSTRUCTION_SET 8u      /* an instruction set was asked for that this machine or build does not have */
 #define MHA_ERROR_PACKED_FORMAT 9u        /* a packed buffer is none, is truncated, misaligned, of another version or back end */
 #define MHA_ERROR_PACKED_CHECKSUM 10u     /* mha_layer_verify: the weights are not what was packed */
+#define MHA_ERROR_CACHE_FULL 12u          /* a sequence of a cache has no room, or no block, for the positions to be appended */
+#define MHA_ERROR_CACHE_FORMAT 13u        /* a buffer is no cache, is truncated, misaligned, damaged or of another version */
 
 /* Filled by every function that can fail and is given one. The struct is frozen at 256 bytes. */
 typedef struct mha_error {
@@ -123,6 +125,13 @@ typedef struct mha_scheduler {
   uint32_t reserved;    /* 0 */
   void (*parallel_for)(void *context, uint32_t count, void (*task)(void *task_context, uint32_t index), void *task_context);
 } mha_scheduler;
+
+/* ---- Types of stored numbers ---------------------------------------------------------------------------------------------------- */
+
+#define MHA_TYPE_F32 0u
+#define MHA_TYPE_F16 1u  /* IEEE 754 binary16 */
+#define MHA_TYPE_BF16 2u /* the upper half of a float */
+#define MHA_TYPE_INT8 3u /* -127 .. 127 times a scale */
 
 /* ---- The layer: weights, packed ------------------------------------------------------------------------------------------------
  *
@@ -264,6 +273,121 @@ MHA_API void mha_layer_destroy(mha_layer *layer);
 /* Fills config (whose struct_size must be set) with the shape of a layer, all defaults resolved; output_dim is the width of y. */
 MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha_error *error);
 
+/* ---- The KV cache ---------------------------------------------------------------------------------------------------------------
+ *
+ * Keys and values of earlier calls, so that a token costs one row of projections and one pass over what is stored. A cache lies in one
+ * buffer of the caller's, which is all of it: position-independent, the same bytes on every instruction set, so that it can be copied, written to
+ * a file, and viewed again. It holds several sequences, each with its own length. Keys are stored as the scores need them, rotated already.
+ *
+ * A cache is written by the calls that append to it, and only read by all others: calls that append to one and the same cache must not run at
+ * the same time as any other with it. A call that fails leaves the cache as it was, byte for byte.
+ *
+ * The buffer, each part on a border of 64 bytes: a header of 256 bytes with the sizes, the versions and a checksum of itself; the lengths; block tables
+ * (paged); then, where a block is a sequence of capacity positions rounded up to 16, or one of the pool,
+ *     keys      [block][kv head][positions / 16][head_dim][16]                    of k_type; 16 positions side by side
+ *     k scales  [block][kv head][positions] float                                 INT8 only
+ *     values    [block][kv head][positions][head_dim_v rounded up to 16]          of v_type
+ *     v scales  [block][kv head][positions] float                                 INT8 only
+ */
+typedef struct mha_kv_cache mha_kv_cache;
+
+#define MHA_CACHE_CONTIGUOUS 0u /* each sequence has capacity positions of its own */
+#define MHA_CACHE_RING 1u       /* for sliding windows: position p lies at p % capacity, over older ones; positions go on growing */
+#define MHA_CACHE_PAGED 2u      /* blocks of positions from a common pool, by a table for each sequence (mha_kv_cache_set_blocks) */
+
+/* What a cache holds. */
+typedef struct mha_kv_cache_config {
+  size_t struct_size;
+  int64_t num_sequences;   /* sequences, numbered from 0; >= 1 */
+  int64_t capacity;        /* most positions of a sequence; of a ring: positions that it keeps, a multiple of 16, more than window_left;
+                              paged: a multiple of block_positions */
+  int64_t num_kv_heads;    /* as the layer's, likewise below */
+  int64_t head_dim;
+  int64_t head_dim_v;      /* 0 = head_dim */
+  uint32_t k_type;         /* MHA_TYPE_F32, F16, BF16 or INT8 (a scale per position and kv head); rounding in CONTRACT.md, section 10 */
+  uint32_t v_type;         /* likewise, for values */
+  uint32_t kind;           /* MHA_CACHE_* */
+  uint32_t reserved;       /* 0 */
+  int64_t block_positions; /* positions of a block: 16, 32, 64, 128 or a multiple of 256. Paged only, else 0 */
+  int64_t num_blocks;      /* blocks of the pool, numbered from 0. Paged only, else 0 */
+} mha_kv_cache_config;
+
+/* The bytes of buffer that a cache needs. Writes *bytes on success only. */
+MHA_API mha_status mha_kv_cache_size(const mha_kv_cache_config *config, size_t *bytes, mha_error *error);
+
+/*
+ * Makes an empty cache in buffer, which must be aligned to 64 bytes and is borrowed until the cache is used no more: there is nothing to destroy.
+ * The room for keys and values is not written. *cache is written on success only.
+ */
+MHA_API mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, size_t buffer_bytes, mha_kv_cache **cache,
+                                     mha_error *error);
+
+/*
+ * Makes *cache over a buffer (aligned to 64 bytes) that holds one already, such as a copy or a file in mmap. Checks the header and that all
+ * lengths and block tables lie within bounds; does not read keys and values. A buffer that can't be written will do where nothing is
+ * appended.
+ */
+MHA_API mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **cache, mha_error *error);
+
+/* Fills config (whose struct_size must be set) with what a cache was made for. */
+MHA_API mha_status mha_kv_cache_shape(const mha_kv_cache *cache, mha_kv_cache_config *config, mha_error *error);
+
+/* The positions of a sequence, those that a ring has overwritten among them. Writes *length on success only. */
+MHA_API mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequence, int64_t *length, mha_error *error);
+
+/* Forgets all positions from `length` on, such as rejected tokens; 0 empties the sequence. A longer length than there is is an error. */
+MHA_API mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t length, mha_error *error);
+
+/*
+ * Paged only: the blocks of a sequence from now on, count of them, the first for the positions 0 .. block_positions - 1 and so on. Blocks that
+ * hold positions already have to stay; those behind may come, go and change. A block may stand in the tables of several sequences that have
+ * a prefix in common: it is read-only as long as it does, and to append into it is an error.
+ */
+MHA_API mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const int32_t *blocks, int64_t count, mha_error *error);
+
+/*
+ * Makes the first `length` positions of sequence `from` all that sequence `to` has. Paged: `to` needs its blocks before; those that both
+ * tables name are not copied.
+ */
+MHA_API mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t to, int64_t length, mha_error *error);
+
+/*
+ * Appends `count` rows to a sequence without a call of the attention: k [count, num_kv_heads, head_dim], rotated already if they are to be,
+ * and v [count, num_kv_heads, head_dim_v], both contiguous.
+ */
+MHA_API mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t count, const float *k, const float *v,
+                                       mha_error *error);
+
+/*
+ * Reads the positions [first, first + count) of a sequence back, as they are used: k [count, num_kv_heads, head_dim], v [count, num_kv_heads,
+ * head_dim_v], contiguous; either may be NULL. Appended to a cache of the same types, f32, f16 and bf16 come out the same.
+ */
+MHA_API mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_t first, int64_t count, float *k, float *v,
+                                     mha_error *error);
+
+/* ---- Rotary position embedding --------------------------------------------------------------------------------------------------- */
+
+#define MHA_ROPE_HALF 0u        /* element i is paired with element i + dims / 2: Llama as Hugging Face has it, GPT-NeoX */
+#define MHA_ROPE_INTERLEAVED 1u /* element 2 i is paired with element 2 i + 1: Llama as Meta has it, GPT-J */
+
+/*
+ * Rotates queries and keys before the scores, each pair (a, b) to (a cos - b sin, b cos + a sin) by the angle of its position (Su et al., RoFormer,
+ * arXiv 2104.09864). Keys go into a cache rotated.
+ */
+typedef struct mha_rope {
+  size_t struct_size;
+  uint32_t style;             /* MHA_ROPE_* */
+  uint32_t reserved;          /* 0 */
+  int64_t dims;               /* how many elements of a head are rotated, the first ones; even; 0 = head_dim, which then must be even */
+  int64_t num_positions;      /* rows of the tables; each position that is looked up must be below it */
+  const float *cos;           /* [num_positions, dims / 2] */
+  const float *sin;           /* [num_positions, dims / 2] */
+  int64_t table_stride;       /* from one row of either table to the next; 0 = dims / 2 */
+  const int64_t *q_positions; /* [batch, n_q] position of each query; NULL = q_start, q_start + 1, ... */
+  const int64_t *k_positions; /* [batch, rows of key] position of each key that comes with the call; NULL = counted from the sequence's
+                                 first key, those in a cache included */
+} mha_rope;
+
 /* ---- The call ----------------------------------------------------------------------------------------------------------------- */
 
 /*
@@ -280,6 +404,17 @@ typedef struct mha_taps {
   float *masked_scores; /* [batch, num_heads, n_q, n_kv]  -infinity where masked */
   float *context;       /* [batch, n_q, num_heads, head_dim_v]  the weighted values, before W_O */
 } mha_taps;
+
+/*
+ * Which rows there are, and where they stand. Positions count from the sequence's first key: its first valid row, or in a cache the first
+ * that was appended. A sequence has the same bits alone, in a batch, with padding on either side, and from a cache, as long as its keys have
+ * the same positions; one whose beginning is cut off, or that is packed behind another with a mask between, has other positions and may differ in
+ * the last bits.
+ */
+#define MHA_WINDOW_LEFT 1u  /* window_left counts */
+#define MHA_WINDOW_RIGHT 2u /* window_right counts */
+#define MHA_PADDING_LEFT 4u /* the valid rows of a sequence are the last ones, not the first */
+#define MHA_CACHE_READ 8u   /* mha_forward with a cache: attend to it as it is and append nothing; key and value must be NULL */
 
 /* The arguments of mha_forward. The struct and the scheduler are only read, and can be kept and reused. */
 typedef struct mha_forward_args {
@@ -301,14 +436,27 @@ typedef struct mha_forward_args {
   int64_t output_batch_stride;
   int64_t output_row_stride;
   uint32_t is_causal;      /* 0 or 1; 1 = the query at position p attends to the keys at positions 0 .. p only */
-  uint32_t reserved;       /* 0 */
-  const int64_t *q_start;  /* [batch] position of each sequence's first query, counted from its first key; used by is_causal.
-                              NULL = n_kv - n_q for all: the last query sees all keys (bottom-right); then n_q <= n_kv if causal.
-                              Not looked at, and not checked, where is_causal is 0. */
+  uint32_t flags;          /* MHA_WINDOW_LEFT and so on, or 0 */
+  const int64_t *q_start;  /* [batch] position of each sequence's first query, counted from its first key; used by is_causal, windows and
+                              rope. NULL = its keys (those in the cache included) less its queries: the last query sees all keys
+                              (bottom-right); then there must not be more queries. Not looked at, and not checked, where no position
+                              counts. */
   const mha_scheduler *scheduler; /* NULL = run on the calling thread */
   float *attention_weights; /* optional output [batch, num_heads, n_q, n_kv], contiguous; a row sums to 1, or is 0 if all is masked */
   float *lse;              /* optional output [batch, num_heads, n_q], contiguous: ln of the sum of exp(score); -infinity if all masked */
   const mha_taps *taps;    /* optional outputs, see mha_taps */
+  const int64_t *q_lengths;  /* [batch] valid rows of query and output, 0 .. n_q; NULL = n_q for all. The others are padding: not read;
+                                their outputs are 0, their lse -infinity. No work is done on them. */
+  const int64_t *kv_lengths; /* [batch] valid rows of key and value, 0 .. n_kv; NULL = n_kv for all. Only where key or value is given:
+                                else they are those of query. */
+  int64_t window_left;       /* with MHA_WINDOW_LEFT: the query at position p attends to keys at positions >= p - window_left only */
+  int64_t window_right;      /* with MHA_WINDOW_RIGHT: ... to keys at positions <= p + window_right only */
+  const mha_rope *rope;      /* rotation of queries and keys; NULL = none */
+  mha_kv_cache *cache;       /* NULL = none. The call first appends the rows of key and value to its sequences, then attends to all that these
+                                hold, as it is stored. Its shape must be the layer's. With a ring, is_causal and a left window are needed,
+                                and the outputs per pair (attention_weights and the taps of scores) are not available; else their n_kv is the
+                                longest length of the call's sequences afterwards. */
+  const int64_t *cache_sequences; /* [batch] numbers of the cache's sequences, each at most once; NULL = 0 .. batch - 1 */
 } mha_forward_args;
 
 /*
@@ -328,9 +476,6 @@ MHA_API mha_status mha_forward_workspace(const mha_layer *layer, const mha_forwa
  */
 MHA_API mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, void *workspace, size_t workspace_bytes,
                                mha_error *error);
-
-/* Types of q, k, v and output of mha_attention. */
-#define MHA_TYPE_F32 0u
 
 /*
  * The arguments of mha_attention: the middle stage alone, on the caller's queries, keys and values.
@@ -352,10 +497,10 @@ typedef struct mha_attention_args {
   const void *k;        /* [batch, n_kv, num_kv_heads, head_dim] */
   const void *v;        /* [batch, n_kv, num_kv_heads, head_dim_v] */
   void *output;         /* [batch, n_q, num_heads, head_dim_v] */
-  uint32_t q_type;      /* MHA_TYPE_*, likewise below */
-  uint32_t k_type;
-  uint32_t v_type;
-  uint32_t output_type;
+  uint32_t q_type;      /* MHA_TYPE_F32 */
+  uint32_t k_type;      /* MHA_TYPE_F32, MHA_TYPE_F16 or MHA_TYPE_BF16 */
+  uint32_t v_type;      /* likewise */
+  uint32_t output_type; /* MHA_TYPE_F32 */
   int64_t q_batch_stride; /* 0 = n_q * the row stride; likewise for the others */
   int64_t q_row_stride;   /* 0 = num_heads * head_dim */
   int64_t q_head_stride;  /* 0 = head_dim */
@@ -376,7 +521,14 @@ typedef struct mha_attention_args {
   float *lse;
   const mha_taps *taps;     /* q, k and v must be NULL */
   uint32_t instruction_set; /* MHA_INSTRUCTION_SET_* */
-  uint32_t reserved;        /* 0 */
+  uint32_t flags;           /* as in mha_forward_args but for MHA_CACHE_READ, likewise below */
+  const int64_t *q_lengths;
+  const int64_t *kv_lengths;
+  int64_t window_left;
+  int64_t window_right;
+  const mha_rope *rope;
+  mha_kv_cache *cache;      /* k and v [batch, n_kv, ...], of MHA_TYPE_F32, are appended before; with n_kv = 0 nothing is */
+  const int64_t *cache_sequences;
 } mha_attention_args;
 
 /* Like mha_forward_workspace. */
@@ -408,7 +560,7 @@ typedef struct mha_call_info {
   uint64_t bytes;                /* inputs, weights and outputs, each counted once */
 } mha_call_info;
 
-/* Describes mha_forward(layer, args, ...). Dereferences no data pointer but q_start. */
+/* Describes mha_forward(layer, args, ...). Of the arrays, reads q_start, q_lengths, kv_lengths, cache_sequences and rope's positions. */
 MHA_API mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_call_info *info, mha_error *error);
 
 /* Describes mha_attention(args, ...). */

@@ -68,24 +68,6 @@ uint64_t bytes_of_optional_outputs(const OptionalOutput *outputs, int count) {
   return bytes;
 }
 
-mha_status fail_causal(Report &report, uint32_t argument, uint32_t is_causal, int64_t n_q, int64_t n_kv) {
-  if (is_causal > 1) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "is_causal is %u; set it to 0 or 1", is_causal);
-  return report.fail(MHA_ERROR_SHAPE, argument,
-                     "causal with n_q %lld > n_kv %lld would place queries before the first key; set n_kv, or give q_start",
-                     static_cast<long long>(n_q), static_cast<long long>(n_kv));
-}
-
-mha_status check_positions(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t batch) {
-  if (!is_causal || !q_start) return MHA_OK;
-  for (int64_t b = 0; b < batch; ++b) {
-    if (q_start[b] < 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "q_start[%lld] is %lld; a position can't be negative",
-                         static_cast<long long>(b), static_cast<long long>(q_start[b]));
-    }
-  }
-  return MHA_OK;
-}
-
 mha_status fail_count(Report &report, uint32_t argument, const char *name, int64_t count) {
   return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s is %lld; it can't be negative", name, static_cast<long long>(count));
 }
@@ -96,20 +78,6 @@ mha_status fail_workspace(Report &report, uint32_t argument, const char *query, 
                        workspace_bytes, static_cast<long long>(needed), query);
   }
   return report.fail(MHA_ERROR_NULL_POINTER, argument, "workspace is NULL; pass memory of the size that %s says", query);
-}
-
-uint64_t attending_pairs(int64_t batch, int64_t n_q, int64_t n_kv, bool is_causal, const int64_t *q_start) {
-  const uint64_t queries = static_cast<uint64_t>(n_q), keys = static_cast<uint64_t>(n_kv), sequences = static_cast<uint64_t>(batch);
-  if (!is_causal) return sequences * queries * keys;
-  // Query i of a sequence attends to min(n_kv, start + i + 1) keys: growing by one until all are seen.
-  const auto pairs_from = [=](uint64_t start) {
-    const uint64_t growing = start >= keys ? 0 : keys - start < queries ? keys - start : queries;
-    return growing * start + growing * (growing + 1) / 2 + (queries - growing) * keys;
-  };
-  if (!q_start) return sequences * pairs_from(keys - queries);
-  uint64_t pairs = 0;
-  for (int64_t b = 0; b < batch; ++b) pairs += pairs_from(static_cast<uint64_t>(q_start[b]));
-  return pairs;
 }
 
 }  // namespace mha

@@ -35,7 +35,6 @@ inline Count span_of(const Array &array) {
 // and what exactly is wrong is found out elsewhere.
 mha_status fail_input(Report &report, uint32_t argument, const Array &array);
 mha_status check_odd_output(Report &report, uint32_t argument, const Array &array);
-mha_status fail_causal(Report &report, uint32_t argument, uint32_t is_causal, int64_t n_q, int64_t n_kv);
 mha_status fail_count(Report &report, uint32_t argument, const char *name, int64_t count);
 mha_status fail_workspace(Report &report, uint32_t argument, const char *query, size_t workspace_bytes, int64_t needed);
 
@@ -69,13 +68,6 @@ struct OptionalOutput {
 mha_status check_optional_outputs(Report &report, uint32_t argument, const OptionalOutput *outputs, int count);
 uint64_t bytes_of_optional_outputs(const OptionalOutput *outputs, int count);
 
-// is_causal and q_start without reading q_start; then its positions.
-inline mha_status check_causal(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t n_q, int64_t n_kv) {
-  const bool is_sound = is_causal == 0 || (is_causal == 1 && (q_start || n_q <= n_kv));
-  return is_sound ? MHA_OK : fail_causal(report, argument, is_causal, n_q, n_kv);
-}
-mha_status check_positions(Report &report, uint32_t argument, uint32_t is_causal, const int64_t *q_start, int64_t batch);
-
 inline mha_status check_count(Report &report, uint32_t argument, const char *name, int64_t count) {
   return count >= 0 ? MHA_OK : fail_count(report, argument, name, count);
 }
@@ -85,8 +77,5 @@ inline mha_status check_workspace(Report &report, uint32_t argument, const char 
   const bool is_sound = workspace_bytes >= static_cast<uint64_t>(needed) && (workspace || needed == 0);
   return is_sound ? MHA_OK : fail_workspace(report, argument, query, workspace_bytes, needed);
 }
-
-// Pairs of query and key that attend, over all sequences and one head.
-uint64_t attending_pairs(int64_t batch, int64_t n_q, int64_t n_kv, bool is_causal, const int64_t *q_start);
 
 }  // namespace mha

@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "layer.h"
 #include "projections.h"
+#include "sequences.h"
 
 namespace mha {
 namespace {
@@ -17,10 +18,16 @@ struct Plan {
   mha_taps taps;
   InputRows query, own_key, own_value;
   const InputRows *key, *value;  // the caller's own, or the same rows as query or key
+  SequenceArguments sequences;
   Attention attention;
-  // Offsets into the workspace.
-  int64_t counter, q, k, v, context, product, scratch;
+  AttentionMemory memory;
+  // Offsets into the workspace. Rows of keys and values are there if they have to be rotated or go to a cache: then they lie as projected
+  // first.
+  int64_t counter, q, k, v, k_rows, v_rows, context, product;
   int64_t workspace_bytes;
+
+  bool has_key_rows() const { return sequences.has_rope || sequences.cache; }
+  bool has_value_rows() const { return sequences.cache != nullptr; }
 };
 
 // NULL inputs: key = query, value = key. The widths have to agree then, and without key there are as many keys as queries.
@@ -33,7 +40,21 @@ mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_a
     return report.fail(MHA_ERROR_SHAPE, args_argument, "value is NULL, but value_dim %lld is not key_dim %lld; give value",
                        static_cast<long long>(shape.value_dim), static_cast<long long>(shape.key_dim));
   }
+  if (args->flags & MHA_CACHE_READ) {
+    if (!args->cache) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "MHA_CACHE_READ is set without cache; give the cache too");
+    if (args->key || args->value) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
+                         "MHA_CACHE_READ appends nothing, but %s is given; leave it NULL, or leave the flag out",
+                         args->key ? "key" : "value");
+    }
+    args->n_kv = 0;
+    return MHA_OK;
+  }
   if (!args->key && !args->value) args->n_kv = args->n_q;
+  if (!args->key && args->kv_lengths) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
+                       "kv_lengths is given, but the keys are the rows of query; give q_lengths alone, or key");
+  }
   if (const mha_status status = check_count(report, args_argument, "n_kv", args->n_kv)) return status;
   if (!args->key && args->n_kv != args->n_q) {
     return report.fail(MHA_ERROR_SHAPE, args_argument, "key is NULL, so there are n_q = %lld keys, but n_kv = %lld values; give key",
@@ -45,7 +66,7 @@ mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_a
 // 0 = contiguous.
 InputRows rows_of(const float *base, int64_t n, int64_t width, int64_t batch_stride, int64_t row_stride) {
   if (row_stride == 0) row_stride = width;
-  return {base, n, contiguous_stride(batch_stride, n, row_stride), row_stride};
+  return {base, n, contiguous_stride(batch_stride, n, row_stride), row_stride, nullptr};
 }
 
 Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t width) {
@@ -65,6 +86,7 @@ mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
     plan->own_value = rows_of(args.value, args.n_kv, shape.value_dim, args.value_batch_stride, args.value_row_stride);
     plan->value = &plan->own_value;
   }
+  if (args.flags & MHA_CACHE_READ) plan->key = plan->value = nullptr;
   const InputRows output = rows_of(args.output, args.n_q, shape.output_dim, args.output_batch_stride, args.output_row_stride);
   args.output_batch_stride = output.batch_stride;
   args.output_row_stride = output.row_stride;
@@ -86,9 +108,10 @@ struct OptionalOutputs {
   OptionalOutput outputs[num_optional_outputs];
 };
 
-OptionalOutputs optional_outputs(const LayerShape &shape, const mha_forward_args &args, const mha_taps &taps) {
+// n_kv: of the outputs per pair
+OptionalOutputs optional_outputs(const LayerShape &shape, const mha_forward_args &args, const mha_taps &taps, int64_t n_kv) {
   const Count q_rows = Count(args.batch) * Count(args.n_q), kv_rows = Count(args.batch) * Count(args.n_kv);
-  const Count heads(shape.num_heads), pairs = q_rows * heads * Count(args.n_kv);
+  const Count heads(shape.num_heads), pairs = q_rows * heads * Count(n_kv);
   return {{{"lse", args.lse, q_rows * heads},
            {"attention_weights", args.attention_weights, pairs},
            {"taps.q", taps.q, q_rows * Count(shape.q_columns())},
@@ -104,7 +127,7 @@ mha_status check_sgemm_strides(Report &report, const mha_layer &layer, const Pla
   if (!layer.sgemm) return MHA_OK;
   const InputRows *const inputs[] = {&plan.query, plan.key, plan.value};
   for (const InputRows *input : inputs) {
-    if (input->row_stride > INT32_MAX) {
+    if (input && input->row_stride > INT32_MAX) {
       return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "a row stride of %lld is more than sgemm can be asked for; the largest is %d",
                          static_cast<long long>(input->row_stride), INT32_MAX);
     }
@@ -116,15 +139,19 @@ void plan_workspace(const mha_layer &layer, Plan *plan) {
   const LayerShape &shape = layer.shape;
   const mha_forward_args &args = plan->args;
   const Count batch(args.batch), q_rows = batch * Count(args.n_q), kv_heads = batch * Count(shape.num_kv_heads);
+  const Count kv_rows = batch * Count(args.n_kv), none(0);
   Attention &attention = plan->attention;
-  const bool has_plan = plan_attention(&attention, threads_of(args.scheduler));
+  const bool has_key_rows = plan->has_key_rows(), has_value_rows = plan->has_value_rows(), is_cached = plan->sequences.cache != nullptr;
 
   Carving carving;
   plan->counter = carving.take(Count(1), sizeof(UnitCounter));
+  plan->memory = plan_attention(&attention, threads_of(args.scheduler), plan->sequences.is_ragged(), &carving);
   plan->q = carving.take_floats(q_rows * Count(shape.q_columns()));
-  plan->k = carving.take_floats(kv_heads * Count(blocks_of(args.n_kv, key_block)) * Count(key_block * shape.head_dim));
-  plan->v = carving.take_floats(kv_heads * Count(args.n_kv) * Count(attention.head_dim_v_padded));
-  plan->context = carving.take_floats(shape.has_output ? q_rows * Count(shape.context_columns()) : Count(0));
+  plan->k = carving.take_floats(is_cached ? none : kv_heads * Count(blocks_of(args.n_kv, key_block)) * Count(key_block * shape.head_dim));
+  plan->v = carving.take_floats(is_cached ? none : kv_heads * Count(args.n_kv) * Count(attention.head_dim_v_padded));
+  plan->k_rows = carving.take_floats(has_key_rows ? kv_rows * Count(shape.k_columns()) : none);
+  plan->v_rows = carving.take_floats(has_value_rows ? kv_rows * Count(shape.v_columns()) : none);
+  plan->context = carving.take_floats(shape.has_output ? q_rows * Count(shape.context_columns()) : none);
   plan->product = 0;
   if (layer.sgemm) {
     const int64_t rows = args.n_q > args.n_kv ? args.n_q : args.n_kv, all = (batch * Count(rows)).value();
@@ -132,7 +159,6 @@ void plan_workspace(const mha_layer &layer, Plan *plan) {
     const Count product_rows = all < 0 || all > sgemm_rows ? Count(sgemm_rows) : Count(all);
     plan->product = carving.take_floats(product_rows * Count(qkv > shape.output_dim ? qkv : shape.output_dim));
   }
-  plan->scratch = carving.take_floats(Count(has_plan ? attention.scratch.floats : -1) * Count(threads_of(args.scheduler)));
   plan->workspace_bytes = carving.bytes();
 }
 
@@ -145,32 +171,41 @@ mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_a
   if (const mha_status status = read_struct(report, args_argument, "mha_forward_args", given, &args)) return status;
   if (const mha_status status = check_count(report, args_argument, "batch", args.batch)) return status;
   if (const mha_status status = check_count(report, args_argument, "n_q", args.n_q)) return status;
-  if (args.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "mha_forward_args.reserved is not 0; set it to 0");
   if (const mha_status status = resolve_inputs(report, shape, &args)) return status;
   if (const mha_status status = check_arrays(report, shape, plan)) return status;
-  if (const mha_status status = check_causal(report, args_argument, args.is_causal, args.q_start, args.n_q, args.n_kv)) return status;
+  plan->sequences = sequences_of(args, args_argument);
+  plan->sequences.is_self = !args.key && !(args.flags & MHA_CACHE_READ);
+  constexpr uint32_t known_flags = MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT | MHA_PADDING_LEFT | MHA_CACHE_READ;
+  if (const mha_status status = check_sequences(report, &plan->sequences, args.is_causal, known_flags, args.rope, shape.num_kv_heads,
+                                                shape.head_dim, shape.head_dim_v)) {
+    return status;
+  }
   if (const mha_status status = check_scheduler(report, args_argument, args.scheduler)) return status;
   plan->taps = {};
   if (args.taps) {
     if (const mha_status status = read_struct(report, args_argument, "mha_taps", args.taps, &plan->taps)) return status;
   }
   if (args.lse || args.attention_weights || args.taps) {
-    const OptionalOutputs optional = optional_outputs(shape, args, plan->taps);
+    const OptionalOutputs optional = optional_outputs(shape, args, plan->taps, most_keys(plan->sequences));
     if (const mha_status status = check_optional_outputs(report, args_argument, optional.outputs, num_optional_outputs)) return status;
+    if (const mha_status status = check_pair_outputs(report, plan->sequences, args.attention_weights, plan->taps)) return status;
   }
   if (const mha_status status = check_sgemm_strides(report, *layer, *plan)) return status;
 
   Attention &attention = plan->attention;
   attention.batch = args.batch;
   attention.n_q = args.n_q;
-  attention.n_kv = args.n_kv;
+  attention.n_kv = most_keys(plan->sequences);
   attention.num_heads = shape.num_heads;
   attention.num_kv_heads = shape.num_kv_heads;
   attention.head_dim = shape.head_dim;
   attention.head_dim_v = shape.head_dim_v;
   attention.scale = shape.scale;
-  attention.is_causal = args.is_causal != 0;
-  attention.q_start = args.q_start;
+  set_window(plan->sequences, &attention);
+  attention.rotate_q = rotation_of(plan->sequences, false);
+  attention.rotate_k = rotation_of(plan->sequences, true);
+  attention.k = args.cache ? cached_keys(args.cache) : KeyValues{};
+  attention.v = args.cache ? cached_values(args.cache) : KeyValues{};
   attention.k.is_packed = attention.v.is_packed = true;
   plan_workspace(*layer, plan);
   if (plan->workspace_bytes < 0) return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "the workspace would be larger than memory can be");
@@ -178,11 +213,12 @@ mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_a
   return MHA_OK;
 }
 
-mha_status check_pointers(Report &report, const mha_forward_args &args) {
+mha_status check_pointers(Report &report, const Plan &plan) {
+  const mha_forward_args &args = plan.args;
   if (args.batch == 0 || args.n_q == 0) return MHA_OK;
   if (!args.query) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "query is NULL; pass the input rows");
   if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "output is NULL; pass where to write the result");
-  return check_positions(report, args_argument, args.is_causal, args.q_start, args.batch);
+  return check_sequence_arrays(report, plan.sequences);
 }
 
 // ---- The call
@@ -203,8 +239,36 @@ inline void land_rows(Landing *to, float *base, int64_t n, int64_t width) {
   if (base) land(to, Landing::Kind::rows, base, n * width, width, width, width);
 }
 
+// Valid rows of all sequences together.
+int64_t rows_of_extents(const Extent *extents, int64_t batch, int64_t rows) {
+  return extents ? extents[batch - 1].before + extents[batch - 1].count : batch * rows;
+}
+
+// A head's positions one after the other.
+KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, int64_t positions, int64_t num_kv_heads) {
+  KeyValues packed = {};
+  packed.base = base;
+  packed.is_packed = true;
+  packed.row_stride = width;
+  packed.head_stride = head_floats;
+  packed.batch_stride = num_kv_heads * head_floats;
+  packed.block_positions = positions;
+  return packed;
+}
+
+Storing storing_of(const float *rows, int64_t n, int64_t width, int64_t num_kv_heads, const KeyValues &to, const Sequence *sequences) {
+  Storing storing = {};
+  storing.rows = {rows, n * num_kv_heads * width, num_kv_heads * width, width};
+  storing.sequences = sequences;
+  storing.to = to;
+  storing.num_kv_heads = num_kv_heads;
+  storing.width = width;
+  return storing;
+}
+
 bool is_same(const InputRows &a, const InputRows &b) {
-  return a.base == b.base && a.rows_per_sequence == b.rows_per_sequence && a.batch_stride == b.batch_stride && a.row_stride == b.row_stride;
+  return a.base == b.base && a.rows_per_sequence == b.rows_per_sequence && a.batch_stride == b.batch_stride &&
+         a.row_stride == b.row_stride && a.extents == b.extents;
 }
 
 // The products of a stage: one for all matrices that have the same input rows. Only what is used is written.
@@ -213,7 +277,7 @@ class Products {
   explicit Products(const mha_layer &layer) : layer_(layer), count_(0) {}
 
   // One more matrix, which has yet to land.
-  Projection &add(MatrixName name, const InputRows &x, int64_t batch) {
+  Projection &add(MatrixName name, const InputRows &x, int64_t rows) {
     const PackedMatrix &matrix = layer_.layout.matrices[name];
     // A BLAS can only take matrices together that are packed side by side.
     const bool may_share = !layer_.sgemm || layer_.shape.has_one_input_width();
@@ -226,7 +290,7 @@ class Products {
     Product &product = products_[count_ - 1];
     Projection &part = product.parts[product.num_parts++];
     part.x = x;
-    part.rows = batch * x.rows_per_sequence;
+    part.rows = rows;
     part.depth = matrix.depth;
     part.columns = matrix.columns;
     part.panels = layer_.weights(name);
@@ -245,37 +309,87 @@ class Products {
   Product products_[3];
 };
 
-// x -> q | k | v -> context -> y. Nothing here can fail.
-void run(const mha_layer &layer, Plan &plan, unsigned char *memory) {
+// One pass: x -> q | k | v -> context -> y, for all rows of the call or, with a ring, for as many as it can take at once.
+void run_pass(const mha_layer &layer, Plan &plan, const Extent *queries, const Extent *keys, unsigned char *memory) {
   const LayerShape &shape = layer.shape;
   const mha_forward_args &args = plan.args;
   const mha_taps &taps = plan.taps;
   const auto floats_at = [memory](int64_t offset) { return reinterpret_cast<float *>(memory + offset); };
   UnitCounter *const counter = reinterpret_cast<UnitCounter *>(memory + plan.counter);
+  float *const scratch = floats_at(plan.memory.scratch);
   Attention &attention = plan.attention;
+  const int64_t q_rows = rows_of_extents(queries, args.batch, args.n_q);
+  const int64_t kv_rows = plan.key ? rows_of_extents(keys, args.batch, args.n_kv) : 0;
 
   // 1. Project. A head is a column range: each lands where the attention reads it.
-  const int64_t key_head_floats = blocks_of(args.n_kv, key_block) * key_block * shape.head_dim,
+  const int64_t key_positions = blocks_of(args.n_kv, key_block) * key_block, key_head_floats = key_positions * shape.head_dim,
                 value_head_floats = args.n_kv * attention.head_dim_v_padded;
   float *const q = floats_at(plan.q), *const k = floats_at(plan.k), *const v = floats_at(plan.v);
+  float *const k_rows = floats_at(plan.k_rows), *const v_rows = floats_at(plan.v_rows);
+  InputRows query = plan.query;
+  query.extents = queries;
   Products qkv(layer);
-  Projection &to_q = qkv.add(matrix_q, plan.query, args.batch);
+  Projection &to_q = qkv.add(matrix_q, query, q_rows);
   land_rows(&to_q.landing, q, args.n_q, shape.q_columns());
   land_rows(&to_q.tap, taps.q, args.n_q, shape.q_columns());
-  Projection &to_k = qkv.add(matrix_k, *plan.key, args.batch);
-  land(&to_k.landing, Landing::Kind::key_blocks, k, shape.num_kv_heads * key_head_floats, 0, key_head_floats, shape.head_dim);
-  land_rows(&to_k.tap, taps.k, args.n_kv, shape.k_columns());
-  Projection &to_v = qkv.add(matrix_v, *plan.value, args.batch);
-  land(&to_v.landing, Landing::Kind::rows, v, shape.num_kv_heads * value_head_floats, attention.head_dim_v_padded, value_head_floats,
-       shape.head_dim_v);
-  land_rows(&to_v.tap, taps.v, args.n_kv, shape.v_columns());
+  if (plan.key) {
+    InputRows key = *plan.key, value = *plan.value;
+    key.extents = value.extents = keys;
+    Projection &to_k = qkv.add(matrix_k, key, kv_rows);
+    land_rows(&to_k.tap, taps.k, args.n_kv, shape.k_columns());
+    if (plan.has_key_rows())
+      land_rows(&to_k.landing, k_rows, args.n_kv, shape.k_columns());
+    else
+      land(&to_k.landing, Landing::Kind::key_blocks, k, shape.num_kv_heads * key_head_floats, 0, key_head_floats, shape.head_dim);
+    Projection &to_v = qkv.add(matrix_v, value, kv_rows);
+    land_rows(&to_v.tap, taps.v, args.n_kv, shape.v_columns());
+    if (plan.has_value_rows())
+      land_rows(&to_v.landing, v_rows, args.n_kv, shape.v_columns());
+    else
+      land(&to_v.landing, Landing::Kind::value_rows, v, shape.num_kv_heads * value_head_floats, attention.head_dim_v_padded,
+           value_head_floats, shape.head_dim_v);
+  }
   qkv.run(args.scheduler, counter, floats_at(plan.product));
 
-  // 2. Attend. Without W_O the context is the output.
+  // 2. Store: rotate the keys, and append to the cache.
+  if (!plan.sequences.cache) {
+    attention.k = packed_floats(k, shape.head_dim, key_head_floats, key_positions, shape.num_kv_heads);
+    attention.v = packed_floats(v, attention.head_dim_v_padded, value_head_floats, key_positions, shape.num_kv_heads);
+  }
+  if (plan.key && plan.has_key_rows()) {
+    Storing storings[2] = {};
+    storings[0] = storing_of(k_rows, args.n_kv, shape.head_dim, shape.num_kv_heads, attention.k, attention.sequences);
+    storings[0].rotation = attention.rotate_k;
+    storings[0].are_keys = true;
+    if (plan.has_value_rows()) {
+      storings[1] = storing_of(v_rows, args.n_kv, shape.head_dim_v, shape.num_kv_heads, attention.v, attention.sequences);
+    }
+    run_storing(*layer.kernels, attention, storings, args.scheduler, counter, scratch);
+  }
+
+  // 3. Attend. Without W_O the context is the output.
   attention.q = {q, args.n_q * shape.q_columns(), shape.q_columns(), shape.head_dim};
-  attention.k = {k, shape.num_kv_heads * key_head_floats, key_head_floats, 0, true};
-  attention.v = {v, shape.num_kv_heads * value_head_floats, value_head_floats, 0, true};
-  attention.output = shape.has_output ? floats_at(plan.context) : args.output;
+  run_attention(*layer.kernels, &attention, args.scheduler, counter, scratch);
+
+  // 4. Project.
+  if (!shape.has_output) return;
+  const InputRows context = {attention.output, args.n_q, attention.output_batch_stride, attention.output_row_stride, queries};
+  Products output(layer);
+  land(&output.add(matrix_o, context, q_rows).landing, Landing::Kind::rows, args.output, args.output_batch_stride, args.output_row_stride,
+       0, shape.output_dim);
+  output.run(args.scheduler, counter, floats_at(plan.product));
+}
+
+// Nothing here can fail.
+void run(const mha_layer &layer, Plan &plan, unsigned char *memory) {
+  const LayerShape &shape = layer.shape;
+  const mha_forward_args &args = plan.args;
+  const mha_taps &taps = plan.taps;
+  const SequenceArguments &given = plan.sequences;
+  Attention &attention = plan.attention;
+  bind_attention(plan.memory, memory, &attention);
+  attention.n_kv = longest_keys(given);
+  attention.output = shape.has_output ? reinterpret_cast<float *>(memory + plan.context) : args.output;
   attention.output_batch_stride = shape.has_output ? args.n_q * shape.context_columns() : args.output_batch_stride;
   attention.output_row_stride = shape.has_output ? shape.context_columns() : args.output_row_stride;
   attention.output_head_stride = shape.head_dim_v;
@@ -285,15 +399,25 @@ void run(const mha_layer &layer, Plan &plan, unsigned char *memory) {
   attention.scaled_scores = taps.scaled_scores;
   attention.masked_scores = taps.masked_scores;
   attention.context = taps.context;
-  run_attention(*layer.kernels, attention, args.scheduler, counter, floats_at(plan.scratch));
 
-  // 3. Project.
-  if (!shape.has_output) return;
-  const InputRows context = {attention.output, args.n_q, attention.output_batch_stride, attention.output_row_stride};
-  Products output(layer);
-  land(&output.add(matrix_o, context, args.batch).landing, Landing::Kind::rows, args.output, args.output_batch_stride,
-       args.output_row_stride, 0, shape.output_dim);
-  output.run(args.scheduler, counter, floats_at(plan.product));
+  Sequence *const sequences = reinterpret_cast<Sequence *>(memory + plan.memory.sequences);
+  Extent *queries = nullptr, *keys = nullptr;
+  if (given.is_ragged()) {
+    queries = reinterpret_cast<Extent *>(memory + plan.memory.query_extents);
+    keys = reinterpret_cast<Extent *>(memory + plan.memory.key_extents);
+    fill_sequences(given, 0, INT64_MAX, sequences, queries, keys);
+    clear_padding(queries, args.batch, args.n_q, shape.output_dim, args.output, args.output_batch_stride, args.output_row_stride);
+    clear_padding(queries, args.batch, args.n_q, shape.q_columns(), taps.q, args.n_q * shape.q_columns(), shape.q_columns());
+    clear_padding(keys, args.batch, args.n_kv, shape.k_columns(), taps.k, args.n_kv * shape.k_columns(), shape.k_columns());
+    clear_padding(keys, args.batch, args.n_kv, shape.v_columns(), taps.v, args.n_kv * shape.v_columns(), shape.v_columns());
+    clear_padding_of(attention, queries);
+  }
+  const int64_t rows = given.rows_per_pass(), longest = given.longest();
+  for (int64_t row = 0; row<longest; row = longest - row> rows ? row + rows : longest) {
+    fill_sequences(given, row, rows, sequences, queries, keys);
+    run_pass(layer, plan, queries, keys, memory);
+  }
+  grow_cache(given);
 }
 
 }  // namespace
@@ -314,7 +438,7 @@ mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, voi
   Report report(error);
   Plan plan;
   if (const mha_status status = make_plan(report, layer, args, &plan)) return status;
-  if (const mha_status status = check_pointers(report, plan.args)) return status;
+  if (const mha_status status = check_pointers(report, plan)) return status;
   if (const mha_status status = check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes, plan.workspace_bytes))
     return status;
   if (plan.args.batch == 0 || plan.args.n_q == 0) return MHA_OK;
@@ -328,13 +452,10 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
   if (const mha_status status = make_plan(report, layer, args, &plan)) return status;
   mha_call_info filled;
   if (const mha_status status = read_struct(report, 3, "mha_call_info", info, &filled)) return status;
-  if (const mha_status status = check_positions(report, args_argument, plan.args.is_causal, plan.args.q_start, plan.args.batch)) {
-    return status;
-  }
+  if (const mha_status status = check_sequence_arrays(report, plan.sequences)) return status;
   const LayerShape &shape = layer->shape;
   const mha_forward_args &read = plan.args;
-  const uint64_t q_rows = product(read.batch, read.n_q), kv_rows = product(read.batch, read.n_kv);
-  const uint64_t pairs = attending_pairs(read.batch, read.n_q, read.n_kv, read.is_causal != 0, read.q_start);
+  const uint64_t q_rows = valid_queries(plan.sequences), kv_rows = valid_keys(plan.sequences), pairs = attending_pairs(plan.sequences);
   const uint64_t output_weights = shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;
   filled.instruction_set = layer->kernels->instruction_set;
   filled.back_end = layer->sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
@@ -351,11 +472,13 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
                            kv_rows * (product(shape.key_dim, shape.k_columns()) + product(shape.value_dim, shape.v_columns())) +
                            pairs * product(shape.num_heads, shape.head_dim + shape.head_dim_v));
   // Inputs that are the same rows count once.
-  filled.bytes = static_cast<uint64_t>(layer->layout.bytes) +
-                 sizeof(float) * (q_rows * static_cast<uint64_t>(shape.query_dim + shape.output_dim) +
-                                  (read.key ? kv_rows * static_cast<uint64_t>(shape.key_dim) : 0) +
-                                  (read.value ? kv_rows * static_cast<uint64_t>(shape.value_dim) : 0)) +
-                 bytes_of_optional_outputs(optional_outputs(shape, read, plan.taps).outputs, num_optional_outputs);
+  filled.bytes =
+      static_cast<uint64_t>(layer->layout.bytes) +
+      sizeof(float) * (q_rows * static_cast<uint64_t>(shape.query_dim + shape.output_dim) +
+                       (read.key ? kv_rows * static_cast<uint64_t>(shape.key_dim) : 0) +
+                       (read.value ? kv_rows * static_cast<uint64_t>(shape.value_dim) : 0)) +
+      (read.cache ? key_value_bytes(plan.sequences, plan.attention) : 0) +
+      bytes_of_optional_outputs(optional_outputs(shape, read, plan.taps, longest_keys(plan.sequences)).outputs, num_optional_outputs);
   memcpy(info, &filled, sizeof filled);
   return MHA_OK;
 }

@@ -39,7 +39,8 @@ mha_status read_struct(Report &report, uint32_t argument, const char *name, cons
                          known_size);
     }
   }
-  memcpy(copy, given, known_size);
+  memset(copy, 0, known_size);
+  memcpy(copy, given, size < known_size ? size : known_size);
   return MHA_OK;
 }
 
@@ -69,6 +70,10 @@ const char *mha_status_string(mha_status status) {
       return "MHA_ERROR_PACKED_FORMAT";
     case MHA_ERROR_PACKED_CHECKSUM:
       return "MHA_ERROR_PACKED_CHECKSUM";
+    case MHA_ERROR_CACHE_FULL:
+      return "MHA_ERROR_CACHE_FULL";
+    case MHA_ERROR_CACHE_FORMAT:
+      return "MHA_ERROR_CACHE_FORMAT";
     default:
       return "unknown mha_status";
   }

@@ -766,7 +766,7 @@ const CallCase<ForwardCall> kForwardCases[] = {
      {MHA_ERROR_INVALID_VALUE, {2}, {"output_batch_stride|output"}}},
     {"IsCausalIsTwo", [](ForwardCall &c) { c.args.is_causal = 2; }, {MHA_ERROR_INVALID_VALUE, {2}, {"is_causal", "2"}}},
     {"IsCausalHasHighBits", [](ForwardCall &c) { c.args.is_causal = 0x80000001u; }, {MHA_ERROR_INVALID_VALUE, {2}, {"is_causal"}}},
-    {"ArgsReservedIsSet", [](ForwardCall &c) { c.args.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {2}, {"reserved"}}},
+    {"UnknownFlagIsSet", [](ForwardCall &c) { c.args.flags = 0x100; }, {MHA_ERROR_INVALID_VALUE, {2}, {"flags", "0x100"}}},
     {"CausalWithMoreQueriesThanKeysNeedsStarts",
      [](ForwardCall &c) {
        c.args.is_causal = 1;
@@ -960,7 +960,7 @@ const CallCase<AttentionCall> kAttentionCases[] = {
     {"VIsNull", [](AttentionCall &c) { c.args.v = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"v"}}, kCall},
     {"OutputIsNull", [](AttentionCall &c) { c.args.output = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"output"}}, kCall},
     {"QTypeIsUnknown", [](AttentionCall &c) { c.args.q_type = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"q_type"}}},
-    {"KTypeIsUnknown", [](AttentionCall &c) { c.args.k_type = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"k_type"}}},
+    {"KTypeIsUnknown", [](AttentionCall &c) { c.args.k_type = 3; }, {MHA_ERROR_INVALID_VALUE, {1}, {"k_type"}}},
     {"VTypeIsUnknown", [](AttentionCall &c) { c.args.v_type = 0x80000000u; }, {MHA_ERROR_INVALID_VALUE, {1}, {"v_type"}}},
     {"OutputTypeIsUnknown", [](AttentionCall &c) { c.args.output_type = 0xFFFFFFFFu; }, {MHA_ERROR_INVALID_VALUE, {1}, {"output_type"}}},
     {"QBatchStrideIsNegative", [](AttentionCall &c) { c.args.q_batch_stride = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"q_batch_stride|q"}}},
@@ -1064,7 +1064,7 @@ const CallCase<AttentionCall> kAttentionCases[] = {
     {"AbsentInstructionSet",
      [](AttentionCall &c) { c.args.instruction_set = AbsentInstructionSet(); },
      {MHA_ERROR_INSTRUCTION_SET, {1}, {mha_instruction_set_name(AbsentInstructionSet())}}},
-    {"ArgsReservedIsSet", [](AttentionCall &c) { c.args.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"reserved"}}},
+    {"UnknownFlagIsSet", [](AttentionCall &c) { c.args.flags = 0x100; }, {MHA_ERROR_INVALID_VALUE, {1}, {"flags", "0x100"}}},
     {"BatchIsTooLarge", [](AttentionCall &c) { c.args.batch = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"NQIsTooLarge", [](AttentionCall &c) { c.args.n_q = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"NKvIsTooLarge", [](AttentionCall &c) { c.args.n_kv = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},

@@ -6,82 +6,25 @@
 #pragma once
 
 #include "kernels/functions.h"
-#include "kernels/tile.h"
+#include "kernels/key_values.h"
 
 namespace mha {
 namespace {
 
-// A row of a unit: one query of one query head.
-struct Row {
-  int64_t index;  // within the unit
-  int64_t query;  // within the sequence
-  int64_t head;
-};
+// ---- Queries
 
-// Row r is query query_begin + r / group of query head kv_head * group + r % group, so that neighbours have almost the same keys to attend
-// to.
-struct Unit {
-  const Attention &call;
-  int64_t sequence, kv_head, query_begin;
-  int64_t group;  // query heads per kv head
-  int64_t num_rows;
-  float *scratch;
-
-  MHA_INLINE Row row(int64_t index) const {
-    if (group == 1) return {index, query_begin + index, kv_head};
-    const uint32_t query = static_cast<uint32_t>(index) / static_cast<uint32_t>(group);  // a quicker division than that of 64 bits
-    return {index, query_begin + query, kv_head * group + index - query * group};
-  }
-  MHA_INLINE void advance(Row *row) const {
-    ++row->index;
-    if (++row->head < (kv_head + 1) * group) return;
-    row->head -= group;
-    ++row->query;
-  }
-
-  // Keys at positions below this one take part in the row.
-  MHA_INLINE int64_t key_limit(const Row &row) const {
-    if (!call.is_causal) return call.n_kv;
-    const int64_t start = call.q_start ? call.q_start[sequence] : call.n_kv - call.n_q;
-    const int64_t sees_all_from = call.n_kv - 1 - row.query;  // compared first: start may be as large as an int64_t can be
-    return start >= sees_all_from ? call.n_kv : start + row.query + 1;
-  }
-
-  // The queries, row by row.
-  MHA_INLINE float *q(int64_t index) const { return scratch + call.scratch.queries + index * call.head_dim; }
-
-  MHA_INLINE float *o(int64_t slot, int64_t index) const {
-    return scratch + call.scratch.states + slot * call.scratch.state_stride + index * call.head_dim_v_padded;
-  }
-  MHA_INLINE float *m(int64_t slot, int64_t index) const { return o(slot, num_rows) + index; }
-  MHA_INLINE float *l(int64_t slot, int64_t index) const { return m(slot, num_rows) + merge_rows + index; }
-
-  MHA_INLINE const float *input(const Row &row) const {
-    return call.q.base + sequence * call.q.batch_stride + row.query * call.q.row_stride + row.head * call.q.head_stride;
-  }
-  MHA_INLINE float *output(const Row &row) const {
-    return call.output + sequence * call.output_batch_stride + row.query * call.output_row_stride + row.head * call.output_head_stride;
-  }
-  // Position of the row in an output [batch, num_heads, n_q].
-  MHA_INLINE int64_t position(const Row &row) const { return (sequence * call.num_heads + row.head) * call.n_q + row.query; }
-};
-
-// A chunk's keys and values as the kernels read them.
-struct Chunk {
-  int64_t begin;  // position of its first key
-  const float *keys;
-  const float *values;
-};
-
-// ---- Bringing queries, keys and values into the form that the kernels read
-
-// Rows [begin, end) of the queries, into the unit's scratch memory.
+// Rows [begin, end) of the queries, rotated, into the unit's scratch memory.
 template <class V>
 inline void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const int64_t head_dim = unit.call.head_dim;
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
-    const float *const from = unit.input(row);
+    const float *from = unit.input(row);
     float *const to = unit.q(row.index);
+    if (unit.call.rotate_q.cos) {
+      for (int64_t k = 0; k < head_dim; ++k) to[k] = from[k];
+      rotate<V>(unit.call.rotate_q, unit.sequence_index, unit.array_row(row), unit.sequence.q_start + row.query, to);
+      from = to;
+    }
     int64_t k = 0;
     for (; k + static_cast<int64_t>(V::size) <= head_dim; k += V::size) store(to + k, quiet(load<V>(from + k)));
     for (; k < head_dim; ++k) to[k] = quiet(from[k]);
@@ -89,7 +32,7 @@ inline void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
 }
 
 // Rows lie far apart, which hides them from the processor's own prefetching: they are asked for while those before them are computed.
-// (Inlined by force: g++ 12 takes a function that only prefetches for one without effect, and leaves out its calls.)
+// (Inlined by force, like NextChunk::prefetch.)
 MHA_INLINE void prefetch_queries(const Unit &unit, int64_t begin, int64_t end) {
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
     const float *const from = unit.input(row);
@@ -97,83 +40,25 @@ MHA_INLINE void prefetch_queries(const Unit &unit, int64_t begin, int64_t end) {
   }
 }
 
-inline void pack_keys(const float *rows, int64_t row_stride, int64_t count, int64_t head_dim, float *blocks) {
-  for (int64_t j = 0; j < count; j += 4) {
-    float *const block = blocks + j / key_block * key_block * head_dim + j % key_block;
-    const float *const row = rows + j * row_stride;
-    const int64_t keys = smaller(4, count - j);
-    int64_t c = 0;
-    if (keys == 4) {
-      const float *const row1 = row + row_stride, *const row2 = row1 + row_stride, *const row3 = row2 + row_stride;
-      for (; c + 4 <= head_dim; c += 4) transpose4x4(row + c, row1 + c, row2 + c, row3 + c, block + c * key_block, key_block);
-    }
-    for (; c < head_dim; ++c) {
-      for (int64_t i = 0; i < keys; ++i) block[c * key_block + i] = quiet(row[i * row_stride + c]);
-    }
-  }
-}
-
-template <class V>
-inline void pack_values(const float *rows, int64_t row_stride, int64_t count, int64_t head_dim_v, int64_t padded, float *out) {
-  for (int64_t j = 0; j < count; ++j) {
-    int64_t c = 0;
-    for (; c + static_cast<int64_t>(V::size) <= head_dim_v; c += V::size) store(out + j * padded + c, load<V>(rows + j * row_stride + c));
-    for (; c < head_dim_v; ++c) out[j * padded + c] = rows[j * row_stride + c];
-    for (; c < padded; ++c) out[j * padded + c] = 0.0f;
-  }
-}
-
-// Where the rows of this unit's head begin; packed ones follow each other without gaps, whatever their order within a block.
-MHA_INLINE const float *head_of(const Unit &unit, const KeyValueSource &source) {
-  return source.base + unit.sequence * source.batch_stride + unit.kv_head * source.head_stride;
-}
-
-// Asks for the rows [begin, end) of a chunk that comes later. (Inlined by force, like prefetch_queries.)
-MHA_INLINE void prefetch_keys(const Unit &unit, const KeyValueSource &source, int64_t width, int64_t begin, int64_t end) {
-  const int64_t stride = source.is_packed ? width : source.row_stride;
-  const float *row = head_of(unit, source) + begin * stride;
-  for (int64_t j = begin; j < end; ++j, row += stride) {
-    for (int64_t k = 0; k < width; k += 16) __builtin_prefetch(row + k, 0, 2);
-  }
-}
-
-// The keys of a chunk from position `begin` on, of which the first `count` are needed.
-inline const float *keys_of(const Unit &unit, int64_t begin, int64_t count) {
-  const KeyValueSource &k = unit.call.k;
-  const float *const head = head_of(unit, k);
-  if (k.is_packed) return head + begin * unit.call.head_dim;
-  float *const blocks = unit.scratch + unit.call.scratch.keys;
-  pack_keys(head + begin * k.row_stride, k.row_stride, count, unit.call.head_dim, blocks);
-  return blocks;
-}
-
-template <class V>
-inline const float *values_of(const Unit &unit, int64_t begin, int64_t count) {
-  const KeyValueSource &v = unit.call.v;
-  const float *const head = head_of(unit, v);
-  if (v.is_packed) return head + begin * unit.call.head_dim_v_padded;
-  float *const rows = unit.scratch + unit.call.scratch.values;
-  pack_values<V>(head + begin * v.row_stride, v.row_stride, count, unit.call.head_dim_v, unit.call.head_dim_v_padded, rows);
-  return rows;
-}
-
 // ---- Scores
 
 // What becomes of the products: scores, and beside them the greatest and the least of each row, which cost little while they are in a
-// register.
+// register. Vector i of a row belongs to the keys from first + i * V::size on.
 template <class V, int R>
 struct Score {
-  float *scores;  // of the keys that are multiplied
+  const Groups &keys;
+  float *scores;  // [R][score_stride], of the whole chunk
   float scale;
+  int64_t first;
   V greatest[R], least[R];
 
-  MHA_INLINE Score(float *to, float factor) : scores(to), scale(factor) {
+  MHA_INLINE Score(const Groups &of, float *to, float factor) : keys(of), scores(to), scale(factor), first(0) {
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       greatest[r] = all<V>(-infinity);
       least[r] = all<V>(infinity);
     }
   }
-  MHA_INLINE float *at(int r, int i) const { return scores + r * score_stride + i * static_cast<int>(V::size); }
+  MHA_INLINE float *at(int r, int i) const { return scores + r * score_stride + first + i * static_cast<int>(V::size); }
   MHA_INLINE void operator()(V dot, int r, int i) {
     const V score = dot * all<V>(scale);
     greatest[r] = greater_of(score, greatest[r]);
@@ -182,30 +67,57 @@ struct Score {
   }
 };
 
-// The same where not all rows attend to all the keys, of which the first is at `first`: the others' scores are -infinity.
+// The same where not all rows attend to all the keys: row r has those in [begins[r], ends[r]), and the others' scores are -infinity.
 template <class V, int R>
 struct MaskedScore {
   Score<V, R> &all_scores;
-  const int64_t (&counts)[R];
-  int64_t first;
+  const int64_t (&begins)[R], (&ends)[R];
 
   MHA_INLINE void operator()(V dot, int r, int i) {
-    const int64_t count = counts[r] - first - i * static_cast<int64_t>(V::size);
-    const V score = dot * all<V>(all_scores.scale), known = first_lanes(score, count, all<V>(-infinity));
+    const int64_t key = all_scores.first + i * static_cast<int64_t>(V::size);
+    if (all_scores.keys.has_scales) dot = dot * load<V>(all_scores.keys.scales[key / key_block] + key % key_block);
+    const V score = dot * all<V>(all_scores.scale), none = all<V>(-infinity);
+    const V known = first_lanes(none, begins[r] - key, first_lanes(score, ends[r] - key, none));
+    const V finite = first_lanes(all<V>(infinity), begins[r] - key, first_lanes(score, ends[r] - key, all<V>(infinity)));
     all_scores.greatest[r] = greater_of(known, all_scores.greatest[r]);
-    all_scores.least[r] = less_of(first_lanes(score, count, all<V>(infinity)), all_scores.least[r]);
+    all_scores.least[r] = less_of(finite, all_scores.least[r]);
     store(all_scores.at(r, i), known);
   }
 };
 
-// take(dot(q[r], key j), r, i) for the keys of up to B blocks. `sums` has room for the products.
-template <class V, int R, int B, class Take>
-MHA_INLINE void multiply_keys(int64_t blocks, RowPointers<R> q, int64_t head_dim, const float *keys, float *sums, Take &&take) {
-  if (blocks == B) {
-    return multiply<R, B *(key_block / V::size), key_block / V::size, V>(q, head_dim, {keys, key_block, head_dim * key_block}, sums,
-                                                                         score_stride, take);
+// Keys in blocks of 16, each of which lies where it wants.
+template <class Element, int B>
+struct KeyBlocks {
+  const Element *block[B];
+};
+
+template <int R, int N, int C, class V, class Rows, class Element, class Ahead>
+MHA_INLINE void accumulate(Rows rows, const KeyBlocks<Element, N / C> &keys, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
+  for (int64_t k = begin; k < end; ++k) {
+    V column[N];
+    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = load<V>(keys.block[i / C] + k * key_block + i % C * static_cast<int>(V::size));
+    ahead.step(k);
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      const V multiplier = all<V>(rows.at(r, k));
+      MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
+    }
   }
-  if constexpr (B > 1) multiply_keys<V, R, B - 1>(blocks, q, head_dim, keys, sums, take);
+}
+
+// take(dot(q[r], key j), r, i) for the keys of B blocks, from `block` on. `sums` has room for the products.
+template <class V, int R, int B, class Element, class Take>
+MHA_INLINE void multiply_keys(const Groups &keys, int64_t block, RowPointers<R> q, int64_t head_dim, float *sums, Take &&take) {
+  KeyBlocks<Element, B> blocks;
+  MHA_UNROLL for (int i = 0; i < B; ++i) blocks.block[i] = static_cast<const Element *>(keys.at[block + i]);
+  multiply<R, B *(key_block / V::size), key_block / V::size, V>(q, head_dim, blocks, sums + block * key_block, score_stride, take);
+}
+
+// Of up to B blocks.
+template <class V, int R, int B, class Element, class Take>
+MHA_INLINE void multiply_keys_of(int64_t blocks, const Groups &keys, int64_t block, RowPointers<R> q, int64_t head_dim, float *sums,
+                                 Take &&take) {
+  if (blocks == B) return multiply_keys<V, R, B, Element>(keys, block, q, head_dim, sums, take);
+  if constexpr (B > 1) multiply_keys_of<V, R, B - 1, Element>(blocks, keys, block, q, head_dim, sums, take);
 }
 
 // Turns scores[r][0, 16 * blocks) into p = exp(score - m), and gives l of each row. So many rows side by side as make use of the processor:
@@ -237,96 +149,192 @@ MHA_INLINE void softmax(float *scores, int64_t blocks, const float *m, float *l)
 
 // ---- Context of a tile
 
-// Which keys take part in which rows of a tile: row r has the keys below counts[r] but for those excluded. All rows have those below
-// `shared`.
+// Which keys of the chunk take part in which rows of a tile: row r has those in [begins[r], ends[r]) but for those excluded. All rows have
+// those in `shared`; none has one outside of `some`.
 template <int R>
 struct Attending {
-  int64_t counts[R];
-  int64_t shared, most;
+  int64_t begins[R], ends[R];
+  Range some, shared;
   uint32_t rows_with_excluded;  // a bit for each row, whose excluded[r][j] then says
   uint8_t *excluded;            // [R][chunk_keys]
 
-  MHA_INLINE bool has(int r, int64_t j) const { return j < counts[r] && !((rows_with_excluded >> r & 1) && excluded[r * chunk_keys + j]); }
+  MHA_INLINE bool has(int r, int64_t j) const {
+    return j >= begins[r] && j < ends[r] && !((rows_with_excluded >> r & 1) && excluded[r * chunk_keys + j]);
+  }
 };
 
-// o[r] = sum of p[r][j] * values[j] over the keys that take part: those of all rows for the whole tile, the rest row by row, since no row
-// is multiplied with a value that it does not attend to.
-template <class V, int R, int C>
-MHA_INLINE void context_columns(EvenRows<score_stride> p, const Attending<R> &keys, const float *values, int64_t width, float *o) {
-  V acc[R][C];
-  clear(acc);
-  accumulate<R, C, C>(p, {values, width, 0}, 0, keys.shared, acc, NoPrefetch{});
-  for (int64_t j = keys.shared; j < keys.most; ++j) {
+// Values of the keys [begin, end), which lie one after the other.
+template <class Element>
+struct ValueRows {
+  const Element *row;
+  int64_t width;
+};
+
+template <int R, int N, int C, class V, class Rows, class Element, class Ahead>
+MHA_INLINE void accumulate(Rows rows, const ValueRows<Element> &values, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
+  const Element *value = values.row;
+  for (int64_t j = begin; j < end; ++j, value += values.width) {
+    V column[N];
+    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = load<V>(value + i * static_cast<int>(V::size));
+    ahead.step(j);
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      const V multiplier = all<V>(rows.at(r, j));
+      MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
+    }
+  }
+}
+
+// acc[r] += p[r][j] * values[j] over keys that not all rows have, row by row: no row is multiplied with a value that it does not attend to.
+template <class V, int R, int C, class Element>
+MHA_INLINE void accumulate_some(EvenRows<score_stride> p, const Attending<R> &keys, const Groups &values, int64_t width, int64_t column,
+                                int64_t begin, int64_t end, V (&acc)[R][C]) {
+  for (int64_t j = begin; j < end; ++j) {
+    const Element *const row = static_cast<const Element *>(values.at[j / key_block]) + j % key_block * width + column;
     V value[C];
-    MHA_UNROLL for (int i = 0; i < C; ++i) value[i] = load<V>(values + j * width + i * V::size);
+    MHA_UNROLL for (int i = 0; i < C; ++i) value[i] = load<V>(row + i * V::size);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       if (!keys.has(r, j)) continue;
       const V multiplier = all<V>(p.at(r, j));
       MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = mul_add(multiplier, value[i], acc[r][i]);
     }
   }
+}
+
+// o[r] = sum of p[r][j] * values[j] over the keys that take part, for C vectors of columns.
+template <class V, int R, int C, class Element>
+MHA_INLINE void context_columns(EvenRows<score_stride> p, const Attending<R> &keys, const Groups &values, int64_t width, int64_t column,
+                                float *o) {
+  V acc[R][C];
+  clear(acc);
+  accumulate_some<V, R, C, Element>(p, keys, values, width, column, keys.some.begin, keys.shared.begin, acc);
+  for (int64_t j = keys.shared.begin; j < keys.shared.end;) {
+    const int64_t end = smaller(values.run_end[j / key_block], keys.shared.end);
+    const Element *const row = static_cast<const Element *>(values.at[j / key_block]) + j % key_block * width + column;
+    accumulate<R, C, C>(p, ValueRows<Element>{row, width}, j, end, acc, NoPrefetch{});
+    j = end;
+  }
+  accumulate_some<V, R, C, Element>(p, keys, values, width, column, keys.shared.end, keys.some.end, acc);
   MHA_UNROLL for (int r = 0; r < R; ++r) {
-    MHA_UNROLL for (int i = 0; i < C; ++i) store(o + r * width + i * static_cast<int64_t>(V::size), acc[r][i]);
+    MHA_UNROLL for (int i = 0; i < C; ++i) store(o + r * width + column + i * static_cast<int64_t>(V::size), acc[r][i]);
   }
 }
 
-template <class V, int R, int C>
-MHA_INLINE void context(int64_t vectors, EvenRows<score_stride> p, const Attending<R> &keys, const float *values, int64_t width, float *o) {
-  for (; vectors >= C; vectors -= C) {
-    context_columns<V, R, C>(p, keys, values, width, o);
-    values += C * V::size;
-    o += C * V::size;
+// From `column` on to the end, C vectors at a time, then fewer; or one, where the memory is waited for.
+template <class V, int R, int C, class Element>
+MHA_INLINE void context(EvenRows<score_stride> p, const Attending<R> &keys, const Groups &values, int64_t width, int64_t column, float *o) {
+  for (; column + C * static_cast<int64_t>(V::size) <= width; column += C * V::size) {
+    context_columns<V, R, C, Element>(p, keys, values, width, column, o);
   }
-  if constexpr (C > 1) context<V, R, C - 1>(vectors, p, keys, values, width, o);
+  constexpr int fewer = is_float<Element> ? C - 1 : 1;
+  if constexpr (C > 1) context<V, R, fewer, Element>(p, keys, values, width, column, o);
 }
 
 // ---- One chunk for one tile
 
-template <class V, int R>
-inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
-  using Shape = TileShape<V::size>;
-  constexpr int B = Shape::score_blocks(R);
-  const Attention &call = unit.call;
-  const int64_t head_dim = call.head_dim;
-  Attending<R> keys;
+template <int R>
+MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, int64_t row, Attending<R> *keys) {
   Row at = unit.row(row);
-  MHA_UNROLL for (int r = 0; r < R; ++r, unit.advance(&at)) keys.counts[r] =
-      smaller(chunk_keys, greater(0, unit.key_limit(at) - chunk.begin));
-  keys.shared = keys.counts[0];  // later rows see more keys
-  keys.most = keys.counts[R - 1];
-  keys.rows_with_excluded = 0;
-  keys.excluded = reinterpret_cast<uint8_t *>(unit.scratch + call.scratch.excluded);
+  MHA_UNROLL for (int r = 0; r < R; ++r, unit.advance(&at)) {
+    const Range range = unit.keys_of(at);
+    keys->begins[r] = smaller(chunk_keys, greater(0, range.begin - chunk_begin));
+    keys->ends[r] = smaller(chunk_keys, greater(0, range.end - chunk_begin));
+  }
+  // Later rows have later keys.
+  keys->some = {keys->begins[0], keys->ends[R - 1]};
+  keys->shared = {keys->begins[R - 1], keys->ends[0]};
+  if (keys->shared.begin >= keys->shared.end) keys->shared = {keys->some.end, keys->some.end};
+  keys->rows_with_excluded = 0;
+  keys->excluded = reinterpret_cast<uint8_t *>(unit.scratch + unit.call.scratch.excluded);
+}
 
-  float *const scores = unit.scratch + call.scratch.scores;
+template <class V, int R>
+MHA_INLINE void score_keys(const Unit &unit, int64_t row, const Attending<R> &keys, Score<V, R> *score) {
+  constexpr int B = TileShape<V::size>::score_blocks(R);
   RowPointers<R> q;
   MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(row + r);
-  Score<V, R> score(scores, call.scale);
-  const int64_t blocks = (keys.most + key_block - 1) / key_block;
-  for (int64_t block = 0; block < blocks; block += B) {
-    const float *const these = chunk.keys + block * head_dim * key_block;
-    score.scores = scores + block * key_block;
-    if ((block + B) * key_block <= keys.shared)
-      multiply_keys<V, R, B>(B, q, head_dim, these, score.scores, score);
+  const Groups &groups = score->keys;
+  const int64_t head_dim = unit.call.head_dim, end = (keys.some.end + key_block - 1) / key_block;
+  for (int64_t block = keys.some.begin / key_block; block < end; block += B) {
+    score->first = block * key_block;
+    const bool are_shared = score->first >= keys.shared.begin && score->first + B * key_block <= keys.shared.end;
+    if (are_shared && !groups.has_scales)
+      multiply_keys<V, R, B, float>(groups, block, q, head_dim, score->scores, *score);
     else
-      multiply_keys<V, R, B>(smaller(B, blocks - block), q, head_dim, these, score.scores,
-                             MaskedScore<V, R>{score, keys.counts, block * key_block});
+      multiply_keys_of<V, R, B, float>(smaller(B, end - block), groups, block, q, head_dim, score->scores,
+                                       MaskedScore<V, R>{*score, keys.begins, keys.ends});
   }
+}
+
+// The keys that are stored in fewer bits and widened in registers. Whole groups of B blocks, of which those that no row needs are one that
+// a row does need, with the products masked: what is waited for is the memory, so that one shape of loop will do.
+template <class V, int R, class Element>
+MHA_INLINE void score_stored_keys(const Unit &unit, int64_t row, const Attending<R> &keys, Score<V, R> *score) {
+  constexpr int B = TileShape<V::size>::score_blocks(R);
+  RowPointers<R> q;
+  MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(row + r);
+  const int64_t first = keys.some.begin / key_block, end = (keys.some.end + key_block - 1) / key_block;
+  for (int64_t block = first / B * B; block < end; block += B) {
+    score->first = block * key_block;
+    KeyBlocks<Element, B> blocks;
+    MHA_UNROLL for (int i = 0; i < B; ++i) {
+      blocks.block[i] = static_cast<const Element *>(score->keys.at[smaller(end - 1, greater(first, block + i))]);
+    }
+    multiply<R, B *(key_block / V::size), key_block / V::size, V>(q, unit.call.head_dim, blocks, score->scores + score->first, score_stride,
+                                                                  MaskedScore<V, R>{*score, keys.begins, keys.ends});
+  }
+}
+
+// Values of int8 have their scales multiplied to p.
+template <class V, int R>
+MHA_INLINE void scale_by_values(const Groups &values, int64_t first_block, int64_t end_block, float *p) {
+  for (int64_t block = first_block; block < end_block; ++block) {
+    MHA_UNROLL for (int i = 0; i < key_block; i += V::size) {
+      const V scale = load<V>(values.scales[block] + i);
+      MHA_UNROLL for (int r = 0; r < R; ++r) {
+        float *const at = p + r * score_stride + block * key_block + i;
+        store(at, load<V>(at) * scale);
+      }
+    }
+  }
+}
+
+template <class V, int R>
+inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
+  const Attention &call = unit.call;
+  Attending<R> keys;
+  find_attending<R>(unit, chunk.begin, row, &keys);
+
+  float *const scores = unit.scratch + call.scratch.scores;
+  Score<V, R> score(chunk.keys, scores, call.scale);
+  visit_read<V>(chunk.keys.storage, [&](auto stored) {
+    using Element = typename decltype(stored)::Element;
+    if constexpr (is_float<Element>)
+      score_keys<V, R>(unit, row, keys, &score);
+    else
+      score_stored_keys<V, R, Element>(unit, row, keys, &score);
+  });
   for (int r = 0; r < R; ++r) {
     if (!has_negative_infinity(score.least[r])) continue;
     keys.rows_with_excluded |= 1u << r;
-    keys.shared = 0;
-    for (int64_t j = 0; j < keys.counts[r]; ++j) keys.excluded[r * chunk_keys + j] = scores[r * score_stride + j] == -infinity;
+    keys.shared = {keys.some.end, keys.some.end};
+    for (int64_t j = keys.begins[r]; j < keys.ends[r]; ++j) {
+      keys.excluded[r * chunk_keys + j] = scores[r * score_stride + j] == -infinity;
+    }
   }
 
   float m[R], l[R];
   MHA_UNROLL for (int r = 0; r < R; ++r) m[r] = greatest(score.greatest[r]);
-  softmax<V, R>(scores, blocks, m, l);
+  const int64_t first_block = keys.some.begin / key_block, end_block = (keys.some.end + key_block - 1) / key_block;
+  softmax<V, R>(scores + first_block * key_block, end_block - first_block, m, l);
   for (int r = 0; r < R; ++r) {
     *unit.m(slot, row + r) = m[r];
     *unit.l(slot, row + r) = l[r];
   }
-  const int64_t width = call.head_dim_v_padded;
-  context<V, R, Shape::context_vectors>(width / V::size, {scores}, keys, chunk.values, width, unit.o(slot, row));
+  if (chunk.values.has_scales) scale_by_values<V, R>(chunk.values, first_block, end_block, scores);
+  visit_read<V>(chunk.values.storage, [&](auto stored) {
+    using Element = typename decltype(stored)::Element;
+    context<V, R, TileShape<V::size>::context_vectors, Element>({scores}, keys, chunk.values, call.head_dim_v_padded, 0, unit.o(slot, row));
+  });
 }
 
 template <class V, int R>
@@ -387,7 +395,8 @@ inline void finish(const Unit &unit, const Row &row) {
     for (; c < call.head_dim_v; ++c) out[c] = o[c];
   }
   if (call.context) {
-    float *const tap = call.context + ((unit.sequence * call.n_q + row.query) * call.num_heads + row.head) * call.head_dim_v;
+    float *const tap =
+        call.context + ((unit.sequence_index * call.n_q + unit.array_row(row)) * call.num_heads + row.head) * call.head_dim_v;
     for (int64_t i = 0; i < call.head_dim_v; ++i) tap[i] = out[i];
   }
   if (call.lse) call.lse[unit.position(row)] = is_empty ? -infinity : canonical(*unit.m(0, row.index) + log_of(l));
@@ -399,7 +408,7 @@ template <class V>
 inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t count, float *s) {
   const Attention &call = unit.call;
   const int64_t at = unit.position(row) * call.n_kv + begin;
-  const int64_t attended = smaller(count, greater(0, unit.key_limit(row) - begin));
+  const Range range = unit.keys_of(row);
   const float m = *unit.m(0, row.index), inverse = 1.0f / *unit.l(0, row.index);
   if (call.scores) {
     for (int64_t j = 0; j < count; ++j) call.scores[at + j] = canonical(s[j]);
@@ -408,7 +417,9 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t
   if (call.scaled_scores) {
     for (int64_t j = 0; j < count; ++j) call.scaled_scores[at + j] = s[j];
   }
-  for (int64_t j = attended; j < count; ++j) s[j] = -infinity;
+  for (int64_t j = 0; j < count; ++j) {
+    if (begin + j < range.begin || begin + j >= range.end) s[j] = -infinity;
+  }
   if (call.masked_scores) {
     for (int64_t j = 0; j < count; ++j) call.masked_scores[at + j] = s[j];
   }
@@ -421,69 +432,169 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t
   }
 }
 
+// What is behind the sequence's last key.
+inline void clear_inspected(const Unit &unit, const Row &row) {
+  const Attention &call = unit.call;
+  const int64_t at = unit.position(row) * call.n_kv;
+  for (int64_t j = unit.sequence.n_kv; j < call.n_kv; ++j) {
+    if (call.scores) call.scores[at + j] = 0.0f;
+    if (call.scaled_scores) call.scaled_scores[at + j] = 0.0f;
+    if (call.masked_scores) call.masked_scores[at + j] = -infinity;
+    if (call.attention_weights) call.attention_weights[at + j] = 0.0f;
+  }
+}
+
 template <class V>
 inline void inspect(const Unit &unit) {
   const Attention &call = unit.call;
   if (!call.scores && !call.scaled_scores && !call.masked_scores && !call.attention_weights) return;
   float *const scores = unit.scratch + call.scratch.scores;
-  for (int64_t begin = 0; begin < call.n_kv; begin += chunk_keys) {
-    const int64_t count = smaller(chunk_keys, call.n_kv - begin);
-    const float *const keys = keys_of(unit, begin, count);
+  for (int64_t begin = 0; begin < unit.sequence.n_kv; begin += chunk_keys) {
+    const int64_t count = smaller(chunk_keys, unit.sequence.n_kv - begin);
+    Groups keys;
+    read_keys<V>(unit, begin, {0, count}, &keys);
     for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
       const RowPointers<1> q = {{unit.q(row.index)}};
       for (int64_t j = 0; j < count; j += key_block) {
-        multiply_keys<V, 1, 1>(1, q, call.head_dim, keys + j * call.head_dim, scores + j,
-                               [&](V dot, int, int i) { store(scores + j + i * static_cast<int>(V::size), dot); });
+        visit_read<V>(keys.storage, [&](auto stored) {
+          using Element = typename decltype(stored)::Element;
+          multiply_keys<V, 1, 1, Element>(keys, j / key_block, q, call.head_dim, scores, [&](V dot, int, int i) {
+            const int64_t lane = i * static_cast<int>(V::size);
+            if (keys.has_scales) dot = dot * load<V>(keys.scales[j / key_block] + lane);
+            store(scores + j + lane, dot);
+          });
+        });
       }
       inspect_row<V>(unit, row, begin, count, scores);
     }
   }
+  for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) clear_inspected(unit, row);
 }
 
 // ---- One unit
 
-// As many slots hold a state before chunk c as c has binary digits 1.
-MHA_INLINE int64_t slots_before(int64_t c) { return __builtin_popcountll(static_cast<unsigned long long>(c)); }
+// The states before chunk c, when chunk `first` was the first, as a binary counter: those subtrees that hold a chunk, one for each 1 among
+// the digits of c but for the leading ones that c has in common with `first`.
+MHA_INLINE int64_t slots_before(int64_t c, int64_t first) {
+  if (c == first) return 0;
+  const int digit = 63 - __builtin_clzll(static_cast<unsigned long long>(c ^ first));
+  return __builtin_popcountll(static_cast<unsigned long long>(c) & ((2ull << digit) - 1));
+}
 
+// After chunk c: merges it with the subtree before it as long as both are halves of a larger one, for rows [begin, end).
 template <class V>
-void attend(const Attention &call, int64_t sequence, int64_t kv_head, int64_t query_begin, float *scratch) {
+MHA_INLINE void merge_subtrees(const Unit &unit, int64_t c, int64_t first, int64_t begin, int64_t end) {
+  int64_t slot = slots_before(c, first);
+  for (int64_t level = 0; (c >> level & 1) && c >> level << level > first; ++level) merge<V>(unit, --slot, begin, end);
+}
+
+// After the last chunk, c: what is left, starting at the right.
+template <class V>
+MHA_INLINE void merge_rest(const Unit &unit, int64_t c, int64_t first, int64_t begin, int64_t end) {
+  for (int64_t left = slots_before(c + 1, first) - 2; left >= 0; --left) merge<V>(unit, left, begin, end);
+}
+
+inline void clear_states(const Unit &unit, int64_t slot, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    *unit.m(slot, row) = -infinity;
+    *unit.l(slot, row) = 0.0f;
+  }
+}
+
+MHA_INLINE Range chunks_of(Range keys) {
+  return {keys.begin / chunk_keys, keys.end > keys.begin ? (keys.end + chunk_keys - 1) / chunk_keys : keys.begin / chunk_keys};
+}
+
+MHA_INLINE Range intersection(Range a, Range b) {
+  const int64_t begin = greater(a.begin, b.begin);
+  return {begin, greater(begin, smaller(a.end, b.end))};
+}
+
+// The keys that some of the rows [begin, end) attend to.
+MHA_INLINE Range keys_of_rows(const Unit &unit, int64_t begin, int64_t end) {
+  return {unit.keys_of(unit.row(begin)).begin, unit.keys_of(unit.row(end - 1)).end};
+}
+
+// The states of all rows over the keys of `chunks`, in slot 0.
+template <class V>
+inline void attend_chunks(const Unit &unit, Range chunks) {
   constexpr int tile_rows = TileShape<V::size>::attend_rows;
   static_assert(tile_rows <= attend_tile_rows_max, "scratch has room for a tile");
-  const int64_t group = call.num_heads == call.num_kv_heads ? 1 : call.num_heads / call.num_kv_heads;
-  const int64_t queries = smaller(call.block_queries, call.n_q - query_begin);
-  const Unit unit = {call, sequence, kv_head, query_begin, group, queries * group, scratch};
-
-  const int64_t limit = unit.key_limit(unit.row(unit.num_rows - 1));
-  for (int64_t c = 0; c == 0 || c * chunk_keys < limit; ++c) {
-    const int64_t begin = c * chunk_keys, count = smaller(chunk_keys, limit - begin);
-    // Without keys there may be no arrays; any address will do then.
-    Chunk chunk = {begin, unit.scratch, unit.scratch};
-    if (count > 0) chunk = {begin, keys_of(unit, begin, count), values_of<V>(unit, begin, count)};
-    const int64_t next = begin + chunk_keys, next_count = greater(0, smaller(chunk_keys, limit - next));
-    int64_t slot = slots_before(c), first = unit.num_rows;
+  const Range all_keys = keys_of_rows(unit, 0, unit.num_rows);
+  const int64_t first = chunks.begin;
+  for (int64_t c = chunks.begin; c < chunks.end; ++c) {
+    const int64_t begin = c * chunk_keys, next = begin + chunk_keys;
+    const Range here = intersection(all_keys, {begin, next}), needed = {here.begin - begin, here.end - begin};
+    Chunk chunk;
+    chunk.begin = begin;
+    read_keys<V>(unit, begin, needed, &chunk.keys);
+    read_values<V>(unit, begin, needed, &chunk.values);
+    const NextChunk ahead(unit, c + 1 < chunks.end ? intersection(all_keys, {next, next + chunk_keys}) : Range{next, next});
+    const int64_t slot = slots_before(c, first);
+    int64_t first_row = unit.num_rows;
     for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
       const int64_t end = smaller(row + tile_rows, unit.num_rows);
-      if (c > 0 && unit.key_limit(unit.row(end - 1)) <= begin) continue;  // later rows see more keys
-      if (c == 0) {
+      if (c == first) {
         copy_queries<V>(unit, row, end);
         prefetch_queries(unit, end, smaller(end + tile_rows, unit.num_rows));
       }
-      // A tile's share of the next chunk is on its way from the memory while the tile is computed.
-      const int64_t share_begin = next + next_count * row / unit.num_rows, share_end = next + next_count * end / unit.num_rows;
-      prefetch_keys(unit, call.k, call.head_dim, share_begin, share_end);
-      prefetch_keys(unit, call.v, call.head_dim_v, share_begin, share_end);
-      first = smaller(first, row);
+      const Range keys = keys_of_rows(unit, row, end);
+      if (keys.end <= begin && c > first) continue;  // these rows are done: later ones have later keys
+      first_row = smaller(first_row, row);
+      if (keys.begin >= smaller(next, keys.end) || keys.end <= begin) {
+        clear_states(unit, slot, row, end);
+        continue;
+      }
+      ahead.prefetch(unit, row, end);
       attend_tile_of<V, tile_rows>(end - row, unit, chunk, row, slot);
     }
-    for (int64_t ones = c; ones & 1; ones >>= 1) merge<V>(unit, --slot, first, unit.num_rows);
+    merge_subtrees<V>(unit, c, first, first_row, unit.num_rows);
   }
 
   for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
     const int64_t end = smaller(row + tile_rows, unit.num_rows);
-    const int64_t chunks = greater(1, (unit.key_limit(unit.row(end - 1)) + chunk_keys - 1) / chunk_keys);
-    for (int64_t left = slots_before(chunks) - 2; left >= 0; --left) merge<V>(unit, left, row, end);
-    for (Row at = unit.row(row); at.index < end; unit.advance(&at)) finish<V>(unit, at);
+    const Range own = intersection(chunks_of(keys_of_rows(unit, row, end)), chunks);
+    if (chunks.begin < chunks.end) {
+      merge_rest<V>(unit, greater(own.end, first + 1) - 1, first, row, end);
+    } else {
+      copy_queries<V>(unit, row, end);
+      clear_states(unit, 0, row, end);
+    }
   }
+}
+
+// The parts of a unit's keys come together in the last one that is done: the same tree, over parts instead of chunks.
+template <class V>
+inline bool join_parts(const Unit &unit, int64_t index, int64_t part) {
+  const KeyParts &parts = unit.call.parts;
+  const int64_t floats = unit.l(0, unit.num_rows) - unit.o(0, 0);
+  float *const states = parts.states + index * parts.count * parts.state_stride;
+  __builtin_memcpy(states + part * parts.state_stride, unit.o(0, 0), static_cast<size_t>(floats) * sizeof(float));
+  if (__atomic_sub_fetch(&parts.unfinished[index], 1, __ATOMIC_ACQ_REL) != 0) return false;
+  for (int64_t p = 0; p < parts.count; ++p) {
+    __builtin_memcpy(unit.o(slots_before(p, 0), 0), states + p * parts.state_stride, static_cast<size_t>(floats) * sizeof(float));
+    merge_subtrees<V>(unit, p, 0, 0, unit.num_rows);
+  }
+  merge_rest<V>(unit, parts.count - 1, 0, 0, unit.num_rows);
+  return true;
+}
+
+template <class V>
+void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block, int64_t part, float *scratch) {
+  const Sequence &sequence = call.sequences[sequence_index];
+  const int64_t query_begin = block * call.block_queries, queries = smaller(call.block_queries, sequence.n_q - query_begin);
+  if (queries <= 0) return;
+  const int64_t group = call.num_heads == call.num_kv_heads ? 1 : call.num_heads / call.num_kv_heads;
+  const Unit unit = {call, sequence, sequence_index, kv_head, query_begin, group, queries * group, scratch};
+  const Range chunks = chunks_of(keys_of_rows(unit, 0, unit.num_rows));
+  if (call.parts.count == 1) {
+    attend_chunks<V>(unit, chunks);
+  } else {
+    attend_chunks<V>(unit, intersection(chunks, {part * call.parts.chunks, (part + 1) * call.parts.chunks}));
+    const int64_t blocks = quotient(call.n_q + call.block_queries - 1, call.block_queries);
+    if (!join_parts<V>(unit, (sequence_index * call.num_kv_heads + kv_head) * blocks + block, part)) return;
+  }
+  for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) finish<V>(unit, row);
   inspect<V>(unit);
 }
 

@@ -16,19 +16,28 @@ constexpr int64_t key_block = 16;      // keys that lie side by side, one per la
 
 constexpr int64_t project_block_rows = 144;  // input rows that pass under a block of weights
 
+// The valid rows of one sequence among those that its array has room for: the others are padding.
+struct Extent {
+  int64_t first, count;
+  int64_t before;  // valid rows of the sequences before it
+};
+
 // Input rows: row i of sequence b is at base + b * batch_stride + i * row_stride.
 struct InputRows {
   const float *base;
   int64_t rows_per_sequence;
   int64_t batch_stride;
   int64_t row_stride;
+  const Extent *extents;  // of each sequence; null: all rows are valid
 };
 
-// Where column n of output row i of sequence b goes; n falls into head h = n / head_width at column c = n % head_width.
+// Where column n of the output for row i of sequence b goes; n falls into head h = n / head_width at column c = n % head_width, and the row
+// is the j-th valid one of its sequence.
 //   rows:       base + b * batch_stride + i * row_stride + h * head_stride + c
-//   key_blocks: base + b * batch_stride + h * head_stride + (i / 16) * 16 * head_width + c * 16 + i % 16
+//   value_rows: base + b * batch_stride + j * row_stride + h * head_stride + c
+//   key_blocks: base + b * batch_stride + h * head_stride + (j / 16) * 16 * head_width + c * 16 + j % 16
 struct Landing {
-  enum class Kind : uint32_t { none, rows, key_blocks };
+  enum class Kind : uint32_t { none, rows, value_rows, key_blocks };
   Kind kind;
   float *base;
   int64_t batch_stride;
@@ -51,15 +60,37 @@ struct Projection {
 
 // ---- Attention
 
-// Keys or values of all sequences and kv heads, in one of two forms.
-//   packed: as the kernels read them; keys in blocks [n / 16][head_dim][16 keys], values in rows of head_dim_v_padded
+// One sequence of a call. Positions count from the sequence's first key.
+struct Sequence {
+  int64_t n_q;       // queries
+  int64_t n_kv;      // keys to attend to, those in the cache among them
+  int64_t q_start;   // position of the first query
+  int64_t q_first;   // row of the first query in the caller's arrays
+  int64_t kv_first;  // row of the first key that comes with the call in the caller's arrays
+  int64_t past;      // position of that key
+  int64_t kv_rows;   // how many come with the call
+  int64_t in_cache;  // number of the sequence in the cache; without a cache, in the call
+};
+
+// How a number is stored. The values are those of MHA_TYPE_*.
+enum class Storage : uint32_t { f32, f16, bf16, int8 };
+
+// Keys or values of all sequences and kv heads, in one of two forms. Strides count elements.
+//   packed: as the kernels read them, 16 positions by 16; keys in blocks [position / 16][head_dim][16], values in rows of
+//   head_dim_v_padded.
+//           A sequence's positions lie in blocks of the memory: block number n at base + n * batch_stride.
 //   plain:  rows of the caller's, brought into the packed form chunk by chunk
-struct KeyValueSource {
-  const float *base;
-  int64_t batch_stride;
-  int64_t head_stride;
-  int64_t row_stride;  // of plain rows
+struct KeyValues {
+  const void *base;
+  Storage storage;
   bool is_packed;
+  int64_t batch_stride, row_stride, head_stride;  // row_stride: of plain rows; of packed ones the width, 16 of which are 16 positions
+  // Packed only:
+  const int32_t *tables;  // [sequence][table_stride] number of the block that holds block_positions positions; null: the sequence's number
+  int64_t table_stride;
+  int64_t block_positions;  // a multiple of 16
+  int64_t ring_positions;   // position p lies where p % ring_positions would; 0: no ring
+  const float *scales;      // int8: [block][kv head][block_positions]
 };
 
 struct StridedRows {
@@ -69,12 +100,22 @@ struct StridedRows {
   int64_t head_stride;
 };
 
+// Rotation of queries and keys (CONTRACT.md, section 4); see mha_rope.
+struct Rotation {
+  const float *cos, *sin;  // null: none
+  int64_t stride, pairs;
+  bool is_interleaved;
+  const int64_t *positions;  // [batch][rows_per_sequence] by row of the caller's array; null: the row's position in its sequence
+  int64_t rows_per_sequence;
+};
+
 // The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has so many rows:
 // block_queries * (query heads per kv head).
 struct AttendScratch {
   int64_t queries;   // [rows][head_dim]
-  int64_t keys;      // [16 blocks][head_dim][16], for plain key rows
-  int64_t values;    // [256][head_dim_v_padded], for plain value rows
+  int64_t keys;      // [16 blocks][head_dim][16], for keys to be brought into this form
+  int64_t values;    // [256][head_dim_v_padded], likewise
+  int64_t rotated;   // [4][head_dim], for plain key rows to be rotated
   int64_t scores;    // [attend_tile_rows_max][score_stride]
   int64_t excluded;  // [attend_tile_rows_max][256] bytes
   int64_t states;  // [slots] of state_stride: o [rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be read behind m
@@ -87,24 +128,47 @@ constexpr int64_t attend_tile_rows_max = 8;
 constexpr int64_t merge_rows = 16;                 // rows whose states are merged side by side
 constexpr int64_t score_stride = chunk_keys + 16;  // no power of two, so that a tile's rows do not fall into the same cache sets
 
+// The keys of a unit can be shared out between threads: in parts of 2^n chunks, each of which is a subtree of the contract's tree. The last
+// one to be done merges their states.
+struct KeyParts {
+  int64_t count;        // parts of a unit; 1: the keys are not shared out
+  int64_t chunks;       // of a part, a power of two
+  int64_t *unfinished;  // [units] parts still under way
+  float *states;        // [units][count] of state_stride
+  int64_t state_stride;
+};
+
 // One call's attention, the same for all its units of work.
 struct Attention {
-  int64_t batch, n_q, n_kv;
+  int64_t batch, n_q, n_kv;  // rows that the arrays have room for; keys at most
   int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
   int64_t head_dim_v_padded;  // rounded up to a multiple of 16
   int64_t block_queries;      // queries of one unit
   float scale;
-  bool is_causal;
-  const int64_t *q_start;  // [batch], or null for n_kv - n_q
+  int64_t window_left, window_right;  // the query at position p attends to the keys at p - window_left .. p + window_right
+  const Sequence *sequences;          // [batch]
   StridedRows q;
-  KeyValueSource k;
-  KeyValueSource v;
+  Rotation rotate_q, rotate_k;  // rotate_k: of plain keys, others are rotated already
+  KeyValues k, v;
   float *output;  // canonical context rows
   int64_t output_batch_stride, output_row_stride, output_head_stride;
   float *lse;  // optional outputs, contiguous as in mha.h
   float *attention_weights;
   float *scores, *scaled_scores, *masked_scores, *context;
   AttendScratch scratch;
+  KeyParts parts;
+};
+
+// ---- Storing keys or values
+
+// Rows of keys or values, [batch][row][kv head][width], rotated and converted to their place in packed storage.
+struct Storing {
+  StridedRows rows;
+  Rotation rotation;
+  const Sequence *sequences;  // rows kv_first .. kv_first + kv_rows of each go to the positions from `past` on
+  KeyValues to;
+  int64_t num_kv_heads, width;
+  bool are_keys;
 };
 
 // ---- The table
@@ -116,9 +180,12 @@ struct Kernels {
   // Output rows [row_begin, row_end) and panels [panel_begin, panel_end) of a projection.
   void (*project)(const Projection &projection, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end);
 
-  // One unit of attention: the queries [query_begin, query_begin + block_queries) of all query heads of one kv head of one sequence.
-  // scratch: attention.scratch.floats floats, aligned to 64 bytes.
-  void (*attend)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t query_begin, float *scratch);
+  // One unit of attention: the queries from block * block_queries on of all query heads of one kv head of one sequence, with the keys of
+  // one part. scratch: attention.scratch.floats floats, aligned to 64 bytes.
+  void (*attend)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block, int64_t part, float *scratch);
+
+  // Rows [row_begin, row_end) of those that one sequence stores. scratch: 4 * width floats, if they are to be rotated.
+  void (*store)(const Storing &storing, int64_t sequence, int64_t row_begin, int64_t row_end, float *scratch);
 
   // The second half of project, for a product made elsewhere: adds the bias and lands output rows [row_begin, row_end), of which the first
   // is at `product`.

@@ -14,27 +14,61 @@ MHA_INLINE void copy(const float *from, float *to, int64_t count) {
   for (; i < count; ++i) to[i] = from[i];
 }
 
+// The row of a sequence that a row of a projection is.
+struct Cursor {
+  int64_t sequence;
+  int64_t row;       // of the caller's array
+  int64_t position;  // among the valid rows
+};
+
+// Row number `row` of all sequences together.
+MHA_INLINE Cursor cursor_at(const InputRows &x, int64_t row) {
+  if (!x.extents) {
+    const int64_t sequence = quotient(row, x.rows_per_sequence), position = row - sequence * x.rows_per_sequence;
+    return {sequence, position, position};
+  }
+  int64_t sequence = 0;
+  while (row >= x.extents[sequence].before + x.extents[sequence].count) ++sequence;
+  const int64_t position = row - x.extents[sequence].before;
+  return {sequence, x.extents[sequence].first + position, position};
+}
+
+MHA_INLINE int64_t rows_left(const InputRows &x, const Cursor &at) {
+  return (x.extents ? x.extents[at.sequence].count : x.rows_per_sequence) - at.position;
+}
+
+// `step` rows on, where there are more.
+MHA_INLINE void advance(const InputRows &x, Cursor *at, int64_t step, bool has_more) {
+  at->row += step;
+  at->position += step;
+  if (!has_more || rows_left(x, *at) > 0) return;
+  do ++at->sequence;
+  while (x.extents && x.extents[at->sequence].count == 0);
+  at->position = 0;
+  at->row = x.extents ? x.extents[at->sequence].first : 0;
+}
+
 // Finished values, rows `row`, row + 1, ... of the output and columns first_column, ..., to one landing place.
 template <class V>
-inline void land(const Landing &to, int64_t rows_per_sequence, int64_t row, int64_t num_rows, const float *values, int64_t values_stride,
+inline void land(const Landing &to, const InputRows &x, int64_t row, int64_t num_rows, const float *values, int64_t values_stride,
                  int64_t first_column, int64_t num_columns) {
-  const int64_t first_sequence = quotient(row, rows_per_sequence), first_position = row - first_sequence * rows_per_sequence;
+  const Cursor first = cursor_at(x, row);
   int64_t head = quotient(first_column, to.head_width), c = first_column - head * to.head_width;
   for (int64_t done = 0; done < num_columns; ++head, c = 0) {
     const int64_t count = smaller(to.head_width - c, num_columns - done);
     float *const head_base = to.base + head * to.head_stride;
-    int64_t sequence = first_sequence, position = first_position;
+    Cursor at = first;
     for (int64_t r = 0; r < num_rows;) {
       const float *const from = values + r * values_stride + done;
-      float *const base = head_base + sequence * to.batch_stride;
+      float *const base = head_base + at.sequence * to.batch_stride;
       int64_t step = 1;
-      if (to.kind == Landing::Kind::rows) {
-        copy<V>(from, base + position * to.row_stride + c, count);
+      if (to.kind != Landing::Kind::key_blocks) {
+        copy<V>(from, base + (to.kind == Landing::Kind::rows ? at.row : at.position) * to.row_stride + c, count);
       } else {
-        const int64_t lane = position % key_block;
-        float *const block = base + (position - lane) * to.head_width + c * key_block + lane;
+        const int64_t lane = at.position % key_block;
+        float *const block = base + (at.position - lane) * to.head_width + c * key_block + lane;
         int64_t i = 0;
-        if (r + 4 <= num_rows && lane + 4 <= key_block && position + 4 <= rows_per_sequence) {
+        if (r + 4 <= num_rows && lane + 4 <= key_block && rows_left(x, at) >= 4) {
           step = 4;
           const float *const row1 = from + values_stride, *const row2 = row1 + values_stride, *const row3 = row2 + values_stride;
           for (; i + 4 <= count; i += 4) transpose4x4(from + i, row1 + i, row2 + i, row3 + i, block + i * key_block, key_block);
@@ -44,8 +78,7 @@ inline void land(const Landing &to, int64_t rows_per_sequence, int64_t row, int6
         }
       }
       r += step;
-      position += step;
-      if (position == rows_per_sequence) ++sequence, position = 0;
+      advance(x, &at, step, r < num_rows);
     }
     done += count;
   }
@@ -76,7 +109,7 @@ MHA_INLINE void multiply_panel(const PanelTask &task, int64_t begin, int64_t vec
   const int64_t column = vector * static_cast<int64_t>(V::size);
   RowPointers<R> rows;
   MHA_UNROLL for (int r = 0; r < R; ++r) rows.row[r] = task.rows[r];
-  multiply_block<R, C, C, V>(rows, begin, task.depth, {task.w + column, panel_columns, 0}, sums + column, panel_columns,
+  multiply_block<R, C, C, V>(rows, begin, task.depth, Columns{task.w + column, panel_columns, 0}, sums + column, panel_columns,
                              Destination<V>{to.bias + column, to.to, to.offset + vector}, ahead);
 }
 
@@ -125,8 +158,8 @@ template <class V>
 MHA_INLINE void land_everywhere(const Projection &p, int64_t row, int64_t num_rows, const float *results, int64_t stride, int64_t panel,
                                 int64_t panels) {
   const int64_t first_column = panel * panel_columns, num_columns = smaller(panels * panel_columns, p.columns - first_column);
-  land<V>(p.landing, p.x.rows_per_sequence, row, num_rows, results, stride, first_column, num_columns);
-  if (p.tap.kind != Landing::Kind::none) land<V>(p.tap, p.x.rows_per_sequence, row, num_rows, results, stride, first_column, num_columns);
+  land<V>(p.landing, p.x, row, num_rows, results, stride, first_column, num_columns);
+  if (p.tap.kind != Landing::Kind::none) land<V>(p.tap, p.x, row, num_rows, results, stride, first_column, num_columns);
 }
 
 // Up to `lines` times 16 columns of neighbouring panels: no more than there are, for the rest would have to come from the memory too.
@@ -150,8 +183,8 @@ inline void project_narrow(const Projection &p, int64_t row, const float *const 
     const int64_t columns = smaller(panels * panel_columns, p.columns - first_column);
     const float *const bias = p.bias + first_column;
     multiply_lines<V, R, group * panel_columns / 16>((columns + 15) / 16, pointers, p.depth,
-                                                     {p.panels + first_column * p.depth, panel_columns, p.depth * panel_columns}, results,
-                                                     stride, [&](V dot, int r, int i) {
+                                                     Columns{p.panels + first_column * p.depth, panel_columns, p.depth * panel_columns},
+                                                     results, stride, [&](V dot, int r, int i) {
                                                        const int64_t column = i * static_cast<int>(V::size);
                                                        store(results + r * stride + column, canonical(dot + load<V>(bias + column)));
                                                      });
@@ -166,11 +199,12 @@ struct RowBlock {
   float *out[project_block_rows];
 
   MHA_INLINE RowBlock(const Projection &p, int64_t begin, int64_t end) : first(begin), count(smaller(project_block_rows, end - begin)) {
-    int64_t sequence = quotient(begin, p.x.rows_per_sequence), position = begin - sequence * p.x.rows_per_sequence;
+    Cursor at = cursor_at(p.x, begin);
+    const bool by_row = p.landing.kind == Landing::Kind::rows;
     for (int64_t r = 0; r < count; ++r) {
-      in[r] = p.x.base + sequence * p.x.batch_stride + position * p.x.row_stride;
-      out[r] = p.landing.base + sequence * p.landing.batch_stride + position * p.landing.row_stride;
-      if (++position == p.x.rows_per_sequence) ++sequence, position = 0;
+      in[r] = p.x.base + at.sequence * p.x.batch_stride + at.row * p.x.row_stride;
+      out[r] = p.landing.base + at.sequence * p.landing.batch_stride + (by_row ? at.row : at.position) * p.landing.row_stride;
+      advance(p.x, &at, 1, r + 1 < count);
     }
   }
 };
@@ -185,7 +219,7 @@ inline void project_panel(const Projection &p, const RowBlock &rows, int64_t pan
   alignas(64) float sums[project_block_rows * panel_columns];
 
   // Whole vectors that stay within a head go straight to their rows, all else by way of `sums`.
-  const bool is_direct = p.landing.kind == Landing::Kind::rows && p.tap.kind == Landing::Kind::none && columns % lanes == 0 &&
+  const bool is_direct = p.landing.kind != Landing::Kind::key_blocks && p.tap.kind == Landing::Kind::none && columns % lanes == 0 &&
                          (p.landing.head_width % lanes == 0 || p.landing.head_width == p.columns);
   int64_t offset[panel_columns / lanes];
   float *by_way[project_block_rows];
@@ -238,8 +272,8 @@ void finish_rows(const Projection &p, const float *product, int64_t product_stri
         const float *const from = product + (row - row_begin + r) * product_stride + column;
         for (int64_t i = 0; i < count; ++i) values[r * width + i] = canonical(from[i] + p.bias[column + i]);
       }
-      land<V>(p.landing, p.x.rows_per_sequence, row, rows, values, width, column, count);
-      if (p.tap.kind != Landing::Kind::none) land<V>(p.tap, p.x.rows_per_sequence, row, rows, values, width, column, count);
+      land<V>(p.landing, p.x, row, rows, values, width, column, count);
+      if (p.tap.kind != Landing::Kind::none) land<V>(p.tap, p.x, row, rows, values, width, column, count);
     }
   }
 }

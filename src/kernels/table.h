@@ -3,6 +3,7 @@
 
 #include "kernels/attend.h"
 #include "kernels/project.h"
+#include "kernels/store.h"
 
 namespace mha {
 namespace {
@@ -12,7 +13,7 @@ constexpr Kernels make_kernels(uint32_t instruction_set) {
   using Shape = TileShape<V::size>;
   return {instruction_set,    Shape::project_rows, Shape::project_vectors(Shape::project_rows) * static_cast<int64_t>(V::size),
           Shape::attend_rows, project<V>,          attend<V>,
-          finish_rows<V>};
+          store<V>,           finish_rows<V>};
 }
 
 }  // namespace

@@ -70,9 +70,9 @@ MHA_INLINE void clear(V (&acc)[R][N]) {
 
 // One block of 256 terms, from `begin` on, of dot(rows[r], columns) as in CONTRACT.md section 2, for N vectors in blocks of C. The
 // blocks' results add up in `sums`; with the last one, take(dot, r, i) gets row r's columns from i * V::size on.
-template <int R, int N, int C, class V, class Rows, class Take, class Ahead>
-MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, Columns columns, float *sums, int64_t sums_stride, Take &&take,
-                               Ahead ahead) {
+template <int R, int N, int C, class V, class Rows, class Matrix, class Take, class Ahead>
+MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, const Matrix &columns, float *sums, int64_t sums_stride,
+                               Take &&take, Ahead ahead) {
   const int64_t end = smaller(depth, begin + dot_block);
   V acc[R][N];
   clear(acc);
@@ -95,11 +95,11 @@ MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, Columns 
 }
 
 // All blocks.
-template <int R, int N, int C, class V, class Rows, class Take>
-MHA_INLINE void multiply(Rows rows, int64_t depth, Columns columns, float *sums, int64_t sums_stride, Take &&take) {
+template <int R, int N, int C, class V, class Rows, class Matrix, class Take, class Ahead = NoPrefetch>
+MHA_INLINE void multiply(Rows rows, int64_t depth, const Matrix &columns, float *sums, int64_t sums_stride, Take &&take, Ahead ahead = {}) {
   int64_t begin = 0;
   do {
-    multiply_block<R, N, C, V>(rows, begin, depth, columns, sums, sums_stride, take, NoPrefetch{});
+    multiply_block<R, N, C, V>(rows, begin, depth, columns, sums, sums_stride, take, ahead);
     begin += dot_block;
   } while (begin < depth);
 }

@@ -1,0 +1,594 @@
+// The KV cache's own functions: its buffer, its sequences, and what goes in and out without a call of the attention.
+
+#include "cache.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "cpu.h"
+#include "storage.h"
+
+namespace mha {
+namespace {
+
+constexpr char cache_magic[8] = {'m', 'h', 'a', ' ', 'k', 'v', 'c', 0};
+constexpr uint32_t cache_version = 1;
+constexpr uint32_t cache_byte_order = 0x01020304u;
+static_assert(sizeof(mha_kv_cache) == 256 && offsetof(mha_kv_cache, checksum) == 248, "the header is 4 cache lines");
+
+constexpr int32_t no_block = -1;
+
+int64_t element_bytes(uint32_t type) { return type == MHA_TYPE_F32 ? 4 : type == MHA_TYPE_INT8 ? 1 : 2; }
+int64_t padded_v(const mha_kv_cache &cache) { return blocks_of(cache.head_dim_v, key_block) * key_block; }
+int64_t table_entries(const mha_kv_cache &cache) {
+  return cache.kind == MHA_CACHE_PAGED ? quotient(cache.capacity, cache.block_positions) : 0;
+}
+
+// Offsets of the parts, in bytes.
+struct Layout {
+  int64_t states, tables, users, keys, k_scales, values, v_scales, bytes;
+};
+
+Layout layout_of(const mha_kv_cache &cache) {
+  const bool is_paged = cache.kind == MHA_CACHE_PAGED;
+  Count end(static_cast<int64_t>(sizeof(mha_kv_cache)));
+  const auto take = [&end](Count count, int64_t bytes) {
+    const int64_t offset = end.value();
+    end = round_up(end + count * Count(bytes), 64);
+    return offset;
+  };
+  const Count sequences(cache.num_sequences),
+      positions = Count(cache.num_blocks) * Count(cache.num_kv_heads) * Count(cache.block_positions);
+  Layout layout;
+  layout.states = take(sequences, sizeof(CacheState));
+  layout.tables = take(sequences * Count(table_entries(cache)), sizeof(int32_t));
+  layout.users = take(is_paged ? Count(cache.num_blocks) : Count(0), sizeof(int32_t));
+  layout.keys = take(positions * Count(cache.head_dim), element_bytes(cache.k_type));
+  layout.k_scales = take(cache.k_type == MHA_TYPE_INT8 ? positions : Count(0), sizeof(float));
+  layout.values = take(positions * Count(padded_v(cache)), element_bytes(cache.v_type));
+  layout.v_scales = take(cache.v_type == MHA_TYPE_INT8 ? positions : Count(0), sizeof(float));
+  layout.bytes = end.value();
+  return layout;
+}
+
+template <class T>
+T *at(const mha_kv_cache *cache, int64_t offset) {
+  return reinterpret_cast<T *>(reinterpret_cast<uintptr_t>(cache) + static_cast<uintptr_t>(offset));
+}
+
+int32_t *table_of(const mha_kv_cache *cache, int64_t sequence) {
+  return at<int32_t>(cache, layout_of(*cache).tables) + sequence * table_entries(*cache);
+}
+
+uint64_t checksum_of(mha_kv_cache header) {
+  header.checksum = 0;
+  uint64_t words[sizeof header / 8], sum = 0x9e3779b97f4a7c15u;
+  memcpy(words, &header, sizeof words);
+  for (const uint64_t word : words) {
+    sum = (sum ^ word) * 0xff51afd7ed558ccdu;
+    sum ^= sum >> 32;
+  }
+  return sum;
+}
+
+// ---- The configuration
+
+mha_status check_dimensions(Report &report, const mha_kv_cache_config &config) {
+  const struct {
+    const char *name;
+    int64_t value;
+    int64_t least, most;
+  } dims[] = {{"num_sequences", config.num_sequences, 1, INT32_MAX}, {"capacity", config.capacity, 1, INT64_MAX},
+              {"num_kv_heads", config.num_kv_heads, 1, INT32_MAX},   {"head_dim", config.head_dim, 1, INT32_MAX},
+              {"head_dim_v", config.head_dim_v, 0, INT32_MAX},       {"block_positions", config.block_positions, 0, INT64_MAX},
+              {"num_blocks", config.num_blocks, 0, INT32_MAX}};
+  for (const auto &dim : dims) {
+    if (dim.value < dim.least) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, 1, "%s is %lld; set it to at least %lld", dim.name, static_cast<long long>(dim.value),
+                         static_cast<long long>(dim.least));
+    }
+    if (dim.value > dim.most) {
+      return report.fail(MHA_ERROR_TOO_LARGE, 1, "%s is %lld; the largest is %lld", dim.name, static_cast<long long>(dim.value),
+                         static_cast<long long>(dim.most));
+    }
+  }
+  return MHA_OK;
+}
+
+mha_status check_kind(Report &report, const mha_kv_cache_config &config) {
+  if (config.kind > MHA_CACHE_PAGED) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "kind is %u; use MHA_CACHE_CONTIGUOUS, MHA_CACHE_RING or MHA_CACHE_PAGED", config.kind);
+  }
+  if (config.k_type > MHA_TYPE_INT8 || config.v_type > MHA_TYPE_INT8) {
+    const bool is_k = config.k_type > MHA_TYPE_INT8;
+    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "%s is %u; a cache stores MHA_TYPE_F32, F16, BF16 or INT8", is_k ? "k_type" : "v_type",
+                       is_k ? config.k_type : config.v_type);
+  }
+  if (config.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, 1, "mha_kv_cache_config.reserved is not 0; set it to 0");
+  if (config.kind == MHA_CACHE_RING && config.capacity % key_block != 0) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "capacity %lld of a ring is no multiple of 16; set it to one",
+                       static_cast<long long>(config.capacity));
+  }
+  const int64_t positions = config.block_positions;
+  if (config.kind != MHA_CACHE_PAGED) {
+    if (positions == 0 && config.num_blocks == 0) return MHA_OK;
+    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "block_positions and num_blocks are for MHA_CACHE_PAGED alone; leave them 0");
+  }
+  const bool fits = positions > 0 && positions % key_block == 0 && (chunk_keys % positions == 0 || positions % chunk_keys == 0);
+  if (!fits) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "block_positions is %lld; set it to 16, 32, 64, 128, 256 or a multiple of 256",
+                       static_cast<long long>(positions));
+  }
+  if (config.num_blocks == 0) return report.fail(MHA_ERROR_INVALID_VALUE, 1, "num_blocks is 0; a paged cache needs at least 1");
+  if (config.capacity % positions != 0) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "capacity %lld is no multiple of block_positions %lld; set it to one",
+                       static_cast<long long>(config.capacity), static_cast<long long>(positions));
+  }
+  return MHA_OK;
+}
+
+// The header of a cache with this configuration, all defaults resolved.
+mha_status make_header(Report &report, const mha_kv_cache_config *given, mha_kv_cache *header) {
+  mha_kv_cache_config config;
+  if (const mha_status status = read_struct(report, 1, "mha_kv_cache_config", given, &config)) return status;
+  if (const mha_status status = check_dimensions(report, config)) return status;
+  if (const mha_status status = check_kind(report, config)) return status;
+  const bool is_paged = config.kind == MHA_CACHE_PAGED;
+  *header = {};
+  memcpy(header->magic, cache_magic, sizeof cache_magic);
+  header->byte_order = cache_byte_order;
+  header->version = cache_version;
+  header->contract = MHA_CONTRACT;
+  header->kind = config.kind;
+  header->k_type = config.k_type;
+  header->v_type = config.v_type;
+  header->num_sequences = config.num_sequences;
+  header->capacity = config.capacity;
+  header->num_kv_heads = config.num_kv_heads;
+  header->head_dim = config.head_dim;
+  header->head_dim_v = config.head_dim_v ? config.head_dim_v : config.head_dim;
+  const Count rounded = round_up(Count(config.capacity), key_block);
+  header->block_positions = is_paged ? config.block_positions : rounded.value();
+  header->num_blocks = is_paged ? config.num_blocks : config.num_sequences;
+  const Layout layout = rounded.overflows() ? Layout{0, 0, 0, 0, 0, 0, 0, -1} : layout_of(*header);
+  if (layout.bytes < 0 || static_cast<uint64_t>(layout.bytes) > PTRDIFF_MAX) {
+    return report.fail(MHA_ERROR_TOO_LARGE, 1, "the cache would be larger than memory can be");
+  }
+  header->bytes = static_cast<uint64_t>(layout.bytes);
+  header->checksum = checksum_of(*header);
+  return MHA_OK;
+}
+
+mha_kv_cache_config config_of(const mha_kv_cache &cache) {
+  const bool is_paged = cache.kind == MHA_CACHE_PAGED;
+  mha_kv_cache_config config = {};
+  config.struct_size = sizeof config;
+  config.num_sequences = cache.num_sequences;
+  config.capacity = cache.capacity;
+  config.num_kv_heads = cache.num_kv_heads;
+  config.head_dim = cache.head_dim;
+  config.head_dim_v = cache.head_dim_v;
+  config.k_type = cache.k_type;
+  config.v_type = cache.v_type;
+  config.kind = cache.kind;
+  config.block_positions = is_paged ? cache.block_positions : 0;
+  config.num_blocks = is_paged ? cache.num_blocks : 0;
+  return config;
+}
+
+mha_status check_buffer(Report &report, const void *buffer, uint32_t argument) {
+  if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, argument, "buffer is NULL; pass memory of mha_kv_cache_size bytes");
+  if (reinterpret_cast<uintptr_t>(buffer) % 64 == 0) return MHA_OK;
+  return report.fail(MHA_ERROR_CACHE_FORMAT, argument, "buffer is not aligned to 64 bytes; place the cache at a multiple of 64");
+}
+
+// Blocks that a table names for the positions below `length`.
+int64_t blocks_in_use(const mha_kv_cache &cache, int64_t length) { return blocks_of(length, cache.block_positions); }
+
+// Lengths and tables of a buffer whose header is sound: they have to lie within its bounds.
+mha_status check_contents(Report &report, const mha_kv_cache *cache) {
+  int64_t entries = 0, users = 0;
+  for (int64_t s = 0; s < cache->num_sequences; ++s) {
+    const CacheState &state = state_of(cache, s);
+    const bool is_ring = cache->kind == MHA_CACHE_RING;
+    bool is_sound = state.length >= 0 && state.written >= state.length && (is_ring || state.written <= cache->capacity);
+    const int32_t *const table = table_of(cache, s);
+    for (int64_t i = 0; is_sound && i < table_entries(*cache); ++i) {
+      is_sound = table[i] < cache->num_blocks && table[i] >= (i < blocks_in_use(*cache, state.length) ? 0 : no_block);
+      entries += table[i] != no_block;
+    }
+    if (!is_sound) {
+      return report.fail(MHA_ERROR_CACHE_FORMAT, 1,
+                         "the length or the blocks of sequence %lld are outside the cache; the buffer is damaged",
+                         static_cast<long long>(s));
+    }
+  }
+  const int32_t *const counts = at<int32_t>(cache, layout_of(*cache).users);
+  for (int64_t b = 0; cache->kind == MHA_CACHE_PAGED && b < cache->num_blocks; ++b) {
+    if (counts[b] < 0) users = INT32_MIN;
+    users += counts[b];
+  }
+  if (users != entries) {
+    return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the block tables and the counts of their blocks disagree; the buffer is damaged");
+  }
+  return MHA_OK;
+}
+
+KeyValues cached(const mha_kv_cache *cache, uint32_t type, int64_t width, int64_t offset, int64_t scales_offset) {
+  KeyValues source = {};
+  source.base = at<const void>(cache, offset);
+  source.storage = static_cast<Storage>(type);
+  source.is_packed = true;
+  source.row_stride = width;
+  source.head_stride = cache->block_positions * width;
+  source.batch_stride = cache->num_kv_heads * source.head_stride;
+  source.block_positions = cache->block_positions;
+  source.ring_positions = cache->kind == MHA_CACHE_RING ? cache->capacity : 0;
+  if (cache->kind == MHA_CACHE_PAGED) {
+    source.tables = table_of(cache, 0);
+    source.table_stride = table_entries(*cache);
+  }
+  if (type == MHA_TYPE_INT8) source.scales = at<const float>(cache, scales_offset);
+  return source;
+}
+
+// Where a position lies: element 0 of its group of 16, and its number in the scales.
+struct CachedRow {
+  int64_t group, scale;
+};
+
+CachedRow row_of(const mha_kv_cache *cache, const KeyValues &source, int64_t sequence, int64_t head, int64_t position) {
+  const int64_t slot = source.ring_positions ? position % source.ring_positions : position;
+  const int64_t block = source.tables ? source.tables[sequence * source.table_stride + slot / cache->block_positions] : sequence;
+  const int64_t in_block = slot % cache->block_positions;
+  return {block * source.batch_stride + head * source.head_stride + in_block / key_block * key_block * source.row_stride,
+          (block * cache->num_kv_heads + head) * cache->block_positions + in_block};
+}
+
+float widened(const KeyValues &source, int64_t element, int64_t scale) {
+  switch (source.storage) {
+    case Storage::f32:
+      return static_cast<const float *>(source.base)[element];
+    case Storage::f16:
+      return f32_of_f16(static_cast<const uint16_t *>(source.base)[element]);
+    case Storage::bf16:
+      return f32_of_bf16(static_cast<const uint16_t *>(source.base)[element]);
+    case Storage::int8:
+      break;
+  }
+  return static_cast<float>(static_cast<const int8_t *>(source.base)[element]) * source.scales[scale];
+}
+
+void read_rows(const mha_kv_cache *cache, const KeyValues &source, bool are_keys, int64_t width, int64_t sequence, int64_t first,
+               int64_t count, float *out) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t lane = (first + i) % key_block;  // a ring is a multiple of 16 as well
+    for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
+      const CachedRow row = row_of(cache, source, sequence, head, first + i);
+      for (int64_t c = 0; c < width; ++c) {
+        const int64_t element = row.group + (are_keys ? c * key_block + lane : lane * source.row_stride + c);
+        *out++ = widened(source, element, row.scale);
+      }
+    }
+  }
+}
+
+// The groups of 16 with the positions [first, end) of keys or values from one sequence to another, but for those in a block that both have.
+void copy_groups(const mha_kv_cache *cache, const KeyValues &source, int64_t from, int64_t to, int64_t first, int64_t end) {
+  unsigned char *const base = static_cast<unsigned char *>(const_cast<void *>(source.base));
+  const int64_t bytes = element_bytes(static_cast<uint32_t>(source.storage)), group_bytes = key_block * source.row_stride * bytes;
+  for (int64_t position = first / key_block * key_block; position < end; position += key_block) {
+    for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
+      const CachedRow a = row_of(cache, source, from, head, position), b = row_of(cache, source, to, head, position);
+      if (a.group == b.group) continue;
+      memcpy(base + b.group * bytes, base + a.group * bytes, static_cast<size_t>(group_bytes));
+      if (source.scales) memcpy(const_cast<float *>(source.scales) + b.scale, source.scales + a.scale, key_block * sizeof(float));
+    }
+  }
+}
+
+}  // namespace
+
+const CacheState &state_of(const mha_kv_cache *cache, int64_t sequence) {
+  return at<const CacheState>(cache, static_cast<int64_t>(sizeof(mha_kv_cache)))[sequence];
+}
+CacheState &state_of(mha_kv_cache *cache, int64_t sequence) {
+  return at<CacheState>(cache, static_cast<int64_t>(sizeof(mha_kv_cache)))[sequence];
+}
+
+int64_t oldest_position(const mha_kv_cache *cache, int64_t sequence, int64_t length) {
+  const int64_t written = state_of(cache, sequence).written, most = written > length ? written : length;
+  return cache->kind == MHA_CACHE_RING && most > cache->capacity ? most - cache->capacity : 0;
+}
+
+KeyValues cached_keys(const mha_kv_cache *cache) {
+  const Layout layout = layout_of(*cache);
+  return cached(cache, cache->k_type, cache->head_dim, layout.keys, layout.k_scales);
+}
+KeyValues cached_values(const mha_kv_cache *cache) {
+  const Layout layout = layout_of(*cache);
+  return cached(cache, cache->v_type, padded_v(*cache), layout.values, layout.v_scales);
+}
+
+mha_status check_cache(Report &report, uint32_t argument, const mha_kv_cache *cache) {
+  if (cache) return MHA_OK;
+  return report.fail(MHA_ERROR_NULL_POINTER, argument, "cache is NULL; pass one of mha_kv_cache_init or mha_kv_cache_view");
+}
+
+mha_status check_cache_sequence(Report &report, uint32_t argument, const mha_kv_cache *cache, int64_t sequence) {
+  if (sequence >= 0 && sequence < cache->num_sequences) return MHA_OK;
+  return report.fail(MHA_ERROR_INVALID_VALUE, argument, "sequence %lld is none of the cache's, which are numbered 0 to %lld",
+                     static_cast<long long>(sequence), static_cast<long long>(cache->num_sequences - 1));
+}
+
+mha_status check_append(Report &report, uint32_t argument, const mha_kv_cache *cache, int64_t sequence, int64_t count) {
+  const int64_t length = state_of(cache, sequence).length;
+  const int64_t most = cache->kind == MHA_CACHE_RING ? INT64_MAX / 2 : cache->capacity;
+  if (count > most - length) {
+    return report.fail(MHA_ERROR_CACHE_FULL, argument,
+                       "sequence %lld has %lld positions and room for %lld more, not %lld; truncate it or use a cache of larger capacity",
+                       static_cast<long long>(sequence), static_cast<long long>(length), static_cast<long long>(most - length),
+                       static_cast<long long>(count));
+  }
+  if (cache->kind != MHA_CACHE_PAGED || count == 0) return MHA_OK;
+  const int32_t *const table = table_of(cache, sequence), *const users = at<int32_t>(cache, layout_of(*cache).users);
+  for (int64_t i = length / cache->block_positions; i < blocks_in_use(*cache, length + count); ++i) {
+    if (table[i] == no_block) {
+      return report.fail(MHA_ERROR_CACHE_FULL, argument,
+                         "sequence %lld has no block for position %lld; give its table %lld blocks by mha_kv_cache_set_blocks",
+                         static_cast<long long>(sequence), static_cast<long long>(i * cache->block_positions),
+                         static_cast<long long>(blocks_in_use(*cache, length + count)));
+    }
+    if (users[table[i]] > 1) {
+      return report.fail(
+          MHA_ERROR_INVALID_VALUE, argument,
+          "block %d, into which sequence %lld would write, stands in %d tables; shared blocks are read-only, give it another", table[i],
+          static_cast<long long>(sequence), users[table[i]]);
+    }
+  }
+  return MHA_OK;
+}
+
+void grow(mha_kv_cache *cache, int64_t sequence, int64_t count) {
+  CacheState &state = state_of(cache, sequence);
+  state.length += count;
+  if (state.written < state.length) state.written = state.length;
+}
+
+}  // namespace mha
+
+using namespace mha;
+
+mha_status mha_kv_cache_size(const mha_kv_cache_config *config, size_t *bytes, mha_error *error) {
+  Report report(error);
+  mha_kv_cache header;
+  if (const mha_status status = make_header(report, config, &header)) return status;
+  if (!bytes) return report.fail(MHA_ERROR_NULL_POINTER, 2, "bytes is NULL; pass where to write the size");
+  *bytes = static_cast<size_t>(header.bytes);
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, size_t buffer_bytes, mha_kv_cache **cache, mha_error *error) {
+  Report report(error);
+  mha_kv_cache header;
+  if (const mha_status status = make_header(report, config, &header)) return status;
+  if (const mha_status status = check_buffer(report, buffer, 2)) return status;
+  if (buffer_bytes < header.bytes) {
+    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 3, "the buffer has %zu bytes, the cache needs %llu; ask mha_kv_cache_size", buffer_bytes,
+                       static_cast<unsigned long long>(header.bytes));
+  }
+  if (!cache) return report.fail(MHA_ERROR_NULL_POINTER, 4, "cache is NULL; pass where to write the cache");
+  const Layout layout = layout_of(header);
+  mha_kv_cache *const made = static_cast<mha_kv_cache *>(buffer);
+  memcpy(static_cast<void *>(made), &header, sizeof header);
+  memset(at<void>(made, layout.states), 0, static_cast<size_t>(layout.tables - layout.states));
+  memset(at<void>(made, layout.tables), 0xff, static_cast<size_t>(layout.users - layout.tables));  // no_block
+  memset(at<void>(made, layout.users), 0, static_cast<size_t>(layout.keys - layout.users));
+  *cache = made;
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **cache, mha_error *error) {
+  Report report(error);
+  if (const mha_status status = check_buffer(report, buffer, 1)) return status;
+  if (buffer_bytes < sizeof(mha_kv_cache)) {
+    return report.fail(MHA_ERROR_CACHE_FORMAT, 2, "a buffer of %zu bytes is no cache; even its header has %zu", buffer_bytes,
+                       sizeof(mha_kv_cache));
+  }
+  mha_kv_cache *const viewed = static_cast<mha_kv_cache *>(buffer);
+  if (memcmp(viewed->magic, cache_magic, sizeof cache_magic) != 0) {
+    return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the buffer does not begin like a cache; pass one that mha_kv_cache_init filled");
+  }
+  if (viewed->byte_order != cache_byte_order) {
+    return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the cache is of a machine of the other byte order; it can't be used on this one");
+  }
+  if (viewed->version != cache_version) {
+    return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the cache is of version %u of the format, this library reads version %u; fill a new one",
+                       viewed->version, cache_version);
+  }
+  if (viewed->checksum != checksum_of(*viewed)) {
+    return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the header of the cache is damaged (its checksum does not hold); fill a new one");
+  }
+  if (viewed->contract != MHA_CONTRACT) {
+    return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the cache was filled under arithmetic contract %u, this library has %d; fill a new one",
+                       viewed->contract, MHA_CONTRACT);
+  }
+  // Guards the bounds against a header that was made up: its checksum is no secret.
+  const mha_kv_cache_config config = config_of(*viewed);
+  Report unheard(nullptr);
+  mha_kv_cache again;
+  if (make_header(unheard, &config, &again) != MHA_OK || memcmp(&again, viewed, sizeof again) != 0) {
+    return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the cache's sizes contradict each other; fill a new one");
+  }
+  if (buffer_bytes < viewed->bytes) {
+    return report.fail(MHA_ERROR_CACHE_FORMAT, 2, "the cache is truncated: %zu of %llu bytes are there", buffer_bytes,
+                       static_cast<unsigned long long>(viewed->bytes));
+  }
+  if (const mha_status status = check_contents(report, viewed)) return status;
+  if (!cache) return report.fail(MHA_ERROR_NULL_POINTER, 3, "cache is NULL; pass where to write the cache");
+  *cache = viewed;
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_shape(const mha_kv_cache *cache, mha_kv_cache_config *config, mha_error *error) {
+  Report report(error);
+  if (const mha_status status = check_cache(report, 1, cache)) return status;
+  mha_kv_cache_config filled;
+  if (const mha_status status = read_struct(report, 2, "mha_kv_cache_config", config, &filled)) return status;
+  const size_t struct_size = filled.struct_size;
+  filled = config_of(*cache);
+  filled.struct_size = struct_size;
+  memcpy(config, &filled, sizeof filled);
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequence, int64_t *length, mha_error *error) {
+  Report report(error);
+  if (const mha_status status = check_cache(report, 1, cache)) return status;
+  if (const mha_status status = check_cache_sequence(report, 2, cache, sequence)) return status;
+  if (!length) return report.fail(MHA_ERROR_NULL_POINTER, 3, "length is NULL; pass where to write it");
+  *length = state_of(cache, sequence).length;
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t length, mha_error *error) {
+  Report report(error);
+  if (const mha_status status = check_cache(report, 1, cache)) return status;
+  if (const mha_status status = check_cache_sequence(report, 2, cache, sequence)) return status;
+  CacheState &state = state_of(cache, sequence);
+  if (length < 0 || length > state.length) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, 3, "sequence %lld has %lld positions and can't be truncated to %lld; give 0 to %lld",
+                       static_cast<long long>(sequence), static_cast<long long>(state.length), static_cast<long long>(length),
+                       static_cast<long long>(state.length));
+  }
+  state.length = length;
+  if (length == 0) state.written = 0;
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const int32_t *blocks, int64_t count, mha_error *error) {
+  Report report(error);
+  if (const mha_status status = check_cache(report, 1, cache)) return status;
+  if (const mha_status status = check_cache_sequence(report, 2, cache, sequence)) return status;
+  if (cache->kind != MHA_CACHE_PAGED) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "the cache has no blocks; only one of the kind MHA_CACHE_PAGED has");
+  }
+  const int64_t entries = table_entries(*cache), in_use = blocks_in_use(*cache, state_of(cache, sequence).length);
+  if (count < 0 || count > entries) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, 4, "count is %lld; a table has 0 to capacity / block_positions = %lld blocks",
+                       static_cast<long long>(count), static_cast<long long>(entries));
+  }
+  if (count > 0 && !blocks)
+    return report.fail(MHA_ERROR_NULL_POINTER, 3, "blocks is NULL; pass %lld block numbers", static_cast<long long>(count));
+  int32_t *const table = table_of(cache, sequence);
+  for (int64_t i = 0; i < count; ++i) {
+    if (blocks[i] < 0 || blocks[i] >= cache->num_blocks) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, 3, "blocks[%lld] is %d; the pool's blocks are numbered 0 to %lld",
+                         static_cast<long long>(i), blocks[i], static_cast<long long>(cache->num_blocks - 1));
+    }
+    for (int64_t j = 0; blocks[i] != table[i] && j < count; ++j) {
+      if (j != i && blocks[j] == blocks[i]) {
+        return report.fail(MHA_ERROR_INVALID_VALUE, 3, "blocks[%lld] and blocks[%lld] are both %d; each position needs a place of its own",
+                           static_cast<long long>(j < i ? j : i), static_cast<long long>(j < i ? i : j), blocks[i]);
+      }
+    }
+  }
+  for (int64_t i = 0; i < in_use; ++i) {
+    if (i >= count || blocks[i] != table[i]) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, 3,
+                         "block %lld of the table holds positions of sequence %lld; keep it (%d), or truncate the sequence first",
+                         static_cast<long long>(i), static_cast<long long>(sequence), table[i]);
+    }
+  }
+  int32_t *const users = at<int32_t>(cache, layout_of(*cache).users);
+  for (int64_t i = 0; i < entries; ++i) {
+    const int32_t block = i < count ? blocks[i] : no_block;
+    if (table[i] == block) continue;
+    if (table[i] != no_block) --users[table[i]];
+    if (block != no_block) ++users[block];
+    table[i] = block;
+  }
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t to, int64_t length, mha_error *error) {
+  Report report(error);
+  if (const mha_status status = check_cache(report, 1, cache)) return status;
+  if (const mha_status status = check_cache_sequence(report, 2, cache, from)) return status;
+  if (const mha_status status = check_cache_sequence(report, 3, cache, to)) return status;
+  const CacheState source = state_of(cache, from);
+  if (length < 0 || length > source.length) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, 4, "sequence %lld has %lld positions, from which a prefix of %lld can't be copied",
+                       static_cast<long long>(from), static_cast<long long>(source.length), static_cast<long long>(length));
+  }
+  if (from == to)
+    return report.fail(MHA_ERROR_INVALID_VALUE, 3, "from and to are both sequence %lld; truncate it instead", static_cast<long long>(from));
+  const bool is_paged = cache->kind == MHA_CACHE_PAGED;
+  const int32_t *const table_from = table_of(cache, from), *const table_to = table_of(cache, to);
+  const int32_t *const users = at<int32_t>(cache, layout_of(*cache).users);
+  for (int64_t i = 0; is_paged && i < blocks_in_use(*cache, length); ++i) {
+    if (table_to[i] == no_block) {
+      return report.fail(MHA_ERROR_CACHE_FULL, 3, "sequence %lld has no block for position %lld; give it one by mha_kv_cache_set_blocks",
+                         static_cast<long long>(to), static_cast<long long>(i * cache->block_positions));
+    }
+    if (table_to[i] != table_from[i] && users[table_to[i]] > 1) {
+      return report.fail(
+          MHA_ERROR_INVALID_VALUE, 3,
+          "block %d, into which sequence %lld would write, stands in %d tables; shared blocks are read-only, give it another", table_to[i],
+          static_cast<long long>(to), users[table_to[i]]);
+    }
+  }
+  const int64_t first = oldest_position(cache, from, source.length);
+  copy_groups(cache, cached_keys(cache), from, to, first, length);
+  copy_groups(cache, cached_values(cache), from, to, first, length);
+  state_of(cache, to) = {length, length == 0 ? 0 : source.written};
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t count, const float *k, const float *v, mha_error *error) {
+  Report report(error);
+  if (const mha_status status = check_cache(report, 1, cache)) return status;
+  if (const mha_status status = check_cache_sequence(report, 2, cache, sequence)) return status;
+  if (count < 0) return report.fail(MHA_ERROR_INVALID_VALUE, 3, "count is %lld; it can't be negative", static_cast<long long>(count));
+  if (const mha_status status = check_append(report, 3, cache, sequence, count)) return status;
+  if (count > 0 && !k) return report.fail(MHA_ERROR_NULL_POINTER, 4, "k is NULL; pass the keys");
+  if (count > 0 && !v) return report.fail(MHA_ERROR_NULL_POINTER, 5, "v is NULL; pass the values");
+  const Kernels *kernels;
+  if (const mha_status status = choose_kernels(report, 1, MHA_INSTRUCTION_SET_AUTO, &kernels)) return status;
+  const Sequence stored = {0, 0, 0, 0, 0, state_of(cache, sequence).length, count, sequence};
+  const struct {
+    const float *rows;
+    KeyValues to;
+    int64_t width;
+    bool are_keys;
+  } both[] = {{k, cached_keys(cache), cache->head_dim, true}, {v, cached_values(cache), cache->head_dim_v, false}};
+  for (const auto &one : both) {
+    Storing storing = {};
+    storing.rows = {one.rows, 0, cache->num_kv_heads * one.width, one.width};
+    storing.sequences = &stored;
+    storing.to = one.to;
+    storing.num_kv_heads = cache->num_kv_heads;
+    storing.width = one.width;
+    storing.are_keys = one.are_keys;
+    kernels->store(storing, 0, 0, count, nullptr);
+  }
+  grow(cache, sequence, count);
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_t first, int64_t count, float *k, float *v,
+                             mha_error *error) {
+  Report report(error);
+  if (const mha_status status = check_cache(report, 1, cache)) return status;
+  if (const mha_status status = check_cache_sequence(report, 2, cache, sequence)) return status;
+  const int64_t length = state_of(cache, sequence).length, oldest = oldest_position(cache, sequence, length);
+  if (first < oldest || count < 0 || count > length - first) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, first < oldest ? 3 : 4,
+                       "sequence %lld holds the positions from %lld to below %lld; %lld from %lld on are not there",
+                       static_cast<long long>(sequence), static_cast<long long>(oldest), static_cast<long long>(length),
+                       static_cast<long long>(count), static_cast<long long>(first));
+  }
+  if (k) read_rows(cache, cached_keys(cache), true, cache->head_dim, sequence, first, count, k);
+  if (v) read_rows(cache, cached_values(cache), false, cache->head_dim_v, sequence, first, count, v);
+  return MHA_OK;
+}

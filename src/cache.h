@@ -1,0 +1,55 @@
+// The KV cache: one buffer of the caller's, whose first bytes are the object.
+#pragma once
+
+#include "kernels/kernels.h"
+#include "mha.h"
+#include "status.h"
+
+// Position-independent, the same on every machine of one byte order. Behind it lie, each on a border of 64 bytes, in this order:
+//   states    [num_sequences] CacheState
+//   tables    [num_sequences][capacity / block_positions] int32_t, -1 where there is no block    (paged)
+//   users     [num_blocks] int32_t, in how many tables a block stands                            (paged)
+//   keys      [block][kv head][positions / 16][head_dim][16]
+//   k scales  [block][kv head][positions] float                                                  (int8)
+//   values    [block][kv head][positions][head_dim_v rounded up to 16]
+//   v scales  likewise
+// Where not paged, a sequence is one block, of capacity positions rounded up to 16.
+struct mha_kv_cache {
+  char magic[8];
+  uint32_t byte_order;
+  uint32_t version;
+  uint32_t contract;
+  uint32_t kind;
+  uint32_t k_type, v_type;
+  uint64_t bytes;
+  int64_t num_sequences, capacity;
+  int64_t num_kv_heads, head_dim, head_dim_v;
+  int64_t block_positions, num_blocks;  // resolved: also where not paged
+  unsigned char reserved[256 - 104];
+  uint64_t checksum;  // of all this, with 0 here
+};
+
+namespace mha {
+
+struct CacheState {
+  int64_t length;   // positions that the sequence has
+  int64_t written;  // the most it has had since it was last empty: a ring holds those from written - capacity on
+};
+
+CacheState &state_of(mha_kv_cache *cache, int64_t sequence);
+const CacheState &state_of(const mha_kv_cache *cache, int64_t sequence);
+
+// The first position of a sequence that a cache still holds when its length becomes `length`.
+int64_t oldest_position(const mha_kv_cache *cache, int64_t sequence, int64_t length);
+
+KeyValues cached_keys(const mha_kv_cache *cache);
+KeyValues cached_values(const mha_kv_cache *cache);
+
+// Whether `count` more positions of a sequence can be written.
+mha_status check_append(Report &report, uint32_t argument, const mha_kv_cache *cache, int64_t sequence, int64_t count);
+void grow(mha_kv_cache *cache, int64_t sequence, int64_t count);
+
+mha_status check_cache(Report &report, uint32_t argument, const mha_kv_cache *cache);
+mha_status check_cache_sequence(Report &report, uint32_t argument, const mha_kv_cache *cache, int64_t sequence);
+
+}  // namespace mha

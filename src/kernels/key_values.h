@@ -1,0 +1,275 @@
+// Where a chunk's keys and values lie, in the form that the kernels read: pointers to 16 positions each, into the packed storage, or into a
+// unit's scratch memory to which they are brought.
+#pragma once
+
+#include "kernels/elements.h"
+#include "kernels/rotate.h"
+#include "kernels/unit.h"
+
+namespace mha {
+namespace {
+
+constexpr int64_t chunk_groups = chunk_keys / key_block;  // groups of 16 positions
+
+MHA_INLINE int64_t bytes_of(Storage storage) { return storage == Storage::f32 ? 4 : storage == Storage::int8 ? 1 : 2; }
+
+// One of the two, of a chunk. Group g holds the positions from begin + 16 g on.
+struct Groups {
+  const void *at[chunk_groups];
+  const float *scales[chunk_groups];  // of int8
+  int64_t run_end[chunk_groups];      // in keys of the chunk: so far the memory goes on without a gap
+  Storage storage;                    // of what the pointers point to
+  bool has_scales;
+};
+
+struct Chunk {
+  int64_t begin;  // position of its first key
+  Groups keys, values;
+};
+
+// Calls visit(Stored<the type of an element>{}).
+template <class Type>
+struct Stored {
+  using Element = Type;
+};
+
+template <class Visit>
+MHA_INLINE void visit_storage(Storage storage, Visit visit) {
+  switch (storage) {
+    case Storage::f32:
+      return visit(Stored<float>{});
+    case Storage::f16:
+      return visit(Stored<F16>{});
+    case Storage::bf16:
+      return visit(Stored<Bf16>{});
+    case Storage::int8:
+      return visit(Stored<int8_t>{});
+  }
+}
+
+template <class Element>
+constexpr bool is_float = false;
+template <>
+constexpr bool is_float<float> = true;
+
+// Units of up to so many rows widen what they read in registers, for each tile anew; larger ones once, into the scratch memory. One number
+// at a time, that is no gain.
+template <class V>
+constexpr int64_t widen_in_registers_rows = V::size > 1 ? 16 : 0;
+
+// The same for what chunks read.
+template <class V, class Visit>
+MHA_INLINE void visit_read(Storage storage, Visit visit) {
+  if constexpr (widen_in_registers_rows<V> == 0)
+    visit(Stored<float>{});
+  else
+    visit_storage(storage, visit);
+}
+
+// ---- Packed storage
+
+struct Place {
+  int64_t block, position;  // within the block
+};
+
+MHA_INLINE Place place_of(const KeyValues &source, int64_t sequence, int64_t position) {
+  if (source.ring_positions != 0) position = position < source.ring_positions ? position : position % source.ring_positions;
+  if (!source.tables) return {sequence, position};
+  const int64_t index = quotient(position, source.block_positions);
+  return {source.tables[sequence * source.table_stride + index], position - index * source.block_positions};
+}
+
+// The groups [first, end) of the chunk that begins at `begin`; nothing of them is read.
+MHA_INLINE void locate(const KeyValues &source, const Unit &unit, int64_t begin, int64_t first, int64_t end, Groups *groups) {
+  groups->storage = source.storage;
+  groups->has_scales = source.storage == Storage::int8;
+  const int64_t element = bytes_of(source.storage), group_bytes = key_block * source.row_stride * element;
+  int64_t run = first;
+  for (int64_t g = first; g < end;) {
+    const Place place = place_of(source, unit.sequence.in_cache, begin + g * key_block);
+    const char *at = static_cast<const char *>(source.base) +
+                     (place.block * source.batch_stride + unit.kv_head * source.head_stride + place.position * source.row_stride) * element;
+    const float *scales = nullptr;
+    if (groups->has_scales) {
+      scales = source.scales + (place.block * unit.call.num_kv_heads + unit.kv_head) * source.block_positions + place.position;
+    }
+    const int64_t in_block = (source.block_positions - place.position) / key_block, end_of_block = smaller(end, g + in_block);
+    if (g > first && at != static_cast<const char *>(groups->at[g - 1]) + group_bytes) {
+      for (; run < g; ++run) groups->run_end[run] = g * key_block;
+    }
+    for (; g < end_of_block; ++g, at += group_bytes) {
+      groups->at[g] = at;
+      if (!groups->has_scales) continue;
+      groups->scales[g] = scales;
+      scales += key_block;
+    }
+  }
+  for (; run < end; ++run) groups->run_end[run] = end * key_block;
+}
+
+// ---- What has to be brought into the form
+
+// The groups [first, end) lie one after the other in the unit's scratch memory.
+MHA_INLINE void locate_scratch(const float *memory, int64_t width, int64_t first, int64_t end, Groups *groups) {
+  groups->storage = Storage::f32;
+  for (int64_t g = first; g < end; ++g) {
+    groups->at[g] = memory + g * key_block * width;
+    groups->run_end[g] = end * key_block;
+  }
+}
+
+template <class V, class Element>
+MHA_INLINE void widen(const Element *from, float *to, int64_t count) {
+  int64_t i = 0;
+  for (; i + static_cast<int64_t>(V::size) <= count; i += V::size) store(to + i, load<V>(from + i));
+  for (; i < count; ++i) store(to + i, load<Scalar>(from + i));
+}
+
+// Packed storage of fewer bits, as floats.
+template <class V>
+inline void widen_groups(int64_t width, int64_t first, int64_t end, float *memory, Groups *groups) {
+  visit_storage(groups->storage, [&](auto stored) {
+    using Element = const typename decltype(stored)::Element *;
+    for (int64_t g = first; g < end; ++g) {
+      widen<V>(static_cast<Element>(groups->at[g]), memory + g * key_block * width, key_block * width);
+    }
+  });
+  locate_scratch(memory, width, first, end, groups);
+}
+
+// Up to 4 rows of keys to their lanes of a block.
+inline void pack_key_rows(const float *const (&rows)[4], int64_t count, int64_t head_dim, float *block) {
+  int64_t c = 0;
+  if (count == 4) {
+    for (; c + 4 <= head_dim; c += 4) {
+      transpose4x4(rows[0] + c, rows[1] + c, rows[2] + c, rows[3] + c, block + c * key_block, key_block);
+    }
+  }
+  for (; c < head_dim; ++c) {
+    for (int64_t i = 0; i < count; ++i) block[c * key_block + i] = quiet(rows[i][c]);
+  }
+}
+
+// Plain rows of keys, widened and rotated on their way.
+template <class V>
+inline void pack_keys(const Unit &unit, int64_t chunk_begin, Range keys, float *blocks) {
+  const Attention &call = unit.call;
+  const KeyValues &k = call.k;
+  const int64_t head_dim = call.head_dim;
+  float *const by_way = unit.scratch + call.scratch.rotated;
+  const bool is_direct = k.storage == Storage::f32 && !call.rotate_k.cos;
+  visit_storage(k.storage, [&](auto stored) {
+    using Element = const typename decltype(stored)::Element *;
+    const int64_t first_row = unit.sequence.kv_first + chunk_begin;
+    const Element head = static_cast<Element>(k.base) + unit.sequence_index * k.batch_stride + unit.kv_head * k.head_stride;
+    for (int64_t j = keys.begin; j < keys.end; j += 4) {
+      const int64_t count = smaller(4, keys.end - j);
+      const float *rows[4] = {};
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t row = first_row + j + i;
+        if (is_direct) {
+          rows[i] = reinterpret_cast<const float *>(head + row * k.row_stride);
+          continue;
+        }
+        float *const copy = by_way + i * head_dim;
+        widen<V>(head + row * k.row_stride, copy, head_dim);
+        if (call.rotate_k.cos) rotate<V>(call.rotate_k, unit.sequence_index, row, chunk_begin + j + i, copy);
+        rows[i] = copy;
+      }
+      pack_key_rows(rows, count, head_dim, blocks + j / key_block * key_block * head_dim + j % key_block);
+    }
+  });
+}
+
+template <class V>
+inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float *out) {
+  const Attention &call = unit.call;
+  const KeyValues &v = call.v;
+  const int64_t padded = call.head_dim_v_padded;
+  visit_storage(v.storage, [&](auto stored) {
+    using Element = const typename decltype(stored)::Element *;
+    const Element head = static_cast<Element>(v.base) + unit.sequence_index * v.batch_stride + unit.kv_head * v.head_stride;
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+      float *const row = out + j * padded;
+      widen<V>(head + (unit.sequence.kv_first + chunk_begin + j) * v.row_stride, row, call.head_dim_v);
+      for (int64_t c = call.head_dim_v; c < padded; ++c) row[c] = 0.0f;
+    }
+  });
+}
+
+// ---- A chunk
+
+// Keys [keys.begin, keys.end) of the chunk are needed. Rows of plain keys are packed from a border of 4 on, which fills whole lanes.
+template <class V>
+inline void read_keys(const Unit &unit, int64_t chunk_begin, Range keys, Groups *groups) {
+  const Attention &call = unit.call;
+  const int64_t first = keys.begin / key_block, end = (keys.end + key_block - 1) / key_block;
+  float *const memory = unit.scratch + call.scratch.keys;
+  if (!call.k.is_packed) {
+    pack_keys<V>(unit, chunk_begin, {keys.begin & ~int64_t{3}, keys.end}, memory);
+    groups->has_scales = false;
+    return locate_scratch(memory, call.head_dim, first, end, groups);
+  }
+  locate(call.k, unit, chunk_begin, first, end, groups);
+  if (call.k.storage != Storage::f32 && unit.num_rows > widen_in_registers_rows<V>)
+    widen_groups<V>(call.head_dim, first, end, memory, groups);
+}
+
+template <class V>
+inline void read_values(const Unit &unit, int64_t chunk_begin, Range keys, Groups *groups) {
+  const Attention &call = unit.call;
+  const int64_t first = keys.begin / key_block, end = (keys.end + key_block - 1) / key_block;
+  float *const memory = unit.scratch + call.scratch.values;
+  if (!call.v.is_packed) {
+    pack_values<V>(unit, chunk_begin, keys, memory);
+    groups->has_scales = false;
+    return locate_scratch(memory, call.head_dim_v_padded, first, end, groups);
+  }
+  locate(call.v, unit, chunk_begin, first, end, groups);
+  if (call.v.storage != Storage::f32 && unit.num_rows > widen_in_registers_rows<V>) {
+    widen_groups<V>(call.head_dim_v_padded, first, end, memory, groups);
+  }
+}
+
+// The chunk that comes next is on its way from the memory while this one is computed, a share with each tile.
+struct NextChunk {
+  Range keys;  // positions
+  Groups key_groups, value_groups;
+
+  MHA_INLINE NextChunk(const Unit &unit, Range of) : keys(of) {
+    if (keys.begin >= keys.end) return;
+    const int64_t begin = keys.begin / chunk_keys * chunk_keys;
+    const int64_t first = (keys.begin - begin) / key_block, end = (keys.end - begin + key_block - 1) / key_block;
+    if (unit.call.k.is_packed) locate(unit.call.k, unit, begin, first, end, &key_groups);
+    if (unit.call.v.is_packed) locate(unit.call.v, unit, begin, first, end, &value_groups);
+  }
+
+  // The share of rows [row, end). (Inlined by force: g++ 12 takes a function that only prefetches for one without effect, and leaves out
+  // its calls.)
+  MHA_INLINE void prefetch(const Unit &unit, int64_t row, int64_t end) const {
+    const int64_t count = keys.end - keys.begin;
+    const int64_t from = keys.begin + count * row / unit.num_rows, to = keys.begin + count * end / unit.num_rows;
+    prefetch_rows(unit, unit.call.k, key_groups, unit.call.head_dim, from, to);
+    prefetch_rows(unit, unit.call.v, value_groups, unit.call.head_dim_v_padded, from, to);
+  }
+
+ private:
+  MHA_INLINE void prefetch_rows(const Unit &unit, const KeyValues &source, const Groups &groups, int64_t width, int64_t from,
+                                int64_t to) const {
+    const int64_t element = bytes_of(source.storage);
+    const char *const plain =
+        static_cast<const char *>(source.base) +
+        (unit.sequence_index * source.batch_stride + unit.kv_head * source.head_stride + unit.sequence.kv_first * source.row_stride) *
+            element;
+    for (int64_t j = from; j < to; ++j) {
+      const int64_t in_chunk = j % chunk_keys;
+      const char *const row = source.is_packed
+                                  ? static_cast<const char *>(groups.at[in_chunk / key_block]) + in_chunk % key_block * width * element
+                                  : plain + j * source.row_stride * element;
+      for (int64_t k = 0; k < width * element; k += 64) __builtin_prefetch(row + k, 0, 2);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace mha

@@ -1,0 +1,80 @@
+// Storing keys and values: rotated, rounded to the storage type, and put where the kernels read them. CONTRACT.md, sections 4 and 10.
+#pragma once
+
+#include "kernels/functions.h"
+#include "kernels/key_values.h"
+
+namespace mha {
+namespace {
+
+// A number as it is stored.
+MHA_INLINE float encode(float x, const float *) { return quiet(x); }
+MHA_INLINE F16 encode(float x, const F16 *) { return {f16_of(x)}; }
+MHA_INLINE Bf16 encode(float x, const Bf16 *) { return {bf16_of(x)}; }
+
+template <class Element>
+MHA_INLINE void store_row(const float *x, int64_t width, Element *first, int64_t stride, float *) {
+  for (int64_t c = 0; c < width; ++c) first[c * stride] = encode(x[c], static_cast<const Element *>(nullptr));
+}
+
+MHA_INLINE void store_row(const float *x, int64_t width, int8_t *first, int64_t stride, float *scale) {
+  float most = 0.0f;
+  bool is_finite = true;
+  for (int64_t c = 0; c < width; ++c) {
+    const float magnitude = float_of(bits_of(x[c]) & 0x7fffffffu);
+    is_finite = is_finite && magnitude < infinity;
+    most = magnitude > most ? magnitude : most;
+  }
+  const Int8Row row = int8_row(most, is_finite);
+  *scale = row.scale;
+  for (int64_t c = 0; c < width; ++c) first[c * stride] = int8_of(x[c], row.factor);
+}
+
+// Rows of a sequence, of one kv head after the other. Only those to be rotated go through `scratch`. Keys that are stored as floats go by
+// fours, from a border of 4 positions on, through a transposition.
+template <class V>
+void store(const Storing &storing, int64_t sequence_index, int64_t row_begin, int64_t row_end, float *scratch) {
+  const KeyValues &to = storing.to;
+  const Sequence &sequence = storing.sequences[sequence_index];
+  const int64_t width = storing.width, element = bytes_of(to.storage);
+  for (int64_t head = 0; head < storing.num_kv_heads; ++head) {
+    for (int64_t row = row_begin; row < row_end;) {
+      const int64_t position = sequence.past + row;
+      const bool by_fours = storing.are_keys && to.storage == Storage::f32 && position % 4 == 0 && row + 4 <= row_end;
+      const int64_t count = by_fours ? 4 : 1;
+      const float *rows[4] = {};
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t array_row = sequence.kv_first + row + i;
+        rows[i] = storing.rows.base + sequence_index * storing.rows.batch_stride + array_row * storing.rows.row_stride +
+                  head * storing.rows.head_stride;
+        if (!storing.rotation.cos) continue;
+        float *const copy = scratch + i * width;
+        widen<V>(rows[i], copy, width);
+        rotate<V>(storing.rotation, sequence_index, array_row, position + i, copy);
+        rows[i] = copy;
+      }
+      const Place place = place_of(to, sequence.in_cache, position);
+      const int64_t group_at =
+          place.block * to.batch_stride + head * to.head_stride + place.position / key_block * key_block * to.row_stride;
+      char *const group = const_cast<char *>(static_cast<const char *>(to.base)) + group_at * element;
+      if (by_fours) {
+        pack_key_rows(rows, count, width, reinterpret_cast<float *>(group) + position % key_block);
+      } else {
+        const int64_t stride = storing.are_keys ? key_block : 1;
+        const int64_t first = position % key_block * (storing.are_keys ? 1 : to.row_stride);
+        float *const scale =
+            to.storage == Storage::int8
+                ? const_cast<float *>(to.scales) + (place.block * storing.num_kv_heads + head) * to.block_positions + place.position
+                : nullptr;
+        visit_storage(to.storage, [&](auto stored) {
+          using Element = typename decltype(stored)::Element;
+          store_row(rows[0], width, reinterpret_cast<Element *>(group) + first, stride, scale);
+        });
+      }
+      row += count;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mha

@@ -1,0 +1,77 @@
+// A unit of the attention: a block of queries of all the query heads that share one kv head, and the keys that its rows attend to.
+#pragma once
+
+#include "kernels/tile.h"
+
+namespace mha {
+namespace {
+
+constexpr int64_t most_positions = INT64_MAX;
+
+// A row of a unit: one query of one query head.
+struct Row {
+  int64_t index;  // within the unit
+  int64_t query;  // within the sequence
+  int64_t head;
+};
+
+// Positions of keys, or of chunks.
+struct Range {
+  int64_t begin, end;
+};
+
+// Row r is query query_begin + r / group of query head kv_head * group + r % group, so that neighbours have almost the same keys to attend
+// to.
+struct Unit {
+  const Attention &call;
+  const Sequence &sequence;
+  int64_t sequence_index, kv_head, query_begin;
+  int64_t group;  // query heads per kv head
+  int64_t num_rows;
+  float *scratch;
+
+  MHA_INLINE Row row(int64_t index) const {
+    if (group == 1) return {index, query_begin + index, kv_head};
+    const uint32_t query = static_cast<uint32_t>(index) / static_cast<uint32_t>(group);  // a quicker division than that of 64 bits
+    return {index, query_begin + query, kv_head * group + index - query * group};
+  }
+  MHA_INLINE void advance(Row *row) const {
+    ++row->index;
+    if (++row->head < (kv_head + 1) * group) return;
+    row->head -= group;
+    ++row->query;
+  }
+
+  // The keys that the mask leaves to a row; later rows have later ones. Compared before anything is added: q_start and the window may be as
+  // large as an int64_t can be.
+  MHA_INLINE Range keys_of(const Row &row) const {
+    const int64_t n = sequence.n_kv, start = sequence.q_start;
+    const int64_t position = start > most_positions - row.query ? most_positions : start + row.query;
+    const int64_t end = position >= n - 1 - call.window_right ? n : position + call.window_right + 1;
+    return {position > call.window_left ? smaller(position - call.window_left, end) : 0, end};
+  }
+
+  // The queries, row by row.
+  MHA_INLINE float *q(int64_t index) const { return scratch + call.scratch.queries + index * call.head_dim; }
+
+  MHA_INLINE float *o(int64_t slot, int64_t index) const {
+    return scratch + call.scratch.states + slot * call.scratch.state_stride + index * call.head_dim_v_padded;
+  }
+  MHA_INLINE float *m(int64_t slot, int64_t index) const { return o(slot, num_rows) + index; }
+  MHA_INLINE float *l(int64_t slot, int64_t index) const { return m(slot, num_rows) + merge_rows + index; }
+
+  // The row of the caller's array, and with it of the outputs.
+  MHA_INLINE int64_t array_row(const Row &row) const { return sequence.q_first + row.query; }
+  MHA_INLINE const float *input(const Row &row) const {
+    return call.q.base + sequence_index * call.q.batch_stride + array_row(row) * call.q.row_stride + row.head * call.q.head_stride;
+  }
+  MHA_INLINE float *output(const Row &row) const {
+    return call.output + sequence_index * call.output_batch_stride + array_row(row) * call.output_row_stride +
+           row.head * call.output_head_stride;
+  }
+  // Position of the row in an output [batch, num_heads, n_q].
+  MHA_INLINE int64_t position(const Row &row) const { return (sequence_index * call.num_heads + row.head) * call.n_q + array_row(row); }
+};
+
+}  // namespace
+}  // namespace mha

@@ -1,0 +1,384 @@
+#include "sequences.h"
+
+namespace mha {
+namespace {
+
+int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t sum(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }  // of what is not negative
+
+int64_t queries_of(const SequenceArguments &s, int64_t b) { return s.q_lengths ? s.q_lengths[b] : s.n_q; }
+int64_t keys_of(const SequenceArguments &s, int64_t b) { return s.is_self ? queries_of(s, b) : s.kv_lengths ? s.kv_lengths[b] : s.n_kv; }
+int64_t in_cache(const SequenceArguments &s, int64_t b) { return s.cache_sequences ? s.cache_sequences[b] : b; }
+int64_t past_of(const SequenceArguments &s, int64_t b) { return s.cache ? state_of(s.cache, in_cache(s, b)).length : 0; }
+int64_t start_of(const SequenceArguments &s, int64_t b) {
+  return s.q_start ? s.q_start[b] : past_of(s, b) + keys_of(s, b) - queries_of(s, b);
+}
+
+// Whether it matters at which position a query stands.
+bool has_positions(const SequenceArguments &s) { return s.is_causal || s.has_window() || (s.has_rope && !s.rope.q_positions); }
+
+// ---- Checks without arrays
+
+mha_status check_flags(Report &report, const SequenceArguments &s, uint32_t is_causal, uint32_t known_flags) {
+  const uint32_t argument = s.argument;
+  if (is_causal > 1) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "is_causal is %u; set it to 0 or 1", is_causal);
+  if (s.flags & ~known_flags) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "flags has the bits 0x%x, which mean nothing here; leave them 0",
+                       s.flags & ~known_flags);
+  }
+  const struct {
+    const char *name, *flag;
+    int64_t value;
+    bool is_set;
+  } windows[] = {{"window_left", "MHA_WINDOW_LEFT", s.window_left, s.has_left()},
+                 {"window_right", "MHA_WINDOW_RIGHT", s.window_right, (s.flags & MHA_WINDOW_RIGHT) != 0}};
+  for (const auto &window : windows) {
+    if (window.value < 0) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s is %lld; it can't be negative, and without the flag %s there is no limit",
+                         window.name, static_cast<long long>(window.value), window.flag);
+    }
+    if (!window.is_set && window.value != 0) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s is %lld without the flag %s; set the flag, or leave it 0", window.name,
+                         static_cast<long long>(window.value), window.flag);
+    }
+  }
+  return MHA_OK;
+}
+
+mha_status check_rope(Report &report, SequenceArguments *s, const mha_rope *given, int64_t head_dim) {
+  if (!given) return MHA_OK;
+  mha_rope &rope = s->rope;
+  const uint32_t argument = s->argument;
+  if (const mha_status status = read_struct(report, argument, "mha_rope", given, &rope)) return status;
+  if (rope.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "mha_rope.reserved is not 0; set it to 0");
+  if (rope.style > MHA_ROPE_INTERLEAVED) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "rope.style is %u; use MHA_ROPE_HALF or MHA_ROPE_INTERLEAVED", rope.style);
+  }
+  if (rope.dims == 0) rope.dims = head_dim;
+  if (rope.dims < 0 || rope.dims > head_dim || rope.dims % 2 != 0) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "rope.dims is %lld; set it to an even number of at most head_dim %lld",
+                       static_cast<long long>(rope.dims), static_cast<long long>(head_dim));
+  }
+  if (!rope.cos || !rope.sin) {
+    return report.fail(MHA_ERROR_NULL_POINTER, argument, "rope.%s is NULL; pass tables, for instance of mha_rope_tables",
+                       rope.cos ? "sin" : "cos");
+  }
+  if (rope.num_positions < 1) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "rope.num_positions is %lld; set it to the rows of the tables",
+                       static_cast<long long>(rope.num_positions));
+  }
+  if (rope.table_stride == 0) rope.table_stride = rope.dims / 2;
+  if (rope.table_stride < rope.dims / 2) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
+                       "rope.table_stride is %lld, but a row has dims / 2 = %lld elements; set at least that, or 0 for contiguous",
+                       static_cast<long long>(rope.table_stride), static_cast<long long>(rope.dims / 2));
+  }
+  if ((Count(rope.num_positions) * Count(rope.table_stride) * Count(sizeof(float))).overflows()) {
+    return report.fail(MHA_ERROR_TOO_LARGE, argument, "rope's tables would be larger than memory can be");
+  }
+  return MHA_OK;
+}
+
+mha_status check_cache_fits(Report &report, const SequenceArguments &s, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v) {
+  const uint32_t argument = s.argument;
+  const mha_kv_cache *const cache = s.cache;
+  if (!cache) {
+    if (!s.cache_sequences) return MHA_OK;
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "cache_sequences is given without cache; give the cache too");
+  }
+  const struct {
+    const char *name;
+    int64_t own, of_call;
+  } sizes[] = {{"num_kv_heads", cache->num_kv_heads, num_kv_heads},
+               {"head_dim", cache->head_dim, head_dim},
+               {"head_dim_v", cache->head_dim_v, head_dim_v}};
+  for (const auto &size : sizes) {
+    if (size.own != size.of_call) {
+      return report.fail(MHA_ERROR_SHAPE, argument, "the cache has %s %lld, this call %lld; use a cache of this shape", size.name,
+                         static_cast<long long>(size.own), static_cast<long long>(size.of_call));
+    }
+  }
+  if (!s.cache_sequences && s.batch > cache->num_sequences) {
+    return report.fail(MHA_ERROR_SHAPE, argument, "batch is %lld, but the cache has %lld sequences; use a larger cache",
+                       static_cast<long long>(s.batch), static_cast<long long>(cache->num_sequences));
+  }
+  if (!s.is_ring()) return MHA_OK;
+  if (!s.is_causal || !s.has_left() || s.q_start) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
+                       "a ring holds the keys of a sliding window: set is_causal and MHA_WINDOW_LEFT, and leave q_start NULL");
+  }
+  if (s.window_left >= cache->capacity) {
+    return report.fail(MHA_ERROR_SHAPE, argument, "window_left is %lld, but the ring has %lld positions; it needs at least one more",
+                       static_cast<long long>(s.window_left), static_cast<long long>(cache->capacity));
+  }
+  if (!s.is_self && s.n_kv > s.rows_per_pass() && s.n_q != s.n_kv) {
+    return report.fail(
+        MHA_ERROR_SHAPE, argument,
+        "more than capacity - window_left = %lld rows for a ring go in passes, which need as many queries as keys; n_q is %lld, "
+        "n_kv %lld",
+        static_cast<long long>(s.rows_per_pass()), static_cast<long long>(s.n_q), static_cast<long long>(s.n_kv));
+  }
+  return MHA_OK;
+}
+
+// ---- Checks of arrays
+
+mha_status check_lengths(Report &report, uint32_t argument, const char *name, const int64_t *lengths, int64_t batch, int64_t most) {
+  for (int64_t b = 0; lengths && b < batch; ++b) {
+    if (lengths[b] < 0 || lengths[b] > most) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s[%lld] is %lld; there are 0 to %lld rows", name, static_cast<long long>(b),
+                         static_cast<long long>(lengths[b]), static_cast<long long>(most));
+    }
+  }
+  return MHA_OK;
+}
+
+mha_status check_in_cache(Report &report, const SequenceArguments &s, int64_t b) {
+  const int64_t sequence = in_cache(s, b);
+  if (const mha_status status = check_cache_sequence(report, s.argument, s.cache, sequence)) return status;
+  for (int64_t other = 0; s.cache_sequences && other < b; ++other) {
+    if (s.cache_sequences[other] == sequence) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
+                         "cache_sequences[%lld] and [%lld] are both %lld; a call has each at most once", static_cast<long long>(other),
+                         static_cast<long long>(b), static_cast<long long>(sequence));
+    }
+  }
+  return MHA_OK;
+}
+
+// That a ring still holds all that the rows attend to, in each pass.
+mha_status check_ring(Report &report, const SequenceArguments &s, int64_t b) {
+  const int64_t sequence = in_cache(s, b), past = past_of(s, b), rows = keys_of(s, b), queries = queries_of(s, b), start = start_of(s, b);
+  if (queries == 0) return MHA_OK;
+  if (rows > s.rows_per_pass() && rows != queries) {
+    return report.fail(MHA_ERROR_SHAPE, s.argument,
+                       "sequence %lld appends %lld rows to a ring in passes, which need as many queries; there are %lld",
+                       static_cast<long long>(b), static_cast<long long>(rows), static_cast<long long>(queries));
+  }
+  const int64_t needed = start > s.window_left ? start - s.window_left : 0;
+  const int64_t oldest = oldest_position(s.cache, sequence, past + smaller(rows, s.rows_per_pass()));
+  if (needed < oldest && needed < past + rows) {
+    return report.fail(MHA_ERROR_SHAPE, s.argument,
+                       "the window of sequence %lld begins at position %lld, but the ring holds those from %lld on; use a larger capacity",
+                       static_cast<long long>(b), static_cast<long long>(needed), static_cast<long long>(oldest));
+  }
+  return MHA_OK;
+}
+
+// The largest position of a row has to have its line in the tables.
+mha_status check_rope_positions(Report &report, const SequenceArguments &s, int64_t b, bool of_keys) {
+  const int64_t *const given = of_keys ? s.rope.k_positions : s.rope.q_positions;
+  const int64_t rows = of_keys ? keys_of(s, b) : queries_of(s, b), stride = of_keys && !s.is_self ? s.n_kv : s.n_q;
+  const int64_t first_row = s.flags & MHA_PADDING_LEFT ? stride - rows : 0;
+  const int64_t first = of_keys ? past_of(s, b) : start_of(s, b);
+  const char *const name = of_keys ? "k" : "q";
+  for (int64_t i = 0; given && i < rows; ++i) {
+    const int64_t at = b * stride + first_row + i;
+    if (given[at] < 0 || given[at] >= s.rope.num_positions) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "rope.%s_positions[%lld] is %lld; the tables have the positions 0 to %lld",
+                         name, static_cast<long long>(at), static_cast<long long>(given[at]),
+                         static_cast<long long>(s.rope.num_positions - 1));
+    }
+  }
+  if (!given && rows > 0 && sum(first, rows) > s.rope.num_positions) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
+                       "the %s of sequence %lld reach position %lld, but rope's tables have num_positions %lld; make them longer",
+                       of_keys ? "keys" : "queries", static_cast<long long>(b), static_cast<long long>(sum(first, rows) - 1),
+                       static_cast<long long>(s.rope.num_positions));
+  }
+  return MHA_OK;
+}
+
+}  // namespace
+
+mha_status check_sequences(Report &report, SequenceArguments *sequences, uint32_t is_causal, uint32_t known_flags, const mha_rope *rope,
+                           int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v) {
+  const SequenceArguments &s = *sequences;
+  const bool is_plain =
+      is_causal <= 1 && s.flags == 0 && s.window_left == 0 && s.window_right == 0 && !rope && !s.cache && !s.cache_sequences;
+  if (!is_plain) {
+    if (const mha_status status = check_flags(report, s, is_causal, known_flags)) return status;
+    if (const mha_status status = check_rope(report, sequences, rope, head_dim)) return status;
+    if (const mha_status status = check_cache_fits(report, s, num_kv_heads, head_dim, head_dim_v)) return status;
+  }
+  const bool knows_counts = !s.q_start && !s.q_lengths && !s.kv_lengths && !s.cache;
+  if (knows_counts && s.n_q > s.n_kv && has_positions(s)) {
+    return report.fail(MHA_ERROR_SHAPE, s.argument,
+                       "%s with n_q %lld > n_kv %lld would place queries before the first key; set n_kv, or give q_start",
+                       s.is_causal      ? "causal"
+                       : s.has_window() ? "a window"
+                                        : "rope",
+                       static_cast<long long>(s.n_q), static_cast<long long>(s.n_kv));
+  }
+  return MHA_OK;
+}
+
+mha_status check_sequence_arrays(Report &report, const SequenceArguments &s) {
+  const bool is_plain = !s.q_start && !s.is_ragged() && !s.cache && !s.has_rope;
+  if (is_plain) return MHA_OK;
+  if (const mha_status status = check_lengths(report, s.argument, "q_lengths", s.q_lengths, s.batch, s.n_q)) return status;
+  if (const mha_status status = check_lengths(report, s.argument, "kv_lengths", s.kv_lengths, s.batch, s.n_kv)) return status;
+  for (int64_t b = 0; b < s.batch; ++b) {
+    if (s.cache) {
+      if (const mha_status status = check_in_cache(report, s, b)) return status;
+      if (const mha_status status = check_append(report, s.argument, s.cache, in_cache(s, b), keys_of(s, b))) return status;
+    }
+    if (has_positions(s) && start_of(s, b) < 0) {
+      if (s.q_start) {
+        return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "q_start[%lld] is %lld; a position can't be negative",
+                           static_cast<long long>(b), static_cast<long long>(s.q_start[b]));
+      }
+      return report.fail(MHA_ERROR_SHAPE, s.argument,
+                         "sequence %lld has %lld queries but %lld keys, which would place queries before the first key; give q_start",
+                         static_cast<long long>(b), static_cast<long long>(queries_of(s, b)),
+                         static_cast<long long>(past_of(s, b) + keys_of(s, b)));
+    }
+    if (s.is_ring()) {
+      if (const mha_status status = check_ring(report, s, b)) return status;
+    }
+    for (int of_keys = 0; s.has_rope && of_keys < 2; ++of_keys) {
+      if (const mha_status status = check_rope_positions(report, s, b, of_keys != 0)) return status;
+    }
+  }
+  return MHA_OK;
+}
+
+int64_t most_keys(const SequenceArguments &s) {
+  if (!s.cache) return s.n_kv;
+  return s.is_ring() ? sum(s.cache->capacity, 2 * chunk_keys) : s.cache->capacity;
+}
+
+int64_t longest_keys(const SequenceArguments &s) {
+  if (!s.cache) return s.n_kv;
+  int64_t longest = 0;
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const int64_t keys = past_of(s, b) + keys_of(s, b);
+    if (keys > longest) longest = keys;
+  }
+  return longest;
+}
+
+void set_window(const SequenceArguments &s, Attention *attention) {
+  attention->window_left = s.has_left() ? s.window_left : INT64_MAX;
+  attention->window_right = s.is_causal ? 0 : s.flags & MHA_WINDOW_RIGHT ? s.window_right : INT64_MAX;
+}
+
+void fill_sequences(const SequenceArguments &s, int64_t first_row, int64_t rows, Sequence *filled, Extent *queries, Extent *keys) {
+  const bool is_left = (s.flags & MHA_PADDING_LEFT) != 0;
+  int64_t q_before = 0, kv_before = 0;
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const int64_t n_q = queries_of(s, b), n_kv = keys_of(s, b), past = past_of(s, b);
+    const int64_t q_begin = smaller(first_row, n_q), q_end = smaller(n_q, sum(first_row, rows));
+    const int64_t kv_begin = smaller(first_row, n_kv), kv_end = smaller(n_kv, sum(first_row, rows));
+    Sequence &sequence = filled[b];
+    sequence.n_q = q_end - q_begin;
+    sequence.n_kv = past + kv_end;
+    sequence.q_start = sum(start_of(s, b), q_begin);
+    sequence.q_first = (is_left ? s.n_q - n_q : 0) + q_begin;
+    sequence.kv_first = (is_left ? (s.is_self ? s.n_q : s.n_kv) - n_kv : 0) + kv_begin;
+    sequence.past = past + kv_begin;
+    sequence.kv_rows = kv_end - kv_begin;
+    sequence.in_cache = in_cache(s, b);
+    if (queries) queries[b] = {sequence.q_first, sequence.n_q, q_before};
+    if (keys) keys[b] = {sequence.kv_first, sequence.kv_rows, kv_before};
+    q_before += sequence.n_q;
+    kv_before += sequence.kv_rows;
+  }
+}
+
+mha_status check_pair_outputs(Report &report, const SequenceArguments &s, const float *attention_weights, const mha_taps &taps) {
+  if (!s.is_ring()) return MHA_OK;
+  const char *const name = attention_weights    ? "attention_weights"
+                           : taps.scores        ? "taps.scores"
+                           : taps.scaled_scores ? "taps.scaled_scores"
+                           : taps.masked_scores ? "taps.masked_scores"
+                                                : nullptr;
+  if (!name) return MHA_OK;
+  return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
+                     "%s has a column for each position, of which a ring has no end; leave it NULL, or use a cache of another kind", name);
+}
+
+Rotation rotation_of(const SequenceArguments &s, bool of_keys) {
+  if (!s.has_rope) return {};
+  return {s.rope.cos,
+          s.rope.sin,
+          s.rope.table_stride,
+          s.rope.dims / 2,
+          s.rope.style == MHA_ROPE_INTERLEAVED,
+          of_keys ? s.rope.k_positions : s.rope.q_positions,
+          of_keys && !s.is_self ? s.n_kv : s.n_q};
+}
+
+void grow_cache(const SequenceArguments &s) {
+  for (int64_t b = 0; s.cache && b < s.batch; ++b) grow(s.cache, in_cache(s, b), keys_of(s, b));
+}
+
+// ---- Counting
+
+namespace {
+
+// The sum of `first` + i, each at least 0 and at most `most`, over i in [0, count).
+uint64_t clamped_sum(int64_t first, int64_t count, int64_t most) {
+  const int64_t below = first < 0 ? smaller(count, -first) : 0;  // terms that are 0
+  const int64_t start = first < 0 ? 0 : first;
+  const int64_t growing = start >= most ? 0 : smaller(count - below, most - start);
+  const uint64_t n = static_cast<uint64_t>(growing), s = static_cast<uint64_t>(start);
+  const uint64_t triangle = n % 2 == 0 ? n / 2 * (n - 1) : (n - 1) / 2 * n;
+  return n * s + triangle + static_cast<uint64_t>(count - below - growing) * static_cast<uint64_t>(most);
+}
+
+}  // namespace
+
+uint64_t valid_queries(const SequenceArguments &s) {
+  if (!s.q_lengths) return product(s.batch, s.n_q);
+  uint64_t rows = 0;
+  for (int64_t b = 0; b < s.batch; ++b) rows += static_cast<uint64_t>(s.q_lengths[b]);
+  return rows;
+}
+
+uint64_t valid_keys(const SequenceArguments &s) {
+  if (s.is_self) return valid_queries(s);
+  if (!s.kv_lengths) return product(s.batch, s.n_kv);
+  uint64_t rows = 0;
+  for (int64_t b = 0; b < s.batch; ++b) rows += static_cast<uint64_t>(s.kv_lengths[b]);
+  return rows;
+}
+
+uint64_t key_value_bytes(const SequenceArguments &s, const Attention &attention) {
+  const KeyValues *const both[] = {&attention.k, &attention.v};
+  const int64_t widths[] = {attention.head_dim, attention.head_dim_v};
+  uint64_t positions = valid_keys(s), bytes = 0;
+  for (int64_t b = 0; s.cache && b < s.batch; ++b) {
+    const int64_t past = past_of(s, b),
+                  first = smaller(past, start_of(s, b) > attention.window_left ? start_of(s, b) - attention.window_left : 0);
+    positions += static_cast<uint64_t>(past - first);
+  }
+  for (int i = 0; i < 2; ++i) {
+    const Storage storage = both[i]->storage;
+    const uint64_t element = storage == Storage::f32    ? 4
+                             : storage == Storage::int8 ? 1
+                                                        : 2,
+                   scale = storage == Storage::int8 ? sizeof(float) : 0;
+    bytes += static_cast<uint64_t>(attention.num_kv_heads) * positions * (static_cast<uint64_t>(widths[i]) * element + scale);
+  }
+  return bytes;
+}
+
+uint64_t attending_pairs(const SequenceArguments &s) {
+  Attention window = {};
+  set_window(s, &window);
+  uint64_t pairs = 0;
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const int64_t n_q = queries_of(s, b), n_kv = past_of(s, b) + keys_of(s, b), start = start_of(s, b);
+    const int64_t end_of_first = start >= n_kv || window.window_right >= n_kv ? n_kv : start + window.window_right + 1;
+    const bool sees_all = window.window_right >= n_kv;
+    const uint64_t ends = sees_all ? static_cast<uint64_t>(n_q) * static_cast<uint64_t>(n_kv) : clamped_sum(end_of_first, n_q, n_kv);
+    // Where no position counts, the start may be negative.
+    const uint64_t begins = window.window_left >= sum(start < 0 ? 0 : start, n_q) ? 0 : clamped_sum(start - window.window_left, n_q, n_kv);
+    pairs += ends - begins;
+    if (!s.cache && !s.q_start && !s.q_lengths && !s.kv_lengths) return static_cast<uint64_t>(s.batch) * pairs;
+  }
+  return pairs;
+}
+
+}  // namespace mha

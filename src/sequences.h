@@ -1,0 +1,91 @@
+// The sequences of a call: how many of its rows are valid, where they stand, which keys they attend to, and what a cache has to do with it.
+// mha_forward and mha_attention have these arguments in common.
+#pragma once
+
+#include "cache.h"
+#include "kernels/kernels.h"
+#include "mha.h"
+#include "status.h"
+
+namespace mha {
+
+struct SequenceArguments {
+  uint32_t argument;  // of the public function, for its errors
+  int64_t batch, n_q;
+  int64_t n_kv;  // rows of keys that come with the call
+  bool is_self;  // they are the rows of the queries
+  bool is_causal;
+  uint32_t flags;
+  const int64_t *q_start, *q_lengths, *kv_lengths, *cache_sequences;
+  int64_t window_left, window_right;
+  mha_kv_cache *cache;
+  bool has_rope;
+  mha_rope rope;  // resolved by check_sequences
+
+  bool has_left() const { return (flags & MHA_WINDOW_LEFT) != 0; }
+  bool has_window() const { return (flags & (MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT)) != 0; }
+  bool is_ring() const { return cache && cache->kind == MHA_CACHE_RING; }
+  // Rows that one pass over a ring may append, so that no row loses a key that it needs.
+  int64_t rows_per_pass() const { return is_ring() ? cache->capacity - window_left : INT64_MAX; }
+  // Whether some rows may be no part of a pass: padding, or those of another pass.
+  bool is_ragged() const { return q_lengths || kv_lengths || is_ring(); }
+  int64_t longest() const { return n_q > n_kv ? n_q : n_kv; }
+};
+
+// Takes the fields that both argument structs have.
+template <class Args>
+SequenceArguments sequences_of(const Args &args, uint32_t argument) {
+  SequenceArguments sequences = {};
+  sequences.argument = argument;
+  sequences.batch = args.batch;
+  sequences.n_q = args.n_q;
+  sequences.n_kv = args.n_kv;
+  sequences.is_causal = args.is_causal != 0;
+  sequences.flags = args.flags;
+  sequences.q_start = args.q_start;
+  sequences.q_lengths = args.q_lengths;
+  sequences.kv_lengths = args.kv_lengths;
+  sequences.window_left = args.window_left;
+  sequences.window_right = args.window_right;
+  sequences.cache = args.cache;
+  sequences.cache_sequences = args.cache_sequences;
+  sequences.has_rope = args.rope != nullptr;
+  return sequences;
+}
+
+// What can be checked without reading an array: flags, windows, the rotation's shape, and that the cache is one for these heads.
+mha_status check_sequences(Report &report, SequenceArguments *sequences, uint32_t is_causal, uint32_t known_flags, const mha_rope *rope,
+                           int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v);
+
+// The arrays: lengths, positions, sequences of the cache and the room there.
+mha_status check_sequence_arrays(Report &report, const SequenceArguments &sequences);
+
+// The most keys that a sequence can have, for planning; and as a mask, the keys that a query attends to.
+int64_t most_keys(const SequenceArguments &sequences);
+void set_window(const SequenceArguments &sequences, Attention *attention);
+
+// The sequences' rows [first_row, first_row + rows): queries and, where they come with the call, keys. Extents may be null.
+void fill_sequences(const SequenceArguments &sequences, int64_t first_row, int64_t rows, Sequence *filled, Extent *queries, Extent *keys);
+
+// The most keys that a sequence will have in this call.
+int64_t longest_keys(const SequenceArguments &sequences);
+
+Rotation rotation_of(const SequenceArguments &sequences, bool of_keys);
+
+// After the call: the cache has grown by its rows.
+void grow_cache(const SequenceArguments &sequences);
+
+// Pairs of query and key that attend, over all sequences and one head.
+uint64_t attending_pairs(const SequenceArguments &sequences);
+
+// Rows of queries that are no padding.
+uint64_t valid_queries(const SequenceArguments &sequences);
+uint64_t valid_keys(const SequenceArguments &sequences);  // of those that come with the call
+
+// Bytes of the keys and values that are attended to, each once, as they are stored.
+uint64_t key_value_bytes(const SequenceArguments &sequences, const Attention &attention);
+
+// Outputs per pair of query and key: a ring has no room for them.
+mha_status check_pair_outputs(Report &report, const SequenceArguments &sequences, const float *attention_weights, const mha_taps &taps);
+
+}  // namespace mha
