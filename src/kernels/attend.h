@@ -40,6 +40,20 @@ MHA_INLINE void prefetch_queries(const Unit &unit, int64_t begin, int64_t end) {
   }
 }
 
+// ---- What a tile of few rows asks the memory for
+
+// While a tile of a few rows is computed, the memory is waited for. So its loops ask for what they will read some time later: as many lines
+// a step as the loop itself reads. (Measured: 16 to 32 KiB ahead is best; less leaves the memory idle at each softmax, and asking for the
+// values while keys are read is no better.)
+constexpr int64_t stream_ahead_bytes = 32 << 10;
+
+template <int columns, class Element>
+using AsMuchAhead = Prefetch<greater(1, columns *static_cast<int>(sizeof(Element)) / 64), 2>;
+
+MHA_INLINE const float *stream_ahead(const void *here) {
+  return reinterpret_cast<const float *>(reinterpret_cast<uintptr_t>(here) + stream_ahead_bytes);
+}
+
 // ---- Scores
 
 // What becomes of the products: scores, and beside them the greatest and the least of each row, which cost little while they are in a
@@ -105,11 +119,12 @@ MHA_INLINE void accumulate(Rows rows, const KeyBlocks<Element, N / C> &keys, int
 }
 
 // take(dot(q[r], key j), r, i) for the keys of B blocks, from `block` on. `sums` has room for the products.
-template <class V, int R, int B, class Element, class Take>
-MHA_INLINE void multiply_keys(const Groups &keys, int64_t block, RowPointers<R> q, int64_t head_dim, float *sums, Take &&take) {
+template <class V, int R, int B, class Element, class Take, class Ahead = NoPrefetch>
+MHA_INLINE void multiply_keys(const Groups &keys, int64_t block, RowPointers<R> q, int64_t head_dim, float *sums, Take &&take,
+                              Ahead ahead = {}) {
   KeyBlocks<Element, B> blocks;
   MHA_UNROLL for (int i = 0; i < B; ++i) blocks.block[i] = static_cast<const Element *>(keys.at[block + i]);
-  multiply<R, B *(key_block / V::size), key_block / V::size, V>(q, head_dim, blocks, sums + block * key_block, score_stride, take);
+  multiply<R, B *(key_block / V::size), key_block / V::size, V>(q, head_dim, blocks, sums + block * key_block, score_stride, take, ahead);
 }
 
 // Of up to B blocks.
@@ -120,28 +135,40 @@ MHA_INLINE void multiply_keys_of(int64_t blocks, const Groups &keys, int64_t blo
   if constexpr (B > 1) multiply_keys_of<V, R, B - 1, Element>(blocks, keys, block, q, head_dim, sums, take);
 }
 
-// Turns scores[r][0, 16 * blocks) into p = exp(score - m), and gives l of each row. So many rows side by side as make use of the processor:
-// an exp is a long chain of operations.
+// p = exp(score - m) of blocks side by side, and their sums; a block's worth of vectors for each of `rows` rows and `blocks` blocks.
+template <class V, int rows, int blocks>
+MHA_INLINE void exp_of_blocks(float *s, const V (&maximum)[rows], V (&partial_sums)[rows][key_block / V::size]) {
+  constexpr int vectors = key_block / V::size, of_row = vectors * blocks;
+  V p[rows * of_row];
+  MHA_UNROLL for (int i = 0; i < rows * of_row; ++i) {
+    p[i] = load<V>(s + i / of_row * score_stride + i % of_row * V::size) - maximum[i / of_row];
+  }
+  exp_of(p);
+  MHA_UNROLL for (int i = 0; i < rows * of_row; ++i) {
+    store(s + i / of_row * score_stride + i % of_row * V::size, p[i]);
+    V &sum = partial_sums[i / of_row][i % vectors];
+    sum = sum + p[i];
+  }
+}
+
+// Turns scores[r][0, 16 * blocks) into p = exp(score - m), and gives l of each row. So many rows, or blocks, side by side as make use of
+// the processor: an exp is a long chain of operations.
 template <class V, int R>
 MHA_INLINE void softmax(float *scores, int64_t blocks, const float *m, float *l) {
-  constexpr int rows = R < TileShape<V::size>::softmax_rows ? R : TileShape<V::size>::softmax_rows, vectors = key_block / V::size;
-  V maximum[rows], partial_sums[rows][vectors];
+  constexpr int most_rows = TileShape<V::size>::softmax_rows, rows = R < most_rows ? R : most_rows;
+  constexpr int blocks_at_once = rows == 1 && V::size > 1 ? greater(1, most_rows * static_cast<int>(V::size) / key_block + 1) : 1;
+  V maximum[rows], partial_sums[rows][key_block / V::size];
   MHA_UNROLL for (int r = 0; r < rows; ++r) {
     // Without a score above -infinity any finite number will do: exp gives 0 for the keys left out, and NaN for a NaN.
     maximum[r] = all<V>(m[r] == -infinity ? 0.0f : m[r]);
   }
   clear(partial_sums);
-  for (float *s = scores; s < scores + blocks * key_block; s += key_block) {
-    V p[rows * vectors];
-    MHA_UNROLL for (int i = 0; i < rows * vectors; ++i) {
-      p[i] = load<V>(s + i / vectors * score_stride + i % vectors * V::size) - maximum[i / vectors];
-    }
-    exp_of(p);
-    MHA_UNROLL for (int i = 0; i < rows * vectors; ++i) {
-      store(s + i / vectors * score_stride + i % vectors * V::size, p[i]);
-      V &sum = partial_sums[i / vectors][i % vectors];
-      sum = sum + p[i];
-    }
+  float *s = scores, *const end = scores + blocks * key_block;
+  for (; s + blocks_at_once * key_block <= end; s += blocks_at_once * key_block) {
+    exp_of_blocks<V, rows, blocks_at_once>(s, maximum, partial_sums);
+  }
+  if constexpr (blocks_at_once > 1) {
+    for (; s < end; s += key_block) exp_of_blocks<V, rows, 1>(s, maximum, partial_sums);
   }
   MHA_UNROLL for (int r = 0; r < rows; ++r) l[r] = sum16(partial_sums[r]);
   if constexpr (R > rows) softmax<V, R - rows>(scores + rows * score_stride, blocks, m + rows, l + rows);
@@ -201,16 +228,16 @@ MHA_INLINE void accumulate_some(EvenRows<score_stride> p, const Attending<R> &ke
 }
 
 // o[r] = sum of p[r][j] * values[j] over the keys that take part, for C vectors of columns.
-template <class V, int R, int C, class Element>
+template <class V, int R, int C, class Element, class Ahead>
 MHA_INLINE void context_columns(EvenRows<score_stride> p, const Attending<R> &keys, const Groups &values, int64_t width, int64_t column,
-                                float *o) {
+                                float *o, Ahead ahead) {
   V acc[R][C];
   clear(acc);
   accumulate_some<V, R, C, Element>(p, keys, values, width, column, keys.some.begin, keys.shared.begin, acc);
   for (int64_t j = keys.shared.begin; j < keys.shared.end;) {
     const int64_t end = smaller(values.run_end[j / key_block], keys.shared.end);
     const Element *const row = static_cast<const Element *>(values.at[j / key_block]) + j % key_block * width + column;
-    accumulate<R, C, C>(p, ValueRows<Element>{row, width}, j, end, acc, NoPrefetch{});
+    accumulate<R, C, C>(p, ValueRows<Element>{row, width}, j, end, acc, ahead);
     j = end;
   }
   accumulate_some<V, R, C, Element>(p, keys, values, width, column, keys.shared.end, keys.some.end, acc);
@@ -219,14 +246,20 @@ MHA_INLINE void context_columns(EvenRows<score_stride> p, const Attending<R> &ke
   }
 }
 
-// From `column` on to the end, C vectors at a time, then fewer; or one, where the memory is waited for.
+// From `column` on to the end, C vectors at a time, then fewer.
 template <class V, int R, int C, class Element>
-MHA_INLINE void context(EvenRows<score_stride> p, const Attending<R> &keys, const Groups &values, int64_t width, int64_t column, float *o) {
-  for (; column + C * static_cast<int64_t>(V::size) <= width; column += C * V::size) {
-    context_columns<V, R, C, Element>(p, keys, values, width, column, o);
+MHA_INLINE void context(const Chunk &chunk, EvenRows<score_stride> p, const Attending<R> &keys, int64_t width, int64_t column, float *o) {
+  constexpr int64_t columns = C * static_cast<int64_t>(V::size);
+  for (; column + columns <= width; column += columns) {
+    if (chunk.is_streamed) {
+      const Element *const first = static_cast<const Element *>(chunk.values.at[keys.some.begin / key_block]) + column * chunk_keys;
+      context_columns<V, R, C, Element>(p, keys, chunk.values, width, column, o, AsMuchAhead<columns, Element>{stream_ahead(first)});
+    } else {
+      context_columns<V, R, C, Element>(p, keys, chunk.values, width, column, o, NoPrefetch{});
+    }
   }
-  constexpr int fewer = is_float<Element> ? C - 1 : 1;
-  if constexpr (C > 1) context<V, R, fewer, Element>(p, keys, values, width, column, o);
+  constexpr int fewer = C > 4 ? C / 2 : is_float<Element> ? C - 1 : 1;
+  if constexpr (C > 1) context<V, R, fewer, Element>(chunk, p, keys, width, column, o);
 }
 
 // ---- One chunk for one tile
@@ -247,40 +280,48 @@ MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, int64_t ro
   keys->excluded = reinterpret_cast<uint8_t *>(unit.scratch + unit.call.scratch.excluded);
 }
 
-template <class V, int R>
-MHA_INLINE void score_keys(const Unit &unit, int64_t row, const Attending<R> &keys, Score<V, R> *score) {
-  constexpr int B = TileShape<V::size>::score_blocks(R);
-  RowPointers<R> q;
-  MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(row + r);
-  const Groups &groups = score->keys;
-  const int64_t head_dim = unit.call.head_dim, end = (keys.some.end + key_block - 1) / key_block;
-  for (int64_t block = keys.some.begin / key_block; block < end; block += B) {
-    score->first = block * key_block;
-    const bool are_shared = score->first >= keys.shared.begin && score->first + B * key_block <= keys.shared.end;
-    if (are_shared && !groups.has_scales)
-      multiply_keys<V, R, B, float>(groups, block, q, head_dim, score->scores, *score);
-    else
-      multiply_keys_of<V, R, B, float>(smaller(B, end - block), groups, block, q, head_dim, score->scores,
-                                       MaskedScore<V, R>{*score, keys.begins, keys.ends});
+// Whole groups of B blocks from `block` on, of which those that no row needs are one that a row does need, with the products masked.
+template <class V, int R, int B, class Element, class Ahead>
+MHA_INLINE void score_filled_up(int64_t block, RowPointers<R> q, int64_t head_dim, const Attending<R> &keys, Score<V, R> *score,
+                                Ahead ahead) {
+  const int64_t first = keys.some.begin / key_block, last = (keys.some.end - 1) / key_block;
+  KeyBlocks<Element, B> blocks;
+  MHA_UNROLL for (int i = 0; i < B; ++i) {
+    blocks.block[i] = static_cast<const Element *>(score->keys.at[smaller(last, greater(first, block + i))]);
   }
+  multiply<R, B *(key_block / V::size), key_block / V::size, V>(q, head_dim, blocks, score->scores + block * key_block, score_stride,
+                                                                MaskedScore<V, R>{*score, keys.begins, keys.ends}, ahead);
 }
 
-// The keys that are stored in fewer bits and widened in registers. Whole groups of B blocks, of which those that no row needs are one that
-// a row does need, with the products masked: what is waited for is the memory, so that one shape of loop will do.
 template <class V, int R, class Element>
-MHA_INLINE void score_stored_keys(const Unit &unit, int64_t row, const Attending<R> &keys, Score<V, R> *score) {
+MHA_INLINE void score_keys(const Unit &unit, const Chunk &chunk, int64_t row, const Attending<R> &keys, Score<V, R> *score) {
   constexpr int B = TileShape<V::size>::score_blocks(R);
   RowPointers<R> q;
   MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(row + r);
-  const int64_t first = keys.some.begin / key_block, end = (keys.some.end + key_block - 1) / key_block;
-  for (int64_t block = first / B * B; block < end; block += B) {
+  const int64_t head_dim = unit.call.head_dim, end = (keys.some.end + key_block - 1) / key_block;
+  const bool are_masked = score->keys.has_scales || !is_float<Element>;
+  for (int64_t block = keys.some.begin / key_block / B * B; block < end; block += B) {
     score->first = block * key_block;
-    KeyBlocks<Element, B> blocks;
-    MHA_UNROLL for (int i = 0; i < B; ++i) {
-      blocks.block[i] = static_cast<const Element *>(score->keys.at[smaller(end - 1, greater(first, block + i))]);
+    const AsMuchAhead<B * key_block, Element> ahead = {stream_ahead(score->keys.at[greater(block, keys.some.begin / key_block)])};
+    const bool are_shared = score->first >= keys.shared.begin && score->first + B * key_block <= keys.shared.end;
+    if constexpr (is_float<Element>) {
+      if (are_shared && !are_masked) {
+        if (chunk.is_streamed)
+          multiply_keys<V, R, B, Element>(score->keys, block, q, head_dim, score->scores, *score, ahead);
+        else
+          multiply_keys<V, R, B, Element>(score->keys, block, q, head_dim, score->scores, *score);
+        continue;
+      }
     }
-    multiply<R, B *(key_block / V::size), key_block / V::size, V>(q, unit.call.head_dim, blocks, score->scores + score->first, score_stride,
-                                                                  MaskedScore<V, R>{*score, keys.begins, keys.ends});
+    // With many rows, no more blocks than there are.
+    if constexpr (is_float<Element> && R > 2) {
+      const int64_t first = greater(block, keys.some.begin / key_block);
+      score->first = first * key_block;
+      multiply_keys_of<V, R, B, Element>(smaller(block + B, end) - first, score->keys, first, q, head_dim, score->scores,
+                                         MaskedScore<V, R>{*score, keys.begins, keys.ends});
+    } else {
+      score_filled_up<V, R, B, Element>(block, q, head_dim, keys, score, ahead);
+    }
   }
 }
 
@@ -306,13 +347,8 @@ inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64
 
   float *const scores = unit.scratch + call.scratch.scores;
   Score<V, R> score(chunk.keys, scores, call.scale);
-  visit_read<V>(chunk.keys.storage, [&](auto stored) {
-    using Element = typename decltype(stored)::Element;
-    if constexpr (is_float<Element>)
-      score_keys<V, R>(unit, row, keys, &score);
-    else
-      score_stored_keys<V, R, Element>(unit, row, keys, &score);
-  });
+  visit_read<V>(chunk.keys.storage,
+                [&](auto stored) { score_keys<V, R, typename decltype(stored)::Element>(unit, chunk, row, keys, &score); });
   for (int r = 0; r < R; ++r) {
     if (!has_negative_infinity(score.least[r])) continue;
     keys.rows_with_excluded |= 1u << r;
@@ -333,7 +369,8 @@ inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64
   if (chunk.values.has_scales) scale_by_values<V, R>(chunk.values, first_block, end_block, scores);
   visit_read<V>(chunk.values.storage, [&](auto stored) {
     using Element = typename decltype(stored)::Element;
-    context<V, R, TileShape<V::size>::context_vectors, Element>({scores}, keys, chunk.values, call.head_dim_v_padded, 0, unit.o(slot, row));
+    constexpr int C = TileShape<V::size>::context_vectors(R);
+    context<V, R, C, Element>(chunk, {scores}, keys, call.head_dim_v_padded, 0, unit.o(slot, row));
   });
 }
 
@@ -530,6 +567,7 @@ inline void attend_chunks(const Unit &unit, Range chunks) {
     read_keys<V>(unit, begin, needed, &chunk.keys);
     read_values<V>(unit, begin, needed, &chunk.values);
     const NextChunk ahead(unit, c + 1 < chunks.end ? intersection(all_keys, {next, next + chunk_keys}) : Range{next, next});
+    const bool is_streamed = unit.num_rows <= streamed_rows && unit.call.k.is_packed && unit.call.v.is_packed;
     const int64_t slot = slots_before(c, first);
     int64_t first_row = unit.num_rows;
     for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
@@ -545,7 +583,8 @@ inline void attend_chunks(const Unit &unit, Range chunks) {
         clear_states(unit, slot, row, end);
         continue;
       }
-      ahead.prefetch(unit, row, end);
+      chunk.is_streamed = is_streamed && row == first_row;
+      if (!is_streamed) ahead.prefetch(unit, row, end);
       attend_tile_of<V, tile_rows>(end - row, unit, chunk, row, slot);
     }
     merge_subtrees<V>(unit, c, first, first_row, unit.num_rows);

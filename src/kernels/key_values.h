@@ -25,7 +25,11 @@ struct Groups {
 struct Chunk {
   int64_t begin;  // position of its first key
   Groups keys, values;
+  bool is_streamed;  // the tile that is computed asks for what comes next as it goes
 };
+
+// Units of up to so many rows are streamed: they wait for the memory. Larger ones ask for the next chunk a share with each tile.
+constexpr int64_t streamed_rows = 16;
 
 // Calls visit(Stored<the type of an element>{}).
 template <class Type>

@@ -10,8 +10,8 @@
 namespace mha {
 namespace {
 
-MHA_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-MHA_INLINE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
+MHA_INLINE constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+MHA_INLINE constexpr int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 // a / b, but no division, which is slow, where small layers have none to do.
 MHA_INLINE int64_t quotient(int64_t a, int64_t b) { return a < b ? 0 : a / b; }
 
@@ -115,8 +115,8 @@ struct TileShape<16> {  // AVX-512: 32 registers
   static constexpr int project_rows = 8, attend_rows = 6, softmax_rows = 3;
   static constexpr int project_panels(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int project_vectors(int) { return 3; }
-  static constexpr int score_blocks(int) { return 4; }
-  static constexpr int context_vectors = 4;
+  static constexpr int score_blocks(int rows) { return rows <= 2 ? 8 : 4; }
+  static constexpr int context_vectors(int rows) { return rows <= 2 ? 8 : 4; }
 };
 
 template <>
@@ -125,7 +125,7 @@ struct TileShape<8> {  // AVX2: 16 registers
   static constexpr int project_panels(int rows) { return rows == 1 ? 2 : 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
-  static constexpr int context_vectors = 2;
+  static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 };
 
 template <>
@@ -134,7 +134,7 @@ struct TileShape<4> {  // NEON: 32 registers
   static constexpr int project_panels(int) { return 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
-  static constexpr int context_vectors = 4;
+  static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : 4; }
 };
 
 template <>
@@ -143,7 +143,7 @@ struct TileShape<1> {  // scalar
   static constexpr int project_panels(int) { return 1; }
   static constexpr int project_vectors(int) { return 4; }
   static constexpr int score_blocks(int) { return 1; }
-  static constexpr int context_vectors = 4;
+  static constexpr int context_vectors(int) { return 4; }
 };
 
 }  // namespace
