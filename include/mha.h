@@ -70,6 +70,7 @@ typedef uint32_t mha_status;
 #define MHA_ERROR_INSTRUCTION_SET 8u      /* an instruction set was asked for that this machine or build does not have */
 #define MHA_ERROR_PACKED_FORMAT 9u        /* a packed buffer is none, is truncated, misaligned, of another version or back end */
 #define MHA_ERROR_PACKED_CHECKSUM 10u     /* mha_layer_verify: the weights are not what was packed */
+#define MHA_ERROR_OUT_OF_RANGE 11u        /* a finite weight that f16 cannot hold */
 #define MHA_ERROR_CACHE_FULL 12u          /* a sequence of a cache has no room, or no block, for the positions to be appended */
 #define MHA_ERROR_CACHE_FORMAT 13u        /* a buffer is no cache, is truncated, misaligned, damaged or of another version */
 
@@ -126,12 +127,14 @@ typedef struct mha_scheduler {
   void (*parallel_for)(void *context, uint32_t count, void (*task)(void *task_context, uint32_t index), void *task_context);
 } mha_scheduler;
 
-/* ---- Types of stored numbers ---------------------------------------------------------------------------------------------------- */
+/* ---- Types ------------------------------------------------------------------------------------------------------------------ */
 
+/* Types of stored numbers. */
 #define MHA_TYPE_F32 0u
-#define MHA_TYPE_F16 1u  /* IEEE 754 binary16 */
+#define MHA_TYPE_F16 1u  /* IEEE binary16 */
 #define MHA_TYPE_BF16 2u /* the upper half of a float */
 #define MHA_TYPE_INT8 3u /* -127 .. 127 times a scale */
+#define MHA_TYPE_INT4 4u /* -8 .. 7 times a scale; weights only */
 
 /* ---- The layer: weights, packed ------------------------------------------------------------------------------------------------
  *
@@ -160,8 +163,19 @@ typedef struct mha_layer_config {
   int64_t head_dim_v;   /* width of a head's values; 0 = head_dim */
   int64_t d_out;        /* num_heads * head_dim, to derive head_dim from; 0 = query_dim where head_dim is 0. Given both, they must agree. */
   float scale;          /* factor of the scores; 0 = 1 / sqrt(head_dim); must be finite */
-  uint32_t reserved;    /* 0 */
+  uint32_t weight_type; /* MHA_TYPE_*: how the weights are kept; 0 = f32. Biases stay float. Must be 0 with an sgemm. See below. */
 } mha_layer_config;
+
+/*
+ * Weights in fewer bits are less to read, and reading them is what a call on few rows spends its time with. Rounding is to the nearest,
+ * ties to even; CONTRACT.md, section 10, says each operation.
+ *     MHA_TYPE_F16     2 bytes a weight, 11 significant bits; a finite weight of 65520 or more is MHA_ERROR_OUT_OF_RANGE
+ *     MHA_TYPE_BF16    2 bytes a weight, 8 significant bits, the range of float
+ *     MHA_TYPE_INT8    1 byte a weight and a scale for each output column: the column's largest magnitude / 127
+ *     MHA_TYPE_INT4    5/8 of a byte a weight: a scale for each output column and 32 inputs, whose weight of the largest magnitude is
+ *                      -8 times it; the last group of a column may be shorter
+ * A column (int8) or group (int4) with a weight that is not finite is NaN as a whole.
+ */
 
 /* How weight matrices lie in memory. A row is what is contiguous as stored: with OUT_IN it has "in" elements. */
 #define MHA_LAYOUT_IN_OUT 0u /* W [in, out], y = x W:   x @ W, GPT-2's Conv1D */
@@ -177,20 +191,26 @@ typedef struct mha_layer_config {
  *     w_qkv                              one fused matrix; needs key_dim = value_dim = query_dim
  *     w_q_heads, w_k_heads, w_v_heads    one matrix per head
  *
+ * Matrices given as f32, f16 or bf16 are converted to weight_type. Those of a quantiser are taken as they are, with their scales: int8
+ * where weight_type is MHA_TYPE_INT8, int4 where it is MHA_TYPE_INT4. A weight is code * scale.
+ *     int8    codes are int8_t
+ *     int4    with MHA_LAYOUT_OUT_IN only: a row is ceil(in / 2) bytes, of which each holds two codes + 8, that of the earlier input in
+ *             the low half. Strides count elements all the same, and are even; 0 = whole bytes.
+ *
  * The arrays are read during mha_layer_pack and mha_layer_create only.
  */
 typedef struct mha_layer_weights {
   size_t struct_size;
   uint32_t layout;               /* MHA_LAYOUT_*, of all matrices below */
-  uint32_t reserved;             /* 0 */
-  const float *w_q;              /* [query_dim, num_heads * head_dim] */
-  const float *w_k;              /* [key_dim, num_kv_heads * head_dim] */
-  const float *w_v;              /* [value_dim, num_kv_heads * head_dim_v] */
-  const float *w_qkv;            /* [query_dim, num_heads * head_dim + num_kv_heads * head_dim + num_kv_heads * head_dim_v] */
-  const float *const *w_q_heads; /* num_heads pointers to [query_dim, head_dim] */
+  uint32_t type;                 /* MHA_TYPE_* of the matrices; 0 = f32 */
+  const void *w_q;               /* [query_dim, num_heads * head_dim] */
+  const void *w_k;               /* [key_dim, num_kv_heads * head_dim] */
+  const void *w_v;               /* [value_dim, num_kv_heads * head_dim_v] */
+  const void *w_qkv;             /* [query_dim, num_heads * head_dim + num_kv_heads * head_dim + num_kv_heads * head_dim_v] */
+  const float *const *w_q_heads; /* num_heads pointers to [query_dim, head_dim]; f32 only, likewise below */
   const float *const *w_k_heads; /* num_kv_heads pointers to [key_dim, head_dim] */
   const float *const *w_v_heads; /* num_kv_heads pointers to [value_dim, head_dim_v] */
-  const float *w_o;              /* [num_heads * head_dim_v, output_dim]; NULL = no output projection: y is the merged heads */
+  const void *w_o;               /* [num_heads * head_dim_v, output_dim]; NULL = no output projection: y is the merged heads */
   const float *b_q;              /* [num_heads * head_dim]; NULL = no bias, here and below */
   const float *b_k;              /* [num_kv_heads * head_dim] */
   const float *b_v;              /* [num_kv_heads * head_dim_v] */
@@ -201,6 +221,13 @@ typedef struct mha_layer_weights {
   int64_t w_v_stride;
   int64_t w_qkv_stride;
   int64_t w_o_stride;
+  const float *w_q_scales;       /* given as INT8: [num_heads * head_dim], one scale for each output column;
+                                    given as INT4: [num_heads * head_dim, ceil(query_dim / 32)], for each column and group of inputs.
+                                    Else NULL; likewise below. */
+  const float *w_k_scales;
+  const float *w_v_scales;
+  const float *w_qkv_scales;
+  const float *w_o_scales;
 } mha_layer_weights;
 
 /*

@@ -254,6 +254,7 @@ float widened(const KeyValues &source, int64_t element, int64_t scale) {
     case Storage::bf16:
       return f32_of_bf16(static_cast<const uint16_t *>(source.base)[element]);
     case Storage::int8:
+    case Storage::int4:
       break;
   }
   return static_cast<float>(static_cast<const int8_t *>(source.base)[element]) * source.scales[scale];

@@ -284,7 +284,7 @@ class Products {
     if (count_ == 0 || !may_share || !is_same(x, products_[count_ - 1].parts[0].x)) {
       Product &product = products_[count_++];
       product.num_parts = 0;
-      product.plain_weights = layer_.weights(name);
+      product.plain_weights = static_cast<const float *>(layer_.weights(name));
       product.plain_stride = matrix.stride;
     }
     Product &product = products_[count_ - 1];
@@ -293,7 +293,9 @@ class Products {
     part.rows = rows;
     part.depth = matrix.depth;
     part.columns = matrix.columns;
+    part.storage = layer_.storage;
     part.panels = layer_.weights(name);
+    part.scales = layer_.scales(name);
     part.bias = layer_.bias(name);
     part.landing.kind = part.tap.kind = Landing::Kind::none;
     return part;

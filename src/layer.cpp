@@ -16,6 +16,11 @@ namespace {
 
 constexpr uint32_t config_argument = 1, weights_argument = 2, options_argument = 3;  // of pack_size, pack and create
 
+static_assert(static_cast<uint32_t>(Storage::f32) == MHA_TYPE_F32 && static_cast<uint32_t>(Storage::f16) == MHA_TYPE_F16 &&
+                  static_cast<uint32_t>(Storage::bf16) == MHA_TYPE_BF16 && static_cast<uint32_t>(Storage::int8) == MHA_TYPE_INT8 &&
+                  static_cast<uint32_t>(Storage::int4) == MHA_TYPE_INT4,
+              "the kernels' names for the types of mha.h");
+
 struct NamedValue {
   const char *name;
   int64_t value;
@@ -38,7 +43,10 @@ mha_status check_config(Report &report, const mha_layer_config &config) {
   if (config.query_dim == 0)
     return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "query_dim is 0; set it to the width of an input row");
   if (config.num_heads == 0) return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "num_heads is 0; set it to at least 1");
-  if (config.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "mha_layer_config.reserved is not 0; set it to 0");
+  if (config.weight_type > MHA_TYPE_INT4) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "weight_type is %u; set one of MHA_TYPE_F32 (0) to MHA_TYPE_INT4 (4)",
+                       config.weight_type);
+  }
   if (config.scale - config.scale != 0.0f) {
     return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "scale is not finite; set a number, or 0 for 1 / sqrt(head_dim)");
   }
@@ -115,6 +123,51 @@ mha_status check_weight_forms(Report &report, const mha_layer_weights &weights, 
   return MHA_OK;
 }
 
+// The type of the matrices as given, what it can be converted to, and its scales.
+mha_status check_weight_types(Report &report, const mha_layer_weights &weights, uint32_t weight_type) {
+  if (weights.type > MHA_TYPE_INT4) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
+                       "mha_layer_weights.type is %u; set one of MHA_TYPE_F32 (0) to MHA_TYPE_INT4 (4)", weights.type);
+  }
+  const bool is_coded = weights.type == MHA_TYPE_INT8 || weights.type == MHA_TYPE_INT4;
+  const char *const name = weights.type == MHA_TYPE_INT8 ? "INT8" : "INT4";
+  if (is_coded && weight_type != weights.type) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
+                       "weights given as MHA_TYPE_%s are taken as they are, but weight_type is %u; set it to MHA_TYPE_%s (%u)", name,
+                       weight_type, name, weights.type);
+  }
+  if (weights.type != MHA_TYPE_F32 && weights.w_q_heads) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
+                       "weights are given per head and of type %u; matrices per head are of MHA_TYPE_F32 only, give w_q, w_k and w_v",
+                       weights.type);
+  }
+  if (weights.type == MHA_TYPE_INT4 && weights.layout != MHA_LAYOUT_OUT_IN) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
+                       "weights given as MHA_TYPE_INT4 have pairs of inputs in a byte; give them with MHA_LAYOUT_OUT_IN");
+  }
+  const struct {
+    const char *matrix_name, *scales_name;
+    const void *matrix;
+    const float *scales;
+  } matrices[] = {{"w_q", "w_q_scales", weights.w_q, weights.w_q_scales},
+                  {"w_k", "w_k_scales", weights.w_k, weights.w_k_scales},
+                  {"w_v", "w_v_scales", weights.w_v, weights.w_v_scales},
+                  {"w_qkv", "w_qkv_scales", weights.w_qkv, weights.w_qkv_scales},
+                  {"w_o", "w_o_scales", weights.w_o, weights.w_o_scales}};
+  for (const auto &matrix : matrices) {
+    if (is_coded && matrix.matrix && !matrix.scales) {
+      return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "%s is NULL; %s is given as MHA_TYPE_%s, which needs its scales",
+                         matrix.scales_name, matrix.matrix_name, name);
+    }
+    if (matrix.scales && !(is_coded && matrix.matrix)) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
+                         "%s is given, but no %s of MHA_TYPE_INT8 or MHA_TYPE_INT4; set mha_layer_weights.type or leave it NULL",
+                         matrix.scales_name, matrix.matrix_name);
+    }
+  }
+  return MHA_OK;
+}
+
 mha_status check_weight_strides(Report &report, const mha_layer_weights &weights, const LayerShape &shape) {
   const bool in_out = weights.layout == MHA_LAYOUT_IN_OUT, per_head = weights.w_q_heads != nullptr;
   const int64_t q_width = per_head ? shape.head_dim : shape.q_columns(), k_width = per_head ? shape.head_dim : shape.k_columns();
@@ -136,6 +189,11 @@ mha_status check_weight_strides(Report &report, const mha_layer_weights &weights
       return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
                          "%s is %lld, but a row has %lld elements; set at least that, or 0 for contiguous", stride.name,
                          static_cast<long long>(stride.stride), static_cast<long long>(width));
+    }
+    if (weights.type == MHA_TYPE_INT4 && stride.stride % 2 != 0) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
+                         "%s is %lld, but rows of MHA_TYPE_INT4 begin at whole bytes; set an even number, or 0 for whole bytes",
+                         stride.name, static_cast<long long>(stride.stride));
     }
     if ((Count(stride.stride) * Count(rows) * Count(sizeof(float))).overflows()) {
       return report.fail(MHA_ERROR_TOO_LARGE, weights_argument, "%s %lld times %lld rows overflows", stride.name,
@@ -177,7 +235,12 @@ mha_status prepare(Report &report, const mha_layer_config *config, const mha_lay
                    PackJob *job) {
   if (const mha_status status = resolve_shape(report, config, weights, &job->shape, &job->weights)) return status;
   if (const mha_status status = read_options(report, options_argument, options, &job->options)) return status;
-  job->kind = job->options.sgemm ? PackedKind::plain_f32 : PackedKind::panels_f32;
+  if (job->options.sgemm && config->weight_type != MHA_TYPE_F32) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
+                       "weight_type is %u, but options.sgemm multiplies floats; set weight_type to MHA_TYPE_F32 (0) or sgemm to NULL",
+                       config->weight_type);
+  }
+  job->kind = job->options.sgemm ? PackedKind::plain_f32 : kind_of(static_cast<Storage>(config->weight_type));
   job->layout = packed_layout(job->shape, job->kind);
   if (job->layout.bytes < 0 || static_cast<uint64_t>(job->layout.bytes) > PTRDIFF_MAX) {
     return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "the packed layer would be larger than memory can be");
@@ -208,12 +271,13 @@ void release_default(void *, void *memory) { free(memory); }
 
 void *align64(void *memory) { return reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64); }
 
-mha_layer *make_layer(void *storage, const LayerShape &shape, const PackedLayout &layout, const void *packed,
+mha_layer *make_layer(void *storage, const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const void *packed,
                       const mha_layer_options &options, const Kernels *kernels) {
   mha_layer layer = {};
   layer.shape = shape;
   layer.layout = layout;
   layer.packed = static_cast<const unsigned char *>(packed);
+  layer.storage = storage_of(kind);
   layer.kernels = kernels;
   layer.sgemm = options.sgemm;
   mha_layer *const made = static_cast<mha_layer *>(align64(storage));
@@ -231,9 +295,6 @@ mha_status resolve_shape(Report &report, const mha_layer_config *config, const m
   if (const mha_status status = read_struct(report, config_argument, "mha_layer_config", config, &given)) return status;
   if (const mha_status status = check_config(report, given)) return status;
   if (const mha_status status = read_struct(report, weights_argument, "mha_layer_weights", weights, read_weights)) return status;
-  if (read_weights->reserved != 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument, "mha_layer_weights.reserved is not 0; set it to 0");
-  }
   if (read_weights->layout > MHA_LAYOUT_OUT_IN) {
     return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument, "layout %u is none; use MHA_LAYOUT_IN_OUT or MHA_LAYOUT_OUT_IN",
                        read_weights->layout);
@@ -253,6 +314,7 @@ mha_status resolve_shape(Report &report, const mha_layer_config *config, const m
   // Both operations correctly rounded.
   shape->scale = given.scale != 0.0f ? given.scale : 1.0f / __builtin_sqrtf(static_cast<float>(shape->head_dim));
   if (const mha_status status = check_weight_forms(report, *read_weights, *shape)) return status;
+  if (const mha_status status = check_weight_types(report, *read_weights, given.weight_type)) return status;
   return check_weight_strides(report, *read_weights, *shape);
 }
 
@@ -295,6 +357,7 @@ mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weight
     return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 5, "the buffer has %zu bytes, the packed layer needs %lld; ask mha_layer_pack_size",
                        buffer_bytes, static_cast<long long>(job.layout.bytes));
   }
+  if (const mha_status status = check_range(report, weights_argument, job.shape, job.kind, job.weights)) return status;
   pack_layer(job.shape, job.kind, job.layout, job.weights, buffer);
   return MHA_OK;
 }
@@ -324,7 +387,7 @@ mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_lay
   if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, 6, "layer is NULL; pass where to write the layer");
   const Kernels *kernels;
   if (const mha_status status = choose_kernels(report, 3, read.instruction_set, &kernels)) return status;
-  *layer = make_layer(storage, shape, layout, buffer, read, kernels);
+  *layer = make_layer(storage, shape, kind, layout, buffer, read, kernels);
   return MHA_OK;
 }
 
@@ -361,9 +424,13 @@ mha_status mha_layer_create(const mha_layer_config *config, const mha_layer_weig
     return report.fail(MHA_ERROR_OUT_OF_MEMORY, 0, "the allocator has no %lld bytes for the packed layer",
                        static_cast<long long>(bytes.value()));
   }
+  if (const mha_status status = check_range(report, weights_argument, job.shape, job.kind, job.weights)) {
+    allocator.release(allocator.context, block);
+    return status;
+  }
   unsigned char *const packed = static_cast<unsigned char *>(align64(block)) + layer_bytes;
   pack_layer(job.shape, job.kind, job.layout, job.weights, packed);
-  mha_layer *const made = make_layer(block, job.shape, job.layout, packed, job.options, kernels);
+  mha_layer *const made = make_layer(block, job.shape, job.kind, job.layout, packed, job.options, kernels);
   made->allocator = allocator;
   made->block = block;
   *layer = made;
@@ -392,7 +459,7 @@ mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha
   filled.head_dim_v = shape.head_dim_v;
   filled.d_out = shape.q_columns();
   filled.scale = shape.scale;
-  filled.reserved = 0;
+  filled.weight_type = static_cast<uint32_t>(layer->storage);
   memcpy(config, &filled, sizeof filled);
   return MHA_OK;
 }

@@ -28,7 +28,29 @@ struct LayerShape {
 enum class PackedKind : uint32_t {
   panels_f32 = 1,  // for the library's kernels: [columns / 48][depth][48]
   plain_f32 = 2,   // for a BLAS: [depth, columns]; W_Q|W_K|W_V is one matrix where the inputs have one width
+  panels_f16 = 3,  // as Projection says, likewise below
+  panels_bf16 = 4,
+  panels_int8 = 5,
+  panels_int4 = 6,
 };
+
+inline PackedKind kind_of(Storage storage) {
+  constexpr PackedKind kinds[] = {PackedKind::panels_f32, PackedKind::panels_f16, PackedKind::panels_bf16, PackedKind::panels_int8,
+                                  PackedKind::panels_int4};
+  return kinds[static_cast<int>(storage)];
+}
+
+inline Storage storage_of(PackedKind kind) {
+  constexpr Storage storages[] = {Storage::f32, Storage::f32, Storage::f16, Storage::bf16, Storage::int8, Storage::int4};
+  return storages[static_cast<int>(kind) - 1];
+}
+
+// Of a panel of a matrix. No sum can overflow: depths are below 2^31.
+inline int64_t panel_bytes(int64_t depth, Storage storage) {
+  if (storage == Storage::int4) return (depth + depth % 2) / 2 * panel_columns;
+  const int64_t element_bytes = storage == Storage::f32 ? 4 : storage == Storage::int8 ? 1 : 2;
+  return depth * panel_columns * element_bytes;
+}
 
 enum MatrixName { matrix_q, matrix_k, matrix_v, matrix_o, num_matrices };
 
@@ -37,6 +59,7 @@ struct PackedMatrix {
   int64_t depth, columns;
   int64_t stride;  // of a plain matrix, in floats
   int64_t weights_offset, bias_offset;
+  int64_t scales_offset;  // 0 where there are none
 };
 
 struct PackedLayout {
@@ -51,6 +74,9 @@ mha_status resolve_shape(Report &report, const mha_layer_config *config, const m
                          mha_layer_weights *read_weights);
 
 mha_status read_options(Report &report, uint32_t argument, const mha_layer_options *options, mha_layer_options *read);
+
+// No finite weight is beyond what `kind` can hold. Reads the arrays.
+mha_status check_range(Report &report, uint32_t argument, const LayerShape &shape, PackedKind kind, const mha_layer_weights &weights);
 
 // Writes header, weights and biases. The buffer has layout.bytes.
 void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const mha_layer_weights &weights, void *buffer);
@@ -69,13 +95,16 @@ struct mha_layer {
   mha::LayerShape shape;
   mha::PackedLayout layout;
   const unsigned char *packed;
+  mha::Storage storage;
   const mha::Kernels *kernels;
   mha_sgemm sgemm;  // null: native
   mha_allocator allocator;
   void *block;  // what the allocator gave; null for a view
 
-  const float *weights(mha::MatrixName name) const {
-    return reinterpret_cast<const float *>(packed + layout.matrices[name].weights_offset);
+  const void *weights(mha::MatrixName name) const { return packed + layout.matrices[name].weights_offset; }
+  const float *scales(mha::MatrixName name) const {
+    const int64_t offset = layout.matrices[name].scales_offset;
+    return offset ? reinterpret_cast<const float *>(packed + offset) : nullptr;
   }
   const float *bias(mha::MatrixName name) const { return reinterpret_cast<const float *>(packed + layout.matrices[name].bias_offset); }
 };

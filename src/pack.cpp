@@ -1,16 +1,18 @@
 // The packed buffer: header, weights in panels (or plain, for a BLAS), biases, checksums.
 
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "layer.h"
+#include "storage.h"
 #include "tiles.h"
 
 namespace mha {
 namespace {
 
 constexpr char packed_magic[8] = {'m', 'h', 'a', ' ', 'p', 'a', 'c', 'k'};
-constexpr uint32_t packed_version = 2;  // 2: another checksum
+constexpr uint32_t packed_version = 3;  // 2: another checksum; 3: weights in fewer bits
 constexpr uint32_t packed_byte_order = 0x01020304u;
 
 constexpr int64_t float_bytes = sizeof(float);
@@ -55,20 +57,24 @@ uint64_t header_checksum(PackedHeader header) {
   return checksum(&header, 0, sizeof header / 64, 1);
 }
 
-// The caller's matrix, column by column: element (k, column) is at start(column)[k * k_stride].
+// The caller's matrix, column by column: element (k, column) is k * k_stride elements behind start(column).
 struct Source {
-  const float *matrix;
+  const char *name;
+  const void *matrix;
   const float *const *heads;  // instead of matrix: one per head
   int64_t head_width;
   int64_t k_stride, column_stride;
   int64_t first_column;  // within a fused matrix
+  uint32_t type;
+  const float *scales;  // of this matrix's first column, if it has codes
 
-  const float *start(int64_t column) const {
-    if (heads) return heads[column / head_width] + column % head_width * column_stride;
-    return matrix + (first_column + column) * column_stride;
+  template <class Element = float>
+  const Element *start(int64_t column) const {
+    if (heads) return reinterpret_cast<const Element *>(heads[column / head_width] + column % head_width * column_stride);
+    return static_cast<const Element *>(matrix) + (first_column + column) * column_stride;
   }
 
-  // Those of a tile; none behind the last of num_columns.
+  // Those of a tile of floats; none behind the last of num_columns.
   TileColumns columns(int64_t first, int64_t num_columns) const {
     TileColumns columns = {};
     columns.k_stride = k_stride;
@@ -83,20 +89,25 @@ struct Source {
 };
 
 Source source_of(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
+  const char *const names[] = {"w_q", "w_k", "w_v", "w_o"};
   const int64_t depths[] = {shape.query_dim, shape.key_dim, shape.value_dim, shape.context_columns()};
   const int64_t columns[] = {shape.q_columns(), shape.k_columns(), shape.v_columns(), shape.output_dim};
   const int64_t head_widths[] = {shape.head_dim, shape.head_dim, shape.head_dim_v, 0};
-  const float *const matrices[] = {weights.w_q, weights.w_k, weights.w_v, weights.w_o};
+  const void *const matrices[] = {weights.w_q, weights.w_k, weights.w_v, weights.w_o};
   const float *const *const heads[] = {weights.w_q_heads, weights.w_k_heads, weights.w_v_heads, nullptr};
   const int64_t strides[] = {weights.w_q_stride, weights.w_k_stride, weights.w_v_stride, weights.w_o_stride};
+  const float *const scales[] = {weights.w_q_scales, weights.w_k_scales, weights.w_v_scales, weights.w_o_scales};
 
-  Source source = {matrices[name], heads[name], head_widths[name], 0, 0, 0};
+  Source source = {names[name], matrices[name], heads[name], head_widths[name], 0, 0, 0, weights.type, scales[name]};
   int64_t width = source.heads ? source.head_width : columns[name];  // columns of one matrix as given
   int64_t stride = strides[name];
   if (name != matrix_o && weights.w_qkv) {
     const int64_t before[] = {0, columns[matrix_q], columns[matrix_q] + columns[matrix_k]};
+    const int64_t scales_per_column = weights.type == MHA_TYPE_INT4 ? blocks_of(depths[name], int4_group) : 1;
+    source.name = "w_qkv";
     source.matrix = weights.w_qkv;
     source.first_column = before[name];
+    source.scales = weights.w_qkv_scales ? weights.w_qkv_scales + before[name] * scales_per_column : nullptr;
     width = columns[matrix_q] + columns[matrix_k] + columns[matrix_v];
     stride = weights.w_qkv_stride;
   }
@@ -107,6 +118,7 @@ Source source_of(const LayerShape &shape, const mha_layer_weights &weights, Matr
     source.k_stride = 1;
     source.column_stride = stride ? stride : depths[name];
   }
+  if (weights.type == MHA_TYPE_INT4) source.column_stride = blocks_of(source.column_stride, 2);  // bytes
   return source;
 }
 
@@ -117,8 +129,8 @@ const float *bias_of(const LayerShape &shape, const mha_layer_weights &weights, 
   return weights.b_qkv + before[name];
 }
 
-// Returns the part of the checksum if the matrix is packed in panels.
-uint64_t pack_matrix(const Source &source, const PackedMatrix &matrix, PackedKind kind, unsigned char *buffer) {
+// Floats that stay floats. Returns the part of the checksum if the matrix is packed in panels.
+uint64_t pack_floats(const Source &source, const PackedMatrix &matrix, PackedKind kind, unsigned char *buffer) {
   // Tiles side by side: a panel's; but several panels' where rows are contiguous, so that more of each is read while its page is at hand.
   constexpr int64_t most_at_once = 8 * lines_per_row;
   const int64_t at_once = source.column_stride == 1 ? most_at_once : lines_per_row;
@@ -146,6 +158,171 @@ uint64_t pack_matrix(const Source &source, const PackedMatrix &matrix, PackedKin
   return sum;
 }
 
+// ---- Weights that are converted
+
+constexpr int64_t block_terms = 256;
+static_assert(block_terms % int4_group == 0, "blocks hold whole groups");
+
+// Columns of the caller's matrix side by side, as floats: a part of a panel, zero behind the last column.
+struct FloatBlock {
+  int64_t terms, columns;
+  alignas(64) float rows[block_terms][panel_columns];
+};
+
+template <class Element, class Widen>
+void read_block(const Source &source, int64_t k, int64_t column, Widen widen, FloatBlock *block) {
+  const Element *starts[panel_columns];
+  for (int64_t c = 0; c < block->columns; ++c) starts[c] = source.start<Element>(column + c) + k * source.k_stride;
+  if (source.k_stride == 1) {
+    for (int64_t c = 0; c < block->columns; ++c) {
+      for (int64_t i = 0; i < block->terms; ++i) block->rows[i][c] = widen(starts[c][i]);
+    }
+  } else {
+    for (int64_t i = 0; i < block->terms; ++i) {
+      for (int64_t c = 0; c < block->columns; ++c) block->rows[i][c] = widen(starts[c][i * source.k_stride]);
+    }
+  }
+}
+
+// The block from term k and column `column` on.
+void read_block(const Source &source, const PackedMatrix &matrix, int64_t k, int64_t column, FloatBlock *block) {
+  block->terms = at_most(block_terms, matrix.depth - k);
+  block->columns = at_most(panel_columns, matrix.columns - column);
+  if (block->columns < panel_columns) memset(block->rows, 0, sizeof block->rows);
+  if (source.type == MHA_TYPE_F16)
+    read_block<uint16_t>(source, k, column, f32_of_f16, block);
+  else if (source.type == MHA_TYPE_BF16)
+    read_block<uint16_t>(source, k, column, f32_of_bf16, block);
+  else
+    read_block<float>(source, k, column, [](float x) { return x; }, block);
+}
+
+template <class Element, class Narrow>
+void store_block(const FloatBlock &block, Narrow narrow, Element *to) {
+  for (int64_t i = 0; i < block.terms; ++i) {
+    for (int64_t c = 0; c < panel_columns; ++c) to[i * panel_columns + c] = narrow(block.rows[i][c], c);
+  }
+}
+
+// Where panel number `panel` of a matrix begins.
+template <class Element>
+Element *panel_at(const PackedMatrix &matrix, Storage storage, int64_t panel, unsigned char *buffer) {
+  return reinterpret_cast<Element *>(buffer + matrix.weights_offset + panel * panel_bytes(matrix.depth, storage));
+}
+
+float *scales_at(const PackedMatrix &matrix, int64_t panel, int64_t per_column, unsigned char *buffer) {
+  return reinterpret_cast<float *>(buffer + matrix.scales_offset) + panel * per_column * panel_columns;
+}
+
+float magnitude_of(float x) { return x < 0.0f ? -x : x; }
+
+void pack_panel_int8(const Source &source, const PackedMatrix &matrix, int64_t panel, FloatBlock *block, unsigned char *buffer) {
+  float max_abs[panel_columns] = {}, factor[panel_columns], *const scales = scales_at(matrix, panel, 1, buffer);
+  bool is_finite[panel_columns];
+  for (bool &column_is_finite : is_finite) column_is_finite = true;
+  for (int64_t k = 0; k < matrix.depth; k += block_terms) {
+    read_block(source, matrix, k, panel * panel_columns, block);
+    for (int64_t i = 0; i < block->terms; ++i) {
+      for (int64_t c = 0; c < panel_columns; ++c) {
+        const float x = block->rows[i][c], magnitude = magnitude_of(x);
+        max_abs[c] = magnitude > max_abs[c] ? magnitude : max_abs[c];
+        is_finite[c] = is_finite[c] && x - x == 0.0f;
+      }
+    }
+  }
+  for (int64_t c = 0; c < panel_columns; ++c) {
+    const Int8Row row = int8_row(max_abs[c], is_finite[c]);
+    scales[c] = row.scale;
+    factor[c] = row.factor;
+  }
+  int8_t *const to = panel_at<int8_t>(matrix, Storage::int8, panel, buffer);
+  for (int64_t k = 0; k < matrix.depth; k += block_terms) {
+    read_block(source, matrix, k, panel * panel_columns, block);
+    store_block(*block, [&](float x, int64_t c) { return int8_of(x, factor[c]); }, to + k * panel_columns);
+  }
+}
+
+void pack_panel_int4(const Source &source, const PackedMatrix &matrix, int64_t panel, FloatBlock *block, unsigned char *buffer) {
+  const int64_t groups = blocks_of(matrix.depth, int4_group);
+  float *scales = scales_at(matrix, panel, groups, buffer);
+  unsigned char *to = panel_at<unsigned char>(matrix, Storage::int4, panel, buffer);
+  for (int64_t k = 0; k < matrix.depth; k += block_terms) {
+    read_block(source, matrix, k, panel * panel_columns, block);
+    for (int64_t first = 0; first < block->terms; first += int4_group, scales += panel_columns) {
+      const int64_t end = at_most(block->terms, first + int4_group);
+      float factor[panel_columns];
+      for (int64_t c = 0; c < panel_columns; ++c) {
+        float extreme = 0.0f;
+        bool is_finite = true;
+        for (int64_t i = first; i < end; ++i) {
+          const float x = block->rows[i][c];
+          if (magnitude_of(x) > magnitude_of(extreme)) extreme = x;
+          is_finite = is_finite && x - x == 0.0f;
+        }
+        const Int4Group group = int4_group_of(extreme, is_finite);
+        scales[c] = group.scale;
+        factor[c] = group.factor;
+      }
+      for (int64_t i = first; i < end; i += 2, to += panel_columns) {
+        for (int64_t c = 0; c < panel_columns; ++c) {
+          const int32_t even = int4_of(block->rows[i][c], factor[c]), odd = i + 1 < end ? int4_of(block->rows[i + 1][c], factor[c]) : 0;
+          to[c] = static_cast<unsigned char>((even + 8) | (odd + 8) << 4);
+        }
+      }
+    }
+  }
+}
+
+// Codes that a quantiser has made, as they are.
+void pack_panel_of_codes(const Source &source, const PackedMatrix &matrix, int64_t panel, unsigned char *buffer) {
+  const bool is_int4 = source.type == MHA_TYPE_INT4;
+  const int64_t rows = is_int4 ? blocks_of(matrix.depth, 2) : matrix.depth;
+  const int64_t scales_per_column = is_int4 ? blocks_of(matrix.depth, int4_group) : 1;
+  unsigned char *const to = panel_at<unsigned char>(matrix, is_int4 ? Storage::int4 : Storage::int8, panel, buffer);
+  float *const scales = scales_at(matrix, panel, scales_per_column, buffer);
+  memset(to, is_int4 ? 0x88 : 0, static_cast<size_t>(rows * panel_columns));
+  for (int64_t c = 0; c < panel_columns && panel * panel_columns + c < matrix.columns; ++c) {
+    const int64_t column = panel * panel_columns + c;
+    const unsigned char *const from = source.start<unsigned char>(column);
+    for (int64_t row = 0; row < rows; ++row) to[row * panel_columns + c] = from[row * source.k_stride];
+    // The half of a byte behind the last term is nobody's.
+    unsigned char &last = to[(rows - 1) * panel_columns + c];
+    if (is_int4 && matrix.depth % 2 != 0) last = static_cast<unsigned char>((last & 15u) | 0x80u);
+    for (int64_t i = 0; i < scales_per_column; ++i) scales[i * panel_columns + c] = source.scales[column * scales_per_column + i];
+  }
+}
+
+void pack_converted(const Source &source, const PackedMatrix &matrix, PackedKind kind, unsigned char *buffer) {
+  FloatBlock block;
+  const Storage storage = storage_of(kind);
+  for (int64_t panel = 0; panel < panels_of(matrix.columns); ++panel) {
+    if (source.scales) {
+      pack_panel_of_codes(source, matrix, panel, buffer);
+    } else if (storage == Storage::int8) {
+      pack_panel_int8(source, matrix, panel, &block, buffer);
+    } else if (storage == Storage::int4) {
+      pack_panel_int4(source, matrix, panel, &block, buffer);
+    } else {
+      for (int64_t k = 0; k < matrix.depth; k += block_terms) {
+        read_block(source, matrix, k, panel * panel_columns, &block);
+        const int64_t at = k * panel_columns;
+        if (kind == PackedKind::plain_f32) {
+          float *const to = reinterpret_cast<float *>(buffer + matrix.weights_offset) + k * matrix.stride + panel * panel_columns;
+          for (int64_t i = 0; i < block.terms; ++i) {
+            memcpy(to + i * matrix.stride, block.rows[i], static_cast<size_t>(block.columns) * sizeof(float));
+          }
+        } else if (storage == Storage::f32) {
+          store_block(block, [](float x, int64_t) { return x; }, panel_at<float>(matrix, storage, panel, buffer) + at);
+        } else if (storage == Storage::f16) {
+          store_block(block, [](float x, int64_t) { return f16_of(x); }, panel_at<uint16_t>(matrix, storage, panel, buffer) + at);
+        } else {
+          store_block(block, [](float x, int64_t) { return bf16_of(x); }, panel_at<uint16_t>(matrix, storage, panel, buffer) + at);
+        }
+      }
+    }
+  }
+}
+
 uint64_t panels_checksum(const PackedLayout &layout, const void *buffer) {
   uint64_t sum = 0;
   for (const PackedMatrix &matrix : layout.matrices) {
@@ -157,28 +334,62 @@ uint64_t panels_checksum(const PackedLayout &layout, const void *buffer) {
   return sum;
 }
 
-// Of all that lies behind the panels: biases; or behind the header, if the matrices are plain.
+// Of all that lies behind the panels of floats: biases; else of all that lies behind the header.
 uint64_t rest_checksum(const PackedLayout &layout, PackedKind kind, const void *buffer) {
   const int64_t first = kind == PackedKind::panels_f32 ? layout.matrices[0].bias_offset : static_cast<int64_t>(sizeof(PackedHeader));
   return checksum(buffer, first, (layout.bytes - first) / 64, 1);
+}
+
+// Element (k, column) of the matrix, in the words of the caller: in rows as they are stored, and of which head.
+mha_status fail_range(Report &report, uint32_t argument, const Source &source, bool is_in_out, int64_t k, int64_t column, float x) {
+  char head[32] = "";
+  if (source.heads) snprintf(head, sizeof head, "_heads[%lld]", static_cast<long long>(column / source.head_width));
+  const int64_t own_column = source.heads ? column % source.head_width : source.first_column + column;
+  return report.fail(MHA_ERROR_OUT_OF_RANGE, argument,
+                     "%s%s[%lld][%lld] is %g, but f16 ends at 65504; scale the weights down, or set weight_type to MHA_TYPE_BF16",
+                     source.name, head, static_cast<long long>(is_in_out ? k : own_column),
+                     static_cast<long long>(is_in_out ? own_column : k), static_cast<double>(x));
 }
 
 Count aligned_floats(Count floats) { return round_up(floats, 16) * Count(sizeof(float)); }
 
 }  // namespace
 
+mha_status check_range(Report &report, uint32_t argument, const LayerShape &shape, PackedKind kind, const mha_layer_weights &weights) {
+  if (kind != PackedKind::panels_f16 || weights.type == MHA_TYPE_F16) return MHA_OK;
+  const PackedLayout layout = packed_layout(shape, kind);
+  FloatBlock block;
+  for (int name = 0; name < num_matrices; ++name) {
+    const PackedMatrix &matrix = layout.matrices[name];
+    const Source source = matrix.columns > 0 ? source_of(shape, weights, static_cast<MatrixName>(name)) : Source{};
+    for (int64_t column = 0; column < matrix.columns; column += panel_columns) {
+      for (int64_t k = 0; k < matrix.depth; k += block_terms) {
+        read_block(source, matrix, k, column, &block);
+        for (int64_t i = 0; i < block.terms; ++i) {
+          for (int64_t c = 0; c < block.columns; ++c) {
+            const float x = block.rows[i][c];
+            if (magnitude_of(x) < 65520.0f || x - x != 0.0f) continue;
+            return fail_range(report, argument, source, weights.layout == MHA_LAYOUT_IN_OUT, k + i, column + c, x);
+          }
+        }
+      }
+    }
+  }
+  return MHA_OK;
+}
+
 PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
   PackedLayout layout = {};
-  layout.matrices[matrix_q] = {shape.query_dim, shape.q_columns(), 0, 0, 0};
-  layout.matrices[matrix_k] = {shape.key_dim, shape.k_columns(), 0, 0, 0};
-  layout.matrices[matrix_v] = {shape.value_dim, shape.v_columns(), 0, 0, 0};
-  layout.matrices[matrix_o] = {shape.context_columns(), shape.has_output ? shape.output_dim : 0, 0, 0, 0};
+  layout.matrices[matrix_q] = {shape.query_dim, shape.q_columns(), 0, 0, 0, 0};
+  layout.matrices[matrix_k] = {shape.key_dim, shape.k_columns(), 0, 0, 0, 0};
+  layout.matrices[matrix_v] = {shape.value_dim, shape.v_columns(), 0, 0, 0, 0};
+  layout.matrices[matrix_o] = {shape.context_columns(), shape.has_output ? shape.output_dim : 0, 0, 0, 0, 0};
 
   Count at(static_cast<int64_t>(sizeof(PackedHeader)));
   for (PackedMatrix &matrix : layout.matrices) {
     matrix.weights_offset = at.value();
-    if (kind == PackedKind::panels_f32) {
-      at = at + Count(panels_of(matrix.columns)) * Count(matrix.depth) * Count(panel_columns * sizeof(float));
+    if (kind != PackedKind::plain_f32) {
+      at = at + round_up(Count(panels_of(matrix.columns)) * Count(panel_bytes(matrix.depth, storage_of(kind))), 64);
     } else if (shape.has_one_input_width() && &matrix <= &layout.matrices[matrix_v]) {
       // W_Q|W_K|W_V side by side, one product.
       int64_t column = 0, columns = 0;
@@ -193,6 +404,12 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
       at = at + aligned_floats(Count(matrix.columns) * Count(matrix.depth));
     }
     if (at.overflows()) break;
+  }
+  for (PackedMatrix &matrix : layout.matrices) {
+    if (kind != PackedKind::panels_int8 && kind != PackedKind::panels_int4) break;
+    const int64_t per_column = kind == PackedKind::panels_int4 ? blocks_of(matrix.depth, int4_group) : 1;
+    matrix.scales_offset = at.value();
+    at = at + Count(panels_of(matrix.columns)) * Count(per_column) * Count(panel_columns * sizeof(float));
   }
   for (PackedMatrix &matrix : layout.matrices) {
     matrix.bias_offset = at.value();
@@ -210,11 +427,17 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
     const bool is_line_border = end % 64 == 0;  // not between the parts of W_Q|W_K|W_V
     if (is_line_border) memset(bytes + end - 64, 0, 64);
   }
+  const bool stays_float = storage_of(kind) == Storage::f32 && weights.type == MHA_TYPE_F32;
+  // Behind the panels of fewer bits there may be gaps, and behind the scales columns that the caller does not have.
+  if (storage_of(kind) != Storage::f32) memset(bytes, 0, static_cast<size_t>(layout.bytes));
   uint64_t sum = 0;
   for (int i = 0; i < num_matrices; ++i) {
     const MatrixName name = static_cast<MatrixName>(i);
     const PackedMatrix &matrix = layout.matrices[i];
-    if (matrix.columns > 0) sum += pack_matrix(source_of(shape, weights, name), matrix, kind, bytes);
+    if (matrix.columns > 0 && stays_float)
+      sum += pack_floats(source_of(shape, weights, name), matrix, kind, bytes);
+    else if (matrix.columns > 0)
+      pack_converted(source_of(shape, weights, name), matrix, kind, bytes);
     float *const bias = reinterpret_cast<float *>(bytes + matrix.bias_offset);
     memset(bias, 0, static_cast<size_t>(panels_of(matrix.columns) * panel_columns) * sizeof(float));
     const float *const given = bias_of(shape, weights, name);
@@ -229,6 +452,7 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
   header.contract = MHA_CONTRACT;
   header.kind = static_cast<uint32_t>(kind);
   header.bytes = static_cast<uint64_t>(layout.bytes);
+  if (!stays_float && kind == PackedKind::panels_f32) sum = panels_checksum(layout, bytes);
   header.payload_checksum = sum + rest_checksum(layout, kind, bytes);
   header.query_dim = shape.query_dim;
   header.key_dim = shape.key_dim;
@@ -275,7 +499,7 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
                        header.contract, MHA_CONTRACT);
   }
   *kind = static_cast<PackedKind>(header.kind);
-  if (*kind != PackedKind::panels_f32 && *kind != PackedKind::plain_f32) {
+  if (*kind < PackedKind::panels_f32 || *kind > PackedKind::panels_int4) {
     return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the packed layer is of kind %u, which this version does not know; pack it again",
                        header.kind);
   }

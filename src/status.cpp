@@ -70,6 +70,8 @@ const char *mha_status_string(mha_status status) {
       return "MHA_ERROR_PACKED_FORMAT";
     case MHA_ERROR_PACKED_CHECKSUM:
       return "MHA_ERROR_PACKED_CHECKSUM";
+    case MHA_ERROR_OUT_OF_RANGE:
+      return "MHA_ERROR_OUT_OF_RANGE";
     case MHA_ERROR_CACHE_FULL:
       return "MHA_ERROR_CACHE_FULL";
     case MHA_ERROR_CACHE_FORMAT:

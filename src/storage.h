@@ -90,5 +90,25 @@ inline int8_t int8_of(float x, float factor) {
   return static_cast<int8_t>(storage::rounded(y > 127.0f ? 127.0f : y < -127.0f ? -127.0f : y));
 }
 
+// ---- int4: a group of numbers is codes of -8 .. 7 times one scale
+
+struct Int4Group {
+  float scale, factor;  // as those of int8
+};
+
+// Of a group in which `extreme` is the number of the largest magnitude, the first of several. It gets code -8 and so its sign the scale:
+// the codes are one more on this side.
+inline Int4Group int4_group_of(float extreme, bool is_finite) {
+  if (!is_finite) return {storage::float_of(0x7fc00000u), 0.0f};
+  if (extreme < 0x1p-100f && extreme > -0x1p-100f) return {0.0f, 0.0f};
+  return {extreme * -0x1p-3f, -8.0f / extreme};
+}
+
+inline int32_t int4_of(float x, float factor) {
+  if (factor == 0.0f) return 0;
+  const int32_t code = storage::rounded(x * factor);
+  return code > 7 ? 7 : code;  // -8 is the extreme's
+}
+
 }  // namespace
 }  // namespace mha

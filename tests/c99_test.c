@@ -43,12 +43,12 @@ FIELD(mha_layer_config, head_dim, 56);
 FIELD(mha_layer_config, head_dim_v, 64);
 FIELD(mha_layer_config, d_out, 72);
 FIELD(mha_layer_config, scale, 80);
-FIELD(mha_layer_config, reserved, 84);
+FIELD(mha_layer_config, weight_type, 84);
 
-SIZE(mha_layer_weights, 160);
+SIZE(mha_layer_weights, 200);
 FIELD(mha_layer_weights, struct_size, 0);
 FIELD(mha_layer_weights, layout, 8);
-FIELD(mha_layer_weights, reserved, 12);
+FIELD(mha_layer_weights, type, 12);
 FIELD(mha_layer_weights, w_q, 16);
 FIELD(mha_layer_weights, w_k, 24);
 FIELD(mha_layer_weights, w_v, 32);
@@ -67,6 +67,11 @@ FIELD(mha_layer_weights, w_k_stride, 128);
 FIELD(mha_layer_weights, w_v_stride, 136);
 FIELD(mha_layer_weights, w_qkv_stride, 144);
 FIELD(mha_layer_weights, w_o_stride, 152);
+FIELD(mha_layer_weights, w_q_scales, 160);
+FIELD(mha_layer_weights, w_k_scales, 168);
+FIELD(mha_layer_weights, w_v_scales, 176);
+FIELD(mha_layer_weights, w_qkv_scales, 184);
+FIELD(mha_layer_weights, w_o_scales, 192);
 
 SIZE(mha_allocator, 24);
 FIELD(mha_allocator, context, 0);

@@ -158,7 +158,7 @@ const LayerCase kConfigCases[] = {
     {"ScaleIsNan", [](LayerCall &c) { c.config.scale = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
     {"ScaleIsInfinite", [](LayerCall &c) { c.config.scale = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
     {"ScaleIsMinusInfinity", [](LayerCall &c) { c.config.scale = -kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
-    {"ConfigReservedIsSet", [](LayerCall &c) { c.config.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"reserved"}}},
+    {"WeightTypeIsFive", [](LayerCall &c) { c.config.weight_type = 5; }, {MHA_ERROR_INVALID_VALUE, {1}, {"weight_type", "5"}}},
     {"OutputDimWithoutOutputProjection",
      [](LayerCall &c) { c.weights.w_o = c.weights.b_o = nullptr; },
      {MHA_ERROR_INVALID_VALUE, {1, 2}, {"output_dim", "w_o"}}},
@@ -247,7 +247,7 @@ const LayerCase kWeightsCases[] = {
      {MHA_ERROR_INVALID_VALUE, {2}, {"w_q", "w_qkv"}}},
     {"WVAloneBesideWQkv",
      [](LayerCall &c) {
-       const float *w_v = c.weights.w_v;
+       const void *w_v = c.weights.w_v;
        c.UseFused();
        c.weights.w_v = w_v;
      },
@@ -317,7 +317,7 @@ const LayerCase kWeightsCases[] = {
      {MHA_ERROR_INVALID_VALUE, {2}, {"b_o", "w_o"}}},
     {"LayoutIsTwo", [](LayerCall &c) { c.weights.layout = 2; }, {MHA_ERROR_INVALID_VALUE, {2}, {"layout"}}, kThatPack},
     {"LayoutHasHighBits", [](LayerCall &c) { c.weights.layout = 0x80000000u; }, {MHA_ERROR_INVALID_VALUE, {2}, {"layout"}}, kThatPack},
-    {"WeightsReservedIsSet", [](LayerCall &c) { c.weights.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {2}, {"reserved"}}, kThatPack},
+    {"TypeOfWeightsIsFive", [](LayerCall &c) { c.weights.type = 5; }, {MHA_ERROR_INVALID_VALUE, {2}, {"type", "5"}}, kThatPack},
     {"WQStrideIsNegative", [](LayerCall &c) { c.weights.w_q_stride = -1; }, {MHA_ERROR_INVALID_VALUE, {2}, {"w_q_stride"}}, kThatPack},
     {"WKStrideIsNegative", [](LayerCall &c) { c.weights.w_k_stride = -6; }, {MHA_ERROR_INVALID_VALUE, {2}, {"w_k_stride"}}, kThatPack},
     {"WVStrideIsNegative", [](LayerCall &c) { c.weights.w_v_stride = kMin; }, {MHA_ERROR_INVALID_VALUE, {2}, {"w_v_stride"}}, kThatPack},

@@ -23,10 +23,11 @@ TEST(Status, HasTheNameOfItsMacro) {
   EXPECT_STREQ(mha_status_string(MHA_ERROR_INSTRUCTION_SET), "MHA_ERROR_INSTRUCTION_SET");
   EXPECT_STREQ(mha_status_string(MHA_ERROR_PACKED_FORMAT), "MHA_ERROR_PACKED_FORMAT");
   EXPECT_STREQ(mha_status_string(MHA_ERROR_PACKED_CHECKSUM), "MHA_ERROR_PACKED_CHECKSUM");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_OUT_OF_RANGE), "MHA_ERROR_OUT_OF_RANGE");
 }
 
 TEST(Status, HasANameForEveryNumber) {
-  for (uint32_t number = MHA_ERROR_PACKED_CHECKSUM + 1; number < 5000; ++number) {
+  for (uint32_t number = MHA_ERROR_OUT_OF_RANGE + 1; number < 5000; ++number) {
     ASSERT_STREQ(mha_status_string(number), "unknown mha_status") << number;
   }
   for (uint32_t number : {0x7FFFFFFFu, 0x80000000u, 0x80000001u, 0xFFFFFFFEu, 0xFFFFFFFFu}) {

@@ -690,10 +690,8 @@ TEST(PackSizeQuery, ReadsNoArray) {
   const ForbiddenData forbidden;
   LayerData data{LayerShape{}};
   const size_t expected = data.PackSize();
-  for (const float **pointer : {&data.weights.w_q, &data.weights.w_k, &data.weights.w_v, &data.weights.w_o, &data.weights.b_q,
-                                &data.weights.b_k, &data.weights.b_v, &data.weights.b_o}) {
-    *pointer = forbidden.floats();
-  }
+  data.weights.w_q = data.weights.w_k = data.weights.w_v = data.weights.w_o = forbidden.floats();
+  data.weights.b_q = data.weights.b_k = data.weights.b_v = data.weights.b_o = forbidden.floats();
   EXPECT_EQ(data.PackSize(), expected);
   const auto *heads = reinterpret_cast<const float *const *>(forbidden.page.data());
   data.weights.w_q = data.weights.w_k = data.weights.w_v = nullptr;

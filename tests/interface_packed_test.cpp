@@ -537,7 +537,7 @@ TEST(Pack, GivesTheBytesOfItsVersion) {
   ASSERT_EQ(mha_layer_pack(&config, &weights, nullptr, buffer.data(), bytes, nullptr), MHA_OK);
   uint64_t sum = 14695981039346656037u;  // FNV-1a
   for (size_t i = 0; i < bytes; ++i) sum = (sum ^ buffer.data()[i]) * 1099511628211u;
-  EXPECT_EQ(sum, 11667755042831948433u) << "version 2 of the format, contract 0";
+  EXPECT_EQ(sum, 9762421991449241669u) << "version 3 of the format, contract 0";
 }
 
 // A file that was cut off: the copy ends at an inaccessible page.
@@ -682,7 +682,7 @@ TEST_P(ResolvedShape, IsWhatTheDefaultsMean) {
     EXPECT_EQ(config.head_dim_v, resolved.head_dim_v);
     EXPECT_EQ(config.d_out, resolved.d_out);
     EXPECT_EQ(config.scale, resolved.scale);
-    EXPECT_EQ(config.reserved, 0u);
+    EXPECT_EQ(config.weight_type, static_cast<uint32_t>(MHA_TYPE_F32));
   }
 }
 

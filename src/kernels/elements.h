@@ -15,6 +15,10 @@ struct Bf16 {
   uint16_t bits;
 };
 
+struct Int4 {
+  uint8_t bits;  // two codes, each + 8: that of an even term in the low half
+};
+
 // V::size neighbours. f16 and bf16 widen exactly (a NaN may become quiet), int8 to the number that it is.
 template <class V>
 MHA_INLINE V load(const F16 *p);
@@ -22,6 +26,14 @@ template <class V>
 MHA_INLINE V load(const Bf16 *p);
 template <class V>
 MHA_INLINE V load(const int8_t *p);
+
+// The codes of two terms.
+template <class V>
+struct Two {
+  V even, odd;
+};
+template <class V>
+MHA_INLINE Two<V> load(const Int4 *p);
 
 template <>
 MHA_INLINE Scalar load<Scalar>(const F16 *p) {
@@ -34,6 +46,10 @@ MHA_INLINE Scalar load<Scalar>(const Bf16 *p) {
 template <>
 MHA_INLINE Scalar load<Scalar>(const int8_t *p) {
   return {static_cast<float>(*p)};
+}
+template <>
+MHA_INLINE Two<Scalar> load<Scalar>(const Int4 *p) {
+  return {{static_cast<float>((p->bits & 15) - 8)}, {static_cast<float>((p->bits >> 4) - 8)}};
 }
 
 #if defined(MHA_KERNELS_AVX512)
@@ -52,6 +68,14 @@ template <>
 MHA_INLINE Vector load<Vector>(const int8_t *p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
 }
+// A permutation looks at the low 4 bits of each index only.
+alignas(64) constexpr float int4_codes[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+template <>
+MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
+  const __m512 codes = _mm512_load_ps(int4_codes);
+  const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+  return {_mm512_permutexvar_ps(both, codes), _mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), codes)};
+}
 
 #elif defined(MHA_KERNELS_AVX2)
 
@@ -68,6 +92,12 @@ MHA_INLINE Vector load<Vector>(const Bf16 *p) {
 template <>
 MHA_INLINE Vector load<Vector>(const int8_t *p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+}
+template <>
+MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
+  const __m256i both = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))), eight = _mm256_set1_epi32(8);
+  const __m256i even = _mm256_and_si256(both, _mm256_set1_epi32(15)), odd = _mm256_srli_epi32(both, 4);
+  return {_mm256_cvtepi32_ps(_mm256_sub_epi32(even, eight)), _mm256_cvtepi32_ps(_mm256_sub_epi32(odd, eight))};
 }
 
 #elif defined(MHA_KERNELS_NEON)
@@ -86,6 +116,14 @@ MHA_INLINE Vector load<Vector>(const int8_t *p) {
   __builtin_memcpy(&four, p, sizeof four);
   const int16x8_t wide = vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(four)));
   return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+}
+template <>
+MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
+  uint32_t four;
+  __builtin_memcpy(&four, p, sizeof four);
+  const uint16x8_t wide = vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four)));
+  const int32x4_t both = vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(wide))), eight = vdupq_n_s32(8);
+  return {vcvtq_f32_s32(vsubq_s32(vandq_s32(both, vdupq_n_s32(15)), eight)), vcvtq_f32_s32(vsubq_s32(vshrq_n_s32(both, 4), eight))};
 }
 
 #endif

@@ -11,6 +11,10 @@ constexpr int64_t panel_columns = 48;  // columns of a weight panel: a multiple 
 constexpr int64_t dot_block = 256;     // terms of one chain (CONTRACT.md, section 2)
 constexpr int64_t chunk_keys = 256;    // keys of one chunk (CONTRACT.md, section 5)
 constexpr int64_t key_block = 16;      // keys that lie side by side, one per lane, in a block of keys
+constexpr int64_t int4_group = 32;     // terms that have one scale (CONTRACT.md, section 10)
+
+// How numbers are stored: the MHA_TYPE_* of mha.h.
+enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
 
 // ---- Projection
 
@@ -46,14 +50,20 @@ struct Landing {
   int64_t head_width;
 };
 
-// y = canon(dot(x, W) + bias), one product of input rows with one packed matrix.
+// y = canon(dot(x, W) + bias), one product of input rows with one packed matrix. Panels are zero beyond the last column.
+//   f32, f16, bf16: panels [ceil(columns / 48)][depth][48] of these
+//   int8:           the same of codes, scales [ceil(columns / 48)][48]
+//   int4:           panels [ceil(columns / 48)][ceil(depth / 2)][48] of bytes: the code of an even term + 8 in the low half, that of the
+//                   next one in the upper half; scales [ceil(columns / 48)][ceil(depth / 32)][48]
 struct Projection {
   InputRows x;
-  int64_t rows;         // of all sequences together
-  int64_t depth;        // width of an input row
-  int64_t columns;      // of W
-  const float *panels;  // [ceil(columns / 48)][depth][48], zero beyond the last column
-  const float *bias;    // [ceil(columns / 48) * 48], zero where there is none
+  int64_t rows;     // of all sequences together
+  int64_t depth;    // width of an input row
+  int64_t columns;  // of W
+  Storage storage;
+  const void *panels;
+  const float *scales;
+  const float *bias;  // [ceil(columns / 48) * 48], zero where there is none
   Landing landing;
   Landing tap;  // a second copy for mha_taps, or none
 };
@@ -71,9 +81,6 @@ struct Sequence {
   int64_t kv_rows;   // how many come with the call
   int64_t in_cache;  // number of the sequence in the cache; without a cache, in the call
 };
-
-// How a number is stored. The values are those of MHA_TYPE_*.
-enum class Storage : uint32_t { f32, f16, bf16, int8 };
 
 // Keys or values of all sequences and kv heads, in one of two forms. Strides count elements.
 //   packed: as the kernels read them, 16 positions by 16; keys in blocks [position / 16][head_dim][16], values in rows of

@@ -48,6 +48,8 @@ MHA_INLINE void visit_storage(Storage storage, Visit visit) {
       return visit(Stored<Bf16>{});
     case Storage::int8:
       return visit(Stored<int8_t>{});
+    case Storage::int4:
+      return;  // weights alone
   }
 }
 

@@ -97,11 +97,13 @@ struct Destination {
 
 // Some rows and one panel on their way through its blocks of terms.
 struct PanelTask {
-  const float *w;
+  const float *block;  // of terms
+  const float *next;   // what will be wanted after it, to be asked for while this one is computed with
   const float *const *rows;
   int64_t depth;
   int64_t vectors;  // of the panel's columns, the last one maybe partly filled
   bool is_far;      // the weights are so many that they will come from beyond the level-3 cache
+  bool is_widened;  // the block is no part of the weights but made of them
 };
 
 template <class V, int R, int C, class Ahead>
@@ -109,7 +111,7 @@ MHA_INLINE void multiply_panel(const PanelTask &task, int64_t begin, int64_t vec
   const int64_t column = vector * static_cast<int64_t>(V::size);
   RowPointers<R> rows;
   MHA_UNROLL for (int r = 0; r < R; ++r) rows.row[r] = task.rows[r];
-  multiply_block<R, C, C, V>(rows, begin, task.depth, Columns{task.w + column, panel_columns, 0}, sums + column, panel_columns,
+  multiply_block<R, C, C, V>(rows, begin, task.depth, Columns{task.block + column, panel_columns, 0}, sums + column, panel_columns,
                              Destination<V>{to.bias + column, to.to, to.offset + vector}, ahead);
 }
 
@@ -124,17 +126,17 @@ MHA_INLINE void multiply_panel_tail(const PanelTask &task, int64_t begin, int64_
 // the memory. How they come depends on how many loops over a block of terms there are. One, which may wait for them, has the lines that it
 // needs 48 terms later fetched to the first level. Two share out the next block of terms between them if it comes from beyond the level-3
 // cache; otherwise that would hinder the processor's own prefetching. Three and more have the time to fetch it to the second level, a third
-// each.
+// each. A widened block is at hand: what the next one will be made of, which is less, is fetched to the second level.
 template <class V, int R>
 inline void project_tile(const PanelTask &task, int64_t begin, int64_t tile, int64_t tiles, float *sums, const Destination<V> &to) {
   constexpr int panel_vectors = panel_columns / V::size, C = TileShape<V::size>::project_vectors(R), passes = panel_vectors / C;
   static_assert(panel_vectors % C == 0, "a tile divides a panel");
   constexpr int64_t line = 16, near = 48 * panel_columns;  // floats
-  const float *const here = task.w + begin * panel_columns, *const next = here + dot_block * panel_columns;
+  const float *const here = task.block, *const next = task.next;
   int64_t vector = 0;
   for (; vector + C <= task.vectors; vector += C) {
     const int64_t loops = tiles * passes, loop = tile * passes + vector / C;
-    if (loops > 2)
+    if (loops > 2 || task.is_widened)
       multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<1, 2>{next + loop % 3 * dot_block * line});
     else if (loops == 1 || !task.is_far)
       multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<3, 1>{here + near});
@@ -176,6 +178,7 @@ inline void project_narrow(const Projection &p, int64_t row, const float *const 
   constexpr int group = TileShape<V::size>::project_panels(R);
   constexpr int64_t stride = group * panel_columns;
   alignas(64) float results[R * stride];
+  const float *const w = static_cast<const float *>(p.panels);
   RowPointers<R> pointers;
   MHA_UNROLL for (int r = 0; r < R; ++r) pointers.row[r] = rows[r];
   for (int64_t panel = panel_begin; panel < panel_end; panel += group) {
@@ -183,12 +186,215 @@ inline void project_narrow(const Projection &p, int64_t row, const float *const 
     const int64_t columns = smaller(panels * panel_columns, p.columns - first_column);
     const float *const bias = p.bias + first_column;
     multiply_lines<V, R, group * panel_columns / 16>((columns + 15) / 16, pointers, p.depth,
-                                                     Columns{p.panels + first_column * p.depth, panel_columns, p.depth * panel_columns},
+                                                     Columns{w + first_column * p.depth, panel_columns, p.depth * panel_columns},
                                                      results, stride, [&](V dot, int r, int i) {
                                                        const int64_t column = i * static_cast<int>(V::size);
                                                        store(results + r * stride + column, canonical(dot + load<V>(bias + column)));
                                                      });
     land_everywhere<V>(p, row, R, results, stride, panel, panels);
+  }
+}
+
+// ---- Weights that are stored in fewer bits
+
+// A panel as it is stored.
+struct StoredPanel {
+  Storage storage;
+  int64_t bytes_of_two_terms;
+  const unsigned char *first;
+  const float *scales, *bias;
+
+  MHA_INLINE StoredPanel(const Projection &p, int64_t panel) : storage(p.storage) {
+    const int64_t groups = p.storage == Storage::int4 ? (p.depth + int4_group - 1) / int4_group : 1;
+    bytes_of_two_terms = panel_columns * (p.storage == Storage::int4 ? 1 : p.storage == Storage::int8 ? 2 : p.storage == Storage::f32 ? 8 : 4);
+    const int64_t terms = p.storage == Storage::int4 ? p.depth + p.depth % 2 : p.depth;
+    first = static_cast<const unsigned char *>(p.panels) + panel * terms * bytes_of_two_terms / 2;
+    scales = p.scales ? p.scales + panel * groups * panel_columns : nullptr;
+    bias = p.bias + panel * panel_columns;
+  }
+
+  // The terms from k, an even number, on.
+  template <class Element>
+  MHA_INLINE const Element *at(int64_t k) const {
+    return reinterpret_cast<const Element *>(first + k / 2 * bytes_of_two_terms);
+  }
+};
+
+// Asks for the bytes that a loop will come to `ahead` bytes later.
+template <int bytes_per_step>
+struct PrefetchStored {
+  const unsigned char *p;
+  MHA_INLINE void step(int64_t k) const {
+    MHA_UNROLL for (int at = 0; at < bytes_per_step; at += 64) __builtin_prefetch(p + k * bytes_per_step + at, 0, 3);
+  }
+};
+
+// Stored numbers as floats; codes without their scales.
+template <class V, class Element>
+MHA_INLINE void widen_numbers(const Element *from, int64_t count, float *to) {
+  constexpr int64_t lanes = V::size;
+  for (int64_t i = 0; i < count; i += lanes) store(to + i, load<V>(from + i));
+}
+
+template <class V>
+inline void widen_codes(const Int4 *from, int64_t terms, float *to) {
+  constexpr int64_t lanes = V::size;
+  for (int64_t k = 0; k < terms; k += 2, from += panel_columns, to += 2 * panel_columns) {
+    for (int64_t i = 0; i < panel_columns; i += lanes) {
+      const Two<V> codes = load<V>(from + i);
+      store(to + i, codes.even);
+      store(to + panel_columns + i, codes.odd);
+    }
+  }
+}
+
+// Up to 256 terms of a panel, from k on. `to` has room for an even number of them.
+template <class V>
+inline void widen(const StoredPanel &panel, int64_t k, int64_t terms, float *to) {
+  const int64_t count = terms * panel_columns;
+  switch (panel.storage) {
+    case Storage::f16:
+      return widen_numbers<V>(panel.at<F16>(k), count, to);
+    case Storage::bf16:
+      return widen_numbers<V>(panel.at<Bf16>(k), count, to);
+    case Storage::int8:
+      return widen_numbers<V>(panel.at<int8_t>(k), count, to);
+    case Storage::int4:
+      return widen_codes<V>(panel.at<Int4>(k), terms, to);
+    case Storage::f32:
+      return;
+  }
+}
+
+// What is left to do to the finished sums of a panel: int8 has a scale, and all have a bias.
+template <class V>
+inline void finish_sums(const StoredPanel &panel, int64_t num_rows, int64_t num_columns, float *sums) {
+  constexpr int64_t lanes = V::size;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    for (int64_t i = 0; i < num_columns; i += lanes) {
+      float *const at = sums + r * panel_columns + i;
+      V y = load<V>(at);
+      if (panel.storage == Storage::int8) y = y * load<V>(panel.scales + i);
+      store(at, canonical(y + load<V>(panel.bias + i)));
+    }
+  }
+}
+
+// acc[r][i] += rows[r] * codes over an int4 group, as they are stored or widened.
+template <int R, int N, class V, class Ahead>
+MHA_INLINE void accumulate_group(const RowPointers<R> &rows, const Int4 *w, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
+  const auto add = [&](int64_t k, const V(&column)[N]) {
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      const V multiplier = all<V>(rows.at(r, k));
+      MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
+    }
+  };
+  const auto load_two = [&](V(&even)[N], V(&odd)[N]) {
+    MHA_UNROLL for (int i = 0; i < N; ++i) {
+      const Two<V> codes = load<V>(w + i * V::size);
+      even[i] = codes.even;
+      odd[i] = codes.odd;
+    }
+  };
+  V even[N], odd[N];
+  int64_t k = begin;
+  for (; k + 2 <= end; k += 2, w += panel_columns) {
+    load_two(even, odd);
+    ahead.step((k - begin) / 2);
+    add(k, even);
+    add(k + 1, odd);
+  }
+  if (k < end) {
+    load_two(even, odd);
+    add(k, even);
+  }
+}
+
+template <int R, int N, class V, class Ahead>
+MHA_INLINE void accumulate_group(const RowPointers<R> &rows, const float *w, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
+  accumulate<R, N, N>(rows, {w, panel_columns, 0}, begin, end, acc, ahead);
+}
+
+// Terms [begin, end) of int4 weights, group by group: the groups' results times their scales add up in `sums`.
+template <class V, int R, int C, class Element, class MakeAhead>
+MHA_INLINE void multiply_groups(const StoredPanel &panel, const RowPointers<R> &rows, int64_t begin, int64_t end, const Element *w,
+                                int64_t w_per_group, float *sums, MakeAhead make_ahead) {
+  for (int64_t k = begin; k < end; k += int4_group, w += w_per_group) {
+    const float *const scales = panel.scales + k / int4_group * panel_columns;
+    for (int column = 0; column < panel_columns; column += C * static_cast<int>(V::size)) {
+      V acc[R][C];
+      clear(acc);
+      accumulate_group<R, C>(rows, w + column, k, smaller(end, k + int4_group), acc, make_ahead(w));
+      MHA_UNROLL for (int r = 0; r < R; ++r) {
+        MHA_UNROLL for (int i = 0; i < C; ++i) {
+          const int at = column + i * static_cast<int>(V::size);
+          float *const sum = sums + r * panel_columns + at;
+          store(sum, mul_add(acc[r][i], load<V>(scales + at), load<V>(sum)));
+        }
+      }
+    }
+  }
+}
+
+template <int R>
+MHA_INLINE RowPointers<R> first_rows(const float *const *rows, int64_t count) {
+  RowPointers<R> first;
+  MHA_UNROLL for (int r = 0; r < R; ++r) first.row[r] = rows[r < count ? r : 0];
+  return first;
+}
+
+constexpr int64_t stored_ahead = 2048;  // bytes
+alignas(64) constexpr float no_bias[panel_columns] = {};
+
+// A few rows: the weights are widened in registers, once for R rows.
+template <class V, int R, class Element>
+inline void multiply_few(const StoredPanel &panel, const RowPointers<R> &rows, int64_t depth, float *sums) {
+  constexpr int C = TileShape<V::size>::project_vectors(R), lanes = V::size;
+  for (int64_t k = 0; k < depth; k += dot_block) {
+    const Element *const w = panel.at<Element>(k);
+    for (int column = 0; column < panel_columns; column += C * lanes) {
+      multiply_block<R, C, C, V>(
+          rows, k, depth, ColumnsOf<Element>{w + column, panel_columns, 0}, sums + column, panel_columns,
+          [&](V dot, int r, int i) { store(sums + r * panel_columns + column + i * lanes, dot); },
+          PrefetchStored<panel_columns * sizeof(Element)>{reinterpret_cast<const unsigned char *>(w) + stored_ahead});
+    }
+  }
+}
+
+template <class V, int R>
+inline void multiply_few_codes(const StoredPanel &panel, const RowPointers<R> &rows, int64_t depth, float *sums) {
+  constexpr int C = TileShape<V::size>::project_vectors(R);
+  for (int64_t i = 0; i < R * panel_columns; i += V::size) store(sums + i, all<V>(0.0f));
+  multiply_groups<V, R, C>(panel, rows, 0, depth, panel.at<Int4>(0), int4_group / 2 * panel_columns, sums, [](const Int4 *w) {
+    return PrefetchStored<panel_columns>{reinterpret_cast<const unsigned char *>(w) + stored_ahead};
+  });
+}
+
+template <class V, int R>
+inline void project_few(const Projection &p, int64_t row, int64_t num_rows, const float *const *in, int64_t panel_begin,
+                        int64_t panel_end) {
+  alignas(64) float sums[R * panel_columns];
+  const RowPointers<R> rows = first_rows<R>(in, num_rows);
+  for (int64_t i = panel_begin; i < panel_end; ++i) {
+    const StoredPanel panel(p, i);
+    switch (panel.storage) {
+      case Storage::f16:
+        multiply_few<V, R, F16>(panel, rows, p.depth, sums);
+        break;
+      case Storage::bf16:
+        multiply_few<V, R, Bf16>(panel, rows, p.depth, sums);
+        break;
+      case Storage::int8:
+        multiply_few<V, R, int8_t>(panel, rows, p.depth, sums);
+        break;
+      case Storage::int4:
+        multiply_few_codes<V, R>(panel, rows, p.depth, sums);
+        break;
+      case Storage::f32:
+        break;
+    }
+    finish_sums<V>(panel, num_rows, panel_columns, sums);
+    land_everywhere<V>(p, row, num_rows, sums, panel_columns, i, 1);
   }
 }
 
@@ -209,18 +415,35 @@ struct RowBlock {
   }
 };
 
-// One panel, 256 terms by 256 terms, all rows under them: these 48 KiB stay in the cache while the rows pass.
+// Int4 weights whose codes have been widened, under all rows: R rows at a time.
+template <class V>
+inline void multiply_widened_codes(const StoredPanel &panel, const RowBlock &rows, int64_t begin, int64_t end, const float *widened,
+                                   const unsigned char *next, float *sums) {
+  constexpr int R = TileShape<V::size>::project_rows, C = TileShape<V::size>::project_vectors(R);
+  static_assert(project_block_rows % R == 0, "there is room for the sums of a whole last tile");
+  for (int64_t i = 0; begin == 0 && i < (rows.count + R - 1) / R * R * panel_columns; i += V::size) store(sums + i, all<V>(0.0f));
+  for (int64_t r = 0; r < rows.count; r += R) {
+    multiply_groups<V, R, C>(panel, first_rows<R>(rows.in + r, rows.count - r), begin, end, widened, int4_group * panel_columns,
+                             sums + r * panel_columns, [&](const float *w) {
+                               return PrefetchStored<panel_columns / 2>{next + (w - widened) / 2};
+                             });
+  }
+}
+
+// One panel, 256 terms by 256 terms, all rows under them: these 48 KiB stay in the cache while the rows pass. Weights that are stored in
+// fewer bits are widened to them first, once for all rows.
 template <class V>
 inline void project_panel(const Projection &p, const RowBlock &rows, int64_t panel) {
   constexpr int tile_rows = TileShape<V::size>::project_rows;
   constexpr int64_t lanes = V::size, far_floats = int64_t{2} << 20;
   const int64_t first_column = panel * panel_columns, columns = smaller(panel_columns, p.columns - first_column);
-  const float *const w = p.panels + panel * p.depth * panel_columns;
-  alignas(64) float sums[project_block_rows * panel_columns];
+  const StoredPanel stored(p, panel);
+  const bool is_widened = p.storage != Storage::f32, is_scaled = p.scales != nullptr;
+  alignas(64) float sums[project_block_rows * panel_columns], widened[dot_block * panel_columns];
 
   // Whole vectors that stay within a head go straight to their rows, all else by way of `sums`.
   const bool is_direct = p.landing.kind != Landing::Kind::key_blocks && p.tap.kind == Landing::Kind::none && columns % lanes == 0 &&
-                         (p.landing.head_width % lanes == 0 || p.landing.head_width == p.columns);
+                         (p.landing.head_width % lanes == 0 || p.landing.head_width == p.columns) && !is_scaled;
   int64_t offset[panel_columns / lanes];
   float *by_way[project_block_rows];
   for (int64_t i = 0; i * lanes < columns; ++i) {
@@ -231,15 +454,33 @@ inline void project_panel(const Projection &p, const RowBlock &rows, int64_t pan
 
   const int64_t tiles = (rows.count + tile_rows - 1) / tile_rows;
   for (int64_t k = 0; k < p.depth; k += dot_block) {
+    const int64_t end = smaller(p.depth, k + dot_block);
+    const unsigned char *const here = stored.at<unsigned char>(k), *const next = here + dot_block / 2 * stored.bytes_of_two_terms;
+    if (is_widened) widen<V>(stored, k, end - k, widened);
+    if (p.storage == Storage::int4) {
+      multiply_widened_codes<V>(stored, rows, k, end, widened, next, sums);
+      if (end == p.depth) {
+        finish_sums<V>(stored, rows.count, columns, sums);
+        land_everywhere<V>(p, rows.first, rows.count, sums, panel_columns, panel, 1);
+      }
+      continue;
+    }
     for (int64_t tile = 0, r = 0; tile < tiles; ++tile) {
       // Full tiles, but none of one or two rows after them: these would leave the machine half idle.
       const int64_t left = rows.count - r;
       const int64_t size = left > tile_rows && left < tile_rows + 3 ? (left + 1) / 2 : smaller(left, tile_rows);
-      const PanelTask task = {w, rows.in + r, p.depth, (columns + lanes - 1) / lanes, p.depth * p.columns > far_floats};
-      const Destination<V> to = {p.bias + first_column, is_direct ? rows.out + r : by_way + r, offset};
+      const PanelTask task = {is_widened ? widened : reinterpret_cast<const float *>(here),
+                              reinterpret_cast<const float *>(next),
+                              rows.in + r,
+                              p.depth,
+                              (columns + lanes - 1) / lanes,
+                              p.depth * p.columns > far_floats,
+                              is_widened};
+      const Destination<V> to = {is_scaled ? no_bias : stored.bias, is_direct ? rows.out + r : by_way + r, offset};
       project_tile_of<V, tile_rows>(size, task, k, tile, tiles, sums + r * panel_columns, to);
       // Tile by tile, so that the memory can take the results in while the next tile is computed.
-      if (!is_direct && k + dot_block >= p.depth) {
+      if (!is_direct && end == p.depth) {
+        if (is_scaled) finish_sums<V>(stored, size, columns, sums + r * panel_columns);
         land_everywhere<V>(p, rows.first + r, size, sums + r * panel_columns, panel_columns, panel, 1);
       }
       r += size;
@@ -247,13 +488,32 @@ inline void project_panel(const Projection &p, const RowBlock &rows, int64_t pan
   }
 }
 
+// Rows that fill no tile come with weights as they are stored: the time goes into those.
+template <class V>
+inline bool project_few_rows(const Projection &p, const RowBlock &rows, int64_t panel_begin, int64_t panel_end) {
+  if (rows.count > 4) return false;
+  if (p.storage == Storage::f32) {
+    if (rows.count > 2) return false;
+    if (rows.count == 1)
+      project_narrow<V, 1>(p, rows.first, rows.in, panel_begin, panel_end);
+    else
+      project_narrow<V, 2>(p, rows.first, rows.in, panel_begin, panel_end);
+  } else if (rows.count == 1) {
+    project_few<V, 1>(p, rows.first, 1, rows.in, panel_begin, panel_end);
+  } else if (rows.count == 2) {
+    project_few<V, 2>(p, rows.first, 2, rows.in, panel_begin, panel_end);
+  } else {
+    project_few<V, 4>(p, rows.first, rows.count, rows.in, panel_begin, panel_end);
+  }
+  return true;
+}
+
 template <class V>
 void project(const Projection &p, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
     const RowBlock rows(p, row, row_end);
     if constexpr (V::size > 1) {
-      if (rows.count == 1) return project_narrow<V, 1>(p, row, rows.in, panel_begin, panel_end);
-      if (rows.count == 2) return project_narrow<V, 2>(p, row, rows.in, panel_begin, panel_end);
+      if (project_few_rows<V>(p, rows, panel_begin, panel_end)) return;
     }
     for (int64_t panel = panel_begin; panel < panel_end; ++panel) project_panel<V>(p, rows, panel);
   }

@@ -4,8 +4,8 @@
 // lies with its columns side by side. Vectors run across columns, never along k, so that lane count and tile shape cannot change a bit.
 #pragma once
 
+#include "kernels/elements.h"
 #include "kernels/kernels.h"
-#include "kernels/ops.h"
 
 namespace mha {
 namespace {
@@ -28,12 +28,17 @@ struct EvenRows {
   MHA_INLINE float at(int r, int64_t k) const { return base[r * stride + k]; }
 };
 
-// The right-hand matrix: element (k, column) is at w + k * k_stride + column, where columns come in blocks block_stride apart.
-struct Columns {
-  const float *w;
+// The right-hand matrix, of floats or of numbers that are widened on the way: element (k, column) is at w + k * k_stride + column, where
+// columns come in blocks block_stride apart.
+template <class Element>
+struct ColumnsOf {
+  const Element *w;
   int64_t k_stride;
   int64_t block_stride;
+
+  MHA_INLINE void skip(int64_t terms) { w += terms * k_stride; }
 };
+using Columns = ColumnsOf<float>;
 
 // What a loop asks the memory for while it computes: nothing, or `lines` cache lines a step from p on, for the first or the second level.
 struct NoPrefetch {
@@ -48,10 +53,11 @@ struct Prefetch {
   }
 };
 
-// acc[r][i] += rows[r] * columns over k in [begin, end), in order: the fused multiply-adds of the whole library.
-template <int R, int N, int C, class V, class Rows, class Ahead>
-MHA_INLINE void accumulate(Rows rows, Columns columns, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
-  const float *w = columns.w + begin * columns.k_stride;
+// acc[r][i] += rows[r] * columns over k in [begin, end), in order, columns.w being those of `begin`: the fused multiply-adds of the whole
+// library.
+template <int R, int N, int C, class V, class Rows, class Ahead, class Element = float>
+MHA_INLINE void accumulate(Rows rows, ColumnsOf<Element> columns, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
+  const Element *w = columns.w;
   for (int64_t k = begin; k < end; ++k, w += columns.k_stride) {
     V column[N];
     MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = load<V>(w + i / C * columns.block_stride + i % C * V::size);
@@ -68,8 +74,8 @@ MHA_INLINE void clear(V (&acc)[R][N]) {
   MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = all<V>(0.0f); }
 }
 
-// One block of 256 terms, from `begin` on, of dot(rows[r], columns) as in CONTRACT.md section 2, for N vectors in blocks of C. The
-// blocks' results add up in `sums`; with the last one, take(dot, r, i) gets row r's columns from i * V::size on.
+// One block of 256 terms, from `begin` on, of dot(rows[r], columns) as in CONTRACT.md section 2, for N vectors in blocks of C; the columns
+// begin at `begin`. The blocks' results add up in `sums`; with the last one, take(dot, r, i) gets row r's columns from i * V::size on.
 template <int R, int N, int C, class V, class Rows, class Matrix, class Take, class Ahead>
 MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, const Matrix &columns, float *sums, int64_t sums_stride,
                                Take &&take, Ahead ahead) {
@@ -96,11 +102,12 @@ MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, const Ma
 
 // All blocks.
 template <int R, int N, int C, class V, class Rows, class Matrix, class Take, class Ahead = NoPrefetch>
-MHA_INLINE void multiply(Rows rows, int64_t depth, const Matrix &columns, float *sums, int64_t sums_stride, Take &&take, Ahead ahead = {}) {
+MHA_INLINE void multiply(Rows rows, int64_t depth, Matrix columns, float *sums, int64_t sums_stride, Take &&take, Ahead ahead = {}) {
   int64_t begin = 0;
   do {
     multiply_block<R, N, C, V>(rows, begin, depth, columns, sums, sums_stride, take, ahead);
     begin += dot_block;
+    columns.skip(dot_block);
   } while (begin < depth);
 }
 

@@ -16,10 +16,12 @@ namespace {
 using support::AttentionShape;
 using support::LayerShape;
 using support::LayerWeights;
+using support::Stored;
 
 constexpr int64_t kDotBlock = 256;
 constexpr int64_t kChunk = 256;
 constexpr int64_t kPartialSums = 16;
+constexpr int64_t kInt4Group = 32;
 
 const float kInfinity = __builtin_inff();
 
@@ -77,6 +79,75 @@ void Project(const float *x, const float *w, const float *bias, int64_t rows, in
   for (int64_t i = 0; i < rows; i++) {
     float *y_i = y + i * out;
     Dots(x + i * in, w, in, out, y_i);
+    for (int64_t n = 0; n < out; n++) y_i[n] = Canon(bias ? y_i[n] + bias[n] : y_i[n]);
+  }
+}
+
+// ---- 10. Numbers stored in fewer bits
+
+// To the nearest multiple of a power of two, ties to even; for less than 2^51 of them.
+double RoundTo(double x, double unit) { return (x / unit + 0x1.8p52 - 0x1.8p52) * unit; }
+
+// So many significant bits, but nothing finer than `smallest`; infinite from `infinite` on.
+float Narrow(float x, int significant_bits, double smallest, double infinite) {
+  if (x != x || x - x != 0.0f) return x;
+  const double a = x < 0 ? -static_cast<double>(x) : x;
+  double unit = smallest;
+  while (unit * static_cast<double>(1 << significant_bits) <= a) unit = unit * 2;
+  const double y = RoundTo(a, unit);
+  return (x < 0 ? -1.0f : 1.0f) * (y >= infinite ? kInfinity : static_cast<float>(y));
+}
+
+// Codes of `terms` numbers that lie `stride` apart, and their scale.
+void Encode(Stored stored, const float *x, int64_t terms, int64_t stride, float *codes, float *scale) {
+  float m = 0.0f;
+  bool is_finite = true;
+  for (int64_t i = 0; i < terms; i++) {
+    const float v = x[i * stride];
+    if (v - v != 0.0f) is_finite = false;
+    if (__builtin_fabsf(v) > __builtin_fabsf(m)) m = v;
+  }
+  const float a = __builtin_fabsf(m);
+  const bool has_codes = is_finite && a >= 0x1p-100f;
+  *scale = !is_finite ? FromBits(0x7fc00000u) : !has_codes ? 0.0f : stored == Stored::kInt8 ? a / 127.0f : m * -0x1p-3f;
+  const float r = stored == Stored::kInt8 ? 127.0f / a : -8.0f / m;
+  const double low = stored == Stored::kInt8 ? -127 : -8, high = stored == Stored::kInt8 ? 127 : 7;
+  for (int64_t i = 0; i < terms; i++) {
+    const double n = has_codes ? RoundTo(x[i * stride] * r, 1.0) : 0.0;
+    codes[i * stride] = static_cast<float>(n < low ? low : n > high ? high : n);
+  }
+}
+
+void Store(Stored stored, const float *w, int64_t in, int64_t out, float *numbers, float *scales) {
+  for (int64_t i = 0; i < in * out; i++) {
+    if (stored == Stored::kF32) numbers[i] = w[i];
+    if (stored == Stored::kF16) numbers[i] = Narrow(w[i], 11, 0x1p-24, 0x1p16);
+    if (stored == Stored::kBf16) numbers[i] = Narrow(w[i], 8, 0x1p-133, 0x1p128);
+  }
+  for (int64_t n = 0; n < out; n++) {
+    if (stored == Stored::kInt8) Encode(stored, w + n, in, out, numbers + n, scales + n);
+    for (int64_t k = 0; stored == Stored::kInt4 && k < in; k += kInt4Group) {
+      Encode(stored, w + k * out + n, Min(kInt4Group, in - k), out, numbers + k * out + n, scales + k / kInt4Group * out + n);
+    }
+  }
+}
+
+void ProjectStored(Stored stored, const float *x, const float *w, const float *scales, const float *bias, int64_t rows, int64_t in,
+                   int64_t out, float *y) {
+  if (stored != Stored::kInt8 && stored != Stored::kInt4) return Project(x, w, bias, rows, in, out, y);
+  for (int64_t i = 0; i < rows; i++) {
+    float *y_i = y + i * out;
+    if (stored == Stored::kInt8) {
+      Dots(x + i * in, w, in, out, y_i);
+      for (int64_t n = 0; n < out; n++) y_i[n] = y_i[n] * scales[n];
+    } else {
+      for (int64_t n = 0; n < out; n++) y_i[n] = 0.0f;
+      Floats c(out);
+      for (int64_t k = 0; k < in; k += kInt4Group) {
+        Dots(x + i * in + k, w + k * out, Min(kInt4Group, in - k), out, c);
+        for (int64_t n = 0; n < out; n++) y_i[n] = Fma(c[n], scales[k / kInt4Group * out + n], y_i[n]);
+      }
+    }
     for (int64_t n = 0; n < out; n++) y_i[n] = Canon(bias ? y_i[n] + bias[n] : y_i[n]);
   }
 }
@@ -279,13 +350,14 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
              const LayerOutputs &outputs) {
   const AttentionShape &a = shape.attention;
   const int64_t merged_dim = a.num_heads * a.head_dim_v;
-  Project(query, weights.w_q, weights.b_q, a.n_q, shape.query_dim, a.num_heads * a.head_dim, outputs.q);
-  Project(key, weights.w_k, weights.b_k, a.n_kv, shape.key_dim, a.num_kv_heads * a.head_dim, outputs.k);
-  Project(value, weights.w_v, weights.b_v, a.n_kv, shape.value_dim, a.num_kv_heads * a.head_dim_v, outputs.v);
+  const Stored stored = weights.stored;
+  ProjectStored(stored, query, weights.w_q, weights.s_q, weights.b_q, a.n_q, shape.query_dim, a.num_heads * a.head_dim, outputs.q);
+  ProjectStored(stored, key, weights.w_k, weights.s_k, weights.b_k, a.n_kv, shape.key_dim, a.num_kv_heads * a.head_dim, outputs.k);
+  ProjectStored(stored, value, weights.w_v, weights.s_v, weights.b_v, a.n_kv, shape.value_dim, a.num_kv_heads * a.head_dim_v, outputs.v);
   Attend(a, outputs.q, outputs.k, outputs.v, outputs.attention);
   const float *context = outputs.attention.context;
   if (weights.w_o) {
-    Project(context, weights.w_o, weights.b_o, a.n_q, merged_dim, shape.output_dim, outputs.y);
+    ProjectStored(stored, context, weights.w_o, weights.s_o, weights.b_o, a.n_q, merged_dim, shape.output_dim, outputs.y);
   } else {
     for (int64_t n = 0; n < a.n_q * merged_dim; n++) outputs.y[n] = context[n];
   }
@@ -293,6 +365,6 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
 
 }  // namespace
 
-const Functions MHA_SPEC_FUNCTIONS = {Exp, Log, Project, Attend, Forward};
+const Functions MHA_SPEC_FUNCTIONS = {Exp, Log, Project, Store, Attend, Forward};
 
 }  // namespace spec

@@ -36,6 +36,9 @@ struct Functions {
   // y [rows, out] = x [rows, in] w [in, out] + bias [out]; bias may be null.
   void (*project)(const float *x, const float *w, const float *bias, int64_t rows, int64_t in, int64_t out, float *y);
 
+  // w [in, out] as it is kept: rounded numbers, or codes with their scales, int8: [out], int4: [ceil(in / 32), out].
+  void (*store)(support::Stored stored, const float *w, int64_t in, int64_t out, float *numbers, float *scales);
+
   // q [n_q, num_heads, head_dim], k [n_kv, num_kv_heads, head_dim], v [n_kv, num_kv_heads, head_dim_v]
   void (*attend)(const support::AttentionShape &shape, const float *q, const float *k, const float *v, const AttentionOutputs &outputs);
 

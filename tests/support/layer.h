@@ -33,6 +33,8 @@ struct LayerProblem : AttentionSizes {
   bool has_value = false;  // else the key is the value
   std::vector<float> w_q, w_k, w_v, w_o;
   std::vector<float> b_q, b_k, b_v, b_o;
+  Stored stored = Stored::kF32;          // what the matrices are; the layer keeps them as that
+  std::vector<float> s_q, s_k, s_v, s_o;  // scales, where they are codes
   std::vector<float> query;  // [batch, n_q, query_dim]
   std::vector<float> key;    // [batch, n_kv, key_dim]
   std::vector<float> value;  // [batch, n_kv, value_dim]
@@ -62,7 +64,26 @@ inline LayerShape LayerShapeOf(const LayerProblem &problem, int64_t b) {
 inline LayerWeights WeightsOf(const LayerProblem &problem) {
   const auto pointer = [](const std::vector<float> &x) { return x.empty() ? nullptr : x.data(); };
   return {pointer(problem.w_q), pointer(problem.w_k), pointer(problem.w_v), pointer(problem.w_o),
-          pointer(problem.b_q), pointer(problem.b_k), pointer(problem.b_v), pointer(problem.b_o)};
+          pointer(problem.b_q), pointer(problem.b_k), pointer(problem.b_v), pointer(problem.b_o),
+          problem.stored,       pointer(problem.s_q), pointer(problem.s_k), pointer(problem.s_v),
+          pointer(problem.s_o)};
+}
+
+// The problem with its matrices as a layer keeps them that converts them to `stored`.
+inline LayerProblem Converted(const LayerProblem &problem, Stored stored, const spec::Functions &functions = spec::Fastest()) {
+  LayerProblem converted = problem;
+  converted.stored = stored;
+  const auto store = [&](const std::vector<float> &w, int64_t in, int64_t out, std::vector<float> *numbers, std::vector<float> *scales) {
+    if (w.empty()) return;
+    if (stored == Stored::kInt8) scales->resize(out);
+    if (stored == Stored::kInt4) scales->resize((in + 31) / 32 * out);
+    functions.store(stored, w.data(), in, out, numbers->data(), scales->data());
+  };
+  store(problem.w_q, problem.query_dim, problem.q_width(), &converted.w_q, &converted.s_q);
+  store(problem.w_k, problem.key_dim, problem.k_width(), &converted.w_k, &converted.s_k);
+  store(problem.w_v, problem.value_dim, problem.v_width(), &converted.w_v, &converted.s_v);
+  store(problem.w_o, problem.merged_width(), problem.output_dim, &converted.w_o, &converted.s_o);
+  return converted;
 }
 
 // Which biases a layer has.
@@ -109,6 +130,7 @@ struct LayerForm {
   int64_t row_gap = 0;        // between the rows of each matrix
   bool fused_biases = false;  // b_qkv; needs all or none of b_q, b_k, b_v
   bool use_defaults = false;  // leave what has the default value 0
+  Stored weight_type = Stored::kF32;
 };
 
 inline std::string Describe(const LayerForm &form) {
@@ -117,7 +139,8 @@ inline std::string Describe(const LayerForm &form) {
            : form.form == WeightForm::kFused       ? "fused"
                                                    : "per head")
        << (form.layout == MHA_LAYOUT_IN_OUT ? " in-out" : " out-in") << " gap " << form.row_gap
-       << (form.fused_biases ? " fused biases" : "") << (form.use_defaults ? " defaults" : "");
+       << (form.fused_biases ? " fused biases" : "") << (form.use_defaults ? " defaults" : "") << " weight type "
+       << static_cast<uint32_t>(form.weight_type);
   return text.str();
 }
 
@@ -163,7 +186,8 @@ inline mha_layer_config ConfigOf(const LayerProblem &problem, bool use_defaults)
 
 // The arrays are overwritten as soon as the layer is made: it must have its own copy.
 inline Layer MakeLayer(const LayerProblem &problem, const LayerForm &form) {
-  const mha_layer_config config = ConfigOf(problem, form.use_defaults);
+  mha_layer_config config = ConfigOf(problem, form.use_defaults);
+  config.weight_type = static_cast<uint32_t>(form.weight_type);
   std::vector<std::vector<float>> stored;
   stored.reserve(3 * problem.num_heads + 8);
   const auto store = [&](std::vector<float> values) {

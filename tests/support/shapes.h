@@ -27,7 +27,10 @@ struct LayerShape {
   AttentionShape attention;
 };
 
-// All matrices dense, [in, out]. Null: no bias, no output projection.
+// How weights are kept; the numbers of MHA_TYPE_*.
+enum class Stored : uint32_t { kF32, kF16, kBf16, kInt8, kInt4 };
+
+// All matrices dense, [in, out]. Null: no bias, no output projection. Of kInt8 and kInt4 they are codes, which have scales.
 struct LayerWeights {
   const float *w_q;  // [query_dim, num_heads * head_dim]
   const float *w_k;  // [key_dim, num_kv_heads * head_dim]
@@ -37,6 +40,11 @@ struct LayerWeights {
   const float *b_k;  // [num_kv_heads * head_dim]
   const float *b_v;  // [num_kv_heads * head_dim_v]
   const float *b_o;  // [output_dim]
+  Stored stored = Stored::kF32;
+  const float *s_q = nullptr;  // int8: [num_heads * head_dim]; int4: [ceil(query_dim / 32), num_heads * head_dim]; likewise below
+  const float *s_k = nullptr;
+  const float *s_v = nullptr;
+  const float *s_o = nullptr;
 };
 
 }  // namespace support

@@ -70,7 +70,8 @@ Matrix part_of_weights(const mha_layer_config &shape, const mha_layer_weights &w
   const int64_t in = which == 'Q' ? shape.query_dim : which == 'K' ? shape.key_dim : shape.value_dim;
   const int64_t out = columns.of(which);
   const int64_t first = is_fused ? columns.before(which) : 0;
-  const float *data = is_fused ? weights.w_qkv : which == 'Q' ? weights.w_q : which == 'K' ? weights.w_k : weights.w_v;
+  const void *matrix = is_fused ? weights.w_qkv : which == 'Q' ? weights.w_q : which == 'K' ? weights.w_k : weights.w_v;
+  const float *data = static_cast<const float *>(matrix);
   if (weights.layout == MHA_LAYOUT_IN_OUT) return {data + first, in, out, is_fused ? columns.all() : out, 1};
   return {data + first * in, in, out, 1, in};
 }
@@ -210,8 +211,8 @@ void show_output(Page *page, const mha_layer_config &shape, const mha_layer_weig
   std::vector<Block> blocks;
   if (weights != nullptr) {
     const bool is_in_out = weights->layout == MHA_LAYOUT_IN_OUT;
-    blocks.push_back(
-        matrix_block("W_O", {weights->w_o, merged, shape.output_dim, is_in_out ? shape.output_dim : 1, is_in_out ? 1 : merged}));
+    const float *w_o = static_cast<const float *>(weights->w_o);
+    blocks.push_back(matrix_block("W_O", {w_o, merged, shape.output_dim, is_in_out ? shape.output_dim : 1, is_in_out ? 1 : merged}));
     if (weights->b_o != nullptr) blocks.push_back(matrix_block("b_O", {weights->b_o, 1, shape.output_dim, shape.output_dim}));
   }
   blocks.push_back(matrix_block("y", output));
