@@ -201,16 +201,25 @@ inline void project_narrow(const Projection &p, int64_t row, const float *const 
 struct StoredPanel {
   Storage storage;
   int64_t bytes_of_two_terms;
+  int64_t bytes;   // of all terms: the next panel is so far away
+  int64_t groups;  // that have scales of their own
   const unsigned char *first;
   const float *scales, *bias;
 
   MHA_INLINE StoredPanel(const Projection &p, int64_t panel) : storage(p.storage) {
-    const int64_t groups = p.storage == Storage::int4 ? (p.depth + int4_group - 1) / int4_group : 1;
-    bytes_of_two_terms = panel_columns * (p.storage == Storage::int4 ? 1 : p.storage == Storage::int8 ? 2 : p.storage == Storage::f32 ? 8 : 4);
-    const int64_t terms = p.storage == Storage::int4 ? p.depth + p.depth % 2 : p.depth;
-    first = static_cast<const unsigned char *>(p.panels) + panel * terms * bytes_of_two_terms / 2;
+    const bool is_int4 = p.storage == Storage::int4;
+    bytes_of_two_terms = panel_columns * (is_int4 ? 1 : p.storage == Storage::int8 ? 2 : p.storage == Storage::f32 ? 8 : 4);
+    bytes = (is_int4 ? p.depth + p.depth % 2 : p.depth) * bytes_of_two_terms / 2;
+    groups = is_int4 ? (p.depth + int4_group - 1) / int4_group : 1;
+    first = static_cast<const unsigned char *>(p.panels) + panel * bytes;
     scales = p.scales ? p.scales + panel * groups * panel_columns : nullptr;
     bias = p.bias + panel * panel_columns;
+  }
+
+  // In elements.
+  template <class Element>
+  MHA_INLINE int64_t panel_stride() const {
+    return bytes / static_cast<int64_t>(sizeof(Element));
   }
 
   // The terms from k, an even number, on.
@@ -220,12 +229,17 @@ struct StoredPanel {
   }
 };
 
-// Asks for the bytes that a loop will come to `ahead` bytes later.
-template <int bytes_per_step>
+// Asks for the bytes that a loop over P panels will come to later, `p` being those of its first step.
+template <int bytes_per_step, int P>
 struct PrefetchStored {
   const unsigned char *p;
+  int64_t panel_bytes;
   MHA_INLINE void step(int64_t k) const {
-    MHA_UNROLL for (int at = 0; at < bytes_per_step; at += 64) __builtin_prefetch(p + k * bytes_per_step + at, 0, 3);
+    MHA_UNROLL for (int i = 0; i < P; ++i) {
+      MHA_UNROLL for (int at = 0; at < bytes_per_step; at += 64) {
+        __builtin_prefetch(p + i * panel_bytes + k * bytes_per_step + at, 0, 3);
+      }
+    }
   }
 };
 
@@ -266,13 +280,13 @@ inline void widen(const StoredPanel &panel, int64_t k, int64_t terms, float *to)
   }
 }
 
-// What is left to do to the finished sums of a panel: int8 has a scale, and all have a bias.
+// What is left to do to the finished sums of columns, from those of a panel on: int8 has a scale, and all have a bias.
 template <class V>
-inline void finish_sums(const StoredPanel &panel, int64_t num_rows, int64_t num_columns, float *sums) {
+inline void finish_sums(const StoredPanel &panel, int64_t num_rows, int64_t num_columns, float *sums, int64_t stride) {
   constexpr int64_t lanes = V::size;
   for (int64_t r = 0; r < num_rows; ++r) {
     for (int64_t i = 0; i < num_columns; i += lanes) {
-      float *const at = sums + r * panel_columns + i;
+      float *const at = sums + r * stride + i;
       V y = load<V>(at);
       if (panel.storage == Storage::int8) y = y * load<V>(panel.scales + i);
       store(at, canonical(y + load<V>(panel.bias + i)));
@@ -281,120 +295,147 @@ inline void finish_sums(const StoredPanel &panel, int64_t num_rows, int64_t num_
 }
 
 // acc[r][i] += rows[r] * codes over an int4 group, as they are stored or widened.
-template <int R, int N, class V, class Ahead>
-MHA_INLINE void accumulate_group(const RowPointers<R> &rows, const Int4 *w, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
-  const auto add = [&](int64_t k, const V(&column)[N]) {
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
-      const V multiplier = all<V>(rows.at(r, k));
-      MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
-    }
-  };
-  const auto load_two = [&](V(&even)[N], V(&odd)[N]) {
-    MHA_UNROLL for (int i = 0; i < N; ++i) {
-      const Two<V> codes = load<V>(w + i * V::size);
-      even[i] = codes.even;
-      odd[i] = codes.odd;
-    }
-  };
-  V even[N], odd[N];
+template <int R, int N, int C, class V, class Ahead>
+MHA_INLINE void accumulate_group(const RowPointers<R> &rows, ColumnsOf<Int4> columns, int64_t begin, int64_t end, V (&acc)[R][N],
+                                 Ahead ahead) {
+  const Int4 *w = columns.w;
+  const auto two = [&](int i) { return load<V>(w + i / C * columns.block_stride + i % C * V::size); };
   int64_t k = begin;
-  for (; k + 2 <= end; k += 2, w += panel_columns) {
-    load_two(even, odd);
+  for (; k + 2 <= end; k += 2, w += columns.k_stride) {
     ahead.step((k - begin) / 2);
-    add(k, even);
-    add(k + 1, odd);
+    if constexpr (R == 1) {  // the accumulators fill the registers
+      const V even = all<V>(rows.at(0, k)), odd = all<V>(rows.at(0, k + 1));
+      MHA_UNROLL for (int i = 0; i < N; ++i) {
+        const Two<V> codes = two(i);
+        acc[0][i] = mul_add(odd, codes.odd, mul_add(even, codes.even, acc[0][i]));
+      }
+    } else {
+      Two<V> codes[N];
+      MHA_UNROLL for (int i = 0; i < N; ++i) codes[i] = two(i);
+      MHA_UNROLL for (int r = 0; r < R; ++r) {
+        const V even = all<V>(rows.at(r, k));
+        MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(even, codes[i].even, acc[r][i]);
+      }
+      MHA_UNROLL for (int r = 0; r < R; ++r) {
+        const V odd = all<V>(rows.at(r, k + 1));
+        MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(odd, codes[i].odd, acc[r][i]);
+      }
+    }
   }
   if (k < end) {
-    load_two(even, odd);
-    add(k, even);
+    MHA_UNROLL for (int i = 0; i < N; ++i) {
+      const V even = two(i).even;
+      MHA_UNROLL for (int r = 0; r < R; ++r) acc[r][i] = mul_add(all<V>(rows.at(r, k)), even, acc[r][i]);
+    }
   }
 }
 
-template <int R, int N, class V, class Ahead>
-MHA_INLINE void accumulate_group(const RowPointers<R> &rows, const float *w, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
-  accumulate<R, N, N>(rows, {w, panel_columns, 0}, begin, end, acc, ahead);
+template <int R, int N, int C, class V, class Ahead>
+MHA_INLINE void accumulate_group(const RowPointers<R> &rows, Columns columns, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
+  accumulate<R, N, C>(rows, columns, begin, end, acc, ahead);
 }
 
-// Terms [begin, end) of int4 weights, group by group: the groups' results times their scales add up in `sums`.
-template <class V, int R, int C, class Element, class MakeAhead>
-MHA_INLINE void multiply_groups(const StoredPanel &panel, const RowPointers<R> &rows, int64_t begin, int64_t end, const Element *w,
-                                int64_t w_per_group, float *sums, MakeAhead make_ahead) {
-  for (int64_t k = begin; k < end; k += int4_group, w += w_per_group) {
-    const float *const scales = panel.scales + k / int4_group * panel_columns;
-    for (int column = 0; column < panel_columns; column += C * static_cast<int>(V::size)) {
-      V acc[R][C];
+// Terms [begin, end) of int4 weights, group by group, for N vectors in blocks of C: the groups' results times their scales add up in `sums`.
+template <int R, int N, int C, class V, class Element, class MakeAhead>
+MHA_INLINE void multiply_groups(const RowPointers<R> &rows, int64_t begin, int64_t end, ColumnsOf<Element> columns, int64_t group_stride,
+                                ColumnsOf<float> scales, float *sums, int64_t sums_stride, MakeAhead make_ahead) {
+  for (int64_t k = begin; k < end; k += int4_group, columns.w += group_stride, scales.w += scales.k_stride) {
+    V acc[R][N];
+    clear(acc);
+    accumulate_group<R, N, C>(rows, columns, k, smaller(end, k + int4_group), acc, make_ahead(columns.w));
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      MHA_UNROLL for (int i = 0; i < N; ++i) {
+        float *const sum = sums + r * sums_stride + i * static_cast<int>(V::size);
+        store(sum, mul_add(acc[r][i], load<V>(scales.w + i / C * scales.block_stride + i % C * V::size), load<V>(sum)));
+      }
+    }
+  }
+}
+
+constexpr int64_t stored_ahead = 4096;  // bytes
+alignas(64) constexpr float no_bias[panel_columns] = {};
+
+// sums [R][P * 48] = dots of a few rows with P panels side by side, whose weights are widened in registers, once for all rows.
+template <class V, class Element, int R, int P>
+inline void multiply_few(const StoredPanel &panel, const RowPointers<R> &rows, int64_t depth, float *sums) {
+  constexpr int C = TileShape<V::size>::project_vectors(R), lanes = V::size;
+  static_assert(P == 1 || C * lanes == panel_columns, "whole panels only lie side by side");
+  for (int64_t k = 0; k < depth; k += dot_block) {
+    const Element *const w = panel.at<Element>(k);
+    for (int column = 0; column < panel_columns; column += C * lanes) {
+      V acc[R][P * C];
       clear(acc);
-      accumulate_group<R, C>(rows, w + column, k, smaller(end, k + int4_group), acc, make_ahead(w));
+      accumulate<R, P * C, C>(
+          rows, ColumnsOf<Element>{w + column, panel_columns, panel.panel_stride<Element>()}, k, smaller(depth, k + dot_block), acc,
+          PrefetchStored<panel_columns * sizeof(Element), P>{reinterpret_cast<const unsigned char *>(w) + stored_ahead, panel.bytes});
       MHA_UNROLL for (int r = 0; r < R; ++r) {
-        MHA_UNROLL for (int i = 0; i < C; ++i) {
-          const int at = column + i * static_cast<int>(V::size);
-          float *const sum = sums + r * panel_columns + at;
-          store(sum, mul_add(acc[r][i], load<V>(scales + at), load<V>(sum)));
+        MHA_UNROLL for (int i = 0; i < P * C; ++i) {
+          float *const sum = sums + r * P * panel_columns + column + i * lanes;
+          store(sum, k == 0 ? acc[r][i] : load<V>(sum) + acc[r][i]);
         }
       }
     }
   }
 }
 
-template <int R>
-MHA_INLINE RowPointers<R> first_rows(const float *const *rows, int64_t count) {
-  RowPointers<R> first;
-  MHA_UNROLL for (int r = 0; r < R; ++r) first.row[r] = rows[r < count ? r : 0];
-  return first;
-}
-
-constexpr int64_t stored_ahead = 2048;  // bytes
-alignas(64) constexpr float no_bias[panel_columns] = {};
-
-// A few rows: the weights are widened in registers, once for R rows.
-template <class V, int R, class Element>
-inline void multiply_few(const StoredPanel &panel, const RowPointers<R> &rows, int64_t depth, float *sums) {
+template <class V, int R, int P>
+inline void multiply_few_codes(const StoredPanel &panel, const RowPointers<R> &rows, int64_t depth, float *sums) {
   constexpr int C = TileShape<V::size>::project_vectors(R), lanes = V::size;
+  constexpr int64_t stride = P * panel_columns;
+  for (int64_t i = 0; i < R * stride; i += lanes) store(sums + i, all<V>(0.0f));
   for (int64_t k = 0; k < depth; k += dot_block) {
-    const Element *const w = panel.at<Element>(k);
     for (int column = 0; column < panel_columns; column += C * lanes) {
-      multiply_block<R, C, C, V>(
-          rows, k, depth, ColumnsOf<Element>{w + column, panel_columns, 0}, sums + column, panel_columns,
-          [&](V dot, int r, int i) { store(sums + r * panel_columns + column + i * lanes, dot); },
-          PrefetchStored<panel_columns * sizeof(Element)>{reinterpret_cast<const unsigned char *>(w) + stored_ahead});
+      multiply_groups<R, P * C, C, V>(
+          rows, k, smaller(depth, k + dot_block), ColumnsOf<Int4>{panel.at<Int4>(k) + column, panel_columns, panel.panel_stride<Int4>()},
+          int4_group / 2 * panel_columns,
+          {panel.scales + k / int4_group * panel_columns + column, panel_columns, panel.groups * panel_columns}, sums + column, stride,
+          [&](const Int4 *w) {
+            return PrefetchStored<panel_columns, P>{reinterpret_cast<const unsigned char *>(w) + stored_ahead, panel.bytes};
+          });
     }
   }
 }
 
-template <class V, int R>
-inline void multiply_few_codes(const StoredPanel &panel, const RowPointers<R> &rows, int64_t depth, float *sums) {
-  constexpr int C = TileShape<V::size>::project_vectors(R);
-  for (int64_t i = 0; i < R * panel_columns; i += V::size) store(sums + i, all<V>(0.0f));
-  multiply_groups<V, R, C>(panel, rows, 0, depth, panel.at<Int4>(0), int4_group / 2 * panel_columns, sums, [](const Int4 *w) {
-    return PrefetchStored<panel_columns>{reinterpret_cast<const unsigned char *>(w) + stored_ahead};
-  });
+// The same for any storage. There may be fewer rows than R: then the sums of the others are nobody's.
+template <class V, int R, int P>
+inline void multiply_stored(const StoredPanel &panel, const float *const *in, int64_t num_rows, int64_t depth, float *sums) {
+  RowPointers<R> rows;
+  MHA_UNROLL for (int r = 0; r < R; ++r) rows.row[r] = in[r < num_rows ? r : 0];
+  switch (panel.storage) {
+    case Storage::f16:
+      return multiply_few<V, F16, R, P>(panel, rows, depth, sums);
+    case Storage::bf16:
+      return multiply_few<V, Bf16, R, P>(panel, rows, depth, sums);
+    case Storage::int8:
+      return multiply_few<V, int8_t, R, P>(panel, rows, depth, sums);
+    case Storage::int4:
+      return multiply_few_codes<V, R, P>(panel, rows, depth, sums);
+    case Storage::f32:
+      return;
+  }
 }
 
-template <class V, int R>
-inline void project_few(const Projection &p, int64_t row, int64_t num_rows, const float *const *in, int64_t panel_begin,
-                        int64_t panel_end) {
-  alignas(64) float sums[R * panel_columns];
-  const RowPointers<R> rows = first_rows<R>(in, num_rows);
-  for (int64_t i = panel_begin; i < panel_end; ++i) {
-    const StoredPanel panel(p, i);
-    switch (panel.storage) {
-      case Storage::f16:
-        multiply_few<V, R, F16>(panel, rows, p.depth, sums);
-        break;
-      case Storage::bf16:
-        multiply_few<V, R, Bf16>(panel, rows, p.depth, sums);
-        break;
-      case Storage::int8:
-        multiply_few<V, R, int8_t>(panel, rows, p.depth, sums);
-        break;
-      case Storage::int4:
-        multiply_few_codes<V, R>(panel, rows, p.depth, sums);
-        break;
-      case Storage::f32:
-        break;
-    }
-    finish_sums<V>(panel, num_rows, panel_columns, sums);
-    land_everywhere<V>(p, row, num_rows, sums, panel_columns, i, 1);
+// One tile of rows at most: the weights are used as they come. Not every number of rows has a shape of its own.
+template <class V>
+inline void project_stored(const Projection &p, int64_t row, int64_t num_rows, const float *const *rows, int64_t panel, int64_t panel_end) {
+  using Shape = TileShape<V::size>;
+  constexpr int most_rows = Shape::project_rows, panels_of_one = Shape::stored_panels(1), panels_of_two = Shape::stored_panels(2);
+  alignas(64) float sums[most_rows * panel_columns];
+  static_assert(panels_of_one <= most_rows && 2 * panels_of_two <= most_rows, "the sums have room for each shape");
+  while (panel < panel_end) {
+    const StoredPanel stored(p, panel);
+    int64_t panels = 1;
+    if (num_rows == 1 && panel + panels_of_one <= panel_end)
+      multiply_stored<V, 1, panels_of_one>(stored, rows, num_rows, p.depth, sums), panels = panels_of_one;
+    else if (num_rows == 2 && panel + panels_of_two <= panel_end)
+      multiply_stored<V, 2, panels_of_two>(stored, rows, num_rows, p.depth, sums), panels = panels_of_two;
+    else if (num_rows <= 4)
+      multiply_stored<V, 4, 1>(stored, rows, num_rows, p.depth, sums);
+    else
+      multiply_stored<V, most_rows, 1>(stored, rows, num_rows, p.depth, sums);
+    finish_sums<V>(stored, num_rows, panels * panel_columns, sums, panels * panel_columns);
+    land_everywhere<V>(p, row, num_rows, sums, panels * panel_columns, panel, panels);
+    panel += panels;
   }
 }
 
@@ -423,10 +464,15 @@ inline void multiply_widened_codes(const StoredPanel &panel, const RowBlock &row
   static_assert(project_block_rows % R == 0, "there is room for the sums of a whole last tile");
   for (int64_t i = 0; begin == 0 && i < (rows.count + R - 1) / R * R * panel_columns; i += V::size) store(sums + i, all<V>(0.0f));
   for (int64_t r = 0; r < rows.count; r += R) {
-    multiply_groups<V, R, C>(panel, first_rows<R>(rows.in + r, rows.count - r), begin, end, widened, int4_group * panel_columns,
-                             sums + r * panel_columns, [&](const float *w) {
-                               return PrefetchStored<panel_columns / 2>{next + (w - widened) / 2};
-                             });
+    RowPointers<R> tile;
+    MHA_UNROLL for (int i = 0; i < R; ++i) tile.row[i] = rows.in[r + i < rows.count ? r + i : r];
+    for (int column = 0; column < panel_columns; column += C * static_cast<int>(V::size)) {
+      multiply_groups<R, C, C, V>(tile, begin, end, Columns{widened + column, panel_columns, 0}, int4_group * panel_columns,
+                                  {panel.scales + begin / int4_group * panel_columns + column, panel_columns, 0},
+                                  sums + r * panel_columns + column, panel_columns, [&](const float *w) {
+                                    return PrefetchStored<panel_columns / 2, 1>{next + (w - widened) / 2, 0};
+                                  });
+    }
   }
 }
 
@@ -460,7 +506,7 @@ inline void project_panel(const Projection &p, const RowBlock &rows, int64_t pan
     if (p.storage == Storage::int4) {
       multiply_widened_codes<V>(stored, rows, k, end, widened, next, sums);
       if (end == p.depth) {
-        finish_sums<V>(stored, rows.count, columns, sums);
+        finish_sums<V>(stored, rows.count, columns, sums, panel_columns);
         land_everywhere<V>(p, rows.first, rows.count, sums, panel_columns, panel, 1);
       }
       continue;
@@ -480,7 +526,7 @@ inline void project_panel(const Projection &p, const RowBlock &rows, int64_t pan
       project_tile_of<V, tile_rows>(size, task, k, tile, tiles, sums + r * panel_columns, to);
       // Tile by tile, so that the memory can take the results in while the next tile is computed.
       if (!is_direct && end == p.depth) {
-        if (is_scaled) finish_sums<V>(stored, size, columns, sums + r * panel_columns);
+        if (is_scaled) finish_sums<V>(stored, size, columns, sums + r * panel_columns, panel_columns);
         land_everywhere<V>(p, rows.first + r, size, sums + r * panel_columns, panel_columns, panel, 1);
       }
       r += size;
@@ -488,32 +534,17 @@ inline void project_panel(const Projection &p, const RowBlock &rows, int64_t pan
   }
 }
 
-// Rows that fill no tile come with weights as they are stored: the time goes into those.
-template <class V>
-inline bool project_few_rows(const Projection &p, const RowBlock &rows, int64_t panel_begin, int64_t panel_end) {
-  if (rows.count > 4) return false;
-  if (p.storage == Storage::f32) {
-    if (rows.count > 2) return false;
-    if (rows.count == 1)
-      project_narrow<V, 1>(p, rows.first, rows.in, panel_begin, panel_end);
-    else
-      project_narrow<V, 2>(p, rows.first, rows.in, panel_begin, panel_end);
-  } else if (rows.count == 1) {
-    project_few<V, 1>(p, rows.first, 1, rows.in, panel_begin, panel_end);
-  } else if (rows.count == 2) {
-    project_few<V, 2>(p, rows.first, 2, rows.in, panel_begin, panel_end);
-  } else {
-    project_few<V, 4>(p, rows.first, rows.count, rows.in, panel_begin, panel_end);
-  }
-  return true;
-}
-
 template <class V>
 void project(const Projection &p, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
     const RowBlock rows(p, row, row_end);
     if constexpr (V::size > 1) {
-      if (project_few_rows<V>(p, rows, panel_begin, panel_end)) return;
+      if (p.storage == Storage::f32) {
+        if (rows.count == 1) return project_narrow<V, 1>(p, row, rows.in, panel_begin, panel_end);
+        if (rows.count == 2) return project_narrow<V, 2>(p, row, rows.in, panel_begin, panel_end);
+      } else if (rows.count <= TileShape<V::size>::project_rows) {
+        return project_stored<V>(p, row, rows.count, rows.in, panel_begin, panel_end);
+      }
     }
     for (int64_t panel = panel_begin; panel < panel_end; ++panel) project_panel<V>(p, rows, panel);
   }

@@ -121,6 +121,7 @@ template <>
 struct TileShape<16> {  // AVX-512: 32 registers
   static constexpr int project_rows = 8, attend_rows = 6, softmax_rows = 3;
   static constexpr int project_panels(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+  static constexpr int stored_panels(int rows) { return rows <= 2 ? 2 : 1; }
   static constexpr int project_vectors(int) { return 3; }
   static constexpr int score_blocks(int rows) { return rows <= 2 ? 8 : 4; }
   static constexpr int context_vectors(int rows) { return rows <= 2 ? 8 : 4; }
@@ -130,6 +131,7 @@ template <>
 struct TileShape<8> {  // AVX2: 16 registers
   static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1;
   static constexpr int project_panels(int rows) { return rows == 1 ? 2 : 1; }
+  static constexpr int stored_panels(int rows) { return rows == 1 ? 2 : 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
@@ -139,6 +141,7 @@ template <>
 struct TileShape<4> {  // NEON: 32 registers
   static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1;
   static constexpr int project_panels(int) { return 1; }
+  static constexpr int stored_panels(int) { return 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : 4; }
