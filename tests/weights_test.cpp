@@ -6,9 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -341,5 +342,329 @@ TEST_P(StoredWeights, AreConvertedFrom16BitsToEveryType) {
 }
 
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(StoredWeights);
+
+// ---- The packed format
+
+struct FreeBuffer {
+  void operator()(unsigned char *buffer) const { std::free(buffer); }
+};
+
+struct Packed {
+  std::unique_ptr<unsigned char, FreeBuffer> bytes;
+  size_t size = 0;
+};
+
+Packed Pack(const Given &given, unsigned char fill) {
+  Packed packed;
+  mha_error error = {};
+  EXPECT_EQ(mha_layer_pack_size(&given.config, &given.weights, nullptr, &packed.size, &error), MHA_OK) << error.message;
+  packed.bytes.reset(static_cast<unsigned char *>(std::aligned_alloc(64, packed.size)));
+  std::memset(packed.bytes.get(), fill, packed.size);
+  EXPECT_EQ(mha_layer_pack(&given.config, &given.weights, nullptr, packed.bytes.get(), packed.size, &error), MHA_OK) << error.message;
+  return packed;
+}
+
+// The problem given as floats, to be kept as `stored`.
+Given GivenAsFloats(const LayerProblem &problem, Stored stored) {
+  Given given;
+  given.config = ConfigOf(problem, false);
+  given.config.weight_type = static_cast<uint32_t>(stored);
+  given.weights.struct_size = sizeof given.weights;
+  given.weights.w_q = problem.w_q.data();
+  given.weights.w_k = problem.w_k.data();
+  given.weights.w_v = problem.w_v.data();
+  given.weights.w_o = problem.w_o.empty() ? nullptr : problem.w_o.data();
+  const auto pointer = [](const std::vector<float> &x) { return x.empty() ? nullptr : x.data(); };
+  given.weights.b_q = pointer(problem.b_q);
+  given.weights.b_k = pointer(problem.b_k);
+  given.weights.b_v = pointer(problem.b_v);
+  given.weights.b_o = pointer(problem.b_o);
+  return given;
+}
+
+TEST(PackedWeights, AreALayerWithoutACopyForEveryType) {
+  Random random(11);
+  LayerProblem problem = RandomProblem(&random, 3, 99, 3, 1, 21, 20, 50);
+  for (const Stored stored : kTypes) {
+    const Given given = GivenAsFloats(problem, stored);
+    const Packed packed = Pack(given, 0x11), again = Pack(given, 0xee);
+    EXPECT_EQ(std::memcmp(packed.bytes.get(), again.bytes.get(), packed.size), 0) << NameOf(stored) << ": bytes that nobody wrote";
+    EXPECT_EQ(packed.size % 64, 0u);
+    EXPECT_EQ(mha_layer_verify(packed.bytes.get(), packed.size, nullptr), MHA_OK) << NameOf(stored);
+    std::vector<unsigned char> storage(mha_layer_view_size());
+    const mha_layer *view = nullptr;
+    mha_error error = {};
+    ASSERT_EQ(mha_layer_view(packed.bytes.get(), packed.size, nullptr, storage.data(), storage.size(), &view, &error), MHA_OK)
+        << error.message;
+    EXPECT_TRUE(SameBits(Forward(view, problem, {}), Specify(Converted(problem, stored)))) << NameOf(stored);
+
+    mha_layer_config shape = {};
+    shape.struct_size = sizeof shape;
+    ASSERT_EQ(mha_layer_shape(view, &shape, nullptr), MHA_OK);
+    EXPECT_EQ(shape.weight_type, static_cast<uint32_t>(stored));
+
+    mha_forward_args args = {};
+    args.struct_size = sizeof args;
+    args.batch = 1;
+    args.n_q = 3;
+    mha_call_info info = {};
+    info.struct_size = sizeof info;
+    ASSERT_EQ(mha_info(view, &args, &info, &error), MHA_OK) << error.message;
+    EXPECT_EQ(info.packed_bytes, packed.size);
+    EXPECT_EQ(info.bytes, packed.size + sizeof(float) * 3 * (99 + 50)) << "what is read is what is packed";
+  }
+}
+
+TEST(PackedWeights, TakeTheBytesOfTheirType) {
+  Random random(12);
+  const int64_t dim = 1024;
+  LayerProblem problem = RandomProblem(&random, 1, dim, 16, 16, 64, 64, dim);
+  const auto weights = static_cast<double>(4 * dim * dim);
+  const double expected[] = {4.0, 2.0, 2.0, 1.0 + 4.0 / dim, 0.5 + 4.0 / 32.0};
+  for (const Stored stored : kTypes) {
+    size_t bytes = 0;
+    const Given given = GivenAsFloats(problem, stored);
+    ASSERT_EQ(mha_layer_pack_size(&given.config, &given.weights, nullptr, &bytes, nullptr), MHA_OK);
+    // 1024 columns are 22 panels of 48, and there are biases and a header.
+    const double ideal = expected[static_cast<uint32_t>(stored)] * weights * (22.0 * 48.0 / 1024.0);
+    EXPECT_GE(static_cast<double>(bytes), ideal) << NameOf(stored);
+    EXPECT_LE(static_cast<double>(bytes), ideal + 32 * 1024) << NameOf(stored);
+  }
+}
+
+TEST(PackedWeights, ThatAreDamagedAreFoundWhereverItIs) {
+  Random random(13);
+  LayerProblem problem = RandomProblem(&random, 1, 70, 2, 2, 30, 30, 60);
+  for (const Stored stored : kTypes) {
+    const Packed packed = Pack(GivenAsFloats(problem, stored), 0);
+    for (int64_t at = 256; at < static_cast<int64_t>(packed.size); at += random.Between(1, 40)) {
+      const auto flip = static_cast<unsigned char>(1 << random.Between(0, 7));
+      packed.bytes.get()[at] ^= flip;
+      ASSERT_EQ(mha_layer_verify(packed.bytes.get(), packed.size, nullptr), MHA_ERROR_PACKED_CHECKSUM) << NameOf(stored) << " byte " << at;
+      packed.bytes.get()[at] ^= flip;
+    }
+    EXPECT_EQ(mha_layer_verify(packed.bytes.get(), packed.size, nullptr), MHA_OK) << NameOf(stored);
+  }
+}
+
+// ---- What is refused
+
+void ExpectRefused(const Given &given, const mha_layer_options *options, mha_status status, uint32_t argument,
+                   const std::vector<std::string> &words) {
+  mha_error error = {};
+  std::vector<unsigned char> buffer(1 << 20, 0x5a);
+  auto *const aligned = reinterpret_cast<unsigned char *>((reinterpret_cast<uintptr_t>(buffer.data()) + 63) / 64 * 64);
+  EXPECT_EQ(mha_layer_pack(&given.config, &given.weights, options, aligned, buffer.size() - 64, &error), status) << error.message;
+  EXPECT_EQ(error.argument, argument) << error.message;
+  for (const std::string &word : words) {
+    EXPECT_NE(std::string(error.message).find(word), std::string::npos) << "no \"" << word << "\" in: " << error.message;
+  }
+  EXPECT_EQ(std::count(buffer.begin(), buffer.end(), 0x5a), 1 << 20) << "something was written";
+  auto *layer = reinterpret_cast<mha_layer *>(&error);
+  EXPECT_EQ(mha_layer_create(&given.config, &given.weights, options, &layer, nullptr), status);
+  EXPECT_EQ(layer, nullptr);
+}
+
+class RefusedWeights : public testing::Test {
+ protected:
+  RefusedWeights() {
+    Random random(14);
+    problem_ = RandomProblem(&random, 1, 20, 2, 1, 8, 8, 12);
+  }
+  Given Coded(Stored stored) { return GivenAs(Converted(problem_, stored), MHA_LAYOUT_OUT_IN, false, 0); }
+
+  LayerProblem problem_;
+};
+
+TEST_F(RefusedWeights, ThatF16CannotHoldAreNamedAndNothingIsWritten) {
+  problem_.w_k[5 * 8 + 3] = -65520.0f;
+  ExpectRefused(GivenAsFloats(problem_, Stored::kF16), nullptr, MHA_ERROR_OUT_OF_RANGE, 2, {"w_k[5][3]", "-65520", "65504"});
+  problem_.w_k[5 * 8 + 3] = 65519.996f;
+  Pack(GivenAsFloats(problem_, Stored::kF16), 0);  // the last one that rounds down
+
+  problem_.w_o[7] = 1e9f;  // [in, out], of 12 columns: row 0
+  ExpectRefused(GivenAsFloats(problem_, Stored::kF16), nullptr, MHA_ERROR_OUT_OF_RANGE, 2, {"w_o[0][7]", "1e+09"});
+  for (const Stored stored : {Stored::kF32, Stored::kBf16, Stored::kInt8, Stored::kInt4}) Pack(GivenAsFloats(problem_, stored), 0);
+  problem_.w_o[7] = std::numeric_limits<float>::infinity();  // is not finite to begin with
+  Pack(GivenAsFloats(problem_, Stored::kF16), 0);
+
+  // bf16 has the range of float.
+  problem_.w_o[7] = problem_.w_k[5 * 8 + 3] = 0.0f;
+  LayerProblem narrow = Converted(problem_, Stored::kBf16);
+  narrow.w_v[2 * 8 + 1] = 0x1p16f;
+  Given given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0);
+  given.config.weight_type = MHA_TYPE_F16;
+  ExpectRefused(given, nullptr, MHA_ERROR_OUT_OF_RANGE, 2, {"w_v[1][2]", "65536"});
+  Given fused = GivenAs(narrow, MHA_LAYOUT_IN_OUT, true, 0);
+  fused.config.weight_type = MHA_TYPE_F16;
+  ExpectRefused(fused, nullptr, MHA_ERROR_OUT_OF_RANGE, 2, {"w_qkv[2][25]"});
+}
+
+TEST_F(RefusedWeights, OfAHeadAreNamedWithIt) {
+  Given given = GivenAsFloats(problem_, Stored::kF16);
+  std::vector<float> heads(20 * 8, 1.0f);
+  heads[3 * 8 + 4] = 7e4f;
+  const std::vector<float> good(20 * 8, 1.0f);
+  const float *const q[] = {good.data(), heads.data()}, *const kv[] = {good.data()};
+  given.weights.w_q = given.weights.w_k = given.weights.w_v = nullptr;
+  given.weights.w_q_heads = q;
+  given.weights.w_k_heads = given.weights.w_v_heads = kv;
+  ExpectRefused(given, nullptr, MHA_ERROR_OUT_OF_RANGE, 2, {"w_q_heads[1][3][4]", "70000"});
+}
+
+TEST_F(RefusedWeights, CodesAreNotConverted) {
+  for (const Stored stored : {Stored::kInt8, Stored::kInt4}) {
+    for (const Stored kept : kTypes) {
+      if (kept == stored) continue;
+      Given given = Coded(stored);
+      given.config.weight_type = static_cast<uint32_t>(kept);
+      ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"weight_type", stored == Stored::kInt8 ? "MHA_TYPE_INT8" : "MHA_TYPE_INT4"});
+    }
+  }
+}
+
+TEST_F(RefusedWeights, CodesNeedTheirScalesAndOnlyTheyHaveSome) {
+  const float scale = 1.0f;
+  for (const Stored stored : {Stored::kInt8, Stored::kInt4}) {
+    Given given = Coded(stored);
+    given.weights.w_v_scales = nullptr;
+    ExpectRefused(given, nullptr, MHA_ERROR_NULL_POINTER, 2, {"w_v_scales"});
+    given = Coded(stored);
+    given.weights.w_o_scales = nullptr;
+    ExpectRefused(given, nullptr, MHA_ERROR_NULL_POINTER, 2, {"w_o_scales"});
+    given = Coded(stored);
+    given.weights.w_qkv_scales = &scale;
+    ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"w_qkv_scales"});
+  }
+  Given given = GivenAsFloats(problem_, Stored::kInt8);
+  given.weights.w_q_scales = &scale;
+  ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"w_q_scales"});
+}
+
+TEST_F(RefusedWeights, Int4IsGivenByOutputsAndInWholeBytes) {
+  Given given = Coded(Stored::kInt4);
+  given.weights.layout = MHA_LAYOUT_IN_OUT;
+  ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"MHA_LAYOUT_OUT_IN"});
+  given = Coded(Stored::kInt4);
+  given.weights.w_k_stride = 21;
+  ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"w_k_stride", "21", "even"});
+}
+
+TEST_F(RefusedWeights, MatricesPerHeadAreFloats) {
+  Given given = GivenAsFloats(problem_, Stored::kF16);
+  const float *const heads[] = {problem_.w_q.data(), problem_.w_q.data()};
+  given.weights.w_q = given.weights.w_k = given.weights.w_v = nullptr;
+  given.weights.w_q_heads = given.weights.w_k_heads = given.weights.w_v_heads = heads;
+  given.weights.type = MHA_TYPE_F16;
+  ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"per head", "MHA_TYPE_F32"});
+}
+
+void NoSgemm(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int) {}
+
+TEST_F(RefusedWeights, ABlasMultipliesFloats) {
+  mha_layer_options options = {};
+  options.struct_size = sizeof options;
+  options.sgemm = NoSgemm;
+  for (const Stored stored : {Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+    ExpectRefused(GivenAsFloats(problem_, stored), &options, MHA_ERROR_INVALID_VALUE, 1, {"weight_type", "sgemm"});
+  }
+}
+
+// A plain matrix product, as a BLAS has it.
+void PlainSgemm(int, int, int, int m, int n, int k, float, const float *a, int lda, const float *b, int ldb, float, float *c, int ldc) {
+  for (int i = 0; i < m; i++) {
+    for (int j = 0; j < n; j++) {
+      float sum = 0.0f;
+      for (int l = 0; l < k; l++) sum += a[i * lda + l] * b[l * ldb + j];
+      c[i * ldc + j] = sum;
+    }
+  }
+}
+
+TEST_F(RefusedWeights, ButABlasTakesThoseGivenIn16Bits) {
+  mha_layer_options options = {};
+  options.struct_size = sizeof options;
+  options.sgemm = PlainSgemm;
+  const LayerProblem narrow = Converted(problem_, Stored::kF16);
+  Given given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0), floats = GivenAsFloats(narrow, Stored::kF32);
+  given.config.weight_type = MHA_TYPE_F32;
+  mha_layer *layers[2] = {};
+  mha_error error = {};
+  ASSERT_EQ(mha_layer_create(&given.config, &given.weights, &options, &layers[0], &error), MHA_OK) << error.message;
+  ASSERT_EQ(mha_layer_create(&floats.config, &floats.weights, &options, &layers[1], &error), MHA_OK) << error.message;
+  const Layer narrow_layer(layers[0]), float_layer(layers[1]);
+  EXPECT_TRUE(SameBits(Forward(narrow_layer.get(), problem_, {}), Forward(float_layer.get(), problem_, {})));
+}
+
+// ---- How far the results are from those of the weights as given
+
+// Bounds of what storing changes a weight by, from its definition: half a step, or a whole one where an int4 code would have been 8.
+std::vector<double> RoundingOf(const LayerProblem &given, const LayerProblem &stored) {
+  const int64_t out = given.q_width();
+  std::vector<double> bounds(given.w_q.size());
+  for (size_t i = 0; i < bounds.size(); i++) {
+    const double w = std::fabs(given.w_q[i]);
+    const int64_t k = static_cast<int64_t>(i) / out, n = static_cast<int64_t>(i) % out;
+    // The quotient that is rounded has an error of its own, of a few units in the last place of a float.
+    const double half = 0.5 + 0x1p-14;
+    if (stored.stored == Stored::kF32) bounds[i] = 0;
+    if (stored.stored == Stored::kF16) bounds[i] = std::max(w * 0x1p-11, 0x1p-25);
+    if (stored.stored == Stored::kBf16) bounds[i] = w * 0x1p-8;
+    if (stored.stored == Stored::kInt8) bounds[i] = half * stored.s_q[n];
+    if (stored.stored == Stored::kInt4) {
+      const double scale = stored.s_q[k / 32 * out + n], quotient = given.w_q[i] / scale;
+      bounds[i] = std::fabs(scale) * (quotient > 7.499 ? 1.001 : half);
+    }
+  }
+  return bounds;
+}
+
+TEST(Accuracy, OfEachTypeIsWhatItsRoundingAllows) {
+  for (const int64_t width : {768, 2048}) {
+    for (const bool has_outliers : {false, true}) {
+      Random random(21);
+      const int64_t rows = 4;
+      LayerProblem problem = RandomProblem(&random, rows, width, 3, 1, 64, 64, 32);
+      problem.b_q.clear();
+      if (has_outliers) {
+        for (float &w : problem.w_q) w *= random.Chance(1.0 / 256) ? 20.0f : 1.0f;
+      }
+      const oracle::Layer<double> exact = oracle::LayerForward<double>(LayerShapeOf(problem, 0), WeightsOf(problem), problem.query.data(),
+                                                                       problem.query.data(), problem.query.data());
+      for (const Stored stored : kTypes) {
+        LayerForm form;
+        form.weight_type = stored;
+        const Layer layer = MakeLayer(problem, form);
+        const LayerProblem converted = Converted(problem, stored);
+        const std::vector<float> q = Forward(layer.get(), problem, {}).q;
+        const std::vector<double> rounding = RoundingOf(problem, converted);
+        const int64_t out = problem.q_width();
+        double error = 0, size = 0, variance = 0;
+        for (int64_t i = 0; i < rows; i++) {
+          for (int64_t n = 0; n < out; n++) {
+            double bound = 0, terms = 0;
+            for (int64_t k = 0; k < width; k++) {
+              const double x = std::fabs(problem.query[i * width + k]), w = std::fabs(problem.w_q[k * out + n]), e = rounding[k * out + n];
+              bound += x * e;
+              terms += x * (w + e);
+              variance += x * x * e * e;
+            }
+            const double off = std::fabs(q[i * out + n] - exact.q[i * out + n]);
+            // Any order of a sum of K products and a few operations more, in float.
+            ASSERT_LE(off, bound + static_cast<double>(width + 80) * 0x1p-24 * terms)
+                << NameOf(stored) << " width " << width << " row " << i << " column " << n;
+            error += off * off;
+            size += exact.q[i * out + n] * exact.q[i * out + n];
+          }
+        }
+        // Independent errors of mean 0 within a bound have at most its square as their variance: the sum's is the sum of these.
+        const double floats = 0x1p-24 * static_cast<double>(width);
+        EXPECT_LE(std::sqrt(error / size), std::sqrt(variance / size) + floats) << NameOf(stored) << " width " << width;
+        const std::string name = std::string(NameOf(stored)) + (has_outliers ? "_outliers_" : "_normal_") + std::to_string(width);
+        RecordProperty(name, std::to_string(std::sqrt(error / size)));
+      }
+    }
+  }
+}
 
 }  // namespace
