@@ -392,7 +392,12 @@ MHA_API mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, in
 MHA_API mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_t first, int64_t count, float *k, float *v,
                                      mha_error *error);
 
-/* ---- Rotary position embedding --------------------------------------------------------------------------------------------------- */
+/* ---- Rotary position embedding ---------------------------------------------------------------------------------------------------
+ *
+ * Rotary position embedding (RoPE; Su et al., arXiv:2104.09864) turns pairs of elements of a query or key by an angle that grows with its
+ * position: pair i of dims / 2 by position * theta[i], theta[i] = base^(-2 i / dims). The sines and cosines come from tables, which
+ * mha_rope_tables fills for the usual ways of choosing the angles; any other way is a table of the caller's.
+ */
 
 #define MHA_ROPE_HALF 0u        /* element i is paired with element i + dims / 2: Llama as Hugging Face has it, GPT-NeoX */
 #define MHA_ROPE_INTERLEAVED 1u /* element 2 i is paired with element 2 i + 1: Llama as Meta has it, GPT-J */
@@ -414,6 +419,47 @@ typedef struct mha_rope {
   const int64_t *k_positions; /* [batch, rows of key] position of each key that comes with the call; NULL = counted from the sequence's
                                  first key, those in a cache included */
 } mha_rope;
+
+/*
+ * How mha_rope_tables chooses the angles. With dims, first_position and num_positions alone: Llama's.
+ *
+ * linear_factor is position interpolation (Chen et al., arXiv:2306.15595; "linear" in Hugging Face's rope_scaling).
+ *
+ * yarn_factor is YaRN (Peng et al., arXiv:2309.00071) in the form of Hugging Face's "yarn": with w[i] falling from 1 to 1 / yarn_factor,
+ *
+ *     theta[i] = base^(-2 i / dims) * w[i]
+ *     w[i]     = 1 - ramp + ramp / yarn_factor
+ *     ramp     = (i - low) / (high - low), at least 0 and at most 1; where low = high: 0 up to i = low, 1 beyond
+ *     low      = floor(d(yarn_beta_fast)), at least 0
+ *     high     = ceil(d(yarn_beta_slow)), at most dims - 1
+ *     d(beta)  = dims * ln(yarn_original_positions / (2 pi beta)) / (2 ln(base)), the pair that turns beta times in that many positions
+ *
+ * Both cosines and sines are multiplied by yarn_attention_factor. For files with "mscale" and "mscale_all_dim" it is
+ * (0.1 mscale ln(yarn_factor) + 1) / (0.1 mscale_all_dim ln(yarn_factor) + 1).
+ */
+typedef struct mha_rope_config {
+  size_t struct_size;
+  int64_t dims;                    /* elements of a head that are rotated, two for each column of the tables; even, 2 .. 2^31 - 2 */
+  int64_t first_position;          /* the position of row 0 of the tables */
+  int64_t num_positions;           /* rows of the tables; 0 = nothing to do. All positions must be below 2^31. */
+  double base;                     /* 1 .. 2^64, with YaRN more than 1; 0 = 10000 */
+  double linear_factor;            /* positions are divided by it; 1 .. 2^31; 0 = 1 */
+  double yarn_factor;              /* by how much the context is stretched; 1 .. 2^31; 0 = no YaRN, then the fields below must be 0 */
+  int64_t yarn_original_positions; /* the context that the model was trained with before; 1 .. 2^31, needed with yarn_factor */
+  double yarn_beta_fast;           /* pairs that turn more often in it keep their angle; 2^-31 .. 2^31; 0 = 32 */
+  double yarn_beta_slow;           /* pairs that turn less often are stretched in full; 2^-31 .. yarn_beta_fast; 0 = 1 */
+  double yarn_attention_factor;    /* factor of cosines and sines; 2^-31 .. 2^31; 0 = 0.1 ln(yarn_factor) + 1 */
+} mha_rope_config;
+
+/*
+ * Fills cos and sin, both [num_positions, dims / 2], contiguous: row r holds the cosines and sines of position first_position + r, column i
+ * those of pair i. The rows are the same in any table with the same other fields, so that parts of one can be filled by several threads.
+ *
+ * The values are those of the formulas rounded to float, the same bits on every machine. The error is at most 0.501 units in the last place
+ * at any position; where sine or cosine is nearer to 0 than 2^-29, half a unit and 2^-62. (Where the angle itself is computed in float, it
+ * is off by about 2^-24 of it: 0.004 at an angle of 65536.)
+ */
+MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin, mha_error *error);
 
 /* ---- The call ----------------------------------------------------------------------------------------------------------------- */
 

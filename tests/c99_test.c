@@ -85,6 +85,19 @@ FIELD(mha_layer_options, reserved, 12);
 FIELD(mha_layer_options, sgemm, 16);
 FIELD(mha_layer_options, allocator, 24);
 
+SIZE(mha_rope_config, 88);
+FIELD(mha_rope_config, struct_size, 0);
+FIELD(mha_rope_config, dims, 8);
+FIELD(mha_rope_config, first_position, 16);
+FIELD(mha_rope_config, num_positions, 24);
+FIELD(mha_rope_config, base, 32);
+FIELD(mha_rope_config, linear_factor, 40);
+FIELD(mha_rope_config, yarn_factor, 48);
+FIELD(mha_rope_config, yarn_original_positions, 56);
+FIELD(mha_rope_config, yarn_beta_fast, 64);
+FIELD(mha_rope_config, yarn_beta_slow, 72);
+FIELD(mha_rope_config, yarn_attention_factor, 80);
+
 SIZE(mha_taps, 64);
 FIELD(mha_taps, struct_size, 0);
 FIELD(mha_taps, q, 8);

@@ -1,0 +1,29 @@
+// The specification of mha_rope_tables: src/kernels/CONTRACT.md, "Tables of sines and cosines". A transcription of that page alone, which
+// includes nothing of the library.
+#ifndef MHA_TESTS_SPEC_ROPE_TABLES_H
+#define MHA_TESTS_SPEC_ROPE_TABLES_H
+
+#include <cstdint>
+
+namespace spec {
+
+// The fields of mha_rope_config, defaults resolved but for the attention factor.
+struct RopeConfig {
+  int64_t dims;
+  int64_t first_position;
+  int64_t num_positions;
+  double base;
+  double linear_factor;
+  double yarn_factor;  // 0 = no YaRN
+  int64_t yarn_original_positions;
+  double yarn_beta_fast;
+  double yarn_beta_slow;
+  double yarn_attention_factor;  // 0 = the default
+};
+
+// cos and sin [num_positions, dims / 2]
+void RopeTables(const RopeConfig &config, float *cos, float *sin);
+
+}  // namespace spec
+
+#endif  // MHA_TESTS_SPEC_ROPE_TABLES_H
