@@ -16,6 +16,8 @@ namespace {
 using support::AttentionShape;
 using support::LayerShape;
 using support::LayerWeights;
+using support::Rotation;
+using support::Storage;
 using support::Stored;
 
 constexpr int64_t kDotBlock = 256;
@@ -118,7 +120,7 @@ void Encode(Stored stored, const float *x, int64_t terms, int64_t stride, float 
   }
 }
 
-void Store(Stored stored, const float *w, int64_t in, int64_t out, float *numbers, float *scales) {
+void StoreWeights(Stored stored, const float *w, int64_t in, int64_t out, float *numbers, float *scales) {
   for (int64_t i = 0; i < in * out; i++) {
     if (stored == Stored::kF32) numbers[i] = w[i];
     if (stored == Stored::kF16) numbers[i] = Narrow(w[i], 11, 0x1p-24, 0x1p16);
@@ -195,12 +197,22 @@ float ScaleOf(const AttentionShape &shape) {
 }
 
 bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
-  return shape.is_causal && j - i > shape.q_start;  // not q_start + i, which may be beyond the largest int64_t
+  using Integer = __int128;  // positions and windows may be as large as an int64_t, and then their sums are not
+  const Integer p = Integer{shape.q_start} + i;
+  if (shape.is_causal && j > p) return true;
+  if (shape.has_window_left && j < p - shape.window_left) return true;
+  return shape.has_window_right && j > p + shape.window_right;
 }
 
 bool TakesPart(const AttentionShape &shape, int64_t i, int64_t j, float s) { return !IsMasked(shape, i, j) && s != -kInfinity; }
 
 // ---- 5. Chunks
+
+// A kv head's values as they are taken: numbers [n_kv, head_dim_v], and a factor of each row where scales [n_kv] is not null.
+struct Rows {
+  const float *numbers;
+  const float *scales;
+};
 
 // The state of a row; o is [head_dim_v].
 struct State {
@@ -211,9 +223,8 @@ struct State {
 
 bool IsEmpty(const State &state) { return state.l == 0.0f; }
 
-// The state of chunk c of row i. v points to the kv head's values: row j is at v + j * v_stride. p [n_kv] is scratch.
-void ChunkState(const AttentionShape &shape, int64_t i, int64_t c, const float *s, const float *v, int64_t v_stride, float *p,
-                State *state) {
+// The state of chunk c of row i. p [n_kv] is scratch.
+void ChunkState(const AttentionShape &shape, int64_t i, int64_t c, const float *s, const Rows &v, float *p, State *state) {
   const int64_t begin = kChunk * c;
   const int64_t end = Min(kChunk * (c + 1), shape.n_kv);
 
@@ -238,8 +249,9 @@ void ChunkState(const AttentionShape &shape, int64_t i, int64_t c, const float *
   for (int64_t d = 0; d < shape.head_dim_v; d++) o[d] = 0.0f;
   for (int64_t j = begin; j < end; j++) {
     if (!TakesPart(shape, i, j, s[j])) continue;
-    const float *v_j = v + j * v_stride;
-    for (int64_t d = 0; d < shape.head_dim_v; d++) o[d] = Fma(p[j], v_j[d], o[d]);
+    const float *v_j = v.numbers + j * shape.head_dim_v;
+    const float factor = v.scales ? p[j] * v.scales[j] : p[j];
+    for (int64_t d = 0; d < shape.head_dim_v; d++) o[d] = Fma(factor, v_j[d], o[d]);
   }
 
   state->m = m;
@@ -268,11 +280,10 @@ void Merge(int64_t head_dim_v, const State &state1, const State &state2, State *
 
 // The state of the whole row i: the perfect binary tree over the chunks. o [leaves, head_dim_v] and state [leaves] are scratch;
 // the result is state[0].
-void RowState(const AttentionShape &shape, int64_t i, const float *s, const float *v, int64_t v_stride, int64_t leaves, float *p, float *o,
-              State *state) {
+void RowState(const AttentionShape &shape, int64_t i, const float *s, const Rows &v, int64_t leaves, float *p, float *o, State *state) {
   for (int64_t c = 0; c < leaves; c++) {
     state[c].o = o + c * shape.head_dim_v;
-    ChunkState(shape, i, c, s, v, v_stride, p, &state[c]);  // beyond the last chunk there are no keys: empty
+    ChunkState(shape, i, c, s, v, p, &state[c]);  // beyond the last chunk there are no keys: empty
   }
   for (int64_t width = leaves; width > 1; width /= 2) {
     for (int64_t c = 0; c < width / 2; c++) Merge(shape.head_dim_v, state[2 * c], state[2 * c + 1], &state[c]);
@@ -309,16 +320,101 @@ void TapRow(const AttentionShape &shape, int64_t i, const float *dots, const flo
   }
 }
 
+// ---- 10. Rotary position embedding
+
+void Rotate(const Rotation &rotation, int64_t r, int64_t heads, int64_t width, float *x) {
+  for (int64_t h = 0; h < heads; h++) {
+    float *x_h = x + h * width;
+    for (int64_t i = 0; i < rotation.dims / 2; i++) {
+      float *first = rotation.is_interleaved ? x_h + 2 * i : x_h + i;
+      float *second = rotation.is_interleaved ? x_h + 2 * i + 1 : x_h + i + rotation.dims / 2;
+      const float cos = rotation.cos[r * rotation.table_stride + i];
+      const float sin = rotation.sin[r * rotation.table_stride + i];
+      const float a = *first, b = *second;
+      *first = Fma(a, cos, -(b * sin));
+      *second = Fma(b, cos, a * sin);
+    }
+  }
+}
+
+// ---- 11. Storage of keys and values
+
+// x to the nearest number of 11 significant bits that binary16 holds, by integers: what f16 stores, as f32.
+float ThroughF16(float x) {
+  const uint32_t sign = Bits(x) & 0x80000000u, magnitude = Bits(x) & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return FromBits(0x7fc00000u);          // 0x7e00
+  if (magnitude >= 0x477ff000u) return FromBits(sign | 0x7f800000u);  // 65520
+  // The last place of a binary16 is 2^(exponent - 10), in the subnormal range 2^-24; x is counted in quarters of it or finer, exactly.
+  const int32_t exponent = static_cast<int32_t>(magnitude >> 23) - 127;
+  const int32_t place = exponent < -14 ? -24 : exponent - 10;
+  const uint32_t significand = magnitude < 0x00800000u ? magnitude : (magnitude & 0x007fffffu) | 0x00800000u;
+  const int32_t shift = place - ((magnitude < 0x00800000u ? -126 : exponent) - 23);  // the bits below the last place
+  if (shift > 25) return FromBits(sign);                                             // below half of it
+  uint32_t count = significand >> shift;
+  const uint32_t rest = significand & ((1u << shift) - 1), half = 1u << (shift - 1);
+  if (rest > half || (rest == half && count % 2 == 1)) count++;
+  float power = 1.0f;  // 2^place
+  for (int32_t n = 0; n < place; n++) power = power * 2.0f;
+  for (int32_t n = 0; n > place; n--) power = power * 0.5f;
+  return FromBits(Bits(static_cast<float>(count) * power) | sign);
+}
+
+float ThroughBf16(float x) {
+  const uint32_t bits = Bits(x), upper = bits >> 16, rest = bits & 0xffffu;
+  if (x != x) return FromBits(0x7fc00000u);  // 0x7fc0
+  const bool up = rest > 0x8000u || (rest == 0x8000u && upper % 2 == 1);
+  return FromBits((upper + (up ? 1u : 0u)) << 16);
+}
+
+// To an integer, ties to even, for |x| < 2^22: adding 1.5 * 2^23 rounds to a multiple of 1.
+float RoundToEven(float x) { return (x + 0x1.8p+23f) - 0x1.8p+23f; }
+
+void StoreInt8Row(const float *x, int64_t width, float *codes, float *scale) {
+  float a = 0.0f;
+  bool finite = true;
+  for (int64_t d = 0; d < width; d++) {
+    const float magnitude = FromBits(Bits(x[d]) & 0x7fffffffu);
+    if (!(magnitude < kInfinity)) finite = false;
+    if (magnitude > a) a = magnitude;
+  }
+  for (int64_t d = 0; d < width; d++) codes[d] = 0.0f;
+  *scale = finite ? 0.0f : FromBits(0x7fc00000u);
+  if (!finite || a < 0x1p-100f) return;
+  *scale = a / 127.0f;
+  const float r = 127.0f / a;
+  for (int64_t d = 0; d < width; d++) {
+    const float code = RoundToEven(x[d] * r);
+    codes[d] = code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code;
+  }
+}
+
+// A row x as it is taken once stored; *scale is written for int8 only.
+void StoreRow(Storage type, const float *x, int64_t width, float *numbers, float *scale) {
+  if (type == Storage::kInt8) return StoreInt8Row(x, width, numbers, scale);
+  for (int64_t d = 0; d < width; d++) {
+    numbers[d] = type == Storage::kF16 ? ThroughF16(x[d]) : type == Storage::kBf16 ? ThroughBf16(x[d]) : x[d];
+  }
+}
+
+void Store(Storage type, const float *x, int64_t rows, int64_t width, float *read) {
+  for (int64_t row = 0; row < rows; row++) {
+    float *read_row = read + row * width;
+    float scale = 1.0f;
+    StoreRow(type, x + row * width, width, read_row, &scale);
+    for (int64_t d = 0; d < width; d++) read_row[d] = Canon(type == Storage::kInt8 ? read_row[d] * scale : read_row[d]);
+  }
+}
+
 // ---- 4 to 7 for every row of every head
 
 void Attend(const AttentionShape &shape, const float *q, const float *k, const float *v, const AttentionOutputs &outputs) {
   const int64_t n_q = shape.n_q, n_kv = shape.n_kv, head_dim = shape.head_dim, head_dim_v = shape.head_dim_v;
-  const int64_t q_stride = shape.num_heads * head_dim;
-  const int64_t k_stride = shape.num_kv_heads * head_dim;
-  const int64_t v_stride = shape.num_kv_heads * head_dim_v;
   const int64_t leaves = Leaves(n_kv);
+  const Rotation *rotation = shape.rotation;
   const float scale = ScaleOf(shape);
-  Floats k_t(head_dim * n_kv);  // the keys as columns, for Dots
+  Floats q_i(head_dim), k_j(head_dim), k_row(head_dim);
+  Floats k_t(head_dim * n_kv), k_scales(n_kv);  // the keys as columns, for Dots
+  Floats v_rows(n_kv * head_dim_v), v_scales(n_kv);
   Floats dots(n_kv);
   Floats s(n_kv);
   Floats p(n_kv);
@@ -328,13 +424,22 @@ void Attend(const AttentionShape &shape, const float *q, const float *k, const f
   for (int64_t h = 0; h < shape.num_heads; h++) {
     const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
     for (int64_t j = 0; j < n_kv; j++) {
-      for (int64_t d = 0; d < head_dim; d++) k_t[d * n_kv + j] = k[j * k_stride + kv_head * head_dim + d];
+      for (int64_t d = 0; d < head_dim; d++) k_j[d] = k[(j * shape.num_kv_heads + kv_head) * head_dim + d];
+      if (rotation) Rotate(*rotation, rotation->k_positions ? rotation->k_positions[j] : j, 1, head_dim, k_j);
+      StoreRow(shape.k_type, k_j, head_dim, k_row, &k_scales[j]);
+      for (int64_t d = 0; d < head_dim; d++) k_t[d * n_kv + j] = k_row[d];
+      StoreRow(shape.v_type, v + (j * shape.num_kv_heads + kv_head) * head_dim_v, head_dim_v, &v_rows[j * head_dim_v], &v_scales[j]);
     }
+    const Rows v_head = {v_rows, shape.v_type == Storage::kInt8 ? static_cast<float *>(v_scales) : nullptr};
     for (int64_t i = 0; i < n_q; i++) {
-      Dots(q + i * q_stride + h * head_dim, k_t, head_dim, n_kv, dots);
-      for (int64_t j = 0; j < n_kv; j++) s[j] = dots[j] * scale;
-      const float *const v_head = n_kv > 0 ? v + kv_head * head_dim_v : v;  // without keys there may be no array
-      RowState(shape, i, s, v_head, v_stride, leaves, p, o, state);
+      for (int64_t d = 0; d < head_dim; d++) q_i[d] = q[(i * shape.num_heads + h) * head_dim + d];
+      if (rotation) Rotate(*rotation, rotation->q_positions ? rotation->q_positions[i] : shape.q_start + i, 1, head_dim, q_i);
+      Dots(q_i, k_t, head_dim, n_kv, dots);
+      for (int64_t j = 0; j < n_kv; j++) {
+        if (shape.k_type == Storage::kInt8) dots[j] = dots[j] * k_scales[j];
+        s[j] = dots[j] * scale;
+      }
+      RowState(shape, i, s, v_head, leaves, p, o, state);
       const int64_t row = h * n_q + i;
       FinishRow(shape, i, s, state[0], outputs.context ? outputs.context + (i * shape.num_heads + h) * head_dim_v : nullptr,
                 outputs.lse ? outputs.lse + row : nullptr, outputs.weights ? outputs.weights + row * n_kv : nullptr);
@@ -365,6 +470,6 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
 
 }  // namespace
 
-const Functions MHA_SPEC_FUNCTIONS = {Exp, Log, Project, Store, Attend, Forward};
+const Functions MHA_SPEC_FUNCTIONS = {Exp, Log, Project, StoreWeights, Rotate, Store, Attend, Forward};
 
 }  // namespace spec

@@ -37,9 +37,15 @@ struct Functions {
   void (*project)(const float *x, const float *w, const float *bias, int64_t rows, int64_t in, int64_t out, float *y);
 
   // w [in, out] as it is kept: rounded numbers, or codes with their scales, int8: [out], int4: [ceil(in / 32), out].
-  void (*store)(support::Stored stored, const float *w, int64_t in, int64_t out, float *numbers, float *scales);
+  void (*store_weights)(support::Stored stored, const float *w, int64_t in, int64_t out, float *numbers, float *scales);
 
-  // q [n_q, num_heads, head_dim], k [n_kv, num_kv_heads, head_dim], v [n_kv, num_kv_heads, head_dim_v]
+  // x [heads, width] at position r of the tables, in place.
+  void (*rotate)(const support::Rotation &rotation, int64_t r, int64_t heads, int64_t width, float *x);
+
+  // What is read back of x [rows, width] after storing it.
+  void (*store)(support::Storage type, const float *x, int64_t rows, int64_t width, float *read);
+
+  // q [n_q, num_heads, head_dim], k [n_kv, num_kv_heads, head_dim], v [n_kv, num_kv_heads, head_dim_v], neither rotated nor stored yet
   void (*attend)(const support::AttentionShape &shape, const float *q, const float *k, const float *v, const AttentionOutputs &outputs);
 
   // query [n_q, query_dim], key [n_kv, key_dim], value [n_kv, value_dim]

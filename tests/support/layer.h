@@ -77,7 +77,7 @@ inline LayerProblem Converted(const LayerProblem &problem, Stored stored, const 
     if (w.empty()) return;
     if (stored == Stored::kInt8) scales->resize(out);
     if (stored == Stored::kInt4) scales->resize((in + 31) / 32 * out);
-    functions.store(stored, w.data(), in, out, numbers->data(), scales->data());
+    functions.store_weights(stored, w.data(), in, out, numbers->data(), scales->data());
   };
   store(problem.w_q, problem.query_dim, problem.q_width(), &converted.w_q, &converted.s_q);
   store(problem.w_k, problem.key_dim, problem.k_width(), &converted.w_k, &converted.s_k);

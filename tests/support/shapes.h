@@ -7,6 +7,20 @@
 
 namespace support {
 
+// The types in which keys and values are stored; the numbers are mha.h's.
+enum class Storage : uint32_t { kF32 = 0, kF16 = 1, kBf16 = 2, kInt8 = 3 };
+
+// A rotation of queries and keys, as the struct of mha.h has it, for one sequence.
+struct Rotation {
+  bool is_interleaved;         // elements 2 i and 2 i + 1 are a pair, else i and i + dims / 2
+  int64_t dims;                // rotated elements of a head, the first ones
+  const float *cos;            // [positions, dims / 2]
+  const float *sin;            // [positions, dims / 2]
+  int64_t table_stride;        // from one position to the next
+  const int64_t *q_positions;  // [n_q]; null: q_start + i
+  const int64_t *k_positions;  // [n_kv]; null: j
+};
+
 struct AttentionShape {
   int64_t n_q;
   int64_t n_kv;
@@ -17,6 +31,13 @@ struct AttentionShape {
   float scale;     // 0 = 1 / sqrt(head_dim)
   bool is_causal;  // key j is masked in row i where j > q_start + i
   int64_t q_start;
+  bool has_window_left = false;  // masked where j < q_start + i - window_left
+  int64_t window_left = 0;
+  bool has_window_right = false;  // masked where j > q_start + i + window_right
+  int64_t window_right = 0;
+  const Rotation *rotation = nullptr;  // null: none
+  Storage k_type = Storage::kF32;      // keys and values are attended to as if stored in these types
+  Storage v_type = Storage::kF32;
 };
 
 struct LayerShape {
