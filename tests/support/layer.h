@@ -119,6 +119,12 @@ inline LayerProblem Slice(const LayerProblem &problem, int64_t b, int64_t first,
   return slice;
 }
 
+inline void FillPadding(float value, LayerProblem *problem) {
+  FillPadding(*problem, true, problem->query_dim, value, &problem->query);
+  if (problem->has_key) FillPadding(*problem, false, problem->key_dim, value, &problem->key);
+  if (problem->has_value) FillPadding(*problem, false, problem->value_dim, value, &problem->value);
+}
+
 // ---- Making a layer
 
 enum class WeightForm { kThreeMatrices, kFused, kPerHead };
@@ -276,6 +282,7 @@ struct LayerCall {
   uint32_t asked = kAskAll;
   unsigned char workspace_fill = 0xff;
   size_t workspace_misalignment = 0;
+  CacheUse cache;
 };
 
 inline Outputs Forward(const mha_layer *layer, const LayerProblem &problem, const LayerCall &call) {
@@ -289,7 +296,7 @@ inline Outputs Forward(const mha_layer *layer, const LayerProblem &problem, cons
   query.Set(problem.query);
   if (problem.has_key) key.Set(problem.key);
   if (problem.has_value) value.Set(problem.value);
-  ResizeOutputs(problem, call.asked, &outputs);
+  ResizeOutputs(problem, call.cache.cache ? call.cache.columns : problem.n_kv, call.asked, &outputs);
   if (call.asked & kAskQ) outputs.q.assign(problem.batch * problem.n_q * problem.q_width(), Unwritten());
   if (call.asked & kAskK) outputs.k.assign(problem.batch * problem.n_kv * problem.k_width(), Unwritten());
   if (call.asked & kAskV) outputs.v.assign(problem.batch * problem.n_kv * problem.v_width(), Unwritten());
@@ -316,8 +323,10 @@ inline Outputs Forward(const mha_layer *layer, const LayerProblem &problem, cons
   args.output = output.data();
   args.output_batch_stride = output.batch_stride();
   args.output_row_stride = output.row_stride();
-  args.is_causal = problem.is_causal ? 1 : 0;
-  args.q_start = problem.q_start.empty() ? nullptr : problem.q_start.data();
+  mha_rope rope;
+  SetRules(problem, &rope, &args);
+  SetCache(call.cache, &args);
+  if (!problem.has_key && !problem.has_value) args.kv_lengths = nullptr;  // they are those of query
   args.scheduler = call.scheduler;
   args.attention_weights = PointerOrNull(outputs.attention_weights);
   args.lse = PointerOrNull(outputs.lse);
@@ -335,24 +344,24 @@ inline Outputs Forward(const mha_layer *layer, const LayerProblem &problem, cons
 
 inline Outputs Specify(const LayerProblem &problem, const spec::Functions &functions = spec::Fastest()) {
   Outputs outputs;
-  ResizeOutputs(problem, kAskAll, &outputs);
+  ResizeToPadding(problem, &outputs);
   outputs.q.resize(problem.batch * problem.n_q * problem.q_width());
   outputs.k.resize(problem.batch * problem.n_kv * problem.k_width());
   outputs.v.resize(problem.batch * problem.n_kv * problem.v_width());
   outputs.y.resize(problem.batch * problem.n_q * problem.y_width());
-  const int64_t pairs = problem.num_heads * problem.n_q * problem.n_kv;
   for (int64_t b = 0; b < problem.batch; b++) {
-    functions.forward(
-        LayerShapeOf(problem, b), WeightsOf(problem), problem.query.data() + b * problem.n_q * problem.query_dim,
-        problem.key_input().data() + b * problem.n_kv * problem.key_dim,
-        problem.value_input().data() + b * problem.n_kv * problem.value_dim,
-        {outputs.q.data() + b * problem.n_q * problem.q_width(),
-         outputs.k.data() + b * problem.n_kv * problem.k_width(),
-         outputs.v.data() + b * problem.n_kv * problem.v_width(),
-         {outputs.context.data() + b * problem.n_q * problem.merged_width(), outputs.lse.data() + b * problem.num_heads * problem.n_q,
-          outputs.attention_weights.data() + b * pairs, outputs.scores.data() + b * pairs, outputs.scaled_scores.data() + b * pairs,
-          outputs.masked_scores.data() + b * pairs},
-         outputs.y.data() + b * problem.n_q * problem.y_width()});
+    const ValidRows valid = ValidRowsOf(problem, b);
+    const int64_t q_row = b * problem.n_q + valid.q_first, kv_row = b * problem.n_kv + valid.kv_first;
+    SequenceOutputs sequence(problem, b);
+    WithRotation(problem, b, [&](const Rotation *rotation) {
+      LayerShape shape = LayerShapeOf(problem, b);
+      shape.attention.rotation = rotation;
+      functions.forward(shape, WeightsOf(problem), problem.query.data() + q_row * problem.query_dim,
+                        problem.key_input().data() + kv_row * problem.key_dim, problem.value_input().data() + kv_row * problem.value_dim,
+                        {outputs.q.data() + q_row * problem.q_width(), outputs.k.data() + kv_row * problem.k_width(),
+                         outputs.v.data() + kv_row * problem.v_width(), sequence.Pointers(), outputs.y.data() + q_row * problem.y_width()});
+    });
+    sequence.CopyTo(&outputs);
   }
   return outputs;
 }
