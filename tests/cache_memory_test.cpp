@@ -1,0 +1,694 @@
+// The memory of calls with lengths, rotations and caches: exactly the bytes that the queries say, nothing beside them, nothing of padding,
+// no allocation, no system call; what only reads a cache leaves it alone, and any number of threads may read one.
+#include <gtest/gtest.h>
+#include <mha.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "interface_support.h"
+#include "support/attention.h"
+#include "support/cache.h"
+#include "support/instruction_sets.h"
+#include "support/layer.h"
+#include "support/rope.h"
+#include "support/schedulers.h"
+#include "support/traps.h"
+
+namespace {
+
+using interface_support::Memory;
+using interface_support::SerialScheduler;
+using interface_support::Side;
+using support::Cache;
+using support::Random;
+using support::Storage;
+
+// Numbers in memory of their own that ends (or begins) at an inaccessible page.
+template <typename T>
+Memory Guarded(const std::vector<T> &values, Side side) {
+  Memory memory(values.size() * sizeof(T), side);
+  if (!values.empty()) std::memcpy(memory.data(), values.data(), values.size() * sizeof(T));
+  return memory;
+}
+
+template <typename T>
+const T *PointerTo(const Memory &memory) {
+  return reinterpret_cast<const T *>(memory.data());
+}
+
+// What a case consists of.
+struct Shape {
+  int64_t batch = 3;
+  int64_t n = 19;  // rows of query, and of key and value without a cache or to append to it
+  bool lengths = false;
+  bool padding_left = false;
+  bool window = false;
+  bool rope = false;
+  bool positions = false;
+  bool with_cache = false;
+  support::CacheForm form = {MHA_CACHE_CONTIGUOUS, 0};
+  uint32_t k_type = MHA_TYPE_F32;
+  uint32_t v_type = MHA_TYPE_F32;
+  int64_t held = 11;  // positions that the cache holds before, and one less of every second sequence
+  int64_t head_dim = 6;
+  int64_t head_dim_v = 5;
+  uint32_t num_threads = 0;
+  bool by_forward = false;
+};
+
+std::ostream &operator<<(std::ostream &stream, const Shape &s) {
+  return stream << "batch " << s.batch << " n " << s.n << (s.lengths ? " lengths" : "") << (s.padding_left ? " padding left" : "")
+                << (s.window ? " window" : "") << (s.rope ? " rope" : "") << (s.positions ? " positions" : "")
+                << (s.with_cache ? " " + support::Describe(s.form) : "") << " types " << s.k_type << "/" << s.v_type << " held " << s.held
+                << " head_dim " << s.head_dim << "/" << s.head_dim_v << " threads " << s.num_threads
+                << (s.by_forward ? " mha_forward" : " mha_attention");
+}
+
+// A call whose every array lies at a guard page, and is read-only where it is an input.
+class GuardedCall {
+ public:
+  GuardedCall(const Shape &shape, uint32_t instruction_set, Side side) : shape_(shape), scheduler_(std::max(1u, shape.num_threads)) {
+    Random random(1);
+    const int64_t rows = shape.batch * shape.n;
+    support::LayerProblem sizes;
+    sizes.num_heads = 4;
+    sizes.num_kv_heads = 2;
+    sizes.head_dim = shape.head_dim;
+    sizes.head_dim_v = shape.head_dim_v;
+    sizes.k_type = static_cast<Storage>(shape.k_type);
+    sizes.v_type = static_cast<Storage>(shape.v_type);
+    sizes.query_dim = sizes.key_dim = sizes.value_dim = 7;
+    sizes.output_dim = 9;
+    FillNormal(&random, support::kAllBiases, true, &sizes);
+    support::LayerForm form;
+    form.instruction_set = instruction_set;
+    if (shape.by_forward) layer_ = MakeLayer(sizes, form);
+
+    const auto input = [&](int64_t width) {
+      inputs_.push_back(Guarded(random.Normals(rows * width), side));
+      inputs_.back().Freeze();
+      return inputs_.back().floats();
+    };
+    output_ = Memory(static_cast<size_t>(rows * (shape.by_forward ? 9 : 4 * shape.head_dim_v)) * sizeof(float), side);
+    lse_ = Memory(static_cast<size_t>(rows * 4) * sizeof(float), side);
+    attention = {};
+    attention.struct_size = sizeof attention;
+    attention.batch = shape.batch;
+    attention.n_q = attention.n_kv = shape.n;
+    attention.num_heads = 4;
+    attention.num_kv_heads = 2;
+    attention.head_dim = shape.head_dim;
+    attention.head_dim_v = shape.head_dim_v;
+    attention.instruction_set = instruction_set;
+    forward = {};
+    forward.struct_size = sizeof forward;
+    forward.batch = shape.batch;
+    forward.n_q = shape.n;
+    if (shape.by_forward) {
+      forward.query = input(7);
+    } else {
+      attention.q = input(4 * shape.head_dim);
+      attention.k = input(2 * shape.head_dim);
+      attention.v = input(2 * shape.head_dim_v);
+    }
+
+    const auto integers = [&](std::vector<int64_t> values) {
+      inputs_.push_back(Guarded(values, side));
+      inputs_.back().Freeze();
+      return PointerTo<int64_t>(inputs_.back());
+    };
+    Both([&](auto &args) {
+      args.is_causal = 1;
+      args.output = output_.floats();
+      args.lse = lse_.floats();
+      if (shape.num_threads > 0) args.scheduler = &scheduler_.scheduler;
+    });
+    if (shape.lengths) {
+      std::vector<int64_t> lengths;
+      for (int64_t b = 0; b < shape.batch; b++) lengths.push_back(std::max<int64_t>(0, shape.n - 5 * b));
+      const int64_t *q_lengths = integers(lengths);
+      Both([&](auto &args) { args.q_lengths = q_lengths; });
+      attention.kv_lengths = integers(lengths);
+    }
+    Both([&](auto &args) {
+      if (shape.padding_left) args.flags |= MHA_PADDING_LEFT;
+      if (shape.window) {
+        args.flags |= MHA_WINDOW_LEFT;
+        args.window_left = 6;
+      }
+    });
+    if (shape.rope) {
+      const int64_t dims = shape.head_dim / 2 * 2, num_positions = shape.n + shape.held;
+      rope_ = {};
+      rope_.struct_size = sizeof rope_;
+      rope_.dims = dims;
+      rope_.style = shape.padding_left ? MHA_ROPE_INTERLEAVED : MHA_ROPE_HALF;
+      rope_.num_positions = num_positions;
+      const support::Rope tables = support::MakeRope(false, dims, num_positions);
+      inputs_.push_back(Guarded(tables.cos, side));
+      rope_.cos = inputs_.back().floats();
+      inputs_.push_back(Guarded(tables.sin, side));
+      rope_.sin = inputs_.back().floats();
+      if (shape.positions) {
+        std::vector<int64_t> positions(static_cast<size_t>(rows));
+        for (int64_t &position : positions) position = random.Between(0, num_positions - 1);
+        rope_.q_positions = integers(positions);
+        rope_.k_positions = integers(positions);
+      }
+      Both([&](auto &args) { args.rope = &rope_; });
+    }
+    if (shape.with_cache) {
+      config_ = CacheConfigOf(sizes, shape.form, shape.batch + 2, shape.n + shape.held);
+      size_t bytes = 0;
+      mha_error error = {};
+      EXPECT_EQ(mha_kv_cache_size(&config_, &bytes, &error), MHA_OK) << error.message;
+      buffer_ = Memory(bytes, side, 64);
+      buffer_.Fill(0xff);
+      mha_kv_cache *cache = nullptr;
+      EXPECT_EQ(mha_kv_cache_init(&config_, buffer_.data(), buffer_.size(), &cache, &error), MHA_OK) << error.message;
+      std::vector<int64_t> sequences;
+      for (int64_t b = 0; b < shape.batch; b++) sequences.push_back(shape.batch + 1 - b);
+      int32_t block = 0;
+      for (const int64_t sequence : sequences) {
+        if (shape.form.kind == MHA_CACHE_PAGED) {
+          std::vector<int32_t> blocks(static_cast<size_t>(config_.capacity / config_.block_positions));
+          for (int32_t &entry : blocks) entry = block++;
+          EXPECT_EQ(mha_kv_cache_set_blocks(cache, sequence, blocks.data(), static_cast<int64_t>(blocks.size()), &error), MHA_OK)
+              << error.message;
+        }
+        const int64_t count = shape.held - sequence % 2;
+        const Memory k = Guarded(random.Normals(count * 2 * shape.head_dim), side);
+        const Memory v = Guarded(random.Normals(count * 2 * shape.head_dim_v), side);
+        EXPECT_EQ(mha_kv_cache_append(cache, sequence, count, k.floats(), v.floats(), &error), MHA_OK) << error.message;
+      }
+      before_ = buffer_.Bytes();
+      const int64_t *pointer = integers(sequences);
+      Both([&](auto &args) {
+        args.cache = cache;
+        args.cache_sequences = pointer;
+      });
+    }
+  }
+
+  // Does the same to both entries' arguments.
+  template <typename Change>
+  void Both(const Change &change) {
+    change(attention);
+    change(forward);
+  }
+
+  size_t WorkspaceBytes() const {
+    size_t bytes = 0;
+    mha_error error = {};
+    EXPECT_EQ(shape_.by_forward ? mha_forward_workspace(layer_.get(), &forward, &bytes, &error)
+                                : mha_attention_workspace(&attention, &bytes, &error),
+              MHA_OK)
+        << error.message;
+    return bytes;
+  }
+
+  mha_status Run(void *workspace, size_t bytes, mha_error *error) const {
+    return shape_.by_forward ? mha_forward(layer_.get(), &forward, workspace, bytes, error)
+                             : mha_attention(&attention, workspace, bytes, error);
+  }
+
+  // The outputs and then the cache, as bytes. The cache is as it was before each time.
+  std::string Compute(int workspace_fill, Side side) {
+    Restore();
+    Memory workspace(WorkspaceBytes(), side);
+    workspace.Fill(workspace_fill);
+    mha_error error = {};
+    EXPECT_EQ(Run(workspace.data(), workspace.size(), &error), MHA_OK) << error.message;
+    return Results();
+  }
+
+  void Restore() {
+    output_.Fill(0xff);
+    lse_.Fill(0xff);
+    if (buffer_.size() > 0) std::memcpy(buffer_.data(), before_.data(), before_.size());
+  }
+  std::string Results() const { return output_.Bytes() + lse_.Bytes() + buffer_.Bytes(); }
+  bool Untouched() const { return output_.Holds(0xff) && lse_.Holds(0xff) && buffer_.Bytes() == before_; }
+  Memory &buffer() { return buffer_; }
+
+  mha_attention_args attention;
+  mha_forward_args forward;
+
+ private:
+  Shape shape_;
+  support::Layer layer_;
+  SerialScheduler scheduler_;
+  mha_rope rope_;
+  mha_kv_cache_config config_;
+  std::vector<Memory> inputs_;
+  Memory output_, lse_, buffer_;
+  std::string before_;
+};
+
+std::vector<Shape> Shapes() {
+  std::vector<Shape> shapes;
+  for (const bool by_forward : {false, true}) {
+    Shape shape;
+    shape.by_forward = by_forward;
+    for (const bool padding_left : {false, true}) {
+      shape.padding_left = padding_left;
+      shape.lengths = true;
+      shapes.push_back(shape);
+      shape.rope = true;
+      shape.positions = padding_left;
+      shape.num_threads = 3;
+      shapes.push_back(shape);
+    }
+    shape = {};
+    shape.by_forward = by_forward;
+    shape.with_cache = true;
+    shapes.push_back(shape);
+    shape.k_type = MHA_TYPE_F16;
+    shape.v_type = MHA_TYPE_INT8;
+    shape.lengths = shape.rope = true;
+    shapes.push_back(shape);
+    shape.form = {MHA_CACHE_PAGED, 16};
+    shape.k_type = MHA_TYPE_INT8;
+    shape.v_type = MHA_TYPE_BF16;
+    shape.padding_left = shape.positions = true;
+    shapes.push_back(shape);
+    shape.num_threads = 4;
+    shape.n = 1;
+    shape.head_dim = 33;
+    shape.head_dim_v = 48;
+    shapes.push_back(shape);
+    shape.n = 290;  // two chunks
+    shape.head_dim = shape.head_dim_v = 16;
+    shapes.push_back(shape);
+    shape.form = {MHA_CACHE_RING, 32};
+    shape.window = true;
+    shape.n = 23;
+    shapes.push_back(shape);
+    shape.n = 90;  // longer than the ring
+    shapes.push_back(shape);
+  }
+  return shapes;
+}
+
+class CacheMemory : public support::InstructionSetTest {};
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(CacheMemory);
+
+TEST_P(CacheMemory, NothingIsTouchedBesideWhatWasGiven) {
+  for (const Shape &shape : Shapes()) {
+    std::ostringstream what;
+    what << shape;
+    SCOPED_TRACE(what.str());
+    std::string expected;
+    for (const Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
+      GuardedCall call(shape, instruction_set(), side), scalar(shape, MHA_INSTRUCTION_SET_SCALAR, side);
+      if (expected.empty()) expected = scalar.Compute(0xff, side);
+      EXPECT_TRUE(call.Compute(0xff, side) == expected) << (side == Side::kBeforeGuard ? "before" : "after") << " a guard page";
+    }
+  }
+}
+
+TEST_P(CacheMemory, ContentsOfTheWorkspaceDoNotReachTheResult) {
+  for (const Shape &shape : Shapes()) {
+    std::ostringstream what;
+    what << shape;
+    GuardedCall call(shape, instruction_set(), Side::kBeforeGuard);
+    const std::string poisoned = call.Compute(0xff, Side::kBeforeGuard);
+    for (const int fill : {0x00, 0x7f, 0x3f}) EXPECT_TRUE(call.Compute(fill, Side::kAfterGuard) == poisoned) << fill << " " << what.str();
+  }
+}
+
+TEST_P(CacheMemory, OneByteLessOfWorkspaceIsAnErrorThatWritesNothing) {
+  for (const Shape &shape : Shapes()) {
+    std::ostringstream what;
+    what << shape;
+    GuardedCall call(shape, instruction_set(), Side::kBeforeGuard);
+    const size_t bytes = call.WorkspaceBytes();
+    if (bytes == 0) continue;
+    Memory workspace(bytes - 1);
+    call.Restore();
+    EXPECT_EQ(call.Run(workspace.data(), workspace.size(), nullptr), MHA_ERROR_BUFFER_TOO_SMALL) << what.str();
+    EXPECT_TRUE(call.Untouched()) << what.str();
+  }
+}
+
+// With an array that ends where the valid rows do, although n says that there are more.
+TEST_P(CacheMemory, PaddingRowsAreNotTouchedAtAll) {
+  for (const bool with_cache : {false, true}) {
+    for (const bool padding_left : {false, true}) {
+      const int64_t n = 40, valid = 13, first = padding_left ? n - valid : 0;
+      Random random(2);
+      const Side side = padding_left ? Side::kAfterGuard : Side::kBeforeGuard;
+      std::vector<Memory> rows;
+      for (const int64_t width : {4 * 6, 2 * 6, 2 * 5}) {
+        rows.push_back(Guarded(random.Normals(valid * width), side));
+        rows.back().Freeze();
+      }
+      support::AttentionProblem sizes;
+      sizes.num_kv_heads = 2;
+      sizes.head_dim = 6;
+      sizes.head_dim_v = 5;
+      sizes.k_type = Storage::kInt8;
+      Cache cache(CacheConfigOf(sizes, {MHA_CACHE_CONTIGUOUS, 0}, 1, 13));
+      std::vector<float> output(n * 4 * 5), lse(4 * n);
+      const int64_t lengths[] = {valid};
+      mha_attention_args args = {};
+      args.struct_size = sizeof args;
+      args.batch = 1;
+      args.n_q = args.n_kv = n;
+      args.num_heads = 4;
+      args.num_kv_heads = 2;
+      args.head_dim = 6;
+      args.head_dim_v = 5;
+      args.q = rows[0].floats() - first * 4 * 6;
+      args.k = rows[1].floats() - first * 2 * 6;
+      args.v = rows[2].floats() - first * 2 * 5;
+      args.output = output.data();
+      args.lse = lse.data();
+      args.is_causal = 1;
+      args.flags = padding_left ? MHA_PADDING_LEFT : 0;
+      args.q_lengths = args.kv_lengths = lengths;
+      args.instruction_set = instruction_set();
+      if (with_cache) args.cache = cache.get();
+      size_t bytes = 0;
+      mha_error error = {};
+      ASSERT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
+      std::vector<unsigned char> workspace(bytes);
+      EXPECT_EQ(mha_attention(&args, workspace.data(), bytes, &error), MHA_OK) << error.message;
+    }
+  }
+}
+
+TEST_P(CacheMemory, TheQueryReadsNoArrayAndNothingOfTheSequences) {
+  Memory page(64);
+  page.Forbid();
+  for (const Shape &shape : Shapes()) {
+    std::ostringstream what;
+    what << shape;
+    SCOPED_TRACE(what.str());
+    GuardedCall call(shape, instruction_set(), Side::kBeforeGuard);
+    const size_t expected = call.WorkspaceBytes();
+    mha_rope rope = {};
+    call.Both([&](auto &args) {
+      const int64_t *forbidden = PointerTo<int64_t>(page);
+      if (args.q_lengths) args.q_lengths = forbidden;
+      if (args.kv_lengths) args.kv_lengths = forbidden;
+      if (args.cache_sequences) args.cache_sequences = forbidden;
+      if (shape.form.kind != MHA_CACHE_RING) args.q_start = forbidden;
+      if (args.rope) {
+        rope = *args.rope;
+        rope.cos = rope.sin = page.floats();
+        rope.q_positions = rope.k_positions = forbidden;
+        args.rope = &rope;
+      }
+    });
+    call.attention.q = call.attention.k = call.attention.v = page.floats();
+    call.forward.query = page.floats();
+    EXPECT_EQ(call.WorkspaceBytes(), expected);
+  }
+}
+
+// So one query for the largest call serves all of a sequence's life.
+TEST_P(CacheMemory, TheQueryDoesNotDependOnWhatTheCacheHolds) {
+  for (const support::CacheForm &form : {support::CacheForm{MHA_CACHE_CONTIGUOUS, 0}, {MHA_CACHE_PAGED, 64}, {MHA_CACHE_RING, 512}}) {
+    Random random(3);
+    support::AttentionProblem sizes;
+    sizes.num_kv_heads = 2;
+    sizes.head_dim = 8;
+    sizes.head_dim_v = 8;
+    Cache cache(CacheConfigOf(sizes, form, 1, 1500));
+    SpreadBlocks(&random, &cache);
+    mha_attention_args args = {};
+    args.struct_size = sizeof args;
+    args.batch = args.n_q = args.n_kv = 1;
+    args.num_heads = 4;
+    args.num_kv_heads = 2;
+    args.head_dim = 8;
+    args.is_causal = 1;
+    args.cache = cache.get();
+    args.flags = MHA_WINDOW_LEFT;
+    args.window_left = 100;
+    args.instruction_set = instruction_set();
+    size_t empty = 0, bytes = 0;
+    mha_error error = {};
+    EXPECT_EQ(mha_attention_workspace(&args, &empty, &error), MHA_OK) << error.message;
+    for (int n = 0; n < 4; n++) {
+      cache.Append(0, {random.Normals(370 * 16), random.Normals(370 * 16)});
+      EXPECT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
+      EXPECT_EQ(bytes, empty) << support::Describe(form);
+    }
+  }
+}
+
+TEST_P(CacheMemory, TheQueryNeverShrinks) {
+  Random random(4);
+  support::AttentionProblem sizes;
+  sizes.num_kv_heads = 2;
+  sizes.head_dim = 6;
+  sizes.head_dim_v = 5;
+  Cache contiguous(CacheConfigOf(sizes, {MHA_CACHE_CONTIGUOUS, 0}, 40, 600));
+  Cache ring(CacheConfigOf(sizes, {MHA_CACHE_RING, 64}, 40, 0));
+  support::LayerProblem layer_problem;
+  layer_problem.num_heads = 4;
+  layer_problem.num_kv_heads = 2;
+  layer_problem.head_dim = 6;
+  layer_problem.head_dim_v = 5;
+  layer_problem.query_dim = layer_problem.key_dim = layer_problem.value_dim = layer_problem.output_dim = 7;
+  FillNormal(&random, support::kNoBiases, true, &layer_problem);
+  support::LayerForm form;
+  form.instruction_set = instruction_set();
+  const support::Layer layer = MakeLayer(layer_problem, form);
+  const std::vector<float> table(4096, 0.0f);
+  mha_rope rope = {};
+  rope.struct_size = sizeof rope;
+  rope.num_positions = 1000;
+  rope.cos = rope.sin = table.data();
+  const std::vector<int64_t> zeros(40, 0);
+  for (int n = 0; n < 3000; n++) {
+    const int which = static_cast<int>(random.Between(0, 2));
+    const bool has_lengths = random.Chance(0.5), has_rope = random.Chance(0.5), has_window = which == 2 || random.Chance(0.5);
+    const bool by_forward = random.Chance(0.5);
+    struct Sizes {
+      int64_t batch, n;
+      uint32_t num_threads;
+    };
+    const auto draw = [&] {
+      return Sizes{random.Between(1, 40), random.Pick<int64_t>({1, 2, 3, 8, 15, 16, 17, 48, 100, 255, 256, 257, 600}),
+                   random.Pick<uint32_t>({1, 2, 3, 4, 7, 16, 64})};
+    };
+    const auto query = [&](const Sizes &s) {
+      const SerialScheduler scheduler(s.num_threads);
+      mha_attention_args attention = {};
+      mha_forward_args forward = {};
+      const auto set = [&](auto &args) {
+        args.struct_size = sizeof args;
+        args.batch = s.batch;
+        args.n_q = args.n_kv = s.n;
+        args.is_causal = 1;
+        args.scheduler = &scheduler.scheduler;
+        if (has_lengths) args.q_lengths = zeros.data();
+        if (has_rope) args.rope = &rope;
+        if (has_window) args.flags = MHA_WINDOW_LEFT;
+        args.window_left = has_window ? 20 : 0;
+        if (which != 0) args.cache = which == 1 ? contiguous.get() : ring.get();
+      };
+      set(attention);
+      set(forward);
+      attention.kv_lengths = attention.q_lengths;
+      attention.num_heads = 4;
+      attention.num_kv_heads = 2;
+      attention.head_dim = 6;
+      attention.head_dim_v = 5;
+      attention.instruction_set = instruction_set();
+      size_t bytes = 0;
+      mha_error error = {};
+      EXPECT_EQ(
+          by_forward ? mha_forward_workspace(layer.get(), &forward, &bytes, &error) : mha_attention_workspace(&attention, &bytes, &error),
+          MHA_OK)
+          << error.message;
+      return bytes;
+    };
+    const Sizes small = draw();
+    Sizes large = draw();
+    large = {std::max(small.batch, large.batch), std::max(small.n, large.n), std::max(small.num_threads, large.num_threads)};
+    ASSERT_LE(query(small), query(large)) << "batch " << small.batch << " n " << small.n << " threads " << small.num_threads << " and "
+                                          << large.batch << " " << large.n << " " << large.num_threads << " cache " << which;
+  }
+}
+
+// ---- What only reads leaves the cache alone
+
+TEST_P(CacheMemory, AttendingWithoutAppendingOnlyReadsTheCache) {
+  for (Shape shape : Shapes()) {
+    if (!shape.with_cache || shape.form.kind == MHA_CACHE_RING) continue;
+    std::ostringstream what;
+    what << shape;
+    SCOPED_TRACE(what.str());
+    shape.lengths = false;
+    shape.n = 3;
+    GuardedCall call(shape, instruction_set(), Side::kBeforeGuard);
+    call.attention.n_kv = 0;
+    call.attention.kv_lengths = nullptr;
+    call.attention.k = call.attention.v = nullptr;
+    call.forward.flags |= MHA_CACHE_READ;
+    Memory workspace(call.WorkspaceBytes());
+    call.Restore();
+    call.buffer().Freeze();
+    mha_error error = {};
+    EXPECT_EQ(call.Run(workspace.data(), workspace.size(), &error), MHA_OK) << error.message;
+    const mha_kv_cache *cache = call.attention.cache;
+    std::vector<float> k(static_cast<size_t>(10 * 2 * shape.head_dim)), v(static_cast<size_t>(10 * 2 * shape.head_dim_v));
+    int64_t length = 0;
+    mha_kv_cache_config config = {};
+    config.struct_size = sizeof config;
+    EXPECT_EQ(mha_kv_cache_length(cache, 2, &length, &error), MHA_OK) << error.message;
+    EXPECT_EQ(mha_kv_cache_read(cache, 2, 0, 10, k.data(), v.data(), &error), MHA_OK) << error.message;
+    EXPECT_EQ(mha_kv_cache_shape(cache, &config, &error), MHA_OK) << error.message;
+    mha_kv_cache *view = nullptr;
+    EXPECT_EQ(mha_kv_cache_view(call.buffer().data(), call.buffer().size(), &view, &error), MHA_OK) << error.message;
+    call.buffer().Thaw();
+  }
+}
+
+// ---- No allocation, no system call
+
+TEST_P(CacheMemory, ACallAllocatesNothing) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+  for (const Shape &shape : Shapes()) {
+    GuardedCall call(shape, instruction_set(), Side::kBeforeGuard);
+    Memory workspace(call.WorkspaceBytes());
+    call.Restore();
+    mha_error error = {};
+    AllocationWatch watch;
+    const mha_status error_status = call.Run(workspace.data(), 0, &error);
+    const mha_status status = call.Run(workspace.data(), workspace.size(), &error);
+    watch.Stop();
+    EXPECT_EQ(watch.allocations(), 0);
+    EXPECT_EQ(watch.releases(), 0);
+    EXPECT_EQ(status, MHA_OK) << error.message;
+    EXPECT_EQ(error_status, workspace.size() == 0 ? MHA_OK : MHA_ERROR_BUFFER_TOO_SMALL);
+  }
+}
+
+TEST_P(CacheMemory, ACallMakesNoSystemCall) {
+  SKIP_WITHOUT_SYSTEM_CALL_TRAP();
+  for (const Shape &shape : Shapes()) {
+    GuardedCall call(shape, instruction_set(), Side::kBeforeGuard);
+    Memory workspace(call.WorkspaceBytes());
+    call.Restore();
+    const SystemCalls calls = WatchSystemCalls([&] { return static_cast<int>(call.Run(workspace.data(), workspace.size(), nullptr)); });
+    EXPECT_EQ(calls.first, -1) << "system call number";
+    EXPECT_EQ(calls.exit_code, static_cast<int>(MHA_OK));
+  }
+}
+
+// The functions of a cache one after the other; the number of the first one that fails, or 0.
+int UseCache(const mha_kv_cache_config &config, const Memory &buffer, const std::vector<float> &rows, std::vector<float> *read) {
+  mha_kv_cache *cache = nullptr;
+  size_t bytes = 0;
+  int64_t length = 0;
+  const int32_t blocks[] = {3, 1, 0}, others[] = {3, 4, 5};
+  mha_kv_cache_config shape = {};
+  shape.struct_size = sizeof shape;
+  mha_error error;
+  if (mha_kv_cache_size(&config, &bytes, &error) != MHA_OK) return 1;
+  if (mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, &error) != MHA_OK) return 2;
+  if (config.kind == MHA_CACHE_PAGED) {
+    if (mha_kv_cache_set_blocks(cache, 0, blocks, 3, &error) != MHA_OK) return 3;
+  }
+  if (mha_kv_cache_append(cache, 0, 40, rows.data(), rows.data(), &error) != MHA_OK) return 4;
+  if (config.kind == MHA_CACHE_PAGED) {
+    if (mha_kv_cache_set_blocks(cache, 1, others, 3, &error) != MHA_OK) return 5;
+  }
+  if (config.kind != MHA_CACHE_RING && mha_kv_cache_copy_prefix(cache, 0, 1, 30, &error) != MHA_OK) return 6;
+  if (mha_kv_cache_truncate(cache, 0, 20, &error) != MHA_OK) return 7;
+  if (mha_kv_cache_length(cache, 0, &length, &error) != MHA_OK || length != 20) return 8;
+  if (mha_kv_cache_read(cache, 0, 0, 20, read->data(), read->data(), &error) != MHA_OK) return 9;
+  if (mha_kv_cache_view(buffer.data(), buffer.size(), &cache, &error) != MHA_OK) return 10;
+  if (mha_kv_cache_shape(cache, &shape, &error) != MHA_OK) return 11;
+  if (mha_kv_cache_append(cache, 0, -1, rows.data(), rows.data(), &error) == MHA_OK) return 12;  // neither does an error
+  return 0;
+}
+
+TEST(CacheFunctions, AllocateNothingMakeNoSystemCallAndStayInTheBuffer) {
+  for (const uint32_t kind : {MHA_CACHE_CONTIGUOUS, MHA_CACHE_RING, MHA_CACHE_PAGED}) {
+    for (const Storage type : support::kStorageTypes) {
+      for (const Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
+        support::AttentionProblem sizes;
+        sizes.num_kv_heads = 2;
+        sizes.head_dim = 7;
+        sizes.head_dim_v = 19;
+        sizes.k_type = sizes.v_type = type;
+        const mha_kv_cache_config config = CacheConfigOf(sizes, {kind, kind == MHA_CACHE_RING ? 48 : 16}, 2, 48);
+        size_t bytes = 0;
+        ASSERT_EQ(mha_kv_cache_size(&config, &bytes, nullptr), MHA_OK);
+        const Memory buffer(bytes, side, 64);
+        Random random(5);
+        const std::vector<float> rows = random.Normals(40 * 2 * 19);
+        std::vector<float> read(40 * 2 * 19);
+        if (MHA_TEST_HAS_ALLOCATION_TRAP) {
+          AllocationWatch watch;
+          const int failed = UseCache(config, buffer, rows, &read);
+          watch.Stop();
+          EXPECT_EQ(failed, 0);
+          EXPECT_EQ(watch.allocations(), 0);
+        }
+        const SystemCalls calls = WatchSystemCalls([&] { return UseCache(config, buffer, rows, &read); });
+        if (!calls.supported) continue;
+        EXPECT_EQ(calls.first, -1) << "system call number";
+        EXPECT_EQ(calls.exit_code, 0);
+      }
+    }
+  }
+}
+
+// ---- Threads of the caller
+
+// A cache that nobody appends to is only read: any number of calls may do so at the same time.
+TEST_P(CacheMemory, AnyNumberOfThreadsAttendToOneCacheAtTheSameTime) {
+  constexpr int kThreads = 4;
+  for (const support::CacheForm &form : {support::CacheForm{MHA_CACHE_CONTIGUOUS, 0}, {MHA_CACHE_PAGED, 16}}) {
+    Random random(6);
+    support::AttentionProblem problem;
+    problem.batch = 2;
+    problem.n_q = problem.n_kv = 50;
+    problem.num_heads = problem.num_kv_heads = 2;
+    problem.head_dim = 6;
+    problem.head_dim_v = 5;
+    problem.is_causal = true;
+    problem.k_type = Storage::kF16;
+    problem.v_type = Storage::kInt8;
+    FillNormal(&random, &problem);
+    Cache cache(CacheConfigOf(problem, form, 2, 50));
+    SpreadBlocks(&random, &cache);
+    for (int64_t b = 0; b < 2; b++) {
+      cache.Append(b, {support::SliceRows(problem.k, b, 50, 2 * 6, 0, 50), support::SliceRows(problem.v, b, 50, 2 * 5, 0, 50)});
+    }
+    support::AttentionProblem queries = problem;
+    queries.n_kv = 0;
+    queries.k.clear();
+    queries.v.clear();
+    std::vector<support::Outputs> outputs(kThreads);
+    std::vector<std::thread> threads;
+    for (int n = 0; n < kThreads; n++) {
+      threads.emplace_back([&, n] {
+        support::AttentionCall call;
+        call.instruction_set = instruction_set();
+        call.cache.cache = cache.get();
+        call.cache.columns = 50;
+        for (int round = 0; round < 10; round++) outputs[n] = Attend(queries, call);
+      });
+    }
+    for (std::thread &thread : threads) thread.join();
+    for (const support::Outputs &output : outputs) EXPECT_TRUE(support::SameBits(output, Specify(problem))) << support::Describe(form);
+  }
+}
+
+}  // namespace

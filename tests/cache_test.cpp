@@ -1,0 +1,850 @@
+// Caches of keys and values: a prompt at once, token by token or in any other pieces, in any batch, on any threads and instruction set, in
+// any kind of cache, gives the bits that the specification gives for the whole sequence as it is stored.
+#include "support/cache.h"
+
+#include <gtest/gtest.h>
+#include <mha.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/attention.h"
+#include "support/instruction_sets.h"
+#include "support/layer.h"
+#include "support/outputs.h"
+#include "support/random.h"
+#include "support/rope.h"
+#include "support/schedulers.h"
+
+namespace {
+
+using support::Attend;
+using support::AttentionCall;
+using support::AttentionProblem;
+using support::AttentionSizes;
+using support::Cache;
+using support::CacheConfigOf;
+using support::CacheForm;
+using support::Describe;
+using support::Forward;
+using support::kContiguousAndPaged;
+using support::KeysAndValues;
+using support::kStorageTypes;
+using support::Layer;
+using support::LayerCall;
+using support::LayerForm;
+using support::LayerProblem;
+using support::MakeLayer;
+using support::MakeRope;
+using support::Outputs;
+using support::Part;
+using support::Random;
+using support::Replay;
+using support::SameBits;
+using support::Scheduler;
+using support::SliceRows;
+using support::Specify;
+using support::SpecifyStored;
+using support::SpreadBlocks;
+using support::Storage;
+
+const float kInfinity = std::numeric_limits<float>::infinity();
+const float kNaN = support::FromBits(0xffd23456u);
+constexpr CacheForm kContiguous = {MHA_CACHE_CONTIGUOUS, 0};
+
+// The outputs of a history that a replay collects.
+Outputs Collected(Outputs outputs) {
+  Outputs collected;
+  collected.y = std::move(outputs.y);
+  collected.lse = std::move(outputs.lse);
+  return collected;
+}
+
+class KvCache : public support::InstructionSetTest {
+ protected:
+  AttentionProblem History(int64_t batch, int64_t n, int64_t head_dim = 6, int64_t head_dim_v = 5, int64_t group = 2) const {
+    Random random(static_cast<uint64_t>(batch + 10 * n + 100 * head_dim));
+    AttentionProblem history;
+    history.batch = batch;
+    history.n_q = history.n_kv = n;
+    history.num_kv_heads = 2;
+    history.num_heads = 2 * group;
+    history.head_dim = head_dim;
+    history.head_dim_v = head_dim_v;
+    history.is_causal = true;
+    FillNormal(&random, &history);
+    return history;
+  }
+
+  LayerProblem LayerHistory(int64_t batch, int64_t n) const {
+    LayerProblem history;
+    history.batch = batch;
+    history.n_q = history.n_kv = n;
+    history.num_heads = 4;
+    history.num_kv_heads = 2;
+    history.head_dim = 8;
+    history.head_dim_v = 6;
+    history.query_dim = history.key_dim = history.value_dim = 12;
+    history.output_dim = 10;
+    history.is_causal = true;
+    Random random(static_cast<uint64_t>(batch + 10 * n));
+    FillNormal(&random, support::kAllBiases, true, &history);
+    return history;
+  }
+
+  Layer Make(const LayerProblem &problem, uint32_t set) const {
+    LayerForm form;
+    form.instruction_set = set;
+    return MakeLayer(problem, form);
+  }
+
+  AttentionCall Call(const mha_scheduler *scheduler = nullptr) const {
+    AttentionCall call;
+    call.instruction_set = instruction_set();
+    call.scheduler = scheduler;
+    return call;
+  }
+
+  int64_t Width(const AttentionSizes &sizes) const { return sizes.num_heads * sizes.head_dim_v; }
+
+  Replay ReplayOf(const AttentionProblem &history, Cache *cache, std::vector<int64_t> sequences = {}) const {
+    return Replay(history, Width(history), cache, std::move(sequences));
+  }
+
+  // In random pieces, on random numbers of threads.
+  void Run(Random *random, const AttentionProblem &history, int64_t most, Replay *replay) const {
+    while (!replay->Finished()) {
+      const Scheduler scheduler(static_cast<uint32_t>(random->Between(1, 3)), support::RunBackwards);
+      AttentionCall call = Call(random->Chance(0.5) ? scheduler.get() : nullptr);
+      call.workspace_misalignment = static_cast<size_t>(random->Between(0, 63));
+      replay->Step(history, replay->RandomParts(random, most), call, random->Chance(0.5));
+    }
+  }
+
+  void RunEachBy(int64_t count, const AttentionProblem &history, Replay *replay) const {
+    while (!replay->Finished()) replay->Step(history, replay->EachBy(count), Call());
+  }
+};
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(KvCache);
+
+// ---- Any pieces
+
+TEST_P(KvCache, OfEveryTypeAndKindGivesTheBitsOfTheSpecificationInAnyPieces) {
+  AttentionProblem history = History(3, 280, 6, 5, 1);
+  for (const Storage k_type : kStorageTypes) {
+    for (const Storage v_type : kStorageTypes) {
+      history.k_type = k_type;
+      history.v_type = v_type;
+      const Outputs expected = Collected(Specify(history));
+      for (const CacheForm &form : kContiguousAndPaged) {
+        Random random(static_cast<uint64_t>(form.positions));
+        Cache cache(CacheConfigOf(history, form, 5, 280));
+        SpreadBlocks(&random, &cache);
+        Replay replay = ReplayOf(history, &cache, {3, 0, 4});
+        Run(&random, history, 280, &replay);
+        EXPECT_TRUE(SameBits(replay.outputs(), expected)) << Describe(form) << " " << Describe(history);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(KvCache, APromptAtOnceEqualsTokenByToken) {
+  for (const auto &[k_type, v_type] :
+       {std::pair{Storage::kF32, Storage::kF32}, {Storage::kF16, Storage::kBf16}, {Storage::kInt8, Storage::kInt8}}) {
+    AttentionProblem history = History(1, 530);
+    history.k_type = k_type;
+    history.v_type = v_type;
+    const Outputs expected = Collected(Specify(history));
+    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}}) {
+      Random random(1);
+      for (const int64_t count : {1, 530, 256, 100}) {
+        Cache cache(CacheConfigOf(history, form, 1, 530));
+        SpreadBlocks(&random, &cache);
+        Replay replay = ReplayOf(history, &cache);
+        RunEachBy(count, history, &replay);
+        EXPECT_TRUE(SameBits(replay.outputs(), expected)) << count << " at a time, " << Describe(form) << " " << Describe(history);
+      }
+    }
+  }
+}
+
+TEST_P(KvCache, APromptAndThenTokensEqualTheSpecification) {
+  for (const int64_t prompt : {1, 15, 16, 17, 63, 255, 256, 257, 300}) {
+    AttentionProblem history = History(1, 310);
+    history.k_type = history.v_type = Storage::kF16;
+    Cache cache(CacheConfigOf(history, kContiguous, 1, 310));
+    Replay replay = ReplayOf(history, &cache);
+    replay.Step(history, replay.EachBy(prompt), Call());
+    RunEachBy(1, history, &replay);
+    EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << prompt;
+  }
+}
+
+TEST_P(KvCache, OfF32GivesTheBitsOfACallWithoutOne) {
+  const AttentionProblem history = History(2, 300);
+  Cache cache(CacheConfigOf(history, kContiguous, 2, 300));
+  Replay replay = ReplayOf(history, &cache);
+  replay.Step(history, replay.EachBy(300), Call());
+  EXPECT_TRUE(SameBits(replay.outputs(), Collected(Attend(history, Call()))));
+}
+
+TEST_P(KvCache, OfAnyWidthAndGroupGivesTheBitsOfTheSpecification) {
+  Random random(2);
+  for (const int64_t head_dim : {1, 2, 7, 15, 16, 17, 31, 33, 48, 64, 65, 80}) {
+    for (const Storage type : kStorageTypes) {
+      AttentionProblem history = History(1, 40, head_dim, 81 - head_dim, 1 + head_dim % 4);
+      history.k_type = history.v_type = type;
+      for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 16}}) {
+        Cache cache(CacheConfigOf(history, form, 1, 40));
+        SpreadBlocks(&random, &cache);
+        Replay replay = ReplayOf(history, &cache);
+        Run(&random, history, 40, &replay);
+        EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << Describe(form) << " " << Describe(history);
+      }
+    }
+  }
+}
+
+TEST_P(KvCache, OfSeveralChunksGivesTheBitsOfTheSpecificationForATokenOfManyHeads) {
+  for (const Storage type : kStorageTypes) {
+    AttentionProblem history = History(1, 1300, 8, 8, 1), tokens = history;
+    history.k_type = history.v_type = tokens.k_type = tokens.v_type = type;
+    tokens.n_q = 12;  // the last ones, of which alone the specification is wanted
+    tokens.q = SliceRows(history.q, 0, 1300, history.num_heads * history.head_dim, 1288, 12);
+    const Outputs expected = Specify(tokens);
+    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}, CacheForm{MHA_CACHE_PAGED, 512}}) {
+      Random random(3);
+      Cache cache(CacheConfigOf(history, form, 1, 1300));
+      SpreadBlocks(&random, &cache);
+      cache.Append(0, {SliceRows(history.k, 0, 1300, 2 * 8, 0, 1288), SliceRows(history.v, 0, 1300, 2 * 8, 0, 1288)});
+      Replay replay = ReplayOf(history, &cache);
+      replay.SetLength(0, 1288);
+      for (uint32_t num_threads = 1; !replay.Finished(); num_threads = num_threads % 4 + 1) {
+        const Scheduler scheduler(num_threads, num_threads % 2 ? support::RunBackwards : support::RunOnThreads);
+        replay.Step(history, {{0, 1}}, Call(scheduler.get()));
+      }
+      EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 0, 1300, Width(history), 1288, 12), expected.y))
+          << Describe(form) << " " << Describe(history);
+    }
+  }
+}
+
+TEST_P(KvCache, GivesTheSameBitsOnAnyThreads) {
+  AttentionProblem history = History(3, 300);
+  history.k_type = Storage::kInt8;
+  history.v_type = Storage::kBf16;
+  const Outputs expected = Collected(Specify(history));
+  for (uint32_t num_threads = 1; num_threads <= 4; num_threads++) {
+    for (const auto parallel_for : {support::RunOnThreads, support::RunBackwards}) {
+      const Scheduler scheduler(num_threads, parallel_for);
+      Cache cache(CacheConfigOf(history, kContiguous, 3, 300));
+      Replay replay = ReplayOf(history, &cache);
+      for (const int64_t count : {270, 1, 1, 7, 300}) replay.Step(history, replay.EachBy(count), Call(scheduler.get()));
+      EXPECT_TRUE(SameBits(replay.outputs(), expected)) << num_threads << " threads";
+    }
+  }
+}
+
+TEST_P(KvCache, HoldsSequencesOfDifferentLengthsInOneCall) {
+  AttentionProblem history = History(4, 280);
+  history.k_type = history.v_type = Storage::kInt8;
+  const Outputs expected = Collected(Specify(history));
+  for (const bool padding_left : {false, true}) {
+    Cache cache(CacheConfigOf(history, kContiguous, 4, 280));
+    Replay replay = ReplayOf(history, &cache);
+    replay.Step(history, {{1, 270}}, Call());
+    replay.Step(history, {{3, 17}, {0, 3}}, Call(), padding_left);
+    replay.Step(history, {{0, 1}, {1, 1}, {2, 1}, {3, 1}}, Call(), padding_left);
+    replay.Step(history, {{0, 0}, {1, 1}, {2, 250}, {3, 0}}, Call(), padding_left);
+    EXPECT_EQ(cache.Length(0), 4);
+    EXPECT_EQ(cache.Length(1), 272);
+    EXPECT_EQ(cache.Length(2), 251);
+    EXPECT_EQ(cache.Length(3), 18);
+    RunEachBy(100, history, &replay);
+    EXPECT_TRUE(SameBits(replay.outputs(), expected));
+  }
+}
+
+TEST_P(KvCache, IsReadByEveryInstructionSetAlike) {
+  for (const Storage type : kStorageTypes) {
+    AttentionProblem history = History(2, 290, 20, 18);
+    history.k_type = history.v_type = type;
+    history.rope = MakeRope(true, 20, 290);
+    Cache cache(CacheConfigOf(history, kContiguous, 2, 290));
+    Replay replay = ReplayOf(history, &cache);
+    AttentionCall others = Call();
+    for (int64_t n = 0; !replay.Finished(); n++) {
+      others.instruction_set = n % 3 == 0 ? instruction_set() : n % 3 == 1 ? MHA_INSTRUCTION_SET_SCALAR : MHA_INSTRUCTION_SET_AUTO;
+      replay.Step(history, replay.EachBy(17 + n), others);
+    }
+    EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << Describe(history);
+  }
+}
+
+// ---- Windows, rotations, attention without appending
+
+TEST_P(KvCache, WithAWindowGivesTheBitsOfTheSpecification) {
+  for (const int64_t left : {0, 1, 16, 100, 256, 300}) {
+    AttentionProblem history = History(1, 560);
+    history.window_left = left;
+    history.k_type = Storage::kF16;
+    history.v_type = Storage::kInt8;
+    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 16}}) {
+      Random random(static_cast<uint64_t>(left));
+      Cache cache(CacheConfigOf(history, form, 1, 560));
+      SpreadBlocks(&random, &cache);
+      Replay replay = ReplayOf(history, &cache);
+      Run(&random, history, 560, &replay);
+      EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << Describe(form) << " " << Describe(history);
+    }
+  }
+}
+
+TEST_P(KvCache, StoresRotatedKeys) {
+  for (const bool is_interleaved : {false, true}) {
+    for (const Storage type : kStorageTypes) {
+      for (const bool explicit_positions : {false, true}) {
+        AttentionProblem history = History(2, 100, 10, 5);
+        Random random(4);
+        history.k_type = history.v_type = type;
+        history.rope = MakeRope(is_interleaved, explicit_positions ? 6 : 10, 400);
+        if (explicit_positions) {
+          for (int64_t n = 0; n < 200; n++) history.rope->k_positions.push_back(random.Between(0, 399));
+          for (int64_t n = 0; n < 200; n++) history.rope->q_positions.push_back(random.Between(0, 399));
+        }
+        Cache cache(CacheConfigOf(history, kContiguous, 2, 100));
+        Replay replay = ReplayOf(history, &cache);
+        Run(&random, history, 100, &replay);
+        EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << Describe(history);
+        for (int64_t b = 0; b < 2; b++)
+          EXPECT_TRUE(SameBits(cache.Read(b, 0, 100), SpecifyStored(history, b, 0, 100))) << Describe(history);
+      }
+    }
+  }
+}
+
+// Cross-attention: the keys once, then queries that see all of them.
+TEST_P(KvCache, IsAttendedToWithoutAppending) {
+  for (const Storage type : kStorageTypes) {
+    AttentionProblem problem = History(2, 300);
+    problem.is_causal = false;
+    problem.k_type = problem.v_type = type;
+    Cache cache(CacheConfigOf(problem, kContiguous, 2, 300));
+    for (int64_t b = 0; b < 2; b++) {
+      cache.Append(
+          b, {SliceRows(problem.k, b, 300, 2 * problem.head_dim, 0, 300), SliceRows(problem.v, b, 300, 2 * problem.head_dim_v, 0, 300)});
+    }
+    AttentionProblem queries = problem;
+    queries.n_kv = 0;
+    queries.k.clear();
+    queries.v.clear();
+    AttentionCall call = Call();
+    call.cache.cache = cache.get();
+    call.cache.columns = 300;
+    EXPECT_TRUE(SameBits(Attend(queries, call), Specify(problem))) << Describe(problem);  // with all outputs
+    EXPECT_EQ(cache.Length(0), 300);
+    problem.q_start = queries.q_start = {100, 290};
+    problem.is_causal = queries.is_causal = true;
+    EXPECT_TRUE(SameBits(Attend(queries, call), Specify(problem))) << Describe(problem);
+  }
+}
+
+TEST_P(KvCache, OutputsWithANumberPerPairHaveTheLongestSequencesColumns) {
+  for (const Storage type : {Storage::kF32, Storage::kInt8}) {
+    AttentionProblem problem = History(3, 40);
+    problem.k_type = problem.v_type = type;
+    problem.kv_lengths = {40, 0, 17};
+    problem.q_lengths = {3, 0, 3};
+    Cache cache(CacheConfigOf(problem, kContiguous, 3, 40));
+    cache.Append(0, {SliceRows(problem.k, 0, 40, 2 * problem.head_dim, 0, 37), SliceRows(problem.v, 0, 40, 2 * problem.head_dim_v, 0, 37)});
+    cache.Append(2, {SliceRows(problem.k, 2, 40, 2 * problem.head_dim, 0, 14), SliceRows(problem.v, 2, 40, 2 * problem.head_dim_v, 0, 14)});
+    AttentionProblem step = problem;
+    problem.n_q = step.n_q = step.n_kv = 5;
+    step.kv_lengths = step.q_lengths;
+    const auto rows = [&](const std::vector<float> &x, int64_t width, const std::vector<int64_t> &first) {
+      std::vector<float> gathered;
+      for (int64_t b = 0; b < 3; b++) {
+        const std::vector<float> part = SliceRows(x, b, 40, width, first[b], 3);
+        gathered.insert(gathered.end(), part.begin(), part.end());
+        gathered.resize(gathered.size() + 2 * width, kNaN);
+      }
+      return gathered;
+    };
+    problem.q = step.q = rows(problem.q, problem.num_heads * problem.head_dim, {0, 0, 0});
+    step.k = rows(problem.k, 2 * problem.head_dim, {37, 0, 14});
+    step.v = rows(problem.v, 2 * problem.head_dim_v, {37, 0, 14});
+    AttentionCall call = Call();
+    call.cache.cache = cache.get();
+    call.cache.columns = 40;
+    EXPECT_TRUE(SameBits(Attend(step, call), Specify(problem))) << Describe(problem);
+  }
+}
+
+// ---- The layer
+
+TEST_P(KvCache, OfALayerGivesTheBitsOfTheSpecificationInAnyPieces) {
+  for (const auto &[k_type, v_type] : {std::pair{Storage::kF32, Storage::kF32},
+                                       {Storage::kF16, Storage::kF16},
+                                       {Storage::kBf16, Storage::kInt8},
+                                       {Storage::kInt8, Storage::kBf16}}) {
+    for (const bool has_rope : {false, true}) {
+      LayerProblem history = LayerHistory(3, 270);
+      history.k_type = k_type;
+      history.v_type = v_type;
+      if (has_rope) history.rope = MakeRope(v_type == Storage::kF16, 8, 270);
+      const Layer layer = Make(history, instruction_set());
+      const Outputs expected = Collected(Specify(history));
+      for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 16}, CacheForm{MHA_CACHE_PAGED, 256}}) {
+        Random random(static_cast<uint64_t>(form.positions));
+        Cache cache(CacheConfigOf(history, form, 4, 270));
+        SpreadBlocks(&random, &cache);
+        Replay replay(history, history.y_width(), &cache, {2, 3, 0});
+        while (!replay.Finished()) {
+          const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 3)), support::RunBackwards);
+          LayerCall call;
+          if (random.Chance(0.5)) call.scheduler = scheduler.get();
+          replay.Step(history, replay.RandomParts(&random, 270), layer.get(), call, random.Chance(0.5));
+        }
+        EXPECT_TRUE(SameBits(replay.outputs(), expected)) << Describe(form) << " " << Describe(history);
+      }
+    }
+  }
+}
+
+TEST_P(KvCache, OfALayerIsAttendedToAsItIs) {
+  for (const Storage type : {Storage::kF32, Storage::kInt8}) {
+    LayerProblem problem = LayerHistory(2, 30);
+    problem.is_causal = false;
+    problem.has_key = true;
+    problem.n_kv = 270;
+    problem.key_dim = problem.value_dim = 7;
+    problem.k_type = problem.v_type = type;
+    Random random(5);
+    FillNormal(&random, support::kAllBiases, true, &problem);
+    const Layer layer = Make(problem, instruction_set());
+    Cache cache(CacheConfigOf(problem, kContiguous, 2, 270));
+    LayerCall call;
+    call.cache.cache = cache.get();
+    call.cache.columns = 270;
+    const Outputs expected = Specify(problem);
+    EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), expected)) << "appending";
+    EXPECT_EQ(cache.Length(0), 270);
+    LayerProblem queries = problem;
+    queries.has_key = false;
+    queries.key.clear();
+    call.cache.read = true;
+    call.asked &= ~(support::kAskK | support::kAskV);
+    EXPECT_TRUE(SameBits(Forward(layer.get(), queries, call), expected)) << "reading";
+    EXPECT_EQ(cache.Length(0), 270);
+  }
+}
+
+// ---- What is stored
+
+TEST_P(KvCache, ReadsBackWhatTheContractSaysIsStored) {
+  Random random(6);
+  for (const support::Values kind : {support::Values::kNormal, support::Values::kWide, support::Values::kTies, support::Values::kTiny,
+                                     support::Values::kHuge, support::Values::kSpecial}) {
+    for (const Storage type : kStorageTypes) {
+      for (const bool same : {true, false}) {
+        AttentionProblem history = History(1, 70, 19, 33);
+        history.k_type = type;
+        history.v_type = same ? type : static_cast<Storage>((static_cast<uint32_t>(type) + 1) % 4);
+        history.k = RandomValues(&random, kind, static_cast<int64_t>(history.k.size()));
+        history.v = RandomValues(&random, kind, static_cast<int64_t>(history.v.size()));
+        for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 16}, CacheForm{MHA_CACHE_RING, 80}}) {
+          Cache appended(CacheConfigOf(history, form, 1, 70)), called(CacheConfigOf(history, form, 1, 70));
+          SpreadBlocks(&random, &appended);
+          SpreadBlocks(&random, &called);
+          for (int64_t first = 0; first < 70; first += 35) {
+            appended.Append(0, {SliceRows(history.k, 0, 70, 2 * history.head_dim, first, 35),
+                                SliceRows(history.v, 0, 70, 2 * history.head_dim_v, first, 35)});
+          }
+          AttentionProblem windowed = history;
+          if (form.kind == MHA_CACHE_RING) windowed.window_left = 9;
+          Replay replay = ReplayOf(windowed, &called);
+          Run(&random, windowed, 70, &replay);
+          for (const auto &[first, count] : {std::pair<int64_t, int64_t>{0, 70}, {0, 0}, {3, 1}, {15, 18}, {69, 1}}) {
+            const KeysAndValues expected = SpecifyStored(history, 0, first, count);
+            const std::string what = std::string(NameOf(kind)) + " " + Describe(form) + " " + Describe(history);
+            EXPECT_TRUE(SameBits(appended.Read(0, first, count), expected)) << what << " from " << first;
+            EXPECT_TRUE(SameBits(called.Read(0, first, count), expected)) << what << " from " << first << ", appended by a call";
+          }
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(KvCache, ReadsKeysOrValuesAlone) {
+  const AttentionProblem history = History(1, 40);
+  Cache cache(CacheConfigOf(history, kContiguous, 1, 40));
+  cache.Append(0, {history.k, history.v});
+  KeysAndValues rows = {std::vector<float>(history.k.size()), std::vector<float>(history.v.size())};
+  mha_error error = {};
+  EXPECT_EQ(mha_kv_cache_read(cache.get(), 0, 0, 40, rows.k.data(), nullptr, &error), MHA_OK) << error.message;
+  EXPECT_EQ(mha_kv_cache_read(cache.get(), 0, 0, 40, nullptr, rows.v.data(), &error), MHA_OK) << error.message;
+  EXPECT_TRUE(SameBits(rows, SpecifyStored(history, 0, 0, 40)));
+}
+
+// Rows of zeros, subnormal numbers, NaN and infinities, and numbers that the type can't hold, among ordinary ones.
+TEST_P(KvCache, ValuesThatTheTypeCannotHoldReachTheRowsThatAttendToThem) {
+  const float specials[] = {0.0f,     -0.0f,    0x1p-149f, -0x1p-127f,    0x1p-101f, 0x1p-100f,  0x1p-25f,
+                            65519.9f, 65520.0f, -1e38f,    3.4028235e38f, kInfinity, -kInfinity, kNaN};
+  for (const Storage type : kStorageTypes) {
+    for (const bool whole_row : {false, true}) {
+      AttentionProblem history = History(1, 60, 6, 5, 1);
+      history.k_type = history.v_type = type;
+      for (size_t n = 0; n < std::size(specials); n++) {
+        const int64_t at = 4 * static_cast<int64_t>(n) + 2;
+        for (auto [x, width] : {std::pair{&history.k, history.head_dim}, std::pair{&history.v, history.head_dim_v}}) {
+          const int64_t row = at * 2 + (n % 2);  // of one of the two kv heads
+          std::fill_n(x->begin() + row * width, whole_row ? width : 1, specials[n]);
+        }
+      }
+      for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 16}}) {
+        Random random(7);
+        Cache cache(CacheConfigOf(history, form, 1, 60));
+        SpreadBlocks(&random, &cache);
+        Replay replay = ReplayOf(history, &cache);
+        RunEachBy(7, history, &replay);
+        EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << Describe(form) << " " << Describe(history);
+        EXPECT_TRUE(SameBits(cache.Read(0, 0, 60), SpecifyStored(history, 0, 0, 60))) << Describe(history);
+      }
+    }
+  }
+}
+
+// With a window the later rows don't see the spoiled keys any more, and are as if these were ordinary.
+TEST_P(KvCache, WhatIsNotFiniteReachesNoRowThatDoesNotAttendToIt) {
+  for (const Storage type : kStorageTypes) {
+    AttentionProblem history = History(1, 300), clean = history;
+    history.window_left = clean.window_left = 20;
+    history.k_type = history.v_type = clean.k_type = clean.v_type = type;
+    for (const int64_t j : {0, 40, 255}) {
+      std::fill_n(history.k.begin() + j * 2 * history.head_dim, 2 * history.head_dim, kNaN);
+      std::fill_n(history.v.begin() + j * 2 * history.head_dim_v, 2 * history.head_dim_v, kInfinity);
+    }
+    const Outputs expected = Specify(clean);
+    for (const int64_t count : {1, 64, 300}) {
+      Cache cache(CacheConfigOf(history, kContiguous, 1, 300));
+      Replay replay = ReplayOf(history, &cache);
+      RunEachBy(count, history, &replay);
+      for (int64_t i = 0; i < 300; i++) {
+        const bool sees = i <= 20 || (i >= 40 && i <= 60) || (i >= 255 && i <= 275);
+        const std::vector<float> row = SliceRows(replay.outputs().y, 0, 300, Width(history), i, 1);
+        if (sees) {
+          ASSERT_TRUE(std::isnan(row[0])) << "row " << i << " " << Describe(history);
+        } else {
+          ASSERT_TRUE(SameBits("y", row, SliceRows(expected.y, 0, 300, Width(history), i, 1))) << "row " << i << " " << Describe(history);
+        }
+      }
+    }
+  }
+}
+
+// What was in the buffer before, and what a truncated sequence has left there, is not read.
+TEST_P(KvCache, SlotsThatHoldNoPositionAreNotRead) {
+  for (const Storage type : kStorageTypes) {
+    AttentionProblem history = History(1, 270);
+    history.k_type = history.v_type = type;
+    const Outputs expected = Collected(Specify(history));
+    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}}) {
+      for (const int fill : {0x00, 0xff, 0x7f}) {
+        Random random(8);
+        Cache cache(CacheConfigOf(history, form, 1, 270), static_cast<unsigned char>(fill));
+        SpreadBlocks(&random, &cache);
+        const std::vector<float> spoiled_k(history.k.size(), kNaN), spoiled_v(history.v.size(), kInfinity);
+        if (fill == 0x7f) cache.Append(0, {spoiled_k, spoiled_v});
+        Replay replay = ReplayOf(history, &cache);
+        replay.Truncate(0, 0);
+        for (const int64_t count : {1, 3, 9, 17, 40, 100, 270}) replay.Step(history, replay.EachBy(count), Call());
+        EXPECT_TRUE(SameBits(replay.outputs(), expected)) << Describe(form) << " filled with " << fill << " " << Describe(history);
+      }
+    }
+  }
+}
+
+// ---- Truncating, copying
+
+TEST_P(KvCache, TruncatedContinuesAsIfTheRestHadNeverBeen) {
+  for (const Storage type : kStorageTypes) {
+    AttentionProblem history = History(2, 270, 6, 5, 1);
+    history.k_type = history.v_type = type;
+    AttentionProblem other = history;  // what is appended and then taken back
+    Random random(9);
+    FillNormal(&random, &other);
+    for (const CacheForm &form : kContiguousAndPaged) {
+      Cache cache(CacheConfigOf(history, form, 2, 270));
+      SpreadBlocks(&random, &cache);
+      Replay replay = ReplayOf(history, &cache);
+      while (!replay.Finished()) {
+        const int64_t before[2] = {replay.length(0), replay.length(1)};
+        replay.Step(other, replay.RandomParts(&random, 270), Call());
+        for (int64_t b = 0; b < 2; b++) replay.Truncate(b, before[b]);
+        replay.Step(history, replay.RandomParts(&random, 100), Call());
+        if (random.Chance(0.1)) replay.Truncate(0, random.Between(0, replay.length(0)));
+      }
+      EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << Describe(form) << " " << Describe(history);
+    }
+  }
+}
+
+// History 1 begins like history 0.
+AttentionProblem WithCommonPrefix(AttentionProblem history, int64_t prefix) {
+  for (auto [x, width] :
+       {std::pair{&history.q, history.num_heads * history.head_dim}, std::pair{&history.k, history.num_kv_heads * history.head_dim},
+        std::pair{&history.v, history.num_kv_heads * history.head_dim_v}}) {
+    std::copy_n(x->begin(), prefix * width, x->begin() + history.n_q * width);
+  }
+  return history;
+}
+
+TEST_P(KvCache, ACopiedPrefixIsTheSequenceUpToThere) {
+  for (const Storage type : kStorageTypes) {
+    for (const int64_t prefix : {0, 1, 33, 256, 270, 300}) {
+      AttentionProblem history = History(2, 300, 4, 3, 1);
+      history.k_type = history.v_type = type;
+      history = WithCommonPrefix(history, prefix);
+      const Outputs expected = Collected(Specify(history));
+      for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 16}, CacheForm{MHA_CACHE_PAGED, 256}}) {
+        Random random(10);
+        Cache cache(CacheConfigOf(history, form, 2, 300));
+        SpreadBlocks(&random, &cache);
+        cache.Append(1, {std::vector<float>(7 * 2 * history.head_dim, 3.0f), std::vector<float>(7 * 2 * history.head_dim_v, kNaN)});
+        Replay replay = ReplayOf(history, &cache);
+        replay.Step(history, {{0, 300}}, Call());
+        cache.CopyPrefix(0, 1, prefix);
+        EXPECT_EQ(cache.Length(1), prefix);
+        EXPECT_TRUE(SameBits(cache.Read(1, 0, prefix), SpecifyStored(history, 0, 0, prefix)));
+        replay.SetLength(1, prefix);
+        Run(&random, history, 300, &replay);
+        Outputs outputs = replay.outputs(), all = expected;
+        const int64_t width = Width(history), begin = 300 * width;  // the prefix of sequence 1 was copied, not computed
+        for (std::vector<float> *y : {&outputs.y, &all.y}) y->erase(y->begin() + begin, y->begin() + begin + prefix * width);
+        EXPECT_TRUE(SameBits("y", outputs.y, all.y)) << "prefix " << prefix << " " << Describe(form) << " " << Describe(history);
+      }
+    }
+  }
+}
+
+TEST_P(KvCache, SequencesShareTheBlocksThatBothTablesName) {
+  AttentionProblem history = WithCommonPrefix(History(2, 100), 40);
+  history.k_type = history.v_type = Storage::kF16;
+  const Outputs expected = Collected(Specify(history));
+  mha_kv_cache_config config = CacheConfigOf(history, {MHA_CACHE_PAGED, 16}, 2, 112);
+  config.num_blocks = 12;  // 7 and 7 less 2 shared ones
+  Cache cache(config);
+  cache.SetBlocks(0, {11, 3, 5, 1, 0, 9, 10});
+  Replay replay = ReplayOf(history, &cache);
+  replay.Step(history, {{0, 70}}, Call());
+  cache.SetBlocks(1, {11, 3, 2, 4, 6, 7, 8});
+  cache.CopyPrefix(0, 1, 40);  // two blocks shared, 8 positions of the third copied
+  EXPECT_EQ(cache.Length(1), 40);
+  EXPECT_TRUE(SameBits(cache.Read(1, 0, 40), SpecifyStored(history, 0, 0, 40)));
+  replay.SetLength(1, 40);
+  RunEachBy(9, history, &replay);
+  const int64_t width = Width(history);
+  EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 0, 100, width, 0, 100), SliceRows(expected.y, 0, 100, width, 0, 100)));
+  EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 1, 100, width, 40, 60), SliceRows(expected.y, 1, 100, width, 40, 60)));
+}
+
+TEST_P(KvCache, BlocksAreGivenAsTheSequenceGrows) {
+  const AttentionProblem history = History(2, 100);
+  const mha_kv_cache_config config = CacheConfigOf(history, {MHA_CACHE_PAGED, 16}, 2, 112);
+  Cache cache(config);
+  Replay replay = ReplayOf(history, &cache);
+  std::vector<int32_t> tables[2];
+  int32_t next = static_cast<int32_t>(config.num_blocks);
+  while (!replay.Finished()) {
+    for (int64_t b = 0; b < 2; b++) {
+      while (static_cast<int64_t>(tables[b].size()) * 16 < std::min<int64_t>(100, replay.length(b) + 10)) tables[b].push_back(--next);
+      cache.SetBlocks(b, tables[b]);
+    }
+    replay.Step(history, replay.EachBy(10), Call());
+  }
+  EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history))));
+}
+
+TEST_P(KvCache, BlocksOfAResetSequenceServeAnother) {
+  const AttentionProblem history = History(2, 60);
+  mha_kv_cache_config config = CacheConfigOf(history, {MHA_CACHE_PAGED, 16}, 2, 64);
+  config.num_blocks = 4;  // enough for one sequence
+  Cache cache(config);
+  Replay replay = ReplayOf(history, &cache);
+  cache.SetBlocks(0, {2, 0, 3, 1});
+  replay.Step(history, {{0, 60}}, Call());
+  cache.Truncate(0, 0);
+  cache.SetBlocks(0, {});
+  cache.SetBlocks(1, {0, 1, 2, 3});
+  replay.Step(history, {{1, 60}}, Call());
+  EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history))));
+}
+
+TEST_P(KvCache, AViewOfACopiedBufferContinuesWithTheSameBits) {
+  for (const Storage type : kStorageTypes) {
+    AttentionProblem history = History(2, 300);
+    history.k_type = history.v_type = type;
+    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}, CacheForm{MHA_CACHE_RING, 64}}) {
+      Random random(11);
+      history.window_left.reset();
+      if (form.kind == MHA_CACHE_RING) history.window_left = 40;
+      Cache cache(CacheConfigOf(history, form, 2, 300));
+      SpreadBlocks(&random, &cache);
+      Replay replay = ReplayOf(history, &cache);
+      for (int64_t n = 0; n < 10; n++) replay.Step(history, replay.EachBy(20), Call());
+      Cache copy = cache.Copy();
+      EXPECT_EQ(copy.Length(1), 200);
+      mha_kv_cache_config config = {};
+      config.struct_size = sizeof config;
+      mha_error error = {};
+      EXPECT_EQ(mha_kv_cache_shape(copy.get(), &config, &error), MHA_OK) << error.message;
+      EXPECT_EQ(config.capacity, cache.config().capacity);
+      EXPECT_EQ(config.k_type, cache.config().k_type);
+      std::fill_n(cache.buffer().data(), cache.buffer().size(), static_cast<unsigned char>(0xff));  // no pointer leads back
+      replay.MoveTo(&copy);
+      RunEachBy(20, history, &replay);
+      EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << Describe(form) << " " << Describe(history);
+    }
+  }
+}
+
+TEST_P(KvCache, TellsItsShape) {
+  const AttentionProblem history = History(2, 40);
+  mha_kv_cache_config config = CacheConfigOf(history, {MHA_CACHE_PAGED, 16}, 3, 48);
+  config.head_dim = 6;
+  config.head_dim_v = 0;
+  config.v_type = MHA_TYPE_INT8;
+  const Cache cache(config);
+  mha_kv_cache_config shape = {};
+  shape.struct_size = sizeof shape;
+  mha_error error = {};
+  ASSERT_EQ(mha_kv_cache_shape(cache.get(), &shape, &error), MHA_OK) << error.message;
+  EXPECT_EQ(shape.num_sequences, 3);
+  EXPECT_EQ(shape.capacity, 48);
+  EXPECT_EQ(shape.num_kv_heads, 2);
+  EXPECT_EQ(shape.head_dim, 6);
+  EXPECT_EQ(shape.head_dim_v, 6);
+  EXPECT_EQ(shape.k_type, MHA_TYPE_F32);
+  EXPECT_EQ(shape.v_type, MHA_TYPE_INT8);
+  EXPECT_EQ(shape.kind, MHA_CACHE_PAGED);
+  EXPECT_EQ(shape.block_positions, 16);
+  EXPECT_EQ(shape.num_blocks, config.num_blocks);
+}
+
+// ---- Rings
+
+TEST_P(KvCache, ARingEqualsALargeCacheWithTheSameWindow) {
+  for (const int64_t capacity : {16, 48, 64, 256, 272}) {
+    for (const auto &[k_type, v_type] :
+         {std::pair{Storage::kF32, Storage::kF32}, {Storage::kF16, Storage::kInt8}, {Storage::kInt8, Storage::kBf16}}) {
+      for (const int64_t left : {int64_t{0}, capacity / 2, capacity - 1}) {
+        AttentionProblem history = History(2, 430, 4, 3, 1);
+        history.k_type = k_type;
+        history.v_type = v_type;
+        history.window_left = left;
+        Random random(static_cast<uint64_t>(capacity + left));
+        Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, capacity}, 2, 430));
+        Replay replay = ReplayOf(history, &cache);
+        Run(&random, history, std::max<int64_t>(1, capacity - left), &replay);  // no row is pushed out that the call still needs
+        EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << "ring of " << capacity << " " << Describe(history);
+        EXPECT_EQ(cache.Length(0), 430);
+        const int64_t held = std::min<int64_t>(capacity, 430);
+        EXPECT_TRUE(SameBits(cache.Read(1, 430 - held, held), SpecifyStored(history, 1, 430 - held, held))) << "ring of " << capacity;
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(KvCache, ARingTakesCallsThatAreLongerThanItself) {
+  for (const int64_t capacity : {16, 64, 256}) {
+    for (const int64_t left : {int64_t{0}, int64_t{7}, capacity - 1}) {
+      for (const Storage type : {Storage::kF32, Storage::kInt8}) {
+        AttentionProblem history = History(2, 400, 4, 3, 1);
+        history.k_type = history.v_type = type;
+        history.window_left = left;
+        const Outputs expected = Collected(Specify(history));
+        for (const int64_t count : {40, 300, 400}) {
+          const Scheduler scheduler(3, support::RunBackwards);
+          Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, capacity}, 2, 400));
+          Replay replay = ReplayOf(history, &cache);
+          for (bool threads = false; !replay.Finished(); threads = !threads) {
+            replay.Step(history, replay.EachBy(count), Call(threads ? scheduler.get() : nullptr), threads);
+          }
+          EXPECT_TRUE(SameBits(replay.outputs(), expected)) << count << " rows to a ring of " << capacity << " " << Describe(history);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(KvCache, ARingOfRotatedKeysCountsPositionsOn) {
+  AttentionProblem history = History(2, 300, 8, 5);
+  history.window_left = 20;
+  history.k_type = Storage::kF16;
+  history.rope = MakeRope(false, 8, 300);
+  Random random(12);
+  Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, 48}, 2, 300));
+  Replay replay = ReplayOf(history, &cache);
+  Run(&random, history, 28, &replay);
+  EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history))));
+}
+
+TEST_P(KvCache, ARingOfALayerEqualsTheSpecification) {
+  LayerProblem history = LayerHistory(2, 300);
+  history.window_left = 30;
+  history.v_type = Storage::kInt8;
+  history.rope = MakeRope(true, 8, 300);
+  const Layer layer = Make(history, instruction_set());
+  const Outputs expected = Collected(Specify(history));
+  for (const int64_t count : {1, 18, 100, 300}) {
+    Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, 48}, 2, 300));
+    Replay replay(history, history.y_width(), &cache);
+    while (!replay.Finished()) replay.Step(history, replay.EachBy(count), layer.get(), LayerCall());
+    EXPECT_TRUE(SameBits(replay.outputs(), expected)) << count << " at a time";
+  }
+}
+
+TEST_P(KvCache, ARingMayBeTruncatedAsFarAsItStillHoldsTheWindow) {
+  AttentionProblem history = History(1, 300);
+  history.window_left = 20;
+  history.k_type = Storage::kInt8;
+  Random random(13);
+  AttentionProblem other = history;
+  FillNormal(&random, &other);
+  Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, 64}, 1, 300));
+  Replay replay = ReplayOf(history, &cache);
+  while (!replay.Finished()) {
+    const int64_t before = replay.length(0), more = std::min<int64_t>(random.Between(1, 44), 300 - before);
+    replay.Step(other, {{0, more}}, Call());  // 20 + 44 positions fit
+    replay.Truncate(0, before);
+    // The slots of what was taken back count as used: they are written again first.
+    replay.Step(history, {{0, more}}, Call());
+  }
+  EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history))));
+}
+
+TEST_P(KvCache, AResetRingStartsAnew) {
+  AttentionProblem history = History(1, 100);
+  history.window_left = 20;
+  Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, 32}, 1, 100));
+  const Outputs expected = Collected(Specify(history));
+  for (int64_t round = 0; round < 3; round++) {
+    Replay replay = ReplayOf(history, &cache);
+    replay.Truncate(0, 0);
+    RunEachBy(12 - round, history, &replay);
+    EXPECT_TRUE(SameBits(replay.outputs(), expected)) << "round " << round;
+  }
+}
+
+}  // namespace
