@@ -198,7 +198,7 @@ float ScaleOf(const AttentionShape &shape) {
 
 bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
   using Integer = __int128;  // positions and windows may be as large as an int64_t, and then their sums are not
-  const Integer p = Integer{shape.q_start} + i;
+  const Integer largest = __INT64_MAX__, next = Integer{shape.q_start} + i, p = next < largest ? next : largest;
   if (shape.is_causal && j > p) return true;
   if (shape.has_window_left && j < p - shape.window_left) return true;
   return shape.has_window_right && j > p + shape.window_right;
