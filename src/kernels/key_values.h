@@ -111,6 +111,11 @@ MHA_INLINE void locate(const KeyValues &source, const Unit &unit, int64_t begin,
     }
   }
   for (; run < end; ++run) groups->run_end[run] = end * key_block;
+  // Products of blocks that no row needs are masked, but look for a scale.
+  if (groups->has_scales && first < end) {
+    for (int64_t g = 0; g < first; ++g) groups->scales[g] = groups->scales[first];
+    for (int64_t g = end; g < chunk_groups; ++g) groups->scales[g] = groups->scales[end - 1];
+  }
 }
 
 // ---- What has to be brought into the form
