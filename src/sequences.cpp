@@ -310,7 +310,9 @@ Rotation rotation_of(const SequenceArguments &s, bool of_keys) {
 }
 
 void grow_cache(const SequenceArguments &s) {
-  for (int64_t b = 0; s.cache && b < s.batch; ++b) grow(s.cache, in_cache(s, b), keys_of(s, b));
+  for (int64_t b = 0; s.cache && b < s.batch; ++b) {
+    if (keys_of(s, b) > 0) grow(s.cache, in_cache(s, b), keys_of(s, b));
+  }
 }
 
 // ---- Counting
