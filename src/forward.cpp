@@ -32,14 +32,6 @@ struct Plan {
 
 // NULL inputs: key = query, value = key. The widths have to agree then, and without key there are as many keys as queries.
 mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_args *args) {
-  if (!args->key && shape.key_dim != shape.query_dim) {
-    return report.fail(MHA_ERROR_SHAPE, args_argument, "key is NULL, but key_dim %lld is not query_dim %lld; give key",
-                       static_cast<long long>(shape.key_dim), static_cast<long long>(shape.query_dim));
-  }
-  if (!args->value && shape.value_dim != shape.key_dim) {
-    return report.fail(MHA_ERROR_SHAPE, args_argument, "value is NULL, but value_dim %lld is not key_dim %lld; give value",
-                       static_cast<long long>(shape.value_dim), static_cast<long long>(shape.key_dim));
-  }
   if (args->flags & MHA_CACHE_READ) {
     if (!args->cache) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "MHA_CACHE_READ is set without cache; give the cache too");
     if (args->key || args->value) {
@@ -49,6 +41,14 @@ mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_a
     }
     args->n_kv = 0;
     return MHA_OK;
+  }
+  if (!args->key && shape.key_dim != shape.query_dim) {
+    return report.fail(MHA_ERROR_SHAPE, args_argument, "key is NULL, but key_dim %lld is not query_dim %lld; give key",
+                       static_cast<long long>(shape.key_dim), static_cast<long long>(shape.query_dim));
+  }
+  if (!args->value && shape.value_dim != shape.key_dim) {
+    return report.fail(MHA_ERROR_SHAPE, args_argument, "value is NULL, but value_dim %lld is not key_dim %lld; give value",
+                       static_cast<long long>(shape.value_dim), static_cast<long long>(shape.key_dim));
   }
   if (!args->key && !args->value) args->n_kv = args->n_q;
   if (!args->key && args->kv_lengths) {
