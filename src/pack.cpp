@@ -366,7 +366,9 @@ mha_status check_range(Report &report, uint32_t argument, const LayerShape &shap
       for (int64_t k = 0; k < matrix.depth; k += block_terms) {
         read_block(source, matrix, k, column, &block);
         for (int64_t i = 0; i < block.terms; ++i) {
-          for (int64_t c = 0; c < block.columns; ++c) {
+          bool is_too_large = false;  // one of the row, which is found without a branch
+          for (const float x : block.rows[i]) is_too_large |= (magnitude_of(x) >= 65520.0f) & (x - x == 0.0f);
+          for (int64_t c = 0; is_too_large; ++c) {
             const float x = block.rows[i][c];
             if (magnitude_of(x) < 65520.0f || x - x != 0.0f) continue;
             return fail_range(report, argument, source, weights.layout == MHA_LAYOUT_IN_OUT, k + i, column + c, x);

@@ -34,17 +34,12 @@ inline int32_t rounded(float x) { return static_cast<int32_t>(bits_of(x + rounde
 inline uint16_t f16_of(float x) {
   constexpr uint32_t smallest_normal = 0x38800000u, infinite = 0x477ff000u;  // 2^-14, 65520
   const uint32_t bits = storage::bits_of(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
-  uint32_t half;
-  if (magnitude > 0x7f800000u) {
-    return 0x7e00u;
-  } else if (magnitude >= infinite) {
-    half = 0x7c00u;
-  } else if (magnitude < smallest_normal) {  // in units of 2^-24, the last place of 0.5
-    half = storage::bits_of(storage::float_of(magnitude) + 0.5f) - storage::bits_of(0.5f);
-  } else {
-    half = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-  }
-  return static_cast<uint16_t>(sign | half);
+  // All cases, and then a choice, so that a loop over many numbers has no branch.
+  const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+  const uint32_t subnormal = storage::bits_of(storage::float_of(magnitude) + 0.5f) - storage::bits_of(0.5f);  // units of 0.5's last place
+  const uint32_t finite = magnitude < smallest_normal ? subnormal : normal;
+  const uint32_t half = sign | (magnitude < infinite ? finite : 0x7c00u);
+  return static_cast<uint16_t>(magnitude > 0x7f800000u ? 0x7e00u : half);
 }
 
 // Exact. A NaN becomes quiet.

@@ -753,6 +753,24 @@ TEST_F(Packed, KeepsItsScale) {
   EXPECT_EQ(ReadFile(folder_ / "y.npy"), expected);
 }
 
+TEST_F(Packed, KeepsTheTypeOfItsWeights) {
+  const std::string of_floats = Output();
+  for (const char *type : {"f16", "bf16", "int8", "int4"}) {
+    const std::string expected = Output({"--weight-type", type});
+    EXPECT_NE(expected, of_floats) << type;
+    ASSERT_EQ(Mha(PackArguments({"--weight-type", type})).status, 0) << type;
+    ASSERT_EQ(Mha({"verify", folder_ / "layer.mha"}).status, 0) << type;
+    const Result result = Mha(RunPackedArguments());
+    ASSERT_EQ(result.status, 0) << result.err;
+    EXPECT_EQ(ReadFile(folder_ / "y.npy"), expected) << type;
+  }
+  ASSERT_EQ(Mha(PackArguments({"--weight-type", "f32"})).status, 0);
+  ASSERT_EQ(Mha(RunPackedArguments()).status, 0);
+  EXPECT_EQ(ReadFile(folder_ / "y.npy"), of_floats);
+  ExpectRefusal(Mha(PackArguments({"--weight-type", "int5"})), {"--weight-type", "int4", "'int5'"});
+  ExpectRefusal(Mha(RunPackedArguments({"--weight-type", "int8"})), {"--weight-type", "--packed"});
+}
+
 TEST_F(Packed, ForOpenBlasRunsWithOpenBlasOnly) {
   if (Mha({"info"}).out.find("openblas") == std::string::npos) GTEST_SKIP() << "built without OpenBLAS";
   const std::string expected = Output({"--back-end", "openblas"});

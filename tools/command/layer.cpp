@@ -34,6 +34,7 @@ class ShapeFinder {
     config.struct_size = sizeof config;
     config.num_heads = options_.num_heads;
     config.scale = options_.scale;
+    config.weight_type = weight_type_of(options_);
 
     const LayerNames &names = layer_.names;
     const bool is_fused = !names.qkv.weight.empty();

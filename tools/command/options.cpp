@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
 
 #include "error.h"
 #include "mha.h"
@@ -16,6 +17,9 @@ std::string instruction_set_names() {
   }
   return names;
 }
+
+// By their MHA_TYPE_*.
+constexpr const char *weight_types[] = {"f32", "f16", "bf16", "int8", "int4"};
 
 }  // namespace
 
@@ -87,6 +91,27 @@ void add_packed_option(CLI::App *app, LayerOptions *options) {
   app->add_option("--packed", options->packed, "A layer that mha pack wrote, instead of all these; mapped, not copied")
       ->type_name("FILE")
       ->group(kWeights);
+}
+
+void add_weight_type_option(CLI::App *app, LayerOptions *options) {
+  const auto is_type = [](std::string &text) -> std::string {
+    for (const char *name : weight_types) {
+      if (text == name) return "";
+    }
+    return "f32, f16, bf16, int8 or int4 is expected, not " + in_quotes(text);
+  };
+  CLI::Option *option = app->add_option("--weight-type", options->weight_type, "How the layer keeps its weights: f32 (default), f16, bf16, int8 or int4");
+  option->type_name("NAME")->check(CLI::Validator(is_type, ""))->group(kComputation);
+  // A packed layer keeps them as it was packed.
+  if (CLI::Option *packed = app->get_option_no_throw("--packed")) option->excludes(packed);
+}
+
+uint32_t weight_type_of(const LayerOptions &options) {
+  uint32_t type = MHA_TYPE_F32;
+  for (uint32_t i = 0; i < std::size(weight_types); ++i) {
+    if (options.weight_type == weight_types[i]) type = i;
+  }
+  return type;
 }
 
 void add_back_end_option(CLI::App *app, LayerOptions *options) {

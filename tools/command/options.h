@@ -22,6 +22,7 @@ struct LayerOptions {
   std::string layout;
   bool without_rope = false;
   float scale = 0;
+  std::string weight_type;
   std::string instruction_set;
   std::string back_end;
 };
@@ -41,12 +42,16 @@ inline const char *const kComputation = "Computation";
 
 void add_weight_options(CLI::App *app, LayerOptions *options);  // --weights and how to read it
 void add_packed_option(CLI::App *app, LayerOptions *options);   // --packed, instead of all of them
+void add_weight_type_option(CLI::App *app, LayerOptions *options);
 void add_back_end_option(CLI::App *app, LayerOptions *options);
 void add_instruction_set_option(CLI::App *app, LayerOptions *options);
 void add_input_options(CLI::App *app, InputOptions *options);  // --input and company
 
 // Throws one InputError that names all options that are needed and not given. others: {"--input", its value}.
 void check_needed(const LayerOptions &options, bool may_be_packed, const std::vector<std::pair<const char *, std::string>> &others);
+
+// --weight-type as a MHA_TYPE_*.
+uint32_t weight_type_of(const LayerOptions &options);
 
 CLI::Validator finite_number();
 CLI::Validator whole_number(int64_t most = INT64_MAX);  // from 1

@@ -52,6 +52,7 @@ void add_pack_command(CLI::App *app) {
   CLI::App *pack_app = app->add_subcommand("pack", "Pack a layer once, for mha run --packed and mha_layer_view");
   add_weight_options(pack_app, &options->layer);
   pack_app->add_option("--output", options->output, "Where the packed layer goes (.mha)")->type_name("FILE")->group(kInput);
+  add_weight_type_option(pack_app, &options->layer);
   add_back_end_option(pack_app, &options->layer);
   pack_app->add_flag("--quiet", options->is_quiet, "No progress, no line about the layer");
   pack_app->footer(R"(
@@ -59,6 +60,7 @@ One packed file serves every machine of this byte order, whatever its instructio
 
 Examples:
   mha pack --weights layer.safetensors --heads 12 --output layer.mha
+  mha pack --weights layer.safetensors --heads 12 --weight-type int8 --output layer.mha
   mha pack --weights gpt2.safetensors --layer h.0 --heads 12 --output h.0.mha
   mha run --packed layer.mha --input x.npy --output y.npy)");
   pack_app->callback([options] { pack(*options); });

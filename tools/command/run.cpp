@@ -128,6 +128,7 @@ void add_run_command(CLI::App *app) {
       ->type_name("FILE")
       ->group(kInput);
   add_instruction_set_option(run_app, &options->layer);
+  add_weight_type_option(run_app, &options->layer);
   add_back_end_option(run_app, &options->layer);
   run_app->add_option("--threads", options->num_threads, "Number of threads, default 1; the result is the same bits for any")
       ->type_name("N")
