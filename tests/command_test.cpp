@@ -248,15 +248,150 @@ TEST(Families, LlamaWithGroupedHeads) {
   ExpectRun(p, Linears(p, "q_proj", "k_proj", "v_proj", "o_proj"), {"--no-rope"});
 }
 
-TEST(Families, LlamaIsRefusedUnlessNothingRotates) {
-  Problem p;
-  Fill(&p);
-  Folder folder;
-  WriteLayer(folder, Linears(p, "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj",
-                             "model.layers.0.self_attn.o_proj"));
-  WriteInput(folder, p);
-  ExpectRefusal(Mha(RunArguments(folder, p)), {"layer.safetensors", "model.layers.0.self_attn.q_proj.weight", "RoPE", "--no-rope"});
+// ---- RoPE
+
+struct Rope {
+  double base = 10000;
+  bool is_interleaved = false;
+  int64_t dims = 6;
+};
+
+// Rotates rows [n, heads, head_dim], the first of them at position 0.
+void Rotate(const Rope &rope, int64_t heads, int64_t head_dim, std::vector<double> *rows) {
+  const int64_t width = heads * head_dim, pairs = rope.dims / 2;
+  for (int64_t at = 0; at < static_cast<int64_t>(rows->size()); at += head_dim) {
+    for (int64_t i = 0; i < pairs; i++) {
+      const double angle =
+          static_cast<double>(at / width) * std::pow(rope.base, -2.0 * static_cast<double>(i) / static_cast<double>(rope.dims));
+      double &a = (*rows)[at + (rope.is_interleaved ? 2 * i : i)];
+      double &b = (*rows)[at + (rope.is_interleaved ? 2 * i + 1 : i + pairs)];
+      const double rotated_a = a * std::cos(angle) - b * std::sin(angle);
+      b = b * std::cos(angle) + a * std::sin(angle);
+      a = rotated_a;
+    }
+  }
 }
+
+// Whether y is what the layer gives with its queries and keys rotated: within twice the bound of the layer without, since rotating pairs
+// adds up errors of two elements.
+void ExpectRotatedLayer(const Problem &p, const Rope &rope, const std::vector<float> &y) {
+  const support::LayerWeights weights = {p.w_q.data(), p.w_k.data(), p.w_v.data(), p.w_o.data(),
+                                         p.b_q.data(), p.b_k.data(), p.b_v.data(), p.b_o.data()};
+  const support::LayerShape shape = {p.query_dim,
+                                     p.key_dim,
+                                     p.value_dim,
+                                     p.output_dim,
+                                     {p.n_q, p.n_q, p.num_heads, p.num_kv_heads, p.head_dim, p.head_dim_v, 0, p.is_causal, 0}};
+  ASSERT_EQ(static_cast<int64_t>(y.size()), p.batch * p.n_q * p.output_dim);
+  double worst = 0;
+  for (int64_t b = 0; b < p.batch; b++) {
+    const float *x = p.query.data() + b * p.n_q * p.query_dim;
+    oracle::Layer<double> exact = oracle::LayerForward<double>(shape, weights, x, x, x);
+    Rotate(rope, p.num_heads, p.head_dim, &exact.q);
+    Rotate(rope, p.num_kv_heads, p.head_dim, &exact.k);
+    exact.attention = oracle::AttentionForward<double>(shape.attention, exact.q, exact.k, exact.v);
+    for (int64_t i = 0; i < p.n_q; i++) {
+      for (int64_t n = 0; n < p.output_dim; n++) {
+        double sum = p.b_o[n];
+        for (int64_t k = 0; k < p.merged(); k++) sum += exact.attention.context[i * p.merged() + k] * p.w_o[k * p.output_dim + n];
+        exact.y[i * p.output_dim + n] = sum;
+      }
+    }
+    const oracle::LayerBound bound = oracle::BoundLayer(shape, weights, x, x, x, exact);
+    for (int64_t i = 0; i < p.n_q * p.output_dim; i++) {
+      worst = std::max(worst, std::fabs(static_cast<double>(y[b * p.n_q * p.output_dim + i]) - exact.y[i]) / bound.y[i]);
+    }
+  }
+  EXPECT_LE(worst, 2) << "the error, in units of the bound without rotation";
+}
+
+class Rotated : public testing::Test {
+ protected:
+  Rotated() {
+    p_.num_kv_heads = 2;
+    Fill(&p_);
+    WriteInput(folder_, p_);
+  }
+
+  void Write(const std::string &output_name) {
+    const std::string prefix = "model.layers.0.self_attn.";
+    WriteLayer(folder_, Linears(p_, prefix + "q_proj", prefix + "k_proj", prefix + "v_proj", prefix + output_name));
+  }
+
+  // Runs the layer, and expects it rotated so, and a line that says so.
+  void Expect(const Arguments &arguments, const Rope &rope, const std::string &words) {
+    const Result result = Mha(arguments);
+    ASSERT_EQ(result.status, 0) << result.err;
+    EXPECT_NE(result.err.find(words), std::string::npos) << result.err;
+    std::vector<float> y;
+    ExpectNpy(folder_ / "y.npy", {p_.batch, p_.n_q, p_.output_dim}, &y);
+    ExpectRotatedLayer(p_, rope, y);
+  }
+
+  Problem p_;
+  Folder folder_;
+};
+
+TEST_F(Rotated, LayersOfLlamaAreByDefaultInHalvesAndBase10000) {
+  Write("o_proj");
+  Expect(RunArguments(folder_, p_), {}, ", rotated (half, base 10000), ");
+}
+
+TEST_F(Rotated, LayersAreAsTheOptionsSay) {
+  Write("o_proj");
+  Expect(RunArguments(folder_, p_, {"--rope-base", "500000"}), {500000, false, 6}, ", rotated (half, base 500000), ");
+  Expect(RunArguments(folder_, p_, {"--rope-style", "half"}), {10000, false, 6}, ", rotated (half, base 10000), ");
+  Expect(RunArguments(folder_, p_, {"--rope-style", "interleaved"}), {10000, true, 6}, ", rotated (interleaved, base 10000), ");
+  Expect(RunArguments(folder_, p_, {"--rope-dims", "4", "--rope-base", "100.5"}), {100.5, false, 4},
+         ", rotated (half, base 100.5, 4 elements), ");
+}
+
+TEST_F(Rotated, OtherLayersAreOnlyWhereAnOptionSaysSo) {
+  WriteLayer(folder_, Linears(p_, "W_query", "W_key", "W_value", "out_proj"));
+  EXPECT_EQ(Mha(RunArguments(folder_, p_)).err.find("rotated"), std::string::npos);
+  Expect(RunArguments(folder_, p_, {"--rope-base", "10000"}), {}, ", rotated (half, base 10000), ");
+}
+
+TEST_F(Rotated, PackedLayersAreOnlyWhereAnOptionSaysSo) {
+  Write("o_proj");
+  const std::string packed = folder_ / "layer.mha";
+  ASSERT_EQ(Mha({"pack", "--weights", folder_ / "layer.safetensors", "--heads", "4", "--no-rope", "--output", packed}).status, 0);
+  const Arguments run = {"run", "--packed", packed, "--input", folder_ / "x.npy", "--output", folder_ / "y.npy", "--causal"};
+  EXPECT_EQ(Mha(run).err.find("rotated"), std::string::npos);
+  Arguments rotated = run;
+  rotated.insert(rotated.end(), {"--rope-style", "interleaved"});
+  Expect(rotated, {10000, true, 6}, ", rotated (interleaved, base 10000), ");
+}
+
+TEST_F(Rotated, LayersWhoseOutputHasAnotherNameThanLlamasAreRefusedUntilAnOptionSaysHow) {
+  for (const char *name : {"out_proj", "dense"}) {
+    Write(name);
+    ExpectRefusal(Mha(RunArguments(folder_, p_)),
+                  {"layer.safetensors", "model.layers.0.self_attn.q_proj.weight", "RoPE", "--rope-base", "--no-rope"});
+    Expect(RunArguments(folder_, p_, {"--rope-style", "half"}), {}, ", rotated (half, base 10000), ");
+    EXPECT_EQ(Mha(RunArguments(folder_, p_, {"--no-rope"})).status, 0);
+  }
+}
+
+TEST_F(Rotated, LayersAreRefusedByCommandsThatDoNotRotate) {
+  Write("o_proj");
+  const std::string weights = folder_ / "layer.safetensors";
+  const std::vector<std::string> words = {"layer.safetensors", "model.layers.0.self_attn.q_proj.weight", "RoPE", "--no-rope"};
+  ExpectRefusal(Mha({"pack", "--weights", weights, "--heads", "4", "--output", folder_ / "layer.mha"}), words);
+  ExpectRefusal(Mha({"explain", "--weights", weights, "--heads", "4", "--input", folder_ / "x.npy"}), words);
+}
+
+TEST_F(Rotated, LayersWithOptionsThatContradictEachOtherAreRefused) {
+  Write("o_proj");
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--no-rope", "--rope-base", "10000"})), {"--no-rope", "--rope-base"});
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--rope-base", "0.5"})), {"--rope-base", "base is 0.5"});
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--rope-base", "nan"})), {"--rope-base", "a finite number"});
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--rope-style", "other"})), {"--rope-style", "half or interleaved"});
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--rope-dims", "3"})), {"--rope-dims", "even"});
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--rope-dims", "8"})), {"--rope-dims", "a head has 6"});
+}
+
+// ---- More families
 
 TEST(Families, Bert) {
   Problem p;

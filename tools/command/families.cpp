@@ -12,7 +12,7 @@ struct Family {
   ProjectionNames q, k, v, qkv;          // names behind the layer's prefix
   std::vector<ProjectionNames> outputs;  // the first that exists is taken
   bool needs_output = true;              // else a layer without one gives its merged heads
-  bool may_rotate = false;
+  bool has_llama_names = false;          // which models with and without RoPE share, but for the name of the output projection
 };
 
 // How names of matrices and their biases go together.
@@ -52,7 +52,7 @@ const std::vector<Family> kFamilies = {
      kNone,
      {linear("o_proj"), linear("out_proj"), linear("dense")},
      /*needs_output=*/true,
-     /*may_rotate=*/true},
+     /*has_llama_names=*/true},
     {"BERT", linear("self.query"), linear("self.key"), linear("self.value"), kNone, {linear("output.dense")}},
     {"GPT-2", kNone, kNone, kNone, conv1d("c_attn"), {conv1d("c_proj")}},
 };
@@ -86,7 +86,6 @@ ProjectionNames behind_prefix(const SafetensorsFile &file, const std::string &pr
 FoundLayer layer_of(const SafetensorsFile &file, const Family &family, const std::string &prefix) {
   FoundLayer layer;
   layer.prefix = prefix.empty() ? "" : prefix.substr(0, prefix.size() - 1);
-  layer.may_rotate = family.may_rotate;
   layer.names.family = family.title;
   layer.names.q = behind_prefix(file, prefix, family.q);
   layer.names.k = behind_prefix(file, prefix, family.k);
@@ -98,6 +97,10 @@ FoundLayer layer_of(const SafetensorsFile &file, const Family &family, const std
     layer.names.o = behind_prefix(file, prefix, *output);
   } else if (family.needs_output) {  // as in one part of a model in several files: reading it will say what is missing
     layer.names.o = behind_prefix(file, prefix, family.outputs[0]);
+  }
+  if (family.has_llama_names) {
+    // o_proj is how Llama, Mistral, Qwen and Gemma name it; with other names (OPT, Phi, GPT-J), each model has its own way.
+    layer.rotates = layer.names.o.weight == prefix + "o_proj.weight" ? Rotates::kAll : Rotates::kSome;
   }
   for (const Addition &addition : kAdditions) {
     if (file.find(prefix + addition.name) == nullptr) continue;
@@ -138,7 +141,7 @@ std::vector<FoundLayer> find_layers(const SafetensorsFile &file) {
   return layers;
 }
 
-FoundLayer choose_layer(const SafetensorsFile &file, const std::optional<std::string> &prefix, bool without_rope) {
+FoundLayer choose_layer(const SafetensorsFile &file, const std::optional<std::string> &prefix) {
   const std::vector<FoundLayer> layers = find_layers(file);
   if (layers.empty()) {
     fail(file.path(), ": holds no attention layer whose names are known",
@@ -160,10 +163,6 @@ FoundLayer choose_layer(const SafetensorsFile &file, const std::optional<std::st
   const FoundLayer &layer = chosen[0];
   if (!layer.obstacle.empty()) {
     fail(file.path(), ": the layer ", in_quotes(layer.prefix), " ", layer.obstacle, ", which this version can't compute");
-  }
-  if (layer.may_rotate && !without_rope) {
-    fail(file.path(), ": the layer ", in_quotes(layer.prefix), " has the names of Llama and kin (", in_quotes(layer.names.q.weight),
-         "), which rotate queries and keys (RoPE), and this version can't; --no-rope says that the layer is a plain one");
   }
   return layer;
 }

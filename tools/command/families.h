@@ -24,19 +24,22 @@ struct LayerNames {
   ProjectionNames q, k, v, qkv, o;
 };
 
+// Whether models with such names rotate queries and keys (RoPE), of which the tensors show nothing.
+enum class Rotates { kNever, kSome, kAll };
+
 // A layer that a file holds.
 struct FoundLayer {
-  std::string prefix;       // "h.0.attn", or "" for a file of one layer
-  LayerNames names;         // complete names in the file; only those that exist, and the weights that should
-  std::string obstacle;     // why this version can't compute the layer; "" = it can
-  bool may_rotate = false;  // whether models of this family rotate queries and keys, of which the tensors show nothing
+  std::string prefix;    // "h.0.attn", or "" for a file of one layer
+  LayerNames names;      // complete names in the file; only those that exist, and the weights that should
+  std::string obstacle;  // why this version can't compute the layer; "" = it can
+  Rotates rotates = Rotates::kNever;
 };
 
 // All layers of the families that the command knows.
 std::vector<FoundLayer> find_layers(const SafetensorsFile &file);
 
 // The layer that prefix means, or the only one. prefix may be any part of a layer's prefix between dots, if it means just one.
-FoundLayer choose_layer(const SafetensorsFile &file, const std::optional<std::string> &prefix, bool without_rope);
+FoundLayer choose_layer(const SafetensorsFile &file, const std::optional<std::string> &prefix);
 
 // The layer of --names, such as "q=wq.weight,k=wk.weight,v=wv.weight,o=wo.weight".
 LayerNames parse_names(const SafetensorsFile &file, const std::string &names, const std::optional<std::string> &prefix, uint32_t layout);

@@ -249,6 +249,19 @@ mha_layer_options for_other_back_end(mha_layer_options options) {
   return options;
 }
 
+// What is rotated by default must be beyond doubt, and what the sub-command can't rotate must be plain.
+void check_rotation(const std::string &name, const FoundLayer &layer, const LayerOptions &options) {
+  if (layer.rotates == Rotates::kNever || options.without_rope || wants_rope(options)) return;
+  const std::string start =
+      text(name, ": the layer ", in_quotes(layer.prefix), " has the names of Llama and kin (", in_quotes(layer.names.q.weight), "), ");
+  if (!options.can_rotate) {
+    fail(start, "which rotate queries and keys (RoPE), and this command doesn't; --no-rope takes the weights as they are");
+  }
+  if (layer.rotates == Rotates::kSome) {
+    fail(start, "some of which rotate queries and keys (RoPE); say how by --rope-base, --rope-style and --rope-dims, or --no-rope");
+  }
+}
+
 // A packed layer has its shape and its weights in it.
 void refuse_weight_options(const LayerOptions &options) {
   const std::pair<const char *, bool> given[] = {
@@ -267,14 +280,20 @@ LayerWeights read_layer_weights(const LayerOptions &options) {
   const std::optional<uint32_t> layout = layout_of(options.layout);
   if (!options.names.empty() && !layout) fail("--layout: is needed with --names, since the names do not tell how the matrices lie");
 
+  if (options.without_rope && wants_rope(options)) fail("--no-rope: can't be combined with --rope-base, --rope-style and --rope-dims");
+
   LayerWeights layer = {};
   layer.name = options.weights;
   layer.file = std::make_unique<const SafetensorsFile>(options.weights);
   if (options.names.empty()) {
-    layer.names = choose_layer(*layer.file, options.layer, options.without_rope).names;
+    const FoundLayer found = choose_layer(*layer.file, options.layer);
+    check_rotation(layer.name, found, options);
+    layer.names = found.names;
+    layer.rotates = found.rotates == Rotates::kAll && !options.without_rope;
   } else {
     layer.names = parse_names(*layer.file, options.names, options.layer, *layout);
   }
+  layer.rotates |= wants_rope(options);
   if (layout) {
     for (ProjectionNames *names : {&layer.names.q, &layer.names.k, &layer.names.v, &layer.names.qkv, &layer.names.o}) {
       names->layout = *layout;
@@ -299,7 +318,7 @@ mha_layer_options computation_options(const LayerOptions &options) {
 }
 
 LoadedLayer::LoadedLayer(const LayerWeights &weights, const LayerOptions &options)
-    : name_(weights.name), layout_doubt_(weights.layout_doubt) {
+    : name_(weights.name), layout_doubt_(weights.layout_doubt), rotates_(weights.rotates) {
   const mha_layer_options computation = computation_options(options);
   mha_error error;
   check(mha_layer_create(&weights.config, &weights.weights, &computation, &own_, &error), error, name_);
@@ -308,7 +327,7 @@ LoadedLayer::LoadedLayer(const LayerWeights &weights, const LayerOptions &option
   check(mha_layer_shape(layer_, &shape_, &error), error, name_);
 }
 
-LoadedLayer::LoadedLayer(const std::string &packed_file, const LayerOptions &options) : name_(packed_file) {
+LoadedLayer::LoadedLayer(const std::string &packed_file, const LayerOptions &options) : name_(packed_file), rotates_(wants_rope(options)) {
   refuse_weight_options(options);
   const mha_layer_options computation = computation_options(options);
   packed_ = std::make_unique<const MappedFile>(packed_file);

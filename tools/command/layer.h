@@ -23,6 +23,7 @@ struct LayerWeights {
   mha_layer_config config;  // complete: no default is left to the library
   mha_layer_weights weights;
   std::string layout_doubt;  // "" = none; else why --layout seems wrong, unless keys and values have rows of their own
+  bool rotates;              // whether queries and keys are to be rotated
 };
 
 // Reads --weights as the other options say. Everything that does not fit is an InputError.
@@ -44,10 +45,12 @@ class LoadedLayer {
   const std::string &name() const { return name_; }  // the file, for sentences
   const mha_layer_config &shape() const { return shape_; }
   const std::string &layout_doubt() const { return layout_doubt_; }  // that of LayerWeights
+  bool rotates() const { return rotates_; }
 
  private:
   std::string name_;
   std::string layout_doubt_;
+  bool rotates_ = false;
   mha_layer *own_ = nullptr;
   std::unique_ptr<const MappedFile> packed_;
   std::vector<std::max_align_t> storage_;

@@ -87,6 +87,20 @@ void add_weight_options(CLI::App *app, LayerOptions *options) {
   add("--scale", &options->scale, "S", "Factor of the scores; default 0, which stands for 1 / sqrt(head_dim)")->check(finite_number());
 }
 
+void add_rope_options(CLI::App *app, LayerOptions *options) {
+  const auto add = [app](const char *name, auto *value, const char *type, const char *description) {
+    return app->add_option(name, *value, description)->type_name(type)->group(kWeights);
+  };
+  options->can_rotate = true;
+  add("--rope-base", &options->rope_base, "B", "Rotate queries and keys (RoPE) with this base, rope_theta in config.json; default 10000")
+      ->check(finite_number());
+  add("--rope-style", &options->rope_style, "STYLE", "Pairs of RoPE: half (default; Hugging Face's files) or interleaved (GPT-J)")
+      ->check(one_of("half", "interleaved"));
+  add("--rope-dims", &options->rope_dims, "N", "Elements of a head that RoPE rotates, the first ones; default all")->check(whole_number());
+}
+
+bool wants_rope(const LayerOptions &options) { return options.rope_base != 0 || !options.rope_style.empty() || options.rope_dims != 0; }
+
 void add_packed_option(CLI::App *app, LayerOptions *options) {
   app->add_option("--packed", options->packed, "A layer that mha pack wrote, instead of all these; mapped, not copied")
       ->type_name("FILE")

@@ -21,6 +21,10 @@ struct LayerOptions {
   std::string names;
   std::string layout;
   bool without_rope = false;
+  bool can_rotate = false;  // whether the sub-command has the --rope options
+  double rope_base = 0;
+  std::string rope_style;
+  int64_t rope_dims = 0;
   float scale = 0;
   std::string weight_type;
   std::string instruction_set;
@@ -41,6 +45,7 @@ inline const char *const kInput = "Input and output";
 inline const char *const kComputation = "Computation";
 
 void add_weight_options(CLI::App *app, LayerOptions *options);  // --weights and how to read it
+void add_rope_options(CLI::App *app, LayerOptions *options);    // how queries and keys are rotated, with --packed too
 void add_packed_option(CLI::App *app, LayerOptions *options);   // --packed, instead of all of them
 void add_weight_type_option(CLI::App *app, LayerOptions *options);
 void add_back_end_option(CLI::App *app, LayerOptions *options);
@@ -52,6 +57,9 @@ void check_needed(const LayerOptions &options, bool may_be_packed, const std::ve
 
 // --weight-type as a MHA_TYPE_*.
 uint32_t weight_type_of(const LayerOptions &options);
+
+// Whether one of the --rope options is given.
+bool wants_rope(const LayerOptions &options);
 
 CLI::Validator finite_number();
 CLI::Validator whole_number(int64_t most = INT64_MAX);  // from 1

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "commands.h"
 #include "error.h"
@@ -10,6 +11,7 @@
 #include "inputs.h"
 #include "layer.h"
 #include "options.h"
+#include "rotation.h"
 #include "terminal.h"
 #include "threads.h"
 
@@ -76,11 +78,16 @@ void run(const RunOptions &options) {
   const auto output = std::make_unique<float[]>(checked_product(name, shape));  // zeroed, so that its pages are there before the clock runs
   OutputFile file(options.output);
 
+  std::optional<Rotation> rotation;
+  if (layer->rotates()) rotation.emplace(options.layer, layer->shape(), std::max(inputs.n_q(), inputs.n_kv()));
+  const mha_rope *rope = rotation ? rotation->get() : nullptr;
+
   // What the whole batch costs, and how it is cut into calls.
   const mha_scheduler scheduler = fork_join_scheduler(options.num_threads);
   mha_forward_args args = inputs.arguments(0, inputs.batch());
   args.scheduler = options.num_threads > 1 ? &scheduler : nullptr;
   args.output = output.get();
+  args.rope = rope;
   mha_error error;
   mha_call_info info = {};
   info.struct_size = sizeof info;
@@ -98,6 +105,7 @@ void run(const RunOptions &options) {
     progress.step("sequence", done, inputs.batch());
     args = inputs.arguments(done, std::min(slice, inputs.batch() - done));
     args.scheduler = options.num_threads > 1 ? &scheduler : nullptr;
+    args.rope = rope;
     args.output = output.get() + done * inputs.n_q() * shape.back();
     check(mha_forward(layer->get(), &args, workspace.get(), workspace_bytes, &error), error, name);
   }
@@ -111,9 +119,10 @@ void run(const RunOptions &options) {
   progress.clear();
   if (options.is_quiet) return;
   const double gflops = seconds > 0 ? static_cast<double>(info.operations) / seconds * 1e-9 : 0;
+  const std::string heads = heads_text(layer->shape()) + (rotation ? ", " + rotation->text() : "");
   std::fprintf(stderr, "%s -> %s, %s, %s, %s, %s, %s GFLOP/s\n", shape_text(inputs.query.shape).c_str(), shape_text(shape).c_str(),
-               heads_text(layer->shape()).c_str(), back_end_text(info).c_str(), count_text(info.num_threads, "thread").c_str(),
-               duration_text(seconds).c_str(), decimal_text(gflops, 1).c_str());
+               heads.c_str(), back_end_text(info).c_str(), count_text(info.num_threads, "thread").c_str(), duration_text(seconds).c_str(),
+               decimal_text(gflops, 1).c_str());
 }
 
 }  // namespace
@@ -122,6 +131,7 @@ void add_run_command(CLI::App *app) {
   const auto options = std::make_shared<RunOptions>();
   CLI::App *run_app = app->add_subcommand("run", "Run a layer on the rows of a file");
   add_weight_options(run_app, &options->layer);
+  add_rope_options(run_app, &options->layer);
   add_packed_option(run_app, &options->layer);
   add_input_options(run_app, &options->inputs);
   run_app->add_option("--output", options->output, "Where the result goes (.npy), with the rank of the input")
@@ -140,11 +150,13 @@ Examples:
   mha run --weights layer.safetensors --heads 12 --causal --input x.npy --output y.npy
   mha run --weights gpt2.safetensors --layer h.0 --heads 12 --causal --input x.npy --output y.npy
   mha run --weights a.safetensors --names q=wq,k=wk,v=wv,o=wo --layout in-out --heads 8 --input x.npy --output y.npy
+  mha run --weights llama.safetensors --layer layers.0 --heads 32 --rope-base 500000 --causal --input x.npy --output y.npy
   mha run --packed layer.mha --input x.npy --output y.npy --threads 2
 
 The names of these layers are known: W_query, W_key, W_value (as nn.Linear or as matrices), nn.MultiheadAttention, Llama and kin
-(not their rotation: see --no-rope), BERT, GPT-2. Of other names, the bias of a.weight is a.bias, or given by bq=.., bk=.., bv=..,
-bqkv=.., bo=.. in --names. Without o=.. the merged heads are the output.)");
+(rotated by base 10000 if no option says otherwise), BERT, GPT-2. A packed layer is rotated if one of the --rope options is given.
+Of other names, the bias of a.weight is a.bias, or given by bq=.., bk=.., bv=.., bqkv=.., bo=.. in --names. Without o=.. the
+merged heads are the output.)");
   run_app->callback([options] { run(*options); });
 }
 
