@@ -194,7 +194,8 @@ void read_block(const Source &source, const PackedMatrix &matrix, int64_t k, int
   else if (source.type == MHA_TYPE_BF16)
     read_block<uint16_t>(source, k, column, f32_of_bf16, block);
   else
-    read_block<float>(source, k, column, [](float x) { return x; }, block);
+    read_block<float>(
+        source, k, column, [](float x) { return x; }, block);
 }
 
 template <class Element, class Narrow>
@@ -238,7 +239,8 @@ void pack_panel_int8(const Source &source, const PackedMatrix &matrix, int64_t p
   int8_t *const to = panel_at<int8_t>(matrix, Storage::int8, panel, buffer);
   for (int64_t k = 0; k < matrix.depth; k += block_terms) {
     read_block(source, matrix, k, panel * panel_columns, block);
-    store_block(*block, [&](float x, int64_t c) { return int8_of(x, factor[c]); }, to + k * panel_columns);
+    store_block(
+        *block, [&](float x, int64_t c) { return int8_of(x, factor[c]); }, to + k * panel_columns);
   }
 }
 
@@ -312,11 +314,14 @@ void pack_converted(const Source &source, const PackedMatrix &matrix, PackedKind
             memcpy(to + i * matrix.stride, block.rows[i], static_cast<size_t>(block.columns) * sizeof(float));
           }
         } else if (storage == Storage::f32) {
-          store_block(block, [](float x, int64_t) { return x; }, panel_at<float>(matrix, storage, panel, buffer) + at);
+          store_block(
+              block, [](float x, int64_t) { return x; }, panel_at<float>(matrix, storage, panel, buffer) + at);
         } else if (storage == Storage::f16) {
-          store_block(block, [](float x, int64_t) { return f16_of(x); }, panel_at<uint16_t>(matrix, storage, panel, buffer) + at);
+          store_block(
+              block, [](float x, int64_t) { return f16_of(x); }, panel_at<uint16_t>(matrix, storage, panel, buffer) + at);
         } else {
-          store_block(block, [](float x, int64_t) { return bf16_of(x); }, panel_at<uint16_t>(matrix, storage, panel, buffer) + at);
+          store_block(
+              block, [](float x, int64_t) { return bf16_of(x); }, panel_at<uint16_t>(matrix, storage, panel, buffer) + at);
         }
       }
     }

@@ -78,8 +78,8 @@ TEST(Storage, NarrowingRoundsToTheNearestAndTiesToEven) {
     for (uint32_t stored = 0; stored < format.infinity; stored++) {
       // The largest number's upper neighbour is where the format would go on; from halfway there on it is infinite.
       const double low = Meaning(stored, format.exponent_bits);
-      const double high = stored + 1u < format.infinity ? Meaning(stored + 1u, format.exponent_bits)
-                                                        : 2 * low - Meaning(stored - 1u, format.exponent_bits);
+      const double high =
+          stored + 1u < format.infinity ? Meaning(stored + 1u, format.exponent_bits) : 2 * low - Meaning(stored - 1u, format.exponent_bits);
       const float middle = static_cast<float>((low + high) / 2);
       ASSERT_EQ(static_cast<double>(middle), (low + high) / 2) << "a float holds each middle";
       const uint32_t even = stored % 2 == 0 ? stored : stored + 1u;

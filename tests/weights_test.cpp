@@ -138,7 +138,7 @@ TEST_P(StoredWeights, HoldEveryKindOfNumber) {
   const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
   for (int round = 0; round < 12; round++) {
     LayerProblem problem = RandomProblem(&random, 1 + round % 7, 90, 2, 2, 30, 30, 70);
-    const float odd[] = {nan,       infinity,           -infinity,  0x1p-149f, -0x1p-120f, 65504.0f, -65519.9f,
+    const float odd[] = {nan,       infinity,         -infinity, 0x1p-149f, -0x1p-120f, 65504.0f, -65519.9f,
                          0x1p-101f, 0x1.fffffep-101f, 0x1p-100f, 3e-8f,     -0x1p-14f,  -0.0f,    0x1p-25f};
     for (std::vector<float> *w : {&problem.w_q, &problem.w_k, &problem.w_v, &problem.w_o}) {
       if (round % 3 == 0) {
@@ -518,7 +518,8 @@ TEST_F(RefusedWeights, CodesAreNotConverted) {
       if (kept == stored) continue;
       Given given = Coded(stored);
       given.config.weight_type = static_cast<uint32_t>(kept);
-      ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"weight_type", stored == Stored::kInt8 ? "MHA_TYPE_INT8" : "MHA_TYPE_INT4"});
+      ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2,
+                    {"weight_type", stored == Stored::kInt8 ? "MHA_TYPE_INT8" : "MHA_TYPE_INT4"});
     }
   }
 }

@@ -111,7 +111,8 @@ template <int R, int N, int C, class V, class Rows, class Element, class Ahead>
 MHA_INLINE void accumulate(Rows rows, const KeyBlocks<Element, N / C> &keys, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
   for (int64_t k = begin; k < end; ++k) {
     V column[N];
-    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = load<V>(keys.block[i / C] + (k - begin) * key_block + i % C * static_cast<int>(V::size));
+    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] =
+        load<V>(keys.block[i / C] + (k - begin) * key_block + i % C * static_cast<int>(V::size));
     ahead.step(k);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       const V multiplier = all<V>(rows.at(r, k));

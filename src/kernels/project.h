@@ -186,8 +186,8 @@ inline void project_narrow(const Projection &p, int64_t row, const float *const 
     const int64_t columns = smaller(panels * panel_columns, p.columns - first_column);
     const float *const bias = p.bias + first_column;
     multiply_lines<V, R, group * panel_columns / 16>((columns + 15) / 16, pointers, p.depth,
-                                                     Columns{w + first_column * p.depth, panel_columns, p.depth * panel_columns},
-                                                     results, stride, [&](V dot, int r, int i) {
+                                                     Columns{w + first_column * p.depth, panel_columns, p.depth * panel_columns}, results,
+                                                     stride, [&](V dot, int r, int i) {
                                                        const int64_t column = i * static_cast<int>(V::size);
                                                        store(results + r * stride + column, canonical(dot + load<V>(bias + column)));
                                                      });
@@ -335,7 +335,8 @@ MHA_INLINE void accumulate_group(const RowPointers<R> &rows, Columns columns, in
   accumulate<R, N, C>(rows, columns, begin, end, acc, ahead);
 }
 
-// Terms [begin, end) of int4 weights, group by group, for N vectors in blocks of C: the groups' results times their scales add up in `sums`.
+// Terms [begin, end) of int4 weights, group by group, for N vectors in blocks of C: the groups' results times their scales add up in
+// `sums`.
 template <int R, int N, int C, class V, class Element, class MakeAhead>
 MHA_INLINE void multiply_groups(const RowPointers<R> &rows, int64_t begin, int64_t end, ColumnsOf<Element> columns, int64_t group_stride,
                                 ColumnsOf<float> scales, float *sums, int64_t sums_stride, MakeAhead make_ahead) {

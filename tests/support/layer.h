@@ -33,11 +33,11 @@ struct LayerProblem : AttentionSizes {
   bool has_value = false;  // else the key is the value
   std::vector<float> w_q, w_k, w_v, w_o;
   std::vector<float> b_q, b_k, b_v, b_o;
-  Stored stored = Stored::kF32;          // what the matrices are; the layer keeps them as that
+  Stored stored = Stored::kF32;           // what the matrices are; the layer keeps them as that
   std::vector<float> s_q, s_k, s_v, s_o;  // scales, where they are codes
-  std::vector<float> query;  // [batch, n_q, query_dim]
-  std::vector<float> key;    // [batch, n_kv, key_dim]
-  std::vector<float> value;  // [batch, n_kv, value_dim]
+  std::vector<float> query;               // [batch, n_q, query_dim]
+  std::vector<float> key;                 // [batch, n_kv, key_dim]
+  std::vector<float> value;               // [batch, n_kv, value_dim]
 
   int64_t q_width() const { return num_heads * head_dim; }
   int64_t k_width() const { return num_kv_heads * head_dim; }
@@ -63,10 +63,9 @@ inline LayerShape LayerShapeOf(const LayerProblem &problem, int64_t b) {
 
 inline LayerWeights WeightsOf(const LayerProblem &problem) {
   const auto pointer = [](const std::vector<float> &x) { return x.empty() ? nullptr : x.data(); };
-  return {pointer(problem.w_q), pointer(problem.w_k), pointer(problem.w_v), pointer(problem.w_o),
-          pointer(problem.b_q), pointer(problem.b_k), pointer(problem.b_v), pointer(problem.b_o),
-          problem.stored,       pointer(problem.s_q), pointer(problem.s_k), pointer(problem.s_v),
-          pointer(problem.s_o)};
+  return {pointer(problem.w_q), pointer(problem.w_k), pointer(problem.w_v), pointer(problem.w_o), pointer(problem.b_q),
+          pointer(problem.b_k), pointer(problem.b_v), pointer(problem.b_o), problem.stored,       pointer(problem.s_q),
+          pointer(problem.s_k), pointer(problem.s_v), pointer(problem.s_o)};
 }
 
 // The problem with its matrices as a layer keeps them that converts them to `stored`.

@@ -114,7 +114,8 @@ void add_weight_type_option(CLI::App *app, LayerOptions *options) {
     }
     return "f32, f16, bf16, int8 or int4 is expected, not " + in_quotes(text);
   };
-  CLI::Option *option = app->add_option("--weight-type", options->weight_type, "How the layer keeps its weights: f32 (default), f16, bf16, int8 or int4");
+  CLI::Option *option =
+      app->add_option("--weight-type", options->weight_type, "How the layer keeps its weights: f32 (default), f16, bf16, int8 or int4");
   option->type_name("NAME")->check(CLI::Validator(is_type, ""))->group(kComputation);
   // A packed layer keeps them as it was packed.
   if (CLI::Option *packed = app->get_option_no_throw("--packed")) option->excludes(packed);
