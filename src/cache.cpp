@@ -268,7 +268,8 @@ void read_rows(const mha_kv_cache *cache, const KeyValues &source, bool are_keys
       const CachedRow row = row_of(cache, source, sequence, head, first + i);
       for (int64_t c = 0; c < width; ++c) {
         const int64_t element = row.group + (are_keys ? c * key_block + lane : lane * source.row_stride + c);
-        *out++ = widened(source, element, row.scale);
+        const float x = widened(source, element, row.scale);
+        *out++ = x != x ? __builtin_nanf("") : x + 0.0f;  // canonical
       }
     }
   }
