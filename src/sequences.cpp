@@ -279,6 +279,7 @@ void fill_sequences(const SequenceArguments &s, int64_t first_row, int64_t rows,
     sequence.past = past + kv_begin;
     sequence.kv_rows = kv_end - kv_begin;
     sequence.in_cache = in_cache(s, b);
+    sequence.column = s.cache ? 0 : sequence.kv_first;
     if (queries) queries[b] = {sequence.q_first, sequence.n_q, q_before};
     if (keys) keys[b] = {sequence.kv_first, sequence.kv_rows, kv_before};
     q_before += sequence.n_q;

@@ -447,7 +447,7 @@ inline void finish(const Unit &unit, const Row &row) {
 template <class V>
 inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t count, float *s) {
   const Attention &call = unit.call;
-  const int64_t at = unit.position(row) * call.n_kv + begin;
+  const int64_t at = unit.position(row) * call.n_kv + unit.sequence.column + begin;
   const Range range = unit.keys_of(row);
   const float m = *unit.m(0, row.index), inverse = 1.0f / *unit.l(0, row.index);
   if (call.scores) {
@@ -472,11 +472,11 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t
   }
 }
 
-// What is behind the sequence's last key.
-inline void clear_inspected(const Unit &unit, const Row &row) {
+// The columns [begin, end), which are no keys of the sequence.
+inline void clear_inspected(const Unit &unit, const Row &row, int64_t begin, int64_t end) {
   const Attention &call = unit.call;
   const int64_t at = unit.position(row) * call.n_kv;
-  for (int64_t j = unit.sequence.n_kv; j < call.n_kv; ++j) {
+  for (int64_t j = begin; j < end; ++j) {
     if (call.scores) call.scores[at + j] = 0.0f;
     if (call.scaled_scores) call.scaled_scores[at + j] = 0.0f;
     if (call.masked_scores) call.masked_scores[at + j] = -infinity;
@@ -508,7 +508,11 @@ inline void inspect(const Unit &unit) {
       inspect_row<V>(unit, row, begin, count, scores);
     }
   }
-  for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) clear_inspected(unit, row);
+  const int64_t column = unit.sequence.column;
+  for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
+    clear_inspected(unit, row, 0, column);
+    clear_inspected(unit, row, column + unit.sequence.n_kv, call.n_kv);
+  }
 }
 
 // ---- One unit

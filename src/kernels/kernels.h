@@ -80,6 +80,7 @@ struct Sequence {
   int64_t past;      // position of that key
   int64_t kv_rows;   // how many come with the call
   int64_t in_cache;  // number of the sequence in the cache; without a cache, in the call
+  int64_t column;    // of the first key in the outputs with a number per pair
 };
 
 // Keys or values of all sequences and kv heads, in one of two forms. Strides count elements.
