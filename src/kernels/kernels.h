@@ -11,7 +11,7 @@ constexpr int64_t panel_columns = 48;  // columns of a weight panel: a multiple 
 constexpr int64_t dot_block = 256;     // terms of one chain (CONTRACT.md, section 2)
 constexpr int64_t chunk_keys = 256;    // keys of one chunk (CONTRACT.md, section 5)
 constexpr int64_t key_block = 16;      // keys that lie side by side, one per lane, in a block of keys
-constexpr int64_t int4_group = 32;     // terms that have one scale (CONTRACT.md, section 10)
+constexpr int64_t int4_group = 32;     // terms that have one scale (CONTRACT.md, section 13)
 
 // How numbers are stored: the MHA_TYPE_* of mha.h.
 enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
