@@ -305,6 +305,37 @@ TEST_P(CacheViewErrors, AnyChangedBitOfTheHeaderIsNoticed) {
   ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_view(cache.buffer().data(), cache.buffer().size(), &view, error); });
 }
 
+// Behind the header: the lengths, each with the largest length since the sequence was last empty, and the tables of blocks. What they say
+// is where calls read and write, so a view does not trust them.
+TEST_P(CacheViewErrors, LengthsAndTablesOutOfBoundsAreNoticed) {
+  const Cache cache = Filled(Config(GetParam()));
+  constexpr size_t kLengths = 256, kTables = 320;
+  const auto expect_rejected = [&](size_t offset, auto value) {
+    SCOPED_TRACE(std::to_string(value) + " at " + std::to_string(offset));
+    unsigned char before[sizeof value], *const at = cache.buffer().data() + offset;
+    std::memcpy(before, at, sizeof value);
+    std::memcpy(at, &value, sizeof value);
+    ExpectRejected(cache.buffer().data(), cache.buffer().size());
+    std::memcpy(at, before, sizeof value);
+  };
+  int64_t length = 0;
+  std::memcpy(&length, cache.buffer().data() + kLengths, sizeof length);
+  ASSERT_EQ(length, 20) << "the layout is not the one that this test knows";
+  for (const int64_t sequence : {0, 2}) {
+    for (const int64_t wrong : {int64_t{-1}, kMin}) expect_rejected(kLengths + 16 * sequence, wrong);
+    if (GetParam() == kRing) continue;
+    for (const int64_t wrong : {cache.config().capacity + 1, kMax}) expect_rejected(kLengths + 16 * sequence, wrong);
+  }
+  if (GetParam() != kPaged) return;
+  int32_t block = 0;
+  std::memcpy(&block, cache.buffer().data() + kTables, sizeof block);
+  ASSERT_EQ(block, 4) << "the layout is not the one that this test knows";
+  for (const int32_t wrong : {int32_t{10}, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
+    expect_rejected(kTables, wrong);
+  }
+  expect_rejected(kTables, int32_t{-1});  // no block, where positions are held
+}
+
 // ---- Sequences, positions, blocks
 
 TEST(CacheErrors, SequencesThatAreNotThereAreNamed) {
