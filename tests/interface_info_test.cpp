@@ -24,10 +24,12 @@ TEST(Status, HasTheNameOfItsMacro) {
   EXPECT_STREQ(mha_status_string(MHA_ERROR_PACKED_FORMAT), "MHA_ERROR_PACKED_FORMAT");
   EXPECT_STREQ(mha_status_string(MHA_ERROR_PACKED_CHECKSUM), "MHA_ERROR_PACKED_CHECKSUM");
   EXPECT_STREQ(mha_status_string(MHA_ERROR_OUT_OF_RANGE), "MHA_ERROR_OUT_OF_RANGE");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_CACHE_FULL), "MHA_ERROR_CACHE_FULL");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_CACHE_FORMAT), "MHA_ERROR_CACHE_FORMAT");
 }
 
 TEST(Status, HasANameForEveryNumber) {
-  for (uint32_t number = MHA_ERROR_OUT_OF_RANGE + 1; number < 5000; ++number) {
+  for (uint32_t number = MHA_ERROR_CACHE_FORMAT + 1; number < 5000; ++number) {
     ASSERT_STREQ(mha_status_string(number), "unknown mha_status") << number;
   }
   for (uint32_t number : {0x7FFFFFFFu, 0x80000000u, 0x80000001u, 0xFFFFFFFEu, 0xFFFFFFFFu}) {
