@@ -12,12 +12,15 @@ namespace bench {
 // instruction_set: what the library computes with, not AUTO. best: the machine's best one, which rivals are measured against.
 struct Setting {
   uint32_t instruction_set, best;
-  bool all_instruction_sets;  // none was chosen: the group instruction_set has them all
+  bool all_instruction_sets;   // none was chosen: the group instruction_set has them all
+  int64_t most_rotated_bytes;  // of the layers and caches that a benchmark of decoding takes turns through
 };
 
 void register_layer_benchmarks(const Setting &setting);
 void register_attention_benchmarks(const Setting &setting);
 void register_projection_benchmarks(const Setting &setting);
 void register_latency_benchmarks(const Setting &setting);
+void register_decode_benchmarks(const Setting &setting);
+void register_storage_benchmarks(const Setting &setting);
 
 }  // namespace bench

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "machine.h"
 #include "memory.h"
 #include "pool.h"
 #include "probes.h"
@@ -86,7 +87,9 @@ std::vector<Loop> fma_loops(const LimitsOf &of) {
 // Working sets in a few sizes, 2^k and 1.5 * 2^k bytes, rounded down: a smaller buffer is never read more slowly. What is small
 // lies in a level-1 cache, what is large in none.
 int64_t buffer_bytes(double working_set_bytes) {
-  constexpr int64_t smallest = int64_t{16} << 10, largest = int64_t{256} << 20;
+  constexpr int64_t smallest = int64_t{16} << 10;
+  int64_t largest = int64_t{256} << 20;
+  while (largest < 3 * last_level_cache_bytes()) largest *= 2;
   int64_t bytes = smallest;
   while (bytes < largest && static_cast<double>(2 * bytes) <= working_set_bytes) bytes *= 2;
   return bytes < largest && static_cast<double>(bytes + bytes / 2) <= working_set_bytes ? bytes + bytes / 2 : bytes;
@@ -104,17 +107,26 @@ void enlarge_buffer(int64_t bytes) {
   buffer_size = bytes;
 }
 
+// A large buffer is read in slices, one in a repetition, so that a piece stays short. Each goes on where the one before ended, whichever
+// loop that was: what has just been read may still be in a cache.
+constexpr int64_t least_slice_bytes = int64_t{32} << 20;
+std::vector<int64_t> slices_read;  // by thread
+
 std::vector<Loop> read_loops(const LimitsOf &of) {
-  const int64_t bytes = buffer_bytes(of.working_set_bytes);
+  const int64_t part_bytes = buffer_bytes(of.working_set_bytes) / of.threads;  // of a thread
+  const int64_t slices = std::max<int64_t>(1, part_bytes / least_slice_bytes);
+  if (slices_read.size() < of.threads) slices_read.resize(of.threads);
   std::vector<Loop> loops;
   for (const ReadProbe &probe : probes_of(of.instruction_set).read) {
-    int64_t steps = bytes / of.threads / probe.streams / read_step;
+    int64_t steps = part_bytes / slices / probe.streams / read_step;
     if (steps % 2 == 0 && steps > 1) --steps;  // streams at a distance of a power of two get into each other's way
     if (steps == 0) continue;                  // more streams than there is to read
-    const int64_t stream_bytes = steps * read_step, thread_bytes = probe.streams * stream_bytes;
-    loops.push_back({static_cast<double>(thread_bytes * of.threads), [=](uint32_t thread, int64_t repetitions) {
-                       const char *const base = buffer.get() + thread * thread_bytes;
-                       for (int64_t i = 0; i < repetitions; ++i) probe.run(base, stream_bytes);
+    const int64_t stream_bytes = steps * read_step, slice_bytes = probe.streams * stream_bytes;
+    loops.push_back({static_cast<double>(slice_bytes * of.threads), [=](uint32_t thread, int64_t repetitions) {
+                       for (int64_t i = 0; i < repetitions; ++i) {
+                         const int64_t slice = slices_read[thread]++ % slices;
+                         probe.run(buffer.get() + (thread * slices + slice) * slice_bytes, stream_bytes);
+                       }
                      }});
   }
   return loops;

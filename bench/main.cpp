@@ -12,6 +12,7 @@
 #include <string>
 
 #include "groups.h"
+#include "machine.h"
 #include "measure.h"
 #include "mha.h"
 #include "pool.h"
@@ -25,7 +26,7 @@ namespace {
 enum Exit { exit_fine = 0, exit_usage = 2, exit_void = 3, exit_not_measured = 4 };
 
 void print_help() {
-  std::cout << R"(mha_bench [--instruction_set=NAME] [--max_of_limit=X] [--max_drift=X] [flags of Google Benchmark]
+  std::cout << R"(mha_bench [--instruction_set=NAME] [--max_of_limit=X] [--max_drift=X] [--max_rotated_mb=X] [flags of Google Benchmark]
 
 Measures mha as a share of what this machine can do. Every benchmark reports
 
@@ -41,11 +42,17 @@ better one counts. One thread is timed by processor time, on the last of the cor
 clock, with one thread on each core.
 
 Groups: layer_prefill, layer_prefill_openblas, attention_prefill, projection, projection_openblas, latency, latency_scalar_loops,
-threads, instruction_set. Names end in arguments: B batch, n rows, D width, H heads, T threads; M rows, K and N of a product.
+decode, decode_hot, decode_batch, decode_tokens, decode_attention, storage, threads, instruction_set. Names end in arguments: B batch,
+n rows, D width, H heads, Hkv kv heads, past positions in the cache before, T threads; M rows, K and N of a product.
+
+Decoding, but for decode_hot, takes turns through as many equal layers and caches as are together 4 times the largest cache, so that all
+is read from memory, and the limit is the bandwidth at that size. A benchmark that was not given the memory for it says so in its label.
+Some are called in turns with another one: times_f32 and times_ungrouped are the time that took, divided by their own.
 
   --instruction_set=NAME  what the library computes with: auto (the best), scalar, avx2, avx512, neon
   --max_of_limit=X        a run above this is void, since its limit is wrong (1.03)
   --max_drift=X           a run with more drift is not measured, since the machine is too noisy (1)
+  --max_rotated_mb=X      what a benchmark of decoding may take turns through (a quarter of the memory that is available)
   --help                  this text, and the flags of Google Benchmark
 
 Exit status: 0 all was measured, 2 wrong flags or a filter that no benchmark matches, 3 runs were void, 4 something could not be
@@ -101,7 +108,7 @@ uint32_t instruction_set_of(const std::string &name) {
 }
 
 struct Options {
-  bench::Setting setting = {best_instruction_set(), best_instruction_set(), true};
+  bench::Setting setting = {best_instruction_set(), best_instruction_set(), true, bench::available_memory_bytes() / 4};
   bench::Tolerance tolerance;
 };
 
@@ -126,6 +133,10 @@ Options read_flags(int *argc, char **argv) {
     }
     if (const char *const value = value_of(argument, "--max_drift")) {
       options.tolerance.drift = positive_number(argument, value);
+      continue;
+    }
+    if (const char *const value = value_of(argument, "--max_rotated_mb")) {
+      options.setting.most_rotated_bytes = static_cast<int64_t>(std::min(1e12, positive_number(argument, value)) * 1e6);
       continue;
     }
     for (const char *const flag : {"--benchmark_format", "--benchmark_out_format"}) {
@@ -184,6 +195,8 @@ int run(int argc, char **argv) {
   bench::register_attention_benchmarks(options.setting);
   bench::register_projection_benchmarks(options.setting);
   bench::register_latency_benchmarks(options.setting);
+  bench::register_decode_benchmarks(options.setting);
+  bench::register_storage_benchmarks(options.setting);
   add_context(options);
   const size_t matched = benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();

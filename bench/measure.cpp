@@ -27,6 +27,7 @@ Case &case_of(const std::string &name, const std::function<std::unique_ptr<Case>
     current_name.clear();
     current = make();
     current->call();  // the first call also waits for pages of memory
+    if (current->rival) current->rival->call();
     current_name = name;
   }
   return *current;
@@ -41,6 +42,43 @@ double limit_seconds(const Case &test, const Limits &limits) {
 Limits best_of(const Limits &a, const Limits &b) { return {std::max(a.flops, b.flops), std::max(a.bytes, b.bytes)}; }
 
 std::string percent(double share) { return std::to_string(std::lround(100 * share)) + "%"; }
+
+// What the calls of a run took.
+struct Times {
+  double seconds;          // of one call
+  double rival_share = 0;  // time of the rival / that of the call just before it, the median
+};
+
+Times time_alone(benchmark::State &state, Case &test, Clock clock) {
+  const double begin = seconds_now(clock);
+  for (auto _ : state) {
+    test.call();
+    benchmark::ClobberMemory();
+  }
+  return {(seconds_now(clock) - begin) / static_cast<double>(state.iterations())};
+}
+
+// The rival's calls are not in the benchmark's own times.
+Times time_in_turns(benchmark::State &state, Case &test, Clock clock) {
+  double seconds = 0;
+  std::vector<double> shares;
+  for (auto _ : state) {
+    const double begin = seconds_now(clock);
+    test.call();
+    benchmark::ClobberMemory();
+    const double middle = seconds_now(clock);
+    state.PauseTiming();
+    const double rival_begin = seconds_now(clock);
+    test.rival->call();
+    benchmark::ClobberMemory();
+    shares.push_back((seconds_now(clock) - rival_begin) / (middle - begin));
+    seconds += middle - begin;
+    state.ResumeTiming();
+  }
+  const auto median = shares.begin() + static_cast<std::ptrdiff_t>(shares.size() / 2);
+  std::nth_element(shares.begin(), median, shares.end());
+  return {seconds / static_cast<double>(state.iterations()), *median};
+}
 
 void report_counters(benchmark::State &state, const Case &test, const Limits &limits, double seconds, double drift) {
   double flops = 0, stage_bytes = 0;
@@ -70,12 +108,8 @@ void run(benchmark::State &state, const std::string &name, const std::function<s
     const LimitsOf of = {test.instruction_set, test.threads, clock, test.working_set_bytes};
     const Limits before = measure_limits(of);
 
-    const double begin = seconds_now(clock);
-    for (auto _ : state) {
-      test.call();
-      benchmark::ClobberMemory();
-    }
-    const double seconds = (seconds_now(clock) - begin) / static_cast<double>(state.iterations());
+    const Times times = test.rival ? time_in_turns(state, test, clock) : time_alone(state, test, clock);
+    const double seconds = times.seconds;
 
     Limits after = measure_limits(of);
     const auto of_limit = [&] { return limit_seconds(test, best_of(before, after)) / seconds; };
@@ -94,6 +128,8 @@ void run(benchmark::State &state, const std::string &name, const std::function<s
                   "not measured: the machine's limit changed by " + percent(drift) + " during the run; it is too noisy");
     }
     report_counters(state, test, best_of(before, after), seconds, drift);
+    if (test.rival) state.counters[test.rival_counter] = times.rival_share;
+    if (!test.label.empty()) state.SetLabel(test.label);
   } catch (const std::bad_alloc &) {
     fail(Failure::Kind::not_measured, "not measured: there is not enough memory for it");
   } catch (const std::exception &error) {

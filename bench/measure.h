@@ -25,6 +25,9 @@ struct Case {
   double working_set_bytes;  // these, and what lies between the stages
   uint32_t instruction_set;  // that the machine's limits are taken from, not AUTO
   uint32_t threads = 1;
+  std::string label;            // shown behind the figures
+  std::unique_ptr<Case> rival;  // called in turns with this one, if there is one
+  std::string rival_counter;    // the name of the counter: time of the rival / time of this
 
   virtual ~Case() = default;
   virtual void call() = 0;  // throws std::runtime_error with a sentence

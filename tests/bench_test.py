@@ -65,8 +65,46 @@ class MhaBench(unittest.TestCase):
     def test_all_groups_are_there(self):
         names = self.bench("--benchmark_list_tests").stdout.split()
         groups = {name.split("/")[0] for name in names}
-        self.assertLessEqual({"layer_prefill", "attention_prefill", "projection", "latency", "threads", "instruction_set"}, groups)
+        self.assertLessEqual({"layer_prefill", "attention_prefill", "projection", "latency", "threads", "instruction_set", "decode",
+                              "decode_hot", "decode_batch", "decode_tokens", "decode_attention", "storage"}, groups)
         self.assertEqual(len(names), len(set(names)))
+
+    def figures(self, name, *flags):
+        """Of the one benchmark of this name, in a single call."""
+        result = self.bench(f"--benchmark_filter=^{name}$", *NOISE, "--benchmark_format=json", "--benchmark_min_time=1e-6", *flags)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        figures, = json.loads(result.stdout)["benchmarks"]
+        self.assertLessEqual(COUNTERS, set(figures))
+        return figures
+
+    def test_decoding_goes_on_for_many_calls_and_the_cache_does_not_grow(self):
+        figures = self.figures("decode_hot/D:768/H:12/Hkv:12/past:1024", "--benchmark_min_time=0.05")
+        self.assertGreater(figures["iterations"], 2)  # the cache has room for one position more
+        # One token: each weight and each stored number is multiplied and added once.
+        numbers = 4 * 768 * 768 + 2 * 768 * 1025
+        self.assertAlmostEqual(figures["GFLOP/s"] / figures["GB/s"], 2 * numbers / (4 * numbers + 8 * 768), 5)
+
+    def test_decoding_takes_turns_through_no_more_memory_than_it_was_given(self):
+        one = self.figures("decode_attention/H:8/Hkv:8/head_dim:64/past:4096", "--max_rotated_mb=1")  # there always is one copy
+        self.assertRegex(one["label"], "capped: takes turns through 16 MB, not [0-9]+ MB")
+        two = self.figures("decode_attention/H:8/Hkv:8/head_dim:64/past:4096", "--max_rotated_mb=40")
+        self.assertRegex(two["label"], "capped: takes turns through 33 MB, not [0-9]+ MB")
+        self.assertNotIn("label", self.figures("decode_hot/D:768/H:12/Hkv:12/past:1024", "--max_rotated_mb=1"))
+
+    def test_several_sequences_and_several_tokens(self):
+        shape = "D:2048/H:32/Hkv:8/past:4096"
+        two, eight = ({name: figures[name] * figures["cpu_time"] for name in ("GB/s", "GFLOP/s")} for figures in (
+            self.figures(f"decode_tokens/n:{n}/{shape}", "--max_rotated_mb=1") for n in (2, 8)))
+        self.assertAlmostEqual(eight["GFLOP/s"] / two["GFLOP/s"], 4, 1)
+        self.assertAlmostEqual(eight["GB/s"] / two["GB/s"], 1, 1)
+        batch = self.figures(f"decode_batch/B:2/{shape}", "--max_rotated_mb=1")
+        self.assertGreater(batch["GB/s"] * batch["cpu_time"], 1.2 * two["GB/s"])  # a second cache, which is shorter
+
+    def test_what_is_measured_in_turns_tells_how_many_times_as_fast_it_is(self):
+        for name, counter in (("storage/cache:int8/H:16/Hkv:16/head_dim:128/past:4096", "times_f32"),
+                              ("decode_attention/H:32/Hkv:8/head_dim:64/past:4096", "times_ungrouped")):
+            self.assertGreater(self.figures(name, "--max_rotated_mb=1")[counter], 0)
+        self.assertNotIn("times_f32", self.figures("storage/cache:f32/H:16/Hkv:16/head_dim:128/past:4096", "--max_rotated_mb=1"))
 
     def test_help(self):
         result = self.bench("--help")
@@ -83,6 +121,7 @@ class MhaBench(unittest.TestCase):
         self.assert_refused(["--benchmark_min_time=long"], "above 0")
         self.assert_refused(["--max_of_limit=-1"], "above 0")
         self.assert_refused(["--max_drift="], "above 0")
+        self.assert_refused(["--max_rotated_mb=all"], "above 0")
         self.assert_refused(["--benchmark_out=/no/such/folder/result.json"], "/no/such/folder/result.json")
 
     def test_an_instruction_set_that_is_not_there_is_refused(self):
@@ -188,6 +227,38 @@ class BenchTargets(unittest.TestCase):
         self.assertEqual(result.returncode, 1)
         self.assertIn("| not measured | <= 1.50 | no |", result.stdout)
         self.assertEqual(self.targets(self.results(), flags=()).returncode, 1)  # the other groups
+
+    def decode_results(self, instruction_set="avx512", **figures):
+        def entry(name, **more):
+            return {"name": name, "run_name": name, "run_type": "iteration", **more, **figures}
+
+        shape = "D:2048/H:32/Hkv:8/past:4096"
+        names = [f"{start}{count}/{shape}" for start in ("decode_batch/B:", "decode_tokens/n:") for count in (2, 4, 8, 16)]
+        benchmarks = [entry(name, of_limit=0.9, compute_us=1, memory_us=3) for name in names]
+        benchmarks += [entry(f"storage/cache:{kind}/H:16/Hkv:16/head_dim:128/past:4096", times_f32=times)
+                       for kind, times in (("f16", 1.8), ("bf16", 1.8), ("int8", 3.1))]
+        benchmarks += [entry("decode_attention/H:32/Hkv:8/head_dim:64/past:4096", of_limit=0.9, times_ungrouped=0.92),
+                       entry("decode_attention/H:1/Hkv:1/head_dim:128/past:32768", of_limit=0.9)]
+        benchmarks += [entry(f"threads/decode/D:4096/H:32/Hkv:32/past:32768/T:{count}/real_time", of_limit=of_limit)
+                       for count, of_limit in ((1, 0.9), (4, 0.8))]
+        return {"context": {"instruction_set": instruction_set}, "benchmarks": benchmarks}
+
+    def test_decoding(self):
+        several = ("--group", "decode_batch", "--group", "decode_tokens")
+        self.assertEqual(self.targets(self.decode_results(), flags=several).returncode, 0)
+        self.assertEqual(self.targets(self.decode_results(of_limit=0.85), flags=several).returncode, 1)
+        close = self.targets(self.decode_results(of_limit=0.85, memory_us=1.9), flags=several)  # where 0.80 will do
+        self.assertEqual(close.returncode, 0, close.stdout)
+        result = self.targets(self.decode_results(), flags=("--group", "decode_attention"))
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("| 1.087 | <= 1.10 | yes |", result.stdout)
+        self.assertIn("| 0.889 | >= 0.95 | no |", self.targets(self.decode_results(), flags=("--group", "threads")).stdout)
+
+    def test_stored_types_have_other_targets_with_avx2(self):
+        result = self.targets(self.decode_results(), flags=("--group", "storage"))
+        self.assertIn("| 3.100 | >= 3.20 | no |", result.stdout)
+        result = self.targets(self.decode_results("avx2"), flags=("--group", "storage"))
+        self.assertIn("| 3.100 | >= 3.00 | yes |", result.stdout)
 
     def test_wrong_files_and_arguments(self):
         for content in ("", "[]", "{}", '{"benchmarks": [], "context": {}}'):

@@ -39,6 +39,12 @@ LAYER_TARGETS = [
     ((1, 1500, 512, 8), 0, 0.85),
     ((1, 49, 96, 3), 0, 0.60),
 ]
+DECODE_SHAPES = ["D:768/H:12/Hkv:12/past:1024", "D:2048/H:16/Hkv:16/past:4096", "D:2048/H:32/Hkv:8/past:4096",
+                 "D:4096/H:32/Hkv:8/past:8192", "D:4096/H:32/Hkv:32/past:32768"]
+ONE_HEAD = "H:1/Hkv:1/head_dim:128/past:32768"
+SEVERAL = (2, 4, 8, 16)  # sequences, or tokens of one
+# type of the cache, least time of f32 / its time, the same with AVX2
+CACHE_TARGETS = [("f16", 1.8, 1.8), ("bf16", 1.8, 1.8), ("int8", 3.2, 3.0)]
 
 
 class InputError(Exception):
@@ -52,7 +58,8 @@ class Missing(Exception):
 class Results:
     """The medians of one or more files, by the names of the benchmarks."""
 
-    def __init__(self):
+    def __init__(self, instruction_set):
+        self.instruction_set = instruction_set
         self.figures = {}  # name -> number of the file -> its figures
         self.errors = {}  # name -> message
         self.files = 0
@@ -97,6 +104,11 @@ class Results:
         return [figures[file] / others[file] for file in both]
 
 
+    def counts(self, start):
+        """The numbers behind `start`, which are the ends of names."""
+        return [int(name.removeprefix(start)) for name in [*self.figures, *self.errors] if name.startswith(start)]
+
+
 class Table:
     def __init__(self, missed_only):
         self.missed_only = missed_only
@@ -132,6 +144,15 @@ def shape_name(shape, causal):
 def attention_name(n, head_dim, causal):
     heads = 4 if n <= 2048 else 2
     return f"attention_prefill/{shape_name((1, n, heads * head_dim, heads), causal)}/head_dim:{head_dim}"
+
+
+def least_of_limit(results, name):
+    """Less where arithmetic and memory take about as long: they do not overlap fully."""
+    try:
+        times = statistics.median(results.get(name, "compute_us")), statistics.median(results.get(name, "memory_us"))
+    except Missing:
+        return 0.90
+    return 0.80 if max(times) < 2 * min(times) else 0.90
 
 
 def layer_prefill(results, table):
@@ -184,14 +205,7 @@ def projection(results, table):
         for rows in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 1024):
             shape = f"/M:{rows}/K:{depth}/N:{3 * depth}"
             name, openblas = "projection" + shape, "projection_openblas" + shape
-            target = 0.90
-            try:
-                times = statistics.median(results.get(name, "compute_us")), statistics.median(results.get(name, "memory_us"))
-                if max(times) < 2 * min(times):
-                    target = 0.80
-            except Missing:
-                pass
-            table.add(name, "of_limit", target, lambda: results.get(name))
+            table.add(name, "of_limit", least_of_limit(results, name), lambda: results.get(name))
             table.add(name, "time / OpenBLAS", 1.0, lambda: results.ratios(name, openblas, "cpu_time"), at_most=True)
 
 
@@ -205,13 +219,47 @@ def latency(results, table):
     table.add(name, "of_limit", 0.4, lambda: results.get(name))
 
 
+def decode(results, table):
+    for shape in DECODE_SHAPES:
+        name = f"decode/{shape}"
+        table.add(name, "of_limit", 0.90, lambda: results.get(name))
+
+
+def several(results, table, start):
+    for count in SEVERAL:
+        name = f"{start}{count}/{DECODE_SHAPES[2]}"
+        table.add(name, "of_limit", least_of_limit(results, name), lambda: results.get(name))
+
+
+def decode_batch(results, table):
+    several(results, table, "decode_batch/B:")
+
+
+def decode_tokens(results, table):
+    several(results, table, "decode_tokens/n:")
+
+
+def decode_attention(results, table):
+    grouped = "decode_attention/H:32/Hkv:8/head_dim:64/past:4096"
+    table.add(grouped, "time / that of as many heads as kv heads", 1.1, lambda: [1 / times for times in results.get(grouped, "times_ungrouped")],
+              at_most=True)
+    for name in (grouped, f"decode_attention/{ONE_HEAD}"):
+        table.add(name, "of_limit", 0.90, lambda: results.get(name))
+
+
+def storage(results, table):
+    for kind, target, avx2_target in CACHE_TARGETS:
+        name = f"storage/cache:{kind}/H:16/Hkv:16/head_dim:128/past:4096"
+        table.add(name, "time of f32 / its time", avx2_target if results.instruction_set == "avx2" else target,
+                  lambda: results.get(name, "times_f32"))
+
+
 def threads(results, table):
-    for shape, causal, _ in LAYER_TARGETS:
-        if shape in ((1, 128, 256, 4), (1, 49, 96, 3)):
-            continue  # under 1 ms
-        start = f"threads/{shape_name(shape, causal)}/T:"
-        counts = [int(name.removeprefix(start)) for name in [*results.figures, *results.errors] if name.startswith(start)]
-        most = max(counts, default=1)
+    layers = [shape_name(shape, causal) for shape, causal, _ in LAYER_TARGETS
+              if shape not in ((1, 128, 256, 4), (1, 49, 96, 3))]  # under 1 ms
+    for name in [*layers, f"decode/{DECODE_SHAPES[-1]}", f"decode_attention/{ONE_HEAD}"]:
+        start = f"threads/{name}/T:"
+        most = max(results.counts(start), default=1)
 
         def of_one():
             if most == 1:
@@ -221,7 +269,8 @@ def threads(results, table):
         table.add(start + ("all" if most == 1 else str(most)), "of_limit / that on one core", 0.95, of_one)
 
 
-GROUPS = {group.__name__: group for group in (layer_prefill, attention_prefill, projection, latency, threads)}
+GROUPS = {group.__name__: group for group in (layer_prefill, attention_prefill, projection, latency, decode, decode_batch, decode_tokens,
+                                              decode_attention, storage, threads)}
 
 
 def read(path):
@@ -249,7 +298,7 @@ def main():
     by_instruction_set = {}
     for path in arguments.results:
         instruction_set, benchmarks = read(path)
-        by_instruction_set.setdefault(instruction_set, Results()).add(benchmarks)
+        by_instruction_set.setdefault(instruction_set, Results(instruction_set)).add(benchmarks)
 
     groups = arguments.group or GROUPS
     all_met = True
