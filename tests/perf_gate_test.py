@@ -179,6 +179,12 @@ def count(gate, arguments):
     if gate.verdicts() != expected:
         sys.exit(f"The verdicts are {gate.verdicts()}; they should be {expected}.")
     gate(0, "--count", "--threshold", "10%", "--shapes", shapes, "base", "slow3")
+    # Decoding has one row, of which the slow version computes another one.
+    layer, attention = "layer n=1 past=64 D=192 H=3 causal", "attention n=1 past=64 H=4 kv_heads=2 head_dim=64 kv_type=int8"
+    gate(1, "--count", "--shapes", gate.shapes(layer, attention), "base", "slow3", says="Regression in 1 of 2 shapes")
+    expected = {f"{layer} instruction_set=avx2": "regression", f"{attention} instruction_set=avx2": "ok"}
+    if gate.verdicts() != expected:
+        sys.exit(f"The verdicts are {gate.verdicts()}; they should be {expected}.")
 
 
 def time(gate, arguments):
@@ -233,6 +239,12 @@ def bad_input(gate, arguments):
             ("attention n=2147483647 H=2147483647 head_dim=64", "more than half of this machine's"),
             ("attention n=1 H=1 head_dim=16 threads=100000", "more threads than this machine"),
             ("layer n=1 D=768 H=12", "there are no layers here")):  # says the stub
+        gate(4, "--shapes", gate.shapes(line), steady, steady, says=sentence)
+    # The stub is as old as versions without KV caches.
+    cached = "attention n=1 past=64 H=1 head_dim=16"
+    gate(4, "--shapes", gate.shapes(cached), steady, steady, says=f"the shape '{cached}' needs KV caches, which")
+    for line, sentence in ((cached + " n_kv=3", "two ways to have keys"), (cached + " kv_type=int4", "'int4' is no type of a cache"),
+                           ("attention n=1 H=1 head_dim=16 kv_type=f16", "which past= asks for")):
         gate(4, "--shapes", gate.shapes(line), steady, steady, says=sentence)
     gate(4, "--shapes", gate.shapes("layer n=1 D=768"), steady, steady, says="shapes.txt:2: ")
     gate(4, "--count", "--shapes", gate.shapes("attention n=1 H=1 head_dim=16 instruction_set=avx512"), steady, steady,

@@ -62,6 +62,14 @@ Library load_library(const std::string &path, const std::string &name) {
   find(handle, "mha_forward", name, &library.forward);
   find(handle, "mha_attention_workspace", name, &library.attention_workspace);
   find(handle, "mha_attention", name, &library.attention);
+  library.kv_cache_size = nullptr;
+  if (dlsym(handle, "mha_kv_cache_size")) {
+    find(handle, "mha_kv_cache_size", name, &library.kv_cache_size);
+    find(handle, "mha_kv_cache_init", name, &library.kv_cache_init);
+    find(handle, "mha_kv_cache_view", name, &library.kv_cache_view);
+    find(handle, "mha_kv_cache_append", name, &library.kv_cache_append);
+    find(handle, "mha_kv_cache_truncate", name, &library.kv_cache_truncate);
+  }
   return library;
 }
 

@@ -19,6 +19,14 @@ struct Library {
   decltype(&::mha_forward) forward;
   decltype(&::mha_attention_workspace) attention_workspace;
   decltype(&::mha_attention) attention;
+  // Versions before the KV cache have none of these: then all are null.
+  decltype(&::mha_kv_cache_size) kv_cache_size;
+  decltype(&::mha_kv_cache_init) kv_cache_init;
+  decltype(&::mha_kv_cache_view) kv_cache_view;
+  decltype(&::mha_kv_cache_append) kv_cache_append;
+  decltype(&::mha_kv_cache_truncate) kv_cache_truncate;
+
+  bool has_caches() const { return kv_cache_size; }
 };
 
 // Loads a library under a name of its own, so that several of them, or one several times, share nothing. Stays loaded.

@@ -109,10 +109,27 @@ Options parse(const std::vector<std::string> &arguments) {
   return options;
 }
 
+// Takes those out that a library is too old for, and says so: the lists that are built in are for all versions.
+std::vector<std::string> leave_out(const std::vector<Library> &libraries, std::vector<Shape> *shapes) {
+  std::vector<std::string> left_out;
+  for (const Library &library : libraries) {
+    if (library.has_caches()) continue;
+    for (auto shape = shapes->begin(); shape != shapes->end();) {
+      if (shape->past == 0) {
+        ++shape;
+        continue;
+      }
+      left_out.push_back("Left out: '" + shape->text + "', since " + library.name + " has no KV caches.");
+      shape = shapes->erase(shape);
+    }
+  }
+  return left_out;
+}
+
 int compare(const Options &options) {
-  const std::vector<Shape> shapes = !options.shapes.empty() ? read_shapes(options.shapes)
-                                    : options.is_count      ? default_counting_shapes()
-                                                            : default_timing_shapes();
+  std::vector<Shape> shapes = !options.shapes.empty() ? read_shapes(options.shapes)
+                              : options.is_count      ? default_counting_shapes()
+                                                      : default_timing_shapes();
   if (options.is_list) {
     for (const Shape &shape : shapes) printf("%s\n", shape.text.c_str());
     return 0;
@@ -120,8 +137,9 @@ int compare(const Options &options) {
   std::vector<Library> libraries;
   for (size_t i = 0; i < 2; ++i) libraries.push_back(load_library(options.paths[i], options.names[i]));
   check_comparable(libraries[0], libraries[1]);
+  Report report = {options.is_count, options.names[0], options.names[1], options.threshold, {}, {}};
+  if (options.shapes.empty()) report.left_out = leave_out(libraries, &shapes);
   check_memory(shapes, libraries.size());
-  Report report = {options.is_count, options.names[0], options.names[1], options.threshold, {}};
   report.results = options.is_count ? count_instructions(shapes, libraries, options.paths, options.threshold)
                                     : measure_times(shapes, libraries, {options.threshold, options.rounds});
   print(report);

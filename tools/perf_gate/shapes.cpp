@@ -9,7 +9,8 @@
 namespace gate {
 namespace {
 
-// GPT-2's smallest model and smaller, prefill and few rows; the attention alone; one query against a long context.
+// GPT-2's smallest model and smaller, prefill and few rows; the attention alone; one query against a long context, as
+// plain rows and in a cache.
 const char *const timing_lines[] = {
     "layer B=1 n=128 D=256 H=4 causal",
     "layer B=1 n=128 D=768 H=12 causal",
@@ -20,6 +21,8 @@ const char *const timing_lines[] = {
     "attention B=1 n=1024 H=4 head_dim=64",
     "attention B=1 n=512 H=4 head_dim=128 causal",
     "attention B=1 n=1 n_kv=1024 H=12 head_dim=64",
+    "layer B=1 n=1 past=1024 D=768 H=12 causal",
+    "attention B=1 n=1 past=4096 H=32 kv_heads=8 head_dim=64",
 };
 // An instruction takes about 50 times as long when it is counted.
 const char *const counting_lines[] = {
@@ -29,12 +32,16 @@ const char *const counting_lines[] = {
     "layer B=1 n=16 D=256 H=4",
     "attention B=1 n=256 H=2 head_dim=64",
     "attention B=1 n=256 H=2 head_dim=128 causal",
+    "layer B=1 n=1 past=256 D=256 H=4 causal",
+    "attention B=1 n=1 past=512 H=8 kv_heads=2 head_dim=64",
+    "attention B=1 n=1 past=512 H=8 kv_heads=2 head_dim=64 kv_type=int8",
 };
 
 constexpr int64_t largest_dimension = INT32_MAX;
 constexpr uint32_t sets[] = {MHA_INSTRUCTION_SET_AUTO, MHA_INSTRUCTION_SET_SCALAR, MHA_INSTRUCTION_SET_AVX2, MHA_INSTRUCTION_SET_AVX512,
                              MHA_INSTRUCTION_SET_NEON};
 const char *const set_names[] = {"auto", "scalar", "avx2", "avx512", "neon"};
+const char *const kv_type_names[] = {"f32", "f16", "bf16", "int8"};
 
 int64_t parse_dimension(const std::string &key, const std::string &value) {
   size_t used = 0;
@@ -56,6 +63,13 @@ uint32_t parse_instruction_set(const std::string &value) {
     if (value == set_names[set]) return set;
   }
   throw CannotMeasure("'" + value + "' is no instruction set; there are auto, scalar, avx2, avx512 and neon");
+}
+
+uint32_t parse_kv_type(const std::string &value) {
+  for (uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8}) {
+    if (value == kv_type_names[type]) return type;
+  }
+  throw CannotMeasure("'" + value + "' is no type of a cache; there are f32, f16, bf16 and int8");
 }
 
 void need(const Shape &shape, int64_t value, const char *key) {
@@ -90,12 +104,15 @@ Shape parse_shape(const std::string &line) {
                           : key == "H"                       ? &shape.heads
                           : key == "kv_heads"                ? &shape.kv_heads
                           : key == "head_dim"                ? &shape.head_dim
+                          : key == "past"                    ? &shape.past
                           : key == "threads"                 ? &shape.threads
                                                              : nullptr;
     if (equals != std::string::npos && size) {
       *size = parse_dimension(key, value);
     } else if (equals != std::string::npos && key == "instruction_set") {
       shape.instruction_set = parse_instruction_set(value);
+    } else if (equals != std::string::npos && key == "kv_type") {
+      shape.kv_type = parse_kv_type(value);
     } else {
       throw CannotMeasure("'" + word + "' is no word of a line that begins with '" + (shape.is_layer ? "layer" : "attention") +
                           "'; see tools/perf_gate.sh --help for those that are");
@@ -110,6 +127,8 @@ Shape parse_shape(const std::string &line) {
     shape.head_dim = shape.width / shape.heads;
   }
   if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
+  if (shape.past && shape.n_kv) throw CannotMeasure("n_kv= and past= are two ways to have keys; give one of them");
+  if (shape.kv_type && !shape.past) throw CannotMeasure("kv_type= is that of a cache, which past= asks for");
   if (shape.n_kv == 0) shape.n_kv = shape.n;
   return shape;
 }

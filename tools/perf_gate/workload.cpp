@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -34,7 +35,9 @@ double bytes_of(const Shape &shape, size_t num_libraries) {
   const double q_width = static_cast<double>(shape.heads) * shape.head_dim, kv_width = static_cast<double>(shape.kv_heads) * shape.head_dim;
   const double activations = rows * (2 * q_width + 2 * static_cast<double>(shape.width)) + keys * 2 * kv_width;
   const double weights = static_cast<double>(shape.width) * (2 * q_width + 2 * kv_width);
-  return sizeof(float) * (2 * activations + weights * static_cast<double>(num_libraries + 2));
+  const double cached = shape.past ? static_cast<double>(shape.batch) * static_cast<double>(shape.past + shape.n) * 2 * kv_width : 0;
+  return sizeof(float) *
+         (2 * activations + weights * static_cast<double>(num_libraries + 2) + cached * static_cast<double>(num_libraries + 1));
 }
 
 }  // namespace
@@ -54,6 +57,7 @@ void Memory::Free::operator()(void *memory) const { free(memory); }
 Workload::Workload(const Shape &shape, const std::vector<Library> &libraries) : shape_(shape), libraries_(libraries) {
   if (shape.threads > 1) threads_ = std::make_unique<Threads>(static_cast<uint32_t>(shape.threads));
   output_ = floats(output_floats());
+  if (shape.past) fill_caches();
   if (shape.is_layer) {
     prepare_forward();
   } else {
@@ -101,15 +105,58 @@ void Workload::pack_layers() {
   packed_in_use_ = std::make_unique<Memory>(largest);
 }
 
+// Every sequence has the same positions: the same few rows again and again.
+void Workload::fill_caches() {
+  mha_kv_cache_config config = {};
+  config.struct_size = sizeof config;
+  config.num_sequences = shape_.batch;
+  config.capacity = shape_.past + shape_.n;
+  config.num_kv_heads = shape_.kv_heads;
+  config.head_dim = shape_.head_dim;
+  config.k_type = config.v_type = shape_.kv_type;
+  const int64_t rows = std::min<int64_t>(shape_.past, 256);
+  const size_t count = static_cast<size_t>(rows * shape_.kv_heads * shape_.head_dim);
+  const std::unique_ptr<Memory> k = random_floats(count, 1, 4), v = random_floats(count, 1, 5);
+  size_t largest = 0;
+  for (size_t index = 0; index < libraries_.size(); ++index) {
+    const Library &library = libraries_[index];
+    if (!library.has_caches())
+      throw CannotMeasure("the shape '" + shape_.text + "' needs KV caches, which " + library.name + " does not have");
+    mha_error error;
+    mha_kv_cache *cache;
+    size_t bytes;
+    if (library.kv_cache_size(&config, &bytes, &error)) refused(index, error);
+    caches_.push_back({bytes, std::make_unique<Memory>(bytes)});
+    void *const memory = caches_.back().bytes->get();
+    memset(memory, 0, bytes);
+    if (library.kv_cache_init(&config, memory, bytes, &cache, &error)) refused(index, error);
+    for (int64_t sequence = 0; sequence < shape_.batch; ++sequence) {
+      for (int64_t first = 0; first < shape_.past; first += rows) {
+        if (library.kv_cache_append(cache, sequence, std::min(rows, shape_.past - first), k->floats(), v->floats(), &error))
+          refused(index, error);
+      }
+    }
+    largest = std::max(largest, bytes);
+  }
+  cache_bytes_in_use_ = std::make_unique<Memory>(largest);
+}
+
 void Workload::use(size_t index) {
   in_use_ = index;
-  if (!shape_.is_layer) return;
-  const Packed &packed = packed_[index];
-  memcpy(packed_in_use_->get(), packed.bytes->get(), packed.num_bytes);
+  const Library &library = libraries_[index];
   mha_error error;
-  if (libraries_[index].layer_view(packed_in_use_->get(), packed.num_bytes, &options_, packed.storage->get(),
-                                   libraries_[index].layer_view_size(), &layer_in_use_, &error)) {
-    refused(index, error);
+  if (shape_.is_layer) {
+    const Packed &packed = packed_[index];
+    memcpy(packed_in_use_->get(), packed.bytes->get(), packed.num_bytes);
+    if (library.layer_view(packed_in_use_->get(), packed.num_bytes, &options_, packed.storage->get(), library.layer_view_size(),
+                           &layer_in_use_, &error))
+      refused(index, error);
+  }
+  if (shape_.past) {
+    const Cache &cache = caches_[index];
+    memcpy(cache_bytes_in_use_->get(), cache.bytes->get(), cache.num_bytes);
+    if (library.kv_cache_view(cache_bytes_in_use_->get(), cache.num_bytes, &cache_in_use_, &error)) refused(index, error);
+    forward_.cache = attention_.cache = cache_in_use_;
   }
 }
 
@@ -147,6 +194,10 @@ void Workload::prepare_attention() {
   attention_.q = inputs_[0]->get();
   attention_.k = inputs_[1]->get();
   attention_.v = inputs_[2]->get();
+  if (shape_.past) {  // nothing is appended
+    attention_.n_kv = 0;
+    attention_.k = attention_.v = nullptr;
+  }
   attention_.output = output_->get();
   attention_.is_causal = shape_.is_causal;
   attention_.instruction_set = shape_.instruction_set;
@@ -154,6 +205,7 @@ void Workload::prepare_attention() {
   for (size_t index = 0; index < libraries_.size(); ++index) {
     mha_error error;
     size_t bytes;
+    use(index);
     if (libraries_[index].attention_workspace(&attention_, &bytes, &error)) refused(index, error);
     if (bytes > workspace_bytes_) workspace_bytes_ = bytes;
   }
@@ -165,6 +217,10 @@ void Workload::call() const {
   const mha_status status = shape_.is_layer ? library.forward(layer_in_use_, &forward_, workspace_->get(), workspace_bytes_, &error)
                                             : library.attention(&attention_, workspace_->get(), workspace_bytes_, &error);
   if (status) refused(in_use_, error);
+  if (!shape_.is_layer || !shape_.past) return;
+  for (int64_t sequence = 0; sequence < shape_.batch; ++sequence) {  // the next call appends the same positions
+    if (library.kv_cache_truncate(cache_in_use_, sequence, shape_.past, &error)) refused(in_use_, error);
+  }
 }
 
 Difference Workload::compare() {

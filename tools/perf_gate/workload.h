@@ -37,8 +37,8 @@ class Workload {
   Workload(const Workload &) = delete;
 
   const Shape &shape() const { return shape_; }
-  // Calls go through library `index` from now on. Where weights lie decides how fast they are read, so those of the library in use are
-  // always put into one and the same place.
+  // Calls go through library `index` from now on. Where weights and caches lie decides how fast they are read, so those of the library in
+  // use are always put into one and the same place.
   void use(size_t index);
   // One call. Throws CannotMeasure if the library refuses it.
   void call() const;
@@ -47,6 +47,7 @@ class Workload {
 
  private:
   void pack_layers();
+  void fill_caches();
   void prepare_forward();
   void prepare_attention();
   [[noreturn]] void refused(size_t index, const mha_error &error) const;
@@ -65,6 +66,13 @@ class Workload {
   std::vector<Packed> packed_;  // by library
   std::unique_ptr<Memory> packed_in_use_;
   const mha_layer *layer_in_use_ = nullptr;
+  struct Cache {
+    size_t num_bytes;
+    std::unique_ptr<Memory> bytes;
+  };
+  std::vector<Cache> caches_;  // by library; none without past
+  std::unique_ptr<Memory> cache_bytes_in_use_;
+  mha_kv_cache *cache_in_use_ = nullptr;
   size_t in_use_ = 0;
   std::unique_ptr<Memory> inputs_[3], output_, workspace_;
   size_t workspace_bytes_ = 0;
