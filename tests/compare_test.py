@@ -75,6 +75,26 @@ class Reports(unittest.TestCase):
         self.assertIn("from 1024 rows on:\n\n- (1, 1024, 768, 12) uncausal on one thread: 1.35 times as fast as OpenVINO\n", text)
         self.assertNotIn("1.45 times as fast", text)
 
+    def test_decoding_is_a_share_of_the_bandwidth(self):
+        # 1e9 bytes at 20 GB/s: 50 ms are 100%.
+        cell = cell_of(mha_row([0.0625] * 3), row("OpenVINO", [0.1] * 3))
+        cell.update(shape={"width": 768, "heads": 12, "kv_heads": 4, "past": 1024}, peaks=[20.0] * 3, rotated=4e9)
+        results = results_of(cell)
+        text = report.markdown(results)
+        self.assertIn("| shape | bandwidth, GB/s | mha |", text)
+        self.assertIn("| (768, 12, 4, 1024) | 20 | 62.5 ms, 80% | 100 ms, 50% | 1.60x (OpenVINO) |", text)
+        self.assertIn("caches of their own (4000 MB for (768, 12, 4, 1024))", text)
+        lines = list(csv.DictReader(io.StringIO(report.table(results))))
+        self.assertEqual([lines[0][name] for name in ("width", "heads", "kv_heads", "past", "gbytes_per_second", "share_of_bandwidth")],
+                         ["768", "12", "4", "1024", "16", "0.8000"])
+        texts = [text.text for text in ElementTree.fromstring(report.chart(results)).iter("{http://www.w3.org/2000/svg}text")]
+        self.assertIn("(768, 12, 4, 1024)", texts)
+        self.assertIn("80%, 1.60x", texts)
+
+    def test_the_bytes_of_decoding_are_weights_and_cache(self):
+        shape = {"width": 8, "heads": 4, "kv_heads": 2, "past": 9}  # W_Q and W_O of 8 x 8, W_K and W_V of 8 x 4, ten keys and values of 4
+        self.assertEqual(report.decode_bytes(shape), 4 * (2 * 64 + 2 * 32 + 2 * 40))
+
     def test_what_is_not_measured_is_no_number_but_a_reason(self):
         cell = cell_of(mha_row([0.02] * 3), row("OpenVINO", [], reason="it crashed"), row("ONNX Runtime", [0.01], reason="it hung"))
         text = report.markdown(results_of(cell))
@@ -133,6 +153,10 @@ class Arguments(unittest.TestCase):
                 (["--shapes", "1,0,256,4"], "'1,0,256,4' is no shape"),
                 (["--shapes", "1,128,256,4,causal"], "'1,128,256,4,causal' is no shape"),
                 (["--shapes", "1,128,256,5"], "5 heads do not divide the width 256"),
+                (["--decode", "768,12,12"], "'768,12,12' is no shape of decoding; write WIDTH,HEADS,KV_HEADS,PAST"),
+                (["--decode", "768,12,12,0"], "'768,12,12,0' is no shape of decoding"),
+                (["--decode", "768,12,5,16"], "heads have to divide the width, and kv heads the heads"),
+                (["--decode", "--libraries", "openvino"], "openvino is not for decoding"),
                 (["--rounds", "0"], "'0' is no number of rounds; give 1 or more"),
                 (["--threads", "3"], "invalid choice: '3'"),
                 (["--core", "100000"], "may not use core 100000"),
@@ -152,8 +176,43 @@ class Arguments(unittest.TestCase):
 
     def test_a_shape_given_twice_is_measured_once(self):
         options = compare.parse_arguments(["--shapes", "1,2,8,2", "1,2,8,2,uncausal", "1,2,8,2", "--libraries", "openvino"])
-        self.assertEqual(options.shapes, [(1, 2, 8, 2, 1), (1, 2, 8, 2, 0)])
+        self.assertEqual(options.shapes, [(1, 2, 8, 2, 1), (1, 2, 8, 2, 0), compare.smallest])
         self.assertEqual(options.libraries, ["mha", "openvino"])
+
+
+    def test_decoding_has_shapes_libraries_and_a_folder_of_its_own(self):
+        options = compare.parse_arguments(["--decode"])
+        self.assertEqual(options.shapes, compare.decode_shapes)
+        self.assertEqual(options.libraries, ["mha", "pytorch", "onnxruntime"])
+        self.assertEqual(options.output.name, "decode")
+        options = compare.parse_arguments(["--decode", "8,2,1,4", "16,2,2,9", "8,2,1,4"])
+        self.assertEqual([list(shape.values()) for shape in options.shapes], [[8, 2, 1, 4], [16, 2, 2, 9]])
+
+    def test_layers_take_turns_until_no_cache_can_hold_them_or_memory_ends(self):
+        shape = {"width": 768, "heads": 12, "kv_heads": 12, "past": 1024}
+        size = report.decode_bytes(shape)
+        copies, rotated = compare.copies_of(shape, 1e12)
+        self.assertEqual(rotated, copies * size)
+        self.assertTrue(compare.rotated_bytes() <= rotated < compare.rotated_bytes() + size)
+        self.assertEqual(compare.copies_of(shape, 2.5 * size), (2, 2 * size))
+        self.assertEqual(compare.copies_of(shape, 0), (1, size))
+
+
+def decode_in_double(shape, x, w_qkv, w_o, k, v):
+    """Likewise, of one row behind those in k and v."""
+    width, heads, kv_heads, past = shape.values()
+    head_dim = width // heads
+    kv_width, columns = kv_heads * head_dim, width + 2 * kv_heads * head_dim
+    qkv = [sum(x[i] * w_qkv[i * columns + j] for i in range(width)) for j in range(columns)]
+    keys, values = ([rows[i * kv_width:][:kv_width] for i in range(past)] + [list(qkv[start:][:kv_width])]
+                    for rows, start in ((list(k), width), (list(v), width + kv_width)))
+    context = []
+    for head in range(heads):
+        first = head // (heads // kv_heads) * head_dim
+        scores = [sum(qkv[head * head_dim + c] * key[first + c] for c in range(head_dim)) / math.sqrt(head_dim) for key in keys]
+        weights = [math.exp(score - max(scores)) for score in scores]
+        context += [sum(weight * value[first + c] for weight, value in zip(weights, values)) / sum(weights) for c in range(head_dim)]
+    return [sum(context[c] * w_o[c * width + j] for c in range(width)) for j in range(width)]
 
 
 def layer_in_double(shape, x, w_qkv, w_o):
@@ -202,6 +261,24 @@ class Mha(unittest.TestCase):
             self.assertGreater(largest, 0.1)
             self.assertLess(max(abs(a - b) for a, b in zip(y, expected)) / largest, 1e-5)
 
+    def test_what_is_timed_of_decoding_is_a_row_over_the_cache_however_often(self):
+        shape = {"width": 12, "heads": 6, "kv_heads": 3, "past": 21}
+        worker = self.start([min(os.sched_getaffinity(0))])
+        inputs, output = folder / "inputs", folder / "output"
+        worker.ask("make", shape=shape, inputs=str(inputs), output=str(output))
+        values, y = (array.array("f", path.read_bytes()) for path in (inputs, output))
+        parts = []
+        for size in (12, 12 * 24, 12 * 12, 21 * 6, 21 * 6):
+            parts.append(values[:size])
+            values = values[size:]
+        self.assertEqual(len(values), 0)
+        expected = decode_in_double(shape, *parts)
+        self.assertLess(max(abs(a - b) for a, b in zip(y, expected)) / max(map(abs, expected)), 1e-5)
+        # A cache has room for one row more; each of many calls needs it.
+        self.assertEqual(worker.ask("load", form="decode", shape=shape, inputs="", expected="", copies=3), {"difference": 0.0})
+        self.assertGreater(worker.ask("time", form="decode", shape=shape, seconds=0.01)["seconds"], 0)
+        self.assertGreater(worker.ask("bandwidth", size=1 << 20)["gbytes"], 0.1)
+
     def test_the_time_grows_with_the_work_and_the_peak_is_above_it(self):
         worker = self.start([min(os.sched_getaffinity(0))])
         seconds, rates = [], []
@@ -245,7 +322,7 @@ for line in sys.stdin:
 
 
 class Sessions(unittest.TestCase):
-    def session(self, *libraries, rounds=2):
+    def session(self, *libraries, rounds=2, shapes=("--shapes", "1,16,32,2")):
         """(exit code, compare.json, compare.md, standard error) of a run with stand-ins for the libraries."""
         interpreter = folder / "interpreter"
         interpreter.write_text(stand_in.format(python=sys.executable))
@@ -255,10 +332,12 @@ class Sessions(unittest.TestCase):
         stack.enter_context(mock.patch.object(compare.Settings, "pythons",
                                               lambda _, library: [sys.executable] if library == "mha" else [interpreter]))
         stack.enter_context(mock.patch.object(compare, "build_helper", lambda *_: helper))
-        stack.enter_context(mock.patch.dict(compare.forms, {name: {"form": name} for name in libraries}))
+        for forms in compare.forms, compare.decode_forms:
+            stack.enter_context(mock.patch.dict(forms, {name: {"form": name} for name in libraries}))
+        stack.enter_context(mock.patch.object(compare, "rotated_bytes", lambda: 1 << 20))
         stack.enter_context(mock.patch.dict(report.colours, {name: "#000000" for name in libraries}))
         stack.enter_context(mock.patch.object(sys, "argv", [
-            "compare.py", "--mha", str(libmha), "--shapes", "1,16,32,2", "--rounds", str(rounds), "--threads", "1", "--output", str(folder),
+            "compare.py", "--mha", str(libmha), *shapes, "--rounds", str(rounds), "--threads", "1", "--output", str(folder),
             "--libraries", "mha", *libraries]))
         errors = stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         code = compare.main()
@@ -277,6 +356,16 @@ class Sessions(unittest.TestCase):
         self.assertIn("round 2 of 2, (1, 16, 32, 2): mha layer ", errors)
         self.assertEqual({path.name for path in folder.glob("compare*")}, {*report.names, "compare.log"})
         self.assertEqual(list(folder.glob("tmp*")), [])
+
+    def test_decoding(self):
+        code, results, text, errors = self.session("agrees", "differs", shapes=("--decode", "32,4,2,100"))
+        self.assertEqual(code, 1, errors)
+        cell, = results["suites"][0]["cells"]
+        self.assertEqual(cell["shape"], {"width": 32, "heads": 4, "kv_heads": 2, "past": 100})
+        self.assertEqual([(row["form"], len(row["seconds"])) for row in cell["rows"]], [("decode", 2), ("form", 2), ("form", 0)])
+        self.assertGreaterEqual(cell["rotated"], 1 << 20)
+        self.assertIn("round 2 of 2, (32, 4, 2, 100): mha decode ", errors)
+        self.assertIn("mha is the fastest in 1 of 1 cases", text)
 
     def test_one_that_differs_is_not_measured_and_the_code_is_1(self):
         for library in "differs", "nan":

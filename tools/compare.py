@@ -5,12 +5,19 @@ The libraries run in one session, each in a process of its own that is stopped w
 each shape, on the same weights and rows, and what they compute is compared. Speed is stated as a share of what the multiply-add units of
 the same cores do in the same round. Written are compare.md (tables), compare.csv, compare.svg (chart) and compare.json (all measurements).
 
+With --decode the layer computes one row over a KV cache, into which it first puts the row's key and value. Each library takes turns through
+equal layers with caches of their own, together several times as large as the processor's cache, so that all is read from memory, and
+speed is stated as a share of the bandwidth of reading that much.
+
 Libraries (those that are there are measured, and the others named with the reason):
   mha              this library, built first
   pytorch          the plain class of tensor operations, nn.MultiheadAttention, and scaled_dot_product_attention between two nn.Linear
-  onnxruntime      the operators Attention and MultiHeadAttention of com.microsoft; the faster one counts
-  openvino         scaled_dot_product_attention of the CPU plugin
+  onnxruntime      the operators Attention and MultiHeadAttention of com.microsoft; the faster one counts. Decoding: GroupQueryAttention,
+                   with past and present in the same memory
+  openvino         scaled_dot_product_attention of the CPU plugin; not for decoding
   pytorch-system   the same as pytorch, with the PyTorch of /usr/bin/python3 (Debian: apt-get install python3-torch)
+
+Decoding by PyTorch is scaled_dot_product_attention over keys and values that have room for the new ones.
 
 They come from the virtual environment where --install puts them, else from /usr/bin/python3.
 """
@@ -41,6 +48,8 @@ examples = """Examples:
   tools/compare.py                                               everything, on one thread and on all cores; some 10 minutes
   tools/compare.py --threads 1 --core 1 --rounds 3               a quick look, on core 1
   tools/compare.py --shapes 1,1024,768,12 1,1500,512,8,uncausal --libraries mha onnxruntime
+  tools/compare.py --decode                                      one token over a cache, written to build/compare/decode
+  tools/compare.py --decode 768,12,12,1024 --libraries mha onnxruntime
 
 Exit codes: 0 done; 1 a library computes something else (the tables say which); 2 wrong usage; 4 there is nothing to compare with, or
 something that is needed cannot be built, installed or run; 130 interrupted.
@@ -51,6 +60,8 @@ shapes = [(1, 128, 256, 4, 1), (1, 128, 768, 12, 1), (1, 512, 768, 12, 1), (1, 1
           (8, 128, 768, 12, 1), (1, 1024, 2048, 16, 1), (1, 512, 4096, 32, 1),
           (1, 197, 768, 12, 0), (1, 77, 768, 12, 0), (1, 1500, 512, 8, 0), (1, 49, 96, 3, 0)]
 smallest = (1, 1, 8, 1, 1)  # hardly any arithmetic: what a call costs
+decode_shapes = [{"width": width, "heads": heads, "kv_heads": kv_heads, "past": past} for width, heads, kv_heads, past in (
+    (768, 12, 12, 1024), (2048, 32, 8, 4096), (4096, 32, 8, 8192))]
 
 # Library -> its forms, each with the column of the tables where it stands. Of forms in one column the fastest counts.
 forms = {
@@ -60,7 +71,13 @@ forms = {
     "onnxruntime": {"Attention": "ONNX Runtime", "MultiHeadAttention": "ONNX Runtime"},
     "openvino": {"scaled_dot_product_attention": "OpenVINO"},
 }
-forms["pytorch-system"] = {form: f"system's {label}" for form, label in forms["pytorch"].items()}
+decode_forms = {
+    "mha": {"decode": "mha"},
+    "pytorch": {"preallocated_cache": "PyTorch, scaled_dot_product_attention"},
+    "onnxruntime": {"GroupQueryAttention": "ONNX Runtime"},
+}
+for some in forms, decode_forms:
+    some["pytorch-system"] = {form: f"system's {label}" for form, label in some["pytorch"].items()}
 defaults = ["mha", "pytorch", "onnxruntime", "openvino"]
 packages = {"pytorch": ["numpy", "torch"], "onnxruntime": ["numpy", "onnx", "onnxruntime"], "openvino": ["numpy", "openvino"]}
 
@@ -139,22 +156,49 @@ class Settings:
 # ---- one suite: all libraries and shapes at one number of threads
 
 
-def load(settings, workers, shape, rows):
+def rotated_bytes():
+    """What has to be read before the same bytes are, if none of them is to come from a cache: 4 times the largest one."""
+    sizes = [path.read_text().strip() for path in pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return 4 * max([int(size[:-1]) << {"K": 10, "M": 20}[size[-1]] for size in sizes if size[-1:] in "KM"], default=32 << 20)
+
+
+def available_bytes():
+    with contextlib.suppress(OSError, StopIteration):
+        lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return 4 << 30
+
+
+def copies_of(shape, share):
+    """How many layers with a cache take turns, and their bytes. No more than `share` bytes, but at least one."""
+    size = report.decode_bytes(shape)
+    copies = max(1, min(-(-rotated_bytes() // size), int(share) // size))
+    return copies, copies * size
+
+
+def load(settings, workers, shape, rows, share):
     """Lets every library make the layer of this shape, and compares. Returns what is known about the shape."""
     inputs, expected = settings.folder / "inputs", settings.folder / "expected"
     cell = {"shape": shape, "operations": workers["mha"].ask("make", shape=shape, inputs=str(inputs), output=str(expected))["operations"],
             "peaks": [], "reference": None, "rows": rows}
     files = {"shape": shape, "inputs": str(inputs), "expected": str(expected)}
-    batch, n, width, _, _ = shape
+    copies = {}
+    if report.is_decode(shape):
+        cell["operations"] = report.decode_bytes(shape)
+        copies["copies"], cell["rotated"] = copies_of(shape, share)
+        is_little_work = cell["operations"] < 2e8
+    else:
+        batch, n, width, _, _ = shape
+        is_little_work = batch * n * width**2 < 2e8
     others = [name for name in workers if name != "mha"]
-    if others and batch * n * width**2 < 2e8:
+    if others and is_little_work:
         with contextlib.suppress(Failed):  # without a reference this is not claimed
             cell["reference"] = workers[others[0]].ask("reference", **files)["difference"]
     for row in rows:
         if row["reason"]:
             continue
         try:
-            row["difference"] = workers[row["library"]].ask("load", form=row["form"], **files)["difference"]
+            row["difference"] = workers[row["library"]].ask("load", form=row["form"], **files, **copies)["difference"]
             if not row["difference"] <= agreement:  # NaN too
                 row["reason"] = f"its y differs from mha's by {row['difference']:.1g} of the largest element"
                 row["disagrees"] = True
@@ -180,11 +224,12 @@ def run_suite(settings, libraries, suite_shapes, cores, rounds):
                 reasons[library] = str(failed)
                 say(f"{threads}: {library} is not measured: {failed}")
         cells = []
+        share = available_bytes() / 2 / (len(suite_shapes) * len(libraries))
         for shape in suite_shapes:
             say(f"{threads}: making the layers of {report.shape_name(shape)}")
             cells.append(load(settings, workers, shape, [
                 {"library": library, "form": form, "label": label, "seconds": [], "difference": None, "reason": reasons.get(library)}
-                for library in libraries for form, label in forms[library].items()]))
+                for library in libraries for form, label in (decode_forms if report.is_decode(shape) else forms)[library].items()], share))
         for number in range(rounds):
             for cell in cells:
                 measure(workers, cell, number)
@@ -197,8 +242,15 @@ def run_suite(settings, libraries, suite_shapes, cores, rounds):
 
 
 def measure(workers, cell, number):
-    """One round of one shape: every library once, with another one first each time, between two looks at the peak."""
-    peaks = [workers["mha"].ask("peak")["gflops"]]
+    """One round of one shape: every library once, with another one first each time, between two looks at the peak
+    (or, for decoding, at the bandwidth)."""
+
+    def look():
+        if report.is_decode(cell["shape"]):
+            return workers["mha"].ask("bandwidth", size=cell["rotated"])["gbytes"]
+        return workers["mha"].ask("peak")["gflops"]
+
+    peaks = [look()]
     start = number % len(cell["rows"])
     for row in cell["rows"][start:] + cell["rows"][:start]:
         if row["reason"]:
@@ -210,7 +262,7 @@ def measure(workers, cell, number):
             if row["library"] == "mha":
                 raise
             row["reason"] = str(failed)
-    peaks.append(workers["mha"].ask("peak")["gflops"])
+    peaks.append(look())
     cell["peaks"].append(max(peaks))
 
 
@@ -287,6 +339,16 @@ def parse_shape(text):
     return batch, n, width, heads, int(is_causal)
 
 
+def parse_decode_shape(text):
+    fields = text.split(",")
+    if len(fields) != 4 or not all(field.isdecimal() and int(field) for field in fields):
+        raise argparse.ArgumentTypeError(f"'{text}' is no shape of decoding; write WIDTH,HEADS,KV_HEADS,PAST")
+    shape = dict(zip(("width", "heads", "kv_heads", "past"), map(int, fields)))
+    if shape["width"] % shape["heads"] or shape["heads"] % shape["kv_heads"]:
+        raise argparse.ArgumentTypeError(f"'{text}': heads have to divide the width, and kv heads the heads")
+    return shape
+
+
 def parse_rounds(text):
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"'{text}' is no number of rounds; give 1 or more")
@@ -298,19 +360,22 @@ def parse_arguments(arguments):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", type=parse_shape, default=shapes, metavar="SHAPE",
                         help="BATCH,N,WIDTH,HEADS for a causal layer, behind it ,uncausal for another (default: those of the README)")
+    parser.add_argument("--decode", nargs="*", type=parse_decode_shape, metavar="SHAPE",
+                        help="WIDTH,HEADS,KV_HEADS,PAST: one row over a cache that holds PAST rows, instead of --shapes (without a shape: "
+                        + " ".join(",".join(map(str, shape.values())) for shape in decode_shapes) + ")")
     parser.add_argument("--rounds", type=parse_rounds, default=10, help="how often each library computes each shape (default: %(default)s)")
     parser.add_argument("--threads", choices=["1", "all", "both"], default="both", help="default: %(default)s")
     parser.add_argument("--core", type=int, help="the core for one thread (default: the last one that may be used)")
-    parser.add_argument("--libraries", nargs="+", choices=list(forms), default=defaults, metavar="LIBRARY",
-                        help=f"of {', '.join(forms)} (default: {' '.join(defaults)})")
+    parser.add_argument("--libraries", nargs="+", choices=list(forms), metavar="LIBRARY",
+                        help=f"of {', '.join(forms)} (default: {' '.join(defaults)}, with --decode those that can)")
     parser.add_argument("--mha", type=pathlib.Path, metavar="FILE",
                         help="the libmha.so to measure (default: build/src/libmha.so, built first)")
     parser.add_argument("--install", action="append", choices=list(packages), metavar="LIBRARY",
                         help=f"install one of {', '.join(packages)} into the virtual environment by pip, measure nothing")
     parser.add_argument("--venv", type=pathlib.Path, default=root / "build" / "compare" / "venv", metavar="DIR",
                         help="the virtual environment (default: build/compare/venv)")
-    parser.add_argument("--output", type=pathlib.Path, default=root / "build" / "compare", metavar="DIR",
-                        help="where the results are written (default: build/compare)")
+    parser.add_argument("--output", type=pathlib.Path, metavar="DIR",
+                        help="where the results are written (default: build/compare, with --decode build/compare/decode)")
     options = parser.parse_args(arguments)
     cores = sorted(os.sched_getaffinity(0))
     if options.core is None:
@@ -319,8 +384,16 @@ def parse_arguments(arguments):
         parser.error(f"argument --core: this process may not use core {options.core}, only {', '.join(map(str, cores))}")
     if options.mha and not options.mha.is_file():
         parser.error(f"argument --mha: there is no file {options.mha}")
+    able = forms if options.decode is None else decode_forms
+    options.libraries = options.libraries or [library for library in defaults if library in able]
+    for library in options.libraries:
+        if library not in able:
+            parser.error(f"argument --libraries: {library} is not for decoding, only {', '.join(able)}")
+    options.output = options.output or root.joinpath("build", "compare", *([] if options.decode is None else ["decode"]))
     options.libraries = ["mha"] + [library for library in dict.fromkeys(options.libraries) if library != "mha"]
-    options.shapes = list(dict.fromkeys(options.shapes))
+    options.shapes = list(dict.fromkeys(options.shapes)) + [smallest]
+    if options.decode is not None:
+        options.shapes = [shape for i, shape in enumerate(options.decode) if shape not in options.decode[:i]] or decode_shapes
     both = [[options.core], cores] if len(cores) > 1 else [cores]
     options.suites = {"1": [[options.core]], "all": [cores], "both": both}[options.threads]
     return options
@@ -339,7 +412,7 @@ def run(options):
         helper = build_helper(options.mha or build_mha(), folder)
         settings = Settings(folder, options.venv.absolute(), helper, log)
         for cores in options.suites:
-            suite, about = run_suite(settings, options.libraries, [*options.shapes, smallest], cores, options.rounds)
+            suite, about = run_suite(settings, options.libraries, options.shapes, cores, options.rounds)
             results["suites"].append(suite)
             results["libraries"].update(about)
             report.write(results, options.output)

@@ -7,6 +7,9 @@ results = {"about": {"date", "machine", "commit", "rounds", "load": average befo
                                              "rows": [{"library", "form", "label", "seconds": [in each round],
                                                        "difference": from mha or None, "reason": why it is not measured, or None,
                                                        "disagrees": True only where that is the reason}]}]}]}
+
+A cell of decoding has "shape": {"width", "heads", "kv_heads", "past"}, "operations": the bytes of weights and cache, "peaks": [GB/s in each
+round], and "rotated": the bytes that its calls took turns through. All cells are of one kind.
 """
 
 import csv
@@ -35,6 +38,20 @@ def write(results, folder):
 # ---- figures
 
 
+def is_decode(shape):
+    return isinstance(shape, dict)
+
+
+def of_decoding(results):
+    return any(is_decode(cell["shape"]) for suite in results["suites"] for cell in suite["cells"])
+
+
+def decode_bytes(shape):
+    """Of weights and cache, each read once."""
+    width, kv_width = shape["width"], shape["width"] // shape["heads"] * shape["kv_heads"]
+    return 4 * (2 * width * (width + kv_width) + 2 * (shape["past"] + 1) * kv_width)
+
+
 def is_measured(row):
     return bool(row["seconds"]) and not row["reason"]
 
@@ -44,7 +61,8 @@ def seconds(row):
 
 
 def share(cell, row):
-    """Of the multiply-add peak, by the work that the layer needs: nobody is credited with computing masked pairs."""
+    """Of the multiply-add peak, by the work that the layer needs: nobody is credited with computing masked pairs. Of decoding: of the
+    bandwidth."""
     return statistics.median(cell["operations"] / (1e9 * peak * time) for peak, time in zip(cell["peaks"], row["seconds"]))
 
 
@@ -78,6 +96,8 @@ def title(suite):
 
 
 def shape_name(shape):
+    if is_decode(shape):
+        return f"({', '.join(map(str, shape.values()))})"
     *numbers, is_causal = shape
     return f"({', '.join(map(str, numbers))})" + ("" if is_causal else " uncausal")
 
@@ -97,11 +117,16 @@ def versions(results):
 
 def markdown(results):
     about = results["about"]
-    lines = ["# mha beside other libraries", "",
-             f"{about['machine']}. {about['date']}. {versions(results)}.", "",
+    kind = ["One attention layer, float32, one row over a KV cache: its key and value are put behind those in the cache, and it attends to all.",
+            "Shapes are (width, heads, kv heads, rows in the cache before). Each cell: the time of a call, and the share of the bandwidth that",
+            "reading all weights and the whole cache once amounts to, measured on the same cores in the same round. Calls take turns through",
+            f"equal layers with caches of their own ({rotated(results)}), the same for each library.",
+            f"Medians of {about['rounds']} rounds in which"] if of_decoding(results) else [
              "One attention layer, float32, from x to y through W_Q, W_K, W_V and W_O. Shapes are (batch, rows, width, heads), causal",
              "unless it says otherwise. Each cell: the time of a call, and the share of the peak of fused multiply-adds that the same",
-             f"cores reached in the same round; only the pairs that attend count as work. Medians of {about['rounds']} rounds in which",
+             f"cores reached in the same round; only the pairs that attend count as work. Medians of {about['rounds']} rounds in which"]
+    lines = ["# mha beside other libraries", "",
+             f"{about['machine']}. {about['date']}. {versions(results)}.", "", *kind,
              "the libraries took turns; one thread: processor time, several threads: wall time. mha is called from C, the others from",
              "Python. Reproduced by", "",
              "```sh", about["command"], "```", ""]
@@ -114,15 +139,22 @@ def markdown(results):
     return "\n".join(lines)
 
 
+def rotated(results):
+    cells = [cell for suite in results["suites"] for cell in suite["cells"]]
+    texts = {shape_name(cell["shape"]): f"{cell['rotated'] / 1e6:.0f} MB for {shape_name(cell['shape'])}" for cell in cells}
+    return ", ".join(texts.values())
+
+
 def tables(suite):
     cells = [cell for cell in suite["cells"] if not is_probe(cell)]
     if not cells:
         return []
     labels = list(columns(cells[0]))
-    lines = [f"| shape | peak, GFLOP/s | {' | '.join(labels)} | mha against the best of them |", "|---" * (len(labels) + 3) + "|"]
+    limit = "bandwidth, GB/s" if is_decode(cells[0]["shape"]) else "peak, GFLOP/s"
+    lines = [f"| shape | {limit} | {' | '.join(labels)} | mha against the best of them |", "|---" * (len(labels) + 3) + "|"]
     for cell in cells:
         peak, best = statistics.median(cell["peaks"]), lead(cell)
-        fields = [shape_name(cell["shape"]), f"{peak:.0f}"]
+        fields = [shape_name(cell["shape"]), f"{peak:.0f}" if peak >= 100 else f"{peak:.3g}"]
         fields += [f"{milliseconds(row)}, {share(cell, row):.0%}" if is_measured(row) else "not measured" for row in columns(cell).values()]
         fields.append(f"{best[0]:.2f}x ({best[1]['label']})" if best else "")
         lines.append(f"| {' | '.join(fields)} |")
@@ -194,7 +226,7 @@ def verdict(results):
             ahead += ratio > 1
             if ratio <= 1:
                 behind.append(where)
-            elif cell["shape"][1] >= goal_rows and ratio < goal:
+            elif not is_decode(cell["shape"]) and cell["shape"][1] >= goal_rows and ratio < goal:
                 short.append(where)
     if not ahead and not behind:
         return ["Nothing was measured beside mha."]
@@ -209,15 +241,22 @@ def verdict(results):
 # ---- CSV
 
 
+def numbers_of(shape):
+    return shape.values() if is_decode(shape) else shape
+
+
 def table(results):
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["threads", "batch", "n", "width", "heads", "is_causal", "library", "version", "form", "ms_median", "ms_least",
-                     "ms_most", "gflops", "peak_gflops", "share_of_peak", "difference_from_mha", "not_measured_because"])
+    shape, rate, share_of = ["batch", "n", "width", "heads", "is_causal"], ["gflops", "peak_gflops"], "share_of_peak"
+    if of_decoding(results):
+        shape, rate, share_of = ["width", "heads", "kv_heads", "past"], ["gbytes_per_second", "bandwidth"], "share_of_bandwidth"
+    writer.writerow(["threads", *shape, "library", "version", "form", "ms_median", "ms_least", "ms_most", *rate, share_of,
+                     "difference_from_mha", "not_measured_because"])
     for suite in results["suites"]:
         for cell in suite["cells"]:
             for row in cell["rows"]:
-                fields = [suite["threads"], *cell["shape"], row["library"], results["libraries"].get(row["library"], {}).get("version", ""),
+                fields = [suite["threads"], *numbers_of(cell["shape"]), row["library"], results["libraries"].get(row["library"], {}).get("version", ""),
                           row["form"]]
                 if is_measured(row):
                     fields += [f"{1e3 * value:.6g}" for value in (seconds(row), min(row["seconds"]), max(row["seconds"]))]
@@ -270,6 +309,8 @@ def chart(results):
     labels = [label for label in dict.fromkeys(label for suite in suites for cell in suite["cells"] for label in columns(cell))
               if any(is_measured(columns(cell)[label]) for suite in suites for cell in suite["cells"])]
     description = "Speed of one attention layer, float32: share of the multiply-add peak"
+    if of_decoding(results):
+        description = "Speed of one attention layer on one row over a KV cache, float32: share of the bandwidth"
     drawing.text(16, 28, description, "title")
     drawing.text(16, 46, "Longer is better. Behind mha's bars: its share, and how many times as fast it is as the best of the others.",
                  "small")
@@ -288,8 +329,9 @@ def chart(results):
     panel_width = (width - left - right - gap * len(suites)) / max(1, len(suites))
     for i, cell in enumerate(cells):
         middle = top + i * group_height + (group_height - group_gap) / 2
-        drawing.text(left - 10, middle, shape_name([*cell["shape"][:4], 1]), "", "end")
-        if not cell["shape"][4]:
+        *numbers, is_causal = [*numbers_of(cell["shape"]), 1][:5]
+        drawing.text(left - 10, middle, shape_name([*numbers, 1]), "", "end")
+        if not is_causal:
             drawing.text(left - 10, middle + 13, "not causal", "small", "end")
     for number, suite in enumerate(suites):
         start = left + number * (panel_width + gap)
@@ -314,7 +356,9 @@ def chart(results):
                 y += height
 
     about = results["about"]
-    caption = ["Shapes: (batch, rows, width, heads). The peak is that of fused multiply-adds on the same cores in the same round; only the "
+    caption = ["Shapes: (width, heads, kv heads, rows in the cache). The bandwidth is that of reads on the same cores in the same round."
+               if of_decoding(results) else
+               "Shapes: (batch, rows, width, heads). The peak is that of fused multiply-adds on the same cores in the same round; only the "
                "pairs that attend count as work.",
                f"{about['machine']}. {about['date']}. Medians of {about['rounds']} rounds.", f"{versions(results)}."]
     y = bottom + 40

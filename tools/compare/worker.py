@@ -4,9 +4,14 @@
 
 Answers each request, a line of JSON on standard input, by a line of JSON on standard output. Files hold float32 numbers: the inputs
 x [batch, n, width], w_qkv [width, 3 * width], w_o [width, width] one after the other; the output y [batch, n, width].
+
+Decoding is the other kind of shape, a dictionary: one row x [width], w_qkv [width, width + 2 * kv_width], w_o [width, width], and what lies in
+the cache, k and v [past, kv_heads, head_dim]; kv_width = kv_heads * head_dim, head_dim = width / heads. Its keys and values are k and v with
+those of x behind them, and the next call overwrites these.
 """
 
 import ctypes
+import itertools
 import json
 import math
 import os
@@ -25,6 +30,32 @@ def repeated(call):
     return run
 
 
+def is_decode(shape):
+    return isinstance(shape, dict)
+
+
+def key_of(shape):
+    return tuple(shape.items()) if is_decode(shape) else tuple(shape)
+
+
+def sizes(shape):
+    """Of the arrays in the file of inputs."""
+    if not is_decode(shape):
+        batch, n, width, _, _ = shape
+        return [batch * n * width, 3 * width**2, width**2]
+    width, kv_width = shape["width"], shape["width"] // shape["heads"] * shape["kv_heads"]
+    return [width, width * (width + 2 * kv_width), width**2, shape["past"] * kv_width, shape["past"] * kv_width]
+
+
+def in_turns(runs):
+    turns = itertools.cycle(runs)
+
+    def run(calls):
+        for _ in range(calls):
+            next(turns)(1)
+    return run
+
+
 class Mha:
     """Made by the helper, a shared object around libmha. Needs no package."""
 
@@ -32,9 +63,10 @@ class Mha:
 
     def __init__(self, threads, helper):
         self.threads, self.helper, self.inputs = threads, ctypes.CDLL(helper), {}
-        self.helper.compare_layer.restype = ctypes.c_void_p
+        self.helper.compare_layer.restype = self.helper.compare_decode.restype = ctypes.c_void_p
         self.helper.compare_output.restype = ctypes.POINTER(ctypes.c_float)
-        self.helper.compare_operations.restype = self.helper.compare_peak.restype = ctypes.c_double
+        for function in (self.helper.compare_operations, self.helper.compare_peak, self.helper.compare_bandwidth):
+            function.restype = ctypes.c_double
         self.helper.compare_instruction_set.restype = ctypes.c_char_p
         number = self.helper.mha_version()
         self.version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
@@ -42,26 +74,39 @@ class Mha:
 
     def make(self, shape, inputs, output):
         """Makes up the inputs, runs the layer on them, and writes both files. Returns the operations of one call."""
-        batch, n, width, heads, is_causal = shape
-        arrays = [(ctypes.c_float * count)() for count in (batch * n * width, 3 * width**2, width**2)]
+        arrays = [(ctypes.c_float * count)() for count in sizes(shape)]
+        width = shape["width"] if is_decode(shape) else shape[2]
         # Rows and queries of variance 1, and so scores too: the softmax has something to do.
-        for seed, (values, bound) in enumerate(zip(arrays, (3**0.5, (3 / width)**0.5, (3 / width)**0.5))):
+        for seed, (values, bound) in enumerate(zip(arrays, (3**0.5, (3 / width)**0.5, (3 / width)**0.5, 3**0.5, 3**0.5))):
             self.helper.compare_fill(values, ctypes.c_int64(len(values)), ctypes.c_float(bound), ctypes.c_uint64(seed))
         with open(inputs, "wb") as file:
             file.writelines(arrays)
-        message = ctypes.create_string_buffer(248)
-        layer = self.helper.compare_layer(*map(ctypes.c_int64, (batch, n, width, heads)), is_causal, *arrays, self.threads, message)
-        if not layer:
-            raise RuntimeError(message.value.decode())
-        layer = ctypes.c_void_p(layer)
-        self.inputs[tuple(shape)] = arrays, layer
+        layer = self.new_layer(shape, arrays)
+        self.inputs[key_of(shape)] = arrays, layer
         self.run(layer, 1)
         with open(output, "wb") as file:
-            file.write(ctypes.string_at(self.helper.compare_output(layer), 4 * batch * n * width))
+            file.write(ctypes.string_at(self.helper.compare_output(layer), 4 * len(arrays[0])))
         return self.helper.compare_operations(layer)
 
+    def new_layer(self, shape, arrays):
+        message = ctypes.create_string_buffer(248)
+        if is_decode(shape):
+            numbers = map(ctypes.c_int64, (shape[name] for name in ("width", "heads", "kv_heads", "past")))
+            layer = self.helper.compare_decode(*numbers, *arrays, self.threads, message)
+        else:
+            *numbers, is_causal = shape
+            layer = self.helper.compare_layer(*map(ctypes.c_int64, numbers), is_causal, *arrays, self.threads, message)
+        if not layer:
+            raise RuntimeError(message.value.decode())
+        return ctypes.c_void_p(layer)
+
     def load_layer(self, shape, *_):
-        _, layer = self.inputs[tuple(shape)]
+        _, layer = self.inputs[key_of(shape)]
+        return lambda calls: self.run(layer, calls), None
+
+    def load_decode(self, shape, *_):
+        arrays, _ = self.inputs[key_of(shape)]
+        layer = self.new_layer(shape, arrays)
         return lambda calls: self.run(layer, calls), None
 
     def run(self, layer, calls):
@@ -70,6 +115,9 @@ class Mha:
 
     def peak(self):
         return self.helper.compare_peak(self.threads)
+
+    def bandwidth(self, size):
+        return self.helper.compare_bandwidth(self.threads, ctypes.c_int64(size))
 
 
 class PyTorch:
@@ -147,6 +195,26 @@ class PyTorch:
 
         return self.loaded(forward, x)
 
+    def load_preallocated_cache(self, shape, x, w_qkv, w_o, k, v):
+        """scaled_dot_product_attention over tensors that have room for the new key and value."""
+        torch = self.torch
+        width, heads, kv_heads, past = (shape[name] for name in ("width", "heads", "kv_heads", "past"))
+        head_dim = width // heads
+        project, out = self.linear(w_qkv), self.linear(w_o)
+        keys, values = (torch.empty(1, kv_heads, past + 1, head_dim) for _ in "kv")
+        for cache, rows in ((keys, k), (values, v)):
+            cache[0, :, :past] = torch.from_numpy(rows).transpose(0, 1)
+        grouped = {"enable_gqa": True} if heads != kv_heads else {}
+
+        def forward(x):
+            q, new_key, new_value = project(x).split([width, kv_heads * head_dim, kv_heads * head_dim], dim=-1)
+            keys[0, :, past] = new_key.view(kv_heads, head_dim)
+            values[0, :, past] = new_value.view(kv_heads, head_dim)
+            context = torch.nn.functional.scaled_dot_product_attention(q.view(1, heads, 1, head_dim), keys, values, **grouped)
+            return out(context.view(1, width))
+
+        return self.loaded(forward, x.reshape(1, width))
+
 
 class OnnxRuntime:
     name = "ONNX Runtime"
@@ -160,11 +228,16 @@ class OnnxRuntime:
         self.options.inter_op_num_threads = 1
         self.options.log_severity_level = 3
 
-    def loaded(self, shape, x, nodes, constants):
-        """The graph from x to y, with the named arrays as constants."""
+    def loaded(self, x, nodes, constants, caches=()):
+        """The graph from x to y, with the named arrays as constants. Caches are its inputs past_... and, in the same memory, outputs present_..."""
         numpy, helper = sys.modules["numpy"], self.onnx.helper
-        rows = [self.onnx.helper.make_tensor_value_info(name, self.onnx.TensorProto.FLOAT, x.shape) for name in "xy"]
-        graph = helper.make_graph(nodes, "layer", rows[:1], rows[1:],
+
+        def info(name, shape):
+            return helper.make_tensor_value_info(name, self.onnx.TensorProto.FLOAT, shape)
+
+        inputs = [info("x", x.shape)] + [info(f"past_{name}", cache.shape) for name, cache in caches]
+        outputs = [info("y", x.shape)] + [info(f"present_{name}", cache.shape) for name, cache in caches]
+        graph = helper.make_graph(nodes, "layer", inputs, outputs,
                                   [self.onnx.numpy_helper.from_array(numpy.ascontiguousarray(a), name) for name, a in constants.items()])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)])
         model.ir_version = 8
@@ -174,6 +247,10 @@ class OnnxRuntime:
         pointers = [self.onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in (x, y)]
         binding.bind_ortvalue_input("x", pointers[0])
         binding.bind_ortvalue_output("y", pointers[1])
+        for name, cache in caches:
+            shared = self.onnxruntime.OrtValue.ortvalue_from_numpy(cache)
+            binding.bind_ortvalue_input(f"past_{name}", shared)
+            binding.bind_ortvalue_output(f"present_{name}", shared)
         return repeated(lambda: session.run_with_iobinding(binding)), pointers[1].numpy
 
     def load_Attention(self, shape, x, w_qkv, w_o):
@@ -181,7 +258,7 @@ class OnnxRuntime:
         _, _, _, heads, is_causal = shape
         nodes = [node("Attention", ["x", "w_qkv", "b_qkv"], ["context"], domain="com.microsoft", num_heads=heads, unidirectional=is_causal),
                  node("MatMul", ["context", "w_o"], ["y"])]
-        return self.loaded(shape, x, nodes, {"w_qkv": w_qkv, "b_qkv": numpy.zeros(w_qkv.shape[1], "f"), "w_o": w_o})
+        return self.loaded(x, nodes, {"w_qkv": w_qkv, "b_qkv": numpy.zeros(w_qkv.shape[1], "f"), "w_o": w_o})
 
     def load_MultiHeadAttention(self, shape, x, w_qkv, w_o):
         node = self.onnx.helper.make_node
@@ -189,7 +266,21 @@ class OnnxRuntime:
         nodes = [node("MatMul", ["x", f"w_{name}"], [name]) for name in "qkv"]
         nodes += [node("MultiHeadAttention", list("qkv"), ["context"], domain="com.microsoft", num_heads=heads, unidirectional=is_causal),
                   node("MatMul", ["context", "w_o"], ["y"])]
-        return self.loaded(shape, x, nodes, dict(zip(("w_q", "w_k", "w_v"), split(w_qkv)), w_o=w_o))
+        return self.loaded(x, nodes, dict(zip(("w_q", "w_k", "w_v"), split(w_qkv)), w_o=w_o))
+
+    def load_GroupQueryAttention(self, shape, x, w_qkv, w_o, k, v):
+        """Queries, keys and values packed in one input; past and present share their memory, so that the operator only adds a row."""
+        numpy, node = sys.modules["numpy"], self.onnx.helper.make_node
+        heads, kv_heads, past = (shape[name] for name in ("heads", "kv_heads", "past"))
+        nodes = [node("MatMul", ["x", "w_qkv"], ["qkv"]),
+                 node("GroupQueryAttention", ["qkv", "", "", "past_key", "past_value", "last_position", "total_length"],
+                      ["context", "present_key", "present_value"], domain="com.microsoft", num_heads=heads, kv_num_heads=kv_heads),
+                 node("MatMul", ["context", "w_o"], ["y"])]
+        caches = [(name, numpy.zeros((1, kv_heads, past + 1, rows.shape[2]), "f")) for name, rows in (("key", k), ("value", v))]
+        for (_, cache), rows in zip(caches, (k, v)):
+            cache[0, :, :past] = rows.transpose(1, 0, 2)
+        constants = {"w_qkv": w_qkv, "w_o": w_o, "last_position": numpy.array([past], "i"), "total_length": numpy.array(past + 1, "i")}
+        return self.loaded(x.reshape(1, 1, -1), nodes, constants, caches)
 
 
 class OpenVino:
@@ -226,12 +317,17 @@ def split(w_qkv):
 
 
 def read(shape, inputs):
-    """x, w_qkv and w_o as arrays of NumPy."""
+    """x, w_qkv and w_o, of decoding also k and v, as arrays of NumPy."""
     import numpy
-    batch, n, width, _, _ = shape
     values = numpy.fromfile(inputs, "f")
-    x, w_qkv, w_o = numpy.split(values, numpy.cumsum([batch * n * width, 3 * width**2]))
-    return x.reshape(batch, n, width), w_qkv.reshape(width, 3 * width), w_o.reshape(width, width)
+    x, w_qkv, w_o, *cached = numpy.split(values, numpy.cumsum(sizes(shape)[:-1]))
+    if is_decode(shape):
+        width = shape["width"]
+        cached = [rows.reshape(shape["past"], shape["kv_heads"], width // shape["heads"]) for rows in cached]
+    else:
+        batch, n, width, _, _ = shape
+        x = x.reshape(batch, n, width)
+    return x, w_qkv.reshape(width, -1), w_o.reshape(width, width), *cached
 
 
 def difference(actual, expected):
@@ -240,9 +336,16 @@ def difference(actual, expected):
     return float(numpy.max(numpy.abs(actual.reshape(-1) - expected)) / numpy.max(numpy.abs(expected)))
 
 
-def reference(shape, x, w_qkv, w_o):
+def reference(shape, x, w_qkv, w_o, *cached):
     """The layer in double precision."""
     import numpy
+    if is_decode(shape):
+        _, kv_heads, head_dim = cached[0].shape
+        q, k, v = numpy.split(x.astype("d") @ w_qkv, numpy.cumsum([len(x), kv_heads * head_dim]))
+        keys, values = (numpy.concatenate([rows, row.reshape(1, kv_heads, head_dim)]) for rows, row in zip(cached, (k, v)))
+        scores = numpy.einsum("kgd,nkd->kgn", q.reshape(kv_heads, -1, head_dim), keys) / math.sqrt(head_dim)
+        weights = numpy.exp(scores - scores.max(axis=-1, keepdims=True))
+        return numpy.einsum("kgn,nkd->kgd", weights / weights.sum(axis=-1, keepdims=True), values).reshape(-1) @ w_o
     batch, n, width, heads, is_causal = shape
     q, k, v = ((x.astype("d") @ w).reshape(batch, n, heads, -1).transpose(0, 2, 1, 3) for w in split(w_qkv.astype("d")))
     scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(width // heads)
@@ -265,15 +368,20 @@ class Worker:
     def peak(self):
         return {"gflops": self.library.peak()}
 
+    def bandwidth(self, size):
+        return {"gbytes": self.library.bandwidth(size)}
+
     def make(self, shape, inputs, output):
         return {"operations": self.library.make(shape, inputs, output)}
 
-    def load(self, form, shape, inputs, expected):
-        """Makes the layer, runs it once, and compares."""
-        arrays = [None] * 3 if isinstance(self.library, Mha) else read(shape, inputs)
-        run, output = getattr(self.library, f"load_{form}")(shape, *arrays)
-        run(1)
-        self.layers[form, tuple(shape)] = run, output, arrays
+    def load(self, form, shape, inputs, expected, copies=1):
+        """Makes the layer, runs it once, and compares. Several copies take turns, each with weights and a cache of its own."""
+        arrays = [None] * len(sizes(shape)) if isinstance(self.library, Mha) else read(shape, inputs)
+        made = [getattr(self.library, f"load_{form}")(shape, *arrays) for _ in range(copies)]
+        for run, _ in made:
+            run(1)
+        run, output = made[-1]
+        self.layers[form, key_of(shape)] = in_turns([run for run, _ in made]) if copies > 1 else run, output, arrays
         if not output:
             return {"difference": 0.0}
         import numpy
@@ -285,7 +393,7 @@ class Worker:
 
     def time(self, form, shape, seconds):
         """The median time of a call."""
-        run = self.layers[form, tuple(shape)][0]
+        run = self.layers[form, key_of(shape)][0]
         end = time.perf_counter() + seconds
         begin = self.clock()
         run(1)
