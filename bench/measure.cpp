@@ -101,7 +101,10 @@ void run(benchmark::State &state, const std::string &name, const std::function<s
   // What failed once is not tried again, so that no figure of it remains. Google Benchmark 1.7.1 would also crash over a first repetition
   // that failed followed by others that did not.
   for (const Failure &failure : failures) {
-    if (failure.name == name) return state.SkipWithError(failure.sentence.c_str());
+    if (failure.name != name) continue;
+    for (auto _ : state) {
+    }  // it also aborts over repetitions that have not the same number of iterations
+    return state.SkipWithError(failure.sentence.c_str());
   }
   try {
     Case &test = case_of(name, make);
