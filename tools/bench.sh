@@ -9,7 +9,8 @@ tools/bench.sh [--no-setup] [--instruction_set=NAME] [flags of Google Benchmark]
 Installs what is missing (tools/setup.sh), builds build/bin/mha_bench, and runs it: the speed of mha as a share of what this machine can
 do (of_limit), measured right before and right after each run. Results go to stdout, in the format asked for, and all else to stderr.
 Benchmarks of one thread run on the last core, those of the group threads on every core; `taskset -c CORES tools/bench.sh` limits both.
-With --benchmark_repetitions=3 all of it takes 4.7 minutes of processor time (measured on one AVX-512 core, thus without threads on several).
+With --benchmark_repetitions=3 all of it takes some 6 minutes of processor time (measured on one AVX-512 core, thus without threads on several).
+Decoding takes turns through more memory than the largest cache holds, up to a quarter of what is available: --max_rotated_mb=1000 limits that.
 Whatever else uses the machine falsifies the results.
 
   --no-setup               install nothing
