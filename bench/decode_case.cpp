@@ -27,6 +27,12 @@ double key_value_bytes(int64_t head_dim, uint32_t type) {
   return 2.0 * static_cast<double>(head_dim * stored_bytes(type) + (type == MHA_TYPE_INT8 ? 4 : 0));
 }
 
+// A matrix, with its scales: one for each column, or of int4 for each column and 32 rows.
+double weight_bytes(double rows, double columns, uint32_t type) {
+  if (type == MHA_TYPE_INT4) return columns * (rows / 2 + sizeof(float) * std::ceil(rows / 32));
+  return columns * (rows * static_cast<double>(stored_bytes(type)) + (type == MHA_TYPE_INT8 ? sizeof(float) : 0));
+}
+
 // Layers (or none) and caches, all with the same content and each in memory of its own.
 class DecodeCase : public Case {
  protected:
@@ -173,7 +179,8 @@ class DecodeLayer : public DecodeCase {
     const double pairs = n * keys() + batch * n * (n + 1) / 2;
     const double cache_bytes =
         (keys() + rows) * static_cast<double>(shape_.kv_heads) * key_value_bytes(shape_.head_dim, options_.cache_type);
-    const double qkv_bytes = sizeof(float) * width * qkv_width, o_bytes = sizeof(float) * width * width;
+    const double qkv_bytes = weight_bytes(width, qkv_width, options_.weight_type),
+                 o_bytes = weight_bytes(width, width, options_.weight_type);
     stages = {{2 * rows * width * qkv_width, qkv_bytes + row_bytes * (width + qkv_width)},
               {4 * width * pairs, cache_bytes + row_bytes * 2 * width},
               {2 * rows * width * width, o_bytes + row_bytes * 2 * width}};
@@ -189,6 +196,7 @@ class DecodeLayer : public DecodeCase {
     config.query_dim = width;
     config.num_heads = shape_.heads;
     config.num_kv_heads = shape_.kv_heads;
+    config.weight_type = options_.weight_type;
     mha_layer_weights weights = {};
     weights.struct_size = sizeof weights;
     weights.w_qkv = w_qkv.get();

@@ -30,6 +30,7 @@ struct DecodeOptions {
   int64_t most_rotated_bytes;  // but for one copy, which there always is
   uint32_t threads = 1;
   uint32_t cache_type = MHA_TYPE_F32;
+  uint32_t weight_type = MHA_TYPE_F32;
 };
 
 // mha_forward. The layer's weights are those of query_dim = width.

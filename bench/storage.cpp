@@ -1,4 +1,4 @@
-// storage: decoding with stored keys and values of each type, in turns with f32.
+// storage: decoding with stored keys and values of each type, and projections with stored weights of each type, in turns with f32.
 
 #include "decode_case.h"
 #include "groups.h"
@@ -12,18 +12,35 @@ constexpr DecodeShape shape = {16, 16, 128, 4096};
 constexpr struct {
   uint32_t type;
   const char *name;
-} cache_types[] = {{MHA_TYPE_F32, "f32"}, {MHA_TYPE_F16, "f16"}, {MHA_TYPE_BF16, "bf16"}, {MHA_TYPE_INT8, "int8"}};
+} types[] = {{MHA_TYPE_F32, "f32"}, {MHA_TYPE_F16, "f16"}, {MHA_TYPE_BF16, "bf16"}, {MHA_TYPE_INT8, "int8"}, {MHA_TYPE_INT4, "int4"}};
+
+// A sequence's first token: next to its weights, there is nothing to read.
+constexpr DecodeShape first_token = {32, 32, 128, 0};
 
 }  // namespace
 
 void register_storage_benchmarks(const Setting &setting) {
-  for (const auto &[type, name] : cache_types) {
-    DecodeOptions f32 = {setting.instruction_set, rotated_bytes(), setting.most_rotated_bytes}, stored = f32;
+  const DecodeOptions f32 = {setting.instruction_set, rotated_bytes(), setting.most_rotated_bytes};
+  for (const auto &[type, name] : types) {
+    if (type == MHA_TYPE_INT4) continue;  // of weights only
+    DecodeOptions stored = f32;
     stored.cache_type = type;
     add(std::string("storage/cache:") + name + "/" + shape.attention_name(), [=] {
       std::unique_ptr<Case> test = make_decode_attention(shape, stored);
       if (stored.cache_type != f32.cache_type) {
         test->rival = make_decode_attention(shape, f32);
+        test->rival_counter = "times_f32";
+      }
+      return test;
+    });
+  }
+  for (const auto &[type, name] : types) {
+    DecodeOptions stored = f32;
+    stored.weight_type = type;
+    add(std::string("storage/weights:") + name + "/" + first_token.layer_name(), [=] {
+      std::unique_ptr<Case> test = make_decode_layer(first_token, stored);
+      if (stored.weight_type != f32.weight_type) {
+        test->rival = make_decode_layer(first_token, f32);
         test->rival_counter = "times_f32";
       }
       return test;

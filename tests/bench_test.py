@@ -106,6 +106,16 @@ class MhaBench(unittest.TestCase):
             self.assertGreater(self.figures(name, "--max_rotated_mb=1")[counter], 0)
         self.assertNotIn("times_f32", self.figures("storage/cache:f32/H:16/Hkv:16/head_dim:128/past:4096", "--max_rotated_mb=1"))
 
+    def test_stored_weights(self):
+        shape = "D:4096/H:32/Hkv:32/past:0"
+        bytes_read = {}
+        for kind in ("f32", "int8", "int4"):
+            figures = self.figures(f"storage/weights:{kind}/{shape}", "--max_rotated_mb=1")
+            self.assertEqual("times_f32" in figures, kind != "f32")
+            bytes_read[kind] = figures["GB/s"] * figures["cpu_time"]
+        self.assertAlmostEqual(bytes_read["f32"] / bytes_read["int8"], 4, 1)
+        self.assertAlmostEqual(bytes_read["f32"] / bytes_read["int4"], 32 / 5, 1)
+
     def test_help(self):
         result = self.bench("--help")
         self.assertEqual(result.returncode, 0)

@@ -43,8 +43,9 @@ DECODE_SHAPES = ["D:768/H:12/Hkv:12/past:1024", "D:2048/H:16/Hkv:16/past:4096", 
                  "D:4096/H:32/Hkv:8/past:8192", "D:4096/H:32/Hkv:32/past:32768"]
 ONE_HEAD = "H:1/Hkv:1/head_dim:128/past:32768"
 SEVERAL = (2, 4, 8, 16)  # sequences, or tokens of one
-# type of the cache, least time of f32 / its time, the same with AVX2
+# stored type, least time of f32 / its time, the same with AVX2
 CACHE_TARGETS = [("f16", 1.8, 1.8), ("bf16", 1.8, 1.8), ("int8", 3.2, 3.0)]
+WEIGHT_TARGETS = [*CACHE_TARGETS, ("int4", 5.0, 3.5)]
 
 
 class InputError(Exception):
@@ -248,10 +249,12 @@ def decode_attention(results, table):
 
 
 def storage(results, table):
-    for kind, target, avx2_target in CACHE_TARGETS:
-        name = f"storage/cache:{kind}/H:16/Hkv:16/head_dim:128/past:4096"
-        table.add(name, "time of f32 / its time", avx2_target if results.instruction_set == "avx2" else target,
-                  lambda: results.get(name, "times_f32"))
+    for start, end, targets in (("cache", "H:16/Hkv:16/head_dim:128/past:4096", CACHE_TARGETS),
+                                ("weights", "D:4096/H:32/Hkv:32/past:0", WEIGHT_TARGETS)):
+        for kind, target, avx2_target in targets:
+            name = f"storage/{start}:{kind}/{end}"
+            table.add(name, "time of f32 / its time", avx2_target if results.instruction_set == "avx2" else target,
+                      lambda: results.get(name, "times_f32"))
 
 
 def threads(results, table):
