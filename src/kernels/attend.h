@@ -15,7 +15,7 @@ namespace {
 
 // Rows [begin, end) of the queries, rotated, into the unit's scratch memory.
 template <class V>
-inline void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
+MHA_APART void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const int64_t head_dim = unit.call.head_dim;
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
     const float *from = unit.input(row);
@@ -214,36 +214,30 @@ MHA_INLINE void accumulate(Rows rows, const ValueRows<Element> &values, int64_t 
   }
 }
 
-// acc[r] += p[r][j] * values[j] over keys that not all rows have, row by row: no row is multiplied with a value that it does not attend to.
-template <class V, int R, int C, class Element>
-MHA_INLINE void accumulate_some(EvenRows<score_stride> p, const Attending<R> &keys, const Groups &values, int64_t width, int64_t column,
-                                int64_t begin, int64_t end, V (&acc)[R][C]) {
-  for (int64_t j = begin; j < end; ++j) {
-    const Element *const row = static_cast<const Element *>(values.at[j / key_block]) + j % key_block * width + column;
-    V value[C];
-    MHA_UNROLL for (int i = 0; i < C; ++i) value[i] = load<V>(row + i * V::size);
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
-      if (!keys.has(r, j)) continue;
-      const V multiplier = all<V>(p.at(r, j));
-      MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = mul_add(multiplier, value[i], acc[r][i]);
-    }
-  }
-}
-
-// o[r] = sum of p[r][j] * values[j] over the keys that take part, for C vectors of columns.
+// o[r] = sum of p[r][j] * values[j] over the keys that take part, for C vectors of columns: those that all rows have for the whole tile, the
+// others row by row, since no row is multiplied with a value that it does not attend to.
 template <class V, int R, int C, class Element, class Ahead>
 MHA_INLINE void context_columns(EvenRows<score_stride> p, const Attending<R> &keys, const Groups &values, int64_t width, int64_t column,
                                 float *o, Ahead ahead) {
   V acc[R][C];
   clear(acc);
-  accumulate_some<V, R, C, Element>(p, keys, values, width, column, keys.some.begin, keys.shared.begin, acc);
-  for (int64_t j = keys.shared.begin; j < keys.shared.end;) {
-    const int64_t end = smaller(values.run_end[j / key_block], keys.shared.end);
+  for (int64_t j = keys.some.begin; j < keys.some.end;) {
     const Element *const row = static_cast<const Element *>(values.at[j / key_block]) + j % key_block * width + column;
-    accumulate<R, C, C>(p, ValueRows<Element>{row, width}, j, end, acc, ahead);
-    j = end;
+    if (j >= keys.shared.begin && j < keys.shared.end) {
+      const int64_t end = smaller(values.run_end[j / key_block], keys.shared.end);
+      accumulate<R, C, C>(p, ValueRows<Element>{row, width}, j, end, acc, ahead);
+      j = end;
+      continue;
+    }
+    V value[C];
+    MHA_UNROLL for (int i = 0; i < C; ++i) value[i] = load<V>(row + i * static_cast<int>(V::size));
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      if (!keys.has(r, j)) continue;
+      const V multiplier = all<V>(p.at(r, j));
+      MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = mul_add(multiplier, value[i], acc[r][i]);
+    }
+    ++j;
   }
-  accumulate_some<V, R, C, Element>(p, keys, values, width, column, keys.shared.end, keys.some.end, acc);
   MHA_UNROLL for (int r = 0; r < R; ++r) {
     MHA_UNROLL for (int i = 0; i < C; ++i) store(o + r * width + column + i * static_cast<int64_t>(V::size), acc[r][i]);
   }
@@ -253,13 +247,17 @@ MHA_INLINE void context_columns(EvenRows<score_stride> p, const Attending<R> &ke
 template <class V, int R, int C, class Element>
 MHA_INLINE void context(const Chunk &chunk, EvenRows<score_stride> p, const Attending<R> &keys, int64_t width, int64_t column, float *o) {
   constexpr int64_t columns = C * static_cast<int64_t>(V::size);
+  constexpr bool is_full = C == TileShape<V::size>::context_vectors(R), may_be_streamed = is_full || C == 4 || !is_float<Element>;
   for (; column + columns <= width; column += columns) {
-    if (chunk.is_streamed) {
+    if constexpr (may_be_streamed) {
       const Element *const first = static_cast<const Element *>(chunk.values.at[keys.some.begin / key_block]) + column * chunk_keys;
-      context_columns<V, R, C, Element>(p, keys, chunk.values, width, column, o, AsMuchAhead<columns, Element>{stream_ahead(first)});
-    } else {
-      context_columns<V, R, C, Element>(p, keys, chunk.values, width, column, o, NoPrefetch{});
+      const AsMuchAhead<columns, Element> ahead = {stream_ahead(first)};
+      if (chunk.is_streamed || !is_float<Element>) {
+        context_columns<V, R, C, Element>(p, keys, chunk.values, width, column, o, ahead);
+        continue;
+      }
     }
+    if constexpr (is_float<Element>) context_columns<V, R, C, Element>(p, keys, chunk.values, width, column, o, NoPrefetch{});
   }
   constexpr int fewer = C > 4 ? C / 2 : is_float<Element> ? C - 1 : 1;
   if constexpr (C > 1) context<V, R, fewer, Element>(chunk, p, keys, width, column, o);
@@ -342,6 +340,18 @@ MHA_INLINE void scale_by_values(const Groups &values, int64_t first_block, int64
   }
 }
 
+// Tiles of keys and values that are widened in registers have 1, 2 or 4 rows: more shapes would be more code than use.
+constexpr bool may_widen(int rows) { return rows == 1 || rows == 2 || rows == 4; }
+
+// visit_read, but for tiles that find floats alone.
+template <class V, int R, class Visit>
+MHA_INLINE void visit_tile(Storage storage, Visit visit) {
+  if constexpr (may_widen(R))
+    visit_read<V>(storage, visit);
+  else
+    visit(Stored<float>{});
+}
+
 template <class V, int R>
 inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
   const Attention &call = unit.call;
@@ -370,7 +380,7 @@ inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64
     *unit.l(slot, row + r) = l[r];
   }
   if (chunk.values.has_scales) scale_by_values<V, R>(chunk.values, first_block, end_block, scores);
-  visit_read<V>(chunk.values.storage, [&](auto stored) {
+  visit_tile<V, R>(chunk.values.storage, [&](auto stored) {
     using Element = typename decltype(stored)::Element;
     constexpr int C = TileShape<V::size>::context_vectors(R);
     context<V, R, C, Element>(chunk, {scores}, keys, call.head_dim_v_padded, 0, unit.o(slot, row));
@@ -387,7 +397,7 @@ MHA_INLINE void attend_tile_of(int64_t rows, const Unit &unit, const Chunk &chun
 
 // Slot `left` becomes merge(left, left + 1), for rows [begin, end). The factors of 16 rows are computed side by side.
 template <class V>
-inline void merge(const Unit &unit, int64_t left, int64_t begin, int64_t end) {
+MHA_APART void merge(const Unit &unit, int64_t left, int64_t begin, int64_t end) {
   constexpr int64_t rows_at_once = merge_rows, vectors = rows_at_once / V::size;
   const int64_t width = unit.call.head_dim_v_padded;
   for (int64_t row = begin; row < end; row += rows_at_once) {
@@ -492,17 +502,14 @@ inline void inspect(const Unit &unit) {
   for (int64_t begin = 0; begin < unit.sequence.n_kv; begin += chunk_keys) {
     const int64_t count = smaller(chunk_keys, unit.sequence.n_kv - begin);
     Groups keys;
-    read_keys<V>(unit, begin, {0, count}, &keys);
+    read_keys<V>(unit, begin, {0, count}, &keys, false);
     for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
       const RowPointers<1> q = {{unit.q(row.index)}};
       for (int64_t j = 0; j < count; j += key_block) {
-        visit_read<V>(keys.storage, [&](auto stored) {
-          using Element = typename decltype(stored)::Element;
-          multiply_keys<V, 1, 1, Element>(keys, j / key_block, q, call.head_dim, scores, [&](V dot, int, int i) {
-            const int64_t lane = i * static_cast<int>(V::size);
-            if (keys.has_scales) dot = dot * load<V>(keys.scales[j / key_block] + lane);
-            store(scores + j + lane, dot);
-          });
+        multiply_keys<V, 1, 1, float>(keys, j / key_block, q, call.head_dim, scores, [&](V dot, int, int i) {
+          const int64_t lane = i * static_cast<int>(V::size);
+          if (keys.has_scales) dot = dot * load<V>(keys.scales[j / key_block] + lane);
+          store(scores + j + lane, dot);
         });
       }
       inspect_row<V>(unit, row, begin, count, scores);
@@ -559,6 +566,16 @@ MHA_INLINE Range keys_of_rows(const Unit &unit, int64_t begin, int64_t end) {
   return {unit.keys_of(unit.row(begin)).begin, unit.keys_of(unit.row(end - 1)).end};
 }
 
+// Where the tile ends that begins at `row`.
+template <class V>
+MHA_INLINE int64_t tile_end(const Unit &unit, int64_t row) {
+  const int64_t left = unit.num_rows - row;
+  if (widens_in_registers<V>(unit, unit.call.k) || widens_in_registers<V>(unit, unit.call.v)) {
+    return row + (left >= 4 ? 4 : left >= 2 ? 2 : 1);
+  }
+  return row + smaller(left, TileShape<V::size>::attend_rows);
+}
+
 // The states of all rows over the keys of `chunks`, in slot 0.
 template <class V>
 inline void attend_chunks(const Unit &unit, Range chunks) {
@@ -577,8 +594,8 @@ inline void attend_chunks(const Unit &unit, Range chunks) {
     const bool is_streamed = unit.num_rows <= streamed_rows && unit.call.k.is_packed && unit.call.v.is_packed;
     const int64_t slot = slots_before(c, first);
     int64_t first_row = unit.num_rows;
-    for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
-      const int64_t end = smaller(row + tile_rows, unit.num_rows);
+    for (int64_t row = 0, end; row < unit.num_rows; row = end) {
+      end = tile_end<V>(unit, row);
       if (c == first) {
         copy_queries<V>(unit, row, end);
         prefetch_queries(unit, end, smaller(end + tile_rows, unit.num_rows));
@@ -597,8 +614,8 @@ inline void attend_chunks(const Unit &unit, Range chunks) {
     merge_subtrees<V>(unit, c, first, first_row, unit.num_rows);
   }
 
-  for (int64_t row = 0; row < unit.num_rows; row += tile_rows) {
-    const int64_t end = smaller(row + tile_rows, unit.num_rows);
+  for (int64_t row = 0, end; row < unit.num_rows; row = end) {
+    end = tile_end<V>(unit, row);
     const Range own = intersection(chunks_of(keys_of_rows(unit, row, end)), chunks);
     if (chunks.begin < chunks.end) {
       merge_rest<V>(unit, greater(own.end, first + 1) - 1, first, row, end);

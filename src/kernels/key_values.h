@@ -63,7 +63,12 @@ constexpr bool is_float<float> = true;
 template <class V>
 constexpr int64_t widen_in_registers_rows = V::size > 1 ? 16 : 0;
 
-// The same for what chunks read.
+template <class V>
+MHA_INLINE bool widens_in_registers(const Unit &unit, const KeyValues &source) {
+  return source.is_packed && source.storage != Storage::f32 && unit.num_rows <= widen_in_registers_rows<V>;
+}
+
+// visit_storage for what chunks read.
 template <class V, class Visit>
 MHA_INLINE void visit_read(Storage storage, Visit visit) {
   if constexpr (widen_in_registers_rows<V> == 0)
@@ -212,7 +217,7 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
 
 // Keys [keys.begin, keys.end) of the chunk are needed. Rows of plain keys are packed from a border of 4 on, which fills whole lanes.
 template <class V>
-inline void read_keys(const Unit &unit, int64_t chunk_begin, Range keys, Groups *groups) {
+MHA_APART void read_keys(const Unit &unit, int64_t chunk_begin, Range keys, Groups *groups, bool may_widen_in_registers = true) {
   const Attention &call = unit.call;
   const int64_t first = keys.begin / key_block, end = (keys.end + key_block - 1) / key_block;
   float *const memory = unit.scratch + call.scratch.keys;
@@ -222,12 +227,13 @@ inline void read_keys(const Unit &unit, int64_t chunk_begin, Range keys, Groups 
     return locate_scratch(memory, call.head_dim, first, end, groups);
   }
   locate(call.k, unit, chunk_begin, first, end, groups);
-  if (call.k.storage != Storage::f32 && unit.num_rows > widen_in_registers_rows<V>)
+  if (call.k.storage != Storage::f32 && !(may_widen_in_registers && widens_in_registers<V>(unit, call.k))) {
     widen_groups<V>(call.head_dim, first, end, memory, groups);
+  }
 }
 
 template <class V>
-inline void read_values(const Unit &unit, int64_t chunk_begin, Range keys, Groups *groups) {
+MHA_APART void read_values(const Unit &unit, int64_t chunk_begin, Range keys, Groups *groups) {
   const Attention &call = unit.call;
   const int64_t first = keys.begin / key_block, end = (keys.end + key_block - 1) / key_block;
   float *const memory = unit.scratch + call.scratch.values;
@@ -237,7 +243,7 @@ inline void read_values(const Unit &unit, int64_t chunk_begin, Range keys, Group
     return locate_scratch(memory, call.head_dim_v_padded, first, end, groups);
   }
   locate(call.v, unit, chunk_begin, first, end, groups);
-  if (call.v.storage != Storage::f32 && unit.num_rows > widen_in_registers_rows<V>) {
+  if (call.v.storage != Storage::f32 && !widens_in_registers<V>(unit, call.v)) {
     widen_groups<V>(call.head_dim_v_padded, first, end, memory, groups);
   }
 }

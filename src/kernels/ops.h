@@ -30,6 +30,7 @@
 // Arithmetic has names of its own (mul_add, exp_of): an unqualified exp(batch) would find xsimd's by argument-dependent lookup.
 
 #define MHA_INLINE inline __attribute__((always_inline))
+#define MHA_APART __attribute__((noinline))  // once, however many callers there are
 #define MHA_UNROLL _Pragma("GCC unroll 64")
 
 namespace mha {

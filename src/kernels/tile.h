@@ -149,7 +149,7 @@ struct TileShape<4> {  // NEON: 32 registers
 
 template <>
 struct TileShape<1> {  // scalar
-  static constexpr int project_rows = 4, attend_rows = 4, softmax_rows = 1;
+  static constexpr int project_rows = 4, attend_rows = 2, softmax_rows = 1;
   static constexpr int project_panels(int) { return 1; }
   static constexpr int project_vectors(int) { return 4; }
   static constexpr int score_blocks(int) { return 1; }
