@@ -91,8 +91,11 @@ struct MaskedScore {
     const int64_t key = all_scores.first + i * static_cast<int64_t>(V::size);
     if (all_scores.keys.has_scales) dot = dot * load<V>(all_scores.keys.scales[key / key_block] + key % key_block);
     const V score = dot * all<V>(all_scores.scale), none = all<V>(-infinity);
-    const V known = first_lanes(none, begins[r] - key, first_lanes(score, ends[r] - key, none));
-    const V finite = first_lanes(all<V>(infinity), begins[r] - key, first_lanes(score, ends[r] - key, all<V>(infinity)));
+    V known = first_lanes(score, ends[r] - key, none), finite = first_lanes(score, ends[r] - key, all<V>(infinity));
+    if (begins[r] > key) {
+      known = first_lanes(none, begins[r] - key, known);
+      finite = first_lanes(all<V>(infinity), begins[r] - key, finite);
+    }
     all_scores.greatest[r] = greater_of(known, all_scores.greatest[r]);
     all_scores.least[r] = less_of(finite, all_scores.least[r]);
     store(all_scores.at(r, i), known);
@@ -214,8 +217,8 @@ MHA_INLINE void accumulate(Rows rows, const ValueRows<Element> &values, int64_t 
   }
 }
 
-// o[r] = sum of p[r][j] * values[j] over the keys that take part, for C vectors of columns: those that all rows have for the whole tile, the
-// others row by row, since no row is multiplied with a value that it does not attend to.
+// o[r] = sum of p[r][j] * values[j] over the keys that take part, for C vectors of columns: those that all rows have for the whole tile,
+// the others row by row, since no row is multiplied with a value that it does not attend to.
 template <class V, int R, int C, class Element, class Ahead>
 MHA_INLINE void context_columns(EvenRows<score_stride> p, const Attending<R> &keys, const Groups &values, int64_t width, int64_t column,
                                 float *o, Ahead ahead) {
@@ -320,6 +323,8 @@ MHA_INLINE void score_keys(const Unit &unit, const Chunk &chunk, int64_t row, co
       score->first = first * key_block;
       multiply_keys_of<V, R, B, Element>(smaller(block + B, end) - first, score->keys, first, q, head_dim, score->scores,
                                          MaskedScore<V, R>{*score, keys.begins, keys.ends});
+    } else if (is_float<Element> && end - block == 1) {  // a small call does not wait for the memory
+      score_filled_up<V, R, 1, Element>(block, q, head_dim, keys, score, NoPrefetch{});
     } else {
       score_filled_up<V, R, B, Element>(block, q, head_dim, keys, score, ahead);
     }
