@@ -273,7 +273,7 @@ void fill_sequences(const SequenceArguments &s, int64_t first_row, int64_t rows,
     Sequence &sequence = filled[b];
     sequence.n_q = q_end - q_begin;
     sequence.n_kv = past + kv_end;
-    sequence.q_start = sum(start_of(s, b), q_begin);
+    sequence.q_start = has_positions(s) ? sum(start_of(s, b), q_begin) : 0;  // unchecked where it does not matter
     sequence.q_first = (is_left ? s.n_q - n_q : 0) + q_begin;
     sequence.kv_first = (is_left ? (s.is_self ? s.n_q : s.n_kv) - n_kv : 0) + kv_begin;
     sequence.past = past + kv_begin;

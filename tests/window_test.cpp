@@ -110,6 +110,17 @@ TEST_P(Window, ThatIsWideEnoughIsNone) {
   }
 }
 
+TEST_P(Window, IsNoneWhereverTheQueriesStart) {
+  for (const auto &[n_q, n_kv] : {std::pair<int64_t, int64_t>{5, 20}, {1, 600}, {30, 7}}) {
+    AttentionProblem problem = Problem(n_q, n_kv);
+    const Outputs expected = Run(problem);
+    for (const int64_t start : {-kLargest - 1, -kLargest, int64_t{-3}, int64_t{0}, kLargest}) {
+      problem.q_start = {start};
+      EXPECT_TRUE(SameBits(Run(problem), expected)) << Describe(problem);
+    }
+  }
+}
+
 TEST_P(Window, OfZeroOnTheRightIsCausal) {
   AttentionProblem problem = Problem(50, 300);
   problem.window_right = 0;
