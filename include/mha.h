@@ -168,7 +168,7 @@ typedef struct mha_layer_config {
 
 /*
  * Weights in fewer bits are less to read, and reading them is what a call on few rows spends its time with. Rounding is to the nearest,
- * ties to even; CONTRACT.md, section 13, says each operation.
+ * ties to even; CONTRACT.md, sections 2 and 4, says each operation.
  *     MHA_TYPE_F16     2 bytes a weight, 11 significant bits; a finite weight of 65520 or more is MHA_ERROR_OUT_OF_RANGE
  *     MHA_TYPE_BF16    2 bytes a weight, 8 significant bits, the range of float
  *     MHA_TYPE_INT8    1 byte a weight and a scale for each output column: the column's largest magnitude / 127
@@ -331,7 +331,7 @@ typedef struct mha_kv_cache_config {
   int64_t num_kv_heads;    /* as the layer's, likewise below */
   int64_t head_dim;
   int64_t head_dim_v;      /* 0 = head_dim */
-  uint32_t k_type;         /* MHA_TYPE_F32, F16, BF16 or INT8 (a scale per position and kv head); rounding in CONTRACT.md, section 11 */
+  uint32_t k_type;         /* MHA_TYPE_F32, F16, BF16 or INT8 (a scale per position and kv head); rounding in CONTRACT.md, section 2 */
   uint32_t v_type;         /* likewise, for values */
   uint32_t kind;           /* MHA_CACHE_* */
   uint32_t reserved;       /* 0 */

@@ -1,4 +1,4 @@
-// How numbers are stored in fewer bits than a float has (CONTRACT.md, sections 11 and 13): plain operations that give the same bits
+// How numbers are stored in fewer bits than a float has (CONTRACT.md, section 2): plain operations that give the same bits
 // everywhere.
 //
 // Whoever includes it has a copy of its own, so that the kernels can, each compiled for its instruction set.

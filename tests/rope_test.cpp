@@ -113,6 +113,21 @@ TEST_P(Rope, OfPartOfAHeadLeavesTheRestAsItIs) {
   }
 }
 
+TEST_P(Rope, TakesTablesThatAreNotFinite) {
+  const float special[] = {support::FromBits(0x7fc00001u), support::FromBits(0xff800123u), std::numeric_limits<float>::infinity(),
+                           0x1p-140f, -0.0f};
+  for (const bool is_interleaved : {false, true}) {
+    for (const int64_t row : {0, 9, 32}) {
+      AttentionProblem problem = Problem(19, 33, 34);
+      problem.rope = MakeRope(is_interleaved, 34, 33);
+      for (int64_t i = 0; i < 5; i++) problem.rope->sin[static_cast<size_t>(row * problem.rope->table_stride + 3 * i)] = special[i];
+      ExpectTheSpecification(problem);
+      problem.rope->cos = problem.rope->sin;
+      ExpectTheSpecification(problem);
+    }
+  }
+}
+
 TEST_P(Rope, TakesTheWholeHeadAndContiguousTablesByDefault) {
   for (const bool is_interleaved : {false, true}) {
     AttentionProblem problem = Problem(5, 9, 8);

@@ -311,6 +311,8 @@ TEST_P(StoredWeights, AreTakenAsTheyAreGiven) {
       // What a quantiser may also do: the code -128, and scales that are negative or of its own choice.
       if (stored == Stored::kInt8) converted.w_q[3] = -128;
       if (!converted.s_k.empty()) converted.s_k[1] = -3.0f * converted.s_k[1];
+      const float scales[] = {std::numeric_limits<float>::infinity(), FromBits(0xffd23456u), FromBits(0x7f812345u), 0x1p-140f, -0.0f};
+      for (size_t i = 0; i < 5 && !converted.s_o.empty(); i++) converted.s_o[9 * i] = scales[i];
       const support::Outputs expected = Specify(converted);
       for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
         if (stored == Stored::kInt4 && layout == MHA_LAYOUT_IN_OUT) continue;

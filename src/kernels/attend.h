@@ -1,7 +1,7 @@
 // Attention: scores -> scale -> mask -> max, exp, sum -> context, chunk of keys by chunk of keys, and the states of the chunks merged.
 //
 // A unit of work is a block of queries of all the query heads that share one kv head. Its rows are cut into tiles of a few rows; for each
-// chunk of keys, each tile computes the chunk's state (m, l, o), which then is merged with the states before it as CONTRACT.md section 6
+// chunk of keys, each tile computes the chunk's state (m, l, o), which then is merged with the states before it as CONTRACT.md section 9
 // says: slot i of the states holds a subtree, like the digits of a binary counter.
 #pragma once
 

@@ -1,4 +1,4 @@
-// exp, log and the canonical form: CONTRACT.md, sections 1, 8 and 9, operation by operation.
+// exp, log and the canonical form: CONTRACT.md, sections 1, 11 and 12, operation by operation.
 #pragma once
 
 #include "kernels/ops.h"

@@ -8,10 +8,10 @@
 namespace mha {
 
 constexpr int64_t panel_columns = 48;  // columns of a weight panel: a multiple of every vector width, 3 registers of AVX-512
-constexpr int64_t dot_block = 256;     // terms of one chain (CONTRACT.md, section 2)
-constexpr int64_t chunk_keys = 256;    // keys of one chunk (CONTRACT.md, section 5)
+constexpr int64_t dot_block = 256;     // terms of one chain (CONTRACT.md, section 3)
+constexpr int64_t chunk_keys = 256;    // keys of one chunk (CONTRACT.md, section 8)
 constexpr int64_t key_block = 16;      // keys that lie side by side, one per lane, in a block of keys
-constexpr int64_t int4_group = 32;     // terms that have one scale (CONTRACT.md, section 13)
+constexpr int64_t int4_group = 32;     // terms that have one scale (CONTRACT.md, section 2)
 
 // How numbers are stored: the MHA_TYPE_* of mha.h.
 enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
@@ -108,7 +108,7 @@ struct StridedRows {
   int64_t head_stride;
 };
 
-// Rotation of queries and keys (CONTRACT.md, section 4); see mha_rope.
+// Rotation of queries and keys (CONTRACT.md, section 5); see mha_rope.
 struct Rotation {
   const float *cos, *sin;  // null: none
   int64_t stride, pairs;

@@ -1,4 +1,4 @@
-// Rotation of queries and keys: CONTRACT.md, section 4.
+// Rotation of queries and keys: CONTRACT.md, section 5.
 #pragma once
 
 #include "kernels/tile.h"

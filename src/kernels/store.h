@@ -1,4 +1,4 @@
-// Storing keys and values: rotated, rounded to the storage type, and put where the kernels read them. CONTRACT.md, sections 4 and 10.
+// Storing keys and values: rotated, rounded to the storage type, and put where the kernels read them. CONTRACT.md, sections 2 and 5.
 #pragma once
 
 #include "kernels/functions.h"

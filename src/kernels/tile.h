@@ -74,7 +74,7 @@ MHA_INLINE void clear(V (&acc)[R][N]) {
   MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = all<V>(0.0f); }
 }
 
-// One block of 256 terms, from `begin` on, of dot(rows[r], columns) as in CONTRACT.md section 2, for N vectors in blocks of C; the columns
+// One block of 256 terms, from `begin` on, of dot(rows[r], columns) as in CONTRACT.md section 3, for N vectors in blocks of C; the columns
 // begin at `begin`. The blocks' results add up in `sums`; with the last one, take(dot, r, i) gets row r's columns from i * V::size on.
 template <int R, int N, int C, class V, class Rows, class Matrix, class Take, class Ahead>
 MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, const Matrix &columns, float *sums, int64_t sums_stride,

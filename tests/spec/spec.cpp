@@ -60,45 +60,37 @@ float FromBits(uint32_t bits) {
 
 float Canon(float x) { return x != x ? FromBits(0x7fc00000u) : x + 0.0f; }
 
-// ---- 2. dot(x, w) over K terms
+// ---- 2. Stored numbers
 
-// r[n] = dot(x, w[:, n]) for x [terms], w [terms, count]
-void Dots(const float *x, const float *w, int64_t terms, int64_t count, float *r) {
-  Floats c(count);
-  for (int64_t first = 0; first < terms; first += kDotBlock) {
-    for (int64_t n = 0; n < count; n++) c[n] = 0.0f;
-    for (int64_t k = first; k < Min(first + kDotBlock, terms); k++) {
-      const float *w_k = w + k * count;
-      for (int64_t n = 0; n < count; n++) c[n] = Fma(x[k], w_k[n], c[n]);
-    }
-    for (int64_t n = 0; n < count; n++) r[n] = first == 0 ? c[n] : r[n] + c[n];
-  }
+// x to the nearest number of 11 significant bits that binary16 holds, by integers: what f16 stores, as f32.
+float ThroughF16(float x) {
+  const uint32_t sign = Bits(x) & 0x80000000u, magnitude = Bits(x) & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return FromBits(0x7fc00000u);          // 0x7e00
+  if (magnitude >= 0x477ff000u) return FromBits(sign | 0x7f800000u);  // 65520
+  // The last place of a binary16 is 2^(exponent - 10), in the subnormal range 2^-24; x is counted in quarters of it or finer, exactly.
+  const int32_t exponent = static_cast<int32_t>(magnitude >> 23) - 127;
+  const int32_t place = exponent < -14 ? -24 : exponent - 10;
+  const uint32_t significand = magnitude < 0x00800000u ? magnitude : (magnitude & 0x007fffffu) | 0x00800000u;
+  const int32_t shift = place - ((magnitude < 0x00800000u ? -126 : exponent) - 23);  // the bits below the last place
+  if (shift > 25) return FromBits(sign);                                             // below half of it
+  uint32_t count = significand >> shift;
+  const uint32_t rest = significand & ((1u << shift) - 1), half = 1u << (shift - 1);
+  if (rest > half || (rest == half && count % 2 == 1)) count++;
+  float power = 1.0f;  // 2^place
+  for (int32_t n = 0; n < place; n++) power = power * 2.0f;
+  for (int32_t n = 0; n > place; n--) power = power * 0.5f;
+  return FromBits(Bits(static_cast<float>(count) * power) | sign);
 }
 
-// ---- 3. Projection
-
-void Project(const float *x, const float *w, const float *bias, int64_t rows, int64_t in, int64_t out, float *y) {
-  for (int64_t i = 0; i < rows; i++) {
-    float *y_i = y + i * out;
-    Dots(x + i * in, w, in, out, y_i);
-    for (int64_t n = 0; n < out; n++) y_i[n] = Canon(bias ? y_i[n] + bias[n] : y_i[n]);
-  }
+float ThroughBf16(float x) {
+  const uint32_t bits = Bits(x), upper = bits >> 16, rest = bits & 0xffffu;
+  if (x != x) return FromBits(0x7fc00000u);  // 0x7fc0
+  const bool up = rest > 0x8000u || (rest == 0x8000u && upper % 2 == 1);
+  return FromBits((upper + (up ? 1u : 0u)) << 16);
 }
 
-// ---- 10. Numbers stored in fewer bits
-
-// To the nearest multiple of a power of two, ties to even; for less than 2^51 of them.
-double RoundTo(double x, double unit) { return (x / unit + 0x1.8p52 - 0x1.8p52) * unit; }
-
-// So many significant bits, but nothing finer than `smallest`; infinite from `infinite` on.
-float Narrow(float x, int significant_bits, double smallest, double infinite) {
-  if (x != x || x - x != 0.0f) return x;
-  const double a = x < 0 ? -static_cast<double>(x) : x;
-  double unit = smallest;
-  while (unit * static_cast<double>(1 << significant_bits) <= a) unit = unit * 2;
-  const double y = RoundTo(a, unit);
-  return (x < 0 ? -1.0f : 1.0f) * (y >= infinite ? kInfinity : static_cast<float>(y));
-}
+// To an integer, ties to even, for |x| < 2^51: adding 1.5 * 2^52 rounds to a multiple of 1.
+double RoundToEven(double x) { return (x + 0x1.8p52) - 0x1.8p52; }
 
 // Codes of `terms` numbers that lie `stride` apart, and their scale.
 void Encode(Stored stored, const float *x, int64_t terms, int64_t stride, float *codes, float *scale) {
@@ -115,7 +107,7 @@ void Encode(Stored stored, const float *x, int64_t terms, int64_t stride, float 
   const float r = stored == Stored::kInt8 ? 127.0f / a : -8.0f / m;
   const double low = stored == Stored::kInt8 ? -127 : -8, high = stored == Stored::kInt8 ? 127 : 7;
   for (int64_t i = 0; i < terms; i++) {
-    const double n = has_codes ? RoundTo(x[i * stride] * r, 1.0) : 0.0;
+    const double n = has_codes ? RoundToEven(x[i * stride] * r) : 0.0;
     codes[i * stride] = static_cast<float>(n < low ? low : n > high ? high : n);
   }
 }
@@ -123,14 +115,56 @@ void Encode(Stored stored, const float *x, int64_t terms, int64_t stride, float 
 void StoreWeights(Stored stored, const float *w, int64_t in, int64_t out, float *numbers, float *scales) {
   for (int64_t i = 0; i < in * out; i++) {
     if (stored == Stored::kF32) numbers[i] = w[i];
-    if (stored == Stored::kF16) numbers[i] = Narrow(w[i], 11, 0x1p-24, 0x1p16);
-    if (stored == Stored::kBf16) numbers[i] = Narrow(w[i], 8, 0x1p-133, 0x1p128);
+    if (stored == Stored::kF16) numbers[i] = ThroughF16(w[i]);
+    if (stored == Stored::kBf16) numbers[i] = ThroughBf16(w[i]);
   }
   for (int64_t n = 0; n < out; n++) {
     if (stored == Stored::kInt8) Encode(stored, w + n, in, out, numbers + n, scales + n);
     for (int64_t k = 0; stored == Stored::kInt4 && k < in; k += kInt4Group) {
       Encode(stored, w + k * out + n, Min(kInt4Group, in - k), out, numbers + k * out + n, scales + k / kInt4Group * out + n);
     }
+  }
+}
+
+// A row x as it is taken once stored; *scale is written for int8 only.
+void StoreRow(Storage type, const float *x, int64_t width, float *numbers, float *scale) {
+  if (type == Storage::kInt8) return Encode(Stored::kInt8, x, width, 1, numbers, scale);
+  for (int64_t d = 0; d < width; d++) {
+    numbers[d] = type == Storage::kF16 ? ThroughF16(x[d]) : type == Storage::kBf16 ? ThroughBf16(x[d]) : x[d];
+  }
+}
+
+void Store(Storage type, const float *x, int64_t rows, int64_t width, float *read) {
+  for (int64_t row = 0; row < rows; row++) {
+    float *read_row = read + row * width;
+    float scale = 1.0f;
+    StoreRow(type, x + row * width, width, read_row, &scale);
+    for (int64_t d = 0; d < width; d++) read_row[d] = Canon(type == Storage::kInt8 ? read_row[d] * scale : read_row[d]);
+  }
+}
+
+// ---- 3. dot(x, w) over K terms
+
+// r[n] = dot(x, w[:, n]) for x [terms], w [terms, count]
+void Dots(const float *x, const float *w, int64_t terms, int64_t count, float *r) {
+  Floats c(count);
+  for (int64_t first = 0; first < terms; first += kDotBlock) {
+    for (int64_t n = 0; n < count; n++) c[n] = 0.0f;
+    for (int64_t k = first; k < Min(first + kDotBlock, terms); k++) {
+      const float *w_k = w + k * count;
+      for (int64_t n = 0; n < count; n++) c[n] = Fma(x[k], w_k[n], c[n]);
+    }
+    for (int64_t n = 0; n < count; n++) r[n] = first == 0 ? c[n] : r[n] + c[n];
+  }
+}
+
+// ---- 4. Projection
+
+void Project(const float *x, const float *w, const float *bias, int64_t rows, int64_t in, int64_t out, float *y) {
+  for (int64_t i = 0; i < rows; i++) {
+    float *y_i = y + i * out;
+    Dots(x + i * in, w, in, out, y_i);
+    for (int64_t n = 0; n < out; n++) y_i[n] = Canon(bias ? y_i[n] + bias[n] : y_i[n]);
   }
 }
 
@@ -154,7 +188,42 @@ void ProjectStored(Stored stored, const float *x, const float *w, const float *s
   }
 }
 
-// ---- 8. exp, for x <= 0 or NaN
+// ---- 5. Rotary position embedding
+
+void Rotate(const Rotation &rotation, int64_t r, int64_t heads, int64_t width, float *x) {
+  for (int64_t h = 0; h < heads; h++) {
+    float *x_h = x + h * width;
+    for (int64_t i = 0; i < rotation.dims / 2; i++) {
+      float *first = rotation.is_interleaved ? x_h + 2 * i : x_h + i;
+      float *second = rotation.is_interleaved ? x_h + 2 * i + 1 : x_h + i + rotation.dims / 2;
+      const float cos = rotation.cos[r * rotation.table_stride + i];
+      const float sin = rotation.sin[r * rotation.table_stride + i];
+      const float a = *first, b = *second;
+      *first = Fma(a, cos, -(b * sin));
+      *second = Fma(b, cos, a * sin);
+    }
+  }
+}
+
+// ---- 6. Sequences, positions and caches
+
+bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
+  using Integer = __int128;  // positions and windows may be as large as an int64_t, and then their sums are not
+  const Integer largest = __INT64_MAX__, next = Integer{shape.q_start} + i, p = next < largest ? next : largest;
+  if (shape.is_causal && j > p) return true;
+  if (shape.has_window_left && j < p - shape.window_left) return true;
+  return shape.has_window_right && j > p + shape.window_right;
+}
+
+// ---- 7. Score
+
+float ScaleOf(const AttentionShape &shape) {
+  return shape.scale != 0.0f ? shape.scale : 1.0f / __builtin_sqrtf(static_cast<float>(shape.head_dim));
+}
+
+bool TakesPart(const AttentionShape &shape, int64_t i, int64_t j, float s) { return !IsMasked(shape, i, j) && s != -kInfinity; }
+
+// ---- 11. exp, for x <= 0 or NaN
 
 float Exp(float x) {
   const float t = Fma(x, 0x1.715476p+0f, 0x1.8p+23f);
@@ -172,7 +241,7 @@ float Exp(float x) {
   return x != x ? x : x < -0x1.5d589ep+6f ? 0.0f : y;
 }
 
-// ---- 9. log, for normal x > 0 or NaN
+// ---- 12. log, for normal x > 0 or NaN
 
 float Log(float x) {
   const uint32_t i = Bits(x);
@@ -190,23 +259,7 @@ float Log(float x) {
   return x != x ? x : Fma(static_cast<float>(k), 0x1.62e43p-1f, f - (h - q));
 }
 
-// ---- 4. Score
-
-float ScaleOf(const AttentionShape &shape) {
-  return shape.scale != 0.0f ? shape.scale : 1.0f / __builtin_sqrtf(static_cast<float>(shape.head_dim));
-}
-
-bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
-  using Integer = __int128;  // positions and windows may be as large as an int64_t, and then their sums are not
-  const Integer largest = __INT64_MAX__, next = Integer{shape.q_start} + i, p = next < largest ? next : largest;
-  if (shape.is_causal && j > p) return true;
-  if (shape.has_window_left && j < p - shape.window_left) return true;
-  return shape.has_window_right && j > p + shape.window_right;
-}
-
-bool TakesPart(const AttentionShape &shape, int64_t i, int64_t j, float s) { return !IsMasked(shape, i, j) && s != -kInfinity; }
-
-// ---- 5. Chunks
+// ---- 8. Chunks
 
 // A kv head's values as they are taken: numbers [n_kv, head_dim_v], and a factor of each row where scales [n_kv] is not null.
 struct Rows {
@@ -258,7 +311,7 @@ void ChunkState(const AttentionShape &shape, int64_t i, int64_t c, const float *
   state->l = l;
 }
 
-// ---- 6. Merging states
+// ---- 9. Merging states
 
 void Copy(int64_t head_dim_v, const State &from, State *result) {
   result->m = from.m;
@@ -296,7 +349,7 @@ int64_t Leaves(int64_t n_kv) {
   return leaves;
 }
 
-// ---- 7. Finish
+// ---- 10. What is handed out
 
 void FinishRow(const AttentionShape &shape, int64_t i, const float *s, const State &state, float *context, float *lse, float *weights) {
   const bool empty = IsEmpty(state);
@@ -320,92 +373,7 @@ void TapRow(const AttentionShape &shape, int64_t i, const float *dots, const flo
   }
 }
 
-// ---- 10. Rotary position embedding
-
-void Rotate(const Rotation &rotation, int64_t r, int64_t heads, int64_t width, float *x) {
-  for (int64_t h = 0; h < heads; h++) {
-    float *x_h = x + h * width;
-    for (int64_t i = 0; i < rotation.dims / 2; i++) {
-      float *first = rotation.is_interleaved ? x_h + 2 * i : x_h + i;
-      float *second = rotation.is_interleaved ? x_h + 2 * i + 1 : x_h + i + rotation.dims / 2;
-      const float cos = rotation.cos[r * rotation.table_stride + i];
-      const float sin = rotation.sin[r * rotation.table_stride + i];
-      const float a = *first, b = *second;
-      *first = Fma(a, cos, -(b * sin));
-      *second = Fma(b, cos, a * sin);
-    }
-  }
-}
-
-// ---- 11. Storage of keys and values
-
-// x to the nearest number of 11 significant bits that binary16 holds, by integers: what f16 stores, as f32.
-float ThroughF16(float x) {
-  const uint32_t sign = Bits(x) & 0x80000000u, magnitude = Bits(x) & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return FromBits(0x7fc00000u);          // 0x7e00
-  if (magnitude >= 0x477ff000u) return FromBits(sign | 0x7f800000u);  // 65520
-  // The last place of a binary16 is 2^(exponent - 10), in the subnormal range 2^-24; x is counted in quarters of it or finer, exactly.
-  const int32_t exponent = static_cast<int32_t>(magnitude >> 23) - 127;
-  const int32_t place = exponent < -14 ? -24 : exponent - 10;
-  const uint32_t significand = magnitude < 0x00800000u ? magnitude : (magnitude & 0x007fffffu) | 0x00800000u;
-  const int32_t shift = place - ((magnitude < 0x00800000u ? -126 : exponent) - 23);  // the bits below the last place
-  if (shift > 25) return FromBits(sign);                                             // below half of it
-  uint32_t count = significand >> shift;
-  const uint32_t rest = significand & ((1u << shift) - 1), half = 1u << (shift - 1);
-  if (rest > half || (rest == half && count % 2 == 1)) count++;
-  float power = 1.0f;  // 2^place
-  for (int32_t n = 0; n < place; n++) power = power * 2.0f;
-  for (int32_t n = 0; n > place; n--) power = power * 0.5f;
-  return FromBits(Bits(static_cast<float>(count) * power) | sign);
-}
-
-float ThroughBf16(float x) {
-  const uint32_t bits = Bits(x), upper = bits >> 16, rest = bits & 0xffffu;
-  if (x != x) return FromBits(0x7fc00000u);  // 0x7fc0
-  const bool up = rest > 0x8000u || (rest == 0x8000u && upper % 2 == 1);
-  return FromBits((upper + (up ? 1u : 0u)) << 16);
-}
-
-// To an integer, ties to even, for |x| < 2^22: adding 1.5 * 2^23 rounds to a multiple of 1.
-float RoundToEven(float x) { return (x + 0x1.8p+23f) - 0x1.8p+23f; }
-
-void StoreInt8Row(const float *x, int64_t width, float *codes, float *scale) {
-  float a = 0.0f;
-  bool finite = true;
-  for (int64_t d = 0; d < width; d++) {
-    const float magnitude = FromBits(Bits(x[d]) & 0x7fffffffu);
-    if (!(magnitude < kInfinity)) finite = false;
-    if (magnitude > a) a = magnitude;
-  }
-  for (int64_t d = 0; d < width; d++) codes[d] = 0.0f;
-  *scale = finite ? 0.0f : FromBits(0x7fc00000u);
-  if (!finite || a < 0x1p-100f) return;
-  *scale = a / 127.0f;
-  const float r = 127.0f / a;
-  for (int64_t d = 0; d < width; d++) {
-    const float code = RoundToEven(x[d] * r);
-    codes[d] = code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code;
-  }
-}
-
-// A row x as it is taken once stored; *scale is written for int8 only.
-void StoreRow(Storage type, const float *x, int64_t width, float *numbers, float *scale) {
-  if (type == Storage::kInt8) return StoreInt8Row(x, width, numbers, scale);
-  for (int64_t d = 0; d < width; d++) {
-    numbers[d] = type == Storage::kF16 ? ThroughF16(x[d]) : type == Storage::kBf16 ? ThroughBf16(x[d]) : x[d];
-  }
-}
-
-void Store(Storage type, const float *x, int64_t rows, int64_t width, float *read) {
-  for (int64_t row = 0; row < rows; row++) {
-    float *read_row = read + row * width;
-    float scale = 1.0f;
-    StoreRow(type, x + row * width, width, read_row, &scale);
-    for (int64_t d = 0; d < width; d++) read_row[d] = Canon(type == Storage::kInt8 ? read_row[d] * scale : read_row[d]);
-  }
-}
-
-// ---- 4 to 7 for every row of every head
+// ---- 5 to 10 for every row of every head
 
 void Attend(const AttentionShape &shape, const float *q, const float *k, const float *v, const AttentionOutputs &outputs) {
   const int64_t n_q = shape.n_q, n_kv = shape.n_kv, head_dim = shape.head_dim, head_dim_v = shape.head_dim_v;
@@ -449,7 +417,7 @@ void Attend(const AttentionShape &shape, const float *q, const float *k, const f
   delete[] state;
 }
 
-// ---- 3 to 7: the layer
+// ---- 4 to 10: the layer
 
 void Forward(const LayerShape &shape, const LayerWeights &weights, const float *query, const float *key, const float *value,
              const LayerOutputs &outputs) {
