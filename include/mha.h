@@ -35,8 +35,8 @@
 #define MHA_VERSION_MINOR 1
 #define MHA_VERSION_PATCH 0
 
-/* The arithmetic contract this header describes. Bits never change within a number; 0 = not frozen yet. */
-#define MHA_CONTRACT 0
+/* The arithmetic contract this header describes (src/kernels/CONTRACT.md). Bits never change within a number; 0 = no contract. */
+#define MHA_CONTRACT 1
 
 #if defined(_WIN32) && defined(MHA_SHARED)
 #ifdef MHA_BUILDING

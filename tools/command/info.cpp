@@ -77,9 +77,8 @@ void show_info() {
     std::printf("%s%s\n", palette.strong(padded).c_str(), value.c_str());
   };
   const uint32_t version = mha_version();
-  const uint32_t contract = mha_contract();
   line("version", text(version / 10000, ".", version / 100 % 100, ".", version % 100));
-  line("contract", text(contract, contract == 0 ? " (not frozen yet: bits may change between versions)" : ""));
+  line("contract", text(mha_contract()));
   line("processor", processor_name());
   line("processors", text(sysconf(_SC_NPROCESSORS_ONLN)));
   line("caches", cache_names());
