@@ -2,15 +2,20 @@
 #include "command_test.h"
 
 #include <gtest/gtest.h>
+#include <mha.h>
 #include <signal.h>
 
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
+#include <iterator>
 #include <map>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "oracle/oracle.h"
@@ -1030,6 +1035,177 @@ TEST_F(Packed, IsMappedAndSharedByProcessesWithoutACopy) {
     close(pipes[i]);
     EXPECT_EQ(ExitStatus(children[i]), 0);
   }
+}
+
+// ---- Decoding -------------------------------------------------------------------------------------------------------------------
+
+class Decode : public Packed {
+ protected:
+  static Arguments Decoding(const Arguments &more = {}) {
+    Arguments arguments = {"--decode"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+
+  // The layer anew, of so many rows.
+  void Write(int64_t n) {
+    p_.n_q = p_.n_kv = n;
+    Fill(&p_);
+    WriteLayer(folder_, Linears(p_, "W_query", "W_key", "W_value", "out_proj"));
+    WriteInput(folder_, p_);
+  }
+};
+
+TEST_F(Decode, GivesTheBytesOfARunWithoutIt) {
+  const std::string expected = Output({"--quiet"});
+  EXPECT_EQ(Output(Decoding()), expected);
+  for (const std::string prompt : {"1", "2", "6", "7"}) EXPECT_EQ(Output(Decoding({"--quiet", "--prompt", prompt})), expected) << prompt;
+  EXPECT_EQ(Output(Decoding({"--quiet", "--cache-type", "f32"})), expected);
+  EXPECT_EQ(Output(Decoding({"--threads", "2", "--prompt", "3"})), expected);
+}
+
+TEST_F(Decode, GivesTheBytesOfARunWithoutItForSeveralChunksOfKeys) {
+  Write(530);
+  const std::string expected = Output({"--quiet"});
+  for (const std::string prompt : {"1", "255", "256", "400"}) {
+    EXPECT_EQ(Output(Decoding({"--quiet", "--prompt", prompt})), expected) << prompt;
+  }
+}
+
+TEST_F(Decode, TakesOneSequenceAsItTakesABatch) {
+  folder_.Write("x.npy", Npy({p_.n_q, p_.query_dim}, std::vector<float>(p_.query.begin(), p_.query.begin() + p_.n_q * p_.query_dim)));
+  const std::string expected = Output();
+  EXPECT_EQ(Output(Decoding()), expected);
+  std::vector<float> y;
+  ASSERT_EQ(Mha(RunArguments(folder_, p_, {"--decode", "--quiet"})).status, 0);
+  ExpectNpy(folder_ / "y.npy", {p_.n_q, p_.y_width()}, &y);
+}
+
+TEST_F(Decode, NoRowsGiveNoRows) {
+  std::vector<float> y;
+  folder_.Write("x.npy", Npy({0, p_.query_dim}, {}));
+  ASSERT_EQ(Mha(RunArguments(folder_, p_, {"--decode"})).status, 0);
+  ExpectNpy(folder_ / "y.npy", {0, p_.y_width()}, &y);
+  folder_.Write("x.npy", Npy({0, 5, p_.query_dim}, {}));
+  ASSERT_EQ(Mha(RunArguments(folder_, p_, {"--decode"})).status, 0);
+  ExpectNpy(folder_ / "y.npy", {0, 5, p_.y_width()}, &y);
+}
+
+TEST_F(Decode, RotatesByThePositionInTheSequence) {
+  const std::string prefix = "model.layers.0.self_attn.";
+  WriteLayer(folder_, Linears(p_, prefix + "q_proj", prefix + "k_proj", prefix + "v_proj", prefix + "o_proj"));
+  const std::string plain = Output({"--no-rope", "--quiet"});
+  for (const Arguments &rope : {Arguments{}, {"--rope-style", "interleaved"}, {"--rope-base", "500000", "--rope-dims", "4"}}) {
+    const std::string expected = Output(rope);
+    EXPECT_NE(expected, plain);
+    Arguments decoding = {"--decode", "--prompt", "3"};
+    decoding.insert(decoding.end(), rope.begin(), rope.end());
+    EXPECT_EQ(Output(decoding), expected);
+  }
+}
+
+TEST_F(Decode, TakesWeightsOfEveryType) {
+  for (const std::string type : {"f16", "bf16", "int8", "int4"}) {
+    const std::string expected = Output({"--weight-type", type});
+    EXPECT_EQ(Output(Decoding({"--weight-type", type})), expected) << type;
+    ASSERT_EQ(Mha(PackArguments({"--weight-type", type})).status, 0) << type;
+    ASSERT_EQ(Mha(RunPackedArguments({"--decode", "--prompt", "2"})).status, 0) << type;
+    EXPECT_EQ(ReadFile(folder_ / "y.npy"), expected) << type;
+  }
+}
+
+// What the library gives for all rows at once over a cache of this type.
+std::vector<float> ForwardOverACache(const Problem &p, uint32_t type) {
+  mha_error error;
+  mha_layer_config config = {};
+  config.struct_size = sizeof config;
+  config.query_dim = p.query_dim;
+  config.num_heads = p.num_heads;
+  config.head_dim = p.head_dim;
+  mha_layer_weights weights = {};
+  weights.struct_size = sizeof weights;
+  weights.w_q = p.w_q.data(), weights.w_k = p.w_k.data(), weights.w_v = p.w_v.data(), weights.w_o = p.w_o.data();
+  weights.b_q = p.b_q.data(), weights.b_k = p.b_k.data(), weights.b_v = p.b_v.data(), weights.b_o = p.b_o.data();
+  mha_layer *layer = nullptr;
+  EXPECT_EQ(mha_layer_create(&config, &weights, nullptr, &layer, &error), MHA_OK) << error.message;
+
+  mha_kv_cache_config room = {};
+  room.struct_size = sizeof room;
+  room.num_sequences = p.batch;
+  room.capacity = p.n_q;
+  room.num_kv_heads = p.num_heads;
+  room.head_dim = p.head_dim;
+  room.k_type = room.v_type = type;
+  size_t bytes = 0;
+  EXPECT_EQ(mha_kv_cache_size(&room, &bytes, &error), MHA_OK) << error.message;
+  void *memory = nullptr;
+  EXPECT_EQ(posix_memalign(&memory, 64, bytes), 0);
+  mha_kv_cache *cache = nullptr;
+  EXPECT_EQ(mha_kv_cache_init(&room, memory, bytes, &cache, &error), MHA_OK) << error.message;
+
+  std::vector<float> y(p.batch * p.n_q * p.output_dim);
+  mha_forward_args args = {};
+  args.struct_size = sizeof args;
+  args.batch = p.batch;
+  args.n_q = p.n_q;
+  args.query = p.query.data();
+  args.output = y.data();
+  args.is_causal = 1;
+  args.cache = cache;
+  EXPECT_EQ(mha_forward_workspace(layer, &args, &bytes, &error), MHA_OK) << error.message;
+  std::vector<unsigned char> workspace(bytes);
+  EXPECT_EQ(mha_forward(layer, &args, workspace.data(), bytes, &error), MHA_OK) << error.message;
+  mha_layer_destroy(layer);
+  free(memory);
+  return y;
+}
+
+TEST_F(Decode, OverACacheOfFewerBitsGivesTheBitsOfThatType) {
+  const std::pair<const char *, uint32_t> types[] = {
+      {"f32", MHA_TYPE_F32}, {"f16", MHA_TYPE_F16}, {"bf16", MHA_TYPE_BF16}, {"int8", MHA_TYPE_INT8}};
+  std::set<std::string> different;
+  for (const auto &[name, type] : types) {
+    const std::vector<float> expected = ForwardOverACache(p_, type);
+    for (const std::string prompt : {"1", "4", "7"}) {
+      ASSERT_EQ(Mha(RunArguments(folder_, p_, {"--decode", "--quiet", "--cache-type", name, "--prompt", prompt})).status, 0);
+      std::vector<float> y;
+      ExpectNpy(folder_ / "y.npy", {p_.batch, p_.n_q, p_.y_width()}, &y);
+      EXPECT_EQ(BytesOf(y), BytesOf(expected)) << name << ", prompt of " << prompt;
+    }
+    different.insert(BytesOf(expected));
+  }
+  EXPECT_EQ(different.size(), std::size(types));
+}
+
+TEST_F(Decode, TellsTokensPerSecondAndTheShareOfTheReadBandwidth) {
+  const auto told = [this](const Arguments &arguments) { return Mha(RunArguments(folder_, p_, arguments)).err; };
+  const std::string line = told({"--decode", "--prompt", "3", "--cache-type", "int8"});
+  ASSERT_EQ(Lines(line).size(), 1u) << line;
+  for (const std::string word : {"(3, 7, 24)", "1 thread", "cache of int8", "prompt of 3 rows in ", "12 tokens in ", " tokens/s, ",
+                                 "% of the read bandwidth (", " GB/s)"}) {
+    EXPECT_NE(line.find(word), std::string::npos) << word << " is missing in: " << line;
+  }
+  const size_t share = line.rfind(' ', line.find("% of the read")), bandwidth = line.find("bandwidth (");
+  EXPECT_GE(std::stod(line.substr(share)), 0) << line;
+  EXPECT_LE(std::stod(line.substr(share)), 110) << line;
+  EXPECT_GT(std::stod(line.substr(bandwidth + 11)), 0.1) << line;
+  EXPECT_NE(told({"--decode"}).find("cache of f32, prompt of 1 row in "), std::string::npos);
+  EXPECT_EQ(told({"--decode", "--prompt", "7"}).find("tokens"), std::string::npos) << "there are none after the prompt";
+  EXPECT_EQ(told({"--decode", "--quiet"}), "");
+}
+
+TEST_F(Decode, OptionsThatContradictEachOtherAreRefused) {
+  const auto refused = [this](const Arguments &arguments) { return Mha(RunArguments(folder_, p_, arguments)); };
+  ExpectRefusal(refused({"--prompt", "3"}), {"mha: --prompt: is an option of --decode, which is not given\n"});
+  ExpectRefusal(refused({"--cache-type", "f16"}), {"mha: --cache-type: is an option of --decode, which is not given\n"});
+  ExpectRefusal(refused({"--decode", "--cache-type", "int4"}), {"mha: --cache-type: f32, f16, bf16 or int8 is expected, not 'int4'\n"});
+  ExpectRefusal(refused({"--decode", "--prompt", "0"}), {"--prompt", "a whole number of at least 1", "'0'"});
+  ExpectRefusal(refused({"--decode", "--prompt", "8"}), {"mha: --prompt: 8 rows are more than the 7 of ", "x.npy"});
+  ExpectRefusal(refused({"--decode", "--key", folder_ / "x.npy"}), {"--decode", "leave out --key"});
+  ExpectRefusal(refused({"--decode", "--value", folder_ / "x.npy"}), {"--decode", "leave out --value"});
+  p_.is_causal = false;
+  ExpectRefusal(refused({"--decode"}), {"mha: --decode: ", "give --causal too"});
+  EXPECT_EQ(folder_.Names().count("y.npy"), 0u);
 }
 
 // ---- Bad input ------------------------------------------------------------------------------------------------------------------

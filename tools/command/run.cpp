@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "commands.h"
+#include "decode.h"
 #include "error.h"
 #include "files.h"
 #include "inputs.h"
@@ -21,6 +22,7 @@ namespace {
 struct RunOptions {
   LayerOptions layer;
   InputOptions inputs;
+  DecodeOptions decode;
   std::string output;
   uint32_t num_threads = 1;
   bool is_quiet = false;
@@ -59,6 +61,28 @@ std::string back_end_text(const mha_call_info &info) {
   return info.back_end == MHA_BACK_END_SGEMM ? set + " and openblas" : set;
 }
 
+// Runs all rows, and returns what there is to say about it; whole is what they cost together.
+std::string run_at_once(const Work &work, const mha_call_info &whole, Progress *progress) {
+  const CallInputs &inputs = work.inputs;
+  const bool is_empty = inputs.batch() == 0 || inputs.n_q() == 0;
+  const int64_t slice = is_empty ? 0 : sequences_per_call(whole, inputs.batch());
+  const mha_forward_args longest = work.arguments(0, slice);
+  size_t workspace_bytes = 0;
+  mha_error error;
+  check(mha_forward_workspace(work.layer.get(), &longest, &workspace_bytes, &error), error, inputs.query.name);
+  const auto workspace = std::make_unique<unsigned char[]>(workspace_bytes);
+
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t done = 0; !is_empty && done < inputs.batch(); done += slice) {
+    progress->step("sequence", done, inputs.batch());
+    const mha_forward_args args = work.arguments(done, std::min(slice, inputs.batch() - done));
+    check(mha_forward(work.layer.get(), &args, workspace.get(), workspace_bytes, &error), error, inputs.query.name);
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double gflops = seconds > 0 ? static_cast<double>(whole.operations) / seconds * 1e-9 : 0;
+  return duration_text(seconds) + ", " + decimal_text(gflops, 1) + " GFLOP/s";
+}
+
 void run(const RunOptions &options) {
   check_needed(options.layer, true, {{"--input", options.inputs.query}, {"--output", options.output}});
   check_output(options.output, {{"--weights", options.layer.weights},
@@ -66,6 +90,7 @@ void run(const RunOptions &options) {
                                 {"--input", options.inputs.query},
                                 {"--key", options.inputs.key},
                                 {"--value", options.inputs.value}});
+  check_decode_options(options.decode, options.inputs);
   Progress progress(!options.is_quiet);
   const CallInputs inputs = read_inputs(options.inputs);
   const std::unique_ptr<const LoadedLayer> layer = load(options.layer, &progress);
@@ -80,36 +105,17 @@ void run(const RunOptions &options) {
 
   std::optional<Rotation> rotation;
   if (layer->rotates()) rotation.emplace(options.layer, layer->shape(), std::max(inputs.n_q(), inputs.n_kv()));
-  const mha_rope *rope = rotation ? rotation->get() : nullptr;
-
-  // What the whole batch costs, and how it is cut into calls.
   const mha_scheduler scheduler = fork_join_scheduler(options.num_threads);
-  mha_forward_args args = inputs.arguments(0, inputs.batch());
-  args.scheduler = options.num_threads > 1 ? &scheduler : nullptr;
-  args.output = output.get();
-  args.rope = rope;
+  const Work work = {*layer, inputs, rotation ? rotation->get() : nullptr, scheduler, output.get()};
+
+  // What the whole batch costs.
+  const mha_forward_args args = work.arguments(0, inputs.batch());
   mha_error error;
   mha_call_info info = {};
   info.struct_size = sizeof info;
   check(mha_info(layer->get(), &args, &info, &error), error, name);
-  const bool is_empty = inputs.batch() == 0 || inputs.n_q() == 0;
-  const int64_t slice = is_empty ? 0 : sequences_per_call(info, inputs.batch());
-
-  args.batch = slice;
-  size_t workspace_bytes = 0;
-  check(mha_forward_workspace(layer->get(), &args, &workspace_bytes, &error), error, name);
-  const auto workspace = std::make_unique<unsigned char[]>(workspace_bytes);
-
-  const auto start = std::chrono::steady_clock::now();
-  for (int64_t done = 0; !is_empty && done < inputs.batch(); done += slice) {
-    progress.step("sequence", done, inputs.batch());
-    args = inputs.arguments(done, std::min(slice, inputs.batch() - done));
-    args.scheduler = options.num_threads > 1 ? &scheduler : nullptr;
-    args.rope = rope;
-    args.output = output.get() + done * inputs.n_q() * shape.back();
-    check(mha_forward(layer->get(), &args, workspace.get(), workspace_bytes, &error), error, name);
-  }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const std::string told =
+      options.decode.is_wanted ? decode(options.decode, work, !options.is_quiet, &progress) : run_at_once(work, info, &progress);
 
   progress.stage("writing " + options.output);
   const std::string header = npy_header(shape);
@@ -118,11 +124,9 @@ void run(const RunOptions &options) {
   file.commit();
   progress.clear();
   if (options.is_quiet) return;
-  const double gflops = seconds > 0 ? static_cast<double>(info.operations) / seconds * 1e-9 : 0;
   const std::string heads = heads_text(layer->shape()) + (rotation ? ", " + rotation->text() : "");
-  std::fprintf(stderr, "%s -> %s, %s, %s, %s, %s, %s GFLOP/s\n", shape_text(inputs.query.shape).c_str(), shape_text(shape).c_str(),
-               heads.c_str(), back_end_text(info).c_str(), count_text(info.num_threads, "thread").c_str(), duration_text(seconds).c_str(),
-               decimal_text(gflops, 1).c_str());
+  std::fprintf(stderr, "%s -> %s, %s, %s, %s, %s\n", shape_text(inputs.query.shape).c_str(), shape_text(shape).c_str(), heads.c_str(),
+               back_end_text(info).c_str(), count_text(info.num_threads, "thread").c_str(), told.c_str());
 }
 
 }  // namespace
@@ -144,6 +148,7 @@ void add_run_command(CLI::App *app) {
       ->type_name("N")
       ->check(whole_number(1024))
       ->group(kComputation);
+  add_decode_options(run_app, &options->decode);
   run_app->add_flag("--quiet", options->is_quiet, "No progress, no line about the run");
   run_app->footer(R"(
 Examples:
@@ -152,11 +157,16 @@ Examples:
   mha run --weights a.safetensors --names q=wq,k=wk,v=wv,o=wo --layout in-out --heads 8 --input x.npy --output y.npy
   mha run --weights llama.safetensors --layer layers.0 --heads 32 --rope-base 500000 --causal --input x.npy --output y.npy
   mha run --packed layer.mha --input x.npy --output y.npy --threads 2
+  mha run --packed layer.mha --causal --decode --prompt 128 --cache-type f16 --input x.npy --output y.npy
 
 The names of these layers are known: W_query, W_key, W_value (as nn.Linear or as matrices), nn.MultiheadAttention, Llama and kin
 (rotated by base 10000 if no option says otherwise), BERT, GPT-2. A packed layer is rotated if one of the --rope options is given.
 Of other names, the bias of a.weight is a.bias, or given by bq=.., bk=.., bv=.., bqkv=.., bo=.. in --names. Without o=.. the
-merged heads are the output.)");
+merged heads are the output.
+
+--decode feeds as many rows at once as --prompt says, then one of each sequence at a time. It tells how many tokens that are per
+second, and the share of the read bandwidth (measured before and after) that they take: each step reads the weights once, and the
+keys and values that are in the cache. With a --cache-type of fewer bits than f32, these are rounded.)");
   run_app->callback([options] { run(*options); });
 }
 
