@@ -141,28 +141,31 @@ class Consumer:
         self.execute(self.work / "with_source")
 
     def examples(self):
-        """The examples run; the first C block of README.md is minimal.c, and the block after it what that prints.
+        """The examples run; the C blocks of README.md are minimal.c and generate.c, and the block after each what that prints.
 
         pthreadpool.c needs the optional target of that name: it is what pkg_config_pthreadpool and find_package_pthreadpool run.
         """
         readme = (here.parent.parent / "README.md").read_text()
         blocks = re.findall(r"^```(\w+)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-        languages = [language for language, _ in blocks]
-        first = languages.index("c") if "c" in languages else len(blocks)
-        if languages[first:first + 2] != ["c", "text"]:
-            sys.exit("README.md has no ```c block with a ```text block of its output after it.")
-        program_text, printed = blocks[first][1], blocks[first + 1][1]
-        minimal = here.parent / "examples" / "minimal.c"
-        if program_text != minimal.read_text():
-            sys.exit("The C program in README.md and tests/examples/minimal.c differ. Copy the one to the other.")
+        programs = [at for at, (language, _) in enumerate(blocks) if language == "c"]
+        names = ["minimal", "generate"]
+        if len(programs) != len(names):
+            sys.exit(f"README.md has {len(programs)} ```c blocks, not one for each of {', '.join(names)} in tests/examples.")
+        printed = {}
+        for name, at in zip(names, programs):
+            if [language for language, _ in blocks[at + 1:at + 2]] != ["text"]:
+                sys.exit(f"README.md has no ```text block after the ```c block of {name}.c.")
+            if blocks[at][1] != (here.parent / "examples" / f"{name}.c").read_text():
+                sys.exit(f"The C program in README.md and tests/examples/{name}.c differ. Copy the one to the other.")
+            printed[name] = blocks[at + 1][1]
         flags = self.pkg_config(self.prefix, "--cflags", "--libs", "mha")
         for source in sorted((here.parent / "examples").glob("*.c")):
             if source.stem == "pthreadpool":
                 continue
             program = self.compile(source.stem, source, *flags, "-pthread", f"-Wl,-rpath,{self.library_folder()}")
             output = self.execute(program, "libmha.so.0")
-            if source == minimal and output != printed:
-                sys.exit(f"The C program in README.md prints\n{output}where README.md says\n{printed}")
+            if output != printed.get(source.stem, output):
+                sys.exit(f"{source.name} prints\n{output}where README.md says\n{printed[source.stem]}")
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
