@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -622,6 +623,7 @@ std::vector<double> RoundingOf(const LayerProblem &given, const LayerProblem &st
   return bounds;
 }
 
+// Prints the figures that README.md has.
 TEST(Accuracy, OfEachTypeIsWhatItsRoundingAllows) {
   for (const int64_t width : {768, 2048}) {
     for (const bool has_outliers : {false, true}) {
@@ -634,6 +636,7 @@ TEST(Accuracy, OfEachTypeIsWhatItsRoundingAllows) {
       }
       const oracle::Layer<double> exact = oracle::LayerForward<double>(LayerShapeOf(problem, 0), WeightsOf(problem), problem.query.data(),
                                                                        problem.query.data(), problem.query.data());
+      std::printf("weights, width %4d, %-8s", static_cast<int>(width), has_outliers ? "outliers" : "normal");
       for (const Stored stored : kTypes) {
         LayerForm form;
         form.weight_type = stored;
@@ -663,9 +666,9 @@ TEST(Accuracy, OfEachTypeIsWhatItsRoundingAllows) {
         // Independent errors of mean 0 within a bound have at most its square as their variance: the sum's is the sum of these.
         const double floats = 0x1p-24 * static_cast<double>(width);
         EXPECT_LE(std::sqrt(error / size), std::sqrt(variance / size) + floats) << NameOf(stored) << " width " << width;
-        const std::string name = std::string(NameOf(stored)) + (has_outliers ? "_outliers_" : "_normal_") + std::to_string(width);
-        RecordProperty(name, std::to_string(std::sqrt(error / size)));
+        std::printf("  %s %.1e", NameOf(stored), std::sqrt(error / size));
       }
+      std::printf("\n");
     }
   }
 }

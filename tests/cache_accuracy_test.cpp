@@ -1,0 +1,151 @@
+// How far attention over keys and values stored in fewer bits is from that over the numbers themselves, in double precision: within what
+// rounding them allows. Prints the figures that README.md has.
+#include <gtest/gtest.h>
+#include <mha.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "oracle/oracle.h"
+#include "support/accuracy.h"
+#include "support/attention.h"
+#include "support/cache.h"
+#include "support/random.h"
+
+namespace {
+
+using support::AttentionProblem;
+using support::Cache;
+using support::Random;
+using support::Storage;
+
+// Bounds of what storing changes a number by, from its definition: half a step. rows [.., width] are stored row by row.
+std::vector<double> RoundingOf(Storage type, const std::vector<float> &rows, int64_t width) {
+  std::vector<double> bounds(rows.size());
+  for (size_t first = 0; first < rows.size(); first += static_cast<size_t>(width)) {
+    double largest = 0;
+    for (size_t i = first; i < first + static_cast<size_t>(width); i++) largest = std::max(largest, std::fabs(double{rows[i]}));
+    for (size_t i = first; i < first + static_cast<size_t>(width); i++) {
+      const double x = std::fabs(double{rows[i]});
+      if (type == Storage::kF32) bounds[i] = 0;
+      if (type == Storage::kF16) bounds[i] = std::max(x * 0x1p-11, 0x1p-25);
+      if (type == Storage::kBf16) bounds[i] = x * 0x1p-8;
+      // The quotient that is rounded has an error of its own, of a few units in the last place of a float.
+      if (type == Storage::kInt8) bounds[i] = largest / 127 * (0.5 + 0x1p-14);
+    }
+  }
+  return bounds;
+}
+
+// The context over a cache of this type that was given the keys and values.
+std::vector<float> AttendOverACache(const AttentionProblem &problem, Storage type) {
+  AttentionProblem stored = problem;
+  stored.k_type = stored.v_type = type;
+  Cache cache(CacheConfigOf(stored, {MHA_CACHE_CONTIGUOUS, 0}, 1, problem.n_kv));
+  cache.Append(0, {problem.k, problem.v});
+  std::vector<float> context(problem.n_q * problem.num_heads * problem.head_dim_v);
+  mha_attention_args args = {};
+  args.struct_size = sizeof args;
+  args.batch = 1;
+  args.n_q = problem.n_q;
+  args.num_heads = problem.num_heads;
+  args.num_kv_heads = problem.num_kv_heads;
+  args.head_dim = problem.head_dim;
+  args.head_dim_v = problem.head_dim_v;
+  args.q = problem.q.data();
+  args.output = context.data();
+  args.cache = cache.get();
+  size_t bytes = 0;
+  mha_error error;
+  EXPECT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
+  std::vector<unsigned char> workspace(bytes);
+  EXPECT_EQ(mha_attention(&args, workspace.data(), bytes, &error), MHA_OK) << error.message;
+  return context;
+}
+
+AttentionProblem Problem(int64_t head_dim, bool has_outliers) {
+  Random random(31);
+  AttentionProblem problem;
+  problem.n_q = 16;
+  problem.n_kv = 1024;
+  problem.num_heads = problem.num_kv_heads = 2;
+  problem.head_dim = problem.head_dim_v = head_dim;
+  FillNormal(&random, &problem);
+  // Each 32nd channel of keys and values is 20 times as large as the others.
+  for (size_t i = 0; has_outliers && i < problem.k.size(); i += 32) problem.k[i] *= 20, problem.v[i] *= 20;
+  return problem;
+}
+
+// Checks each element, and returns the root of the mean square of the error, in units of that of the exact result.
+double ErrorOf(const AttentionProblem &problem, const oracle::Attention<double> &exact, const std::vector<double> &of_floats,
+               Storage type) {
+  const std::vector<float> context = AttendOverACache(problem, type);
+  const int64_t heads = problem.num_heads, width = problem.head_dim;
+  const std::vector<double> k_rounding = RoundingOf(type, problem.k, width), v_rounding = RoundingOf(type, problem.v, width);
+  const double scale = 1 / std::sqrt(static_cast<double>(width));
+  double error = 0, size = 0, variance = 0;
+  for (int64_t i = 0; i < problem.n_q; i++) {
+    for (int64_t h = 0; h < heads; h++) {
+      // What the scores are off by, at most and in the mean square, where roundings are independent with a mean of 0: such ones within a
+      // bound have at most its square as their variance, and their sum has the sum of these.
+      double most = 0;
+      std::vector<double> score_variance(problem.n_kv);
+      for (int64_t j = 0; j < problem.n_kv; j++) {
+        double off = 0;
+        for (int64_t d = 0; d < width; d++) {
+          const double e = scale * std::fabs(problem.q[(i * heads + h) * width + d]) * k_rounding[(j * heads + h) * width + d];
+          off += e;
+          score_variance[j] += e * e;
+        }
+        most = std::max(most, off);
+      }
+      for (int64_t d = 0; d < width; d++) {
+        const int64_t at = (i * heads + h) * width + d;
+        double values = 0, value_rounding = 0;
+        for (int64_t j = 0; j < problem.n_kv; j++) {
+          const double p = exact.weights[(h * problem.n_q + i) * problem.n_kv + j];
+          const double v = problem.v[(j * heads + h) * width + d], e = v_rounding[(j * heads + h) * width + d];
+          values += p * (std::fabs(v) + e);
+          value_rounding += p * e;
+          variance += p * p * (e * e + (v - exact.context[at]) * (v - exact.context[at]) * score_variance[j]);
+        }
+        // Scores that are off by `most` change a weight by a factor of e^(2 most) at most.
+        const double growth = std::exp(2 * most), off = std::fabs(context[at] - exact.context[at]);
+        EXPECT_LE(off, growth * of_floats[at] + (growth - 1) * values + value_rounding) << "row " << i << " head " << h << " element " << d;
+        error += off * off;
+        size += exact.context[at] * exact.context[at];
+      }
+    }
+  }
+  const double relative = std::sqrt(error / size);
+  EXPECT_LE(relative, std::sqrt(variance / size) + 1e-5);
+  return relative;
+}
+
+TEST(Accuracy, OfEachTypeOfKeysAndValuesIsWhatItsRoundingAllows) {
+  for (const int64_t head_dim : {64, 128}) {
+    for (const bool has_outliers : {false, true}) {
+      const AttentionProblem problem = Problem(head_dim, has_outliers);
+      const support::AttentionShape shape = ShapeOf(problem, 0);
+      const std::vector<double> q = support::Widen(problem.q), k = support::Widen(problem.k), v = support::Widen(problem.v);
+      const oracle::Attention<double> exact = oracle::AttentionForward<double>(shape, q, k, v);
+      const std::vector<double> of_floats = oracle::BoundAttention(shape, q, k, v, {}, {}, {}, exact).context;
+      std::printf("keys and values, head_dim %3d, %-8s", static_cast<int>(head_dim), has_outliers ? "outliers" : "normal");
+      double last = 0;
+      for (const Storage type : {Storage::kF32, Storage::kF16, Storage::kBf16, Storage::kInt8}) {
+        SCOPED_TRACE(std::string(NameOf(type)) + " head_dim " + std::to_string(head_dim) + (has_outliers ? " outliers" : ""));
+        const double error = ErrorOf(problem, exact, of_floats, type);
+        std::printf("  %s %.1e", NameOf(type), error);
+        EXPECT_GT(error, last) << "fewer bits, and no more error";
+        last = error;
+      }
+      std::printf("\n");
+    }
+  }
+}
+
+}  // namespace
