@@ -7,23 +7,27 @@
  *
  * The library allocates nothing during a call (mha_layer_create is the one function that allocates), starts no thread, takes no
  * lock, never prints, never aborts. Memory and threads belong to the caller. Everything that sizes, shapes, strides and NULLs can tell is
- * checked before the first write: on an error the output arrays are untouched. The results are the same bits for any batch, chunking,
- * number of threads and instruction set (src/kernels/CONTRACT.md), except through a caller's BLAS.
+ * checked before the first write: on an error the output arrays and the cache are untouched. The results are the same bits for any batch,
+ * chunking, number of threads and instruction set, and for any way of cutting a sequence into calls over a cache (src/kernels/CONTRACT.md),
+ * except through a caller's BLAS.
  *
  * Conventions that hold for everything below:
- * - Matrices are row-major arrays of float. A shape such as [batch, n, dim] names the extents from the outermost to the innermost,
- *   whose stride is always 1. Strides count elements, not bytes. A stride of 0 means: contiguous, as the shape says.
- *   No pointer needs more alignment than its type has.
+ * - Matrices are row-major arrays, of float where nothing else is said. A shape such as [batch, n, dim] names the extents from the
+ *   outermost to the innermost, whose stride is always 1. Strides count elements, not bytes. A stride of 0 means: contiguous, as the shape
+ *   says; arrays without a stride field are contiguous. No pointer needs more alignment than its type has, but for the buffers of packed
+ *   layers and of caches: 64 bytes.
  * - Dimensions, counts, positions and strides are int64_t; a negative one is an error. So is a row or head stride that is shorter than the
  *   innermost extent. The strides of an output must nest, each stepping over all that the smaller ones reach. Sizes in bytes are size_t.
  * - The first field of an input struct is struct_size = sizeof the struct. All other fields may be zero, and zero is the default
  *   where it is no meaningful value itself: `mha_forward_args args = { .struct_size = sizeof args, ... }`. Structs can only grow at
  *   their end, so programs compiled against an older header keep working.
- * - Pointers in a struct are borrowed for the call. Outputs must not overlap inputs, the workspace or each other; inputs may overlap.
+ * - Pointers in a struct are borrowed for the call. Outputs must not overlap inputs, the workspace, a cache or each other, nor may inputs
+ *   overlap a cache that is appended to; inputs may overlap each other.
  *   That cannot be checked, nor that a pointer has the memory which shape and strides say (strides in bytes, say, reach far outside).
  * - Every function that can fail returns a mha_status (0 = MHA_OK) and takes an optional mha_error *, which it always writes.
  * - Every function may be called from any thread at any time, as long as no two calls under way write the same memory (outputs,
- *   workspace, packed buffer under construction). A mha_layer is immutable: any number of threads may use one.
+ *   workspace, packed buffer under construction, a cache that is appended to or changed). A mha_layer is immutable: any number of threads
+ *   may use one.
  */
 #ifndef MHA_H
 #define MHA_H
@@ -60,19 +64,19 @@ extern "C" {
 typedef uint32_t mha_status;
 
 #define MHA_OK 0u
-#define MHA_ERROR_NULL_POINTER 1u         /* a pointer that is needed is NULL */
-#define MHA_ERROR_STRUCT_SIZE 2u          /* struct_size is too small, or larger with fields set that this version does not know */
-#define MHA_ERROR_INVALID_VALUE 3u        /* a field has a value outside its range, or two fields contradict each other */
-#define MHA_ERROR_SHAPE 4u                /* dimensions that do not fit together */
-#define MHA_ERROR_TOO_LARGE 5u            /* a size overflows, here or in the caller's BLAS */
-#define MHA_ERROR_BUFFER_TOO_SMALL 6u     /* a workspace, packed buffer or storage is smaller than its size query says */
-#define MHA_ERROR_OUT_OF_MEMORY 7u        /* mha_layer_create: the allocator returned NULL */
-#define MHA_ERROR_INSTRUCTION_SET 8u      /* an instruction set was asked for that this machine or build does not have */
-#define MHA_ERROR_PACKED_FORMAT 9u        /* a packed buffer is none, is truncated, misaligned, of another version or back end */
-#define MHA_ERROR_PACKED_CHECKSUM 10u     /* mha_layer_verify: the weights are not what was packed */
-#define MHA_ERROR_OUT_OF_RANGE 11u        /* a finite weight that f16 cannot hold */
-#define MHA_ERROR_CACHE_FULL 12u          /* a sequence of a cache has no room, or no block, for the positions to be appended */
-#define MHA_ERROR_CACHE_FORMAT 13u        /* a buffer is no cache, is truncated, misaligned, damaged or of another version */
+#define MHA_ERROR_NULL_POINTER 1u     /* a pointer that is needed is NULL */
+#define MHA_ERROR_STRUCT_SIZE 2u      /* struct_size is too small, or larger with fields set that this version does not know */
+#define MHA_ERROR_INVALID_VALUE 3u    /* a field has a value outside its range, or two fields contradict each other */
+#define MHA_ERROR_SHAPE 4u            /* dimensions that do not fit together */
+#define MHA_ERROR_TOO_LARGE 5u        /* a size overflows, here or in the caller's BLAS */
+#define MHA_ERROR_BUFFER_TOO_SMALL 6u /* a workspace, packed buffer, cache or storage is smaller than its query says */
+#define MHA_ERROR_OUT_OF_MEMORY 7u    /* mha_layer_create: the allocator returned NULL */
+#define MHA_ERROR_INSTRUCTION_SET 8u  /* an instruction set was asked for that this machine or build does not have */
+#define MHA_ERROR_PACKED_FORMAT 9u    /* a packed buffer is none, is truncated, misaligned, of another version or back end */
+#define MHA_ERROR_PACKED_CHECKSUM 10u /* mha_layer_verify: the weights are not what was packed */
+#define MHA_ERROR_OUT_OF_RANGE 11u    /* a finite weight that f16 cannot hold */
+#define MHA_ERROR_CACHE_FULL 12u      /* a sequence of a cache has no room, or no block, for more positions */
+#define MHA_ERROR_CACHE_FORMAT 13u    /* a buffer is no cache, is truncated, misaligned, damaged or of another version */
 
 /* Filled by every function that can fail and is given one. The struct is frozen at 256 bytes. */
 typedef struct mha_error {
@@ -129,8 +133,8 @@ typedef struct mha_scheduler {
 
 /* ---- Types ------------------------------------------------------------------------------------------------------------------ */
 
-/* Types of stored numbers. */
-#define MHA_TYPE_F32 0u
+/* Types of stored numbers. Each field says which ones it takes. An array of f16 or bf16 is one of uint16_t with the bits of the numbers. */
+#define MHA_TYPE_F32 0u  /* float */
 #define MHA_TYPE_F16 1u  /* IEEE binary16 */
 #define MHA_TYPE_BF16 2u /* the upper half of a float */
 #define MHA_TYPE_INT8 3u /* -127 .. 127 times a scale */
@@ -221,9 +225,9 @@ typedef struct mha_layer_weights {
   int64_t w_v_stride;
   int64_t w_qkv_stride;
   int64_t w_o_stride;
-  const float *w_q_scales;       /* given as INT8: [num_heads * head_dim], one scale for each output column;
-                                    given as INT4: [num_heads * head_dim, ceil(query_dim / 32)], for each column and group of inputs.
-                                    Else NULL; likewise below. */
+  const float *w_q_scales; /* of w_q given as INT8: [num_heads * head_dim], a scale for each output column; given as INT4:
+                              [num_heads * head_dim, ceil(query_dim / 32)], for each column and 32 inputs. Else NULL. Likewise
+                              below, for the columns and inputs of each matrix. */
   const float *w_k_scales;
   const float *w_v_scales;
   const float *w_qkv_scales;
@@ -303,14 +307,16 @@ MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *con
 /* ---- The KV cache ---------------------------------------------------------------------------------------------------------------
  *
  * Keys and values of earlier calls, so that a token costs one row of projections and one pass over what is stored. A cache lies in one
- * buffer of the caller's, which is all of it: position-independent, the same bytes on every instruction set, so that it can be copied, written to
- * a file, and viewed again. It holds several sequences, each with its own length. Keys are stored as the scores need them, rotated already.
+ * buffer of the caller's, which is all of it: position-independent and the same bytes for every instruction set, so that it can be copied,
+ * written to a file, and viewed again. It holds several sequences, each with its own length. Keys are stored as the scores need them:
+ * rotated already, where there is a rotation.
  *
- * A cache is written by the calls that append to it, and only read by all others: calls that append to one and the same cache must not run at
- * the same time as any other with it. A call that fails leaves the cache as it was, byte for byte.
+ * Calls change a cache if they append to it, as do the functions below that take it without const; all others only read it. What changes
+ * it must not run at the same time as anything else with the same cache, not even for other sequences; what only reads it may, on any
+ * number of threads. A call that fails leaves the cache as it was, byte for byte.
  *
- * The buffer, each part on a border of 64 bytes: a header of 256 bytes with the sizes, the versions and a checksum of itself; the lengths; block tables
- * (paged); then, where a block is a sequence of capacity positions rounded up to 16, or one of the pool,
+ * The buffer, each part on a border of 64 bytes: a header of 256 bytes with the sizes, the versions and a checksum of itself; the lengths;
+ * block tables (paged); then, where a block is a sequence of capacity positions rounded up to 16, or one of the pool,
  *     keys      [block][kv head][positions / 16][head_dim][16]                    of k_type; 16 positions side by side
  *     k scales  [block][kv head][positions] float                                 INT8 only
  *     values    [block][kv head][positions][head_dim_v rounded up to 16]          of v_type
@@ -319,75 +325,83 @@ MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *con
 typedef struct mha_kv_cache mha_kv_cache;
 
 #define MHA_CACHE_CONTIGUOUS 0u /* each sequence has capacity positions of its own */
-#define MHA_CACHE_RING 1u       /* for sliding windows: position p lies at p % capacity, over older ones; positions go on growing */
+#define MHA_CACHE_RING 1u       /* for sliding windows: position p lies at p % capacity, over an older one; positions go on growing */
 #define MHA_CACHE_PAGED 2u      /* blocks of positions from a common pool, by a table for each sequence (mha_kv_cache_set_blocks) */
 
 /* What a cache holds. */
 typedef struct mha_kv_cache_config {
   size_t struct_size;
   int64_t num_sequences;   /* sequences, numbered from 0; >= 1 */
-  int64_t capacity;        /* most positions of a sequence; of a ring: positions that it keeps, a multiple of 16, more than window_left;
-                              paged: a multiple of block_positions */
-  int64_t num_kv_heads;    /* as the layer's, likewise below */
-  int64_t head_dim;
-  int64_t head_dim_v;      /* 0 = head_dim */
-  uint32_t k_type;         /* MHA_TYPE_F32, F16, BF16 or INT8 (a scale per position and kv head); rounding in CONTRACT.md, section 2 */
+  int64_t capacity;        /* most positions of a sequence; >= 1. Of a ring: the last positions, which it keeps; a multiple of 16, more than
+                              window_left. Paged: a multiple of block_positions. */
+  int64_t num_kv_heads;    /* as the layer's, with its default resolved; >= 1 */
+  int64_t head_dim;        /* as the layer's; >= 1 */
+  int64_t head_dim_v;      /* as the layer's; 0 = head_dim */
+  uint32_t k_type;         /* how keys are kept: MHA_TYPE_F32, F16, BF16 or INT8 (a scale for each position and kv head). Rounding is to the
+                              nearest, ties to even; CONTRACT.md, section 2, says each operation. */
   uint32_t v_type;         /* likewise, for values */
   uint32_t kind;           /* MHA_CACHE_* */
   uint32_t reserved;       /* 0 */
-  int64_t block_positions; /* positions of a block: 16, 32, 64, 128 or a multiple of 256. Paged only, else 0 */
-  int64_t num_blocks;      /* blocks of the pool, numbered from 0. Paged only, else 0 */
+  int64_t block_positions; /* positions of a block: 16, 32, 64, 128 or a multiple of 256. Paged only, else 0. */
+  int64_t num_blocks;      /* blocks of the pool, numbered from 0; >= 1. Paged only, else 0. */
 } mha_kv_cache_config;
 
-/* The bytes of buffer that a cache needs. Writes *bytes on success only. */
+/* The bytes of buffer that a cache needs, a multiple of 64. Writes *bytes on success only. */
 MHA_API mha_status mha_kv_cache_size(const mha_kv_cache_config *config, size_t *bytes, mha_error *error);
 
 /*
- * Makes an empty cache in buffer, which must be aligned to 64 bytes and is borrowed until the cache is used no more: there is nothing to destroy.
- * The room for keys and values is not written. *cache is written on success only.
+ * Makes an empty cache in buffer, which must be aligned to 64 bytes and have at least mha_kv_cache_size bytes. The buffer remains the
+ * caller's and must stay as long as the cache is used; *cache points into it, and there is nothing to destroy. The room for keys and
+ * values is not written; a paged cache has no blocks yet (mha_kv_cache_set_blocks). *cache is written on success only.
  */
 MHA_API mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, size_t buffer_bytes, mha_kv_cache **cache,
                                      mha_error *error);
 
 /*
- * Makes *cache over a buffer (aligned to 64 bytes) that holds one already, such as a copy or a file in mmap. Checks the header and that all
- * lengths and block tables lie within bounds; does not read keys and values. A buffer that can't be written will do where nothing is
- * appended.
+ * Makes *cache over a buffer (aligned to 64 bytes) that holds one already, such as a copy or a file in mmap, and that is the caller's
+ * likewise. Checks the header and that all lengths and block tables lie within bounds; does not read keys and values. A buffer that can't
+ * be written will do where the cache is only read. What is no cache of this version, contract and byte order is MHA_ERROR_CACHE_FORMAT.
  */
 MHA_API mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **cache, mha_error *error);
 
-/* Fills config (whose struct_size must be set) with what a cache was made for. */
+/* Fills config (whose struct_size must be set) with what a cache was made for, all defaults resolved. */
 MHA_API mha_status mha_kv_cache_shape(const mha_kv_cache *cache, mha_kv_cache_config *config, mha_error *error);
 
-/* The positions of a sequence, those that a ring has overwritten among them. Writes *length on success only. */
+/* How many positions a sequence has, those that a ring has overwritten among them. Writes *length on success only. */
 MHA_API mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequence, int64_t *length, mha_error *error);
 
-/* Forgets all positions from `length` on, such as rejected tokens; 0 empties the sequence. A longer length than there is is an error. */
+/*
+ * Forgets all positions of a sequence from `length` on, such as rejected tokens; 0 empties it. More than the sequence has is an error.
+ * What a ring has overwritten does not come back: a later call whose window reaches there is an error.
+ */
 MHA_API mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t length, mha_error *error);
 
 /*
- * Paged only: the blocks of a sequence from now on, count of them, the first for the positions 0 .. block_positions - 1 and so on. Blocks that
- * hold positions already have to stay; those behind may come, go and change. A block may stand in the tables of several sequences that have
- * a prefix in common: it is read-only as long as it does, and to append into it is an error.
+ * Paged only: the blocks of a sequence from now on, the first for the positions 0 .. block_positions - 1 and so on; count of them, each at
+ * most once, 0 .. capacity / block_positions. blocks is copied. Blocks that hold positions of the sequence have to stay; those behind may
+ * come, go and change. A block may stand in the tables of several sequences that have a prefix in common: it is read-only as long as it
+ * does, and to append into it is an error. Which blocks are free is for the caller to know.
  */
 MHA_API mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const int32_t *blocks, int64_t count, mha_error *error);
 
 /*
- * Makes the first `length` positions of sequence `from` all that sequence `to` has. Paged: `to` needs its blocks before; those that both
- * tables name are not copied.
+ * Makes the first `length` positions of sequence `from` all that sequence `to`, another one, has, whatever that had before. Paged: `to`
+ * needs its blocks before; those that both tables name are not copied.
  */
 MHA_API mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t to, int64_t length, mha_error *error);
 
 /*
- * Appends `count` rows to a sequence without a call of the attention: k [count, num_kv_heads, head_dim], rotated already if they are to be,
- * and v [count, num_kv_heads, head_dim_v], both contiguous.
+ * Appends `count` rows to a sequence, without attention: k [count, num_kv_heads, head_dim], rotated already if they are to be, and
+ * v [count, num_kv_heads, head_dim_v], both contiguous; with a count of 0 they may be NULL. They are stored as a call stores them, bit for
+ * bit. Runs on the calling thread.
  */
 MHA_API mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t count, const float *k, const float *v,
                                        mha_error *error);
 
 /*
- * Reads the positions [first, first + count) of a sequence back, as they are used: k [count, num_kv_heads, head_dim], v [count, num_kv_heads,
- * head_dim_v], contiguous; either may be NULL. Appended to a cache of the same types, f32, f16 and bf16 come out the same.
+ * Reads the positions [first, first + count) of a sequence back, as the numbers that they are taken as: k [count, num_kv_heads, head_dim],
+ * v [count, num_kv_heads, head_dim_v], contiguous; either may be NULL. Positions that the sequence does not have, or a ring no longer
+ * holds, are an error. Of f32, f16 and bf16, what is read and appended to a cache of the same types is stored as the same numbers.
  */
 MHA_API mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_t first, int64_t count, float *k, float *v,
                                      mha_error *error);
@@ -403,21 +417,22 @@ MHA_API mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence
 #define MHA_ROPE_INTERLEAVED 1u /* element 2 i is paired with element 2 i + 1: Llama as Meta has it, GPT-J */
 
 /*
- * Rotates queries and keys before the scores, each pair (a, b) to (a cos - b sin, b cos + a sin) by the angle of its position (Su et al., RoFormer,
- * arXiv 2104.09864). Keys go into a cache rotated.
+ * Rotates queries and keys before the scores, each pair (a, b) to (a cos - b sin, b cos + a sin) by the angle of its position. Keys go into
+ * a cache rotated. The struct, its tables and its positions are only read, and any number of calls may share them.
  */
 typedef struct mha_rope {
   size_t struct_size;
   uint32_t style;             /* MHA_ROPE_* */
   uint32_t reserved;          /* 0 */
   int64_t dims;               /* how many elements of a head are rotated, the first ones; even; 0 = head_dim, which then must be even */
-  int64_t num_positions;      /* rows of the tables; each position that is looked up must be below it */
-  const float *cos;           /* [num_positions, dims / 2] */
-  const float *sin;           /* [num_positions, dims / 2] */
+  int64_t num_positions;      /* rows of the tables, >= 1; each position that is looked up must be below it */
+  const float *cos;           /* [num_positions, dims / 2]: row p is for position p, column i for pair i */
+  const float *sin;           /* likewise */
   int64_t table_stride;       /* from one row of either table to the next; 0 = dims / 2 */
-  const int64_t *q_positions; /* [batch, n_q] position of each query; NULL = q_start, q_start + 1, ... */
+  const int64_t *q_positions; /* [batch, n_q] position of each query; NULL = q_start, q_start + 1, ... Those of padding are not looked at.
+                                 The mask goes by q_start all the same. */
   const int64_t *k_positions; /* [batch, rows of key] position of each key that comes with the call; NULL = counted from the sequence's
-                                 first key, those in a cache included */
+                                 first key, those in a cache included. In self-attention the rows of key are those of query. */
 } mha_rope;
 
 /*
@@ -465,14 +480,15 @@ MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, fl
 
 /*
  * A look inside a call: each pointer that is not NULL receives what the call computed at that point, contiguous in the shape given.
- * Asking does not change the other outputs. scores, scaled_scores and masked_scores take time and memory that grow with n_q * n_kv.
+ * Asking does not change the other outputs. scores, scaled_scores and masked_scores take time and memory that grow with n_q * n_kv; with a
+ * cache, their n_kv is that of attention_weights. Rows and columns of padding are 0, -infinity in masked_scores.
  */
 typedef struct mha_taps {
   size_t struct_size;
-  float *q;             /* [batch, n_q, num_heads, head_dim]; mha_forward only, likewise k and v */
-  float *k;             /* [batch, n_kv, num_kv_heads, head_dim] */
-  float *v;             /* [batch, n_kv, num_kv_heads, head_dim_v] */
-  float *scores;        /* [batch, num_heads, n_q, n_kv]  q k^T */
+  float *q;             /* [batch, n_q, num_heads, head_dim]  as projected, before any rotation; mha_forward only, likewise k and v */
+  float *k;             /* [batch, n_kv, num_kv_heads, head_dim]  likewise, before storing; the rows of this call alone */
+  float *v;             /* [batch, n_kv, num_kv_heads, head_dim_v]  likewise */
+  float *scores;        /* [batch, num_heads, n_q, n_kv]  q k^T, both rotated, the keys as they are stored */
   float *scaled_scores; /* [batch, num_heads, n_q, n_kv]  times scale */
   float *masked_scores; /* [batch, num_heads, n_q, n_kv]  -infinity where masked */
   float *context;       /* [batch, n_q, num_heads, head_dim_v]  the weighted values, before W_O */
@@ -480,9 +496,9 @@ typedef struct mha_taps {
 
 /*
  * Which rows there are, and where they stand. Positions count from the sequence's first key: its first valid row, or in a cache the first
- * that was appended. A sequence has the same bits alone, in a batch, with padding on either side, and from a cache, as long as its keys have
- * the same positions; one whose beginning is cut off, or that is packed behind another with a mask between, has other positions and may differ in
- * the last bits.
+ * that was appended. A sequence has the same bits alone, in a batch, with padding on either side, and from a cache, as long as its keys
+ * have the same positions; one whose beginning is cut off, or that is packed behind another with a mask between, has other positions and
+ * may differ in the last bits.
  */
 #define MHA_WINDOW_LEFT 1u  /* window_left counts */
 #define MHA_WINDOW_RIGHT 2u /* window_right counts */
@@ -492,14 +508,14 @@ typedef struct mha_taps {
 /* The arguments of mha_forward. The struct and the scheduler are only read, and can be kept and reused. */
 typedef struct mha_forward_args {
   size_t struct_size;
-  int64_t batch;           /* number of sequences; 0 = nothing to do */
-  int64_t n_q;             /* rows of query and output per sequence; 0 = nothing to do */
-  int64_t n_kv;            /* rows of key and value per sequence. Must be set where key or value is given: there 0 means no keys, and y is
-                              b_o or 0. Else not looked at: it is n_q. */
-  const float *query;      /* [batch, n_q, query_dim]; the widths are the layer's, which mha_layer_shape tells */
-  const float *key;        /* [batch, n_kv, key_dim]; NULL = query (self-attention) */
-  const float *value;      /* [batch, n_kv, value_dim]; NULL = key */
-  float *output;           /* [batch, n_q, output_dim], or [batch, n_q, num_heads * head_dim_v] for a layer without W_O */
+  int64_t batch;      /* number of sequences; 0 = nothing to do */
+  int64_t n_q;        /* rows of query and output per sequence; 0 = nothing to do, then nothing is appended to a cache either */
+  int64_t n_kv;       /* rows of key and value per sequence. Must be set where key or value is given: there 0 means no keys, and y is
+                         b_o or 0 (with a cache: none to append). Else not looked at: it is n_q, with MHA_CACHE_READ 0. */
+  const float *query; /* [batch, n_q, query_dim]; the widths are the layer's, which mha_layer_shape tells */
+  const float *key;   /* [batch, n_kv, key_dim]; NULL = query (self-attention) */
+  const float *value; /* [batch, n_kv, value_dim]; NULL = key */
+  float *output;      /* [batch, n_q, output_dim], or [batch, n_q, num_heads * head_dim_v] for a layer without W_O */
   int64_t query_batch_stride; /* from one sequence to the next; 0 = n_q (or n_kv) * the row stride, here and below */
   int64_t query_row_stride;   /* from one row to the next; 0 = the row's width, here and below */
   int64_t key_batch_stride;
@@ -508,34 +524,38 @@ typedef struct mha_forward_args {
   int64_t value_row_stride;
   int64_t output_batch_stride;
   int64_t output_row_stride;
-  uint32_t is_causal;      /* 0 or 1; 1 = the query at position p attends to the keys at positions 0 .. p only */
-  uint32_t flags;          /* MHA_WINDOW_LEFT and so on, or 0 */
-  const int64_t *q_start;  /* [batch] position of each sequence's first query, counted from its first key; used by is_causal, windows and
-                              rope. NULL = its keys (those in the cache included) less its queries: the last query sees all keys
-                              (bottom-right); then there must not be more queries. Not looked at, and not checked, where no position
-                              counts. */
+  uint32_t is_causal;     /* 0 or 1; 1 = the query at position p attends to the keys at positions 0 .. p only */
+  uint32_t flags;         /* any of MHA_WINDOW_LEFT, MHA_WINDOW_RIGHT, MHA_PADDING_LEFT and MHA_CACHE_READ, combined by |; 0 = none */
+  const int64_t *q_start; /* [batch] position of each sequence's first valid query, counted from its first key; used by is_causal, windows
+                             and rope. NULL = its keys (those in the cache included) less its queries: the last query sees all keys
+                             (bottom-right); then there must not be more queries. Must be NULL with a ring. Not looked at, and not
+                             checked, where no position counts. */
   const mha_scheduler *scheduler; /* NULL = run on the calling thread */
-  float *attention_weights; /* optional output [batch, num_heads, n_q, n_kv], contiguous; a row sums to 1, or is 0 if all is masked */
-  float *lse;              /* optional output [batch, num_heads, n_q], contiguous: ln of the sum of exp(score); -infinity if all masked */
-  const mha_taps *taps;    /* optional outputs, see mha_taps */
+  float *attention_weights;  /* optional output [batch, num_heads, n_q, n_kv], contiguous; a row sums to 1, or is 0 if all is masked. With
+                                a cache, n_kv is the longest length of the call's sequences once the call has appended. */
+  float *lse;                /* optional output [batch, num_heads, n_q], contiguous: ln of the sum of exp(score); -infinity if all masked */
+  const mha_taps *taps;      /* optional outputs, see mha_taps */
   const int64_t *q_lengths;  /* [batch] valid rows of query and output, 0 .. n_q; NULL = n_q for all. The others are padding: not read;
                                 their outputs are 0, their lse -infinity. No work is done on them. */
-  const int64_t *kv_lengths; /* [batch] valid rows of key and value, 0 .. n_kv; NULL = n_kv for all. Only where key or value is given:
-                                else they are those of query. */
-  int64_t window_left;       /* with MHA_WINDOW_LEFT: the query at position p attends to keys at positions >= p - window_left only */
-  int64_t window_right;      /* with MHA_WINDOW_RIGHT: ... to keys at positions <= p + window_right only */
+  const int64_t *kv_lengths; /* [batch] valid rows of key and value, 0 .. n_kv; NULL = n_kv for all. Only where key is given: else they are
+                                those of query, and it must be NULL. */
+  int64_t window_left;       /* with MHA_WINDOW_LEFT: the query at position p attends to keys at positions >= p - window_left only; >= 0.
+                                Must be 0 without the flag, likewise below. */
+  int64_t window_right;      /* with MHA_WINDOW_RIGHT: ... to keys at positions <= p + window_right only. is_causal goes further. */
   const mha_rope *rope;      /* rotation of queries and keys; NULL = none */
-  mha_kv_cache *cache;       /* NULL = none. The call first appends the rows of key and value to its sequences, then attends to all that these
-                                hold, as it is stored. Its shape must be the layer's. With a ring, is_causal and a left window are needed,
-                                and the outputs per pair (attention_weights and the taps of scores) are not available; else their n_kv is the
-                                longest length of the call's sequences afterwards. */
-  const int64_t *cache_sequences; /* [batch] numbers of the cache's sequences, each at most once; NULL = 0 .. batch - 1 */
+  mha_kv_cache *cache;       /* NULL = none. The call first appends the rows of key and value to its sequences, then attends to all that
+                                these hold, as it is stored; without rows to append, the cache is not written. Its num_kv_heads, head_dim
+                                and head_dim_v must be the layer's. With a ring, is_causal and a left window are needed, the outputs per
+                                pair (attention_weights and the taps of scores) are not available, and a call of more than
+                                capacity - window_left rows needs as many queries as keys. */
+  const int64_t *cache_sequences; /* [batch] numbers of the cache's sequences, each at most once; NULL = 0 .. batch - 1. Needs a cache. */
 } mha_forward_args;
 
 /*
  * The bytes of workspace that mha_forward needs for these arguments. Dereferences no data pointer, so they may be NULL; those given
- * count (key, value, optional outputs). Never shrinks when batch, n_q, n_kv, num_threads or the outputs asked for grow: one query at
- * the maxima serves all smaller calls. Writes *bytes on success only.
+ * count (key, value, optional outputs, lengths). Of a cache it reads the header alone: what the cache holds does not count, its capacity
+ * does. rope needs its tables, which are not read. Never shrinks when batch, n_q, n_kv, num_threads or the outputs asked for grow: one
+ * query at the maxima serves all smaller calls. Writes *bytes on success only.
  */
 MHA_API mha_status mha_forward_workspace(const mha_layer *layer, const mha_forward_args *args, size_t *bytes, mha_error *error);
 
@@ -561,7 +581,7 @@ typedef struct mha_attention_args {
   size_t struct_size;
   int64_t batch;
   int64_t n_q;
-  int64_t n_kv;         /* literal: 0 = no keys */
+  int64_t n_kv; /* rows of k and v; literal: 0 = no keys, or with a cache none to append */
   int64_t num_heads;
   int64_t num_kv_heads; /* 0 = num_heads */
   int64_t head_dim;
@@ -571,8 +591,8 @@ typedef struct mha_attention_args {
   const void *v;        /* [batch, n_kv, num_kv_heads, head_dim_v] */
   void *output;         /* [batch, n_q, num_heads, head_dim_v] */
   uint32_t q_type;      /* MHA_TYPE_F32 */
-  uint32_t k_type;      /* MHA_TYPE_F32, MHA_TYPE_F16 or MHA_TYPE_BF16 */
-  uint32_t v_type;      /* likewise */
+  uint32_t k_type;      /* MHA_TYPE_F32; without a cache also MHA_TYPE_F16 or MHA_TYPE_BF16, which are taken as the floats that they are */
+  uint32_t v_type;      /* likewise, independent of k_type */
   uint32_t output_type; /* MHA_TYPE_F32 */
   int64_t q_batch_stride; /* 0 = n_q * the row stride; likewise for the others */
   int64_t q_row_stride;   /* 0 = num_heads * head_dim */
@@ -586,21 +606,22 @@ typedef struct mha_attention_args {
   int64_t output_batch_stride;
   int64_t output_row_stride;
   int64_t output_head_stride;
-  float scale;              /* 0 = 1 / sqrt(head_dim); must be finite */
-  uint32_t is_causal;       /* as in mha_forward_args, likewise below */
+  float scale;        /* 0 = 1 / sqrt(head_dim); must be finite */
+  uint32_t is_causal; /* as in mha_forward_args, likewise below */
   const int64_t *q_start;
   const mha_scheduler *scheduler;
   float *attention_weights;
   float *lse;
   const mha_taps *taps;     /* q, k and v must be NULL */
   uint32_t instruction_set; /* MHA_INSTRUCTION_SET_* */
-  uint32_t flags;           /* as in mha_forward_args but for MHA_CACHE_READ, likewise below */
-  const int64_t *q_lengths;
+  uint32_t flags;           /* as in mha_forward_args but for MHA_CACHE_READ, which n_kv = 0 stands for */
+  const int64_t *q_lengths; /* as in mha_forward_args, likewise below */
   const int64_t *kv_lengths;
   int64_t window_left;
   int64_t window_right;
   const mha_rope *rope;
-  mha_kv_cache *cache;      /* k and v [batch, n_kv, ...], of MHA_TYPE_F32, are appended before; with n_kv = 0 nothing is */
+  mha_kv_cache *cache; /* k (rotated, where there is rope) and v are appended first; with n_kv = 0 they are not looked at. Its
+                          num_kv_heads, head_dim and head_dim_v must be those above. */
   const int64_t *cache_sequences;
 } mha_attention_args;
 
@@ -617,26 +638,29 @@ MHA_API mha_status mha_attention(const mha_attention_args *args, void *workspace
 
 /* How a call would be run, and its cost: nothing slow happens silently. */
 typedef struct mha_call_info {
-  size_t struct_size;            /* set by the caller, as in an input struct */
-  uint32_t instruction_set;      /* MHA_INSTRUCTION_SET_* that the kernels use, never AUTO */
-  uint32_t back_end;             /* MHA_BACK_END_* of the projections */
-  uint32_t contract;             /* of the results: MHA_CONTRACT on the native back end, else 0 */
-  uint32_t num_threads;          /* the most tasks at once */
-  int64_t project_tile_rows;     /* input rows in a register tile of the projections; 0 = no own projection */
-  int64_t project_tile_columns;  /* output columns in that tile */
-  int64_t attend_tile_rows;      /* query rows in a register tile of the attention */
-  int64_t attend_block_rows;     /* query rows in a unit of work */
-  int64_t attend_chunk_keys;     /* keys in a chunk */
-  size_t workspace_bytes;        /* as the workspace query says */
-  size_t packed_bytes;           /* of the layer; 0 for mha_attention */
-  uint64_t operations;           /* multiplications and additions, counting only the pairs that attend */
-  uint64_t bytes;                /* inputs, weights and outputs, each counted once */
+  size_t struct_size;           /* set by the caller, as in an input struct */
+  uint32_t instruction_set;     /* MHA_INSTRUCTION_SET_* that the kernels use, never AUTO */
+  uint32_t back_end;            /* MHA_BACK_END_* of the projections */
+  uint32_t contract;            /* of the results: MHA_CONTRACT on the native back end, else 0 */
+  uint32_t num_threads;         /* the most tasks at once */
+  int64_t project_tile_rows;    /* input rows in a register tile of the projections; 0 = no own projection */
+  int64_t project_tile_columns; /* output columns in that tile */
+  int64_t attend_tile_rows;     /* query rows in a register tile of the attention */
+  int64_t attend_block_rows;    /* query rows in a unit of work */
+  int64_t attend_chunk_keys;    /* keys in a chunk */
+  size_t workspace_bytes;       /* as the workspace query says */
+  size_t packed_bytes;          /* of the packed layer, as it is stored, scales and biases included; 0 for mha_attention */
+  uint64_t operations;          /* multiplications and additions, counting only the pairs that attend */
+  uint64_t bytes;               /* inputs, weights, outputs, and what is attended to of a cache; each counted once, as stored */
 } mha_call_info;
 
-/* Describes mha_forward(layer, args, ...). Of the arrays, reads q_start, q_lengths, kv_lengths, cache_sequences and rope's positions. */
+/*
+ * Describes mha_forward(layer, args, ...), as it would be run now: with a cache, with what that holds. Of the arrays, reads q_start,
+ * q_lengths, kv_lengths, cache_sequences and rope's positions.
+ */
 MHA_API mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_call_info *info, mha_error *error);
 
-/* Describes mha_attention(args, ...). */
+/* Describes mha_attention(args, ...), likewise. */
 MHA_API mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *info, mha_error *error);
 
 #ifdef __cplusplus
