@@ -71,7 +71,7 @@ def is_weak(symbol):
 # for mha_layer_create, libm's fmaf. The rest is what compilers add by themselves: libgcc's counting of bits, atomic operations and detection of
 # the processor, which are linked statically; the table of offsets of position-independent code; and, where the flags ask for them, checked
 # memory functions and stack protectors.
-memory_functions = r"memcpy|memset|memmove|memcmp|fmaf"
+memory_functions = r"memcpy|memset|memmove|memcmp|bcmp|fmaf"
 of_libgcc = r"__popcountdi2|__aarch64_\w+|__cpu_model|__cpu_indicator_init"
 of_compilers = r"_GLOBAL_OFFSET_TABLE_|__(memcpy|memset|memmove|snprintf|vsnprintf)_chk|__stack_chk_(fail|guard)"
 allowed_in_kernels = re.compile(rf"({memory_functions}|{of_libgcc}|{of_compilers})$")
