@@ -113,8 +113,9 @@ class MhaBench(unittest.TestCase):
             figures = self.figures(f"storage/weights:{kind}/{shape}", "--max_rotated_mb=1")
             self.assertEqual("times_f32" in figures, kind != "f32")
             bytes_read[kind] = figures["GB/s"] * figures["cpu_time"]
-        self.assertAlmostEqual(bytes_read["f32"] / bytes_read["int8"], 4, 1)
-        self.assertAlmostEqual(bytes_read["f32"] / bytes_read["int4"], 32 / 5, 1)
+        # Times of a noisy machine are in both figures; without its scales, int4 would be 8 times smaller.
+        self.assertAlmostEqual(bytes_read["f32"] / bytes_read["int8"] / 4, 1, delta=0.05)
+        self.assertAlmostEqual(bytes_read["f32"] / bytes_read["int4"] / (32 / 5), 1, delta=0.05)
 
     def test_help(self):
         result = self.bench("--help")
