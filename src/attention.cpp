@@ -39,7 +39,7 @@ void share_keys(int64_t num_threads, Attention *attention) {
   const int64_t units = attention->batch * attention->num_kv_heads * query_blocks(*attention), wanted = num_threads * units_per_thread;
   const int64_t chunks = blocks_of(attention->n_kv, chunk_keys);
   const bool has_small_units = attention->block_queries <= least_block(*attention);  // whose states have a place
-  if (num_threads == 1 || units == 0 || units >= wanted || chunks < 2 * least_part_chunks || !has_small_units) return;
+  if (!parts.may_be || units == 0 || units >= wanted || chunks < 2 * least_part_chunks || !has_small_units) return;
   const int64_t parts_wanted = blocks_of(wanted, units);
   parts.chunks = least_part_chunks;
   while (blocks_of(chunks, 2 * parts.chunks) >= parts_wanted) parts.chunks *= 2;
@@ -117,9 +117,9 @@ AttentionMemory plan_attention(Attention *attention, int64_t num_threads, bool i
   scratch.state_stride = state.value();
   scratch.floats = end.value();
 
+  attention->parts.may_be = num_threads > 1 && chunks >= 2 * least_part_chunks && attention->k.ring_positions == 0;
   // Where keys are shared out, units are as small as they come.
-  const Count part_rows = Count(least < largest ? least : largest) * Count(group), threads(num_threads > 1 ? num_threads : 0);
-  const bool may_share = chunks >= 2 * least_part_chunks;
+  const Count part_rows = Count(least < largest ? least : largest) * Count(group), threads(attention->parts.may_be ? num_threads : 0);
   attention->parts.state_stride = state_floats(part_rows, *attention).value();
   const Count batch(attention->batch), extents = is_ragged ? batch : Count(0);
   AttentionMemory memory;
@@ -127,8 +127,7 @@ AttentionMemory plan_attention(Attention *attention, int64_t num_threads, bool i
   memory.query_extents = carving->take(extents, sizeof(Extent));
   memory.key_extents = carving->take(extents, sizeof(Extent));
   memory.unfinished = carving->take(threads * Count(units_per_thread), sizeof(int64_t));
-  memory.part_states =
-      carving->take_floats(may_share ? threads * Count(part_units_per_thread) * Count(attention->parts.state_stride) : Count(0));
+  memory.part_states = carving->take_floats(threads * Count(part_units_per_thread) * Count(attention->parts.state_stride));
   memory.scratch = carving->take_floats(Count(scratch.floats) * Count(num_threads));
   return memory;
 }

@@ -252,6 +252,31 @@ TEST_P(KvCache, GivesTheSameBitsOnAnyThreads) {
   }
 }
 
+// So few heads that threads would share out the keys of one.
+TEST_P(KvCache, OfManyPositionsAndFewHeadsGivesTheSameBitsOnAnyThreads) {
+  for (const CacheForm &form :
+       {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}, CacheForm{MHA_CACHE_RING, 48}, CacheForm{MHA_CACHE_RING, 1104}}) {
+    AttentionProblem history = History(1, 1500, 2, 1, 3);
+    if (form.kind == MHA_CACHE_RING) history.window_left = form.positions - 20;
+    AttentionProblem tokens = history;
+    tokens.n_q = 6;  // the last ones, of which alone the specification is wanted
+    tokens.q = SliceRows(history.q, 0, 1500, history.num_heads * history.head_dim, 1494, 6);
+    const Outputs expected = Specify(tokens);
+    for (const uint32_t num_threads : {2u, 3u, 5u}) {
+      const Scheduler scheduler(num_threads, num_threads == 3 ? support::RunBackwards : support::RunOnThreads);
+      Random random(num_threads);
+      Cache cache(CacheConfigOf(history, form, 1, 1500));
+      SpreadBlocks(&random, &cache);
+      cache.Append(0, {SliceRows(history.k, 0, 1500, 2 * 2, 0, 1494), SliceRows(history.v, 0, 1500, 2 * 1, 0, 1494)});
+      Replay replay = ReplayOf(history, &cache);
+      replay.SetLength(0, 1494);
+      while (!replay.Finished()) replay.Step(history, {{0, 3}}, Call(scheduler.get()));
+      EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 0, 1500, Width(history), 1494, 6), expected.y))
+          << num_threads << " threads, " << Describe(form);
+    }
+  }
+}
+
 TEST_P(KvCache, HoldsSequencesOfDifferentLengthsInOneCall) {
   AttentionProblem history = History(4, 280);
   history.k_type = history.v_type = Storage::kInt8;

@@ -139,6 +139,7 @@ constexpr int64_t score_stride = chunk_keys + 16;  // no power of two, so that a
 // The keys of a unit can be shared out between threads: in parts of 2^n chunks, each of which is a subtree of the contract's tree. The last
 // one to be done merges their states.
 struct KeyParts {
+  bool may_be;          // there is memory for it; not with a ring, which holds a window of a few chunks
   int64_t count;        // parts of a unit; 1: the keys are not shared out
   int64_t chunks;       // of a part, a power of two
   int64_t *unfinished;  // [units] parts still under way
