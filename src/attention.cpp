@@ -29,7 +29,7 @@ int64_t least_block(const Attention &attention) {
 }
 
 Count state_floats(Count rows, const Attention &attention) {
-  return round_up(rows * Count(attention.head_dim_v_padded) + rows + rows + Count(2 * merge_rows), 16);
+  return round_up((rows + Count(spare_rows)) * Count(attention.head_dim_v_padded) + rows + rows + Count(2 * merge_rows), 16);
 }
 
 // Fewer units than threads can share: their keys are cut too, in powers of two of chunks.

@@ -40,105 +40,140 @@ MHA_INLINE void prefetch_queries(const Unit &unit, int64_t begin, int64_t end) {
   }
 }
 
-// ---- What a tile of few rows asks the memory for
-
-// While a tile of a few rows is computed, the memory is waited for. So its loops ask for what they will read some time later: as many lines
-// a step as the loop itself reads. (Measured: 16 to 32 KiB ahead is best; less leaves the memory idle at each softmax, and asking for the
-// values while keys are read is no better.)
-constexpr int64_t stream_ahead_bytes = 32 << 10;
-
-template <int columns, class Element>
-using AsMuchAhead = Prefetch<greater(1, columns *static_cast<int>(sizeof(Element)) / 64), 2>;
-
-MHA_INLINE const float *stream_ahead(const void *here) {
-  return reinterpret_cast<const float *>(reinterpret_cast<uintptr_t>(here) + stream_ahead_bytes);
-}
-
 // ---- Scores
 
 // What becomes of the products: scores, and beside them the greatest and the least of each row, which cost little while they are in a
 // register. Vector i of a row belongs to the keys from first + i * V::size on.
 template <class V, int R>
 struct Score {
-  const Groups &keys;
   float *scores;  // [R][score_stride], of the whole chunk
   float scale;
   int64_t first;
   V greatest[R], least[R];
 
-  MHA_INLINE Score(const Groups &of, float *to, float factor) : keys(of), scores(to), scale(factor), first(0) {
+  MHA_INLINE Score(float *to, float factor) : scores(to), scale(factor), first(0) {
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       greatest[r] = all<V>(-infinity);
       least[r] = all<V>(infinity);
     }
   }
-  MHA_INLINE float *at(int r, int i) const { return scores + r * score_stride + first + i * static_cast<int>(V::size); }
   MHA_INLINE void operator()(V dot, int r, int i) {
     const V score = dot * all<V>(scale);
     greatest[r] = greater_of(score, greatest[r]);
     least[r] = less_of(score, least[r]);
-    store(at(r, i), score);
+    store(scores + r * score_stride + first + i * static_cast<int>(V::size), score);
   }
 };
 
-// The same where not all rows attend to all the keys: row r has those in [begins[r], ends[r]), and the others' scores are -infinity.
-template <class V, int R>
-struct MaskedScore {
-  Score<V, R> &all_scores;
-  const int64_t (&begins)[R], (&ends)[R];
-
-  MHA_INLINE void operator()(V dot, int r, int i) {
-    const int64_t key = all_scores.first + i * static_cast<int64_t>(V::size);
-    if (all_scores.keys.has_scales) dot = dot * load<V>(all_scores.keys.scales[key / key_block] + key % key_block);
-    const V score = dot * all<V>(all_scores.scale), none = all<V>(-infinity);
-    V known = first_lanes(score, ends[r] - key, none), finite = first_lanes(score, ends[r] - key, all<V>(infinity));
-    if (begins[r] > key) {
-      known = first_lanes(none, begins[r] - key, known);
-      finite = first_lanes(all<V>(infinity), begins[r] - key, finite);
-    }
-    all_scores.greatest[r] = greater_of(known, all_scores.greatest[r]);
-    all_scores.least[r] = less_of(finite, all_scores.least[r]);
-    store(all_scores.at(r, i), known);
-  }
+// Products that become scores later.
+template <class V>
+struct Product {
+  float *products;
+  MHA_INLINE void operator()(V dot, int r, int i) const { store(products + r * score_stride + i * static_cast<int>(V::size), dot); }
 };
 
-// Keys in blocks of 16, each of which lies where it wants.
-template <class Element, int B>
-struct KeyBlocks {
-  const Element *block[B];
-
-  MHA_INLINE void skip(int64_t terms) { MHA_UNROLL for (int i = 0; i < B; ++i) block[i] += terms * key_block; }
+// Which keys of the chunk take part in which rows of a tile: row r has those in [begins[r], ends[r]) but for those excluded. All rows have
+// those in `shared`; none has one outside of `some`.
+struct Attending {
+  int64_t begins[attend_tile_rows_max], ends[attend_tile_rows_max];
+  Range some, shared;
 };
 
-template <int R, int N, int C, class V, class Rows, class Element, class Ahead>
-MHA_INLINE void accumulate(Rows rows, const KeyBlocks<Element, N / C> &keys, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
-  for (int64_t k = begin; k < end; ++k) {
-    V column[N];
-    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] =
-        load<V>(keys.block[i / C] + (k - begin) * key_block + i % C * static_cast<int>(V::size));
-    ahead.step(k);
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
-      const V multiplier = all<V>(rows.at(r, k));
-      MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
+// Makes scores of the rows' products with the blocks [block, end): -infinity where a row has no key. m[r] is the greatest yet of row r,
+// and least[r] becomes -infinity if a score of one of its keys is.
+template <class V>
+MHA_APART void score_products(const Groups &groups, int64_t block, int64_t end, const Attending &keys, int64_t rows, float scale,
+                              float *products, float *m, float *least) {
+  const V none = all<V>(-infinity), no_limit = all<V>(infinity);
+  for (int64_t r = 0; r < rows; ++r) {
+    float *const row = products + r * score_stride;
+    const int64_t row_begin = keys.begins[r], row_end = keys.ends[r];
+    V greatest_yet = none, least_yet = no_limit;
+    for (int64_t key = block * key_block; key < end * key_block; key += V::size) {
+      V dot = load<V>(row + key);
+      if (groups.has_scales) dot = dot * load<V>(groups.scales[key / key_block] + key % key_block);
+      const V score = dot * all<V>(scale);
+      V known = score, finite = score;
+      if (key + static_cast<int64_t>(V::size) > row_end) {
+        known = first_lanes(score, row_end - key, none);
+        finite = first_lanes(score, row_end - key, no_limit);
+      }
+      if (key < row_begin) {
+        known = first_lanes(none, row_begin - key, known);
+        finite = first_lanes(no_limit, row_begin - key, finite);
+      }
+      greatest_yet = greater_of(known, greatest_yet);
+      least_yet = less_of(finite, least_yet);
+      store(row + key, known);
     }
+    m[r] = greater_of(Scalar{greatest(greatest_yet)}, Scalar{m[r]}).x;
+    if (has_negative_infinity(least_yet)) least[r] = -infinity;
   }
 }
 
-// take(dot(q[r], key j), r, i) for the keys of B blocks, from `block` on. `sums` has room for the products.
+// take(dot(q[r], key j), r, i) for the keys of B blocks, from `block` on, of which those behind `last` are that one once more. `sums` has
+// room for the products.
 template <class V, int R, int B, class Element, class Take, class Ahead = NoPrefetch>
-MHA_INLINE void multiply_keys(const Groups &keys, int64_t block, RowPointers<R> q, int64_t head_dim, float *sums, Take &&take,
+MHA_INLINE void multiply_keys(const Groups &keys, int64_t block, int64_t last, RowPointers<R> q, int64_t head_dim, float *sums, Take &&take,
                               Ahead ahead = {}) {
-  KeyBlocks<Element, B> blocks;
-  MHA_UNROLL for (int i = 0; i < B; ++i) blocks.block[i] = static_cast<const Element *>(keys.at[block + i]);
+  Blocks<Element, B, key_block> blocks;
+  MHA_UNROLL for (int i = 0; i < B; ++i) blocks.block[i] = static_cast<const Element *>(keys.at[smaller(last, block + i)]);
   multiply<R, B *(key_block / V::size), key_block / V::size, V>(q, head_dim, blocks, sums + block * key_block, score_stride, take, ahead);
 }
 
-// Of up to B blocks.
-template <class V, int R, int B, class Element, class Take>
-MHA_INLINE void multiply_keys_of(int64_t blocks, const Groups &keys, int64_t block, RowPointers<R> q, int64_t head_dim, float *sums,
-                                 Take &&take) {
-  if (blocks == B) return multiply_keys<V, R, B, Element>(keys, block, q, head_dim, sums, take);
-  if constexpr (B > 1) multiply_keys_of<V, R, B - 1, Element>(blocks, keys, block, q, head_dim, sums, take);
+// The products of the blocks from `block` on, B at once where there are so many; returns the block behind them.
+template <class V, int R, int B>
+MHA_INLINE int64_t multiply_some_keys(const Groups &keys, int64_t block, int64_t end, RowPointers<R> q, int64_t head_dim, float *products) {
+  if (end - block >= B) {
+    multiply_keys<V, R, B, float>(keys, block, end - 1, q, head_dim, products, Product<V>{products + block * key_block});
+    return block + B;
+  }
+  if constexpr (B > 1) return multiply_some_keys<V, R, (B > 4 ? 4 : B - 1)>(keys, block, end, q, head_dim, products);
+  return block;
+}
+
+// m[r] and least[r] of each row, which begin as -infinity and infinity.
+template <class V, int R, class Element>
+MHA_INLINE void score_keys(const Unit &unit, const Chunk &chunk, int64_t row, const Attending &keys, float *scores, float *m,
+                           float *least) {
+  constexpr int B = TileShape<V::size>::score_blocks(R);
+  const Groups &groups = chunk.keys;
+  RowPointers<R> q;
+  MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(unit.tile_row(row, r));
+  const int64_t head_dim = unit.call.head_dim, first = keys.some.begin / key_block, end = (keys.some.end + key_block - 1) / key_block;
+  // Blocks whose scores are made by the way: all rows have all their keys, and these no scales.
+  const int64_t shared = groups.has_scales ? end : (keys.shared.begin + key_block - 1) / key_block,
+                shared_end = keys.shared.end / key_block;
+  Score<V, R> score(scores, unit.call.scale);
+  for (int64_t block = first, next; block < end; block = next) {
+    if (block >= shared && block + B <= shared_end) {
+      next = block + B;
+      score.first = block * key_block;
+      multiply_keys<V, R, B, Element>(groups, block, next - 1, q, head_dim, scores, score);
+      continue;
+    }
+    next = multiply_some_keys<V, R, B>(groups, block, block < shared && shared < end ? shared : end, q, head_dim, scores);
+    score_products<V>(groups, block, next, keys, R, unit.call.scale, scores, m, least);
+  }
+  MHA_UNROLL for (int r = 0; r < R; ++r) {
+    m[r] = greater_of(Scalar{greatest(score.greatest[r])}, Scalar{m[r]}).x;
+    if (has_negative_infinity(score.least[r])) least[r] = -infinity;
+  }
+}
+
+// The same for a unit of few rows, which asks for what comes next as it goes.
+template <class V, int R, class Element>
+MHA_INLINE void score_streamed_keys(const Unit &unit, const Chunk &chunk, int64_t row, const Attending &keys, float *scores, float *m,
+                                    float *least) {
+  constexpr int B = TileShape<V::size>::score_blocks(R);
+  RowPointers<R> q;
+  MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(unit.tile_row(row, r));
+  const int64_t head_dim = unit.call.head_dim, first = keys.some.begin / key_block, end = (keys.some.end + key_block - 1) / key_block;
+  for (int64_t block = first; block < end; block += B) {
+    multiply_keys<V, R, B, Element>(chunk.keys, block, end - 1, q, head_dim, scores, Product<V>{scores + block * key_block},
+                                    chunk.key_stream.template of_keys<R, B, Element>(row, block));
+  }
+  score_products<V>(chunk.keys, first, end, keys, R, unit.call.scale, scores, m, least);
 }
 
 // p = exp(score - m) of blocks side by side, and their sums; a block's worth of vectors for each of `rows` rows and `blocks` blocks.
@@ -157,12 +192,12 @@ MHA_INLINE void exp_of_blocks(float *s, const V (&maximum)[rows], V (&partial_su
   }
 }
 
-// Turns scores[r][0, 16 * blocks) into p = exp(score - m), and gives l of each row. So many rows, or blocks, side by side as make use of
-// the processor: an exp is a long chain of operations.
-template <class V, int R>
-MHA_INLINE void softmax(float *scores, int64_t blocks, const float *m, float *l) {
-  constexpr int most_rows = TileShape<V::size>::softmax_rows, rows = R < most_rows ? R : most_rows;
-  constexpr int blocks_at_once = rows == 1 && V::size > 1 ? greater(1, most_rows * static_cast<int>(V::size) / key_block + 1) : 1;
+// Turns scores[r][0, 16 * blocks) of `rows` rows into p = exp(score - m), and gives l of each. So many rows, or blocks, side by side as
+// make use of the processor: an exp is a long chain of operations.
+template <class V, int rows>
+MHA_APART void softmax_rows(float *scores, int64_t blocks, const float *m, float *l) {
+  constexpr int at_once = TileShape<V::size>::softmax_rows;
+  constexpr int blocks_at_once = rows == 1 && V::size > 1 ? greater(1, at_once * static_cast<int>(V::size) / key_block + 1) : 1;
   V maximum[rows], partial_sums[rows][key_block / V::size];
   MHA_UNROLL for (int r = 0; r < rows; ++r) {
     // Without a score above -infinity any finite number will do: exp gives 0 for the keys left out, and NaN for a NaN.
@@ -177,24 +212,15 @@ MHA_INLINE void softmax(float *scores, int64_t blocks, const float *m, float *l)
     for (; s < end; s += key_block) exp_of_blocks<V, rows, 1>(s, maximum, partial_sums);
   }
   MHA_UNROLL for (int r = 0; r < rows; ++r) l[r] = sum16(partial_sums[r]);
-  if constexpr (R > rows) softmax<V, R - rows>(scores + rows * score_stride, blocks, m + rows, l + rows);
+}
+
+template <class V, int R>
+MHA_INLINE void softmax(float *scores, int64_t blocks, const float *m, float *l) {
+  constexpr int most = TileShape<V::size>::softmax_rows, rows = R % most == 0 ? most : R < most ? R : R % 2 == 0 ? smaller(2, most) : 1;
+  for (int r = 0; r < R; r += rows) softmax_rows<V, rows>(scores + r * score_stride, blocks, m + r, l + r);
 }
 
 // ---- Context of a tile
-
-// Which keys of the chunk take part in which rows of a tile: row r has those in [begins[r], ends[r]) but for those excluded. All rows have
-// those in `shared`; none has one outside of `some`.
-template <int R>
-struct Attending {
-  int64_t begins[R], ends[R];
-  Range some, shared;
-  uint32_t rows_with_excluded;  // a bit for each row, whose excluded[r][j] then says
-  uint8_t *excluded;            // [R][chunk_keys]
-
-  MHA_INLINE bool has(int r, int64_t j) const {
-    return j >= begins[r] && j < ends[r] && !((rows_with_excluded >> r & 1) && excluded[r * chunk_keys + j]);
-  }
-};
 
 // Values of the keys [begin, end), which lie one after the other.
 template <class Element>
@@ -209,7 +235,7 @@ MHA_INLINE void accumulate(Rows rows, const ValueRows<Element> &values, int64_t 
   for (int64_t j = begin; j < end; ++j, value += values.width) {
     V column[N];
     MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = load<V>(value + i * static_cast<int>(V::size));
-    ahead.step(j);
+    ahead.step(j - begin);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       const V multiplier = all<V>(rows.at(r, j));
       MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
@@ -217,29 +243,41 @@ MHA_INLINE void accumulate(Rows rows, const ValueRows<Element> &values, int64_t 
   }
 }
 
-// o[r] = sum of p[r][j] * values[j] over the keys that take part, for C vectors of columns: those that all rows have for the whole tile,
-// the others row by row, since no row is multiplied with a value that it does not attend to.
-template <class V, int R, int C, class Element, class Ahead>
-MHA_INLINE void context_columns(EvenRows<score_stride> p, const Attending<R> &keys, const Groups &values, int64_t width, int64_t column,
-                                float *o, Ahead ahead) {
+// o[r] = sum of p[r][j] * values[j] over the keys that all rows have and those behind them, for C vectors of columns; or adds it to what
+// is there. A streamed unit asks for what comes next while it does.
+template <class V, int R, int C, class Element, bool is_streamed>
+MHA_INLINE void context_columns(const Unit &unit, const Chunk &chunk, int64_t row, const float *p, const Attending &keys, int64_t column,
+                                float *o) {
+  const int64_t width = unit.call.head_dim_v_padded;
   V acc[R][C];
   clear(acc);
-  for (int64_t j = keys.some.begin; j < keys.some.end;) {
-    const Element *const row = static_cast<const Element *>(values.at[j / key_block]) + j % key_block * width + column;
-    if (j >= keys.shared.begin && j < keys.shared.end) {
-      const int64_t end = smaller(values.run_end[j / key_block], keys.shared.end);
-      accumulate<R, C, C>(p, ValueRows<Element>{row, width}, j, end, acc, ahead);
-      j = end;
-      continue;
-    }
-    V value[C];
-    MHA_UNROLL for (int i = 0; i < C; ++i) value[i] = load<V>(row + i * static_cast<int>(V::size));
+  if (keys.shared.begin != keys.some.begin) {
     MHA_UNROLL for (int r = 0; r < R; ++r) {
-      if (!keys.has(r, j)) continue;
-      const V multiplier = all<V>(p.at(r, j));
-      MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = mul_add(multiplier, value[i], acc[r][i]);
+      MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = load<V>(o + r * width + column + i * static_cast<int64_t>(V::size));
     }
-    ++j;
+  }
+  for (int64_t j = keys.shared.begin, end; j < keys.shared.end; j = end) {
+    const int64_t group = j / key_block;
+    const Element *const value = static_cast<const Element *>(chunk.values.at[group]) + j % key_block * width + column;
+    if constexpr (is_streamed) {
+      end = smaller((group + 1) * key_block, keys.shared.end);
+      accumulate<R, C, C>(EvenRows<score_stride>{p}, ValueRows<Element>{value, width}, j, end, acc,
+                          chunk.value_stream.template of_values<R, C *static_cast<int>(V::size), Element>(row, group, column));
+    } else {
+      end = smaller(chunk.values.run_end[group], keys.shared.end);
+      accumulate<R, C, C>(EvenRows<score_stride>{p}, ValueRows<Element>{value, width}, j, end, acc, NoPrefetch{});
+    }
+  }
+  // No row is multiplied with a value that it does not attend to.
+  for (int64_t j = keys.shared.end; j < keys.some.end; ++j) {
+    const Element *const value = static_cast<const Element *>(chunk.values.at[j / key_block]) + j % key_block * width + column;
+    V columns[C];
+    MHA_UNROLL for (int i = 0; i < C; ++i) columns[i] = load<V>(value + i * static_cast<int>(V::size));
+    MHA_UNROLL for (int r = 1; r < R; ++r) {
+      if (j >= keys.ends[r]) continue;
+      const V multiplier = all<V>(p[r * score_stride + j]);
+      MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = mul_add(multiplier, columns[i], acc[r][i]);
+    }
   }
   MHA_UNROLL for (int r = 0; r < R; ++r) {
     MHA_UNROLL for (int i = 0; i < C; ++i) store(o + r * width + column + i * static_cast<int64_t>(V::size), acc[r][i]);
@@ -247,155 +285,131 @@ MHA_INLINE void context_columns(EvenRows<score_stride> p, const Attending<R> &ke
 }
 
 // From `column` on to the end, C vectors at a time, then fewer.
-template <class V, int R, int C, class Element>
-MHA_INLINE void context(const Chunk &chunk, EvenRows<score_stride> p, const Attending<R> &keys, int64_t width, int64_t column, float *o) {
-  constexpr int64_t columns = C * static_cast<int64_t>(V::size);
-  constexpr bool is_full = C == TileShape<V::size>::context_vectors(R), may_be_streamed = is_full || C == 4 || !is_float<Element>;
-  for (; column + columns <= width; column += columns) {
-    if constexpr (may_be_streamed) {
-      const Element *const first = static_cast<const Element *>(chunk.values.at[keys.some.begin / key_block]) + column * chunk_keys;
-      const AsMuchAhead<columns, Element> ahead = {stream_ahead(first)};
-      if (chunk.is_streamed || !is_float<Element>) {
-        context_columns<V, R, C, Element>(p, keys, chunk.values, width, column, o, ahead);
-        continue;
-      }
-    }
-    if constexpr (is_float<Element>) context_columns<V, R, C, Element>(p, keys, chunk.values, width, column, o, NoPrefetch{});
+template <class V, int R, int C, class Element, bool is_streamed>
+MHA_INLINE void context(const Unit &unit, const Chunk &chunk, int64_t row, const float *p, const Attending &keys, int64_t column,
+                        float *o) {
+  for (; column + C * static_cast<int64_t>(V::size) <= unit.call.head_dim_v_padded; column += C * static_cast<int64_t>(V::size)) {
+    context_columns<V, R, C, Element, is_streamed>(unit, chunk, row, p, keys, column, o);
   }
-  constexpr int fewer = C > 4 ? C / 2 : is_float<Element> ? C - 1 : 1;
-  if constexpr (C > 1) context<V, R, fewer, Element>(chunk, p, keys, width, column, o);
+  constexpr int fewer = is_streamed && C <= 4 ? 1 : C / 2;
+  if constexpr (C > 1) context<V, R, fewer, Element, is_streamed>(unit, chunk, row, p, keys, column, o);
+}
+
+// The same for one row and any keys but those excluded.
+template <class V, int C, class Element>
+MHA_INLINE void row_context_columns(const Groups &values, int64_t width, const float *p, Range keys, const uint8_t *excluded,
+                                    int64_t column, float *o) {
+  for (; column + C * static_cast<int64_t>(V::size) <= width; column += C * static_cast<int64_t>(V::size)) {
+    V acc[C];
+    MHA_UNROLL for (int i = 0; i < C; ++i) acc[i] = all<V>(0.0f);
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+      if (excluded && excluded[j]) continue;
+      const Element *const value = static_cast<const Element *>(values.at[j / key_block]) + j % key_block * width + column;
+      MHA_UNROLL for (int i = 0; i < C; ++i) { acc[i] = mul_add(all<V>(p[j]), load<V>(value + i * static_cast<int64_t>(V::size)), acc[i]); }
+    }
+    MHA_UNROLL for (int i = 0; i < C; ++i) store(o + column + i * static_cast<int64_t>(V::size), acc[i]);
+  }
+  if constexpr (C > 1) row_context_columns<V, 1, Element>(values, width, p, keys, excluded, column, o);
+}
+
+template <class V>
+MHA_APART void row_context(const Groups &values, int64_t width, const float *p, Range keys, const uint8_t *excluded, float *o) {
+  visit_storage(values.storage, [&](auto stored) {
+    row_context_columns<V, 4, typename decltype(stored)::Element>(values, width, p, keys, excluded, 0, o);
+  });
+}
+
+// Values of int8 have their scales multiplied to p.
+template <class V>
+MHA_APART void scale_by_values(const Groups &values, int64_t block, int64_t end, float *p) {
+  for (int64_t key = block * key_block; key < end * key_block; key += V::size) {
+    store(p + key, load<V>(p + key) * load<V>(values.scales[key / key_block] + key % key_block));
+  }
 }
 
 // ---- One chunk for one tile
 
 template <int R>
-MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, int64_t row, Attending<R> *keys) {
+MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, int64_t row, Attending *keys) {
   Row at = unit.row(row);
-  MHA_UNROLL for (int r = 0; r < R; ++r, unit.advance(&at)) {
+  MHA_UNROLL for (int r = 0; r < R; ++r) {
     const Range range = unit.keys_of(at);
     keys->begins[r] = smaller(chunk_keys, greater(0, range.begin - chunk_begin));
     keys->ends[r] = smaller(chunk_keys, greater(0, range.end - chunk_begin));
+    if (at.index + 1 < unit.num_rows) unit.advance(&at);
   }
   // Later rows have later keys.
   keys->some = {keys->begins[0], keys->ends[R - 1]};
   keys->shared = {keys->begins[R - 1], keys->ends[0]};
   if (keys->shared.begin >= keys->shared.end) keys->shared = {keys->some.end, keys->some.end};
-  keys->rows_with_excluded = 0;
-  keys->excluded = reinterpret_cast<uint8_t *>(unit.scratch + unit.call.scratch.excluded);
 }
 
-// Whole groups of B blocks from `block` on, of which those that no row needs are one that a row does need, with the products masked.
-template <class V, int R, int B, class Element, class Ahead>
-MHA_INLINE void score_filled_up(int64_t block, RowPointers<R> q, int64_t head_dim, const Attending<R> &keys, Score<V, R> *score,
-                                Ahead ahead) {
-  const int64_t first = keys.some.begin / key_block, last = (keys.some.end - 1) / key_block;
-  KeyBlocks<Element, B> blocks;
-  MHA_UNROLL for (int i = 0; i < B; ++i) {
-    blocks.block[i] = static_cast<const Element *>(score->keys.at[smaller(last, greater(first, block + i))]);
-  }
-  multiply<R, B *(key_block / V::size), key_block / V::size, V>(q, head_dim, blocks, score->scores + block * key_block, score_stride,
-                                                                MaskedScore<V, R>{*score, keys.begins, keys.ends}, ahead);
+// The keys of a row whose scores are -infinity take no part.
+MHA_APART inline void find_excluded(Range keys, const float *scores, uint8_t *excluded) {
+  for (int64_t j = keys.begin; j < keys.end; ++j) excluded[j] = scores[j] == -infinity;
 }
 
-template <class V, int R, class Element>
-MHA_INLINE void score_keys(const Unit &unit, const Chunk &chunk, int64_t row, const Attending<R> &keys, Score<V, R> *score) {
-  constexpr int B = TileShape<V::size>::score_blocks(R);
-  RowPointers<R> q;
-  MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(row + r);
-  const int64_t head_dim = unit.call.head_dim, end = (keys.some.end + key_block - 1) / key_block;
-  const bool are_masked = score->keys.has_scales || !is_float<Element>;
-  for (int64_t block = keys.some.begin / key_block / B * B; block < end; block += B) {
-    score->first = block * key_block;
-    const AsMuchAhead<B * key_block, Element> ahead = {stream_ahead(score->keys.at[greater(block, keys.some.begin / key_block)])};
-    const bool are_shared = score->first >= keys.shared.begin && score->first + B * key_block <= keys.shared.end;
-    if constexpr (is_float<Element>) {
-      if (are_shared && !are_masked) {
-        if (chunk.is_streamed)
-          multiply_keys<V, R, B, Element>(score->keys, block, q, head_dim, score->scores, *score, ahead);
-        else
-          multiply_keys<V, R, B, Element>(score->keys, block, q, head_dim, score->scores, *score);
-        continue;
-      }
-    }
-    // With many rows, no more blocks than there are.
-    if constexpr (is_float<Element> && R > 2) {
-      const int64_t first = greater(block, keys.some.begin / key_block);
-      score->first = first * key_block;
-      multiply_keys_of<V, R, B, Element>(smaller(block + B, end) - first, score->keys, first, q, head_dim, score->scores,
-                                         MaskedScore<V, R>{*score, keys.begins, keys.ends});
-    } else if (is_float<Element> && end - block == 1) {  // a small call does not wait for the memory
-      score_filled_up<V, R, 1, Element>(block, q, head_dim, keys, score, NoPrefetch{});
-    } else {
-      score_filled_up<V, R, B, Element>(block, q, head_dim, keys, score, ahead);
-    }
-  }
-}
-
-// Values of int8 have their scales multiplied to p.
-template <class V, int R>
-MHA_INLINE void scale_by_values(const Groups &values, int64_t first_block, int64_t end_block, float *p) {
-  for (int64_t block = first_block; block < end_block; ++block) {
-    MHA_UNROLL for (int i = 0; i < key_block; i += V::size) {
-      const V scale = load<V>(values.scales[block] + i);
-      MHA_UNROLL for (int r = 0; r < R; ++r) {
-        float *const at = p + r * score_stride + block * key_block + i;
-        store(at, load<V>(at) * scale);
-      }
-    }
-  }
-}
-
-// Tiles of keys and values that are widened in registers have 1, 2 or 4 rows: more shapes would be more code than use.
-constexpr bool may_widen(int rows) { return rows == 1 || rows == 2 || rows == 4; }
-
-// visit_read, but for tiles that find floats alone.
-template <class V, int R, class Visit>
-MHA_INLINE void visit_tile(Storage storage, Visit visit) {
-  if constexpr (may_widen(R))
-    visit_read<V>(storage, visit);
-  else
-    visit(Stored<float>{});
-}
-
-template <class V, int R>
+template <class V, int R, bool is_streamed>
 inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
   const Attention &call = unit.call;
-  Attending<R> keys;
+  Attending keys;
   find_attending<R>(unit, chunk.begin, row, &keys);
 
   float *const scores = unit.scratch + call.scratch.scores;
-  Score<V, R> score(chunk.keys, scores, call.scale);
-  visit_read<V>(chunk.keys.storage,
-                [&](auto stored) { score_keys<V, R, typename decltype(stored)::Element>(unit, chunk, row, keys, &score); });
+  float m[R], l[R], least[R];
+  MHA_UNROLL for (int r = 0; r < R; ++r) {
+    m[r] = -infinity;
+    least[r] = infinity;
+  }
+  if constexpr (is_streamed) {
+    visit_storage(chunk.keys.storage, [&](auto stored) {
+      score_streamed_keys<V, R, typename decltype(stored)::Element>(unit, chunk, row, keys, scores, m, least);
+    });
+  } else {
+    score_keys<V, R, float>(unit, chunk, row, keys, scores, m, least);
+  }
+  uint8_t *const excluded = reinterpret_cast<uint8_t *>(unit.scratch + call.scratch.excluded);
+  bool excludes[R];
   for (int r = 0; r < R; ++r) {
-    if (!has_negative_infinity(score.least[r])) continue;
-    keys.rows_with_excluded |= 1u << r;
+    excludes[r] = least[r] == -infinity;
+    if (!excludes[r]) continue;
+    find_excluded({keys.begins[r], keys.ends[r]}, scores + r * score_stride, excluded + r * chunk_keys);
     keys.shared = {keys.some.end, keys.some.end};
-    for (int64_t j = keys.begins[r]; j < keys.ends[r]; ++j) {
-      keys.excluded[r * chunk_keys + j] = scores[r * score_stride + j] == -infinity;
-    }
   }
 
-  float m[R], l[R];
-  MHA_UNROLL for (int r = 0; r < R; ++r) m[r] = greatest(score.greatest[r]);
   const int64_t first_block = keys.some.begin / key_block, end_block = (keys.some.end + key_block - 1) / key_block;
   softmax<V, R>(scores + first_block * key_block, end_block - first_block, m, l);
   for (int r = 0; r < R; ++r) {
     *unit.m(slot, row + r) = m[r];
     *unit.l(slot, row + r) = l[r];
+    if (chunk.values.has_scales) scale_by_values<V>(chunk.values, first_block, end_block, scores + r * score_stride);
   }
-  if (chunk.values.has_scales) scale_by_values<V, R>(chunk.values, first_block, end_block, scores);
-  visit_tile<V, R>(chunk.values.storage, [&](auto stored) {
-    using Element = typename decltype(stored)::Element;
-    constexpr int C = TileShape<V::size>::context_vectors(R);
-    context<V, R, C, Element>(chunk, {scores}, keys, call.head_dim_v_padded, 0, unit.o(slot, row));
-  });
+
+  // First the keys before those that all rows have, row by row.
+  float *const o = unit.o(slot, row);
+  for (int r = 0; r < R && keys.shared.begin != keys.some.begin; ++r) {
+    row_context<V>(chunk.values, call.head_dim_v_padded, scores + r * score_stride,
+                   {keys.begins[r], smaller(keys.ends[r], keys.shared.begin)}, excludes[r] ? excluded + r * chunk_keys : nullptr,
+                   o + r * call.head_dim_v_padded);
+  }
+  if (keys.shared.begin == keys.shared.end) return;
+  constexpr int C = TileShape<V::size>::context_vectors(R);
+  if constexpr (is_streamed) {
+    visit_storage(chunk.values.storage,
+                  [&](auto stored) { context<V, R, C, typename decltype(stored)::Element, true>(unit, chunk, row, scores, keys, 0, o); });
+  } else {
+    context<V, R, C, float, false>(unit, chunk, row, scores, keys, 0, o);
+  }
 }
 
-template <class V, int R>
+// Tiles have 1, 2, 4 or 6 rows.
+template <class V, int R, bool is_streamed>
 MHA_INLINE void attend_tile_of(int64_t rows, const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
-  if (rows == R) return attend_tile<V, R>(unit, chunk, row, slot);
-  if constexpr (R > 1) attend_tile_of<V, R - 1>(rows, unit, chunk, row, slot);
+  constexpr int fewer = R > 2 ? R - 2 : 1;
+  if constexpr (R > 1) {
+    if (rows <= fewer) return attend_tile_of<V, fewer, is_streamed>(rows, unit, chunk, row, slot);
+  }
+  attend_tile<V, R, is_streamed>(unit, chunk, row, slot);
 }
 
 // ---- Merging states, and finishing rows
@@ -507,11 +521,11 @@ inline void inspect(const Unit &unit) {
   for (int64_t begin = 0; begin < unit.sequence.n_kv; begin += chunk_keys) {
     const int64_t count = smaller(chunk_keys, unit.sequence.n_kv - begin);
     Groups keys;
-    read_keys<V>(unit, begin, {0, count}, &keys, false);
+    read_keys<V>(unit, begin, {0, count}, false, &keys);
     for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
       const RowPointers<1> q = {{unit.q(row.index)}};
       for (int64_t j = 0; j < count; j += key_block) {
-        multiply_keys<V, 1, 1, float>(keys, j / key_block, q, call.head_dim, scores, [&](V dot, int, int i) {
+        multiply_keys<V, 1, 1, float>(keys, j / key_block, j / key_block, q, call.head_dim, scores, [&](V dot, int, int i) {
           const int64_t lane = i * static_cast<int>(V::size);
           if (keys.has_scales) dot = dot * load<V>(keys.scales[j / key_block] + lane);
           store(scores + j + lane, dot);
@@ -571,14 +585,28 @@ MHA_INLINE Range keys_of_rows(const Unit &unit, int64_t begin, int64_t end) {
   return {unit.keys_of(unit.row(begin)).begin, unit.keys_of(unit.row(end - 1)).end};
 }
 
+// The unit of the next kv head, or of the next sequence: it may have no rows.
+MHA_INLINE Unit unit_after(const Unit &unit) {
+  const Attention &call = unit.call;
+  if (unit.kv_head + 1 < call.num_kv_heads) {
+    return {call, unit.sequence, unit.sequence_index, unit.kv_head + 1, unit.query_begin, unit.group, unit.num_rows, unit.scratch};
+  }
+  const int64_t next = smaller(unit.sequence_index + 1, call.batch - 1), queries = call.sequences[next].n_q - unit.query_begin;
+  const int64_t rows = next == unit.sequence_index ? 0 : greater(0, smaller(queries, call.block_queries)) * unit.group;
+  return {call, call.sequences[next], next, 0, unit.query_begin, unit.group, rows, unit.scratch};
+}
+
+// The keys of its first chunk.
+MHA_INLINE Range first_keys(const Unit &unit) {
+  if (unit.num_rows == 0 || unit.call.parts.count > 1) return {0, 0};
+  const Range keys = keys_of_rows(unit, 0, unit.num_rows);
+  return intersection(keys, {keys.begin, keys.begin / chunk_keys * chunk_keys + chunk_keys});
+}
+
 // Where the tile ends that begins at `row`.
 template <class V>
 MHA_INLINE int64_t tile_end(const Unit &unit, int64_t row) {
-  const int64_t left = unit.num_rows - row;
-  if (widens_in_registers<V>(unit, unit.call.k) || widens_in_registers<V>(unit, unit.call.v)) {
-    return row + (left >= 4 ? 4 : left >= 2 ? 2 : 1);
-  }
-  return row + smaller(left, TileShape<V::size>::attend_rows);
+  return smaller(unit.num_rows, row + (is_streamed<V>(unit) ? streamed_tile_rows : TileShape<V::size>::attend_rows));
 }
 
 // The states of all rows over the keys of `chunks`, in slot 0.
@@ -588,15 +616,19 @@ inline void attend_chunks(const Unit &unit, Range chunks) {
   static_assert(tile_rows <= attend_tile_rows_max, "scratch has room for a tile");
   const Range all_keys = keys_of_rows(unit, 0, unit.num_rows);
   const int64_t first = chunks.begin;
+  const bool streams = is_streamed<V>(unit);
+  const Unit next_unit = streams ? unit_after(unit) : unit;
+  const Range keys_of_next = streams ? first_keys(next_unit) : Range{0, 0};
   for (int64_t c = chunks.begin; c < chunks.end; ++c) {
     const int64_t begin = c * chunk_keys, next = begin + chunk_keys;
     const Range here = intersection(all_keys, {begin, next}), needed = {here.begin - begin, here.end - begin};
     Chunk chunk;
     chunk.begin = begin;
-    read_keys<V>(unit, begin, needed, &chunk.keys);
-    read_values<V>(unit, begin, needed, &chunk.values);
-    const NextChunk ahead(unit, c + 1 < chunks.end ? intersection(all_keys, {next, next + chunk_keys}) : Range{next, next});
-    const bool is_streamed = unit.num_rows <= streamed_rows && unit.call.k.is_packed && unit.call.v.is_packed;
+    read_keys<V>(unit, begin, needed, streams, &chunk.keys);
+    read_values<V>(unit, begin, needed, streams, &chunk.values);
+    const bool is_last = c + 1 == chunks.end;
+    const NextChunk ahead(is_last ? next_unit : unit, is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys}));
+    if (streams) ahead.stream(unit, {needed.begin / key_block, (needed.end + key_block - 1) / key_block}, &chunk);
     const int64_t slot = slots_before(c, first);
     int64_t first_row = unit.num_rows;
     for (int64_t row = 0, end; row < unit.num_rows; row = end) {
@@ -612,9 +644,12 @@ inline void attend_chunks(const Unit &unit, Range chunks) {
         clear_states(unit, slot, row, end);
         continue;
       }
-      chunk.is_streamed = is_streamed && row == first_row;
-      if (!is_streamed) ahead.prefetch(unit, row, end);
-      attend_tile_of<V, tile_rows>(end - row, unit, chunk, row, slot);
+      if (streams) {
+        if constexpr (V::size > 1) attend_tile_of<V, streamed_tile_rows, true>(end - row, unit, chunk, row, slot);
+      } else {
+        ahead.prefetch(row, end, unit.num_rows);
+        attend_tile_of<V, tile_rows, false>(end - row, unit, chunk, row, slot);
+      }
     }
     merge_subtrees<V>(unit, c, first, first_row, unit.num_rows);
   }

@@ -126,13 +126,14 @@ struct AttendScratch {
   int64_t rotated;   // [4][head_dim], for plain key rows to be rotated
   int64_t scores;    // [attend_tile_rows_max][score_stride]
   int64_t excluded;  // [attend_tile_rows_max][256] bytes
-  int64_t states;  // [slots] of state_stride: o [rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be read behind m
-                   // and l
+  int64_t states;  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be
+                   // read and written behind m and l
   int64_t state_stride;
   int64_t floats;  // all of it
 };
 
 constexpr int64_t attend_tile_rows_max = 8;
+constexpr int64_t spare_rows = 1;                  // that a tile may have more than there are
 constexpr int64_t merge_rows = 16;                 // rows whose states are merged side by side
 constexpr int64_t score_stride = chunk_keys + 16;  // no power of two, so that a tile's rows do not fall into the same cache sets
 

@@ -22,14 +22,17 @@ struct Groups {
   bool has_scales;
 };
 
-struct Chunk {
-  int64_t begin;  // position of its first key
-  Groups keys, values;
-  bool is_streamed;  // the tile that is computed asks for what comes next as it goes
-};
+// Units of up to so many rows, in tiles of up to so many, wait for the memory: they are streamed, which means that their loops ask for what
+// they will need later, and that numbers of fewer bits are widened in registers, for each tile anew. Larger units ask for the next chunk
+// before each tile, and widen once, into the scratch memory. One number at a time, or with a handful of keys, there is nothing to gain.
+constexpr int64_t streamed_rows = 16, streamed_tile_rows = 4, least_streamed_keys = chunk_keys / 2;
 
-// Units of up to so many rows are streamed: they wait for the memory. Larger ones ask for the next chunk a share with each tile.
-constexpr int64_t streamed_rows = 16;
+template <class V>
+MHA_INLINE bool is_streamed(const Unit &unit) {
+  if (V::size == 1 || unit.num_rows > streamed_rows || !unit.call.k.is_packed || !unit.call.v.is_packed) return false;
+  const bool are_floats = unit.call.k.storage == Storage::f32 && unit.call.v.storage == Storage::f32;
+  return unit.sequence.n_kv >= least_streamed_keys || !are_floats;
+}
 
 // Calls visit(Stored<the type of an element>{}).
 template <class Type>
@@ -51,30 +54,6 @@ MHA_INLINE void visit_storage(Storage storage, Visit visit) {
     case Storage::int4:
       return;  // weights alone
   }
-}
-
-template <class Element>
-constexpr bool is_float = false;
-template <>
-constexpr bool is_float<float> = true;
-
-// Units of up to so many rows widen what they read in registers, for each tile anew; larger ones once, into the scratch memory. One number
-// at a time, that is no gain.
-template <class V>
-constexpr int64_t widen_in_registers_rows = V::size > 1 ? 16 : 0;
-
-template <class V>
-MHA_INLINE bool widens_in_registers(const Unit &unit, const KeyValues &source) {
-  return source.is_packed && source.storage != Storage::f32 && unit.num_rows <= widen_in_registers_rows<V>;
-}
-
-// visit_storage for what chunks read.
-template <class V, class Visit>
-MHA_INLINE void visit_read(Storage storage, Visit visit) {
-  if constexpr (widen_in_registers_rows<V> == 0)
-    visit(Stored<float>{});
-  else
-    visit_storage(storage, visit);
 }
 
 // ---- Packed storage
@@ -213,11 +192,60 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
   });
 }
 
+// ---- What a streamed unit asks the memory for
+
+// Lines that a loop asks for: at step n those at n * step_bytes.
+template <int lines>
+struct Ahead {
+  const char *line[lines];
+  int64_t step_bytes;
+  MHA_INLINE void step(int64_t n) const { MHA_UNROLL for (int i = 0; i < lines; ++i) __builtin_prefetch(line[i] + n * step_bytes, 0, 2); }
+};
+
+// The keys, or the values, that come `distance` groups after those that a loop reads. Each tile asks for a share of them, as large as its
+// share of the unit's rows, line by line as it goes: so the memory is busy all the time.
+struct Stream {
+  const char *at[2 * chunk_groups];  // the groups of the chunk that is computed, then those of the next; any address where there is none
+  int64_t distance;
+  int64_t num_rows;   // of the unit
+  int64_t row_bytes;  // a row's share of a group
+
+  // For a tile's loop over head_dim with the keys of B blocks.
+  template <int R, int B, class Element>
+  MHA_INLINE auto of_keys(int64_t row, int64_t block) const {
+    constexpr int key_bytes = key_block * static_cast<int>(sizeof(Element)), bytes = B * key_bytes < 64 ? B * key_bytes : 64;
+    Ahead<B * key_bytes / bytes> ahead;
+    const uint32_t rows = static_cast<uint32_t>(num_rows), share = rows < R ? rows : R;
+    ahead.step_bytes = (bytes * share + rows - 1) / rows;
+    uint32_t part = static_cast<uint32_t>(row * chunk_groups) + static_cast<uint32_t>(block) * share;  // of which a group has `rows`
+    int64_t group = part / rows;
+    part -= static_cast<uint32_t>(group) * rows;
+    MHA_UNROLL for (int i = 0; i < B * key_bytes / bytes; ++i) {
+      ahead.line[i] = at[smaller(2 * chunk_groups - 1, distance + group)] + part * row_bytes;
+      for (part += bytes / key_bytes * share; part >= rows; part -= rows) ++group;
+    }
+    return ahead;
+  }
+
+  // For a tile's loop over a group's values, of which it reads so many columns.
+  template <int R, int columns, class Element>
+  MHA_INLINE auto of_values(int64_t row, int64_t group, int64_t column) const {
+    constexpr int value_bytes = columns * static_cast<int>(sizeof(Element)), bytes = value_bytes < 64 ? value_bytes : 64;
+    Ahead<value_bytes / bytes> ahead;
+    const uint32_t rows = static_cast<uint32_t>(num_rows), share = rows < R ? rows : R;
+    ahead.step_bytes = (bytes * share + rows - 1) / rows;
+    const int64_t line = column * static_cast<int64_t>(sizeof(Element)) / bytes;
+    const char *const first = at[distance + group] + row * row_bytes;
+    MHA_UNROLL for (int i = 0; i < value_bytes / bytes; ++i) ahead.line[i] = first + (line + i) * key_block * ahead.step_bytes;
+    return ahead;
+  }
+};
+
 // ---- A chunk
 
 // Keys [keys.begin, keys.end) of the chunk are needed. Rows of plain keys are packed from a border of 4 on, which fills whole lanes.
 template <class V>
-MHA_APART void read_keys(const Unit &unit, int64_t chunk_begin, Range keys, Groups *groups, bool may_widen_in_registers = true) {
+MHA_APART void read_keys(const Unit &unit, int64_t chunk_begin, Range keys, bool is_streamed, Groups *groups) {
   const Attention &call = unit.call;
   const int64_t first = keys.begin / key_block, end = (keys.end + key_block - 1) / key_block;
   float *const memory = unit.scratch + call.scratch.keys;
@@ -227,13 +255,13 @@ MHA_APART void read_keys(const Unit &unit, int64_t chunk_begin, Range keys, Grou
     return locate_scratch(memory, call.head_dim, first, end, groups);
   }
   locate(call.k, unit, chunk_begin, first, end, groups);
-  if (call.k.storage != Storage::f32 && !(may_widen_in_registers && widens_in_registers<V>(unit, call.k))) {
+  if (call.k.storage != Storage::f32 && !is_streamed) {
     widen_groups<V>(call.head_dim, first, end, memory, groups);
   }
 }
 
 template <class V>
-MHA_APART void read_values(const Unit &unit, int64_t chunk_begin, Range keys, Groups *groups) {
+MHA_APART void read_values(const Unit &unit, int64_t chunk_begin, Range keys, bool is_streamed, Groups *groups) {
   const Attention &call = unit.call;
   const int64_t first = keys.begin / key_block, end = (keys.end + key_block - 1) / key_block;
   float *const memory = unit.scratch + call.scratch.values;
@@ -243,36 +271,49 @@ MHA_APART void read_values(const Unit &unit, int64_t chunk_begin, Range keys, Gr
     return locate_scratch(memory, call.head_dim_v_padded, first, end, groups);
   }
   locate(call.v, unit, chunk_begin, first, end, groups);
-  if (call.v.storage != Storage::f32 && !widens_in_registers<V>(unit, call.v)) {
+  if (call.v.storage != Storage::f32 && !is_streamed) {
     widen_groups<V>(call.head_dim_v_padded, first, end, memory, groups);
   }
 }
 
-// The chunk that comes next is on its way from the memory while this one is computed, a share with each tile.
+struct Chunk {
+  int64_t begin;  // position of its first key
+  Groups keys, values;
+  Stream key_stream, value_stream;  // of a streamed unit
+};
+
+// The chunk that comes next, which is to be on its way from the memory while another is computed.
 struct NextChunk {
-  Range keys;  // positions
+  const Unit &unit;
+  Range keys;         // positions
+  Range group_range;  // groups of the chunk
   Groups key_groups, value_groups;
 
-  MHA_INLINE NextChunk(const Unit &unit, Range of) : keys(of) {
+  MHA_INLINE NextChunk(const Unit &of, Range range) : unit(of), keys(range), group_range{0, 0} {
     if (keys.begin >= keys.end) return;
     const int64_t begin = keys.begin / chunk_keys * chunk_keys;
-    const int64_t first = (keys.begin - begin) / key_block, end = (keys.end - begin + key_block - 1) / key_block;
-    if (unit.call.k.is_packed) locate(unit.call.k, unit, begin, first, end, &key_groups);
-    if (unit.call.v.is_packed) locate(unit.call.v, unit, begin, first, end, &value_groups);
+    group_range = {(keys.begin - begin) / key_block, (keys.end - begin + key_block - 1) / key_block};
+    if (unit.call.k.is_packed) locate(unit.call.k, unit, begin, group_range.begin, group_range.end, &key_groups);
+    if (unit.call.v.is_packed) locate(unit.call.v, unit, begin, group_range.begin, group_range.end, &value_groups);
   }
 
-  // The share of rows [row, end). (Inlined by force: g++ 12 takes a function that only prefetches for one without effect, and leaves out
-  // its calls.)
-  MHA_INLINE void prefetch(const Unit &unit, int64_t row, int64_t end) const {
-    const int64_t count = keys.end - keys.begin;
-    const int64_t from = keys.begin + count * row / unit.num_rows, to = keys.begin + count * end / unit.num_rows;
-    prefetch_rows(unit, unit.call.k, key_groups, unit.call.head_dim, from, to);
-    prefetch_rows(unit, unit.call.v, value_groups, unit.call.head_dim_v_padded, from, to);
+  // Asks for the share of rows [row, end) of `rows`. (Inlined by force: g++ 12 takes a function that only prefetches for one without
+  // effect, and leaves out its calls.)
+  MHA_INLINE void prefetch(int64_t row, int64_t end, int64_t rows) const {
+    const int64_t count = keys.end - keys.begin, from = keys.begin + count * row / rows, to = keys.begin + count * end / rows;
+    prefetch_rows(unit.call.k, key_groups, unit.call.head_dim, from, to);
+    prefetch_rows(unit.call.v, value_groups, unit.call.head_dim_v_padded, from, to);
+  }
+
+  // What the tiles of `reader` ask for while they compute with `chunk`, whose groups `here` they read: one tile for what it will read
+  // soon, several for the next chunk, for the first of them would find nothing left to ask for.
+  MHA_INLINE void stream(const Unit &reader, Range here, Chunk *chunk) const {
+    fill(reader, chunk->keys, here, key_groups, reader.call.head_dim, &chunk->key_stream);
+    fill(reader, chunk->values, here, value_groups, reader.call.head_dim_v_padded, &chunk->value_stream);
   }
 
  private:
-  MHA_INLINE void prefetch_rows(const Unit &unit, const KeyValues &source, const Groups &groups, int64_t width, int64_t from,
-                                int64_t to) const {
+  MHA_INLINE void prefetch_rows(const KeyValues &source, const Groups &groups, int64_t width, int64_t from, int64_t to) const {
     const int64_t element = bytes_of(source.storage);
     const char *const plain =
         static_cast<const char *>(source.base) +
@@ -285,6 +326,19 @@ struct NextChunk {
                                   : plain + j * source.row_stride * element;
       for (int64_t k = 0; k < width * element; k += 64) __builtin_prefetch(row + k, 0, 2);
     }
+  }
+
+  MHA_INLINE void fill(const Unit &reader, const Groups &current, Range here, const Groups &next, int64_t width, Stream *stream) const {
+    const int64_t group_bytes = key_block * width * bytes_of(current.storage);
+    for (int64_t g = 0; g < chunk_groups; ++g) {
+      const bool is_here = g >= here.begin && g < here.end, is_next = g >= group_range.begin && g < group_range.end;
+      stream->at[g] = static_cast<const char *>(current.at[is_here ? g : here.begin]);
+      stream->at[chunk_groups + g] = static_cast<const char *>(is_next ? next.at[g] : current.at[here.begin]);
+    }
+    stream->num_rows = reader.num_rows;
+    stream->row_bytes = group_bytes / reader.num_rows;
+    // Measured: 16 to 32 KiB ahead is best; less leaves the memory idle at each softmax.
+    stream->distance = reader.num_rows > streamed_tile_rows ? chunk_groups : smaller(chunk_groups, greater(1, (32 << 10) / group_bytes));
   }
 };
 

@@ -31,7 +31,11 @@
 
 #define MHA_INLINE inline __attribute__((always_inline))
 #define MHA_APART __attribute__((noinline))  // once, however many callers there are
+#if defined(MHA_KERNELS_SCALAR)  // no more than a tile's rows and columns: the rest would only be long
+#define MHA_UNROLL _Pragma("GCC unroll 4")
+#else
 #define MHA_UNROLL _Pragma("GCC unroll 64")
+#endif
 
 namespace mha {
 namespace {

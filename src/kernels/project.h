@@ -136,23 +136,27 @@ inline void project_tile(const PanelTask &task, int64_t begin, int64_t tile, int
   int64_t vector = 0;
   for (; vector + C <= task.vectors; vector += C) {
     const int64_t loops = tiles * passes, loop = tile * passes + vector / C;
-    if (loops > 2 || task.is_widened)
+    if (V::size == 1)
+      multiply_panel<V, R, C>(task, begin, vector, sums, to, NoPrefetch{});
+    else if (loops > 2 || task.is_widened)
       multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<1, 2>{next + loop % 3 * dot_block * line});
     else if (loops == 1 || !task.is_far)
       multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<3, 1>{here + near});
-    else if (loop == 0)
-      multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<2, 1>{next});
     else
-      multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<1, 1>{next + 2 * dot_block * line});
+      multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<2, 1>{next + loop * dot_block * line});
   }
   if constexpr (C > 1) multiply_panel_tail<V, R, C - 1>(task, begin, vector, sums, to);
 }
 
+// Tiles have 1, 2, 3, 4, 6 or 8 rows: where there are fewer, the last one is computed twice.
 template <class V, int R>
 MHA_INLINE void project_tile_of(int64_t num_rows, const PanelTask &task, int64_t begin, int64_t tile, int64_t tiles, float *sums,
                                 const Destination<V> &to) {
-  if (num_rows == R) return project_tile<V, R>(task, begin, tile, tiles, sums, to);
-  if constexpr (R > 1) project_tile_of<V, R - 1>(num_rows, task, begin, tile, tiles, sums, to);
+  constexpr int fewer = R > 4 ? R - 2 : R - 1;
+  if constexpr (R > 1) {
+    if (num_rows <= fewer) return project_tile_of<V, fewer>(num_rows, task, begin, tile, tiles, sums, to);
+  }
+  project_tile<V, R>(task, begin, tile, tiles, sums, to);
 }
 
 // Finished values in rows of `stride` floats to where they are wanted.
@@ -164,12 +168,21 @@ MHA_INLINE void land_everywhere(const Projection &p, int64_t row, int64_t num_ro
   if (p.tap.kind != Landing::Kind::none) land<V>(p.tap, p.x, row, num_rows, results, stride, first_column, num_columns);
 }
 
-// Up to `lines` times 16 columns of neighbouring panels: no more than there are, for the rest would have to come from the memory too.
-template <class V, int R, int lines, class Take>
-MHA_INLINE void multiply_lines(int64_t wanted, const RowPointers<R> &rows, int64_t depth, const Columns &columns, float *sums,
-                               int64_t stride, Take take) {
-  if (wanted == lines) return multiply<R, lines * 16 / V::size, panel_columns / V::size, V>(rows, depth, columns, sums, stride, take);
-  if constexpr (lines > 1) multiply_lines<V, R, lines - 1>(wanted, rows, depth, columns, sums, stride, take);
+// Neighbouring panels in pieces of so many times 16 columns, then of fewer, from piece `first` on: no more than there are, for the rest
+// would have to come from the memory too. take(dot, r, column).
+template <class V, int R, int pieces, class Take>
+MHA_INLINE void multiply_pieces(int64_t first, int64_t end, const RowPointers<R> &rows, int64_t depth, const float *panels, float *sums,
+                                int64_t stride, Take take) {
+  constexpr int of_panel = panel_columns / 16, vectors = 16 / V::size, fewer = pieces > 4 ? 4 : pieces / 2;
+  for (; end - first >= pieces; first += pieces) {
+    Blocks<float, pieces, panel_columns> columns;
+    MHA_UNROLL for (int i = 0; i < pieces; ++i) {
+      columns.block[i] = panels + (first + i) / of_panel * depth * panel_columns + (first + i) % of_panel * 16;
+    }
+    multiply<R, pieces * vectors, vectors, V>(rows, depth, columns, sums + first * 16, stride,
+                                              [&](V dot, int r, int i) { take(dot, r, first * 16 + i * static_cast<int>(V::size)); });
+  }
+  if constexpr (pieces > 1) multiply_pieces<V, R, fewer>(first, end, rows, depth, panels, sums, stride, take);
 }
 
 // One or two rows: as many panels side by side as fill the registers.
@@ -185,12 +198,9 @@ inline void project_narrow(const Projection &p, int64_t row, const float *const 
     const int64_t panels = smaller(group, panel_end - panel), first_column = panel * panel_columns;
     const int64_t columns = smaller(panels * panel_columns, p.columns - first_column);
     const float *const bias = p.bias + first_column;
-    multiply_lines<V, R, group * panel_columns / 16>((columns + 15) / 16, pointers, p.depth,
-                                                     Columns{w + first_column * p.depth, panel_columns, p.depth * panel_columns}, results,
-                                                     stride, [&](V dot, int r, int i) {
-                                                       const int64_t column = i * static_cast<int>(V::size);
-                                                       store(results + r * stride + column, canonical(dot + load<V>(bias + column)));
-                                                     });
+    multiply_pieces<V, R, group * panel_columns / 16>(
+        0, (columns + 15) / 16, pointers, p.depth, w + first_column * p.depth, results, stride,
+        [&](V dot, int r, int64_t column) { store(results + r * stride + column, canonical(dot + load<V>(bias + column))); });
     land_everywhere<V>(p, row, R, results, stride, panel, panels);
   }
 }
@@ -443,8 +453,8 @@ inline void project_stored(const Projection &p, int64_t row, int64_t num_rows, c
 // Up to project_block_rows input rows, and where their results go if that is rows too.
 struct RowBlock {
   int64_t first, count;
-  const float *in[project_block_rows];
-  float *out[project_block_rows];
+  const float *in[project_block_rows + 1];  // a tile may have one more row than there are: the last one once more
+  float *out[project_block_rows + 1];
 
   MHA_INLINE RowBlock(const Projection &p, int64_t begin, int64_t end) : first(begin), count(smaller(project_block_rows, end - begin)) {
     Cursor at = cursor_at(p.x, begin);
@@ -454,6 +464,8 @@ struct RowBlock {
       out[r] = p.landing.base + at.sequence * p.landing.batch_stride + (by_row ? at.row : at.position) * p.landing.row_stride;
       advance(p.x, &at, 1, r + 1 < count);
     }
+    in[count] = in[count - 1];
+    out[count] = out[count - 1];
   }
 };
 
@@ -486,18 +498,18 @@ inline void project_panel(const Projection &p, const RowBlock &rows, int64_t pan
   const int64_t first_column = panel * panel_columns, columns = smaller(panel_columns, p.columns - first_column);
   const StoredPanel stored(p, panel);
   const bool is_widened = p.storage != Storage::f32, is_scaled = p.scales != nullptr;
-  alignas(64) float sums[project_block_rows * panel_columns], widened[dot_block * panel_columns];
+  alignas(64) float sums[(project_block_rows + 1) * panel_columns], widened[dot_block * panel_columns];
 
   // Whole vectors that stay within a head go straight to their rows, all else by way of `sums`.
   const bool is_direct = p.landing.kind != Landing::Kind::key_blocks && p.tap.kind == Landing::Kind::none && columns % lanes == 0 &&
                          (p.landing.head_width % lanes == 0 || p.landing.head_width == p.columns) && !is_scaled;
   int64_t offset[panel_columns / lanes];
-  float *by_way[project_block_rows];
+  float *by_way[project_block_rows + 1];
   for (int64_t i = 0; i * lanes < columns; ++i) {
     const int64_t column = first_column + i * lanes, head = quotient(column, p.landing.head_width);
     offset[i] = is_direct ? head * p.landing.head_stride + column - head * p.landing.head_width : i * lanes;
   }
-  for (int64_t r = 0; !is_direct && r < rows.count; ++r) by_way[r] = sums + r * panel_columns;
+  for (int64_t r = 0; !is_direct && r <= rows.count; ++r) by_way[r] = sums + r * panel_columns;
 
   const int64_t tiles = (rows.count + tile_rows - 1) / tile_rows;
   for (int64_t k = 0; k < p.depth; k += dot_block) {
@@ -515,7 +527,7 @@ inline void project_panel(const Projection &p, const RowBlock &rows, int64_t pan
     for (int64_t tile = 0, r = 0; tile < tiles; ++tile) {
       // Full tiles, but none of one or two rows after them: these would leave the machine half idle.
       const int64_t left = rows.count - r;
-      const int64_t size = left > tile_rows && left < tile_rows + 3 ? (left + 1) / 2 : smaller(left, tile_rows);
+      const int64_t size = left > tile_rows && left < tile_rows + 3 ? tile_rows - 2 : smaller(left, tile_rows);
       const PanelTask task = {is_widened ? widened : reinterpret_cast<const float *>(here),
                               reinterpret_cast<const float *>(next),
                               rows.in + r,

@@ -40,6 +40,14 @@ struct ColumnsOf {
 };
 using Columns = ColumnsOf<float>;
 
+// The same in blocks of which each lies where it wants: element (k, column) is at block[i] + k * k_stride + column.
+template <class Element, int count, int k_stride>
+struct Blocks {
+  const Element *block[count];
+
+  MHA_INLINE void skip(int64_t terms) { MHA_UNROLL for (int i = 0; i < count; ++i) block[i] += terms * k_stride; }
+};
+
 // What a loop asks the memory for while it computes: nothing, or `lines` cache lines a step from p on, for the first or the second level.
 struct NoPrefetch {
   MHA_INLINE void step(int64_t) const {}
@@ -69,6 +77,21 @@ MHA_INLINE void accumulate(Rows rows, ColumnsOf<Element> columns, int64_t begin,
   }
 }
 
+template <int R, int N, int C, class V, class Rows, class Element, int k_stride, class Ahead>
+MHA_INLINE void accumulate(Rows rows, const Blocks<Element, N / C, k_stride> &columns, int64_t begin, int64_t end, V (&acc)[R][N],
+                           Ahead ahead) {
+  for (int64_t k = begin; k < end; ++k) {
+    V column[N];
+    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] =
+        load<V>(columns.block[i / C] + (k - begin) * k_stride + i % C * static_cast<int>(V::size));
+    ahead.step(k);
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      const V multiplier = all<V>(rows.at(r, k));
+      MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
+    }
+  }
+}
+
 template <int R, int N, class V>
 MHA_INLINE void clear(V (&acc)[R][N]) {
   MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = all<V>(0.0f); }
@@ -83,20 +106,14 @@ MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, const Ma
   V acc[R][N];
   clear(acc);
   accumulate<R, N, C>(rows, columns, begin, end, acc, ahead);
-  const bool is_first = begin == 0, is_last = end == depth;
-  if (is_first && is_last) {  // the usual case, kept free of branches
-    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) take(acc[r][i], r, i); }
-    return;
+  const auto sum = [&](int r, int i) { return sums + r * sums_stride + i * static_cast<int>(V::size); };
+  if (begin != 0) {
+    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = load<V>(sum(r, i)) + acc[r][i]; }
   }
-  MHA_UNROLL for (int r = 0; r < R; ++r) {
-    MHA_UNROLL for (int i = 0; i < N; ++i) {
-      float *const sum = sums + r * sums_stride + i * static_cast<int>(V::size);
-      const V value = is_first ? acc[r][i] : load<V>(sum) + acc[r][i];
-      if (is_last)
-        take(value, r, i);
-      else
-        store(sum, value);
-    }
+  if (end == depth) {
+    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) take(acc[r][i], r, i); }
+  } else {
+    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) store(sum(r, i), acc[r][i]); }
   }
 }
 

@@ -51,13 +51,16 @@ struct Unit {
     return {position > call.window_left ? smaller(position - call.window_left, end) : 0, end};
   }
 
+  // Row r of the tile that begins at `row`: in a tile with more rows than there are, the last one stands in for those that are missing.
+  MHA_INLINE int64_t tile_row(int64_t row, int r) const { return row + r < num_rows ? row + r : num_rows - 1; }
+
   // The queries, row by row.
   MHA_INLINE float *q(int64_t index) const { return scratch + call.scratch.queries + index * call.head_dim; }
 
   MHA_INLINE float *o(int64_t slot, int64_t index) const {
     return scratch + call.scratch.states + slot * call.scratch.state_stride + index * call.head_dim_v_padded;
   }
-  MHA_INLINE float *m(int64_t slot, int64_t index) const { return o(slot, num_rows) + index; }
+  MHA_INLINE float *m(int64_t slot, int64_t index) const { return o(slot, num_rows + spare_rows) + index; }
   MHA_INLINE float *l(int64_t slot, int64_t index) const { return m(slot, num_rows) + merge_rows + index; }
 
   // The row of the caller's array, and with it of the outputs.
