@@ -91,7 +91,7 @@ MHA_APART void score_products(const Groups &groups, int64_t block, int64_t end, 
     V greatest_yet = none, least_yet = no_limit;
     for (int64_t key = block * key_block; key < end * key_block; key += V::size) {
       V dot = load<V>(row + key);
-      if (groups.has_scales) dot = dot * load<V>(groups.scales[key / key_block] + key % key_block);
+      if (groups.has_scales) dot = dot * load<V>(groups.scales[block_of(key)] + place_in_block(key));
       const V score = dot * all<V>(scale);
       V known = score, finite = score;
       if (key + static_cast<int64_t>(V::size) > row_end) {
@@ -140,10 +140,9 @@ MHA_INLINE void score_keys(const Unit &unit, const Chunk &chunk, int64_t row, co
   const Groups &groups = chunk.keys;
   RowPointers<R> q;
   MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(unit.tile_row(row, r));
-  const int64_t head_dim = unit.call.head_dim, first = keys.some.begin / key_block, end = (keys.some.end + key_block - 1) / key_block;
+  const int64_t head_dim = unit.call.head_dim, first = block_of(keys.some.begin), end = block_of(keys.some.end + key_block - 1);
   // Blocks whose scores are made by the way: all rows have all their keys, and these no scales.
-  const int64_t shared = groups.has_scales ? end : (keys.shared.begin + key_block - 1) / key_block,
-                shared_end = keys.shared.end / key_block;
+  const int64_t shared = groups.has_scales ? end : block_of(keys.shared.begin + key_block - 1), shared_end = block_of(keys.shared.end);
   Score<V, R> score(scores, unit.call.scale);
   for (int64_t block = first, next; block < end; block = next) {
     if (block >= shared && block + B <= shared_end) {
@@ -168,7 +167,7 @@ MHA_INLINE void score_streamed_keys(const Unit &unit, const Chunk &chunk, int64_
   constexpr int B = TileShape<V::size>::score_blocks(R);
   RowPointers<R> q;
   MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(unit.tile_row(row, r));
-  const int64_t head_dim = unit.call.head_dim, first = keys.some.begin / key_block, end = (keys.some.end + key_block - 1) / key_block;
+  const int64_t head_dim = unit.call.head_dim, first = block_of(keys.some.begin), end = block_of(keys.some.end + key_block - 1);
   for (int64_t block = first; block < end; block += B) {
     multiply_keys<V, R, B, Element>(chunk.keys, block, end - 1, q, head_dim, scores, Product<V>{scores + block * key_block},
                                     chunk.key_stream.template of_keys<R, B, Element>(row, block));
@@ -234,7 +233,7 @@ MHA_INLINE void accumulate(Rows rows, const ValueRows<Element> &values, int64_t 
   const Element *value = values.row;
   for (int64_t j = begin; j < end; ++j, value += values.width) {
     V column[N];
-    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = load<V>(value + i * static_cast<int>(V::size));
+    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = held(load<V>(value + i * static_cast<int>(V::size)));
     ahead.step(j - begin);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       const V multiplier = all<V>(rows.at(r, j));
@@ -257,8 +256,8 @@ MHA_INLINE void context_columns(const Unit &unit, const Chunk &chunk, int64_t ro
     }
   }
   for (int64_t j = keys.shared.begin, end; j < keys.shared.end; j = end) {
-    const int64_t group = j / key_block;
-    const Element *const value = static_cast<const Element *>(chunk.values.at[group]) + j % key_block * width + column;
+    const int64_t group = block_of(j);
+    const Element *const value = static_cast<const Element *>(chunk.values.at[group]) + place_in_block(j) * width + column;
     if constexpr (is_streamed) {
       end = smaller((group + 1) * key_block, keys.shared.end);
       accumulate<R, C, C>(EvenRows<score_stride>{p}, ValueRows<Element>{value, width}, j, end, acc,
@@ -270,7 +269,7 @@ MHA_INLINE void context_columns(const Unit &unit, const Chunk &chunk, int64_t ro
   }
   // No row is multiplied with a value that it does not attend to.
   for (int64_t j = keys.shared.end; j < keys.some.end; ++j) {
-    const Element *const value = static_cast<const Element *>(chunk.values.at[j / key_block]) + j % key_block * width + column;
+    const Element *const value = static_cast<const Element *>(chunk.values.at[block_of(j)]) + place_in_block(j) * width + column;
     V columns[C];
     MHA_UNROLL for (int i = 0; i < C; ++i) columns[i] = load<V>(value + i * static_cast<int>(V::size));
     MHA_UNROLL for (int r = 1; r < R; ++r) {
@@ -304,7 +303,7 @@ MHA_INLINE void row_context_columns(const Groups &values, int64_t width, const f
     MHA_UNROLL for (int i = 0; i < C; ++i) acc[i] = all<V>(0.0f);
     for (int64_t j = keys.begin; j < keys.end; ++j) {
       if (excluded && excluded[j]) continue;
-      const Element *const value = static_cast<const Element *>(values.at[j / key_block]) + j % key_block * width + column;
+      const Element *const value = static_cast<const Element *>(values.at[block_of(j)]) + place_in_block(j) * width + column;
       MHA_UNROLL for (int i = 0; i < C; ++i) { acc[i] = mul_add(all<V>(p[j]), load<V>(value + i * static_cast<int64_t>(V::size)), acc[i]); }
     }
     MHA_UNROLL for (int i = 0; i < C; ++i) store(o + column + i * static_cast<int64_t>(V::size), acc[i]);
@@ -323,7 +322,7 @@ MHA_APART void row_context(const Groups &values, int64_t width, const float *p, 
 template <class V>
 MHA_APART void scale_by_values(const Groups &values, int64_t block, int64_t end, float *p) {
   for (int64_t key = block * key_block; key < end * key_block; key += V::size) {
-    store(p + key, load<V>(p + key) * load<V>(values.scales[key / key_block] + key % key_block));
+    store(p + key, load<V>(p + key) * load<V>(values.scales[block_of(key)] + place_in_block(key)));
   }
 }
 
@@ -377,7 +376,7 @@ inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64
     keys.shared = {keys.some.end, keys.some.end};
   }
 
-  const int64_t first_block = keys.some.begin / key_block, end_block = (keys.some.end + key_block - 1) / key_block;
+  const int64_t first_block = block_of(keys.some.begin), end_block = block_of(keys.some.end + key_block - 1);
   softmax<V, R>(scores + first_block * key_block, end_block - first_block, m, l);
   for (int r = 0; r < R; ++r) {
     *unit.m(slot, row + r) = m[r];
@@ -525,9 +524,9 @@ inline void inspect(const Unit &unit) {
     for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
       const RowPointers<1> q = {{unit.q(row.index)}};
       for (int64_t j = 0; j < count; j += key_block) {
-        multiply_keys<V, 1, 1, float>(keys, j / key_block, j / key_block, q, call.head_dim, scores, [&](V dot, int, int i) {
+        multiply_keys<V, 1, 1, float>(keys, block_of(j), block_of(j), q, call.head_dim, scores, [&](V dot, int, int i) {
           const int64_t lane = i * static_cast<int>(V::size);
-          if (keys.has_scales) dot = dot * load<V>(keys.scales[j / key_block] + lane);
+          if (keys.has_scales) dot = dot * load<V>(keys.scales[block_of(j)] + lane);
           store(scores + j + lane, dot);
         });
       }
@@ -628,7 +627,7 @@ inline void attend_chunks(const Unit &unit, Range chunks) {
     read_values<V>(unit, begin, needed, streams, &chunk.values);
     const bool is_last = c + 1 == chunks.end;
     const NextChunk ahead(is_last ? next_unit : unit, is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys}));
-    if (streams) ahead.stream(unit, {needed.begin / key_block, (needed.end + key_block - 1) / key_block}, &chunk);
+    if (streams) ahead.stream(unit, {block_of(needed.begin), block_of(needed.end + key_block - 1)}, &chunk);
     const int64_t slot = slots_before(c, first);
     int64_t first_row = unit.num_rows;
     for (int64_t row = 0, end; row < unit.num_rows; row = end) {

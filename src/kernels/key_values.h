@@ -83,7 +83,7 @@ MHA_INLINE void locate(const KeyValues &source, const Unit &unit, int64_t begin,
     if (groups->has_scales) {
       scales = source.scales + (place.block * unit.call.num_kv_heads + unit.kv_head) * source.block_positions + place.position;
     }
-    const int64_t in_block = (source.block_positions - place.position) / key_block, end_of_block = smaller(end, g + in_block);
+    const int64_t in_block = block_of(source.block_positions - place.position), end_of_block = smaller(end, g + in_block);
     if (g > first && at != static_cast<const char *>(groups->at[g - 1]) + group_bytes) {
       for (; run < g; ++run) groups->run_end[run] = g * key_block;
     }
@@ -171,7 +171,7 @@ inline void pack_keys(const Unit &unit, int64_t chunk_begin, Range keys, float *
         if (call.rotate_k.cos) rotate<V>(call.rotate_k, unit.sequence_index, row, chunk_begin + j + i, copy);
         rows[i] = copy;
       }
-      pack_key_rows(rows, count, head_dim, blocks + j / key_block * key_block * head_dim + j % key_block);
+      pack_key_rows(rows, count, head_dim, blocks + block_of(j) * key_block * head_dim + place_in_block(j));
     }
   });
 }
@@ -247,7 +247,7 @@ struct Stream {
 template <class V>
 MHA_APART void read_keys(const Unit &unit, int64_t chunk_begin, Range keys, bool is_streamed, Groups *groups) {
   const Attention &call = unit.call;
-  const int64_t first = keys.begin / key_block, end = (keys.end + key_block - 1) / key_block;
+  const int64_t first = block_of(keys.begin), end = block_of(keys.end + key_block - 1);
   float *const memory = unit.scratch + call.scratch.keys;
   if (!call.k.is_packed) {
     pack_keys<V>(unit, chunk_begin, {keys.begin & ~int64_t{3}, keys.end}, memory);
@@ -263,7 +263,7 @@ MHA_APART void read_keys(const Unit &unit, int64_t chunk_begin, Range keys, bool
 template <class V>
 MHA_APART void read_values(const Unit &unit, int64_t chunk_begin, Range keys, bool is_streamed, Groups *groups) {
   const Attention &call = unit.call;
-  const int64_t first = keys.begin / key_block, end = (keys.end + key_block - 1) / key_block;
+  const int64_t first = block_of(keys.begin), end = block_of(keys.end + key_block - 1);
   float *const memory = unit.scratch + call.scratch.values;
   if (!call.v.is_packed) {
     pack_values<V>(unit, chunk_begin, keys, memory);
@@ -292,7 +292,7 @@ struct NextChunk {
   MHA_INLINE NextChunk(const Unit &of, Range range) : unit(of), keys(range), group_range{0, 0} {
     if (keys.begin >= keys.end) return;
     const int64_t begin = keys.begin / chunk_keys * chunk_keys;
-    group_range = {(keys.begin - begin) / key_block, (keys.end - begin + key_block - 1) / key_block};
+    group_range = {block_of(keys.begin - begin), block_of(keys.end - begin + key_block - 1)};
     if (unit.call.k.is_packed) locate(unit.call.k, unit, begin, group_range.begin, group_range.end, &key_groups);
     if (unit.call.v.is_packed) locate(unit.call.v, unit, begin, group_range.begin, group_range.end, &value_groups);
   }
@@ -322,7 +322,7 @@ struct NextChunk {
     for (int64_t j = from; j < to; ++j) {
       const int64_t in_chunk = j % chunk_keys;
       const char *const row = source.is_packed
-                                  ? static_cast<const char *>(groups.at[in_chunk / key_block]) + in_chunk % key_block * width * element
+                                  ? static_cast<const char *>(groups.at[block_of(in_chunk)]) + place_in_block(in_chunk) * width * element
                                   : plain + j * source.row_stride * element;
       for (int64_t k = 0; k < width * element; k += 64) __builtin_prefetch(row + k, 0, 2);
     }

@@ -31,7 +31,7 @@
 
 #define MHA_INLINE inline __attribute__((always_inline))
 #define MHA_APART __attribute__((noinline))  // once, however many callers there are
-#if defined(MHA_KERNELS_SCALAR)  // no more than a tile's rows and columns: the rest would only be long
+#if defined(MHA_KERNELS_SCALAR)              // no more than a tile's rows and columns: the rest would only be long
 #define MHA_UNROLL _Pragma("GCC unroll 4")
 #else
 #define MHA_UNROLL _Pragma("GCC unroll 64")
@@ -93,6 +93,9 @@ MHA_INLINE Scalar all<Scalar>(float x) {
 }
 MHA_INLINE void store(float *p, Scalar v) { *p = v.x; }
 
+// Optimising for size, a compiler reads an operand of several multiply-adds once for each of them, if it is not made to hold it.
+MHA_INLINE Scalar held(Scalar x) { return x; }
+
 // ---- Vectors
 //
 // times_power(p, n, t) is p with n added to its exponent, for an integer n that also stands in the low 9 bits of t, and a normal result.
@@ -136,6 +139,15 @@ MHA_INLINE Vector all<Vector>(float x) {
   return Vector(x);
 }
 MHA_INLINE void store(float *p, Vector v) { v.store_unaligned(p); }
+
+MHA_INLINE Vector held(Vector x) {
+#if defined(__OPTIMIZE_SIZE__) && defined(MHA_KERNELS_NEON)
+  __asm__("" : "+w"(x.data));
+#elif defined(__OPTIMIZE_SIZE__)
+  __asm__("" : "+v"(x.data));
+#endif
+  return x;
+}
 
 MHA_INLINE Vector zero_if_equal(Vector x, Vector value, Vector y) { return xsimd::select(x == value, Vector(0.0f), y); }
 // x in the first `count` lanes, other in the rest.

@@ -65,7 +65,7 @@ inline void land(const Landing &to, const InputRows &x, int64_t row, int64_t num
       if (to.kind != Landing::Kind::key_blocks) {
         copy<V>(from, base + (to.kind == Landing::Kind::rows ? at.row : at.position) * to.row_stride + c, count);
       } else {
-        const int64_t lane = at.position % key_block;
+        const int64_t lane = place_in_block(at.position);
         float *const block = base + (at.position - lane) * to.head_width + c * key_block + lane;
         int64_t i = 0;
         if (r + 4 <= num_rows && lane + 4 <= key_block && rows_left(x, at) >= 4) {

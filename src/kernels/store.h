@@ -54,14 +54,13 @@ void store(const Storing &storing, int64_t sequence_index, int64_t row_begin, in
         rows[i] = copy;
       }
       const Place place = place_of(to, sequence.in_cache, position);
-      const int64_t group_at =
-          place.block * to.batch_stride + head * to.head_stride + place.position / key_block * key_block * to.row_stride;
+      const int64_t group_at = place.block * to.batch_stride + head * to.head_stride + block_of(place.position) * key_block * to.row_stride;
       char *const group = const_cast<char *>(static_cast<const char *>(to.base)) + group_at * element;
       if (by_fours) {
-        pack_key_rows(rows, count, width, reinterpret_cast<float *>(group) + position % key_block);
+        pack_key_rows(rows, count, width, reinterpret_cast<float *>(group) + place_in_block(position));
       } else {
         const int64_t stride = storing.are_keys ? key_block : 1;
-        const int64_t first = position % key_block * (storing.are_keys ? 1 : to.row_stride);
+        const int64_t first = place_in_block(position) * (storing.are_keys ? 1 : to.row_stride);
         float *const scale =
             to.storage == Storage::int8
                 ? const_cast<float *>(to.scales) + (place.block * storing.num_kv_heads + head) * to.block_positions + place.position

@@ -15,6 +15,10 @@ MHA_INLINE constexpr int64_t greater(int64_t a, int64_t b) { return a > b ? a : 
 // a / b, but no division, which is slow, where small layers have none to do.
 MHA_INLINE int64_t quotient(int64_t a, int64_t b) { return a < b ? 0 : a / b; }
 
+// Which block of 16 keys a key is in, and where; without the care that a division takes of negative numbers.
+MHA_INLINE int64_t block_of(int64_t key) { return static_cast<int64_t>(static_cast<uint64_t>(key) / key_block); }
+MHA_INLINE int64_t place_in_block(int64_t key) { return static_cast<int64_t>(static_cast<uint64_t>(key) % key_block); }
+
 // The left-hand rows, in one of two forms: at(r, k) is the multiplier of row r at k.
 template <int R>
 struct RowPointers {
@@ -68,7 +72,7 @@ MHA_INLINE void accumulate(Rows rows, ColumnsOf<Element> columns, int64_t begin,
   const Element *w = columns.w;
   for (int64_t k = begin; k < end; ++k, w += columns.k_stride) {
     V column[N];
-    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = load<V>(w + i / C * columns.block_stride + i % C * V::size);
+    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = held(load<V>(w + i / C * columns.block_stride + i % C * V::size));
     ahead.step(k - begin);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       const V multiplier = all<V>(rows.at(r, k));
@@ -83,7 +87,7 @@ MHA_INLINE void accumulate(Rows rows, const Blocks<Element, N / C, k_stride> &co
   for (int64_t k = begin; k < end; ++k) {
     V column[N];
     MHA_UNROLL for (int i = 0; i < N; ++i) column[i] =
-        load<V>(columns.block[i / C] + (k - begin) * k_stride + i % C * static_cast<int>(V::size));
+        held(load<V>(columns.block[i / C] + (k - begin) * k_stride + i % C * static_cast<int>(V::size)));
     ahead.step(k);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       const V multiplier = all<V>(rows.at(r, k));
