@@ -328,6 +328,15 @@ MHA_APART void scale_by_values(const Groups &values, int64_t block, int64_t end,
 
 // ---- One chunk for one tile
 
+// visit_storage for the tiles that widen.
+template <int R, class Visit>
+MHA_INLINE void visit_streamed(Storage storage, Visit visit) {
+  if constexpr (R == 1 || R == 4)
+    visit_storage(storage, visit);
+  else
+    visit(Stored<float>{});
+}
+
 template <int R>
 MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, int64_t row, Attending *keys) {
   Row at = unit.row(row);
@@ -361,7 +370,7 @@ inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64
     least[r] = infinity;
   }
   if constexpr (is_streamed) {
-    visit_storage(chunk.keys.storage, [&](auto stored) {
+    visit_streamed<R>(chunk.keys.storage, [&](auto stored) {
       score_streamed_keys<V, R, typename decltype(stored)::Element>(unit, chunk, row, keys, scores, m, least);
     });
   } else {
@@ -394,21 +403,33 @@ inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64
   if (keys.shared.begin == keys.shared.end) return;
   constexpr int C = TileShape<V::size>::context_vectors(R);
   if constexpr (is_streamed) {
-    visit_storage(chunk.values.storage,
-                  [&](auto stored) { context<V, R, C, typename decltype(stored)::Element, true>(unit, chunk, row, scores, keys, 0, o); });
+    visit_streamed<R>(chunk.values.storage, [&](auto stored) {
+      context<V, R, C, typename decltype(stored)::Element, true>(unit, chunk, row, scores, keys, 0, o);
+    });
   } else {
     context<V, R, C, float, false>(unit, chunk, row, scores, keys, 0, o);
   }
 }
 
 // Tiles have 1, 2, 4 or 6 rows.
-template <class V, int R, bool is_streamed>
+template <class V, int R>
 MHA_INLINE void attend_tile_of(int64_t rows, const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
   constexpr int fewer = R > 2 ? R - 2 : 1;
   if constexpr (R > 1) {
-    if (rows <= fewer) return attend_tile_of<V, fewer, is_streamed>(rows, unit, chunk, row, slot);
+    if (rows <= fewer) return attend_tile_of<V, fewer>(rows, unit, chunk, row, slot);
   }
-  attend_tile<V, R, is_streamed>(unit, chunk, row, slot);
+  attend_tile<V, R, false>(unit, chunk, row, slot);
+}
+
+// Those that widen have 1 or 4: more would be more code than use.
+template <class V>
+MHA_INLINE void attend_streamed_tile(int64_t rows, const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
+  if constexpr (V::size > 1) {
+    if (rows == 1) return attend_tile<V, 1, true>(unit, chunk, row, slot);
+    if (rows == 2 && has_floats(unit.call)) return attend_tile<V, 2, true>(unit, chunk, row, slot);
+    if (rows <= 4) return attend_tile<V, 4, true>(unit, chunk, row, slot);
+    attend_tile<V, 6, true>(unit, chunk, row, slot);
+  }
 }
 
 // ---- Merging states, and finishing rows
@@ -605,7 +626,7 @@ MHA_INLINE Range first_keys(const Unit &unit) {
 // Where the tile ends that begins at `row`.
 template <class V>
 MHA_INLINE int64_t tile_end(const Unit &unit, int64_t row) {
-  return smaller(unit.num_rows, row + (is_streamed<V>(unit) ? streamed_tile_rows : TileShape<V::size>::attend_rows));
+  return smaller(unit.num_rows, row + (is_streamed<V>(unit) ? streamed_tile_rows(unit) : TileShape<V::size>::attend_rows));
 }
 
 // The states of all rows over the keys of `chunks`, in slot 0.
@@ -644,10 +665,10 @@ inline void attend_chunks(const Unit &unit, Range chunks) {
         continue;
       }
       if (streams) {
-        if constexpr (V::size > 1) attend_tile_of<V, streamed_tile_rows, true>(end - row, unit, chunk, row, slot);
+        attend_streamed_tile<V>(end - row, unit, chunk, row, slot);
       } else {
         ahead.prefetch(row, end, unit.num_rows);
-        attend_tile_of<V, tile_rows, false>(end - row, unit, chunk, row, slot);
+        attend_tile_of<V, tile_rows>(end - row, unit, chunk, row, slot);
       }
     }
     merge_subtrees<V>(unit, c, first, first_row, unit.num_rows);

@@ -133,7 +133,7 @@ struct AttendScratch {
 };
 
 constexpr int64_t attend_tile_rows_max = 8;
-constexpr int64_t spare_rows = 1;                  // that a tile may have more than there are
+constexpr int64_t spare_rows = 2;                  // that a tile may have more than there are
 constexpr int64_t merge_rows = 16;                 // rows whose states are merged side by side
 constexpr int64_t score_stride = chunk_keys + 16;  // no power of two, so that a tile's rows do not fall into the same cache sets
 

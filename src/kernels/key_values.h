@@ -22,17 +22,24 @@ struct Groups {
   bool has_scales;
 };
 
-// Units of up to so many rows, in tiles of up to so many, wait for the memory: they are streamed, which means that their loops ask for what
-// they will need later, and that numbers of fewer bits are widened in registers, for each tile anew. Larger units ask for the next chunk
-// before each tile, and widen once, into the scratch memory. One number at a time, or with a handful of keys, there is nothing to gain.
-constexpr int64_t streamed_rows = 16, streamed_tile_rows = 4, least_streamed_keys = chunk_keys / 2;
+// A unit is streamed if it waits for the memory: each tile's loops ask for a share of what will be needed later, and numbers of fewer bits
+// are widened in registers, for each tile anew. Others read keys and values again that are in a cache already, or widen them once for many
+// rows, into the scratch memory; they ask for the next chunk before each tile. One number at a time, or with a handful of keys, there is
+// nothing to gain.
+constexpr int64_t most_widened_rows = 16, least_streamed_keys = chunk_keys / 2;
+
+MHA_INLINE bool has_floats(const Attention &call) { return call.k.storage == Storage::f32 && call.v.storage == Storage::f32; }
 
 template <class V>
 MHA_INLINE bool is_streamed(const Unit &unit) {
-  if (V::size == 1 || unit.num_rows > streamed_rows || !unit.call.k.is_packed || !unit.call.v.is_packed) return false;
-  const bool are_floats = unit.call.k.storage == Storage::f32 && unit.call.v.storage == Storage::f32;
-  return unit.sequence.n_kv >= least_streamed_keys || !are_floats;
+  const Attention &call = unit.call;
+  if (V::size == 1 || !call.k.is_packed || !call.v.is_packed) return false;
+  if (!has_floats(call)) return unit.num_rows <= most_widened_rows;
+  return unit.sequence.n_kv >= least_streamed_keys && call.n_q <= call.block_queries;
 }
+
+// Rows of a streamed unit's tiles.
+MHA_INLINE int64_t streamed_tile_rows(const Unit &unit) { return has_floats(unit.call) && unit.num_rows > 8 ? 6 : 4; }
 
 // Calls visit(Stored<the type of an element>{}).
 template <class Type>
@@ -213,16 +220,16 @@ struct Stream {
   // For a tile's loop over head_dim with the keys of B blocks.
   template <int R, int B, class Element>
   MHA_INLINE auto of_keys(int64_t row, int64_t block) const {
-    constexpr int key_bytes = key_block * static_cast<int>(sizeof(Element)), bytes = B * key_bytes < 64 ? B * key_bytes : 64;
-    Ahead<B * key_bytes / bytes> ahead;
+    constexpr int key_bytes = key_block * static_cast<int>(sizeof(Element)), lines = lines_for<R>(B * key_bytes);
     const uint32_t rows = static_cast<uint32_t>(num_rows), share = rows < R ? rows : R;
-    ahead.step_bytes = (bytes * share + rows - 1) / rows;
+    Ahead<lines> ahead;
+    ahead.step_bytes = smaller(64, (B * key_bytes / lines * share + rows - 1) / rows);
     uint32_t part = static_cast<uint32_t>(row * chunk_groups) + static_cast<uint32_t>(block) * share;  // of which a group has `rows`
     int64_t group = part / rows;
     part -= static_cast<uint32_t>(group) * rows;
-    MHA_UNROLL for (int i = 0; i < B * key_bytes / bytes; ++i) {
+    MHA_UNROLL for (int i = 0; i < lines; ++i) {
       ahead.line[i] = at[smaller(2 * chunk_groups - 1, distance + group)] + part * row_bytes;
-      for (part += bytes / key_bytes * share; part >= rows; part -= rows) ++group;
+      for (part += B / lines * share; part >= rows; part -= rows) ++group;
     }
     return ahead;
   }
@@ -230,14 +237,21 @@ struct Stream {
   // For a tile's loop over a group's values, of which it reads so many columns.
   template <int R, int columns, class Element>
   MHA_INLINE auto of_values(int64_t row, int64_t group, int64_t column) const {
-    constexpr int value_bytes = columns * static_cast<int>(sizeof(Element)), bytes = value_bytes < 64 ? value_bytes : 64;
-    Ahead<value_bytes / bytes> ahead;
+    constexpr int bytes = columns * static_cast<int>(sizeof(Element)), lines = lines_for<R>(bytes);
     const uint32_t rows = static_cast<uint32_t>(num_rows), share = rows < R ? rows : R;
-    ahead.step_bytes = (bytes * share + rows - 1) / rows;
-    const int64_t line = column * static_cast<int64_t>(sizeof(Element)) / bytes;
-    const char *const first = at[distance + group] + row * row_bytes;
-    MHA_UNROLL for (int i = 0; i < value_bytes / bytes; ++i) ahead.line[i] = first + (line + i) * key_block * ahead.step_bytes;
+    const int64_t of_step = (bytes / lines * share + rows - 1) / rows;
+    const char *const first = at[distance + group] + row * row_bytes + column / columns * lines * key_block * of_step;
+    Ahead<lines> ahead;
+    ahead.step_bytes = smaller(64, of_step);
+    MHA_UNROLL for (int i = 0; i < lines; ++i) ahead.line[i] = first + i * key_block * of_step;
     return ahead;
+  }
+
+ private:
+  // Tiles of more than 4 rows are not alone: they do not have to ask for as much as they read.
+  template <int R>
+  static constexpr int lines_for(int bytes) {
+    return static_cast<int>(greater(1, R > 4 ? smaller(2, bytes / 64) : bytes / 64));
   }
 };
 
@@ -338,7 +352,8 @@ struct NextChunk {
     stream->num_rows = reader.num_rows;
     stream->row_bytes = group_bytes / reader.num_rows;
     // Measured: 16 to 32 KiB ahead is best; less leaves the memory idle at each softmax.
-    stream->distance = reader.num_rows > streamed_tile_rows ? chunk_groups : smaller(chunk_groups, greater(1, (32 << 10) / group_bytes));
+    const bool is_one_tile = reader.num_rows <= streamed_tile_rows(reader);
+    stream->distance = is_one_tile ? smaller(chunk_groups, greater(1, (32 << 10) / group_bytes)) : chunk_groups;
   }
 };
 

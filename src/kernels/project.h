@@ -118,8 +118,8 @@ MHA_INLINE void multiply_panel(const PanelTask &task, int64_t begin, int64_t vec
 // What is left of a panel that is not full.
 template <class V, int R, int C>
 MHA_INLINE void multiply_panel_tail(const PanelTask &task, int64_t begin, int64_t vector, float *sums, const Destination<V> &to) {
-  if (task.vectors - vector == C) return multiply_panel<V, R, C>(task, begin, vector, sums, to, NoPrefetch{});
-  if constexpr (C > 1) multiply_panel_tail<V, R, C - 1>(task, begin, vector, sums, to);
+  for (; vector + C <= task.vectors; vector += C) multiply_panel<V, R, C>(task, begin, vector, sums, to, NoPrefetch{});
+  if constexpr (C > 1) multiply_panel_tail<V, R, C / 2>(task, begin, vector, sums, to);
 }
 
 // Terms [begin, begin + 256) of the R rows of tile number `tile` with one panel, while the panel's terms behind them are on their way from
@@ -145,14 +145,14 @@ inline void project_tile(const PanelTask &task, int64_t begin, int64_t tile, int
     else
       multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<2, 1>{next + loop * dot_block * line});
   }
-  if constexpr (C > 1) multiply_panel_tail<V, R, C - 1>(task, begin, vector, sums, to);
+  if constexpr (C > 1) multiply_panel_tail<V, R, C / 2>(task, begin, vector, sums, to);
 }
 
-// Tiles have 1, 2, 3, 4, 6 or 8 rows: where there are fewer, the last one is computed twice.
+// Tiles have 1, 2, 3, 4, 6 or 8 rows (one number at a time: 1, 2 or 4): where there are fewer, the last one is computed twice.
 template <class V, int R>
 MHA_INLINE void project_tile_of(int64_t num_rows, const PanelTask &task, int64_t begin, int64_t tile, int64_t tiles, float *sums,
                                 const Destination<V> &to) {
-  constexpr int fewer = R > 4 ? R - 2 : R - 1;
+  constexpr int fewer = R > 4 || V::size == 1 ? greater(1, R - 2) : R - 1;
   if constexpr (R > 1) {
     if (num_rows <= fewer) return project_tile_of<V, fewer>(num_rows, task, begin, tile, tiles, sums, to);
   }
