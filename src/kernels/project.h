@@ -115,18 +115,23 @@ MHA_INLINE void multiply_panel(const PanelTask &task, int64_t begin, int64_t vec
                              Destination<V>{to.bias + column, to.to, to.offset + vector}, ahead);
 }
 
-// What is left of a panel that is not full.
+// Of a panel that is not full, what C vectors at a time leave: half as many at a time, unless these would be too few chains of operations.
+template <int R>
+constexpr int fewer_vectors(int C) {
+  return C == 3 && R < 8 ? 2 : C / 2;
+}
+
 template <class V, int R, int C>
 MHA_INLINE void multiply_panel_tail(const PanelTask &task, int64_t begin, int64_t vector, float *sums, const Destination<V> &to) {
   for (; vector + C <= task.vectors; vector += C) multiply_panel<V, R, C>(task, begin, vector, sums, to, NoPrefetch{});
-  if constexpr (C > 1) multiply_panel_tail<V, R, C / 2>(task, begin, vector, sums, to);
+  if constexpr (C > 1) multiply_panel_tail<V, R, fewer_vectors<R>(C)>(task, begin, vector, sums, to);
 }
 
 // Terms [begin, begin + 256) of the R rows of tile number `tile` with one panel, while the panel's terms behind them are on their way from
-// the memory. How they come depends on how many loops over a block of terms there are. One, which may wait for them, has the lines that it
-// needs 48 terms later fetched to the first level. Two share out the next block of terms between them if it comes from beyond the level-3
-// cache; otherwise that would hinder the processor's own prefetching. Three and more have the time to fetch it to the second level, a third
-// each. A widened block is at hand: what the next one will be made of, which is less, is fetched to the second level.
+// the memory. How they come depends on how many loops over a block of terms there are. One has the lines fetched that it needs some terms
+// later: to the second level, or if the weights are not many, to the first. Two fetch the next block of terms between them: the second one,
+// which finds its own in the cache, twice as much of it as the first. Three and more fetch a third each. A widened block is at hand: what
+// the next one will be made of, which is less, is fetched.
 template <class V, int R>
 inline void project_tile(const PanelTask &task, int64_t begin, int64_t tile, int64_t tiles, float *sums, const Destination<V> &to) {
   constexpr int panel_vectors = panel_columns / V::size, C = TileShape<V::size>::project_vectors(R), passes = panel_vectors / C;
@@ -140,12 +145,36 @@ inline void project_tile(const PanelTask &task, int64_t begin, int64_t tile, int
       multiply_panel<V, R, C>(task, begin, vector, sums, to, NoPrefetch{});
     else if (loops > 2 || task.is_widened)
       multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<1, 2>{next + loop % 3 * dot_block * line});
-    else if (loops == 1 || !task.is_far)
+    else if (loops == 1 && !task.is_far)
       multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<3, 1>{here + near});
+    else if (loops == 1)
+      multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<3, 2>{here + 2 * near});
+    else if (loop == 0)
+      multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<1, 2>{next});
     else
-      multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<2, 1>{next + loop * dot_block * line});
+      multiply_panel<V, R, C>(task, begin, vector, sums, to, Prefetch<2, 2>{next + dot_block * line});
   }
-  if constexpr (C > 1) multiply_panel_tail<V, R, C / 2>(task, begin, vector, sums, to);
+  if constexpr (C > 1) multiply_panel_tail<V, R, fewer_vectors<R>(C)>(task, begin, vector, sums, to);
+}
+
+// Asks for the lines that the loop itself comes to a while later.
+template <int lines>
+struct PrefetchColumns {
+  const float *p;
+  MHA_INLINE void step(int64_t k) const {
+    MHA_UNROLL for (int i = 0; i < lines; ++i) __builtin_prefetch(p + k * panel_columns + i * 16, 0, 2);
+  }
+};
+
+// Tall tiles are all the rows there are: so each number of the weights is read once, at the speed at which it comes.
+template <class V, int R, int C>
+MHA_INLINE void project_tall_tile(const PanelTask &task, int64_t begin, int64_t vector, float *sums, const Destination<V> &to) {
+  constexpr int64_t lanes = V::size, ahead = 96 * panel_columns;
+  for (; vector + C <= task.vectors; vector += C) {
+    multiply_panel<V, R, C>(task, begin, vector, sums, to,
+                            PrefetchColumns<static_cast<int>(greater(1, C * lanes / 16))>{task.block + vector * lanes + ahead});
+  }
+  if constexpr (C > 1) project_tall_tile<V, R, C / 2>(task, begin, vector, sums, to);
 }
 
 // Tiles have 1, 2, 3, 4, 6 or 8 rows (one number at a time: 1, 2 or 4): where there are fewer, the last one is computed twice.
@@ -452,9 +481,10 @@ inline void project_stored(const Projection &p, int64_t row, int64_t num_rows, c
 
 // Up to project_block_rows input rows, and where their results go if that is rows too.
 struct RowBlock {
+  static constexpr int spare = 3;
   int64_t first, count;
-  const float *in[project_block_rows + 1];  // a tile may have one more row than there are: the last one once more
-  float *out[project_block_rows + 1];
+  const float *in[project_block_rows + spare];  // a tile may have more rows than there are: the last one again
+  float *out[project_block_rows + spare];
 
   MHA_INLINE RowBlock(const Projection &p, int64_t begin, int64_t end) : first(begin), count(smaller(project_block_rows, end - begin)) {
     Cursor at = cursor_at(p.x, begin);
@@ -464,8 +494,10 @@ struct RowBlock {
       out[r] = p.landing.base + at.sequence * p.landing.batch_stride + (by_row ? at.row : at.position) * p.landing.row_stride;
       advance(p.x, &at, 1, r + 1 < count);
     }
-    in[count] = in[count - 1];
-    out[count] = out[count - 1];
+    for (int64_t r = count; r < count + spare; ++r) {
+      in[r] = in[count - 1];
+      out[r] = out[count - 1];
+    }
   }
 };
 
@@ -493,25 +525,27 @@ inline void multiply_widened_codes(const StoredPanel &panel, const RowBlock &row
 // fewer bits are widened to them first, once for all rows.
 template <class V>
 inline void project_panel(const Projection &p, const RowBlock &rows, int64_t panel) {
-  constexpr int tile_rows = TileShape<V::size>::project_rows;
+  constexpr int tile_rows = TileShape<V::size>::project_rows, most_rows = TileShape<V::size>::tall_rows;
   constexpr int64_t lanes = V::size, far_floats = int64_t{2} << 20;
   const int64_t first_column = panel * panel_columns, columns = smaller(panel_columns, p.columns - first_column);
   const StoredPanel stored(p, panel);
   const bool is_widened = p.storage != Storage::f32, is_scaled = p.scales != nullptr;
-  alignas(64) float sums[(project_block_rows + 1) * panel_columns], widened[dot_block * panel_columns];
+  alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns], widened[dot_block * panel_columns];
 
   // Whole vectors that stay within a head go straight to their rows, all else by way of `sums`.
   const bool is_direct = p.landing.kind != Landing::Kind::key_blocks && p.tap.kind == Landing::Kind::none && columns % lanes == 0 &&
                          (p.landing.head_width % lanes == 0 || p.landing.head_width == p.columns) && !is_scaled;
   int64_t offset[panel_columns / lanes];
-  float *by_way[project_block_rows + 1];
+  float *by_way[project_block_rows + RowBlock::spare];
   for (int64_t i = 0; i * lanes < columns; ++i) {
     const int64_t column = first_column + i * lanes, head = quotient(column, p.landing.head_width);
     offset[i] = is_direct ? head * p.landing.head_stride + column - head * p.landing.head_width : i * lanes;
   }
-  for (int64_t r = 0; !is_direct && r <= rows.count; ++r) by_way[r] = sums + r * panel_columns;
+  for (int64_t r = 0; !is_direct && r < rows.count + RowBlock::spare; ++r) by_way[r] = sums + r * panel_columns;
 
-  const int64_t tiles = (rows.count + tile_rows - 1) / tile_rows;
+  static_assert(most_rows <= tile_rows + 1 + RowBlock::spare, "a tall tile has no more rows than a block has pointers");
+  const bool is_tall = rows.count > tile_rows && rows.count <= most_rows && !is_widened;
+  const int64_t tiles = is_tall ? 1 : (rows.count + tile_rows - 1) / tile_rows;
   for (int64_t k = 0; k < p.depth; k += dot_block) {
     const int64_t end = smaller(p.depth, k + dot_block);
     const unsigned char *const here = stored.at<unsigned char>(k), *const next = here + dot_block / 2 * stored.bytes_of_two_terms;
@@ -527,7 +561,7 @@ inline void project_panel(const Projection &p, const RowBlock &rows, int64_t pan
     for (int64_t tile = 0, r = 0; tile < tiles; ++tile) {
       // Full tiles, but none of one or two rows after them: these would leave the machine half idle.
       const int64_t left = rows.count - r;
-      const int64_t size = left > tile_rows && left < tile_rows + 3 ? tile_rows - 2 : smaller(left, tile_rows);
+      const int64_t size = is_tall ? left : left > tile_rows && left < tile_rows + 3 ? tile_rows - 2 : smaller(left, tile_rows);
       const PanelTask task = {is_widened ? widened : reinterpret_cast<const float *>(here),
                               reinterpret_cast<const float *>(next),
                               rows.in + r,
@@ -536,7 +570,10 @@ inline void project_panel(const Projection &p, const RowBlock &rows, int64_t pan
                               p.depth * p.columns > far_floats,
                               is_widened};
       const Destination<V> to = {is_scaled ? no_bias : stored.bias, is_direct ? rows.out + r : by_way + r, offset};
-      project_tile_of<V, tile_rows>(size, task, k, tile, tiles, sums + r * panel_columns, to);
+      if constexpr (most_rows > tile_rows) {
+        if (is_tall) project_tall_tile<V, most_rows, TileShape<V::size>::tall_vectors>(task, k, 0, sums, to);
+      }
+      if (!is_tall) project_tile_of<V, tile_rows>(size, task, k, tile, tiles, sums + r * panel_columns, to);
       // Tile by tile, so that the memory can take the results in while the next tile is computed.
       if (!is_direct && end == p.depth) {
         if (is_scaled) finish_sums<V>(stored, size, columns, sums + r * panel_columns, panel_columns);

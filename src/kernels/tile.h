@@ -140,7 +140,8 @@ struct TileShape;
 
 template <>
 struct TileShape<16> {  // AVX-512: 32 registers
-  static constexpr int project_rows = 8, attend_rows = 6, softmax_rows = 3;
+  static constexpr int project_rows = 8, tall_rows = 12, attend_rows = 6, softmax_rows = 3;
+  static constexpr int tall_vectors = 2;
   static constexpr int project_panels(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int stored_panels(int rows) { return rows <= 2 ? 2 : 1; }
   static constexpr int project_vectors(int) { return 3; }
@@ -150,7 +151,7 @@ struct TileShape<16> {  // AVX-512: 32 registers
 
 template <>
 struct TileShape<8> {  // AVX2: 16 registers
-  static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1;
+  static constexpr int project_rows = 6, tall_rows = 6, attend_rows = 6, softmax_rows = 1;
   static constexpr int project_panels(int rows) { return rows == 1 ? 2 : 1; }
   static constexpr int stored_panels(int rows) { return rows == 1 ? 2 : 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
@@ -160,7 +161,7 @@ struct TileShape<8> {  // AVX2: 16 registers
 
 template <>
 struct TileShape<4> {  // NEON: 32 registers
-  static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1;
+  static constexpr int project_rows = 6, tall_rows = 6, attend_rows = 6, softmax_rows = 1;
   static constexpr int project_panels(int) { return 1; }
   static constexpr int stored_panels(int) { return 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
@@ -170,7 +171,7 @@ struct TileShape<4> {  // NEON: 32 registers
 
 template <>
 struct TileShape<1> {  // scalar
-  static constexpr int project_rows = 4, attend_rows = 2, softmax_rows = 1;
+  static constexpr int project_rows = 4, tall_rows = 4, attend_rows = 2, softmax_rows = 1;
   static constexpr int project_panels(int) { return 1; }
   static constexpr int project_vectors(int) { return 4; }
   static constexpr int score_blocks(int) { return 1; }
