@@ -35,6 +35,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* The version of this header, and of the library that it came with; a library with the same major number can take its place. */
 #define MHA_VERSION_MAJOR 0
 #define MHA_VERSION_MINOR 1
 #define MHA_VERSION_PATCH 0
@@ -42,6 +43,7 @@
 /* The arithmetic contract this header describes (src/kernels/CONTRACT.md). Bits never change within a number; 0 = no contract. */
 #define MHA_CONTRACT 1
 
+/* Stands before each function: it is exported. On Windows, users of the shared library define MHA_SHARED. */
 #if defined(_WIN32) && defined(MHA_SHARED)
 #ifdef MHA_BUILDING
 #define MHA_API __declspec(dllexport)
@@ -60,23 +62,26 @@ extern "C" {
 
 /* ---- Status and errors ------------------------------------------------------------------------------------------------------ */
 
-/* One of MHA_OK and MHA_ERROR_*. The numbers never change; new ones may be added. */
+/*
+ * One of MHA_OK and MHA_ERROR_*. The numbers never change; new ones may be added. Up to MHA_ERROR_TOO_LARGE they are about arguments, and
+ * any function that takes such arguments may return them; the others belong to what is named beside them.
+ */
 typedef uint32_t mha_status;
 
-#define MHA_OK 0u
+#define MHA_OK 0u                     /* success */
 #define MHA_ERROR_NULL_POINTER 1u     /* a pointer that is needed is NULL */
 #define MHA_ERROR_STRUCT_SIZE 2u      /* struct_size is too small, or larger with fields set that this version does not know */
 #define MHA_ERROR_INVALID_VALUE 3u    /* a field has a value outside its range, or two fields contradict each other */
 #define MHA_ERROR_SHAPE 4u            /* dimensions that do not fit together */
 #define MHA_ERROR_TOO_LARGE 5u        /* a size overflows, here or in the caller's BLAS */
-#define MHA_ERROR_BUFFER_TOO_SMALL 6u /* a workspace, packed buffer, cache or storage is smaller than its query says */
+#define MHA_ERROR_BUFFER_TOO_SMALL 6u /* a workspace, packed buffer, cache or storage to write to is smaller than its query says */
 #define MHA_ERROR_OUT_OF_MEMORY 7u    /* mha_layer_create: the allocator returned NULL */
-#define MHA_ERROR_INSTRUCTION_SET 8u  /* an instruction set was asked for that this machine or build does not have */
+#define MHA_ERROR_INSTRUCTION_SET 8u  /* where one is chosen: this machine or build does not have it */
 #define MHA_ERROR_PACKED_FORMAT 9u    /* a packed buffer is none, is truncated, misaligned, of another version or back end */
 #define MHA_ERROR_PACKED_CHECKSUM 10u /* mha_layer_verify: the weights are not what was packed */
-#define MHA_ERROR_OUT_OF_RANGE 11u    /* a finite weight that f16 cannot hold */
-#define MHA_ERROR_CACHE_FULL 12u      /* a sequence of a cache has no room, or no block, for more positions */
-#define MHA_ERROR_CACHE_FORMAT 13u    /* a buffer is no cache, is truncated, misaligned, damaged or of another version */
+#define MHA_ERROR_OUT_OF_RANGE 11u    /* mha_layer_create, mha_layer_pack: a finite weight that f16 cannot hold */
+#define MHA_ERROR_CACHE_FULL 12u      /* calls and mha_kv_cache_*: a sequence of a cache has no room, or no block, for more positions */
+#define MHA_ERROR_CACHE_FORMAT 13u    /* a cache or its buffer is none, is truncated, misaligned, damaged or of another version */
 
 /* Filled by every function that can fail and is given one. The struct is frozen at 256 bytes. */
 typedef struct mha_error {
@@ -128,6 +133,7 @@ typedef struct mha_scheduler {
   void *context;        /* passed to parallel_for as it is */
   uint32_t num_threads; /* the most tasks to run at once, at least 1; each has its slice of the workspace */
   uint32_t reserved;    /* 0 */
+  /* Runs task for each index below count, as said above. */
   void (*parallel_for)(void *context, uint32_t count, void (*task)(void *task_context, uint32_t index), void *task_context);
 } mha_scheduler;
 
@@ -149,14 +155,14 @@ typedef struct mha_scheduler {
  *     mha_layer_pack      packs into the caller's buffer, which can be written to a file; then
  *     mha_layer_view      makes a layer over such a buffer without copying, for instance over a file in mmap
  */
-typedef struct mha_layer mha_layer;
+typedef struct mha_layer mha_layer; /* opaque; immutable once it is made */
 
 /*
  * The shape of a layer. Only query_dim, num_heads and, where it is not query_dim / num_heads, head_dim are needed.
  * No dimension, and no num_heads * head_dim, may be larger than 2^31 - 1 (MHA_ERROR_TOO_LARGE); likewise in mha_attention_args.
  */
 typedef struct mha_layer_config {
-  size_t struct_size;
+  size_t struct_size;   /* sizeof the struct */
   int64_t query_dim;    /* width of a row of the query input (d_in, embed_dim); >= 1 */
   int64_t key_dim;      /* width of a row of the key input; 0 = query_dim */
   int64_t value_dim;    /* width of a row of the value input; 0 = key_dim */
@@ -204,7 +210,7 @@ typedef struct mha_layer_config {
  * The arrays are read during mha_layer_pack and mha_layer_create only.
  */
 typedef struct mha_layer_weights {
-  size_t struct_size;
+  size_t struct_size;            /* sizeof the struct */
   uint32_t layout;               /* MHA_LAYOUT_*, of all matrices below */
   uint32_t type;                 /* MHA_TYPE_* of the matrices; 0 = f32 */
   const void *w_q;               /* [query_dim, num_heads * head_dim] */
@@ -221,17 +227,17 @@ typedef struct mha_layer_weights {
   const float *b_qkv;            /* b_q, b_k, b_v one after the other; instead of these three, with any form of the weights */
   const float *b_o;              /* [output_dim]; only with w_o */
   int64_t w_q_stride;            /* from one row of w_q (or of each of w_q_heads) to the next; 0 = contiguous; likewise below */
-  int64_t w_k_stride;
-  int64_t w_v_stride;
-  int64_t w_qkv_stride;
-  int64_t w_o_stride;
-  const float *w_q_scales; /* of w_q given as INT8: [num_heads * head_dim], a scale for each output column; given as INT4:
-                              [num_heads * head_dim, ceil(query_dim / 32)], for each column and 32 inputs. Else NULL. Likewise
-                              below, for the columns and inputs of each matrix. */
-  const float *w_k_scales;
-  const float *w_v_scales;
-  const float *w_qkv_scales;
-  const float *w_o_scales;
+  int64_t w_k_stride;            /* of w_k, or of each of w_k_heads */
+  int64_t w_v_stride;            /* of w_v, or of each of w_v_heads */
+  int64_t w_qkv_stride;          /* of w_qkv */
+  int64_t w_o_stride;            /* of w_o */
+  const float *w_q_scales;       /* of w_q given as INT8: [num_heads * head_dim], a scale for each output column; given as INT4:
+                                    [num_heads * head_dim, ceil(query_dim / 32)], for each column and 32 inputs. Else NULL. Likewise
+                                    below, for the columns and inputs of each matrix. */
+  const float *w_k_scales;       /* [num_kv_heads * head_dim], or [num_kv_heads * head_dim, ceil(key_dim / 32)] */
+  const float *w_v_scales;       /* [num_kv_heads * head_dim_v], or [num_kv_heads * head_dim_v, ceil(value_dim / 32)] */
+  const float *w_qkv_scales;     /* of the columns of w_q, w_k and w_v one after the other; INT4: [.., ceil(query_dim / 32)] */
+  const float *w_o_scales;       /* [output_dim], or [output_dim, ceil(num_heads * head_dim_v / 32)] */
 } mha_layer_weights;
 
 /*
@@ -245,14 +251,14 @@ typedef void (*mha_sgemm)(int order, int trans_a, int trans_b, int m, int n, int
 
 /* Memory for mha_layer_create. allocate returns bytes of memory aligned for any type, or NULL; release gets what allocate returned. */
 typedef struct mha_allocator {
-  void *context;
-  void *(*allocate)(void *context, size_t bytes);
-  void (*release)(void *context, void *memory);
+  void *context;                                  /* passed to both as it is */
+  void *(*allocate)(void *context, size_t bytes); /* called once by mha_layer_create, from its thread */
+  void (*release)(void *context, void *memory);   /* called once by mha_layer_destroy, or by mha_layer_create if it fails later */
 } mha_allocator;
 
 /* Choices about how a layer computes, not what. NULL in place of the struct = all defaults. */
 typedef struct mha_layer_options {
-  size_t struct_size;
+  size_t struct_size;             /* sizeof the struct */
   uint32_t instruction_set;       /* MHA_INSTRUCTION_SET_*; one that this machine lacks is an error, never a fallback */
   uint32_t reserved;              /* 0 */
   mha_sgemm sgemm;                /* runs the projections; NULL = the library's own kernels */
@@ -322,7 +328,7 @@ MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *con
  *     values    [block][kv head][positions][head_dim_v rounded up to 16]          of v_type
  *     v scales  [block][kv head][positions] float                                 INT8 only
  */
-typedef struct mha_kv_cache mha_kv_cache;
+typedef struct mha_kv_cache mha_kv_cache; /* opaque; lies in the caller's buffer */
 
 #define MHA_CACHE_CONTIGUOUS 0u /* each sequence has capacity positions of its own */
 #define MHA_CACHE_RING 1u       /* for sliding windows: position p lies at p % capacity, over an older one; positions go on growing */
@@ -330,7 +336,7 @@ typedef struct mha_kv_cache mha_kv_cache;
 
 /* What a cache holds. */
 typedef struct mha_kv_cache_config {
-  size_t struct_size;
+  size_t struct_size;      /* sizeof the struct */
   int64_t num_sequences;   /* sequences, numbered from 0; >= 1 */
   int64_t capacity;        /* most positions of a sequence; >= 1. Of a ring: the last positions, which it keeps; a multiple of 16, more than
                               window_left. Paged: a multiple of block_positions. */
@@ -421,7 +427,7 @@ MHA_API mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence
  * a cache rotated. The struct, its tables and its positions are only read, and any number of calls may share them.
  */
 typedef struct mha_rope {
-  size_t struct_size;
+  size_t struct_size;         /* sizeof the struct */
   uint32_t style;             /* MHA_ROPE_* */
   uint32_t reserved;          /* 0 */
   int64_t dims;               /* how many elements of a head are rotated, the first ones; even; 0 = head_dim, which then must be even */
@@ -453,7 +459,7 @@ typedef struct mha_rope {
  * (0.1 mscale ln(yarn_factor) + 1) / (0.1 mscale_all_dim ln(yarn_factor) + 1).
  */
 typedef struct mha_rope_config {
-  size_t struct_size;
+  size_t struct_size;              /* sizeof the struct */
   int64_t dims;                    /* elements of a head that are rotated, two for each column of the tables; even, 2 .. 2^31 - 2 */
   int64_t first_position;          /* the position of row 0 of the tables */
   int64_t num_positions;           /* rows of the tables; 0 = nothing to do. All positions must be below 2^31. */
@@ -484,7 +490,7 @@ MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, fl
  * cache, their n_kv is that of attention_weights. Rows and columns of padding are 0, -infinity in masked_scores.
  */
 typedef struct mha_taps {
-  size_t struct_size;
+  size_t struct_size;   /* sizeof the struct */
   float *q;             /* [batch, n_q, num_heads, head_dim]  as projected, before any rotation; mha_forward only, likewise k and v */
   float *k;             /* [batch, n_kv, num_kv_heads, head_dim]  likewise, before storing; the rows of this call alone */
   float *v;             /* [batch, n_kv, num_kv_heads, head_dim_v]  likewise */
@@ -507,7 +513,7 @@ typedef struct mha_taps {
 
 /* The arguments of mha_forward. The struct and the scheduler are only read, and can be kept and reused. */
 typedef struct mha_forward_args {
-  size_t struct_size;
+  size_t struct_size; /* sizeof the struct */
   int64_t batch;      /* number of sequences; 0 = nothing to do */
   int64_t n_q;        /* rows of query and output per sequence; 0 = nothing to do, then nothing is appended to a cache either */
   int64_t n_kv;       /* rows of key and value per sequence. Must be set where key or value is given: there 0 means no keys, and y is
@@ -516,16 +522,16 @@ typedef struct mha_forward_args {
   const float *key;   /* [batch, n_kv, key_dim]; NULL = query (self-attention) */
   const float *value; /* [batch, n_kv, value_dim]; NULL = key */
   float *output;      /* [batch, n_q, output_dim], or [batch, n_q, num_heads * head_dim_v] for a layer without W_O */
-  int64_t query_batch_stride; /* from one sequence to the next; 0 = n_q (or n_kv) * the row stride, here and below */
-  int64_t query_row_stride;   /* from one row to the next; 0 = the row's width, here and below */
-  int64_t key_batch_stride;
-  int64_t key_row_stride;
-  int64_t value_batch_stride;
-  int64_t value_row_stride;
-  int64_t output_batch_stride;
-  int64_t output_row_stride;
-  uint32_t is_causal;     /* 0 or 1; 1 = the query at position p attends to the keys at positions 0 .. p only */
-  uint32_t flags;         /* any of MHA_WINDOW_LEFT, MHA_WINDOW_RIGHT, MHA_PADDING_LEFT and MHA_CACHE_READ, combined by |; 0 = none */
+  int64_t query_batch_stride;  /* from one sequence to the next; 0 = n_q (or n_kv) * the row stride, here and below */
+  int64_t query_row_stride;    /* from one row to the next; 0 = the row's width, here and below */
+  int64_t key_batch_stride;    /* of key, where it is given; likewise below */
+  int64_t key_row_stride;      /* of key */
+  int64_t value_batch_stride;  /* of value */
+  int64_t value_row_stride;    /* of value */
+  int64_t output_batch_stride; /* of output */
+  int64_t output_row_stride;   /* of output */
+  uint32_t is_causal;          /* 0 or 1; 1 = the query at position p attends to the keys at positions 0 .. p only */
+  uint32_t flags;              /* any of MHA_WINDOW_LEFT, MHA_WINDOW_RIGHT, MHA_PADDING_LEFT and MHA_CACHE_READ, combined by |; 0 = none */
   const int64_t *q_start; /* [batch] position of each sequence's first valid query, counted from its first key; used by is_causal, windows
                              and rope. NULL = its keys (those in the cache included) less its queries: the last query sees all keys
                              (bottom-right); then there must not be more queries. Must be NULL with a ring. Not looked at, and not
@@ -578,14 +584,14 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_forward_args *a
  * must be set too, and for more than one sequence its batch stride.
  */
 typedef struct mha_attention_args {
-  size_t struct_size;
-  int64_t batch;
-  int64_t n_q;
-  int64_t n_kv; /* rows of k and v; literal: 0 = no keys, or with a cache none to append */
-  int64_t num_heads;
-  int64_t num_kv_heads; /* 0 = num_heads */
-  int64_t head_dim;
-  int64_t head_dim_v;   /* 0 = head_dim */
+  size_t struct_size;   /* sizeof the struct */
+  int64_t batch;        /* number of sequences; 0 = nothing to do */
+  int64_t n_q;          /* queries per sequence; 0 = nothing to do, then nothing is appended to a cache either */
+  int64_t n_kv;         /* rows of k and v; literal: 0 = no keys, or with a cache none to append */
+  int64_t num_heads;    /* heads of q; >= 1 */
+  int64_t num_kv_heads; /* heads of k and v, a divisor of num_heads; 0 = num_heads */
+  int64_t head_dim;     /* width of a head's queries and keys; >= 1 */
+  int64_t head_dim_v;   /* width of a head's values; 0 = head_dim */
   const void *q;        /* [batch, n_q, num_heads, head_dim] */
   const void *k;        /* [batch, n_kv, num_kv_heads, head_dim] */
   const void *v;        /* [batch, n_kv, num_kv_heads, head_dim_v] */
@@ -594,35 +600,35 @@ typedef struct mha_attention_args {
   uint32_t k_type;      /* MHA_TYPE_F32; without a cache also MHA_TYPE_F16 or MHA_TYPE_BF16, which are taken as the floats that they are */
   uint32_t v_type;      /* likewise, independent of k_type */
   uint32_t output_type; /* MHA_TYPE_F32 */
-  int64_t q_batch_stride; /* 0 = n_q * the row stride; likewise for the others */
-  int64_t q_row_stride;   /* 0 = num_heads * head_dim */
-  int64_t q_head_stride;  /* 0 = head_dim */
-  int64_t k_batch_stride;
-  int64_t k_row_stride;
-  int64_t k_head_stride;
-  int64_t v_batch_stride;
-  int64_t v_row_stride;
-  int64_t v_head_stride;
-  int64_t output_batch_stride;
-  int64_t output_row_stride;
-  int64_t output_head_stride;
-  float scale;        /* 0 = 1 / sqrt(head_dim); must be finite */
-  uint32_t is_causal; /* as in mha_forward_args, likewise below */
-  const int64_t *q_start;
-  const mha_scheduler *scheduler;
-  float *attention_weights;
-  float *lse;
-  const mha_taps *taps;     /* q, k and v must be NULL */
-  uint32_t instruction_set; /* MHA_INSTRUCTION_SET_* */
-  uint32_t flags;           /* as in mha_forward_args but for MHA_CACHE_READ, which n_kv = 0 stands for */
-  const int64_t *q_lengths; /* as in mha_forward_args, likewise below */
-  const int64_t *kv_lengths;
-  int64_t window_left;
-  int64_t window_right;
-  const mha_rope *rope;
-  mha_kv_cache *cache; /* k (rotated, where there is rope) and v are appended first; with n_kv = 0 they are not looked at. Its
-                          num_kv_heads, head_dim and head_dim_v must be those above. */
-  const int64_t *cache_sequences;
+  int64_t q_batch_stride;         /* from one sequence to the next; 0 = n_q * q_row_stride */
+  int64_t q_row_stride;           /* from one row to the next; 0 = num_heads * head_dim */
+  int64_t q_head_stride;          /* from one head to the next; 0 = head_dim */
+  int64_t k_batch_stride;         /* 0 = n_kv * k_row_stride */
+  int64_t k_row_stride;           /* 0 = num_kv_heads * head_dim */
+  int64_t k_head_stride;          /* 0 = head_dim */
+  int64_t v_batch_stride;         /* 0 = n_kv * v_row_stride */
+  int64_t v_row_stride;           /* 0 = num_kv_heads * head_dim_v */
+  int64_t v_head_stride;          /* 0 = head_dim_v */
+  int64_t output_batch_stride;    /* 0 = n_q * output_row_stride */
+  int64_t output_row_stride;      /* 0 = num_heads * head_dim_v */
+  int64_t output_head_stride;     /* 0 = head_dim_v */
+  float scale;                    /* 0 = 1 / sqrt(head_dim); must be finite */
+  uint32_t is_causal;             /* 0 or 1; mha_forward_args says more of this field and of those below */
+  const int64_t *q_start;         /* [batch] position of each sequence's first valid query */
+  const mha_scheduler *scheduler; /* NULL = run on the calling thread */
+  float *attention_weights;       /* optional output [batch, num_heads, n_q, n_kv] */
+  float *lse;                     /* optional output [batch, num_heads, n_q] */
+  const mha_taps *taps;           /* q, k and v must be NULL */
+  uint32_t instruction_set;       /* MHA_INSTRUCTION_SET_* */
+  uint32_t flags;                 /* as in mha_forward_args, but not MHA_CACHE_READ, for which n_kv = 0 stands */
+  const int64_t *q_lengths;       /* [batch] valid rows of q and output, 0 .. n_q; NULL = n_q for all */
+  const int64_t *kv_lengths;      /* [batch] valid rows of k and v, 0 .. n_kv; NULL = n_kv for all */
+  int64_t window_left;            /* with MHA_WINDOW_LEFT: attends to keys at positions >= p - window_left only */
+  int64_t window_right;           /* with MHA_WINDOW_RIGHT: attends to keys at positions <= p + window_right only */
+  const mha_rope *rope;           /* rotation of q, and of k before it is stored; NULL = none */
+  mha_kv_cache *cache;            /* k (rotated, where there is rope) and v are appended first; with n_kv = 0 they are not looked at. Its
+                                     num_kv_heads, head_dim and head_dim_v must be those above. */
+  const int64_t *cache_sequences; /* [batch] numbers of the cache's sequences; NULL = 0 .. batch - 1 */
 } mha_attention_args;
 
 /* Like mha_forward_workspace. */
@@ -633,8 +639,8 @@ MHA_API mha_status mha_attention(const mha_attention_args *args, void *workspace
 
 /* ---- What a call will do ------------------------------------------------------------------------------------------------------ */
 
-#define MHA_BACK_END_NATIVE 0u
-#define MHA_BACK_END_SGEMM 1u /* the caller's sgemm runs the projections */
+#define MHA_BACK_END_NATIVE 0u /* the library's own kernels run the projections */
+#define MHA_BACK_END_SGEMM 1u  /* the caller's sgemm runs them */
 
 /* How a call would be run, and its cost: nothing slow happens silently. */
 typedef struct mha_call_info {

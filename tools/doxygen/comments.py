@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Doxygen's input filter: prints a header with its plain C comments turned into Doxygen's.
+
+The header is written to be read as it is. What a comment belongs to is seen from where it stands:
+
+  at the top of the file          the file
+  "---- Title ----"               a topic, to which all belongs that comes before the next one
+  behind code on the same line    what that line declares
+  right above a declaration       the declaration; above several #defines without a comment of their own, all of them
+  above an empty line             the topic; likewise above a #define that has a comment of its own behind it
+
+Lines indented by four blanks or more, such as formulas and tables, are shown as they are.
+
+Example:
+  tools/doxygen/comments.py include/mha.h      what Doxygen gets to see
+"""
+
+import pathlib
+import re
+import sys
+
+special = re.compile(r"[\\@&$#<>%*|]")
+
+
+def text_of(comment):
+    """The lines of a comment without what draws its frame."""
+    lines = comment[2:-2].split("\n")
+    return [lines[0].strip()] + [re.sub(r"^ +\* ?", "", line).rstrip() if re.match(r" +\*", line) else line.strip() for line in lines[1:]]
+
+
+def rendered(lines):
+    """The lines for Doxygen: special characters escaped, indented lines as they are."""
+    out, is_verbatim = [], False
+    for line in lines:
+        is_indented = line.startswith("    ")
+        if is_indented and not is_verbatim:
+            out[-1] += " @verbatim"
+        line = line if is_indented else special.sub(r"\\\g<0>", line)
+        if is_verbatim and not is_indented and line:
+            line = "@endverbatim " + line
+        is_verbatim = is_indented or (is_verbatim and not line)
+        out.append(line)
+    return "\n".join(out) + (" @endverbatim" if is_verbatim else "")
+
+
+class Header:
+    def __init__(self, text):
+        self.text, self.topic = text, None
+
+    def converted(self):
+        text = re.sub(r"/\*.*?\*/", self.convert, self.text, flags=re.DOTALL)
+        text = re.sub(r"^/\*\* ([^\n]*) \*/\n(#define [^\n/]+\n)((?:#define [^\n/]+\n)+)", self.repeat, text, flags=re.MULTILINE)
+        return text + ("/** @} */\n" if self.topic else "")
+
+    def convert(self, match):
+        comment, lines = match[0], text_of(match[0])
+        before = self.text[self.text.rfind("\n", 0, match.start()) + 1:match.start()].strip()
+        after = self.text[match.end():].split("\n", 2)[1]
+        if before.startswith("#endif"):
+            return comment
+        if before:
+            return f"/**< {rendered(lines)} */"
+        if match.start() == 0:
+            return f"/** @file {rendered(lines)} */"
+        title = re.match(r"-+ (.*?) -+$", lines[0])
+        if title:
+            return self.begin_topic(title[1], rendered([""] + lines[1:]))
+        if self.topic and (not after or after.startswith("#") and "/*" in after):
+            return f"/** @}} */ /** @addtogroup {self.topic}\n@details {rendered(lines)} @{{ */"
+        return f"/** {rendered(lines)} */"
+
+    def begin_topic(self, title, text):
+        end = "/** @} */ " if self.topic else ""
+        self.topic = re.sub(r"\W+", "_", title.lower())
+        return f"{end}/** @defgroup {self.topic} {title}\n@details {text} @{{ */"
+
+    @staticmethod
+    def repeat(match):
+        others = re.sub(r"\n", f" /**< {match[1]} */\n", match[3])
+        return f"/** {match[1]} */\n{match[2]}{others}"
+
+
+if len(sys.argv) != 2 or sys.argv[1] in ("--help", "-h"):
+    print(__doc__)
+    sys.exit(0 if sys.argv[1:] in (["--help"], ["-h"]) else 2)
+print(Header(pathlib.Path(sys.argv[1]).read_text()).converted(), end="")
