@@ -140,29 +140,39 @@ class Consumer:
             "A C program does not build with add_subdirectory(mha).")
         self.execute(self.work / "with_source")
 
+    def pieces(self, page):
+        """The C blocks of a page, each with the block after it if that is what a program prints."""
+        blocks = re.findall(r"^```(\w+)\n(.*?)^```$", (here.parent.parent / page).read_text(), re.MULTILINE | re.DOTALL)
+        return [(block, after[1] if after[0] == "text" else None)
+                for (language, block), after in zip(blocks, [*blocks[1:], ("", "")]) if language == "c"]
+
     def examples(self):
-        """The examples run; the C blocks of README.md are minimal.c and generate.c, and the block after each what that prints.
+        """The examples run. README.md shows minimal.c and a piece of generate.c, each with what it prints; the C blocks of embedding.md are
+        pieces of embedding.c; the index names every example.
 
         pthreadpool.c needs the optional target of that name: it is what pkg_config_pthreadpool and find_package_pthreadpool run.
         """
-        readme = (here.parent.parent / "README.md").read_text()
-        blocks = re.findall(r"^```(\w+)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-        programs = [at for at, (language, _) in enumerate(blocks) if language == "c"]
-        names = ["minimal", "generate"]
-        if len(programs) != len(names):
-            sys.exit(f"README.md has {len(programs)} ```c blocks, not one for each of {', '.join(names)} in tests/examples.")
-        printed = {}
-        for name, at in zip(names, programs):
-            if [language for language, _ in blocks[at + 1:at + 2]] != ["text"]:
-                sys.exit(f"README.md has no ```text block after the ```c block of {name}.c.")
-            if blocks[at][1] != (here.parent / "examples" / f"{name}.c").read_text():
-                sys.exit(f"The C program in README.md and tests/examples/{name}.c differ. Copy the one to the other.")
-            printed[name] = blocks[at + 1][1]
+        sources = sorted((here.parent / "examples").glob("*.c"))
+        text = {source.stem: source.read_text() for source in sources}
+        readme, embedding = self.pieces("README.md"), self.pieces("src/docs/embedding.md")
+        if len(readme) != 2 or not embedding:
+            sys.exit("README.md has to have two ```c blocks, minimal.c and a piece of generate.c, and src/docs/embedding.md some.")
+        (minimal, _), *_ = readme
+        if minimal != text["minimal"]:
+            sys.exit("The C program in README.md and tests/examples/minimal.c differ. Copy the one to the other.")
+        for name, (piece, _) in [("generate", readme[1]), *(("embedding", block) for block in embedding)]:
+            if piece not in text[name]:
+                sys.exit(f"This piece does not stand in tests/examples/{name}.c; copy the one to the other:\n{piece}")
+        printed = dict(zip(["minimal", "generate"], [after for _, after in readme]))
+        index = (here.parent / "examples" / "README.md").read_text()
+        for source in sources:
+            if f"[{source.name}]({source.name})" not in index:
+                sys.exit(f"tests/examples/README.md does not name {source.name}.")
         flags = self.pkg_config(self.prefix, "--cflags", "--libs", "mha")
-        for source in sorted((here.parent / "examples").glob("*.c")):
+        for source in sources:
             if source.stem == "pthreadpool":
                 continue
-            program = self.compile(source.stem, source, *flags, "-pthread", f"-Wl,-rpath,{self.library_folder()}")
+            program = self.compile(source.stem, source, *flags, "-lm", "-pthread", f"-Wl,-rpath,{self.library_folder()}")
             output = self.execute(program, "libmha.so.0")
             if output != printed.get(source.stem, output):
                 sys.exit(f"{source.name} prints\n{output}where README.md says\n{printed[source.stem]}")
