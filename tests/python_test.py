@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import unittest
 
 skipped = 77
@@ -259,6 +260,17 @@ class Mha(unittest.TestCase):
         x = floats(1, 4, width)
         shifted = mha.Rope(rope.cos, rope.sin, q_positions=[[3, 4, 5, 6]], k_positions=[[3, 4, 5, 6]])
         np.testing.assert_allclose(self.layer.forward(x, rope=shifted), self.layer.forward(x, rope=rope), rtol=0, atol=1e-5)
+
+    # ---- What is written about it
+
+    def test_the_lines_of_the_readme_and_of_the_file_itself_run(self):
+        readme = (tools.parent.parent / "README.md").read_text()
+        lines = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL) + re.findall(r"^(?:    .*\n|\n)+", mha.__doc__, re.MULTILINE)
+        values = {"mha": mha, "w_qkv": floats(768, 3 * 768) / 30, "w_o": floats(768, 768) / 30, "x": floats(5, 768), "prompt": floats(5, 768)}
+        for program in lines:
+            exec(textwrap.dedent(program), values)
+        self.assertEqual(values["y"].shape, (5, 768))
+        self.assertEqual(values["cache"].length(), 5)
 
     # ---- Threads
 
