@@ -1,7 +1,7 @@
 /*
  * mha - multi-head attention for CPUs
  *
- * One call takes x to y:
+ * One call takes x to y, where attend is softmax(scale * q k^T) v for each head (Vaswani et al., arXiv:1706.03762):
  *
  *     x [batch, n, query_dim] --W_Q|W_K|W_V--> q | k | v --attend--> context [batch, n, num_heads * head_dim_v] --W_O--> y
  *
