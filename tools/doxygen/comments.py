@@ -35,7 +35,8 @@ def rendered(lines):
         is_indented = line.startswith("    ")
         if is_indented and not is_verbatim:
             out[-1] += " @verbatim"
-        line = line if is_indented else special.sub(r"\\\g<0>", line)
+        if not is_indented:
+            line = special.sub(r"\\\g<0>", line).replace(".. ", "..&nbsp;")  # the dots of 0 .. n end no sentence
         if is_verbatim and not is_indented and line:
             line = "@endverbatim " + line
         is_verbatim = is_indented or (is_verbatim and not line)
