@@ -208,6 +208,13 @@ class Mha(unittest.TestCase):
                 mha.verify(damaged)
             self.assertEqual(raised.exception.name, "MHA_ERROR_PACKED_CHECKSUM")
 
+    def test_what_a_call_costs_is_known_before(self):
+        info = self.layer.info(10, batch=2, is_causal=True)
+        self.assertIn(info["instruction_set"], [mha.instruction_set_names[name] for name in mha.instruction_sets()])
+        self.assertEqual((info["contract"], info["num_threads"]), (mha.contract(), 1))
+        self.assertGreaterEqual(info["operations"], 2 * 2 * 10 * 4 * width * width)  # the projections of two sequences
+        self.assertGreater(self.layer.info(10, batch=2)["operations"], info["operations"])  # more pairs without the mask
+
     # ---- Attention, caches, rotation
 
     def test_attention_over_views_and_narrow_keys(self):

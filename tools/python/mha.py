@@ -67,7 +67,10 @@ _AttentionArgs = _struct("mha_attention_args", "size struct_size", "i64 batch n_
                          "i64 output_batch_stride output_row_stride output_head_stride", "f32 scale", "u32 is_causal",
                          "ptr q_start scheduler attention_weights lse taps", "u32 instruction_set flags", "ptr q_lengths kv_lengths",
                          "i64 window_left window_right", "ptr rope cache cache_sequences")
-structs = [_Error, _Scheduler, _Config, _Weights, _Options, _CacheConfig, _Rope, _RopeConfig, _Taps, _ForwardArgs, _AttentionArgs]
+_CallInfo = _struct("mha_call_info", "size struct_size", "u32 instruction_set back_end contract num_threads",
+                    "i64 project_tile_rows project_tile_columns attend_tile_rows attend_block_rows attend_chunk_keys",
+                    "size workspace_bytes packed_bytes", "u64 operations bytes")
+structs = [_Error, _Scheduler, _Config, _Weights, _Options, _CacheConfig, _Rope, _RopeConfig, _Taps, _ForwardArgs, _AttentionArgs, _CallInfo]
 
 types = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3, "int4": 4}
 layouts = {"in_out": 0, "out_in": 1}
@@ -84,7 +87,8 @@ _signatures = {  # of the functions that return a status, without the mha_error:
     "mha_layer_create": "pppp", "mha_layer_shape": "pp", "mha_kv_cache_size": "pp", "mha_kv_cache_init": "ppsp",
     "mha_kv_cache_view": "psp", "mha_kv_cache_shape": "pp", "mha_kv_cache_length": "pip", "mha_kv_cache_truncate": "pii",
     "mha_kv_cache_set_blocks": "pipi", "mha_kv_cache_copy_prefix": "piii", "mha_kv_cache_append": "piipp", "mha_kv_cache_read": "piiipp",
-    "mha_rope_tables": "ppp", "mha_forward_workspace": "ppp", "mha_forward": "ppps", "mha_attention_workspace": "pp", "mha_attention": "pps"}
+    "mha_rope_tables": "ppp", "mha_info": "ppp", "mha_forward_workspace": "ppp", "mha_forward": "ppps", "mha_attention_workspace": "pp",
+    "mha_attention": "pps"}
 _kinds = {"p": ctypes.c_void_p, "s": ctypes.c_size_t, "i": ctypes.c_int64}
 _version = 100  # of the header whose structs stand above: 10000 * major + 100 * minor + patch
 _library = None
@@ -340,6 +344,15 @@ class Layer:
         if is_single:
             out, wanted = out[0], {name: array[0] for name, array in wanted.items()}
         return (out, wanted) if want else out
+
+    def info(self, n_q, *, batch=1, is_causal=False, window_left=None, window_right=None, cache=None, cache_sequences=None, scheduler=None):
+        """How forward would run on so many rows, and what it costs: the fields of mha_call_info by name."""
+        args, info = _new(_ForwardArgs, batch=batch, n_q=n_q), _new(_CallInfo)
+        alive = _set_sequences(args, batch, None, None, None, window_left, window_right, "right", None, cache, cache_sequences, scheduler,
+                               is_causal, n_q, n_q)
+        _call("mha_info", self._handle, args, info)
+        del alive
+        return {field: getattr(info, field) for field, _ in _CallInfo._fields_[1:]}
 
 
 def pack(query_dim, num_heads, *, instruction_set="auto", **weights_and_shape):
