@@ -11,6 +11,7 @@
 #include "memory.h"
 #include "pool.h"
 #include "probes.h"
+#include "workers.h"
 
 namespace bench {
 namespace {

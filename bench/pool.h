@@ -17,12 +17,4 @@ uint32_t num_cores();
 // The pool as the library takes it: the calling thread and threads - 1 others, on a core each. threads <= num_cores().
 mha_scheduler pool_scheduler(uint32_t threads);
 
-inline void pause_briefly() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 }  // namespace bench

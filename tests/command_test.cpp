@@ -1061,7 +1061,7 @@ TEST_F(Decode, GivesTheBytesOfARunWithoutIt) {
   EXPECT_EQ(Output(Decoding()), expected);
   for (const std::string prompt : {"1", "2", "6", "7"}) EXPECT_EQ(Output(Decoding({"--quiet", "--prompt", prompt})), expected) << prompt;
   EXPECT_EQ(Output(Decoding({"--quiet", "--cache-type", "f32"})), expected);
-  EXPECT_EQ(Output(Decoding({"--threads", "2", "--prompt", "3"})), expected);
+  for (const std::string threads : {"2", "3", "64"}) EXPECT_EQ(Output(Decoding({"--threads", threads, "--prompt", "3"})), expected) << threads;
 }
 
 TEST_F(Decode, GivesTheBytesOfARunWithoutItForSeveralChunksOfKeys) {
@@ -1069,6 +1069,23 @@ TEST_F(Decode, GivesTheBytesOfARunWithoutItForSeveralChunksOfKeys) {
   const std::string expected = Output({"--quiet"});
   for (const std::string prompt : {"1", "255", "256", "400"}) {
     EXPECT_EQ(Output(Decoding({"--quiet", "--prompt", prompt})), expected) << prompt;
+  }
+  EXPECT_EQ(Output(Decoding({"--quiet", "--prompt", "256", "--threads", "2"})), expected);
+}
+
+// So wide that every step is shared out.
+TEST_F(Decode, GivesTheSameBytesOnThreadsThatAllHaveWorkToDo) {
+  p_.batch = 1;
+  p_.query_dim = p_.key_dim = p_.value_dim = p_.output_dim = 512;
+  p_.num_heads = p_.num_kv_heads = 8;
+  p_.head_dim = p_.head_dim_v = 64;
+  Write(80);
+  const std::string expected = Output({"--quiet"});
+  for (const std::string threads : {"2", "5"}) {
+    const Result result = Mha(RunArguments(folder_, p_, {"--decode", "--prompt", "40", "--threads", threads}));
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_NE(result.err.find(threads + " threads"), std::string::npos) << result.err;
+    EXPECT_EQ(ReadFile(folder_ / "y.npy"), expected) << threads;
   }
 }
 
@@ -1200,7 +1217,9 @@ TEST_F(Decode, OptionsThatContradictEachOtherAreRefused) {
   ExpectRefusal(refused({"--cache-type", "f16"}), {"mha: --cache-type: is an option of --decode, which is not given\n"});
   ExpectRefusal(refused({"--decode", "--cache-type", "int4"}), {"mha: --cache-type: f32, f16, bf16 or int8 is expected, not 'int4'\n"});
   ExpectRefusal(refused({"--decode", "--prompt", "0"}), {"--prompt", "a whole number of at least 1", "'0'"});
-  ExpectRefusal(refused({"--decode", "--prompt", "8"}), {"mha: --prompt: 8 rows are more than the 7 of ", "x.npy"});
+  for (const std::string threads : {"1", "2", "64"}) {  // which are there by then, and end
+    ExpectRefusal(refused({"--decode", "--prompt", "8", "--threads", threads}), {"mha: --prompt: 8 rows are more than the 7 of ", "x.npy"});
+  }
   ExpectRefusal(refused({"--decode", "--key", folder_ / "x.npy"}), {"--decode", "leave out --key"});
   ExpectRefusal(refused({"--decode", "--value", folder_ / "x.npy"}), {"--decode", "leave out --value"});
   p_.is_causal = false;

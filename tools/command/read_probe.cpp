@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kSmallest = int64_t{16} << 10;  // bytes for each thread; less than any cache
 constexpr int64_t kLargest = int64_t{256} << 20;  // what is larger is read no faster and no more slowly
-constexpr double kSeconds = 1e-3;                 // of a try at least, so that the clock and the start of threads are lost in it
+constexpr double kSeconds = 1e-3;                 // of a try at least, so that the clock and the waking of threads are lost in it
 constexpr int kRounds = 3, kTries = 10;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "bench/workers.h"
 #include "commands.h"
 #include "decode.h"
 #include "error.h"
@@ -14,7 +15,6 @@
 #include "options.h"
 #include "rotation.h"
 #include "terminal.h"
-#include "threads.h"
 
 namespace command {
 namespace {
@@ -105,8 +105,8 @@ void run(const RunOptions &options) {
 
   std::optional<Rotation> rotation;
   if (layer->rotates()) rotation.emplace(options.layer, layer->shape(), std::max(inputs.n_q(), inputs.n_kv()));
-  const mha_scheduler scheduler = fork_join_scheduler(options.num_threads);
-  const Work work = {*layer, inputs, rotation ? rotation->get() : nullptr, scheduler, output.get()};
+  const bench::Workers workers(options.num_threads);
+  const Work work = {*layer, inputs, rotation ? rotation->get() : nullptr, workers.scheduler(), output.get()};
 
   // What the whole batch costs.
   const mha_forward_args args = work.arguments(0, inputs.batch());

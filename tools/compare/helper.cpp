@@ -2,11 +2,8 @@
 // threads of its own; and the peak that the figures are a share of. Everything is for one process with one number of threads.
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <cstring>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -14,83 +11,9 @@
 #include "memory.h"
 #include "mha.h"
 #include "probes.h"
+#include "workers.h"
 
 namespace {
-
-// Threads that look for work for a while before they sleep, as those of the other libraries do. The caller works too, and waits for the
-// tasks and not for the threads: what none of them has begun when it could go on, it does itself.
-class Pool {
- public:
-  explicit Pool(uint32_t num_threads) {
-    for (uint32_t i = 1; i < num_threads; ++i) std::thread(&Pool::serve, this).detach();
-    scheduler_.context = this;
-    scheduler_.num_threads = num_threads;
-    scheduler_.parallel_for = [](void *pool, uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
-      static_cast<Pool *>(pool)->run(count, task, task_context);
-    };
-  }
-
-  const mha_scheduler *scheduler() const { return &scheduler_; }
-
- private:
-  // The tasks not begun yet are those from begun to count - 1. One word, so that a thread which is late takes none of another call.
-  struct Tasks {
-    uint32_t begun, count;
-  };
-
-  void run(uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
-    if (count == 1) return task(task_context, 0);
-    task_ = task, task_context_ = task_context;
-    done_ = 0;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      tasks_ = Tasks{0, count};
-    }
-    wake_.notify_all();
-    work();
-    for (int spins = 0; done_ < count; ++spins) pause(spins);
-  }
-
-  void work() {
-    for (Tasks tasks = tasks_; tasks.begun < tasks.count; tasks = tasks_) {
-      if (!tasks_.compare_exchange_weak(tasks, Tasks{tasks.begun + 1, tasks.count})) continue;
-      task_(task_context_, tasks.begun);
-      ++done_;
-    }
-  }
-
-  bool is_idle() const {
-    const Tasks tasks = tasks_;
-    return tasks.begun >= tasks.count;
-  }
-
-  void serve() {
-    while (true) {
-      for (int spins = 0; is_idle() && spins < 20000; ++spins) pause(spins);
-      if (is_idle()) {
-        std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [this] { return !is_idle(); });
-      }
-      work();
-    }
-  }
-
-  // Gives way now and then, in case there are more threads than cores free.
-  static void pause(int spins) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-    if (spins % 1024 == 1023) std::this_thread::yield();
-  }
-
-  mha_scheduler scheduler_ = {};
-  void (*task_)(void *, uint32_t) = nullptr;
-  void *task_context_ = nullptr;
-  std::atomic<Tasks> tasks_{Tasks{0, 0}};
-  std::atomic<uint32_t> done_{0};
-  std::mutex mutex_;
-  std::condition_variable wake_;
-};
 
 struct Layer {
   mha_layer *layer = nullptr;
@@ -103,8 +26,8 @@ struct Layer {
 };
 
 const mha_scheduler *scheduler_of(uint32_t num_threads) {
-  static Pool *const pool = num_threads > 1 ? new Pool(num_threads) : nullptr;
-  return pool ? pool->scheduler() : nullptr;
+  static const bench::Workers *const workers = num_threads > 1 ? new bench::Workers(num_threads) : nullptr;
+  return workers ? &workers->scheduler() : nullptr;
 }
 
 // The last steps of making one, the same with a cache and without. Null: message says why.
