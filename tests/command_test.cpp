@@ -1061,7 +1061,8 @@ TEST_F(Decode, GivesTheBytesOfARunWithoutIt) {
   EXPECT_EQ(Output(Decoding()), expected);
   for (const std::string prompt : {"1", "2", "6", "7"}) EXPECT_EQ(Output(Decoding({"--quiet", "--prompt", prompt})), expected) << prompt;
   EXPECT_EQ(Output(Decoding({"--quiet", "--cache-type", "f32"})), expected);
-  for (const std::string threads : {"2", "3", "64"}) EXPECT_EQ(Output(Decoding({"--threads", threads, "--prompt", "3"})), expected) << threads;
+  for (const std::string threads : {"2", "3", "64"})
+    EXPECT_EQ(Output(Decoding({"--threads", threads, "--prompt", "3"})), expected) << threads;
 }
 
 TEST_F(Decode, GivesTheBytesOfARunWithoutItForSeveralChunksOfKeys) {
@@ -1827,6 +1828,158 @@ TEST_F(ExplainFile, ShowsGroupedHeadsCrossAttentionAndPackedLayers) {
   EXPECT_EQ(StepOf(packed.out, "9"), StepOf(result.out, "9"));
   EXPECT_TRUE(Contains(StepOf(packed.out, "3"), "(packed: not shown)"));
   EXPECT_FALSE(Contains(StepOf(result.out, "3"), "not shown"));
+}
+
+// ---- explain --html: what a browser shows of it is in explain_html_test.py -------------------------------------------------------
+
+int Count(const std::string &text, const std::string &part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) count++;
+  return count;
+}
+
+TEST(ExplainHtml, IsOnePageThatNeedsNothingElse) {
+  const Folder folder;
+  const Result result = Mha({"explain", "--html", folder / "page.html", "--tokens", "the cat sleeps"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(result.err.rfind((folder / "page.html") + ": 2 attention maps of 3 x 3 weights, ", 0), 0u) << result.err;
+  EXPECT_EQ(Lines(result.err).size(), 1u) << result.err;
+  EXPECT_EQ(folder.Names(), std::set<std::string>{"page.html"});
+  const std::string page = ReadFile(folder / "page.html");
+  EXPECT_EQ(page.rfind("<!doctype html>", 0), 0u);
+  EXPECT_NE(page.find("default-src 'none'"), std::string::npos);
+  for (const std::string elsewhere : {"http://", "https://", "@import", "url(", "<link rel=stylesheet", "src=\"/"}) {
+    EXPECT_EQ(page.find(elsewhere), std::string::npos) << elsewhere;
+  }
+}
+
+TEST(ExplainHtml, HasTheStepsAndNumbersThatTheTerminalShows) {
+  const Folder folder;
+  ASSERT_EQ(Mha({"explain", "--html", folder / "page.html"}).status, 0);
+  const std::string page = ReadFile(folder / "page.html"), shown = Mha({"explain"}).out;
+  EXPECT_EQ(Count(page, "<section class=\"card step\">"), Count(shown, "\nStep "));
+  for (const std::string number : {"10.1724", "18.8148", "0.8505", "0.3956", "0.5703"}) {
+    EXPECT_NE(shown.find(number), std::string::npos) << number;
+    EXPECT_NE(page.find(">" + number + "</td>"), std::string::npos) << number;
+  }
+  EXPECT_EQ(Count(page, "<td class=no>\u2212\u221e</td>"), 12) << "-inf in 2 examples of 2 heads";
+}
+
+TEST(ExplainHtml, TokensAreEscaped) {
+  const Folder folder;
+  ASSERT_EQ(Mha({"explain", "--html", folder / "page.html", "--tokens", "<script>x</script> \"'>&amp; \x01\x1b[m"}).status, 0);
+  const std::string page = ReadFile(folder / "page.html");
+  EXPECT_EQ(Count(page, "<script>"), 1) << "that of the page";
+  EXPECT_NE(page.find("<th scope=row>&lt;script&gt;x&lt;/script&gt;</th>"), std::string::npos);
+  EXPECT_NE(page.find("<th scope=row>&quot;&#39;&gt;&amp;amp;</th>"), std::string::npos);
+  EXPECT_NE(page.find("<th scope=row>??[m</th>"), std::string::npos);
+}
+
+TEST(ExplainHtml, LongTokensAreShortenedBetweenLetters) {
+  const Folder folder;
+  const std::string twenty = "\u00e4bcdefghij\u00e4bcdefghi\u00e4";
+  ASSERT_EQ(Mha({"explain", "--html", folder / "page.html", "--tokens", twenty + " " + twenty + "\u00e4 c"}).status, 0);
+  const std::string page = ReadFile(folder / "page.html");
+  EXPECT_NE(page.find("<th scope=row>" + twenty + "</th>"), std::string::npos);
+  EXPECT_NE(page.find("<th scope=row>" + twenty + "\u2026</th>"), std::string::npos);
+}
+
+TEST(ExplainHtml, TokensThatDoNotFitAreRefused) {
+  const Folder folder;
+  const std::string page = folder / "page.html";
+  ExpectRefusal(Mha({"explain", "--html", page, "--tokens", "the cat"}),
+                {"mha: --tokens: 2 tokens for 3 rows of the worked example; one for each is expected, with blanks between them\n"});
+  ExpectRefusal(Mha({"explain", "--html", page, "--tokens", "the cat sleeps well"}), {"--tokens: 4 tokens for 3 rows"});
+  ExpectRefusal(Mha({"explain", "--html", page, "--tokens", ""}), {"--tokens: 0 tokens for 3 rows"});
+  ExpectRefusal(Mha({"explain", "--html", page, "--key-tokens", "a b c"}), {"--key-tokens: ", "leave it out, or give --key"});
+  ExpectRefusal(Mha({"explain", "--tokens", "the cat sleeps"}), {"mha: --tokens: labels the maps of --html, which is not given\n"});
+  ExpectRefusal(Mha({"explain", "--key-tokens", "a"}), {"mha: --key-tokens: labels the maps of --html, which is not given\n"});
+  ExpectRefusal(Mha({"explain", "--html"}), {"--html: a value is expected after it"});
+  EXPECT_EQ(folder.Names(), std::set<std::string>{});
+}
+
+TEST_F(ExplainFile, HtmlLabelsKeysOfTheirOwn) {
+  p_.n_kv = 2;
+  p_.is_causal = false;
+  Fill(&p_);
+  const std::string key = folder_.Write("k.npy", Npy({p_.batch, p_.n_kv, p_.key_dim}, p_.key)), page = folder_ / "page.html";
+  const auto tensors = Gpt2(p_);
+  ASSERT_EQ(Explain(tensors, {"--key", key, "--html", page, "--tokens", "a b c d e f g", "--key-tokens", "left right"}).status, 0);
+  EXPECT_NE(ReadFile(page).find("title=\"g \u2192 right: 0."), std::string::npos);
+  EXPECT_EQ(Count(ReadFile(page), "<th scope=col>right</th>"), 4) << "one for each head";
+  ExpectRefusal(Explain(tensors, {"--key", key, "--html", page, "--key-tokens", "left"}),
+                {"--key-tokens: 1 token for 2 rows of ", "k.npy"});
+}
+
+TEST_F(ExplainFile, HtmlIsWrittenWholeOrNotAtAll) {
+  Fill(&p_);
+  const std::vector<Stored> tensors = Gpt2(p_);
+  const std::string page = folder_.Write("page.html", "what was there before");
+  const auto before = [&] { return std::set<std::string>{"layer.safetensors", "page.html", "x.npy"}; };
+  ExpectRefusal(Explain(tensors, {"--html", page, "--tokens", "a b"}), {"--tokens"});
+  ExpectRefusal(Explain(tensors, {"--html", page, "--kv-heads", "3"}), {"layer.safetensors"});  // found once the file is begun
+  EXPECT_EQ(ReadFile(page), "what was there before");
+  EXPECT_EQ(folder_.Names(), before());
+  ASSERT_EQ(Explain(tensors, {"--html", page}).status, 0);
+  EXPECT_NE(ReadFile(page).find("</html>"), std::string::npos);
+  EXPECT_EQ(folder_.Names(), before());
+
+  ExpectRefusal(Explain(tensors, {"--html", folder_ / "x.npy"}), {"mha: --html: ", "is also the --input"});
+  ExpectRefusal(Explain(tensors, {"--html", folder_ / "layer.safetensors"}), {"mha: --html: ", "is also the --weights"});
+  ExpectRefusal(Explain(tensors, {"--html", "-"}), {"mha: --html: ", "standard output"});
+  ExpectRefusal(Explain(tensors, {"--html", folder_ / "nowhere/page.html"}), {"nowhere/page.html", "cannot be written"});
+  ExpectRefusal(Explain(tensors, {"--html", "/dev/full"}), {"/dev/full", "cannot be written"});
+}
+
+TEST_F(ExplainFile, HtmlOfALongInputIsReducedAndSaysSo) {
+  p_.batch = 1;
+  p_.n_q = p_.n_kv = 4096;
+  p_.num_heads = p_.num_kv_heads = 2;
+  p_.query_dim = p_.key_dim = p_.value_dim = p_.output_dim = 12;
+  Fill(&p_);
+  const std::string page = folder_ / "page.html";
+  std::string tokens;
+  for (int i = 0; i < 4096; i++) tokens += "\"<token>\" ";
+  const Result result = Explain(Gpt2(p_), {"--causal", "--html", page, "--tokens", tokens});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(result.err.find("2 attention maps of 4096 x 4096 weights, reduced to 683 x 683 cells, each the mean of 6 x 6, "),
+            std::string::npos)
+      << result.err;
+  const std::string html = ReadFile(page);
+  EXPECT_LE(html.size(), size_t{4} << 20) << "the most that the help promises";
+  EXPECT_NE(html.find("Reduced: 4096 \u00d7 4096 weights are too many to draw."), std::string::npos);
+}
+
+// As many numbers, labels and long tokens as can be.
+TEST_F(ExplainFile, HtmlStaysBelowItsLimit) {
+  p_.num_heads = p_.num_kv_heads = 256;
+  p_.head_dim = p_.head_dim_v = 1;
+  for (const int64_t n : {5, 6, 12, 40}) {
+    p_.n_q = p_.n_kv = n;
+    Fill(&p_);
+    std::string tokens;
+    for (int64_t i = 0; i < n; i++) tokens += std::string(2000, '"') + " ";
+    const Result result = Explain(Gpt2(p_), {"--html", folder_ / "page.html", "--tokens", tokens});
+    ASSERT_EQ(result.status, 0) << result.err;
+    const std::string html = ReadFile(folder_ / "page.html");
+    EXPECT_LE(html.size(), size_t{4} << 20) << n << " tokens";
+    EXPECT_EQ(Count(html, "<figure class=map>"), 256);
+  }
+}
+
+TEST_F(ExplainFile, HtmlOfManyHeadsDrawsTheFirst) {
+  p_.n_q = p_.n_kv = 40;
+  p_.num_heads = p_.num_kv_heads = 300;
+  p_.head_dim = p_.head_dim_v = 1;
+  Fill(&p_);
+  const Result result = Explain(Gpt2(p_), {"--html", folder_ / "page.html"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(result.err.find("256 attention maps of 40 x 40 weights, of the first of 300 heads"), std::string::npos) << result.err;
+  const std::string html = ReadFile(folder_ / "page.html");
+  EXPECT_EQ(Count(html, "<figure class=map>"), 256);
+  EXPECT_NE(html.find("Drawn are the first 256 of 300 heads."), std::string::npos);
+  EXPECT_LE(html.size(), size_t{4} << 20);
 }
 
 TEST_F(ExplainFile, RefusesWhatIsTooLongOrEmpty) {

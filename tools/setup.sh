@@ -9,7 +9,7 @@ tools/setup.sh [--all]
 Installs by apt-get (Debian, Ubuntu) the packages that are needed to build and test mha, as far as they are missing. Says nothing and
 takes no time if all are there. Needs root or sudo only if something is missing.
 
-  --all    also what tools/test.sh needs: clang, a compiler and an emulator for AArch64, doxygen, and what virtual
+  --all    also what tools/test.sh needs: clang, a compiler and an emulator for AArch64, doxygen, a browser, and what virtual
            environments of Python need
   --help   this text
 
@@ -24,7 +24,7 @@ packages=(cmake ninja-build g++ libxsimd-dev libopenblas-dev libpthreadpool-dev 
 
 for argument in "$@"; do
   case $argument in
-    --all) packages+=(clang libclang-rt-dev g++-aarch64-linux-gnu qemu-user doxygen python3-venv) ;;
+    --all) packages+=(clang libclang-rt-dev g++-aarch64-linux-gnu qemu-user doxygen python3-venv chromium) ;;
     --help | -h) usage && exit ;;
     *) echo "tools/setup.sh: '$argument' is not an option; see tools/setup.sh --help" >&2 && exit 2 ;;
   esac

@@ -1,54 +1,25 @@
 // mha explain: one call, step by step, with every matrix. All numbers that a call makes come from the library (mha_taps).
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdio>
 #include <memory>
+#include <optional>
+#include <sstream>
 
 #include "commands.h"
 #include "error.h"
 #include "example.h"
+#include "files.h"
+#include "html_page.h"
 #include "inputs.h"
 #include "layer.h"
 #include "matrix.h"
 #include "options.h"
+#include "page.h"
 #include "taps.h"
 #include "terminal.h"
 
 namespace command {
 namespace {
-
-// ---- How it is shown ------------------------------------------------------------------------------------------------------------
-
-class Page {
- public:
-  void headline(const std::string &title, const std::string &sentence) {
-    std::printf("%s\n", palette_.strong(title).c_str());
-    for (const std::string &words : wrapped(sentence, width_)) std::printf("%s\n", words.c_str());
-  }
-
-  void step(const std::string &number, const std::string &title, const std::string &shapes, const std::string &why) {
-    char line[80];
-    std::snprintf(line, sizeof line, "Step %-4s%-23s", number.c_str(), title.c_str());
-    std::printf("\n%s%s\n", palette_.title(line).c_str(), palette_.shape(shapes).c_str());
-    for (const std::string &words : wrapped(why, width_ - 2)) std::printf("  %s\n", palette_.faint(words).c_str());
-  }
-
-  // Words in the place of blocks.
-  void note(const std::string &sentence) {
-    std::printf("\n");
-    for (const std::string &words : wrapped(sentence, width_ - 2)) std::printf("  %s\n", words.c_str());
-  }
-
-  void blocks(const std::vector<Block> &blocks) {
-    if (!blocks.empty()) std::printf("\n");
-    print_blocks(blocks, palette_, width_);
-  }
-
- private:
-  const int width_ = terminal_width(STDOUT_FILENO);
-  Palette palette_{STDOUT_FILENO};
-};
 
 // The widths of the columns that queries, keys and values take in W_Q|W_K|W_V.
 struct Columns {
@@ -154,9 +125,17 @@ void show_attention(Page *page, const Attention &a) {
   const std::string score_shape = shape_text({1, a.q.count, a.q.rows, a.k.rows});
   const std::string context_shape = shape_text({1, a.q.count, a.q.rows, a.v.width});
   const std::string context_rows = shape_text({1, a.q.rows, a.q.count, a.v.width});
-  const auto show_scores = [&](const std::vector<float> &scores) {
-    page->blocks(blocks_of(a.q.count, [&](int64_t i) { return matrix_block(text("head ", i + 1), a.of_head(scores, i)); }));
-  };
+  std::vector<Block> scores, scaled_scores, masked_scores, weights;  // of the heads that are shown
+  for (const int64_t head : shown_blocks(a.q.count)) {
+    const HeadScores of_head = head < 0 ? HeadScores{} : scores_of_head(a, head);
+    const auto add = [&](std::vector<Block> *blocks, const std::vector<float> &values) {
+      blocks->push_back(head < 0 ? gap_block() : matrix_block(text("head ", head + 1), of_head.matrix(values)));
+    };
+    add(&scores, of_head.scores);
+    add(&scaled_scores, of_head.scaled_scores);
+    add(&masked_scores, of_head.masked_scores);
+    add(&weights, of_head.weights);
+  }
 
   page->step("6", "group by heads", text(shape_text({1, a.q.rows, a.q.count, a.q.width}), " -> ", q_shape),
              "From here on each head works alone, on its own three matrices with a row for each token.");
@@ -166,22 +145,22 @@ void show_attention(Page *page, const Attention &a) {
 
   page->step("7", "attention scores", text(q_shape, " x ", k_shape, "^T -> ", score_shape),
              "Q K^T: row i, column j tells how well what token i looks for fits what token j can be found by.");
-  show_scores(a.scores);
+  page->blocks(scores);
 
   const bool is_default_scale = a.scale == 1 / std::sqrt(static_cast<float>(a.q.width));
   const std::string scale =
       is_default_scale ? text("1 / sqrt(", a.q.width, ") = ", decimal_text(a.scale, 4)) : text("the scale, ", a.scale);
   page->step("8a", "scaled", text(score_shape, " x ", decimal_text(a.scale, 4)),
              text("Times ", scale, ", since sums over a head grow with its width."));
-  show_scores(a.scaled_scores);
+  page->blocks(scaled_scores);
 
   page->step("8b", "masked", score_shape,
              a.is_causal ? "Causal: no token sees those that follow it. -inf will become the weight 0."
                          : "Nothing is masked: every token sees all.");
-  show_scores(a.masked_scores);
+  page->blocks(masked_scores);
 
   page->step("8c", "attention weights", score_shape, "Softmax turns each row into shares that sum to 1.");
-  show_scores(a.weights);
+  page->blocks(weights);
 
   page->step("9", "context of each head", text(score_shape, " x ", v_shape, " -> ", context_shape),
              "Each token takes from the values in the shares of its row.");
@@ -219,26 +198,73 @@ void show_output(Page *page, const mha_layer_config &shape, const mha_layer_weig
   page->blocks(blocks);
 }
 
-std::string instruction_set_of(const LoadedLayer &layer, const CallInputs &inputs) {
-  const mha_forward_args args = inputs.arguments(0, 1);
-  mha_call_info info = {};
-  info.struct_size = sizeof info;
-  mha_error error;
-  check(mha_info(layer.get(), &args, &info, &error), error, inputs.query.name);
-  return mha_instruction_set_name(info.instruction_set);
-}
-
 // ---- The sub-command ------------------------------------------------------------------------------------------------------------
+
+constexpr const char *kOutput = "Output";
 
 struct ExplainOptions {
   LayerOptions layer;
   InputOptions inputs;
+  std::string html;
+  std::optional<std::string> tokens;
+  std::optional<std::string> key_tokens;
+
+  bool is_example() const { return layer.weights.empty() && layer.packed.empty() && inputs.query.empty(); }
 };
 
-void explain(const ExplainOptions &options) {
-  const bool is_example = options.layer.weights.empty() && options.layer.packed.empty() && options.inputs.query.empty();
-  if (!is_example) check_needed(options.layer, true, {{"--input", options.inputs.query}});
-  const CallInputs inputs = is_example ? example_inputs() : read_inputs(options.inputs);
+void check_options(const ExplainOptions &options) {
+  if (!options.is_example()) check_needed(options.layer, true, {{"--input", options.inputs.query}});
+  if (options.html.empty()) {
+    const char *const name = options.tokens ? "--tokens" : options.key_tokens ? "--key-tokens" : nullptr;
+    if (name != nullptr) fail(name, ": labels the maps of --html, which is not given");
+    return;
+  }
+  check_output(options.html,
+               {{"--weights", options.layer.weights},
+                {"--packed", options.layer.packed},
+                {"--input", options.inputs.query},
+                {"--key", options.inputs.key},
+                {"--value", options.inputs.value}},
+               "--html");
+}
+
+// The beginning of a long word: it stands beside a map, again and again.
+std::string shortened(const std::string &word) {
+  constexpr int kMostLetters = 20;
+  int letters = 0;
+  for (size_t i = 0; i < word.size(); ++i) {
+    const bool begins_letter = (static_cast<unsigned char>(word[i]) & 0xC0) != 0x80;  // of UTF-8
+    if ((begins_letter && ++letters > kMostLetters) || i >= 4 * kMostLetters) return word.substr(0, i) + "\u2026";
+  }
+  return word;
+}
+
+// The words of an option, which must be as many as there are rows.
+std::vector<std::string> words_of(const std::optional<std::string> &words, const char *option, int64_t rows, const std::string &of_what) {
+  std::vector<std::string> result;
+  if (!words) return result;
+  std::istringstream stream(*words);
+  for (std::string word; stream >> word;) result.push_back(shortened(word));
+  if (static_cast<int64_t>(result.size()) != rows) {
+    fail(option, ": ", count_text(static_cast<int64_t>(result.size()), "token"), " for ", count_text(rows, "row"), " of ", of_what,
+         "; one for each is expected, with blanks between them");
+  }
+  return result;
+}
+
+Labels read_labels(const ExplainOptions &options, const CallInputs &inputs) {
+  const bool has_own_keys = inputs.key || inputs.value;
+  if (options.key_tokens && !has_own_keys)
+    fail("--key-tokens: the keys are of the same tokens as the queries; leave it out, or give --key");
+  Labels labels;
+  labels.rows = words_of(options.tokens, "--tokens", inputs.n_q(), inputs.query.name);
+  const Array &keys = inputs.key ? *inputs.key : inputs.value ? *inputs.value : inputs.query;
+  labels.columns = has_own_keys ? words_of(options.key_tokens, "--key-tokens", inputs.n_kv(), keys.name) : labels.rows;
+  return labels;
+}
+
+void explain_on(Page *page, const ExplainOptions &options, const CallInputs &inputs, const Labels &labels) {
+  const bool is_example = options.is_example();
   const bool is_packed = !options.layer.packed.empty();
   const LayerWeights weights = is_example ? example_weights() : is_packed ? LayerWeights{} : read_layer_weights(options.layer);
   const auto layer = is_packed ? std::make_unique<const LoadedLayer>(options.layer.packed, options.layer)
@@ -250,23 +276,45 @@ void explain(const ExplainOptions &options) {
   const mha_layer_weights *matrices = is_packed ? nullptr : &weights.weights;
   const std::string what =
       is_example ? "A worked example" : text("The layer of ", one_line(layer->name()), " on ", one_line(inputs.query.name));
-  Page page;
-  page.headline("Multi-head attention, step by step",
-                text(what, ": ", count_text(inputs.n_q(), "token"), " of width ", shape.query_dim, ", ",
-                     count_text(shape.num_heads, "head"), " of width ", shape.head_dim, inputs.is_causal ? ", causal" : "",
-                     ". Every number is what the library computed (", instruction_set_of(*layer, inputs), ")."));
-  show_projection(&page, shape, matrices, inputs, *forward);
-  show_attention(&page, forward->middle);
-  show_output(&page, shape, matrices, inputs.n_q(), *forward);
+  page->headline("Multi-head attention, step by step",
+                 text(what, ": ", count_text(inputs.n_q(), "token"), " of width ", shape.query_dim, ", ",
+                      count_text(shape.num_heads, "head"), " of width ", shape.head_dim, inputs.is_causal ? ", causal" : "",
+                      ". Every number is what the library computed (", mha_instruction_set_name(forward->middle.instruction_set), ")."));
+  page->maps(forward->middle, labels);
+  show_projection(page, shape, matrices, inputs, *forward);
+  show_attention(page, forward->middle);
+  show_output(page, shape, matrices, inputs.n_q(), *forward);
   if (!is_example) return;
 
-  std::printf("\n\n");
-  page.headline(
+  const std::unique_ptr<const Attention> smaller = look_into(grouped_example(), forward->middle.instruction_set);
+  page->headline(
       "The same steps on smaller numbers",
       "The scores above are so large that softmax gave nearly all weight to one token. Trained layers keep them small, like those "
       "below: from step 6 on, with queries, keys and values made up for the purpose.");
-  show_attention(&page, *look_into(grouped_example(), computation_options(options.layer).instruction_set));
-  page.note("Here it ends: these smaller numbers come without an output projection, so that there is no step 12.");
+  page->maps(*smaller, labels);
+  show_attention(page, *smaller);
+  page->note("Here it ends: these smaller numbers come without an output projection, so that there is no step 12.");
+}
+
+void explain(const ExplainOptions &options) {
+  check_options(options);
+  const CallInputs inputs = options.is_example() ? example_inputs() : read_inputs(options.inputs);
+  const Labels labels = read_labels(options, inputs);
+  if (options.html.empty()) {
+    TerminalPage page;
+    explain_on(&page, options, inputs, labels);
+    return;
+  }
+  OutputFile file(options.html);
+  Progress progress(true);
+  HtmlPage page(&progress);
+  explain_on(&page, options, inputs, labels);
+  const std::string html = page.html();
+  file.write(html.data(), html.size());
+  file.commit();
+  progress.clear();
+  std::fprintf(stderr, "%s: %s, %s\n", one_line(options.html).c_str(), page.about_maps().c_str(),
+               bytes_text(static_cast<double>(html.size())).c_str());
 }
 
 }  // namespace
@@ -279,13 +327,27 @@ void add_explain_command(CLI::App *app) {
   add_input_options(explain_app, &options->inputs);
   add_instruction_set_option(explain_app, &options->layer);
   add_back_end_option(explain_app, &options->layer);
+  explain_app->add_option("--html", options->html, "Write a page for a browser instead, with a heat map of what each head attends to")
+      ->type_name("FILE")
+      ->group(kOutput);
+  explain_app->add_option("--tokens", options->tokens, "Words for the rows of the input, on the maps; default their numbers")
+      ->type_name("\"A B C\"")
+      ->group(kOutput);
+  explain_app->add_option("--key-tokens", options->key_tokens, "Words for the rows of --key; default their numbers")
+      ->type_name("\"A B\"")
+      ->group(kOutput);
   explain_app->footer(R"(
 Without options it walks through a worked example of 3 tokens and 2 heads. Of large matrices it shows the corners.
+
+The page of --html loads nothing from elsewhere. Its maps have at most a million cells together, and the page at most 4 MiB: with
+a long input a cell is the mean of a square of weights, which the page and the terminal then say.
 
 Examples:
   mha explain
   mha explain | less -R
-  mha explain --weights gpt2.safetensors --layer h.0 --heads 12 --causal --input x.npy)");
+  mha explain --html explained.html --tokens "the cat sleeps"
+  mha explain --weights gpt2.safetensors --layer h.0 --heads 12 --causal --input x.npy
+  mha explain --weights gpt2.safetensors --layer h.0 --heads 12 --causal --input x.npy --html h.0.html)");
   explain_app->callback([options] { explain(*options); });
 }
 

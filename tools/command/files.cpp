@@ -108,15 +108,15 @@ MappedFile::~MappedFile() {
   if (size_ > 0) munmap(const_cast<unsigned char *>(data_), size_);
 }
 
-void check_output(const std::string &output, const std::vector<std::pair<const char *, std::string>> &inputs) {
-  if (output == "-") fail("--output: the result does not go to standard output; name a file (./- if it is called so)");
+void check_output(const std::string &output, const std::vector<std::pair<const char *, std::string>> &inputs, const char *output_option) {
+  if (output == "-") fail(output_option, ": the result does not go to standard output; name a file (./- if it is called so)");
   struct stat written;
   if (stat(output.c_str(), &written) != 0) return;  // a new file is none of the inputs
   for (const auto &[option, path] : inputs) {
     struct stat read;
     if (path.empty() || stat(path.c_str(), &read) != 0) continue;
     if (read.st_dev == written.st_dev && read.st_ino == written.st_ino) {
-      fail("--output: ", output, " is also the ", option, "; name another file");
+      fail(output_option, ": ", output, " is also the ", option, "; name another file");
     }
   }
 }

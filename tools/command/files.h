@@ -27,8 +27,9 @@ class MappedFile {
 };
 
 // Throws InputError if output is one of the inputs, under whatever name, or is meant for standard output. inputs: {"--input", "x.npy"};
-// an empty path was not given. To be called before anything is written.
-void check_output(const std::string &output, const std::vector<std::pair<const char *, std::string>> &inputs);
+// an empty path was not given. option is the output's. To be called before anything is written.
+void check_output(const std::string &output, const std::vector<std::pair<const char *, std::string>> &inputs,
+                  const char *option = "--output");
 
 // A file that appears under its name only when it is complete: until commit, the bytes go to a temporary file beside it, which vanishes
 // with this object and when the command is interrupted. What is no regular file (a pipe, /dev/null) is written directly.

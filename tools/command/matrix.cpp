@@ -14,6 +14,7 @@ std::string padded_left(const std::string &text, size_t width) { return std::str
 std::string padded_right(const std::string &text, size_t width) { return text + std::string(width - std::min(width, text.size()), ' '); }
 
 std::string number_text(float number, bool has_exponent) {
+  if (std::isnan(number)) return "nan";  // whatever its sign
   char buffer[64];
   std::snprintf(buffer, sizeof buffer, has_exponent ? "%.4e" : "%.4f", static_cast<double>(number));
   return buffer;
@@ -30,13 +31,36 @@ std::string with_faint_words(std::string line, const Palette &palette) {
   return line;
 }
 
-size_t width_of(const Block &block) {
-  size_t width = block.title.size();
-  for (const std::string &line : block.lines) width = std::max(width, line.size());
-  return width;
+// A block as lines of the same width.
+struct Lines {
+  std::string title;
+  std::vector<std::string> lines;
+
+  size_t width() const {
+    size_t width = title.size();
+    for (const std::string &line : lines) width = std::max(width, line.size());
+    return width;
+  }
+};
+
+Lines lines_of(const Block &block) {
+  size_t width = 0;
+  for (const std::vector<Cell> &row : block.cells) {
+    for (const Cell &cell : row) width = std::max(width, cell.is_gap ? 0 : cell.text.size());
+  }
+  Lines result{block.title, {}};
+  for (const std::vector<Cell> &row : block.cells) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const bool is_narrow = block.cells[0][i].is_gap;
+      line += (i == 0 ? "" : "  ") + padded_left(row[i].text, is_narrow ? 3 : width);
+    }
+    result.lines.push_back(line);
+  }
+  return result;
 }
 
-void print_row_of_blocks(const std::vector<Block> &blocks, size_t first, size_t last, const Palette &palette) {
+void print_row_of_blocks(const std::vector<Lines> &blocks, size_t first, size_t last, const Palette &palette) {
   size_t height = 0;
   for (size_t i = first; i < last; ++i) height = std::max(height, blocks[i].lines.size());
   const std::string indent(kIndent, ' ');
@@ -44,14 +68,14 @@ void print_row_of_blocks(const std::vector<Block> &blocks, size_t first, size_t 
 
   std::string line;
   for (size_t i = first; i < last; ++i) {
-    line += (i == first ? indent : gap) + palette.strong(padded_right(blocks[i].title, i + 1 == last ? 0 : width_of(blocks[i])));
+    line += (i == first ? indent : gap) + palette.strong(padded_right(blocks[i].title, i + 1 == last ? 0 : blocks[i].width()));
   }
   std::printf("%s\n", line.c_str());
   for (size_t row = 0; row < height; ++row) {
     line.clear();
     for (size_t i = first; i < last; ++i) {
       const std::string cells = row < blocks[i].lines.size() ? blocks[i].lines[row] : "";
-      line += (i == first ? indent : gap) + padded_right(cells, i + 1 == last ? 0 : width_of(blocks[i]));
+      line += (i == first ? indent : gap) + padded_right(cells, i + 1 == last ? 0 : blocks[i].width());
     }
     line.erase(line.find_last_not_of(' ') + 1);
     std::printf("%s\n", with_faint_words(line, palette).c_str());
@@ -85,40 +109,32 @@ Block matrix_block(const std::string &title, const Matrix &matrix) {
   }
   const bool has_exponent = largest >= 1e6f;
 
-  std::vector<std::vector<std::string>> cells;
-  size_t width = 0;
-  for (const int64_t row : rows) {
-    std::vector<std::string> line;
-    for (const int64_t column : columns) {
-      line.push_back(row < 0 || column < 0 ? "..." : number_text(matrix.at(row, column), has_exponent));
-      if (column >= 0) width = std::max(width, line.back().size());
-    }
-    cells.push_back(line);
-  }
-
   Block result{title, {}};
-  for (const std::vector<std::string> &row : cells) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i) {
-      line += (i == 0 ? "" : "  ") + padded_left(row[i], columns[i] < 0 ? 3 : width);
+  for (const int64_t row : rows) {
+    result.cells.emplace_back();
+    for (const int64_t column : columns) {
+      const bool is_gap = row < 0 || column < 0;
+      const float number = is_gap ? 0 : matrix.at(row, column);
+      result.cells.back().push_back({is_gap ? "..." : number_text(number, has_exponent), number, is_gap});
     }
-    result.lines.push_back(line);
   }
   return result;
 }
 
 void print_blocks(const std::vector<Block> &blocks, const Palette &palette, int width) {
-  for (size_t first = 0; first < blocks.size();) {
+  std::vector<Lines> lines;
+  for (const Block &block : blocks) lines.push_back(lines_of(block));
+  for (size_t first = 0; first < lines.size();) {
     size_t last = first;
     size_t used = 0;
-    while (last < blocks.size()) {
-      const size_t with_next = used + (last == first ? kIndent : kGap) + width_of(blocks[last]);
+    while (last < lines.size()) {
+      const size_t with_next = used + (last == first ? kIndent : kGap) + lines[last].width();
       if (last > first && with_next > static_cast<size_t>(width)) break;
       used = with_next;
       ++last;
     }
     if (first > 0) std::printf("\n");
-    print_row_of_blocks(blocks, first, last, palette);
+    print_row_of_blocks(lines, first, last, palette);
     first = last;
   }
 }

@@ -31,12 +31,17 @@ struct Attention {
   Heads q, k, v, context;
   float scale = 0;
   bool is_causal = false;
-  std::vector<float> scores, scaled_scores, masked_scores, weights;  // [num_heads, n_q, n_kv]
-  std::vector<float> context_values;                                 // [n_q, num_heads, head_dim_v]
+  bool is_self = false;                                 // queries and keys are of the same tokens
+  uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO;  // that the library used
+  std::vector<float> context_values;                    // [n_q, num_heads, head_dim_v]
+};
 
-  Matrix of_head(const std::vector<float> &scores_like, int64_t index) const {
-    return {scores_like.data() + index * q.rows * k.rows, q.rows, k.rows, k.rows};
-  }
+// The matrices of one head in between, [rows, columns] = [n_q, n_kv].
+struct HeadScores {
+  int64_t rows = 0, columns = 0;
+  std::vector<float> scores, scaled_scores, masked_scores, weights;
+
+  Matrix matrix(const std::vector<float> &values) const { return {values.data(), rows, columns, columns}; }
 };
 
 // And what comes before and after it in a whole layer.
@@ -48,6 +53,9 @@ struct Forward {
 
 // Runs the first sequence of a call.
 std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const CallInputs &inputs);
+
+// Runs the middle stage once more for one head, which gives the same bits: those of all heads together take too much memory.
+HeadScores scores_of_head(const Attention &attention, int64_t head);
 
 // Runs the middle stage alone, causal.
 std::unique_ptr<const Attention> look_into(const GroupedExample &example, uint32_t instruction_set);
