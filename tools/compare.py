@@ -39,7 +39,7 @@ import tempfile
 
 root = pathlib.Path(__file__).resolve().parent.parent
 parts = root / "tools" / "compare"
-sys.path.insert(0, str(parts))
+sys.path[:0] = [str(parts), str(root / "tools")]
 import report  # noqa: E402
 
 examples = """Examples:

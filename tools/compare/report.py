@@ -13,10 +13,11 @@ round], and "rotated": the bytes that its calls took turns through. All cells ar
 """
 
 import csv
-import html
 import io
 import json
 import statistics
+
+from drawing import Drawing
 
 names = ["compare.md", "compare.csv", "compare.svg", "compare.json"]
 idle_load = 0.5
@@ -269,34 +270,6 @@ def table(results):
 
 
 # ---- SVG
-
-style = """
-  .page { fill: #ffffff } text { fill: #1f2328; font: 12px system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif }
-  .title { font-size: 17px; font-weight: 600 } .panel { font-size: 13px; font-weight: 600 } .own { font-size: 11px; font-weight: 600 }
-  .small { font-size: 11px; fill: #59636e } .grid { stroke: #d1d9e0 } .axis { stroke: #59636e }
-  @media (prefers-color-scheme: dark) {
-    .page { fill: #0d1117 } text { fill: #f0f6fc } .small { fill: #9198a1 } .grid { stroke: #3d444d } .axis { stroke: #9198a1 }
-  }"""
-
-
-class Drawing:
-    def __init__(self):
-        self.lines = []
-
-    def text(self, x, y, text, kind="", anchor="start"):
-        self.lines.append(f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{html.escape(text)}</text>')
-
-    def bar(self, x, y, width, height, colour, tip):
-        self.lines.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="{colour}">'
-                          f'<title>{html.escape(tip)}</title></rect>')
-
-    def vertical(self, x, top, bottom, kind):
-        self.lines.append(f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" class="{kind}"/>')
-
-    def svg(self, width, height, description):
-        return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" '
-                f'role="img" aria-label="{html.escape(description)}">\n<style>{style}\n</style>\n'
-                f'<rect class="page" width="{width}" height="{height:.0f}"/>\n' + "\n".join(self.lines) + "\n</svg>\n")
 
 
 def chart(results):
