@@ -657,7 +657,8 @@ typedef struct mha_call_info {
   size_t workspace_bytes;       /* as the workspace query says */
   size_t packed_bytes;          /* of the packed layer, as it is stored, scales and biases included; 0 for mha_attention */
   uint64_t operations;          /* multiplications and additions, counting only the pairs that attend */
-  uint64_t bytes;               /* inputs, weights, outputs, and what is attended to of a cache; each counted once, as stored */
+  uint64_t bytes;               /* inputs, weights, outputs, and what is appended and attended to of a cache; each counted once, as stored.
+                                   Padding counts in optional outputs alone. */
 } mha_call_info;
 
 /*

@@ -350,11 +350,15 @@ uint64_t valid_keys(const SequenceArguments &s) {
 uint64_t key_value_bytes(const SequenceArguments &s, const Attention &attention) {
   const KeyValues *const both[] = {&attention.k, &attention.v};
   const int64_t widths[] = {attention.head_dim, attention.head_dim_v};
+  Attention window = {};
+  set_window(s, &window);
   uint64_t positions = valid_keys(s), bytes = 0;
   for (int64_t b = 0; s.cache && b < s.batch; ++b) {
-    const int64_t past = past_of(s, b),
-                  first = smaller(past, start_of(s, b) > attention.window_left ? start_of(s, b) - attention.window_left : 0);
-    positions += static_cast<uint64_t>(past - first);
+    const int64_t n_q = queries_of(s, b), start = start_of(s, b) < 0 ? 0 : start_of(s, b);
+    if (n_q == 0) continue;
+    const int64_t first = start > window.window_left ? start - window.window_left : 0;
+    const int64_t end = smaller(past_of(s, b), sum(sum(start, n_q), window.window_right));
+    if (first < end) positions += static_cast<uint64_t>(end - first);
   }
   for (int i = 0; i < 2; ++i) {
     const Storage storage = both[i]->storage;

@@ -1,0 +1,308 @@
+// What mha_info and mha_attention_info count - operations, bytes - is what plain loops over the definition count: pair by pair, row by row.
+
+#include <gtest/gtest.h>
+#include <mha.h>
+
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/cache.h"
+#include "support/random.h"
+
+namespace {
+
+using support::Random;
+
+constexpr int64_t kSequences = 4;  // of each cache
+
+// A call, in the terms of its definition.
+struct Call {
+  int64_t batch = 1, n_q = 1, n_kv = 1;
+  bool is_causal = false, is_self = false;  // is_self: the keys are the queries' rows
+  uint32_t flags = 0;
+  int64_t window_left = 0, window_right = 0;
+  std::vector<int64_t> q_start, q_lengths, kv_lengths;  // empty = NULL
+  const mha_kv_cache *cache = nullptr;
+  std::vector<int64_t> cache_sequences;
+  std::vector<int64_t> past = std::vector<int64_t>(kSequences, 0);  // of the sequences of the cache
+  uint32_t k_type = MHA_TYPE_F32, v_type = MHA_TYPE_F32;            // as they are stored
+
+  int64_t Queries(int64_t b) const { return q_lengths.empty() ? n_q : q_lengths[b]; }
+  int64_t NewKeys(int64_t b) const { return is_self ? Queries(b) : kv_lengths.empty() ? n_kv : kv_lengths[b]; }
+  int64_t Past(int64_t b) const { return cache == nullptr ? 0 : past[cache_sequences.empty() ? b : cache_sequences[b]]; }
+  int64_t Keys(int64_t b) const { return Past(b) + NewKeys(b); }
+
+  bool Attends(int64_t b, int64_t i, int64_t j) const {
+    const int64_t p = (q_start.empty() ? Keys(b) - Queries(b) : q_start[b]) + i;
+    if (is_causal && j > p) return false;
+    if ((flags & MHA_WINDOW_LEFT) != 0 && p - j > window_left) return false;
+    return (flags & MHA_WINDOW_RIGHT) == 0 || j - p <= window_right;
+  }
+};
+
+std::ostream &operator<<(std::ostream &out, const Call &call) {
+  const auto list = [&](const char *name, const std::vector<int64_t> &values) {
+    out << ", " << name;
+    for (const int64_t value : values) out << " " << value;
+  };
+  out << "batch " << call.batch << ", n_q " << call.n_q << ", n_kv " << call.n_kv << (call.is_causal ? ", causal" : "")
+      << (call.is_self ? ", self" : "") << ", flags " << call.flags << ", window " << call.window_left << " " << call.window_right;
+  list("q_start", call.q_start), list("q_lengths", call.q_lengths), list("kv_lengths", call.kv_lengths);
+  if (call.cache != nullptr) list("past", call.past), list("cache_sequences", call.cache_sequences);
+  return out << ", types " << call.k_type << " " << call.v_type;
+}
+
+// What there is to count, one by one. A position of a cache counts if the call appends it or a row attends to it.
+struct Counts {
+  int64_t pairs = 0, queries = 0, new_keys = 0, cached = 0;
+
+  explicit Counts(const Call &call) {
+    for (int64_t b = 0; b < call.batch; b++) {
+      queries += call.Queries(b);
+      new_keys += call.NewKeys(b);
+      for (int64_t j = 0; j < call.Keys(b); j++) {
+        bool is_used = j >= call.Past(b);
+        for (int64_t i = 0; i < call.Queries(b); i++) {
+          pairs += call.Attends(b, i, j);
+          is_used = is_used || call.Attends(b, i, j);
+        }
+        cached += is_used;
+      }
+    }
+  }
+};
+
+int64_t RowBytes(uint32_t type, int64_t width) {
+  if (type == MHA_TYPE_INT8) return width + 4;  // and a scale
+  return width * (type == MHA_TYPE_F32 ? 4 : 2);
+}
+
+constexpr int64_t kHeads = 6, kKvHeads = 2, kHeadDim = 10, kHeadDimV = 7;
+constexpr int64_t kQueryDim = 11, kKeyDim = 12, kValueDim = 13, kOutputDim = 14;
+
+const int64_t *DataOf(const std::vector<int64_t> &values) { return values.empty() ? nullptr : values.data(); }
+
+template <typename Args>
+Args ArgsOf(const Call &call) {
+  Args args = {};
+  args.struct_size = sizeof args;
+  args.batch = call.batch;
+  args.n_q = call.n_q;
+  args.n_kv = call.n_kv;
+  args.is_causal = call.is_causal;
+  args.flags = call.flags;
+  args.window_left = call.window_left;
+  args.window_right = call.window_right;
+  args.q_start = DataOf(call.q_start);
+  args.q_lengths = DataOf(call.q_lengths);
+  args.kv_lengths = DataOf(call.kv_lengths);
+  args.cache = const_cast<mha_kv_cache *>(call.cache);
+  args.cache_sequences = DataOf(call.cache_sequences);
+  return args;
+}
+
+void ExpectAttentionInfo(const Call &call) {
+  mha_attention_args args = ArgsOf<mha_attention_args>(call);
+  args.num_heads = kHeads;
+  args.num_kv_heads = kKvHeads;
+  args.head_dim = kHeadDim;
+  args.head_dim_v = kHeadDimV;
+  if (call.cache == nullptr) args.k_type = call.k_type, args.v_type = call.v_type;
+  mha_call_info info = {};
+  info.struct_size = sizeof info;
+  mha_error error;
+  ASSERT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message << ": " << call;
+  const Counts counts(call);
+  EXPECT_EQ(info.operations, static_cast<uint64_t>(2 * kHeads * counts.pairs * (kHeadDim + kHeadDimV))) << call;
+  const int64_t key_rows = call.cache != nullptr ? counts.cached : counts.new_keys;
+  const int64_t key_bytes = kKvHeads * key_rows * (RowBytes(call.k_type, kHeadDim) + RowBytes(call.v_type, kHeadDimV));
+  EXPECT_EQ(info.bytes, static_cast<uint64_t>(4 * kHeads * counts.queries * (kHeadDim + kHeadDimV) + key_bytes)) << call;
+}
+
+class Layer {
+ public:
+  Layer(bool is_self, bool has_output) {
+    mha_layer_config config = {};
+    config.struct_size = sizeof config;
+    config.query_dim = kQueryDim;
+    if (!is_self) config.key_dim = kKeyDim, config.value_dim = kValueDim;
+    config.num_heads = kHeads;
+    config.num_kv_heads = kKvHeads;
+    config.head_dim = kHeadDim;
+    config.head_dim_v = kHeadDimV;
+    if (has_output) config.output_dim = kOutputDim;
+    const std::vector<float> zeros(kValueDim * kHeads * kHeadDim);
+    mha_layer_weights weights = {};
+    weights.struct_size = sizeof weights;
+    weights.w_q = weights.w_k = weights.w_v = zeros.data();
+    if (has_output) weights.w_o = zeros.data();
+    mha_error error;
+    EXPECT_EQ(mha_layer_create(&config, &weights, nullptr, &layer_, &error), MHA_OK) << error.message;
+  }
+  ~Layer() { mha_layer_destroy(layer_); }
+  Layer(const Layer &) = delete;
+  Layer &operator=(const Layer &) = delete;
+
+  const mha_layer *get() const { return layer_; }
+
+ private:
+  mha_layer *layer_ = nullptr;
+};
+
+void ExpectForwardInfo(const Call &call, bool has_output) {
+  const Layer layer(call.is_self, has_output);
+  mha_forward_args args = ArgsOf<mha_forward_args>(call);
+  const float somewhere = 0;  // is not read
+  if (!call.is_self) args.key = args.value = &somewhere;
+  mha_call_info info = {};
+  info.struct_size = sizeof info;
+  mha_error error;
+  ASSERT_EQ(mha_info(layer.get(), &args, &info, &error), MHA_OK) << error.message << ": " << call;
+  const Counts counts(call);
+  const int64_t key_dim = call.is_self ? kQueryDim : kKeyDim, value_dim = call.is_self ? kQueryDim : kValueDim;
+  const int64_t y_dim = has_output ? kOutputDim : kHeads * kHeadDimV;
+  const int64_t projected = counts.queries * kQueryDim * kHeads * kHeadDim +
+                            counts.new_keys * kKvHeads * (key_dim * kHeadDim + value_dim * kHeadDimV) +
+                            (has_output ? counts.queries * kHeads * kHeadDimV * kOutputDim : 0);
+  EXPECT_EQ(info.operations, static_cast<uint64_t>(2 * (projected + kHeads * counts.pairs * (kHeadDim + kHeadDimV)))) << call;
+  const int64_t rows = 4 * (counts.queries * (kQueryDim + y_dim) + (call.is_self ? 0 : counts.new_keys * (kKeyDim + kValueDim)));
+  const int64_t stored = kKvHeads * counts.cached * (RowBytes(call.k_type, kHeadDim) + RowBytes(call.v_type, kHeadDimV));
+  EXPECT_EQ(info.bytes, info.packed_bytes + static_cast<uint64_t>(rows + (call.cache != nullptr ? stored : 0))) << call;
+}
+
+// Lengths, masks and positions of all kinds, within what the cache's past allows.
+Call RandomCall(Random *random) {
+  Call call;
+  call.batch = random->Between(1, kSequences);
+  call.n_q = random->Between(1, 40);
+  call.is_causal = random->Chance(0.5);
+  call.is_self = random->Chance(0.4);
+  call.n_kv = call.is_self ? call.n_q : random->Between(1, 60);
+  const auto lengths = [&](int64_t most) {
+    std::vector<int64_t> values;
+    for (int64_t b = 0; b < call.batch; b++) values.push_back(random->Chance(0.2) ? 0 : random->Between(0, most));
+    return values;
+  };
+  if (random->Chance(0.4)) call.q_lengths = lengths(call.n_q);
+  if (!call.is_self && random->Chance(0.4)) call.kv_lengths = lengths(call.n_kv);
+  if (random->Chance(0.3)) call.flags |= MHA_PADDING_LEFT;
+  const auto window = [&](uint32_t flag, int64_t *size) {
+    if (!random->Chance(0.4)) return;
+    call.flags |= flag;
+    *size = random->Pick<int64_t>({0, 1, 3, 20, 100, INT64_MAX});
+  };
+  window(MHA_WINDOW_LEFT, &call.window_left);
+  window(MHA_WINDOW_RIGHT, &call.window_right);
+  return call;
+}
+
+// Positions of the first queries, where the call wants or needs them.
+void AddStarts(Call *call, Random *random) {
+  bool is_needed = false;
+  for (int64_t b = 0; b < call->batch; b++) is_needed = is_needed || call->Queries(b) > call->Keys(b);
+  if (!is_needed && random->Chance(0.6)) return;
+  for (int64_t b = 0; b < call->batch; b++) call->q_start.push_back(random->Between(0, call->Keys(b) + 10));
+}
+
+support::Cache MakeCache(Call *call, uint32_t kind, Random *random) {
+  constexpr uint32_t types[] = {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8};
+  call->k_type = types[random->Between(0, 3)];
+  call->v_type = types[random->Between(0, 3)];
+  mha_kv_cache_config config = {};
+  config.struct_size = sizeof config;
+  config.num_sequences = kSequences;
+  config.capacity = kind == MHA_CACHE_RING ? 48 : 192;
+  config.num_kv_heads = kKvHeads;
+  config.head_dim = kHeadDim;
+  config.head_dim_v = kHeadDimV;
+  config.k_type = call->k_type;
+  config.v_type = call->v_type;
+  config.kind = kind;
+  if (kind == MHA_CACHE_PAGED) config.block_positions = 32, config.num_blocks = kSequences * 6 + 1;
+  support::Cache cache(config);
+  support::SpreadBlocks(random, &cache);
+  for (int64_t sequence = 0; sequence < kSequences; sequence++) {
+    int64_t &past = call->past[sequence];
+    past = random->Between(0, kind == MHA_CACHE_RING ? 120 : 100);
+    const auto zeros = [past](int64_t width) { return std::vector<float>(past * kKvHeads * width); };
+    cache.Append(sequence, {zeros(kHeadDim), zeros(kHeadDimV)});
+  }
+  call->cache = cache.get();
+  if (random->Chance(0.5)) {
+    const int64_t first = random->Between(0, kSequences - 1);
+    for (int64_t b = 0; b < call->batch; b++) call->cache_sequences.push_back((first + b) % kSequences);
+  }
+  return cache;
+}
+
+TEST(InfoCounts, OfCallsWithoutACacheAreThoseOfTheDefinition) {
+  Random random(1);
+  for (int round = 0; round < 2000 && !testing::Test::HasFailure(); round++) {
+    Call call = RandomCall(&random);
+    AddStarts(&call, &random);
+    ExpectForwardInfo(call, random.Chance(0.5));
+    if (call.is_self) continue;  // to mha_attention all keys are arguments
+    if (random.Chance(0.5)) call.k_type = MHA_TYPE_F16, call.v_type = MHA_TYPE_BF16;
+    ExpectAttentionInfo(call);
+  }
+}
+
+class InfoCountsOfCaches : public testing::TestWithParam<uint32_t> {};
+
+TEST_P(InfoCountsOfCaches, AreThoseOfTheDefinition) {
+  Random random(2);
+  const bool is_ring = GetParam() == MHA_CACHE_RING;
+  for (int round = 0; round < 1000 && !testing::Test::HasFailure(); round++) {
+    Call call = RandomCall(&random);
+    const support::Cache cache = MakeCache(&call, GetParam(), &random);
+    if (is_ring) {  // what it can be used for
+      call.is_causal = true;
+      call.flags |= MHA_WINDOW_LEFT;
+      call.window_left = random.Between(0, 47);
+      call.is_self = true;
+      call.n_kv = call.n_q;
+      call.kv_lengths.clear();
+    } else {
+      AddStarts(&call, &random);
+    }
+    ExpectForwardInfo(call, random.Chance(0.5));
+    if (call.is_self) {  // to mha_attention all keys are arguments
+      call.is_self = false;
+      call.kv_lengths = call.q_lengths;
+    }
+    ExpectAttentionInfo(call);
+  }
+}
+
+TEST_P(InfoCountsOfCaches, ThatAreOnlyReadAreThoseOfTheDefinition) {
+  Random random(3);
+  const bool is_ring = GetParam() == MHA_CACHE_RING;
+  for (int round = 0; round < 1000 && !testing::Test::HasFailure(); round++) {
+    Call call = RandomCall(&random);
+    call.is_self = false;
+    call.n_kv = 0;
+    call.kv_lengths.clear();
+    const support::Cache cache = MakeCache(&call, GetParam(), &random);
+    if (is_ring) {
+      call.is_causal = true;
+      call.flags |= MHA_WINDOW_LEFT;
+      call.window_left = random.Between(0, 30);
+      call.q_lengths.clear();
+      call.n_q = random.Between(1, 17);  // as far back as the ring reaches
+      for (int64_t b = 0; b < call.batch; b++) call.n_q = std::min(call.n_q, call.Past(b));
+      if (call.n_q == 0) continue;
+    } else {
+      AddStarts(&call, &random);
+    }
+    ExpectAttentionInfo(call);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, InfoCountsOfCaches, testing::Values(MHA_CACHE_CONTIGUOUS, MHA_CACHE_RING, MHA_CACHE_PAGED),
+                         [](const testing::TestParamInfo<uint32_t> &info) {
+                           return info.param == MHA_CACHE_RING ? "Ring" : info.param == MHA_CACHE_PAGED ? "Paged" : "Contiguous";
+                         });
+
+}  // namespace
