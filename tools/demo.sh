@@ -6,9 +6,10 @@ usage() {
   cat <<'TEXT'
 tools/demo.sh [--no-setup]
 
-Installs what is missing (tools/setup.sh), builds what it needs in build/, and shows two things: `mha explain`, which takes a small layer
-apart step by step, and `mha run` on a layer as large as one of GPT-2's smallest model (1024 tokens of width 768, 12 heads, causal) with
-random weights. Then it measures that layer against the limit of this machine.
+Installs what is missing (tools/setup.sh), builds what it needs in build/, and shows three things: `mha explain`, which takes a small layer
+apart step by step; the same as a page with heat maps of what heads attend to in a sentence, build/explained.html; and `mha run` on a layer
+as large as one of GPT-2's smallest model (1024 tokens of width 768, 12 heads, causal) with random weights. Then it measures that layer
+against the limit of this machine.
 
   --no-setup   install nothing
   --help       this text
@@ -45,8 +46,12 @@ show build/bin/mha explain
 
 files=$(mktemp -d)
 trap 'rm -rf "$files"' EXIT
-say "A layer of GPT-2's size: 1024 tokens of width 768, 12 heads, causal, random weights"
+say "What six heads made up by hand attend to in a sentence: open build/explained.html in a browser"
 show python3 tools/demo_files.py "$files"
+show build/bin/mha explain --weights "$files/sentence.safetensors" --heads 6 --causal --input "$files/sentence.npy" --html build/explained.html \
+  --tokens "$(cat "$files/sentence.txt")"
+
+say "A layer of GPT-2's size: 1024 tokens of width 768, 12 heads, causal, random weights"
 show build/bin/mha run --weights "$files/layer.safetensors" --heads 12 --causal --input "$files/x.npy" --output "$files/y.npy"
 
 say "A layer of that size again and again, on one thread, against the limit of this machine"

@@ -1,25 +1,33 @@
 #!/usr/bin/env python3
-"""Writes the files of the demonstration: an attention layer of GPT-2's smallest model with random weights, and random input rows.
+"""Writes the files of the demonstration: an attention layer of GPT-2's smallest model with random weights, and random input rows; and a small
+layer made up by hand, whose heads do with a sentence what heads of trained models are known to do.
 
-Usage: demo_files.py FOLDER      writes FOLDER/layer.safetensors and FOLDER/x.npy
+Usage: demo_files.py FOLDER      writes FOLDER/layer.safetensors and x.npy, sentence.safetensors, sentence.npy and sentence.txt
 """
 
 import array
 import json
+import math
 import pathlib
 import random
 import struct
 import sys
 
 tokens, width = 1024, 768
+sentence = "When the old clock above the door struck nine , the cat that slept on the sill woke and asked for some milk ."
+
+
+def floats(values):
+    """As little-endian bytes."""
+    values = array.array("f", values)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
 
 
 def uniform(count, bound):
     """count random floats between -bound and bound, as little-endian bytes."""
-    values = array.array("f", (bound * (2 * random.random() - 1) for _ in range(count)))
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
+    return floats(bound * (2 * random.random() - 1) for _ in range(count))
 
 
 def write_safetensors(path, tensors):
@@ -43,6 +51,44 @@ def write_npy(path, shape, data):
         file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data)
 
 
+def turns(position):
+    """Where a row stands: the dot product of two of these is the larger, the nearer they are."""
+    return [turn for i in range(8) for turn in (math.cos(math.pi * position / 2**i), math.sin(math.pi * position / 2**i))]
+
+
+def sentence_rows(words):
+    """Each row: its position, its word, whether it is the first one, whether it is a comma or full stop, and a 1."""
+    code = {}
+    rows = []
+    for position, word in enumerate(words):
+        letters = code.setdefault(word.lower(), [random.gauss(0, 0.5) for _ in range(16)])
+        rows.append([*turns(position), *letters, position == 0, word in ",.", 1])
+    return rows
+
+
+def sentence_layer(row_width):
+    """W_Q and W_K, [row_width, 6 * 16], of heads that look at the token before, at the same word, at the first token, at commas, at what is
+    near, and at nothing in particular."""
+    at_position, at_word, is_first, is_stop, one = range(16), range(16, 32), 32, 33, 34
+    query, key = ([[0.0] * 96 for _ in range(row_width)] for _ in range(2))
+
+    def match(head, rows, strength, back=0):
+        for i, row in enumerate(rows):
+            key[row][16 * head + i] = strength
+            query[row][16 * head + i] = 1.0
+        for i in range(0, 16 * bool(back), 2):  # as if the query stood further back
+            cos, sin = turns(back)[i:i + 2]
+            query[i][16 * head + i:16 * head + i + 2] = cos, -sin
+            query[i + 1][16 * head + i:16 * head + i + 2] = sin, cos
+
+    match(0, at_position, 5, back=1)
+    match(1, at_word, 4)
+    query[one][16 * 2], key[is_first][16 * 2] = 1.0, 16.0
+    query[one][16 * 3], key[is_stop][16 * 3] = 1.0, 14.0
+    match(4, at_position, 1.5)
+    return [[value for row in matrix for value in row] for matrix in (query, key)]
+
+
 if len(sys.argv) != 2:
     sys.exit(__doc__)
 folder = pathlib.Path(sys.argv[1])
@@ -55,3 +101,14 @@ write_safetensors(folder / "layer.safetensors", {
     "h.0.attn.c_proj.bias": ([width], uniform(width, 0.1)),
 })
 write_npy(folder / "x.npy", (tokens, width), uniform(tokens * width, 3**0.5))
+
+words = sentence.split()
+rows = sentence_rows(words)
+w_q, w_k = sentence_layer(len(rows[0]))
+write_safetensors(folder / "sentence.safetensors", {
+    "W_query": ([len(rows[0]), 96], floats(w_q)),
+    "W_key": ([len(rows[0]), 96], floats(w_k)),
+    "W_value": ([len(rows[0]), 96], uniform(len(rows[0]) * 96, 0.3)),
+})
+write_npy(folder / "sentence.npy", (len(words), len(rows[0])), floats(value for row in rows for value in row))
+(folder / "sentence.txt").write_text(sentence + "\n")
