@@ -1,0 +1,123 @@
+//! Finds an installed mha, or builds the sources that come with this crate. README.md says which variables steer it.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::panic;
+use std::path::{Path, PathBuf};
+use std::process::{exit, Command, Stdio};
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    if variable("DOCS_RS").is_some() {
+        return; // documentation needs no library
+    }
+    let is_static = is_set("MHA_STATIC");
+    if let Some(folder) = variable("MHA_LIB_DIR") {
+        return link_folder(Path::new(&folder), is_static);
+    }
+    if !is_set("MHA_NO_PKG_CONFIG") && link_installed(is_static) {
+        return;
+    }
+    build_bundled();
+}
+
+/// A library where the user says it is.
+fn link_folder(folder: &Path, is_static: bool) {
+    let file = if is_static { "libmha.a" } else { "libmha.so" };
+    if !folder.join(file).is_file() {
+        fail(&format!("MHA_LIB_DIR is {}, where there is no {file}", folder.display()));
+    }
+    println!("cargo:rustc-link-search=native={}", folder.display());
+    println!("cargo:rustc-link-lib={}=mha", if is_static { "static" } else { "dylib" });
+    println!("cargo:rustc-link-lib=m");
+    println!("cargo:rerun-if-changed={}", folder.join(file).display());
+    if let Some(include) = variable("MHA_INCLUDE_DIR") {
+        println!("cargo:include={}", Path::new(&include).display());
+    }
+}
+
+/// A library that pkg-config knows, of this version or a later one with the same binary interface.
+#[cfg(feature = "pkg-config")]
+fn link_installed(is_static: bool) -> bool {
+    let mut probe = pkg_config::Config::new();
+    // Before 1.0 the binary interface only grows, and so it does within a major version.
+    probe.range_version(env!("CARGO_PKG_VERSION").."1").statik(is_static);
+    let Ok(library) = probe.probe("mha") else { return false };
+    if let Some(include) = library.include_paths.first() {
+        println!("cargo:include={}", include.display());
+    }
+    true
+}
+
+#[cfg(not(feature = "pkg-config"))]
+fn link_installed(_is_static: bool) -> bool {
+    false
+}
+
+/// The static library alone, from vendor/ in the package and from the tree itself in the repository.
+fn build_bundled() {
+    let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap());
+    let source = [package.join("vendor"), package.join("../../..")].into_iter().find(|folder| folder.join("src/mha.map").is_file());
+    let Some(source) = source else { fail("there are neither sources in vendor/ nor an installed mha that pkg-config knows") };
+    for part in ["CMakeLists.txt", "include", "src"] {
+        println!("cargo:rerun-if-changed={}", source.join(part).display());
+    }
+    let cmake = variable("CMAKE").unwrap_or_else(|| "cmake".into());
+    if Command::new(&cmake).arg("--version").stdout(Stdio::null()).status().is_err() {
+        fail("building mha needs CMake 3.22 or newer (Debian: apt-get install cmake g++), or an installed mha that pkg-config knows");
+    }
+
+    let mut config = cmake::Config::new(&source);
+    for part in ["MHA_OPENBLAS", "MHA_PTHREADPOOL", "MHA_TOOLS", "MHA_TESTS", "MHA_BENCH", "MHA_INSTALL"] {
+        config.define(part, "OFF");
+    }
+    if let Some(folder) = variable("MHA_XSIMD_INCLUDE_DIR") {
+        config.define("MHA_XSIMD_INCLUDE_DIR", folder);
+    }
+    // The library is optimised in a debug build of the program too: it would be 20 times as slow otherwise.
+    let optimised = "-O3 -DNDEBUG";
+    config.profile("Release").define("CMAKE_C_FLAGS_RELEASE", optimised).define("CMAKE_CXX_FLAGS_RELEASE", optimised);
+    config.build_target("mha_static");
+    let out = PathBuf::from(env::var_os("OUT_DIR").unwrap());
+    let Ok(_) = panic::catch_unwind(move || config.build()) else { fail(&why_cmake_failed(&out)) };
+
+    let (lib, include) = (out.join("lib"), out.join("include"));
+    let copied = fs::create_dir_all(&lib)
+        .and_then(|()| fs::create_dir_all(&include))
+        .and_then(|()| fs::copy(out.join("build/src/libmha.a"), lib.join("libmha.a")))
+        .and_then(|_| fs::copy(source.join("include/mha.h"), include.join("mha.h")));
+    if let Err(error) = copied {
+        fail(&format!("cannot copy the library that was built to {}: {error}", out.display()));
+    }
+    println!("cargo:rustc-link-search=native={}", lib.display());
+    println!("cargo:rustc-link-lib=static=mha");
+    println!("cargo:rustc-link-lib=m");
+    println!("cargo:root={}", out.display());
+    println!("cargo:include={}", include.display());
+}
+
+fn why_cmake_failed(out: &Path) -> String {
+    let cache = fs::read_to_string(out.join("build/CMakeCache.txt")).unwrap_or_default();
+    if cache.contains("MHA_XSIMD_INCLUDE_DIR-NOTFOUND") {
+        "building mha needs the headers of xsimd, which were not found. On Debian: apt-get install libxsimd-dev; elsewhere set \
+         MHA_XSIMD_INCLUDE_DIR to the folder that has xsimd/xsimd.hpp"
+            .into()
+    } else {
+        "CMake could not build mha; what it said is above".into()
+    }
+}
+
+fn variable(name: &str) -> Option<OsString> {
+    println!("cargo:rerun-if-env-changed={name}");
+    env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn is_set(name: &str) -> bool {
+    variable(name).is_some_and(|value| value != "0")
+}
+
+fn fail(sentence: &str) -> ! {
+    eprintln!("mha-sys: {sentence}.");
+    exit(1)
+}
