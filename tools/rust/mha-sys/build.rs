@@ -75,10 +75,8 @@ fn build_bundled() {
     if let Some(folder) = variable("MHA_XSIMD_INCLUDE_DIR") {
         config.define("MHA_XSIMD_INCLUDE_DIR", folder);
     }
-    // The library is optimised in a debug build of the program too: it would be 20 times as slow otherwise.
-    let optimised = "-O3 -DNDEBUG";
-    config.profile("Release").define("CMAKE_C_FLAGS_RELEASE", optimised).define("CMAKE_CXX_FLAGS_RELEASE", optimised);
-    config.build_target("mha_static");
+    // Optimised in a debug build of the program too, and with the library's own flags for each instruction set.
+    config.profile("Release").no_default_flags(true).build_target("mha_static");
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap());
     let Ok(_) = panic::catch_unwind(move || config.build()) else { fail(&why_cmake_failed(&out)) };
 

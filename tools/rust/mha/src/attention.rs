@@ -1,0 +1,300 @@
+use std::mem::{size_of, zeroed};
+use std::ptr::null;
+
+use mha_sys as sys;
+
+use crate::error::check;
+use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, Dimensions, Options, Output};
+use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
+use crate::types::Elements;
+use crate::{CallInfo, Error, ErrorKind, InstructionSet, KvCache, Result, Rope, Scheduler, Taps, Workspace};
+
+/// The middle stage alone, without the projections: `softmax(scale * Q K^T) V` for each head, on queries, keys and values of the caller's.
+///
+/// ```
+/// use mha::{Attention, Workspace};
+///
+/// let attention = Attention::new(2, 4); // two heads of width 4
+/// let (q, k, v) = ([1.0; 2 * 8], [1.0; 3 * 8], [0.5; 3 * 8]);
+/// let mut output = [0.0; 2 * 8];
+/// attention.call(&q, &mut output).key_value(&k, &v).run(&mut Workspace::new())?;
+/// assert_eq!(output, [0.5; 16]);
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Attention {
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    head_dim_v: usize,
+    scale: f32,
+    instruction_set: InstructionSet,
+}
+
+impl Attention {
+    /// `num_heads` heads, whose queries and keys are `head_dim` wide.
+    pub fn new(num_heads: usize, head_dim: usize) -> Self {
+        Self { num_heads, num_kv_heads: num_heads, head_dim, head_dim_v: head_dim, scale: 0.0, instruction_set: InstructionSet::AUTO }
+    }
+
+    /// Key and value heads, a divisor of the heads (grouped-query attention).
+    pub fn num_kv_heads(mut self, num_kv_heads: usize) -> Self {
+        self.num_kv_heads = num_kv_heads;
+        self
+    }
+
+    /// The width of a head's values.
+    pub fn head_dim_v(mut self, head_dim_v: usize) -> Self {
+        self.head_dim_v = head_dim_v;
+        self
+    }
+
+    /// Factor of the scores; `1 / sqrt(head_dim)` if not set.
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.scale = scale;
+        self
+    }
+
+    /// The instruction set of the kernels; one that this machine lacks is an error, never a fallback.
+    pub fn instruction_set(mut self, instruction_set: InstructionSet) -> Self {
+        self.instruction_set = instruction_set;
+        self
+    }
+
+    /// A call that attends with the queries `q`, `[batch, n_q, num_heads, head_dim]`, into `output`, `[batch, n_q, num_heads, head_dim_v]`. `n_q`
+    /// follows from the length of `q`. The keys and values come from [`AttentionCall::key_value`], a cache, or both.
+    pub fn call<'a>(&self, q: &'a [f32], output: &'a mut [f32]) -> AttentionCall<'a> {
+        let q = Array { data: Some(q.into()), strides: None };
+        AttentionCall { q, output: Some(Output::new(output)), ..self.call_of(1, None, None) }
+    }
+
+    /// A call without data, to ask for its workspace or what it would cost: [`AttentionCall::workspace_bytes`], [`AttentionCall::info`].
+    pub fn plan(&self, batch: usize, n_q: usize, n_kv: usize) -> AttentionCall<'static> {
+        self.call_of(batch, Some(n_q), Some(n_kv))
+    }
+
+    fn call_of<'a>(&self, batch: usize, n_q: Option<usize>, n_kv: Option<usize>) -> AttentionCall<'a> {
+        AttentionCall {
+            attention: *self,
+            batch,
+            n_q,
+            n_kv,
+            q: Array::default(),
+            k: Array::default(),
+            v: Array::default(),
+            output: None,
+            output_strides: None,
+            options: Options::default(),
+        }
+    }
+}
+
+/// Elements from one sequence, row and head of an array to the next; 0 = contiguous `[batch, n, heads, width]`. Where `head` is set, `row` must
+/// be too, and for more than one sequence `batch`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs)]
+pub struct Strides {
+    pub batch: usize,
+    pub row: usize,
+    pub head: usize,
+}
+
+impl Strides {
+    /// Those of `[batch, heads, n, width]`.
+    pub fn heads_first(heads: usize, n: usize, width: usize) -> Self {
+        Self { batch: heads * n * width, row: width, head: n * width }
+    }
+}
+
+/// A call of attention alone, made by [`Attention::call`]: say what it is to do, then [`run`](Self::run) it.
+#[must_use = "nothing happens before .run()"]
+pub struct AttentionCall<'a> {
+    attention: Attention,
+    batch: usize,
+    n_q: Option<usize>,
+    n_kv: Option<usize>,
+    q: Array<'a>,
+    k: Array<'a>,
+    v: Array<'a>,
+    output: Option<Output<'a>>,
+    output_strides: Option<Strides>,
+    options: Options<'a>,
+}
+
+/// Heads of input rows, where they are given.
+#[derive(Default)]
+struct Array<'a> {
+    data: Option<Elements<'a>>,
+    strides: Option<Strides>,
+}
+
+impl<'a> AttentionCall<'a> {
+    /// The keys, `[batch, n_kv, num_kv_heads, head_dim]`, and values, `[batch, n_kv, num_kv_heads, head_dim_v]`: slices of `f32`, or f16 and bf16 as
+    /// [`Elements`]. With a cache, which takes `f32` only, they are appended.
+    pub fn key_value(mut self, k: impl Into<Elements<'a>>, v: impl Into<Elements<'a>>) -> Self {
+        self.k.data = Some(k.into());
+        self.v.data = Some(v.into());
+        self
+    }
+
+    /// Where the queries are not contiguous. Needs [`n_q`](Self::n_q).
+    pub fn q_strides(mut self, strides: Strides) -> Self {
+        self.q.strides = Some(strides);
+        self
+    }
+
+    /// Where the keys are not contiguous. Needs [`n_kv`](Self::n_kv).
+    pub fn k_strides(mut self, strides: Strides) -> Self {
+        self.k.strides = Some(strides);
+        self
+    }
+
+    /// Where the values are not contiguous.
+    pub fn v_strides(mut self, strides: Strides) -> Self {
+        self.v.strides = Some(strides);
+        self
+    }
+
+    /// Where the output is not contiguous.
+    pub fn output_strides(mut self, strides: Strides) -> Self {
+        self.output_strides = Some(strides);
+        self
+    }
+
+    common_setters!();
+
+    /// Runs the call, in a workspace that grows if it has to.
+    pub fn run(self, workspace: &mut Workspace) -> Result<()> {
+        self.with_args(|args| {
+            let memory = workspace.at_least(attention_workspace(args)?)?;
+            attention(args, memory)
+        })
+    }
+
+    /// Runs the call in memory of the caller's, of at least [`workspace_bytes`](Self::workspace_bytes) and of any alignment and content.
+    pub fn run_in(self, workspace: &mut [u8]) -> Result<()> {
+        self.with_args(|args| attention(args, workspace))
+    }
+
+    /// The bytes of workspace that the call needs; as [`Forward::workspace_bytes`](crate::Forward::workspace_bytes).
+    pub fn workspace_bytes(&self) -> Result<usize> {
+        self.with_args(attention_workspace)
+    }
+
+    /// How the call would be run now, and its cost.
+    pub fn info(&self) -> Result<CallInfo> {
+        self.with_args(|args| {
+            // SAFETY: numbers.
+            let mut info: sys::mha_call_info = unsafe { zeroed() };
+            info.struct_size = size_of::<sys::mha_call_info>();
+            // SAFETY: arguments whose slices have been checked.
+            check(|error| unsafe { sys::mha_attention_info(args, &mut info, error) })?;
+            Ok(CallInfo::of_raw(&info))
+        })
+    }
+
+    fn is_plan(&self) -> bool {
+        self.output.is_none()
+    }
+
+    fn dimensions(&self) -> Result<Dimensions> {
+        let Attention { num_heads, num_kv_heads, head_dim, head_dim_v, .. } = self.attention;
+        let or = |value: usize, default: usize| if value == 0 { default } else { value }; // as the library has it
+        let (num_kv_heads, head_dim_v) = (or(num_kv_heads, num_heads), or(head_dim_v, head_dim));
+        let n_q = rows("q", self.n_q, &self.q, self.batch, num_heads.saturating_mul(head_dim))?;
+        let n_kv = rows("k", self.n_kv, &self.k, self.batch, num_kv_heads.saturating_mul(head_dim))?;
+        if self.options.only_reads_cache() && n_kv != 0 {
+            let message = "a cache that is only read takes no keys and values; give it by cache() to append them";
+            return Err(Error::new(ErrorKind::InvalidValue, message));
+        }
+        Ok(Dimensions { batch: self.batch, n_q, n_kv, is_self: false, num_heads, num_kv_heads, head_dim, head_dim_v })
+    }
+
+    /// Checks all slices, and calls `body` with what the library takes.
+    fn with_args<R>(&self, body: impl FnOnce(&sys::mha_attention_args) -> Result<R>) -> Result<R> {
+        let of = self.dimensions()?;
+        if !self.is_plan() {
+            let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
+            let (heads, kv_heads) = (("num_heads", of.num_heads), ("num_kv_heads", of.num_kv_heads));
+            let (width, width_v) = (("head_dim", of.head_dim), ("head_dim_v", of.head_dim_v));
+            check_array("q", &self.q, &[batch, n_q, heads, width])?;
+            check_array("k", &self.k, &[batch, n_kv, kv_heads, width])?;
+            check_array("v", &self.v, &[batch, n_kv, kv_heads, width_v])?;
+            let output = self.output.as_ref().map_or(0, Output::len);
+            check_lengths("output", output, self.output_strides, &[batch, n_q, heads, width_v])?;
+        }
+        self.options.check_slices(&of, self.is_plan())?;
+        let mut pointees = self.options.pointees(&of)?;
+        pointees.connect();
+
+        // SAFETY: numbers and pointers that may be NULL.
+        let mut args: sys::mha_attention_args = unsafe { zeroed() };
+        fill_common!(args, self.options, pointees, of);
+        (args.num_heads, args.num_kv_heads) = (int(of.num_heads), int(of.num_kv_heads));
+        (args.head_dim, args.head_dim_v) = (int(of.head_dim), int(of.head_dim_v));
+        (args.scale, args.instruction_set) = (self.attention.scale, self.attention.instruction_set.0);
+        (args.q, args.q_type, [args.q_batch_stride, args.q_row_stride, args.q_head_stride]) = raw_array(&self.q);
+        (args.k, args.k_type, [args.k_batch_stride, args.k_row_stride, args.k_head_stride]) = raw_array(&self.k);
+        (args.v, args.v_type, [args.v_batch_stride, args.v_row_stride, args.v_head_stride]) = raw_array(&self.v);
+        args.output = output_ptr(&self.output).cast();
+        [args.output_batch_stride, args.output_row_stride, args.output_head_stride] = raw_strides(self.output_strides);
+        let result = body(&args);
+        pointees.resume_panic();
+        result
+    }
+}
+
+fn attention_workspace(args: &sys::mha_attention_args) -> Result<usize> {
+    let mut bytes = 0;
+    // SAFETY: arguments whose slices have been checked.
+    check(|error| unsafe { sys::mha_attention_workspace(args, &mut bytes, error) })?;
+    Ok(bytes)
+}
+
+fn attention(args: &sys::mha_attention_args, workspace: &mut [u8]) -> Result<()> {
+    if args.output.is_null() {
+        return Err(Error::new(ErrorKind::NullPointer, "a plan has no rows to run on; Attention::call makes a call that has"));
+    }
+    let (start, len) = (workspace.as_mut_ptr().cast(), workspace.len());
+    // SAFETY: likewise; memory of this length.
+    check(|error| unsafe { sys::mha_attention(args, start, len, error) })
+}
+
+/// The rows of each sequence, as they were given or as the length of a contiguous array says; 0 without an array.
+fn rows(name: &str, given: Option<usize>, array: &Array, batch: usize, width: usize) -> Result<usize> {
+    match (given, array) {
+        (Some(given), _) => Ok(given),
+        (None, Array { data: None, .. }) => Ok(0),
+        (None, Array { data: Some(data), strides: None }) => rows_of(name, data.len(), batch, width),
+        (None, _) => {
+            let rows = if name == "q" { "n_q" } else { "n_kv" };
+            Err(Error::new(ErrorKind::InvalidValue, format!("{name} has strides, so that its length does not tell the rows; set {rows}")))
+        }
+    }
+}
+
+fn check_array(name: &str, array: &Array, shape: &[Extent; 4]) -> Result<()> {
+    match &array.data {
+        Some(data) => check_lengths(name, data.len(), array.strides, shape),
+        None => Ok(()),
+    }
+}
+
+fn check_lengths(name: &str, len: usize, strides: Option<Strides>, shape: &[Extent; 4]) -> Result<()> {
+    let Some(Strides { batch, row, head }) = strides else { return check_exact(name, len, shape) };
+    let [_, (_, n), (_, heads), (_, width)] = *shape;
+    let head = if head == 0 { width } else { head };
+    let row = if row == 0 { heads.saturating_mul(width) } else { row };
+    let batch = if batch == 0 { n.saturating_mul(row) } else { batch };
+    check_strided(name, len, shape, &[batch, row, head])
+}
+
+fn raw_strides(strides: Option<Strides>) -> [i64; 3] {
+    let Strides { batch, row, head } = strides.unwrap_or_default();
+    [batch, row, head].map(int)
+}
+
+fn raw_array(array: &Array) -> (*const std::ffi::c_void, u32, [i64; 3]) {
+    let (start, kind) = array.data.map_or((null(), 0), |data| (data.as_ptr(), data.kind().raw()));
+    (start, kind, raw_strides(array.strides))
+}

@@ -1,0 +1,391 @@
+use std::fmt;
+use std::mem::{size_of, zeroed};
+use std::ops::{Deref, Range};
+use std::ptr::{null_mut, NonNull};
+use std::slice;
+
+use mha_sys as sys;
+
+use crate::buffer::Owner;
+use crate::error::check;
+use crate::spans::{check_exact, int, rows_of};
+use crate::{AlignedBuffer, Error, ErrorKind, LayerConfig, Result, StorageType};
+
+/// How a cache keeps the positions of its sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum CacheKind {
+    /// Each sequence has `capacity` positions of its own.
+    #[default]
+    Contiguous,
+    /// For sliding windows: the last `capacity` positions of each sequence, which goes on growing.
+    Ring,
+    /// Blocks of positions from a common pool, by a table for each sequence: [`KvCache::set_blocks`].
+    Paged {
+        /// Positions of a block: 16, 32, 64, 128 or a multiple of 256.
+        block_positions: usize,
+        /// Blocks of the pool, numbered from 0.
+        num_blocks: usize,
+    },
+}
+
+/// What a [`KvCache`] holds.
+///
+/// ```
+/// use mha::{CacheConfig, KvCache, StorageType};
+///
+/// let cache = KvCache::new(&CacheConfig::new(4096, 8, 128).sequences(4).storage(StorageType::F16))?;
+/// assert_eq!(cache.length(3)?, 0);
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CacheConfig {
+    /// Sequences, numbered from 0.
+    pub num_sequences: usize,
+    /// Most positions of a sequence. Of a ring: the last positions, which it keeps; a multiple of 16, more than the left window. Paged: a multiple of
+    /// `block_positions`.
+    pub capacity: usize,
+    /// As the layer's.
+    pub num_kv_heads: usize,
+    /// As the layer's.
+    pub head_dim: usize,
+    /// As the layer's; 0 = `head_dim`.
+    pub head_dim_v: usize,
+    /// How keys are kept: f32, f16, bf16 or int8.
+    pub k_type: StorageType,
+    /// How values are kept, likewise.
+    pub v_type: StorageType,
+    /// How positions are kept.
+    pub kind: CacheKind,
+}
+
+impl CacheConfig {
+    /// One sequence of up to `capacity` positions.
+    pub fn new(capacity: usize, num_kv_heads: usize, head_dim: usize) -> Self {
+        let (k_type, v_type, kind) = Default::default();
+        Self { num_sequences: 1, capacity, num_kv_heads, head_dim, head_dim_v: 0, k_type, v_type, kind }
+    }
+
+    /// One sequence of up to `capacity` positions, for a layer of this shape ([`Layer::shape`](crate::Layer::shape)).
+    pub fn for_layer(shape: &LayerConfig, capacity: usize) -> Self {
+        Self::new(capacity, shape.num_kv_heads, shape.head_dim).head_dim_v(shape.head_dim_v)
+    }
+
+    /// The number of sequences.
+    pub fn sequences(mut self, num_sequences: usize) -> Self {
+        self.num_sequences = num_sequences;
+        self
+    }
+
+    /// The width of a head's values.
+    pub fn head_dim_v(mut self, head_dim_v: usize) -> Self {
+        self.head_dim_v = head_dim_v;
+        self
+    }
+
+    /// How keys and values are kept.
+    pub fn storage(self, kind: StorageType) -> Self {
+        self.k_type(kind).v_type(kind)
+    }
+
+    /// How keys are kept.
+    pub fn k_type(mut self, kind: StorageType) -> Self {
+        self.k_type = kind;
+        self
+    }
+
+    /// How values are kept.
+    pub fn v_type(mut self, kind: StorageType) -> Self {
+        self.v_type = kind;
+        self
+    }
+
+    /// A ring of the last `capacity` positions, for sliding windows.
+    pub fn ring(mut self) -> Self {
+        self.kind = CacheKind::Ring;
+        self
+    }
+
+    /// A pool of `num_blocks` blocks of `block_positions` positions.
+    pub fn paged(mut self, block_positions: usize, num_blocks: usize) -> Self {
+        self.kind = CacheKind::Paged { block_positions, num_blocks };
+        self
+    }
+
+    /// The bytes that a cache needs.
+    pub fn bytes(&self) -> Result<usize> {
+        let mut bytes = 0;
+        // SAFETY: a valid struct.
+        check(|error| unsafe { sys::mha_kv_cache_size(&self.raw(), &mut bytes, error) })?;
+        Ok(bytes)
+    }
+
+    fn raw(&self) -> sys::mha_kv_cache_config {
+        let (kind, block_positions, num_blocks) = match self.kind {
+            CacheKind::Contiguous => (sys::MHA_CACHE_CONTIGUOUS, 0, 0),
+            CacheKind::Ring => (sys::MHA_CACHE_RING, 0, 0),
+            CacheKind::Paged { block_positions, num_blocks } => (sys::MHA_CACHE_PAGED, block_positions, num_blocks),
+        };
+        sys::mha_kv_cache_config {
+            struct_size: size_of::<sys::mha_kv_cache_config>(),
+            num_sequences: int(self.num_sequences),
+            capacity: int(self.capacity),
+            num_kv_heads: int(self.num_kv_heads),
+            head_dim: int(self.head_dim),
+            head_dim_v: int(self.head_dim_v),
+            k_type: self.k_type.raw(),
+            v_type: self.v_type.raw(),
+            kind,
+            reserved: 0,
+            block_positions: int(block_positions),
+            num_blocks: int(num_blocks),
+        }
+    }
+
+    fn of_raw(raw: &sys::mha_kv_cache_config) -> Option<Self> {
+        let size = |value: i64| value as usize; // of a cache that exists, none is negative
+        Some(Self {
+            num_sequences: size(raw.num_sequences),
+            capacity: size(raw.capacity),
+            num_kv_heads: size(raw.num_kv_heads),
+            head_dim: size(raw.head_dim),
+            head_dim_v: size(raw.head_dim_v),
+            k_type: StorageType::of_raw(raw.k_type)?,
+            v_type: StorageType::of_raw(raw.v_type)?,
+            kind: match raw.kind {
+                sys::MHA_CACHE_CONTIGUOUS => CacheKind::Contiguous,
+                sys::MHA_CACHE_RING => CacheKind::Ring,
+                sys::MHA_CACHE_PAGED => CacheKind::Paged { block_positions: size(raw.block_positions), num_blocks: size(raw.num_blocks) },
+                _ => return None,
+            },
+        })
+    }
+}
+
+/// Keys and values of earlier calls, so that a token costs one row of projections and one pass over what is stored. It holds several sequences, each
+/// with its own length.
+///
+/// A call appends to a cache that it is given by `.cache(&mut cache)`, and attends to all that is there; one that is given by
+/// `.cache_read(&cache)` is only read, by any number of calls at the same time. A call that fails leaves a cache as it was.
+///
+/// The cache lies in one buffer, its own ([`new`](Self::new)) or the caller's ([`new_in`](Self::new_in)), which is all of it: its bytes
+/// ([`as_bytes`](Self::as_bytes)) can be copied, written to a file, and made a cache again ([`copy_of`](Self::copy_of),
+/// [`view`](Self::view), [`from_buffer`](Self::from_buffer)).
+///
+/// ```
+/// use mha::{CacheConfig, KvCache, Layer, LayerConfig, Weights, Workspace};
+///
+/// let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
+/// let (mut cache, mut workspace) = (KvCache::new(&CacheConfig::for_layer(layer.shape(), 64))?, Workspace::new());
+/// let mut y = [0.0; 12];
+/// layer.forward(&[1.0; 12], &mut y).causal().cache(&mut cache).run(&mut workspace)?; // a prompt of three rows
+/// layer.forward(&[1.0; 4], &mut y[..4]).causal().cache(&mut cache).run(&mut workspace)?; // and one more
+/// assert_eq!(cache.length(0)?, 4);
+/// cache.truncate(0, 3)?; // takes it back
+///
+/// let saved = cache.as_bytes().to_vec();
+/// assert_eq!(KvCache::copy_of(&saved)?.length(0)?, 3);
+/// # Ok::<(), mha::Error>(())
+/// ```
+///
+/// ```compile_fail,E0499
+/// # use mha::{CacheConfig, KvCache, Layer, LayerConfig, Weights, Workspace};
+/// # let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
+/// # let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 64))?;
+/// # let (mut y, mut z) = ([0.0; 4], [0.0; 4]);
+/// let first = layer.forward(&[1.0; 4], &mut y).cache(&mut cache);
+/// let second = layer.forward(&[1.0; 4], &mut z).cache(&mut cache); // does not compile: two calls that append to one cache
+/// first.run(&mut Workspace::new())?;
+/// second.run(&mut Workspace::new())?;
+/// # Ok::<(), mha::Error>(())
+/// ```
+pub struct KvCache<'a> {
+    raw: NonNull<sys::mha_kv_cache>,
+    bytes: NonNull<u8>,
+    len: usize,
+    shape: CacheConfig,
+    _owner: Owner<'a>,
+}
+
+// SAFETY: changed by &mut alone; owners of buffers are Send and Sync.
+unsafe impl Send for KvCache<'_> {}
+unsafe impl Sync for KvCache<'_> {}
+
+impl<'a> KvCache<'a> {
+    /// An empty cache in a buffer of its own.
+    pub fn new(config: &CacheConfig) -> Result<Self> {
+        Self::new_in(config, AlignedBuffer::zeroed(config.bytes()?)?)
+    }
+
+    /// An empty cache in a buffer of the caller's, of at least [`CacheConfig::bytes`] and aligned to 64: borrowed (`&mut [u8]`) or owned by the
+    /// cache (an [`AlignedBuffer`], a `memmap2::MmapMut`).
+    pub fn new_in(config: &CacheConfig, buffer: impl AsMut<[u8]> + Send + Sync + 'a) -> Result<Self> {
+        Self::made_by(buffer, |start, len, cache, error| {
+            // SAFETY: a valid struct, and a buffer of this length, which is the cache's alone.
+            unsafe { sys::mha_kv_cache_init(&config.raw(), start, len, cache, error) }
+        })
+    }
+
+    /// The cache that a buffer holds already, such as a copy or a file in mmap. The buffer is borrowed or owned as in [`new_in`](Self::new_in).
+    pub fn from_buffer(buffer: impl AsMut<[u8]> + Send + Sync + 'a) -> Result<Self> {
+        Self::made_by(buffer, |start, len, cache, error| {
+            // SAFETY: a buffer of this length, which is the cache's alone.
+            unsafe { sys::mha_kv_cache_view(start, len, cache, error) }
+        })
+    }
+
+    /// A cache in a buffer of its own, from the bytes of another one.
+    pub fn copy_of(bytes: &[u8]) -> Result<Self> {
+        Self::from_buffer(AlignedBuffer::copy_of(bytes)?)
+    }
+
+    /// Like [`copy_of`](Self::copy_of) this cache.
+    pub fn try_clone(&self) -> Result<KvCache<'static>> {
+        KvCache::copy_of(self.as_bytes())
+    }
+
+    fn made_by(
+        buffer: impl AsMut<[u8]> + Send + Sync + 'a,
+        make: impl FnOnce(*mut std::ffi::c_void, usize, *mut *mut sys::mha_kv_cache, *mut sys::mha_error) -> sys::mha_status,
+    ) -> Result<Self> {
+        let (owner, (start, len)) = Owner::new(buffer, |buffer| {
+            let bytes = buffer.as_mut();
+            (bytes.as_mut_ptr(), bytes.len())
+        });
+        let mut cache = null_mut();
+        check(|error| make(start.cast(), len, &mut cache, error))?;
+        // SAFETY: not NULL on success.
+        unsafe { Self::of(NonNull::new_unchecked(cache), NonNull::new_unchecked(start), owner) }
+    }
+
+    /// # Safety
+    /// A valid cache that begins at `bytes`, which `owner` keeps.
+    unsafe fn of(raw: NonNull<sys::mha_kv_cache>, bytes: NonNull<u8>, owner: Owner<'a>) -> Result<Self> {
+        // SAFETY: numbers.
+        let mut shape: sys::mha_kv_cache_config = unsafe { zeroed() };
+        shape.struct_size = size_of_val(&shape);
+        // SAFETY: a valid cache.
+        check(|error| unsafe { sys::mha_kv_cache_shape(raw.as_ptr(), &mut shape, error) })?;
+        let mut len = 0;
+        // SAFETY: a valid struct.
+        check(|error| unsafe { sys::mha_kv_cache_size(&shape, &mut len, error) })?;
+        let unknown = || Error::new(ErrorKind::CacheFormat, "the cache is of a kind that this version of the crate does not know");
+        Ok(Self { raw, bytes, len, shape: CacheConfig::of_raw(&shape).ok_or_else(unknown)?, _owner: owner })
+    }
+
+    /// A cache that is only read, in bytes that hold one, aligned to 64. Neither copies nor reads keys and values.
+    pub fn view(bytes: &'a [u8]) -> Result<KvCacheRef<'a>> {
+        let (owner, ()) = Owner::new(bytes, |_| ());
+        let mut cache = null_mut();
+        let start = bytes.as_ptr().cast_mut();
+        // SAFETY: bytes of this length; the library does not write to a buffer that it makes a cache of, and KvCacheRef gives no &mut.
+        check(|error| unsafe { sys::mha_kv_cache_view(start.cast(), bytes.len(), &mut cache, error) })?;
+        // SAFETY: neither is NULL on success.
+        let cache = unsafe { Self::of(NonNull::new_unchecked(cache), NonNull::new_unchecked(start), owner) }?;
+        Ok(KvCacheRef { cache })
+    }
+
+    /// What the cache was made for, all defaults resolved.
+    pub fn shape(&self) -> &CacheConfig {
+        &self.shape
+    }
+
+    /// The whole cache, to be copied or written to a file.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the buffer has at least so many bytes, all initialised, and nothing changes them while self is borrowed.
+        unsafe { slice::from_raw_parts(self.bytes.as_ptr(), self.len) }
+    }
+
+    /// How many positions a sequence has, those that a ring has overwritten among them.
+    pub fn length(&self, sequence: usize) -> Result<usize> {
+        // SAFETY: a valid cache.
+        unsafe { length_of(self.raw.as_ptr(), int(sequence)) }
+    }
+
+    /// Forgets all positions of a sequence from `length` on, such as rejected tokens; 0 empties it.
+    pub fn truncate(&mut self, sequence: usize, length: usize) -> Result<()> {
+        // SAFETY: a valid cache, which nobody else uses.
+        check(|error| unsafe { sys::mha_kv_cache_truncate(self.raw.as_ptr(), int(sequence), int(length), error) })
+    }
+
+    /// Paged only: the blocks of a sequence from now on. Blocks that hold positions of the sequence have to stay; those behind may come, go and
+    /// change. A block may stand in the tables of several sequences that have a prefix in common, and is read-only as long as it does. Which
+    /// blocks are free is for the caller to know.
+    pub fn set_blocks(&mut self, sequence: usize, blocks: &[i32]) -> Result<()> {
+        let (start, count) = (blocks.as_ptr(), int(blocks.len()));
+        // SAFETY: likewise; an array of this length.
+        check(|error| unsafe { sys::mha_kv_cache_set_blocks(self.raw.as_ptr(), int(sequence), start, count, error) })
+    }
+
+    /// Makes the first `length` positions of sequence `from` all that sequence `to`, another one, has. Paged: `to` needs its blocks before;
+    /// those that both tables name are not copied.
+    pub fn copy_prefix(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
+        // SAFETY: likewise.
+        check(|error| unsafe { sys::mha_kv_cache_copy_prefix(self.raw.as_ptr(), int(from), int(to), int(length), error) })
+    }
+
+    /// Appends rows to a sequence, without attention: `k` `[count, num_kv_heads, head_dim]`, rotated already if they are to be, and `v`
+    /// `[count, num_kv_heads, head_dim_v]`.
+    pub fn append(&mut self, sequence: usize, k: &[f32], v: &[f32]) -> Result<()> {
+        let count = rows_of("k", k.len(), 1, self.shape.num_kv_heads * self.shape.head_dim)?;
+        self.check_rows(count, Some(k.len()), Some(v.len()))?;
+        let (cache, count) = (self.raw.as_ptr(), int(count));
+        // SAFETY: likewise; arrays of these lengths.
+        check(|error| unsafe { sys::mha_kv_cache_append(cache, int(sequence), count, k.as_ptr(), v.as_ptr(), error) })
+    }
+
+    /// Reads positions of a sequence back, as the numbers that they are taken as: `k` `[positions, num_kv_heads, head_dim]`, `v`
+    /// `[positions, num_kv_heads, head_dim_v]`; either may be `None`.
+    pub fn read(&self, sequence: usize, positions: Range<usize>, k: Option<&mut [f32]>, v: Option<&mut [f32]>) -> Result<()> {
+        let count = positions.len();
+        self.check_rows(count, k.as_deref().map(<[f32]>::len), v.as_deref().map(<[f32]>::len))?;
+        let pointer = |slice: Option<&mut [f32]>| slice.map_or(null_mut(), <[f32]>::as_mut_ptr);
+        let (k, v, first, count) = (pointer(k), pointer(v), int(positions.start), int(count));
+        // SAFETY: a valid cache, and arrays of these lengths or NULL.
+        check(|error| unsafe { sys::mha_kv_cache_read(self.raw.as_ptr(), int(sequence), first, count, k, v, error) })
+    }
+
+    fn check_rows(&self, count: usize, k: Option<usize>, v: Option<usize>) -> Result<()> {
+        let shape = |width| [("positions", count), ("num_kv_heads", self.shape.num_kv_heads), width];
+        if let Some(len) = k {
+            check_exact("k", len, &shape(("head_dim", self.shape.head_dim)))?;
+        }
+        if let Some(len) = v {
+            check_exact("v", len, &shape(("head_dim_v", self.shape.head_dim_v)))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut sys::mha_kv_cache {
+        self.raw.as_ptr()
+    }
+}
+
+/// # Safety
+/// A valid cache.
+pub(crate) unsafe fn length_of(cache: *const sys::mha_kv_cache, sequence: i64) -> Result<usize> {
+    let mut length = 0;
+    check(|error| unsafe { sys::mha_kv_cache_length(cache, sequence, &mut length, error) })?;
+    Ok(length as usize)
+}
+
+impl fmt::Debug for KvCache<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KvCache").field(&self.shape).finish()
+    }
+}
+
+/// A [`KvCache`] in bytes that are only read: `.cache_read(&view)`.
+#[derive(Debug)]
+pub struct KvCacheRef<'a> {
+    cache: KvCache<'a>,
+}
+
+impl<'a> Deref for KvCacheRef<'a> {
+    type Target = KvCache<'a>;
+
+    fn deref(&self) -> &KvCache<'a> {
+        &self.cache
+    }
+}

@@ -1,0 +1,266 @@
+use std::mem::{size_of, zeroed};
+use std::ptr::null;
+
+use mha_sys as sys;
+
+use crate::error::check;
+use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, Dimensions, Options, Output};
+use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
+use crate::{sgemm, CallInfo, Error, ErrorKind, KvCache, Layer, Result, Rope, Scheduler, Taps, Workspace};
+
+/// A call of a whole layer, made by [`Layer::forward`]: say what it is to do, then [`run`](Self::run) it.
+///
+/// ```
+/// use mha::{Layer, LayerConfig, Weights, Workspace};
+///
+/// let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
+/// let x = [1.0; 2 * 3 * 4]; // two sequences of three rows
+/// let (mut y, mut weights) = ([0.0; 24], [0.0; 2 * 2 * 3 * 3]);
+/// layer.forward(&x, &mut y).batch(2).causal().attention_weights(&mut weights).run(&mut Workspace::new())?;
+/// assert_eq!(weights[..3], [1.0, 0.0, 0.0]); // of the first row, which sees itself only
+/// # Ok::<(), mha::Error>(())
+/// ```
+///
+/// A slice that does not have the length that the shapes ask for is an error, and nothing is written:
+///
+/// ```
+/// # use mha::{Layer, LayerConfig, Weights, Workspace};
+/// # let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
+/// let error = layer.forward(&[1.0; 12], &mut [0.0; 8]).run(&mut Workspace::new()).unwrap_err();
+/// assert_eq!(error.to_string(), "output has 8 elements; [batch 1, n_q 3, output_dim 4] are 12");
+/// # Ok::<(), mha::Error>(())
+/// ```
+///
+/// Outputs cannot overlap inputs:
+///
+/// ```compile_fail,E0502
+/// # use mha::{Layer, LayerConfig, Weights, Workspace};
+/// # let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
+/// let mut x = [1.0; 12];
+/// layer.forward(&x, &mut x).run(&mut Workspace::new())?; // does not compile
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[must_use = "nothing happens before .run()"]
+pub struct Forward<'a> {
+    layer: &'a Layer<'a>,
+    batch: usize,
+    n_q: Option<usize>,
+    n_kv: Option<usize>,
+    query: Rows<'a>,
+    key: Rows<'a>,
+    value: Rows<'a>,
+    output: Option<Output<'a>>,
+    output_strides: Option<[usize; 2]>,
+    options: Options<'a>,
+}
+
+/// Input rows, where they are given, and the strides of sequences and rows, where they are not contiguous.
+#[derive(Default)]
+struct Rows<'a> {
+    data: Option<&'a [f32]>,
+    strides: Option<[usize; 2]>,
+}
+
+impl<'a> Forward<'a> {
+    pub(crate) fn new(layer: &'a Layer<'a>, query: &'a [f32], output: &'a mut [f32]) -> Self {
+        let query = Rows { data: Some(query), strides: None };
+        Self { query, output: Some(Output::new(output)), ..Self::plan(layer, 1, None) }
+    }
+
+    pub(crate) fn plan(layer: &'a Layer<'a>, batch: usize, n_q: impl Into<Option<usize>>) -> Self {
+        Self {
+            layer,
+            batch,
+            n_q: n_q.into(),
+            n_kv: None,
+            query: Rows::default(),
+            key: Rows::default(),
+            value: Rows::default(),
+            output: None,
+            output_strides: None,
+            options: Options::default(),
+        }
+    }
+
+    /// Rows for the keys, `[batch, n_kv, key_dim]`, and unless [`value`](Self::value) is given for the values: cross-attention.
+    pub fn key(mut self, rows: &'a [f32]) -> Self {
+        self.key.data = Some(rows);
+        self
+    }
+
+    /// Rows for the values, `[batch, n_kv, value_dim]`, where they are not those for the keys.
+    pub fn value(mut self, rows: &'a [f32]) -> Self {
+        self.value.data = Some(rows);
+        self
+    }
+
+    /// Elements from one sequence of the query to the next, and from one row to the next; 0 = contiguous. Needs [`n_q`](Self::n_q).
+    pub fn query_strides(mut self, batch: usize, row: usize) -> Self {
+        self.query.strides = Some([batch, row]);
+        self
+    }
+
+    /// Likewise of the key. Needs [`n_kv`](Self::n_kv).
+    pub fn key_strides(mut self, batch: usize, row: usize) -> Self {
+        self.key.strides = Some([batch, row]);
+        self
+    }
+
+    /// Likewise of the value.
+    pub fn value_strides(mut self, batch: usize, row: usize) -> Self {
+        self.value.strides = Some([batch, row]);
+        self
+    }
+
+    /// Likewise of the output.
+    pub fn output_strides(mut self, batch: usize, row: usize) -> Self {
+        self.output_strides = Some([batch, row]);
+        self
+    }
+
+    common_setters!();
+
+    /// Runs the call, in a workspace that grows if it has to.
+    pub fn run(self, workspace: &mut Workspace) -> Result<()> {
+        self.with_args(|layer, args| {
+            let memory = workspace.at_least(forward_workspace(layer, args)?)?;
+            forward(layer, args, memory)
+        })
+    }
+
+    /// Runs the call in memory of the caller's, of at least [`workspace_bytes`](Self::workspace_bytes) and of any alignment and content.
+    pub fn run_in(self, workspace: &mut [u8]) -> Result<()> {
+        self.with_args(|layer, args| forward(layer, args, workspace))
+    }
+
+    /// The bytes of workspace that the call needs. They never shrink when its dimensions, its threads or the outputs asked for grow: those of the
+    /// largest call serve all. In a [plan](Layer::plan) the lengths of slices of floats do not matter, only whether they are given.
+    pub fn workspace_bytes(&self) -> Result<usize> {
+        self.with_args(forward_workspace)
+    }
+
+    /// How the call would be run now, and its cost.
+    pub fn info(&self) -> Result<CallInfo> {
+        self.with_args(|layer, args| {
+            // SAFETY: numbers.
+            let mut info: sys::mha_call_info = unsafe { zeroed() };
+            info.struct_size = size_of::<sys::mha_call_info>();
+            // SAFETY: a valid layer; arguments whose slices have been checked.
+            check(|error| unsafe { sys::mha_info(layer, args, &mut info, error) })?;
+            Ok(CallInfo::of_raw(&info))
+        })
+    }
+
+    fn is_plan(&self) -> bool {
+        self.output.is_none()
+    }
+
+    fn dimensions(&self) -> Result<Dimensions> {
+        let shape = self.layer.shape();
+        let n_q = match self.n_q {
+            Some(n_q) => n_q,
+            None => rows("query", "n_q", &self.query, self.batch, shape.query_dim)?,
+        };
+        let given =
+            [("key", &self.key, shape.key_dim), ("value", &self.value, shape.value_dim)].into_iter().find(|rows| rows.1.data.is_some());
+        let n_kv = match (given, self.n_kv) {
+            (Some(_), Some(n_kv)) => n_kv,
+            (Some((name, given, width)), None) => rows(name, "n_kv", given, self.batch, width)?,
+            // The library does not look at n_kv then.
+            (None, _) if self.options.only_reads_cache() => 0,
+            (None, _) => n_q,
+        };
+        let is_self = !self.options.only_reads_cache() && self.key.data.is_none();
+        Ok(Dimensions {
+            batch: self.batch,
+            n_q,
+            n_kv,
+            is_self,
+            num_heads: shape.num_heads,
+            num_kv_heads: shape.num_kv_heads,
+            head_dim: shape.head_dim,
+            head_dim_v: shape.head_dim_v,
+        })
+    }
+
+    /// Checks all slices, and calls `body` with what the library takes.
+    fn with_args<R>(&self, body: impl FnOnce(*const sys::mha_layer, &sys::mha_forward_args) -> Result<R>) -> Result<R> {
+        let of = self.dimensions()?;
+        let shape = self.layer.shape();
+        if !self.is_plan() {
+            let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
+            check_rows("query", &self.query, &[batch, n_q, ("query_dim", shape.query_dim)])?;
+            check_rows("key", &self.key, &[batch, n_kv, ("key_dim", shape.key_dim)])?;
+            check_rows("value", &self.value, &[batch, n_kv, ("value_dim", shape.value_dim)])?;
+            let output = self.output.as_ref().map_or(0, Output::len);
+            check_lengths("output", output, self.output_strides, &[batch, n_q, ("output_dim", shape.output_dim)])?;
+        }
+        self.options.check_slices(&of, self.is_plan())?;
+        let mut pointees = self.options.pointees(&of)?;
+        pointees.connect();
+
+        // SAFETY: numbers and pointers that may be NULL.
+        let mut args: sys::mha_forward_args = unsafe { zeroed() };
+        fill_common!(args, self.options, pointees, of);
+        if self.options.only_reads_cache() {
+            args.flags |= sys::MHA_CACHE_READ;
+        }
+        (args.query, [args.query_batch_stride, args.query_row_stride]) = raw_rows(&self.query);
+        (args.key, [args.key_batch_stride, args.key_row_stride]) = raw_rows(&self.key);
+        (args.value, [args.value_batch_stride, args.value_row_stride]) = raw_rows(&self.value);
+        args.output = output_ptr(&self.output);
+        [args.output_batch_stride, args.output_row_stride] = self.output_strides.unwrap_or_default().map(int);
+        let result = body(self.layer.as_ptr(), &args);
+        pointees.resume_panic();
+        if self.layer.has_sgemm() {
+            sgemm::resume_panic();
+        }
+        result
+    }
+}
+
+fn forward_workspace(layer: *const sys::mha_layer, args: &sys::mha_forward_args) -> Result<usize> {
+    let mut bytes = 0;
+    // SAFETY: a valid layer; arguments whose slices have been checked.
+    check(|error| unsafe { sys::mha_forward_workspace(layer, args, &mut bytes, error) })?;
+    Ok(bytes)
+}
+
+fn forward(layer: *const sys::mha_layer, args: &sys::mha_forward_args, workspace: &mut [u8]) -> Result<()> {
+    if args.output.is_null() {
+        return Err(Error::new(ErrorKind::NullPointer, "a plan has no rows to run on; Layer::forward makes a call that has"));
+    }
+    let (start, len) = (workspace.as_mut_ptr().cast(), workspace.len());
+    // SAFETY: likewise; memory of this length.
+    check(|error| unsafe { sys::mha_forward(layer, args, start, len, error) })
+}
+
+/// The rows of each sequence, as the length of a contiguous array says; 0 without an array.
+fn rows(name: &str, count: &str, rows: &Rows, batch: usize, width: usize) -> Result<usize> {
+    match rows {
+        Rows { data: None, .. } => Ok(0),
+        Rows { data: Some(data), strides: None } => rows_of(name, data.len(), batch, width),
+        _ => {
+            Err(Error::new(ErrorKind::InvalidValue, format!("{name} has strides, so that its length does not tell the rows; set {count}")))
+        }
+    }
+}
+
+fn check_rows(name: &str, rows: &Rows, shape: &[Extent; 3]) -> Result<()> {
+    match rows.data {
+        Some(data) => check_lengths(name, data.len(), rows.strides, shape),
+        None => Ok(()),
+    }
+}
+
+fn check_lengths(name: &str, len: usize, strides: Option<[usize; 2]>, shape: &[Extent; 3]) -> Result<()> {
+    let Some([batch, row]) = strides else { return check_exact(name, len, shape) };
+    let [_, (_, n), (_, width)] = *shape;
+    let row = if row == 0 { width } else { row };
+    let batch = if batch == 0 { n.saturating_mul(row) } else { batch };
+    check_strided(name, len, shape, &[batch, row])
+}
+
+fn raw_rows(rows: &Rows) -> (*const f32, [i64; 2]) {
+    (rows.data.map_or(null(), <[f32]>::as_ptr), rows.strides.unwrap_or_default().map(int))
+}

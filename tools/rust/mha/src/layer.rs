@@ -1,0 +1,391 @@
+use std::fmt;
+use std::mem::{size_of, zeroed};
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::ptr::{null_mut, NonNull};
+
+use mha_sys as sys;
+
+use crate::buffer::Owner;
+use crate::error::check;
+use crate::sgemm;
+use crate::spans::int;
+use crate::{AlignedBuffer, Error, ErrorKind, Forward, InstructionSet, Result, Sgemm, StorageType, Weights};
+
+/// The shape of a layer. Only [`new`](Self::new)'s dimensions and, where it is not `query_dim / num_heads`, `head_dim` are needed; 0 stands for
+/// the default everywhere. [`Layer::shape`] has all defaults resolved.
+///
+/// ```
+/// use mha::{LayerConfig, StorageType};
+///
+/// // Llama 3 8B, weights kept as bf16
+/// let config = LayerConfig::new(4096, 32).num_kv_heads(8).head_dim(128).weight_type(StorageType::Bf16);
+/// assert_eq!(config.num_kv_heads, 8);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[non_exhaustive]
+pub struct LayerConfig {
+    /// Width of a row of the query input (embed_dim).
+    pub query_dim: usize,
+    /// Width of a row of the key input; 0 = `query_dim`.
+    pub key_dim: usize,
+    /// Width of a row of the value input; 0 = `key_dim`.
+    pub value_dim: usize,
+    /// Width of an output row, where there is a W_O; 0 = `query_dim`. In a layer's shape, the width of its outputs in any case.
+    pub output_dim: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads, a divisor of `num_heads` (grouped-query attention); 0 = `num_heads`.
+    pub num_kv_heads: usize,
+    /// Width of a head's queries and keys; 0 = `d_out / num_heads`.
+    pub head_dim: usize,
+    /// Width of a head's values; 0 = `head_dim`.
+    pub head_dim_v: usize,
+    /// `num_heads * head_dim`, to derive `head_dim` from; 0 = `query_dim` where `head_dim` is 0.
+    pub d_out: usize,
+    /// Factor of the scores; 0 = `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// How the weights are kept.
+    pub weight_type: StorageType,
+}
+
+impl LayerConfig {
+    /// Rows of `query_dim` elements, `num_heads` heads.
+    pub fn new(query_dim: usize, num_heads: usize) -> Self {
+        Self { query_dim, num_heads, ..Self::default() }
+    }
+
+    /// Sets [`key_dim`](#structfield.key_dim).
+    pub fn key_dim(mut self, key_dim: usize) -> Self {
+        self.key_dim = key_dim;
+        self
+    }
+
+    /// Sets [`value_dim`](#structfield.value_dim).
+    pub fn value_dim(mut self, value_dim: usize) -> Self {
+        self.value_dim = value_dim;
+        self
+    }
+
+    /// Sets [`output_dim`](#structfield.output_dim).
+    pub fn output_dim(mut self, output_dim: usize) -> Self {
+        self.output_dim = output_dim;
+        self
+    }
+
+    /// Sets [`num_kv_heads`](#structfield.num_kv_heads).
+    pub fn num_kv_heads(mut self, num_kv_heads: usize) -> Self {
+        self.num_kv_heads = num_kv_heads;
+        self
+    }
+
+    /// Sets [`head_dim`](#structfield.head_dim).
+    pub fn head_dim(mut self, head_dim: usize) -> Self {
+        self.head_dim = head_dim;
+        self
+    }
+
+    /// Sets [`head_dim_v`](#structfield.head_dim_v).
+    pub fn head_dim_v(mut self, head_dim_v: usize) -> Self {
+        self.head_dim_v = head_dim_v;
+        self
+    }
+
+    /// Sets [`d_out`](#structfield.d_out).
+    pub fn d_out(mut self, d_out: usize) -> Self {
+        self.d_out = d_out;
+        self
+    }
+
+    /// Sets [`scale`](#structfield.scale).
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.scale = scale;
+        self
+    }
+
+    /// Sets [`weight_type`](#structfield.weight_type).
+    pub fn weight_type(mut self, weight_type: StorageType) -> Self {
+        self.weight_type = weight_type;
+        self
+    }
+
+    fn raw(&self) -> sys::mha_layer_config {
+        sys::mha_layer_config {
+            struct_size: size_of::<sys::mha_layer_config>(),
+            query_dim: int(self.query_dim),
+            key_dim: int(self.key_dim),
+            value_dim: int(self.value_dim),
+            output_dim: int(self.output_dim),
+            num_heads: int(self.num_heads),
+            num_kv_heads: int(self.num_kv_heads),
+            head_dim: int(self.head_dim),
+            head_dim_v: int(self.head_dim_v),
+            d_out: int(self.d_out),
+            scale: self.scale,
+            weight_type: self.weight_type.raw(),
+        }
+    }
+
+    /// Of a config that the library has found valid.
+    fn with_defaults(mut self) -> Self {
+        let or = |value: usize, default: usize| if value == 0 { default } else { value };
+        self.key_dim = or(self.key_dim, self.query_dim);
+        self.value_dim = or(self.value_dim, self.key_dim);
+        self.output_dim = or(self.output_dim, self.query_dim);
+        self.num_kv_heads = or(self.num_kv_heads, self.num_heads);
+        self.head_dim = or(self.head_dim, or(self.d_out, self.query_dim) / self.num_heads);
+        self.head_dim_v = or(self.head_dim_v, self.head_dim);
+        self
+    }
+}
+
+/// Choices about how a layer computes, not what.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LayerOptions {
+    instruction_set: InstructionSet,
+    sgemm: sys::mha_sgemm,
+}
+
+impl LayerOptions {
+    /// All defaults: the best instruction set of this machine, the library's own kernels.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The instruction set of the kernels; one that this machine lacks is an error, never a fallback.
+    pub fn instruction_set(mut self, instruction_set: InstructionSet) -> Self {
+        self.instruction_set = instruction_set;
+        self
+    }
+
+    /// Runs the projections through a matrix product of the caller's. A layer that is packed with one has to be loaded with one.
+    pub fn sgemm<S: Sgemm>(mut self) -> Self {
+        self.sgemm = Some(sgemm::call::<S>);
+        self
+    }
+
+    fn raw(&self) -> sys::mha_layer_options {
+        sys::mha_layer_options {
+            struct_size: size_of::<sys::mha_layer_options>(),
+            instruction_set: self.instruction_set.0,
+            reserved: 0,
+            sgemm: self.sgemm,
+            allocator: std::ptr::null(),
+        }
+    }
+}
+
+/// The packed weights of a layer and their shape. It is immutable: any number of threads may use one, each with its own [`Workspace`] and
+/// [`KvCache`].
+///
+/// [`Workspace`]: crate::Workspace
+/// [`KvCache`]: crate::KvCache
+///
+/// ```
+/// use mha::{Layer, LayerConfig, Weights, Workspace};
+///
+/// let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 4 * 12]))?;
+/// std::thread::scope(|scope| {
+///     for _ in 0..2 {
+///         scope.spawn(|| layer.forward(&[1.0; 8], &mut [0.0; 8]).causal().run(&mut Workspace::new()));
+///     }
+/// });
+/// # Ok::<(), mha::Error>(())
+/// ```
+///
+/// A layer over packed bytes borrows them, or owns what has them:
+///
+/// ```
+/// # use mha::{AlignedBuffer, Layer, LayerConfig, LayerOptions, Weights};
+/// let packed: AlignedBuffer = Layer::pack(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]), &LayerOptions::new())?;
+/// let borrowing: Layer<'_> = Layer::from_packed(&packed[..])?;
+/// drop(borrowing);
+/// let owning: Layer<'static> = Layer::from_packed(packed)?; // an AlignedBuffer, a memmap2::Mmap, ...
+/// # Ok::<(), mha::Error>(())
+/// ```
+///
+/// ```compile_fail,E0505
+/// # use mha::{AlignedBuffer, Layer, LayerConfig, LayerOptions, Weights};
+/// # let packed: AlignedBuffer = Layer::pack(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]), &LayerOptions::new())?;
+/// let borrowing = Layer::from_packed(&packed[..])?;
+/// drop(packed); // does not compile: the layer still needs the bytes
+/// println!("{:?}", borrowing.shape());
+/// # Ok::<(), mha::Error>(())
+/// ```
+pub struct Layer<'a> {
+    raw: NonNull<sys::mha_layer>,
+    shape: LayerConfig,
+    has_sgemm: bool,
+    _memory: Memory<'a>,
+}
+
+enum Memory<'a> {
+    /// Of the library.
+    Created { _layer: Created },
+    /// The object itself, and the packed bytes.
+    Viewed { _object: AlignedBuffer, _bytes: Owner<'a> },
+}
+
+struct Created(NonNull<sys::mha_layer>);
+
+impl Drop for Created {
+    fn drop(&mut self) {
+        // SAFETY: made by mha_layer_create, and borrowed by no call any more.
+        unsafe { sys::mha_layer_destroy(self.0.as_ptr()) }
+    }
+}
+
+// SAFETY: immutable, and free of thread-local state; owners of bytes are Send and Sync, and an Sgemm has no state.
+unsafe impl Send for Layer<'_> {}
+unsafe impl Sync for Layer<'_> {}
+impl UnwindSafe for Layer<'_> {}
+impl RefUnwindSafe for Layer<'_> {}
+
+impl<'a> Layer<'a> {
+    /// Packs the weights into memory of its own. They may be freed afterwards.
+    pub fn new(config: &LayerConfig, weights: &Weights<'_>) -> Result<Self> {
+        Self::with_options(config, weights, &LayerOptions::new())
+    }
+
+    /// Like [`new`](Self::new), with choices about how it computes.
+    pub fn with_options(config: &LayerConfig, weights: &Weights<'_>, options: &LayerOptions) -> Result<Self> {
+        checked(config, weights, options, |raw_config, raw_weights, raw_options, _| {
+            let mut layer = null_mut();
+            // SAFETY: valid structs, whose slices have been checked.
+            check(|error| unsafe { sys::mha_layer_create(raw_config, raw_weights, raw_options, &mut layer, error) })?;
+            // SAFETY: not NULL on success.
+            let raw = unsafe { NonNull::new_unchecked(layer) };
+            Self::of(raw, options, Memory::Created { _layer: Created(raw) })
+        })
+    }
+
+    /// The bytes that [`pack_into`](Self::pack_into) needs. The slices of the weights are not looked at.
+    pub fn pack_size(config: &LayerConfig, weights: &Weights<'_>, options: &LayerOptions) -> Result<usize> {
+        weights.with_raw(|raw_weights| pack_size(&config.raw(), raw_weights, &options.raw()))
+    }
+
+    /// Packs the weights into bytes that can be written to a file, and made a layer by [`from_packed`](Self::from_packed): the same on every
+    /// machine of this byte order, for any instruction set.
+    pub fn pack(config: &LayerConfig, weights: &Weights<'_>, options: &LayerOptions) -> Result<AlignedBuffer> {
+        let mut buffer = AlignedBuffer::zeroed(Self::pack_size(config, weights, options)?)?;
+        Self::pack_into(config, weights, options, &mut buffer)?;
+        Ok(buffer)
+    }
+
+    /// Like [`pack`](Self::pack), into memory of the caller's, which must be aligned to 64 bytes. Returns how many bytes the packed layer has.
+    pub fn pack_into(config: &LayerConfig, weights: &Weights<'_>, options: &LayerOptions, buffer: &mut [u8]) -> Result<usize> {
+        checked(config, weights, options, |config, weights, options, bytes| {
+            let (start, len) = (buffer.as_mut_ptr().cast(), buffer.len());
+            // SAFETY: valid structs, whose slices have been checked; a buffer of this length.
+            check(|error| unsafe { sys::mha_layer_pack(config, weights, options, start, len, error) })?;
+            Ok(bytes)
+        })
+    }
+
+    /// A layer over packed bytes, aligned to 64, which are neither copied nor read: a file in mmap is loaded as it is used. The bytes are
+    /// borrowed (`&[u8]`) or owned by the layer (an [`AlignedBuffer`], a `memmap2::Mmap`, an `Arc` of something like these).
+    /// Checks the header and all bounds; [`verify`](Self::verify) checks the weights too.
+    pub fn from_packed(bytes: impl AsRef<[u8]> + Send + Sync + 'a) -> Result<Self> {
+        Self::from_packed_with_options(bytes, &LayerOptions::new())
+    }
+
+    /// Like [`from_packed`](Self::from_packed), with choices about how the layer computes. An [`Sgemm`] must be given exactly if the layer
+    /// was packed with one.
+    pub fn from_packed_with_options(bytes: impl AsRef<[u8]> + Send + Sync + 'a, options: &LayerOptions) -> Result<Self> {
+        let (owner, (start, len)) = Owner::new(bytes, |bytes| {
+            let bytes: &[u8] = (*bytes).as_ref();
+            (bytes.as_ptr(), bytes.len())
+        });
+        // SAFETY: no precondition.
+        let mut object = AlignedBuffer::zeroed(unsafe { sys::mha_layer_view_size() })?;
+        let (storage, storage_len) = (object.as_mut_ptr().cast(), object.len());
+        let mut layer = std::ptr::null();
+        // SAFETY: bytes that stay where they are, unchanged, until the owner is dropped, which is after the layer's last use.
+        check(|error| unsafe { sys::mha_layer_view(start.cast(), len, &options.raw(), storage, storage_len, &mut layer, error) })?;
+        // SAFETY: not NULL on success. Nothing changes the layer through the pointer.
+        let raw = unsafe { NonNull::new_unchecked(layer.cast_mut()) };
+        Self::of(raw, options, Memory::Viewed { _object: object, _bytes: owner })
+    }
+
+    /// Checks packed bytes as [`from_packed`](Self::from_packed) does, and that the weights are those that were packed. Reads all of them.
+    pub fn verify(bytes: &[u8]) -> Result<()> {
+        // SAFETY: bytes of this length.
+        check(|error| unsafe { sys::mha_layer_verify(bytes.as_ptr().cast(), bytes.len(), error) })
+    }
+
+    fn of(raw: NonNull<sys::mha_layer>, options: &LayerOptions, memory: Memory<'a>) -> Result<Self> {
+        // SAFETY: numbers.
+        let mut shape: sys::mha_layer_config = unsafe { zeroed() };
+        shape.struct_size = size_of_val(&shape);
+        // SAFETY: a valid layer.
+        check(|error| unsafe { sys::mha_layer_shape(raw.as_ptr(), &mut shape, error) })?;
+        let weight_type = StorageType::of_raw(shape.weight_type)
+            .ok_or_else(|| Error::new(ErrorKind::PackedFormat, "the weights are of a type that this version of the crate does not know"))?;
+        let size = |value: i64| value as usize; // of the library's own shapes, none is negative
+        let shape = LayerConfig {
+            query_dim: size(shape.query_dim),
+            key_dim: size(shape.key_dim),
+            value_dim: size(shape.value_dim),
+            output_dim: size(shape.output_dim),
+            num_heads: size(shape.num_heads),
+            num_kv_heads: size(shape.num_kv_heads),
+            head_dim: size(shape.head_dim),
+            head_dim_v: size(shape.head_dim_v),
+            d_out: size(shape.d_out),
+            scale: shape.scale,
+            weight_type,
+        };
+        Ok(Self { raw, shape, has_sgemm: options.sgemm.is_some(), _memory: memory })
+    }
+
+    /// The shape, all defaults resolved; `output_dim` is the width of an output row, with or without W_O.
+    pub fn shape(&self) -> &LayerConfig {
+        &self.shape
+    }
+
+    /// A call of the whole layer, from input rows to output rows: self-attention of the rows of `query`, `[batch, n_q, query_dim]`, into
+    /// `output`, `[batch, n_q, output_dim]`. `n_q` follows from the length of `query`.
+    pub fn forward<'c>(&'c self, query: &'c [f32], output: &'c mut [f32]) -> Forward<'c> {
+        Forward::new(self, query, output)
+    }
+
+    /// A call without data, to ask for its workspace or what it would cost: [`Forward::workspace_bytes`], [`Forward::info`].
+    pub fn plan(&self, batch: usize, n_q: usize) -> Forward<'_> {
+        Forward::plan(self, batch, n_q)
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const sys::mha_layer {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) fn has_sgemm(&self) -> bool {
+        self.has_sgemm
+    }
+}
+
+impl fmt::Debug for Layer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Layer").field(&self.shape).finish()
+    }
+}
+
+/// Calls `body` with what the library takes and the size of the packed layer, all checked but for the buffer that it goes to.
+fn checked<R>(
+    config: &LayerConfig,
+    weights: &Weights<'_>,
+    options: &LayerOptions,
+    body: impl FnOnce(&sys::mha_layer_config, &sys::mha_layer_weights, &sys::mha_layer_options, usize) -> Result<R>,
+) -> Result<R> {
+    let (raw_config, raw_options) = (config.raw(), options.raw());
+    weights.with_raw(|raw_weights| {
+        let bytes = pack_size(&raw_config, raw_weights, &raw_options)?;
+        weights.check_slices(&config.with_defaults())?;
+        body(&raw_config, raw_weights, &raw_options, bytes)
+    })
+}
+
+fn pack_size(config: &sys::mha_layer_config, weights: &sys::mha_layer_weights, options: &sys::mha_layer_options) -> Result<usize> {
+    let mut bytes = 0;
+    // SAFETY: valid structs; the arrays of the weights are not read.
+    check(|error| unsafe { sys::mha_layer_pack_size(config, weights, options, &mut bytes, error) })?;
+    Ok(bytes)
+}

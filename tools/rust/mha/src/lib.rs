@@ -1,0 +1,70 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # From C to Rust
+//!
+//! | `mha.h` | Here |
+//! |---|---|
+//! | `mha_layer_create`, `_pack`, `_pack_size`, `_view`, `_verify`, `_shape` | [`Layer::new`], [`Layer::pack`] and [`pack_into`](Layer::pack_into), [`pack_size`](Layer::pack_size), [`from_packed`](Layer::from_packed), [`verify`](Layer::verify), [`shape`](Layer::shape) |
+//! | `mha_layer_config`, `mha_layer_weights`, `mha_layer_options` | [`LayerConfig`], [`Weights`], [`LayerOptions`] |
+//! | `mha_allocator` | [`Layer::pack_into`] memory of yours, then [`Layer::from_packed`] |
+//! | `mha_sgemm` | [`Sgemm`] |
+//! | `mha_forward`, `mha_forward_workspace`, `mha_info` | [`Layer::forward`] and [`plan`](Layer::plan), then [`Forward::run`], [`workspace_bytes`](Forward::workspace_bytes), [`info`](Forward::info) |
+//! | `mha_attention` and likewise | [`Attention::call`] and [`plan`](Attention::plan), then [`AttentionCall::run`] and so on |
+//! | `MHA_CACHE_READ` | [`Forward::cache_read`] |
+//! | `mha_kv_cache` and its functions | [`KvCache`], [`CacheConfig`] |
+//! | `mha_rope_tables`, `mha_rope` | [`RopeConfig::tables`] and [`fill`](RopeConfig::fill), [`Rope`] |
+//! | `mha_taps` | [`Taps`] |
+//! | `mha_scheduler` | [`Scheduler`] |
+//! | `mha_error`, `mha_status` | [`Error`], [`ErrorKind`] |
+//! | `mha_version`, `mha_contract`, `mha_instruction_sets` | [`version`], [`contract`], [`InstructionSet::available`] |
+#![deny(missing_docs)]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod attention;
+mod buffer;
+mod cache;
+mod error;
+mod forward;
+mod info;
+mod layer;
+mod options;
+mod rope;
+mod scheduler;
+mod sgemm;
+mod spans;
+mod types;
+mod weights;
+mod workspace;
+
+pub use attention::{Attention, AttentionCall, Strides};
+pub use buffer::AlignedBuffer;
+pub use cache::{CacheConfig, CacheKind, KvCache, KvCacheRef};
+pub use error::{Error, ErrorKind, Result};
+pub use forward::Forward;
+pub use info::{BackEnd, CallInfo};
+pub use layer::{Layer, LayerConfig, LayerOptions};
+pub use options::Taps;
+pub use rope::{Rope, RopeConfig, RopeStyle, RopeTables, Yarn};
+#[cfg(feature = "rayon")]
+pub use scheduler::Rayon;
+pub use scheduler::Scheduler;
+pub use sgemm::{Product, Sgemm};
+pub use types::{Elements, InstructionSet, StorageType};
+pub use weights::{Matrix, WeightLayout, Weights};
+pub use workspace::Workspace;
+
+/// The arithmetic contract that this version of the crate was written for. Bits never change within a number; 0 = no contract.
+pub const CONTRACT: u32 = mha_sys::MHA_CONTRACT;
+
+/// The arithmetic contract of the library that is linked.
+pub fn contract() -> u32 {
+    // SAFETY: no precondition.
+    unsafe { mha_sys::mha_contract() }
+}
+
+/// Major, minor and patch version of the library that is linked, which may be newer than this crate.
+pub fn version() -> (u32, u32, u32) {
+    // SAFETY: no precondition.
+    let version = unsafe { mha_sys::mha_version() };
+    (version / 10000, version / 100 % 100, version % 100)
+}

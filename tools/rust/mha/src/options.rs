@@ -1,0 +1,404 @@
+//! What calls of whole layers and of attention alone have in common.
+
+use std::marker::PhantomData;
+use std::mem::size_of;
+use std::ptr::{null, null_mut};
+
+use mha_sys as sys;
+
+use crate::cache::length_of;
+use crate::scheduler::Run;
+use crate::spans::{check_exact, int, Extent};
+use crate::{KvCache, Result, Rope, Scheduler};
+
+/// An array that a call writes to, borrowed for 'a.
+pub(crate) struct Output<'a> {
+    start: *mut f32,
+    len: usize,
+    _borrowed: PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> Output<'a> {
+    pub fn new(data: &'a mut [f32]) -> Self {
+        Self { start: data.as_mut_ptr(), len: data.len(), _borrowed: PhantomData }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn as_ptr(&self) -> *mut f32 {
+        self.start
+    }
+}
+
+pub(crate) fn output_ptr(output: &Option<Output>) -> *mut f32 {
+    output.as_ref().map_or(null_mut(), Output::as_ptr)
+}
+
+pub(crate) fn list_ptr(list: Option<&[i64]>) -> *const i64 {
+    list.map_or(null(), <[i64]>::as_ptr)
+}
+
+pub(crate) fn struct_ptr<T>(value: &Option<T>) -> *const T {
+    value.as_ref().map_or(null(), std::ptr::from_ref)
+}
+
+/// A look inside a call: each array that is given receives what the call computed at that point. Asking does not change the other outputs.
+///
+/// ```
+/// # use mha::{Layer, LayerConfig, Taps, Weights, Workspace};
+/// # let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
+/// let (mut y, mut q, mut scores) = ([0.0; 12], [0.0; 12], [0.0; 2 * 3 * 3]);
+/// layer.forward(&[1.0; 12], &mut y).taps(Taps::new().q(&mut q).scores(&mut scores)).run(&mut Workspace::new())?;
+/// assert_eq!(q, [1.0; 12]);
+/// assert_eq!(scores, [2.0; 18]);
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[derive(Default)]
+pub struct Taps<'a> {
+    q: Option<Output<'a>>,
+    k: Option<Output<'a>>,
+    v: Option<Output<'a>>,
+    scores: Option<Output<'a>>,
+    scaled_scores: Option<Output<'a>>,
+    masked_scores: Option<Output<'a>>,
+    context: Option<Output<'a>>,
+}
+
+macro_rules! taps {
+    ($($(#[$text:meta])* $name:ident)*) => {
+        impl<'a> Taps<'a> {
+            /// No arrays yet.
+            pub fn new() -> Self {
+                Self::default()
+            }
+
+            $($(#[$text])*
+            pub fn $name(mut self, $name: &'a mut [f32]) -> Self {
+                self.$name = Some(Output::new($name));
+                self
+            })*
+        }
+    };
+}
+
+taps! {
+    /// `[batch, n_q, num_heads, head_dim]`: the queries as projected, before any rotation. Of whole layers only, likewise k and v.
+    q
+    /// `[batch, n_kv, num_kv_heads, head_dim]`: the keys, likewise, before storing; the rows of this call alone.
+    k
+    /// `[batch, n_kv, num_kv_heads, head_dim_v]`: the values, likewise.
+    v
+    /// `[batch, num_heads, n_q, n_kv]`: q k^T, both rotated, the keys as they are stored.
+    scores
+    /// `[batch, num_heads, n_q, n_kv]`: the scores times scale.
+    scaled_scores
+    /// `[batch, num_heads, n_q, n_kv]`: the scaled scores, -infinity where masked.
+    masked_scores
+    /// `[batch, n_q, num_heads, head_dim_v]`: the weighted values, before W_O.
+    context
+}
+
+/// A cache that is borrowed for a call, mutably or only to be read.
+struct Cache<'a> {
+    raw: *mut sys::mha_kv_cache,
+    is_read_only: bool,
+    _borrowed: PhantomData<&'a mut ()>,
+}
+
+/// The dimensions of a call.
+pub(crate) struct Dimensions {
+    pub batch: usize,
+    pub n_q: usize,
+    /// Rows of key and value that come with the call.
+    pub n_kv: usize,
+    /// The keys are the rows of the query, and have their lengths.
+    pub is_self: bool,
+    pub num_heads: usize,
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+    pub head_dim_v: usize,
+}
+
+#[derive(Default)]
+pub(crate) struct Options<'a> {
+    pub is_causal: bool,
+    pub has_left_padding: bool,
+    pub window_left: Option<usize>,
+    pub window_right: Option<usize>,
+    pub q_start: Option<&'a [i64]>,
+    pub q_lengths: Option<&'a [i64]>,
+    pub kv_lengths: Option<&'a [i64]>,
+    cache: Option<Cache<'a>>,
+    pub cache_sequences: Option<&'a [i64]>,
+    pub rope: Option<Rope<'a>>,
+    pub scheduler: Option<&'a dyn Scheduler>,
+    pub attention_weights: Option<Output<'a>>,
+    pub lse: Option<Output<'a>>,
+    pub taps: Option<Taps<'a>>,
+}
+
+/// The structs that the library's arguments point to.
+pub(crate) struct Pointees<'a> {
+    pub rope: Option<sys::mha_rope>,
+    pub taps: Option<sys::mha_taps>,
+    run: Option<Run<'a>>,
+    pub scheduler: Option<sys::mha_scheduler>,
+}
+
+impl<'a> Options<'a> {
+    pub fn set_cache(&mut self, cache: &'a mut KvCache<'_>) {
+        self.cache = Some(Cache { raw: cache.as_ptr(), is_read_only: false, _borrowed: PhantomData });
+    }
+
+    pub fn set_cache_read(&mut self, cache: &'a KvCache<'_>) {
+        self.cache = Some(Cache { raw: cache.as_ptr(), is_read_only: true, _borrowed: PhantomData });
+    }
+
+    pub fn cache_ptr(&self) -> *mut sys::mha_kv_cache {
+        self.cache.as_ref().map_or(null_mut(), |cache| cache.raw)
+    }
+
+    pub fn only_reads_cache(&self) -> bool {
+        self.cache.as_ref().is_some_and(|cache| cache.is_read_only)
+    }
+
+    /// That each slice has what the call reads or writes. Those that it writes are not looked at if the call is only a plan.
+    pub fn check_slices(&self, of: &Dimensions, is_plan: bool) -> Result<()> {
+        let lists = [
+            ("q_start", self.q_start),
+            ("q_lengths", self.q_lengths),
+            ("kv_lengths", self.kv_lengths),
+            ("cache_sequences", self.cache_sequences),
+        ];
+        for (name, list) in lists {
+            if let Some(list) = list {
+                check_exact(name, list.len(), &[("batch", of.batch)])?;
+            }
+        }
+        if is_plan {
+            return Ok(());
+        }
+        let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
+        let (heads, kv_heads) = (("num_heads", of.num_heads), ("num_kv_heads", of.num_kv_heads));
+        let (width, width_v) = (("head_dim", of.head_dim), ("head_dim_v", of.head_dim_v));
+        let check = |name: &str, output: &Option<Output>, shape: &[Extent]| match output {
+            Some(output) => check_exact(name, output.len(), shape),
+            None => Ok(()),
+        };
+        check("lse", &self.lse, &[batch, heads, n_q])?;
+        if let Some(taps) = &self.taps {
+            check("the tap q", &taps.q, &[batch, n_q, heads, width])?;
+            check("the tap k", &taps.k, &[batch, n_kv, kv_heads, width])?;
+            check("the tap v", &taps.v, &[batch, n_kv, kv_heads, width_v])?;
+            check("the tap context", &taps.context, &[batch, n_q, heads, width_v])?;
+        }
+        if self.asks_for_pairs() {
+            let pairs = [batch, heads, n_q, ("n_kv", self.attended_keys(of)?)];
+            check("attention_weights", &self.attention_weights, &pairs)?;
+            if let Some(taps) = &self.taps {
+                check("the tap scores", &taps.scores, &pairs)?;
+                check("the tap scaled_scores", &taps.scaled_scores, &pairs)?;
+                check("the tap masked_scores", &taps.masked_scores, &pairs)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn asks_for_pairs(&self) -> bool {
+        let taps = self.taps.as_ref();
+        let scores = taps.map(|taps| taps.scores.is_some() || taps.scaled_scores.is_some() || taps.masked_scores.is_some());
+        self.attention_weights.is_some() || scores == Some(true)
+    }
+
+    /// The keys that each query is paired with: those of the call, or with a cache the longest length of the call's sequences once it has appended.
+    fn attended_keys(&self, of: &Dimensions) -> Result<usize> {
+        let Some(cache) = &self.cache else { return Ok(of.n_kv) };
+        let mut longest = 0;
+        for index in 0..of.batch {
+            let sequence = self.cache_sequences.map_or(int(index), |sequences| sequences[index]);
+            // SAFETY: a valid cache.
+            let held = unsafe { length_of(cache.raw, sequence) }?;
+            let lengths = if of.is_self { self.q_lengths } else { self.kv_lengths };
+            let valid = lengths.map_or(of.n_kv, |lengths| usize::try_from(lengths[index]).unwrap_or(0).min(of.n_kv));
+            longest = longest.max(held + valid);
+        }
+        Ok(longest)
+    }
+
+    pub fn pointees(&self, of: &Dimensions) -> Result<Pointees<'a>> {
+        Ok(Pointees {
+            rope: self.rope.as_ref().map(|rope| rope.raw(of.batch, of.n_q, of.n_kv)).transpose()?,
+            taps: self.taps.as_ref().map(|taps| sys::mha_taps {
+                struct_size: size_of::<sys::mha_taps>(),
+                q: output_ptr(&taps.q),
+                k: output_ptr(&taps.k),
+                v: output_ptr(&taps.v),
+                scores: output_ptr(&taps.scores),
+                scaled_scores: output_ptr(&taps.scaled_scores),
+                masked_scores: output_ptr(&taps.masked_scores),
+                context: output_ptr(&taps.context),
+            }),
+            run: self.scheduler.map(Run::new),
+            scheduler: None,
+        })
+    }
+
+    pub fn flags(&self) -> u32 {
+        let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+        flag(self.window_left.is_some(), sys::MHA_WINDOW_LEFT)
+            | flag(self.window_right.is_some(), sys::MHA_WINDOW_RIGHT)
+            | flag(self.has_left_padding, sys::MHA_PADDING_LEFT)
+    }
+}
+
+impl Pointees<'_> {
+    /// To be called once they lie where they stay.
+    pub fn connect(&mut self) {
+        self.scheduler = self.run.as_ref().map(Run::raw);
+    }
+
+    pub fn resume_panic(&self) {
+        if let Some(run) = &self.run {
+            run.resume_panic();
+        }
+    }
+}
+
+/// Fills the fields that mha_forward_args and mha_attention_args have in common.
+macro_rules! fill_common {
+    ($args:ident, $options:expr, $pointees:ident, $of:ident) => {
+        $args.struct_size = std::mem::size_of_val(&$args);
+        ($args.batch, $args.n_q, $args.n_kv) = (int($of.batch), int($of.n_q), int($of.n_kv));
+        ($args.is_causal, $args.flags) = ($options.is_causal.into(), $options.flags());
+        $args.window_left = $options.window_left.map_or(0, int);
+        $args.window_right = $options.window_right.map_or(0, int);
+        $args.q_start = list_ptr($options.q_start);
+        $args.q_lengths = list_ptr($options.q_lengths);
+        $args.kv_lengths = list_ptr($options.kv_lengths);
+        $args.cache = $options.cache_ptr();
+        $args.cache_sequences = list_ptr($options.cache_sequences);
+        $args.rope = struct_ptr(&$pointees.rope);
+        $args.taps = struct_ptr(&$pointees.taps);
+        $args.scheduler = struct_ptr(&$pointees.scheduler);
+        $args.attention_weights = output_ptr(&$options.attention_weights);
+        $args.lse = output_ptr(&$options.lse);
+    };
+}
+pub(crate) use fill_common;
+
+/// The setters that both calls have.
+macro_rules! common_setters {
+    () => {
+        /// The number of sequences, 1 if not set. Rows are `[batch, n, width]`.
+        pub fn batch(mut self, sequences: usize) -> Self {
+            self.batch = sequences;
+            self
+        }
+
+        /// Rows of query and output per sequence. Needed only where strides are given; else it follows from the length of the query.
+        pub fn n_q(mut self, rows: usize) -> Self {
+            self.n_q = Some(rows);
+            self
+        }
+
+        /// Rows of key and value per sequence. Needed only where strides are given; else it follows from the length of the key.
+        pub fn n_kv(mut self, rows: usize) -> Self {
+            self.n_kv = Some(rows);
+            self
+        }
+
+        /// The query at position p attends to the keys at positions 0 to p only.
+        pub fn causal(mut self) -> Self {
+            self.options.is_causal = true;
+            self
+        }
+
+        /// The query at position p attends to keys at positions from `p - keys` on only.
+        pub fn window_left(mut self, keys: usize) -> Self {
+            self.options.window_left = Some(keys);
+            self
+        }
+
+        /// The query at position p attends to keys at positions up to `p + keys` only.
+        pub fn window_right(mut self, keys: usize) -> Self {
+            self.options.window_right = Some(keys);
+            self
+        }
+
+        /// `[batch]`: the position of each sequence's first query, counted from its first key. If not set, the last query sees all keys.
+        pub fn q_start(mut self, positions: &'a [i64]) -> Self {
+            self.options.q_start = Some(positions);
+            self
+        }
+
+        /// `[batch]`: the valid rows of query and output. The others are padding, which is not read; its outputs are 0.
+        pub fn q_lengths(mut self, rows: &'a [i64]) -> Self {
+            self.options.q_lengths = Some(rows);
+            self
+        }
+
+        /// `[batch]`: the valid rows of key and value, where these are given.
+        pub fn kv_lengths(mut self, rows: &'a [i64]) -> Self {
+            self.options.kv_lengths = Some(rows);
+            self
+        }
+
+        /// The valid rows of a sequence are the last ones, not the first.
+        pub fn padding_left(mut self) -> Self {
+            self.options.has_left_padding = true;
+            self
+        }
+
+        /// Appends the keys and values of this call to the sequences of a cache, and attends to all that these hold.
+        pub fn cache(mut self, cache: &'a mut KvCache<'_>) -> Self {
+            self.options.set_cache(cache);
+            self
+        }
+
+        /// Attends to a cache as it is, without keys and values of this call. Any number of calls may do so at the same time.
+        pub fn cache_read(mut self, cache: &'a KvCache<'_>) -> Self {
+            self.options.set_cache_read(cache);
+            self
+        }
+
+        /// `[batch]`: the numbers of the cache's sequences, each at most once; 0, 1, ... if not set.
+        pub fn cache_sequences(mut self, sequences: &'a [i64]) -> Self {
+            self.options.cache_sequences = Some(sequences);
+            self
+        }
+
+        /// Rotates queries and keys: `.rope(&tables)`.
+        pub fn rope(mut self, rope: impl Into<Rope<'a>>) -> Self {
+            self.options.rope = Some(rope.into());
+            self
+        }
+
+        /// Threads; if not set, the call runs on the calling thread alone.
+        pub fn scheduler(mut self, scheduler: &'a dyn Scheduler) -> Self {
+            self.options.scheduler = Some(scheduler);
+            self
+        }
+
+        /// An optional output `[batch, num_heads, n_q, n_kv]`: the weights of each pair, of which a row sums to 1, or is 0 if all is masked. With a
+        /// cache, `n_kv` is the longest length of the call's sequences once the call has appended.
+        pub fn attention_weights(mut self, weights: &'a mut [f32]) -> Self {
+            self.options.attention_weights = Some(Output::new(weights));
+            self
+        }
+
+        /// An optional output `[batch, num_heads, n_q]`: ln of the sum of exp(score); -infinity if all is masked.
+        pub fn lse(mut self, lse: &'a mut [f32]) -> Self {
+            self.options.lse = Some(Output::new(lse));
+            self
+        }
+
+        /// Optional outputs of the steps in between.
+        pub fn taps(mut self, taps: Taps<'a>) -> Self {
+            self.options.taps = Some(taps);
+            self
+        }
+    };
+}
+pub(crate) use common_setters;

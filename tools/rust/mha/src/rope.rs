@@ -1,0 +1,243 @@
+use std::mem::size_of;
+
+use mha_sys as sys;
+
+use crate::error::check;
+use crate::spans::{check_exact, int};
+use crate::{Error, ErrorKind, Result};
+
+/// How the angles of a rotary position embedding (RoPE) are chosen. With [`new`](Self::new) alone: Llama's.
+///
+/// ```
+/// use mha::{RopeConfig, Yarn};
+///
+/// let llama3 = RopeConfig::new(128).base(500000.0).tables(8192)?;
+/// let stretched = RopeConfig::new(128).yarn(Yarn::new(4.0, 32768)).tables(131072)?;
+/// assert_eq!(llama3.cos().len(), 8192 * 64);
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RopeConfig {
+    dims: usize,
+    base: f64,
+    linear_factor: f64,
+    yarn: Yarn,
+}
+
+/// YaRN (Peng et al., arXiv:2309.00071), in the form of Hugging Face's "yarn": stretches the context that a model was trained with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Yarn {
+    factor: f64,
+    original_positions: usize,
+    beta_fast: f64,
+    beta_slow: f64,
+    attention_factor: f64,
+}
+
+impl RopeConfig {
+    /// Rotates the first `dims` elements of a head, an even number.
+    pub fn new(dims: usize) -> Self {
+        Self { dims, base: 0.0, linear_factor: 0.0, yarn: Yarn::new(0.0, 0) }
+    }
+
+    /// The base of the angles; 10000 if not set.
+    pub fn base(mut self, base: f64) -> Self {
+        self.base = base;
+        self
+    }
+
+    /// Divides positions by `factor` (position interpolation, "linear" in Hugging Face's `rope_scaling`).
+    pub fn linear(mut self, factor: f64) -> Self {
+        self.linear_factor = factor;
+        self
+    }
+
+    /// Stretches the context by YaRN.
+    pub fn yarn(mut self, yarn: Yarn) -> Self {
+        self.yarn = yarn;
+        self
+    }
+
+    /// Tables for the positions 0 to `num_positions - 1`.
+    pub fn tables(&self, num_positions: usize) -> Result<RopeTables> {
+        let len = num_positions.saturating_mul(self.dims / 2);
+        let table = || {
+            let mut table = Vec::new();
+            let out_of_memory = |_| Error::new(ErrorKind::OutOfMemory, format!("there is no memory for a table of {len} angles"));
+            table.try_reserve_exact(len).map_err(out_of_memory)?;
+            table.resize(len, 0.0);
+            Ok(table)
+        };
+        let (mut cos, mut sin) = (table()?, table()?);
+        self.fill(0, num_positions, &mut cos, &mut sin)?;
+        Ok(RopeTables { dims: self.dims, cos, sin })
+    }
+
+    /// Fills `cos` and `sin`, both `[num_positions, dims / 2]`, with the rows of the positions from `first_position` on. The rows are the same in
+    /// any table, so that parts of one can be filled by several threads.
+    pub fn fill(&self, first_position: usize, num_positions: usize, cos: &mut [f32], sin: &mut [f32]) -> Result<()> {
+        let config = sys::mha_rope_config {
+            struct_size: size_of::<sys::mha_rope_config>(),
+            dims: int(self.dims),
+            first_position: int(first_position),
+            num_positions: int(num_positions),
+            base: self.base,
+            linear_factor: self.linear_factor,
+            yarn_factor: self.yarn.factor,
+            yarn_original_positions: int(self.yarn.original_positions),
+            yarn_beta_fast: self.yarn.beta_fast,
+            yarn_beta_slow: self.yarn.beta_slow,
+            yarn_attention_factor: self.yarn.attention_factor,
+        };
+        let shape = [("num_positions", num_positions), ("dims / 2", self.dims / 2)];
+        check_exact("cos", cos.len(), &shape)?;
+        check_exact("sin", sin.len(), &shape)?;
+        // SAFETY: tables of the length that the config asks for.
+        check(|error| unsafe { sys::mha_rope_tables(&config, cos.as_mut_ptr(), sin.as_mut_ptr(), error) })
+    }
+}
+
+impl Yarn {
+    /// Stretches a context of `original_positions` by `factor`.
+    pub fn new(factor: f64, original_positions: usize) -> Self {
+        Self { factor, original_positions, beta_fast: 0.0, beta_slow: 0.0, attention_factor: 0.0 }
+    }
+
+    /// Pairs that turn more often than this in the original context keep their angle; 32 if not set.
+    pub fn beta_fast(mut self, turns: f64) -> Self {
+        self.beta_fast = turns;
+        self
+    }
+
+    /// Pairs that turn less often than this are stretched in full; 1 if not set.
+    pub fn beta_slow(mut self, turns: f64) -> Self {
+        self.beta_slow = turns;
+        self
+    }
+
+    /// Factor of cosines and sines; `0.1 ln(factor) + 1` if not set.
+    pub fn attention_factor(mut self, factor: f64) -> Self {
+        self.attention_factor = factor;
+        self
+    }
+}
+
+/// Cosines and sines of a [`RopeConfig`], for the positions from 0 on. Calls and threads share one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeTables {
+    dims: usize,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl RopeTables {
+    /// `[num_positions, dims / 2]`
+    pub fn cos(&self) -> &[f32] {
+        &self.cos
+    }
+
+    /// `[num_positions, dims / 2]`
+    pub fn sin(&self) -> &[f32] {
+        &self.sin
+    }
+}
+
+/// Which elements of a head are paired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum RopeStyle {
+    /// Element i with element i + dims / 2: Llama as Hugging Face has it, GPT-NeoX.
+    #[default]
+    Half,
+    /// Element 2 i with element 2 i + 1: Llama as Meta has it, GPT-J.
+    Interleaved,
+}
+
+/// The rotation of queries and keys in a call: `.rope(&tables)`, or with more to say `.rope(Rope::from(&tables).style(...))`.
+#[derive(Debug, Clone, Copy)]
+pub struct Rope<'a> {
+    cos: &'a [f32],
+    sin: &'a [f32],
+    dims: usize,
+    stride: usize,
+    style: RopeStyle,
+    q_positions: Option<&'a [i64]>,
+    k_positions: Option<&'a [i64]>,
+}
+
+impl<'a> Rope<'a> {
+    /// Tables of the caller's, `[num_positions, dims / 2]`: row p is for position p, column i for pair i. The first `dims` elements of a head
+    /// are rotated.
+    pub fn new(dims: usize, cos: &'a [f32], sin: &'a [f32]) -> Self {
+        Self { cos, sin, dims, stride: dims / 2, style: RopeStyle::Half, q_positions: None, k_positions: None }
+    }
+
+    /// Elements from one row of either table to the next, where they do not follow each other.
+    pub fn table_stride(mut self, elements: usize) -> Self {
+        self.stride = elements;
+        self
+    }
+
+    /// Which elements are paired.
+    pub fn style(mut self, style: RopeStyle) -> Self {
+        self.style = style;
+        self
+    }
+
+    /// `[batch, n_q]`: the position of each query, in place of `q_start, q_start + 1, ...`. The mask goes by `q_start` all the same.
+    pub fn q_positions(mut self, positions: &'a [i64]) -> Self {
+        self.q_positions = Some(positions);
+        self
+    }
+
+    /// `[batch, rows of key]`: the position of each key that comes with the call, in place of counting from the sequence's first key. In
+    /// self-attention the rows of key are those of query.
+    pub fn k_positions(mut self, positions: &'a [i64]) -> Self {
+        self.k_positions = Some(positions);
+        self
+    }
+
+    /// What the library takes, for calls of this many queries and keys.
+    pub(crate) fn raw(&self, batch: usize, n_q: usize, n_kv: usize) -> Result<sys::mha_rope> {
+        if self.cos.len() != self.sin.len() {
+            let message = format!("cos has {} elements and sin {}; both are [num_positions, dims / 2]", self.cos.len(), self.sin.len());
+            return Err(Error::new(ErrorKind::SliceLength, message));
+        }
+        let columns = self.dims / 2;
+        if columns == 0 || self.cos.len() < columns {
+            let message = format!("cos and sin have {} elements; a row of {} dims needs {}", self.cos.len(), self.dims, columns.max(1));
+            return Err(Error::new(ErrorKind::SliceLength, message));
+        }
+        let num_positions = match self.stride {
+            0 => self.cos.len() / columns,
+            stride => (self.cos.len() - columns) / stride + 1,
+        };
+        for (name, positions, rows) in [("q_positions", self.q_positions, ("n_q", n_q)), ("k_positions", self.k_positions, ("n_kv", n_kv))]
+        {
+            if let Some(positions) = positions {
+                check_exact(name, positions.len(), &[("batch", batch), rows])?;
+            }
+        }
+        Ok(sys::mha_rope {
+            struct_size: size_of::<sys::mha_rope>(),
+            style: match self.style {
+                RopeStyle::Half => sys::MHA_ROPE_HALF,
+                RopeStyle::Interleaved => sys::MHA_ROPE_INTERLEAVED,
+            },
+            reserved: 0,
+            dims: int(self.dims),
+            num_positions: int(num_positions),
+            cos: self.cos.as_ptr(),
+            sin: self.sin.as_ptr(),
+            table_stride: int(self.stride),
+            q_positions: self.q_positions.map_or(std::ptr::null(), <[i64]>::as_ptr),
+            k_positions: self.k_positions.map_or(std::ptr::null(), <[i64]>::as_ptr),
+        })
+    }
+}
+
+impl<'a> From<&'a RopeTables> for Rope<'a> {
+    fn from(tables: &'a RopeTables) -> Self {
+        Self::new(tables.dims, &tables.cos, &tables.sin)
+    }
+}

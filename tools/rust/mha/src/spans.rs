@@ -1,0 +1,57 @@
+//! How many elements arrays have, by their shapes and strides.
+
+use crate::{Error, ErrorKind, Result};
+
+/// A dimension of an array: what its extent is called, and how many there are.
+pub(crate) type Extent = (&'static str, usize);
+
+/// That a contiguous array has exactly the elements of its shape.
+pub(crate) fn check_exact(name: &str, len: usize, shape: &[Extent]) -> Result<()> {
+    let needed = shape.iter().fold(1usize, |all, extent| all.saturating_mul(extent.1));
+    if len == needed {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::SliceLength, format!("{name} has {len} elements; {} are {needed}", spelled(shape))))
+}
+
+/// That an array reaches over all elements of its shape, with these strides and the innermost one 1.
+pub(crate) fn check_strided(name: &str, len: usize, shape: &[Extent], strides: &[usize]) -> Result<()> {
+    let needed = span(shape, strides);
+    if len >= needed {
+        return Ok(());
+    }
+    let message = format!("{name} has {len} elements; {} with strides {strides:?} reach over {needed}", spelled(shape));
+    Err(Error::new(ErrorKind::SliceLength, message))
+}
+
+fn span(shape: &[Extent], strides: &[usize]) -> usize {
+    if shape.iter().any(|extent| extent.1 == 0) {
+        return 0;
+    }
+    let inner = shape.last().map_or(1, |extent| extent.1);
+    shape.iter().zip(strides).fold(inner, |all, (extent, stride)| all.saturating_add((extent.1 - 1).saturating_mul(*stride)))
+}
+
+/// "[batch 2, n_q 4, query_dim 8]"
+fn spelled(shape: &[Extent]) -> String {
+    let extents: Vec<String> = shape.iter().map(|(name, extent)| format!("{name} {extent}")).collect();
+    format!("[{}]", extents.join(", "))
+}
+
+/// How many rows of `row` elements each of `batch` sequences has in a contiguous array.
+pub(crate) fn rows_of(name: &str, len: usize, batch: usize, row: usize) -> Result<usize> {
+    let unit = batch.saturating_mul(row);
+    if len.checked_rem(unit) == Some(0) {
+        return Ok(len / unit);
+    }
+    if len == 0 {
+        return Ok(0);
+    }
+    let message = format!("{name} has {len} elements, which is no whole number of rows for each of {batch} sequences; a row has {row}");
+    Err(Error::new(ErrorKind::SliceLength, message))
+}
+
+/// As the library takes it, which says by itself what is too large.
+pub(crate) fn int(value: usize) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,160 @@
+use std::ffi::CStr;
+use std::fmt;
+
+use mha_sys as sys;
+
+/// Types of stored numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum StorageType {
+    /// `f32`, 4 bytes.
+    #[default]
+    F32,
+    /// IEEE binary16, 2 bytes.
+    F16,
+    /// The upper half of an `f32`, 2 bytes.
+    Bf16,
+    /// -127 to 127 times a scale; 1 byte.
+    Int8,
+    /// -8 to 7 times a scale; half a byte. Weights only.
+    Int4,
+}
+
+impl StorageType {
+    pub(crate) fn raw(self) -> u32 {
+        match self {
+            Self::F32 => sys::MHA_TYPE_F32,
+            Self::F16 => sys::MHA_TYPE_F16,
+            Self::Bf16 => sys::MHA_TYPE_BF16,
+            Self::Int8 => sys::MHA_TYPE_INT8,
+            Self::Int4 => sys::MHA_TYPE_INT4,
+        }
+    }
+
+    /// None for a type of a newer library.
+    pub(crate) fn of_raw(raw: u32) -> Option<Self> {
+        [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Int4].into_iter().find(|kind| kind.raw() == raw)
+    }
+}
+
+/// Instruction sets that the kernels are written for. All give the same bits.
+///
+/// ```
+/// use mha::InstructionSet;
+///
+/// assert!(InstructionSet::SCALAR.is_available());
+/// let names: Vec<&str> = InstructionSet::available().map(InstructionSet::name).collect();
+/// assert!(names.contains(&"scalar"));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct InstructionSet(pub(crate) u32);
+
+impl InstructionSet {
+    /// The best one that this machine has.
+    pub const AUTO: Self = Self(sys::MHA_INSTRUCTION_SET_AUTO);
+    /// Any machine; slow.
+    pub const SCALAR: Self = Self(sys::MHA_INSTRUCTION_SET_SCALAR);
+    /// x86-64 with AVX2, FMA and F16C.
+    pub const AVX2: Self = Self(sys::MHA_INSTRUCTION_SET_AVX2);
+    /// x86-64 with AVX-512 F, CD, BW, VL and DQ.
+    pub const AVX512: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512);
+    /// AArch64.
+    pub const NEON: Self = Self(sys::MHA_INSTRUCTION_SET_NEON);
+
+    /// The sets that the library contains and this machine can run.
+    pub fn available() -> impl Iterator<Item = Self> {
+        // SAFETY: no precondition.
+        let sets = unsafe { sys::mha_instruction_sets() };
+        (0..32).filter(move |bit| sets >> bit & 1 == 1).map(Self)
+    }
+
+    /// Whether the library contains it and this machine can run it; of [`AUTO`](Self::AUTO), always.
+    pub fn is_available(self) -> bool {
+        self == Self::AUTO || Self::available().any(|set| set == self)
+    }
+
+    /// "auto", "scalar", "avx2", "avx512", "neon", or "unknown".
+    pub fn name(self) -> &'static str {
+        // SAFETY: takes any number, and returns a static string.
+        unsafe { CStr::from_ptr(sys::mha_instruction_set_name(self.0)) }.to_str().unwrap_or("unknown")
+    }
+}
+
+impl fmt::Debug for InstructionSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "InstructionSet({})", self.name())
+    }
+}
+
+impl fmt::Display for InstructionSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Stored numbers of any type. Slices, arrays and vectors of `f32` convert into it.
+///
+/// f16 and bf16 are given by their bits; the crate `half` reinterprets slices of its types as such.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Elements<'a> {
+    /// Floats.
+    F32(&'a [f32]),
+    /// The bits of IEEE binary16 numbers.
+    F16(&'a [u16]),
+    /// The bits of bfloat16 numbers.
+    Bf16(&'a [u16]),
+    /// Codes of 8 bits, to be multiplied by scales.
+    Int8(&'a [i8]),
+    /// Two codes of 4 bits in each byte, the earlier one in the lower half, each plus 8; to be multiplied by scales.
+    Int4(&'a [u8]),
+}
+
+impl Elements<'_> {
+    pub(crate) fn kind(&self) -> StorageType {
+        match self {
+            Self::F32(_) => StorageType::F32,
+            Self::F16(_) => StorageType::F16,
+            Self::Bf16(_) => StorageType::Bf16,
+            Self::Int8(_) => StorageType::Int8,
+            Self::Int4(_) => StorageType::Int4,
+        }
+    }
+
+    /// Elements of the slice; of int4 bytes.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::F32(data) => data.len(),
+            Self::F16(data) | Self::Bf16(data) => data.len(),
+            Self::Int8(data) => data.len(),
+            Self::Int4(data) => data.len(),
+        }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const std::ffi::c_void {
+        match self {
+            Self::F32(data) => data.as_ptr().cast(),
+            Self::F16(data) | Self::Bf16(data) => data.as_ptr().cast(),
+            Self::Int8(data) => data.as_ptr().cast(),
+            Self::Int4(data) => data.as_ptr().cast(),
+        }
+    }
+}
+
+impl<'a> From<&'a [f32]> for Elements<'a> {
+    fn from(data: &'a [f32]) -> Self {
+        Self::F32(data)
+    }
+}
+
+impl<'a> From<&'a Vec<f32>> for Elements<'a> {
+    fn from(data: &'a Vec<f32>) -> Self {
+        Self::F32(data)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [f32; N]> for Elements<'a> {
+    fn from(data: &'a [f32; N]) -> Self {
+        Self::F32(data)
+    }
+}

@@ -1,0 +1,315 @@
+use std::mem::{size_of, zeroed};
+use std::ptr::null;
+
+use mha_sys as sys;
+
+use crate::layer::LayerConfig;
+use crate::spans::{check_exact, check_strided, int, Extent};
+use crate::types::Elements;
+use crate::{Error, ErrorKind, Result, StorageType};
+
+/// How weight matrices lie in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum WeightLayout {
+    /// `[in, out]`, y = x W: GPT-2's Conv1D.
+    #[default]
+    InOut,
+    /// `[out, in]`, y = x W^T: PyTorch's `nn.Linear` and `in_proj_weight`.
+    OutIn,
+}
+
+/// A weight matrix: its numbers, the scales of quantised ones, and how far apart its rows are. Slices, arrays and vectors of `f32` convert into it.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrix<'a> {
+    data: Elements<'a>,
+    scales: Option<&'a [f32]>,
+    stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Floats.
+    pub fn f32(data: &'a [f32]) -> Self {
+        Self { data: Elements::F32(data), scales: None, stride: 0 }
+    }
+
+    /// The bits of IEEE binary16 numbers.
+    pub fn f16(data: &'a [u16]) -> Self {
+        Self { data: Elements::F16(data), scales: None, stride: 0 }
+    }
+
+    /// The bits of bfloat16 numbers.
+    pub fn bf16(data: &'a [u16]) -> Self {
+        Self { data: Elements::Bf16(data), scales: None, stride: 0 }
+    }
+
+    /// Codes of a quantiser with a scale for each output column, taken as they are. Needs [`StorageType::Int8`] in [`LayerConfig::weight_type`].
+    pub fn int8(codes: &'a [i8], scales: &'a [f32]) -> Self {
+        Self { data: Elements::Int8(codes), scales: Some(scales), stride: 0 }
+    }
+
+    /// Codes of a quantiser with a scale for each output column and 32 inputs, taken as they are: rows of `ceil(in / 2)` bytes, of which each holds
+    /// two codes + 8, that of the earlier input in the low half. Needs [`WeightLayout::OutIn`], and [`StorageType::Int4`] in
+    /// [`LayerConfig::weight_type`].
+    pub fn int4(codes: &'a [u8], scales: &'a [f32]) -> Self {
+        Self { data: Elements::Int4(codes), scales: Some(scales), stride: 0 }
+    }
+
+    /// Elements from one row to the next, where they do not follow each other. Of int4 even.
+    pub fn stride(mut self, elements: usize) -> Self {
+        self.stride = elements;
+        self
+    }
+}
+
+impl<'a, T: Into<Elements<'a>>> From<T> for Matrix<'a> {
+    fn from(data: T) -> Self {
+        Self { data: data.into(), scales: None, stride: 0 }
+    }
+}
+
+/// The weights of a layer, borrowed while it is packed.
+///
+/// W_Q, W_K and W_V come as three matrices, as one fused matrix, or as one matrix per head; W_O and biases are optional. The columns of
+/// W_Q are head 0's `head_dim` columns, then head 1's, and so on; likewise those of W_K and W_V, and the rows of W_O.
+///
+/// ```
+/// use mha::{Layer, LayerConfig, WeightLayout, Weights};
+///
+/// let w = vec![0.5; 8 * 8];
+/// let weights = Weights::new(&w, &w, &w).output(&w).layout(WeightLayout::OutIn);
+/// let layer = Layer::new(&LayerConfig::new(8, 2), &weights)?;
+/// assert_eq!(layer.shape().head_dim, 4);
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Weights<'a> {
+    projections: Projections<'a>,
+    layout: WeightLayout,
+    w_o: Option<Matrix<'a>>,
+    b_q: Option<&'a [f32]>,
+    b_k: Option<&'a [f32]>,
+    b_v: Option<&'a [f32]>,
+    b_qkv: Option<&'a [f32]>,
+    b_o: Option<&'a [f32]>,
+}
+
+#[derive(Debug, Clone)]
+enum Projections<'a> {
+    Three([Matrix<'a>; 3]),
+    Fused(Matrix<'a>),
+    PerHead([Heads<'a>; 3]),
+}
+
+/// A matrix for each head.
+#[derive(Debug, Clone)]
+struct Heads<'a> {
+    data: &'a [&'a [f32]],
+    stride: usize,
+}
+
+impl<'a> Weights<'a> {
+    /// Three matrices: W_Q `[query_dim, num_heads * head_dim]`, W_K `[key_dim, num_kv_heads * head_dim]`, W_V
+    /// `[value_dim, num_kv_heads * head_dim_v]`.
+    pub fn new(w_q: impl Into<Matrix<'a>>, w_k: impl Into<Matrix<'a>>, w_v: impl Into<Matrix<'a>>) -> Self {
+        Self::of(Projections::Three([w_q.into(), w_k.into(), w_v.into()]))
+    }
+
+    /// One fused matrix of all columns, W_Q's, then W_K's, then W_V's. Query, key and value rows must be of one width.
+    pub fn fused(w_qkv: impl Into<Matrix<'a>>) -> Self {
+        Self::of(Projections::Fused(w_qkv.into()))
+    }
+
+    /// A matrix for each head: of W_Q `[query_dim, head_dim]`, of W_K `[key_dim, head_dim]`, of W_V `[value_dim, head_dim_v]`.
+    pub fn per_head(w_q: &'a [&'a [f32]], w_k: &'a [&'a [f32]], w_v: &'a [&'a [f32]]) -> Self {
+        Self::of(Projections::PerHead([w_q, w_k, w_v].map(|data| Heads { data, stride: 0 })))
+    }
+
+    fn of(projections: Projections<'a>) -> Self {
+        Self { projections, layout: WeightLayout::InOut, w_o: None, b_q: None, b_k: None, b_v: None, b_qkv: None, b_o: None }
+    }
+
+    /// With [`per_head`](Self::per_head): elements from one row to the next of each head's matrix of W_Q, W_K and W_V; 0 = contiguous.
+    pub fn head_strides(mut self, w_q: usize, w_k: usize, w_v: usize) -> Self {
+        if let Projections::PerHead(heads) = &mut self.projections {
+            for (heads, stride) in heads.iter_mut().zip([w_q, w_k, w_v]) {
+                heads.stride = stride;
+            }
+        }
+        self
+    }
+
+    /// How all matrices lie in memory.
+    pub fn layout(mut self, layout: WeightLayout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// W_O `[num_heads * head_dim_v, output_dim]`. Without it, the output is the merged heads.
+    pub fn output(mut self, w_o: impl Into<Matrix<'a>>) -> Self {
+        self.w_o = Some(w_o.into());
+        self
+    }
+
+    /// The bias of the queries, `[num_heads * head_dim]`.
+    pub fn query_bias(mut self, b_q: &'a [f32]) -> Self {
+        self.b_q = Some(b_q);
+        self
+    }
+
+    /// The bias of the keys, `[num_kv_heads * head_dim]`.
+    pub fn key_bias(mut self, b_k: &'a [f32]) -> Self {
+        self.b_k = Some(b_k);
+        self
+    }
+
+    /// The bias of the values, `[num_kv_heads * head_dim_v]`.
+    pub fn value_bias(mut self, b_v: &'a [f32]) -> Self {
+        self.b_v = Some(b_v);
+        self
+    }
+
+    /// The biases of queries, keys and values one after the other, in place of these three. Goes with any form of the weights.
+    pub fn fused_bias(mut self, b_qkv: &'a [f32]) -> Self {
+        self.b_qkv = Some(b_qkv);
+        self
+    }
+
+    /// The bias of the output, `[output_dim]`; only with W_O.
+    pub fn output_bias(mut self, b_o: &'a [f32]) -> Self {
+        self.b_o = Some(b_o);
+        self
+    }
+
+    /// The type that all matrices have.
+    fn kind(&self) -> Result<StorageType> {
+        let first = match &self.projections {
+            Projections::Three([w_q, ..]) => w_q.data.kind(),
+            Projections::Fused(w_qkv) => w_qkv.data.kind(),
+            Projections::PerHead(_) => StorageType::F32,
+        };
+        let three: &[Matrix] = if let Projections::Three(matrices) = &self.projections { matrices } else { &[] };
+        let mut kinds = three.iter().chain(&self.w_o).map(|matrix| matrix.data.kind());
+        match kinds.find(|kind| *kind != first) {
+            Some(other) => Err(Error::new(
+                ErrorKind::InvalidValue,
+                format!("the weight matrices are {first:?} and {other:?}; all of a layer must be of one type"),
+            )),
+            None => Ok(first),
+        }
+    }
+
+    /// Calls `body` with what the library takes, whose slices are not checked yet.
+    pub(crate) fn with_raw<R>(&self, body: impl FnOnce(&sys::mha_layer_weights) -> Result<R>) -> Result<R> {
+        // SAFETY: numbers and pointers that may be NULL.
+        let mut raw: sys::mha_layer_weights = unsafe { zeroed() };
+        raw.struct_size = size_of::<sys::mha_layer_weights>();
+        raw.layout = match self.layout {
+            WeightLayout::InOut => sys::MHA_LAYOUT_IN_OUT,
+            WeightLayout::OutIn => sys::MHA_LAYOUT_OUT_IN,
+        };
+        raw.r#type = self.kind()?.raw();
+        let mut head_pointers: [Vec<*const f32>; 3] = Default::default();
+        match &self.projections {
+            Projections::Three([w_q, w_k, w_v]) => {
+                (raw.w_q, raw.w_q_stride, raw.w_q_scales) = raw_matrix(Some(w_q));
+                (raw.w_k, raw.w_k_stride, raw.w_k_scales) = raw_matrix(Some(w_k));
+                (raw.w_v, raw.w_v_stride, raw.w_v_scales) = raw_matrix(Some(w_v));
+            }
+            Projections::Fused(w_qkv) => {
+                (raw.w_qkv, raw.w_qkv_stride, raw.w_qkv_scales) = raw_matrix(Some(w_qkv));
+            }
+            Projections::PerHead(heads) => {
+                for (pointers, heads) in head_pointers.iter_mut().zip(heads) {
+                    pointers.extend(heads.data.iter().map(|head| head.as_ptr()));
+                }
+                [raw.w_q_heads, raw.w_k_heads, raw.w_v_heads] = [0, 1, 2].map(|i| head_pointers[i].as_ptr());
+                [raw.w_q_stride, raw.w_k_stride, raw.w_v_stride] = [0, 1, 2].map(|i| int(heads[i].stride));
+            }
+        }
+        (raw.w_o, raw.w_o_stride, raw.w_o_scales) = raw_matrix(self.w_o.as_ref());
+        let biases = [self.b_q, self.b_k, self.b_v, self.b_qkv, self.b_o];
+        [raw.b_q, raw.b_k, raw.b_v, raw.b_qkv, raw.b_o] = biases.map(|bias| bias.map_or(null(), <[f32]>::as_ptr));
+        body(&raw)
+    }
+
+    /// That each slice has what a layer of this shape reads. `config` has been found valid by the library and has its defaults resolved.
+    pub(crate) fn check_slices(&self, config: &LayerConfig) -> Result<()> {
+        let q_columns = config.num_heads * config.head_dim;
+        let k_columns = config.num_kv_heads * config.head_dim;
+        let v_columns = config.num_kv_heads * config.head_dim_v;
+        match &self.projections {
+            Projections::Three([w_q, w_k, w_v]) => {
+                self.check_matrix("w_q", w_q, ("query_dim", config.query_dim), ("num_heads * head_dim", q_columns))?;
+                self.check_matrix("w_k", w_k, ("key_dim", config.key_dim), ("num_kv_heads * head_dim", k_columns))?;
+                self.check_matrix("w_v", w_v, ("value_dim", config.value_dim), ("num_kv_heads * head_dim_v", v_columns))?;
+            }
+            Projections::Fused(w_qkv) => {
+                let columns = ("columns of Q, K and V", q_columns + k_columns + v_columns);
+                self.check_matrix("w_qkv", w_qkv, ("query_dim", config.query_dim), columns)?;
+            }
+            Projections::PerHead([w_q, w_k, w_v]) => {
+                let columns = ("head_dim", config.head_dim);
+                self.check_heads("w_q", w_q, ("num_heads", config.num_heads), ("query_dim", config.query_dim), columns)?;
+                self.check_heads("w_k", w_k, ("num_kv_heads", config.num_kv_heads), ("key_dim", config.key_dim), columns)?;
+                let columns = ("head_dim_v", config.head_dim_v);
+                self.check_heads("w_v", w_v, ("num_kv_heads", config.num_kv_heads), ("value_dim", config.value_dim), columns)?;
+            }
+        }
+        if let Some(w_o) = &self.w_o {
+            let rows = ("num_heads * head_dim_v", config.num_heads * config.head_dim_v);
+            self.check_matrix("w_o", w_o, rows, ("output_dim", config.output_dim))?;
+        }
+        let biases = [
+            ("b_q", self.b_q, q_columns),
+            ("b_k", self.b_k, k_columns),
+            ("b_v", self.b_v, v_columns),
+            ("b_qkv", self.b_qkv, q_columns + k_columns + v_columns),
+            ("b_o", self.b_o, config.output_dim),
+        ];
+        for (name, bias, columns) in biases {
+            if let Some(bias) = bias {
+                check_exact(name, bias.len(), &[("columns", columns)])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_matrix(&self, name: &str, matrix: &Matrix, rows: Extent, columns: Extent) -> Result<()> {
+        let (outer, inner) = match self.layout {
+            WeightLayout::InOut => (rows, columns),
+            WeightLayout::OutIn => (columns, rows),
+        };
+        let shape = match matrix.data {
+            Elements::Int4(_) => [outer, ("bytes", inner.1.div_ceil(2))],
+            _ => [outer, inner],
+        };
+        let stride = if matches!(matrix.data, Elements::Int4(_)) { matrix.stride / 2 } else { matrix.stride };
+        if matrix.stride == 0 {
+            check_exact(name, matrix.data.len(), &shape)?;
+        } else {
+            check_strided(name, matrix.data.len(), &shape, &[stride])?;
+        }
+        let groups = match matrix.data {
+            Elements::Int4(_) => rows.1.div_ceil(32),
+            _ => 1,
+        };
+        match matrix.scales {
+            Some(scales) => check_exact(&format!("the scales of {name}"), scales.len(), &[columns, ("groups", groups)]),
+            None => Ok(()),
+        }
+    }
+
+    fn check_heads(&self, name: &str, heads: &Heads, count: Extent, rows: Extent, columns: Extent) -> Result<()> {
+        check_exact(&format!("the list of {name}'s heads"), heads.data.len(), &[count])?;
+        for (head, data) in heads.data.iter().enumerate() {
+            self.check_matrix(&format!("{name} of head {head}"), &Matrix::f32(data).stride(heads.stride), rows, columns)?;
+        }
+        Ok(())
+    }
+}
+
+fn raw_matrix(matrix: Option<&Matrix>) -> (*const std::ffi::c_void, i64, *const f32) {
+    let Some(matrix) = matrix else { return (null(), 0, null()) };
+    (matrix.data.as_ptr(), int(matrix.stride), matrix.scales.map_or(null(), <[f32]>::as_ptr))
+}

@@ -1,0 +1,53 @@
+use std::fmt;
+
+use crate::{AlignedBuffer, Result};
+
+/// Memory that calls work in. It grows to what the largest call needs, and stays: calls of the same or smaller shapes allocate nothing. Used by
+/// one call at a time; each thread has its own.
+///
+/// ```
+/// # use mha::{Layer, LayerConfig, Weights, Workspace};
+/// # let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
+/// let mut workspace = Workspace::new();
+/// workspace.reserve(layer.plan(1, 512).causal().workspace_bytes()?)?; // no call of up to 512 rows will allocate
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[derive(Default)]
+pub struct Workspace(Option<AlignedBuffer>);
+
+impl Workspace {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Has at least `bytes` from now on. What it held is lost.
+    pub fn reserve(&mut self, bytes: usize) -> Result<()> {
+        if self.len() < bytes {
+            self.0 = None; // freed first
+            self.0 = Some(AlignedBuffer::zeroed(bytes)?);
+        }
+        Ok(())
+    }
+
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        self.0.as_ref().map_or(0, |buffer| buffer.len())
+    }
+
+    /// Whether it has none yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn at_least(&mut self, bytes: usize) -> Result<&mut [u8]> {
+        self.reserve(bytes)?;
+        Ok(self.0.as_deref_mut().unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for Workspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Workspace({} bytes)", self.len())
+    }
+}

@@ -1,0 +1,129 @@
+use mha::{Attention, Elements, ErrorKind, InstructionSet, KvCache, Rope, RopeConfig, RopeStyle, Strides, Workspace, Yarn};
+
+use crate::support::{assert_near, bits, error_of, numbers};
+
+#[test]
+fn attention_gives_weighted_means_that_can_be_worked_out_by_hand() {
+    // One head of width 1: scores are q k, weights 3 to 1.
+    let (q, k, v, mut output) = ([3f32.ln()], [1.0, 0.0], [4.0, 8.0], [0.0]);
+    let (mut weights, mut lse) = ([0.0; 2], [0.0]);
+    let call = Attention::new(1, 1).call(&q, &mut output).key_value(&k, &v);
+    call.attention_weights(&mut weights).lse(&mut lse).run(&mut Workspace::new()).unwrap();
+    assert_near(&weights, &[0.75, 0.25], 1e-6);
+    assert_near(&output, &[5.0], 1e-5);
+    assert_near(&lse, &[4f32.ln()], 1e-6);
+}
+
+#[test]
+fn strides_tell_where_heads_lie() {
+    let (q, k, v) = (numbers(2 * 3 * 2 * 4, 1), numbers(2 * 5 * 2 * 4, 2), numbers(2 * 5 * 2 * 4, 3));
+    let attention = Attention::new(2, 4);
+    let mut expected = vec![0.0; q.len()];
+    attention.call(&q, &mut expected).batch(2).key_value(&k, &v).run(&mut Workspace::new()).unwrap();
+
+    // [batch, n, heads, width] to [batch, heads, n, width]
+    let heads_first = |rows: &[f32], n: usize| {
+        let at = |b: usize, h: usize, i: usize| rows[((b * n + i) * 2 + h) * 4..][..4].to_vec();
+        (0..2 * 2 * n).flat_map(|index| at(index / n / 2, index / n % 2, index % n)).collect::<Vec<f32>>()
+    };
+    let (q, k, v) = (heads_first(&q, 3), heads_first(&k, 5), heads_first(&v, 5));
+    let mut output = vec![0.0; q.len()];
+    let strides = |n| Strides::heads_first(2, n, 4);
+    let call = attention.call(&q, &mut output).batch(2).n_q(3).n_kv(5).key_value(&k, &v);
+    let call = call.q_strides(strides(3)).k_strides(strides(5)).v_strides(strides(5)).output_strides(strides(3));
+    call.run(&mut Workspace::new()).unwrap();
+    assert_eq!(bits(&output), bits(&heads_first(&expected, 3)));
+}
+
+#[test]
+fn keys_and_values_of_16_bits_are_taken_as_the_floats_that_they_are() {
+    let (q, attention) = (numbers(2 * 8, 1), Attention::new(2, 4).num_kv_heads(1).instruction_set(InstructionSet::AUTO));
+    let halves: Vec<u16> = numbers(3 * 4, 2).iter().map(|value| (value.to_bits() >> 16) as u16).collect();
+    let floats: Vec<f32> = halves.iter().map(|half| f32::from_bits(u32::from(*half) << 16)).collect();
+    let (mut expected, mut output) = (vec![0.0; 16], vec![0.0; 16]);
+    attention.call(&q, &mut expected).key_value(&floats, &floats).run(&mut Workspace::new()).unwrap();
+    attention.call(&q, &mut output).key_value(Elements::Bf16(&halves), Elements::Bf16(&halves)).run(&mut Workspace::new()).unwrap();
+    assert_eq!(bits(&output), bits(&expected));
+
+    let ones = [0x3c00u16; 12]; // 1 in binary16
+    attention.call(&q, &mut output).key_value(Elements::F16(&ones), Elements::F16(&ones)).run(&mut Workspace::new()).unwrap();
+    assert_near(&output, &[1.0; 16], 1e-6);
+    let codes = [1i8; 12];
+    error_of(
+        attention.call(&q, &mut output).key_value(Elements::Int8(&codes), Elements::Int8(&codes)).run(&mut Workspace::new()),
+        ErrorKind::InvalidValue,
+    );
+}
+
+#[test]
+fn windows_and_lengths_say_which_keys_take_part() {
+    let (q, k) = ([0.0; 4], [0.0; 4]);
+    let v = [1.0, 2.0, 4.0, 8.0]; // of which each query takes the mean
+    let mean = |call: fn(mha::AttentionCall<'_>) -> mha::AttentionCall<'_>| {
+        let mut output = [f32::NAN; 4];
+        call(Attention::new(1, 1).call(&q, &mut output).key_value(&k, &v)).run(&mut Workspace::new()).unwrap();
+        output
+    };
+    assert_near(&mean(|call| call), &[3.75; 4], 1e-6);
+    assert_near(&mean(|call| call.causal()), &[1.0, 1.5, 7.0 / 3.0, 3.75], 1e-6);
+    assert_near(&mean(|call| call.window_left(0)), &[3.75, 14.0 / 3.0, 6.0, 8.0], 1e-6);
+    assert_near(&mean(|call| call.window_left(0).window_right(0)), &[1.0, 2.0, 4.0, 8.0], 1e-6);
+    assert_near(&mean(|call| call.q_lengths(&[2]).kv_lengths(&[2])), &[1.5, 1.5, 0.0, 0.0], 1e-6);
+    assert_near(&mean(|call| call.causal().q_start(&[1])), &[1.5, 7.0 / 3.0, 3.75, 3.75], 1e-6);
+}
+
+#[test]
+fn rotation_turns_pairs_by_the_angles_of_the_tables() {
+    // With v = 1 everywhere only scores can tell; keys read back from a cache are the rotated ones.
+    let tables = RopeConfig::new(4).tables(3).unwrap();
+    assert_near(&tables.cos()[2..4], &[1f32.cos(), 0.01f32.cos()], 1e-7);
+    let (q, k, v) = (numbers(3 * 4, 1), numbers(3 * 4, 2), numbers(3 * 4, 3));
+    let rotated = |rope: Rope<'_>| {
+        let mut cache = KvCache::new(&mha::CacheConfig::new(16, 1, 4)).unwrap();
+        let mut output = [0.0; 12];
+        Attention::new(1, 4).call(&q, &mut output).key_value(&k, &v).cache(&mut cache).rope(rope).run(&mut Workspace::new()).unwrap();
+        let mut keys = [0.0; 12];
+        cache.read(0, 0..3, Some(&mut keys), None).unwrap();
+        keys
+    };
+    let by = |a: f32, b: f32, angle: f32| [a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()];
+    let half = rotated(Rope::from(&tables));
+    assert_eq!(half[..4], k[..4], "position 0 stays");
+    assert_near(&[half[4], half[6]], &by(k[4], k[6], 1.0), 1e-6);
+    let interleaved = rotated(Rope::from(&tables).style(RopeStyle::Interleaved));
+    assert_near(&interleaved[4..6], &by(k[4], k[5], 1.0), 1e-6);
+    let elsewhere = rotated(Rope::from(&tables).q_positions(&[2, 2, 2]).k_positions(&[1, 1, 1]));
+    assert_near(&[elsewhere[8], elsewhere[10]], &by(k[8], k[10], 1.0), 1e-6);
+
+    // Tables of the caller's, two columns of four; half of the head.
+    let (mut cos, mut sin) = ([f32::NAN; 10], [f32::NAN; 10]);
+    for p in 0..3 {
+        (cos[4 * p], sin[4 * p]) = ((p as f32).cos(), (p as f32).sin());
+    }
+    let part = rotated(Rope::new(2, &cos[..9], &sin[..9]).table_stride(4));
+    assert_near(&part[4..6], &by(k[4], k[5], 1.0), 1e-6);
+    assert_eq!(part[6..8], k[6..8]);
+}
+
+#[test]
+fn parts_of_tables_are_those_of_the_whole() {
+    let config = RopeConfig::new(8).base(5e5).yarn(Yarn::new(4.0, 64).beta_fast(16.0).beta_slow(2.0).attention_factor(1.0));
+    let whole = config.tables(20).unwrap();
+    let (mut cos, mut sin) = ([0.0; 5 * 4], [0.0; 5 * 4]);
+    config.fill(10, 5, &mut cos, &mut sin).unwrap();
+    assert_eq!((bits(&cos), bits(&sin)), (bits(&whole.cos()[40..60]), bits(&whole.sin()[40..60])));
+
+    let halved = RopeConfig::new(8).linear(2.0).tables(3).unwrap();
+    assert_eq!(halved.cos()[8..], RopeConfig::new(8).tables(2).unwrap().cos()[4..]);
+    error_of(RopeConfig::new(7).tables(3), ErrorKind::InvalidValue);
+    error_of(RopeConfig::new(8).tables(usize::MAX), ErrorKind::OutOfMemory);
+}
+
+#[test]
+fn attention_says_how_it_would_be_run() {
+    let attention = Attention::new(4, 16).num_kv_heads(2).head_dim_v(8).scale(0.5);
+    let info = attention.plan(2, 10, 30).causal().info().unwrap();
+    assert_eq!((info.packed_bytes, info.contract), (0, mha::contract()));
+    assert_eq!(attention.plan(2, 10, 30).causal().workspace_bytes().unwrap(), info.workspace_bytes);
+    error_of(attention.plan(1, 1, 1).run(&mut Workspace::new()), ErrorKind::NullPointer);
+}

@@ -1,0 +1,179 @@
+use mha::{AlignedBuffer, Attention, CacheConfig, CacheKind, ErrorKind, KvCache, RopeConfig, StorageType, Workspace};
+
+use crate::support::{bits, error_of, layer, numbers};
+
+const ROWS: usize = 50;
+
+/// Feeds the rows in pieces of these lengths over a cache, in its sequence `sequence`.
+fn decode(cache: &mut KvCache<'_>, sequence: i64, pieces: &[usize], window: Option<usize>) -> Vec<f32> {
+    let (layer, x) = (layer(), numbers(ROWS * 32, 7));
+    let rope = RopeConfig::new(layer.shape().head_dim).tables(ROWS).unwrap();
+    let (mut y, mut workspace, mut row) = (vec![f32::NAN; ROWS * 32], Workspace::new(), 0);
+    for piece in pieces.iter().cycle() {
+        let end = ROWS.min(row + piece);
+        let rows = row * 32..end * 32;
+        let sequences = [sequence];
+        let call = layer.forward(&x[rows.clone()], &mut y[rows]).causal().rope(&rope).cache(cache).cache_sequences(&sequences);
+        let call = if let Some(keys) = window { call.window_left(keys) } else { call };
+        call.run(&mut workspace).unwrap();
+        row = end;
+        if row == ROWS {
+            break;
+        }
+    }
+    y
+}
+
+fn at_once(window: Option<usize>) -> Vec<f32> {
+    let (layer, x) = (layer(), numbers(ROWS * 32, 7));
+    let rope = RopeConfig::new(layer.shape().head_dim).tables(ROWS).unwrap();
+    let mut y = vec![f32::NAN; ROWS * 32];
+    let call = layer.forward(&x, &mut y).causal().rope(&rope);
+    let call = if let Some(keys) = window { call.window_left(keys) } else { call };
+    call.run(&mut Workspace::new()).unwrap();
+    y
+}
+
+fn config(capacity: usize) -> CacheConfig {
+    CacheConfig::for_layer(layer().shape(), capacity)
+}
+
+#[test]
+fn a_cache_gives_the_bits_of_a_call_without_one_however_the_rows_are_cut() {
+    let expected = bits(&at_once(None));
+    for pieces in [&[ROWS][..], &[1], &[17, 3]] {
+        let mut cache = KvCache::new(&config(ROWS)).unwrap();
+        assert_eq!(bits(&decode(&mut cache, 0, pieces, None)), expected, "{pieces:?}");
+        assert_eq!(cache.length(0).unwrap(), ROWS);
+    }
+}
+
+#[test]
+fn a_ring_gives_the_bits_of_a_window_without_one() {
+    let mut ring = KvCache::new(&config(32).ring()).unwrap();
+    assert_eq!(bits(&decode(&mut ring, 0, &[1], Some(20))), bits(&at_once(Some(20))));
+    assert_eq!((ring.length(0).unwrap(), ring.shape().kind), (ROWS, CacheKind::Ring));
+    error_of(ring.read(0, 0..1, None, Some(&mut [0.0; 16])), ErrorKind::InvalidValue);
+    // overwritten since
+}
+
+#[test]
+fn a_paged_cache_gives_the_same_bits_and_shares_a_prefix() {
+    let mut paged = KvCache::new(&config(64).sequences(3).paged(16, 9)).unwrap();
+    paged.set_blocks(2, &[5, 0, 7, 2]).unwrap();
+    assert_eq!(bits(&decode(&mut paged, 2, &[17, 3], None)), bits(&at_once(None)));
+    paged.set_blocks(1, &[5, 0, 3]).unwrap();
+    paged.copy_prefix(2, 1, 32).unwrap();
+    assert_eq!((paged.length(0).unwrap(), paged.length(1).unwrap(), paged.length(2).unwrap()), (0, 32, ROWS));
+    let (mut one, mut two) = ([0.0; 32 * 16], [0.0; 32 * 16]);
+    paged.read(1, 0..32, Some(&mut one), None).unwrap();
+    paged.read(2, 0..32, Some(&mut two), None).unwrap();
+    assert_eq!(one, two);
+    error_of(paged.set_blocks(1, &[9]), ErrorKind::InvalidValue);
+}
+
+#[test]
+fn a_cache_lies_in_a_buffer_of_the_callers_or_of_its_own() {
+    let expected = bits(&at_once(None));
+    let mut buffer = AlignedBuffer::zeroed(config(ROWS).bytes().unwrap()).unwrap();
+    {
+        let mut cache = KvCache::new_in(&config(ROWS), &mut buffer[..]).unwrap();
+        decode(&mut cache, 0, &[20], None);
+        cache.truncate(0, 20).unwrap();
+    }
+    let x = numbers(ROWS * 32, 7);
+    let layer = layer();
+    let rope = RopeConfig::new(layer.shape().head_dim).tables(ROWS).unwrap();
+    let rest = |cache: &mut KvCache<'_>| {
+        let mut y = vec![0.0; 30 * 32];
+        layer.forward(&x[20 * 32..], &mut y).causal().rope(&rope).cache(cache).run(&mut Workspace::new()).unwrap();
+        assert_eq!(bits(&y), expected[20 * 32..]);
+    };
+    rest(&mut KvCache::copy_of(&buffer).unwrap());
+    rest(&mut KvCache::view(&buffer).unwrap().try_clone().unwrap());
+    rest(&mut KvCache::from_buffer(&mut buffer[..]).unwrap());
+    assert_eq!(KvCache::from_buffer(buffer).unwrap().length(0).unwrap(), ROWS);
+}
+
+#[test]
+fn any_number_of_threads_attend_to_a_cache_that_is_only_read() {
+    let layer = layer();
+    let mut cache = KvCache::new(&config(ROWS)).unwrap();
+    decode(&mut cache, 0, &[ROWS], None);
+    let before = cache.as_bytes().to_vec();
+    let view = KvCache::view(cache.as_bytes()).unwrap();
+    let query = numbers(32, 5);
+    let results: Vec<Vec<f32>> = std::thread::scope(|scope| {
+        let one = |cache: &KvCache<'_>| {
+            let (mut y, mut weights) = (vec![0.0; 32], vec![0.0; 4 * ROWS]);
+            let call = layer.forward(&query, &mut y).cache_read(cache).attention_weights(&mut weights);
+            call.run(&mut Workspace::new()).unwrap();
+            y
+        };
+        let threads = [&cache, &cache, &view].map(|cache| scope.spawn(move || one(cache)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(results.iter().all(|result| bits(result) == bits(&results[0])));
+    assert_eq!(cache.as_bytes(), before);
+    let key = numbers(32, 1);
+    error_of(layer.forward(&query, &mut [0.0; 32]).cache_read(&cache).key(&key).run(&mut Workspace::new()), ErrorKind::InvalidValue);
+}
+
+#[test]
+fn attention_alone_takes_keys_from_a_cache_but_does_not_write_to_one_that_is_only_read() {
+    let (k, v, q) = (numbers(5 * 8, 1), numbers(5 * 8, 2), numbers(8, 3));
+    let mut cache = KvCache::new(&CacheConfig::new(16, 2, 4)).unwrap();
+    cache.append(0, &k[..24], &v[..24]).unwrap();
+    let attention = Attention::new(2, 4);
+    let (mut appended, mut read, mut plain) = ([0.0; 8], [0.0; 8], [0.0; 8]);
+    attention.call(&q, &mut appended).key_value(&k[24..], &v[24..]).cache(&mut cache).run(&mut Workspace::new()).unwrap();
+    attention.call(&q, &mut read).cache_read(&cache).run(&mut Workspace::new()).unwrap();
+    attention.call(&q, &mut plain).key_value(&k, &v).run(&mut Workspace::new()).unwrap();
+    assert_eq!((bits(&appended), bits(&read)), (bits(&plain), bits(&plain)));
+
+    let bytes = cache.as_bytes().to_vec();
+    error_of(attention.call(&q, &mut read).key_value(&k, &v).cache_read(&cache).run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    error_of(attention.plan(1, 1, 2).cache_read(&cache).workspace_bytes(), ErrorKind::InvalidValue);
+    assert_eq!(cache.as_bytes(), bytes);
+}
+
+#[test]
+fn what_is_appended_is_read_back() {
+    for kind in [StorageType::F32, StorageType::F16, StorageType::Bf16, StorageType::Int8] {
+        let mut cache = KvCache::new(&CacheConfig::new(16, 2, 4).head_dim_v(3).storage(kind)).unwrap();
+        assert_eq!((cache.shape().k_type, cache.shape().v_type, cache.shape().head_dim_v), (kind, kind, 3));
+        let (k, v) = ([0.5; 2 * 8], [-2.0; 2 * 6]); // of which every type keeps the value
+        cache.append(0, &k, &v).unwrap();
+        let (mut k_back, mut v_back) = ([0.0; 16], [0.0; 12]);
+        cache.read(0, 0..2, Some(&mut k_back), Some(&mut v_back)).unwrap();
+        crate::support::assert_near(&k_back, &k, 1e-6);
+        crate::support::assert_near(&v_back, &v, 1e-6);
+        cache.read(0, 1..2, None, Some(&mut v_back[..6])).unwrap();
+    }
+}
+
+#[test]
+fn a_full_cache_is_an_error_and_stays_as_it_was() {
+    let (layer, x) = (layer(), numbers(4 * 32, 1));
+    let mut cache = KvCache::new(&config(3)).unwrap();
+    layer.forward(&x[..64], &mut [0.0; 64]).causal().cache(&mut cache).run(&mut Workspace::new()).unwrap();
+    let before = cache.as_bytes().to_vec();
+    let mut y = [7.0; 64];
+    error_of(layer.forward(&x[64..], &mut y).causal().cache(&mut cache).run(&mut Workspace::new()), ErrorKind::CacheFull);
+    assert_eq!((cache.as_bytes(), y), (&before[..], [7.0; 64]));
+}
+
+#[test]
+fn bytes_that_are_no_cache_are_an_error() {
+    let mut cache = KvCache::new(&config(16)).unwrap();
+    let bytes = AlignedBuffer::copy_of(cache.as_bytes()).unwrap();
+    error_of(KvCache::view(&bytes[..64]), ErrorKind::CacheFormat);
+    error_of(KvCache::view(&bytes[1..]), ErrorKind::CacheFormat);
+    error_of(KvCache::copy_of(&[0; 4096]), ErrorKind::CacheFormat);
+    error_of(KvCache::new_in(&config(16), AlignedBuffer::zeroed(64).unwrap()), ErrorKind::BufferTooSmall);
+    error_of(CacheConfig::new(usize::MAX, 1, 1).bytes(), ErrorKind::TooLarge);
+    error_of(CacheConfig::new(16, 1, 8).storage(StorageType::Int4).bytes(), ErrorKind::InvalidValue);
+    error_of(cache.length(1), ErrorKind::InvalidValue);
+    error_of(cache.truncate(0, 1), ErrorKind::InvalidValue);
+    error_of(cache.set_blocks(0, &[0]), ErrorKind::InvalidValue);
+}

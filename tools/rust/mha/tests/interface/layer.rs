@@ -1,0 +1,335 @@
+use mha::{
+    AlignedBuffer, BackEnd, Elements, ErrorKind, InstructionSet, Layer, LayerConfig, LayerOptions, Matrix, Product, Sgemm, StorageType,
+    Taps, WeightLayout, Weights, Workspace,
+};
+
+use crate::support::{assert_near, bits, error_of, layer, numbers};
+
+fn run(layer: &Layer, x: &[f32]) -> Vec<f32> {
+    let shape = layer.shape();
+    let mut y = vec![f32::NAN; x.len() / shape.query_dim * shape.output_dim];
+    layer.forward(x, &mut y).causal().run(&mut Workspace::new()).unwrap();
+    y
+}
+
+fn transposed(matrix: &[f32], columns: usize) -> Vec<f32> {
+    let rows = matrix.len() / columns;
+    (0..matrix.len()).map(|i| matrix[i % rows * columns + i / rows]).collect()
+}
+
+#[test]
+fn a_small_layer_gives_the_numbers_of_the_computation_in_double_precision() {
+    // Those of tests/consumers/layer.c.
+    let fill = |count: usize, step: usize| (0..count).map(|i| (i * step % 11) as f32 / 4.0 - 1.25).collect::<Vec<f32>>();
+    let (x, w_qkv, b_qkv, w_o) = (fill(12, 3), fill(48, 7), fill(12, 5), fill(16, 4));
+    let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&w_qkv).fused_bias(&b_qkv).output(&w_o)).unwrap();
+    let expected = [
+        [0.640625, -1.15625, 0.484375, -1.484375],
+        [0.667_038_3, -1.031_985_3, 0.241_142_67, -1.019_055_4],
+        [-0.664_366_3, -1.813_540_6, 1.409_164_1, -2.132_034_8],
+    ];
+    assert_near(&run(&layer, &x), &expected.concat(), 2e-6);
+}
+
+#[test]
+fn shape_has_all_defaults_resolved() {
+    let w = numbers(6 * 12, 1);
+    let layer = Layer::new(&LayerConfig::new(6, 2), &Weights::new(&w[..36], &w[..36], &w[..36])).unwrap();
+    let shape = *layer.shape();
+    assert_eq!((shape.key_dim, shape.value_dim, shape.output_dim), (6, 6, 6));
+    assert_eq!((shape.num_kv_heads, shape.head_dim, shape.head_dim_v), (2, 3, 3));
+    assert_eq!(shape.scale, 1.0 / 3f32.sqrt());
+}
+
+#[test]
+fn every_form_of_the_weights_gives_the_same_bits() {
+    let (config, x) = (LayerConfig::new(8, 2).num_kv_heads(1), numbers(5 * 8, 9));
+    let (w_q, w_k, w_v, w_o) = (numbers(64, 1), numbers(32, 2), numbers(32, 3), numbers(64, 4));
+    let (b_q, b_k, b_v, b_o) = (numbers(8, 5), numbers(4, 6), numbers(4, 7), numbers(8, 8));
+    let expected = run(
+        &Layer::new(
+            &config,
+            &Weights::new(&w_q, &w_k, &w_v).output(&w_o).query_bias(&b_q).key_bias(&b_k).value_bias(&b_v).output_bias(&b_o),
+        )
+        .unwrap(),
+        &x,
+    );
+    let b_qkv = [&b_q[..], &b_k, &b_v].concat();
+    let check = |weights: Weights| {
+        let layer = Layer::new(&config, &weights.fused_bias(&b_qkv).output_bias(&b_o)).unwrap();
+        assert_eq!(bits(&run(&layer, &x)), bits(&expected));
+    };
+
+    let fused: Vec<f32> = (0..8).flat_map(|row| [&w_q[row * 8..][..8], &w_k[row * 4..][..4], &w_v[row * 4..][..4]].concat()).collect();
+    check(Weights::fused(&fused).output(&w_o));
+
+    let [q, k, v, o] = [(&w_q, 8), (&w_k, 4), (&w_v, 4), (&w_o, 8)].map(|(matrix, columns)| transposed(matrix, columns));
+    check(Weights::new(&q, &k, &v).output(&o).layout(WeightLayout::OutIn));
+    check(Weights::fused(&[&q[..], &k, &v].concat()).output(&o).layout(WeightLayout::OutIn));
+
+    // Each head's four columns, cut out by stride.
+    check(Weights::per_head(&[&w_q, &w_q[4..]], &[&w_k], &[&w_v]).head_strides(8, 0, 0).output(&w_o));
+
+    let wide: Vec<f32> = w_q.chunks(8).flat_map(|row| [row, &[f32::NAN; 3]].concat()).collect();
+    check(Weights::new(Matrix::f32(&wide).stride(11), &w_k, &w_v).output(&w_o));
+}
+
+#[test]
+fn weights_are_kept_in_every_type() {
+    let (x, w) = (numbers(4 * 64, 1), numbers(64 * 64, 2));
+    let of = |kind| Layer::new(&LayerConfig::new(64, 4).weight_type(kind), &Weights::new(&w, &w, &w).output(&w)).unwrap();
+    let exact = run(&of(StorageType::F32), &x);
+    let packed_bytes = |layer: &Layer| layer.plan(1, 1).info().unwrap().packed_bytes;
+    let mut larger = packed_bytes(&of(StorageType::F32));
+    for (kind, error) in [(StorageType::F16, 0.02), (StorageType::Bf16, 0.2), (StorageType::Int8, 0.4), (StorageType::Int4, 5.0)] {
+        let layer = of(kind);
+        assert_eq!(layer.shape().weight_type, kind);
+        assert_near(&run(&layer, &x), &exact, error);
+        assert!(kind == StorageType::Bf16 || packed_bytes(&layer) < larger);
+        larger = packed_bytes(&layer);
+    }
+}
+
+#[test]
+fn codes_and_scales_of_a_quantiser_are_taken_as_they_are() {
+    let x = numbers(3 * 8, 1);
+    let codes: Vec<i8> = (0..64).map(|i| (i * 37 % 15 - 7) as i8).collect(); // [out, in]
+    let scales: Vec<f32> = (1..=8).map(|i| i as f32 / 64.0).collect();
+    let floats: Vec<f32> = codes.iter().zip(0..).map(|(code, i)| f32::from(*code) * scales[i / 8]).collect();
+    let nibbles: Vec<u8> = codes.chunks(2).map(|pair| (pair[0] + 8) as u8 | ((pair[1] + 8) as u8) << 4).collect();
+
+    let config = LayerConfig::new(8, 2);
+    let all = |matrix: Matrix<'_>, kind| {
+        let weights = Weights::new(matrix, matrix, matrix).output(matrix).layout(WeightLayout::OutIn);
+        run(&Layer::new(&config.weight_type(kind), &weights).unwrap(), &x)
+    };
+    let expected = all(Matrix::f32(&floats), StorageType::F32);
+    assert_near(&all(Matrix::int8(&codes, &scales), StorageType::Int8), &expected, 1e-5);
+    assert_near(&all(Matrix::int4(&nibbles, &scales), StorageType::Int4), &expected, 1e-5);
+
+    // bf16 of numbers that are bf16 is exact.
+    let halves: Vec<u16> = floats.iter().map(|value| (value.to_bits() >> 16) as u16).collect();
+    let kept: Vec<f32> = halves.iter().map(|half| f32::from_bits(u32::from(*half) << 16)).collect();
+    let same = all(Matrix::from(Elements::Bf16(&halves)), StorageType::F32);
+    assert_eq!(bits(&same), bits(&all(Matrix::f32(&kept), StorageType::F32)));
+
+    let mixed = Weights::new(&floats, Matrix::bf16(&halves), &floats);
+    let sentence = error_of(Layer::new(&config, &mixed), ErrorKind::InvalidValue);
+    assert_eq!(sentence, "the weight matrices are F32 and Bf16; all of a layer must be of one type");
+}
+
+#[test]
+fn a_packed_layer_is_borrowed_or_owned_and_gives_the_same_bits() {
+    let (w, x, config) = (numbers(16 * 48, 1), numbers(6 * 16, 2), LayerConfig::new(16, 4));
+    let (weights, options) = (Weights::fused(&w), LayerOptions::new());
+    let expected = bits(&run(&Layer::new(&config, &weights).unwrap(), &x));
+
+    let packed = Layer::pack(&config, &weights, &options).unwrap();
+    assert_eq!(packed.len(), Layer::pack_size(&config, &weights, &options).unwrap());
+    assert_eq!(bits(&run(&Layer::from_packed(&packed[..]).unwrap(), &x)), expected);
+
+    let path = std::env::temp_dir().join(format!("mha-rust-test-{}.mha", std::process::id()));
+    std::fs::write(&path, &packed).unwrap();
+    let from_file = Layer::from_packed(AlignedBuffer::read_file(&path).unwrap());
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(bits(&run(&from_file.unwrap(), &x)), expected);
+
+    // Several layers in one file, which they share: an owner that is a part of something.
+    struct Part(std::sync::Arc<AlignedBuffer>, std::ops::Range<usize>);
+    impl AsRef<[u8]> for Part {
+        fn as_ref(&self) -> &[u8] {
+            &self.0[self.1.clone()]
+        }
+    }
+    let file = std::sync::Arc::new(AlignedBuffer::copy_of(&[&packed[..], &packed[..]].concat()).unwrap());
+    let layers: Vec<Layer<'static>> =
+        (0..2).map(|i| Layer::from_packed(Part(file.clone(), i * packed.len()..(i + 1) * packed.len())).unwrap()).collect();
+    drop(file);
+    assert_eq!(bits(&run(&layers[1], &x)), expected);
+}
+
+#[test]
+fn a_packed_layer_that_is_damaged_is_an_error() {
+    let w = numbers(16 * 48, 1);
+    let (config, weights, options) = (LayerConfig::new(16, 4), Weights::fused(&w), LayerOptions::new());
+    let mut packed = Layer::pack(&config, &weights, &options).unwrap();
+    Layer::verify(&packed).unwrap();
+    error_of(Layer::pack_into(&config, &weights, &options, &mut packed[64..]), ErrorKind::BufferTooSmall);
+    error_of(Layer::from_packed(&packed[..64]), ErrorKind::PackedFormat);
+    error_of(Layer::from_packed(&packed[1..]), ErrorKind::PackedFormat);
+    error_of(Layer::from_packed(&[0u8; 0][..]), ErrorKind::PackedFormat);
+    let last = packed.len() / 2;
+    packed[last] ^= 1;
+    error_of(Layer::verify(&packed), ErrorKind::PackedChecksum);
+}
+
+#[test]
+fn every_instruction_set_gives_the_same_bits_and_one_that_is_missing_is_an_error() {
+    let (w, x) = (numbers(16 * 48, 1), numbers(7 * 16, 2));
+    let of = |set| Layer::with_options(&LayerConfig::new(16, 4), &Weights::fused(&w), &LayerOptions::new().instruction_set(set));
+    let expected = bits(&run(&of(InstructionSet::AUTO).unwrap(), &x));
+    for set in InstructionSet::available() {
+        let layer = of(set).unwrap();
+        assert_eq!(layer.plan(1, 7).info().unwrap().instruction_set, set);
+        assert_eq!(bits(&run(&layer, &x)), expected, "{set}");
+    }
+    let all = [InstructionSet::AVX2, InstructionSet::AVX512, InstructionSet::NEON];
+    let missing = all.into_iter().find(|set| !set.is_available()).expect("no machine has all");
+    error_of(of(missing), ErrorKind::InstructionSet);
+}
+
+#[test]
+fn cross_attention_takes_keys_and_values_of_their_own() {
+    let (w_q, w_k, w_v) = (numbers(8 * 8, 1), numbers(6 * 8, 2), numbers(4 * 8, 3));
+    let layer = Layer::new(&LayerConfig::new(8, 2).key_dim(6).value_dim(4), &Weights::new(&w_q, &w_k, &w_v)).unwrap();
+    let (query, key, value) = (numbers(2 * 3 * 8, 4), numbers(2 * 5 * 6, 5), numbers(2 * 5 * 4, 6));
+    let (mut y, mut weights) = (vec![0.0; 2 * 3 * 8], vec![0.0; 2 * 2 * 3 * 5]);
+    layer.forward(&query, &mut y).batch(2).key(&key).value(&value).attention_weights(&mut weights).run(&mut Workspace::new()).unwrap();
+    assert!(weights.chunks(5).all(|row| (row.iter().sum::<f32>() - 1.0).abs() < 1e-6));
+
+    // Its second sequence alone has the same bits, out of and into arrays with strides too.
+    let mut alone = vec![f32::NAN; 3 * 10];
+    let wide: Vec<f32> = query[24..].chunks(8).flat_map(|row| [row, &[f32::NAN; 1]].concat()).collect();
+    layer
+        .forward(&wide, &mut alone)
+        .n_q(3)
+        .query_strides(0, 9)
+        .output_strides(0, 10)
+        .key(&key[30..])
+        .value(&value[20..])
+        .run(&mut Workspace::new())
+        .unwrap();
+    let rows: Vec<f32> = alone.chunks(10).flat_map(|row| row[..8].to_vec()).collect();
+    assert_eq!(bits(&rows), bits(&y[24..]));
+    assert!(alone[8].is_nan() && alone[9].is_nan());
+}
+
+#[test]
+fn padding_is_not_read_and_a_sequence_has_the_bits_that_it_has_alone() {
+    let (layer, x) = (layer(), numbers(5 * 32, 1));
+    let mut alone = vec![0.0; 3 * 32];
+    layer.forward(&x[..3 * 32], &mut alone).causal().run(&mut Workspace::new()).unwrap();
+    for is_left in [false, true] {
+        let rows = if is_left { 2 * 32..5 * 32 } else { 0..3 * 32 };
+        let mut padded = vec![f32::NAN; 5 * 32];
+        padded[rows.clone()].copy_from_slice(&x[..3 * 32]);
+        let mut y = vec![f32::NAN; 5 * 32];
+        let call = layer.forward(&padded, &mut y).causal().q_lengths(&[3]);
+        let call = if is_left { call.padding_left() } else { call };
+        call.run(&mut Workspace::new()).unwrap();
+        assert_eq!(bits(&y[rows]), bits(&alone));
+        assert_eq!(y.iter().filter(|value| **value == 0.0).count(), 2 * 32);
+    }
+}
+
+#[test]
+fn taps_and_other_optional_outputs_show_the_steps() {
+    let (layer, x) = (layer(), numbers(3 * 32, 1));
+    let (mut plain, mut y) = (vec![0.0; 96], vec![0.0; 96]);
+    layer.forward(&x, &mut plain).causal().run(&mut Workspace::new()).unwrap();
+    let [mut q, mut context] = [(); 2].map(|()| vec![0.0; 96]);
+    let [mut k, mut v] = [(); 2].map(|()| vec![0.0; 48]);
+    let [mut scores, mut scaled, mut masked, mut weights] = [(); 4].map(|()| vec![0.0; 4 * 9]);
+    let mut lse = [0.0; 12];
+    let taps = Taps::new().q(&mut q).k(&mut k).v(&mut v).context(&mut context);
+    let taps = taps.scores(&mut scores).scaled_scores(&mut scaled).masked_scores(&mut masked);
+    layer.forward(&x, &mut y).causal().taps(taps).attention_weights(&mut weights).lse(&mut lse).run(&mut Workspace::new()).unwrap();
+    assert_eq!(bits(&y), bits(&plain), "asking changes nothing");
+
+    let dot: f32 = q[..8].iter().zip(&k[..8]).map(|(q, k)| q * k).sum();
+    assert_near(&scores[..1], &[dot], 1e-4);
+    assert_eq!(scaled[0], scores[0] * layer.shape().scale);
+    assert_eq!(masked[..3], [scaled[0], f32::NEG_INFINITY, f32::NEG_INFINITY]);
+    assert_eq!(weights[..3], [1.0, 0.0, 0.0]);
+    assert_near(&lse[..1], &scaled[..1], 1e-5);
+    assert_eq!(context[..8], v[..8]);
+}
+
+#[test]
+fn one_workspace_of_the_largest_call_serves_all_and_memory_of_the_callers_does_too() {
+    let (layer, x) = (layer(), numbers(40 * 32, 1));
+    let bytes = layer.plan(2, 20).causal().workspace_bytes().unwrap();
+    let mut workspace = Workspace::new();
+    workspace.reserve(bytes).unwrap();
+    let mut y = vec![0.0; 40 * 32];
+    for n in [20, 1, 7] {
+        layer.forward(&x[..2 * n * 32], &mut y[..2 * n * 32]).batch(2).causal().run(&mut workspace).unwrap();
+    }
+    assert_eq!(workspace.len(), bytes);
+
+    let mut own = vec![0xff; bytes];
+    let mut again = vec![0.0; 14 * 32];
+    layer.forward(&x[..14 * 32], &mut again).batch(2).causal().run_in(&mut own).unwrap();
+    assert_eq!(bits(&again), bits(&y[..14 * 32]));
+    error_of(layer.forward(&x[..32], &mut y[..32]).run_in(&mut []), ErrorKind::BufferTooSmall);
+    error_of(layer.plan(1, 1).run(&mut workspace), ErrorKind::NullPointer);
+}
+
+#[test]
+fn a_plan_and_a_call_say_how_they_would_be_run() {
+    let (layer, x, mut y) = (layer(), numbers(64, 1), vec![0.0; 64]);
+    let info = layer.forward(&x, &mut y).causal().info().unwrap();
+    assert_eq!((info.back_end, info.contract, info.num_threads), (BackEnd::Native, mha::contract(), 1));
+    assert_eq!(info, layer.plan(1, 2).causal().info().unwrap());
+    assert!(info.operations > 0 && info.bytes > 0 && info.packed_bytes > 0);
+    assert!(layer.plan(1, 20).attention_weights(&mut []).workspace_bytes().unwrap() >= layer.plan(1, 20).workspace_bytes().unwrap());
+    assert!(mha::contract() >= mha::CONTRACT);
+    assert!(mha::version() >= (0, 1, 0));
+}
+
+struct Plain;
+
+impl Sgemm for Plain {
+    fn sgemm(p: Product<'_>) {
+        for (row, c) in p.c.chunks_mut(p.ldc).take(p.m).enumerate() {
+            for (column, c) in c[..p.n].iter_mut().enumerate() {
+                let sum: f32 = (0..p.k).map(|i| p.a[row * p.lda + i] * p.b[i * p.ldb + column]).sum();
+                *c = p.alpha * sum + if p.beta == 0.0 { 0.0 } else { p.beta * *c };
+            }
+        }
+    }
+}
+
+struct Panicking;
+
+impl Sgemm for Panicking {
+    fn sgemm(_: Product<'_>) {
+        panic!("no product today");
+    }
+}
+
+#[test]
+fn a_product_of_the_callers_runs_the_projections() {
+    let (w, x, config) = (numbers(16 * 48, 1), numbers(5 * 16, 2), LayerConfig::new(16, 4));
+    let expected = run(&Layer::new(&config, &Weights::fused(&w)).unwrap(), &x);
+    let options = LayerOptions::new().sgemm::<Plain>();
+    let layer = Layer::with_options(&config, &Weights::fused(&w), &options).unwrap();
+    assert_near(&run(&layer, &x), &expected, 1e-5);
+    let info = layer.plan(1, 5).info().unwrap();
+    assert_eq!((info.back_end, info.contract), (BackEnd::Sgemm, 0));
+
+    let packed = Layer::pack(&config, &Weights::fused(&w), &options).unwrap();
+    error_of(Layer::from_packed(&packed[..]), ErrorKind::PackedFormat);
+    assert_near(&run(&Layer::from_packed_with_options(&packed[..], &options).unwrap(), &x), &expected, 1e-5);
+}
+
+#[test]
+fn a_panic_of_a_product_reaches_the_caller_of_run() {
+    let options = LayerOptions::new().sgemm::<Panicking>();
+    let layer = Layer::with_options(&LayerConfig::new(4, 2), &Weights::fused(&[1.0; 48]), &options).unwrap();
+    let payload = std::panic::catch_unwind(|| layer.forward(&[1.0; 4], &mut [0.0; 4]).run(&mut Workspace::new())).unwrap_err();
+    assert_eq!(payload.downcast_ref(), Some(&"no product today"));
+}
+
+#[test]
+fn what_the_library_finds_wrong_has_its_sentence() {
+    let w = numbers(64 * 4, 1);
+    let sentence = error_of(Layer::new(&LayerConfig::new(8, 3), &Weights::fused(&w)), ErrorKind::Shape);
+    assert!(sentence.contains("num_heads 3"), "{sentence}");
+    error_of(Layer::new(&LayerConfig::new(usize::MAX, 1), &Weights::fused(&w)), ErrorKind::TooLarge);
+    error_of(Layer::new(&LayerConfig::new(8, 2).scale(f32::NAN), &Weights::fused(&w)), ErrorKind::InvalidValue);
+    let large = [1e5; 12];
+    error_of(Layer::new(&LayerConfig::new(2, 1).weight_type(StorageType::F16), &Weights::fused(&large)), ErrorKind::OutOfRange);
+    assert!(format!("{:?}", mha::Error::clone(&layer().forward(&[0.0; 31], &mut []).workspace_bytes().unwrap_err()))
+        .starts_with("SliceLength: "));
+}

@@ -1,0 +1,8 @@
+//! The promises of the crate, through what users see of it.
+
+mod attention;
+mod cache;
+mod layer;
+mod slices;
+mod support;
+mod threads;

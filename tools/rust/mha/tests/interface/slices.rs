@@ -1,0 +1,245 @@
+//! A slice of the wrong length is an error, with a sentence, and nothing is written.
+
+use mha::{
+    Attention, AttentionCall, CacheConfig, Elements, ErrorKind, Forward, KvCache, Layer, LayerConfig, Matrix, Rope, RopeConfig,
+    StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
+};
+
+use crate::support::{error_of, layer, numbers};
+
+#[track_caller]
+fn refused(weights: Weights<'_>, config: LayerConfig, sentence: &str) {
+    assert_eq!(error_of(Layer::new(&config, &weights), ErrorKind::SliceLength), sentence);
+    let buffer = &mut mha::AlignedBuffer::zeroed(1 << 16).unwrap();
+    error_of(Layer::pack_into(&config, &weights, &Default::default(), buffer), ErrorKind::SliceLength);
+    assert!(buffer.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn of_weights() {
+    let (w, config) = (vec![0.5; 2048], LayerConfig::new(8, 4).num_kv_heads(2).head_dim_v(3));
+    let (q, k, v, o) = (&w[..64], &w[..32], &w[..48], &w[..60]);
+    let with_output = config.output_dim(5);
+    Layer::new(&with_output, &Weights::new(q, k, v).output(o)).unwrap();
+    refused(Weights::new(&w[..63], k, v), config, "w_q has 63 elements; [query_dim 8, num_heads * head_dim 8] are 64");
+    refused(Weights::new(q, &w[..33], v), config, "w_k has 33 elements; [key_dim 8, num_kv_heads * head_dim 4] are 32");
+    refused(Weights::new(q, k, k), config, "w_v has 32 elements; [value_dim 8, num_kv_heads * head_dim_v 6] are 48");
+    refused(Weights::new(q, k, v).output(q), with_output, "w_o has 64 elements; [num_heads * head_dim_v 12, output_dim 5] are 60");
+    let out_in = Weights::new(&w[..1], k, v).layout(WeightLayout::OutIn);
+    refused(out_in, config, "w_q has 1 elements; [num_heads * head_dim 8, query_dim 8] are 64");
+    refused(Weights::fused(&w[..143]), config, "w_qkv has 143 elements; [query_dim 8, columns of Q, K and V 18] are 144");
+    let strided = Weights::new(Matrix::f32(&w[..77]).stride(10), k, v);
+    refused(strided, config, "w_q has 77 elements; [query_dim 8, num_heads * head_dim 8] with strides [10] reach over 78");
+
+    let of_four: [&[f32]; 4] = [&w[..16]; 4];
+    let (of_two, values): ([&[f32]; 2], [&[f32]; 2]) = ([&w[..16]; 2], [&w[..24]; 2]);
+    Layer::new(&config, &Weights::per_head(&of_four, &of_two, &values)).unwrap();
+    refused(Weights::per_head(&of_two, &of_two, &values), config, "the list of w_q's heads has 2 elements; [num_heads 4] are 4");
+    let short: [&[f32]; 2] = [&w[..16], &w[..15]];
+    refused(Weights::per_head(&of_four, &short, &values), config, "w_k of head 1 has 15 elements; [key_dim 8, head_dim 2] are 16");
+
+    let plain = Weights::new(q, k, v).output(o);
+    refused(plain.clone().query_bias(&w[..7]), with_output, "b_q has 7 elements; [columns 8] are 8");
+    refused(plain.clone().key_bias(&w[..5]), with_output, "b_k has 5 elements; [columns 4] are 4");
+    refused(plain.clone().value_bias(&w[..5]), with_output, "b_v has 5 elements; [columns 6] are 6");
+    refused(plain.clone().fused_bias(&w[..17]), with_output, "b_qkv has 17 elements; [columns 18] are 18");
+    refused(plain.output_bias(&w[..4]), with_output, "b_o has 4 elements; [columns 5] are 5");
+}
+
+#[test]
+fn of_stored_weights() {
+    let (scales, config) = (vec![0.5; 64], LayerConfig::new(40, 1).head_dim(2).weight_type(StorageType::Int4));
+    let (codes, fits) = (vec![0x88u8; 41], Matrix::int4(&[0x88; 40], &[0.5; 4]));
+    let of = |w_q| Weights::new(w_q, fits, fits).layout(WeightLayout::OutIn);
+    Layer::new(&config, &of(fits)).unwrap();
+    refused(of(Matrix::int4(&codes, &scales[..4])), config, "w_q has 41 elements; [num_heads * head_dim 2, bytes 20] are 40");
+    let few = "the scales of w_q has 3 elements; [num_heads * head_dim 2, groups 2] are 4";
+    refused(of(Matrix::int4(&codes[..40], &scales[..3])), config, few);
+    let strided = Matrix::int4(&codes, &scales[..4]).stride(44);
+    refused(of(strided), config, "w_q has 41 elements; [num_heads * head_dim 2, bytes 20] with strides [22] reach over 42");
+
+    let config = config.weight_type(StorageType::Int8);
+    let codes = vec![1i8; 80];
+    let int8 =
+        |codes, scales| Weights::new(Matrix::int8(codes, scales), Matrix::int8(&[1; 80], &[0.5; 2]), Matrix::int8(&[1; 80], &[0.5; 2]));
+    Layer::new(&config, &int8(&codes, &scales[..2])).unwrap();
+    refused(int8(&codes[1..], &scales[..2]), config, "w_q has 79 elements; [query_dim 40, num_heads * head_dim 2] are 80");
+    refused(int8(&codes, &scales[..1]), config, "the scales of w_q has 1 elements; [num_heads * head_dim 2, groups 1] are 2");
+    let without = Weights::new(Elements::Int8(&codes), Elements::Int8(&codes), Elements::Int8(&codes));
+    error_of(Layer::new(&config, &without), ErrorKind::NullPointer);
+}
+
+/// Runs a call whose slices do not fit. Its output, which the call borrows, has to stay as it was.
+#[track_caller]
+fn forward_refused(make: impl for<'a> Fn(Forward<'a>) -> Forward<'a>, sentence: &str) {
+    let (layer, x, mut y) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32]);
+    assert_eq!(error_of(make(layer.forward(&x, &mut y)).run(&mut Workspace::new()), ErrorKind::SliceLength), sentence);
+    assert_eq!(y, [7.0; 96]);
+    error_of(make(layer.forward(&x, &mut y)).run_in(&mut [0; 100000]), ErrorKind::SliceLength);
+    error_of(make(layer.forward(&x, &mut y)).workspace_bytes(), ErrorKind::SliceLength);
+    error_of(make(layer.forward(&x, &mut y)).info(), ErrorKind::SliceLength);
+}
+
+#[test]
+fn of_rows() {
+    let (layer, x, mut y) = (layer(), numbers(4 * 32, 1), [7.0; 4 * 32]);
+    let run =
+        |x: &[f32], y: &mut [f32], batch| error_of(layer.forward(x, y).batch(batch).run(&mut Workspace::new()), ErrorKind::SliceLength);
+    let no_rows = "query has 33 elements, which is no whole number of rows for each of 1 sequences; a row has 32";
+    assert_eq!(run(&x[..33], &mut y, 1), no_rows);
+    run(&x[..96], &mut y[..96], 2);
+    run(&x, &mut y, usize::MAX);
+    run(&x, &mut y, 0);
+    assert_eq!(run(&x, &mut y[..127], 2), "output has 127 elements; [batch 2, n_q 2, output_dim 32] are 128");
+    run(&[], &mut y, 1);
+    assert_eq!(y, [7.0; 128]);
+
+    forward_refused(|call| call.n_q(2), "query has 96 elements; [batch 1, n_q 2, query_dim 32] are 64");
+    forward_refused(
+        |call| call.n_q(2).query_strides(0, 65),
+        "query has 96 elements; [batch 1, n_q 2, query_dim 32] with strides [130, 65] reach over 97",
+    );
+    forward_refused(
+        |call| call.output_strides(0, 33),
+        "output has 96 elements; [batch 1, n_q 3, output_dim 32] with strides [99, 33] reach over 98",
+    );
+    forward_refused(
+        |call| call.output_strides(usize::MAX, usize::MAX),
+        "output has 96 elements; [batch 1, n_q 3, output_dim 32] with strides [18446744073709551615, 18446744073709551615] reach over 18446744073709551615",
+    );
+    forward_refused(
+        |call| call.key(&[0.0; 65]),
+        "key has 65 elements, which is no whole number of rows for each of 1 sequences; a row has 32",
+    );
+    forward_refused(|call| call.key(&[0.0; 64]).value(&[0.0; 32]), "value has 32 elements; [batch 1, n_kv 2, value_dim 32] are 64");
+    forward_refused(|call| call.key(&[0.0; 64]).n_kv(3), "key has 64 elements; [batch 1, n_kv 3, key_dim 32] are 96");
+    forward_refused(
+        |call| call.key(&[0.0; 64]).n_kv(2).key_strides(0, 40),
+        "key has 64 elements; [batch 1, n_kv 2, key_dim 32] with strides [80, 40] reach over 72",
+    );
+    let sentence = error_of(layer.forward(&x, &mut y).query_strides(0, 32).run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    assert_eq!(sentence, "query has strides, so that its length does not tell the rows; set n_q");
+    error_of(layer.forward(&x, &mut y).value(&x[..64]).run(&mut Workspace::new()), ErrorKind::Shape);
+}
+
+#[test]
+fn of_lists_and_optional_outputs() {
+    forward_refused(|call| call.q_start(&[]), "q_start has 0 elements; [batch 1] are 1");
+    forward_refused(|call| call.q_lengths(&[1, 1]), "q_lengths has 2 elements; [batch 1] are 1");
+    forward_refused(|call| call.key(&[0.0; 32]).kv_lengths(&[1, 1]), "kv_lengths has 2 elements; [batch 1] are 1");
+    forward_refused(|call| call.cache_sequences(&[1, 1]), "cache_sequences has 2 elements; [batch 1] are 1");
+
+    let arrays = || [vec![7.0; 95], vec![7.0; 47], vec![7.0; 11], vec![7.0; 35]];
+    let check = |make: for<'a> fn(Forward<'a>, &'a mut [Vec<f32>; 4]) -> Forward<'a>, sentence: &str| {
+        let (layer, x, mut y, mut arrays) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32], arrays());
+        assert_eq!(error_of(make(layer.forward(&x, &mut y), &mut arrays).run(&mut Workspace::new()), ErrorKind::SliceLength), sentence);
+        assert!(arrays.concat().iter().chain(&y).all(|value| *value == 7.0));
+    };
+    let pairs = "has 35 elements; [batch 1, num_heads 4, n_q 3, n_kv 3] are 36";
+    check(|call, [.., lse, _]| call.lse(lse), "lse has 11 elements; [batch 1, num_heads 4, n_q 3] are 12");
+    check(|call, [.., weights]| call.attention_weights(weights), &format!("attention_weights {pairs}"));
+    check(|call, [.., scores]| call.taps(Taps::new().scores(scores)), &format!("the tap scores {pairs}"));
+    check(|call, [.., scores]| call.taps(Taps::new().scaled_scores(scores)), &format!("the tap scaled_scores {pairs}"));
+    check(|call, [.., scores]| call.taps(Taps::new().masked_scores(scores)), &format!("the tap masked_scores {pairs}"));
+    check(|call, [q, ..]| call.taps(Taps::new().q(q)), "the tap q has 95 elements; [batch 1, n_q 3, num_heads 4, head_dim 8] are 96");
+    check(
+        |call, [_, k, ..]| call.taps(Taps::new().k(k)),
+        "the tap k has 47 elements; [batch 1, n_kv 3, num_kv_heads 2, head_dim 8] are 48",
+    );
+    check(
+        |call, [_, v, ..]| call.taps(Taps::new().v(v)),
+        "the tap v has 47 elements; [batch 1, n_kv 3, num_kv_heads 2, head_dim_v 8] are 48",
+    );
+    let context = "the tap context has 95 elements; [batch 1, n_q 3, num_heads 4, head_dim_v 8] are 96";
+    check(|call, [context, ..]| call.taps(Taps::new().context(context)), context);
+    // n_kv counts only where there are keys of their own.
+    check(|call, [.., weights]| call.n_kv(1).attention_weights(weights), &format!("attention_weights {pairs}"));
+}
+
+#[test]
+fn of_outputs_per_pair_with_a_cache() {
+    let (layer, x) = (layer(), numbers(6 * 32, 1));
+    let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 20).sequences(3)).unwrap();
+    layer.forward(&x[..5 * 32], &mut [0.0; 160]).causal().cache(&mut cache).cache_sequences(&[2]).run(&mut Workspace::new()).unwrap();
+    let (mut y, mut weights) = ([7.0; 6 * 32], [7.0; 2 * 4 * 3 * 20]);
+    let mut pairs = |cache: &mut KvCache<'_>, n_kv: usize, lengths: &[i64], kv_lengths: Option<&[i64]>| {
+        let (len, key) = (2 * 4 * 3 * n_kv, numbers(2 * 4 * 32, 2));
+        let call = layer.forward(&x, &mut y).batch(2).causal().cache(cache).cache_sequences(&[0, 2]).q_lengths(lengths);
+        let call = if let Some(lengths) = kv_lengths { call.key(&key).kv_lengths(lengths) } else { call };
+        call.attention_weights(&mut weights[..len]).run(&mut Workspace::new())
+    };
+    // Five rows are there in sequence 2; two, or of keys of their own four, come.
+    let sentence = error_of(pairs(&mut cache, 8, &[3, 2], None), ErrorKind::SliceLength);
+    assert_eq!(sentence, "attention_weights has 192 elements; [batch 2, num_heads 4, n_q 3, n_kv 7] are 168");
+    error_of(pairs(&mut cache, 6, &[3, 2], None), ErrorKind::SliceLength);
+    error_of(pairs(&mut cache, 7, &[3, 2], Some(&[3, 4])), ErrorKind::SliceLength);
+    error_of(pairs(&mut cache, 7, &[3, 99], None), ErrorKind::SliceLength);
+    error_of(pairs(&mut cache, 8, &[3, 99], None), ErrorKind::InvalidValue);
+    assert_eq!((cache.length(0).unwrap(), cache.length(2).unwrap()), (0, 5));
+    pairs(&mut cache, 7, &[3, 2], None).unwrap();
+    pairs(&mut cache, 11, &[3, 2], Some(&[3, 4])).unwrap();
+    assert_eq!((cache.length(0).unwrap(), cache.length(2).unwrap()), (6, 11));
+    let sequences = [7];
+    let call = layer.forward(&x[..32], &mut y[..32]).cache(&mut cache).cache_sequences(&sequences).attention_weights(&mut weights);
+    error_of(call.run(&mut Workspace::new()), ErrorKind::InvalidValue);
+}
+
+#[test]
+fn of_attention() {
+    let (q, k, v) = (numbers(48, 1), numbers(20, 2), numbers(30, 3));
+    let check = |make: for<'a> fn(AttentionCall<'a>, &'a [f32], &'a [f32]) -> AttentionCall<'a>, sentence: &str| {
+        let mut output = [7.0; 72];
+        let call = Attention::new(4, 4).num_kv_heads(1).head_dim_v(6).call(&q, &mut output);
+        assert_eq!(error_of(make(call, &k, &v).run(&mut Workspace::new()), ErrorKind::SliceLength), sentence);
+        assert_eq!(output, [7.0; 72]);
+    };
+    check(
+        |call, k, v| call.key_value(&k[..19], v),
+        "k has 19 elements, which is no whole number of rows for each of 1 sequences; a row has 4",
+    );
+    check(|call, k, v| call.key_value(k, &v[..29]), "v has 29 elements; [batch 1, n_kv 5, num_kv_heads 1, head_dim_v 6] are 30");
+    check(|call, k, v| call.key_value(k, v).n_kv(4), "k has 20 elements; [batch 1, n_kv 4, num_kv_heads 1, head_dim 4] are 16");
+    check(|call, k, v| call.key_value(k, v).n_q(2), "q has 48 elements; [batch 1, n_q 2, num_heads 4, head_dim 4] are 32");
+    let far = "k has 20 elements; [batch 1, n_kv 5, num_kv_heads 1, head_dim 4] with strides [25, 5, 4] reach over 24";
+    check(|call, k, v| call.key_value(k, v).n_kv(5).k_strides(Strides { row: 5, ..Default::default() }), far);
+    let bits = "k has 6 elements, which is no whole number of rows for each of 1 sequences; a row has 4";
+    check(|call, _, v| call.key_value(Elements::F16(&[0; 6]), v), bits);
+    let mut small = [7.0; 71];
+    let call = Attention::new(4, 4).num_kv_heads(0).head_dim_v(0).call(&q, &mut small[..47]).key_value(&q, &q);
+    let sentence = error_of(call.run(&mut Workspace::new()), ErrorKind::SliceLength);
+    assert_eq!(sentence, "output has 47 elements; [batch 1, n_q 3, num_heads 4, head_dim_v 4] are 48");
+    let call = Attention::new(4, 4).call(&q, &mut small[..48]).n_kv(3);
+    error_of(call.run(&mut Workspace::new()), ErrorKind::NullPointer);
+}
+
+#[test]
+fn of_rope() {
+    let tables: &mha::RopeTables = Box::leak(Box::new(RopeConfig::new(8).tables(10).unwrap()));
+    forward_refused(|call| call.rope(Rope::from(tables).q_positions(&[1, 2])), "q_positions has 2 elements; [batch 1, n_q 3] are 3");
+    forward_refused(|call| call.rope(Rope::from(tables).k_positions(&[1; 4])), "k_positions has 4 elements; [batch 1, n_kv 3] are 3");
+    let uneven = "cos has 12 elements and sin 11; both are [num_positions, dims / 2]";
+    forward_refused(|call| call.rope(Rope::new(8, &[1.0; 12], &[0.0; 11])), uneven);
+    forward_refused(|call| call.rope(Rope::new(8, &[1.0; 3], &[0.0; 3])), "cos and sin have 3 elements; a row of 8 dims needs 4");
+    forward_refused(|call| call.rope(Rope::new(0, &[], &[])), "cos and sin have 0 elements; a row of 0 dims needs 1");
+    // Two rows and a part of a third: position 2 is outside.
+    let (layer, x, mut y) = (layer(), numbers(96, 1), [7.0; 96]);
+    let rope = Rope::new(8, &[1.0; 11], &[0.0; 11]);
+    error_of(layer.forward(&x, &mut y).rope(rope).run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    error_of(layer.forward(&x, &mut y).rope(rope.table_stride(3)).run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    assert_eq!(y, [7.0; 96]);
+
+    let sentence = error_of(RopeConfig::new(8).fill(0, 3, &mut [0.0; 12], &mut [0.0; 11]), ErrorKind::SliceLength);
+    assert_eq!(sentence, "sin has 11 elements; [num_positions 3, dims / 2 4] are 12");
+}
+
+#[test]
+fn of_caches() {
+    let mut cache = KvCache::new(&CacheConfig::new(16, 2, 4).head_dim_v(3)).unwrap();
+    let sentence = error_of(cache.append(0, &[0.0; 8], &[0.0; 7]), ErrorKind::SliceLength);
+    assert_eq!(sentence, "v has 7 elements; [positions 1, num_kv_heads 2, head_dim_v 3] are 6");
+    error_of(cache.append(0, &[0.0; 9], &[0.0; 6]), ErrorKind::SliceLength);
+    cache.append(0, &[0.0; 8], &[0.0; 6]).unwrap();
+    error_of(cache.read(0, 0..1, Some(&mut [0.0; 7]), None), ErrorKind::SliceLength);
+    error_of(cache.read(0, 0..1, None, Some(&mut [0.0; 8])), ErrorKind::SliceLength);
+    error_of(cache.read(0, 0..2, None, Some(&mut [0.0; 12])), ErrorKind::InvalidValue);
+}
