@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# Tests the Rust crates, from their sources and from their packages. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+tools/rust/test.sh [--help]
+
+Tests the crates mha-sys and mha: their form, clippy, all tests and examples, documentation, and packages, from which a program is built in an empty
+folder. Says how long each part took. Works in build-rust/.
+
+MHA_BUILD names a build folder of the library, build/ if not set: it is installed into build-rust/prefix and found there by pkg-config, so that
+the tests do not compile it again. Without one, the library is built first. The program that is built from the packages compiles it once.
+
+Exit codes:
+  0   all is well
+  1   a part failed; what it said is above
+  2   wrong arguments
+  3   there is no cargo, so nothing was tested
+
+Examples:
+  tools/rust/test.sh
+  MHA_BUILD=build-clang tools/rust/test.sh
+TEXT
+}
+
+case ${1-} in
+  '') ;;
+  --help | -h) usage && exit ;;
+  *) echo "tools/rust/test.sh: '$1' is not an option; see tools/rust/test.sh --help" >&2 && exit 2 ;;
+esac
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+root=$PWD
+work=$root/build-rust
+
+if ! command -v cargo >/dev/null; then
+  echo "tools/rust/test.sh: there is no cargo, so the Rust crates were not tested. Debian 12: apt-get install cargo-web rustc-web" \
+    "rust-web-clippy rustfmt-web; elsewhere: https://rustup.rs" >&2
+  exit 3
+fi
+
+part=
+part_start=0
+begin() {
+  end
+  part=$*
+  part_start=$SECONDS
+  printf -- '-- %s\n' "$part"
+}
+end() {
+  [[ -z $part ]] || printf -- '-- %s: %d s\n' "$part" $((SECONDS - part_start))
+  part=
+}
+trap '[[ -z $part ]] || echo "tools/rust/test.sh: $part failed; see above" >&2' EXIT
+
+fail() {
+  echo "tools/rust/test.sh: $*" >&2
+  exit 1
+}
+
+# Neither the user's nor a caller's settings decide which library is tested.
+unset MHA_LIB_DIR MHA_INCLUDE_DIR MHA_NO_PKG_CONFIG MHA_XSIMD_INCLUDE_DIR DOCS_RS
+
+begin "sources for the package"
+tools/rust/vendor.sh
+
+begin "a library to link"
+build=${MHA_BUILD-build}
+if [[ ! -e $build/src/libmha.a ]]; then
+  [[ -z ${MHA_BUILD-} ]] || fail "MHA_BUILD is $MHA_BUILD, where there is no src/libmha.a; build it first"
+  build=$work/library
+  cmake -S . -B "$build" --log-level=NOTICE -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF -DMHA_TESTS=OFF
+  cmake --build "$build" --parallel "$(nproc)"
+fi
+rm -rf "$work/prefix"
+cmake --install "$build" --prefix "$work/prefix" >/dev/null
+[[ -n $(find "$work/prefix" -name mha.pc) ]] || fail "$build does not install the library; configure it with -DMHA_INSTALL=ON"
+
+# Statically, so that programs run without being told where it is.
+found=(env "PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name mha.pc)")" MHA_STATIC=1)
+export CARGO_TARGET_DIR=$work/target
+cd tools/rust
+
+begin "cargo fmt"
+cargo fmt --all --check
+
+begin "cargo clippy"
+"${found[@]}" cargo clippy --quiet --locked --workspace --all-targets --all-features -- -D warnings
+
+begin "cargo test"
+"${found[@]}" cargo test --quiet --locked --workspace --all-features
+
+begin "cargo test without features, of mha"
+"${found[@]}" cargo test --quiet --locked -p mha --no-default-features --features mha-sys/pkg-config --test interface
+
+begin "the benchmark and the example"
+"${found[@]}" cargo test --quiet --locked -p mha --all-features --bench layer
+"${found[@]}" cargo run --quiet --locked -p mha --example generate
+
+begin "cargo doc"
+RUSTDOCFLAGS="-D warnings" DOCS_RS=1 cargo doc --quiet --locked --no-deps --all-features -p mha -p mha-sys
+
+begin "cargo package"
+# The sources for the package are not committed, which is what --allow-dirty allows.
+rm -rf "$CARGO_TARGET_DIR/package"
+"${found[@]}" cargo package --locked --workspace --exclude systest --allow-dirty 2>&1 | tee "$work/package.log"
+! grep -q '^warning' "$work/package.log" || fail "cargo package warns"
+
+begin "a program from the packages, which build the library"
+unset CARGO_TARGET_DIR
+program=$work/program
+rm -rf "$program"
+mkdir -p "$program/src"
+cd "$program"
+for package in "$work"/target/package/*.crate; do
+  tar -xzf "$package"
+done
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/tools/rust/Cargo.toml")
+cat >Cargo.toml <<TOML
+[package]
+name = "program"
+edition = "2021"
+
+[dependencies]
+mha = "$version"
+
+[patch.crates-io]
+mha = { path = "mha-$version" }
+mha-sys = { path = "mha-sys-$version" }
+TOML
+cp "$root/tools/rust/Cargo.lock" . # the same versions of the dependencies
+# The first program of the crate's documentation.
+awk '/^```rust/ { inside = 1; next } /^```/ { exit } inside { sub(/^# /, ""); print }' "mha-$version/README.md" >src/main.rs
+
+# What is missing is said in a sentence.
+says() {  # SENTENCE SETTING...
+  local sentence=$1
+  ! env MHA_NO_PKG_CONFIG=1 CARGO_TARGET_DIR=missing "${@:2}" cargo build --quiet >build.log 2>&1 || fail "the program builds with ${*:2}"
+  grep -qF "$sentence" build.log || { cat build.log >&2 && fail "no sentence '$sentence' above, with ${*:2}"; }
+}
+echo 'set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)' >no_xsimd.cmake
+echo 'set(CMAKE_FIND_ROOT_PATH /nowhere)' >>no_xsimd.cmake
+says "On Debian: apt-get install libxsimd-dev" "CMAKE_TOOLCHAIN_FILE=$PWD/no_xsimd.cmake"
+says "building mha needs CMake" CMAKE=/nowhere/cmake
+says "MHA_LIB_DIR is /nowhere, where there is no libmha.so" MHA_LIB_DIR=/nowhere
+
+said=$(MHA_NO_PKG_CONFIG=1 cargo run --quiet)
+echo "$said"
+[[ $said == "y[3] =  0.1602 -0.2338 ..." ]] || fail "this is not what stands in the README of the crate"
+end

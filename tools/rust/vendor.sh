@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Copies the library's sources into mha-sys. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+tools/rust/vendor.sh [--help]
+
+Copies what mha-sys builds the library from (include/mha.h, src/, CMakeLists.txt, LICENSE) into tools/rust/mha-sys/vendor/, anew each time: the
+package is to have them, while the repository has them but once. Without it, mha-sys builds from the repository's own tree.
+TEXT
+}
+
+case ${1-} in
+  '') ;;
+  --help | -h) usage && exit ;;
+  *) echo "tools/rust/vendor.sh: '$1' is not an option; see tools/rust/vendor.sh --help" >&2 && exit 2 ;;
+esac
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+vendor=tools/rust/mha-sys/vendor
+rm -rf "$vendor"
+mkdir -p "$vendor/include"
+cp CMakeLists.txt LICENSE "$vendor/"
+cp include/mha.h "$vendor/include/"
+cp -R src "$vendor/"
+rm -r "$vendor/src/docs" "$vendor/src/openblas" "$vendor/src/pthreadpool" # not part of the library itself
