@@ -91,8 +91,17 @@ begin "cargo clippy"
 begin "cargo test"
 "${found[@]}" cargo test --quiet --locked --workspace --all-features
 
-begin "cargo test without features, of mha"
-"${found[@]}" cargo test --quiet --locked -p mha --no-default-features --features mha-sys/pkg-config --test interface
+begin "cargo test of mha without rayon, under valgrind"
+# Which sees whether the library reads and writes within the slices that the crate has checked, and whether all memory is freed.
+without_rayon=(cargo test --quiet --locked -p mha --test interface)
+if command -v valgrind >/dev/null; then
+  runner=CARGO_TARGET_$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')_RUNNER
+  "${found[@]}" "$runner=valgrind --quiet --error-exitcode=1 --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite" \
+    "${without_rayon[@]}"
+else
+  echo "valgrind is not there: tested without it"
+  "${found[@]}" "${without_rayon[@]}"
+fi
 
 begin "the benchmark and the example"
 "${found[@]}" cargo test --quiet --locked -p mha --all-features --bench layer

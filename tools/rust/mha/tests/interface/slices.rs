@@ -214,9 +214,10 @@ fn of_attention() {
 
 #[test]
 fn of_rope() {
-    let tables: &mha::RopeTables = Box::leak(Box::new(RopeConfig::new(8).tables(10).unwrap()));
-    forward_refused(|call| call.rope(Rope::from(tables).q_positions(&[1, 2])), "q_positions has 2 elements; [batch 1, n_q 3] are 3");
-    forward_refused(|call| call.rope(Rope::from(tables).k_positions(&[1; 4])), "k_positions has 4 elements; [batch 1, n_kv 3] are 3");
+    static TABLES: [f32; 40] = [0.5; 40];
+    let tables = Rope::new(8, &TABLES, &TABLES);
+    forward_refused(|call| call.rope(tables.q_positions(&[1, 2])), "q_positions has 2 elements; [batch 1, n_q 3] are 3");
+    forward_refused(|call| call.rope(tables.k_positions(&[1; 4])), "k_positions has 4 elements; [batch 1, n_kv 3] are 3");
     let uneven = "cos has 12 elements and sin 11; both are [num_positions, dims / 2]";
     forward_refused(|call| call.rope(Rope::new(8, &[1.0; 12], &[0.0; 11])), uneven);
     forward_refused(|call| call.rope(Rope::new(8, &[1.0; 3], &[0.0; 3])), "cos and sin have 3 elements; a row of 8 dims needs 4");
