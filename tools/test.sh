@@ -15,9 +15,9 @@ every test succeeded. The tests of the build by g++ come last, so that the closi
 
 Then tools/perf_gate.sh compares the working tree with the commit before HEAD (or, where MHA_PERF_GATE_BASE names a revision, with what HEAD
 and that one have in common). More instructions are a failure, unless a commit since then has the line "Perf-Gate: expected" at the end of
-its message; more time is only reported.
+its message; more time is only reported. tools/rust/test.sh tests the Rust crates with the library of build/; without a cargo it is skipped.
 
-  --quick      build/ only, and no performance gate
+  --quick      build/ only, no performance gate, no Rust
   --all        also the checks of the object files in build-debug/ and build-minsizerel/, and the tests in build-sanitize/,
                instrumented to find wrong addresses and undefined behaviour, and those about threads in build-sanitize-threads/,
                instrumented to find data races
@@ -120,6 +120,18 @@ perf_gate() {
   tools/perf_gate.sh "$base" || true
 }
 [[ $matrix == quick ]] || perf_gate
+
+rust_crates() {
+  local status=0
+  say "testing the Rust crates"
+  MHA_BUILD=build tools/rust/test.sh || status=$?
+  if ((status == 3)); then
+    echo "Rust crates skipped: there is no cargo"
+  elif ((status)); then
+    failed+=("the Rust crates")
+  fi
+}
+[[ $matrix == quick ]] || rust_crates
 
 # Packages for the tests of tools/python. Where PyPI is not to be reached, ctest shows these as skipped.
 if [[ $setup == yes && $matrix != quick ]]; then
