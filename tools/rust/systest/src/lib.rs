@@ -1,6 +1,11 @@
 //! The bindings of mha-sys equal mha.h: what the header's declarations are was asked of a C compiler and of the bindings (build.rs), and is
 //! compared here.
 
+/// The program in the README of the repository is one that compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../../../../README.md")]
+struct Readme;
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
