@@ -167,3 +167,44 @@ impl Scheduler for rayon::ThreadPool {
         self.install(|| Rayon.parallel_for(count, task));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Each<F>(F);
+
+    impl<F: Fn(usize, &(dyn Fn(usize) + Sync)) + Sync> Scheduler for Each<F> {
+        fn num_threads(&self) -> usize {
+            100
+        }
+
+        fn parallel_for(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+            self.0(count, task)
+        }
+    }
+
+    /// How often the library's tasks run.
+    fn runs(scheduler: &dyn Scheduler) -> Vec<u32> {
+        unsafe extern "C" fn count(runs: *mut c_void, index: u32) {
+            // SAFETY: the array below.
+            let runs = unsafe { &*runs.cast::<[AtomicU32; 100]>() };
+            runs[index as usize].fetch_add(1, Ordering::Relaxed);
+        }
+        let runs = [const { AtomicU32::new(0) }; 100];
+        let run = Run::new(scheduler);
+        let raw = run.raw();
+        // SAFETY: as the library calls it.
+        unsafe { parallel_for(raw.context, raw.num_threads, Some(count), std::ptr::from_ref(&runs).cast_mut().cast()) };
+        runs.map(AtomicU32::into_inner).to_vec()
+    }
+
+    #[test]
+    fn each_task_runs_once_whatever_the_scheduler_does() {
+        let once = vec![1; 100];
+        assert_eq!(runs(&Each(|count, task: &(dyn Fn(usize) + Sync)| (0..count).for_each(task))), once);
+        assert_eq!(runs(&Each(|_, _: &(dyn Fn(usize) + Sync)| {})), once);
+        assert_eq!(runs(&Each(|_, task: &(dyn Fn(usize) + Sync)| [70, 7, 70, 7].into_iter().for_each(task))), once);
+        assert_eq!(runs(&Each(|count, task: &(dyn Fn(usize) + Sync)| task(count))), once);
+    }
+}

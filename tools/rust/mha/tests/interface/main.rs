@@ -3,6 +3,7 @@
 mod attention;
 mod cache;
 mod layer;
+mod random;
 mod slices;
 mod support;
 mod threads;

@@ -162,23 +162,31 @@ fn of_outputs_per_pair_with_a_cache() {
     let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 20).sequences(3)).unwrap();
     layer.forward(&x[..5 * 32], &mut [0.0; 160]).causal().cache(&mut cache).cache_sequences(&[2]).run(&mut Workspace::new()).unwrap();
     let (mut y, mut weights) = ([7.0; 6 * 32], [7.0; 2 * 4 * 3 * 20]);
-    let mut pairs = |cache: &mut KvCache<'_>, n_kv: usize, lengths: &[i64], kv_lengths: Option<&[i64]>| {
-        let (len, key) = (2 * 4 * 3 * n_kv, numbers(2 * 4 * 32, 2));
+    // The call's keys: those of the query, or four of their own for each sequence, some of which may count.
+    enum Keys {
+        Same,
+        Own(Option<[i64; 2]>),
+    }
+    let key = numbers(2 * 4 * 32, 2);
+    let mut pairs = |cache: &mut KvCache<'_>, n_kv: usize, lengths: &[i64], keys: Keys| {
         let call = layer.forward(&x, &mut y).batch(2).causal().cache(cache).cache_sequences(&[0, 2]).q_lengths(lengths);
-        let call = if let Some(lengths) = kv_lengths { call.key(&key).kv_lengths(lengths) } else { call };
-        call.attention_weights(&mut weights[..len]).run(&mut Workspace::new())
+        let call = if matches!(keys, Keys::Own(_)) { call.key(&key) } else { call };
+        let call = if let Keys::Own(Some(lengths)) = &keys { call.kv_lengths(lengths) } else { call };
+        call.attention_weights(&mut weights[..2 * 4 * 3 * n_kv]).run(&mut Workspace::new())
     };
-    // Five rows are there in sequence 2; two, or of keys of their own four, come.
-    let sentence = error_of(pairs(&mut cache, 8, &[3, 2], None), ErrorKind::SliceLength);
+    // Five rows are there in sequence 2, none in sequence 0.
+    let sentence = error_of(pairs(&mut cache, 8, &[3, 2], Keys::Same), ErrorKind::SliceLength);
     assert_eq!(sentence, "attention_weights has 192 elements; [batch 2, num_heads 4, n_q 3, n_kv 7] are 168");
-    error_of(pairs(&mut cache, 6, &[3, 2], None), ErrorKind::SliceLength);
-    error_of(pairs(&mut cache, 7, &[3, 2], Some(&[3, 4])), ErrorKind::SliceLength);
-    error_of(pairs(&mut cache, 7, &[3, 99], None), ErrorKind::SliceLength);
-    error_of(pairs(&mut cache, 8, &[3, 99], None), ErrorKind::InvalidValue);
+    error_of(pairs(&mut cache, 6, &[3, 2], Keys::Same), ErrorKind::SliceLength);
+    error_of(pairs(&mut cache, 7, &[3, 2], Keys::Own(None)), ErrorKind::SliceLength);
+    error_of(pairs(&mut cache, 7, &[3, 2], Keys::Own(Some([3, 4]))), ErrorKind::SliceLength);
+    error_of(pairs(&mut cache, 7, &[3, 99], Keys::Same), ErrorKind::SliceLength);
+    error_of(pairs(&mut cache, 8, &[3, 99], Keys::Same), ErrorKind::InvalidValue);
     assert_eq!((cache.length(0).unwrap(), cache.length(2).unwrap()), (0, 5));
-    pairs(&mut cache, 7, &[3, 2], None).unwrap();
-    pairs(&mut cache, 11, &[3, 2], Some(&[3, 4])).unwrap();
-    assert_eq!((cache.length(0).unwrap(), cache.length(2).unwrap()), (6, 11));
+    pairs(&mut cache, 7, &[3, 2], Keys::Same).unwrap();
+    pairs(&mut cache, 11, &[3, 2], Keys::Own(None)).unwrap();
+    pairs(&mut cache, 12, &[3, 2], Keys::Own(Some([3, 1]))).unwrap();
+    assert_eq!((cache.length(0).unwrap(), cache.length(2).unwrap()), (10, 12));
     let sequences = [7];
     let call = layer.forward(&x[..32], &mut y[..32]).cache(&mut cache).cache_sequences(&sequences).attention_weights(&mut weights);
     error_of(call.run(&mut Workspace::new()), ErrorKind::InvalidValue);

@@ -1,0 +1,187 @@
+//! Calls with anything in them. Most have something wrong; under valgrind (tools/rust/test.sh), none may touch memory that is not theirs.
+
+use mha::{
+    Attention, CacheConfig, ErrorKind, KvCache, Layer, LayerConfig, Rope, RopeConfig, StorageType, Strides, Taps, WeightLayout, Weights,
+    Workspace,
+};
+
+use crate::support::numbers;
+
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % end
+    }
+
+    fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+
+    /// Mostly `count`, else one less or more.
+    fn about(&mut self, count: usize) -> usize {
+        match self.below(25) {
+            0 => count.saturating_sub(1),
+            1 => count + 1,
+            _ => count,
+        }
+    }
+
+    fn array(&mut self, count: usize) -> Vec<f32> {
+        numbers(self.about(count), count as u32)
+    }
+
+    /// Lengths or positions of each sequence.
+    fn list(&mut self, batch: usize, most: usize) -> Vec<i64> {
+        let count = self.about(batch);
+        (0..count).map(|_| self.below(most + 2) as i64 - i64::from(self.one_in(20))).collect()
+    }
+
+    fn layer(&mut self) -> mha::Result<Layer<'static>> {
+        let kv_heads = 1 + self.below(2);
+        let heads = kv_heads * (1 + self.below(2));
+        let (query_dim, head_dim, head_dim_v) = (2 + self.below(20), 2 * (1 + self.below(5)), 1 + self.below(6));
+        let key_dim = if self.one_in(4) { 1 + self.below(9) } else { query_dim };
+        let types = [StorageType::F32, StorageType::F16, StorageType::Bf16, StorageType::Int8, StorageType::Int4];
+        let config = LayerConfig::new(query_dim, heads).key_dim(key_dim).num_kv_heads(kv_heads).weight_type(types[self.below(5)]);
+        let config = config.head_dim(head_dim).head_dim_v(head_dim_v);
+        let (w_q, w_k) = (self.array(query_dim * heads * head_dim), self.array(key_dim * kv_heads * head_dim));
+        let (w_v, w_o) = (self.array(key_dim * kv_heads * head_dim_v), self.array(heads * head_dim_v * query_dim));
+        let weights = Weights::new(&w_q, &w_k, &w_v).output(&w_o);
+        let weights = weights.layout(if self.one_in(2) { WeightLayout::InOut } else { WeightLayout::OutIn });
+        Layer::new(&config, &weights)
+    }
+
+    fn cache(&mut self, config: CacheConfig) -> mha::Result<KvCache<'static>> {
+        let sequences = 1 + self.below(4);
+        let config = config.sequences(sequences).storage([StorageType::F32, StorageType::Int8][self.below(2)]);
+        match self.below(3) {
+            0 => KvCache::new(&config),
+            1 => KvCache::new(&config.ring()),
+            _ => {
+                let mut cache = KvCache::new(&config.paged(16, 3))?;
+                for sequence in 0..self.below(sequences + 1) {
+                    cache.set_blocks(sequence, &[sequence as i32])?;
+                }
+                Ok(cache)
+            }
+        }
+    }
+}
+
+/// Sets the options that both kinds of calls have.
+macro_rules! options {
+    ($call:ident, $dice:ident, $set:ident, $cache:ident, $rope:ident, $lists:ident, $outputs:ident) => {{
+        let [lse, weights, scores, context] = &mut $outputs;
+        let mut call = $call;
+        if $set & 1 != 0 {
+            call = call.causal();
+        }
+        if $set & 2 != 0 {
+            call = call.window_left($dice.below(9));
+        }
+        if $set & 4 != 0 {
+            call = call.window_right($dice.below(9));
+        }
+        if $set & 8 != 0 {
+            call = call.q_lengths(&$lists[0]);
+        }
+        if $set & 16 != 0 {
+            call = call.kv_lengths(&$lists[1]);
+        }
+        if $set & 32 != 0 {
+            call = call.q_start(&$lists[2]);
+        }
+        if $set & 64 != 0 {
+            call = call.padding_left();
+        }
+        if $set & 128 != 0 {
+            call = call.rope($rope);
+        }
+        if $set & 256 != 0 {
+            call = call.lse(lse);
+        }
+        if $set & 512 != 0 {
+            call = call.attention_weights(weights);
+        }
+        if $set & 1024 != 0 {
+            call = call.taps(Taps::new().scores(scores).context(context));
+        }
+        if $set & 2048 != 0 {
+            call = call.cache_sequences(&$lists[3]);
+        }
+        if let Some(cache) = &mut $cache {
+            call = if $dice.one_in(4) { call.cache_read(cache) } else { call.cache(cache) };
+        }
+        call
+    }};
+}
+
+#[test]
+fn calls_with_anything_in_them_stay_within_their_slices() {
+    let (mut dice, mut workspace, mut succeeded, mut kinds) = (Dice(3), Workspace::new(), [0; 4], Vec::new());
+    for _ in 0..2000 {
+        let Ok(layer) = dice.layer() else { continue };
+        let shape = *layer.shape();
+        let (batch, n_q, n_kv) = (dice.below(4), dice.below(6), dice.below(8));
+        // Few options at a time, or hardly any call would do.
+        let set = (0..12).filter(|_| dice.one_in(5)).fold(0, |set, bit| set | 1 << bit);
+        let has_cache = dice.one_in(2);
+        let mut cache = if has_cache { dice.cache(CacheConfig::for_layer(&shape, 16)).ok() } else { None };
+        let held = dice.below(8);
+        if let Some(cache) = &mut cache {
+            let row = shape.num_kv_heads * held;
+            let _ = cache.append(0, &dice.array(row * shape.head_dim), &dice.array(row * shape.head_dim_v));
+        }
+        let rope_dims = shape.head_dim - if dice.one_in(5) { 2 } else { 0 };
+        let tables = RopeConfig::new(rope_dims.max(2)).tables(1 + dice.below(20)).unwrap();
+        let rope = Rope::from(&tables);
+        let lists = [n_q, n_kv, n_kv, 4].map(|most| dice.list(batch, most));
+        let pairs = batch * shape.num_heads * n_q * if has_cache { held + n_kv } else { n_kv };
+        let sizes = [batch * shape.num_heads * n_q, pairs, pairs, batch * n_q * shape.num_heads * shape.head_dim_v];
+        let mut outputs = sizes.map(|size| dice.array(size));
+
+        let kind = dice.below(2);
+        let result = if kind == 0 {
+            let (query, key) = (dice.array(batch * n_q * shape.query_dim), dice.array(batch * n_kv * shape.key_dim));
+            let mut y = dice.array(batch * n_q * shape.output_dim);
+            let call = layer.forward(&query, &mut y).batch(batch);
+            let mut call = options!(call, dice, set, cache, rope, lists, outputs);
+            if dice.one_in(2) {
+                call = call.key(&key);
+            }
+            if dice.one_in(20) {
+                call = call.n_q(n_q).query_strides(0, shape.query_dim + dice.below(2));
+            }
+            if dice.one_in(20) {
+                call = call.output_strides(0, shape.output_dim + dice.below(2));
+            }
+            call.run(&mut workspace)
+        } else {
+            let attention = Attention::new(shape.num_heads, shape.head_dim).num_kv_heads(shape.num_kv_heads).head_dim_v(shape.head_dim_v);
+            let (q_row, k_row) = (shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim);
+            let (q, k) = (dice.array(batch * n_q * q_row), dice.array(batch * n_kv * k_row));
+            let v = dice.array(batch * n_kv * shape.num_kv_heads * shape.head_dim_v);
+            let mut output = dice.array(batch * n_q * shape.num_heads * shape.head_dim_v);
+            let call = attention.call(&q, &mut output).batch(batch);
+            let mut call = options!(call, dice, set, cache, rope, lists, outputs);
+            if !dice.one_in(4) {
+                call = call.key_value(&k, &v);
+            }
+            if dice.one_in(10) {
+                call = call.n_kv(n_kv).k_strides(Strides::heads_first(shape.num_kv_heads, n_kv, shape.head_dim));
+            }
+            call.run(&mut workspace)
+        };
+        match result {
+            Ok(()) => succeeded[kind + if cache.is_some() { 2 } else { 0 }] += 1,
+            Err(error) => kinds.push(error.kind()),
+        }
+    }
+    // Of layers and of attention alone, without a cache and with one.
+    assert!(succeeded.iter().all(|count| *count > 50), "of {} calls, {succeeded:?} succeeded: too few to show anything", kinds.len());
+    for kind in [ErrorKind::SliceLength, ErrorKind::InvalidValue, ErrorKind::Shape] {
+        assert!(kinds.contains(&kind), "{kind:?}");
+    }
+}
