@@ -485,8 +485,8 @@ void run(Plan &plan, unsigned char *memory) {
     }
     clear_padding_of(attention, extents);
   }
-  const int64_t rows = given.rows_per_pass(), longest = given.longest();
-  for (int64_t row = 0; row<longest; row = longest - row> rows ? row + rows : longest) {
+  const int64_t rows = given.rows_per_pass();
+  for (int64_t row = 0, left = given.longest(); left > 0; row += rows, left -= rows) {
     fill_sequences(given, row, rows, sequences, nullptr, nullptr);
     if (args.cache && args.n_kv > 0) store_rows(plan, counter, scratch);
     run_attention(*plan.kernels, &attention, args.scheduler, counter, scratch);

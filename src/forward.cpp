@@ -414,8 +414,8 @@ void run(const mha_layer &layer, Plan &plan, unsigned char *memory) {
     clear_padding(keys, args.batch, args.n_kv, shape.v_columns(), taps.v, args.n_kv * shape.v_columns(), shape.v_columns());
     clear_padding_of(attention, queries);
   }
-  const int64_t rows = given.rows_per_pass(), longest = given.longest();
-  for (int64_t row = 0; row<longest; row = longest - row> rows ? row + rows : longest) {
+  const int64_t rows = given.rows_per_pass();
+  for (int64_t row = 0, left = given.longest(); left > 0; row += rows, left -= rows) {
     fill_sequences(given, row, rows, sequences, queries, keys);
     run_pass(layer, plan, queries, keys, memory);
   }
