@@ -255,27 +255,30 @@ MHA_INLINE void context_columns(const Unit &unit, const Chunk &chunk, int64_t ro
       MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = load<V>(o + r * width + column + i * static_cast<int64_t>(V::size));
     }
   }
+  constexpr int columns = C * static_cast<int>(V::size);
+  Stream::OfGroup share;
+  if constexpr (is_streamed) share = chunk.value_stream.template of_values<R, columns, Element>(row, column);
   for (int64_t j = keys.shared.begin, end; j < keys.shared.end; j = end) {
     const int64_t group = block_of(j);
-    const Element *const value = static_cast<const Element *>(chunk.values.at[group]) + place_in_block(j) * width + column;
+    const ValueRows<Element> values = {static_cast<const Element *>(chunk.values.at[group]) + place_in_block(j) * width + column, width};
+    end = smaller(chunk.values.run_end[group], keys.shared.end);
     if constexpr (is_streamed) {
-      end = smaller((group + 1) * key_block, keys.shared.end);
-      accumulate<R, C, C>(EvenRows<score_stride>{p}, ValueRows<Element>{value, width}, j, end, acc,
-                          chunk.value_stream.template of_values<R, C *static_cast<int>(V::size), Element>(row, group, column));
+      end = smaller(end, chunk.value_stream.run_end(group) * key_block);
+      accumulate<R, C, C>(EvenRows<score_stride>{p}, values, j, end, acc,
+                          chunk.value_stream.template of_run<R, columns, Element>(share, group, block_of(end + key_block - 1) - group));
     } else {
-      end = smaller(chunk.values.run_end[group], keys.shared.end);
-      accumulate<R, C, C>(EvenRows<score_stride>{p}, ValueRows<Element>{value, width}, j, end, acc, NoPrefetch{});
+      accumulate<R, C, C>(EvenRows<score_stride>{p}, values, j, end, acc, NoPrefetch{});
     }
   }
   // No row is multiplied with a value that it does not attend to.
   for (int64_t j = keys.shared.end; j < keys.some.end; ++j) {
     const Element *const value = static_cast<const Element *>(chunk.values.at[block_of(j)]) + place_in_block(j) * width + column;
-    V columns[C];
-    MHA_UNROLL for (int i = 0; i < C; ++i) columns[i] = load<V>(value + i * static_cast<int>(V::size));
+    V of_row[C];
+    MHA_UNROLL for (int i = 0; i < C; ++i) of_row[i] = load<V>(value + i * static_cast<int>(V::size));
     MHA_UNROLL for (int r = 1; r < R; ++r) {
       if (j >= keys.ends[r]) continue;
       const V multiplier = all<V>(p[r * score_stride + j]);
-      MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = mul_add(multiplier, columns[i], acc[r][i]);
+      MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = mul_add(multiplier, of_row[i], acc[r][i]);
     }
   }
   MHA_UNROLL for (int r = 0; r < R; ++r) {
@@ -648,7 +651,7 @@ inline void attend_chunks(const Unit &unit, Range chunks) {
     read_values<V>(unit, begin, needed, streams, &chunk.values);
     const bool is_last = c + 1 == chunks.end;
     const NextChunk ahead(is_last ? next_unit : unit, is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys}));
-    if (streams) ahead.stream(unit, {block_of(needed.begin), block_of(needed.end + key_block - 1)}, &chunk);
+    if (streams) ahead.stream(unit, &chunk);
     const int64_t slot = slots_before(c, first);
     int64_t first_row = unit.num_rows;
     for (int64_t row = 0, end; row < unit.num_rows; row = end) {

@@ -209,13 +209,14 @@ struct Ahead {
   MHA_INLINE void step(int64_t n) const { MHA_UNROLL for (int i = 0; i < lines; ++i) __builtin_prefetch(line[i] + n * step_bytes, 0, 2); }
 };
 
-// The keys, or the values, that come `distance` groups after those that a loop reads. Each tile asks for a share of them, as large as its
-// share of the unit's rows, line by line as it goes: so the memory is busy all the time.
+// The keys, or the values, of the chunk that comes next. Each tile asks for a share of them, as large as its share of the unit's rows, line
+// by line as it goes: so the memory is busy all the time. (Measured: to ask for what comes 16 KiB later instead is no better for one tile,
+// and leaves nothing to ask for to the others of several.)
 struct Stream {
-  const char *at[2 * chunk_groups];  // the groups of the chunk that is computed, then those of the next; any address where there is none
-  int64_t distance;
-  int64_t num_rows;   // of the unit
-  int64_t row_bytes;  // a row's share of a group
+  const char *at[chunk_groups];  // its groups; any address where there is none
+  bool is_even;                  // they lie one after the other
+  int64_t num_rows;              // of the unit
+  int64_t row_bytes;             // a row's share of a group
 
   // For a tile's loop over head_dim with the keys of B blocks.
   template <int R, int B, class Element>
@@ -228,22 +229,38 @@ struct Stream {
     int64_t group = part / rows;
     part -= static_cast<uint32_t>(group) * rows;
     MHA_UNROLL for (int i = 0; i < lines; ++i) {
-      ahead.line[i] = at[smaller(2 * chunk_groups - 1, distance + group)] + part * row_bytes;
+      ahead.line[i] = at[smaller(chunk_groups - 1, group)] + part * row_bytes;
       for (part += B / lines * share; part >= rows; part -= rows) ++group;
     }
     return ahead;
   }
 
-  // For a tile's loop over a group's values, of which it reads so many columns.
+  // The share of a tile in each group of values, of which it reads so many columns at a time.
+  struct OfGroup {
+    int64_t first, line_bytes, step_bytes;
+  };
+
   template <int R, int columns, class Element>
-  MHA_INLINE auto of_values(int64_t row, int64_t group, int64_t column) const {
+  MHA_INLINE OfGroup of_values(int64_t row, int64_t column) const {
     constexpr int bytes = columns * static_cast<int>(sizeof(Element)), lines = lines_for<R>(bytes);
     const uint32_t rows = static_cast<uint32_t>(num_rows), share = rows < R ? rows : R;
-    const int64_t of_step = (bytes / lines * share + rows - 1) / rows;
-    const char *const first = at[distance + group] + row * row_bytes + column / columns * lines * key_block * of_step;
-    Ahead<lines> ahead;
-    ahead.step_bytes = smaller(64, of_step);
-    MHA_UNROLL for (int i = 0; i < lines; ++i) ahead.line[i] = first + i * key_block * of_step;
+    const int64_t step_bytes = (bytes / lines * share + rows - 1) / rows;
+    return {row * row_bytes + column / columns * lines * key_block * step_bytes, key_block * step_bytes, smaller(64, step_bytes)};
+  }
+
+  // How far a loop over the values of groups from `group` on may go, since what it asks for lies one after the other.
+  MHA_INLINE int64_t run_end(int64_t group) const { return is_even ? chunk_groups : group + 1; }
+
+  // For that loop, over so many groups.
+  template <int R, int columns, class Element>
+  MHA_INLINE auto of_run(const OfGroup &share, int64_t group, int64_t groups) const {
+    Ahead<lines_for<R>(columns * static_cast<int>(sizeof(Element)))> ahead;
+    ahead.step_bytes = share.step_bytes;
+    const char *line = at[group] + groups * share.first;
+    for (const char *&each : ahead.line) {
+      each = line;
+      line += groups * share.line_bytes;
+    }
     return ahead;
   }
 
@@ -319,11 +336,10 @@ struct NextChunk {
     prefetch_rows(unit.call.v, value_groups, unit.call.head_dim_v_padded, from, to);
   }
 
-  // What the tiles of `reader` ask for while they compute with `chunk`, whose groups `here` they read: one tile for what it will read
-  // soon, several for the next chunk, for the first of them would find nothing left to ask for.
-  MHA_INLINE void stream(const Unit &reader, Range here, Chunk *chunk) const {
-    fill(reader, chunk->keys, here, key_groups, reader.call.head_dim, &chunk->key_stream);
-    fill(reader, chunk->values, here, value_groups, reader.call.head_dim_v_padded, &chunk->value_stream);
+  // What the tiles of `reader` ask for while they compute with `chunk`.
+  MHA_INLINE void stream(const Unit &reader, Chunk *chunk) const {
+    fill(reader, key_groups, reader.call.head_dim, &chunk->key_stream);
+    fill(reader, value_groups, reader.call.head_dim_v_padded, &chunk->value_stream);
   }
 
  private:
@@ -342,18 +358,15 @@ struct NextChunk {
     }
   }
 
-  MHA_INLINE void fill(const Unit &reader, const Groups &current, Range here, const Groups &next, int64_t width, Stream *stream) const {
-    const int64_t group_bytes = key_block * width * bytes_of(current.storage);
+  MHA_INLINE void fill(const Unit &reader, const Groups &groups, int64_t width, Stream *stream) const {
+    const bool is_empty = keys.begin >= keys.end;
     for (int64_t g = 0; g < chunk_groups; ++g) {
-      const bool is_here = g >= here.begin && g < here.end, is_next = g >= group_range.begin && g < group_range.end;
-      stream->at[g] = static_cast<const char *>(current.at[is_here ? g : here.begin]);
-      stream->at[chunk_groups + g] = static_cast<const char *>(is_next ? next.at[g] : current.at[here.begin]);
+      const bool is_there = g >= group_range.begin && g < group_range.end;
+      stream->at[g] = is_there ? static_cast<const char *>(groups.at[g]) : reinterpret_cast<const char *>(stream);
     }
+    stream->is_even = is_empty || groups.run_end[group_range.begin] >= group_range.end * key_block;
     stream->num_rows = reader.num_rows;
-    stream->row_bytes = group_bytes / reader.num_rows;
-    // Measured: 16 to 32 KiB ahead is best; less leaves the memory idle at each softmax.
-    const bool is_one_tile = reader.num_rows <= streamed_tile_rows(reader);
-    stream->distance = is_one_tile ? smaller(chunk_groups, greater(1, (32 << 10) / group_bytes)) : chunk_groups;
+    stream->row_bytes = is_empty ? 0 : key_block * width * bytes_of(groups.storage) / reader.num_rows;
   }
 };
 
