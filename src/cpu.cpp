@@ -51,16 +51,17 @@ mha_status check_instruction_set(Report &report, uint32_t argument, uint32_t ins
 
 mha_status choose_kernels(Report &report, uint32_t argument, uint32_t instruction_set, const Kernels **kernels) {
   if (const mha_status status = check_instruction_set(report, argument, instruction_set)) return status;
+  bool is_built = false;
   for (const Kernels *built : built_kernels) {
-    const bool is_wanted = instruction_set == MHA_INSTRUCTION_SET_AUTO || instruction_set == built->instruction_set;
-    if (is_wanted && machine_has(built->instruction_set)) {
+    if (instruction_set != MHA_INSTRUCTION_SET_AUTO && instruction_set != built->instruction_set) continue;
+    is_built = true;
+    if (machine_has(built->instruction_set)) {
       *kernels = built;
       return MHA_OK;
     }
   }
-  return report.fail(MHA_ERROR_INSTRUCTION_SET, argument,
-                     "this machine or build has no %s; use MHA_INSTRUCTION_SET_AUTO (0) for the best it has",
-                     mha_instruction_set_name(instruction_set));
+  return report.fail(MHA_ERROR_INSTRUCTION_SET, argument, "%s %s; use MHA_INSTRUCTION_SET_AUTO (0) for the best there is",
+                     is_built ? "this machine has no" : "this build of the library has no kernels for", mha_instruction_set_name(instruction_set));
 }
 
 }  // namespace mha

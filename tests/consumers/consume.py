@@ -12,9 +12,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 
 here = pathlib.Path(__file__).resolve().parent
-warnings = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
+source_dir = here.parent.parent
+warnings = ["-pedantic", "-Wall", "-Wextra", "-Werror"]
 
 
 def run(command, sentence, env=None):
@@ -32,27 +34,31 @@ class Consumer:
         self.work = pathlib.Path(self.work).resolve() / self.consumer
         self.prefix = self.work.parent / "moved"
         self.emulator = shlex.split(self.emulator)
-        self.configure = [self.cmake, "-B", self.work, "-G", self.generator, f"-DCMAKE_C_COMPILER={self.cc}"]
+        self.configure = [self.cmake, "-B", self.work, "-G", self.generator, f"-DCMAKE_C_COMPILER={self.cc}",
+                          f"-DCMAKE_CXX_COMPILER={self.cxx}"]
         if self.toolchain:
             self.configure.append(f"-DCMAKE_TOOLCHAIN_FILE={self.toolchain}")
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True)
 
-    def execute(self, program, *libraries):
+    def execute(self, program, *libraries, optional=()):
         """Runs a program, and checks that it needs the given shared libraries besides libc and libm, and no other."""
         output = run([*self.emulator, program], f"{program.name}, built as a user of the library builds it, fails.")
         print(output, end="")
-        self.check_needed(program, *libraries)
+        self.check_needed(program, *libraries, optional=optional)
         return output
 
-    def check_needed(self, file, *libraries):
+    def execute_cxx(self, program, *libraries):
+        return self.execute(program, *libraries, "libstdc++.so.6", "libgcc_s.so.1", optional=["libgcc_s.so.1"])
+
+    def check_needed(self, file, *libraries, optional=()):
         printed = run([self.readelf, "--dynamic", "--wide", file], "readelf fails.")
         needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", printed))
         print(f"{file.name} needs {' '.join(sorted(needed)) or 'nothing'}")
         for name in needed - set(libraries):
             if not re.match(r"(libc|libm|ld)\b", name):
                 sys.exit(f"{file.name} needs {name}; it should do with libc, libm{''.join(', ' + library for library in libraries)}.")
-        for name in set(libraries) - needed:
+        for name in set(libraries) - needed - set(optional):
             sys.exit(f"{file.name} does not need {name}: it was linked with something else.")
 
     def pkg_config(self, prefix, *arguments):
@@ -63,7 +69,8 @@ class Consumer:
 
     def compile(self, name, source, *flags):
         program = self.work / name
-        run([self.cc, *warnings, source, *flags, "-o", program], f"{source.name} does not compile or link by {' '.join(map(str, flags))}.")
+        compiler = [self.cxx, "-std=c++17"] if source.suffix == ".cpp" else [self.cc, "-std=c99"]
+        run([*compiler, *warnings, source, *flags, "-o", program], f"{source.name} does not compile or link by {' '.join(map(str, flags))}.")
         return program
 
     def static_only(self):
@@ -74,8 +81,17 @@ class Consumer:
             file.unlink()
         return copy
 
-    def library_folder(self):
-        return next(self.prefix.glob("**/pkgconfig")).parent
+    def library_folder(self, prefix=None):
+        return next((prefix or self.prefix).glob("**/pkgconfig")).parent
+
+    def files(self, prefix):
+        return {str(path.relative_to(prefix)) for path in prefix.glob("**/*") if not path.is_dir()}
+
+    def run_through_pkg_config(self, prefix, what, source=here / "layer.c"):
+        """Compiles and runs a program by what pkg-config says of the shared library in a prefix."""
+        flags = self.pkg_config(prefix, "--cflags", "--libs", "mha")
+        program = self.compile(what, source, *flags, f"-Wl,-rpath,{self.library_folder(prefix)}")
+        return (self.execute_cxx if source.suffix == ".cpp" else self.execute)(program, "libmha.so.0")
 
     # ---- What ctest runs
 
@@ -96,14 +112,28 @@ class Consumer:
             sys.exit(f"The SONAME of libmha.so is {' '.join(soname) or 'missing'}, not libmha.so.0.")
         self.check_needed(shared)
 
+    def destdir(self):
+        """DESTDIR takes in everything, under the prefix that was configured, and what lies there can be used in its place."""
+        stage = self.work / "stage"
+        command = [self.cmake, "--install", self.build, *(["--config", self.config] if self.config else [])]
+        run(command, "The installation with DESTDIR fails.", {"DESTDIR": str(stage)})
+        cache = (pathlib.Path(self.build) / "CMakeCache.txt").read_text()
+        configured = re.search(r"^CMAKE_INSTALL_PREFIX:PATH=(.*)$", cache, re.MULTILINE).group(1)
+        prefix = stage / configured.lstrip("/")
+        outside = [name for name in self.files(stage) if not (stage / name).is_relative_to(prefix)]
+        if outside or self.files(prefix) != self.files(self.prefix):
+            sys.exit(f"DESTDIR gets other files than the installation into a prefix: {' '.join(outside)} "
+                     f"{' '.join(self.files(prefix) ^ self.files(self.prefix))}")
+        self.run_through_pkg_config(prefix, "layer")
+
     def pkg_config_shared(self):
-        flags = self.pkg_config(self.prefix, "--cflags", "--libs", "mha")
-        program = self.compile("layer", here / "layer.c", *flags, f"-Wl,-rpath,{self.library_folder()}")
-        self.execute(program, "libmha.so.0")
+        self.run_through_pkg_config(self.prefix, "layer")
+        self.run_through_pkg_config(self.prefix, "layer_cxx", here / "layer.cpp")
 
     def pkg_config_static(self):
         flags = self.pkg_config(self.static_only(), "--static", "--cflags", "--libs", "mha")
         self.execute(self.compile("layer", here / "layer.c", *flags))
+        self.execute_cxx(self.compile("layer_cxx", here / "layer.cpp", *flags))
 
     def pkg_config_openblas(self):
         flags = self.pkg_config(self.prefix, "--cflags", "--libs", "mha_openblas")
@@ -115,15 +145,23 @@ class Consumer:
         program = self.compile("pthreadpool", here.parent / "examples" / "pthreadpool.c", *flags, f"-Wl,-rpath,{self.library_folder()}")
         self.execute(program, "libmha.so.0", "libpthreadpool.so.0")
 
-    def find_package(self, *settings):
-        run([*self.configure, "-S", here / "find_package", f"-DCMAKE_PREFIX_PATH={self.prefix}", *settings], "find_package(mha) fails.")
-        run([self.cmake, "--build", self.work], "A C program does not build with find_package(mha).")
+    def find_package(self, *settings, languages="C"):
+        run([*self.configure, "-S", here / "find_package", f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DLANGUAGES={languages}", *settings],
+            "find_package(mha) fails.")
+        run([self.cmake, "--build", self.work], f"A program in {languages} does not build with find_package(mha).")
 
     def find_package_mha(self):
         self.find_package()
         self.execute(self.work / "with_mha", *(["libmha.so.0"] if self.shared else []))
         self.execute(self.work / "with_mha_static")
         self.execute(self.work / "with_mha_shared", "libmha.so.0")
+
+    def find_package_cxx(self):
+        self.find_package(languages="C;CXX")
+        self.execute(self.work / "with_mha_shared", "libmha.so.0")  # of a project that has both
+        self.execute_cxx(self.work / "with_mha_cxx", *(["libmha.so.0"] if self.shared else []))
+        self.execute_cxx(self.work / "with_mha_static_cxx")
+        self.execute_cxx(self.work / "with_mha_shared_cxx", "libmha.so.0")
 
     def find_package_openblas(self):
         self.find_package("-DWITH_OPENBLAS=ON")
@@ -133,16 +171,30 @@ class Consumer:
         self.find_package("-DWITH_PTHREADPOOL=ON")
         self.execute(self.work / "with_pthreadpool", "libpthreadpool.so.0", *(["libmha.so.0"] if self.shared else []))
 
+    def build_with(self, consumer, *settings):
+        """Builds a project that compiles mha as a part of itself."""
+        run([*self.configure, "-S", here / consumer, "-DCMAKE_BUILD_TYPE=Release", *settings], f"A program with {consumer} of mha fails.")
+        run([self.cmake, "--build", self.work, "--parallel", "2"], f"A program with {consumer} of mha does not build.")
+
     def add_subdirectory(self):
-        run([*self.configure, "-S", here / "add_subdirectory", f"-DCMAKE_CXX_COMPILER={self.cxx}", f"-DMHA_SOURCE_DIR={here.parent.parent}",
-             "-DCMAKE_BUILD_TYPE=Release"], "add_subdirectory(mha) fails.")
-        run([self.cmake, "--build", self.work, "--target", "with_source", "--parallel", "2"],
-            "A C program does not build with add_subdirectory(mha).")
-        self.execute(self.work / "with_source")
+        self.build_with("add_subdirectory", f"-DMHA_SOURCE_DIR={source_dir}")
+        self.execute(self.work / "with_mha")
+        self.execute(self.work / "with_mha_static")
+        self.execute(self.work / "with_mha_shared", "libmha.so.0")
+
+    def fetch_content(self):
+        """The sources as an archive, fetched by a file: URL: no network, and no more than what a release holds."""
+        archive = self.work / "mha.tar.gz"
+        with tarfile.open(archive, "w:gz") as tar:
+            for name in ("CMakeLists.txt", "include", "src"):
+                tar.add(source_dir / name, f"mha/{name}")
+        self.build_with("fetch_content", f"-DMHA_URL=file://{archive}")
+        self.execute(self.work / "with_fetched", "libmha.so.0")
+        self.execute_cxx(self.work / "with_fetched_cxx", "libmha.so.0")
 
     def pieces(self, page):
         """The C blocks of a page, each with the block after it if that is what a program prints."""
-        blocks = re.findall(r"^```(\w+)\n(.*?)^```$", (here.parent.parent / page).read_text(), re.MULTILINE | re.DOTALL)
+        blocks = re.findall(r"^```(\w+)\n(.*?)^```$", (source_dir / page).read_text(), re.MULTILINE | re.DOTALL)
         return [(block, after[1] if after[0] == "text" else None)
                 for (language, block), after in zip(blocks, [*blocks[1:], ("", "")]) if language == "c"]
 
@@ -179,8 +231,9 @@ class Consumer:
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("consumer", help="install, pkg_config_shared, pkg_config_static, pkg_config_openblas, pkg_config_pthreadpool, "
-                    "find_package_mha, find_package_openblas, find_package_pthreadpool, add_subdirectory or examples")
+parser.add_argument("consumer", help="one of " + ", ".join(
+    ("install", "destdir", "pkg_config_shared", "pkg_config_static", "pkg_config_openblas", "pkg_config_pthreadpool", "find_package_mha",
+     "find_package_cxx", "find_package_openblas", "find_package_pthreadpool", "add_subdirectory", "fetch_content", "examples")))
 parser.add_argument("--work", required=True, help="the folder to work in")
 parser.add_argument("--build", required=True, help="the build folder to install from")
 parser.add_argument("--config", default="", help="the configuration to install")

@@ -1,0 +1,79 @@
+# The parts of mha besides the library: each is ON, OFF, or AUTO, which builds it where all that it needs is found and says so where it is
+# not. As a part of another project, and cross-compiled, AUTO is OFF.
+#
+# mha_part(PART WHAT NEEDS PACKAGES) leaves ON or OFF in MHA_PART. The function mha_find_PART says whether all that it needs is there.
+function(mha_part part what needs packages)
+  set(MHA_${part} AUTO CACHE STRING "Build ${what}: ON, OFF, or AUTO (where ${needs} is found)")
+  set_property(CACHE MHA_${part} PROPERTY STRINGS AUTO ON OFF)
+  set(wanted ${MHA_${part}})
+  if(wanted STREQUAL "AUTO" AND (CMAKE_CROSSCOMPILING OR NOT PROJECT_IS_TOP_LEVEL))
+    set(wanted OFF)
+  endif()
+  if(NOT wanted)
+    set(MHA_${part} OFF PARENT_SCOPE)
+    return()
+  endif()
+
+  cmake_language(CALL mha_find_${part})
+  if(found)
+    set(MHA_${part} ON PARENT_SCOPE)
+  elseif(wanted STREQUAL "AUTO")
+    message(STATUS "mha: without ${what}, for want of ${needs} (Debian: ${packages})")
+    set(MHA_${part} OFF PARENT_SCOPE)
+  else()
+    message(FATAL_ERROR "MHA_${part}=${wanted}: ${what} needs ${needs}, which was not found (Debian: apt-get install ${packages}). "
+      "Install it, or configure with -DMHA_${part}=OFF; the rest of mha does not need it.")
+  endif()
+endfunction()
+
+# Imported targets are seen by the folder that looks for them and those below it.
+macro(mha_find_OPENBLAS)
+  include(${PROJECT_SOURCE_DIR}/src/cmake/find_openblas.cmake)
+  find_path(MHA_OPENBLAS_INCLUDE_DIR NAMES cblas.h HINTS ${MHA_OPENBLAS_PC_INCLUDE_DIRS} PATH_SUFFIXES openblas
+    DOC "Where OpenBLAS has cblas.h")
+  mark_as_advanced(MHA_OPENBLAS_INCLUDE_DIR)
+  set(found OFF)
+  if(TARGET mha::openblas_library AND MHA_OPENBLAS_INCLUDE_DIR)
+    set(found ON)
+  endif()
+endmacro()
+
+macro(mha_find_PTHREADPOOL)
+  include(${PROJECT_SOURCE_DIR}/src/cmake/find_pthreadpool.cmake)
+  set(found OFF)
+  if(TARGET mha::pthreadpool_library)
+    set(found ON)
+  endif()
+endmacro()
+
+macro(mha_find_TOOLS)
+  find_package(CLI11 QUIET)
+  find_package(nlohmann_json QUIET)
+  set(found OFF)
+  if(CLI11_FOUND AND nlohmann_json_FOUND)
+    set(found ON)
+  endif()
+endmacro()
+
+macro(mha_find_BENCH)
+  find_package(benchmark QUIET)
+  set(found OFF)
+  if(benchmark_FOUND AND MHA_STATIC)  # they also call what the shared library does not export
+    set(found ON)
+  endif()
+endmacro()
+
+# GoogleTest is compiled from Debian's sources with the flags of the build, so that the tests also cross-compile and run under sanitizers.
+macro(mha_find_TESTS)
+  find_path(MHA_GOOGLETEST_SOURCE_DIR NAMES googletest/src/gtest-all.cc PATHS /usr/src/googletest NO_CMAKE_FIND_ROOT_PATH
+    DOC "Where the sources of GoogleTest are")
+  mark_as_advanced(MHA_GOOGLETEST_SOURCE_DIR)
+  if(NOT MHA_GOOGLETEST_SOURCE_DIR)
+    find_package(GTest QUIET)
+  endif()
+  find_package(Python3 QUIET COMPONENTS Interpreter)
+  set(found OFF)
+  if(Python3_FOUND AND (MHA_GOOGLETEST_SOURCE_DIR OR GTest_FOUND))
+    set(found ON)
+  endif()
+endmacro()

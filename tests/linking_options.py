@@ -1,0 +1,128 @@
+"""The options of the build. See linking_options.py --help.
+
+A machine with nothing but a compiler, CMake and xsimd's headers is played by telling CMake to look into none of the system's folders.
+"""
+
+import argparse
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+here = pathlib.Path(__file__).resolve().parent
+parts = {"OPENBLAS": "libopenblas-dev", "PTHREADPOOL": "libpthreadpool-dev", "TOOLS": "libcli11-dev nlohmann-json3-dev",
+         "BENCH": "libbenchmark-dev", "TESTS": "googletest"}
+targets = {"OPENBLAS": "mha_openblas", "PTHREADPOOL": "mha_pthreadpool", "TOOLS": "mha_command", "BENCH": "mha_bench", "TESTS": "mha_test_contract"}
+nothing_installed = ["-DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF", "-DCMAKE_FIND_USE_SYSTEM_ENVIRONMENT_PATH=OFF",
+                     "-DCMAKE_DISABLE_FIND_PACKAGE_Python3=ON"]
+
+
+def run(*command):
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def must(*command):
+    status, output = run(*command)
+    if status:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{output}")
+    return output
+
+
+class Build:
+    def __init__(self, arguments):
+        self.__dict__.update(vars(arguments))
+        self.work = pathlib.Path(self.work).resolve() / self.test
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.folder = self.work / "build"
+        self.common = [f"-DCMAKE_C_COMPILER={self.cc}", f"-DCMAKE_CXX_COMPILER={self.cxx}", f"-DCMAKE_MAKE_PROGRAM={self.make}"]
+
+    def configure(self, *settings):
+        """The exit status and what CMake says, in one line, for it breaks long ones."""
+        (self.folder / "CMakeCache.txt").unlink(missing_ok=True)  # what it found out about the compilers stays
+        status, output = run(self.cmake, "-S", here.parent, "-B", self.folder, "-G", self.generator, *self.common, *settings)
+        return status, " ".join(output.split())
+
+    def configured(self, *settings):
+        status, said = self.configure(*settings)
+        if status:
+            sys.exit(f"cmake {' '.join(settings)} fails:\n{said}")
+        return said
+
+    def expect_error(self, *settings, says):
+        status, said = self.configure(*settings)
+        if status == 0 or says not in said:
+            sys.exit(f"cmake {' '.join(settings)} ends with {status}; it should fail, and say '{says}'. It said:\n{said}")
+
+    def targets(self):
+        output = must(self.cmake, "--build", self.folder, "--target", "help")
+        return set(re.findall(r"^(?:\.\.\. )?(\w+)(?:: phony)?", output, re.MULTILINE))
+
+    # ---- What ctest runs
+
+    def nothing(self):
+        """With nothing installed the library is built alone, and what is left out is said, with the package that would bring it."""
+        bare = [*nothing_installed, f"-DMHA_XSIMD_INCLUDE_DIR={self.xsimd}", "-DMHA_GOOGLETEST_SOURCE_DIR="]
+        said = self.configured(*bare)
+        built = self.targets()
+        for part, packages in parts.items():
+            if packages not in said:
+                sys.exit(f"Without {packages}, CMake does not say that the package is missing:\n{said}")
+            if targets[part] in built:
+                sys.exit(f"{targets[part]} is to be built although {packages} is missing.")
+            self.expect_error(*bare, f"-DMHA_{part}=ON", says=f"apt-get install {packages}")
+        if not {"mha_static", "mha_shared"} <= built:
+            sys.exit("The libraries are not built.")
+        self.expect_error(*nothing_installed, says="apt-get install libxsimd-dev")
+
+    def choices(self):
+        """Each part can be left out, and what contradicts itself is an error."""
+        self.configured(*(f"-DMHA_{part}=OFF" for part in parts))
+        if self.targets() & set(targets.values()):
+            sys.exit(f"Parts that are OFF are built: {' '.join(self.targets() & set(targets.values()))}")
+        off = [f"-DMHA_{part}=OFF" for part in parts]
+        self.configured(*off, "-DMHA_STATIC=OFF")
+        if "mha_static" in self.targets():
+            sys.exit("MHA_STATIC=OFF builds the static library.")
+        self.expect_error(*off, "-DMHA_STATIC=OFF", "-DMHA_SHARED=OFF", says="leaves no library to build")
+        self.expect_error("-DMHA_STATIC=OFF", "-DMHA_BENCH=ON", says="MHA_STATIC=ON")
+        foreign = "AVX2" if self.left_out == "neon" else "NEON"
+        self.expect_error(*off, f"-DMHA_{foreign}=ON", says=f"has no {foreign}")
+
+    def static_only(self):
+        """A static library with the scalar kernels alone is installed, computes, and says what it lacks."""
+        sets = {"avx512": ["AVX2", "AVX512"]}.get(self.left_out, [self.left_out.upper()])
+        self.configured(*(f"-DMHA_{part}=OFF" for part in parts), "-DMHA_SHARED=OFF", *(f"-DMHA_{name}=OFF" for name in sets),
+                        "-DCMAKE_BUILD_TYPE=Debug")
+        must(self.cmake, "--build", self.folder, "--parallel", "2")
+        prefix = self.work / "prefix"
+        must(self.cmake, "--install", self.folder, "--prefix", prefix)
+        if list(prefix.glob("**/libmha.so*")):
+            sys.exit("MHA_SHARED=OFF installs a shared library.")
+        program = self.work / "consumer"
+        must(self.cmake, "-S", here / "consumers" / "find_package", "-B", program, "-G", self.generator, *self.common,
+             f"-DCMAKE_PREFIX_PATH={prefix}", "-DLANGUAGES=C")
+        must(self.cmake, "--build", program)
+        print(must(program / "with_mha"), end="")
+        asks = self.work / "left_out"
+        must(self.cc, here / "consumers" / "left_out.c", "-I", prefix / "include", *prefix.glob("**/libmha.a"), "-lm", "-o", asks)
+        said = must(asks, self.left_out)
+        print(said, end="")
+        expected = f"MHA_ERROR_INSTRUCTION_SET: this build of the library has no kernels for {self.left_out};"
+        if not said.startswith(expected):
+            sys.exit(f"It should say: {expected} ...")
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("test", choices=["nothing", "choices", "static_only"])
+parser.add_argument("--work", required=True, help="the folder to work in")
+parser.add_argument("--cc", required=True)
+parser.add_argument("--cxx", required=True)
+parser.add_argument("--cmake", required=True)
+parser.add_argument("--generator", required=True)
+parser.add_argument("--make", required=True, help="CMAKE_MAKE_PROGRAM")
+parser.add_argument("--xsimd", required=True, help="MHA_XSIMD_INCLUDE_DIR")
+parser.add_argument("--left-out", required=True, help="the instruction set that is left out: the best of the architecture")
+arguments = parser.parse_args()
+getattr(Build(arguments), arguments.test)()
