@@ -212,32 +212,6 @@ FIELD(mha_attention_args, rope, 296);
 FIELD(mha_attention_args, cache, 304);
 FIELD(mha_attention_args, cache_sequences, 312);
 
-SIZE(mha_rope, 72);
-FIELD(mha_rope, struct_size, 0);
-FIELD(mha_rope, style, 8);
-FIELD(mha_rope, reserved, 12);
-FIELD(mha_rope, dims, 16);
-FIELD(mha_rope, num_positions, 24);
-FIELD(mha_rope, cos, 32);
-FIELD(mha_rope, sin, 40);
-FIELD(mha_rope, table_stride, 48);
-FIELD(mha_rope, q_positions, 56);
-FIELD(mha_rope, k_positions, 64);
-
-SIZE(mha_kv_cache_config, 80);
-FIELD(mha_kv_cache_config, struct_size, 0);
-FIELD(mha_kv_cache_config, num_sequences, 8);
-FIELD(mha_kv_cache_config, capacity, 16);
-FIELD(mha_kv_cache_config, num_kv_heads, 24);
-FIELD(mha_kv_cache_config, head_dim, 32);
-FIELD(mha_kv_cache_config, head_dim_v, 40);
-FIELD(mha_kv_cache_config, k_type, 48);
-FIELD(mha_kv_cache_config, v_type, 52);
-FIELD(mha_kv_cache_config, kind, 56);
-FIELD(mha_kv_cache_config, reserved, 60);
-FIELD(mha_kv_cache_config, block_positions, 64);
-FIELD(mha_kv_cache_config, num_blocks, 72);
-
 SIZE(mha_call_info, 96);
 FIELD(mha_call_info, struct_size, 0);
 FIELD(mha_call_info, instruction_set, 8);

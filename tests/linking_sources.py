@@ -1,4 +1,4 @@
-"""What the sources may say: operations in the kernels, and one version everywhere. See linking_sources.py --help."""
+"""What the sources may say: operations in the kernels, one version everywhere, and what the layout of structs is. See linking_sources.py --help."""
 
 import argparse
 import pathlib
@@ -65,15 +65,39 @@ def check_versions(arguments):
         expect("mhaConfigVersion.cmake", r'^set\(PACKAGE_VERSION "(.*)"\)$', (arguments.package / "mhaConfigVersion.cmake").read_text())
 
 
+def check_layout(arguments):
+    """c99_test.c asserts the size of every public struct and the offset of every field."""
+    header = without_comments((arguments.source / "include" / "mha.h").read_text())
+    asserted = (arguments.source / "tests" / "c99_test.c").read_text()
+    structs = re.findall(r"typedef struct (\w+) \{(.*?)\n\} \1;", header, re.DOTALL)
+    if len(structs) != len(re.findall(r"\bstruct \w+ \{", header)):
+        sys.exit("A struct of mha.h is not written as 'typedef struct name { ... } name;', so that this test does not read it.")
+    declared = set()
+    for name, body in structs:
+        declared.add(f"SIZE({name}")
+        for field in body.split(";")[:-1]:
+            found = re.search(r"\(\*(\w+)\)\(|(\w+)(?:\[\d+\])?$", field.strip())
+            declared.add(f"FIELD({name}, {found.group(1) or found.group(2)}")
+    written = re.findall(r"^(SIZE\(\w+|FIELD\(\w+, \w+), \d+\);$", asserted, re.MULTILINE)
+    for line in sorted(declared - set(written)):
+        failures.append(f"c99_test.c has no {line}, ...); every size and offset of mha.h is asserted there.")
+    for line in sorted(set(written) - declared - {"SIZE(mha_status"}):
+        failures.append(f"c99_test.c has {line}, ...), which is not in mha.h.")
+    for line in sorted({line for line in written if written.count(line) > 1}):
+        failures.append(f"c99_test.c has {line}, ...) twice.")
+
+
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent, help="the root of the sources")
-commands = parser.add_subparsers(required=True, metavar="operations|versions")
+commands = parser.add_subparsers(required=True, metavar="operations|versions|layout")
 command = commands.add_parser("operations", help=check_operations.__doc__)
 command.set_defaults(check=check_operations)
 command = commands.add_parser("versions", help=check_versions.__doc__)
 command.add_argument("--project-version", required=True, help="PROJECT_VERSION of CMake")
 command.add_argument("--package", type=pathlib.Path, help="where the build has put the package files")
 command.set_defaults(check=check_versions)
+command = commands.add_parser("layout", help=check_layout.__doc__)
+command.set_defaults(check=check_layout)
 
 arguments = parser.parse_args()
 arguments.check(arguments)
