@@ -171,6 +171,54 @@ class Consumer:
         self.find_package("-DWITH_PTHREADPOOL=ON")
         self.execute(self.work / "with_pthreadpool", "libpthreadpool.so.0", *(["libmha.so.0"] if self.shared else []))
 
+    def cpack(self, generator):
+        run([self.cmake.with_name("cpack"), "-G", generator, "--config", pathlib.Path(self.build) / "CPackConfig.cmake", "-B", self.work,
+             *(["-C", self.config] if self.config else [])], f"cpack -G {generator} fails.")
+
+    def package_tgz(self):
+        """The archive, unpacked anywhere, has what an installation has, but for the folder around it, and can be used."""
+        self.cpack("TGZ")
+        archives = list(self.work.glob("*.tar.gz"))
+        if len(archives) != 1 or not archives[0].with_name(archives[0].name + ".sha256").exists():
+            sys.exit(f"cpack makes {[path.name for path in self.work.iterdir()]}; one archive and its checksum were expected.")
+        with tarfile.open(archives[0]) as tar:
+            tar.extractall(self.work / "unpacked")
+        prefix = self.work / "unpacked" / archives[0].name.removesuffix(".tar.gz")
+        if self.files(prefix) != self.files(self.prefix):
+            sys.exit(f"The archive has other files than the installation: {' '.join(self.files(prefix) ^ self.files(self.prefix))}")
+        self.run_through_pkg_config(prefix, "layer")
+
+    def package_deb(self):
+        """The packages for Debian, unpacked into an empty folder, say what they need and can be used; lintian finds no error."""
+        self.cpack("DEB")
+        packages = {path.name.split("_")[0]: path for path in self.work.glob("*.deb")}
+        with_command = ["mha"] if (self.prefix / "bin" / "mha").exists() else []
+        if sorted(packages) != sorted(["libmha0", "libmha-dev", *with_command]):
+            sys.exit(f"cpack makes the packages {' '.join(packages) or 'none'}.")
+        root = self.work / "root"
+        for package in packages.values():
+            run(["dpkg-deb", "-x", package, root], "dpkg-deb cannot unpack it.")
+
+        def field(package, name):
+            return run(["dpkg-deb", "-f", packages[package], name], "dpkg-deb cannot read it.").strip()
+
+        version = field("libmha0", "Version")
+        if field("libmha-dev", "Depends") != f"libmha0 (= {version})" or not re.fullmatch(r"libc6 \(>= [\d.]+\)", field("libmha0", "Depends")):
+            sys.exit(f"libmha-dev depends on '{field('libmha-dev', 'Depends')}', libmha0 on '{field('libmha0', 'Depends')}'.")
+        shlibs = run(["dpkg-deb", "-I", packages["libmha0"], "shlibs"], "libmha0 has no shlibs.").split()
+        if shlibs != ["libmha", "0", "libmha0", "(>=", f"{version})"]:
+            sys.exit(f"The shlibs of libmha0 are {' '.join(shlibs)}")
+        self.run_through_pkg_config(root / "usr", "layer")
+        for name in with_command:
+            print(run([root / "usr" / "bin" / name, "--version"], "The command of the package does not run."), end="")
+            if not (root / "usr" / "share" / "man" / "man1" / "mha.1.gz").exists():
+                sys.exit("The package of the command has no man page.")
+        if shutil.which("lintian"):
+            # Who answers for a package is for those to say who hand it on: CPACK_PACKAGE_CONTACT.
+            print(run(["lintian", "--allow-root", "--fail-on", "error", "--suppress-tags", "malformed-contact", *packages.values()], "lintian finds errors."))
+        else:
+            print("lintian was not there to look (Debian: lintian)")
+
     def build_with(self, consumer, *settings):
         """Builds a project that compiles mha as a part of itself."""
         run([*self.configure, "-S", here / consumer, "-DCMAKE_BUILD_TYPE=Release", *settings], f"A program with {consumer} of mha fails.")
@@ -232,14 +280,14 @@ class Consumer:
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("consumer", help="one of " + ", ".join(
-    ("install", "destdir", "pkg_config_shared", "pkg_config_static", "pkg_config_openblas", "pkg_config_pthreadpool", "find_package_mha",
+    ("install", "destdir", "package_tgz", "package_deb", "pkg_config_shared", "pkg_config_static", "pkg_config_openblas", "pkg_config_pthreadpool", "find_package_mha",
      "find_package_cxx", "find_package_openblas", "find_package_pthreadpool", "add_subdirectory", "fetch_content", "examples")))
 parser.add_argument("--work", required=True, help="the folder to work in")
 parser.add_argument("--build", required=True, help="the build folder to install from")
 parser.add_argument("--config", default="", help="the configuration to install")
 parser.add_argument("--cc", default="cc")
 parser.add_argument("--cxx", default="c++")
-parser.add_argument("--cmake", default="cmake")
+parser.add_argument("--cmake", default="cmake", type=pathlib.Path)
 parser.add_argument("--generator", default="Ninja")
 parser.add_argument("--readelf", default="readelf")
 parser.add_argument("--pkg-config", dest="pkg_config_command", default="pkg-config")
