@@ -2,9 +2,11 @@
 
 import argparse
 import collections
+import os
 import re
 import subprocess
 import sys
+import tempfile
 
 failures = []
 
@@ -157,10 +159,24 @@ def check_kernels(arguments):
                  "able to run.")
 
 
+# KiB of the stripped shared library, built as MinSizeRel for x86-64: the aim is 400. A number here makes more than that a failure.
+size_budget = None
+
+
+def check_size(arguments):
+    """Prints the size of the stripped shared library, and compares it with the budget of the smallest build."""
+    with tempfile.NamedTemporaryFile() as stripped:
+        output_of(arguments.strip, "-o", stripped.name, arguments.library)
+        kib = os.path.getsize(stripped.name) / 1024
+    print(f"{os.path.basename(arguments.library)}: {kib:.0f} KiB stripped, {arguments.config or 'no build type'}, {arguments.processor}")
+    if size_budget and (arguments.config, arguments.processor) == ("MinSizeRel", "x86_64") and kib > size_budget:
+        fail(f"{arguments.library} has {kib:.0f} KiB stripped, more than {size_budget} KiB.")
+
+
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--nm", default="nm")
 parser.add_argument("--readelf", default="readelf")
-commands = parser.add_subparsers(required=True, metavar="exports|archive|kernels")
+commands = parser.add_subparsers(required=True, metavar="exports|archive|kernels|size")
 command = commands.add_parser("exports", help=check_exports.__doc__)
 command.add_argument("--header", required=True, help="mha.h")
 command.add_argument("--list", required=True, help="linking_symbols.txt")
@@ -172,6 +188,12 @@ command.set_defaults(check=check_archive)
 command = commands.add_parser("kernels", help=check_kernels.__doc__)
 command.add_argument("kernels", nargs="+", help="the object files of the kernels")
 command.set_defaults(check=check_kernels)
+command = commands.add_parser("size", help=check_size.__doc__)
+command.add_argument("--strip", default="strip")
+command.add_argument("--config", default="", help="the build type")
+command.add_argument("--processor", default="", help="that the library is for")
+command.add_argument("library", help="libmha.so")
+command.set_defaults(check=check_size)
 
 arguments = parser.parse_args()
 arguments.check(arguments)

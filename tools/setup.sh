@@ -9,8 +9,8 @@ tools/setup.sh [--all]
 Installs by apt-get (Debian, Ubuntu) the packages that are needed to build and test mha, as far as they are missing. Says nothing and
 takes no time if all are there. Needs root or sudo only if something is missing.
 
-  --all    also what tools/test.sh needs: clang, a compiler and an emulator for AArch64, doxygen, a browser, what virtual environments of
-           Python need, and cargo if there is none
+  --all    also what tools/test.sh needs: clang, compilers and an emulator for AArch64 and RISC-V, what looks at packages, man pages, the
+           header and the binary interface, a browser, what virtual environments of Python need, and cargo if there is none
   --help   this text
 
 Examples:
@@ -26,7 +26,8 @@ wants_cargo=no
 for argument in "$@"; do
   case $argument in
     --all)
-      packages+=(clang libclang-rt-dev g++-aarch64-linux-gnu qemu-user doxygen python3-venv chromium)
+      packages+=(clang libclang-rt-dev g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user abigail-tools dpkg-dev lintian man-db groff-base
+        doxygen python3-venv chromium)
       command -v cargo >/dev/null || wants_cargo=yes
       ;;
     --help | -h) usage && exit ;;

@@ -12,6 +12,7 @@ every test succeeded. The tests of the build by g++ come last, so that the closi
   build/           g++, Release: the library, the command, the benchmarks, all tests
   build-clang/     clang, Release: the library and its tests
   build-aarch64/   cross-compiled for AArch64: the library and its tests, under emulation
+  build-riscv64/   cross-compiled for 64-bit RISC-V: the library, under emulation its bits, its cache and the edges of its interface
 
 Then tools/perf_gate.sh compares the working tree with the commit before HEAD (or, where MHA_PERF_GATE_BASE names a revision, with what HEAD
 and that one have in common). More instructions are a failure, unless a commit since then has the line "Perf-Gate: expected" at the end of
@@ -20,7 +21,8 @@ its message; more time is only reported. tools/rust/test.sh tests the Rust crate
   --quick      build/ only, no performance gate, no Rust
   --all        also the checks of the object files in build-debug/ and build-minsizerel/, and the tests in build-sanitize/,
                instrumented to find wrong addresses and undefined behaviour, and those about threads in build-sanitize-threads/,
-               instrumented to find data races
+               instrumented to find data races; and under emulation all random cases, and the scalar kernels in every test. At the
+               end it prints sizes, the exported symbols and the checksums of the results
   --no-setup   install nothing
   --help       this text
 
@@ -46,6 +48,7 @@ done
 
 jobs=$(nproc)
 library=(-DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF)
+not_of_the_compiler='^linking\.(options|package|fetch_content)'  # tested in build/ alone
 failed=()
 
 say() { printf '\n== %s (%d s so far)\n' "$*" "$SECONDS"; }
@@ -69,6 +72,12 @@ run_tests() {  # FOLDER ARGUMENT...
   ctest --test-dir "$1" --output-on-failure --no-tests=error --parallel "$jobs" "${@:2}" || failed+=("$1")
 }
 
+# Emulated, a program is one test, and what it skips is not seen in the output of ctest.
+run_emulated_tests() {  # FOLDER ARGUMENT...
+  run_tests "$@"
+  sed -n "s|^\[  SKIPPED \] \(.*\) (.* ms)$|skipped in $1: \1|p" "$1/Testing/Temporary/LastTest.log"
+}
+
 if [[ $setup == yes ]]; then
   if [[ $matrix == quick ]]; then tools/setup.sh; else tools/setup.sh --all; fi
 fi
@@ -81,14 +90,21 @@ if [[ $matrix != quick ]]; then
   build build-clang
   configure build-aarch64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aarch64-linux-gnu.cmake" "${library[@]}"
   build build-aarch64
-  run_tests build-clang
-  run_tests build-aarch64
+  configure build-riscv64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/riscv64-linux-gnu.cmake" "${library[@]}"
+  build build-riscv64 --target mha_test_contract mha_test_checksums mha_test_cache mha_test_interface_edges mha_test_c99
+  run_tests build-clang -E "$not_of_the_compiler"
+  # The scalar kernels are the same C++ for every machine: by default a part of the tests sees to their bits on these.
+  rounds=1 filter='*'
+  [[ $matrix == all ]] || rounds=0.3 filter='-*/KvCache.*/scalar:*/Mask.*/scalar:*/Padding.*/scalar:*/Rope.*/scalar:*/Window.*/scalar'
+  MHA_TEST_ROUNDS=$rounds GTEST_FILTER=$filter run_emulated_tests build-aarch64
+  [[ $matrix == all ]] || rounds=0.1 filter='*Contract.R*:*Contract.EverySmall*:*KvCache.Of*:*KvCache.Stores*:*Checksums*:Edges.*'
+  MHA_TEST_ROUNDS=$rounds GTEST_FILTER=$filter run_emulated_tests build-riscv64 -R '^(contract|checksums|cache|interface_edges|interface\.c99)$'
 fi
 if [[ $matrix == all ]]; then
   for build_type in Debug MinSizeRel; do
     configure "build-${build_type,,}" "$build_type" "${library[@]}"
     build "build-${build_type,,}" --target mha_static mha_shared
-    run_tests "build-${build_type,,}" -R '^linking\.'
+    run_tests "build-${build_type,,}" -R '^linking\.' -E "$not_of_the_compiler"
   done
   sanitize="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
   configure build-sanitize Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_C_FLAGS=$sanitize" "-DCMAKE_CXX_FLAGS=$sanitize" "${library[@]}"
@@ -96,19 +112,24 @@ if [[ $matrix == all ]]; then
   MHA_TEST_ROUNDS=0.3 run_tests build-sanitize
   # By g++: clang sees no race between accesses of more than 16 bytes, which are most of those of AVX2 and AVX-512.
   configure build-sanitize-threads Release -DCMAKE_C_FLAGS=-fsanitize=thread -DCMAKE_CXX_FLAGS=-fsanitize=thread "${library[@]}"
-  build build-sanitize-threads --target mha_test_contract mha_test_interface_memory mha_test_host_pool mha_test_workers
-  run_tests build-sanitize-threads -R 'AnyScheduler|SharedLayer|host_pool|^workers'
+  build build-sanitize-threads --target mha_test_contract mha_test_interface_memory mha_test_cache mha_test_cache_memory mha_test_host_pool \
+    mha_test_workers
+  run_tests build-sanitize-threads -R 'AnyScheduler|SharedLayer|AnyThreads|AnyNumberOfThreads|host_pool|^workers'
 fi
 
 perf_gate() {
-  local base=HEAD~1 gate=0
+  local base=HEAD~1 gate=0 new=()
   [[ -z ${MHA_PERF_GATE_BASE-} ]] || base=$(git merge-base HEAD "$MHA_PERF_GATE_BASE" 2>/dev/null) || base=$MHA_PERF_GATE_BASE
   say "performance against $base"
   if ! git rev-parse --verify --quiet "$base^{commit}" >/dev/null; then
     echo "performance gate skipped: there is no revision $base here (a clone of depth 1 has no older ones: git fetch --unshallow)"
     return
   fi
-  tools/perf_gate.sh --count "$base" || gate=$?
+  # The library in build/ is what the gate would build again, if it is as the gate compiles.
+  if grep -qx "CMAKE_CXX_COMPILER:[A-Z]*=$(command -v "${CXX:-c++}")" build/CMakeCache.txt && grep -qx 'CMAKE_CXX_FLAGS:STRING=' build/CMakeCache.txt; then
+    new=(build/src/libmha.so)
+  fi
+  tools/perf_gate.sh --count "$base" "${new[@]}" || gate=$?
   if ((gate == 4)); then
     echo "performance gate skipped: it could not count; the reason stands above"
   elif ((gate)) && git log --format='%(trailers:key=Perf-Gate,valueonly)' "$base..HEAD" | grep -xF expected >/dev/null; then
@@ -117,7 +138,7 @@ perf_gate() {
     failed+=("the performance gate")
   fi
   say "times against $base, which decide nothing here"
-  tools/perf_gate.sh "$base" || true
+  tools/perf_gate.sh "$base" "${new[@]}" || true
 }
 [[ $matrix == quick ]] || perf_gate
 
@@ -140,6 +161,14 @@ if [[ $setup == yes && $matrix != quick ]]; then
 fi
 others=("${failed[@]}")
 run_tests build
+if [[ $matrix == all ]]; then
+  say "sizes in bytes, exported symbols, checksums of results"
+  for folder in build build-clang build-minsizerel build-aarch64; do
+    ctest --test-dir "$folder" --verbose -R '^linking\.size$' | grep -o 'libmha.* KiB.*' | sed "s|^|$folder: |" || failed+=("$folder")
+  done
+  cat tests/linking_symbols.txt
+  grep -v '^#' tests/checksums.txt
+fi
 if ((${#others[@]})); then
   printf '\ntools/test.sh: tests failed in %s; see above\n' "${others[*]}" >&2
 fi
