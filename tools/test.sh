@@ -9,17 +9,18 @@ tools/test.sh [--quick | --all] [--no-setup]
 Installs what is missing (tools/setup.sh --all, tools/python/setup.sh), builds, and runs the tests. Exits with 0 only if every build and
 every test succeeded. The tests of the build by g++ come last, so that the closing lines are those of ctest.
 
-  build/           g++, Release: the library, the command, the benchmarks, all tests
-  build-clang/     clang, Release: the library and its tests
-  build-aarch64/   cross-compiled for AArch64: the library and its tests, under emulation
-  build-riscv64/   cross-compiled for 64-bit RISC-V: the library, under emulation its bits, its cache and the edges of its interface
+  build/             g++, Release: the library, the command, the benchmarks, all tests
+  build-clang/       clang, Release: the library and its tests
+  build-aarch64/     cross-compiled for AArch64: the library and its tests, under emulation
+  build-minsizerel/  g++, MinSizeRel: the library, its size and its object files
+  build-riscv64/     cross-compiled for 64-bit RISC-V: the library, under emulation its bits, its cache and the edges of its interface
 
 Then tools/perf_gate.sh compares the working tree with the commit before HEAD (or, where MHA_PERF_GATE_BASE names a revision, with what HEAD
 and that one have in common). More instructions are a failure, unless a commit since then has the line "Perf-Gate: expected" at the end of
 its message; more time is only reported. tools/rust/test.sh tests the Rust crates with the library of build/; without a cargo it is skipped.
 
   --quick      build/ only, no performance gate, no Rust
-  --all        also the checks of the object files in build-debug/ and build-minsizerel/, and the tests in build-sanitize/,
+  --all        also the checks of the object files in build-debug/, and the tests in build-sanitize/,
                instrumented to find wrong addresses and undefined behaviour, and those about threads in build-sanitize-threads/,
                instrumented to find data races; and under emulation all random cases, and the scalar kernels in every test. At the
                end it prints sizes, the exported symbols and the checksums of the results
@@ -100,12 +101,15 @@ if [[ $matrix != quick ]]; then
   [[ $matrix == all ]] || rounds=0.1 filter='*Contract.R*:*Contract.EverySmall*:*KvCache.Of*:*KvCache.Stores*:*Checksums*:Edges.*'
   MHA_TEST_ROUNDS=$rounds GTEST_FILTER=$filter run_emulated_tests build-riscv64 -R '^(contract|checksums|cache|interface_edges|interface\.c99)$'
 fi
+test_objects() {  # BUILD_TYPE
+  local folder=build-${1,,}
+  configure "$folder" "$1" "${library[@]}"
+  build "$folder" --target mha_static mha_shared
+  run_tests "$folder" -R '^linking\.(size|exports|archive|kernels|install|find_package|pkg_config)'
+}
+[[ $matrix == quick ]] || test_objects MinSizeRel
 if [[ $matrix == all ]]; then
-  for build_type in Debug MinSizeRel; do
-    configure "build-${build_type,,}" "$build_type" "${library[@]}"
-    build "build-${build_type,,}" --target mha_static mha_shared
-    run_tests "build-${build_type,,}" -R '^linking\.' -E "$not_of_the_compiler"
-  done
+  test_objects Debug
   sanitize="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
   configure build-sanitize Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_C_FLAGS=$sanitize" "-DCMAKE_CXX_FLAGS=$sanitize" "${library[@]}"
   build build-sanitize
