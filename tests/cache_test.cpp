@@ -117,6 +117,31 @@ class KvCache : public support::InstructionSetTest {
     return Replay(history, Width(history), cache, std::move(sequences));
   }
 
+  // A call over a cache that holds all the keys.
+  AttentionProblem Stored(Storage type, int64_t n_q, int64_t n_kv, int64_t group, int64_t head_dim, int64_t head_dim_v) const {
+    AttentionProblem problem = History(1, n_kv, head_dim, head_dim_v, group);
+    problem.n_q = n_q;
+    problem.k_type = problem.v_type = type;
+    problem.q.resize(static_cast<size_t>(n_q * problem.num_heads * head_dim));
+    return problem;
+  }
+
+  void ExpectTheSpecification(const AttentionProblem &problem, const CacheForm &form) const {
+    const int64_t n_kv = problem.n_kv;
+    Random random(static_cast<uint64_t>(n_kv + problem.n_q));
+    Cache cache(CacheConfigOf(problem, form, 1, n_kv));
+    SpreadBlocks(&random, &cache);
+    cache.Append(0, {problem.k, problem.v});
+    AttentionProblem queries = problem;
+    queries.n_kv = 0;
+    queries.k.clear();
+    queries.v.clear();
+    AttentionCall call = Call();
+    call.cache.cache = cache.get();
+    call.cache.columns = n_kv;
+    EXPECT_TRUE(SameBits(Attend(queries, call), Specify(problem))) << Describe(form) << " " << Describe(problem);
+  }
+
   // In random pieces, on random numbers of threads.
   void Run(Random *random, const AttentionProblem &history, int64_t most, Replay *replay) const {
     while (!replay->Finished()) {
@@ -232,6 +257,33 @@ TEST_P(KvCache, OfSeveralChunksGivesTheBitsOfTheSpecificationForATokenOfManyHead
       }
       EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 0, 1300, Width(history), 1288, 12), expected.y))
           << Describe(form) << " " << Describe(history);
+    }
+  }
+}
+
+// Rows come in tiles of a few shapes, which depend on how many there are, on how many keys, and on how these are stored.
+TEST_P(KvCache, OfAnyTypeGivesTheBitsOfTheSpecificationForAnyNumberOfRowsAndKeys) {
+  for (const Storage type : kStorageTypes) {
+    for (const int64_t n_kv : {127, 128, 300, 530}) {
+      for (const int64_t n_q : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 30, 60, 96, 97}) {
+        AttentionProblem problem = Stored(type, n_q, n_kv, 1, 6, 5);
+        ExpectTheSpecification(problem, kContiguous);
+        problem.window_left = 200;
+        ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, 16});
+      }
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(KvCache, OfWideHeadsGivesTheBitsOfTheSpecification) {
+  for (const Storage type : kStorageTypes) {
+    for (const int64_t n_kv : {100, 128, 290}) {
+      for (const int64_t group : {1, 2, 3, 6}) {
+        ExpectTheSpecification(Stored(type, 1, n_kv, group, 128, 128), kContiguous);
+        ExpectTheSpecification(Stored(type, 2, n_kv, group, 260, 144), CacheForm{MHA_CACHE_PAGED, 64});
+      }
+      if (HasFailure()) return;
     }
   }
 }

@@ -524,6 +524,24 @@ TEST_P(LayerContract, BordersOfDotBlocksAndPanelsEqualTheSpecification) {
   }
 }
 
+// A few rows are tiles of as many shapes; panels of 48 columns are not all full.
+TEST_P(LayerContract, AnyFewRowsEqualTheSpecification) {
+  Random random(3005);
+  for (int64_t n = 1; n <= 20; n++) {
+    for (const int64_t head_dim : {9, 16, 40}) {
+      LayerProblem problem;
+      problem.n_q = problem.n_kv = n;
+      problem.query_dim = problem.key_dim = problem.value_dim = 260 + n;
+      problem.head_dim = problem.head_dim_v = head_dim;
+      problem.num_heads = problem.num_kv_heads = 3;
+      problem.output_dim = 64 + 7 * n;
+      FillNormal(&random, support::kAllBiases, true, &problem);
+      ExpectTheSpecification(problem, PlainForm(), LayerCall());
+    }
+    if (HasFailure()) return;
+  }
+}
+
 // Input rows pass under the weights in blocks of up to 144, smaller ones with more threads, in tiles that are as full as can be, one block
 // of 256 terms after the other. Heads of 16 and 48 go straight to where they are wanted, those of 20 do not.
 TEST_P(LayerContract, BordersOfRowBlocksEqualTheSpecification) {

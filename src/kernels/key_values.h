@@ -331,7 +331,9 @@ struct NextChunk {
   // Asks for the share of rows [row, end) of `rows`. (Inlined by force: g++ 12 takes a function that only prefetches for one without
   // effect, and leaves out its calls.)
   MHA_INLINE void prefetch(int64_t row, int64_t end, int64_t rows) const {
-    const int64_t count = keys.end - keys.begin, from = keys.begin + count * row / rows, to = keys.begin + count * end / rows;
+    const int64_t count = keys.end - keys.begin;
+    if (count <= 0) return;
+    const int64_t from = keys.begin + count * row / rows, to = keys.begin + count * end / rows;
     prefetch_rows(unit.call.k, key_groups, unit.call.head_dim, from, to);
     prefetch_rows(unit.call.v, value_groups, unit.call.head_dim_v_padded, from, to);
   }
