@@ -649,7 +649,7 @@ typedef struct mha_call_info {
   uint32_t back_end;            /* MHA_BACK_END_* of the projections */
   uint32_t contract;            /* of the results: MHA_CONTRACT on the native back end, else 0 */
   uint32_t num_threads;         /* the most tasks at once */
-  int64_t project_tile_rows;    /* input rows in a register tile of the projections; 0 = no own projection */
+  int64_t project_tile_rows;    /* input rows in a full register tile of the projections; 0 = no own projection */
   int64_t project_tile_columns; /* output columns in that tile */
   int64_t attend_tile_rows;     /* query rows in a register tile of the attention */
   int64_t attend_block_rows;    /* query rows in a unit of work */

@@ -163,7 +163,7 @@ void run_storing_unit(const void *context, int64_t unit, int64_t thread) {
   const Storing &storing = stage.storings[unit / stage.blocks / stage.batch];
   if (!storing.rows.base) return;
   const int64_t begin = block * stored_rows, rows = storing.sequences[sequence].kv_rows;
-  if (begin >= rows || !storing.rows.base) return;
+  if (begin >= rows) return;
   stage.kernels->store(storing, sequence, begin, begin + stored_rows < rows ? begin + stored_rows : rows,
                        stage.scratch + thread * stage.attention->scratch.floats + stage.attention->scratch.rotated);
 }

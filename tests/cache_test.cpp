@@ -237,7 +237,7 @@ TEST_P(KvCache, OfAnyWidthAndGroupGivesTheBitsOfTheSpecification) {
   }
 }
 
-TEST_P(KvCache, OfSeveralChunksGivesTheBitsOfTheSpecificationForATokenOfManyHeads) {
+TEST_P(KvCache, OfSeveralChunksGivesTheBitsOfTheSpecificationTokenByTokenOnAnyThreads) {
   for (const Storage type : kStorageTypes) {
     AttentionProblem history = History(1, 1300, 8, 8, 1), tokens = history;
     history.k_type = history.v_type = tokens.k_type = tokens.v_type = type;

@@ -22,7 +22,7 @@ MHA_APART void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
     float *const to = unit.q(row.index);
     if (unit.call.rotate_q.cos) {
       for (int64_t k = 0; k < head_dim; ++k) to[k] = from[k];
-      rotate<V>(unit.call.rotate_q, unit.sequence_index, unit.array_row(row), unit.sequence.q_start + row.query, to);
+      rotate<V>(unit.call.rotate_q, unit.sequence_index, unit.array_row(row), unit.position_of(row), to);
       from = to;
     }
     int64_t k = 0;
@@ -160,10 +160,12 @@ MHA_INLINE void score_keys(const Unit &unit, const Chunk &chunk, int64_t row, co
   }
 }
 
-// The same for a unit of few rows, which asks for what comes next as it goes.
+// The same for a streamed unit, which asks for what comes next as it goes. Blocks behind the last one may run into the next row's room, not
+// as far as its first one is.
 template <class V, int R, class Element>
 MHA_INLINE void score_streamed_keys(const Unit &unit, const Chunk &chunk, int64_t row, const Attending &keys, float *scores, float *m,
                                     float *least) {
+  static_assert(R < attend_tile_rows_max, "there is room behind the last row");
   constexpr int B = TileShape<V::size>::score_blocks(R);
   RowPointers<R> q;
   MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(unit.tile_row(row, r));
@@ -221,27 +223,6 @@ MHA_INLINE void softmax(float *scores, int64_t blocks, const float *m, float *l)
 
 // ---- Context of a tile
 
-// Values of the keys [begin, end), which lie one after the other.
-template <class Element>
-struct ValueRows {
-  const Element *row;
-  int64_t width;
-};
-
-template <int R, int N, int C, class V, class Rows, class Element, class Ahead>
-MHA_INLINE void accumulate(Rows rows, const ValueRows<Element> &values, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
-  const Element *value = values.row;
-  for (int64_t j = begin; j < end; ++j, value += values.width) {
-    V column[N];
-    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = held(load<V>(value + i * static_cast<int>(V::size)));
-    ahead.step(j - begin);
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
-      const V multiplier = all<V>(rows.at(r, j));
-      MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
-    }
-  }
-}
-
 // o[r] = sum of p[r][j] * values[j] over the keys that all rows have and those behind them, for C vectors of columns; or adds it to what
 // is there. A streamed unit asks for what comes next while it does.
 template <class V, int R, int C, class Element, bool is_streamed>
@@ -260,7 +241,7 @@ MHA_INLINE void context_columns(const Unit &unit, const Chunk &chunk, int64_t ro
   if constexpr (is_streamed) share = chunk.value_stream.template of_values<R, columns, Element>(row, column);
   for (int64_t j = keys.shared.begin, end; j < keys.shared.end; j = end) {
     const int64_t group = block_of(j);
-    const ValueRows<Element> values = {static_cast<const Element *>(chunk.values.at[group]) + place_in_block(j) * width + column, width};
+    const ColumnsOf<Element> values = {static_cast<const Element *>(chunk.values.at[group]) + place_in_block(j) * width + column, width, 0};
     end = smaller(chunk.values.run_end[group], keys.shared.end);
     if constexpr (is_streamed) {
       end = smaller(end, chunk.value_stream.run_end(group) * key_block);
@@ -331,7 +312,7 @@ MHA_APART void scale_by_values(const Groups &values, int64_t block, int64_t end,
 
 // ---- One chunk for one tile
 
-// visit_storage for the tiles that widen.
+// visit_storage, but with 2 or 6 rows for floats alone.
 template <int R, class Visit>
 MHA_INLINE void visit_streamed(Storage storage, Visit visit) {
   if constexpr (R == 1 || R == 4)
@@ -424,7 +405,7 @@ MHA_INLINE void attend_tile_of(int64_t rows, const Unit &unit, const Chunk &chun
   attend_tile<V, R, false>(unit, chunk, row, slot);
 }
 
-// Those that widen have 1 or 4: more would be more code than use.
+// Those of a streamed unit likewise, but of fewer bits 1 or 4: more would be more code than use.
 template <class V>
 MHA_INLINE void attend_streamed_tile(int64_t rows, const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
   if constexpr (V::size > 1) {
@@ -491,7 +472,7 @@ inline void finish(const Unit &unit, const Row &row) {
         call.context + ((unit.sequence_index * call.n_q + unit.array_row(row)) * call.num_heads + row.head) * call.head_dim_v;
     for (int64_t i = 0; i < call.head_dim_v; ++i) tap[i] = out[i];
   }
-  if (call.lse) call.lse[unit.position(row)] = is_empty ? -infinity : canonical(*unit.m(0, row.index) + log_of(l));
+  if (call.lse) call.lse[unit.output_row(row)] = is_empty ? -infinity : canonical(*unit.m(0, row.index) + log_of(l));
 }
 
 // ---- Looking inside: a second pass over the keys for those who asked, when m and l of the whole row are known
@@ -499,7 +480,7 @@ inline void finish(const Unit &unit, const Row &row) {
 template <class V>
 inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t count, float *s) {
   const Attention &call = unit.call;
-  const int64_t at = unit.position(row) * call.n_kv + unit.sequence.column + begin;
+  const int64_t at = unit.output_row(row) * call.n_kv + unit.sequence.column + begin;
   const Range range = unit.keys_of(row);
   const float m = *unit.m(0, row.index), inverse = 1.0f / *unit.l(0, row.index);
   if (call.scores) {
@@ -527,7 +508,7 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t
 // The columns [begin, end), which are no keys of the sequence.
 inline void clear_inspected(const Unit &unit, const Row &row, int64_t begin, int64_t end) {
   const Attention &call = unit.call;
-  const int64_t at = unit.position(row) * call.n_kv;
+  const int64_t at = unit.output_row(row) * call.n_kv;
   for (int64_t j = begin; j < end; ++j) {
     if (call.scores) call.scores[at + j] = 0.0f;
     if (call.scaled_scores) call.scaled_scores[at + j] = 0.0f;

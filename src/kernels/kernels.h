@@ -123,7 +123,7 @@ struct AttendScratch {
   int64_t queries;   // [rows][head_dim]
   int64_t keys;      // [16 blocks][head_dim][16], for keys to be brought into this form
   int64_t values;    // [256][head_dim_v_padded], likewise
-  int64_t rotated;   // [4][head_dim], for plain key rows to be rotated
+  int64_t rotated;   // [4][head_dim], for key rows on their way, to be rotated or widened
   int64_t scores;    // [attend_tile_rows_max][score_stride]
   int64_t excluded;  // [attend_tile_rows_max][256] bytes
   int64_t states;  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be

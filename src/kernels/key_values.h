@@ -23,9 +23,9 @@ struct Groups {
 };
 
 // A unit is streamed if it waits for the memory: each tile's loops ask for a share of what will be needed later, and numbers of fewer bits
-// are widened in registers, for each tile anew. Others read keys and values again that are in a cache already, or widen them once for many
-// rows, into the scratch memory; they ask for the next chunk before each tile. One number at a time, or with a handful of keys, there is
-// nothing to gain.
+// are widened in registers, for each tile anew. Others find keys and values in a cache, where the block of queries before left them, or
+// widen them once for many rows, into the scratch memory; they ask for the next chunk before each tile. One number at a time, or with a
+// handful of keys, there is nothing to gain.
 constexpr int64_t most_widened_rows = 16, least_streamed_keys = chunk_keys / 2;
 
 MHA_INLINE bool has_floats(const Attention &call) { return call.k.storage == Storage::f32 && call.v.storage == Storage::f32; }
@@ -102,11 +102,6 @@ MHA_INLINE void locate(const KeyValues &source, const Unit &unit, int64_t begin,
     }
   }
   for (; run < end; ++run) groups->run_end[run] = end * key_block;
-  // Products of blocks that no row needs are masked, but look for a scale.
-  if (groups->has_scales && first < end) {
-    for (int64_t g = 0; g < first; ++g) groups->scales[g] = groups->scales[first];
-    for (int64_t g = end; g < chunk_groups; ++g) groups->scales[g] = groups->scales[end - 1];
-  }
 }
 
 // ---- What has to be brought into the form
@@ -214,7 +209,7 @@ struct Ahead {
 // and leaves nothing to ask for to the others of several.)
 struct Stream {
   const char *at[chunk_groups];  // its groups; any address where there is none
-  bool is_even;                  // they lie one after the other
+  int64_t even_groups;           // so many of them, from the first on, lie one after the other
   int64_t num_rows;              // of the unit
   int64_t row_bytes;             // a row's share of a group
 
@@ -249,7 +244,7 @@ struct Stream {
   }
 
   // How far a loop over the values of groups from `group` on may go, since what it asks for lies one after the other.
-  MHA_INLINE int64_t run_end(int64_t group) const { return is_even ? chunk_groups : group + 1; }
+  MHA_INLINE int64_t run_end(int64_t group) const { return group < even_groups ? even_groups : group + 1; }
 
   // For that loop, over so many groups.
   template <int R, int columns, class Element>
@@ -366,7 +361,8 @@ struct NextChunk {
       const bool is_there = g >= group_range.begin && g < group_range.end;
       stream->at[g] = is_there ? static_cast<const char *>(groups.at[g]) : reinterpret_cast<const char *>(stream);
     }
-    stream->is_even = is_empty || groups.run_end[group_range.begin] >= group_range.end * key_block;
+    const bool are_even = !is_empty && group_range.begin == 0 && groups.run_end[0] >= group_range.end * key_block;
+    stream->even_groups = is_empty ? chunk_groups : are_even ? group_range.end : 0;
     stream->num_rows = reader.num_rows;
     stream->row_bytes = is_empty ? 0 : key_block * width * bytes_of(groups.storage) / reader.num_rows;
   }

@@ -42,11 +42,15 @@ struct Unit {
     ++row->query;
   }
 
-  // The keys that the mask leaves to a row; later rows have later ones. Compared before anything is added: q_start and the window may be as
-  // large as an int64_t can be.
+  // Where the row stands in its sequence. Compared before it is added: q_start may be as large as an int64_t can be.
+  MHA_INLINE int64_t position_of(const Row &row) const {
+    const int64_t start = sequence.q_start;
+    return start > most_positions - row.query ? most_positions : start + row.query;
+  }
+
+  // The keys that the mask leaves to a row; later rows have later ones. The window, too, may be as large as can be.
   MHA_INLINE Range keys_of(const Row &row) const {
-    const int64_t n = sequence.n_kv, start = sequence.q_start;
-    const int64_t position = start > most_positions - row.query ? most_positions : start + row.query;
+    const int64_t n = sequence.n_kv, position = position_of(row);
     const int64_t end = position >= n - 1 - call.window_right ? n : position + call.window_right + 1;
     return {position > call.window_left ? smaller(position - call.window_left, end) : 0, end};
   }
@@ -72,8 +76,8 @@ struct Unit {
     return call.output + sequence_index * call.output_batch_stride + array_row(row) * call.output_row_stride +
            row.head * call.output_head_stride;
   }
-  // Position of the row in an output [batch, num_heads, n_q].
-  MHA_INLINE int64_t position(const Row &row) const { return (sequence_index * call.num_heads + row.head) * call.n_q + array_row(row); }
+  // Number of the row in an output [batch, num_heads, n_q].
+  MHA_INLINE int64_t output_row(const Row &row) const { return (sequence_index * call.num_heads + row.head) * call.n_q + array_row(row); }
 };
 
 }  // namespace
