@@ -1,5 +1,6 @@
 # What `cmake --install` copies: headers, libraries, the CMake package and the pkg-config files. Nothing of it names its own place, so
-# that the installed tree can be moved. The components are library, development and command, as Debian parts packages.
+# that the installed tree can be moved. The components are library, development and command, as Debian parts packages, and man, the man page,
+# which Debian's package of the command has compressed instead.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mha)
