@@ -85,6 +85,10 @@ class Build:
         self.configured(*off, "-DMHA_STATIC=OFF")
         if "mha_static" in self.targets():
             sys.exit("MHA_STATIC=OFF builds the static library.")
+        for library in "STATIC", "SHARED":  # with all parts that this machine can build
+            self.configured(f"-DMHA_{library}=OFF")
+            if f"mha_{library.lower()}" in self.targets():
+                sys.exit(f"MHA_{library}=OFF alone builds that library.")
         self.expect_error(*off, "-DMHA_STATIC=OFF", "-DMHA_SHARED=OFF", says="leaves no library to build")
         self.expect_error("-DMHA_STATIC=OFF", "-DMHA_BENCH=ON", says="MHA_STATIC=ON")
         foreign = "AVX2" if self.left_out == "neon" else "NEON"
