@@ -52,7 +52,8 @@ end() {
   [[ -z $part ]] || printf -- '-- %s: %d s\n' "$part" $((SECONDS - part_start))
   part=
 }
-trap '[[ -z $part ]] || echo "tools/rust/test.sh: $part failed; see above" >&2' EXIT
+# What vendor.sh copies is for the package alone: left there, later builds would compile it in place of the tree.
+trap '[[ -z $part ]] || echo "tools/rust/test.sh: $part failed; see above" >&2; rm -rf "$root/tools/rust/mha-sys/vendor"' EXIT
 
 fail() {
   echo "tools/rust/test.sh: $*" >&2
