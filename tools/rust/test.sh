@@ -16,7 +16,7 @@ Exit codes:
   0   all is well
   1   a part failed; what it said is above
   2   wrong arguments
-  3   there is no cargo, so nothing was tested
+  3   there is no cargo with rustfmt and clippy, it is too old, or crates cannot be fetched, so nothing was tested
 
 Examples:
   tools/rust/test.sh
@@ -34,11 +34,19 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 root=$PWD
 work=$root/build-rust
 
-if ! command -v cargo >/dev/null; then
-  echo "tools/rust/test.sh: there is no cargo, so the Rust crates were not tested. Debian 12: apt-get install cargo-web rustc-web" \
-    "rust-web-clippy rustfmt-web; elsewhere: https://rustup.rs" >&2
+cannot_test() {
+  echo "tools/rust/test.sh: $*, so the Rust crates were not tested" >&2
   exit 3
-fi
+}
+to_install="Debian 12: apt-get install cargo-web rustc-web rust-web-clippy rustfmt-web; elsewhere: https://rustup.rs"
+least=1.90  # packages crates that depend on each other; criterion in Cargo.lock needs 1.86
+
+command -v cargo >/dev/null || cannot_test "there is no cargo ($to_install)"
+cargo=$(cargo --version 2>/dev/null | sed -n 's/^cargo \([0-9.]*\).*/\1/p') || true
+[[ -n $cargo ]] || cannot_test "there is a cargo, but 'cargo --version' fails ($to_install)"
+printf '%s\n' "$least" "$cargo" | sort --check=quiet --version-sort || cannot_test "cargo is $cargo, and $least or newer is needed ($to_install)"
+cargo fmt --version >/dev/null 2>&1 || cannot_test "cargo has no rustfmt ($to_install)"
+cargo clippy --version >/dev/null 2>&1 || cannot_test "cargo has no clippy ($to_install)"
 
 part=
 part_start=0
@@ -63,6 +71,17 @@ fail() {
 # Neither the user's nor a caller's settings decide which library is tested.
 unset MHA_LIB_DIR MHA_INCLUDE_DIR MHA_NO_PKG_CONFIG MHA_XSIMD_INCLUDE_DIR DOCS_RS
 
+begin "crates to depend on"
+# Of this machine alone: what is there already needs no network.
+mkdir -p "$work"
+if ! cargo fetch --quiet --locked --target "$(rustc -vV | sed -n 's/^host: //p')" --manifest-path tools/rust/Cargo.toml 2>"$work/fetch.log"; then
+  cat "$work/fetch.log" >&2
+  ! grep -q -e 'lock file' "$work/fetch.log" || fail "tools/rust/Cargo.lock does not fit the crates"
+  part=
+  cannot_test "the crates that they depend on cannot be fetched, as said above"
+fi
+export CARGO_NET_OFFLINE=true  # nothing more is needed
+
 begin "sources for the package"
 tools/rust/vendor.sh
 
@@ -76,10 +95,13 @@ if [[ ! -e $build/src/libmha.a ]]; then
 fi
 rm -rf "$work/prefix"
 cmake --install "$build" --prefix "$work/prefix" >/dev/null
-[[ -n $(find "$work/prefix" -name mha.pc) ]] || fail "$build does not install the library; configure it with -DMHA_INSTALL=ON"
+package=$(find "$work/prefix" -name mha.pc)
+[[ -n $package ]] || fail "$build does not install the library; configure it with -DMHA_INSTALL=ON"
 
-# Statically, so that programs run without being told where it is.
-found=(env "PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name mha.pc)")" MHA_STATIC=1)
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' tools/rust/Cargo.toml)
+# Statically, so that programs run without being told where it is; and never built by the crate, if it were not found.
+found=(env "PKG_CONFIG_PATH=$(dirname "$package")" MHA_STATIC=1 CMAKE=/nowhere/it_should_be_found_by_pkg-config)
+"${found[@]}" pkg-config --print-errors --static --exists "mha >= $version" || fail "pkg-config does not find the mha $version of $package"
 export CARGO_TARGET_DIR=$work/target
 cd tools/rust
 
@@ -126,7 +148,6 @@ cd "$program"
 for package in "$work"/target/package/*.crate; do
   tar -xzf "$package"
 done
-version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/tools/rust/Cargo.toml")
 cat >Cargo.toml <<TOML
 [package]
 name = "program"
