@@ -85,6 +85,13 @@ export CARGO_NET_OFFLINE=true  # nothing more is needed
 begin "sources for the package"
 tools/rust/vendor.sh
 
+begin "the program in README.md"
+# The first of a file; what begins with # is not shown in the documentation.
+first_program() { awk '/^```rust/ { inside = 1; next } inside && /^```/ { exit } inside' "$1"; }
+[[ -n $(first_program README.md) ]] || fail "README.md has no program in Rust"
+diff <(first_program README.md) <(first_program tools/rust/mha/README.md | grep -v '^# ') ||
+  fail "README.md and tools/rust/mha/README.md begin with different programs, as shown above; copy the one to the other"
+
 begin "a library to link"
 build=${MHA_BUILD-build}
 if [[ ! -e $build/src/libmha.a ]]; then
@@ -162,7 +169,7 @@ mha-sys = { path = "mha-sys-$version" }
 TOML
 cp "$root/tools/rust/Cargo.lock" . # the same versions of the dependencies
 # The first program of the crate's documentation.
-awk '/^```rust/ { inside = 1; next } /^```/ { exit } inside { sub(/^# /, ""); print }' "mha-$version/README.md" >src/main.rs
+first_program "mha-$version/README.md" | sed 's/^# //' >src/main.rs
 
 # What is missing is said in a sentence.
 says() {  # SENTENCE SETTING...
