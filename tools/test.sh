@@ -7,7 +7,7 @@ usage() {
 tools/test.sh [--quick | --all] [--no-setup]
 
 Installs what is missing (tools/setup.sh --all, tools/python/setup.sh), builds, and runs the tests. Exits with 0 only if every build and
-every test succeeded. The tests of the build by g++ come last, so that the closing lines are those of ctest.
+every test succeeded. The tests of the build by g++ come last, so that their summary is at the end.
 
   build/             g++, Release: the library, the command, the benchmarks, all tests
   build-clang/       clang, Release: the library and its tests
@@ -17,7 +17,8 @@ every test succeeded. The tests of the build by g++ come last, so that the closi
 
 Then tools/perf_gate.sh compares the working tree with the commit before HEAD (or, where MHA_PERF_GATE_BASE names a revision, with what HEAD
 and that one have in common). More instructions are a failure, unless a commit since then has the line "Perf-Gate: expected" at the end of
-its message; more time is only reported. tools/rust/test.sh tests the Rust crates with the library of build/; without a cargo it is skipped.
+its message; more time is only reported. tools/rust/test.sh tests the Rust crates with the library of build/; it is skipped where there is no recent
+cargo, or no network. The last lines name what was skipped and what failed.
 
   --quick      build/ only, no performance gate, no Rust
   --all        also the checks of the object files in build-debug/, and the tests in build-sanitize/,
@@ -50,9 +51,14 @@ done
 jobs=$(nproc)
 library=(-DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF)
 not_of_the_compiler='^linking\.(options|package|fetch_content)'  # tested in build/ alone
-failed=()
+failed=() skipped=()
 
 say() { printf '\n== %s (%d s so far)\n' "$*" "$SECONDS"; }
+
+skip() {  # WHAT AND WHY
+  echo "skipped: $*"
+  skipped+=("$*")
+}
 
 configure() {  # FOLDER BUILD_TYPE SETTING...
   local folder=$1 generator=()
@@ -73,10 +79,17 @@ run_tests() {  # FOLDER ARGUMENT...
   ctest --test-dir "$1" --output-on-failure --no-tests=error --parallel "$jobs" "${@:2}" || failed+=("$1")
 }
 
-# Emulated, a program is one test, and what it skips is not seen in the output of ctest.
+# Emulated, a program is one test, and what it skips is not seen in the output of ctest; nor is that GTEST_FILTER leaves nothing of it.
 run_emulated_tests() {  # FOLDER ARGUMENT...
+  local log=$1/Testing/Temporary/LastTest.log
+  rm -f "$log"
   run_tests "$@"
-  sed -n "s|^\[  SKIPPED \] \(.*\) (.* ms)$|skipped in $1: \1|p" "$1/Testing/Temporary/LastTest.log"
+  [[ -e $log ]] || return 0  # then ctest has failed
+  sed -n "s|^\[  SKIPPED \] \(.*\) (.* ms)$|skipped in $1: \1|p" "$log"
+  if grep -q '^\[=*\] Running 0 tests from 0 test suites' "$log"; then
+    echo "tools/test.sh: GTEST_FILTER='${GTEST_FILTER-}' leaves no test of a program in $1; see $log" >&2
+    failed+=("$1, where a program ran no test")
+  fi
 }
 
 if [[ $setup == yes ]]; then
@@ -132,7 +145,7 @@ perf_gate() {
   [[ -z ${MHA_PERF_GATE_BASE-} ]] || base=$(git merge-base HEAD "$MHA_PERF_GATE_BASE" 2>/dev/null) || base=$MHA_PERF_GATE_BASE
   say "performance against $base"
   if ! git rev-parse --verify --quiet "$base^{commit}" >/dev/null; then
-    echo "performance gate skipped: there is no revision $base here (a clone of depth 1 has no older ones: git fetch --unshallow)"
+    skip "the performance gate, for there is no revision $base here (a clone of depth 1 has no older ones: git fetch --unshallow)"
     return
   fi
   # The library in build/ is what the gate would build again, if it is as the gate compiles.
@@ -141,7 +154,7 @@ perf_gate() {
   fi
   tools/perf_gate.sh --count "$base" "${new[@]}" || gate=$?
   if ((gate == 4)); then
-    echo "performance gate skipped: it could not count; the reason stands above"
+    skip "the performance gate, which could not count; the reason stands above"
   elif ((gate)) && git log --format='%(trailers:key=Perf-Gate,valueonly)' "$base..HEAD" | grep -xF expected >/dev/null; then
     echo "performance gate: these instructions are expected, says a commit since $base"
   elif ((gate)); then
@@ -157,7 +170,7 @@ rust_crates() {
   say "testing the Rust crates"
   MHA_BUILD=build tools/rust/test.sh || status=$?
   if ((status == 3)); then
-    echo "Rust crates skipped: there is no cargo"
+    skip "the Rust crates; the reason stands above"
   elif ((status)); then
     failed+=("the Rust crates")
   fi
@@ -167,19 +180,23 @@ rust_crates() {
 # Packages for the tests of tools/python. Where PyPI is not to be reached, ctest shows these as skipped.
 if [[ $setup == yes && $matrix != quick ]]; then
   say "packages of Python, in build/python"
-  tools/python/setup.sh || echo "the tests python.* that need what is missing will be skipped"
+  tools/python/setup.sh || skip "tests python.*, which need packages that could not be installed; the reason stands above"
 fi
-others=("${failed[@]}")
 run_tests build
 if [[ $matrix == all ]]; then
   say "sizes in bytes, exported symbols, checksums of results"
   for folder in build build-clang build-minsizerel build-aarch64; do
-    ctest --test-dir "$folder" --verbose -R '^linking\.size$' | grep -o 'libmha.* KiB.*' | sed "s|^|$folder: |" || failed+=("$folder")
+    ctest --test-dir "$folder" --verbose -R '^linking\.size$' | grep -o 'libmha.* KiB.*' | sed "s|^|$folder: |" || failed+=("the size of $folder")
   done
   cat tests/linking_symbols.txt
   grep -v '^#' tests/checksums.txt
 fi
-if ((${#others[@]})); then
-  printf '\ntools/test.sh: tests failed in %s; see above\n' "${others[*]}" >&2
-fi
+
+# print_list HEADING ITEM...: nothing without an item.
+print_list() {
+  (($# == 1)) || printf '\ntools/test.sh: %s:\n' "$1"
+  (($# == 1)) || printf '  %s\n' "${@:2}"
+}
+print_list "skipped" "${skipped[@]}"
+print_list "failed, see above" "${failed[@]}" >&2
 ((${#failed[@]} == 0))
