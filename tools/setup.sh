@@ -7,7 +7,8 @@ usage() {
 tools/setup.sh [--all]
 
 Installs by apt-get (Debian, Ubuntu) the packages that are needed to build and test mha, as far as they are missing. Says nothing and
-takes no time if all are there. Needs root or sudo only if something is missing.
+takes no time if all are there. Needs root or sudo only if something is missing. What only some tests of --all need is installed where apt has it;
+where it has not, or cannot install it, that is said, and those tests will be skipped.
 
   --all    also what tools/test.sh needs: clang, compilers and an emulator for AArch64 and RISC-V, what looks at packages, man pages, the
            header and the binary interface, a browser, what virtual environments of Python need, and cargo if there is none
@@ -19,16 +20,18 @@ Examples:
 TEXT
 }
 
-packages=(cmake ninja-build g++ libxsimd-dev libopenblas-dev libpthreadpool-dev libbenchmark-dev libgtest-dev googletest pkg-config
+needed=(cmake ninja-build g++ libxsimd-dev libopenblas-dev libpthreadpool-dev libbenchmark-dev libgtest-dev googletest pkg-config
   libcli11-dev nlohmann-json3-dev python3 git valgrind)
+useful=()  # without one of these, tests are skipped
 
-wants_cargo=no
 for argument in "$@"; do
   case $argument in
     --all)
-      packages+=(clang libclang-rt-dev g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user abigail-tools dpkg-dev lintian man-db groff-base
-        doxygen python3-venv chromium)
-      command -v cargo >/dev/null || wants_cargo=yes
+      needed+=(clang g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user)
+      useful+=(libclang-rt-dev abigail-tools dpkg-dev lintian man-db groff-base doxygen python3-venv)
+      [[ -n $(command -v chromium chromium-browser google-chrome) ]] || useful+=(chromium)
+      # Debian 12's package cargo is too old for the crates; this one is kept up to date.
+      command -v cargo >/dev/null || useful+=(cargo-web rustc-web rust-web-clippy rustfmt-web)
       ;;
     --help | -h) usage && exit ;;
     *) echo "tools/setup.sh: '$argument' is not an option; see tools/setup.sh --help" >&2 && exit 2 ;;
@@ -37,25 +40,37 @@ done
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
   echo "tools/setup.sh: this system has no apt-get. Install these Debian packages or what corresponds to them by hand, and give" \
-    "--no-setup to the other scripts: ${packages[*]}" >&2
+    "--no-setup to the other scripts: ${needed[*]} ${useful[*]}" >&2
   exit 1
 fi
 
-installed=$(dpkg-query --show --showformat '${Package} ${db:Status-Status}\n' "${packages[@]}" 2>/dev/null || true)
-missing=()
-for package in "${packages[@]}"; do
-  grep -qxF "$package installed" <<<"$installed" || missing+=("$package")
-done
-[[ $wants_cargo == yes ]] || ((${#missing[@]})) || exit 0
+installed=$(dpkg-query --show --showformat '${Package} ${db:Status-Status}\n' "${needed[@]}" "${useful[@]}" 2>/dev/null || true)
+missing() {  # PACKAGE...
+  local package
+  for package in "$@"; do
+    grep -qxF "$package installed" <<<"$installed" || echo "$package"
+  done
+}
+of_apt() {  # PACKAGE...: those that apt has
+  local package
+  for package in "$@"; do
+    [[ -z $(apt-cache madison "$package" 2>/dev/null) ]] || echo "$package"
+  done
+}
+
+mapfile -t missing_needed < <(missing "${needed[@]}")
+mapfile -t missing_useful < <(missing "${useful[@]}")
+((${#missing_needed[@]} + ${#missing_useful[@]})) || exit 0
 
 as_root=()
+is_root=yes
 if ((EUID != 0)); then
-  if ! command -v sudo >/dev/null; then
-    [[ $wants_cargo == no ]] || missing+=(cargo)
-    echo "tools/setup.sh: these packages are missing, and installing them needs root or sudo: ${missing[*]}" >&2
-    exit 1
-  fi
   as_root=(sudo)
+  command -v sudo >/dev/null || is_root=no
+fi
+if [[ $is_root == no ]] && ((${#missing_needed[@]})); then
+  echo "tools/setup.sh: these packages are missing, and installing them needs root or sudo: ${missing_needed[*]} ${missing_useful[*]}" >&2
+  exit 1
 fi
 
 log=$(mktemp)
@@ -64,16 +79,30 @@ apt_get() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get --quiet --yes -o DPkg::Lock::Timeout=120 "$@" </dev/null >"$log" 2>&1 && return
   cat "$log" >&2
   echo "tools/setup.sh: apt-get $1 failed; what it said is above" >&2
-  exit 1
+  return 1
 }
-apt_get update
-if [[ $wants_cargo == yes ]]; then
-  if [[ -n $(apt-cache madison cargo-web) ]]; then
-    missing+=(cargo-web rustc-web rust-web-clippy rustfmt-web)  # Debian 12's cargo is too old for the crates; this one is kept up to date
-  else
-    echo "tools/setup.sh: there is no cargo, and no package of a recent one (cargo-web); see https://rustup.rs. The Rust crates stay untested" >&2
-  fi
+install() {  # PACKAGE...
+  (($#)) || return 0
+  echo "tools/setup.sh: installing $*"
+  apt_get install --no-install-recommends "$@"
+}
+
+if ((${#missing_needed[@]})); then
+  apt_get update || exit 1
+  install "${missing_needed[@]}" || exit 1
 fi
-((${#missing[@]})) || exit 0
-echo "tools/setup.sh: installing ${missing[*]}"
-apt_get install --no-install-recommends "${missing[@]}"
+
+mapfile -t had < <(of_apt "${missing_useful[@]}")
+# What apt has not is not looked for each time: its lists are brought up to date only to install, or if they are empty.
+if [[ $is_root == yes ]] && ((${#missing_needed[@]} == 0)) && { ((${#had[@]})) || [[ -z $(of_apt cmake) ]]; }; then
+  apt_get update || true
+  mapfile -t had < <(of_apt "${missing_useful[@]}")
+fi
+if ((${#had[@]})) && [[ $is_root == yes ]] && install "${had[@]}"; then
+  installed+=$(printf '\n%s installed' "${had[@]}")
+fi
+mapfile -t not_had < <(missing "${missing_useful[@]}")
+if ((${#not_had[@]})); then
+  echo "tools/setup.sh: not installed, so tests that need it will be skipped: ${not_had[*]}" >&2
+  [[ " ${not_had[*]} " != *' cargo-web '* ]] || echo "tools/setup.sh: a recent cargo is also to be had from https://rustup.rs" >&2
+fi
