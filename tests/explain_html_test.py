@@ -3,7 +3,7 @@
 
     explain_html_test.py MHA [unittest arguments]
 
-Exits with 77 where there is no Chromium (Debian: chromium): CTest shows the test as skipped.
+Exits with 77 where there is neither Chromium nor Chrome (Debian: chromium): CTest shows the test as skipped.
 Set MHA_SCREENSHOTS to a folder to keep the screenshots.
 """
 
@@ -22,9 +22,9 @@ import unittest
 import zlib
 
 MHA = sys.argv.pop(1)
-CHROMIUM = shutil.which("chromium")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if not CHROMIUM:
-    print("SKIPPED: there is no Chromium here (Debian: chromium)")
+    print("SKIPPED: there is neither Chromium nor Chrome here (Debian: chromium)")
     sys.exit(77)
 
 DESKTOP, PHONE = (1280, 1000), (390, 844)
