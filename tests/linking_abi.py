@@ -32,10 +32,14 @@ def describe(source, work, cxx):
     work.mkdir(parents=True)
     library, description = work / "libmha.so.0", work / "mha.abi"
     flags = ["-std=c++17", "-g", "-O0", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"]
+    # The description is the same wherever the sources and the build folder are.
+    flags += [f"-ffile-prefix-map={folder}/=" for folder in (source, work)]
     output_of(cxx, *flags, "-I", source / "src", "-I", source / "include", "-shared", "-Wl,-soname,libmha.so.0",
               f"-Wl,--version-script={source / 'src' / 'mha.map'}", *sorted((source / "src").glob("*.cpp")), "-o", library)
     output_of("abidw", "--exported-interfaces-only", "--headers-dir", source / "include", "--drop-private-types", "--no-show-locs",
               "--no-corpus-path", "--no-comp-dir-path", "--no-elf-needed", "--type-id-style", "hash", library, "--out-file", description)
+    if absolute := re.search(r"path='(/[^']*)'", description.read_text()):
+        sys.exit(f"The description of the interface names {absolute.group(1)}, a path of this machine.")
     return description
 
 
