@@ -1,4 +1,5 @@
-// A pool of threads behind the library's mha_scheduler: that of the benchmarks, of the command, and of the comparison with other libraries.
+// A pool of threads behind the library's mha_scheduler: that of the benchmarks, of the command, of the performance gate, and of the
+// comparison with other libraries.
 #pragma once
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// The pool of threads of the command, the benchmarks and the comparison (bench/workers.h).
+// The pool of threads of the command, the benchmarks, the performance gate and the comparison (bench/workers.h).
 #include "bench/workers.h"
 
 #include <gtest/gtest.h>

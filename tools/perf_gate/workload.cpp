@@ -55,7 +55,7 @@ Memory::Memory(size_t bytes) {
 void Memory::Free::operator()(void *memory) const { free(memory); }
 
 Workload::Workload(const Shape &shape, const std::vector<Library> &libraries) : shape_(shape), libraries_(libraries) {
-  if (shape.threads > 1) threads_ = std::make_unique<Threads>(static_cast<uint32_t>(shape.threads));
+  if (shape.threads > 1) workers_ = std::make_unique<bench::Workers>(static_cast<uint32_t>(shape.threads));
   output_ = floats(output_floats());
   if (shape.past) fill_caches();
   if (shape.is_layer) {
@@ -169,7 +169,7 @@ void Workload::prepare_forward() {
   forward_.query = inputs_[0]->floats();
   forward_.output = output_->floats();
   forward_.is_causal = shape_.is_causal;
-  if (threads_) forward_.scheduler = threads_->scheduler();
+  if (workers_) forward_.scheduler = &workers_->scheduler();
   for (size_t index = 0; index < libraries_.size(); ++index) {
     mha_error error;
     size_t bytes;
@@ -201,7 +201,7 @@ void Workload::prepare_attention() {
   attention_.output = output_->get();
   attention_.is_causal = shape_.is_causal;
   attention_.instruction_set = shape_.instruction_set;
-  if (threads_) attention_.scheduler = threads_->scheduler();
+  if (workers_) attention_.scheduler = &workers_->scheduler();
   for (size_t index = 0; index < libraries_.size(); ++index) {
     mha_error error;
     size_t bytes;

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "bench/workers.h"
 #include "library.h"
 #include "shapes.h"
-#include "threads.h"
 
 namespace gate {
 
@@ -61,7 +61,7 @@ class Workload {
 
   const Shape shape_;
   const std::vector<Library> &libraries_;
-  std::unique_ptr<Threads> threads_;
+  std::unique_ptr<bench::Workers> workers_;  // of several threads
   mha_layer_options options_ = {};
   std::vector<Packed> packed_;  // by library
   std::unique_ptr<Memory> packed_in_use_;
