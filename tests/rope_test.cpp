@@ -181,6 +181,16 @@ TEST_P(Rope, ExplicitPositionsMoveTheRotationAndNotTheMask) {
   }
 }
 
+// Under the sanitizers this also shows that nothing is added to that start.
+TEST_P(Rope, ExplicitPositionsGoWithTheLargestStart) {
+  AttentionProblem problem = Problem(9, 40, 8);
+  problem.q_start = {std::numeric_limits<int64_t>::max()};
+  problem.rope = MakeRope(false, 8, 50);
+  for (int64_t n = 0; n < problem.n_q; n++) problem.rope->q_positions.push_back(49 - n);
+  for (int64_t n = 0; n < problem.n_kv; n++) problem.rope->k_positions.push_back(n);
+  ExpectTheSpecification(problem);
+}
+
 TEST_P(Rope, PositionsOfPaddingAreNotLookedAt) {
   for (const bool padding_left : {false, true}) {
     Random random(9);
