@@ -1,5 +1,5 @@
 // How far attention over keys and values stored in fewer bits is from that over the numbers themselves, in double precision: within what
-// rounding them allows. Prints the figures that README.md has.
+// rounding them allows. Prints the figures that src/docs/storage_types.md has.
 #include <gtest/gtest.h>
 #include <mha.h>
 

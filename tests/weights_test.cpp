@@ -623,7 +623,7 @@ std::vector<double> RoundingOf(const LayerProblem &given, const LayerProblem &st
   return bounds;
 }
 
-// Prints the figures that README.md has.
+// Prints the figures that src/docs/storage_types.md has.
 TEST(Accuracy, OfEachTypeIsWhatItsRoundingAllows) {
   for (const int64_t width : {768, 2048}) {
     for (const bool has_outliers : {false, true}) {
