@@ -83,10 +83,10 @@ AttentionMemory plan_attention(Attention *attention, int64_t num_threads, bool i
                 largest = n_q < most ? at_least_one(n_q) : most, least = least_block(*attention);
   int64_t block = largest;
   if (num_threads > 1) {
-    const Count units = Count(attention->batch) * Count(attention->num_kv_heads) * Count(blocks_of(n_q, block));
+    const Count heads = Count(attention->batch) * Count(attention->num_kv_heads), units = heads * Count(blocks_of(n_q, block));
     const Count wanted = Count(num_threads) * Count(units_per_thread);
     if (units.value() < wanted.value()) {
-      const int64_t per_head = blocks_of(wanted.value(), at_least_one(attention->batch * attention->num_kv_heads));
+      const int64_t per_head = blocks_of(wanted.value(), at_least_one(heads.value()));
       block = blocks_of(n_q, per_head);
       if (block < least) block = least;
       if (block > largest) block = largest;
