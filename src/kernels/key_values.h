@@ -205,8 +205,8 @@ struct Ahead {
 };
 
 // The keys, or the values, of the chunk that comes next. Each tile asks for a share of them, as large as its share of the unit's rows, line
-// by line as it goes: so the memory is busy all the time. (Measured: to ask for what comes 16 KiB later instead is no better for one tile,
-// and leaves nothing to ask for to the others of several.)
+// by line as it goes: so the memory is busy all the time. (Measured: to ask for what comes 32 KiB later instead is no better for one tile
+// that waits for the memory, and leaves nothing to ask for to the others of several.)
 struct Stream {
   const char *at[chunk_groups];  // its groups; any address where there is none
   int64_t even_groups;           // so many of them, from the first on, lie one after the other
