@@ -93,7 +93,7 @@ MHA_INLINE Scalar all<Scalar>(float x) {
 }
 MHA_INLINE void store(float *p, Scalar v) { *p = v.x; }
 
-// Optimising for size, a compiler reads an operand of several multiply-adds once for each of them, if it is not made to hold it.
+// g++ reads an operand of several multiply-adds from the memory once for each of them, if it is not made to hold it in a register.
 MHA_INLINE Scalar held(Scalar x) { return x; }
 
 // ---- Vectors
@@ -141,9 +141,9 @@ MHA_INLINE Vector all<Vector>(float x) {
 MHA_INLINE void store(float *p, Vector v) { v.store_unaligned(p); }
 
 MHA_INLINE Vector held(Vector x) {
-#if defined(__OPTIMIZE_SIZE__) && defined(MHA_KERNELS_NEON)
+#if defined(MHA_KERNELS_NEON)
   __asm__("" : "+w"(x.data));
-#elif defined(__OPTIMIZE_SIZE__)
+#else
   __asm__("" : "+v"(x.data));
 #endif
   return x;

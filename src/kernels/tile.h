@@ -52,18 +52,16 @@ struct Blocks {
   MHA_INLINE void skip(int64_t terms) { MHA_UNROLL for (int i = 0; i < count; ++i) block[i] += terms * k_stride; }
 };
 
-// What a loop asks the memory for while it computes: nothing, or `lines` cache lines a step from p on, for the first or the second level.
+// What a loop asks the memory for while it computes: nothing.
 struct NoPrefetch {
   MHA_INLINE void step(int64_t) const {}
 };
 
-template <int lines, int level>
-struct Prefetch {
-  const float *p;
-  MHA_INLINE void step(int64_t k) const {
-    MHA_UNROLL for (int i = 0; i < lines; ++i) __builtin_prefetch(p + (k * lines + i) * 16, 0, 4 - level);
-  }
-};
+// Whether each vector of columns stays in a register for all rows: where there is room for it beside the accumulators and a multiplier.
+template <int lanes>
+constexpr bool holds_columns(int rows, int vectors) {
+  return rows > 1 && (rows + 1) * vectors + 1 <= (lanes == 8 ? 16 : 32);
+}
 
 // acc[r][i] += rows[r] * columns over k in [begin, end), in order, columns.w being those of `begin`: the fused multiply-adds of the whole
 // library.
@@ -72,7 +70,10 @@ MHA_INLINE void accumulate(Rows rows, ColumnsOf<Element> columns, int64_t begin,
   const Element *w = columns.w;
   for (int64_t k = begin; k < end; ++k, w += columns.k_stride) {
     V column[N];
-    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = held(load<V>(w + i / C * columns.block_stride + i % C * V::size));
+    MHA_UNROLL for (int i = 0; i < N; ++i) {
+      column[i] = load<V>(w + i / C * columns.block_stride + i % C * V::size);
+      if constexpr (holds_columns<V::size>(R, N)) column[i] = held(column[i]);
+    }
     ahead.step(k - begin);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       const V multiplier = all<V>(rows.at(r, k));
@@ -86,8 +87,10 @@ MHA_INLINE void accumulate(Rows rows, const Blocks<Element, N / C, k_stride> &co
                            Ahead ahead) {
   for (int64_t k = begin; k < end; ++k) {
     V column[N];
-    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] =
-        held(load<V>(columns.block[i / C] + (k - begin) * k_stride + i % C * static_cast<int>(V::size)));
+    MHA_UNROLL for (int i = 0; i < N; ++i) {
+      column[i] = load<V>(columns.block[i / C] + (k - begin) * k_stride + i % C * static_cast<int>(V::size));
+      if constexpr (holds_columns<V::size>(R, N)) column[i] = held(column[i]);
+    }
     ahead.step(k);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       const V multiplier = all<V>(rows.at(r, k));
@@ -140,10 +143,8 @@ struct TileShape;
 
 template <>
 struct TileShape<16> {  // AVX-512: 32 registers
-  static constexpr int project_rows = 8, tall_rows = 12, attend_rows = 6, softmax_rows = 3;
-  static constexpr int tall_vectors = 2;
-  static constexpr int project_panels(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
-  static constexpr int stored_panels(int rows) { return rows <= 2 ? 2 : 1; }
+  static constexpr int project_rows = 8, attend_rows = 6, softmax_rows = 3;
+  static constexpr int project_panels(int rows) { return rows <= 2 ? 2 : 1; }
   static constexpr int project_vectors(int) { return 3; }
   static constexpr int score_blocks(int rows) { return rows <= 2 ? 8 : 4; }
   static constexpr int context_vectors(int rows) { return rows <= 2 ? 8 : 4; }
@@ -151,9 +152,8 @@ struct TileShape<16> {  // AVX-512: 32 registers
 
 template <>
 struct TileShape<8> {  // AVX2: 16 registers
-  static constexpr int project_rows = 6, tall_rows = 6, attend_rows = 6, softmax_rows = 1;
+  static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1;
   static constexpr int project_panels(int rows) { return rows == 1 ? 2 : 1; }
-  static constexpr int stored_panels(int rows) { return rows == 1 ? 2 : 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
@@ -161,9 +161,8 @@ struct TileShape<8> {  // AVX2: 16 registers
 
 template <>
 struct TileShape<4> {  // NEON: 32 registers
-  static constexpr int project_rows = 6, tall_rows = 6, attend_rows = 6, softmax_rows = 1;
+  static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1;
   static constexpr int project_panels(int) { return 1; }
-  static constexpr int stored_panels(int) { return 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : 4; }
@@ -171,7 +170,7 @@ struct TileShape<4> {  // NEON: 32 registers
 
 template <>
 struct TileShape<1> {  // scalar
-  static constexpr int project_rows = 4, tall_rows = 4, attend_rows = 2, softmax_rows = 1;
+  static constexpr int project_rows = 4, attend_rows = 2, softmax_rows = 1;
   static constexpr int project_panels(int) { return 1; }
   static constexpr int project_vectors(int) { return 4; }
   static constexpr int score_blocks(int) { return 1; }
