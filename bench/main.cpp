@@ -17,7 +17,10 @@
 #include "mha.h"
 #include "pool.h"
 #if defined(MHA_WITH_OPENBLAS)
+#include <unistd.h>
+
 #include "mha_openblas.h"
+#include "openblas_core.h"
 extern "C" void openblas_set_num_threads(int num_threads);
 #endif
 
@@ -48,6 +51,10 @@ n rows, D width, H heads, Hkv kv heads, past positions in the cache before, T th
 Decoding, but for decode_hot, takes turns through as many equal layers and caches as are together 4 times the largest cache, so that all
 is read from memory, and the limit is the bandwidth at that size. A benchmark that was not given the memory for it says so in its label.
 Some are called in turns with another one: times_f32 and times_ungrouped are the time that took, divided by their own.
+
+OpenBLAS computes with its best kernels for this machine, whatever it would choose by itself, and whatever --instruction_set is; or with
+those of the core that the environment variable OPENBLAS_CORETYPE names. The context of the results says which (openblas_core), and whether
+they have the instruction set that the library computes with (openblas_has_instruction_set).
 
   --instruction_set=NAME  what the library computes with: auto (the best), scalar, avx2, avx512, neon
   --max_of_limit=X        a run above this is void, since its limit is wrong (1.03)
@@ -177,9 +184,24 @@ void add_context(const Options &options) {
 #endif
   benchmark::AddCustomContext("back_end", "native");
 #if defined(MHA_WITH_OPENBLAS)
+  const uint32_t used_and_lesser = (2u << options.setting.instruction_set) - 1;
+  const bool is_lesser = bench::better_openblas_core(mha_openblas_core_name(), mha_instruction_sets() & used_and_lesser) != nullptr;
   benchmark::AddCustomContext("openblas_core", mha_openblas_core_name());
+  benchmark::AddCustomContext("openblas_has_instruction_set", is_lesser ? "no" : "yes");
 #endif
 }
+
+#if defined(MHA_WITH_OPENBLAS)
+// OpenBLAS chooses its kernels before main, and for a processor that it does not know those of an old one: then this program starts again
+// with the variable by which it can be told. One that the user has set stays.
+void take_best_openblas_kernels(char **argv) {
+  const char *const core = bench::better_openblas_core(mha_openblas_core_name(), mha_instruction_sets());
+  if (!core || getenv("OPENBLAS_CORETYPE")) return;
+  setenv("OPENBLAS_CORETYPE", core, 1);
+  execv("/proc/self/exe", argv);
+  std::cerr << "mha_bench: could not start again with OPENBLAS_CORETYPE=" << core << "; OpenBLAS is slower than it could be\n";
+}
+#endif
 
 int run(int argc, char **argv) {
   const Options options = read_flags(&argc, argv);
@@ -215,6 +237,9 @@ int run(int argc, char **argv) {
 }  // namespace
 
 int main(int argc, char **argv) {
+#if defined(MHA_WITH_OPENBLAS)
+  take_best_openblas_kernels(argv);
+#endif
   try {
     return run(argc, argv);
   } catch (const UsageError &error) {

@@ -19,8 +19,11 @@ NOISE = ["--max_of_limit=1000", "--max_drift=1000"]  # other tests run at the sa
 COUNTERS = {"of_limit", "drift", "GFLOP/s", "GB/s", "peak", "bandwidth", "compute_us", "memory_us"}
 
 
-def run(*arguments, **settings):
+def run(*arguments, openblas_core=None, **settings):
     environment = dict(os.environ, OPENBLAS_NUM_THREADS="1")
+    environment.pop("OPENBLAS_CORETYPE", None)
+    if openblas_core:
+        environment["OPENBLAS_CORETYPE"] = openblas_core
     return subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=300, check=False, **settings)
 
 
@@ -61,6 +64,22 @@ class MhaBench(unittest.TestCase):
         names = self.bench("--instruction_set=scalar", "--benchmark_list_tests").stdout
         self.assertIn("instruction_set/scalar/", names)
         self.assertNotIn("instruction_set/avx2/", names)
+
+    def test_openblas_has_the_best_kernels_of_the_machine(self):
+        def context(*flags, **settings):
+            context = json.loads(self.bench(*SMALL, *NOISE, "--benchmark_format=json", *flags, **settings).stdout)["context"]
+            if "openblas_core" not in context:
+                self.skipTest("built without OpenBLAS")
+            return context
+
+        best = context()
+        self.assertEqual(best["openblas_has_instruction_set"], "yes")
+        if best["instruction_set"] in ("avx2", "avx512"):
+            # One that the user names stays, and is seen to be a lesser one; but not lesser than what the library is held to.
+            nehalem = context(openblas_core="Nehalem")
+            self.assertEqual((nehalem["openblas_core"], nehalem["openblas_has_instruction_set"]), ("Nehalem", "no"))
+            self.assertEqual(context("--instruction_set=scalar", openblas_core="Nehalem")["openblas_has_instruction_set"], "yes")
+            self.assertEqual(context("--instruction_set=avx2", openblas_core="Haswell")["openblas_has_instruction_set"], "yes")
 
     def test_all_groups_are_there(self):
         names = self.bench("--benchmark_list_tests").stdout.split()
