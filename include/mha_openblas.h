@@ -3,7 +3,9 @@
  *
  *     mha_layer_options options = { .struct_size = sizeof options, .sgemm = mha_openblas_sgemm };
  *
- * Its threads and their settings are OpenBLAS's own and belong to the whole process; nothing here touches them.
+ * Its threads and their settings are OpenBLAS's own and belong to the whole process; nothing here touches them. So are its kernels, which it
+ * chooses when it is loaded: a processor newer than itself may get those of a very old one (mha_openblas_core_name says "Prescott", or another
+ * name without AVX2), and then OPENBLAS_CORETYPE=SkylakeX in the environment, with AVX2 alone Haswell, makes it several times as fast.
  */
 #ifndef MHA_OPENBLAS_H
 #define MHA_OPENBLAS_H
