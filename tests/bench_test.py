@@ -284,6 +284,16 @@ class BenchTargets(unittest.TestCase):
         self.assertIn("| 1.087 | <= 1.10 | yes |", result.stdout)
         self.assertIn("| 0.889 | >= 0.95 | no |", self.targets(self.decode_results(), flags=("--group", "threads")).stdout)
 
+    def test_openblas_counts_only_with_kernels_that_are_no_lesser_ones(self):
+        benchmarks = [{"name": name + "/M:1/K:256/N:768", "run_type": "iteration", "cpu_time": time, "of_limit": 1}
+                      for name, time in (("projection", 1.0), ("projection_openblas", 1.25))]
+        for context, expected in (({"openblas_core": "SkylakeX", "openblas_has_instruction_set": "yes"}, r"\(SkylakeX\) \| 0\.800 .* yes"),
+                                  ({"openblas_core": "Prescott", "openblas_has_instruction_set": "no"}, r"\| OpenBLAS had its kernels for Prescott .* no"),
+                                  ({"openblas_core": "Prescott"}, r"\| OpenBLAS had its kernels for Prescott .* no")):
+            results = {"context": {"instruction_set": "avx512", **context}, "benchmarks": benchmarks}
+            self.assertRegex(self.targets(results, flags=("--group", "projection")).stdout,
+                             rf"(?m)^\| projection/M:1/K:256/N:768 \| time / OpenBLAS {expected} \|$")
+
     def test_stored_types_have_other_targets_with_avx2(self):
         result = self.targets(self.decode_results(), flags=("--group", "storage"))
         self.assertIn("| 3.100 | >= 3.20 | no |", result.stdout)

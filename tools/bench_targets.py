@@ -10,7 +10,8 @@ import sys
 DESCRIPTION = """\
 Reads results of tools/bench.sh --benchmark_format=json and prints a Markdown table of the project's targets, what was measured (the
 median of the repetitions; of several files one after the other, of which the median counts) and whether the target is met. Results
-of different instruction sets get a table each. A target that was not measured is not met, and so is one whose benchmark was void.
+of different instruction sets get a table each. A target that was not measured is not met, and so is one whose benchmark was void, or
+whose rival was OpenBLAS with kernels for a lesser instruction set.
 
 Exit status: 0 all targets are met, 1 some are not, 2 wrong arguments or files.
 """
@@ -63,15 +64,22 @@ class Results:
         self.instruction_set = instruction_set
         self.figures = {}  # name -> number of the file -> its figures
         self.errors = {}  # name -> message
+        self.openblas_cores = set()  # whose kernels it was measured with
         self.files = 0
 
-    def add(self, benchmarks):
+    def add(self, context, benchmarks):
         """The benchmarks of one more file."""
         self.files += 1
+        core = context.get("openblas_core")
+        is_crippled = core is not None and context.get("openblas_has_instruction_set") != "yes"
+        if core is not None and not is_crippled:
+            self.openblas_cores.add(core)
         repetitions, medians = {}, {}
         for entry in benchmarks:
             name = entry.get("run_name", entry["name"]).removesuffix("/real_time")
-            if entry.get("error_occurred"):
+            if is_crippled and "_openblas/" in name:
+                self.errors[name] = f"OpenBLAS had its kernels for {core}"
+            elif entry.get("error_occurred"):
                 self.errors[name] = entry.get("error_message", "error").split(":")[0]
             elif entry.get("aggregate_name") == "median":
                 medians[name] = entry
@@ -82,6 +90,9 @@ class Results:
             medians.setdefault(name, {key: statistics.median(entry[key] for entry in entries) for key in keys})
         for name, figures in medians.items():
             self.figures.setdefault(name, {})[self.files] = figures
+
+    def openblas(self):
+        return f"OpenBLAS ({', '.join(sorted(self.openblas_cores))})" if self.openblas_cores else "OpenBLAS"
 
     def groups(self):
         return {name.split("/")[0] for name in [*self.figures, *self.errors]}
@@ -103,7 +114,6 @@ class Results:
         if not both:
             raise Missing("not measured in one file")
         return [figures[file] / others[file] for file in both]
-
 
     def counts(self, start):
         """The numbers behind `start`, which are the ends of names."""
@@ -207,7 +217,7 @@ def projection(results, table):
             shape = f"/M:{rows}/K:{depth}/N:{3 * depth}"
             name, openblas = "projection" + shape, "projection_openblas" + shape
             table.add(name, "of_limit", least_of_limit(results, name), lambda: results.get(name))
-            table.add(name, "time / OpenBLAS", 1.0, lambda: results.ratios(name, openblas, "cpu_time"), at_most=True)
+            table.add(name, f"time / {results.openblas()}", 1.0, lambda: results.ratios(name, openblas, "cpu_time"), at_most=True)
 
 
 def latency(results, table):
@@ -280,15 +290,15 @@ def read(path):
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
-        benchmarks = content["benchmarks"]
-        instruction_set = content["context"]["instruction_set"]
+        context, benchmarks = content["context"], content["benchmarks"]
+        context["instruction_set"]
         for entry in benchmarks:
             entry["name"]
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is no result of mha_bench; make one by tools/bench.sh --benchmark_format=json") from error
-    return instruction_set, benchmarks
+    return context, benchmarks
 
 
 def main():
@@ -300,8 +310,9 @@ def main():
 
     by_instruction_set = {}
     for path in arguments.results:
-        instruction_set, benchmarks = read(path)
-        by_instruction_set.setdefault(instruction_set, Results(instruction_set)).add(benchmarks)
+        context, benchmarks = read(path)
+        instruction_set = context["instruction_set"]
+        by_instruction_set.setdefault(instruction_set, Results(instruction_set)).add(context, benchmarks)
 
     groups = arguments.group or GROUPS
     all_met = True

@@ -2,7 +2,6 @@
 """Draws results of tools/bench.sh as charts. See --help."""
 
 import argparse
-import json
 import math
 import os
 import pathlib
@@ -51,14 +50,13 @@ class Result:
 
     def __init__(self, path, pattern):
         self.path = path
-        self.instruction_set, benchmarks = bench_targets.read(path)
+        context, benchmarks = bench_targets.read(path)
+        self.context, self.instruction_set = context, context["instruction_set"]
         results = bench_targets.Results(self.instruction_set)
         try:
-            results.add([in_seconds(entry) for entry in benchmarks])
+            results.add(context, [in_seconds(entry) for entry in benchmarks])
         except (TypeError, KeyError, AttributeError, statistics.StatisticsError) as error:
             raise InputError(f"{path} is no result of mha_bench; make one by tools/bench.sh --benchmark_format=json") from error
-        with open(path, encoding="utf-8") as file:
-            self.context = json.load(file)["context"]
         names = dict.fromkeys(entry.get("run_name", entry["name"]).removesuffix("/real_time") for entry in benchmarks)
         self.names = [name for name in names if pattern.search(name)]
         if not self.names:
