@@ -7,6 +7,7 @@ Usage: compare_test.py LIBMHA [TEST...]      LIBMHA is the shared library
 import array
 import contextlib
 import csv
+import ctypes
 import importlib.util
 import io
 import json
@@ -297,6 +298,32 @@ class Mha(unittest.TestCase):
             worker.ask("make", shape=(1, 4, 9, 2, 1), inputs=str(folder / "inputs"), output=str(folder / "output"))
         with self.assertRaisesRegex(compare.Failed, "KeyError"):
             worker.ask("time", form="layer", shape=(1, 4, 8, 2, 1), seconds=0.01)
+
+
+class OpenBlas(unittest.TestCase):
+    """By a stand-in for OpenBLAS that says whose kernels it has."""
+
+    def environment(self, core, **variables):
+        source, stand_in = folder / "openblas.c", folder / "libopenblas.so.0"
+        source.write_text(f'char *openblas_get_corename(void) {{ return "{core}"; }}' if core else "")
+        subprocess.run([os.environ.get("CXX", "c++"), "-x", "c", "-shared", "-fPIC", source, "-o", stand_in], check=True)
+        self.addCleanup(lambda: stand_in.unlink(missing_ok=True))
+        clean = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+        with mock.patch.dict(os.environ, {**clean, "LD_LIBRARY_PATH": str(folder), **variables}, clear=True):
+            return compare.openblas_environment(helper)
+
+    def test_it_gets_the_best_kernels_of_the_machine(self):
+        best = ctypes.CDLL(str(helper)).compare_instruction_set
+        best.restype = ctypes.c_char_p
+        core = {b"avx512": "SkylakeX", b"avx2": "Haswell"}.get(best())
+        self.assertEqual(self.environment("Prescott"), {"OPENBLAS_CORETYPE": core} if core else {})
+
+    def test_its_own_choice_stays_where_it_is_as_good_and_so_does_the_users(self):
+        self.assertEqual(self.environment("SkylakeX"), {})
+        self.assertEqual(self.environment("Prescott", OPENBLAS_CORETYPE="Prescott"), {})
+
+    def test_one_that_cannot_be_asked_is_left_alone(self):
+        self.assertEqual(self.environment(None), {})
 
 
 # Stands in for an interpreter that has a library. One of its threads spins, as those of some libraries do.

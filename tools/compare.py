@@ -98,8 +98,8 @@ def say(sentence):
 
 
 class Worker:
-    def __init__(self, command, log):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+    def __init__(self, command, log, environment):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment)
 
     def ask(self, request, **arguments):
         """The answer. The process runs only until it has given it."""
@@ -132,6 +132,7 @@ class Settings:
 
     def __init__(self, folder, venv, helper, log):
         self.folder, self.venv, self.helper, self.log = folder, venv, helper, log
+        self.environment = {**os.environ, **openblas_environment(helper)}
 
     def pythons(self, library):
         if library == "mha":
@@ -144,7 +145,7 @@ class Settings:
         reasons = []
         for python in self.pythons(library):
             command = [python, parts / "worker.py", library.replace("-system", ""), len(cores), ",".join(map(str, cores))]
-            worker = Worker([str(word) for word in command + [self.helper] * (library == "mha")], self.log)
+            worker = Worker([str(word) for word in command + [self.helper] * (library == "mha")], self.log, self.environment)
             try:
                 return worker, worker.ask("about")
             except Failed as failed:
@@ -291,9 +292,23 @@ def build_helper(library, folder):
     """The shared object around library that worker.py loads."""
     library, helper = pathlib.Path(library).resolve(), folder / "helper.so"
     run_command([os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-I", root / "include",
-                 "-I", root / "bench", parts / "helper.cpp", root / "bench" / "probes.cpp", library, f"-Wl,-rpath,{library.parent}",
-                 "-o", helper], "building the helper")
+                 "-I", root / "bench", parts / "helper.cpp", root / "bench" / "probes.cpp", root / "bench" / "openblas_core.cpp", library,
+                 f"-Wl,-rpath,{library.parent}", "-o", helper], "building the helper")
     return helper
+
+
+def openblas_environment(helper):
+    """Debian's PyTorch multiplies by the system's OpenBLAS, which takes old and slow kernels on a processor that it does not know. This is
+    what gives it its best ones for this machine, unless the user has chosen."""
+    if "OPENBLAS_CORETYPE" in os.environ:
+        return {}
+    ask = """import ctypes, sys
+openblas, helper = map(ctypes.CDLL, ["libopenblas.so.0", sys.argv[1]])
+openblas.openblas_get_corename.restype = helper.compare_better_openblas_core.restype = ctypes.c_char_p
+print((helper.compare_better_openblas_core(openblas.openblas_get_corename()) or b"").decode())"""
+    done = subprocess.run([sys.executable, "-c", ask, str(helper)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    core = done.stdout.strip()  # nothing where there is no OpenBLAS
+    return {"OPENBLAS_CORETYPE": core} if core else {}
 
 
 def install(library, venv):

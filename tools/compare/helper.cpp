@@ -10,6 +10,7 @@
 #include "clock.h"
 #include "memory.h"
 #include "mha.h"
+#include "openblas_core.h"
 #include "probes.h"
 #include "workers.h"
 
@@ -179,6 +180,8 @@ const float *compare_output(const Layer *self) { return self->y.data(); }
 
 // Multiplications and additions of one call, counting only the pairs that attend.
 double compare_operations(const Layer *self) { return static_cast<double>(self->info.operations); }
+
+const char *compare_better_openblas_core(const char *core) { return bench::better_openblas_core(core, mha_instruction_sets()); }
 
 const char *compare_instruction_set() { return mha_instruction_set_name(best_instruction_set()); }
 

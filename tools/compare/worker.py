@@ -120,12 +120,22 @@ class Mha:
         return self.helper.compare_bandwidth(self.threads, ctypes.c_int64(size))
 
 
+def openblas_core():
+    """Whose kernels the system's OpenBLAS computes with; nothing if it is not loaded."""
+    try:
+        name = ctypes.CDLL("libopenblas.so.0", os.RTLD_NOLOAD | os.RTLD_NOW).openblas_get_corename
+    except OSError:
+        return ""
+    name.restype = ctypes.c_char_p
+    return f"with OpenBLAS for {name().decode()}"
+
+
 class PyTorch:
     name = "PyTorch"
 
     def __init__(self, threads, _):
         import torch
-        self.torch, self.version, self.detail = torch, torch.__version__, ""
+        self.torch, self.version, self.detail = torch, torch.__version__, openblas_core()
         torch.set_num_threads(threads)
         torch.set_num_interop_threads(1)
         torch.set_grad_enabled(False)
