@@ -413,6 +413,8 @@ class Mha(unittest.TestCase):
             self.assert_same(self.layer.forward(x[:1, 19:], is_causal=True, rope=rope, cache=copy), expected[:1, 19:])
             self.assert_same(self.layer.forward(x[1:, 19:], is_causal=True, rope=rope, cache=cache, cache_sequences=[1], cache_read=True),
                              expected[1:, 19:])
+            _, padded = self.layer.forward(x[:, 18:], rope=rope, cache=cache, q_lengths=[2, 1], cache_read=True, want=["attention_weights"])
+            np.testing.assert_allclose(padded["attention_weights"].sum(axis=3), np.tile([[[1, 1]], [[1, 0]]], (1, heads, 1)), rtol=0, atol=1e-6)
 
     def test_a_cache_lies_where_the_caller_wants_it(self):
         config = {"num_sequences": 2, "capacity": 16, "num_kv_heads": heads, "head_dim": head_dim, "v_type": "int8"}

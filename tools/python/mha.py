@@ -357,8 +357,9 @@ class Layer:
         alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, cache, cache_sequences,
                                scheduler, is_causal, n_q, appended)
         args.flags |= _cache_read if cache_read else 0
+        appended_lengths = None if cache_read else q_lengths if other is None else kv_lengths
         wanted, taps = _wanted(args, want, is_single, batch, n_q, appended, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"],
-                               shape["head_dim_v"], cache, cache_sequences, q_lengths if other is None else kv_lengths)
+                               shape["head_dim_v"], cache, cache_sequences, appended_lengths)
         with _raising(scheduler, self._sgemm):
             _run("mha_forward", workspace, self._handle, args)
         del alive, taps
