@@ -68,7 +68,7 @@ measured. A benchmark with a run that was void or not measured has no more figur
 Examples:
   mha_bench --benchmark_list_tests
   mha_bench --benchmark_filter='^layer_prefill/' --benchmark_repetitions=5
-  mha_bench --instruction_set=avx2 --benchmark_filter='^attention_prefill/.*head_dim:64' --benchmark_format=json >avx2.json
+  mha_bench --instruction_set=avx2 --benchmark_filter='^attention_prefill/.*head_dim:64' --benchmark_out=build/avx2.json
 
 Google Benchmark's:
 

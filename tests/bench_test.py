@@ -6,6 +6,7 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -299,6 +300,15 @@ class BenchTargets(unittest.TestCase):
         self.assertIn("| 3.100 | >= 3.20 | no |", result.stdout)
         result = self.targets(self.decode_results("avx2"), flags=("--group", "storage"))
         self.assertIn("| 3.100 | >= 3.00 | yes |", result.stdout)
+
+    def test_the_examples_of_all_commands_write_into_the_build_folder(self):
+        tools = os.path.dirname(BENCH_TARGETS)
+        for command in MHA_BENCH, BENCH_TARGETS, *(os.path.join(tools, name) for name in ("bench.sh", "plot_bench.py")):
+            _, examples = run(command, "--help").stdout.split("Examples:\n", 1)
+            files = re.findall(r"[^\s=>]+\.(?:json|svg)", examples)
+            self.assertTrue(files, command)
+            for file in files:
+                self.assertRegex(file, "^build/", command)
 
     def test_wrong_files_and_arguments(self):
         for content in ("", "[]", "{}", '{"benchmarks": [], "context": {}}'):

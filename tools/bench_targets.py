@@ -17,9 +17,9 @@ Exit status: 0 all targets are met, 1 some are not, 2 wrong arguments or files.
 """
 EXAMPLES = """\
 Examples:
-  tools/bench.sh --benchmark_format=json >result.json; tools/bench_targets.py result.json
-  tools/bench_targets.py --group layer_prefill --group threads result.json
-  tools/bench_targets.py --missed monday.json tuesday.json wednesday.json
+  tools/bench.sh --benchmark_out=build/result.json; tools/bench_targets.py build/result.json
+  tools/bench_targets.py --group layer_prefill --group threads build/result.json
+  tools/bench_targets.py --missed build/monday.json build/tuesday.json build/wednesday.json
 """
 
 PREFILL_N = [128 << i for i in range(8)]

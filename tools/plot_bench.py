@@ -28,10 +28,10 @@ Exit status: 0 drawn, 2 wrong arguments or files.
 """
 EXAMPLES = """\
 Examples:
-  tools/bench.sh --benchmark_format=json >result.json
-  tools/plot_bench.py share result.json --filter '^layer_prefill/' --output share.svg
-  tools/plot_bench.py lengths result.json --filter '^attention_prefill.*causal:1' --output lengths.svg
-  tools/plot_bench.py compare before.json after.json --output compared.svg
+  tools/bench.sh --benchmark_out=build/result.json
+  tools/plot_bench.py share build/result.json --filter '^layer_prefill/' --output build/share.svg
+  tools/plot_bench.py lengths build/result.json --filter '^attention_prefill.*causal:1' --output build/lengths.svg
+  tools/plot_bench.py compare build/before.json build/after.json --output build/compared.svg
 """
 
 WIDTH, RIGHT = 980, 70
