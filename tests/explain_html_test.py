@@ -21,6 +21,10 @@ import tempfile
 import unittest
 import zlib
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
+from demo_files import floats, write_npy, write_safetensors  # noqa: E402
+
 MHA = sys.argv.pop(1)
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if not CHROMIUM:
@@ -73,25 +77,6 @@ function probe() {
 </script></body>"""
 
 
-def floats(values):
-    return struct.pack(f"<{len(values)}f", *values)
-
-
-def write_safetensors(path, tensors):
-    header, data = {}, b""
-    for name, (shape, values) in tensors.items():
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + 4 * len(values)]}
-        data += floats(values)
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-def write_npy(path, shape, values):
-    text = str({"descr": "<f4", "fortran_order": False, "shape": shape}).encode()
-    text += b" " * (-(len(text) + 11) % 64) + b"\n"
-    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + floats(values))
-
-
 class Layer:
     """A small causal layer with random weights, in files; and its attention weights, computed here."""
 
@@ -102,8 +87,8 @@ class Layer:
         matrices = {name: [draw(0, 1) for _ in range(self.width**2)] for name in ("W_query", "W_key", "W_value")}
         self.w_q, self.w_k = matrices["W_query"], matrices["W_key"]
         self.files = [folder / "layer.safetensors", folder / "x.npy"]
-        write_safetensors(self.files[0], {name: ([self.width] * 2, values) for name, values in matrices.items()})
-        write_npy(self.files[1], (n, self.width), self.x)
+        write_safetensors(self.files[0], {name: ([self.width] * 2, floats(values)) for name, values in matrices.items()})
+        write_npy(self.files[1], (n, self.width), floats(self.x))
 
     def arguments(self):
         return ["--weights", self.files[0], "--heads", str(self.heads), "--input", self.files[1], "--causal"]
@@ -287,7 +272,7 @@ class InABrowser(unittest.TestCase):
         layer = Layer(self.folder, 1, heads=2)
         draw = random.Random(1).random
         n = 4096
-        write_npy(layer.files[1], (n, layer.width), [draw() for _ in range(n * layer.width)])
+        write_npy(layer.files[1], (n, layer.width), floats(draw() for _ in range(n * layer.width)))
         told = self.explain(*layer.arguments())
         self.assertIn("2 attention maps of 4096 x 4096 weights, reduced to 683 x 683 cells, each the mean of 6 x 6", told)
         self.assertLess(self.page.stat().st_size, 4 << 20)
@@ -301,10 +286,10 @@ class InABrowser(unittest.TestCase):
             self.assertTrue(seen["read"][1][0].startswith("1 ... 6 \u2192 1 ... 6: 0."), seen["read"])
 
     def test_rows_of_nan_and_without_a_key_are_marked(self):
-        folder, one = self.folder, ([1, 1], [1.0])
+        folder, one = self.folder, ([1, 1], floats([1.0]))
         write_safetensors(folder / "layer.safetensors", {name: one for name in ("W_query", "W_key", "W_value")})
-        write_npy(folder / "x.npy", (3, 1), [1.0, 1e30, math.nan])
-        write_npy(folder / "k.npy", (2, 1), [-1e30, -1e30])
+        write_npy(folder / "x.npy", (3, 1), floats([1.0, 1e30, math.nan]))
+        write_npy(folder / "k.npy", (2, 1), floats([-1e30, -1e30]))
         self.explain("--weights", folder / "layer.safetensors", "--heads", "1", "--input", folder / "x.npy", "--key", folder / "k.npy",
                      "--tokens", "even none bad", "--key-tokens", "left right")
         seen = self.look(PHONE)

@@ -89,26 +89,35 @@ def sentence_layer(row_width):
     return [[value for row in matrix for value in row] for matrix in (query, key)]
 
 
-if len(sys.argv) != 2:
-    sys.exit(__doc__)
-folder = pathlib.Path(sys.argv[1])
-random.seed(1)
-weight_bound = 3**0.5 / width**0.5  # columns of length 1, so that the layer neither grows nor shrinks its rows by much
-write_safetensors(folder / "layer.safetensors", {
-    "h.0.attn.c_attn.weight": ([width, 3 * width], uniform(width * 3 * width, weight_bound)),
-    "h.0.attn.c_attn.bias": ([3 * width], uniform(3 * width, 0.1)),
-    "h.0.attn.c_proj.weight": ([width, width], uniform(width * width, weight_bound)),
-    "h.0.attn.c_proj.bias": ([width], uniform(width, 0.1)),
-})
-write_npy(folder / "x.npy", (tokens, width), uniform(tokens * width, 3**0.5))
+def write_layer(folder):
+    """Random weights of GPT-2's shape, and rows for them."""
+    weight_bound = 3**0.5 / width**0.5  # columns of length 1, so that the layer neither grows nor shrinks its rows by much
+    write_safetensors(folder / "layer.safetensors", {
+        "h.0.attn.c_attn.weight": ([width, 3 * width], uniform(width * 3 * width, weight_bound)),
+        "h.0.attn.c_attn.bias": ([3 * width], uniform(3 * width, 0.1)),
+        "h.0.attn.c_proj.weight": ([width, width], uniform(width * width, weight_bound)),
+        "h.0.attn.c_proj.bias": ([width], uniform(width, 0.1)),
+    })
+    write_npy(folder / "x.npy", (tokens, width), uniform(tokens * width, 3**0.5))
 
-words = sentence.split()
-rows = sentence_rows(words)
-w_q, w_k = sentence_layer(len(rows[0]))
-write_safetensors(folder / "sentence.safetensors", {
-    "W_query": ([len(rows[0]), 96], floats(w_q)),
-    "W_key": ([len(rows[0]), 96], floats(w_k)),
-    "W_value": ([len(rows[0]), 96], uniform(len(rows[0]) * 96, 0.3)),
-})
-write_npy(folder / "sentence.npy", (len(words), len(rows[0])), floats(value for row in rows for value in row))
-(folder / "sentence.txt").write_text(sentence + "\n")
+
+def write_sentence(folder):
+    """The sentence, and a layer whose heads do something with it."""
+    words = sentence.split()
+    rows = sentence_rows(words)
+    w_q, w_k = sentence_layer(len(rows[0]))
+    write_safetensors(folder / "sentence.safetensors", {
+        "W_query": ([len(rows[0]), 96], floats(w_q)),
+        "W_key": ([len(rows[0]), 96], floats(w_k)),
+        "W_value": ([len(rows[0]), 96], uniform(len(rows[0]) * 96, 0.3)),
+    })
+    write_npy(folder / "sentence.npy", (len(words), len(rows[0])), floats(value for row in rows for value in row))
+    (folder / "sentence.txt").write_text(sentence + "\n")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    random.seed(1)
+    write_layer(pathlib.Path(sys.argv[1]))
+    write_sentence(pathlib.Path(sys.argv[1]))
