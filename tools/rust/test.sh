@@ -12,11 +12,13 @@ folder. Says how long each part took. Works in build-rust/.
 MHA_BUILD names a build folder of the library, build/ if not set: it is installed into build-rust/prefix and found there by pkg-config, so that
 the tests do not compile it again. Without one, the library is built first. The program that is built from the packages compiles it once.
 
+Testing takes a newer cargo than using the crates. With the least version for users, their rust-version, the program is checked too if rustup has it.
+
 Exit codes:
   0   all is well
   1   a part failed; what it said is above
   2   wrong arguments
-  3   there is no cargo with rustfmt and clippy, it is too old, or crates cannot be fetched, so nothing was tested
+  3   there is no cargo with rustfmt and clippy, it is too old to test with, or crates cannot be fetched, so nothing was tested
 
 Examples:
   tools/rust/test.sh
@@ -39,12 +41,13 @@ cannot_test() {
   exit 3
 }
 to_install="Debian 12: apt-get install cargo-web rustc-web rust-web-clippy rustfmt-web; elsewhere: https://rustup.rs"
-least=1.90  # packages crates that depend on each other; criterion in Cargo.lock needs 1.86
+least=1.90  # to test: packages crates that depend on each other; criterion in Cargo.lock needs 1.86
+least_for_users=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' tools/rust/Cargo.toml)
 
 command -v cargo >/dev/null || cannot_test "there is no cargo ($to_install)"
 cargo=$(cargo --version 2>/dev/null | sed -n 's/^cargo \([0-9.]*\).*/\1/p') || true
 [[ -n $cargo ]] || cannot_test "there is a cargo, but 'cargo --version' fails ($to_install)"
-printf '%s\n' "$least" "$cargo" | sort --check=quiet --version-sort || cannot_test "cargo is $cargo, and $least or newer is needed ($to_install)"
+printf '%s\n' "$least" "$cargo" | sort --check=quiet --version-sort || cannot_test "cargo is $cargo, and to test them $least or newer is needed ($to_install)"
 cargo fmt --version >/dev/null 2>&1 || cannot_test "cargo has no rustfmt ($to_install)"
 cargo clippy --version >/dev/null 2>&1 || cannot_test "cargo has no clippy ($to_install)"
 
@@ -186,4 +189,12 @@ says "MHA_LIB_DIR is /nowhere, where there is no libmha.so" MHA_LIB_DIR=/nowhere
 said=$(MHA_NO_PKG_CONFIG=1 cargo run --quiet)
 echo "$said"
 [[ $said == "y[3] =  0.1602 -0.2338 ..." ]] || fail "this is not what stands in the README of the crate"
+
+begin "the program with Rust $least_for_users"
+# Clippy has looked for what is newer in the standard library, but not in the language. That cargo has a store of crates of its own to fill.
+if rustup run "$least_for_users" cargo --version >/dev/null 2>&1; then
+  "${found[@]}" CARGO_NET_OFFLINE=false CARGO_TARGET_DIR=least rustup run "$least_for_users" cargo check --quiet --features mha/rayon
+else
+  echo "not tested, for rustup has no Rust $least_for_users: rustup toolchain install --profile minimal $least_for_users"
+fi
 end
