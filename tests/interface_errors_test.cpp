@@ -1435,21 +1435,21 @@ TEST(Sizes, OfPackedLayersAreExactOrTooLargeForEveryMagnitude) {
   for (int i = 0; i < 20000; ++i) {
     mha_layer_config config = {};
     config.struct_size = sizeof config;
-    config.query_dim = random.Of(kMagnitudes);
-    config.key_dim = random.Of(kMagnitudes);
-    config.value_dim = random.Of(kMagnitudes);
-    config.num_kv_heads = random.Coin() ? 1 : random.Of(kMagnitudes);
-    config.num_heads = random.Coin() ? config.num_kv_heads : random.Of(kMagnitudes);
+    config.query_dim = random.Pick(kMagnitudes);
+    config.key_dim = random.Pick(kMagnitudes);
+    config.value_dim = random.Pick(kMagnitudes);
+    config.num_kv_heads = random.Coin() ? 1 : random.Pick(kMagnitudes);
+    config.num_heads = random.Coin() ? config.num_kv_heads : random.Pick(kMagnitudes);
     if (config.num_heads % config.num_kv_heads != 0) config.num_kv_heads = config.num_heads;
-    config.head_dim = random.Coin() ? 1 : random.Of(kMagnitudes);
-    config.head_dim_v = random.Coin() ? 1 : random.Of(kMagnitudes);
-    if (random.Coin()) config.query_dim = config.key_dim = config.value_dim = random.From(1, 64);
+    config.head_dim = random.Coin() ? 1 : random.Pick(kMagnitudes);
+    config.head_dim_v = random.Coin() ? 1 : random.Pick(kMagnitudes);
+    if (random.Coin()) config.query_dim = config.key_dim = config.value_dim = random.Between(1, 64);
     mha_layer_weights weights = {};
     weights.struct_size = sizeof weights;
     weights.w_q = weights.w_k = weights.w_v = &number;
     if (random.Coin()) {
       weights.w_o = &number;
-      config.output_dim = random.Of(kMagnitudes);
+      config.output_dim = random.Pick(kMagnitudes);
     }
     if (random.Coin()) weights.b_q = weights.b_k = weights.b_v = &number;
     Wide elements = Times(Times(static_cast<Wide>(config.query_dim), config.num_heads), config.head_dim);
@@ -1488,11 +1488,11 @@ TEST(Sizes, OfForwardWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
   for (int i = 0; i < 20000; ++i) {
     mha_forward_args args = {};
     args.struct_size = sizeof args;
-    args.batch = random.Coin() ? random.From(1, 9) : random.Of(kMagnitudes);
-    args.n_q = random.Coin() ? random.From(1, 99) : random.Of(kMagnitudes);
-    args.n_kv = random.Coin() ? random.From(1, 99) : random.Of(kMagnitudes);
+    args.batch = random.Coin() ? random.Between(1, 9) : random.Pick(kMagnitudes);
+    args.n_q = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
+    args.n_kv = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
     args.key = args.value = &number;
-    SerialScheduler scheduler(static_cast<uint32_t>(std::min<int64_t>(random.Of(kMagnitudes), 0xFFFFFFFF)));
+    SerialScheduler scheduler(static_cast<uint32_t>(std::min<int64_t>(random.Pick(kMagnitudes), 0xFFFFFFFF)));
     const bool threads = random.Coin();
     if (threads) args.scheduler = &scheduler.scheduler;
     if (random.Coin()) args.attention_weights = &number;
@@ -1526,12 +1526,12 @@ TEST(Sizes, OfAttentionWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
   for (int i = 0; i < 20000; ++i) {
     mha_attention_args args = {};
     args.struct_size = sizeof args;
-    args.batch = random.Coin() ? 1 : random.Of(kMagnitudes);
-    args.n_q = random.Coin() ? random.From(1, 99) : random.Of(kMagnitudes);
-    args.n_kv = random.Coin() ? random.From(1, 99) : random.Of(kMagnitudes);
-    args.num_heads = random.Coin() ? random.From(1, 9) : random.Of(kMagnitudes);
-    args.head_dim = random.Coin() ? random.From(1, 9) : random.Of(kMagnitudes);
-    args.head_dim_v = random.Coin() ? random.From(1, 9) : random.Of(kMagnitudes);
+    args.batch = random.Coin() ? 1 : random.Pick(kMagnitudes);
+    args.n_q = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
+    args.n_kv = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
+    args.num_heads = random.Coin() ? random.Between(1, 9) : random.Pick(kMagnitudes);
+    args.head_dim = random.Coin() ? random.Between(1, 9) : random.Pick(kMagnitudes);
+    args.head_dim_v = random.Coin() ? random.Between(1, 9) : random.Pick(kMagnitudes);
     if (random.Coin()) args.lse = &number;
     const Wide sequences = Times(static_cast<Wide>(args.batch), args.num_heads);
     const Wide widest = static_cast<Wide>(std::max(args.head_dim, args.head_dim_v));
@@ -1603,9 +1603,9 @@ TEST(Sizes, QueriesSurviveArbitraryNumbers) {
   const auto dimension = [&]() -> int64_t {
     const int64_t kind = random.Below(8);
     if (kind == 0) return static_cast<int64_t>(random.Next());
-    if (kind == 1) return -random.Of(kMagnitudes);
+    if (kind == 1) return -random.Pick(kMagnitudes);
     if (kind == 2) return 0;
-    return kind < 5 ? random.Of(kMagnitudes) : random.From(1, 50);
+    return kind < 5 ? random.Pick(kMagnitudes) : random.Between(1, 50);
   };
   const auto stride = [&] { return random.Below(3) == 0 ? dimension() : 0; };
   const auto check = [&](mha_status status, const mha_error &error, size_t bytes) {

@@ -25,36 +25,36 @@ const std::vector<Order> kOrders = {Order::kContiguous, Order::kHeadsFirst, Orde
 
 LayerShape RandomLayerShape(Random &random) {
   LayerShape shape;
-  shape.query_dim = random.Below(8) == 0 ? random.From(255, 258) : random.Of(kWidths);
-  shape.key_dim = random.Of(kWidths);
-  shape.value_dim = random.Of(kWidths);
-  shape.output_dim = random.Below(4) == 0 ? 0 : random.Of(kWidths);
-  shape.num_kv_heads = random.From(1, 3);
-  shape.num_heads = shape.num_kv_heads * random.From(1, 3);
-  shape.head_dim = random.Of(kWidths);
-  shape.head_dim_v = random.Of(kWidths);
+  shape.query_dim = random.Below(8) == 0 ? random.Between(255, 258) : random.Pick(kWidths);
+  shape.key_dim = random.Pick(kWidths);
+  shape.value_dim = random.Pick(kWidths);
+  shape.output_dim = random.Below(4) == 0 ? 0 : random.Pick(kWidths);
+  shape.num_kv_heads = random.Between(1, 3);
+  shape.num_heads = shape.num_kv_heads * random.Between(1, 3);
+  shape.head_dim = random.Pick(kWidths);
+  shape.head_dim_v = random.Pick(kWidths);
   shape.biases = random.Coin();
   return shape;
 }
 
 CallShape RandomCallShape(Random &random) {
   CallShape shape;
-  shape.batch = random.From(1, 3);
-  shape.n_q = random.Of(kLengths);
-  shape.n_kv = random.Below(8) == 0 ? random.From(255, 258) : random.Of(kLengths);
+  shape.batch = random.Between(1, 3);
+  shape.n_q = random.Pick(kLengths);
+  shape.n_kv = random.Below(8) == 0 ? random.Between(255, 258) : random.Pick(kLengths);
   shape.is_causal = random.Coin();
   shape.q_start = random.Coin() || (shape.is_causal && shape.n_q > shape.n_kv);
   shape.outputs = random.Coin() ? 0 : static_cast<unsigned>(random.Below(512));
-  shape.order = random.Of(kOrders);
+  shape.order = random.Pick(kOrders);
   return shape;
 }
 
 HeadsShape RandomHeadsShape(Random &random) {
   HeadsShape shape;
-  shape.num_kv_heads = random.From(1, 3);
-  shape.num_heads = shape.num_kv_heads * random.From(1, 3);
-  shape.head_dim = random.Of(kWidths);
-  shape.head_dim_v = random.Of(kWidths);
+  shape.num_kv_heads = random.Between(1, 3);
+  shape.num_heads = shape.num_kv_heads * random.Between(1, 3);
+  shape.head_dim = random.Pick(kWidths);
+  shape.head_dim_v = random.Pick(kWidths);
   return shape;
 }
 
@@ -374,8 +374,8 @@ const std::vector<int64_t> kQueryLengths = {0,  1,   2,   3,   8,   15,  16,  17
 const std::vector<uint32_t> kQueryThreads = {0, 1, 2, 3, 4, 7, 16, 64, 1000};
 
 QuerySizes RandomSizes(Random &random, unsigned all_outputs) {
-  return {random.Below(4) == 0 ? random.From(0, 1) : random.From(1, 40), random.Of(kQueryLengths), random.Of(kQueryLengths),
-          random.Of(kQueryThreads), static_cast<unsigned>(random.Next()) & static_cast<unsigned>(random.Next()) & all_outputs};
+  return {random.Below(4) == 0 ? random.Between(0, 1) : random.Between(1, 40), random.Pick(kQueryLengths), random.Pick(kQueryLengths),
+          random.Pick(kQueryThreads), static_cast<unsigned>(random.Next()) & static_cast<unsigned>(random.Next()) & all_outputs};
 }
 
 // At least as large in everything; often equal in some.
@@ -452,14 +452,14 @@ TEST(WorkspaceQuery, AtTheMaximaServesAllSmallerCalls) {
   Random random(33);
   for (int i = 0; i < 100; ++i) {
     CallShape shape;
-    shape.batch = random.From(0, maxima.batch);
-    shape.n_q = random.From(0, maxima.n_q);
-    shape.n_kv = random.From(0, maxima.n_kv);
+    shape.batch = random.Between(0, maxima.batch);
+    shape.n_q = random.Between(0, maxima.n_q);
+    shape.n_kv = random.Between(0, maxima.n_kv);
     shape.is_causal = true;
     shape.q_start = true;
     shape.outputs = static_cast<unsigned>(random.Below(512));
     ForwardData data(layer_data.shape, shape, layer.get());
-    SerialScheduler scheduler(static_cast<uint32_t>(random.From(1, kMostThreads)));
+    SerialScheduler scheduler(static_cast<uint32_t>(random.Between(1, kMostThreads)));
     data.SetScheduler(&scheduler.scheduler);
     data.PoisonOutputs();
     mha_error error;

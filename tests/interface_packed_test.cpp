@@ -452,7 +452,7 @@ TEST(Damage, OfTheWeightsHasItsOwnStatus) {
   Random random(41);
   for (int i = 0; i < 200; ++i) {
     // Behind the first page there are weights and nothing else.
-    const auto at = static_cast<size_t>(random.From(4096, static_cast<int64_t>(buffer.size()) - 1));
+    const auto at = static_cast<size_t>(random.Between(4096, static_cast<int64_t>(buffer.size()) - 1));
     const auto flip = static_cast<unsigned char>(1 << random.Below(8));
     buffer.data()[at] ^= flip;
     ExpectFails([&](mha_error *error) { return mha_layer_verify(buffer.data(), buffer.size(), error); },
@@ -582,10 +582,10 @@ TEST(Damage, OfSeveralHeaderBytesNeverLeadsOutOfTheBuffer) {
   int accepted = 0;
   for (int i = 0; i < 20000; ++i) {
     Memory buffer = Copy(good, good.size());
-    const int64_t changes = random.From(1, 3);
+    const int64_t changes = random.Between(1, 3);
     for (int64_t c = 0; c < changes; ++c) {
       const auto at = static_cast<size_t>(random.Below(static_cast<int64_t>(header) / 8)) * 8;
-      uint64_t value = random.Coin() ? random.Next() : static_cast<uint64_t>(random.From(-3, 100));
+      uint64_t value = random.Coin() ? random.Next() : static_cast<uint64_t>(random.Between(-3, 100));
       if (random.Coin()) value >>= random.Below(64);
       std::memcpy(buffer.data() + at, &value, random.Coin() ? 8 : 4);
     }
@@ -769,9 +769,9 @@ TEST_P(Sgemm, GivesTheNativeResultUpToRounding) {
     ASSERT_EQ(view.status, MHA_OK) << view.error.message;
     for (int i = 0; i < 8; ++i) {
       CallShape call;
-      call.batch = random.From(1, 3);
-      call.n_q = random.From(1, 20);
-      call.n_kv = random.From(20, 40);
+      call.batch = random.Between(1, 3);
+      call.n_q = random.Between(1, 20);
+      call.n_kv = random.Between(20, 40);
       call.is_causal = random.Coin();
       call.order = random.Coin() ? Order::kContiguous : Order::kGaps;
       call.key = call.value = random.Coin() || shape.key_dim != shape.query_dim;

@@ -21,6 +21,9 @@
 #include <utility>
 #include <vector>
 
+#include "support/outputs.h"
+#include "support/random.h"
+
 // Sanitizers bring their own malloc and make system calls of their own, so the tests that count these can't run under them.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define MHA_TEST_SANITIZED 1
@@ -110,37 +113,13 @@ class Memory {
   size_t inner_bytes_ = 0;
 };
 
-// The same numbers on every machine, unlike the distributions of <random>.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}
-  uint64_t Next() {
-    uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
-  int64_t Below(int64_t end) { return static_cast<int64_t>(Next() % static_cast<uint64_t>(end)); }
-  int64_t From(int64_t first, int64_t last) { return first + Below(last - first + 1); }
-  bool Coin() { return (Next() >> 40 & 1) != 0; }
-  float Float() { return static_cast<float>(static_cast<int64_t>(Next() >> 40) - (1 << 23)) * 0x1p-23f; }  // [-1, 1)
-  template <typename T>
-  const T &Of(const std::vector<T> &values) {
-    return values[static_cast<size_t>(Below(static_cast<int64_t>(values.size())))];
-  }
-
- private:
-  uint64_t state_;
-};
+using support::Random;
+using support::SameBits;
 
 inline Memory RandomFloats(int64_t count, Random &random, Side side = Side::kBeforeGuard) {
   Memory memory(static_cast<size_t>(count) * sizeof(float), side);
-  for (size_t i = 0; i < memory.count(); ++i) memory.floats()[i] = random.Float();
+  for (size_t i = 0; i < memory.count(); ++i) memory.floats()[i] = random.Uniform();
   return memory;
-}
-
-inline bool SameBits(const std::vector<float> &a, const std::vector<float> &b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 // ---- Errors ----------------------------------------------------------------------------------------------------------------------
@@ -457,7 +436,7 @@ struct Rows {
     }
   }
   void Randomize(Random &random) {
-    Each([&](float &x) { x = random.Float(); });
+    Each([&](float &x) { x = random.Uniform(); });
   }
   void Poison() { memory.Fill(0xFF); }
   void AppendTo(std::vector<float> &values) const {

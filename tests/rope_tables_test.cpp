@@ -348,16 +348,16 @@ TEST(RopeTables, AreTheSpecificationsBitForBitInRandomCases) {
   Random random(2104);
   // Numbers of any magnitude from 1 to 2^exponent.
   const auto number = [&](int exponent) {
-    return std::ldexp(1 + (random.Coin() ? 0 : std::fabs(random.Float())), static_cast<int>(random.Below(exponent)));
+    return std::ldexp(1 + (random.Coin() ? 0 : std::fabs(random.Uniform())), static_cast<int>(random.Below(exponent)));
   };
   for (int i = 0; i < 300 && !testing::Test::HasFailure(); i++) {
-    mha_rope_config config = Config(2 * random.From(1, 70), random.Below(int64_t{1} << random.From(1, 31)), random.From(1, 3));
+    mha_rope_config config = Config(2 * random.Between(1, 70), random.Below(int64_t{1} << random.Between(1, 31)), random.Between(1, 3));
     config.first_position = std::min(config.first_position, kEndOfPositions - config.num_positions);
     config.base = random.Coin() ? 10000 : number(64);
     config.linear_factor = random.Coin() ? 0 : number(random.Coin() ? 4 : 31);
     if (random.Coin()) {
       config.yarn_factor = number(random.Coin() ? 6 : 31);
-      config.yarn_original_positions = random.From(1, int64_t{1} << random.From(0, 31));
+      config.yarn_original_positions = random.Between(1, int64_t{1} << random.Between(0, 31));
       if (config.base == 1) config.base = 10000;
       if (random.Coin()) config.yarn_beta_fast = number(20);
       if (random.Coin()) config.yarn_beta_slow = 1 / number(20);

@@ -83,6 +83,10 @@ inline testing::AssertionResult SameBits(const char *name, const std::vector<flo
                                      << HexFloat(expected[first]) << ", the first of " << count << " that differ among " << actual.size();
 }
 
+inline testing::AssertionResult SameBits(const std::vector<float> &actual, const std::vector<float> &expected) {
+  return SameBits("the array", actual, expected);
+}
+
 // Compares what both have.
 inline testing::AssertionResult SameBits(const Outputs &actual, const Outputs &expected) {
   std::string differences;

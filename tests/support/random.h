@@ -23,16 +23,27 @@ class Random {
     return z ^ (z >> 31);
   }
 
+  int64_t Below(int64_t end) { return static_cast<int64_t>(Next() % static_cast<uint64_t>(end)); }
+
   // low and high included
-  int64_t Between(int64_t low, int64_t high) { return low + static_cast<int64_t>(Next() % static_cast<uint64_t>(high - low + 1)); }
+  int64_t Between(int64_t low, int64_t high) { return low + Below(high - low + 1); }
 
   double Unit() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
 
+  float Uniform() { return static_cast<float>(static_cast<int64_t>(Next() >> 40) - (1 << 23)) * 0x1p-23f; }  // [-1, 1)
+
   bool Chance(double probability) { return Unit() < probability; }
+
+  bool Coin() { return Chance(0.5); }
 
   template <typename T>
   T Pick(std::initializer_list<T> choices) {
-    return choices.begin()[Between(0, static_cast<int64_t>(choices.size()) - 1)];
+    return choices.begin()[Below(static_cast<int64_t>(choices.size()))];
+  }
+
+  template <typename T>
+  T Pick(const std::vector<T> &choices) {
+    return choices[Below(static_cast<int64_t>(choices.size()))];
   }
 
   // Normal enough: the sum of 12 uniform numbers. Box and Muller's way would need libm, whose last bits differ.
