@@ -13,6 +13,7 @@
 
 #include "spec/spec.h"
 #include "support/attention.h"
+#include "support/attention_test.h"
 #include "support/instruction_sets.h"
 #include "support/layer.h"
 #include "support/outputs.h"
@@ -140,14 +141,8 @@ std::string Describe(const AttentionCall &call) {
 
 // ---- The middle stage
 
-class AttentionContract : public support::InstructionSetTest {
+class AttentionContract : public support::AttentionTest {
  protected:
-  AttentionCall PlainCall() const {
-    AttentionCall call;
-    call.instruction_set = instruction_set();
-    return call;
-  }
-
   void ExpectTheSpecification(const AttentionProblem &problem, const AttentionCall &call) {
     EXPECT_TRUE(SameBits(Attend(problem, call), Specify(problem))) << Describe(problem) << Describe(call);
   }
@@ -460,16 +455,8 @@ std::string Describe(const LayerCall &call) {
          std::to_string(call.asked);
 }
 
-class LayerContract : public support::InstructionSetTest {
+class LayerContract : public support::AttentionTest {
  protected:
-  LayerForm PlainForm() const {
-    LayerForm form;
-    form.instruction_set = instruction_set();
-    return form;
-  }
-
-  Layer PlainLayer(const LayerProblem &problem) const { return MakeLayer(problem, PlainForm()); }
-
   void ExpectTheSpecification(const LayerProblem &problem, const LayerForm &form, const LayerCall &call) {
     const Layer layer = MakeLayer(problem, form);
     EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), Specify(problem))) << Describe(problem) << "\n"
@@ -482,7 +469,7 @@ TEST_P(LayerContract, RunsOnTheInstructionSetAskedFor) {
   LayerProblem problem;
   Random random(3000);
   FillNormal(&random, support::kNoBiases, true, &problem);
-  const Layer layer = PlainLayer(problem);
+  const Layer layer = Make(problem);
   mha_forward_args args = {};
   args.struct_size = sizeof args;
   args.batch = args.n_q = 1;
@@ -603,7 +590,7 @@ LayerProblem SeveralBlocks(int64_t batch) {
 
 TEST_P(LayerContract, BatchEqualsEachSequenceAlone) {
   const LayerProblem problem = SeveralBlocks(3);
-  const Layer layer = PlainLayer(problem);
+  const Layer layer = Make(problem);
   const Outputs whole = Forward(layer.get(), problem, LayerCall());
   EXPECT_TRUE(SameBits(whole, Specify(problem)));
   for (int64_t b = 0; b < problem.batch; b++) {
@@ -619,7 +606,7 @@ TEST_P(LayerContract, WholeSequenceEqualsRowByRow) {
   LayerProblem problem = SeveralBlocks(1);
   problem = Slice(problem, 0, 0, 67, 67);
   problem.has_key = false;
-  const Layer layer = PlainLayer(problem);
+  const Layer layer = Make(problem);
   const Outputs whole = Forward(layer.get(), problem, LayerCall());
   for (int64_t i = 0; i < problem.n_q && !HasFailure(); i++) {
     LayerProblem row = Slice(problem, 0, i, 1, problem.n_kv);
@@ -634,7 +621,7 @@ TEST_P(LayerContract, WholeSequenceEqualsRowByRow) {
 
 TEST_P(LayerContract, WholeSequenceEqualsChunkedPrefill) {
   const LayerProblem problem = SeveralBlocks(1);
-  const Layer layer = PlainLayer(problem);
+  const Layer layer = Make(problem);
   const Outputs whole = Forward(layer.get(), problem, LayerCall());
   for (const int64_t chunk : {41, 128, 256}) {
     for (int64_t first = 0; first < problem.n_q && !HasFailure(); first += chunk) {
@@ -649,7 +636,7 @@ TEST_P(LayerContract, WholeSequenceEqualsChunkedPrefill) {
 TEST_P(LayerContract, AnySchedulerGivesTheSameBits) {
   for (const int64_t batch : {1, 2}) {
     const LayerProblem problem = SeveralBlocks(batch);
-    const Layer layer = PlainLayer(problem);
+    const Layer layer = Make(problem);
     const Outputs alone = Forward(layer.get(), problem, LayerCall());
     for (uint32_t num_threads = 1; num_threads <= 4; num_threads++) {
       for (const auto parallel_for : {support::RunOnThreads, support::RunBackwards}) {
@@ -664,7 +651,7 @@ TEST_P(LayerContract, AnySchedulerGivesTheSameBits) {
 
 TEST_P(LayerContract, AnyWorkspaceGivesTheSameBits) {
   const LayerProblem problem = SeveralBlocks(1);
-  const Layer layer = PlainLayer(problem);
+  const Layer layer = Make(problem);
   LayerCall call;
   call.workspace_fill = 0xff;
   const Outputs poisoned = Forward(layer.get(), problem, call);
@@ -703,7 +690,7 @@ TEST_P(LayerContract, AllFormsOfWeightsGiveTheSameBits) {
 
 TEST_P(LayerContract, AskingForOutputsDoesNotChangeOthers) {
   const LayerProblem problem = SeveralBlocks(1);
-  const Layer layer = PlainLayer(problem);
+  const Layer layer = Make(problem);
   LayerCall call;
   const Outputs all = Forward(layer.get(), problem, call);
   for (uint32_t bit = 0; bit < 9; bit++) {
@@ -716,16 +703,14 @@ TEST_P(LayerContract, AskingForOutputsDoesNotChangeOthers) {
 
 TEST_P(LayerContract, MiddleStageIsAttention) {
   const LayerProblem problem = SeveralBlocks(2);
-  const Layer layer = PlainLayer(problem);
+  const Layer layer = Make(problem);
   const Outputs whole = Forward(layer.get(), problem, LayerCall());
   AttentionProblem middle;
   static_cast<AttentionSizes &>(middle) = problem;
   middle.q = whole.q;
   middle.k = whole.k;
   middle.v = whole.v;
-  AttentionCall call;
-  call.instruction_set = instruction_set();
-  Outputs attended = Attend(middle, call);
+  Outputs attended = Run(middle);
   EXPECT_TRUE(SameBits("output", attended.y, whole.context));
   attended.y.clear();
   EXPECT_TRUE(SameBits(attended, whole));

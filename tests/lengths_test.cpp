@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/attention.h"
+#include "support/attention_test.h"
 #include "support/instruction_sets.h"
 #include "support/layer.h"
 #include "support/outputs.h"
@@ -29,9 +30,7 @@ using support::FillPadding;
 using support::Forward;
 using support::Layer;
 using support::LayerCall;
-using support::LayerForm;
 using support::LayerProblem;
-using support::MakeLayer;
 using support::Outputs;
 using support::Random;
 using support::SameBits;
@@ -79,24 +78,7 @@ std::vector<float> ValidQueryRows(const std::vector<float> &x, const AttentionSi
   return support::SliceRows(x, b, sizes.n_q, width, valid.q_first, valid.n_q);
 }
 
-class Padding : public support::InstructionSetTest {
- protected:
-  AttentionCall PlainCall() const {
-    AttentionCall call;
-    call.instruction_set = instruction_set();
-    return call;
-  }
-
-  Layer Make(const LayerProblem &problem) const {
-    LayerForm form;
-    form.instruction_set = instruction_set();
-    return MakeLayer(problem, form);
-  }
-
-  void ExpectTheSpecification(const AttentionProblem &problem) const {
-    EXPECT_TRUE(SameBits(Attend(problem, PlainCall()), Specify(problem))) << Describe(problem);
-  }
-};
+class Padding : public support::AttentionTest {};
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Padding);
 
 TEST_P(Padding, RightOfASequenceLeavesItsBitsAsTheyAreAlone) {

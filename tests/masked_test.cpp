@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "support/attention.h"
+#include "support/attention_test.h"
 #include "support/instruction_sets.h"
 #include "support/layer.h"
 #include "support/outputs.h"
@@ -17,7 +18,6 @@
 
 namespace {
 
-using support::Attend;
 using support::AttentionCall;
 using support::AttentionProblem;
 using support::AttentionSizes;
@@ -26,9 +26,7 @@ using support::kAskLse;
 using support::kAskWeights;
 using support::Layer;
 using support::LayerCall;
-using support::LayerForm;
 using support::LayerProblem;
-using support::MakeLayer;
 using support::Outputs;
 using support::Random;
 using support::SameBits;
@@ -70,7 +68,7 @@ void FillRows(std::vector<float> *x, int64_t width, int64_t first, int64_t end, 
   std::fill(x->begin() + first * width, x->begin() + end * width, value);
 }
 
-class Mask : public support::InstructionSetTest {
+class Mask : public support::AttentionTest {
  protected:
   AttentionProblem CausalProblem(int64_t n_q, int64_t n_kv) const {
     Random random(static_cast<uint64_t>(1000 * n_q + n_kv));
@@ -84,13 +82,6 @@ class Mask : public support::InstructionSetTest {
     problem.is_causal = true;
     FillNormal(&random, &problem);
     return problem;
-  }
-
-  Outputs Run(const AttentionProblem &problem, uint32_t asked = AttentionCall().asked) const {
-    AttentionCall call;
-    call.instruction_set = instruction_set();
-    call.asked = asked;
-    return Attend(problem, call);
   }
 
   // With everything behind position border made useless, the rows that see no further must not change a bit.
@@ -155,9 +146,7 @@ TEST_P(Mask, LaterInputRowsOfALayerAreUnread) {
   problem.head_dim = problem.head_dim_v = 5;
   problem.is_causal = true;
   FillNormal(&random, support::kAllBiases, true, &problem);
-  LayerForm form;
-  form.instruction_set = instruction_set();
-  const Layer layer = MakeLayer(problem, form);
+  const Layer layer = Make(problem);
   const Outputs clean = Forward(layer.get(), problem, LayerCall());
   for (int64_t border = 0; border + 1 < problem.n_q && !HasFailure(); border++) {
     LayerProblem poisoned = problem;
@@ -388,9 +377,7 @@ TEST_P(Mask, NoKeysGiveTheBiasOfTheOutputProjection) {
   problem.head_dim = problem.head_dim_v = 3;
   problem.has_key = true;
   FillNormal(&random, support::kAllBiases, true, &problem);
-  LayerForm form;
-  form.instruction_set = instruction_set();
-  const Layer layer = MakeLayer(problem, form);
+  const Layer layer = Make(problem);
   const Outputs outputs = Forward(layer.get(), problem, LayerCall());
   std::vector<float> expected;
   for (int64_t i = 0; i < problem.n_q; i++) expected.insert(expected.end(), problem.b_o.begin(), problem.b_o.end());

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/attention.h"
+#include "support/attention_test.h"
 #include "support/instruction_sets.h"
 #include "support/layer.h"
 #include "support/outputs.h"
@@ -27,7 +28,6 @@ using support::Forward;
 using support::Layer;
 using support::LayerCall;
 using support::LayerProblem;
-using support::MakeLayer;
 using support::Outputs;
 using support::Random;
 using support::SameBits;
@@ -174,18 +174,12 @@ LayerProblem RandomLayer(uint64_t seed, int64_t batch, int64_t n, int64_t num_he
   return problem;
 }
 
-class OnAPool : public support::InstructionSetTest {
+class OnAPool : public support::AttentionTest {
  protected:
   Outputs AttendOn(const mha_scheduler *scheduler, const AttentionProblem &problem) const {
-    AttentionCall call;
-    call.instruction_set = instruction_set();
+    AttentionCall call = PlainCall();
     call.scheduler = scheduler;
     return Attend(problem, call);
-  }
-  Layer Make(const LayerProblem &problem) const {
-    support::LayerForm form;
-    form.instruction_set = instruction_set();
-    return MakeLayer(problem, form);
   }
   static Outputs ForwardOn(const mha_scheduler *scheduler, const mha_layer *layer, const LayerProblem &problem) {
     LayerCall call;

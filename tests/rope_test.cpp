@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/attention.h"
+#include "support/attention_test.h"
 #include "support/instruction_sets.h"
 #include "support/layer.h"
 #include "support/outputs.h"
@@ -19,24 +20,18 @@
 
 namespace {
 
-using support::Attend;
-using support::AttentionCall;
 using support::AttentionProblem;
-using support::AttentionSizes;
 using support::Forward;
 using support::Layer;
 using support::LayerCall;
-using support::LayerForm;
 using support::LayerProblem;
-using support::MakeLayer;
 using support::MakeRope;
 using support::Outputs;
 using support::Random;
 using support::SameBits;
 using support::Scheduler;
-using support::Specify;
 
-class Rope : public support::InstructionSetTest {
+class Rope : public support::AttentionTest {
  protected:
   AttentionProblem Problem(int64_t n_q, int64_t n_kv, int64_t head_dim) const {
     Random random(static_cast<uint64_t>(1000 * n_q + n_kv + head_dim));
@@ -66,27 +61,6 @@ class Rope : public support::InstructionSetTest {
     Random random(static_cast<uint64_t>(n + head_dim));
     FillNormal(&random, support::kAllBiases, true, &problem);
     return problem;
-  }
-
-  Outputs Run(const AttentionProblem &problem) const {
-    AttentionCall call;
-    call.instruction_set = instruction_set();
-    return Attend(problem, call);
-  }
-
-  Layer Make(const LayerProblem &problem) const {
-    LayerForm form;
-    form.instruction_set = instruction_set();
-    return MakeLayer(problem, form);
-  }
-
-  void ExpectTheSpecification(const AttentionProblem &problem) const {
-    EXPECT_TRUE(SameBits(Run(problem), Specify(problem))) << Describe(problem);
-  }
-
-  void ExpectTheSpecification(const LayerProblem &problem) const {
-    const Layer layer = Make(problem);
-    EXPECT_TRUE(SameBits(Forward(layer.get(), problem, LayerCall()), Specify(problem))) << Describe(problem);
   }
 };
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Rope);

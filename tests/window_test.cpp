@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/attention.h"
+#include "support/attention_test.h"
 #include "support/instruction_sets.h"
 #include "support/layer.h"
 #include "support/outputs.h"
@@ -22,12 +23,7 @@ namespace {
 using support::Attend;
 using support::AttentionCall;
 using support::AttentionProblem;
-using support::Forward;
-using support::Layer;
-using support::LayerCall;
-using support::LayerForm;
 using support::LayerProblem;
-using support::MakeLayer;
 using support::Outputs;
 using support::Random;
 using support::SameBits;
@@ -41,7 +37,7 @@ constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
 
 const int64_t kWidths[] = {0, 1, 15, 16, 17, 255, 256, 257, 5000};
 
-class Window : public support::InstructionSetTest {
+class Window : public support::AttentionTest {
  protected:
   AttentionProblem Problem(int64_t n_q, int64_t n_kv, int64_t group = 2) const {
     Random random(static_cast<uint64_t>(1000 * n_q + n_kv));
@@ -54,17 +50,6 @@ class Window : public support::InstructionSetTest {
     problem.head_dim_v = 5;
     FillNormal(&random, &problem);
     return problem;
-  }
-
-  Outputs Run(const AttentionProblem &problem, uint32_t asked = AttentionCall().asked) const {
-    AttentionCall call;
-    call.instruction_set = instruction_set();
-    call.asked = asked;
-    return Attend(problem, call);
-  }
-
-  void ExpectTheSpecification(const AttentionProblem &problem) const {
-    EXPECT_TRUE(SameBits(Run(problem), Specify(problem))) << Describe(problem);
   }
 };
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Window);
@@ -260,8 +245,7 @@ TEST_P(Window, AnySchedulerGivesTheSameBits) {
     for (uint32_t num_threads = 1; num_threads <= 4; num_threads++) {
       for (const auto parallel_for : {support::RunOnThreads, support::RunBackwards}) {
         const Scheduler scheduler(num_threads, parallel_for);
-        AttentionCall call;
-        call.instruction_set = instruction_set();
+        AttentionCall call = PlainCall();
         call.scheduler = scheduler.get();
         call.asked = support::kAskLse;
         EXPECT_TRUE(SameBits(Attend(problem, call), expected)) << num_threads << " threads";
@@ -283,10 +267,7 @@ TEST_P(Window, OfALayerGivesTheBitsOfTheSpecification) {
     problem.is_causal = is_causal;
     Random random(6);
     FillNormal(&random, support::kAllBiases, true, &problem);
-    LayerForm form;
-    form.instruction_set = instruction_set();
-    const Layer layer = MakeLayer(problem, form);
-    EXPECT_TRUE(SameBits(Forward(layer.get(), problem, LayerCall()), Specify(problem))) << Describe(problem);
+    ExpectTheSpecification(problem);
   }
 }
 
