@@ -7,6 +7,7 @@
 #include <cmath>
 #include <iostream>
 #include <new>
+#include <stdexcept>
 
 #include "limits.h"
 
@@ -141,6 +142,14 @@ void run(benchmark::State &state, const std::string &name, const std::function<s
 }
 
 }  // namespace
+
+void Case::expect_operations(uint64_t counted) const {
+  double flops = 0;
+  for (const Stage &stage : stages) flops += stage.flops;
+  if (static_cast<double>(counted) != flops)
+    throw std::runtime_error("mha_info counts " + std::to_string(counted) + " operations where the benchmark counts " +
+                             std::to_string(static_cast<uint64_t>(flops)));
+}
 
 void add(const std::string &name, std::function<std::unique_ptr<Case>()> make, Clock clock) {
   const auto function = [name, make, clock](benchmark::State &state) { run(state, name, make, clock); };

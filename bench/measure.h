@@ -31,6 +31,9 @@ struct Case {
 
   virtual ~Case() = default;
   virtual void call() = 0;  // throws std::runtime_error with a sentence
+
+  // Throws one unless the stages have as many operations as mha_info counts.
+  void expect_operations(uint64_t counted) const;
 };
 
 // Registers a benchmark. `make` is called before the first run and throws std::runtime_error with a sentence if it cannot.
