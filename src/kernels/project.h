@@ -262,6 +262,9 @@ inline void project_narrow(const Projection &p, int64_t row, const float *const 
 
 // ---- Weights that are stored in fewer bits
 
+// Up to so many tiles of rows are multiplied with them as they are, widened in registers. For more it is better to widen them to memory.
+constexpr int64_t stored_tiles = 2;
+
 // A panel as it is stored.
 struct StoredPanel {
   Storage storage;
@@ -421,87 +424,116 @@ MHA_INLINE void multiply_groups(const RowPointers<R> &rows, int64_t begin, int64
 constexpr int64_t stored_ahead = 4096;  // bytes
 alignas(64) constexpr float no_bias[panel_columns] = {};
 
-// sums [R][P * 48] = dots of a few rows with P panels side by side, whose weights are widened in registers, once for all rows.
+// A share of the next block, in three stretches side by side: what PrefetchStretches is to floats.
+struct PrefetchStoredShare {
+  const unsigned char *p;
+  int64_t stretch_bytes, step_bytes;
+  MHA_INLINE void step(int64_t k) const {
+    MHA_UNROLL for (int i = 0; i < 3; ++i) __builtin_prefetch(p + i * stretch_bytes + k * step_bytes, 0, 2);
+  }
+};
+
+// A tile of a few rows: number `tile` of `tiles` under the same weights, which are widened in registers, once for all its rows.
+template <int R>
+struct FewRows {
+  RowPointers<R> rows;
+  int64_t depth;
+  int64_t tile, tiles;
+};
+
+// sums [R][P * 48] (+)= dots of terms [k, k + 256) with P panels side by side.
 template <class V, class Element, int R, int P>
-inline void multiply_few(const StoredPanel &panel, const RowPointers<R> &rows, int64_t depth, float *sums) {
-  constexpr int C = TileShape<V::size>::project_vectors(R), lanes = V::size;
-  static_assert(P == 1 || C * lanes == panel_columns, "whole panels only lie side by side");
-  for (int64_t k = 0; k < depth; k += dot_block) {
-    const Element *const w = panel.at<Element>(k);
-    for (int column = 0; column < panel_columns; column += C * lanes) {
-      V acc[R][P * C];
-      clear(acc);
-      accumulate<R, P * C, C>(
-          rows, ColumnsOf<Element>{w + column, panel_columns, panel.panel_stride<Element>()}, k, smaller(depth, k + dot_block), acc,
-          PrefetchStored<panel_columns * sizeof(Element), P>{reinterpret_cast<const unsigned char *>(w) + stored_ahead, panel.bytes});
-      MHA_UNROLL for (int r = 0; r < R; ++r) {
-        MHA_UNROLL for (int i = 0; i < P * C; ++i) {
-          float *const sum = sums + r * P * panel_columns + column + i * lanes;
-          store(sum, k == 0 ? acc[r][i] : load<V>(sum) + acc[r][i]);
-        }
+inline void multiply_few(const StoredPanel &panel, const FewRows<R> &few, int64_t k, float *sums) {
+  constexpr int C = TileShape<V::size>::project_vectors(R), lanes = V::size, passes = panel_columns / (C * lanes);
+  static_assert(P == 1 || passes == 1, "whole panels only lie side by side");
+  const Element *const w = panel.at<Element>(k);
+  const unsigned char *const here = panel.at<unsigned char>(k);
+  const int64_t stretch_bytes = dot_block / 2 * panel.bytes_of_two_terms / 3 / (few.tiles * passes);
+  for (int pass = 0; pass < passes; ++pass) {
+    const int64_t column = pass * C * lanes, end = smaller(few.depth, k + dot_block);
+    const ColumnsOf<Element> columns = {w + column, panel_columns, panel.panel_stride<Element>()};
+    V acc[R][P * C];
+    clear(acc);
+    if constexpr (P > 1) {
+      accumulate<R, P * C, C>(few.rows, columns, k, end, acc,
+                              PrefetchStored<panel_columns * sizeof(Element), P>{here + stored_ahead, panel.bytes});
+    } else {
+      const unsigned char *const share = here + dot_block / 2 * panel.bytes_of_two_terms + (few.tile * passes + pass) * 3 * stretch_bytes;
+      accumulate<R, C, C>(few.rows, columns, k, end, acc, PrefetchStoredShare{share, stretch_bytes, stretch_bytes / dot_block + 1});
+    }
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      MHA_UNROLL for (int i = 0; i < P * C; ++i) {
+        float *const sum = sums + r * P * panel_columns + column + i * lanes;
+        store(sum, k == 0 ? acc[r][i] : load<V>(sum) + acc[r][i]);
       }
     }
   }
 }
 
 template <class V, int R, int P>
-inline void multiply_few_codes(const StoredPanel &panel, const RowPointers<R> &rows, int64_t depth, float *sums) {
+inline void multiply_few_codes(const StoredPanel &panel, const FewRows<R> &few, int64_t k, float *sums) {
   constexpr int C = TileShape<V::size>::project_vectors(R), lanes = V::size;
   constexpr int64_t stride = P * panel_columns;
-  for (int64_t i = 0; i < R * stride; i += lanes) store(sums + i, all<V>(0.0f));
-  for (int64_t k = 0; k < depth; k += dot_block) {
-    for (int column = 0; column < panel_columns; column += C * lanes) {
-      multiply_groups<R, P * C, C, V>(
-          rows, k, smaller(depth, k + dot_block), ColumnsOf<Int4>{panel.at<Int4>(k) + column, panel_columns, panel.panel_stride<Int4>()},
-          int4_group / 2 * panel_columns,
-          {panel.scales + k / int4_group * panel_columns + column, panel_columns, panel.groups * panel_columns}, sums + column, stride,
-          [&](const Int4 *w) {
-            return PrefetchStored<panel_columns, P>{reinterpret_cast<const unsigned char *>(w) + stored_ahead, panel.bytes};
-          });
-    }
+  for (int64_t i = 0; k == 0 && i < R * stride; i += lanes) store(sums + i, all<V>(0.0f));
+  for (int column = 0; column < panel_columns; column += C * lanes) {
+    multiply_groups<R, P * C, C, V>(
+        few.rows, k, smaller(few.depth, k + dot_block),
+        ColumnsOf<Int4>{panel.at<Int4>(k) + column, panel_columns, panel.panel_stride<Int4>()}, int4_group / 2 * panel_columns,
+        {panel.scales + k / int4_group * panel_columns + column, panel_columns, panel.groups * panel_columns}, sums + column, stride,
+        [&](const Int4 *w) {
+          return PrefetchStored<panel_columns, P>{reinterpret_cast<const unsigned char *>(w) + stored_ahead, panel.bytes};
+        });
   }
 }
 
 // The same for any storage. There may be fewer rows than R: then the sums of the others are nobody's.
 template <class V, int R, int P>
-inline void multiply_stored(const StoredPanel &panel, const float *const *in, int64_t num_rows, int64_t depth, float *sums) {
-  RowPointers<R> rows;
-  MHA_UNROLL for (int r = 0; r < R; ++r) rows.row[r] = in[r < num_rows ? r : 0];
+inline void multiply_stored(const StoredPanel &panel, const float *const *in, int64_t num_rows, int64_t depth, int64_t k, int64_t tile,
+                            int64_t tiles, float *sums) {
+  FewRows<R> few = {{}, depth, tile, tiles};
+  MHA_UNROLL for (int r = 0; r < R; ++r) few.rows.row[r] = in[r < num_rows ? r : 0];
   switch (panel.storage) {
     case Storage::f16:
-      return multiply_few<V, F16, R, P>(panel, rows, depth, sums);
+      return multiply_few<V, F16, R, P>(panel, few, k, sums);
     case Storage::bf16:
-      return multiply_few<V, Bf16, R, P>(panel, rows, depth, sums);
+      return multiply_few<V, Bf16, R, P>(panel, few, k, sums);
     case Storage::int8:
-      return multiply_few<V, int8_t, R, P>(panel, rows, depth, sums);
+      return multiply_few<V, int8_t, R, P>(panel, few, k, sums);
     case Storage::int4:
-      return multiply_few_codes<V, R, P>(panel, rows, depth, sums);
+      return multiply_few_codes<V, R, P>(panel, few, k, sums);
     case Storage::f32:
       return;
   }
 }
 
-// One tile of rows at most: the weights are used as they come. Not every number of rows has a shape of its own.
+// Two tiles of rows at most: the weights are used as they come. Not every number of rows has a shape of its own.
 template <class V>
 inline void project_stored(const Projection &p, int64_t row, int64_t num_rows, const float *const *rows, int64_t panel, int64_t panel_end) {
   using Shape = TileShape<V::size>;
   constexpr int most_rows = Shape::project_rows, panels_of_one = Shape::project_panels(1), panels_of_two = Shape::project_panels(2);
-  alignas(64) float sums[most_rows * panel_columns];
+  alignas(64) float sums[stored_tiles * most_rows * panel_columns];
   static_assert(panels_of_one <= most_rows && 2 * panels_of_two <= most_rows, "the sums have room for each shape");
-  while (panel < panel_end) {
+  const int64_t tiles = (num_rows + most_rows - 1) / most_rows;
+  for (int64_t panels = 1; panel < panel_end; panel += panels) {
     const StoredPanel stored(p, panel);
-    int64_t panels = 1;
-    if (num_rows == 1 && panel + panels_of_one <= panel_end)
-      multiply_stored<V, 1, panels_of_one>(stored, rows, num_rows, p.depth, sums), panels = panels_of_one;
-    else if (num_rows == 2 && panel + panels_of_two <= panel_end)
-      multiply_stored<V, 2, panels_of_two>(stored, rows, num_rows, p.depth, sums), panels = panels_of_two;
-    else if (num_rows <= 4)
-      multiply_stored<V, 4, 1>(stored, rows, num_rows, p.depth, sums);
-    else
-      multiply_stored<V, most_rows, 1>(stored, rows, num_rows, p.depth, sums);
+    const bool is_one = num_rows == 1 && panel + panels_of_one <= panel_end, is_two = num_rows == 2 && panel + panels_of_two <= panel_end;
+    panels = is_one ? panels_of_one : is_two ? panels_of_two : 1;
+    for (int64_t k = 0; k < p.depth; k += dot_block) {
+      for (int64_t tile = 0, r = 0; tile < tiles; ++tile, r += most_rows) {
+        const int64_t count = smaller(most_rows, num_rows - r);
+        float *const to = sums + r * panel_columns;
+        if (is_one)
+          multiply_stored<V, 1, panels_of_one>(stored, rows, count, p.depth, k, tile, tiles, to);
+        else if (is_two)
+          multiply_stored<V, 2, panels_of_two>(stored, rows, count, p.depth, k, tile, tiles, to);
+        else if (count <= 4)
+          multiply_stored<V, 4, 1>(stored, rows + r, count, p.depth, k, tile, tiles, to);
+        else
+          multiply_stored<V, most_rows, 1>(stored, rows + r, count, p.depth, k, tile, tiles, to);
+      }
+    }
     finish_sums<V>(stored, num_rows, panels * panel_columns, sums, panels * panel_columns);
     land_everywhere<V>(p, row, num_rows, sums, panels * panel_columns, panel, panels);
-    panel += panels;
   }
 }
 
@@ -623,7 +655,7 @@ void project(const Projection &p, int64_t row_begin, int64_t row_end, int64_t pa
     if constexpr (V::size > 1) {
       if (p.storage == Storage::f32) {
         if (rows.count <= 2) return project_few<V>(p, row, rows, panel_begin, panel_end);
-      } else if (rows.count <= TileShape<V::size>::project_rows) {
+      } else if (rows.count <= stored_tiles * TileShape<V::size>::project_rows) {
         return project_stored<V>(p, row, rows.count, rows.in, panel_begin, panel_end);
       }
     }
