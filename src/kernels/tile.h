@@ -41,6 +41,11 @@ struct ColumnsOf {
   int64_t block_stride;
 
   MHA_INLINE void skip(int64_t terms) { w += terms * k_stride; }
+  // Vector i of the columns at k, in blocks of C vectors.
+  template <class V, int C>
+  MHA_INLINE V at(int64_t k, int i) const {
+    return load<V>(w + k * k_stride + i / C * block_stride + i % C * V::size);
+  }
 };
 using Columns = ColumnsOf<float>;
 
@@ -50,6 +55,10 @@ struct Blocks {
   const Element *block[count];
 
   MHA_INLINE void skip(int64_t terms) { MHA_UNROLL for (int i = 0; i < count; ++i) block[i] += terms * k_stride; }
+  template <class V, int C>
+  MHA_INLINE V at(int64_t k, int i) const {
+    return load<V>(block[i / C] + k * k_stride + i % C * static_cast<int>(V::size));
+  }
 };
 
 // What a loop asks the memory for while it computes: nothing.
@@ -57,46 +66,48 @@ struct NoPrefetch {
   MHA_INLINE void step(int64_t) const {}
 };
 
-// Whether each vector of columns stays in a register for all rows: where there is room for it beside the accumulators and a multiplier.
 template <int lanes>
-constexpr bool holds_columns(int rows, int vectors) {
-  return rows > 1 && (rows + 1) * vectors + 1 <= (lanes == 8 ? 16 : 32);
+struct TileShape;  // see below
+
+// acc[r][i] += rows[r] at k * columns at `place`, a step of a loop. Beside the sums, the columns are held in registers, and the rows'
+// numbers pass by; for one row, or where there are not registers enough, the rows' numbers are held, and the columns pass by in pairs.
+template <int R, int N, int C, class V, class Rows, class Matrix, class Ahead>
+MHA_INLINE void accumulate_step(const Rows &rows, int64_t k, const Matrix &columns, int64_t place, V (&acc)[R][N], Ahead ahead,
+                                int64_t step) {
+  if constexpr (R > 1 && R * N + N < TileShape<V::size>::registers) {
+    V column[N];
+    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = held(columns.template at<V, C>(place, i));
+    ahead.step(step);
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      const V multiplier = all<V>(rows.at(r, k));
+      MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
+    }
+  } else {
+    constexpr int at_once = N % 2 == 0 ? 2 : 1;
+    V multiplier[R];
+    MHA_UNROLL for (int r = 0; r < R; ++r) multiplier[r] = all<V>(rows.at(r, k));
+    ahead.step(step);
+    MHA_UNROLL for (int first = 0; first < N; first += at_once) {
+      V column[at_once];
+      MHA_UNROLL for (int i = 0; i < at_once; ++i) column[i] = held_in_pair(columns.template at<V, C>(place, first + i));
+      MHA_UNROLL for (int i = 0; i < at_once; ++i) {
+        MHA_UNROLL for (int r = 0; r < R; ++r) acc[r][first + i] = mul_add(multiplier[r], column[i], acc[r][first + i]);
+      }
+    }
+  }
 }
 
 // acc[r][i] += rows[r] * columns over k in [begin, end), in order, columns.w being those of `begin`: the fused multiply-adds of the whole
 // library.
 template <int R, int N, int C, class V, class Rows, class Ahead, class Element = float>
 MHA_INLINE void accumulate(Rows rows, ColumnsOf<Element> columns, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
-  const Element *w = columns.w;
-  for (int64_t k = begin; k < end; ++k, w += columns.k_stride) {
-    V column[N];
-    MHA_UNROLL for (int i = 0; i < N; ++i) {
-      column[i] = load<V>(w + i / C * columns.block_stride + i % C * V::size);
-      if constexpr (holds_columns<V::size>(R, N)) column[i] = held(column[i]);
-    }
-    ahead.step(k - begin);
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
-      const V multiplier = all<V>(rows.at(r, k));
-      MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
-    }
-  }
+  for (int64_t k = begin; k < end; ++k, columns.w += columns.k_stride) accumulate_step<R, N, C>(rows, k, columns, 0, acc, ahead, k - begin);
 }
 
 template <int R, int N, int C, class V, class Rows, class Element, int k_stride, class Ahead>
 MHA_INLINE void accumulate(Rows rows, const Blocks<Element, N / C, k_stride> &columns, int64_t begin, int64_t end, V (&acc)[R][N],
                            Ahead ahead) {
-  for (int64_t k = begin; k < end; ++k) {
-    V column[N];
-    MHA_UNROLL for (int i = 0; i < N; ++i) {
-      column[i] = load<V>(columns.block[i / C] + (k - begin) * k_stride + i % C * static_cast<int>(V::size));
-      if constexpr (holds_columns<V::size>(R, N)) column[i] = held(column[i]);
-    }
-    ahead.step(k);
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
-      const V multiplier = all<V>(rows.at(r, k));
-      MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
-    }
-  }
+  for (int64_t k = begin; k < end; ++k) accumulate_step<R, N, C>(rows, k, columns, k - begin, acc, ahead, k);
 }
 
 template <int R, int N, class V>
@@ -138,11 +149,9 @@ MHA_INLINE void multiply(Rows rows, int64_t depth, Matrix columns, float *sums, 
 // How many rows and vectors a tile has: as many accumulators as the registers hold besides the operands, and never fewer than the 8
 // independent chains that two fma units with a latency of 4 need, where the problem has them. The full tiles (8 x 3 and 6 x 4 vectors on
 // AVX-512) run within 2% of the fma peak on operands in the level-2 cache.
-template <int lanes>
-struct TileShape;
-
 template <>
-struct TileShape<16> {  // AVX-512: 32 registers
+struct TileShape<16> {  // AVX-512
+  static constexpr int registers = 32;
   static constexpr int project_rows = 8, attend_rows = 6, softmax_rows = 3;
   static constexpr int project_panels(int rows) { return rows <= 2 ? 2 : 1; }
   static constexpr int project_vectors(int) { return 3; }
@@ -151,7 +160,8 @@ struct TileShape<16> {  // AVX-512: 32 registers
 };
 
 template <>
-struct TileShape<8> {  // AVX2: 16 registers
+struct TileShape<8> {  // AVX2
+  static constexpr int registers = 16;
   static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1;
   static constexpr int project_panels(int rows) { return rows == 1 ? 2 : 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
@@ -160,7 +170,8 @@ struct TileShape<8> {  // AVX2: 16 registers
 };
 
 template <>
-struct TileShape<4> {  // NEON: 32 registers
+struct TileShape<4> {  // NEON
+  static constexpr int registers = 32;
   static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1;
   static constexpr int project_panels(int) { return 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
@@ -170,6 +181,7 @@ struct TileShape<4> {  // NEON: 32 registers
 
 template <>
 struct TileShape<1> {  // scalar
+  static constexpr int registers = 32;
   static constexpr int project_rows = 4, attend_rows = 2, softmax_rows = 1;
   static constexpr int project_panels(int) { return 1; }
   static constexpr int project_vectors(int) { return 4; }
