@@ -177,19 +177,23 @@ MHA_INLINE void score_streamed_keys(const Unit &unit, const Chunk &chunk, int64_
   score_products<V>(chunk.keys, first, end, keys, R, unit.call.scale, scores, m, least);
 }
 
-// p = exp(score - m) of blocks side by side, and their sums; a block's worth of vectors for each of `rows` rows and `blocks` blocks.
+// p = exp(score - m) of blocks side by side, and their sums; a block's worth of vectors for each of `rows` rows and `blocks` blocks, as
+// many of these vectors at a time as the registers have room for.
 template <class V, int rows, int blocks>
 MHA_INLINE void exp_of_blocks(float *s, const V (&maximum)[rows], V (&partial_sums)[rows][key_block / V::size]) {
-  constexpr int vectors = key_block / V::size, of_row = vectors * blocks;
-  V p[rows * of_row];
-  MHA_UNROLL for (int i = 0; i < rows * of_row; ++i) {
-    p[i] = load<V>(s + i / of_row * score_stride + i % of_row * V::size) - maximum[i / of_row];
-  }
-  exp_of(p);
-  MHA_UNROLL for (int i = 0; i < rows * of_row; ++i) {
-    store(s + i / of_row * score_stride + i % of_row * V::size, p[i]);
-    V &sum = partial_sums[i / of_row][i % vectors];
-    sum = sum + p[i];
+  constexpr int vectors = key_block / V::size, of_row = vectors * blocks, count = rows * of_row;
+  constexpr int at_once = static_cast<int>(smaller(count, TileShape<V::size>::exp_vectors));
+  static_assert(count % at_once == 0, "no vector is left over");
+  MHA_UNROLL for (int first = 0; first < count; first += at_once) {
+    const auto at = [&](int i) { return s + i / of_row * score_stride + i % of_row * static_cast<int>(V::size); };
+    V p[at_once];
+    MHA_UNROLL for (int i = 0; i < at_once; ++i) p[i] = load<V>(at(first + i)) - maximum[(first + i) / of_row];
+    exp_of(p);
+    MHA_UNROLL for (int i = 0; i < at_once; ++i) {
+      store(at(first + i), p[i]);
+      V &sum = partial_sums[(first + i) / of_row][(first + i) % vectors];
+      sum = sum + p[i];
+    }
   }
 }
 
