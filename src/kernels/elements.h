@@ -110,20 +110,24 @@ template <>
 MHA_INLINE Vector load<Vector>(const Bf16 *p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16));
 }
+// Four bytes; the other half of the vector is zero.
+MHA_INLINE uint8x8_t load_4x8(const void *p) {
+  uint32_t four;
+  __builtin_memcpy(&four, p, sizeof four);
+  return vcreate_u8(four);
+}
+MHA_INLINE int32x4_t integers_of(uint8x8_t four) { return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four)))); }
+
 template <>
 MHA_INLINE Vector load<Vector>(const int8_t *p) {
-  uint32_t four;
-  __builtin_memcpy(&four, p, sizeof four);
-  const int16x8_t wide = vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(four)));
-  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+  return vcvtq_f32_s32(integers_of(load_4x8(p)));
 }
+// A code + 8 is the code itself in 4 bits but for the highest of them. The even one is taken from the upper end of an integer, as a number
+// with 28 bits behind the point.
 template <>
 MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
-  uint32_t four;
-  __builtin_memcpy(&four, p, sizeof four);
-  const uint16x8_t wide = vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four)));
-  const int32x4_t both = vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(wide))), eight = vdupq_n_s32(8);
-  return {vcvtq_f32_s32(vsubq_s32(vandq_s32(both, vdupq_n_s32(15)), eight)), vcvtq_f32_s32(vsubq_s32(vshrq_n_s32(both, 4), eight))};
+  const int32x4_t both = integers_of(veor_u8(load_4x8(p), vdup_n_u8(0x88)));
+  return {vcvtq_n_f32_s32(vshlq_n_s32(both, 28), 28), vcvtq_f32_s32(vshrq_n_s32(both, 4))};
 }
 
 #endif

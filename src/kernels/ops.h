@@ -98,6 +98,13 @@ MHA_INLINE void store(float *p, Scalar v) { *p = v.x; }
 MHA_INLINE Scalar held(Scalar x) { return x; }
 MHA_INLINE Scalar held_in_pair(Scalar x) { return x; }
 
+// The same address, of which the compiler does not know that it is: so it does not carry what lies there from one turn of a loop to the
+// next, in registers that it does not have.
+MHA_INLINE float *forgotten(float *p) {
+  __asm__("" : "+r"(p));
+  return p;
+}
+
 // ---- Vectors
 //
 // times_power(p, n, t) is p with n added to its exponent, for an integer n that also stands in the low 9 bits of t, and a normal result.

@@ -412,10 +412,12 @@ MHA_INLINE void multiply_groups(const RowPointers<R> &rows, int64_t begin, int64
     V acc[R][N];
     clear(acc);
     accumulate_group<R, N, C>(rows, columns, k, smaller(end, k + int4_group), acc, make_ahead(columns.w));
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
-      MHA_UNROLL for (int i = 0; i < N; ++i) {
+    sums = forgotten(sums);
+    MHA_UNROLL for (int i = 0; i < N; ++i) {
+      const V scale = load<V>(scales.w + i / C * scales.block_stride + i % C * V::size);
+      MHA_UNROLL for (int r = 0; r < R; ++r) {
         float *const sum = sums + r * sums_stride + i * static_cast<int>(V::size);
-        store(sum, mul_add(acc[r][i], load<V>(scales.w + i / C * scales.block_stride + i % C * V::size), load<V>(sum)));
+        store(sum, mul_add(acc[r][i], scale, load<V>(sum)));
       }
     }
   }
@@ -443,7 +445,7 @@ struct FewRows {
 
 // sums [R][P * 48] (+)= dots of terms [k, k + 256) with P panels side by side.
 template <class V, class Element, int R, int P>
-inline void multiply_few(const StoredPanel &panel, const FewRows<R> &few, int64_t k, float *sums) {
+MHA_APART void multiply_few(const StoredPanel &panel, const FewRows<R> &few, int64_t k, float *sums) {
   constexpr int C = TileShape<V::size>::project_vectors(R), lanes = V::size, passes = panel_columns / (C * lanes);
   static_assert(P == 1 || passes == 1, "whole panels only lie side by side");
   const Element *const w = panel.at<Element>(k);
@@ -471,8 +473,8 @@ inline void multiply_few(const StoredPanel &panel, const FewRows<R> &few, int64_
 }
 
 template <class V, int R, int P>
-inline void multiply_few_codes(const StoredPanel &panel, const FewRows<R> &few, int64_t k, float *sums) {
-  constexpr int C = TileShape<V::size>::project_vectors(R), lanes = V::size;
+MHA_APART void multiply_few_codes(const StoredPanel &panel, const FewRows<R> &few, int64_t k, float *sums) {
+  constexpr int C = TileShape<V::size>::code_vectors(R), lanes = V::size;
   constexpr int64_t stride = P * panel_columns;
   for (int64_t i = 0; k == 0 && i < R * stride; i += lanes) store(sums + i, all<V>(0.0f));
   for (int column = 0; column < panel_columns; column += C * lanes) {

@@ -150,13 +150,15 @@ MHA_INLINE void multiply(Rows rows, int64_t depth, Matrix columns, float *sums, 
 // independent chains that two fma units with a latency of 4 need, where the problem has them. The full tiles (8 x 3 and 6 x 4 vectors on
 // AVX-512) run within 2% of the fma peak on operands in the level-2 cache.
 //
-// exp_vectors: so many run side by side through exp, whose constants take registers too.
+// code_vectors: of int4 weights, of which the columns of two terms are held. exp_vectors: so many run side by side through exp, whose
+// constants take registers too.
 template <>
 struct TileShape<16> {  // AVX-512
   static constexpr int registers = 32;
   static constexpr int project_rows = 8, attend_rows = 6, softmax_rows = 3, exp_vectors = 4;
   static constexpr int project_panels(int rows) { return rows <= 2 ? 2 : 1; }
   static constexpr int project_vectors(int) { return 3; }
+  static constexpr int code_vectors(int) { return 3; }
   static constexpr int score_blocks(int rows) { return rows <= 2 ? 8 : 4; }
   static constexpr int context_vectors(int rows) { return rows <= 2 ? 8 : 4; }
 };
@@ -167,6 +169,7 @@ struct TileShape<8> {  // AVX2
   static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1, exp_vectors = 2;
   static constexpr int project_panels(int rows) { return rows == 1 ? 2 : 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
+  static constexpr int code_vectors(int rows) { return project_vectors(rows); }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 };
@@ -177,6 +180,7 @@ struct TileShape<4> {  // NEON
   static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1, exp_vectors = 2;
   static constexpr int project_panels(int) { return 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
+  static constexpr int code_vectors(int rows) { return rows == 1 ? 12 : rows == 2 ? 6 : rows <= 4 ? 4 : 3; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : 4; }
 };
