@@ -74,4 +74,5 @@ foreach(pair library=libmha0 development=libmha-dev command=mha)
   endif()
 endforeach()
 
+set(CPACK_PROJECT_CONFIG_FILE ${CMAKE_CURRENT_LIST_DIR}/package_needs.cmake)
 include(CPack)

@@ -176,9 +176,12 @@ class Consumer:
         self.find_package("-DWITH_PTHREADPOOL=ON")
         self.execute(self.work / "with_pthreadpool", "libpthreadpool.so.0", *(["libmha.so.0"] if self.shared else []))
 
+    def cpack_command(self, generator):
+        return [self.cmake.with_name("cpack"), "-G", generator, "--config", pathlib.Path(self.build) / "CPackConfig.cmake", "-B", self.work,
+                *(["-C", self.config] if self.config else [])]
+
     def cpack(self, generator):
-        run([self.cmake.with_name("cpack"), "-G", generator, "--config", pathlib.Path(self.build) / "CPackConfig.cmake", "-B", self.work,
-             *(["-C", self.config] if self.config else [])], f"cpack -G {generator} fails.")
+        run(self.cpack_command(generator), f"cpack -G {generator} fails.")
 
     def package_tgz(self):
         """The archive, unpacked anywhere, has what an installation has, but for the folder around it, and can be used."""
@@ -194,9 +197,16 @@ class Consumer:
         self.run_through_pkg_config(prefix, "layer")
 
     def package_deb(self):
-        """The packages for Debian, unpacked into an empty folder, say what they need and can be used; lintian finds no error."""
-        if not shutil.which("dpkg-shlibdeps"):
-            skip("there is no dpkg-shlibdeps here (Debian: dpkg-dev)")
+        """The packages for Debian, unpacked into an empty folder, say what they need and can be used; lintian finds no error. Where what makes
+        them is missing, cpack says so and makes none."""
+        find_nothing = ["-D", "CMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF", "-D", "CMAKE_FIND_USE_SYSTEM_ENVIRONMENT_PATH=OFF"]
+        without = subprocess.run([*self.cpack_command("DEB"), *find_nothing], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        said = " ".join(without.stdout.split())
+        if not without.returncode or "apt-get install dpkg-dev file" not in said or list(self.work.glob("*.deb")):
+            sys.exit(f"Without dpkg-shlibdeps and file, cpack ends with {without.returncode} and says:\n{without.stdout}")
+        missing = [package for program, package in [("dpkg-shlibdeps", "dpkg-dev"), ("file", "file")] if not shutil.which(program)]
+        if missing:
+            skip(f"packages cannot be made here (Debian: {' '.join(missing)})")
         self.cpack("DEB")
         packages = {path.name.split("_")[0]: path for path in self.work.glob("*.deb")}
         with_command = ["mha"] if (self.prefix / "bin" / "mha").exists() else []
