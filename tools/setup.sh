@@ -20,7 +20,7 @@ Examples:
 TEXT
 }
 
-needed=(cmake ninja-build g++ libxsimd-dev libopenblas-dev libpthreadpool-dev libbenchmark-dev libgtest-dev googletest pkg-config
+needed=(cmake make ninja-build g++ libxsimd-dev libopenblas-dev libpthreadpool-dev libbenchmark-dev libgtest-dev googletest pkg-config
   libcli11-dev nlohmann-json3-dev python3 git valgrind)
 useful=()  # without one of these, tests are skipped
 
@@ -28,7 +28,7 @@ for argument in "$@"; do
   case $argument in
     --all)
       needed+=(clang g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user)
-      useful+=(libclang-rt-dev abigail-tools dpkg-dev lintian man-db groff-base doxygen python3-venv)
+      useful+=(libclang-rt-dev abigail-tools dpkg-dev file lintian man-db groff-base doxygen python3-venv)
       [[ -n $(command -v chromium chromium-browser google-chrome) ]] || useful+=(chromium)
       # Debian 12's package cargo is too old for the crates; this one is kept up to date.
       command -v cargo >/dev/null || useful+=(cargo-web rustc-web rust-web-clippy rustfmt-web)
