@@ -312,7 +312,7 @@ print((helper.compare_better_openblas_core(openblas.openblas_get_corename()) or 
 
 
 def install(library, venv):
-    if not (venv / "bin" / "python").exists():
+    if not (venv / "bin" / "pip").exists():  # it comes last: half an environment is made whole
         run_command([sys.executable, "-m", "venv", venv], "making a virtual environment")
     run_command([venv / "bin" / "python", "-m", "pip", "install", "--upgrade", *packages[library]], f"installing {library}")
 
