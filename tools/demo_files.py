@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """Writes the files of the demonstration: an attention layer of GPT-2's smallest model with random weights, and random input rows; and a small
 layer made up by hand, whose heads do with a sentence what heads of trained models are known to do.
-
-Usage: demo_files.py FOLDER      writes FOLDER/layer.safetensors and x.npy, sentence.safetensors, sentence.npy and sentence.txt
 """
 
+import argparse
 import array
 import json
 import math
@@ -115,9 +114,23 @@ def write_sentence(folder):
     (folder / "sentence.txt").write_text(sentence + "\n")
 
 
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="""Example:
+  python3 tools/demo_files.py build
+
+Exit codes: 0 done; 1 the folder cannot be made; 2 wrong usage.
+""")
+    parser.add_argument("folder", type=pathlib.Path, metavar="FOLDER",
+                        help="gets layer.safetensors and x.npy, sentence.safetensors, sentence.npy and sentence.txt; made if it is not there")
+    folder = parser.parse_args().folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"demo_files.py: {folder} cannot be made: {error.strerror}")
     random.seed(1)
-    write_layer(pathlib.Path(sys.argv[1]))
-    write_sentence(pathlib.Path(sys.argv[1]))
+    write_layer(folder)
+    write_sentence(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,7 +20,8 @@ try:
 
     import mha
 except ImportError as error:
-    sys.exit(f"minilm.py: {error}. tools/python/setup.sh installs what is needed: build/python/bin/python tools/python/minilm.py")
+    if not {"--help", "-h"} & set(sys.argv):
+        sys.exit(f"minilm.py: {error}. tools/python/setup.sh installs what is needed: build/python/bin/python tools/python/minilm.py")
 
 examples = """Examples:
   build/python/bin/python tools/python/minilm.py
@@ -86,10 +87,8 @@ class Model:
         return centred / deviation * self.weights[name + ".weight"] + self.weights[name + ".bias"]
 
 
-erf = np.frompyfunc(math.erf, 1, 1)
-
-
 def gelu(x):
+    erf = np.frompyfunc(math.erf, 1, 1)
     return x * (0.5 + 0.5 * erf(x / math.sqrt(2)).astype(np.float32))
 
 

@@ -8,6 +8,9 @@ tools/rust/vendor.sh [--help]
 
 Copies what mha-sys builds the library from (include/mha.h, src/, CMakeLists.txt, LICENSE) into tools/rust/mha-sys/vendor/, anew each time: the
 package is to have them, while the repository has them but once. Without it, mha-sys builds from the repository's own tree.
+
+Example:
+  tools/rust/vendor.sh && cd tools/rust && cargo package -p mha-sys --allow-dirty
 TEXT
 }
 
