@@ -1,4 +1,4 @@
-"""The man page has every command and option that --help has, and no other, and man has nothing to say against it.
+"""The man page has every command and option that --help has, and no other, names the version, and man has nothing to say against it.
 
 usage: man_page_test.py mha mha.1
 """
@@ -32,6 +32,10 @@ for name in commands:
 for words in re.findall(r"^  (mha .*)$", "\n".join(help_of(name) for name in commands), re.MULTILINE):
     if words not in text:
         sys.exit(f"The man page does not have the example '{words}'.")
+
+version = subprocess.run([command, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+if f'"{version}"' not in text.splitlines()[0]:
+    sys.exit(f"The man page does not name {version}; it begins with {text.splitlines()[0]}")
 
 if not shutil.which("man") or not shutil.which("groff"):
     print("Not looked at by man, which is not there (Debian: man-db groff-base)")

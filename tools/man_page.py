@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-synopsis = """.TH MHA 1 "" "mha {version}" "User Commands"
+synopsis = """.TH MHA 1 "" "{version}" "User Commands"
 .SH NAME
 mha \\- multi\\-head attention on CPUs: look inside a layer, run it on files, pack it
 .SH SYNOPSIS
@@ -72,7 +72,7 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, required=True, help="the file to write")
     arguments = parser.parse_args()
 
-    version = subprocess.run([arguments.command, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout.split()[-1]
+    version = subprocess.run([arguments.command, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     top = help_of(arguments.command)
     by_heading = {heading: lines for heading, lines in blocks(top)}
     names = [name for name, _ in entries(by_heading["Subcommands"])]
