@@ -184,11 +184,13 @@ if [[ $setup == yes && $matrix != quick ]]; then
 fi
 run_tests build
 if [[ $matrix == all ]]; then
-  say "sizes in bytes, exported symbols, checksums of results"
+  say "sizes"
   for folder in build build-clang build-minsizerel build-aarch64; do
     ctest --test-dir "$folder" --verbose -R '^linking\.size$' | grep -o 'libmha.* KiB.*' | sed "s|^|$folder: |" || failed+=("the size of $folder")
   done
+  say "exported symbols: the list that linking.exports compares with"
   cat tests/linking_symbols.txt
+  say "checksums of results: the list that the test checksums compares with"
   grep -v '^#' tests/checksums.txt
 fi
 
