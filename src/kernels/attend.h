@@ -166,13 +166,13 @@ template <class V, int R, class Element>
 MHA_INLINE void score_streamed_keys(const Unit &unit, const Chunk &chunk, int64_t row, const Attending &keys, float *scores, float *m,
                                     float *least) {
   static_assert(R < attend_tile_rows_max, "there is room behind the last row");
-  constexpr int B = TileShape<V::size>::score_blocks(R);
+  constexpr int B = asks_nearby<R, Element> ? 2 : TileShape<V::size>::score_blocks(R);
   RowPointers<R> q;
   MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(unit.tile_row(row, r));
   const int64_t head_dim = unit.call.head_dim, first = block_of(keys.some.begin), end = block_of(keys.some.end + key_block - 1);
   for (int64_t block = first; block < end; block += B) {
     multiply_keys<V, R, B, Element>(chunk.keys, block, end - 1, q, head_dim, scores, Product<V>{scores + block * key_block},
-                                    chunk.key_stream.template of_keys<R, B, Element>(row, block));
+                                    chunk.template ahead_of_keys<R, B, Element>(row, block, end, head_dim));
   }
   score_products<V>(chunk.keys, first, end, keys, R, unit.call.scale, scores, m, least);
 }
@@ -241,12 +241,20 @@ MHA_INLINE void context_columns(const Unit &unit, const Chunk &chunk, int64_t ro
     }
   }
   constexpr int columns = C * static_cast<int>(V::size);
+  const int64_t end_block = block_of(keys.some.end + key_block - 1);
   Stream::OfGroup share;
   if constexpr (is_streamed) share = chunk.value_stream.template of_values<R, columns, Element>(row, column);
   for (int64_t j = keys.shared.begin, end; j < keys.shared.end; j = end) {
     const int64_t group = block_of(j);
     const ColumnsOf<Element> values = {static_cast<const Element *>(chunk.values.at[group]) + place_in_block(j) * width + column, width, 0};
     end = smaller(chunk.values.run_end[group], keys.shared.end);
+    if constexpr (is_streamed && asks_nearby<R, Element>) {
+      if (columns == width) {  // whole values, one after the other
+        end = smaller(end, (group + 1) * key_block);
+        accumulate<R, C, C>(EvenRows<score_stride>{p}, values, j, end, acc, chunk.template ahead_of_values<Element, columns>(j, end_block));
+        continue;
+      }
+    }
     if constexpr (is_streamed) {
       end = smaller(end, chunk.value_stream.run_end(group) * key_block);
       accumulate<R, C, C>(EvenRows<score_stride>{p}, values, j, end, acc,
