@@ -602,6 +602,27 @@ TEST_P(LayerContract, BatchEqualsEachSequenceAlone) {
   }
 }
 
+// So many weights are asked for in other ways: they are more than 2 million to a matrix, with a last block of one term.
+TEST_P(LayerContract, AnyFewRowsOfManyWeightsEqualTheSpecification) {
+  LayerProblem problem;
+  problem.n_q = problem.n_kv = 24;
+  problem.query_dim = problem.key_dim = problem.value_dim = 2049;
+  problem.num_heads = 10;
+  problem.head_dim = 103;
+  problem.head_dim_v = 5;
+  problem.is_causal = true;
+  Random random(3004);
+  FillNormal(&random, support::kNoBiases, false, &problem);
+  ASSERT_GT(problem.query_dim * problem.q_width(), int64_t{2} << 20);
+  const Layer layer = Make(problem);
+  const Outputs whole = Forward(layer.get(), problem, LayerCall());
+  EXPECT_TRUE(SameBits(whole, Specify(problem)));
+  for (const int64_t n : {1, 2, 3, 4, 5, 8, 9, 12, 16, 20}) {
+    EXPECT_TRUE(SameBits(Forward(layer.get(), Slice(problem, 0, 0, n, n), LayerCall()), Slice(whole, problem, problem.y_width(), 0, 0, n, n)))
+        << n << " rows";
+  }
+}
+
 TEST_P(LayerContract, WholeSequenceEqualsRowByRow) {
   LayerProblem problem = SeveralBlocks(1);
   problem = Slice(problem, 0, 0, 67, 67);

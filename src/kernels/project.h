@@ -221,7 +221,7 @@ struct PrefetchPieces {
 
 // Neighbouring panels in pieces of so many times 16 columns, then of fewer, from piece `first` on: no more than there are, for the rest
 // would have to come from the memory too. take(dot, r, column).
-template <class V, int R, int pieces, bool is_far, class Take>
+template <class V, int R, int pieces, bool asks_ahead, class Take>
 MHA_INLINE void multiply_pieces(int64_t first, int64_t end, const RowPointers<R> &rows, int64_t depth, const float *panels, float *sums,
                                 int64_t stride, Take take) {
   constexpr int of_panel = panel_columns / 16, vectors = 16 / V::size, fewer = pieces > 4 ? 4 : pieces / 2;
@@ -231,17 +231,17 @@ MHA_INLINE void multiply_pieces(int64_t first, int64_t end, const RowPointers<R>
       columns.block[i] = panels + (first + i) / of_panel * depth * panel_columns + (first + i) % of_panel * 16;
     }
     const auto take_piece = [&](V dot, int r, int i) { take(dot, r, first * 16 + i * static_cast<int>(V::size)); };
-    if constexpr (is_far)
+    if constexpr (asks_ahead)
       multiply<R, pieces * vectors, vectors, V>(rows, depth, columns, sums + first * 16, stride, take_piece,
                                                 PrefetchPieces<pieces>{columns});
     else
       multiply<R, pieces * vectors, vectors, V>(rows, depth, columns, sums + first * 16, stride, take_piece);
   }
-  if constexpr (pieces > 1) multiply_pieces<V, R, fewer, is_far>(first, end, rows, depth, panels, sums, stride, take);
+  if constexpr (pieces > 1) multiply_pieces<V, R, fewer, asks_ahead>(first, end, rows, depth, panels, sums, stride, take);
 }
 
 // One or two rows: as many panels side by side as fill the registers, or as the memory likes best.
-template <class V, int R, bool is_far>
+template <class V, int R, bool asks_ahead>
 inline void project_narrow(const Projection &p, int64_t row, const float *const *rows, int64_t panel_begin, int64_t panel_end) {
   constexpr int group = 4, pieces = TileShape<V::size>::project_panels(R) * panel_columns / 16;
   constexpr int64_t stride = group * panel_columns;
@@ -253,7 +253,7 @@ inline void project_narrow(const Projection &p, int64_t row, const float *const 
     const int64_t panels = smaller(group, panel_end - panel), first_column = panel * panel_columns;
     const int64_t columns = smaller(panels * panel_columns, p.columns - first_column);
     const float *const bias = p.bias + first_column;
-    multiply_pieces<V, R, pieces, is_far>(
+    multiply_pieces<V, R, pieces, asks_ahead>(
         0, (columns + 15) / 16, pointers, p.depth, w + first_column * p.depth, results, stride,
         [&](V dot, int r, int64_t column) { store(results + r * stride + column, canonical(dot + load<V>(bias + column))); });
     land_everywhere<V>(p, row, R, results, stride, panel, panels);
