@@ -133,9 +133,8 @@ MHA_INLINE int64_t multiply_some_keys(const Groups &keys, int64_t block, int64_t
 }
 
 // m[r] and least[r] of each row, which begin as -infinity and infinity.
-template <class V, int R, class Element>
-MHA_INLINE void score_keys(const Unit &unit, const Chunk &chunk, int64_t row, const Attending &keys, float *scores, float *m,
-                           float *least) {
+template <class V, int R>
+MHA_INLINE void score_keys(const Unit &unit, Chunk &chunk, int64_t row, const Attending &keys, float *scores, float *m, float *least) {
   constexpr int B = TileShape<V::size>::score_blocks(R);
   const Groups &groups = chunk.keys;
   RowPointers<R> q;
@@ -148,7 +147,8 @@ MHA_INLINE void score_keys(const Unit &unit, const Chunk &chunk, int64_t row, co
     if (block >= shared && block + B <= shared_end) {
       next = block + B;
       score.first = block * key_block;
-      multiply_keys<V, R, B, Element>(groups, block, next - 1, q, head_dim, scores, score);
+      multiply_keys<V, R, B, float>(groups, block, next - 1, q, head_dim, scores, score,
+                                    chunk.template ahead_of_keys<R, B, float, Asks::shared>(block, end, head_dim));
       continue;
     }
     next = multiply_some_keys<V, R, B>(groups, block, block < shared && shared < end ? shared : end, q, head_dim, scores);
@@ -160,19 +160,18 @@ MHA_INLINE void score_keys(const Unit &unit, const Chunk &chunk, int64_t row, co
   }
 }
 
-// The same for a streamed unit, which asks for what comes next as it goes. Blocks behind the last one may run into the next row's room, not
-// as far as its first one is.
-template <class V, int R, class Element>
-MHA_INLINE void score_streamed_keys(const Unit &unit, const Chunk &chunk, int64_t row, const Attending &keys, float *scores, float *m,
+// The same for a streamed unit. Blocks behind the last one may run into the next row's room, not as far as its first one is.
+template <class V, int R, class Element, Asks asks>
+MHA_INLINE void score_streamed_keys(const Unit &unit, Chunk &chunk, int64_t row, const Attending &keys, float *scores, float *m,
                                     float *least) {
   static_assert(R < attend_tile_rows_max, "there is room behind the last row");
-  constexpr int B = asks_nearby<R, Element> ? 2 : TileShape<V::size>::score_blocks(R);
+  constexpr int B = asks_nearby<R, Element, asks> ? 2 : TileShape<V::size>::score_blocks(R);
   RowPointers<R> q;
   MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(unit.tile_row(row, r));
   const int64_t head_dim = unit.call.head_dim, first = block_of(keys.some.begin), end = block_of(keys.some.end + key_block - 1);
   for (int64_t block = first; block < end; block += B) {
     multiply_keys<V, R, B, Element>(chunk.keys, block, end - 1, q, head_dim, scores, Product<V>{scores + block * key_block},
-                                    chunk.template ahead_of_keys<R, B, Element>(row, block, end, head_dim));
+                                    chunk.template ahead_of_keys<R, B, Element, asks>(block, end, head_dim));
   }
   score_products<V>(chunk.keys, first, end, keys, R, unit.call.scale, scores, m, least);
 }
@@ -197,10 +196,13 @@ MHA_INLINE void exp_of_blocks(float *s, const V (&maximum)[rows], V (&partial_su
   }
 }
 
-// Turns scores[r][0, 16 * blocks) of `rows` rows into p = exp(score - m), and gives l of each. So many rows, or blocks, side by side as
-// make use of the processor: an exp is a long chain of operations.
+// The exps of some rows and a block of keys take about as long as so many steps of the loops that ask the memory for what comes next.
+constexpr int softmax_steps = 2;
+
+// Turns scores[r][0, 16 * blocks) of `rows` rows into p = exp(score - m), and gives l of each, and asks for a share of `stream`. So many
+// rows, or blocks, side by side as make use of the processor: an exp is a long chain of operations.
 template <class V, int rows>
-MHA_APART void softmax_rows(float *scores, int64_t blocks, const float *m, float *l) {
+MHA_APART void softmax_rows(float *scores, int64_t blocks, const float *m, float *l, Stream &stream) {
   constexpr int at_once = TileShape<V::size>::softmax_rows;
   constexpr int blocks_at_once = rows == 1 && V::size > 1 ? greater(1, at_once * static_cast<int>(V::size) / key_block + 1) : 1;
   V maximum[rows], partial_sums[rows][key_block / V::size];
@@ -211,6 +213,7 @@ MHA_APART void softmax_rows(float *scores, int64_t blocks, const float *m, float
   clear(partial_sums);
   float *s = scores, *const end = scores + blocks * key_block;
   for (; s + blocks_at_once * key_block <= end; s += blocks_at_once * key_block) {
+    for (int i = 0; i < softmax_steps; ++i) SharedAhead{stream}.step(i);
     exp_of_blocks<V, rows, blocks_at_once>(s, maximum, partial_sums);
   }
   if constexpr (blocks_at_once > 1) {
@@ -220,18 +223,17 @@ MHA_APART void softmax_rows(float *scores, int64_t blocks, const float *m, float
 }
 
 template <class V, int R>
-MHA_INLINE void softmax(float *scores, int64_t blocks, const float *m, float *l) {
+MHA_INLINE void softmax(float *scores, int64_t blocks, const float *m, float *l, Stream &stream) {
   constexpr int most = TileShape<V::size>::softmax_rows, rows = R % most == 0 ? most : R < most ? R : R % 2 == 0 ? smaller(2, most) : 1;
-  for (int r = 0; r < R; r += rows) softmax_rows<V, rows>(scores + r * score_stride, blocks, m + r, l + r);
+  for (int r = 0; r < R; r += rows) softmax_rows<V, rows>(scores + r * score_stride, blocks, m + r, l + r, stream);
 }
 
 // ---- Context of a tile
 
 // o[r] = sum of p[r][j] * values[j] over the keys that all rows have and those behind them, for C vectors of columns; or adds it to what
-// is there. A streamed unit asks for what comes next while it does.
-template <class V, int R, int C, class Element, bool is_streamed>
-MHA_INLINE void context_columns(const Unit &unit, const Chunk &chunk, int64_t row, const float *p, const Attending &keys, int64_t column,
-                                float *o) {
+// is there.
+template <class V, int R, int C, class Element, Asks asks>
+MHA_INLINE void context_columns(const Unit &unit, Chunk &chunk, const float *p, const Attending &keys, int64_t column, float *o) {
   const int64_t width = unit.call.head_dim_v_padded;
   V acc[R][C];
   clear(acc);
@@ -241,27 +243,21 @@ MHA_INLINE void context_columns(const Unit &unit, const Chunk &chunk, int64_t ro
     }
   }
   constexpr int columns = C * static_cast<int>(V::size);
-  const int64_t end_block = block_of(keys.some.end + key_block - 1);
-  Stream::OfGroup share;
-  if constexpr (is_streamed) share = chunk.value_stream.template of_values<R, columns, Element>(row, column);
   for (int64_t j = keys.shared.begin, end; j < keys.shared.end; j = end) {
     const int64_t group = block_of(j);
     const ColumnsOf<Element> values = {static_cast<const Element *>(chunk.values.at[group]) + place_in_block(j) * width + column, width, 0};
     end = smaller(chunk.values.run_end[group], keys.shared.end);
-    if constexpr (is_streamed && asks_nearby<R, Element>) {
+    if constexpr (asks_nearby<R, Element, asks>) {
       if (columns == width) {  // whole values, one after the other
         end = smaller(end, (group + 1) * key_block);
-        accumulate<R, C, C>(EvenRows<score_stride>{p}, values, j, end, acc, chunk.template ahead_of_values<Element, columns>(j, end_block));
+        const auto ahead = chunk.template values_nearby<Element, columns>(j, block_of(keys.some.end + key_block - 1));
+        accumulate<R, C, C>(EvenRows<score_stride>{p}, values, j, end, acc, ahead);
         continue;
       }
     }
-    if constexpr (is_streamed) {
-      end = smaller(end, chunk.value_stream.run_end(group) * key_block);
-      accumulate<R, C, C>(EvenRows<score_stride>{p}, values, j, end, acc,
-                          chunk.value_stream.template of_run<R, columns, Element>(share, group, block_of(end + key_block - 1) - group));
-    } else {
-      accumulate<R, C, C>(EvenRows<score_stride>{p}, values, j, end, acc, NoPrefetch{});
-    }
+    end = smaller(end, chunk.template asks_until<asks>(group) * key_block);
+    const auto ahead = chunk.template ahead_of_values<Element, columns, asks>(group, block_of(end + key_block - 1) - group, column);
+    accumulate<R, C, C>(EvenRows<score_stride>{p}, values, j, end, acc, ahead);
   }
   // No row is multiplied with a value that it does not attend to.
   for (int64_t j = keys.shared.end; j < keys.some.end; ++j) {
@@ -280,14 +276,13 @@ MHA_INLINE void context_columns(const Unit &unit, const Chunk &chunk, int64_t ro
 }
 
 // From `column` on to the end, C vectors at a time, then fewer.
-template <class V, int R, int C, class Element, bool is_streamed>
-MHA_INLINE void context(const Unit &unit, const Chunk &chunk, int64_t row, const float *p, const Attending &keys, int64_t column,
-                        float *o) {
+template <class V, int R, int C, class Element, Asks asks>
+MHA_INLINE void context(const Unit &unit, Chunk &chunk, const float *p, const Attending &keys, int64_t column, float *o) {
   for (; column + C * static_cast<int64_t>(V::size) <= unit.call.head_dim_v_padded; column += C * static_cast<int64_t>(V::size)) {
-    context_columns<V, R, C, Element, is_streamed>(unit, chunk, row, p, keys, column, o);
+    context_columns<V, R, C, Element, asks>(unit, chunk, p, keys, column, o);
   }
-  constexpr int fewer = is_streamed && C <= 4 ? 1 : C / 2;
-  if constexpr (C > 1) context<V, R, fewer, Element, is_streamed>(unit, chunk, row, p, keys, column, o);
+  constexpr int fewer = C <= 4 && (asks == Asks::alone || sizeof(Element) < 4) ? 1 : C / 2;
+  if constexpr (C > 1) context<V, R, fewer, Element, asks>(unit, chunk, p, keys, column, o);
 }
 
 // The same for one row and any keys but those excluded.
@@ -324,10 +319,10 @@ MHA_APART void scale_by_values(const Groups &values, int64_t block, int64_t end,
 
 // ---- One chunk for one tile
 
-// visit_storage, but with 2 or 6 rows for floats alone.
-template <int R, class Visit>
-MHA_INLINE void visit_streamed(Storage storage, Visit visit) {
-  if constexpr (R == 1 || R == 4)
+// visit_storage, but of some tiles there are those for floats only: more would be more code than use.
+template <int R, Asks asks, class Visit>
+MHA_INLINE void visit_storage_of_tile(Storage storage, Visit visit) {
+  if constexpr (R == 4 || (R == 1 && asks == Asks::alone))
     visit_storage(storage, visit);
   else
     visit(Stored<float>{});
@@ -353,8 +348,8 @@ MHA_APART inline void find_excluded(Range keys, const float *scores, uint8_t *ex
   for (int64_t j = keys.begin; j < keys.end; ++j) excluded[j] = scores[j] == -infinity;
 }
 
-template <class V, int R, bool is_streamed>
-inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
+template <class V, int R, Asks asks>
+inline void attend_tile(const Unit &unit, Chunk &chunk, int64_t row, int64_t slot) {
   const Attention &call = unit.call;
   Attending keys;
   find_attending<R>(unit, chunk.begin, row, &keys);
@@ -365,13 +360,14 @@ inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64
     m[r] = -infinity;
     least[r] = infinity;
   }
-  if constexpr (is_streamed) {
-    visit_streamed<R>(chunk.keys.storage, [&](auto stored) {
-      score_streamed_keys<V, R, typename decltype(stored)::Element>(unit, chunk, row, keys, scores, m, least);
-    });
-  } else {
-    score_keys<V, R, float>(unit, chunk, row, keys, scores, m, least);
-  }
+  visit_storage_of_tile<R, asks>(chunk.keys.storage, [&](auto stored) MHA_INLINED {
+    using Element = typename decltype(stored)::Element;
+    if constexpr (asks == Asks::shared && sizeof(Element) == sizeof(float)) {
+      score_keys<V, R>(unit, chunk, row, keys, scores, m, least);
+    } else {
+      score_streamed_keys<V, R, Element, asks>(unit, chunk, row, keys, scores, m, least);
+    }
+  });
   uint8_t *const excluded = reinterpret_cast<uint8_t *>(unit.scratch + call.scratch.excluded);
   bool excludes[R];
   for (int r = 0; r < R; ++r) {
@@ -382,7 +378,7 @@ inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64
   }
 
   const int64_t first_block = block_of(keys.some.begin), end_block = block_of(keys.some.end + key_block - 1);
-  softmax<V, R>(scores + first_block * key_block, end_block - first_block, m, l);
+  softmax<V, R>(scores + first_block * key_block, end_block - first_block, m, l, chunk.value_stream);
   for (int r = 0; r < R; ++r) {
     *unit.m(slot, row + r) = m[r];
     *unit.l(slot, row + r) = l[r];
@@ -398,33 +394,31 @@ inline void attend_tile(const Unit &unit, const Chunk &chunk, int64_t row, int64
   }
   if (keys.shared.begin == keys.shared.end) return;
   constexpr int C = TileShape<V::size>::context_vectors(R);
-  if constexpr (is_streamed) {
-    visit_streamed<R>(chunk.values.storage, [&](auto stored) {
-      context<V, R, C, typename decltype(stored)::Element, true>(unit, chunk, row, scores, keys, 0, o);
-    });
-  } else {
-    context<V, R, C, float, false>(unit, chunk, row, scores, keys, 0, o);
-  }
+  visit_storage_of_tile<R, asks>(chunk.values.storage, [&](auto stored) MHA_INLINED {
+    context<V, R, C, typename decltype(stored)::Element, asks>(unit, chunk, scores, keys, 0, o);
+  });
 }
 
 // Tiles have 1, 2, 4 or 6 rows.
 template <class V, int R>
-MHA_INLINE void attend_tile_of(int64_t rows, const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
+MHA_INLINE void attend_tile_of(int64_t rows, const Unit &unit, Chunk &chunk, int64_t row, int64_t slot) {
   constexpr int fewer = R > 2 ? R - 2 : 1;
   if constexpr (R > 1) {
     if (rows <= fewer) return attend_tile_of<V, fewer>(rows, unit, chunk, row, slot);
   }
-  attend_tile<V, R, false>(unit, chunk, row, slot);
+  attend_tile<V, R, Asks::shared>(unit, chunk, row, slot);
 }
 
-// Those of a streamed unit likewise, but of fewer bits 1 or 4: more would be more code than use.
+// Those of a streamed unit likewise, but of fewer bits 1 or 4.
 template <class V>
-MHA_INLINE void attend_streamed_tile(int64_t rows, const Unit &unit, const Chunk &chunk, int64_t row, int64_t slot) {
+MHA_INLINE void attend_streamed_tile(int64_t rows, const Unit &unit, Chunk &chunk, int64_t row, int64_t slot) {
   if constexpr (V::size > 1) {
-    if (rows == 1) return attend_tile<V, 1, true>(unit, chunk, row, slot);
-    if (rows == 2 && has_floats(unit.call)) return attend_tile<V, 2, true>(unit, chunk, row, slot);
-    if (rows <= 4) return attend_tile<V, 4, true>(unit, chunk, row, slot);
-    attend_tile<V, 6, true>(unit, chunk, row, slot);
+    const bool are_floats = has_floats(unit.call);
+    if (rows < unit.num_rows && are_floats) return attend_tile_of<V, TileShape<V::size>::attend_rows>(rows, unit, chunk, row, slot);
+    if (rows == 1) return attend_tile<V, 1, Asks::alone>(unit, chunk, row, slot);
+    if (rows < unit.num_rows) return attend_tile<V, 4, Asks::shared>(unit, chunk, row, slot);
+    if (rows == 2 && are_floats) return attend_tile<V, 2, Asks::alone>(unit, chunk, row, slot);
+    attend_tile<V, 4, Asks::alone>(unit, chunk, row, slot);
   }
 }
 
@@ -619,10 +613,28 @@ MHA_INLINE Range first_keys(const Unit &unit) {
   return intersection(keys, {keys.begin, keys.begin / chunk_keys * chunk_keys + chunk_keys});
 }
 
+template <class V>
+MHA_INLINE int64_t rows_of_tile(const Unit &unit) {
+  return is_streamed<V>(unit) ? streamed_tile_rows(unit) : TileShape<V::size>::attend_rows;
+}
+
 // Where the tile ends that begins at `row`.
 template <class V>
 MHA_INLINE int64_t tile_end(const Unit &unit, int64_t row) {
-  return smaller(unit.num_rows, row + (is_streamed<V>(unit) ? streamed_tile_rows(unit) : TileShape<V::size>::attend_rows));
+  return smaller(unit.num_rows, row + rows_of_tile<V>(unit));
+}
+
+// What the unit's tiles ask for while they compute with the chunk, of which they need so many keys. Tiles of 4 and of 6 rows take as many
+// keys and columns at a time, and the softmax twice for some of their rows.
+template <class V>
+MHA_INLINE void share_asking(const Unit &unit, const NextChunk &next, int64_t keys, Chunk *chunk) {
+  using Shape = TileShape<V::size>;
+  constexpr int64_t keys_at_once = Shape::score_blocks(Shape::attend_rows) * key_block;
+  constexpr int64_t columns_at_once = Shape::context_vectors(Shape::attend_rows) * static_cast<int>(V::size);
+  const int64_t tile_rows = rows_of_tile<V>(unit), tiles = (unit.num_rows + tile_rows - 1) / tile_rows;
+  const int64_t key_steps = (keys + keys_at_once - 1) / keys_at_once * unit.call.head_dim;
+  const int64_t value_steps = (unit.call.head_dim_v_padded + columns_at_once - 1) / columns_at_once * keys;
+  next.stream(tiles, key_steps, value_steps + softmax_steps * 2 * keys / key_block, chunk);
 }
 
 // The states of all rows over the keys of `chunks`, in slot 0.
@@ -644,7 +656,7 @@ inline void attend_chunks(const Unit &unit, Range chunks) {
     read_values<V>(unit, begin, needed, streams, &chunk.values);
     const bool is_last = c + 1 == chunks.end;
     const NextChunk ahead(is_last ? next_unit : unit, is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys}));
-    if (streams) ahead.stream(unit, &chunk);
+    if (streams || !ahead.is_empty()) share_asking<V>(unit, ahead, needed.end - needed.begin, &chunk);
     const int64_t slot = slots_before(c, first);
     int64_t first_row = unit.num_rows;
     for (int64_t row = 0, end; row < unit.num_rows; row = end) {

@@ -22,10 +22,9 @@ struct Groups {
   bool has_scales;
 };
 
-// A unit is streamed if it waits for the memory: each tile's loops ask for a share of what will be needed later, and numbers of fewer bits
-// are widened in registers, for each tile anew. Others find keys and values in a cache, where the block of queries before left them, or
-// widen them once for many rows, into the scratch memory; they ask for the next chunk before each tile. One number at a time, or with a
-// handful of keys, there is nothing to gain.
+// A unit is streamed if it waits for the memory: its last chunk asks for the first one of the unit that comes next, and numbers of fewer
+// bits are widened in registers, for each tile anew. Others find keys and values in a cache, where the block of queries before left them,
+// or widen them once for many rows, into the scratch memory. One number at a time, or with a handful of keys, there is nothing to gain.
 constexpr int64_t most_widened_rows = 16, least_streamed_keys = chunk_keys / 2;
 
 MHA_INLINE bool has_floats(const Attention &call) { return call.k.storage == Storage::f32 && call.v.storage == Storage::f32; }
@@ -194,7 +193,21 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
   });
 }
 
-// ---- What a streamed unit asks the memory for
+// ---- What the loops ask the memory for
+
+// Who asks: a tile that has the unit's rows to itself asks at each step for as much as it reads; else the unit's tiles share in it.
+enum class Asks { alone, shared };
+
+// The keys, or the values, of the chunk that comes next, which loops ask for line by line while they compute.
+struct Stream {
+  const char *at[chunk_groups];  // its groups; any address where there is none
+  int64_t even_groups;           // so many of them, from the first on, lie one after the other
+  // Tiles that share in it ask for the first line of each group, then for the second of each. (Measured where arithmetic and memory take
+  // about the same time: lines in the order of memory take up to a quarter longer. The few misses that a core can wait for are then all of
+  // one page, and the processor's own prefetching helps little.) Line n is number n / 16 of group n % 16.
+  uint32_t next = 0;
+  uint32_t rate = 0, credit = 0;  // of 2^32 steps so many ask; a step that does not leaves its credit to the next
+};
 
 // Lines that a loop asks for: at step n those at n * step_bytes.
 template <int lines>
@@ -204,65 +217,15 @@ struct Ahead {
   MHA_INLINE void step(int64_t n) const { MHA_UNROLL for (int i = 0; i < lines; ++i) __builtin_prefetch(line[i] + n * step_bytes, 0, 2); }
 };
 
-// The keys, or the values, of the chunk that comes next. Each tile asks for a share of them, as large as its share of the unit's rows, line
-// by line as it goes: so the memory is busy all the time.
-struct Stream {
-  const char *at[chunk_groups];  // its groups; any address where there is none
-  int64_t even_groups;           // so many of them, from the first on, lie one after the other
-  int64_t num_rows;              // of the unit
-  int64_t row_bytes;             // a row's share of a group
-
-  // For a tile's loop over head_dim with the keys of B blocks.
-  template <int R, int B, class Element>
-  MHA_INLINE auto of_keys(int64_t row, int64_t block) const {
-    constexpr int key_bytes = key_block * static_cast<int>(sizeof(Element)), lines = lines_for<R>(B * key_bytes);
-    const uint32_t rows = static_cast<uint32_t>(num_rows), share = rows < R ? rows : R;
-    Ahead<lines> ahead;
-    ahead.step_bytes = smaller(64, (B * key_bytes / lines * share + rows - 1) / rows);
-    uint32_t part = static_cast<uint32_t>(row * chunk_groups) + static_cast<uint32_t>(block) * share;  // of which a group has `rows`
-    int64_t group = part / rows;
-    part -= static_cast<uint32_t>(group) * rows;
-    MHA_UNROLL for (int i = 0; i < lines; ++i) {
-      ahead.line[i] = at[smaller(chunk_groups - 1, group)] + part * row_bytes;
-      for (part += B / lines * share; part >= rows; part -= rows) ++group;
+// What a loop asks for that is one of many.
+struct SharedAhead {
+  static constexpr uint32_t lines = 2;  // at once
+  Stream &stream;
+  MHA_INLINE void step(int64_t) const {
+    if (__builtin_expect(!__builtin_add_overflow(stream.credit, stream.rate, &stream.credit), 1)) return;
+    MHA_UNROLL for (uint32_t i = 0; i < lines; ++i, ++stream.next) {
+      __builtin_prefetch(stream.at[stream.next % chunk_groups] + static_cast<uint64_t>(stream.next / chunk_groups) * 64, 0, 2);
     }
-    return ahead;
-  }
-
-  // The share of a tile in each group of values, of which it reads so many columns at a time.
-  struct OfGroup {
-    int64_t first, line_bytes, step_bytes;
-  };
-
-  template <int R, int columns, class Element>
-  MHA_INLINE OfGroup of_values(int64_t row, int64_t column) const {
-    constexpr int bytes = columns * static_cast<int>(sizeof(Element)), lines = lines_for<R>(bytes);
-    const uint32_t rows = static_cast<uint32_t>(num_rows), share = rows < R ? rows : R;
-    const int64_t step_bytes = (bytes / lines * share + rows - 1) / rows;
-    return {row * row_bytes + column / columns * lines * key_block * step_bytes, key_block * step_bytes, smaller(64, step_bytes)};
-  }
-
-  // How far a loop over the values of groups from `group` on may go, since what it asks for lies one after the other.
-  MHA_INLINE int64_t run_end(int64_t group) const { return group < even_groups ? even_groups : group + 1; }
-
-  // For that loop, over so many groups.
-  template <int R, int columns, class Element>
-  MHA_INLINE auto of_run(const OfGroup &share, int64_t group, int64_t groups) const {
-    Ahead<lines_for<R>(columns * static_cast<int>(sizeof(Element)))> ahead;
-    ahead.step_bytes = share.step_bytes;
-    const char *line = at[group] + groups * share.first;
-    for (const char *&each : ahead.line) {
-      each = line;
-      line += groups * share.line_bytes;
-    }
-    return ahead;
-  }
-
- private:
-  // Tiles of more than 4 rows are not alone: they do not have to ask for as much as they read.
-  template <int R>
-  static constexpr int lines_for(int bytes) {
-    return static_cast<int>(greater(1, R > 4 ? smaller(2, bytes / 64) : bytes / 64));
   }
 };
 
@@ -304,31 +267,59 @@ MHA_APART void read_values(const Unit &unit, int64_t chunk_begin, Range keys, bo
 // A row that is alone, of numbers for which there is little to compute, asks for what it comes to shortly. (Measured beside asking for the
 // next chunk: float takes 1 to 10% less time, most with large heads; f16 and bf16 3% less with heads of 128, up to 4% more with those of 80
 // and 96. With more rows, and with int8, it takes longer.)
-template <int R, class Element>
-constexpr bool asks_nearby = R == 1 && sizeof(Element) > 1;
+template <int R, class Element, Asks asks>
+constexpr bool asks_nearby = R == 1 && sizeof(Element) > 1 && asks == Asks::alone;
 
 struct Chunk {
   int64_t begin;  // position of its first key
   Groups keys, values;
-  Stream key_stream, value_stream;  // of a streamed unit
+  Stream key_stream, value_stream;
 
-  // For a loop over head_dim with B blocks of keys of a streamed unit; the last of all blocks ends with `end`.
-  template <int R, int B, class Element>
-  MHA_INLINE auto ahead_of_keys(int64_t row, int64_t block, int64_t end, int64_t head_dim) const {
-    if constexpr (asks_nearby<R, Element>) {
-      const int64_t distance = greater(B, groups_nearby<Element>(head_dim));
-      Ahead<B> ahead;
-      ahead.step_bytes = key_block * static_cast<int64_t>(sizeof(Element));
-      MHA_UNROLL for (int i = 0; i < B; ++i) ahead.line[i] = later_group(keys, key_stream, block + distance + i, end);
-      return ahead;
+  // For a loop over head_dim with B blocks of keys; the last of all blocks ends with `end`.
+  template <int R, int B, class Element, Asks asks>
+  MHA_INLINE auto ahead_of_keys(int64_t block, int64_t end, int64_t head_dim) {
+    if constexpr (asks == Asks::shared) {
+      return SharedAhead{key_stream};
     } else {
-      return key_stream.template of_keys<R, B, Element>(row, block);
+      constexpr int key_bytes = key_block * static_cast<int>(sizeof(Element)), bytes = B * key_bytes;
+      constexpr int lines = asks_nearby<R, Element, asks> ? B : static_cast<int>(greater(1, bytes / 64));
+      Ahead<lines> ahead;
+      ahead.step_bytes = bytes / lines;
+      const int64_t distance = greater(B, groups_nearby<Element>(head_dim));
+      MHA_UNROLL for (int i = 0; i < lines; ++i) {
+        ahead.line[i] = asks_nearby<R, Element, asks> ? later_group(keys, key_stream, block + distance + i, end)
+                                                      : key_stream.at[smaller(chunk_groups - 1, block + i * (B / lines))];
+      }
+      return ahead;
     }
   }
 
-  // For a loop over values of one group, from number j on, that have so many columns.
+  // For a loop over the values of `groups` groups, from `group` on, with so many columns from `column` on.
+  template <class Element, int columns, Asks asks>
+  MHA_INLINE auto ahead_of_values(int64_t group, int64_t groups, int64_t column) {
+    if constexpr (asks == Asks::shared) {
+      return SharedAhead{value_stream};
+    } else {
+      constexpr int bytes = columns * static_cast<int>(sizeof(Element)), lines = static_cast<int>(greater(1, bytes / 64));
+      Ahead<lines> ahead;
+      ahead.step_bytes = bytes / lines;
+      const int64_t line_bytes = groups * key_block * ahead.step_bytes;
+      const char *const first = value_stream.at[group] + groups * key_block * column * static_cast<int>(sizeof(Element));
+      MHA_UNROLL for (int i = 0; i < lines; ++i) ahead.line[i] = first + i * line_bytes;
+      return ahead;
+    }
+  }
+
+  // How far such a loop may go, since what it asks for lies one after the other.
+  template <Asks asks>
+  MHA_INLINE int64_t asks_until(int64_t group) const {
+    if (asks == Asks::shared) return chunk_groups;
+    return group < value_stream.even_groups ? value_stream.even_groups : group + 1;
+  }
+
+  // For a loop over whole values of one group, from number j on.
   template <class Element, int columns>
-  MHA_INLINE auto ahead_of_values(int64_t j, int64_t end) const {
+  MHA_INLINE auto values_nearby(int64_t j, int64_t end) const {
     constexpr int value_bytes = columns * static_cast<int>(sizeof(Element)), lines = static_cast<int>(greater(1, value_bytes / 64));
     const int64_t distance = greater(1, groups_nearby<Element>(columns));
     const char *const value = later_group(values, value_stream, block_of(j) + distance, end) + place_in_block(j) * value_bytes;
@@ -358,55 +349,58 @@ struct NextChunk {
   Groups key_groups, value_groups;
 
   MHA_INLINE NextChunk(const Unit &of, Range range) : unit(of), keys(range), group_range{0, 0} {
-    if (keys.begin >= keys.end) return;
+    if (is_empty()) return;
     const int64_t begin = keys.begin / chunk_keys * chunk_keys;
     group_range = {block_of(keys.begin - begin), block_of(keys.end - begin + key_block - 1)};
     if (unit.call.k.is_packed) locate(unit.call.k, unit, begin, group_range.begin, group_range.end, &key_groups);
     if (unit.call.v.is_packed) locate(unit.call.v, unit, begin, group_range.begin, group_range.end, &value_groups);
   }
 
-  // Asks for the share of rows [row, end) of `rows`. (Inlined by force: g++ 12 takes a function that only prefetches for one without
-  // effect, and leaves out its calls.)
+  MHA_INLINE bool is_empty() const { return keys.begin >= keys.end; }
+
+  // Asks for the share of rows [row, end) of `rows`, if keys or values are plain. (Inlined by force: g++ 12 takes a function that only
+  // prefetches for one without effect, and leaves out its calls.)
   MHA_INLINE void prefetch(int64_t row, int64_t end, int64_t rows) const {
     const int64_t count = keys.end - keys.begin;
-    if (count <= 0) return;
+    if (count <= 0 || (unit.call.k.is_packed && unit.call.v.is_packed)) return;
     const int64_t from = keys.begin + count * row / rows, to = keys.begin + count * end / rows;
-    prefetch_rows(unit.call.k, key_groups, unit.call.head_dim, from, to);
-    prefetch_rows(unit.call.v, value_groups, unit.call.head_dim_v_padded, from, to);
+    prefetch_rows(unit.call.k, unit.call.head_dim, from, to);
+    prefetch_rows(unit.call.v, unit.call.head_dim_v_padded, from, to);
   }
 
-  // What the tiles of `reader` ask for while they compute with `chunk`.
-  MHA_INLINE void stream(const Unit &reader, Chunk *chunk) const {
-    fill(reader, key_groups, reader.call.head_dim, &chunk->key_stream);
-    fill(reader, value_groups, reader.call.head_dim_v_padded, &chunk->value_stream);
+  // What so many tiles ask for, packed keys and values, while they compute with `chunk` in so many steps each.
+  MHA_INLINE void stream(int64_t tiles, int64_t key_steps, int64_t value_steps, Chunk *chunk) const {
+    fill(unit.call.k, key_groups, unit.call.head_dim, tiles, key_steps, &chunk->key_stream);
+    fill(unit.call.v, value_groups, unit.call.head_dim_v_padded, tiles, value_steps, &chunk->value_stream);
   }
 
  private:
-  MHA_INLINE void prefetch_rows(const KeyValues &source, const Groups &groups, int64_t width, int64_t from, int64_t to) const {
+  MHA_INLINE void prefetch_rows(const KeyValues &source, int64_t width, int64_t from, int64_t to) const {
+    if (source.is_packed) return;
     const int64_t element = bytes_of(source.storage);
     const char *const plain =
         static_cast<const char *>(source.base) +
         (unit.sequence_index * source.batch_stride + unit.kv_head * source.head_stride + unit.sequence.kv_first * source.row_stride) *
             element;
     for (int64_t j = from; j < to; ++j) {
-      const int64_t in_chunk = j % chunk_keys;
-      const char *const row = source.is_packed
-                                  ? static_cast<const char *>(groups.at[block_of(in_chunk)]) + place_in_block(in_chunk) * width * element
-                                  : plain + j * source.row_stride * element;
-      for (int64_t k = 0; k < width * element; k += 64) __builtin_prefetch(row + k, 0, 2);
+      for (int64_t k = 0; k < width * element; k += 64) __builtin_prefetch(plain + j * source.row_stride * element + k, 0, 2);
     }
   }
 
-  MHA_INLINE void fill(const Unit &reader, const Groups &groups, int64_t width, Stream *stream) const {
-    const bool is_empty = keys.begin >= keys.end;
+  MHA_INLINE void fill(const KeyValues &source, const Groups &groups, int64_t width, int64_t tiles, int64_t steps, Stream *stream) const {
+    const bool has_keys = !is_empty() && source.is_packed;
     for (int64_t g = 0; g < chunk_groups; ++g) {
-      const bool is_there = g >= group_range.begin && g < group_range.end;
+      const bool is_there = has_keys && g >= group_range.begin && g < group_range.end;
       stream->at[g] = is_there ? static_cast<const char *>(groups.at[g]) : reinterpret_cast<const char *>(stream);
     }
-    const bool are_even = !is_empty && group_range.begin == 0 && groups.run_end[0] >= group_range.end * key_block;
-    stream->even_groups = is_empty ? chunk_groups : are_even ? group_range.end : 0;
-    stream->num_rows = reader.num_rows;
-    stream->row_bytes = is_empty ? 0 : key_block * width * bytes_of(groups.storage) / reader.num_rows;
+    stream->even_groups = chunk_groups;
+    if (!has_keys) return;
+    const bool are_even = group_range.begin == 0 && groups.run_end[0] >= group_range.end * key_block;
+    stream->even_groups = are_even ? group_range.end : 0;
+    if (tiles == 1) return;
+    const int64_t lines = chunk_keys * width * bytes_of(source.storage) / 64;
+    const int64_t rate = (lines << 20) / greater(1, SharedAhead::lines * tiles * steps);  // of 2^20 steps: a product that cannot overflow
+    stream->rate = static_cast<uint32_t>(smaller(rate, (1 << 20) - 1) << 12);
   }
 };
 

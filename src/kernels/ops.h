@@ -29,7 +29,8 @@
 
 // Arithmetic has names of its own (mul_add, exp_of): an unqualified exp(batch) would find xsimd's by argument-dependent lookup.
 
-#define MHA_INLINE inline __attribute__((always_inline))
+#define MHA_INLINED __attribute__((always_inline))  // of a lambda
+#define MHA_INLINE inline MHA_INLINED
 #define MHA_APART __attribute__((noinline))  // once, however many callers there are
 #if defined(MHA_KERNELS_SCALAR)              // no more than a tile's rows and columns: the rest would only be long
 #define MHA_UNROLL _Pragma("GCC unroll 4")
