@@ -32,7 +32,7 @@ MHA_APART void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
 }
 
 // Rows lie far apart, which hides them from the processor's own prefetching: they are asked for while those before them are computed.
-// (Inlined by force, like NextChunk::prefetch.)
+// (Inlined by force: g++ 12 takes a function that only prefetches for one without effect, and leaves out its calls.)
 MHA_INLINE void prefetch_queries(const Unit &unit, int64_t begin, int64_t end) {
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
     const float *const from = unit.input(row);
@@ -675,7 +675,6 @@ inline void attend_chunks(const Unit &unit, Range chunks) {
       if (streams) {
         attend_streamed_tile<V>(end - row, unit, chunk, row, slot);
       } else {
-        ahead.prefetch(row, end, unit.num_rows);
         attend_tile_of<V, tile_rows>(end - row, unit, chunk, row, slot);
       }
     }

@@ -146,6 +146,14 @@ inline void pack_key_rows(const float *const (&rows)[4], int64_t count, int64_t 
   }
 }
 
+// Plain rows lie apart, which hides them from the processor's own prefetching: a row is asked for when the one 16 before it is packed.
+// (Values, which are only copied, take longer with this.)
+template <class Element>
+MHA_INLINE void prefetch_later_row(const Element *row, int64_t row_stride, int64_t width) {
+  const Element *const later = row + 16 * row_stride;
+  for (int64_t c = 0; c < width; c += 64 / static_cast<int64_t>(sizeof(Element))) __builtin_prefetch(later + c);
+}
+
 // Plain rows of keys, widened and rotated on their way.
 template <class V>
 inline void pack_keys(const Unit &unit, int64_t chunk_begin, Range keys, float *blocks) {
@@ -163,6 +171,7 @@ inline void pack_keys(const Unit &unit, int64_t chunk_begin, Range keys, float *
       const float *rows[4] = {};
       for (int64_t i = 0; i < count; ++i) {
         const int64_t row = first_row + j + i;
+        prefetch_later_row(head + row * k.row_stride, k.row_stride, head_dim);
         if (is_direct) {
           rows[i] = reinterpret_cast<const float *>(head + row * k.row_stride);
           continue;
@@ -341,7 +350,7 @@ struct Chunk {
   }
 };
 
-// The chunk that comes next, which is to be on its way from the memory while another is computed.
+// The chunk that comes next: where it is packed, it is to be on its way from the memory while another is computed.
 struct NextChunk {
   const Unit &unit;
   Range keys;         // positions
@@ -358,16 +367,6 @@ struct NextChunk {
 
   MHA_INLINE bool is_empty() const { return keys.begin >= keys.end; }
 
-  // Asks for the share of rows [row, end) of `rows`, if keys or values are plain. (Inlined by force: g++ 12 takes a function that only
-  // prefetches for one without effect, and leaves out its calls.)
-  MHA_INLINE void prefetch(int64_t row, int64_t end, int64_t rows) const {
-    const int64_t count = keys.end - keys.begin;
-    if (count <= 0 || (unit.call.k.is_packed && unit.call.v.is_packed)) return;
-    const int64_t from = keys.begin + count * row / rows, to = keys.begin + count * end / rows;
-    prefetch_rows(unit.call.k, unit.call.head_dim, from, to);
-    prefetch_rows(unit.call.v, unit.call.head_dim_v_padded, from, to);
-  }
-
   // What so many tiles ask for, packed keys and values, while they compute with `chunk` in so many steps each.
   MHA_INLINE void stream(int64_t tiles, int64_t key_steps, int64_t value_steps, Chunk *chunk) const {
     fill(unit.call.k, key_groups, unit.call.head_dim, tiles, key_steps, &chunk->key_stream);
@@ -375,18 +374,6 @@ struct NextChunk {
   }
 
  private:
-  MHA_INLINE void prefetch_rows(const KeyValues &source, int64_t width, int64_t from, int64_t to) const {
-    if (source.is_packed) return;
-    const int64_t element = bytes_of(source.storage);
-    const char *const plain =
-        static_cast<const char *>(source.base) +
-        (unit.sequence_index * source.batch_stride + unit.kv_head * source.head_stride + unit.sequence.kv_first * source.row_stride) *
-            element;
-    for (int64_t j = from; j < to; ++j) {
-      for (int64_t k = 0; k < width * element; k += 64) __builtin_prefetch(plain + j * source.row_stride * element + k, 0, 2);
-    }
-  }
-
   MHA_INLINE void fill(const KeyValues &source, const Groups &groups, int64_t width, int64_t tiles, int64_t steps, Stream *stream) const {
     const bool has_keys = !is_empty() && source.is_packed;
     for (int64_t g = 0; g < chunk_groups; ++g) {
