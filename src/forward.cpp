@@ -6,6 +6,7 @@
 #include "layer.h"
 #include "projections.h"
 #include "sequences.h"
+#include "small.h"
 
 namespace mha {
 namespace {
@@ -162,8 +163,8 @@ void plan_workspace(const mha_layer &layer, Plan *plan) {
   plan->workspace_bytes = carving.bytes();
 }
 
-// All that can be known without the data: dimensions, strides, sizes.
-mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_args *given, Plan *plan) {
+// The beginning of every plan: counts and arrays.
+mha_status check_rows(Report &report, const mha_layer *layer, const mha_forward_args *given, Plan *plan) {
   if (!layer)
     return report.fail(MHA_ERROR_NULL_POINTER, layer_argument, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
   mha_forward_args &args = plan->args;
@@ -172,7 +173,13 @@ mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_a
   if (const mha_status status = check_count(report, args_argument, "batch", args.batch)) return status;
   if (const mha_status status = check_count(report, args_argument, "n_q", args.n_q)) return status;
   if (const mha_status status = resolve_inputs(report, shape, &args)) return status;
-  if (const mha_status status = check_arrays(report, shape, plan)) return status;
+  return check_arrays(report, shape, plan);
+}
+
+// The rest of it. So nothing is left that can be known without the data: dimensions, strides, sizes.
+mha_status finish_plan(Report &report, const mha_layer *layer, Plan *plan) {
+  mha_forward_args &args = plan->args;
+  const LayerShape &shape = layer->shape;
   plan->sequences = sequences_of(args, args_argument);
   plan->sequences.is_self = !args.key && !(args.flags & MHA_CACHE_READ);
   constexpr uint32_t known_flags = MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT | MHA_PADDING_LEFT | MHA_CACHE_READ;
@@ -208,17 +215,21 @@ mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_a
   attention.v = args.cache ? cached_values(args.cache) : KeyValues{};
   attention.k.is_packed = attention.v.is_packed = true;
   plan_workspace(*layer, plan);
+  if (is_small(*layer, args)) plan->workspace_bytes = small_workspace_bytes(layer->small, args.n_q);
   if (plan->workspace_bytes < 0) return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "the workspace would be larger than memory can be");
   if (args.batch == 0 || args.n_q == 0) plan->workspace_bytes = 0;  // nothing to do
   return MHA_OK;
 }
 
-mha_status check_pointers(Report &report, const Plan &plan) {
-  const mha_forward_args &args = plan.args;
-  if (args.batch == 0 || args.n_q == 0) return MHA_OK;
+mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_args *given, Plan *plan) {
+  if (const mha_status status = check_rows(report, layer, given, plan)) return status;
+  return finish_plan(report, layer, plan);
+}
+
+mha_status check_pointers(Report &report, const mha_forward_args &args) {
   if (!args.query) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "query is NULL; pass the input rows");
   if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "output is NULL; pass where to write the result");
-  return check_sequence_arrays(report, plan.sequences);
+  return MHA_OK;
 }
 
 // ---- The call
@@ -422,6 +433,24 @@ void run(const mha_layer &layer, Plan &plan, unsigned char *memory) {
   grow_cache(given);
 }
 
+// A small call needs no more than the checks of its rows.
+mha_status forward_small(Report &report, const mha_layer &layer, const Plan &plan, void *workspace, size_t workspace_bytes) {
+  const mha_forward_args &args = plan.args;
+  if (const mha_status status = check_pointers(report, args)) return status;
+  if (const mha_status status =
+          check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes, small_workspace_bytes(layer.small, args.n_q)))
+    return status;
+  const SmallCall call = {args.batch,
+                          args.n_q,
+                          args.is_causal != 0,
+                          {plan.query.base, plan.query.batch_stride, plan.query.row_stride, 0},
+                          args.output,
+                          args.output_batch_stride,
+                          args.output_row_stride};
+  layer.kernels->run_small(layer.small, call, reinterpret_cast<float *>(align_workspace(workspace)));
+  return MHA_OK;
+}
+
 }  // namespace
 }  // namespace mha
 
@@ -439,11 +468,17 @@ mha_status mha_forward_workspace(const mha_layer *layer, const mha_forward_args 
 mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, void *workspace, size_t workspace_bytes, mha_error *error) {
   Report report(error);
   Plan plan;
-  if (const mha_status status = make_plan(report, layer, args, &plan)) return status;
-  if (const mha_status status = check_pointers(report, plan)) return status;
+  if (const mha_status status = check_rows(report, layer, args, &plan)) return status;
+  if (is_small(*layer, plan.args)) return forward_small(report, *layer, plan, workspace, workspace_bytes);
+  if (const mha_status status = finish_plan(report, layer, &plan)) return status;
+  const bool is_nothing = plan.args.batch == 0 || plan.args.n_q == 0;
+  if (!is_nothing) {
+    if (const mha_status status = check_pointers(report, plan.args)) return status;
+    if (const mha_status status = check_sequence_arrays(report, plan.sequences)) return status;
+  }
   if (const mha_status status = check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes, plan.workspace_bytes))
     return status;
-  if (plan.args.batch == 0 || plan.args.n_q == 0) return MHA_OK;
+  if (is_nothing) return MHA_OK;
   run(*layer, plan, align_workspace(workspace));
   return MHA_OK;
 }

@@ -10,6 +10,7 @@
 #endif
 
 #include "cpu.h"
+#include "small.h"
 
 namespace mha {
 namespace {
@@ -280,6 +281,7 @@ mha_layer *make_layer(void *storage, const LayerShape &shape, PackedKind kind, c
   layer.storage = storage_of(kind);
   layer.kernels = kernels;
   layer.sgemm = options.sgemm;
+  layer.small = small_layer_of(layer);
   mha_layer *const made = static_cast<mha_layer *>(align64(storage));
   memcpy(static_cast<void *>(made), &layer, sizeof layer);
   return made;

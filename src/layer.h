@@ -99,6 +99,7 @@ struct mha_layer {
   const mha::Kernels *kernels;
   mha_sgemm sgemm;  // null: native
   mha_allocator allocator;
+  mha::SmallLayer small;
   void *block;  // what the allocator gave; null for a view
 
   const void *weights(mha::MatrixName name) const { return packed + layout.matrices[name].weights_offset; }

@@ -495,6 +495,39 @@ TEST_P(LayerContract, RandomCasesEqualTheSpecification) {
   }
 }
 
+// Calls of few rows of a narrow layer with nothing but y asked for, which one function computes as a whole; and some just too large for it.
+TEST_P(LayerContract, RandomSmallCallsEqualTheSpecification) {
+  const auto close_to = [](Random *random, int64_t border) { return random->Between(border - 1, border + 1); };
+  for (int64_t n = 0; n < Rounds(600) && !HasFailure(); n++) {
+    Random random(5000 + static_cast<uint64_t>(n));
+    LayerProblem problem;
+    do {
+      problem.num_kv_heads = random.Between(1, 5);
+      problem.num_heads = problem.num_kv_heads * random.Between(1, 3);
+      problem.head_dim = random.Chance(0.2) ? random.Between(18, 49) : random.Between(1, 17);
+      problem.head_dim_v = random.Chance(0.5) ? problem.head_dim : random.Chance(0.2) ? random.Between(18, 49) : random.Between(1, 17);
+    } while (std::max(problem.q_width(), problem.merged_width()) > 49);
+    problem.batch = random.Between(1, 3);
+    problem.n_q = problem.n_kv = random.Chance(0.4) ? random.Between(1, 3) : random.Between(1, 17);
+    problem.query_dim = problem.key_dim = problem.value_dim = random.Chance(0.2) ? close_to(&random, 48) : random.Between(1, 48);
+    problem.output_dim = random.Chance(0.2) ? close_to(&random, 48) : random.Between(1, 48);
+    problem.is_causal = random.Chance(0.5);
+    if (random.Chance(0.3)) problem.scale = random.Pick<float>({1.0f, -0.5f, 1e-3f, 1e30f});
+    FillNormal(&random, static_cast<uint32_t>(random.Between(0, support::kAllBiases)), random.Chance(0.8), &problem);
+    const Values kind = RandomKind(&random), weight_kind = RandomKind(&random);
+    problem.query = RandomValues(&random, kind, static_cast<int64_t>(problem.query.size()));
+    for (std::vector<float> *w : {&problem.w_q, &problem.w_k, &problem.w_v, &problem.w_o, &problem.b_k, &problem.b_v, &problem.b_o}) {
+      if (random.Chance(0.05)) *w = RandomValues(&random, weight_kind, static_cast<int64_t>(w->size()), 0.2f);
+    }
+    LayerForm form;
+    form.instruction_set = instruction_set();
+    LayerCall call = RandomLayerCall(&random, nullptr);
+    call.asked = support::kAskNothing;
+    SCOPED_TRACE("case " + std::to_string(n) + " values " + NameOf(kind) + "," + NameOf(weight_kind));
+    ExpectTheSpecification(problem, form, call);
+  }
+}
+
 TEST_P(LayerContract, BordersOfDotBlocksAndPanelsEqualTheSpecification) {
   Random random(3001);
   for (const int64_t query_dim : {255, 256, 257, 511, 512, 513, 769}) {

@@ -95,6 +95,41 @@ TEST_P(GuardPages, AreNotTouchedByForward) {
   }
 }
 
+// Few rows of a narrow layer are computed by a function of their own.
+TEST_P(GuardPages, AreNotTouchedBySmallCalls) {
+  Random random(24);
+  for (int i = 0; i < 100; ++i) {
+    LayerShape layer_shape = LayerShape::SelfAttention(random.Between(1, 48), random.Between(1, 4), 1, random.Between(1, 12));
+    layer_shape.head_dim_v = random.Between(1, 12);
+    layer_shape.output_dim = random.Below(4) == 0 ? 0 : random.Between(1, 48);
+    layer_shape.biases = random.Coin();
+    CallShape shape;
+    shape.batch = random.Between(1, 3);
+    shape.n_q = random.Between(1, 16);
+    shape.is_causal = random.Coin();
+    shape.key = shape.value = false;
+    shape.outputs = 0;
+    std::ostringstream what;
+    what << "layer: " << layer_shape << "; call: " << shape;
+    SCOPED_TRACE(what.str());
+    std::vector<float> expected;
+    for (Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
+      LayerData layer_data(layer_shape, side);
+      Memory packed = layer_data.Pack(nullptr, 0xCC, side);
+      packed.Freeze();
+      const mha_layer_options scalar_options = Options(MHA_INSTRUCTION_SET_SCALAR), options = Options(instruction_set());
+      const View scalar(packed, &scalar_options), view(packed, &options);
+      ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+      ForwardData data(layer_shape, shape, scalar.layer, side);
+      data.query.memory.Freeze();
+      if (expected.empty()) expected = data.Compute();
+      data.layer = view.layer;
+      EXPECT_TRUE(SameBits(data.Compute(0xFF, side), expected)) << (side == Side::kBeforeGuard ? "before" : "after") << " a guard page";
+    }
+    if (HasFailure()) break;
+  }
+}
+
 TEST_P(GuardPages, AreNotTouchedByAttention) {
   Random random(22);
   for (int i = 0; i < 100; ++i) {
@@ -221,6 +256,10 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
       ForwardData self(plain_data.shape, shape, plain.get());
       if (threads) self.SetScheduler(&scheduler.scheduler);
       function(self);
+      CallShape few_rows = shape;
+      few_rows.n_q = 5;
+      ForwardData small(plain_data.shape, few_rows, plain.get());
+      function(small);
       shape.key = shape.value = true;
       shape.outputs &= kAttentionOutputs;
       AttentionData attention(HeadsShape{}, shape, instruction_set);
@@ -394,7 +433,8 @@ TEST(WorkspaceQuery, NeverShrinksForForward) {
   Random random(31);
   const ForbiddenData data;
   for (const LayerShape &shape : {LayerShape::SelfAttention(10, 4, 2, 3), LayerShape::SelfAttention(64, 4, 4, 16),
-                                  LayerShape::SelfAttention(300, 1, 1, 300), LayerShape::SelfAttention(1, 6, 1, 1)}) {
+                                  LayerShape::SelfAttention(300, 1, 1, 300), LayerShape::SelfAttention(1, 6, 1, 1),
+                                  LayerShape::SelfAttention(48, 4, 4, 12), LayerShape::SelfAttention(24, 2, 1, 24)}) {
     const LayerData layer_data(shape);
     for (uint32_t set : InstructionSets()) {
       const LayerPointer layer = Create(layer_data, set);

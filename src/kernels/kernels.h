@@ -181,6 +181,38 @@ struct Storing {
   bool are_keys;
 };
 
+// ---- Small layers
+
+constexpr int64_t small_columns = panel_columns;  // of every matrix, so that each is one panel
+constexpr int64_t small_rows = key_block;         // of a sequence, so that its keys are one block
+// Larger tiles are faster for more rows of many columns, and for more rows of wide heads.
+constexpr int64_t small_elements = 512;
+constexpr int64_t small_head_dim = 16, small_wide_rows = 2;
+
+// A layer of so few columns, for calls of so few rows.
+struct SmallLayer {
+  int64_t most_rows;       // of a sequence; 0: the layer is not small
+  const float *panels[4];  // W_Q, W_K, W_V, W_O, as in Projection
+  const float *bias[4];
+  int64_t depth;                // width of an input row
+  int64_t most_columns;         // of W_Q, W_K and W_V
+  int64_t stride;               // of rows of q and v in the scratch memory
+  int64_t context_stride;       // of rows of context, with room for 16 more
+  int64_t num_kv_heads, group;  // query heads per kv head
+  int64_t head_dim, head_dim_v, k_columns, context_columns, output_dim;
+  bool has_output;
+  float scale;
+};
+
+// Self-attention of whole sequences of n rows each.
+struct SmallCall {
+  int64_t batch, n;
+  bool is_causal;
+  StridedRows x;
+  float *output;
+  int64_t output_batch_stride, output_row_stride;
+};
+
 // ---- The table
 
 struct Kernels {
@@ -200,6 +232,9 @@ struct Kernels {
   // The second half of project, for a product made elsewhere: adds the bias and lands output rows [row_begin, row_end), of which the first
   // is at `product`.
   void (*finish_rows)(const Projection &projection, const float *product, int64_t product_stride, int64_t row_begin, int64_t row_end);
+
+  // All of a small call; null where there is no such function. scratch: small_workspace_bytes.
+  void (*run_small)(const SmallLayer &layer, const SmallCall &call, float *scratch);
 };
 
 extern const Kernels kernels_scalar;

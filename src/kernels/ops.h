@@ -178,6 +178,18 @@ alignas(64) constexpr float lane_numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 MHA_INLINE Vector first_lanes(Vector x, int64_t count, Vector other) {
   return xsimd::select(load<Vector>(lane_numbers) < Vector(static_cast<float>(count)), x, other);
 }
+// To p the first `count` lanes, or all of them if there are fewer; nothing behind them is touched.
+MHA_INLINE void store_first(float *p, Vector x, int64_t count) {
+#if defined(MHA_KERNELS_NEON)
+  float lanes[4];
+  store(lanes, x);
+  for (int64_t i = 0; i < (count < 4 ? count : 4); ++i) p[i] = lanes[i];
+#elif defined(MHA_KERNELS_AVX512)
+  _mm512_mask_storeu_ps(p, _mm512_cmp_ps_mask(load<Vector>(lane_numbers), Vector(static_cast<float>(count)), _CMP_LT_OQ), x);
+#else
+  _mm256_maskstore_ps(p, _mm256_castps_si256(load<Vector>(lane_numbers) < Vector(static_cast<float>(count))), x);
+#endif
+}
 // By ==, since xsimd's != is false for NaN on some instruction sets.
 MHA_INLINE Vector value_if_nan(Vector x, Vector value) { return xsimd::select(x == x, x, value); }
 MHA_INLINE Vector quiet(Vector x) { return value_if_nan(x, all<Vector>(__builtin_nanf(""))); }

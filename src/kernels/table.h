@@ -3,17 +3,27 @@
 
 #include "kernels/attend.h"
 #include "kernels/project.h"
+#include "kernels/small.h"
 #include "kernels/store.h"
 
 namespace mha {
 namespace {
+
+// One number at a time, 16 keys at once are too many for a small call.
+template <class V>
+constexpr auto small_function() {
+  if constexpr (V::size > 1)
+    return run_small<V>;
+  else
+    return nullptr;
+}
 
 template <class V>
 constexpr Kernels make_kernels(uint32_t instruction_set) {
   using Shape = TileShape<V::size>;
   return {instruction_set,    Shape::project_rows, Shape::project_vectors(Shape::project_rows) * static_cast<int64_t>(V::size),
           Shape::attend_rows, project<V>,          attend<V>,
-          store<V>,           finish_rows<V>};
+          store<V>,           finish_rows<V>,      small_function<V>()};
 }
 
 }  // namespace

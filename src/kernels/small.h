@@ -1,0 +1,190 @@
+// A whole layer at once, for calls so small that a plan of stages and units would take longer than their arithmetic.
+#pragma once
+
+#include "kernels/functions.h"
+#include "kernels/tile.h"
+
+namespace mha {
+namespace {
+
+// 16 columns are so many vectors.
+template <class V>
+constexpr int small_vectors = key_block / V::size;
+
+// What lies where in the scratch memory. Vectors are read and written beyond the end of a head, into the next row or what lies behind.
+struct SmallMemory {
+  int64_t stride, context_stride;
+  float *q, *v;    // [n][stride]
+  float *k;        // [head_dim of all kv heads][key_block]: the keys side by side
+  float *context;  // [2][context_stride], or keys on their way
+
+  MHA_INLINE SmallMemory(const SmallLayer &layer, int64_t n, float *scratch) : stride(layer.stride), context_stride(layer.context_stride) {
+    q = scratch;
+    v = q + n * stride;
+    k = v + n * stride;
+    context = k + layer.k_columns * key_block;
+  }
+};
+
+// y[r] = 16 columns of each of some matrices for R rows: dot(rows[r], columns) + bias.
+template <class V, int R, int N>
+MHA_INLINE void project_small(const RowPointers<R> &rows, int64_t depth, const float *const (&w)[N / small_vectors<V>],
+                              const float *const (&bias)[N / small_vectors<V>], V (&y)[R][N]) {
+  constexpr int C = small_vectors<V>;
+  Blocks<float, N / C, panel_columns> columns;
+  MHA_UNROLL for (int i = 0; i < N / C; ++i) columns.block[i] = w[i];
+  clear(y);
+  accumulate<R, N, C>(rows, columns, 0, depth, y, NoPrefetch{});
+  MHA_UNROLL for (int i = 0; i < N; ++i) {
+    const V b = load<V>(bias[i / C] + i % C * static_cast<int>(V::size));
+    MHA_UNROLL for (int r = 0; r < R; ++r) y[r][i] = canonical(y[r][i] + b);
+  }
+}
+
+// R rows of q, k and v, from `row` on. Where there are fewer, the last one is computed twice, as below.
+template <class V, int R>
+MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &memory, const SmallCall &call, const float *x, int64_t row) {
+  constexpr int C = small_vectors<V>;
+  RowPointers<R> rows;
+  int64_t number[R];
+  MHA_UNROLL for (int r = 0; r < R; ++r) {
+    number[r] = smaller(row + r, call.n - 1);
+    rows.row[r] = x + number[r] * call.x.row_stride;
+  }
+  for (int64_t column = 0; column < layer.most_columns; column += key_block) {
+    V y[R][3 * C];
+    project_small<V, R, 3 * C>(rows, layer.depth, {layer.panels[0] + column, layer.panels[1] + column, layer.panels[2] + column},
+                               {layer.bias[0] + column, layer.bias[1] + column, layer.bias[2] + column}, y);
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      MHA_UNROLL for (int i = 0; i < C; ++i) {
+        const int64_t at = column + i * static_cast<int>(V::size);
+        store(memory.q + number[r] * memory.stride + at, y[r][i]);
+        store(memory.context + r * memory.context_stride + at, y[r][C + i]);
+        store(memory.v + number[r] * memory.stride + at, y[r][2 * C + i]);
+      }
+    }
+  }
+  for (int64_t column = 0; column < layer.k_columns; ++column) {
+    float *const keys = memory.k + column * key_block;
+    // The first key fills all lanes: those without a key are computed with too, which takes long if they happen to be subnormal.
+    for (int i = 0; row == 0 && i < C; ++i) store(keys + i * static_cast<int>(V::size), all<V>(memory.context[column]));
+    MHA_UNROLL for (int r = 0; r < R; ++r) keys[number[r]] = memory.context[r * memory.context_stride + column];
+  }
+}
+
+// One head of R query rows: scores, softmax and context over the first keys[r] keys, which are one block.
+template <class V, int R>
+MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory, const RowPointers<R> &q, const float *k, const float *v,
+                             const int64_t (&keys)[R], float *context) {
+  constexpr int C = small_vectors<V>, lanes = V::size;
+  alignas(64) float scores[R][key_block], weights[R][key_block];
+  float l[R];
+  V s[R][C], p[R * C];
+  clear(s);
+  accumulate<R, C, C>(q, Columns{k, key_block, 0}, 0, layer.head_dim, s, NoPrefetch{});
+  MHA_UNROLL for (int r = 0; r < R; ++r) {
+    V most = all<V>(-infinity);
+    MHA_UNROLL for (int i = 0; i < C; ++i) {
+      s[r][i] = first_lanes(s[r][i] * all<V>(layer.scale), keys[r] - i * lanes, all<V>(-infinity));
+      most = greater_of(s[r][i], most);
+      store(scores[r] + i * lanes, s[r][i]);
+    }
+    // Without a score above -infinity any finite number will do.
+    const float m = greatest(most);
+    MHA_UNROLL for (int i = 0; i < C; ++i) p[r * C + i] = s[r][i] - all<V>(m == -infinity ? 0.0f : m);
+  }
+  exp_of(p);
+  MHA_UNROLL for (int r = 0; r < R; ++r) {
+    V parts[C];
+    MHA_UNROLL for (int i = 0; i < C; ++i) {
+      parts[i] = p[r * C + i];
+      store(weights[r] + i * lanes, parts[i]);
+    }
+    l[r] = sum16(parts);
+  }
+  for (int64_t c = 0; c < layer.head_dim_v; c += lanes) {
+    V o[R];
+    MHA_UNROLL for (int r = 0; r < R; ++r) o[r] = all<V>(0.0f);
+    for (int64_t j = 0; j < keys[R - 1]; ++j) {
+      const V value = load<V>(v + j * memory.stride + c);
+      MHA_UNROLL for (int r = 0; r < R; ++r) {
+        if (scores[r][j] != -infinity) o[r] = mul_add(all<V>(weights[r][j]), value, o[r]);
+      }
+    }
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      store(context + r * memory.context_stride + c, l[r] == 0.0f ? o[r] : canonical(o[r] * all<V>(1.0f / l[r])));
+    }
+  }
+}
+
+// The output of R rows.
+template <class V, int R>
+MHA_INLINE void project_small_output(const SmallLayer &layer, const SmallMemory &memory, float *const (&to)[R]) {
+  constexpr int C = small_vectors<V>;
+  RowPointers<R> rows;
+  MHA_UNROLL for (int r = 0; r < R; ++r) rows.row[r] = memory.context + r * memory.context_stride;
+  for (int64_t column = 0; column < layer.output_dim; column += key_block) {
+    V y[R][C];
+    project_small<V, R, C>(rows, layer.context_columns, {layer.panels[3] + column}, {layer.bias[3] + column}, y);
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      MHA_UNROLL for (int i = 0; i < C; ++i) {
+        const int64_t at = column + i * static_cast<int>(V::size);
+        store_first(to[r] + at, y[r][i], layer.output_dim - at);
+      }
+    }
+  }
+}
+
+// R rows of the context and the output. What a vector has beyond the end of a head is overwritten by the next one.
+template <class V, int R>
+MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &memory, const SmallCall &call, float *output, int64_t row) {
+  const float *k = memory.k, *v = memory.v;
+  RowPointers<R> q;
+  int64_t keys[R];
+  float *context = memory.context, *to[R];
+  MHA_UNROLL for (int r = 0; r < R; ++r) {
+    const int64_t number = smaller(row + r, call.n - 1);
+    q.row[r] = memory.q + number * memory.stride;
+    keys[r] = call.is_causal ? number + 1 : call.n;
+    to[r] = output + number * call.output_row_stride;
+  }
+  for (int64_t kv_head = 0; kv_head < layer.num_kv_heads; ++kv_head, k += layer.head_dim * key_block, v += layer.head_dim_v) {
+    for (int64_t i = 0; i < layer.group; ++i, context += layer.head_dim_v) {
+      attend_small<V, R>(layer, memory, q, k, v, keys, context);
+      MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] += layer.head_dim;
+    }
+  }
+  if (!layer.has_output) {
+    for (int64_t i = 0; i < layer.output_dim; ++i) {
+      MHA_UNROLL for (int r = 0; r < R; ++r) to[r][i] = memory.context[r * memory.context_stride + i];
+    }
+  } else {
+    project_small_output<V, R>(layer, memory, to);
+  }
+}
+
+// A row that is alone has code of its own, but where code is to be small.
+#if defined(__OPTIMIZE_SIZE__)
+constexpr bool has_single_rows = false;
+#else
+constexpr bool has_single_rows = true;
+#endif
+
+template <class V>
+void run_small(const SmallLayer &layer, const SmallCall &call, float *scratch) {
+  const SmallMemory memory(layer, call.n, scratch);
+  for (int64_t b = 0; b < call.batch; ++b) {
+    const float *const x = call.x.base + b * call.x.batch_stride;
+    float *const output = call.output + b * call.output_batch_stride;
+    if (has_single_rows && call.n == 1) {
+      project_small_rows<V, 1>(layer, memory, call, x, 0);
+      finish_small_rows<V, 1>(layer, memory, call, output, 0);
+      continue;
+    }
+    for (int64_t row = 0; row < call.n; row += 2) project_small_rows<V, 2>(layer, memory, call, x, row);
+    for (int64_t row = 0; row < call.n; row += 2) finish_small_rows<V, 2>(layer, memory, call, output, row);
+  }
+}
+
+}  // namespace
+}  // namespace mha

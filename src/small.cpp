@@ -1,0 +1,55 @@
+#include "small.h"
+
+namespace mha {
+namespace {
+
+int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
+int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
+}  // namespace
+
+SmallLayer small_layer_of(const mha_layer &layer) {
+  const LayerShape &shape = layer.shape;
+  const int64_t most_columns = most_of(shape.q_columns(), most_of(shape.k_columns(), shape.v_columns()));
+  const bool is_small = layer.kernels->run_small && !layer.sgemm && layer.storage == Storage::f32 && shape.has_one_input_width() &&
+                        shape.query_dim <= small_columns && shape.output_dim <= small_columns && most_columns <= small_columns &&
+                        shape.context_columns() <= small_columns;
+  SmallLayer small = {};
+  if (!is_small) return small;
+  small.stride = blocks_of(most_columns, key_block) * key_block;
+  small.context_stride = blocks_of(most_of(most_columns, shape.context_columns()), key_block) * key_block + key_block;
+  const bool has_wide_heads = most_of(shape.head_dim, shape.head_dim_v) > small_head_dim;
+  small.most_rows = has_wide_heads ? small_wide_rows : least_of(small_rows, small_elements / small.stride);
+  for (int i = 0; i < num_matrices; ++i) {
+    const MatrixName name = static_cast<MatrixName>(i);
+    small.panels[i] = static_cast<const float *>(layer.weights(name));
+    small.bias[i] = layer.bias(name);
+  }
+  small.depth = shape.query_dim;
+  small.most_columns = most_columns;
+  small.num_kv_heads = shape.num_kv_heads;
+  small.group = shape.num_heads / shape.num_kv_heads;
+  small.head_dim = shape.head_dim;
+  small.head_dim_v = shape.head_dim_v;
+  small.k_columns = shape.k_columns();
+  small.context_columns = shape.context_columns();
+  small.output_dim = shape.output_dim;
+  small.has_output = shape.has_output;
+  small.scale = shape.scale;
+  return small;
+}
+
+bool is_small(const mha_layer &layer, const mha_forward_args &args) {
+  const bool has_few_rows = args.n_q > 0 && args.n_q <= layer.small.most_rows && args.batch > 0;
+  const bool is_self = !args.key && !args.value;
+  const bool is_plain = args.is_causal <= 1 && args.flags == 0 && args.window_left == 0 && args.window_right == 0 && !args.q_start &&
+                        !args.q_lengths && !args.kv_lengths && !args.rope && !args.cache && !args.cache_sequences && !args.scheduler;
+  return has_few_rows && is_self && is_plain && !args.attention_weights && !args.lse && !args.taps;
+}
+
+int64_t small_workspace_bytes(const SmallLayer &layer, int64_t n) {
+  const int64_t rows = 2 * n * layer.stride, keys = layer.k_columns * key_block, contexts = 2 * layer.context_stride;
+  return (rows + keys + contexts) * static_cast<int64_t>(sizeof(float)) + 63;
+}
+
+}  // namespace mha
