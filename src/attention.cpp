@@ -120,15 +120,16 @@ AttentionMemory plan_attention(Attention *attention, int64_t num_threads, bool i
   attention->parts.may_be = num_threads > 1 && chunks >= 2 * least_part_chunks && attention->k.ring_positions == 0;
   // Where keys are shared out, units are as small as they come.
   const Count part_rows = Count(least < largest ? least : largest) * Count(group), threads(attention->parts.may_be ? num_threads : 0);
-  attention->parts.state_stride = state_floats(part_rows, *attention).value();
+  const Count part_state = state_floats(part_rows, *attention);
+  attention->parts.state_stride = part_state.value();
   const Count batch(attention->batch), extents = is_ragged ? batch : Count(0);
   AttentionMemory memory;
   memory.sequences = carving->take(batch, sizeof(Sequence));
   memory.query_extents = carving->take(extents, sizeof(Extent));
   memory.key_extents = carving->take(extents, sizeof(Extent));
   memory.unfinished = carving->take(threads * Count(units_per_thread), sizeof(int64_t));
-  memory.part_states = carving->take_floats(threads * Count(part_units_per_thread) * Count(attention->parts.state_stride));
-  memory.scratch = carving->take_floats(Count(scratch.floats) * Count(num_threads));
+  memory.part_states = carving->take_floats(threads * Count(part_units_per_thread) * part_state);
+  memory.scratch = carving->take_floats(end * Count(num_threads));
   return memory;
 }
 

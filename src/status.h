@@ -27,32 +27,30 @@ class Report {
   mha_error *error_;
 };
 
-// A non-negative count that remembers an overflow on its way.
+// A non-negative count that remembers an overflow on its way: then it is as large as can be, and stays it.
 class Count {
  public:
   Count(int64_t value) : value_(value) {}
-  bool overflows() const { return value_ < 0; }
-  int64_t value() const { return value_; }
+  bool overflows() const { return value_ == INT64_MAX; }
+  int64_t value() const { return overflows() ? -1 : value_; }
 
   friend Count operator*(Count a, Count b) {
     int64_t product;
-    const bool overflows = __builtin_mul_overflow(a.value_, b.value_, &product) || a.overflows() || b.overflows();
-    return Count(overflows ? -1 : product);
+    return __builtin_mul_overflow(a.value_, b.value_, &product) ? INT64_MAX : product;
   }
   friend Count operator+(Count a, Count b) {
     int64_t sum;
-    const bool overflows = __builtin_add_overflow(a.value_, b.value_, &sum) || a.overflows() || b.overflows();
-    return Count(overflows ? -1 : sum);
+    return __builtin_add_overflow(a.value_, b.value_, &sum) ? INT64_MAX : sum;
+  }
+  // To a multiple of a power of two.
+  friend Count round_up(Count count, int64_t multiple) {
+    const Count more = count + (multiple - 1);
+    return more.overflows() ? more : more.value_ & -multiple;
   }
 
  private:
-  int64_t value_;  // -1 after an overflow
+  int64_t value_;  // INT64_MAX after an overflow
 };
-
-inline Count round_up(Count count, int64_t multiple) {
-  const Count more = count + Count(multiple - 1);
-  return more.overflows() ? more : Count(more.value() / multiple * multiple);
-}
 
 // a / b for a >= 0 and b > 0, without the division, which is slow, where small calls have none to do.
 inline int64_t quotient(int64_t a, int64_t b) { return a < b ? 0 : b == 1 ? a : a == b ? 1 : a / b; }
