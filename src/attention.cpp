@@ -120,7 +120,7 @@ AttentionMemory plan_attention(Attention *attention, int64_t num_threads, bool i
   attention->parts.may_be = num_threads > 1 && chunks >= 2 * least_part_chunks && attention->k.ring_positions == 0;
   // Where keys are shared out, units are as small as they come.
   const Count part_rows = Count(least < largest ? least : largest) * Count(group), threads(attention->parts.may_be ? num_threads : 0);
-  const Count part_state = state_floats(part_rows, *attention);
+  const Count part_state = attention->parts.may_be ? state_floats(part_rows, *attention) : Count(0);
   attention->parts.state_stride = part_state.value();
   const Count batch(attention->batch), extents = is_ragged ? batch : Count(0);
   AttentionMemory memory;

@@ -637,12 +637,12 @@ MHA_INLINE void share_asking(const Unit &unit, const NextChunk &next, int64_t ke
   next.stream(tiles, key_steps, value_steps + softmax_steps * 2 * keys / key_block, chunk);
 }
 
-// The states of all rows over the keys of `chunks`, in slot 0.
+// The states of all rows over the keys of `chunks`, in slot 0. all_keys: those of all chunks.
 template <class V>
-inline void attend_chunks(const Unit &unit, Range chunks) {
+inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   constexpr int tile_rows = TileShape<V::size>::attend_rows;
   static_assert(tile_rows <= attend_tile_rows_max, "scratch has room for a tile");
-  const Range all_keys = keys_of_rows(unit, 0, unit.num_rows);
+  const auto keys_of_tile = [&](int64_t row, int64_t end) { return end - row == unit.num_rows ? all_keys : keys_of_rows(unit, row, end); };
   const int64_t first = chunks.begin;
   const bool streams = is_streamed<V>(unit);
   const Unit next_unit = streams ? unit_after(unit) : unit;
@@ -665,7 +665,7 @@ inline void attend_chunks(const Unit &unit, Range chunks) {
         copy_queries<V>(unit, row, end);
         prefetch_queries(unit, end, smaller(end + tile_rows, unit.num_rows));
       }
-      const Range keys = keys_of_rows(unit, row, end);
+      const Range keys = keys_of_tile(row, end);
       if (keys.end <= begin && c > first) continue;  // these rows are done: later ones have later keys
       first_row = smaller(first_row, row);
       if (keys.begin >= smaller(next, keys.end) || keys.end <= begin) {
@@ -683,7 +683,7 @@ inline void attend_chunks(const Unit &unit, Range chunks) {
 
   for (int64_t row = 0, end; row < unit.num_rows; row = end) {
     end = tile_end<V>(unit, row);
-    const Range own = intersection(chunks_of(keys_of_rows(unit, row, end)), chunks);
+    const Range own = intersection(chunks_of(keys_of_tile(row, end)), chunks);
     if (chunks.begin < chunks.end) {
       merge_rest<V>(unit, greater(own.end, first + 1) - 1, first, row, end);
     } else {
@@ -716,11 +716,11 @@ void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int6
   if (queries <= 0) return;
   const int64_t group = call.num_heads == call.num_kv_heads ? 1 : call.num_heads / call.num_kv_heads;
   const Unit unit = {call, sequence, sequence_index, kv_head, query_begin, group, queries * group, scratch};
-  const Range chunks = chunks_of(keys_of_rows(unit, 0, unit.num_rows));
+  const Range keys = keys_of_rows(unit, 0, unit.num_rows), chunks = chunks_of(keys);
   if (call.parts.count == 1) {
-    attend_chunks<V>(unit, chunks);
+    attend_chunks<V>(unit, keys, chunks);
   } else {
-    attend_chunks<V>(unit, intersection(chunks, {part * call.parts.chunks, (part + 1) * call.parts.chunks}));
+    attend_chunks<V>(unit, keys, intersection(chunks, {part * call.parts.chunks, (part + 1) * call.parts.chunks}));
     const int64_t blocks = quotient(call.n_q + call.block_queries - 1, call.block_queries);
     if (!join_parts<V>(unit, (sequence_index * call.num_kv_heads + kv_head) * blocks + block, part)) return;
   }

@@ -73,8 +73,8 @@ inline void land(const Landing &to, const InputRows &x, int64_t row, int64_t num
           const float *const row1 = from + values_stride, *const row2 = row1 + values_stride, *const row3 = row2 + values_stride;
           for (; i + 4 <= count; i += 4) transpose4x4(from + i, row1 + i, row2 + i, row3 + i, block + i * key_block, key_block);
         }
-        for (; i < count; ++i) {
-          for (int64_t s = 0; s < step; ++s) block[i * key_block + s] = from[s * values_stride + i];
+        for (int64_t s = 0; s < step; ++s) {
+          for (int64_t rest = i; rest < count; ++rest) block[rest * key_block + s] = from[s * values_stride + rest];
         }
       }
       r += step;
