@@ -205,6 +205,7 @@ template <class V, int rows>
 MHA_APART void softmax_rows(float *scores, int64_t blocks, const float *m, float *l, Stream &stream) {
   constexpr int at_once = TileShape<V::size>::softmax_rows;
   constexpr int blocks_at_once = rows == 1 && V::size > 1 ? greater(1, at_once * static_cast<int>(V::size) / key_block + 1) : 1;
+  const bool asks = stream.rate != 0;
   V maximum[rows], partial_sums[rows][key_block / V::size];
   MHA_UNROLL for (int r = 0; r < rows; ++r) {
     // Without a score above -infinity any finite number will do: exp gives 0 for the keys left out, and NaN for a NaN.
@@ -213,7 +214,7 @@ MHA_APART void softmax_rows(float *scores, int64_t blocks, const float *m, float
   clear(partial_sums);
   float *s = scores, *const end = scores + blocks * key_block;
   for (; s + blocks_at_once * key_block <= end; s += blocks_at_once * key_block) {
-    for (int i = 0; i < softmax_steps; ++i) SharedAhead{stream}.step(i);
+    for (int i = 0; asks && i < softmax_steps; ++i) SharedAhead{stream}.step(i);
     exp_of_blocks<V, rows, blocks_at_once>(s, maximum, partial_sums);
   }
   if constexpr (blocks_at_once > 1) {
