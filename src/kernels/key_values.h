@@ -346,7 +346,8 @@ struct Chunk {
   }
   // Group number `group`; behind the last one, those of the chunk that comes next.
   MHA_INLINE static const char *later_group(const Groups &groups, const Stream &next, int64_t group, int64_t end) {
-    return group < end ? static_cast<const char *>(groups.at[group]) : next.at[smaller(chunk_groups - 1, group - end)];
+    if (group >= end) return next.at[smaller(chunk_groups - 1, group - end)];
+    return static_cast<const char *>(groups.at[static_cast<uint64_t>(group) % chunk_groups]);  // there are no more
   }
 };
 
