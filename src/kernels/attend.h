@@ -323,7 +323,8 @@ MHA_APART void scale_by_values(const Groups &values, int64_t block, int64_t end,
 // visit_storage, but of some tiles there are those for floats only: more would be more code than use.
 template <int R, Asks asks, class Visit>
 MHA_INLINE void visit_storage_of_tile(Storage storage, Visit visit) {
-  if constexpr (R == 4 || (R == 1 && asks == Asks::alone))
+  constexpr bool has_all = R == 4 ? asks == Asks::shared || !is_small_code : R == 1 && asks == Asks::alone;
+  if constexpr (has_all)
     visit_storage(storage, visit);
   else
     visit(Stored<float>{});
@@ -417,7 +418,7 @@ MHA_INLINE void attend_streamed_tile(int64_t rows, const Unit &unit, Chunk &chun
     const bool are_floats = has_floats(unit.call);
     if (rows < unit.num_rows && are_floats) return attend_tile_of<V, TileShape<V::size>::attend_rows>(rows, unit, chunk, row, slot);
     if (rows == 1) return attend_tile<V, 1, Asks::alone>(unit, chunk, row, slot);
-    if (rows < unit.num_rows) return attend_tile<V, 4, Asks::shared>(unit, chunk, row, slot);
+    if (rows < unit.num_rows || (is_small_code && !are_floats)) return attend_tile<V, 4, Asks::shared>(unit, chunk, row, slot);
     if (rows == 2 && are_floats) return attend_tile<V, 2, Asks::alone>(unit, chunk, row, slot);
     attend_tile<V, 4, Asks::alone>(unit, chunk, row, slot);
   }

@@ -385,7 +385,7 @@ struct NextChunk {
     if (!has_keys) return;
     const bool are_even = group_range.begin == 0 && groups.run_end[0] >= group_range.end * key_block;
     stream->even_groups = are_even ? group_range.end : 0;
-    if (tiles == 1) return;
+    if (tiles == 1 && !is_small_code) return;
     const int64_t lines = chunk_keys * width * bytes_of(source.storage) / 64;
     const int64_t rate = (lines << 20) / greater(1, SharedAhead::lines * tiles * steps);  // of 2^20 steps: a product that cannot overflow
     stream->rate = static_cast<uint32_t>(smaller(rate, (1 << 20) - 1) << 12);

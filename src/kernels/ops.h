@@ -41,6 +41,13 @@
 namespace mha {
 namespace {
 
+// Built with -Os: then some kernels serve for what others would do a little faster.
+#if defined(__OPTIMIZE_SIZE__)
+constexpr bool is_small_code = true;
+#else
+constexpr bool is_small_code = false;
+#endif
+
 // ---- Single floats
 
 MHA_INLINE uint32_t bits_of(float x) {

@@ -163,20 +163,13 @@ MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &me
   }
 }
 
-// A row that is alone has code of its own, but where code is to be small.
-#if defined(__OPTIMIZE_SIZE__)
-constexpr bool has_single_rows = false;
-#else
-constexpr bool has_single_rows = true;
-#endif
-
 template <class V>
 void run_small(const SmallLayer &layer, const SmallCall &call, float *scratch) {
   const SmallMemory memory(layer, call.n, scratch);
   for (int64_t b = 0; b < call.batch; ++b) {
     const float *const x = call.x.base + b * call.x.batch_stride;
     float *const output = call.output + b * call.output_batch_stride;
-    if (has_single_rows && call.n == 1) {
+    if (!is_small_code && call.n == 1) {
       project_small_rows<V, 1>(layer, memory, call, x, 0);
       finish_small_rows<V, 1>(layer, memory, call, output, 0);
       continue;
