@@ -639,10 +639,12 @@ inline void project_panel(const Projection &p, const RowBlock &rows, int64_t pan
   }
 }
 
-// One or two rows, of weights that are near or far.
+// One or two rows. (Measured: asking ahead takes 3 to 7% more time where a layer's weights stay in a level-2 cache, and 3 to 7% less where
+// 1.8 million of them come from the memory.)
 template <class V>
 MHA_INLINE void project_few(const Projection &p, int64_t row, const RowBlock &rows, int64_t panel_begin, int64_t panel_end) {
-  if (is_far(p)) {
+  constexpr int64_t near_floats = int64_t{1} << 18;
+  if (p.depth * p.columns > near_floats) {
     if (rows.count == 1) return project_narrow<V, 1, true>(p, row, rows.in, panel_begin, panel_end);
     return project_narrow<V, 2, true>(p, row, rows.in, panel_begin, panel_end);
   }
