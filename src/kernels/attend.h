@@ -148,7 +148,7 @@ MHA_INLINE void score_keys(const Unit &unit, Chunk &chunk, int64_t row, const At
       next = block + B;
       score.first = block * key_block;
       multiply_keys<V, R, B, float>(groups, block, next - 1, q, head_dim, scores, score,
-                                    chunk.template ahead_of_keys<R, B, float, Asks::shared>(block, end, head_dim));
+                                    chunk.template ahead_of_keys<V, R, B, float, Asks::shared>(block, end, head_dim));
       continue;
     }
     next = multiply_some_keys<V, R, B>(groups, block, block < shared && shared < end ? shared : end, q, head_dim, scores);
@@ -165,13 +165,13 @@ template <class V, int R, class Element, Asks asks>
 MHA_INLINE void score_streamed_keys(const Unit &unit, Chunk &chunk, int64_t row, const Attending &keys, float *scores, float *m,
                                     float *least) {
   static_assert(R < attend_tile_rows_max, "there is room behind the last row");
-  constexpr int B = asks_nearby<R, Element, asks> ? 2 : TileShape<V::size>::score_blocks(R);
+  constexpr int B = asks_nearby<V, R, Element, asks> ? 2 : TileShape<V::size>::score_blocks(R);
   RowPointers<R> q;
   MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(unit.tile_row(row, r));
   const int64_t head_dim = unit.call.head_dim, first = block_of(keys.some.begin), end = block_of(keys.some.end + key_block - 1);
   for (int64_t block = first; block < end; block += B) {
     multiply_keys<V, R, B, Element>(chunk.keys, block, end - 1, q, head_dim, scores, Product<V>{scores + block * key_block},
-                                    chunk.template ahead_of_keys<R, B, Element, asks>(block, end, head_dim));
+                                    chunk.template ahead_of_keys<V, R, B, Element, asks>(block, end, head_dim));
   }
   score_products<V>(chunk.keys, first, end, keys, R, unit.call.scale, scores, m, least);
 }
@@ -214,7 +214,7 @@ MHA_APART void softmax_rows(float *scores, int64_t blocks, const float *m, float
   clear(partial_sums);
   float *s = scores, *const end = scores + blocks * key_block;
   for (; s + blocks_at_once * key_block <= end; s += blocks_at_once * key_block) {
-    for (int i = 0; asks && i < softmax_steps; ++i) SharedAhead{stream}.step(i);
+    for (int i = 0; asks && i < softmax_steps; ++i) SharedAhead<V>{stream}.step(i);
     exp_of_blocks<V, rows, blocks_at_once>(s, maximum, partial_sums);
   }
   if constexpr (blocks_at_once > 1) {
@@ -248,7 +248,7 @@ MHA_INLINE void context_columns(const Unit &unit, Chunk &chunk, const float *p, 
     const int64_t group = block_of(j);
     const ColumnsOf<Element> values = {static_cast<const Element *>(chunk.values.at[group]) + place_in_block(j) * width + column, width, 0};
     end = smaller(chunk.values.run_end[group], keys.shared.end);
-    if constexpr (asks_nearby<R, Element, asks>) {
+    if constexpr (asks_nearby<V, R, Element, asks>) {
       if (columns == width) {  // whole values, one after the other
         end = smaller(end, (group + 1) * key_block);
         const auto ahead = chunk.template values_nearby<Element, columns>(j, block_of(keys.some.end + key_block - 1));
@@ -257,7 +257,8 @@ MHA_INLINE void context_columns(const Unit &unit, Chunk &chunk, const float *p, 
       }
     }
     end = smaller(end, chunk.template asks_until<asks>(group) * key_block);
-    const auto ahead = chunk.template ahead_of_values<Element, columns, asks>(group, block_of(end + key_block - 1) - group, column);
+    const int64_t groups = block_of(end + key_block - 1) - group;
+    const auto ahead = chunk.template ahead_of_values<V, R, C, Element, asks>(group, groups, column, width);
     accumulate<R, C, C>(EvenRows<score_stride>{p}, values, j, end, acc, ahead);
   }
   // No row is multiplied with a value that it does not attend to.

@@ -211,11 +211,29 @@ enum class Asks { alone, shared };
 struct Stream {
   const char *at[chunk_groups];  // its groups; any address where there is none
   int64_t even_groups;           // so many of them, from the first on, lie one after the other
-  // Tiles that share in it ask for the first line of each group, then for the second of each. (Measured where arithmetic and memory take
-  // about the same time: lines in the order of memory take up to a quarter longer. The few misses that a core can wait for are then all of
-  // one page, and the processor's own prefetching helps little.) Line n is number n / 16 of group n % 16.
-  uint32_t next = 0;
+  // Tiles that share in it ask for the first line of each of some groups, then for the second of each.
+  uint32_t next_group = 0, offset = 0, group_bytes = 0;
   uint32_t rate = 0, credit = 0;  // of 2^32 steps so many ask; a step that does not leaves its credit to the next
+};
+
+// How many stretches of the next chunk loops go through side by side, and a tile that asks alone; 0 = as many as it needs lines at each
+// step. Measured where arithmetic and memory take about the same time:
+//   Intel's AVX-512: lines in the order of memory take up to a quarter longer than those of all groups in turn. The few misses that a core
+//     can wait for are then all of one page, and the processor's own prefetching helps little.
+//   AMD's Zen 3, with AVX2: its own prefetching does most, and follows few stretches best. It is no loss that a line is asked for two to
+//     four times: a request may be dropped.
+template <int lanes>
+struct Stretches {
+  static constexpr int of_many_tiles = chunk_groups;
+  static constexpr int of_a_tile(int, int) { return 0; }
+};
+
+template <>
+struct Stretches<8> {
+  static constexpr int of_many_tiles = 2;
+  static constexpr int of_a_tile(int rows, int element_bytes) {
+    return element_bytes == 1 ? 2 : rows == 1 ? 8 : element_bytes == 2 ? 2 : 4;
+  }
 };
 
 // Lines that a loop asks for: at step n those at n * step_bytes.
@@ -227,14 +245,23 @@ struct Ahead {
 };
 
 // What a loop asks for that is one of many.
+constexpr uint32_t lines_at_once = 2;
+
+template <class V>
 struct SharedAhead {
-  static constexpr uint32_t lines = 2;  // at once
   Stream &stream;
   MHA_INLINE void step(int64_t) const {
+    constexpr uint32_t apart = chunk_groups / Stretches<V::size>::of_many_tiles;
     if (__builtin_expect(!__builtin_add_overflow(stream.credit, stream.rate, &stream.credit), 1)) return;
-    MHA_UNROLL for (uint32_t i = 0; i < lines; ++i, ++stream.next) {
-      __builtin_prefetch(stream.at[stream.next % chunk_groups] + static_cast<uint64_t>(stream.next / chunk_groups) * 64, 0, 2);
+    MHA_UNROLL for (uint32_t i = 0; i < lines_at_once; ++i, stream.next_group += apart) {
+      __builtin_prefetch(stream.at[stream.next_group % chunk_groups] + stream.offset, 0, 2);
     }
+    if (stream.next_group < chunk_groups) return;
+    stream.next_group -= chunk_groups;
+    stream.offset += 64;
+    if (stream.offset < stream.group_bytes) return;
+    stream.offset = 0;
+    ++stream.next_group;
   }
 };
 
@@ -276,8 +303,8 @@ MHA_APART void read_values(const Unit &unit, int64_t chunk_begin, Range keys, bo
 // A row that is alone, of numbers for which there is little to compute, asks for what it comes to shortly. (Measured beside asking for the
 // next chunk: float takes 1 to 10% less time, most with large heads; f16 and bf16 3% less with heads of 128, up to 4% more with those of 80
 // and 96. With more rows, and with int8, it takes longer.)
-template <int R, class Element, Asks asks>
-constexpr bool asks_nearby = R == 1 && sizeof(Element) > 1 && asks == Asks::alone;
+template <class V, int R, class Element, Asks asks>
+constexpr bool asks_nearby = R == 1 && sizeof(Element) > 1 && asks == Asks::alone &&Stretches<V::size>::of_a_tile(R, sizeof(Element)) == 0;
 
 struct Chunk {
   int64_t begin;  // position of its first key
@@ -285,36 +312,48 @@ struct Chunk {
   Stream key_stream, value_stream;
 
   // For a loop over head_dim with B blocks of keys; the last of all blocks ends with `end`.
-  template <int R, int B, class Element, Asks asks>
+  template <class V, int R, int B, class Element, Asks asks>
   MHA_INLINE auto ahead_of_keys(int64_t block, int64_t end, int64_t head_dim) {
+    constexpr int bytes = B * key_block * static_cast<int>(sizeof(Element)), stretches = Stretches<V::size>::of_a_tile(R, sizeof(Element));
     if constexpr (asks == Asks::shared) {
-      return SharedAhead{key_stream};
+      return SharedAhead<V>{key_stream};
+    } else if constexpr (stretches > 0) {
+      const int64_t group_bytes = bytes / B * head_dim, done = block * group_bytes / stretches, group = quotient(done, group_bytes);
+      Ahead<stretches> ahead;
+      ahead.step_bytes = bytes / stretches;
+      MHA_UNROLL for (int i = 0; i < stretches; ++i) {
+        ahead.line[i] = key_stream.at[i * (chunk_groups / stretches) + group] + done - group * group_bytes;
+      }
+      return ahead;
     } else {
-      constexpr int key_bytes = key_block * static_cast<int>(sizeof(Element)), bytes = B * key_bytes;
-      constexpr int lines = asks_nearby<R, Element, asks> ? B : static_cast<int>(greater(1, bytes / 64));
+      constexpr bool is_near = asks_nearby<V, R, Element, asks>;
+      constexpr int lines = is_near ? B : static_cast<int>(greater(1, bytes / 64));
       Ahead<lines> ahead;
       ahead.step_bytes = bytes / lines;
       const int64_t distance = greater(B, groups_nearby<Element>(head_dim));
       MHA_UNROLL for (int i = 0; i < lines; ++i) {
-        ahead.line[i] = asks_nearby<R, Element, asks> ? later_group(keys, key_stream, block + distance + i, end)
-                                                      : key_stream.at[smaller(chunk_groups - 1, block + i * (B / lines))];
+        ahead.line[i] = is_near ? later_group(keys, key_stream, block + distance + i, end)
+                                : key_stream.at[smaller(chunk_groups - 1, block + i * (B / lines))];
       }
       return ahead;
     }
   }
 
-  // For a loop over the values of `groups` groups, from `group` on, with so many columns from `column` on.
-  template <class Element, int columns, Asks asks>
-  MHA_INLINE auto ahead_of_values(int64_t group, int64_t groups, int64_t column) {
+  // For a loop over the values of `groups` groups, from `group` on, with C vectors of columns from `column` on.
+  template <class V, int R, int C, class Element, Asks asks>
+  MHA_INLINE auto ahead_of_values(int64_t group, int64_t groups, int64_t column, int64_t width) {
     if constexpr (asks == Asks::shared) {
-      return SharedAhead{value_stream};
+      return SharedAhead<V>{value_stream};
     } else {
-      constexpr int bytes = columns * static_cast<int>(sizeof(Element)), lines = static_cast<int>(greater(1, bytes / 64));
+      constexpr int bytes = C * static_cast<int>(V::size * sizeof(Element)), stretches = Stretches<V::size>::of_a_tile(R, sizeof(Element));
+      constexpr int lines = stretches > 0 ? stretches : static_cast<int>(greater(1, bytes / 64));
       Ahead<lines> ahead;
       ahead.step_bytes = bytes / lines;
-      const int64_t line_bytes = groups * key_block * ahead.step_bytes;
-      const char *const first = value_stream.at[group] + groups * key_block * column * static_cast<int>(sizeof(Element));
-      MHA_UNROLL for (int i = 0; i < lines; ++i) ahead.line[i] = first + i * line_bytes;
+      // Of the bytes that all loops over these values ask for, those before `column` have been; in one stretch, or in several.
+      const int64_t values = groups * key_block, done = values * column * static_cast<int>(sizeof(Element));
+      const char *const first = value_stream.at[group] + (stretches > 0 ? done / lines : done);
+      const int64_t apart = stretches > 0 ? values * width * static_cast<int>(sizeof(Element)) / lines : values * ahead.step_bytes;
+      MHA_UNROLL for (int i = 0; i < lines; ++i) ahead.line[i] = first + i * apart;
       return ahead;
     }
   }
@@ -386,8 +425,9 @@ struct NextChunk {
     const bool are_even = group_range.begin == 0 && groups.run_end[0] >= group_range.end * key_block;
     stream->even_groups = are_even ? group_range.end : 0;
     if (tiles == 1 && !is_small_code) return;
-    const int64_t lines = chunk_keys * width * bytes_of(source.storage) / 64;
-    const int64_t rate = (lines << 20) / greater(1, SharedAhead::lines * tiles * steps);  // of 2^20 steps: a product that cannot overflow
+    stream->group_bytes = static_cast<uint32_t>(key_block * width * bytes_of(source.storage));
+    const int64_t lines = chunk_groups * int64_t{stream->group_bytes} / 64;
+    const int64_t rate = (lines << 20) / greater(1, lines_at_once * tiles * steps);  // of 2^20 steps: a product that cannot overflow
     stream->rate = static_cast<uint32_t>(smaller(rate, (1 << 20) - 1) << 12);
   }
 };
