@@ -87,6 +87,21 @@ TEST_P(StoredWeights, GiveTheBitsOfTheSpecificationForEveryNumberOfRows) {
   }
 }
 
+// More than 2 million to a matrix may be asked for in other ways. The last block has one term.
+TEST_P(StoredWeights, OfLargeMatricesGiveTheBitsOfTheSpecification) {
+  Random random(3);
+  LayerProblem problem = RandomProblem(&random, 2, 2049, 10, 1, 103, 5, 7);
+  for (const Stored stored : kTypes) {
+    LayerForm form;
+    form.instruction_set = instruction_set();
+    form.weight_type = stored;
+    const Layer layer = MakeLayer(problem, form);
+    EXPECT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(Converted(problem, stored)))) << NameOf(stored);
+    const LayerProblem row = Slice(problem, 0, 0, 1, 1);
+    EXPECT_TRUE(SameBits(Forward(layer.get(), row, {}), Specify(Converted(row, stored)))) << NameOf(stored) << ", 1 row";
+  }
+}
+
 TEST_P(StoredWeights, GiveTheSameBitsForManyRowsAndThreads) {
   Random random(2);
   for (const int64_t n : {143, 144, 145, 300}) {
