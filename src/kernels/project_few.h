@@ -8,10 +8,7 @@ namespace mha {
 namespace {
 
 // Whether the weights are so many that they will come from beyond the level-3 cache.
-MHA_INLINE bool is_far(const Projection &p) {
-  constexpr int64_t far_floats = int64_t{2} << 20;
-  return p.depth * p.columns > far_floats;
-}
+MHA_INLINE bool is_far(const Projection &p) { return p.depth * p.columns > int64_t{2} << 20; }
 
 // AMD's Zen 3 reads several stretches of the memory side by side half as fast again as one, all by itself: asked for, the same lines take
 // longer to come. This decides for AVX2, which Intel's processors with AVX-512 are seldom asked to do with.
@@ -307,14 +304,17 @@ template <class V>
 MHA_INLINE bool projects_in_step(const Projection &p, int64_t row, const RowBlock &rows, int64_t panel_begin, int64_t panel_end) {
   if constexpr (has_panels_in_step<V::size>) {
     const int64_t count = rows.count;
-    if (count == 1 || count > most_rows_in_step || (count <= 6 && !is_far(p))) return false;
+    // Where tiles are full, weights from the third level are worth it, too.
+    constexpr int64_t near_floats = int64_t{1} << 17;
+    const bool is_full = count == 4 || count == 7 || count == 8;
+    if (count == 1 || count > most_rows_in_step || (is_full ? p.depth * p.columns <= near_floats : !is_far(p))) return false;
     if (p.storage == Storage::f32) {
       if (count == 2)
         project_in_step<V, float, 2, 6>(p, row, rows, panel_begin, panel_end);
-      else if (count <= 4)
-        project_in_step<V, float, 4, 6>(p, row, rows, panel_begin, panel_end);
-      else if (count <= 6)
+      else if (count == 5 || count == 6)
         project_in_step<V, float, 6, 2>(p, row, rows, panel_begin, panel_end);
+      else if (count <= 4 && is_far(p))
+        project_in_step<V, float, 4, 6>(p, row, rows, panel_begin, panel_end);
       else
         project_in_step<V, float, 4, 3>(p, row, rows, panel_begin, panel_end);
       return true;
