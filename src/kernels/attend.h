@@ -65,11 +65,15 @@ struct Score {
   }
 };
 
-// Products that become scores later.
+// Products that become scores later: those of blocks of keys that are so far apart.
 template <class V>
 struct Product {
   float *products;
-  MHA_INLINE void operator()(V dot, int r, int i) const { store(products + r * score_stride + i * static_cast<int>(V::size), dot); }
+  int64_t apart = 1;
+  MHA_INLINE void operator()(V dot, int r, int i) const {
+    constexpr int of_block = key_block / V::size;
+    store(products + r * score_stride + i / of_block * apart * key_block + i % of_block * static_cast<int>(V::size), dot);
+  }
 };
 
 // Which keys of the chunk take part in which rows of a tile: row r has those in [begins[r], ends[r]) but for those excluded. All rows have
@@ -111,21 +115,22 @@ MHA_APART void score_products(const Groups &groups, int64_t block, int64_t end, 
   }
 }
 
-// take(dot(q[r], key j), r, i) for the keys of B blocks, from `block` on, of which those behind `last` are that one once more. `sums` has
-// room for the products.
+// take(dot(q[r], key j), r, i) for the keys of B blocks, `block` and others so far apart, of which those behind `last` are that one once
+// more. `sums` has room for the products.
 template <class V, int R, int B, class Element, class Take, class Ahead = NoPrefetch>
 MHA_INLINE void multiply_keys(const Groups &keys, int64_t block, int64_t last, RowPointers<R> q, int64_t head_dim, float *sums, Take &&take,
-                              Ahead ahead = {}) {
+                              Ahead ahead = {}, int64_t apart = 1) {
   Blocks<Element, B, key_block> blocks;
-  MHA_UNROLL for (int i = 0; i < B; ++i) blocks.block[i] = static_cast<const Element *>(keys.at[smaller(last, block + i)]);
-  multiply<R, B *(key_block / V::size), key_block / V::size, V>(q, head_dim, blocks, sums + block * key_block, score_stride, take, ahead);
+  MHA_UNROLL for (int i = 0; i < B; ++i) blocks.block[i] = static_cast<const Element *>(keys.at[smaller(last, block + i * apart)]);
+  multiply<R, B *(key_block / V::size), key_block / V::size, V>(q, head_dim, blocks, sums, score_stride, take, ahead);
 }
 
 // The products of the blocks from `block` on, B at once where there are so many; returns the block behind them.
 template <class V, int R, int B>
 MHA_INLINE int64_t multiply_some_keys(const Groups &keys, int64_t block, int64_t end, RowPointers<R> q, int64_t head_dim, float *products) {
   if (end - block >= B) {
-    multiply_keys<V, R, B, float>(keys, block, end - 1, q, head_dim, products, Product<V>{products + block * key_block});
+    float *const to = products + block * key_block;
+    multiply_keys<V, R, B, float>(keys, block, end - 1, q, head_dim, to, Product<V>{to});
     return block + B;
   }
   if constexpr (B > 1) return multiply_some_keys<V, R, (B > 4 ? 4 : B - 1)>(keys, block, end, q, head_dim, products);
@@ -147,7 +152,7 @@ MHA_INLINE void score_keys(const Unit &unit, Chunk &chunk, int64_t row, const At
     if (block >= shared && block + B <= shared_end) {
       next = block + B;
       score.first = block * key_block;
-      multiply_keys<V, R, B, float>(groups, block, next - 1, q, head_dim, scores, score,
+      multiply_keys<V, R, B, float>(groups, block, next - 1, q, head_dim, scores + block * key_block, score,
                                     chunk.template ahead_of_keys<V, R, B, float, Asks::shared>(block, end, head_dim));
       continue;
     }
@@ -169,9 +174,18 @@ MHA_INLINE void score_streamed_keys(const Unit &unit, Chunk &chunk, int64_t row,
   RowPointers<R> q;
   MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(unit.tile_row(row, r));
   const int64_t head_dim = unit.call.head_dim, first = block_of(keys.some.begin), end = block_of(keys.some.end + key_block - 1);
-  for (int64_t block = first; block < end; block += B) {
-    multiply_keys<V, R, B, Element>(chunk.keys, block, end - 1, q, head_dim, scores, Product<V>{scores + block * key_block},
-                                    chunk.template ahead_of_keys<V, R, B, Element, asks>(block, end, head_dim));
+  if constexpr (reads_side_by_side<V, R, Element, asks>) {
+    const int64_t apart = (end - first + B - 1) / B;
+    for (int64_t block = first; block < first + apart; ++block) {
+      multiply_keys<V, R, B, Element>(chunk.keys, block, end - 1, q, head_dim, scores + R * score_stride,
+                                      Product<V>{scores + block * key_block, apart}, NoPrefetch{}, apart);
+    }
+  } else {
+    for (int64_t block = first; block < end; block += B) {
+      float *const to = scores + block * key_block;
+      multiply_keys<V, R, B, Element>(chunk.keys, block, end - 1, q, head_dim, to, Product<V>{to},
+                                      chunk.template ahead_of_keys<V, R, B, Element, asks>(block, end, head_dim));
+    }
   }
   score_products<V>(chunk.keys, first, end, keys, R, unit.call.scale, scores, m, least);
 }
@@ -538,7 +552,7 @@ inline void inspect(const Unit &unit) {
     for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
       const RowPointers<1> q = {{unit.q(row.index)}};
       for (int64_t j = 0; j < count; j += key_block) {
-        multiply_keys<V, 1, 1, float>(keys, block_of(j), block_of(j), q, call.head_dim, scores, [&](V dot, int, int i) {
+        multiply_keys<V, 1, 1, float>(keys, block_of(j), block_of(j), q, call.head_dim, scores + j, [&](V dot, int, int i) {
           const int64_t lane = i * static_cast<int>(V::size);
           if (keys.has_scales) dot = dot * load<V>(keys.scales[block_of(j)] + lane);
           store(scores + j + lane, dot);
