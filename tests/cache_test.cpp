@@ -281,7 +281,10 @@ TEST_P(KvCache, OfWideHeadsGivesTheBitsOfTheSpecification) {
     for (const int64_t n_kv : {100, 128, 290}) {
       for (const int64_t group : {1, 2, 3, 6}) {
         ExpectTheSpecification(Stored(type, 1, n_kv, group, 128, 128), kContiguous);
-        ExpectTheSpecification(Stored(type, 1, n_kv, group, 260, 144), kContiguous);
+        AttentionProblem wide = Stored(type, 1, n_kv, group, 260, 144);
+        ExpectTheSpecification(wide, kContiguous);
+        wide.window_left = 200;
+        ExpectTheSpecification(wide, kContiguous);
         ExpectTheSpecification(Stored(type, 2, n_kv, group, 260, 144), CacheForm{MHA_CACHE_PAGED, 64});
       }
       if (HasFailure()) return;

@@ -635,6 +635,25 @@ TEST_P(LayerContract, BatchEqualsEachSequenceAlone) {
   }
 }
 
+// Between few and many: more than 131072 weights to a matrix, which the second level of a cache may not hold.
+TEST_P(LayerContract, AnyFewRowsOfMoreWeightsEqualTheSpecification) {
+  Random random(3006);
+  for (int64_t n = 1; n <= 9; n++) {
+    LayerProblem problem;
+    problem.batch = n % 2 == 0 ? 2 : 1;
+    problem.n_q = problem.n_kv = n / problem.batch;
+    problem.query_dim = problem.key_dim = problem.value_dim = 605;
+    problem.num_heads = 6;
+    problem.num_kv_heads = 3;
+    problem.head_dim = 37 + n;
+    problem.head_dim_v = 32;
+    problem.output_dim = 720 + n;
+    FillNormal(&random, support::kAllBiases, true, &problem);
+    ASSERT_GT(problem.query_dim * problem.q_width(), int64_t{1} << 17);
+    ExpectTheSpecification(problem, PlainForm(), LayerCall());
+  }
+}
+
 // So many weights are asked for in other ways: they are more than 2 million to a matrix, with a last block of one term.
 TEST_P(LayerContract, AnyFewRowsOfManyWeightsEqualTheSpecification) {
   LayerProblem problem;
@@ -645,14 +664,19 @@ TEST_P(LayerContract, AnyFewRowsOfManyWeightsEqualTheSpecification) {
   problem.head_dim_v = 5;
   problem.is_causal = true;
   Random random(3004);
-  FillNormal(&random, support::kNoBiases, false, &problem);
+  FillNormal(&random, support::kAllBiases, true, &problem);
   ASSERT_GT(problem.query_dim * problem.q_width(), int64_t{2} << 20);
   const Layer layer = Make(problem);
   const Outputs whole = Forward(layer.get(), problem, LayerCall());
   EXPECT_TRUE(SameBits(whole, Specify(problem)));
   for (const int64_t n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20}) {
-    EXPECT_TRUE(SameBits(Forward(layer.get(), Slice(problem, 0, 0, n, n), LayerCall()), Slice(whole, problem, problem.y_width(), 0, 0, n, n)))
-        << n << " rows";
+    for (const uint32_t num_threads : {1, 2, 40}) {  // of several threads, each has a few panels
+      const Scheduler scheduler(num_threads, support::RunBackwards);
+      LayerCall call;
+      call.scheduler = num_threads > 1 ? scheduler.get() : nullptr;
+      EXPECT_TRUE(SameBits(Forward(layer.get(), Slice(problem, 0, 0, n, n), call), Slice(whole, problem, problem.y_width(), 0, 0, n, n)))
+          << n << " rows, " << num_threads << " threads";
+    }
   }
 }
 

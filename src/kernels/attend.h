@@ -65,7 +65,7 @@ struct Score {
   }
 };
 
-// Products that become scores later: those of blocks of keys that are so far apart.
+// Products that become scores later, of blocks of keys: block number 0, `apart`, 2 * apart, ...
 template <class V>
 struct Product {
   float *products;
@@ -115,7 +115,7 @@ MHA_APART void score_products(const Groups &groups, int64_t block, int64_t end, 
   }
 }
 
-// take(dot(q[r], key j), r, i) for the keys of B blocks, `block` and others so far apart, of which those behind `last` are that one once
+// take(dot(q[r], key j), r, i) for the keys of blocks block, block + apart, ..., B of them, of which those behind `last` are that one once
 // more. `sums` has room for the products.
 template <class V, int R, int B, class Element, class Take, class Ahead = NoPrefetch>
 MHA_INLINE void multiply_keys(const Groups &keys, int64_t block, int64_t last, RowPointers<R> q, int64_t head_dim, float *sums, Take &&take,
@@ -175,6 +175,8 @@ MHA_INLINE void score_streamed_keys(const Unit &unit, Chunk &chunk, int64_t row,
   MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(unit.tile_row(row, r));
   const int64_t head_dim = unit.call.head_dim, first = block_of(keys.some.begin), end = block_of(keys.some.end + key_block - 1);
   if constexpr (reads_side_by_side<V, R, Element, asks>) {
+    // Sums lie behind the row: in its place they would run over products that are done. Products behind the last block may run into
+    // them, when they are no longer needed.
     const int64_t apart = (end - first + B - 1) / B;
     for (int64_t block = first; block < first + apart; ++block) {
       multiply_keys<V, R, B, Element>(chunk.keys, block, end - 1, q, head_dim, scores + R * score_stride,

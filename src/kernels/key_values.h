@@ -210,19 +210,19 @@ enum class Asks { alone, shared };
 // The keys, or the values, of the chunk that comes next, which loops ask for line by line while they compute.
 struct Stream {
   const char *at[chunk_groups];  // its groups; any address where there is none
-  bool is_there = false;         // some group is; else loops ask for the same line all the time
+  bool has_any = false;          // some group is there
   int64_t even_groups;           // so many of them, from the first on, lie one after the other
   // Tiles that share in it ask for the first line of each of some groups, then for the second of each.
   uint32_t next_group = 0, offset = 0, group_bytes = 0;
   uint32_t rate = 0, credit = 0;  // of 2^32 steps so many ask; a step that does not leaves its credit to the next
 };
 
-// How many stretches of the next chunk loops go through side by side, and a tile that asks alone; 0 = as many as it needs lines at each
-// step. Measured where arithmetic and memory take about the same time:
+// In how many stretches, side by side, the next chunk is asked for: by tiles that share in it (of_many_tiles), and by one that asks alone
+// (of_a_tile; 0 = one, or as many as it needs lines at a step). Measured where arithmetic and memory take about the same time:
 //   Intel's AVX-512: lines in the order of memory take up to a quarter longer than those of all groups in turn. The few misses that a core
 //     can wait for are then all of one page, and the processor's own prefetching helps little.
-//   AMD's Zen 3, with AVX2: its own prefetching does most, and follows few stretches best. It is no loss that a line is asked for two to
-//     four times: a request may be dropped.
+//   AMD's Zen 3, with AVX2: its own prefetching does most, and follows few stretches best. Those of one tile ask for a line two to four
+//     times; it takes longer if they do not.
 template <int lanes>
 struct Stretches {
   static constexpr int of_many_tiles = chunk_groups;
@@ -245,9 +245,9 @@ struct Ahead {
   MHA_INLINE void step(int64_t n) const { MHA_UNROLL for (int i = 0; i < lines; ++i) __builtin_prefetch(line[i] + n * step_bytes, 0, 2); }
 };
 
-// What a loop asks for that is one of many.
 constexpr uint32_t lines_at_once = 2;
 
+// What a loop asks for that is one of many.
 template <class V>
 struct SharedAhead {
   Stream &stream;
@@ -305,12 +305,12 @@ MHA_APART void read_values(const Unit &unit, int64_t chunk_begin, Range keys, bo
 // next chunk: float takes 1 to 10% less time, most with large heads; f16 and bf16 3% less with heads of 128, up to 4% more with those of 80
 // and 96. With more rows, and with int8, it takes longer.)
 template <class V, int R, class Element, Asks asks>
-constexpr bool asks_nearby = R == 1 && sizeof(Element) > 1 && asks == Asks::alone &&Stretches<V::size>::of_a_tile(R, sizeof(Element)) == 0;
+constexpr bool asks_nearby = !reads_streams<V> && R == 1 && sizeof(Element) > 1 && asks == Asks::alone;
 
-// With AVX2, such a row reads four parts of the chunk's keys side by side and asks for none. (Measured on Zen 3 beside asking in 8
-// stretches: 0.90 to 0.95 of the time from the memory, 0.8 from the caches. With int8 it takes a tenth longer.)
+// Where streams are read, such a row reads four parts of the chunk's keys side by side and asks for none. (Measured on Zen 3 beside asking
+// in 8 stretches: 0.90 to 0.95 of the time from the memory, 0.8 from the caches. With int8 it takes a tenth longer.)
 template <class V, int R, class Element, Asks asks>
-constexpr bool reads_side_by_side = V::size == 8 && R == 1 && sizeof(Element) > 1 && asks == Asks::alone;
+constexpr bool reads_side_by_side = reads_streams<V> &&R == 1 && sizeof(Element) > 1 && asks == Asks::alone;
 
 struct Chunk {
   int64_t begin;  // position of its first key
@@ -324,10 +324,10 @@ struct Chunk {
     if constexpr (asks == Asks::shared) {
       return SharedAhead<V>{key_stream};
     } else if constexpr (stretches > 0) {
-      const int64_t group_bytes = bytes / B * head_dim, done = block * group_bytes / stretches, group = quotient(done, group_bytes);
+      const int64_t group = block / stretches, in_group = block % stretches * (bytes / B * head_dim / stretches);
       Ahead<stretches> ahead;
-      const int64_t first = key_stream.is_there ? done - group * group_bytes : 0;
-      ahead.step_bytes = key_stream.is_there ? bytes / stretches : 0;
+      const int64_t first = key_stream.has_any ? in_group : 0;
+      ahead.step_bytes = key_stream.has_any ? bytes / stretches : 0;
       MHA_UNROLL for (int i = 0; i < stretches; ++i) ahead.line[i] = key_stream.at[i * (chunk_groups / stretches) + group] + first;
       return ahead;
     } else {
@@ -353,10 +353,10 @@ struct Chunk {
       constexpr int bytes = C * static_cast<int>(V::size * sizeof(Element)), stretches = Stretches<V::size>::of_a_tile(R, sizeof(Element));
       constexpr int lines = stretches > 0 ? stretches : static_cast<int>(greater(1, bytes / 64));
       // Of the bytes that all loops over these values ask for, those before `column` have been; in one stretch, or in several.
-      const int64_t is_there = value_stream.is_there, values = is_there * groups * key_block;
+      const int64_t has_any = value_stream.has_any, values = has_any * groups * key_block;
       const int64_t done = values * column * static_cast<int>(sizeof(Element));
       Ahead<lines> ahead;
-      ahead.step_bytes = is_there * (bytes / lines);
+      ahead.step_bytes = has_any * (bytes / lines);
       const char *const first = value_stream.at[group] + (stretches > 0 ? done / lines : done);
       const int64_t apart = stretches > 0 ? values * width * static_cast<int>(sizeof(Element)) / lines : values * ahead.step_bytes;
       MHA_UNROLL for (int i = 0; i < lines; ++i) ahead.line[i] = first + i * apart;
@@ -427,7 +427,7 @@ struct NextChunk {
       stream->at[g] = is_there ? static_cast<const char *>(groups.at[g]) : reinterpret_cast<const char *>(stream);
     }
     stream->even_groups = chunk_groups;
-    stream->is_there = has_keys;
+    stream->has_any = has_keys;
     if (!has_keys) return;
     const bool are_even = group_range.begin == 0 && groups.run_end[0] >= group_range.end * key_block;
     stream->even_groups = are_even ? group_range.end : 0;

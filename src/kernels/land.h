@@ -1,7 +1,8 @@
-// Where the rows of a projection come from, and finished values to where they are wanted.
+// Where the rows of a projection come from, and where its finished values go.
 #pragma once
 
 #include "kernels/functions.h"
+#include "kernels/tile.h"
 
 namespace mha {
 namespace {

@@ -1,6 +1,7 @@
-// Packed weights as they are stored: panels of 48 columns, of floats or of numbers of fewer bits.
+// Packed weights as they are stored: panels of 48 columns, of floats or of numbers of fewer bits; how int4 is multiplied by.
 #pragma once
 
+#include "kernels/functions.h"
 #include "kernels/tile.h"
 
 namespace mha {

@@ -10,11 +10,6 @@ namespace {
 // Whether the weights are so many that they will come from beyond the level-3 cache.
 MHA_INLINE bool is_far(const Projection &p) { return p.depth * p.columns > int64_t{2} << 20; }
 
-// AMD's Zen 3 reads several stretches of the memory side by side half as fast again as one, all by itself: asked for, the same lines take
-// longer to come. This decides for AVX2, which Intel's processors with AVX-512 are seldom asked to do with.
-template <int lanes>
-constexpr bool has_panels_in_step = lanes == 8;
-
 // The lines that a loop over some pieces of panels comes to 24 terms later.
 template <int pieces>
 struct PrefetchPieces {
@@ -101,7 +96,7 @@ MHA_APART void multiply_few(const StoredPanel &panel, const FewRows<R> &few, int
     const ColumnsOf<Element> columns = {w + column, panel_columns, panel.panel_stride<Element>()};
     V acc[R][P * C];
     clear(acc);
-    if constexpr (P > 1 && has_panels_in_step<V::size> && sizeof(Element) == 2) {
+    if constexpr (P > 1 && reads_streams<V> && sizeof(Element) == 2) {
       accumulate<R, P * C, C>(few.rows, columns, k, end, acc, NoPrefetch{});
     } else if constexpr (P > 1) {
       accumulate<R, P * C, C>(few.rows, columns, k, end, acc,
@@ -135,12 +130,11 @@ MHA_APART void multiply_few_codes(const StoredPanel &panel, const FewRows<R> &fe
   }
 }
 
-// Int4 weights under more than two rows, where registers are too few for both sums and codes: the codes of a group are widened once for
-// all rows, to memory that stays in the first level of the cache.
-template <int lanes>
-constexpr bool widens_groups = lanes == 8;
+// Whether int4 weights under more than two rows are widened by multiply_widened_groups: registers are too few for both sums and codes.
+template <class V>
+constexpr bool widens_groups = V::size == 8;
 
-// The same for any storage. There may be fewer rows than R: then the sums of the others are nobody's.
+// Some terms of a stored panel under R rows, for any storage. There may be fewer rows than R: then the sums of the others are nobody's.
 template <class V, int R, int P>
 inline void multiply_stored(const StoredPanel &panel, const float *const *in, int64_t num_rows, int64_t depth, int64_t k, int64_t tile,
                             int64_t tiles, float *sums) {
@@ -153,14 +147,15 @@ inline void multiply_stored(const StoredPanel &panel, const float *const *in, in
       return multiply_few<V, Bf16, R, P>(panel, few, k, sums);
     case Storage::int8:
       return multiply_few<V, int8_t, R, P>(panel, few, k, sums);
-    case Storage::int4:
-      if constexpr (R <= 2 || !widens_groups<V::size>) multiply_few_codes<V, R, P>(panel, few, k, sums);
+    case Storage::int4:  // what is widened does not come here
+      if constexpr (R <= 2 || !widens_groups<V>) multiply_few_codes<V, R, P>(panel, few, k, sums);
       return;
     case Storage::f32:
       return;
   }
 }
 
+// The codes of a group are widened once for all rows, to memory that stays in the first level of the cache.
 template <class V, int R>
 MHA_APART void multiply_widened_groups(const StoredPanel &panel, const float *const *in, int64_t num_rows, int64_t depth, float *sums) {
   constexpr int C = TileShape<V::size>::project_vectors(R), pass_columns = C * static_cast<int>(V::size);
@@ -190,16 +185,17 @@ inline void project_stored(const Projection &p, int64_t row, int64_t num_rows, c
   constexpr int most_rows = Shape::project_rows, panels_of_one = Shape::project_panels(1), panels_of_two = Shape::project_panels(2);
   alignas(64) float sums[stored_tiles * most_rows * panel_columns];
   static_assert(panels_of_one <= most_rows && 2 * panels_of_two <= most_rows, "the sums have room for each shape");
-  const bool has_small_tiles = num_rows <= 4 || (num_rows > most_rows && num_rows <= 8);
-  const int64_t tile_rows = has_small_tiles ? 4 : most_rows, tiles = (num_rows + tile_rows - 1) / tile_rows;
+  constexpr int small_rows = 4;
+  const bool has_small_tiles = num_rows <= small_rows || (num_rows > most_rows && num_rows <= 2 * small_rows);
+  const int64_t tile_rows = has_small_tiles ? small_rows : most_rows, tiles = (num_rows + tile_rows - 1) / tile_rows;
   for (int64_t panels = 1; panel < panel_end; panel += panels) {
     const StoredPanel stored(p, panel);
     const bool is_one = num_rows == 1 && panel + panels_of_one <= panel_end, is_two = num_rows == 2 && panel + panels_of_two <= panel_end;
     panels = is_one ? panels_of_one : is_two ? panels_of_two : 1;
-    const bool is_widened = widens_groups<V::size> && p.storage == Storage::int4 && !is_one && !is_two;
-    if (is_widened && has_small_tiles) multiply_widened_groups<V, 4>(stored, rows, num_rows, p.depth, sums);
-    if (is_widened && !has_small_tiles) multiply_widened_groups<V, most_rows>(stored, rows, num_rows, p.depth, sums);
-    for (int64_t k = 0; k < p.depth && !is_widened; k += dot_block) {
+    const bool is_done_by_groups = widens_groups<V> && p.storage == Storage::int4 && !is_one && !is_two;
+    if (is_done_by_groups && has_small_tiles) multiply_widened_groups<V, small_rows>(stored, rows, num_rows, p.depth, sums);
+    if (is_done_by_groups && !has_small_tiles) multiply_widened_groups<V, most_rows>(stored, rows, num_rows, p.depth, sums);
+    for (int64_t k = 0; k < p.depth && !is_done_by_groups; k += dot_block) {
       for (int64_t tile = 0, r = 0; tile < tiles; ++tile, r += tile_rows) {
         const int64_t count = smaller(tile_rows, num_rows - r);
         float *const to = sums + r * panel_columns;
@@ -220,15 +216,15 @@ inline void project_stored(const Projection &p, int64_t row, int64_t num_rows, c
 
 // ---- Panels in step
 //
-// AMD's Zen 3 reads six stretches of the memory side by side half as fast again as one after the other, and that is what the loops over
-// one panel read and ask for. So, with AVX2, some panels advance together, slice by slice of a few terms, and each loop asks for lines of
-// all of their next slices. (Measured with 4096 x 4096 weights from the memory: 0.75 of the time for 2 rows, 0.78 for 3 and 4, 0.91 for 6,
-// 0.88 for 8. It is no loss that a line is asked for several times: a request may be dropped.) What a slice is multiplied with lies in
-// the first level of the cache, as do its sums.
+// A loop over one panel reads one stretch of the memory. Where streams are read, some panels advance together, slice by slice of a few
+// terms, and each loop asks for lines of all of their next slices; what it computes with lies in the first level of the cache, as do the
+// sums. (Measured on Zen 3 with 4096 x 4096 weights from the memory: 0.75 of the time for 2 rows, 0.78 for 3 and 4, 0.91 for 6, 0.88 for 8.
+// It is no loss that a line is asked for several times: a request may be dropped.)
 
 constexpr int64_t slice_terms = 32, most_rows_in_step = 8;
 
-// A share, number `loop` of `loops`, of the next slices of some panels.
+// A share, number `loop` of `loops`, of the next slices of some panels. Where these are fewer than most_panels, as the last ones and those
+// of a unit of several threads may be, the last one is asked for again.
 template <int most_panels>
 struct SliceAhead {
   const char *line[most_panels];
@@ -270,21 +266,22 @@ MHA_APART void project_in_step(const Projection &p, int64_t row, const RowBlock 
   alignas(64) float block_sums[most_rows_in_step * most_panels * panel_columns], sums[most_rows_in_step * most_panels * panel_columns];
   for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
     panels = smaller(most_panels, panel_end - panel);
-    const StoredPanel first(p, panel);
+    const StoredPanel stored(p, panel);
     const int64_t stride = panels * panel_columns, count = tiles * R * stride, loops = panels * tiles * passes;
     for (int64_t begin = 0; begin < p.depth; begin += dot_block) {
       const int64_t block_end = smaller(p.depth, begin + dot_block);
       for (int64_t i = 0; i < count; i += V::size) store(block_sums + i, all<V>(0.0f));
       for (int64_t k = begin; k < block_end; k += slice_terms) {
-        const int64_t end = smaller(block_end, k + slice_terms), slice_bytes = slice_terms * first.bytes_of_two_terms / 2;
-        const unsigned char *const next = first.at<unsigned char>(k) + slice_bytes;
+        const int64_t end = smaller(block_end, k + slice_terms), slice_bytes = slice_terms * stored.bytes_of_two_terms / 2;
+        const unsigned char *const next =
+            stored.first + (end == p.depth ? panels * stored.bytes : k / 2 * stored.bytes_of_two_terms + slice_bytes);
         int64_t loop = 0;
         for (int64_t i = 0; i < panels; ++i) {
           for (int64_t tile = 0; tile < tiles; ++tile) {
             for (int64_t column = 0; column < panel_columns; column += pass_columns, ++loop) {
-              add_slice<V, R, C>(in + tile * R, first.at<Element>(k) + i * first.panel_stride<Element>() + column, k, end,
+              add_slice<V, R, C>(in + tile * R, stored.at<Element>(k) + i * stored.panel_stride<Element>() + column, k, end,
                                  block_sums + tile * R * stride + i * panel_columns + column, stride,
-                                 SliceAhead<most_panels>(next, panels, slice_bytes, first.bytes, loop, loops));
+                                 SliceAhead<most_panels>(next, panels, slice_bytes, stored.bytes, loop, loops));
             }
           }
         }
@@ -294,7 +291,7 @@ MHA_APART void project_in_step(const Projection &p, int64_t row, const RowBlock 
         store(sums + i, begin == 0 ? sum : load<V>(sums + i) + sum);
       }
     }
-    finish_sums<V>(first, rows.count, stride, sums, stride);
+    finish_sums<V>(stored, rows.count, stride, sums, stride);
     land_everywhere<V>(p, row, rows.count, sums, stride, panel, panels);
   }
 }
@@ -302,12 +299,13 @@ MHA_APART void project_in_step(const Projection &p, int64_t row, const RowBlock 
 // Whether this way is the faster one, and taken.
 template <class V>
 MHA_INLINE bool projects_in_step(const Projection &p, int64_t row, const RowBlock &rows, int64_t panel_begin, int64_t panel_end) {
-  if constexpr (has_panels_in_step<V::size>) {
+  if constexpr (reads_streams<V>) {
     const int64_t count = rows.count;
-    // Where tiles are full, weights from the third level are worth it, too.
-    constexpr int64_t near_floats = int64_t{1} << 17;
-    const bool is_full = count == 4 || count == 7 || count == 8;
-    if (count == 1 || count > most_rows_in_step || (is_full ? p.depth * p.columns <= near_floats : !is_far(p))) return false;
+    // Tiles of 4 rows gain by it with weights from the third level of the cache, too.
+    constexpr int64_t level2_floats = int64_t{1} << 17;
+    const bool has_tiles_of_4 = count == 4 || count == 7 || count == 8;
+    if (count == 1 || count > most_rows_in_step) return false;
+    if (has_tiles_of_4 ? p.depth * p.columns <= level2_floats : !is_far(p)) return false;
     if (p.storage == Storage::f32) {
       if (count == 2)
         project_in_step<V, float, 2, 6>(p, row, rows, panel_begin, panel_end);
@@ -332,11 +330,11 @@ MHA_INLINE bool projects_in_step(const Projection &p, int64_t row, const RowBloc
 }
 
 // One or two rows. (Measured: asking ahead takes 3 to 7% more time where a layer's weights stay in a level-2 cache, and 3 to 7% less where
-// 1.8 million of them come from the memory. On Zen 3, one row of weights from the memory takes a fifth more.)
+// 1.8 million of them come from the memory. On Zen 3, one row that asks for weights from the memory takes a fifth more.)
 template <class V>
 MHA_INLINE void project_few(const Projection &p, int64_t row, const RowBlock &rows, int64_t panel_begin, int64_t panel_end) {
   constexpr int64_t near_floats = int64_t{1} << 18;
-  if (p.depth * p.columns > near_floats && !(has_panels_in_step<V::size> && rows.count == 1)) {
+  if (p.depth * p.columns > near_floats && !(reads_streams<V> && rows.count == 1)) {
     if (rows.count == 1) return project_narrow<V, 1, true>(p, row, rows.in, panel_begin, panel_end);
     return project_narrow<V, 2, true>(p, row, rows.in, panel_begin, panel_end);
   }
