@@ -304,13 +304,15 @@ MHA_APART void read_values(const Unit &unit, int64_t chunk_begin, Range keys, bo
 // A row that is alone, of numbers for which there is little to compute, asks for what it comes to shortly. (Measured beside asking for the
 // next chunk: float takes 1 to 10% less time, most with large heads; f16 and bf16 3% less with heads of 128, up to 4% more with those of 80
 // and 96. With more rows, and with int8, it takes longer.)
+template <int R, class Element, Asks asks>
+constexpr bool computes_little = R == 1 && sizeof(Element) > 1 && asks == Asks::alone;
 template <class V, int R, class Element, Asks asks>
-constexpr bool asks_nearby = !reads_streams<V> && R == 1 && sizeof(Element) > 1 && asks == Asks::alone;
+constexpr bool asks_nearby = !reads_streams<V> && computes_little<R, Element, asks>;
 
 // Where streams are read, such a row reads four parts of the chunk's keys side by side and asks for none. (Measured on Zen 3 beside asking
-// in 8 stretches: 0.90 to 0.95 of the time from the memory, 0.8 from the caches. With int8 it takes a tenth longer.)
+// in 8 stretches: 0.93 to 0.99 of the time from the memory, 0.8 from the caches. With int8 it takes a tenth longer.)
 template <class V, int R, class Element, Asks asks>
-constexpr bool reads_side_by_side = reads_streams<V> &&R == 1 && sizeof(Element) > 1 && asks == Asks::alone;
+constexpr bool reads_side_by_side = computes_little<R, Element, asks> && !asks_nearby<V, R, Element, asks>;
 
 struct Chunk {
   int64_t begin;  // position of its first key

@@ -211,7 +211,7 @@ void project(const Projection &p, int64_t row_begin, int64_t row_end, int64_t pa
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
     const RowBlock rows(p, row, row_end);
     if constexpr (V::size > 1) {
-      if (projects_in_step<V>(p, row, rows, panel_begin, panel_end)) return;
+      if (projects_in_step<V>(p, rows, panel_begin, panel_end)) return;
       if (p.storage == Storage::f32) {
         if (rows.count <= 2) return project_few<V>(p, row, rows, panel_begin, panel_end);
       } else if (rows.count <= stored_tiles * TileShape<V::size>::project_rows) {

@@ -70,7 +70,7 @@ template <int lanes>
 struct TileShape;  // see below
 
 // With AVX2, what comes from the memory is read as a few long streams side by side. (Measured on AMD's Zen 3, which follows several streams
-// by itself, at 1.5 times the speed of one. Other processors that have AVX2 and not AVX-512 have not been measured.)
+// by itself, at 1.3 times the speed of one. Other processors that have AVX2 and not AVX-512 have not been measured.)
 template <class V>
 constexpr bool reads_streams = V::size == 8;
 
