@@ -1,0 +1,96 @@
+// The states (m, l, o) of chunks: merged as CONTRACT.md section 9 says, and finished rows made of them.
+#pragma once
+
+#include "kernels/functions.h"
+#include "kernels/unit.h"
+
+namespace mha {
+namespace {
+
+// Slot `left` becomes merge(left, left + 1), for rows [begin, end). The factors of 16 rows are computed side by side.
+template <class V>
+MHA_APART void merge(const Unit &unit, int64_t left, int64_t begin, int64_t end) {
+  constexpr int64_t rows_at_once = merge_rows, vectors = rows_at_once / V::size;
+  const int64_t width = unit.call.head_dim_v_padded;
+  for (int64_t row = begin; row < end; row += rows_at_once) {
+    alignas(64) float m[rows_at_once], l[rows_at_once], a[rows_at_once], b[rows_at_once];
+    MHA_UNROLL for (int i = 0; i < vectors; ++i) {
+      const int64_t at = i * V::size;
+      const V m1 = load<V>(unit.m(left, row) + at), m2 = load<V>(unit.m(left + 1, row) + at);
+      const V most = greater_of(m2, m1);
+      V factors[2] = {m1 - most, m2 - most};
+      exp_of(factors);
+      store(m + at, most);
+      store(l + at, mul_add(load<V>(unit.l(left, row) + at), factors[0], load<V>(unit.l(left + 1, row) + at) * factors[1]));
+      store(a + at, factors[0]);
+      store(b + at, factors[1]);
+    }
+    for (int64_t i = 0; i < smaller(rows_at_once, end - row); ++i) {
+      float *const o1 = unit.o(left, row + i);
+      const float *const o2 = unit.o(left + 1, row + i);
+      const float l1 = *unit.l(left, row + i), l2 = *unit.l(left + 1, row + i);
+      if (l2 == 0.0f) continue;
+      const bool is_copy = l1 == 0.0f;
+      *unit.m(left, row + i) = is_copy ? *unit.m(left + 1, row + i) : m[i];
+      *unit.l(left, row + i) = is_copy ? l2 : l[i];
+      const V va = all<V>(a[i]), vb = all<V>(b[i]);
+      for (int64_t c = 0; c < width; c += V::size) {
+        store(o1 + c, is_copy ? load<V>(o2 + c) : mul_add(load<V>(o1 + c), va, load<V>(o2 + c) * vb));
+      }
+    }
+  }
+}
+
+// The states before chunk c, when chunk `first` was the first, as a binary counter: those subtrees that hold a chunk, one for each 1 among
+// the digits of c but for the leading ones that c has in common with `first`.
+MHA_INLINE int64_t slots_before(int64_t c, int64_t first) {
+  if (c == first) return 0;
+  const int digit = 63 - __builtin_clzll(static_cast<unsigned long long>(c ^ first));
+  return __builtin_popcountll(static_cast<unsigned long long>(c) & ((2ull << digit) - 1));
+}
+
+// After chunk c: merges it with the subtree before it as long as both are halves of a larger one, for rows [begin, end).
+template <class V>
+MHA_INLINE void merge_subtrees(const Unit &unit, int64_t c, int64_t first, int64_t begin, int64_t end) {
+  int64_t slot = slots_before(c, first);
+  for (int64_t level = 0; (c >> level & 1) && c >> level << level > first; ++level) merge<V>(unit, --slot, begin, end);
+}
+
+// After the last chunk, c: what is left, starting at the right.
+template <class V>
+MHA_INLINE void merge_rest(const Unit &unit, int64_t c, int64_t first, int64_t begin, int64_t end) {
+  for (int64_t left = slots_before(c + 1, first) - 2; left >= 0; --left) merge<V>(unit, left, begin, end);
+}
+
+inline void clear_states(const Unit &unit, int64_t slot, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    *unit.m(slot, row) = -infinity;
+    *unit.l(slot, row) = 0.0f;
+  }
+}
+
+template <class V>
+inline void finish(const Unit &unit, const Row &row) {
+  const Attention &call = unit.call;
+  const float l = *unit.l(0, row.index);
+  float *const o = unit.o(0, row.index), *const out = unit.output(row);
+  const bool is_empty = l == 0.0f;
+  const V inverse = all<V>(1.0f / l);
+  int64_t c = 0;
+  for (; c + static_cast<int64_t>(V::size) <= call.head_dim_v; c += V::size) {
+    store(out + c, is_empty ? all<V>(0.0f) : canonical(load<V>(o + c) * inverse));
+  }
+  if (c < call.head_dim_v) {
+    store(o + c, is_empty ? all<V>(0.0f) : canonical(load<V>(o + c) * inverse));
+    for (; c < call.head_dim_v; ++c) out[c] = o[c];
+  }
+  if (call.context) {
+    float *const tap =
+        call.context + ((unit.sequence_index * call.n_q + unit.array_row(row)) * call.num_heads + row.head) * call.head_dim_v;
+    for (int64_t i = 0; i < call.head_dim_v; ++i) tap[i] = out[i];
+  }
+  if (call.lse) call.lse[unit.output_row(row)] = is_empty ? -infinity : canonical(*unit.m(0, row.index) + log_of(l));
+}
+
+}  // namespace
+}  // namespace mha
