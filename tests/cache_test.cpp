@@ -292,6 +292,47 @@ TEST_P(KvCache, OfWideHeadsGivesTheBitsOfTheSpecification) {
   }
 }
 
+// A row may go through neighbouring chunks together: from an even one on, where it attends to all keys of both, and these have no int8.
+TEST_P(KvCache, OfSeveralChunksUnderOneRowGivesTheBitsOfTheSpecification) {
+  for (const Storage k_type : kStorageTypes) {
+    for (const Storage v_type : kStorageTypes) {
+      for (const int64_t n_kv : {511, 512, 513, 1024, 1300}) {
+        AttentionProblem problem = Stored(k_type, 1, n_kv, 1, 24, 40);
+        problem.v_type = v_type;
+        ExpectTheSpecification(problem, kContiguous);
+        for (const int64_t window : {510, 511, 512, 800, 1023}) {
+          problem.window_left = window;
+          ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, window % 2 ? 16 : 256});
+        }
+      }
+    }
+    for (const auto &[head_dim, head_dim_v] : {std::pair{64, 64}, {80, 80}, {128, 144}, {260, 16}}) {
+      ExpectTheSpecification(Stored(k_type, 1, 600, 1, head_dim, head_dim_v), CacheForm{MHA_CACHE_PAGED, 64});
+    }
+    if (HasFailure()) return;
+  }
+}
+
+// Keys whose score is -infinity take no part, and their values are never read.
+TEST_P(KvCache, KeysOfSeveralChunksThatTakeNoPartReachNoRow) {
+  const std::vector<int64_t> one = {3}, of_both = {0, 255, 256, 300, 511}, of_the_second = {256, 257, 400}, none;
+  std::vector<int64_t> a_whole_chunk;
+  for (int64_t j = 256; j < 512; j++) a_whole_chunk.push_back(j);
+  for (const Storage type : {Storage::kF32, Storage::kF16, Storage::kBf16}) {
+    for (const std::vector<int64_t> &excluded : {one, of_both, of_the_second, a_whole_chunk, none}) {
+      AttentionProblem problem = Stored(type, 1, 600, 1, 12, 20);
+      for (const int64_t j : excluded) {
+        for (int64_t head = 0; head < 2; head++) {
+          const float q = problem.q[static_cast<size_t>(head * 12)];
+          problem.k[static_cast<size_t>((j * 2 + head) * 12)] = q > 0 ? -kInfinity : kInfinity;
+          std::fill_n(problem.v.begin() + (j * 2 + head) * 20, 20, kNaN);
+        }
+      }
+      ExpectTheSpecification(problem, kContiguous);
+    }
+  }
+}
+
 TEST_P(KvCache, GivesTheSameBitsOnAnyThreads) {
   AttentionProblem history = History(3, 300);
   history.k_type = Storage::kInt8;

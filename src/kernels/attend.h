@@ -5,6 +5,7 @@
 // says: slot i of the states holds a subtree, like the digits of a binary counter.
 #pragma once
 
+#include "kernels/attend_pair.h"
 #include "kernels/attend_tile.h"
 #include "kernels/inspect.h"
 #include "kernels/states.h"
@@ -108,16 +109,28 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   const int64_t first = chunks.begin;
   const bool streams = is_streamed<V>(unit);
   const Unit next_unit = streams ? unit_after(unit) : unit;
-  const Range keys_of_next = streams ? first_keys(next_unit) : Range{0, 0};
+  const Range none = {0, 0}, keys_of_next = streams ? first_keys(next_unit) : none;
+  // Units of pairs ask for nothing, not for others like them either.
+  const bool in_pairs = has_pairs<V> && takes_pairs<V>(unit) && chunks.end - first > 1;
   for (int64_t c = chunks.begin; c < chunks.end; ++c) {
     const int64_t begin = c * chunk_keys, next = begin + chunk_keys;
+    if constexpr (has_pairs<V>) {
+      const bool has_both = all_keys.begin <= begin && next + chunk_keys <= all_keys.end && c + 1 < chunks.end;
+      if (in_pairs && has_both && c % 2 == 0) {  // those behind an even chunk are merged with it at once: their slots are neighbours
+        if (c == first) copy_queries<V>(unit, 0, 1);
+        attend_pair<V>(unit, c, slots_before(c, first));
+        merge_subtrees<V>(unit, ++c, first, 0, 1);
+        continue;
+      }
+    }
     const Range here = intersection(all_keys, {begin, next}), needed = {here.begin - begin, here.end - begin};
     Chunk chunk;
     chunk.begin = begin;
     read_keys<V>(unit, begin, needed, streams, &chunk.keys);
     read_values<V>(unit, begin, needed, streams, &chunk.values);
     const bool is_last = c + 1 == chunks.end;
-    const NextChunk ahead(is_last ? next_unit : unit, is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys}));
+    const Range keys_ahead = in_pairs ? none : is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys});
+    const NextChunk ahead(is_last ? next_unit : unit, keys_ahead);
     if (streams || !ahead.is_empty()) share_asking<V>(unit, ahead, needed.end - needed.begin, &chunk);
     const int64_t slot = slots_before(c, first);
     int64_t first_row = unit.num_rows;

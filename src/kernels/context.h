@@ -52,14 +52,18 @@ MHA_INLINE void context_columns(const Unit &unit, Chunk &chunk, const float *p, 
   }
 }
 
+// Rows of packed values are a multiple of 16 columns: no fewer vectors are left over.
+template <class V>
+constexpr int least_vectors = static_cast<int>(greater(1, key_block / V::size));
+
 // From `column` on to the end, C vectors at a time, then fewer.
 template <class V, int R, int C, class Element, Asks asks>
 MHA_INLINE void context(const Unit &unit, Chunk &chunk, const float *p, const Attending &keys, int64_t column, float *o) {
   for (; column + C * static_cast<int64_t>(V::size) <= unit.call.head_dim_v_padded; column += C * static_cast<int64_t>(V::size)) {
     context_columns<V, R, C, Element, asks>(unit, chunk, p, keys, column, o);
   }
-  constexpr int fewer = C <= 4 && (asks == Asks::alone || sizeof(Element) < 4) ? 1 : C / 2;
-  if constexpr (C > 1) context<V, R, fewer, Element, asks>(unit, chunk, p, keys, column, o);
+  constexpr int fewer = C <= 4 && (asks == Asks::alone || sizeof(Element) < 4) ? least_vectors<V> : C / 2;
+  if constexpr (C > least_vectors<V>) context<V, R, fewer, Element, asks>(unit, chunk, p, keys, column, o);
 }
 
 // The same for one row and any keys but those excluded.
@@ -76,7 +80,7 @@ MHA_INLINE void row_context_columns(const Groups &values, int64_t width, const f
     }
     MHA_UNROLL for (int i = 0; i < C; ++i) store(o + column + i * static_cast<int64_t>(V::size), acc[i]);
   }
-  if constexpr (C > 1) row_context_columns<V, 1, Element>(values, width, p, keys, excluded, column, o);
+  if constexpr (C > least_vectors<V>) row_context_columns<V, least_vectors<V>, Element>(values, width, p, keys, excluded, column, o);
 }
 
 template <class V>
