@@ -207,7 +207,7 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
 // Who asks: a tile that has the unit's rows to itself asks at each step for as much as it reads; else the unit's tiles share in it.
 enum class Asks { alone, shared };
 
-// The keys, or the values, of the chunk that comes next, which loops ask for line by line while they compute.
+// Keys, or values, that are needed next, which loops ask for line by line while they compute.
 struct Stream {
   const char *at[chunk_groups];  // its groups; any address where there is none
   bool has_any = false;          // some group is there
@@ -415,24 +415,35 @@ struct NextChunk {
 
   MHA_INLINE bool is_empty() const { return keys.begin >= keys.end; }
 
-  // What so many tiles ask for, packed keys and values, while they compute with `chunk` in so many steps each.
+  // What so many tiles ask for, packed keys and values, while they compute with `chunk` in so many steps each: keys while they read keys,
+  // values while they read values.
   MHA_INLINE void stream(int64_t tiles, int64_t key_steps, int64_t value_steps, Chunk *chunk) const {
-    fill(unit.call.k, key_groups, unit.call.head_dim, tiles, key_steps, &chunk->key_stream);
-    fill(unit.call.v, value_groups, unit.call.head_dim_v_padded, tiles, value_steps, &chunk->value_stream);
+    const Attention &call = unit.call;
+    fill(call.k, key_groups, group_range, call.head_dim, tiles, key_steps, &chunk->key_stream);
+    fill(call.v, value_groups, group_range, call.head_dim_v_padded, tiles, value_steps, &chunk->value_stream);
+  }
+
+  // The same, but each when it is needed next: the values of the chunk itself, `groups_here`, while its keys are read, then the keys that
+  // come next.
+  MHA_INLINE void stream_crosswise(Range groups_here, int64_t tiles, int64_t key_steps, int64_t value_steps, Chunk *chunk) const {
+    const Attention &call = unit.call;
+    fill(call.v, chunk->values, groups_here, call.head_dim_v_padded, tiles, key_steps, &chunk->key_stream);
+    fill(call.k, key_groups, group_range, call.head_dim, tiles, value_steps, &chunk->value_stream);
   }
 
  private:
-  MHA_INLINE void fill(const KeyValues &source, const Groups &groups, int64_t width, int64_t tiles, int64_t steps, Stream *stream) const {
-    const bool has_keys = !is_empty() && source.is_packed;
+  MHA_INLINE static void fill(const KeyValues &source, const Groups &groups, Range range, int64_t width, int64_t tiles, int64_t steps,
+                              Stream *stream) {
+    const bool has_keys = range.begin < range.end && source.is_packed;
     for (int64_t g = 0; g < chunk_groups; ++g) {
-      const bool is_there = has_keys && g >= group_range.begin && g < group_range.end;
+      const bool is_there = has_keys && g >= range.begin && g < range.end;
       stream->at[g] = is_there ? static_cast<const char *>(groups.at[g]) : reinterpret_cast<const char *>(stream);
     }
     stream->even_groups = chunk_groups;
     stream->has_any = has_keys;
     if (!has_keys) return;
-    const bool are_even = group_range.begin == 0 && groups.run_end[0] >= group_range.end * key_block;
-    stream->even_groups = are_even ? group_range.end : 0;
+    const bool are_even = range.begin == 0 && groups.run_end[0] >= range.end * key_block;
+    stream->even_groups = are_even ? range.end : 0;
     if (tiles == 1 && !is_small_code) return;
     stream->group_bytes = static_cast<uint32_t>(key_block * width * bytes_of(source.storage));
     const int64_t lines = chunk_groups * int64_t{stream->group_bytes} / 64;
