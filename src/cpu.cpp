@@ -61,7 +61,8 @@ mha_status choose_kernels(Report &report, uint32_t argument, uint32_t instructio
     }
   }
   return report.fail(MHA_ERROR_INSTRUCTION_SET, argument, "%s %s; use MHA_INSTRUCTION_SET_AUTO (0) for the best there is",
-                     is_built ? "this machine has no" : "this build of the library has no kernels for", mha_instruction_set_name(instruction_set));
+                     is_built ? "this machine has no" : "this build of the library has no kernels for",
+                     mha_instruction_set_name(instruction_set));
 }
 
 }  // namespace mha

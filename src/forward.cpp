@@ -163,7 +163,7 @@ void plan_workspace(const mha_layer &layer, Plan *plan) {
   plan->workspace_bytes = carving.bytes();
 }
 
-// The beginning of every plan: counts and arrays.
+// The beginning of every plan: counts, arrays and threads.
 mha_status check_rows(Report &report, const mha_layer *layer, const mha_forward_args *given, Plan *plan) {
   if (!layer)
     return report.fail(MHA_ERROR_NULL_POINTER, layer_argument, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
@@ -173,7 +173,8 @@ mha_status check_rows(Report &report, const mha_layer *layer, const mha_forward_
   if (const mha_status status = check_count(report, args_argument, "batch", args.batch)) return status;
   if (const mha_status status = check_count(report, args_argument, "n_q", args.n_q)) return status;
   if (const mha_status status = resolve_inputs(report, shape, &args)) return status;
-  return check_arrays(report, shape, plan);
+  if (const mha_status status = check_arrays(report, shape, plan)) return status;
+  return check_scheduler(report, args_argument, args.scheduler);
 }
 
 // The rest of it. So nothing is left that can be known without the data: dimensions, strides, sizes.
@@ -187,7 +188,6 @@ mha_status finish_plan(Report &report, const mha_layer *layer, Plan *plan) {
                                                 shape.head_dim, shape.head_dim_v)) {
     return status;
   }
-  if (const mha_status status = check_scheduler(report, args_argument, args.scheduler)) return status;
   plan->taps = {};
   if (args.taps) {
     if (const mha_status status = read_struct(report, args_argument, "mha_taps", args.taps, &plan->taps)) return status;

@@ -521,7 +521,8 @@ TEST_P(LayerContract, RandomSmallCallsEqualTheSpecification) {
     }
     LayerForm form;
     form.instruction_set = instruction_set();
-    LayerCall call = RandomLayerCall(&random, nullptr);
+    const std::unique_ptr<Scheduler> scheduler = RandomScheduler(&random);
+    LayerCall call = RandomLayerCall(&random, scheduler.get());
     call.asked = support::kAskNothing;
     SCOPED_TRACE("case " + std::to_string(n) + " values " + NameOf(kind) + "," + NameOf(weight_kind));
     ExpectTheSpecification(problem, form, call);

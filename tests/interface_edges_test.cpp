@@ -4,6 +4,7 @@
 #include <mha.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -93,6 +94,35 @@ TEST_F(Edges, NothingToDoNeedsNoWorkspace) {
     EXPECT_EQ(mha_forward(layer_, &args, nullptr, 0, &error_), MHA_OK) << error_.message;
   }
   EXPECT_EQ(numbers_.y[0], 7.0f);
+}
+
+// To wake threads for them would take longer. With many sequences it does not. (One number at a time, they take long enough.)
+TEST_F(Edges, FewRowsOfANarrowLayerStayOnTheCallingThread) {
+  if (mha_instruction_sets() == 1u << MHA_INSTRUCTION_SET_SCALAR) GTEST_SKIP() << "this build or machine has scalar kernels only";
+  ASSERT_NO_FATAL_FAILURE(Create());
+  int calls = 0;
+  mha_scheduler scheduler = {};
+  scheduler.context = &calls;
+  scheduler.num_threads = 4;
+  scheduler.parallel_for = [](void *context, uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
+    ++*static_cast<int *>(context);
+    for (uint32_t i = 0; i < count; ++i) task(task_context, i);
+  };
+  for (const auto &[batch, n] : {std::pair{1, 1}, {1, 16}, {4, 4}, {5, 3}}) {
+    mha_forward_args args = Args(&numbers_, batch, n);
+    args.scheduler = &scheduler;
+    EXPECT_EQ(Forward(args), MHA_OK) << error_.message;
+    EXPECT_EQ(calls, 0) << batch << " sequences of " << n;
+  }
+  mha_forward_args args = Args(&numbers_, 16, 4);
+  args.scheduler = &scheduler;
+  EXPECT_EQ(Forward(args), MHA_OK) << error_.message;
+  EXPECT_GT(calls, 0);
+
+  args = Args(&numbers_, 1, 1);
+  args.scheduler = &scheduler;
+  scheduler.num_threads = 0;
+  EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE) << "a scheduler that is not used is checked, too";
 }
 
 TEST_F(Edges, LayerCanBePackedForAnInstructionSetOfAnotherMachine) {

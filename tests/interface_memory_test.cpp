@@ -432,9 +432,9 @@ QuerySizes RandomLarger(Random &random, const QuerySizes &than, unsigned all_out
 TEST(WorkspaceQuery, NeverShrinksForForward) {
   Random random(31);
   const ForbiddenData data;
-  for (const LayerShape &shape : {LayerShape::SelfAttention(10, 4, 2, 3), LayerShape::SelfAttention(64, 4, 4, 16),
-                                  LayerShape::SelfAttention(300, 1, 1, 300), LayerShape::SelfAttention(1, 6, 1, 1),
-                                  LayerShape::SelfAttention(48, 4, 4, 12), LayerShape::SelfAttention(24, 2, 1, 24)}) {
+  for (const LayerShape &shape :
+       {LayerShape::SelfAttention(10, 4, 2, 3), LayerShape::SelfAttention(64, 4, 4, 16), LayerShape::SelfAttention(300, 1, 1, 300),
+        LayerShape::SelfAttention(1, 6, 1, 1), LayerShape::SelfAttention(48, 4, 4, 12), LayerShape::SelfAttention(24, 2, 1, 24)}) {
     const LayerData layer_data(shape);
     for (uint32_t set : InstructionSets()) {
       const LayerPointer layer = Create(layer_data, set);
