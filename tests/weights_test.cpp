@@ -87,6 +87,24 @@ TEST_P(StoredWeights, GiveTheBitsOfTheSpecificationForEveryNumberOfRows) {
   }
 }
 
+// Some terms are widened at once; what is left of a group, and of a matrix, may be any number of them.
+TEST_P(StoredWeights, OfAnyDepthGiveTheBitsOfTheSpecification) {
+  Random random(5);
+  for (int64_t dim = 1; dim <= 70; dim++) {
+    for (const int64_t n : {1, 2, 3, 6, 8}) {
+      const LayerProblem problem = RandomProblem(&random, n, dim, 1, 1, 10, dim, 50);
+      for (const Stored stored : kTypes) {
+        LayerForm form;
+        form.instruction_set = instruction_set();
+        form.weight_type = stored;
+        const Layer layer = MakeLayer(problem, form);
+        ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(Converted(problem, stored))))
+            << NameOf(stored) << " " << Describe(problem);
+      }
+    }
+  }
+}
+
 // More than 2 million to a matrix may be asked for in other ways. The last block has one term.
 TEST_P(StoredWeights, OfLargeMatricesGiveTheBitsOfTheSpecification) {
   Random random(3);

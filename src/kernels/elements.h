@@ -1,6 +1,7 @@
 // Stored numbers as vectors of floats, widened in registers: load<V>(p) for a pointer to each type of element.
 #pragma once
 
+#include "kernels/kernels.h"
 #include "kernels/ops.h"
 #include "storage.h"
 
@@ -34,6 +35,25 @@ struct Two {
 };
 template <class V>
 MHA_INLINE Two<V> load(const Int4 *p);
+
+// Where f16 is widened by the instruction that loads it, codes become f16 first, many of them by one look into a table of bytes. Those of 4
+// terms and 48 columns lie in the order in which this leaves them: vector i of term t at number place_of_code(t, i).
+template <class V>
+constexpr bool has_half_codes = false;
+
+constexpr int64_t half_code_terms = 4;
+struct HalfCodes {
+  alignas(64) F16 numbers[half_code_terms * panel_columns];
+};
+
+// Eights of columns leave a vector of 32 bytes as the halves of two vectors: 0 and 2, 1 and 3.
+constexpr int place_of_code(int term, int vector) {
+  const int eight = term / 2 * (static_cast<int>(panel_columns) / 8) + vector, in_32 = eight % 4;
+  return (eight / 4 * 4 + term % 2 * 2 + in_32 % 2) * 16 + in_32 / 2 * 8;
+}
+
+template <class V>
+MHA_INLINE void halves_of(const Int4 *two_rows, HalfCodes *to);
 
 template <>
 MHA_INLINE Scalar load<Scalar>(const F16 *p) {
@@ -98,6 +118,27 @@ MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
   const __m256i both = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))), eight = _mm256_set1_epi32(8);
   const __m256i even = _mm256_and_si256(both, _mm256_set1_epi32(15)), odd = _mm256_srli_epi32(both, 4);
   return {_mm256_cvtepi32_ps(_mm256_sub_epi32(even, eight)), _mm256_cvtepi32_ps(_mm256_sub_epi32(odd, eight))};
+}
+
+template <>
+constexpr bool has_half_codes<Vector> = true;
+
+// The f16 of a small integer has 8 bits that are not zero: those of code + 8 are byte number code + 8.
+template <>
+MHA_INLINE void halves_of<Vector>(const Int4 *two_rows, HalfCodes *to) {
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(-0x38, -0x39, -0x3a, -0x3b, -0x3c, -0x3e, -0x40, -0x44,  // -8 .. -1
+                                                                  0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47));
+  const __m256i low_half = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
+  MHA_UNROLL for (int n = 0; n < 3; ++n) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(two_rows) + n);
+    const __m256i codes[2] = {_mm256_and_si256(both, low_half), _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half)};
+    MHA_UNROLL for (int odd = 0; odd < 2; ++odd) {
+      const __m256i high_bytes = _mm256_shuffle_epi8(table, codes[odd]);
+      __m256i *const at = reinterpret_cast<__m256i *>(to->numbers) + 4 * n + 2 * odd;
+      _mm256_store_si256(at, _mm256_unpacklo_epi8(zero, high_bytes));
+      _mm256_store_si256(at + 1, _mm256_unpackhi_epi8(zero, high_bytes));
+    }
+  }
 }
 
 #elif defined(MHA_KERNELS_NEON)

@@ -1,6 +1,7 @@
 // Projections: input rows times packed panels, plus bias, and each column to where the next stage reads it.
 #pragma once
 
+#include "kernels/half_codes.h"
 #include "kernels/project_few.h"
 
 namespace mha {
@@ -175,13 +176,15 @@ inline void project_panel(const Projection &p, const RowBlock &rows, int64_t pan
     const int64_t end = smaller(p.depth, k + dot_block);
     const unsigned char *const here = stored.at<unsigned char>(k), *const next = stored.at<unsigned char>(end + end % 2);
     if (is_widened) widen<V>(stored, k, end - k, widened);
-    if (p.storage == Storage::int4) {
-      multiply_widened_codes<V>(stored, rows, k, end, widened, next, sums);
-      if (end == p.depth) {
-        finish_sums<V>(stored, rows.count, columns, sums, panel_columns);
-        land_everywhere<V>(p, rows.first, rows.count, sums, panel_columns, panel, 1);
+    if constexpr (!has_half_codes<V>) {
+      if (p.storage == Storage::int4) {
+        multiply_widened_codes<V>(stored, rows, k, end, widened, next, sums);
+        if (end == p.depth) {
+          finish_sums<V>(stored, rows.count, columns, sums, panel_columns);
+          land_everywhere<V>(p, rows.first, rows.count, sums, panel_columns, panel, 1);
+        }
+        continue;
       }
-      continue;
     }
     for (int64_t tile = 0, r = 0; tile < tiles; ++tile) {
       // Full tiles, but no small one after them, which would leave the machine half idle.
@@ -210,6 +213,12 @@ template <class V>
 void project(const Projection &p, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
     const RowBlock rows(p, row, row_end);
+    if constexpr (has_half_codes<V>) {
+      if (p.storage == Storage::int4) {
+        for (int64_t panel = panel_begin; panel < panel_end; ++panel) project_half_codes<V>(p, rows, panel);
+        continue;
+      }
+    }
     if constexpr (V::size > 1) {
       if (projects_in_step<V>(p, rows, panel_begin, panel_end)) return;
       if (p.storage == Storage::f32) {

@@ -132,10 +132,6 @@ MHA_APART void multiply_few_codes(const StoredPanel &panel, const FewRows<R> &fe
   }
 }
 
-// Whether int4 weights under more than two rows are widened by multiply_widened_groups: registers are too few for both sums and codes.
-template <class V>
-constexpr bool widens_groups = V::size == 8;
-
 // Some terms of a stored panel under R rows, for any storage. There may be fewer rows than R: then the sums of the others are nobody's.
 template <class V, int R, int P>
 inline void multiply_stored(const StoredPanel &panel, const float *const *in, int64_t num_rows, int64_t depth, int64_t k, int64_t tile,
@@ -149,34 +145,11 @@ inline void multiply_stored(const StoredPanel &panel, const float *const *in, in
       return multiply_few<V, Bf16, R, P>(panel, few, k, sums);
     case Storage::int8:
       return multiply_few<V, int8_t, R, P>(panel, few, k, sums);
-    case Storage::int4:  // what is widened does not come here
-      if constexpr (R <= 2 || !widens_groups<V>) multiply_few_codes<V, R, P>(panel, few, k, sums);
+    case Storage::int4:  // half codes do not come here
+      if constexpr (!has_half_codes<V>) multiply_few_codes<V, R, P>(panel, few, k, sums);
       return;
     case Storage::f32:
       return;
-  }
-}
-
-// The codes of a group are widened once for all rows, to memory that stays in the first level of the cache.
-template <class V, int R>
-MHA_APART void multiply_widened_groups(const StoredPanel &panel, const float *const *in, int64_t num_rows, int64_t depth, float *sums) {
-  constexpr int C = TileShape<V::size>::project_vectors(R), pass_columns = C * static_cast<int>(V::size);
-  alignas(64) float widened[int4_group * panel_columns];
-  for (int64_t i = 0; i < (num_rows + R - 1) / R * R * panel_columns; i += V::size) store(sums + i, all<V>(0.0f));
-  for (int64_t k = 0; k < depth; k += int4_group) {
-    const int64_t end = smaller(depth, k + int4_group);
-    const unsigned char *const ahead = panel.at<unsigned char>(k) + stored_ahead;
-    for (int64_t at = 0; at < int4_group / 2 * panel_columns; at += 64) __builtin_prefetch(ahead + at);
-    widen_codes<V>(panel.at<Int4>(k), end - k, widened);
-    const float *const scales = panel.scales + k / int4_group * panel_columns;
-    for (int64_t r = 0; r < num_rows; r += R) {
-      RowPointers<R> rows;
-      MHA_UNROLL for (int i = 0; i < R; ++i) rows.row[i] = in[smaller(num_rows - 1, r + i)];
-      for (int column = 0; column < panel_columns; column += pass_columns) {
-        multiply_groups<R, C, C, V>(rows, k, end, Columns{widened + column, panel_columns, 0}, 0, {scales + column, panel_columns, 0},
-                                    sums + r * panel_columns + column, panel_columns, [](const float *) { return NoPrefetch{}; });
-      }
-    }
   }
 }
 
@@ -194,10 +167,7 @@ inline void project_stored(const Projection &p, int64_t row, int64_t num_rows, c
     const StoredPanel stored(p, panel);
     const bool is_one = num_rows == 1 && panel + panels_of_one <= panel_end, is_two = num_rows == 2 && panel + panels_of_two <= panel_end;
     panels = is_one ? panels_of_one : is_two ? panels_of_two : 1;
-    const bool is_done_by_groups = widens_groups<V> && p.storage == Storage::int4 && !is_one && !is_two;
-    if (is_done_by_groups && has_small_tiles) multiply_widened_groups<V, small_rows>(stored, rows, num_rows, p.depth, sums);
-    if (is_done_by_groups && !has_small_tiles) multiply_widened_groups<V, most_rows>(stored, rows, num_rows, p.depth, sums);
-    for (int64_t k = 0; k < p.depth && !is_done_by_groups; k += dot_block) {
+    for (int64_t k = 0; k < p.depth; k += dot_block) {
       for (int64_t tile = 0, r = 0; tile < tiles; ++tile, r += tile_rows) {
         const int64_t count = smaller(tile_rows, num_rows - r);
         float *const to = sums + r * panel_columns;
