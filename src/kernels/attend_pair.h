@@ -2,7 +2,7 @@
 //
 // Values add up in the order of the keys, so that those of one chunk are one stream. Where streams are read, a row goes through two chunks
 // in step, a few keys of one and a few of the other, and asks the memory for nothing. (Measured on Zen 3 beside one chunk after the other,
-// each of which asks for the next: 0.92 to 0.98 of the time from the memory, 0.77 to 0.97 from the caches. With int8, which waits less for
+// each of which asks for the next: 0.84 to 0.96 of the time from the memory, 0.67 to 0.99 from the caches. With int8, which waits less for
 // the memory, it takes up to a sixth longer.)
 #pragma once
 
@@ -47,29 +47,31 @@ MHA_INLINE void multiply_keys_of_pair(const Unit &unit, const Chunk (&chunks)[2]
   }
 }
 
-// o += p[j] * values[j] over so many keys, for the columns from `column` on: C vectors at a time, then fewer.
-template <class V, int keys, int C, class Element>
+constexpr int keys_in_step = 2;
+
+// o += p[j] * values[j] over these keys, for the columns from `column` on: C vectors at a time, then fewer.
+template <class V, int C, class Element>
 MHA_INLINE void add_values(const Element *values, int64_t width, const float *p, int64_t column, float *o) {
   constexpr int64_t lanes = V::size;
   for (; column + C * lanes <= width; column += C * lanes) {
     V acc[1][C];
     MHA_UNROLL for (int i = 0; i < C; ++i) acc[0][i] = load<V>(o + column + i * lanes);
-    accumulate<1, C, C>(EvenRows<score_stride>{p}, ColumnsOf<Element>{values + column, width, 0}, 0, keys, acc, NoPrefetch{});
+    accumulate<1, C, C>(EvenRows<score_stride>{p}, ColumnsOf<Element>{values + column, width, 0}, 0, keys_in_step, acc, NoPrefetch{});
     MHA_UNROLL for (int i = 0; i < C; ++i) store(o + column + i * lanes, acc[0][i]);
   }
-  if constexpr (C > least_vectors<V>) add_values<V, keys, C / 2>(values, width, p, column, o);
+  if constexpr (C > least_vectors<V>) add_values<V, C / 2>(values, width, p, column, o);
 }
 
-// o[i] = sum of p[i][j] * values[j] of chunk i: so many keys of one chunk, then of the other.
-template <class V, int keys, class Element>
+// o[i] = sum of p[i][j] * values[j] of chunk i.
+template <class V, class Element>
 MHA_INLINE void context_of_pair(const Chunk (&chunks)[2], int64_t width, const float *p, float *const (&o)[2]) {
   for (int i = 0; i < 2; ++i) {
     for (int64_t c = 0; c < width; c += V::size) store(o[i] + c, all<V>(0.0f));
   }
-  for (int64_t key = 0; key < chunk_keys; key += keys) {
+  for (int64_t key = 0; key < chunk_keys; key += keys_in_step) {
     MHA_UNROLL for (int i = 0; i < 2; ++i) {
       const Element *const values = static_cast<const Element *>(chunks[i].values.at[block_of(key)]) + place_in_block(key) * width;
-      add_values<V, keys, TileShape<V::size>::context_vectors(1)>(values, width, p + i * score_stride + key, 0, o[i]);
+      add_values<V, TileShape<V::size>::context_vectors(1)>(values, width, p + i * score_stride + key, 0, o[i]);
     }
   }
 }
@@ -114,11 +116,7 @@ MHA_APART void attend_pair(const Unit &unit, int64_t c, int64_t slot) {
     return;
   }
   visit_storage_of_pair(call.v.storage, [&](auto stored) MHA_INLINED {
-    using Element = typename decltype(stored)::Element;
-    if (call.head_dim_v_padded <= 64)  // about 1 KiB of floats
-      context_of_pair<V, 4, Element>(chunks, call.head_dim_v_padded, scores, o);
-    else
-      context_of_pair<V, 2, Element>(chunks, call.head_dim_v_padded, scores, o);
+    context_of_pair<V, typename decltype(stored)::Element>(chunks, call.head_dim_v_padded, scores, o);
   });
 }
 
