@@ -223,7 +223,7 @@ void project(const Projection &p, int64_t row_begin, int64_t row_end, int64_t pa
       if (projects_in_step<V>(p, rows, panel_begin, panel_end)) return;
       if (p.storage == Storage::f32) {
         if (rows.count <= 2) return project_few<V>(p, row, rows, panel_begin, panel_end);
-      } else if (rows.count <= stored_tiles * TileShape<V::size>::project_rows) {
+      } else if (rows.count <= stored_tiles<V> * TileShape<V::size>::project_rows) {
         return project_stored<V>(p, row, rows.count, rows.in, panel_begin, panel_end);
       }
     }
