@@ -279,7 +279,7 @@ TEST_P(KvCache, OfAnyTypeGivesTheBitsOfTheSpecificationForAnyNumberOfRowsAndKeys
 TEST_P(KvCache, OfWideHeadsGivesTheBitsOfTheSpecification) {
   for (const Storage type : kStorageTypes) {
     for (const int64_t n_kv : {100, 128, 290}) {
-      for (const int64_t group : {1, 2, 3, 6}) {
+      for (const int64_t group : {1, 2, 3, 6, 8}) {
         ExpectTheSpecification(Stored(type, 1, n_kv, group, 128, 128), kContiguous);
         AttentionProblem wide = Stored(type, 1, n_kv, group, 260, 144);
         ExpectTheSpecification(wide, kContiguous);
@@ -292,22 +292,27 @@ TEST_P(KvCache, OfWideHeadsGivesTheBitsOfTheSpecification) {
   }
 }
 
-// A row may go through neighbouring chunks together: from an even one on, where it attends to all keys of both, and these have no int8.
-TEST_P(KvCache, OfSeveralChunksUnderOneRowGivesTheBitsOfTheSpecification) {
+// One or two rows may go through neighbouring chunks together: from an even one on, where they attend to all keys of both, and these have
+// no int8.
+TEST_P(KvCache, OfSeveralChunksUnderFewRowsGivesTheBitsOfTheSpecification) {
   for (const Storage k_type : kStorageTypes) {
     for (const Storage v_type : kStorageTypes) {
       for (const int64_t n_kv : {511, 512, 513, 1024, 1300}) {
-        AttentionProblem problem = Stored(k_type, 1, n_kv, 1, 24, 40);
-        problem.v_type = v_type;
-        ExpectTheSpecification(problem, kContiguous);
-        for (const int64_t window : {510, 511, 512, 800, 1023}) {
-          problem.window_left = window;
-          ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, window % 2 ? 16 : 256});
+        for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}}) {
+          AttentionProblem problem = Stored(k_type, n_q, n_kv, group, 24, 40);
+          problem.v_type = v_type;
+          ExpectTheSpecification(problem, kContiguous);
+          for (const int64_t window : {510, 511, 512, 800, 1023}) {
+            problem.window_left = window;
+            ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, window % 2 ? 16 : 256});
+          }
         }
       }
     }
     for (const auto &[head_dim, head_dim_v] : {std::pair{64, 64}, {80, 80}, {128, 144}, {260, 16}}) {
-      ExpectTheSpecification(Stored(k_type, 1, 600, 1, head_dim, head_dim_v), CacheForm{MHA_CACHE_PAGED, 64});
+      for (const int64_t group : {1, 2}) {
+        ExpectTheSpecification(Stored(k_type, 1, 600, group, head_dim, head_dim_v), CacheForm{MHA_CACHE_PAGED, 64});
+      }
     }
     if (HasFailure()) return;
   }
@@ -318,17 +323,23 @@ TEST_P(KvCache, KeysOfSeveralChunksThatTakeNoPartReachNoRow) {
   const std::vector<int64_t> one = {3}, of_both = {0, 255, 256, 300, 511}, of_the_second = {256, 257, 400}, none;
   std::vector<int64_t> a_whole_chunk;
   for (int64_t j = 256; j < 512; j++) a_whole_chunk.push_back(j);
+  constexpr int64_t head_dim = 12, head_dim_v = 20, kv_heads = 2;
   for (const Storage type : {Storage::kF32, Storage::kF16, Storage::kBf16}) {
-    for (const std::vector<int64_t> &excluded : {one, of_both, of_the_second, a_whole_chunk, none}) {
-      AttentionProblem problem = Stored(type, 1, 600, 1, 12, 20);
-      for (const int64_t j : excluded) {
-        for (int64_t head = 0; head < 2; head++) {
-          const float q = problem.q[static_cast<size_t>(head * 12)];
-          problem.k[static_cast<size_t>((j * 2 + head) * 12)] = q > 0 ? -kInfinity : kInfinity;
-          std::fill_n(problem.v.begin() + (j * 2 + head) * 20, 20, kNaN);
+    for (const int64_t group : {1, 2, 5, 8}) {
+      for (const std::vector<int64_t> &excluded : {one, of_both, of_the_second, a_whole_chunk, none}) {
+        AttentionProblem problem = Stored(type, 1, 600, group, head_dim, head_dim_v);
+        for (int64_t head = 0; head < kv_heads * group; head++) {  // the scores of the last head of a group are NaN
+          const float first = 1.0f + static_cast<float>(head);
+          problem.q[static_cast<size_t>(head * head_dim)] = head % group == group - 1 && group > 1 ? 0.0f : first;
         }
+        for (const int64_t j : excluded) {
+          for (int64_t row = j * kv_heads; row < (j + 1) * kv_heads; row++) {
+            problem.k[static_cast<size_t>(row * head_dim)] = -kInfinity;
+            std::fill_n(problem.v.begin() + row * head_dim_v, head_dim_v, kNaN);
+          }
+        }
+        ExpectTheSpecification(problem, kContiguous);
       }
-      ExpectTheSpecification(problem, kContiguous);
     }
   }
 }

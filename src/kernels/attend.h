@@ -78,7 +78,7 @@ MHA_INLINE Range first_keys(const Unit &unit) {
 
 template <class V>
 MHA_INLINE int64_t rows_of_tile(const Unit &unit) {
-  return is_streamed<V>(unit) ? streamed_tile_rows(unit) : TileShape<V::size>::attend_rows;
+  return is_streamed<V>(unit) ? streamed_tile_rows<V>(unit) : TileShape<V::size>::attend_rows;
 }
 
 // Where the tile ends that begins at `row`.
@@ -94,7 +94,7 @@ MHA_INLINE int64_t tile_end(const Unit &unit, int64_t row) {
 template <class V>
 MHA_INLINE bool asks_crosswise(const Unit &unit) {
   const KeyValues &k = unit.call.k, &v = unit.call.v;
-  const bool is_one_tile = unit.num_rows > 2 && unit.num_rows <= streamed_tile_rows(unit);
+  const bool is_one_tile = unit.num_rows > 2 && unit.num_rows <= streamed_tile_rows<V>(unit);
   return reads_streams<V> && is_streamed<V>(unit) && is_one_tile && k.storage == v.storage && k.storage != Storage::int8 &&
          k.row_stride == v.row_stride;
 }
@@ -127,16 +127,20 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   const bool streams = is_streamed<V>(unit);
   const Unit next_unit = streams ? unit_after(unit) : unit;
   const Range none = {0, 0}, keys_of_next = streams ? first_keys(next_unit) : none;
+  const Range keys_of_each = {unit.keys_of(unit.row(unit.num_rows - 1)).begin, unit.keys_of(unit.row(0)).end};
   // Units of pairs ask for nothing, not for others like them either.
   const bool in_pairs = has_pairs<V> && takes_pairs<V>(unit) && chunks.end - first > 1;
   for (int64_t c = chunks.begin; c < chunks.end; ++c) {
     const int64_t begin = c * chunk_keys, next = begin + chunk_keys;
     if constexpr (has_pairs<V>) {
-      const bool has_both = all_keys.begin <= begin && next + chunk_keys <= all_keys.end && c + 1 < chunks.end;
+      const bool has_both = keys_of_each.begin <= begin && next + chunk_keys <= keys_of_each.end && c + 1 < chunks.end;
       if (in_pairs && has_both && c % 2 == 0) {  // those behind an even chunk are merged with it at once: their slots are neighbours
-        if (c == first) copy_queries<V>(unit, 0, 1);
-        attend_pair<V>(unit, c, slots_before(c, first));
-        merge_subtrees<V>(unit, ++c, first, 0, 1);
+        if (c == first) copy_queries<V>(unit, 0, unit.num_rows);
+        if (unit.num_rows == 1)
+          attend_pair<V, 1>(unit, c, slots_before(c, first));
+        else
+          attend_pair<V, 2>(unit, c, slots_before(c, first));
+        merge_subtrees<V>(unit, ++c, first, 0, unit.num_rows);
         continue;
       }
     }

@@ -97,11 +97,15 @@ MHA_INLINE void attend_tile_of(int64_t rows, const Unit &unit, Chunk &chunk, int
   attend_tile<V, R, Asks::shared>(unit, chunk, row, slot);
 }
 
-// Those of a streamed unit likewise, but of fewer bits 1 or 4.
+// Those of a streamed unit likewise, but of fewer bits 1 or 4; of floats also wide ones.
 template <class V>
 MHA_INLINE void attend_streamed_tile(int64_t rows, const Unit &unit, Chunk &chunk, int64_t row, int64_t slot) {
   if constexpr (V::size > 1) {
     const bool are_floats = has_floats(unit.call);
+    if constexpr (has_wide_tiles<V>) {
+      if (rows == unit.num_rows && rows > 6) return attend_tile<V, wide_tile_rows, Asks::alone>(unit, chunk, row, slot);
+      if (rows == unit.num_rows && rows > 4) return attend_tile<V, 6, Asks::alone>(unit, chunk, row, slot);
+    }
     if (rows < unit.num_rows && are_floats) return attend_tile_of<V, TileShape<V::size>::attend_rows>(rows, unit, chunk, row, slot);
     if (rows == 1) return attend_tile<V, 1, Asks::alone>(unit, chunk, row, slot);
     if (rows < unit.num_rows || (is_small_code && !are_floats)) return attend_tile<V, 4, Asks::shared>(unit, chunk, row, slot);

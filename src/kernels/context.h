@@ -7,10 +7,12 @@ namespace mha {
 namespace {
 
 // o[r] = sum of p[r][j] * values[j] over the keys that all rows have and those behind them, for C vectors of columns; or adds it to what
-// is there.
-template <class V, int R, int C, class Element, Asks asks>
+// is there. Of R rows of a tile, `first_row` being the first.
+template <class V, int R, int C, class Element, Asks asks, int first_row = 0>
 MHA_INLINE void context_columns(const Unit &unit, Chunk &chunk, const float *p, const Attending &keys, int64_t column, float *o) {
   const int64_t width = unit.call.head_dim_v_padded;
+  p += first_row * score_stride;
+  o += first_row * width;
   V acc[R][C];
   clear(acc);
   if (keys.shared.begin != keys.some.begin) {
@@ -41,8 +43,8 @@ MHA_INLINE void context_columns(const Unit &unit, Chunk &chunk, const float *p, 
     const Element *const value = static_cast<const Element *>(chunk.values.at[block_of(j)]) + place_in_block(j) * width + column;
     V of_row[C];
     MHA_UNROLL for (int i = 0; i < C; ++i) of_row[i] = load<V>(value + i * static_cast<int>(V::size));
-    MHA_UNROLL for (int r = 1; r < R; ++r) {
-      if (j >= keys.ends[r]) continue;
+    MHA_UNROLL for (int r = first_row == 0 ? 1 : 0; r < R; ++r) {
+      if (j >= keys.ends[first_row + r]) continue;
       const V multiplier = all<V>(p[r * score_stride + j]);
       MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = mul_add(multiplier, of_row[i], acc[r][i]);
     }
@@ -60,7 +62,9 @@ constexpr int least_vectors = static_cast<int>(greater(1, key_block / V::size));
 template <class V, int R, int C, class Element, Asks asks>
 MHA_INLINE void context(const Unit &unit, Chunk &chunk, const float *p, const Attending &keys, int64_t column, float *o) {
   for (; column + C * static_cast<int64_t>(V::size) <= unit.call.head_dim_v_padded; column += C * static_cast<int64_t>(V::size)) {
-    context_columns<V, R, C, Element, asks>(unit, chunk, p, keys, column, o);
+    constexpr int at_once = rows_at_once<R>;
+    context_columns<V, at_once, C, Element, asks>(unit, chunk, p, keys, column, o);
+    if constexpr (R > at_once) context_columns<V, at_once, C, Element, Asks::nothing, at_once>(unit, chunk, p, keys, column, o);
   }
   constexpr int fewer = C <= 4 && (asks == Asks::alone || sizeof(Element) < 4) ? least_vectors<V> : C / 2;
   if constexpr (C > least_vectors<V>) context<V, R, fewer, Element, asks>(unit, chunk, p, keys, column, o);

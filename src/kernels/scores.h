@@ -132,14 +132,21 @@ MHA_INLINE void score_keys(const Unit &unit, Chunk &chunk, int64_t row, const At
   }
 }
 
+// So many of a tile's rows are in a loop.
+template <int R>
+constexpr int rows_at_once = R == wide_tile_rows ? R / 2 : R;
+
 // The same for a streamed unit. Blocks behind the last one may run into the next row's room, not as far as its first one is.
 template <class V, int R, class Element, Asks asks>
 MHA_INLINE void score_streamed_keys(const Unit &unit, Chunk &chunk, int64_t row, const Attending &keys, float *scores, float *m,
                                     float *least) {
-  static_assert(R < attend_tile_rows_max, "there is room behind the last row");
-  constexpr int B = asks_nearby<V, R, Element, asks> ? 2 : TileShape<V::size>::score_blocks(R);
-  RowPointers<R> q;
-  MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] = unit.q(unit.tile_row(row, r));
+  constexpr int at_once = rows_at_once<R>, B = asks_nearby<V, R, Element, asks> ? 2 : TileShape<V::size>::score_blocks(at_once);
+  static_assert(R < attend_tile_rows_max || B == 1, "there is room behind the last row");
+  RowPointers<at_once> q, later_q;
+  MHA_UNROLL for (int r = 0; r < at_once; ++r) {
+    q.row[r] = unit.q(unit.tile_row(row, r));
+    later_q.row[r] = unit.q(unit.tile_row(row, R - at_once + r));
+  }
   const int64_t head_dim = unit.call.head_dim, first = block_of(keys.some.begin), end = block_of(keys.some.end + key_block - 1);
   if constexpr (reads_side_by_side<V, R, Element, asks>) {
     // Sums lie behind the row: in its place they would run over products that are done. Products behind the last block may run into
@@ -152,8 +159,12 @@ MHA_INLINE void score_streamed_keys(const Unit &unit, Chunk &chunk, int64_t row,
   } else {
     for (int64_t block = first; block < end; block += B) {
       float *const to = scores + block * key_block;
-      multiply_keys<V, R, B, Element>(chunk.keys, block, end - 1, q, head_dim, to, Product<V>{to},
-                                      chunk.template ahead_of_keys<V, R, B, Element, asks>(block, end, head_dim));
+      multiply_keys<V, at_once, B, Element>(chunk.keys, block, end - 1, q, head_dim, to, Product<V>{to},
+                                            chunk.template ahead_of_keys<V, at_once, B, Element, asks>(block, end, head_dim));
+      if constexpr (R > at_once) {
+        float *const later = to + at_once * score_stride;
+        multiply_keys<V, at_once, B, Element>(chunk.keys, block, end - 1, later_q, head_dim, later, Product<V>{later});
+      }
     }
   }
   score_products<V>(chunk.keys, first, end, keys, R, unit.call.scale, scores, m, least);
