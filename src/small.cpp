@@ -1,5 +1,7 @@
 #include "small.h"
 
+#include "schedule.h"
+
 namespace mha {
 namespace {
 
@@ -41,8 +43,8 @@ SmallLayer small_layer_of(const mha_layer &layer) {
 
 bool is_small(const mha_layer &layer, const mha_forward_args &args) {
   const bool has_few_rows = args.n_q > 0 && args.n_q <= layer.small.most_rows && args.batch > 0;
-  // To give threads work takes longer than as many rows do.
-  const bool is_shared_out = has_few_rows && args.scheduler && args.batch > layer.small.most_rows / args.n_q;
+  // Waking threads takes longer than computing most_rows rows: fewer rows in all stay on the calling thread.
+  const bool is_shared_out = has_few_rows && threads_of(args.scheduler) > 1 && args.batch > layer.small.most_rows / args.n_q;
   const bool is_self = !args.key && !args.value;
   const bool is_plain = args.is_causal <= 1 && args.flags == 0 && args.window_left == 0 && args.window_right == 0 && !args.q_start &&
                         !args.q_lengths && !args.kv_lengths && !args.rope && !args.cache && !args.cache_sequences;

@@ -8,8 +8,8 @@ namespace mha {
 // What such calls need to know of a layer; most_rows is 0 if it is too large for them.
 SmallLayer small_layer_of(const mha_layer &layer);
 
-// Whether a call is one: a few rows to a sequence, self-attention, and nothing but the output is asked for. So of its arguments only
-// counts and arrays have to be checked.
+// Whether a call is one: a few rows to a sequence, with threads a few in all, self-attention, and nothing but the output is asked for. So
+// of its arguments only counts, arrays and the scheduler have to be checked.
 bool is_small(const mha_layer &layer, const mha_forward_args &args);
 
 // Less than a plan takes for the same arguments, or for larger ones.

@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -238,8 +239,16 @@ TEST_P(KvCache, OfAnyWidthAndGroupGivesTheBitsOfTheSpecification) {
 }
 
 TEST_P(KvCache, OfSeveralChunksGivesTheBitsOfTheSpecificationTokenByTokenOnAnyThreads) {
-  for (const Storage type : kStorageTypes) {
-    AttentionProblem history = History(1, 1300, 8, 8, 1), tokens = history;
+  for (const auto &[type, group] : {std::pair{Storage::kF32, 1},
+                                    {Storage::kF16, 1},
+                                    {Storage::kBf16, 1},
+                                    {Storage::kInt8, 1},
+                                    {Storage::kF32, 2},
+                                    {Storage::kF16, 2},
+                                    {Storage::kInt8, 2},
+                                    {Storage::kF32, 5},
+                                    {Storage::kF32, 8}}) {
+    AttentionProblem history = History(1, 1300, 8, 8, group), tokens = history;
     history.k_type = history.v_type = tokens.k_type = tokens.v_type = type;
     tokens.n_q = 12;  // the last ones, of which alone the specification is wanted
     tokens.q = SliceRows(history.q, 0, 1300, history.num_heads * history.head_dim, 1288, 12);
@@ -295,17 +304,20 @@ TEST_P(KvCache, OfWideHeadsGivesTheBitsOfTheSpecification) {
 // One or two rows may go through neighbouring chunks together: from an even one on, where they attend to all keys of both, and these have
 // no int8.
 TEST_P(KvCache, OfSeveralChunksUnderFewRowsGivesTheBitsOfTheSpecification) {
-  for (const Storage k_type : kStorageTypes) {
-    for (const Storage v_type : kStorageTypes) {
-      for (const int64_t n_kv : {511, 512, 513, 1024, 1300}) {
-        for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}}) {
-          AttentionProblem problem = Stored(k_type, n_q, n_kv, group, 24, 40);
-          problem.v_type = v_type;
-          ExpectTheSpecification(problem, kContiguous);
-          for (const int64_t window : {510, 511, 512, 800, 1023}) {
-            problem.window_left = window;
-            ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, window % 2 ? 16 : 256});
-          }
+  for (const auto &[k_type, v_type] : {std::pair{Storage::kF32, Storage::kF32},
+                                       {Storage::kF16, Storage::kF16},
+                                       {Storage::kBf16, Storage::kBf16},
+                                       {Storage::kF32, Storage::kBf16},
+                                       {Storage::kInt8, Storage::kF32},
+                                       {Storage::kF16, Storage::kInt8}}) {
+    for (const int64_t n_kv : {511, 512, 513, 1024, 1300}) {
+      for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}}) {
+        AttentionProblem problem = Stored(k_type, n_q, n_kv, group, 24, 40);
+        problem.v_type = v_type;
+        ExpectTheSpecification(problem, kContiguous);
+        for (const int64_t window : {510, 511, 512, 800, 1023}) {
+          problem.window_left = window;
+          ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, window % 2 ? 16 : 256});
         }
       }
     }
@@ -325,12 +337,12 @@ TEST_P(KvCache, KeysOfSeveralChunksThatTakeNoPartReachNoRow) {
   for (int64_t j = 256; j < 512; j++) a_whole_chunk.push_back(j);
   constexpr int64_t head_dim = 12, head_dim_v = 20, kv_heads = 2;
   for (const Storage type : {Storage::kF32, Storage::kF16, Storage::kBf16}) {
-    for (const int64_t group : {1, 2, 5, 8}) {
+    for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}, {1, 5}, {5, 1}, {7, 1}, {1, 8}, {2, 4}}) {
       for (const std::vector<int64_t> &excluded : {one, of_both, of_the_second, a_whole_chunk, none}) {
-        AttentionProblem problem = Stored(type, 1, 600, group, head_dim, head_dim_v);
-        for (int64_t head = 0; head < kv_heads * group; head++) {  // the scores of the last head of a group are NaN
-          const float first = 1.0f + static_cast<float>(head);
-          problem.q[static_cast<size_t>(head * head_dim)] = head % group == group - 1 && group > 1 ? 0.0f : first;
+        AttentionProblem problem = Stored(type, n_q, 600, group, head_dim, head_dim_v);
+        for (int64_t row = 0; row < n_q * kv_heads * group; row++) {
+          const bool has_nan = row % group == group - 1 && group > 1;  // 0 * -infinity
+          problem.q[static_cast<size_t>(row * head_dim)] = has_nan ? 0.0f : 1.0f + static_cast<float>(row);
         }
         for (const int64_t j : excluded) {
           for (int64_t row = j * kv_heads; row < (j + 1) * kv_heads; row++) {
@@ -339,6 +351,8 @@ TEST_P(KvCache, KeysOfSeveralChunksThatTakeNoPartReachNoRow) {
           }
         }
         ExpectTheSpecification(problem, kContiguous);
+        problem.window_left = 590;  // begins within the first chunk
+        ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, 64});
       }
     }
   }
@@ -360,27 +374,36 @@ TEST_P(KvCache, GivesTheSameBitsOnAnyThreads) {
   }
 }
 
-// So few heads that threads would share out the keys of one.
+// So few heads that threads would share out the keys of one. The ring of 624 positions begins anew in the middle of two chunks.
 TEST_P(KvCache, OfManyPositionsAndFewHeadsGivesTheSameBitsOnAnyThreads) {
-  for (const CacheForm &form :
-       {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}, CacheForm{MHA_CACHE_RING, 48}, CacheForm{MHA_CACHE_RING, 1104}}) {
-    AttentionProblem history = History(1, 1500, 2, 1, 3);
-    if (form.kind == MHA_CACHE_RING) history.window_left = form.positions - 20;
-    AttentionProblem tokens = history;
-    tokens.n_q = 6;  // the last ones, of which alone the specification is wanted
-    tokens.q = SliceRows(history.q, 0, 1500, history.num_heads * history.head_dim, 1494, 6);
-    const Outputs expected = Specify(tokens);
-    for (const uint32_t num_threads : {2u, 3u, 5u}) {
-      const Scheduler scheduler(num_threads, num_threads == 3 ? support::RunBackwards : support::RunOnThreads);
-      Random random(num_threads);
-      Cache cache(CacheConfigOf(history, form, 1, 1500));
-      SpreadBlocks(&random, &cache);
-      cache.Append(0, {SliceRows(history.k, 0, 1500, 2 * 2, 0, 1494), SliceRows(history.v, 0, 1500, 2 * 1, 0, 1494)});
-      Replay replay = ReplayOf(history, &cache);
-      replay.SetLength(0, 1494);
-      while (!replay.Finished()) replay.Step(history, {{0, 3}}, Call(scheduler.get()));
-      EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 0, 1500, Width(history), 1494, 6), expected.y))
-          << num_threads << " threads, " << Describe(form);
+  constexpr int64_t n = 1600, last = 6;  // of the last rows alone the specification is wanted
+  for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}, CacheForm{MHA_CACHE_RING, 48}, CacheForm{MHA_CACHE_RING, 624},
+                                CacheForm{MHA_CACHE_RING, 1104}}) {
+    for (const auto &[type, group, rows] : {std::tuple{Storage::kF32, 3, 3},
+                                            {Storage::kF32, 1, 1},
+                                            {Storage::kF32, 2, 1},
+                                            {Storage::kF16, 1, 2},
+                                            {Storage::kF32, 2, 3},
+                                            {Storage::kF32, 4, 2}}) {
+      AttentionProblem history = History(1, n, 2, 1, group);
+      history.k_type = history.v_type = type;
+      if (form.kind == MHA_CACHE_RING) history.window_left = form.positions - 20;
+      AttentionProblem tokens = history;
+      tokens.n_q = last;
+      tokens.q = SliceRows(history.q, 0, n, history.num_heads * history.head_dim, n - last, last);
+      const Outputs expected = Specify(tokens);
+      for (const uint32_t num_threads : {1u, 2u, 3u, 5u}) {
+        const Scheduler scheduler(num_threads, num_threads == 3 ? support::RunBackwards : support::RunOnThreads);
+        Random random(num_threads);
+        Cache cache(CacheConfigOf(history, form, 1, n));
+        SpreadBlocks(&random, &cache);
+        cache.Append(0, {SliceRows(history.k, 0, n, 2 * 2, 0, n - last), SliceRows(history.v, 0, n, 2 * 1, 0, n - last)});
+        Replay replay = ReplayOf(history, &cache);
+        replay.SetLength(0, n - last);
+        while (!replay.Finished()) replay.Step(history, {{0, rows}}, Call(scheduler.get()));
+        EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 0, n, Width(history), n - last, last), expected.y))
+            << num_threads << " threads, " << rows << " rows, " << Describe(form) << " " << Describe(history);
+      }
     }
   }
 }

@@ -72,7 +72,7 @@ TEST_P(StoredWeights, GiveTheBitsOfTheSpecificationForEveryNumberOfRows) {
     int64_t dim, heads, kv_heads, head_dim, head_dim_v, output_dim;
   } shapes[] = {{1, 1, 1, 1, 1, 1}, {31, 2, 1, 12, 7, 49}, {64, 3, 3, 16, 16, 48}, {257, 2, 2, 24, 31, 100}, {289, 2, 1, 26, 17, 289}};
   for (const auto &shape : shapes) {
-    for (int64_t n = 1; n <= 40; n += n < 20 ? 1 : 5) {
+    for (int64_t n = 1; n <= 40; n += n < 26 ? 1 : 5) {
       LayerProblem problem =
           RandomProblem(&random, n, shape.dim, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim_v, shape.output_dim);
       for (const Stored stored : kTypes) {

@@ -2,7 +2,7 @@
 //
 // A unit of work is a block of queries of all the query heads that share one kv head. Its rows are cut into tiles of a few rows; for each
 // chunk of keys, each tile computes the chunk's state (m, l, o), which then is merged with the states before it as CONTRACT.md section 9
-// says: slot i of the states holds a subtree, like the digits of a binary counter.
+// says: slot i of the states holds a subtree, like the digits of a binary counter. Some units of one or two rows take two chunks at a time.
 #pragma once
 
 #include "kernels/attend_pair.h"
@@ -87,10 +87,11 @@ MHA_INLINE int64_t tile_end(const Unit &unit, int64_t row) {
   return smaller(unit.num_rows, row + rows_of_tile<V>(unit));
 }
 
-// Whether a unit of one tile asks for the values of a chunk while it reads the keys of the same chunk, and while it reads these for the
-// keys of the next one: each comes shortly before it is needed. (Measured on Zen 3 with 4 rows beside asking for keys with keys and values
-// with values: from the memory, float 0.82 to 0.96 of the time, least with large heads, and 16-bit numbers 0.93 to 1. With int8, with 2
-// rows, and where several tiles read a chunk one after the other, it takes longer.)
+// Whether a unit of one tile asks for the values of a chunk while it reads the chunk's keys, and for the next chunk's keys while it reads
+// the values: each comes shortly before it is needed. Rows of both have to be equally long, for a loop asks for as much as it reads.
+// (Measured on Zen 3 with 4 rows beside asking for keys with keys and values with values: from the memory, float 0.82 to 0.96 of the time,
+// least with large heads, and 16-bit numbers 0.93 to 1. With int8, with 2 rows, and where several tiles read a chunk one after the other,
+// it takes longer.)
 template <class V>
 MHA_INLINE bool asks_crosswise(const Unit &unit) {
   const KeyValues &k = unit.call.k, &v = unit.call.v;
@@ -127,14 +128,12 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   const bool streams = is_streamed<V>(unit);
   const Unit next_unit = streams ? unit_after(unit) : unit;
   const Range none = {0, 0}, keys_of_next = streams ? first_keys(next_unit) : none;
-  const Range keys_of_each = {unit.keys_of(unit.row(unit.num_rows - 1)).begin, unit.keys_of(unit.row(0)).end};
-  // Units of pairs ask for nothing, not for others like them either.
-  const bool in_pairs = has_pairs<V> && takes_pairs<V>(unit) && chunks.end - first > 1;
+  const bool in_pairs = is_in_pairs<V>(unit, chunks);
+  const Range pairs = in_pairs ? pairs_of(unit, chunks) : none;
   for (int64_t c = chunks.begin; c < chunks.end; ++c) {
     const int64_t begin = c * chunk_keys, next = begin + chunk_keys;
-    if constexpr (has_pairs<V>) {
-      const bool has_both = keys_of_each.begin <= begin && next + chunk_keys <= keys_of_each.end && c + 1 < chunks.end;
-      if (in_pairs && has_both && c % 2 == 0) {  // those behind an even chunk are merged with it at once: their slots are neighbours
+    if constexpr (reads_in_pairs<V>) {
+      if (c >= pairs.begin && c < pairs.end) {  // an odd chunk is merged with the even one before it at once: their slots are neighbours
         if (c == first) copy_queries<V>(unit, 0, unit.num_rows);
         if (unit.num_rows == 1)
           attend_pair<V, 1>(unit, c, slots_before(c, first));

@@ -62,7 +62,7 @@ constexpr int least_vectors = static_cast<int>(greater(1, key_block / V::size));
 template <class V, int R, int C, class Element, Asks asks>
 MHA_INLINE void context(const Unit &unit, Chunk &chunk, const float *p, const Attending &keys, int64_t column, float *o) {
   for (; column + C * static_cast<int64_t>(V::size) <= unit.call.head_dim_v_padded; column += C * static_cast<int64_t>(V::size)) {
-    constexpr int at_once = rows_at_once<R>;
+    constexpr int at_once = rows_in_loop<R>;
     context_columns<V, at_once, C, Element, asks>(unit, chunk, p, keys, column, o);
     if constexpr (R > at_once) context_columns<V, at_once, C, Element, Asks::nothing, at_once>(unit, chunk, p, keys, column, o);
   }

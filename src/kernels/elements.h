@@ -36,8 +36,9 @@ struct Two {
 template <class V>
 MHA_INLINE Two<V> load(const Int4 *p);
 
-// Where f16 is widened by the instruction that loads it, codes become f16 first, many of them by one look into a table of bytes. Those of 4
-// terms and 48 columns lie in the order in which this leaves them: vector i of term t at number place_of_code(t, i).
+// With AVX2 codes become f16 first, many of them by one look into a table of bytes, since one instruction loads and widens these. (AVX-512
+// has one that makes floats of 16 codes at once.) Those of 4 terms and 48 columns lie in the order in which this leaves them: vector i of
+// term t at number place_of_code(t, i).
 template <class V>
 constexpr bool has_half_codes = false;
 
@@ -114,16 +115,9 @@ MHA_INLINE Vector load<Vector>(const int8_t *p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
 }
 template <>
-MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
-  const __m256i both = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))), eight = _mm256_set1_epi32(8);
-  const __m256i even = _mm256_and_si256(both, _mm256_set1_epi32(15)), odd = _mm256_srli_epi32(both, 4);
-  return {_mm256_cvtepi32_ps(_mm256_sub_epi32(even, eight)), _mm256_cvtepi32_ps(_mm256_sub_epi32(odd, eight))};
-}
-
-template <>
 constexpr bool has_half_codes<Vector> = true;
 
-// The f16 of a small integer has 8 bits that are not zero: those of code + 8 are byte number code + 8.
+// Only the upper 8 bits of a code's f16 can be other than zero: they are byte number code + 8 of the table.
 template <>
 MHA_INLINE void halves_of<Vector>(const Int4 *two_rows, HalfCodes *to) {
   const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(-0x38, -0x39, -0x3a, -0x3b, -0x3c, -0x3e, -0x40, -0x44,  // -8 .. -1

@@ -118,7 +118,7 @@ MHA_APART void multiply_tile_of_codes(const float *const *in, int64_t count, int
   multiply_columns_of_codes<V, R, 0>(rows, begin, end, codes, scales, sums);
 }
 
-// sums [num_rows, and one more if they are odd][48] = dots of all terms.
+// sums [num_rows, and one more if they are odd][48] = the products with all terms.
 template <class V>
 MHA_APART void multiply_half_codes(const StoredPanel &panel, const float *const *in, int64_t num_rows, int64_t depth, float *sums) {
   constexpr int most = TileShape<V::size>::project_rows, even_rows = most - 2;

@@ -22,9 +22,10 @@ struct Groups {
   bool has_scales;
 };
 
-// A unit is streamed if it waits for the memory: its last chunk asks for the first one of the unit that comes next, and numbers of fewer
-// bits are widened in registers, for each tile anew. Others find keys and values in a cache, where the block of queries before left them,
-// or widen them once for many rows, into the scratch memory. One number at a time, or with a handful of keys, there is nothing to gain.
+// A unit is streamed if it waits for the memory: most ask in their last chunk for the first one of the unit that comes next, and numbers of
+// fewer bits are widened in registers, for each tile anew. Others find keys and values in a cache, where the block of queries before left
+// them, or widen them once for many rows, into the scratch memory. One number at a time, or with a handful of keys, there is nothing to
+// gain.
 constexpr int64_t most_widened_rows = 16, least_streamed_keys = chunk_keys / 2;
 
 MHA_INLINE bool has_floats(const Attention &call) { return call.k.storage == Storage::f32 && call.v.storage == Storage::f32; }
@@ -41,8 +42,13 @@ MHA_INLINE bool is_streamed(const Unit &unit) {
 // registers for 4 or 6 rows: 8 are computed 4 by 4, over what the first 4 have brought to the first level of the cache. (Measured on Zen 3
 // beside two tiles one after the other, from the memory: 5 and 6 rows 0.62 to 0.70 of the time, 7 and 8 rows 0.82 to 0.96.)
 template <class V>
-constexpr bool has_wide_tiles = reads_streams<V> && !is_small_code;
+constexpr bool has_wide_tiles = has_long_kernels_for_streams<V>;
 constexpr int wide_tile_rows = 8;
+static_assert(wide_tile_rows <= attend_tile_rows_max, "scratch has room for a tile");
+
+// So many of a tile's rows are in a loop.
+template <int R>
+constexpr int rows_in_loop = R == wide_tile_rows ? R / 2 : R;
 
 // Rows of a streamed unit's tiles.
 template <class V>
@@ -330,7 +336,7 @@ constexpr bool reads_side_by_side = computes_little<R, Element, asks> && !asks_n
 struct Chunk {
   int64_t begin;  // position of its first key
   Groups keys, values;
-  Stream key_stream, value_stream;
+  Stream key_stream, value_stream;  // asked for by the loops over keys, and by those over values
 
   // For a loop over head_dim with B blocks of keys; the last of all blocks ends with `end`.
   template <class V, int R, int B, class Element, Asks asks>

@@ -83,8 +83,9 @@ inline void widen(const StoredPanel &panel, int64_t k, int64_t terms, float *to)
       return widen_numbers<V>(panel.at<Bf16>(k), count, to);
     case Storage::int8:
       return widen_numbers<V>(panel.at<int8_t>(k), count, to);
-    case Storage::int4:
-      return widen_codes<V>(panel.at<Int4>(k), terms, to);
+    case Storage::int4:  // half codes do not come here
+      if constexpr (!has_half_codes<V>) widen_codes<V>(panel.at<Int4>(k), terms, to);
+      return;
     case Storage::f32:
       return;
   }

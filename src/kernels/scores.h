@@ -132,15 +132,11 @@ MHA_INLINE void score_keys(const Unit &unit, Chunk &chunk, int64_t row, const At
   }
 }
 
-// So many of a tile's rows are in a loop.
-template <int R>
-constexpr int rows_at_once = R == wide_tile_rows ? R / 2 : R;
-
 // The same for a streamed unit. Blocks behind the last one may run into the next row's room, not as far as its first one is.
 template <class V, int R, class Element, Asks asks>
 MHA_INLINE void score_streamed_keys(const Unit &unit, Chunk &chunk, int64_t row, const Attending &keys, float *scores, float *m,
                                     float *least) {
-  constexpr int at_once = rows_at_once<R>, B = asks_nearby<V, R, Element, asks> ? 2 : TileShape<V::size>::score_blocks(at_once);
+  constexpr int at_once = rows_in_loop<R>, B = asks_nearby<V, R, Element, asks> ? 2 : TileShape<V::size>::score_blocks(at_once);
   static_assert(R < attend_tile_rows_max || B == 1, "there is room behind the last row");
   RowPointers<at_once> q, later_q;
   MHA_UNROLL for (int r = 0; r < at_once; ++r) {

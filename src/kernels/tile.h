@@ -74,6 +74,10 @@ struct TileShape;  // see below
 template <class V>
 constexpr bool reads_streams = V::size == 8;
 
+// Some kernels that only make this faster are left out of a small library.
+template <class V>
+constexpr bool has_long_kernels_for_streams = reads_streams<V> && !is_small_code;
+
 // acc[r][i] += rows[r] at k * columns at `place`, a step of a loop. Beside the sums, the columns are held in registers, and the rows'
 // numbers pass by; for one row, or where there are not registers enough, the rows' numbers are held, and the columns pass by in pairs.
 template <int R, int N, int C, class V, class Rows, class Matrix, class Ahead>
@@ -102,8 +106,8 @@ MHA_INLINE void accumulate_step(const Rows &rows, int64_t k, const Matrix &colum
   }
 }
 
-// acc[r][i] += rows[r] * columns over k in [begin, end), in order, columns.w being those of `begin`: the fused multiply-adds of the whole
-// library.
+// acc[r][i] += rows[r] * columns over k in [begin, end), in order, columns.w being those of `begin`: nearly all fused multiply-adds of
+// the library.
 template <int R, int N, int C, class V, class Rows, class Ahead, class Element = float>
 MHA_INLINE void accumulate(Rows rows, ColumnsOf<Element> columns, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
   for (int64_t k = begin; k < end; ++k, columns.w += columns.k_stride) accumulate_step<R, N, C>(rows, k, columns, 0, acc, ahead, k - begin);
@@ -113,6 +117,17 @@ template <int R, int N, int C, class V, class Rows, class Element, int k_stride,
 MHA_INLINE void accumulate(Rows rows, const Blocks<Element, N / C, k_stride> &columns, int64_t begin, int64_t end, V (&acc)[R][N],
                            Ahead ahead) {
   for (int64_t k = begin; k < end; ++k) accumulate_step<R, N, C>(rows, k, columns, k - begin, acc, ahead, k);
+}
+
+// The same with sums in memory: sums[r][i] += rows[r] * columns, for C vectors of columns.
+template <class V, int R, int C, class Rows, class Element, class Ahead>
+MHA_INLINE void add_in_memory(const Rows &rows, ColumnsOf<Element> columns, int64_t begin, int64_t end, float *sums, int64_t stride,
+                              Ahead ahead) {
+  const auto sum = [&](int r, int i) { return sums + r * stride + i * static_cast<int>(V::size); };
+  V acc[R][C];
+  MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = load<V>(sum(r, i)); }
+  accumulate<R, C, C>(rows, columns, begin, end, acc, ahead);
+  MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < C; ++i) store(sum(r, i), acc[r][i]); }
 }
 
 template <int R, int N, class V>
@@ -174,7 +189,6 @@ struct TileShape<8> {  // AVX2
   static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1, exp_vectors = 2;
   static constexpr int project_panels(int rows) { return rows == 1 ? 2 : 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
-  static constexpr int code_vectors(int rows) { return project_vectors(rows); }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 };
