@@ -63,7 +63,19 @@ LayerProblem RandomProblem(Random *random, int64_t n, int64_t dim, int64_t heads
 
 // ---- The bits
 
-class StoredWeights : public support::InstructionSetTest {};
+class StoredWeights : public support::InstructionSetTest {
+ protected:
+  void ExpectTheSpecificationForEveryType(const LayerProblem &problem) const {
+    for (const Stored stored : kTypes) {
+      LayerForm form;
+      form.instruction_set = instruction_set();
+      form.weight_type = stored;
+      const Layer layer = MakeLayer(problem, form);
+      ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(Converted(problem, stored))))
+          << NameOf(stored) << " " << Describe(problem);
+    }
+  }
+};
 
 TEST_P(StoredWeights, GiveTheBitsOfTheSpecificationForEveryNumberOfRows) {
   Random random(1);
@@ -73,16 +85,10 @@ TEST_P(StoredWeights, GiveTheBitsOfTheSpecificationForEveryNumberOfRows) {
   } shapes[] = {{1, 1, 1, 1, 1, 1}, {31, 2, 1, 12, 7, 49}, {64, 3, 3, 16, 16, 48}, {257, 2, 2, 24, 31, 100}, {289, 2, 1, 26, 17, 289}};
   for (const auto &shape : shapes) {
     for (int64_t n = 1; n <= 40; n += n < 26 ? 1 : 5) {
-      LayerProblem problem =
+      const LayerProblem problem =
           RandomProblem(&random, n, shape.dim, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim_v, shape.output_dim);
-      for (const Stored stored : kTypes) {
-        LayerForm form;
-        form.instruction_set = instruction_set();
-        form.weight_type = stored;
-        const Layer layer = MakeLayer(problem, form);
-        ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(Converted(problem, stored))))
-            << NameOf(stored) << " " << Describe(problem);
-      }
+      ExpectTheSpecificationForEveryType(problem);
+      if (HasFailure()) return;
     }
   }
 }
@@ -93,14 +99,8 @@ TEST_P(StoredWeights, OfAnyDepthGiveTheBitsOfTheSpecification) {
   for (int64_t dim = 1; dim <= 70; dim++) {
     for (const int64_t n : {1, 2, 3, 6, 8}) {
       const LayerProblem problem = RandomProblem(&random, n, dim, 1, 1, 10, dim, 50);
-      for (const Stored stored : kTypes) {
-        LayerForm form;
-        form.instruction_set = instruction_set();
-        form.weight_type = stored;
-        const Layer layer = MakeLayer(problem, form);
-        ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(Converted(problem, stored))))
-            << NameOf(stored) << " " << Describe(problem);
-      }
+      ExpectTheSpecificationForEveryType(problem);
+      if (HasFailure()) return;
     }
   }
 }
