@@ -236,8 +236,9 @@ struct Stream {
   uint32_t rate = 0, credit = 0;  // of 2^32 steps so many ask; a step that does not leaves its credit to the next
 };
 
-// In how many stretches, side by side, the next chunk is asked for: by tiles that share in it (of_many_tiles), and by one that asks alone
-// (of_a_tile; 0 = one, or as many as it needs lines at a step). Measured where arithmetic and memory take about the same time:
+// In how many stretches, side by side, the keys or values of a chunk are asked for: by tiles that share in it (of_many_tiles), and by one
+// that asks alone (of_a_tile; 0 = one, or as many as it needs lines at a step). Measured where arithmetic and memory take about the same
+// time:
 //   Intel's AVX-512: lines in the order of memory take up to a quarter longer than those of all groups in turn. The few misses that a core
 //     can wait for are then all of one page, and the processor's own prefetching helps little.
 //   AMD's Zen 3, with AVX2: its own prefetching does most, and follows few stretches best. Those of one tile ask for a line two to four

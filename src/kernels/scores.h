@@ -138,7 +138,7 @@ MHA_INLINE void score_streamed_keys(const Unit &unit, Chunk &chunk, int64_t row,
                                     float *least) {
   constexpr int at_once = rows_in_loop<R>, B = asks_nearby<V, R, Element, asks> ? 2 : TileShape<V::size>::score_blocks(at_once);
   static_assert(R < attend_tile_rows_max || B == 1, "there is room behind the last row");
-  RowPointers<at_once> q, later_q;
+  RowPointers<at_once> q, later_q;  // of a wide tile's first and last rows; of another the same ones
   MHA_UNROLL for (int r = 0; r < at_once; ++r) {
     q.row[r] = unit.q(unit.tile_row(row, r));
     later_q.row[r] = unit.q(unit.tile_row(row, R - at_once + r));
