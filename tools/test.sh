@@ -14,6 +14,7 @@ every test succeeded. The tests of the build by g++ come last, so that their sum
   build-aarch64/     cross-compiled for AArch64: the library and its tests, under emulation
   build-minsizerel/  g++, MinSizeRel: the library, its size and its object files
   build-riscv64/     cross-compiled for 64-bit RISC-V: the library, under emulation its bits, its cache and the edges of its interface
+  build/avx512/      on a processor without AVX-512, by tools/test_avx512.sh: the bits of its kernels, under emulation
 
 Then tools/perf_gate.sh compares the working tree with the commit before HEAD (or, where MHA_PERF_GATE_BASE names a revision, with what HEAD
 and that one have in common). More instructions are a failure, unless a commit since then has the line "Perf-Gate: expected" at the end of
@@ -127,6 +128,20 @@ test_objects() {  # BUILD_TYPE
   run_tests "$folder" -R '^linking\.(size|exports|archive|kernels|install|find_package|pkg_config)'
 }
 [[ $matrix == quick ]] || test_objects MinSizeRel
+
+# The checksums hold every feature; the rest is random cases, every small size, and what only few rows, wide heads or stored weights take.
+emulated_avx512() {
+  local status=0 filter
+  say "testing the AVX-512 kernels of build, emulated"
+  filter='*Contract.R*:*Contract.EverySmall*:*OfMoreWeights*:*AreThoseOfTheFile/*:*KvCache.OfAnyWidth*:*KvCache.WhatIsNotFinite*:*Weights.OfAnyDepth*'
+  tools/test_avx512.sh --filter "$filter" contract checksums cache weights || status=$?
+  if ((status == 3)); then
+    skip "the AVX-512 kernels, which this processor cannot run; why they were not emulated stands above"
+  elif ((status)); then
+    failed+=("the AVX-512 kernels, emulated")
+  fi
+}
+[[ $matrix == quick || $(uname -m) != x86_64 ]] || grep -qs avx512dq /proc/cpuinfo || emulated_avx512
 if [[ $matrix == all ]]; then
   test_objects Debug
   sanitize="-fsanitize=address,undefined -fno-sanitize-recover=undefined"

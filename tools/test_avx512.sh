@@ -1,0 +1,193 @@
+#!/usr/bin/env bash
+# Runs the tests of the AVX-512 kernels on a processor that has no AVX-512. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+tools/test_avx512.sh [--build FOLDER] [--filter FILTER] [--time-limit SECONDS] [PROGRAM...]
+
+Runs tests of the AVX-512 kernels in Bochs, an emulator of a PC that has these instructions, under Debian's Linux kernel for cloud machines. Each
+of this machine's processors boots one (30 s), and they share the tests. An instruction takes about 100 times as long as on a processor that
+has it. Needs programs built by tools/test.sh, and Debian's packages that tools/setup.sh --all installs; the kernel (30 MB) is downloaded by apt-get
+into FOLDER/avx512, where also what the machines printed is kept. Nothing is installed, and no root is needed.
+
+Exits with 0 if all tests passed, with 1 if not, with 3 if something that it needs is missing.
+
+  PROGRAM...             what to run: PROGRAM is FOLDER/bin/mha_test_PROGRAM
+                         (default: contract checksums cache weights types rope)
+  --filter FILTER        which of their tests, as GTEST_FILTER has it; those of other instruction sets are left out
+                         (default: all that name AVX-512)
+  --build FOLDER         where the programs are (default: build)
+  --time-limit SECONDS   how long a machine may take (default: 1200)
+  --help                 this text
+MHA_TEST_ROUNDS multiplies the number of random cases (default here: 0.1).
+
+Examples:
+  tools/test_avx512.sh
+  tools/test_avx512.sh --filter '*Ring*' cache
+  MHA_TEST_ROUNDS=1 tools/test_avx512.sh --filter '*' --time-limit 36000 contract
+TEXT
+}
+
+fail() { echo "tools/test_avx512.sh: $*" >&2 && exit 2; }
+lacks() { echo "tools/test_avx512.sh: $*" >&2 && exit 3; }
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+build=build
+filter=
+time_limit=1200
+programs=()
+while (($#)); do
+  case $1 in
+    --build | --filter | --time-limit)
+      (($# > 1)) || fail "$1 needs a value; see tools/test_avx512.sh --help"
+      case $1 in
+        --build) build=$2 ;;
+        --filter) filter=$2 ;;
+        --time-limit) time_limit=$2 ;;
+      esac
+      shift 2
+      ;;
+    --help | -h) usage && exit ;;
+    -*) fail "'$1' is not an option; see tools/test_avx512.sh --help" ;;
+    *) programs+=("$1") && shift ;;
+  esac
+done
+[[ $time_limit =~ ^[1-9][0-9]*$ ]] || fail "--time-limit is '$time_limit', but is a number of seconds"
+without="*/scalar:*/avx2:*/neon"
+case $filter in
+  '') filter="*/avx512" ;;
+  *-*) filter+=":$without" ;;
+  *) filter+="-$without" ;;
+esac
+((${#programs[@]})) || programs=(contract checksums cache weights types rope)
+for program in "${programs[@]}"; do
+  [[ -x $build/bin/mha_test_$program ]] || fail "there is no program $build/bin/mha_test_$program; tools/test.sh --quick builds them all"
+done
+
+[[ $(uname -m) == x86_64 ]] || lacks "this is no x86-64 machine, so that programs built here have no AVX-512 kernels"
+for command in bochs busybox cpio xorriso script apt-get dpkg-deb; do
+  command -v "$command" >/dev/null || lacks "there is no command $command here; tools/setup.sh --all installs it on Debian"
+done
+isolinux=/usr/lib/ISOLINUX/isolinux.bin
+ldlinux=/usr/lib/syslinux/modules/bios/ldlinux.c32
+for file in "$isolinux" "$ldlinux" /usr/share/bochs/{BIOS-bochs-latest,VGABIOS-lgpl-latest}; do
+  [[ -e $file ]] || lacks "there is no $file here; tools/setup.sh --all installs it on Debian"
+done
+
+folder=$build/avx512
+mkdir -p "$folder"
+kernel=$folder/vmlinuz
+if [[ ! -e $kernel ]]; then
+  package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1)
+  [[ -n $package ]] || lacks "apt knows no package linux-image-cloud-amd64, whose kernel the emulated machines boot (as root: apt-get update)"
+  rm -rf "$folder/package"
+  mkdir "$folder/package"
+  (cd "$folder/package" && apt-get --quiet download "$package" >../download.log 2>&1) || {
+    cat "$folder/download.log" >&2
+    lacks "apt-get download $package failed; what it said is above"
+  }
+  dpkg-deb --extract "$folder"/package/*.deb "$folder/package"
+  cp "$folder"/package/boot/vmlinuz-* "$kernel"
+  rm -rf "$folder/package"
+fi
+
+# A machine's folder: what its Linux starts with, a CD that boots it, and the emulator's settings.
+machines=$(nproc)
+make_machine() {  # NUMBER
+  local machine=$folder/machine$1 root library program
+  root=$machine/root
+  rm -rf "$machine"
+  mkdir -p "$root"/{bin,dev,proc,tests,"$PWD/tests"} "$machine/cd"
+  cp "$(command -v busybox)" "$root/bin/busybox"
+  ln -s busybox "$root/bin/sh"
+  cp tests/checksums.txt "$root/$PWD/tests/"  # where the program looks for it
+  for program in "${programs[@]}"; do
+    strip -o "$root/tests/$program" "$build/bin/mha_test_$program"
+    ldd "$build/bin/mha_test_$program" | sed -n 's|^[^/]*\(/[^ ]*\) (.*|\1|p'
+  done | sort --unique | while read -r library; do
+    mkdir -p "$root/${library%/*}"
+    cp --dereference "$library" "$root/$library"
+  done
+  cat >"$root/init" <<TEXT
+#!/bin/sh
+busybox=/bin/busybox
+\$busybox mount -t proc proc /proc
+\$busybox mount -t devtmpfs devtmpfs /dev
+export MHA_TEST_ROUNDS=${MHA_TEST_ROUNDS:-0.1} GTEST_COLOR=no GTEST_TOTAL_SHARDS=$machines GTEST_SHARD_INDEX=$1 GTEST_FILTER='$filter'
+for program in ${programs[*]}; do
+  echo "program \$program"
+  /tests/\$program
+  echo "exit status \$?"
+done
+echo "all programs have run"
+\$busybox sleep 1  # until the serial line has taken it
+echo b >/proc/sysrq-trigger  # reboots, by a triple fault, at which the emulator ends
+TEXT
+  chmod +x "$root/init"
+  (cd "$root" && find . | cpio --quiet --create --format=newc | gzip -1) >"$machine/cd/initrd"
+  cp "$kernel" "$isolinux" "$ldlinux" "$machine/cd/"
+  # clearcpuid: without xsavec and xsaves, about whose sizes this kernel and this emulator disagree, upon which the kernel switches AVX off
+  cat >"$machine/cd/isolinux.cfg" <<'TEXT'
+default tests
+prompt 0
+label tests
+  kernel vmlinuz
+  append initrd=initrd console=ttyS0,115200 quiet nokaslr mitigations=off tsc=reliable reboot=t clearcpuid=323,321
+TEXT
+  xorriso -as mkisofs -quiet -o "$machine/cd.iso" -b isolinux.bin -c boot.cat -no-emul-boot -boot-load-size 4 -boot-info-table "$machine/cd" \
+    2>"$machine/xorriso.log" || { cat "$machine/xorriso.log" >&2 && exit 1; }
+  cat >"$machine/bochsrc" <<TEXT
+display_library: term
+romimage: file=/usr/share/bochs/BIOS-bochs-latest
+vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest
+cpu: model=corei7_skylake_x, count=1, ips=100000000, reset_on_triple_fault=0
+memory: guest=2048, host=2048
+ata0: enabled=1
+ata0-master: type=cdrom, path=$machine/cd.iso, status=inserted
+boot: cdrom
+com1: enabled=1, mode=file, dev=$machine/printed.txt
+clock: sync=none, time0=utc
+log: $machine/bochs.log
+panic: action=fatal
+error: action=ignore
+info: action=ignore
+TEXT
+  echo c >"$machine/commands"  # to its debugger: continue
+}
+
+# The emulator wants a terminal, and script gives it one.
+run_machine() {  # NUMBER
+  local machine=$folder/machine$1
+  script --quiet --command "timeout --signal=KILL $time_limit bochs -q -f $machine/bochsrc -rc $machine/commands" /dev/null </dev/null >"$machine/screen.txt" 2>&1 || true
+}
+
+for ((machine = 0; machine < machines; machine++)); do make_machine "$machine"; done
+# Whatever ends this script ends the emulators.
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+for ((machine = 0; machine < machines; machine++)); do run_machine "$machine" & done
+
+printed() { cat "$folder"/machine*/printed.txt 2>/dev/null | tr -d '\r'; }
+count() { printed | grep -c "^\[ *$1 *\] .*([0-9]* ms)$" || true; }  # OK, FAILED, SKIPPED
+while [[ -n $(jobs -pr) ]]; do
+  sleep 1
+  ((SECONDS % 60)) || echo "$SECONDS s: $(count OK) tests passed so far"
+done
+
+status=0
+printed | grep -v '^\[ *\(OK\|RUN\|PASSED\|=*\|-*\) *\]' | grep -B 20 '^\[ *\(FAILED\|SKIPPED\) *\] .*([0-9]* ms)$' >&2 || true
+for ((machine = 0; machine < machines; machine++)); do
+  grep -qs '^all programs have run' "$folder/machine$machine/printed.txt" && continue
+  echo "tools/test_avx512.sh: an emulated machine did not come to the end within $time_limit s; see $folder/machine$machine" >&2
+  status=1
+done
+if printed | grep '^exit status' | grep -vqx 'exit status 0'; then status=1; fi
+passed=$(count OK) failed=$(count FAILED) skipped=$(count SKIPPED)
+if ((passed + failed + skipped + status == 0)); then
+  echo "tools/test_avx512.sh: the filter '$filter' leaves no test of ${programs[*]}" >&2
+  status=1
+fi
+# A machine whose kernel switches AVX-512 off skips them all.
+((skipped == 0)) || status=1
+echo "AVX-512, emulated: $passed passed, $failed failed, $skipped skipped, in $SECONDS s"
+exit "$status"
