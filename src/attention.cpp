@@ -98,6 +98,7 @@ AttentionMemory plan_attention(Attention *attention, int64_t num_threads, bool i
   const int64_t chunks = blocks_of(attention->n_kv, chunk_keys);
   int64_t slots = attention->window_left < attention->n_kv ? 2 : 1;  // a window may begin within a subtree
   for (int64_t left = chunks / 2; left != 0; left /= 2) ++slots;     // as many as a counter up to `chunks` has digits
+  if (chunks >= most_chunks_in_step) ++slots;                        // the last of these, before they are merged
 
   const Count rows = Count(largest) * Count(group), width(attention->head_dim_v_padded), state = state_floats(rows, *attention);
   AttendScratch &scratch = attention->scratch;
@@ -111,7 +112,7 @@ AttentionMemory plan_attention(Attention *attention, int64_t num_threads, bool i
   scratch.keys = take(has_floats_k ? Count(0) : Count(chunk_keys) * Count(attention->head_dim));
   scratch.values = take(has_floats_v ? Count(0) : Count(chunk_keys) * width);
   scratch.rotated = take(attention->rotate_k.cos || !has_floats_k ? Count(4) * Count(attention->head_dim) : Count(0));
-  scratch.scores = take(attend_tile_rows_max * score_stride);
+  scratch.scores = take((attend_tile_rows_max + spare_score_rows) * score_stride);
   scratch.excluded = take(attend_tile_rows_max * chunk_keys / static_cast<int64_t>(sizeof(float)));
   scratch.states = take(Count(slots) * state);
   scratch.state_stride = state.value();

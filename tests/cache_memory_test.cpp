@@ -294,6 +294,12 @@ std::vector<Shape> Shapes() {
     shapes.push_back(shape);
     shape.n = 90;  // longer than the ring
     shapes.push_back(shape);
+    shape = {};
+    shape.by_forward = by_forward;
+    shape.with_cache = true;
+    shape.held = 1030;  // four whole chunks
+    shape.n = 1;
+    shapes.push_back(shape);
   }
   return shapes;
 }

@@ -321,9 +321,20 @@ TEST_P(KvCache, OfSeveralChunksUnderFewRowsGivesTheBitsOfTheSpecification) {
         }
       }
     }
+    // The first key in each of the first five chunks, and in the middle and at the begin of them.
+    for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}}) {
+      for (const int64_t window : {2300, 2047, 1850, 1791, 1535, 1400, 1279, 1100, 1023}) {
+        AttentionProblem problem = Stored(k_type, n_q, 2048 + n_q - 1 + window % 2, group, 16, 16);
+        problem.v_type = v_type;
+        problem.window_left = window;
+        ExpectTheSpecification(problem, kContiguous);
+      }
+    }
     for (const auto &[head_dim, head_dim_v] : {std::pair{64, 64}, {80, 80}, {128, 144}, {260, 16}}) {
       for (const int64_t group : {1, 2}) {
-        ExpectTheSpecification(Stored(k_type, 1, 600, group, head_dim, head_dim_v), CacheForm{MHA_CACHE_PAGED, 64});
+        for (const int64_t n_kv : {600, 1100}) {
+          ExpectTheSpecification(Stored(k_type, 1, n_kv, group, head_dim, head_dim_v), CacheForm{MHA_CACHE_PAGED, 64});
+        }
       }
     }
     if (HasFailure()) return;
@@ -332,26 +343,29 @@ TEST_P(KvCache, OfSeveralChunksUnderFewRowsGivesTheBitsOfTheSpecification) {
 
 // Keys whose score is -infinity take no part, and their values are never read.
 TEST_P(KvCache, KeysOfSeveralChunksThatTakeNoPartReachNoRow) {
-  const std::vector<int64_t> one = {3}, of_both = {0, 255, 256, 300, 511}, of_the_second = {256, 257, 400}, none;
+  const std::vector<int64_t> one = {3}, of_both = {0, 255, 256, 300, 511}, of_the_second = {256, 257, 400}, of_the_fourth = {800, 1023},
+                             none;
   std::vector<int64_t> a_whole_chunk;
   for (int64_t j = 256; j < 512; j++) a_whole_chunk.push_back(j);
   constexpr int64_t head_dim = 12, head_dim_v = 20, kv_heads = 2;
   for (const Storage type : {Storage::kF32, Storage::kF16, Storage::kBf16}) {
     for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}, {1, 5}, {5, 1}, {7, 1}, {1, 8}, {2, 4}}) {
-      for (const std::vector<int64_t> &excluded : {one, of_both, of_the_second, a_whole_chunk, none}) {
-        AttentionProblem problem = Stored(type, n_q, 600, group, head_dim, head_dim_v);
+      for (const std::vector<int64_t> &excluded : {one, of_both, of_the_second, of_the_fourth, a_whole_chunk, none}) {
+        const int64_t n_kv = n_q * group > 2 ? 600 : 1100;
+        AttentionProblem problem = Stored(type, n_q, n_kv, group, head_dim, head_dim_v);
         for (int64_t row = 0; row < n_q * kv_heads * group; row++) {
           const bool has_nan = row % group == group - 1 && group > 1;  // 0 * -infinity
           problem.q[static_cast<size_t>(row * head_dim)] = has_nan ? 0.0f : 1.0f + static_cast<float>(row);
         }
         for (const int64_t j : excluded) {
+          if (j >= n_kv) continue;
           for (int64_t row = j * kv_heads; row < (j + 1) * kv_heads; row++) {
             problem.k[static_cast<size_t>(row * head_dim)] = -kInfinity;
             std::fill_n(problem.v.begin() + row * head_dim_v, head_dim_v, kNaN);
           }
         }
         ExpectTheSpecification(problem, kContiguous);
-        problem.window_left = 590;  // begins within the first chunk
+        problem.window_left = n_kv - 10;  // begins within the first chunk
         ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, 64});
       }
     }

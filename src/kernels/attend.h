@@ -2,10 +2,11 @@
 //
 // A unit of work is a block of queries of all the query heads that share one kv head. Its rows are cut into tiles of a few rows; for each
 // chunk of keys, each tile computes the chunk's state (m, l, o), which then is merged with the states before it as CONTRACT.md section 9
-// says: slot i of the states holds a subtree, like the digits of a binary counter. Some units of one or two rows take two chunks at a time.
+// says: slot i of the states holds a subtree, like the digits of a binary counter. Some units of one or two rows take two or four chunks at
+// a time.
 #pragma once
 
-#include "kernels/attend_pair.h"
+#include "kernels/attend_in_step.h"
 #include "kernels/attend_tile.h"
 #include "kernels/inspect.h"
 #include "kernels/states.h"
@@ -128,18 +129,16 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   const bool streams = is_streamed<V>(unit);
   const Unit next_unit = streams ? unit_after(unit) : unit;
   const Range none = {0, 0}, keys_of_next = streams ? first_keys(next_unit) : none;
-  const bool in_pairs = is_in_pairs<V>(unit, chunks);
-  const Range pairs = in_pairs ? pairs_of(unit, chunks) : none;
-  for (int64_t c = chunks.begin; c < chunks.end; ++c) {
+  const bool is_some_in_step = is_in_step<V>(unit, chunks);
+  const Range in_step = is_some_in_step ? chunks_in_step(unit, chunks) : none;
+  for (int64_t c = chunks.begin, count; c < chunks.end; c += count) {
+    count = 1;
     const int64_t begin = c * chunk_keys, next = begin + chunk_keys;
-    if constexpr (reads_in_pairs<V>) {
-      if (c >= pairs.begin && c < pairs.end) {  // an odd chunk is merged with the even one before it at once: their slots are neighbours
+    if constexpr (reads_in_step<V>) {
+      if (c >= in_step.begin && c < in_step.end) {
         if (c == first) copy_queries<V>(unit, 0, unit.num_rows);
-        if (unit.num_rows == 1)
-          attend_pair<V, 1>(unit, c, slots_before(c, first));
-        else
-          attend_pair<V, 2>(unit, c, slots_before(c, first));
-        merge_subtrees<V>(unit, ++c, first, 0, unit.num_rows);
+        count = count_in_step(in_step, c);
+        attend_in_step<V>(unit, c, count, first);
         continue;
       }
     }
@@ -149,7 +148,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
     read_keys<V>(unit, begin, needed, streams, &chunk.keys);
     read_values<V>(unit, begin, needed, streams, &chunk.values);
     const bool is_last = c + 1 == chunks.end;
-    const Range keys_ahead = in_pairs ? none : is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys});
+    const Range keys_ahead = is_some_in_step ? none : is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys});
     const NextChunk ahead(is_last ? next_unit : unit, keys_ahead);
     if (streams || !ahead.is_empty()) share_asking<V>(unit, ahead, needed, &chunk);
     const int64_t slot = slots_before(c, first);
@@ -173,7 +172,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
         attend_tile_of<V, tile_rows>(end - row, unit, chunk, row, slot);
       }
     }
-    merge_subtrees<V>(unit, c, first, first_row, unit.num_rows);
+    merge_chunk<V>(unit, c, first, first_row, unit.num_rows);
   }
 
   for (int64_t row = 0, end; row < unit.num_rows; row = end) {
@@ -198,7 +197,7 @@ inline bool join_parts(const Unit &unit, int64_t index, int64_t part) {
   if (__atomic_sub_fetch(&parts.unfinished[index], 1, __ATOMIC_ACQ_REL) != 0) return false;
   for (int64_t p = 0; p < parts.count; ++p) {
     __builtin_memcpy(unit.o(slots_before(p, 0), 0), states + p * parts.state_stride, static_cast<size_t>(floats) * sizeof(float));
-    merge_subtrees<V>(unit, p, 0, 0, unit.num_rows);
+    merge_chunk<V>(unit, p, 0, 0, unit.num_rows);
   }
   merge_rest<V>(unit, parts.count - 1, 0, 0, unit.num_rows);
   return true;

@@ -7,31 +7,31 @@
 namespace mha {
 namespace {
 
-// Slot `left` becomes merge(left, left + 1), for rows [begin, end). The factors of 16 rows are computed side by side.
+// Slot `left` becomes merge(left, right), for rows [begin, end). The factors of 16 rows are computed side by side.
 template <class V>
-MHA_APART void merge(const Unit &unit, int64_t left, int64_t begin, int64_t end) {
+MHA_APART void merge(const Unit &unit, int64_t left, int64_t right, int64_t begin, int64_t end) {
   constexpr int64_t rows_at_once = merge_rows, vectors = rows_at_once / V::size;
   const int64_t width = unit.call.head_dim_v_padded;
   for (int64_t row = begin; row < end; row += rows_at_once) {
     alignas(64) float m[rows_at_once], l[rows_at_once], a[rows_at_once], b[rows_at_once];
     MHA_UNROLL for (int i = 0; i < vectors; ++i) {
       const int64_t at = i * V::size;
-      const V m1 = load<V>(unit.m(left, row) + at), m2 = load<V>(unit.m(left + 1, row) + at);
+      const V m1 = load<V>(unit.m(left, row) + at), m2 = load<V>(unit.m(right, row) + at);
       const V most = greater_of(m2, m1);
       V factors[2] = {m1 - most, m2 - most};
       exp_of(factors);
       store(m + at, most);
-      store(l + at, mul_add(load<V>(unit.l(left, row) + at), factors[0], load<V>(unit.l(left + 1, row) + at) * factors[1]));
+      store(l + at, mul_add(load<V>(unit.l(left, row) + at), factors[0], load<V>(unit.l(right, row) + at) * factors[1]));
       store(a + at, factors[0]);
       store(b + at, factors[1]);
     }
     for (int64_t i = 0; i < smaller(rows_at_once, end - row); ++i) {
       float *const o1 = unit.o(left, row + i);
-      const float *const o2 = unit.o(left + 1, row + i);
-      const float l1 = *unit.l(left, row + i), l2 = *unit.l(left + 1, row + i);
+      const float *const o2 = unit.o(right, row + i);
+      const float l1 = *unit.l(left, row + i), l2 = *unit.l(right, row + i);
       if (l2 == 0.0f) continue;
       const bool is_copy = l1 == 0.0f;
-      *unit.m(left, row + i) = is_copy ? *unit.m(left + 1, row + i) : m[i];
+      *unit.m(left, row + i) = is_copy ? *unit.m(right, row + i) : m[i];
       *unit.l(left, row + i) = is_copy ? l2 : l[i];
       const V va = all<V>(a[i]), vb = all<V>(b[i]);
       for (int64_t c = 0; c < width; c += V::size) {
@@ -49,17 +49,33 @@ MHA_INLINE int64_t slots_before(int64_t c, int64_t first) {
   return __builtin_popcountll(static_cast<unsigned long long>(c) & ((2ull << digit) - 1));
 }
 
-// After chunk c: merges it with the subtree before it as long as both are halves of a larger one, for rows [begin, end).
+// After the subtree of 2^level chunks up to c, which is in slot `slot`: merges it with the one before it as long as both are halves of a
+// larger one, for rows [begin, end).
 template <class V>
-MHA_INLINE void merge_subtrees(const Unit &unit, int64_t c, int64_t first, int64_t begin, int64_t end) {
-  int64_t slot = slots_before(c, first);
-  for (int64_t level = 0; (c >> level & 1) && c >> level << level > first; ++level) merge<V>(unit, --slot, begin, end);
+MHA_INLINE void merge_upwards(const Unit &unit, int64_t c, int64_t level, int64_t slot, int64_t first, int64_t begin, int64_t end) {
+  for (; (c >> level & 1) && c >> level << level > first; ++level, --slot) merge<V>(unit, slot - 1, slot, begin, end);
+}
+template <class V>
+MHA_INLINE void merge_chunk(const Unit &unit, int64_t c, int64_t first, int64_t begin, int64_t end) {
+  merge_upwards<V>(unit, c, 0, slots_before(c, first), first, begin, end);
+}
+
+// After chunks [c, c + count), which are a subtree, each of them in a slot of its own.
+template <class V>
+MHA_INLINE void merge_chunks(const Unit &unit, int64_t c, int64_t count, int64_t first) {
+  const int64_t slot = slots_before(c, first);
+  int64_t level = 0;
+  for (; 1 << level < count; ++level) {
+    const int64_t apart = 1 << level;
+    for (int64_t left = slot; left < slot + count; left += 2 * apart) merge<V>(unit, left, left + apart, 0, unit.num_rows);
+  }
+  merge_upwards<V>(unit, c, level, slot, first, 0, unit.num_rows);
 }
 
 // After the last chunk, c: what is left, starting at the right.
 template <class V>
 MHA_INLINE void merge_rest(const Unit &unit, int64_t c, int64_t first, int64_t begin, int64_t end) {
-  for (int64_t left = slots_before(c + 1, first) - 2; left >= 0; --left) merge<V>(unit, left, begin, end);
+  for (int64_t left = slots_before(c + 1, first) - 2; left >= 0; --left) merge<V>(unit, left, left + 1, begin, end);
 }
 
 inline void clear_states(const Unit &unit, int64_t slot, int64_t begin, int64_t end) {
