@@ -91,6 +91,7 @@ MHA_INLINE void context_in_step(const Chunk (&chunks)[N], int64_t width, const f
       add_values<V, R, TileShape<V::size>::context_vectors(R)>(values, width, p + i * R * score_stride + key, 0, o[i]);
     }
   }
+  for (int i = 0; i < N; ++i) put_in_order<V, Element, 2>(o[i], R * width);
 }
 
 // N chunks from c on, in slots from `slot` on, of a unit of R rows.

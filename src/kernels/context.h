@@ -19,6 +19,7 @@ MHA_INLINE void context_columns(const Unit &unit, Chunk &chunk, const float *p, 
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = load<V>(o + r * width + column + i * static_cast<int64_t>(V::size));
     }
+    put_out_of_order<Element, C>(acc);
   }
   constexpr int columns = C * static_cast<int>(V::size);
   for (int64_t j = keys.shared.begin, end; j < keys.shared.end; j = end) {
@@ -38,6 +39,7 @@ MHA_INLINE void context_columns(const Unit &unit, Chunk &chunk, const float *p, 
     const auto ahead = chunk.template ahead_of_values<V, R, C, Element, asks>(group, groups, column, width);
     accumulate<R, C, C>(EvenRows<score_stride>{p}, values, j, end, acc, ahead);
   }
+  put_in_order<Element, C>(acc);
   // No row is multiplied with a value that it does not attend to.
   for (int64_t j = keys.shared.end; j < keys.some.end; ++j) {
     const Element *const value = static_cast<const Element *>(chunk.values.at[block_of(j)]) + place_in_block(j) * width + column;

@@ -28,13 +28,29 @@ MHA_INLINE V load(const Bf16 *p);
 template <class V>
 MHA_INLINE V load(const int8_t *p);
 
-// The codes of two terms.
+// The codes of two terms, or the numbers at even and at odd places.
 template <class V>
 struct Two {
   V even, odd;
 };
 template <class V>
 MHA_INLINE Two<V> load(const Int4 *p);
+
+// With AVX2, two vectors of neighbouring bf16 numbers are widened by one instruction each, not two, if the numbers at even places become
+// one vector and those at odd places the other. Loops keep their sums so, and put them in order when they are done. (Measured on Zen 3
+// beside vectors of neighbours: one row of weights takes 0.72 to 0.82 of the time from the caches, 0.95 to 1 from the memory; 1 to 4 rows
+// over a cache 0.86 to 0.93 and 0.93 to 1.)
+template <class V, class Element>
+constexpr bool widens_even_odd = false;
+
+// has_register: for a constant.
+template <class V, bool has_register>
+MHA_INLINE Two<V> load_even_odd(const Bf16 *p);
+// Two vectors with the numbers at even and at odd places become two vectors of neighbours; and back.
+template <class V>
+MHA_INLINE void join_even_odd(V *even, V *odd);
+template <class V>
+MHA_INLINE void split_even_odd(V *first, V *last);
 
 // With AVX2 codes become f16 first, many of them by one look into a table of bytes, since one instruction loads and widens these. (AVX-512
 // has one that makes floats of 16 codes at once.) Those of 4 terms and 48 columns lie in the order in which this leaves them: vector i of
@@ -114,6 +130,36 @@ template <>
 MHA_INLINE Vector load<Vector>(const int8_t *p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
 }
+template <>
+constexpr bool widens_even_odd<Vector, Bf16> = true;
+
+alignas(32) constexpr uint32_t upper_halves[8] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
+                                                  0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
+template <class V, bool has_register>
+MHA_INLINE Two<V> load_even_odd(const Bf16 *p) {
+  const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)), *const mask =
+                                                                                     reinterpret_cast<const __m256i *>(upper_halves);
+  __m256i odd;
+  if constexpr (has_register) {
+    odd = _mm256_and_si256(both, _mm256_load_si256(mask));
+  } else {  // g++ would hold the constant rather than a sum
+    __asm__("vpand {%2, %1, %0|%0, %1, %2}" : "=x"(odd) : "x"(both), "m"(*mask));
+  }
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16)), _mm256_castsi256_ps(odd)};
+}
+template <>
+MHA_INLINE void join_even_odd<Vector>(Vector *even, Vector *odd) {
+  const __m256 low = _mm256_unpacklo_ps(*even, *odd), high = _mm256_unpackhi_ps(*even, *odd);
+  *even = _mm256_permute2f128_ps(low, high, 0x20);
+  *odd = _mm256_permute2f128_ps(low, high, 0x31);
+}
+template <>
+MHA_INLINE void split_even_odd<Vector>(Vector *first, Vector *last) {
+  const __m256 even = _mm256_shuffle_ps(*first, *last, 0x88), odd = _mm256_shuffle_ps(*first, *last, 0xdd);
+  *first = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(even), 0xd8));
+  *last = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(odd), 0xd8));
+}
+
 template <>
 constexpr bool has_half_codes<Vector> = true;
 

@@ -109,6 +109,7 @@ MHA_APART void multiply_few(const StoredPanel &panel, const FewRows<R> &few, int
       const unsigned char *const share = here + dot_block / 2 * panel.bytes_of_two_terms + (few.tile * passes + pass) * 3 * stretch_bytes;
       accumulate<R, C, C>(few.rows, columns, k, end, acc, PrefetchStoredShare{share, stretch_bytes, stretch_bytes / dot_block + 1});
     }
+    put_in_order<Element, C>(acc);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       MHA_UNROLL for (int i = 0; i < P * C; ++i) {
         float *const sum = sums + r * P * panel_columns + column + i * lanes;
@@ -256,6 +257,7 @@ MHA_APART void project_in_step(const Projection &p, const RowBlock &rows, int64_
           }
         }
       }
+      put_in_order<V, Element, C>(block_sums, count);
       for (int64_t i = 0; i < count; i += V::size) {
         const V sum = load<V>(block_sums + i);
         store(sums + i, begin == 0 ? sum : load<V>(sums + i) + sum);

@@ -36,15 +36,16 @@ struct EvenRows {
 // columns come in blocks block_stride apart.
 template <class Element>
 struct ColumnsOf {
+  using Number = Element;
   const Element *w;
   int64_t k_stride;
   int64_t block_stride;
 
   MHA_INLINE void skip(int64_t terms) { w += terms * k_stride; }
-  // Vector i of the columns at k, in blocks of C vectors.
+  // Vector i of the columns at k, in blocks of C vectors, is there.
   template <class V, int C>
-  MHA_INLINE V at(int64_t k, int i) const {
-    return load<V>(w + k * k_stride + i / C * block_stride + i % C * V::size);
+  MHA_INLINE const Element *at(int64_t k, int i) const {
+    return w + k * k_stride + i / C * block_stride + i % C * static_cast<int>(V::size);
   }
 };
 using Columns = ColumnsOf<float>;
@@ -52,12 +53,13 @@ using Columns = ColumnsOf<float>;
 // The same in blocks of which each lies where it wants: element (k, column) is at block[i] + k * k_stride + column.
 template <class Element, int count, int k_stride>
 struct Blocks {
+  using Number = Element;
   const Element *block[count];
 
   MHA_INLINE void skip(int64_t terms) { MHA_UNROLL for (int i = 0; i < count; ++i) block[i] += terms * k_stride; }
   template <class V, int C>
-  MHA_INLINE V at(int64_t k, int i) const {
-    return load<V>(block[i / C] + k * k_stride + i % C * static_cast<int>(V::size));
+  MHA_INLINE const Element *at(int64_t k, int i) const {
+    return block[i / C] + k * k_stride + i % C * static_cast<int>(V::size);
   }
 };
 
@@ -78,6 +80,38 @@ constexpr bool reads_streams = V::size == 8;
 template <class V>
 constexpr bool has_long_kernels_for_streams = reads_streams<V> && !is_small_code;
 
+// Whether sums of such numbers in blocks of C vectors are, vector by vector, those at even and those at odd places, until put in order.
+template <class V, class Element, int C>
+constexpr bool is_even_odd = C % 2 == 0 && widens_even_odd<V, Element>;
+
+// `count` vectors of the columns at `place`, from number `first` on.
+template <class V, int C, bool has_register, int count, class Matrix>
+MHA_INLINE void read_columns(const Matrix &columns, int64_t place, int first, V (&column)[count]) {
+  if constexpr (is_even_odd<V, typename Matrix::Number, C>) {
+    MHA_UNROLL for (int i = 0; i < count; i += 2) {
+      const Two<V> two = load_even_odd<V, has_register>(columns.template at<V, C>(place, first + i));
+      column[i] = two.even;
+      column[i + 1] = two.odd;
+    }
+  } else {
+    MHA_UNROLL for (int i = 0; i < count; ++i) column[i] = load<V>(columns.template at<V, C>(place, first + i));
+  }
+}
+
+template <class Element, int C, int R, int N, class V>
+MHA_INLINE void put_in_order(V (&acc)[R][N]) {
+  if constexpr (is_even_odd<V, Element, C>) {
+    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; i += 2) join_even_odd(&acc[r][i], &acc[r][i + 1]); }
+  }
+}
+
+template <class Element, int C, int R, int N, class V>
+MHA_INLINE void put_out_of_order(V (&acc)[R][N]) {
+  if constexpr (is_even_odd<V, Element, C>) {
+    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; i += 2) split_even_odd(&acc[r][i], &acc[r][i + 1]); }
+  }
+}
+
 // acc[r][i] += rows[r] at k * columns at `place`, a step of a loop. Beside the sums, the columns are held in registers, and the rows'
 // numbers pass by; for one row, or where there are not registers enough, the rows' numbers are held, and the columns pass by in pairs.
 template <int R, int N, int C, class V, class Rows, class Matrix, class Ahead>
@@ -85,7 +119,8 @@ MHA_INLINE void accumulate_step(const Rows &rows, int64_t k, const Matrix &colum
                                 int64_t step) {
   if constexpr (R > 1 && R * N + N < TileShape<V::size>::registers) {
     V column[N];
-    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = held(columns.template at<V, C>(place, i));
+    read_columns<V, C, R * N + N + 2 <= TileShape<V::size>::registers>(columns, place, 0, column);
+    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = held(column[i]);
     ahead.step(step);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       const V multiplier = all<V>(rows.at(r, k));
@@ -98,7 +133,8 @@ MHA_INLINE void accumulate_step(const Rows &rows, int64_t k, const Matrix &colum
     ahead.step(step);
     MHA_UNROLL for (int first = 0; first < N; first += at_once) {
       V column[at_once];
-      MHA_UNROLL for (int i = 0; i < at_once; ++i) column[i] = held_in_pair(columns.template at<V, C>(place, first + i));
+      read_columns<V, C, R * N + R + at_once + 1 <= TileShape<V::size>::registers>(columns, place, first, column);
+      MHA_UNROLL for (int i = 0; i < at_once; ++i) column[i] = held_in_pair(column[i]);
       MHA_UNROLL for (int i = 0; i < at_once; ++i) {
         MHA_UNROLL for (int r = 0; r < R; ++r) acc[r][first + i] = mul_add(multiplier[r], column[i], acc[r][first + i]);
       }
@@ -107,7 +143,7 @@ MHA_INLINE void accumulate_step(const Rows &rows, int64_t k, const Matrix &colum
 }
 
 // acc[r][i] += rows[r] * columns over k in [begin, end), in order, columns.w being those of `begin`: nearly all fused multiply-adds of
-// the library.
+// the library. Sums stay out of order where is_even_odd.
 template <int R, int N, int C, class V, class Rows, class Ahead, class Element = float>
 MHA_INLINE void accumulate(Rows rows, ColumnsOf<Element> columns, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
   for (int64_t k = begin; k < end; ++k, columns.w += columns.k_stride) accumulate_step<R, N, C>(rows, k, columns, 0, acc, ahead, k - begin);
@@ -119,7 +155,7 @@ MHA_INLINE void accumulate(Rows rows, const Blocks<Element, N / C, k_stride> &co
   for (int64_t k = begin; k < end; ++k) accumulate_step<R, N, C>(rows, k, columns, k - begin, acc, ahead, k);
 }
 
-// The same with sums in memory: sums[r][i] += rows[r] * columns, for C vectors of columns.
+// The same with sums in memory: sums[r][i] += rows[r] * columns, for C vectors of columns, which may be out of order.
 template <class V, int R, int C, class Rows, class Element, class Ahead>
 MHA_INLINE void add_in_memory(const Rows &rows, ColumnsOf<Element> columns, int64_t begin, int64_t end, float *sums, int64_t stride,
                               Ahead ahead) {
@@ -128,6 +164,18 @@ MHA_INLINE void add_in_memory(const Rows &rows, ColumnsOf<Element> columns, int6
   MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = load<V>(sum(r, i)); }
   accumulate<R, C, C>(rows, columns, begin, end, acc, ahead);
   MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < C; ++i) store(sum(r, i), acc[r][i]); }
+}
+
+template <class V, class Element, int C>
+MHA_INLINE void put_in_order(float *sums, int64_t count) {
+  if constexpr (is_even_odd<V, Element, C>) {
+    for (float *at = sums; at < sums + count; at += 2 * V::size) {
+      V even = load<V>(at), odd = load<V>(at + V::size);
+      join_even_odd(&even, &odd);
+      store(at, even);
+      store(at + V::size, odd);
+    }
+  }
 }
 
 template <int R, int N, class V>
@@ -144,6 +192,7 @@ MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, const Ma
   V acc[R][N];
   clear(acc);
   accumulate<R, N, C>(rows, columns, begin, end, acc, ahead);
+  put_in_order<typename Matrix::Number, C>(acc);
   const auto sum = [&](int r, int i) { return sums + r * sums_stride + i * static_cast<int>(V::size); };
   if (begin != 0) {
     MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = load<V>(sum(r, i)) + acc[r][i]; }
