@@ -69,6 +69,9 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
                         stage.scratch + thread * attention.scratch.floats);
 }
 
+// See kernels/attend_in_step.h.
+bool may_come_in_step(const KeyValues &array) { return array.is_packed && array.storage != Storage::int8; }
+
 }  // namespace
 
 AttentionMemory plan_attention(Attention *attention, int64_t num_threads, bool is_ragged, Carving *carving) {
@@ -98,7 +101,8 @@ AttentionMemory plan_attention(Attention *attention, int64_t num_threads, bool i
   const int64_t chunks = blocks_of(attention->n_kv, chunk_keys);
   int64_t slots = attention->window_left < attention->n_kv ? 2 : 1;  // a window may begin within a subtree
   for (int64_t left = chunks / 2; left != 0; left /= 2) ++slots;     // as many as a counter up to `chunks` has digits
-  if (chunks >= most_chunks_in_step) ++slots;                        // the last of these, before they are merged
+  // Chunks in step each have a slot before they are merged: one more than the counter has digits.
+  if (chunks >= most_chunks_in_step && may_come_in_step(attention->k) && may_come_in_step(attention->v)) ++slots;
 
   const Count rows = Count(largest) * Count(group), width(attention->head_dim_v_padded), state = state_floats(rows, *attention);
   AttendScratch &scratch = attention->scratch;

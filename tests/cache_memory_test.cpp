@@ -300,6 +300,8 @@ std::vector<Shape> Shapes() {
     shape.held = 1030;  // four whole chunks
     shape.n = 1;
     shapes.push_back(shape);
+    shape.k_type = shape.v_type = MHA_TYPE_BF16;
+    shapes.push_back(shape);
   }
   return shapes;
 }

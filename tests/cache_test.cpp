@@ -301,8 +301,7 @@ TEST_P(KvCache, OfWideHeadsGivesTheBitsOfTheSpecification) {
   }
 }
 
-// One or two rows may go through neighbouring chunks together: from an even one on, where they attend to all keys of both, and these have
-// no int8.
+// One or two rows may go through two or four neighbouring chunks together, where they attend to all their keys, and these have no int8.
 TEST_P(KvCache, OfSeveralChunksUnderFewRowsGivesTheBitsOfTheSpecification) {
   for (const auto &[k_type, v_type] : {std::pair{Storage::kF32, Storage::kF32},
                                        {Storage::kF16, Storage::kF16},
@@ -310,7 +309,7 @@ TEST_P(KvCache, OfSeveralChunksUnderFewRowsGivesTheBitsOfTheSpecification) {
                                        {Storage::kF32, Storage::kBf16},
                                        {Storage::kInt8, Storage::kF32},
                                        {Storage::kF16, Storage::kInt8}}) {
-    for (const int64_t n_kv : {511, 512, 513, 1024, 1300}) {
+    for (const int64_t n_kv : {511, 512, 513, 1024, 1300, 1540}) {
       for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}}) {
         AttentionProblem problem = Stored(k_type, n_q, n_kv, group, 24, 40);
         problem.v_type = v_type;
@@ -321,10 +320,10 @@ TEST_P(KvCache, OfSeveralChunksUnderFewRowsGivesTheBitsOfTheSpecification) {
         }
       }
     }
-    // The first key in each of the first five chunks, and in the middle and at the begin of them.
+    // The first key in each of the first five chunks: at the beginning (0, 256, 512, 768, 1024), and behind it.
     for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}}) {
       for (const int64_t window : {2300, 2047, 1850, 1791, 1535, 1400, 1279, 1100, 1023}) {
-        AttentionProblem problem = Stored(k_type, n_q, 2048 + n_q - 1 + window % 2, group, 16, 16);
+        AttentionProblem problem = Stored(k_type, n_q, 2049 - window % 2, group, 16, 16);
         problem.v_type = v_type;
         problem.window_left = window;
         ExpectTheSpecification(problem, kContiguous);
@@ -390,9 +389,9 @@ TEST_P(KvCache, GivesTheSameBitsOnAnyThreads) {
 
 // So few heads that threads would share out the keys of one. The ring of 624 positions begins anew in the middle of two chunks.
 TEST_P(KvCache, OfManyPositionsAndFewHeadsGivesTheSameBitsOnAnyThreads) {
-  constexpr int64_t n = 1600, last = 6;  // of the last rows alone the specification is wanted
+  constexpr int64_t n = 3300, last = 6;  // of the last rows alone the specification is wanted
   for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}, CacheForm{MHA_CACHE_RING, 48}, CacheForm{MHA_CACHE_RING, 624},
-                                CacheForm{MHA_CACHE_RING, 1104}}) {
+                                CacheForm{MHA_CACHE_RING, 1104}, CacheForm{MHA_CACHE_RING, 2000}}) {
     for (const auto &[type, group, rows] : {std::tuple{Storage::kF32, 3, 3},
                                             {Storage::kF32, 1, 1},
                                             {Storage::kF32, 2, 1},

@@ -11,13 +11,13 @@ of this machine's processors boots one (30 s), and they share the tests. An inst
 has it. Needs programs built by tools/test.sh, and Debian's packages that tools/setup.sh --all installs; the kernel (30 MB) is downloaded by apt-get
 into FOLDER/avx512, where also what the machines printed is kept. Nothing is installed, and no root is needed.
 
-Exits with 0 if all tests passed, with 1 if not, with 3 if something that it needs is missing.
+Exits with 0 if all tests passed, with 1 if not, with 2 if the arguments are wrong, with 3 if something that it needs is missing.
 
   PROGRAM...             what to run: PROGRAM is FOLDER/bin/mha_test_PROGRAM
                          (default: contract checksums cache weights types rope)
   --filter FILTER        which of their tests, as GTEST_FILTER has it; those of other instruction sets are left out
                          (default: all that name AVX-512)
-  --build FOLDER         where the programs are (default: build)
+  --build FOLDER         where the programs are, seen from the root of the project (default: build)
   --time-limit SECONDS   how long a machine may take (default: 1200)
   --help                 this text
 MHA_TEST_ROUNDS multiplies the number of random cases (default here: 0.1).
@@ -60,26 +60,34 @@ case $filter in
   *-*) filter+=":$without" ;;
   *) filter+="-$without" ;;
 esac
+[[ $filter != *\'* ]] || fail "a filter has no quotes: $filter"
 ((${#programs[@]})) || programs=(contract checksums cache weights types rope)
+export GTEST_FILTER=$filter
+tests=0  # that the filter leaves
 for program in "${programs[@]}"; do
   [[ -x $build/bin/mha_test_$program ]] || fail "there is no program $build/bin/mha_test_$program; tools/test.sh --quick builds them all"
+  of_program=$("$build/bin/mha_test_$program" --gtest_list_tests | grep -c '^  ') || fail "the filter '$filter' leaves no test of $program"
+  tests=$((tests + of_program))
 done
 
 [[ $(uname -m) == x86_64 ]] || lacks "this is no x86-64 machine, so that programs built here have no AVX-512 kernels"
-for command in bochs busybox cpio xorriso script apt-get dpkg-deb; do
-  command -v "$command" >/dev/null || lacks "there is no command $command here; tools/setup.sh --all installs it on Debian"
-done
+packages="bochs bochs-term busybox-static cpio isolinux syslinux-common xorriso"
 isolinux=/usr/lib/ISOLINUX/isolinux.bin
 ldlinux=/usr/lib/syslinux/modules/bios/ldlinux.c32
-for file in "$isolinux" "$ldlinux" /usr/share/bochs/{BIOS-bochs-latest,VGABIOS-lgpl-latest}; do
-  [[ -e $file ]] || lacks "there is no $file here; tools/setup.sh --all installs it on Debian"
+for command in bochs busybox cpio xorriso script flock apt-get dpkg-deb; do
+  command -v "$command" >/dev/null || lacks "there is no command $command here; Debian's packages that this needs: $packages"
+done
+for file in "$isolinux" "$ldlinux" /usr/share/bochs/{BIOS-bochs-latest,VGABIOS-lgpl-latest} /usr/lib/*/bochs/plugins/libbx_term_gui.so; do
+  [[ -e $file ]] || lacks "there is no $file here; Debian's packages that this needs: $packages"
 done
 
 folder=$build/avx512
 mkdir -p "$folder"
+exec {lock}>"$folder/lock"
+flock --nonblock "$lock" || fail "another run uses $folder"
 kernel=$folder/vmlinuz
 if [[ ! -e $kernel ]]; then
-  package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1)
+  package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1) || true
   [[ -n $package ]] || lacks "apt knows no package linux-image-cloud-amd64, whose kernel the emulated machines boot (as root: apt-get update)"
   rm -rf "$folder/package"
   mkdir "$folder/package"
@@ -88,23 +96,26 @@ if [[ ! -e $kernel ]]; then
     lacks "apt-get download $package failed; what it said is above"
   }
   dpkg-deb --extract "$folder"/package/*.deb "$folder/package"
-  cp "$folder"/package/boot/vmlinuz-* "$kernel"
+  mv "$folder"/package/boot/vmlinuz-* "$kernel"
   rm -rf "$folder/package"
 fi
 
-# A machine's folder: what its Linux starts with, a CD that boots it, and the emulator's settings.
+memory_mib=2048
 machines=$(nproc)
+for_all=$(($(sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo) / 1024 / memory_mib))
+((machines <= for_all)) || machines=$((for_all > 0 ? for_all : 1))
+
+# A machine's folder: what its Linux starts with, a CD that boots it, and the emulator's settings.
 make_machine() {  # NUMBER
   local machine=$folder/machine$1 root library program
   root=$machine/root
-  rm -rf "$machine"
-  mkdir -p "$root"/{bin,dev,proc,tests,"$PWD/tests"} "$machine/cd"
+  mkdir -p "$root"/{bin,dev,proc,tmp,tests,"$PWD/tests"} "$machine/cd"
   cp "$(command -v busybox)" "$root/bin/busybox"
   ln -s busybox "$root/bin/sh"
   cp tests/checksums.txt "$root/$PWD/tests/"  # where the program looks for it
   for program in "${programs[@]}"; do
     strip -o "$root/tests/$program" "$build/bin/mha_test_$program"
-    ldd "$build/bin/mha_test_$program" | sed -n 's|^[^/]*\(/[^ ]*\) (.*|\1|p'
+    { ldd "$root/tests/$program" "$root/bin/busybox" 2>/dev/null || true; } | sed -n 's|^[^/]*\(/[^ ]*\) (.*|\1|p'
   done | sort --unique | while read -r library; do
     mkdir -p "$root/${library%/*}"
     cp --dereference "$library" "$root/$library"
@@ -118,7 +129,9 @@ export MHA_TEST_ROUNDS=${MHA_TEST_ROUNDS:-0.1} GTEST_COLOR=no GTEST_TOTAL_SHARDS
 for program in ${programs[*]}; do
   echo "program \$program"
   /tests/\$program
-  echo "exit status \$?"
+  status=\$?
+  echo
+  echo "exit status \$status of \$program"
 done
 echo "all programs have run"
 \$busybox sleep 1  # until the serial line has taken it
@@ -133,7 +146,7 @@ default tests
 prompt 0
 label tests
   kernel vmlinuz
-  append initrd=initrd console=ttyS0,115200 quiet nokaslr mitigations=off tsc=reliable reboot=t clearcpuid=323,321
+  append initrd=initrd console=ttyS0,115200 quiet nokaslr mitigations=off tsc=reliable panic=1 reboot=t clearcpuid=323,321
 TEXT
   xorriso -as mkisofs -quiet -o "$machine/cd.iso" -b isolinux.bin -c boot.cat -no-emul-boot -boot-load-size 4 -boot-info-table "$machine/cd" \
     2>"$machine/xorriso.log" || { cat "$machine/xorriso.log" >&2 && exit 1; }
@@ -142,13 +155,13 @@ display_library: term
 romimage: file=/usr/share/bochs/BIOS-bochs-latest
 vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest
 cpu: model=corei7_skylake_x, count=1, ips=100000000, reset_on_triple_fault=0
-memory: guest=2048, host=2048
+memory: guest=$memory_mib, host=$memory_mib
 ata0: enabled=1
-ata0-master: type=cdrom, path=$machine/cd.iso, status=inserted
+ata0-master: type=cdrom, path=cd.iso, status=inserted
 boot: cdrom
-com1: enabled=1, mode=file, dev=$machine/printed.txt
+com1: enabled=1, mode=file, dev=printed.txt
 clock: sync=none, time0=utc
-log: $machine/bochs.log
+log: bochs.log
 panic: action=fatal
 error: action=ignore
 info: action=ignore
@@ -158,36 +171,35 @@ TEXT
 
 # The emulator wants a terminal, and script gives it one.
 run_machine() {  # NUMBER
-  local machine=$folder/machine$1
-  script --quiet --command "timeout --signal=KILL $time_limit bochs -q -f $machine/bochsrc -rc $machine/commands" /dev/null </dev/null >"$machine/screen.txt" 2>&1 || true
+  cd "$folder/machine$1"
+  exec script --quiet --command "timeout --signal=KILL $time_limit bochs -q -f bochsrc -rc commands" /dev/null </dev/null >screen.txt 2>&1
 }
 
+rm -rf "$folder"/machine*
 for ((machine = 0; machine < machines; machine++)); do make_machine "$machine"; done
 # Whatever ends this script ends the emulators.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+trap 'exit 1' INT TERM
 for ((machine = 0; machine < machines; machine++)); do run_machine "$machine" & done
 
 printed() { cat "$folder"/machine*/printed.txt 2>/dev/null | tr -d '\r'; }
 count() { printed | grep -c "^\[ *$1 *\] .*([0-9]* ms)$" || true; }  # OK, FAILED, SKIPPED
 while [[ -n $(jobs -pr) ]]; do
   sleep 1
-  ((SECONDS % 60)) || echo "$SECONDS s: $(count OK) tests passed so far"
+  ((SECONDS % 60)) || echo "$SECONDS s: $(count OK) of $tests tests passed so far"
 done
 
 status=0
-printed | grep -v '^\[ *\(OK\|RUN\|PASSED\|=*\|-*\) *\]' | grep -B 20 '^\[ *\(FAILED\|SKIPPED\) *\] .*([0-9]* ms)$' >&2 || true
 for ((machine = 0; machine < machines; machine++)); do
-  grep -qs '^all programs have run' "$folder/machine$machine/printed.txt" && continue
-  echo "tools/test_avx512.sh: an emulated machine did not come to the end within $time_limit s; see $folder/machine$machine" >&2
+  what_it_printed=$folder/machine$machine/printed.txt
+  grep -qs '^all programs have run' "$what_it_printed" && continue
+  echo "tools/test_avx512.sh: machine $machine did not come to the end, for which it has $time_limit s. The last that $what_it_printed says:" >&2
+  tail -n 5 "$what_it_printed" >&2 || tail -n 5 "$folder/machine$machine/screen.txt" >&2
   status=1
 done
-if printed | grep '^exit status' | grep -vqx 'exit status 0'; then status=1; fi
+printed | grep -B 20 '^\[ *\(FAILED\|SKIPPED\) *\] .*([0-9]* ms)$' >&2 || true
+printed | grep '^exit status' | grep -v '^exit status 0 ' >&2 && status=1
 passed=$(count OK) failed=$(count FAILED) skipped=$(count SKIPPED)
-if ((passed + failed + skipped + status == 0)); then
-  echo "tools/test_avx512.sh: the filter '$filter' leaves no test of ${programs[*]}" >&2
-  status=1
-fi
+echo "AVX-512, emulated: $passed of $tests tests passed, $failed failed, $skipped skipped, in $SECONDS s"
 # A machine whose kernel switches AVX-512 off skips them all.
-((skipped == 0)) || status=1
-echo "AVX-512, emulated: $passed passed, $failed failed, $skipped skipped, in $SECONDS s"
-exit "$status"
+((status == 0 && passed == tests && failed == 0 && skipped == 0))

@@ -1,10 +1,10 @@
 // What one or two rows make of two or four neighbouring chunks, to all of whose keys they attend: the states of each.
 //
 // Values add up in the order of the keys, so that those of one chunk are one stream. Where streams are read, rows go through the chunks in
-// step, a few keys of each, and ask the memory for nothing. (Measured on Zen 3. Two chunks beside one after the other, each of which asks
-// for the next: one row, 0.84 to 0.96 of the time from the memory, 0.67 to 0.99 from the caches; two rows: 0.77 to 0.97, in one shape of
-// seven 1.04, and 0.62 to 0.99. Four beside two, from the memory: one row, float 0.96 to 0.98, 16-bit numbers 0.85 to 0.98; two rows, 0.92
-// to 1.02. With int8, which waits less for the memory, two take up to a sixth longer than one.)
+// step, a few keys of each, and ask the memory for nothing. (Measured on Zen 3. Two in step beside one at a time, which asks for the next:
+// one row, 0.84 to 0.96 of the time from the memory, 0.67 to 0.99 from the caches; two rows, 0.77 to 0.97, in one shape of seven 1.04, and
+// 0.62 to 0.99. Four beside two, from the memory: one row, float 0.96 to 0.98, 16-bit numbers 0.85 to 0.98; two rows, 0.92 to 1.02. With
+// int8, which waits less for the memory, two in step take up to a sixth longer than one at a time.)
 #pragma once
 
 #include "kernels/attend_tile.h"
@@ -24,7 +24,7 @@ MHA_INLINE bool is_in_step(const Unit &unit, Range chunks) {
   return reads_in_step<V> && is_streamed<V>(unit) && unit.num_rows <= 2 && !has_int8 && chunks.end - chunks.begin > 1;
 }
 
-// The chunks [begin, end) that come in step, two or four from a multiple of as many on: all rows attend to all keys of them.
+// The chunks [begin, end) that come in step, in twos and fours that begin at a multiple of 2 and of 4: all rows attend to all their keys.
 MHA_INLINE Range chunks_in_step(const Unit &unit, Range chunks) {
   const Range keys = {unit.keys_of(unit.row(unit.num_rows - 1)).begin, unit.keys_of(unit.row(0)).end};
   const int64_t begin = greater(chunks.begin, (keys.begin + chunk_keys - 1) / chunk_keys), end = smaller(chunks.end, keys.end / chunk_keys);

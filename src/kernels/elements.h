@@ -43,7 +43,7 @@ MHA_INLINE Two<V> load(const Int4 *p);
 template <class V, class Element>
 constexpr bool widens_even_odd = false;
 
-// has_register: for a constant.
+// has_register: whether one is free for the mask.
 template <class V, bool has_register>
 MHA_INLINE Two<V> load_even_odd(const Bf16 *p);
 // Two vectors with the numbers at even and at odd places become two vectors of neighbours; and back.
@@ -137,8 +137,8 @@ alignas(32) constexpr uint32_t upper_halves[8] = {0xffff0000, 0xffff0000, 0xffff
                                                   0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
 template <class V, bool has_register>
 MHA_INLINE Two<V> load_even_odd(const Bf16 *p) {
-  const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)), *const mask =
-                                                                                     reinterpret_cast<const __m256i *>(upper_halves);
+  const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+  const __m256i *const mask = reinterpret_cast<const __m256i *>(upper_halves);
   __m256i odd;
   if constexpr (has_register) {
     odd = _mm256_and_si256(both, _mm256_load_si256(mask));

@@ -134,7 +134,7 @@ struct AttendScratch {
 
 constexpr int64_t attend_tile_rows_max = 8;
 constexpr int64_t most_chunks_in_step = 4;         // each with a state of its own
-constexpr int64_t spare_score_rows = 2;            // for sums that become scores of the others
+constexpr int64_t spare_score_rows = 2;            // behind all scores, for the partial sums of up to so many rows
 constexpr int64_t spare_rows = 2;                  // that a tile may have more than there are
 constexpr int64_t merge_rows = 16;                 // rows whose states are merged side by side
 constexpr int64_t score_stride = chunk_keys + 16;  // no power of two, so that a tile's rows do not fall into the same cache sets

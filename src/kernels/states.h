@@ -49,7 +49,7 @@ MHA_INLINE int64_t slots_before(int64_t c, int64_t first) {
   return __builtin_popcountll(static_cast<unsigned long long>(c) & ((2ull << digit) - 1));
 }
 
-// After the subtree of 2^level chunks up to c, which is in slot `slot`: merges it with the one before it as long as both are halves of a
+// After a subtree of 2^level chunks, of which c is one, in slot `slot`: merges it with the one before it as long as both are halves of a
 // larger one, for rows [begin, end).
 template <class V>
 MHA_INLINE void merge_upwards(const Unit &unit, int64_t c, int64_t level, int64_t slot, int64_t first, int64_t begin, int64_t end) {

@@ -42,7 +42,7 @@ struct ColumnsOf {
   int64_t block_stride;
 
   MHA_INLINE void skip(int64_t terms) { w += terms * k_stride; }
-  // Vector i of the columns at k, in blocks of C vectors, is there.
+  // Where vector i of the columns at k lies, in blocks of C vectors.
   template <class V, int C>
   MHA_INLINE const Element *at(int64_t k, int i) const {
     return w + k * k_stride + i / C * block_stride + i % C * static_cast<int>(V::size);
@@ -80,7 +80,7 @@ constexpr bool reads_streams = V::size == 8;
 template <class V>
 constexpr bool has_long_kernels_for_streams = reads_streams<V> && !is_small_code;
 
-// Whether sums of such numbers in blocks of C vectors are, vector by vector, those at even and those at odd places, until put in order.
+// Whether each two vectors of sums, of such numbers in blocks of C vectors, are those of even and of odd columns until put_in_order.
 template <class V, class Element, int C>
 constexpr bool is_even_odd = C % 2 == 0 && widens_even_odd<V, Element>;
 
@@ -143,7 +143,7 @@ MHA_INLINE void accumulate_step(const Rows &rows, int64_t k, const Matrix &colum
 }
 
 // acc[r][i] += rows[r] * columns over k in [begin, end), in order, columns.w being those of `begin`: nearly all fused multiply-adds of
-// the library. Sums stay out of order where is_even_odd.
+// the library. Where is_even_odd, the caller has to put the sums in order.
 template <int R, int N, int C, class V, class Rows, class Ahead, class Element = float>
 MHA_INLINE void accumulate(Rows rows, ColumnsOf<Element> columns, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
   for (int64_t k = begin; k < end; ++k, columns.w += columns.k_stride) accumulate_step<R, N, C>(rows, k, columns, 0, acc, ahead, k - begin);
@@ -155,7 +155,7 @@ MHA_INLINE void accumulate(Rows rows, const Blocks<Element, N / C, k_stride> &co
   for (int64_t k = begin; k < end; ++k) accumulate_step<R, N, C>(rows, k, columns, k - begin, acc, ahead, k);
 }
 
-// The same with sums in memory: sums[r][i] += rows[r] * columns, for C vectors of columns, which may be out of order.
+// The same with sums in memory: sums[r][i] += rows[r] * columns, for C vectors of columns. The caller puts them in order, as above.
 template <class V, int R, int C, class Rows, class Element, class Ahead>
 MHA_INLINE void add_in_memory(const Rows &rows, ColumnsOf<Element> columns, int64_t begin, int64_t end, float *sums, int64_t stride,
                               Ahead ahead) {
