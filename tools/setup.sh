@@ -29,8 +29,11 @@ for argument in "$@"; do
     --all)
       needed+=(clang g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user)
       useful+=(libclang-rt-dev abigail-tools dpkg-dev file lintian man-db groff-base doxygen python3-venv)
-      # What tools/test_avx512.sh needs on a processor without AVX-512.
-      [[ $(uname -m) != x86_64 ]] || grep -qs avx512dq /proc/cpuinfo || useful+=(bochs bochs-term busybox-static cpio isolinux syslinux-common xorriso)
+      # What tools/test_avx512.sh needs, on a processor without AVX-512. (Debian's busybox-static would take the place of busybox.)
+      if [[ $(uname -m) == x86_64 ]] && ! grep -qs avx512dq /proc/cpuinfo; then
+        useful+=(bochs bochs-term bochsbios vgabios cpio isolinux syslinux-common xorriso)
+        command -v busybox >/dev/null || useful+=(busybox-static)
+      fi
       [[ -n $(command -v chromium chromium-browser google-chrome) ]] || useful+=(chromium)
       # Debian 12's package cargo is too old for the crates; this one is kept up to date.
       command -v cargo >/dev/null || useful+=(cargo-web rustc-web rust-web-clippy rustfmt-web)

@@ -71,7 +71,7 @@ for program in "${programs[@]}"; do
 done
 
 [[ $(uname -m) == x86_64 ]] || lacks "this is no x86-64 machine, so that programs built here have no AVX-512 kernels"
-packages="bochs bochs-term busybox-static cpio isolinux syslinux-common xorriso"
+packages="bochs bochs-term bochsbios vgabios busybox cpio isolinux syslinux-common xorriso"
 isolinux=/usr/lib/ISOLINUX/isolinux.bin
 ldlinux=/usr/lib/syslinux/modules/bios/ldlinux.c32
 for command in bochs busybox cpio xorriso script flock apt-get dpkg-deb; do
