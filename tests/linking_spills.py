@@ -119,4 +119,5 @@ def main():
     sys.exit(bool(spilling))
 
 
-main()
+if __name__ == "__main__":
+    main()
