@@ -534,8 +534,8 @@ typedef struct mha_forward_args {
   uint32_t flags;              /* any of MHA_WINDOW_LEFT, MHA_WINDOW_RIGHT, MHA_PADDING_LEFT and MHA_CACHE_READ, combined by |; 0 = none */
   const int64_t *q_start; /* [batch] position of each sequence's first valid query, counted from its first key; used by is_causal, windows
                              and rope. NULL = its keys (those in the cache included) less its queries: the last query sees all keys
-                             (bottom-right); then there must not be more queries. Must be NULL with a ring. Not looked at, and not
-                             checked, where no position counts. */
+                             (bottom-right); then there must not be more queries. Must be NULL with a ring; in self-attention with
+                             any other cache, that cache's lengths or NULL. Not looked at, and not checked, where no position counts. */
   const mha_scheduler *scheduler; /* NULL = run on the calling thread */
   float *attention_weights;  /* optional output [batch, num_heads, n_q, n_kv], contiguous; a row sums to 1, or is 0 if all is masked. With
                                 a cache, n_kv is the longest length of the call's sequences once the call has appended. */
@@ -642,7 +642,7 @@ MHA_API mha_status mha_attention(const mha_attention_args *args, void *workspace
 #define MHA_BACK_END_NATIVE 0u /* the library's own kernels run the projections */
 #define MHA_BACK_END_SGEMM 1u  /* the caller's sgemm runs them */
 
-/* How a call would be run, and its cost: nothing slow happens silently. */
+/* How a call would be run, and its cost: nothing slow happens silently. operations and bytes of a call with nothing to do are 0. */
 typedef struct mha_call_info {
   size_t struct_size;           /* set by the caller, as in an input struct */
   uint32_t instruction_set;     /* MHA_INSTRUCTION_SET_* that the kernels use, never AUTO */

@@ -16,7 +16,7 @@ mha_status fail_input(Report &report, uint32_t argument, const Array &array) {
     const bool steps_over_rows = i == 1 || (i == 2 && array.extents[i] > 1);
     if (steps_over_rows && array.strides[i] < array.width) {
       return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                         "%s_%s_stride is %lld, but a row has %lld elements; set at least that, or 0 for contiguous", array.name,
+                         "%s_%s_stride is %lld, less than the width of a row, %lld; set at least that, or 0 for contiguous", array.name,
                          dimension_names[i], static_cast<long long>(array.strides[i]), static_cast<long long>(array.width));
     }
   }
@@ -74,7 +74,7 @@ mha_status fail_count(Report &report, uint32_t argument, const char *name, int64
 
 mha_status fail_workspace(Report &report, uint32_t argument, const char *query, size_t workspace_bytes, int64_t needed) {
   if (workspace_bytes < static_cast<uint64_t>(needed)) {
-    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, argument + 1, "the workspace has %zu bytes, this call needs %lld; ask %s",
+    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, argument + 1, "workspace_bytes is %zu, this call needs %lld; ask %s",
                        workspace_bytes, static_cast<long long>(needed), query);
   }
   return report.fail(MHA_ERROR_NULL_POINTER, argument, "workspace is NULL; pass memory of the size that %s says", query);

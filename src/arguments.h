@@ -1,6 +1,7 @@
 // Checks that mha_forward and mha_attention have in common.
 #pragma once
 
+#include "count.h"
 #include "mha.h"
 #include "status.h"
 

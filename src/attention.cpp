@@ -6,6 +6,7 @@
 
 #include "cpu.h"
 #include "sequences.h"
+#include "structs.h"
 
 namespace mha {
 namespace {
@@ -438,13 +439,12 @@ mha_status make_plan(Report &report, const mha_attention_args *given, Plan *plan
   plan->memory = plan_attention(&plan->attention, threads_of(args.scheduler), plan->sequences.is_ragged(), &carving);
   plan->workspace_bytes = carving.bytes();
   if (plan->workspace_bytes < 0) return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "the workspace would be larger than memory can be");
-  if (args.batch == 0 || args.n_q == 0) plan->workspace_bytes = 0;  // nothing to do
+  if (plan->sequences.is_nothing()) plan->workspace_bytes = 0;
   return MHA_OK;
 }
 
 mha_status check_pointers(Report &report, const Plan &plan) {
   const mha_attention_args &args = plan.args;
-  if (args.batch == 0 || args.n_q == 0) return MHA_OK;
   if (!args.q) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "q is NULL; pass the queries");
   if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "output is NULL; pass where to write the result");
   if (args.n_kv > 0 && !args.k) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "k is NULL; pass the keys");
@@ -518,11 +518,10 @@ mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t
   Report report(error);
   Plan plan;
   if (const mha_status status = make_plan(report, args, &plan)) return status;
-  if (const mha_status status = check_pointers(report, plan)) return status;
   if (const mha_status status = check_workspace(report, 2, "mha_attention_workspace", workspace, workspace_bytes, plan.workspace_bytes))
     return status;
-
-  if (plan.args.batch == 0 || plan.args.n_q == 0) return MHA_OK;
+  if (plan.sequences.is_nothing()) return MHA_OK;
+  if (const mha_status status = check_pointers(report, plan)) return status;
   run(plan, align_workspace(workspace));
   return MHA_OK;
 }
@@ -531,9 +530,7 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
   Report report(error);
   Plan plan;
   if (const mha_status status = make_plan(report, args, &plan)) return status;
-  mha_call_info filled;
-  if (const mha_status status = read_struct(report, 2, "mha_call_info", info, &filled)) return status;
-  if (const mha_status status = check_sequence_arrays(report, plan.sequences)) return status;
+  mha_call_info filled = {};
   const mha_attention_args &read = plan.args;
   const Attention &attention = plan.attention;
   const uint64_t widths = static_cast<uint64_t>(read.head_dim + read.head_dim_v);
@@ -548,10 +545,11 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
   filled.attend_chunk_keys = chunk_keys;
   filled.workspace_bytes = static_cast<size_t>(plan.workspace_bytes);
   filled.packed_bytes = 0;
+  if (plan.sequences.is_nothing()) return write_struct(report, 2, "mha_call_info", filled, info);
+  if (const mha_status status = check_sequence_arrays(report, plan.sequences)) return status;
   filled.operations = 2 * attending_pairs(plan.sequences) * widths * static_cast<uint64_t>(read.num_heads);
   filled.bytes = sizeof(float) * widths * valid_queries(plan.sequences) * static_cast<uint64_t>(read.num_heads) +
                  key_value_bytes(plan.sequences, attention) +
                  bytes_of_optional_outputs(optional_outputs(read, plan.taps, longest_keys(plan.sequences)).outputs, num_optional_outputs);
-  *info = filled;
-  return MHA_OK;
+  return write_struct(report, 2, "mha_call_info", filled, info);
 }

@@ -5,8 +5,10 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "count.h"
 #include "cpu.h"
 #include "storage.h"
+#include "structs.h"
 
 namespace mha {
 namespace {
@@ -328,7 +330,7 @@ mha_status check_append(Report &report, uint32_t argument, const mha_kv_cache *c
   const int64_t most = cache->kind == MHA_CACHE_RING ? INT64_MAX / 2 : cache->capacity;
   if (count > most - length) {
     return report.fail(MHA_ERROR_CACHE_FULL, argument,
-                       "sequence %lld has %lld positions and room for %lld more, not %lld; truncate it or use a cache of larger capacity",
+                       "the length of sequence %lld is %lld, with room for %lld more, not %lld; truncate it or use a cache of larger capacity",
                        static_cast<long long>(sequence), static_cast<long long>(length), static_cast<long long>(most - length),
                        static_cast<long long>(count));
   }
@@ -337,7 +339,7 @@ mha_status check_append(Report &report, uint32_t argument, const mha_kv_cache *c
   for (int64_t i = length / cache->block_positions; i < blocks_in_use(*cache, length + count); ++i) {
     if (table[i] == no_block) {
       return report.fail(MHA_ERROR_CACHE_FULL, argument,
-                         "sequence %lld has no block for position %lld; give its table %lld blocks by mha_kv_cache_set_blocks",
+                         "sequence %lld has no block for position %lld; call mha_kv_cache_set_blocks with a count of at least %lld",
                          static_cast<long long>(sequence), static_cast<long long>(i * cache->block_positions),
                          static_cast<long long>(blocks_in_use(*cache, length + count)));
     }
@@ -376,7 +378,7 @@ mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, si
   if (const mha_status status = make_header(report, config, &header)) return status;
   if (const mha_status status = check_buffer(report, buffer, 2)) return status;
   if (buffer_bytes < header.bytes) {
-    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 3, "the buffer has %zu bytes, the cache needs %llu; ask mha_kv_cache_size", buffer_bytes,
+    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 3, "buffer_bytes is %zu, the cache needs %llu; ask mha_kv_cache_size", buffer_bytes,
                        static_cast<unsigned long long>(header.bytes));
   }
   if (!cache) return report.fail(MHA_ERROR_NULL_POINTER, 4, "cache is NULL; pass where to write the cache");
@@ -394,7 +396,7 @@ mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **c
   Report report(error);
   if (const mha_status status = check_buffer(report, buffer, 1)) return status;
   if (buffer_bytes < sizeof(mha_kv_cache)) {
-    return report.fail(MHA_ERROR_CACHE_FORMAT, 2, "a buffer of %zu bytes is no cache; even its header has %zu", buffer_bytes,
+    return report.fail(MHA_ERROR_CACHE_FORMAT, 2, "buffer_bytes is %zu, less than the %zu of a cache's header", buffer_bytes,
                        sizeof(mha_kv_cache));
   }
   mha_kv_cache *const viewed = static_cast<mha_kv_cache *>(buffer);
@@ -435,13 +437,7 @@ mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **c
 mha_status mha_kv_cache_shape(const mha_kv_cache *cache, mha_kv_cache_config *config, mha_error *error) {
   Report report(error);
   if (const mha_status status = check_cache(report, 1, cache)) return status;
-  mha_kv_cache_config filled;
-  if (const mha_status status = read_struct(report, 2, "mha_kv_cache_config", config, &filled)) return status;
-  const size_t struct_size = filled.struct_size;
-  filled = config_of(*cache);
-  filled.struct_size = struct_size;
-  memcpy(config, &filled, sizeof filled);
-  return MHA_OK;
+  return write_struct(report, 2, "mha_kv_cache_config", config_of(*cache), config);
 }
 
 mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequence, int64_t *length, mha_error *error) {
@@ -459,7 +455,7 @@ mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t 
   if (const mha_status status = check_cache_sequence(report, 2, cache, sequence)) return status;
   CacheState &state = state_of(cache, sequence);
   if (length < 0 || length > state.length) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 3, "sequence %lld has %lld positions and can't be truncated to %lld; give 0 to %lld",
+    return report.fail(MHA_ERROR_INVALID_VALUE, 3, "the length of sequence %lld is %lld and can't be truncated to %lld; give 0 to %lld",
                        static_cast<long long>(sequence), static_cast<long long>(state.length), static_cast<long long>(length),
                        static_cast<long long>(state.length));
   }
@@ -477,11 +473,10 @@ mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const 
   }
   const int64_t entries = table_entries(*cache), in_use = blocks_in_use(*cache, state_of(cache, sequence).length);
   if (count < 0 || count > entries) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 4, "count is %lld; a table has 0 to capacity / block_positions = %lld blocks",
+    return report.fail(MHA_ERROR_INVALID_VALUE, 4, "count is %lld; it can be 0 to capacity / block_positions = %lld",
                        static_cast<long long>(count), static_cast<long long>(entries));
   }
-  if (count > 0 && !blocks)
-    return report.fail(MHA_ERROR_NULL_POINTER, 3, "blocks is NULL; pass %lld block numbers", static_cast<long long>(count));
+  if (count > 0 && !blocks) return report.fail(MHA_ERROR_NULL_POINTER, 3, "blocks is NULL; pass the block numbers");
   int32_t *const table = table_of(cache, sequence);
   for (int64_t i = 0; i < count; ++i) {
     if (blocks[i] < 0 || blocks[i] >= cache->num_blocks) {
@@ -520,7 +515,7 @@ mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t t
   if (const mha_status status = check_cache_sequence(report, 3, cache, to)) return status;
   const CacheState source = state_of(cache, from);
   if (length < 0 || length > source.length) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 4, "sequence %lld has %lld positions, from which a prefix of %lld can't be copied",
+    return report.fail(MHA_ERROR_INVALID_VALUE, 4, "the length of sequence %lld is %lld, from which a prefix of %lld can't be copied",
                        static_cast<long long>(from), static_cast<long long>(source.length), static_cast<long long>(length));
   }
   if (from == to)
@@ -586,7 +581,7 @@ mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_
   const int64_t length = state_of(cache, sequence).length, oldest = oldest_position(cache, sequence, length);
   if (first < oldest || count < 0 || count > length - first) {
     return report.fail(MHA_ERROR_INVALID_VALUE, first < oldest ? 3 : 4,
-                       "sequence %lld holds the positions from %lld to below %lld; %lld from %lld on are not there",
+                       "sequence %lld holds the positions from %lld to below %lld; a count of %lld from %lld on reaches outside",
                        static_cast<long long>(sequence), static_cast<long long>(oldest), static_cast<long long>(length),
                        static_cast<long long>(count), static_cast<long long>(first));
   }

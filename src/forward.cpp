@@ -1,12 +1,11 @@
 // mha_forward: project, attend, project.
 
-#include <string.h>
-
 #include "attention.h"
 #include "layer.h"
 #include "projections.h"
 #include "sequences.h"
 #include "small.h"
+#include "structs.h"
 
 namespace mha {
 namespace {
@@ -58,7 +57,7 @@ mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_a
   }
   if (const mha_status status = check_count(report, args_argument, "n_kv", args->n_kv)) return status;
   if (!args->key && args->n_kv != args->n_q) {
-    return report.fail(MHA_ERROR_SHAPE, args_argument, "key is NULL, so there are n_q = %lld keys, but n_kv = %lld values; give key",
+    return report.fail(MHA_ERROR_SHAPE, args_argument, "key is NULL, so n_kv has to be n_q = %lld, but it is %lld; give key",
                        static_cast<long long>(args->n_q), static_cast<long long>(args->n_kv));
   }
   return MHA_OK;
@@ -72,6 +71,21 @@ InputRows rows_of(const float *base, int64_t n, int64_t width, int64_t batch_str
 
 Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t width) {
   return {name, width, {batch, rows.rows_per_sequence, 1}, {rows.batch_stride, rows.row_stride, width}};
+}
+
+// Those of arrays that are given are checked with them.
+mha_status fail_unused_stride(Report &report, const mha_forward_args &args) {
+  const struct {
+    const char *name;
+    int64_t stride;
+  } strides[] = {{"key_batch_stride", args.key_batch_stride},
+                 {"key_row_stride", args.key_row_stride},
+                 {"value_batch_stride", args.value_batch_stride},
+                 {"value_row_stride", args.value_row_stride}};
+  int first = 0;
+  while (strides[first].stride >= 0) ++first;
+  return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "%s is %lld; strides can't be negative", strides[first].name,
+                     static_cast<long long>(strides[first].stride));
 }
 
 mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
@@ -99,6 +113,9 @@ mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
   if (args.value) {
     if (const mha_status status = check_input(report, args_argument, array_of("value", *plan->value, args.batch, shape.value_dim)))
       return status;
+  }
+  if ((args.key_batch_stride | args.key_row_stride | args.value_batch_stride | args.value_row_stride) < 0) {
+    return fail_unused_stride(report, args);
   }
   return check_output(report, args_argument, array_of("output", output, args.batch, shape.output_dim));
 }
@@ -217,7 +234,7 @@ mha_status finish_plan(Report &report, const mha_layer *layer, Plan *plan) {
   plan_workspace(*layer, plan);
   if (is_small(*layer, args)) plan->workspace_bytes = small_workspace_bytes(layer->small, args.n_q);
   if (plan->workspace_bytes < 0) return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "the workspace would be larger than memory can be");
-  if (args.batch == 0 || args.n_q == 0) plan->workspace_bytes = 0;  // nothing to do
+  if (plan->sequences.is_nothing()) plan->workspace_bytes = 0;
   return MHA_OK;
 }
 
@@ -471,14 +488,11 @@ mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, voi
   if (const mha_status status = check_rows(report, layer, args, &plan)) return status;
   if (is_small(*layer, plan.args)) return forward_small(report, *layer, plan, workspace, workspace_bytes);
   if (const mha_status status = finish_plan(report, layer, &plan)) return status;
-  const bool is_nothing = plan.args.batch == 0 || plan.args.n_q == 0;
-  if (!is_nothing) {
-    if (const mha_status status = check_pointers(report, plan.args)) return status;
-    if (const mha_status status = check_sequence_arrays(report, plan.sequences)) return status;
-  }
   if (const mha_status status = check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes, plan.workspace_bytes))
     return status;
-  if (is_nothing) return MHA_OK;
+  if (plan.sequences.is_nothing()) return MHA_OK;
+  if (const mha_status status = check_pointers(report, plan.args)) return status;
+  if (const mha_status status = check_sequence_arrays(report, plan.sequences)) return status;
   run(*layer, plan, align_workspace(workspace));
   return MHA_OK;
 }
@@ -487,12 +501,9 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
   Report report(error);
   Plan plan;
   if (const mha_status status = make_plan(report, layer, args, &plan)) return status;
-  mha_call_info filled;
-  if (const mha_status status = read_struct(report, 3, "mha_call_info", info, &filled)) return status;
-  if (const mha_status status = check_sequence_arrays(report, plan.sequences)) return status;
+  mha_call_info filled = {};
   const LayerShape &shape = layer->shape;
   const mha_forward_args &read = plan.args;
-  const uint64_t q_rows = valid_queries(plan.sequences), kv_rows = valid_keys(plan.sequences), pairs = attending_pairs(plan.sequences);
   const uint64_t output_weights = shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;
   filled.instruction_set = layer->kernels->instruction_set;
   filled.back_end = layer->sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
@@ -505,6 +516,9 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
   filled.attend_chunk_keys = chunk_keys;
   filled.workspace_bytes = static_cast<size_t>(plan.workspace_bytes);
   filled.packed_bytes = static_cast<size_t>(layer->layout.bytes);
+  if (plan.sequences.is_nothing()) return write_struct(report, 3, "mha_call_info", filled, info);
+  if (const mha_status status = check_sequence_arrays(report, plan.sequences)) return status;
+  const uint64_t q_rows = valid_queries(plan.sequences), kv_rows = valid_keys(plan.sequences), pairs = attending_pairs(plan.sequences);
   filled.operations = 2 * (q_rows * (product(shape.query_dim, shape.q_columns()) + output_weights) +
                            kv_rows * (product(shape.key_dim, shape.k_columns()) + product(shape.value_dim, shape.v_columns())) +
                            pairs * product(shape.num_heads, shape.head_dim + shape.head_dim_v));
@@ -516,6 +530,5 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
                        (read.value ? kv_rows * static_cast<uint64_t>(shape.value_dim) : 0)) +
       (read.cache ? key_value_bytes(plan.sequences, plan.attention) : 0) +
       bytes_of_optional_outputs(optional_outputs(shape, read, plan.taps, longest_keys(plan.sequences)).outputs, num_optional_outputs);
-  memcpy(info, &filled, sizeof filled);
-  return MHA_OK;
+  return write_struct(report, 3, "mha_call_info", filled, info);
 }

@@ -11,6 +11,7 @@
 
 #include "cpu.h"
 #include "small.h"
+#include "structs.h"
 
 namespace mha {
 namespace {
@@ -184,11 +185,15 @@ mha_status check_weight_strides(Report &report, const mha_layer_weights &weights
                   shape.q_columns() + shape.k_columns() + shape.v_columns()},
                  {"w_o_stride", shape.has_output, weights.w_o_stride, shape.context_columns(), shape.output_dim}};
   for (const auto &stride : strides) {
+    if (stride.stride < 0) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument, "%s is %lld; strides can't be negative", stride.name,
+                         static_cast<long long>(stride.stride));
+    }
     if (!stride.is_given) continue;
     const int64_t width = in_out ? stride.out : stride.in, rows = in_out ? stride.in : stride.out;
     if (stride.stride != 0 && stride.stride < width) {
       return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
-                         "%s is %lld, but a row has %lld elements; set at least that, or 0 for contiguous", stride.name,
+                         "%s is %lld, less than the width of a row, %lld; set at least that, or 0 for contiguous", stride.name,
                          static_cast<long long>(stride.stride), static_cast<long long>(width));
     }
     if (weights.type == MHA_TYPE_INT4 && stride.stride % 2 != 0) {
@@ -197,8 +202,8 @@ mha_status check_weight_strides(Report &report, const mha_layer_weights &weights
                          stride.name, static_cast<long long>(stride.stride));
     }
     if ((Count(stride.stride) * Count(rows) * Count(sizeof(float))).overflows()) {
-      return report.fail(MHA_ERROR_TOO_LARGE, weights_argument, "%s %lld times %lld rows overflows", stride.name,
-                         static_cast<long long>(stride.stride), static_cast<long long>(rows));
+      return report.fail(MHA_ERROR_TOO_LARGE, weights_argument, "%s is %lld; the matrix would be larger than memory can be", stride.name,
+                         static_cast<long long>(stride.stride));
     }
   }
   return MHA_OK;
@@ -215,8 +220,8 @@ mha_status check_head_pointers(Report &report, const mha_layer_weights &weights,
   for (const auto &list : lists) {
     for (int64_t head = 0; list.heads && head < list.count; ++head) {
       if (!list.heads[head]) {
-        return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "%s[%lld] is NULL; give one matrix for each of the %lld heads",
-                           list.name, static_cast<long long>(head), static_cast<long long>(list.count));
+        return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "%s[%lld] is NULL; give a matrix for each head", list.name,
+                           static_cast<long long>(head));
       }
     }
   }
@@ -356,7 +361,7 @@ mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weight
     return report.fail(MHA_ERROR_PACKED_FORMAT, 4, "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
   }
   if (buffer_bytes < static_cast<size_t>(job.layout.bytes)) {
-    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 5, "the buffer has %zu bytes, the packed layer needs %lld; ask mha_layer_pack_size",
+    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 5, "buffer_bytes is %zu, the packed layer needs %lld; ask mha_layer_pack_size",
                        buffer_bytes, static_cast<long long>(job.layout.bytes));
   }
   if (const mha_status status = check_range(report, weights_argument, job.shape, job.kind, job.weights)) return status;
@@ -383,7 +388,7 @@ mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_lay
   }
   if (!storage) return report.fail(MHA_ERROR_NULL_POINTER, 4, "storage is NULL; pass memory of mha_layer_view_size bytes");
   if (storage_bytes < mha_layer_view_size()) {
-    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 5, "storage has %zu bytes, the layer object needs %zu; ask mha_layer_view_size",
+    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 5, "storage_bytes is %zu, the layer object needs %zu; ask mha_layer_view_size",
                        storage_bytes, mha_layer_view_size());
   }
   if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, 6, "layer is NULL; pass where to write the layer");
@@ -448,8 +453,7 @@ void mha_layer_destroy(mha_layer *layer) {
 mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha_error *error) {
   Report report(error);
   if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, 1, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
-  mha_layer_config filled;
-  if (const mha_status status = read_struct(report, 2, "mha_layer_config", config, &filled)) return status;
+  mha_layer_config filled = {};
   const LayerShape &shape = layer->shape;
   filled.query_dim = shape.query_dim;
   filled.key_dim = shape.key_dim;
@@ -462,6 +466,5 @@ mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha
   filled.d_out = shape.q_columns();
   filled.scale = shape.scale;
   filled.weight_type = static_cast<uint32_t>(layer->storage);
-  memcpy(config, &filled, sizeof filled);
-  return MHA_OK;
+  return write_struct(report, 2, "mha_layer_config", filled, config);
 }

@@ -1,6 +1,7 @@
 // A layer: its shape, and where in the packed buffer its matrices lie.
 #pragma once
 
+#include "count.h"
 #include "kernels/kernels.h"
 #include "mha.h"
 #include "status.h"

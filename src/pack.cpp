@@ -481,7 +481,7 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
     return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "buffer is not aligned to 64 bytes; place the packed layer at a multiple of 64");
   }
   if (buffer_bytes < sizeof(PackedHeader)) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 2, "a buffer of %zu bytes is no packed layer; even its header has %zu", buffer_bytes,
+    return report.fail(MHA_ERROR_PACKED_FORMAT, 2, "buffer_bytes is %zu, less than the %zu of a packed layer's header", buffer_bytes,
                        sizeof(PackedHeader));
   }
   PackedHeader header;

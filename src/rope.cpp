@@ -3,8 +3,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "mha.h"
-#include "status.h"
+#include "count.h"
+#include "structs.h"
 
 #ifdef __FAST_MATH__
 #error "the arithmetic contract needs IEEE arithmetic: compile without -ffast-math and its parts"

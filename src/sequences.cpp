@@ -1,5 +1,7 @@
 #include "sequences.h"
 
+#include "structs.h"
+
 namespace mha {
 namespace {
 
@@ -70,7 +72,7 @@ mha_status check_rope(Report &report, SequenceArguments *s, const mha_rope *give
   if (rope.table_stride == 0) rope.table_stride = rope.dims / 2;
   if (rope.table_stride < rope.dims / 2) {
     return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "rope.table_stride is %lld, but a row has dims / 2 = %lld elements; set at least that, or 0 for contiguous",
+                       "rope.table_stride is %lld, less than the width of a row, dims / 2 = %lld; set at least that, or 0 for contiguous",
                        static_cast<long long>(rope.table_stride), static_cast<long long>(rope.dims / 2));
   }
   if ((Count(rope.num_positions) * Count(rope.table_stride) * Count(sizeof(float))).overflows()) {
@@ -99,7 +101,7 @@ mha_status check_cache_fits(Report &report, const SequenceArguments &s, int64_t 
     }
   }
   if (!s.cache_sequences && s.batch > cache->num_sequences) {
-    return report.fail(MHA_ERROR_SHAPE, argument, "batch is %lld, but the cache has %lld sequences; use a larger cache",
+    return report.fail(MHA_ERROR_SHAPE, argument, "batch is %lld, but the cache's num_sequences is %lld; use a larger cache",
                        static_cast<long long>(s.batch), static_cast<long long>(cache->num_sequences));
   }
   if (!s.is_ring()) return MHA_OK;
@@ -114,8 +116,7 @@ mha_status check_cache_fits(Report &report, const SequenceArguments &s, int64_t 
   if (!s.is_self && s.n_kv > s.rows_per_pass() && s.n_q != s.n_kv) {
     return report.fail(
         MHA_ERROR_SHAPE, argument,
-        "more than capacity - window_left = %lld rows for a ring go in passes, which need as many queries as keys; n_q is %lld, "
-        "n_kv %lld",
+        "a ring takes rows in passes of capacity - window_left = %lld, and several need as many queries as keys; n_q is %lld, n_kv %lld",
         static_cast<long long>(s.rows_per_pass()), static_cast<long long>(s.n_q), static_cast<long long>(s.n_kv));
   }
   return MHA_OK;
@@ -126,7 +127,7 @@ mha_status check_cache_fits(Report &report, const SequenceArguments &s, int64_t 
 mha_status check_lengths(Report &report, uint32_t argument, const char *name, const int64_t *lengths, int64_t batch, int64_t most) {
   for (int64_t b = 0; lengths && b < batch; ++b) {
     if (lengths[b] < 0 || lengths[b] > most) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s[%lld] is %lld; there are 0 to %lld rows", name, static_cast<long long>(b),
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s[%lld] is %lld; it can be 0 to %lld", name, static_cast<long long>(b),
                          static_cast<long long>(lengths[b]), static_cast<long long>(most));
     }
   }
@@ -152,8 +153,8 @@ mha_status check_ring(Report &report, const SequenceArguments &s, int64_t b) {
   if (queries == 0) return MHA_OK;
   if (rows > s.rows_per_pass() && rows != queries) {
     return report.fail(MHA_ERROR_SHAPE, s.argument,
-                       "sequence %lld appends %lld rows to a ring in passes, which need as many queries; there are %lld",
-                       static_cast<long long>(b), static_cast<long long>(rows), static_cast<long long>(queries));
+                       "sequence %lld goes to the ring in several passes, which need as many queries as keys, not %lld and %lld",
+                       static_cast<long long>(b), static_cast<long long>(queries), static_cast<long long>(rows));
   }
   const int64_t needed = start > s.window_left ? start - s.window_left : 0;
   const int64_t oldest = oldest_position(s.cache, sequence, past + smaller(rows, s.rows_per_pass()));
@@ -218,10 +219,16 @@ mha_status check_sequence_arrays(Report &report, const SequenceArguments &s) {
   if (is_plain) return MHA_OK;
   if (const mha_status status = check_lengths(report, s.argument, "q_lengths", s.q_lengths, s.batch, s.n_q)) return status;
   if (const mha_status status = check_lengths(report, s.argument, "kv_lengths", s.kv_lengths, s.batch, s.n_kv)) return status;
-  for (int64_t b = 0; b < s.batch; ++b) {
+  const bool are_alike = !s.q_start && !s.is_ragged() && !s.cache && !s.rope.q_positions && !s.rope.k_positions;
+  for (int64_t b = 0; b < (are_alike ? smaller(s.batch, 1) : s.batch); ++b) {
     if (s.cache) {
       if (const mha_status status = check_in_cache(report, s, b)) return status;
       if (const mha_status status = check_append(report, s.argument, s.cache, in_cache(s, b), keys_of(s, b))) return status;
+    }
+    if (s.cache && s.q_start && s.is_self && has_positions(s) && queries_of(s, b) > 0 && s.q_start[b] != past_of(s, b)) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
+                         "q_start[%lld] is %lld, but in self-attention the rows are appended at position %lld; leave q_start NULL",
+                         static_cast<long long>(b), static_cast<long long>(s.q_start[b]), static_cast<long long>(past_of(s, b)));
     }
     if (has_positions(s) && start_of(s, b) < 0) {
       if (s.q_start) {
@@ -229,7 +236,7 @@ mha_status check_sequence_arrays(Report &report, const SequenceArguments &s) {
                            static_cast<long long>(b), static_cast<long long>(s.q_start[b]));
       }
       return report.fail(MHA_ERROR_SHAPE, s.argument,
-                         "sequence %lld has %lld queries but %lld keys, which would place queries before the first key; give q_start",
+                         "sequence %lld has more queries (%lld) than keys (%lld), which would place queries before the first key; give q_start",
                          static_cast<long long>(b), static_cast<long long>(queries_of(s, b)),
                          static_cast<long long>(past_of(s, b) + keys_of(s, b)));
     }

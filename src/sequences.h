@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cache.h"
+#include "count.h"
 #include "kernels/kernels.h"
 #include "mha.h"
 #include "status.h"
@@ -22,6 +23,7 @@ struct SequenceArguments {
   bool has_rope;
   mha_rope rope;  // resolved by check_sequences
 
+  bool is_nothing() const { return batch == 0 || n_q == 0; }  // to do
   bool has_left() const { return (flags & MHA_WINDOW_LEFT) != 0; }
   bool has_window() const { return (flags & (MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT)) != 0; }
   bool is_ring() const { return cache && cache->kind == MHA_CACHE_RING; }

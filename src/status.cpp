@@ -1,7 +1,7 @@
 #include "status.h"
 
+#include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
 namespace mha {
 
@@ -15,33 +15,6 @@ mha_status Report::fail(mha_status status, uint32_t argument, const char *format
     va_end(values);
   }
   return status;
-}
-
-mha_status read_struct(Report &report, uint32_t argument, const char *name, const void *given, void *copy, size_t known_size,
-                       size_t smallest_size) {
-  if (!given) return report.fail(MHA_ERROR_NULL_POINTER, argument, "%s is NULL; pass a struct %s", name, name);
-  size_t size;
-  memcpy(&size, given, sizeof size);
-  if (size < smallest_size) {
-    return report.fail(MHA_ERROR_STRUCT_SIZE, argument, "%s.struct_size is %zu, less than %zu; set it to sizeof(%s)", name, size,
-                       smallest_size, name);
-  }
-  constexpr size_t largest_size = 1 << 16;  // far beyond any version: a struct_size that was never set would send the loop below astray
-  if (size > largest_size) {
-    return report.fail(MHA_ERROR_STRUCT_SIZE, argument, "%s.struct_size is %zu, which no version has; set it to sizeof(%s)", name, size,
-                       name);
-  }
-  const unsigned char *bytes = static_cast<const unsigned char *>(given);
-  for (size_t i = known_size; i < size; ++i) {
-    if (bytes[i] != 0) {
-      return report.fail(MHA_ERROR_STRUCT_SIZE, argument,
-                         "%s.struct_size is %zu with fields set that this version (%zu bytes) does not know; set them to 0", name, size,
-                         known_size);
-    }
-  }
-  memset(copy, 0, known_size);
-  memcpy(copy, given, size < known_size ? size : known_size);
-  return MHA_OK;
 }
 
 }  // namespace mha

@@ -1,7 +1,9 @@
 // Carving the caller's workspace. The same calls that compute the size give the offsets, so that they can't disagree.
 #pragma once
 
-#include "status.h"
+#include <stdint.h>
+
+#include "count.h"
 
 namespace mha {
 

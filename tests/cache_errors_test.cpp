@@ -717,6 +717,138 @@ TEST(CallErrors, ANumberPerPairOfARing) {
   }
 }
 
+// In self-attention the rows of query are appended, and are where they are appended. Where the rows of key are others, or none, the queries
+// may be anywhere.
+TEST(CallErrors, AStartWhereTheRowsOfSelfAttentionAreNotAppended) {
+  Cache cache = Filled(Config());
+  const int64_t where_they_are[] = {20, 5}, elsewhere[] = {20, 4}, later[] = {21, 5}, only_first[] = {2, 0}, none[] = {0, 0};
+  const auto restore = [&cache] {
+    cache.Truncate(0, 20);
+    cache.Truncate(1, 5);
+  };
+  for (const int64_t *starts : {elsewhere, later}) {
+    Call call(&cache);
+    call.forward.q_start = starts;
+    const char *const length = starts == later ? "20" : "5";
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"q_start", length, "NULL"}, false);
+    mha_call_info info = {};
+    info.struct_size = sizeof info;
+    ExpectFails([&](mha_error *error) { return mha_info(call.layer.get(), &call.forward, &info, error); },
+                {MHA_ERROR_INVALID_VALUE, {2}, {"q_start"}});
+    mha_error error = {};
+    call.forward.is_causal = 0;  // then no position counts
+    EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+    restore();
+    call.forward.is_causal = 1;
+    call.forward.flags = MHA_CACHE_READ;
+    EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+    call.forward.flags = 0;
+    call.forward.key = call.k.data();
+    call.forward.n_kv = 2;
+    EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+    restore();
+    call.attention.q_start = starts;
+    EXPECT_EQ(call.Run(false, &error), MHA_OK) << error.message;
+    restore();
+  }
+  Call call(&cache);
+  mha_error error = {};
+  call.forward.q_start = where_they_are;
+  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+  restore();
+  // A sequence without rows has no position.
+  call.forward.q_start = elsewhere;
+  call.forward.q_lengths = only_first;
+  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+  restore();
+  call.forward.q_start = none;
+  call.forward.q_lengths = none;
+  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+}
+
+// Whatever else is wrong with it, a call without queries is accepted, and so it is described.
+TEST(CallErrors, ACallWithNothingToDoIsDescribedAsOne) {
+  Cache cache = Filled(Config());
+  const int64_t starts[] = {-1, -1}, lengths[] = {7, -1}, sequences[] = {4, 4};
+  for (const bool with_cache : {true, false}) {
+    for (const bool empty_batch : {true, false}) {
+      Call call(&cache);
+      call.forward.key = call.k.data();
+      call.forward.n_kv = call.attention.n_kv = 36;  // more than sequence 0 has room for
+      call.Both([&](auto &args) {
+        (empty_batch ? args.batch : args.n_q) = 0;
+        args.q_start = starts;
+        args.q_lengths = args.kv_lengths = lengths;
+        if (with_cache) args.cache_sequences = sequences;
+        if (!with_cache) args.cache = nullptr;
+      });
+      for (const bool by_forward : {true, false}) {
+        SCOPED_TRACE(by_forward ? "mha_info" : "mha_attention_info");
+        ExpectSucceeds([&](mha_error *error) { return call.Run(by_forward, error); });
+        mha_call_info info = {};
+        info.struct_size = sizeof info;
+        ExpectSucceeds([&](mha_error *error) {
+          return by_forward ? mha_info(call.layer.get(), &call.forward, &info, error) : mha_attention_info(&call.attention, &info, error);
+        });
+        EXPECT_EQ(info.operations, 0u);
+        EXPECT_EQ(info.bytes, 0u);
+        EXPECT_EQ(info.workspace_bytes, 0u);
+      }
+    }
+  }
+}
+
+// One of something is one, in the sentences too.
+TEST(CacheErrors, CountOneAsOne) {
+  mha_kv_cache_config config = Config(kPaged);
+  config.num_sequences = config.num_kv_heads = 1;
+  config.head_dim = config.head_dim_v = 1;
+  config.capacity = config.block_positions;
+  Cache cache(config);
+  const std::vector<float> rows(64);
+  const auto append = [&](int64_t count) {
+    return [&cache, &rows, count](mha_error *error) { return mha_kv_cache_append(cache.get(), 0, count, rows.data(), rows.data(), error); };
+  };
+  ExpectFails(append(1), {MHA_ERROR_CACHE_FULL, {3}, {"block"}});
+  const int32_t blocks[] = {0, 1};
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_set_blocks(cache.get(), 0, blocks, 2, error); },
+              {MHA_ERROR_INVALID_VALUE, {4}, {"count"}});
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_set_blocks(cache.get(), 0, nullptr, 1, error); },
+              {MHA_ERROR_NULL_POINTER, {3}, {"blocks"}});
+  cache.SetBlocks(0, {0});
+  ASSERT_EQ(append(1)(nullptr), MHA_OK);
+  ExpectFails(append(17), {MHA_ERROR_CACHE_FULL, {3}, {"16|15"}});
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_truncate(cache.get(), 0, 2, error); }, {MHA_ERROR_INVALID_VALUE, {3}, {}});
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_truncate(cache.get(), 1, 0, error); }, {MHA_ERROR_INVALID_VALUE, {2}, {}});
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_view(cache.get(), 1, nullptr, error); }, {MHA_ERROR_CACHE_FORMAT, {2}, {}});
+  mha_attention_args args = {};
+  args.struct_size = sizeof args;
+  args.batch = 2;
+  args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
+  args.cache = cache.get();
+  size_t bytes = 0;
+  ExpectFails([&](mha_error *error) { return mha_attention_workspace(&args, &bytes, error); },
+              {MHA_ERROR_SHAPE, {1}, {"batch", "num_sequences", "1"}});
+  // Lengths of a call, and of its sequences.
+  const int64_t lengths[] = {2}, one[] = {1}, zero[] = {0};
+  args = {};
+  args.struct_size = sizeof args;
+  args.batch = args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
+  args.q = args.k = args.v = rows.data();
+  std::vector<float> output(64);
+  args.output = output.data();
+  std::vector<unsigned char> workspace(1 << 20);
+  const auto run = [&](mha_error *error) { return mha_attention(&args, workspace.data(), workspace.size(), error); };
+  args.q_lengths = lengths;
+  ExpectFails(run, {MHA_ERROR_INVALID_VALUE, {1}, {"q_lengths", "2", "1"}});
+  args.q_lengths = one;
+  args.kv_lengths = zero;
+  args.is_causal = 1;
+  ExpectFails(run, {MHA_ERROR_SHAPE, {1}, {"1", "0"}});
+  ExpectFails([&](mha_error *error) { return mha_attention(&args, workspace.data(), 1, error); },
+              {MHA_ERROR_BUFFER_TOO_SMALL, {3}, {"workspace|workspace_bytes", "1"}});
+}
+
 TEST(CallErrors, ReadingWithoutACacheOrWithKeys) {
   Cache cache = Filled(Config());
   {

@@ -203,7 +203,10 @@ void AddStarts(Call *call, Random *random) {
   bool is_needed = false;
   for (int64_t b = 0; b < call->batch; b++) is_needed = is_needed || call->Queries(b) > call->Keys(b);
   if (!is_needed && random->Chance(0.6)) return;
-  for (int64_t b = 0; b < call->batch; b++) call->q_start.push_back(random->Between(0, call->Keys(b) + 10));
+  const bool is_appended = call->is_self && call->cache != nullptr;  // then there is one place where the rows can be
+  for (int64_t b = 0; b < call->batch; b++) {
+    call->q_start.push_back(is_appended ? call->Past(b) : random->Between(0, call->Keys(b) + 10));
+  }
 }
 
 support::Cache MakeCache(Call *call, uint32_t kind, Random *random) {

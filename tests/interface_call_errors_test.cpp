@@ -541,4 +541,43 @@ void ExpectEverySmallerWorkspaceFails(uint32_t argument) {
 TEST(Workspace, OfForwardIsRejectedIfItIsSmaller) { ExpectEverySmallerWorkspaceFails<ForwardCall>(3); }
 TEST(Workspace, OfAttentionIsRejectedIfItIsSmaller) { ExpectEverySmallerWorkspaceFails<AttentionCall>(2); }
 
+// ---- Time --------------------------------------------------------------------------------------------------------------------------
+
+// However many sequences there are said to be, a call without its workspace ends, and so does a description without arrays to be read.
+template <typename Call>
+void ExpectAnswersForAnyBatch(uint32_t workspace_argument) {
+  const std::vector<float> table(8, 0.5f);
+  mha_rope rope = {};
+  rope.struct_size = sizeof rope;
+  rope.dims = 2;
+  rope.num_positions = 8;
+  rope.cos = rope.sin = table.data();
+  std::vector<int64_t> positions(8);
+  for (const int64_t batch : {int64_t{1} << 28, int64_t{1} << 50}) {
+    Call call;
+    call.args.batch = batch;
+    call.args.n_q = 1;
+    call.args.n_kv = 1;
+    call.args.q_start = nullptr;
+    call.args.lse = call.args.attention_weights = nullptr;
+    call.args.taps = nullptr;
+    call.args.rope = &rope;
+    mha_call_info info = {};
+    info.struct_size = sizeof info;
+    ExpectSucceeds([&](mha_error *error) { return CallInfo(call, &info, error); });
+    ExpectFails([&](mha_error *error) { return CallRun(call, nullptr, info.workspace_bytes, error); },
+                {MHA_ERROR_NULL_POINTER, {workspace_argument}, {"workspace"}});
+    // Nor are arrays read before there is a workspace; these have fewer elements than are said.
+    rope.q_positions = call.args.q_start = call.args.q_lengths = positions.data();
+    size_t bytes = 0;
+    ExpectSucceeds([&](mha_error *error) { return CallWorkspace(call, &bytes, error); });
+    ExpectFails([&](mha_error *error) { return CallRun(call, nullptr, bytes, error); },
+                {MHA_ERROR_NULL_POINTER, {workspace_argument}, {"workspace"}});
+    rope.q_positions = nullptr;
+  }
+}
+
+TEST(Time, OfForwardErrorsDoesNotGrowWithTheBatch) { ExpectAnswersForAnyBatch<ForwardCall>(3); }
+TEST(Time, OfAttentionErrorsDoesNotGrowWithTheBatch) { ExpectAnswersForAnyBatch<AttentionCall>(2); }
+
 }  // namespace

@@ -140,7 +140,36 @@ TEST_F(Edges, LayerCanBePackedForAnInstructionSetOfAnotherMachine) {
   }
 }
 
-TEST_F(Edges, StridesOfMatricesThatAreNotGivenAreNotLookedAt) {
+TEST_F(Edges, NegativeStridesAreErrorsEvenOfArraysThatAreNotGiven) {
+  Create();
+  for (const auto &stride : {std::make_pair("key_batch_stride", &mha_forward_args::key_batch_stride),
+                            {"key_row_stride", &mha_forward_args::key_row_stride},
+                            {"value_batch_stride", &mha_forward_args::value_batch_stride},
+                            {"value_row_stride", &mha_forward_args::value_row_stride}}) {
+    for (const int64_t n : {2, 40}) {  // small calls have checks of their own
+      mha_forward_args args = Args(&numbers_, 1, n);
+      args.*stride.second = -1;
+      EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE);
+      EXPECT_NE(std::string(error_.message).find(stride.first), std::string::npos) << error_.message;
+      EXPECT_EQ(error_.argument, 2u);
+      args.*stride.second = 1;  // of an array that is not given, it has nothing to be compared with
+      EXPECT_EQ(Forward(args), MHA_OK) << error_.message;
+    }
+  }
+  const mha_layer_config config = Config();
+  for (const auto &stride : {std::make_pair("w_q_stride", &mha_layer_weights::w_q_stride),
+                            {"w_k_stride", &mha_layer_weights::w_k_stride},
+                            {"w_v_stride", &mha_layer_weights::w_v_stride},
+                            {"w_o_stride", &mha_layer_weights::w_o_stride}}) {
+    mha_layer_weights weights = Weights(numbers_);
+    weights.*stride.second = -1;
+    size_t bytes = 0;
+    EXPECT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error_), MHA_ERROR_INVALID_VALUE);
+    EXPECT_NE(std::string(error_.message).find(stride.first), std::string::npos) << error_.message;
+  }
+}
+
+TEST_F(Edges, StridesOfMatricesThatAreNotGivenMayBeShorterThanTheirRows) {
   const mha_layer_config config = Config();
   mha_layer_weights weights = Weights(numbers_);
   weights.w_q_stride = weights.w_o_stride = 3;

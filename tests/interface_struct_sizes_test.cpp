@@ -171,37 +171,56 @@ TEST(StructSize, OfTheTaps) {
   });
 }
 
-// A struct that is filled: too small is an error that leaves it alone; of a larger one only what is known is touched.
+// A struct that is filled: one that is smaller than its first version is an error that leaves it alone. Else struct_size bytes are filled,
+// none behind them, whatever they held before; what a later version has beyond this one is zero.
 template <typename Struct, typename Call>
-void ExpectFilledStructSizeRule(uint32_t argument, const Call &call) {
-  for (size_t size = 0; size <= sizeof(Struct) + 8; ++size) {
+void ExpectFilledStructSizeRule(uint32_t argument, size_t first_bytes, const Call &call) {
+  Struct filled = {};
+  filled.struct_size = sizeof filled;
+  ExpectSucceeds([&](mha_error *error) { return call(&filled, error); });
+  const std::string whole(reinterpret_cast<const char *>(&filled), sizeof filled);
+  for (size_t size = 0; size <= sizeof(Struct) + 24; ++size) {
     SCOPED_TRACE("struct_size " + std::to_string(size));
     Memory memory(std::max(size, sizeof size), Side::kBeforeGuard, alignof(Struct));
-    memory.Fill(0);
+    memory.Fill(0x5A);
     std::memcpy(memory.data(), &size, sizeof size);
     const std::string before = memory.Bytes();
     auto *placed = reinterpret_cast<Struct *>(memory.data());
-    if (size < sizeof(Struct)) {
+    if (size < first_bytes) {
       ExpectFails([&](mha_error *error) { return call(placed, error); }, {MHA_ERROR_STRUCT_SIZE, {argument}, {"struct_size"}});
       EXPECT_EQ(memory.Bytes(), before);
     } else {
       ExpectSucceeds([&](mha_error *error) { return call(placed, error); });
       EXPECT_EQ(placed->struct_size, size);
-      EXPECT_EQ(memory.Bytes().substr(sizeof(Struct)), before.substr(sizeof(Struct)));
-      EXPECT_NE(memory.Bytes(), before);
+      std::string expected = whole;
+      expected.resize(size);  // with zeros
+      EXPECT_EQ(memory.Bytes().substr(sizeof size), expected.substr(sizeof size));
     }
   }
 }
 
+// The last fields are those of the first versions, whatever comes behind them later.
 TEST(StructSize, OfStructsThatAreFilled) {
   ForwardCall forward;
   AttentionCall attention;
+  constexpr size_t first_config = offsetof(mha_layer_config, weight_type) + sizeof(uint32_t),
+                   first_info = offsetof(mha_call_info, bytes) + sizeof(uint64_t),
+                   first_cache_config = offsetof(mha_kv_cache_config, num_blocks) + sizeof(int64_t);
   ExpectFilledStructSizeRule<mha_layer_config>(
-      2, [&](mha_layer_config *config, mha_error *error) { return mha_layer_shape(forward.layer.get(), config, error); });
+      2, first_config, [&](mha_layer_config *config, mha_error *error) { return mha_layer_shape(forward.layer.get(), config, error); });
   ExpectFilledStructSizeRule<mha_call_info>(
-      3, [&](mha_call_info *info, mha_error *error) { return mha_info(forward.layer.get(), &forward.args, info, error); });
+      3, first_info, [&](mha_call_info *info, mha_error *error) { return mha_info(forward.layer.get(), &forward.args, info, error); });
   ExpectFilledStructSizeRule<mha_call_info>(
-      2, [&](mha_call_info *info, mha_error *error) { return mha_attention_info(&attention.args, info, error); });
+      2, first_info, [&](mha_call_info *info, mha_error *error) { return mha_attention_info(&attention.args, info, error); });
+  mha_kv_cache_config config = {};
+  config.struct_size = sizeof config;
+  config.num_sequences = config.num_kv_heads = config.head_dim = 1;
+  config.capacity = 16;
+  Memory buffer(4096, Side::kAfterGuard);
+  mha_kv_cache *cache = nullptr;
+  ASSERT_EQ(mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, nullptr), MHA_OK);
+  ExpectFilledStructSizeRule<mha_kv_cache_config>(
+      2, first_cache_config, [&](mha_kv_cache_config *shape, mha_error *error) { return mha_kv_cache_shape(cache, shape, error); });
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -144,6 +145,13 @@ inline bool HasWord(const std::string &sentence, const std::string &word) {
   return false;
 }
 
+// "1 row" and "2 rows", but not "1 rows".
+inline bool CountsOneAsMany(const std::string &sentence) {
+  static const std::regex pattern(
+      "(^|[^0-9.-])1 (block|byte|column|element|head|key|number|position|querie|row|sequence|table|thread|value)s\\b");
+  return std::regex_search(sentence, pattern);
+}
+
 inline void ExpectError(mha_status returned, const mha_error &error, const Expected &expected) {
   ASSERT_NE(std::memchr(error.message, 0, sizeof error.message), nullptr) << "the message is not 0-terminated";
   const std::string message = error.message;
@@ -152,6 +160,7 @@ inline void ExpectError(mha_status returned, const mha_error &error, const Expec
   EXPECT_TRUE(std::count(expected.arguments.begin(), expected.arguments.end(), error.argument) > 0)
       << "parameter " << error.argument << " is said to be at fault: " << message;
   EXPECT_FALSE(message.empty());
+  EXPECT_FALSE(CountsOneAsMany(message)) << message;
   for (char c : message) EXPECT_TRUE(c >= ' ' && c <= '~') << "code " << int{c} << " in: " << message;
   for (const std::string &word : expected.words) EXPECT_TRUE(HasWord(message, word)) << "no \"" << word << "\" in: " << message;
 }

@@ -1,0 +1,53 @@
+// Structs of the interface, which grow at their end: the program and the library may each be of a later version than the other.
+#pragma once
+
+#include <stddef.h>
+#include <string.h>
+
+#include "mha.h"
+#include "status.h"
+
+namespace mha {
+
+// The size of each struct in its first version, which a caller's has at least. It goes by the last field of that version and stays when
+// fields come behind it.
+template <class Struct>
+constexpr size_t first_version_bytes = 0;
+
+#define MHA_FIRST_VERSION_ENDS_WITH(Struct, field) \
+  template <>                                      \
+  constexpr size_t first_version_bytes<Struct> = offsetof(Struct, field) + sizeof(Struct::field)
+MHA_FIRST_VERSION_ENDS_WITH(mha_layer_config, weight_type);
+MHA_FIRST_VERSION_ENDS_WITH(mha_layer_weights, w_o_scales);
+MHA_FIRST_VERSION_ENDS_WITH(mha_layer_options, allocator);
+MHA_FIRST_VERSION_ENDS_WITH(mha_kv_cache_config, num_blocks);
+MHA_FIRST_VERSION_ENDS_WITH(mha_rope, k_positions);
+MHA_FIRST_VERSION_ENDS_WITH(mha_rope_config, yarn_attention_factor);
+MHA_FIRST_VERSION_ENDS_WITH(mha_taps, context);
+MHA_FIRST_VERSION_ENDS_WITH(mha_forward_args, cache_sequences);
+MHA_FIRST_VERSION_ENDS_WITH(mha_attention_args, cache_sequences);
+MHA_FIRST_VERSION_ENDS_WITH(mha_call_info, bytes);
+#undef MHA_FIRST_VERSION_ENDS_WITH
+
+mha_status read_struct(Report &report, uint32_t argument, const char *name, const void *given, void *copy, size_t known_bytes,
+                       size_t first_bytes);
+mha_status write_struct(Report &report, uint32_t argument, const char *name, const void *filled, void *to, size_t known_bytes,
+                        size_t first_bytes);
+
+// Copies the fields that the caller's struct has and leaves the others zero. A field of theirs that this version does not know must be zero.
+template <class Struct>
+inline mha_status read_struct(Report &report, uint32_t argument, const char *name, const Struct *given, Struct *copy) {
+  if (given && given->struct_size == sizeof(Struct)) {  // as most are
+    memcpy(copy, given, sizeof(Struct));
+    return MHA_OK;
+  }
+  return read_struct(report, argument, name, given, copy, sizeof(Struct), first_version_bytes<Struct>);
+}
+
+// Fills the fields that the caller's struct has, those that this version does not know with zero. struct_size stays as the caller set it.
+template <class Struct>
+inline mha_status write_struct(Report &report, uint32_t argument, const char *name, const Struct &filled, Struct *to) {
+  return write_struct(report, argument, name, &filled, to, sizeof(Struct), first_version_bytes<Struct>);
+}
+
+}  // namespace mha
