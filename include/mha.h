@@ -103,7 +103,7 @@ MHA_API uint32_t mha_contract(void);
 
 /* Instruction sets that the kernels are written for. */
 #define MHA_INSTRUCTION_SET_AUTO 0u   /* the best one that this machine has */
-#define MHA_INSTRUCTION_SET_SCALAR 1u /* any machine; slow, since a fused multiply-add is a function call here */
+#define MHA_INSTRUCTION_SET_SCALAR 1u /* any machine; slow */
 #define MHA_INSTRUCTION_SET_AVX2 2u   /* x86-64 with AVX2, FMA and F16C */
 #define MHA_INSTRUCTION_SET_AVX512 3u /* x86-64 with AVX-512 F, CD, BW, VL and DQ */
 #define MHA_INSTRUCTION_SET_NEON 4u   /* AArch64 */

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <string>
@@ -18,6 +17,7 @@
 #include "support/layer.h"
 #include "support/outputs.h"
 #include "support/random.h"
+#include "support/rounds.h"
 #include "support/schedulers.h"
 
 namespace {
@@ -39,17 +39,13 @@ using support::Random;
 using support::RandomKind;
 using support::RandomLayout;
 using support::RandomValues;
+using support::Rounds;
 using support::SameBits;
 using support::Scheduler;
 using support::Slice;
 using support::Specify;
 using support::Values;
 using support::WeightForm;
-
-int64_t Rounds(int64_t count) {
-  const char *text = std::getenv("MHA_TEST_ROUNDS");
-  return text ? std::max<int64_t>(1, static_cast<int64_t>(std::atof(text) * static_cast<double>(count))) : count;
-}
 
 // Multiplications of a case; larger ones are drawn again, so that the scalar kernels and emulators get through.
 constexpr int64_t kLargestCase = 500'000;

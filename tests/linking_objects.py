@@ -70,10 +70,10 @@ def is_weak(symbol):
 
 
 # What the library may take from elsewhere: libc's memory functions, formatting of error messages into a buffer, memory and its advice
-# for mha_layer_create, libm's fmaf. The rest is what compilers add by themselves: libgcc's counting of bits, atomic operations and detection of
+# for mha_layer_create. The rest is what compilers add by themselves: libgcc's counting of bits, atomic operations and detection of
 # the processor, which are linked statically; the table of offsets of position-independent code; and, where the flags ask for them, checked
 # memory functions and stack protectors.
-memory_functions = r"memcpy|memset|memmove|memcmp|bcmp|fmaf"
+memory_functions = r"memcpy|memset|memmove|memcmp|bcmp"
 of_libgcc = r"__popcountdi2|__aarch64_\w+|__cpu_model|__cpu_indicator_init"
 of_compilers = r"_GLOBAL_OFFSET_TABLE_|__(memcpy|memset|memmove|snprintf|vsnprintf)_chk|__stack_chk_(fail|guard)"
 allowed_in_kernels = re.compile(rf"({memory_functions}|{of_libgcc}|{of_compilers})$")
@@ -126,7 +126,7 @@ def check_exports(arguments):
 
 
 def check_archive(arguments):
-    """The static library needs libc and libm only, has no writable data, and keeps to names of its own."""
+    """The static library needs libc only, has no writable data, and keeps to names of its own."""
     all_symbols = list(symbols(arguments.nm, "--extern-only", arguments.library))
     if not any(symbol.name == "mha_forward" for symbol in all_symbols):
         sys.exit(f"mha_forward is not in {arguments.library}: has the output of {arguments.nm} another form?")

@@ -11,6 +11,8 @@
 
 #include <stdint.h>
 
+#include "kernels/fma.h"
+
 #if defined(MHA_KERNELS_AVX512)
 #include <immintrin.h>
 
@@ -62,7 +64,11 @@ MHA_INLINE float float_of(uint32_t bits) {
   return x;
 }
 
-MHA_INLINE float mul_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)
+MHA_INLINE float mul_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }  // an instruction
+#else
+MHA_INLINE float mul_add(float a, float b, float c) { return fma_in_binary64(a, b, c); }
+#endif
 
 // x itself, a NaN with the one payload that exp wants.
 MHA_INLINE float quiet(float x) { return x == x ? x : __builtin_nanf(""); }

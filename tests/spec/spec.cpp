@@ -30,7 +30,7 @@ const float kInfinity = __builtin_inff();
 // Memory for the length of a scope.
 class Floats {
  public:
-  explicit Floats(int64_t count) : data_(new float[static_cast<unsigned long>(count > 0 ? count : 1)]) {}
+  explicit Floats(int64_t count) : data_(new float[static_cast<decltype(sizeof 0)>(count > 0 ? count : 1)]) {}
   ~Floats() { delete[] data_; }
   Floats(const Floats &) = delete;
   Floats &operator=(const Floats &) = delete;
@@ -44,8 +44,6 @@ int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // ---- 1. Operations
 
-float Fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-
 uint32_t Bits(float x) {
   uint32_t bits;
   __builtin_memcpy(&bits, &x, sizeof bits);
@@ -57,6 +55,75 @@ float FromBits(uint32_t bits) {
   __builtin_memcpy(&x, &bits, sizeof x);
   return x;
 }
+
+#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)
+float Fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }  // an instruction
+#else
+// libm's fmaf rounds twice on some systems, so these are integers: a finite float is sign * significand * 2^exponent.
+struct Parts {
+  explicit Parts(float x) {
+    const int32_t biased = static_cast<int32_t>(Bits(x) >> 23 & 0xffu);
+    is_negative = Bits(x) >> 31 != 0;
+    is_finite = biased != 255;
+    significand = (Bits(x) & 0x007fffffu) | (biased ? 0x00800000u : 0u);
+    exponent = (biased ? biased : 1) - 150;
+  }
+  bool is_negative, is_finite;
+  uint32_t significand;
+  int32_t exponent;
+};
+
+float Fma(float a, float b, float c) {
+  using Integer = __int128;
+  const Parts x(a), y(b), z(c);
+  if (x.is_finite && y.is_finite && !z.is_finite) return c;  // also where the product alone would overflow
+  if (!x.is_finite || !y.is_finite || x.significand == 0 || y.significand == 0) return a * b + c;
+
+  // Both terms as multiples of one power of two. Of a term so small that no bit of it can be rounded to, it counts only that it is there.
+  constexpr int32_t kFar = 70;
+  Integer product = Integer{x.significand} * y.significand, addend = z.significand;
+  const int32_t product_exponent = x.exponent + y.exponent, difference = product_exponent - z.exponent;
+  int32_t exponent;
+  if (difference > kFar) {
+    exponent = product_exponent - kFar;
+    product <<= kFar;
+    addend = addend != 0;
+  } else if (difference < -kFar) {
+    exponent = z.exponent - kFar;
+    addend <<= kFar;
+    product = 1;
+  } else if (difference > 0) {
+    exponent = z.exponent;
+    product <<= difference;
+  } else {
+    exponent = product_exponent;
+    addend <<= -difference;
+  }
+  Integer sum = (x.is_negative != y.is_negative ? -product : product) + (z.is_negative ? -addend : addend);
+  if (sum == 0) return 0.0f;
+  const uint32_t sign = sum < 0 ? 0x80000000u : 0u;
+  if (sum < 0) sum = -sum;
+
+  // Rounded to a multiple of the last place of a float of this size.
+  int32_t bits = 0;
+  while (sum >> bits != 0) bits++;
+  const int32_t place = exponent + bits - 24 > -149 ? exponent + bits - 24 : -149, shift = place - exponent;
+  Integer count;
+  if (shift <= 0) {
+    count = sum << -shift;
+  } else if (shift > bits) {
+    count = 0;  // less than half of the last place
+  } else {
+    const Integer half = Integer{1} << (shift - 1), rest = sum & (2 * half - 1);
+    count = sum >> shift;
+    if (rest > half || (rest == half && count % 2 == 1)) count++;
+  }
+  // The exponent's field follows the significand's: a count of 2^24 carries into it, and one beyond the largest float gives infinity.
+  if (place > 127 - 23) return FromBits(sign | 0x7f800000u);
+  const uint32_t lowest_exponent = static_cast<uint32_t>(place + 149);  // 0 for subnormal numbers
+  return FromBits(sign | ((lowest_exponent << 23) + static_cast<uint32_t>(count)));
+}
+#endif
 
 float Canon(float x) { return x != x ? FromBits(0x7fc00000u) : x + 0.0f; }
 
@@ -438,6 +505,6 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
 
 }  // namespace
 
-const Functions MHA_SPEC_FUNCTIONS = {Exp, Log, Project, StoreWeights, Rotate, Store, Attend, Forward};
+const Functions MHA_SPEC_FUNCTIONS = {Fma, Exp, Log, Project, StoreWeights, Rotate, Store, Attend, Forward};
 
 }  // namespace spec

@@ -30,7 +30,6 @@ fn link_folder(folder: &Path, is_static: bool) {
     }
     println!("cargo:rustc-link-search=native={}", folder.display());
     println!("cargo:rustc-link-lib={}=mha", if is_static { "static" } else { "dylib" });
-    println!("cargo:rustc-link-lib=m");
     println!("cargo:rerun-if-changed={}", folder.join(file).display());
     if let Some(include) = variable("MHA_INCLUDE_DIR") {
         println!("cargo:include={}", Path::new(&include).display());
@@ -90,7 +89,6 @@ fn build_bundled() {
     }
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-lib=static=mha");
-    println!("cargo:rustc-link-lib=m");
     println!("cargo:root={}", out.display());
     println!("cargo:include={}", include.display());
 }
