@@ -36,7 +36,7 @@ class AttentionCase : public Case {
     args_.k = k_.get();
     args_.v = v_.get();
     args_.output = output_.get();
-    args_.is_causal = shape.is_causal;
+    args_.flags = shape.is_causal ? MHA_CAUSAL : 0;
     args_.instruction_set = set;
     check(mha_attention_workspace(&args_, &workspace_bytes_, &error_));
     workspace_ = make_array<unsigned char>(static_cast<int64_t>(workspace_bytes_));

@@ -146,7 +146,7 @@ class DecodeLayer : public DecodeCase {
     args_.n_q = shape.n;
     args_.query = x_.get();
     args_.output = y_.get();
-    args_.is_causal = 1;
+    args_.flags = MHA_CAUSAL;
     args_.scheduler = scheduler();
     args_.cache = first.cache;
     mha_call_info info = {};
@@ -226,7 +226,7 @@ class DecodeAttention : public DecodeCase {
     args_.head_dim = shape.head_dim;
     args_.q = q_.get();
     args_.output = output_.get();
-    args_.is_causal = 1;
+    args_.flags = MHA_CAUSAL;
     args_.scheduler = scheduler();
     args_.instruction_set = options.instruction_set;
     args_.cache = first.cache;

@@ -37,7 +37,7 @@ class MhaCase : public LayerCase {
     args_.n_q = shape.n;
     args_.query = x.get();
     args_.output = y.get();
-    args_.is_causal = shape.is_causal;
+    args_.flags = shape.is_causal ? MHA_CAUSAL : 0;
     args_.scheduler = threads > 1 ? &scheduler_ : nullptr;
     mha_call_info info = {};
     info.struct_size = sizeof info;

@@ -164,14 +164,14 @@ typedef struct mha_layer mha_layer; /* opaque; immutable once it is made */
 typedef struct mha_layer_config {
   size_t struct_size;   /* sizeof the struct */
   int64_t query_dim;    /* width of a row of the query input (d_in, embed_dim); >= 1 */
-  int64_t key_dim;      /* width of a row of the key input; 0 = query_dim */
-  int64_t value_dim;    /* width of a row of the value input; 0 = key_dim */
-  int64_t output_dim;   /* width of an output row, where there is a W_O; 0 = query_dim. Must be 0 without W_O. */
   int64_t num_heads;    /* query heads; >= 1 */
   int64_t num_kv_heads; /* key and value heads, a divisor of num_heads (grouped-query attention); 0 = num_heads */
   int64_t head_dim;     /* width of a head's queries and keys; 0 = d_out / num_heads, which must divide */
   int64_t head_dim_v;   /* width of a head's values; 0 = head_dim */
   int64_t d_out;        /* num_heads * head_dim, to derive head_dim from; 0 = query_dim where head_dim is 0. Given both, they must agree. */
+  int64_t key_dim;      /* width of a row of the key input; 0 = query_dim */
+  int64_t value_dim;    /* width of a row of the value input; 0 = key_dim */
+  int64_t output_dim;   /* width of an output row, where there is a W_O; 0 = query_dim. Must be 0 without W_O. */
   float scale;          /* factor of the scores; 0 = 1 / sqrt(head_dim); must be finite */
   uint32_t weight_type; /* MHA_TYPE_*: how the weights are kept; 0 = f32. Biases stay float. Must be 0 with an sgemm. See below. */
 } mha_layer_config;
@@ -461,8 +461,8 @@ typedef struct mha_rope {
 typedef struct mha_rope_config {
   size_t struct_size;              /* sizeof the struct */
   int64_t dims;                    /* elements of a head that are rotated, two for each column of the tables; even, 2 .. 2^31 - 2 */
-  int64_t first_position;          /* the position of row 0 of the tables */
   int64_t num_positions;           /* rows of the tables; 0 = nothing to do. All positions must be below 2^31. */
+  int64_t first_position;          /* the position of row 0 of the tables */
   double base;                     /* 1 .. 2^64, with YaRN more than 1; 0 = 10000 */
   double linear_factor;            /* positions are divided by it; 1 .. 2^31; 0 = 1 */
   double yarn_factor;              /* by how much the context is stretched; 1 .. 2^31; 0 = no YaRN, then the fields below must be 0 */
@@ -501,60 +501,93 @@ typedef struct mha_taps {
 } mha_taps;
 
 /*
- * Which rows there are, and where they stand. Positions count from the sequence's first key: its first valid row, or in a cache the first
- * that was appended. A sequence has the same bits alone, in a batch, with padding on either side, and from a cache, as long as its keys
- * have the same positions; one whose beginning is cut off, or that is packed behind another with a mask between, has other positions and
- * may differ in the last bits.
+ * Positions count from the sequence's first key: its first valid row or, with a cache, the first
+ * position that was appended. A sequence gets the same bits alone, in a batch, with padding on either
+ * side and from a cache, as long as its keys have the same positions. A sequence whose beginning is cut
+ * off, or that is packed behind another one with a mask between, has other positions: its results may
+ * differ in the last bits.
+ *
+ * The flags of a call, combined by |. Where several limit the keys of a query, all of them do.
  */
-#define MHA_WINDOW_LEFT 1u  /* window_left counts */
-#define MHA_WINDOW_RIGHT 2u /* window_right counts */
-#define MHA_PADDING_LEFT 4u /* the valid rows of a sequence are the last ones, not the first */
-#define MHA_CACHE_READ 8u   /* mha_forward with a cache: attend to it as it is and append nothing; key and value must be NULL */
+#define MHA_CAUSAL 1u       /* a query at position p attends to keys at positions <= p only */
+#define MHA_WINDOW_LEFT 2u  /* ... to keys at positions >= p - window_left only */
+#define MHA_WINDOW_RIGHT 4u /* ... to keys at positions <= p + window_right only */
+#define MHA_PADDING_LEFT 8u /* the valid rows of a sequence are its last ones, not its first ones */
+#define MHA_CACHE_READ 16u  /* attend to the cache as it is, and append nothing */
 
-/* The arguments of mha_forward. The struct and the scheduler are only read, and can be kept and reused. */
+/* Reserved for options that change scores. This version has none: pointers to it must be NULL. */
+typedef struct mha_score_options mha_score_options;
+
+/*
+ * The arguments of mha_forward. Widths of rows are those of the layer, see mha_layer_shape. The struct
+ * and all that it points to but the outputs and the cache are only read; it can be kept and reused.
+ */
 typedef struct mha_forward_args {
   size_t struct_size; /* sizeof the struct */
-  int64_t batch;      /* number of sequences; 0 = nothing to do */
-  int64_t n_q;        /* rows of query and output per sequence; 0 = nothing to do, then nothing is appended to a cache either */
-  int64_t n_kv;       /* rows of key and value per sequence. Must be set where key or value is given: there 0 means no keys, and y is
-                         b_o or 0 (with a cache: none to append). Else not looked at: it is n_q, with MHA_CACHE_READ 0. */
-  const float *query; /* [batch, n_q, query_dim]; the widths are the layer's, which mha_layer_shape tells */
+
+  /* Size */
+  int64_t batch; /* number of sequences; 0 = nothing to do */
+  int64_t n_q;   /* rows of query and output per sequence; 0 = nothing to do, and nothing is appended */
+  /* Rows of key and value per sequence, where one of them is given. There 0 means: no keys, or with a
+     cache none to append. Otherwise n_kv is not looked at: it is n_q, with MHA_CACHE_READ 0. */
+  int64_t n_kv;
+
+  /* Arrays */
+  const float *query; /* [batch, n_q, query_dim] */
   const float *key;   /* [batch, n_kv, key_dim]; NULL = query (self-attention) */
   const float *value; /* [batch, n_kv, value_dim]; NULL = key */
-  float *output;      /* [batch, n_q, output_dim], or [batch, n_q, num_heads * head_dim_v] for a layer without W_O */
-  int64_t query_batch_stride;  /* from one sequence to the next; 0 = n_q (or n_kv) * the row stride, here and below */
-  int64_t query_row_stride;    /* from one row to the next; 0 = the row's width, here and below */
-  int64_t key_batch_stride;    /* of key, where it is given; likewise below */
-  int64_t key_row_stride;      /* of key */
-  int64_t value_batch_stride;  /* of value */
-  int64_t value_row_stride;    /* of value */
-  int64_t output_batch_stride; /* of output */
-  int64_t output_row_stride;   /* of output */
-  uint32_t is_causal;          /* 0 or 1; 1 = the query at position p attends to the keys at positions 0 .. p only */
-  uint32_t flags;              /* any of MHA_WINDOW_LEFT, MHA_WINDOW_RIGHT, MHA_PADDING_LEFT and MHA_CACHE_READ, combined by |; 0 = none */
-  const int64_t *q_start; /* [batch] position of each sequence's first valid query, counted from its first key; used by is_causal, windows
-                             and rope. NULL = its keys (those in the cache included) less its queries: the last query sees all keys
-                             (bottom-right); then there must not be more queries. Must be NULL with a ring; in self-attention with
-                             any other cache, that cache's lengths or NULL. Not looked at, and not checked, where no position counts. */
-  const mha_scheduler *scheduler; /* NULL = run on the calling thread */
-  float *attention_weights;  /* optional output [batch, num_heads, n_q, n_kv], contiguous; a row sums to 1, or is 0 if all is masked. With
-                                a cache, n_kv is the longest length of the call's sequences once the call has appended. */
-  float *lse;                /* optional output [batch, num_heads, n_q], contiguous: ln of the sum of exp(score); -infinity if all masked */
-  const mha_taps *taps;      /* optional outputs, see mha_taps */
-  const int64_t *q_lengths;  /* [batch] valid rows of query and output, 0 .. n_q; NULL = n_q for all. The others are padding: not read;
-                                their outputs are 0, their lse -infinity. No work is done on them. */
-  const int64_t *kv_lengths; /* [batch] valid rows of key and value, 0 .. n_kv; NULL = n_kv for all. Only where key is given: else they are
-                                those of query, and it must be NULL. */
-  int64_t window_left;       /* with MHA_WINDOW_LEFT: the query at position p attends to keys at positions >= p - window_left only; >= 0.
-                                Must be 0 without the flag, likewise below. */
-  int64_t window_right;      /* with MHA_WINDOW_RIGHT: ... to keys at positions <= p + window_right only. is_causal goes further. */
-  const mha_rope *rope;      /* rotation of queries and keys; NULL = none */
-  mha_kv_cache *cache;       /* NULL = none. The call first appends the rows of key and value to its sequences, then attends to all that
-                                these hold, as it is stored; without rows to append, the cache is not written. Its num_kv_heads, head_dim
-                                and head_dim_v must be the layer's. With a ring, is_causal and a left window are needed, the outputs per
-                                pair (attention_weights and the taps of scores) are not available, and a call of more than
-                                capacity - window_left rows needs as many queries as keys. */
-  const int64_t *cache_sequences; /* [batch] numbers of the cache's sequences, each at most once; NULL = 0 .. batch - 1. Needs a cache. */
+  float *output;      /* [batch, n_q, output_dim]; without W_O [batch, n_q, num_heads * head_dim_v] */
+
+  /* Strides: from one sequence to the next, 0 = rows * row stride; from one row to the next, 0 = width */
+  int64_t query_batch_stride;
+  int64_t query_row_stride;
+  int64_t key_batch_stride;
+  int64_t key_row_stride;
+  int64_t value_batch_stride;
+  int64_t value_row_stride;
+  int64_t output_batch_stride;
+  int64_t output_row_stride;
+
+  /* Mask */
+  uint32_t flags;                 /* MHA_CAUSAL, MHA_WINDOW_LEFT, ...; 0 = every query sees all keys */
+  uint32_t reserved;              /* 0 */
+  int64_t window_left;            /* with MHA_WINDOW_LEFT: >= 0; without it 0 */
+  int64_t window_right;           /* with MHA_WINDOW_RIGHT: >= 0; without it 0 */
+  const mha_score_options *score; /* NULL */
+
+  /* Positions */
+  /* [batch] position of each sequence's first valid query. NULL = its keys, those in the cache included,
+     less its queries: the last query stands at the last key, and there must not be more queries than
+     keys. Must be NULL with a ring; in self-attention with any other cache NULL, or the lengths that the
+     cache has. Not looked at where no position counts: without MHA_CAUSAL, windows and rope. */
+  const int64_t *q_start;
+  /* [batch] valid rows of query and output, 0 .. n_q; NULL = n_q for all. The others are padding: they
+     are not read, no work is done on them, their outputs are 0 and their lse is -infinity. */
+  const int64_t *q_lengths;
+  /* [batch] valid rows of key and value, 0 .. n_kv; NULL = n_kv for all. Must be NULL where key is NULL:
+     in self-attention q_lengths counts. */
+  const int64_t *kv_lengths;
+  const mha_rope *rope; /* rotation of queries and keys; NULL = none */
+
+  /* Cache */
+  /* NULL = none. The call first appends the rows of key and value to its sequences, then attends to all
+     that these hold, as it is stored. With MHA_CACHE_READ key and value must be NULL, and the cache is
+     only read. Its num_kv_heads, head_dim and head_dim_v must be the layer's. A ring needs MHA_CAUSAL
+     and MHA_WINDOW_LEFT; it has no outputs per pair (attention_weights and the taps of scores); and a
+     call that appends more than capacity - window_left rows needs as many queries as keys. */
+  mha_kv_cache *cache;
+  const int64_t *cache_sequences; /* [batch] numbers of its sequences, each once; NULL = 0 .. batch - 1 */
+
+  /* Outputs, each optional (NULL) and contiguous */
+  /* [batch, num_heads, n_q] ln of the sum of exp(score); -infinity where all keys are masked */
+  float *lse;
+  /* [batch, num_heads, n_q, n_kv]. A row sums to 1, or is 0 where all keys are masked. With a cache,
+     n_kv is the longest length of the call's sequences after the call. */
+  float *attention_weights;
+  const mha_taps *taps; /* what the call computes on its way */
+
+  /* Execution */
+  const mha_scheduler *scheduler; /* the threads; NULL = run on the calling thread */
 } mha_forward_args;
 
 /*
@@ -578,57 +611,76 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_forward_args *a
 
 /*
  * The arguments of mha_attention: the middle stage alone, on the caller's queries, keys and values.
- * Query head h attends with kv head h / (num_heads / num_kv_heads).
- * Shapes are [batch, n, heads, width] where all strides are 0; [batch, heads, n, width] is written
- * row_stride = width, head_stride = n * width, batch_stride = heads * n * width. Where the head stride of an array is set, its row stride
- * must be set too, and for more than one sequence its batch stride.
+ * Query head h attends with kv head h / (num_heads / num_kv_heads). Fields without a comment are those
+ * of mha_forward_args, with k and v for key and value.
+ *
+ * Where all strides of an array are 0, its shape is [batch, n, heads, width]. [batch, heads, n, width]
+ * has row_stride = width, head_stride = n * width and batch_stride = heads * n * width. Where the head
+ * stride of an array is set, its row stride must be set too, and for more than one sequence its batch
+ * stride.
  */
 typedef struct mha_attention_args {
-  size_t struct_size;   /* sizeof the struct */
-  int64_t batch;        /* number of sequences; 0 = nothing to do */
-  int64_t n_q;          /* queries per sequence; 0 = nothing to do, then nothing is appended to a cache either */
-  int64_t n_kv;         /* rows of k and v; literal: 0 = no keys, or with a cache none to append */
+  size_t struct_size; /* sizeof the struct */
+
+  /* Size */
+  int64_t batch;
+  int64_t n_q;
+  int64_t n_kv; /* rows of k and v per sequence; 0 = no keys, or with a cache none to append */
+
+  /* Shape */
   int64_t num_heads;    /* heads of q; >= 1 */
   int64_t num_kv_heads; /* heads of k and v, a divisor of num_heads; 0 = num_heads */
   int64_t head_dim;     /* width of a head's queries and keys; >= 1 */
   int64_t head_dim_v;   /* width of a head's values; 0 = head_dim */
-  const void *q;        /* [batch, n_q, num_heads, head_dim] */
-  const void *k;        /* [batch, n_kv, num_kv_heads, head_dim] */
-  const void *v;        /* [batch, n_kv, num_kv_heads, head_dim_v] */
-  void *output;         /* [batch, n_q, num_heads, head_dim_v] */
-  uint32_t q_type;      /* MHA_TYPE_F32 */
-  uint32_t k_type;      /* MHA_TYPE_F32; without a cache also MHA_TYPE_F16 or MHA_TYPE_BF16, which are taken as the floats that they are */
-  uint32_t v_type;      /* likewise, independent of k_type */
-  uint32_t output_type; /* MHA_TYPE_F32 */
-  int64_t q_batch_stride;         /* from one sequence to the next; 0 = n_q * q_row_stride */
-  int64_t q_row_stride;           /* from one row to the next; 0 = num_heads * head_dim */
-  int64_t q_head_stride;          /* from one head to the next; 0 = head_dim */
-  int64_t k_batch_stride;         /* 0 = n_kv * k_row_stride */
-  int64_t k_row_stride;           /* 0 = num_kv_heads * head_dim */
-  int64_t k_head_stride;          /* 0 = head_dim */
-  int64_t v_batch_stride;         /* 0 = n_kv * v_row_stride */
-  int64_t v_row_stride;           /* 0 = num_kv_heads * head_dim_v */
-  int64_t v_head_stride;          /* 0 = head_dim_v */
-  int64_t output_batch_stride;    /* 0 = n_q * output_row_stride */
-  int64_t output_row_stride;      /* 0 = num_heads * head_dim_v */
-  int64_t output_head_stride;     /* 0 = head_dim_v */
-  float scale;                    /* 0 = 1 / sqrt(head_dim); must be finite */
-  uint32_t is_causal;             /* 0 or 1; mha_forward_args says more of this field and of those below */
-  const int64_t *q_start;         /* [batch] position of each sequence's first valid query */
-  const mha_scheduler *scheduler; /* NULL = run on the calling thread */
-  float *attention_weights;       /* optional output [batch, num_heads, n_q, n_kv] */
-  float *lse;                     /* optional output [batch, num_heads, n_q] */
-  const mha_taps *taps;           /* q, k and v must be NULL */
-  uint32_t instruction_set;       /* MHA_INSTRUCTION_SET_* */
-  uint32_t flags;                 /* as in mha_forward_args, but not MHA_CACHE_READ, for which n_kv = 0 stands */
-  const int64_t *q_lengths;       /* [batch] valid rows of q and output, 0 .. n_q; NULL = n_q for all */
-  const int64_t *kv_lengths;      /* [batch] valid rows of k and v, 0 .. n_kv; NULL = n_kv for all */
-  int64_t window_left;            /* with MHA_WINDOW_LEFT: attends to keys at positions >= p - window_left only */
-  int64_t window_right;           /* with MHA_WINDOW_RIGHT: attends to keys at positions <= p + window_right only */
-  const mha_rope *rope;           /* rotation of q, and of k before it is stored; NULL = none */
-  mha_kv_cache *cache;            /* k (rotated, where there is rope) and v are appended first; with n_kv = 0 they are not looked at. Its
-                                     num_kv_heads, head_dim and head_dim_v must be those above. */
-  const int64_t *cache_sequences; /* [batch] numbers of the cache's sequences; NULL = 0 .. batch - 1 */
+
+  /* Arrays */
+  const void *q;   /* [batch, n_q, num_heads, head_dim] float */
+  const void *k;   /* [batch, n_kv, num_kv_heads, head_dim] of k_type */
+  const void *v;   /* [batch, n_kv, num_kv_heads, head_dim_v] of v_type */
+  void *output;    /* [batch, n_q, num_heads, head_dim_v] float */
+  uint32_t k_type; /* MHA_TYPE_F32; without a cache also MHA_TYPE_F16 or MHA_TYPE_BF16 */
+  uint32_t v_type; /* likewise, independent of k_type */
+
+  /* Strides: from one sequence, row or head to the next */
+  int64_t q_batch_stride; /* 0 = n_q * q_row_stride, likewise below */
+  int64_t q_row_stride;   /* 0 = num_heads * head_dim, likewise below */
+  int64_t q_head_stride;  /* 0 = head_dim, likewise below */
+  int64_t k_batch_stride;
+  int64_t k_row_stride;
+  int64_t k_head_stride;
+  int64_t v_batch_stride;
+  int64_t v_row_stride;
+  int64_t v_head_stride;
+  int64_t output_batch_stride;
+  int64_t output_row_stride;
+  int64_t output_head_stride;
+
+  /* Mask */
+  uint32_t flags;
+  float scale; /* factor of the scores; 0 = 1 / sqrt(head_dim); must be finite */
+  int64_t window_left;
+  int64_t window_right;
+  const mha_score_options *score;
+
+  /* Positions */
+  const int64_t *q_start;
+  const int64_t *q_lengths;
+  const int64_t *kv_lengths;
+  const mha_rope *rope; /* rotation of q, and of k before it is stored or scored; NULL = none */
+
+  /* Cache */
+  mha_kv_cache *cache; /* its num_kv_heads, head_dim and head_dim_v must be those above */
+  const int64_t *cache_sequences;
+
+  /* Outputs */
+  float *lse;
+  float *attention_weights;
+  const mha_taps *taps; /* its q, k and v must be NULL */
+
+  /* Execution */
+  const mha_scheduler *scheduler;
+  uint32_t instruction_set; /* MHA_INSTRUCTION_SET_*; one that this machine lacks is an error */
+  uint32_t reserved;        /* 0 */
 } mha_attention_args;
 
 /* Like mha_forward_workspace. */

@@ -320,17 +320,14 @@ mha_status check_options(Report &report, const mha_attention_args &args) {
   const struct {
     const char *name;
     uint32_t type;
-    bool may_be_half;
-  } types[] = {{"q_type", args.q_type, false},
-               {"k_type", args.k_type, args.cache == nullptr},
-               {"v_type", args.v_type, args.cache == nullptr},
-               {"output_type", args.output_type, false}};
+  } types[] = {{"k_type", args.k_type}, {"v_type", args.v_type}};
   for (const auto &type : types) {
-    if (type.type > (type.may_be_half ? MHA_TYPE_BF16 : MHA_TYPE_F32)) {
+    if (type.type > (args.cache ? MHA_TYPE_F32 : MHA_TYPE_BF16)) {
       return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "%s is %u; it can be MHA_TYPE_F32 (0)%s", type.name, type.type,
-                         type.may_be_half ? ", MHA_TYPE_F16 (1) or MHA_TYPE_BF16 (2)" : " here");
+                         args.cache ? " with a cache" : ", MHA_TYPE_F16 (1) or MHA_TYPE_BF16 (2)");
     }
   }
+  if (args.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "mha_attention_args.reserved is not 0; set it to 0");
   if (args.scale - args.scale != 0.0f) {
     return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "scale is not finite; set a number, or 0 for 1 / sqrt(head_dim)");
   }
@@ -401,6 +398,10 @@ Attention describe(const mha_attention_args &args, const mha_taps &taps, const S
 mha_status make_plan(Report &report, const mha_attention_args *given, Plan *plan) {
   mha_attention_args &args = plan->args;
   if (const mha_status status = read_struct(report, args_argument, "mha_attention_args", given, &args)) return status;
+  if (args.flags & MHA_CACHE_READ) {
+    args.n_kv = 0;
+    if (const mha_status status = check_cache_read(report, args_argument, args.cache, args.k ? "k" : args.v ? "v" : nullptr)) return status;
+  }
   const struct {
     const char *name;
     int64_t count;
@@ -421,9 +422,8 @@ mha_status make_plan(Report &report, const mha_attention_args *given, Plan *plan
                        "the taps q, k and v are mha_forward's; leave them NULL, the caller has them already");
   }
   plan->sequences = sequences_of(args, args_argument);
-  if (const mha_status status =
-          check_sequences(report, &plan->sequences, args.is_causal, MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT | MHA_PADDING_LEFT, args.rope,
-                          args.num_kv_heads, args.head_dim, args.head_dim_v)) {
+  if (const mha_status status = check_sequences(report, &plan->sequences, args.score, args.rope, args.num_kv_heads, args.head_dim,
+                                                args.head_dim_v)) {
     return status;
   }
   if (args.lse || args.attention_weights || args.taps) {

@@ -33,14 +33,8 @@ struct Plan {
 // NULL inputs: key = query, value = key. The widths have to agree then, and without key there are as many keys as queries.
 mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_args *args) {
   if (args->flags & MHA_CACHE_READ) {
-    if (!args->cache) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "MHA_CACHE_READ is set without cache; give the cache too");
-    if (args->key || args->value) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
-                         "MHA_CACHE_READ appends nothing, but %s is given; leave it NULL, or leave the flag out",
-                         args->key ? "key" : "value");
-    }
     args->n_kv = 0;
-    return MHA_OK;
+    return check_cache_read(report, args_argument, args->cache, args->key ? "key" : args->value ? "value" : nullptr);
   }
   if (!args->key && shape.key_dim != shape.query_dim) {
     return report.fail(MHA_ERROR_SHAPE, args_argument, "key is NULL, but key_dim %lld is not query_dim %lld; give key",
@@ -200,9 +194,9 @@ mha_status finish_plan(Report &report, const mha_layer *layer, Plan *plan) {
   const LayerShape &shape = layer->shape;
   plan->sequences = sequences_of(args, args_argument);
   plan->sequences.is_self = !args.key && !(args.flags & MHA_CACHE_READ);
-  constexpr uint32_t known_flags = MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT | MHA_PADDING_LEFT | MHA_CACHE_READ;
-  if (const mha_status status = check_sequences(report, &plan->sequences, args.is_causal, known_flags, args.rope, shape.num_kv_heads,
-                                                shape.head_dim, shape.head_dim_v)) {
+  if (args.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "mha_forward_args.reserved is not 0; set it to 0");
+  if (const mha_status status = check_sequences(report, &plan->sequences, args.score, args.rope, shape.num_kv_heads, shape.head_dim,
+                                                shape.head_dim_v)) {
     return status;
   }
   plan->taps = {};
@@ -459,7 +453,7 @@ mha_status forward_small(Report &report, const mha_layer &layer, const Plan &pla
     return status;
   const SmallCall call = {args.batch,
                           args.n_q,
-                          args.is_causal != 0,
+                          (args.flags & MHA_CAUSAL) != 0,
                           {plan.query.base, plan.query.batch_stride, plan.query.row_stride, 0},
                           args.output,
                           args.output_batch_stride,

@@ -21,11 +21,11 @@ bool has_positions(const SequenceArguments &s) { return s.is_causal || s.has_win
 
 // ---- Checks without arrays
 
-mha_status check_flags(Report &report, const SequenceArguments &s, uint32_t is_causal, uint32_t known_flags) {
+mha_status check_flags(Report &report, const SequenceArguments &s) {
   const uint32_t argument = s.argument;
-  if (is_causal > 1) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "is_causal is %u; set it to 0 or 1", is_causal);
+  constexpr uint32_t known_flags = MHA_CAUSAL | MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT | MHA_PADDING_LEFT | MHA_CACHE_READ;
   if (s.flags & ~known_flags) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "flags has the bits 0x%x, which mean nothing here; leave them 0",
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "flags has the bits 0x%x, which mean nothing; leave them 0",
                        s.flags & ~known_flags);
   }
   const struct {
@@ -107,7 +107,7 @@ mha_status check_cache_fits(Report &report, const SequenceArguments &s, int64_t 
   if (!s.is_ring()) return MHA_OK;
   if (!s.is_causal || !s.has_left() || s.q_start) {
     return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "a ring holds the keys of a sliding window: set is_causal and MHA_WINDOW_LEFT, and leave q_start NULL");
+                       "a ring holds the keys of a sliding window: set MHA_CAUSAL and MHA_WINDOW_LEFT, and leave q_start NULL");
   }
   if (s.window_left >= cache->capacity) {
     return report.fail(MHA_ERROR_SHAPE, argument, "window_left is %lld, but the ring has %lld positions; it needs at least one more",
@@ -192,13 +192,23 @@ mha_status check_rope_positions(Report &report, const SequenceArguments &s, int6
 
 }  // namespace
 
-mha_status check_sequences(Report &report, SequenceArguments *sequences, uint32_t is_causal, uint32_t known_flags, const mha_rope *rope,
+mha_status check_cache_read(Report &report, uint32_t argument, const mha_kv_cache *cache, const char *given) {
+  if (!cache) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "MHA_CACHE_READ is set without cache; give the cache too");
+  if (!given) return MHA_OK;
+  return report.fail(MHA_ERROR_INVALID_VALUE, argument,
+                     "MHA_CACHE_READ appends nothing, but %s is given; leave it NULL, or leave the flag out", given);
+}
+
+mha_status check_sequences(Report &report, SequenceArguments *sequences, const mha_score_options *score, const mha_rope *rope,
                            int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v) {
   const SequenceArguments &s = *sequences;
+  if (score) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score is given, but this version has no options of scores; leave it NULL");
+  }
   const bool is_plain =
-      is_causal <= 1 && s.flags == 0 && s.window_left == 0 && s.window_right == 0 && !rope && !s.cache && !s.cache_sequences;
+      (s.flags & ~MHA_CAUSAL) == 0 && s.window_left == 0 && s.window_right == 0 && !rope && !s.cache && !s.cache_sequences;
   if (!is_plain) {
-    if (const mha_status status = check_flags(report, s, is_causal, known_flags)) return status;
+    if (const mha_status status = check_flags(report, s)) return status;
     if (const mha_status status = check_rope(report, sequences, rope, head_dim)) return status;
     if (const mha_status status = check_cache_fits(report, s, num_kv_heads, head_dim, head_dim_v)) return status;
   }

@@ -42,7 +42,7 @@ SequenceArguments sequences_of(const Args &args, uint32_t argument) {
   sequences.batch = args.batch;
   sequences.n_q = args.n_q;
   sequences.n_kv = args.n_kv;
-  sequences.is_causal = args.is_causal != 0;
+  sequences.is_causal = (args.flags & MHA_CAUSAL) != 0;
   sequences.flags = args.flags;
   sequences.q_start = args.q_start;
   sequences.q_lengths = args.q_lengths;
@@ -55,8 +55,11 @@ SequenceArguments sequences_of(const Args &args, uint32_t argument) {
   return sequences;
 }
 
+// What MHA_CACHE_READ goes with. given: the name of an array whose rows would be appended; null if there is none.
+mha_status check_cache_read(Report &report, uint32_t argument, const mha_kv_cache *cache, const char *given);
+
 // What can be checked without reading an array: flags, windows, the rotation's shape, and that the cache is one for these heads.
-mha_status check_sequences(Report &report, SequenceArguments *sequences, uint32_t is_causal, uint32_t known_flags, const mha_rope *rope,
+mha_status check_sequences(Report &report, SequenceArguments *sequences, const mha_score_options *score, const mha_rope *rope,
                            int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v);
 
 // The arrays: lengths, positions, sequences of the cache and the room there.

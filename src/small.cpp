@@ -46,8 +46,9 @@ bool is_small(const mha_layer &layer, const mha_forward_args &args) {
   // Waking threads takes longer than computing most_rows rows: fewer rows in all stay on the calling thread.
   const bool is_shared_out = has_few_rows && threads_of(args.scheduler) > 1 && args.batch > layer.small.most_rows / args.n_q;
   const bool is_self = !args.key && !args.value;
-  const bool is_plain = args.is_causal <= 1 && args.flags == 0 && args.window_left == 0 && args.window_right == 0 && !args.q_start &&
-                        !args.q_lengths && !args.kv_lengths && !args.rope && !args.cache && !args.cache_sequences;
+  const bool is_plain = (args.flags & ~MHA_CAUSAL) == 0 && args.reserved == 0 && args.window_left == 0 && args.window_right == 0 &&
+                        !args.score && !args.q_start && !args.q_lengths && !args.kv_lengths && !args.rope && !args.cache &&
+                        !args.cache_sequences;
   return has_few_rows && !is_shared_out && is_self && is_plain && !args.attention_weights && !args.lse && !args.taps;
 }
 

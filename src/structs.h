@@ -24,8 +24,8 @@ MHA_FIRST_VERSION_ENDS_WITH(mha_kv_cache_config, num_blocks);
 MHA_FIRST_VERSION_ENDS_WITH(mha_rope, k_positions);
 MHA_FIRST_VERSION_ENDS_WITH(mha_rope_config, yarn_attention_factor);
 MHA_FIRST_VERSION_ENDS_WITH(mha_taps, context);
-MHA_FIRST_VERSION_ENDS_WITH(mha_forward_args, cache_sequences);
-MHA_FIRST_VERSION_ENDS_WITH(mha_attention_args, cache_sequences);
+MHA_FIRST_VERSION_ENDS_WITH(mha_forward_args, scheduler);
+MHA_FIRST_VERSION_ENDS_WITH(mha_attention_args, reserved);
 MHA_FIRST_VERSION_ENDS_WITH(mha_call_info, bytes);
 #undef MHA_FIRST_VERSION_ENDS_WITH
 

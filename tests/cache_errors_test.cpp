@@ -553,7 +553,7 @@ struct Call {
     lse.assign(4096, kNaN);
     weights.assign(8192, kNaN);
     Both([&](auto &args) {
-      args.is_causal = 1;
+      args.flags |= MHA_CAUSAL;
       args.output = output.data();
       args.lse = lse.data();
       args.cache = cache->get();
@@ -569,7 +569,7 @@ struct Call {
 
   void SetWindow(int64_t left) {
     Both([&](auto &args) {
-      args.flags = MHA_WINDOW_LEFT;
+      args.flags |= MHA_WINDOW_LEFT;
       args.window_left = left;
     });
   }
@@ -683,10 +683,10 @@ TEST(CallErrors, RowsThatSeePositionsThatARingDoesNotHold) {
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "q_start"});
   call.Both([&](auto &args) {
     args.q_start = nullptr;
-    args.is_causal = 0;
+    args.flags &= ~MHA_CAUSAL;
   });
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "is_causal"});
-  call.Both([&](auto &args) { args.is_causal = 1; });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "MHA_CAUSAL"});
+  call.Both([&](auto &args) { args.flags |= MHA_CAUSAL; });
   call.SetWindow(40);
   mha_error error = {};
   EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
@@ -736,13 +736,12 @@ TEST(CallErrors, AStartWhereTheRowsOfSelfAttentionAreNotAppended) {
     ExpectFails([&](mha_error *error) { return mha_info(call.layer.get(), &call.forward, &info, error); },
                 {MHA_ERROR_INVALID_VALUE, {2}, {"q_start"}});
     mha_error error = {};
-    call.forward.is_causal = 0;  // then no position counts
+    call.forward.flags = 0;  // then no position counts
     EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
     restore();
-    call.forward.is_causal = 1;
-    call.forward.flags = MHA_CACHE_READ;
+    call.forward.flags = MHA_CAUSAL | MHA_CACHE_READ;
     EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
-    call.forward.flags = 0;
+    call.forward.flags = MHA_CAUSAL;
     call.forward.key = call.k.data();
     call.forward.n_kv = 2;
     EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
@@ -843,7 +842,7 @@ TEST(CacheErrors, CountOneAsOne) {
   ExpectFails(run, {MHA_ERROR_INVALID_VALUE, {1}, {"q_lengths", "2", "1"}});
   args.q_lengths = one;
   args.kv_lengths = zero;
-  args.is_causal = 1;
+  args.flags |= MHA_CAUSAL;
   ExpectFails(run, {MHA_ERROR_SHAPE, {1}, {"1", "0"}});
   ExpectFails([&](mha_error *error) { return mha_attention(&args, workspace.data(), 1, error); },
               {MHA_ERROR_BUFFER_TOO_SMALL, {3}, {"workspace|workspace_bytes", "1"}});
@@ -853,19 +852,25 @@ TEST(CallErrors, ReadingWithoutACacheOrWithKeys) {
   Cache cache = Filled(Config());
   {
     Call call(&cache);
-    call.forward.flags = MHA_CACHE_READ;
+    call.Both([](auto &args) { args.flags |= MHA_CACHE_READ; });
     call.forward.key = call.k.data();
     call.forward.n_kv = 2;
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"key"}, false);
+    call.attention.v = nullptr;
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_CACHE_READ", "key|k"});
     call.forward.key = nullptr;
     call.forward.value = call.v.data();
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"value"}, false);
+    call.attention.v = call.attention.k;
+    call.attention.k = nullptr;
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_CACHE_READ", "value|v"});
   }
   {
     Call call(&cache);
-    call.forward.flags = MHA_CACHE_READ;
-    call.forward.cache = nullptr;
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache|MHA_CACHE_READ"}, false);
+    call.attention.k = call.attention.v = nullptr;
+    call.Both([](auto &args) {
+      args.flags |= MHA_CACHE_READ;
+      args.cache = nullptr;
+    });
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_CACHE_READ", "give the cache"});
   }
 }
 
@@ -903,7 +908,7 @@ TEST(CallErrors, LengthsOfKeysThatAreTheRowsOfQuery) {
 
 TEST(CallErrors, FlagsAndWindowsThatCannotBe) {
   Cache cache = Filled(Config());
-  for (const uint32_t flags : {16u, 0x80000000u, 0xffffffffu}) {
+  for (const uint32_t flags : {32u, 0x80000000u, ~MHA_CACHE_READ}) {
     Call call(&cache);
     call.Both([&](auto &args) { args.flags = flags; });
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"flags"});
@@ -915,7 +920,7 @@ TEST(CallErrors, FlagsAndWindowsThatCannotBe) {
   });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"window_left"});
   call.Both([&](auto &args) {
-    args.flags = MHA_WINDOW_RIGHT;
+    args.flags = MHA_CAUSAL | MHA_WINDOW_RIGHT;
     args.window_left = 0;
     args.window_right = kMin;
   });
@@ -935,7 +940,6 @@ TEST(CallErrors, MoreQueriesThanKeysWithoutAStart) {
   });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {});
   call.Both([&](auto &args) {
-    args.is_causal = 0;
     args.flags = MHA_WINDOW_LEFT;
     args.window_left = 1;
   });

@@ -126,7 +126,7 @@ class GuardedCall {
       return PointerTo<int64_t>(inputs_.back());
     };
     Both([&](auto &args) {
-      args.is_causal = 1;
+      args.flags |= MHA_CAUSAL;
       args.output = output_.floats();
       args.lse = lse_.floats();
       if (shape.num_threads > 0) args.scheduler = &scheduler_.scheduler;
@@ -380,8 +380,7 @@ TEST_P(CacheMemory, PaddingRowsAreNotTouchedAtAll) {
       args.v = rows[2].floats() - first * 2 * 5;
       args.output = output.data();
       args.lse = lse.data();
-      args.is_causal = 1;
-      args.flags = padding_left ? MHA_PADDING_LEFT : 0;
+      args.flags = MHA_CAUSAL | (padding_left ? MHA_PADDING_LEFT : 0u);
       args.q_lengths = args.kv_lengths = lengths;
       args.instruction_set = instruction_set();
       if (with_cache) args.cache = cache.get();
@@ -439,9 +438,8 @@ TEST_P(CacheMemory, TheQueryDoesNotDependOnWhatTheCacheHolds) {
     args.num_heads = 4;
     args.num_kv_heads = 2;
     args.head_dim = 8;
-    args.is_causal = 1;
+    args.flags = MHA_CAUSAL | MHA_WINDOW_LEFT;
     args.cache = cache.get();
-    args.flags = MHA_WINDOW_LEFT;
     args.window_left = 100;
     args.instruction_set = instruction_set();
     size_t empty = 0, bytes = 0;
@@ -499,11 +497,11 @@ TEST_P(CacheMemory, TheQueryNeverShrinks) {
         args.struct_size = sizeof args;
         args.batch = s.batch;
         args.n_q = args.n_kv = s.n;
-        args.is_causal = 1;
+        args.flags |= MHA_CAUSAL;
         args.scheduler = &scheduler.scheduler;
         if (has_lengths) args.q_lengths = zeros.data();
         if (has_rope) args.rope = &rope;
-        if (has_window) args.flags = MHA_WINDOW_LEFT;
+        if (has_window) args.flags |= MHA_WINDOW_LEFT;
         args.window_left = has_window ? 20 : 0;
         if (which != 0) args.cache = which == 1 ? contiguous.get() : ring.get();
       };
@@ -542,9 +540,9 @@ TEST_P(CacheMemory, AttendingWithoutAppendingOnlyReadsTheCache) {
     shape.lengths = false;
     shape.n = 3;
     GuardedCall call(shape, instruction_set(), Side::kBeforeGuard);
-    call.attention.n_kv = 0;
     call.attention.kv_lengths = nullptr;
     call.attention.k = call.attention.v = nullptr;
+    call.attention.flags |= MHA_CACHE_READ;
     call.forward.flags |= MHA_CACHE_READ;
     Memory workspace(call.WorkspaceBytes());
     call.Restore();

@@ -237,7 +237,7 @@ class Cases {
     Attention("exp next to 0", args, inputs);
 
     args = Sizes(1, 2000, 2000, 1, 1, 1, 1);
-    args.is_causal = 1;
+    args.flags |= MHA_CAUSAL;
     inputs.q.assign(2000, 1.0f);
     inputs.k.assign(2000, 0.0f);
     inputs.v.assign(2000, 1.0f);
@@ -252,14 +252,14 @@ class Cases {
   void Attentions() {
     mha_attention_args args = Sizes(2, 37, 37, 3, 3, 16, 16);
     Attention("attention", args);
-    args.is_causal = 1;
+    args.flags |= MHA_CAUSAL;
     Attention("attention causal", args);
     Attention("attention causal, scores far apart", args, 16.0f);
     Attention("attention causal, subnormal products", args, 0x1p-74f);
     args.scale = -0.75f;
     Attention("attention with a scale", args);
     args = Sizes(1, 21, 290, 8, 2, 33, 33);
-    args.is_causal = 1;
+    args.flags |= MHA_CAUSAL;
     Attention("attention of grouped heads", args);
     args = Sizes(2, 19, 45, 4, 1, 24, 7);
     Attention("attention of one kv head, narrow values", args);
@@ -271,31 +271,31 @@ class Cases {
     Attention("attention to nothing", args);
 
     args = Sizes(1, 3, 2100, 4, 2, 16, 12);
-    args.is_causal = 1;
+    args.flags |= MHA_CAUSAL;
     Attention("attention to 9 chunks", args);
     args.n_q = 1;
     args.n_kv = 5000;
     Attention("attention of one row to 20 chunks", args);
     args = Sizes(1, 700, 700, 1, 1, 8, 8);
-    args.is_causal = 1;
+    args.flags |= MHA_CAUSAL;
     Attention("attention of 700 rows", args);
-    args.flags = MHA_WINDOW_LEFT;
+    args.flags |= MHA_WINDOW_LEFT;
     args.window_left = 130;
     Attention("attention of 700 rows in a window", args);
-    args.is_causal = 0;
+    args.flags &= ~MHA_CAUSAL;
     args.flags |= MHA_WINDOW_RIGHT;
     args.window_right = 30;
     Attention("attention of 700 rows in a window on both sides", args);
 
     const int64_t q_start[] = {0, 400, 30}, q_lengths[] = {20, 0, 7}, kv_lengths[] = {280, 300, 31};
     args = Sizes(3, 20, 300, 2, 1, 8, 8);
-    args.is_causal = 1;
+    args.flags |= MHA_CAUSAL;
     args.q_start = q_start;
     Attention("attention from given positions", args);
     args.q_lengths = q_lengths;
     args.kv_lengths = kv_lengths;
     Attention("attention with padding", args);
-    args.flags = MHA_PADDING_LEFT;
+    args.flags |= MHA_PADDING_LEFT;
     Attention("attention with padding on the left", args);
     args.flags |= MHA_WINDOW_LEFT;
     args.window_left = 9;
@@ -314,7 +314,7 @@ class Cases {
 
   void NotFinite() {
     mha_attention_args args = Sizes(1, 40, 300, 2, 1, 8, 8);
-    args.is_causal = 1;
+    args.flags |= MHA_CAUSAL;
     const uint32_t special[] = {kNaN, kOtherNaN, kInfinity, kNegativeInfinity};
     const char *const names[] = {"NaN", "another NaN", "infinity", "-infinity"};
     for (int n = 0; n < 4; n++) {
@@ -396,7 +396,7 @@ class Cases {
     Numbers numbers(9);
     for (int64_t i = 0; i < n; i++) positions.push_back(static_cast<int64_t>(numbers.Next() % static_cast<uint64_t>(2 * n)));
     mha_attention_args args = Sizes(1, n, n, 4, 2, 18, 10);
-    args.is_causal = 1;
+    args.flags |= MHA_CAUSAL;
     for (const uint32_t style : {MHA_ROPE_HALF, MHA_ROPE_INTERLEAVED}) {
       const std::string name = std::string("attention rotated ") + (style == MHA_ROPE_HALF ? "by halves" : "interleaved");
       mha_rope rope = RopeOf(plain, style, 16, 2 * n);
@@ -509,7 +509,7 @@ class Cases {
       args.batch = 1;
       args.n_q = args.n_kv = n;
       args.query = x.data();
-      args.is_causal = 1;
+      args.flags |= MHA_CAUSAL;
       Forward(layer.get(), args, &sum);
     }
     Record(name, sum);
@@ -592,7 +592,7 @@ class Cases {
     Record("cross-attention", sum);
     args.q_lengths = q_lengths;
     args.kv_lengths = kv_lengths;
-    args.flags = MHA_PADDING_LEFT;
+    args.flags |= MHA_PADDING_LEFT;
     sum = Sum();
     Forward(layer.get(), args, &sum);
     Record("cross-attention with padding on the left", sum);
@@ -603,10 +603,10 @@ class Cases {
     args.batch = 3;
     args.n_q = args.n_kv = 50;
     args.query = x.data();
-    args.is_causal = 1;
+    args.flags |= MHA_CAUSAL;
     args.rope = &rope;
     args.q_lengths = q_lengths;
-    args.flags = MHA_WINDOW_LEFT;
+    args.flags |= MHA_WINDOW_LEFT;
     args.window_left = 11;
     sum = Sum();
     Forward(layer.get(), args, &sum);
@@ -706,13 +706,13 @@ class Cases {
       args.q = inputs.q.data();
       args.k = inputs.k.data();
       args.v = inputs.v.data();
-      args.is_causal = 1;
+      args.flags |= MHA_CAUSAL;
       args.q_lengths = args.kv_lengths = lengths;
       args.rope = &rope;
       args.cache = cache.cache;
       args.cache_sequences = sequences;
       if (is_ring) {
-        args.flags = MHA_WINDOW_LEFT;
+        args.flags |= MHA_WINDOW_LEFT;
         args.window_left = 30;
       }
       Attend(args, is_ring || n > 40 ? 0 : longest, &sum);
@@ -744,7 +744,7 @@ class Cases {
       args.batch = 2;
       args.n_q = args.n_kv = n;
       args.query = x.data();
-      args.is_causal = 1;
+      args.flags |= MHA_CAUSAL;
       args.rope = &rope;
       args.cache = cache.cache;
       Forward(layer.get(), args, &sum);

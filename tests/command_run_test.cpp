@@ -517,7 +517,7 @@ std::vector<float> ForwardOverACache(const Problem &p, uint32_t type) {
   args.n_q = p.n_q;
   args.query = p.query.data();
   args.output = y.data();
-  args.is_causal = 1;
+  args.flags = MHA_CAUSAL;
   args.cache = cache;
   EXPECT_EQ(mha_forward_workspace(layer, &args, &bytes, &error), MHA_OK) << error.message;
   std::vector<unsigned char> workspace(bytes);

@@ -91,8 +91,7 @@ Args ArgsOf(const Call &call) {
   args.batch = call.batch;
   args.n_q = call.n_q;
   args.n_kv = call.n_kv;
-  args.is_causal = call.is_causal;
-  args.flags = call.flags;
+  args.flags = (call.is_causal ? MHA_CAUSAL : 0u) | call.flags;
   args.window_left = call.window_left;
   args.window_right = call.window_right;
   args.q_start = DataOf(call.q_start);

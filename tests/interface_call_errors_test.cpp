@@ -127,33 +127,35 @@ const CallCase<ForwardCall> kForwardCases[] = {
        c.args.output_batch_stride = 2 * 20 + 11 - 1;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"output_batch_stride|output"}}},
-    {"IsCausalIsTwo", [](ForwardCall &c) { c.args.is_causal = 2; }, {MHA_ERROR_INVALID_VALUE, {2}, {"is_causal", "2"}}},
-    {"IsCausalHasHighBits", [](ForwardCall &c) { c.args.is_causal = 0x80000001u; }, {MHA_ERROR_INVALID_VALUE, {2}, {"is_causal"}}},
     {"UnknownFlagIsSet", [](ForwardCall &c) { c.args.flags = 0x100; }, {MHA_ERROR_INVALID_VALUE, {2}, {"flags", "0x100"}}},
+    {"ReservedIsSet", [](ForwardCall &c) { c.args.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {2}, {"reserved"}}},
+    {"ScoreIsGiven",
+     [](ForwardCall &c) { c.args.score = reinterpret_cast<const mha_score_options *>(&c); },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"score"}}},
     {"CausalWithMoreQueriesThanKeysNeedsStarts",
      [](ForwardCall &c) {
-       c.args.is_causal = 1;
+       c.args.flags = MHA_CAUSAL;
        c.args.q_start = nullptr;
        c.args.n_kv = 2;
      },
      {MHA_ERROR_SHAPE, {2}, {"n_q", "n_kv", "3", "2", "q_start"}}},
     {"CausalWithoutKeysNeedsStarts",
      [](ForwardCall &c) {
-       c.args.is_causal = 1;
+       c.args.flags = MHA_CAUSAL;
        c.args.q_start = nullptr;
        c.args.n_kv = 0;
      },
      {MHA_ERROR_SHAPE, {2}, {"n_q", "n_kv", "q_start"}}},
     {"FirstStartIsNegative",
      [](ForwardCall &c) {
-       c.args.is_causal = 1;
+       c.args.flags = MHA_CAUSAL;
        c.data.q_start()[0] = -1;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"q_start"}},
      kReadsStarts},
     {"LastStartIsNegative",
      [](ForwardCall &c) {
-       c.args.is_causal = 1;
+       c.args.flags = MHA_CAUSAL;
        c.data.q_start()[1] = kMin;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"q_start"}},
@@ -191,7 +193,7 @@ INSTANTIATE_TEST_SUITE_P(Args, ForwardErrors, testing::ValuesIn(kForwardCases), 
 
 TEST(ForwardCalls, SucceedBeforeTheyAreBroken) {
   ExpectCallSucceeds<ForwardCall>([](ForwardCall &) {});
-  ExpectCallSucceeds<ForwardCall>([](ForwardCall &c) { c.args.is_causal = 1; });
+  ExpectCallSucceeds<ForwardCall>([](ForwardCall &c) { c.args.flags = MHA_CAUSAL; });
   ExpectCallSucceeds<ForwardCall>([](ForwardCall &c) { c.args.scheduler = nullptr; });
   ExpectCallSucceeds<ForwardCall>([](ForwardCall &c) { c.args.q_start = nullptr; });
   ExpectCallSucceeds<ForwardCall>([](ForwardCall &c) { c.args.n_kv = 0; });
@@ -322,10 +324,8 @@ const CallCase<AttentionCall> kAttentionCases[] = {
     {"KIsNull", [](AttentionCall &c) { c.args.k = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"k"}}, kCall},
     {"VIsNull", [](AttentionCall &c) { c.args.v = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"v"}}, kCall},
     {"OutputIsNull", [](AttentionCall &c) { c.args.output = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"output"}}, kCall},
-    {"QTypeIsUnknown", [](AttentionCall &c) { c.args.q_type = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"q_type"}}},
     {"KTypeIsUnknown", [](AttentionCall &c) { c.args.k_type = 3; }, {MHA_ERROR_INVALID_VALUE, {1}, {"k_type"}}},
     {"VTypeIsUnknown", [](AttentionCall &c) { c.args.v_type = 0x80000000u; }, {MHA_ERROR_INVALID_VALUE, {1}, {"v_type"}}},
-    {"OutputTypeIsUnknown", [](AttentionCall &c) { c.args.output_type = 0xFFFFFFFFu; }, {MHA_ERROR_INVALID_VALUE, {1}, {"output_type"}}},
     {"QBatchStrideIsNegative", [](AttentionCall &c) { c.args.q_batch_stride = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"q_batch_stride|q"}}},
     {"QRowStrideIsNegative", [](AttentionCall &c) { c.args.q_row_stride = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"q_row_stride|q"}}},
     {"QHeadStrideIsNegative", [](AttentionCall &c) { c.args.q_head_stride = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"q_head_stride|q"}}},
@@ -378,24 +378,23 @@ const CallCase<AttentionCall> kAttentionCases[] = {
     {"ScaleIsNan", [](AttentionCall &c) { c.args.scale = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
     {"ScaleIsInfinite", [](AttentionCall &c) { c.args.scale = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
     {"ScaleIsMinusInfinity", [](AttentionCall &c) { c.args.scale = -kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
-    {"IsCausalIsTwo", [](AttentionCall &c) { c.args.is_causal = 2; }, {MHA_ERROR_INVALID_VALUE, {1}, {"is_causal", "2"}}},
     {"CausalWithMoreQueriesThanKeysNeedsStarts",
      [](AttentionCall &c) {
-       c.args.is_causal = 1;
+       c.args.flags = MHA_CAUSAL;
        c.args.q_start = nullptr;
        c.args.n_kv = 2;
      },
      {MHA_ERROR_SHAPE, {1}, {"n_q", "n_kv", "3", "2", "q_start"}}},
     {"FirstStartIsNegative",
      [](AttentionCall &c) {
-       c.args.is_causal = 1;
+       c.args.flags = MHA_CAUSAL;
        c.data.q_start()[0] = -1;
      },
      {MHA_ERROR_INVALID_VALUE, {1}, {"q_start"}},
      kReadsStarts},
     {"LastStartIsNegative",
      [](AttentionCall &c) {
-       c.args.is_causal = 1;
+       c.args.flags = MHA_CAUSAL;
        c.data.q_start()[1] = kMin;
      },
      {MHA_ERROR_INVALID_VALUE, {1}, {"q_start"}},
@@ -428,6 +427,10 @@ const CallCase<AttentionCall> kAttentionCases[] = {
      [](AttentionCall &c) { c.args.instruction_set = AbsentInstructionSet(); },
      {MHA_ERROR_INSTRUCTION_SET, {1}, {mha_instruction_set_name(AbsentInstructionSet())}}},
     {"UnknownFlagIsSet", [](AttentionCall &c) { c.args.flags = 0x100; }, {MHA_ERROR_INVALID_VALUE, {1}, {"flags", "0x100"}}},
+    {"ReservedIsSet", [](AttentionCall &c) { c.args.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"reserved"}}},
+    {"ScoreIsGiven",
+     [](AttentionCall &c) { c.args.score = reinterpret_cast<const mha_score_options *>(&c); },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"score"}}},
     {"BatchIsTooLarge", [](AttentionCall &c) { c.args.batch = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"NQIsTooLarge", [](AttentionCall &c) { c.args.n_q = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"NKvIsTooLarge", [](AttentionCall &c) { c.args.n_kv = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
@@ -460,7 +463,7 @@ INSTANTIATE_TEST_SUITE_P(Args, AttentionErrors, testing::ValuesIn(kAttentionCase
 
 TEST(AttentionCalls, SucceedBeforeTheyAreBroken) {
   ExpectCallSucceeds<AttentionCall>([](AttentionCall &) {});
-  ExpectCallSucceeds<AttentionCall>([](AttentionCall &c) { c.args.is_causal = 1; });
+  ExpectCallSucceeds<AttentionCall>([](AttentionCall &c) { c.args.flags = MHA_CAUSAL; });
   ExpectCallSucceeds<AttentionCall>([](AttentionCall &c) { c.args.scheduler = nullptr; });
   ExpectCallSucceeds<AttentionCall>([](AttentionCall &c) { c.args.q_start = nullptr; });
   ExpectCallSucceeds<AttentionCall>([](AttentionCall &c) { c.args.n_kv = 0; });

@@ -358,7 +358,7 @@ TEST(Info, CountsLargeCallsWithoutOverflow) {
   args.n_q = args.n_kv = n;
   args.num_heads = 1 << 4;
   args.head_dim = 1 << 6;
-  args.is_causal = 1;
+  args.flags = MHA_CAUSAL;
   mha_call_info info = {};
   info.struct_size = sizeof info;
   mha_error error;

@@ -369,7 +369,7 @@ void SetCommon(Args &args, const QuerySizes &sizes, const QueryKind &kind, const
   args.n_q = sizes.n_q;
   args.n_kv = sizes.n_kv;
   args.output = data.floats();
-  args.is_causal = kind.is_causal ? 1 : 0;
+  args.flags = kind.is_causal ? MHA_CAUSAL : 0;
   args.q_start = data.positions();
   if ((sizes.outputs & kAttentionWeights) != 0) args.attention_weights = data.floats();
   if ((sizes.outputs & kLse) != 0) args.lse = data.floats();

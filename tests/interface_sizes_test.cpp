@@ -197,8 +197,8 @@ TEST(Sizes, OfCallsWithNothingToDoAreAnsweredOrTooLargeForEveryLength) {
       attention.args.n_q = forward.args.n_q;
       attention.args.n_kv = length;
       attention.args.q_start = nullptr;
-      for (uint32_t is_causal : {0u, 1u}) {
-        forward.args.is_causal = attention.args.is_causal = is_causal;
+      for (uint32_t flags : {0u, MHA_CAUSAL}) {
+        forward.args.flags = attention.args.flags = flags;
         size_t bytes = 4711;
         mha_error error = UnwrittenError();
         ExpectExactOrTooLarge(CallWorkspace(forward, &bytes, &error), error, bytes, 0, kSurelyFine + 1, 0);
@@ -258,7 +258,7 @@ TEST(Sizes, QueriesSurviveArbitraryNumbers) {
           &forward.value_batch_stride, &forward.value_row_stride, &forward.output_batch_stride, &forward.output_row_stride}) {
       *field = stride();
     }
-    forward.is_causal = random.Coin() ? 1 : 0;
+    forward.flags = random.Coin() ? MHA_CAUSAL : 0;
     if (random.Coin()) forward.lse = &number;
     if (random.Coin()) forward.taps = &taps;
     if (random.Coin()) forward.scheduler = &scheduler.scheduler;
@@ -281,7 +281,7 @@ TEST(Sizes, QueriesSurviveArbitraryNumbers) {
           &attention.output_batch_stride, &attention.output_row_stride, &attention.output_head_stride}) {
       *field = stride();
     }
-    attention.is_causal = random.Coin() ? 1 : 0;
+    attention.flags = random.Coin() ? MHA_CAUSAL : 0;
     if (random.Coin()) attention.attention_weights = &number;
     if (random.Coin()) attention.scheduler = &scheduler.scheduler;
     check(mha_attention_workspace(&attention, &bytes, &error), error, bytes);
@@ -305,7 +305,7 @@ TEST(Sizes, AStartFarBehindTheKeysSeesAllOfThem) {
   shape.outputs = kAttentionWeights | kLse;
   ForwardData data(layer_data.shape, shape, layer.get());
   const std::vector<float> all = data.Compute();
-  data.args.is_causal = 1;
+  data.args.flags = MHA_CAUSAL;
   data.args.q_start = data.q_start();
   for (int64_t start : {int64_t{4}, int64_t{1} << 31, int64_t{1} << 32, int64_t{1} << 62}) {
     data.q_start()[0] = data.q_start()[1] = start;

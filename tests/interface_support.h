@@ -619,7 +619,7 @@ struct ForwardData : CallData {
       args.output_batch_stride = output.batch_stride;
       args.output_row_stride = output.row_stride;
     }
-    args.is_causal = shape.is_causal ? 1 : 0;
+    args.flags = shape.is_causal ? MHA_CAUSAL : 0;
     if (shape.q_start) args.q_start = q_start();
     args.attention_weights = optional.attention_weights;
     args.lse = optional.lse;
@@ -676,7 +676,7 @@ struct AttentionData : CallData {
     args.k = k.memory.data();
     args.v = v.memory.data();
     args.output = output.memory.data();
-    args.is_causal = shape.is_causal ? 1 : 0;
+    args.flags = shape.is_causal ? MHA_CAUSAL : 0;
     if (shape.q_start) args.q_start = q_start();
     args.attention_weights = optional.attention_weights;
     args.lse = optional.lse;

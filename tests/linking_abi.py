@@ -109,10 +109,10 @@ def changed(arguments, name, file, pattern, replacement):
 
 
 def changes(arguments):
-    cases = [("moved", "include/mha.h", r"^  int64_t query_dim;(.*)\n(  int64_t key_dim;.*\n)", r"\2  int64_t query_dim;\1\n", "would break", "query_dim"),
+    cases = [("moved", "include/mha.h", r"^(  int64_t query_dim;.*\n)(  int64_t num_heads;.*\n)", r"\2\1", "would break", "query_dim"),
              ("field", "include/mha.h", r"^\} mha_taps;", r"  float *newest;\n} mha_taps;", "has grown", "newest"),
              ("removed", "src/cpu.cpp", r"^uint32_t mha_contract", "static uint32_t contract", "would break", "mha_contract"),
-             ("type", "include/mha.h", r"^  float scale; ", "  int32_t scale; ", "would break", "scale"),
+             ("type", "include/mha.h", r"^  float scale;", "  int32_t scale;", "would break", "scale"),
              ("function", "src/cpu.cpp", r"^uint32_t mha_contract", 'extern "C" MHA_API uint32_t mha_newest(void) { return 1; }\n\nuint32_t mha_contract',
               "has grown", "mha_newest")]
     for name, file, pattern, replacement, verdict, what in cases:

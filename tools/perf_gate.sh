@@ -7,7 +7,8 @@ usage() {
 tools/perf_gate.sh [OPTION...] BASE [NEW]
 
 Says whether NEW is slower than BASE. Each is a git revision of this repository, which is built first, or a libmha.so; without NEW it is the
-working tree. Only the C interface is used, so that any two versions with the same major number can be compared.
+working tree. Only the C interface is used, of each version as its own mha.h has it, so that any two versions with the same major number can be
+compared. The mha.h of a libmha.so is ../include/mha.h beside it, as after installing it, or else that of the working tree.
 
 Measured by time, both are loaded into one process and called in turns, shape by shape in random order, round by round. A shape is slower
 if both hold: the median over the rounds of new time / base time is at least 1 + the threshold, and the ranges are apart. A range goes from
@@ -104,11 +105,14 @@ build_library() {
   [[ $library ]] || cannot_measure "$3 builds no libmha.so"
 }
 
-# resolve VERSION: leaves the path of its library in $library and what to call it in $name.
+# resolve VERSION: leaves the path of its library in $library, the folder of its mha.h in $include and what to call it in $name.
 resolve() {
-  name=$1
+  name=$1 include=$root/include
   if [[ -f $1 ]]; then
     library=$1
+    local beside
+    beside=$(dirname "$(realpath "$1")")/../include
+    [[ ! -e $beside/mha.h ]] || include=$beside
     return
   fi
   git -C "$root" rev-parse --git-dir >/dev/null 2>&1 ||
@@ -125,22 +129,27 @@ resolve() {
     build_library "$folder/source" "$folder/build" "$name"
     cp "$library" "$folder/part" && rm -rf "$folder/source" "$folder/build" && mv "$folder/part" "$folder/libmha.so"
   fi
-  library=$folder/libmha.so
+  library=$folder/libmha.so include=$folder/include
+  mkdir -p "$include" && git -C "$root" show "$commit:include/mha.h" >"$include/mha.h"
 }
 
-program=$build/program-$compiler
-cmake_build "$root/tools/perf_gate" "$program" mha_perf_gate ||
-  cannot_measure "the measuring program does not build; all that the compiler said is in $log"
-program+=/mha_perf_gate
+program=$build/program-$compiler/mha_perf_gate
+# build_program BASE_INCLUDE NEW_INCLUDE
+build_program() {
+  cmake_build "$root/tools/perf_gate" "$(dirname "$program")" mha_perf_gate -DMHA_BASE_INCLUDE="$1" -DMHA_NEW_INCLUDE="$2" ||
+    cannot_measure "the measuring program does not build; all that the compiler said is in $log"
+}
+build_program "$root/include" "$root/include"
 [[ $is_list == no ]] || exec "$program" "${options[@]}" --list
 "$program" "${options[@]}" --list >/dev/null || exit  # what is wrong with the options is said before the libraries are built
 
 resolve "${versions[0]}"
-base=$library base_name=$name
+base=$library base_name=$name base_include=$include
 if ((${#versions[@]} == 2)); then
   resolve "${versions[1]}"
 else
-  name="the working tree"
+  name="the working tree" include=$root/include
   build_library "$root" "$build/work-$compiler" "$name"
 fi
+build_program "$base_include" "$include"
 exec "$program" "${options[@]}" --base-name "$base_name" --new-name "$name" "$base" "$library"

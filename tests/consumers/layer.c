@@ -43,7 +43,7 @@ int main(void) {
     return 1;
   }
 
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = n, .query = x, .output = y, .is_causal = 1};
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = n, .query = x, .output = y, .flags = MHA_CAUSAL};
   size_t bytes;
   if (mha_forward_workspace(layer, &args, &bytes, &error)) {
     printf("mha_forward_workspace: %s\n", error.message);

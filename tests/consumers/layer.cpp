@@ -54,7 +54,7 @@ int main() {
   args.n_q = n;
   args.query = x.data();
   args.output = y.data();
-  args.is_causal = 1;
+  args.flags = MHA_CAUSAL;
   size_t bytes = 0;
   if (mha_forward_workspace(layer.get(), &args, &bytes, &error)) return fail("mha_forward_workspace", error);
   std::vector<unsigned char> workspace(bytes);

@@ -62,7 +62,7 @@ static mha_status reserve(struct engine *engine) {
   status = mha_kv_cache_init(&room, engine->cache_buffer, engine->cache_bytes, &engine->cache, &engine->error);
   if (status != MHA_OK) return status;
 
-  mha_forward_args largest = {.struct_size = sizeof largest, .batch = 1, .n_q = max_rows, .is_causal = 1, .cache = engine->cache};
+  mha_forward_args largest = {.struct_size = sizeof largest, .batch = 1, .n_q = max_rows, .flags = MHA_CAUSAL, .cache = engine->cache};
   status = mha_forward_workspace(engine->layer, &largest, &engine->workspace_bytes, &engine->error);
   if (status != MHA_OK) return status;
   engine->workspace = malloc(engine->workspace_bytes);
@@ -72,7 +72,7 @@ static mha_status reserve(struct engine *engine) {
 }
 
 static mha_status step(struct engine *engine, int64_t rows, const float *x, float *y) {
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = rows, .query = x, .output = y, .is_causal = 1};
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = rows, .query = x, .output = y, .flags = MHA_CAUSAL};
   args.cache = engine->cache;
   return mha_forward(engine->layer, &args, engine->workspace, engine->workspace_bytes, &engine->error);
 }

@@ -37,7 +37,7 @@ int main(void) {
   if (posix_memalign(&memory, 64, cache_bytes)) return 1;
   check(mha_kv_cache_init(&room, memory, cache_bytes, &cache, &error), &error);
 
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .is_causal = 1, .rope = &rope, .cache = cache};
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .flags = MHA_CAUSAL, .rope = &rope, .cache = cache};
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error); /* of the longest call serves all */
   void *workspace = malloc(bytes);
   for (int position = 0, next; position < tokens; position = next) {

@@ -135,7 +135,7 @@ int main(void) {
   pool_start(&pool, 3);
   mha_scheduler scheduler = {.context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
 
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query = x, .is_causal = 1, .scheduler = &scheduler};
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query = x, .flags = MHA_CAUSAL, .scheduler = &scheduler};
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes); /* for a scheduler's threads; it serves fewer, too */

@@ -22,7 +22,7 @@ int main(void) {
   mha_error error;
   check(mha_layer_create(&config, &weights, NULL, &layer, &error), &error);
 
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query = x, .output = y, .is_causal = 1};
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query = x, .output = y, .flags = MHA_CAUSAL};
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes);

@@ -29,7 +29,7 @@ static void expect(int holds, const char *what) {
 }
 
 static void forward(const mha_layer *layer) {
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query = x, .output = y, .is_causal = 1};
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query = x, .output = y, .flags = MHA_CAUSAL};
   mha_error error;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);

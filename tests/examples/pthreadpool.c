@@ -29,7 +29,7 @@ int main(void) {
   mha_scheduler scheduler;
   mha_pthreadpool_scheduler(pool, &scheduler);
 
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query = x, .is_causal = 1, .scheduler = &scheduler};
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query = x, .flags = MHA_CAUSAL, .scheduler = &scheduler};
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes);

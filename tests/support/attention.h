@@ -324,12 +324,11 @@ inline mha_rope RopeArgument(const Rope &rope) {
 template <typename Args>
 void SetRules(const AttentionSizes &sizes, mha_rope *rope, Args *args) {
   const auto pointer = [](const std::vector<int64_t> &x) { return x.empty() ? nullptr : x.data(); };
-  args->is_causal = sizes.is_causal ? 1 : 0;
   args->q_start = pointer(sizes.q_start);
   args->q_lengths = pointer(sizes.q_lengths);
   args->kv_lengths = pointer(sizes.kv_lengths);
-  args->flags = (sizes.padding_left ? MHA_PADDING_LEFT : 0u) | (sizes.window_left ? MHA_WINDOW_LEFT : 0u) |
-                (sizes.window_right ? MHA_WINDOW_RIGHT : 0u);
+  args->flags = (sizes.is_causal ? MHA_CAUSAL : 0u) | (sizes.window_left ? MHA_WINDOW_LEFT : 0u) |
+                (sizes.window_right ? MHA_WINDOW_RIGHT : 0u) | (sizes.padding_left ? MHA_PADDING_LEFT : 0u);
   args->window_left = sizes.window_left.value_or(0);
   args->window_right = sizes.window_right.value_or(0);
   if (sizes.rope) {

@@ -30,7 +30,7 @@ mha_forward_args CallInputs::arguments(int64_t first, int64_t count) const {
   args.query = from_first(query);
   if (key) args.key = from_first(*key);
   if (value) args.value = from_first(*value);
-  args.is_causal = is_causal;
+  args.flags = is_causal ? MHA_CAUSAL : 0;
   return args;
 }
 

@@ -109,7 +109,7 @@ HeadScores scores_of_head(const Attention &attention, int64_t head) {
   args.v_row_stride = v.row_stride;
   args.output = context.data();
   args.scale = attention.scale;
-  args.is_causal = attention.is_causal;
+  args.flags = attention.is_causal ? MHA_CAUSAL : 0;
   args.instruction_set = attention.instruction_set;
   args.attention_weights = result.weights.data();
   args.taps = &taps;
@@ -143,7 +143,7 @@ std::unique_ptr<const Attention> look_into(const GroupedExample &example, uint32
   args.q_row_stride = args.k_row_stride = args.v_row_stride = result->q.row_stride;
   args.q_head_stride = args.k_head_stride = args.v_head_stride = result->q.head_stride;
   args.q_batch_stride = args.k_batch_stride = args.v_batch_stride = example.num_heads * result->q.head_stride;
-  args.is_causal = 1;
+  args.flags = MHA_CAUSAL;
   args.instruction_set = instruction_set;
   run(args);
   return result;

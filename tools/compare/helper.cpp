@@ -124,7 +124,7 @@ Layer *compare_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, uin
   self->args.batch = batch;
   self->args.n_q = n;
   self->args.query = x;
-  self->args.is_causal = is_causal;
+  self->args.flags = is_causal ? MHA_CAUSAL : 0;
   return finished(self, config, w_qkv, w_o, num_threads, message);
 }
 
@@ -150,7 +150,7 @@ Layer *compare_decode(int64_t width, int64_t heads, int64_t kv_heads, int64_t pa
   self->args.struct_size = sizeof self->args;
   self->args.batch = self->args.n_q = 1;
   self->args.query = x;
-  self->args.is_causal = 1;
+  self->args.flags = MHA_CAUSAL;
   mha_error error;
   size_t bytes;
   mha_status status = mha_kv_cache_size(&cache_config, &bytes, &error);

@@ -67,7 +67,8 @@ std::string path_of_this_program() {
 }
 
 // The instructions of one call of each shape, which valgrind writes as one part of its file each.
-std::vector<uint64_t> count(const std::string &path, const std::string &name, const std::vector<Shape> &shapes) {
+std::vector<uint64_t> count(const std::string &path, const Library &library, const std::vector<Shape> &shapes) {
+  const std::string &name = library.name;
   const std::string function = "mha_perf_gate_counted_call";
   const MemoryFile profile, log;
   std::vector<std::string> command = {"valgrind",
@@ -79,6 +80,7 @@ std::vector<uint64_t> count(const std::string &path, const std::string &name, co
                                       "--callgrind-out-file=" + profile.path(),
                                       path_of_this_program(),
                                       "--counted-calls",
+                                      library.structs == &base_structs ? "base" : "new",
                                       path};
   for (const Shape &shape : shapes) command.push_back(shape.text);
   fprintf(stderr, "perf gate: counting the instructions of %zu calls of %s\n", shapes.size(), name.c_str());
@@ -102,8 +104,8 @@ std::vector<uint64_t> count(const std::string &path, const std::string &name, co
 
 }  // namespace
 
-void make_counted_calls(const std::string &path, const std::vector<std::string> &lines) {
-  const std::vector<Library> library = {load_library(path, path)};
+void make_counted_calls(const Structs &structs, const std::string &path, const std::vector<std::string> &lines) {
+  const std::vector<Library> library = {load_library(path, path, structs)};
   for (const std::string &line : lines) {
     Workload workload(parse_shape(line), library);
     workload.use(0);
@@ -136,8 +138,8 @@ std::vector<Result> count_instructions(std::vector<Shape> shapes, const std::vec
     result.difference = Workload(shape, libraries).compare();
     results.push_back(result);
   }
-  const std::vector<uint64_t> base = count(paths[0], libraries[0].name, shapes);
-  const std::vector<uint64_t> candidate = count(paths[1], libraries[1].name, shapes);
+  const std::vector<uint64_t> base = count(paths[0], libraries[0], shapes);
+  const std::vector<uint64_t> candidate = count(paths[1], libraries[1], shapes);
   for (size_t i = 0; i < shapes.size(); ++i) {
     Result &result = results[i];
     result.base_instructions = base[i];

@@ -10,6 +10,6 @@ std::vector<Result> count_instructions(std::vector<Shape> shapes, const std::vec
                                        double threshold);
 
 // What runs under valgrind: makes the calls that are counted. Lines as in a shapes file.
-void make_counted_calls(const std::string &library, const std::vector<std::string> &lines);
+void make_counted_calls(const Structs &structs, const std::string &library, const std::vector<std::string> &lines);
 
 }  // namespace gate

@@ -42,7 +42,7 @@ int private_copy(const std::string &path) {
 
 }  // namespace
 
-Library load_library(const std::string &path, const std::string &name) {
+Library load_library(const std::string &path, const std::string &name, const Structs &structs) {
   const std::string copy = "/proc/self/fd/" + std::to_string(private_copy(path));
   void *const handle = dlopen(copy.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
@@ -52,6 +52,7 @@ Library load_library(const std::string &path, const std::string &name) {
   }
   Library library;
   library.name = name;
+  library.structs = &structs;
   find(handle, "mha_version", name, &library.version);
   find(handle, "mha_instruction_sets", name, &library.instruction_sets);
   find(handle, "mha_layer_pack_size", name, &library.layer_pack_size);

@@ -4,11 +4,13 @@
 #include <string>
 
 #include "mha.h"
+#include "structs.h"
 
 namespace gate {
 
 struct Library {
   std::string name;  // for people: a revision, or the path
+  const Structs *structs;
   decltype(&::mha_version) version;
   decltype(&::mha_instruction_sets) instruction_sets;
   decltype(&::mha_layer_pack_size) layer_pack_size;
@@ -30,7 +32,7 @@ struct Library {
 };
 
 // Loads a library under a name of its own, so that several of them, or one several times, share nothing. Stays loaded.
-Library load_library(const std::string &path, const std::string &name);
+Library load_library(const std::string &path, const std::string &name, const Structs &structs);
 
 // Throws CannotMeasure unless both were really loaded, one apart from the other, and have the interface that this program was compiled for.
 void check_comparable(const Library &base, const Library &candidate);

@@ -19,7 +19,7 @@ namespace {
 const char usage[] =
     "mha_perf_gate [OPTION...] BASE.so NEW.so\n"
     "\n"
-    "Says whether NEW is slower than BASE, both libmha.so of any version with this major number.\n"
+    "Says whether NEW is slower than BASE, both libmha.so with the mha.h that this program was compiled with for each.\n"
     "\n"
     "  --count            count instructions of the AVX2 kernels under valgrind, instead of measuring time\n"
     "  --shapes FILE      what is measured, a line each; without it a list that is built in\n"
@@ -135,7 +135,7 @@ int compare(const Options &options) {
     return 0;
   }
   std::vector<Library> libraries;
-  for (size_t i = 0; i < 2; ++i) libraries.push_back(load_library(options.paths[i], options.names[i]));
+  for (size_t i = 0; i < 2; ++i) libraries.push_back(load_library(options.paths[i], options.names[i], i == 0 ? base_structs : new_structs));
   check_comparable(libraries[0], libraries[1]);
   Report report = {options.is_count, options.names[0], options.names[1], options.threshold, {}, {}};
   if (options.shapes.empty()) report.left_out = leave_out(libraries, &shapes);
@@ -156,8 +156,8 @@ int run(const std::vector<std::string> &arguments) {
     return 0;
   }
   // What valgrind is given to run, by counting.cpp.
-  if (arguments.size() > 2 && arguments[0] == "--counted-calls") {
-    make_counted_calls(arguments[1], {arguments.begin() + 2, arguments.end()});
+  if (arguments.size() > 3 && arguments[0] == "--counted-calls") {
+    make_counted_calls(arguments[1] == "base" ? base_structs : new_structs, arguments[2], {arguments.begin() + 3, arguments.end()});
     return 0;
   }
   return compare(parse(arguments));

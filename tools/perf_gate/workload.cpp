@@ -77,29 +77,22 @@ void Workload::refused(size_t index, const mha_error &error) const {
 
 void Workload::pack_layers() {
   const int64_t q_width = shape_.heads * shape_.head_dim, kv_width = shape_.kv_heads * shape_.head_dim;
-  mha_layer_config config = {};
-  config.struct_size = sizeof config;
-  config.query_dim = shape_.width;
-  config.num_heads = shape_.heads;
-  config.num_kv_heads = shape_.kv_heads;
-  config.head_dim = shape_.head_dim;
   const double scale = 1.7 / std::sqrt(static_cast<double>(shape_.width));
   const std::unique_ptr<Memory> w_qkv = random_floats(static_cast<size_t>(shape_.width * (q_width + 2 * kv_width)), scale, 1),
                                 w_o = random_floats(static_cast<size_t>(q_width * shape_.width), scale, 2);
-  mha_layer_weights weights = {};
-  weights.struct_size = sizeof weights;
-  weights.w_qkv = w_qkv->floats();
-  weights.w_o = w_o->floats();
-  options_.struct_size = sizeof options_;
-  options_.instruction_set = shape_.instruction_set;
   size_t largest = 0;
   for (size_t index = 0; index < libraries_.size(); ++index) {
     const Library &library = libraries_[index];
     mha_error error;
     size_t bytes;
-    if (library.layer_pack_size(&config, &weights, &options_, &bytes, &error)) refused(index, error);
-    packed_.push_back({bytes, std::make_unique<Memory>(bytes), std::make_unique<Memory>(library.layer_view_size())});
-    if (library.layer_pack(&config, &weights, &options_, packed_.back().bytes->get(), bytes, &error)) refused(index, error);
+    Struct config_memory, weights_memory, options_memory;
+    library.structs->fill_layer(shape_, w_qkv->floats(), w_o->floats(), &config_memory, &weights_memory, &options_memory);
+    const auto *const config = config_memory.as<mha_layer_config>();
+    const auto *const weights = weights_memory.as<mha_layer_weights>();
+    const auto *const options = options_memory.as<mha_layer_options>();
+    if (library.layer_pack_size(config, weights, options, &bytes, &error)) refused(index, error);
+    packed_.push_back({bytes, std::make_unique<Memory>(bytes), std::make_unique<Memory>(library.layer_view_size()), options_memory});
+    if (library.layer_pack(config, weights, options, packed_.back().bytes->get(), bytes, &error)) refused(index, error);
     if (bytes > largest) largest = bytes;
   }
   packed_in_use_ = std::make_unique<Memory>(largest);
@@ -107,13 +100,6 @@ void Workload::pack_layers() {
 
 // Every sequence has the same positions: the same few rows again and again.
 void Workload::fill_caches() {
-  mha_kv_cache_config config = {};
-  config.struct_size = sizeof config;
-  config.num_sequences = shape_.batch;
-  config.capacity = shape_.past + shape_.n;
-  config.num_kv_heads = shape_.kv_heads;
-  config.head_dim = shape_.head_dim;
-  config.k_type = config.v_type = shape_.kv_type;
   const int64_t rows = std::min<int64_t>(shape_.past, 256);
   const size_t count = static_cast<size_t>(rows * shape_.kv_heads * shape_.head_dim);
   const std::unique_ptr<Memory> k = random_floats(count, 1, 4), v = random_floats(count, 1, 5);
@@ -125,11 +111,14 @@ void Workload::fill_caches() {
     mha_error error;
     mha_kv_cache *cache;
     size_t bytes;
-    if (library.kv_cache_size(&config, &bytes, &error)) refused(index, error);
+    Struct config_memory;
+    library.structs->fill_cache(shape_, &config_memory);
+    const auto *const config = config_memory.as<mha_kv_cache_config>();
+    if (library.kv_cache_size(config, &bytes, &error)) refused(index, error);
     caches_.push_back({bytes, std::make_unique<Memory>(bytes)});
     void *const memory = caches_.back().bytes->get();
     memset(memory, 0, bytes);
-    if (library.kv_cache_init(&config, memory, bytes, &cache, &error)) refused(index, error);
+    if (library.kv_cache_init(config, memory, bytes, &cache, &error)) refused(index, error);
     for (int64_t sequence = 0; sequence < shape_.batch; ++sequence) {
       for (int64_t first = 0; first < shape_.past; first += rows) {
         if (library.kv_cache_append(cache, sequence, std::min(rows, shape_.past - first), k->floats(), v->floats(), &error))
@@ -148,7 +137,7 @@ void Workload::use(size_t index) {
   if (shape_.is_layer) {
     const Packed &packed = packed_[index];
     memcpy(packed_in_use_->get(), packed.bytes->get(), packed.num_bytes);
-    if (library.layer_view(packed_in_use_->get(), packed.num_bytes, &options_, packed.storage->get(), library.layer_view_size(),
+    if (library.layer_view(packed_in_use_->get(), packed.num_bytes, packed.options.as<mha_layer_options>(), packed.storage->get(), library.layer_view_size(),
                            &layer_in_use_, &error))
       refused(index, error);
   }
@@ -156,25 +145,22 @@ void Workload::use(size_t index) {
     const Cache &cache = caches_[index];
     memcpy(cache_bytes_in_use_->get(), cache.bytes->get(), cache.num_bytes);
     if (library.kv_cache_view(cache_bytes_in_use_->get(), cache.num_bytes, &cache_in_use_, &error)) refused(index, error);
-    forward_.cache = attention_.cache = cache_in_use_;
+    library.structs->set_cache(shape_, cache_in_use_, &args_[index]);
   }
 }
 
 void Workload::prepare_forward() {
   pack_layers();
   inputs_[0] = random_floats(static_cast<size_t>(shape_.batch * shape_.n * shape_.width), 1, 3);
-  forward_.struct_size = sizeof forward_;
-  forward_.batch = shape_.batch;
-  forward_.n_q = shape_.n;
-  forward_.query = inputs_[0]->floats();
-  forward_.output = output_->floats();
-  forward_.is_causal = shape_.is_causal;
-  if (workers_) forward_.scheduler = &workers_->scheduler();
+  for (const Library &library : libraries_) {
+    args_.emplace_back();
+    library.structs->fill_forward(shape_, inputs_[0]->floats(), output_->floats(), scheduler(), &args_.back());
+  }
   for (size_t index = 0; index < libraries_.size(); ++index) {
     mha_error error;
     size_t bytes;
     use(index);
-    if (libraries_[index].forward_workspace(layer_in_use_, &forward_, &bytes, &error)) refused(index, error);
+    if (libraries_[index].forward_workspace(layer_in_use_, args_[index].as<mha_forward_args>(), &bytes, &error)) refused(index, error);
     if (bytes > workspace_bytes_) workspace_bytes_ = bytes;
   }
 }
@@ -184,29 +170,16 @@ void Workload::prepare_attention() {
   for (uint32_t i = 1; i < 3; ++i) {
     inputs_[i] = random_floats(static_cast<size_t>(shape_.batch * shape_.n_kv * shape_.kv_heads * shape_.head_dim), 1, i + 1);
   }
-  attention_.struct_size = sizeof attention_;
-  attention_.batch = shape_.batch;
-  attention_.n_q = shape_.n;
-  attention_.n_kv = shape_.n_kv;
-  attention_.num_heads = shape_.heads;
-  attention_.num_kv_heads = shape_.kv_heads;
-  attention_.head_dim = shape_.head_dim;
-  attention_.q = inputs_[0]->get();
-  attention_.k = inputs_[1]->get();
-  attention_.v = inputs_[2]->get();
-  if (shape_.past) {  // nothing is appended
-    attention_.n_kv = 0;
-    attention_.k = attention_.v = nullptr;
+  for (const Library &library : libraries_) {
+    args_.emplace_back();
+    library.structs->fill_attention(shape_, inputs_[0]->floats(), inputs_[1]->floats(), inputs_[2]->floats(), output_->floats(), scheduler(),
+                                    &args_.back());
   }
-  attention_.output = output_->get();
-  attention_.is_causal = shape_.is_causal;
-  attention_.instruction_set = shape_.instruction_set;
-  if (workers_) attention_.scheduler = &workers_->scheduler();
   for (size_t index = 0; index < libraries_.size(); ++index) {
     mha_error error;
     size_t bytes;
     use(index);
-    if (libraries_[index].attention_workspace(&attention_, &bytes, &error)) refused(index, error);
+    if (libraries_[index].attention_workspace(args_[index].as<mha_attention_args>(), &bytes, &error)) refused(index, error);
     if (bytes > workspace_bytes_) workspace_bytes_ = bytes;
   }
 }
@@ -214,8 +187,10 @@ void Workload::prepare_attention() {
 void Workload::call() const {
   const Library &library = libraries_[in_use_];
   mha_error error;
-  const mha_status status = shape_.is_layer ? library.forward(layer_in_use_, &forward_, workspace_->get(), workspace_bytes_, &error)
-                                            : library.attention(&attention_, workspace_->get(), workspace_bytes_, &error);
+  const Struct &args = args_[in_use_];
+  const mha_status status =
+      shape_.is_layer ? library.forward(layer_in_use_, args.as<mha_forward_args>(), workspace_->get(), workspace_bytes_, &error)
+                      : library.attention(args.as<mha_attention_args>(), workspace_->get(), workspace_bytes_, &error);
   if (status) refused(in_use_, error);
   if (!shape_.is_layer || !shape_.past) return;
   for (int64_t sequence = 0; sequence < shape_.batch; ++sequence) {  // the next call appends the same positions

@@ -52,18 +52,19 @@ class Workload {
   void prepare_attention();
   [[noreturn]] void refused(size_t index, const mha_error &error) const;
   size_t output_floats() const;
+  const mha_scheduler *scheduler() const { return workers_ ? &workers_->scheduler() : nullptr; }
 
   struct Packed {
     size_t num_bytes;
     std::unique_ptr<Memory> bytes;
     std::unique_ptr<Memory> storage;  // of the layer object
+    Struct options;
   };
 
   const Shape shape_;
   const std::vector<Library> &libraries_;
   std::unique_ptr<bench::Workers> workers_;  // of several threads
-  mha_layer_options options_ = {};
-  std::vector<Packed> packed_;  // by library
+  std::vector<Packed> packed_;               // by library
   std::unique_ptr<Memory> packed_in_use_;
   const mha_layer *layer_in_use_ = nullptr;
   struct Cache {
@@ -76,8 +77,7 @@ class Workload {
   size_t in_use_ = 0;
   std::unique_ptr<Memory> inputs_[3], output_, workspace_;
   size_t workspace_bytes_ = 0;
-  mha_forward_args forward_ = {};
-  mha_attention_args attention_ = {};
+  std::vector<Struct> args_;  // by library
 };
 
 // Throws CannotMeasure if the machine does not have the memory for all of these shapes at once.

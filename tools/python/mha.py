@@ -45,8 +45,8 @@ def _struct(name, *fields):
 
 _Error = _struct("mha_error", "u32 status argument", "text message")
 _Scheduler = _struct("mha_scheduler", "ptr context", "u32 num_threads reserved", "ptr parallel_for")
-_Config = _struct("mha_layer_config", "size struct_size", "i64 query_dim key_dim value_dim output_dim num_heads num_kv_heads head_dim",
-                  "i64 head_dim_v d_out", "f32 scale", "u32 weight_type")
+_Config = _struct("mha_layer_config", "size struct_size", "i64 query_dim num_heads num_kv_heads head_dim head_dim_v d_out",
+                  "i64 key_dim value_dim output_dim", "f32 scale", "u32 weight_type")
 _Weights = _struct("mha_layer_weights", "size struct_size", "u32 layout type", "ptr w_q w_k w_v w_qkv w_q_heads w_k_heads w_v_heads w_o",
                    "ptr b_q b_k b_v b_qkv b_o", "i64 w_q_stride w_k_stride w_v_stride w_qkv_stride w_o_stride",
                    "ptr w_q_scales w_k_scales w_v_scales w_qkv_scales w_o_scales")
@@ -56,20 +56,20 @@ _CacheConfig = _struct("mha_kv_cache_config", "size struct_size", "i64 num_seque
                        "u32 k_type v_type kind reserved", "i64 block_positions num_blocks")
 _Rope = _struct("mha_rope", "size struct_size", "u32 style reserved", "i64 dims num_positions", "ptr cos sin", "i64 table_stride",
                 "ptr q_positions k_positions")
-_RopeConfig = _struct("mha_rope_config", "size struct_size", "i64 dims first_position num_positions", "f64 base linear_factor yarn_factor",
+_RopeConfig = _struct("mha_rope_config", "size struct_size", "i64 dims num_positions first_position", "f64 base linear_factor yarn_factor",
                       "i64 yarn_original_positions", "f64 yarn_beta_fast yarn_beta_slow yarn_attention_factor")
 _Taps = _struct("mha_taps", "size struct_size", "ptr q k v scores scaled_scores masked_scores context")
 _ForwardArgs = _struct("mha_forward_args", "size struct_size", "i64 batch n_q n_kv", "ptr query key value output",
                        "i64 query_batch_stride query_row_stride key_batch_stride key_row_stride value_batch_stride value_row_stride",
-                       "i64 output_batch_stride output_row_stride", "u32 is_causal flags",
-                       "ptr q_start scheduler attention_weights lse taps q_lengths kv_lengths", "i64 window_left window_right",
-                       "ptr rope cache cache_sequences")
+                       "i64 output_batch_stride output_row_stride", "u32 flags reserved", "i64 window_left window_right",
+                       "ptr score q_start q_lengths kv_lengths rope cache cache_sequences lse attention_weights taps scheduler")
 _AttentionArgs = _struct("mha_attention_args", "size struct_size", "i64 batch n_q n_kv num_heads num_kv_heads head_dim head_dim_v",
-                         "ptr q k v output", "u32 q_type k_type v_type output_type", "i64 q_batch_stride q_row_stride q_head_stride",
+                         "ptr q k v output", "u32 k_type v_type", "i64 q_batch_stride q_row_stride q_head_stride",
                          "i64 k_batch_stride k_row_stride k_head_stride v_batch_stride v_row_stride v_head_stride",
-                         "i64 output_batch_stride output_row_stride output_head_stride", "f32 scale", "u32 is_causal",
-                         "ptr q_start scheduler attention_weights lse taps", "u32 instruction_set flags", "ptr q_lengths kv_lengths",
-                         "i64 window_left window_right", "ptr rope cache cache_sequences")
+                         "i64 output_batch_stride output_row_stride output_head_stride", "u32 flags", "f32 scale",
+                         "i64 window_left window_right",
+                         "ptr score q_start q_lengths kv_lengths rope cache cache_sequences lse attention_weights taps scheduler",
+                         "u32 instruction_set reserved")
 _CallInfo = _struct("mha_call_info", "size struct_size", "u32 instruction_set back_end contract num_threads",
                     "i64 project_tile_rows project_tile_columns attend_tile_rows attend_block_rows attend_chunk_keys",
                     "size workspace_bytes packed_bytes", "u64 operations bytes")
@@ -81,7 +81,7 @@ layouts = {"in_out": 0, "out_in": 1}
 instruction_set_names = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "neon": 4}
 cache_kinds = {"contiguous": 0, "ring": 1, "paged": 2}
 rope_styles = {"half": 0, "interleaved": 1}
-_window_left, _window_right, _padding_left, _cache_read = 1, 2, 4, 8
+_causal, _window_left, _window_right, _padding_left, _cache_read = 1, 2, 4, 8, 16
 _taps = [field for field, _ in _Taps._fields_[1:]]
 _optional_outputs = ["attention_weights", "lse", *_taps]
 
@@ -648,8 +648,7 @@ def _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, win
     arrays = [_integers(values, name, (batch,)) for values, name in ((q_start, "q_start"), (q_lengths, "q_lengths"), (kv_lengths, "kv_lengths"),
                                                                      (cache_sequences, "cache_sequences"))]
     args.q_start, args.q_lengths, args.kv_lengths, args.cache_sequences = map(_address, arrays)
-    args.is_causal = 1 if is_causal else 0
-    args.flags = _named({"right": 0, "left": _padding_left}, padding, "padding")
+    args.flags = _named({"right": 0, "left": _padding_left}, padding, "padding") | (_causal if is_causal else 0)
     if window_left is not None:
         args.flags, args.window_left = args.flags | _window_left, window_left
     if window_right is not None:

@@ -50,10 +50,11 @@ pub const MHA_CACHE_PAGED: u32 = 2;
 pub const MHA_ROPE_HALF: u32 = 0;
 pub const MHA_ROPE_INTERLEAVED: u32 = 1;
 
-pub const MHA_WINDOW_LEFT: u32 = 1;
-pub const MHA_WINDOW_RIGHT: u32 = 2;
-pub const MHA_PADDING_LEFT: u32 = 4;
-pub const MHA_CACHE_READ: u32 = 8;
+pub const MHA_CAUSAL: u32 = 1;
+pub const MHA_WINDOW_LEFT: u32 = 2;
+pub const MHA_WINDOW_RIGHT: u32 = 4;
+pub const MHA_PADDING_LEFT: u32 = 8;
+pub const MHA_CACHE_READ: u32 = 16;
 
 pub const MHA_BACK_END_NATIVE: u32 = 0;
 pub const MHA_BACK_END_SGEMM: u32 = 1;
@@ -87,14 +88,14 @@ pub struct mha_scheduler {
 pub struct mha_layer_config {
     pub struct_size: usize,
     pub query_dim: i64,
-    pub key_dim: i64,
-    pub value_dim: i64,
-    pub output_dim: i64,
     pub num_heads: i64,
     pub num_kv_heads: i64,
     pub head_dim: i64,
     pub head_dim_v: i64,
     pub d_out: i64,
+    pub key_dim: i64,
+    pub value_dim: i64,
+    pub output_dim: i64,
     pub scale: f32,
     pub weight_type: u32,
 }
@@ -185,8 +186,8 @@ pub struct mha_rope {
 pub struct mha_rope_config {
     pub struct_size: usize,
     pub dims: i64,
-    pub first_position: i64,
     pub num_positions: i64,
+    pub first_position: i64,
     pub base: f64,
     pub linear_factor: f64,
     pub yarn_factor: f64,
@@ -228,20 +229,21 @@ pub struct mha_forward_args {
     pub value_row_stride: i64,
     pub output_batch_stride: i64,
     pub output_row_stride: i64,
-    pub is_causal: u32,
     pub flags: u32,
-    pub q_start: *const i64,
-    pub scheduler: *const mha_scheduler,
-    pub attention_weights: *mut f32,
-    pub lse: *mut f32,
-    pub taps: *const mha_taps,
-    pub q_lengths: *const i64,
-    pub kv_lengths: *const i64,
+    pub reserved: u32,
     pub window_left: i64,
     pub window_right: i64,
+    pub score: *const mha_score_options,
+    pub q_start: *const i64,
+    pub q_lengths: *const i64,
+    pub kv_lengths: *const i64,
     pub rope: *const mha_rope,
     pub cache: *mut mha_kv_cache,
     pub cache_sequences: *const i64,
+    pub lse: *mut f32,
+    pub attention_weights: *mut f32,
+    pub taps: *const mha_taps,
+    pub scheduler: *const mha_scheduler,
 }
 
 #[repr(C)]
@@ -259,10 +261,8 @@ pub struct mha_attention_args {
     pub k: *const c_void,
     pub v: *const c_void,
     pub output: *mut c_void,
-    pub q_type: u32,
     pub k_type: u32,
     pub v_type: u32,
-    pub output_type: u32,
     pub q_batch_stride: i64,
     pub q_row_stride: i64,
     pub q_head_stride: i64,
@@ -275,22 +275,23 @@ pub struct mha_attention_args {
     pub output_batch_stride: i64,
     pub output_row_stride: i64,
     pub output_head_stride: i64,
-    pub scale: f32,
-    pub is_causal: u32,
-    pub q_start: *const i64,
-    pub scheduler: *const mha_scheduler,
-    pub attention_weights: *mut f32,
-    pub lse: *mut f32,
-    pub taps: *const mha_taps,
-    pub instruction_set: u32,
     pub flags: u32,
-    pub q_lengths: *const i64,
-    pub kv_lengths: *const i64,
+    pub scale: f32,
     pub window_left: i64,
     pub window_right: i64,
+    pub score: *const mha_score_options,
+    pub q_start: *const i64,
+    pub q_lengths: *const i64,
+    pub kv_lengths: *const i64,
     pub rope: *const mha_rope,
     pub cache: *mut mha_kv_cache,
     pub cache_sequences: *const i64,
+    pub lse: *mut f32,
+    pub attention_weights: *mut f32,
+    pub taps: *const mha_taps,
+    pub scheduler: *const mha_scheduler,
+    pub instruction_set: u32,
+    pub reserved: u32,
 }
 
 #[repr(C)]
@@ -337,6 +338,12 @@ pub type mha_sgemm = Option<
 pub struct mha_layer {
     _private: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
+}
+
+/// Reserved for options that change scores: this version has none.
+#[repr(C)]
+pub struct mha_score_options {
+    private: [u8; 0],
 }
 
 /// Keys and values of earlier calls; opaque.

@@ -233,7 +233,7 @@ impl<'a> AttentionCall<'a> {
         (args.num_heads, args.num_kv_heads) = (int(of.num_heads), int(of.num_kv_heads));
         (args.head_dim, args.head_dim_v) = (int(of.head_dim), int(of.head_dim_v));
         (args.scale, args.instruction_set) = (self.attention.scale, self.attention.instruction_set.0);
-        (args.q, args.q_type, [args.q_batch_stride, args.q_row_stride, args.q_head_stride]) = raw_array(&self.q);
+        (args.q, _, [args.q_batch_stride, args.q_row_stride, args.q_head_stride]) = raw_array(&self.q);
         (args.k, args.k_type, [args.k_batch_stride, args.k_row_stride, args.k_head_stride]) = raw_array(&self.k);
         (args.v, args.v_type, [args.v_batch_stride, args.v_row_stride, args.v_head_stride]) = raw_array(&self.v);
         args.output = output_ptr(&self.output).cast();

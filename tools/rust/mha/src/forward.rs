@@ -202,9 +202,6 @@ impl<'a> Forward<'a> {
         // SAFETY: numbers and pointers that may be NULL.
         let mut args: sys::mha_forward_args = unsafe { zeroed() };
         fill_common!(args, self.options, pointees, of);
-        if self.options.only_reads_cache() {
-            args.flags |= sys::MHA_CACHE_READ;
-        }
         (args.query, [args.query_batch_stride, args.query_row_stride]) = raw_rows(&self.query);
         (args.key, [args.key_batch_stride, args.key_row_stride]) = raw_rows(&self.key);
         (args.value, [args.value_batch_stride, args.value_row_stride]) = raw_rows(&self.value);

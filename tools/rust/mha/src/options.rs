@@ -247,9 +247,11 @@ impl<'a> Options<'a> {
 
     pub fn flags(&self) -> u32 {
         let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
-        flag(self.window_left.is_some(), sys::MHA_WINDOW_LEFT)
+        flag(self.is_causal, sys::MHA_CAUSAL)
+            | flag(self.window_left.is_some(), sys::MHA_WINDOW_LEFT)
             | flag(self.window_right.is_some(), sys::MHA_WINDOW_RIGHT)
             | flag(self.has_left_padding, sys::MHA_PADDING_LEFT)
+            | flag(self.only_reads_cache(), sys::MHA_CACHE_READ)
     }
 }
 
@@ -271,7 +273,7 @@ macro_rules! fill_common {
     ($args:ident, $options:expr, $pointees:ident, $of:ident) => {
         $args.struct_size = std::mem::size_of_val(&$args);
         ($args.batch, $args.n_q, $args.n_kv) = (int($of.batch), int($of.n_q), int($of.n_kv));
-        ($args.is_causal, $args.flags) = ($options.is_causal.into(), $options.flags());
+        $args.flags = $options.flags();
         $args.window_left = $options.window_left.map_or(0, int);
         $args.window_right = $options.window_right.map_or(0, int);
         $args.q_start = list_ptr($options.q_start);

@@ -1,0 +1,96 @@
+#include "structs.h"
+
+#include <mha.h>
+
+#include <cstring>
+
+// Compiled as base_structs and as new_structs. It names fields of every version that the gate may compare; macros tell them apart.
+namespace gate {
+namespace {
+
+template <class T>
+T *start(Struct *memory) {
+  static_assert(sizeof(T) <= sizeof memory->bytes, "a struct of mha.h has outgrown Struct");
+  memset(memory->bytes, 0, sizeof memory->bytes);
+  T *const filled = reinterpret_cast<T *>(memory->bytes);
+  filled->struct_size = sizeof(T);
+  return filled;
+}
+
+// What mha_forward_args and mha_attention_args have in common.
+template <class Args>
+Args *start_call(const Shape &shape, const mha_scheduler *scheduler, Struct *memory) {
+  Args *const args = start<Args>(memory);
+  args->batch = shape.batch;
+  args->n_q = shape.n;
+#ifdef MHA_CAUSAL
+  args->flags = shape.is_causal ? MHA_CAUSAL : 0;
+#else
+  args->is_causal = shape.is_causal;
+#endif
+  args->scheduler = scheduler;
+  return args;
+}
+
+void fill_layer(const Shape &shape, const float *w_qkv, const float *w_o, Struct *config_memory, Struct *weights_memory,
+                Struct *options_memory) {
+  mha_layer_config *const config = start<mha_layer_config>(config_memory);
+  config->query_dim = shape.width;
+  config->num_heads = shape.heads;
+  config->num_kv_heads = shape.kv_heads;
+  config->head_dim = shape.head_dim;
+  mha_layer_weights *const weights = start<mha_layer_weights>(weights_memory);
+  weights->w_qkv = w_qkv;
+  weights->w_o = w_o;
+  start<mha_layer_options>(options_memory)->instruction_set = shape.instruction_set;
+}
+
+void fill_forward(const Shape &shape, const float *query, float *output, const mha_scheduler *scheduler, Struct *memory) {
+  mha_forward_args *const args = start_call<mha_forward_args>(shape, scheduler, memory);
+  args->query = query;
+  args->output = output;
+}
+
+void fill_attention(const Shape &shape, const float *q, const float *k, const float *v, float *output, const mha_scheduler *scheduler,
+                    Struct *memory) {
+  mha_attention_args *const args = start_call<mha_attention_args>(shape, scheduler, memory);
+  args->num_heads = shape.heads;
+  args->num_kv_heads = shape.kv_heads;
+  args->head_dim = shape.head_dim;
+  args->q = q;
+  if (!shape.past) {  // else nothing is appended
+    args->n_kv = shape.n_kv;
+    args->k = k;
+    args->v = v;
+  }
+  args->output = output;
+  args->instruction_set = shape.instruction_set;
+}
+
+#ifdef MHA_CACHE_CONTIGUOUS
+void fill_cache(const Shape &shape, Struct *memory) {
+  mha_kv_cache_config *const config = start<mha_kv_cache_config>(memory);
+  config->num_sequences = shape.batch;
+  config->capacity = shape.past + shape.n;
+  config->num_kv_heads = shape.kv_heads;
+  config->head_dim = shape.head_dim;
+  config->k_type = config->v_type = shape.kv_type;
+}
+
+void set_cache(const Shape &shape, mha_kv_cache *cache, Struct *memory) {
+  if (shape.is_layer) {
+    reinterpret_cast<mha_forward_args *>(memory->bytes)->cache = cache;
+  } else {
+    reinterpret_cast<mha_attention_args *>(memory->bytes)->cache = cache;
+  }
+}
+#else  // versions before the KV cache, which are asked for no shape with one
+void fill_cache(const Shape &, Struct *) {}
+void set_cache(const Shape &, mha_kv_cache *, Struct *) {}
+#endif
+
+}  // namespace
+
+extern const Structs MHA_GATE_STRUCTS = {fill_layer, fill_cache, fill_forward, fill_attention, set_cache};
+
+}  // namespace gate

@@ -1,0 +1,36 @@
+// The structs that the library takes, filled for a shape.
+#pragma once
+
+#include <cstddef>
+
+#include "shapes.h"
+
+struct mha_kv_cache;
+struct mha_scheduler;
+
+namespace gate {
+
+// A struct of mha.h, in memory for the largest one.
+struct Struct {
+  alignas(std::max_align_t) unsigned char bytes[1024];
+
+  template <class T>
+  const T *as() const {
+    return reinterpret_cast<const T *>(bytes);
+  }
+};
+
+// Fields move, and change, from version to version of mha.h. So there are two of these, for the two libraries: structs.cpp is compiled once
+// for each, with the header that the library came with.
+struct Structs {
+  void (*fill_layer)(const Shape &shape, const float *w_qkv, const float *w_o, Struct *config, Struct *weights, Struct *options);
+  void (*fill_cache)(const Shape &shape, Struct *config);
+  void (*fill_forward)(const Shape &shape, const float *query, float *output, const mha_scheduler *scheduler, Struct *args);
+  void (*fill_attention)(const Shape &shape, const float *q, const float *k, const float *v, float *output, const mha_scheduler *scheduler,
+                         Struct *args);
+  void (*set_cache)(const Shape &shape, mha_kv_cache *cache, Struct *args);
+};
+
+extern const Structs base_structs, new_structs;
+
+}  // namespace gate
