@@ -67,8 +67,10 @@ impl CacheConfig {
         Self { num_sequences: 1, capacity, num_kv_heads, head_dim, head_dim_v: 0, k_type, v_type, kind }
     }
 
-    /// One sequence of up to `capacity` positions, for a layer of this shape ([`Layer::shape`](crate::Layer::shape)).
-    pub fn for_layer(shape: &LayerConfig, capacity: usize) -> Self {
+    /// One sequence of up to `capacity` positions, for a layer of this shape: the config that it is made of, or
+    /// [`Layer::shape`](crate::Layer::shape).
+    pub fn for_layer(config: &LayerConfig, capacity: usize) -> Self {
+        let shape = config.with_defaults();
         Self::new(capacity, shape.num_kv_heads, shape.head_dim).head_dim_v(shape.head_dim_v)
     }
 

@@ -125,14 +125,14 @@ impl LayerConfig {
         }
     }
 
-    /// Of a config that the library has found valid.
-    fn with_defaults(mut self) -> Self {
+    /// With the library's defaults in place of 0, wherever the config is a valid one.
+    pub(crate) fn with_defaults(mut self) -> Self {
         let or = |value: usize, default: usize| if value == 0 { default } else { value };
         self.key_dim = or(self.key_dim, self.query_dim);
         self.value_dim = or(self.value_dim, self.key_dim);
         self.output_dim = or(self.output_dim, self.query_dim);
         self.num_kv_heads = or(self.num_kv_heads, self.num_heads);
-        self.head_dim = or(self.head_dim, or(self.d_out, self.query_dim) / self.num_heads);
+        self.head_dim = or(self.head_dim, or(self.d_out, self.query_dim).checked_div(self.num_heads).unwrap_or(0));
         self.head_dim_v = or(self.head_dim_v, self.head_dim);
         self
     }

@@ -1,4 +1,6 @@
-use mha::{AlignedBuffer, Attention, CacheConfig, CacheKind, ErrorKind, KvCache, RopeConfig, StorageType, Workspace};
+use mha::{
+    AlignedBuffer, Attention, CacheConfig, CacheKind, ErrorKind, KvCache, Layer, LayerConfig, RopeConfig, StorageType, Weights, Workspace,
+};
 
 use crate::support::{bits, error_of, layer, numbers};
 
@@ -36,6 +38,19 @@ fn at_once(window: Option<usize>) -> Vec<f32> {
 
 fn config(capacity: usize) -> CacheConfig {
     CacheConfig::for_layer(layer().shape(), capacity)
+}
+
+#[test]
+fn a_cache_for_the_config_of_a_layer_is_one_for_its_shape() {
+    let plain = LayerConfig::new(12, 3);
+    let configs = [(plain, 36), (plain.head_dim(2), 18), (plain.d_out(6), 18), (plain.num_kv_heads(1).head_dim_v(5), 21)];
+    for (config, columns) in configs {
+        let layer = Layer::new(&config, &Weights::fused(&numbers(12 * columns, 5))).unwrap();
+        let cache = KvCache::new(&CacheConfig::for_layer(&config, 4)).unwrap();
+        assert_eq!(cache.shape(), KvCache::new(&CacheConfig::for_layer(layer.shape(), 4)).unwrap().shape(), "{config:?}");
+    }
+    let sentence = error_of(KvCache::new(&CacheConfig::for_layer(&LayerConfig::new(12, 0), 4)), ErrorKind::InvalidValue);
+    assert_eq!(sentence, "num_kv_heads is 0; set it to at least 1");
 }
 
 #[test]
