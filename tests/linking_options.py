@@ -4,6 +4,7 @@ A machine with nothing but a compiler, CMake and xsimd's headers is played by te
 """
 
 import argparse
+import json
 import pathlib
 import re
 import shutil
@@ -94,6 +95,23 @@ class Build:
         foreign = "AVX2" if self.left_out == "neon" else "NEON"
         self.expect_error(*off, f"-DMHA_{foreign}=ON", says=f"has no {foreign}")
 
+    def no_build_type(self):
+        """As a part of a build without a build type the library is optimised all the same, unless the build says otherwise; the rest is not."""
+        def optimised(*settings):
+            """source -> the last of its options -O..."""
+            shutil.rmtree(self.folder, ignore_errors=True)
+            must(self.cmake, "-S", here / "consumers" / "add_subdirectory", "-B", self.folder, "-G", self.generator, *self.common,
+                 f"-DMHA_SOURCE_DIR={here.parent}", f"-DMHA_XSIMD_INCLUDE_DIR={self.xsimd}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *settings)
+            return {pathlib.Path(entry["file"]).name: (["", *re.findall(r" -O\w*", entry["command"])])[-1].strip()
+                    for entry in json.loads((self.folder / "compile_commands.json").read_text())}
+
+        for settings, core in ((), "-O3"), (("-DCMAKE_BUILD_TYPE=Debug",), ""), (("-DCMAKE_CXX_FLAGS=-Og",), "-Og"):
+            levels = optimised(*settings)
+            expected = {"layer.c": "", "forward.cpp": core, "cache.cpp": core, "scalar.cpp": "-O2"}
+            found = {name: levels.get(name, "not compiled") for name in expected}
+            if found != expected:
+                sys.exit(f"With {' '.join(settings) or 'no build type'}, sources are compiled by {found}; it should be {expected}.")
+
     def static_only(self):
         """A static library with the scalar kernels alone is installed, computes, and says what it lacks."""
         sets = {"avx512": ["AVX2", "AVX512"]}.get(self.left_out, [self.left_out.upper()])
@@ -119,7 +137,7 @@ class Build:
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("test", choices=["nothing", "choices", "static_only"])
+parser.add_argument("test", choices=["nothing", "choices", "no_build_type", "static_only"])
 parser.add_argument("--work", required=True, help="the folder to work in")
 parser.add_argument("--cc", required=True)
 parser.add_argument("--cxx", required=True)
