@@ -187,9 +187,16 @@ mha_status check_buffer(Report &report, const void *buffer, uint32_t argument) {
 // Blocks that a table names for the positions below `length`.
 int64_t blocks_in_use(const mha_kv_cache &cache, int64_t length) { return blocks_of(length, cache.block_positions); }
 
-// Lengths and tables of a buffer whose header is sound: they have to lie within its bounds.
+// A number for each block, such that a sum of them tells which blocks were added up, and how often each.
+uint64_t number_of_block(int64_t block) {
+  const uint64_t product = static_cast<uint64_t>(block + 1) * 0x9e3779b97f4a7c15u;
+  return (product ^ product >> 32) * 0xff51afd7ed558ccdu;
+}
+
+// Lengths and tables of a buffer whose header is sound: they have to lie within its bounds, and each block in as many tables as its count
+// says, for a block that is counted once is written to.
 mha_status check_contents(Report &report, const mha_kv_cache *cache) {
-  int64_t entries = 0, users = 0;
+  uint64_t entries = 0, users = 0;
   for (int64_t s = 0; s < cache->num_sequences; ++s) {
     const CacheState &state = state_of(cache, s);
     const bool is_ring = cache->kind == MHA_CACHE_RING;
@@ -197,7 +204,7 @@ mha_status check_contents(Report &report, const mha_kv_cache *cache) {
     const int32_t *const table = table_of(cache, s);
     for (int64_t i = 0; is_sound && i < table_entries(*cache); ++i) {
       is_sound = table[i] < cache->num_blocks && table[i] >= (i < blocks_in_use(*cache, state.length) ? 0 : no_block);
-      entries += table[i] != no_block;
+      if (table[i] != no_block) entries += number_of_block(table[i]);
     }
     if (!is_sound) {
       return report.fail(MHA_ERROR_CACHE_FORMAT, 1,
@@ -206,11 +213,12 @@ mha_status check_contents(Report &report, const mha_kv_cache *cache) {
     }
   }
   const int32_t *const counts = at<int32_t>(cache, layout_of(*cache).users);
+  bool is_sound = true;
   for (int64_t b = 0; cache->kind == MHA_CACHE_PAGED && b < cache->num_blocks; ++b) {
-    if (counts[b] < 0) users = INT32_MIN;
-    users += counts[b];
+    is_sound = is_sound && counts[b] >= 0;
+    users += static_cast<uint64_t>(counts[b]) * number_of_block(b);
   }
-  if (users != entries) {
+  if (!is_sound || users != entries) {
     return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the block tables and the counts of their blocks disagree; the buffer is damaged");
   }
   return MHA_OK;

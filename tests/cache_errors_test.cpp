@@ -334,6 +334,12 @@ TEST_P(CacheViewErrors, LengthsAndTablesOutOfBoundsAreNoticed) {
     expect_rejected(kTables, wrong);
   }
   expect_rejected(kTables, int32_t{-1});  // no block, where positions are held
+  expect_rejected(kTables + 8, int32_t{-1});  // one block less than is counted
+  expect_rejected(kTables + 24, int32_t{3});  // one more
+  // The first block in the place of the second, and the second in that of the third: their counts say that each is in one table alone, and
+  // calls would write into it.
+  expect_rejected(kTables + 4, block);
+  expect_rejected(kTables + 8, int32_t{7});
 }
 
 // ---- Sequences, positions, blocks
@@ -447,6 +453,38 @@ TEST(CacheErrors, ReadingPositionsThatAreNotHeldIsOne) {
   }
 }
 
+// A ring has the last `capacity` positions that were ever written: neither truncating nor copying brings back what lay there before.
+TEST(CacheErrors, PositionsThatARingHasOverwrittenDoNotComeBack) {
+  struct Held {
+    const char *what;
+    int64_t sequence, oldest, length;
+  };
+  Cache cache(Config(kRing));  // of 48
+  cache.Append(0, Rows(50));
+  cache.Append(1, Rows(50));
+  cache.Truncate(1, 42);
+  cache.CopyPrefix(0, 2, 45);
+  std::vector<float> k(64 * 8, kNaN), v(64 * 6, kNaN);
+  for (const Held &held : {Held{"all", 0, 2, 50}, {"truncated", 1, 2, 42}, {"copied", 2, 2, 45}}) {
+    SCOPED_TRACE(held.what);
+    for (int64_t first = 0; first < held.length; first++) {
+      mha_error error = {};
+      EXPECT_EQ(mha_kv_cache_read(cache.get(), held.sequence, first, 1, k.data(), v.data(), &error) == MHA_OK, first >= held.oldest)
+          << first << ": " << error.message;
+    }
+  }
+  // But a sequence that was emptied is as good as new.
+  for (const bool by_copy : {false, true}) {
+    if (by_copy) {
+      cache.CopyPrefix(0, 2, 0);
+    } else {
+      cache.Truncate(2, 0);
+    }
+    cache.Append(2, Rows(40));
+    ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_read(cache.get(), 2, 0, 40, k.data(), v.data(), e); });
+  }
+}
+
 TEST(CacheErrors, TablesThatCannotBeAreRejected) {
   Cache cache = Filled(Config(kPaged));
   const auto expect_rejected = [&](int64_t sequence, std::vector<int32_t> blocks, const Expected &expected) {
@@ -473,6 +511,26 @@ TEST(CacheErrors, TablesThatCannotBeAreRejected) {
   cache.SetBlocks(0, {4, 7});
   cache.Truncate(0, 16);
   cache.SetBlocks(0, {4, 3});
+}
+
+TEST(CacheErrors, ABlockThatIsTwiceInATableIsOne) {
+  for (const std::vector<int32_t> &blocks : {std::vector<int32_t>{3, 3}, {3, 5, 3}, {5, 3, 3}, {4, 7, 4}, {4, 7, 7}, {4, 4, 7}}) {
+    SCOPED_TRACE(testing::PrintToString(blocks));
+    for (const int64_t sequence : {0, 2}) {  // one that holds positions in the blocks 4 and 7, and one that has no table
+      Cache cache = Filled(Config(kPaged));
+      ExpectFailsAndLeaves(
+          cache,
+          [&](mha_error *e) {
+            return mha_kv_cache_set_blocks(cache.get(), sequence, blocks.data(), static_cast<int64_t>(blocks.size()), e);
+          },
+          {MHA_ERROR_INVALID_VALUE, {3}, {}});
+    }
+  }
+  // But what stays where it is may be given again, and blocks behind it may change places.
+  Cache cache = Filled(Config(kPaged));
+  cache.SetBlocks(0, {4, 7, 5});
+  cache.SetBlocks(2, {1, 3, 6});
+  cache.SetBlocks(2, {6, 1, 3});
 }
 
 TEST(CacheErrors, BlocksAreForPagedCaches) {
@@ -696,6 +754,34 @@ TEST(CallErrors, RowsThatSeePositionsThatARingDoesNotHold) {
   std::fill(call.output.begin(), call.output.end(), kNaN);
   std::fill(call.lse.begin(), call.lse.end(), kNaN);
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"ring", "window"});
+}
+
+// Of a ring of 48 that held 50 positions and was cut to 42, 2 .. 41 are left: the two rows of the call stand at 42 and 43.
+TEST(CallErrors, RowsThatSeeOnePositionMoreThanATruncatedOrCopiedRingHolds) {
+  for (const bool is_copied : {false, true}) {
+    SCOPED_TRACE(is_copied ? "copied" : "truncated");
+    const auto make = [&] {
+      Cache cache(Config(kRing));
+      cache.Append(is_copied ? 2 : 0, Rows(50));
+      if (is_copied) {
+        cache.CopyPrefix(2, 0, 42);
+      } else {
+        cache.Truncate(0, 42);
+      }
+      return cache;
+    };
+    Cache cache = make();
+    Call call(&cache);
+    call.SetWindow(41);
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"ring", "1", "2"});
+    for (const bool by_forward : {true, false}) {
+      Cache other = make();
+      Call one_less(&other);
+      one_less.SetWindow(40);
+      mha_error error = {};
+      EXPECT_EQ(one_less.Run(by_forward, &error), MHA_OK) << error.message;
+    }
+  }
 }
 
 TEST(CallErrors, ANumberPerPairOfARing) {

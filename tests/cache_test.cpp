@@ -1019,6 +1019,27 @@ TEST_P(KvCache, ARingMayBeTruncatedAsFarAsItStillHoldsTheWindow) {
   EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history))));
 }
 
+TEST_P(KvCache, ACopiedPrefixOfARingIsTheSequenceUpToThere) {
+  constexpr int64_t n = 70;
+  AttentionProblem history = History(1, n);
+  history.window_left = 6;
+  history.k_type = Storage::kInt8;
+  const Outputs expected = Specify(history);
+  // As much as leaves the window of the next row among the 16 positions before `written`.
+  for (const auto &[written, length] : {std::pair{40, 30}, {40, 31}, {40, 40}, {33, 24}, {16, 10}, {17, 7}}) {
+    SCOPED_TRACE(std::to_string(length) + " of " + std::to_string(written));
+    Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, 16}, 2, n));
+    cache.Append(0, {SliceRows(history.k, 0, n, 2 * 6, 0, written), SliceRows(history.v, 0, n, 2 * 5, 0, written)});
+    cache.CopyPrefix(0, 1, length);
+    EXPECT_TRUE(SameBits(cache.Read(1, length - 6, 6), support::SpecifyStored(history, 0, length - 6, 6)));
+    Replay replay = ReplayOf(history, &cache, {1});
+    replay.SetLength(0, length);
+    RunEachBy(9, history, &replay);
+    EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 0, n, Width(history), length, n - length),
+                         SliceRows(expected.y, 0, n, Width(history), length, n - length)));
+  }
+}
+
 TEST_P(KvCache, AResetRingStartsAnew) {
   AttentionProblem history = History(1, 100);
   history.window_left = 20;

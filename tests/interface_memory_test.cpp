@@ -130,6 +130,42 @@ TEST_P(GuardPages, AreNotTouchedBySmallCalls) {
   }
 }
 
+// Of the matrices of a packed layer the last one ends near the guard page, and with it the scales and biases behind it: those of the output,
+// or without it those of the values. So deep, one panel too many reaches beyond the end. Columns fill panels of 48 or do not.
+TEST_P(GuardPages, AreNotTouchedBehindWeightsOfAnyType) {
+  const struct {
+    int64_t depth, columns;
+  } matrices[] = {{300, 40}, {300, 96}, {320, 97}};
+  for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
+    for (const auto &matrix : matrices) {
+      for (const bool has_output : {true, false}) {
+        LayerShape layer_shape = LayerShape::SelfAttention(has_output ? 5 : matrix.depth, 1, 1, 4);
+        layer_shape.head_dim_v = has_output ? matrix.depth : matrix.columns;
+        layer_shape.output_dim = has_output ? matrix.columns : 0;
+        for (const Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
+          LayerData layer_data(layer_shape, side);
+          layer_data.config.weight_type = type;
+          Memory packed = layer_data.Pack(nullptr, 0xCC, side);
+          packed.Freeze();
+          const mha_layer_options scalar_options = Options(MHA_INSTRUCTION_SET_SCALAR), options = Options(instruction_set());
+          const View scalar(packed, &scalar_options), view(packed, &options);
+          ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+          for (const int64_t rows : {1, 2, 3, 5, 6, 8, 13, 25}) {
+            CallShape shape;
+            shape.batch = 1;
+            shape.n_q = rows;
+            shape.key = shape.value = false;
+            ForwardData data(layer_shape, shape, scalar.layer, side);
+            const std::vector<float> expected = data.Compute();
+            data.layer = view.layer;
+            ASSERT_TRUE(SameBits(data.Compute(0xFF, side), expected)) << "type " << type << ", " << rows << " rows, " << layer_shape;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(GuardPages, AreNotTouchedByAttention) {
   Random random(22);
   for (int i = 0; i < 100; ++i) {
@@ -748,6 +784,23 @@ TEST(Create, AsksForMemoryBeforeItReadsTheWeights) {
   ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
   EXPECT_EQ(layer, nullptr);
   EXPECT_GE(recorder.bytes, size_t{16} << 32) << "16 columns of 2^30 floats";
+}
+
+// That the weights do not fit is known when there is memory for them already.
+TEST(Create, ReleasesTheBlockIfAWeightIsOutOfRange) {
+  LayerData data{LayerShape{}};
+  data.config.weight_type = MHA_TYPE_F16;
+  data.w_q.floats()[3] = 1e6f;
+  RecordingAllocator recorder;
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
+  auto *layer = reinterpret_cast<mha_layer *>(&recorder);
+  mha_error error = UnwrittenError();
+  ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error, {MHA_ERROR_OUT_OF_RANGE, {2}, {}});
+  EXPECT_EQ(layer, nullptr);
+  EXPECT_EQ(recorder.releases, recorder.allocations);
+  if (recorder.allocations > 0) {
+    EXPECT_EQ(recorder.released, recorder.memory);
+  }
 }
 
 TEST(Create, AllocatesNothingIfTheArgumentsAreWrong) {
