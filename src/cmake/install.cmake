@@ -1,10 +1,14 @@
-# What `cmake --install` copies: headers, libraries, the CMake package and the pkg-config files. Nothing of it names its own place, so
-# that the installed tree can be moved. The components are library, development and command, as Debian parts packages, and man, the man page,
-# which Debian's package of the command has compressed instead.
+# What `cmake --install` copies: headers, libraries, the CMake package, the pkg-config files, the license and the pages. Nothing of it names its
+# own place, so that the installed tree can be moved. The components are library, development and command, as Debian parts packages, and man and
+# pages, which Debian's packages have in other places: package.cmake.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mha)
 set(generated_dir ${PROJECT_BINARY_DIR}/package)
+
+include(src/cmake/pages.cmake)
+install(DIRECTORY ${pages_dir}/ DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT pages)
+install(FILES LICENSE CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT pages OPTIONAL)  # not in every copy of the sources
 
 install(FILES include/mha.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 foreach(library mha_static mha_shared)

@@ -73,6 +73,7 @@ foreach(pair library=libmha0 development=libmha-dev command=mha)
     endif()
   endif()
 endforeach()
+install(DIRECTORY ${pages_dir}/ DESTINATION share/doc/libmha-dev COMPONENT development EXCLUDE_FROM_ALL)
 
 set(CPACK_PROJECT_CONFIG_FILE ${CMAKE_CURRENT_LIST_DIR}/package_needs.cmake)
 include(CPack)

@@ -98,6 +98,19 @@ class Consumer:
         program = self.compile(what, source, *flags, f"-Wl,-rpath,{self.library_folder(prefix)}")
         return (self.execute_cxx if source.suffix == ".cpp" else self.execute)(program, "libmha.so.0")
 
+    def check_pages(self, folder, *others):
+        """The folder has the pages, their pictures, what the header cites and the other files; what they link to lies there too."""
+        cited = re.findall(r"\w+\.md", (source_dir / "include" / "mha.h").read_text())
+        if not cited:
+            sys.exit("mha.h cites no page, so this test has nothing to look for.")
+        for name in {*cited, "CONTRACT.md", *(path.name for path in (source_dir / "src" / "docs").iterdir()), *others}:
+            if not (folder / name).is_file():
+                sys.exit(f"{name} is not installed into {folder}.")
+        for page in folder.glob("*.md"):
+            for link in re.findall(r"\]\((?!\w+:|#)([^)#]*)", page.read_text()):
+                if not (folder / link).is_file():
+                    sys.exit(f"{page} links to {link}, which is not installed.")
+
     # ---- What ctest runs
 
     def install(self):
@@ -116,6 +129,7 @@ class Consumer:
         if soname != ["libmha.so.0"]:
             sys.exit(f"The SONAME of libmha.so is {' '.join(soname) or 'missing'}, not libmha.so.0.")
         self.check_needed(shared)
+        self.check_pages(self.prefix / "share" / "doc" / "mha", "LICENSE", "CHANGELOG.md")
 
     def destdir(self):
         """DESTDIR takes in everything, under the prefix that was configured, and what lies there can be used in its place."""
@@ -226,6 +240,10 @@ class Consumer:
         if shlibs != ["libmha", "0", "libmha0", "(>=", f"{version})"]:
             sys.exit(f"The shlibs of libmha0 are {' '.join(shlibs)}")
         self.run_through_pkg_config(root / "usr", "layer")
+        self.check_pages(root / "usr" / "share" / "doc" / "libmha-dev", "changelog.gz")
+        for name in packages:
+            if (root / "usr" / "share" / "doc" / name / "copyright").read_text() != (source_dir / "LICENSE").read_text():
+                sys.exit(f"The package {name} has another license than LICENSE.")
         for name in with_command:
             print(run([root / "usr" / "bin" / name, "--version"], "The command of the package does not run."), end="")
             if not (root / "usr" / "share" / "man" / "man1" / "mha.1.gz").exists():

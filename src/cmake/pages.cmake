@@ -1,0 +1,17 @@
+# The pages for users as they are installed: beside each other, in ${pages_dir} of the build folder. What they link to among the sources and is
+# not installed, they name without a link.
+set(pages_dir ${PROJECT_BINARY_DIR}/package/pages)
+file(REMOVE_RECURSE ${pages_dir})
+file(GLOB pages CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/docs/*)
+foreach(page IN LISTS pages ITEMS ${PROJECT_SOURCE_DIR}/src/kernels/CONTRACT.md)
+  if(page MATCHES "\\.md$")
+    get_filename_component(name ${page} NAME)
+    file(READ ${page} text)
+    string(REPLACE "](../kernels/" "](" text "${text}")
+    string(REGEX REPLACE "\\[([^]]*)\\]\\(\\.\\./[^)]*\\)" "\\1" text "${text}")
+    file(WRITE ${pages_dir}/${name} "${text}")
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${page})
+  else()
+    file(COPY ${page} DESTINATION ${pages_dir})
+  endif()
+endforeach()
