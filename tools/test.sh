@@ -24,15 +24,15 @@ cargo, or no network. The last lines name what was skipped and what failed.
   --quick      build/ only, no performance gate, no Rust
   --all        also the checks of the object files in build-debug/, and the tests in build-sanitize/,
                instrumented to find wrong addresses and undefined behaviour, and those about threads in build-sanitize-threads/,
-               instrumented to find data races; and for AArch64 and RISC-V all random cases, and the scalar kernels in every test. At the
-               end it prints sizes, the exported symbols and the checksums of the results
+               instrumented to find data races; and for AArch64 and RISC-V more tests and all random cases. At the end it
+               prints sizes, the exported symbols and the checksums of the results
   --no-setup   install nothing
   --help       this text
 
 Examples:
   tools/test.sh                                      what CI runs
   tools/test.sh --quick                              while working on something
-  ctest --test-dir build -R linking                  one group of tests, after any of these
+  ctest --test-dir build -L cache                    one group of tests, after any of these; CONTRIBUTING.md names the labels
 TEXT
 }
 
@@ -51,7 +51,6 @@ done
 
 jobs=$(nproc)
 library=(-DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF)
-not_of_the_compiler='^linking\.(options|package|fetch_content)'  # tested in build/ alone
 failed=() skipped=()
 
 say() { printf '\n== %s (%d s so far)\n' "$*" "$SECONDS"; }
@@ -80,19 +79,6 @@ run_tests() {  # FOLDER ARGUMENT...
   ctest --test-dir "$1" --output-on-failure --no-tests=error --parallel "$jobs" "${@:2}" || failed+=("$1")
 }
 
-# Emulated, a program is one test, and what it skips is not seen in the output of ctest; nor is that GTEST_FILTER leaves nothing of it.
-run_emulated_tests() {  # FOLDER ARGUMENT...
-  local log=$1/Testing/Temporary/LastTest.log
-  rm -f "$log"
-  run_tests "$@"
-  [[ -e $log ]] || return 0  # then ctest has failed
-  sed -n "s|^\[  SKIPPED \] \(.*\) (.* ms)$|skipped in $1: \1|p" "$log"
-  if grep -q '^\[=*\] Running 0 tests from 0 test suites' "$log"; then
-    echo "tools/test.sh: GTEST_FILTER='${GTEST_FILTER-}' leaves no test of a program in $1; see $log" >&2
-    failed+=("$1, where a program ran no test")
-  fi
-}
-
 if [[ $setup == yes ]]; then
   if [[ $matrix == quick ]]; then tools/setup.sh; else tools/setup.sh --all; fi
 fi
@@ -107,34 +93,28 @@ if [[ $matrix != quick ]]; then
   configure build-aarch64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aarch64-linux-gnu.cmake" "${library[@]}"
   build build-aarch64
   configure build-riscv64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/riscv64-linux-gnu.cmake" "${library[@]}"
-  build build-riscv64 --target mha_test_contract mha_test_checksums mha_test_cache mha_test_interface_edges mha_test_c99
-  run_tests build-clang -E "$not_of_the_compiler"
-  # The scalar kernels are the same C++ for every machine: by default a part of the tests sees to their bits on these.
-  rounds=1 filter='*'
+  if [[ $matrix == default ]]; then build build-riscv64 --target tests_brief; else build build-riscv64; fi
+  run_tests build-clang -LE '^once$'
   if [[ $matrix == default ]]; then
-    rounds=0.3 filter='-*/KvCache.*/scalar:*/Mask.*/scalar:*/Padding.*/scalar:*/Rope.*/scalar:*/Window.*/scalar'
-    filter+=':*Contract.AnyScheduler*/scalar:*Contract.BordersOf*/scalar'
-    filter+=':*/Workspace.*/scalar:*/GuardPages.*/scalar:*ForManyRowsAndThreads/scalar'
-    filter+=':RopeTables.AreWithinTheirErrorBound'  # as those are that have the same bits
+    MHA_TEST_ROUNDS=0.3 run_tests build-aarch64 -LE '^repeated$'
+    MHA_TEST_ROUNDS=0.1 run_tests build-riscv64 -L '^brief$'
+  else
+    run_tests build-aarch64
+    run_tests build-riscv64 -L '^(bits|cache|interface)$'
   fi
-  MHA_TEST_ROUNDS=$rounds GTEST_FILTER=$filter run_emulated_tests build-aarch64
-  [[ $matrix != default ]] || rounds=0.1 filter='*Contract.R*:*Contract.EverySmall*:*KvCache.Of*:*KvCache.Stores*:*Checksums*:Edges.*'
-  MHA_TEST_ROUNDS=$rounds GTEST_FILTER=$filter run_emulated_tests build-riscv64 -R '^(contract|checksums|cache|interface_edges|interface\.c99)$'
 fi
 test_objects() {  # BUILD_TYPE
   local folder=build-${1,,}
   configure "$folder" "$1" "${library[@]}"
   build "$folder" --target mha_static mha_shared
-  run_tests "$folder" -R '^linking\.(size|exports|archive|kernels|install|find_package|pkg_config)'
+  run_tests "$folder" -L '^(objects|package)$' -LE '^once$'
 }
 [[ $matrix == quick ]] || test_objects MinSizeRel
 
-# The checksums hold every feature; the rest is random cases, every small size, and what only few rows, wide heads or stored weights take.
 emulated_avx512() {
-  local status=0 filter
+  local status=0
   say "testing the AVX-512 kernels of build, emulated"
-  filter='*Contract.R*:*Contract.EverySmall*:*OfMoreWeights*:*AreThoseOfTheFile/*:*KvCache.OfAnyWidth*:*KvCache.WhatIsNotFinite*:*Weights.OfAnyDepth*'
-  MHA_TEST_ROUNDS=0.1 tools/test_avx512.sh --filter "$filter" contract checksums cache weights || status=$?
+  tools/test_avx512.sh || status=$?
   if ((status == 3)); then
     skip "the AVX-512 kernels, which this processor cannot run; why they were not emulated stands above"
   elif ((status)); then
@@ -150,9 +130,8 @@ if [[ $matrix == all ]]; then
   MHA_TEST_ROUNDS=0.3 run_tests build-sanitize
   # By g++: clang sees no race between accesses of more than 16 bytes, which are most of those of AVX2 and AVX-512.
   configure build-sanitize-threads Release -DCMAKE_C_FLAGS=-fsanitize=thread -DCMAKE_CXX_FLAGS=-fsanitize=thread "${library[@]}"
-  build build-sanitize-threads --target mha_test_contract mha_test_interface_memory mha_test_cache mha_test_cache_memory mha_test_host_pool \
-    mha_test_workers
-  run_tests build-sanitize-threads -R 'AnyScheduler|SharedLayer|AnyThreads|AnyNumberOfThreads|host_pool|^workers'
+  build build-sanitize-threads --target tests_threads
+  run_tests build-sanitize-threads -L '^threads$'
 fi
 
 perf_gate() {

@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-tools/test_avx512.sh [--build FOLDER] [--filter FILTER] [--time-limit SECONDS] [PROGRAM...]
+tools/test_avx512.sh [--build FOLDER] [--time-limit SECONDS] [SELECTION...]
 
 Runs tests of the AVX-512 kernels in Bochs, an emulator of a PC that has these instructions, under Debian's Linux kernel for cloud machines. Each
 of this machine's processors boots one (30 s), and they share the tests. An instruction takes about 100 times as long as on a processor that
@@ -13,10 +13,8 @@ into FOLDER/avx512, where also what the machines printed is kept. Nothing is ins
 
 Exits with 0 if all tests passed, with 1 if not, with 2 if the arguments are wrong, with 3 if something that it needs is missing.
 
-  PROGRAM...             what to run: PROGRAM is FOLDER/bin/mha_test_PROGRAM
-                         (default: contract checksums cache weights types rope)
-  --filter FILTER        which of their tests, as GTEST_FILTER has it; those of other instruction sets are left out
-                         (default: all that name AVX-512)
+  SELECTION...           which of the tests that name AVX-512: options of ctest, such as -R and -L
+                         (default: -L '^wide$', what only vectors of another width get wrong)
   --build FOLDER         where the programs are, seen from the root of the project (default: build)
   --time-limit SECONDS   how long a machine may take (default: 1200)
   --help                 this text
@@ -24,8 +22,8 @@ MHA_TEST_ROUNDS multiplies the number of random cases (default here: 0.1).
 
 Examples:
   tools/test_avx512.sh
-  tools/test_avx512.sh --filter '*Ring*' cache
-  MHA_TEST_ROUNDS=1 tools/test_avx512.sh --filter '*' --time-limit 36000 contract
+  tools/test_avx512.sh -R 'cache.*Ring'
+  tools/test_avx512.sh --time-limit 7200 -R '^(contract|checksums|cache|weights|types|rope)[.]'
 TEXT
 }
 
@@ -34,41 +32,45 @@ lacks() { echo "tools/test_avx512.sh: $*" >&2 && exit 3; }
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=build
-filter=
 time_limit=1200
-programs=()
+selection=()
 while (($#)); do
   case $1 in
-    --build | --filter | --time-limit)
+    --build | --time-limit)
       (($# > 1)) || fail "$1 needs a value; see tools/test_avx512.sh --help"
       case $1 in
         --build) build=$2 ;;
-        --filter) filter=$2 ;;
         --time-limit) time_limit=$2 ;;
       esac
       shift 2
       ;;
     --help | -h) usage && exit ;;
-    -*) fail "'$1' is not an option; see tools/test_avx512.sh --help" ;;
-    *) programs+=("$1") && shift ;;
+    -[REL] | -LE)
+      (($# > 1)) || fail "$1 needs a value; see tools/test_avx512.sh --help"
+      selection+=("$1" "$2")
+      shift 2
+      ;;
+    *) fail "'$1' is not an option; see tools/test_avx512.sh --help" ;;
   esac
 done
 [[ $time_limit =~ ^[1-9][0-9]*$ ]] || fail "--time-limit is '$time_limit', but is a number of seconds"
-without="*/scalar:*/avx2:*/neon"
-case $filter in
-  '') filter="*/avx512" ;;
-  *-*) filter+=":$without" ;;
-  *) filter+="-$without" ;;
-esac
-[[ $filter != *\'* ]] || fail "a filter has no quotes: $filter"
-((${#programs[@]})) || programs=(contract checksums cache weights types rope)
-export GTEST_FILTER=$filter
-tests=0  # that the filter leaves
-for program in "${programs[@]}"; do
-  [[ -x $build/bin/mha_test_$program ]] || fail "there is no program $build/bin/mha_test_$program; tools/test.sh --quick builds them all"
-  of_program=$("$build/bin/mha_test_$program" --gtest_list_tests | grep -c '^  ') || fail "the filter '$filter' leaves no test of $program"
-  tests=$((tests + of_program))
-done
+((${#selection[@]})) || selection=(-L '^wide$')
+[[ -d $build/bin ]] || fail "there are no programs in $build/bin; tools/test.sh --quick builds them all"
+# A line for each program: its name, how many of its tests are selected, and the filter that leaves these.
+selected=$(ctest --test-dir "$build" --show-only=json-v1 "${selection[@]}" | python3 -c '
+import collections, json, re, sys
+filters = collections.defaultdict(list)
+for test in json.load(sys.stdin)["tests"]:
+    command = " ".join(test.get("command", []))
+    found = re.search(r"/mha_test_(\w+) --gtest_filter=(\S+/avx512)( |$)", command)
+    if found:
+        filters[found[1]].append(found[2])
+for program, names in filters.items():
+    print(program, len(names), ":".join(names))
+')
+[[ -n $selected ]] || fail "'${selection[*]}' selects no test of AVX-512 in $build"
+mapfile -t programs < <(cut -d ' ' -f 1 <<<"$selected")
+tests=$(awk '{ sum += $2 } END { print sum }' <<<"$selected")
 
 [[ $(uname -m) == x86_64 ]] || lacks "this is no x86-64 machine, so that programs built here have no AVX-512 kernels"
 packages="bochs bochs-term bochsbios vgabios busybox cpio isolinux syslinux-common xorriso"
@@ -125,19 +127,20 @@ make_machine() {  # NUMBER
 busybox=/bin/busybox
 \$busybox mount -t proc proc /proc
 \$busybox mount -t devtmpfs devtmpfs /dev
-export MHA_TEST_ROUNDS=${MHA_TEST_ROUNDS:-0.1} GTEST_COLOR=no GTEST_TOTAL_SHARDS=$machines GTEST_SHARD_INDEX=$1 GTEST_FILTER='$filter'
-for program in ${programs[*]}; do
+export MHA_TEST_ROUNDS=${MHA_TEST_ROUNDS:-0.1} GTEST_COLOR=no GTEST_TOTAL_SHARDS=$machines GTEST_SHARD_INDEX=$1
+while read -r program tests filter; do
   echo "program \$program"
-  /tests/\$program
+  GTEST_FILTER=\$filter /tests/\$program </dev/null
   status=\$?
   echo
   echo "exit status \$status of \$program"
-done
+done </selected
 echo "all programs have run"
 \$busybox sleep 1  # until the serial line has taken it
 echo b >/proc/sysrq-trigger  # reboots, by a triple fault, at which the emulator ends
 TEXT
   chmod +x "$root/init"
+  echo "$selected" >"$root/selected"
   (cd "$root" && find . | cpio --quiet --create --format=newc | gzip -1) >"$machine/cd/initrd"
   cp "$kernel" "$isolinux" "$ldlinux" "$machine/cd/"
   # clearcpuid: without xsavec and xsaves, about whose sizes this kernel and this emulator disagree, upon which the kernel switches AVX off
