@@ -2,6 +2,7 @@
 // no allocation, no system call; what only reads a cache leaves it alone, and any number of threads may read one.
 #include <gtest/gtest.h>
 #include <mha.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -306,6 +307,24 @@ std::vector<Shape> Shapes() {
   return shapes;
 }
 
+// Runs a function on a stack whose every byte is 0xff: numbers that were never written are NaN there, and pointers lead nowhere.
+template <typename Function>
+void RunOnSpoiledStack(const Function &function) {
+  Memory stack(size_t{1} << 20);
+  stack.Fill(0xff);
+  pthread_attr_t attributes;
+  pthread_t thread;
+  pthread_attr_init(&attributes);
+  ASSERT_EQ(pthread_attr_setstack(&attributes, stack.data(), stack.size()), 0);
+  const auto run = [](void *argument) -> void * {
+    (*static_cast<const Function *>(argument))();
+    return nullptr;
+  };
+  ASSERT_EQ(pthread_create(&thread, &attributes, run, const_cast<Function *>(&function)), 0);
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
+}
+
 class CacheMemory : public support::InstructionSetTest {};
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(CacheMemory);
 
@@ -333,6 +352,43 @@ TEST_P(CacheMemory, ContentsOfTheWorkspaceDoNotReachTheResult) {
   }
 }
 
+// The last row sees all keys of some blocks of 16, or of a chunk, and no more: a row that a tile lacks must not go on to the next block, whose
+// place nobody has looked up.
+TEST_P(CacheMemory, ContentsOfTheStackDoNotReachTheResult) {
+  for (const int64_t keys : {16, 48, 256}) {
+    for (int64_t n_q = 1; n_q <= 9; n_q++) {
+      Random random(static_cast<uint64_t>(n_q));
+      support::AttentionProblem problem;
+      problem.n_q = n_q;
+      problem.n_kv = keys + 24;
+      problem.num_heads = n_q % 2 == 0 ? 2 : 1;  // of one kv head: a unit of twice as many rows
+      problem.head_dim = 6;
+      problem.head_dim_v = 5;
+      problem.is_causal = true;
+      problem.q_start = {keys - n_q};
+      FillNormal(&random, &problem);
+      support::AttentionCall call;
+      call.instruction_set = instruction_set();
+      support::Outputs outputs;
+      RunOnSpoiledStack([&] { outputs = Attend(problem, call); });
+      EXPECT_TRUE(support::SameBits(outputs, Specify(problem))) << support::Describe(problem);
+      for (const Storage type : support::kStorageTypes) {
+        problem.k_type = problem.v_type = type;
+        Cache cache(CacheConfigOf(problem, {MHA_CACHE_CONTIGUOUS, 0}, 1, problem.n_kv));
+        cache.Append(0, {problem.k, problem.v});
+        call.cache.cache = cache.get();
+        call.cache.columns = problem.n_kv;
+        support::AttentionProblem queries = problem;
+        queries.n_kv = 0;
+        queries.k.clear();
+        queries.v.clear();
+        RunOnSpoiledStack([&] { outputs = Attend(queries, call); });
+        EXPECT_TRUE(support::SameBits(outputs, Specify(problem))) << support::Describe(problem);
+      }
+    }
+  }
+}
+
 TEST_P(CacheMemory, OneByteLessOfWorkspaceIsAnErrorThatWritesNothing) {
   for (const Shape &shape : Shapes()) {
     std::ostringstream what;
@@ -344,6 +400,39 @@ TEST_P(CacheMemory, OneByteLessOfWorkspaceIsAnErrorThatWritesNothing) {
     call.Restore();
     EXPECT_EQ(call.Run(workspace.data(), workspace.size(), nullptr), MHA_ERROR_BUFFER_TOO_SMALL) << what.str();
     EXPECT_TRUE(call.Untouched()) << what.str();
+  }
+}
+
+// A window may begin anywhere in the tree of chunks, and then leaves more states waiting than as many keys from the first one on. The rows of
+// a call stand at every distance from the borders of large subtrees.
+TEST_P(CacheMemory, TheWorkspaceHasRoomForTheStatesOfAWindowWhereverItBegins) {
+  support::AttentionProblem sizes;
+  sizes.head_dim = sizes.head_dim_v = 16;
+  sizes.k_type = sizes.v_type = Storage::kInt8;
+  for (const auto &[ring, window_left] : {std::pair{1024, 1000}, {512, 300}, {1280, 1100}, {2048, 2047}, {2048, 1800}}) {
+    Cache cache(CacheConfigOf(sizes, {MHA_CACHE_RING, ring}, 1, 0));
+    Random random(7);
+    const std::vector<float> row = random.Normals(16);
+    const support::KeysAndValues rows = {random.Normals(16 * 128), random.Normals(16 * 128)};
+    std::vector<float> output(16);
+    mha_attention_args args = {};
+    args.struct_size = sizeof args;
+    args.batch = args.n_q = args.n_kv = args.num_heads = 1;
+    args.head_dim = 16;
+    args.q = args.k = args.v = row.data();
+    args.output = output.data();
+    args.flags = MHA_CAUSAL | MHA_WINDOW_LEFT;
+    args.window_left = window_left;
+    args.cache = cache.get();
+    args.instruction_set = instruction_set();
+    size_t bytes = 0;
+    mha_error error = {};
+    ASSERT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
+    const Memory workspace(bytes);
+    while (cache.Length(0) < 4 * ring) {
+      cache.Append(0, rows);
+      ASSERT_EQ(mha_attention(&args, workspace.data(), bytes, &error), MHA_OK) << error.message;
+    }
   }
 }
 
