@@ -41,7 +41,7 @@
 #define MHA_VERSION_PATCH 0
 
 /* The arithmetic contract this header describes (src/kernels/CONTRACT.md). Bits never change within a number; 0 = no contract. */
-#define MHA_CONTRACT 1
+#define MHA_CONTRACT 2
 
 /* Stands before each function: it is exported. On Windows, users of the shared library define MHA_SHARED. */
 #if defined(_WIN32) && defined(MHA_SHARED)

@@ -267,6 +267,9 @@ class Cases {
     Attention("attention of wide values", args);
     args = Sizes(1, 3, 40, 2, 1, 600, 8);
     Attention("attention of heads of 600", args);
+    args = Sizes(1, 25, 300, 2, 1, 100, 16);  // scores of four blocks of terms, the last one short
+    args.flags |= MHA_CAUSAL;
+    Attention("attention of heads of 100", args);
     args = Sizes(2, 5, 0, 2, 1, 4, 4);
     Attention("attention to nothing", args);
 
@@ -644,6 +647,11 @@ class Cases {
     config.k_type = MHA_TYPE_INT8;
     config.v_type = MHA_TYPE_BF16;
     RecordCache("contiguous cache of int8 keys and bf16 values", config);
+    config.head_dim = 72;  // scores of three blocks of terms
+    for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8}) {
+      config.k_type = type;
+      RecordCache(std::string("contiguous cache of heads of 72, keys of ") + kTypeNames[type], config);
+    }
     LayerWithCache();
   }
 

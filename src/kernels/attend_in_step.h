@@ -61,7 +61,7 @@ MHA_INLINE void multiply_keys_in_step(const Unit &unit, const Chunk *chunks, flo
         float *const to = products + ((first + part / parts) * R + r) * score_stride + (block + part % parts * blocks_of_part) * key_block;
         store(to + i % of_block * static_cast<int>(V::size), dot);
       };
-      multiply<R, at_once * parts * of_block, of_block, V>(q, unit.call.head_dim, blocks, sums, score_stride, take);
+      multiply<R, at_once * parts * of_block, of_block, V, score_block>(q, unit.call.head_dim, blocks, sums, score_stride, take);
     }
   }
 }

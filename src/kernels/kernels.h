@@ -8,7 +8,8 @@
 namespace mha {
 
 constexpr int64_t panel_columns = 48;  // columns of a weight panel: a multiple of every vector width, 3 registers of AVX-512
-constexpr int64_t dot_block = 256;     // terms of one chain (CONTRACT.md, section 3)
+constexpr int64_t dot_block = 256;     // terms of one chain of a projection (CONTRACT.md, sections 3 and 4)
+constexpr int64_t score_block = 32;    // terms of one chain of a score (CONTRACT.md, section 7)
 constexpr int64_t chunk_keys = 256;    // keys of one chunk (CONTRACT.md, section 8)
 constexpr int64_t key_block = 16;      // keys that lie side by side, one per lane, in a block of keys
 constexpr int64_t int4_group = 32;     // terms that have one scale (CONTRACT.md, section 2)

@@ -89,7 +89,7 @@ MHA_INLINE void multiply_keys(const Groups &keys, int64_t block, int64_t last, R
                               Ahead ahead = {}, int64_t apart = 1) {
   Blocks<Element, B, key_block> blocks;
   MHA_UNROLL for (int i = 0; i < B; ++i) blocks.block[i] = static_cast<const Element *>(keys.at[smaller(last, block + i * apart)]);
-  multiply<R, B *(key_block / V::size), key_block / V::size, V>(q, head_dim, blocks, sums, score_stride, take, ahead);
+  multiply<R, B *(key_block / V::size), key_block / V::size, V, score_block>(q, head_dim, blocks, sums, score_stride, take, ahead);
 }
 
 // The products of the blocks from `block` on, B at once where there are so many; returns the block behind them.

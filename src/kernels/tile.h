@@ -183,12 +183,12 @@ MHA_INLINE void clear(V (&acc)[R][N]) {
   MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = all<V>(0.0f); }
 }
 
-// One block of 256 terms, from `begin` on, of dot(rows[r], columns) as in CONTRACT.md section 3, for N vectors in blocks of C; the columns
+// One block of terms, from `begin` on, of dot(rows[r], columns) as in CONTRACT.md section 3, for N vectors in blocks of C; the columns
 // begin at `begin`. The blocks' results add up in `sums`; with the last one, take(dot, r, i) gets row r's columns from i * V::size on.
-template <int R, int N, int C, class V, class Rows, class Matrix, class Take, class Ahead>
+template <int R, int N, int C, class V, int64_t block = dot_block, class Rows, class Matrix, class Take, class Ahead>
 MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, const Matrix &columns, float *sums, int64_t sums_stride,
                                Take &&take, Ahead ahead) {
-  const int64_t end = smaller(depth, begin + dot_block);
+  const int64_t end = smaller(depth, begin + block);
   V acc[R][N];
   clear(acc);
   accumulate<R, N, C>(rows, columns, begin, end, acc, ahead);
@@ -205,13 +205,13 @@ MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, const Ma
 }
 
 // All blocks.
-template <int R, int N, int C, class V, class Rows, class Matrix, class Take, class Ahead = NoPrefetch>
+template <int R, int N, int C, class V, int64_t block = dot_block, class Rows, class Matrix, class Take, class Ahead = NoPrefetch>
 MHA_INLINE void multiply(Rows rows, int64_t depth, Matrix columns, float *sums, int64_t sums_stride, Take &&take, Ahead ahead = {}) {
   int64_t begin = 0;
   do {
-    multiply_block<R, N, C, V>(rows, begin, depth, columns, sums, sums_stride, take, ahead);
-    begin += dot_block;
-    columns.skip(dot_block);
+    multiply_block<R, N, C, V, block>(rows, begin, depth, columns, sums, sums_stride, take, ahead);
+    begin += block;
+    columns.skip(block);
   } while (begin < depth);
 }
 

@@ -20,7 +20,8 @@ using support::Rotation;
 using support::Storage;
 using support::Stored;
 
-constexpr int64_t kDotBlock = 256;
+constexpr int64_t kProjectionBlock = 256;
+constexpr int64_t kScoreBlock = 32;
 constexpr int64_t kChunk = 256;
 constexpr int64_t kPartialSums = 16;
 constexpr int64_t kInt4Group = 32;
@@ -212,12 +213,12 @@ void Store(Storage type, const float *x, int64_t rows, int64_t width, float *rea
 
 // ---- 3. dot(x, w) over K terms
 
-// r[n] = dot(x, w[:, n]) for x [terms], w [terms, count]
-void Dots(const float *x, const float *w, int64_t terms, int64_t count, float *r) {
+// r[n] = dot(x, w[:, n]) for x [terms], w [terms, count], in blocks of `block` terms
+void Dots(int64_t block, const float *x, const float *w, int64_t terms, int64_t count, float *r) {
   Floats c(count);
-  for (int64_t first = 0; first < terms; first += kDotBlock) {
+  for (int64_t first = 0; first < terms; first += block) {
     for (int64_t n = 0; n < count; n++) c[n] = 0.0f;
-    for (int64_t k = first; k < Min(first + kDotBlock, terms); k++) {
+    for (int64_t k = first; k < Min(first + block, terms); k++) {
       const float *w_k = w + k * count;
       for (int64_t n = 0; n < count; n++) c[n] = Fma(x[k], w_k[n], c[n]);
     }
@@ -230,7 +231,7 @@ void Dots(const float *x, const float *w, int64_t terms, int64_t count, float *r
 void Project(const float *x, const float *w, const float *bias, int64_t rows, int64_t in, int64_t out, float *y) {
   for (int64_t i = 0; i < rows; i++) {
     float *y_i = y + i * out;
-    Dots(x + i * in, w, in, out, y_i);
+    Dots(kProjectionBlock, x + i * in, w, in, out, y_i);
     for (int64_t n = 0; n < out; n++) y_i[n] = Canon(bias ? y_i[n] + bias[n] : y_i[n]);
   }
 }
@@ -241,13 +242,13 @@ void ProjectStored(Stored stored, const float *x, const float *w, const float *s
   for (int64_t i = 0; i < rows; i++) {
     float *y_i = y + i * out;
     if (stored == Stored::kInt8) {
-      Dots(x + i * in, w, in, out, y_i);
+      Dots(kProjectionBlock, x + i * in, w, in, out, y_i);
       for (int64_t n = 0; n < out; n++) y_i[n] = y_i[n] * scales[n];
     } else {
       for (int64_t n = 0; n < out; n++) y_i[n] = 0.0f;
       Floats c(out);
       for (int64_t k = 0; k < in; k += kInt4Group) {
-        Dots(x + i * in + k, w + k * out, Min(kInt4Group, in - k), out, c);
+        Dots(kInt4Group, x + i * in + k, w + k * out, Min(kInt4Group, in - k), out, c);
         for (int64_t n = 0; n < out; n++) y_i[n] = Fma(c[n], scales[k / kInt4Group * out + n], y_i[n]);
       }
     }
@@ -469,7 +470,7 @@ void Attend(const AttentionShape &shape, const float *q, const float *k, const f
     for (int64_t i = 0; i < n_q; i++) {
       for (int64_t d = 0; d < head_dim; d++) q_i[d] = q[(i * shape.num_heads + h) * head_dim + d];
       if (rotation) Rotate(*rotation, rotation->q_positions ? rotation->q_positions[i] : shape.q_start + i, 1, head_dim, q_i);
-      Dots(q_i, k_t, head_dim, n_kv, dots);
+      Dots(kScoreBlock, q_i, k_t, head_dim, n_kv, dots);
       for (int64_t j = 0; j < n_kv; j++) {
         if (shape.k_type == Storage::kInt8) dots[j] = dots[j] * k_scales[j];
         s[j] = dots[j] * scale;

@@ -8,7 +8,7 @@ use core::marker::{PhantomData, PhantomPinned};
 pub const MHA_VERSION_MAJOR: u32 = 0;
 pub const MHA_VERSION_MINOR: u32 = 1;
 pub const MHA_VERSION_PATCH: u32 = 0;
-pub const MHA_CONTRACT: u32 = 1;
+pub const MHA_CONTRACT: u32 = 2;
 
 /// One of `MHA_OK` and `MHA_ERROR_*`; a plain number, since a newer library may have new ones.
 pub type mha_status = u32;
