@@ -60,8 +60,8 @@ class Reference:
         header = (self.include / "mha.h").read_text()
         for name, above, undocumented in (
                 ("mha_undocumented", "/* Frees a layer", "MHA_API void mha_undocumented(void);\n\n"),
-                ("MHA_UNDOCUMENTED", "#define MHA_ROPE_HALF", "#define MHA_UNDOCUMENTED 3u\n\n"),
-                ("mha_undocumented", "/* The arguments of mha_forward.",
+                ("MHA_UNDOCUMENTED", "/* A rotation. ", "#define MHA_UNDOCUMENTED 3u\n\n"),
+                ("mha_undocumented", "/* How a call would run",
                  "typedef struct mha_undocumented {\n  int a; /* a */\n} mha_undocumented;\n\n"),
                 ("undocumented_field", "} mha_rope_config;", "  double undocumented_field;\n")):
             if header.count(above) != 1:

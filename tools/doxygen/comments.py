@@ -8,6 +8,7 @@ The header is written to be read as it is. What a comment belongs to is seen fro
   behind code on the same line    what that line declares
   right above a declaration       the declaration; above several #defines without a comment of their own, all of them
   above an empty line             the topic; likewise above a #define that has a comment of its own behind it
+  below an empty line in a struct the heading of the fields up to the next empty line, and the comment of those that have none of their own
 
 Lines indented by four blanks or more, such as formulas and tables, are shown as they are.
 
@@ -51,6 +52,7 @@ class Header:
     def converted(self):
         text = re.sub(r"/\*.*?\*/", self.convert, self.text, flags=re.DOTALL)
         text = re.sub(r"^/\*\* ([^\n]*) \*/\n(#define [^\n/]+\n)((?:#define [^\n/]+\n)+)", self.repeat, text, flags=re.MULTILINE)
+        text = re.sub(r"(?<=^typedef struct )\w+ \{\n.*?\n(?=\} )", self.group, text, flags=re.DOTALL | re.MULTILINE)
         return text + ("/** @} */\n" if self.topic else "")
 
     def convert(self, match):
@@ -74,6 +76,19 @@ class Header:
         end = "/** @} */ " if self.topic else ""
         self.topic = re.sub(r"\W+", "_", title.lower())
         return f"{end}/** @defgroup {self.topic} {title}\n@details {text} @{{ */"
+
+    @staticmethod
+    def group(match):
+        """The fields of a struct, those below a heading as a group."""
+        first, *groups = match[0].split("\n\n")
+        for group in groups:
+            heading, fields = re.match(r" *\/\*\* (.*?) \*\/\n(.*)", group, re.DOTALL).groups()
+            heading = " ".join(heading.split())
+            # A field has no comment behind it if its line ends with ";", and none above it if the line before is no comment's last.
+            fields = re.sub(r"^(?: */\*\* .*?\*/\n)?[^\n]*;$", lambda field: field[0] if "/**" in field[0] else f"{field[0]} /**< {heading} */",
+                            fields, flags=re.DOTALL | re.MULTILINE)
+            first += f"\n/** @name {heading} */ /** @{{ */\n{fields}\n/** @}} */"
+        return first + "\n"
 
     @staticmethod
     def repeat(match):
