@@ -6,23 +6,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <thread>
-#include <vector>
+
+#include "support/schedulers.h"
 
 namespace {
-
-// Tasks that all begin at the same moment, each on a thread of its own.
-void RunTogether(void *, uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
-  std::atomic<uint32_t> missing{count};
-  std::vector<std::thread> threads;
-  for (uint32_t index = 0; index < count; index++) {
-    threads.emplace_back([&, index] {
-      for (--missing; missing > 0;) std::this_thread::yield();
-      task(task_context, index);
-    });
-  }
-  for (std::thread &thread : threads) thread.join();
-}
 
 struct Runs {
   explicit Runs(int64_t units) : count(std::make_unique<std::atomic<uint8_t>[]>(static_cast<size_t>(units))) {}
@@ -41,11 +28,11 @@ struct Runs {
 TEST(Schedule, RunsEachUnitExactlyOnceHoweverThreadsContend) {
   constexpr int64_t kUnits = 100000;
   for (const uint32_t num_threads : {2u, 3u, 8u}) {
-    const mha_scheduler scheduler = {nullptr, num_threads, 0, RunTogether};
+    const support::Scheduler scheduler(num_threads, support::RunTogether);
     for (int round = 0; round < 10; round++) {
       Runs runs(kUnits);
       mha::UnitCounter counter = {-1};  // whatever was in the workspace
-      mha::run_units(&scheduler, &counter, kUnits, Runs::Unit, &runs);
+      mha::run_units(scheduler.get(), &counter, kUnits, Runs::Unit, &runs);
       int64_t wrong = 0;
       for (int64_t unit = 0; unit < kUnits; unit++) wrong += runs.count[unit] != 1;
       ASSERT_EQ(wrong, 0) << num_threads << " threads, round " << round;
@@ -56,8 +43,8 @@ TEST(Schedule, RunsEachUnitExactlyOnceHoweverThreadsContend) {
 
 TEST(Schedule, RunsEachUnitExactlyOnceForAnyNumberOfUnitsAndThreads) {
   for (const uint32_t num_threads : {1u, 2u, 3u, 5u}) {
-    const mha_scheduler scheduler = {nullptr, num_threads, 0, RunTogether};
-    for (const mha_scheduler *given : {static_cast<const mha_scheduler *>(nullptr), &scheduler}) {
+    const support::Scheduler scheduler(num_threads, support::RunTogether);
+    for (const mha_scheduler *given : {static_cast<const mha_scheduler *>(nullptr), scheduler.get()}) {
       for (int64_t units = 0; units < 12; units++) {
         Runs runs(units + 1);
         mha::UnitCounter counter = {3};

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <mha.h>
 
+#include <atomic>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -18,6 +19,20 @@ inline void RunOnThreads(void *context, uint32_t count, Task task, void *task_co
   EXPECT_LE(count, static_cast<mha_scheduler *>(context)->num_threads);
   std::vector<std::thread> threads;
   for (uint32_t index = 0; index < count; index++) threads.emplace_back(task, task_context, index);
+  for (std::thread &thread : threads) thread.join();
+}
+
+// The same, but all begin at the same moment, so that the first one does not do all the work.
+inline void RunTogether(void *context, uint32_t count, Task task, void *task_context) {
+  EXPECT_LE(count, static_cast<mha_scheduler *>(context)->num_threads);
+  std::atomic<uint32_t> missing{count};
+  std::vector<std::thread> threads;
+  for (uint32_t index = 0; index < count; index++) {
+    threads.emplace_back([&missing, task, task_context, index] {
+      for (--missing; missing > 0;) std::this_thread::yield();
+      task(task_context, index);
+    });
+  }
   for (std::thread &thread : threads) thread.join();
 }
 
