@@ -172,6 +172,84 @@ TEST(AttentionAccuracy, NaNExactlyWhereTheExactResultHasIt) {
   ExpectAccurate("NaN in places", problem, outputs);
 }
 
+// The rms error of PyTorch's float32 attention as a share of the naive code's, on the very data of the test below: printed by
+// tools/compare/accuracy.py, with PyTorch 2.15.0 on one thread of a Zen 3 (AVX2).
+struct ErrorOfPyTorch {
+  int64_t head_dim, n_kv;
+  float scale;         // 0: the default
+  double of_naive[2];  // in calls of one query, and of 64
+};
+
+constexpr ErrorOfPyTorch kErrorsOfPyTorch[] = {
+    {16, 512, 0, {0.75, 0.54}},
+    {16, 512, 1, {0.51, 0.52}},
+    {16, 2048, 0, {0.75, 0.29}},
+    {16, 2048, 1, {0.27, 0.20}},
+    {32, 512, 0, {0.76, 0.56}},
+    {32, 512, 1, {0.47, 0.71}},
+    {32, 2048, 0, {0.77, 0.32}},
+    {32, 2048, 1, {0.25, 0.31}},
+    {64, 512, 0, {0.73, 0.61}},
+    {64, 512, 1, {0.47, 0.91}},
+    {64, 2048, 0, {0.73, 0.36}},
+    {64, 2048, 1, {0.39, 0.77}},
+    {80, 512, 0, {0.73, 0.67}},
+    {80, 512, 1, {0.45, 0.89}},
+    {80, 2048, 0, {0.76, 0.38}},
+    {80, 2048, 1, {0.41, 0.89}},
+    {96, 512, 0, {0.72, 0.69}},
+    {96, 512, 1, {0.36, 0.98}},
+    {96, 2048, 0, {0.76, 0.40}},
+    {96, 2048, 1, {0.37, 1.01}},
+    {128, 512, 0, {0.68, 0.68}},
+    {128, 512, 1, {0.43, 0.96}},
+    {128, 2048, 0, {0.75, 0.42}},
+    {128, 2048, 1, {0.37, 0.99}},
+    {192, 512, 0, {0.66, 0.77}},
+    {192, 512, 1, {0.35, 1.01}},
+    {192, 2048, 0, {0.73, 0.48}},
+    {192, 2048, 1, {0.32, 0.97}},
+    {256, 512, 0, {0.61, 0.54}},
+    {256, 512, 1, {0.37, 0.63}},
+    {256, 2048, 0, {0.70, 0.34}},
+    {256, 2048, 1, {0.39, 0.57}},
+    {512, 512, 0, {0.54, 0.46}},
+    {512, 512, 1, {0.37, 0.48}},
+    {512, 2048, 0, {0.67, 0.34}},
+    {512, 2048, 1, {0.31, 0.33}},
+};
+
+double RmsError(const std::vector<float> &actual, const std::vector<double> &exact) {
+  EXPECT_EQ(actual.size(), exact.size());
+  double sum = 0;
+  for (size_t n = 0; n < exact.size(); n++) sum += (actual[n] - exact[n]) * (actual[n] - exact[n]);
+  return std::sqrt(sum / static_cast<double>(exact.size()));
+}
+
+// mha is called once: the bits of a row are the same for any number of queries.
+TEST(AttentionAccuracy, RmsErrorIsNearPyTorchs) {
+  for (const ErrorOfPyTorch &pytorch : kErrorsOfPyTorch) {
+    Random random(static_cast<uint64_t>(pytorch.head_dim * 10000 + pytorch.n_kv));
+    AttentionProblem problem;
+    problem.n_q = 64;
+    problem.n_kv = pytorch.n_kv;
+    problem.num_heads = problem.num_kv_heads = 4;
+    problem.head_dim = problem.head_dim_v = pytorch.head_dim;
+    problem.scale = pytorch.scale;
+    FillNormal(&random, &problem);
+    const support::AttentionShape shape = ShapeOf(problem, 0);
+    const std::vector<double> exact =
+        oracle::AttentionForward<double>(shape, support::Widen(problem.q), support::Widen(problem.k), support::Widen(problem.v)).context;
+    const double naive = RmsError(oracle::AttentionForward<float>(shape, problem.q, problem.k, problem.v).context, exact);
+    const double mha = RmsError(Attend(problem, AttentionCall()).y, exact), limit = pytorch.scale == 0 ? 1.3 : 2;
+    for (const double of_naive : pytorch.of_naive) {
+      EXPECT_LE(mha / (of_naive * naive), limit) << "head_dim " << pytorch.head_dim << ", " << pytorch.n_kv << " keys, "
+                                                 << (pytorch.scale == 0 ? "default scale, " : "scale 1, ")
+                                                 << (of_naive == pytorch.of_naive[0] ? "one query" : "64 queries");
+    }
+  }
+}
+
 // ---- The layer
 
 LayerProblem NormalLayer(uint64_t seed, int64_t n, int64_t query_dim, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {

@@ -41,7 +41,6 @@ struct ColumnsOf {
   int64_t k_stride;
   int64_t block_stride;
 
-  MHA_INLINE void skip(int64_t terms) { w += terms * k_stride; }
   // Where vector i of the columns at k lies, in blocks of C vectors.
   template <class V, int C>
   MHA_INLINE const Element *at(int64_t k, int i) const {
@@ -56,7 +55,6 @@ struct Blocks {
   using Number = Element;
   const Element *block[count];
 
-  MHA_INLINE void skip(int64_t terms) { MHA_UNROLL for (int i = 0; i < count; ++i) block[i] += terms * k_stride; }
   template <class V, int C>
   MHA_INLINE const Element *at(int64_t k, int i) const {
     return block[i / C] + k * k_stride + i % C * static_cast<int>(V::size);
@@ -143,7 +141,7 @@ MHA_INLINE void accumulate_step(const Rows &rows, int64_t k, const Matrix &colum
 }
 
 // acc[r][i] += rows[r] * columns over k in [begin, end), in order, columns.w being those of `begin`: nearly all fused multiply-adds of
-// the library. Where is_even_odd, the caller has to put the sums in order.
+// the library. Blocks hold the columns from term 0 on. Where is_even_odd, the caller has to put the sums in order.
 template <int R, int N, int C, class V, class Rows, class Ahead, class Element = float>
 MHA_INLINE void accumulate(Rows rows, ColumnsOf<Element> columns, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
   for (int64_t k = begin; k < end; ++k, columns.w += columns.k_stride) accumulate_step<R, N, C>(rows, k, columns, 0, acc, ahead, k - begin);
@@ -152,7 +150,7 @@ MHA_INLINE void accumulate(Rows rows, ColumnsOf<Element> columns, int64_t begin,
 template <int R, int N, int C, class V, class Rows, class Element, int k_stride, class Ahead>
 MHA_INLINE void accumulate(Rows rows, const Blocks<Element, N / C, k_stride> &columns, int64_t begin, int64_t end, V (&acc)[R][N],
                            Ahead ahead) {
-  for (int64_t k = begin; k < end; ++k) accumulate_step<R, N, C>(rows, k, columns, k - begin, acc, ahead, k);
+  for (int64_t k = begin; k < end; ++k) accumulate_step<R, N, C>(rows, k, columns, k, acc, ahead, k);
 }
 
 // The same with sums in memory: sums[r][i] += rows[r] * columns, for C vectors of columns. The caller puts them in order, as above.
@@ -183,8 +181,8 @@ MHA_INLINE void clear(V (&acc)[R][N]) {
   MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = all<V>(0.0f); }
 }
 
-// One block of terms, from `begin` on, of dot(rows[r], columns) as in CONTRACT.md section 3, for N vectors in blocks of C; the columns
-// begin at `begin`. The blocks' results add up in `sums`; with the last one, take(dot, r, i) gets row r's columns from i * V::size on.
+// One block of terms, from `begin` on, of dot(rows[r], columns) as in CONTRACT.md section 3, for N vectors in blocks of C; `columns` is
+// what accumulate takes. The blocks' results add up in `sums`; with the last one, take(dot, r, i) gets row r's columns from i * V::size on.
 template <int R, int N, int C, class V, int64_t block = dot_block, class Rows, class Matrix, class Take, class Ahead>
 MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, const Matrix &columns, float *sums, int64_t sums_stride,
                                Take &&take, Ahead ahead) {
@@ -206,12 +204,12 @@ MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, const Ma
 
 // All blocks.
 template <int R, int N, int C, class V, int64_t block = dot_block, class Rows, class Matrix, class Take, class Ahead = NoPrefetch>
-MHA_INLINE void multiply(Rows rows, int64_t depth, Matrix columns, float *sums, int64_t sums_stride, Take &&take, Ahead ahead = {}) {
+MHA_INLINE void multiply(Rows rows, int64_t depth, const Matrix &columns, float *sums, int64_t sums_stride, Take &&take,
+                         Ahead ahead = {}) {
   int64_t begin = 0;
   do {
     multiply_block<R, N, C, V, block>(rows, begin, depth, columns, sums, sums_stride, take, ahead);
     begin += block;
-    columns.skip(block);
   } while (begin < depth);
 }
 
