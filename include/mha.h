@@ -32,14 +32,15 @@
  *   over all that the smaller ones reach.
  * - Numbers. Dimensions, counts, positions and strides are int64_t, and a negative one is an error.
  *   Sizes in bytes are size_t.
- * - Structs begin with struct_size, which the caller sets to sizeof the struct. All other fields
- *   may be zero, and zero is the default unless it means a number itself: `mha_forward_args args =
- *   {.struct_size = sizeof args, ...}`. Later versions add fields at the end only, so programs
- *   compiled with an older header keep working. Three small structs are frozen instead, and say so.
+ * - Structs begin with struct_size, which the caller sets to sizeof the struct. Any other field may
+ *   be left zero: its comment says what 0 or NULL stands for, unless it is the number itself. Later
+ *   versions add fields at the end only, so programs compiled with an older header keep working.
+ *   Three small structs are frozen instead, and say so. Fields named reserved must be 0.
  * - Pointers in structs are borrowed for the call. Buffers of packed layers and of caches are
- *   aligned to 64 bytes, all else as its type. Outputs must not overlap inputs, the workspace, a
- *   cache or each other. Inputs may overlap each other, but not a cache that is appended to. The
- *   library cannot check this, nor that there is all the memory that shapes and strides say.
+ *   aligned to 64 bytes, all else as its type needs. Outputs must not overlap inputs, the
+ *   workspace, a cache or each other. Inputs may overlap each other, but not a cache that is
+ *   appended to. The library cannot check this, nor that there is all the memory that shapes and
+ *   strides say.
  * - Errors. A function that can fail returns a mha_status, 0 on success, and fills a mha_error if
  *   it is given one. All that sizes, shapes, strides and NULLs can tell is checked before the first
  *   write: after an error, outputs and caches are as they were.

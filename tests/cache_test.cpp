@@ -519,6 +519,9 @@ TEST_P(KvCache, IsAttendedToWithoutAppending) {
     call.cache.columns = 300;
     EXPECT_TRUE(SameBits(Attend(queries, call), Specify(problem))) << Describe(problem);  // with all outputs
     EXPECT_EQ(cache.Length(0), 300);
+    call.cache.read = true;  // another way to say the same
+    EXPECT_TRUE(SameBits(Attend(queries, call), Specify(problem))) << Describe(problem);
+    EXPECT_EQ(cache.Length(0), 300);
     problem.q_start = queries.q_start = {100, 290};
     problem.is_causal = queries.is_causal = true;
     EXPECT_TRUE(SameBits(Attend(queries, call), Specify(problem))) << Describe(problem);

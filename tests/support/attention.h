@@ -366,8 +366,8 @@ inline Outputs Attend(const AttentionProblem &problem, const AttentionCall &call
   args.head_dim = problem.head_dim;
   args.head_dim_v = problem.head_dim_v;
   args.q = q.data();
-  args.k = k.data();
-  args.v = v.data();
+  args.k = call.cache.read ? nullptr : k.data();
+  args.v = call.cache.read ? nullptr : v.data();
   args.output = output.data();
   args.q_batch_stride = q.batch_stride();
   args.q_row_stride = q.row_stride();
