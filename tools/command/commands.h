@@ -1,7 +1,7 @@
 // The sub-commands. Each adds itself to the application; its work is done in its callback, which throws InputError.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli.h"
 
 namespace command {
 

@@ -1,5 +1,6 @@
 #include "decode.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <iterator>

@@ -1,10 +1,10 @@
 // A layer run as a model that generates: a prompt at once, then row by row, over a KV cache.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 
+#include "cli.h"
 #include "inputs.h"
 #include "layer.h"
 #include "mha.h"

@@ -1,4 +1,5 @@
 // mha explain: one call, step by step, with every matrix. All numbers that a call makes come from the library (mha_taps).
+#include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
 #include <memory>

@@ -1,4 +1,5 @@
 // mha info: what the library finds on this machine.
+#include <CLI/CLI.hpp>
 #include <sys/utsname.h>
 #include <unistd.h>
 

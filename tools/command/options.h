@@ -1,12 +1,13 @@
 // The options that sub-commands share.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "cli.h"
 
 namespace command {
 

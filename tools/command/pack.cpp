@@ -1,4 +1,5 @@
 // mha pack: the layer as the kernels read it, in a file that any number of processes can map. mha verify: whether it is still that.
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 

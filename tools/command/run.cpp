@@ -1,4 +1,5 @@
 // mha run: rows in a file through a layer in a file, to rows in a file.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
