@@ -51,21 +51,10 @@ mha_status check_odd_output(Report &report, uint32_t argument, const Array &arra
   return MHA_OK;
 }
 
-mha_status check_optional_outputs(Report &report, uint32_t argument, const OptionalOutput *outputs, int count) {
-  for (int i = 0; i < count; ++i) {
-    if (outputs[i].output && (outputs[i].elements * Count(sizeof(float))).overflows()) {
-      return report.fail(MHA_ERROR_TOO_LARGE, argument, "%s would be larger than memory can be", outputs[i].name);
-    }
-  }
-  return MHA_OK;
-}
-
-uint64_t bytes_of_optional_outputs(const OptionalOutput *outputs, int count) {
-  uint64_t bytes = 0;
-  for (int i = 0; i < count; ++i) {
-    if (outputs[i].output) bytes += static_cast<uint64_t>(outputs[i].elements.value()) * sizeof(float);
-  }
-  return bytes;
+mha_status check_size(Report &report, uint32_t argument, const Carving &carving, bool is_nothing, int64_t *workspace_bytes) {
+  *workspace_bytes = is_nothing ? 0 : carving.bytes();
+  if (carving.bytes() >= 0) return MHA_OK;
+  return report.fail(MHA_ERROR_TOO_LARGE, argument, "the workspace would be larger than memory can be");
 }
 
 mha_status fail_count(Report &report, uint32_t argument, const char *name, int64_t count) {

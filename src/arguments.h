@@ -4,6 +4,7 @@
 #include "count.h"
 #include "mha.h"
 #include "status.h"
+#include "workspace.h"
 
 namespace mha {
 
@@ -38,6 +39,9 @@ inline bool is_near(const Array &array) {
   return static_cast<uint64_t>(n[0] | n[1] | n[2] | s[0] | s[1] | s[2] | array.width) < uint64_t{1} << 28;
 }
 
+// The size of the workspace, which is 0 where there is nothing to do.
+mha_status check_size(Report &report, uint32_t argument, const Carving &carving, bool is_nothing, int64_t *workspace_bytes);
+
 // The checks of a small layer must not take longer than its arithmetic. So each of those below is a few comparisons where it is called,
 // and what exactly is wrong is found out elsewhere.
 mha_status fail_input(Report &report, uint32_t argument, const Array &array);
@@ -64,17 +68,6 @@ inline mha_status check_output(Report &report, uint32_t argument, const Array &a
   }
   return MHA_OK;
 }
-
-// An optional contiguous output; null if it was not asked for.
-struct OptionalOutput {
-  const char *name;
-  const float *output;
-  Count elements;
-};
-
-// All of them can be addressed.
-mha_status check_optional_outputs(Report &report, uint32_t argument, const OptionalOutput *outputs, int count);
-uint64_t bytes_of_optional_outputs(const OptionalOutput *outputs, int count);
 
 inline mha_status check_count(Report &report, uint32_t argument, const char *name, int64_t count) {
   return count >= 0 ? MHA_OK : fail_count(report, argument, name, count);

@@ -20,7 +20,6 @@ static_assert(sizeof(mha_kv_cache) == 256 && offsetof(mha_kv_cache, checksum) ==
 
 constexpr int32_t no_block = -1;
 
-int64_t element_bytes(uint32_t type) { return type == MHA_TYPE_F32 ? 4 : type == MHA_TYPE_INT8 ? 1 : 2; }
 int64_t padded_v(const mha_kv_cache &cache) { return blocks_of(cache.head_dim_v, key_block) * key_block; }
 int64_t table_entries(const mha_kv_cache &cache) {
   return cache.kind == MHA_CACHE_PAGED ? quotient(cache.capacity, cache.block_positions) : 0;
@@ -45,9 +44,9 @@ Layout layout_of(const mha_kv_cache &cache) {
   layout.states = take(sequences, sizeof(CacheState));
   layout.tables = take(sequences * Count(table_entries(cache)), sizeof(int32_t));
   layout.users = take(is_paged ? Count(cache.num_blocks) : Count(0), sizeof(int32_t));
-  layout.keys = take(positions * Count(cache.head_dim), element_bytes(cache.k_type));
+  layout.keys = take(positions * Count(cache.head_dim), bytes_of(static_cast<Storage>(cache.k_type)));
   layout.k_scales = take(cache.k_type == MHA_TYPE_INT8 ? positions : Count(0), sizeof(float));
-  layout.values = take(positions * Count(padded_v(cache)), element_bytes(cache.v_type));
+  layout.values = take(positions * Count(padded_v(cache)), bytes_of(static_cast<Storage>(cache.v_type)));
   layout.v_scales = take(cache.v_type == MHA_TYPE_INT8 ? positions : Count(0), sizeof(float));
   layout.bytes = end.value();
   return layout;
@@ -288,7 +287,7 @@ void read_rows(const mha_kv_cache *cache, const KeyValues &source, bool are_keys
 // The groups of 16 with the positions [first, end) of keys or values from one sequence to another, but for those in a block that both have.
 void copy_groups(const mha_kv_cache *cache, const KeyValues &source, int64_t from, int64_t to, int64_t first, int64_t end) {
   unsigned char *const base = static_cast<unsigned char *>(const_cast<void *>(source.base));
-  const int64_t bytes = element_bytes(static_cast<uint32_t>(source.storage)), group_bytes = key_block * source.row_stride * bytes;
+  const int64_t bytes = bytes_of(source.storage), group_bytes = key_block * source.row_stride * bytes;
   for (int64_t position = first / key_block * key_block; position < end; position += key_block) {
     for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
       const CachedRow a = row_of(cache, source, from, head, position), b = row_of(cache, source, to, head, position);
@@ -338,7 +337,7 @@ mha_status check_append(Report &report, uint32_t argument, const mha_kv_cache *c
   const int64_t most = cache->kind == MHA_CACHE_RING ? INT64_MAX / 2 : cache->capacity;
   if (count > most - length) {
     return report.fail(MHA_ERROR_CACHE_FULL, argument,
-                       "the length of sequence %lld is %lld, with room for %lld more, not %lld; truncate it or use a cache of larger capacity",
+                       "the length of sequence %lld is %lld, with room for %lld more, not %lld; truncate it or use a larger cache",
                        static_cast<long long>(sequence), static_cast<long long>(length), static_cast<long long>(most - length),
                        static_cast<long long>(count));
   }
@@ -347,7 +346,7 @@ mha_status check_append(Report &report, uint32_t argument, const mha_kv_cache *c
   for (int64_t i = length / cache->block_positions; i < blocks_in_use(*cache, length + count); ++i) {
     if (table[i] == no_block) {
       return report.fail(MHA_ERROR_CACHE_FULL, argument,
-                         "sequence %lld has no block for position %lld; call mha_kv_cache_set_blocks with a count of at least %lld",
+                         "sequence %lld has no block for position %lld; call mha_kv_cache_set_blocks with a count of %lld or more",
                          static_cast<long long>(sequence), static_cast<long long>(i * cache->block_positions),
                          static_cast<long long>(blocks_in_use(*cache, length + count)));
     }
@@ -375,9 +374,7 @@ mha_status mha_kv_cache_size(const mha_kv_cache_config *config, size_t *bytes, m
   Report report(error);
   mha_kv_cache header;
   if (const mha_status status = make_header(report, config, &header)) return status;
-  if (!bytes) return report.fail(MHA_ERROR_NULL_POINTER, 2, "bytes is NULL; pass where to write the size");
-  *bytes = static_cast<size_t>(header.bytes);
-  return MHA_OK;
+  return write_size(report, 2, static_cast<size_t>(header.bytes), bytes);
 }
 
 mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, size_t buffer_bytes, mha_kv_cache **cache, mha_error *error) {
@@ -568,14 +565,8 @@ mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t co
     bool are_keys;
   } both[] = {{k, cached_keys(cache), cache->head_dim, true}, {v, cached_values(cache), cache->head_dim_v, false}};
   for (const auto &one : both) {
-    Storing storing = {};
-    storing.rows = {one.rows, 0, cache->num_kv_heads * one.width, one.width};
-    storing.sequences = &stored;
-    storing.to = one.to;
-    storing.num_kv_heads = cache->num_kv_heads;
-    storing.width = one.width;
-    storing.are_keys = one.are_keys;
-    kernels->store(storing, 0, 0, count, nullptr);
+    const StridedRows rows = {one.rows, 0, cache->num_kv_heads * one.width, one.width};
+    kernels->store(storing_of(rows, one.to, &stored, cache->num_kv_heads, one.width, one.are_keys), 0, 0, count, nullptr);
   }
   grow(cache, sequence, count);
   return MHA_OK;

@@ -45,6 +45,12 @@ int64_t oldest_position(const mha_kv_cache *cache, int64_t sequence, int64_t len
 KeyValues cached_keys(const mha_kv_cache *cache);
 KeyValues cached_values(const mha_kv_cache *cache);
 
+// Rows of keys or values on their way to packed storage, such as a cache's, without rotation.
+inline Storing storing_of(const StridedRows &rows, const KeyValues &to, const Sequence *sequences, int64_t num_kv_heads, int64_t width,
+                          bool are_keys) {
+  return {rows, {}, sequences, to, num_kv_heads, width, are_keys};
+}
+
 // Whether `count` more positions of a sequence can be written.
 mha_status check_append(Report &report, uint32_t argument, const mha_kv_cache *cache, int64_t sequence, int64_t count);
 void grow(mha_kv_cache *cache, int64_t sequence, int64_t count);

@@ -1,9 +1,14 @@
-// mha_forward: project, attend, project.
+// mha_forward: the products with W_Q|W_K|W_V, the middle stage, the product with W_O.
+//
+// check_rows and finish_plan make the plan: the first has all that a small call needs (small.h), which has no plan and no units. `run` goes
+// through the passes, of which there is one but for long calls over a ring: project, attend, project.
 
-#include "attention.h"
+#include <algorithm>
+
+#include "arguments.h"
 #include "layer.h"
+#include "middle_stage.h"
 #include "projections.h"
-#include "sequences.h"
 #include "small.h"
 #include "structs.h"
 
@@ -15,19 +20,16 @@ constexpr uint32_t layer_argument = 1, args_argument = 2;  // of mha_forward and
 // What a call comes to: its arguments, all defaults resolved, and its workspace.
 struct Plan {
   mha_forward_args args;
-  mha_taps taps;
   InputRows query, own_key, own_value;
-  const InputRows *key, *value;  // the caller's own, or the same rows as query or key
-  SequenceArguments sequences;
-  Attention attention;
-  AttentionMemory memory;
+  const InputRows *key, *value;  // the caller's own, or the same rows as query or key; null: none
+  MiddleStage stage;
   // Offsets into the workspace. Rows of keys and values are there if they have to be rotated or go to a cache: then they lie as projected
   // first.
-  int64_t counter, q, k, v, k_rows, v_rows, context, product;
+  int64_t q, k, v, k_rows, v_rows, context, product;
   int64_t workspace_bytes;
 
-  bool has_key_rows() const { return sequences.has_rope || sequences.cache; }
-  bool has_value_rows() const { return sequences.cache != nullptr; }
+  bool has_key_rows() const { return stage.sequences.has_rope() || stage.sequences.cache; }
+  bool has_value_rows() const { return stage.sequences.cache != nullptr; }
 };
 
 // NULL inputs: key = query, value = key. The widths have to agree then, and without key there are as many keys as queries.
@@ -67,21 +69,6 @@ Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t w
   return {name, width, {batch, rows.rows_per_sequence, 1}, {rows.batch_stride, rows.row_stride, width}};
 }
 
-// Those of arrays that are given are checked with them.
-mha_status fail_unused_stride(Report &report, const mha_forward_args &args) {
-  const struct {
-    const char *name;
-    int64_t stride;
-  } strides[] = {{"key_batch_stride", args.key_batch_stride},
-                 {"key_row_stride", args.key_row_stride},
-                 {"value_batch_stride", args.value_batch_stride},
-                 {"value_row_stride", args.value_row_stride}};
-  int first = 0;
-  while (strides[first].stride >= 0) ++first;
-  return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "%s is %lld; strides can't be negative", strides[first].name,
-                     static_cast<long long>(strides[first].stride));
-}
-
 mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
   mha_forward_args &args = plan->args;
   plan->query = rows_of(args.query, args.n_q, shape.query_dim, args.query_batch_stride, args.query_row_stride);
@@ -108,31 +95,12 @@ mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
     if (const mha_status status = check_input(report, args_argument, array_of("value", *plan->value, args.batch, shape.value_dim)))
       return status;
   }
-  if ((args.key_batch_stride | args.key_row_stride | args.value_batch_stride | args.value_row_stride) < 0) {
-    return fail_unused_stride(report, args);
+  const int64_t of_key = args.key_batch_stride | args.key_row_stride, of_value = args.value_batch_stride | args.value_row_stride;
+  if ((of_key | of_value) < 0) {  // of an array that is not given
+    if (of_key < 0) return fail_input(report, args_argument, {"key", 0, {}, {args.key_batch_stride, args.key_row_stride, 0}});
+    return fail_input(report, args_argument, {"value", 0, {}, {args.value_batch_stride, args.value_row_stride, 0}});
   }
   return check_output(report, args_argument, array_of("output", output, args.batch, shape.output_dim));
-}
-
-constexpr int num_optional_outputs = 9;
-
-struct OptionalOutputs {
-  OptionalOutput outputs[num_optional_outputs];
-};
-
-// n_kv: of the outputs per pair
-OptionalOutputs optional_outputs(const LayerShape &shape, const mha_forward_args &args, const mha_taps &taps, int64_t n_kv) {
-  const Count q_rows = Count(args.batch) * Count(args.n_q), kv_rows = Count(args.batch) * Count(args.n_kv);
-  const Count heads(shape.num_heads), pairs = q_rows * heads * Count(n_kv);
-  return {{{"lse", args.lse, q_rows * heads},
-           {"attention_weights", args.attention_weights, pairs},
-           {"taps.q", taps.q, q_rows * Count(shape.q_columns())},
-           {"taps.k", taps.k, kv_rows * Count(shape.k_columns())},
-           {"taps.v", taps.v, kv_rows * Count(shape.v_columns())},
-           {"taps.scores", taps.scores, pairs},
-           {"taps.scaled_scores", taps.scaled_scores, pairs},
-           {"taps.masked_scores", taps.masked_scores, pairs},
-           {"taps.context", taps.context, q_rows * Count(shape.context_columns())}}};
 }
 
 mha_status check_sgemm_strides(Report &report, const mha_layer &layer, const Plan &plan) {
@@ -147,31 +115,26 @@ mha_status check_sgemm_strides(Report &report, const mha_layer &layer, const Pla
   return MHA_OK;
 }
 
-void plan_workspace(const mha_layer &layer, Plan *plan) {
+void plan_workspace(const mha_layer &layer, Plan *plan, Carving *carving) {
   const LayerShape &shape = layer.shape;
   const mha_forward_args &args = plan->args;
   const Count batch(args.batch), q_rows = batch * Count(args.n_q), kv_heads = batch * Count(shape.num_kv_heads);
-  const Count kv_rows = batch * Count(args.n_kv), none(0);
-  Attention &attention = plan->attention;
-  const bool has_key_rows = plan->has_key_rows(), has_value_rows = plan->has_value_rows(), is_cached = plan->sequences.cache != nullptr;
-
-  Carving carving;
-  plan->counter = carving.take(Count(1), sizeof(UnitCounter));
-  plan->memory = plan_attention(&attention, threads_of(args.scheduler), plan->sequences.is_ragged(), &carving);
-  plan->q = carving.take_floats(q_rows * Count(shape.q_columns()));
-  plan->k = carving.take_floats(is_cached ? none : kv_heads * Count(blocks_of(args.n_kv, key_block)) * Count(key_block * shape.head_dim));
-  plan->v = carving.take_floats(is_cached ? none : kv_heads * Count(args.n_kv) * Count(attention.head_dim_v_padded));
-  plan->k_rows = carving.take_floats(has_key_rows ? kv_rows * Count(shape.k_columns()) : none);
-  plan->v_rows = carving.take_floats(has_value_rows ? kv_rows * Count(shape.v_columns()) : none);
-  plan->context = carving.take_floats(shape.has_output ? q_rows * Count(shape.context_columns()) : none);
+  const Count kv_rows = batch * Count(args.n_kv), none(0), key_positions = Count(blocks_of(args.n_kv, key_block)) * Count(key_block);
+  const bool is_cached = args.cache != nullptr;
+  plan_middle(&plan->stage, carving);
+  plan->q = carving->take_floats(q_rows * Count(shape.q_columns()));
+  plan->k = carving->take_floats(is_cached ? none : kv_heads * key_positions * Count(shape.head_dim));
+  plan->v = carving->take_floats(is_cached ? none : kv_heads * Count(args.n_kv) * Count(plan->stage.attention.head_dim_v_padded));
+  plan->k_rows = carving->take_floats(plan->has_key_rows() ? kv_rows * Count(shape.k_columns()) : none);
+  plan->v_rows = carving->take_floats(plan->has_value_rows() ? kv_rows * Count(shape.v_columns()) : none);
+  plan->context = carving->take_floats(shape.has_output ? q_rows * Count(shape.context_columns()) : none);
   plan->product = 0;
   if (layer.sgemm) {
-    const int64_t rows = args.n_q > args.n_kv ? args.n_q : args.n_kv, all = (batch * Count(rows)).value();
+    const int64_t all = (batch * Count(std::max(args.n_q, args.n_kv))).value();
     const int64_t qkv = shape.q_columns() + shape.k_columns() + shape.v_columns();
-    const Count product_rows = all < 0 || all > sgemm_rows ? Count(sgemm_rows) : Count(all);
-    plan->product = carving.take_floats(product_rows * Count(qkv > shape.output_dim ? qkv : shape.output_dim));
+    const Count product_rows = all < 0 ? sgemm_rows : std::min(all, sgemm_rows);
+    plan->product = carving->take_floats(product_rows * Count(std::max(qkv, shape.output_dim)));
   }
-  plan->workspace_bytes = carving.bytes();
 }
 
 // The beginning of every plan: counts, arrays and threads.
@@ -190,46 +153,31 @@ mha_status check_rows(Report &report, const mha_layer *layer, const mha_forward_
 
 // The rest of it. So nothing is left that can be known without the data: dimensions, strides, sizes.
 mha_status finish_plan(Report &report, const mha_layer *layer, Plan *plan) {
-  mha_forward_args &args = plan->args;
+  const mha_forward_args &args = plan->args;
   const LayerShape &shape = layer->shape;
-  plan->sequences = sequences_of(args, args_argument);
-  plan->sequences.is_self = !args.key && !(args.flags & MHA_CACHE_READ);
+  MiddleStage &stage = plan->stage;
   if (args.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "mha_forward_args.reserved is not 0; set it to 0");
-  if (const mha_status status = check_sequences(report, &plan->sequences, args.score, args.rope, shape.num_kv_heads, shape.head_dim,
-                                                shape.head_dim_v)) {
-    return status;
-  }
-  plan->taps = {};
-  if (args.taps) {
-    if (const mha_status status = read_struct(report, args_argument, "mha_taps", args.taps, &plan->taps)) return status;
-  }
-  if (args.lse || args.attention_weights || args.taps) {
-    const OptionalOutputs optional = optional_outputs(shape, args, plan->taps, most_keys(plan->sequences));
-    if (const mha_status status = check_optional_outputs(report, args_argument, optional.outputs, num_optional_outputs)) return status;
-    if (const mha_status status = check_pair_outputs(report, plan->sequences, args.attention_weights, plan->taps)) return status;
-  }
-  if (const mha_status status = check_sgemm_strides(report, *layer, *plan)) return status;
-
-  Attention &attention = plan->attention;
-  attention.batch = args.batch;
-  attention.n_q = args.n_q;
-  attention.n_kv = most_keys(plan->sequences);
+  describe_call(args, args_argument, &stage);
+  stage.sequences.is_self = !args.key && !(args.flags & MHA_CACHE_READ);
+  stage.kernels = layer->kernels;
+  Attention &attention = stage.attention;
   attention.num_heads = shape.num_heads;
   attention.num_kv_heads = shape.num_kv_heads;
   attention.head_dim = shape.head_dim;
   attention.head_dim_v = shape.head_dim_v;
   attention.scale = shape.scale;
-  set_window(plan->sequences, &attention);
-  attention.rotate_q = rotation_of(plan->sequences, false);
-  attention.rotate_k = rotation_of(plan->sequences, true);
   attention.k = args.cache ? cached_keys(args.cache) : KeyValues{};
   attention.v = args.cache ? cached_values(args.cache) : KeyValues{};
   attention.k.is_packed = attention.v.is_packed = true;
-  plan_workspace(*layer, plan);
-  if (is_small(*layer, args)) plan->workspace_bytes = small_workspace_bytes(layer->small, args.n_q);
-  if (plan->workspace_bytes < 0) return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "the workspace would be larger than memory can be");
-  if (plan->sequences.is_nothing()) plan->workspace_bytes = 0;
-  return MHA_OK;
+  if (const mha_status status = check_middle(report, &stage)) return status;
+  if (const mha_status status = check_sgemm_strides(report, *layer, *plan)) return status;
+  Carving carving;
+  plan_workspace(*layer, plan, &carving);
+  if (is_small(*layer, args)) {
+    plan->workspace_bytes = small_workspace_bytes(layer->small, args.n_q);
+    return MHA_OK;
+  }
+  return check_size(report, args_argument, carving, stage.sequences.is_nothing(), &plan->workspace_bytes);
 }
 
 mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_args *given, Plan *plan) {
@@ -278,16 +226,6 @@ KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, i
   return packed;
 }
 
-Storing storing_of(const float *rows, int64_t n, int64_t width, int64_t num_kv_heads, const KeyValues &to, const Sequence *sequences) {
-  Storing storing = {};
-  storing.rows = {rows, n * num_kv_heads * width, num_kv_heads * width, width};
-  storing.sequences = sequences;
-  storing.to = to;
-  storing.num_kv_heads = num_kv_heads;
-  storing.width = width;
-  return storing;
-}
-
 bool is_same(const InputRows &a, const InputRows &b) {
   return a.base == b.base && a.rows_per_sequence == b.rows_per_sequence && a.batch_stride == b.batch_stride &&
          a.row_stride == b.row_stride && a.extents == b.extents;
@@ -333,115 +271,96 @@ class Products {
   Product products_[3];
 };
 
-// One pass: x -> q | k | v -> context -> y, for all rows of the call or, with a ring, for as many as it can take at once.
-void run_pass(const mha_layer &layer, Plan &plan, const Extent *queries, const Extent *keys, unsigned char *memory) {
+// Where q, k, v and the context of a call lie, in the workspace but for what the caller or a cache has.
+void place(const mha_layer &layer, Plan *plan, unsigned char *memory) {
   const LayerShape &shape = layer.shape;
-  const mha_forward_args &args = plan.args;
-  const mha_taps &taps = plan.taps;
+  const mha_forward_args &args = plan->args;
+  MiddleStage &stage = plan->stage;
+  Attention &attention = stage.attention;
   const auto floats_at = [memory](int64_t offset) { return reinterpret_cast<float *>(memory + offset); };
-  UnitCounter *const counter = reinterpret_cast<UnitCounter *>(memory + plan.counter);
-  float *const scratch = floats_at(plan.memory.scratch);
-  Attention &attention = plan.attention;
-  const int64_t q_rows = rows_of_extents(queries, args.batch, args.n_q);
-  const int64_t kv_rows = plan.key ? rows_of_extents(keys, args.batch, args.n_kv) : 0;
-
-  // 1. Project. A head is a column range: each lands where the attention reads it.
-  const int64_t key_positions = blocks_of(args.n_kv, key_block) * key_block, key_head_floats = key_positions * shape.head_dim,
-                value_head_floats = args.n_kv * attention.head_dim_v_padded;
-  float *const q = floats_at(plan.q), *const k = floats_at(plan.k), *const v = floats_at(plan.v);
-  float *const k_rows = floats_at(plan.k_rows), *const v_rows = floats_at(plan.v_rows);
-  InputRows query = plan.query;
-  query.extents = queries;
-  Products qkv(layer);
-  Projection &to_q = qkv.add(matrix_q, query, q_rows);
-  land_rows(&to_q.landing, q, args.n_q, shape.q_columns());
-  land_rows(&to_q.tap, taps.q, args.n_q, shape.q_columns());
-  if (plan.key) {
-    InputRows key = *plan.key, value = *plan.value;
-    key.extents = value.extents = keys;
-    Projection &to_k = qkv.add(matrix_k, key, kv_rows);
-    land_rows(&to_k.tap, taps.k, args.n_kv, shape.k_columns());
-    if (plan.has_key_rows())
-      land_rows(&to_k.landing, k_rows, args.n_kv, shape.k_columns());
-    else
-      land(&to_k.landing, Landing::Kind::key_blocks, k, shape.num_kv_heads * key_head_floats, 0, key_head_floats, shape.head_dim);
-    Projection &to_v = qkv.add(matrix_v, value, kv_rows);
-    land_rows(&to_v.tap, taps.v, args.n_kv, shape.v_columns());
-    if (plan.has_value_rows())
-      land_rows(&to_v.landing, v_rows, args.n_kv, shape.v_columns());
-    else
-      land(&to_v.landing, Landing::Kind::value_rows, v, shape.num_kv_heads * value_head_floats, attention.head_dim_v_padded,
-           value_head_floats, shape.head_dim_v);
+  attention.q = {floats_at(plan->q), args.n_q * shape.q_columns(), shape.q_columns(), shape.head_dim};
+  if (!args.cache) {
+    const int64_t positions = blocks_of(args.n_kv, key_block) * key_block, width = attention.head_dim_v_padded;
+    attention.k = packed_floats(floats_at(plan->k), shape.head_dim, positions * shape.head_dim, positions, shape.num_kv_heads);
+    attention.v = packed_floats(floats_at(plan->v), width, args.n_kv * width, positions, shape.num_kv_heads);
   }
-  qkv.run(args.scheduler, counter, floats_at(plan.product));
-
-  // 2. Store: rotate the keys, and append to the cache.
-  if (!plan.sequences.cache) {
-    attention.k = packed_floats(k, shape.head_dim, key_head_floats, key_positions, shape.num_kv_heads);
-    attention.v = packed_floats(v, attention.head_dim_v_padded, value_head_floats, key_positions, shape.num_kv_heads);
-  }
-  if (plan.key && plan.has_key_rows()) {
-    Storing storings[2] = {};
-    storings[0] = storing_of(k_rows, args.n_kv, shape.head_dim, shape.num_kv_heads, attention.k, attention.sequences);
-    storings[0].rotation = attention.rotate_k;
-    storings[0].are_keys = true;
-    if (plan.has_value_rows()) {
-      storings[1] = storing_of(v_rows, args.n_kv, shape.head_dim_v, shape.num_kv_heads, attention.v, attention.sequences);
-    }
-    run_storing(*layer.kernels, attention, storings, args.scheduler, counter, scratch);
-  }
-
-  // 3. Attend. Without W_O the context is the output.
-  attention.q = {q, args.n_q * shape.q_columns(), shape.q_columns(), shape.head_dim};
-  run_attention(*layer.kernels, &attention, args.scheduler, counter, scratch);
-
-  // 4. Project.
-  if (!shape.has_output) return;
-  const InputRows context = {attention.output, args.n_q, attention.output_batch_stride, attention.output_row_stride, queries};
-  Products output(layer);
-  land(&output.add(matrix_o, context, q_rows).landing, Landing::Kind::rows, args.output, args.output_batch_stride, args.output_row_stride,
-       0, shape.output_dim);
-  output.run(args.scheduler, counter, floats_at(plan.product));
-}
-
-// Nothing here can fail.
-void run(const mha_layer &layer, Plan &plan, unsigned char *memory) {
-  const LayerShape &shape = layer.shape;
-  const mha_forward_args &args = plan.args;
-  const mha_taps &taps = plan.taps;
-  const SequenceArguments &given = plan.sequences;
-  Attention &attention = plan.attention;
-  bind_attention(plan.memory, memory, &attention);
-  attention.n_kv = longest_keys(given);
-  attention.output = shape.has_output ? reinterpret_cast<float *>(memory + plan.context) : args.output;
+  if (plan->key && plan->has_key_rows())
+    stage.k_rows = {floats_at(plan->k_rows), args.n_kv * shape.k_columns(), shape.k_columns(), shape.head_dim};
+  if (plan->key && plan->has_value_rows())
+    stage.v_rows = {floats_at(plan->v_rows), args.n_kv * shape.v_columns(), shape.v_columns(), shape.head_dim_v};
+  // Without W_O the context is the output.
+  attention.output = shape.has_output ? floats_at(plan->context) : args.output;
   attention.output_batch_stride = shape.has_output ? args.n_q * shape.context_columns() : args.output_batch_stride;
   attention.output_row_stride = shape.has_output ? shape.context_columns() : args.output_row_stride;
   attention.output_head_stride = shape.head_dim_v;
-  attention.lse = args.lse;
-  attention.attention_weights = args.attention_weights;
-  attention.scores = taps.scores;
-  attention.scaled_scores = taps.scaled_scores;
-  attention.masked_scores = taps.masked_scores;
-  attention.context = taps.context;
+}
 
-  Sequence *const sequences = reinterpret_cast<Sequence *>(memory + plan.memory.sequences);
-  Extent *queries = nullptr, *keys = nullptr;
-  if (given.is_ragged()) {
-    queries = reinterpret_cast<Extent *>(memory + plan.memory.query_extents);
-    keys = reinterpret_cast<Extent *>(memory + plan.memory.key_extents);
-    fill_sequences(given, 0, INT64_MAX, sequences, queries, keys);
-    clear_padding(queries, args.batch, args.n_q, shape.output_dim, args.output, args.output_batch_stride, args.output_row_stride);
-    clear_padding(queries, args.batch, args.n_q, shape.q_columns(), taps.q, args.n_q * shape.q_columns(), shape.q_columns());
-    clear_padding(keys, args.batch, args.n_kv, shape.k_columns(), taps.k, args.n_kv * shape.k_columns(), shape.k_columns());
-    clear_padding(keys, args.batch, args.n_kv, shape.v_columns(), taps.v, args.n_kv * shape.v_columns(), shape.v_columns());
-    clear_padding_of(attention, queries);
+// x -> q | k | v. A head is a column range: each lands where it is stored from, or where the attention reads it.
+void project_inputs(const mha_layer &layer, const Plan &plan, float *scratch) {
+  const LayerShape &shape = layer.shape;
+  const mha_forward_args &args = plan.args;
+  const MiddleStage &stage = plan.stage;
+  const Attention &attention = stage.attention;
+  const mha_taps &taps = stage.taps;
+  // The kernels only read what they are told of; here it is written.
+  const auto written = [](const void *base) { return static_cast<float *>(const_cast<void *>(base)); };
+  const int64_t q_rows = rows_of_extents(stage.queries, args.batch, args.n_q);
+  InputRows query = plan.query;
+  query.extents = stage.queries;
+  Products qkv(layer);
+  Projection &to_q = qkv.add(matrix_q, query, q_rows);
+  land_rows(&to_q.landing, written(attention.q.base), args.n_q, shape.q_columns());
+  land_rows(&to_q.tap, taps.q, args.n_q, shape.q_columns());
+  if (plan.key) {
+    const int64_t kv_rows = rows_of_extents(stage.keys, args.batch, args.n_kv);
+    InputRows key = *plan.key, value = *plan.value;
+    key.extents = value.extents = stage.keys;
+    Projection &to_k = qkv.add(matrix_k, key, kv_rows);
+    land_rows(&to_k.tap, taps.k, args.n_kv, shape.k_columns());
+    if (stage.k_rows.base)
+      land_rows(&to_k.landing, written(stage.k_rows.base), args.n_kv, shape.k_columns());
+    else
+      land(&to_k.landing, Landing::Kind::key_blocks, written(attention.k.base), attention.k.batch_stride, 0, attention.k.head_stride,
+           shape.head_dim);
+    Projection &to_v = qkv.add(matrix_v, value, kv_rows);
+    land_rows(&to_v.tap, taps.v, args.n_kv, shape.v_columns());
+    if (stage.v_rows.base)
+      land_rows(&to_v.landing, written(stage.v_rows.base), args.n_kv, shape.v_columns());
+    else
+      land(&to_v.landing, Landing::Kind::value_rows, written(attention.v.base), attention.v.batch_stride, attention.v.row_stride,
+           attention.v.head_stride, shape.head_dim_v);
   }
-  const int64_t rows = given.rows_per_pass();
-  for (int64_t row = 0, left = given.longest(); left > 0; row += rows, left -= rows) {
-    fill_sequences(given, row, rows, sequences, queries, keys);
-    run_pass(layer, plan, queries, keys, memory);
+  qkv.run(args.scheduler, stage.counter, scratch);
+}
+
+// context -> y
+void project_output(const mha_layer &layer, const Plan &plan, float *scratch) {
+  const mha_forward_args &args = plan.args;
+  const MiddleStage &stage = plan.stage;
+  const Attention &attention = stage.attention;
+  const InputRows context = {attention.output, args.n_q, attention.output_batch_stride, attention.output_row_stride, stage.queries};
+  Products output(layer);
+  land(&output.add(matrix_o, context, rows_of_extents(stage.queries, args.batch, args.n_q)).landing, Landing::Kind::rows, args.output,
+       args.output_batch_stride, args.output_row_stride, 0, layer.shape.output_dim);
+  output.run(args.scheduler, stage.counter, scratch);
+}
+
+// Nothing here can fail.
+void run(const mha_layer &layer, Plan &plan, unsigned char *workspace) {
+  const mha_forward_args &args = plan.args;
+  MiddleStage &stage = plan.stage;
+  float *const scratch = reinterpret_cast<float *>(workspace + plan.product);
+  place(layer, &plan, workspace);
+  begin_passes(&stage, workspace);
+  if (stage.queries) {
+    clear_padding(stage.queries, args.batch, args.n_q, layer.shape.output_dim, args.output, args.output_batch_stride,
+                  args.output_row_stride);
   }
-  grow_cache(given);
+  while (next_pass(&stage)) {
+    project_inputs(layer, plan, scratch);
+    attend_pass(&stage);
+    if (layer.shape.has_output) project_output(layer, plan, scratch);
+  }
 }
 
 // A small call needs no more than the checks of its rows.
@@ -471,9 +390,7 @@ mha_status mha_forward_workspace(const mha_layer *layer, const mha_forward_args 
   Report report(error);
   Plan plan;
   if (const mha_status status = make_plan(report, layer, args, &plan)) return status;
-  if (!bytes) return report.fail(MHA_ERROR_NULL_POINTER, 3, "bytes is NULL; pass where to write the size");
-  *bytes = static_cast<size_t>(plan.workspace_bytes);
-  return MHA_OK;
+  return write_size(report, 3, static_cast<size_t>(plan.workspace_bytes), bytes);
 }
 
 mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, void *workspace, size_t workspace_bytes, mha_error *error) {
@@ -484,9 +401,9 @@ mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, voi
   if (const mha_status status = finish_plan(report, layer, &plan)) return status;
   if (const mha_status status = check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes, plan.workspace_bytes))
     return status;
-  if (plan.sequences.is_nothing()) return MHA_OK;
+  if (plan.stage.sequences.is_nothing()) return MHA_OK;
   if (const mha_status status = check_pointers(report, plan.args)) return status;
-  if (const mha_status status = check_sequence_arrays(report, plan.sequences)) return status;
+  if (const mha_status status = check_sequence_arrays(report, plan.stage.sequences)) return status;
   run(*layer, plan, align_workspace(workspace));
   return MHA_OK;
 }
@@ -498,31 +415,25 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
   mha_call_info filled = {};
   const LayerShape &shape = layer->shape;
   const mha_forward_args &read = plan.args;
-  const uint64_t output_weights = shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;
-  filled.instruction_set = layer->kernels->instruction_set;
-  filled.back_end = layer->sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
-  filled.contract = layer->sgemm ? 0 : MHA_CONTRACT;
-  filled.num_threads = static_cast<uint32_t>(threads_of(read.scheduler));
-  filled.project_tile_rows = layer->sgemm ? 0 : layer->kernels->project_tile_rows;
-  filled.project_tile_columns = layer->sgemm ? 0 : layer->kernels->project_tile_columns;
-  filled.attend_tile_rows = layer->kernels->attend_tile_rows;
-  filled.attend_block_rows = plan.attention.block_queries * (shape.num_heads / shape.num_kv_heads);
-  filled.attend_chunk_keys = chunk_keys;
+  const bool has_sgemm = layer->sgemm != nullptr;
+  filled.back_end = has_sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
+  filled.contract = has_sgemm ? 0 : MHA_CONTRACT;
+  filled.project_tile_rows = has_sgemm ? 0 : layer->kernels->project_tile_rows;
+  filled.project_tile_columns = has_sgemm ? 0 : layer->kernels->project_tile_columns;
   filled.workspace_bytes = static_cast<size_t>(plan.workspace_bytes);
   filled.packed_bytes = static_cast<size_t>(layer->layout.bytes);
-  if (plan.sequences.is_nothing()) return write_struct(report, 3, "mha_call_info", filled, info);
-  if (const mha_status status = check_sequence_arrays(report, plan.sequences)) return status;
-  const uint64_t q_rows = valid_queries(plan.sequences), kv_rows = valid_keys(plan.sequences), pairs = attending_pairs(plan.sequences);
-  filled.operations = 2 * (q_rows * (product(shape.query_dim, shape.q_columns()) + output_weights) +
-                           kv_rows * (product(shape.key_dim, shape.k_columns()) + product(shape.value_dim, shape.v_columns())) +
-                           pairs * product(shape.num_heads, shape.head_dim + shape.head_dim_v));
-  // Inputs that are the same rows count once.
-  filled.bytes =
-      static_cast<uint64_t>(layer->layout.bytes) +
-      sizeof(float) * (q_rows * static_cast<uint64_t>(shape.query_dim + shape.output_dim) +
-                       (read.key ? kv_rows * static_cast<uint64_t>(shape.key_dim) : 0) +
-                       (read.value ? kv_rows * static_cast<uint64_t>(shape.value_dim) : 0)) +
-      (read.cache ? key_value_bytes(plan.sequences, plan.attention) : 0) +
-      bytes_of_optional_outputs(optional_outputs(shape, read, plan.taps, longest_keys(plan.sequences)).outputs, num_optional_outputs);
+  describe_middle(plan.stage, &filled);
+  if (!plan.stage.sequences.is_nothing()) {
+    if (const mha_status status = check_sequence_arrays(report, plan.stage.sequences)) return status;
+    const uint64_t q_rows = valid_queries(plan.stage.sequences), kv_rows = valid_keys(plan.stage.sequences);
+    const uint64_t output_weights = shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;
+    filled.operations = 2 * (q_rows * (product(shape.query_dim, shape.q_columns()) + output_weights) +
+                             kv_rows * (product(shape.key_dim, shape.k_columns()) + product(shape.value_dim, shape.v_columns())));
+    // Inputs that are the same rows count once.
+    filled.bytes = filled.packed_bytes + sizeof(float) * (q_rows * static_cast<uint64_t>(shape.query_dim + shape.output_dim) +
+                                                          (read.key ? kv_rows * static_cast<uint64_t>(shape.key_dim) : 0) +
+                                                          (read.value ? kv_rows * static_cast<uint64_t>(shape.value_dim) : 0));
+    add_cost_of_middle(plan.stage, &filled);
+  }
   return write_struct(report, 3, "mha_call_info", filled, info);
 }

@@ -345,9 +345,7 @@ mha_status mha_layer_pack_size(const mha_layer_config *config, const mha_layer_w
   Report report(error);
   PackJob job;
   if (const mha_status status = prepare(report, config, weights, options, &job)) return status;
-  if (!bytes) return report.fail(MHA_ERROR_NULL_POINTER, 4, "bytes is NULL; pass where to write the size");
-  *bytes = static_cast<size_t>(job.layout.bytes);
-  return MHA_OK;
+  return write_size(report, 4, static_cast<size_t>(job.layout.bytes), bytes);
 }
 
 mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options, void *buffer,

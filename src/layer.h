@@ -5,6 +5,7 @@
 #include "kernels/kernels.h"
 #include "mha.h"
 #include "status.h"
+#include "storage.h"
 
 namespace mha {
 
@@ -49,8 +50,7 @@ inline Storage storage_of(PackedKind kind) {
 // Of a panel of a matrix. No sum can overflow: depths are below 2^31.
 inline int64_t panel_bytes(int64_t depth, Storage storage) {
   if (storage == Storage::int4) return (depth + depth % 2) / 2 * panel_columns;
-  const int64_t element_bytes = storage == Storage::f32 ? 4 : storage == Storage::int8 ? 1 : 2;
-  return depth * panel_columns * element_bytes;
+  return depth * panel_columns * bytes_of(storage);
 }
 
 enum MatrixName { matrix_q, matrix_k, matrix_v, matrix_o, num_matrices };

@@ -1,9 +1,9 @@
 #include "projections.h"
 
+#include <algorithm>
+
 namespace mha {
 namespace {
-
-int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // How a product is cut: blocks of rows, and under each of them groups of panels.
 struct Cut {
@@ -33,9 +33,7 @@ void group_panels(const Product &product, int64_t panels, Cut *cut) {
 int64_t block_rows_of(int64_t rows, int64_t depth) {
   constexpr int64_t block_floats = 288 * 1024, whole_tiles = 8, least_block = 48;
   if (rows <= least_block) return least_block;  // without the divisions, which take as long as a small layer's arithmetic
-  int64_t block_rows = block_floats / depth;
-  if (block_rows < least_block) block_rows = least_block;
-  if (block_rows > project_block_rows) block_rows = project_block_rows;
+  int64_t block_rows = std::min(std::max(block_floats / depth, least_block), project_block_rows);
   if (rows > block_rows) block_rows = blocks_of(blocks_of(rows, blocks_of(rows, block_rows)), whole_tiles) * whole_tiles;
   return block_rows;
 }
@@ -51,13 +49,13 @@ Cut cut_of(const Product &product, int64_t num_threads) {
   // Smaller units leave no thread without work.
   const int64_t wanted = num_threads > 1 ? 3 * num_threads : 1;
   while (cut.units() < wanted && cut.group_panels > 1) group_panels(product, cut.group_panels / 2, &cut);
-  for (block_rows = least(block_rows, first.rows) / 2; cut.units() < wanted && block_rows >= least_shared; block_rows /= 2) {
+  for (block_rows = std::min(block_rows, first.rows) / 2; cut.units() < wanted && block_rows >= least_shared; block_rows /= 2) {
     cut_rows(first.rows, block_rows, &cut);
   }
   return cut;
 }
 
-struct Stage {
+struct ProjectWork {
   const Kernels *kernels;
   const Product *products;
   Cut cuts[3];
@@ -65,18 +63,18 @@ struct Stage {
 
 // Row block by row block, all panels of all parts under it: the rows stay in the cache.
 void run_unit(const void *context, int64_t unit, int64_t) {
-  const Stage &stage = *static_cast<const Stage *>(context);
+  const ProjectWork &work = *static_cast<const ProjectWork *>(context);
   int64_t i = 0;
-  for (; unit >= stage.cuts[i].units(); ++i) unit -= stage.cuts[i].units();
-  const Product &product = stage.products[i];
-  const Cut &cut = stage.cuts[i];
+  for (; unit >= work.cuts[i].units(); ++i) unit -= work.cuts[i].units();
+  const Product &product = work.products[i];
+  const Cut &cut = work.cuts[i];
   const int64_t row_begin = unit / cut.groups_of_all_parts * cut.block_rows;
   int64_t group = unit % cut.groups_of_all_parts, part = 0;
   while (group >= cut.groups[part]) group -= cut.groups[part++];
   const Projection &projection = product.parts[part];
   const int64_t panel_begin = group * cut.group_panels;
-  stage.kernels->project(projection, row_begin, least(projection.rows, row_begin + cut.block_rows), panel_begin,
-                         least(panels_of(projection.columns), panel_begin + cut.group_panels));
+  work.kernels->project(projection, row_begin, std::min(projection.rows, row_begin + cut.block_rows), panel_begin,
+                         std::min(panels_of(projection.columns), panel_begin + cut.group_panels));
 }
 
 // One thread: nothing is to be shared out.
@@ -84,7 +82,7 @@ void run_alone(const Kernels &kernels, const Product &product) {
   const int64_t rows = product.parts[0].rows, block_rows = block_rows_of(rows, product.parts[0].depth);
   for (int64_t row = 0; row < rows; row += block_rows) {
     for (int64_t part = 0; part < product.num_parts; ++part) {
-      kernels.project(product.parts[part], row, least(rows, row + block_rows), 0, panels_of(product.parts[part].columns));
+      kernels.project(product.parts[part], row, std::min(rows, row + block_rows), 0, panels_of(product.parts[part].columns));
     }
   }
 }
@@ -101,7 +99,7 @@ void run_through_sgemm(const mha_layer &layer, const Product &product, float *sc
   const bool is_one_run = first.rows == x.rows_per_sequence || x.batch_stride == x.rows_per_sequence * row_stride;
   const int64_t run_rows = is_one_run ? first.rows : x.rows_per_sequence;
   for (int64_t row = 0; row < first.rows;) {
-    const int64_t run = row / run_rows, in_run = row % run_rows, rows = least(sgemm_rows, run_rows - in_run);
+    const int64_t run = row / run_rows, in_run = row % run_rows, rows = std::min(sgemm_rows, run_rows - in_run);
     const float *const a = x.base + run * x.batch_stride + in_run * row_stride;
     layer.sgemm(101, 111, 111, static_cast<int>(rows), static_cast<int>(columns), static_cast<int>(first.depth), 1.0f, a,
                 static_cast<int>(row_stride), product.plain_weights, static_cast<int>(product.plain_stride), 0.0f, scratch,
@@ -127,13 +125,13 @@ void run_products(const mha_layer &layer, const Product *products, int64_t num_p
     for (int64_t i = 0; i < num_products; ++i) run_alone(*layer.kernels, products[i]);
     return;
   }
-  Stage stage = {layer.kernels, products, {}};
+  ProjectWork work = {layer.kernels, products, {}};
   int64_t units = 0;
   for (int64_t i = 0; i < num_products; ++i) {
-    stage.cuts[i] = cut_of(products[i], threads_of(scheduler));
-    units += stage.cuts[i].units();
+    work.cuts[i] = cut_of(products[i], threads_of(scheduler));
+    units += work.cuts[i].units();
   }
-  run_units(scheduler, counter, units, run_unit, &stage);
+  run_units(scheduler, counter, units, run_unit, &work);
 }
 
 }  // namespace mha

@@ -1,11 +1,13 @@
 #include "sequences.h"
 
+#include <algorithm>
+
+#include "storage.h"
 #include "structs.h"
 
 namespace mha {
 namespace {
 
-int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t sum(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }  // of what is not negative
 
 int64_t queries_of(const SequenceArguments &s, int64_t b) { return s.q_lengths ? s.q_lengths[b] : s.n_q; }
@@ -17,7 +19,7 @@ int64_t start_of(const SequenceArguments &s, int64_t b) {
 }
 
 // Whether it matters at which position a query stands.
-bool has_positions(const SequenceArguments &s) { return s.is_causal || s.has_window() || (s.has_rope && !s.rope.q_positions); }
+bool has_positions(const SequenceArguments &s) { return s.is_causal() || s.has_window() || (s.has_rope() && !s.rope.q_positions); }
 
 // ---- Checks without arrays
 
@@ -47,11 +49,11 @@ mha_status check_flags(Report &report, const SequenceArguments &s) {
   return MHA_OK;
 }
 
-mha_status check_rope(Report &report, SequenceArguments *s, const mha_rope *given, int64_t head_dim) {
-  if (!given) return MHA_OK;
+mha_status check_rope(Report &report, SequenceArguments *s, int64_t head_dim) {
+  if (!s->has_rope()) return MHA_OK;
   mha_rope &rope = s->rope;
   const uint32_t argument = s->argument;
-  if (const mha_status status = read_struct(report, argument, "mha_rope", given, &rope)) return status;
+  if (const mha_status status = read_struct(report, argument, "mha_rope", s->given_rope, &rope)) return status;
   if (rope.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "mha_rope.reserved is not 0; set it to 0");
   if (rope.style > MHA_ROPE_INTERLEAVED) {
     return report.fail(MHA_ERROR_INVALID_VALUE, argument, "rope.style is %u; use MHA_ROPE_HALF or MHA_ROPE_INTERLEAVED", rope.style);
@@ -105,7 +107,7 @@ mha_status check_cache_fits(Report &report, const SequenceArguments &s, int64_t 
                        static_cast<long long>(s.batch), static_cast<long long>(cache->num_sequences));
   }
   if (!s.is_ring()) return MHA_OK;
-  if (!s.is_causal || !s.has_left() || s.q_start) {
+  if (!s.is_causal() || !s.has_left() || s.q_start) {
     return report.fail(MHA_ERROR_INVALID_VALUE, argument,
                        "a ring holds the keys of a sliding window: set MHA_CAUSAL and MHA_WINDOW_LEFT, and leave q_start NULL");
   }
@@ -157,7 +159,7 @@ mha_status check_ring(Report &report, const SequenceArguments &s, int64_t b) {
                        static_cast<long long>(b), static_cast<long long>(queries), static_cast<long long>(rows));
   }
   const int64_t needed = start > s.window_left ? start - s.window_left : 0;
-  const int64_t oldest = oldest_position(s.cache, sequence, past + smaller(rows, s.rows_per_pass()));
+  const int64_t oldest = oldest_position(s.cache, sequence, past + std::min(rows, s.rows_per_pass()));
   if (needed < oldest && needed < past + rows) {
     return report.fail(MHA_ERROR_SHAPE, s.argument,
                        "the window of sequence %lld begins at position %lld, but the ring holds those from %lld on; use a larger capacity",
@@ -199,24 +201,20 @@ mha_status check_cache_read(Report &report, uint32_t argument, const mha_kv_cach
                      "MHA_CACHE_READ appends nothing, but %s is given; leave it NULL, or leave the flag out", given);
 }
 
-mha_status check_sequences(Report &report, SequenceArguments *sequences, const mha_score_options *score, const mha_rope *rope,
-                           int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v) {
+mha_status check_sequences(Report &report, SequenceArguments *sequences, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v) {
   const SequenceArguments &s = *sequences;
-  if (score) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score is given, but this version has no options of scores; leave it NULL");
-  }
   const bool is_plain =
-      (s.flags & ~MHA_CAUSAL) == 0 && s.window_left == 0 && s.window_right == 0 && !rope && !s.cache && !s.cache_sequences;
+      (s.flags & ~MHA_CAUSAL) == 0 && s.window_left == 0 && s.window_right == 0 && !s.has_rope() && !s.cache && !s.cache_sequences;
   if (!is_plain) {
     if (const mha_status status = check_flags(report, s)) return status;
-    if (const mha_status status = check_rope(report, sequences, rope, head_dim)) return status;
+    if (const mha_status status = check_rope(report, sequences, head_dim)) return status;
     if (const mha_status status = check_cache_fits(report, s, num_kv_heads, head_dim, head_dim_v)) return status;
   }
   const bool knows_counts = !s.q_start && !s.q_lengths && !s.kv_lengths && !s.cache;
   if (knows_counts && s.n_q > s.n_kv && has_positions(s)) {
     return report.fail(MHA_ERROR_SHAPE, s.argument,
                        "%s with n_q %lld > n_kv %lld would place queries before the first key; set n_kv, or give q_start",
-                       s.is_causal      ? "causal"
+                       s.is_causal()      ? "causal"
                        : s.has_window() ? "a window"
                                         : "rope",
                        static_cast<long long>(s.n_q), static_cast<long long>(s.n_kv));
@@ -225,12 +223,12 @@ mha_status check_sequences(Report &report, SequenceArguments *sequences, const m
 }
 
 mha_status check_sequence_arrays(Report &report, const SequenceArguments &s) {
-  const bool is_plain = !s.q_start && !s.is_ragged() && !s.cache && !s.has_rope;
+  const bool is_plain = !s.q_start && !s.is_ragged() && !s.cache && !s.has_rope();
   if (is_plain) return MHA_OK;
   if (const mha_status status = check_lengths(report, s.argument, "q_lengths", s.q_lengths, s.batch, s.n_q)) return status;
   if (const mha_status status = check_lengths(report, s.argument, "kv_lengths", s.kv_lengths, s.batch, s.n_kv)) return status;
-  const bool are_alike = !s.q_start && !s.is_ragged() && !s.cache && !s.rope.q_positions && !s.rope.k_positions;
-  for (int64_t b = 0; b < (are_alike ? smaller(s.batch, 1) : s.batch); ++b) {
+  const bool are_alike = !s.q_start && !s.is_ragged() && !s.cache && !(s.has_rope() && (s.rope.q_positions || s.rope.k_positions));
+  for (int64_t b = 0; b < s.batch && !(are_alike && b > 0); ++b) {
     if (s.cache) {
       if (const mha_status status = check_in_cache(report, s, b)) return status;
       if (const mha_status status = check_append(report, s.argument, s.cache, in_cache(s, b), keys_of(s, b))) return status;
@@ -246,14 +244,14 @@ mha_status check_sequence_arrays(Report &report, const SequenceArguments &s) {
                            static_cast<long long>(b), static_cast<long long>(s.q_start[b]));
       }
       return report.fail(MHA_ERROR_SHAPE, s.argument,
-                         "sequence %lld has more queries (%lld) than keys (%lld), which would place queries before the first key; give q_start",
+                         "sequence %lld has more queries (%lld) than keys (%lld), so that some would be before the first key; give q_start",
                          static_cast<long long>(b), static_cast<long long>(queries_of(s, b)),
                          static_cast<long long>(past_of(s, b) + keys_of(s, b)));
     }
     if (s.is_ring()) {
       if (const mha_status status = check_ring(report, s, b)) return status;
     }
-    for (int of_keys = 0; s.has_rope && of_keys < 2; ++of_keys) {
+    for (int of_keys = 0; s.has_rope() && of_keys < 2; ++of_keys) {
       if (const mha_status status = check_rope_positions(report, s, b, of_keys != 0)) return status;
     }
   }
@@ -268,16 +266,13 @@ int64_t most_keys(const SequenceArguments &s) {
 int64_t longest_keys(const SequenceArguments &s) {
   if (!s.cache) return s.n_kv;
   int64_t longest = 0;
-  for (int64_t b = 0; b < s.batch; ++b) {
-    const int64_t keys = past_of(s, b) + keys_of(s, b);
-    if (keys > longest) longest = keys;
-  }
+  for (int64_t b = 0; b < s.batch; ++b) longest = std::max(longest, past_of(s, b) + keys_of(s, b));
   return longest;
 }
 
 void set_window(const SequenceArguments &s, Attention *attention) {
   attention->window_left = s.has_left() ? s.window_left : INT64_MAX;
-  attention->window_right = s.is_causal ? 0 : s.flags & MHA_WINDOW_RIGHT ? s.window_right : INT64_MAX;
+  attention->window_right = s.is_causal() ? 0 : s.flags & MHA_WINDOW_RIGHT ? s.window_right : INT64_MAX;
 }
 
 void fill_sequences(const SequenceArguments &s, int64_t first_row, int64_t rows, Sequence *filled, Extent *queries, Extent *keys) {
@@ -285,8 +280,8 @@ void fill_sequences(const SequenceArguments &s, int64_t first_row, int64_t rows,
   int64_t q_before = 0, kv_before = 0;
   for (int64_t b = 0; b < s.batch; ++b) {
     const int64_t n_q = queries_of(s, b), n_kv = keys_of(s, b), past = past_of(s, b);
-    const int64_t q_begin = smaller(first_row, n_q), q_end = smaller(n_q, sum(first_row, rows));
-    const int64_t kv_begin = smaller(first_row, n_kv), kv_end = smaller(n_kv, sum(first_row, rows));
+    const int64_t q_begin = std::min(first_row, n_q), q_end = std::min(n_q, sum(first_row, rows));
+    const int64_t kv_begin = std::min(first_row, n_kv), kv_end = std::min(n_kv, sum(first_row, rows));
     Sequence &sequence = filled[b];
     sequence.n_q = q_end - q_begin;
     sequence.n_kv = past + kv_end;
@@ -304,20 +299,8 @@ void fill_sequences(const SequenceArguments &s, int64_t first_row, int64_t rows,
   }
 }
 
-mha_status check_pair_outputs(Report &report, const SequenceArguments &s, const float *attention_weights, const mha_taps &taps) {
-  if (!s.is_ring()) return MHA_OK;
-  const char *const name = attention_weights    ? "attention_weights"
-                           : taps.scores        ? "taps.scores"
-                           : taps.scaled_scores ? "taps.scaled_scores"
-                           : taps.masked_scores ? "taps.masked_scores"
-                                                : nullptr;
-  if (!name) return MHA_OK;
-  return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                     "%s has a column for each position, of which a ring has no end; leave it NULL, or use a cache of another kind", name);
-}
-
 Rotation rotation_of(const SequenceArguments &s, bool of_keys) {
-  if (!s.has_rope) return {};
+  if (!s.has_rope()) return {};
   return {s.rope.cos,
           s.rope.sin,
           s.rope.table_stride,
@@ -339,9 +322,9 @@ namespace {
 
 // The sum of `first` + i, each at least 0 and at most `most`, over i in [0, count).
 uint64_t clamped_sum(int64_t first, int64_t count, int64_t most) {
-  const int64_t below = first < 0 ? smaller(count, -first) : 0;  // terms that are 0
+  const int64_t below = first < 0 ? std::min(count, -first) : 0;  // terms that are 0
   const int64_t start = first < 0 ? 0 : first;
-  const int64_t growing = start >= most ? 0 : smaller(count - below, most - start);
+  const int64_t growing = start >= most ? 0 : std::min(count - below, most - start);
   const uint64_t n = static_cast<uint64_t>(growing), s = static_cast<uint64_t>(start);
   const uint64_t triangle = n % 2 == 0 ? n / 2 * (n - 1) : (n - 1) / 2 * n;
   return n * s + triangle + static_cast<uint64_t>(count - below - growing) * static_cast<uint64_t>(most);
@@ -374,16 +357,13 @@ uint64_t key_value_bytes(const SequenceArguments &s, const Attention &attention)
     const int64_t n_q = queries_of(s, b), start = start_of(s, b) < 0 ? 0 : start_of(s, b);
     if (n_q == 0) continue;
     const int64_t first = start > window.window_left ? start - window.window_left : 0;
-    const int64_t end = smaller(past_of(s, b), sum(sum(start, n_q), window.window_right));
+    const int64_t end = std::min(past_of(s, b), sum(sum(start, n_q), window.window_right));
     if (first < end) positions += static_cast<uint64_t>(end - first);
   }
   for (int i = 0; i < 2; ++i) {
-    const Storage storage = both[i]->storage;
-    const uint64_t element = storage == Storage::f32    ? 4
-                             : storage == Storage::int8 ? 1
-                                                        : 2,
-                   scale = storage == Storage::int8 ? sizeof(float) : 0;
-    bytes += static_cast<uint64_t>(attention.num_kv_heads) * positions * (static_cast<uint64_t>(widths[i]) * element + scale);
+    const int64_t scale = both[i]->storage == Storage::int8 ? sizeof(float) : 0;
+    bytes += static_cast<uint64_t>(attention.num_kv_heads) * positions *
+             static_cast<uint64_t>(widths[i] * bytes_of(both[i]->storage) + scale);
   }
   return bytes;
 }

@@ -15,15 +15,16 @@ struct SequenceArguments {
   int64_t batch, n_q;
   int64_t n_kv;  // rows of keys that come with the call
   bool is_self;  // they are the rows of the queries
-  bool is_causal;
   uint32_t flags;
   const int64_t *q_start, *q_lengths, *kv_lengths, *cache_sequences;
   int64_t window_left, window_right;
   mha_kv_cache *cache;
-  bool has_rope;
-  mha_rope rope;  // resolved by check_sequences
+  const mha_rope *given_rope;
+  mha_rope rope;  // as given, all defaults resolved by check_sequences
 
+  bool has_rope() const { return given_rope != nullptr; }
   bool is_nothing() const { return batch == 0 || n_q == 0; }  // to do
+  bool is_causal() const { return (flags & MHA_CAUSAL) != 0; }
   bool has_left() const { return (flags & MHA_WINDOW_LEFT) != 0; }
   bool has_window() const { return (flags & (MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT)) != 0; }
   bool is_ring() const { return cache && cache->kind == MHA_CACHE_RING; }
@@ -34,33 +35,30 @@ struct SequenceArguments {
   int64_t longest() const { return n_q > n_kv ? n_q : n_kv; }
 };
 
-// Takes the fields that both argument structs have.
+// Takes the fields that both argument structs have; is_self is the entry's to set.
 template <class Args>
-SequenceArguments sequences_of(const Args &args, uint32_t argument) {
-  SequenceArguments sequences = {};
-  sequences.argument = argument;
-  sequences.batch = args.batch;
-  sequences.n_q = args.n_q;
-  sequences.n_kv = args.n_kv;
-  sequences.is_causal = (args.flags & MHA_CAUSAL) != 0;
-  sequences.flags = args.flags;
-  sequences.q_start = args.q_start;
-  sequences.q_lengths = args.q_lengths;
-  sequences.kv_lengths = args.kv_lengths;
-  sequences.window_left = args.window_left;
-  sequences.window_right = args.window_right;
-  sequences.cache = args.cache;
-  sequences.cache_sequences = args.cache_sequences;
-  sequences.has_rope = args.rope != nullptr;
-  return sequences;
+void describe_sequences(const Args &args, uint32_t argument, SequenceArguments *sequences) {
+  sequences->argument = argument;
+  sequences->batch = args.batch;
+  sequences->n_q = args.n_q;
+  sequences->n_kv = args.n_kv;
+  sequences->is_self = false;
+  sequences->flags = args.flags;
+  sequences->q_start = args.q_start;
+  sequences->q_lengths = args.q_lengths;
+  sequences->kv_lengths = args.kv_lengths;
+  sequences->window_left = args.window_left;
+  sequences->window_right = args.window_right;
+  sequences->cache = args.cache;
+  sequences->cache_sequences = args.cache_sequences;
+  sequences->given_rope = args.rope;
 }
 
 // What MHA_CACHE_READ goes with. given: the name of an array whose rows would be appended; null if there is none.
 mha_status check_cache_read(Report &report, uint32_t argument, const mha_kv_cache *cache, const char *given);
 
 // What can be checked without reading an array: flags, windows, the rotation's shape, and that the cache is one for these heads.
-mha_status check_sequences(Report &report, SequenceArguments *sequences, const mha_score_options *score, const mha_rope *rope,
-                           int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v);
+mha_status check_sequences(Report &report, SequenceArguments *sequences, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v);
 
 // The arrays: lengths, positions, sequences of the cache and the room there.
 mha_status check_sequence_arrays(Report &report, const SequenceArguments &sequences);
@@ -89,8 +87,5 @@ uint64_t valid_keys(const SequenceArguments &sequences);  // of those that come 
 
 // Bytes of the keys and values that are attended to, each once, as they are stored.
 uint64_t key_value_bytes(const SequenceArguments &sequences, const Attention &attention);
-
-// Outputs per pair of query and key: a ring has no room for them.
-mha_status check_pair_outputs(Report &report, const SequenceArguments &sequences, const float *attention_weights, const mha_taps &taps);
 
 }  // namespace mha

@@ -1,27 +1,23 @@
 #include "small.h"
 
-#include "schedule.h"
+#include <algorithm>
+
+#include "middle_stage.h"
 
 namespace mha {
-namespace {
-
-int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
-int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
-
-}  // namespace
 
 SmallLayer small_layer_of(const mha_layer &layer) {
   const LayerShape &shape = layer.shape;
-  const int64_t most_columns = most_of(shape.q_columns(), most_of(shape.k_columns(), shape.v_columns()));
+  const int64_t most_columns = std::max(shape.q_columns(), std::max(shape.k_columns(), shape.v_columns()));
   const bool is_small = layer.kernels->run_small && !layer.sgemm && layer.storage == Storage::f32 && shape.has_one_input_width() &&
                         shape.query_dim <= small_columns && shape.output_dim <= small_columns && most_columns <= small_columns &&
                         shape.context_columns() <= small_columns;
   SmallLayer small = {};
   if (!is_small) return small;
   small.stride = blocks_of(most_columns, key_block) * key_block;
-  small.context_stride = blocks_of(most_of(most_columns, shape.context_columns()), key_block) * key_block + key_block;
-  const bool has_wide_heads = most_of(shape.head_dim, shape.head_dim_v) > small_head_dim;
-  small.most_rows = has_wide_heads ? small_wide_rows : least_of(small_rows, small_elements / small.stride);
+  small.context_stride = blocks_of(std::max(most_columns, shape.context_columns()), key_block) * key_block + key_block;
+  const bool has_wide_heads = std::max(shape.head_dim, shape.head_dim_v) > small_head_dim;
+  small.most_rows = has_wide_heads ? small_wide_rows : std::min(small_rows, small_elements / small.stride);
   for (int i = 0; i < num_matrices; ++i) {
     const MatrixName name = static_cast<MatrixName>(i);
     small.panels[i] = static_cast<const float *>(layer.weights(name));
@@ -46,10 +42,7 @@ bool is_small(const mha_layer &layer, const mha_forward_args &args) {
   // Waking threads takes longer than computing most_rows rows: fewer rows in all stay on the calling thread.
   const bool is_shared_out = has_few_rows && threads_of(args.scheduler) > 1 && args.batch > layer.small.most_rows / args.n_q;
   const bool is_self = !args.key && !args.value;
-  const bool is_plain = (args.flags & ~MHA_CAUSAL) == 0 && args.reserved == 0 && args.window_left == 0 && args.window_right == 0 &&
-                        !args.score && !args.q_start && !args.q_lengths && !args.kv_lengths && !args.rope && !args.cache &&
-                        !args.cache_sequences;
-  return has_few_rows && !is_shared_out && is_self && is_plain && !args.attention_weights && !args.lse && !args.taps;
+  return has_few_rows && !is_shared_out && is_self && is_plain_call(args);
 }
 
 int64_t small_workspace_bytes(const SmallLayer &layer, int64_t n) {

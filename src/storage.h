@@ -6,8 +6,13 @@
 
 #include <stdint.h>
 
+#include "kernels/kernels.h"
+
 namespace mha {
 namespace {
+
+// Of an element; not of int4, two of which share a byte.
+inline int64_t bytes_of(Storage storage) { return storage == Storage::f32 ? 4 : storage == Storage::int8 ? 1 : 2; }
 
 namespace storage {
 

@@ -1,9 +1,9 @@
 #include "structs.h"
 
+#include <algorithm>
+
 namespace mha {
 namespace {
-
-size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 // struct_size is one that some version has.
 mha_status check_size(Report &report, uint32_t argument, const char *name, const void *given, size_t first_bytes, size_t *bytes) {
@@ -36,7 +36,7 @@ mha_status read_struct(Report &report, uint32_t argument, const char *name, cons
     }
   }
   memset(copy, 0, known_bytes);
-  memcpy(copy, given, smaller(bytes, known_bytes));
+  memcpy(copy, given, std::min(bytes, known_bytes));
   return MHA_OK;
 }
 
@@ -45,8 +45,14 @@ mha_status write_struct(Report &report, uint32_t argument, const char *name, con
   size_t bytes = 0;
   if (const mha_status status = check_size(report, argument, name, to, first_bytes, &bytes)) return status;
   memset(to, 0, bytes);
-  memcpy(to, filled, smaller(bytes, known_bytes));
+  memcpy(to, filled, std::min(bytes, known_bytes));
   memcpy(to, &bytes, sizeof bytes);
+  return MHA_OK;
+}
+
+mha_status write_size(Report &report, uint32_t argument, size_t size, size_t *bytes) {
+  if (!bytes) return report.fail(MHA_ERROR_NULL_POINTER, argument, "bytes is NULL; pass where to write the size");
+  *bytes = size;
   return MHA_OK;
 }
 

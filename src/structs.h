@@ -1,4 +1,5 @@
-// Structs of the interface, which grow at their end: the program and the library may each be of a later version than the other.
+// What is read from the caller and written to them as a whole. Structs of the interface grow at their end: the program
+// and the library may each be of a later version than the other.
 #pragma once
 
 #include <stddef.h>
@@ -34,7 +35,8 @@ mha_status read_struct(Report &report, uint32_t argument, const char *name, cons
 mha_status write_struct(Report &report, uint32_t argument, const char *name, const void *filled, void *to, size_t known_bytes,
                         size_t first_bytes);
 
-// Copies the fields that the caller's struct has and leaves the others zero. A field of theirs that this version does not know must be zero.
+// Copies the fields that the caller's struct has and leaves the others zero. Fields of theirs that this version does not know must be
+// zero.
 template <class Struct>
 inline mha_status read_struct(Report &report, uint32_t argument, const char *name, const Struct *given, Struct *copy) {
   if (given && given->struct_size == sizeof(Struct)) {  // as most are
@@ -49,5 +51,8 @@ template <class Struct>
 inline mha_status write_struct(Report &report, uint32_t argument, const char *name, const Struct &filled, Struct *to) {
   return write_struct(report, argument, name, &filled, to, sizeof(Struct), first_version_bytes<Struct>);
 }
+
+// The answer of a size query.
+mha_status write_size(Report &report, uint32_t argument, size_t size, size_t *bytes);
 
 }  // namespace mha

@@ -11,7 +11,6 @@ namespace {
 
 constexpr int64_t chunk_groups = chunk_keys / key_block;  // groups of 16 positions
 
-MHA_INLINE int64_t bytes_of(Storage storage) { return storage == Storage::f32 ? 4 : storage == Storage::int8 ? 1 : 2; }
 
 // One of the two, of a chunk. Group g holds the positions from begin + 16 g on.
 struct Groups {

@@ -1,0 +1,184 @@
+// How the middle stage is cut into units of work, and how they run.
+//
+// plan_attention cuts: so many queries of all query heads of one kv head are a unit (block_queries). It lays out a thread's scratch memory
+// (AttendScratch), and takes all memory of the units from the workspace. run_storing moves the rows of keys and values that come with the
+// call to packed storage, run_attention runs the units. Where units are fewer than threads can share, their keys are cut too (share_keys).
+
+#include "attention_units.h"
+
+#include <algorithm>
+
+namespace mha {
+namespace {
+
+// The most query rows of one unit, counting all query heads of the kv head, unless a single query has more. Their states fit into a level-2
+// cache. A caller's plain keys and values are brought into the packed form once per unit and chunk, which more rows make cheaper.
+constexpr int64_t packed_unit_rows = 96, plain_unit_rows = 768;
+
+// Fewer rows in a unit leave no thread without work; but not so few that keys and values are mostly waited for.
+constexpr int64_t units_per_thread = 3, least_unit_rows = 24;
+
+// So many units a thread has at most when the keys of a unit are shared out, and so many keys a part has at least.
+constexpr int64_t part_units_per_thread = 4 * units_per_thread, least_part_chunks = 2;
+
+int64_t query_blocks(const Attention &attention) { return blocks_of(attention.n_q, attention.block_queries); }
+
+int64_t least_block(const Attention &attention) {
+  return std::max<int64_t>(1, least_unit_rows / quotient(attention.num_heads, attention.num_kv_heads));
+}
+
+Count state_floats(Count rows, const Attention &attention) {
+  return round_up((rows + Count(spare_rows)) * Count(attention.head_dim_v_padded) + rows + rows + Count(2 * merge_rows), 16);
+}
+
+// Fewer units than threads can share: their keys are cut too, in powers of two of chunks.
+void share_keys(int64_t num_threads, Attention *attention) {
+  KeyParts &parts = attention->parts;
+  parts.count = 1;
+  const int64_t units = attention->batch * attention->num_kv_heads * query_blocks(*attention), wanted = num_threads * units_per_thread;
+  const int64_t chunks = blocks_of(attention->n_kv, chunk_keys);
+  const bool has_small_units = attention->block_queries <= least_block(*attention);  // whose states have a place
+  if (!parts.may_be || units == 0 || units >= wanted || chunks < 2 * least_part_chunks || !has_small_units) return;
+  const int64_t parts_wanted = blocks_of(wanted, units);
+  parts.chunks = least_part_chunks;
+  while (blocks_of(chunks, 2 * parts.chunks) >= parts_wanted) parts.chunks *= 2;
+  parts.count = blocks_of(chunks, parts.chunks);
+  for (int64_t unit = 0; unit < units; ++unit) parts.unfinished[unit] = parts.count;
+}
+
+struct AttendWork {
+  const Kernels *kernels;
+  const Attention *attention;
+  float *scratch;
+  bool is_shared;  // between threads
+};
+
+// The last query blocks come first: under a causal mask they have the most keys, and what comes at the end is small enough to share out
+// evenly. One thread takes the blocks of one head after each other, whose keys and values stay in its cache; several take the largest of
+// all heads.
+void run_unit(const void *context, int64_t unit, int64_t thread) {
+  const AttendWork &work = *static_cast<const AttendWork *>(context);
+  const Attention &attention = *work.attention;
+  const int64_t whole = quotient(unit, attention.parts.count), part = unit - whole * attention.parts.count;
+  const int64_t blocks = query_blocks(attention), heads = attention.batch * attention.num_kv_heads;
+  const int64_t row = quotient(whole, work.is_shared ? heads : blocks), column = whole - row * (work.is_shared ? heads : blocks);
+  const int64_t head = work.is_shared ? column : row, block = blocks - 1 - (work.is_shared ? row : column);
+  const int64_t sequence = quotient(head, attention.num_kv_heads);
+  work.kernels->attend(attention, sequence, head - sequence * attention.num_kv_heads, block, part,
+                       work.scratch + thread * attention.scratch.floats);
+}
+
+// See kernels/attend_in_step.h.
+bool may_come_in_step(const KeyValues &array) { return array.is_packed && array.storage != Storage::int8; }
+
+}  // namespace
+
+AttentionMemory plan_attention(Attention *attention, int64_t most_keys, int64_t num_threads, bool is_ragged, Carving *carving) {
+  const int64_t group = quotient(attention->num_heads, attention->num_kv_heads), n_q = attention->n_q;
+  attention->head_dim_v_padded = blocks_of(attention->head_dim_v, key_block) * key_block;
+
+  // The scratch memory is that of the largest units, which does not depend on the number of threads: so a workspace for more of them serves
+  // fewer, too.
+  const bool has_floats_k = attention->k.is_packed && attention->k.storage == Storage::f32;
+  const bool has_floats_v = attention->v.is_packed && attention->v.storage == Storage::f32;
+  const int64_t most = std::max<int64_t>(1, quotient(has_floats_k && has_floats_v ? packed_unit_rows : plain_unit_rows, group)),
+                largest = std::min(std::max<int64_t>(1, n_q), most), least = least_block(*attention);
+  int64_t block = largest;
+  if (num_threads > 1) {
+    const Count heads = Count(attention->batch) * Count(attention->num_kv_heads), units = heads * Count(blocks_of(n_q, block));
+    const Count wanted = Count(num_threads) * Count(units_per_thread);
+    if (units.value() < wanted.value()) {
+      const int64_t per_head = blocks_of(wanted.value(), std::max<int64_t>(1, heads.value()));
+      block = std::min(std::max(blocks_of(n_q, per_head), least), largest);
+    }
+  }
+  // Blocks as equal as can be.
+  attention->block_queries = n_q > 0 ? blocks_of(n_q, blocks_of(n_q, block)) : 1;
+
+  const int64_t chunks = blocks_of(most_keys, chunk_keys);
+  int64_t slots = attention->window_left < most_keys ? 2 : 1;  // a window may begin within a subtree
+  for (int64_t left = chunks / 2; left != 0; left /= 2) ++slots;     // as many as a counter up to `chunks` has digits
+  // Chunks in step each have a slot before they are merged: one more than the counter has digits.
+  if (chunks >= most_chunks_in_step && may_come_in_step(attention->k) && may_come_in_step(attention->v)) ++slots;
+
+  const Count rows = Count(largest) * Count(group), width(attention->head_dim_v_padded), state = state_floats(rows, *attention);
+  AttendScratch &scratch = attention->scratch;
+  Count end(0);
+  const auto take = [&end](Count floats) {
+    const int64_t offset = end.value();
+    end = end + round_up(floats, 16);
+    return offset;
+  };
+  scratch.queries = take(rows * Count(attention->head_dim));
+  scratch.keys = take(has_floats_k ? Count(0) : Count(chunk_keys) * Count(attention->head_dim));
+  scratch.values = take(has_floats_v ? Count(0) : Count(chunk_keys) * width);
+  scratch.rotated = take(attention->rotate_k.cos || !has_floats_k ? Count(4) * Count(attention->head_dim) : Count(0));
+  scratch.scores = take((attend_tile_rows_max + spare_score_rows) * score_stride);
+  scratch.excluded = take(attend_tile_rows_max * chunk_keys / static_cast<int64_t>(sizeof(float)));
+  scratch.states = take(Count(slots) * state);
+  scratch.state_stride = state.value();
+  scratch.floats = end.value();
+
+  attention->parts.may_be = num_threads > 1 && chunks >= 2 * least_part_chunks && attention->k.ring_positions == 0;
+  // Where keys are shared out, units are as small as they come.
+  const Count part_rows = Count(std::min(least, largest)) * Count(group), threads(attention->parts.may_be ? num_threads : 0);
+  const Count part_state = attention->parts.may_be ? state_floats(part_rows, *attention) : Count(0);
+  attention->parts.state_stride = part_state.value();
+  const Count batch(attention->batch), extents = is_ragged ? batch : Count(0);
+  AttentionMemory memory;
+  memory.sequences = carving->take(batch, sizeof(Sequence));
+  memory.query_extents = carving->take(extents, sizeof(Extent));
+  memory.key_extents = carving->take(extents, sizeof(Extent));
+  memory.unfinished = carving->take(threads * Count(units_per_thread), sizeof(int64_t));
+  memory.part_states = carving->take_floats(threads * Count(part_units_per_thread) * part_state);
+  memory.scratch = carving->take_floats(end * Count(num_threads));
+  return memory;
+}
+
+void bind_attention(const AttentionMemory &memory, unsigned char *workspace, Attention *attention) {
+  attention->sequences = reinterpret_cast<const Sequence *>(workspace + memory.sequences);
+  attention->parts.unfinished = reinterpret_cast<int64_t *>(workspace + memory.unfinished);
+  attention->parts.states = reinterpret_cast<float *>(workspace + memory.part_states);
+}
+
+void run_attention(const Kernels &kernels, Attention *attention, const mha_scheduler *scheduler, UnitCounter *counter, float *scratch) {
+  share_keys(threads_of(scheduler), attention);
+  const AttendWork work = {&kernels, attention, scratch, threads_of(scheduler) > 1};
+  const int64_t units = attention->batch * attention->num_kv_heads * query_blocks(*attention) * attention->parts.count;
+  run_units(scheduler, counter, units, run_unit, &work);
+}
+
+namespace {
+
+struct StoreWork {
+  const Kernels *kernels;
+  const Storing *storings;
+  const Attention *attention;
+  float *scratch;
+  int64_t batch, blocks;
+};
+
+constexpr int64_t stored_rows = 64;  // of a unit
+
+void run_storing_unit(const void *context, int64_t unit, int64_t thread) {
+  const StoreWork &work = *static_cast<const StoreWork *>(context);
+  const int64_t block = unit % work.blocks, sequence = unit / work.blocks % work.batch;
+  const Storing &storing = work.storings[unit / work.blocks / work.batch];
+  if (!storing.rows.base) return;
+  const int64_t begin = block * stored_rows, rows = storing.sequences[sequence].kv_rows;
+  if (begin >= rows) return;
+  work.kernels->store(storing, sequence, begin, std::min(begin + stored_rows, rows),
+                      work.scratch + thread * work.attention->scratch.floats + work.attention->scratch.rotated);
+}
+
+}  // namespace
+
+void run_storing(const Kernels &kernels, const Attention &attention, const Storing (&storings)[2], const mha_scheduler *scheduler,
+                 UnitCounter *counter, float *scratch) {
+  int64_t longest = 0;
+  for (int64_t b = 0; b < attention.batch; ++b) longest = std::max(longest, attention.sequences[b].kv_rows);
+  const StoreWork work = {&kernels, storings, &attention, scratch, attention.batch, blocks_of(longest, stored_rows)};
+  run_units(scheduler, counter, 2 * work.batch * work.blocks, run_storing_unit, &work);
+}
+
+}  // namespace mha

@@ -1,0 +1,31 @@
+// The units of work of the middle stage: their size, their memory and their execution.
+#pragma once
+
+#include "kernels/kernels.h"
+#include "schedule.h"
+#include "workspace.h"
+
+namespace mha {
+
+// Where their memory lies in the workspace, in bytes from its start.
+struct AttentionMemory {
+  int64_t sequences, query_extents, key_extents;  // extents only if some rows may be no part of the call
+  int64_t unfinished, part_states;                // only for several threads
+  int64_t scratch;                                // one for each thread
+};
+
+// Fills in how the attention is cut (block_queries, head_dim_v_padded, scratch) from its dimensions, the window and what keys and values
+// are, for sequences of up to most_keys keys, and takes the memory for it.
+AttentionMemory plan_attention(Attention *attention, int64_t most_keys, int64_t num_threads, bool is_ragged, Carving *carving);
+
+// Points the attention to that memory.
+void bind_attention(const AttentionMemory &memory, unsigned char *workspace, Attention *attention);
+
+// Rows of keys and values to their packed storage. scratch: that of all threads.
+void run_storing(const Kernels &kernels, const Attention &attention, const Storing (&storings)[2], const mha_scheduler *scheduler,
+                 UnitCounter *counter, float *scratch);
+
+// All units.
+void run_attention(const Kernels &kernels, Attention *attention, const mha_scheduler *scheduler, UnitCounter *counter, float *scratch);
+
+}  // namespace mha

@@ -1,0 +1,190 @@
+// The middle stage; middle_stage.h says in which order its functions are called.
+
+#include "middle_stage.h"
+
+#include <string.h>
+
+#include "structs.h"
+
+namespace mha {
+namespace {
+
+// An optional contiguous output; null if it was not asked for.
+struct OptionalOutput {
+  const char *name;
+  float *output;
+  Count elements;
+};
+
+constexpr int num_optional_outputs = 9;
+
+struct OptionalOutputs {
+  OptionalOutput outputs[num_optional_outputs];
+};
+
+// n_kv: of the outputs per pair.
+OptionalOutputs optional_outputs(const MiddleStage &stage, int64_t n_kv) {
+  const Attention &a = stage.attention;
+  const mha_taps &taps = stage.taps;
+  const Count batch(a.batch), heads(a.num_heads), q_rows = batch * Count(a.n_q) * heads, pairs = q_rows * Count(n_kv);
+  const Count kv_rows = batch * Count(stage.sequences.n_kv) * Count(a.num_kv_heads);
+  return {{{"lse", a.lse, q_rows},
+           {"attention_weights", a.attention_weights, pairs},
+           {"taps.q", taps.q, q_rows * Count(a.head_dim)},
+           {"taps.k", taps.k, kv_rows * Count(a.head_dim)},
+           {"taps.v", taps.v, kv_rows * Count(a.head_dim_v)},
+           {"taps.scores", taps.scores, pairs},
+           {"taps.scaled_scores", taps.scaled_scores, pairs},
+           {"taps.masked_scores", taps.masked_scores, pairs},
+           {"taps.context", taps.context, q_rows * Count(a.head_dim_v)}}};
+}
+
+// All of them can be addressed, and those per pair are of no ring.
+mha_status check_optional_outputs(Report &report, MiddleStage *stage) {
+  const SequenceArguments &s = stage->sequences;
+  mha_taps &taps = stage->taps;
+  taps = {};
+  if (stage->given_taps) {
+    if (const mha_status status = read_struct(report, s.argument, "mha_taps", stage->given_taps, &taps)) return status;
+  }
+  Attention &attention = stage->attention;
+  attention.scores = taps.scores;
+  attention.scaled_scores = taps.scaled_scores;
+  attention.masked_scores = taps.masked_scores;
+  attention.context = taps.context;
+  if (!attention.lse && !attention.attention_weights && !stage->given_taps) return MHA_OK;
+  for (const OptionalOutput &output : optional_outputs(*stage, most_keys(s)).outputs) {
+    if (output.output && (output.elements * Count(sizeof(float))).overflows()) {
+      return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "%s would be larger than memory can be", output.name);
+    }
+  }
+  const char *const per_pair = attention.attention_weights ? "attention_weights"
+                               : taps.scores               ? "taps.scores"
+                               : taps.scaled_scores        ? "taps.scaled_scores"
+                               : taps.masked_scores        ? "taps.masked_scores"
+                                                           : nullptr;
+  if (!per_pair || !s.is_ring()) return MHA_OK;
+  return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
+                     "%s has a column for each position, of which a ring has no end; leave it NULL, or use a cache of another kind",
+                     per_pair);
+}
+
+// What the rows of padding have in the optional outputs: zeros, and no key takes part in them.
+void clear_padding_of_outputs(const MiddleStage &stage) {
+  const Attention &a = stage.attention;
+  const Extent *const queries = stage.queries;
+  const int64_t n_q = a.n_q, n_kv = a.n_kv, own_n_kv = stage.sequences.n_kv;
+  const int64_t q_width = a.num_heads * a.head_dim, k_width = a.num_kv_heads * a.head_dim, v_width = a.num_kv_heads * a.head_dim_v;
+  const int64_t width = a.num_heads * a.head_dim_v;
+  clear_padding(queries, a.batch, n_q, q_width, stage.taps.q, n_q * q_width, q_width);
+  clear_padding(stage.keys, a.batch, own_n_kv, k_width, stage.taps.k, own_n_kv * k_width, k_width);
+  clear_padding(stage.keys, a.batch, own_n_kv, v_width, stage.taps.v, own_n_kv * v_width, v_width);
+  clear_padding(queries, a.batch, n_q, width, a.context, n_q * width, width);
+  float *const pairs[] = {a.attention_weights, a.scores, a.scaled_scores};
+  for (int64_t b = 0; b < a.batch; ++b) {
+    for (int64_t row = 0; row < n_q; ++row) {
+      if (row >= queries[b].first && row < queries[b].first + queries[b].count) continue;
+      for (int64_t head = 0; head < a.num_heads; ++head) {
+        const int64_t at = (b * a.num_heads + head) * n_q + row;
+        if (a.lse) a.lse[at] = -__builtin_inff();
+        for (float *const output : pairs) {
+          if (output) memset(output + at * n_kv, 0, static_cast<size_t>(n_kv) * sizeof(float));
+        }
+        for (int64_t j = 0; a.masked_scores && j < n_kv; ++j) a.masked_scores[at * n_kv + j] = -__builtin_inff();
+      }
+    }
+  }
+}
+
+}  // namespace
+
+mha_status check_middle(Report &report, MiddleStage *stage) {
+  Attention &attention = stage->attention;
+  SequenceArguments &s = stage->sequences;
+  if (stage->score) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score is given, but this version has no options of scores; leave it NULL");
+  }
+  if (const mha_status status = check_sequences(report, &s, attention.num_kv_heads, attention.head_dim, attention.head_dim_v))
+    return status;
+  set_window(s, &attention);
+  attention.rotate_q = rotation_of(s, false);
+  attention.rotate_k = rotation_of(s, true);
+  return check_optional_outputs(report, stage);
+}
+
+void plan_middle(MiddleStage *stage, Carving *carving) {
+  stage->counter_offset = carving->take(Count(1), sizeof(UnitCounter));
+  stage->memory = plan_attention(&stage->attention, most_keys(stage->sequences), threads_of(stage->scheduler),
+                                 stage->sequences.is_ragged(), carving);
+}
+
+void begin_passes(MiddleStage *stage, unsigned char *workspace) {
+  const AttentionMemory &memory = stage->memory;
+  const SequenceArguments &s = stage->sequences;
+  bind_attention(memory, workspace, &stage->attention);
+  stage->attention.n_kv = longest_keys(s);
+  stage->counter = reinterpret_cast<UnitCounter *>(workspace + stage->counter_offset);
+  stage->scratch = reinterpret_cast<float *>(workspace + memory.scratch);
+  stage->in_pass = reinterpret_cast<Sequence *>(workspace + memory.sequences);
+  stage->queries = s.is_ragged() ? reinterpret_cast<Extent *>(workspace + memory.query_extents) : nullptr;
+  stage->keys = s.is_ragged() ? reinterpret_cast<Extent *>(workspace + memory.key_extents) : nullptr;
+  stage->next_row = 0;
+  if (!s.is_ragged()) return;
+  fill_sequences(s, 0, INT64_MAX, stage->in_pass, stage->queries, stage->keys);
+  clear_padding_of_outputs(*stage);
+}
+
+bool next_pass(MiddleStage *stage) {
+  const SequenceArguments &s = stage->sequences;
+  const int64_t rows = s.rows_per_pass(), row = stage->next_row;
+  if (row >= s.longest()) {
+    grow_cache(s);
+    return false;
+  }
+  fill_sequences(s, row, rows, stage->in_pass, stage->queries, stage->keys);
+  stage->next_row = s.longest() - row > rows ? row + rows : s.longest();
+  return true;
+}
+
+void attend_pass(MiddleStage *stage) {
+  Attention &attention = stage->attention;
+  if (stage->k_rows.base) {
+    Storing storings[2] = {
+        storing_of(stage->k_rows, attention.k, attention.sequences, attention.num_kv_heads, attention.head_dim, true),
+        storing_of(stage->v_rows, attention.v, attention.sequences, attention.num_kv_heads, attention.head_dim_v, false)};
+    storings[0].rotation = attention.rotate_k;
+    run_storing(*stage->kernels, attention, storings, stage->scheduler, stage->counter, stage->scratch);
+  }
+  run_attention(*stage->kernels, &attention, stage->scheduler, stage->counter, stage->scratch);
+}
+
+void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t width, float *base, int64_t batch_stride,
+                   int64_t row_stride) {
+  for (int64_t b = 0; base && b < batch; ++b) {
+    for (int64_t row = 0; row < rows; ++row) {
+      if (row >= extents[b].first && row < extents[b].first + extents[b].count) continue;
+      memset(base + b * batch_stride + row * row_stride, 0, static_cast<size_t>(width) * sizeof(float));
+    }
+  }
+}
+
+void describe_middle(const MiddleStage &stage, mha_call_info *info) {
+  const Attention &attention = stage.attention;
+  info->instruction_set = stage.kernels->instruction_set;
+  info->num_threads = static_cast<uint32_t>(threads_of(stage.scheduler));
+  info->attend_tile_rows = stage.kernels->attend_tile_rows;
+  info->attend_block_rows = attention.block_queries * (attention.num_heads / attention.num_kv_heads);
+  info->attend_chunk_keys = chunk_keys;
+}
+
+void add_cost_of_middle(const MiddleStage &stage, mha_call_info *info) {
+  const Attention &attention = stage.attention;
+  const SequenceArguments &s = stage.sequences;
+  info->operations += 2 * attending_pairs(s) * product(attention.num_heads, attention.head_dim + attention.head_dim_v);
+  if (s.cache || !attention.k.is_packed) info->bytes += key_value_bytes(s, attention);
+  for (const OptionalOutput &output : optional_outputs(stage, longest_keys(s)).outputs) {
+    if (output.output) info->bytes += static_cast<uint64_t>(output.elements.value()) * sizeof(float);
+  }
+}
+
+}  // namespace mha

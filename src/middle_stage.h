@@ -1,0 +1,82 @@
+// The middle stage of a call, q, k, v to context, in the order in which both entries go through it:
+//
+//   describe_call      takes the fields that their argument structs have in common; the entry adds the shape and where its arrays are
+//   check_middle       checks all that can be known without reading an array
+//   plan_middle        cuts the stage into units, and takes their memory from the workspace
+//   check_sequence_arrays (sequences.h) checks the arrays of lengths, positions and sequences of a cache
+//   begin_passes, then as long as there is a next_pass: attend_pass, before and after which mha_forward has its products
+//
+// A parameter of the scores is a field of Attention (kernels/kernels.h), taken by describe_call and checked by check_middle.
+#pragma once
+
+#include "attention_units.h"
+#include "sequences.h"
+
+namespace mha {
+
+struct MiddleStage {
+  SequenceArguments sequences;
+  const mha_scheduler *scheduler;
+  const Kernels *kernels;
+  const mha_score_options *score;
+  const mha_taps *given_taps;
+  mha_taps taps;               // read by check_middle; all NULL where none are given
+  Attention attention;         // what the kernels are told
+  StridedRows k_rows, v_rows;  // rows that come with the call and go to attention.k and attention.v before it attends; null: none
+  // The workspace: offsets from its start, and from begin_passes on what lies there.
+  int64_t counter_offset;
+  AttentionMemory memory;
+  UnitCounter *counter;
+  float *scratch;
+  Sequence *in_pass;       // [batch] the rows of this pass
+  Extent *queries, *keys;  // [batch] likewise; null: all rows
+  int64_t next_row;
+};
+
+// The shape (num_heads ... head_dim_v, scale), q, k, v, the output, kernels and is_self are the entry's to set.
+template <class Args>
+void describe_call(const Args &args, uint32_t argument, MiddleStage *stage) {
+  describe_sequences(args, argument, &stage->sequences);
+  stage->scheduler = args.scheduler;
+  stage->score = args.score;
+  stage->given_taps = args.taps;
+  stage->k_rows = stage->v_rows = {};
+  Attention &attention = stage->attention;
+  attention.batch = args.batch;
+  attention.n_q = args.n_q;
+  attention.lse = args.lse;
+  attention.attention_weights = args.attention_weights;
+}
+
+// Whether nothing is asked for of describe_call's fields but the rows, all of them, and MHA_CAUSAL at most.
+template <class Args>
+bool is_plain_call(const Args &args) {
+  return (args.flags & ~MHA_CAUSAL) == 0 && args.reserved == 0 && args.window_left == 0 && args.window_right == 0 && !args.score &&
+         !args.q_start && !args.q_lengths && !args.kv_lengths && !args.rope && !args.cache && !args.cache_sequences &&
+         !args.attention_weights && !args.lse && !args.taps;
+}
+
+mha_status check_middle(Report &report, MiddleStage *stage);
+
+// After attention.k and attention.v say how they are stored.
+void plan_middle(MiddleStage *stage, Carving *carving);
+
+// Binds the stage to its memory, and writes what padding has in the optional outputs. From here on nothing can fail.
+void begin_passes(MiddleStage *stage, unsigned char *workspace);
+
+// All rows of the call or, with a ring, as many as it can take at once. False after the last ones, when the cache has grown by all.
+bool next_pass(MiddleStage *stage);
+
+// Stores the rows of keys and values, and attends.
+void attend_pass(MiddleStage *stage);
+
+// +0 in the rows of an array [batch][rows][width] that belong to no extent.
+void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t width, float *base, int64_t batch_stride,
+                   int64_t row_stride);
+
+// How the stage will be run; and, of arrays that were checked, what it costs. Of keys and values only those that are not projected in
+// the call.
+void describe_middle(const MiddleStage &stage, mha_call_info *info);
+void add_cost_of_middle(const MiddleStage &stage, mha_call_info *info);
+
+}  // namespace mha
