@@ -5,6 +5,12 @@
 
 #include "mha.h"
 
+#if defined(__MINGW32__)  // where `printf` means Microsoft's, which once lacked %zu
+#define MHA_PRINTF gnu_printf
+#else
+#define MHA_PRINTF printf
+#endif
+
 namespace mha {
 
 // Where a function reports: its mha_error (may be null), and the parameter that is being checked.
@@ -19,7 +25,7 @@ class Report {
   }
 
   // Writes the error and returns status: `return report.fail(...)`.
-  mha_status fail(mha_status status, uint32_t argument, const char *format, ...) __attribute__((cold, format(printf, 4, 5)));
+  mha_status fail(mha_status status, uint32_t argument, const char *format, ...) __attribute__((cold, format(MHA_PRINTF, 4, 5)));
 
  private:
   mha_error *error_;

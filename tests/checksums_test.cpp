@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/aligned.h"
 #include "support/instruction_sets.h"
 #include "support/schedulers.h"
 
@@ -102,22 +103,18 @@ class Sum {
 
 void Check(mha_status status, const mha_error &error) { EXPECT_EQ(status, MHA_OK) << error.message; }
 
-struct FreeMemory {
-  void operator()(void *memory) const { std::free(memory); }
-};
-
 // Zeros, aligned to 64 bytes.
 class Buffer {
  public:
-  explicit Buffer(size_t bytes) : bytes_(bytes), memory_(std::aligned_alloc(64, (bytes + 64) / 64 * 64)) {
+  explicit Buffer(size_t bytes) : bytes_(bytes), memory_(support::NewAligned(bytes)) {
     std::memset(memory_.get(), 0, bytes);
   }
-  unsigned char *data() const { return static_cast<unsigned char *>(memory_.get()); }
+  unsigned char *data() const { return memory_.get(); }
   size_t size() const { return bytes_; }
 
  private:
   size_t bytes_;
-  std::unique_ptr<void, FreeMemory> memory_;
+  support::Aligned memory_;
 };
 
 // A packed layer and a cache begin with 8 letters, the byte order and the version of the format, and have a header of 256 bytes, of which

@@ -2,7 +2,6 @@
 // number of threads may use.
 
 #include <errno.h>
-#include <sys/syscall.h>
 
 #include <atomic>
 #include <thread>
@@ -600,6 +599,7 @@ TEST(PackSizeQuery, ReadsNoArray) {
 
 TEST(Traps, CountAllocations) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
+#if MHA_TEST_HAS_ALLOCATION_TRAP
   AllocationWatch watch;
   free(Escape(malloc(10)));
   free(Escape(realloc(calloc(2, 5), 30)));
@@ -608,14 +608,17 @@ TEST(Traps, CountAllocations) {
   watch.Stop();
   EXPECT_EQ(watch.allocations(), 5);
   EXPECT_EQ(watch.releases(), 4);
+#endif
 }
 
 TEST(Traps, CatchSystemCalls) {
   SKIP_WITHOUT_SYSTEM_CALL_TRAP();
+#if defined(__linux__)
   EXPECT_EQ(WatchSystemCalls([] { return static_cast<int>(syscall(SYS_getpid)) & 1; }).first, SYS_getpid);
   EXPECT_EQ(WatchSystemCalls([] { return static_cast<int>(write(2, "", 0)); }).first, SYS_write);
   EXPECT_EQ(WatchSystemCalls([] { return 5; }).first, -1);
   EXPECT_EQ(WatchSystemCalls([] { return 5; }).exit_code, 5);
+#endif
 }
 
 class ACall : public support::InstructionSetTest {};
@@ -849,7 +852,9 @@ TEST(Create, AsksForHugePagesForALargeLayer) {
   EXPECT_EQ(watch.allocations(), 1);
   const Advice advice = watch.advice();
   EXPECT_EQ(advice.count, 1);
+#if defined(MADV_HUGEPAGE)
   EXPECT_EQ(advice.advice, MADV_HUGEPAGE);
+#endif
   EXPECT_EQ(reinterpret_cast<uintptr_t>(advice.memory) % kHugePage, 0u);
   EXPECT_EQ(advice.bytes % kHugePage, 0u);
   EXPECT_GT(advice.bytes, data.PackSize() - kHugePage);

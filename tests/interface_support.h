@@ -6,8 +6,12 @@
 
 #include <gtest/gtest.h>
 #include <mha.h>
+#if defined(_WIN32)
+#include <windows.h>
+#else
 #include <sys/mman.h>
 #include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <cctype>
@@ -41,7 +45,33 @@ namespace interface_support {
 
 // ---- Memory ----------------------------------------------------------------------------------------------------------------------
 
+// Whole pages, as the system has them. Addresses alone at first: bytes that nobody may touch until they are allowed.
+enum class Access { kNone, kRead, kReadAndWrite };
+
+#if defined(_WIN32)
+inline size_t PageBytes() {
+  SYSTEM_INFO info;
+  GetSystemInfo(&info);
+  return info.dwPageSize;
+}
+inline void *MapPages(size_t bytes) { return VirtualAlloc(nullptr, bytes, MEM_RESERVE, PAGE_NOACCESS); }
+inline void UnmapPages(void *pages, size_t) { VirtualFree(pages, 0, MEM_RELEASE); }
+inline void AllowPages(void *pages, size_t bytes, Access access) {
+  DWORD before;
+  if (access == Access::kReadAndWrite) VirtualAlloc(pages, bytes, MEM_COMMIT, PAGE_READWRITE);  // again is no change
+  VirtualProtect(pages, bytes, access == Access::kNone ? PAGE_NOACCESS : access == Access::kRead ? PAGE_READONLY : PAGE_READWRITE, &before);
+}
+#else
 inline size_t PageBytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
+inline void *MapPages(size_t bytes) {
+  void *pages = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return pages == MAP_FAILED ? nullptr : pages;
+}
+inline void UnmapPages(void *pages, size_t bytes) { munmap(pages, bytes); }
+inline void AllowPages(void *pages, size_t bytes, Access access) {
+  mprotect(pages, bytes, access == Access::kNone ? PROT_NONE : access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE);
+}
+#endif
 
 // Where the bytes lie: a read or write past the end, or before the start, faults at once.
 enum class Side { kBeforeGuard, kAfterGuard };
@@ -54,14 +84,14 @@ class Memory {
   explicit Memory(size_t bytes, Side side = Side::kBeforeGuard, size_t alignment = 1) : bytes_(bytes) {
     const size_t page = PageBytes();
     inner_bytes_ = (bytes + page - 1) / page * page;
-    void *mapped = mmap(nullptr, inner_bytes_ + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED) {
+    void *mapped = MapPages(inner_bytes_ + 2 * page);
+    if (mapped == nullptr) {
       std::fprintf(stderr, "the test could not map %zu bytes\n", bytes);
       std::abort();
     }
     base_ = static_cast<unsigned char *>(mapped);
     inner_ = base_ + page;
-    Allow(PROT_READ | PROT_WRITE);
+    Allow(Access::kReadAndWrite);
     data_ = inner_;
     if (side == Side::kBeforeGuard) data_ = inner_ + ((inner_bytes_ - bytes) & ~(alignment - 1));
   }
@@ -71,7 +101,7 @@ class Memory {
     return *this;
   }
   ~Memory() {
-    if (base_ != nullptr) munmap(base_, inner_bytes_ + 2 * PageBytes());
+    if (base_ != nullptr) UnmapPages(base_, inner_bytes_ + 2 * PageBytes());
   }
 
   unsigned char *data() const { return data_; }
@@ -85,19 +115,19 @@ class Memory {
   }
   std::string Bytes() const { return std::string(reinterpret_cast<const char *>(data_), bytes_); }
 
-  void Forbid() { Allow(PROT_NONE); }
-  void Freeze() { Allow(PROT_READ); }
-  void Thaw() { Allow(PROT_READ | PROT_WRITE); }
+  void Forbid() { Allow(Access::kNone); }
+  void Freeze() { Allow(Access::kRead); }
+  void Thaw() { Allow(Access::kReadAndWrite); }
   // From the given byte (rounded up to a page) to the end.
   void ForbidFrom(size_t offset) {
     const size_t page = PageBytes();
     const size_t first = (static_cast<size_t>(data_ - inner_) + offset + page - 1) / page * page;
-    if (first < inner_bytes_) mprotect(inner_ + first, inner_bytes_ - first, PROT_NONE);
+    if (first < inner_bytes_) AllowPages(inner_ + first, inner_bytes_ - first, Access::kNone);
   }
 
  private:
-  void Allow(int protection) {
-    if (inner_bytes_ != 0) mprotect(inner_, inner_bytes_, protection);
+  void Allow(Access access) {
+    if (inner_bytes_ != 0) AllowPages(inner_, inner_bytes_, access);
   }
   void Swap(Memory &other) {
     std::swap(base_, other.base_);

@@ -116,9 +116,12 @@ def check_exports(arguments):
         fail(f"{arguments.list} has {name}, which mha.h does not declare. A function is never taken away.")
 
     exported = set()
-    for symbol in symbols(arguments.nm, "--dynamic", "--defined-only", arguments.library):
-        if symbol.kind != "A":  # the names of versions themselves
-            exported.add(symbol.name.split("@")[0])
+    if arguments.library.endswith(".dll.a"):  # what a DLL exports, as its import library lists it
+        exported = {symbol.name for symbol in symbols(arguments.nm, "--defined-only", arguments.library) if symbol.kind == "T"}
+    else:
+        for symbol in symbols(arguments.nm, "--dynamic", "--defined-only", arguments.library):
+            if symbol.kind != "A":  # the names of versions themselves
+                exported.add(symbol.name.split("@")[0])
     for name in sorted(exported - expected):
         fail(f"{arguments.library} exports {name}, which is no function of mha.h. Hide it.")
     for name in sorted(expected - exported):
@@ -159,6 +162,17 @@ def check_kernels(arguments):
                  "able to run.")
 
 
+def check_moves(arguments):
+    """Kernels for Windows, where the stack is aligned to 16 bytes, move no longer vector by an instruction for aligned memory."""
+    for kernel in arguments.kernels:
+        moves = re.findall(r"\tv?mov\w+ .*", output_of(arguments.objdump, "--disassemble", "--no-show-raw-insn", kernel))
+        if not moves:
+            sys.exit(f"no move found in {kernel}: has the output of {arguments.objdump} another form?")
+        aligned = [move.strip() for move in moves if re.match(r"\tvmov(ap[sd]|dqa(32|64)?|nt\w+) .*\(.*", move) and re.search(r"%[yz]mm", move)]
+        if aligned:
+            fail(f"{kernel} has {len(aligned)} moves that need aligned memory, such as {aligned[0]}; src/CMakeLists.txt says how to avoid them.")
+
+
 # KiB of the stripped shared library, built as MinSizeRel for x86-64: more is a failure.
 size_budget = 400
 
@@ -176,11 +190,11 @@ def check_size(arguments):
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--nm", default="nm")
 parser.add_argument("--readelf", default="readelf")
-commands = parser.add_subparsers(required=True, metavar="exports|archive|kernels|size")
+commands = parser.add_subparsers(required=True, metavar="exports|archive|kernels|moves|size")
 command = commands.add_parser("exports", help=check_exports.__doc__)
 command.add_argument("--header", required=True, help="mha.h")
 command.add_argument("--list", required=True, help="linking_symbols.txt")
-command.add_argument("library", help="libmha.so")
+command.add_argument("library", help="libmha.so, or libmha.dll.a")
 command.set_defaults(check=check_exports)
 command = commands.add_parser("archive", help=check_archive.__doc__)
 command.add_argument("library", help="libmha.a")
@@ -188,6 +202,10 @@ command.set_defaults(check=check_archive)
 command = commands.add_parser("kernels", help=check_kernels.__doc__)
 command.add_argument("kernels", nargs="+", help="the object files of the kernels")
 command.set_defaults(check=check_kernels)
+command = commands.add_parser("moves", help=check_moves.__doc__)
+command.add_argument("--objdump", required=True)
+command.add_argument("kernels", nargs="+", help="the object files of the kernels for AVX2 and AVX-512")
+command.set_defaults(check=check_moves)
 command = commands.add_parser("size", help=check_size.__doc__)
 command.add_argument("--strip", default="strip")
 command.add_argument("--config", default="", help="the build type")

@@ -16,6 +16,7 @@
 
 #include "oracle/oracle.h"
 #include "spec/spec.h"
+#include "support/aligned.h"
 #include "support/instruction_sets.h"
 #include "support/layer.h"
 #include "support/outputs.h"
@@ -381,12 +382,8 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(StoredWeights);
 
 // ---- The packed format
 
-struct FreeBuffer {
-  void operator()(unsigned char *buffer) const { std::free(buffer); }
-};
-
 struct Packed {
-  std::unique_ptr<unsigned char, FreeBuffer> bytes;
+  support::Aligned bytes;
   size_t size = 0;
 };
 
@@ -394,7 +391,7 @@ Packed Pack(const Given &given, unsigned char fill) {
   Packed packed;
   mha_error error = {};
   EXPECT_EQ(mha_layer_pack_size(&given.config, &given.weights, nullptr, &packed.size, &error), MHA_OK) << error.message;
-  packed.bytes.reset(static_cast<unsigned char *>(std::aligned_alloc(64, packed.size)));
+  packed.bytes = support::NewAligned(packed.size);
   std::memset(packed.bytes.get(), fill, packed.size);
   EXPECT_EQ(mha_layer_pack(&given.config, &given.weights, nullptr, packed.bytes.get(), packed.size, &error), MHA_OK) << error.message;
   return packed;

@@ -10,7 +10,7 @@ Installs by apt-get (Debian, Ubuntu) the packages that are needed to build and t
 takes no time if all are there. Needs root or sudo only if something is missing. What only some tests of --all need is installed where apt has it;
 where it has not, or cannot install it, that is said, and those tests will be skipped.
 
-  --all    also what tools/test.sh needs: clang, compilers for AArch64 and RISC-V, emulators, what looks at packages, man pages, the
+  --all    also what tools/test.sh needs: clang, compilers for AArch64, RISC-V and Windows, emulators, what looks at packages, man pages, the
            header and the binary interface, a browser, what virtual environments of Python need, and cargo if there is none
   --help   this text
 
@@ -28,7 +28,7 @@ for argument in "$@"; do
   case $argument in
     --all)
       needed+=(clang g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user)
-      useful+=(libclang-rt-dev abigail-tools dpkg-dev file lintian man-db groff-base doxygen python3-venv)
+      useful+=(g++-mingw-w64-x86-64-posix wine libclang-rt-dev abigail-tools dpkg-dev file lintian man-db groff-base doxygen python3-venv)
       # What tools/test_avx512.sh needs, on a processor without AVX-512. (Debian's busybox-static would take the place of busybox.)
       if [[ $(uname -m) == x86_64 ]] && ! grep -qs avx512dq /proc/cpuinfo; then
         useful+=(bochs bochs-term bochsbios vgabios cpio isolinux syslinux-common xorriso)

@@ -14,6 +14,7 @@ every test succeeded. The tests of the build by g++ come last, so that their sum
   build-aarch64/     cross-compiled for AArch64: the library and its tests, under emulation
   build-minsizerel/  g++, MinSizeRel: the library, its size and its object files
   build-riscv64/     cross-compiled for 64-bit RISC-V: the library, under emulation its bits, its cache and the edges of its interface
+  build-windows/     cross-compiled for Windows by MinGW-w64: the library, under Wine the bits of its DLL and the edges of its interface
   build/avx512/      on a processor without AVX-512, by tools/test_avx512.sh: the bits of its kernels, under emulation
 
 Then tools/perf_gate.sh compares the working tree with the commit before HEAD (or, where MHA_PERF_GATE_BASE names a revision, with what HEAD
@@ -24,8 +25,8 @@ cargo, or no network. The last lines name what was skipped and what failed.
   --quick      build/ only, no performance gate, no Rust
   --all        also the checks of the object files in build-debug/, and the tests in build-sanitize/,
                instrumented to find wrong addresses and undefined behaviour, and those about threads in build-sanitize-threads/,
-               instrumented to find data races; and for AArch64 and RISC-V more tests and all random cases. At the end it
-               prints sizes, the exported symbols and the checksums of the results
+               instrumented to find data races; for AArch64 and RISC-V more tests and all random cases, and for Windows more tests.
+               At the end it prints sizes, the exported symbols and the checksums of the results
   --no-setup   install nothing
   --help       this text
 
@@ -103,6 +104,21 @@ if [[ $matrix != quick ]]; then
     run_tests build-riscv64 -L '^(bits|cache|interface)$'
   fi
 fi
+test_windows() {
+  if ! command -v x86_64-w64-mingw32-g++-posix >/dev/null || ! command -v wine >/dev/null; then
+    skip "Windows, which takes the Debian packages g++-mingw-w64-x86-64-posix and wine"
+    return
+  fi
+  configure build-windows Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/x86_64-w64-mingw32.cmake" "${library[@]}"
+  if [[ $matrix == default ]]; then
+    build build-windows --target tests_windows
+    run_tests build-windows -L '^windows$'
+  else
+    build build-windows
+    MHA_TEST_ROUNDS=0.3 run_tests build-windows -L '^(bits|cache|interface|objects)$'
+  fi
+}
+[[ $matrix == quick || $(uname -m) != x86_64 ]] || test_windows
 test_objects() {  # BUILD_TYPE
   local folder=build-${1,,}
   configure "$folder" "$1" "${library[@]}"

@@ -455,7 +455,7 @@ void Attend(const AttentionShape &shape, const float *q, const float *k, const f
   Floats s(n_kv);
   Floats p(n_kv);
   Floats o(leaves * head_dim_v);
-  State *state = new State[static_cast<unsigned long>(leaves)];
+  State *state = new State[static_cast<decltype(sizeof 0)>(leaves)];
 
   for (int64_t h = 0; h < shape.num_heads; h++) {
     const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);

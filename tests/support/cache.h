@@ -17,6 +17,7 @@
 
 #include "support/attention.h"
 #include "support/layer.h"
+#include "support/aligned.h"
 #include "support/outputs.h"
 #include "support/random.h"
 
@@ -27,19 +28,16 @@ inline constexpr Storage kStorageTypes[] = {Storage::kF32, Storage::kF16, Storag
 // Memory aligned as a cache needs it.
 class AlignedBuffer {
  public:
-  AlignedBuffer(size_t bytes, unsigned char fill) : bytes_(bytes), data_(std::aligned_alloc(64, (bytes + 63) / 64 * 64)) {
+  AlignedBuffer(size_t bytes, unsigned char fill) : bytes_(bytes), data_(NewAligned(bytes)) {
     std::memset(data_.get(), fill, bytes);
   }
-  unsigned char *data() const { return static_cast<unsigned char *>(data_.get()); }
+  unsigned char *data() const { return data_.get(); }
   size_t size() const { return bytes_; }
   std::vector<unsigned char> Bytes() const { return std::vector<unsigned char>(data(), data() + bytes_); }
 
  private:
-  struct Free {
-    void operator()(void *memory) const { std::free(memory); }
-  };
   size_t bytes_;
-  std::unique_ptr<void, Free> data_;
+  Aligned data_;
 };
 
 struct KeysAndValues {
