@@ -5,6 +5,7 @@
 // call to packed storage, run_attention runs the units. Where units are fewer than threads can share, their keys are cut too (share_keys).
 
 #include "attention_units.h"
+#include "tuning.h"
 
 #include <algorithm>
 
@@ -68,14 +69,12 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
                        work.scratch + thread * attention.scratch.floats);
 }
 
-// See kernels/attend_in_step.h.
-bool may_come_in_step(const KeyValues &array) { return array.is_packed && array.storage != Storage::int8; }
-
 }  // namespace
 
 AttentionMemory plan_attention(Attention *attention, int64_t most_keys, int64_t num_threads, bool is_ragged, Carving *carving) {
   const int64_t group = quotient(attention->num_heads, attention->num_kv_heads), n_q = attention->n_q;
   attention->head_dim_v_padded = blocks_of(attention->head_dim_v, key_block) * key_block;
+  attention->tuning = choose_tuning();
 
   // The scratch memory is that of the largest units, which does not depend on the number of threads: so a workspace for more of them serves
   // fewer, too.
@@ -98,8 +97,8 @@ AttentionMemory plan_attention(Attention *attention, int64_t most_keys, int64_t 
   const int64_t chunks = blocks_of(most_keys, chunk_keys);
   int64_t slots = attention->window_left < most_keys ? 2 : 1;  // a window may begin within a subtree
   for (int64_t left = chunks / 2; left != 0; left /= 2) ++slots;     // as many as a counter up to `chunks` has digits
-  // Chunks in step each have a slot before they are merged: one more than the counter has digits.
-  if (chunks >= most_chunks_in_step && may_come_in_step(attention->k) && may_come_in_step(attention->v)) ++slots;
+  // Chunks in step (kernels/attend.h) each have a slot before they are merged: one more than the counter has digits.
+  if (chunks >= most_chunks_in_step && attention->k.is_packed && attention->v.is_packed) ++slots;
 
   const Count rows = Count(largest) * Count(group), width(attention->head_dim_v_padded), state = state_floats(rows, *attention);
   AttendScratch &scratch = attention->scratch;

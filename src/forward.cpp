@@ -257,6 +257,7 @@ class Products {
     part.panels = layer_.weights(name);
     part.scales = layer_.scales(name);
     part.bias = layer_.bias(name);
+    part.tuning = layer_.tuning;
     part.landing.kind = part.tap.kind = Landing::Kind::none;
     return part;
   }

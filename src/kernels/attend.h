@@ -2,11 +2,10 @@
 //
 // A unit of work is a block of queries of all the query heads that share one kv head. Its rows are cut into tiles of a few rows; for each
 // chunk of keys, each tile computes the chunk's state (m, l, o), which then is merged with the states before it as CONTRACT.md section 9
-// says: slot i of the states holds a subtree, like the digits of a binary counter. Some units of one or two rows take two or four chunks at
-// a time.
+// says: slot i of the states holds a subtree, like the digits of a binary counter. A unit of one row may take two or four chunks at a
+// time, each with a slot of its own: then its keys are read in several places side by side.
 #pragma once
 
-#include "kernels/attend_in_step.h"
 #include "kernels/attend_tile.h"
 #include "kernels/inspect.h"
 #include "kernels/states.h"
@@ -77,84 +76,47 @@ MHA_INLINE Range first_keys(const Unit &unit) {
   return intersection(keys, {keys.begin, keys.begin / chunk_keys * chunk_keys + chunk_keys});
 }
 
+// Rows of a tile, but for the last one. Numbers of fewer bits that come from the memory have tiles of 4.
 template <class V>
-MHA_INLINE int64_t rows_of_tile(const Unit &unit) {
-  return is_streamed<V>(unit) ? streamed_tile_rows<V>(unit) : TileShape<V::size>::attend_rows;
+MHA_INLINE int64_t rows_of_tiles(const Unit &unit, bool is_streamed) {
+  constexpr int64_t most = TileShape<V::size>::attend_rows;
+  return is_streamed && (!has_floats(unit.call) || (unit.num_rows > most && unit.num_rows <= 8)) ? 4 : most;
 }
 
-// Where the tile ends that begins at `row`.
-template <class V>
-MHA_INLINE int64_t tile_end(const Unit &unit, int64_t row) {
-  return smaller(unit.num_rows, row + rows_of_tile<V>(unit));
-}
-
-// Whether a unit of one tile asks for the values of a chunk while it reads the chunk's keys, and for the next chunk's keys while it reads
-// the values: each comes shortly before it is needed. Rows of both have to be equally long, for a loop asks for as much as it reads.
-// (Measured on Zen 3 with 4 rows beside asking for keys with keys and values with values: from the memory, float 0.82 to 0.96 of the time,
-// least with large heads, and 16-bit numbers 0.93 to 1. With int8, with 2 rows, and where several tiles read a chunk one after the other,
-// it takes longer.)
-template <class V>
-MHA_INLINE bool asks_crosswise(const Unit &unit) {
-  const KeyValues &k = unit.call.k, &v = unit.call.v;
-  const bool is_one_tile = unit.num_rows > 2 && unit.num_rows <= streamed_tile_rows<V>(unit);
-  return reads_streams<V> && is_streamed<V>(unit) && is_one_tile && k.storage == v.storage && k.storage != Storage::int8 &&
-         k.row_stride == v.row_stride;
-}
-
-// What the unit's tiles ask for while they compute with the chunk, of which they need so many keys. Tiles of 4 and of 6 rows take as many
-// keys and columns at a time, and the softmax twice for some of their rows.
-template <class V>
-MHA_INLINE void share_asking(const Unit &unit, const NextChunk &next, Range needed, Chunk *chunk) {
-  using Shape = TileShape<V::size>;
-  constexpr int64_t keys_at_once = Shape::score_blocks(Shape::attend_rows) * key_block;
-  constexpr int64_t columns_at_once = Shape::context_vectors(Shape::attend_rows) * static_cast<int>(V::size);
-  const int64_t keys = needed.end - needed.begin, tile_rows = rows_of_tile<V>(unit), tiles = (unit.num_rows + tile_rows - 1) / tile_rows;
-  const int64_t key_steps = (keys + keys_at_once - 1) / keys_at_once * unit.call.head_dim;
-  const int64_t value_steps = (unit.call.head_dim_v_padded + columns_at_once - 1) / columns_at_once * keys;
-  const int64_t later_steps = value_steps + softmax_steps * 2 * keys / key_block;
-  if (asks_crosswise<V>(unit)) {
-    next.stream_crosswise({block_of(needed.begin), block_of(needed.end + key_block - 1)}, tiles, key_steps, later_steps, chunk);
-  } else {
-    next.stream(tiles, key_steps, later_steps, chunk);
-  }
+// How many of the chunks from c on are attended to in step: two or four of them, which are a subtree.
+MHA_INLINE int64_t chunks_at_once(const Unit &unit, bool is_streamed, int64_t c, int64_t end) {
+  if (!is_streamed || unit.num_rows > 1) return 1;
+  int64_t count = unit.call.tuning->chunks_in_step;
+  while (count > 1 && (c % count != 0 || end - c < count)) count /= 2;
+  return count;
 }
 
 // The states of all rows over the keys of `chunks`, in slot 0. all_keys: those of all chunks.
 template <class V>
 inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
-  constexpr int tile_rows = TileShape<V::size>::attend_rows;
-  static_assert(tile_rows <= attend_tile_rows_max, "scratch has room for a tile");
   const auto keys_of_tile = [&](int64_t row, int64_t end) { return end - row == unit.num_rows ? all_keys : keys_of_rows(unit, row, end); };
   const int64_t first = chunks.begin;
-  const bool streams = is_streamed<V>(unit);
-  const Unit next_unit = streams ? unit_after(unit) : unit;
-  const Range none = {0, 0}, keys_of_next = streams ? first_keys(next_unit) : none;
-  const bool is_some_in_step = is_in_step<V>(unit, chunks);
-  const Range in_step = is_some_in_step ? chunks_in_step(unit, chunks) : none;
+  const bool streams = is_streamed<V>(unit), fetches = streams && unit.num_rows > 1;
+  const int64_t tile_rows = rows_of_tiles<V>(unit, streams), tiles = (unit.num_rows + tile_rows - 1) / tile_rows;
+  const Unit next_unit = fetches ? unit_after(unit) : unit;
+  const Range keys_of_next = fetches ? first_keys(next_unit) : Range{0, 0};
   for (int64_t c = chunks.begin, count; c < chunks.end; c += count) {
-    count = 1;
-    const int64_t begin = c * chunk_keys, next = begin + chunk_keys;
-    if constexpr (reads_in_step<V>) {
-      if (c >= in_step.begin && c < in_step.end) {
-        if (c == first) copy_queries<V>(unit, 0, unit.num_rows);
-        count = count_in_step(in_step, c);
-        attend_in_step<V>(unit, c, count, first);
-        continue;
-      }
+    count = chunks_at_once(unit, streams, c, chunks.end);
+    Chunk here[most_chunks_in_step];
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t begin = (c + i) * chunk_keys;
+      const Range keys = intersection(all_keys, {begin, begin + chunk_keys});
+      read_chunk<V>(unit, begin, {keys.begin - begin, keys.end - begin}, streams, &here[i]);
     }
-    const Range here = intersection(all_keys, {begin, next}), needed = {here.begin - begin, here.end - begin};
-    Chunk chunk;
-    chunk.begin = begin;
-    read_keys<V>(unit, begin, needed, streams, &chunk.keys);
-    read_values<V>(unit, begin, needed, streams, &chunk.values);
-    const bool is_last = c + 1 == chunks.end;
-    const Range keys_ahead = is_some_in_step ? none : is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys});
-    const NextChunk ahead(is_last ? next_unit : unit, keys_ahead);
-    if (streams || !ahead.is_empty()) share_asking<V>(unit, ahead, needed, &chunk);
-    const int64_t slot = slots_before(c, first);
+    const int64_t begin = c * chunk_keys, next = begin + count * chunk_keys, slot = slots_before(c, first);
+    Upcoming upcoming;
+    if (fetches) {
+      const bool is_last = c + 1 == chunks.end;
+      upcoming.find(is_last ? next_unit : unit, is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys}));
+    }
     int64_t first_row = unit.num_rows;
-    for (int64_t row = 0, end; row < unit.num_rows; row = end) {
-      end = tile_end<V>(unit, row);
+    for (int64_t row = 0, end, tile = 0; row < unit.num_rows; row = end, ++tile) {
+      end = smaller(unit.num_rows, row + tile_rows);
       if (c == first) {
         copy_queries<V>(unit, row, end);
         prefetch_queries(unit, end, smaller(end + tile_rows, unit.num_rows));
@@ -163,20 +125,18 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
       if (keys.end <= begin && c > first) continue;  // these rows are done: later ones have later keys
       first_row = smaller(first_row, row);
       if (keys.begin >= smaller(next, keys.end) || keys.end <= begin) {
-        clear_states(unit, slot, row, end);
+        for (int64_t i = 0; i < count; ++i) clear_states(unit, slot + i, row, end);
         continue;
       }
-      if (streams) {
-        attend_streamed_tile<V>(end - row, unit, chunk, row, slot);
-      } else {
-        attend_tile_of<V, tile_rows>(end - row, unit, chunk, row, slot);
-      }
+      Ahead of_keys = nothing_ahead, of_values = nothing_ahead;
+      if (fetches) upcoming.share(here[0], tile, tiles, &of_keys, &of_values);
+      attend_tile<V>(unit, here, count, {row, end - row}, slot, of_keys, of_values);
     }
-    merge_chunk<V>(unit, c, first, first_row, unit.num_rows);
+    merge_chunks<V>(unit, c, count, first, first_row);
   }
 
   for (int64_t row = 0, end; row < unit.num_rows; row = end) {
-    end = tile_end<V>(unit, row);
+    end = smaller(unit.num_rows, row + tile_rows);
     const Range own = intersection(chunks_of(keys_of_tile(row, end)), chunks);
     if (chunks.begin < chunks.end) {
       merge_rest<V>(unit, greater(own.end, first + 1) - 1, first, row, end);
@@ -197,7 +157,7 @@ inline bool join_parts(const Unit &unit, int64_t index, int64_t part) {
   if (__atomic_sub_fetch(&parts.unfinished[index], 1, __ATOMIC_ACQ_REL) != 0) return false;
   for (int64_t p = 0; p < parts.count; ++p) {
     __builtin_memcpy(unit.o(slots_before(p, 0), 0), states + p * parts.state_stride, static_cast<size_t>(floats) * sizeof(float));
-    merge_chunk<V>(unit, p, 0, 0, unit.num_rows);
+    merge_chunks<V>(unit, p, 1, 0, 0);
   }
   merge_rest<V>(unit, parts.count - 1, 0, 0, unit.num_rows);
   return true;

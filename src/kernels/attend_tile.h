@@ -1,4 +1,7 @@
-// What a tile of queries makes of a chunk of keys: its state (m, l, o).
+// What a tile makes of a chunk of keys: its states (m, l, o). A tile is some rows of a unit; one row may take several chunks in step.
+//
+// In order: products of the queries with the keys, scores, softmax, context. Storage types, the number of rows and what is fetched
+// meanwhile are parameters of the loops in scores.h and context.h, and nothing here depends on them.
 #pragma once
 
 #include "kernels/context.h"
@@ -6,111 +9,116 @@
 namespace mha {
 namespace {
 
-// visit_storage, but of some tiles there are those for floats only: more would be more code than use.
-template <int R, Asks asks, class Visit>
-MHA_INLINE void visit_storage_of_tile(Storage storage, Visit visit) {
-  constexpr bool has_all = R == 4 ? asks == Asks::shared || !is_small_code : R == 1 && asks == Asks::alone;
-  if constexpr (has_all)
-    visit_storage(storage, visit);
-  else
-    visit(Stored<float>{});
-}
+// Rows [begin, begin + count) of a unit.
+struct TileRows {
+  int64_t begin, count;
+};
 
-template <int R>
-MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, int64_t row, Attending *keys) {
-  Row at = unit.row(row);
-  MHA_UNROLL for (int r = 0; r < R; ++r) {
+MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, const TileRows &rows, Attending *keys) {
+  Row at = unit.row(rows.begin);
+  for (int64_t r = 0; r < rows.count; ++r, unit.advance(&at)) {
     const Range range = unit.keys_of(at);
     keys->begins[r] = smaller(chunk_keys, greater(0, range.begin - chunk_begin));
     keys->ends[r] = smaller(chunk_keys, greater(0, range.end - chunk_begin));
-    if (at.index + 1 < unit.num_rows) unit.advance(&at);
   }
   // Later rows have later keys.
-  keys->some = {keys->begins[0], keys->ends[R - 1]};
-  keys->shared = {keys->begins[R - 1], keys->ends[0]};
+  const int64_t last = rows.count - 1;
+  keys->some = {keys->begins[0], greater(keys->begins[0], keys->ends[last])};
+  keys->shared = {keys->begins[last], keys->ends[0]};
   if (keys->shared.begin >= keys->shared.end) keys->shared = {keys->some.end, keys->some.end};
 }
 
-// The keys of a row whose scores are -infinity take no part.
-MHA_APART inline void find_excluded(Range keys, const float *scores, uint8_t *excluded) {
-  for (int64_t j = keys.begin; j < keys.end; ++j) excluded[j] = scores[j] == -infinity;
-}
-
-template <class V, int R, Asks asks>
-inline void attend_tile(const Unit &unit, Chunk &chunk, int64_t row, int64_t slot) {
-  const Attention &call = unit.call;
-  Attending keys;
-  find_attending<R>(unit, chunk.begin, row, &keys);
-
-  float *const scores = unit.scratch + call.scratch.scores;
-  float m[R], l[R], least[R];
-  MHA_UNROLL for (int r = 0; r < R; ++r) {
-    m[r] = -infinity;
-    least[r] = infinity;
-  }
-  visit_storage_of_tile<R, asks>(chunk.keys.storage, [&](auto stored) MHA_INLINED {
-    using Element = typename decltype(stored)::Element;
-    if constexpr (asks == Asks::shared && sizeof(Element) == sizeof(float)) {
-      score_keys<V, R>(unit, chunk, row, keys, scores, m, least);
-    } else {
-      score_streamed_keys<V, R, Element, asks>(unit, chunk, row, keys, scores, m, least);
+// Lists the blocks that the rows attend to, in so many streams which advance side by side.
+inline void list_blocks(const Chunk *chunks, const Attending *keys, int64_t count, int64_t num_rows, int64_t streams, const Ahead &ahead,
+                        float *scores, KeyBlocks *blocks) {
+  const void *at[KeyBlocks::most];
+  float *to[KeyBlocks::most];
+  const char *later[KeyBlocks::most];
+  int64_t n = 0;
+  for (int64_t c = 0; c < count; ++c) {
+    const Range groups = groups_of(keys[c].some);
+    for (int64_t g = groups.begin; g < groups.end; ++g, ++n) {
+      at[n] = chunks[c].keys.at[g];
+      to[n] = scores + c * num_rows * score_stride + g * key_block;
+      later[n] = ahead.has(g) ? ahead.at(g) : nullptr;
     }
-  });
-  uint8_t *const excluded = reinterpret_cast<uint8_t *>(unit.scratch + call.scratch.excluded);
-  bool excludes[R];
-  for (int r = 0; r < R; ++r) {
-    excludes[r] = least[r] == -infinity;
-    if (!excludes[r]) continue;
-    find_excluded({keys.begins[r], keys.ends[r]}, scores + r * score_stride, excluded + r * chunk_keys);
-    keys.shared = {keys.some.end, keys.some.end};
   }
-
-  const int64_t first_block = block_of(keys.some.begin), end_block = block_of(keys.some.end + key_block - 1);
-  softmax<V, R>(scores + first_block * key_block, end_block - first_block, m, l, chunk.value_stream);
-  for (int r = 0; r < R; ++r) {
-    *unit.m(slot, row + r) = m[r];
-    *unit.l(slot, row + r) = l[r];
-    if (chunk.values.has_scales) scale_by_values<V>(chunk.values, first_block, end_block, scores + r * score_stride);
+  const int64_t of_stream = (n + streams - 1) / streams;
+  int64_t next = 0;
+  for (int64_t first = 0; first < of_stream; ++first) {
+    for (int64_t i = first; i < n; i += of_stream) blocks->set(next++, at[i], to[i], later[i]);
   }
-
-  // First the keys before those that all rows have, row by row.
-  float *const o = unit.o(slot, row);
-  for (int r = 0; r < R && keys.shared.begin != keys.some.begin; ++r) {
-    row_context<V>(chunk.values, call.head_dim_v_padded, scores + r * score_stride,
-                   {keys.begins[r], smaller(keys.ends[r], keys.shared.begin)}, excludes[r] ? excluded + r * chunk_keys : nullptr,
-                   o + r * call.head_dim_v_padded);
-  }
-  if (keys.shared.begin == keys.shared.end) return;
-  constexpr int C = TileShape<V::size>::context_vectors(R);
-  visit_storage_of_tile<R, asks>(chunk.values.storage, [&](auto stored) MHA_INLINED {
-    context<V, R, C, typename decltype(stored)::Element, asks>(unit, chunk, scores, keys, 0, o);
-  });
+  blocks->count = n;
+  blocks->ahead_bytes = ahead.bytes();
+  blocks->ahead_stride = ahead.group_bytes;
+  blocks->share = ahead.share;
 }
 
-// Tiles have 1, 2, 4 or 6 rows.
-template <class V, int R>
-MHA_INLINE void attend_tile_of(int64_t rows, const Unit &unit, Chunk &chunk, int64_t row, int64_t slot) {
-  constexpr int fewer = R > 2 ? R - 2 : 1;
-  if constexpr (R > 1) {
-    if (rows <= fewer) return attend_tile_of<V, fewer>(rows, unit, chunk, row, slot);
-  }
-  attend_tile<V, R, Asks::shared>(unit, chunk, row, slot);
-}
-
-// Those of a streamed unit likewise, but of fewer bits 1 or 4; of floats also wide ones.
+// The states of the rows over each of `count` chunks, in slots from `slot` on.
 template <class V>
-MHA_INLINE void attend_streamed_tile(int64_t rows, const Unit &unit, Chunk &chunk, int64_t row, int64_t slot) {
-  if constexpr (V::size > 1) {
-    const bool are_floats = has_floats(unit.call);
-    if constexpr (has_wide_tiles<V>) {
-      if (rows == unit.num_rows && rows > 6) return attend_tile<V, wide_tile_rows, Asks::alone>(unit, chunk, row, slot);
-      if (rows == unit.num_rows && rows > 4) return attend_tile<V, 6, Asks::alone>(unit, chunk, row, slot);
+MHA_APART void attend_tile(const Unit &unit, const Chunk *chunks, int64_t count, const TileRows &rows, int64_t slot,
+                           const Ahead &ahead_of_keys, const Ahead &ahead_of_values) {
+  const Attention &call = unit.call;
+  const int64_t width = call.head_dim_v_padded;
+  float *const scores = unit.scratch + call.scratch.scores;
+  uint8_t *const excluded = reinterpret_cast<uint8_t *>(unit.scratch + call.scratch.excluded);
+
+  // 1. Products. In a tile with more rows than there are, the last one stands in for those that are missing.
+  Attending keys[most_chunks_in_step];
+  for (int64_t c = 0; c < count; ++c) find_attending(unit, chunks[c].begin, rows, &keys[c]);
+  KeyBlocks blocks;
+  list_blocks(chunks, keys, count, rows.count, rows.count == 1 ? call.tuning->key_streams : 1, ahead_of_keys, scores, &blocks);
+  const float *queries[attend_tile_rows_max];
+  for (int64_t r = 0; r < attend_tile_rows_max; ++r) queries[r] = unit.q(rows.begin + smaller(r, rows.count - 1));
+  const Storage key_storage = chunks[0].keys.storage;
+  const bool fetches = ahead_of_keys.groups || ahead_of_values.groups;
+  const int64_t block_bytes = key_block * call.head_dim * bytes_of(key_storage);
+  multiply_keys(blocks, loops_over_keys<V>(rows.count, key_storage, fetches), block_bytes, queries, call.head_dim);
+
+  // 2. Scores, their maximum, and p = exp(score - maximum), whose sum is l.
+  const uint8_t *excluded_of[attend_tile_rows_max];
+  bool excludes_some = false;
+  for (int64_t c = 0; c < count; ++c) {
+    const Range groups = groups_of(keys[c].some);
+    for (int64_t r = 0; r < rows.count; ++r) {
+      const int64_t n = c * rows.count + r;
+      const Range own = {keys[c].begins[r], keys[c].ends[r]};
+      float *const row = scores + n * score_stride, *const m = unit.m(slot + c, rows.begin + r);
+      excluded_of[n] = nullptr;
+      if (score_row<V>(chunks[c].keys, groups.begin, groups.end, own, call.scale, row, m)) {
+        find_excluded(own, row, excluded + n * chunk_keys);
+        excluded_of[n] = excluded + n * chunk_keys;
+        excludes_some = true;
+      }
+      *unit.l(slot + c, rows.begin + r) = softmax<V>(row + groups.begin * key_block, groups.end - groups.begin, *m);
+      if (chunks[c].values.has_scales) scale_by_values<V>(chunks[c].values, groups.begin, groups.end, row);
     }
-    if (rows < unit.num_rows && are_floats) return attend_tile_of<V, TileShape<V::size>::attend_rows>(rows, unit, chunk, row, slot);
-    if (rows == 1) return attend_tile<V, 1, Asks::alone>(unit, chunk, row, slot);
-    if (rows < unit.num_rows || (is_small_code && !are_floats)) return attend_tile<V, 4, Asks::shared>(unit, chunk, row, slot);
-    if (rows == 2 && are_floats) return attend_tile<V, 2, Asks::alone>(unit, chunk, row, slot);
-    attend_tile<V, 4, Asks::alone>(unit, chunk, row, slot);
+  }
+
+  // 3. Context: the keys before those that all rows attend to, these, and those behind them.
+  if (excludes_some) {
+    for (int64_t c = 0; c < count; ++c) keys[c].shared = {keys[c].some.end, keys[c].some.end};
+  }
+  const auto p_of = [&](int64_t c) MHA_INLINED { return scores + c * rows.count * score_stride; };
+  for (int64_t c = 0; c < count; ++c) {
+    const Attending &own = keys[c];
+    if (own.some.begin == own.shared.begin && own.shared.begin < own.shared.end) continue;
+    float *const o = unit.o(slot + c, rows.begin);
+    for (int64_t i = 0; i < rows.count * width; i += V::size) store(o + i, all<V>(0.0f));
+    add_masked_values<V>(chunks[c].values, width, {own.some.begin, own.shared.begin}, p_of(c), rows.count, own,
+                         excluded_of + c * rows.count, o);
+  }
+  const Loops loops = loops_over_values<V>(rows.count, chunks[0].values.storage, fetches);
+  for (int64_t c = 0; c < count; ++c) {
+    const Range shared = keys[c].shared;
+    add_values(chunks[c].values, width, shared, loops, p_of(c), unit.o(slot + c, rows.begin), shared.begin > keys[c].some.begin,
+               ahead_of_values);
+  }
+  for (int64_t c = 0; c < count; ++c) {
+    const Attending &own = keys[c];
+    if (own.shared.end >= own.some.end) continue;
+    add_masked_values<V>(chunks[c].values, width, {own.shared.end, own.some.end}, p_of(c), rows.count, own, excluded_of + c * rows.count,
+                         unit.o(slot + c, rows.begin));
   }
 }
 

@@ -20,6 +20,28 @@ struct Int4 {
   uint8_t bits;  // two codes, each + 8: that of an even term in the low half
 };
 
+// Calls visit(Stored<the type of an element>{}).
+template <class Type>
+struct Stored {
+  using Element = Type;
+};
+
+template <class Visit>
+MHA_INLINE void visit_storage(Storage storage, Visit visit) {
+  switch (storage) {
+    case Storage::f32:
+      return visit(Stored<float>{});
+    case Storage::f16:
+      return visit(Stored<F16>{});
+    case Storage::bf16:
+      return visit(Stored<Bf16>{});
+    case Storage::int8:
+      return visit(Stored<int8_t>{});
+    case Storage::int4:
+      return;  // weights alone
+  }
+}
+
 // V::size neighbours. f16 and bf16 widen exactly (a NaN may become quiet), int8 to the number that it is.
 template <class V>
 MHA_INLINE V load(const F16 *p);
@@ -52,25 +74,14 @@ MHA_INLINE void join_even_odd(V *even, V *odd);
 template <class V>
 MHA_INLINE void split_even_odd(V *first, V *last);
 
-// With AVX2 codes become f16 first, many of them by one look into a table of bytes, since one instruction loads and widens these. (AVX-512
-// has one that makes floats of 16 codes at once.) Those of 4 terms and 48 columns lie in the order in which this leaves them: vector i of
-// term t at number place_of_code(t, i).
+// What int4 codes are widened to, once for all rows that are multiplied with them: with AVX2 f16, many of them by one look into a table of
+// bytes, since one instruction loads and widens these to floats. (AVX-512 has one that makes floats of 16 codes at once.)
 template <class V>
-constexpr bool has_half_codes = false;
-
-constexpr int64_t half_code_terms = 4;
-struct HalfCodes {
-  alignas(64) F16 numbers[half_code_terms * panel_columns];
+struct Int4Widened {
+  using Number = float;
 };
-
-// Eights of columns leave a vector of 32 bytes as the halves of two vectors: 0 and 2, 1 and 3.
-constexpr int place_of_code(int term, int vector) {
-  const int eight = term / 2 * (static_cast<int>(panel_columns) / 8) + vector, in_32 = eight % 4;
-  return (eight / 4 * 4 + term % 2 * 2 + in_32 % 2) * 16 + in_32 / 2 * 8;
-}
-
 template <class V>
-MHA_INLINE void halves_of(const Int4 *two_rows, HalfCodes *to);
+using Int4Number = typename Int4Widened<V>::Number;
 
 template <>
 MHA_INLINE Scalar load<Scalar>(const F16 *p) {
@@ -161,23 +172,24 @@ MHA_INLINE void split_even_odd<Vector>(Vector *first, Vector *last) {
 }
 
 template <>
-constexpr bool has_half_codes<Vector> = true;
+struct Int4Widened<Vector> {
+  using Number = F16;
+};
 
-// Only the upper 8 bits of a code's f16 can be other than zero: they are byte number code + 8 of the table.
-template <>
-MHA_INLINE void halves_of<Vector>(const Int4 *two_rows, HalfCodes *to) {
+// 32 bytes, of which each holds the codes of two terms, as f16: those in the low halves to `even`, the others to `odd`; the first 16 of each
+// there, the last 16 `apart` numbers further on. Only the upper 8 bits of a code's f16 can be other than zero: they are byte number code + 8 of
+// a table.
+MHA_INLINE void halves_of_codes(const Int4 *p, F16 *even, F16 *odd, int64_t apart) {
   const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(-0x38, -0x39, -0x3a, -0x3b, -0x3c, -0x3e, -0x40, -0x44,  // -8 .. -1
                                                                   0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47));
   const __m256i low_half = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
-  MHA_UNROLL for (int n = 0; n < 3; ++n) {
-    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(two_rows) + n);
-    const __m256i codes[2] = {_mm256_and_si256(both, low_half), _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half)};
-    MHA_UNROLL for (int odd = 0; odd < 2; ++odd) {
-      const __m256i high_bytes = _mm256_shuffle_epi8(table, codes[odd]);
-      __m256i *const at = reinterpret_cast<__m256i *>(to->numbers) + 4 * n + 2 * odd;
-      _mm256_store_si256(at, _mm256_unpacklo_epi8(zero, high_bytes));
-      _mm256_store_si256(at + 1, _mm256_unpackhi_epi8(zero, high_bytes));
-    }
+  const __m256i both = _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)), 0xd8);
+  const __m256i codes[2] = {_mm256_and_si256(both, low_half), _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half)};
+  F16 *const to[2] = {even, odd};
+  MHA_UNROLL for (int i = 0; i < 2; ++i) {
+    const __m256i high_bytes = _mm256_shuffle_epi8(table, codes[i]);
+    _mm256_store_si256(reinterpret_cast<__m256i *>(to[i]), _mm256_unpacklo_epi8(zero, high_bytes));
+    _mm256_store_si256(reinterpret_cast<__m256i *>(to[i] + apart), _mm256_unpackhi_epi8(zero, high_bytes));
   }
 }
 

@@ -17,6 +17,15 @@ constexpr int64_t int4_group = 32;     // terms that have one scale (CONTRACT.md
 // How numbers are stored: the MHA_TYPE_* of mha.h.
 enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
 
+// How the kernels use a processor's memory: no result depends on it. tuning.cpp says which processor has which.
+struct Tuning {
+  const char *name;
+  int64_t chunks_in_step;      // chunks of keys that a row which is alone in its unit attends to in step: 1, 2 or 4
+  int64_t key_streams;         // in so many places side by side such a row reads keys
+  int64_t most_rows_fetching;  // products of so many rows fetch the weights that come next
+  int64_t near_weight_bytes;   // up to so many bytes of weights, one or two rows fetch what they come to shortly instead
+};
+
 // ---- Projection
 
 constexpr int64_t project_block_rows = 144;  // input rows that pass under a block of weights
@@ -67,6 +76,7 @@ struct Projection {
   const float *bias;  // [ceil(columns / 48) * 48], zero where there is none
   Landing landing;
   Landing tap;  // a second copy for mha_taps, or none
+  const Tuning *tuning;
 };
 
 // ---- Attention
@@ -170,6 +180,7 @@ struct Attention {
   float *scores, *scaled_scores, *masked_scores, *context;
   AttendScratch scratch;
   KeyParts parts;
+  const Tuning *tuning;
 };
 
 // ---- Storing keys or values

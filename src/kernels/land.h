@@ -95,7 +95,7 @@ MHA_INLINE void land_everywhere(const Projection &p, int64_t row, int64_t num_ro
 
 // Up to project_block_rows input rows, and where their results go if that is rows too.
 struct RowBlock {
-  static constexpr int spare = 1;
+  static constexpr int spare = 3;
   int64_t first, count;
   const float *in[project_block_rows + spare];  // a tile may have more rows than there are: the last one again
   float *out[project_block_rows + spare];

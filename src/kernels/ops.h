@@ -112,9 +112,10 @@ MHA_INLINE void store(float *p, Scalar v) { *p = v.x; }
 MHA_INLINE Scalar held(Scalar x) { return x; }
 MHA_INLINE Scalar held_in_pair(Scalar x) { return x; }
 
-// The same address, of which the compiler does not know that it is: so it does not carry what lies there from one turn of a loop to the
-// next, in registers that it does not have.
-MHA_INLINE float *forgotten(float *p) {
+// The same address or number, of which the compiler does not know that it is: so it neither carries what follows from it from one turn of a
+// loop to the next, in registers that it does not have, nor writes the loop once for each value.
+template <class T>
+MHA_INLINE T forgotten(T p) {
   __asm__("" : "+r"(p));
   return p;
 }

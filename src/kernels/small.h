@@ -28,13 +28,11 @@ struct SmallMemory {
 
 // y[r] = 16 columns of each of some matrices for R rows: dot(rows[r], columns) + bias.
 template <class V, int R, int N>
-MHA_INLINE void project_small(const RowPointers<R> &rows, int64_t depth, const float *const (&w)[N / small_vectors<V>],
+MHA_INLINE void project_small(const float *const (&rows)[R], int64_t depth, const float *const (&w)[N / small_vectors<V>],
                               const float *const (&bias)[N / small_vectors<V>], V (&y)[R][N]) {
   constexpr int C = small_vectors<V>;
-  Blocks<float, N / C, panel_columns> columns;
-  MHA_UNROLL for (int i = 0; i < N / C; ++i) columns.block[i] = w[i];
   clear(y);
-  accumulate<R, N, C>(rows, columns, 0, depth, y, NoPrefetch{});
+  for (int64_t k = 0; k < depth; ++k) add_term<C>(rows, k, w, k * panel_columns, y);
   MHA_UNROLL for (int i = 0; i < N; ++i) {
     const V b = load<V>(bias[i / C] + i % C * static_cast<int>(V::size));
     MHA_UNROLL for (int r = 0; r < R; ++r) y[r][i] = canonical(y[r][i] + b);
@@ -45,11 +43,11 @@ MHA_INLINE void project_small(const RowPointers<R> &rows, int64_t depth, const f
 template <class V, int R>
 MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &memory, const SmallCall &call, const float *x, int64_t row) {
   constexpr int C = small_vectors<V>;
-  RowPointers<R> rows;
+  const float *rows[R];
   int64_t number[R];
   MHA_UNROLL for (int r = 0; r < R; ++r) {
     number[r] = smaller(row + r, call.n - 1);
-    rows.row[r] = x + number[r] * call.x.row_stride;
+    rows[r] = x + number[r] * call.x.row_stride;
   }
   for (int64_t column = 0; column < layer.most_columns; column += key_block) {
     V y[R][3 * C];
@@ -74,14 +72,15 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
 
 // One head of R query rows: scores, softmax and context over the first keys[r] keys, which are one block.
 template <class V, int R>
-MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory, const RowPointers<R> &q, const float *k, const float *v,
+MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory, const float *const (&q)[R], const float *k, const float *v,
                              const int64_t (&keys)[R], float *context) {
   constexpr int C = small_vectors<V>, lanes = V::size;
   alignas(64) float scores[R][key_block], weights[R][key_block];
   float l[R];
   V s[R][C], p[R * C];
   clear(s);
-  accumulate<R, C, C>(q, Columns{k, key_block, 0}, 0, layer.head_dim, s, NoPrefetch{});
+  const float *const keys_of_head[1] = {k};
+  for (int64_t d = 0; d < layer.head_dim; ++d) add_term<C>(q, d, keys_of_head, d * key_block, s);
   MHA_UNROLL for (int r = 0; r < R; ++r) {
     V most = all<V>(-infinity);
     MHA_UNROLL for (int i = 0; i < C; ++i) {
@@ -121,8 +120,8 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
 template <class V, int R>
 MHA_INLINE void project_small_output(const SmallLayer &layer, const SmallMemory &memory, float *const (&to)[R]) {
   constexpr int C = small_vectors<V>;
-  RowPointers<R> rows;
-  MHA_UNROLL for (int r = 0; r < R; ++r) rows.row[r] = memory.context + r * memory.context_stride;
+  const float *rows[R];
+  MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = memory.context + r * memory.context_stride;
   for (int64_t column = 0; column < layer.output_dim; column += key_block) {
     V y[R][C];
     project_small<V, R, C>(rows, layer.context_columns, {layer.panels[3] + column}, {layer.bias[3] + column}, y);
@@ -139,19 +138,19 @@ MHA_INLINE void project_small_output(const SmallLayer &layer, const SmallMemory 
 template <class V, int R>
 MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &memory, const SmallCall &call, float *output, int64_t row) {
   const float *k = memory.k, *v = memory.v;
-  RowPointers<R> q;
+  const float *q[R];
   int64_t keys[R];
   float *context = memory.context, *to[R];
   MHA_UNROLL for (int r = 0; r < R; ++r) {
     const int64_t number = smaller(row + r, call.n - 1);
-    q.row[r] = memory.q + number * memory.stride;
+    q[r] = memory.q + number * memory.stride;
     keys[r] = call.is_causal ? number + 1 : call.n;
     to[r] = output + number * call.output_row_stride;
   }
   for (int64_t kv_head = 0; kv_head < layer.num_kv_heads; ++kv_head, k += layer.head_dim * key_block, v += layer.head_dim_v) {
     for (int64_t i = 0; i < layer.group; ++i, context += layer.head_dim_v) {
       attend_small<V, R>(layer, memory, q, k, v, keys, context);
-      MHA_UNROLL for (int r = 0; r < R; ++r) q.row[r] += layer.head_dim;
+      MHA_UNROLL for (int r = 0; r < R; ++r) q[r] += layer.head_dim;
     }
   }
   if (!layer.has_output) {

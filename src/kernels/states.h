@@ -49,27 +49,16 @@ MHA_INLINE int64_t slots_before(int64_t c, int64_t first) {
   return __builtin_popcountll(static_cast<unsigned long long>(c) & ((2ull << digit) - 1));
 }
 
-// After a subtree of 2^level chunks, of which c is one, in slot `slot`: merges it with the one before it as long as both are halves of a
-// larger one, for rows [begin, end).
+// After chunks [c, c + count), which are a subtree of one, two or four, each in a slot of its own from slots_before(c, first) on: merges them,
+// and the subtree with the one before it as long as both are halves of a larger one. For the rows from first_row on.
 template <class V>
-MHA_INLINE void merge_upwards(const Unit &unit, int64_t c, int64_t level, int64_t slot, int64_t first, int64_t begin, int64_t end) {
-  for (; (c >> level & 1) && c >> level << level > first; ++level, --slot) merge<V>(unit, slot - 1, slot, begin, end);
-}
-template <class V>
-MHA_INLINE void merge_chunk(const Unit &unit, int64_t c, int64_t first, int64_t begin, int64_t end) {
-  merge_upwards<V>(unit, c, 0, slots_before(c, first), first, begin, end);
-}
-
-// After chunks [c, c + count), which are a subtree, each of them in a slot of its own.
-template <class V>
-MHA_INLINE void merge_chunks(const Unit &unit, int64_t c, int64_t count, int64_t first) {
-  const int64_t slot = slots_before(c, first);
-  int64_t level = 0;
+MHA_INLINE void merge_chunks(const Unit &unit, int64_t c, int64_t count, int64_t first, int64_t first_row) {
+  int64_t slot = slots_before(c, first), level = 0;
   for (; 1 << level < count; ++level) {
     const int64_t apart = 1 << level;
-    for (int64_t left = slot; left < slot + count; left += 2 * apart) merge<V>(unit, left, left + apart, 0, unit.num_rows);
+    for (int64_t left = slot; left < slot + count; left += 2 * apart) merge<V>(unit, left, left + apart, first_row, unit.num_rows);
   }
-  merge_upwards<V>(unit, c, level, slot, first, 0, unit.num_rows);
+  for (; (c >> level & 1) && c >> level << level > first; ++level, --slot) merge<V>(unit, slot - 1, slot, first_row, unit.num_rows);
 }
 
 // After the last chunk, c: what is left, starting at the right.

@@ -21,9 +21,9 @@ constexpr auto small_function() {
 template <class V>
 constexpr Kernels make_kernels(uint32_t instruction_set) {
   using Shape = TileShape<V::size>;
-  return {instruction_set,    Shape::project_rows, Shape::project_vectors(Shape::project_rows) * static_cast<int64_t>(V::size),
-          Shape::attend_rows, project<V>,          attend<V>,
-          store<V>,           finish_rows<V>,      small_function<V>()};
+  return {instruction_set,    Shape::most_rows, Shape::project_vectors(Shape::most_rows) * static_cast<int64_t>(V::size),
+          Shape::attend_rows, project<V>,       attend<V>,
+          store<V>,           finish_rows<V>,   small_function<V>()};
 }
 
 }  // namespace

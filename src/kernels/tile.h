@@ -1,7 +1,8 @@
-// The one inner loop of the library: R rows times a block of columns, all in registers.
+// The one inner loop of the library: some rows times a block of columns, all in registers.
 //
 // Projections, scores and context vectors are the same computation: R rows of multipliers, read one number at a time, times a matrix that
-// lies with its columns side by side. Vectors run across columns, never along k, so that lane count and tile shape cannot change a bit.
+// lies with its columns side by side. For weights the columns are outputs, for scores they are keys, for the context they are the columns
+// of the values. Vectors run across columns, never along the terms, so that the number of lanes and the shape of a tile cannot change a bit.
 #pragma once
 
 #include "kernels/elements.h"
@@ -19,80 +20,66 @@ MHA_INLINE int64_t quotient(int64_t a, int64_t b) { return a < b ? 0 : a / b; }
 MHA_INLINE int64_t block_of(int64_t key) { return static_cast<int64_t>(static_cast<uint64_t>(key) / key_block); }
 MHA_INLINE int64_t place_in_block(int64_t key) { return static_cast<int64_t>(static_cast<uint64_t>(key) % key_block); }
 
-// The left-hand rows, in one of two forms: at(r, k) is the multiplier of row r at k.
-template <int R>
-struct RowPointers {
-  const float *row[R];
-  MHA_INLINE float at(int r, int64_t k) const { return row[r][k]; }
-};
-
-template <int stride>
-struct EvenRows {
-  const float *base;
-  MHA_INLINE float at(int r, int64_t k) const { return base[r * stride + k]; }
-};
-
-// The right-hand matrix, of floats or of numbers that are widened on the way: element (k, column) is at w + k * k_stride + column, where
-// columns come in blocks block_stride apart.
-template <class Element>
-struct ColumnsOf {
-  using Number = Element;
-  const Element *w;
-  int64_t k_stride;
-  int64_t block_stride;
-
-  // Where vector i of the columns at k lies, in blocks of C vectors.
-  template <class V, int C>
-  MHA_INLINE const Element *at(int64_t k, int i) const {
-    return w + k * k_stride + i / C * block_stride + i % C * static_cast<int>(V::size);
-  }
-};
-using Columns = ColumnsOf<float>;
-
-// The same in blocks of which each lies where it wants: element (k, column) is at block[i] + k * k_stride + column.
-template <class Element, int count, int k_stride>
-struct Blocks {
-  using Number = Element;
-  const Element *block[count];
-
-  template <class V, int C>
-  MHA_INLINE const Element *at(int64_t k, int i) const {
-    return block[i / C] + k * k_stride + i % C * static_cast<int>(V::size);
-  }
-};
-
-// What a loop asks the memory for while it computes: nothing.
-struct NoPrefetch {
-  MHA_INLINE void step(int64_t) const {}
-};
-
 template <int lanes>
 struct TileShape;  // see below
 
-// With AVX2, what comes from the memory is read as a few long streams side by side. (Measured on AMD's Zen 3, which follows several streams
-// by itself, at 1.3 times the speed of one. Other processors that have AVX2 and not AVX-512 have not been measured.)
-template <class V>
-constexpr bool reads_streams = V::size == 8;
+// What a loop fetches for later while it computes: with every term a line at each of four places, `apart` bytes from one to the next, which
+// move by `step` bytes a term, and by `skip` bytes more when the loop goes on to the next columns. Memory that is read in several places
+// comes faster. Places that do not move are those of nothing.
+struct Prefetch {
+  const char *place;
+  int64_t apart, step, skip;
+};
 
-// Some kernels that only make this faster are left out of a small library.
-template <class V>
-constexpr bool has_long_kernels_for_streams = reads_streams<V> && !is_small_code;
+MHA_INLINE Prefetch no_prefetch(const void *anywhere) { return {static_cast<const char *>(anywhere), 0, 0, 0}; }
+
+// So many bytes of a stretch of memory, of which a loop with so many terms and repeats fetches a quarter at each place.
+MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, int64_t terms, int64_t repeats) {
+  const uint32_t quarter = static_cast<uint32_t>(bytes / 4), per_repeat = quarter / static_cast<uint32_t>(repeats);
+  const uint32_t step = per_repeat / static_cast<uint32_t>(terms);  // quicker divisions than those of 64 bits
+  return {begin, quarter, step, per_repeat - step * static_cast<uint32_t>(terms)};
+}
+
+// What becomes of the results of a tile. They
+//   replace      the sums in memory
+//   add          are added to the sums
+//   add_scaled   are added to them times a scale for each column, by a fused multiply-add
+//   extend       continue them: the chain of fused multiply-adds starts with the sum instead of +0
+enum class Sums { replace, add, add_scaled, extend };
+
+constexpr int most_tile_rows = 8, most_tile_blocks = 8;
+
+// Some rows times B blocks of C vectors of columns, `repeats` times over with columns further on. Element (k, column) of block b is number
+// k * column_stride + column from columns[b] on; its sum for row r is at sums[b] + r * sums_stride + column. Terms are cut into chains of
+// `chain` terms, whose results are added (CONTRACT.md, section 3). The loop says how many rows and blocks it takes.
+struct Tile {
+  const float *rows[most_tile_rows];  // term k of row r is rows[r][k]
+  const void *columns[most_tile_blocks];
+  int64_t column_stride;
+  int64_t terms, chain;
+  float *sums[most_tile_blocks];
+  int64_t sums_stride;
+  Sums mode;
+  const float *scales;                       // of the columns of block 0, for each int4 group; add_scaled only
+  int64_t repeats, next_columns, next_sums;  // how far on, in elements
+  Prefetch prefetch;
+};
 
 // Whether each two vectors of sums, of such numbers in blocks of C vectors, are those of even and of odd columns until put_in_order.
 template <class V, class Element, int C>
 constexpr bool is_even_odd = C % 2 == 0 && widens_even_odd<V, Element>;
 
-// `count` vectors of the columns at `place`, from number `first` on.
-template <class V, int C, bool has_register, int count, class Matrix>
-MHA_INLINE void read_columns(const Matrix &columns, int64_t place, int first, V (&column)[count]) {
-  if constexpr (is_even_odd<V, typename Matrix::Number, C>) {
+// `count` vectors of a block's columns at p.
+template <class V, int C, bool has_register, int count, class Element>
+MHA_INLINE void read_columns(const Element *p, V (&column)[count]) {
+  if constexpr (is_even_odd<V, Element, C>) {
     MHA_UNROLL for (int i = 0; i < count; i += 2) {
-      const Two<V> two = load_even_odd<V, has_register>(columns.template at<V, C>(place, first + i));
+      const Two<V> two = load_even_odd<V, has_register>(p + i * static_cast<int>(V::size));
       column[i] = two.even;
       column[i + 1] = two.odd;
     }
   } else {
-    MHA_UNROLL for (int i = 0; i < count; ++i) column[i] = load<V>(columns.template at<V, C>(place, first + i));
+    MHA_UNROLL for (int i = 0; i < count; ++i) column[i] = load<V>(p + i * static_cast<int>(V::size));
   }
 }
 
@@ -110,28 +97,33 @@ MHA_INLINE void put_out_of_order(V (&acc)[R][N]) {
   }
 }
 
-// acc[r][i] += rows[r] at k * columns at `place`, a step of a loop. Beside the sums, the columns are held in registers, and the rows'
-// numbers pass by; for one row, or where there are not registers enough, the rows' numbers are held, and the columns pass by in pairs.
-template <int R, int N, int C, class V, class Rows, class Matrix, class Ahead>
-MHA_INLINE void accumulate_step(const Rows &rows, int64_t k, const Matrix &columns, int64_t place, V (&acc)[R][N], Ahead ahead,
-                                int64_t step) {
-  if constexpr (R > 1 && R * N + N < TileShape<V::size>::registers) {
-    V column[N];
-    read_columns<V, C, R * N + N + 2 <= TileShape<V::size>::registers>(columns, place, 0, column);
-    MHA_UNROLL for (int i = 0; i < N; ++i) column[i] = held(column[i]);
-    ahead.step(step);
+template <int R, int N, class V>
+MHA_INLINE void clear(V (&acc)[R][N]) {
+  MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = all<V>(0.0f); }
+}
+
+// acc[r][i] += rows[r][k] * columns at `place` of each block, in blocks of C vectors. Beside the sums, the columns are held in registers, and
+// the rows' numbers pass by; for one row, or where there are not registers enough, the rows' numbers are held, and the columns pass by in
+// pairs.
+template <int C, int R, int B, int N, class Element, class V>
+MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k, const Element *const (&columns)[B], int64_t place, V (&acc)[R][N]) {
+  static_assert(N == B * C, "all vectors are in a block");
+  constexpr int registers = TileShape<V::size>::registers;
+  if constexpr (R > 1 && R * N + N < registers) {
+    V column[B][C];
+    MHA_UNROLL for (int b = 0; b < B; ++b) read_columns<V, C, R * N + N + 2 <= registers>(columns[b] + place, column[b]);
+    MHA_UNROLL for (int i = 0; i < N; ++i) column[i / C][i % C] = held(column[i / C][i % C]);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
-      const V multiplier = all<V>(rows.at(r, k));
-      MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i], acc[r][i]);
+      const V multiplier = all<V>(rows[r][k]);
+      MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i / C][i % C], acc[r][i]);
     }
   } else {
-    constexpr int at_once = N % 2 == 0 ? 2 : 1;
+    constexpr int at_once = C % 2 == 0 ? 2 : 1;
     V multiplier[R];
-    MHA_UNROLL for (int r = 0; r < R; ++r) multiplier[r] = all<V>(rows.at(r, k));
-    ahead.step(step);
+    MHA_UNROLL for (int r = 0; r < R; ++r) multiplier[r] = all<V>(rows[r][k]);
     MHA_UNROLL for (int first = 0; first < N; first += at_once) {
       V column[at_once];
-      read_columns<V, C, R * N + R + at_once + 1 <= TileShape<V::size>::registers>(columns, place, first, column);
+      read_columns<V, C, R * N + R + at_once + 1 <= registers>(columns[first / C] + place + first % C * static_cast<int>(V::size), column);
       MHA_UNROLL for (int i = 0; i < at_once; ++i) column[i] = held_in_pair(column[i]);
       MHA_UNROLL for (int i = 0; i < at_once; ++i) {
         MHA_UNROLL for (int r = 0; r < R; ++r) acc[r][first + i] = mul_add(multiplier[r], column[i], acc[r][first + i]);
@@ -140,126 +132,254 @@ MHA_INLINE void accumulate_step(const Rows &rows, int64_t k, const Matrix &colum
   }
 }
 
-// acc[r][i] += rows[r] * columns over k in [begin, end), in order, columns.w being those of `begin`: nearly all fused multiply-adds of
-// the library. Blocks hold the columns from term 0 on. Where is_even_odd, the caller has to put the sums in order.
-template <int R, int N, int C, class V, class Rows, class Ahead, class Element = float>
-MHA_INLINE void accumulate(Rows rows, ColumnsOf<Element> columns, int64_t begin, int64_t end, V (&acc)[R][N], Ahead ahead) {
-  for (int64_t k = begin; k < end; ++k, columns.w += columns.k_stride) accumulate_step<R, N, C>(rows, k, columns, 0, acc, ahead, k - begin);
-}
+constexpr int own_ahead = 1536;  // bytes that a loop is ahead of itself, too
 
-template <int R, int N, int C, class V, class Rows, class Element, int k_stride, class Ahead>
-MHA_INLINE void accumulate(Rows rows, const Blocks<Element, N / C, k_stride> &columns, int64_t begin, int64_t end, V (&acc)[R][N],
-                           Ahead ahead) {
-  for (int64_t k = begin; k < end; ++k) accumulate_step<R, N, C>(rows, k, columns, k, acc, ahead, k);
-}
+alignas(64) constexpr float zeros[panel_columns + 16] = {};
 
-// The same with sums in memory: sums[r][i] += rows[r] * columns, for C vectors of columns. The caller puts them in order, as above.
-template <class V, int R, int C, class Rows, class Element, class Ahead>
-MHA_INLINE void add_in_memory(const Rows &rows, ColumnsOf<Element> columns, int64_t begin, int64_t end, float *sums, int64_t stride,
-                              Ahead ahead) {
-  const auto sum = [&](int r, int i) { return sums + r * stride + i * static_cast<int>(V::size); };
-  V acc[R][C];
-  MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < C; ++i) acc[r][i] = load<V>(sum(r, i)); }
-  accumulate<R, C, C>(rows, columns, begin, end, acc, ahead);
-  MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < C; ++i) store(sum(r, i), acc[r][i]); }
-}
-
-template <class V, class Element, int C>
-MHA_INLINE void put_in_order(float *sums, int64_t count) {
-  if constexpr (is_even_odd<V, Element, C>) {
-    for (float *at = sums; at < sums + count; at += 2 * V::size) {
-      V even = load<V>(at), odd = load<V>(at + V::size);
-      join_even_odd(&even, &odd);
-      store(at, even);
-      store(at + V::size, odd);
+template <class V, int R, int B, int C, class Element, bool fetches>
+__attribute__((noclone)) MHA_APART void multiply(const Tile &tile) {
+  static_assert(R <= most_tile_rows && B <= most_tile_blocks, "a tile has room for them");
+  constexpr int N = B * C, lanes = V::size;
+  const float *rows[R];
+  const Element *columns[B];
+  float *sums[B];
+  MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = tile.rows[r];
+  MHA_UNROLL for (int b = 0; b < B; ++b) {
+    columns[b] = static_cast<const Element *>(tile.columns[b]);
+    sums[b] = tile.sums[b];
+  }
+  const char *place = tile.prefetch.place, *later_place = place + 2 * tile.prefetch.apart;
+  const int64_t step = tile.prefetch.step, apart = tile.prefetch.apart;
+  const int64_t terms = tile.terms, column_stride = tile.column_stride, sums_stride = tile.sums_stride;
+  // Chains that start with +0 load it, so that all kinds of sums have one loop.
+  static_assert(C * lanes <= panel_columns + 16, "there are zeros enough");
+  const bool extends = tile.mode == Sums::extend;
+  // visit(r, sums of row r in each block); the addresses are made when they are needed, for there are no registers for them in the loop.
+  const auto for_each_row = [](float *const(&first)[B], int64_t stride, auto visit) MHA_INLINED {
+    float *row[B];
+    MHA_UNROLL for (int b = 0; b < B; ++b) row[b] = forgotten(first[b]);
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      visit(r, row);
+      MHA_UNROLL for (int b = 0; b < B; ++b) row[b] = forgotten(row[b] + stride);
     }
+  };
+  for (int64_t repeat = 0; repeat < tile.repeats; ++repeat) {
+    int64_t k = 0, at = 0;
+    do {
+      const int64_t end = smaller(terms, k + tile.chain);
+      V acc[R][N];
+      float *start[B];
+      MHA_UNROLL for (int b = 0; b < B; ++b) start[b] = extends ? sums[b] : const_cast<float *>(zeros);
+      for_each_row(start, extends ? sums_stride : 0, [&](int r, float *const(&from)[B]) MHA_INLINED {
+        MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = load<V>(from[i / C] + i % C * lanes);
+      });
+      put_out_of_order<Element, C>(acc);
+      const int64_t begin = k;
+      for (; k < end; ++k, at += column_stride) {
+        if constexpr (fetches) {
+          __builtin_prefetch(place, 0, 2);
+          __builtin_prefetch(place + apart, 0, 2);
+          __builtin_prefetch(later_place, 0, 2);
+          __builtin_prefetch(later_place + apart, 0, 2);
+          place += step;
+          later_place += step;
+        } else if constexpr (R > 2) {
+          __builtin_prefetch(reinterpret_cast<const char *>(columns[0] + at) + own_ahead, 0, 3);
+        }
+        add_term<C>(rows, k, columns, at, acc);
+      }
+      put_in_order<Element, C>(acc);
+      const Sums mode = forgotten(tile.mode);
+      if (B == 1 && mode == Sums::add_scaled) {
+        const float *const scales = tile.scales + begin / int4_group * panel_columns + (sums[0] - tile.sums[0]);
+        for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
+          MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(acc[r][i], load<V>(scales + i * lanes), load<V>(to[0] + i * lanes));
+        });
+      } else if (mode == Sums::add || (mode == Sums::replace && forgotten(begin) != 0)) {
+        for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
+          MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = load<V>(to[i / C] + i % C * lanes) + acc[r][i];
+        });
+      }
+      for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
+        MHA_UNROLL for (int i = 0; i < N; ++i) store(to[i / C] + i % C * lanes, acc[r][i]);
+      });
+    } while (k < terms);
+    MHA_UNROLL for (int b = 0; b < B; ++b) {
+      columns[b] += tile.next_columns;
+      sums[b] += tile.next_sums;
+    }
+    place += tile.prefetch.skip;
+    later_place += tile.prefetch.skip;
   }
 }
 
-template <int R, int N, class V>
-MHA_INLINE void clear(V (&acc)[R][N]) {
-  MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = all<V>(0.0f); }
+// A loop for some shape, whatever the columns are stored as.
+struct Loop {
+  void (*run)(const Tile &tile);
+  int64_t rows, blocks, columns;  // columns of a block
+};
+
+// Whether a loop fetches is a choice for several rows of floats. One row leaves it to the processor; numbers of fewer bits come from the memory.
+template <class V, int R, int B, int C, bool may_fetch = true, bool only_floats = false>
+MHA_INLINE Loop loop_of(Storage storage, bool fetches) {
+  Loop loop = {nullptr, R, B, C * static_cast<int64_t>(V::size)};
+  visit_storage(only_floats ? Storage::f32 : storage, [&](auto stored) MHA_INLINED {
+    using Element = typename decltype(stored)::Element;
+    constexpr bool is_float = sizeof(Element) == sizeof(float);
+    if constexpr (only_floats && !is_float) return;
+    else loop.run = multiply<V, R, B, C, Element, may_fetch && (R > 1) && !is_float>;
+    if constexpr (may_fetch && R > 1 && is_float) {
+      if (fetches) loop.run = multiply<V, R, B, C, Element, true>;
+    }
+  });
+  return loop;
 }
 
-// One block of terms, from `begin` on, of dot(rows[r], columns) as in CONTRACT.md section 3, for N vectors in blocks of C; `columns` is
-// what accumulate takes. The blocks' results add up in `sums`; with the last one, take(dot, r, i) gets row r's columns from i * V::size on.
-template <int R, int N, int C, class V, int64_t block = dot_block, class Rows, class Matrix, class Take, class Ahead>
-MHA_INLINE void multiply_block(Rows rows, int64_t begin, int64_t depth, const Matrix &columns, float *sums, int64_t sums_stride,
-                               Take &&take, Ahead ahead) {
-  const int64_t end = smaller(depth, begin + block);
-  V acc[R][N];
-  clear(acc);
-  accumulate<R, N, C>(rows, columns, begin, end, acc, ahead);
-  put_in_order<typename Matrix::Number, C>(acc);
-  const auto sum = [&](int r, int i) { return sums + r * sums_stride + i * static_cast<int>(V::size); };
-  if (begin != 0) {
-    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = load<V>(sum(r, i)) + acc[r][i]; }
-  }
-  if (end == depth) {
-    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) take(acc[r][i], r, i); }
-  } else {
-    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) store(sum(r, i), acc[r][i]); }
-  }
-}
-
-// All blocks.
-template <int R, int N, int C, class V, int64_t block = dot_block, class Rows, class Matrix, class Take, class Ahead = NoPrefetch>
-MHA_INLINE void multiply(Rows rows, int64_t depth, const Matrix &columns, float *sums, int64_t sums_stride, Take &&take,
-                         Ahead ahead = {}) {
-  int64_t begin = 0;
-  do {
-    multiply_block<R, N, C, V, block>(rows, begin, depth, columns, sums, sums_stride, take, ahead);
-    begin += block;
-  } while (begin < depth);
-}
+// 16 columns, the fewest that a loop is made for, are so many vectors.
+template <class V>
+constexpr int least_vectors = V::size == 1 ? 4 : key_block / static_cast<int>(V::size);
 
 // How many rows and vectors a tile has: as many accumulators as the registers hold besides the operands, and never fewer than the 8
-// independent chains that two fma units with a latency of 4 need, where the problem has them. The full tiles (8 x 3 and 6 x 4 vectors on
-// AVX-512), alone on operands in the level-2 cache, run at 0.90 to 0.98 of the fma peak.
+// independent chains that two fma units with a latency of 4 need, where the problem has them.
 //
-// code_vectors: of int4 weights, of which the columns of two terms are held. exp_vectors: so many run side by side through exp, whose
-// constants take registers too.
+//   most_rows            of a tile; the attention's have attend_rows
+//   project_panels(R)    panels side by side
+//   project_vectors(R)   columns of a panel at once; divides a panel
+//   score_blocks(R)      blocks of 16 keys at once
+//   context_vectors(R)   columns of values at once; those that are left are computed 16 at a time
+//   exp_vectors          so many run side by side through exp, whose constants take registers too
 template <>
 struct TileShape<16> {  // AVX-512
   static constexpr int registers = 32;
-  static constexpr int project_rows = 8, attend_rows = 6, softmax_rows = 3, exp_vectors = 4;
+  static constexpr int most_rows = 8, attend_rows = 6, exp_vectors = 4;
   static constexpr int project_panels(int rows) { return rows <= 2 ? 2 : 1; }
   static constexpr int project_vectors(int) { return 3; }
-  static constexpr int code_vectors(int) { return 3; }
-  static constexpr int score_blocks(int rows) { return rows <= 2 ? 8 : 4; }
-  static constexpr int context_vectors(int rows) { return rows <= 2 ? 8 : 4; }
+  static constexpr int score_blocks(int rows) { return rows == 1 ? 8 : 4; }
+  static constexpr int context_vectors(int) { return 4; }
 };
 
 template <>
 struct TileShape<8> {  // AVX2
   static constexpr int registers = 16;
-  static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1, exp_vectors = 2;
+  static constexpr int most_rows = 6, attend_rows = 6, exp_vectors = 2;
   static constexpr int project_panels(int rows) { return rows == 1 ? 2 : 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
-  static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+  static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 };
 
 template <>
 struct TileShape<4> {  // NEON
   static constexpr int registers = 32;
-  static constexpr int project_rows = 6, attend_rows = 6, softmax_rows = 1, exp_vectors = 2;
+  static constexpr int most_rows = 6, attend_rows = 6, exp_vectors = 2;
   static constexpr int project_panels(int) { return 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
-  static constexpr int code_vectors(int rows) { return rows == 1 ? 12 : rows == 2 ? 6 : rows <= 4 ? 4 : 3; }
-  static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
-  static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : 4; }
+  static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+  static constexpr int context_vectors(int) { return 4; }
 };
 
 template <>
 struct TileShape<1> {  // scalar
   static constexpr int registers = 32;
-  static constexpr int project_rows = 4, attend_rows = 2, softmax_rows = 1, exp_vectors = 16;
+  static constexpr int most_rows = 4, attend_rows = 2, exp_vectors = 16;
   static constexpr int project_panels(int) { return 1; }
   static constexpr int project_vectors(int) { return 4; }
   static constexpr int score_blocks(int) { return 1; }
   static constexpr int context_vectors(int) { return 4; }
 };
+
+// ---- The loops for so many rows, or a few more
+
+template <int R>
+struct Rows {
+  static constexpr int count = R;
+};
+
+// Calls visit(Rows<R>{}) with the smallest R that loops are made for and that has room for so many rows.
+template <int most, class Visit>
+MHA_INLINE void visit_rows(int64_t rows, Visit visit) {
+  if (rows <= 1) return visit(Rows<1>{});
+  if constexpr (most > 2) {
+    if (rows <= 2) return visit(Rows<2>{});
+  }
+  if constexpr (most > 4) {
+    if (rows <= 4) return visit(Rows<4>{});
+  }
+  visit(Rows<most>{});
+}
+
+// Tiles of the attention with more rows have floats: numbers of fewer bits are widened to memory for them.
+constexpr int most_rows_of_fewer_bits = 4;
+
+struct Loops {
+  Loop most;   // as many columns at once as the registers have room for
+  Loop least;  // 16 columns, for what is left
+};
+
+// Over blocks of 16 keys. Of one or two rows, those that are left are computed with as many at once.
+template <class V>
+MHA_APART Loops loops_over_keys(int64_t rows, Storage storage, bool fetches) {
+  Loops loops = {};
+  visit_rows<TileShape<V::size>::attend_rows>(rows, [&](auto tile) MHA_INLINED {
+    constexpr int R = decltype(tile)::count, B = TileShape<V::size>::score_blocks(R), C = key_block / V::size;
+    constexpr bool only_floats = R > most_rows_of_fewer_bits;
+    loops.most = loop_of<V, R, B, C, true, only_floats>(storage, fetches);
+    if constexpr (R <= 2 || B == 1)
+      loops.least = loops.most;
+    else
+      loops.least = loop_of<V, R, 1, C, false, only_floats>(storage, false);
+  });
+  return loops;
+}
+
+// Over the columns of values.
+template <class V>
+MHA_APART Loops loops_over_values(int64_t rows, Storage storage, bool fetches) {
+  Loops loops = {};
+  visit_rows<TileShape<V::size>::attend_rows>(rows, [&](auto tile) MHA_INLINED {
+    constexpr int R = decltype(tile)::count, C = TileShape<V::size>::context_vectors(R), least = least_vectors<V>;
+    constexpr bool only_floats = R > most_rows_of_fewer_bits;
+    loops.most = loop_of<V, R, 1, C, true, only_floats>(storage, fetches);
+    if constexpr (C == least)
+      loops.least = loops.most;
+    else
+      loops.least = loop_of<V, R, 1, least, false, only_floats>(storage, false);
+  });
+  return loops;
+}
+
+// Over the columns of a panel, or of several side by side.
+template <class V>
+MHA_APART Loops loops_over_weights(int64_t rows, Storage storage, bool is_one_panel, bool fetches) {
+  Loops loops = {};
+  visit_rows<TileShape<V::size>::most_rows>(rows, [&](auto tile) MHA_INLINED {
+    using Shape = TileShape<V::size>;
+    constexpr int R = decltype(tile)::count, C = Shape::project_vectors(R), panels = Shape::project_panels(R), least = least_vectors<V>;
+    loops.most = is_one_panel ? loop_of<V, R, 1, C>(storage, fetches) : loop_of<V, R, panels, C>(storage, fetches);
+    if constexpr (C == least)
+      loops.least = loops.most;
+    else
+      loops.least = loop_of<V, R, 1, least, false>(storage, false);
+  });
+  return loops;
+}
+
+// Over all columns, which come in 16s, of one block.
+MHA_INLINE void run_over_columns(const Loops &loops, int64_t columns, Tile *tile, int64_t element_bytes) {
+  const Loop &loop = loops.most, &rest = loops.least;
+  tile->repeats = static_cast<uint32_t>(columns) / static_cast<uint32_t>(loop.columns);
+  tile->next_columns = tile->next_sums = loop.columns;
+  if (tile->repeats > 0) loop.run(*tile);
+  const int64_t done = tile->repeats * loop.columns;
+  if (done >= columns) return;
+  tile->columns[0] = static_cast<const char *>(tile->columns[0]) + done * element_bytes;
+  tile->sums[0] += done;
+  if (tile->mode == Sums::add_scaled) tile->scales += done;
+  tile->repeats = static_cast<uint32_t>(columns - done + rest.columns - 1) / static_cast<uint32_t>(rest.columns);
+  tile->next_columns = tile->next_sums = rest.columns;
+  tile->prefetch = no_prefetch(tile->rows[0]);
+  rest.run(*tile);
+}
 
 }  // namespace
 }  // namespace mha
