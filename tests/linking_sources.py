@@ -66,11 +66,13 @@ def check_versions(arguments):
 
 
 def check_layout(arguments):
-    """c99_test.c asserts the size of every public struct and the offset of every field; lines of the headers have at most 100 columns."""
-    for path in sorted((arguments.source / "include").glob("*.h")):
+    """c99_test.c asserts the size of every public struct and the offset of every field; lines of the headers, of README.md and of building.md
+    have at most 100 columns."""
+    pages = [arguments.source / "README.md", arguments.source / "src" / "docs" / "building.md"]
+    for path in sorted((arguments.source / "include").glob("*.h")) + pages:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if len(line) > 100:
-                failures.append(f"{path.relative_to(arguments.source)}:{number} has {len(line)} columns; a public header has at most 100.")
+                failures.append(f"{path.relative_to(arguments.source)}:{number} has {len(line)} columns; it should have at most 100.")
     header = without_comments((arguments.source / "include" / "mha.h").read_text())
     asserted = (arguments.source / "tests" / "c99_test.c").read_text()
     structs = re.findall(r"typedef struct (\w+) \{(.*?)\n\} \1;", header, re.DOTALL)

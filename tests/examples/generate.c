@@ -28,8 +28,8 @@ int main(void) {
   mha_rope rope = {.struct_size = sizeof rope, .num_positions = tokens, .cos = cosines, .sin = sines};
   check(mha_rope_tables(&angles, cosines, sines, &error), &error);
 
-  mha_kv_cache_config room = {
-      .struct_size = sizeof room, .num_sequences = 1, .capacity = tokens, .num_kv_heads = heads, .head_dim = head_dim};
+  mha_kv_cache_config room = {.struct_size = sizeof room, .num_sequences = 1, .capacity = tokens};
+  room.num_kv_heads = heads, room.head_dim = head_dim;
   mha_kv_cache *cache;
   size_t cache_bytes, bytes;
   void *memory;
@@ -37,16 +37,20 @@ int main(void) {
   if (posix_memalign(&memory, 64, cache_bytes)) return 1;
   check(mha_kv_cache_init(&room, memory, cache_bytes, &cache, &error), &error);
 
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .flags = MHA_CAUSAL, .rope = &rope, .cache = cache};
-  check(mha_forward_workspace(layer, &args, &bytes, &error), &error); /* of the longest call serves all */
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens};
+  args.flags = MHA_CAUSAL, args.rope = &rope, args.cache = cache;
+  /* The workspace of the longest call is large enough for every call. */
+  check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes);
   for (int position = 0, next; position < tokens; position = next) {
     next = position == 0 ? prompt : position + 1; /* the prompt at once, then token by token */
-    args.n_q = next - position, args.query = x + position * width, args.output = y + position * width;
+    args.n_q = next - position;
+    args.query = x + position * width, args.output = y + position * width;
     check(mha_forward(layer, &args, workspace, bytes, &error), &error);
     const float *last = y + (next - 1) * width;
     printf("y[%d] = %7.4f %7.4f ...\n", next - 1, last[0], last[1]);
-    if (next < tokens) memcpy(x + next * width, last, width * sizeof *x); /* a model has more to do here */
+    /* A model has more to do here: this takes the last output row as the next input row. */
+    if (next < tokens) memcpy(x + next * width, last, width * sizeof *x);
   }
 
   args.n_q = tokens, args.query = x, args.output = whole, args.cache = NULL; /* all again, at once and without a cache */

@@ -22,13 +22,16 @@ int main(void) {
   mha_error error;
   check(mha_layer_create(&config, &weights, NULL, &layer, &error), &error);
 
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query = x, .output = y, .flags = MHA_CAUSAL};
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens};
+  args.query = x, args.output = y, args.flags = MHA_CAUSAL;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes);
   check(mha_forward(layer, &args, workspace, bytes, &error), &error);
 
-  for (int i = 0; i < tokens; i++) printf("y[%d] = %7.4f %7.4f ...\n", i, y[i * width], y[i * width + 1]);
+  for (int i = 0; i < tokens; i++) {
+    printf("y[%d] = %7.4f %7.4f ...\n", i, y[i * width], y[i * width + 1]);
+  }
   free(workspace);
   mha_layer_destroy(layer);
   return 0;
