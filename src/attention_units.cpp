@@ -112,7 +112,7 @@ AttentionMemory plan_attention(Attention *attention, int64_t most_keys, int64_t 
   scratch.keys = take(has_floats_k ? Count(0) : Count(chunk_keys) * Count(attention->head_dim));
   scratch.values = take(has_floats_v ? Count(0) : Count(chunk_keys) * width);
   scratch.rotated = take(attention->rotate_k.cos || !has_floats_k ? Count(4) * Count(attention->head_dim) : Count(0));
-  scratch.scores = take((attend_tile_rows_max + spare_score_rows) * score_stride);
+  scratch.scores = take(attend_tile_rows_max * score_stride);
   scratch.excluded = take(attend_tile_rows_max * chunk_keys / static_cast<int64_t>(sizeof(float)));
   scratch.states = take(Count(slots) * state);
   scratch.state_stride = state.value();

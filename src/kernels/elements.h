@@ -83,6 +83,11 @@ struct Int4Widened {
 template <class V>
 using Int4Number = typename Int4Widened<V>::Number;
 
+template <class A, class B>
+constexpr bool is_same = false;
+template <class A>
+constexpr bool is_same<A, A> = true;
+
 template <>
 MHA_INLINE Scalar load<Scalar>(const F16 *p) {
   return {f32_of_f16(p->bits)};

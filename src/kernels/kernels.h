@@ -135,7 +135,7 @@ struct AttendScratch {
   int64_t keys;      // [16 blocks][head_dim][16], for keys to be brought into this form
   int64_t values;    // [256][head_dim_v_padded], likewise
   int64_t rotated;   // [4][head_dim], for key rows on their way, to be rotated or widened
-  int64_t scores;    // [attend_tile_rows_max + spare_score_rows][score_stride]
+  int64_t scores;    // [attend_tile_rows_max][score_stride]
   int64_t excluded;  // [attend_tile_rows_max][256] bytes
   int64_t states;  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be
                    // read and written behind m and l
@@ -145,8 +145,7 @@ struct AttendScratch {
 
 constexpr int64_t attend_tile_rows_max = 8;
 constexpr int64_t most_chunks_in_step = 4;         // each with a state of its own
-constexpr int64_t spare_score_rows = 2;            // behind all scores, for the partial sums of up to so many rows
-constexpr int64_t spare_rows = 2;                  // that a tile may have more than there are
+constexpr int64_t spare_rows = 1;                  // that a tile may have more than there are
 constexpr int64_t merge_rows = 16;                 // rows whose states are merged side by side
 constexpr int64_t score_stride = chunk_keys + 16;  // no power of two, so that a tile's rows do not fall into the same cache sets
 

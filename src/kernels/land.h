@@ -93,25 +93,19 @@ MHA_INLINE void land_everywhere(const Projection &p, int64_t row, int64_t num_ro
   if (p.tap.kind != Landing::Kind::none) land<V>(p.tap, p.x, row, num_rows, results, stride, first_column, num_columns);
 }
 
-// Up to project_block_rows input rows, and where their results go if that is rows too.
+// Up to project_block_rows input rows.
 struct RowBlock {
   static constexpr int spare = 3;
   int64_t first, count;
   const float *in[project_block_rows + spare];  // a tile may have more rows than there are: the last one again
-  float *out[project_block_rows + spare];
 
   MHA_INLINE RowBlock(const Projection &p, int64_t begin, int64_t end) : first(begin), count(smaller(project_block_rows, end - begin)) {
     Cursor at = cursor_at(p.x, begin);
-    const bool by_row = p.landing.kind == Landing::Kind::rows;
     for (int64_t r = 0; r < count; ++r) {
       in[r] = p.x.base + at.sequence * p.x.batch_stride + at.row * p.x.row_stride;
-      out[r] = p.landing.base + at.sequence * p.landing.batch_stride + (by_row ? at.row : at.position) * p.landing.row_stride;
       advance(p.x, &at, 1, r + 1 < count);
     }
-    for (int64_t r = count; r < count + spare; ++r) {
-      in[r] = in[count - 1];
-      out[r] = out[count - 1];
-    }
+    for (int64_t r = count; r < count + spare; ++r) in[r] = in[count - 1];
   }
 };
 

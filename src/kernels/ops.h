@@ -34,6 +34,11 @@
 #define MHA_INLINED __attribute__((always_inline))  // of a lambda
 #define MHA_INLINE inline MHA_INLINED
 #define MHA_APART __attribute__((noinline))  // once, however many callers there are
+#if defined(__clang__)
+#define MHA_ONCE MHA_APART
+#else
+#define MHA_ONCE __attribute__((noinline, noclone))  // nor once for each kind of argument
+#endif
 #if defined(MHA_KERNELS_SCALAR)              // no more than a tile's rows and columns: the rest would only be long
 #define MHA_UNROLL _Pragma("GCC unroll 4")
 #else

@@ -63,7 +63,7 @@ inline void widen(const StoredPanel &panel, int64_t k, int64_t terms, float *to)
   }
 }
 
-// Terms of int4, from an even one on: up to 32 of them, [term][48]; an odd last one brings a neighbour, which is nobody's.
+// Terms of int4, from an even one on, [term][48]; an odd last one brings a neighbour, which is nobody's.
 constexpr int64_t codes_ahead = 4096;  // bytes
 
 template <class V>

@@ -137,7 +137,7 @@ constexpr int own_ahead = 1536;  // bytes that a loop is ahead of itself, too
 alignas(64) constexpr float zeros[panel_columns + 16] = {};
 
 template <class V, int R, int B, int C, class Element, bool fetches>
-__attribute__((noclone)) MHA_APART void multiply(const Tile &tile) {
+MHA_ONCE void multiply(const Tile &tile) {
   static_assert(R <= most_tile_rows && B <= most_tile_blocks, "a tile has room for them");
   constexpr int N = B * C, lanes = V::size;
   const float *rows[R];
@@ -219,17 +219,20 @@ struct Loop {
   int64_t rows, blocks, columns;  // columns of a block
 };
 
-// Whether a loop fetches is a choice for several rows of floats. One row leaves it to the processor; numbers of fewer bits come from the memory.
+// Whether a loop fetches is a choice for several rows of floats, and of what int4 is widened to. One row leaves it to the processor; other
+// numbers of fewer bits come from the memory.
 template <class V, int R, int B, int C, bool may_fetch = true, bool only_floats = false>
 MHA_INLINE Loop loop_of(Storage storage, bool fetches) {
   Loop loop = {nullptr, R, B, C * static_cast<int64_t>(V::size)};
   visit_storage(only_floats ? Storage::f32 : storage, [&](auto stored) MHA_INLINED {
     using Element = typename decltype(stored)::Element;
     constexpr bool is_float = sizeof(Element) == sizeof(float);
-    if constexpr (only_floats && !is_float) return;
-    else loop.run = multiply<V, R, B, C, Element, may_fetch && (R > 1) && !is_float>;
-    if constexpr (may_fetch && R > 1 && is_float) {
-      if (fetches) loop.run = multiply<V, R, B, C, Element, true>;
+    if constexpr (is_float || !only_floats) {
+      constexpr bool may_choose = is_float || is_same<Element, Int4Number<V>>;
+      loop.run = multiply<V, R, B, C, Element, may_fetch && (R > 1) && !may_choose>;
+      if constexpr (may_fetch && R > 1 && may_choose) {
+        if (fetches) loop.run = multiply<V, R, B, C, Element, true>;
+      }
     }
   });
   return loop;
@@ -252,7 +255,7 @@ template <>
 struct TileShape<16> {  // AVX-512
   static constexpr int registers = 32;
   static constexpr int most_rows = 8, attend_rows = 6, exp_vectors = 4;
-  static constexpr int project_panels(int rows) { return rows <= 2 ? 2 : 1; }
+  static constexpr int project_panels(int rows) { return rows == 1 ? 2 : 1; }
   static constexpr int project_vectors(int) { return 3; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 8 : 4; }
   static constexpr int context_vectors(int) { return 4; }

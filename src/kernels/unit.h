@@ -55,9 +55,6 @@ struct Unit {
     return {position > call.window_left ? smaller(position - call.window_left, end) : 0, end};
   }
 
-  // Row r of the tile that begins at `row`: in a tile with more rows than there are, the last one stands in for those that are missing.
-  MHA_INLINE int64_t tile_row(int64_t row, int r) const { return row + r < num_rows ? row + r : num_rows - 1; }
-
   // The queries, row by row.
   MHA_INLINE float *q(int64_t index) const { return scratch + call.scratch.queries + index * call.head_dim; }
 
