@@ -13,11 +13,11 @@ namespace mha {
 // The size of each struct in its first version, which a caller's has at least. It goes by the last field of that version and stays when
 // fields come behind it.
 template <class Struct>
-constexpr size_t first_version_bytes = 0;
+inline constexpr size_t first_version_bytes = 0;
 
 #define MHA_FIRST_VERSION_ENDS_WITH(Struct, field) \
   template <>                                      \
-  constexpr size_t first_version_bytes<Struct> = offsetof(Struct, field) + sizeof(Struct::field)
+  inline constexpr size_t first_version_bytes<Struct> = offsetof(Struct, field) + sizeof(Struct::field)
 MHA_FIRST_VERSION_ENDS_WITH(mha_layer_config, weight_type);
 MHA_FIRST_VERSION_ENDS_WITH(mha_layer_weights, w_o_scales);
 MHA_FIRST_VERSION_ENDS_WITH(mha_layer_options, allocator);

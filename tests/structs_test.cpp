@@ -42,11 +42,11 @@ constexpr unsigned char kUnwritten = 0x5A;
 namespace mha {
 
 template <>
-constexpr size_t first_version_bytes<First> = sizeof(First);
+[[maybe_unused]] constexpr size_t first_version_bytes<First> = sizeof(First);
 template <>
-constexpr size_t first_version_bytes<Second> = sizeof(First);
+[[maybe_unused]] constexpr size_t first_version_bytes<Second> = sizeof(First);
 template <>
-constexpr size_t first_version_bytes<Third> = sizeof(First);
+[[maybe_unused]] constexpr size_t first_version_bytes<Third> = sizeof(First);
 
 }  // namespace mha
 

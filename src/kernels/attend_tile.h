@@ -85,7 +85,7 @@ MHA_APART void attend_tile(const Unit &unit, const Chunk *chunks, int64_t count,
       const Range own = {keys[c].begins[r], keys[c].ends[r]};
       float *const row = scores + n * score_stride, *const m = unit.m(slot + c, rows.begin + r);
       excluded_of[n] = nullptr;
-      if (score_row<V>(chunks[c].keys, groups.begin, groups.end, own, call.scale, row, m)) {
+      if (score_row<V>(call, chunks[c].keys, groups, own, row, m)) {
         find_excluded(own, row, excluded + n * chunk_keys);
         excluded_of[n] = excluded + n * chunk_keys;
         excludes_some = true;

@@ -76,19 +76,19 @@ struct Attending {
   Range some, shared;
 };
 
-// Makes scores of a row's products with the keys of blocks [block, end): -infinity outside of `keys`. *m is the greatest of them. Says
+// Makes scores of a row's products with the keys of some blocks: -infinity outside of `keys`. *m is the greatest of them. Says
 // whether one of the row's own keys has the score -infinity.
 template <class V>
-MHA_APART bool score_row(const Groups &groups, int64_t block, int64_t end, Range keys, float scale, float *products, float *m) {
+MHA_APART bool score_row(const Attention &call, const Groups &groups, Range blocks, Range keys, float *products, float *m) {
   constexpr int64_t lanes = V::size;
-  const V none = all<V>(-infinity), no_limit = all<V>(infinity), factor = all<V>(scale);
+  const V none = all<V>(-infinity), no_limit = all<V>(infinity), factor = all<V>(call.scale);
   V greatest_yet = none, least_yet = no_limit;
   const auto score_of = [&](int64_t key) MHA_INLINED {
     V dot = load<V>(products + key);
     if (groups.has_scales) dot = dot * load<V>(groups.scales[block_of(key)] + place_in_block(key));
     return dot * factor;
   };
-  for (int64_t key = block * key_block; key < end * key_block; key += lanes) {
+  for (int64_t key = blocks.begin * key_block; key < blocks.end * key_block; key += lanes) {
     V known = score_of(key), finite = known;
     if (key < keys.begin || key + lanes > keys.end) {
       known = first_lanes(first_lanes(none, keys.begin - key, known), keys.end - key, none);
