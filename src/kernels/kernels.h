@@ -23,7 +23,7 @@ struct Tuning {
   int64_t chunks_in_step;      // chunks of keys that a row which is alone in its unit attends to in step: 1, 2 or 4
   int64_t key_streams;         // in so many places side by side such a row reads keys
   int64_t most_rows_fetching;  // products of so many rows fetch the weights that come next
-  int64_t near_weight_bytes;   // up to so many bytes of weights, one or two rows fetch what they come to shortly instead
+  int64_t near_weight_bytes;   // up to so many bytes of weights, two rows fetch what they come to shortly instead
 };
 
 // ---- Projection

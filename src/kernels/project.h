@@ -30,7 +30,7 @@ struct PanelTerms {
 };
 
 // sums [count][sums_stride] of some rows with these terms of `panels` panels side by side, panel_bytes apart. Of few rows, the loops fetch what
-// comes next, or, of one or two rows and weights that may lie in the level-3 cache, what they come to shortly.
+// comes next, or, of two rows and weights that may lie in the level-3 cache, what they come to shortly. (One row fetches nothing.)
 template <class V>
 MHA_APART void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t panel_bytes, const float *const *rows, int64_t count, float *sums,
                              int64_t sums_stride, bool fetches, bool fetches_own) {
@@ -44,7 +44,6 @@ MHA_APART void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t pa
   tile.chain = panel.mode == Sums::add_scaled ? int4_group : dot_block;
   tile.sums_stride = sums_stride;
   tile.mode = panel.mode;
-  tile.scales = nullptr;
   Loops loops = {};
   for (int64_t r = 0, size, last = 0; r < count; r += size, ahead += share, last = size) {
     size = rows_of_next_tile<V>(count - r);
@@ -72,7 +71,7 @@ template <class V>
 MHA_APART void project_panels(const Projection &p, const RowBlock &rows, bool is_widened, int64_t panel_begin, int64_t panel_end) {
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns], widened[dot_block * panel_columns];
   const bool fetches = !is_widened && rows.count <= p.tuning->most_rows_fetching;
-  const bool fetches_own = fetches && rows.count <= 2 && p.depth * p.columns * bytes_of(p.storage) <= p.tuning->near_weight_bytes;
+  const bool fetches_own = fetches && rows.count == 2 && p.depth * p.columns * bytes_of(p.storage) <= p.tuning->near_weight_bytes;
   const int64_t at_once = is_widened || rows.count > 1 ? 1 : TileShape<V::size>::project_panels(1);
   for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
     panels = panel + at_once <= panel_end && (panel + at_once) * panel_columns <= p.columns ? at_once : 1;
