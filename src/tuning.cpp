@@ -8,10 +8,10 @@
 namespace mha {
 namespace {
 
-constexpr Tuning plain = {"plain", 1, 1, 24, int64_t{8} << 20};
+constexpr Tuning plain = {"plain", 1, false, 24, int64_t{256} << 10, int64_t{8} << 20};
 
 // AMD Zen 3 (EPYC 7003): it follows several streams of memory by itself, at 1.3 times the speed of one.
-constexpr Tuning zen3 = {"zen3", 4, 4, 64, int64_t{8} << 20};
+constexpr Tuning zen3 = {"zen3", 4, true, 64, int64_t{256} << 10, int64_t{8} << 20};
 
 }  // namespace
 

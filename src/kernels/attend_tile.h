@@ -28,32 +28,6 @@ MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, const Tile
   if (keys->shared.begin >= keys->shared.end) keys->shared = {keys->some.end, keys->some.end};
 }
 
-// Lists the blocks that the rows attend to, in so many streams which advance side by side.
-inline void list_blocks(const Chunk *chunks, const Attending *keys, int64_t count, int64_t num_rows, int64_t streams, const Ahead &ahead,
-                        float *scores, KeyBlocks *blocks) {
-  const void *at[KeyBlocks::most];
-  float *to[KeyBlocks::most];
-  const char *later[KeyBlocks::most];
-  int64_t n = 0;
-  for (int64_t c = 0; c < count; ++c) {
-    const Range groups = groups_of(keys[c].some);
-    for (int64_t g = groups.begin; g < groups.end; ++g, ++n) {
-      at[n] = chunks[c].keys.at[g];
-      to[n] = scores + c * num_rows * score_stride + g * key_block;
-      later[n] = ahead.has(g) ? ahead.at(g) : nullptr;
-    }
-  }
-  const int64_t of_stream = (n + streams - 1) / streams;
-  int64_t next = 0;
-  for (int64_t first = 0; first < of_stream; ++first) {
-    for (int64_t i = first; i < n; i += of_stream) blocks->set(next++, at[i], to[i], later[i]);
-  }
-  blocks->count = n;
-  blocks->ahead_bytes = ahead.bytes();
-  blocks->ahead_stride = ahead.group_bytes;
-  blocks->share = ahead.share;
-}
-
 // The states of the rows over each of `count` chunks, in slots from `slot` on.
 template <class V>
 MHA_APART void attend_tile(const Unit &unit, const Chunk *chunks, int64_t count, const TileRows &rows, int64_t slot,
@@ -65,15 +39,14 @@ MHA_APART void attend_tile(const Unit &unit, const Chunk *chunks, int64_t count,
 
   // 1. Products. In a tile with more rows than there are, the last one stands in for those that are missing.
   Attending keys[most_chunks_in_step];
-  for (int64_t c = 0; c < count; ++c) find_attending(unit, chunks[c].begin, rows, &keys[c]);
   KeyBlocks blocks;
-  list_blocks(chunks, keys, count, rows.count, rows.count == 1 ? call.tuning->key_streams : 1, ahead_of_keys, scores, &blocks);
-  const float *queries[attend_tile_rows_max];
-  for (int64_t r = 0; r < attend_tile_rows_max; ++r) queries[r] = unit.q(rows.begin + smaller(r, rows.count - 1));
-  const Storage key_storage = chunks[0].keys.storage;
+  for (int64_t c = 0; c < count; ++c) {
+    find_attending(unit, chunks[c].begin, rows, &keys[c]);
+    blocks.add(chunks[c].keys, groups_of(keys[c].some), scores + c * rows.count * score_stride);
+  }
   const bool fetches = ahead_of_keys.groups || ahead_of_values.groups;
-  const int64_t block_bytes = key_block * call.head_dim * bytes_of(key_storage);
-  multiply_keys(blocks, loops_over_keys<V>(rows.count, key_storage, fetches), block_bytes, queries, call.head_dim);
+  multiply_keys(blocks, chunks[0].keys, groups_of(keys[0].some), loops_over_keys<V>(rows.count, chunks[0].keys.storage, fetches),
+                unit.q(rows.begin), rows.count, call.head_dim, rows.count == 1 && call.tuning->reads_keys_apart, ahead_of_keys);
 
   // 2. Scores, their maximum, and p = exp(score - maximum), whose sum is l.
   const uint8_t *excluded_of[attend_tile_rows_max];
@@ -108,11 +81,12 @@ MHA_APART void attend_tile(const Unit &unit, const Chunk *chunks, int64_t count,
     add_masked_values<V>(chunks[c].values, width, {own.some.begin, own.shared.begin}, p_of(c), rows.count, own,
                          excluded_of + c * rows.count, o);
   }
-  const Loops loops = loops_over_values<V>(rows.count, chunks[0].values.storage, fetches);
+  const Loops loops = loops_over_values<V>(rows.count, chunks[0].values.storage, fetches || count > 1);
   for (int64_t c = 0; c < count; ++c) {
     const Range shared = keys[c].shared;
-    add_values(chunks[c].values, width, shared, loops, p_of(c), unit.o(slot + c, rows.begin), shared.begin > keys[c].some.begin,
-               ahead_of_values);
+    const bool has_next = c + 1 < count;  // of the chunks in step
+    const Ahead ahead = has_next ? Ahead{&chunks[c + 1].values, groups_of(keys[c + 1].some), 0, group_bytes_of(call.v)} : ahead_of_values;
+    add_values(chunks[c].values, width, shared, loops, p_of(c), unit.o(slot + c, rows.begin), shared.begin > keys[c].some.begin, ahead);
   }
   for (int64_t c = 0; c < count; ++c) {
     const Attending &own = keys[c];

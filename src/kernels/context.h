@@ -25,8 +25,8 @@ MHA_APART inline void add_values(const Groups &values, int64_t width, Range keys
     tile.sums[0] = o;
     tile.terms = end - j;
     tile.mode = extends || j > keys.begin ? Sums::extend : Sums::replace;
-    const int64_t ahead_bytes = ahead.bytes() * (block_of(end + key_block - 1) - group);
-    tile.prefetch = is_ahead ? prefetch_stretch(ahead.at(group) + ahead.share * ahead_bytes, ahead_bytes, tile.terms, width / columns)
+    const int64_t ahead_bytes = ahead.bytes * (block_of(end + key_block - 1) - group);
+    tile.prefetch = is_ahead ? prefetch_stretch(ahead.at(group) + ahead.share * ahead_bytes, ahead_bytes, loops.most, tile.terms, width / columns)
                              : no_prefetch(p);
     run_over_columns(loops, width, &tile, element);
   }

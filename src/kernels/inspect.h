@@ -56,16 +56,12 @@ inline void inspect(const Unit &unit) {
     Groups keys;
     read_keys<V>(unit, begin, {0, count}, false, &keys);
     for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
-      const int64_t groups = block_of(count + key_block - 1);
-      const Loops loops = loops_over_keys<V>(1, keys.storage, false);
+      const Range groups = groups_of({0, count});
       KeyBlocks blocks;
-      for (int64_t g = 0; g < groups; ++g) blocks.set(g, keys.at[g], scores + g * key_block, nullptr);
-      blocks.count = groups;
-      blocks.ahead_bytes = blocks.ahead_stride = blocks.share = 0;
-      const float *queries[attend_tile_rows_max];
-      for (const float *&query : queries) query = unit.q(row.index);
-      multiply_keys(blocks, loops, key_block * call.head_dim * bytes_of(keys.storage), queries, call.head_dim);
-      for (int64_t j = 0; keys.has_scales && j < groups * key_block; j += V::size) {
+      blocks.add(keys, groups, scores);
+      multiply_keys(blocks, keys, groups, loops_over_keys<V>(1, keys.storage, false), unit.q(row.index), 1, call.head_dim, false,
+                    nothing_ahead);
+      for (int64_t j = 0; keys.has_scales && j < groups.end * key_block; j += V::size) {
         store(scores + j, load<V>(scores + j) * load<V>(keys.scales[block_of(j)] + place_in_block(j)));
       }
       inspect_row<V>(unit, row, begin, count, scores);

@@ -21,9 +21,10 @@ enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
 struct Tuning {
   const char *name;
   int64_t chunks_in_step;      // chunks of keys that a row which is alone in its unit attends to in step: 1, 2 or 4
-  int64_t key_streams;         // in so many places side by side such a row reads keys
-  int64_t most_rows_fetching;  // products of so many rows fetch the weights that come next
-  int64_t near_weight_bytes;   // up to so many bytes of weights, two rows fetch what they come to shortly instead
+  bool reads_keys_apart;       // such a row reads the keys in several places side by side
+  int64_t most_rows_fetching;  // products of so many rows fetch the weights that come next,
+  int64_t at_hand_bytes;       // unless there are no more bytes of them than these;
+  int64_t near_weight_bytes;   // up to so many, two rows fetch what they come to shortly instead
 };
 
 // ---- Projection

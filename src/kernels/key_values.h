@@ -234,18 +234,16 @@ MHA_INLINE void read_chunk(const Unit &unit, int64_t begin, Range needed, bool i
 // tiles read the same keys.
 struct Ahead {
   const Groups *groups;
-  Range range;  // of groups that are there
-  int64_t group_bytes;
-  int64_t share, shares;
+  Range range;           // of groups that are there
+  int64_t share, bytes;  // the share of a tile, counted from 0, is so many bytes of each
 
   MHA_INLINE bool has(int64_t group) const { return group >= range.begin && group < range.end; }
   MHA_INLINE const char *at(int64_t group) const { return static_cast<const char *>(groups->at[group]); }
-  MHA_INLINE int64_t bytes() const { return group_bytes / shares; }
 };
 
 MHA_INLINE int64_t group_bytes_of(const KeyValues &source) { return key_block * source.row_stride * bytes_of(source.storage); }
 
-constexpr Ahead nothing_ahead = {nullptr, {0, 0}, 0, 0, 1};
+constexpr Ahead nothing_ahead = {nullptr, {0, 0}, 0, 0};
 
 // The chunk that comes next, as far as it is packed.
 struct Upcoming {
@@ -269,11 +267,11 @@ struct Upcoming {
   // share in fetching the next chunk.
   MHA_INLINE void share(const Chunk &here, int64_t tile, int64_t tiles, Ahead *of_keys, Ahead *of_values) const {
     if (tiles == 1) {
-      *of_keys = {&here.values, groups_of(here.needed), value_bytes, 0, 1};
-      *of_values = {&keys, key_groups, key_bytes, 0, 1};
+      *of_keys = {&here.values, groups_of(here.needed), 0, value_bytes};
+      *of_values = {&keys, key_groups, 0, key_bytes};
     } else {
-      *of_keys = {&keys, key_groups, key_bytes, tile, tiles};
-      *of_values = {&values, value_groups, value_bytes, tile, tiles};
+      *of_keys = {&keys, key_groups, tile, key_bytes / tiles};
+      *of_values = {&values, value_groups, tile, value_bytes / tiles};
     }
   }
 };

@@ -58,7 +58,7 @@ MHA_APART void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t pa
     if (fetches_own) {
       tile.prefetch = {static_cast<const char *>(panel.w) + terms_ahead * row_bytes, 64, row_bytes, 0};
     } else if (fetches && panels == 1 && columns >= loop.columns) {
-      tile.prefetch = prefetch_stretch(ahead, share, panel.terms, columns / loop.columns);
+      tile.prefetch = prefetch_stretch(ahead, share, loop, panel.terms, columns / loop.columns);
     } else {
       tile.prefetch = no_prefetch(sums);
     }
@@ -70,8 +70,9 @@ MHA_APART void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t pa
 template <class V>
 MHA_APART void project_panels(const Projection &p, const RowBlock &rows, bool is_widened, int64_t panel_begin, int64_t panel_end) {
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns], widened[dot_block * panel_columns];
-  const bool fetches = !is_widened && rows.count <= p.tuning->most_rows_fetching;
-  const bool fetches_own = fetches && rows.count == 2 && p.depth * p.columns * bytes_of(p.storage) <= p.tuning->near_weight_bytes;
+  const int64_t weight_bytes = p.depth * p.columns * bytes_of(p.storage);
+  const bool fetches = !is_widened && rows.count <= p.tuning->most_rows_fetching && weight_bytes > p.tuning->at_hand_bytes;
+  const bool fetches_own = fetches && rows.count == 2 && weight_bytes <= p.tuning->near_weight_bytes;
   const int64_t at_once = is_widened || rows.count > 1 ? 1 : TileShape<V::size>::project_panels(1);
   for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
     panels = panel + at_once <= panel_end && (panel + at_once) * panel_columns <= p.columns ? at_once : 1;

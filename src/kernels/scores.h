@@ -11,39 +11,30 @@ namespace {
 
 // ---- Products
 
-// Blocks of 16 keys of one or more chunks, in the order in which they are multiplied with.
+// Blocks of 16 keys to multiply with: those of a chunk, and behind them those of the next ones, if a row takes several chunks in step.
 struct KeyBlocks {
   static constexpr int64_t most = most_chunks_in_step * chunk_groups;
   const void *at[most];
-  float *to[most];        // where their products go, of the first row
-  const char *ahead[most];  // what is fetched meanwhile, `ahead_bytes` of it; null: nothing
-  int64_t count, ahead_bytes, ahead_stride, share;
+  float *to[most];  // where their products go, of the first row
+  int64_t count = 0;
 
-  MHA_INLINE void set(int64_t i, const void *block, float *products, const char *later) {
-    at[i] = block;
-    to[i] = products;
-    ahead[i] = later;
+  MHA_INLINE void add(const Groups &keys, Range groups, float *products) {
+    for (int64_t g = groups.begin; g < groups.end; ++g, ++count) {
+      at[count] = keys.at[g];
+      to[count] = products + g * key_block;
+    }
   }
 };
 
-// So many blocks from number i on lie one behind the other, as do their products and what is fetched meanwhile.
-MHA_INLINE int64_t blocks_in_a_row(const KeyBlocks &blocks, int64_t i, int64_t block_bytes) {
-  int64_t n = i + 1;
-  for (; n < blocks.count; ++n) {
-    const bool is_next = static_cast<const char *>(blocks.at[n]) == static_cast<const char *>(blocks.at[n - 1]) + block_bytes &&
-                         blocks.to[n] == blocks.to[n - 1] + key_block;
-    const bool is_ahead_next = blocks.ahead[i] ? blocks.ahead[n] == blocks.ahead[n - 1] + blocks.ahead_stride : !blocks.ahead[n];
-    if (!is_next || !is_ahead_next) break;
-  }
-  return n - i;
-}
-
-// Products of a tile's rows with all blocks, as many at a time as the loop takes. Where fewer are left they come one by one, or, where the
-// loop for one block takes several too, the last one is computed again.
-MHA_APART inline void multiply_keys(const KeyBlocks &blocks, const Loops &loops, int64_t block_bytes,
-                                    const float *const *rows, int64_t head_dim) {
+// Products of `num_rows` queries with all blocks, as many at a time as the loop takes. Where fewer are left they come one by one, or, where
+// the loop for one block takes several too, the last one is computed again. `groups` are those of the first chunk. reads_apart: blocks that
+// are taken together come from as many places, which advance side by side.
+MHA_APART inline void multiply_keys(const KeyBlocks &blocks, const Groups &keys, Range groups, const Loops &loops, const float *queries,
+                                    int64_t num_rows, int64_t head_dim, bool reads_apart, const Ahead &ahead) {
+  const uint32_t most = static_cast<uint32_t>(loops.most.blocks);
+  const int64_t apart = reads_apart ? (static_cast<uint32_t>(blocks.count) + most - 1) / most : 1;
   Tile tile;
-  for (int64_t r = 0; r < attend_tile_rows_max; ++r) tile.rows[r] = rows[r];
+  for (int64_t r = 0; r < loops.most.rows; ++r) tile.rows[r] = queries + smaller(r, num_rows - 1) * head_dim;
   tile.column_stride = key_block;
   tile.terms = head_dim;
   tile.chain = score_block;
@@ -51,18 +42,24 @@ MHA_APART inline void multiply_keys(const KeyBlocks &blocks, const Loops &loops,
   tile.mode = Sums::replace;
   tile.next_columns = key_block * head_dim;
   tile.next_sums = key_block;
-  for (int64_t i = 0, step; i < blocks.count; i += step) {
-    const Loop &loop = blocks.count - i < loops.most.blocks ? loops.least : loops.most;
+  for (int64_t i = 0, step, end = reads_apart ? apart : blocks.count; i < end; i += step) {
+    const Loop &loop = !reads_apart && end - i < loops.most.blocks ? loops.least : loops.most;
     for (int64_t b = 0; b < loop.blocks; ++b) {
-      const int64_t block = smaller(i + b, blocks.count - 1);
+      const int64_t block = smaller(i + b * apart, blocks.count - 1);
       tile.columns[b] = blocks.at[block];
       tile.sums[b] = blocks.to[block];
     }
-    tile.repeats = loop.blocks == 1 ? blocks_in_a_row(blocks, i, block_bytes) : 1;
-    step = loop.blocks * tile.repeats;
-    const int64_t ahead_bytes = step * blocks.ahead_bytes;
-    tile.prefetch = blocks.ahead[i] ? prefetch_stretch(blocks.ahead[i] + blocks.share * ahead_bytes, ahead_bytes, head_dim, tile.repeats)
-                                    : no_prefetch(tile.rows[0]);
+    const int64_t group = groups.begin + i;
+    const bool is_ahead = ahead.has(group);
+    tile.repeats = 1;
+    if (loop.blocks == 1) {
+      tile.repeats = smaller(end - i, block_of(keys.run_end[group]) - group);
+      if (is_ahead) tile.repeats = smaller(tile.repeats, block_of(ahead.groups->run_end[group]) - group);
+    }
+    step = reads_apart ? 1 : loop.blocks * tile.repeats;
+    const int64_t ahead_bytes = step * ahead.bytes;
+    tile.prefetch = is_ahead ? prefetch_stretch(ahead.at(group) + ahead.share * ahead_bytes, ahead_bytes, loop, head_dim, tile.repeats)
+                             : no_prefetch(queries);
     loop.run(tile);
   }
 }

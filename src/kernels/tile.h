@@ -23,22 +23,15 @@ MHA_INLINE int64_t place_in_block(int64_t key) { return static_cast<int64_t>(sta
 template <int lanes>
 struct TileShape;  // see below
 
-// What a loop fetches for later while it computes: with every term a line at each of four places, `apart` bytes from one to the next, which
-// move by `step` bytes a term, and by `skip` bytes more when the loop goes on to the next columns. Memory that is read in several places
-// comes faster. Places that do not move are those of nothing.
+// What a loop fetches for later while it computes: with every step through the terms a line at each of some places, `apart` bytes from one
+// to the next, which move by `step` bytes, and by `skip` bytes more when the loop goes on to the next columns. Memory that is read in
+// several places comes faster. Without anything to fetch the step is 0: the same line is asked for again, which costs next to nothing.
 struct Prefetch {
   const char *place;
   int64_t apart, step, skip;
 };
 
 MHA_INLINE Prefetch no_prefetch(const void *anywhere) { return {static_cast<const char *>(anywhere), 0, 0, 0}; }
-
-// So many bytes of a stretch of memory, of which a loop with so many terms and repeats fetches a quarter at each place.
-MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, int64_t terms, int64_t repeats) {
-  const uint32_t quarter = static_cast<uint32_t>(bytes / 4), per_repeat = quarter / static_cast<uint32_t>(repeats);
-  const uint32_t step = per_repeat / static_cast<uint32_t>(terms);  // quicker divisions than those of 64 bits
-  return {begin, quarter, step, per_repeat - step * static_cast<uint32_t>(terms)};
-}
 
 // What becomes of the results of a tile. They
 //   replace      the sums in memory
@@ -139,6 +132,7 @@ alignas(64) constexpr float zeros[panel_columns + 16] = {};
 template <class V, int R, int B, int C, class Element, bool fetches>
 MHA_ONCE void multiply(const Tile &tile) {
   static_assert(R <= most_tile_rows && B <= most_tile_blocks, "a tile has room for them");
+  using Shape = TileShape<V::size>;
   constexpr int N = B * C, lanes = V::size;
   const float *rows[R];
   const Element *columns[B];
@@ -175,19 +169,31 @@ MHA_ONCE void multiply(const Tile &tile) {
       });
       put_out_of_order<Element, C>(acc);
       const int64_t begin = k;
-      for (; k < end; ++k, at += column_stride) {
+      const auto fetch = [&]() MHA_INLINED {
         if constexpr (fetches) {
           __builtin_prefetch(place, 0, 2);
           __builtin_prefetch(place + apart, 0, 2);
-          __builtin_prefetch(later_place, 0, 2);
-          __builtin_prefetch(later_place + apart, 0, 2);
+          if constexpr (Shape::prefetch_places(R) == 4) {
+            __builtin_prefetch(later_place, 0, 2);
+            __builtin_prefetch(later_place + apart, 0, 2);
+            later_place += step;
+          }
           place += step;
-          later_place += step;
-        } else if constexpr (R > 2) {
-          __builtin_prefetch(reinterpret_cast<const char *>(columns[0] + at) + own_ahead, 0, 3);
         }
+        if constexpr (R > 2) __builtin_prefetch(reinterpret_cast<const char *>(columns[0] + at) + own_ahead, 0, 3);
+      };
+      const auto add_next_term = [&]() MHA_INLINED {
         add_term<C>(rows, k, columns, at, acc);
+        ++k;
+        at += column_stride;
+      };
+      constexpr int at_once = Shape::terms_at_once(R);
+      while (k + at_once <= end) {
+        fetch();
+        add_next_term();
+        if constexpr (at_once == 2) add_next_term();
       }
+      if (at_once == 2 && k < end) add_next_term();
       put_in_order<Element, C>(acc);
       const Sums mode = forgotten(tile.mode);
       if (B == 1 && mode == Sums::add_scaled) {
@@ -217,20 +223,30 @@ MHA_ONCE void multiply(const Tile &tile) {
 struct Loop {
   void (*run)(const Tile &tile);
   int64_t rows, blocks, columns;  // columns of a block
+  uint32_t terms_at_once, prefetch_places;
 };
 
-// Whether a loop fetches is a choice for several rows of floats, and of what int4 is widened to. One row leaves it to the processor; other
-// numbers of fewer bits come from the memory.
-template <class V, int R, int B, int C, bool may_fetch = true, bool only_floats = false>
+// So many bytes of a stretch of memory, of which a loop with so many terms and repeats fetches a part at each place.
+MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loop &loop, int64_t terms, int64_t repeats) {
+  // Quicker divisions than those of 64 bits.
+  const uint32_t part = static_cast<uint32_t>(bytes) / loop.prefetch_places, per_repeat = part / static_cast<uint32_t>(repeats);
+  const uint32_t steps = static_cast<uint32_t>(greater(1, static_cast<uint32_t>(terms) / loop.terms_at_once)), step = per_repeat / steps;
+  return {begin, part, step, per_repeat - step * steps};
+}
+
+// Whether a loop fetches is a choice for floats, and for what int4 is widened to; other numbers of fewer bits come from the memory. One row
+// of weights or of scores leaves it to the processor.
+template <class V, int R, int B, int C, bool may_fetch = (R > 1), bool only_floats = false>
 MHA_INLINE Loop loop_of(Storage storage, bool fetches) {
-  Loop loop = {nullptr, R, B, C * static_cast<int64_t>(V::size)};
+  using Shape = TileShape<V::size>;
+  Loop loop = {nullptr, R, B, C * static_cast<int64_t>(V::size), Shape::terms_at_once(R), Shape::prefetch_places(R)};
   visit_storage(only_floats ? Storage::f32 : storage, [&](auto stored) MHA_INLINED {
     using Element = typename decltype(stored)::Element;
     constexpr bool is_float = sizeof(Element) == sizeof(float);
     if constexpr (is_float || !only_floats) {
       constexpr bool may_choose = is_float || is_same<Element, Int4Number<V>>;
-      loop.run = multiply<V, R, B, C, Element, may_fetch && (R > 1) && !may_choose>;
-      if constexpr (may_fetch && R > 1 && may_choose) {
+      loop.run = multiply<V, R, B, C, Element, may_fetch && !may_choose>;
+      if constexpr (may_fetch && may_choose) {
         if (fetches) loop.run = multiply<V, R, B, C, Element, true>;
       }
     }
@@ -250,6 +266,8 @@ constexpr int least_vectors = V::size == 1 ? 4 : key_block / static_cast<int>(V:
 //   project_vectors(R)   columns of a panel at once; divides a panel
 //   score_blocks(R)      blocks of 16 keys at once
 //   context_vectors(R)   columns of values at once; those that are left are computed 16 at a time
+//   terms_at_once(R)     of a chain: two where the steps would be so short that the end of a chain, which is mispredicted, costs much
+//   prefetch_places(R)   where a loop fetches: 2 or 4
 //   exp_vectors          so many run side by side through exp, whose constants take registers too
 template <>
 struct TileShape<16> {  // AVX-512
@@ -259,6 +277,8 @@ struct TileShape<16> {  // AVX-512
   static constexpr int project_vectors(int) { return 3; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 8 : 4; }
   static constexpr int context_vectors(int) { return 4; }
+  static constexpr int terms_at_once(int) { return 1; }
+  static constexpr int prefetch_places(int rows) { return rows > 2 ? 2 : 4; }
 };
 
 template <>
@@ -269,6 +289,8 @@ struct TileShape<8> {  // AVX2
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
+  static constexpr int terms_at_once(int rows) { return rows > 4 ? 2 : 1; }
+  static constexpr int prefetch_places(int rows) { return rows > 2 ? 2 : 4; }
 };
 
 template <>
@@ -279,6 +301,8 @@ struct TileShape<4> {  // NEON
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int) { return 4; }
+  static constexpr int terms_at_once(int) { return 1; }
+  static constexpr int prefetch_places(int rows) { return rows > 2 ? 2 : 4; }
 };
 
 template <>
@@ -289,6 +313,8 @@ struct TileShape<1> {  // scalar
   static constexpr int project_vectors(int) { return 4; }
   static constexpr int score_blocks(int) { return 1; }
   static constexpr int context_vectors(int) { return 4; }
+  static constexpr int terms_at_once(int) { return 1; }
+  static constexpr int prefetch_places(int rows) { return rows > 2 ? 2 : 4; }
 };
 
 // ---- The loops for so many rows, or a few more
@@ -326,7 +352,7 @@ MHA_APART Loops loops_over_keys(int64_t rows, Storage storage, bool fetches) {
   visit_rows<TileShape<V::size>::attend_rows>(rows, [&](auto tile) MHA_INLINED {
     constexpr int R = decltype(tile)::count, B = TileShape<V::size>::score_blocks(R), C = key_block / V::size;
     constexpr bool only_floats = R > most_rows_of_fewer_bits;
-    loops.most = loop_of<V, R, B, C, true, only_floats>(storage, fetches);
+    loops.most = loop_of<V, R, B, C, (R > 1), only_floats>(storage, fetches);
     if constexpr (R <= 2 || B == 1)
       loops.least = loops.most;
     else
