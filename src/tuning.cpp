@@ -1,26 +1,30 @@
 // How the kernels use the memory of each processor that was measured; the others have what is plain.
 //
-// A tuning does not depend on the instruction set: it is about caches and what the processor fetches by itself. A new one is a row here and a
-// line in choose_tuning. It says what it was measured on; kernels/SPECIAL_FORMS.md has the figures.
+// A tuning does not depend on the instruction set: it is about caches and what the processor fetches by itself. A new one is a row here and
+// a line in choose_tuning. It says what it was measured on; kernels/SPECIAL_FORMS.md has the figures. CMake's option MHA_TUNING fixes one
+// when the library is compiled, so that tests run each of them on any machine: CMake reads their names here.
 
 #include "tuning.h"
 
 namespace mha {
 namespace {
 
-constexpr Tuning plain = {"plain", 1, false, 24, int64_t{256} << 10, int64_t{8} << 20};
+[[maybe_unused]] constexpr Tuning plain = {1, false, 24, int64_t{256} << 10, int64_t{8} << 20};
 
 // AMD Zen 3 (EPYC 7003): it follows several streams of memory by itself, at 1.3 times the speed of one.
-constexpr Tuning zen3 = {"zen3", 4, true, 64, int64_t{256} << 10, int64_t{8} << 20};
+[[maybe_unused]] constexpr Tuning zen3 = {4, true, 64, int64_t{256} << 10, int64_t{8} << 20};
 
 }  // namespace
 
 const Tuning *choose_tuning() {
-#if defined(__x86_64__)
+#if defined(MHA_TUNING)
+  return &MHA_TUNING;
+#elif defined(__x86_64__)
   __builtin_cpu_init();
-  if (__builtin_cpu_is("znver3")) return &zen3;
-#endif
+  return __builtin_cpu_is("znver3") ? &zen3 : &plain;
+#else
   return &plain;
+#endif
 }
 
 }  // namespace mha

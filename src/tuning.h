@@ -5,7 +5,8 @@
 
 namespace mha {
 
-// Never null. Asks the processor once per process.
+// Never null: that of the processor, or the one that CMake's MHA_TUNING has fixed. Costs next to nothing: the processor is asked once per
+// process.
 const Tuning *choose_tuning();
 
 }  // namespace mha

@@ -17,6 +17,9 @@ every test succeeded. The tests of the build by g++ come last, so that their sum
   build-windows/     cross-compiled for Windows by MinGW-w64: the library, under Wine the bits of its DLL and the edges of its interface
   build/avx512/      on a processor without AVX-512, by tools/test_avx512.sh: the bits of its kernels, under emulation
 
+Whatever the processor, every tuning of src/tuning.cpp runs: build-clang and build-aarch64 have zen3, build-windows has plain, the others have
+what suits the processor.
+
 Then tools/perf_gate.sh compares the working tree with the commit before HEAD (or, where MHA_PERF_GATE_BASE names a revision, with what HEAD
 and that one have in common). More instructions are a failure, unless a commit since then has the line "Perf-Gate: expected" at the end of
 its message; times are measured by --all, and only reported. tools/rust/test.sh tests the Rust crates with the library of build/; it is skipped where there is no recent
@@ -86,12 +89,12 @@ fi
 
 # All that a user's own settings in build/ may have left out.
 configure build Release -DMHA_OPENBLAS=ON -DMHA_PTHREADPOOL=ON -DMHA_TOOLS=ON -DMHA_BENCH=ON -DMHA_INSTALL=ON \
-  -DMHA_STATIC=ON -DMHA_SHARED=ON -DBUILD_SHARED_LIBS=OFF -U 'MHA_AVX*' -U MHA_NEON
+  -DMHA_STATIC=ON -DMHA_SHARED=ON -DBUILD_SHARED_LIBS=OFF -DMHA_TUNING=auto -U 'MHA_AVX*' -U MHA_NEON
 build build
 if [[ $matrix != quick ]]; then
-  configure build-clang Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "${library[@]}"
+  configure build-clang Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DMHA_TUNING=zen3 "${library[@]}"
   build build-clang
-  configure build-aarch64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aarch64-linux-gnu.cmake" "${library[@]}"
+  configure build-aarch64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aarch64-linux-gnu.cmake" -DMHA_TUNING=zen3 "${library[@]}"
   build build-aarch64
   configure build-riscv64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/riscv64-linux-gnu.cmake" "${library[@]}"
   if [[ $matrix == default ]]; then build build-riscv64 --target tests_brief; else build build-riscv64; fi
@@ -109,7 +112,7 @@ test_windows() {
     skip "Windows, which takes the Debian packages g++-mingw-w64-x86-64-posix and wine"
     return
   fi
-  configure build-windows Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/x86_64-w64-mingw32.cmake" "${library[@]}"
+  configure build-windows Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/x86_64-w64-mingw32.cmake" -DMHA_TUNING=plain "${library[@]}"
   if [[ $matrix == default ]]; then
     build build-windows --target tests_windows
     run_tests build-windows -L '^windows$'
@@ -141,7 +144,8 @@ emulated_avx512() {
 if [[ $matrix == all ]]; then
   test_objects Debug
   sanitize="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
-  configure build-sanitize Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_C_FLAGS=$sanitize" "-DCMAKE_CXX_FLAGS=$sanitize" "${library[@]}"
+  configure build-sanitize Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_C_FLAGS=$sanitize" "-DCMAKE_CXX_FLAGS=$sanitize" -DMHA_TUNING=zen3 \
+    "${library[@]}"
   build build-sanitize
   run_tests build-sanitize
   # By g++: clang sees no race between accesses of more than 16 bytes, which are most of those of AVX2 and AVX-512.

@@ -19,7 +19,6 @@ enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
 
 // How the kernels use a processor's memory: no result depends on it. tuning.cpp says which processor has which.
 struct Tuning {
-  const char *name;
   int64_t chunks_in_step;      // chunks of keys that a row which is alone in its unit attends to in step: 1, 2 or 4
   bool reads_keys_apart;       // such a row reads the keys in several places side by side
   int64_t most_rows_fetching;  // products of so many rows fetch the weights that come next,
