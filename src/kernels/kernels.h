@@ -1,5 +1,5 @@
 // What the kernels are asked to do: plain descriptions, and the table of functions that each instruction set provides.
-// This is the only header that both the library and the kernels include. It holds no code.
+// Both the library and the kernels include it; it holds no code. Besides, they share storage.h alone, of which each has a copy of its own.
 #pragma once
 
 #include <stddef.h>

@@ -153,8 +153,10 @@ MHA_INLINE bool has_negative_infinity(Scalar v) { return v.x == -__builtin_inff(
 using Arch = xsimd::avx512f;
 #elif defined(MHA_KERNELS_AVX2)
 using Arch = xsimd::avx2;
-#else
+#elif defined(MHA_KERNELS_NEON)
 using Arch = xsimd::neon64;
+#else
+#error "say which xsimd architecture this instruction set is"
 #endif
 
 using Vector = xsimd::batch<float, Arch>;
@@ -174,11 +176,13 @@ MHA_INLINE Vector in_register(Vector x) {
   __asm__("" : "+w"(x.data));
   return x;
 }
-#else
+#elif defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
 MHA_INLINE Vector in_register(Vector x) {
   __asm__("" : "+v"(x.data));
   return x;
 }
+#else
+#error "say which constraint stands for a vector register of this instruction set"
 #endif
 #if defined(__OPTIMIZE_SIZE__)
 MHA_INLINE Vector held(Vector x) { return in_register(x); }
@@ -186,9 +190,11 @@ MHA_INLINE Vector held_in_pair(Vector x) { return in_register(x); }
 #elif defined(MHA_KERNELS_NEON)
 MHA_INLINE Vector held(Vector x) { return x; }
 MHA_INLINE Vector held_in_pair(Vector x) { return in_register(x); }
-#else
+#elif defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
 MHA_INLINE Vector held(Vector x) { return in_register(x); }
 MHA_INLINE Vector held_in_pair(Vector x) { return x; }
+#else
+#error "say what the compiler has to be made to hold in registers of this instruction set"
 #endif
 
 MHA_INLINE Vector zero_if_equal(Vector x, Vector value, Vector y) { return xsimd::select(x == value, Vector(0.0f), y); }
@@ -205,8 +211,10 @@ MHA_INLINE void store_first(float *p, Vector x, int64_t count) {
   for (int64_t i = 0; i < (count < 4 ? count : 4); ++i) p[i] = lanes[i];
 #elif defined(MHA_KERNELS_AVX512)
   _mm512_mask_storeu_ps(p, _mm512_cmp_ps_mask(load<Vector>(lane_numbers), Vector(static_cast<float>(count)), _CMP_LT_OQ), x);
-#else
+#elif defined(MHA_KERNELS_AVX2)
   _mm256_maskstore_ps(p, _mm256_castps_si256(load<Vector>(lane_numbers) < Vector(static_cast<float>(count))), x);
+#else
+#error "write store_first for this instruction set"
 #endif
 }
 // By ==, since xsimd's != is false for NaN on some instruction sets.
@@ -235,7 +243,7 @@ MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
 }
 
-#else
+#elif defined(MHA_KERNELS_NEON)
 
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
 MHA_INLINE Vector greater_of(Vector s, Vector m) { return vbslq_f32(vcgtq_f32(s, m), s, m); }
@@ -247,6 +255,8 @@ MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
   return vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(p), vshlq_n_u32(vreinterpretq_u32_f32(t), 23)));
 }
 
+#else
+#error "write mul_add, greater_of, less_of, zero_if_less and times_power for this instruction set"
 #endif
 
 // From 8 lanes (x86) or 4 lanes (NEON) down to one, by the contract's tree; and the greatest lane, for which any order will do.
@@ -267,7 +277,7 @@ MHA_INLINE float greatest(Vector v) {
   return vgetq_lane_f32(greater_of(Vector(m), Vector(pair)), 0);
 }
 
-#else
+#elif defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
 
 MHA_INLINE float sum8(__m256 s) {
   const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
@@ -293,6 +303,8 @@ MHA_INLINE float sum16(const Vector (&t)[2]) { return sum8(_mm256_add_ps(t[0], t
 MHA_INLINE float greatest(Vector v) { return greatest8(v); }
 #endif
 
+#else
+#error "write sum16, has_negative_infinity and greatest for this instruction set"
 #endif
 #endif
 
@@ -308,8 +320,10 @@ MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *
 MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *row2, const float *row3, float *out, int64_t out_stride) {
 #if defined(MHA_KERNELS_NEON)
   using Quad = xsimd::batch<float, xsimd::neon64>;
-#else
+#elif defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
   using Quad = xsimd::batch<float, xsimd::sse2>;
+#else
+#error "say which xsimd architecture has the vectors of 4 floats beside this instruction set"
 #endif
   const auto quiet_row = [](const float *row) {
     const Quad x = Quad::load_unaligned(row);
