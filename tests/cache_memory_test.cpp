@@ -352,8 +352,8 @@ TEST_P(CacheMemory, ContentsOfTheWorkspaceDoNotReachTheResult) {
   }
 }
 
-// The last row sees all keys of some blocks of 16, or of a chunk, and no more: a row that a tile lacks must not go on to the next block, whose
-// place nobody has looked up.
+// The last row sees all keys of some blocks of 16, or of a chunk, and no more: a row that a tile lacks must not go on to the next block,
+// whose place nobody has looked up.
 TEST_P(CacheMemory, ContentsOfTheStackDoNotReachTheResult) {
   for (const int64_t keys : {16, 48, 256}) {
     for (int64_t n_q = 1; n_q <= 9; n_q++) {
@@ -403,8 +403,8 @@ TEST_P(CacheMemory, OneByteLessOfWorkspaceIsAnErrorThatWritesNothing) {
   }
 }
 
-// A window may begin anywhere in the tree of chunks, and then leaves more states waiting than as many keys from the first one on. The rows of
-// a call stand at every distance from the borders of large subtrees.
+// A window may begin anywhere in the tree of chunks, and then leaves more states waiting than as many keys from the first one on. The rows
+// of a call stand at every distance from the borders of large subtrees.
 TEST_P(CacheMemory, TheWorkspaceHasRoomForTheStatesOfAWindowWhereverItBegins) {
   support::AttentionProblem sizes;
   sizes.head_dim = sizes.head_dim_v = 16;

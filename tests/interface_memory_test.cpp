@@ -129,8 +129,8 @@ TEST_P(GuardPages, AreNotTouchedBySmallCalls) {
   }
 }
 
-// Of the matrices of a packed layer the last one ends near the guard page, and with it the scales and biases behind it: those of the output,
-// or without it those of the values. So deep, one panel too many reaches beyond the end. Columns fill panels of 48 or do not.
+// Of the matrices of a packed layer the last one ends near the guard page, and with it the scales and biases behind it: those of the
+// output, or without it those of the values. So deep, one panel too many reaches beyond the end. Columns fill panels of 48 or do not.
 TEST_P(GuardPages, AreNotTouchedBehindWeightsOfAnyType) {
   const struct {
     int64_t depth, columns;

@@ -24,7 +24,8 @@ struct Runs {
   }
 };
 
-// Units that take no time, so that threads contend for nearly every one: what is not atomic about taking one loses some within milliseconds.
+// Units that take no time, so that threads contend for nearly every one: what is not atomic about taking one loses some within
+// milliseconds.
 TEST(Schedule, RunsEachUnitExactlyOnceHoweverThreadsContend) {
   constexpr int64_t kUnits = 100000;
   for (const uint32_t num_threads : {2u, 3u, 8u}) {

@@ -37,7 +37,8 @@ figcaption span { color: var(--faint); font-size: 13px }
 .up { background: rgb(var(--up) / var(--a)) } .down { background: rgb(var(--down) / var(--a)) }
 
 /* the maps */
-.legend { display: flex; flex-wrap: wrap; gap: 10px 24px; align-items: flex-start; margin: 14px 0 22px; font-size: 13px; color: var(--faint) }
+.legend { display: flex; flex-wrap: wrap; gap: 10px 24px; align-items: flex-start; margin: 14px 0 22px; font-size: 13px;
+  color: var(--faint) }
 .scale { flex: 0 1 340px; min-width: 240px; margin: 0 14px 0 4px } .scale div { height: 12px; border-radius: 3px }
 .scale ol { position: relative; list-style: none; margin: 0; padding: 0; height: 20px }
 .scale li { position: absolute; transform: translateX(-50%); padding-top: 3px; white-space: nowrap }
@@ -51,13 +52,13 @@ figcaption span { color: var(--faint); font-size: 13px }
 .row { display: flex; flex-wrap: wrap; gap: 26px 36px }
 .weights { border-collapse: separate; border-spacing: 2px; font: 13px var(--mono); font-variant-numeric: tabular-nums }
 .weights td { min-width: 52px; height: 38px; padding: 0 5px; text-align: center; border-radius: 4px }
-.weights th { font: 13px system-ui, sans-serif; color: var(--faint); white-space: nowrap; padding: 2px 6px; max-width: 130px; overflow: hidden;
-  text-overflow: ellipsis }
+.weights th { font: 13px system-ui, sans-serif; color: var(--faint); white-space: nowrap; padding: 2px 6px; max-width: 130px;
+  overflow: hidden; text-overflow: ellipsis }
 .weights tbody th { text-align: right; position: sticky; left: 0; background: var(--card) }
 .upright th:not(:first-child) { writing-mode: vertical-rl; rotate: 180deg; text-align: left; max-height: 110px; padding: 6px 2px }
 .picture { position: relative; touch-action: manipulation; cursor: crosshair }
-.picture img { display: block; width: 100%; height: auto; min-height: 22px; max-height: 680px; image-rendering: pixelated; border-radius: 4px;
-  outline-offset: 2px }
+.picture img { display: block; width: 100%; height: auto; min-height: 22px; max-height: 680px; image-rendering: pixelated;
+  border-radius: 4px; outline-offset: 2px }
 .mark { position: absolute; pointer-events: none; outline: 1.5px solid #fff; box-shadow: 0 0 0 3px #000a; display: none;
   min-width: 3px; min-height: 3px }
 .axis { display: flex; justify-content: space-between; gap: 8px; font-size: 12px; color: var(--faint); padding-top: 3px }

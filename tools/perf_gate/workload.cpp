@@ -137,8 +137,8 @@ void Workload::use(size_t index) {
   if (shape_.is_layer) {
     const Packed &packed = packed_[index];
     memcpy(packed_in_use_->get(), packed.bytes->get(), packed.num_bytes);
-    if (library.layer_view(packed_in_use_->get(), packed.num_bytes, packed.options.as<mha_layer_options>(), packed.storage->get(), library.layer_view_size(),
-                           &layer_in_use_, &error))
+    if (library.layer_view(packed_in_use_->get(), packed.num_bytes, packed.options.as<mha_layer_options>(), packed.storage->get(),
+                           library.layer_view_size(), &layer_in_use_, &error))
       refused(index, error);
   }
   if (shape_.past) {
@@ -172,8 +172,8 @@ void Workload::prepare_attention() {
   }
   for (const Library &library : libraries_) {
     args_.emplace_back();
-    library.structs->fill_attention(shape_, inputs_[0]->floats(), inputs_[1]->floats(), inputs_[2]->floats(), output_->floats(), scheduler(),
-                                    &args_.back());
+    library.structs->fill_attention(shape_, inputs_[0]->floats(), inputs_[1]->floats(), inputs_[2]->floats(), output_->floats(),
+                                    scheduler(), &args_.back());
   }
   for (size_t index = 0; index < libraries_.size(); ++index) {
     mha_error error;
