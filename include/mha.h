@@ -7,7 +7,8 @@
  *     context = softmax(scale * q k^T) v, head by head  [batch, n, num_heads * head_dim_v]
  *     y       = context W_O                             [batch, n, output_dim]
  *
- * (Vaswani et al., arXiv:1706.03762.) What a program calls, in the order of this file:
+ * (Vaswani et al., arXiv:1706.03762.) A score is scale * q k^T, of a query and a key. What a
+ * program calls, in the order of this file:
  *
  *     mha_layer_create, mha_layer_destroy    packs the weights of a layer; frees them
  *     mha_kv_cache_init                      makes a cache of the keys and values of earlier calls
@@ -47,6 +48,9 @@
  * - Threads. Any function may be called on any thread at any time, as long as no two calls at the
  *   same time write the same memory: outputs, a workspace, a buffer being packed, a cache that is
  *   appended to or changed. A mha_layer is immutable: any number of threads may use it.
+ * - A thread that calls the library, or runs its tasks, has the default floating-point environment:
+ *   rounding to nearest, subnormal numbers not flushed to zero (no FTZ, no DAZ). The library needs
+ *   up to 96 KiB of its stack.
  */
 #ifndef MHA_H
 #define MHA_H
@@ -67,11 +71,7 @@
 
 /* Marks exported functions. On Windows, users of the shared library define MHA_SHARED. */
 #if defined(_WIN32) && defined(MHA_SHARED)
-#ifdef MHA_BUILDING
-#define MHA_API __declspec(dllexport)
-#else
 #define MHA_API __declspec(dllimport)
-#endif
 #elif defined(__GNUC__)
 #define MHA_API __attribute__((visibility("default")))
 #else
@@ -87,7 +87,8 @@ extern "C" {
 /*
  * One of MHA_OK and MHA_ERROR_*. The numbers never change; later versions may add some. The errors
  * up to MHA_ERROR_TOO_LARGE are about arguments: any function may return them. The comment of each
- * of the others names the functions that do.
+ * of the others says where it comes from. A packed layer or cache that is cut short is not
+ * MHA_ERROR_BUFFER_TOO_SMALL but MHA_ERROR_PACKED_FORMAT or MHA_ERROR_CACHE_FORMAT.
  */
 typedef uint32_t mha_status;
 
@@ -97,14 +98,15 @@ typedef uint32_t mha_status;
 #define MHA_ERROR_INVALID_VALUE 3u    /* a value is out of its range, or contradicts another one */
 #define MHA_ERROR_SHAPE 4u            /* dimensions that do not fit together */
 #define MHA_ERROR_TOO_LARGE 5u        /* a size overflows, here or in the caller's BLAS */
-#define MHA_ERROR_BUFFER_TOO_SMALL 6u /* all that take a buffer: it is smaller than needed */
+#define MHA_ERROR_BUFFER_TOO_SMALL 6u /* less memory to write to than the size query says */
 #define MHA_ERROR_OUT_OF_MEMORY 7u    /* mha_layer_create: the allocator returned NULL */
 #define MHA_ERROR_INSTRUCTION_SET 8u  /* where one is chosen: the machine or this build lacks it */
-#define MHA_ERROR_PACKED_FORMAT 9u    /* mha_layer_view, _verify: no packed layer of this version */
+#define MHA_ERROR_PACKED_FORMAT 9u    /* mha_layer_view, _verify: no packed layer of this version;
+                                         _view: packed with an sgemm and used without, or reverse */
 #define MHA_ERROR_PACKED_CHECKSUM 10u /* mha_layer_verify: the weights are not what was packed */
 #define MHA_ERROR_OUT_OF_RANGE 11u    /* mha_layer_create, _pack: f16 cannot hold a finite weight */
-#define MHA_ERROR_CACHE_FULL 12u      /* calls, mha_kv_cache_*: no room or block for new rows */
-#define MHA_ERROR_CACHE_FORMAT 13u    /* calls, mha_kv_cache_*: not a cache, or a damaged one */
+#define MHA_ERROR_CACHE_FULL 12u      /* what appends to a cache: no room or block for new rows */
+#define MHA_ERROR_CACHE_FORMAT 13u    /* mha_kv_cache_view: no cache of this version, or damaged */
 
 /* What was wrong. A function that is given one always fills it. This struct is frozen. */
 typedef struct mha_error {
@@ -155,8 +157,7 @@ MHA_API const char *mha_instruction_set_name(uint32_t instruction_set);
  * tasks wrote. parallel_for cannot fail and must not throw. Calls that run at the same time with
  * the same scheduler call it at the same time.
  *
- * The result does not depend on any of this, as long as the threads have the default floating-point
- * environment: rounding to nearest, subnormal numbers not flushed to zero. This struct is frozen.
+ * The result does not depend on any of this. This struct is frozen.
  */
 typedef struct mha_scheduler {
   void *context;        /* passed to parallel_for as it is */
@@ -190,9 +191,9 @@ typedef struct mha_scheduler {
 typedef struct mha_layer mha_layer; /* opaque; immutable once made */
 
 /*
- * The shape of a layer. query_dim and num_heads are needed; so is head_dim, unless all heads
- * together are query_dim wide. Dimensions, and num_heads times a head's width, are at most 2^31 -
- * 1.
+ * The shape of a layer. query_dim and num_heads are needed; so is head_dim or d_out, unless all
+ * heads together are query_dim wide. Dimensions, and num_heads times a head's width, are at most
+ * 2^31 - 1. Query head h attends with kv head h / (num_heads / num_kv_heads).
  */
 typedef struct mha_layer_config {
   size_t struct_size;   /* sizeof the struct */
@@ -206,7 +207,7 @@ typedef struct mha_layer_config {
   int64_t value_dim;    /* width of a row of the value input; 0 = key_dim */
   int64_t output_dim;   /* width of a row of the output with W_O; 0 = query_dim. Without W_O 0. */
   float scale;          /* factor of the scores; finite; 0 = 1 / sqrt(head_dim) */
-  uint32_t weight_type; /* MHA_TYPE_*: how weights are kept, as below; with an sgemm 0 */
+  uint32_t weight_type; /* MHA_TYPE_*: how weights are kept, as below; 0 = f32, as with an sgemm */
 } mha_layer_config;
 
 /*
@@ -248,7 +249,7 @@ typedef struct mha_layer_config {
  */
 typedef struct mha_layer_weights {
   size_t struct_size; /* sizeof the struct */
-  uint32_t layout;    /* MHA_LAYOUT_* of all matrices */
+  uint32_t layout;    /* MHA_LAYOUT_* of all matrices; 0 = IN_OUT */
   uint32_t type;      /* MHA_TYPE_* of all matrices; 0 = f32 */
 
   /* Matrices, in one of the three forms, and W_O */
@@ -287,9 +288,11 @@ typedef struct mha_layer_weights {
 /*
  * A matrix product of the caller's. It is called as cblas_sgemm(order, trans_a, trans_b, m, n, k,
  * alpha, a, lda, b, ldb, beta, c, ldc) with order 101 (row-major) and trans 111 (no transposition),
- * and computes c [m, n] = alpha * a [m, k] * b [k, n] + beta * c. It is called on the thread that
- * calls mha_forward, and its threads are its own: with it, the projections use no mha_scheduler.
- * The library touches none of its global settings.
+ * and computes c [m, n] = alpha * a [m, k] * b [k, n] + beta * c. alpha is 1 and beta 0, so c must
+ * not be read: it may hold anything, NaN included. It is called on the thread that calls
+ * mha_forward; where several threads use layers at a time, they call it at the same time. Its own
+ * threads are its affair: with it, the projections use no mha_scheduler. The library touches none
+ * of its global settings.
  */
 typedef void (*mha_sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
                           const float *a, int lda, const float *b, int ldb, float beta, float *c,
@@ -300,14 +303,15 @@ typedef struct mha_allocator {
   void *context; /* passed to both functions as it is */
   /* Returns memory aligned for any type, or NULL. mha_layer_create calls it once, on its thread. */
   void *(*allocate)(void *context, size_t bytes);
-  /* Gets what allocate returned. Called once, by mha_layer_destroy or by a failed create. */
+  /* Gets what allocate returned. Called once, by mha_layer_destroy or by a failed create, on the
+     thread that called these. */
   void (*release)(void *context, void *memory);
 } mha_allocator;
 
 /* How a layer computes, not what. NULL in place of the struct = all defaults. */
 typedef struct mha_layer_options {
   size_t struct_size;           /* sizeof the struct */
-  uint32_t instruction_set;     /* MHA_INSTRUCTION_SET_*; one that this machine lacks is an error */
+  uint32_t instruction_set;     /* MHA_INSTRUCTION_SET_*; 0 = the best one that this machine has */
   uint32_t reserved;            /* 0 */
   mha_sgemm sgemm;              /* runs the projections; NULL = the library's own kernels */
   const mha_allocator *allocator; /* of mha_layer_create, which copies it; NULL = malloc, free */
@@ -340,9 +344,9 @@ MHA_API size_t mha_layer_view_size(void);
 /*
  * Makes *layer over a packed buffer, which is aligned to 64 bytes, and places the layer object in
  * storage, of any alignment. Both stay the caller's: they must stay as they are as long as the
- * layer is used. There is nothing to destroy, and mha_layer_destroy does nothing to such a layer.
- * Checks the header and all bounds, in constant time; does not read the weights. options->sgemm
- * must be given if the buffer was packed with one, and only then. Writes *layer on success only.
+ * layer is used. There is nothing to destroy. Checks the header and all bounds, in constant time;
+ * does not read the weights. options->sgemm must be given if the buffer was packed with one, and
+ * only then. Writes *layer on success only.
  */
 MHA_API mha_status mha_layer_view(const void *buffer, size_t buffer_bytes,
                                   const mha_layer_options *options, void *storage,
@@ -362,12 +366,12 @@ MHA_API mha_status mha_layer_create(const mha_layer_config *config,
                                     const mha_layer_options *options, mha_layer **layer,
                                     mha_error *error);
 
-/* Frees a layer made by mha_layer_create. layer may be NULL. */
+/* Frees a layer made by mha_layer_create. Does nothing to NULL, or to a layer over a buffer. */
 MHA_API void mha_layer_destroy(mha_layer *layer);
 
 /*
  * Fills *config, its struct_size set, with the shape of a layer, all defaults resolved. output_dim
- * is the width of y, with or without W_O.
+ * is the width of y; to make such a layer without W_O once more, set it back to 0.
  */
 MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config,
                                    mha_error *error);
@@ -406,9 +410,9 @@ typedef struct mha_kv_cache_config {
   int64_t num_kv_heads;    /* key and value heads, the layer's; >= 1 */
   int64_t head_dim;        /* width of a head's keys, the layer's; >= 1 */
   int64_t head_dim_v;      /* width of a head's values, the layer's; 0 = head_dim */
-  uint32_t k_type;         /* of keys: MHA_TYPE_F32, F16, BF16 or INT8 */
+  uint32_t k_type;         /* of keys: MHA_TYPE_F32, F16, BF16 or INT8; 0 = F32 */
   uint32_t v_type;         /* of values: likewise */
-  uint32_t kind;           /* MHA_CACHE_* */
+  uint32_t kind;           /* MHA_CACHE_*; 0 = CONTIGUOUS */
   uint32_t reserved;       /* 0 */
   int64_t block_positions; /* paged: positions of a block: 16, 32, 64, 128 or a multiple of 256 */
   int64_t num_blocks;      /* paged: blocks of the pool, numbered from 0; >= 1. Otherwise both 0. */
@@ -506,7 +510,7 @@ MHA_API mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence
 /* A rotation. Calls only read the struct and all that it points to, and may share them. */
 typedef struct mha_rope {
   size_t struct_size;    /* sizeof the struct */
-  uint32_t style;        /* MHA_ROPE_* */
+  uint32_t style;        /* MHA_ROPE_*; 0 = HALF */
   uint32_t reserved;     /* 0 */
   int64_t dims;          /* elements of a head to rotate, its first ones; even; 0 = head_dim */
   int64_t num_positions; /* rows of the tables; >= 1; each position that is looked up is less */
@@ -598,7 +602,8 @@ typedef struct mha_taps {
   float *q;             /* [batch, n_q, num_heads, head_dim], as projected, before rotation */
   float *k;             /* [batch, n_kv, num_kv_heads, head_dim], likewise; this call's rows only */
   float *v;             /* [batch, n_kv, num_kv_heads, head_dim_v], likewise */
-  float *scores;        /* [batch, num_heads, n_q, n_kv]: q k^T, rotated, with keys as stored */
+  float *scores;        /* [batch, num_heads, n_q, n_kv]: q k^T, rotated, with keys as stored; the
+                           only scores that are not scaled */
   float *scaled_scores; /* [batch, num_heads, n_q, n_kv]: times scale */
   float *masked_scores; /* [batch, num_heads, n_q, n_kv]: -infinity where masked */
   float *context;       /* [batch, n_q, num_heads, head_dim_v]: the weighted values, before W_O */
@@ -615,9 +620,9 @@ typedef struct mha_forward_args {
   /* Size */
   int64_t batch; /* sequences; 0 = nothing to do */
   int64_t n_q;   /* rows of query and output per sequence; 0 = nothing to do, nothing to append */
-  /* Rows of key and value per sequence, where one of them is given. 0 = none: no keys, or with a
-     cache none to append. Otherwise not looked at: it is n_q in self-attention, 0 with
-     MHA_CACHE_READ. */
+  /* Rows of key and value per sequence, where one of them is given; n_q where value alone is. 0 =
+     none: no keys, or with a cache none to append. Otherwise not looked at: it is n_q in
+     self-attention, 0 with MHA_CACHE_READ. */
   int64_t n_kv;
 
   /* Arrays */
@@ -644,11 +649,11 @@ typedef struct mha_forward_args {
   const mha_score_options *score; /* must be NULL */
 
   /* Positions */
-  /* [batch]: position of each sequence's first valid query. NULL = its keys, those in a cache
-     included, less its queries: the last query is at the last key, and there must not be more
-     queries than keys. With a ring it must be NULL; in self-attention with another cache NULL, or
-     the lengths that the cache has. Not looked at where no position counts: without MHA_CAUSAL,
-     windows and rope. */
+  /* [batch]: position of each sequence's first valid query. NULL = (length in the cache + n_kv) -
+     n_q, of valid rows: the last query is at the last key, and there must not be more queries than
+     keys. With a ring it must be NULL; in self-attention with another cache NULL, or the lengths
+     that the cache has. Not looked at where no position counts: without MHA_CAUSAL and windows, and
+     without rope or with its q_positions. */
   const int64_t *q_start;
   /* [batch]: valid rows of query and output, 0 .. n_q; NULL = n_q. The other rows are padding: they
      are not read and cost no work; their outputs are 0 and their lse is -infinity. */
@@ -660,16 +665,17 @@ typedef struct mha_forward_args {
 
   /* Cache */
   /* NULL = none. The call first appends the rows of key and value to its sequences, and then
-     attends to all that these hold, as it is stored. With MHA_CACHE_READ it appends nothing: key
-     and value must be NULL, and the cache is only read. num_kv_heads, head_dim and head_dim_v are
-     the layer's. A ring needs MHA_CAUSAL and MHA_WINDOW_LEFT. It has no attention_weights and no
-     taps of scores. A call that appends more than capacity - window_left rows to a ring needs as
-     many queries as keys. */
+     attends to all that these hold, as it is stored. With MHA_CACHE_READ it appends nothing: key,
+     value and kv_lengths must be NULL, and the cache is only read. num_kv_heads, head_dim and
+     head_dim_v are the layer's. A ring needs MHA_CAUSAL and MHA_WINDOW_LEFT. It has no
+     attention_weights and no taps of scores. A call that appends more than capacity - window_left
+     rows to a ring needs as many queries as keys. */
   mha_kv_cache *cache;
   const int64_t *cache_sequences; /* [batch]: its sequences, each once; NULL = 0 .. batch - 1 */
 
   /* Outputs beside output, each optional and contiguous */
-  float *lse; /* [batch, num_heads, n_q]: ln of the sum of exp(score); -infinity if all is masked */
+  float *lse; /* [batch, num_heads, n_q]: ln of the sum of exp(score), of the keys that are not
+                 masked; -infinity if all are */
   /* [batch, num_heads, n_q, n_kv]: a row sums to 1, or is 0 if all is masked. With a cache, n_kv is
      the longest length that the call's sequences have after it. */
   float *attention_weights;
@@ -729,11 +735,11 @@ typedef struct mha_attention_args {
   int64_t head_dim_v;   /* width of a head's values; 0 = head_dim */
 
   /* Arrays */
-  const void *q;   /* [batch, n_q, num_heads, head_dim], float */
+  const float *q;  /* [batch, n_q, num_heads, head_dim] */
   const void *k;   /* [batch, n_kv, num_kv_heads, head_dim], of k_type */
   const void *v;   /* [batch, n_kv, num_kv_heads, head_dim_v], of v_type */
-  void *output;    /* [batch, n_q, num_heads, head_dim_v], float */
-  uint32_t k_type; /* MHA_TYPE_F32; without a cache also MHA_TYPE_F16 or MHA_TYPE_BF16 */
+  float *output;   /* [batch, n_q, num_heads, head_dim_v] */
+  uint32_t k_type; /* 0 = MHA_TYPE_F32; without a cache also MHA_TYPE_F16 or MHA_TYPE_BF16 */
   uint32_t v_type; /* likewise; may differ from k_type */
 
   /* Strides; 0 = n * row stride for batch, heads * width for row, width for head strides */
@@ -774,7 +780,7 @@ typedef struct mha_attention_args {
 
   /* As in mha_forward_args: execution */
   const mha_scheduler *scheduler;
-  uint32_t instruction_set; /* MHA_INSTRUCTION_SET_*; one that this machine lacks is an error */
+  uint32_t instruction_set; /* MHA_INSTRUCTION_SET_*; 0 = the best one that this machine has */
   uint32_t reserved;        /* 0 */
 } mha_attention_args;
 

@@ -139,7 +139,7 @@ void describe(const mha_attention_args &args, MiddleStage *stage) {
   attention.head_dim = args.head_dim;
   attention.head_dim_v = args.head_dim_v;
   attention.scale = args.scale != 0.0f ? args.scale : 1.0f / __builtin_sqrtf(static_cast<float>(args.head_dim));
-  attention.q = {static_cast<const float *>(args.q), args.q_batch_stride, args.q_row_stride, args.q_head_stride};
+  attention.q = {args.q, args.q_batch_stride, args.q_row_stride, args.q_head_stride};
   if (args.cache) {
     attention.k = cached_keys(args.cache);
     attention.v = cached_values(args.cache);
@@ -151,7 +151,7 @@ void describe(const mha_attention_args &args, MiddleStage *stage) {
     stage->k_rows = {static_cast<const float *>(args.k), args.k_batch_stride, args.k_row_stride, args.k_head_stride};
     stage->v_rows = {static_cast<const float *>(args.v), args.v_batch_stride, args.v_row_stride, args.v_head_stride};
   }
-  attention.output = static_cast<float *>(args.output);
+  attention.output = args.output;
   attention.output_batch_stride = args.output_batch_stride;
   attention.output_row_stride = args.output_row_stride;
   attention.output_head_stride = args.output_head_stride;
@@ -163,7 +163,8 @@ mha_status make_call(Report &report, const mha_attention_args *given, AttentionC
   if (const mha_status status = read_struct(report, args_argument, "mha_attention_args", given, &args)) return status;
   if (args.flags & MHA_CACHE_READ) {
     args.n_kv = 0;
-    if (const mha_status status = check_cache_read(report, args_argument, args.cache, args.k ? "k" : args.v ? "v" : nullptr)) return status;
+    const char *const rows = args.k ? "k" : args.v ? "v" : args.kv_lengths ? "kv_lengths" : nullptr;
+    if (const mha_status status = check_cache_read(report, args_argument, args.cache, rows)) return status;
   }
   if (const mha_status status = check_count(report, args_argument, "batch", args.batch)) return status;
   if (const mha_status status = check_count(report, args_argument, "n_q", args.n_q)) return status;

@@ -180,7 +180,7 @@ mha_kv_cache_config config_of(const mha_kv_cache &cache) {
 mha_status check_buffer(Report &report, const void *buffer, uint32_t argument) {
   if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, argument, "buffer is NULL; pass memory of mha_kv_cache_size bytes");
   if (reinterpret_cast<uintptr_t>(buffer) % 64 == 0) return MHA_OK;
-  return report.fail(MHA_ERROR_CACHE_FORMAT, argument, "buffer is not aligned to 64 bytes; place the cache at a multiple of 64");
+  return report.fail(MHA_ERROR_INVALID_VALUE, argument, "buffer is not aligned to 64 bytes; place the cache at a multiple of 64");
 }
 
 // Blocks that a table names for the positions below `length`.

@@ -36,7 +36,8 @@ struct Plan {
 mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_args *args) {
   if (args->flags & MHA_CACHE_READ) {
     args->n_kv = 0;
-    return check_cache_read(report, args_argument, args->cache, args->key ? "key" : args->value ? "value" : nullptr);
+    const char *const given = args->key ? "key" : args->value ? "value" : args->kv_lengths ? "kv_lengths" : nullptr;
+    return check_cache_read(report, args_argument, args->cache, given);
   }
   if (!args->key && shape.key_dim != shape.query_dim) {
     return report.fail(MHA_ERROR_SHAPE, args_argument, "key is NULL, but key_dim %lld is not query_dim %lld; give key",

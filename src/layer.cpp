@@ -358,7 +358,7 @@ mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weight
   if (const mha_status status = check_head_pointers(report, job.weights, job.shape)) return status;
   if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, 4, "buffer is NULL; pass memory of mha_layer_pack_size bytes, aligned to 64");
   if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 4, "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
+    return report.fail(MHA_ERROR_INVALID_VALUE, 4, "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
   }
   if (buffer_bytes < static_cast<size_t>(job.layout.bytes)) {
     return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 5, "buffer_bytes is %zu, the packed layer needs %lld; ask mha_layer_pack_size",

@@ -478,7 +478,7 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
 mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, LayerShape *shape, PackedKind *kind, PackedLayout *layout) {
   if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, 1, "buffer is NULL; pass the buffer that mha_layer_pack filled");
   if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "buffer is not aligned to 64 bytes; place the packed layer at a multiple of 64");
+    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "buffer is not aligned to 64 bytes; place the packed layer at a multiple of 64");
   }
   if (buffer_bytes < sizeof(PackedHeader)) {
     return report.fail(MHA_ERROR_PACKED_FORMAT, 2, "buffer_bytes is %zu, less than the %zu of a packed layer's header", buffer_bytes,

@@ -136,9 +136,14 @@ mha_status check_lengths(Report &report, uint32_t argument, const char *name, co
   return MHA_OK;
 }
 
-mha_status check_in_cache(Report &report, const SequenceArguments &s, int64_t b) {
+// *greatest: of the sequences before. As long as they ascend, none can be there twice.
+mha_status check_in_cache(Report &report, const SequenceArguments &s, int64_t b, int64_t *greatest) {
   const int64_t sequence = in_cache(s, b);
   if (const mha_status status = check_cache_sequence(report, s.argument, s.cache, sequence)) return status;
+  if (sequence > *greatest) {
+    *greatest = sequence;
+    return MHA_OK;
+  }
   for (int64_t other = 0; s.cache_sequences && other < b; ++other) {
     if (s.cache_sequences[other] == sequence) {
       return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
@@ -228,9 +233,10 @@ mha_status check_sequence_arrays(Report &report, const SequenceArguments &s) {
   if (const mha_status status = check_lengths(report, s.argument, "q_lengths", s.q_lengths, s.batch, s.n_q)) return status;
   if (const mha_status status = check_lengths(report, s.argument, "kv_lengths", s.kv_lengths, s.batch, s.n_kv)) return status;
   const bool are_alike = !s.q_start && !s.is_ragged() && !s.cache && !(s.has_rope() && (s.rope.q_positions || s.rope.k_positions));
+  int64_t greatest = -1;
   for (int64_t b = 0; b < s.batch && !(are_alike && b > 0); ++b) {
     if (s.cache) {
-      if (const mha_status status = check_in_cache(report, s, b)) return status;
+      if (const mha_status status = check_in_cache(report, s, b, &greatest)) return status;
       if (const mha_status status = check_append(report, s.argument, s.cache, in_cache(s, b), keys_of(s, b))) return status;
     }
     if (s.cache && s.q_start && s.is_self && has_positions(s) && queries_of(s, b) > 0 && s.q_start[b] != past_of(s, b)) {

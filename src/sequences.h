@@ -54,7 +54,7 @@ void describe_sequences(const Args &args, uint32_t argument, SequenceArguments *
   sequences->given_rope = args.rope;
 }
 
-// What MHA_CACHE_READ goes with. given: the name of an array whose rows would be appended; null if there is none.
+// What MHA_CACHE_READ goes with. given: the name of an array about rows to be appended; null if there is none.
 mha_status check_cache_read(Report &report, uint32_t argument, const mha_kv_cache *cache, const char *given);
 
 // What can be checked without reading an array: flags, windows, the rotation's shape, and that the cache is one for these heads.

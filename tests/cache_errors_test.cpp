@@ -188,7 +188,7 @@ TEST(CacheErrors, InitRejectsEveryMisalignedBuffer) {
   mha_kv_cache *cache = nullptr;
   for (size_t offset = 1; offset < 64; offset++) {
     ExpectFails([&](mha_error *error) { return mha_kv_cache_init(&config, buffer.data() + offset, buffer.size() - 64, &cache, error); },
-                {MHA_ERROR_CACHE_FORMAT, {2}, {"64"}});
+                {MHA_ERROR_INVALID_VALUE, {2}, {"64"}});
   }
   EXPECT_TRUE(buffer.Bytes() == before);
 }
@@ -277,7 +277,10 @@ TEST_P(CacheViewErrors, AMisalignedBufferIsRejected) {
   AlignedBuffer other(cache.buffer().size() + 64, 0);
   for (size_t offset = 1; offset < 64; offset++) {
     std::memcpy(other.data() + offset, cache.buffer().data(), cache.buffer().size());
-    ExpectRejected(other.data() + offset, cache.buffer().size());
+    mha_kv_cache *view = nullptr;
+    ExpectFails([&](mha_error *error) { return mha_kv_cache_view(other.data() + offset, cache.buffer().size(), &view, error); },
+                {MHA_ERROR_INVALID_VALUE, {1}, {"64"}});
+    EXPECT_EQ(view, nullptr);
   }
 }
 
@@ -693,9 +696,13 @@ TEST(CallErrors, AFullCache) {
 TEST(CallErrors, SequencesThatAreNotThereOrTwice) {
   Cache cache = Filled(Config());
   Call call(&cache);
-  for (const std::vector<int64_t> &sequences : {std::vector<int64_t>{0, 3}, {-1, 0}, {kMax, 1}, {1, 1}, {2, 2}}) {
+  for (const std::vector<int64_t> &sequences :
+       {std::vector<int64_t>{0, 3}, {-1, 0}, {kMax, 1}, {1, 1}, {2, 2}, {0, 2, 0}, {2, 0, 2}, {2, 0, 0}}) {
     SCOPED_TRACE(testing::PrintToString(sequences));
-    call.Both([&](auto &args) { args.cache_sequences = sequences.data(); });
+    call.Both([&](auto &args) {
+      args.cache_sequences = sequences.data();
+      args.batch = static_cast<int64_t>(sequences.size());
+    });
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache_sequences|sequence"});
   }
   // By default sequence b is the b-th, of which there are three.
@@ -919,7 +926,7 @@ TEST(CacheErrors, CountOneAsOne) {
   args = {};
   args.struct_size = sizeof args;
   args.batch = args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
-  args.q = args.k = args.v = rows.data();
+  args.k = args.v = args.q = rows.data();
   std::vector<float> output(64);
   args.output = output.data();
   std::vector<unsigned char> workspace(1 << 20);
@@ -934,7 +941,7 @@ TEST(CacheErrors, CountOneAsOne) {
               {MHA_ERROR_BUFFER_TOO_SMALL, {3}, {"workspace|workspace_bytes", "1"}});
 }
 
-TEST(CallErrors, ReadingWithoutACacheOrWithKeys) {
+TEST(CallErrors, ReadingWithoutACacheOrWithKeysOrTheirLengths) {
   Cache cache = Filled(Config());
   {
     Call call(&cache);
@@ -948,6 +955,15 @@ TEST(CallErrors, ReadingWithoutACacheOrWithKeys) {
     call.attention.v = call.attention.k;
     call.attention.k = nullptr;
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_CACHE_READ", "value|v"});
+  }
+  for (const std::vector<int64_t> &lengths : {std::vector<int64_t>{0, 0}, {2, 1}}) {
+    Call call(&cache);
+    call.attention.k = call.attention.v = nullptr;
+    call.Both([&](auto &args) {
+      args.flags |= MHA_CACHE_READ;
+      args.kv_lengths = lengths.data();
+    });
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_CACHE_READ", "kv_lengths"});
   }
   {
     Call call(&cache);

@@ -419,7 +419,7 @@ TEST_P(CacheMemory, TheWorkspaceHasRoomForTheStatesOfAWindowWhereverItBegins) {
     args.struct_size = sizeof args;
     args.batch = args.n_q = args.n_kv = args.num_heads = 1;
     args.head_dim = 16;
-    args.q = args.k = args.v = row.data();
+    args.k = args.v = args.q = row.data();
     args.output = output.data();
     args.flags = MHA_CAUSAL | MHA_WINDOW_LEFT;
     args.window_left = window_left;
@@ -505,7 +505,7 @@ TEST_P(CacheMemory, TheQueryReadsNoArrayAndNothingOfTheSequences) {
         args.rope = &rope;
       }
     });
-    call.attention.q = call.attention.k = call.attention.v = page.floats();
+    call.attention.k = call.attention.v = call.attention.q = page.floats();
     call.forward.query = page.floats();
     EXPECT_EQ(call.WorkspaceBytes(), expected);
   }

@@ -213,7 +213,7 @@ TEST(AttentionEdges, HeadStrideWithoutTheOthersIsAnError) {
   args.batch = args.num_heads = 2;
   args.n_q = args.n_kv = 3;
   args.head_dim = 4;
-  args.q = args.k = args.v = rows.data();
+  args.k = args.v = args.q = rows.data();
   args.output = y.data();
   const auto sentence = [&] {
     std::vector<unsigned char> workspace(1 << 20);

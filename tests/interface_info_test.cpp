@@ -343,8 +343,8 @@ TEST(Info, ReadsNoDataButTheStarts) {
   shape.outputs = kAttentionOutputs;
   AttentionData attention(HeadsShape{}, shape);
   const mha_call_info expected_attention = Info(attention);
-  attention.args.q = attention.args.k = attention.args.v = forbidden.data();
-  attention.args.output = forbidden.data();
+  attention.args.k = attention.args.v = attention.args.q = forbidden.floats();
+  attention.args.output = forbidden.floats();
   attention.args.lse = attention.args.attention_weights = forbidden.floats();
   EXPECT_EQ(Info(attention).operations, expected_attention.operations);
 }

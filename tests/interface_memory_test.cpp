@@ -2,6 +2,7 @@
 // number of threads may use.
 
 #include <errno.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <thread>
@@ -436,7 +437,7 @@ size_t QueryAttention(const HeadsShape &heads, const QuerySizes &sizes, const Qu
   args.num_kv_heads = heads.num_kv_heads;
   args.head_dim = heads.head_dim;
   args.head_dim_v = heads.head_dim_v;
-  args.q = args.k = args.v = data.floats();
+  args.k = args.v = args.q = data.floats();
   size_t bytes = 0;
   mha_error error;
   EXPECT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
@@ -512,7 +513,7 @@ TEST(WorkspaceQuery, AcceptsNullInPlaceOfEveryDataPointer) {
   EXPECT_EQ(forward.WorkspaceBytes(), forward_bytes);
   AttentionData attention(HeadsShape{}, shape);
   const size_t attention_bytes = attention.WorkspaceBytes();
-  attention.args.q = attention.args.k = attention.args.v = nullptr;
+  attention.args.k = attention.args.v = attention.args.q = nullptr;
   attention.args.output = nullptr;
   EXPECT_EQ(attention.WorkspaceBytes(), attention_bytes);
 }
@@ -666,6 +667,79 @@ TEST_P(ACall, MakesNoSystemCall) {
 }
 
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(ACall);
+
+// ---- The stack
+
+// How much of its stack a thread uses.
+size_t StackOfThread(void *(*run)(void *), void *argument) {
+  Memory stack(size_t{1} << 18);
+  stack.Fill(0xA5);
+  pthread_attr_t attributes;
+  pthread_t thread;
+  pthread_attr_init(&attributes);
+  if (pthread_attr_setstack(&attributes, stack.data(), stack.size()) != 0 || pthread_create(&thread, &attributes, run, argument) != 0) {
+    ADD_FAILURE() << "no thread could be made";
+    return 0;
+  }
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
+  size_t unused = 0;
+  while (unused < stack.size() && stack.data()[unused] == 0xA5) ++unused;
+  return stack.size() - unused;
+}
+
+// How much of it is the function's.
+template <typename Function>
+size_t StackOf(const Function &function) {
+  const auto nothing = [](void *) -> void * { return nullptr; };
+  const auto run = [](void *argument) -> void * {
+    (*static_cast<const Function *>(argument))();
+    return nullptr;
+  };
+  return StackOfThread(run, const_cast<Function *>(&function)) - StackOfThread(nothing, nullptr);
+}
+
+class Stack : public support::InstructionSetTest {};
+
+TEST_P(Stack, HasRoomEnoughInWhatTheHeaderSays) {
+  if (MHA_TEST_SANITIZED) GTEST_SKIP() << "instrumented code needs more";
+  const size_t most = size_t{96} << 10;
+  const auto check = [most](CallData &data) {
+    Memory workspace(data.WorkspaceBytes());
+    mha_error error;
+    mha_status status = MHA_OK;
+    EXPECT_LE(StackOf([&] { status = data.Run(workspace.data(), workspace.size(), &error); }), most);
+    EXPECT_EQ(status, MHA_OK) << error.message;
+  };
+  for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
+    SCOPED_TRACE("weights of type " + std::to_string(type));
+    LayerData layer_data(LayerShape::SelfAttention(300, 3, 3, 100));
+    layer_data.config.weight_type = type;
+    Memory packed(layer_data.PackSize(), Side::kBeforeGuard, 64);
+    mha_error error;
+    mha_status status = MHA_OK;
+    const auto pack = [&] {
+      status = mha_layer_pack(&layer_data.config, &layer_data.weights, nullptr, packed.data(), packed.size(), &error);
+    };
+    EXPECT_LE(StackOf(pack), most);
+    ASSERT_EQ(status, MHA_OK) << error.message;
+    const mha_layer_options options = Options(instruction_set());
+    const View view(packed, &options);
+    for (const int64_t rows : {1, 2, 30}) {
+      CallShape shape;
+      shape.n_q = rows;
+      shape.key = shape.value = false;
+      shape.is_causal = true;
+      ForwardData data(layer_data.shape, shape, view.layer);
+      check(data);
+    }
+  }
+  ForEachCall(instruction_set(), check);
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Stack);
+
+// ---- Functions of layers
 
 TEST(LayerFunctions, AllocateNothingButCreate) {
   SKIP_WITHOUT_ALLOCATION_TRAP();

@@ -702,10 +702,10 @@ struct AttentionData : CallData {
     rows(v, shape.n_kv, heads.num_kv_heads, heads.head_dim_v, args.v_batch_stride, args.v_row_stride, args.v_head_stride);
     rows(output, shape.n_q, heads.num_heads, heads.head_dim_v, args.output_batch_stride, args.output_row_stride, args.output_head_stride);
     for (Rows *input : {&q, &k, &v}) input->Randomize(random);
-    args.q = q.memory.data();
+    args.q = q.memory.floats();
     args.k = k.memory.data();
     args.v = v.memory.data();
-    args.output = output.memory.data();
+    args.output = output.memory.floats();
     args.flags = shape.is_causal ? MHA_CAUSAL : 0;
     if (shape.q_start) args.q_start = q_start();
     args.attention_weights = optional.attention_weights;

@@ -233,10 +233,12 @@ impl<'a> AttentionCall<'a> {
         (args.num_heads, args.num_kv_heads) = (int(of.num_heads), int(of.num_kv_heads));
         (args.head_dim, args.head_dim_v) = (int(of.head_dim), int(of.head_dim_v));
         (args.scale, args.instruction_set) = (self.attention.scale, self.attention.instruction_set.0);
-        (args.q, _, [args.q_batch_stride, args.q_row_stride, args.q_head_stride]) = raw_array(&self.q);
+        let (q, _, q_strides) = raw_array(&self.q);
+        args.q = q.cast();
+        [args.q_batch_stride, args.q_row_stride, args.q_head_stride] = q_strides;
         (args.k, args.k_type, [args.k_batch_stride, args.k_row_stride, args.k_head_stride]) = raw_array(&self.k);
         (args.v, args.v_type, [args.v_batch_stride, args.v_row_stride, args.v_head_stride]) = raw_array(&self.v);
-        args.output = output_ptr(&self.output).cast();
+        args.output = output_ptr(&self.output);
         [args.output_batch_stride, args.output_row_stride, args.output_head_stride] = raw_strides(self.output_strides);
         let result = body(&args);
         pointees.resume_panic();

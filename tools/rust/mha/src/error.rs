@@ -31,7 +31,7 @@ pub enum ErrorKind {
     NullPointer,
     /// The library that is linked is older than this crate.
     StructSize,
-    /// A value is outside its range, or two contradict each other.
+    /// A value is outside its range, two contradict each other, or a buffer is not aligned to 64 bytes.
     InvalidValue,
     /// Dimensions that do not fit together.
     Shape,
@@ -43,7 +43,7 @@ pub enum ErrorKind {
     OutOfMemory,
     /// An instruction set was asked for that this machine or build does not have.
     InstructionSet,
-    /// Bytes that are no packed layer, are truncated, misaligned, of another version or back end.
+    /// Bytes that are no packed layer, are truncated, of another version or back end.
     PackedFormat,
     /// The weights are not what was packed.
     PackedChecksum,
@@ -51,7 +51,7 @@ pub enum ErrorKind {
     OutOfRange,
     /// A sequence of a cache has no room, or no block, for more positions.
     CacheFull,
-    /// Bytes that are no cache, are truncated, misaligned, damaged or of another version.
+    /// Bytes that are no cache, are truncated, damaged or of another version.
     CacheFormat,
     /// A slice does not have the length that the shapes and strides ask for. Found before the library is called.
     SliceLength,

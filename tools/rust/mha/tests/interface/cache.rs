@@ -183,7 +183,7 @@ fn bytes_that_are_no_cache_are_an_error() {
     let mut cache = KvCache::new(&config(16)).unwrap();
     let bytes = AlignedBuffer::copy_of(cache.as_bytes()).unwrap();
     error_of(KvCache::view(&bytes[..64]), ErrorKind::CacheFormat);
-    error_of(KvCache::view(&bytes[1..]), ErrorKind::CacheFormat);
+    error_of(KvCache::view(&bytes[1..]), ErrorKind::InvalidValue);
     error_of(KvCache::copy_of(&[0; 4096]), ErrorKind::CacheFormat);
     error_of(KvCache::new_in(&config(16), AlignedBuffer::zeroed(64).unwrap()), ErrorKind::BufferTooSmall);
     error_of(CacheConfig::new(usize::MAX, 1, 1).bytes(), ErrorKind::TooLarge);

@@ -156,8 +156,8 @@ fn a_packed_layer_that_is_damaged_is_an_error() {
     Layer::verify(&packed).unwrap();
     error_of(Layer::pack_into(&config, &weights, &options, &mut packed[64..]), ErrorKind::BufferTooSmall);
     error_of(Layer::from_packed(&packed[..64]), ErrorKind::PackedFormat);
-    error_of(Layer::from_packed(&packed[1..]), ErrorKind::PackedFormat);
-    error_of(Layer::from_packed(&[0u8; 0][..]), ErrorKind::PackedFormat);
+    error_of(Layer::from_packed(&packed[1..]), ErrorKind::InvalidValue);
+    error_of(Layer::from_packed(&packed[..0]), ErrorKind::PackedFormat);
     let last = packed.len() / 2;
     packed[last] ^= 1;
     error_of(Layer::verify(&packed), ErrorKind::PackedChecksum);
