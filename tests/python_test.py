@@ -419,6 +419,24 @@ class Mha(unittest.TestCase):
             _, padded = self.layer.forward(x[:, 18:], rope=rope, cache=cache, q_lengths=[2, 1], cache_read=True, want=["attention_weights"])
             np.testing.assert_allclose(padded["attention_weights"].sum(axis=3), np.tile([[[1, 1]], [[1, 0]]], (1, heads, 1)), rtol=0, atol=1e-6)
 
+    def test_attention_over_what_a_cache_has(self):
+        q, k, v = floats(2, 3, 4, 8), floats(2, 5, 2, 8), floats(2, 5, 2, 4)
+        cache = mha.KvCache(num_sequences=2, capacity=8, num_kv_heads=2, head_dim=8, head_dim_v=4)
+        for sequence in range(2):
+            cache.append(sequence, k[sequence], v[sequence])
+        expected, weights = mha.attention(q, k, v, want=["attention_weights"])
+        y, seen = mha.attention(q, cache=cache, cache_read=True, want=["attention_weights"])
+        self.assert_same(y, expected)
+        self.assert_same(seen["attention_weights"], weights["attention_weights"])
+        self.assertEqual([cache.length(0), cache.length(1)], [5, 5])
+        info = mha.attention_info(3, 0, 4, 8, batch=2, num_kv_heads=2, head_dim_v=4, cache=cache, cache_read=True)
+        self.assertEqual(info["operations"], mha.attention_info(3, 5, 4, 8, batch=2, num_kv_heads=2, head_dim_v=4)["operations"])
+        with self.assertRaisesRegex(mha.Error, "MHA_CACHE_READ appends nothing, but k is given"):
+            mha.attention(q, k, v, cache=cache, cache_read=True)
+        for given in {"cache": cache}, {"cache_read": True}:
+            with self.assertRaisesRegex(TypeError, "k is a NoneType"):
+                mha.attention(q, **given)
+
     def test_a_cache_lies_where_the_caller_wants_it(self):
         config = {"num_sequences": 2, "capacity": 16, "num_kv_heads": heads, "head_dim": head_dim, "v_type": "int8"}
         buffer = mha.aligned(mha.KvCache.size(**config))
@@ -782,6 +800,11 @@ class Extents(unittest.TestCase):
             cache.set_blocks(0, blocks)
         with self.assertRaises(mha.Error):
             cache.append(0, np.zeros((1, 1, 2), np.float32), np.zeros((1, 1, 2), np.float32))  # the last table has no blocks
+        for block in 1 << 32, (1 << 32) + 1, -(1 << 31) - 1:  # of which the lower 32 bits might name a block
+            with self.assertRaisesRegex(ValueError, f"blocks reaches from .*{block}"):
+                cache.set_blocks(0, [block])
+        with self.assertRaisesRegex(ValueError, f"q_lengths reaches from {1 << 63}"):
+            mha.attention(*[floats(1, 2, 1, 2)] * 3, q_lengths=np.array([1 << 63], np.uint64))
 
     def test_buffers_that_are_too_small(self):
         w = {name: floats(2, 2) for name in ("w_q", "w_k", "w_v", "w_o")}

@@ -247,6 +247,9 @@ def _integers(values, name, shape, dtype=np.int64):
         raise TypeError(f"{name} is {_describe(array)}; it must be integers")
     if array.shape != shape:
         raise ValueError(f"{name} is {_describe(array)}; its shape must be {list(shape)}")
+    limits = np.iinfo(dtype)
+    if array.size and not (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
+        raise ValueError(f"{name} reaches from {array.min()} to {array.max()}; the library takes numbers from {limits.min} to {limits.max}")
     return np.ascontiguousarray(array, dtype)
 
 
@@ -705,32 +708,40 @@ def _info(name, args, want, alive, *before):
     return {field: getattr(info, field) for field, _ in _CallInfo._fields_[1:]}
 
 
-def attention(q, k, v, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, window_left=None,
-              window_right=None, padding="right", rope=None, cache=None, cache_sequences=None, scheduler=None, instruction_set="auto",
-              bf16=False, workspace=None, want=()):
+def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, window_left=None,
+              window_right=None, padding="right", rope=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None,
+              instruction_set="auto", bf16=False, workspace=None, want=()):
     """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
 
     q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
-    of [batch, heads, n_q, head_dim]. k and v may be float16, or with bf16=True bfloat16 (bits in uint16). All else is as in Layer.forward.
+    of [batch, heads, n_q, head_dim]. k and v may be float16, or with bf16=True bfloat16 (bits in uint16). With cache_read=True there are none. All
+    else is as in Layer.forward.
     """
     _check(q, "q", [np.float32], (None, None, _some, _some))
     batch, n_q, heads, head_dim = q.shape
     stored = [np.float32, np.float16] + [np.uint16] * bf16
-    _check(k, "k", stored, (batch, None, _some, head_dim))
-    _, n_kv, kv_heads, _ = k.shape
-    _check(v, "v", stored, (batch, n_kv, kv_heads, _some))
-    head_dim_v = v.shape[3]
+    if cache_read and cache is not None and k is None and v is None:
+        n_kv, kv_heads, head_dim_v = 0, cache.shape["num_kv_heads"], cache.shape["head_dim_v"]
+    else:
+        _check(k, "k", stored, (batch, None, _some, head_dim))
+        _, n_kv, kv_heads, _ = k.shape
+        _check(v, "v", stored, (batch, n_kv, kv_heads, _some))
+        head_dim_v = v.shape[3]
     out = _output(out, (batch, n_q, heads, head_dim_v))
     args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
                 scale=scale, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
     numbers = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}
-    args.k_type, args.v_type = numbers[k.dtype], numbers[v.dtype]
     for name, array in ("q", q), ("k", k), ("v", v), ("output", out):
+        if array is None:
+            continue
+        if name in ("k", "v"):
+            setattr(args, name + "_type", numbers[array.dtype])
         setattr(args, name, array.ctypes.data)
         for axis, stride in zip(("batch", "row", "head"), _strides(array, name)):
             setattr(args, f"{name}_{axis}_stride", stride)
     alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, cache, cache_sequences,
                            scheduler, is_causal, n_q, n_kv)
+    args.flags |= _cache_read if cache_read else 0
     wanted, taps = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, kv_lengths)
     with _raising(scheduler):
         _run("mha_attention", workspace, args)
@@ -740,13 +751,14 @@ def attention(q, k, v, *, out=None, scale=0.0, is_causal=False, q_start=None, q_
 
 def attention_info(n_q, n_kv, num_heads, head_dim, *, batch=1, num_kv_heads=0, head_dim_v=0, k_type="f32", v_type="f32", is_causal=False,
                    q_start=None, q_lengths=None, kv_lengths=None, window_left=None, window_right=None, padding="right", rope=None, cache=None,
-                   cache_sequences=None, scheduler=None, instruction_set="auto", want=()):
+                   cache_sequences=None, cache_read=False, scheduler=None, instruction_set="auto", want=()):
     """How attention would run on so many rows, and what it costs: the fields of mha_call_info by name. All else is as in Layer.info."""
     args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
                 head_dim_v=head_dim_v, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),
                 instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
     alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, cache, cache_sequences,
                            scheduler, is_causal, n_q, n_kv)
+    args.flags |= _cache_read if cache_read else 0
     return _info("mha_attention_info", args, want, alive)
 
 
