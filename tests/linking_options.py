@@ -96,11 +96,14 @@ class Build:
         self.expect_error(*off, f"-DMHA_{foreign}=ON", says=f"has no {foreign}")
 
     def tunings(self):
-        """Each tuning of tuning.cpp can be fixed when configuring, auto is none of them, and another name is an error."""
+        """Each tuning of tuning.cpp can be fixed when configuring, auto fixes none, another name is an error, and tools/test.sh tests each."""
         off = [f"-DMHA_{part}=OFF" for part in parts]
         names = re.findall(r"constexpr Tuning (\w+) =", (here.parent / "src" / "tuning.cpp").read_text())
         if "plain" not in names:
             sys.exit(f"tuning.cpp has the tunings {names}, as this test reads it; one should be plain.")
+        for name in names:
+            if f"-DMHA_TUNING={name} " not in (here.parent / "tools" / "test.sh").read_text():
+                sys.exit(f"No build of tools/test.sh has -DMHA_TUNING={name}, so what is this tuning's alone is tested on its processor at most.")
         for setting, expected in ("", []), ("-DMHA_TUNING=auto", []), *((f"-DMHA_TUNING={name}", [name]) for name in names):
             self.configured(*off, *([setting] if setting else []))
             fixed = re.findall(r"-DMHA_TUNING=(\w+)", (self.folder / "compile_commands.json").read_text())
