@@ -14,7 +14,7 @@ void run_qkv_product(const mha_layer &layer, const float *x, int64_t rows, float
   mha::Product product = {};
   for (const mha::MatrixName name : {mha::matrix_q, mha::matrix_k, mha::matrix_v}) {
     const mha::PackedMatrix &matrix = layer.layout.matrices[name];
-    const mha::Landing landing = {mha::Landing::Kind::rows, y, rows * columns, columns, 0, matrix.columns};
+    const mha::Destination destination = {mha::Destination::Kind::rows, y, rows * columns, columns, 0, matrix.columns};
     product.parts[product.num_parts++] = {
         input, rows, matrix.depth, matrix.columns, layer.storage, layer.weights(name), layer.scales(name), layer.bias(name), landing, {}};
     y += matrix.columns;

@@ -23,7 +23,7 @@ mha_status fail_input(Report &report, uint32_t argument, const Array &array) {
   return report.fail(MHA_ERROR_TOO_LARGE, argument, "%s would be larger than memory can be", array.name);
 }
 
-mha_status check_odd_output(Report &report, uint32_t argument, const Array &array) {
+mha_status check_permuted_output(Report &report, uint32_t argument, const Array &array) {
   for (const int64_t extent : array.extents) {
     if (extent == 0) return MHA_OK;
   }
@@ -51,9 +51,9 @@ mha_status check_odd_output(Report &report, uint32_t argument, const Array &arra
   return MHA_OK;
 }
 
-mha_status check_size(Report &report, uint32_t argument, const Carving &carving, bool is_nothing, int64_t *workspace_bytes) {
-  *workspace_bytes = is_nothing ? 0 : carving.bytes();
-  if (carving.bytes() >= 0) return MHA_OK;
+mha_status check_size(Report &report, uint32_t argument, const WorkspaceLayout &layout, bool has_no_work, int64_t *workspace_bytes) {
+  *workspace_bytes = has_no_work ? 0 : layout.bytes();
+  if (layout.bytes() >= 0) return MHA_OK;
   return report.fail(MHA_ERROR_TOO_LARGE, argument, "the workspace would be larger than memory can be");
 }
 

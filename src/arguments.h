@@ -34,18 +34,18 @@ inline Count span_of(const Array &array) {
 }
 
 // Whether the extents and strides, which are not negative then, are so small that no span of them can overflow.
-inline bool is_near(const Array &array) {
+inline bool cannot_overflow(const Array &array) {
   const int64_t(&n)[3] = array.extents, (&s)[3] = array.strides;
   return static_cast<uint64_t>(n[0] | n[1] | n[2] | s[0] | s[1] | s[2] | array.width) < uint64_t{1} << 28;
 }
 
 // The size of the workspace, which is 0 where there is nothing to do.
-mha_status check_size(Report &report, uint32_t argument, const Carving &carving, bool is_nothing, int64_t *workspace_bytes);
+mha_status check_size(Report &report, uint32_t argument, const WorkspaceLayout &layout, bool has_no_work, int64_t *workspace_bytes);
 
 // The checks of a small layer must not take longer than its arithmetic. So each of those below is a few comparisons where it is called,
 // and what exactly is wrong is found out elsewhere.
 mha_status fail_input(Report &report, uint32_t argument, const Array &array);
-mha_status check_odd_output(Report &report, uint32_t argument, const Array &array);
+mha_status check_permuted_output(Report &report, uint32_t argument, const Array &array);
 mha_status fail_count(Report &report, uint32_t argument, const char *name, int64_t count);
 mha_status fail_workspace(Report &report, uint32_t argument, const char *query, size_t workspace_bytes, int64_t needed);
 
@@ -53,7 +53,7 @@ mha_status fail_workspace(Report &report, uint32_t argument, const char *query, 
 inline mha_status check_input(Report &report, uint32_t argument, const Array &array) {
   const int64_t(&strides)[3] = array.strides;
   const bool has_rows = strides[1] >= array.width && strides[2] >= (array.extents[2] > 1 ? array.width : 0);
-  const bool is_sound = has_rows && (is_near(array) || (strides[0] >= 0 && !(span_of(array) * Count(sizeof(float))).overflows()));
+  const bool is_sound = has_rows && (cannot_overflow(array) || (strides[0] >= 0 && !(span_of(array) * Count(sizeof(float))).overflows()));
   return is_sound ? MHA_OK : fail_input(report, argument, array);
 }
 
@@ -63,7 +63,7 @@ inline mha_status check_output(Report &report, uint32_t argument, const Array &a
   Count covered(array.width);
   for (int i = 2; i >= 0; --i) {
     if (array.extents[i] <= 1) continue;
-    if (array.strides[i] < covered.value()) return check_odd_output(report, argument, array);
+    if (array.strides[i] < covered.value()) return check_permuted_output(report, argument, array);
     covered = covered + Count(array.extents[i] - 1) * Count(array.strides[i]);
   }
   return MHA_OK;

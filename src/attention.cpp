@@ -180,9 +180,9 @@ mha_status make_call(Report &report, const mha_attention_args *given, AttentionC
                        "the taps q, k and v are mha_forward's; leave them NULL, the caller has them already");
   }
   if (const mha_status status = choose_kernels(report, args_argument, args.instruction_set, &stage.kernels)) return status;
-  Carving carving;
-  plan_middle(&stage, &carving);
-  return check_size(report, args_argument, carving, stage.sequences.is_nothing(), &call->workspace_bytes);
+  WorkspaceLayout layout;
+  plan_middle(&stage, &layout);
+  return check_size(report, args_argument, layout, stage.sequences.has_no_work(), &call->workspace_bytes);
 }
 
 mha_status check_pointers(Report &report, const mha_attention_args &args) {
@@ -223,7 +223,7 @@ mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t
   if (const mha_status status = make_call(report, args, &call)) return status;
   if (const mha_status status = check_workspace(report, 2, "mha_attention_workspace", workspace, workspace_bytes, call.workspace_bytes))
     return status;
-  if (call.stage.sequences.is_nothing()) return MHA_OK;
+  if (call.stage.sequences.has_no_work()) return MHA_OK;
   if (const mha_status status = check_pointers(report, call.args)) return status;
   if (const mha_status status = check_sequence_arrays(report, call.stage.sequences)) return status;
   run(call, align_workspace(workspace));
@@ -239,7 +239,7 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
   filled.contract = MHA_CONTRACT;
   filled.workspace_bytes = static_cast<size_t>(call.workspace_bytes);
   describe_middle(call.stage, &filled);
-  if (!call.stage.sequences.is_nothing()) {
+  if (!call.stage.sequences.has_no_work()) {
     if (const mha_status status = check_sequence_arrays(report, call.stage.sequences)) return status;
     const uint64_t widths = product(call.args.num_heads, call.args.head_dim + call.args.head_dim_v);
     filled.bytes = sizeof(float) * widths * valid_queries(call.stage.sequences);

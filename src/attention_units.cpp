@@ -1,8 +1,8 @@
 // How the middle stage is cut into units of work, and how they run.
 //
 // plan_attention cuts: so many queries of all query heads of one kv head are a unit (block_queries). It lays out a thread's scratch memory
-// (AttendScratch), and takes all memory of the units from the workspace. run_storing moves the rows of keys and values that come with the
-// call to packed storage, run_attention runs the units. Where units are fewer than threads can share, their keys are cut too (share_keys).
+// (AttendScratch), and takes all memory of the units from the workspace. run_kv_store moves the rows of keys and values that come with the
+// call to packed storage, run_attention runs the units. Where units are fewer than threads can share, their keys are cut too (split_keys).
 
 #include "attention_units.h"
 #include "tuning.h"
@@ -17,15 +17,15 @@ namespace {
 constexpr int64_t packed_unit_rows = 96, plain_unit_rows = 768;
 
 // Fewer rows in a unit leave no thread without work; but not so few that keys and values are mostly waited for.
-constexpr int64_t units_per_thread = 3, least_unit_rows = 24;
+constexpr int64_t units_per_thread = 3, min_unit_rows = 24;
 
 // So many units a thread has at most when the keys of a unit are shared out, and so many keys a part has at least.
-constexpr int64_t part_units_per_thread = 4 * units_per_thread, least_part_chunks = 2;
+constexpr int64_t part_units_per_thread = 4 * units_per_thread, min_part_chunks = 2;
 
 int64_t query_blocks(const Attention &attention) { return blocks_of(attention.n_q, attention.block_queries); }
 
-int64_t least_block(const Attention &attention) {
-  return std::max<int64_t>(1, least_unit_rows / quotient(attention.num_heads, attention.num_kv_heads));
+int64_t min_block(const Attention &attention) {
+  return std::max<int64_t>(1, min_unit_rows / quotient(attention.num_heads, attention.num_kv_heads));
 }
 
 Count state_floats(Count rows, const Attention &attention) {
@@ -33,15 +33,15 @@ Count state_floats(Count rows, const Attention &attention) {
 }
 
 // Fewer units than threads can share: their keys are cut too, in powers of two of chunks.
-void share_keys(int64_t num_threads, Attention *attention) {
-  KeyParts &parts = attention->parts;
+void split_keys(int64_t num_threads, Attention *attention) {
+  KvSplit &parts = attention->parts;
   parts.count = 1;
   const int64_t units = attention->batch * attention->num_kv_heads * query_blocks(*attention), wanted = num_threads * units_per_thread;
   const int64_t chunks = blocks_of(attention->n_kv, chunk_keys);
-  const bool has_small_units = attention->block_queries <= least_block(*attention);  // whose states have a place
-  if (!parts.may_be || units == 0 || units >= wanted || chunks < 2 * least_part_chunks || !has_small_units) return;
+  const bool has_small_units = attention->block_queries <= min_block(*attention);  // whose states have a place
+  if (!parts.may_be || units == 0 || units >= wanted || chunks < 2 * min_part_chunks || !has_small_units) return;
   const int64_t parts_wanted = blocks_of(wanted, units);
-  parts.chunks = least_part_chunks;
+  parts.chunks = min_part_chunks;
   while (blocks_of(chunks, 2 * parts.chunks) >= parts_wanted) parts.chunks *= 2;
   parts.count = blocks_of(chunks, parts.chunks);
   for (int64_t unit = 0; unit < units; ++unit) parts.unfinished[unit] = parts.count;
@@ -71,7 +71,7 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
 
 }  // namespace
 
-AttentionMemory plan_attention(Attention *attention, int64_t most_keys, int64_t num_threads, bool is_ragged, Carving *carving) {
+AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t num_threads, bool is_ragged, WorkspaceLayout *layout) {
   const int64_t group = quotient(attention->num_heads, attention->num_kv_heads), n_q = attention->n_q;
   attention->head_dim_v_padded = blocks_of(attention->head_dim_v, key_block) * key_block;
   attention->tuning = choose_tuning();
@@ -81,7 +81,7 @@ AttentionMemory plan_attention(Attention *attention, int64_t most_keys, int64_t 
   const bool has_floats_k = attention->k.is_packed && attention->k.storage == Storage::f32;
   const bool has_floats_v = attention->v.is_packed && attention->v.storage == Storage::f32;
   const int64_t most = std::max<int64_t>(1, quotient(has_floats_k && has_floats_v ? packed_unit_rows : plain_unit_rows, group)),
-                largest = std::min(std::max<int64_t>(1, n_q), most), least = least_block(*attention);
+                largest = std::min(std::max<int64_t>(1, n_q), most), least = min_block(*attention);
   int64_t block = largest;
   if (num_threads > 1) {
     const Count heads = Count(attention->batch) * Count(attention->num_kv_heads), units = heads * Count(blocks_of(n_q, block));
@@ -94,11 +94,11 @@ AttentionMemory plan_attention(Attention *attention, int64_t most_keys, int64_t 
   // Blocks as equal as can be.
   attention->block_queries = n_q > 0 ? blocks_of(n_q, blocks_of(n_q, block)) : 1;
 
-  const int64_t chunks = blocks_of(most_keys, chunk_keys);
-  int64_t slots = attention->window_left < most_keys ? 2 : 1;  // a window may begin within a subtree
+  const int64_t chunks = blocks_of(max_keys, chunk_keys);
+  int64_t slots = attention->window_left < max_keys ? 2 : 1;  // a window may begin within a subtree
   for (int64_t left = chunks / 2; left != 0; left /= 2) ++slots;     // as many as a counter up to `chunks` has digits
   // Chunks in step (kernels/attend.h) each have a slot before they are merged: one more than the counter has digits.
-  if (chunks >= most_chunks_in_step && attention->k.is_packed && attention->v.is_packed) ++slots;
+  if (chunks >= max_interleaved_chunks && attention->k.is_packed && attention->v.is_packed) ++slots;
 
   const Count rows = Count(largest) * Count(group), width(attention->head_dim_v_padded), state = state_floats(rows, *attention);
   AttendScratch &scratch = attention->scratch;
@@ -112,25 +112,25 @@ AttentionMemory plan_attention(Attention *attention, int64_t most_keys, int64_t 
   scratch.keys = take(has_floats_k ? Count(0) : Count(chunk_keys) * Count(attention->head_dim));
   scratch.values = take(has_floats_v ? Count(0) : Count(chunk_keys) * width);
   scratch.rotated = take(attention->rotate_k.cos || !has_floats_k ? Count(4) * Count(attention->head_dim) : Count(0));
-  scratch.scores = take(attend_tile_rows_max * score_stride);
-  scratch.excluded = take(attend_tile_rows_max * chunk_keys / static_cast<int64_t>(sizeof(float)));
+  scratch.scores = take(max_attend_rows * score_stride);
+  scratch.excluded = take(max_attend_rows * chunk_keys / static_cast<int64_t>(sizeof(float)));
   scratch.states = take(Count(slots) * state);
   scratch.state_stride = state.value();
   scratch.floats = end.value();
 
-  attention->parts.may_be = num_threads > 1 && chunks >= 2 * least_part_chunks && attention->k.ring_positions == 0;
+  attention->parts.may_be = num_threads > 1 && chunks >= 2 * min_part_chunks && attention->k.ring_positions == 0;
   // Where keys are shared out, units are as small as they come.
   const Count part_rows = Count(std::min(least, largest)) * Count(group), threads(attention->parts.may_be ? num_threads : 0);
   const Count part_state = attention->parts.may_be ? state_floats(part_rows, *attention) : Count(0);
   attention->parts.state_stride = part_state.value();
   const Count batch(attention->batch), extents = is_ragged ? batch : Count(0);
   AttentionMemory memory;
-  memory.sequences = carving->take(batch, sizeof(Sequence));
-  memory.query_extents = carving->take(extents, sizeof(Extent));
-  memory.key_extents = carving->take(extents, sizeof(Extent));
-  memory.unfinished = carving->take(threads * Count(units_per_thread), sizeof(int64_t));
-  memory.part_states = carving->take_floats(threads * Count(part_units_per_thread) * part_state);
-  memory.scratch = carving->take_floats(end * Count(num_threads));
+  memory.sequences = layout->take(batch, sizeof(Sequence));
+  memory.query_extents = layout->take(extents, sizeof(Extent));
+  memory.key_extents = layout->take(extents, sizeof(Extent));
+  memory.unfinished = layout->take(threads * Count(units_per_thread), sizeof(int64_t));
+  memory.part_states = layout->take_floats(threads * Count(part_units_per_thread) * part_state);
+  memory.scratch = layout->take_floats(end * Count(num_threads));
   return memory;
 }
 
@@ -141,7 +141,7 @@ void bind_attention(const AttentionMemory &memory, unsigned char *workspace, Att
 }
 
 void run_attention(const Kernels &kernels, Attention *attention, const mha_scheduler *scheduler, UnitCounter *counter, float *scratch) {
-  share_keys(threads_of(scheduler), attention);
+  split_keys(threads_of(scheduler), attention);
   const AttendWork work = {&kernels, attention, scratch, threads_of(scheduler) > 1};
   const int64_t units = attention->batch * attention->num_kv_heads * query_blocks(*attention) * attention->parts.count;
   run_units(scheduler, counter, units, run_unit, &work);
@@ -151,7 +151,7 @@ namespace {
 
 struct StoreWork {
   const Kernels *kernels;
-  const Storing *storings;
+  const KvStore *kv_stores;
   const Attention *attention;
   float *scratch;
   int64_t batch, blocks;
@@ -162,7 +162,7 @@ constexpr int64_t stored_rows = 64;  // of a unit
 void run_storing_unit(const void *context, int64_t unit, int64_t thread) {
   const StoreWork &work = *static_cast<const StoreWork *>(context);
   const int64_t block = unit % work.blocks, sequence = unit / work.blocks % work.batch;
-  const Storing &storing = work.storings[unit / work.blocks / work.batch];
+  const KvStore &storing = work.kv_stores[unit / work.blocks / work.batch];
   if (!storing.rows.base) return;
   const int64_t begin = block * stored_rows, rows = storing.sequences[sequence].kv_rows;
   if (begin >= rows) return;
@@ -172,11 +172,11 @@ void run_storing_unit(const void *context, int64_t unit, int64_t thread) {
 
 }  // namespace
 
-void run_storing(const Kernels &kernels, const Attention &attention, const Storing (&storings)[2], const mha_scheduler *scheduler,
+void run_kv_store(const Kernels &kernels, const Attention &attention, const KvStore (&kv_stores)[2], const mha_scheduler *scheduler,
                  UnitCounter *counter, float *scratch) {
   int64_t longest = 0;
   for (int64_t b = 0; b < attention.batch; ++b) longest = std::max(longest, attention.sequences[b].kv_rows);
-  const StoreWork work = {&kernels, storings, &attention, scratch, attention.batch, blocks_of(longest, stored_rows)};
+  const StoreWork work = {&kernels, kv_stores, &attention, scratch, attention.batch, blocks_of(longest, stored_rows)};
   run_units(scheduler, counter, 2 * work.batch * work.blocks, run_storing_unit, &work);
 }
 

@@ -15,14 +15,14 @@ struct AttentionMemory {
 };
 
 // Fills in how the attention is cut (block_queries, head_dim_v_padded, scratch) from its dimensions, the window and what keys and values
-// are, for sequences of up to most_keys keys, and takes the memory for it.
-AttentionMemory plan_attention(Attention *attention, int64_t most_keys, int64_t num_threads, bool is_ragged, Carving *carving);
+// are, for sequences of up to max_keys keys, and takes the memory for it.
+AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t num_threads, bool is_ragged, WorkspaceLayout *layout);
 
 // Points the attention to that memory.
 void bind_attention(const AttentionMemory &memory, unsigned char *workspace, Attention *attention);
 
 // Rows of keys and values to their packed storage. scratch: that of all threads.
-void run_storing(const Kernels &kernels, const Attention &attention, const Storing (&storings)[2], const mha_scheduler *scheduler,
+void run_kv_store(const Kernels &kernels, const Attention &attention, const KvStore (&kv_stores)[2], const mha_scheduler *scheduler,
                  UnitCounter *counter, float *scratch);
 
 // All units.

@@ -424,9 +424,9 @@ mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **c
   }
   // Guards the bounds against a header that was made up: its checksum is no secret.
   const mha_kv_cache_config config = config_of(*viewed);
-  Report unheard(nullptr);
+  Report ignored_report(nullptr);
   mha_kv_cache again;
-  if (make_header(unheard, &config, &again) != MHA_OK || memcmp(&again, viewed, sizeof again) != 0) {
+  if (make_header(ignored_report, &config, &again) != MHA_OK || memcmp(&again, viewed, sizeof again) != 0) {
     return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the cache's sizes contradict each other; fill a new one");
   }
   if (buffer_bytes < viewed->bytes) {

@@ -116,25 +116,25 @@ mha_status check_sgemm_strides(Report &report, const mha_layer &layer, const Pla
   return MHA_OK;
 }
 
-void plan_workspace(const mha_layer &layer, Plan *plan, Carving *carving) {
+void plan_workspace(const mha_layer &layer, Plan *plan, WorkspaceLayout *layout) {
   const LayerShape &shape = layer.shape;
   const mha_forward_args &args = plan->args;
   const Count batch(args.batch), q_rows = batch * Count(args.n_q), kv_heads = batch * Count(shape.num_kv_heads);
   const Count kv_rows = batch * Count(args.n_kv), none(0), key_positions = Count(blocks_of(args.n_kv, key_block)) * Count(key_block);
   const bool is_cached = args.cache != nullptr;
-  plan_middle(&plan->stage, carving);
-  plan->q = carving->take_floats(q_rows * Count(shape.q_columns()));
-  plan->k = carving->take_floats(is_cached ? none : kv_heads * key_positions * Count(shape.head_dim));
-  plan->v = carving->take_floats(is_cached ? none : kv_heads * Count(args.n_kv) * Count(plan->stage.attention.head_dim_v_padded));
-  plan->k_rows = carving->take_floats(plan->has_key_rows() ? kv_rows * Count(shape.k_columns()) : none);
-  plan->v_rows = carving->take_floats(plan->has_value_rows() ? kv_rows * Count(shape.v_columns()) : none);
-  plan->context = carving->take_floats(shape.has_output ? q_rows * Count(shape.context_columns()) : none);
+  plan_middle(&plan->stage, layout);
+  plan->q = layout->take_floats(q_rows * Count(shape.q_columns()));
+  plan->k = layout->take_floats(is_cached ? none : kv_heads * key_positions * Count(shape.head_dim));
+  plan->v = layout->take_floats(is_cached ? none : kv_heads * Count(args.n_kv) * Count(plan->stage.attention.head_dim_v_padded));
+  plan->k_rows = layout->take_floats(plan->has_key_rows() ? kv_rows * Count(shape.k_columns()) : none);
+  plan->v_rows = layout->take_floats(plan->has_value_rows() ? kv_rows * Count(shape.v_columns()) : none);
+  plan->context = layout->take_floats(shape.has_output ? q_rows * Count(shape.context_columns()) : none);
   plan->product = 0;
   if (layer.sgemm) {
     const int64_t all = (batch * Count(std::max(args.n_q, args.n_kv))).value();
     const int64_t qkv = shape.q_columns() + shape.k_columns() + shape.v_columns();
     const Count product_rows = all < 0 ? sgemm_rows : std::min(all, sgemm_rows);
-    plan->product = carving->take_floats(product_rows * Count(std::max(qkv, shape.output_dim)));
+    plan->product = layout->take_floats(product_rows * Count(std::max(qkv, shape.output_dim)));
   }
 }
 
@@ -172,13 +172,13 @@ mha_status finish_plan(Report &report, const mha_layer *layer, Plan *plan) {
   attention.k.is_packed = attention.v.is_packed = true;
   if (const mha_status status = check_middle(report, &stage)) return status;
   if (const mha_status status = check_sgemm_strides(report, *layer, *plan)) return status;
-  Carving carving;
-  plan_workspace(*layer, plan, &carving);
+  WorkspaceLayout layout;
+  plan_workspace(*layer, plan, &layout);
   if (is_small(*layer, args)) {
     plan->workspace_bytes = small_workspace_bytes(layer->small, args.n_q);
     return MHA_OK;
   }
-  return check_size(report, args_argument, carving, stage.sequences.is_nothing(), &plan->workspace_bytes);
+  return check_size(report, args_argument, layout, stage.sequences.has_no_work(), &plan->workspace_bytes);
 }
 
 mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_args *given, Plan *plan) {
@@ -195,8 +195,8 @@ mha_status check_pointers(Report &report, const mha_forward_args &args) {
 // ---- The call
 
 // Field by field into its place: to copy a struct that has just been written would have to wait for the writes.
-inline void land(Landing *to, Landing::Kind kind, float *base, int64_t batch_stride, int64_t row_stride, int64_t head_stride,
-                 int64_t head_width) {
+inline void set_destination(Destination *to, Destination::Kind kind, float *base, int64_t batch_stride, int64_t row_stride,
+                            int64_t head_stride, int64_t head_width) {
   to->kind = kind;
   to->base = base;
   to->batch_stride = batch_stride;
@@ -206,8 +206,8 @@ inline void land(Landing *to, Landing::Kind kind, float *base, int64_t batch_str
 }
 
 // Contiguous, and without heads; not at all if there is no such output.
-inline void land_rows(Landing *to, float *base, int64_t n, int64_t width) {
-  if (base) land(to, Landing::Kind::rows, base, n * width, width, width, width);
+inline void set_destination_of_rows(Destination *to, float *base, int64_t n, int64_t width) {
+  if (base) set_destination(to, Destination::Kind::rows, base, n * width, width, width, width);
 }
 
 // Valid rows of all sequences together.
@@ -237,7 +237,7 @@ class Products {
  public:
   explicit Products(const mha_layer &layer) : layer_(layer), count_(0) {}
 
-  // One more matrix, which has yet to land.
+  // One more matrix, whose destination is yet to be set.
   Projection &add(MatrixName name, const InputRows &x, int64_t rows) {
     const PackedMatrix &matrix = layer_.layout.matrices[name];
     // A BLAS can only take matrices together that are packed side by side.
@@ -259,7 +259,7 @@ class Products {
     part.scales = layer_.scales(name);
     part.bias = layer_.bias(name);
     part.tuning = layer_.tuning;
-    part.landing.kind = part.tap.kind = Landing::Kind::none;
+    part.destination.kind = part.tap.kind = Destination::Kind::none;
     return part;
   }
 
@@ -297,7 +297,7 @@ void place(const mha_layer &layer, Plan *plan, unsigned char *memory) {
   attention.output_head_stride = shape.head_dim_v;
 }
 
-// x -> q | k | v. A head is a column range: each lands where it is stored from, or where the attention reads it.
+// x -> q | k | v. A head is a column range: each is written to where it is stored from, or where the attention reads it.
 void project_inputs(const mha_layer &layer, const Plan &plan, float *scratch) {
   const LayerShape &shape = layer.shape;
   const mha_forward_args &args = plan.args;
@@ -311,26 +311,26 @@ void project_inputs(const mha_layer &layer, const Plan &plan, float *scratch) {
   query.extents = stage.queries;
   Products qkv(layer);
   Projection &to_q = qkv.add(matrix_q, query, q_rows);
-  land_rows(&to_q.landing, written(attention.q.base), args.n_q, shape.q_columns());
-  land_rows(&to_q.tap, taps.q, args.n_q, shape.q_columns());
+  set_destination_of_rows(&to_q.destination, written(attention.q.base), args.n_q, shape.q_columns());
+  set_destination_of_rows(&to_q.tap, taps.q, args.n_q, shape.q_columns());
   if (plan.key) {
     const int64_t kv_rows = rows_of_extents(stage.keys, args.batch, args.n_kv);
     InputRows key = *plan.key, value = *plan.value;
     key.extents = value.extents = stage.keys;
     Projection &to_k = qkv.add(matrix_k, key, kv_rows);
-    land_rows(&to_k.tap, taps.k, args.n_kv, shape.k_columns());
+    set_destination_of_rows(&to_k.tap, taps.k, args.n_kv, shape.k_columns());
     if (stage.k_rows.base)
-      land_rows(&to_k.landing, written(stage.k_rows.base), args.n_kv, shape.k_columns());
+      set_destination_of_rows(&to_k.destination, written(stage.k_rows.base), args.n_kv, shape.k_columns());
     else
-      land(&to_k.landing, Landing::Kind::key_blocks, written(attention.k.base), attention.k.batch_stride, 0, attention.k.head_stride,
-           shape.head_dim);
+      set_destination(&to_k.destination, Destination::Kind::key_blocks, written(attention.k.base), attention.k.batch_stride, 0,
+                      attention.k.head_stride, shape.head_dim);
     Projection &to_v = qkv.add(matrix_v, value, kv_rows);
-    land_rows(&to_v.tap, taps.v, args.n_kv, shape.v_columns());
+    set_destination_of_rows(&to_v.tap, taps.v, args.n_kv, shape.v_columns());
     if (stage.v_rows.base)
-      land_rows(&to_v.landing, written(stage.v_rows.base), args.n_kv, shape.v_columns());
+      set_destination_of_rows(&to_v.destination, written(stage.v_rows.base), args.n_kv, shape.v_columns());
     else
-      land(&to_v.landing, Landing::Kind::value_rows, written(attention.v.base), attention.v.batch_stride, attention.v.row_stride,
-           attention.v.head_stride, shape.head_dim_v);
+      set_destination(&to_v.destination, Destination::Kind::value_rows, written(attention.v.base), attention.v.batch_stride,
+                      attention.v.row_stride, attention.v.head_stride, shape.head_dim_v);
   }
   qkv.run(args.scheduler, stage.counter, scratch);
 }
@@ -342,8 +342,9 @@ void project_output(const mha_layer &layer, const Plan &plan, float *scratch) {
   const Attention &attention = stage.attention;
   const InputRows context = {attention.output, args.n_q, attention.output_batch_stride, attention.output_row_stride, stage.queries};
   Products output(layer);
-  land(&output.add(matrix_o, context, rows_of_extents(stage.queries, args.batch, args.n_q)).landing, Landing::Kind::rows, args.output,
-       args.output_batch_stride, args.output_row_stride, 0, layer.shape.output_dim);
+  Projection &to_output = output.add(matrix_o, context, rows_of_extents(stage.queries, args.batch, args.n_q));
+  set_destination(&to_output.destination, Destination::Kind::rows, args.output, args.output_batch_stride, args.output_row_stride, 0,
+                  layer.shape.output_dim);
   output.run(args.scheduler, stage.counter, scratch);
 }
 
@@ -403,7 +404,7 @@ mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, voi
   if (const mha_status status = finish_plan(report, layer, &plan)) return status;
   if (const mha_status status = check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes, plan.workspace_bytes))
     return status;
-  if (plan.stage.sequences.is_nothing()) return MHA_OK;
+  if (plan.stage.sequences.has_no_work()) return MHA_OK;
   if (const mha_status status = check_pointers(report, plan.args)) return status;
   if (const mha_status status = check_sequence_arrays(report, plan.stage.sequences)) return status;
   run(*layer, plan, align_workspace(workspace));
@@ -425,7 +426,7 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
   filled.workspace_bytes = static_cast<size_t>(plan.workspace_bytes);
   filled.packed_bytes = static_cast<size_t>(layer->layout.bytes);
   describe_middle(plan.stage, &filled);
-  if (!plan.stage.sequences.is_nothing()) {
+  if (!plan.stage.sequences.has_no_work()) {
     if (const mha_status status = check_sequence_arrays(report, plan.stage.sequences)) return status;
     const uint64_t q_rows = valid_queries(plan.stage.sequences), kv_rows = valid_keys(plan.stage.sequences);
     const uint64_t output_weights = shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;

@@ -53,7 +53,7 @@ mha_status check_optional_outputs(Report &report, MiddleStage *stage) {
   attention.masked_scores = taps.masked_scores;
   attention.context = taps.context;
   if (!attention.lse && !attention.attention_weights && !stage->given_taps) return MHA_OK;
-  for (const OptionalOutput &output : optional_outputs(*stage, most_keys(s)).outputs) {
+  for (const OptionalOutput &output : optional_outputs(*stage, max_keys(s)).outputs) {
     if (output.output && (output.elements * Count(sizeof(float))).overflows()) {
       return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "%s would be larger than memory can be", output.name);
     }
@@ -112,10 +112,10 @@ mha_status check_middle(Report &report, MiddleStage *stage) {
   return check_optional_outputs(report, stage);
 }
 
-void plan_middle(MiddleStage *stage, Carving *carving) {
-  stage->counter_offset = carving->take(Count(1), sizeof(UnitCounter));
-  stage->memory = plan_attention(&stage->attention, most_keys(stage->sequences), threads_of(stage->scheduler),
-                                 stage->sequences.is_ragged(), carving);
+void plan_middle(MiddleStage *stage, WorkspaceLayout *layout) {
+  stage->counter_offset = layout->take(Count(1), sizeof(UnitCounter));
+  stage->memory = plan_attention(&stage->attention, max_keys(stage->sequences), threads_of(stage->scheduler),
+                                 stage->sequences.is_ragged(), layout);
 }
 
 void begin_passes(MiddleStage *stage, unsigned char *workspace) {
@@ -149,11 +149,11 @@ bool next_pass(MiddleStage *stage) {
 void attend_pass(MiddleStage *stage) {
   Attention &attention = stage->attention;
   if (stage->k_rows.base) {
-    Storing storings[2] = {
+    KvStore kv_stores[2] = {
         storing_of(stage->k_rows, attention.k, attention.sequences, attention.num_kv_heads, attention.head_dim, true),
         storing_of(stage->v_rows, attention.v, attention.sequences, attention.num_kv_heads, attention.head_dim_v, false)};
-    storings[0].rotation = attention.rotate_k;
-    run_storing(*stage->kernels, attention, storings, stage->scheduler, stage->counter, stage->scratch);
+    kv_stores[0].rotation = attention.rotate_k;
+    run_kv_store(*stage->kernels, attention, kv_stores, stage->scheduler, stage->counter, stage->scratch);
   }
   run_attention(*stage->kernels, &attention, stage->scheduler, stage->counter, stage->scratch);
 }

@@ -59,7 +59,7 @@ bool is_plain_call(const Args &args) {
 mha_status check_middle(Report &report, MiddleStage *stage);
 
 // After attention.k and attention.v say how they are stored.
-void plan_middle(MiddleStage *stage, Carving *carving);
+void plan_middle(MiddleStage *stage, WorkspaceLayout *layout);
 
 // Binds the stage to its memory, and writes what padding has in the optional outputs. From here on nothing can fail.
 void begin_passes(MiddleStage *stage, unsigned char *workspace);

@@ -132,14 +132,14 @@ const float *bias_of(const LayerShape &shape, const mha_layer_weights &weights, 
 // Floats that stay floats. Returns the part of the checksum if the matrix is packed in panels.
 uint64_t pack_floats(const Source &source, const PackedMatrix &matrix, PackedKind kind, unsigned char *buffer) {
   // Tiles side by side: a panel's; but several panels' where rows are contiguous, so that more of each is read while its page is at hand.
-  constexpr int64_t most_at_once = 8 * lines_per_row;
-  const int64_t at_once = source.column_stride == 1 ? most_at_once : lines_per_row;
+  constexpr int64_t max_at_once = 8 * lines_per_row;
+  const int64_t at_once = source.column_stride == 1 ? max_at_once : lines_per_row;
   const int64_t across = panels_of(matrix.columns) * lines_per_row;
   float *const weights = reinterpret_cast<float *>(buffer + matrix.weights_offset);
   uint64_t sum = 0;
   for (int64_t first = 0; first < across; first += at_once) {
     const int64_t count = at_most(at_once, across - first);
-    TileColumns columns[most_at_once];
+    TileColumns columns[max_at_once];
     for (int64_t i = 0; i < count; ++i) columns[i] = source.columns((first + i) * tile_columns, matrix.columns);
     for (int64_t k = 0; k < matrix.depth; k += tile_rows) {
       const int64_t num_rows = at_most(tile_rows, matrix.depth - k);

@@ -31,15 +31,15 @@ void group_panels(const Product &product, int64_t panels, Cut *cut) {
 // (Measured with 2 MiB of it: 4096 columns take up to 6% less time in blocks of 72 rows than in blocks of 48; still larger ones take more.)
 // Blocks are as equal as whole tiles allow: a small one at the end would have the weights come from the memory for little.
 int64_t block_rows_of(int64_t rows, int64_t depth) {
-  constexpr int64_t block_floats = 288 * 1024, whole_tiles = 8, least_block = 48;
-  if (rows <= least_block) return least_block;  // without the divisions, which take as long as a small layer's arithmetic
-  int64_t block_rows = std::min(std::max(block_floats / depth, least_block), project_block_rows);
+  constexpr int64_t block_floats = 288 * 1024, whole_tiles = 8, min_block = 48;
+  if (rows <= min_block) return min_block;  // without the divisions, which take as long as a small layer's arithmetic
+  int64_t block_rows = std::min(std::max(block_floats / depth, min_block), project_block_rows);
   if (rows > block_rows) block_rows = blocks_of(blocks_of(rows, blocks_of(rows, block_rows)), whole_tiles) * whole_tiles;
   return block_rows;
 }
 
 Cut cut_of(const Product &product, int64_t num_threads) {
-  constexpr int64_t least_shared = 24;
+  constexpr int64_t min_shared = 24;
   const Projection &first = product.parts[0];
   int64_t block_rows = block_rows_of(first.rows, first.depth);
   // One or two rows need several panels at once to fill the registers, and few keep one busy for a short time only.
@@ -49,7 +49,7 @@ Cut cut_of(const Product &product, int64_t num_threads) {
   // Smaller units leave no thread without work.
   const int64_t wanted = num_threads > 1 ? 3 * num_threads : 1;
   while (cut.units() < wanted && cut.group_panels > 1) group_panels(product, cut.group_panels / 2, &cut);
-  for (block_rows = std::min(block_rows, first.rows) / 2; cut.units() < wanted && block_rows >= least_shared; block_rows /= 2) {
+  for (block_rows = std::min(block_rows, first.rows) / 2; cut.units() < wanted && block_rows >= min_shared; block_rows /= 2) {
     cut_rows(first.rows, block_rows, &cut);
   }
   return cut;

@@ -264,7 +264,7 @@ mha_status check_sequence_arrays(Report &report, const SequenceArguments &s) {
   return MHA_OK;
 }
 
-int64_t most_keys(const SequenceArguments &s) {
+int64_t max_keys(const SequenceArguments &s) {
   if (!s.cache) return s.n_kv;
   return s.is_ring() ? sum(s.cache->capacity, 2 * chunk_keys) : s.cache->capacity;
 }

@@ -23,7 +23,7 @@ struct SequenceArguments {
   mha_rope rope;  // as given, all defaults resolved by check_sequences
 
   bool has_rope() const { return given_rope != nullptr; }
-  bool is_nothing() const { return batch == 0 || n_q == 0; }  // to do
+  bool has_no_work() const { return batch == 0 || n_q == 0; }  // to do
   bool is_causal() const { return (flags & MHA_CAUSAL) != 0; }
   bool has_left() const { return (flags & MHA_WINDOW_LEFT) != 0; }
   bool has_window() const { return (flags & (MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT)) != 0; }
@@ -64,7 +64,7 @@ mha_status check_sequences(Report &report, SequenceArguments *sequences, int64_t
 mha_status check_sequence_arrays(Report &report, const SequenceArguments &sequences);
 
 // The most keys that a sequence can have, for planning; and as a mask, the keys that a query attends to.
-int64_t most_keys(const SequenceArguments &sequences);
+int64_t max_keys(const SequenceArguments &sequences);
 void set_window(const SequenceArguments &sequences, Attention *attention);
 
 // The sequences' rows [first_row, first_row + rows): queries and, where they come with the call, keys. Extents may be null.

@@ -8,23 +8,23 @@ namespace mha {
 
 SmallLayer small_layer_of(const mha_layer &layer) {
   const LayerShape &shape = layer.shape;
-  const int64_t most_columns = std::max(shape.q_columns(), std::max(shape.k_columns(), shape.v_columns()));
+  const int64_t max_columns = std::max(shape.q_columns(), std::max(shape.k_columns(), shape.v_columns()));
   const bool is_small = layer.kernels->run_small && !layer.sgemm && layer.storage == Storage::f32 && shape.has_one_input_width() &&
-                        shape.query_dim <= small_columns && shape.output_dim <= small_columns && most_columns <= small_columns &&
+                        shape.query_dim <= small_columns && shape.output_dim <= small_columns && max_columns <= small_columns &&
                         shape.context_columns() <= small_columns;
   SmallLayer small = {};
   if (!is_small) return small;
-  small.stride = blocks_of(most_columns, key_block) * key_block;
-  small.context_stride = blocks_of(std::max(most_columns, shape.context_columns()), key_block) * key_block + key_block;
+  small.stride = blocks_of(max_columns, key_block) * key_block;
+  small.context_stride = blocks_of(std::max(max_columns, shape.context_columns()), key_block) * key_block + key_block;
   const bool has_wide_heads = std::max(shape.head_dim, shape.head_dim_v) > small_head_dim;
-  small.most_rows = has_wide_heads ? small_wide_rows : std::min(small_rows, small_elements / small.stride);
+  small.max_rows = has_wide_heads ? small_wide_rows : std::min(small_rows, small_elements / small.stride);
   for (int i = 0; i < num_matrices; ++i) {
     const MatrixName name = static_cast<MatrixName>(i);
     small.panels[i] = static_cast<const float *>(layer.weights(name));
     small.bias[i] = layer.bias(name);
   }
   small.depth = shape.query_dim;
-  small.most_columns = most_columns;
+  small.max_columns = max_columns;
   small.num_kv_heads = shape.num_kv_heads;
   small.group = shape.num_heads / shape.num_kv_heads;
   small.head_dim = shape.head_dim;
@@ -38,9 +38,9 @@ SmallLayer small_layer_of(const mha_layer &layer) {
 }
 
 bool is_small(const mha_layer &layer, const mha_forward_args &args) {
-  const bool has_few_rows = args.n_q > 0 && args.n_q <= layer.small.most_rows && args.batch > 0;
-  // Waking threads takes longer than computing most_rows rows: fewer rows in all stay on the calling thread.
-  const bool is_shared_out = has_few_rows && threads_of(args.scheduler) > 1 && args.batch > layer.small.most_rows / args.n_q;
+  const bool has_few_rows = args.n_q > 0 && args.n_q <= layer.small.max_rows && args.batch > 0;
+  // Waking threads takes longer than computing max_rows rows: fewer rows in all stay on the calling thread.
+  const bool is_shared_out = has_few_rows && threads_of(args.scheduler) > 1 && args.batch > layer.small.max_rows / args.n_q;
   const bool is_self = !args.key && !args.value;
   return has_few_rows && !is_shared_out && is_self && is_plain_call(args);
 }

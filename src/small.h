@@ -5,7 +5,7 @@
 
 namespace mha {
 
-// What such calls need to know of a layer; most_rows is 0 if it is too large for them.
+// What such calls need to know of a layer; max_rows is 0 if it is too large for them.
 SmallLayer small_layer_of(const mha_layer &layer);
 
 // Whether a call is one: a few rows to a sequence, with threads a few in all, self-attention, and nothing but the output is asked for. So

@@ -13,8 +13,8 @@ mha_status check_size(Report &report, uint32_t argument, const char *name, const
     return report.fail(MHA_ERROR_STRUCT_SIZE, argument, "%s.struct_size is %zu, less than %zu; set it to sizeof(%s)", name, *bytes,
                        first_bytes, name);
   }
-  constexpr size_t most_bytes = 1 << 16;  // far beyond any version: a struct_size that was never set would lead far outside the struct
-  if (*bytes > most_bytes) {
+  constexpr size_t max_bytes = 1 << 16;  // far beyond any version: a struct_size that was never set would lead far outside the struct
+  if (*bytes > max_bytes) {
     return report.fail(MHA_ERROR_STRUCT_SIZE, argument, "%s.struct_size is %zu, which no version has; set it to sizeof(%s)", name, *bytes,
                        name);
   }

@@ -1,8 +1,8 @@
 // How the kernels use the memory of each processor that was measured; the others have what is plain.
 //
-// A tuning does not depend on the instruction set: it is about caches and what the processor fetches by itself. A new one is a row here and
-// a line in choose_tuning. It says what it was measured on; kernels/SPECIAL_FORMS.md has the figures. CMake's option MHA_TUNING fixes one
-// when the library is compiled, so that tests run each of them on any machine: CMake reads their names here.
+// A tuning does not depend on the instruction set: it is about caches and what the processor prefetches by itself. A new one is a row here
+// and a line in choose_tuning. It says what it was measured on; kernels/SPECIAL_FORMS.md has the figures. CMake's option MHA_TUNING fixes
+// one when the library is compiled, so that tests run each of them on any machine: CMake reads their names here.
 
 #include "tuning.h"
 

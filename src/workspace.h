@@ -1,4 +1,4 @@
-// Carving the caller's workspace. The same calls that compute the size give the offsets, so that they can't disagree.
+// Lays out the caller's workspace. The same calls that compute the size give the offsets, so that they can't disagree.
 #pragma once
 
 #include <stdint.h>
@@ -7,7 +7,7 @@
 
 namespace mha {
 
-class Carving {
+class WorkspaceLayout {
  public:
   // Takes `count` elements of `element_bytes`, on a cache line border. Returns the offset in bytes.
   int64_t take(Count count, int64_t element_bytes) {

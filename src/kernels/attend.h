@@ -17,7 +17,7 @@ namespace {
 
 // Rows [begin, end) of the queries, rotated, into the unit's scratch memory.
 template <class V>
-MHA_APART void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
+MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const int64_t head_dim = unit.call.head_dim;
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
     const float *from = unit.input(row);
@@ -28,8 +28,8 @@ MHA_APART void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
       from = to;
     }
     int64_t k = 0;
-    for (; k + static_cast<int64_t>(V::size) <= head_dim; k += V::size) store(to + k, quiet(load<V>(from + k)));
-    for (; k < head_dim; ++k) to[k] = quiet(from[k]);
+    for (; k + static_cast<int64_t>(V::size) <= head_dim; k += V::size) store(to + k, canonical_nan(load<V>(from + k)));
+    for (; k < head_dim; ++k) to[k] = canonical_nan(from[k]);
   }
 }
 
@@ -49,8 +49,8 @@ MHA_INLINE Range chunks_of(Range keys) {
 }
 
 MHA_INLINE Range intersection(Range a, Range b) {
-  const int64_t begin = greater(a.begin, b.begin);
-  return {begin, greater(begin, smaller(a.end, b.end))};
+  const int64_t begin = max(a.begin, b.begin);
+  return {begin, max(begin, min(a.end, b.end))};
 }
 
 // The keys that some of the rows [begin, end) attend to.
@@ -64,8 +64,8 @@ MHA_INLINE Unit unit_after(const Unit &unit) {
   if (unit.kv_head + 1 < call.num_kv_heads) {
     return {call, unit.sequence, unit.sequence_index, unit.kv_head + 1, unit.query_begin, unit.group, unit.num_rows, unit.scratch};
   }
-  const int64_t next = smaller(unit.sequence_index + 1, call.batch - 1), queries = call.sequences[next].n_q - unit.query_begin;
-  const int64_t rows = next == unit.sequence_index ? 0 : greater(0, smaller(queries, call.block_queries)) * unit.group;
+  const int64_t next = min(unit.sequence_index + 1, call.batch - 1), queries = call.sequences[next].n_q - unit.query_begin;
+  const int64_t rows = next == unit.sequence_index ? 0 : max(0, min(queries, call.block_queries)) * unit.group;
   return {call, call.sequences[next], next, 0, unit.query_begin, unit.group, rows, unit.scratch};
 }
 
@@ -86,7 +86,7 @@ MHA_INLINE int64_t rows_of_tiles(const Unit &unit, bool is_streamed) {
 // How many of the chunks from c on are attended to in step: two or four of them, which are a subtree.
 MHA_INLINE int64_t chunks_at_once(const Unit &unit, bool is_streamed, int64_t c, int64_t end) {
   if (!is_streamed || unit.num_rows > 1) return 1;
-  int64_t count = unit.call.tuning->chunks_in_step;
+  int64_t count = unit.call.tuning->interleaved_chunks;
   while (count > 1 && (c % count != 0 || end - c < count)) count /= 2;
   return count;
 }
@@ -96,50 +96,50 @@ template <class V>
 inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   const auto keys_of_tile = [&](int64_t row, int64_t end) { return end - row == unit.num_rows ? all_keys : keys_of_rows(unit, row, end); };
   const int64_t first = chunks.begin;
-  const bool streams = is_streamed<V>(unit), fetches = streams && unit.num_rows > 1;
+  const bool streams = is_streamed<V>(unit), prefetches = streams && unit.num_rows > 1;
   const int64_t tile_rows = rows_of_tiles<V>(unit, streams), tiles = (unit.num_rows + tile_rows - 1) / tile_rows;
-  const Unit next_unit = fetches ? unit_after(unit) : unit;
-  const Range keys_of_next = fetches ? first_keys(next_unit) : Range{0, 0};
+  const Unit next_unit = prefetches ? unit_after(unit) : unit;
+  const Range keys_of_next = prefetches ? first_keys(next_unit) : Range{0, 0};
   for (int64_t c = chunks.begin, count; c < chunks.end; c += count) {
     count = chunks_at_once(unit, streams, c, chunks.end);
-    Chunk here[most_chunks_in_step];
+    Chunk here[max_interleaved_chunks];
     for (int64_t i = 0; i < count; ++i) {
       const int64_t begin = (c + i) * chunk_keys;
       const Range keys = intersection(all_keys, {begin, begin + chunk_keys});
       read_chunk<V>(unit, begin, {keys.begin - begin, keys.end - begin}, streams, &here[i]);
     }
     const int64_t begin = c * chunk_keys, next = begin + count * chunk_keys, slot = slots_before(c, first);
-    Upcoming upcoming;
-    if (fetches) {
+    NextChunk upcoming;
+    if (prefetches) {
       const bool is_last = c + 1 == chunks.end;
       upcoming.find(is_last ? next_unit : unit, is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys}));
     }
     int64_t first_row = unit.num_rows;
     for (int64_t row = 0, end, tile = 0; row < unit.num_rows; row = end, ++tile) {
-      end = smaller(unit.num_rows, row + tile_rows);
+      end = min(unit.num_rows, row + tile_rows);
       if (c == first) {
         copy_queries<V>(unit, row, end);
-        prefetch_queries(unit, end, smaller(end + tile_rows, unit.num_rows));
+        prefetch_queries(unit, end, min(end + tile_rows, unit.num_rows));
       }
       const Range keys = keys_of_tile(row, end);
       if (keys.end <= begin && c > first) continue;  // these rows are done: later ones have later keys
-      first_row = smaller(first_row, row);
-      if (keys.begin >= smaller(next, keys.end) || keys.end <= begin) {
+      first_row = min(first_row, row);
+      if (keys.begin >= min(next, keys.end) || keys.end <= begin) {
         for (int64_t i = 0; i < count; ++i) clear_states(unit, slot + i, row, end);
         continue;
       }
-      Ahead of_keys = nothing_ahead, of_values = nothing_ahead;
-      if (fetches) upcoming.share(here[0], tile, tiles, &of_keys, &of_values);
+      PrefetchSource of_keys = no_prefetch_source, of_values = no_prefetch_source;
+      if (prefetches) upcoming.share(here[0], tile, tiles, &of_keys, &of_values);
       attend_tile<V>(unit, here, count, {row, end - row}, slot, of_keys, of_values);
     }
     merge_chunks<V>(unit, c, count, first, first_row);
   }
 
   for (int64_t row = 0, end; row < unit.num_rows; row = end) {
-    end = smaller(unit.num_rows, row + tile_rows);
+    end = min(unit.num_rows, row + tile_rows);
     const Range own = intersection(chunks_of(keys_of_tile(row, end)), chunks);
     if (chunks.begin < chunks.end) {
-      merge_rest<V>(unit, greater(own.end, first + 1) - 1, first, row, end);
+      merge_rest<V>(unit, max(own.end, first + 1) - 1, first, row, end);
     } else {
       copy_queries<V>(unit, row, end);
       clear_states(unit, 0, row, end);
@@ -149,8 +149,8 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
 
 // The parts of a unit's keys come together in the last one that is done: the same tree, over parts instead of chunks.
 template <class V>
-inline bool join_parts(const Unit &unit, int64_t index, int64_t part) {
-  const KeyParts &parts = unit.call.parts;
+inline bool merge_splits(const Unit &unit, int64_t index, int64_t part) {
+  const KvSplit &parts = unit.call.parts;
   const int64_t floats = unit.l(0, unit.num_rows) - unit.o(0, 0);
   float *const states = parts.states + index * parts.count * parts.state_stride;
   __builtin_memcpy(states + part * parts.state_stride, unit.o(0, 0), static_cast<size_t>(floats) * sizeof(float));
@@ -166,7 +166,7 @@ inline bool join_parts(const Unit &unit, int64_t index, int64_t part) {
 template <class V>
 void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block, int64_t part, float *scratch) {
   const Sequence &sequence = call.sequences[sequence_index];
-  const int64_t query_begin = block * call.block_queries, queries = smaller(call.block_queries, sequence.n_q - query_begin);
+  const int64_t query_begin = block * call.block_queries, queries = min(call.block_queries, sequence.n_q - query_begin);
   if (queries <= 0) return;
   const int64_t group = call.num_heads == call.num_kv_heads ? 1 : call.num_heads / call.num_kv_heads;
   const Unit unit = {call, sequence, sequence_index, kv_head, query_begin, group, queries * group, scratch};
@@ -176,7 +176,7 @@ void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int6
   } else {
     attend_chunks<V>(unit, keys, intersection(chunks, {part * call.parts.chunks, (part + 1) * call.parts.chunks}));
     const int64_t blocks = quotient(call.n_q + call.block_queries - 1, call.block_queries);
-    if (!join_parts<V>(unit, (sequence_index * call.num_kv_heads + kv_head) * blocks + block, part)) return;
+    if (!merge_splits<V>(unit, (sequence_index * call.num_kv_heads + kv_head) * blocks + block, part)) return;
   }
   for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) finish<V>(unit, row);
   inspect<V>(unit);

@@ -18,38 +18,38 @@ MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, const Tile
   Row at = unit.row(rows.begin);
   for (int64_t r = 0; r < rows.count; ++r, unit.advance(&at)) {
     const Range range = unit.keys_of(at);
-    keys->begins[r] = smaller(chunk_keys, greater(0, range.begin - chunk_begin));
-    keys->ends[r] = smaller(chunk_keys, greater(0, range.end - chunk_begin));
+    keys->begins[r] = min(chunk_keys, max(0, range.begin - chunk_begin));
+    keys->ends[r] = min(chunk_keys, max(0, range.end - chunk_begin));
   }
   // Later rows have later keys.
   const int64_t last = rows.count - 1;
-  keys->some = {keys->begins[0], greater(keys->begins[0], keys->ends[last])};
+  keys->some = {keys->begins[0], max(keys->begins[0], keys->ends[last])};
   keys->shared = {keys->begins[last], keys->ends[0]};
   if (keys->shared.begin >= keys->shared.end) keys->shared = {keys->some.end, keys->some.end};
 }
 
 // The states of the rows over each of `count` chunks, in slots from `slot` on.
 template <class V>
-MHA_APART void attend_tile(const Unit &unit, const Chunk *chunks, int64_t count, const TileRows &rows, int64_t slot,
-                           const Ahead &ahead_of_keys, const Ahead &ahead_of_values) {
+MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t count, const TileRows &rows, int64_t slot,
+                           const PrefetchSource &ahead_of_keys, const PrefetchSource &ahead_of_values) {
   const Attention &call = unit.call;
   const int64_t width = call.head_dim_v_padded;
   float *const scores = unit.scratch + call.scratch.scores;
   uint8_t *const excluded = reinterpret_cast<uint8_t *>(unit.scratch + call.scratch.excluded);
 
   // 1. Products. In a tile with more rows than there are, the last one stands in for those that are missing.
-  Attending keys[most_chunks_in_step];
+  Attending keys[max_interleaved_chunks];
   KeyBlocks blocks;
   for (int64_t c = 0; c < count; ++c) {
     find_attending(unit, chunks[c].begin, rows, &keys[c]);
     blocks.add(chunks[c].keys, groups_of(keys[c].some), scores + c * rows.count * score_stride);
   }
-  const bool fetches = ahead_of_keys.groups || ahead_of_values.groups;
-  multiply_keys(blocks, chunks[0].keys, groups_of(keys[0].some), loops_over_keys<V>(rows.count, chunks[0].keys.storage, fetches),
-                unit.q(rows.begin), rows.count, call.head_dim, rows.count == 1 && call.tuning->reads_keys_apart, ahead_of_keys);
+  const bool prefetches = ahead_of_keys.groups || ahead_of_values.groups;
+  multiply_keys(blocks, chunks[0].keys, groups_of(keys[0].some), loops_over_keys<V>(rows.count, chunks[0].keys.storage, prefetches),
+                unit.q(rows.begin), rows.count, call.head_dim, rows.count == 1 && call.tuning->interleaves_keys, ahead_of_keys);
 
   // 2. Scores, their maximum, and p = exp(score - maximum), whose sum is l.
-  const uint8_t *excluded_of[attend_tile_rows_max];
+  const uint8_t *excluded_of[max_attend_rows];
   bool excludes_some = false;
   for (int64_t c = 0; c < count; ++c) {
     const Range groups = groups_of(keys[c].some);
@@ -81,11 +81,11 @@ MHA_APART void attend_tile(const Unit &unit, const Chunk *chunks, int64_t count,
     add_masked_values<V>(chunks[c].values, width, {own.some.begin, own.shared.begin}, p_of(c), rows.count, own,
                          excluded_of + c * rows.count, o);
   }
-  const Loops loops = loops_over_values<V>(rows.count, chunks[0].values.storage, fetches || count > 1);
+  const Loops loops = loops_over_values<V>(rows.count, chunks[0].values.storage, prefetches || count > 1);
   for (int64_t c = 0; c < count; ++c) {
     const Range shared = keys[c].shared;
-    const bool has_next = c + 1 < count;  // of the chunks in step
-    const Ahead ahead = has_next ? Ahead{&chunks[c + 1].values, groups_of(keys[c + 1].some), 0, group_bytes_of(call.v)} : ahead_of_values;
+    PrefetchSource ahead = ahead_of_values;
+    if (c + 1 < count) ahead = {&chunks[c + 1].values, groups_of(keys[c + 1].some), 0, group_bytes_of(call.v)};
     add_values(chunks[c].values, width, shared, loops, p_of(c), unit.o(slot + c, rows.begin), shared.begin > keys[c].some.begin, ahead);
   }
   for (int64_t c = 0; c < count; ++c) {

@@ -7,27 +7,30 @@ namespace mha {
 namespace {
 
 // o[r] = (or +=, if it extends what is there) p[r][j] * value j over `keys`.
-MHA_APART inline void add_values(const Groups &values, int64_t width, Range keys, const Loops &loops, const float *p, float *o, bool extends,
-                                 const Ahead &ahead) {
-  const int64_t columns = loops.most.columns;
+MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range keys, const Loops &loops, const float *p, float *o,
+                                    bool extends, const PrefetchSource &ahead) {
+  const int64_t columns = loops.wide.columns;
   const int64_t element = bytes_of(values.storage);
   Tile tile;
   tile.column_stride = tile.sums_stride = width;
   tile.chain = chunk_keys;
   for (int64_t j = keys.begin, end; j < keys.end; j = end) {
     const int64_t group = block_of(j);
-    end = smaller(values.run_end[group], keys.end);
+    end = min(values.run_end[group], keys.end);
     const bool is_ahead = ahead.has(group) && width >= columns;
-    if (is_ahead) end = smaller(end, ahead.groups->run_end[group]);
+    if (is_ahead) end = min(end, ahead.groups->run_end[group]);
     // In a tile with more rows than there are, the last ones are nobody's.
-    for (int64_t r = 0; r < loops.most.rows; ++r) tile.rows[r] = p + r * score_stride + j;
+    for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = p + r * score_stride + j;
     tile.columns[0] = static_cast<const char *>(values.at[group]) + place_in_block(j) * width * element;
     tile.sums[0] = o;
     tile.terms = end - j;
     tile.mode = extends || j > keys.begin ? Sums::extend : Sums::replace;
     const int64_t ahead_bytes = ahead.bytes * (block_of(end + key_block - 1) - group);
-    tile.prefetch = is_ahead ? prefetch_stretch(ahead.at(group) + ahead.share * ahead_bytes, ahead_bytes, loops.most, tile.terms, width / columns)
-                             : no_prefetch(p);
+    tile.prefetch = no_prefetch(p);
+    if (is_ahead) {
+      const char *const first = ahead.at(group) + ahead.share * ahead_bytes;
+      tile.prefetch = prefetch_stretch(first, ahead_bytes, loops.wide, tile.terms, width / columns);
+    }
     run_over_columns(loops, width, &tile, element);
   }
 }
@@ -35,8 +38,8 @@ MHA_APART inline void add_values(const Groups &values, int64_t width, Range keys
 // The same, row by row, for keys of which a row may have some and not others: no row is multiplied with a value that it does not attend to.
 // excluded[r]: of the keys of the chunk, those that take no part in the row; null: none.
 template <class V>
-MHA_APART void add_masked_values(const Groups &values, int64_t width, Range keys, const float *p, int64_t rows, const Attending &attending,
-                                 const uint8_t *const *excluded, float *o) {
+MHA_NOINLINE void add_masked_values(const Groups &values, int64_t width, Range keys, const float *p, int64_t rows,
+                                    const Attending &attending, const uint8_t *const *excluded, float *o) {
   visit_storage(values.storage, [&](auto stored) {
     for (int64_t j = keys.begin; j < keys.end; ++j) {
       const auto *const value =
@@ -53,7 +56,7 @@ MHA_APART void add_masked_values(const Groups &values, int64_t width, Range keys
 
 // Values of int8 have their scales multiplied to p.
 template <class V>
-MHA_APART void scale_by_values(const Groups &values, int64_t block, int64_t end, float *p) {
+MHA_NOINLINE void scale_by_values(const Groups &values, int64_t block, int64_t end, float *p) {
   for (int64_t key = block * key_block; key < end * key_block; key += V::size) {
     store(p + key, load<V>(p + key) * load<V>(values.scales[block_of(key)] + place_in_block(key)));
   }

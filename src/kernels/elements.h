@@ -181,9 +181,9 @@ struct Int4Widened<Vector> {
   using Number = F16;
 };
 
-// 32 bytes, of which each holds the codes of two terms, as f16: those in the low halves to `even`, the others to `odd`; the first 16 of each
-// there, the last 16 `apart` numbers further on. Only the upper 8 bits of a code's f16 can be other than zero: they are byte number code + 8 of
-// a table.
+// 32 bytes, of which each holds the codes of two terms, as f16: those in the low halves to `even`, the others to `odd`; the first 16 of
+// each there, the last 16 `apart` numbers further on. Only the upper 8 bits of a code's f16 can be other than zero: they are byte number
+// code + 8 of a table.
 MHA_INLINE void halves_of_codes(const Int4 *p, F16 *even, F16 *odd, int64_t apart) {
   const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(-0x38, -0x39, -0x3a, -0x3b, -0x3c, -0x3e, -0x40, -0x44,  // -8 .. -1
                                                                   0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47));

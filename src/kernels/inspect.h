@@ -52,7 +52,7 @@ inline void inspect(const Unit &unit) {
   if (!call.scores && !call.scaled_scores && !call.masked_scores && !call.attention_weights) return;
   float *const scores = unit.scratch + call.scratch.scores;
   for (int64_t begin = 0; begin < unit.sequence.n_kv; begin += chunk_keys) {
-    const int64_t count = smaller(chunk_keys, unit.sequence.n_kv - begin);
+    const int64_t count = min(chunk_keys, unit.sequence.n_kv - begin);
     Groups keys;
     read_keys<V>(unit, begin, {0, count}, false, &keys);
     for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
@@ -60,7 +60,7 @@ inline void inspect(const Unit &unit) {
       KeyBlocks blocks;
       blocks.add(keys, groups, scores);
       multiply_keys(blocks, keys, groups, loops_over_keys<V>(1, keys.storage, false), unit.q(row.index), 1, call.head_dim, false,
-                    nothing_ahead);
+                    no_prefetch_source);
       for (int64_t j = 0; keys.has_scales && j < groups.end * key_block; j += V::size) {
         store(scores + j, load<V>(scores + j) * load<V>(keys.scales[block_of(j)] + place_in_block(j)));
       }

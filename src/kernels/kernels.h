@@ -19,11 +19,11 @@ enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
 
 // How the kernels use a processor's memory: no result depends on it. tuning.cpp says which processor has which.
 struct Tuning {
-  int64_t chunks_in_step;      // chunks of keys that a row which is alone in its unit attends to in step: 1, 2 or 4
-  bool reads_keys_apart;       // such a row reads the keys in several places side by side
-  int64_t most_rows_fetching;  // products of so many rows fetch the weights that come next,
-  int64_t at_hand_bytes;       // unless there are no more bytes of them than these;
-  int64_t near_weight_bytes;   // up to so many, two rows fetch what they come to shortly instead
+  int64_t interleaved_chunks;   // chunks of keys that a row which is alone in its unit attends to side by side: 1, 2 or 4
+  bool interleaves_keys;        // such a row reads the keys of several blocks side by side
+  int64_t max_prefetch_rows;    // products of so many rows prefetch the block of weights that comes next,
+  int64_t min_prefetch_bytes;   // if there are more bytes of weights than these
+  int64_t level3_weight_bytes;  // up to so many may lie in the level-3 cache: two rows prefetch a later part of the same block
 };
 
 // ---- Projection
@@ -50,7 +50,7 @@ struct InputRows {
 //   rows:       base + b * batch_stride + i * row_stride + h * head_stride + c
 //   value_rows: base + b * batch_stride + j * row_stride + h * head_stride + c
 //   key_blocks: base + b * batch_stride + h * head_stride + (j / 16) * 16 * head_width + c * 16 + j % 16
-struct Landing {
+struct Destination {
   enum class Kind : uint32_t { none, rows, value_rows, key_blocks };
   Kind kind;
   float *base;
@@ -74,8 +74,8 @@ struct Projection {
   const void *panels;
   const float *scales;
   const float *bias;  // [ceil(columns / 48) * 48], zero where there is none
-  Landing landing;
-  Landing tap;  // a second copy for mha_taps, or none
+  Destination destination;
+  Destination tap;  // a second copy for mha_taps, or none
   const Tuning *tuning;
 };
 
@@ -135,23 +135,23 @@ struct AttendScratch {
   int64_t keys;      // [16 blocks][head_dim][16], for keys to be brought into this form
   int64_t values;    // [256][head_dim_v_padded], likewise
   int64_t rotated;   // [4][head_dim], for key rows on their way, to be rotated or widened
-  int64_t scores;    // [attend_tile_rows_max][score_stride]
-  int64_t excluded;  // [attend_tile_rows_max][256] bytes
+  int64_t scores;    // [max_attend_rows][score_stride]
+  int64_t excluded;  // [max_attend_rows][256] bytes
   int64_t states;  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be
                    // read and written behind m and l
   int64_t state_stride;
   int64_t floats;  // all of it
 };
 
-constexpr int64_t attend_tile_rows_max = 8;
-constexpr int64_t most_chunks_in_step = 4;         // each with a state of its own
-constexpr int64_t spare_rows = 1;                  // that a tile may have more than there are
+constexpr int64_t max_attend_rows = 8;
+constexpr int64_t max_interleaved_chunks = 4;      // each with a state of its own
+constexpr int64_t spare_rows = 1;                  // rows a tile may compute beyond the last one; their results are discarded
 constexpr int64_t merge_rows = 16;                 // rows whose states are merged side by side
 constexpr int64_t score_stride = chunk_keys + 16;  // no power of two, so that a tile's rows do not fall into the same cache sets
 
 // The keys of a unit can be shared out between threads: in parts of 2^n chunks, each of which is a subtree of the contract's tree. The last
 // one to be done merges their states.
-struct KeyParts {
+struct KvSplit {
   bool may_be;          // there is memory for it; not with a ring, which holds a window of a few chunks
   int64_t count;        // parts of a unit; 1: the keys are not shared out
   int64_t chunks;       // of a part, a power of two
@@ -178,14 +178,14 @@ struct Attention {
   float *attention_weights;
   float *scores, *scaled_scores, *masked_scores, *context;
   AttendScratch scratch;
-  KeyParts parts;
+  KvSplit parts;
   const Tuning *tuning;
 };
 
 // ---- Storing keys or values
 
 // Rows of keys or values, [batch][row][kv head][width], rotated and converted to their place in packed storage.
-struct Storing {
+struct KvStore {
   StridedRows rows;
   Rotation rotation;
   const Sequence *sequences;  // rows kv_first .. kv_first + kv_rows of each go to the positions from `past` on
@@ -204,11 +204,11 @@ constexpr int64_t small_head_dim = 16, small_wide_rows = 2;
 
 // A layer of so few columns, for calls of so few rows.
 struct SmallLayer {
-  int64_t most_rows;       // of a sequence; 0: the layer is not small
+  int64_t max_rows;       // of a sequence; 0: the layer is not small
   const float *panels[4];  // W_Q, W_K, W_V, W_O, as in Projection
   const float *bias[4];
   int64_t depth;                // width of an input row
-  int64_t most_columns;         // of W_Q, W_K and W_V
+  int64_t max_columns;         // of W_Q, W_K and W_V
   int64_t stride;               // of rows of q and v in the scratch memory
   int64_t context_stride;       // of rows of context, with room for 16 more
   int64_t num_kv_heads, group;  // query heads per kv head
@@ -240,9 +240,9 @@ struct Kernels {
   void (*attend)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block, int64_t part, float *scratch);
 
   // Rows [row_begin, row_end) of those that one sequence stores. scratch: 4 * width floats, if they are to be rotated.
-  void (*store)(const Storing &storing, int64_t sequence, int64_t row_begin, int64_t row_end, float *scratch);
+  void (*store)(const KvStore &storing, int64_t sequence, int64_t row_begin, int64_t row_end, float *scratch);
 
-  // The second half of project, for a product made elsewhere: adds the bias and lands output rows [row_begin, row_end), of which the first
+  // The second half of project, for a product made elsewhere: adds the bias and writes output rows [row_begin, row_end), of which the first
   // is at `product`.
   void (*finish_rows)(const Projection &projection, const float *product, int64_t product_stride, int64_t row_begin, int64_t row_end);
 

@@ -23,11 +23,10 @@ struct Groups {
   bool has_scales;
 };
 
-// A unit is streamed if it waits for the memory: its loops fetch what comes next, and numbers of fewer bits are widened in registers, for each
-// tile anew. Others find keys and values in a cache, where the block of queries before left
-// them, or widen them once for many rows, into the scratch memory. One number at a time, or with a handful of keys, there is nothing to
-// gain.
-constexpr int64_t most_widened_rows = 16, least_streamed_keys = chunk_keys / 2;
+// A unit is streamed if it waits for the memory: its loops fetch what comes next, and numbers of fewer bits are widened in registers, for
+// each tile anew. Others find keys and values in a cache, where the block of queries before left them, or widen them once for many rows,
+// into the scratch memory. One number at a time, or with a handful of keys, there is nothing to gain.
+constexpr int64_t max_widened_rows = 16, min_streamed_keys = chunk_keys / 2;
 
 MHA_INLINE bool has_floats(const Attention &call) { return call.k.storage == Storage::f32 && call.v.storage == Storage::f32; }
 
@@ -35,8 +34,8 @@ template <class V>
 MHA_INLINE bool is_streamed(const Unit &unit) {
   const Attention &call = unit.call;
   if (V::size == 1 || !call.k.is_packed || !call.v.is_packed) return false;
-  if (!has_floats(call)) return unit.num_rows <= most_widened_rows;
-  return unit.sequence.n_kv >= least_streamed_keys && call.n_q <= call.block_queries;
+  if (!has_floats(call)) return unit.num_rows <= max_widened_rows;
+  return unit.sequence.n_kv >= min_streamed_keys && call.n_q <= call.block_queries;
 }
 
 // ---- Packed storage
@@ -66,7 +65,7 @@ MHA_INLINE void locate(const KeyValues &source, const Unit &unit, int64_t begin,
     if (groups->has_scales) {
       scales = source.scales + (place.block * unit.call.num_kv_heads + unit.kv_head) * source.block_positions + place.position;
     }
-    const int64_t in_block = block_of(source.block_positions - place.position), end_of_block = smaller(end, g + in_block);
+    const int64_t in_block = block_of(source.block_positions - place.position), end_of_block = min(end, g + in_block);
     if (g > first && at != static_cast<const char *>(groups->at[g - 1]) + group_bytes) {
       for (; run < g; ++run) groups->run_end[run] = g * key_block;
     }
@@ -119,7 +118,7 @@ inline void pack_key_rows(const float *const (&rows)[4], int64_t count, int64_t 
     }
   }
   for (; c < head_dim; ++c) {
-    for (int64_t i = 0; i < count; ++i) block[c * key_block + i] = quiet(rows[i][c]);
+    for (int64_t i = 0; i < count; ++i) block[c * key_block + i] = canonical_nan(rows[i][c]);
   }
 }
 
@@ -144,7 +143,7 @@ inline void pack_keys(const Unit &unit, int64_t chunk_begin, Range keys, float *
     const int64_t first_row = unit.sequence.kv_first + chunk_begin;
     const Element head = static_cast<Element>(k.base) + unit.sequence_index * k.batch_stride + unit.kv_head * k.head_stride;
     for (int64_t j = keys.begin; j < keys.end; j += 4) {
-      const int64_t count = smaller(4, keys.end - j);
+      const int64_t count = min(4, keys.end - j);
       const float *rows[4] = {};
       for (int64_t i = 0; i < count; ++i) {
         const int64_t row = first_row + j + i;
@@ -183,7 +182,7 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
 
 // Keys [keys.begin, keys.end) of the chunk are needed. Rows of plain keys are packed from a border of 4 on, which fills whole lanes.
 template <class V>
-MHA_APART void read_keys(const Unit &unit, int64_t chunk_begin, Range keys, bool is_streamed, Groups *groups) {
+MHA_NOINLINE void read_keys(const Unit &unit, int64_t chunk_begin, Range keys, bool is_streamed, Groups *groups) {
   const Attention &call = unit.call;
   const int64_t first = block_of(keys.begin), end = block_of(keys.end + key_block - 1);
   float *const memory = unit.scratch + call.scratch.keys;
@@ -199,7 +198,7 @@ MHA_APART void read_keys(const Unit &unit, int64_t chunk_begin, Range keys, bool
 }
 
 template <class V>
-MHA_APART void read_values(const Unit &unit, int64_t chunk_begin, Range keys, bool is_streamed, Groups *groups) {
+MHA_NOINLINE void read_values(const Unit &unit, int64_t chunk_begin, Range keys, bool is_streamed, Groups *groups) {
   const Attention &call = unit.call;
   const int64_t first = block_of(keys.begin), end = block_of(keys.end + key_block - 1);
   float *const memory = unit.scratch + call.scratch.values;
@@ -232,7 +231,7 @@ MHA_INLINE void read_chunk(const Unit &unit, int64_t begin, Range needed, bool i
 
 // Keys or values that are needed next: loops over a group of 16 keys fetch the group of the same number, or a share of it where several
 // tiles read the same keys.
-struct Ahead {
+struct PrefetchSource {
   const Groups *groups;
   Range range;           // of groups that are there
   int64_t share, bytes;  // the share of a tile, counted from 0, is so many bytes of each
@@ -243,10 +242,10 @@ struct Ahead {
 
 MHA_INLINE int64_t group_bytes_of(const KeyValues &source) { return key_block * source.row_stride * bytes_of(source.storage); }
 
-constexpr Ahead nothing_ahead = {nullptr, {0, 0}, 0, 0};
+constexpr PrefetchSource no_prefetch_source = {nullptr, {0, 0}, 0, 0};
 
 // The chunk that comes next, as far as it is packed.
-struct Upcoming {
+struct NextChunk {
   Groups keys, values;
   Range key_groups = {0, 0}, value_groups = {0, 0};
   int64_t key_bytes, value_bytes;  // of a group
@@ -262,10 +261,10 @@ struct Upcoming {
     locate(call.v, unit, begin, value_groups.begin, value_groups.end, &values);
   }
 
-  // What tile number `tile` fetches while it reads the keys of a chunk and while it reads its values. A tile that is alone fetches what it
-  // comes to next: the values of the chunk, then the keys of the next one. Several tiles find in the cache what the first one has read, and
-  // share in fetching the next chunk.
-  MHA_INLINE void share(const Chunk &here, int64_t tile, int64_t tiles, Ahead *of_keys, Ahead *of_values) const {
+  // What tile number `tile` prefetches while it reads the keys of a chunk and while it reads its values. A tile that is alone prefetches
+  // what it comes to next: the values of the chunk, then the keys of the next one. Several tiles find in the cache what the first one has
+  // read, and share in fetching the next chunk.
+  MHA_INLINE void share(const Chunk &here, int64_t tile, int64_t tiles, PrefetchSource *of_keys, PrefetchSource *of_values) const {
     if (tiles == 1) {
       *of_keys = {&here.values, groups_of(here.needed), 0, value_bytes};
       *of_values = {&keys, key_groups, 0, key_bytes};

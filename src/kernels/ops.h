@@ -33,11 +33,11 @@
 
 #define MHA_INLINED __attribute__((always_inline))  // of a lambda
 #define MHA_INLINE inline MHA_INLINED
-#define MHA_APART __attribute__((noinline))  // once, however many callers there are
+#define MHA_NOINLINE __attribute__((noinline))  // once, however many callers there are
 #if defined(__clang__)
-#define MHA_ONCE MHA_APART
+#define MHA_NOCLONE MHA_NOINLINE
 #else
-#define MHA_ONCE __attribute__((noinline, noclone))  // nor once for each kind of argument
+#define MHA_NOCLONE __attribute__((noinline, noclone))  // nor once for each kind of argument
 #endif
 #if defined(MHA_KERNELS_SCALAR)              // no more than a tile's rows and columns: the rest would only be long
 #define MHA_UNROLL _Pragma("GCC unroll 4")
@@ -76,7 +76,7 @@ MHA_INLINE float mul_add(float a, float b, float c) { return fma_in_binary64(a, 
 #endif
 
 // x itself, a NaN with the one payload that exp wants.
-MHA_INLINE float quiet(float x) { return x == x ? x : __builtin_nanf(""); }
+MHA_INLINE float canonical_nan(float x) { return x == x ? x : __builtin_nanf(""); }
 
 // One lane: the vector of the scalar kernels, and in every kernel the carrier of exp for single values.
 struct Scalar {
@@ -88,13 +88,13 @@ MHA_INLINE Scalar operator+(Scalar a, Scalar b) { return {a.x + b.x}; }
 MHA_INLINE Scalar operator-(Scalar a, Scalar b) { return {a.x - b.x}; }
 MHA_INLINE Scalar operator*(Scalar a, Scalar b) { return {a.x * b.x}; }
 MHA_INLINE Scalar mul_add(Scalar a, Scalar b, Scalar c) { return {mul_add(a.x, b.x, c.x)}; }
-MHA_INLINE Scalar greater_of(Scalar s, Scalar m) { return {s.x > m.x ? s.x : m.x}; }
+MHA_INLINE Scalar max_of(Scalar s, Scalar m) { return {s.x > m.x ? s.x : m.x}; }
 MHA_INLINE Scalar zero_if_less(Scalar x, Scalar limit, Scalar y) { return {x.x < limit.x ? 0.0f : y.x}; }
 MHA_INLINE Scalar zero_if_equal(Scalar x, Scalar value, Scalar y) { return {x.x == value.x ? 0.0f : y.x}; }
 MHA_INLINE Scalar first_lanes(Scalar x, int64_t count, Scalar other) { return count > 0 ? x : other; }
 MHA_INLINE Scalar value_if_nan(Scalar x, Scalar value) { return {x.x != x.x ? value.x : x.x}; }
-MHA_INLINE Scalar quiet(Scalar x) { return {quiet(x.x)}; }
-MHA_INLINE Scalar less_of(Scalar s, Scalar m) { return {s.x < m.x ? s.x : m.x}; }
+MHA_INLINE Scalar canonical_nan(Scalar x) { return {canonical_nan(x.x)}; }
+MHA_INLINE Scalar min_of(Scalar s, Scalar m) { return {s.x < m.x ? s.x : m.x}; }
 MHA_INLINE Scalar times_power(Scalar p, Scalar, Scalar t) { return {float_of(bits_of(p.x) + (bits_of(t.x) << 23))}; }
 
 template <class V>
@@ -114,13 +114,13 @@ MHA_INLINE void store(float *p, Scalar v) { *p = v.x; }
 
 // g++ reads an operand of several multiply-adds from the memory once for each of them, if it is not made to hold it in a register; for NEON
 // only when it optimises for size, but there it reads two neighbours by one instruction only if it is made to hold both.
-MHA_INLINE Scalar held(Scalar x) { return x; }
-MHA_INLINE Scalar held_in_pair(Scalar x) { return x; }
+MHA_INLINE Scalar kept_in_register(Scalar x) { return x; }
+MHA_INLINE Scalar kept_in_pair(Scalar x) { return x; }
 
-// The same address or number, of which the compiler does not know that it is: so it neither carries what follows from it from one turn of a
-// loop to the next, in registers that it does not have, nor writes the loop once for each value.
+// The same address or number, opaque to the optimizer: it neither computes what follows from it in front of a loop, which would take
+// registers that are not there, nor makes a copy of the loop for each value.
 template <class T>
-MHA_INLINE T forgotten(T p) {
+MHA_INLINE T opaque(T p) {
   __asm__("" : "+r"(p));
   return p;
 }
@@ -185,14 +185,14 @@ MHA_INLINE Vector in_register(Vector x) {
 #error "say which constraint stands for a vector register of this instruction set"
 #endif
 #if defined(__OPTIMIZE_SIZE__)
-MHA_INLINE Vector held(Vector x) { return in_register(x); }
-MHA_INLINE Vector held_in_pair(Vector x) { return in_register(x); }
+MHA_INLINE Vector kept_in_register(Vector x) { return in_register(x); }
+MHA_INLINE Vector kept_in_pair(Vector x) { return in_register(x); }
 #elif defined(MHA_KERNELS_NEON)
-MHA_INLINE Vector held(Vector x) { return x; }
-MHA_INLINE Vector held_in_pair(Vector x) { return in_register(x); }
+MHA_INLINE Vector kept_in_register(Vector x) { return x; }
+MHA_INLINE Vector kept_in_pair(Vector x) { return in_register(x); }
 #elif defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
-MHA_INLINE Vector held(Vector x) { return in_register(x); }
-MHA_INLINE Vector held_in_pair(Vector x) { return x; }
+MHA_INLINE Vector kept_in_register(Vector x) { return in_register(x); }
+MHA_INLINE Vector kept_in_pair(Vector x) { return x; }
 #else
 #error "say what the compiler has to be made to hold in registers of this instruction set"
 #endif
@@ -219,14 +219,14 @@ MHA_INLINE void store_first(float *p, Vector x, int64_t count) {
 }
 // By ==, since xsimd's != is false for NaN on some instruction sets.
 MHA_INLINE Vector value_if_nan(Vector x, Vector value) { return xsimd::select(x == x, x, value); }
-MHA_INLINE Vector quiet(Vector x) { return value_if_nan(x, all<Vector>(__builtin_nanf(""))); }
+MHA_INLINE Vector canonical_nan(Vector x) { return value_if_nan(x, all<Vector>(__builtin_nanf(""))); }
 
 #if defined(MHA_KERNELS_AVX512)
 
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 // vmaxps returns its second operand if the first is not greater, NaN included: exactly s > m ? s : m. vminps likewise.
-MHA_INLINE Vector greater_of(Vector s, Vector m) { return _mm512_max_ps(s, m); }
-MHA_INLINE Vector less_of(Vector s, Vector m) { return _mm512_min_ps(s, m); }
+MHA_INLINE Vector max_of(Vector s, Vector m) { return _mm512_max_ps(s, m); }
+MHA_INLINE Vector min_of(Vector s, Vector m) { return _mm512_min_ps(s, m); }
 MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y);
 }
@@ -236,8 +236,8 @@ MHA_INLINE __m256 upper_half(__m512 v) { return _mm256_castpd_ps(_mm512_extractf
 #elif defined(MHA_KERNELS_AVX2)
 
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-MHA_INLINE Vector greater_of(Vector s, Vector m) { return _mm256_max_ps(s, m); }
-MHA_INLINE Vector less_of(Vector s, Vector m) { return _mm256_min_ps(s, m); }
+MHA_INLINE Vector max_of(Vector s, Vector m) { return _mm256_max_ps(s, m); }
+MHA_INLINE Vector min_of(Vector s, Vector m) { return _mm256_min_ps(s, m); }
 MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) { return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), y); }
 MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
@@ -246,8 +246,8 @@ MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
 #elif defined(MHA_KERNELS_NEON)
 
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
-MHA_INLINE Vector greater_of(Vector s, Vector m) { return vbslq_f32(vcgtq_f32(s, m), s, m); }
-MHA_INLINE Vector less_of(Vector s, Vector m) { return vbslq_f32(vcltq_f32(s, m), s, m); }
+MHA_INLINE Vector max_of(Vector s, Vector m) { return vbslq_f32(vcgtq_f32(s, m), s, m); }
+MHA_INLINE Vector min_of(Vector s, Vector m) { return vbslq_f32(vcltq_f32(s, m), s, m); }
 MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) {
   return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, limit)));
 }
@@ -256,7 +256,7 @@ MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
 }
 
 #else
-#error "write mul_add, greater_of, less_of, zero_if_less and times_power for this instruction set"
+#error "write mul_add, max_of, min_of, zero_if_less and times_power for this instruction set"
 #endif
 
 // From 8 lanes (x86) or 4 lanes (NEON) down to one, by the contract's tree; and the greatest lane, for which any order will do.
@@ -272,9 +272,9 @@ MHA_INLINE bool has_negative_infinity(Vector v) { return vmaxvq_u32(vceqq_f32(v,
 
 MHA_INLINE float greatest(Vector v) {
   const float32x4_t swapped = vextq_f32(v, v, 2);
-  const float32x4_t m = greater_of(v, Vector(swapped));
+  const float32x4_t m = max_of(v, Vector(swapped));
   const float32x4_t pair = vrev64q_f32(m);
-  return vgetq_lane_f32(greater_of(Vector(m), Vector(pair)), 0);
+  return vgetq_lane_f32(max_of(Vector(m), Vector(pair)), 0);
 }
 
 #elif defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
@@ -308,13 +308,13 @@ MHA_INLINE float greatest(Vector v) { return greatest8(v); }
 #endif
 #endif
 
-// ---- Moving a 4 x 4 block: out[c * out_stride + r] = quiet(row_r[c])
+// ---- Moving a 4 x 4 block: out[c * out_stride + r] = canonical_nan(row_r[c])
 
 #if defined(MHA_KERNELS_SCALAR)
 MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *row2, const float *row3, float *out, int64_t out_stride) {
   const float *const rows[] = {row0, row1, row2, row3};
   for (int r = 0; r < 4; ++r)
-    for (int c = 0; c < 4; ++c) out[c * out_stride + r] = quiet(rows[r][c]);
+    for (int c = 0; c < 4; ++c) out[c * out_stride + r] = canonical_nan(rows[r][c]);
 }
 #else
 MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *row2, const float *row3, float *out, int64_t out_stride) {

@@ -64,12 +64,12 @@ inline void widen(const StoredPanel &panel, int64_t k, int64_t terms, float *to)
 }
 
 // Terms of int4, from an even one on, [term][48]; an odd last one brings a neighbour, which is nobody's.
-constexpr int64_t codes_ahead = 4096;  // bytes
+constexpr int64_t code_prefetch_bytes = 4096;  // bytes
 
 template <class V>
 inline void widen_codes(const Int4 *from, int64_t terms, float *to) {
   for (int64_t k = 0; k < terms; k += 2, from += panel_columns, to += 2 * panel_columns) {
-    __builtin_prefetch(reinterpret_cast<const char *>(from) + codes_ahead);
+    __builtin_prefetch(reinterpret_cast<const char *>(from) + code_prefetch_bytes);
     for (int64_t i = 0; i < panel_columns; i += V::size) {
       const Two<V> codes = load<V>(from + i);
       store(to + i, codes.even);
@@ -92,8 +92,8 @@ template <class V>
 inline void widen_codes(const Int4 *from, int64_t terms, F16 *to) {
   int64_t k = 0;
   for (; k + 4 <= terms; k += 4, from += 2 * panel_columns, to += 4 * panel_columns) {
-    __builtin_prefetch(reinterpret_cast<const char *>(from) + codes_ahead);
-    __builtin_prefetch(reinterpret_cast<const char *>(from) + codes_ahead + 64);
+    __builtin_prefetch(reinterpret_cast<const char *>(from) + code_prefetch_bytes);
+    __builtin_prefetch(reinterpret_cast<const char *>(from) + code_prefetch_bytes + 64);
     halves_of_terms(from, to);
   }
   if (k == terms) return;

@@ -1,11 +1,12 @@
 // Projections: input rows times packed panels, plus bias, and each column to where the next stage reads it.
 //
-// For each block of rows, panel by panel; for each block of 256 terms (CONTRACT.md, section 3), tile by tile. These 48 KiB of weights stay in
-// the cache while the rows pass. Sums lie in memory, [row][column of the panels]; they are finished and land when all terms are done.
+// For each block of rows, panel by panel; for each block of 256 terms (CONTRACT.md, section 3), tile by tile. These 48 KiB of weights stay
+// in the cache while the rows pass. Sums lie in memory, [row][column of the panels]; they are finished and written to their destination
+// when all terms are done.
 #pragma once
 
 #include "kernels/context.h"
-#include "kernels/land.h"
+#include "kernels/destinations.h"
 #include "kernels/panels.h"
 
 namespace mha {
@@ -13,12 +14,12 @@ namespace {
 
 // How many rows the next tile has: a full one, but none that leaves one or two, for which the machine would be half idle.
 template <class V>
-MHA_INLINE int64_t rows_of_next_tile(int64_t left) {
-  constexpr int64_t most = TileShape<V::size>::most_rows;
-  return left > most && left <= most + 2 ? 4 : smaller(left, most);
+MHA_INLINE int64_t next_tile_rows(int64_t left) {
+  constexpr int64_t most = TileShape<V::size>::max_rows;
+  return left > most && left <= most + 2 ? 4 : min(left, most);
 }
 
-constexpr int64_t terms_ahead = 24;  // that a loop fetches of what it reads itself
+constexpr int64_t own_prefetch_terms = 24;  // so far ahead two rows prefetch the block that they read
 
 // Some terms of one panel, and what becomes of their products.
 struct PanelTerms {
@@ -29,12 +30,13 @@ struct PanelTerms {
   Sums mode;
 };
 
-// sums [count][sums_stride] of some rows with these terms of `panels` panels side by side, panel_bytes apart. Of few rows, the loops fetch what
-// comes next, or, of two rows and weights that may lie in the level-3 cache, what they come to shortly. (One row fetches nothing.)
+// sums [count][sums_stride] of some rows with these terms of `panels` panels side by side, panel_bytes apart. The loops prefetch the next
+// block of weights; those of two rows, and of weights that may lie in the level-3 cache, a later part of the same block. One row leaves it
+// to the processor.
 template <class V>
-MHA_APART void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t panel_bytes, const float *const *rows, int64_t count, float *sums,
-                             int64_t sums_stride, bool fetches, bool fetches_own) {
-  constexpr int64_t most = TileShape<V::size>::most_rows;
+MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t panel_bytes, const float *const *rows, int64_t count,
+                                float *sums, int64_t sums_stride, bool prefetches, bool prefetches_same_block) {
+  constexpr int64_t most = TileShape<V::size>::max_rows;
   const int64_t row_bytes = panel_columns * bytes_of(panel.storage), bytes = panel.terms * row_bytes;
   const int64_t share = bytes / ((count + most - 1) / most), columns = (panel.columns + 15) / 16 * 16;
   const char *ahead = static_cast<const char *>(panel.w) + bytes;
@@ -46,18 +48,18 @@ MHA_APART void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t pa
   tile.mode = panel.mode;
   Loops loops = {};
   for (int64_t r = 0, size, last = 0; r < count; r += size, ahead += share, last = size) {
-    size = rows_of_next_tile<V>(count - r);
-    if (size != last) loops = loops_over_weights<V>(size, panel.storage, panels == 1, fetches);
-    const Loop &loop = loops.most;
+    size = next_tile_rows<V>(count - r);
+    if (size != last) loops = loops_over_weights<V>(size, panel.storage, panels == 1, prefetches);
+    const Loop &loop = loops.wide;
     for (int64_t i = 0; i < loop.rows; ++i) tile.rows[i] = rows[r + i] + panel.begin;
     for (int64_t b = 0; b < panels; ++b) {
       tile.columns[b] = static_cast<const char *>(panel.w) + b * panel_bytes;
       tile.sums[b] = sums + r * sums_stride + b * panel_columns;
     }
     tile.scales = panel.scales;
-    if (fetches_own) {
-      tile.prefetch = {static_cast<const char *>(panel.w) + terms_ahead * row_bytes, 64, row_bytes, 0};
-    } else if (fetches && panels == 1 && columns >= loop.columns) {
+    if (prefetches_same_block) {
+      tile.prefetch = {static_cast<const char *>(panel.w) + own_prefetch_terms * row_bytes, 64, row_bytes, 0};
+    } else if (prefetches && panels == 1 && columns >= loop.columns) {
       tile.prefetch = prefetch_stretch(ahead, share, loop, panel.terms, columns / loop.columns);
     } else {
       tile.prefetch = no_prefetch(sums);
@@ -68,18 +70,18 @@ MHA_APART void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t pa
 
 // Rows times panels of floats, or of numbers that are widened in registers, or of such that are widened to memory, once for all rows.
 template <class V>
-MHA_APART void project_panels(const Projection &p, const RowBlock &rows, bool is_widened, int64_t panel_begin, int64_t panel_end) {
+MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool is_widened, int64_t panel_begin, int64_t panel_end) {
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns], widened[dot_block * panel_columns];
   const int64_t weight_bytes = p.depth * p.columns * bytes_of(p.storage);
-  const bool fetches = !is_widened && rows.count <= p.tuning->most_rows_fetching && weight_bytes > p.tuning->at_hand_bytes;
-  const bool fetches_own = fetches && rows.count == 2 && weight_bytes <= p.tuning->near_weight_bytes;
-  const int64_t at_once = is_widened || rows.count > 1 ? 1 : TileShape<V::size>::project_panels(1);
+  const bool prefetches = !is_widened && rows.count <= p.tuning->max_prefetch_rows && weight_bytes > p.tuning->min_prefetch_bytes;
+  const bool prefetches_same_block = prefetches && rows.count == 2 && weight_bytes <= p.tuning->level3_weight_bytes;
+  const int64_t at_once = is_widened || rows.count > 1 ? 1 : TileShape<V::size>::panels_at_once(1);
   for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
     panels = panel + at_once <= panel_end && (panel + at_once) * panel_columns <= p.columns ? at_once : 1;
     const StoredPanel stored(p, panel);
-    const int64_t stride = panels * panel_columns, columns = smaller(stride, p.columns - panel * panel_columns);
+    const int64_t stride = panels * panel_columns, columns = min(stride, p.columns - panel * panel_columns);
     for (int64_t k = 0, end; k < p.depth; k = end) {
-      end = smaller(p.depth, k + dot_block);
+      end = min(p.depth, k + dot_block);
       if (is_widened) widen<V>(stored, k, end - k, widened);
       const PanelTerms terms = {is_widened ? static_cast<const void *>(widened) : stored.at<char>(k),
                                 is_widened ? Storage::f32 : p.storage,
@@ -88,37 +90,38 @@ MHA_APART void project_panels(const Projection &p, const RowBlock &rows, bool is
                                 columns,
                                 nullptr,
                                 k > 0 ? Sums::add : Sums::replace};
-      multiply_rows<V>(terms, panels, stored.bytes, rows.in, rows.count, sums, stride, fetches, fetches_own);
+      multiply_rows<V>(terms, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches, prefetches_same_block);
     }
     finish_sums<V>(stored, rows.count, columns, sums, stride);
-    land_everywhere<V>(p, rows.first, rows.count, sums, stride, panel, panels);
+    write_results<V>(p, rows.first, rows.count, sums, stride, panel, panels);
   }
 }
 
 // Int4: some groups of 32 terms at a time, which are widened once for all rows.
 template <class V>
-MHA_APART void project_int4(const Projection &p, const RowBlock &rows, int64_t panel_begin, int64_t panel_end) {
+MHA_NOINLINE void project_int4(const Projection &p, const RowBlock &rows, int64_t panel_begin, int64_t panel_end) {
   constexpr int64_t terms_at_once = 4 * int4_group;
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns];
   alignas(64) Int4Number<V> codes[terms_at_once * panel_columns];
   constexpr Storage storage = sizeof *codes == sizeof(float) ? Storage::f32 : Storage::f16;
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     const StoredPanel stored(p, panel);
-    const int64_t columns = smaller(panel_columns, p.columns - panel * panel_columns);
+    const int64_t columns = min(panel_columns, p.columns - panel * panel_columns);
     for (int64_t i = 0; i < (rows.count + RowBlock::spare) * panel_columns; i += V::size) store(sums + i, all<V>(0.0f));
     for (int64_t k = 0; k < p.depth; k += terms_at_once) {
-      const int64_t terms = smaller(terms_at_once, p.depth - k);
+      const int64_t terms = min(terms_at_once, p.depth - k);
       widen_codes<V>(stored.at<Int4>(k), terms, codes);
       const PanelTerms groups = {codes, storage, k, terms, columns, stored.scales + k / int4_group * panel_columns, Sums::add_scaled};
       multiply_rows<V>(groups, 1, 0, rows.in, rows.count, sums, panel_columns, false, false);
     }
     finish_sums<V>(stored, rows.count, columns, sums, panel_columns);
-    land_everywhere<V>(p, rows.first, rows.count, sums, panel_columns, panel, 1);
+    write_results<V>(p, rows.first, rows.count, sums, panel_columns, panel, 1);
   }
 }
 
-// Under up to so many rows, numbers of fewer bits are widened in registers, by each tile anew. For more it is better to widen them to memory.
-constexpr int64_t most_rows_widened_in_registers = 24;
+// Under up to so many rows, numbers of fewer bits are widened in registers, by each tile anew. For more it is better to widen them to
+// memory.
+constexpr int64_t max_rows_widened_in_registers = 24;
 
 template <class V>
 void project(const Projection &p, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
@@ -127,7 +130,7 @@ void project(const Projection &p, int64_t row_begin, int64_t row_end, int64_t pa
     if (p.storage == Storage::int4) {
       project_int4<V>(p, rows, panel_begin, panel_end);
     } else {
-      const bool is_widened = p.storage != Storage::f32 && (V::size == 1 || rows.count > most_rows_widened_in_registers);
+      const bool is_widened = p.storage != Storage::f32 && (V::size == 1 || rows.count > max_rows_widened_in_registers);
       project_panels<V>(p, rows, is_widened, panel_begin, panel_end);
     }
   }
@@ -139,15 +142,15 @@ void finish_rows(const Projection &p, const float *product, int64_t product_stri
   constexpr int64_t width = 256;
   alignas(64) float values[4 * width];
   for (int64_t row = row_begin; row < row_end; row += 4) {
-    const int64_t rows = smaller(4, row_end - row);
+    const int64_t rows = min(4, row_end - row);
     for (int64_t column = 0; column < p.columns; column += width) {
-      const int64_t count = smaller(width, p.columns - column);
+      const int64_t count = min(width, p.columns - column);
       for (int64_t r = 0; r < rows; ++r) {
         const float *const from = product + (row - row_begin + r) * product_stride + column;
         for (int64_t i = 0; i < count; ++i) values[r * width + i] = canonical(from[i] + p.bias[column + i]);
       }
-      land<V>(p.landing, p.x, row, rows, values, width, column, count);
-      if (p.tap.kind != Landing::Kind::none) land<V>(p.tap, p.x, row, rows, values, width, column, count);
+      write_columns<V>(p.destination, p.x, row, rows, values, width, column, count);
+      if (p.tap.kind != Destination::Kind::none) write_columns<V>(p.tap, p.x, row, rows, values, width, column, count);
     }
   }
 }

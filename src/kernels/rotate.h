@@ -9,7 +9,7 @@ namespace {
 // Rotates the first 2 * pairs elements of x, a row that stands at `position` unless the caller says otherwise, and is row `array_row` of
 // the sequence in the caller's array.
 template <class V>
-MHA_APART void rotate(const Rotation &rotation, int64_t sequence, int64_t array_row, int64_t position, float *x) {
+MHA_NOINLINE void rotate(const Rotation &rotation, int64_t sequence, int64_t array_row, int64_t position, float *x) {
   if (rotation.positions) position = rotation.positions[sequence * rotation.rows_per_sequence + array_row];
   const float *const cos = rotation.cos + position * rotation.stride, *const sin = rotation.sin + position * rotation.stride;
   const int64_t pairs = rotation.pairs, first = rotation.is_interleaved ? 2 : 1, second = rotation.is_interleaved ? 1 : pairs;

@@ -13,7 +13,7 @@ namespace {
 
 // Blocks of 16 keys to multiply with: those of a chunk, and behind them those of the next ones, if a row takes several chunks in step.
 struct KeyBlocks {
-  static constexpr int64_t most = most_chunks_in_step * chunk_groups;
+  static constexpr int64_t most = max_interleaved_chunks * chunk_groups;
   const void *at[most];
   float *to[most];  // where their products go, of the first row
   int64_t count = 0;
@@ -27,14 +27,14 @@ struct KeyBlocks {
 };
 
 // Products of `num_rows` queries with all blocks, as many at a time as the loop takes. Where fewer are left they come one by one, or, where
-// the loop for one block takes several too, the last one is computed again. `groups` are those of the first chunk. reads_apart: blocks that
+// the loop for one block takes several too, the last one is computed again. `groups` are those of the first chunk. interleaves: blocks that
 // are taken together come from as many places, which advance side by side.
-MHA_APART inline void multiply_keys(const KeyBlocks &blocks, const Groups &keys, Range groups, const Loops &loops, const float *queries,
-                                    int64_t num_rows, int64_t head_dim, bool reads_apart, const Ahead &ahead) {
-  const uint32_t most = static_cast<uint32_t>(loops.most.blocks);
-  const int64_t apart = reads_apart ? (static_cast<uint32_t>(blocks.count) + most - 1) / most : 1;
+MHA_NOINLINE inline void multiply_keys(const KeyBlocks &blocks, const Groups &keys, Range groups, const Loops &loops, const float *queries,
+                                    int64_t num_rows, int64_t head_dim, bool interleaves, const PrefetchSource &ahead) {
+  const uint32_t most = static_cast<uint32_t>(loops.wide.blocks);
+  const int64_t apart = interleaves ? (static_cast<uint32_t>(blocks.count) + most - 1) / most : 1;
   Tile tile;
-  for (int64_t r = 0; r < loops.most.rows; ++r) tile.rows[r] = queries + smaller(r, num_rows - 1) * head_dim;
+  for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = queries + min(r, num_rows - 1) * head_dim;
   tile.column_stride = key_block;
   tile.terms = head_dim;
   tile.chain = score_block;
@@ -42,10 +42,10 @@ MHA_APART inline void multiply_keys(const KeyBlocks &blocks, const Groups &keys,
   tile.mode = Sums::replace;
   tile.next_columns = key_block * head_dim;
   tile.next_sums = key_block;
-  for (int64_t i = 0, step, end = reads_apart ? apart : blocks.count; i < end; i += step) {
-    const Loop &loop = !reads_apart && end - i < loops.most.blocks ? loops.least : loops.most;
+  for (int64_t i = 0, step, end = interleaves ? apart : blocks.count; i < end; i += step) {
+    const Loop &loop = !interleaves && end - i < loops.wide.blocks ? loops.narrow : loops.wide;
     for (int64_t b = 0; b < loop.blocks; ++b) {
-      const int64_t block = smaller(i + b * apart, blocks.count - 1);
+      const int64_t block = min(i + b * apart, blocks.count - 1);
       tile.columns[b] = blocks.at[block];
       tile.sums[b] = blocks.to[block];
     }
@@ -53,10 +53,10 @@ MHA_APART inline void multiply_keys(const KeyBlocks &blocks, const Groups &keys,
     const bool is_ahead = ahead.has(group);
     tile.repeats = 1;
     if (loop.blocks == 1) {
-      tile.repeats = smaller(end - i, block_of(keys.run_end[group]) - group);
-      if (is_ahead) tile.repeats = smaller(tile.repeats, block_of(ahead.groups->run_end[group]) - group);
+      tile.repeats = min(end - i, block_of(keys.run_end[group]) - group);
+      if (is_ahead) tile.repeats = min(tile.repeats, block_of(ahead.groups->run_end[group]) - group);
     }
-    step = reads_apart ? 1 : loop.blocks * tile.repeats;
+    step = interleaves ? 1 : loop.blocks * tile.repeats;
     const int64_t ahead_bytes = step * ahead.bytes;
     tile.prefetch = is_ahead ? prefetch_stretch(ahead.at(group) + ahead.share * ahead_bytes, ahead_bytes, loop, head_dim, tile.repeats)
                              : no_prefetch(queries);
@@ -69,17 +69,17 @@ MHA_APART inline void multiply_keys(const KeyBlocks &blocks, const Groups &keys,
 // Which keys of the chunk take part in which rows of a tile: row r has those in [begins[r], ends[r]) but for those excluded. All rows have
 // those in `shared`; none has one outside of `some`.
 struct Attending {
-  int64_t begins[attend_tile_rows_max], ends[attend_tile_rows_max];
+  int64_t begins[max_attend_rows], ends[max_attend_rows];
   Range some, shared;
 };
 
 // Makes scores of a row's products with the keys of some blocks: -infinity outside of `keys`. *m is the greatest of them. Says
 // whether one of the row's own keys has the score -infinity.
 template <class V>
-MHA_APART bool score_row(const Attention &call, const Groups &groups, Range blocks, Range keys, float *products, float *m) {
+MHA_NOINLINE bool score_row(const Attention &call, const Groups &groups, Range blocks, Range keys, float *products, float *m) {
   constexpr int64_t lanes = V::size;
   const V none = all<V>(-infinity), no_limit = all<V>(infinity), factor = all<V>(call.scale);
-  V greatest_yet = none, least_yet = no_limit;
+  V greatest_yet = none, min_yet = no_limit;
   const auto score_of = [&](int64_t key) MHA_INLINED {
     V dot = load<V>(products + key);
     if (groups.has_scales) dot = dot * load<V>(groups.scales[block_of(key)] + place_in_block(key));
@@ -91,16 +91,16 @@ MHA_APART bool score_row(const Attention &call, const Groups &groups, Range bloc
       known = first_lanes(first_lanes(none, keys.begin - key, known), keys.end - key, none);
       finite = first_lanes(first_lanes(no_limit, keys.begin - key, finite), keys.end - key, no_limit);
     }
-    greatest_yet = greater_of(known, greatest_yet);
-    least_yet = less_of(finite, least_yet);
+    greatest_yet = max_of(known, greatest_yet);
+    min_yet = min_of(finite, min_yet);
     store(products + key, known);
   }
-  *m = greater_of(Scalar{greatest(greatest_yet)}, Scalar{-infinity}).x;
-  return has_negative_infinity(least_yet);
+  *m = max_of(Scalar{greatest(greatest_yet)}, Scalar{-infinity}).x;
+  return has_negative_infinity(min_yet);
 }
 
 // The keys of a row whose scores are -infinity take no part.
-MHA_APART inline void find_excluded(Range keys, const float *scores, uint8_t *excluded) {
+MHA_NOINLINE inline void find_excluded(Range keys, const float *scores, uint8_t *excluded) {
   for (int64_t j = keys.begin; j < keys.end; ++j) excluded[j] = scores[j] == -infinity;
 }
 
@@ -111,7 +111,7 @@ MHA_APART inline void find_excluded(Range keys, const float *scores, uint8_t *ex
 template <class V, int blocks>
 MHA_INLINE void exp_of_blocks(float *s, V maximum, V (&partial_sums)[key_block / V::size]) {
   constexpr int vectors = key_block / V::size, count = vectors * blocks;
-  constexpr int at_once = static_cast<int>(smaller(count, TileShape<V::size>::exp_vectors));
+  constexpr int at_once = static_cast<int>(min(count, TileShape<V::size>::exp_vectors));
   static_assert(count % at_once == 0, "no vector is left over");
   MHA_UNROLL for (int first = 0; first < count; first += at_once) {
     V p[at_once];
@@ -126,8 +126,8 @@ MHA_INLINE void exp_of_blocks(float *s, V maximum, V (&partial_sums)[key_block /
 
 // Turns the scores of so many blocks into p = exp(score - m), and returns their sum.
 template <class V>
-MHA_APART float softmax(float *scores, int64_t blocks, float m) {
-  constexpr int vectors = key_block / V::size, at_once = static_cast<int>(greater(1, TileShape<V::size>::exp_vectors / vectors));
+MHA_NOINLINE float softmax(float *scores, int64_t blocks, float m) {
+  constexpr int vectors = key_block / V::size, at_once = static_cast<int>(max(1, TileShape<V::size>::exp_vectors / vectors));
   // Without a score above -infinity any finite number will do: exp gives 0 for the keys left out, and NaN for a NaN.
   const V maximum = all<V>(m == -infinity ? 0.0f : m);
   V partial_sums[vectors];

@@ -46,10 +46,10 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
   const float *rows[R];
   int64_t number[R];
   MHA_UNROLL for (int r = 0; r < R; ++r) {
-    number[r] = smaller(row + r, call.n - 1);
+    number[r] = min(row + r, call.n - 1);
     rows[r] = x + number[r] * call.x.row_stride;
   }
-  for (int64_t column = 0; column < layer.most_columns; column += key_block) {
+  for (int64_t column = 0; column < layer.max_columns; column += key_block) {
     V y[R][3 * C];
     project_small<V, R, 3 * C>(rows, layer.depth, {layer.panels[0] + column, layer.panels[1] + column, layer.panels[2] + column},
                                {layer.bias[0] + column, layer.bias[1] + column, layer.bias[2] + column}, y);
@@ -85,7 +85,7 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
     V most = all<V>(-infinity);
     MHA_UNROLL for (int i = 0; i < C; ++i) {
       s[r][i] = first_lanes(s[r][i] * all<V>(layer.scale), keys[r] - i * lanes, all<V>(-infinity));
-      most = greater_of(s[r][i], most);
+      most = max_of(s[r][i], most);
       store(scores[r] + i * lanes, s[r][i]);
     }
     // Without a score above -infinity any finite number will do.
@@ -142,7 +142,7 @@ MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &me
   int64_t keys[R];
   float *context = memory.context, *to[R];
   MHA_UNROLL for (int r = 0; r < R; ++r) {
-    const int64_t number = smaller(row + r, call.n - 1);
+    const int64_t number = min(row + r, call.n - 1);
     q[r] = memory.q + number * memory.stride;
     keys[r] = call.is_causal ? number + 1 : call.n;
     to[r] = output + number * call.output_row_stride;

@@ -9,7 +9,7 @@ namespace {
 
 // Slot `left` becomes merge(left, right), for rows [begin, end). The factors of 16 rows are computed side by side.
 template <class V>
-MHA_APART void merge(const Unit &unit, int64_t left, int64_t right, int64_t begin, int64_t end) {
+MHA_NOINLINE void merge(const Unit &unit, int64_t left, int64_t right, int64_t begin, int64_t end) {
   constexpr int64_t rows_at_once = merge_rows, vectors = rows_at_once / V::size;
   const int64_t width = unit.call.head_dim_v_padded;
   for (int64_t row = begin; row < end; row += rows_at_once) {
@@ -17,7 +17,7 @@ MHA_APART void merge(const Unit &unit, int64_t left, int64_t right, int64_t begi
     MHA_UNROLL for (int i = 0; i < vectors; ++i) {
       const int64_t at = i * V::size;
       const V m1 = load<V>(unit.m(left, row) + at), m2 = load<V>(unit.m(right, row) + at);
-      const V most = greater_of(m2, m1);
+      const V most = max_of(m2, m1);
       V factors[2] = {m1 - most, m2 - most};
       exp_of(factors);
       store(m + at, most);
@@ -25,7 +25,7 @@ MHA_APART void merge(const Unit &unit, int64_t left, int64_t right, int64_t begi
       store(a + at, factors[0]);
       store(b + at, factors[1]);
     }
-    for (int64_t i = 0; i < smaller(rows_at_once, end - row); ++i) {
+    for (int64_t i = 0; i < min(rows_at_once, end - row); ++i) {
       float *const o1 = unit.o(left, row + i);
       const float *const o2 = unit.o(right, row + i);
       const float l1 = *unit.l(left, row + i), l2 = *unit.l(right, row + i);
@@ -49,8 +49,8 @@ MHA_INLINE int64_t slots_before(int64_t c, int64_t first) {
   return __builtin_popcountll(static_cast<unsigned long long>(c) & ((2ull << digit) - 1));
 }
 
-// After chunks [c, c + count), which are a subtree of one, two or four, each in a slot of its own from slots_before(c, first) on: merges them,
-// and the subtree with the one before it as long as both are halves of a larger one. For the rows from first_row on.
+// After chunks [c, c + count), which are a subtree of one, two or four, each in a slot of its own from slots_before(c, first) on: merges
+// them, and the subtree with the one before it as long as both are halves of a larger one. For the rows from first_row on.
 template <class V>
 MHA_INLINE void merge_chunks(const Unit &unit, int64_t c, int64_t count, int64_t first, int64_t first_row) {
   int64_t slot = slots_before(c, first), level = 0;

@@ -1,4 +1,4 @@
-// Storing keys and values: rotated, rounded to the storage type, and put where the kernels read them. CONTRACT.md, sections 2 and 5.
+// Stores keys and values: rotated, rounded to the storage type, and put where the kernels read them. CONTRACT.md, sections 2 and 5.
 #pragma once
 
 #include "kernels/functions.h"
@@ -8,7 +8,7 @@ namespace mha {
 namespace {
 
 // A number as it is stored.
-MHA_INLINE float encode(float x, const float *) { return quiet(x); }
+MHA_INLINE float encode(float x, const float *) { return canonical_nan(x); }
 MHA_INLINE F16 encode(float x, const F16 *) { return {f16_of(x)}; }
 MHA_INLINE Bf16 encode(float x, const Bf16 *) { return {bf16_of(x)}; }
 
@@ -33,7 +33,7 @@ MHA_INLINE void store_row(const float *x, int64_t width, int8_t *first, int64_t 
 // Rows of a sequence, of one kv head after the other. Only those to be rotated go through `scratch`. Keys that are stored as floats go by
 // fours, from a border of 4 positions on, through a transposition.
 template <class V>
-void store(const Storing &storing, int64_t sequence_index, int64_t row_begin, int64_t row_end, float *scratch) {
+void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, int64_t row_end, float *scratch) {
   const KeyValues &to = storing.to;
   const Sequence &sequence = storing.sequences[sequence_index];
   const int64_t width = storing.width, element = bytes_of(to.storage);

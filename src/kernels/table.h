@@ -21,7 +21,7 @@ constexpr auto small_function() {
 template <class V>
 constexpr Kernels make_kernels(uint32_t instruction_set) {
   using Shape = TileShape<V::size>;
-  return {instruction_set,    Shape::most_rows, Shape::project_vectors(Shape::most_rows) * static_cast<int64_t>(V::size),
+  return {instruction_set,    Shape::max_rows, Shape::project_vectors(Shape::max_rows) * static_cast<int64_t>(V::size),
           Shape::attend_rows, project<V>,       attend<V>,
           store<V>,           finish_rows<V>,   small_function<V>()};
 }

@@ -2,7 +2,8 @@
 //
 // Projections, scores and context vectors are the same computation: R rows of multipliers, read one number at a time, times a matrix that
 // lies with its columns side by side. For weights the columns are outputs, for scores they are keys, for the context they are the columns
-// of the values. Vectors run across columns, never along the terms, so that the number of lanes and the shape of a tile cannot change a bit.
+// of the values. Vectors run across columns, never along the terms, so that the number of lanes and the shape of a tile cannot change a
+// bit.
 #pragma once
 
 #include "kernels/elements.h"
@@ -11,9 +12,9 @@
 namespace mha {
 namespace {
 
-MHA_INLINE constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-MHA_INLINE constexpr int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
-// a / b, but no division, which is slow, where small layers have none to do.
+MHA_INLINE constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+MHA_INLINE constexpr int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+// a / b, without the slow division where the result is 0.
 MHA_INLINE int64_t quotient(int64_t a, int64_t b) { return a < b ? 0 : a / b; }
 
 // Which block of 16 keys a key is in, and where; without the care that a division takes of negative numbers.
@@ -23,8 +24,8 @@ MHA_INLINE int64_t place_in_block(int64_t key) { return static_cast<int64_t>(sta
 template <int lanes>
 struct TileShape;  // see below
 
-// What a loop fetches for later while it computes: with every step through the terms a line at each of some places, `apart` bytes from one
-// to the next, which move by `step` bytes, and by `skip` bytes more when the loop goes on to the next columns. Memory that is read in
+// What a loop prefetches for later while it computes: with every step through the terms a line at each of some places, `apart` bytes from
+// one to the next, which move by `step` bytes, and by `skip` bytes more when the loop goes on to the next columns. Memory that is read in
 // several places comes faster. Without anything to fetch the step is 0: the same line is asked for again, which costs next to nothing.
 struct Prefetch {
   const char *place;
@@ -34,23 +35,23 @@ struct Prefetch {
 MHA_INLINE Prefetch no_prefetch(const void *anywhere) { return {static_cast<const char *>(anywhere), 0, 0, 0}; }
 
 // What becomes of the results of a tile. They
-//   replace      the sums in memory
+//   replace      the sums in memory (from the second chain of a tile on they are added)
 //   add          are added to the sums
 //   add_scaled   are added to them times a scale for each column, by a fused multiply-add
 //   extend       continue them: the chain of fused multiply-adds starts with the sum instead of +0
 enum class Sums { replace, add, add_scaled, extend };
 
-constexpr int most_tile_rows = 8, most_tile_blocks = 8;
+constexpr int max_tile_rows = 8, max_tile_blocks = 8;
 
 // Some rows times B blocks of C vectors of columns, `repeats` times over with columns further on. Element (k, column) of block b is number
 // k * column_stride + column from columns[b] on; its sum for row r is at sums[b] + r * sums_stride + column. Terms are cut into chains of
 // `chain` terms, whose results are added (CONTRACT.md, section 3). The loop says how many rows and blocks it takes.
 struct Tile {
-  const float *rows[most_tile_rows];  // term k of row r is rows[r][k]
-  const void *columns[most_tile_blocks];
+  const float *rows[max_tile_rows];  // term k of row r is rows[r][k]
+  const void *columns[max_tile_blocks];
   int64_t column_stride;
   int64_t terms, chain;
-  float *sums[most_tile_blocks];
+  float *sums[max_tile_blocks];
   int64_t sums_stride;
   Sums mode;
   const float *scales;                       // of the columns of block 0, for each int4 group; add_scaled only
@@ -58,7 +59,7 @@ struct Tile {
   Prefetch prefetch;
 };
 
-// Whether each two vectors of sums, of such numbers in blocks of C vectors, are those of even and of odd columns until put_in_order.
+// Whether each two vectors of sums hold even and odd columns, in place of neighbouring ones, until put_in_order interleaves them.
 template <class V, class Element, int C>
 constexpr bool is_even_odd = C % 2 == 0 && widens_even_odd<V, Element>;
 
@@ -95,9 +96,9 @@ MHA_INLINE void clear(V (&acc)[R][N]) {
   MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = all<V>(0.0f); }
 }
 
-// acc[r][i] += rows[r][k] * columns at `place` of each block, in blocks of C vectors. Beside the sums, the columns are held in registers, and
-// the rows' numbers pass by; for one row, or where there are not registers enough, the rows' numbers are held, and the columns pass by in
-// pairs.
+// acc[r][i] += rows[r][k] * columns at `place` of each block, in blocks of C vectors. Beside the sums, the columns are held in registers,
+// and the rows' numbers pass by; for one row, or where there are not registers enough, the rows' numbers are held, and the columns pass by
+// in pairs.
 template <int C, int R, int B, int N, class Element, class V>
 MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k, const Element *const (&columns)[B], int64_t place, V (&acc)[R][N]) {
   static_assert(N == B * C, "all vectors are in a block");
@@ -105,7 +106,7 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k, const Element
   if constexpr (R > 1 && R * N + N < registers) {
     V column[B][C];
     MHA_UNROLL for (int b = 0; b < B; ++b) read_columns<V, C, R * N + N + 2 <= registers>(columns[b] + place, column[b]);
-    MHA_UNROLL for (int i = 0; i < N; ++i) column[i / C][i % C] = held(column[i / C][i % C]);
+    MHA_UNROLL for (int i = 0; i < N; ++i) column[i / C][i % C] = kept_in_register(column[i / C][i % C]);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       const V multiplier = all<V>(rows[r][k]);
       MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(multiplier, column[i / C][i % C], acc[r][i]);
@@ -117,7 +118,7 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k, const Element
     MHA_UNROLL for (int first = 0; first < N; first += at_once) {
       V column[at_once];
       read_columns<V, C, R * N + R + at_once + 1 <= registers>(columns[first / C] + place + first % C * static_cast<int>(V::size), column);
-      MHA_UNROLL for (int i = 0; i < at_once; ++i) column[i] = held_in_pair(column[i]);
+      MHA_UNROLL for (int i = 0; i < at_once; ++i) column[i] = kept_in_pair(column[i]);
       MHA_UNROLL for (int i = 0; i < at_once; ++i) {
         MHA_UNROLL for (int r = 0; r < R; ++r) acc[r][first + i] = mul_add(multiplier[r], column[i], acc[r][first + i]);
       }
@@ -125,13 +126,13 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k, const Element
   }
 }
 
-constexpr int own_ahead = 1536;  // bytes that a loop is ahead of itself, too
+constexpr int own_prefetch_bytes = 1536;  // bytes that a loop is ahead of itself, too
 
 alignas(64) constexpr float zeros[panel_columns + 16] = {};
 
-template <class V, int R, int B, int C, class Element, bool fetches>
-MHA_ONCE void multiply(const Tile &tile) {
-  static_assert(R <= most_tile_rows && B <= most_tile_blocks, "a tile has room for them");
+template <class V, int R, int B, int C, class Element, bool prefetches>
+MHA_NOCLONE void multiply(const Tile &tile) {
+  static_assert(R <= max_tile_rows && B <= max_tile_blocks, "a tile has room for them");
   using Shape = TileShape<V::size>;
   constexpr int N = B * C, lanes = V::size;
   const float *rows[R];
@@ -151,16 +152,16 @@ MHA_ONCE void multiply(const Tile &tile) {
   // visit(r, sums of row r in each block); the addresses are made when they are needed, for there are no registers for them in the loop.
   const auto for_each_row = [](float *const(&first)[B], int64_t stride, auto visit) MHA_INLINED {
     float *row[B];
-    MHA_UNROLL for (int b = 0; b < B; ++b) row[b] = forgotten(first[b]);
+    MHA_UNROLL for (int b = 0; b < B; ++b) row[b] = opaque(first[b]);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       visit(r, row);
-      MHA_UNROLL for (int b = 0; b < B; ++b) row[b] = forgotten(row[b] + stride);
+      MHA_UNROLL for (int b = 0; b < B; ++b) row[b] = opaque(row[b] + stride);
     }
   };
   for (int64_t repeat = 0; repeat < tile.repeats; ++repeat) {
     int64_t k = 0, at = 0;
     do {
-      const int64_t end = smaller(terms, k + tile.chain);
+      const int64_t end = min(terms, k + tile.chain);
       V acc[R][N];
       float *start[B];
       MHA_UNROLL for (int b = 0; b < B; ++b) start[b] = extends ? sums[b] : const_cast<float *>(zeros);
@@ -170,7 +171,7 @@ MHA_ONCE void multiply(const Tile &tile) {
       put_out_of_order<Element, C>(acc);
       const int64_t begin = k;
       const auto fetch = [&]() MHA_INLINED {
-        if constexpr (fetches) {
+        if constexpr (prefetches) {
           __builtin_prefetch(place, 0, 2);
           __builtin_prefetch(place + apart, 0, 2);
           if constexpr (Shape::prefetch_places(R) == 4) {
@@ -180,7 +181,7 @@ MHA_ONCE void multiply(const Tile &tile) {
           }
           place += step;
         }
-        if constexpr (R > 2) __builtin_prefetch(reinterpret_cast<const char *>(columns[0] + at) + own_ahead, 0, 3);
+        if constexpr (R > 2) __builtin_prefetch(reinterpret_cast<const char *>(columns[0] + at) + own_prefetch_bytes, 0, 3);
       };
       const auto add_next_term = [&]() MHA_INLINED {
         add_term<C>(rows, k, columns, at, acc);
@@ -195,13 +196,13 @@ MHA_ONCE void multiply(const Tile &tile) {
       }
       if (at_once == 2 && k < end) add_next_term();
       put_in_order<Element, C>(acc);
-      const Sums mode = forgotten(tile.mode);
+      const Sums mode = opaque(tile.mode);
       if (B == 1 && mode == Sums::add_scaled) {
         const float *const scales = tile.scales + begin / int4_group * panel_columns + (sums[0] - tile.sums[0]);
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
           MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(acc[r][i], load<V>(scales + i * lanes), load<V>(to[0] + i * lanes));
         });
-      } else if (mode == Sums::add || (mode == Sums::replace && forgotten(begin) != 0)) {
+      } else if (mode == Sums::add || (mode == Sums::replace && opaque(begin) != 0)) {
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
           MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = load<V>(to[i / C] + i % C * lanes) + acc[r][i];
         });
@@ -226,18 +227,18 @@ struct Loop {
   uint32_t terms_at_once, prefetch_places;
 };
 
-// So many bytes of a stretch of memory, of which a loop with so many terms and repeats fetches a part at each place.
+// So many bytes of a stretch of memory, of which a loop with so many terms and repeats prefetches a part at each place.
 MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loop &loop, int64_t terms, int64_t repeats) {
   // Quicker divisions than those of 64 bits.
   const uint32_t part = static_cast<uint32_t>(bytes) / loop.prefetch_places, per_repeat = part / static_cast<uint32_t>(repeats);
-  const uint32_t steps = static_cast<uint32_t>(greater(1, static_cast<uint32_t>(terms) / loop.terms_at_once)), step = per_repeat / steps;
+  const uint32_t steps = static_cast<uint32_t>(max(1, static_cast<uint32_t>(terms) / loop.terms_at_once)), step = per_repeat / steps;
   return {begin, part, step, per_repeat - step * steps};
 }
 
-// Whether a loop fetches is a choice for floats, and for what int4 is widened to; other numbers of fewer bits come from the memory. One row
-// of weights or of scores leaves it to the processor.
+// Whether a loop prefetches is a choice for floats, and for what int4 is widened to; other numbers of fewer bits come from the memory. One
+// row of weights or of scores leaves it to the processor.
 template <class V, int R, int B, int C, bool may_fetch = (R > 1), bool only_floats = false>
-MHA_INLINE Loop loop_of(Storage storage, bool fetches) {
+MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
   using Shape = TileShape<V::size>;
   Loop loop = {nullptr, R, B, C * static_cast<int64_t>(V::size), Shape::terms_at_once(R), Shape::prefetch_places(R)};
   visit_storage(only_floats ? Storage::f32 : storage, [&](auto stored) MHA_INLINED {
@@ -247,7 +248,7 @@ MHA_INLINE Loop loop_of(Storage storage, bool fetches) {
       constexpr bool may_choose = is_float || is_same<Element, Int4Number<V>>;
       loop.run = multiply<V, R, B, C, Element, may_fetch && !may_choose>;
       if constexpr (may_fetch && may_choose) {
-        if (fetches) loop.run = multiply<V, R, B, C, Element, true>;
+        if (prefetches) loop.run = multiply<V, R, B, C, Element, true>;
       }
     }
   });
@@ -256,24 +257,24 @@ MHA_INLINE Loop loop_of(Storage storage, bool fetches) {
 
 // 16 columns, the fewest that a loop is made for, are so many vectors.
 template <class V>
-constexpr int least_vectors = V::size == 1 ? 4 : key_block / static_cast<int>(V::size);
+constexpr int min_vectors = V::size == 1 ? 4 : key_block / static_cast<int>(V::size);
 
 // How many rows and vectors a tile has: as many accumulators as the registers hold besides the operands, and never fewer than the 8
 // independent chains that two fma units with a latency of 4 need, where the problem has them.
 //
-//   most_rows            of a tile; the attention's have attend_rows
-//   project_panels(R)    panels side by side
+//   max_rows             of a tile; the attention's have attend_rows
+//   panels_at_once(R)    of weights, side by side
 //   project_vectors(R)   columns of a panel at once; divides a panel
 //   score_blocks(R)      blocks of 16 keys at once
 //   context_vectors(R)   columns of values at once; those that are left are computed 16 at a time
 //   terms_at_once(R)     of a chain: two where the steps would be so short that the end of a chain, which is mispredicted, costs much
-//   prefetch_places(R)   where a loop fetches: 2 or 4
+//   prefetch_places(R)   where a loop prefetches: 2 or 4
 //   exp_vectors          so many run side by side through exp, whose constants take registers too
 template <>
 struct TileShape<16> {  // AVX-512
   static constexpr int registers = 32;
-  static constexpr int most_rows = 8, attend_rows = 6, exp_vectors = 4;
-  static constexpr int project_panels(int rows) { return rows == 1 ? 2 : 1; }
+  static constexpr int max_rows = 8, attend_rows = 6, exp_vectors = 4;
+  static constexpr int panels_at_once(int rows) { return rows == 1 ? 2 : 1; }
   static constexpr int project_vectors(int) { return 3; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 8 : 4; }
   static constexpr int context_vectors(int) { return 4; }
@@ -284,8 +285,8 @@ struct TileShape<16> {  // AVX-512
 template <>
 struct TileShape<8> {  // AVX2
   static constexpr int registers = 16;
-  static constexpr int most_rows = 6, attend_rows = 6, exp_vectors = 2;
-  static constexpr int project_panels(int rows) { return rows == 1 ? 2 : 1; }
+  static constexpr int max_rows = 6, attend_rows = 6, exp_vectors = 2;
+  static constexpr int panels_at_once(int rows) { return rows == 1 ? 2 : 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
@@ -296,8 +297,8 @@ struct TileShape<8> {  // AVX2
 template <>
 struct TileShape<4> {  // NEON
   static constexpr int registers = 32;
-  static constexpr int most_rows = 6, attend_rows = 6, exp_vectors = 2;
-  static constexpr int project_panels(int) { return 1; }
+  static constexpr int max_rows = 6, attend_rows = 6, exp_vectors = 2;
+  static constexpr int panels_at_once(int) { return 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int) { return 4; }
@@ -308,8 +309,8 @@ struct TileShape<4> {  // NEON
 template <>
 struct TileShape<1> {  // scalar
   static constexpr int registers = 32;
-  static constexpr int most_rows = 4, attend_rows = 2, exp_vectors = 16;
-  static constexpr int project_panels(int) { return 1; }
+  static constexpr int max_rows = 4, attend_rows = 2, exp_vectors = 16;
+  static constexpr int panels_at_once(int) { return 1; }
   static constexpr int project_vectors(int) { return 4; }
   static constexpr int score_blocks(int) { return 1; }
   static constexpr int context_vectors(int) { return 4; }
@@ -338,64 +339,64 @@ MHA_INLINE void visit_rows(int64_t rows, Visit visit) {
 }
 
 // Tiles of the attention with more rows have floats: numbers of fewer bits are widened to memory for them.
-constexpr int most_rows_of_fewer_bits = 4;
+constexpr int max_rows_of_fewer_bits = 4;
 
 struct Loops {
-  Loop most;   // as many columns at once as the registers have room for
-  Loop least;  // 16 columns, for what is left
+  Loop wide;    // as many columns at once as the registers have room for
+  Loop narrow;  // 16 columns, for what is left
 };
 
 // Over blocks of 16 keys. Of one or two rows, those that are left are computed with as many at once.
 template <class V>
-MHA_APART Loops loops_over_keys(int64_t rows, Storage storage, bool fetches) {
+MHA_NOINLINE Loops loops_over_keys(int64_t rows, Storage storage, bool prefetches) {
   Loops loops = {};
   visit_rows<TileShape<V::size>::attend_rows>(rows, [&](auto tile) MHA_INLINED {
     constexpr int R = decltype(tile)::count, B = TileShape<V::size>::score_blocks(R), C = key_block / V::size;
-    constexpr bool only_floats = R > most_rows_of_fewer_bits;
-    loops.most = loop_of<V, R, B, C, (R > 1), only_floats>(storage, fetches);
+    constexpr bool only_floats = R > max_rows_of_fewer_bits;
+    loops.wide = loop_of<V, R, B, C, (R > 1), only_floats>(storage, prefetches);
     if constexpr (R <= 2 || B == 1)
-      loops.least = loops.most;
+      loops.narrow = loops.wide;
     else
-      loops.least = loop_of<V, R, 1, C, false, only_floats>(storage, false);
+      loops.narrow = loop_of<V, R, 1, C, false, only_floats>(storage, false);
   });
   return loops;
 }
 
 // Over the columns of values.
 template <class V>
-MHA_APART Loops loops_over_values(int64_t rows, Storage storage, bool fetches) {
+MHA_NOINLINE Loops loops_over_values(int64_t rows, Storage storage, bool prefetches) {
   Loops loops = {};
   visit_rows<TileShape<V::size>::attend_rows>(rows, [&](auto tile) MHA_INLINED {
-    constexpr int R = decltype(tile)::count, C = TileShape<V::size>::context_vectors(R), least = least_vectors<V>;
-    constexpr bool only_floats = R > most_rows_of_fewer_bits;
-    loops.most = loop_of<V, R, 1, C, true, only_floats>(storage, fetches);
+    constexpr int R = decltype(tile)::count, C = TileShape<V::size>::context_vectors(R), least = min_vectors<V>;
+    constexpr bool only_floats = R > max_rows_of_fewer_bits;
+    loops.wide = loop_of<V, R, 1, C, true, only_floats>(storage, prefetches);
     if constexpr (C == least)
-      loops.least = loops.most;
+      loops.narrow = loops.wide;
     else
-      loops.least = loop_of<V, R, 1, least, false, only_floats>(storage, false);
+      loops.narrow = loop_of<V, R, 1, least, false, only_floats>(storage, false);
   });
   return loops;
 }
 
 // Over the columns of a panel, or of several side by side.
 template <class V>
-MHA_APART Loops loops_over_weights(int64_t rows, Storage storage, bool is_one_panel, bool fetches) {
+MHA_NOINLINE Loops loops_over_weights(int64_t rows, Storage storage, bool is_one_panel, bool prefetches) {
   Loops loops = {};
-  visit_rows<TileShape<V::size>::most_rows>(rows, [&](auto tile) MHA_INLINED {
+  visit_rows<TileShape<V::size>::max_rows>(rows, [&](auto tile) MHA_INLINED {
     using Shape = TileShape<V::size>;
-    constexpr int R = decltype(tile)::count, C = Shape::project_vectors(R), panels = Shape::project_panels(R), least = least_vectors<V>;
-    loops.most = is_one_panel ? loop_of<V, R, 1, C>(storage, fetches) : loop_of<V, R, panels, C>(storage, fetches);
+    constexpr int R = decltype(tile)::count, C = Shape::project_vectors(R), panels = Shape::panels_at_once(R), least = min_vectors<V>;
+    loops.wide = is_one_panel ? loop_of<V, R, 1, C>(storage, prefetches) : loop_of<V, R, panels, C>(storage, prefetches);
     if constexpr (C == least)
-      loops.least = loops.most;
+      loops.narrow = loops.wide;
     else
-      loops.least = loop_of<V, R, 1, least, false>(storage, false);
+      loops.narrow = loop_of<V, R, 1, least, false>(storage, false);
   });
   return loops;
 }
 
 // Over all columns, which come in 16s, of one block.
 MHA_INLINE void run_over_columns(const Loops &loops, int64_t columns, Tile *tile, int64_t element_bytes) {
-  const Loop &loop = loops.most, &rest = loops.least;
+  const Loop &loop = loops.wide, &rest = loops.narrow;
   tile->repeats = static_cast<uint32_t>(columns) / static_cast<uint32_t>(loop.columns);
   tile->next_columns = tile->next_sums = loop.columns;
   if (tile->repeats > 0) loop.run(*tile);

@@ -6,7 +6,7 @@
 namespace mha {
 namespace {
 
-constexpr int64_t most_positions = INT64_MAX;
+constexpr int64_t max_positions = INT64_MAX;
 
 // A row of a unit: one query of one query head.
 struct Row {
@@ -45,14 +45,14 @@ struct Unit {
   // Where the row stands in its sequence. Compared before it is added: q_start may be as large as an int64_t can be.
   MHA_INLINE int64_t position_of(const Row &row) const {
     const int64_t start = sequence.q_start;
-    return start > most_positions - row.query ? most_positions : start + row.query;
+    return start > max_positions - row.query ? max_positions : start + row.query;
   }
 
   // The keys that the mask leaves to a row; later rows have later ones. The window, too, may be as large as can be.
   MHA_INLINE Range keys_of(const Row &row) const {
     const int64_t n = sequence.n_kv, position = position_of(row);
     const int64_t end = position >= n - 1 - call.window_right ? n : position + call.window_right + 1;
-    return {position > call.window_left ? smaller(position - call.window_left, end) : 0, end};
+    return {position > call.window_left ? min(position - call.window_left, end) : 0, end};
   }
 
   // The queries, row by row.

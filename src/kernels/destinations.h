@@ -48,22 +48,22 @@ MHA_INLINE void advance(const InputRows &x, Cursor *at, int64_t step, bool has_m
   at->row = x.extents ? x.extents[at->sequence].first : 0;
 }
 
-// Finished values, rows `row`, row + 1, ... of the output and columns first_column, ..., to one landing place.
+// Finished values, rows `row`, row + 1, ... of the output and columns first_column, ..., to one destination.
 template <class V>
-inline void land(const Landing &to, const InputRows &x, int64_t row, int64_t num_rows, const float *values, int64_t values_stride,
-                 int64_t first_column, int64_t num_columns) {
+inline void write_columns(const Destination &to, const InputRows &x, int64_t row, int64_t num_rows, const float *values,
+                          int64_t values_stride, int64_t first_column, int64_t num_columns) {
   const Cursor first = cursor_at(x, row);
   int64_t head = quotient(first_column, to.head_width), c = first_column - head * to.head_width;
   for (int64_t done = 0; done < num_columns; ++head, c = 0) {
-    const int64_t count = smaller(to.head_width - c, num_columns - done);
+    const int64_t count = min(to.head_width - c, num_columns - done);
     float *const head_base = to.base + head * to.head_stride;
     Cursor at = first;
     for (int64_t r = 0; r < num_rows;) {
       const float *const from = values + r * values_stride + done;
       float *const base = head_base + at.sequence * to.batch_stride;
       int64_t step = 1;
-      if (to.kind != Landing::Kind::key_blocks) {
-        copy<V>(from, base + (to.kind == Landing::Kind::rows ? at.row : at.position) * to.row_stride + c, count);
+      if (to.kind != Destination::Kind::key_blocks) {
+        copy<V>(from, base + (to.kind == Destination::Kind::rows ? at.row : at.position) * to.row_stride + c, count);
       } else {
         const int64_t lane = place_in_block(at.position);
         float *const block = base + (at.position - lane) * to.head_width + c * key_block + lane;
@@ -86,11 +86,11 @@ inline void land(const Landing &to, const InputRows &x, int64_t row, int64_t num
 
 // Finished values in rows of `stride` floats to where they are wanted.
 template <class V>
-MHA_INLINE void land_everywhere(const Projection &p, int64_t row, int64_t num_rows, const float *results, int64_t stride, int64_t panel,
+MHA_INLINE void write_results(const Projection &p, int64_t row, int64_t num_rows, const float *results, int64_t stride, int64_t panel,
                                 int64_t panels) {
-  const int64_t first_column = panel * panel_columns, num_columns = smaller(panels * panel_columns, p.columns - first_column);
-  land<V>(p.landing, p.x, row, num_rows, results, stride, first_column, num_columns);
-  if (p.tap.kind != Landing::Kind::none) land<V>(p.tap, p.x, row, num_rows, results, stride, first_column, num_columns);
+  const int64_t first_column = panel * panel_columns, num_columns = min(panels * panel_columns, p.columns - first_column);
+  write_columns<V>(p.destination, p.x, row, num_rows, results, stride, first_column, num_columns);
+  if (p.tap.kind != Destination::Kind::none) write_columns<V>(p.tap, p.x, row, num_rows, results, stride, first_column, num_columns);
 }
 
 // Up to project_block_rows input rows.
@@ -99,7 +99,7 @@ struct RowBlock {
   int64_t first, count;
   const float *in[project_block_rows + spare];  // a tile may have more rows than there are: the last one again
 
-  MHA_INLINE RowBlock(const Projection &p, int64_t begin, int64_t end) : first(begin), count(smaller(project_block_rows, end - begin)) {
+  MHA_INLINE RowBlock(const Projection &p, int64_t begin, int64_t end) : first(begin), count(min(project_block_rows, end - begin)) {
     Cursor at = cursor_at(p.x, begin);
     for (int64_t r = 0; r < count; ++r) {
       in[r] = p.x.base + at.sequence * p.x.batch_stride + at.row * p.x.row_stride;
