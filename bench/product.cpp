@@ -15,8 +15,17 @@ void run_qkv_product(const mha_layer &layer, const float *x, int64_t rows, float
   for (const mha::MatrixName name : {mha::matrix_q, mha::matrix_k, mha::matrix_v}) {
     const mha::PackedMatrix &matrix = layer.layout.matrices[name];
     const mha::Destination destination = {mha::Destination::Kind::rows, y, rows * columns, columns, 0, matrix.columns};
-    product.parts[product.num_parts++] = {
-        input, rows, matrix.depth, matrix.columns, layer.storage, layer.weights(name), layer.scales(name), layer.bias(name), landing, {}};
+    product.parts[product.num_parts++] = {input,
+                                          rows,
+                                          matrix.depth,
+                                          matrix.columns,
+                                          layer.storage,
+                                          layer.weights(name),
+                                          layer.scales(name),
+                                          layer.bias(name),
+                                          destination,
+                                          {},
+                                          layer.tuning};
     y += matrix.columns;
   }
   mha::run_products(layer, &product, 1, nullptr, nullptr, nullptr);

@@ -97,6 +97,14 @@ class MhaBench(unittest.TestCase):
         self.assertLessEqual(COUNTERS, set(figures))
         return figures
 
+    def test_a_layer_its_attention_and_its_product_alone(self):
+        for name, multiplications, numbers in (
+                ("layer_prefill/B:1/n:49/D:96/H:3/causal:0", 49 * 4 * 96 * 96 + 49 * 49 * 2 * 96, 4 * 96 * 96 + 2 * 49 * 96),
+                ("attention_prefill/B:1/n:128/D:128/H:4/causal:1/head_dim:32", 128 * 129 // 2 * 2 * 128, 4 * 128 * 128),
+                ("projection/M:8/K:256/N:768", 8 * 256 * 768, 256 * 768 + 8 * (256 + 768))):
+            figures = self.figures(name)
+            self.assertAlmostEqual(figures["GFLOP/s"] / figures["GB/s"], 2 * multiplications / (4 * numbers), 5, name)
+
     def test_decoding_goes_on_for_many_calls_and_the_cache_does_not_grow(self):
         figures = self.figures("decode_hot/D:768/H:12/Hkv:12/past:1024", "--benchmark_min_time=0.05")
         self.assertGreater(figures["iterations"], 2)  # the cache has room for one position more
