@@ -1,7 +1,5 @@
 // attention_prefill: the middle stage alone, mha_attention on plain rows.
 
-#include <stdexcept>
-
 #include "groups.h"
 #include "layer_case.h"
 
@@ -13,48 +11,35 @@ struct AttentionShape {
   bool is_causal;
 
   int64_t floats() const { return n * heads * head_dim; }
+
+  support::AttentionProblem random_problem() const {
+    support::AttentionProblem problem;
+    problem.n_q = problem.n_kv = n;
+    problem.num_heads = problem.num_kv_heads = heads;
+    problem.head_dim = problem.head_dim_v = head_dim;
+    problem.is_causal = is_causal;
+    support::Random random(1);
+    for (std::vector<float> *x : {&problem.q, &problem.k, &problem.v}) *x = random.Uniforms(floats(), 1.7f);
+    return problem;
+  }
 };
 
 class AttentionCase : public Case {
  public:
   AttentionCase(const AttentionShape &shape, uint32_t set)
-      : q_(random_array(shape.floats(), 1.7f, 1)),
-        k_(random_array(shape.floats(), 1.7f, 2)),
-        v_(random_array(shape.floats(), 1.7f, 3)),
-        output_(make_array<float>(shape.floats())) {
+      : data_(shape.random_problem(), {call_form(), set}), workspace_(data_.WorkspaceBytes(), support::Place::kLargePages) {
     const double flops = 4 * static_cast<double>(shape.heads * shape.head_dim) * attending_pairs(1, shape.n, shape.is_causal);
     bytes = working_set_bytes = 4.0 * sizeof(float) * static_cast<double>(shape.floats());
     stages = {{flops, bytes}};
     instruction_set = set;
-
-    args_.struct_size = sizeof args_;
-    args_.batch = 1;
-    args_.n_q = args_.n_kv = shape.n;
-    args_.num_heads = shape.heads;
-    args_.head_dim = shape.head_dim;
-    args_.q = q_.get();
-    args_.k = k_.get();
-    args_.v = v_.get();
-    args_.output = output_.get();
-    args_.flags = shape.is_causal ? MHA_CAUSAL : 0;
-    args_.instruction_set = set;
-    check(mha_attention_workspace(&args_, &workspace_bytes_, &error_));
-    workspace_ = make_array<unsigned char>(static_cast<int64_t>(workspace_bytes_));
   }
 
-  void call() override { check(mha_attention(&args_, workspace_.get(), workspace_bytes_, &error_)); }
+  void call() override { support::Check(mha_attention(&data_.args, workspace_.data(), workspace_.size(), &error_), error_); }
 
  private:
-  void check(mha_status status) const {
-    if (status) throw std::runtime_error(error_.message);
-  }
-
-  const Array<float> q_, k_, v_;
-  Array<float> output_;
-  mha_attention_args args_ = {};
+  support::AttentionData data_;
+  const support::Memory workspace_;
   mha_error error_ = {};
-  size_t workspace_bytes_ = 0;
-  Array<unsigned char> workspace_;
 };
 
 }  // namespace

@@ -1,22 +1,17 @@
 #include "decode_case.h"
 
-#include <string.h>
-
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
+#include <new>
+#include <optional>
 #include <vector>
 
+#include "layer_case.h"
 #include "machine.h"
-#include "memory.h"
 #include "pool.h"
 
 namespace bench {
 namespace {
-
-using Bytes = Array<unsigned char>;
-
-Bytes make_bytes(size_t count) { return make_array<unsigned char>(static_cast<int64_t>(count)); }
 
 std::string megabytes(int64_t bytes) { return std::to_string(bytes / 1000000) + " MB"; }
 
@@ -37,9 +32,9 @@ double weight_bytes(double rows, double columns, uint32_t type) {
 class DecodeCase : public Case {
  protected:
   struct Copy {
-    Bytes packed, storage, buffer;
-    const mha_layer *layer = nullptr;
-    mha_kv_cache *cache = nullptr;
+    support::Memory packed;  // none: no layer
+    std::optional<support::View> view;
+    support::Cache cache;
   };
 
   DecodeCase(const DecodeShape &shape, const DecodeOptions &options)
@@ -48,31 +43,29 @@ class DecodeCase : public Case {
     threads = options.threads;
   }
 
-  void check(mha_status status) const {
-    if (status) throw std::runtime_error(error_.message);
-  }
+  void check(mha_status status) const { support::Check(status, error_); }
 
   const mha_scheduler *scheduler() const { return options_.threads > 1 ? &scheduler_ : nullptr; }
 
-  void fill_cache(Copy *copy) {
-    mha_kv_cache_config config = {};
-    config.struct_size = sizeof config;
+  support::Cache make_cache() {
+    mha_kv_cache_config config = support::Zeroed<mha_kv_cache_config>();
     config.num_sequences = shape_.batch;
     config.capacity = shape_.past + shape_.n;
     config.num_kv_heads = shape_.kv_heads;
     config.head_dim = shape_.head_dim;
     config.k_type = config.v_type = options_.cache_type;
-    check(mha_kv_cache_size(&config, &cache_bytes_, &error_));
-    copy->buffer = make_bytes(cache_bytes_);
-    check(mha_kv_cache_init(&config, copy->buffer.get(), cache_bytes_, &copy->cache, &error_));
+    support::Cache cache(config, support::Place::kLargePages, 0);
     constexpr int64_t most_rows = 256;
-    const Array<float> k = random_array(most_rows * shape_.kv_width(), 1.7f, 11), v = random_array(most_rows * shape_.kv_width(), 1.7f, 12);
+    support::Random random(11);
+    const std::vector<float> k = random.Uniforms(most_rows * shape_.kv_width(), 1.7f);
+    const std::vector<float> v = random.Uniforms(most_rows * shape_.kv_width(), 1.7f);
     for (int64_t sequence = 0; sequence < shape_.batch; ++sequence) {
       for (int64_t first = 0; first < shape_.past_of(sequence); first += most_rows) {
         const int64_t count = std::min(most_rows, shape_.past_of(sequence) - first);
-        check(mha_kv_cache_append(copy->cache, sequence, count, k.get(), v.get(), &error_));
+        check(mha_kv_cache_append(cache.get(), sequence, count, k.data(), v.data(), &error_));
       }
     }
+    return cache;
   }
 
   // first: what the others are copies of. Cases set `bytes`, of one call, before.
@@ -86,13 +79,10 @@ class DecodeCase : public Case {
 
     copies_.push_back(std::move(first));
     while (static_cast<int64_t>(copies_.size()) < count) {
-      Copy copy;
-      copy.buffer = make_bytes(cache_bytes_);
-      memcpy(copy.buffer.get(), copies_[0].buffer.get(), cache_bytes_);
-      check(mha_kv_cache_view(copy.buffer.get(), cache_bytes_, &copy.cache, &error_));
-      if (copies_[0].packed) {
-        copy.packed = make_bytes(packed_bytes_);
-        memcpy(copy.packed.get(), copies_[0].packed.get(), packed_bytes_);
+      Copy copy = {support::Memory(), std::nullopt, copies_[0].cache.Copy(support::Place::kLargePages)};
+      if (copies_[0].view) {
+        copy.packed = support::Memory(copies_[0].packed.size(), support::Place::kLargePages);
+        std::copy_n(copies_[0].packed.data(), copy.packed.size(), copy.packed.data());
         view_layer(&copy);
       }
       copies_.push_back(std::move(copy));
@@ -100,15 +90,13 @@ class DecodeCase : public Case {
   }
 
   void view_layer(Copy *copy) {
-    mha_layer_options options = {};
-    options.struct_size = sizeof options;
-    options.instruction_set = options_.instruction_set;
-    copy->storage = make_bytes(mha_layer_view_size());
-    check(mha_layer_view(copy->packed.get(), packed_bytes_, &options, copy->storage.get(), mha_layer_view_size(), &copy->layer, &error_));
+    const mha_layer_options options = support::Options(options_.instruction_set);
+    copy->view.emplace(copy->packed, &options, support::Place::kLargePages);
+    support::Check(copy->view->status, copy->view->error);
   }
 
-  const Copy &next_copy() {
-    const Copy &copy = copies_[next_];
+  Copy &next_copy() {
+    Copy &copy = copies_[next_];
     next_ = (next_ + 1) % copies_.size();
     return copy;
   }
@@ -123,8 +111,7 @@ class DecodeCase : public Case {
   const DecodeShape shape_;
   const DecodeOptions options_;
   const int64_t rows_;
-  size_t packed_bytes_ = 0, cache_bytes_ = 0, workspace_bytes_ = 0;
-  Bytes workspace_;
+  support::Memory workspace_;
   mha_error error_ = {};
 
  private:
@@ -135,36 +122,31 @@ class DecodeCase : public Case {
 
 class DecodeLayer : public DecodeCase {
  public:
-  DecodeLayer(const DecodeShape &shape, const DecodeOptions &options)
-      : DecodeCase(shape, options), x_(random_array(rows_ * shape.width(), 1.0f, 3)), y_(make_array<float>(rows_ * shape.width())) {
+  DecodeLayer(const DecodeShape &shape, const DecodeOptions &options) : DecodeCase(shape, options) {
     count_work();
-    Copy first;
-    pack(&first);
-    fill_cache(&first);
-    args_.struct_size = sizeof args_;
-    args_.batch = shape.batch;
-    args_.n_q = shape.n;
-    args_.query = x_.get();
-    args_.output = y_.get();
-    args_.flags = MHA_CAUSAL;
-    args_.scheduler = scheduler();
-    args_.cache = first.cache;
-    mha_call_info info = {};
-    info.struct_size = sizeof info;
-    check(mha_info(first.layer, &args_, &info, &error_));
+    support::LayerProblem problem = random_layer(shape.batch, shape.n, shape.width(), shape.heads, shape.kv_heads);
+    problem.is_causal = true;
+    support::LayerForm form;
+    form.weight_type = static_cast<support::Stored>(options.weight_type);
+    const support::LayerData layer(problem, support::Place::kAnywhere, form);
+    Copy first = {layer.Pack(nullptr, 0, support::Place::kLargePages), std::nullopt, make_cache()};
+    view_layer(&first);
+    support::LayerCall call = {call_form(scheduler())};
+    call.cache.cache = first.cache.get();
+    data_.emplace(first.view->layer, problem, call);
+    mha_call_info info = support::Zeroed<mha_call_info>();
+    check(data_->Info(&info, &error_));
     expect_operations(info.operations);
-    workspace_bytes_ = info.workspace_bytes;
-    workspace_ = make_bytes(workspace_bytes_);
+    workspace_ = support::Memory(info.workspace_bytes, support::Place::kLargePages);
     make_copies(std::move(first));
   }
 
   // The caches do not grow: the next call of a copy appends the same positions.
   void call() override {
-    const Copy &copy = next_copy();
-    args_.cache = copy.cache;
-    check(mha_forward(copy.layer, &args_, workspace_.get(), workspace_bytes_, &error_));
-    for (int64_t sequence = 0; sequence < shape_.batch; ++sequence)
-      check(mha_kv_cache_truncate(copy.cache, sequence, shape_.past_of(sequence), &error_));
+    Copy &copy = next_copy();
+    data_->args.cache = copy.cache.get();
+    check(mha_forward(copy.view->layer, &data_->args, workspace_.data(), workspace_.size(), &error_));
+    for (int64_t sequence = 0; sequence < shape_.batch; ++sequence) copy.cache.Truncate(sequence, shape_.past_of(sequence));
   }
 
  private:
@@ -183,67 +165,40 @@ class DecodeLayer : public DecodeCase {
     bytes = qkv_bytes + o_bytes + cache_bytes + row_bytes * 2 * width;
   }
 
-  void pack(Copy *copy) {
-    const int64_t width = shape_.width(), qkv_width = width + 2 * shape_.kv_width();
-    const float range = 1.7f / std::sqrt(static_cast<float>(width));
-    const Array<float> w_qkv = random_array(width * qkv_width, range, 1), w_o = random_array(width * width, range, 2);
-    mha_layer_config config = {};
-    config.struct_size = sizeof config;
-    config.query_dim = width;
-    config.num_heads = shape_.heads;
-    config.num_kv_heads = shape_.kv_heads;
-    config.weight_type = options_.weight_type;
-    mha_layer_weights weights = {};
-    weights.struct_size = sizeof weights;
-    weights.w_qkv = w_qkv.get();
-    weights.w_o = w_o.get();
-    check(mha_layer_pack_size(&config, &weights, nullptr, &packed_bytes_, &error_));
-    copy->packed = make_bytes(packed_bytes_);
-    check(mha_layer_pack(&config, &weights, nullptr, copy->packed.get(), packed_bytes_, &error_));
-    view_layer(copy);
-  }
-
-  const Array<float> x_;
-  Array<float> y_;
-  mha_forward_args args_ = {};
+  std::optional<support::ForwardData> data_;
 };
 
 class DecodeAttention : public DecodeCase {
  public:
-  DecodeAttention(const DecodeShape &shape, const DecodeOptions &options)
-      : DecodeCase(shape, options), q_(random_array(rows_ * shape.width(), 1.7f, 3)), output_(make_array<float>(rows_ * shape.width())) {
+  DecodeAttention(const DecodeShape &shape, const DecodeOptions &options) : DecodeCase(shape, options) {
     const double width = static_cast<double>(shape.width());
     bytes = keys() * static_cast<double>(shape.kv_heads) * key_value_bytes(shape.head_dim, options.cache_type) +
             2 * sizeof(float) * static_cast<double>(rows_) * width;
     stages = {{4 * width * keys(), bytes}};
-    Copy first;
-    fill_cache(&first);
-    args_.struct_size = sizeof args_;
-    args_.batch = shape.batch;
-    args_.n_q = shape.n;
-    args_.num_heads = shape.heads;
-    args_.num_kv_heads = shape.kv_heads;
-    args_.head_dim = shape.head_dim;
-    args_.q = q_.get();
-    args_.output = output_.get();
-    args_.flags = MHA_CAUSAL;
-    args_.scheduler = scheduler();
-    args_.instruction_set = options.instruction_set;
-    args_.cache = first.cache;
-    check(mha_attention_workspace(&args_, &workspace_bytes_, &error_));
-    workspace_ = make_bytes(workspace_bytes_);
+    support::AttentionProblem problem;
+    problem.batch = shape.batch;
+    problem.n_q = shape.n;
+    problem.n_kv = 0;  // nothing is appended
+    problem.num_heads = shape.heads;
+    problem.num_kv_heads = shape.kv_heads;
+    problem.head_dim = problem.head_dim_v = shape.head_dim;
+    problem.is_causal = true;
+    problem.q = support::Random(3).Uniforms(rows_ * shape.width(), 1.7f);
+    Copy first = {support::Memory(), std::nullopt, make_cache()};
+    support::AttentionCall call = {call_form(scheduler()), options.instruction_set};
+    call.cache.cache = first.cache.get();
+    data_.emplace(problem, call);
+    workspace_ = support::Memory(data_->WorkspaceBytes(), support::Place::kLargePages);
     make_copies(std::move(first));
   }
 
   void call() override {
-    args_.cache = next_copy().cache;
-    check(mha_attention(&args_, workspace_.get(), workspace_bytes_, &error_));
+    data_->args.cache = next_copy().cache.get();
+    check(mha_attention(&data_->args, workspace_.data(), workspace_.size(), &error_));
   }
 
  private:
-  const Array<float> q_;
-  Array<float> output_;
-  mha_attention_args args_ = {};
+  std::optional<support::AttentionData> data_;
 };
 
 }  // namespace

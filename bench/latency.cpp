@@ -5,6 +5,7 @@
 
 #include "groups.h"
 #include "layer_case.h"
+#include "memory.h"
 #include "scalar_loops.h"
 
 namespace bench {
@@ -16,17 +17,24 @@ constexpr LayerShape shapes[] = {
 
 class ScalarLoopsCase : public LayerCase {
  public:
-  ScalarLoopsCase(const LayerShape &shape, uint32_t set)
-      : LayerCase(shape),
-        qkv_(make_array<float>(shape.n * 3 * shape.width)),
-        context_(make_array<float>(shape.n * shape.width)),
-        scores_(make_array<float>(shape.n)),
-        layer_{shape.n, shape.width, shape.heads, shape.is_causal, w_qkv.get(), w_o.get(), qkv_.get(), context_.get(), scores_.get()} {
+  ScalarLoopsCase(const LayerShape &layer_shape, uint32_t set)
+      : LayerCase(layer_shape),
+        data_(nullptr, problem, {call_form()}),
+        layer_{shape.n,
+               shape.width,
+               shape.heads,
+               shape.is_causal,
+               static_cast<const float *>(weights_.weights.w_qkv),
+               static_cast<const float *>(weights_.weights.w_o),
+               qkv_.get(),
+               context_.get(),
+               scores_.get()} {
     instruction_set = set;
     check_against_mha();
   }
 
-  void call() override { run_scalar_loops(layer_, x.get(), y.get()); }
+  void call() override { run_scalar_loops(layer_, data_.args.query, data_.args.output); }
+  const float *y() const override { return data_.args.output; }
 
  private:
   // A rival that computed something else would be none.
@@ -35,11 +43,20 @@ class ScalarLoopsCase : public LayerCase {
     const std::unique_ptr<LayerCase> other = make_layer_case(shape, {instruction_set});
     other->call();
     for (int64_t i = 0; i < shape.rows() * shape.width; ++i) {
-      if (!(std::fabs(y[i] - other->y[i]) < 1e-4f)) throw std::runtime_error("the plain loops and the library give different results");
+      if (!(std::fabs(y()[i] - other->y()[i]) < 1e-4f)) throw std::runtime_error("the plain loops and the library give different results");
     }
   }
 
-  Array<float> qkv_, context_, scores_;
+  static support::LayerForm fused() {
+    support::LayerForm form;
+    form.form = support::WeightForm::kFused;
+    return form;
+  }
+
+  const support::LayerData weights_{problem, support::Place::kLargePages, fused()};
+  support::ForwardData data_;
+  const Array<float> qkv_ = make_array<float>(shape.n * 3 * shape.width), context_ = make_array<float>(shape.n * shape.width),
+                     scores_ = make_array<float>(shape.n);
   ScalarLayer layer_;
 };
 

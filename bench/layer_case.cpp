@@ -1,68 +1,38 @@
 #include "layer_case.h"
 
 #include <cmath>
-#include <stdexcept>
 
 #include "pool.h"
 
 namespace bench {
 namespace {
 
-float weight_range(int64_t width) { return 1.7f / std::sqrt(static_cast<float>(width)); }  // keeps the variance of the rows
-
 class MhaCase : public LayerCase {
  public:
-  MhaCase(const LayerShape &shape, const LayerOptions &chosen) : LayerCase(shape) {
+  MhaCase(const LayerShape &layer_shape, const LayerOptions &chosen)
+      : LayerCase(layer_shape),
+        options_(support::Options(chosen.instruction_set, chosen.sgemm)),
+        layer_(Create(support::LayerData(problem, support::Place::kAnywhere), &options_)),
+        scheduler_(pool_scheduler(chosen.threads)),
+        data_(layer_.get(), problem, {call_form(chosen.threads > 1 ? &scheduler_ : nullptr)}) {
     instruction_set = chosen.instruction_set;
     threads = chosen.threads;
-    mha_layer_config config = {};
-    config.struct_size = sizeof config;
-    config.query_dim = shape.width;
-    config.num_heads = shape.heads;
-    mha_layer_weights weights = {};
-    weights.struct_size = sizeof weights;
-    weights.w_qkv = w_qkv.get();
-    weights.w_o = w_o.get();
-    mha_layer_options options = {};
-    options.struct_size = sizeof options;
-    options.instruction_set = chosen.instruction_set;
-    options.sgemm = chosen.sgemm;
-    mha_layer *layer = nullptr;
-    check(mha_layer_create(&config, &weights, &options, &layer, &error_));
-    layer_.reset(layer);
-
-    scheduler_ = pool_scheduler(threads);
-    args_.struct_size = sizeof args_;
-    args_.batch = shape.batch;
-    args_.n_q = shape.n;
-    args_.query = x.get();
-    args_.output = y.get();
-    args_.flags = shape.is_causal ? MHA_CAUSAL : 0;
-    args_.scheduler = threads > 1 ? &scheduler_ : nullptr;
-    mha_call_info info = {};
-    info.struct_size = sizeof info;
-    check(mha_info(layer, &args_, &info, &error_));
+    mha_call_info info = support::Zeroed<mha_call_info>();
+    support::Check(data_.Info(&info, &error_), error_);
     expect_operations(info.operations);
-    workspace_bytes_ = info.workspace_bytes;
-    workspace_ = make_array<unsigned char>(static_cast<int64_t>(workspace_bytes_));
+    workspace_ = support::Memory(info.workspace_bytes, support::Place::kLargePages);
   }
 
-  void call() override { check(mha_forward(layer_.get(), &args_, workspace_.get(), workspace_bytes_, &error_)); }
+  void call() override { support::Check(mha_forward(layer_.get(), &data_.args, workspace_.data(), workspace_.size(), &error_), error_); }
+  const float *y() const override { return data_.args.output; }
 
  private:
-  struct Destroy {
-    void operator()(mha_layer *layer) const { mha_layer_destroy(layer); }
-  };
-  void check(mha_status status) const {
-    if (status) throw std::runtime_error(error_.message);
-  }
-
-  std::unique_ptr<mha_layer, Destroy> layer_;
-  mha_scheduler scheduler_ = {};
-  mha_forward_args args_ = {};
+  const mha_layer_options options_;
+  const support::Layer layer_;
+  const mha_scheduler scheduler_;
+  support::ForwardData data_;
+  support::Memory workspace_;
   mha_error error_ = {};
-  size_t workspace_bytes_ = 0;
-  Array<unsigned char> workspace_;
 };
 
 }  // namespace
@@ -77,12 +47,38 @@ std::string LayerShape::name() const {
          "/causal:" + std::to_string(is_causal);
 }
 
+support::LayerProblem random_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int64_t kv_heads) {
+  support::LayerProblem problem;
+  problem.batch = batch;
+  problem.n_q = problem.n_kv = n;
+  problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = width;
+  problem.num_heads = heads;
+  problem.num_kv_heads = kv_heads;
+  problem.head_dim = problem.head_dim_v = width / heads;
+  support::Random random(1);
+  const float range = 1.7f / std::sqrt(static_cast<float>(width));
+  problem.w_q = random.Uniforms(width * width, range);
+  problem.w_k = random.Uniforms(width * problem.k_width(), range);
+  problem.w_v = random.Uniforms(width * problem.v_width(), range);
+  problem.w_o = random.Uniforms(width * width, range);
+  problem.query = random.Uniforms(batch * n * width);
+  return problem;
+}
+
+support::CallForm call_form(const mha_scheduler *scheduler) {
+  support::CallForm form;
+  form.asked = support::kAskNothing;
+  form.place = support::Place::kLargePages;
+  form.scheduler = scheduler;
+  return form;
+}
+
 LayerCase::LayerCase(const LayerShape &given)
-    : shape(given),
-      w_qkv(random_array(shape.width * 3 * shape.width, weight_range(shape.width), 1)),
-      w_o(random_array(shape.width * shape.width, weight_range(shape.width), 2)),
-      x(random_array(shape.rows() * shape.width, 1.0f, 3)),
-      y(make_array<float>(shape.rows() * shape.width)) {
+    : shape(given), problem([&] {
+        support::LayerProblem made = random_layer(shape.batch, shape.n, shape.width, shape.heads, shape.heads);
+        made.is_causal = shape.is_causal;
+        return made;
+      }()) {
   // In matrices of [width, width] and of [rows, width].
   const double rows = static_cast<double>(shape.rows()), width = static_cast<double>(shape.width);
   const double weight_bytes = sizeof(float) * width * width, row_bytes = sizeof(float) * rows * width;

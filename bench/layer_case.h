@@ -7,8 +7,8 @@
 #include <string>
 
 #include "measure.h"
-#include "memory.h"
 #include "mha.h"
+#include "support/fixtures.h"
 
 namespace bench {
 
@@ -20,14 +20,19 @@ struct LayerShape {
   std::string name() const;  // "B:1/n:128/..."
 };
 
-// Stages and bytes of a layer, whoever computes it, and random weights and rows.
+// Self-attention of random rows, with random weights that keep the variance of the rows, and no biases.
+support::LayerProblem random_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int64_t kv_heads);
+
+// How the benchmarks call: large arrays in large pages.
+support::CallForm call_form(const mha_scheduler *scheduler = nullptr);
+
+// Stages and bytes of a layer, whoever computes it, and its arrays.
 struct LayerCase : Case {
   explicit LayerCase(const LayerShape &shape);
+  virtual const float *y() const = 0;  // [batch, n, width]
 
   const LayerShape shape;
-  const Array<float> w_qkv, w_o;  // [width, 3 * width], [width, width]
-  const Array<float> x;           // [batch, n, width]
-  Array<float> y;
+  const support::LayerProblem problem;
 };
 
 struct LayerOptions {

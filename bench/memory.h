@@ -29,14 +29,4 @@ Array<T> make_array(int64_t count) {
   return Array<T>(static_cast<T *>(memory));
 }
 
-// Evenly distributed in [-range, range).
-inline Array<float> random_array(int64_t count, float range, uint32_t seed) {
-  Array<float> values = make_array<float>(count);
-  for (int64_t i = 0; i < count; ++i) {
-    seed = seed * 1664525u + 1013904223u;
-    values[static_cast<size_t>(i)] = range * (static_cast<float>(seed >> 8) / (1 << 23) - 1.0f);
-  }
-  return values;
-}
-
 }  // namespace bench

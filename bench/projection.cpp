@@ -1,10 +1,8 @@
 // projection: rows times W_Q|W_K|W_V by the library's kernels. projection_openblas: the same product by OpenBLAS.
 
-#include <stdexcept>
-
 #include "groups.h"
+#include "layer_case.h"
 #include "measure.h"
-#include "memory.h"
 #include "product.h"
 #if defined(MHA_WITH_OPENBLAS)
 #include "mha_openblas.h"
@@ -19,62 +17,45 @@ struct ProductCase : Case {
       : rows(rows_given),
         depth(depth_given),
         columns(3 * depth_given),
-        x(random_array(rows * depth, 1.0f, 1)),
-        y(make_array<float>(rows * columns)) {
+        layer(random_layer(1, rows, depth, 1, 1)),
+        x(CopyOf(layer.query, support::Place::kLargePages)),
+        y(static_cast<size_t>(rows * columns) * sizeof(float), support::Place::kLargePages) {
     const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(depth * columns);
     bytes = working_set_bytes = sizeof(float) * static_cast<double>(depth * columns + rows * (depth + columns));
     stages = {{flops, bytes}};
     instruction_set = set;
+    layer.w_o.clear();
   }
 
-  Array<float> make_weights() const { return random_array(depth * columns, 0.05f, 2); }
-
   const int64_t rows, depth, columns;
-  const Array<float> x;
-  Array<float> y;
+  support::LayerProblem layer;
+  const support::Memory x, y;
 };
 
 class NativeProduct : public ProductCase {
  public:
-  NativeProduct(int64_t rows, int64_t depth, uint32_t set) : ProductCase(rows, depth, set) {
-    const Array<float> w_qkv = make_weights();
-    mha_layer_config config = {};
-    config.struct_size = sizeof config;
-    config.query_dim = depth;
-    config.num_heads = 1;
-    mha_layer_weights weights = {};
-    weights.struct_size = sizeof weights;
-    weights.w_qkv = w_qkv.get();
-    mha_layer_options options = {};
-    options.struct_size = sizeof options;
-    options.instruction_set = set;
-    mha_layer *layer = nullptr;
-    mha_error error;
-    if (mha_layer_create(&config, &weights, &options, &layer, &error)) throw std::runtime_error(error.message);
-    layer_.reset(layer);
-  }
+  NativeProduct(int64_t rows, int64_t depth, uint32_t set)
+      : ProductCase(rows, depth, set), layer_(Create(support::LayerData(layer, support::Place::kAnywhere), set)) {}
 
-  void call() override { run_qkv_product(*layer_, x.get(), rows, y.get()); }
+  void call() override { run_qkv_product(*layer_, x.floats(), rows, y.floats()); }
 
  private:
-  struct Destroy {
-    void operator()(mha_layer *layer) const { mha_layer_destroy(layer); }
-  };
-  std::unique_ptr<mha_layer, Destroy> layer_;
+  const support::Layer layer_;
 };
 
 #if defined(MHA_WITH_OPENBLAS)
 class OpenblasProduct : public ProductCase {
  public:
-  OpenblasProduct(int64_t rows, int64_t depth, uint32_t set) : ProductCase(rows, depth, set), weights_(make_weights()) {}
+  OpenblasProduct(int64_t rows, int64_t depth, uint32_t set)
+      : ProductCase(rows, depth, set), weights_(CopyOf(support::Random(2).Uniforms(depth * columns, 0.05f), support::Place::kLargePages)) {}
 
   void call() override {
     const int m = static_cast<int>(rows), n = static_cast<int>(columns), k = static_cast<int>(depth);
-    mha_openblas_sgemm(101, 111, 111, m, n, k, 1.0f, x.get(), k, weights_.get(), n, 0.0f, y.get(), n);
+    mha_openblas_sgemm(101, 111, 111, m, n, k, 1.0f, x.floats(), k, weights_.floats(), n, 0.0f, y.floats(), n);
   }
 
  private:
-  const Array<float> weights_;
+  const support::Memory weights_;
 };
 #endif
 

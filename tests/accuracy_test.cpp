@@ -1,7 +1,6 @@
 // Close to the exact result: attention and whole layers against the float64 oracle, within the a-priori bound of each element
 // (oracle.cpp has the derivation) and about as good as naive float32 code or better. On the instruction set that is chosen by default;
 // the others give the same bits.
-#include "support/accuracy.h"
 
 #include <gtest/gtest.h>
 
@@ -12,24 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "support/attention.h"
-#include "support/layer.h"
-#include "support/random.h"
+#include "support/accuracy.h"
+#include "support/fixtures.h"
+#include "support/same_bits.h"
 
 namespace {
 
-using support::Attend;
-using support::AttentionCall;
-using support::AttentionProblem;
-using support::ExpectAccurate;
-using support::Forward;
-using support::Layer;
-using support::LayerCall;
-using support::LayerForm;
-using support::LayerProblem;
-using support::MakeLayer;
-using support::Outputs;
-using support::Random;
+using namespace support;  // NOLINT: this file is about nothing else
 
 const double kInfinity = std::numeric_limits<double>::infinity();
 const double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -38,43 +26,41 @@ void Multiply(std::vector<float> *x, float factor) {
   for (float &value : *x) value *= factor;
 }
 
-AttentionProblem NormalAttention(uint64_t seed, int64_t n_q, int64_t n_kv, int64_t head_dim) {
-  Random random(seed);
-  AttentionProblem problem;
-  problem.n_q = n_q;
-  problem.n_kv = n_kv;
-  problem.num_heads = 4;
-  problem.num_kv_heads = 2;
-  problem.head_dim = problem.head_dim_v = head_dim;
-  FillNormal(&random, &problem);
-  return problem;
+AttentionProblem RandomAttention(uint64_t seed, int64_t n_q, int64_t n_kv, int64_t head_dim) {
+  AttentionSizes sizes;
+  sizes.n_q = n_q;
+  sizes.n_kv = n_kv;
+  sizes.num_heads = 4;
+  sizes.num_kv_heads = 2;
+  sizes.head_dim = sizes.head_dim_v = head_dim;
+  return NormalAttention(sizes, seed);
 }
 
 void ExpectAccurateAttention(const std::string &name, const AttentionProblem &problem) {
-  ExpectAccurate(name, problem, Attend(problem, AttentionCall()));
+  ExpectAccurate(name, problem, Attend(problem));
 }
 
 TEST(BoundRatio, IsInfiniteIfOnlyOneSideIsNaN) {
-  EXPECT_EQ(support::BoundRatio(kNaN, 1, 1), kInfinity);
-  EXPECT_EQ(support::BoundRatio(1, kNaN, kNaN), kInfinity);
-  EXPECT_EQ(support::BoundRatio(kNaN, kNaN, kNaN), 0);
+  EXPECT_EQ(BoundRatio(kNaN, 1, 1), kInfinity);
+  EXPECT_EQ(BoundRatio(1, kNaN, kNaN), kInfinity);
+  EXPECT_EQ(BoundRatio(kNaN, kNaN, kNaN), 0);
 }
 
 TEST(BoundRatio, IsInfiniteForTheWrongInfinityAndWithoutABound) {
-  EXPECT_EQ(support::BoundRatio(kInfinity, -kInfinity, kInfinity), kInfinity);
-  EXPECT_EQ(support::BoundRatio(1, kInfinity, kInfinity), kInfinity);
-  EXPECT_EQ(support::BoundRatio(-kInfinity, -kInfinity, kNaN), 0);
-  EXPECT_EQ(support::BoundRatio(1, 2, 0), kInfinity);
-  EXPECT_EQ(support::BoundRatio(1, 2, kNaN), kInfinity);
+  EXPECT_EQ(BoundRatio(kInfinity, -kInfinity, kInfinity), kInfinity);
+  EXPECT_EQ(BoundRatio(1, kInfinity, kInfinity), kInfinity);
+  EXPECT_EQ(BoundRatio(-kInfinity, -kInfinity, kNaN), 0);
+  EXPECT_EQ(BoundRatio(1, 2, 0), kInfinity);
+  EXPECT_EQ(BoundRatio(1, 2, kNaN), kInfinity);
 }
 
 // ---- The middle stage
 
 TEST(AttentionAccuracy, OrdinaryScores) {
   for (const int64_t head_dim : {1, 8, 64, 300}) {
-    AttentionProblem problem = NormalAttention(1, 70, 130, head_dim);
+    AttentionProblem problem = RandomAttention(1, 70, 130, head_dim);
     ExpectAccurateAttention("head_dim " + std::to_string(head_dim), problem);
-    problem = NormalAttention(2, 130, 130, head_dim);
+    problem = RandomAttention(2, 130, 130, head_dim);
     problem.is_causal = true;
     ExpectAccurateAttention("head_dim " + std::to_string(head_dim) + " causal", problem);
   }
@@ -82,10 +68,10 @@ TEST(AttentionAccuracy, OrdinaryScores) {
 
 TEST(AttentionAccuracy, ScoresBetweenMinusAndPlusHundred) {
   for (const int64_t head_dim : {2, 16, 64}) {
-    AttentionProblem problem = NormalAttention(3, 100, 200, head_dim);
+    AttentionProblem problem = RandomAttention(3, 100, 200, head_dim);
     Multiply(&problem.q, 6);
     Multiply(&problem.k, 6);
-    const Outputs outputs = Attend(problem, AttentionCall());
+    const Outputs outputs = Attend(problem);
     float largest = 0;
     for (const float score : outputs.scaled_scores) largest = std::max(largest, std::fabs(score));
     EXPECT_GT(largest, 100);  // or else the case is not what it is named
@@ -94,7 +80,7 @@ TEST(AttentionAccuracy, ScoresBetweenMinusAndPlusHundred) {
 }
 
 TEST(AttentionAccuracy, AllScoresFarFromZero) {
-  AttentionProblem problem = NormalAttention(4, 60, 200, 16);
+  AttentionProblem problem = RandomAttention(4, 60, 200, 16);
   for (float &value : problem.q) value = std::fabs(value) + 8;
   for (float &value : problem.k) value = value * 0.1f + 8;
   ExpectAccurateAttention("all scores near 300", problem);
@@ -103,7 +89,7 @@ TEST(AttentionAccuracy, AllScoresFarFromZero) {
 }
 
 TEST(AttentionAccuracy, IdenticalRows) {
-  AttentionProblem problem = NormalAttention(5, 40, 90, 32);
+  AttentionProblem problem = RandomAttention(5, 40, 90, 32);
   for (size_t n = 0; n < problem.q.size(); n++) problem.q[n] = problem.q[n % 128];
   for (size_t n = 0; n < problem.k.size(); n++) problem.k[n] = problem.k[n % 64];
   for (size_t n = 0; n < problem.v.size(); n++) problem.v[n] = problem.v[n % 64];
@@ -111,21 +97,21 @@ TEST(AttentionAccuracy, IdenticalRows) {
 }
 
 TEST(AttentionAccuracy, EqualScoresAverageTheValues) {
-  AttentionProblem problem = NormalAttention(6, 5, 333, 24);
+  AttentionProblem problem = RandomAttention(6, 5, 333, 24);
   Multiply(&problem.q, 0);
   ExpectAccurateAttention("equal scores", problem);
 }
 
 TEST(AttentionAccuracy, OneKeyTakesAll) {
-  AttentionProblem problem = NormalAttention(7, 30, 50, 16);
+  AttentionProblem problem = RandomAttention(7, 30, 50, 16);
   Multiply(&problem.q, 40);
   Multiply(&problem.k, 40);
   ExpectAccurateAttention("one key takes all", problem);
 }
 
 TEST(AttentionAccuracy, OneKeyGivesItsValueExactly) {
-  AttentionProblem problem = NormalAttention(8, 17, 1, 48);
-  const Outputs outputs = Attend(problem, AttentionCall());
+  AttentionProblem problem = RandomAttention(8, 17, 1, 48);
+  const Outputs outputs = Attend(problem);
   std::vector<float> expected;
   for (int64_t i = 0; i < problem.n_q; i++) {
     for (int64_t h = 0; h < problem.num_heads; h++) {
@@ -133,38 +119,38 @@ TEST(AttentionAccuracy, OneKeyGivesItsValueExactly) {
       expected.insert(expected.end(), value, value + problem.head_dim_v);
     }
   }
-  EXPECT_TRUE(support::SameBits("y", outputs.y, expected));
-  EXPECT_TRUE(support::SameBits("attention_weights", outputs.attention_weights, std::vector<float>(17 * 4, 1.0f)));
+  EXPECT_TRUE(SameBits("y", outputs.y, expected));
+  EXPECT_TRUE(SameBits("attention_weights", outputs.attention_weights, std::vector<float>(17 * 4, 1.0f)));
   ExpectAccurate("one key", problem, outputs);
 }
 
 TEST(AttentionAccuracy, ManyKeys) {
-  AttentionProblem problem = NormalAttention(9, 8, 4097, 64);
+  AttentionProblem problem = RandomAttention(9, 8, 4097, 64);
   ExpectAccurateAttention("4097 keys", problem);
   Multiply(&problem.k, 5);
   ExpectAccurateAttention("4097 keys, wide scores", problem);
 }
 
 TEST(AttentionAccuracy, SubnormalValues) {
-  AttentionProblem problem = NormalAttention(10, 20, 60, 16);
+  AttentionProblem problem = RandomAttention(10, 20, 60, 16);
   Multiply(&problem.v, 0x1p-130f);
   ExpectAccurateAttention("subnormal values", problem);
 }
 
 TEST(AttentionAccuracy, ScaleOfTheCallers) {
-  AttentionProblem problem = NormalAttention(11, 40, 80, 16);
+  AttentionProblem problem = RandomAttention(11, 40, 80, 16);
   problem.scale = -0.7f;
   ExpectAccurateAttention("scale -0.7", problem);
 }
 
 TEST(AttentionAccuracy, NaNExactlyWhereTheExactResultHasIt) {
-  AttentionProblem problem = NormalAttention(12, 50, 50, 8);
+  AttentionProblem problem = RandomAttention(12, 50, 50, 8);
   problem.is_causal = true;
   const float nan = std::numeric_limits<float>::quiet_NaN();
   problem.q[11 * 4 * 8 + 3] = nan;
   problem.k[40 * 2 * 8 + 1] = nan;
   problem.v[30 * 2 * 8 + 13] = nan;
-  const Outputs outputs = Attend(problem, AttentionCall());
+  const Outputs outputs = Attend(problem);
   int64_t count = 0;
   for (const float value : outputs.y) count += std::isnan(value) ? 1 : 0;
   // Row 11 of head 0; from row 40 on heads 0 and 1 for the key; from row 30 on one element of heads 2 and 3 for the value.
@@ -237,11 +223,11 @@ TEST(AttentionAccuracy, RmsErrorIsNearPyTorchs) {
     problem.head_dim = problem.head_dim_v = pytorch.head_dim;
     problem.scale = pytorch.scale;
     FillNormal(&random, &problem);
-    const support::AttentionShape shape = ShapeOf(problem, 0);
+    const AttentionShape shape = ShapeOf(problem, 0);
     const std::vector<double> exact =
-        oracle::AttentionForward<double>(shape, support::Widen(problem.q), support::Widen(problem.k), support::Widen(problem.v)).context;
+        oracle::AttentionForward<double>(shape, Widen(problem.q), Widen(problem.k), Widen(problem.v)).context;
     const double naive = RmsError(oracle::AttentionForward<float>(shape, problem.q, problem.k, problem.v).context, exact);
-    const double mha = RmsError(Attend(problem, AttentionCall()).y, exact), limit = pytorch.scale == 0 ? 1.3 : 2;
+    const double mha = RmsError(Attend(problem).y, exact), limit = pytorch.scale == 0 ? 1.3 : 2;
     for (const double of_naive : pytorch.of_naive) {
       EXPECT_LE(mha / (of_naive * naive), limit) << "head_dim " << pytorch.head_dim << ", " << pytorch.n_kv << " keys, "
                                                  << (pytorch.scale == 0 ? "default scale, " : "scale 1, ")
@@ -252,35 +238,33 @@ TEST(AttentionAccuracy, RmsErrorIsNearPyTorchs) {
 
 // ---- The layer
 
-LayerProblem NormalLayer(uint64_t seed, int64_t n, int64_t query_dim, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {
-  Random random(seed);
-  LayerProblem problem;
-  problem.n_q = problem.n_kv = n;
-  problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = query_dim;
-  problem.num_heads = num_heads;
-  problem.num_kv_heads = num_kv_heads;
-  problem.head_dim = problem.head_dim_v = head_dim;
-  problem.is_causal = true;
-  FillNormal(&random, support::kAllBiases, true, &problem);
-  return problem;
+LayerProblem RandomLayer(uint64_t seed, int64_t n, int64_t query_dim, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {
+  LayerProblem sizes;
+  sizes.n_q = sizes.n_kv = n;
+  sizes.query_dim = sizes.key_dim = sizes.value_dim = sizes.output_dim = query_dim;
+  sizes.num_heads = num_heads;
+  sizes.num_kv_heads = num_kv_heads;
+  sizes.head_dim = sizes.head_dim_v = head_dim;
+  sizes.is_causal = true;
+  return NormalLayer(sizes, seed);
 }
 
 void ExpectAccurateLayer(const std::string &name, const LayerProblem &problem) {
-  const Layer layer = MakeLayer(problem, LayerForm());
-  ExpectAccurate(name, problem, Forward(layer.get(), problem, LayerCall()));
+  const Layer layer = MakeLayer(problem);
+  ExpectAccurate(name, problem, Forward(layer.get(), problem));
 }
 
 TEST(LayerAccuracy, OrdinaryLayers) {
-  ExpectAccurateLayer("layer 16, 1 head", NormalLayer(20, 20, 16, 1, 1, 16));
-  ExpectAccurateLayer("layer 96, 4 heads", NormalLayer(21, 70, 96, 4, 4, 24));
-  ExpectAccurateLayer("layer 300, 6 heads on 2", NormalLayer(22, 50, 300, 6, 2, 50));
-  ExpectAccurateLayer("layer 1025, 2 heads", NormalLayer(23, 9, 1025, 2, 1, 32));
+  ExpectAccurateLayer("layer 16, 1 head", RandomLayer(20, 20, 16, 1, 1, 16));
+  ExpectAccurateLayer("layer 96, 4 heads", RandomLayer(21, 70, 96, 4, 4, 24));
+  ExpectAccurateLayer("layer 300, 6 heads on 2", RandomLayer(22, 50, 300, 6, 2, 50));
+  ExpectAccurateLayer("layer 1025, 2 heads", RandomLayer(23, 9, 1025, 2, 1, 32));
 }
 
-TEST(LayerAccuracy, ManyRows) { ExpectAccurateLayer("layer 24, 600 rows", NormalLayer(24, 600, 24, 2, 1, 12)); }
+TEST(LayerAccuracy, ManyRows) { ExpectAccurateLayer("layer 24, 600 rows", RandomLayer(24, 600, 24, 2, 1, 12)); }
 
 TEST(LayerAccuracy, WithoutBiasesAndOutputProjection) {
-  LayerProblem problem = NormalLayer(25, 60, 64, 4, 4, 16);
+  LayerProblem problem = RandomLayer(25, 60, 64, 4, 4, 16);
   problem.b_q.clear();
   problem.b_k.clear();
   problem.b_v.clear();
@@ -290,14 +274,14 @@ TEST(LayerAccuracy, WithoutBiasesAndOutputProjection) {
 }
 
 TEST(LayerAccuracy, BiasesMuchLargerThanTheProducts) {
-  LayerProblem problem = NormalLayer(26, 40, 128, 4, 4, 32);
+  LayerProblem problem = RandomLayer(26, 40, 128, 4, 4, 32);
   Multiply(&problem.b_v, 1000);
   Multiply(&problem.b_o, 1000);
   ExpectAccurateLayer("layer 128, large biases", problem);
 }
 
 TEST(LayerAccuracy, WideScores) {
-  LayerProblem problem = NormalLayer(27, 60, 64, 4, 2, 16);
+  LayerProblem problem = RandomLayer(27, 60, 64, 4, 2, 16);
   Multiply(&problem.w_q, 6);
   Multiply(&problem.w_k, 6);
   ExpectAccurateLayer("layer 64, wide scores", problem);
@@ -317,7 +301,7 @@ TEST(LayerAccuracy, CrossAttentionOfOtherWidths) {
   problem.head_dim = 10;
   problem.head_dim_v = 7;
   problem.has_key = problem.has_value = true;
-  FillNormal(&random, support::kAllBiases, true, &problem);
+  FillNormal(&random, kAllBiases, true, &problem);
   ExpectAccurateLayer("layer 40 on 56 and 24", problem);
 }
 

@@ -12,16 +12,11 @@
 
 #include "oracle/oracle.h"
 #include "support/accuracy.h"
-#include "support/attention.h"
-#include "support/cache.h"
-#include "support/random.h"
+#include "support/fixtures.h"
 
 namespace {
 
-using support::AttentionProblem;
-using support::Cache;
-using support::Random;
-using support::Storage;
+using namespace support;  // NOLINT: this file is about nothing else
 
 // Bounds of what storing changes a number by, from its definition: half a step. rows [.., width] are stored row by row.
 std::vector<double> RoundingOf(Storage type, const std::vector<float> &rows, int64_t width) {
@@ -47,34 +42,20 @@ std::vector<float> AttendOverACache(const AttentionProblem &problem, Storage typ
   stored.k_type = stored.v_type = type;
   Cache cache(CacheConfigOf(stored, {MHA_CACHE_CONTIGUOUS, 0}, 1, problem.n_kv));
   cache.Append(0, {problem.k, problem.v});
-  std::vector<float> context(problem.n_q * problem.num_heads * problem.head_dim_v);
-  mha_attention_args args = {};
-  args.struct_size = sizeof args;
-  args.batch = 1;
-  args.n_q = problem.n_q;
-  args.num_heads = problem.num_heads;
-  args.num_kv_heads = problem.num_kv_heads;
-  args.head_dim = problem.head_dim;
-  args.head_dim_v = problem.head_dim_v;
-  args.q = problem.q.data();
-  args.output = context.data();
-  args.cache = cache.get();
-  size_t bytes = 0;
-  mha_error error;
-  EXPECT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
-  std::vector<unsigned char> workspace(bytes);
-  EXPECT_EQ(mha_attention(&args, workspace.data(), bytes, &error), MHA_OK) << error.message;
-  return context;
+  AttentionCall call;
+  call.asked = kAskNothing;
+  call.cache.cache = cache.get();
+  call.cache.read = true;
+  return Attend(problem, call).y;
 }
 
 AttentionProblem Problem(int64_t head_dim, bool has_outliers) {
-  Random random(31);
-  AttentionProblem problem;
-  problem.n_q = 16;
-  problem.n_kv = 1024;
-  problem.num_heads = problem.num_kv_heads = 2;
-  problem.head_dim = problem.head_dim_v = head_dim;
-  FillNormal(&random, &problem);
+  AttentionSizes sizes;
+  sizes.n_q = 16;
+  sizes.n_kv = 1024;
+  sizes.num_heads = sizes.num_kv_heads = 2;
+  sizes.head_dim = sizes.head_dim_v = head_dim;
+  AttentionProblem problem = NormalAttention(sizes, 31);
   // Each 32nd channel of keys and values is 20 times as large as the others.
   for (size_t i = 0; has_outliers && i < problem.k.size(); i += 32) problem.k[i] *= 20, problem.v[i] *= 20;
   return problem;
@@ -130,8 +111,8 @@ TEST(Accuracy, OfEachTypeOfKeysAndValuesIsWhatItsRoundingAllows) {
   for (const int64_t head_dim : {64, 128}) {
     for (const bool has_outliers : {false, true}) {
       const AttentionProblem problem = Problem(head_dim, has_outliers);
-      const support::AttentionShape shape = ShapeOf(problem, 0);
-      const std::vector<double> q = support::Widen(problem.q), k = support::Widen(problem.k), v = support::Widen(problem.v);
+      const AttentionShape shape = ShapeOf(problem, 0);
+      const std::vector<double> q = Widen(problem.q), k = Widen(problem.k), v = Widen(problem.v);
       const oracle::Attention<double> exact = oracle::AttentionForward<double>(shape, q, k, v);
       const std::vector<double> of_floats = oracle::BoundAttention(shape, q, k, v, {}, {}, {}, exact).context;
       std::printf("keys and values, head_dim %3d, %-8s", static_cast<int>(head_dim), has_outliers ? "outliers" : "normal");

@@ -10,32 +10,15 @@
 #include <string>
 #include <vector>
 
-#include "interface_support.h"
-#include "support/attention.h"
-#include "support/cache.h"
-#include "support/layer.h"
+#include "interface_calls.h"
 
 namespace {
 
-using interface_support::Expected;
-using interface_support::ExpectFails;
-using interface_support::ExpectSucceeds;
-using support::AlignedBuffer;
-using support::Cache;
-
-constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-template <typename Case>
-std::string CaseName(const testing::TestParamInfo<Case> &info) {
-  return info.param.name;
-}
+using namespace support;  // NOLINT: this file is about nothing else
 
 // Three sequences of 40 positions, two kv heads of 4 and 3 numbers.
 mha_kv_cache_config Config(uint32_t kind = MHA_CACHE_CONTIGUOUS) {
-  mha_kv_cache_config config = {};
-  config.struct_size = sizeof config;
+  mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
   config.num_sequences = 3;
   config.capacity = kind == MHA_CACHE_CONTIGUOUS ? 40 : 48;
   config.num_kv_heads = 2;
@@ -51,8 +34,8 @@ mha_kv_cache_config Config(uint32_t kind = MHA_CACHE_CONTIGUOUS) {
   return config;
 }
 
-support::KeysAndValues Rows(int64_t count) {
-  support::Random random(1);
+KeysAndValues Rows(int64_t count) {
+  Random random(1);
   return {random.Normals(count * 2 * 4), random.Normals(count * 2 * 3)};
 }
 
@@ -71,7 +54,7 @@ Cache Filled(const mha_kv_cache_config &config) {
 // The call fails as expected, and leaves the cache as it is.
 template <typename Call>
 void ExpectFailsAndLeaves(const Cache &cache, const Call &call, const Expected &expected) {
-  const std::vector<unsigned char> before = cache.buffer().Bytes();
+  const std::string before = cache.buffer().Bytes();
   ExpectFails(call, expected);
   EXPECT_TRUE(cache.buffer().Bytes() == before) << "the cache was written";
 }
@@ -95,8 +78,9 @@ TEST_P(CacheConfigErrors, AreSentencesAndNothingIsWritten) {
   size_t bytes = 4711;
   ExpectFails([&](mha_error *error) { return mha_kv_cache_size(&config, &bytes, error); }, row.expected);
   EXPECT_EQ(bytes, 4711u);
-  AlignedBuffer buffer(1 << 16, 0x5a);
-  const std::vector<unsigned char> before = buffer.Bytes();
+  Memory buffer(1 << 16, Place::kAnywhere);
+  buffer.Fill(0x5a);
+  const std::string before = buffer.Bytes();
   mha_kv_cache *const untouched = reinterpret_cast<mha_kv_cache *>(&bytes);
   mha_kv_cache *cache = untouched;
   ExpectFails([&](mha_error *error) { return mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, error); }, row.expected);
@@ -169,8 +153,9 @@ TEST(CacheErrors, InitNeedsAsManyBytesAsTheSizeQuerySays) {
     const mha_kv_cache_config config = Config(kind);
     size_t bytes = 0;
     ASSERT_EQ(mha_kv_cache_size(&config, &bytes, nullptr), MHA_OK);
-    AlignedBuffer buffer(bytes, 0x5a);
-    const std::vector<unsigned char> before = buffer.Bytes();
+    Memory buffer(bytes, Place::kAnywhere);
+    buffer.Fill(0x5a);
+    const std::string before = buffer.Bytes();
     mha_kv_cache *cache = nullptr;
     for (const size_t too_few : {bytes - 1, size_t{256}, size_t{0}}) {
       ExpectFails([&](mha_error *error) { return mha_kv_cache_init(&config, buffer.data(), too_few, &cache, error); },
@@ -183,8 +168,9 @@ TEST(CacheErrors, InitNeedsAsManyBytesAsTheSizeQuerySays) {
 
 TEST(CacheErrors, InitRejectsEveryMisalignedBuffer) {
   const mha_kv_cache_config config = Config();
-  AlignedBuffer buffer(1 << 16, 0x5a);
-  const std::vector<unsigned char> before = buffer.Bytes();
+  Memory buffer(1 << 16, Place::kAnywhere);
+  buffer.Fill(0x5a);
+  const std::string before = buffer.Bytes();
   mha_kv_cache *cache = nullptr;
   for (size_t offset = 1; offset < 64; offset++) {
     ExpectFails([&](mha_error *error) { return mha_kv_cache_init(&config, buffer.data() + offset, buffer.size() - 64, &cache, error); },
@@ -197,8 +183,9 @@ TEST(CacheErrors, NullPointersAreNamed) {
   const mha_kv_cache_config config = Config(kPaged);
   Cache cache = Filled(config);
   mha_kv_cache *handle = cache.get(), *made = nullptr;
-  AlignedBuffer buffer(1 << 16, 0x5a);
-  const support::KeysAndValues rows = Rows(1);
+  Memory buffer(1 << 16, Place::kAnywhere);
+  buffer.Fill(0x5a);
+  const KeysAndValues rows = Rows(1);
   std::vector<float> k(8), v(6);
   const int32_t block = 3;
   size_t bytes = 0;
@@ -255,7 +242,7 @@ TEST_P(CacheViewErrors, ATruncatedBufferIsRejected) {
   for (const size_t bytes : {size_t{0}, size_t{1}, size_t{8}, size_t{255}, size_t{256}, size / 2, size - 1}) {
     SCOPED_TRACE(bytes);
     // Bytes that are not there must not be read either.
-    interface_support::Memory memory(bytes, interface_support::Side::kBeforeGuard, 64);
+    Memory memory(bytes, Place::kBeforeGuard, 64);
     if (bytes % 64 == 0) {
       std::memcpy(memory.data(), cache.buffer().data(), bytes);
       ExpectRejected(memory.data(), bytes, 2);
@@ -266,7 +253,8 @@ TEST_P(CacheViewErrors, ATruncatedBufferIsRejected) {
 
 TEST_P(CacheViewErrors, ALongerBufferIsAccepted) {
   const Cache cache = Filled(Config(GetParam()));
-  AlignedBuffer longer(cache.buffer().size() + 1000, 0x11);
+  Memory longer(cache.buffer().size() + 1000, Place::kAnywhere);
+  longer.Fill(0x11);
   std::memcpy(longer.data(), cache.buffer().data(), cache.buffer().size());
   mha_kv_cache *view = nullptr;
   ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_view(longer.data(), longer.size(), &view, error); });
@@ -274,7 +262,7 @@ TEST_P(CacheViewErrors, ALongerBufferIsAccepted) {
 
 TEST_P(CacheViewErrors, AMisalignedBufferIsRejected) {
   const Cache cache = Filled(Config(GetParam()));
-  AlignedBuffer other(cache.buffer().size() + 64, 0);
+  Memory other(cache.buffer().size() + 64, Place::kAnywhere);
   for (size_t offset = 1; offset < 64; offset++) {
     std::memcpy(other.data() + offset, cache.buffer().data(), cache.buffer().size());
     mha_kv_cache *view = nullptr;
@@ -286,7 +274,8 @@ TEST_P(CacheViewErrors, AMisalignedBufferIsRejected) {
 
 TEST_P(CacheViewErrors, ABufferThatIsNoCacheIsRejected) {
   for (const int fill : {0x00, 0xff, 0x5a}) {
-    AlignedBuffer buffer(1 << 14, static_cast<unsigned char>(fill));
+    Memory buffer(1 << 14, Place::kAnywhere);
+    buffer.Fill(fill);
     ExpectRejected(buffer.data(), buffer.size());
   }
 }
@@ -351,7 +340,7 @@ TEST(CacheErrors, SequencesThatAreNotThereAreNamed) {
   for (const uint32_t kind : {kContiguous, kRing, kPaged}) {
     Cache cache = Filled(Config(kind));
     mha_kv_cache *handle = cache.get();
-    const support::KeysAndValues rows = Rows(1);
+    const KeysAndValues rows = Rows(1);
     std::vector<float> k(8), v(6);
     const int32_t block = 3;
     int64_t length = 4711;
@@ -394,7 +383,7 @@ TEST(CacheErrors, AppendingMoreThanThereIsRoomForIsOne) {
   for (const uint32_t kind : {kContiguous, kPaged}) {
     Cache cache = Filled(Config(kind));
     const int64_t room = cache.config().capacity - 20;
-    const support::KeysAndValues rows = Rows(room + 1);
+    const KeysAndValues rows = Rows(room + 1);
     ExpectFailsAndLeaves(cache,
                          [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, room + 1, rows.k.data(), rows.v.data(), e); },
                          {MHA_ERROR_CACHE_FULL, {3}, {}});
@@ -413,7 +402,7 @@ TEST(CacheErrors, AppendingMoreThanThereIsRoomForIsOne) {
 
 TEST(CacheErrors, AppendingBeyondTheTableOfBlocksIsOne) {
   Cache cache = Filled(Config(kPaged));
-  const support::KeysAndValues rows = Rows(20);
+  const KeysAndValues rows = Rows(20);
   const Expected full = {MHA_ERROR_CACHE_FULL, {2, 3}, {}};
   ExpectFailsAndLeaves(
       cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 2, 1, rows.k.data(), rows.v.data(), e); }, full);
@@ -427,7 +416,7 @@ TEST(CacheErrors, AppendingBeyondTheTableOfBlocksIsOne) {
 TEST(CacheErrors, ReadingPositionsThatAreNotHeldIsOne) {
   for (const uint32_t kind : {kContiguous, kRing, kPaged}) {
     Cache cache = Filled(Config(kind));
-    std::vector<float> k(64 * 8, kNaN), v(64 * 6, kNaN);
+    std::vector<float> k(64 * 8, kNan), v(64 * 6, kNan);
     const auto expect_rejected = [&](int64_t first, int64_t count) {
       SCOPED_TRACE(std::to_string(first) + " + " + std::to_string(count));
       ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_read(cache.get(), 0, first, count, k.data(), v.data(), e); },
@@ -447,8 +436,8 @@ TEST(CacheErrors, ReadingPositionsThatAreNotHeldIsOne) {
       expect_rejected(11, 1);
       expect_rejected(0, 60);
       ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_read(cache.get(), 0, 12, 48, k.data(), v.data(), e); });
-      std::fill(k.begin(), k.end(), kNaN);
-      std::fill(v.begin(), v.end(), kNaN);
+      std::fill(k.begin(), k.end(), kNan);
+      std::fill(v.begin(), v.end(), kNan);
       cache.Truncate(0, 50);
       expect_rejected(11, 1);
       expect_rejected(50, 1);
@@ -467,7 +456,7 @@ TEST(CacheErrors, PositionsThatARingHasOverwrittenDoNotComeBack) {
   cache.Append(1, Rows(50));
   cache.Truncate(1, 42);
   cache.CopyPrefix(0, 2, 45);
-  std::vector<float> k(64 * 8, kNaN), v(64 * 6, kNaN);
+  std::vector<float> k(64 * 8, kNan), v(64 * 6, kNan);
   for (const Held &held : {Held{"all", 0, 2, 50}, {"truncated", 1, 2, 42}, {"copied", 2, 2, 45}}) {
     SCOPED_TRACE(held.what);
     for (int64_t first = 0; first < held.length; first++) {
@@ -549,7 +538,7 @@ TEST(CacheErrors, WritingIntoASharedBlockIsOne) {
   Cache cache = Filled(Config(kPaged));
   cache.SetBlocks(2, {4, 7, 3});
   cache.CopyPrefix(0, 2, 20);
-  const support::KeysAndValues rows = Rows(1);
+  const KeysAndValues rows = Rows(1);
   const Expected shared = {MHA_ERROR_INVALID_VALUE, {2, 3}, {"shared"}};
   for (const int64_t sequence : {0, 2}) {
     ExpectFailsAndLeaves(
@@ -585,19 +574,11 @@ TEST(CacheErrors, CopyingAPrefixThatIsNotHeldOrHasNoRoomIsOne) {
 // Two sequences of two rows each to append and to attend with, by either entry.
 struct Call {
   explicit Call(Cache *the_cache) : cache(the_cache) {
-    layer_problem.batch = 2;
-    layer_problem.n_q = layer_problem.n_kv = 2;
-    layer_problem.num_heads = 4;
-    layer_problem.num_kv_heads = 2;
-    layer_problem.head_dim = 4;
-    layer_problem.head_dim_v = 3;
-    layer_problem.query_dim = layer_problem.key_dim = layer_problem.value_dim = layer_problem.output_dim = 5;
-    support::Random random(2);
-    FillNormal(&random, support::kAllBiases, true, &layer_problem);
-    layer = MakeLayer(layer_problem, {});
+    LayerProblem sizes = SquareSizes(5, 4, 2, 4);
+    sizes.head_dim_v = 3;
+    layer = MakeLayer(NormalLayer(sizes));
+    Random random(2);
     query = k = v = random.Normals(4096);
-    attention = {};
-    attention.struct_size = sizeof attention;
     attention.batch = attention.n_q = attention.n_kv = 2;
     attention.num_heads = 4;
     attention.num_kv_heads = 2;
@@ -606,13 +587,11 @@ struct Call {
     attention.q = query.data();
     attention.k = k.data();
     attention.v = v.data();
-    forward = {};
-    forward.struct_size = sizeof forward;
     forward.batch = forward.n_q = 2;
     forward.query = query.data();
-    output.assign(4096, kNaN);
-    lse.assign(4096, kNaN);
-    weights.assign(8192, kNaN);
+    output.assign(4096, kNan);
+    lse.assign(4096, kNan);
+    weights.assign(8192, kNan);
     Both([&](auto &args) {
       args.flags |= MHA_CAUSAL;
       args.output = output.data();
@@ -653,11 +632,10 @@ struct Call {
   }
 
   Cache *cache;
-  support::LayerProblem layer_problem;
-  support::Layer layer;
+  Layer layer;
   std::vector<float> query, k, v, output, lse, weights;
-  mha_attention_args attention;
-  mha_forward_args forward;
+  mha_attention_args attention = Zeroed<mha_attention_args>();
+  mha_forward_args forward = Zeroed<mha_forward_args>();
 };
 
 TEST(CallErrors, TheValidCallIsNone) {
@@ -758,8 +736,8 @@ TEST(CallErrors, RowsThatSeePositionsThatARingDoesNotHold) {
   EXPECT_EQ(call.Run(false, &error), MHA_OK) << error.message;
   // After truncating, the slots of the forgotten positions do not come back.
   cache.Truncate(0, 40);
-  std::fill(call.output.begin(), call.output.end(), kNaN);
-  std::fill(call.lse.begin(), call.lse.end(), kNaN);
+  std::fill(call.output.begin(), call.output.end(), kNan);
+  std::fill(call.lse.begin(), call.lse.end(), kNan);
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"ring", "window"});
 }
 
@@ -797,8 +775,7 @@ TEST(CallErrors, ANumberPerPairOfARing) {
   call.SetWindow(3);
   call.Both([&](auto &args) { args.attention_weights = call.weights.data(); });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"attention_weights"});
-  mha_taps taps = {};
-  taps.struct_size = sizeof taps;
+  mha_taps taps = Zeroed<mha_taps>();
   for (float *mha_taps::*tap : {&mha_taps::scores, &mha_taps::scaled_scores, &mha_taps::masked_scores}) {
     taps.scores = taps.scaled_scores = taps.masked_scores = nullptr;
     taps.*tap = call.weights.data();
@@ -824,8 +801,7 @@ TEST(CallErrors, AStartWhereTheRowsOfSelfAttentionAreNotAppended) {
     call.forward.q_start = starts;
     const char *const length = starts == later ? "20" : "5";
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"q_start", length, "NULL"}, false);
-    mha_call_info info = {};
-    info.struct_size = sizeof info;
+    mha_call_info info = Zeroed<mha_call_info>();
     ExpectFails([&](mha_error *error) { return mha_info(call.layer.get(), &call.forward, &info, error); },
                 {MHA_ERROR_INVALID_VALUE, {2}, {"q_start"}});
     mha_error error = {};
@@ -877,8 +853,7 @@ TEST(CallErrors, ACallWithNothingToDoIsDescribedAsOne) {
       for (const bool by_forward : {true, false}) {
         SCOPED_TRACE(by_forward ? "mha_info" : "mha_attention_info");
         ExpectSucceeds([&](mha_error *error) { return call.Run(by_forward, error); });
-        mha_call_info info = {};
-        info.struct_size = sizeof info;
+        mha_call_info info = Zeroed<mha_call_info>();
         ExpectSucceeds([&](mha_error *error) {
           return by_forward ? mha_info(call.layer.get(), &call.forward, &info, error) : mha_attention_info(&call.attention, &info, error);
         });
@@ -913,8 +888,7 @@ TEST(CacheErrors, CountOneAsOne) {
   ExpectFails([&](mha_error *error) { return mha_kv_cache_truncate(cache.get(), 0, 2, error); }, {MHA_ERROR_INVALID_VALUE, {3}, {}});
   ExpectFails([&](mha_error *error) { return mha_kv_cache_truncate(cache.get(), 1, 0, error); }, {MHA_ERROR_INVALID_VALUE, {2}, {}});
   ExpectFails([&](mha_error *error) { return mha_kv_cache_view(cache.get(), 1, nullptr, error); }, {MHA_ERROR_CACHE_FORMAT, {2}, {}});
-  mha_attention_args args = {};
-  args.struct_size = sizeof args;
+  mha_attention_args args = Zeroed<mha_attention_args>();
   args.batch = 2;
   args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
   args.cache = cache.get();
@@ -923,8 +897,7 @@ TEST(CacheErrors, CountOneAsOne) {
               {MHA_ERROR_SHAPE, {1}, {"batch", "num_sequences", "1"}});
   // Lengths of a call, and of its sequences.
   const int64_t lengths[] = {2}, one[] = {1}, zero[] = {0};
-  args = {};
-  args.struct_size = sizeof args;
+  args = Zeroed<mha_attention_args>();
   args.batch = args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
   args.k = args.v = args.q = rows.data();
   std::vector<float> output(64);
@@ -1064,8 +1037,7 @@ const int64_t kLargePositions[] = {0, 64, 0, 0};
 
 TEST_P(RopeErrors, AreSentencesAndNothingIsWritten) {
   const std::vector<float> table(64 * 4, 0.5f);
-  mha_rope rope = {};
-  rope.struct_size = sizeof rope;
+  mha_rope rope = Zeroed<mha_rope>();
   rope.num_positions = 64;
   rope.cos = rope.sin = table.data();
   GetParam().change(rope);
@@ -1108,8 +1080,7 @@ INSTANTIATE_TEST_SUITE_P(Table, RopeErrors, testing::ValuesIn(kRopeCases), CaseN
 // By default the position of a row grows with what the cache holds.
 TEST(CallErrors, RotationBeyondTheTablesOfALongSequence) {
   const std::vector<float> table(21 * 2, 0.5f);
-  mha_rope rope = {};
-  rope.struct_size = sizeof rope;
+  mha_rope rope = Zeroed<mha_rope>();
   rope.num_positions = 21;
   rope.cos = rope.sin = table.data();
   Cache cache = Filled(Config());  // sequence 0 gets the positions 20 and 21

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -15,35 +16,15 @@
 #include <vector>
 
 #include "interface_support.h"
-#include "support/attention.h"
-#include "support/cache.h"
 #include "support/instruction_sets.h"
-#include "support/layer.h"
 #include "support/rope.h"
 #include "support/schedulers.h"
+#include "support/specify.h"
 #include "support/traps.h"
 
 namespace {
 
-using interface_support::Memory;
-using interface_support::SerialScheduler;
-using interface_support::Side;
-using support::Cache;
-using support::Random;
-using support::Storage;
-
-// Numbers in memory of their own that ends (or begins) at an inaccessible page.
-template <typename T>
-Memory Guarded(const std::vector<T> &values, Side side) {
-  Memory memory(values.size() * sizeof(T), side);
-  if (!values.empty()) std::memcpy(memory.data(), values.data(), values.size() * sizeof(T));
-  return memory;
-}
-
-template <typename T>
-const T *PointerTo(const Memory &memory) {
-  return reinterpret_cast<const T *>(memory.data());
-}
+using namespace support;  // NOLINT: this file is about nothing else
 
 // What a case consists of.
 struct Shape {
@@ -55,7 +36,7 @@ struct Shape {
   bool rope = false;
   bool positions = false;
   bool with_cache = false;
-  support::CacheForm form = {MHA_CACHE_CONTIGUOUS, 0};
+  CacheForm form = {MHA_CACHE_CONTIGUOUS, 0};
   uint32_t k_type = MHA_TYPE_F32;
   uint32_t v_type = MHA_TYPE_F32;
   int64_t held = 11;  // positions that the cache holds before, and one less of every second sequence
@@ -68,7 +49,7 @@ struct Shape {
 std::ostream &operator<<(std::ostream &stream, const Shape &s) {
   return stream << "batch " << s.batch << " n " << s.n << (s.lengths ? " lengths" : "") << (s.padding_left ? " padding left" : "")
                 << (s.window ? " window" : "") << (s.rope ? " rope" : "") << (s.positions ? " positions" : "")
-                << (s.with_cache ? " " + support::Describe(s.form) : "") << " types " << s.k_type << "/" << s.v_type << " held " << s.held
+                << (s.with_cache ? " " + Describe(s.form) : "") << " types " << s.k_type << "/" << s.v_type << " held " << s.held
                 << " head_dim " << s.head_dim << "/" << s.head_dim_v << " threads " << s.num_threads
                 << (s.by_forward ? " mha_forward" : " mha_attention");
 }
@@ -76,181 +57,100 @@ std::ostream &operator<<(std::ostream &stream, const Shape &s) {
 // A call whose every array lies at a guard page, and is read-only where it is an input.
 class GuardedCall {
  public:
-  GuardedCall(const Shape &shape, uint32_t instruction_set, Side side) : shape_(shape), scheduler_(std::max(1u, shape.num_threads)) {
+  GuardedCall(const Shape &shape, uint32_t instruction_set, Place place) : scheduler_(std::max(1u, shape.num_threads)) {
     Random random(1);
-    const int64_t rows = shape.batch * shape.n;
-    support::LayerProblem sizes;
-    sizes.num_heads = 4;
-    sizes.num_kv_heads = 2;
-    sizes.head_dim = shape.head_dim;
-    sizes.head_dim_v = shape.head_dim_v;
-    sizes.k_type = static_cast<Storage>(shape.k_type);
-    sizes.v_type = static_cast<Storage>(shape.v_type);
-    sizes.query_dim = sizes.key_dim = sizes.value_dim = 7;
-    sizes.output_dim = 9;
-    FillNormal(&random, support::kAllBiases, true, &sizes);
-    support::LayerForm form;
-    form.instruction_set = instruction_set;
-    if (shape.by_forward) layer_ = MakeLayer(sizes, form);
-
-    const auto input = [&](int64_t width) {
-      inputs_.push_back(Guarded(random.Normals(rows * width), side));
-      inputs_.back().Freeze();
-      return inputs_.back().floats();
-    };
-    output_ = Memory(static_cast<size_t>(rows * (shape.by_forward ? 9 : 4 * shape.head_dim_v)) * sizeof(float), side);
-    lse_ = Memory(static_cast<size_t>(rows * 4) * sizeof(float), side);
-    attention = {};
-    attention.struct_size = sizeof attention;
-    attention.batch = shape.batch;
-    attention.n_q = attention.n_kv = shape.n;
-    attention.num_heads = 4;
-    attention.num_kv_heads = 2;
-    attention.head_dim = shape.head_dim;
-    attention.head_dim_v = shape.head_dim_v;
-    attention.instruction_set = instruction_set;
-    forward = {};
-    forward.struct_size = sizeof forward;
-    forward.batch = shape.batch;
-    forward.n_q = shape.n;
-    if (shape.by_forward) {
-      forward.query = input(7);
-    } else {
-      attention.q = input(4 * shape.head_dim);
-      attention.k = input(2 * shape.head_dim);
-      attention.v = input(2 * shape.head_dim_v);
-    }
-
-    const auto integers = [&](std::vector<int64_t> values) {
-      inputs_.push_back(Guarded(values, side));
-      inputs_.back().Freeze();
-      return PointerTo<int64_t>(inputs_.back());
-    };
-    Both([&](auto &args) {
-      args.flags |= MHA_CAUSAL;
-      args.output = output_.floats();
-      args.lse = lse_.floats();
-      if (shape.num_threads > 0) args.scheduler = &scheduler_.scheduler;
-    });
+    LayerProblem problem;
+    problem.batch = shape.batch;
+    problem.n_q = problem.n_kv = shape.n;
+    problem.num_heads = 4;
+    problem.num_kv_heads = 2;
+    problem.head_dim = shape.head_dim;
+    problem.head_dim_v = shape.head_dim_v;
+    problem.k_type = static_cast<Storage>(shape.k_type);
+    problem.v_type = static_cast<Storage>(shape.v_type);
+    problem.query_dim = problem.key_dim = problem.value_dim = 7;
+    problem.output_dim = 9;
+    problem.is_causal = true;
+    problem.padding_left = shape.padding_left;
+    if (shape.window) problem.window_left = 6;
     if (shape.lengths) {
-      std::vector<int64_t> lengths;
-      for (int64_t b = 0; b < shape.batch; b++) lengths.push_back(std::max<int64_t>(0, shape.n - 5 * b));
-      const int64_t *q_lengths = integers(lengths);
-      Both([&](auto &args) { args.q_lengths = q_lengths; });
-      attention.kv_lengths = integers(lengths);
+      for (int64_t b = 0; b < shape.batch; b++) problem.q_lengths.push_back(std::max<int64_t>(0, shape.n - 5 * b));
+      problem.kv_lengths = problem.q_lengths;
     }
-    Both([&](auto &args) {
-      if (shape.padding_left) args.flags |= MHA_PADDING_LEFT;
-      if (shape.window) {
-        args.flags |= MHA_WINDOW_LEFT;
-        args.window_left = 6;
-      }
-    });
     if (shape.rope) {
-      const int64_t dims = shape.head_dim / 2 * 2, num_positions = shape.n + shape.held;
-      rope_ = {};
-      rope_.struct_size = sizeof rope_;
-      rope_.dims = dims;
-      rope_.style = shape.padding_left ? MHA_ROPE_INTERLEAVED : MHA_ROPE_HALF;
-      rope_.num_positions = num_positions;
-      const support::Rope tables = support::MakeRope(false, dims, num_positions);
-      inputs_.push_back(Guarded(tables.cos, side));
-      rope_.cos = inputs_.back().floats();
-      inputs_.push_back(Guarded(tables.sin, side));
-      rope_.sin = inputs_.back().floats();
-      if (shape.positions) {
-        std::vector<int64_t> positions(static_cast<size_t>(rows));
-        for (int64_t &position : positions) position = random.Between(0, num_positions - 1);
-        rope_.q_positions = integers(positions);
-        rope_.k_positions = integers(positions);
+      problem.rope = MakeRope(shape.padding_left, shape.head_dim / 2 * 2, shape.n + shape.held);
+      for (std::vector<int64_t> *positions : {&problem.rope->q_positions, &problem.rope->k_positions}) {
+        if (shape.positions) positions->resize(static_cast<size_t>(shape.batch * shape.n));
+        for (int64_t &position : *positions) position = random.Between(0, shape.n + shape.held - 1);
       }
-      Both([&](auto &args) { args.rope = &rope_; });
     }
+    CallForm form = Guarded(kAskLse, place);
+    if (shape.num_threads > 0) form.scheduler = &scheduler_.scheduler;
     if (shape.with_cache) {
-      config_ = CacheConfigOf(sizes, shape.form, shape.batch + 2, shape.n + shape.held);
-      size_t bytes = 0;
-      mha_error error = {};
-      EXPECT_EQ(mha_kv_cache_size(&config_, &bytes, &error), MHA_OK) << error.message;
-      buffer_ = Memory(bytes, side, 64);
-      buffer_.Fill(0xff);
-      mha_kv_cache *cache = nullptr;
-      EXPECT_EQ(mha_kv_cache_init(&config_, buffer_.data(), buffer_.size(), &cache, &error), MHA_OK) << error.message;
-      std::vector<int64_t> sequences;
-      for (int64_t b = 0; b < shape.batch; b++) sequences.push_back(shape.batch + 1 - b);
+      cache_.emplace(CacheConfigOf(problem, shape.form, shape.batch + 2, shape.n + shape.held), place, 0xff);
+      form.cache.cache = cache_->get();
       int32_t block = 0;
-      for (const int64_t sequence : sequences) {
+      for (int64_t b = 0; b < shape.batch; b++) {
+        const int64_t sequence = shape.batch + 1 - b, count = shape.held - sequence % 2;
+        form.cache.sequences.push_back(sequence);
         if (shape.form.kind == MHA_CACHE_PAGED) {
-          std::vector<int32_t> blocks(static_cast<size_t>(config_.capacity / config_.block_positions));
+          std::vector<int32_t> blocks(static_cast<size_t>(cache_->config().capacity / cache_->config().block_positions));
           for (int32_t &entry : blocks) entry = block++;
-          EXPECT_EQ(mha_kv_cache_set_blocks(cache, sequence, blocks.data(), static_cast<int64_t>(blocks.size()), &error), MHA_OK)
-              << error.message;
+          cache_->SetBlocks(sequence, blocks);
         }
-        const int64_t count = shape.held - sequence % 2;
-        const Memory k = Guarded(random.Normals(count * 2 * shape.head_dim), side);
-        const Memory v = Guarded(random.Normals(count * 2 * shape.head_dim_v), side);
-        EXPECT_EQ(mha_kv_cache_append(cache, sequence, count, k.floats(), v.floats(), &error), MHA_OK) << error.message;
+        const Memory k = CopyOf(random.Normals(count * 2 * shape.head_dim), place);
+        const Memory v = CopyOf(random.Normals(count * 2 * shape.head_dim_v), place);
+        mha_error error;
+        Check(mha_kv_cache_append(cache_->get(), sequence, count, k.floats(), v.floats(), &error), error);
       }
-      before_ = buffer_.Bytes();
-      const int64_t *pointer = integers(sequences);
-      Both([&](auto &args) {
-        args.cache = cache;
-        args.cache_sequences = pointer;
-      });
+      before_ = cache_->buffer().Bytes();
     }
+    FillNormal(&random, kAllBiases, true, &problem);
+    if (shape.by_forward) {
+      layer_ = Create(LayerData(problem), instruction_set);
+      forward = std::make_unique<ForwardData>(layer_.get(), problem, LayerCall{form});
+    } else {
+      attention = std::make_unique<AttentionData>(NormalAttention(problem), AttentionCall{form, instruction_set});
+    }
+    data().FreezeInputs();
   }
 
-  // Does the same to both entries' arguments.
+  CallData &data() { return forward ? static_cast<CallData &>(*forward) : *attention; }
+  Cache &cache() { return *cache_; }
+
+  // Changes the arguments, of whichever entry it is.
   template <typename Change>
-  void Both(const Change &change) {
-    change(attention);
-    change(forward);
-  }
-
-  size_t WorkspaceBytes() const {
-    size_t bytes = 0;
-    mha_error error = {};
-    EXPECT_EQ(shape_.by_forward ? mha_forward_workspace(layer_.get(), &forward, &bytes, &error)
-                                : mha_attention_workspace(&attention, &bytes, &error),
-              MHA_OK)
-        << error.message;
-    return bytes;
-  }
-
-  mha_status Run(void *workspace, size_t bytes, mha_error *error) const {
-    return shape_.by_forward ? mha_forward(layer_.get(), &forward, workspace, bytes, error)
-                             : mha_attention(&attention, workspace, bytes, error);
+  void ChangeArgs(const Change &change) {
+    if (forward) change(forward->args);
+    if (attention) change(attention->args);
   }
 
   // The outputs and then the cache, as bytes. The cache is as it was before each time.
-  std::string Compute(int workspace_fill, Side side) {
+  std::string Compute(int workspace_fill, Place place) {
     Restore();
-    Memory workspace(WorkspaceBytes(), side);
-    workspace.Fill(workspace_fill);
-    mha_error error = {};
-    EXPECT_EQ(Run(workspace.data(), workspace.size(), &error), MHA_OK) << error.message;
-    return Results();
+    const Outputs outputs = data().Compute(workspace_fill, place);
+    std::string bytes;
+    for (const std::vector<float> *x : {&outputs.y, &outputs.lse}) {
+      bytes.append(reinterpret_cast<const char *>(x->data()), x->size() * sizeof(float));
+    }
+    return bytes + CacheBytes();
   }
 
   void Restore() {
-    output_.Fill(0xff);
-    lse_.Fill(0xff);
-    if (buffer_.size() > 0) std::memcpy(buffer_.data(), before_.data(), before_.size());
+    data().PoisonOutputs();
+    if (cache_) std::memcpy(cache_->buffer().data(), before_.data(), before_.size());
   }
-  std::string Results() const { return output_.Bytes() + lse_.Bytes() + buffer_.Bytes(); }
-  bool Untouched() const { return output_.Holds(0xff) && lse_.Holds(0xff) && buffer_.Bytes() == before_; }
-  Memory &buffer() { return buffer_; }
+  bool IsUntouched() { return data().OutputsAreUntouched() && CacheBytes() == before_; }
 
-  mha_attention_args attention;
-  mha_forward_args forward;
+  std::unique_ptr<AttentionData> attention;  // one of the two
+  std::unique_ptr<ForwardData> forward;
 
  private:
-  Shape shape_;
-  support::Layer layer_;
+  std::string CacheBytes() const { return cache_ ? cache_->buffer().Bytes() : std::string(); }
+
   SerialScheduler scheduler_;
-  mha_rope rope_;
-  mha_kv_cache_config config_;
-  std::vector<Memory> inputs_;
-  Memory output_, lse_, buffer_;
+  std::optional<Cache> cache_;
+  Layer layer_;
   std::string before_;
 };
 
@@ -325,7 +225,7 @@ void RunOnSpoiledStack(const Function &function) {
   pthread_attr_destroy(&attributes);
 }
 
-class CacheMemory : public support::InstructionSetTest {};
+class CacheMemory : public InstructionSetTest {};
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(CacheMemory);
 
 TEST_P(CacheMemory, NothingIsTouchedBesideWhatWasGiven) {
@@ -334,10 +234,10 @@ TEST_P(CacheMemory, NothingIsTouchedBesideWhatWasGiven) {
     what << shape;
     SCOPED_TRACE(what.str());
     std::string expected;
-    for (const Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
-      GuardedCall call(shape, instruction_set(), side), scalar(shape, MHA_INSTRUCTION_SET_SCALAR, side);
-      if (expected.empty()) expected = scalar.Compute(0xff, side);
-      EXPECT_TRUE(call.Compute(0xff, side) == expected) << (side == Side::kBeforeGuard ? "before" : "after") << " a guard page";
+    for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
+      GuardedCall call(shape, instruction_set(), place), scalar(shape, MHA_INSTRUCTION_SET_SCALAR, place);
+      if (expected.empty()) expected = scalar.Compute(0xff, place);
+      EXPECT_TRUE(call.Compute(0xff, place) == expected) << (place == Place::kBeforeGuard ? "before" : "after") << " a guard page";
     }
   }
 }
@@ -346,9 +246,9 @@ TEST_P(CacheMemory, ContentsOfTheWorkspaceDoNotReachTheResult) {
   for (const Shape &shape : Shapes()) {
     std::ostringstream what;
     what << shape;
-    GuardedCall call(shape, instruction_set(), Side::kBeforeGuard);
-    const std::string poisoned = call.Compute(0xff, Side::kBeforeGuard);
-    for (const int fill : {0x00, 0x7f, 0x3f}) EXPECT_TRUE(call.Compute(fill, Side::kAfterGuard) == poisoned) << fill << " " << what.str();
+    GuardedCall call(shape, instruction_set(), Place::kBeforeGuard);
+    const std::string poisoned = call.Compute(0xff, Place::kBeforeGuard);
+    for (const int fill : {0x00, 0x7f, 0x3f}) EXPECT_TRUE(call.Compute(fill, Place::kAfterGuard) == poisoned) << fill << " " << what.str();
   }
 }
 
@@ -358,7 +258,7 @@ TEST_P(CacheMemory, ContentsOfTheStackDoNotReachTheResult) {
   for (const int64_t keys : {16, 48, 256}) {
     for (int64_t n_q = 1; n_q <= 9; n_q++) {
       Random random(static_cast<uint64_t>(n_q));
-      support::AttentionProblem problem;
+      AttentionProblem problem;
       problem.n_q = n_q;
       problem.n_kv = keys + 24;
       problem.num_heads = n_q % 2 == 0 ? 2 : 1;  // of one kv head: a unit of twice as many rows
@@ -367,23 +267,23 @@ TEST_P(CacheMemory, ContentsOfTheStackDoNotReachTheResult) {
       problem.is_causal = true;
       problem.q_start = {keys - n_q};
       FillNormal(&random, &problem);
-      support::AttentionCall call;
+      AttentionCall call;
       call.instruction_set = instruction_set();
-      support::Outputs outputs;
+      Outputs outputs;
       RunOnSpoiledStack([&] { outputs = Attend(problem, call); });
-      EXPECT_TRUE(support::SameBits(outputs, Specify(problem))) << support::Describe(problem);
-      for (const Storage type : support::kStorageTypes) {
+      EXPECT_TRUE(SameBits(outputs, Specify(problem))) << Describe(problem);
+      for (const Storage type : kStorageTypes) {
         problem.k_type = problem.v_type = type;
         Cache cache(CacheConfigOf(problem, {MHA_CACHE_CONTIGUOUS, 0}, 1, problem.n_kv));
         cache.Append(0, {problem.k, problem.v});
         call.cache.cache = cache.get();
         call.cache.columns = problem.n_kv;
-        support::AttentionProblem queries = problem;
+        AttentionProblem queries = problem;
         queries.n_kv = 0;
         queries.k.clear();
         queries.v.clear();
         RunOnSpoiledStack([&] { outputs = Attend(queries, call); });
-        EXPECT_TRUE(support::SameBits(outputs, Specify(problem))) << support::Describe(problem);
+        EXPECT_TRUE(SameBits(outputs, Specify(problem))) << Describe(problem);
       }
     }
   }
@@ -393,30 +293,29 @@ TEST_P(CacheMemory, OneByteLessOfWorkspaceIsAnErrorThatWritesNothing) {
   for (const Shape &shape : Shapes()) {
     std::ostringstream what;
     what << shape;
-    GuardedCall call(shape, instruction_set(), Side::kBeforeGuard);
-    const size_t bytes = call.WorkspaceBytes();
+    GuardedCall call(shape, instruction_set(), Place::kBeforeGuard);
+    const size_t bytes = call.data().WorkspaceBytes();
     if (bytes == 0) continue;
     Memory workspace(bytes - 1);
     call.Restore();
-    EXPECT_EQ(call.Run(workspace.data(), workspace.size(), nullptr), MHA_ERROR_BUFFER_TOO_SMALL) << what.str();
-    EXPECT_TRUE(call.Untouched()) << what.str();
+    EXPECT_EQ(call.data().Run(workspace.data(), workspace.size(), nullptr), MHA_ERROR_BUFFER_TOO_SMALL) << what.str();
+    EXPECT_TRUE(call.IsUntouched()) << what.str();
   }
 }
 
 // A window may begin anywhere in the tree of chunks, and then leaves more states waiting than as many keys from the first one on. The rows
 // of a call stand at every distance from the borders of large subtrees.
 TEST_P(CacheMemory, TheWorkspaceHasRoomForTheStatesOfAWindowWhereverItBegins) {
-  support::AttentionProblem sizes;
+  AttentionProblem sizes;
   sizes.head_dim = sizes.head_dim_v = 16;
   sizes.k_type = sizes.v_type = Storage::kInt8;
   for (const auto &[ring, window_left] : {std::pair{1024, 1000}, {512, 300}, {1280, 1100}, {2048, 2047}, {2048, 1800}}) {
     Cache cache(CacheConfigOf(sizes, {MHA_CACHE_RING, ring}, 1, 0));
     Random random(7);
     const std::vector<float> row = random.Normals(16);
-    const support::KeysAndValues rows = {random.Normals(16 * 128), random.Normals(16 * 128)};
+    const KeysAndValues rows = {random.Normals(16 * 128), random.Normals(16 * 128)};
     std::vector<float> output(16);
-    mha_attention_args args = {};
-    args.struct_size = sizeof args;
+    mha_attention_args args = Zeroed<mha_attention_args>();
     args.batch = args.n_q = args.n_kv = args.num_heads = 1;
     args.head_dim = 16;
     args.k = args.v = args.q = row.data();
@@ -442,13 +341,13 @@ TEST_P(CacheMemory, PaddingRowsAreNotTouchedAtAll) {
     for (const bool padding_left : {false, true}) {
       const int64_t n = 40, valid = 13, first = padding_left ? n - valid : 0;
       Random random(2);
-      const Side side = padding_left ? Side::kAfterGuard : Side::kBeforeGuard;
+      const Place place = padding_left ? Place::kAfterGuard : Place::kBeforeGuard;
       std::vector<Memory> rows;
       for (const int64_t width : {4 * 6, 2 * 6, 2 * 5}) {
-        rows.push_back(Guarded(random.Normals(valid * width), side));
+        rows.push_back(CopyOf(random.Normals(valid * width), place));
         rows.back().Freeze();
       }
-      support::AttentionProblem sizes;
+      AttentionProblem sizes;
       sizes.num_kv_heads = 2;
       sizes.head_dim = 6;
       sizes.head_dim_v = 5;
@@ -456,8 +355,7 @@ TEST_P(CacheMemory, PaddingRowsAreNotTouchedAtAll) {
       Cache cache(CacheConfigOf(sizes, {MHA_CACHE_CONTIGUOUS, 0}, 1, 13));
       std::vector<float> output(n * 4 * 5), lse(4 * n);
       const int64_t lengths[] = {valid};
-      mha_attention_args args = {};
-      args.struct_size = sizeof args;
+      mha_attention_args args = Zeroed<mha_attention_args>();
       args.batch = 1;
       args.n_q = args.n_kv = n;
       args.num_heads = 4;
@@ -489,40 +387,35 @@ TEST_P(CacheMemory, TheQueryReadsNoArrayAndNothingOfTheSequences) {
     std::ostringstream what;
     what << shape;
     SCOPED_TRACE(what.str());
-    GuardedCall call(shape, instruction_set(), Side::kBeforeGuard);
-    const size_t expected = call.WorkspaceBytes();
-    mha_rope rope = {};
-    call.Both([&](auto &args) {
-      const int64_t *forbidden = PointerTo<int64_t>(page);
+    GuardedCall call(shape, instruction_set(), Place::kBeforeGuard);
+    const size_t expected = call.data().WorkspaceBytes();
+    call.ChangeArgs([&](auto &args) {
+      const auto *forbidden = reinterpret_cast<const int64_t *>(page.data());
       if (args.q_lengths) args.q_lengths = forbidden;
       if (args.kv_lengths) args.kv_lengths = forbidden;
       if (args.cache_sequences) args.cache_sequences = forbidden;
       if (shape.form.kind != MHA_CACHE_RING) args.q_start = forbidden;
-      if (args.rope) {
-        rope = *args.rope;
-        rope.cos = rope.sin = page.floats();
-        rope.q_positions = rope.k_positions = forbidden;
-        args.rope = &rope;
-      }
     });
-    call.attention.k = call.attention.v = call.attention.q = page.floats();
-    call.forward.query = page.floats();
-    EXPECT_EQ(call.WorkspaceBytes(), expected);
+    mha_rope &rope = call.data().rope;
+    rope.cos = rope.sin = page.floats();
+    rope.q_positions = rope.k_positions = reinterpret_cast<const int64_t *>(page.data());
+    if (call.attention) call.attention->args.k = call.attention->args.v = call.attention->args.q = page.floats();
+    if (call.forward) call.forward->args.query = page.floats();
+    EXPECT_EQ(call.data().WorkspaceBytes(), expected);
   }
 }
 
 // So one query for the largest call serves all of a sequence's life.
 TEST_P(CacheMemory, TheQueryDoesNotDependOnWhatTheCacheHolds) {
-  for (const support::CacheForm &form : {support::CacheForm{MHA_CACHE_CONTIGUOUS, 0}, {MHA_CACHE_PAGED, 64}, {MHA_CACHE_RING, 512}}) {
+  for (const CacheForm &form : {CacheForm{MHA_CACHE_CONTIGUOUS, 0}, {MHA_CACHE_PAGED, 64}, {MHA_CACHE_RING, 512}}) {
     Random random(3);
-    support::AttentionProblem sizes;
+    AttentionProblem sizes;
     sizes.num_kv_heads = 2;
     sizes.head_dim = 8;
     sizes.head_dim_v = 8;
     Cache cache(CacheConfigOf(sizes, form, 1, 1500));
     SpreadBlocks(&random, &cache);
-    mha_attention_args args = {};
-    args.struct_size = sizeof args;
+    mha_attention_args args = Zeroed<mha_attention_args>();
     args.batch = args.n_q = args.n_kv = 1;
     args.num_heads = 4;
     args.num_kv_heads = 2;
@@ -537,32 +430,24 @@ TEST_P(CacheMemory, TheQueryDoesNotDependOnWhatTheCacheHolds) {
     for (int n = 0; n < 4; n++) {
       cache.Append(0, {random.Normals(370 * 16), random.Normals(370 * 16)});
       EXPECT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
-      EXPECT_EQ(bytes, empty) << support::Describe(form);
+      EXPECT_EQ(bytes, empty) << Describe(form);
     }
   }
 }
 
 TEST_P(CacheMemory, TheQueryNeverShrinks) {
   Random random(4);
-  support::AttentionProblem sizes;
+  AttentionProblem sizes;
   sizes.num_kv_heads = 2;
   sizes.head_dim = 6;
   sizes.head_dim_v = 5;
   Cache contiguous(CacheConfigOf(sizes, {MHA_CACHE_CONTIGUOUS, 0}, 40, 600));
   Cache ring(CacheConfigOf(sizes, {MHA_CACHE_RING, 64}, 40, 0));
-  support::LayerProblem layer_problem;
-  layer_problem.num_heads = 4;
-  layer_problem.num_kv_heads = 2;
-  layer_problem.head_dim = 6;
-  layer_problem.head_dim_v = 5;
-  layer_problem.query_dim = layer_problem.key_dim = layer_problem.value_dim = layer_problem.output_dim = 7;
-  FillNormal(&random, support::kNoBiases, true, &layer_problem);
-  support::LayerForm form;
-  form.instruction_set = instruction_set();
-  const support::Layer layer = MakeLayer(layer_problem, form);
+  LayerProblem layer_sizes = SquareSizes(7, 4, 2, 6);
+  layer_sizes.head_dim_v = 5;
+  const Layer layer = Create(LayerData(NormalLayer(layer_sizes)), instruction_set());
   const std::vector<float> table(4096, 0.0f);
-  mha_rope rope = {};
-  rope.struct_size = sizeof rope;
+  mha_rope rope = Zeroed<mha_rope>();
   rope.num_positions = 1000;
   rope.cos = rope.sin = table.data();
   const std::vector<int64_t> zeros(40, 0);
@@ -580,10 +465,9 @@ TEST_P(CacheMemory, TheQueryNeverShrinks) {
     };
     const auto query = [&](const Sizes &s) {
       const SerialScheduler scheduler(s.num_threads);
-      mha_attention_args attention = {};
-      mha_forward_args forward = {};
+      mha_attention_args attention = Zeroed<mha_attention_args>();
+      mha_forward_args forward = Zeroed<mha_forward_args>();
       const auto set = [&](auto &args) {
-        args.struct_size = sizeof args;
         args.batch = s.batch;
         args.n_q = args.n_kv = s.n;
         args.flags |= MHA_CAUSAL;
@@ -628,27 +512,24 @@ TEST_P(CacheMemory, AttendingWithoutAppendingOnlyReadsTheCache) {
     SCOPED_TRACE(what.str());
     shape.lengths = false;
     shape.n = 3;
-    GuardedCall call(shape, instruction_set(), Side::kBeforeGuard);
-    call.attention.kv_lengths = nullptr;
-    call.attention.k = call.attention.v = nullptr;
-    call.attention.flags |= MHA_CACHE_READ;
-    call.forward.flags |= MHA_CACHE_READ;
-    Memory workspace(call.WorkspaceBytes());
+    GuardedCall call(shape, instruction_set(), Place::kBeforeGuard);
+    call.ChangeArgs([](auto &args) { args.flags |= MHA_CACHE_READ; });
+    if (call.attention) call.attention->args.k = call.attention->args.v = nullptr;
+    Memory workspace(call.data().WorkspaceBytes());
     call.Restore();
-    call.buffer().Freeze();
+    call.cache().buffer().Freeze();
     mha_error error = {};
-    EXPECT_EQ(call.Run(workspace.data(), workspace.size(), &error), MHA_OK) << error.message;
-    const mha_kv_cache *cache = call.attention.cache;
+    EXPECT_EQ(call.data().Run(workspace.data(), workspace.size(), &error), MHA_OK) << error.message;
+    const mha_kv_cache *cache = call.cache().get();
     std::vector<float> k(static_cast<size_t>(10 * 2 * shape.head_dim)), v(static_cast<size_t>(10 * 2 * shape.head_dim_v));
     int64_t length = 0;
-    mha_kv_cache_config config = {};
-    config.struct_size = sizeof config;
+    mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
     EXPECT_EQ(mha_kv_cache_length(cache, 2, &length, &error), MHA_OK) << error.message;
     EXPECT_EQ(mha_kv_cache_read(cache, 2, 0, 10, k.data(), v.data(), &error), MHA_OK) << error.message;
     EXPECT_EQ(mha_kv_cache_shape(cache, &config, &error), MHA_OK) << error.message;
     mha_kv_cache *view = nullptr;
-    EXPECT_EQ(mha_kv_cache_view(call.buffer().data(), call.buffer().size(), &view, &error), MHA_OK) << error.message;
-    call.buffer().Thaw();
+    EXPECT_EQ(mha_kv_cache_view(call.cache().buffer().data(), call.cache().buffer().size(), &view, &error), MHA_OK) << error.message;
+    call.cache().buffer().Thaw();
   }
 }
 
@@ -657,13 +538,13 @@ TEST_P(CacheMemory, AttendingWithoutAppendingOnlyReadsTheCache) {
 TEST_P(CacheMemory, ACallAllocatesNothing) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
   for (const Shape &shape : Shapes()) {
-    GuardedCall call(shape, instruction_set(), Side::kBeforeGuard);
-    Memory workspace(call.WorkspaceBytes());
+    GuardedCall call(shape, instruction_set(), Place::kBeforeGuard);
+    Memory workspace(call.data().WorkspaceBytes());
     call.Restore();
     mha_error error = {};
     AllocationWatch watch;
-    const mha_status error_status = call.Run(workspace.data(), 0, &error);
-    const mha_status status = call.Run(workspace.data(), workspace.size(), &error);
+    const mha_status error_status = call.data().Run(workspace.data(), 0, &error);
+    const mha_status status = call.data().Run(workspace.data(), workspace.size(), &error);
     watch.Stop();
     EXPECT_EQ(watch.allocations(), 0);
     EXPECT_EQ(watch.releases(), 0);
@@ -675,10 +556,11 @@ TEST_P(CacheMemory, ACallAllocatesNothing) {
 TEST_P(CacheMemory, ACallMakesNoSystemCall) {
   SKIP_WITHOUT_SYSTEM_CALL_TRAP();
   for (const Shape &shape : Shapes()) {
-    GuardedCall call(shape, instruction_set(), Side::kBeforeGuard);
-    Memory workspace(call.WorkspaceBytes());
+    GuardedCall call(shape, instruction_set(), Place::kBeforeGuard);
+    Memory workspace(call.data().WorkspaceBytes());
     call.Restore();
-    const SystemCalls calls = WatchSystemCalls([&] { return static_cast<int>(call.Run(workspace.data(), workspace.size(), nullptr)); });
+    const CallData &data = call.data();
+    const SystemCalls calls = WatchSystemCalls([&] { return static_cast<int>(data.Run(workspace.data(), workspace.size(), nullptr)); });
     EXPECT_EQ(calls.first, -1) << "system call number";
     EXPECT_EQ(calls.exit_code, static_cast<int>(MHA_OK));
   }
@@ -690,8 +572,7 @@ int UseCache(const mha_kv_cache_config &config, const Memory &buffer, const std:
   size_t bytes = 0;
   int64_t length = 0;
   const int32_t blocks[] = {3, 1, 0}, others[] = {3, 4, 5};
-  mha_kv_cache_config shape = {};
-  shape.struct_size = sizeof shape;
+  mha_kv_cache_config shape = Zeroed<mha_kv_cache_config>();
   mha_error error;
   if (mha_kv_cache_size(&config, &bytes, &error) != MHA_OK) return 1;
   if (mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, &error) != MHA_OK) return 2;
@@ -714,9 +595,9 @@ int UseCache(const mha_kv_cache_config &config, const Memory &buffer, const std:
 
 TEST(CacheFunctions, AllocateNothingMakeNoSystemCallAndStayInTheBuffer) {
   for (const uint32_t kind : {MHA_CACHE_CONTIGUOUS, MHA_CACHE_RING, MHA_CACHE_PAGED}) {
-    for (const Storage type : support::kStorageTypes) {
-      for (const Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
-        support::AttentionProblem sizes;
+    for (const Storage type : kStorageTypes) {
+      for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
+        AttentionProblem sizes;
         sizes.num_kv_heads = 2;
         sizes.head_dim = 7;
         sizes.head_dim_v = 19;
@@ -724,7 +605,7 @@ TEST(CacheFunctions, AllocateNothingMakeNoSystemCallAndStayInTheBuffer) {
         const mha_kv_cache_config config = CacheConfigOf(sizes, {kind, kind == MHA_CACHE_RING ? 48 : 16}, 2, 48);
         size_t bytes = 0;
         ASSERT_EQ(mha_kv_cache_size(&config, &bytes, nullptr), MHA_OK);
-        const Memory buffer(bytes, side, 64);
+        const Memory buffer(bytes, place, 64);
         Random random(5);
         const std::vector<float> rows = random.Normals(40 * 2 * 19);
         std::vector<float> read(40 * 2 * 19);
@@ -749,9 +630,9 @@ TEST(CacheFunctions, AllocateNothingMakeNoSystemCallAndStayInTheBuffer) {
 // A cache that nobody appends to is only read: any number of calls may do so at the same time.
 TEST_P(CacheMemory, AnyNumberOfThreadsAttendToOneCacheAtTheSameTime) {
   constexpr int kThreads = 4;
-  for (const support::CacheForm &form : {support::CacheForm{MHA_CACHE_CONTIGUOUS, 0}, {MHA_CACHE_PAGED, 16}}) {
+  for (const CacheForm &form : {CacheForm{MHA_CACHE_CONTIGUOUS, 0}, {MHA_CACHE_PAGED, 16}}) {
     Random random(6);
-    support::AttentionProblem problem;
+    AttentionProblem problem;
     problem.batch = 2;
     problem.n_q = problem.n_kv = 50;
     problem.num_heads = problem.num_kv_heads = 2;
@@ -764,17 +645,17 @@ TEST_P(CacheMemory, AnyNumberOfThreadsAttendToOneCacheAtTheSameTime) {
     Cache cache(CacheConfigOf(problem, form, 2, 50));
     SpreadBlocks(&random, &cache);
     for (int64_t b = 0; b < 2; b++) {
-      cache.Append(b, {support::SliceRows(problem.k, b, 50, 2 * 6, 0, 50), support::SliceRows(problem.v, b, 50, 2 * 5, 0, 50)});
+      cache.Append(b, {SliceRows(problem.k, b, 50, 2 * 6, 0, 50), SliceRows(problem.v, b, 50, 2 * 5, 0, 50)});
     }
-    support::AttentionProblem queries = problem;
+    AttentionProblem queries = problem;
     queries.n_kv = 0;
     queries.k.clear();
     queries.v.clear();
-    std::vector<support::Outputs> outputs(kThreads);
+    std::vector<Outputs> outputs(kThreads);
     std::vector<std::thread> threads;
     for (int n = 0; n < kThreads; n++) {
       threads.emplace_back([&, n] {
-        support::AttentionCall call;
+        AttentionCall call;
         call.instruction_set = instruction_set();
         call.cache.cache = cache.get();
         call.cache.columns = 50;
@@ -782,7 +663,7 @@ TEST_P(CacheMemory, AnyNumberOfThreadsAttendToOneCacheAtTheSameTime) {
       });
     }
     for (std::thread &thread : threads) thread.join();
-    for (const support::Outputs &output : outputs) EXPECT_TRUE(support::SameBits(output, Specify(problem))) << support::Describe(form);
+    for (const Outputs &output : outputs) EXPECT_TRUE(SameBits(output, Specify(problem))) << Describe(form);
   }
 }
 

@@ -1,6 +1,5 @@
 // Caches of keys and values: a prompt at once, token by token or in any other pieces, in any batch, on any threads and instruction set, in
 // any kind of cache, gives the bits that the specification gives for the whole sequence as it is stored.
-#include "support/cache.h"
 
 #include <gtest/gtest.h>
 #include <mha.h>
@@ -15,49 +14,21 @@
 #include <utility>
 #include <vector>
 
-#include "support/attention.h"
+#include "support/fixtures.h"
 #include "support/instruction_sets.h"
-#include "support/layer.h"
-#include "support/outputs.h"
-#include "support/random.h"
-#include "support/rounds.h"
+#include "support/replay.h"
 #include "support/rope.h"
+#include "support/rounds.h"
+#include "support/same_bits.h"
 #include "support/schedulers.h"
+#include "support/specify.h"
 
 namespace {
 
-using support::Attend;
-using support::AttentionCall;
-using support::AttentionProblem;
-using support::AttentionSizes;
-using support::Cache;
-using support::CacheConfigOf;
-using support::CacheForm;
-using support::Describe;
-using support::Forward;
-using support::kContiguousAndPaged;
-using support::KeysAndValues;
-using support::kStorageTypes;
-using support::Layer;
-using support::LayerCall;
-using support::LayerForm;
-using support::LayerProblem;
-using support::MakeLayer;
-using support::MakeRope;
-using support::Outputs;
-using support::Part;
-using support::Random;
-using support::Replay;
-using support::SameBits;
-using support::Scheduler;
-using support::SliceRows;
-using support::Specify;
-using support::SpecifyStored;
-using support::SpreadBlocks;
-using support::Storage;
+using namespace support;  // NOLINT: this file is about nothing else
 
 const float kInfinity = std::numeric_limits<float>::infinity();
-const float kNaN = support::FromBits(0xffd23456u);
+const float kNaN = FromBits(0xffd23456u);
 constexpr CacheForm kContiguous = {MHA_CACHE_CONTIGUOUS, 0};
 
 // The outputs of a history that a replay collects.
@@ -68,7 +39,7 @@ Outputs Collected(Outputs outputs) {
   return collected;
 }
 
-class KvCache : public support::InstructionSetTest {
+class KvCache : public InstructionSetTest {
  protected:
   AttentionProblem History(int64_t batch, int64_t n, int64_t head_dim = 6, int64_t head_dim_v = 5, int64_t group = 2) const {
     Random random(static_cast<uint64_t>(batch + 10 * n + 100 * head_dim));
@@ -96,7 +67,7 @@ class KvCache : public support::InstructionSetTest {
     history.output_dim = 10;
     history.is_causal = true;
     Random random(static_cast<uint64_t>(batch + 10 * n));
-    FillNormal(&random, support::kAllBiases, true, &history);
+    FillNormal(&random, kAllBiases, true, &history);
     return history;
   }
 
@@ -147,7 +118,7 @@ class KvCache : public support::InstructionSetTest {
   // In random pieces, on random numbers of threads.
   void Run(Random *random, const AttentionProblem &history, int64_t most, Replay *replay) const {
     while (!replay->Finished()) {
-      const Scheduler scheduler(static_cast<uint32_t>(random->Between(1, 3)), support::RunBackwards);
+      const Scheduler scheduler(static_cast<uint32_t>(random->Between(1, 3)), RunBackwards);
       AttentionCall call = Call(random->Chance(0.5) ? scheduler.get() : nullptr);
       call.workspace_misalignment = static_cast<size_t>(random->Between(0, 63));
       replay->Step(history, replay->RandomParts(random, most), call, random->Chance(0.5));
@@ -158,7 +129,7 @@ class KvCache : public support::InstructionSetTest {
     while (!replay->Finished()) replay->Step(history, replay->EachBy(count), Call());
   }
 
-  support::Sample sample_;  // for tests of many cases
+  Sample sample_;  // for tests of many cases
 };
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(KvCache);
 
@@ -266,7 +237,7 @@ TEST_P(KvCache, OfSeveralChunksGivesTheBitsOfTheSpecificationTokenByTokenOnAnyTh
       Replay replay = ReplayOf(history, &cache);
       replay.SetLength(0, 1288);
       for (uint32_t num_threads = 1; !replay.Finished(); num_threads = num_threads % 4 + 1) {
-        const Scheduler scheduler(num_threads, num_threads % 2 ? support::RunBackwards : support::RunOnThreads);
+        const Scheduler scheduler(num_threads, num_threads % 2 ? RunBackwards : RunOnThreads);
         replay.Step(history, {{0, 1}}, Call(scheduler.get()));
       }
       EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 0, 1300, Width(history), 1288, 12), expected.y))
@@ -387,7 +358,7 @@ TEST_P(KvCache, GivesTheSameBitsOnAnyThreads) {
   history.v_type = Storage::kBf16;
   const Outputs expected = Collected(Specify(history));
   for (uint32_t num_threads = 1; num_threads <= 4; num_threads++) {
-    for (const auto parallel_for : {support::RunOnThreads, support::RunBackwards}) {
+    for (const auto parallel_for : {RunOnThreads, RunBackwards}) {
       const Scheduler scheduler(num_threads, parallel_for);
       Cache cache(CacheConfigOf(history, kContiguous, 3, 300));
       Replay replay = ReplayOf(history, &cache);
@@ -416,7 +387,7 @@ TEST_P(KvCache, OfManyPositionsAndFewHeadsGivesTheSameBitsOnAnyThreads) {
       tokens.q = SliceRows(history.q, 0, n, history.num_heads * history.head_dim, n - last, last);
       const Outputs expected = Specify(tokens);
       for (const uint32_t num_threads : {1u, 2u, 3u, 5u}) {
-        const Scheduler scheduler(num_threads, num_threads == 3 ? support::RunBackwards : support::RunOnThreads);
+        const Scheduler scheduler(num_threads, num_threads == 3 ? RunBackwards : RunOnThreads);
         Random random(num_threads);
         Cache cache(CacheConfigOf(history, form, 1, n));
         SpreadBlocks(&random, &cache);
@@ -548,7 +519,7 @@ TEST_P(KvCache, IsLeftAsItIsByACallWithoutQueries) {
   for (const AttentionProblem *step : {&without_rows, &without_sequences}) {
     AttentionCall call = Call();
     call.cache.cache = cache.get();
-    call.asked = support::kAskNothing;
+    call.asked = kAskNothing;
     Attend(*step, call);
     EXPECT_EQ(cache.Length(0), 0) << Describe(*step);
   }
@@ -605,7 +576,7 @@ TEST_P(KvCache, OfALayerGivesTheBitsOfTheSpecificationInAnyPieces) {
         SpreadBlocks(&random, &cache);
         Replay replay(history, history.y_width(), &cache, {2, 3, 0});
         while (!replay.Finished()) {
-          const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 3)), support::RunBackwards);
+          const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 3)), RunBackwards);
           LayerCall call;
           if (random.Chance(0.5)) call.scheduler = scheduler.get();
           replay.Step(history, replay.RandomParts(&random, 270), layer.get(), call, random.Chance(0.5));
@@ -625,7 +596,7 @@ TEST_P(KvCache, OfALayerIsAttendedToAsItIs) {
     problem.key_dim = problem.value_dim = 7;
     problem.k_type = problem.v_type = type;
     Random random(5);
-    FillNormal(&random, support::kAllBiases, true, &problem);
+    FillNormal(&random, kAllBiases, true, &problem);
     const Layer layer = Make(problem, instruction_set());
     Cache cache(CacheConfigOf(problem, kContiguous, 2, 270));
     LayerCall call;
@@ -638,7 +609,7 @@ TEST_P(KvCache, OfALayerIsAttendedToAsItIs) {
     queries.has_key = false;
     queries.key.clear();
     call.cache.read = true;
-    call.asked &= ~(support::kAskK | support::kAskV);
+    call.asked &= ~(kAskK | kAskV);
     EXPECT_TRUE(SameBits(Forward(layer.get(), queries, call), expected)) << "reading";
     EXPECT_EQ(cache.Length(0), 270);
   }
@@ -648,8 +619,8 @@ TEST_P(KvCache, OfALayerIsAttendedToAsItIs) {
 
 TEST_P(KvCache, ReadsBackWhatTheContractSaysIsStored) {
   Random random(6);
-  for (const support::Values kind : {support::Values::kNormal, support::Values::kWide, support::Values::kTies, support::Values::kTiny,
-                                     support::Values::kHuge, support::Values::kSpecial}) {
+  for (const Values kind : {Values::kNormal, Values::kWide, Values::kTies, Values::kTiny,
+                                     Values::kHuge, Values::kSpecial}) {
     for (const Storage type : kStorageTypes) {
       for (const bool same : {true, false}) {
         AttentionProblem history = History(1, 70, 19, 33);
@@ -758,7 +729,7 @@ TEST_P(KvCache, SlotsThatHoldNoPositionAreNotRead) {
     for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}}) {
       for (const int fill : {0x00, 0xff, 0x7f}) {
         Random random(8);
-        Cache cache(CacheConfigOf(history, form, 1, 270), static_cast<unsigned char>(fill));
+        Cache cache(CacheConfigOf(history, form, 1, 270), Place::kAnywhere, fill);
         SpreadBlocks(&random, &cache);
         const std::vector<float> spoiled_k(history.k.size(), kNaN), spoiled_v(history.v.size(), kInfinity);
         if (fill == 0x7f) cache.Append(0, {spoiled_k, spoiled_v});
@@ -901,8 +872,7 @@ TEST_P(KvCache, AViewOfACopiedBufferContinuesWithTheSameBits) {
       for (int64_t n = 0; n < 10; n++) replay.Step(history, replay.EachBy(20), Call());
       Cache copy = cache.Copy();
       EXPECT_EQ(copy.Length(1), 200);
-      mha_kv_cache_config config = {};
-      config.struct_size = sizeof config;
+      mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
       mha_error error = {};
       EXPECT_EQ(mha_kv_cache_shape(copy.get(), &config, &error), MHA_OK) << error.message;
       EXPECT_EQ(config.capacity, cache.config().capacity);
@@ -922,8 +892,7 @@ TEST_P(KvCache, TellsItsShape) {
   config.head_dim_v = 0;
   config.v_type = MHA_TYPE_INT8;
   const Cache cache(config);
-  mha_kv_cache_config shape = {};
-  shape.struct_size = sizeof shape;
+  mha_kv_cache_config shape = Zeroed<mha_kv_cache_config>();
   mha_error error = {};
   ASSERT_EQ(mha_kv_cache_shape(cache.get(), &shape, &error), MHA_OK) << error.message;
   EXPECT_EQ(shape.num_sequences, 3);
@@ -972,7 +941,7 @@ TEST_P(KvCache, ARingTakesCallsThatAreLongerThanItself) {
         history.window_left = left;
         const Outputs expected = Collected(Specify(history));
         for (const int64_t count : {40, 300, 400}) {
-          const Scheduler scheduler(3, support::RunBackwards);
+          const Scheduler scheduler(3, RunBackwards);
           Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, capacity}, 2, 400));
           Replay replay = ReplayOf(history, &cache);
           for (bool threads = false; !replay.Finished(); threads = !threads) {
@@ -1044,7 +1013,7 @@ TEST_P(KvCache, ACopiedPrefixOfARingIsTheSequenceUpToThere) {
     Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, 16}, 2, n));
     cache.Append(0, {SliceRows(history.k, 0, n, 2 * 6, 0, written), SliceRows(history.v, 0, n, 2 * 5, 0, written)});
     cache.CopyPrefix(0, 1, length);
-    EXPECT_TRUE(SameBits(cache.Read(1, length - 6, 6), support::SpecifyStored(history, 0, length - 6, 6)));
+    EXPECT_TRUE(SameBits(cache.Read(1, length - 6, 6), SpecifyStored(history, 0, length - 6, 6)));
     Replay replay = ReplayOf(history, &cache, {1});
     replay.SetLength(0, length);
     RunEachBy(9, history, &replay);

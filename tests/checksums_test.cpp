@@ -17,17 +17,18 @@
 #include <fstream>
 #include <limits>
 #include <map>
-#include <memory>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "support/aligned.h"
+#include "support/fixtures.h"
 #include "support/instruction_sets.h"
 #include "support/schedulers.h"
 
 namespace {
+
+using namespace support;  // NOLINT: this file is about nothing else
 
 using Checksums = std::map<std::string, uint64_t>;
 
@@ -36,51 +37,21 @@ constexpr uint32_t kNaN = 0x7fc00000u, kOtherNaN = 0xff812345u, kInfinity = 0x7f
 
 // ---- Inputs and checksums
 
-// Integers, and numbers that are made of them exactly.
-class Numbers {
- public:
-  explicit Numbers(uint64_t seed) : state_(seed) {}
-
-  // splitmix64
-  uint64_t Next() {
-    uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
+// Numbers of 16 bits between 2^-3 and 2 in magnitude.
+std::vector<uint16_t> Halves(Random *random, int64_t count, uint32_t type) {
+  const int mantissa_bits = type == MHA_TYPE_F16 ? 10 : 7, bias = type == MHA_TYPE_F16 ? 15 : 127;
+  std::vector<uint16_t> x(static_cast<size_t>(count));
+  for (uint16_t &value : x) {
+    const uint64_t z = random->Next();
+    const int exponent = bias - 3 + static_cast<int>(z >> 32 & 3);
+    value = static_cast<uint16_t>((z & 0x8000u) | (z & ((1u << mantissa_bits) - 1)) | static_cast<uint32_t>(exponent << mantissa_bits));
   }
+  return x;
+}
 
-  // Multiples of factor * 2^-23 from -factor to below factor, a power of two.
-  std::vector<float> Floats(int64_t count, float factor = 1.0f) {
-    std::vector<float> x(static_cast<size_t>(count));
-    for (float &value : x) value = static_cast<float>(static_cast<int32_t>(Next() >> 40) - (1 << 23)) * 0x1p-23f * factor;
-    return x;
-  }
-
-  // Numbers of 16 bits between 2^-3 and 2 in magnitude.
-  std::vector<uint16_t> Halves(int64_t count, uint32_t type) {
-    const int mantissa_bits = type == MHA_TYPE_F16 ? 10 : 7, bias = type == MHA_TYPE_F16 ? 15 : 127;
-    std::vector<uint16_t> x(static_cast<size_t>(count));
-    for (uint16_t &value : x) {
-      const uint64_t z = Next();
-      const int exponent = bias - 3 + static_cast<int>(z >> 32 & 3);
-      value = static_cast<uint16_t>((z & 0x8000u) | (z & ((1u << mantissa_bits) - 1)) | static_cast<uint32_t>(exponent << mantissa_bits));
-    }
-    return x;
-  }
-
-  std::vector<unsigned char> Bytes(int64_t count) {
-    std::vector<unsigned char> x(static_cast<size_t>(count));
-    for (unsigned char &value : x) value = static_cast<unsigned char>(Next() >> 56);
-    return x;
-  }
-
- private:
-  uint64_t state_;
-};
-
-float FromBits(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
+std::vector<unsigned char> RandomBytes(Random *random, int64_t count) {
+  std::vector<unsigned char> x(static_cast<size_t>(count));
+  for (unsigned char &value : x) value = static_cast<unsigned char>(random->Next() >> 56);
   return x;
 }
 
@@ -101,36 +72,13 @@ class Sum {
   uint64_t sum_ = 14695981039346656037u;
 };
 
-void Check(mha_status status, const mha_error &error) { EXPECT_EQ(status, MHA_OK) << error.message; }
-
-// Zeros, aligned to 64 bytes.
-class Buffer {
- public:
-  explicit Buffer(size_t bytes) : bytes_(bytes), memory_(support::NewAligned(bytes)) {
-    std::memset(memory_.get(), 0, bytes);
-  }
-  unsigned char *data() const { return memory_.get(); }
-  size_t size() const { return bytes_; }
-
- private:
-  size_t bytes_;
-  support::Aligned memory_;
-};
-
 // A packed layer and a cache begin with 8 letters, the byte order and the version of the format, and have a header of 256 bytes, of which
 // the contract number is a part.
 constexpr size_t kHeaderBytes = 256;
-std::string FormatOf(const Buffer &buffer) {
+std::string FormatOf(const Memory &buffer) {
   uint32_t version;
   std::memcpy(&version, buffer.data() + 12, sizeof version);
   return " format " + std::to_string(version);
-}
-
-template <typename Struct>
-Struct Zeroed() {
-  Struct zeroed = {};
-  zeroed.struct_size = sizeof zeroed;
-  return zeroed;
 }
 
 // ---- The cases
@@ -155,195 +103,157 @@ class Cases {
     EXPECT_TRUE(checksums_.emplace(name, sum.value()).second) << "two cases have the name " << name;
   }
 
+  void RecordBytes(const std::string &name, const Memory &buffer) {
+    Record(name + FormatOf(buffer), Sum().Add(buffer.data() + kHeaderBytes, buffer.size() - kHeaderBytes));
+  }
+
   // ---- mha_attention
 
-  mha_attention_args Sizes(int64_t batch, int64_t n_q, int64_t n_kv, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                           int64_t head_dim_v) const {
-    mha_attention_args args = Zeroed<mha_attention_args>();
-    args.batch = batch;
-    args.n_q = n_q;
-    args.n_kv = n_kv;
-    args.num_heads = heads;
-    args.num_kv_heads = kv_heads;
-    args.head_dim = head_dim;
-    args.head_dim_v = head_dim_v;
-    return args;
+  AttentionProblem Sizes(int64_t batch, int64_t n_q, int64_t n_kv, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                         int64_t head_dim_v) const {
+    AttentionProblem problem;
+    problem.batch = batch;
+    problem.n_q = n_q;
+    problem.n_kv = n_kv;
+    problem.num_heads = heads;
+    problem.num_kv_heads = kv_heads;
+    problem.head_dim = head_dim;
+    problem.head_dim_v = head_dim_v;
+    return problem;
   }
 
-  // All outputs. columns: of those with one number per pair, 0 = none of these.
-  void Attend(mha_attention_args args, int64_t columns, Sum *sum) const {
-    const size_t rows = static_cast<size_t>(args.batch * args.n_q * args.num_heads), pairs = rows * static_cast<size_t>(columns);
-    std::vector<float> output(rows * static_cast<size_t>(args.head_dim_v)), lse(rows), weights(pairs), scores(pairs), scaled(pairs),
-        masked(pairs);
-    mha_taps taps = Zeroed<mha_taps>();
-    taps.scores = scores.data();
-    taps.scaled_scores = scaled.data();
-    taps.masked_scores = masked.data();
-    args.output = output.data();
-    args.lse = lse.data();
-    if (columns > 0) {
-      args.attention_weights = weights.data();
-      args.taps = &taps;
-    }
-    args.scheduler = scheduler_;
-    args.instruction_set = instruction_set_;
-    size_t bytes = 0;
-    mha_error error = {};
-    Check(mha_attention_workspace(&args, &bytes, &error), error);
-    std::vector<unsigned char> workspace(bytes);
-    Check(mha_attention(&args, workspace.data(), bytes, &error), error);
-    sum->Add(output).Add(lse).Add(weights).Add(scores).Add(scaled).Add(masked);
+  static AttentionProblem Filled(AttentionProblem problem, uint64_t seed, float factor = 1.0f) {
+    Random random(seed);
+    problem.q = random.Uniforms(problem.batch * problem.n_q * problem.num_heads * problem.head_dim, factor);
+    problem.k = random.Uniforms(problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim, factor);
+    problem.v = random.Uniforms(problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim_v);
+    return problem;
+  }
+  static AttentionProblem Filled(AttentionProblem problem, const std::string &name, float factor = 1.0f) {
+    return Filled(std::move(problem), Sum().Add(name.data(), name.size()).value(), factor);
   }
 
-  struct Inputs {
-    std::vector<float> q, k, v;
-  };
-
-  Inputs InputsOf(const mha_attention_args &args, uint64_t seed, float factor = 1.0f) const {
-    Numbers numbers(seed);
-    Inputs inputs;
-    inputs.q = numbers.Floats(args.batch * args.n_q * args.num_heads * args.head_dim, factor);
-    inputs.k = numbers.Floats(args.batch * args.n_kv * args.num_kv_heads * args.head_dim, factor);
-    inputs.v = numbers.Floats(args.batch * args.n_kv * args.num_kv_heads * args.head_dim_v);
-    return inputs;
+  // with_pairs: all outputs; else all but those with one number per pair.
+  AttentionCall Form(bool with_pairs = true) const {
+    AttentionCall call;
+    call.asked = with_pairs ? kAskAll & ~kAskContext : kAskLse;
+    call.scheduler = scheduler_;
+    call.instruction_set = instruction_set_;
+    return call;
   }
 
-  void Attention(const std::string &name, mha_attention_args args, const Inputs &inputs) {
-    if (!args.q) args.q = inputs.q.data();
-    if (!args.k) args.k = inputs.k.data();
-    if (!args.v) args.v = inputs.v.data();
+  static void Add(const Outputs &outputs, Sum *sum) {
+    sum->Add(outputs.y).Add(outputs.lse).Add(outputs.attention_weights);
+    sum->Add(outputs.scores).Add(outputs.scaled_scores).Add(outputs.masked_scores);
+  }
+
+  void RecordOutputs(const std::string &name, const Outputs &outputs) {
     Sum sum;
-    Attend(args, args.n_kv, &sum);
+    Add(outputs, &sum);
     Record(name, sum);
   }
 
-  void Attention(const std::string &name, const mha_attention_args &args, float factor = 1.0f) {
-    Attention(name, args, InputsOf(args, Sum().Add(name.data(), name.size()).value(), factor));
+  void Attention(const std::string &name, const AttentionProblem &sizes, float factor = 1.0f) {
+    RecordOutputs(name, Attend(Filled(sizes, name, factor), Form()));
   }
 
   // With queries x_i and the keys 0 and -1, weights and context show exp(-x_i); with all scores 0, lse shows log(i + 1).
   void Functions() {
-    mha_attention_args args = Sizes(1, 4096, 2, 1, 1, 1, 1);
-    args.scale = 1.0f;
-    Inputs inputs;
-    for (int i = 0; i < 4096; i++) inputs.q.push_back(static_cast<float>(i * 23) * 0x1p-10f);
-    inputs.k = {0.0f, -1.0f};
-    inputs.v = {0.0f, 1.0f};
-    Attention("exp from 0 to -92", args, inputs);
-    for (float &x : inputs.q) x = x * 0x1p-20f;
-    Attention("exp next to 0", args, inputs);
+    AttentionProblem problem = Sizes(1, 4096, 2, 1, 1, 1, 1);
+    problem.scale = 1.0f;
+    for (int i = 0; i < 4096; i++) problem.q.push_back(static_cast<float>(i * 23) * 0x1p-10f);
+    problem.k = {0.0f, -1.0f};
+    problem.v = {0.0f, 1.0f};
+    RecordOutputs("exp from 0 to -92", Attend(problem, Form()));
+    for (float &x : problem.q) x = x * 0x1p-20f;
+    RecordOutputs("exp next to 0", Attend(problem, Form()));
 
-    args = Sizes(1, 2000, 2000, 1, 1, 1, 1);
-    args.flags |= MHA_CAUSAL;
-    inputs.q.assign(2000, 1.0f);
-    inputs.k.assign(2000, 0.0f);
-    inputs.v.assign(2000, 1.0f);
-    args.q = inputs.q.data();
-    args.k = inputs.k.data();
-    args.v = inputs.v.data();
-    Sum sum;
-    Attend(args, 0, &sum);
-    Record("log from 1 to 2000", sum);
+    problem = Sizes(1, 2000, 2000, 1, 1, 1, 1);
+    problem.is_causal = true;
+    problem.q.assign(2000, 1.0f);
+    problem.k.assign(2000, 0.0f);
+    problem.v.assign(2000, 1.0f);
+    RecordOutputs("log from 1 to 2000", Attend(problem, Form(false)));
   }
 
   void Attentions() {
-    mha_attention_args args = Sizes(2, 37, 37, 3, 3, 16, 16);
-    Attention("attention", args);
-    args.flags |= MHA_CAUSAL;
-    Attention("attention causal", args);
-    Attention("attention causal, scores far apart", args, 16.0f);
-    Attention("attention causal, subnormal products", args, 0x1p-74f);
-    args.scale = -0.75f;
-    Attention("attention with a scale", args);
-    args = Sizes(1, 21, 290, 8, 2, 33, 33);
-    args.flags |= MHA_CAUSAL;
-    Attention("attention of grouped heads", args);
-    args = Sizes(2, 19, 45, 4, 1, 24, 7);
-    Attention("attention of one kv head, narrow values", args);
-    args = Sizes(1, 9, 33, 2, 2, 5, 50);
-    Attention("attention of wide values", args);
-    args = Sizes(1, 3, 40, 2, 1, 600, 8);
-    Attention("attention of heads of 600", args);
-    args = Sizes(1, 25, 300, 2, 1, 100, 16);  // scores of four blocks of terms, the last one short
-    args.flags |= MHA_CAUSAL;
-    Attention("attention of heads of 100", args);
-    args = Sizes(2, 5, 0, 2, 1, 4, 4);
-    Attention("attention to nothing", args);
+    AttentionProblem problem = Sizes(2, 37, 37, 3, 3, 16, 16);
+    Attention("attention", problem);
+    problem.is_causal = true;
+    Attention("attention causal", problem);
+    Attention("attention causal, scores far apart", problem, 16.0f);
+    Attention("attention causal, subnormal products", problem, 0x1p-74f);
+    problem.scale = -0.75f;
+    Attention("attention with a scale", problem);
+    problem = Sizes(1, 21, 290, 8, 2, 33, 33);
+    problem.is_causal = true;
+    Attention("attention of grouped heads", problem);
+    Attention("attention of one kv head, narrow values", Sizes(2, 19, 45, 4, 1, 24, 7));
+    Attention("attention of wide values", Sizes(1, 9, 33, 2, 2, 5, 50));
+    Attention("attention of heads of 600", Sizes(1, 3, 40, 2, 1, 600, 8));
+    problem = Sizes(1, 25, 300, 2, 1, 100, 16);  // scores of four blocks of terms, the last one short
+    problem.is_causal = true;
+    Attention("attention of heads of 100", problem);
+    Attention("attention to nothing", Sizes(2, 5, 0, 2, 1, 4, 4));
 
-    args = Sizes(1, 3, 2100, 4, 2, 16, 12);
-    args.flags |= MHA_CAUSAL;
-    Attention("attention to 9 chunks", args);
-    args.n_q = 1;
-    args.n_kv = 5000;
-    Attention("attention of one row to 20 chunks", args);
-    args = Sizes(1, 700, 700, 1, 1, 8, 8);
-    args.flags |= MHA_CAUSAL;
-    Attention("attention of 700 rows", args);
-    args.flags |= MHA_WINDOW_LEFT;
-    args.window_left = 130;
-    Attention("attention of 700 rows in a window", args);
-    args.flags &= ~MHA_CAUSAL;
-    args.flags |= MHA_WINDOW_RIGHT;
-    args.window_right = 30;
-    Attention("attention of 700 rows in a window on both sides", args);
+    problem = Sizes(1, 3, 2100, 4, 2, 16, 12);
+    problem.is_causal = true;
+    Attention("attention to 9 chunks", problem);
+    problem.n_q = 1;
+    problem.n_kv = 5000;
+    Attention("attention of one row to 20 chunks", problem);
+    problem = Sizes(1, 700, 700, 1, 1, 8, 8);
+    problem.is_causal = true;
+    Attention("attention of 700 rows", problem);
+    problem.window_left = 130;
+    Attention("attention of 700 rows in a window", problem);
+    problem.is_causal = false;
+    problem.window_right = 30;
+    Attention("attention of 700 rows in a window on both sides", problem);
 
-    const int64_t q_start[] = {0, 400, 30}, q_lengths[] = {20, 0, 7}, kv_lengths[] = {280, 300, 31};
-    args = Sizes(3, 20, 300, 2, 1, 8, 8);
-    args.flags |= MHA_CAUSAL;
-    args.q_start = q_start;
-    Attention("attention from given positions", args);
-    args.q_lengths = q_lengths;
-    args.kv_lengths = kv_lengths;
-    Attention("attention with padding", args);
-    args.flags |= MHA_PADDING_LEFT;
-    Attention("attention with padding on the left", args);
-    args.flags |= MHA_WINDOW_LEFT;
-    args.window_left = 9;
-    Attention("attention with padding on the left in a window", args);
+    problem = Sizes(3, 20, 300, 2, 1, 8, 8);
+    problem.is_causal = true;
+    problem.q_start = {0, 400, 30};
+    Attention("attention from given positions", problem);
+    problem.q_lengths = {20, 0, 7};
+    problem.kv_lengths = {280, 300, 31};
+    Attention("attention with padding", problem);
+    problem.padding_left = true;
+    Attention("attention with padding on the left", problem);
+    problem.window_left = 9;
+    Attention("attention with padding on the left in a window", problem);
 
-    args = Sizes(1, 7, 300, 2, 1, 20, 12);
     for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16}) {
-      Numbers numbers(type);
-      const std::vector<uint16_t> k = numbers.Halves(300 * 20, type), v = numbers.Halves(300 * 12, type);
-      args.k_type = args.v_type = type;
-      args.k = k.data();
-      args.v = v.data();
-      Attention(std::string("attention to keys and values given in ") + kTypeNames[type], args);
+      const std::string name = std::string("attention to keys and values given in ") + kTypeNames[type];
+      Random random(type);
+      const std::vector<uint16_t> k = Halves(&random, 300 * 20, type), v = Halves(&random, 300 * 12, type);
+      AttentionData data(Filled(Sizes(1, 7, 300, 2, 1, 20, 12), name), Form());
+      data.args.k_type = data.args.v_type = type;
+      data.args.k = k.data();
+      data.args.v = v.data();
+      RecordOutputs(name, data.Compute());
     }
   }
 
   void NotFinite() {
-    mha_attention_args args = Sizes(1, 40, 300, 2, 1, 8, 8);
-    args.flags |= MHA_CAUSAL;
+    AttentionProblem sizes = Sizes(1, 40, 300, 2, 1, 8, 8);
+    sizes.is_causal = true;
     const uint32_t special[] = {kNaN, kOtherNaN, kInfinity, kNegativeInfinity};
     const char *const names[] = {"NaN", "another NaN", "infinity", "-infinity"};
     for (int n = 0; n < 4; n++) {
-      Inputs inputs = InputsOf(args, 77);
-      inputs.q[5 * 16 + 3] = inputs.k[270 * 8 + 1] = inputs.k[290 * 8 + 7] = inputs.v[280 * 8 + 2] = FromBits(special[n]);
-      Attention(std::string("attention with ") + names[n], args, inputs);
+      AttentionProblem problem = Filled(sizes, 77);
+      problem.q[5 * 16 + 3] = problem.k[270 * 8 + 1] = problem.k[290 * 8 + 7] = problem.v[280 * 8 + 2] = FromBits(special[n]);
+      RecordOutputs(std::string("attention with ") + names[n], Attend(problem, Form()));
     }
-    Inputs inputs = InputsOf(args, 78);
-    for (size_t i = 0; i < 256 * 8; i++) inputs.k[i] = std::numeric_limits<float>::quiet_NaN();
-    Attention("attention with a chunk of NaN", args, inputs);
-    for (size_t i = 0; i < 300 * 8; i++) inputs.k[i] = i % 8 == 0 ? FromBits(kNegativeInfinity) : 0.0f;
-    for (size_t i = 0; i < inputs.q.size(); i += 8) inputs.q[i] = i % 3 == 0 ? 1.0f : -1.0f;
-    Attention("attention with scores of -infinity and infinity alone", args, inputs);
+    AttentionProblem problem = Filled(sizes, 78);
+    for (size_t i = 0; i < 256 * 8; i++) problem.k[i] = std::numeric_limits<float>::quiet_NaN();
+    RecordOutputs("attention with a chunk of NaN", Attend(problem, Form()));
+    for (size_t i = 0; i < 300 * 8; i++) problem.k[i] = i % 8 == 0 ? FromBits(kNegativeInfinity) : 0.0f;
+    for (size_t i = 0; i < problem.q.size(); i += 8) problem.q[i] = i % 3 == 0 ? 1.0f : -1.0f;
+    RecordOutputs("attention with scores of -infinity and infinity alone", Attend(problem, Form()));
   }
 
   // ---- mha_rope_tables
-
-  struct Tables {
-    std::vector<float> cos, sin;
-  };
-
-  Tables TablesOf(const mha_rope_config &config) const {
-    Tables tables;
-    tables.cos.resize(static_cast<size_t>(config.num_positions * config.dims / 2));
-    tables.sin = tables.cos;
-    mha_error error = {};
-    Check(mha_rope_tables(&config, tables.cos.data(), tables.sin.data(), &error), error);
-    return tables;
-  }
 
   mha_rope_config RopeConfig(int64_t dims, int64_t first, int64_t positions) const {
     mha_rope_config config = Zeroed<mha_rope_config>();
@@ -353,20 +263,23 @@ class Cases {
     return config;
   }
 
-  mha_rope RopeOf(const Tables &tables, uint32_t style, int64_t dims, int64_t positions) const {
-    mha_rope rope = Zeroed<mha_rope>();
-    rope.style = style;
-    rope.dims = dims;
-    rope.num_positions = positions;
-    rope.cos = tables.cos.data();
-    rope.sin = tables.sin.data();
+  Rope RopeOf(const mha_rope_config &config, bool is_interleaved = false) const {
+    Rope rope;
+    rope.is_interleaved = is_interleaved;
+    rope.dims = config.dims;
+    rope.num_positions = config.num_positions;
+    rope.table_stride = config.dims / 2;
+    rope.cos.resize(static_cast<size_t>(config.num_positions * config.dims / 2));
+    rope.sin = rope.cos;
+    mha_error error;
+    Check(mha_rope_tables(&config, rope.cos.data(), rope.sin.data(), &error), error);
     return rope;
   }
 
   void RecordTables(const std::string &name, const mha_rope_config &config) {
-    const Tables tables = TablesOf(config);
+    const Rope rope = RopeOf(config);
     Sum sum;
-    Record(name, sum.Add(tables.cos).Add(tables.sin));
+    Record(name, sum.Add(rope.cos).Add(rope.sin));
   }
 
   void Rotations() {
@@ -391,225 +304,151 @@ class Cases {
     config = RopeConfig(16, 0, 2 * n);
     config.yarn_factor = 4.0;
     config.yarn_original_positions = 64;
-    const Tables plain = TablesOf(RopeConfig(16, 0, 2 * n)), yarn = TablesOf(config);
     std::vector<int64_t> positions;
-    Numbers numbers(9);
-    for (int64_t i = 0; i < n; i++) positions.push_back(static_cast<int64_t>(numbers.Next() % static_cast<uint64_t>(2 * n)));
-    mha_attention_args args = Sizes(1, n, n, 4, 2, 18, 10);
-    args.flags |= MHA_CAUSAL;
-    for (const uint32_t style : {MHA_ROPE_HALF, MHA_ROPE_INTERLEAVED}) {
-      const std::string name = std::string("attention rotated ") + (style == MHA_ROPE_HALF ? "by halves" : "interleaved");
-      mha_rope rope = RopeOf(plain, style, 16, 2 * n);
-      args.rope = &rope;
-      Attention(name, args);
-      rope.q_positions = rope.k_positions = positions.data();
-      Attention(name + " at given positions", args);
-      rope = RopeOf(yarn, style, 16, 2 * n);
-      Attention(name + " with YaRN", args);
+    Random random(9);
+    for (int64_t i = 0; i < n; i++) positions.push_back(random.Below(2 * n));
+    AttentionProblem problem = Sizes(1, n, n, 4, 2, 18, 10);
+    problem.is_causal = true;
+    for (const bool is_interleaved : {false, true}) {
+      const std::string name = std::string("attention rotated ") + (is_interleaved ? "interleaved" : "by halves");
+      problem.rope = RopeOf(RopeConfig(16, 0, 2 * n), is_interleaved);
+      Attention(name, problem);
+      problem.rope->q_positions = problem.rope->k_positions = positions;
+      Attention(name + " at given positions", problem);
+      problem.rope = RopeOf(config, is_interleaved);
+      Attention(name + " with YaRN", problem);
     }
   }
 
   // ---- mha_forward
 
-  // [in, out], smaller the more of them are added up.
-  static std::vector<float> Matrix(Numbers *numbers, int64_t in, int64_t out) {
-    return numbers->Floats(in * out, in > 128 ? 0.125f : in > 32 ? 0.25f : 0.5f);
-  }
-
-  struct Model {
-    mha_layer_config config = Zeroed<mha_layer_config>();
-    std::vector<float> w_q, w_k, w_v, w_o, b_q, b_k, b_v, b_o;
-    mha_layer_weights weights = Zeroed<mha_layer_weights>();
-  };
-
-  Model ModelOf(uint64_t seed, int64_t dim, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t head_dim_v, int64_t output_dim,
-                bool has_biases) const {
-    Numbers numbers(seed);
-    Model m;
-    m.config.query_dim = dim;
-    m.config.output_dim = output_dim;
-    m.config.num_heads = heads;
-    m.config.num_kv_heads = kv_heads;
-    m.config.head_dim = head_dim;
-    m.config.head_dim_v = head_dim_v;
-    m.w_q = Matrix(&numbers, dim, heads * head_dim);
-    m.w_k = Matrix(&numbers, dim, kv_heads * head_dim);
-    m.w_v = Matrix(&numbers, dim, kv_heads * head_dim_v);
-    if (output_dim > 0) m.w_o = Matrix(&numbers, heads * head_dim_v, output_dim);
+  LayerProblem ModelOf(uint64_t seed, int64_t dim, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t head_dim_v,
+                       int64_t output_dim, bool has_biases) const {
+    Random random(seed);
+    // [in, out], smaller the more of them are added up.
+    const auto matrix = [&](int64_t in, int64_t out) { return random.Uniforms(in * out, in > 128 ? 0.125f : in > 32 ? 0.25f : 0.5f); };
+    LayerProblem m;
+    m.query_dim = m.key_dim = m.value_dim = dim;
+    m.output_dim = output_dim;
+    m.num_heads = heads;
+    m.num_kv_heads = kv_heads;
+    m.head_dim = head_dim;
+    m.head_dim_v = head_dim_v;
+    m.w_q = matrix(dim, heads * head_dim);
+    m.w_k = matrix(dim, kv_heads * head_dim);
+    m.w_v = matrix(dim, kv_heads * head_dim_v);
+    if (output_dim > 0) m.w_o = matrix(heads * head_dim_v, output_dim);
     if (has_biases) {
-      m.b_q = numbers.Floats(heads * head_dim);
-      m.b_k = numbers.Floats(kv_heads * head_dim);
-      m.b_v = numbers.Floats(kv_heads * head_dim_v);
-      m.b_o = numbers.Floats(output_dim);
+      m.b_q = random.Uniforms(heads * head_dim);
+      m.b_k = random.Uniforms(kv_heads * head_dim);
+      m.b_v = random.Uniforms(kv_heads * head_dim_v);
+      m.b_o = random.Uniforms(output_dim);
     }
     return m;
   }
 
-  static void Point(Model *m) {
-    const auto pointer = [](const std::vector<float> &x) { return x.empty() ? nullptr : x.data(); };
-    m->weights.w_q = pointer(m->w_q);
-    m->weights.w_k = pointer(m->w_k);
-    m->weights.w_v = pointer(m->w_v);
-    m->weights.w_o = pointer(m->w_o);
-    m->weights.b_q = pointer(m->b_q);
-    m->weights.b_k = pointer(m->b_k);
-    m->weights.b_v = pointer(m->b_v);
-    m->weights.b_o = pointer(m->b_o);
+  LayerData DataOf(const LayerProblem &m, uint32_t weight_type) const {
+    LayerForm form;
+    form.weight_type = static_cast<Stored>(weight_type);
+    return LayerData(m, Place::kAnywhere, form);
   }
 
-  struct DestroyLayer {
-    void operator()(mha_layer *layer) const { mha_layer_destroy(layer); }
-  };
-  using Layer = std::unique_ptr<mha_layer, DestroyLayer>;
-
-  Layer LayerOf(const Model &m) const {
-    mha_layer_options options = Zeroed<mha_layer_options>();
-    options.instruction_set = instruction_set_;
-    mha_layer *layer = nullptr;
-    mha_error error = {};
-    Check(mha_layer_create(&m.config, &m.weights, &options, &layer, &error), error);
-    return Layer(layer);
-  }
-
-  // y, lse and all that lies between, but for the outputs with one number per pair. Inputs must be set, and n_kv too.
-  void Forward(const mha_layer *layer, mha_forward_args args, Sum *sum) const {
-    mha_layer_config shape = Zeroed<mha_layer_config>();
-    mha_error error = {};
-    Check(mha_layer_shape(layer, &shape, &error), error);
-    const auto floats = [](int64_t count) { return std::vector<float>(static_cast<size_t>(count)); };
-    const int64_t q_rows = args.batch * args.n_q, kv_rows = args.batch * args.n_kv;
-    std::vector<float> y = floats(q_rows * shape.output_dim), lse = floats(q_rows * shape.num_heads);
-    std::vector<float> q = floats(q_rows * shape.num_heads * shape.head_dim), context = floats(q_rows * shape.num_heads * shape.head_dim_v);
-    std::vector<float> k = floats(kv_rows * shape.num_kv_heads * shape.head_dim),
-                       v = floats(kv_rows * shape.num_kv_heads * shape.head_dim_v);
-    mha_taps taps = Zeroed<mha_taps>();
-    taps.q = q.data();
-    taps.k = k.data();
-    taps.v = v.data();
-    taps.context = context.data();
-    args.output = y.data();
-    args.lse = lse.data();
-    args.taps = &taps;
-    args.scheduler = scheduler_;
-    size_t bytes = 0;
-    Check(mha_forward_workspace(layer, &args, &bytes, &error), error);
-    std::vector<unsigned char> workspace(bytes);
-    Check(mha_forward(layer, &args, workspace.data(), bytes, &error), error);
-    sum->Add(q).Add(k).Add(v).Add(context).Add(lse).Add(y);
+  // y, lse and all that lies between, but for the outputs with one number per pair.
+  void Run(const Layer &layer, const LayerProblem &problem, Sum *sum, const CacheUse &cache = {}) const {
+    LayerCall call;
+    call.asked = kAskQ | kAskK | kAskV | kAskContext | kAskLse;
+    call.scheduler = scheduler_;
+    call.cache = cache;
+    const Outputs outputs = Forward(layer.get(), problem, call);
+    sum->Add(outputs.q).Add(outputs.k).Add(outputs.v).Add(outputs.context).Add(outputs.lse).Add(outputs.y);
   }
 
   // Self-attention of few rows, which widen weights in registers, and of many.
-  void RecordLayer(const std::string &name, const Model &m) {
-    const Layer layer = LayerOf(m);
+  void RecordLayer(const std::string &name, LayerProblem m, const LayerData &data) {
+    const Layer layer = Create(data, instruction_set_);
     Sum sum;
+    m.is_causal = true;
     for (const int64_t n : {1, 2, 5, 60}) {
-      Numbers numbers(static_cast<uint64_t>(n));
-      const std::vector<float> x = numbers.Floats(n * m.config.query_dim);
-      mha_forward_args args = Zeroed<mha_forward_args>();
-      args.batch = 1;
-      args.n_q = args.n_kv = n;
-      args.query = x.data();
-      args.flags |= MHA_CAUSAL;
-      Forward(layer.get(), args, &sum);
+      m.n_q = m.n_kv = n;
+      m.query = Random(static_cast<uint64_t>(n)).Uniforms(n * m.query_dim);
+      Run(layer, m, &sum);
     }
     Record(name, sum);
-  }
-
-  void RecordPacked(const std::string &name, const Model &m) {
-    size_t bytes = 0;
-    mha_error error = {};
-    Check(mha_layer_pack_size(&m.config, &m.weights, nullptr, &bytes, &error), error);
-    Buffer buffer(bytes);
-    Check(mha_layer_pack(&m.config, &m.weights, nullptr, buffer.data(), buffer.size(), &error), error);
-    Record(name + FormatOf(buffer), Sum().Add(buffer.data() + kHeaderBytes, bytes - kHeaderBytes));
   }
 
   void Layers() {
     for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
       const std::string of_type = std::string(" of ") + kTypeNames[type];
-      Model m = ModelOf(100, 75, 4, 2, 12, 9, 70, true);
-      m.config.weight_type = type;
-      Point(&m);
-      RecordLayer("layer" + of_type, m);
-      RecordPacked("packed layer" + of_type, m);
+      LayerProblem m = ModelOf(100, 75, 4, 2, 12, 9, 70, true);
+      RecordLayer("layer" + of_type, m, DataOf(m, type));
+      RecordBytes("packed layer" + of_type, DataOf(m, type).Pack());
       m = ModelOf(101, 517, 2, 1, 24, 24, 0, false);  // three blocks of 256 terms; neither W_O nor biases
-      m.config.weight_type = type;
-      Point(&m);
-      RecordLayer("layer of width 517" + of_type, m);
+      RecordLayer("layer of width 517" + of_type, m, DataOf(m, type));
       m = ModelOf(102, 40, 2, 2, 8, 8, 40, true);
-      m.config.weight_type = type;
       m.w_q[3] = FromBits(kNaN);
       m.w_v[5] = FromBits(kInfinity);
       m.w_o[7] = FromBits(kNegativeInfinity);
       m.w_o[11] = FromBits(kOtherNaN);
       for (size_t i = 0; i < m.w_k.size(); i++) m.w_k[i] = i % 16 < 4 ? m.w_k[i] * 0x1p-110f : i % 16 < 8 ? m.w_k[i] * 0x1p-12f : m.w_k[i];
-      Point(&m);
-      RecordLayer("layer with special weights" + of_type, m);
+      RecordLayer("layer with special weights" + of_type, m, DataOf(m, type));
     }
     // Weights as given in 16 bits, and codes of a quantiser.
     for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
-      Model m = ModelOf(103, 67, 2, 2, 8, 8, 30, false);
-      Point(&m);
-      Numbers numbers(type);
+      const LayerProblem m = ModelOf(103, 67, 2, 2, 8, 8, 30, false);
+      LayerData data = DataOf(m, type);
+      Random random(type);
       const int64_t in[] = {67, 67, 67, 16}, out[] = {16, 16, 16, 30};
-      const void **const matrices[] = {&m.weights.w_q, &m.weights.w_k, &m.weights.w_v, &m.weights.w_o};
-      const float **const scales[] = {&m.weights.w_q_scales, &m.weights.w_k_scales, &m.weights.w_v_scales, &m.weights.w_o_scales};
-      std::vector<std::vector<uint16_t>> halves;
-      std::vector<std::vector<unsigned char>> codes;
-      std::vector<std::vector<float>> factors;
-      m.weights.type = m.config.weight_type = type;
-      m.weights.layout = MHA_LAYOUT_OUT_IN;
+      mha_layer_weights &weights = data.weights;
+      const void **const matrices[] = {&weights.w_q, &weights.w_k, &weights.w_v, &weights.w_o};
+      const float **const scales[] = {&weights.w_q_scales, &weights.w_k_scales, &weights.w_v_scales, &weights.w_o_scales};
+      const auto keep = [&](const auto &values) {
+        data.arrays.push_back(CopyOf(values, Place::kAnywhere));
+        return data.arrays.back().data();
+      };
+      weights.type = type;
+      weights.layout = MHA_LAYOUT_OUT_IN;
       for (int i = 0; i < 4; i++) {
         if (type == MHA_TYPE_F16 || type == MHA_TYPE_BF16) {
-          halves.push_back(numbers.Halves(in[i] * out[i], type));
-          *matrices[i] = halves.back().data();
+          *matrices[i] = keep(Halves(&random, in[i] * out[i], type));
         } else {
-          codes.push_back(numbers.Bytes(out[i] * (type == MHA_TYPE_INT8 ? in[i] : (in[i] + 1) / 2)));
-          factors.push_back(
-              numbers.Floats(out[i] * (type == MHA_TYPE_INT8 ? 1 : (in[i] + 31) / 32), type == MHA_TYPE_INT8 ? 0x1p-9f : 0x1p-5f));
-          *matrices[i] = codes.back().data();
-          *scales[i] = factors.back().data();
+          const bool is_int8 = type == MHA_TYPE_INT8;
+          *matrices[i] = keep(RandomBytes(&random, out[i] * (is_int8 ? in[i] : (in[i] + 1) / 2)));
+          const std::vector<float> factors = random.Uniforms(out[i] * (is_int8 ? 1 : (in[i] + 31) / 32), is_int8 ? 0x1p-9f : 0x1p-5f);
+          *scales[i] = reinterpret_cast<const float *>(keep(factors));
         }
       }
-      RecordLayer(std::string("layer of weights given in ") + kTypeNames[type], m);
-      RecordPacked(std::string("packed layer of weights given in ") + kTypeNames[type], m);
+      RecordLayer(std::string("layer of weights given in ") + kTypeNames[type], m, data);
+      RecordBytes(std::string("packed layer of weights given in ") + kTypeNames[type], data.Pack());
     }
 
-    Model m = ModelOf(104, 48, 4, 2, 12, 12, 48, true);
-    Point(&m);
-    const Layer layer = LayerOf(m);
-    Numbers numbers(104);
-    const std::vector<float> x = numbers.Floats(3 * 50 * 48), y = numbers.Floats(3 * 90 * 48);
-    const int64_t q_lengths[] = {50, 0, 13}, kv_lengths[] = {1, 90, 70};
-    mha_forward_args args = Zeroed<mha_forward_args>();
-    args.batch = 3;
-    args.n_q = 50;
-    args.n_kv = 90;
-    args.query = x.data();
-    args.key = y.data();
+    LayerProblem m = ModelOf(104, 48, 4, 2, 12, 12, 48, true);
+    const Layer layer = Create(DataOf(m, MHA_TYPE_F32), instruction_set_);
+    Random random(104);
+    m.batch = 3;
+    m.n_q = 50;
+    m.n_kv = 90;
+    m.has_key = true;
+    m.query = random.Uniforms(3 * 50 * 48);
+    m.key = random.Uniforms(3 * 90 * 48);
     Sum sum;
-    Forward(layer.get(), args, &sum);
+    Run(layer, m, &sum);
     Record("cross-attention", sum);
-    args.q_lengths = q_lengths;
-    args.kv_lengths = kv_lengths;
-    args.flags |= MHA_PADDING_LEFT;
+    m.q_lengths = {50, 0, 13};
+    m.kv_lengths = {1, 90, 70};
+    m.padding_left = true;
     sum = Sum();
-    Forward(layer.get(), args, &sum);
+    Run(layer, m, &sum);
     Record("cross-attention with padding on the left", sum);
 
-    const Tables tables = TablesOf(RopeConfig(12, 0, 50));
-    const mha_rope rope = RopeOf(tables, MHA_ROPE_HALF, 12, 50);
-    args = Zeroed<mha_forward_args>();
-    args.batch = 3;
-    args.n_q = args.n_kv = 50;
-    args.query = x.data();
-    args.flags |= MHA_CAUSAL;
-    args.rope = &rope;
-    args.q_lengths = q_lengths;
-    args.flags |= MHA_WINDOW_LEFT;
-    args.window_left = 11;
+    m.n_kv = 50;
+    m.has_key = false;
+    m.kv_lengths.clear();
+    m.padding_left = false;
+    m.is_causal = true;
+    m.rope = RopeOf(RopeConfig(12, 0, 50));
+    m.window_left = 11;
     sum = Sum();
-    Forward(layer.get(), args, &sum);
+    Run(layer, m, &sum);
     Record("layer rotated, with padding, in a window", sum);
   }
 
@@ -617,30 +456,24 @@ class Cases {
 
   void Caches() {
     constexpr const char *kKinds[] = {"contiguous", "ring", "paged"};
-    for (const uint32_t kind : {MHA_CACHE_CONTIGUOUS, MHA_CACHE_RING, MHA_CACHE_PAGED}) {
-      for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8}) {
-        mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
-        config.num_sequences = 2;
-        config.capacity = kind == MHA_CACHE_RING ? 64 : 288;
-        config.num_kv_heads = 1;
-        config.head_dim = 20;
-        config.head_dim_v = 12;
-        config.k_type = type;
-        config.v_type = type;
-        config.kind = kind;
-        if (kind == MHA_CACHE_PAGED) {
-          config.block_positions = 32;
-          config.num_blocks = 20;
-        }
-        RecordCache(std::string(kKinds[kind]) + " cache of " + kTypeNames[type], config);
-      }
-    }
     mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
     config.num_sequences = 2;
-    config.capacity = 270;
     config.num_kv_heads = 1;
     config.head_dim = 20;
     config.head_dim_v = 12;
+    for (const uint32_t kind : {MHA_CACHE_CONTIGUOUS, MHA_CACHE_RING, MHA_CACHE_PAGED}) {
+      for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8}) {
+        config.capacity = kind == MHA_CACHE_RING ? 64 : 288;
+        config.k_type = config.v_type = type;
+        config.kind = kind;
+        config.block_positions = kind == MHA_CACHE_PAGED ? 32 : 0;
+        config.num_blocks = kind == MHA_CACHE_PAGED ? 20 : 0;
+        RecordCache(std::string(kKinds[kind]) + " cache of " + kTypeNames[type], config);
+      }
+    }
+    config.capacity = 270;
+    config.kind = MHA_CACHE_CONTIGUOUS;
+    config.block_positions = config.num_blocks = 0;
     config.k_type = MHA_TYPE_INT8;
     config.v_type = MHA_TYPE_BF16;
     RecordCache("contiguous cache of int8 keys and bf16 values", config);
@@ -652,85 +485,53 @@ class Cases {
     LayerWithCache();
   }
 
-  struct Cache {
-    Buffer buffer;
-    mha_kv_cache *cache = nullptr;
-  };
-
-  Cache CacheOf(const mha_kv_cache_config &config) const {
-    size_t bytes = 0;
-    mha_error error = {};
-    Check(mha_kv_cache_size(&config, &bytes, &error), error);
-    Cache made = {Buffer(bytes)};
-    Check(mha_kv_cache_init(&config, made.buffer.data(), bytes, &made.cache, &error), error);
-    if (config.kind == MHA_CACHE_PAGED) {
-      const int32_t blocks[2][9] = {{3, 19, 4, 0, 11, 8, 2, 17, 6}, {1, 5, 18, 7, 9, 16, 10, 12, 15}};
-      for (int64_t s = 0; s < 2; s++) Check(mha_kv_cache_set_blocks(made.cache, s, blocks[s], 9, &error), error);
-    }
-    return made;
-  }
-
-  void RecordRead(const std::string &name, const Cache &cache, const mha_kv_cache_config &config) {
+  void RecordRead(const std::string &name, const Cache &cache) {
     Sum read;
     for (int64_t s = 0; s < 2; s++) {
-      int64_t length = 0;
-      mha_error error = {};
-      Check(mha_kv_cache_length(cache.cache, s, &length, &error), error);
-      const int64_t first = config.kind == MHA_CACHE_RING && length > config.capacity ? length - config.capacity : 0,
-                    count = length - first;
-      std::vector<float> k(static_cast<size_t>(count * config.num_kv_heads * config.head_dim)),
-          v(static_cast<size_t>(count * config.num_kv_heads * config.head_dim_v));
-      Check(mha_kv_cache_read(cache.cache, s, first, count, k.data(), v.data(), &error), error);
-      read.Add(k).Add(v);
+      const int64_t length = cache.Length(s), capacity = cache.config().capacity;
+      const int64_t first = cache.config().kind == MHA_CACHE_RING && length > capacity ? length - capacity : 0;
+      const KeysAndValues rows = cache.Read(s, first, length - first);
+      read.Add(rows.k).Add(rows.v);
     }
     Record(name + ", read back", read);
-    Record(name + ", bytes," + FormatOf(cache.buffer), Sum().Add(cache.buffer.data() + kHeaderBytes, cache.buffer.size() - kHeaderBytes));
+    RecordBytes(name + ", bytes,", cache.buffer());
   }
 
   // Two sequences of different lengths in pieces of several sizes, rotated, a few numbers of them not finite.
   void RecordCache(const std::string &name, const mha_kv_cache_config &config) {
-    const Cache cache = CacheOf(config);
-    const Tables tables = TablesOf(RopeConfig(16, 0, 288));
-    const mha_rope rope = RopeOf(tables, MHA_ROPE_INTERLEAVED, 16, 288);
-    const int64_t sequences[] = {1, 0};
+    Cache cache(config, Place::kAnywhere, 0);
+    if (config.kind == MHA_CACHE_PAGED) {
+      cache.SetBlocks(0, {3, 19, 4, 0, 11, 8, 2, 17, 6});
+      cache.SetBlocks(1, {1, 5, 18, 7, 9, 16, 10, 12, 15});
+    }
     const bool is_ring = config.kind == MHA_CACHE_RING;
     Sum sum;
     int64_t longest = 0;
     uint64_t seed = 500;
     for (const int64_t n : {40, 1, 1, 7, 210}) {
-      const int64_t lengths[] = {n, n > 9 ? n - 9 : n};
       longest += n;
-      mha_attention_args args = Sizes(2, n, n, 2, config.num_kv_heads, config.head_dim, config.head_dim_v);
-      Inputs inputs = InputsOf(args, ++seed);
+      AttentionProblem problem = Filled(Sizes(2, n, n, 2, config.num_kv_heads, config.head_dim, config.head_dim_v), ++seed);
       if (n == 7) {
-        inputs.k[3 * 20] = FromBits(kOtherNaN);
-        inputs.v[4 * 12 + 1] = FromBits(kInfinity);
-        inputs.v[5 * 12 + 2] = 70000.0f;
-        for (size_t i = 0; i < 12; i++) inputs.v[6 * 12 + i] *= 0x1p-110f;
+        problem.k[3 * 20] = FromBits(kOtherNaN);
+        problem.v[4 * 12 + 1] = FromBits(kInfinity);
+        problem.v[5 * 12 + 2] = 70000.0f;
+        for (size_t i = 0; i < 12; i++) problem.v[6 * 12 + i] *= 0x1p-110f;
       }
-      args.q = inputs.q.data();
-      args.k = inputs.k.data();
-      args.v = inputs.v.data();
-      args.flags |= MHA_CAUSAL;
-      args.q_lengths = args.kv_lengths = lengths;
-      args.rope = &rope;
-      args.cache = cache.cache;
-      args.cache_sequences = sequences;
-      if (is_ring) {
-        args.flags |= MHA_WINDOW_LEFT;
-        args.window_left = 30;
-      }
-      Attend(args, is_ring || n > 40 ? 0 : longest, &sum);
+      problem.is_causal = true;
+      problem.q_lengths = problem.kv_lengths = {n, n > 9 ? n - 9 : n};
+      problem.rope = RopeOf(RopeConfig(16, 0, 288), true);
+      if (is_ring) problem.window_left = 30;
+      AttentionCall call = Form(!is_ring && n <= 40);
+      call.cache = {cache.get(), {1, 0}, longest};
+      Add(Attend(problem, call), &sum);
     }
     Record(name, sum);
-    RecordRead(name, cache, config);
+    RecordRead(name, cache);
   }
 
   void LayerWithCache() {
-    Model m = ModelOf(105, 48, 4, 2, 12, 12, 48, true);
-    m.config.weight_type = MHA_TYPE_INT8;
-    Point(&m);
-    const Layer layer = LayerOf(m);
+    LayerProblem m = ModelOf(105, 48, 4, 2, 12, 12, 48, true);
+    const Layer layer = Create(DataOf(m, MHA_TYPE_INT8), instruction_set_);
     mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
     config.num_sequences = 2;
     config.capacity = 300;
@@ -738,24 +539,19 @@ class Cases {
     config.head_dim = config.head_dim_v = 12;
     config.k_type = MHA_TYPE_F16;
     config.v_type = MHA_TYPE_INT8;
-    const Cache cache = CacheOf(config);
-    const Tables tables = TablesOf(RopeConfig(12, 0, 300));
-    const mha_rope rope = RopeOf(tables, MHA_ROPE_HALF, 12, 300);
+    const Cache cache(config, Place::kAnywhere, 0);
+    m.batch = 2;
+    m.is_causal = true;
+    m.rope = RopeOf(RopeConfig(12, 0, 300));
     Sum sum;
-    Numbers numbers(105);
+    Random random(105);
     for (const int64_t n : {250, 1, 12, 1}) {
-      const std::vector<float> x = numbers.Floats(2 * n * 48);
-      mha_forward_args args = Zeroed<mha_forward_args>();
-      args.batch = 2;
-      args.n_q = args.n_kv = n;
-      args.query = x.data();
-      args.flags |= MHA_CAUSAL;
-      args.rope = &rope;
-      args.cache = cache.cache;
-      Forward(layer.get(), args, &sum);
+      m.n_q = m.n_kv = n;
+      m.query = random.Uniforms(2 * n * 48);
+      Run(layer, m, &sum, {cache.get()});
     }
     Record("layer of int8 with a cache", sum);
-    RecordRead("layer of int8 with a cache", cache, config);
+    RecordRead("layer of int8 with a cache", cache);
   }
 
   uint32_t instruction_set_;
@@ -812,7 +608,7 @@ int WriteFile() {
 
 TEST(ChecksumsFile, IsOfThisContract) { EXPECT_EQ(ReadFile().contract, MHA_CONTRACT); }
 
-class ChecksumsOfResults : public support::InstructionSetTest {
+class ChecksumsOfResults : public InstructionSetTest {
  protected:
   void ExpectThoseOfTheFile(const mha_scheduler *scheduler) const {
     const Checksums expected = ReadFile().checksums, actual = Cases(instruction_set(), scheduler).Run();
@@ -831,7 +627,7 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(ChecksumsOfResults);
 TEST_P(ChecksumsOfResults, AreThoseOfTheFile) { ExpectThoseOfTheFile(nullptr); }
 
 TEST_P(ChecksumsOfResults, AreThoseOfTheFileOnSeveralThreads) {
-  const support::Scheduler scheduler(3, support::RunOnThreads);
+  const Scheduler scheduler(3, RunOnThreads);
   ExpectThoseOfTheFile(scheduler.get());
 }
 

@@ -342,7 +342,7 @@ TEST_F(BadInput, AFailedRunKeepsTheOldOutput) {
 }
 
 TEST_F(BadInput, DamagedFilesNeverCrashTheCommand) {
-  Random random(7);
+  support::Random random(7);
   const std::string weights = ReadFile(folder_ / "layer.safetensors");
   const std::string input = ReadFile(folder_ / "x.npy");
   const size_t header = weights.find("}}") + 2;

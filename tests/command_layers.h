@@ -13,43 +13,28 @@
 
 #include "command_test.h"
 #include "oracle/oracle.h"
-#include "support/random.h"
-#include "support/shapes.h"
+#include "support/fixtures.h"
 
 namespace command_test {
 
-using support::Random;
+// A layer with random weights, and inputs. What it has can be left out of its files.
+struct Problem : support::LayerProblem {
+  Problem() {
+    batch = 2;
+    n_q = n_kv = 7;
+    query_dim = key_dim = value_dim = output_dim = 24;
+    num_heads = num_kv_heads = 4;
+    head_dim = head_dim_v = 6;
+    is_causal = has_key = has_value = true;
+  }
+  int64_t y_width() const { return has_output ? output_dim : merged_width(); }
 
-// A layer with random weights, dense and [in, out], and the sizes of its inputs.
-struct Problem {
-  int64_t batch = 2, n_q = 7, n_kv = 7;
-  int64_t query_dim = 24, key_dim = 24, value_dim = 24, output_dim = 24;
-  int64_t num_heads = 4, num_kv_heads = 4, head_dim = 6, head_dim_v = 6;
-  bool is_causal = true;
   bool has_bias = true, has_output = true;
-  std::vector<float> w_q, w_k, w_v, w_o, b_q, b_k, b_v, b_o;
-  std::vector<float> query, key, value;
-
-  int64_t q_out() const { return num_heads * head_dim; }
-  int64_t k_out() const { return num_kv_heads * head_dim; }
-  int64_t v_out() const { return num_kv_heads * head_dim_v; }
-  int64_t merged() const { return num_heads * head_dim_v; }
-  int64_t y_width() const { return has_output ? output_dim : merged(); }
 };
 
 inline void Fill(Problem *p, uint64_t seed = 1) {
-  Random random(seed);
-  p->w_q = random.Normals(p->query_dim * p->q_out(), 0.3f);
-  p->w_k = random.Normals(p->key_dim * p->k_out(), 0.3f);
-  p->w_v = random.Normals(p->value_dim * p->v_out(), 0.3f);
-  p->w_o = random.Normals(p->merged() * p->output_dim, 0.3f);
-  p->b_q = random.Normals(p->q_out());
-  p->b_k = random.Normals(p->k_out());
-  p->b_v = random.Normals(p->v_out());
-  p->b_o = random.Normals(p->output_dim);
-  p->query = random.Normals(p->batch * p->n_q * p->query_dim);
-  p->key = random.Normals(p->batch * p->n_kv * p->key_dim);
-  p->value = random.Normals(p->batch * p->n_kv * p->value_dim);
+  support::Random random(seed);
+  FillNormal(&random, support::kAllBiases, true, p);
 }
 
 // Matrices beside each other: [rows, a], [rows, b], [rows, c] to [rows, a + b + c].
@@ -74,14 +59,14 @@ inline void AddBias(const Problem &p, const std::string &name, const std::vector
 // q, k and v as nn.Linear stores them, and o.
 inline void AddLinears(const Problem &p, const std::string &q, const std::string &k, const std::string &v, const std::string &o,
                        std::vector<Stored> *tensors) {
-  tensors->push_back(StoreTransposed(q + ".weight", p.query_dim, p.q_out(), p.w_q));
-  tensors->push_back(StoreTransposed(k + ".weight", p.key_dim, p.k_out(), p.w_k));
-  tensors->push_back(StoreTransposed(v + ".weight", p.value_dim, p.v_out(), p.w_v));
+  tensors->push_back(StoreTransposed(q + ".weight", p.query_dim, p.q_width(), p.w_q));
+  tensors->push_back(StoreTransposed(k + ".weight", p.key_dim, p.k_width(), p.w_k));
+  tensors->push_back(StoreTransposed(v + ".weight", p.value_dim, p.v_width(), p.w_v));
   AddBias(p, q + ".bias", p.b_q, tensors);
   AddBias(p, k + ".bias", p.b_k, tensors);
   AddBias(p, v + ".bias", p.b_v, tensors);
   if (!p.has_output) return;
-  tensors->push_back(StoreTransposed(o + ".weight", p.merged(), p.output_dim, p.w_o));
+  tensors->push_back(StoreTransposed(o + ".weight", p.merged_width(), p.output_dim, p.w_o));
   AddBias(p, o + ".bias", p.b_o, tensors);
 }
 
@@ -94,8 +79,8 @@ inline std::vector<Stored> Linears(const Problem &p, const std::string &q, const
 
 inline std::vector<Stored> Gpt2(const Problem &p, const std::string &prefix = "") {
   std::vector<Stored> tensors = {
-      Store(prefix + "c_attn.weight", {p.query_dim, p.q_out() + p.k_out() + p.v_out()}, BesideQkv(p)),
-      Store(prefix + "c_proj.weight", {p.merged(), p.output_dim}, p.w_o),
+      Store(prefix + "c_attn.weight", {p.query_dim, p.q_width() + p.k_width() + p.v_width()}, BesideQkv(p)),
+      Store(prefix + "c_proj.weight", {p.merged_width(), p.output_dim}, p.w_o),
   };
   AddBias(p, prefix + "c_attn.bias", BiasQkv(p), &tensors);
   AddBias(p, prefix + "c_proj.bias", p.b_o, &tensors);

@@ -129,7 +129,8 @@ void ExpectRotatedLayer(const Problem &p, const Rope &rope, const std::vector<fl
     for (int64_t i = 0; i < p.n_q; i++) {
       for (int64_t n = 0; n < p.output_dim; n++) {
         double sum = p.b_o[n];
-        for (int64_t k = 0; k < p.merged(); k++) sum += exact.attention.context[i * p.merged() + k] * p.w_o[k * p.output_dim + n];
+        const int64_t width = p.merged_width();
+        for (int64_t k = 0; k < width; k++) sum += exact.attention.context[i * width + k] * p.w_o[k * p.output_dim + n];
         exact.y[i * p.output_dim + n] = sum;
       }
     }

@@ -482,56 +482,21 @@ TEST_F(Decode, TakesWeightsOfEveryType) {
 }
 
 // What the library gives for all rows at once over a cache of this type.
-std::vector<float> ForwardOverACache(const Problem &p, uint32_t type) {
-  mha_error error;
-  mha_layer_config config = {};
-  config.struct_size = sizeof config;
-  config.query_dim = p.query_dim;
-  config.num_heads = p.num_heads;
-  config.head_dim = p.head_dim;
-  mha_layer_weights weights = {};
-  weights.struct_size = sizeof weights;
-  weights.w_q = p.w_q.data(), weights.w_k = p.w_k.data(), weights.w_v = p.w_v.data(), weights.w_o = p.w_o.data();
-  weights.b_q = p.b_q.data(), weights.b_k = p.b_k.data(), weights.b_v = p.b_v.data(), weights.b_o = p.b_o.data();
-  mha_layer *layer = nullptr;
-  EXPECT_EQ(mha_layer_create(&config, &weights, nullptr, &layer, &error), MHA_OK) << error.message;
-
-  mha_kv_cache_config room = {};
-  room.struct_size = sizeof room;
-  room.num_sequences = p.batch;
-  room.capacity = p.n_q;
-  room.num_kv_heads = p.num_heads;
-  room.head_dim = p.head_dim;
-  room.k_type = room.v_type = type;
-  size_t bytes = 0;
-  EXPECT_EQ(mha_kv_cache_size(&room, &bytes, &error), MHA_OK) << error.message;
-  void *memory = nullptr;
-  EXPECT_EQ(posix_memalign(&memory, 64, bytes), 0);
-  mha_kv_cache *cache = nullptr;
-  EXPECT_EQ(mha_kv_cache_init(&room, memory, bytes, &cache, &error), MHA_OK) << error.message;
-
-  std::vector<float> y(p.batch * p.n_q * p.output_dim);
-  mha_forward_args args = {};
-  args.struct_size = sizeof args;
-  args.batch = p.batch;
-  args.n_q = p.n_q;
-  args.query = p.query.data();
-  args.output = y.data();
-  args.flags = MHA_CAUSAL;
-  args.cache = cache;
-  EXPECT_EQ(mha_forward_workspace(layer, &args, &bytes, &error), MHA_OK) << error.message;
-  std::vector<unsigned char> workspace(bytes);
-  EXPECT_EQ(mha_forward(layer, &args, workspace.data(), bytes, &error), MHA_OK) << error.message;
-  mha_layer_destroy(layer);
-  free(memory);
-  return y;
+std::vector<float> ForwardOverACache(Problem p, support::Storage type) {
+  p.has_key = p.has_value = false;
+  p.k_type = p.v_type = type;
+  const support::Layer layer = MakeLayer(p);
+  const support::Cache cache(CacheConfigOf(p, {MHA_CACHE_CONTIGUOUS, 0}, p.batch, p.n_q));
+  support::LayerCall call;
+  call.asked = support::kAskNothing;
+  call.cache.cache = cache.get();
+  return Forward(layer.get(), p, call).y;
 }
 
 TEST_F(Decode, OverACacheOfFewerBitsGivesTheBitsOfThatType) {
-  const std::pair<const char *, uint32_t> types[] = {
-      {"f32", MHA_TYPE_F32}, {"f16", MHA_TYPE_F16}, {"bf16", MHA_TYPE_BF16}, {"int8", MHA_TYPE_INT8}};
   std::set<std::string> different;
-  for (const auto &[name, type] : types) {
+  for (const support::Storage type : support::kStorageTypes) {
+    const std::string name = NameOf(type);
     const std::vector<float> expected = ForwardOverACache(p_, type);
     for (const std::string prompt : {"1", "4", "7"}) {
       ASSERT_EQ(Mha(RunArguments(folder_, p_, {"--decode", "--quiet", "--cache-type", name, "--prompt", prompt})).status, 0);
@@ -541,7 +506,7 @@ TEST_F(Decode, OverACacheOfFewerBitsGivesTheBitsOfThatType) {
     }
     different.insert(BytesOf(expected));
   }
-  EXPECT_EQ(different.size(), std::size(types));
+  EXPECT_EQ(different.size(), std::size(support::kStorageTypes));
 }
 
 TEST_F(Decode, TellsTokensPerSecondAndTheShareOfTheReadBandwidth) {

@@ -11,41 +11,17 @@
 #include <vector>
 
 #include "spec/spec.h"
-#include "support/attention.h"
 #include "support/attention_test.h"
+#include "support/fixtures.h"
 #include "support/instruction_sets.h"
-#include "support/layer.h"
-#include "support/outputs.h"
-#include "support/random.h"
 #include "support/rounds.h"
+#include "support/same_bits.h"
 #include "support/schedulers.h"
+#include "support/specify.h"
 
 namespace {
 
-using support::Attend;
-using support::AttentionCall;
-using support::AttentionProblem;
-using support::AttentionSizes;
-using support::Describe;
-using support::Forward;
-using support::kAskAll;
-using support::Layer;
-using support::LayerCall;
-using support::LayerForm;
-using support::LayerProblem;
-using support::MakeLayer;
-using support::Outputs;
-using support::Random;
-using support::RandomKind;
-using support::RandomLayout;
-using support::RandomValues;
-using support::Rounds;
-using support::SameBits;
-using support::Scheduler;
-using support::Slice;
-using support::Specify;
-using support::Values;
-using support::WeightForm;
+using namespace support;  // NOLINT: this file is about nothing else
 
 // Multiplications of a case; larger ones are drawn again, so that the scalar kernels and emulators get through.
 constexpr int64_t kLargestCase = 500'000;
@@ -112,7 +88,7 @@ AttentionProblem RandomAttention(Random *random, std::string *kinds) {
 std::unique_ptr<Scheduler> RandomScheduler(Random *random) {
   if (random->Chance(0.5)) return nullptr;
   const uint32_t num_threads = static_cast<uint32_t>(random->Between(1, 4));
-  return std::make_unique<Scheduler>(num_threads, random->Chance(0.2) ? support::RunOnThreads : support::RunBackwards);
+  return std::make_unique<Scheduler>(num_threads, random->Chance(0.2) ? RunOnThreads : RunBackwards);
 }
 
 uint32_t RandomAsked(Random *random) { return random->Chance(0.6) ? kAskAll : static_cast<uint32_t>(random->Next()) & kAskAll; }
@@ -124,7 +100,7 @@ AttentionCall RandomCall(Random *random, const Scheduler *scheduler) {
   call.v = RandomLayout(random, true);
   call.output = RandomLayout(random, true);
   call.scheduler = scheduler ? scheduler->get() : nullptr;
-  call.asked = RandomAsked(random) & ~(support::kAskQ | support::kAskK | support::kAskV);
+  call.asked = RandomAsked(random) & ~(kAskQ | kAskK | kAskV);
   call.workspace_fill = random->Pick<unsigned char>({0xff, 0x00, 0x7f});
   call.workspace_misalignment = static_cast<size_t>(random->Between(0, 63));
   return call;
@@ -137,7 +113,7 @@ std::string Describe(const AttentionCall &call) {
 
 // ---- The middle stage
 
-class AttentionContract : public support::AttentionTest {
+class AttentionContract : public AttentionTest {
  protected:
   void ExpectTheSpecification(const AttentionProblem &problem, const AttentionCall &call) {
     EXPECT_TRUE(SameBits(Attend(problem, call), Specify(problem))) << Describe(problem) << Describe(call);
@@ -146,12 +122,10 @@ class AttentionContract : public support::AttentionTest {
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(AttentionContract);
 
 TEST_P(AttentionContract, RunsOnTheInstructionSetAskedFor) {
-  mha_attention_args args = {};
-  args.struct_size = sizeof args;
+  mha_attention_args args = Zeroed<mha_attention_args>();
   args.batch = args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
   args.instruction_set = instruction_set();
-  mha_call_info info = {};
-  info.struct_size = sizeof info;
+  mha_call_info info = Zeroed<mha_call_info>();
   mha_error error;
   ASSERT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message;
   EXPECT_EQ(info.instruction_set, instruction_set());
@@ -247,7 +221,7 @@ TEST_P(AttentionContract, BordersOfUnitsEqualTheSpecification) {
       problem.head_dim = problem.head_dim_v = 5;
       FillNormal(&random, &problem);
       for (const uint32_t num_threads : {1, 2, 5, 64}) {
-        const Scheduler scheduler(num_threads, support::RunBackwards);
+        const Scheduler scheduler(num_threads, RunBackwards);
         AttentionCall call = PlainCall();
         call.scheduler = scheduler.get();
         ExpectTheSpecification(problem, call);
@@ -331,7 +305,7 @@ TEST_P(AttentionContract, AnySchedulerGivesTheSameBits) {
     const Outputs alone = Attend(problem, PlainCall());
     EXPECT_TRUE(SameBits(alone, Specify(problem)));
     for (uint32_t num_threads = 1; num_threads <= 4; num_threads++) {
-      for (const auto parallel_for : {support::RunOnThreads, support::RunBackwards}) {
+      for (const auto parallel_for : {RunOnThreads, RunBackwards}) {
         const Scheduler scheduler(num_threads, parallel_for);
         AttentionCall call = PlainCall();
         call.scheduler = scheduler.get();
@@ -369,11 +343,11 @@ TEST_P(AttentionContract, AskingForOutputsDoesNotChangeOthers) {
   AttentionCall call = PlainCall();
   const Outputs all = Attend(problem, call);
   for (uint32_t bit = 0; bit < 9; bit++) {
-    if ((1u << bit) & (support::kAskQ | support::kAskK | support::kAskV)) continue;
+    if ((1u << bit) & (kAskQ | kAskK | kAskV)) continue;
     call.asked = 1u << bit;
     EXPECT_TRUE(SameBits(Attend(problem, call), all)) << Describe(call);
   }
-  call.asked = support::kAskNothing;
+  call.asked = kAskNothing;
   EXPECT_TRUE(SameBits(Attend(problem, call), all)) << Describe(call);
 }
 
@@ -404,7 +378,7 @@ LayerProblem RandomLayer(Random *random, std::string *kinds) {
     problem.output_dim = random->Chance(0.5) ? problem.query_dim : RandomWidth(random);
   } while (LayerCost(problem) > kLargestCase);
   RandomMask(random, &problem);
-  const uint32_t biases = random->Chance(0.4) ? support::kAllBiases : static_cast<uint32_t>(random->Between(0, support::kAllBiases));
+  const uint32_t biases = random->Chance(0.4) ? kAllBiases : static_cast<uint32_t>(random->Between(0, kAllBiases));
   FillNormal(random, biases, random->Chance(0.7), &problem);
 
   const Values query_kind = RandomKind(random), key_kind = RandomKind(random), weight_kind = RandomKind(random);
@@ -451,7 +425,7 @@ std::string Describe(const LayerCall &call) {
          std::to_string(call.asked);
 }
 
-class LayerContract : public support::AttentionTest {
+class LayerContract : public AttentionTest {
  protected:
   void ExpectTheSpecification(const LayerProblem &problem, const LayerForm &form, const LayerCall &call) {
     const Layer layer = MakeLayer(problem, form);
@@ -464,13 +438,11 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(LayerContract);
 TEST_P(LayerContract, RunsOnTheInstructionSetAskedFor) {
   LayerProblem problem;
   Random random(3000);
-  FillNormal(&random, support::kNoBiases, true, &problem);
+  FillNormal(&random, kNoBiases, true, &problem);
   const Layer layer = Make(problem);
-  mha_forward_args args = {};
-  args.struct_size = sizeof args;
+  mha_forward_args args = Zeroed<mha_forward_args>();
   args.batch = args.n_q = 1;
-  mha_call_info info = {};
-  info.struct_size = sizeof info;
+  mha_call_info info = Zeroed<mha_call_info>();
   mha_error error;
   ASSERT_EQ(mha_info(layer.get(), &args, &info, &error), MHA_OK) << error.message;
   EXPECT_EQ(info.instruction_set, instruction_set());
@@ -509,7 +481,7 @@ TEST_P(LayerContract, RandomSmallCallsEqualTheSpecification) {
     problem.output_dim = random.Chance(0.2) ? close_to(&random, 48) : random.Between(1, 48);
     problem.is_causal = random.Chance(0.5);
     if (random.Chance(0.3)) problem.scale = random.Pick<float>({1.0f, -0.5f, 1e-3f, 1e30f});
-    FillNormal(&random, static_cast<uint32_t>(random.Between(0, support::kAllBiases)), random.Chance(0.8), &problem);
+    FillNormal(&random, static_cast<uint32_t>(random.Between(0, kAllBiases)), random.Chance(0.8), &problem);
     const Values kind = RandomKind(&random), weight_kind = RandomKind(&random);
     problem.query = RandomValues(&random, kind, static_cast<int64_t>(problem.query.size()));
     for (std::vector<float> *w : {&problem.w_q, &problem.w_k, &problem.w_v, &problem.w_o, &problem.b_k, &problem.b_v, &problem.b_o}) {
@@ -519,7 +491,7 @@ TEST_P(LayerContract, RandomSmallCallsEqualTheSpecification) {
     form.instruction_set = instruction_set();
     const std::unique_ptr<Scheduler> scheduler = RandomScheduler(&random);
     LayerCall call = RandomLayerCall(&random, scheduler.get());
-    call.asked = support::kAskNothing;
+    call.asked = kAskNothing;
     SCOPED_TRACE("case " + std::to_string(n) + " values " + NameOf(kind) + "," + NameOf(weight_kind));
     ExpectTheSpecification(problem, form, call);
   }
@@ -534,7 +506,7 @@ TEST_P(LayerContract, BordersOfDotBlocksAndPanelsEqualTheSpecification) {
       problem.query_dim = problem.key_dim = problem.value_dim = query_dim;
       problem.head_dim = problem.head_dim_v = width;
       problem.output_dim = 5;
-      FillNormal(&random, support::kAllBiases, true, &problem);
+      FillNormal(&random, kAllBiases, true, &problem);
       ExpectTheSpecification(problem, PlainForm(), LayerCall());
       if (HasFailure()) return;
     }
@@ -552,7 +524,7 @@ TEST_P(LayerContract, AnyFewRowsEqualTheSpecification) {
       problem.head_dim = problem.head_dim_v = head_dim;
       problem.num_heads = problem.num_kv_heads = 3;
       problem.output_dim = 64 + 7 * n;
-      FillNormal(&random, support::kAllBiases, true, &problem);
+      FillNormal(&random, kAllBiases, true, &problem);
       ExpectTheSpecification(problem, PlainForm(), LayerCall());
     }
     if (HasFailure()) return;
@@ -571,9 +543,9 @@ TEST_P(LayerContract, BordersOfRowBlocksEqualTheSpecification) {
       problem.head_dim = problem.head_dim_v = head_dim;
       problem.num_heads = problem.num_kv_heads = 2;
       problem.output_dim = 33;
-      FillNormal(&random, support::kAllBiases, true, &problem);
+      FillNormal(&random, kAllBiases, true, &problem);
       for (const uint32_t num_threads : {1, 40}) {
-        const Scheduler scheduler(num_threads, support::RunBackwards);
+        const Scheduler scheduler(num_threads, RunBackwards);
         LayerCall call;
         call.scheduler = scheduler.get();
         ExpectTheSpecification(problem, PlainForm(), call);
@@ -595,7 +567,7 @@ TEST_P(LayerContract, EverySmallSizeEqualsTheSpecification) {
       problem.head_dim_v = what == 2 ? 101 - n : 2;
       problem.output_dim = what == 3 ? n : 13;
       problem.is_causal = true;
-      FillNormal(&random, n % 2 == 0 ? support::kAllBiases : support::kNoBiases, true, &problem);
+      FillNormal(&random, n % 2 == 0 ? kAllBiases : kNoBiases, true, &problem);
       ExpectTheSpecification(problem, PlainForm(), LayerCall());
     }
   }
@@ -614,20 +586,20 @@ LayerProblem SeveralBlocks(int64_t batch) {
   problem.head_dim = 9;
   problem.head_dim_v = 6;
   problem.is_causal = true;
-  FillNormal(&random, support::kAllBiases, true, &problem);
+  FillNormal(&random, kAllBiases, true, &problem);
   return problem;
 }
 
 TEST_P(LayerContract, BatchEqualsEachSequenceAlone) {
   const LayerProblem problem = SeveralBlocks(3);
   const Layer layer = Make(problem);
-  const Outputs whole = Forward(layer.get(), problem, LayerCall());
+  const Outputs whole = Forward(layer.get(), problem);
   EXPECT_TRUE(SameBits(whole, Specify(problem)));
   for (int64_t b = 0; b < problem.batch; b++) {
     LayerProblem alone = Slice(problem, b, 0, problem.n_q, problem.n_kv);
     alone.has_key = false;
     EXPECT_TRUE(
-        SameBits(Forward(layer.get(), alone, LayerCall()), Slice(whole, problem, problem.y_width(), b, 0, problem.n_q, problem.n_kv)))
+        SameBits(Forward(layer.get(), alone), Slice(whole, problem, problem.y_width(), b, 0, problem.n_q, problem.n_kv)))
         << "sequence " << b;
   }
 }
@@ -645,7 +617,7 @@ TEST_P(LayerContract, AnyFewRowsOfMoreWeightsEqualTheSpecification) {
     problem.head_dim = 37 + n;
     problem.head_dim_v = 32;
     problem.output_dim = 720 + n;
-    FillNormal(&random, support::kAllBiases, true, &problem);
+    FillNormal(&random, kAllBiases, true, &problem);
     ASSERT_GT(problem.query_dim * problem.q_width(), int64_t{1} << 17);
     ExpectTheSpecification(problem, PlainForm(), LayerCall());
   }
@@ -661,14 +633,14 @@ TEST_P(LayerContract, AnyFewRowsOfManyWeightsEqualTheSpecification) {
   problem.head_dim_v = 5;
   problem.is_causal = true;
   Random random(3004);
-  FillNormal(&random, support::kAllBiases, true, &problem);
+  FillNormal(&random, kAllBiases, true, &problem);
   ASSERT_GT(problem.query_dim * problem.q_width(), int64_t{2} << 20);
   const Layer layer = Make(problem);
-  const Outputs whole = Forward(layer.get(), problem, LayerCall());
+  const Outputs whole = Forward(layer.get(), problem);
   EXPECT_TRUE(SameBits(whole, Specify(problem)));
   for (const int64_t n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20}) {
     for (const uint32_t num_threads : {1, 2, 40}) {  // of several threads, each has a few panels
-      const Scheduler scheduler(num_threads, support::RunBackwards);
+      const Scheduler scheduler(num_threads, RunBackwards);
       LayerCall call;
       call.scheduler = num_threads > 1 ? scheduler.get() : nullptr;
       EXPECT_TRUE(SameBits(Forward(layer.get(), Slice(problem, 0, 0, n, n), call), Slice(whole, problem, problem.y_width(), 0, 0, n, n)))
@@ -682,14 +654,14 @@ TEST_P(LayerContract, WholeSequenceEqualsRowByRow) {
   problem = Slice(problem, 0, 0, 67, 67);
   problem.has_key = false;
   const Layer layer = Make(problem);
-  const Outputs whole = Forward(layer.get(), problem, LayerCall());
+  const Outputs whole = Forward(layer.get(), problem);
   for (int64_t i = 0; i < problem.n_q && !HasFailure(); i++) {
     LayerProblem row = Slice(problem, 0, i, 1, problem.n_kv);
     row.q_start = {i};
-    EXPECT_TRUE(SameBits(Forward(layer.get(), row, LayerCall()), Slice(whole, problem, problem.y_width(), 0, i, 1, problem.n_kv)))
+    EXPECT_TRUE(SameBits(Forward(layer.get(), row), Slice(whole, problem, problem.y_width(), 0, i, 1, problem.n_kv)))
         << "row " << i << " with all keys";
     row = Slice(problem, 0, i, 1, i + 1);
-    EXPECT_TRUE(SameBits(Forward(layer.get(), row, LayerCall()), Slice(whole, problem, problem.y_width(), 0, i, 1, i + 1)))
+    EXPECT_TRUE(SameBits(Forward(layer.get(), row), Slice(whole, problem, problem.y_width(), 0, i, 1, i + 1)))
         << "row " << i << " with the keys so far";
   }
 }
@@ -697,12 +669,12 @@ TEST_P(LayerContract, WholeSequenceEqualsRowByRow) {
 TEST_P(LayerContract, WholeSequenceEqualsChunkedPrefill) {
   const LayerProblem problem = SeveralBlocks(1);
   const Layer layer = Make(problem);
-  const Outputs whole = Forward(layer.get(), problem, LayerCall());
+  const Outputs whole = Forward(layer.get(), problem);
   for (const int64_t chunk : {41, 128, 256}) {
     for (int64_t first = 0; first < problem.n_q && !HasFailure(); first += chunk) {
       const int64_t end = std::min(first + chunk, problem.n_q);
       const LayerProblem part = Slice(problem, 0, first, end - first, end);
-      EXPECT_TRUE(SameBits(Forward(layer.get(), part, LayerCall()), Slice(whole, problem, problem.y_width(), 0, first, end - first, end)))
+      EXPECT_TRUE(SameBits(Forward(layer.get(), part), Slice(whole, problem, problem.y_width(), 0, first, end - first, end)))
           << "rows " << first << " to " << end;
     }
   }
@@ -712,9 +684,9 @@ TEST_P(LayerContract, AnySchedulerGivesTheSameBits) {
   for (const int64_t batch : {1, 2}) {
     const LayerProblem problem = SeveralBlocks(batch);
     const Layer layer = Make(problem);
-    const Outputs alone = Forward(layer.get(), problem, LayerCall());
+    const Outputs alone = Forward(layer.get(), problem);
     for (uint32_t num_threads = 1; num_threads <= 4; num_threads++) {
-      for (const auto parallel_for : {support::RunOnThreads, support::RunBackwards}) {
+      for (const auto parallel_for : {RunOnThreads, RunBackwards}) {
         const Scheduler scheduler(num_threads, parallel_for);
         LayerCall call;
         call.scheduler = scheduler.get();
@@ -744,7 +716,7 @@ TEST_P(LayerContract, AllFormsOfWeightsGiveTheSameBits) {
       problem.num_kv_heads = 4;
       problem.head_dim_v = 9;
       Random random(3004);
-      FillNormal(&random, support::kAllBiases, true, &problem);
+      FillNormal(&random, kAllBiases, true, &problem);
     }
     const Outputs expected = Specify(problem);
     for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused, WeightForm::kPerHead}) {
@@ -754,7 +726,7 @@ TEST_P(LayerContract, AllFormsOfWeightsGiveTheSameBits) {
             for (const bool use_defaults : {false, true}) {
               const LayerForm form = {instruction_set(), weight_form, layout, row_gap, fused_biases, use_defaults};
               const Layer layer = MakeLayer(problem, form);
-              EXPECT_TRUE(SameBits(Forward(layer.get(), problem, LayerCall()), expected)) << Describe(form);
+              EXPECT_TRUE(SameBits(Forward(layer.get(), problem), expected)) << Describe(form);
             }
           }
         }
@@ -772,14 +744,14 @@ TEST_P(LayerContract, AskingForOutputsDoesNotChangeOthers) {
     call.asked = 1u << bit;
     EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), all)) << Describe(call);
   }
-  call.asked = support::kAskNothing;
+  call.asked = kAskNothing;
   EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), all)) << Describe(call);
 }
 
 TEST_P(LayerContract, MiddleStageIsAttention) {
   const LayerProblem problem = SeveralBlocks(2);
   const Layer layer = Make(problem);
-  const Outputs whole = Forward(layer.get(), problem, LayerCall());
+  const Outputs whole = Forward(layer.get(), problem);
   AttentionProblem middle;
   static_cast<AttentionSizes &>(middle) = problem;
   middle.q = whole.q;

@@ -13,15 +13,13 @@
 #include <vector>
 
 #include "spec/spec.h"
-#include "support/outputs.h"
 #include "support/random.h"
 #include "support/rounds.h"
+#include "support/same_bits.h"
 
 namespace {
 
-using support::FromBits;
-using support::HexFloat;
-using support::Random;
+using namespace support;  // NOLINT: this file is about nothing else
 
 uint32_t Bits(float x) {
   uint32_t bits;

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "spec/spec.h"
-#include "support/outputs.h"
 #include "support/random.h"
+#include "support/same_bits.h"
 
 namespace {
 

@@ -8,12 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "support/cache.h"
-#include "support/random.h"
+#include "support/fixtures.h"
 
 namespace {
 
-using support::Random;
+using namespace support;  // NOLINT: this file is about nothing else
 
 constexpr int64_t kSequences = 4;  // of each cache
 
@@ -86,8 +85,7 @@ const int64_t *DataOf(const std::vector<int64_t> &values) { return values.empty(
 
 template <typename Args>
 Args ArgsOf(const Call &call) {
-  Args args = {};
-  args.struct_size = sizeof args;
+  Args args = Zeroed<Args>();
   args.batch = call.batch;
   args.n_q = call.n_q;
   args.n_kv = call.n_kv;
@@ -109,8 +107,7 @@ void ExpectAttentionInfo(const Call &call) {
   args.head_dim = kHeadDim;
   args.head_dim_v = kHeadDimV;
   if (call.cache == nullptr) args.k_type = call.k_type, args.v_type = call.v_type;
-  mha_call_info info = {};
-  info.struct_size = sizeof info;
+  mha_call_info info = Zeroed<mha_call_info>();
   mha_error error;
   ASSERT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message << ": " << call;
   const Counts counts(call);
@@ -120,43 +117,24 @@ void ExpectAttentionInfo(const Call &call) {
   EXPECT_EQ(info.bytes, static_cast<uint64_t>(4 * kHeads * counts.queries * (kHeadDim + kHeadDimV) + key_bytes)) << call;
 }
 
-class Layer {
- public:
-  Layer(bool is_self, bool has_output) {
-    mha_layer_config config = {};
-    config.struct_size = sizeof config;
-    config.query_dim = kQueryDim;
-    if (!is_self) config.key_dim = kKeyDim, config.value_dim = kValueDim;
-    config.num_heads = kHeads;
-    config.num_kv_heads = kKvHeads;
-    config.head_dim = kHeadDim;
-    config.head_dim_v = kHeadDimV;
-    if (has_output) config.output_dim = kOutputDim;
-    const std::vector<float> zeros(kValueDim * kHeads * kHeadDim);
-    mha_layer_weights weights = {};
-    weights.struct_size = sizeof weights;
-    weights.w_q = weights.w_k = weights.w_v = zeros.data();
-    if (has_output) weights.w_o = zeros.data();
-    mha_error error;
-    EXPECT_EQ(mha_layer_create(&config, &weights, nullptr, &layer_, &error), MHA_OK) << error.message;
-  }
-  ~Layer() { mha_layer_destroy(layer_); }
-  Layer(const Layer &) = delete;
-  Layer &operator=(const Layer &) = delete;
-
-  const mha_layer *get() const { return layer_; }
-
- private:
-  mha_layer *layer_ = nullptr;
-};
+Layer CreateLayer(bool is_self, bool has_output) {
+  LayerProblem sizes;
+  sizes.query_dim = sizes.key_dim = sizes.value_dim = kQueryDim;
+  if (!is_self) sizes.key_dim = kKeyDim, sizes.value_dim = kValueDim;
+  sizes.output_dim = kOutputDim;
+  sizes.num_heads = kHeads;
+  sizes.num_kv_heads = kKvHeads;
+  sizes.head_dim = kHeadDim;
+  sizes.head_dim_v = kHeadDimV;
+  return MakeLayer(NormalLayer(sizes, 1, kNoBiases, has_output));
+}
 
 void ExpectForwardInfo(const Call &call, bool has_output) {
-  const Layer layer(call.is_self, has_output);
+  const Layer layer = CreateLayer(call.is_self, has_output);
   mha_forward_args args = ArgsOf<mha_forward_args>(call);
   const float somewhere = 0;  // is not read
   if (!call.is_self) args.key = args.value = &somewhere;
-  mha_call_info info = {};
-  info.struct_size = sizeof info;
+  mha_call_info info = Zeroed<mha_call_info>();
   mha_error error;
   ASSERT_EQ(mha_info(layer.get(), &args, &info, &error), MHA_OK) << error.message << ": " << call;
   const Counts counts(call);
@@ -208,12 +186,11 @@ void AddStarts(Call *call, Random *random) {
   }
 }
 
-support::Cache MakeCache(Call *call, uint32_t kind, Random *random) {
+Cache MakeCache(Call *call, uint32_t kind, Random *random) {
   constexpr uint32_t types[] = {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8};
   call->k_type = types[random->Between(0, 3)];
   call->v_type = types[random->Between(0, 3)];
-  mha_kv_cache_config config = {};
-  config.struct_size = sizeof config;
+  mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
   config.num_sequences = kSequences;
   config.capacity = kind == MHA_CACHE_RING ? 48 : 192;
   config.num_kv_heads = kKvHeads;
@@ -223,8 +200,8 @@ support::Cache MakeCache(Call *call, uint32_t kind, Random *random) {
   config.v_type = call->v_type;
   config.kind = kind;
   if (kind == MHA_CACHE_PAGED) config.block_positions = 32, config.num_blocks = kSequences * 6 + 1;
-  support::Cache cache(config);
-  support::SpreadBlocks(random, &cache);
+  Cache cache(config);
+  SpreadBlocks(random, &cache);
   for (int64_t sequence = 0; sequence < kSequences; sequence++) {
     int64_t &past = call->past[sequence];
     past = random->Between(0, kind == MHA_CACHE_RING ? 120 : 100);
@@ -258,7 +235,7 @@ TEST_P(InfoCountsOfCaches, AreThoseOfTheDefinition) {
   const bool is_ring = GetParam() == MHA_CACHE_RING;
   for (int round = 0; round < 1000 && !testing::Test::HasFailure(); round++) {
     Call call = RandomCall(&random);
-    const support::Cache cache = MakeCache(&call, GetParam(), &random);
+    const Cache cache = MakeCache(&call, GetParam(), &random);
     if (is_ring) {  // what it can be used for
       call.is_causal = true;
       call.flags |= MHA_WINDOW_LEFT;
@@ -286,7 +263,7 @@ TEST_P(InfoCountsOfCaches, ThatAreOnlyReadAreThoseOfTheDefinition) {
     call.is_self = false;
     call.n_kv = 0;
     call.kv_lengths.clear();
-    const support::Cache cache = MakeCache(&call, GetParam(), &random);
+    const Cache cache = MakeCache(&call, GetParam(), &random);
     if (is_ring) {
       call.is_causal = true;
       call.flags |= MHA_WINDOW_LEFT;

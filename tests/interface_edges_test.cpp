@@ -7,7 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "interface_support.h"
+
 namespace {
+
+using namespace support;  // NOLINT: this file is about nothing else
 
 constexpr int64_t width = 16;
 
@@ -17,29 +21,20 @@ struct Numbers {
 };
 
 mha_layer_config Config() {
-  mha_layer_config config = {};
-  config.struct_size = sizeof config;
+  mha_layer_config config = Zeroed<mha_layer_config>();
   config.query_dim = width;
   config.num_heads = 2;
   return config;
 }
 
 mha_layer_weights Weights(const Numbers &numbers) {
-  mha_layer_weights weights = {};
-  weights.struct_size = sizeof weights;
+  mha_layer_weights weights = Zeroed<mha_layer_weights>();
   weights.w_qkv = numbers.weights.data();
   return weights;
 }
 
-mha_layer_options Options() {
-  mha_layer_options options = {};
-  options.struct_size = sizeof options;
-  return options;
-}
-
 mha_forward_args Args(Numbers *numbers, int64_t batch, int64_t n) {
-  mha_forward_args args = {};
-  args.struct_size = sizeof args;
+  mha_forward_args args = Zeroed<mha_forward_args>();
   args.batch = batch;
   args.n_q = n;
   args.query = numbers->x.data();
@@ -181,21 +176,14 @@ TEST_F(Edges, StridesOfMatricesThatAreNotGivenMayBeShorterThanTheirRows) {
 
 int sgemm_calls = 0;
 
-void CountingSgemm(int, int, int, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb, float, float *c,
-                   int ldc) {
+void CountingSgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
+                   float beta, float *c, int ldc) {
   ++sgemm_calls;
-  for (int i = 0; i < m; ++i) {
-    for (int j = 0; j < n; ++j) {
-      float sum = 0;
-      for (int l = 0; l < k; ++l) sum += a[int64_t{i} * lda + l] * b[int64_t{l} * ldb + j];
-      c[int64_t{i} * ldc + j] = alpha * sum;
-    }
-  }
+  PlainSgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
 TEST_F(Edges, SequencesOfOneRowGoThroughSgemmTogetherAtAnyBatchStride) {
-  mha_layer_options options = Options();
-  options.sgemm = CountingSgemm;
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, CountingSgemm);
   Create(&options);
   mha_forward_args args = Args(&numbers_, 20, 1);
   args.query_batch_stride = 3 * width;
@@ -208,8 +196,7 @@ TEST_F(Edges, SequencesOfOneRowGoThroughSgemmTogetherAtAnyBatchStride) {
 // [batch, heads, n, width] with a stride forgotten would read other data without a word.
 TEST(AttentionEdges, HeadStrideWithoutTheOthersIsAnError) {
   std::vector<float> rows(2 * 2 * 3 * 4, 0.5f), y(rows.size(), 7.0f);
-  mha_attention_args args = {};
-  args.struct_size = sizeof args;
+  mha_attention_args args = Zeroed<mha_attention_args>();
   args.batch = args.num_heads = 2;
   args.n_q = args.n_kv = 3;
   args.head_dim = 4;
@@ -229,13 +216,11 @@ TEST(AttentionEdges, HeadStrideWithoutTheOthersIsAnError) {
 }
 
 TEST(AttentionEdges, CountsThatWrapAreNoUndefinedBehaviour) {
-  mha_attention_args args = {};
-  args.struct_size = sizeof args;
+  mha_attention_args args = Zeroed<mha_attention_args>();
   args.batch = args.n_kv = int64_t{1} << 40;
   args.n_q = args.num_heads = args.head_dim = 1;
   args.k_batch_stride = args.v_batch_stride = args.k_row_stride = args.v_row_stride = 1;
-  mha_call_info info = {};
-  info.struct_size = sizeof info;
+  mha_call_info info = Zeroed<mha_call_info>();
   mha_error error;
   EXPECT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message;
   EXPECT_GT(info.workspace_bytes, 0u);

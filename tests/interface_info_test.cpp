@@ -1,13 +1,11 @@
 // What the library says about itself and about a call: statuses, versions, instruction sets, and the descriptions that mha_info and
 // mha_attention_info give.
 
-#include <set>
-
-#include "interface_support.h"
+#include "interface_calls.h"
 
 namespace {
 
-using namespace interface_support;  // NOLINT: this file is about nothing else
+using namespace support;  // NOLINT: this file is about nothing else
 
 // ---- Names and versions ------------------------------------------------------------------------------------------------------------
 
@@ -90,29 +88,31 @@ mha_call_info Info(const CallData &data) {
 }
 
 // The pairs of a query and a key that attend, of one head.
-int64_t Pairs(const CallShape &shape, const int64_t *q_start) {
-  const int64_t n_kv = shape.key || shape.value ? shape.n_kv : shape.n_q;
+int64_t Pairs(const AttentionSizes &sizes) {
   int64_t pairs = 0;
-  for (int64_t b = 0; b < shape.batch; ++b) {
-    const int64_t start = shape.q_start ? q_start[b] : n_kv - shape.n_q;
-    for (int64_t i = 0; i < shape.n_q; ++i) pairs += shape.is_causal ? std::min(start + i + 1, n_kv) : n_kv;
+  for (int64_t b = 0; b < sizes.batch; ++b) {
+    const int64_t start = sizes.q_start.empty() ? sizes.n_kv - sizes.n_q : sizes.q_start[b];
+    for (int64_t i = 0; i < sizes.n_q; ++i) pairs += sizes.is_causal ? std::min(start + i + 1, sizes.n_kv) : sizes.n_kv;
   }
   return pairs;
 }
 
-const std::vector<CallShape> kCalls = [] {
-  std::vector<CallShape> calls;
+// Calls of one layer.
+const std::vector<LayerProblem> kCalls = [] {
+  std::vector<LayerProblem> calls;
+  LayerProblem problem = NormalLayer(SmallSizes(), 1, kNoBiases);
+  problem.batch = 3;
+  Random random(2);
   for (bool is_causal : {false, true}) {
     for (bool q_start : {false, true}) {
       for (int64_t n_q : {0, 1, 3, 40}) {
         for (int64_t n_kv : {40, 41, 300}) {
-          CallShape shape;
-          shape.batch = 3;
-          shape.n_q = n_q;
-          shape.n_kv = n_kv;
-          shape.is_causal = is_causal;
-          shape.q_start = q_start;
-          calls.push_back(shape);
+          problem.n_q = n_q;
+          problem.n_kv = n_kv;
+          problem.is_causal = is_causal;
+          problem.q_start = q_start ? Starts(problem.batch) : std::vector<int64_t>();
+          FillInputs(&random, &problem);
+          calls.push_back(problem);
         }
       }
     }
@@ -122,46 +122,38 @@ const std::vector<CallShape> kCalls = [] {
 
 // A product of m by k by n is m * n sums of k products: 2 * m * n * k operations.
 TEST(AttentionInfo, CountsTheOperationsOfPairsThatAttendOnly) {
-  const HeadsShape heads;
-  for (const CallShape &shape : kCalls) {
-    const AttentionData data(heads, shape);
-    const int64_t pairs = Pairs(shape, data.q_start());
-    EXPECT_EQ(Info(data).operations, static_cast<uint64_t>(2 * heads.num_heads * pairs * (heads.head_dim + heads.head_dim_v))) << shape;
+  for (const LayerProblem &problem : kCalls) {
+    const int64_t operations = 2 * problem.num_heads * Pairs(problem) * (problem.head_dim + problem.head_dim_v);
+    const AttentionData data(NormalAttention(problem), {Guarded()});
+    EXPECT_EQ(Info(data).operations, static_cast<uint64_t>(operations)) << Describe(problem);
   }
 }
 
 TEST(ForwardInfo, CountsTheOperationsOfProjectionsAndPairsThatAttend) {
   for (bool output_projection : {true, false}) {
-    LayerShape layer_shape;
-    layer_shape.biases = false;
-    if (!output_projection) layer_shape.output_dim = 0;
-    const LayerData layer_data(layer_shape);
-    const LayerPointer layer = Create(layer_data);
-    for (const CallShape &shape : kCalls) {
-      const ForwardData data(layer_shape, shape, layer.get());
-      if (shape.n_q == 0) continue;  // nothing to do: whether the keys would be projected is nobody's business
-      const int64_t pairs = Pairs(shape, data.q_start());
-      const int64_t q_rows = shape.batch * shape.n_q, kv_rows = shape.batch * shape.n_kv;
-      const int64_t projected =
-          q_rows * layer_shape.query_dim * layer_shape.q_width() + kv_rows * layer_shape.key_dim * layer_shape.k_width() +
-          kv_rows * layer_shape.value_dim * layer_shape.v_width() + q_rows * layer_shape.context_width() * layer_shape.output_dim;
-      const int64_t attended = layer_shape.num_heads * pairs * (layer_shape.head_dim + layer_shape.head_dim_v);
-      EXPECT_EQ(Info(data).operations, static_cast<uint64_t>(2 * (projected + attended))) << shape;
+    Layer layer;
+    for (LayerProblem problem : kCalls) {
+      if (problem.n_q == 0) continue;  // nothing to do: whether the keys would be projected is nobody's business
+      if (!output_projection) problem.w_o.clear();
+      if (!layer) layer = Create(LayerData(problem));
+      const int64_t q_rows = problem.batch * problem.n_q, kv_rows = problem.batch * problem.n_kv;
+      const int64_t projected = q_rows * problem.query_dim * problem.q_width() + kv_rows * problem.key_dim * problem.k_width() +
+                                kv_rows * problem.value_dim * problem.v_width() +
+                                (output_projection ? q_rows * problem.merged_width() * problem.output_dim : 0);
+      const int64_t attended = problem.num_heads * Pairs(problem) * (problem.head_dim + problem.head_dim_v);
+      EXPECT_EQ(Info(ForwardData(layer.get(), problem, {Guarded()})).operations, static_cast<uint64_t>(2 * (projected + attended)))
+          << Describe(problem);
     }
   }
 }
 
 // The biases are an addition per output number, if they are counted.
 TEST(ForwardInfo, CountsTheOperationsOfSelfAttentionWithBiases) {
-  const LayerShape shape = LayerShape::SelfAttention(64, 4, 2, 16);
-  const LayerData layer_data(shape);
-  const LayerPointer layer = Create(layer_data);
-  CallShape call;
-  call.batch = 2;
-  call.n_q = 100;
-  call.key = call.value = false;
-  call.is_causal = true;
-  const ForwardData data(shape, call, layer.get());
+  LayerProblem sizes = OfItself(SquareSizes(64, 4, 2, 16), 100);
+  sizes.is_causal = true;
+  const LayerProblem problem = NormalLayer(sizes);
+  const Layer layer = Create(LayerData(problem));
+  const ForwardData data(layer.get(), problem, {Guarded()});
   const int64_t rows = 200, outputs = 64 + 32 + 32 + 64, pairs = 2 * 100 * 101 / 2;
   const int64_t products = 2 * (rows * 64 * outputs + 4 * pairs * 32);
   EXPECT_GE(Info(data).operations, static_cast<uint64_t>(products));
@@ -169,62 +161,59 @@ TEST(ForwardInfo, CountsTheOperationsOfSelfAttentionWithBiases) {
 }
 
 TEST(AttentionInfo, CountsEachByteOnce) {
-  const HeadsShape heads;
-  for (CallShape shape : kCalls) {
-    for (Order order : {Order::kContiguous, Order::kGaps}) {
-      shape.order = order;
-      if (shape.n_q == 0) continue;  // then nothing is read
-      const AttentionData data(heads, shape);
-      const int64_t q_rows = shape.batch * shape.n_q, kv_rows = shape.batch * shape.n_kv;
+  for (const LayerProblem &problem : kCalls) {
+    for (const Layout &layout : {kDense, kGaps}) {
+      if (problem.n_q == 0) continue;  // then nothing is read
+      const int64_t q_rows = problem.batch * problem.n_q, kv_rows = problem.batch * problem.n_kv;
       const int64_t numbers = q_rows * 4 * 3 + kv_rows * 2 * 3 + kv_rows * 2 * 5 + q_rows * 4 * 5;
-      const mha_call_info info = Info(data);
-      EXPECT_EQ(info.bytes, static_cast<uint64_t>(4 * numbers)) << shape;
+      const mha_call_info info =
+          Info(AttentionData(NormalAttention(problem), {Guarded(), MHA_INSTRUCTION_SET_AUTO, layout, layout, layout, layout}));
+      EXPECT_EQ(info.bytes, static_cast<uint64_t>(4 * numbers)) << Describe(problem);
       EXPECT_EQ(info.packed_bytes, 0u);
     }
   }
 }
 
 TEST(AttentionInfo, CountsTheBytesOfOptionalOutputs) {
-  CallShape shape;
-  const uint64_t without = Info(AttentionData(HeadsShape{}, shape)).bytes;
-  shape.outputs = kLse;
-  EXPECT_EQ(Info(AttentionData(HeadsShape{}, shape)).bytes - without, 4u * 2 * 4 * 3);
-  shape.outputs = kAttentionWeights;
-  EXPECT_EQ(Info(AttentionData(HeadsShape{}, shape)).bytes - without, 4u * 2 * 4 * 3 * 4);
-  shape.outputs = kTapScores | kTapMaskedScores;
-  EXPECT_EQ(Info(AttentionData(HeadsShape{}, shape)).bytes - without, 2u * 4 * 2 * 4 * 3 * 4);
+  const AttentionProblem problem = NormalAttention(SmallSizes());
+  const auto bytes = [&](uint32_t asked) { return Info(AttentionData(problem, {Guarded(asked)})).bytes; };
+  const uint64_t without = bytes(kAskNothing);
+  EXPECT_EQ(bytes(kAskLse) - without, 4u * 2 * 4 * 3);
+  EXPECT_EQ(bytes(kAskWeights) - without, 4u * 2 * 4 * 3 * 4);
+  EXPECT_EQ(bytes(kAskScores | kAskMaskedScores) - without, 2u * 4 * 2 * 4 * 3 * 4);
 }
 
 TEST(ForwardInfo, CountsEachByteOnce) {
   for (bool self : {false, true}) {
-    const LayerShape shape = self ? LayerShape::SelfAttention(50, 4, 2, 20) : LayerShape{};
-    const LayerData layer_data(shape);
-    const LayerPointer layer = Create(layer_data);
-    CallShape call;
-    call.n_q = call.n_kv = 30;
-    call.key = call.value = !self;
-    const ForwardData data(shape, call, layer.get());
-    const mha_call_info info = Info(data);
-    const int64_t rows = call.batch * 30;
-    const int64_t numbers = rows * (shape.query_dim + (self ? 0 : shape.key_dim + shape.value_dim) + shape.output_dim);
+    LayerProblem sizes = self ? OfItself(SquareSizes(50, 4, 2, 20), 30) : SmallSizes();
+    sizes.n_q = sizes.n_kv = 30;
+    const LayerProblem problem = NormalLayer(sizes);
+    const LayerData layer_data(problem);
+    const Layer layer = Create(layer_data);
+    const mha_call_info info = Info(ForwardData(layer.get(), problem, {Guarded()}));
+    const int64_t rows = problem.batch * 30;
+    const int64_t numbers = rows * (problem.query_dim + (self ? 0 : problem.key_dim + problem.value_dim) + problem.output_dim);
+    size_t weights = 0;
+    for (const Memory &array : layer_data.arrays) weights += array.size();
     EXPECT_EQ(info.packed_bytes, layer_data.PackSize());
     // The weights are read as they are packed: between their own size and that of the packed layer.
-    EXPECT_GE(info.bytes, static_cast<uint64_t>(4 * (numbers + shape.weight_count())));
+    EXPECT_GE(info.bytes, static_cast<uint64_t>(4 * numbers) + weights);
     EXPECT_LE(info.bytes, static_cast<uint64_t>(4 * numbers) + layer_data.PackSize());
   }
 }
 
+// make: CallData of a problem, called in this form.
 template <typename Make>
 void ExpectWorkspaceIsThatOfTheQuery(const Make &make) {
   for (uint32_t num_threads : {0u, 1u, 5u}) {
     SerialScheduler scheduler(num_threads);
-    for (unsigned outputs : {0u, unsigned{kAttentionWeights}, unsigned{kAttentionOutputs}}) {
-      for (CallShape shape : kCalls) {
-        shape.outputs = outputs;
-        const std::unique_ptr<CallData> data = make(shape);
-        if (num_threads > 0) data->SetScheduler(&scheduler.scheduler);
+    for (uint32_t asked : {kAskNothing, kAskWeights, kAskAllOfAttention}) {
+      for (const LayerProblem &problem : kCalls) {
+        CallForm form = Guarded(asked);
+        if (num_threads > 0) form.scheduler = &scheduler.scheduler;
+        const auto data = make(problem, form);
         const mha_call_info info = Info(*data);
-        EXPECT_EQ(info.workspace_bytes, data->WorkspaceBytes()) << shape << " num_threads " << num_threads;
+        EXPECT_EQ(info.workspace_bytes, data->WorkspaceBytes()) << Describe(problem) << " num_threads " << num_threads;
         EXPECT_GE(info.num_threads, 1u);
         EXPECT_LE(info.num_threads, std::max(num_threads, 1u));
       }
@@ -233,41 +222,37 @@ void ExpectWorkspaceIsThatOfTheQuery(const Make &make) {
 }
 
 TEST(ForwardInfo, GivesTheWorkspaceAndThreadsOfTheCall) {
-  const LayerData layer_data{LayerShape{}};
-  const LayerPointer layer = Create(layer_data);
-  ExpectWorkspaceIsThatOfTheQuery(
-      [&](const CallShape &shape) { return std::make_unique<ForwardData>(layer_data.shape, shape, layer.get()); });
+  const Layer layer = Create(LayerData(kCalls[0]));
+  ExpectWorkspaceIsThatOfTheQuery([&](const LayerProblem &problem, const CallForm &form) {
+    return std::make_unique<ForwardData>(layer.get(), problem, LayerCall{form});
+  });
 }
 
 TEST(AttentionInfo, GivesTheWorkspaceAndThreadsOfTheCall) {
-  ExpectWorkspaceIsThatOfTheQuery([&](const CallShape &shape) { return std::make_unique<AttentionData>(HeadsShape{}, shape); });
+  ExpectWorkspaceIsThatOfTheQuery([&](const LayerProblem &problem, const CallForm &form) {
+    return std::make_unique<AttentionData>(NormalAttention(problem), AttentionCall{form});
+  });
 }
 
 // With work enough for all, all threads are used.
 TEST(Info, UsesAllThreadsForALargeCall) {
   SerialScheduler scheduler(4);
-  const LayerData layer_data(LayerShape::SelfAttention(64, 4, 4, 16));
-  const LayerPointer layer = Create(layer_data);
-  CallShape shape;
-  shape.n_q = shape.n_kv = 1024;
-  shape.key = shape.value = false;
-  ForwardData forward(layer_data.shape, shape, layer.get());
-  forward.SetScheduler(&scheduler.scheduler);
-  EXPECT_EQ(Info(forward).num_threads, 4u);
-  shape.key = shape.value = true;
-  AttentionData attention({4, 4, 16, 16}, shape);
-  attention.SetScheduler(&scheduler.scheduler);
-  EXPECT_EQ(Info(attention).num_threads, 4u);
+  const LayerProblem problem = NormalLayer(OfItself(SquareSizes(64, 4, 4, 16), 1024));
+  const Layer layer = Create(LayerData(problem));
+  CallForm form = Guarded();
+  form.scheduler = &scheduler.scheduler;
+  EXPECT_EQ(Info(ForwardData(layer.get(), problem, {form})).num_threads, 4u);
+  EXPECT_EQ(Info(AttentionData(NormalAttention(problem), {form})).num_threads, 4u);
 }
 
 TEST(Info, SaysWhichKernelsRun) {
-  const LayerData layer_data{LayerShape{}};
-  const CallShape shape;
-  std::set<int64_t> tiles;
+  const LayerProblem problem = SmallLayer();
+  const AttentionProblem middle = NormalAttention(problem);
+  const LayerData layer_data(problem);
   for (uint32_t set : InstructionSets()) {
     SCOPED_TRACE(mha_instruction_set_name(set));
-    const LayerPointer layer = Create(layer_data, set);
-    const mha_call_info forward = Info(ForwardData(layer_data.shape, shape, layer.get()));
+    const Layer layer = Create(layer_data, set);
+    const mha_call_info forward = Info(ForwardData(layer.get(), problem, {Guarded()}));
     EXPECT_EQ(forward.struct_size, sizeof forward);
     EXPECT_EQ(forward.instruction_set, set);
     EXPECT_EQ(forward.back_end, MHA_BACK_END_NATIVE);
@@ -275,7 +260,7 @@ TEST(Info, SaysWhichKernelsRun) {
     EXPECT_EQ(forward.num_threads, 1u);
     EXPECT_GE(forward.project_tile_rows, 1);
     EXPECT_GE(forward.project_tile_columns, 1);
-    const mha_call_info attention = Info(AttentionData(HeadsShape{}, shape, set));
+    const mha_call_info attention = Info(AttentionData(middle, {Guarded(), set}));
     EXPECT_EQ(attention.instruction_set, set);
     EXPECT_EQ(attention.contract, mha_contract());
     EXPECT_EQ(attention.num_threads, 1u);
@@ -293,74 +278,68 @@ TEST(Info, SaysWhichKernelsRun) {
 TEST(Info, NeverSaysAuto) {
   uint32_t best = MHA_INSTRUCTION_SET_SCALAR;
   for (uint32_t set : InstructionSets()) best = std::max(best, set);  // the numbers of an architecture ascend with its sets
-  const LayerData layer_data{LayerShape{}};
-  const LayerPointer layer = Create(layer_data);
+  const LayerProblem problem = SmallLayer();
+  const LayerData layer_data(problem);
+  const Layer layer = Create(layer_data);
   const Memory packed = layer_data.Pack();
   const View view(packed);
   ASSERT_EQ(view.status, MHA_OK);
-  const CallShape shape;
-  EXPECT_EQ(Info(ForwardData(layer_data.shape, shape, layer.get())).instruction_set, best);
-  EXPECT_EQ(Info(ForwardData(layer_data.shape, shape, view.layer)).instruction_set, best);
-  EXPECT_EQ(Info(AttentionData(HeadsShape{}, shape)).instruction_set, best);
+  EXPECT_EQ(Info(ForwardData(layer.get(), problem, {Guarded()})).instruction_set, best);
+  EXPECT_EQ(Info(ForwardData(view.layer, problem, {Guarded()})).instruction_set, best);
+  EXPECT_EQ(Info(AttentionData(NormalAttention(problem), {Guarded()})).instruction_set, best);
 }
 
 TEST(Info, NamesTheCallersProductAndNoContract) {
-  const LayerData layer_data{LayerShape{}};
+  const LayerProblem problem = SmallLayer();
+  const LayerData layer_data(problem);
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
-  const LayerPointer layer = Create(layer_data, &options);
-  const LayerPointer native = Create(layer_data);
-  const CallShape shape;
-  const mha_call_info info = Info(ForwardData(layer_data.shape, shape, layer.get()));
+  const Layer layer = Create(layer_data, &options);
+  const Layer native = Create(layer_data);
+  const mha_call_info info = Info(ForwardData(layer.get(), problem, {Guarded()}));
   EXPECT_EQ(info.back_end, MHA_BACK_END_SGEMM);
   EXPECT_EQ(info.contract, 0u);
   EXPECT_EQ(info.project_tile_rows, 0);
   EXPECT_EQ(info.project_tile_columns, 0);
   EXPECT_EQ(info.packed_bytes, layer_data.PackSize(&options));
-  EXPECT_EQ(info.operations, Info(ForwardData(layer_data.shape, shape, native.get())).operations) << "the same work, whoever does it";
+  EXPECT_EQ(info.operations, Info(ForwardData(native.get(), problem, {Guarded()})).operations) << "the same work, whoever does it";
 }
 
 // Only q_start is looked at: everything else may be anywhere, even NULL.
 TEST(Info, ReadsNoDataButTheStarts) {
-  const LayerData layer_data{LayerShape{}};
-  const LayerPointer layer = Create(layer_data);
   Memory forbidden(64);
   forbidden.Forbid();
-  CallShape shape;
-  shape.outputs = kForwardOutputs;
-  shape.is_causal = shape.q_start = true;
-  ForwardData forward(layer_data.shape, shape, layer.get());
-  const mha_call_info expected_forward = Info(forward);
+  FullForward forward;
+  forward.args.flags = MHA_CAUSAL;
+  const mha_call_info expected_forward = Info(forward.data);
   forward.args.query = forward.args.key = forward.args.value = forbidden.floats();
   forward.args.output = forward.args.lse = forward.args.attention_weights = forbidden.floats();
-  mha_taps &taps = forward.optional.taps;
+  mha_taps &taps = forward.data.taps;
   for (float **tap : {&taps.q, &taps.k, &taps.v, &taps.scores, &taps.scaled_scores, &taps.masked_scores, &taps.context}) {
     *tap = forbidden.floats();
   }
-  EXPECT_EQ(Info(forward).operations, expected_forward.operations);
+  EXPECT_EQ(Info(forward.data).operations, expected_forward.operations);
   forward.args.query = nullptr;
   forward.args.output = nullptr;
-  EXPECT_EQ(Info(forward).operations, expected_forward.operations);
-  shape.outputs = kAttentionOutputs;
-  AttentionData attention(HeadsShape{}, shape);
-  const mha_call_info expected_attention = Info(attention);
+  EXPECT_EQ(Info(forward.data).operations, expected_forward.operations);
+  FullAttention attention;
+  attention.args.flags = MHA_CAUSAL;
+  const mha_call_info expected_attention = Info(attention.data);
   attention.args.k = attention.args.v = attention.args.q = forbidden.floats();
   attention.args.output = forbidden.floats();
   attention.args.lse = attention.args.attention_weights = forbidden.floats();
-  EXPECT_EQ(Info(attention).operations, expected_attention.operations);
+  EXPECT_EQ(Info(attention.data).operations, expected_attention.operations);
 }
 
 // The answer takes no time that grows with the lengths or, without starts, with the batch; and it does not wrap around.
 TEST(Info, CountsLargeCallsWithoutOverflow) {
   const int64_t n = int64_t{1} << 20;
-  mha_attention_args args = {};
-  args.struct_size = sizeof args;
+  mha_attention_args args = Zeroed<mha_attention_args>();
   args.batch = 1 << 6;
   args.n_q = args.n_kv = n;
   args.num_heads = 1 << 4;
   args.head_dim = 1 << 6;
   args.flags = MHA_CAUSAL;
-  mha_call_info info = {};
-  info.struct_size = sizeof info;
+  mha_call_info info = Zeroed<mha_call_info>();
   mha_error error;
   ASSERT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message;
   const uint64_t pairs = static_cast<uint64_t>(n) * (static_cast<uint64_t>(n) + 1) / 2;

@@ -2,11 +2,13 @@
 // wrong argument. Each row of a table takes a valid call and breaks one thing in it; then the status, the parameter that is named and the
 // sentence must fit, and nothing but the error struct may have been written.
 
+#include <functional>
+
 #include "interface_calls.h"
 
 namespace {
 
-using namespace interface_support;  // NOLINT: this file is about nothing else
+using namespace support;  // NOLINT: this file is about nothing else
 
 void *AllocateNothing(void *, size_t) { return nullptr; }
 void ReleaseNothing(void *, void *) {}
@@ -17,14 +19,11 @@ void ReleaseNothing(void *, void *) {}
 enum : unsigned { kPackSize = 1, kPack = 2, kCreate = 4, kThatPack = kPack | kCreate, kAllThree = 7 };
 
 // A valid call: widths that differ, grouped heads, an output projection and all biases.
-struct LayerCall {
-  LayerCall() : data(LayerShape{}), config(data.config), weights(data.weights), options(Options()) {
-    for (int64_t h = 0; h < 4; ++h) q_heads[h] = data.w_q.floats() + h * 3;
-    for (int64_t h = 0; h < 2; ++h) k_heads[h] = data.w_k.floats() + h * 3;
-    for (int64_t h = 0; h < 2; ++h) v_heads[h] = data.w_v.floats() + h * 5;
-    allocator.context = nullptr;
-    allocator.allocate = AllocateNothing;
-    allocator.release = ReleaseNothing;
+struct FullLayer {
+  FullLayer() {
+    for (int64_t h = 0; h < 4; ++h) q_heads[h] = static_cast<const float *>(weights.w_q) + h * 3;
+    for (int64_t h = 0; h < 2; ++h) k_heads[h] = static_cast<const float *>(weights.w_k) + h * 3;
+    for (int64_t h = 0; h < 2; ++h) v_heads[h] = static_cast<const float *>(weights.w_v) + h * 5;
   }
 
   // The same weights as one matrix per head; the heads are columns of the three matrices.
@@ -39,8 +38,7 @@ struct LayerCall {
   }
   // A fused matrix, [10, 12 + 6 + 10].
   void UseFused() {
-    Random random(7);
-    fused = RandomFloats(10 * 28, random);
+    fused = CopyOf(Random(7).Normals(10 * 28), Place::kBeforeGuard);
     config.key_dim = config.value_dim = 10;
     weights.w_q = weights.w_k = weights.w_v = nullptr;
     weights.w_qkv = fused.floats();
@@ -50,18 +48,18 @@ struct LayerCall {
     weights.w_o = weights.b_o = nullptr;
   }
 
-  LayerData data;
+  const LayerData data{SmallLayer()};
   Memory fused;
   const float *q_heads[4], *k_heads[2], *v_heads[2];
-  mha_allocator allocator;
-  mha_layer_config config;
-  mha_layer_weights weights;
-  mha_layer_options options;
+  mha_allocator allocator = {nullptr, AllocateNothing, ReleaseNothing};
+  mha_layer_config config = data.config;
+  mha_layer_weights weights = data.weights;
+  mha_layer_options options = Options();
 };
 
 struct LayerCase {
-  const char *name;
-  void (*change)(LayerCall &);
+  std::string name;
+  std::function<void(FullLayer &)> change;
   Expected expected;
   unsigned functions = kAllThree;
 };
@@ -71,7 +69,7 @@ class LayerErrors : public testing::TestWithParam<LayerCase> {};
 
 TEST_P(LayerErrors, AreSentencesAndNothingIsWritten) {
   const LayerCase &row = GetParam();
-  LayerCall call;
+  FullLayer call;
   row.change(call);
   if ((row.functions & kPackSize) != 0) {
     SCOPED_TRACE("mha_layer_pack_size");
@@ -82,7 +80,7 @@ TEST_P(LayerErrors, AreSentencesAndNothingIsWritten) {
   }
   if ((row.functions & kPack) != 0) {
     SCOPED_TRACE("mha_layer_pack");
-    Memory buffer(1 << 16, Side::kAfterGuard);
+    Memory buffer(1 << 16, Place::kAfterGuard);
     buffer.Fill(0x5A);
     ExpectFails(
         [&](mha_error *error) { return mha_layer_pack(&call.config, &call.weights, &call.options, buffer.data(), buffer.size(), error); },
@@ -103,32 +101,32 @@ TEST_P(LayerErrors, AreSentencesAndNothingIsWritten) {
 }
 
 const LayerCase kConfigCases[] = {
-    {"QueryDimIsZero", [](LayerCall &c) { c.config.query_dim = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"query_dim"}}},
-    {"QueryDimIsNegative", [](LayerCall &c) { c.config.query_dim = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"query_dim"}}},
-    {"QueryDimIsTheLeastInteger", [](LayerCall &c) { c.config.query_dim = kMin; }, {MHA_ERROR_INVALID_VALUE, {1}, {"query_dim"}}},
-    {"KeyDimIsNegative", [](LayerCall &c) { c.config.key_dim = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"key_dim"}}},
-    {"ValueDimIsNegative", [](LayerCall &c) { c.config.value_dim = -3; }, {MHA_ERROR_INVALID_VALUE, {1}, {"value_dim"}}},
-    {"OutputDimIsNegative", [](LayerCall &c) { c.config.output_dim = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"output_dim"}}},
-    {"NumHeadsIsZero", [](LayerCall &c) { c.config.num_heads = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_heads"}}},
-    {"NumHeadsIsNegative", [](LayerCall &c) { c.config.num_heads = -4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_heads"}}},
-    {"NumKvHeadsIsNegative", [](LayerCall &c) { c.config.num_kv_heads = -2; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_kv_heads"}}},
-    {"HeadDimIsNegative", [](LayerCall &c) { c.config.head_dim = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim"}}},
-    {"HeadDimVIsNegative", [](LayerCall &c) { c.config.head_dim_v = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim_v"}}},
+    {"QueryDimIsZero", [](auto &c) { c.config.query_dim = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"query_dim"}}},
+    {"QueryDimIsNegative", [](auto &c) { c.config.query_dim = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"query_dim"}}},
+    {"QueryDimIsTheLeastInteger", [](auto &c) { c.config.query_dim = kMin; }, {MHA_ERROR_INVALID_VALUE, {1}, {"query_dim"}}},
+    {"KeyDimIsNegative", [](auto &c) { c.config.key_dim = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"key_dim"}}},
+    {"ValueDimIsNegative", [](auto &c) { c.config.value_dim = -3; }, {MHA_ERROR_INVALID_VALUE, {1}, {"value_dim"}}},
+    {"OutputDimIsNegative", [](auto &c) { c.config.output_dim = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"output_dim"}}},
+    {"NumHeadsIsZero", [](auto &c) { c.config.num_heads = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_heads"}}},
+    {"NumHeadsIsNegative", [](auto &c) { c.config.num_heads = -4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_heads"}}},
+    {"NumKvHeadsIsNegative", [](auto &c) { c.config.num_kv_heads = -2; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_kv_heads"}}},
+    {"HeadDimIsNegative", [](auto &c) { c.config.head_dim = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim"}}},
+    {"HeadDimVIsNegative", [](auto &c) { c.config.head_dim_v = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim_v"}}},
     {"DOutIsNegative",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.config.head_dim = 0;
        c.config.d_out = -12;
      },
      {MHA_ERROR_INVALID_VALUE, {1}, {"d_out"}}},
     {"SixHeadsDoNotFitQueryDim16",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.config.query_dim = 16;
        c.config.num_heads = 6;
        c.config.head_dim = 0;
      },
      {MHA_ERROR_SHAPE, {1}, {"16", "6", "head_dim"}}},
     {"FiveHeadsDoNotFitDOut12",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.config.num_heads = 5;
        c.config.num_kv_heads = 5;
        c.config.head_dim = 0;
@@ -136,36 +134,36 @@ const LayerCase kConfigCases[] = {
      },
      {MHA_ERROR_SHAPE, {1}, {"12", "5", "head_dim"}}},
     {"MoreHeadsThanDOut",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.config.num_heads = 4;
        c.config.head_dim = 0;
        c.config.d_out = 3;
      },
      {MHA_ERROR_SHAPE, {1}, {"4", "3", "head_dim"}}},
-    {"NumKvHeadsDoesNotDivide", [](LayerCall &c) { c.config.num_kv_heads = 3; }, {MHA_ERROR_SHAPE, {1}, {"num_kv_heads", "3", "4"}}},
-    {"MoreKvHeadsThanHeads", [](LayerCall &c) { c.config.num_kv_heads = 8; }, {MHA_ERROR_SHAPE, {1}, {"num_kv_heads", "8", "4"}}},
-    {"ScaleIsNan", [](LayerCall &c) { c.config.scale = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
-    {"ScaleIsInfinite", [](LayerCall &c) { c.config.scale = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
-    {"ScaleIsMinusInfinity", [](LayerCall &c) { c.config.scale = -kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
-    {"WeightTypeIsFive", [](LayerCall &c) { c.config.weight_type = 5; }, {MHA_ERROR_INVALID_VALUE, {1}, {"weight_type", "5"}}},
+    {"NumKvHeadsDoesNotDivide", [](auto &c) { c.config.num_kv_heads = 3; }, {MHA_ERROR_SHAPE, {1}, {"num_kv_heads", "3", "4"}}},
+    {"MoreKvHeadsThanHeads", [](auto &c) { c.config.num_kv_heads = 8; }, {MHA_ERROR_SHAPE, {1}, {"num_kv_heads", "8", "4"}}},
+    {"ScaleIsNan", [](auto &c) { c.config.scale = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
+    {"ScaleIsInfinite", [](auto &c) { c.config.scale = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
+    {"ScaleIsMinusInfinity", [](auto &c) { c.config.scale = -kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
+    {"WeightTypeIsFive", [](auto &c) { c.config.weight_type = 5; }, {MHA_ERROR_INVALID_VALUE, {1}, {"weight_type", "5"}}},
     {"OutputDimWithoutOutputProjection",
-     [](LayerCall &c) { c.weights.w_o = c.weights.b_o = nullptr; },
+     [](auto &c) { c.weights.w_o = c.weights.b_o = nullptr; },
      {MHA_ERROR_INVALID_VALUE, {1, 2}, {"output_dim", "w_o"}}},
-    {"QueryDimIsTooLarge", [](LayerCall &c) { c.config.query_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"KeyDimIsTooLarge", [](LayerCall &c) { c.config.key_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"ValueDimIsTooLarge", [](LayerCall &c) { c.config.value_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"OutputDimIsTooLarge", [](LayerCall &c) { c.config.output_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"NumHeadsIsTooLarge", [](LayerCall &c) { c.config.num_heads = c.config.num_kv_heads = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"HeadDimIsTooLarge", [](LayerCall &c) { c.config.head_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"HeadDimVIsTooLarge", [](LayerCall &c) { c.config.head_dim_v = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"QueryDimIsTooLarge", [](auto &c) { c.config.query_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"KeyDimIsTooLarge", [](auto &c) { c.config.key_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"ValueDimIsTooLarge", [](auto &c) { c.config.value_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"OutputDimIsTooLarge", [](auto &c) { c.config.output_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"NumHeadsIsTooLarge", [](auto &c) { c.config.num_heads = c.config.num_kv_heads = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"HeadDimIsTooLarge", [](auto &c) { c.config.head_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"HeadDimVIsTooLarge", [](auto &c) { c.config.head_dim_v = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"AllWidthsAreTooLarge",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.config.query_dim = c.config.key_dim = c.config.value_dim = c.config.output_dim = kMax;
        c.config.num_heads = c.config.num_kv_heads = c.config.head_dim = c.config.head_dim_v = kMax;
      },
      {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"TheProductIsTwoToThe62",  // 2^62 elements would be 2^64 bytes: 0 in 64 bits
-     [](LayerCall &c) {
+     [](auto &c) {
        c.config.query_dim = int64_t{1} << 31;
        c.config.num_heads = c.config.num_kv_heads = int64_t{1} << 20;
        c.config.head_dim = int64_t{1} << 11;
@@ -175,58 +173,31 @@ const LayerCase kConfigCases[] = {
 INSTANTIATE_TEST_SUITE_P(Config, LayerErrors, testing::ValuesIn(kConfigCases), CaseName<LayerCase>);
 
 const LayerCase kWeightsCases[] = {
-    {"NoWeights", [](LayerCall &c) { c.weights.w_q = c.weights.w_k = c.weights.w_v = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_q"}}},
-    {"MissingWQ", [](LayerCall &c) { c.weights.w_q = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_q"}}},
-    {"MissingWK", [](LayerCall &c) { c.weights.w_k = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_k"}}},
-    {"MissingWV", [](LayerCall &c) { c.weights.w_v = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_v"}}},
-    {"MissingWQHeads",
-     [](LayerCall &c) {
-       c.UseHeads();
-       c.weights.w_q_heads = nullptr;
-     },
-     {MHA_ERROR_NULL_POINTER, {2}, {"w_q_heads"}}},
-    {"MissingWKHeads",
-     [](LayerCall &c) {
-       c.UseHeads();
-       c.weights.w_k_heads = nullptr;
-     },
-     {MHA_ERROR_NULL_POINTER, {2}, {"w_k_heads"}}},
-    {"MissingWVHeads",
-     [](LayerCall &c) {
-       c.UseHeads();
-       c.weights.w_v_heads = nullptr;
-     },
-     {MHA_ERROR_NULL_POINTER, {2}, {"w_v_heads"}}},
+    {"NoWeights", [](auto &c) { c.weights.w_q = c.weights.w_k = c.weights.w_v = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_q"}}},
+    {"MissingWQ", [](auto &c) { c.weights.w_q = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_q"}}},
+    {"MissingWK", [](auto &c) { c.weights.w_k = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_k"}}},
+    {"MissingWV", [](auto &c) { c.weights.w_v = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_v"}}},
+    {"MissingWQHeads", [](auto &c) { c.UseHeads(), c.weights.w_q_heads = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_q_heads"}}},
+    {"MissingWKHeads", [](auto &c) { c.UseHeads(), c.weights.w_k_heads = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_k_heads"}}},
+    {"MissingWVHeads", [](auto &c) { c.UseHeads(), c.weights.w_v_heads = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_v_heads"}}},
     {"MissingFirstHeadOfWQ",
-     [](LayerCall &c) {
-       c.UseHeads();
-       c.q_heads[0] = nullptr;
-     },
+     [](auto &c) { c.UseHeads(), c.q_heads[0] = nullptr; },
      {MHA_ERROR_NULL_POINTER, {2}, {"w_q_heads"}},
      kThatPack},
     {"MissingLastHeadOfWQ",
-     [](LayerCall &c) {
-       c.UseHeads();
-       c.q_heads[3] = nullptr;
-     },
+     [](auto &c) { c.UseHeads(), c.q_heads[3] = nullptr; },
      {MHA_ERROR_NULL_POINTER, {2}, {"w_q_heads"}},
      kThatPack},
     {"MissingLastHeadOfWK",
-     [](LayerCall &c) {
-       c.UseHeads();
-       c.k_heads[1] = nullptr;
-     },
+     [](auto &c) { c.UseHeads(), c.k_heads[1] = nullptr; },
      {MHA_ERROR_NULL_POINTER, {2}, {"w_k_heads"}},
      kThatPack},
     {"MissingLastHeadOfWV",
-     [](LayerCall &c) {
-       c.UseHeads();
-       c.v_heads[1] = nullptr;
-     },
+     [](auto &c) { c.UseHeads(), c.v_heads[1] = nullptr; },
      {MHA_ERROR_NULL_POINTER, {2}, {"w_v_heads"}},
      kThatPack},
     {"WQAndWQkv",
-     [](LayerCall &c) {
+     [](auto &c) {
        const mha_layer_weights three = c.weights;
        c.UseFused();
        c.weights.w_q = three.w_q;
@@ -235,29 +206,29 @@ const LayerCase kWeightsCases[] = {
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"w_q", "w_qkv"}}},
     {"WVAloneBesideWQkv",
-     [](LayerCall &c) {
+     [](auto &c) {
        const void *w_v = c.weights.w_v;
        c.UseFused();
        c.weights.w_v = w_v;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv"}}},
     {"WQkvAndHeads",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.UseHeads();
        const mha_layer_weights heads = c.weights;
        c.UseFused();
        c.weights.w_q_heads = heads.w_q_heads;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv", "w_q_heads"}}},
-    {"WQAndWQHeads", [](LayerCall &c) { c.weights.w_q_heads = c.q_heads; }, {MHA_ERROR_INVALID_VALUE, {2}, {"w_q", "w_q_heads"}}},
+    {"WQAndWQHeads", [](auto &c) { c.weights.w_q_heads = c.q_heads; }, {MHA_ERROR_INVALID_VALUE, {2}, {"w_q", "w_q_heads"}}},
     {"WKHeadsAmongThreeMatrices",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.weights.w_k = nullptr;
        c.weights.w_k_heads = c.k_heads;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {}}},
     {"AllThreeForms",
-     [](LayerCall &c) {
+     [](auto &c) {
        const mha_layer_weights three = c.weights;
        c.UseFused();
        c.weights.w_q = three.w_q;
@@ -269,151 +240,153 @@ const LayerCase kWeightsCases[] = {
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {}}},
     {"FusedWeightsWithAnotherKeyDim",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.UseFused();
        c.config.key_dim = c.config.value_dim = 7;
      },
      {MHA_ERROR_SHAPE, {1, 2}, {"w_qkv", "key_dim", "7", "10"}}},
     {"FusedWeightsWithAnotherValueDim",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.UseFused();
        c.config.value_dim = 9;
      },
      {MHA_ERROR_SHAPE, {1, 2}, {"w_qkv", "value_dim", "9", "10"}}},
     {"BQkvAndBQ",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.weights.b_qkv = c.weights.b_q;
        c.weights.b_k = c.weights.b_v = nullptr;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"b_qkv", "b_q"}}},
     {"BQkvAndBK",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.weights.b_qkv = c.weights.b_q;
        c.weights.b_q = c.weights.b_v = nullptr;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"b_qkv"}}},
     {"BQkvAndBV",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.weights.b_qkv = c.weights.b_q;
        c.weights.b_q = c.weights.b_k = nullptr;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"b_qkv"}}},
     {"BOWithoutWO",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.config.output_dim = 0;
        c.weights.w_o = nullptr;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"b_o", "w_o"}}},
-    {"LayoutIsTwo", [](LayerCall &c) { c.weights.layout = 2; }, {MHA_ERROR_INVALID_VALUE, {2}, {"layout"}}, kThatPack},
-    {"LayoutHasHighBits", [](LayerCall &c) { c.weights.layout = 0x80000000u; }, {MHA_ERROR_INVALID_VALUE, {2}, {"layout"}}, kThatPack},
-    {"TypeOfWeightsIsFive", [](LayerCall &c) { c.weights.type = 5; }, {MHA_ERROR_INVALID_VALUE, {2}, {"type", "5"}}, kThatPack},
-    {"WQStrideIsNegative", [](LayerCall &c) { c.weights.w_q_stride = -1; }, {MHA_ERROR_INVALID_VALUE, {2}, {"w_q_stride"}}, kThatPack},
-    {"WKStrideIsNegative", [](LayerCall &c) { c.weights.w_k_stride = -6; }, {MHA_ERROR_INVALID_VALUE, {2}, {"w_k_stride"}}, kThatPack},
-    {"WVStrideIsNegative", [](LayerCall &c) { c.weights.w_v_stride = kMin; }, {MHA_ERROR_INVALID_VALUE, {2}, {"w_v_stride"}}, kThatPack},
-    {"WOStrideIsNegative", [](LayerCall &c) { c.weights.w_o_stride = -1; }, {MHA_ERROR_INVALID_VALUE, {2}, {"w_o_stride"}}, kThatPack},
+    {"LayoutIsTwo", [](auto &c) { c.weights.layout = 2; }, {MHA_ERROR_INVALID_VALUE, {2}, {"layout"}}, kThatPack},
+    {"LayoutHasHighBits", [](auto &c) { c.weights.layout = 0x80000000u; }, {MHA_ERROR_INVALID_VALUE, {2}, {"layout"}}, kThatPack},
+    {"TypeOfWeightsIsFive", [](auto &c) { c.weights.type = 5; }, {MHA_ERROR_INVALID_VALUE, {2}, {"type", "5"}}, kThatPack},
     {"WQkvStrideIsNegative",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.UseFused();
        c.weights.w_qkv_stride = -28;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv_stride"}},
      kThatPack},
-    {"WQStrideIsShorterThanARow",
-     [](LayerCall &c) { c.weights.w_q_stride = 11; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"w_q_stride", "11", "12"}},
-     kThatPack},
-    {"WKStrideIsShorterThanARow",
-     [](LayerCall &c) { c.weights.w_k_stride = 5; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"w_k_stride", "5", "6"}},
-     kThatPack},
-    {"WVStrideIsShorterThanARow",
-     [](LayerCall &c) { c.weights.w_v_stride = 9; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"w_v_stride", "9", "10"}},
-     kThatPack},
-    {"WOStrideIsShorterThanARow",
-     [](LayerCall &c) { c.weights.w_o_stride = 10; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"w_o_stride", "10", "11"}},
-     kThatPack},
     {"WQkvStrideIsShorterThanARow",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.UseFused();
        c.weights.w_qkv_stride = 27;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv_stride", "27", "28"}},
      kThatPack},
     {"WQStrideIsShorterThanATransposedRow",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.weights.layout = MHA_LAYOUT_OUT_IN;
        c.weights.w_q_stride = 9;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"w_q_stride", "9", "10"}},
      kThatPack},
     {"WQStrideIsShorterThanARowOfAHead",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.UseHeads();
        c.weights.w_q_stride = 2;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"w_q_stride", "2", "3"}},
      kThatPack},
-    {"WQStrideIsTooLarge", [](LayerCall &c) { c.weights.w_q_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {2}, {}}, kThatPack},
-    {"WOStrideIsTooLarge", [](LayerCall &c) { c.weights.w_o_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {2}, {}}, kThatPack},
+    {"WQStrideIsTooLarge", [](auto &c) { c.weights.w_q_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {2}, {}}, kThatPack},
+    {"WOStrideIsTooLarge", [](auto &c) { c.weights.w_o_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {2}, {}}, kThatPack},
     {"WQStrideOverflowsInBytes",  // 9 rows of 2^59 elements fit into int64_t, but not their bytes
-     [](LayerCall &c) { c.weights.w_q_stride = int64_t{1} << 59; },
+     [](auto &c) { c.weights.w_q_stride = int64_t{1} << 59; },
      {MHA_ERROR_TOO_LARGE, {2}, {}},
      kThatPack},
 };
 INSTANTIATE_TEST_SUITE_P(Weights, LayerErrors, testing::ValuesIn(kWeightsCases), CaseName<LayerCase>);
 
+std::vector<LayerCase> StrideCases() {
+  std::vector<LayerCase> cases;
+  const auto add = [&](const std::string &name, int64_t mha_layer_weights::*stride, int64_t width) {
+    for (const int64_t wrong : {int64_t{-1}, kMin}) {
+      cases.push_back({name + "_" + std::to_string(static_cast<uint64_t>(wrong)),
+                       [=](FullLayer &c) { c.weights.*stride = wrong; },
+                       {MHA_ERROR_INVALID_VALUE, {2}, {name}},
+                       kThatPack});
+    }
+    cases.push_back({name + "_shorter_than_a_row",
+                     [=](FullLayer &c) { c.weights.*stride = width - 1; },
+                     {MHA_ERROR_INVALID_VALUE, {2}, {name, std::to_string(width - 1), std::to_string(width)}},
+                     kThatPack});
+  };
+  add("w_q_stride", &mha_layer_weights::w_q_stride, 12);
+  add("w_k_stride", &mha_layer_weights::w_k_stride, 6);
+  add("w_v_stride", &mha_layer_weights::w_v_stride, 10);
+  add("w_o_stride", &mha_layer_weights::w_o_stride, 11);
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Strides, LayerErrors, testing::ValuesIn(StrideCases()), CaseName<LayerCase>);
+
 const LayerCase kOptionsCases[] = {
-    {"OptionsReservedIsSet", [](LayerCall &c) { c.options.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {3}, {"reserved"}}, kThatPack},
+    {"OptionsReservedIsSet", [](auto &c) { c.options.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {3}, {"reserved"}}, kThatPack},
     {"UnknownInstructionSet",
-     [](LayerCall &c) { c.options.instruction_set = 5; },
+     [](auto &c) { c.options.instruction_set = 5; },
      {MHA_ERROR_INVALID_VALUE, {3}, {"instruction_set", "5"}},
      kCreate},
     {"InstructionSet32",  // must not end up in a shift by 32
-     [](LayerCall &c) { c.options.instruction_set = 32; },
+     [](auto &c) { c.options.instruction_set = 32; },
      {MHA_ERROR_INVALID_VALUE, {3}, {"instruction_set", "32"}},
      kCreate},
     {"InstructionSetWithAllBits",
-     [](LayerCall &c) { c.options.instruction_set = 0xFFFFFFFFu; },
+     [](auto &c) { c.options.instruction_set = 0xFFFFFFFFu; },
      {MHA_ERROR_INVALID_VALUE, {3}, {"instruction_set"}},
      kCreate},
     {"AbsentInstructionSet",
-     [](LayerCall &c) { c.options.instruction_set = AbsentInstructionSet(); },
+     [](auto &c) { c.options.instruction_set = AbsentInstructionSet(); },
      {MHA_ERROR_INSTRUCTION_SET, {3}, {mha_instruction_set_name(AbsentInstructionSet())}},
      kCreate},
     {"AllocatorWithoutAllocate",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.allocator.allocate = nullptr;
        c.options.allocator = &c.allocator;
      },
      {MHA_ERROR_NULL_POINTER, {3}, {"allocate"}},
      kCreate},
     {"AllocatorWithoutRelease",
-     [](LayerCall &c) {
+     [](auto &c) {
        c.allocator.release = nullptr;
        c.options.allocator = &c.allocator;
      },
      {MHA_ERROR_NULL_POINTER, {3}, {"release"}},
      kCreate},
-    {"AllocatorReturnsNull", [](LayerCall &c) { c.options.allocator = &c.allocator; }, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}}, kCreate},
+    {"AllocatorReturnsNull", [](auto &c) { c.options.allocator = &c.allocator; }, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}}, kCreate},
 };
 INSTANTIATE_TEST_SUITE_P(Options, LayerErrors, testing::ValuesIn(kOptionsCases), CaseName<LayerCase>);
 
 TEST(LayerCalls, SucceedBeforeTheyAreBroken) {
-  const std::vector<void (*)(LayerCall &)> changes = {
-      [](LayerCall &) {},
-      [](LayerCall &c) { c.UseHeads(); },
-      [](LayerCall &c) { c.UseFused(); },
-      [](LayerCall &c) { c.RemoveOutputProjection(); },
+  const std::vector<void (*)(FullLayer &)> changes = {
+      [](auto &) {},
+      [](auto &c) { c.UseHeads(); },
+      [](auto &c) { c.UseFused(); },
+      [](auto &c) { c.RemoveOutputProjection(); },
   };
   for (const auto &change : changes) {
-    LayerCall call;
+    FullLayer call;
     change(call);
     size_t bytes = 0;
     ExpectSucceeds([&](mha_error *error) { return mha_layer_pack_size(&call.config, &call.weights, &call.options, &bytes, error); });
     ExpectSucceeds([&](mha_error *error) { return mha_layer_pack_size(&call.config, &call.weights, nullptr, &bytes, error); });
-    Memory buffer(bytes, Side::kBeforeGuard, 64);
+    Memory buffer(bytes, Place::kBeforeGuard, 64);
     ExpectSucceeds(
         [&](mha_error *error) { return mha_layer_pack(&call.config, &call.weights, &call.options, buffer.data(), buffer.size(), error); });
     ExpectSucceeds([&](mha_error *error) {
@@ -427,9 +400,9 @@ TEST(LayerCalls, SucceedBeforeTheyAreBroken) {
 }
 
 TEST(LayerCalls, NameThePointerThatIsNull) {
-  LayerCall call;
+  FullLayer call;
   size_t bytes = 4711;
-  Memory buffer(1 << 16, Side::kAfterGuard);
+  Memory buffer(1 << 16, Place::kAfterGuard);
   buffer.Fill(0x5A);
   mha_layer *layer = nullptr;
   const auto size = [&](const mha_layer_config *config, const mha_layer_weights *weights, size_t *where) {
@@ -477,9 +450,9 @@ TEST(LayerCalls, EverythingNullIsAnErrorToo) {
 }
 
 TEST(Pack, RejectsEveryMisalignedBuffer) {
-  const LayerData data{LayerShape{}};
+  const LayerData data{SmallLayer()};
   const size_t bytes = data.PackSize();
-  Memory memory(bytes + 64, Side::kAfterGuard);
+  Memory memory(bytes + 64, Place::kAfterGuard);
   memory.Fill(0x5A);
   for (size_t offset = 1; offset < 64; ++offset) {
     ExpectFails(
@@ -490,10 +463,10 @@ TEST(Pack, RejectsEveryMisalignedBuffer) {
 }
 
 TEST(Pack, RejectsEverySmallerBufferAndLeavesItUntouched) {
-  const LayerData data{LayerShape::SelfAttention(4, 2, 1, 2)};
+  const LayerData data{SquareLayer(4, 2, 1, 2)};
   const size_t bytes = data.PackSize();
   for (size_t smaller = 0; smaller < bytes; smaller += smaller + 130 < bytes ? 61 : 1) {
-    Memory buffer(smaller, Side::kBeforeGuard, 64);
+    Memory buffer(smaller, Place::kBeforeGuard, 64);
     buffer.Fill(0x5A);
     ExpectFails([&](mha_error *error) { return mha_layer_pack(&data.config, &data.weights, nullptr, buffer.data(), buffer.size(), error); },
                 {MHA_ERROR_BUFFER_TOO_SMALL, {4, 5}, {std::to_string(bytes)}});
@@ -504,9 +477,9 @@ TEST(Pack, RejectsEverySmallerBufferAndLeavesItUntouched) {
 // ---- Views -------------------------------------------------------------------------------------------------------------------------
 
 TEST(LayerViews, NameThePointerThatIsNull) {
-  const LayerData data{LayerShape{}};
+  const LayerData data{SmallLayer()};
   const Memory buffer = data.Pack();
-  Memory storage(mha_layer_view_size(), Side::kBeforeGuard, 16);
+  Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
   const mha_layer *layer = nullptr;
   const auto view = [&](const void *packed, void *where, const mha_layer **result) {
     return [=, &buffer](mha_error *error) {
@@ -523,11 +496,11 @@ TEST(LayerViews, NameThePointerThatIsNull) {
 }
 
 TEST(LayerViews, RejectEveryMisalignedBuffer) {
-  const LayerData data{LayerShape{}};
+  const LayerData data{SmallLayer()};
   const Memory buffer = data.Pack();
-  Memory storage(mha_layer_view_size(), Side::kBeforeGuard, 16);
+  Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
   for (size_t offset = 1; offset < 64; ++offset) {
-    Memory moved(buffer.size() + offset, Side::kAfterGuard);
+    Memory moved(buffer.size() + offset, Place::kAfterGuard);
     std::memcpy(moved.data() + offset, buffer.data(), buffer.size());
     const mha_layer *layer = nullptr;
     ExpectFails(
@@ -541,11 +514,11 @@ TEST(LayerViews, RejectEveryMisalignedBuffer) {
 }
 
 TEST(LayerViews, RejectEverySmallerStorageAndLeaveItUntouched) {
-  const LayerData data{LayerShape{}};
+  const LayerData data{SmallLayer()};
   const Memory buffer = data.Pack();
   const mha_layer *layer = nullptr;
   for (size_t smaller = 0; smaller < mha_layer_view_size(); ++smaller) {
-    Memory storage(smaller, Side::kBeforeGuard, 16);
+    Memory storage(smaller, Place::kBeforeGuard, 16);
     storage.Fill(0x5A);
     ExpectFails(
         [&](mha_error *error) {
@@ -557,9 +530,9 @@ TEST(LayerViews, RejectEverySmallerStorageAndLeaveItUntouched) {
 }
 
 TEST(LayerViews, RejectOptionsThatAreWrong) {
-  const LayerData data{LayerShape{}};
+  const LayerData data{SmallLayer()};
   const Memory buffer = data.Pack();
-  Memory storage(mha_layer_view_size(), Side::kBeforeGuard, 16);
+  Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
   const mha_layer *layer = nullptr;
   const auto view = [&](const mha_layer_options &options) {
     return [&buffer, &storage, &layer, options](mha_error *error) {
@@ -577,10 +550,9 @@ TEST(LayerViews, RejectOptionsThatAreWrong) {
 }
 
 TEST(LayerShapes, NameThePointerThatIsNull) {
-  const LayerData data{LayerShape{}};
-  const LayerPointer layer = Create(data);
-  mha_layer_config config = {};
-  config.struct_size = sizeof config;
+  const LayerData data{SmallLayer()};
+  const Layer layer = Create(data);
+  mha_layer_config config = Zeroed<mha_layer_config>();
   ExpectSucceeds([&](mha_error *error) { return mha_layer_shape(layer.get(), &config, error); });
   ExpectFails([&](mha_error *error) { return mha_layer_shape(nullptr, &config, error); }, {MHA_ERROR_NULL_POINTER, {1}, {"layer"}});
   ExpectFails([&](mha_error *error) { return mha_layer_shape(layer.get(), nullptr, error); },

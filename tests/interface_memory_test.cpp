@@ -7,126 +7,92 @@
 #include <atomic>
 #include <thread>
 
-#include "interface_support.h"
+#include "interface_calls.h"
 #include "support/instruction_sets.h"
 #include "support/schedulers.h"
 #include "support/traps.h"
 
 namespace {
 
-using namespace interface_support;  // NOLINT: this file is about nothing else
+using namespace support;  // NOLINT: this file is about nothing else
 
 // ---- Problems ----------------------------------------------------------------------------------------------------------------------
 
 // Widths around the kernels' vectors and panels (16, 48) and the blocks of the sums (256).
 const std::vector<int64_t> kWidths = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 64, 65, 97};
 const std::vector<int64_t> kLengths = {1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 24, 25, 31, 33, 48, 65};
-const std::vector<Order> kOrders = {Order::kContiguous, Order::kHeadsFirst, Order::kSequenceFirst, Order::kGaps};
 
-LayerShape RandomLayerShape(Random &random) {
-  LayerShape shape;
-  shape.query_dim = random.Below(8) == 0 ? random.Between(255, 258) : random.Pick(kWidths);
-  shape.key_dim = random.Pick(kWidths);
-  shape.value_dim = random.Pick(kWidths);
-  shape.output_dim = random.Below(4) == 0 ? 0 : random.Pick(kWidths);
-  shape.num_kv_heads = random.Between(1, 3);
-  shape.num_heads = shape.num_kv_heads * random.Between(1, 3);
-  shape.head_dim = random.Pick(kWidths);
-  shape.head_dim_v = random.Pick(kWidths);
-  shape.biases = random.Coin();
-  return shape;
+LayerProblem RandomSizes(Random &random) {
+  LayerProblem sizes;
+  sizes.batch = random.Between(1, 3);
+  sizes.n_q = random.Pick(kLengths);
+  sizes.n_kv = random.Below(8) == 0 ? random.Between(255, 258) : random.Pick(kLengths);
+  sizes.query_dim = random.Below(8) == 0 ? random.Between(255, 258) : random.Pick(kWidths);
+  sizes.key_dim = random.Pick(kWidths);
+  sizes.value_dim = random.Pick(kWidths);
+  sizes.output_dim = random.Pick(kWidths);
+  sizes.num_kv_heads = random.Between(1, 3);
+  sizes.num_heads = sizes.num_kv_heads * random.Between(1, 3);
+  sizes.head_dim = random.Pick(kWidths);
+  sizes.head_dim_v = random.Pick(kWidths);
+  sizes.has_key = sizes.has_value = true;
+  sizes.is_causal = random.Coin();
+  if (random.Coin() || (sizes.is_causal && sizes.n_q > sizes.n_kv)) sizes.q_start = Starts(sizes.batch);
+  return sizes;
 }
 
-CallShape RandomCallShape(Random &random) {
-  CallShape shape;
-  shape.batch = random.Between(1, 3);
-  shape.n_q = random.Pick(kLengths);
-  shape.n_kv = random.Below(8) == 0 ? random.Between(255, 258) : random.Pick(kLengths);
-  shape.is_causal = random.Coin();
-  shape.q_start = random.Coin() || (shape.is_causal && shape.n_q > shape.n_kv);
-  shape.outputs = random.Coin() ? 0 : static_cast<unsigned>(random.Below(512));
-  shape.order = random.Pick(kOrders);
-  return shape;
-}
+uint32_t RandomAsked(Random &random) { return random.Coin() ? kAskNothing : static_cast<uint32_t>(random.Below(kAskAll + 1)); }
 
-HeadsShape RandomHeadsShape(Random &random) {
-  HeadsShape shape;
-  shape.num_kv_heads = random.Between(1, 3);
-  shape.num_heads = shape.num_kv_heads * random.Between(1, 3);
-  shape.head_dim = random.Pick(kWidths);
-  shape.head_dim_v = random.Pick(kWidths);
-  return shape;
-}
+Layout RandomOrder(Random &random) { return random.Pick({kDense, kHeadsOutside, kRowsOutside, kGaps}); }
 
 // ---- Nothing is read or written beside what was given ------------------------------------------------------------------------------
 
-class GuardPages : public support::InstructionSetTest {};
+class GuardPages : public InstructionSetTest {
+ protected:
+  // Weights, packed weights, inputs, outputs and workspace all lie next to inaccessible pages, what is only read in read-only memory. The
+  // bits are those of the scalar kernels.
+  void ExpectNotTouched(const LayerProblem &problem, const LayerForm &form, uint32_t asked, const Layout &layout) {
+    SCOPED_TRACE(Describe(problem) + " " + Describe(form) + " " + Describe(layout) + " asked " + std::to_string(asked));
+    Outputs expected;
+    for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
+      LayerData layer_data(problem, place, form);
+      layer_data.Freeze();
+      Memory packed = layer_data.Pack(nullptr, 0xCC, place);
+      packed.Freeze();
+      const mha_layer_options scalar_options = Options(MHA_INSTRUCTION_SET_SCALAR), options = Options(instruction_set());
+      const View scalar(packed, &scalar_options), view(packed, &options);
+      ASSERT_EQ(scalar.status, MHA_OK) << scalar.error.message;
+      ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+      ForwardData data(scalar.layer, problem, {Guarded(asked, place), layout, layout, layout, layout});
+      data.FreezeInputs();
+      if (place == Place::kBeforeGuard) expected = data.Compute();
+      data.layer = view.layer;
+      EXPECT_TRUE(SameBits(data.Compute(0xFF, place), expected)) << (place == Place::kBeforeGuard ? "before" : "after") << " a guard page";
+    }
+  }
+};
 
-// Weights, packed weights, inputs, outputs and workspace all lie next to inaccessible pages, what is only read in read-only memory. The
-// bits are those of the scalar kernels.
 TEST_P(GuardPages, AreNotTouchedByForward) {
   Random random(21);
-  for (int i = 0; i < 60; ++i) {
-    const LayerShape layer_shape = RandomLayerShape(random);
-    const CallShape shape = RandomCallShape(random);
-    std::ostringstream what;
-    what << "layer: " << layer_shape << "; call: " << shape;
-    SCOPED_TRACE(what.str());
-    std::vector<float> expected;
-    for (Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
-      LayerData layer_data(layer_shape, side);
-      layer_data.Freeze();
-      Memory packed = layer_data.Pack(nullptr, 0xCC, side);
-      packed.Freeze();
-      const mha_layer_options scalar_options = Options(MHA_INSTRUCTION_SET_SCALAR);
-      const View scalar(packed, &scalar_options);
-      ASSERT_EQ(scalar.status, MHA_OK) << scalar.error.message;
-      const mha_layer_options options = Options(instruction_set());
-      const View view(packed, &options);
-      ASSERT_EQ(view.status, MHA_OK) << view.error.message;
-      ForwardData data(layer_shape, shape, scalar.layer, side);
-      for (Rows *rows : {&data.query, &data.key, &data.value}) rows->memory.Freeze();
-      data.starts.Freeze();
-      if (expected.empty()) expected = data.Compute();
-      data.layer = view.layer;
-      EXPECT_TRUE(SameBits(data.Compute(0xFF, side), expected)) << (side == Side::kBeforeGuard ? "before" : "after") << " a guard page";
-    }
-    if (HasFailure()) break;
+  for (int i = 0; i < 60 && !HasFailure(); ++i) {
+    const LayerProblem sizes = RandomSizes(random);
+    const uint32_t biases = random.Coin() ? kAllBiases : kNoBiases;
+    ExpectNotTouched(NormalLayer(sizes, random.Next(), biases, random.Below(4) != 0), {}, RandomAsked(random), RandomOrder(random));
   }
 }
 
 // Few rows of a narrow layer are computed by a function of their own.
 TEST_P(GuardPages, AreNotTouchedBySmallCalls) {
   Random random(24);
-  for (int i = 0; i < 100; ++i) {
-    LayerShape layer_shape = LayerShape::SelfAttention(random.Between(1, 48), random.Between(1, 4), 1, random.Between(1, 12));
-    layer_shape.head_dim_v = random.Between(1, 12);
-    layer_shape.output_dim = random.Below(4) == 0 ? 0 : random.Between(1, 48);
-    layer_shape.biases = random.Coin();
-    CallShape shape;
-    shape.batch = random.Between(1, 3);
-    shape.n_q = random.Between(1, 16);
-    shape.is_causal = random.Coin();
-    shape.key = shape.value = false;
-    shape.outputs = 0;
-    std::ostringstream what;
-    what << "layer: " << layer_shape << "; call: " << shape;
-    SCOPED_TRACE(what.str());
-    std::vector<float> expected;
-    for (Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
-      LayerData layer_data(layer_shape, side);
-      Memory packed = layer_data.Pack(nullptr, 0xCC, side);
-      packed.Freeze();
-      const mha_layer_options scalar_options = Options(MHA_INSTRUCTION_SET_SCALAR), options = Options(instruction_set());
-      const View scalar(packed, &scalar_options), view(packed, &options);
-      ASSERT_EQ(view.status, MHA_OK) << view.error.message;
-      ForwardData data(layer_shape, shape, scalar.layer, side);
-      data.query.memory.Freeze();
-      if (expected.empty()) expected = data.Compute();
-      data.layer = view.layer;
-      EXPECT_TRUE(SameBits(data.Compute(0xFF, side), expected)) << (side == Side::kBeforeGuard ? "before" : "after") << " a guard page";
-    }
-    if (HasFailure()) break;
+  for (int i = 0; i < 100 && !HasFailure(); ++i) {
+    LayerProblem sizes = SquareSizes(random.Between(1, 48), random.Between(1, 4), 1, random.Between(1, 12));
+    sizes.head_dim_v = random.Between(1, 12);
+    sizes.output_dim = random.Between(1, 48);
+    sizes.batch = random.Between(1, 3);
+    sizes.is_causal = random.Coin();
+    sizes = OfItself(sizes, random.Between(1, 16));
+    const uint32_t biases = random.Coin() ? kAllBiases : kNoBiases;
+    ExpectNotTouched(NormalLayer(sizes, random.Next(), biases, random.Below(4) != 0), {}, kAskNothing, kDense);
   }
 }
 
@@ -136,30 +102,18 @@ TEST_P(GuardPages, AreNotTouchedBehindWeightsOfAnyType) {
   const struct {
     int64_t depth, columns;
   } matrices[] = {{300, 40}, {300, 96}, {320, 97}};
-  for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
+  for (const Stored type : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+    LayerForm form;
+    form.weight_type = type;
     for (const auto &matrix : matrices) {
       for (const bool has_output : {true, false}) {
-        LayerShape layer_shape = LayerShape::SelfAttention(has_output ? 5 : matrix.depth, 1, 1, 4);
-        layer_shape.head_dim_v = has_output ? matrix.depth : matrix.columns;
-        layer_shape.output_dim = has_output ? matrix.columns : 0;
-        for (const Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
-          LayerData layer_data(layer_shape, side);
-          layer_data.config.weight_type = type;
-          Memory packed = layer_data.Pack(nullptr, 0xCC, side);
-          packed.Freeze();
-          const mha_layer_options scalar_options = Options(MHA_INSTRUCTION_SET_SCALAR), options = Options(instruction_set());
-          const View scalar(packed, &scalar_options), view(packed, &options);
-          ASSERT_EQ(view.status, MHA_OK) << view.error.message;
-          for (const int64_t rows : {1, 2, 3, 5, 6, 8, 13, 25}) {
-            CallShape shape;
-            shape.batch = 1;
-            shape.n_q = rows;
-            shape.key = shape.value = false;
-            ForwardData data(layer_shape, shape, scalar.layer, side);
-            const std::vector<float> expected = data.Compute();
-            data.layer = view.layer;
-            ASSERT_TRUE(SameBits(data.Compute(0xFF, side), expected)) << "type " << type << ", " << rows << " rows, " << layer_shape;
-          }
+        LayerProblem sizes = SquareSizes(has_output ? 5 : matrix.depth, 1, 1, 4);
+        sizes.batch = 1;
+        sizes.head_dim_v = has_output ? matrix.depth : matrix.columns;
+        sizes.output_dim = matrix.columns;
+        for (const int64_t rows : {1, 2, 3, 5, 6, 8, 13, 25}) {
+          ExpectNotTouched(NormalLayer(OfItself(sizes, rows), 1, kAllBiases, has_output), form, kAskNothing, kDense);
+          if (HasFailure()) return;
         }
       }
     }
@@ -168,49 +122,42 @@ TEST_P(GuardPages, AreNotTouchedBehindWeightsOfAnyType) {
 
 TEST_P(GuardPages, AreNotTouchedByAttention) {
   Random random(22);
-  for (int i = 0; i < 100; ++i) {
-    const HeadsShape heads = RandomHeadsShape(random);
-    CallShape shape = RandomCallShape(random);
-    shape.outputs &= kAttentionOutputs;
-    std::ostringstream what;
-    what << "num_heads " << heads.num_heads << " num_kv_heads " << heads.num_kv_heads << " head_dim " << heads.head_dim << " head_dim_v "
-         << heads.head_dim_v << "; call: " << shape;
-    SCOPED_TRACE(what.str());
-    std::vector<float> expected;
-    for (Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
-      AttentionData data(heads, shape, MHA_INSTRUCTION_SET_SCALAR, side);
-      for (Rows *rows : {&data.q, &data.k, &data.v}) rows->memory.Freeze();
-      data.starts.Freeze();
-      if (expected.empty()) expected = data.Compute();
+  for (int i = 0; i < 100 && !HasFailure(); ++i) {
+    const AttentionProblem problem = NormalAttention(RandomSizes(random));
+    const uint32_t asked = RandomAsked(random);
+    const Layout layout = RandomOrder(random);
+    SCOPED_TRACE(Describe(problem) + " " + Describe(layout) + " asked " + std::to_string(asked));
+    Outputs expected;
+    for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
+      AttentionData data(problem, {Guarded(asked, place), MHA_INSTRUCTION_SET_SCALAR, layout, layout, layout, layout});
+      data.FreezeInputs();
+      if (place == Place::kBeforeGuard) expected = data.Compute();
       data.args.instruction_set = instruction_set();
-      EXPECT_TRUE(SameBits(data.Compute(0xFF, side), expected)) << (side == Side::kBeforeGuard ? "before" : "after") << " a guard page";
+      EXPECT_TRUE(SameBits(data.Compute(0xFF, place), expected)) << (place == Place::kBeforeGuard ? "before" : "after") << " a guard page";
     }
-    if (HasFailure()) break;
   }
 }
 
 // The tasks' slices of the workspace: with any number of threads the whole is still exactly as large as the query says.
 TEST_P(GuardPages, AreNotTouchedByManyTasks) {
-  const LayerData layer_data{LayerShape{}};
-  const LayerPointer layer = Create(layer_data, instruction_set());
-  CallShape shape;
-  shape.n_q = 37;
-  shape.n_kv = 41;
-  shape.is_causal = true;
-  shape.outputs = kForwardOutputs;
-  ForwardData forward(layer_data.shape, shape, layer.get());
-  const std::vector<float> expected_forward = forward.Compute();
-  shape.outputs = kAttentionOutputs;
-  AttentionData attention(HeadsShape{}, shape, instruction_set());
-  const std::vector<float> expected_attention = attention.Compute();
+  LayerProblem sizes = SmallSizes();
+  sizes.n_q = 37;
+  sizes.n_kv = 41;
+  sizes.is_causal = true;
+  const LayerProblem problem = NormalLayer(sizes);
+  const Layer layer = Create(LayerData(problem), instruction_set());
+  ForwardData forward(layer.get(), problem, {Guarded(kAskAll)});
+  const Outputs expected_forward = forward.Compute();
+  AttentionData attention(NormalAttention(sizes), {Guarded(kAskAll), instruction_set()});
+  const Outputs expected_attention = attention.Compute();
   for (uint32_t num_threads : {1u, 2u, 3u, 7u, 64u, 1000u}) {
     SCOPED_TRACE(num_threads);
     SerialScheduler scheduler(num_threads);
-    for (Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
+    for (Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
       forward.SetScheduler(&scheduler.scheduler);
-      EXPECT_TRUE(SameBits(forward.Compute(0xFF, side), expected_forward));
+      EXPECT_TRUE(SameBits(forward.Compute(0xFF, place), expected_forward));
       attention.SetScheduler(&scheduler.scheduler);
-      EXPECT_TRUE(SameBits(attention.Compute(0xFF, side), expected_attention));
+      EXPECT_TRUE(SameBits(attention.Compute(0xFF, place), expected_attention));
     }
     EXPECT_LE(scheduler.most_tasks, num_threads);
   }
@@ -219,8 +166,8 @@ TEST_P(GuardPages, AreNotTouchedByManyTasks) {
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(GuardPages);
 
 TEST(Arguments, AreOnlyRead) {
-  const LayerData layer_data{LayerShape{}};
-  const LayerPointer layer = Create(layer_data);
+  const LayerProblem problem = SmallLayer();
+  const Layer layer = Create(LayerData(problem));
   SerialScheduler scheduler(2);
   const auto frozen = [](const auto &value) {
     Memory memory(sizeof value);
@@ -228,11 +175,9 @@ TEST(Arguments, AreOnlyRead) {
     memory.Freeze();
     return memory;
   };
-  CallShape shape;
-  shape.outputs = kForwardOutputs;
-  ForwardData forward(layer_data.shape, shape, layer.get());
+  ForwardData forward(layer.get(), problem, {Guarded(kAskAll)});
   const Memory frozen_scheduler = frozen(scheduler.scheduler);
-  const Memory forward_taps = frozen(forward.optional.taps);
+  const Memory forward_taps = frozen(forward.taps);
   forward.args.scheduler = reinterpret_cast<const mha_scheduler *>(frozen_scheduler.data());
   forward.args.taps = reinterpret_cast<const mha_taps *>(forward_taps.data());
   const Memory forward_args = frozen(forward.args);
@@ -243,9 +188,8 @@ TEST(Arguments, AreOnlyRead) {
       MHA_OK)
       << error.message;
 
-  shape.outputs = kAttentionOutputs;
-  AttentionData attention(HeadsShape{}, shape);
-  const Memory attention_taps = frozen(attention.optional.taps);
+  AttentionData attention(NormalAttention(problem), {Guarded(kAskAll)});
+  const Memory attention_taps = frozen(attention.taps);
   attention.args.scheduler = reinterpret_cast<const mha_scheduler *>(frozen_scheduler.data());
   attention.args.taps = reinterpret_cast<const mha_taps *>(attention_taps.data());
   const Memory attention_args = frozen(attention.args);
@@ -256,15 +200,11 @@ TEST(Arguments, AreOnlyRead) {
 }
 
 TEST(Arguments, AreReusableForAnyNumberOfCalls) {
-  const LayerData layer_data{LayerShape{}};
-  const LayerPointer layer = Create(layer_data);
-  CallShape shape;
-  shape.outputs = kForwardOutputs;
-  ForwardData data(layer_data.shape, shape, layer.get());
-  const mha_forward_args before = data.args;
-  const std::vector<float> first = data.Compute();
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(SameBits(data.Compute(), first));
-  EXPECT_EQ(std::memcmp(&before, &data.args, sizeof before), 0);
+  FullForward call;
+  const mha_forward_args before = call.args;
+  const Outputs first = call.data.Compute();
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(SameBits(call.data.Compute(), first));
+  EXPECT_EQ(std::memcmp(&before, &call.args, sizeof before), 0);
 }
 
 // ---- The workspace -----------------------------------------------------------------------------------------------------------------
@@ -272,61 +212,55 @@ TEST(Arguments, AreReusableForAnyNumberOfCalls) {
 // Both entries with everything asked for and with nothing, for tests of the workspace.
 template <typename Function>
 void ForEachCall(uint32_t instruction_set, const Function &function) {
-  const LayerData layer_data{LayerShape{}};
-  const LayerPointer layer = Create(layer_data, instruction_set);
-  const LayerData plain_data(LayerShape::SelfAttention(24, 3, 3, 8));
-  const LayerPointer plain = Create(plain_data, instruction_set);
+  const auto causal = [](LayerProblem sizes) {
+    sizes.is_causal = true;
+    return NormalLayer(sizes);
+  };
+  LayerProblem sizes = SmallSizes();
+  sizes.n_q = 19;
+  sizes.n_kv = 270;  // two chunks
+  const LayerProblem problem = causal(sizes), of_itself = causal(OfItself(SquareSizes(24, 3, 3, 8), 19)),
+                     of_few_rows = causal(OfItself(SquareSizes(24, 3, 3, 8), 5));
+  const Layer layer = Create(LayerData(problem), instruction_set), plain = Create(LayerData(of_itself), instruction_set);
   SerialScheduler scheduler(3);
   for (bool everything : {false, true}) {
     for (bool threads : {false, true}) {
       SCOPED_TRACE(std::string(everything ? "all outputs" : "one output") + (threads ? ", 3 tasks" : ""));
-      CallShape shape;
-      shape.n_q = 19;
-      shape.n_kv = 270;  // two chunks
-      shape.is_causal = true;
-      shape.outputs = everything ? unsigned{kForwardOutputs} : 0u;
-      ForwardData forward(layer_data.shape, shape, layer.get());
-      if (threads) forward.SetScheduler(&scheduler.scheduler);
-      function(forward);
-      shape.key = shape.value = false;
-      ForwardData self(plain_data.shape, shape, plain.get());
-      if (threads) self.SetScheduler(&scheduler.scheduler);
-      function(self);
-      CallShape few_rows = shape;
-      few_rows.n_q = 5;
-      ForwardData small(plain_data.shape, few_rows, plain.get());
+      CallForm form = Guarded(everything ? kAskAll : kAskNothing);
+      ForwardData small(plain.get(), of_few_rows, {form});
       function(small);
-      shape.key = shape.value = true;
-      shape.outputs &= kAttentionOutputs;
-      AttentionData attention(HeadsShape{}, shape, instruction_set);
-      if (threads) attention.SetScheduler(&scheduler.scheduler);
+      if (threads) form.scheduler = &scheduler.scheduler;
+      ForwardData forward(layer.get(), problem, {form}), self(plain.get(), of_itself, {form});
+      function(forward);
+      function(self);
+      AttentionData attention(NormalAttention(problem), {form, instruction_set});
       function(attention);
     }
   }
 }
 
-class Workspace : public support::InstructionSetTest {};
+class Workspace : public InstructionSetTest {};
 
 TEST_P(Workspace, ContentsDoNotReachTheResult) {
   ForEachCall(instruction_set(), [](CallData &data) {
-    const std::vector<float> poisoned = data.Compute(0xFF);
+    const Outputs poisoned = data.Compute(0xFF);
     for (int fill : {0x00, 0x7F, 0x3F}) EXPECT_TRUE(SameBits(data.Compute(fill), poisoned)) << fill;
   });
 }
 
 TEST_P(Workspace, MayHaveAnyAlignment) {
   ForEachCall(instruction_set(), [](CallData &data) {
-    const std::vector<float> expected = data.Compute();
+    const Outputs expected = data.Compute();
     const size_t bytes = data.WorkspaceBytes();
     for (size_t offset = 0; offset <= 64; ++offset) {
       // Canaries on both sides: for most offsets neither end is next to a page.
-      Memory memory(bytes + 128, Side::kAfterGuard);
+      Memory memory(bytes + 128, Place::kAfterGuard);
       memory.Fill(0xA7);
       std::memset(memory.data() + offset, 0xFF, bytes);
       data.PoisonOutputs();
       mha_error error;
       ASSERT_EQ(data.Run(memory.data() + offset, bytes, &error), MHA_OK) << error.message;
-      EXPECT_TRUE(SameBits(data.Outputs(), expected)) << offset;
+      EXPECT_TRUE(SameBits(data.Results(), expected)) << offset;
       std::memset(memory.data() + offset, 0xA7, bytes);
       ASSERT_TRUE(memory.Holds(0xA7)) << "something was written beside the workspace, at alignment " << offset;
     }
@@ -340,18 +274,18 @@ TEST_P(Workspace, OneByteLessIsAnErrorThatWritesNothing) {
     Memory workspace(bytes - 1);
     data.PoisonOutputs();
     EXPECT_EQ(data.Run(workspace.data(), workspace.size(), nullptr), MHA_ERROR_BUFFER_TOO_SMALL);
-    EXPECT_TRUE(data.OutputsUntouched());
+    EXPECT_TRUE(data.OutputsAreUntouched());
   });
 }
 
 TEST_P(Workspace, MayBeLargerThanNeeded) {
   ForEachCall(instruction_set(), [](CallData &data) {
-    const std::vector<float> expected = data.Compute();
+    const Outputs expected = data.Compute();
     Memory workspace(data.WorkspaceBytes() + 12345);
     workspace.Fill(0xFF);
     data.PoisonOutputs();
     EXPECT_EQ(data.Run(workspace.data(), workspace.size(), nullptr), MHA_OK);
-    EXPECT_TRUE(SameBits(data.Outputs(), expected));
+    EXPECT_TRUE(SameBits(data.Results(), expected));
   });
 }
 
@@ -371,12 +305,12 @@ struct ForbiddenData {
 struct QuerySizes {
   int64_t batch, n_q, n_kv;
   uint32_t num_threads;
-  unsigned outputs;
+  uint32_t asked;
 };
 
 std::ostream &operator<<(std::ostream &stream, const QuerySizes &s) {
-  return stream << "batch " << s.batch << " n_q " << s.n_q << " n_kv " << s.n_kv << " num_threads " << s.num_threads << " outputs "
-                << s.outputs;
+  return stream << "batch " << s.batch << " n_q " << s.n_q << " n_kv " << s.n_kv << " num_threads " << s.num_threads << " asked "
+                << s.asked;
 }
 
 // How a query is asked, the same for both calls that are compared.
@@ -384,39 +318,37 @@ struct QueryKind {
   bool key, value, is_causal;
 };
 
-mha_taps Taps(unsigned outputs, float *data) {
-  mha_taps taps = {};
-  taps.struct_size = sizeof taps;
-  if ((outputs & kTapQ) != 0) taps.q = data;
-  if ((outputs & kTapK) != 0) taps.k = data;
-  if ((outputs & kTapV) != 0) taps.v = data;
-  if ((outputs & kTapScores) != 0) taps.scores = data;
-  if ((outputs & kTapScaledScores) != 0) taps.scaled_scores = data;
-  if ((outputs & kTapMaskedScores) != 0) taps.masked_scores = data;
-  if ((outputs & kTapContext) != 0) taps.context = data;
+mha_taps Taps(uint32_t asked, float *data) {
+  mha_taps taps = Zeroed<mha_taps>();
+  if ((asked & kAskQ) != 0) taps.q = data;
+  if ((asked & kAskK) != 0) taps.k = data;
+  if ((asked & kAskV) != 0) taps.v = data;
+  if ((asked & kAskScores) != 0) taps.scores = data;
+  if ((asked & kAskScaledScores) != 0) taps.scaled_scores = data;
+  if ((asked & kAskMaskedScores) != 0) taps.masked_scores = data;
+  if ((asked & kAskContext) != 0) taps.context = data;
   return taps;
 }
 
 template <typename Args>
 void SetCommon(Args &args, const QuerySizes &sizes, const QueryKind &kind, const mha_taps &taps, const mha_scheduler &scheduler,
                const ForbiddenData &data) {
-  args.struct_size = sizeof args;
   args.batch = sizes.batch;
   args.n_q = sizes.n_q;
   args.n_kv = sizes.n_kv;
   args.output = data.floats();
   args.flags = kind.is_causal ? MHA_CAUSAL : 0;
   args.q_start = data.positions();
-  if ((sizes.outputs & kAttentionWeights) != 0) args.attention_weights = data.floats();
-  if ((sizes.outputs & kLse) != 0) args.lse = data.floats();
-  if ((sizes.outputs & ~unsigned{kAttentionWeights | kLse}) != 0) args.taps = &taps;
+  if ((sizes.asked & kAskWeights) != 0) args.attention_weights = data.floats();
+  if ((sizes.asked & kAskLse) != 0) args.lse = data.floats();
+  if ((sizes.asked & ~(kAskWeights | kAskLse)) != 0) args.taps = &taps;
   if (sizes.num_threads > 0) args.scheduler = &scheduler;
 }
 
 size_t QueryForward(const mha_layer *layer, const QuerySizes &sizes, const QueryKind &kind, const ForbiddenData &data) {
   const SerialScheduler scheduler(sizes.num_threads);
-  const mha_taps taps = Taps(sizes.outputs, data.floats());
-  mha_forward_args args = {};
+  const mha_taps taps = Taps(sizes.asked, data.floats());
+  mha_forward_args args = Zeroed<mha_forward_args>();
   SetCommon(args, sizes, kind, taps, scheduler.scheduler, data);
   args.query = data.floats();
   if (kind.key) args.key = data.floats();
@@ -428,10 +360,10 @@ size_t QueryForward(const mha_layer *layer, const QuerySizes &sizes, const Query
   return bytes;
 }
 
-size_t QueryAttention(const HeadsShape &heads, const QuerySizes &sizes, const QueryKind &kind, const ForbiddenData &data) {
+size_t QueryAttention(const AttentionSizes &heads, const QuerySizes &sizes, const QueryKind &kind, const ForbiddenData &data) {
   const SerialScheduler scheduler(sizes.num_threads);
-  const mha_taps taps = Taps(sizes.outputs, data.floats());
-  mha_attention_args args = {};
+  const mha_taps taps = Taps(sizes.asked, data.floats());
+  mha_attention_args args = Zeroed<mha_attention_args>();
   SetCommon(args, sizes, kind, taps, scheduler.scheduler, data);
   args.num_heads = heads.num_heads;
   args.num_kv_heads = heads.num_kv_heads;
@@ -448,39 +380,47 @@ const std::vector<int64_t> kQueryLengths = {0,  1,   2,   3,   8,   15,  16,  17
                                             64, 100, 255, 256, 257, 511, 513, 1000, 4096, 4097, 100000};
 const std::vector<uint32_t> kQueryThreads = {0, 1, 2, 3, 4, 7, 16, 64, 1000};
 
-QuerySizes RandomSizes(Random &random, unsigned all_outputs) {
+QuerySizes RandomQuery(Random &random, uint32_t all) {
   return {random.Below(4) == 0 ? random.Between(0, 1) : random.Between(1, 40), random.Pick(kQueryLengths), random.Pick(kQueryLengths),
-          random.Pick(kQueryThreads), static_cast<unsigned>(random.Next()) & static_cast<unsigned>(random.Next()) & all_outputs};
+          random.Pick(kQueryThreads), static_cast<uint32_t>(random.Next()) & static_cast<uint32_t>(random.Next()) & all};
 }
 
 // At least as large in everything; often equal in some.
-QuerySizes RandomLarger(Random &random, const QuerySizes &than, unsigned all_outputs) {
-  QuerySizes larger = RandomSizes(random, all_outputs);
+QuerySizes RandomLarger(Random &random, const QuerySizes &than, uint32_t all) {
+  QuerySizes larger = RandomQuery(random, all);
   larger.batch = random.Coin() ? than.batch : std::max(than.batch, larger.batch);
   larger.n_q = random.Coin() ? than.n_q : std::max(than.n_q, larger.n_q);
   larger.n_kv = random.Coin() ? than.n_kv : std::max(than.n_kv, larger.n_kv);
   larger.num_threads = random.Coin() ? than.num_threads : std::max(than.num_threads, larger.num_threads);
-  larger.outputs = random.Coin() ? than.outputs : than.outputs | larger.outputs;
+  larger.asked = random.Coin() ? than.asked : than.asked | larger.asked;
   return larger;
+}
+
+AttentionSizes Heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v) {
+  AttentionSizes sizes;
+  sizes.num_heads = num_heads;
+  sizes.num_kv_heads = num_kv_heads;
+  sizes.head_dim = head_dim;
+  sizes.head_dim_v = head_dim_v;
+  return sizes;
 }
 
 // The pointers of these queries lead to forbidden memory, so the tests below also show that queries dereference none of them.
 TEST(WorkspaceQuery, NeverShrinksForForward) {
   Random random(31);
   const ForbiddenData data;
-  for (const LayerShape &shape :
-       {LayerShape::SelfAttention(10, 4, 2, 3), LayerShape::SelfAttention(64, 4, 4, 16), LayerShape::SelfAttention(300, 1, 1, 300),
-        LayerShape::SelfAttention(1, 6, 1, 1), LayerShape::SelfAttention(48, 4, 4, 12), LayerShape::SelfAttention(24, 2, 1, 24)}) {
-    const LayerData layer_data(shape);
+  for (const LayerProblem &problem : {SquareLayer(10, 4, 2, 3), SquareLayer(64, 4, 4, 16), SquareLayer(300, 1, 1, 300),
+                                      SquareLayer(1, 6, 1, 1), SquareLayer(48, 4, 4, 12), SquareLayer(24, 2, 1, 24)}) {
+    const LayerData layer_data(problem);
     for (uint32_t set : InstructionSets()) {
-      const LayerPointer layer = Create(layer_data, set);
+      const Layer layer = Create(layer_data, set);
       for (int i = 0; i < 4000; ++i) {
-        const QuerySizes small = RandomSizes(random, kForwardOutputs);
-        const QuerySizes large = RandomLarger(random, small, kForwardOutputs);
+        const QuerySizes small = RandomQuery(random, kAskAll);
+        const QuerySizes large = RandomLarger(random, small, kAskAll);
         QueryKind kind = {random.Coin(), random.Coin(), random.Coin()};
         ASSERT_LE(QueryForward(layer.get(), small, kind, data), QueryForward(layer.get(), large, kind, data))
             << small << " needs more than " << large << " key " << kind.key << " value " << kind.value << " causal " << kind.is_causal
-            << " " << mha_instruction_set_name(set) << " " << shape;
+            << " " << mha_instruction_set_name(set) << " " << Describe(problem);
       }
     }
   }
@@ -489,10 +429,10 @@ TEST(WorkspaceQuery, NeverShrinksForForward) {
 TEST(WorkspaceQuery, NeverShrinksForAttention) {
   Random random(32);
   const ForbiddenData data;
-  for (const HeadsShape &heads : {HeadsShape{}, HeadsShape{8, 8, 64, 64}, HeadsShape{1, 1, 300, 1}, HeadsShape{12, 1, 1, 129}}) {
+  for (const AttentionSizes &heads : {Heads(4, 2, 3, 5), Heads(8, 8, 64, 64), Heads(1, 1, 300, 1), Heads(12, 1, 1, 129)}) {
     for (int i = 0; i < 8000; ++i) {
-      const QuerySizes small = RandomSizes(random, kAttentionOutputs);
-      const QuerySizes large = RandomLarger(random, small, kAttentionOutputs);
+      const QuerySizes small = RandomQuery(random, kAskAllOfAttention);
+      const QuerySizes large = RandomLarger(random, small, kAskAllOfAttention);
       const QueryKind kind = {true, true, random.Coin()};
       ASSERT_LE(QueryAttention(heads, small, kind, data), QueryAttention(heads, large, kind, data))
           << small << " needs more than " << large << " causal " << kind.is_causal << " num_heads " << heads.num_heads << " head_dim "
@@ -502,16 +442,14 @@ TEST(WorkspaceQuery, NeverShrinksForAttention) {
 }
 
 TEST(WorkspaceQuery, AcceptsNullInPlaceOfEveryDataPointer) {
-  const LayerData layer_data(LayerShape::SelfAttention(10, 4, 2, 3));
-  const LayerPointer layer = Create(layer_data);
-  CallShape shape;
-  shape.key = shape.value = false;
-  ForwardData forward(layer_data.shape, shape, layer.get());
+  const LayerProblem problem = OfItself(SquareLayer(10, 4, 2, 3), 3);
+  const Layer layer = Create(LayerData(problem));
+  ForwardData forward(layer.get(), problem, {Guarded()});
   const size_t forward_bytes = forward.WorkspaceBytes();
   forward.args.query = nullptr;
   forward.args.output = nullptr;
   EXPECT_EQ(forward.WorkspaceBytes(), forward_bytes);
-  AttentionData attention(HeadsShape{}, shape);
+  AttentionData attention(NormalAttention(problem), {Guarded()});
   const size_t attention_bytes = attention.WorkspaceBytes();
   attention.args.k = attention.args.v = attention.args.q = nullptr;
   attention.args.output = nullptr;
@@ -519,49 +457,47 @@ TEST(WorkspaceQuery, AcceptsNullInPlaceOfEveryDataPointer) {
 }
 
 TEST(WorkspaceQuery, AtTheMaximaServesAllSmallerCalls) {
-  const LayerData layer_data(LayerShape::SelfAttention(10, 4, 2, 3));
-  const LayerPointer layer = Create(layer_data);
+  LayerProblem problem = SquareLayer(10, 4, 2, 3);
+  const Layer layer = Create(LayerData(problem));
   constexpr uint32_t kMostThreads = 4;
   const ForbiddenData forbidden;
-  const QuerySizes maxima = {3, 40, 300, kMostThreads, kForwardOutputs};
+  const QuerySizes maxima = {3, 40, 300, kMostThreads, kAskAll};
   Memory workspace(QueryForward(layer.get(), maxima, {true, true, true}, forbidden));
   Random random(33);
   for (int i = 0; i < 100; ++i) {
-    CallShape shape;
-    shape.batch = random.Between(0, maxima.batch);
-    shape.n_q = random.Between(0, maxima.n_q);
-    shape.n_kv = random.Between(0, maxima.n_kv);
-    shape.is_causal = true;
-    shape.q_start = true;
-    shape.outputs = static_cast<unsigned>(random.Below(512));
-    ForwardData data(layer_data.shape, shape, layer.get());
+    problem.batch = random.Between(0, maxima.batch);
+    problem.n_q = random.Between(0, maxima.n_q);
+    problem.n_kv = random.Between(0, maxima.n_kv);
+    problem.is_causal = true;
+    problem.q_start = Starts(std::max<int64_t>(problem.batch, 1));  // given, also to an empty batch
+    FillInputs(&random, &problem);
+    ForwardData data(layer.get(), problem, {Guarded(static_cast<uint32_t>(random.Below(kAskAll + 1)))});
     SerialScheduler scheduler(static_cast<uint32_t>(random.Between(1, kMostThreads)));
     data.SetScheduler(&scheduler.scheduler);
-    data.PoisonOutputs();
     mha_error error;
-    ASSERT_EQ(data.Run(workspace.data(), workspace.size(), &error), MHA_OK) << error.message << " " << shape;
+    ASSERT_EQ(data.Run(workspace.data(), workspace.size(), &error), MHA_OK) << error.message << " " << Describe(problem);
   }
 }
 
 // Tiles, chunk states and rows: never a matrix of n by n.
 TEST(WorkspaceQuery, DoesNotGrowWithTheSquareOfTheLength) {
-  const LayerData layer_data(LayerShape::SelfAttention(64, 4, 4, 16));
+  const LayerData layer_data(SquareLayer(64, 4, 4, 16));
   const ForbiddenData data;
   for (uint32_t set : InstructionSets()) {
-    const LayerPointer layer = Create(layer_data, set);
+    const Layer layer = Create(layer_data, set);
     for (uint32_t num_threads : {0u, 8u}) {
       for (bool is_causal : {false, true}) {
         for (bool key : {false, true}) {
           const QueryKind kind = {key, false, is_causal};
-          const size_t once = QueryForward(layer.get(), {1, 4096, 4096, num_threads, kLse}, kind, data);
-          const size_t twice = QueryForward(layer.get(), {1, 8192, 8192, num_threads, kLse}, kind, data);
+          const size_t once = QueryForward(layer.get(), {1, 4096, 4096, num_threads, kAskLse}, kind, data);
+          const size_t twice = QueryForward(layer.get(), {1, 8192, 8192, num_threads, kAskLse}, kind, data);
           EXPECT_LE(static_cast<double>(twice), 2.1 * static_cast<double>(once)) << mha_instruction_set_name(set);
           EXPECT_LT(once, size_t{4096} * 4096) << "a matrix of bytes would fit";
         }
         const QueryKind kind = {true, true, is_causal};
-        const HeadsShape heads = {4, 4, 16, 16};
-        const size_t once = QueryAttention(heads, {1, 4096, 4096, num_threads, kLse}, kind, data);
-        const size_t twice = QueryAttention(heads, {1, 8192, 8192, num_threads, kLse}, kind, data);
+        const AttentionSizes heads = Heads(4, 4, 16, 16);
+        const size_t once = QueryAttention(heads, {1, 4096, 4096, num_threads, kAskLse}, kind, data);
+        const size_t twice = QueryAttention(heads, {1, 8192, 8192, num_threads, kAskLse}, kind, data);
         EXPECT_LE(static_cast<double>(twice), 2.1 * static_cast<double>(once));
         EXPECT_LT(once, size_t{4096} * 4096) << "a matrix of bytes would fit";
       }
@@ -572,10 +508,10 @@ TEST(WorkspaceQuery, DoesNotGrowWithTheSquareOfTheLength) {
 TEST(WorkspaceQuery, NeedsLessThanAMebibytePerThreadBesideTheProjections) {
   constexpr int64_t kLength = 16384, kWidth = 768;
   constexpr size_t kProjections = 4 * kLength * kWidth * sizeof(float);  // q, k, v and the context
-  const LayerData layer_data(LayerShape::SelfAttention(kWidth, 12, 12, 64));
+  const LayerData layer_data(SquareLayer(kWidth, 12, 12, 64));
   const ForbiddenData data;
   for (uint32_t set : InstructionSets()) {
-    const LayerPointer layer = Create(layer_data, set);
+    const Layer layer = Create(layer_data, set);
     for (uint32_t num_threads : {1u, 2u, 64u}) {
       const size_t bytes = QueryForward(layer.get(), {1, kLength, kLength, num_threads, 0}, {false, false, true}, data);
       EXPECT_LT(bytes, kProjections + num_threads * (size_t{1} << 20)) << mha_instruction_set_name(set);
@@ -585,7 +521,7 @@ TEST(WorkspaceQuery, NeedsLessThanAMebibytePerThreadBesideTheProjections) {
 
 TEST(PackSizeQuery, ReadsNoArray) {
   const ForbiddenData forbidden;
-  LayerData data{LayerShape{}};
+  LayerData data{SmallLayer()};
   const size_t expected = data.PackSize();
   data.weights.w_q = data.weights.w_k = data.weights.w_v = data.weights.w_o = forbidden.floats();
   data.weights.b_q = data.weights.b_k = data.weights.b_v = data.weights.b_o = forbidden.floats();
@@ -622,15 +558,14 @@ TEST(Traps, CatchSystemCalls) {
 #endif
 }
 
-class ACall : public support::InstructionSetTest {};
+class ACall : public InstructionSetTest {};
 
 TEST_P(ACall, AllocatesNothing) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
   ForEachCall(instruction_set(), [](CallData &data) {
     Memory workspace(data.WorkspaceBytes());
     mha_error error;
-    mha_call_info info = {};
-    info.struct_size = sizeof info;
+    mha_call_info info = Zeroed<mha_call_info>();
     size_t bytes = 0;
     mha_status statuses[4];
     AllocationWatch watch;
@@ -699,7 +634,7 @@ size_t StackOf(const Function &function) {
   return StackOfThread(run, const_cast<Function *>(&function)) - StackOfThread(nothing, nullptr);
 }
 
-class Stack : public support::InstructionSetTest {};
+class Stack : public InstructionSetTest {};
 
 TEST_P(Stack, HasRoomEnoughInWhatTheHeaderSays) {
   if (MHA_TEST_SANITIZED) GTEST_SKIP() << "instrumented code needs more";
@@ -713,9 +648,11 @@ TEST_P(Stack, HasRoomEnoughInWhatTheHeaderSays) {
   };
   for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
     SCOPED_TRACE("weights of type " + std::to_string(type));
-    LayerData layer_data(LayerShape::SelfAttention(300, 3, 3, 100));
+    LayerProblem sizes = SquareSizes(300, 3, 3, 100);
+    sizes.is_causal = true;
+    LayerData layer_data(NormalLayer(sizes));
     layer_data.config.weight_type = type;
-    Memory packed(layer_data.PackSize(), Side::kBeforeGuard, 64);
+    Memory packed(layer_data.PackSize(), Place::kBeforeGuard, 64);
     mha_error error;
     mha_status status = MHA_OK;
     const auto pack = [&] {
@@ -726,11 +663,7 @@ TEST_P(Stack, HasRoomEnoughInWhatTheHeaderSays) {
     const mha_layer_options options = Options(instruction_set());
     const View view(packed, &options);
     for (const int64_t rows : {1, 2, 30}) {
-      CallShape shape;
-      shape.n_q = rows;
-      shape.key = shape.value = false;
-      shape.is_causal = true;
-      ForwardData data(layer_data.shape, shape, view.layer);
+      ForwardData data(view.layer, NormalLayer(OfItself(sizes, rows)), {Guarded()});
       check(data);
     }
   }
@@ -743,11 +676,10 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Stack);
 
 TEST(LayerFunctions, AllocateNothingButCreate) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
-  const LayerData data{LayerShape{}};
-  Memory buffer(data.PackSize(), Side::kBeforeGuard, 64);
-  Memory storage(mha_layer_view_size(), Side::kBeforeGuard, 16);
-  mha_layer_config config = {};
-  config.struct_size = sizeof config;
+  const LayerData data{SmallLayer()};
+  Memory buffer(data.PackSize(), Place::kBeforeGuard, 64);
+  Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
+  mha_layer_config config = Zeroed<mha_layer_config>();
   const mha_layer *layer = nullptr;
   size_t bytes = 0;
   mha_error error;
@@ -776,7 +708,7 @@ struct RecordingAllocator {
       self->bytes = bytes;
       if (self->fails) return nullptr;
       // Behind an odd multiple of 16 bytes, so that it is aligned to 16 and to nothing more.
-      self->block = Memory(bytes + 2 * kMallocAlignment, Side::kBeforeGuard, 2 * kMallocAlignment);
+      self->block = Memory(bytes + 2 * kMallocAlignment, Place::kBeforeGuard, 2 * kMallocAlignment);
       self->block.Fill(0xFF);
       self->memory = self->block.data() + kMallocAlignment;
       return self->memory;
@@ -800,10 +732,10 @@ struct RecordingAllocator {
 };
 
 TEST(Create, AllocatesOneBlockAndReleasesItOnce) {
-  const LayerData data{LayerShape{}};
-  CallShape shape;
-  const LayerPointer reference = Create(data);
-  const std::vector<float> expected = ForwardData(data.shape, shape, reference.get()).Compute();
+  const LayerProblem problem = SmallLayer();
+  const LayerData data(problem);
+  const Layer reference = Create(data);
+  const Outputs expected = ForwardData(reference.get(), problem, {Guarded()}).Compute();
   RecordingAllocator recorder;
   mha_layer *layer = nullptr;
   mha_error error;
@@ -824,7 +756,7 @@ TEST(Create, AllocatesOneBlockAndReleasesItOnce) {
   EXPECT_EQ(recorder.allocations, 1);
   EXPECT_EQ(recorder.releases, 0);
   EXPECT_GE(recorder.bytes, data.PackSize());
-  EXPECT_TRUE(SameBits(ForwardData(data.shape, shape, layer).Compute(), expected));
+  EXPECT_TRUE(SameBits(ForwardData(layer, problem, {Guarded()}).Compute(), expected));
   AllocationWatch watch;
   mha_layer_destroy(layer);
   watch.Stop();
@@ -835,7 +767,7 @@ TEST(Create, AllocatesOneBlockAndReleasesItOnce) {
 }
 
 TEST(Create, ReportsAFailingAllocator) {
-  const LayerData data{LayerShape{}};
+  const LayerData data{SmallLayer()};
   RecordingAllocator recorder;
   recorder.fails = true;
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
@@ -850,7 +782,7 @@ TEST(Create, ReportsAFailingAllocator) {
 // The memory is asked for before an array is read, so a layer that is far too large is an error, not a crash.
 TEST(Create, AsksForMemoryBeforeItReadsTheWeights) {
   const ForbiddenData forbidden;
-  LayerData data{LayerShape::SelfAttention(4, 2, 2, 2)};
+  LayerData data(SquareLayer(4, 2, 2, 2));
   data.config.query_dim = data.config.key_dim = data.config.value_dim = data.config.output_dim = int64_t{1} << 30;
   data.weights.w_q = data.weights.w_k = data.weights.w_v = data.weights.w_o = forbidden.floats();
   RecordingAllocator recorder;
@@ -865,9 +797,10 @@ TEST(Create, AsksForMemoryBeforeItReadsTheWeights) {
 
 // That the weights do not fit is known when there is memory for them already.
 TEST(Create, ReleasesTheBlockIfAWeightIsOutOfRange) {
-  LayerData data{LayerShape{}};
+  LayerProblem problem = SmallLayer();
+  problem.w_q[3] = 1e6f;
+  LayerData data(problem);
   data.config.weight_type = MHA_TYPE_F16;
-  data.w_q.floats()[3] = 1e6f;
   RecordingAllocator recorder;
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
   auto *layer = reinterpret_cast<mha_layer *>(&recorder);
@@ -881,7 +814,7 @@ TEST(Create, ReleasesTheBlockIfAWeightIsOutOfRange) {
 }
 
 TEST(Create, AllocatesNothingIfTheArgumentsAreWrong) {
-  LayerData data{LayerShape{}};
+  LayerData data{SmallLayer()};
   RecordingAllocator recorder;
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
   data.config.num_kv_heads = 3;
@@ -893,7 +826,7 @@ TEST(Create, AllocatesNothingIfTheArgumentsAreWrong) {
 
 TEST(Create, UsesMallocOnceWithoutAnAllocator) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
-  const LayerData data{LayerShape{}};
+  const LayerData data{SmallLayer()};
   mha_layer *layer = nullptr;
   mha_error error;
   AllocationWatch watch;
@@ -910,12 +843,12 @@ TEST(Create, UsesMallocOnceWithoutAnAllocator) {
 }
 
 // A layer of more than 4 MiB.
-const LayerShape kLargeShape = LayerShape::SelfAttention(520, 2, 2, 260);
+const LayerProblem kLarge = SquareLayer(520, 2, 2, 260);
 
 TEST(Create, AsksForHugePagesForALargeLayer) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
   constexpr uintptr_t kHugePage = 2 << 20;
-  const LayerData data{kLargeShape};
+  const LayerData data{kLarge};
   mha_layer *layer = nullptr;
   mha_error error;
   AllocationWatch watch;
@@ -946,7 +879,7 @@ TEST(Create, GivesNoAdviceAboutSmallLayersNorTheCallersMemory) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
   mha_layer *layer = nullptr;
   {
-    const LayerData data{LayerShape{}};
+    const LayerData data{SmallLayer()};
     AllocationWatch watch;
     const mha_status status = mha_layer_create(&data.config, &data.weights, nullptr, &layer, nullptr);
     mha_layer_destroy(layer);
@@ -954,7 +887,7 @@ TEST(Create, GivesNoAdviceAboutSmallLayersNorTheCallersMemory) {
     EXPECT_EQ(status, MHA_OK);
     EXPECT_EQ(watch.advice().count, 0);
   }
-  const LayerData data{kLargeShape};
+  const LayerData data{kLarge};
   RecordingAllocator recorder;
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
   AllocationWatch watch;
@@ -967,8 +900,8 @@ TEST(Create, GivesNoAdviceAboutSmallLayersNorTheCallersMemory) {
 
 TEST(Create, ReportsThatMallocFailed) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
-  for (const LayerShape &shape : {LayerShape{}, kLargeShape}) {
-    const LayerData data{shape};
+  for (const LayerProblem &problem : {SmallLayer(), kLarge}) {
+    const LayerData data{problem};
     auto *layer = reinterpret_cast<mha_layer *>(const_cast<LayerData *>(&data));
     mha_error error = UnwrittenError();
     AllocationWatch watch(true);
@@ -982,47 +915,40 @@ TEST(Create, ReportsThatMallocFailed) {
 }
 
 TEST(Create, KeepsNoPointerIntoTheWeights) {
-  CallShape shape;
-  std::vector<float> expected;
-  {
-    const LayerData data{LayerShape{}};
-    const LayerPointer layer = Create(data);
-    expected = ForwardData(data.shape, shape, layer.get()).Compute();
-  }
-  LayerPointer layer(nullptr, mha_layer_destroy);
-  {
-    const LayerData data{LayerShape{}};
-    layer = Create(data);
-  }  // unmapped here
-  EXPECT_TRUE(SameBits(ForwardData(LayerShape{}, shape, layer.get()).Compute(), expected));
+  const LayerProblem problem = SmallLayer();
+  const LayerData data(problem);
+  const Layer layer = Create(data);
+  const Layer of_unmapped_weights = Create(LayerData(problem));
+  EXPECT_TRUE(SameBits(ForwardData(of_unmapped_weights.get(), problem, {Guarded()}).Compute(),
+                       ForwardData(layer.get(), problem, {Guarded()}).Compute()));
 }
 
 // ---- Threads -----------------------------------------------------------------------------------------------------------------------
 
-class SharedLayer : public support::InstructionSetTest {};
+class SharedLayer : public InstructionSetTest {};
 
 // One layer, four threads at once, each with its own workspace and outputs; the inputs are shared as well.
 TEST_P(SharedLayer, GivesEveryThreadTheSameBits) {
-  const LayerData layer_data(LayerShape::SelfAttention(32, 4, 2, 8));
-  const LayerPointer layer = Create(layer_data, instruction_set());
+  LayerProblem sizes = SquareSizes(32, 4, 2, 8);
+  sizes.n_q = 21;
+  sizes.n_kv = 30;
+  sizes.is_causal = true;
+  const LayerProblem problem = NormalLayer(sizes);
+  const LayerData layer_data(problem);
+  const Layer layer = Create(layer_data, instruction_set());
   const Memory packed = layer_data.Pack();
   const mha_layer_options options = Options(instruction_set());
   const View view(packed, &options);
   ASSERT_EQ(view.status, MHA_OK);
-  CallShape shape;
-  shape.n_q = 21;
-  shape.n_kv = 30;
-  shape.is_causal = true;
-  shape.outputs = kForwardOutputs;
-  ForwardData shared(layer_data.shape, shape, layer.get());
-  const std::vector<float> expected = shared.Compute();
+  ForwardData shared(layer.get(), problem, {Guarded(kAskAll)});
+  const Outputs expected = shared.Compute();
   constexpr int kThreads = 4;
   std::atomic<int> different{0};
   std::atomic<int> ready{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
-      ForwardData own(layer_data.shape, shape, t % 2 == 0 ? layer.get() : view.layer);
+      ForwardData own(t % 2 == 0 ? layer.get() : view.layer, problem, {Guarded(kAskAll)});
       own.args.query = shared.args.query;
       own.args.key = shared.args.key;
       own.args.value = shared.args.value;
@@ -1031,9 +957,8 @@ TEST_P(SharedLayer, GivesEveryThreadTheSameBits) {
       for (int i = 0; i < 25; ++i) {
         own.PoisonOutputs();
         mha_error error;
-        if (own.Run(workspace.data(), workspace.size(), &error) != MHA_OK || !SameBits(own.Outputs(), expected)) ++different;
-        mha_layer_config config = {};
-        config.struct_size = sizeof config;
+        if (own.Run(workspace.data(), workspace.size(), &error) != MHA_OK || !SameBits(own.Results(), expected)) ++different;
+        mha_layer_config config = Zeroed<mha_layer_config>();
         if (mha_layer_shape(own.layer, &config, &error) != MHA_OK || config.num_heads != 4) ++different;
       }
     });
@@ -1044,21 +969,19 @@ TEST_P(SharedLayer, GivesEveryThreadTheSameBits) {
 
 // The tasks of one call on threads, several such calls at once.
 TEST_P(SharedLayer, GivesTheSameBitsFromTasksOnThreads) {
-  const LayerData layer_data(LayerShape::SelfAttention(32, 4, 2, 8));
-  const LayerPointer layer = Create(layer_data, instruction_set());
-  CallShape shape;
-  shape.n_q = 40;
-  shape.n_kv = 300;
-  shape.is_causal = true;
-  shape.outputs = kForwardOutputs;
-  ForwardData alone(layer_data.shape, shape, layer.get());
-  const std::vector<float> expected = alone.Compute();
-  const support::Scheduler scheduler(3, support::RunOnThreads);
+  LayerProblem sizes = SquareSizes(32, 4, 2, 8);
+  sizes.n_q = 40;
+  sizes.n_kv = 300;
+  sizes.is_causal = true;
+  const LayerProblem problem = NormalLayer(sizes);
+  const Layer layer = Create(LayerData(problem), instruction_set());
+  const Outputs expected = ForwardData(layer.get(), problem, {Guarded(kAskAll)}).Compute();
+  const Scheduler scheduler(3, RunOnThreads);
   std::atomic<int> different{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 2; ++t) {
     threads.emplace_back([&] {
-      ForwardData own(layer_data.shape, shape, layer.get());
+      ForwardData own(layer.get(), problem, {Guarded(kAskAll)});
       own.SetScheduler(scheduler.get());
       for (int i = 0; i < 5; ++i) {
         if (!SameBits(own.Compute(), expected)) ++different;

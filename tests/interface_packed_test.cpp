@@ -9,34 +9,26 @@
 
 namespace {
 
-using namespace interface_support;  // NOLINT: this file is about nothing else
+using namespace support;  // NOLINT: this file is about nothing else
 
 // Widths that are all different and no multiples of anything, grouped heads, all biases; without an output projection; with more than
-// one panel and sum block.
-const std::vector<LayerShape> kShapes = {
-    LayerShape{},
-    [] {
-      LayerShape shape;
-      shape.output_dim = 0;
-      shape.biases = false;
-      return shape;
-    }(),
-    LayerShape::SelfAttention(1, 1, 1, 1),
-    LayerShape::SelfAttention(65, 6, 3, 17),
-    LayerShape::SelfAttention(300, 2, 1, 50),
-};
+// one panel and sum block. In calls of 7 queries and 11 keys.
+const std::vector<LayerProblem> kProblems = [] {
+  std::vector<LayerProblem> problems;
+  for (LayerProblem sizes : {SmallSizes(), SquareSizes(1, 1, 1, 1), SquareSizes(65, 6, 3, 17), SquareSizes(300, 2, 1, 50)}) {
+    sizes.n_q = 7;
+    sizes.n_kv = 11;
+    problems.push_back(NormalLayer(sizes));
+    if (problems.size() == 1) problems.push_back(NormalLayer(sizes, 1, kNoBiases, false));
+  }
+  return problems;
+}();
 
-std::vector<float> Result(const LayerShape &shape, const mha_layer *layer) {
-  CallShape call;
-  call.outputs = kForwardOutputs;
-  call.n_q = 7;
-  call.n_kv = 11;
-  return ForwardData(shape, call, layer).Compute();
-}
+Outputs Result(const LayerProblem &problem, const mha_layer *layer) { return ForwardData(layer, problem, {Guarded(kAskAll)}).Compute(); }
 
 // The bytes at the same offset within 64 as the buffer's, but not at its address; before a guard page.
 Memory Copy(const Memory &buffer, size_t bytes) {
-  Memory copy(bytes, Side::kBeforeGuard, 64);
+  Memory copy(bytes, Place::kBeforeGuard, 64);
   std::memcpy(copy.data(), buffer.data(), bytes);
   return copy;
 }
@@ -50,7 +42,7 @@ mha_status Verify(const void *buffer, size_t bytes) {
 
 // Rejected for what the bytes are, by view and by verify.
 void ExpectNoPackedLayer(const void *buffer, size_t bytes, const mha_layer_options *options = nullptr) {
-  Memory storage(mha_layer_view_size(), Side::kBeforeGuard, 16);
+  Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
   const mha_layer *layer = nullptr;
   ExpectFails([&](mha_error *error) { return mha_layer_view(buffer, bytes, options, storage.data(), storage.size(), &layer, error); },
               {MHA_ERROR_PACKED_FORMAT, {1, 2}, {}});
@@ -59,36 +51,34 @@ void ExpectNoPackedLayer(const void *buffer, size_t bytes, const mha_layer_optio
 
 // ---- Round trips -------------------------------------------------------------------------------------------------------------------
 
-class PackedLayer : public support::InstructionSetTest {};
+class PackedLayer : public InstructionSetTest {};
 
 TEST_P(PackedLayer, GivesTheBitsOfACreatedOne) {
   const mha_layer_options options = Options(instruction_set());
-  for (const LayerShape &shape : kShapes) {
-    std::ostringstream what;
-    what << shape;
-    SCOPED_TRACE(what.str());
-    const LayerData data(shape);
-    const LayerPointer created = Create(data, instruction_set());
-    const std::vector<float> expected = Result(shape, created.get());
+  for (const LayerProblem &problem : kProblems) {
+    SCOPED_TRACE(Describe(problem));
+    const LayerData data(problem);
+    const Layer created = Create(data, instruction_set());
+    const Outputs expected = Result(problem, created.get());
 
     Memory buffer = data.Pack();
     const View view(buffer, &options);
     ASSERT_EQ(view.status, MHA_OK) << view.error.message;
-    EXPECT_TRUE(SameBits(Result(shape, view.layer), expected));
+    EXPECT_TRUE(SameBits(Result(problem, view.layer), expected));
 
     Memory copy = Copy(buffer, buffer.size());
     buffer.Forbid();  // the copy must do without the original
     copy.Freeze();
     const View of_copy(copy, &options);
     ASSERT_EQ(of_copy.status, MHA_OK) << of_copy.error.message;
-    EXPECT_TRUE(SameBits(Result(shape, of_copy.layer), expected));
+    EXPECT_TRUE(SameBits(Result(problem, of_copy.layer), expected));
   }
 }
 
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(PackedLayer);
 
 TEST(Pack, GivesTheSameBytesForEveryInstructionSet) {
-  const LayerData data{LayerShape{}};
+  const LayerData data{SmallLayer()};
   const std::string expected = data.Pack().Bytes();
   for (uint32_t set : InstructionSets()) {
     const mha_layer_options options = Options(set);
@@ -97,15 +87,15 @@ TEST(Pack, GivesTheSameBytesForEveryInstructionSet) {
 }
 
 TEST(Pack, WritesEveryByteOfThePackedLayerAndNoOther) {
-  for (const LayerShape &shape : kShapes) {
+  for (const LayerProblem &problem : kProblems) {
     for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
-      const LayerData data(shape);
+      const LayerData data(problem);
       const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
       const Memory over_zeros = data.Pack(&options, 0x00);
       const Memory over_ones = data.Pack(&options, 0xFF);
-      EXPECT_EQ(over_zeros.Bytes(), over_ones.Bytes()) << "some bytes were not written for " << shape;
+      EXPECT_EQ(over_zeros.Bytes(), over_ones.Bytes()) << "some bytes were not written for " << Describe(problem);
 
-      Memory larger(over_zeros.size() + 200, Side::kAfterGuard);
+      Memory larger(over_zeros.size() + 200, Place::kAfterGuard);
       larger.Fill(0x5A);
       ASSERT_EQ(mha_layer_pack(&data.config, &data.weights, &options, larger.data(), larger.size(), nullptr), MHA_OK);
       EXPECT_EQ(larger.Bytes(), over_zeros.Bytes() + std::string(200, 0x5A));
@@ -114,150 +104,64 @@ TEST(Pack, WritesEveryByteOfThePackedLayerAndNoOther) {
 }
 
 TEST(Pack, OfTheSameWeightsTwiceGivesTheSameBytes) {
-  const LayerShape shape;
-  EXPECT_EQ(LayerData(shape).Pack().Bytes(), LayerData(shape).Pack().Bytes()) << "an address got into the bytes";
+  const LayerProblem problem = SmallLayer();
+  EXPECT_EQ(LayerData(problem).Pack().Bytes(), LayerData(problem).Pack().Bytes()) << "an address got into the bytes";
 }
 
 TEST(Pack, OfDifferentWeightsGivesDifferentBytes) {
-  const LayerShape shape;
-  EXPECT_NE(LayerData(shape, Side::kBeforeGuard, 1).Pack().Bytes(), LayerData(shape, Side::kBeforeGuard, 2).Pack().Bytes());
+  EXPECT_NE(LayerData(NormalLayer(SmallSizes(), 1)).Pack().Bytes(), LayerData(NormalLayer(SmallSizes(), 2)).Pack().Bytes());
 }
 
 // One matrix in other clothes: transposed, strided, fused, cut into heads. The layer is the same, to the bit.
 TEST(Pack, UnderstandsEveryFormAndLayoutOfTheWeights) {
-  const LayerShape shape = LayerShape::SelfAttention(10, 4, 2, 3);
-  const LayerData data(shape);
-  const LayerPointer reference = Create(data);
-  const std::vector<float> expected = Result(shape, reference.get());
-  const auto expect_same = [&](const mha_layer_weights &weights, const char *what) {
-    LayerData changed(shape);
-    changed.weights = weights;
-    const LayerPointer layer = Create(changed);
-    EXPECT_TRUE(SameBits(Result(shape, layer.get()), expected)) << what;
-    const Memory buffer = changed.Pack();
-    EXPECT_TRUE(SameBits(Result(shape, View(buffer).layer), expected)) << what << ", viewed";
+  const LayerProblem problem = SquareLayer(10, 4, 2, 3);
+  const LayerData plain(problem);
+  const Layer reference = Create(plain);
+  const Outputs expected = Result(problem, reference.get());
+  const std::string bytes = plain.Pack().Bytes();
+  const auto expect_same = [&](const LayerData &data, const std::string &what) {
+    const Layer layer = Create(data);
+    EXPECT_TRUE(SameBits(Result(problem, layer.get()), expected)) << what;
+    const Memory buffer = data.Pack();
+    EXPECT_EQ(buffer.Bytes(), bytes) << what;
+    EXPECT_TRUE(SameBits(Result(problem, View(buffer).layer), expected)) << what << ", viewed";
   };
-  const int64_t dim = 10, q_width = 12, kv_width = 6, fused_width = 24;
+  LayerForm form;
+  for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused, WeightForm::kPerHead}) {
+    form.form = weight_form;
+    for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
+      form.layout = layout;
+      for (const int64_t gap : {0, 1, 5}) {
+        form.row_gap = gap;
+        for (const bool fused_biases : {false, true}) {
+          form.fused_biases = fused_biases;
+          expect_same(LayerData(problem, Place::kBeforeGuard, form), Describe(form));
+        }
+      }
+    }
+  }
 
-  // Rows of any length, ending exactly with the last number; NaN between the rows.
-  const auto strided = [](const Memory &matrix, int64_t rows, int64_t columns, int64_t stride) {
-    Memory memory(static_cast<size_t>((rows - 1) * stride + columns) * sizeof(float));
-    memory.Fill(0xFF);
-    for (int64_t i = 0; i < rows; ++i) {
-      std::memcpy(memory.floats() + i * stride, matrix.floats() + i * columns, static_cast<size_t>(columns) * sizeof(float));
-    }
-    return memory;
-  };
-  const auto transposed = [](const Memory &matrix, int64_t rows, int64_t columns) {
-    Memory memory(matrix.size());
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < columns; ++j) memory.floats()[j * rows + i] = matrix.floats()[i * columns + j];
-    }
-    return memory;
-  };
-  // [W_Q | W_K | W_V], with a pitch.
-  const auto fused = [&](int64_t stride) {
-    Memory memory(static_cast<size_t>((dim - 1) * stride + fused_width) * sizeof(float));
-    memory.Fill(0xFF);
-    for (int64_t i = 0; i < dim; ++i) {
-      float *row = memory.floats() + i * stride;
-      std::memcpy(row, data.w_q.floats() + i * q_width, 12 * sizeof(float));
-      std::memcpy(row + 12, data.w_k.floats() + i * kv_width, 6 * sizeof(float));
-      std::memcpy(row + 18, data.w_v.floats() + i * kv_width, 6 * sizeof(float));
-    }
-    return memory;
-  };
-
-  for (int64_t gap : {0, 1, 5}) {
-    mha_layer_weights weights = data.weights;
-    const Memory w_q = strided(data.w_q, dim, q_width, q_width + gap), w_k = strided(data.w_k, dim, kv_width, kv_width + gap);
-    const Memory w_v = strided(data.w_v, dim, kv_width, kv_width + gap), w_o = strided(data.w_o, q_width, dim, dim + gap);
-    weights.w_q = w_q.floats();
-    weights.w_k = w_k.floats();
-    weights.w_v = w_v.floats();
-    weights.w_o = w_o.floats();
-    weights.w_q_stride = q_width + gap;
-    weights.w_k_stride = weights.w_v_stride = kv_width + gap;
-    weights.w_o_stride = dim + gap;
-    expect_same(weights, "strided");
-  }
-  const Memory t_q = transposed(data.w_q, dim, q_width), t_k = transposed(data.w_k, dim, kv_width);
-  const Memory t_v = transposed(data.w_v, dim, kv_width), t_o = transposed(data.w_o, q_width, dim);
-  mha_layer_weights turned = data.weights;
-  turned.layout = MHA_LAYOUT_OUT_IN;
-  turned.w_q = t_q.floats();
-  turned.w_k = t_k.floats();
-  turned.w_v = t_v.floats();
-  turned.w_o = t_o.floats();
-  expect_same(turned, "transposed");
-  {
-    const Memory w_q = strided(t_q, q_width, dim, dim + 3), w_o = strided(t_o, dim, q_width, q_width + 1);
-    mha_layer_weights weights = turned;
-    weights.w_q = w_q.floats();
-    weights.w_q_stride = dim + 3;
-    weights.w_o = w_o.floats();
-    weights.w_o_stride = q_width + 1;
-    expect_same(weights, "transposed and strided");
-  }
-  mha_layer_weights one = data.weights;
-  one.w_q = one.w_k = one.w_v = nullptr;
-  for (int64_t gap : {0, 4}) {
-    const Memory w_qkv = fused(fused_width + gap);
-    mha_layer_weights weights = one;
-    weights.w_qkv = w_qkv.floats();
-    weights.w_qkv_stride = gap == 0 ? 0 : fused_width + gap;
-    expect_same(weights, "fused");
-  }
-  {
-    const Memory t_qkv = transposed(fused(fused_width), dim, fused_width);
-    mha_layer_weights weights = turned;
-    weights.w_q = weights.w_k = weights.w_v = nullptr;
-    weights.w_qkv = t_qkv.floats();
-    expect_same(weights, "fused and transposed");
-  }
-  {
-    Memory b_qkv(fused_width * sizeof(float));
-    std::memcpy(b_qkv.floats(), data.b_q.floats(), data.b_q.size());
-    std::memcpy(b_qkv.floats() + 12, data.b_k.floats(), data.b_k.size());
-    std::memcpy(b_qkv.floats() + 18, data.b_v.floats(), data.b_v.size());
-    mha_layer_weights weights = data.weights;
-    weights.b_q = weights.b_k = weights.b_v = nullptr;
-    weights.b_qkv = b_qkv.floats();
-    expect_same(weights, "biases in one array");
-  }
-  {
-    // Every head in memory of its own; and as columns of the whole matrices.
-    std::vector<Memory> copies;
-    const auto cut = [&](const Memory &matrix, int64_t width, int64_t head) {
-      Memory memory(static_cast<size_t>(dim * 3) * sizeof(float));
-      for (int64_t i = 0; i < dim; ++i) std::memcpy(memory.floats() + i * 3, matrix.floats() + i * width + head * 3, 3 * sizeof(float));
-      copies.push_back(std::move(memory));
-      return static_cast<const float *>(copies.back().floats());
+  // Heads that are columns of the whole matrices, or rows of them.
+  form = {};
+  for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
+    form.layout = layout;
+    LayerData data(problem, Place::kBeforeGuard, form);
+    mha_layer_weights &weights = data.weights;
+    const auto heads_of = [&](const void *matrix, int64_t count, std::vector<const float *> *heads) {
+      for (int64_t h = 0; h < count; ++h) {
+        heads->push_back(static_cast<const float *>(matrix) + h * 3 * (layout == MHA_LAYOUT_IN_OUT ? 1 : 10));
+      }
+      return heads->data();
     };
-    const float *q[4], *k[2], *v[2];
-    for (int64_t h = 0; h < 4; ++h) q[h] = cut(data.w_q, q_width, h);
-    for (int64_t h = 0; h < 2; ++h) k[h] = cut(data.w_k, kv_width, h);
-    for (int64_t h = 0; h < 2; ++h) v[h] = cut(data.w_v, kv_width, h);
-    mha_layer_weights weights = one;
-    weights.w_q_heads = q;
-    weights.w_k_heads = k;
-    weights.w_v_heads = v;
-    expect_same(weights, "one matrix per head");
-    for (int64_t h = 0; h < 4; ++h) q[h] = data.w_q.floats() + 3 * h;
-    for (int64_t h = 0; h < 2; ++h) k[h] = data.w_k.floats() + 3 * h;
-    for (int64_t h = 0; h < 2; ++h) v[h] = data.w_v.floats() + 3 * h;
-    weights.w_q_stride = q_width;
-    weights.w_k_stride = weights.w_v_stride = kv_width;
-    expect_same(weights, "heads that are columns");
-    for (int64_t h = 0; h < 4; ++h) q[h] = t_q.floats() + 3 * h * dim;
-    for (int64_t h = 0; h < 2; ++h) k[h] = t_k.floats() + 3 * h * dim;
-    for (int64_t h = 0; h < 2; ++h) v[h] = t_v.floats() + 3 * h * dim;
-    weights = turned;
+    weights.w_q_heads = heads_of(weights.w_q, 4, &data.q_heads);
+    weights.w_k_heads = heads_of(weights.w_k, 2, &data.k_heads);
+    weights.w_v_heads = heads_of(weights.w_v, 2, &data.v_heads);
     weights.w_q = weights.w_k = weights.w_v = nullptr;
-    weights.w_q_heads = q;
-    weights.w_k_heads = k;
-    weights.w_v_heads = v;
-    expect_same(weights, "heads that are rows");
+    if (layout == MHA_LAYOUT_IN_OUT) {
+      weights.w_q_stride = 12;
+      weights.w_k_stride = weights.w_v_stride = 6;
+    }
+    expect_same(data, "heads that are columns or rows");
   }
 }
 
@@ -267,58 +171,17 @@ TEST(Pack, GivesTheSameBytesForEveryForm) {
     const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
     for (int64_t dim : {16, 31, 48, 65, 128}) {
       for (int64_t head_dim : {8, 16, 24, 40, 64}) {
-        const LayerShape shape = LayerShape::SelfAttention(dim, 4, 2, head_dim);
-        std::ostringstream what;
-        what << shape << (sgemm ? " for sgemm" : "");
-        SCOPED_TRACE(what.str());
-        LayerData data(shape);
-        const std::string expected = data.Pack(&options).Bytes();
-        const mha_layer_weights whole = data.weights;
-
-        const auto transposed = [](const Memory &matrix, int64_t rows, int64_t columns) {
-          Memory memory(matrix.size());
-          for (int64_t i = 0; i < rows; ++i) {
-            for (int64_t j = 0; j < columns; ++j) memory.floats()[j * rows + i] = matrix.floats()[i * columns + j];
+        const LayerProblem problem = SquareLayer(dim, 4, 2, head_dim);
+        const std::string expected = LayerData(problem).Pack(&options).Bytes();
+        LayerForm form;
+        for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
+          form.layout = layout;
+          for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kPerHead}) {
+            form.form = weight_form;
+            LayerData data(problem, Place::kBeforeGuard, form);
+            ASSERT_EQ(data.Pack(&options).Bytes(), expected) << Describe(problem) << " " << Describe(form) << (sgemm ? " for sgemm" : "");
           }
-          return memory;
-        };
-        const Memory w_q = transposed(data.w_q, dim, shape.q_width()), w_k = transposed(data.w_k, dim, shape.k_width());
-        const Memory w_v = transposed(data.w_v, dim, shape.v_width()), w_o = transposed(data.w_o, shape.context_width(), dim);
-        data.weights.layout = MHA_LAYOUT_OUT_IN;
-        data.weights.w_q = w_q.floats();
-        data.weights.w_k = w_k.floats();
-        data.weights.w_v = w_v.floats();
-        data.weights.w_o = w_o.floats();
-        EXPECT_EQ(data.Pack(&options).Bytes(), expected) << "transposed";
-
-        // Heads in either layout, in an order of memory that is not theirs.
-        const float *q[4], *k[2], *v[2];
-        for (uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
-          std::vector<Memory> heads;
-          const auto cut = [&](const Memory &matrix, const Memory &turned, int64_t width, int64_t head) {
-            Memory memory(static_cast<size_t>(dim * head_dim) * sizeof(float));
-            for (int64_t i = 0; i < dim && layout == MHA_LAYOUT_IN_OUT; ++i) {
-              std::memcpy(memory.floats() + i * head_dim, matrix.floats() + i * width + head * head_dim,
-                          static_cast<size_t>(head_dim) * sizeof(float));
-            }
-            if (layout == MHA_LAYOUT_OUT_IN) std::memcpy(memory.floats(), turned.floats() + head * head_dim * dim, memory.size());
-            heads.push_back(std::move(memory));
-            return static_cast<const float *>(heads.back().floats());
-          };
-          for (int64_t h = 3; h >= 0; --h) q[h] = cut(data.w_q, w_q, shape.q_width(), h);
-          for (int64_t h = 1; h >= 0; --h) k[h] = cut(data.w_k, w_k, shape.k_width(), h);
-          for (int64_t h = 1; h >= 0; --h) v[h] = cut(data.w_v, w_v, shape.v_width(), h);
-          mha_layer_weights in_heads = layout == MHA_LAYOUT_IN_OUT ? whole : data.weights;
-          in_heads.w_q = in_heads.w_k = in_heads.w_v = nullptr;
-          in_heads.w_q_heads = q;
-          in_heads.w_k_heads = k;
-          in_heads.w_v_heads = v;
-          const mha_layer_weights turned = data.weights;
-          data.weights = in_heads;
-          EXPECT_EQ(data.Pack(&options).Bytes(), expected) << "in heads, layout " << layout;
-          data.weights = turned;
         }
-        if (HasFailure()) return;
       }
     }
   }
@@ -327,43 +190,43 @@ TEST(Pack, GivesTheSameBytesForEveryForm) {
 // ---- Views -------------------------------------------------------------------------------------------------------------------------
 
 TEST(LayerView, AcceptsABufferThatIsLargerThanNeeded) {
-  const LayerShape shape;
-  const LayerData data(shape);
+  const LayerProblem problem = SmallLayer();
+  const LayerData data(problem);
   const Memory buffer = data.Pack();
-  const LayerPointer created = Create(data);
+  const Layer created = Create(data);
   for (size_t more : {size_t{1}, size_t{63}, size_t{64}, size_t{5000}}) {
-    Memory larger(buffer.size() + more, Side::kAfterGuard);
+    Memory larger(buffer.size() + more, Place::kAfterGuard);
     larger.Fill(0xEE);
     std::memcpy(larger.data(), buffer.data(), buffer.size());
     const View view(larger);
     ASSERT_EQ(view.status, MHA_OK) << view.error.message;
-    EXPECT_TRUE(SameBits(Result(shape, view.layer), Result(shape, created.get())));
+    EXPECT_TRUE(SameBits(Result(problem, view.layer), Result(problem, created.get())));
     EXPECT_EQ(Verify(larger.data(), larger.size()), MHA_OK);
   }
 }
 
 // A pointer to void has no alignment, so neither has the storage.
 TEST(LayerView, AcceptsStorageOfAnyAlignment) {
-  const LayerShape shape;
-  const LayerData data(shape);
+  const LayerProblem problem = SmallLayer();
+  const LayerData data(problem);
   const Memory buffer = data.Pack();
-  const LayerPointer created = Create(data);
-  const std::vector<float> expected = Result(shape, created.get());
+  const Layer created = Create(data);
+  const Outputs expected = Result(problem, created.get());
   for (size_t offset = 0; offset < 64; ++offset) {
-    Memory storage(mha_layer_view_size() + 64, Side::kAfterGuard);
+    Memory storage(mha_layer_view_size() + 64, Place::kAfterGuard);
     storage.Fill(0xA7);
     const mha_layer *layer = nullptr;
     mha_error error;
     ASSERT_EQ(mha_layer_view(buffer.data(), buffer.size(), nullptr, storage.data() + offset, mha_layer_view_size(), &layer, &error), MHA_OK)
         << error.message << " offset " << offset;
-    EXPECT_TRUE(SameBits(Result(shape, layer), expected)) << offset;
+    EXPECT_TRUE(SameBits(Result(problem, layer), expected)) << offset;
     std::memset(storage.data() + offset, 0xA7, mha_layer_view_size());
     EXPECT_TRUE(storage.Holds(0xA7)) << "something was written beside the storage at offset " << offset;
   }
 }
 
 TEST(LayerView, LiesInItsStorageAndBorrowsTheBuffer) {
-  const LayerData data{LayerShape{}};
+  const LayerData data{SmallLayer()};
   const Memory buffer = data.Pack();
   const View view(buffer);
   ASSERT_EQ(view.status, MHA_OK);
@@ -374,31 +237,30 @@ TEST(LayerView, LiesInItsStorageAndBorrowsTheBuffer) {
 
 // No header is larger than a page; what lies behind is not looked at, however large it is.
 TEST(LayerView, ReadsTheHeaderOnly) {
-  const LayerShape shape = LayerShape::SelfAttention(300, 2, 1, 50);
-  const LayerData data(shape);
+  const LayerProblem problem = SquareLayer(300, 2, 1, 50);
+  const LayerData data(problem);
   const Memory buffer = data.Pack();
-  Memory mostly_forbidden(buffer.size(), Side::kAfterGuard);
+  Memory mostly_forbidden(buffer.size(), Place::kAfterGuard);
   std::memcpy(mostly_forbidden.data(), buffer.data(), buffer.size());
   ASSERT_GT(buffer.size(), 4 * PageBytes());
   mostly_forbidden.ForbidFrom(PageBytes());
   const View view(mostly_forbidden);
   ASSERT_EQ(view.status, MHA_OK) << view.error.message;
-  mha_layer_config config = {};
-  config.struct_size = sizeof config;
+  mha_layer_config config = Zeroed<mha_layer_config>();
   EXPECT_EQ(mha_layer_shape(view.layer, &config, nullptr), MHA_OK);
   EXPECT_EQ(config.query_dim, 300);
   mostly_forbidden.Thaw();
-  const LayerPointer created = Create(data);
-  EXPECT_TRUE(SameBits(Result(shape, view.layer), Result(shape, created.get())));
+  const Layer created = Create(data);
+  EXPECT_TRUE(SameBits(Result(problem, view.layer), Result(problem, created.get())));
 }
 
 TEST(LayerView, AndPackMustAgreeOnTheBackEnd) {
-  const LayerData data{LayerShape{}};
+  const LayerData data{SmallLayer()};
   const mha_layer_options native = Options();
   const mha_layer_options sgemm = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
   const Memory native_buffer = data.Pack(&native);
   const Memory sgemm_buffer = data.Pack(&sgemm);
-  Memory storage(mha_layer_view_size(), Side::kBeforeGuard, 16);
+  Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
   const mha_layer *layer = nullptr;
   const auto view = [&](const Memory &buffer, const mha_layer_options *options) {
     return [&, options](mha_error *error) {
@@ -420,7 +282,7 @@ TEST(LayerView, AndPackMustAgreeOnTheBackEnd) {
 // Every byte of a small layer, the header and the padding included: a view may not notice, but must not do harm; verify must notice.
 TEST(Damage, OfAnyByteIsFoundByVerify) {
   for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
-    const LayerData data(LayerShape::SelfAttention(3, 2, 1, 2));
+    const LayerData data(SquareLayer(3, 2, 1, 2));
     const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
     Memory buffer = data.Pack(&options);
     ASSERT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
@@ -447,7 +309,7 @@ TEST(Damage, OfAnyByteIsFoundByVerify) {
 }
 
 TEST(Damage, OfTheWeightsHasItsOwnStatus) {
-  const LayerData data(LayerShape::SelfAttention(300, 2, 1, 50));
+  const LayerData data(SquareLayer(300, 2, 1, 50));
   Memory buffer = data.Pack();
   Random random(41);
   for (int i = 0; i < 200; ++i) {
@@ -465,7 +327,7 @@ TEST(Damage, OfTheWeightsHasItsOwnStatus) {
 
 // Two equal flips, or two blocks that changed places, cancel out in a sum or an exclusive or.
 TEST(Damage, ThatCancelsOutInASumIsFound) {
-  const LayerData data(LayerShape::SelfAttention(300, 2, 1, 50));
+  const LayerData data(SquareLayer(300, 2, 1, 50));
   Memory buffer = data.Pack();
   for (size_t distance : {size_t{4}, size_t{8}, size_t{64}, size_t{192}, size_t{4096}}) {
     for (size_t at : {size_t{4096}, size_t{10000}}) {
@@ -485,7 +347,7 @@ TEST(Damage, ThatCancelsOutInASumIsFound) {
 
 // Whole tiles, of which the checksum is a sum: 16 rows of a panel, behind a header of 256 bytes.
 TEST(Damage, OfTheOrderOfTilesIsFound) {
-  const LayerData data(LayerShape::SelfAttention(300, 2, 1, 50));
+  const LayerData data(SquareLayer(300, 2, 1, 50));
   Memory buffer = data.Pack();
   unsigned char *const tiles = buffer.data() + 256;
   constexpr size_t kTile = 16 * 192;
@@ -500,7 +362,7 @@ TEST(Damage, OfTheOrderOfTilesIsFound) {
 
 // The same in every row and at every bit of a word: no bit may drop out of a sum, as the highest ones would.
 TEST(Damage, OfOneBitInTwoWordsIsFound) {
-  const LayerData data(LayerShape::SelfAttention(64, 2, 1, 32));
+  const LayerData data(SquareLayer(64, 2, 1, 32));
   Memory buffer = data.Pack();
   for (size_t distance : {size_t{8}, size_t{16}, size_t{192}, size_t{384}, size_t{3072}, size_t{12288}}) {
     for (size_t row = 0; row < 16; ++row) {
@@ -524,16 +386,14 @@ TEST(Pack, GivesTheBytesOfItsVersion) {
   const int64_t dim = 40;
   std::vector<float> matrix(static_cast<size_t>(dim * dim));
   for (size_t i = 0; i < matrix.size(); ++i) matrix[i] = static_cast<float>(i % 97) - 48.0f;
-  mha_layer_config config = {};
-  config.struct_size = sizeof config;
+  mha_layer_config config = Zeroed<mha_layer_config>();
   config.query_dim = dim;
   config.num_heads = 2;
-  mha_layer_weights weights = {};
-  weights.struct_size = sizeof weights;
+  mha_layer_weights weights = Zeroed<mha_layer_weights>();
   weights.w_q = weights.w_k = weights.w_v = weights.w_o = matrix.data();
   size_t bytes = 0;
   ASSERT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, nullptr), MHA_OK);
-  Memory buffer(bytes, Side::kBeforeGuard, 64);
+  Memory buffer(bytes, Place::kBeforeGuard, 64);
   ASSERT_EQ(mha_layer_pack(&config, &weights, nullptr, buffer.data(), bytes, nullptr), MHA_OK);
   uint64_t sum = 14695981039346656037u;  // FNV-1a
   for (size_t i = 0; i < bytes; ++i) sum = (sum ^ buffer.data()[i]) * 1099511628211u;
@@ -543,7 +403,7 @@ TEST(Pack, GivesTheBytesOfItsVersion) {
 // A file that was cut off: the copy ends at an inaccessible page.
 TEST(Damage, TruncationAtAnyLengthIsAnError) {
   for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
-    const LayerData data(LayerShape::SelfAttention(20, 2, 1, 5));
+    const LayerData data(SquareLayer(20, 2, 1, 5));
     const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
     const Memory buffer = data.Pack(&options);
     for (size_t length = 0; length < buffer.size(); length += length < 600 || length + 200 > buffer.size() ? 1 : 61) {
@@ -559,7 +419,7 @@ TEST(Damage, ForeignBytesAreNoPackedLayer) {
   Random random(42);
   for (size_t bytes : {size_t{1}, size_t{8}, size_t{64}, size_t{128}, size_t{256}, size_t{4096}, size_t{100000}}) {
     SCOPED_TRACE(bytes);
-    Memory foreign(bytes, Side::kBeforeGuard, 64);
+    Memory foreign(bytes, Place::kBeforeGuard, 64);
     foreign.Fill(0x00);
     ExpectNoPackedLayer(foreign.data(), foreign.size());
     foreign.Fill(0xFF);
@@ -571,11 +431,25 @@ TEST(Damage, ForeignBytesAreNoPackedLayer) {
   }
 }
 
+// The sizes that a config has, nothing left to defaults.
+LayerProblem ProblemOf(const mha_layer_config &config) {
+  LayerProblem sizes = SmallSizes();
+  sizes.query_dim = config.query_dim;
+  sizes.key_dim = config.key_dim;
+  sizes.value_dim = config.value_dim;
+  sizes.output_dim = config.output_dim;
+  sizes.num_heads = config.num_heads;
+  sizes.num_kv_heads = config.num_kv_heads;
+  sizes.head_dim = config.head_dim;
+  sizes.head_dim_v = config.head_dim_v;
+  return sizes;
+}
+
 // A header from somebody who means harm: good beginnings with random numbers behind. Whatever view accepts must stay inside the buffer,
 // which ends at an inaccessible page.
 TEST(Damage, OfSeveralHeaderBytesNeverLeadsOutOfTheBuffer) {
-  const LayerShape shape = LayerShape::SelfAttention(3, 2, 1, 2);
-  const LayerData data(shape);
+  const LayerProblem problem = SquareLayer(3, 2, 1, 2);
+  const LayerData data(problem);
   const Memory good = data.Pack();
   Random random(43);
   const size_t header = std::min<size_t>(good.size(), 512);  // and some weights, in case it is shorter
@@ -593,24 +467,16 @@ TEST(Damage, OfSeveralHeaderBytesNeverLeadsOutOfTheBuffer) {
     ASSERT_TRUE(view.status == MHA_OK || view.status == MHA_ERROR_PACKED_FORMAT) << Name(view.status) << " " << view.error.message;
     if (view.status != MHA_OK) continue;
     ++accepted;
-    mha_layer_config config = {};
-    config.struct_size = sizeof config;
+    mha_layer_config config = Zeroed<mha_layer_config>();
     ASSERT_EQ(mha_layer_shape(view.layer, &config, nullptr), MHA_OK);
     ASSERT_LE(config.query_dim, 1 << 20);
     ASSERT_LE(config.output_dim, 1 << 20);
     // Run it over rows as long as it says that they are.
-    LayerShape says;
-    says.query_dim = config.query_dim;
-    says.key_dim = config.key_dim;
-    says.value_dim = config.value_dim;
-    says.output_dim = config.output_dim;
-    says.num_heads = config.num_heads;
-    says.num_kv_heads = config.num_kv_heads;
-    says.head_dim = config.head_dim;
-    says.head_dim_v = config.head_dim_v;
-    CallShape call;
-    call.n_q = call.n_kv = 2;
-    ForwardData run(says, call, view.layer);
+    LayerProblem says = ProblemOf(config);
+    says.n_q = says.n_kv = 2;
+    says.w_o.resize(1);  // there is one, so that the output is as wide
+    FillInputs(&random, &says);
+    ForwardData run(view.layer, says, {Guarded()});
     Memory workspace(run.WorkspaceBytes());
     ASSERT_EQ(run.Run(workspace.data(), workspace.size(), nullptr), MHA_OK);
   }
@@ -631,8 +497,7 @@ void PrintTo(const ShapeCase &row, std::ostream *stream) { *stream << row.name; 
 // query_dim, key_dim, value_dim, output_dim, num_heads, num_kv_heads, head_dim, head_dim_v, d_out, scale
 mha_layer_config Config(int64_t query_dim, int64_t key_dim, int64_t value_dim, int64_t output_dim, int64_t num_heads, int64_t num_kv_heads,
                         int64_t head_dim, int64_t head_dim_v, int64_t d_out, float scale) {
-  mha_layer_config config = {};
-  config.struct_size = sizeof config;
+  mha_layer_config config = Zeroed<mha_layer_config>();
   config.query_dim = query_dim;
   config.key_dim = key_dim;
   config.value_dim = value_dim;
@@ -651,18 +516,9 @@ class ResolvedShape : public testing::TestWithParam<ShapeCase> {};
 TEST_P(ResolvedShape, IsWhatTheDefaultsMean) {
   const ShapeCase &row = GetParam();
   const mha_layer_config &resolved = row.resolved;
-  LayerShape shape;
-  shape.query_dim = resolved.query_dim;
-  shape.key_dim = resolved.key_dim;
-  shape.value_dim = resolved.value_dim;
-  shape.output_dim = row.has_output_projection ? resolved.output_dim : 0;
-  shape.num_heads = resolved.num_heads;
-  shape.num_kv_heads = resolved.num_kv_heads;
-  shape.head_dim = resolved.head_dim;
-  shape.head_dim_v = resolved.head_dim_v;
-  LayerData data(shape);
+  LayerData data(NormalLayer(ProblemOf(resolved), 1, kAllBiases, row.has_output_projection));
   data.config = row.config;
-  const LayerPointer created = Create(data);
+  const Layer created = Create(data);
   const Memory buffer = data.Pack();
   const View view(buffer);
   ASSERT_EQ(view.status, MHA_OK) << view.error.message;
@@ -701,10 +557,9 @@ INSTANTIATE_TEST_SUITE_P(Layers, ResolvedShape, testing::ValuesIn(kShapeCases),
 
 TEST(Shape, DefaultScaleIsOneThroughTheRoot) {
   for (int64_t head_dim : {1, 2, 3, 5, 7, 16, 33, 64, 100, 128, 256}) {
-    const LayerData data(LayerShape::SelfAttention(4, 1, 1, head_dim));
-    const LayerPointer layer = Create(data);
-    mha_layer_config config = {};
-    config.struct_size = sizeof config;
+    const LayerData data(SquareLayer(4, 1, 1, head_dim));
+    const Layer layer = Create(data);
+    mha_layer_config config = Zeroed<mha_layer_config>();
     ASSERT_EQ(mha_layer_shape(layer.get(), &config, nullptr), MHA_OK);
     EXPECT_EQ(config.scale, 1.0f / std::sqrt(static_cast<float>(head_dim))) << head_dim;  // both operations are correctly rounded
   }
@@ -712,13 +567,13 @@ TEST(Shape, DefaultScaleIsOneThroughTheRoot) {
 
 // A resolved shape describes the same layer.
 TEST(Shape, CanBeUsedToMakeTheLayerAgain) {
-  LayerData data{LayerShape{}};
-  data.config.scale = 0;
-  const LayerPointer first = Create(data);
-  const std::vector<float> expected = Result(data.shape, first.get());
+  const LayerProblem problem = SmallLayer();
+  LayerData data(problem);
+  const Layer first = Create(data);
+  const Outputs expected = Result(problem, first.get());
   ASSERT_EQ(mha_layer_shape(first.get(), &data.config, nullptr), MHA_OK);
-  const LayerPointer second = Create(data);
-  EXPECT_TRUE(SameBits(Result(data.shape, second.get()), expected));
+  const Layer second = Create(data);
+  EXPECT_TRUE(SameBits(Result(problem, second.get()), expected));
 }
 
 // ---- The caller's matrix product ---------------------------------------------------------------------------------------------------
@@ -755,36 +610,34 @@ void ExpectClose(const std::vector<float> &actual, const std::vector<float> &exp
   }
 }
 
-class Sgemm : public support::InstructionSetTest {};
+class Sgemm : public InstructionSetTest {};
 
 TEST_P(Sgemm, GivesTheNativeResultUpToRounding) {
   const mha_layer_options options = Options(instruction_set(), RecordingSgemm);
   Random random(51);
-  for (const LayerShape &shape : kShapes) {
-    const LayerData data(shape);
-    const LayerPointer native = Create(data, instruction_set());
-    const LayerPointer created = Create(data, &options);
+  for (LayerProblem problem : kProblems) {
+    const LayerData data(problem);
+    const Layer native = Create(data, instruction_set());
+    const Layer created = Create(data, &options);
     const Memory buffer = data.Pack(&options);
     const View view(buffer, &options);
     ASSERT_EQ(view.status, MHA_OK) << view.error.message;
     for (int i = 0; i < 8; ++i) {
-      CallShape call;
-      call.batch = random.Between(1, 3);
-      call.n_q = random.Between(1, 20);
-      call.n_kv = random.Between(20, 40);
-      call.is_causal = random.Coin();
-      call.order = random.Coin() ? Order::kContiguous : Order::kGaps;
-      call.key = call.value = random.Coin() || shape.key_dim != shape.query_dim;
-      std::ostringstream what;
-      what << shape << "; " << call;
-      ForwardData expected(shape, call, native.get());
+      problem.batch = random.Between(1, 3);
+      problem.n_q = random.Between(1, 20);
+      problem.n_kv = random.Between(20, 40);
+      problem.is_causal = random.Coin();
+      problem.has_key = problem.has_value = random.Coin() || problem.key_dim != problem.query_dim;
+      if (!problem.has_key) problem.n_kv = problem.n_q;
+      FillInputs(&random, &problem);
+      const Layout layout = random.Coin() ? kDense : kGaps;
+      const LayerCall call = {Guarded(), layout, layout, layout, layout};
       g_sgemm = SgemmRecord();
-      ForwardData by_sgemm(shape, call, created.get());
-      const std::vector<float> actual = by_sgemm.Compute();
-      ExpectClose(actual, expected.Compute(), what.str());
+      const Outputs actual = ForwardData(created.get(), problem, call).Compute();
+      ExpectClose(actual.y, ForwardData(native.get(), problem, call).Compute().y, Describe(problem));
       EXPECT_GT(g_sgemm.calls, 0) << "the caller's product was not used";
-      EXPECT_EQ(g_sgemm.wrong, 0) << what.str();
-      EXPECT_TRUE(SameBits(ForwardData(shape, call, view.layer).Compute(), actual)) << "a view differs from a created layer";
+      EXPECT_EQ(g_sgemm.wrong, 0) << Describe(problem);
+      EXPECT_TRUE(SameBits(ForwardData(view.layer, problem, call).Compute(), actual)) << "a view differs from a created layer";
     }
     if (HasFailure()) break;
   }
@@ -793,19 +646,18 @@ TEST_P(Sgemm, GivesTheNativeResultUpToRounding) {
 // On a scheduler too, the caller's product runs on the thread that called mha_forward.
 TEST_P(Sgemm, RunsOnTheCallingThread) {
   const mha_layer_options options = Options(instruction_set(), RecordingSgemm);
-  const LayerData data(LayerShape::SelfAttention(65, 6, 3, 17));
-  const LayerPointer layer = Create(data, &options);
-  CallShape call;
-  call.n_q = 40;
-  call.n_kv = 50;
-  ForwardData alone(data.shape, call, layer.get());
-  const std::vector<float> expected = alone.Compute();
+  LayerProblem sizes = SquareSizes(65, 6, 3, 17);
+  sizes.n_q = 40;
+  sizes.n_kv = 50;
+  const LayerProblem problem = NormalLayer(sizes);
+  const Layer layer = Create(LayerData(problem), &options);
+  const Outputs expected = ForwardData(layer.get(), problem, {Guarded()}).Compute();
   mha_scheduler scheduler = {};
   scheduler.num_threads = 3;
   scheduler.parallel_for = [](void *, uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
     for (uint32_t i = 0; i < count; ++i) std::thread(task, task_context, i).join();
   };
-  ForwardData threaded(data.shape, call, layer.get());
+  ForwardData threaded(layer.get(), problem, {Guarded()});
   threaded.SetScheduler(&scheduler);
   g_sgemm = SgemmRecord();
   EXPECT_TRUE(SameBits(threaded.Compute(), expected));
@@ -817,24 +669,24 @@ TEST_P(Sgemm, RunsOnTheCallingThread) {
 // One that fills its whole result only where it is told to: the library must not expect what it did not ask for.
 TEST_P(Sgemm, StaysInsideGuardPages) {
   const mha_layer_options options = Options(instruction_set(), PlainSgemm);
-  for (const LayerShape &shape : kShapes) {
-    for (Side side : {Side::kBeforeGuard, Side::kAfterGuard}) {
-      LayerData data(shape, side);
+  Random random(52);
+  for (LayerProblem problem : kProblems) {
+    for (Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
+      LayerData data(problem, place);
       data.Freeze();
-      Memory buffer = data.Pack(&options, 0xCC, side);
+      Memory buffer = data.Pack(&options, 0xCC, place);
       buffer.Freeze();
       const View view(buffer, &options);
       ASSERT_EQ(view.status, MHA_OK) << view.error.message;
       for (int64_t n : {1, 5, 17}) {
-        CallShape call;
-        call.n_q = n;
-        call.n_kv = n + 3;
-        call.is_causal = true;
-        call.outputs = kForwardOutputs;
-        ForwardData run(shape, call, view.layer, side);
-        for (Rows *rows : {&run.query, &run.key, &run.value}) rows->memory.Freeze();
-        const std::vector<float> poisoned = run.Compute(0xFF, side);
-        EXPECT_TRUE(SameBits(run.Compute(0x00, side), poisoned)) << "the workspace's contents reach the result of " << shape;
+        problem.n_q = n;
+        problem.n_kv = n + 3;
+        problem.is_causal = true;
+        FillInputs(&random, &problem);
+        ForwardData run(view.layer, problem, {Guarded(kAskAll, place)});
+        run.FreezeInputs();
+        const Outputs poisoned = run.Compute(0xFF, place);
+        EXPECT_TRUE(SameBits(run.Compute(0x00, place), poisoned)) << "the workspace's contents reach the result of " << Describe(problem);
       }
     }
   }
@@ -846,8 +698,7 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Sgemm);
 TEST(SgemmDimensions, BeyondIntAreTooLarge) {
   constexpr int64_t kBeyond = int64_t{INT_MAX} + 1;
   const float number = 0;
-  mha_layer_weights weights = {};
-  weights.struct_size = sizeof weights;
+  mha_layer_weights weights = Zeroed<mha_layer_weights>();
   weights.w_q = weights.w_k = weights.w_v = weights.w_o = &number;
   const mha_layer_options sgemm = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
   const mha_layer_config small = Config(2, 2, 2, 2, 2, 2, 1, 1, 0, 0);

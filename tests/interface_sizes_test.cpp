@@ -4,7 +4,7 @@
 
 namespace {
 
-using namespace interface_support;  // NOLINT: this file is about nothing else
+using namespace support;  // NOLINT: this file is about nothing else
 
 using Wide = unsigned __int128;
 constexpr Wide kSizeMax = std::numeric_limits<size_t>::max();
@@ -59,8 +59,7 @@ TEST(Sizes, OfPackedLayersAreExactOrTooLargeForEveryMagnitude) {
   const float number = 0;
   int succeeded = 0;
   for (int i = 0; i < 20000; ++i) {
-    mha_layer_config config = {};
-    config.struct_size = sizeof config;
+    mha_layer_config config = Zeroed<mha_layer_config>();
     config.query_dim = random.Pick(kMagnitudes);
     config.key_dim = random.Pick(kMagnitudes);
     config.value_dim = random.Pick(kMagnitudes);
@@ -70,8 +69,7 @@ TEST(Sizes, OfPackedLayersAreExactOrTooLargeForEveryMagnitude) {
     config.head_dim = random.Coin() ? 1 : random.Pick(kMagnitudes);
     config.head_dim_v = random.Coin() ? 1 : random.Pick(kMagnitudes);
     if (random.Coin()) config.query_dim = config.key_dim = config.value_dim = random.Between(1, 64);
-    mha_layer_weights weights = {};
-    weights.struct_size = sizeof weights;
+    mha_layer_weights weights = Zeroed<mha_layer_weights>();
     weights.w_q = weights.w_k = weights.w_v = &number;
     if (random.Coin()) {
       weights.w_o = &number;
@@ -107,13 +105,12 @@ TEST(Sizes, OfPackedLayersAreExactOrTooLargeForEveryMagnitude) {
 
 TEST(Sizes, OfForwardWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
   Random random(12);
-  const LayerData layer_data{LayerShape{}};
-  const LayerPointer layer = Create(layer_data);
+  const LayerData layer_data{SmallLayer()};
+  const Layer layer = Create(layer_data);
   float number = 0;
   int succeeded = 0;
   for (int i = 0; i < 20000; ++i) {
-    mha_forward_args args = {};
-    args.struct_size = sizeof args;
+    mha_forward_args args = Zeroed<mha_forward_args>();
     args.batch = random.Coin() ? random.Between(1, 9) : random.Pick(kMagnitudes);
     args.n_q = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
     args.n_kv = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
@@ -150,8 +147,7 @@ TEST(Sizes, OfAttentionWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
   float number = 0;
   int succeeded = 0;
   for (int i = 0; i < 20000; ++i) {
-    mha_attention_args args = {};
-    args.struct_size = sizeof args;
+    mha_attention_args args = Zeroed<mha_attention_args>();
     args.batch = random.Coin() ? 1 : random.Pick(kMagnitudes);
     args.n_q = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
     args.n_kv = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
@@ -187,12 +183,12 @@ TEST(Sizes, OfCallsWithNothingToDoAreAnsweredOrTooLargeForEveryLength) {
   for (bool empty_batch : {true, false}) {
     for (int64_t length : {kMax, kMax - 1, kMax - 255, int64_t{1} << 62, int64_t{1} << 40}) {
       SCOPED_TRACE(length);
-      ForwardCall forward;
+      FullForward forward;
       forward.args.batch = empty_batch ? 0 : length;
       forward.args.n_q = empty_batch ? length : 0;
       forward.args.n_kv = length;
       forward.args.q_start = nullptr;
-      AttentionCall attention;
+      FullAttention attention;
       attention.args.batch = forward.args.batch;
       attention.args.n_q = forward.args.n_q;
       attention.args.n_kv = length;
@@ -201,16 +197,15 @@ TEST(Sizes, OfCallsWithNothingToDoAreAnsweredOrTooLargeForEveryLength) {
         forward.args.flags = attention.args.flags = flags;
         size_t bytes = 4711;
         mha_error error = UnwrittenError();
-        ExpectExactOrTooLarge(CallWorkspace(forward, &bytes, &error), error, bytes, 0, kSurelyFine + 1, 0);
+        ExpectExactOrTooLarge(forward.data.Workspace(&bytes, &error), error, bytes, 0, kSurelyFine + 1, 0);
         bytes = 4711;
         error = UnwrittenError();
-        ExpectExactOrTooLarge(CallWorkspace(attention, &bytes, &error), error, bytes, 0, kSurelyFine + 1, 0);
-        mha_call_info info = {};
-        info.struct_size = sizeof info;
+        ExpectExactOrTooLarge(attention.data.Workspace(&bytes, &error), error, bytes, 0, kSurelyFine + 1, 0);
+        mha_call_info info = Zeroed<mha_call_info>();
         error = UnwrittenError();
-        EXPECT_EQ(CallInfo(forward, &info, &error), error.status);
+        EXPECT_EQ(forward.data.Info(&info, &error), error.status);
         error = UnwrittenError();
-        EXPECT_EQ(CallInfo(attention, &info, &error), error.status);
+        EXPECT_EQ(attention.data.Info(&info, &error), error.status);
       }
     }
   }
@@ -219,11 +214,10 @@ TEST(Sizes, OfCallsWithNothingToDoAreAnsweredOrTooLargeForEveryLength) {
 // Whatever numbers stand in the arguments, a query ends, and says what it says in one voice. (The sanitizers watch the arithmetic.)
 TEST(Sizes, QueriesSurviveArbitraryNumbers) {
   Random random(14);
-  const LayerData layer_data{LayerShape{}};
-  const LayerPointer layer = Create(layer_data);
+  const LayerData layer_data{SmallLayer()};
+  const Layer layer = Create(layer_data);
   float number = 0;
-  mha_taps taps = {};
-  taps.struct_size = sizeof taps;
+  mha_taps taps = Zeroed<mha_taps>();
   taps.scores = &number;
   SerialScheduler scheduler(2);
   const auto dimension = [&]() -> int64_t {
@@ -247,8 +241,7 @@ TEST(Sizes, QueriesSurviveArbitraryNumbers) {
   for (int i = 0; i < 50000 && !HasFailure(); ++i) {
     size_t bytes = 4711;
     mha_error error = UnwrittenError();
-    mha_forward_args forward = {};
-    forward.struct_size = sizeof forward;
+    mha_forward_args forward = Zeroed<mha_forward_args>();
     forward.batch = dimension();
     forward.n_q = dimension();
     forward.n_kv = dimension();
@@ -266,8 +259,7 @@ TEST(Sizes, QueriesSurviveArbitraryNumbers) {
 
     bytes = 4711;
     error = UnwrittenError();
-    mha_attention_args attention = {};
-    attention.struct_size = sizeof attention;
+    mha_attention_args attention = Zeroed<mha_attention_args>();
     attention.batch = dimension();
     attention.n_q = dimension();
     attention.n_kv = dimension();
@@ -286,8 +278,7 @@ TEST(Sizes, QueriesSurviveArbitraryNumbers) {
     if (random.Coin()) attention.scheduler = &scheduler.scheduler;
     check(mha_attention_workspace(&attention, &bytes, &error), error, bytes);
 
-    mha_call_info info = {};
-    info.struct_size = sizeof info;
+    mha_call_info info = Zeroed<mha_call_info>();
     error = UnwrittenError();
     const mha_status forward_status = mha_info(layer.get(), &forward, &info, &error);
     ASSERT_EQ(error.status, forward_status);
@@ -299,28 +290,26 @@ TEST(Sizes, QueriesSurviveArbitraryNumbers) {
 
 // A start close to the largest number must not wrap around to a negative position: it sees all keys.
 TEST(Sizes, AStartFarBehindTheKeysSeesAllOfThem) {
-  const LayerData layer_data{LayerShape{}};
-  const LayerPointer layer = Create(layer_data);
-  CallShape shape;
-  shape.outputs = kAttentionWeights | kLse;
-  ForwardData data(layer_data.shape, shape, layer.get());
-  const std::vector<float> all = data.Compute();
+  LayerProblem problem = SmallLayer();
+  problem.q_start = {0, 0};
+  const Layer layer = Create(LayerData(problem));
+  ForwardData data(layer.get(), problem, {Guarded(kAskWeights | kAskLse)});
+  const Outputs all = data.Compute();
   data.args.flags = MHA_CAUSAL;
-  data.args.q_start = data.q_start();
   for (int64_t start : {int64_t{4}, int64_t{1} << 31, int64_t{1} << 32, int64_t{1} << 62}) {
-    data.q_start()[0] = data.q_start()[1] = start;
+    data.q_start[0] = data.q_start[1] = start;
     EXPECT_TRUE(SameBits(data.Compute(), all)) << start;
   }
   // At the very end the last query's position itself does not fit any more: either is right, but nothing in between.
-  data.q_start()[0] = data.q_start()[1] = kMax;
+  data.q_start[0] = data.q_start[1] = kMax;
   data.PoisonOutputs();
   Memory workspace(data.WorkspaceBytes());
   mha_error error = UnwrittenError();
   const mha_status status = data.Run(workspace.data(), workspace.size(), &error);
   if (status == MHA_OK) {
-    EXPECT_TRUE(SameBits(data.Outputs(), all));
+    EXPECT_TRUE(SameBits(data.Results(), all));
   } else {
-    EXPECT_TRUE(data.OutputsUntouched());
+    EXPECT_TRUE(data.OutputsAreUntouched());
   }
 }
 

@@ -4,7 +4,7 @@
 
 namespace {
 
-using namespace interface_support;  // NOLINT: this file is about nothing else
+using namespace support;  // NOLINT: this file is about nothing else
 
 // Calls with a struct of every size from 0 to 8 bytes more than it has. Only struct_size bytes are accessible, up to the alignment, so
 // that a read beyond them faults. This is the first version, so the least size is the struct as it is; a larger one comes from a newer
@@ -21,7 +21,7 @@ void ExpectStructSizeRule(const Struct &valid, uint32_t argument, const Call &ca
   };
   for (size_t size = 0; size <= sizeof(Struct) + 8; ++size) {
     SCOPED_TRACE("struct_size " + std::to_string(size));
-    Memory memory(std::max(size, sizeof size), Side::kBeforeGuard, alignof(Struct));
+    Memory memory(std::max(size, sizeof size), Place::kBeforeGuard, alignof(Struct));
     const Struct *placed = place(memory, size);
     if (size < sizeof(Struct)) {
       ExpectFails([&](mha_error *error) { return call(placed, error); }, expected);
@@ -54,8 +54,8 @@ mha_status CreateAndDestroy(const mha_layer_config *config, const mha_layer_weig
 }
 
 TEST(StructSize, OfTheLayerConfig) {
-  const LayerData data{LayerShape{}};
-  Memory buffer(data.PackSize(), Side::kBeforeGuard, 64);
+  const LayerData data{SmallLayer()};
+  Memory buffer(data.PackSize(), Place::kBeforeGuard, 64);
   size_t bytes;
   ExpectStructSizeRule(data.config, 1, [&](const mha_layer_config *config, mha_error *error) {
     return mha_layer_pack_size(config, &data.weights, nullptr, &bytes, error);
@@ -69,8 +69,8 @@ TEST(StructSize, OfTheLayerConfig) {
 }
 
 TEST(StructSize, OfTheLayerWeights) {
-  const LayerData data{LayerShape{}};
-  Memory buffer(data.PackSize(), Side::kBeforeGuard, 64);
+  const LayerData data{SmallLayer()};
+  Memory buffer(data.PackSize(), Place::kBeforeGuard, 64);
   size_t bytes;
   ExpectStructSizeRule(data.weights, 2, [&](const mha_layer_weights *weights, mha_error *error) {
     return mha_layer_pack_size(&data.config, weights, nullptr, &bytes, error);
@@ -84,10 +84,10 @@ TEST(StructSize, OfTheLayerWeights) {
 }
 
 TEST(StructSize, OfTheLayerOptions) {
-  const LayerData data{LayerShape{}};
-  Memory buffer(data.PackSize(), Side::kBeforeGuard, 64);
+  const LayerData data{SmallLayer()};
+  Memory buffer(data.PackSize(), Place::kBeforeGuard, 64);
   const Memory packed = data.Pack();
-  Memory storage(mha_layer_view_size(), Side::kBeforeGuard, 16);
+  Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
   size_t bytes;
   ExpectStructSizeRule(Options(), 3, [&](const mha_layer_options *options, mha_error *error) {
     return mha_layer_pack_size(&data.config, &data.weights, options, &bytes, error);
@@ -105,10 +105,10 @@ TEST(StructSize, OfTheLayerOptions) {
 }
 
 TEST(StructSize, OfTheForwardArguments) {
-  ForwardCall call;
+  FullForward call;
   const mha_layer *layer = call.layer.get();
   size_t needed = 0;
-  ASSERT_EQ(CallWorkspace(call, &needed, nullptr), MHA_OK);
+  ASSERT_EQ(call.data.Workspace(&needed, nullptr), MHA_OK);
   Memory workspace(needed);
   size_t bytes;
   ExpectStructSizeRule(call.args, 2,
@@ -116,20 +116,19 @@ TEST(StructSize, OfTheForwardArguments) {
   ExpectStructSizeRule(call.args, 2, [&](const mha_forward_args *args, mha_error *error) {
     call.data.PoisonOutputs();
     const mha_status status = mha_forward(layer, args, workspace.data(), workspace.size(), error);
-    EXPECT_EQ(call.data.OutputsUntouched(), status != MHA_OK);
+    EXPECT_EQ(call.data.OutputsAreUntouched(), status != MHA_OK);
     return status;
   });
   ExpectStructSizeRule(call.args, 2, [&](const mha_forward_args *args, mha_error *error) {
-    mha_call_info info = {};
-    info.struct_size = sizeof info;
+    mha_call_info info = Zeroed<mha_call_info>();
     return mha_info(layer, args, &info, error);
   });
 }
 
 TEST(StructSize, OfTheAttentionArguments) {
-  AttentionCall call;
+  FullAttention call;
   size_t needed = 0;
-  ASSERT_EQ(CallWorkspace(call, &needed, nullptr), MHA_OK);
+  ASSERT_EQ(call.data.Workspace(&needed, nullptr), MHA_OK);
   Memory workspace(needed);
   size_t bytes;
   ExpectStructSizeRule(call.args, 1,
@@ -137,35 +136,34 @@ TEST(StructSize, OfTheAttentionArguments) {
   ExpectStructSizeRule(call.args, 1, [&](const mha_attention_args *args, mha_error *error) {
     call.data.PoisonOutputs();
     const mha_status status = mha_attention(args, workspace.data(), workspace.size(), error);
-    EXPECT_EQ(call.data.OutputsUntouched(), status != MHA_OK);
+    EXPECT_EQ(call.data.OutputsAreUntouched(), status != MHA_OK);
     return status;
   });
   ExpectStructSizeRule(call.args, 1, [&](const mha_attention_args *args, mha_error *error) {
-    mha_call_info info = {};
-    info.struct_size = sizeof info;
+    mha_call_info info = Zeroed<mha_call_info>();
     return mha_attention_info(args, &info, error);
   });
 }
 
 TEST(StructSize, OfTheTaps) {
-  ForwardCall forward;
-  AttentionCall attention;
+  FullForward forward;
+  FullAttention attention;
   size_t needed = 0;
-  ASSERT_EQ(CallWorkspace(forward, &needed, nullptr), MHA_OK);
+  ASSERT_EQ(forward.data.Workspace(&needed, nullptr), MHA_OK);
   Memory workspace(needed);
   size_t bytes;
-  ExpectStructSizeRule(forward.data.optional.taps, 2, [&](const mha_taps *taps, mha_error *error) {
+  ExpectStructSizeRule(forward.data.taps, 2, [&](const mha_taps *taps, mha_error *error) {
     forward.args.taps = taps;
     return mha_forward_workspace(forward.layer.get(), &forward.args, &bytes, error);
   });
-  ExpectStructSizeRule(forward.data.optional.taps, 2, [&](const mha_taps *taps, mha_error *error) {
+  ExpectStructSizeRule(forward.data.taps, 2, [&](const mha_taps *taps, mha_error *error) {
     forward.args.taps = taps;
     forward.data.PoisonOutputs();
     const mha_status status = mha_forward(forward.layer.get(), &forward.args, workspace.data(), workspace.size(), error);
-    EXPECT_EQ(forward.data.OutputsUntouched(), status != MHA_OK);
+    EXPECT_EQ(forward.data.OutputsAreUntouched(), status != MHA_OK);
     return status;
   });
-  ExpectStructSizeRule(attention.data.optional.taps, 1, [&](const mha_taps *taps, mha_error *error) {
+  ExpectStructSizeRule(attention.data.taps, 1, [&](const mha_taps *taps, mha_error *error) {
     attention.args.taps = taps;
     return mha_attention_workspace(&attention.args, &bytes, error);
   });
@@ -181,7 +179,7 @@ void ExpectFilledStructSizeRule(uint32_t argument, size_t first_bytes, const Cal
   const std::string whole(reinterpret_cast<const char *>(&filled), sizeof filled);
   for (size_t size = 0; size <= sizeof(Struct) + 24; ++size) {
     SCOPED_TRACE("struct_size " + std::to_string(size));
-    Memory memory(std::max(size, sizeof size), Side::kBeforeGuard, alignof(Struct));
+    Memory memory(std::max(size, sizeof size), Place::kBeforeGuard, alignof(Struct));
     memory.Fill(0x5A);
     std::memcpy(memory.data(), &size, sizeof size);
     const std::string before = memory.Bytes();
@@ -201,8 +199,8 @@ void ExpectFilledStructSizeRule(uint32_t argument, size_t first_bytes, const Cal
 
 // The last fields are those of the first versions, whatever comes behind them later.
 TEST(StructSize, OfStructsThatAreFilled) {
-  ForwardCall forward;
-  AttentionCall attention;
+  FullForward forward;
+  FullAttention attention;
   constexpr size_t first_config = offsetof(mha_layer_config, weight_type) + sizeof(uint32_t),
                    first_info = offsetof(mha_call_info, bytes) + sizeof(uint64_t),
                    first_cache_config = offsetof(mha_kv_cache_config, num_blocks) + sizeof(int64_t);
@@ -212,11 +210,10 @@ TEST(StructSize, OfStructsThatAreFilled) {
       3, first_info, [&](mha_call_info *info, mha_error *error) { return mha_info(forward.layer.get(), &forward.args, info, error); });
   ExpectFilledStructSizeRule<mha_call_info>(
       2, first_info, [&](mha_call_info *info, mha_error *error) { return mha_attention_info(&attention.args, info, error); });
-  mha_kv_cache_config config = {};
-  config.struct_size = sizeof config;
+  mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
   config.num_sequences = config.num_kv_heads = config.head_dim = 1;
   config.capacity = 16;
-  Memory buffer(4096, Side::kAfterGuard);
+  Memory buffer(4096, Place::kAfterGuard);
   mha_kv_cache *cache = nullptr;
   ASSERT_EQ(mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, nullptr), MHA_OK);
   ExpectFilledStructSizeRule<mha_kv_cache_config>(

@@ -10,37 +10,20 @@
 #include <string>
 #include <vector>
 
-#include "support/attention.h"
 #include "support/attention_test.h"
+#include "support/fixtures.h"
 #include "support/instruction_sets.h"
-#include "support/layer.h"
-#include "support/outputs.h"
-#include "support/random.h"
 #include "support/rope.h"
+#include "support/same_bits.h"
 #include "support/schedulers.h"
+#include "support/specify.h"
 
 namespace {
 
-using support::Alone;
-using support::Attend;
-using support::AttentionCall;
-using support::AttentionProblem;
-using support::AttentionSizes;
-using support::FillPadding;
-using support::Forward;
-using support::Layer;
-using support::LayerCall;
-using support::LayerProblem;
-using support::Outputs;
-using support::Random;
-using support::SameBits;
-using support::Scheduler;
-using support::Specify;
-using support::ValidRows;
-using support::ValidRowsOf;
+using namespace support;  // NOLINT: this file is about nothing else
 
 const float kInfinity = std::numeric_limits<float>::infinity();
-const float kNaN = support::FromBits(0xffd23456u);
+const float kNaN = FromBits(0xffd23456u);
 
 // Valid rows of query and key; the last query is at the last key wherever q_start is not given.
 struct Lengths {
@@ -75,10 +58,10 @@ AttentionProblem Mixed(const std::vector<Lengths> &lengths, bool padding_left, b
 // Rows of width numbers of x [batch, n, width] that are valid rows of sequence b.
 std::vector<float> ValidQueryRows(const std::vector<float> &x, const AttentionSizes &sizes, int64_t b, int64_t width) {
   const ValidRows valid = ValidRowsOf(sizes, b);
-  return support::SliceRows(x, b, sizes.n_q, width, valid.q_first, valid.n_q);
+  return SliceRows(x, b, sizes.n_q, width, valid.q_first, valid.n_q);
 }
 
-class Padding : public support::AttentionTest {};
+class Padding : public AttentionTest {};
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Padding);
 
 TEST_P(Padding, RightOfASequenceLeavesItsBitsAsTheyAreAlone) {
@@ -195,7 +178,7 @@ TEST_P(Padding, AnySchedulerGivesTheSameBits) {
     const AttentionProblem problem = Mixed(kMixed, padding_left, true);
     const Outputs expected = Specify(problem);
     for (uint32_t num_threads = 1; num_threads <= 5; num_threads++) {
-      for (const auto parallel_for : {support::RunOnThreads, support::RunBackwards}) {
+      for (const auto parallel_for : {RunOnThreads, RunBackwards}) {
         const Scheduler scheduler(num_threads, parallel_for);
         AttentionCall call = PlainCall();
         call.scheduler = scheduler.get();
@@ -216,11 +199,11 @@ TEST_P(Padding, KeysThatThreadsShareOutReachNoOtherSequence) {
   Random random(4);
   FillNormal(&random, &problem);
   AttentionCall call = PlainCall();
-  call.asked = support::kAskLse;
+  call.asked = kAskLse;
   const Outputs expected = Attend(problem, call);
   std::fill_n(problem.v.begin(), 4096 * 128, kNaN);
   for (const uint32_t num_threads : {2u, 3u}) {
-    const Scheduler scheduler(num_threads, support::RunTogether);
+    const Scheduler scheduler(num_threads, RunTogether);
     call.scheduler = scheduler.get();
     for (int round = 0; round < 10; round++) {
       const Outputs outputs = Attend(problem, call);
@@ -245,7 +228,7 @@ LayerProblem MixedLayer(const std::vector<Lengths> &lengths, bool padding_left, 
   }
   problem.output_dim = 11;
   Random random(3);
-  FillNormal(&random, support::kAllBiases, has_w_o, &problem);
+  FillNormal(&random, kAllBiases, has_w_o, &problem);
   FillPadding(kNaN, &problem);
   return problem;
 }
@@ -258,10 +241,10 @@ TEST_P(Padding, OfALayersInputLeavesTheBitsOfEachSequence) {
           const LayerProblem problem = MixedLayer({{5, 5}, {0, 7}, {70, 300}, {0, 0}, {33, 33}}, padding_left, is_causal, has_w_o, has_key);
           const Layer layer = Make(problem);
           const Outputs expected = Specify(problem);
-          EXPECT_TRUE(SameBits(Forward(layer.get(), problem, LayerCall()), expected)) << Describe(problem);
+          EXPECT_TRUE(SameBits(Forward(layer.get(), problem), expected)) << Describe(problem);
           LayerCall call;
-          call.asked = support::kAskNothing;
-          const Scheduler scheduler(3, support::RunBackwards);
+          call.asked = kAskNothing;
+          const Scheduler scheduler(3, RunBackwards);
           call.scheduler = scheduler.get();
           EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), expected)) << Describe(problem) << " with 3 threads";
         }
@@ -273,7 +256,7 @@ TEST_P(Padding, OfALayersInputLeavesTheBitsOfEachSequence) {
 TEST_P(Padding, OfALayersOutputIsZeroAlsoWithABias) {
   const LayerProblem problem = MixedLayer({{5, 5}, {0, 0}, {33, 33}}, false, true, true, false);
   const Layer layer = Make(problem);
-  const Outputs outputs = Forward(layer.get(), problem, LayerCall());
+  const Outputs outputs = Forward(layer.get(), problem);
   ForEachPaddingRow(problem, true, [&](int64_t row) {
     const std::vector<float> y(outputs.y.begin() + row * problem.output_dim, outputs.y.begin() + (row + 1) * problem.output_dim);
     EXPECT_TRUE(SameBits("y", y, std::vector<float>(y.size(), 0.0f))) << "row " << row;
@@ -306,7 +289,7 @@ AttentionProblem RandomProblem(Random *random) {
   if (random->Chance(0.5)) problem.window_left = window();
   if (random->Chance(0.3)) problem.window_right = window();
   if (problem.head_dim >= 2 && random->Chance(0.5)) {
-    problem.rope = support::MakeRope(random->Chance(0.5), random->Between(1, problem.head_dim / 2) * 2,
+    problem.rope = MakeRope(random->Chance(0.5), random->Between(1, problem.head_dim / 2) * 2,
                                      std::max<int64_t>(problem.n_kv, 1) + problem.n_kv + problem.n_q, random->Pick<int64_t>({0, 3}));
     const auto positions = [&](int64_t count) {
       std::vector<int64_t> positions(static_cast<size_t>(count));
@@ -323,18 +306,18 @@ TEST_P(Padding, RandomCasesWithLengthsWindowsAndRotationsEqualTheSpecification) 
   for (int64_t n = 0; n < 150 && !HasFailure(); n++) {
     Random random(7000 + static_cast<uint64_t>(n));
     AttentionProblem problem = RandomProblem(&random);
-    const support::Values kind = support::RandomKind(&random);
+    const Values kind = RandomKind(&random);
     problem.q = RandomValues(&random, kind, problem.batch * problem.n_q * problem.num_heads * problem.head_dim);
     problem.k = RandomValues(&random, kind, problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim);
     problem.v = RandomValues(&random, kind, problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim_v);
     FillPadding(kNaN, &problem);
     AttentionCall call = PlainCall();
-    call.q = support::RandomLayout(&random, true);
-    call.k = support::RandomLayout(&random, true);
-    call.v = support::RandomLayout(&random, true);
-    call.output = support::RandomLayout(&random, true);
+    call.q = RandomLayout(&random, true);
+    call.k = RandomLayout(&random, true);
+    call.v = RandomLayout(&random, true);
+    call.output = RandomLayout(&random, true);
     if (random.Chance(0.4)) call.asked = static_cast<uint32_t>(random.Next()) & call.asked;
-    const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 4)), support::RunBackwards);
+    const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 4)), RunBackwards);
     if (random.Chance(0.4)) call.scheduler = scheduler.get();
     EXPECT_TRUE(SameBits(Attend(problem, call), Specify(problem)))
         << "case " << n << " values " << NameOf(kind) << ": " << Describe(problem) << "; threads "

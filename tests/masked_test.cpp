@@ -9,31 +9,17 @@
 #include <string>
 #include <vector>
 
-#include "support/attention.h"
 #include "support/attention_test.h"
+#include "support/fixtures.h"
 #include "support/instruction_sets.h"
-#include "support/layer.h"
-#include "support/outputs.h"
-#include "support/random.h"
+#include "support/same_bits.h"
 
 namespace {
 
-using support::AttentionCall;
-using support::AttentionProblem;
-using support::AttentionSizes;
-using support::Forward;
-using support::kAskLse;
-using support::kAskWeights;
-using support::Layer;
-using support::LayerCall;
-using support::LayerProblem;
-using support::Outputs;
-using support::Random;
-using support::SameBits;
-using support::Slice;
+using namespace support;  // NOLINT: this file is about nothing else
 
 const float kInfinity = std::numeric_limits<float>::infinity();
-const float kNaN = support::FromBits(0xffd23456u);  // not the canonical one, which alone may come out
+const float kNaN = FromBits(0xffd23456u);  // not the canonical one, which alone may come out
 
 bool AllNaN(const std::vector<float> &x) {
   for (const float value : x) {
@@ -68,7 +54,7 @@ void FillRows(std::vector<float> *x, int64_t width, int64_t first, int64_t end, 
   std::fill(x->begin() + first * width, x->begin() + end * width, value);
 }
 
-class Mask : public support::AttentionTest {
+class Mask : public AttentionTest {
  protected:
   AttentionProblem CausalProblem(int64_t n_q, int64_t n_kv) const {
     Random random(static_cast<uint64_t>(1000 * n_q + n_kv));
@@ -145,13 +131,13 @@ TEST_P(Mask, LaterInputRowsOfALayerAreUnread) {
   problem.num_kv_heads = 1;
   problem.head_dim = problem.head_dim_v = 5;
   problem.is_causal = true;
-  FillNormal(&random, support::kAllBiases, true, &problem);
+  FillNormal(&random, kAllBiases, true, &problem);
   const Layer layer = Make(problem);
-  const Outputs clean = Forward(layer.get(), problem, LayerCall());
+  const Outputs clean = Forward(layer.get(), problem);
   for (int64_t border = 0; border + 1 < problem.n_q && !HasFailure(); border++) {
     LayerProblem poisoned = problem;
     FillRows(&poisoned.query, problem.query_dim, border + 1, problem.n_q, kNaN);
-    const Outputs outputs = Forward(layer.get(), poisoned, LayerCall());
+    const Outputs outputs = Forward(layer.get(), poisoned);
     EXPECT_TRUE(
         SameBits(Rows(outputs, problem, problem.y_width(), 0, 0, border + 1), Rows(clean, problem, problem.y_width(), 0, 0, border + 1)))
         << "rows behind " << border << " are NaN";
@@ -181,7 +167,7 @@ AttentionProblem TwoSequences() {
 template <typename Reached>
 void ExpectNaNOnlyWhere(const AttentionProblem &problem, const Outputs &actual, const Outputs &clean, bool reaches_lse, Reached reached) {
   std::vector<float> y = clean.y, lse = clean.lse;
-  const float canonical_nan = support::FromBits(0x7fc00000u);
+  const float canonical_nan = FromBits(0x7fc00000u);
   for (int64_t b = 0; b < problem.batch; b++) {
     for (int64_t i = 0; i < problem.n_q; i++) {
       for (int64_t h = 0; h < problem.num_heads; h++) {
@@ -376,9 +362,9 @@ TEST_P(Mask, NoKeysGiveTheBiasOfTheOutputProjection) {
   problem.num_heads = problem.num_kv_heads = 2;
   problem.head_dim = problem.head_dim_v = 3;
   problem.has_key = true;
-  FillNormal(&random, support::kAllBiases, true, &problem);
+  FillNormal(&random, kAllBiases, true, &problem);
   const Layer layer = Make(problem);
-  const Outputs outputs = Forward(layer.get(), problem, LayerCall());
+  const Outputs outputs = Forward(layer.get(), problem);
   std::vector<float> expected;
   for (int64_t i = 0; i < problem.n_q; i++) expected.insert(expected.end(), problem.b_o.begin(), problem.b_o.end());
   EXPECT_TRUE(SameBits("y", outputs.y, expected));

@@ -11,26 +11,14 @@
 #include <thread>
 #include <vector>
 
-#include "support/attention.h"
 #include "support/attention_test.h"
+#include "support/fixtures.h"
 #include "support/instruction_sets.h"
-#include "support/layer.h"
-#include "support/outputs.h"
-#include "support/random.h"
+#include "support/same_bits.h"
 
 namespace {
 
-using support::Attend;
-using support::AttentionCall;
-using support::AttentionProblem;
-using support::Describe;
-using support::Forward;
-using support::Layer;
-using support::LayerCall;
-using support::LayerProblem;
-using support::Outputs;
-using support::Random;
-using support::SameBits;
+using namespace support;  // NOLINT: this file is about nothing else
 
 // The two kinds of scheduler. The first is slow where the pool has more threads than there are free processors: a loop of it may then take
 // as long as the system's time slices, and it gets fewer rounds here.
@@ -145,7 +133,7 @@ TEST(SchedulerWithoutAPool, RunsOnTheCallingThread) {
 // ---- The results
 
 AttentionProblem RandomAttention(uint64_t seed, int64_t batch, int64_t n, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                                 support::Values kind) {
+                                 Values kind) {
   Random random(seed);
   AttentionProblem problem;
   problem.batch = batch;
@@ -154,9 +142,9 @@ AttentionProblem RandomAttention(uint64_t seed, int64_t batch, int64_t n, int64_
   problem.num_kv_heads = num_kv_heads;
   problem.head_dim = problem.head_dim_v = head_dim;
   problem.is_causal = seed % 2 == 0;
-  problem.q = support::RandomValues(&random, kind, batch * n * num_heads * head_dim);
-  problem.k = support::RandomValues(&random, kind, batch * n * num_kv_heads * head_dim);
-  problem.v = support::RandomValues(&random, kind, batch * n * num_kv_heads * head_dim);
+  problem.q = RandomValues(&random, kind, batch * n * num_heads * head_dim);
+  problem.k = RandomValues(&random, kind, batch * n * num_kv_heads * head_dim);
+  problem.v = RandomValues(&random, kind, batch * n * num_kv_heads * head_dim);
   return problem;
 }
 
@@ -170,11 +158,11 @@ LayerProblem RandomLayer(uint64_t seed, int64_t batch, int64_t n, int64_t num_he
   problem.head_dim = problem.head_dim_v = head_dim;
   problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = num_heads * head_dim;
   problem.is_causal = seed % 2 == 0;
-  FillNormal(&random, support::kAllBiases, true, &problem);
+  FillNormal(&random, kAllBiases, true, &problem);
   return problem;
 }
 
-class OnAPool : public support::AttentionTest {
+class OnAPool : public AttentionTest {
  protected:
   Outputs AttendOn(const mha_scheduler *scheduler, const AttentionProblem &problem) const {
     AttentionCall call = PlainCall();
@@ -190,7 +178,6 @@ class OnAPool : public support::AttentionTest {
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(OnAPool);
 
 TEST_P(OnAPool, AttentionGivesTheSameBits) {
-  using support::Values;
   const AttentionProblem problems[] = {
       RandomAttention(1, 1, 1, 1, 1, 8, Values::kNormal),  RandomAttention(2, 1, 300, 2, 2, 16, Values::kNormal),
       RandomAttention(3, 3, 70, 4, 2, 20, Values::kWide),  RandomAttention(4, 1, 270, 1, 1, 33, Values::kNormal),

@@ -6,11 +6,10 @@
 #include <numeric>
 
 #include "interface_support.h"
-#include "support/outputs.h"
 
 namespace {
 
-using namespace interface_support;  // NOLINT: errors and guarded memory
+using namespace support;  // NOLINT: errors and guarded memory
 using support::HexFloat;
 
 static_assert(LDBL_MANT_DIG >= 64, "these tests need a long double that is wider than double");
@@ -18,8 +17,7 @@ static_assert(LDBL_MANT_DIG >= 64, "these tests need a long double that is wider
 constexpr int64_t kEndOfPositions = int64_t{1} << 31;
 
 mha_rope_config Config(int64_t dims, int64_t first_position, int64_t num_positions) {
-  mha_rope_config config = {};
-  config.struct_size = sizeof config;
+  mha_rope_config config = Zeroed<mha_rope_config>();
   config.dims = dims;
   config.first_position = first_position;
   config.num_positions = num_positions;
@@ -45,7 +43,7 @@ Tables TablesOf(const mha_rope_config &config) {
   mha_error error;
   const mha_status status = mha_rope_tables(&config, cos.floats(), sin.floats(), &error);
   ExpectNoError(status, error);
-  return {{cos.floats(), cos.floats() + cos.count()}, {sin.floats(), sin.floats() + sin.count()}};
+  return {{cos.floats(), cos.floats() + bytes / sizeof(float)}, {sin.floats(), sin.floats() + bytes / sizeof(float)}};
 }
 
 void ExpectSameBits(const Tables &a, const Tables &b) {

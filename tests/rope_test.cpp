@@ -1,5 +1,4 @@
 // Rotary position embedding: queries and keys are rotated as the contract says, in every way of calling.
-#include "support/rope.h"
 
 #include <gtest/gtest.h>
 #include <mha.h>
@@ -10,12 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "support/attention.h"
 #include "support/attention_test.h"
+#include "support/fixtures.h"
 #include "support/instruction_sets.h"
-#include "support/layer.h"
-#include "support/outputs.h"
-#include "support/random.h"
+#include "support/rope.h"
+#include "support/same_bits.h"
 #include "support/schedulers.h"
 
 namespace {
@@ -233,7 +231,7 @@ TEST_P(Rope, AnySchedulerGivesTheSameBits) {
   LayerProblem problem = SelfAttention(2, 300, 8, 8);
   problem.rope = MakeRope(true, 8, 300);
   const Layer layer = Make(problem);
-  const Outputs expected = Forward(layer.get(), problem, LayerCall());
+  const Outputs expected = Forward(layer.get(), problem);
   for (uint32_t num_threads = 1; num_threads <= 4; num_threads++) {
     for (const auto parallel_for : {support::RunOnThreads, support::RunBackwards}) {
       const Scheduler scheduler(num_threads, parallel_for);

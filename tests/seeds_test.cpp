@@ -10,26 +10,11 @@
 #include <vector>
 
 #include "support/accuracy.h"
-#include "support/attention.h"
-#include "support/layer.h"
-#include "support/outputs.h"
-#include "support/random.h"
+#include "support/fixtures.h"
 
 namespace {
 
-using support::Attend;
-using support::AttentionCall;
-using support::AttentionProblem;
-using support::ExpectAccurate;
-using support::Forward;
-using support::Layer;
-using support::LayerCall;
-using support::LayerForm;
-using support::LayerProblem;
-using support::MakeLayer;
-using support::Outputs;
-using support::Random;
-using support::WeightForm;
+using namespace support;  // NOLINT: this file is about nothing else
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
@@ -151,7 +136,7 @@ TEST(WalkInTables, InputAndWeightsAgreeWithTheOracle) {
   LayerForm form;
   form.use_defaults = true;  // query_dim 6, 2 heads: head_dim 3 follows
   const Layer layer = MakeLayer(problem, form);
-  ExpectAccurate("walk in tables", problem, Forward(layer.get(), problem, LayerCall()));
+  ExpectAccurate("walk in tables", problem, Forward(layer.get(), problem));
 }
 
 // ---- The walk in a notebook
@@ -197,7 +182,7 @@ TEST(WalkInANotebook, PrintedProjectionsGiveThePrintedScoresAndContext) {
       }
     }
   }
-  const Outputs outputs = Attend(problem, AttentionCall());
+  const Outputs outputs = Attend(problem);
   ExpectPrinted("scores", outputs.scores, scores, score_tolerance);
   ExpectPrinted("scaled scores", outputs.scaled_scores, scaled_scores, scaled_tolerance);
   ExpectPrinted("masked scores", outputs.masked_scores, masked_scores, scaled_tolerance);
@@ -224,12 +209,12 @@ TEST(ArticleOnShapes, EightHeadsWithNarrowerValues) {
   problem.head_dim = 2;
   problem.head_dim_v = 1;
   problem.has_key = problem.has_value = true;
-  FillNormal(&random, support::kNoBiases, true, &problem);
+  FillNormal(&random, kNoBiases, true, &problem);
   LayerForm form;
   form.form = WeightForm::kPerHead;
   form.use_defaults = true;
   const Layer layer = MakeLayer(problem, form);
-  const Outputs outputs = Forward(layer.get(), problem, LayerCall());
+  const Outputs outputs = Forward(layer.get(), problem);
   EXPECT_EQ(outputs.y.size(), 3u * 16u);
   ExpectAccurate("article on shapes", problem, outputs);
 }
@@ -237,12 +222,10 @@ TEST(ArticleOnShapes, EightHeadsWithNarrowerValues) {
 // 16 features do not make 6 heads.
 TEST(ArticleOnShapes, SixHeadsOfSixteenFeaturesAreAnErrorWithoutAHeadDim) {
   const std::vector<float> w(16 * 16);
-  mha_layer_config config = {};
-  config.struct_size = sizeof config;
+  mha_layer_config config = Zeroed<mha_layer_config>();
   config.query_dim = 16;
   config.num_heads = 6;
-  mha_layer_weights weights = {};
-  weights.struct_size = sizeof weights;
+  mha_layer_weights weights = Zeroed<mha_layer_weights>();
   weights.w_q = weights.w_k = weights.w_v = w.data();
   mha_layer *layer = nullptr;
   mha_error error = {};
@@ -263,9 +246,9 @@ TEST(ArticleOnShapes, SixHeadsOfSixteenFeaturesWorkWithAHeadDim) {
     problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = 16;
     problem.num_heads = problem.num_kv_heads = 6;
     problem.head_dim = problem.head_dim_v = head_dim;
-    FillNormal(&random, support::kNoBiases, true, &problem);
-    const Layer layer = MakeLayer(problem, LayerForm());
-    ExpectAccurate("6 heads of " + std::to_string(head_dim), problem, Forward(layer.get(), problem, LayerCall()));
+    FillNormal(&random, kNoBiases, true, &problem);
+    const Layer layer = MakeLayer(problem);
+    ExpectAccurate("6 heads of " + std::to_string(head_dim), problem, Forward(layer.get(), problem));
   }
 }
 

@@ -11,9 +11,7 @@
 
 namespace {
 
-using interface_support::ExpectFails;
-using interface_support::ExpectSucceeds;
-using interface_support::Memory;
+using namespace support;  // NOLINT: this file is about nothing else
 
 // The same struct in three versions.
 struct First {
@@ -55,7 +53,7 @@ namespace {
 // A struct of the program's version; nothing behind it can be read or written.
 template <typename Struct>
 struct Given {
-  explicit Given(const Struct &filled) : memory(sizeof(Struct), interface_support::Side::kBeforeGuard, alignof(Struct)) {
+  explicit Given(const Struct &filled) : memory(sizeof(Struct), support::Place::kBeforeGuard, alignof(Struct)) {
     std::memcpy(memory.data(), &filled, sizeof filled);
   }
   // As a library of another version sees it.
@@ -145,7 +143,7 @@ TEST(Structs, OfASizeThatNoVersionHasAreErrors) {
     Third wrong = Unwritten<Third>(), copy = {};
     wrong.struct_size = size;
     const Third before = wrong;
-    const interface_support::Expected expected = {MHA_ERROR_STRUCT_SIZE, {3}, {"mha_made_up.struct_size", std::to_string(size)}};
+    const support::Expected expected = {MHA_ERROR_STRUCT_SIZE, {3}, {"mha_made_up.struct_size", std::to_string(size)}};
     ExpectFails([&](mha_error *error) { return Read(&wrong, &copy, error); }, expected);
     ExpectFails([&](mha_error *error) { return Write(Third{}, &wrong, error); }, expected);
     EXPECT_EQ(std::memcmp(&wrong, &before, sizeof before), 0);

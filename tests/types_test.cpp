@@ -9,20 +9,16 @@
 #include <string>
 #include <vector>
 
-#include "support/attention.h"
+#include "support/fixtures.h"
 #include "support/instruction_sets.h"
-#include "support/outputs.h"
-#include "support/random.h"
 #include "support/rope.h"
+#include "support/same_bits.h"
 #include "support/schedulers.h"
+#include "support/specify.h"
 
 namespace {
 
-using support::AttentionProblem;
-using support::Outputs;
-using support::Random;
-using support::SameBits;
-using support::Specify;
+using namespace support;  // NOLINT: this file is about nothing else
 
 // What a number of 16 bits means: 5 bits of exponent (f16) or 8 (bf16).
 float Widen(uint32_t type, uint16_t bits) {
@@ -70,7 +66,7 @@ std::vector<uint16_t> HeadsOutside(const std::vector<uint16_t> &x, int64_t batch
   return y;
 }
 
-class GivenIn16Bits : public support::InstructionSetTest {};
+class GivenIn16Bits : public InstructionSetTest {};
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(GivenIn16Bits);
 
 TEST_P(GivenIn16Bits, KeysAndValuesAreTheFloatsThatTheyWidenTo) {
@@ -89,7 +85,7 @@ TEST_P(GivenIn16Bits, KeysAndValuesAreTheFloatsThatTheyWidenTo) {
     if (random.Chance(0.4)) {
       for (int64_t b = 0; b < problem.batch; b++) problem.kv_lengths.push_back(random.Between(0, problem.n_kv));
     }
-    if (random.Chance(0.3)) problem.rope = support::MakeRope(random.Chance(0.5), problem.head_dim / 2 * 2, problem.n_kv + problem.n_q);
+    if (random.Chance(0.3)) problem.rope = MakeRope(random.Chance(0.5), problem.head_dim / 2 * 2, problem.n_kv + problem.n_q);
     if (problem.rope || !problem.kv_lengths.empty())
       problem.q_start.assign(static_cast<size_t>(problem.batch), random.Between(0, problem.n_kv));
     const uint32_t k_type = random.Pick<uint32_t>({MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16});
@@ -106,54 +102,18 @@ TEST_P(GivenIn16Bits, KeysAndValuesAreTheFloatsThatTheyWidenTo) {
       v = HeadsOutside(v, batch, n_kv, heads, problem.head_dim_v);
     }
 
-    mha_attention_args args = {};
-    args.struct_size = sizeof args;
-    args.batch = batch;
-    args.n_q = problem.n_q;
-    args.n_kv = n_kv;
-    args.num_heads = problem.num_heads;
-    args.num_kv_heads = heads;
-    args.head_dim = problem.head_dim;
-    args.head_dim_v = problem.head_dim_v;
-    args.q = problem.q.data();
-    args.k_type = k_type;
-    args.v_type = v_type;
-    args.k = problem.k.data();
-    args.v = problem.v.data();
-    if (k_type != MHA_TYPE_F32) {
-      args.k = k.data();
-      if (heads_outside) {
-        args.k_row_stride = problem.head_dim;
-        args.k_head_stride = n_kv * problem.head_dim;
-        args.k_batch_stride = heads * n_kv * problem.head_dim;
-      }
-    }
-    if (v_type != MHA_TYPE_F32) {
-      args.v = v.data();
-      if (heads_outside) {
-        args.v_row_stride = problem.head_dim_v;
-        args.v_head_stride = n_kv * problem.head_dim_v;
-        args.v_batch_stride = heads * n_kv * problem.head_dim_v;
-      }
-    }
-    mha_rope rope;
-    SetRules(problem, &rope, &args);
-    const support::Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 3)), support::RunBackwards);
-    if (random.Chance(0.5)) args.scheduler = scheduler.get();
-    args.instruction_set = instruction_set();
-    Outputs outputs;
-    ResizeOutputs(problem, n_kv, support::kAskScores | support::kAskWeights | support::kAskLse, &outputs);
-    outputs.y.assign(static_cast<size_t>(batch * problem.n_q * problem.num_heads * problem.head_dim_v), support::Unwritten());
-    const mha_taps taps = TapsInto(&outputs);
-    args.taps = &taps;
-    args.attention_weights = outputs.attention_weights.data();
-    args.lse = outputs.lse.data();
-    args.output = outputs.y.data();
-    mha_error error = {};
-    size_t bytes = 0;
-    EXPECT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
-    support::Workspace workspace(bytes, 0xff, 3);
-    EXPECT_EQ(mha_attention(&args, workspace.data(), bytes, &error), MHA_OK) << error.message;
+    const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 3)), RunBackwards);
+    AttentionCall call;
+    call.instruction_set = instruction_set();
+    if (random.Chance(0.5)) call.scheduler = scheduler.get();
+    if (heads_outside && k_type != MHA_TYPE_F32) call.k = kHeadsOutside;
+    if (heads_outside && v_type != MHA_TYPE_F32) call.v = kHeadsOutside;
+    AttentionData data(problem, call);
+    data.args.k_type = k_type;
+    data.args.v_type = v_type;
+    if (k_type != MHA_TYPE_F32) data.args.k = k.data();
+    if (v_type != MHA_TYPE_F32) data.args.v = v.data();
+    const Outputs outputs = data.Compute(0xff, Place::kAnywhere, 3);
     EXPECT_TRUE(SameBits(outputs, Specify(problem)))
         << "case " << n << " types " << k_type << "/" << v_type << (heads_outside ? " heads outside " : " ") << Describe(problem);
   }

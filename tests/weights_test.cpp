@@ -14,32 +14,18 @@
 #include <string>
 #include <vector>
 
+#include "interface_support.h"
 #include "oracle/oracle.h"
 #include "spec/spec.h"
-#include "support/aligned.h"
+#include "support/fixtures.h"
 #include "support/instruction_sets.h"
-#include "support/layer.h"
-#include "support/outputs.h"
-#include "support/random.h"
+#include "support/same_bits.h"
 #include "support/schedulers.h"
+#include "support/specify.h"
 
 namespace {
 
-using support::Converted;
-using support::Describe;
-using support::Forward;
-using support::FromBits;
-using support::Layer;
-using support::LayerCall;
-using support::LayerForm;
-using support::LayerProblem;
-using support::MakeLayer;
-using support::Random;
-using support::SameBits;
-using support::Scheduler;
-using support::Specify;
-using support::Stored;
-using support::WeightForm;
+using namespace support;  // NOLINT: this file is about nothing else
 
 constexpr Stored kTypes[] = {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4};
 const char *const kNames[] = {"f32", "f16", "bf16", "int8", "int4"};
@@ -62,16 +48,20 @@ LayerProblem RandomProblem(Random *random, int64_t n, int64_t dim, int64_t heads
   return problem;
 }
 
+LayerForm FormOf(Stored stored, uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO) {
+  LayerForm form;
+  form.instruction_set = instruction_set;
+  form.weight_type = stored;
+  return form;
+}
+
 // ---- The bits
 
-class StoredWeights : public support::InstructionSetTest {
+class StoredWeights : public InstructionSetTest {
  protected:
   void ExpectTheSpecificationForEveryType(const LayerProblem &problem) const {
     for (const Stored stored : kTypes) {
-      LayerForm form;
-      form.instruction_set = instruction_set();
-      form.weight_type = stored;
-      const Layer layer = MakeLayer(problem, form);
+      const Layer layer = MakeLayer(problem, FormOf(stored, instruction_set()));
       ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(Converted(problem, stored))))
           << NameOf(stored) << " " << Describe(problem);
     }
@@ -111,10 +101,7 @@ TEST_P(StoredWeights, OfLargeMatricesGiveTheBitsOfTheSpecification) {
   Random random(3);
   LayerProblem problem = RandomProblem(&random, 2, 2049, 10, 1, 103, 5, 7);
   for (const Stored stored : kTypes) {
-    LayerForm form;
-    form.instruction_set = instruction_set();
-    form.weight_type = stored;
-    const Layer layer = MakeLayer(problem, form);
+    const Layer layer = MakeLayer(problem, FormOf(stored, instruction_set()));
     EXPECT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(Converted(problem, stored)))) << NameOf(stored);
     const LayerProblem row = Slice(problem, 0, 0, 1, 1);
     EXPECT_TRUE(SameBits(Forward(layer.get(), row, {}), Specify(Converted(row, stored)))) << NameOf(stored) << ", 1 row";
@@ -128,17 +115,14 @@ TEST_P(StoredWeights, GiveTheSameBitsForManyRowsAndThreads) {
     problem.batch = n == 300 ? 1 : 2;
     problem.query = random.Normals(problem.batch * n * problem.query_dim);
     for (const Stored stored : kTypes) {
-      LayerForm form;
-      form.instruction_set = instruction_set();
-      form.weight_type = stored;
-      const Layer layer = MakeLayer(problem, form);
-      const support::Outputs expected = Specify(Converted(problem, stored));
+      const Layer layer = MakeLayer(problem, FormOf(stored, instruction_set()));
+      const Outputs expected = Specify(Converted(problem, stored));
       for (const uint32_t threads : {1u, 3u}) {
-        const Scheduler scheduler(threads, support::RunBackwards);
+        const Scheduler scheduler(threads, RunBackwards);
         LayerCall call;
         call.scheduler = scheduler.get();
-        call.asked = threads == 1 ? 0u : support::kAskAll;  // without taps, results go straight to their rows
-        const support::Outputs outputs = Forward(layer.get(), problem, call);
+        call.asked = threads == 1 ? 0u : kAskAll;  // without taps, results go straight to their rows
+        const Outputs outputs = Forward(layer.get(), problem, call);
         ASSERT_EQ(std::memcmp(outputs.y.data(), expected.y.data(), expected.y.size() * sizeof(float)), 0)
             << NameOf(stored) << " " << threads << " threads " << Describe(problem);
       }
@@ -150,13 +134,11 @@ TEST_P(StoredWeights, GiveTheSameBitsHoweverTheyLieInMemory) {
   Random random(3);
   LayerProblem problem = RandomProblem(&random, 5, 67, 3, 1, 20, 20, 50);
   for (const Stored stored : kTypes) {
-    const support::Outputs expected = Specify(Converted(problem, stored));
+    const Outputs expected = Specify(Converted(problem, stored));
     for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused, WeightForm::kPerHead}) {
       for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
         for (const int64_t gap : {0, 3}) {
-          LayerForm form;
-          form.instruction_set = instruction_set();
-          form.weight_type = stored;
+          LayerForm form = FormOf(stored, instruction_set());
           form.form = weight_form;
           form.layout = layout;
           form.row_gap = gap;
@@ -185,27 +167,13 @@ TEST_P(StoredWeights, HoldEveryKindOfNumber) {
       }
     }
     for (const Stored stored : kTypes) {
-      LayerForm form;
-      form.instruction_set = instruction_set();
-      form.weight_type = stored;
-      const Layer layer = MakeLayer(problem, form);
+      const Layer layer = MakeLayer(problem, FormOf(stored, instruction_set()));
       ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(Converted(problem, stored)))) << NameOf(stored) << " " << round;
     }
   }
 }
 
 // ---- Weights that are not floats when they are given
-
-struct Given {
-  mha_layer_config config = {};
-  mha_layer_weights weights = {};
-  std::vector<std::vector<unsigned char>> arrays;
-
-  const void *Keep(std::vector<unsigned char> bytes) {
-    arrays.push_back(std::move(bytes));
-    return arrays.back().data();
-  }
-};
 
 template <class Number>
 std::vector<unsigned char> Bytes(const std::vector<Number> &numbers) {
@@ -281,13 +249,10 @@ void Beside(std::vector<float> *all, int64_t rows, const std::vector<const std::
 }
 
 // A problem whose matrices are of its type already, to be given as they are.
-Given GivenAs(const LayerProblem &problem, uint32_t layout, bool is_fused, int64_t gap) {
-  Given given;
-  given.arrays.reserve(16);
-  given.config = ConfigOf(problem, false);
+LayerData GivenAs(const LayerProblem &problem, uint32_t layout, bool is_fused, int64_t gap) {
+  LayerData given(problem, Place::kAnywhere);
   given.config.weight_type = static_cast<uint32_t>(problem.stored);
   mha_layer_weights &weights = given.weights;
-  weights.struct_size = sizeof weights;
   weights.layout = layout;
   weights.type = static_cast<uint32_t>(problem.stored);
   const auto stride_of = [&](int64_t in, int64_t out) -> int64_t {
@@ -295,11 +260,15 @@ Given GivenAs(const LayerProblem &problem, uint32_t layout, bool is_fused, int64
     if (gap == 0) return 0;
     return (problem.stored == Stored::kInt4 ? (width + 1) / 2 * 2 : width) + gap;
   };
-  const auto keep = [&](const std::vector<float> &w, const std::vector<float> &s, int64_t in, int64_t out, const void **matrix,
+  const auto keep = [&](const std::vector<unsigned char> &bytes) {
+    given.arrays.push_back(CopyOf(bytes, Place::kAnywhere));
+    return given.arrays.back().data();
+  };
+  const auto give = [&](const std::vector<float> &w, const std::vector<float> &s, int64_t in, int64_t out, const void **matrix,
                         const float **scales, int64_t *stride) {
-    *matrix = given.Keep(InMemory(problem.stored, w, in, out, layout, gap));
+    *matrix = keep(InMemory(problem.stored, w, in, out, layout, gap));
     *stride = stride_of(in, out);
-    if (!s.empty()) *scales = reinterpret_cast<const float *>(given.Keep(ScalesInMemory(problem.stored, s, out)));
+    if (!s.empty()) *scales = reinterpret_cast<const float *>(keep(ScalesInMemory(problem.stored, s, out)));
   };
   const int64_t dim = problem.query_dim;
   if (is_fused) {
@@ -308,34 +277,20 @@ Given GivenAs(const LayerProblem &problem, uint32_t layout, bool is_fused, int64
     if (!problem.s_q.empty()) {
       Beside(&s, static_cast<int64_t>(problem.s_q.size()) / problem.q_width(), {&problem.s_q, &problem.s_k, &problem.s_v});
     }
-    keep(w, s, dim, problem.q_width() + problem.k_width() + problem.v_width(), &weights.w_qkv, &weights.w_qkv_scales,
+    weights.w_q = weights.w_k = weights.w_v = nullptr;
+    give(w, s, dim, problem.q_width() + problem.k_width() + problem.v_width(), &weights.w_qkv, &weights.w_qkv_scales,
          &weights.w_qkv_stride);
   } else {
-    keep(problem.w_q, problem.s_q, dim, problem.q_width(), &weights.w_q, &weights.w_q_scales, &weights.w_q_stride);
-    keep(problem.w_k, problem.s_k, problem.key_dim, problem.k_width(), &weights.w_k, &weights.w_k_scales, &weights.w_k_stride);
-    keep(problem.w_v, problem.s_v, problem.value_dim, problem.v_width(), &weights.w_v, &weights.w_v_scales, &weights.w_v_stride);
+    give(problem.w_q, problem.s_q, dim, problem.q_width(), &weights.w_q, &weights.w_q_scales, &weights.w_q_stride);
+    give(problem.w_k, problem.s_k, problem.key_dim, problem.k_width(), &weights.w_k, &weights.w_k_scales, &weights.w_k_stride);
+    give(problem.w_v, problem.s_v, problem.value_dim, problem.v_width(), &weights.w_v, &weights.w_v_scales, &weights.w_v_stride);
   }
-  keep(problem.w_o, problem.s_o, problem.merged_width(), problem.output_dim, &weights.w_o, &weights.w_o_scales, &weights.w_o_stride);
-  const auto bias = [&](const std::vector<float> &b) {
-    return b.empty() ? nullptr : reinterpret_cast<const float *>(given.Keep(Bytes(b)));
-  };
-  weights.b_q = bias(problem.b_q);
-  weights.b_k = bias(problem.b_k);
-  weights.b_v = bias(problem.b_v);
-  weights.b_o = bias(problem.b_o);
+  give(problem.w_o, problem.s_o, problem.merged_width(), problem.output_dim, &weights.w_o, &weights.w_o_scales, &weights.w_o_stride);
   return given;
 }
 
-Layer MakeLayer(Given *given, uint32_t instruction_set) {
-  mha_layer_options options = {};
-  options.struct_size = sizeof options;
-  options.instruction_set = instruction_set;
-  mha_layer *layer = nullptr;
-  mha_error error = {};
-  EXPECT_EQ(mha_layer_create(&given->config, &given->weights, &options, &layer, &error), MHA_OK) << error.message;
-  for (std::vector<unsigned char> &array : given->arrays) std::fill(array.begin(), array.end(), 0xa5);
-  return Layer(layer);
-}
+// The problem given as floats, to be kept as `stored`.
+LayerData GivenAsFloats(const LayerProblem &problem, Stored stored) { return LayerData(problem, Place::kAnywhere, FormOf(stored)); }
 
 TEST_P(StoredWeights, AreTakenAsTheyAreGiven) {
   Random random(5);
@@ -348,13 +303,12 @@ TEST_P(StoredWeights, AreTakenAsTheyAreGiven) {
       if (!converted.s_k.empty()) converted.s_k[1] = -3.0f * converted.s_k[1];
       const float scales[] = {std::numeric_limits<float>::infinity(), FromBits(0xffd23456u), FromBits(0x7f812345u), 0x1p-140f, -0.0f};
       for (size_t i = 0; i < 5 && !converted.s_o.empty(); i++) converted.s_o[9 * i] = scales[i];
-      const support::Outputs expected = Specify(converted);
+      const Outputs expected = Specify(converted);
       for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
         if (stored == Stored::kInt4 && layout == MHA_LAYOUT_IN_OUT) continue;
         for (const bool is_fused : {false, true}) {
           for (const int64_t gap : {0, 6}) {
-            Given given = GivenAs(converted, layout, is_fused, gap);
-            const Layer layer = MakeLayer(&given, instruction_set());
+            const Layer layer = MakeLayer(GivenAs(converted, layout, is_fused, gap), instruction_set());
             ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), expected))
                 << NameOf(stored) << " layout " << layout << (is_fused ? " fused" : "") << " gap " << gap << " dim " << dim;
           }
@@ -370,9 +324,9 @@ TEST_P(StoredWeights, AreConvertedFrom16BitsToEveryType) {
   for (const Stored from : {Stored::kF16, Stored::kBf16}) {
     const LayerProblem narrow = Converted(problem, from);
     for (const Stored to : kTypes) {
-      Given given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0);
+      LayerData given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0);
       given.config.weight_type = static_cast<uint32_t>(to);
-      const Layer layer = MakeLayer(&given, instruction_set());
+      const Layer layer = MakeLayer(std::move(given), instruction_set());
       ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(Converted(narrow, to)))) << NameOf(from) << " to " << NameOf(to);
     }
   }
@@ -382,69 +336,30 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(StoredWeights);
 
 // ---- The packed format
 
-struct Packed {
-  support::Aligned bytes;
-  size_t size = 0;
-};
-
-Packed Pack(const Given &given, unsigned char fill) {
-  Packed packed;
-  mha_error error = {};
-  EXPECT_EQ(mha_layer_pack_size(&given.config, &given.weights, nullptr, &packed.size, &error), MHA_OK) << error.message;
-  packed.bytes = support::NewAligned(packed.size);
-  std::memset(packed.bytes.get(), fill, packed.size);
-  EXPECT_EQ(mha_layer_pack(&given.config, &given.weights, nullptr, packed.bytes.get(), packed.size, &error), MHA_OK) << error.message;
-  return packed;
-}
-
-// The problem given as floats, to be kept as `stored`.
-Given GivenAsFloats(const LayerProblem &problem, Stored stored) {
-  Given given;
-  given.config = ConfigOf(problem, false);
-  given.config.weight_type = static_cast<uint32_t>(stored);
-  given.weights.struct_size = sizeof given.weights;
-  given.weights.w_q = problem.w_q.data();
-  given.weights.w_k = problem.w_k.data();
-  given.weights.w_v = problem.w_v.data();
-  given.weights.w_o = problem.w_o.empty() ? nullptr : problem.w_o.data();
-  const auto pointer = [](const std::vector<float> &x) { return x.empty() ? nullptr : x.data(); };
-  given.weights.b_q = pointer(problem.b_q);
-  given.weights.b_k = pointer(problem.b_k);
-  given.weights.b_v = pointer(problem.b_v);
-  given.weights.b_o = pointer(problem.b_o);
-  return given;
-}
-
 TEST(PackedWeights, AreALayerWithoutACopyForEveryType) {
   Random random(11);
   LayerProblem problem = RandomProblem(&random, 3, 99, 3, 1, 21, 20, 50);
   for (const Stored stored : kTypes) {
-    const Given given = GivenAsFloats(problem, stored);
-    const Packed packed = Pack(given, 0x11), again = Pack(given, 0xee);
-    EXPECT_EQ(std::memcmp(packed.bytes.get(), again.bytes.get(), packed.size), 0) << NameOf(stored) << ": bytes that nobody wrote";
-    EXPECT_EQ(packed.size % 64, 0u);
-    EXPECT_EQ(mha_layer_verify(packed.bytes.get(), packed.size, nullptr), MHA_OK) << NameOf(stored);
-    std::vector<unsigned char> storage(mha_layer_view_size());
-    const mha_layer *view = nullptr;
-    mha_error error = {};
-    ASSERT_EQ(mha_layer_view(packed.bytes.get(), packed.size, nullptr, storage.data(), storage.size(), &view, &error), MHA_OK)
-        << error.message;
-    EXPECT_TRUE(SameBits(Forward(view, problem, {}), Specify(Converted(problem, stored)))) << NameOf(stored);
+    const LayerData given = GivenAsFloats(problem, stored);
+    const Memory packed = given.Pack(nullptr, 0x11), again = given.Pack(nullptr, 0xee);
+    EXPECT_EQ(packed.Bytes(), again.Bytes()) << NameOf(stored) << ": bytes that nobody wrote";
+    EXPECT_EQ(packed.size() % 64, 0u);
+    EXPECT_EQ(mha_layer_verify(packed.data(), packed.size(), nullptr), MHA_OK) << NameOf(stored);
+    const View view(packed);
+    ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+    EXPECT_TRUE(SameBits(Forward(view.layer, problem, {}), Specify(Converted(problem, stored)))) << NameOf(stored);
 
-    mha_layer_config shape = {};
-    shape.struct_size = sizeof shape;
-    ASSERT_EQ(mha_layer_shape(view, &shape, nullptr), MHA_OK);
+    mha_layer_config shape = Zeroed<mha_layer_config>();
+    ASSERT_EQ(mha_layer_shape(view.layer, &shape, nullptr), MHA_OK);
     EXPECT_EQ(shape.weight_type, static_cast<uint32_t>(stored));
 
-    mha_forward_args args = {};
-    args.struct_size = sizeof args;
+    mha_forward_args args = Zeroed<mha_forward_args>();
     args.batch = 1;
     args.n_q = 3;
-    mha_call_info info = {};
-    info.struct_size = sizeof info;
-    ASSERT_EQ(mha_info(view, &args, &info, &error), MHA_OK) << error.message;
-    EXPECT_EQ(info.packed_bytes, packed.size);
-    EXPECT_EQ(info.bytes, packed.size + sizeof(float) * 3 * (99 + 50)) << "what is read is what is packed";
+    mha_call_info info = Zeroed<mha_call_info>();
+    ASSERT_EQ(mha_info(view.layer, &args, &info, nullptr), MHA_OK);
+    EXPECT_EQ(info.packed_bytes, packed.size());
+    EXPECT_EQ(info.bytes, packed.size() + sizeof(float) * 3 * (99 + 50)) << "what is read is what is packed";
   }
 }
 
@@ -455,9 +370,7 @@ TEST(PackedWeights, TakeTheBytesOfTheirType) {
   const auto weights = static_cast<double>(4 * dim * dim);
   const double expected[] = {4.0, 2.0, 2.0, 1.0 + 4.0 / dim, 0.5 + 4.0 / 32.0};
   for (const Stored stored : kTypes) {
-    size_t bytes = 0;
-    const Given given = GivenAsFloats(problem, stored);
-    ASSERT_EQ(mha_layer_pack_size(&given.config, &given.weights, nullptr, &bytes, nullptr), MHA_OK);
+    const size_t bytes = GivenAsFloats(problem, stored).PackSize();
     // 1024 columns are 22 panels of 48, and there are biases and a header.
     const double ideal = expected[static_cast<uint32_t>(stored)] * weights * (22.0 * 48.0 / 1024.0);
     EXPECT_GE(static_cast<double>(bytes), ideal) << NameOf(stored);
@@ -469,20 +382,20 @@ TEST(PackedWeights, ThatAreDamagedAreFoundWhereverItIs) {
   Random random(13);
   LayerProblem problem = RandomProblem(&random, 1, 70, 2, 2, 30, 30, 60);
   for (const Stored stored : kTypes) {
-    const Packed packed = Pack(GivenAsFloats(problem, stored), 0);
-    for (int64_t at = 256; at < static_cast<int64_t>(packed.size); at += random.Between(1, 40)) {
+    const Memory packed = GivenAsFloats(problem, stored).Pack();
+    for (int64_t at = 256; at < static_cast<int64_t>(packed.size()); at += random.Between(1, 40)) {
       const auto flip = static_cast<unsigned char>(1 << random.Between(0, 7));
-      packed.bytes.get()[at] ^= flip;
-      ASSERT_EQ(mha_layer_verify(packed.bytes.get(), packed.size, nullptr), MHA_ERROR_PACKED_CHECKSUM) << NameOf(stored) << " byte " << at;
-      packed.bytes.get()[at] ^= flip;
+      packed.data()[at] ^= flip;
+      ASSERT_EQ(mha_layer_verify(packed.data(), packed.size(), nullptr), MHA_ERROR_PACKED_CHECKSUM) << NameOf(stored) << " byte " << at;
+      packed.data()[at] ^= flip;
     }
-    EXPECT_EQ(mha_layer_verify(packed.bytes.get(), packed.size, nullptr), MHA_OK) << NameOf(stored);
+    EXPECT_EQ(mha_layer_verify(packed.data(), packed.size(), nullptr), MHA_OK) << NameOf(stored);
   }
 }
 
 // ---- What is refused
 
-void ExpectRefused(const Given &given, const mha_layer_options *options, mha_status status, uint32_t argument,
+void ExpectRefused(const LayerData &given, const mha_layer_options *options, mha_status status, uint32_t argument,
                    const std::vector<std::string> &words) {
   mha_error error = {};
   std::vector<unsigned char> buffer(1 << 20, 0x5a);
@@ -504,7 +417,7 @@ class RefusedWeights : public testing::Test {
     Random random(14);
     problem_ = RandomProblem(&random, 1, 20, 2, 1, 8, 8, 12);
   }
-  Given Coded(Stored stored) { return GivenAs(Converted(problem_, stored), MHA_LAYOUT_OUT_IN, false, 0); }
+  LayerData Coded(Stored stored) { return GivenAs(Converted(problem_, stored), MHA_LAYOUT_OUT_IN, false, 0); }
 
   LayerProblem problem_;
 };
@@ -513,28 +426,28 @@ TEST_F(RefusedWeights, ThatF16CannotHoldAreNamedAndNothingIsWritten) {
   problem_.w_k[5 * 8 + 3] = -65520.0f;
   ExpectRefused(GivenAsFloats(problem_, Stored::kF16), nullptr, MHA_ERROR_OUT_OF_RANGE, 2, {"w_k[5][3]", "-65520", "65504"});
   problem_.w_k[5 * 8 + 3] = 65519.996f;
-  Pack(GivenAsFloats(problem_, Stored::kF16), 0);  // the last one that rounds down
+  GivenAsFloats(problem_, Stored::kF16).Pack();  // the last one that rounds down
 
   problem_.w_o[7] = 1e9f;  // [in, out], of 12 columns: row 0
   ExpectRefused(GivenAsFloats(problem_, Stored::kF16), nullptr, MHA_ERROR_OUT_OF_RANGE, 2, {"w_o[0][7]", "1e+09"});
-  for (const Stored stored : {Stored::kF32, Stored::kBf16, Stored::kInt8, Stored::kInt4}) Pack(GivenAsFloats(problem_, stored), 0);
+  for (const Stored stored : {Stored::kF32, Stored::kBf16, Stored::kInt8, Stored::kInt4}) GivenAsFloats(problem_, stored).Pack();
   problem_.w_o[7] = std::numeric_limits<float>::infinity();  // is not finite to begin with
-  Pack(GivenAsFloats(problem_, Stored::kF16), 0);
+  GivenAsFloats(problem_, Stored::kF16).Pack();
 
   // bf16 has the range of float.
   problem_.w_o[7] = problem_.w_k[5 * 8 + 3] = 0.0f;
   LayerProblem narrow = Converted(problem_, Stored::kBf16);
   narrow.w_v[2 * 8 + 1] = 0x1p16f;
-  Given given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0);
+  LayerData given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0);
   given.config.weight_type = MHA_TYPE_F16;
   ExpectRefused(given, nullptr, MHA_ERROR_OUT_OF_RANGE, 2, {"w_v[1][2]", "65536"});
-  Given fused = GivenAs(narrow, MHA_LAYOUT_IN_OUT, true, 0);
+  LayerData fused = GivenAs(narrow, MHA_LAYOUT_IN_OUT, true, 0);
   fused.config.weight_type = MHA_TYPE_F16;
   ExpectRefused(fused, nullptr, MHA_ERROR_OUT_OF_RANGE, 2, {"w_qkv[2][25]"});
 }
 
 TEST_F(RefusedWeights, OfAHeadAreNamedWithIt) {
-  Given given = GivenAsFloats(problem_, Stored::kF16);
+  LayerData given = GivenAsFloats(problem_, Stored::kF16);
   std::vector<float> heads(20 * 8, 1.0f);
   heads[3 * 8 + 4] = 7e4f;
   const std::vector<float> good(20 * 8, 1.0f);
@@ -549,7 +462,7 @@ TEST_F(RefusedWeights, CodesAreNotConverted) {
   for (const Stored stored : {Stored::kInt8, Stored::kInt4}) {
     for (const Stored kept : kTypes) {
       if (kept == stored) continue;
-      Given given = Coded(stored);
+      LayerData given = Coded(stored);
       given.config.weight_type = static_cast<uint32_t>(kept);
       ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2,
                     {"weight_type", stored == Stored::kInt8 ? "MHA_TYPE_INT8" : "MHA_TYPE_INT4"});
@@ -560,7 +473,7 @@ TEST_F(RefusedWeights, CodesAreNotConverted) {
 TEST_F(RefusedWeights, CodesNeedTheirScalesAndOnlyTheyHaveSome) {
   const float scale = 1.0f;
   for (const Stored stored : {Stored::kInt8, Stored::kInt4}) {
-    Given given = Coded(stored);
+    LayerData given = Coded(stored);
     given.weights.w_v_scales = nullptr;
     ExpectRefused(given, nullptr, MHA_ERROR_NULL_POINTER, 2, {"w_v_scales"});
     given = Coded(stored);
@@ -570,13 +483,13 @@ TEST_F(RefusedWeights, CodesNeedTheirScalesAndOnlyTheyHaveSome) {
     given.weights.w_qkv_scales = &scale;
     ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"w_qkv_scales"});
   }
-  Given given = GivenAsFloats(problem_, Stored::kInt8);
+  LayerData given = GivenAsFloats(problem_, Stored::kInt8);
   given.weights.w_q_scales = &scale;
   ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"w_q_scales"});
 }
 
 TEST_F(RefusedWeights, Int4IsGivenByOutputsAndInWholeBytes) {
-  Given given = Coded(Stored::kInt4);
+  LayerData given = Coded(Stored::kInt4);
   given.weights.layout = MHA_LAYOUT_IN_OUT;
   ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"MHA_LAYOUT_OUT_IN"});
   given = Coded(Stored::kInt4);
@@ -585,7 +498,7 @@ TEST_F(RefusedWeights, Int4IsGivenByOutputsAndInWholeBytes) {
 }
 
 TEST_F(RefusedWeights, MatricesPerHeadAreFloats) {
-  Given given = GivenAsFloats(problem_, Stored::kF16);
+  LayerData given = GivenAsFloats(problem_, Stored::kF16);
   const float *const heads[] = {problem_.w_q.data(), problem_.w_q.data()};
   given.weights.w_q = given.weights.w_k = given.weights.w_v = nullptr;
   given.weights.w_q_heads = given.weights.w_k_heads = given.weights.w_v_heads = heads;
@@ -596,37 +509,18 @@ TEST_F(RefusedWeights, MatricesPerHeadAreFloats) {
 void NoSgemm(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int) {}
 
 TEST_F(RefusedWeights, ABlasMultipliesFloats) {
-  mha_layer_options options = {};
-  options.struct_size = sizeof options;
-  options.sgemm = NoSgemm;
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, NoSgemm);
   for (const Stored stored : {Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
     ExpectRefused(GivenAsFloats(problem_, stored), &options, MHA_ERROR_INVALID_VALUE, 1, {"weight_type", "sgemm"});
   }
 }
 
-// A plain matrix product, as a BLAS has it.
-void PlainSgemm(int, int, int, int m, int n, int k, float, const float *a, int lda, const float *b, int ldb, float, float *c, int ldc) {
-  for (int i = 0; i < m; i++) {
-    for (int j = 0; j < n; j++) {
-      float sum = 0.0f;
-      for (int l = 0; l < k; l++) sum += a[i * lda + l] * b[l * ldb + j];
-      c[i * ldc + j] = sum;
-    }
-  }
-}
-
 TEST_F(RefusedWeights, ButABlasTakesThoseGivenIn16Bits) {
-  mha_layer_options options = {};
-  options.struct_size = sizeof options;
-  options.sgemm = PlainSgemm;
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
   const LayerProblem narrow = Converted(problem_, Stored::kF16);
-  Given given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0), floats = GivenAsFloats(narrow, Stored::kF32);
+  LayerData given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0), floats = GivenAsFloats(narrow, Stored::kF32);
   given.config.weight_type = MHA_TYPE_F32;
-  mha_layer *layers[2] = {};
-  mha_error error = {};
-  ASSERT_EQ(mha_layer_create(&given.config, &given.weights, &options, &layers[0], &error), MHA_OK) << error.message;
-  ASSERT_EQ(mha_layer_create(&floats.config, &floats.weights, &options, &layers[1], &error), MHA_OK) << error.message;
-  const Layer narrow_layer(layers[0]), float_layer(layers[1]);
+  const Layer narrow_layer = Create(given, &options), float_layer = Create(floats, &options);
   EXPECT_TRUE(SameBits(Forward(narrow_layer.get(), problem_, {}), Forward(float_layer.get(), problem_, {})));
 }
 
@@ -668,9 +562,7 @@ TEST(Accuracy, OfEachTypeIsWhatItsRoundingAllows) {
                                                                        problem.query.data(), problem.query.data());
       std::printf("weights, width %4d, %-8s", static_cast<int>(width), has_outliers ? "outliers" : "normal");
       for (const Stored stored : kTypes) {
-        LayerForm form;
-        form.weight_type = stored;
-        const Layer layer = MakeLayer(problem, form);
+        const Layer layer = MakeLayer(problem, FormOf(stored));
         const LayerProblem converted = Converted(problem, stored);
         const std::vector<float> q = Forward(layer.get(), problem, {}).q;
         const std::vector<double> rounding = RoundingOf(problem, converted);

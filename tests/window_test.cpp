@@ -10,34 +10,24 @@
 #include <string>
 #include <vector>
 
-#include "support/attention.h"
 #include "support/attention_test.h"
+#include "support/fixtures.h"
 #include "support/instruction_sets.h"
-#include "support/layer.h"
-#include "support/outputs.h"
-#include "support/random.h"
+#include "support/same_bits.h"
 #include "support/schedulers.h"
+#include "support/specify.h"
 
 namespace {
 
-using support::Attend;
-using support::AttentionCall;
-using support::AttentionProblem;
-using support::LayerProblem;
-using support::Outputs;
-using support::Random;
-using support::SameBits;
-using support::Scheduler;
-using support::Slice;
-using support::Specify;
+using namespace support;  // NOLINT: this file is about nothing else
 
 const float kInfinity = std::numeric_limits<float>::infinity();
-const float kNaN = support::FromBits(0xffd23456u);
+const float kNaN = FromBits(0xffd23456u);
 constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
 
 const int64_t kWidths[] = {0, 1, 15, 16, 17, 255, 256, 257, 5000};
 
-class Window : public support::AttentionTest {
+class Window : public AttentionTest {
  protected:
   AttentionProblem Problem(int64_t n_q, int64_t n_kv, int64_t group = 2) const {
     Random random(static_cast<uint64_t>(1000 * n_q + n_kv));
@@ -79,7 +69,7 @@ TEST_P(Window, OfAnyWidthOverSeveralChunksOfRowsAndKeysGivesTheBitsOfTheSpecific
     problem.is_causal = left % 2 == 0;
     problem.window_left = left;
     if (left == 400) problem.window_right = 3;
-    EXPECT_TRUE(SameBits(Run(problem, support::kAskLse), Specify(problem))) << Describe(problem);
+    EXPECT_TRUE(SameBits(Run(problem, kAskLse), Specify(problem))) << Describe(problem);
   }
 }
 
@@ -167,13 +157,13 @@ TEST_P(Window, KeysOutsideEveryRowsWindowAreUnread) {
           std::fill_n(problem.k.begin() + j * problem.head_dim, problem.head_dim, value);
           std::fill_n(problem.v.begin() + j * problem.head_dim_v, problem.head_dim_v, value);
         };
-        const uint32_t asked = support::kAskLse | support::kAskWeights | support::kAskMaskedScores;
+        const uint32_t asked = kAskLse | kAskWeights | kAskMaskedScores;
         const Outputs clean = Run(problem, asked);
         for (int64_t j = 0; j < problem.n_kv; j++) {
           if (j < begin || j >= end) spoil(j, j % 2 ? kNaN : kInfinity);
         }
         EXPECT_TRUE(SameBits(Run(problem, asked), clean)) << Describe(problem);
-        EXPECT_TRUE(SameBits(Run(problem, support::kAskNothing), clean)) << Describe(problem);
+        EXPECT_TRUE(SameBits(Run(problem, kAskNothing), clean)) << Describe(problem);
         if (HasFailure()) return;
       }
     }
@@ -187,18 +177,18 @@ TEST_P(Window, ASpoiledKeyReachesTheRowsThatSeeItAlone) {
       AttentionProblem problem = Problem(530, 530, 1);
       problem.window_left = left;
       problem.window_right = right;
-      const Outputs clean = Run(problem, support::kAskNothing);
+      const Outputs clean = Run(problem, kAskNothing);
       for (const int64_t j : {0, 17, 255, 256, 400, 529}) {
         AttentionProblem spoiled = problem;
         std::fill_n(spoiled.v.begin() + j * problem.head_dim_v, problem.head_dim_v, kNaN);
-        const Outputs outputs = Run(spoiled, support::kAskNothing);
+        const Outputs outputs = Run(spoiled, kAskNothing);
         for (int64_t i = 0; i < problem.n_q; i++) {
           const bool sees = j >= i - left && j <= i + right;
-          const std::vector<float> row = support::SliceRows(outputs.y, 0, problem.n_q, problem.head_dim_v, i, 1);
+          const std::vector<float> row = SliceRows(outputs.y, 0, problem.n_q, problem.head_dim_v, i, 1);
           if (sees) {
             ASSERT_TRUE(std::isnan(row[0])) << "row " << i << " key " << j << " " << Describe(problem);
           } else {
-            ASSERT_TRUE(SameBits("y", row, support::SliceRows(clean.y, 0, problem.n_q, problem.head_dim_v, i, 1)))
+            ASSERT_TRUE(SameBits("y", row, SliceRows(clean.y, 0, problem.n_q, problem.head_dim_v, i, 1)))
                 << "row " << i << " key " << j << " " << Describe(problem);
           }
         }
@@ -241,13 +231,13 @@ TEST_P(Window, AnySchedulerGivesTheSameBits) {
     FillNormal(&random, &problem);
     problem.window_left = left;
     problem.is_causal = true;
-    const Outputs expected = Run(problem, support::kAskLse);
+    const Outputs expected = Run(problem, kAskLse);
     for (uint32_t num_threads = 1; num_threads <= 4; num_threads++) {
-      for (const auto parallel_for : {support::RunOnThreads, support::RunBackwards}) {
+      for (const auto parallel_for : {RunOnThreads, RunBackwards}) {
         const Scheduler scheduler(num_threads, parallel_for);
         AttentionCall call = PlainCall();
         call.scheduler = scheduler.get();
-        call.asked = support::kAskLse;
+        call.asked = kAskLse;
         EXPECT_TRUE(SameBits(Attend(problem, call), expected)) << num_threads << " threads";
       }
     }
@@ -266,7 +256,7 @@ TEST_P(Window, OfALayerGivesTheBitsOfTheSpecification) {
     problem.window_right = 10;
     problem.is_causal = is_causal;
     Random random(6);
-    FillNormal(&random, support::kAllBiases, true, &problem);
+    FillNormal(&random, kAllBiases, true, &problem);
     ExpectTheSpecification(problem);
   }
 }

@@ -14,9 +14,7 @@
 #include <vector>
 
 #include "oracle/oracle.h"
-#include "support/attention.h"
-#include "support/layer.h"
-#include "support/outputs.h"
+#include "support/fixtures.h"
 
 namespace support {
 

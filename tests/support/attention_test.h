@@ -6,10 +6,10 @@
 
 #include <cstdint>
 
-#include "support/attention.h"
+#include "support/fixtures.h"
 #include "support/instruction_sets.h"
-#include "support/layer.h"
-#include "support/outputs.h"
+#include "support/same_bits.h"
+#include "support/specify.h"
 
 namespace support {
 
@@ -41,7 +41,7 @@ class AttentionTest : public InstructionSetTest {
 
   void ExpectTheSpecification(const LayerProblem &problem) const {
     const Layer layer = Make(problem);
-    EXPECT_TRUE(SameBits(Forward(layer.get(), problem, LayerCall()), Specify(problem))) << Describe(problem);
+    EXPECT_TRUE(SameBits(Forward(layer.get(), problem), Specify(problem))) << Describe(problem);
   }
 };
 

@@ -1,8 +1,7 @@
-// Whole layers, computed by the library in any way that it offers and by the specification.
+// Layers: problems that consist of a layer and the inputs of a call, and how the library is given the weights.
 #ifndef MHA_TESTS_SUPPORT_LAYER_H
 #define MHA_TESTS_SUPPORT_LAYER_H
 
-#include <gtest/gtest.h>
 #include <mha.h>
 
 #include <algorithm>
@@ -14,12 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "spec/spec.h"
 #include "support/attention.h"
-#include "support/outputs.h"
+#include "support/memory.h"
 #include "support/random.h"
 #include "support/shapes.h"
-#include "support/strided.h"
+#include "support/structs.h"
 
 namespace support {
 
@@ -68,25 +66,14 @@ inline LayerWeights WeightsOf(const LayerProblem &problem) {
           pointer(problem.s_k), pointer(problem.s_v), pointer(problem.s_o)};
 }
 
-// The problem with its matrices as a layer keeps them that converts them to `stored`.
-inline LayerProblem Converted(const LayerProblem &problem, Stored stored, const spec::Functions &functions = spec::Fastest()) {
-  LayerProblem converted = problem;
-  converted.stored = stored;
-  const auto store = [&](const std::vector<float> &w, int64_t in, int64_t out, std::vector<float> *numbers, std::vector<float> *scales) {
-    if (w.empty()) return;
-    if (stored == Stored::kInt8) scales->resize(out);
-    if (stored == Stored::kInt4) scales->resize((in + 31) / 32 * out);
-    functions.store_weights(stored, w.data(), in, out, numbers->data(), scales->data());
-  };
-  store(problem.w_q, problem.query_dim, problem.q_width(), &converted.w_q, &converted.s_q);
-  store(problem.w_k, problem.key_dim, problem.k_width(), &converted.w_k, &converted.s_k);
-  store(problem.w_v, problem.value_dim, problem.v_width(), &converted.w_v, &converted.s_v);
-  store(problem.w_o, problem.merged_width(), problem.output_dim, &converted.w_o, &converted.s_o);
-  return converted;
-}
-
 // Which biases a layer has.
 inline constexpr uint32_t kBiasQ = 1, kBiasK = 2, kBiasV = 4, kBiasO = 8, kNoBiases = 0, kAllBiases = 15;
+
+inline void FillInputs(Random *random, LayerProblem *problem) {
+  problem->query = random->Normals(problem->batch * problem->n_q * problem->query_dim);
+  if (problem->has_key) problem->key = random->Normals(problem->batch * problem->n_kv * problem->key_dim);
+  if (problem->has_value) problem->value = random->Normals(problem->batch * problem->n_kv * problem->value_dim);
+}
 
 // Weights and inputs such that q, k, v and y are about as large as the inputs.
 inline void FillNormal(Random *random, uint32_t biases, bool has_w_o, LayerProblem *problem) {
@@ -99,9 +86,14 @@ inline void FillNormal(Random *random, uint32_t biases, bool has_w_o, LayerProbl
   if (biases & kBiasV) problem->b_v = random->Normals(problem->v_width());
   if (has_w_o) problem->w_o = weights(problem->merged_width(), problem->output_dim);
   if (has_w_o && (biases & kBiasO)) problem->b_o = random->Normals(problem->output_dim);
-  problem->query = random->Normals(problem->batch * problem->n_q * problem->query_dim);
-  if (problem->has_key) problem->key = random->Normals(problem->batch * problem->n_kv * problem->key_dim);
-  if (problem->has_value) problem->value = random->Normals(problem->batch * problem->n_kv * problem->value_dim);
+  FillInputs(random, problem);
+}
+
+// A problem of these sizes.
+inline LayerProblem NormalLayer(LayerProblem problem, uint64_t seed = 1, uint32_t biases = kAllBiases, bool has_w_o = true) {
+  Random random(seed);
+  FillNormal(&random, biases, has_w_o, &problem);
+  return problem;
 }
 
 // Sequence b's query rows first .. first + n_q with its first n_kv key and value rows, as inputs of their own.
@@ -149,11 +141,6 @@ inline std::string Describe(const LayerForm &form) {
   return text.str();
 }
 
-struct DestroyLayer {
-  void operator()(mha_layer *layer) const { mha_layer_destroy(layer); }
-};
-using Layer = std::unique_ptr<mha_layer, DestroyLayer>;
-
 // Columns first .. first + width of w [rows, columns], as they lie in memory in some form.
 inline std::vector<float> StoreMatrix(const LayerForm &form, const std::vector<float> &w, int64_t rows, int64_t columns, int64_t first,
                                       int64_t width) {
@@ -167,9 +154,8 @@ inline std::vector<float> StoreMatrix(const LayerForm &form, const std::vector<f
   return stored;
 }
 
-inline mha_layer_config ConfigOf(const LayerProblem &problem, bool use_defaults) {
-  mha_layer_config config = {};
-  config.struct_size = sizeof config;
+inline mha_layer_config ConfigOf(const LayerProblem &problem, bool use_defaults = false) {
+  mha_layer_config config = Zeroed<mha_layer_config>();
   config.query_dim = problem.query_dim;
   config.num_heads = problem.num_heads;
   config.scale = problem.scale;
@@ -189,181 +175,144 @@ inline mha_layer_config ConfigOf(const LayerProblem &problem, bool use_defaults)
   return config;
 }
 
-// The arrays are overwritten as soon as the layer is made: it must have its own copy.
-inline Layer MakeLayer(const LayerProblem &problem, const LayerForm &form) {
-  mha_layer_config config = ConfigOf(problem, form.use_defaults);
-  config.weight_type = static_cast<uint32_t>(form.weight_type);
-  std::vector<std::vector<float>> stored;
-  stored.reserve(3 * problem.num_heads + 8);
-  const auto store = [&](std::vector<float> values) {
-    stored.push_back(std::move(values));
-    return stored.back().data();
-  };
-  const auto store_bias = [&](const std::vector<float> &bias) -> const float * { return bias.empty() ? nullptr : store(bias); };
-  const auto stride_of = [&](int64_t rows, int64_t columns) {
-    return form.row_gap == 0 ? 0 : (form.layout == MHA_LAYOUT_IN_OUT ? columns : rows) + form.row_gap;
-  };
-  std::vector<const float *> w_q_heads, w_k_heads, w_v_heads;
+inline mha_layer_options Options(uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO, mha_sgemm sgemm = nullptr,
+                                 const mha_allocator *allocator = nullptr) {
+  mha_layer_options options = Zeroed<mha_layer_options>();
+  options.instruction_set = instruction_set;
+  options.sgemm = sgemm;
+  options.allocator = allocator;
+  return options;
+}
 
-  mha_layer_weights weights = {};
-  weights.struct_size = sizeof weights;
-  weights.layout = form.layout;
-  if (form.form == WeightForm::kThreeMatrices) {
-    weights.w_q = store(StoreMatrix(form, problem.w_q, problem.query_dim, problem.q_width(), 0, problem.q_width()));
-    weights.w_k = store(StoreMatrix(form, problem.w_k, problem.key_dim, problem.k_width(), 0, problem.k_width()));
-    weights.w_v = store(StoreMatrix(form, problem.w_v, problem.value_dim, problem.v_width(), 0, problem.v_width()));
-    weights.w_q_stride = stride_of(problem.query_dim, problem.q_width());
-    weights.w_k_stride = stride_of(problem.key_dim, problem.k_width());
-    weights.w_v_stride = stride_of(problem.value_dim, problem.v_width());
-  } else if (form.form == WeightForm::kFused) {
-    const int64_t width = problem.q_width() + problem.k_width() + problem.v_width();
-    std::vector<float> fused;
-    for (int64_t r = 0; r < problem.query_dim; r++) {
-      const auto append_row = [&](const std::vector<float> &w, int64_t columns) {
-        fused.insert(fused.end(), w.begin() + r * columns, w.begin() + (r + 1) * columns);
+// The structs that give a problem's layer to the library, and the arrays that they point at, each in memory of its own.
+struct LayerData {
+  explicit LayerData(const LayerProblem &problem, Place place = Place::kBeforeGuard, const LayerForm &form = {})
+      : config(ConfigOf(problem, form.use_defaults)), weights(Zeroed<mha_layer_weights>()) {
+    config.weight_type = static_cast<uint32_t>(form.weight_type);
+    const auto keep = [&](const std::vector<float> &values) {
+      arrays.push_back(CopyOf(values, place));
+      return arrays.back().floats();
+    };
+    const auto keep_bias = [&](const std::vector<float> &bias) -> const float * { return bias.empty() ? nullptr : keep(bias); };
+    const auto stride_of = [&](int64_t rows, int64_t columns) {
+      return form.row_gap == 0 ? 0 : (form.layout == MHA_LAYOUT_IN_OUT ? columns : rows) + form.row_gap;
+    };
+    weights.layout = form.layout;
+    if (form.form == WeightForm::kThreeMatrices) {
+      weights.w_q = keep(StoreMatrix(form, problem.w_q, problem.query_dim, problem.q_width(), 0, problem.q_width()));
+      weights.w_k = keep(StoreMatrix(form, problem.w_k, problem.key_dim, problem.k_width(), 0, problem.k_width()));
+      weights.w_v = keep(StoreMatrix(form, problem.w_v, problem.value_dim, problem.v_width(), 0, problem.v_width()));
+      weights.w_q_stride = stride_of(problem.query_dim, problem.q_width());
+      weights.w_k_stride = stride_of(problem.key_dim, problem.k_width());
+      weights.w_v_stride = stride_of(problem.value_dim, problem.v_width());
+    } else if (form.form == WeightForm::kFused) {
+      const int64_t width = problem.q_width() + problem.k_width() + problem.v_width();
+      std::vector<float> fused;
+      for (int64_t r = 0; r < problem.query_dim; r++) {
+        const auto append_row = [&](const std::vector<float> &w, int64_t columns) {
+          fused.insert(fused.end(), w.begin() + r * columns, w.begin() + (r + 1) * columns);
+        };
+        append_row(problem.w_q, problem.q_width());
+        append_row(problem.w_k, problem.k_width());
+        append_row(problem.w_v, problem.v_width());
+      }
+      weights.w_qkv = keep(StoreMatrix(form, fused, problem.query_dim, width, 0, width));
+      weights.w_qkv_stride = stride_of(problem.query_dim, width);
+    } else {
+      const auto keep_heads = [&](const std::vector<float> &w, int64_t rows, int64_t count, int64_t width,
+                                  std::vector<const float *> *heads) {
+        for (int64_t h = 0; h < count; h++) heads->push_back(keep(StoreMatrix(form, w, rows, count * width, h * width, width)));
+        return heads->data();
       };
-      append_row(problem.w_q, problem.q_width());
-      append_row(problem.w_k, problem.k_width());
-      append_row(problem.w_v, problem.v_width());
+      weights.w_q_heads = keep_heads(problem.w_q, problem.query_dim, problem.num_heads, problem.head_dim, &q_heads);
+      weights.w_k_heads = keep_heads(problem.w_k, problem.key_dim, problem.num_kv_heads, problem.head_dim, &k_heads);
+      weights.w_v_heads = keep_heads(problem.w_v, problem.value_dim, problem.num_kv_heads, problem.head_dim_v, &v_heads);
+      weights.w_q_stride = stride_of(problem.query_dim, problem.head_dim);
+      weights.w_k_stride = stride_of(problem.key_dim, problem.head_dim);
+      weights.w_v_stride = stride_of(problem.value_dim, problem.head_dim_v);
     }
-    weights.w_qkv = store(StoreMatrix(form, fused, problem.query_dim, width, 0, width));
-    weights.w_qkv_stride = stride_of(problem.query_dim, width);
-  } else {
-    for (int64_t h = 0; h < problem.num_heads; h++) {
-      w_q_heads.push_back(
-          store(StoreMatrix(form, problem.w_q, problem.query_dim, problem.q_width(), h * problem.head_dim, problem.head_dim)));
+    if (form.fused_biases && !problem.b_q.empty()) {
+      std::vector<float> fused = problem.b_q;
+      fused.insert(fused.end(), problem.b_k.begin(), problem.b_k.end());
+      fused.insert(fused.end(), problem.b_v.begin(), problem.b_v.end());
+      weights.b_qkv = keep(fused);
+    } else {
+      weights.b_q = keep_bias(problem.b_q);
+      weights.b_k = keep_bias(problem.b_k);
+      weights.b_v = keep_bias(problem.b_v);
     }
-    for (int64_t h = 0; h < problem.num_kv_heads; h++) {
-      w_k_heads.push_back(
-          store(StoreMatrix(form, problem.w_k, problem.key_dim, problem.k_width(), h * problem.head_dim, problem.head_dim)));
-      w_v_heads.push_back(
-          store(StoreMatrix(form, problem.w_v, problem.value_dim, problem.v_width(), h * problem.head_dim_v, problem.head_dim_v)));
+    if (!problem.w_o.empty()) {
+      weights.w_o = keep(StoreMatrix(form, problem.w_o, problem.merged_width(), problem.output_dim, 0, problem.output_dim));
+      weights.w_o_stride = stride_of(problem.merged_width(), problem.output_dim);
+      weights.b_o = keep_bias(problem.b_o);
     }
-    weights.w_q_heads = w_q_heads.data();
-    weights.w_k_heads = w_k_heads.data();
-    weights.w_v_heads = w_v_heads.data();
-    weights.w_q_stride = stride_of(problem.query_dim, problem.head_dim);
-    weights.w_k_stride = stride_of(problem.key_dim, problem.head_dim);
-    weights.w_v_stride = stride_of(problem.value_dim, problem.head_dim_v);
-  }
-  if (form.fused_biases && !problem.b_q.empty()) {
-    std::vector<float> fused = problem.b_q;
-    fused.insert(fused.end(), problem.b_k.begin(), problem.b_k.end());
-    fused.insert(fused.end(), problem.b_v.begin(), problem.b_v.end());
-    weights.b_qkv = store(fused);
-  } else {
-    weights.b_q = store_bias(problem.b_q);
-    weights.b_k = store_bias(problem.b_k);
-    weights.b_v = store_bias(problem.b_v);
-  }
-  if (!problem.w_o.empty()) {
-    weights.w_o = store(StoreMatrix(form, problem.w_o, problem.merged_width(), problem.output_dim, 0, problem.output_dim));
-    weights.w_o_stride = stride_of(problem.merged_width(), problem.output_dim);
-    weights.b_o = store_bias(problem.b_o);
   }
 
-  mha_layer_options options = {};
-  options.struct_size = sizeof options;
-  options.instruction_set = form.instruction_set;
+  size_t PackSize(const mha_layer_options *options = nullptr) const {
+    size_t bytes = 0;
+    mha_error error;
+    Check(mha_layer_pack_size(&config, &weights, options, &bytes, &error), error);
+    return bytes;
+  }
+
+  // Packed into memory of exactly the size that it needs, over bytes of a given value.
+  Memory Pack(const mha_layer_options *options = nullptr, int fill = 0xcc, Place place = Place::kBeforeGuard) const {
+    Memory buffer(PackSize(options), place, 64);
+    buffer.Fill(fill);
+    mha_error error;
+    Check(mha_layer_pack(&config, &weights, options, buffer.data(), buffer.size(), &error), error);
+    return buffer;
+  }
+
+  void Freeze() {
+    for (Memory &array : arrays) array.Freeze();
+  }
+
+  mha_layer_config config;
+  mha_layer_weights weights;
+  std::vector<const float *> q_heads, k_heads, v_heads;
+  std::vector<Memory> arrays;
+};
+
+struct DestroyLayer {
+  void operator()(mha_layer *layer) const { mha_layer_destroy(layer); }
+};
+using Layer = std::unique_ptr<mha_layer, DestroyLayer>;
+
+inline Layer Create(const LayerData &data, const mha_layer_options *options = nullptr) {
   mha_layer *layer = nullptr;
-  mha_error error = {};
-  EXPECT_EQ(mha_layer_create(&config, &weights, &options, &layer, &error), MHA_OK) << error.message;
-  for (std::vector<float> &values : stored) std::fill(values.begin(), values.end(), Unwritten());
+  mha_error error;
+  Check(mha_layer_create(&data.config, &data.weights, options, &layer, &error), error);
   return Layer(layer);
 }
 
-// ---- Running it
+inline Layer Create(const LayerData &data, uint32_t instruction_set) {
+  const mha_layer_options options = Options(instruction_set);
+  return Create(data, &options);
+}
 
-// How the library is called; none of it may change a bit of the result.
-struct LayerCall {
-  Layout query, key, value, output;
-  const mha_scheduler *scheduler = nullptr;
-  uint32_t asked = kAskAll;
-  unsigned char workspace_fill = 0xff;
-  size_t workspace_misalignment = 0;
-  CacheUse cache;
+// The arrays are overwritten as soon as the layer is made: it must have its own copy.
+inline Layer MakeLayer(LayerData data, uint32_t instruction_set) {
+  Layer layer = Create(data, instruction_set);
+  for (Memory &array : data.arrays) array.Fill(0xff);
+  return layer;
+}
+
+inline Layer MakeLayer(const LayerProblem &problem, const LayerForm &form = {}) {
+  return MakeLayer(LayerData(problem, Place::kAnywhere, form), form.instruction_set);
+}
+
+// A layer viewed in a packed buffer, its storage exactly as large as asked for.
+struct View {
+  explicit View(const Memory &buffer, const mha_layer_options *options = nullptr, Place place = Place::kBeforeGuard)
+      : storage(mha_layer_view_size(), place, 16) {
+    status = mha_layer_view(buffer.data(), buffer.size(), options, storage.data(), storage.size(), &layer, &error);
+  }
+  Memory storage;
+  const mha_layer *layer = nullptr;
+  mha_error error;
+  mha_status status;
 };
-
-inline Outputs Forward(const mha_layer *layer, const LayerProblem &problem, const LayerCall &call) {
-  Outputs outputs;
-  if (layer == nullptr) return outputs;  // MakeLayer has reported it
-  const float gap = FromBits(0x7fc0dead);
-  Strided query(call.query, problem.batch, problem.n_q, 1, problem.query_dim, gap);
-  Strided key(call.key, problem.batch, problem.n_kv, 1, problem.key_dim, gap);
-  Strided value(call.value, problem.batch, problem.n_kv, 1, problem.value_dim, gap);
-  Strided output(call.output, problem.batch, problem.n_q, 1, problem.y_width(), Unwritten());
-  query.Set(problem.query);
-  if (problem.has_key) key.Set(problem.key);
-  if (problem.has_value) value.Set(problem.value);
-  ResizeOutputs(problem, call.cache.cache ? call.cache.columns : problem.n_kv, call.asked, &outputs);
-  if (call.asked & kAskQ) outputs.q.assign(problem.batch * problem.n_q * problem.q_width(), Unwritten());
-  if (call.asked & kAskK) outputs.k.assign(problem.batch * problem.n_kv * problem.k_width(), Unwritten());
-  if (call.asked & kAskV) outputs.v.assign(problem.batch * problem.n_kv * problem.v_width(), Unwritten());
-  const mha_taps taps = TapsInto(&outputs);
-
-  mha_forward_args args = {};
-  args.struct_size = sizeof args;
-  args.batch = problem.batch;
-  args.n_q = problem.n_q;
-  args.query = query.data();
-  args.query_batch_stride = query.batch_stride();
-  args.query_row_stride = query.row_stride();
-  if (problem.has_key || problem.has_value) args.n_kv = problem.n_kv;
-  if (problem.has_key) {
-    args.key = key.data();
-    args.key_batch_stride = key.batch_stride();
-    args.key_row_stride = key.row_stride();
-  }
-  if (problem.has_value) {
-    args.value = value.data();
-    args.value_batch_stride = value.batch_stride();
-    args.value_row_stride = value.row_stride();
-  }
-  args.output = output.data();
-  args.output_batch_stride = output.batch_stride();
-  args.output_row_stride = output.row_stride();
-  mha_rope rope;
-  SetRules(problem, &rope, &args);
-  SetCache(call.cache, &args);
-  if (!problem.has_key && !problem.has_value) args.kv_lengths = nullptr;  // they are those of query
-  args.scheduler = call.scheduler;
-  args.attention_weights = PointerOrNull(outputs.attention_weights);
-  args.lse = PointerOrNull(outputs.lse);
-  args.taps = call.asked & ~(kAskWeights | kAskLse) ? &taps : nullptr;
-
-  mha_error error = {};
-  size_t bytes = 0;
-  EXPECT_EQ(mha_forward_workspace(layer, &args, &bytes, &error), MHA_OK) << error.message;
-  Workspace workspace(bytes, call.workspace_fill, call.workspace_misalignment);
-  EXPECT_EQ(mha_forward(layer, &args, workspace.data(), bytes, &error), MHA_OK) << error.message;
-  EXPECT_TRUE(output.GapsAreUntouched()) << "the call wrote between the rows of its output";
-  outputs.y = output.Get();
-  return outputs;
-}
-
-inline Outputs Specify(const LayerProblem &problem, const spec::Functions &functions = spec::Fastest()) {
-  Outputs outputs;
-  ResizeToPadding(problem, &outputs);
-  outputs.q.resize(problem.batch * problem.n_q * problem.q_width());
-  outputs.k.resize(problem.batch * problem.n_kv * problem.k_width());
-  outputs.v.resize(problem.batch * problem.n_kv * problem.v_width());
-  outputs.y.resize(problem.batch * problem.n_q * problem.y_width());
-  for (int64_t b = 0; b < problem.batch; b++) {
-    const ValidRows valid = ValidRowsOf(problem, b);
-    const int64_t q_row = b * problem.n_q + valid.q_first, kv_row = b * problem.n_kv + valid.kv_first;
-    SequenceOutputs sequence(problem, b);
-    WithRotation(problem, b, [&](const Rotation *rotation) {
-      LayerShape shape = LayerShapeOf(problem, b);
-      shape.attention.rotation = rotation;
-      functions.forward(shape, WeightsOf(problem), problem.query.data() + q_row * problem.query_dim,
-                        problem.key_input().data() + kv_row * problem.key_dim, problem.value_input().data() + kv_row * problem.value_dim,
-                        {outputs.q.data() + q_row * problem.q_width(), outputs.k.data() + kv_row * problem.k_width(),
-                         outputs.v.data() + kv_row * problem.v_width(), sequence.Pointers(), outputs.y.data() + q_row * problem.y_width()});
-    });
-    sequence.CopyTo(&outputs);
-  }
-  return outputs;
-}
 
 }  // namespace support
 

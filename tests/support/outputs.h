@@ -1,13 +1,9 @@
-// Everything that a call can hand out, and the comparison of two such sets bit by bit.
+// Everything that a call can hand out, and which of it to ask for.
 #ifndef MHA_TESTS_SUPPORT_OUTPUTS_H
 #define MHA_TESTS_SUPPORT_OUTPUTS_H
 
-#include <gtest/gtest.h>
-
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
-#include <string>
 #include <vector>
 
 namespace support {
@@ -27,25 +23,6 @@ struct Outputs {
   std::vector<float> y;
 };
 
-struct OutputField {
-  const char *name;
-  std::vector<float> Outputs::*values;
-};
-
-// In the order of computation, so that the first one reported is where it went wrong.
-inline constexpr OutputField kOutputFields[] = {
-    {"q", &Outputs::q},
-    {"k", &Outputs::k},
-    {"v", &Outputs::v},
-    {"scores", &Outputs::scores},
-    {"scaled_scores", &Outputs::scaled_scores},
-    {"masked_scores", &Outputs::masked_scores},
-    {"lse", &Outputs::lse},
-    {"attention_weights", &Outputs::attention_weights},
-    {"context", &Outputs::context},
-    {"y", &Outputs::y},
-};
-
 // Which optional outputs to ask for.
 inline constexpr uint32_t kAskQ = 1u << 0;
 inline constexpr uint32_t kAskK = 1u << 1;
@@ -58,53 +35,12 @@ inline constexpr uint32_t kAskWeights = 1u << 7;
 inline constexpr uint32_t kAskLse = 1u << 8;
 inline constexpr uint32_t kAskNothing = 0;
 inline constexpr uint32_t kAskAll = (1u << 9) - 1;
+inline constexpr uint32_t kAskAllOfAttention = kAskAll & ~(kAskQ | kAskK | kAskV);  // all that mha_attention has
 
-inline std::string HexFloat(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  char text[64];
-  std::snprintf(text, sizeof text, "%a (0x%08x)", static_cast<double>(x), static_cast<unsigned>(bits));
-  return text;
-}
-
-inline testing::AssertionResult SameBits(const char *name, const std::vector<float> &actual, const std::vector<float> &expected) {
-  if (actual.size() != expected.size()) {
-    return testing::AssertionFailure() << name << " has " << actual.size() << " values instead of " << expected.size();
-  }
-  if (actual.empty() || std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(float)) == 0) return testing::AssertionSuccess();
-  size_t first = actual.size(), count = 0;
-  for (size_t n = actual.size(); n-- > 0;) {
-    if (std::memcmp(&actual[n], &expected[n], sizeof(float)) != 0) {
-      first = n;
-      count++;
-    }
-  }
-  return testing::AssertionFailure() << name << "[" << first << "] is " << HexFloat(actual[first]) << " instead of "
-                                     << HexFloat(expected[first]) << ", the first of " << count << " that differ among " << actual.size();
-}
-
-inline testing::AssertionResult SameBits(const std::vector<float> &actual, const std::vector<float> &expected) {
-  return SameBits("the array", actual, expected);
-}
-
-// Compares what both have.
-inline testing::AssertionResult SameBits(const Outputs &actual, const Outputs &expected) {
-  std::string differences;
-  for (const OutputField &field : kOutputFields) {
-    const std::vector<float> &a = actual.*field.values, &e = expected.*field.values;
-    if (a.empty() || e.empty()) continue;
-    const testing::AssertionResult same = SameBits(field.name, a, e);
-    if (!same) differences += std::string("  ") + same.message() + "\n";
-  }
-  if (differences.empty()) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "\n" << differences;
-}
-
-// In an output that has to be written, this would be seen: no canonical value has these bits.
+// What outputs hold before a call, 0xff in every byte: no result has these bits.
 inline float Unwritten() {
-  const uint32_t bits = 0xffedcba9u;
   float x;
-  std::memcpy(&x, &bits, sizeof x);
+  std::memset(&x, 0xff, sizeof x);
   return x;
 }
 

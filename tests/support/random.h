@@ -32,6 +32,12 @@ class Random {
 
   float Uniform() { return static_cast<float>(static_cast<int64_t>(Next() >> 40) - (1 << 23)) * 0x1p-23f; }  // [-1, 1)
 
+  std::vector<float> Uniforms(int64_t count, float factor = 1) {  // factor: for exact results a power of two
+    std::vector<float> x(count);
+    for (float &value : x) value = Uniform() * factor;
+    return x;
+  }
+
   bool Chance(double probability) { return Unit() < probability; }
 
   bool Coin() { return Chance(0.5); }

@@ -5,8 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "support/attention.h"
-#include "support/random.h"
+#include "support/fixtures.h"
 
 namespace support {
 

@@ -1,4 +1,4 @@
-// A tensor [batch, rows, heads, width] anywhere in memory: with gaps, and with either of rows and heads outside.
+// A tensor [batch, rows, heads, width] anywhere in memory: with gaps, and with batch, rows and heads in any order.
 #ifndef MHA_TESTS_SUPPORT_STRIDED_H
 #define MHA_TESTS_SUPPORT_STRIDED_H
 
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "support/memory.h"
 #include "support/random.h"
 
 namespace support {
@@ -17,10 +18,13 @@ struct Layout {
   int64_t batch_gap = 0;
   int64_t row_gap = 0;
   int64_t head_gap = 0;
+  bool rows_outside = false;  // [rows, batch, heads, width]
 
   // Then strides are given as 0.
-  bool is_default() const { return !heads_outside && batch_gap == 0 && row_gap == 0 && head_gap == 0; }
+  bool is_default() const { return !heads_outside && !rows_outside && batch_gap == 0 && row_gap == 0 && head_gap == 0; }
 };
+
+inline constexpr Layout kDense = {}, kHeadsOutside = {true}, kRowsOutside = {false, 0, 0, 0, true}, kGaps = {false, 5, 3, 2};
 
 inline Layout RandomLayout(Random *random, bool heads) {
   Layout layout;
@@ -34,15 +38,18 @@ inline Layout RandomLayout(Random *random, bool heads) {
 
 inline std::string Describe(const Layout &layout) {
   if (layout.is_default()) return "contiguous";
-  return std::string(layout.heads_outside ? "[b,h,n,d]" : "[b,n,h,d]") + " gaps " + std::to_string(layout.batch_gap) + "," +
-         std::to_string(layout.row_gap) + "," + std::to_string(layout.head_gap);
+  return std::string(layout.heads_outside ? "[b,h,n,d]" : layout.rows_outside ? "[n,b,h,d]" : "[b,n,h,d]") + " gaps " +
+         std::to_string(layout.batch_gap) + "," + std::to_string(layout.row_gap) + "," + std::to_string(layout.head_gap);
 }
 
 class Strided {
  public:
-  // All elements, gaps included, are fill at first. There is no element after the last one of the tensor.
-  Strided(const Layout &layout, int64_t batch, int64_t rows, int64_t heads, int64_t width, float fill)
-      : batch_(batch), rows_(rows), heads_(heads), width_(width), fill_(fill), is_default_(layout.is_default()) {
+  Strided() = default;
+
+  // Every byte is 0xff at first, which makes NaN: in a gap between inputs it would be seen if it were used, in an output if it were not
+  // written. There is no element after the last one of the tensor.
+  Strided(const Layout &layout, int64_t batch, int64_t rows, int64_t heads, int64_t width, Place place)
+      : batch_(batch), rows_(rows), heads_(heads), width_(width), is_default_(layout.is_default()) {
     if (layout.heads_outside) {
       row_stride_ = width + layout.row_gap;
       head_stride_ = std::max<int64_t>(rows, 1) * row_stride_ + layout.head_gap;  // as if there were a row
@@ -51,34 +58,40 @@ class Strided {
       head_stride_ = width + layout.head_gap;
       row_stride_ = heads * head_stride_ + layout.row_gap;
       batch_stride_ = rows * row_stride_ + layout.batch_gap;
+      if (layout.rows_outside) {
+        batch_stride_ = row_stride_;
+        row_stride_ = batch * batch_stride_;
+      }
     }
     const bool empty = batch == 0 || rows == 0 || heads == 0 || width == 0;
     const int64_t extent = empty ? 0 : Offset(batch - 1, rows - 1, heads - 1) + width;
-    memory_.assign(std::max<int64_t>(extent, 1), fill);  // never a null pointer
+    memory = Memory(static_cast<size_t>(extent) * sizeof(float), place);
+    memory.Fill(0xff);
   }
 
   // As a call takes them.
   int64_t batch_stride() const { return is_default_ ? 0 : batch_stride_; }
   int64_t row_stride() const { return is_default_ ? 0 : row_stride_; }
   int64_t head_stride() const { return is_default_ ? 0 : head_stride_; }
-  float *data() { return memory_.data(); }
 
   // dense is [batch, rows, heads, width].
   void Set(const std::vector<float> &dense) {
-    ForEachVector([&](int64_t offset, int64_t dense_offset) { Copy(dense.data() + dense_offset, memory_.data() + offset); });
+    ForEachVector([&](int64_t offset, int64_t dense_offset) { Copy(dense.data() + dense_offset, memory.floats() + offset); });
   }
 
   std::vector<float> Get() const {
     std::vector<float> dense(batch_ * rows_ * heads_ * width_);
-    ForEachVector([&](int64_t offset, int64_t dense_offset) { Copy(memory_.data() + offset, dense.data() + dense_offset); });
+    ForEachVector([&](int64_t offset, int64_t dense_offset) { Copy(memory.floats() + offset, dense.data() + dense_offset); });
     return dense;
   }
 
   bool GapsAreUntouched() const {
-    std::vector<float> gaps = memory_;
-    ForEachVector([&](int64_t offset, int64_t) { std::fill_n(gaps.data() + offset, width_, fill_); });
-    return std::all_of(gaps.begin(), gaps.end(), [&](const float &value) { return std::memcmp(&value, &fill_, sizeof fill_) == 0; });
+    std::vector<unsigned char> gaps(memory.data(), memory.data() + memory.size());
+    ForEachVector([&](int64_t offset, int64_t) { std::memset(gaps.data() + offset * sizeof(float), 0xff, width_ * sizeof(float)); });
+    return std::all_of(gaps.begin(), gaps.end(), [](unsigned char byte) { return byte == 0xff; });
   }
+
+  Memory memory;
 
  private:
   int64_t Offset(int64_t b, int64_t row, int64_t head) const { return b * batch_stride_ + row * row_stride_ + head * head_stride_; }
@@ -95,11 +108,9 @@ class Strided {
     }
   }
 
-  int64_t batch_, rows_, heads_, width_;
-  int64_t batch_stride_, row_stride_, head_stride_;
-  float fill_;
-  bool is_default_;
-  std::vector<float> memory_;
+  int64_t batch_ = 0, rows_ = 0, heads_ = 0, width_ = 0;
+  int64_t batch_stride_ = 0, row_stride_ = 0, head_stride_ = 0;
+  bool is_default_ = true;
 };
 
 }  // namespace support

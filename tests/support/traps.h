@@ -154,7 +154,7 @@ void OnSystemCall(int, siginfo_t *info, void *) {
 template <typename Function>
 SystemCalls WatchSystemCalls(const Function &function) {
   SystemCalls result;
-  void *shared = mmap(nullptr, interface_support::PageBytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void *shared = mmap(nullptr, support::PageBytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return result;
   g_first_system_call = static_cast<long *>(shared);
   *g_first_system_call = -1;
@@ -177,7 +177,7 @@ SystemCalls WatchSystemCalls(const Function &function) {
   int status = 0;
   waitpid(child, &status, 0);
   result.first = *g_first_system_call;
-  munmap(shared, interface_support::PageBytes());
+  munmap(shared, support::PageBytes());
   if (WIFEXITED(status)) {
     result.supported = WEXITSTATUS(status) != kNoFilter;
     if (WEXITSTATUS(status) != kStopped) result.exit_code = WEXITSTATUS(status);

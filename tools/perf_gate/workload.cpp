@@ -1,31 +1,33 @@
 #include "workload.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "failure.h"
+#include "tests/support/random.h"
 
 namespace gate {
 namespace {
 
-constexpr size_t large_page = 2 << 20, small_page = 4096;
 constexpr double largest_difference = 1e-3;
 
-std::unique_ptr<Memory> floats(size_t count) { return std::make_unique<Memory>(count * sizeof(float)); }
-
-std::unique_ptr<Memory> random_floats(size_t count, double scale, uint32_t seed) {
-  std::unique_ptr<Memory> memory = floats(count);
-  uint32_t state = seed;
-  for (size_t i = 0; i < count; ++i) {
-    state = state * 1664525 + 1013904223;  // a linear congruential generator, and its upper bits as a number from -1 to 1
-    memory->floats()[i] = static_cast<float>(scale * (static_cast<double>(state >> 8) * 0x1p-23 - 1));
+support::Memory allocate(size_t bytes) {
+  try {
+    return support::Memory(bytes, support::Place::kLargePages);
+  } catch (const std::bad_alloc &) {
+    throw CannotMeasure("there is no memory for a block of " + std::to_string(bytes) + " bytes; take smaller or fewer shapes");
   }
+}
+
+support::Memory random_floats(int64_t count, float scale, uint64_t seed) {
+  support::Memory memory = allocate(static_cast<size_t>(count) * sizeof(float));
+  support::Random random(seed);
+  for (int64_t i = 0; i < count; ++i) memory.floats()[i] = scale * random.Uniform();
   return memory;
 }
 
@@ -42,29 +44,12 @@ double bytes_of(const Shape &shape, size_t num_libraries) {
 
 }  // namespace
 
-Memory::Memory(size_t bytes) {
-  const size_t page = bytes >= large_page / 2 ? large_page : small_page;
-  void *memory = nullptr;
-  if (bytes > SIZE_MAX - page || posix_memalign(&memory, page, (bytes / page + 1) * page)) {
-    throw CannotMeasure("there is no memory for a block of " + std::to_string(bytes) + " bytes; take smaller or fewer shapes");
-  }
-  bytes_.reset(memory);
-  if (page == large_page) madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: the system may have none
-}
-
-void Memory::Free::operator()(void *memory) const { free(memory); }
-
 Workload::Workload(const Shape &shape, const std::vector<Library> &libraries) : shape_(shape), libraries_(libraries) {
   if (shape.threads > 1) workers_ = std::make_unique<bench::Workers>(static_cast<uint32_t>(shape.threads));
-  output_ = floats(output_floats());
+  output_ = allocate(output_floats() * sizeof(float));
   if (shape.past) fill_caches();
-  if (shape.is_layer) {
-    prepare_forward();
-  } else {
-    prepare_attention();
-  }
-  workspace_ = std::make_unique<Memory>(workspace_bytes_);
-  memset(workspace_->get(), 0, workspace_bytes_);
+  const size_t workspace_bytes = shape.is_layer ? prepare_forward() : prepare_attention();
+  workspace_ = allocate(workspace_bytes);
 }
 
 size_t Workload::output_floats() const {
@@ -77,32 +62,32 @@ void Workload::refused(size_t index, const mha_error &error) const {
 
 void Workload::pack_layers() {
   const int64_t q_width = shape_.heads * shape_.head_dim, kv_width = shape_.kv_heads * shape_.head_dim;
-  const double scale = 1.7 / std::sqrt(static_cast<double>(shape_.width));
-  const std::unique_ptr<Memory> w_qkv = random_floats(static_cast<size_t>(shape_.width * (q_width + 2 * kv_width)), scale, 1),
-                                w_o = random_floats(static_cast<size_t>(q_width * shape_.width), scale, 2);
+  const float scale = 1.7f / std::sqrt(static_cast<float>(shape_.width));
+  const support::Memory w_qkv = random_floats(shape_.width * (q_width + 2 * kv_width), scale, 1),
+                        w_o = random_floats(q_width * shape_.width, scale, 2);
   size_t largest = 0;
   for (size_t index = 0; index < libraries_.size(); ++index) {
     const Library &library = libraries_[index];
     mha_error error;
     size_t bytes;
     Struct config_memory, weights_memory, options_memory;
-    library.structs->fill_layer(shape_, w_qkv->floats(), w_o->floats(), &config_memory, &weights_memory, &options_memory);
+    library.structs->fill_layer(shape_, w_qkv.floats(), w_o.floats(), &config_memory, &weights_memory, &options_memory);
     const auto *const config = config_memory.as<mha_layer_config>();
     const auto *const weights = weights_memory.as<mha_layer_weights>();
     const auto *const options = options_memory.as<mha_layer_options>();
     if (library.layer_pack_size(config, weights, options, &bytes, &error)) refused(index, error);
-    packed_.push_back({bytes, std::make_unique<Memory>(bytes), std::make_unique<Memory>(library.layer_view_size()), options_memory});
-    if (library.layer_pack(config, weights, options, packed_.back().bytes->get(), bytes, &error)) refused(index, error);
-    if (bytes > largest) largest = bytes;
+    packed_.push_back({allocate(bytes), allocate(library.layer_view_size()), options_memory});
+    if (library.layer_pack(config, weights, options, packed_.back().bytes.data(), bytes, &error)) refused(index, error);
+    largest = std::max(largest, bytes);
   }
-  packed_in_use_ = std::make_unique<Memory>(largest);
+  packed_in_use_ = allocate(largest);
 }
 
 // Every sequence has the same positions: the same few rows again and again.
 void Workload::fill_caches() {
   const int64_t rows = std::min<int64_t>(shape_.past, 256);
-  const size_t count = static_cast<size_t>(rows * shape_.kv_heads * shape_.head_dim);
-  const std::unique_ptr<Memory> k = random_floats(count, 1, 4), v = random_floats(count, 1, 5);
+  const int64_t count = rows * shape_.kv_heads * shape_.head_dim;
+  const support::Memory k = random_floats(count, 1, 4), v = random_floats(count, 1, 5);
   size_t largest = 0;
   for (size_t index = 0; index < libraries_.size(); ++index) {
     const Library &library = libraries_[index];
@@ -115,19 +100,17 @@ void Workload::fill_caches() {
     library.structs->fill_cache(shape_, &config_memory);
     const auto *const config = config_memory.as<mha_kv_cache_config>();
     if (library.kv_cache_size(config, &bytes, &error)) refused(index, error);
-    caches_.push_back({bytes, std::make_unique<Memory>(bytes)});
-    void *const memory = caches_.back().bytes->get();
-    memset(memory, 0, bytes);
-    if (library.kv_cache_init(config, memory, bytes, &cache, &error)) refused(index, error);
+    caches_.push_back(allocate(bytes));
+    if (library.kv_cache_init(config, caches_.back().data(), bytes, &cache, &error)) refused(index, error);
     for (int64_t sequence = 0; sequence < shape_.batch; ++sequence) {
       for (int64_t first = 0; first < shape_.past; first += rows) {
-        if (library.kv_cache_append(cache, sequence, std::min(rows, shape_.past - first), k->floats(), v->floats(), &error))
+        if (library.kv_cache_append(cache, sequence, std::min(rows, shape_.past - first), k.floats(), v.floats(), &error))
           refused(index, error);
       }
     }
     largest = std::max(largest, bytes);
   }
-  cache_bytes_in_use_ = std::make_unique<Memory>(largest);
+  cache_bytes_in_use_ = allocate(largest);
 }
 
 void Workload::use(size_t index) {
@@ -136,52 +119,56 @@ void Workload::use(size_t index) {
   mha_error error;
   if (shape_.is_layer) {
     const Packed &packed = packed_[index];
-    memcpy(packed_in_use_->get(), packed.bytes->get(), packed.num_bytes);
-    if (library.layer_view(packed_in_use_->get(), packed.num_bytes, packed.options.as<mha_layer_options>(), packed.storage->get(),
+    memcpy(packed_in_use_.data(), packed.bytes.data(), packed.bytes.size());
+    if (library.layer_view(packed_in_use_.data(), packed.bytes.size(), packed.options.as<mha_layer_options>(), packed.storage.data(),
                            library.layer_view_size(), &layer_in_use_, &error))
       refused(index, error);
   }
   if (shape_.past) {
-    const Cache &cache = caches_[index];
-    memcpy(cache_bytes_in_use_->get(), cache.bytes->get(), cache.num_bytes);
-    if (library.kv_cache_view(cache_bytes_in_use_->get(), cache.num_bytes, &cache_in_use_, &error)) refused(index, error);
+    const support::Memory &cache = caches_[index];
+    memcpy(cache_bytes_in_use_.data(), cache.data(), cache.size());
+    if (library.kv_cache_view(cache_bytes_in_use_.data(), cache.size(), &cache_in_use_, &error)) refused(index, error);
     library.structs->set_cache(shape_, cache_in_use_, &args_[index]);
   }
 }
 
-void Workload::prepare_forward() {
+size_t Workload::prepare_forward() {
   pack_layers();
-  inputs_[0] = random_floats(static_cast<size_t>(shape_.batch * shape_.n * shape_.width), 1, 3);
+  inputs_[0] = random_floats(shape_.batch * shape_.n * shape_.width, 1, 3);
   for (const Library &library : libraries_) {
     args_.emplace_back();
-    library.structs->fill_forward(shape_, inputs_[0]->floats(), output_->floats(), scheduler(), &args_.back());
+    library.structs->fill_forward(shape_, inputs_[0].floats(), output_.floats(), scheduler(), &args_.back());
   }
+  size_t largest = 0;
   for (size_t index = 0; index < libraries_.size(); ++index) {
     mha_error error;
     size_t bytes;
     use(index);
     if (libraries_[index].forward_workspace(layer_in_use_, args_[index].as<mha_forward_args>(), &bytes, &error)) refused(index, error);
-    if (bytes > workspace_bytes_) workspace_bytes_ = bytes;
+    largest = std::max(largest, bytes);
   }
+  return largest;
 }
 
-void Workload::prepare_attention() {
-  inputs_[0] = random_floats(static_cast<size_t>(shape_.batch * shape_.n * shape_.heads * shape_.head_dim), 1, 1);
+size_t Workload::prepare_attention() {
+  inputs_[0] = random_floats(shape_.batch * shape_.n * shape_.heads * shape_.head_dim, 1, 1);
   for (uint32_t i = 1; i < 3; ++i) {
-    inputs_[i] = random_floats(static_cast<size_t>(shape_.batch * shape_.n_kv * shape_.kv_heads * shape_.head_dim), 1, i + 1);
+    inputs_[i] = random_floats(shape_.batch * shape_.n_kv * shape_.kv_heads * shape_.head_dim, 1, i + 1);
   }
   for (const Library &library : libraries_) {
     args_.emplace_back();
-    library.structs->fill_attention(shape_, inputs_[0]->floats(), inputs_[1]->floats(), inputs_[2]->floats(), output_->floats(),
-                                    scheduler(), &args_.back());
+    library.structs->fill_attention(shape_, inputs_[0].floats(), inputs_[1].floats(), inputs_[2].floats(), output_.floats(), scheduler(),
+                                    &args_.back());
   }
+  size_t largest = 0;
   for (size_t index = 0; index < libraries_.size(); ++index) {
     mha_error error;
     size_t bytes;
     use(index);
     if (libraries_[index].attention_workspace(args_[index].as<mha_attention_args>(), &bytes, &error)) refused(index, error);
-    if (bytes > workspace_bytes_) workspace_bytes_ = bytes;
+    largest = std::max(largest, bytes);
   }
+  return largest;
 }
 
 void Workload::call() const {
@@ -189,8 +176,8 @@ void Workload::call() const {
   mha_error error;
   const Struct &args = args_[in_use_];
   const mha_status status =
-      shape_.is_layer ? library.forward(layer_in_use_, args.as<mha_forward_args>(), workspace_->get(), workspace_bytes_, &error)
-                      : library.attention(args.as<mha_attention_args>(), workspace_->get(), workspace_bytes_, &error);
+      shape_.is_layer ? library.forward(layer_in_use_, args.as<mha_forward_args>(), workspace_.data(), workspace_.size(), &error)
+                      : library.attention(args.as<mha_attention_args>(), workspace_.data(), workspace_.size(), &error);
   if (status) refused(in_use_, error);
   if (!shape_.is_layer || !shape_.past) return;
   for (int64_t sequence = 0; sequence < shape_.batch; ++sequence) {  // the next call appends the same positions
@@ -200,12 +187,12 @@ void Workload::call() const {
 
 Difference Workload::compare() {
   const size_t count = output_floats();
-  const float *const output = output_->floats();
-  memset(output_->get(), 0xff, count * sizeof(float));  // NaN, which no call leaves behind
+  const float *const output = output_.floats();
+  memset(output_.data(), 0xff, count * sizeof(float));  // NaN, which no call leaves behind
   use(0);
   call();
   const std::vector<float> base(output, output + count);
-  memset(output_->get(), 0xff, count * sizeof(float));
+  memset(output_.data(), 0xff, count * sizeof(float));
   use(1);
   call();
   Difference difference = {memcmp(base.data(), output, count * sizeof(float)) == 0, 0};

@@ -8,22 +8,9 @@
 #include "bench/workers.h"
 #include "library.h"
 #include "shapes.h"
+#include "tests/support/memory.h"
 
 namespace gate {
-
-// Memory that begins on a page; large blocks lie on large pages where the system has them.
-class Memory {
- public:
-  explicit Memory(size_t bytes);
-  void *get() const { return bytes_.get(); }
-  float *floats() const { return static_cast<float *>(bytes_.get()); }
-
- private:
-  struct Free {
-    void operator()(void *memory) const;
-  };
-  std::unique_ptr<void, Free> bytes_;
-};
 
 struct Difference {
   bool is_bit_equal;
@@ -48,16 +35,15 @@ class Workload {
  private:
   void pack_layers();
   void fill_caches();
-  void prepare_forward();
-  void prepare_attention();
+  size_t prepare_forward();  // the largest workspace that a library needs
+  size_t prepare_attention();
   [[noreturn]] void refused(size_t index, const mha_error &error) const;
   size_t output_floats() const;
   const mha_scheduler *scheduler() const { return workers_ ? &workers_->scheduler() : nullptr; }
 
   struct Packed {
-    size_t num_bytes;
-    std::unique_ptr<Memory> bytes;
-    std::unique_ptr<Memory> storage;  // of the layer object
+    support::Memory bytes;
+    support::Memory storage;  // of the layer object
     Struct options;
   };
 
@@ -65,18 +51,13 @@ class Workload {
   const std::vector<Library> &libraries_;
   std::unique_ptr<bench::Workers> workers_;  // of several threads
   std::vector<Packed> packed_;               // by library
-  std::unique_ptr<Memory> packed_in_use_;
+  support::Memory packed_in_use_;
   const mha_layer *layer_in_use_ = nullptr;
-  struct Cache {
-    size_t num_bytes;
-    std::unique_ptr<Memory> bytes;
-  };
-  std::vector<Cache> caches_;  // by library; none without past
-  std::unique_ptr<Memory> cache_bytes_in_use_;
+  std::vector<support::Memory> caches_;  // by library; none without past
+  support::Memory cache_bytes_in_use_;
   mha_kv_cache *cache_in_use_ = nullptr;
   size_t in_use_ = 0;
-  std::unique_ptr<Memory> inputs_[3], output_, workspace_;
-  size_t workspace_bytes_ = 0;
+  support::Memory inputs_[3], output_, workspace_;
   std::vector<Struct> args_;  // by library
 };
 

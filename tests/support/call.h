@@ -1,0 +1,264 @@
+// Calls of mha_attention and mha_forward: their arrays, and the arguments that point at them.
+#ifndef MHA_TESTS_SUPPORT_CALL_H
+#define MHA_TESTS_SUPPORT_CALL_H
+
+#include <mha.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "support/attention.h"
+#include "support/layer.h"
+#include "support/memory.h"
+#include "support/outputs.h"
+#include "support/strided.h"
+#include "support/structs.h"
+
+namespace support {
+
+// A cache to append to and attend to. The extent of keys of the outputs that have one number per pair is then columns.
+struct CacheUse {
+  mha_kv_cache *cache = nullptr;
+  std::vector<int64_t> sequences = {};  // [batch]; empty = not given
+  int64_t columns = 0;
+  bool read = false;  // MHA_CACHE_READ
+};
+
+// How the library is called; none of it may change a bit of the result.
+struct CallForm {
+  uint32_t asked = kAskAll;        // optional outputs, as far as the entry has them
+  Place place = Place::kAnywhere;  // of every array
+  const mha_scheduler *scheduler = nullptr;
+  int workspace_fill = 0xff;
+  size_t workspace_misalignment = 0;
+  CacheUse cache;
+};
+
+struct AttentionCall : CallForm {
+  uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO;
+  Layout q = {}, k = {}, v = {}, output = {};
+};
+
+struct LayerCall : CallForm {
+  Layout query = {}, key = {}, value = {}, output = {};
+};
+
+// What calls of both entries have in common. `args` of the classes below may be changed before the call is made.
+class CallData {
+ public:
+  virtual ~CallData() = default;
+  CallData(const CallData &) = delete;
+
+  virtual mha_status Workspace(size_t *bytes, mha_error *error) const = 0;
+  virtual mha_status Run(void *workspace, size_t bytes, mha_error *error) const = 0;
+  virtual mha_status Info(mha_call_info *info, mha_error *error) const = 0;
+  virtual void SetScheduler(const mha_scheduler *scheduler) = 0;
+
+  size_t WorkspaceBytes() const {
+    size_t bytes = 0;
+    mha_error error;
+    Check(Workspace(&bytes, &error), error);
+    return bytes;
+  }
+
+  // Runs in a workspace of exactly the bytes that are needed.
+  Outputs Compute(int workspace_fill = 0xff, Place place = Place::kBeforeGuard, size_t misalignment = 0) {
+    const size_t bytes = WorkspaceBytes();
+    Memory workspace(bytes + misalignment, place);
+    workspace.Fill(workspace_fill);
+    PoisonOutputs();
+    mha_error error;
+    Check(Run(workspace.data() + misalignment, bytes, &error), error);
+    return Results();
+  }
+
+  // Of the last call.
+  Outputs Results() const {
+    if (!output.GapsAreUntouched()) throw std::runtime_error("the call wrote between the rows of its output");
+    Outputs outputs;
+    outputs.y = output.Get();
+    for (const auto &[field, memory] : optional_) (outputs.*field).assign(memory.floats(), memory.floats() + memory.size() / sizeof(float));
+    return outputs;
+  }
+  void PoisonOutputs() {
+    output.memory.Fill(0xff);
+    for (auto &[field, memory] : optional_) memory.Fill(0xff);
+  }
+  bool OutputsAreUntouched() const {
+    return output.memory.Holds(0xff) &&
+           std::all_of(optional_.begin(), optional_.end(), [](const auto &optional) { return optional.second.Holds(0xff); });
+  }
+
+  // Makes what a call may only read read-only, where it lies next to guards.
+  void FreezeInputs() {
+    for (Memory &input : inputs_) input.Freeze();
+  }
+
+  Strided output;
+  mha_taps taps = Zeroed<mha_taps>();
+  mha_rope rope = Zeroed<mha_rope>();
+  int64_t *q_start = nullptr;
+
+ protected:
+  explicit CallData(Place place) : place_(place) {}
+
+  // All but the arrays that have strides.
+  template <typename Args>
+  void SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *args) {
+    *args = Zeroed<Args>();
+    args->batch = sizes.batch;
+    args->n_q = sizes.n_q;
+    args->n_kv = sizes.n_kv;
+    args->flags = (sizes.is_causal ? MHA_CAUSAL : 0u) | (sizes.window_left ? MHA_WINDOW_LEFT : 0u) |
+                  (sizes.window_right ? MHA_WINDOW_RIGHT : 0u) | (sizes.padding_left ? MHA_PADDING_LEFT : 0u) |
+                  (call.cache.read ? MHA_CACHE_READ : 0u);
+    args->window_left = sizes.window_left.value_or(0);
+    args->window_right = sizes.window_right.value_or(0);
+    args->q_start = q_start = Keep(sizes.q_start);
+    args->q_lengths = Keep(sizes.q_lengths);
+    args->kv_lengths = Keep(sizes.kv_lengths);
+    if (sizes.rope) {
+      rope.style = sizes.rope->is_interleaved ? MHA_ROPE_INTERLEAVED : MHA_ROPE_HALF;
+      rope.dims = sizes.rope->use_defaults ? 0 : sizes.rope->dims;
+      rope.num_positions = sizes.rope->num_positions;
+      rope.cos = Keep(sizes.rope->cos);
+      rope.sin = Keep(sizes.rope->sin);
+      rope.table_stride = sizes.rope->use_defaults ? 0 : sizes.rope->table_stride;
+      rope.q_positions = Keep(sizes.rope->q_positions);
+      rope.k_positions = Keep(sizes.rope->k_positions);
+      args->rope = &rope;
+    }
+    args->cache = call.cache.cache;
+    args->cache_sequences = Keep(call.cache.sequences);
+    args->scheduler = call.scheduler;
+
+    const int64_t rows = sizes.batch * sizes.n_q, kv_rows = sizes.batch * sizes.n_kv;
+    const int64_t pairs = rows * sizes.num_heads * (call.cache.cache != nullptr ? call.cache.columns : sizes.n_kv);
+    const auto ask = [&](uint32_t bit, int64_t count, std::vector<float> Outputs::*field) -> float * {
+      if ((call.asked & bit) == 0) return nullptr;
+      Memory &memory = optional_.emplace_back(field, Memory(static_cast<size_t>(count) * sizeof(float), place_)).second;
+      memory.Fill(0xff);
+      return memory.floats();
+    };
+    taps.q = ask(kAskQ, rows * sizes.num_heads * sizes.head_dim, &Outputs::q);
+    taps.k = ask(kAskK, kv_rows * sizes.num_kv_heads * sizes.head_dim, &Outputs::k);
+    taps.v = ask(kAskV, kv_rows * sizes.num_kv_heads * sizes.head_dim_v, &Outputs::v);
+    taps.scores = ask(kAskScores, pairs, &Outputs::scores);
+    taps.scaled_scores = ask(kAskScaledScores, pairs, &Outputs::scaled_scores);
+    taps.masked_scores = ask(kAskMaskedScores, pairs, &Outputs::masked_scores);
+    taps.context = ask(kAskContext, rows * sizes.num_heads * sizes.head_dim_v, &Outputs::context);
+    args->attention_weights = ask(kAskWeights, pairs, &Outputs::attention_weights);
+    args->lse = ask(kAskLse, rows * sizes.num_heads, &Outputs::lse);
+    if ((call.asked & ~(kAskWeights | kAskLse)) != 0) args->taps = &taps;
+  }
+
+  // Null if there are none.
+  template <typename T>
+  T *Keep(const std::vector<T> &values) {
+    if (values.empty()) return nullptr;
+    inputs_.push_back(CopyOf(values, place_));
+    return reinterpret_cast<T *>(inputs_.back().data());
+  }
+
+  // x is [batch, rows, heads, width].
+  template <typename T>
+  void SetInput(const Layout &layout, int64_t batch, int64_t rows, int64_t heads, int64_t width, const std::vector<float> &x,
+                const T **pointer, int64_t *batch_stride, int64_t *row_stride, int64_t *head_stride = nullptr) {
+    Strided input(layout, batch, rows, heads, width, place_);
+    input.Set(x);
+    *pointer = input.memory.floats();
+    *batch_stride = input.batch_stride();
+    *row_stride = input.row_stride();
+    if (head_stride != nullptr) *head_stride = input.head_stride();
+    inputs_.push_back(std::move(input.memory));
+  }
+
+  const Place place_;
+  std::vector<Memory> inputs_;
+  std::vector<std::pair<std::vector<float> Outputs::*, Memory>> optional_;
+};
+
+class AttentionData : public CallData {
+ public:
+  explicit AttentionData(const AttentionProblem &problem, AttentionCall call = {}) : CallData(call.place) {
+    call.asked &= kAskAllOfAttention;
+    SetArgs(problem, call, &args);
+    args.num_heads = problem.num_heads;
+    args.num_kv_heads = problem.num_kv_heads;
+    args.head_dim = problem.head_dim;
+    args.head_dim_v = problem.head_dim_v;
+    args.scale = problem.scale;
+    args.instruction_set = call.instruction_set;
+    SetInput(call.q, problem.batch, problem.n_q, problem.num_heads, problem.head_dim, problem.q, &args.q, &args.q_batch_stride,
+             &args.q_row_stride, &args.q_head_stride);
+    if (!call.cache.read) {
+      SetInput(call.k, problem.batch, problem.n_kv, problem.num_kv_heads, problem.head_dim, problem.k, &args.k, &args.k_batch_stride,
+               &args.k_row_stride, &args.k_head_stride);
+      SetInput(call.v, problem.batch, problem.n_kv, problem.num_kv_heads, problem.head_dim_v, problem.v, &args.v, &args.v_batch_stride,
+               &args.v_row_stride, &args.v_head_stride);
+    }
+    output = Strided(call.output, problem.batch, problem.n_q, problem.num_heads, problem.head_dim_v, place_);
+    args.output = output.memory.floats();
+    args.output_batch_stride = output.batch_stride();
+    args.output_row_stride = output.row_stride();
+    args.output_head_stride = output.head_stride();
+  }
+
+  mha_status Workspace(size_t *bytes, mha_error *error) const override { return mha_attention_workspace(&args, bytes, error); }
+  mha_status Run(void *workspace, size_t bytes, mha_error *error) const override { return mha_attention(&args, workspace, bytes, error); }
+  mha_status Info(mha_call_info *info, mha_error *error) const override { return mha_attention_info(&args, info, error); }
+  void SetScheduler(const mha_scheduler *scheduler) override { args.scheduler = scheduler; }
+
+  mha_attention_args args;
+};
+
+class ForwardData : public CallData {
+ public:
+  ForwardData(const mha_layer *the_layer, const LayerProblem &problem, const LayerCall &call = {})
+      : CallData(call.place), layer(the_layer) {
+    SetArgs(problem, call, &args);
+    SetInput(call.query, problem.batch, problem.n_q, 1, problem.query_dim, problem.query, &args.query, &args.query_batch_stride,
+             &args.query_row_stride);
+    if (problem.has_key) {
+      SetInput(call.key, problem.batch, problem.n_kv, 1, problem.key_dim, problem.key, &args.key, &args.key_batch_stride,
+               &args.key_row_stride);
+    }
+    if (problem.has_value) {
+      SetInput(call.value, problem.batch, problem.n_kv, 1, problem.value_dim, problem.value, &args.value, &args.value_batch_stride,
+               &args.value_row_stride);
+    }
+    if (!problem.has_key && !problem.has_value) {  // keys and values are those of the query
+      args.n_kv = 0;
+      args.kv_lengths = nullptr;
+    }
+    output = Strided(call.output, problem.batch, problem.n_q, 1, problem.y_width(), place_);
+    args.output = output.memory.floats();
+    args.output_batch_stride = output.batch_stride();
+    args.output_row_stride = output.row_stride();
+  }
+
+  mha_status Workspace(size_t *bytes, mha_error *error) const override { return mha_forward_workspace(layer, &args, bytes, error); }
+  mha_status Run(void *workspace, size_t bytes, mha_error *error) const override {
+    return mha_forward(layer, &args, workspace, bytes, error);
+  }
+  mha_status Info(mha_call_info *info, mha_error *error) const override { return mha_info(layer, &args, info, error); }
+  void SetScheduler(const mha_scheduler *scheduler) override { args.scheduler = scheduler; }
+
+  const mha_layer *layer;
+  mha_forward_args args;
+};
+
+inline Outputs Attend(const AttentionProblem &problem, const AttentionCall &call = {}) {
+  return AttentionData(problem, call).Compute(call.workspace_fill, call.place, call.workspace_misalignment);
+}
+
+inline Outputs Forward(const mha_layer *layer, const LayerProblem &problem, const LayerCall &call = {}) {
+  return ForwardData(layer, problem, call).Compute(call.workspace_fill, call.place, call.workspace_misalignment);
+}
+
+}  // namespace support
+
+#endif  // MHA_TESTS_SUPPORT_CALL_H
