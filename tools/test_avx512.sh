@@ -76,7 +76,7 @@ tests=$(awk '{ sum += $2 } END { print sum }' <<<"$selected")
 packages="bochs bochs-term bochsbios vgabios busybox cpio isolinux syslinux-common xorriso"
 isolinux=/usr/lib/ISOLINUX/isolinux.bin
 ldlinux=/usr/lib/syslinux/modules/bios/ldlinux.c32
-for command in bochs busybox cpio xorriso script flock apt-get dpkg-deb; do
+for command in bochs busybox cpio xorriso flock apt-get dpkg-deb; do
   command -v "$command" >/dev/null || lacks "there is no command $command here; Debian's packages that this needs: $packages"
 done
 for file in "$isolinux" "$ldlinux" /usr/share/bochs/{BIOS-bochs-latest,VGABIOS-lgpl-latest} /usr/lib/*/bochs/plugins/libbx_term_gui.so; do
@@ -172,10 +172,11 @@ TEXT
   echo c >"$machine/commands"  # to its debugger: continue
 }
 
-# The emulator wants a terminal, and script gives it one.
+# The emulator draws its screen for a terminal of this name, and needs no real one. (`script` would give it one, but when its child is stopped, as by a
+# shell's job control, it stops itself, and stays stopped if the child goes on before it.)
 run_machine() {  # NUMBER
   cd "$folder/machine$1"
-  exec script --quiet --command "timeout --signal=KILL $time_limit bochs -q -f bochsrc -rc commands" /dev/null </dev/null >screen.txt 2>&1
+  TERM=linux exec timeout --signal=KILL "$time_limit" bochs -q -f bochsrc -rc commands </dev/null >screen.txt 2>&1
 }
 
 rm -rf "$folder"/machine*
