@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -40,24 +41,42 @@ class MemoryFile {
   int descriptor_;
 };
 
-// Runs a command whose output goes to a file. Returns its exit status, 127 if there is no such command.
-int run(const std::vector<std::string> &command, const MemoryFile &output) {
-  std::vector<char *> arguments;
-  for (const std::string &word : command) arguments.push_back(const_cast<char *>(word.c_str()));
-  arguments.push_back(nullptr);
-  const pid_t child = fork();
-  if (child < 0) throw CannotMeasure(std::string("no process can be started: ") + strerror(errno));
-  if (child == 0) {
-    if (dup2(output.descriptor(), STDOUT_FILENO) < 0 || dup2(output.descriptor(), STDERR_FILENO) < 0) _exit(126);
-    execvp(arguments[0], arguments.data());
-    _exit(errno == ENOENT ? 127 : 126);
+// A command that runs, whose output goes to a file. It does not outlive this.
+class Command {
+ public:
+  Command(const std::vector<std::string> &command, const MemoryFile &output) {
+    std::vector<char *> arguments;
+    for (const std::string &word : command) arguments.push_back(const_cast<char *>(word.c_str()));
+    arguments.push_back(nullptr);
+    child_ = fork();
+    if (child_ < 0) throw CannotMeasure(std::string("no process can be started: ") + strerror(errno));
+    if (child_ == 0) {
+      if (dup2(output.descriptor(), STDOUT_FILENO) < 0 || dup2(output.descriptor(), STDERR_FILENO) < 0) _exit(126);
+      execvp(arguments[0], arguments.data());
+      _exit(errno == ENOENT ? 127 : 126);
+    }
   }
-  int status;
-  while (waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) throw CannotMeasure(std::string("valgrind cannot be waited for: ") + strerror(errno));
+  ~Command() {
+    if (has_ended_) return;
+    kill(child_, SIGKILL);
+    waitpid(child_, nullptr, 0);
   }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
+  Command(const Command &) = delete;
+
+  // Its exit status, 127 if there is no such command.
+  int wait() {
+    int status;
+    while (waitpid(child_, &status, 0) < 0) {
+      if (errno != EINTR) throw CannotMeasure(std::string("valgrind cannot be waited for: ") + strerror(errno));
+    }
+    has_ended_ = true;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+ private:
+  pid_t child_;
+  bool has_ended_ = false;
+};
 
 std::string path_of_this_program() {
   char path[4096];
@@ -66,41 +85,56 @@ std::string path_of_this_program() {
   return {path, static_cast<size_t>(length)};
 }
 
-// The instructions of one call of each shape, which valgrind writes as one part of its file each.
-std::vector<uint64_t> count(const std::string &path, const Library &library, const std::vector<Shape> &shapes) {
-  const std::string &name = library.name;
-  const std::string function = "mha_perf_gate_counted_call";
-  const MemoryFile profile, log;
-  std::vector<std::string> command = {"valgrind",
-                                      "--tool=callgrind",
-                                      "--collect-atstart=no",
-                                      "--toggle-collect=" + function,
-                                      "--dump-after=" + function,
-                                      "--combine-dumps=yes",
-                                      "--callgrind-out-file=" + profile.path(),
-                                      path_of_this_program(),
-                                      "--counted-calls",
-                                      library.structs == &base_structs ? "base" : "new",
-                                      path};
-  for (const Shape &shape : shapes) command.push_back(shape.text);
-  fprintf(stderr, "perf gate: counting the instructions of %zu calls of %s\n", shapes.size(), name.c_str());
-  const int status = run(command, log);
-  if (status == 127) throw CannotMeasure("valgrind, which counts the instructions, is not installed (Debian: apt-get install valgrind)");
-  if (status) throw CannotMeasure("valgrind ended with status " + std::to_string(status) + " on " + name + ":\n" + log.text());
+// Counts the instructions of one call of each shape, which valgrind writes as one part of its file each.
+class Count {
+ public:
+  Count(const std::string &path, const Library &library, const std::vector<Shape> &shapes)
+      : name_(library.name), shapes_(shapes.size()), valgrind_(command(path, library, shapes), log_) {}
 
-  std::vector<uint64_t> counts;
-  std::istringstream lines(profile.text());
-  for (std::string line; std::getline(lines, line);) {
-    if (line.rfind("totals: ", 0) == 0) counts.push_back(strtoull(line.c_str() + 8, nullptr, 10));
+  // Waits for them.
+  std::vector<uint64_t> instructions() {
+    const int status = valgrind_.wait();
+    if (status == 127) throw CannotMeasure("valgrind, which counts the instructions, is not installed (Debian: apt-get install valgrind)");
+    if (status) throw CannotMeasure("valgrind ended with status " + std::to_string(status) + " on " + name_ + ":\n" + log_.text());
+
+    std::vector<uint64_t> counts;
+    std::istringstream lines(profile_.text());
+    for (std::string line; std::getline(lines, line);) {
+      if (line.rfind("totals: ", 0) == 0) counts.push_back(strtoull(line.c_str() + 8, nullptr, 10));
+    }
+    if (counts.size() == shapes_ + 1 && counts.back() == 0) counts.pop_back();  // between the last call and the end
+    bool is_complete = counts.size() == shapes_;
+    for (const uint64_t instructions : counts) is_complete = is_complete && instructions > 0;
+    if (!is_complete) {
+      throw CannotMeasure("valgrind has not counted each of the " + std::to_string(shapes_) + " calls of " + name_ + ":\n" + log_.text());
+    }
+    return counts;
   }
-  if (counts.size() == shapes.size() + 1 && counts.back() == 0) counts.pop_back();  // between the last call and the end
-  bool is_complete = counts.size() == shapes.size();
-  for (const uint64_t instructions : counts) is_complete = is_complete && instructions > 0;
-  if (!is_complete) {
-    throw CannotMeasure("valgrind has not counted each of the " + std::to_string(shapes.size()) + " calls of " + name + ":\n" + log.text());
+
+ private:
+  std::vector<std::string> command(const std::string &path, const Library &library, const std::vector<Shape> &shapes) const {
+    const std::string function = "mha_perf_gate_counted_call";
+    std::vector<std::string> command = {"valgrind",
+                                        "--tool=callgrind",
+                                        "--collect-atstart=no",
+                                        "--toggle-collect=" + function,
+                                        "--dump-after=" + function,
+                                        "--combine-dumps=yes",
+                                        "--callgrind-out-file=" + profile_.path(),
+                                        path_of_this_program(),
+                                        "--counted-calls",
+                                        library.structs == &base_structs ? "base" : "new",
+                                        path};
+    for (const Shape &shape : shapes) command.push_back(shape.text);
+    fprintf(stderr, "perf gate: counting the instructions of %zu calls of %s\n", shapes.size(), library.name.c_str());
+    return command;
   }
-  return counts;
-}
+
+  std::string name_;
+  size_t shapes_;
+  MemoryFile profile_, log_;
+  Command valgrind_;
+};
 
 }  // namespace
 
@@ -138,8 +172,8 @@ std::vector<Result> count_instructions(std::vector<Shape> shapes, const std::vec
     result.difference = Workload(shape, libraries).compare();
     results.push_back(result);
   }
-  const std::vector<uint64_t> base = count(paths[0], libraries[0], shapes);
-  const std::vector<uint64_t> candidate = count(paths[1], libraries[1], shapes);
+  Count count_base(paths[0], libraries[0], shapes), count_new(paths[1], libraries[1], shapes);  // side by side
+  const std::vector<uint64_t> base = count_base.instructions(), candidate = count_new.instructions();
   for (size_t i = 0; i < shapes.size(); ++i) {
     Result &result = results[i];
     result.base_instructions = base[i];
