@@ -290,7 +290,7 @@ struct TileShape<8> {  // AVX2
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
-  static constexpr int terms_at_once(int rows) { return rows > 4 ? 2 : 1; }
+  static constexpr int terms_at_once(int rows) { return rows > 4 && !is_small_code ? 2 : 1; }
   static constexpr int prefetch_places(int rows) { return rows > 2 ? 2 : 4; }
 };
 
