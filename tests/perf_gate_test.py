@@ -149,7 +149,7 @@ class Gate:
 def prepare(arguments):
     shutil.rmtree(arguments.work, ignore_errors=True)
     repository = arguments.work / "repository"
-    for folder in ("include", "src", "bench", "tools/perf_gate"):
+    for folder in ("include", "src", "bench", "tests/support", "tools/perf_gate"):
         shutil.copytree(arguments.source / folder, repository / folder)
     for file in ("CMakeLists.txt", "tools/perf_gate.sh"):
         shutil.copy(arguments.source / file, repository / file)

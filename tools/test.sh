@@ -28,7 +28,7 @@ cargo, or no network. The last lines name what was skipped and what failed.
   --quick      build/ only, no performance gate, no Rust
   --all        also the checks of the object files in build-debug/, and the tests in build-sanitize/,
                instrumented to find wrong addresses and undefined behaviour, and those about threads in build-sanitize-threads/,
-               instrumented to find data races; for AArch64 and RISC-V more tests and all random cases, and for Windows more tests.
+               instrumented to find data races; for AArch64 and RISC-V more tests and all random cases, for Windows more tests, and the slow tests of the tools.
                At the end it prints sizes, the exported symbols and the checksums of the results
   --no-setup   install nothing
   --help       this text
@@ -100,7 +100,7 @@ if [[ $matrix != quick ]]; then
   if [[ $matrix == default ]]; then build build-riscv64 --target tests_brief; else build build-riscv64; fi
   run_tests build-clang -LE '^once$'
   if [[ $matrix == default ]]; then
-    MHA_TEST_ROUNDS=0.3 run_tests build-aarch64 -LE '^repeated$'
+    MHA_TEST_ROUNDS=0.2 run_tests build-aarch64 -LE '^repeated$'
     MHA_TEST_ROUNDS=0.1 run_tests build-riscv64 -L '^brief$'
   else
     run_tests build-aarch64
@@ -197,7 +197,7 @@ if [[ $setup == yes && $matrix != quick ]]; then
   say "packages of Python, in build/python"
   tools/python/setup.sh || skip "tests python.*, which need packages that could not be installed; the reason stands above"
 fi
-run_tests build
+if [[ $matrix == all ]]; then run_tests build; else run_tests build -LE '^slow$'; fi
 if [[ $matrix == all ]]; then
   say "sizes"
   for folder in build build-clang build-minsizerel build-aarch64; do
