@@ -11,7 +11,7 @@ namespace {
 
 // ---- Products
 
-// Blocks of 16 keys to multiply with: those of a chunk, and behind them those of the next ones, if a row takes several chunks in step.
+// Blocks of 16 keys to multiply with: those of a chunk, and behind them those of the next ones, if a row takes several chunks side by side.
 struct KeyBlocks {
   static constexpr int64_t most = max_interleaved_chunks * chunk_groups;
   const void *at[most];
@@ -30,7 +30,7 @@ struct KeyBlocks {
 // the loop for one block takes several too, the last one is computed again. `groups` are those of the first chunk. interleaves: blocks that
 // are taken together come from as many places, which advance side by side.
 MHA_NOINLINE inline void multiply_keys(const KeyBlocks &blocks, const Groups &keys, Range groups, const Loops &loops, const float *queries,
-                                    int64_t num_rows, int64_t head_dim, bool interleaves, const PrefetchSource &ahead) {
+                                       int64_t num_rows, int64_t head_dim, bool interleaves, const PrefetchSource &ahead) {
   const uint32_t most = static_cast<uint32_t>(loops.wide.blocks);
   const int64_t apart = interleaves ? (static_cast<uint32_t>(blocks.count) + most - 1) / most : 1;
   Tile tile;
@@ -52,7 +52,7 @@ MHA_NOINLINE inline void multiply_keys(const KeyBlocks &blocks, const Groups &ke
     const int64_t group = groups.begin + i;
     const bool is_ahead = ahead.has(group);
     tile.repeats = 1;
-    if (loop.blocks == 1) {
+    if (loop.blocks == 1 && !interleaves) {
       tile.repeats = min(end - i, block_of(keys.run_end[group]) - group);
       if (is_ahead) tile.repeats = min(tile.repeats, block_of(ahead.groups->run_end[group]) - group);
     }

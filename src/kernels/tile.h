@@ -26,11 +26,14 @@ struct TileShape;  // see below
 
 // What a loop prefetches for later while it computes: with every step through the terms a line at each of some places, `apart` bytes from
 // one to the next, which move by `step` bytes, and by `skip` bytes more when the loop goes on to the next columns. Memory that is read in
-// several places comes faster. Without anything to fetch the step is 0: the same line is asked for again, which costs next to nothing.
+// several places comes faster. Without anything to prefetch the step is 0: the same line is asked for again, which costs next to nothing.
 struct Prefetch {
   const char *place;
   int64_t apart, step, skip;
 };
+
+// Several rows compute for long enough, so that two places do.
+MHA_INLINE constexpr uint32_t prefetch_places(int64_t rows) { return rows > 2 ? 2 : 4; }
 
 MHA_INLINE Prefetch no_prefetch(const void *anywhere) { return {static_cast<const char *>(anywhere), 0, 0, 0}; }
 
@@ -126,7 +129,7 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k, const Element
   }
 }
 
-constexpr int own_prefetch_bytes = 1536;  // bytes that a loop is ahead of itself, too
+constexpr int own_prefetch_bytes = 1536;  // so far ahead loops of several rows prefetch their own columns
 
 alignas(64) constexpr float zeros[panel_columns + 16] = {};
 
@@ -170,11 +173,11 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       });
       put_out_of_order<Element, C>(acc);
       const int64_t begin = k;
-      const auto fetch = [&]() MHA_INLINED {
+      const auto prefetch = [&]() MHA_INLINED {
         if constexpr (prefetches) {
           __builtin_prefetch(place, 0, 2);
           __builtin_prefetch(place + apart, 0, 2);
-          if constexpr (Shape::prefetch_places(R) == 4) {
+          if constexpr (prefetch_places(R) == 4) {
             __builtin_prefetch(later_place, 0, 2);
             __builtin_prefetch(later_place + apart, 0, 2);
             later_place += step;
@@ -190,7 +193,7 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       };
       constexpr int at_once = Shape::terms_at_once(R);
       while (k + at_once <= end) {
-        fetch();
+        prefetch();
         add_next_term();
         if constexpr (at_once == 2) add_next_term();
       }
@@ -224,30 +227,30 @@ MHA_NOCLONE void multiply(const Tile &tile) {
 struct Loop {
   void (*run)(const Tile &tile);
   int64_t rows, blocks, columns;  // columns of a block
-  uint32_t terms_at_once, prefetch_places;
+  uint32_t terms_at_once;
 };
 
 // So many bytes of a stretch of memory, of which a loop with so many terms and repeats prefetches a part at each place.
 MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loop &loop, int64_t terms, int64_t repeats) {
   // Quicker divisions than those of 64 bits.
-  const uint32_t part = static_cast<uint32_t>(bytes) / loop.prefetch_places, per_repeat = part / static_cast<uint32_t>(repeats);
+  const uint32_t part = static_cast<uint32_t>(bytes) / prefetch_places(loop.rows), per_repeat = part / static_cast<uint32_t>(repeats);
   const uint32_t steps = static_cast<uint32_t>(max(1, static_cast<uint32_t>(terms) / loop.terms_at_once)), step = per_repeat / steps;
   return {begin, part, step, per_repeat - step * steps};
 }
 
 // Whether a loop prefetches is a choice for floats, and for what int4 is widened to; other numbers of fewer bits come from the memory. One
 // row of weights or of scores leaves it to the processor.
-template <class V, int R, int B, int C, bool may_fetch = (R > 1), bool only_floats = false>
+template <class V, int R, int B, int C, bool may_prefetch = (R > 1), bool only_floats = false>
 MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
   using Shape = TileShape<V::size>;
-  Loop loop = {nullptr, R, B, C * static_cast<int64_t>(V::size), Shape::terms_at_once(R), Shape::prefetch_places(R)};
+  Loop loop = {nullptr, R, B, C * static_cast<int64_t>(V::size), Shape::terms_at_once(R)};
   visit_storage(only_floats ? Storage::f32 : storage, [&](auto stored) MHA_INLINED {
     using Element = typename decltype(stored)::Element;
     constexpr bool is_float = sizeof(Element) == sizeof(float);
     if constexpr (is_float || !only_floats) {
       constexpr bool may_choose = is_float || is_same<Element, Int4Number<V>>;
-      loop.run = multiply<V, R, B, C, Element, may_fetch && !may_choose>;
-      if constexpr (may_fetch && may_choose) {
+      loop.run = multiply<V, R, B, C, Element, may_prefetch && !may_choose>;
+      if constexpr (may_prefetch && may_choose) {
         if (prefetches) loop.run = multiply<V, R, B, C, Element, true>;
       }
     }
@@ -268,7 +271,6 @@ constexpr int min_vectors = V::size == 1 ? 4 : key_block / static_cast<int>(V::s
 //   score_blocks(R)      blocks of 16 keys at once
 //   context_vectors(R)   columns of values at once; those that are left are computed 16 at a time
 //   terms_at_once(R)     of a chain: two where the steps would be so short that the end of a chain, which is mispredicted, costs much
-//   prefetch_places(R)   where a loop prefetches: 2 or 4
 //   exp_vectors          so many run side by side through exp, whose constants take registers too
 template <>
 struct TileShape<16> {  // AVX-512
@@ -279,7 +281,6 @@ struct TileShape<16> {  // AVX-512
   static constexpr int score_blocks(int rows) { return rows == 1 ? 8 : 4; }
   static constexpr int context_vectors(int) { return 4; }
   static constexpr int terms_at_once(int) { return 1; }
-  static constexpr int prefetch_places(int rows) { return rows > 2 ? 2 : 4; }
 };
 
 template <>
@@ -291,7 +292,6 @@ struct TileShape<8> {  // AVX2
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
   static constexpr int terms_at_once(int rows) { return rows > 4 && !is_small_code ? 2 : 1; }
-  static constexpr int prefetch_places(int rows) { return rows > 2 ? 2 : 4; }
 };
 
 template <>
@@ -303,7 +303,6 @@ struct TileShape<4> {  // NEON
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int) { return 4; }
   static constexpr int terms_at_once(int) { return 1; }
-  static constexpr int prefetch_places(int rows) { return rows > 2 ? 2 : 4; }
 };
 
 template <>
@@ -315,7 +314,6 @@ struct TileShape<1> {  // scalar
   static constexpr int score_blocks(int) { return 1; }
   static constexpr int context_vectors(int) { return 4; }
   static constexpr int terms_at_once(int) { return 1; }
-  static constexpr int prefetch_places(int rows) { return rows > 2 ? 2 : 4; }
 };
 
 // ---- The loops for so many rows, or a few more
