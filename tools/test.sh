@@ -77,10 +77,27 @@ build() {  # FOLDER ARGUMENT...
   exit 1
 }
 
-# Every suite runs, whatever happened to those before it.
+# What a suite or a part prints is kept as well: where a long log is cut, its end shows the last lines of what failed.
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+
+# Every suite runs, whatever happened to those before it. The closing list of skipped tests is left out for its length; ctest counts them.
 run_tests() {  # FOLDER ARGUMENT...
   say "testing $1"
-  ctest --test-dir "$1" --output-on-failure --no-tests=error --parallel "$jobs" "${@:2}" || failed+=("$1")
+  if ! ctest --test-dir "$1" --output-on-failure --no-tests=error --parallel "$jobs" "${@:2}" 2>&1 | grep --line-buffered -v ' (Skipped)$' | tee "$logs/$1"; then
+    failed+=("$1")
+  fi
+}
+
+# Part NAME by COMMAND, which exits with UNTESTED where it cannot test; the reason stands above then.
+run_part() {  # NAME UNTESTED COMMAND...
+  local status=0
+  "${@:3}" 2>&1 | tee "$logs/$1" || status=$?
+  if ((status == $2)); then
+    skip "$1; the reason stands above"
+  elif ((status)); then
+    failed+=("$1")
+  fi
 }
 
 if [[ $setup == yes ]]; then
@@ -131,14 +148,8 @@ test_objects() {  # BUILD_TYPE
 [[ $matrix == quick ]] || test_objects MinSizeRel
 
 emulated_avx512() {
-  local status=0
   say "testing the AVX-512 kernels of build, emulated"
-  tools/test_avx512.sh || status=$?
-  if ((status == 3)); then
-    skip "the AVX-512 kernels, which this processor cannot run; why they were not emulated stands above"
-  elif ((status)); then
-    failed+=("the AVX-512 kernels, emulated")
-  fi
+  run_part "the AVX-512 kernels, which this processor cannot run, emulated" 3 tools/test_avx512.sh
 }
 [[ $matrix == quick || $(uname -m) != x86_64 ]] || grep -qs avx512dq /proc/cpuinfo || emulated_avx512
 if [[ $matrix == all ]]; then
@@ -166,7 +177,7 @@ perf_gate() {
   if grep -qx "CMAKE_CXX_COMPILER:[A-Z]*=$(command -v "${CXX:-c++}")" build/CMakeCache.txt && grep -qx 'CMAKE_CXX_FLAGS:STRING=' build/CMakeCache.txt; then
     new=(build/src/libmha.so)
   fi
-  tools/perf_gate.sh --count "$base" "${new[@]}" || gate=$?
+  tools/perf_gate.sh --count "$base" "${new[@]}" 2>&1 | tee "$logs/the performance gate" || gate=$?
   if ((gate == 4)); then
     skip "the performance gate, which could not count; the reason stands above"
   elif ((gate)) && git log --format='%(trailers:key=Perf-Gate,valueonly)' "$base..HEAD" | grep -xF expected >/dev/null; then
@@ -181,14 +192,8 @@ perf_gate() {
 [[ $matrix == quick ]] || perf_gate
 
 rust_crates() {
-  local status=0
   say "testing the Rust crates"
-  MHA_BUILD=build tools/rust/test.sh || status=$?
-  if ((status == 3)); then
-    skip "the Rust crates; the reason stands above"
-  elif ((status)); then
-    failed+=("the Rust crates")
-  fi
+  MHA_BUILD=build run_part "the Rust crates" 3 tools/rust/test.sh
 }
 [[ $matrix == quick ]] || rust_crates
 
@@ -214,6 +219,9 @@ print_list() {
   (($# == 1)) || printf '\ntools/test.sh: %s:\n' "$1"
   (($# == 1)) || printf '  %s\n' "${@:2}"
 }
+for name in "${failed[@]}"; do
+  [[ ! -e $logs/$name ]] || printf '\n== the end of what failed: %s\n%s\n' "$name" "$(tail -n 40 "$logs/$name")"
+done
 print_list "skipped" "${skipped[@]}"
 print_list "failed, see above" "${failed[@]}" >&2
 ((${#failed[@]} == 0))
