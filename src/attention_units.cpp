@@ -113,7 +113,6 @@ AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t n
   scratch.values = take(has_floats_v ? Count(0) : Count(chunk_keys) * width);
   scratch.rotated = take(attention->rotate_k.cos || !has_floats_k ? Count(4) * Count(attention->head_dim) : Count(0));
   scratch.scores = take(max_attend_rows * score_stride);
-  scratch.excluded = take(max_attend_rows * chunk_keys / static_cast<int64_t>(sizeof(float)));
   scratch.states = take(Count(slots) * state);
   scratch.state_stride = state.value();
   scratch.floats = end.value();

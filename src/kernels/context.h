@@ -6,9 +6,9 @@
 namespace mha {
 namespace {
 
-// o[r] = (or +=, if it extends what is there) p[r][j] * value j over `keys`.
+// o[r] = p[r][j] * value j over `keys`.
 MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range keys, const Loops &loops, const float *p, float *o,
-                                    bool extends, const PrefetchSource &ahead) {
+                                    const PrefetchSource &ahead) {
   const int64_t columns = loops.wide.columns;
   const int64_t element = bytes_of(values.storage);
   Tile tile;
@@ -24,7 +24,7 @@ MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range k
     tile.columns[0] = static_cast<const char *>(values.at[group]) + place_in_block(j) * width * element;
     tile.sums[0] = o;
     tile.terms = end - j;
-    tile.mode = extends || j > keys.begin ? Sums::extend : Sums::replace;
+    tile.mode = j > keys.begin ? Sums::extend : Sums::replace;
     const int64_t ahead_bytes = ahead.bytes * (block_of(end + key_block - 1) - group);
     tile.prefetch = no_prefetch(p);
     if (is_ahead) {
@@ -35,23 +35,31 @@ MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range k
   }
 }
 
-// The same, row by row, for keys of which a row may have some and not others: no row is multiplied with a value that it does not attend to.
-// excluded[r]: of the keys of the chunk, those that take no part in the row; null: none.
+// The same for one row, with the keys that take part alone.
 template <class V>
-MHA_NOINLINE void add_masked_values(const Groups &values, int64_t width, Range keys, const float *p, int64_t rows,
-                                    const Attending &attending, const uint8_t *const *excluded, float *o) {
+MHA_NOINLINE void add_values_taking_part(const Groups &values, int64_t width, Range keys, const bool *takes_part, const float *p, float *o) {
+  for (int64_t c = 0; c < width; c += V::size) store(o + c, all<V>(0.0f));
   visit_storage(values.storage, [&](auto stored) {
     for (int64_t j = keys.begin; j < keys.end; ++j) {
+      if (!takes_part[j]) continue;
       const auto *const value =
           static_cast<const typename decltype(stored)::Element *>(values.at[block_of(j)]) + place_in_block(j) * width;
-      for (int64_t r = 0; r < rows; ++r) {
-        if (j < attending.begins[r] || j >= attending.ends[r] || (excluded[r] && excluded[r][j])) continue;
-        const V multiplier = all<V>(p[r * score_stride + j]);
-        float *const row = o + r * width;
-        for (int64_t c = 0; c < width; c += V::size) store(row + c, mul_add(multiplier, load<V>(value + c), load<V>(row + c)));
-      }
+      const V multiplier = all<V>(p[j]);
+      for (int64_t c = 0; c < width; c += V::size) store(o + c, mul_add(multiplier, load<V>(value + c), load<V>(o + c)));
     }
   });
+}
+
+// Whether a number of o, of so many, is NaN or infinite.
+template <class V>
+MHA_INLINE bool has_other_than_finite(const float *o, int64_t count) {
+  V zeros_or_nan = all<V>(0.0f);
+  for (int64_t i = 0; i < count; i += V::size) zeros_or_nan = mul_add(load<V>(o + i), all<V>(0.0f), zeros_or_nan);
+  alignas(64) float lanes[V::size];
+  store(lanes, zeros_or_nan);
+  float sum = 0.0f;
+  for (const float lane : lanes) sum += lane;
+  return sum != 0.0f;  // NaN is not 0
 }
 
 // Values of int8 have their scales multiplied to p.

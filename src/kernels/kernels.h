@@ -136,7 +136,6 @@ struct AttendScratch {
   int64_t values;    // [256][head_dim_v_padded], likewise
   int64_t rotated;   // [4][head_dim], for key rows on their way, to be rotated or widened
   int64_t scores;    // [max_attend_rows][score_stride]
-  int64_t excluded;  // [max_attend_rows][256] bytes
   int64_t states;  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be
                    // read and written behind m and l
   int64_t state_stride;

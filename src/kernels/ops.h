@@ -94,7 +94,6 @@ MHA_INLINE Scalar zero_if_equal(Scalar x, Scalar value, Scalar y) { return {x.x 
 MHA_INLINE Scalar first_lanes(Scalar x, int64_t count, Scalar other) { return count > 0 ? x : other; }
 MHA_INLINE Scalar value_if_nan(Scalar x, Scalar value) { return {x.x != x.x ? value.x : x.x}; }
 MHA_INLINE Scalar canonical_nan(Scalar x) { return {canonical_nan(x.x)}; }
-MHA_INLINE Scalar min_of(Scalar s, Scalar m) { return {s.x < m.x ? s.x : m.x}; }
 MHA_INLINE Scalar times_power(Scalar p, Scalar, Scalar t) { return {float_of(bits_of(p.x) + (bits_of(t.x) << 23))}; }
 
 template <class V>
@@ -130,7 +129,6 @@ MHA_INLINE T opaque(T p) {
 // times_power(p, n, t) is p with n added to its exponent, for an integer n that also stands in the low 9 bits of t, and a normal result.
 // It multiplies by 2^n, exactly; other results and NaN need not come out alike on all machines.
 // sum16 adds the 16 partial sums of a row, held in 16 / V::size vectors, in the contract's tree (i, i+8), (i, i+4), (i, i+2), (i, i+1).
-// has_negative_infinity is asked of the minimum of a row's scores: it tells whether there are keys that take no part.
 
 #if defined(MHA_KERNELS_SCALAR)
 
@@ -145,7 +143,6 @@ MHA_INLINE float sum16(const Scalar (&t)[16]) {
 }
 
 MHA_INLINE float greatest(Scalar v) { return v.x; }
-MHA_INLINE bool has_negative_infinity(Scalar v) { return v.x == -__builtin_inff(); }
 
 #else
 
@@ -224,9 +221,8 @@ MHA_INLINE Vector canonical_nan(Vector x) { return value_if_nan(x, all<Vector>(_
 #if defined(MHA_KERNELS_AVX512)
 
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
-// vmaxps returns its second operand if the first is not greater, NaN included: exactly s > m ? s : m. vminps likewise.
+// vmaxps returns its second operand if the first is not greater, NaN included: exactly s > m ? s : m.
 MHA_INLINE Vector max_of(Vector s, Vector m) { return _mm512_max_ps(s, m); }
-MHA_INLINE Vector min_of(Vector s, Vector m) { return _mm512_min_ps(s, m); }
 MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y);
 }
@@ -237,7 +233,6 @@ MHA_INLINE __m256 upper_half(__m512 v) { return _mm256_castpd_ps(_mm512_extractf
 
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 MHA_INLINE Vector max_of(Vector s, Vector m) { return _mm256_max_ps(s, m); }
-MHA_INLINE Vector min_of(Vector s, Vector m) { return _mm256_min_ps(s, m); }
 MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) { return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), y); }
 MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
@@ -247,7 +242,6 @@ MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
 
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
 MHA_INLINE Vector max_of(Vector s, Vector m) { return vbslq_f32(vcgtq_f32(s, m), s, m); }
-MHA_INLINE Vector min_of(Vector s, Vector m) { return vbslq_f32(vcltq_f32(s, m), s, m); }
 MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) {
   return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, limit)));
 }
@@ -256,7 +250,7 @@ MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
 }
 
 #else
-#error "write mul_add, max_of, min_of, zero_if_less and times_power for this instruction set"
+#error "write mul_add, max_of, zero_if_less and times_power for this instruction set"
 #endif
 
 // From 8 lanes (x86) or 4 lanes (NEON) down to one, by the contract's tree; and the greatest lane, for which any order will do.
@@ -267,8 +261,6 @@ MHA_INLINE float sum16(const Vector (&t)[4]) {
   const float32x2_t s2 = vadd_f32(vget_low_f32(s), vget_high_f32(s));
   return vget_lane_f32(s2, 0) + vget_lane_f32(s2, 1);
 }
-
-MHA_INLINE bool has_negative_infinity(Vector v) { return vmaxvq_u32(vceqq_f32(v, vdupq_n_f32(-__builtin_inff()))) != 0; }
 
 MHA_INLINE float greatest(Vector v) {
   const float32x4_t swapped = vextq_f32(v, v, 2);
@@ -292,19 +284,15 @@ MHA_INLINE float greatest8(__m256 v) {
 }
 
 #if defined(MHA_KERNELS_AVX512)
-MHA_INLINE bool has_negative_infinity(Vector v) { return _mm512_cmp_ps_mask(v, all<Vector>(-__builtin_inff()), _CMP_EQ_OQ) != 0; }
 MHA_INLINE float sum16(const Vector (&t)[1]) { return sum8(_mm256_add_ps(_mm512_castps512_ps256(t[0]), upper_half(t[0]))); }
 MHA_INLINE float greatest(Vector v) { return greatest8(_mm256_max_ps(_mm512_castps512_ps256(v), upper_half(v))); }
 #else
-MHA_INLINE bool has_negative_infinity(Vector v) {
-  return _mm256_movemask_ps(_mm256_cmp_ps(v, all<Vector>(-__builtin_inff()), _CMP_EQ_OQ)) != 0;
-}
 MHA_INLINE float sum16(const Vector (&t)[2]) { return sum8(_mm256_add_ps(t[0], t[1])); }
 MHA_INLINE float greatest(Vector v) { return greatest8(v); }
 #endif
 
 #else
-#error "write sum16, has_negative_infinity and greatest for this instruction set"
+#error "write sum16 and greatest for this instruction set"
 #endif
 #endif
 

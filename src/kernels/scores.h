@@ -66,42 +66,28 @@ MHA_NOINLINE inline void multiply_keys(const KeyBlocks &blocks, const Groups &ke
 
 // ---- Scores
 
-// Which keys of the chunk take part in which rows of a tile: row r has those in [begins[r], ends[r]) but for those excluded. All rows have
-// those in `shared`; none has one outside of `some`.
+// The keys of the chunk that the mask leaves to each row of a tile; none has one outside of `some`.
 struct Attending {
-  int64_t begins[max_attend_rows], ends[max_attend_rows];
-  Range some, shared;
+  Range of_row[max_attend_rows], some;
 };
 
-// Makes scores of a row's products with the keys of some blocks: -infinity outside of `keys`. *m is the greatest of them. Says
-// whether one of the row's own keys has the score -infinity.
+// Makes scores of a row's products with the keys of some blocks: -infinity outside of `keys`. Returns the greatest.
 template <class V>
-MHA_NOINLINE bool score_row(const Attention &call, const Groups &groups, Range blocks, Range keys, float *products, float *m) {
+MHA_NOINLINE float score_row(const Attention &call, const Groups &groups, Range blocks, Range keys, float *products) {
   constexpr int64_t lanes = V::size;
-  const V none = all<V>(-infinity), no_limit = all<V>(infinity), factor = all<V>(call.scale);
-  V greatest_yet = none, min_yet = no_limit;
-  const auto score_of = [&](int64_t key) MHA_INLINED {
-    V dot = load<V>(products + key);
-    if (groups.has_scales) dot = dot * load<V>(groups.scales[block_of(key)] + place_in_block(key));
-    return dot * factor;
-  };
+  const V none = all<V>(-infinity), factor = all<V>(call.scale);
+  V greatest_yet = none;
   for (int64_t key = blocks.begin * key_block; key < blocks.end * key_block; key += lanes) {
-    V known = score_of(key), finite = known;
+    V score = load<V>(products + key);
+    if (groups.has_scales) score = score * load<V>(groups.scales[block_of(key)] + place_in_block(key));
+    score = score * factor;
     if (key < keys.begin || key + lanes > keys.end) {
-      known = first_lanes(first_lanes(none, keys.begin - key, known), keys.end - key, none);
-      finite = first_lanes(first_lanes(no_limit, keys.begin - key, finite), keys.end - key, no_limit);
+      score = first_lanes(first_lanes(none, keys.begin - key, score), keys.end - key, none);
     }
-    greatest_yet = max_of(known, greatest_yet);
-    min_yet = min_of(finite, min_yet);
-    store(products + key, known);
+    greatest_yet = max_of(score, greatest_yet);
+    store(products + key, score);
   }
-  *m = max_of(Scalar{greatest(greatest_yet)}, Scalar{-infinity}).x;
-  return has_negative_infinity(min_yet);
-}
-
-// The keys of a row whose scores are -infinity take no part.
-MHA_NOINLINE inline void find_excluded(Range keys, const float *scores, uint8_t *excluded) {
-  for (int64_t j = keys.begin; j < keys.end; ++j) excluded[j] = scores[j] == -infinity;
+  return max_of(Scalar{greatest(greatest_yet)}, Scalar{-infinity}).x;
 }
 
 // ---- Softmax
