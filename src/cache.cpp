@@ -488,12 +488,17 @@ mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const 
       return report.fail(MHA_ERROR_INVALID_VALUE, 3, "blocks[%lld] is %d; the pool's blocks are numbered 0 to %lld",
                          static_cast<long long>(i), blocks[i], static_cast<long long>(cache->num_blocks - 1));
     }
-    for (int64_t j = 0; blocks[i] != table[i] && j < count; ++j) {
-      if (j != i && blocks[j] == blocks[i]) {
-        return report.fail(MHA_ERROR_INVALID_VALUE, 3, "blocks[%lld] and blocks[%lld] are both %d; each position needs a place of its own",
-                           static_cast<long long>(j < i ? j : i), static_cast<long long>(j < i ? i : j), blocks[i]);
-      }
-    }
+  }
+  // Each block once: the count of one that was seen is negative meanwhile.
+  int32_t *const users = at<int32_t>(cache, layout_of(*cache).users);
+  int64_t seen = 0;
+  for (; seen < count && users[blocks[seen]] >= 0; ++seen) users[blocks[seen]] = ~users[blocks[seen]];
+  for (int64_t i = 0; i < seen; ++i) users[blocks[i]] = ~users[blocks[i]];
+  if (seen < count) {
+    int64_t before = 0;
+    while (blocks[before] != blocks[seen]) ++before;
+    return report.fail(MHA_ERROR_INVALID_VALUE, 3, "blocks[%lld] and blocks[%lld] are both %d; each position needs a place of its own",
+                       static_cast<long long>(before), static_cast<long long>(seen), blocks[seen]);
   }
   for (int64_t i = 0; i < in_use; ++i) {
     if (i >= count || blocks[i] != table[i]) {
@@ -502,7 +507,6 @@ mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const 
                          static_cast<long long>(i), static_cast<long long>(sequence), table[i]);
     }
   }
-  int32_t *const users = at<int32_t>(cache, layout_of(*cache).users);
   for (int64_t i = 0; i < entries; ++i) {
     const int32_t block = i < count ? blocks[i] : no_block;
     if (table[i] == block) continue;

@@ -136,19 +136,34 @@ mha_status check_lengths(Report &report, uint32_t argument, const char *name, co
   return MHA_OK;
 }
 
-// *greatest: of the sequences before. As long as they ascend, none can be there twice.
-mha_status check_in_cache(Report &report, const SequenceArguments &s, int64_t b, int64_t *greatest) {
-  const int64_t sequence = in_cache(s, b);
-  if (const mha_status status = check_cache_sequence(report, s.argument, s.cache, sequence)) return status;
-  if (sequence > *greatest) {
-    *greatest = sequence;
-    return MHA_OK;
+// That cache_sequences has each at most once. If they do not ascend, they are gone through for 32768 of the cache's sequences at a time,
+// with a bit for each on the stack: there is no memory for more, and other calls may read the cache meanwhile.
+mha_status check_cache_sequences(Report &report, const SequenceArguments &s) {
+  const int64_t *const sequences = s.cache_sequences;
+  bool ascend = true;
+  for (int64_t b = 0; b < s.batch; ++b) {
+    if (const mha_status status = check_cache_sequence(report, s.argument, s.cache, sequences[b])) return status;
+    ascend = ascend && (b == 0 || sequences[b - 1] < sequences[b]);
   }
-  for (int64_t other = 0; s.cache_sequences && other < b; ++other) {
-    if (s.cache_sequences[other] == sequence) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                         "cache_sequences[%lld] and [%lld] are both %lld; a call has each at most once", static_cast<long long>(other),
-                         static_cast<long long>(b), static_cast<long long>(sequence));
+  constexpr int64_t at_once = 1 << 15;
+  for (int64_t first = 0, next; !ascend && first < s.cache->num_sequences; first = next) {
+    uint64_t seen[at_once / 64] = {};
+    next = INT64_MAX;
+    for (int64_t b = 0; b < s.batch; ++b) {
+      const int64_t at = sequences[b] - first;
+      if (at < 0) continue;
+      if (at >= at_once) {
+        next = std::min(next, sequences[b]);
+        continue;
+      }
+      const uint64_t bit = uint64_t{1} << at % 64;
+      if (seen[at / 64] & bit) {
+        return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
+                           "cache_sequences[%lld] and [%lld] are both %lld; a call has each at most once",
+                           static_cast<long long>(std::find(sequences, sequences + b, sequences[b]) - sequences), static_cast<long long>(b),
+                           static_cast<long long>(sequences[b]));
+      }
+      seen[at / 64] |= bit;
     }
   }
   return MHA_OK;
@@ -233,10 +248,11 @@ mha_status check_sequence_arrays(Report &report, const SequenceArguments &s) {
   if (const mha_status status = check_lengths(report, s.argument, "q_lengths", s.q_lengths, s.batch, s.n_q)) return status;
   if (const mha_status status = check_lengths(report, s.argument, "kv_lengths", s.kv_lengths, s.batch, s.n_kv)) return status;
   const bool are_alike = !s.q_start && !s.is_ragged() && !s.cache && !(s.has_rope() && (s.rope.q_positions || s.rope.k_positions));
-  int64_t greatest = -1;
+  if (s.cache_sequences) {
+    if (const mha_status status = check_cache_sequences(report, s)) return status;
+  }
   for (int64_t b = 0; b < s.batch && !(are_alike && b > 0); ++b) {
     if (s.cache) {
-      if (const mha_status status = check_in_cache(report, s, b, &greatest)) return status;
       if (const mha_status status = check_append(report, s.argument, s.cache, in_cache(s, b), keys_of(s, b))) return status;
     }
     if (s.cache && s.q_start && s.is_self && has_positions(s) && queries_of(s, b) > 0 && s.q_start[b] != past_of(s, b)) {

@@ -691,6 +691,76 @@ TEST(CallErrors, SequencesThatAreNotThereOrTwice) {
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"batch|cache_sequences", "4", "3"});
 }
 
+// A million sequences or blocks in any order, of which none or one is there twice: to compare each with each would take minutes.
+mha_kv_cache_config ManyConfig(uint32_t kind) {
+  mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
+  const int64_t many = int64_t{1} << 20;
+  config.kind = kind;
+  config.num_sequences = kind == kPaged ? 1 : many;
+  config.capacity = kind == kPaged ? 16 * many : 16;
+  config.num_kv_heads = config.head_dim = 1;
+  config.k_type = config.v_type = MHA_TYPE_INT8;
+  if (kind == kPaged) config.block_positions = 16, config.num_blocks = static_cast<int32_t>(many);
+  return config;
+}
+
+template <typename Number>
+std::vector<Number> Descending(int64_t count) {
+  std::vector<Number> numbers(static_cast<size_t>(count));
+  for (size_t i = 0; i < numbers.size(); i++) numbers[i] = static_cast<Number>(count - 1 - static_cast<int64_t>(i));
+  return numbers;
+}
+
+// A cache of which next to nothing is written.
+struct ManyCache {
+  explicit ManyCache(uint32_t kind) : config(ManyConfig(kind)) {
+    mha_error error;
+    size_t bytes = 0;
+    Check(mha_kv_cache_size(&config, &bytes, &error), error);
+    buffer = Memory(bytes, Place::kBeforeGuard, 64);
+    Check(mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, &error), error);
+  }
+
+  mha_kv_cache_config config;
+  Memory buffer;
+  mha_kv_cache *cache = nullptr;
+};
+
+TEST(CallErrors, AMillionSequencesInAnyOrderAreFoundToBeOnceInNoTime) {
+  ManyCache many(kContiguous);
+  std::vector<int64_t> sequences = Descending<int64_t>(many.config.num_sequences);
+  const float row[] = {1};
+  mha_attention_args args = Zeroed<mha_attention_args>();
+  args.batch = many.config.num_sequences;
+  args.n_q = args.n_kv = args.num_heads = args.num_kv_heads = args.head_dim = 1;
+  args.q = row, args.k = args.v = row;
+  args.cache = many.cache;
+  args.cache_sequences = sequences.data();
+  std::vector<float> output(1);
+  args.output = output.data();  // not written: the call is only described
+  mha_call_info info = Zeroed<mha_call_info>();
+  ExpectSucceeds([&](mha_error *error) { return mha_attention_info(&args, &info, error); });
+  for (const size_t place : {size_t{0}, size_t{40000}, sequences.size() - 2}) {
+    const int64_t before = sequences[place];
+    sequences[place] = sequences.back();
+    ExpectFails([&](mha_error *error) { return mha_attention_info(&args, &info, error); },
+                {MHA_ERROR_INVALID_VALUE, {1}, {std::to_string(place), std::to_string(sequences.size() - 1)}});
+    sequences[place] = before;
+  }
+}
+
+TEST(CacheErrors, AMillionBlocksInAnyOrderAreFoundToBeOnceInNoTime) {
+  ManyCache many(kPaged);
+  std::vector<int32_t> blocks = Descending<int32_t>(many.config.num_blocks);
+  const auto set = [&](mha_error *error) {
+    return mha_kv_cache_set_blocks(many.cache, 0, blocks.data(), static_cast<int64_t>(blocks.size()), error);
+  };
+  blocks.back() = blocks.front();
+  ExpectFails(set, {MHA_ERROR_INVALID_VALUE, {3}, {"0", std::to_string(blocks.size() - 1)}});
+  blocks.back() = 0;
+  ExpectSucceeds(set);
+}
+
 TEST(CallErrors, ACacheOfAnotherShape) {
   for (const auto change : {+[](mha_kv_cache_config &c) { c.num_kv_heads = 4; }, +[](mha_kv_cache_config &c) { c.head_dim = 5; },
                             +[](mha_kv_cache_config &c) { c.head_dim_v = 4; }, +[](mha_kv_cache_config &c) { c.num_kv_heads = 1; }}) {
