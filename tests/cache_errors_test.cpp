@@ -445,19 +445,25 @@ TEST(CacheErrors, ReadingPositionsThatAreNotHeldIsOne) {
   }
 }
 
-// A ring has the last `capacity` positions that were ever written: neither truncating nor copying brings back what lay there before.
+// A ring has the last `capacity` positions that were ever written: neither truncating, nor appending after that, nor copying brings back what
+// lay there before.
 TEST(CacheErrors, PositionsThatARingHasOverwrittenDoNotComeBack) {
   struct Held {
     const char *what;
     int64_t sequence, oldest, length;
   };
-  Cache cache(Config(kRing));  // of 48
+  mha_kv_cache_config config = Config(kRing);  // of 48
+  config.num_sequences = 4;
+  Cache cache(config);
   cache.Append(0, Rows(50));
   cache.Append(1, Rows(50));
   cache.Truncate(1, 42);
   cache.CopyPrefix(0, 2, 45);
+  cache.Append(3, Rows(60));
+  cache.Truncate(3, 50);
+  cache.Append(3, Rows(2));
   std::vector<float> k(64 * 8, kNan), v(64 * 6, kNan);
-  for (const Held &held : {Held{"all", 0, 2, 50}, {"truncated", 1, 2, 42}, {"copied", 2, 2, 45}}) {
+  for (const Held &held : {Held{"all", 0, 2, 50}, {"truncated", 1, 2, 42}, {"copied", 2, 2, 45}, {"truncated and grown", 3, 12, 52}}) {
     SCOPED_TRACE(held.what);
     for (int64_t first = 0; first < held.length; first++) {
       mha_error error = {};

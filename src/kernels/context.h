@@ -37,7 +37,8 @@ MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range k
 
 // The same for one row, with the keys that take part alone.
 template <class V>
-MHA_NOINLINE void add_values_taking_part(const Groups &values, int64_t width, Range keys, const bool *takes_part, const float *p, float *o) {
+MHA_NOINLINE void add_values_taking_part(const Groups &values, int64_t width, Range keys, const bool *takes_part, const float *p,
+                                         float *o) {
   for (int64_t c = 0; c < width; c += V::size) store(o + c, all<V>(0.0f));
   visit_storage(values.storage, [&](auto stored) {
     for (int64_t j = keys.begin; j < keys.end; ++j) {
