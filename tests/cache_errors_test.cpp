@@ -445,8 +445,8 @@ TEST(CacheErrors, ReadingPositionsThatAreNotHeldIsOne) {
   }
 }
 
-// A ring has the last `capacity` positions that were ever written: neither truncating, nor appending after that, nor copying brings back what
-// lay there before.
+// A ring has the last `capacity` positions that were ever written: neither truncating, nor appending after that, nor copying brings back
+// what lay there before.
 TEST(CacheErrors, PositionsThatARingHasOverwrittenDoNotComeBack) {
   struct Held {
     const char *what;
