@@ -9,10 +9,10 @@
 namespace mha {
 namespace {
 
-[[maybe_unused]] constexpr Tuning plain = {1, false, 24, int64_t{256} << 10, int64_t{8} << 20};
+[[maybe_unused]] constexpr Tuning plain = {1, false, 24, int64_t{256} << 10, int64_t{8} << 20, false};
 
 // AMD Zen 3 (EPYC 7003): it follows several streams of memory by itself, at 1.3 times the speed of one.
-[[maybe_unused]] constexpr Tuning zen3 = {4, true, 64, int64_t{256} << 10, int64_t{8} << 20};
+[[maybe_unused]] constexpr Tuning zen3 = {4, true, 64, int64_t{256} << 10, int64_t{3} << 20, true};
 
 }  // namespace
 

@@ -12,11 +12,11 @@
 namespace mha {
 namespace {
 
-// How many rows the next tile has: a full one, but none that leaves one or two, for which the machine would be half idle.
+// How many rows the next tile has: a full one, but none that leaves so few that they have too few chains to keep the machine busy.
 template <class V>
 MHA_INLINE int64_t next_tile_rows(int64_t left) {
-  constexpr int64_t most = TileShape<V::size>::max_rows;
-  return left > most && left <= most + 2 ? 4 : min(left, most);
+  constexpr int64_t most = TileShape<V::size>::max_rows, too_few = 2 * TileShape<V::size>::project_vectors(2) < 8 ? 2 : 1;
+  return left > most && left <= most + too_few ? 4 : min(left, most);
 }
 
 constexpr int64_t own_prefetch_terms = 24;  // so far ahead two rows prefetch the block that they read
@@ -97,6 +97,49 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
   }
 }
 
+// Two to four rows and weights from the memory. A loop over one panel reads one stretch of the memory; here four panels advance in step, in
+// slices of a few terms, and the loops prefetch the next slices of all four. Panels from `panel` on; returns the first that is left.
+template <class V>
+MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, int64_t panel, int64_t panel_end) {
+  constexpr int64_t in_step = 4, stride = in_step * panel_columns, slice = 32;
+  static_assert(prefetch_places(2) == in_step && prefetch_places(4) == in_step, "one place in each panel");
+  alignas(64) float sums[4 * stride], block_sums[4 * stride];
+  const Loop loop = loops_over_weights<V>(rows.count, p.storage, true, true).wide;
+  const int64_t element = bytes_of(p.storage), passes = panel_columns / loop.columns;
+  const int64_t step = panel_columns * element / (passes * in_step), pass_bytes = slice * in_step * step;
+  Tile tile;
+  tile.column_stride = panel_columns;
+  tile.chain = dot_block;
+  tile.sums_stride = stride;
+  tile.repeats = in_step;
+  tile.next_sums = panel_columns;
+  for (; panel + in_step <= panel_end && (panel + in_step) * panel_columns <= p.columns; panel += in_step) {
+    const StoredPanel stored(p, panel);
+    tile.next_columns = stored.bytes / element;
+    for (int64_t k = 0, end; k < p.depth; k = end) {
+      end = min(p.depth, k + slice);
+      const char *const next = end < p.depth ? stored.at<char>(end) : stored.at<char>(0) + in_step * stored.bytes;
+      tile.terms = end - k;
+      tile.mode = k % dot_block == 0 ? Sums::replace : Sums::extend;
+      for (int64_t r = 0; r < loop.rows; ++r) tile.rows[r] = rows.in[r] + k;
+      for (int64_t pass = 0; pass < passes; ++pass) {
+        tile.columns[0] = stored.at<char>(k) + pass * loop.columns * element;
+        tile.sums[0] = block_sums + pass * loop.columns;
+        tile.prefetch = {next + pass * pass_bytes, stored.bytes, step, 0};
+        loop.run(tile);
+      }
+      if (end < p.depth && end % dot_block != 0) continue;
+      for (int64_t i = 0; i < rows.count * stride; i += V::size) {
+        const V sum = load<V>(block_sums + i);
+        store(sums + i, end <= dot_block ? sum : load<V>(sums + i) + sum);
+      }
+    }
+    finish_sums<V>(stored, rows.count, stride, sums, stride);
+    write_results<V>(p, rows.first, rows.count, sums, stride, panel, in_step);
+  }
+  return panel;
+}
+
 // Int4: some groups of 32 terms at a time, which are widened once for all rows.
 template <class V>
 MHA_NOINLINE void project_int4(const Projection &p, const RowBlock &rows, int64_t panel_begin, int64_t panel_end) {
@@ -131,7 +174,14 @@ void project(const Projection &p, int64_t row_begin, int64_t row_end, int64_t pa
       project_int4<V>(p, rows, panel_begin, panel_end);
     } else {
       const bool is_widened = p.storage != Storage::f32 && (V::size == 1 || rows.count > max_rows_widened_in_registers);
-      project_panels<V>(p, rows, is_widened, panel_begin, panel_end);
+      int64_t panel = panel_begin;
+      if constexpr (TileShape<V::size>::has_steps) {
+        const bool is_far = p.depth * p.columns * bytes_of(p.storage) > p.tuning->level3_weight_bytes;
+        if (p.tuning->reads_panels_in_step && is_far && rows.count >= 2 && rows.count <= 4) {
+          panel = project_in_step<V>(p, rows, panel, panel_end);
+        }
+      }
+      project_panels<V>(p, rows, is_widened, panel, panel_end);
     }
   }
 }

@@ -32,8 +32,8 @@ struct Prefetch {
   int64_t apart, step, skip;
 };
 
-// Several rows compute for long enough, so that two places do.
-MHA_INLINE constexpr uint32_t prefetch_places(int64_t rows) { return rows > 2 ? 2 : 4; }
+// Many rows compute for long enough, so that two places do.
+MHA_INLINE constexpr uint32_t prefetch_places(int64_t rows) { return rows > 4 ? 2 : 4; }
 
 MHA_INLINE Prefetch no_prefetch(const void *anywhere) { return {static_cast<const char *>(anywhere), 0, 0, 0}; }
 
@@ -271,6 +271,7 @@ constexpr int min_vectors = V::size == 1 ? 4 : key_block / static_cast<int>(V::s
 //   score_blocks(R)      blocks of 16 keys at once
 //   context_vectors(R)   columns of values at once; those that are left are computed 16 at a time
 //   terms_at_once(R)     of a chain: two where the steps would be so short that the end of a chain, which is mispredicted, costs much
+//   has_steps            whether few rows can read several panels in step, which takes long code
 //   exp_vectors          so many run side by side through exp, whose constants take registers too
 template <>
 struct TileShape<16> {  // AVX-512
@@ -281,6 +282,7 @@ struct TileShape<16> {  // AVX-512
   static constexpr int score_blocks(int rows) { return rows == 1 ? 8 : 4; }
   static constexpr int context_vectors(int) { return 4; }
   static constexpr int terms_at_once(int) { return 1; }
+  static constexpr bool has_steps = false;
 };
 
 template <>
@@ -292,6 +294,7 @@ struct TileShape<8> {  // AVX2
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
   static constexpr int terms_at_once(int rows) { return rows > 4 && !is_small_code ? 2 : 1; }
+  static constexpr bool has_steps = !is_small_code;
 };
 
 template <>
@@ -303,6 +306,7 @@ struct TileShape<4> {  // NEON
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int) { return 4; }
   static constexpr int terms_at_once(int) { return 1; }
+  static constexpr bool has_steps = false;
 };
 
 template <>
@@ -314,6 +318,7 @@ struct TileShape<1> {  // scalar
   static constexpr int score_blocks(int) { return 1; }
   static constexpr int context_vectors(int) { return 4; }
   static constexpr int terms_at_once(int) { return 1; }
+  static constexpr bool has_steps = false;
 };
 
 // ---- The loops for so many rows, or a few more
