@@ -14,6 +14,7 @@
 #include "support/fixtures.h"
 #include "support/instruction_sets.h"
 #include "support/rope.h"
+#include "support/rounds.h"
 #include "support/same_bits.h"
 #include "support/schedulers.h"
 #include "support/specify.h"
@@ -303,7 +304,7 @@ AttentionProblem RandomProblem(Random *random) {
 }
 
 TEST_P(Padding, RandomCasesWithLengthsWindowsAndRotationsEqualTheSpecification) {
-  for (int64_t n = 0; n < 150 && !HasFailure(); n++) {
+  for (int64_t n = 0; n < Rounds(150) && !HasFailure(); n++) {
     Random random(7000 + static_cast<uint64_t>(n));
     AttentionProblem problem = RandomProblem(&random);
     const Values kind = RandomKind(&random);

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "interface_support.h"
+#include "support/rounds.h"
 
 namespace {
 
@@ -348,7 +349,7 @@ TEST(RopeTables, AreTheSpecificationsBitForBitInRandomCases) {
   const auto number = [&](int exponent) {
     return std::ldexp(1 + (random.Coin() ? 0 : std::fabs(random.Uniform())), static_cast<int>(random.Below(exponent)));
   };
-  for (int i = 0; i < 300 && !testing::Test::HasFailure(); i++) {
+  for (int i = 0; i < support::Rounds(300) && !testing::Test::HasFailure(); i++) {
     mha_rope_config config = Config(2 * random.Between(1, 70), random.Below(int64_t{1} << random.Between(1, 31)), random.Between(1, 3));
     config.first_position = std::min(config.first_position, kEndOfPositions - config.num_positions);
     config.base = random.Coin() ? 10000 : number(64);

@@ -12,6 +12,7 @@
 #include "support/fixtures.h"
 #include "support/instruction_sets.h"
 #include "support/rope.h"
+#include "support/rounds.h"
 #include "support/same_bits.h"
 #include "support/schedulers.h"
 #include "support/specify.h"
@@ -70,7 +71,7 @@ class GivenIn16Bits : public InstructionSetTest {};
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(GivenIn16Bits);
 
 TEST_P(GivenIn16Bits, KeysAndValuesAreTheFloatsThatTheyWidenTo) {
-  for (int64_t n = 0; n < 120 && !HasFailure(); n++) {
+  for (int64_t n = 0; n < Rounds(120) && !HasFailure(); n++) {
     Random random(900 + static_cast<uint64_t>(n));
     AttentionProblem problem;
     problem.batch = random.Between(1, 3);

@@ -71,12 +71,14 @@ class StoredWeights : public InstructionSetTest {
 
 TEST_P(StoredWeights, GiveTheBitsOfTheSpecificationForEveryNumberOfRows) {
   Random random(1);
+  Sample sample;
   // Depths around the groups of 32 and the blocks of 256, odd and even; columns that fill panels of 48 and ones that do not.
   const struct {
     int64_t dim, heads, kv_heads, head_dim, head_dim_v, output_dim;
   } shapes[] = {{1, 1, 1, 1, 1, 1}, {31, 2, 1, 12, 7, 49}, {64, 3, 3, 16, 16, 48}, {257, 2, 2, 24, 31, 100}, {289, 2, 1, 26, 17, 289}};
   for (const auto &shape : shapes) {
     for (int64_t n = 1; n <= 40; n += n < 26 ? 1 : 5) {
+      if (!sample.Takes()) continue;
       const LayerProblem problem =
           RandomProblem(&random, n, shape.dim, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim_v, shape.output_dim);
       ExpectTheSpecificationForEveryType(problem);
