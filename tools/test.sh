@@ -79,7 +79,7 @@ build() {  # FOLDER ARGUMENT...
 
 # What a suite or a part prints is kept as well: where a long log is cut, its end shows the last lines of what failed.
 logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$logs"' EXIT
 
 # Every suite runs, whatever happened to those before it. The closing list of skipped tests is left out for its length; ctest counts them.
 run_tests() {  # FOLDER ARGUMENT...
@@ -89,13 +89,29 @@ run_tests() {  # FOLDER ARGUMENT...
   fi
 }
 
-# Part NAME by COMMAND, which exits with UNTESTED where it cannot test; the reason stands above then.
-run_part() {  # NAME UNTESTED COMMAND...
+# Part NAME by COMMAND, which exits with 3 where it cannot test; the reason stands above then.
+run_part() {  # NAME COMMAND...
   local status=0
-  "${@:3}" 2>&1 | tee "$logs/$1" || status=$?
-  if ((status == $2)); then
+  "${@:2}" 2>&1 | tee "$logs/$1" || status=$?
+  part_ended "$1" "$status"
+}
+
+# The same beside what follows, one at a time. What it prints comes when it is waited for.
+start_part() {  # NAME COMMAND...
+  "${@:2}" >"$logs/$1" 2>&1 &
+  started=$!
+}
+await_part() {  # NAME
+  local status=0
+  wait "$started" || status=$?
+  cat "$logs/$1"
+  part_ended "$1" "$status"
+}
+
+part_ended() {  # NAME STATUS
+  if (($2 == 3)); then
     skip "$1; the reason stands above"
-  elif ((status)); then
+  elif (($2)); then
     failed+=("$1")
   fi
 }
@@ -147,11 +163,6 @@ test_objects() {  # BUILD_TYPE
 }
 [[ $matrix == quick ]] || test_objects MinSizeRel
 
-emulated_avx512() {
-  say "testing the AVX-512 kernels of build, emulated"
-  run_part "the AVX-512 kernels, which this processor cannot run, emulated" 3 tools/test_avx512.sh
-}
-[[ $matrix == quick || $(uname -m) != x86_64 ]] || grep -qs avx512dq /proc/cpuinfo || emulated_avx512
 if [[ $matrix == all ]]; then
   test_objects Debug
   sanitize="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
@@ -191,17 +202,28 @@ perf_gate() {
 }
 [[ $matrix == quick ]] || perf_gate
 
-rust_crates() {
+# The Rust crates and the packages of Python leave processors idle, which can emulate AVX-512 meanwhile.
+other_parts() {
+  local avx512="the AVX-512 kernels, which this processor cannot run, emulated" emulate=no
+  if [[ $(uname -m) == x86_64 ]] && ! grep -qs avx512dq /proc/cpuinfo; then emulate=yes; fi
+  if [[ $emulate == yes ]]; then
+    say "testing the AVX-512 kernels of build, emulated, beside what follows"
+    start_part "$avx512" tools/test_avx512.sh
+  fi
   say "testing the Rust crates"
-  MHA_BUILD=build run_part "the Rust crates" 3 tools/rust/test.sh
+  MHA_BUILD=build run_part "the Rust crates" tools/rust/test.sh
+  # Packages for the tests of tools/python. Where PyPI is not to be reached, ctest shows these as skipped.
+  if [[ $setup == yes ]]; then
+    say "packages of Python, in build/python"
+    tools/python/setup.sh || skip "tests python.*, which need packages that could not be installed; the reason stands above"
+  fi
+  if [[ $emulate == yes ]]; then
+    say "the emulated AVX-512 kernels, which ran beside that"
+    await_part "$avx512"
+  fi
 }
-[[ $matrix == quick ]] || rust_crates
+[[ $matrix == quick ]] || other_parts
 
-# Packages for the tests of tools/python. Where PyPI is not to be reached, ctest shows these as skipped.
-if [[ $setup == yes && $matrix != quick ]]; then
-  say "packages of Python, in build/python"
-  tools/python/setup.sh || skip "tests python.*, which need packages that could not be installed; the reason stands above"
-fi
 if [[ $matrix == all ]]; then run_tests build; else run_tests build -LE '^slow$'; fi
 if [[ $matrix == all ]]; then
   say "sizes"
