@@ -66,6 +66,7 @@ struct Destination {
 //   int8:           the same of codes, scales [ceil(columns / 48)][48]
 //   int4:           panels [ceil(columns / 48)][ceil(depth / 2)][48] of bytes: the code of an even term + 8 in the low half, that of the
 //                   next one in the upper half; scales [ceil(columns / 48)][ceil(depth / 32)][48]
+//                   48 bytes behind the last panel may be read too
 struct Projection {
   InputRows x;
   int64_t rows;     // of all sequences together

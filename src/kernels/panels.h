@@ -88,20 +88,14 @@ MHA_INLINE void halves_of_terms(const Int4 *from, F16 *to) {
   halves_of_codes(from + 4 * half, to + 2 * columns + half, to + 3 * columns + half, half);
 }
 
+// Four at a time: behind the last term that is there come numbers that are nobody's, of the next panel or of the scales.
 template <class V>
 inline void widen_codes(const Int4 *from, int64_t terms, F16 *to) {
-  int64_t k = 0;
-  for (; k + 4 <= terms; k += 4, from += 2 * panel_columns, to += 4 * panel_columns) {
+  for (int64_t k = 0; k < terms; k += 4, from += 2 * panel_columns, to += 4 * panel_columns) {
     __builtin_prefetch(reinterpret_cast<const char *>(from) + code_prefetch_bytes);
     __builtin_prefetch(reinterpret_cast<const char *>(from) + code_prefetch_bytes + 64);
     halves_of_terms(from, to);
   }
-  if (k == terms) return;
-  // Nothing is read behind the panel's last row of bytes.
-  Int4 two_rows[2 * panel_columns] = {};
-  const int64_t rows = (terms - k + 1) / 2;
-  __builtin_memcpy(two_rows, from, static_cast<size_t>(rows * panel_columns));
-  halves_of_terms(two_rows, to);
 }
 #endif
 
