@@ -20,6 +20,7 @@ shapes = {
     "attention n=1 past=2000 H=1 head_dim=64 kv_type=int8": (35, 0.89),
     "attention n=1 past=512 H=8 kv_heads=1 head_dim=64": (19, 0.57),
     "attention n=1 past=520 H=7 kv_heads=1 head_dim=80 kv_type=bf16": (22, 0.7),
+    "attention n=1 past=512 H=4 head_dim=72": (22, 0.55),
     "attention n=2 past=512 H=2 head_dim=64": (19, 0.69),
     "attention n=50 n_kv=300 H=1 head_dim=64": (20, 0.51),
     "layer n=1 D=192 H=3": (20, 0.44),

@@ -87,7 +87,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     add_values(chunks[c].values, width, keys[c].some, loops, scores_of(c), o, ahead);
     if (!has_other_than_finite<V>(o, rows.count * width)) continue;
     for (int64_t r = 0; r < rows.count; ++r) {
-      if (!has_other_than_finite<V>(o + r * width, width)) continue;
+      if (!has_other_than_finite<V>(o + r * width, call.head_dim_v)) continue;  // behind, a cache has what was in its memory before
       attend_row_by_keys<V>(unit, chunks[c], keys[c].of_row[r], rows.begin + r, slot + c, scores_of(c) + r * score_stride);
     }
   }

@@ -53,9 +53,13 @@ MHA_NOINLINE void add_values_taking_part(const Groups &values, int64_t width, Ra
 
 // Whether a number of o, of so many, is NaN or infinite.
 template <class V>
-MHA_INLINE bool has_other_than_finite(const float *o, int64_t count) {
-  V zeros_or_nan = all<V>(0.0f);
-  for (int64_t i = 0; i < count; i += V::size) zeros_or_nan = mul_add(load<V>(o + i), all<V>(0.0f), zeros_or_nan);
+MHA_NOINLINE bool has_other_than_finite(const float *o, int64_t count) {
+  constexpr int64_t at_once = V::size;
+  const V zero = all<V>(0.0f);
+  V zeros_or_nan = zero;
+  int64_t i = 0;
+  for (; i + at_once <= count; i += at_once) zeros_or_nan = zeros_or_nan + load<V>(o + i) * zero;
+  if (i < count) zeros_or_nan = zeros_or_nan + first_lanes(load<V>(o + i), count - i, zero) * zero;
   alignas(64) float lanes[V::size];
   store(lanes, zeros_or_nan);
   float sum = 0.0f;

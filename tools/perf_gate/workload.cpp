@@ -101,6 +101,7 @@ void Workload::fill_caches() {
     const auto *const config = config_memory.as<mha_kv_cache_config>();
     if (library.kv_cache_size(config, &bytes, &error)) refused(index, error);
     caches_.push_back(allocate(bytes));
+    caches_.back().Fill(0xff);  // what a cache's memory held before must not make it slow
     if (library.kv_cache_init(config, caches_.back().data(), bytes, &cache, &error)) refused(index, error);
     for (int64_t sequence = 0; sequence < shape_.batch; ++sequence) {
       for (int64_t first = 0; first < shape_.past; first += rows) {
