@@ -129,8 +129,6 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k, const Element
   }
 }
 
-constexpr int own_prefetch_bytes = 1536;  // so far ahead loops of several rows prefetch their own columns
-
 alignas(64) constexpr float zeros[panel_columns + 16] = {};
 
 template <class V, int R, int B, int C, class Element, bool prefetches>
@@ -184,7 +182,6 @@ MHA_NOCLONE void multiply(const Tile &tile) {
           }
           place += step;
         }
-        if constexpr (R > 2) __builtin_prefetch(reinterpret_cast<const char *>(columns[0] + at) + own_prefetch_bytes, 0, 3);
       };
       const auto add_next_term = [&]() MHA_INLINED {
         add_term<C>(rows, k, columns, at, acc);
