@@ -33,15 +33,6 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   }
 }
 
-// Rows lie far apart, which hides them from the processor's own prefetching: they are asked for while those before them are computed.
-// (Inlined by force: g++ 12 takes a function that only prefetches for one without effect, and leaves out its calls.)
-MHA_INLINE void prefetch_queries(const Unit &unit, int64_t begin, int64_t end) {
-  for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
-    const float *const from = unit.input(row);
-    for (int64_t k = 0; k < unit.call.head_dim; k += 16) __builtin_prefetch(from + k);
-  }
-}
-
 // ---- One unit
 
 MHA_INLINE Range chunks_of(Range keys) {
@@ -96,7 +87,7 @@ template <class V>
 inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   const auto keys_of_tile = [&](int64_t row, int64_t end) { return end - row == unit.num_rows ? all_keys : keys_of_rows(unit, row, end); };
   const int64_t first = chunks.begin;
-  const bool streams = is_streamed<V>(unit), prefetches = streams && unit.num_rows > 1;
+  const bool streams = is_streamed<V>(unit), prefetches = streams && (unit.num_rows > 1 || !has_floats(unit.call));
   const int64_t tile_rows = rows_of_tiles<V>(unit, streams), tiles = (unit.num_rows + tile_rows - 1) / tile_rows;
   const Unit next_unit = prefetches ? unit_after(unit) : unit;
   const Range keys_of_next = prefetches ? first_keys(next_unit) : Range{0, 0};
@@ -111,16 +102,13 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
     const int64_t begin = c * chunk_keys, next = begin + count * chunk_keys, slot = slots_before(c, first);
     NextChunk upcoming;
     if (prefetches) {
-      const bool is_last = c + 1 == chunks.end;
+      const bool is_last = c + count == chunks.end;
       upcoming.find(is_last ? next_unit : unit, is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys}));
     }
     int64_t first_row = unit.num_rows;
     for (int64_t row = 0, end, tile = 0; row < unit.num_rows; row = end, ++tile) {
       end = min(unit.num_rows, row + tile_rows);
-      if (c == first) {
-        copy_queries<V>(unit, row, end);
-        prefetch_queries(unit, end, min(end + tile_rows, unit.num_rows));
-      }
+      if (c == first) copy_queries<V>(unit, row, end);
       const Range keys = keys_of_tile(row, end);
       if (keys.end <= begin && c > first) continue;  // these rows are done: later ones have later keys
       first_row = min(first_row, row);

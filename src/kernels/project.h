@@ -102,7 +102,7 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
 template <class V>
 MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, int64_t panel, int64_t panel_end) {
   constexpr int64_t in_step = 4, stride = in_step * panel_columns, slice = 32;
-  static_assert(prefetch_places(2) == in_step && prefetch_places(4) == in_step, "one place in each panel");
+  static_assert(prefetch_places(2, 1) == in_step && prefetch_places(4, 1) == in_step, "one place in each panel");
   alignas(64) float sums[4 * stride], block_sums[4 * stride];
   const Loop loop = loops_over_weights<V>(rows.count, p.storage, true, true).wide;
   const int64_t element = bytes_of(p.storage), passes = panel_columns / loop.columns;

@@ -33,6 +33,8 @@ MHA_NOINLINE inline void multiply_keys(const KeyBlocks &blocks, const Groups &ke
                                        int64_t num_rows, int64_t head_dim, bool interleaves, const PrefetchSource &ahead) {
   const uint32_t most = static_cast<uint32_t>(loops.wide.blocks);
   const int64_t apart = interleaves ? (static_cast<uint32_t>(blocks.count) + most - 1) / most : 1;
+  // Blocks side by side prefetch all groups of the next chunk in turn.
+  const int64_t groups_ahead = interleaves ? static_cast<uint32_t>(groups.end - groups.begin) / static_cast<uint32_t>(apart) : 1;
   Tile tile;
   for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = queries + min(r, num_rows - 1) * head_dim;
   tile.column_stride = key_block;
@@ -49,7 +51,7 @@ MHA_NOINLINE inline void multiply_keys(const KeyBlocks &blocks, const Groups &ke
       tile.columns[b] = blocks.at[block];
       tile.sums[b] = blocks.to[block];
     }
-    const int64_t group = groups.begin + i;
+    const int64_t group = groups.begin + i * groups_ahead;
     const bool is_ahead = ahead.has(group);
     tile.repeats = 1;
     if (loop.blocks == 1 && !interleaves) {
@@ -57,7 +59,7 @@ MHA_NOINLINE inline void multiply_keys(const KeyBlocks &blocks, const Groups &ke
       if (is_ahead) tile.repeats = min(tile.repeats, block_of(ahead.groups->run_end[group]) - group);
     }
     step = interleaves ? 1 : loop.blocks * tile.repeats;
-    const int64_t ahead_bytes = step * ahead.bytes;
+    const int64_t ahead_bytes = step * groups_ahead * ahead.bytes;
     tile.prefetch = is_ahead ? prefetch_stretch(ahead.at(group) + ahead.share * ahead_bytes, ahead_bytes, loop, head_dim, tile.repeats)
                              : no_prefetch(queries);
     loop.run(tile);

@@ -32,8 +32,12 @@ struct Prefetch {
   int64_t apart, step, skip;
 };
 
-// Many rows compute for long enough, so that two places do.
-MHA_INLINE constexpr uint32_t prefetch_places(int64_t rows) { return rows > 4 ? 2 : 4; }
+// Many rows compute for long enough, so that two places do. One row reads several blocks in as many places: one more is enough.
+MHA_INLINE constexpr uint32_t prefetch_places(int64_t rows, int64_t blocks) { return rows > 4 ? 2 : rows == 1 && blocks > 1 ? 1 : 4; }
+
+// Which loops of a shape prefetch. Those for floats, and for what int4 is widened to, do so by choice; other numbers of fewer bits come
+// from the memory, and their loops always do.
+enum class Prefetching { never, fewer_bits, all };
 
 MHA_INLINE Prefetch no_prefetch(const void *anywhere) { return {static_cast<const char *>(anywhere), 0, 0, 0}; }
 
@@ -174,8 +178,8 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       const auto prefetch = [&]() MHA_INLINED {
         if constexpr (prefetches) {
           __builtin_prefetch(place, 0, 2);
-          __builtin_prefetch(place + apart, 0, 2);
-          if constexpr (prefetch_places(R) == 4) {
+          if constexpr (prefetch_places(R, B) > 1) __builtin_prefetch(place + apart, 0, 2);
+          if constexpr (prefetch_places(R, B) == 4) {
             __builtin_prefetch(later_place, 0, 2);
             __builtin_prefetch(later_place + apart, 0, 2);
             later_place += step;
@@ -230,14 +234,14 @@ struct Loop {
 // So many bytes of a stretch of memory, of which a loop with so many terms and repeats prefetches a part at each place.
 MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loop &loop, int64_t terms, int64_t repeats) {
   // Quicker divisions than those of 64 bits.
-  const uint32_t part = static_cast<uint32_t>(bytes) / prefetch_places(loop.rows), per_repeat = part / static_cast<uint32_t>(repeats);
+  const uint32_t part = static_cast<uint32_t>(bytes) / prefetch_places(loop.rows, loop.blocks);
+  const uint32_t per_repeat = part / static_cast<uint32_t>(repeats);
   const uint32_t steps = static_cast<uint32_t>(max(1, static_cast<uint32_t>(terms) / loop.terms_at_once)), step = per_repeat / steps;
   return {begin, part, step, per_repeat - step * steps};
 }
 
-// Whether a loop prefetches is a choice for floats, and for what int4 is widened to; other numbers of fewer bits come from the memory. One
-// row of weights or of scores leaves it to the processor.
-template <class V, int R, int B, int C, bool may_prefetch = (R > 1), bool only_floats = false>
+// `prefetches` is the choice.
+template <class V, int R, int B, int C, Prefetching prefetching, bool only_floats = false>
 MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
   using Shape = TileShape<V::size>;
   Loop loop = {nullptr, R, B, C * static_cast<int64_t>(V::size), Shape::terms_at_once(R)};
@@ -246,8 +250,8 @@ MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
     constexpr bool is_float = sizeof(Element) == sizeof(float);
     if constexpr (is_float || !only_floats) {
       constexpr bool may_choose = is_float || is_same<Element, Int4Number<V>>;
-      loop.run = multiply<V, R, B, C, Element, may_prefetch && !may_choose>;
-      if constexpr (may_prefetch && may_choose) {
+      loop.run = multiply<V, R, B, C, Element, prefetching != Prefetching::never && !may_choose>;
+      if constexpr (prefetching == Prefetching::all && may_choose) {
         if (prefetches) loop.run = multiply<V, R, B, C, Element, true>;
       }
     }
@@ -353,11 +357,11 @@ MHA_NOINLINE Loops loops_over_keys(int64_t rows, Storage storage, bool prefetche
   visit_rows<TileShape<V::size>::attend_rows>(rows, [&](auto tile) MHA_INLINED {
     constexpr int R = decltype(tile)::count, B = TileShape<V::size>::score_blocks(R), C = key_block / V::size;
     constexpr bool only_floats = R > max_rows_of_fewer_bits;
-    loops.wide = loop_of<V, R, B, C, (R > 1), only_floats>(storage, prefetches);
+    loops.wide = loop_of<V, R, B, C, R == 1 ? Prefetching::fewer_bits : Prefetching::all, only_floats>(storage, prefetches);
     if constexpr (R <= 2 || B == 1)
       loops.narrow = loops.wide;
     else
-      loops.narrow = loop_of<V, R, 1, C, false, only_floats>(storage, false);
+      loops.narrow = loop_of<V, R, 1, C, Prefetching::never, only_floats>(storage, false);
   });
   return loops;
 }
@@ -369,11 +373,11 @@ MHA_NOINLINE Loops loops_over_values(int64_t rows, Storage storage, bool prefetc
   visit_rows<TileShape<V::size>::attend_rows>(rows, [&](auto tile) MHA_INLINED {
     constexpr int R = decltype(tile)::count, C = TileShape<V::size>::context_vectors(R), least = min_vectors<V>;
     constexpr bool only_floats = R > max_rows_of_fewer_bits;
-    loops.wide = loop_of<V, R, 1, C, true, only_floats>(storage, prefetches);
+    loops.wide = loop_of<V, R, 1, C, Prefetching::all, only_floats>(storage, prefetches);
     if constexpr (C == least)
       loops.narrow = loops.wide;
     else
-      loops.narrow = loop_of<V, R, 1, least, false, only_floats>(storage, false);
+      loops.narrow = loop_of<V, R, 1, least, Prefetching::never, only_floats>(storage, false);
   });
   return loops;
 }
@@ -385,11 +389,13 @@ MHA_NOINLINE Loops loops_over_weights(int64_t rows, Storage storage, bool is_one
   visit_rows<TileShape<V::size>::max_rows>(rows, [&](auto tile) MHA_INLINED {
     using Shape = TileShape<V::size>;
     constexpr int R = decltype(tile)::count, C = Shape::project_vectors(R), panels = Shape::panels_at_once(R), least = min_vectors<V>;
-    loops.wide = is_one_panel ? loop_of<V, R, 1, C>(storage, prefetches) : loop_of<V, R, panels, C>(storage, prefetches);
+    constexpr Prefetching prefetching = R == 1 ? Prefetching::never : Prefetching::all;
+    loops.wide = is_one_panel ? loop_of<V, R, 1, C, prefetching>(storage, prefetches)
+                              : loop_of<V, R, panels, C, prefetching>(storage, prefetches);
     if constexpr (C == least)
       loops.narrow = loops.wide;
     else
-      loops.narrow = loop_of<V, R, 1, least, false>(storage, false);
+      loops.narrow = loop_of<V, R, 1, least, Prefetching::never>(storage, false);
   });
   return loops;
 }
