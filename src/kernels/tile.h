@@ -272,7 +272,7 @@ constexpr int min_vectors = V::size == 1 ? 4 : key_block / static_cast<int>(V::s
 //   score_blocks(R)      blocks of 16 keys at once
 //   context_vectors(R)   columns of values at once; those that are left are computed 16 at a time
 //   terms_at_once(R)     of a chain: two where the steps would be so short that the end of a chain, which is mispredicted, costs much
-//   has_steps            whether few rows can read several panels in step, which takes long code
+//   has_few_row_forms    whether few rows have ways of their own through weights, which take long code (project.h)
 //   exp_vectors          so many run side by side through exp, whose constants take registers too
 template <>
 struct TileShape<16> {  // AVX-512
@@ -283,7 +283,7 @@ struct TileShape<16> {  // AVX-512
   static constexpr int score_blocks(int rows) { return rows == 1 ? 8 : 4; }
   static constexpr int context_vectors(int) { return 4; }
   static constexpr int terms_at_once(int) { return 1; }
-  static constexpr bool has_steps = false;
+  static constexpr bool has_few_row_forms = false;
 };
 
 template <>
@@ -295,7 +295,7 @@ struct TileShape<8> {  // AVX2
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
   static constexpr int terms_at_once(int rows) { return rows > 4 && !is_small_code ? 2 : 1; }
-  static constexpr bool has_steps = !is_small_code;
+  static constexpr bool has_few_row_forms = !is_small_code;
 };
 
 template <>
@@ -307,7 +307,7 @@ struct TileShape<4> {  // NEON
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int) { return 4; }
   static constexpr int terms_at_once(int) { return 1; }
-  static constexpr bool has_steps = false;
+  static constexpr bool has_few_row_forms = false;
 };
 
 template <>
@@ -319,7 +319,7 @@ struct TileShape<1> {  // scalar
   static constexpr int score_blocks(int) { return 1; }
   static constexpr int context_vectors(int) { return 4; }
   static constexpr int terms_at_once(int) { return 1; }
-  static constexpr bool has_steps = false;
+  static constexpr bool has_few_row_forms = false;
 };
 
 // ---- The loops for so many rows, or a few more
