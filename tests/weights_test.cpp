@@ -101,7 +101,7 @@ TEST_P(StoredWeights, OfAnyDepthGiveTheBitsOfTheSpecification) {
   }
 }
 
-// Matrices of more than 3 MiB, as these are in 8 bits too, may be read in other ways. The last block has one term, the last panel 9 columns.
+// Matrices above 3 MiB, as these are in 8 bits too, may be read in other ways. The last block has one term, the last panel 9 columns.
 TEST_P(StoredWeights, OfLargeMatricesGiveTheBitsOfTheSpecification) {
   Random random(3);
   LayerProblem problem = RandomProblem(&random, 4, 2049, 15, 1, 103, 5, 7);
