@@ -46,7 +46,7 @@ MHA_NOINLINE void attend_row_by_keys(const Unit &unit, const Chunk &chunk, Range
 // The states of the rows over each of `count` chunks, in slots from `slot` on.
 //
 // Each row is multiplied with the values of all keys that some row attends to. p is 0 where a key takes no part in the row, which changes
-// nothing but the sign of a zero, which the finished row does not show, unless the value is not finite: such a row is computed once more.
+// nothing but the sign of a zero, which the finished row does not show, unless the value is not finite: then rows are computed once more.
 template <class V>
 MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t count, const TileRows &rows, int64_t slot,
                               const PrefetchSource &ahead_of_keys, const PrefetchSource &ahead_of_values) {
@@ -85,9 +85,9 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     if (c + 1 < count) ahead = {&chunks[c + 1].values, groups_of(keys[c + 1].some), 0, group_bytes_of(call.v)};
     float *const o = unit.o(slot + c, rows.begin);
     add_values(chunks[c].values, width, keys[c].some, loops, scores_of(c), o, ahead);
-    if (!has_other_than_finite<V>(o, rows.count * width)) continue;
+    // A value that is not finite shows in the first row, too: 0 times it is NaN. (Behind head_dim_v is what a cache held before.)
+    if (!has_other_than_finite<V>(o, call.head_dim_v)) continue;
     for (int64_t r = 0; r < rows.count; ++r) {
-      if (!has_other_than_finite<V>(o + r * width, call.head_dim_v)) continue;  // behind, a cache has what was in its memory before
       attend_row_by_keys<V>(unit, chunks[c], keys[c].of_row[r], rows.begin + r, slot + c, scores_of(c) + r * score_stride);
     }
   }
