@@ -190,8 +190,8 @@ TEST_P(Padding, AnySchedulerGivesTheSameBits) {
   }
 }
 
-// So few heads that threads share out the keys of one. Of the short sequence only the first part has keys: one thread is busy with it for as
-// long as with a part of the long one, and the states of the others lie where another thread has left one of the long sequence.
+// So few heads that threads share out the keys of one. Of the short sequence only the first part has keys: one thread is busy with it for
+// as long as with a part of the long one, and the states of the others lie where another thread has left one of the long sequence.
 TEST_P(Padding, KeysThatThreadsShareOutReachNoOtherSequence) {
   for (const auto &[num_threads, part] : {std::pair<uint32_t, int64_t>{2, 4096}, {3, 2048}}) {
     AttentionProblem problem;
