@@ -13,6 +13,7 @@
  *     mha_layer_create, mha_layer_destroy    packs the weights of a layer; frees them
  *     mha_kv_cache_init                      makes a cache of the keys and values of earlier calls
  *     mha_rope_tables                        computes tables for rotary position embedding
+ *     mha_alibi_slopes                       computes the slopes of ALiBi
  *     mha_forward_workspace, mha_forward     says how much memory a call needs; runs a layer
  *     mha_attention                          the same for softmax(scale * q k^T) v alone
  *     mha_info                               says how a call will run, and what it costs
@@ -28,9 +29,9 @@
  *
  * - Arrays hold floats unless said otherwise. A shape such as [batch, n, dim] names the extents
  *   from the outermost to the innermost, whose stride is 1. Strides count elements, not bytes; 0
- *   means contiguous, as the shape says. Arrays without a stride field are contiguous. The stride
- *   of a row or a head is at least the innermost extent. The strides of an output nest: each steps
- *   over all that the smaller ones reach.
+ *   means contiguous, as the shape says (in mha_score_options alone: the same for all). Arrays
+ *   without a stride field are contiguous. The stride of a row or a head is at least the innermost
+ *   extent. The strides of an output nest: each steps over all that the smaller ones reach.
  * - Numbers. Dimensions, counts, positions and strides are int64_t, and a negative one is an error.
  *   Sizes in bytes are size_t.
  * - Structs begin with struct_size, which the caller sets to sizeof the struct. Any other field may
@@ -588,8 +589,58 @@ MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, fl
 #define MHA_PADDING_LEFT 8u /* the valid rows of a sequence are its last ones, not its first ones */
 #define MHA_CACHE_READ 16u  /* attends to the cache as it is, and appends nothing */
 
-/* Opaque: reserved for options that change scores, of which this version has none. */
-typedef struct mha_score_options mha_score_options;
+/* Which keys the columns of mask and bias stand for. */
+#define MHA_COLUMNS_ALL_KEYS 0u /* the rows of key or, with a cache, all positions in it */
+#define MHA_COLUMNS_NEW_KEYS 1u /* the rows of key that come with the call */
+
+/*
+ * What changes scores and who attends to whom beyond the flags: each is optional, and all combine.
+ * For the query at position p in row i and the key at position j, in this order:
+ *
+ *     s = scale * q k^T
+ *     s = softcap * tanh(s / softcap)              softcap (Gemma 2)
+ *     s = s - alibi_slopes[head] * |j - p|         ALiBi (Press et al., arXiv:2108.12409)
+ *     s = s + bias[b, head, i, column of j]        additive mask, relative bias
+ *     s = -infinity where flags or mask say so
+ *     weight = exp(s) / (sum of exp(s) over the keys + exp(sinks[head]))
+ *     lse = ln of that sum, with the sink; -infinity if all is masked
+ *
+ * This is the order of ONNX's Attention. A key whose score is -infinity takes no part. Of mask and
+ * bias, what flags and lengths exclude is not read, and of bias what mask excludes reaches no
+ * result. Calls only read the struct and all that it points to.
+ *
+ * mask and bias have the shape [batch, num_heads, n_q, columns]. A stride of 0 means that all
+ * sequences, heads or rows have the same: one [n_q, columns] for all needs a row stride alone. Rows
+ * are those of query, padding included. Columns are those of attention_weights: the rows of key or,
+ * with a cache, the positions in it after the call. With MHA_COLUMNS_NEW_KEYS they are always the
+ * rows of key that come with the call. The keys that the cache had before then have no column: mask
+ * leaves them all, and their bias is 0. So a tree of drafted tokens needs a mask of its own rows
+ * only. A ring, whose positions have no end, takes these columns alone.
+ */
+typedef struct mha_score_options {
+  size_t struct_size;        /* sizeof the struct */
+  float softcap;             /* > 0 and finite; 0 = none */
+  uint32_t bias_type;        /* of bias: MHA_TYPE_F32 or MHA_TYPE_F16; 0 = F32 */
+  const float *alibi_slopes; /* [num_heads], finite; NULL = none */
+  const float *sinks;        /* [num_heads], less than infinity, not scaled; NULL = none */
+  const void *bias;          /* [batch, num_heads, n_q, columns]; NULL = none */
+  int64_t bias_batch_stride; /* in elements, as all of these; 0 = the same for all sequences */
+  int64_t bias_head_stride;  /* 0 = the same for all heads */
+  int64_t bias_row_stride;   /* at least the number of columns; 0 = the same for all rows */
+  const uint8_t *mask;       /* [batch, num_heads, n_q, columns]: 0 = takes no part; NULL = none */
+  int64_t mask_batch_stride; /* 0 = the same for all sequences */
+  int64_t mask_head_stride;  /* 0 = the same for all heads */
+  int64_t mask_row_stride;   /* at least the number of columns; 0 = the same for all rows */
+  uint32_t columns;          /* MHA_COLUMNS_* of mask and bias; 0 = ALL_KEYS */
+  uint32_t reserved;         /* 0 */
+} mha_score_options;
+
+/*
+ * Fills slopes [num_heads] with the slopes of ALiBi. With n the greatest power of two that is at
+ * most num_heads, they are 2^(-8 k / n) for k = 1 .. n, then 2^(-4 k / n) for k = 1, 3, 5, ...
+ * num_heads is 1 .. 2^31 - 1.
+ */
+MHA_API mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error *error);
 
 /*
  * Optional outputs that show what a call computes on its way. Each pointer that is not NULL
@@ -605,7 +656,9 @@ typedef struct mha_taps {
   float *scores;        /* [batch, num_heads, n_q, n_kv]: q k^T, rotated, with keys as stored; the
                            only scores that are not scaled */
   float *scaled_scores; /* [batch, num_heads, n_q, n_kv]: times scale */
-  float *masked_scores; /* [batch, num_heads, n_q, n_kv]: -infinity where masked */
+  float *softcapped_scores; /* [batch, num_heads, n_q, n_kv]: after softcap, if there is one */
+  float *masked_scores; /* [batch, num_heads, n_q, n_kv]: after ALiBi and bias, -infinity where
+                           masked */
   float *context;       /* [batch, n_q, num_heads, head_dim_v]: the weighted values, before W_O */
 } mha_taps;
 
@@ -646,7 +699,7 @@ typedef struct mha_forward_args {
   uint32_t reserved;              /* 0 */
   int64_t window_left;            /* with MHA_WINDOW_LEFT: >= 0; without it 0 */
   int64_t window_right;           /* with MHA_WINDOW_RIGHT: >= 0; without it 0 */
-  const mha_score_options *score; /* must be NULL */
+  const mha_score_options *score; /* what changes scores; NULL = nothing */
 
   /* Positions */
   /* [batch]: position of each sequence's first valid query. NULL = (length in the cache + n_kv) -
@@ -675,9 +728,9 @@ typedef struct mha_forward_args {
 
   /* Outputs beside output, each optional and contiguous */
   float *lse; /* [batch, num_heads, n_q]: ln of the sum of exp(score), of the keys that are not
-                 masked; -infinity if all are */
-  /* [batch, num_heads, n_q, n_kv]: a row sums to 1, or is 0 if all is masked. With a cache, n_kv is
-     the longest length that the call's sequences have after it. */
+                 masked, with the sink; -infinity if all are */
+  /* [batch, num_heads, n_q, n_kv]: a row sums to 1, to less with sinks, or is 0 if all is masked.
+     With a cache, n_kv is the longest length that the call's sequences have after it. */
   float *attention_weights;
   const mha_taps *taps; /* what the call computes on its way */
 

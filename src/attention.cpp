@@ -225,7 +225,7 @@ mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t
     return status;
   if (call.stage.sequences.has_no_work()) return MHA_OK;
   if (const mha_status status = check_pointers(report, call.args)) return status;
-  if (const mha_status status = check_sequence_arrays(report, call.stage.sequences)) return status;
+  if (const mha_status status = check_arrays(report, call.stage)) return status;
   run(call, align_workspace(workspace));
   return MHA_OK;
 }
@@ -240,7 +240,7 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
   filled.workspace_bytes = static_cast<size_t>(call.workspace_bytes);
   describe_middle(call.stage, &filled);
   if (!call.stage.sequences.has_no_work()) {
-    if (const mha_status status = check_sequence_arrays(report, call.stage.sequences)) return status;
+    if (const mha_status status = check_arrays(report, call.stage)) return status;
     const uint64_t widths = product(call.args.num_heads, call.args.head_dim + call.args.head_dim_v);
     filled.bytes = sizeof(float) * widths * valid_queries(call.stage.sequences);
     add_cost_of_middle(call.stage, &filled);

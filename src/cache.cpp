@@ -561,7 +561,10 @@ mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t co
   if (count > 0 && !v) return report.fail(MHA_ERROR_NULL_POINTER, 5, "v is NULL; pass the values");
   const Kernels *kernels;
   if (const mha_status status = choose_kernels(report, 1, MHA_INSTRUCTION_SET_AUTO, &kernels)) return status;
-  const Sequence stored = {0, 0, 0, 0, 0, state_of(cache, sequence).length, count, sequence, 0};
+  Sequence stored = {};
+  stored.past = state_of(cache, sequence).length;
+  stored.kv_rows = count;
+  stored.in_cache = sequence;
   const struct {
     const float *rows;
     KeyValues to;

@@ -406,7 +406,7 @@ mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, voi
     return status;
   if (plan.stage.sequences.has_no_work()) return MHA_OK;
   if (const mha_status status = check_pointers(report, plan.args)) return status;
-  if (const mha_status status = check_sequence_arrays(report, plan.stage.sequences)) return status;
+  if (const mha_status status = check_arrays(report, plan.stage)) return status;
   run(*layer, plan, align_workspace(workspace));
   return MHA_OK;
 }
@@ -427,7 +427,7 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
   filled.packed_bytes = static_cast<size_t>(layer->layout.bytes);
   describe_middle(plan.stage, &filled);
   if (!plan.stage.sequences.has_no_work()) {
-    if (const mha_status status = check_sequence_arrays(report, plan.stage.sequences)) return status;
+    if (const mha_status status = check_arrays(report, plan.stage)) return status;
     const uint64_t q_rows = valid_queries(plan.stage.sequences), kv_rows = valid_keys(plan.stage.sequences);
     const uint64_t output_weights = shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;
     filled.operations = 2 * (q_rows * (product(shape.query_dim, shape.q_columns()) + output_weights) +

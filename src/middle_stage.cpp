@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "score_options.h"
 #include "structs.h"
 
 namespace mha {
@@ -16,7 +17,7 @@ struct OptionalOutput {
   Count elements;
 };
 
-constexpr int num_optional_outputs = 9;
+constexpr int num_optional_outputs = 10;
 
 struct OptionalOutputs {
   OptionalOutput outputs[num_optional_outputs];
@@ -35,6 +36,7 @@ OptionalOutputs optional_outputs(const MiddleStage &stage, int64_t n_kv) {
            {"taps.v", taps.v, kv_rows * Count(a.head_dim_v)},
            {"taps.scores", taps.scores, pairs},
            {"taps.scaled_scores", taps.scaled_scores, pairs},
+           {"taps.softcapped_scores", taps.softcapped_scores, pairs},
            {"taps.masked_scores", taps.masked_scores, pairs},
            {"taps.context", taps.context, q_rows * Count(a.head_dim_v)}}};
 }
@@ -50,6 +52,7 @@ mha_status check_optional_outputs(Report &report, MiddleStage *stage) {
   Attention &attention = stage->attention;
   attention.scores = taps.scores;
   attention.scaled_scores = taps.scaled_scores;
+  attention.softcapped_scores = taps.softcapped_scores;
   attention.masked_scores = taps.masked_scores;
   attention.context = taps.context;
   if (!attention.lse && !attention.attention_weights && !stage->given_taps) return MHA_OK;
@@ -61,6 +64,7 @@ mha_status check_optional_outputs(Report &report, MiddleStage *stage) {
   const char *const per_pair = attention.attention_weights ? "attention_weights"
                                : taps.scores               ? "taps.scores"
                                : taps.scaled_scores        ? "taps.scaled_scores"
+                               : taps.softcapped_scores    ? "taps.softcapped_scores"
                                : taps.masked_scores        ? "taps.masked_scores"
                                                            : nullptr;
   if (!per_pair || !s.is_ring()) return MHA_OK;
@@ -80,7 +84,7 @@ void clear_padding_of_outputs(const MiddleStage &stage) {
   clear_padding(stage.keys, a.batch, own_n_kv, k_width, stage.taps.k, own_n_kv * k_width, k_width);
   clear_padding(stage.keys, a.batch, own_n_kv, v_width, stage.taps.v, own_n_kv * v_width, v_width);
   clear_padding(queries, a.batch, n_q, width, a.context, n_q * width, width);
-  float *const pairs[] = {a.attention_weights, a.scores, a.scaled_scores};
+  float *const pairs[] = {a.attention_weights, a.scores, a.scaled_scores, a.softcapped_scores};
   for (int64_t b = 0; b < a.batch; ++b) {
     for (int64_t row = 0; row < n_q; ++row) {
       if (row >= queries[b].first && row < queries[b].first + queries[b].count) continue;
@@ -101,15 +105,20 @@ void clear_padding_of_outputs(const MiddleStage &stage) {
 mha_status check_middle(Report &report, MiddleStage *stage) {
   Attention &attention = stage->attention;
   SequenceArguments &s = stage->sequences;
-  if (stage->score) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score is given, but this version has no options of scores; leave it NULL");
-  }
+  if (const mha_status status = check_score_options(report, stage->score, attention.num_heads, &s, &attention.options)) return status;
   if (const mha_status status = check_sequences(report, &s, attention.num_kv_heads, attention.head_dim, attention.head_dim_v))
     return status;
   set_window(s, &attention);
   attention.rotate_q = rotation_of(s, false);
   attention.rotate_k = rotation_of(s, true);
   return check_optional_outputs(report, stage);
+}
+
+mha_status check_arrays(Report &report, const MiddleStage &stage) {
+  const Attention &attention = stage.attention;
+  const uint32_t argument = stage.sequences.argument;
+  if (const mha_status status = check_score_arrays(report, argument, attention.options, attention.num_heads)) return status;
+  return check_sequence_arrays(report, stage.sequences);
 }
 
 void plan_middle(MiddleStage *stage, WorkspaceLayout *layout) {
@@ -181,6 +190,8 @@ void add_cost_of_middle(const MiddleStage &stage, mha_call_info *info) {
   const Attention &attention = stage.attention;
   const SequenceArguments &s = stage.sequences;
   info->operations += 2 * attending_pairs(s) * product(attention.num_heads, attention.head_dim + attention.head_dim_v);
+  info->bytes += bytes_of_score_options(attention.options, attention.batch, attention.num_heads, attention.n_q,
+                                        s.has_new_columns ? s.n_kv : longest_keys(s));
   if (s.cache || !attention.k.is_packed) info->bytes += key_value_bytes(s, attention);
   for (const OptionalOutput &output : optional_outputs(stage, longest_keys(s)).outputs) {
     if (output.output) info->bytes += static_cast<uint64_t>(output.elements.value()) * sizeof(float);

@@ -3,7 +3,7 @@
 //   describe_call      takes the fields that their argument structs have in common; the entry adds the shape and where its arrays are
 //   check_middle       checks all that can be known without reading an array
 //   plan_middle        cuts the stage into units, and takes their memory from the workspace
-//   check_sequence_arrays (sequences.h) checks the arrays of lengths, positions and sequences of a cache
+//   check_arrays       checks the arrays: of lengths, positions, sequences of a cache, slopes and sinks
 //   begin_passes, then as long as there is a next_pass: attend_pass, before and after which mha_forward has its products
 //
 // A parameter of the scores is a field of Attention (kernels/kernels.h), taken by describe_call and checked by check_middle.
@@ -57,6 +57,8 @@ bool is_plain_call(const Args &args) {
 }
 
 mha_status check_middle(Report &report, MiddleStage *stage);
+
+mha_status check_arrays(Report &report, const MiddleStage &stage);
 
 // After attention.k and attention.v say how they are stored.
 void plan_middle(MiddleStage *stage, WorkspaceLayout *layout);

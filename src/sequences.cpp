@@ -19,7 +19,9 @@ int64_t start_of(const SequenceArguments &s, int64_t b) {
 }
 
 // Whether it matters at which position a query stands.
-bool has_positions(const SequenceArguments &s) { return s.is_causal() || s.has_window() || (s.has_rope() && !s.rope.q_positions); }
+bool has_positions(const SequenceArguments &s) {
+  return s.is_causal() || s.has_window() || s.has_alibi || (s.has_rope() && !s.rope.q_positions);
+}
 
 // ---- Checks without arrays
 
@@ -236,6 +238,7 @@ mha_status check_sequences(Report &report, SequenceArguments *sequences, int64_t
                        "%s with n_q %lld > n_kv %lld would place queries before the first key; set n_kv, or give q_start",
                        s.is_causal()      ? "causal"
                        : s.has_window() ? "a window"
+                       : s.has_alibi    ? "ALiBi"
                                         : "rope",
                        static_cast<long long>(s.n_q), static_cast<long long>(s.n_kv));
   }
@@ -254,6 +257,12 @@ mha_status check_sequence_arrays(Report &report, const SequenceArguments &s) {
   for (int64_t b = 0; b < s.batch && !(are_alike && b > 0); ++b) {
     if (s.cache) {
       if (const mha_status status = check_append(report, s.argument, s.cache, in_cache(s, b), keys_of(s, b))) return status;
+    }
+    const int64_t columns = s.has_new_columns ? s.n_kv : past_of(s, b) + keys_of(s, b);
+    if (s.cache && columns > s.columns) {
+      return report.fail(MHA_ERROR_SHAPE, s.argument,
+                         "score.mask or score.bias has rows of %lld columns, but sequence %lld needs %lld; make the row stride larger",
+                         static_cast<long long>(s.columns), static_cast<long long>(b), static_cast<long long>(columns));
     }
     if (s.cache && s.q_start && s.is_self && has_positions(s) && queries_of(s, b) > 0 && s.q_start[b] != past_of(s, b)) {
       return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
@@ -314,6 +323,8 @@ void fill_sequences(const SequenceArguments &s, int64_t first_row, int64_t rows,
     sequence.kv_rows = kv_end - kv_begin;
     sequence.in_cache = in_cache(s, b);
     sequence.column = s.cache ? 0 : sequence.kv_first;
+    sequence.option_column = s.has_new_columns ? sequence.kv_first - sequence.past : sequence.column;
+    sequence.first_in_columns = s.has_new_columns ? past : 0;
     if (queries) queries[b] = {sequence.q_first, sequence.n_q, q_before};
     if (keys) keys[b] = {sequence.kv_first, sequence.kv_rows, kv_before};
     q_before += sequence.n_q;

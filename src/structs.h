@@ -24,6 +24,7 @@ MHA_FIRST_VERSION_ENDS_WITH(mha_layer_options, allocator);
 MHA_FIRST_VERSION_ENDS_WITH(mha_kv_cache_config, num_blocks);
 MHA_FIRST_VERSION_ENDS_WITH(mha_rope, k_positions);
 MHA_FIRST_VERSION_ENDS_WITH(mha_rope_config, yarn_attention_factor);
+MHA_FIRST_VERSION_ENDS_WITH(mha_score_options, reserved);
 MHA_FIRST_VERSION_ENDS_WITH(mha_taps, context);
 MHA_FIRST_VERSION_ENDS_WITH(mha_forward_args, scheduler);
 MHA_FIRST_VERSION_ENDS_WITH(mha_attention_args, reserved);

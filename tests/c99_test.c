@@ -124,15 +124,33 @@ FIELD(mha_rope_config, yarn_beta_fast, 64);
 FIELD(mha_rope_config, yarn_beta_slow, 72);
 FIELD(mha_rope_config, yarn_attention_factor, 80);
 
-SIZE(mha_taps, 64);
+SIZE(mha_score_options, 104);
+FIELD(mha_score_options, struct_size, 0);
+FIELD(mha_score_options, softcap, 8);
+FIELD(mha_score_options, bias_type, 12);
+FIELD(mha_score_options, alibi_slopes, 16);
+FIELD(mha_score_options, sinks, 24);
+FIELD(mha_score_options, bias, 32);
+FIELD(mha_score_options, bias_batch_stride, 40);
+FIELD(mha_score_options, bias_head_stride, 48);
+FIELD(mha_score_options, bias_row_stride, 56);
+FIELD(mha_score_options, mask, 64);
+FIELD(mha_score_options, mask_batch_stride, 72);
+FIELD(mha_score_options, mask_head_stride, 80);
+FIELD(mha_score_options, mask_row_stride, 88);
+FIELD(mha_score_options, columns, 96);
+FIELD(mha_score_options, reserved, 100);
+
+SIZE(mha_taps, 72);
 FIELD(mha_taps, struct_size, 0);
 FIELD(mha_taps, q, 8);
 FIELD(mha_taps, k, 16);
 FIELD(mha_taps, v, 24);
 FIELD(mha_taps, scores, 32);
 FIELD(mha_taps, scaled_scores, 40);
-FIELD(mha_taps, masked_scores, 48);
-FIELD(mha_taps, context, 56);
+FIELD(mha_taps, softcapped_scores, 48);
+FIELD(mha_taps, masked_scores, 56);
+FIELD(mha_taps, context, 64);
 
 SIZE(mha_forward_args, 240);
 FIELD(mha_forward_args, struct_size, 0);

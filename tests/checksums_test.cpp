@@ -223,6 +223,20 @@ class Cases {
     problem.window_left = 9;
     Attention("attention with padding on the left in a window", problem);
 
+    problem = Sizes(2, 20, 300, 4, 2, 16, 12);
+    problem.is_causal = true;
+    Random random(300);
+    ScoreArrays score;
+    score.softcap = 0.5f;
+    score.alibi_slopes = {0.5f, 0.25f, 0.125f, 0.0625f};
+    score.sinks = {-1.0f, 0.0f, 1.0f, 2.0f};
+    score.bias.values = random.Uniforms(20 * 300);
+    score.mask.by_sequence = score.mask.by_head = true;
+    score.mask.by_row = false;
+    for (int64_t i = 0; i < 2 * 4 * 300; i++) score.mask.values.push_back(random.Below(4) != 0);
+    problem.score = score;
+    Attention("attention with all options of scores", problem);
+
     for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16}) {
       const std::string name = std::string("attention to keys and values given in ") + kTypeNames[type];
       Random random(type);

@@ -2,7 +2,10 @@
 // with every kind of wrong argument. Each row of a table takes a valid call and breaks one thing in it; then the status, the parameter that
 // is named and the sentence must fit, and nothing but the error struct may have been written.
 
+#include <cmath>
 #include <functional>
+#include <limits>
+#include <vector>
 
 #include "interface_calls.h"
 
@@ -11,6 +14,15 @@ namespace {
 using namespace support;  // NOLINT: this file is about nothing else
 
 // ---- Calls: mha_forward, its workspace query and mha_info --------------------------------------------------------------------------
+
+// Numbers of which the last one of any heads is wrong: the calls here have at most 64 heads.
+const float *WithTheLast(float value) {
+  static std::vector<float> values[2];
+  std::vector<float> &of = values[std::isnan(value)];
+  of.assign(64, value);
+  of[0] = 0;
+  return of.data();
+}
 
 // Which functions a row is about. The queries look at no data, mha_info alone at q_start.
 enum : unsigned { kWorkspace = 1, kCall = 2, kInfo = 4, kReadsStarts = kCall | kInfo, kAllOfTheCall = 7 };
@@ -79,9 +91,62 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
       {"OutputIsNull", [](auto &c) { c.args.output = nullptr; }, {MHA_ERROR_NULL_POINTER, {argument}, {"output"}}, kCall},
       {"UnknownFlagIsSet", [](auto &c) { c.args.flags = 0x100; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"flags", "0x100"}}},
       {"ReservedIsSet", [](auto &c) { c.args.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"reserved"}}},
-      {"ScoreIsGiven",
-       [](auto &c) { c.args.score = reinterpret_cast<const mha_score_options *>(&c); },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score"}}},
+      {"ScoreOptionsOfAnUnknownSize",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.struct_size = sizeof(mha_score_options) - 1; },
+       {MHA_ERROR_STRUCT_SIZE, {argument}, {"mha_score_options", "struct_size"}}},
+      {"ScoreReservedIsSet",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.reserved = 1; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.reserved"}}},
+      {"SoftcapIsNegative",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.softcap = -1; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.softcap is -1"}}},
+      {"SoftcapIsInfinite",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.softcap = std::numeric_limits<float>::infinity(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.softcap is inf"}}},
+      {"AnAlibiSlopeIsNaN",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.alibi_slopes = WithTheLast(std::numeric_limits<float>::quiet_NaN()); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.alibi_slopes", "nan"}},
+       kReadsStarts},
+      {"ASinkIsInfinite",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.sinks = WithTheLast(std::numeric_limits<float>::infinity()); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.sinks", "inf"}},
+       kReadsStarts},
+      {"ASinkIsNaN",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.sinks = WithTheLast(std::numeric_limits<float>::quiet_NaN()); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.sinks", "nan"}},
+       kReadsStarts},
+      {"BiasTypeIsUnknown",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.bias = &c, c.data.score.bias_type = MHA_TYPE_INT8; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.bias_type is 3"}}},
+      {"BiasTypeWithoutBias",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.bias_type = MHA_TYPE_F16; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.bias_type is 1"}}},
+      {"BiasStrideWithoutBias",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.bias_head_stride = 8; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.bias_head_stride is 8"}}},
+      {"MaskStrideIsNegative",
+       [](auto &c) {
+         c.args.score = &c.data.score;
+         c.data.score.mask = reinterpret_cast<uint8_t *>(&c);
+         c.data.score.mask_batch_stride = -1;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.mask_batch_stride is -1"}}},
+      {"MaskRowsAreTooShort",
+       [](auto &c) {
+         c.args.score = &c.data.score;
+         c.data.score.mask = reinterpret_cast<uint8_t *>(&c);
+         c.data.score.mask_row_stride = 1;
+       },
+       {MHA_ERROR_SHAPE, {argument}, {"score.mask_row_stride is 1"}}},
+      {"BiasIsTooLarge",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.bias = &c, c.data.score.bias_head_stride = kMax; },
+       {MHA_ERROR_TOO_LARGE, {argument}, {"score.bias"}}},
+      {"ColumnsAreUnknown",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.columns = 2; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.columns is 2"}}},
+      {"ColumnsWithoutMaskAndBias",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.columns = MHA_COLUMNS_NEW_KEYS; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.columns"}}},
       {"CausalWithMoreQueriesThanKeysNeedsStarts",
        [](auto &c) {
          c.args.flags = MHA_CAUSAL;

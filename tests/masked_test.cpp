@@ -43,6 +43,7 @@ Outputs Rows(const Outputs &outputs, const AttentionSizes &sizes, int64_t y_widt
   rows.v.clear();
   rows.scores.clear();
   rows.scaled_scores.clear();
+  rows.softcapped_scores.clear();
   return rows;
 }
 

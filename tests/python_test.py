@@ -117,7 +117,7 @@ class Mha(unittest.TestCase):
     def test_names_have_the_numbers_of_the_header(self):
         header = (pathlib.Path(arguments.include) / "mha.h").read_text()
         for prefix, table in (("TYPE", mha.types), ("LAYOUT", mha.layouts), ("INSTRUCTION_SET", mha.instruction_set_names),
-                              ("CACHE", mha.cache_kinds), ("ROPE", mha.rope_styles)):
+                              ("CACHE", mha.cache_kinds), ("ROPE", mha.rope_styles), ("COLUMNS", mha.score_columns)):
             for name, number in table.items():
                 self.assertRegex(header, rf"#define MHA_{prefix}_{name.upper()} {number}u\b")
 
@@ -456,6 +456,55 @@ class Mha(unittest.TestCase):
         none = np.empty((1, 0, heads, head_dim), np.float32)
         y = mha.attention(floats(1, 1, heads, head_dim), none, none, cache=cache, cache_sequences=[1])
         self.assertTrue(np.isfinite(y).all())
+
+    def test_score_options_are_what_numpy_computes(self):
+        batch, n, kv, head_dim = 2, 5, 7, 8
+        q, k, v = floats(batch, n, heads, head_dim), floats(batch, kv, heads, head_dim), floats(batch, kv, heads, head_dim)
+        slopes, sinks = mha.alibi_slopes(heads), floats(heads)
+        biases = [floats(n, kv), floats(heads, 1, kv), floats(batch, 1, n, kv).astype(np.float16), floats(batch, heads, n, kv)]
+        masks = [random.random(shape) < 0.7 for shape in ((n, kv), (1, kv), (batch, 1, 1, kv), (batch, heads, n, kv))]
+        for bias, mask in zip(biases, masks):
+            mask[..., 0] = True
+            s = np.einsum("bihd,bjhd->bhij", q.astype(np.float64), k) / np.sqrt(head_dim)
+            s = 2 * np.tanh(s / 2)
+            s -= slopes[:, None, None] * abs(np.arange(kv) - np.arange(kv - n, kv)[:, None])
+            s = np.where(mask, s + bias, -np.inf)
+            p = np.exp(s)
+            weights = p / (p.sum(axis=3, keepdims=True) + np.exp(sinks.astype(np.float64))[:, None, None])
+            score = mha.ScoreOptions(softcap=2, alibi_slopes=slopes, sinks=sinks, bias=bias, mask=mask)
+            y, steps = mha.attention(q, k, v, score=score, want=["attention_weights", "softcapped_scores"])
+            np.testing.assert_allclose(y, np.einsum("bhij,bjhd->bihd", weights, v), atol=2e-6)
+            np.testing.assert_allclose(steps["attention_weights"], weights, atol=1e-6)
+            self.assertLessEqual(abs(steps["softcapped_scores"]).max(), 2)
+            info = mha.attention_info(n, kv, heads, head_dim, batch=batch, score=score)
+            self.assertGreater(info["bytes"], mha.attention_info(n, kv, heads, head_dim, batch=batch)["bytes"])
+
+    def test_score_options_of_a_layer_and_of_the_new_rows_of_a_cache(self):
+        x = floats(9, width)
+        mask = np.tri(9, dtype=bool)
+        self.assert_same(self.layer.forward(x, score=mha.ScoreOptions(mask=mask)), self.layer.forward(x, is_causal=True))
+        cache = mha.KvCache(num_sequences=1, capacity=16, num_kv_heads=heads, head_dim=width // heads)
+        whole = self.layer.forward(x, is_causal=True)
+        self.layer.forward(x[:4], is_causal=True, cache=cache)
+        tree = mha.ScoreOptions(mask=np.tri(5, dtype=bool), columns="new_keys")
+        self.assert_same(self.layer.forward(x[4:], score=tree, cache=cache), whole[4:])
+        rows = mha.ScoreOptions(mask=np.tri(9, dtype=bool)[8:])  # of all positions
+        cache.truncate(0, 8)
+        self.assert_same(self.layer.forward(x[8:], score=rows, cache=cache), whole[8:])
+
+    def test_wrong_score_options_are_refused(self):
+        x = floats(6, width)
+        for options, sentence in (({"mask": np.ones((5, 6), bool)}, "its shape must be"), ({"mask": np.ones((6, 6), np.float32)}, "its type must be"),
+                                  ({"mask": np.ones((6, 12), bool)[:, ::2]}, "must be neighbours"),
+                                  ({"bias": floats(6, 1)}, "must be neighbours"), ({"bias": floats(6, 6).astype(np.float64)}, "its type must be"),
+                                  ({"sinks": floats(heads + 1)}, "its shape must be"), ({"mask": [[1]]}, "must be a NumPy array"),
+                                  ({"columns": "some"}, "columns")):
+            with self.subTest(options=options), self.assertRaisesRegex((TypeError, ValueError), sentence):
+                self.layer.forward(x, score=mha.ScoreOptions(**options))
+        for options, sentence in (({"softcap": -1.0}, "score.softcap is -1"), ({"sinks": np.full(heads, np.nan, np.float32)}, r"score.sinks\[0\]"),
+                                  ({"columns": "new_keys"}, "score.columns")):
+            with self.subTest(options=options), self.assertRaisesRegex(mha.Error, sentence):
+                self.layer.forward(x, score=mha.ScoreOptions(**options))
 
     def test_tables_of_rotation(self):
         rope = mha.Rope.tables(head_dim, 50, first_position=100)

@@ -112,7 +112,9 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
       const Range keys = keys_of_tile(row, end);
       if (keys.end <= begin && c > first) continue;  // these rows are done: later ones have later keys
       first_row = min(first_row, row);
-      if (keys.begin >= min(next, keys.end) || keys.end <= begin) {
+      const Range here_of_tile = {max(0, keys.begin - begin), min(next, keys.end) - begin};
+      if (here_of_tile.begin >= here_of_tile.end ||
+          (unit.call.options.mask.base && !mask_leaves_some(unit, row, end, begin, here_of_tile))) {
         for (int64_t i = 0; i < count; ++i) clear_states(unit, slot + i, row, end);
         continue;
       }

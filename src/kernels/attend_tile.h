@@ -35,7 +35,7 @@ MHA_NOINLINE void attend_row_by_keys(const Unit &unit, const Chunk &chunk, Range
   blocks.add(chunk.keys, groups, scores);
   multiply_keys(blocks, chunk.keys, groups, loops_over_keys<V>(1, chunk.keys.storage, false), unit.q(row), 1, call.head_dim, false,
                 no_prefetch_source);
-  const float m = score_row<V>(call, chunk.keys, groups, keys, scores);
+  const float m = score_row<V>(unit, row, chunk, groups, keys, scores);
   bool takes_part[chunk_keys];
   for (int64_t j = keys.begin; j < keys.end; ++j) takes_part[j] = scores[j] != -infinity;
   softmax<V>(scores + groups.begin * key_block, groups.end - groups.begin, m);
@@ -71,7 +71,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     const Range groups = groups_of(keys[c].some);
     for (int64_t r = 0; r < rows.count; ++r) {
       float *const row = scores_of(c) + r * score_stride;
-      const float m = score_row<V>(call, chunks[c].keys, groups, keys[c].of_row[r], row);
+      const float m = score_row<V>(unit, rows.begin + r, chunks[c], groups, keys[c].of_row[r], row);
       *unit.m(slot + c, rows.begin + r) = m;
       *unit.l(slot + c, rows.begin + r) = softmax<V>(row + groups.begin * key_block, groups.end - groups.begin, m);
       if (chunks[c].values.has_scales) scale_by_values<V>(chunks[c].values, groups.begin, groups.end, row);

@@ -1,4 +1,4 @@
-// exp, log and the canonical form: CONTRACT.md, sections 1, 11 and 12, operation by operation.
+// exp, tanh, log and the canonical form: CONTRACT.md, sections 1, 11, 12 and 14, operation by operation.
 #pragma once
 
 #include "kernels/ops.h"
@@ -45,6 +45,20 @@ MHA_INLINE V exp_of(V x) {
 }
 
 MHA_INLINE float exp_of(float x) { return exp_of(Scalar{x}).x; }
+
+// tanh(x): by a polynomial near 0, by exp elsewhere.
+template <class V>
+MHA_INLINE V tanh_of(V x) {
+  const V zero = all<V>(0.0f), one = all<V>(1.0f), size = max_of(x, zero - x), z = x * x;
+  V p = mul_add(all<V>(-0x1.82585ap-8f), z, all<V>(0x1.54b8a2p-6f));
+  p = mul_add(p, z, all<V>(-0x1.b898dep-5f));
+  p = mul_add(p, z, all<V>(0x1.1109aep-3f));
+  p = mul_add(p, z, all<V>(-0x1.55553ep-2f));
+  const V near_zero = mul_add(x * z, p, x);
+  const V e = exp_of(all<V>(-2.0f) * size);
+  const V elsewhere = one - quotient_of(e + e, one + e);
+  return value_if_less(size, all<V>(0x1.333334p-1f), near_zero, value_if_less(x, zero, zero - elsewhere, elsewhere));
+}
 
 // log(x) for normal x > 0 or NaN
 MHA_INLINE float log_of(float x) {

@@ -19,9 +19,12 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t
   if (call.scaled_scores) {
     for (int64_t j = 0; j < count; ++j) call.scaled_scores[at + j] = s[j];
   }
-  for (int64_t j = 0; j < count; ++j) {
-    if (begin + j < range.begin || begin + j >= range.end) s[j] = -infinity;
-  }
+  if (call.options.softcap != 0.0f) cap_scores<V>(call.options, groups_of({0, count}), s);
+  for (int64_t j = 0; call.softcapped_scores && j < count; ++j) call.softcapped_scores[at + j] = canonical(s[j]);
+  const Range keys = {min(count, max(0, range.begin - begin)), min(count, max(0, range.end - begin))};
+  bias_scores<V>(unit, row, begin, keys, s);
+  mask_scores(unit, row, begin, keys, s);
+  for (int64_t j = 0; j < count; ++j) s[j] = j < keys.begin || j >= keys.end ? -infinity : canonical(s[j]);
   if (call.masked_scores) {
     for (int64_t j = 0; j < count; ++j) call.masked_scores[at + j] = s[j];
   }
@@ -41,6 +44,7 @@ inline void clear_inspected(const Unit &unit, const Row &row, int64_t begin, int
   for (int64_t j = begin; j < end; ++j) {
     if (call.scores) call.scores[at + j] = 0.0f;
     if (call.scaled_scores) call.scaled_scores[at + j] = 0.0f;
+    if (call.softcapped_scores) call.softcapped_scores[at + j] = 0.0f;
     if (call.masked_scores) call.masked_scores[at + j] = -infinity;
     if (call.attention_weights) call.attention_weights[at + j] = 0.0f;
   }
@@ -49,7 +53,7 @@ inline void clear_inspected(const Unit &unit, const Row &row, int64_t begin, int
 template <class V>
 inline void inspect(const Unit &unit) {
   const Attention &call = unit.call;
-  if (!call.scores && !call.scaled_scores && !call.masked_scores && !call.attention_weights) return;
+  if (!call.scores && !call.scaled_scores && !call.softcapped_scores && !call.masked_scores && !call.attention_weights) return;
   float *const scores = unit.scratch + call.scratch.scores;
   for (int64_t begin = 0; begin < unit.sequence.n_kv; begin += chunk_keys) {
     const int64_t count = min(chunk_keys, unit.sequence.n_kv - begin);

@@ -94,6 +94,8 @@ struct Sequence {
   int64_t kv_rows;   // how many come with the call
   int64_t in_cache;  // number of the sequence in the cache; without a cache, in the call
   int64_t column;    // of the first key in the outputs with a number per pair
+  int64_t option_column;     // the same in mask and bias; may be negative, for
+  int64_t first_in_columns;  // the keys before this position have no column there
 };
 
 // Keys or values of all sequences and kv heads, in one of two forms. Strides count elements.
@@ -128,6 +130,21 @@ struct Rotation {
   bool is_interleaved;
   const int64_t *positions;  // [batch][rows_per_sequence] by row of the caller's array; null: the row's position in its sequence
   int64_t rows_per_sequence;
+};
+
+// A number for each pair of row and key, at base + sequence * batch_stride + head * head_stride + row * row_stride + column.
+struct PairArray {
+  const void *base;  // null: none
+  Storage storage;
+  int64_t batch_stride, head_stride, row_stride;
+};
+
+// What changes scores (CONTRACT.md, section 7); see mha_score_options.
+struct ScoreOptions {
+  bool change_scores;              // all but sinks does
+  float softcap, softcap_inverse;  // 0: none
+  const float *alibi_slopes, *sinks;  // [num_heads]; null: none
+  PairArray bias, mask;  // mask: bytes
 };
 
 // The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has so many rows:
@@ -169,6 +186,7 @@ struct Attention {
   int64_t block_queries;      // queries of one unit
   float scale;
   int64_t window_left, window_right;  // the query at position p attends to the keys at p - window_left .. p + window_right
+  ScoreOptions options;
   const Sequence *sequences;          // [batch]
   StridedRows q;
   Rotation rotate_q, rotate_k;  // rotate_k: of plain keys, others are rotated already
@@ -177,7 +195,7 @@ struct Attention {
   int64_t output_batch_stride, output_row_stride, output_head_stride;
   float *lse;  // optional outputs, contiguous as in mha.h
   float *attention_weights;
-  float *scores, *scaled_scores, *masked_scores, *context;
+  float *scores, *scaled_scores, *softcapped_scores, *masked_scores, *context;
   AttendScratch scratch;
   KvSplit parts;
   const Tuning *tuning;

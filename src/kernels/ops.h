@@ -90,6 +90,8 @@ MHA_INLINE Scalar operator*(Scalar a, Scalar b) { return {a.x * b.x}; }
 MHA_INLINE Scalar mul_add(Scalar a, Scalar b, Scalar c) { return {mul_add(a.x, b.x, c.x)}; }
 MHA_INLINE Scalar max_of(Scalar s, Scalar m) { return {s.x > m.x ? s.x : m.x}; }
 MHA_INLINE Scalar zero_if_less(Scalar x, Scalar limit, Scalar y) { return {x.x < limit.x ? 0.0f : y.x}; }
+MHA_INLINE Scalar quotient_of(Scalar a, Scalar b) { return {a.x / b.x}; }
+MHA_INLINE Scalar value_if_less(Scalar x, Scalar limit, Scalar value, Scalar y) { return {x.x < limit.x ? value.x : y.x}; }
 MHA_INLINE Scalar zero_if_equal(Scalar x, Scalar value, Scalar y) { return {x.x == value.x ? 0.0f : y.x}; }
 MHA_INLINE Scalar first_lanes(Scalar x, int64_t count, Scalar other) { return count > 0 ? x : other; }
 MHA_INLINE Scalar value_if_nan(Scalar x, Scalar value) { return {x.x != x.x ? value.x : x.x}; }
@@ -123,6 +125,8 @@ MHA_INLINE T opaque(T p) {
   __asm__("" : "+r"(p));
   return p;
 }
+
+alignas(64) constexpr float lane_numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // ---- Vectors
 //
@@ -194,9 +198,9 @@ MHA_INLINE Vector kept_in_pair(Vector x) { return x; }
 #error "say what the compiler has to be made to hold in registers of this instruction set"
 #endif
 
+MHA_INLINE Vector value_if_less(Vector x, Vector limit, Vector value, Vector y) { return xsimd::select(x < limit, value, y); }
 MHA_INLINE Vector zero_if_equal(Vector x, Vector value, Vector y) { return xsimd::select(x == value, Vector(0.0f), y); }
 // x in the first `count` lanes, other in the rest.
-alignas(64) constexpr float lane_numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 MHA_INLINE Vector first_lanes(Vector x, int64_t count, Vector other) {
   return xsimd::select(load<Vector>(lane_numbers) < Vector(static_cast<float>(count)), x, other);
 }
@@ -220,6 +224,7 @@ MHA_INLINE Vector canonical_nan(Vector x) { return value_if_nan(x, all<Vector>(_
 
 #if defined(MHA_KERNELS_AVX512)
 
+MHA_INLINE Vector quotient_of(Vector a, Vector b) { return _mm512_div_ps(a, b); }
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 // vmaxps returns its second operand if the first is not greater, NaN included: exactly s > m ? s : m.
 MHA_INLINE Vector max_of(Vector s, Vector m) { return _mm512_max_ps(s, m); }
@@ -231,6 +236,7 @@ MHA_INLINE __m256 upper_half(__m512 v) { return _mm256_castpd_ps(_mm512_extractf
 
 #elif defined(MHA_KERNELS_AVX2)
 
+MHA_INLINE Vector quotient_of(Vector a, Vector b) { return _mm256_div_ps(a, b); }
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 MHA_INLINE Vector max_of(Vector s, Vector m) { return _mm256_max_ps(s, m); }
 MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) { return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), y); }
@@ -240,6 +246,7 @@ MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
 
 #elif defined(MHA_KERNELS_NEON)
 
+MHA_INLINE Vector quotient_of(Vector a, Vector b) { return vdivq_f32(a, b); }
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
 MHA_INLINE Vector max_of(Vector s, Vector m) { return vbslq_f32(vcgtq_f32(s, m), s, m); }
 MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) {
@@ -250,7 +257,7 @@ MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
 }
 
 #else
-#error "write mul_add, max_of, zero_if_less and times_power for this instruction set"
+#error "write quotient_of, mul_add, max_of, zero_if_less and times_power for this instruction set"
 #endif
 
 // From 8 lanes (x86) or 4 lanes (NEON) down to one, by the contract's tree; and the greatest lane, for which any order will do.

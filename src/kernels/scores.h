@@ -3,8 +3,7 @@
 // Scores lie in rows of score_stride floats, one for each query of the tile and chunk: that of key j of the chunk is number j.
 #pragma once
 
-#include "kernels/functions.h"
-#include "kernels/key_values.h"
+#include "kernels/score_options.h"
 
 namespace mha {
 namespace {
@@ -73,15 +72,38 @@ struct Attending {
   Range of_row[max_attend_rows], some;
 };
 
-// Makes scores of a row's products with the keys of some blocks: -infinity outside of `keys`. Returns the greatest.
 template <class V>
-MHA_NOINLINE float score_row(const Attention &call, const Groups &groups, Range blocks, Range keys, float *products) {
+MHA_NOINLINE void scale_products(const Groups &groups, Range blocks, float scale, float *products) {
+  for (int64_t key = blocks.begin * key_block; key < blocks.end * key_block; key += V::size) {
+    V score = load<V>(products + key);
+    if (groups.has_scales) score = score * load<V>(groups.scales[block_of(key)] + place_in_block(key));
+    store(products + key, score * all<V>(scale));
+  }
+}
+
+// Makes scores of the products of row number `row` of the unit with the keys of some blocks of a chunk: -infinity outside of `keys`.
+// Returns the greatest.
+template <class V>
+MHA_NOINLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks, Range keys, float *products) {
   constexpr int64_t lanes = V::size;
-  const V none = all<V>(-infinity), factor = all<V>(call.scale);
+  const Groups &groups = chunk.keys;
+  const ScoreOptions &options = unit.call.options;
+  float scale = unit.call.scale;
+  bool has_scales = groups.has_scales;
+  if (options.change_scores) {
+    scale_products<V>(groups, blocks, scale, products);
+    scale = 1.0f;
+    has_scales = false;
+    const Row at = unit.row(row);
+    if (options.softcap != 0.0f) cap_scores<V>(options, blocks, products);
+    bias_scores<V>(unit, at, chunk.begin, keys, products);
+    mask_scores(unit, at, chunk.begin, keys, products);
+  }
+  const V none = all<V>(-infinity), factor = all<V>(scale);
   V greatest_yet = none;
   for (int64_t key = blocks.begin * key_block; key < blocks.end * key_block; key += lanes) {
     V score = load<V>(products + key);
-    if (groups.has_scales) score = score * load<V>(groups.scales[block_of(key)] + place_in_block(key));
+    if (has_scales) score = score * load<V>(groups.scales[block_of(key)] + place_in_block(key));
     score = score * factor;
     if (key < keys.begin || key + lanes > keys.end) {
       score = first_lanes(first_lanes(none, keys.begin - key, score), keys.end - key, none);

@@ -74,9 +74,22 @@ inline void clear_states(const Unit &unit, int64_t slot, int64_t begin, int64_t 
   }
 }
 
+// The sink of a row's head, a score without a value, joins the finished state of the row, unless that is empty.
+template <class V>
+inline void add_sink(const Unit &unit, const Row &row) {
+  float *const m = unit.m(0, row.index), *const l = unit.l(0, row.index), *const o = unit.o(0, row.index);
+  if (*l == 0.0f) return;
+  const float sink = unit.call.options.sinks[row.head], most = sink > *m ? sink : *m;
+  const float a = exp_of(*m - most);
+  *l = mul_add(*l, a, exp_of(sink - most));
+  *m = most;
+  for (int64_t c = 0; c < unit.call.head_dim_v_padded; c += V::size) store(o + c, mul_add(load<V>(o + c), all<V>(a), all<V>(0.0f)));
+}
+
 template <class V>
 inline void finish(const Unit &unit, const Row &row) {
   const Attention &call = unit.call;
+  if (call.options.sinks) add_sink<V>(unit, row);
   const float l = *unit.l(0, row.index);
   float *const o = unit.o(0, row.index), *const out = unit.output(row);
   const bool is_empty = l == 0.0f;

@@ -23,6 +23,21 @@ T ScaleOf(const AttentionShape &shape) {
 
 bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) { return shape.is_causal && j - i > shape.q_start; }
 
+// The finished score of row i of head h and key j, of q k^T.
+template <typename T>
+T FinishedScore(const AttentionShape &shape, int64_t h, int64_t i, int64_t j, T dot) {
+  T s = dot * ScaleOf<T>(shape);
+  if (shape.score) {
+    const support::ScoreOptions &options = *shape.score;
+    const int64_t at = (h * shape.n_q + i) * shape.n_kv + j;
+    if (options.mask && !options.mask[at]) return -std::numeric_limits<T>::infinity();
+    if (options.softcap != 0) s = T(options.softcap) * std::tanh(s / T(options.softcap));
+    if (options.alibi_slopes) s -= T(options.alibi_slopes[h]) * std::fabs(T(j - (shape.q_start + i)));
+    if (options.bias) s += T(options.bias[at]);
+  }
+  return IsMasked(shape, i, j) ? -std::numeric_limits<T>::infinity() : s;
+}
+
 // y [rows, out] = x [rows, in] w [in, out] + b [out]
 template <typename T, typename X>
 std::vector<T> Project(const X *x, const float *w, const float *b, int64_t rows, int64_t in, int64_t out) {
@@ -44,7 +59,6 @@ Attention<T> AttentionForward(const AttentionShape &shape, const std::vector<T> 
   const int64_t n_q = shape.n_q, n_kv = shape.n_kv, num_heads = shape.num_heads, num_kv_heads = shape.num_kv_heads;
   const int64_t head_dim = shape.head_dim, head_dim_v = shape.head_dim_v;
   const T infinity = std::numeric_limits<T>::infinity();
-  const T scale = ScaleOf<T>(shape);
   Attention<T> result;
   result.scores.resize(num_heads * n_q * n_kv);
   result.weights.resize(num_heads * n_q * n_kv);
@@ -67,12 +81,17 @@ Attention<T> AttentionForward(const AttentionShape &shape, const std::vector<T> 
         T dot = 0;
         for (int64_t d = 0; d < head_dim; d++) dot += q_ih[d] * k_jg[d];
         scores_hi[j] = dot;
-        finished[j] = IsMasked(shape, i, j) ? -infinity : dot * scale;
+        finished[j] = FinishedScore(shape, h, i, j, dot);
         if (finished[j] > max) max = finished[j];
       }
 
-      // Pass 2: exponentials and their sum, which is 0 only if no key takes part: that of the maximum is 1.
+      // Pass 2: exponentials and their sum, which is 0 only if no key takes part: that of the maximum is 1. A sink joins both.
       T sum = 0;
+      if (shape.score && shape.score->sinks && max > -infinity) {
+        const T sink = T(shape.score->sinks[h]);
+        if (sink > max) max = sink;
+        sum = std::exp(sink - max);
+      }
       for (int64_t j = 0; j < n_kv; j++) {
         weights_hi[j] = finished[j] == -infinity ? T(0) : std::exp(finished[j] - max);
         sum += weights_hi[j];
@@ -132,6 +151,9 @@ template Layer<double> LayerForward(const LayerShape &, const LayerWeights &, co
 //
 // Below 2^-126 exp gives 0, and products lose bits or vanish. That is an absolute error in relation to the greatest exponential, which
 // is 1, and therefore to l >= 1.
+//
+// What score options add: a softcap passes the error of s on at most once, and adds the roundings of a product, of tanh (1.45 ulp) and of
+// another product, of at most |s|; ALiBi and bias are two sums more, whose terms count in S; a sink is a term more of the sum.
 //
 // lse = log of the sum of exp(s_j): an error of all s_j passes on at most once, and that of l relative becomes absolute, together G / 2;
 // then the roundings of log (0.84 ulp) and of m + log(l).
@@ -203,10 +225,15 @@ AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<dou
           S_j += (q_d + q_d_error) * (k_d + k_d_error);
           D_j += q_d * k_d_error + q_d_error * k_d + q_d_error * k_d_error;
         }
-        S = std::max(S, scale * S_j);
+        double added = 0;
+        if (shape.score && shape.score->alibi_slopes) {
+          added += std::fabs(double(shape.score->alibi_slopes[h]) * double(j - (shape.q_start + i)));
+        }
+        if (shape.score && shape.score->bias) added += std::fabs(double(shape.score->bias[(h * n_q + i) * n_kv + j]));
+        S = std::max(S, scale * S_j + added);
         D = std::max(D, scale * D_j + head_dim * kSmallest * std::max(scale, 1.0));
       }
-      const double G = kEps * (2 * (head_dim + 2) * S + double(n_kv) + kC) + 2 * D;
+      const double G = kEps * (2 * (head_dim + (shape.score ? 8 : 2)) * S + double(n_kv) + (shape.score ? 1 : 0) + kC) + 2 * D;
 
       const double *weights_hi = exact.weights.data() + (h * n_q + i) * n_kv;
       for (int64_t j = 0; j < n_kv; j++) {

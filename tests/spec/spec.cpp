@@ -327,6 +327,21 @@ float Log(float x) {
   return x != x ? x : Fma(static_cast<float>(k), 0x1.62e43p-1f, f - (h - q));
 }
 
+// ---- 14. tanh
+
+float Tanh(float x) {
+  const float a = x > 0.0f - x ? x : 0.0f - x;
+  const float z = x * x;
+  float p = Fma(-0x1.82585ap-8f, z, 0x1.54b8a2p-6f);
+  p = Fma(p, z, -0x1.b898dep-5f);
+  p = Fma(p, z, 0x1.1109aep-3f);
+  p = Fma(p, z, -0x1.55553ep-2f);
+  if (a < 0x1.333334p-1f) return Fma(x * z, p, x);
+  const float e = Exp(-2.0f * a);
+  const float y = 1.0f - (e + e) / (1.0f + e);
+  return x < 0.0f ? 0.0f - y : y;
+}
+
 // ---- 8. Chunks
 
 // A kv head's values as they are taken: numbers [n_kv, head_dim_v], and a factor of each row where scales [n_kv] is not null.
@@ -419,6 +434,29 @@ int64_t Leaves(int64_t n_kv) {
 
 // ---- 10. What is handed out
 
+// What score options make of the scaled scores of row i of head h: softcapped, then with ALiBi, bias and mask.
+void Cap(const AttentionShape &shape, float *s) {
+  if (!shape.score || shape.score->softcap == 0.0f) return;
+  const float inverse = 1.0f / shape.score->softcap;
+  for (int64_t j = 0; j < shape.n_kv; j++) s[j] = Tanh(s[j] * inverse) * shape.score->softcap;
+}
+
+void BiasAndMask(const AttentionShape &shape, int64_t h, int64_t i, float *s) {
+  if (!shape.score) return;
+  const support::ScoreOptions &options = *shape.score;
+  const __int128 next = __int128{shape.q_start} + i;
+  const int64_t p = static_cast<int64_t>(next < __INT64_MAX__ ? next : __INT64_MAX__);
+  for (int64_t j = 0; j < shape.n_kv; j++) {
+    const int64_t at = (h * shape.n_q + i) * shape.n_kv + j;
+    if (options.alibi_slopes) {
+      const float distance = static_cast<float>(j / 16 * 16 - p) + static_cast<float>(j % 16);
+      s[j] = Fma(-options.alibi_slopes[h], distance > 0.0f - distance ? distance : 0.0f - distance, s[j]);
+    }
+    if (options.bias) s[j] = s[j] + options.bias[at];
+    if (options.mask && !options.mask[at]) s[j] = -kInfinity;
+  }
+}
+
 void FinishRow(const AttentionShape &shape, int64_t i, const float *s, const State &state, float *context, float *lse, float *weights) {
   const bool empty = IsEmpty(state);
   const float inv = 1.0f / state.l;
@@ -433,10 +471,12 @@ void FinishRow(const AttentionShape &shape, int64_t i, const float *s, const Sta
   }
 }
 
-void TapRow(const AttentionShape &shape, int64_t i, const float *dots, const float *s, int64_t at, const AttentionOutputs &outputs) {
+void TapRow(const AttentionShape &shape, int64_t i, const float *dots, const float *scaled, const float *capped, const float *s, int64_t at,
+            const AttentionOutputs &outputs) {
   for (int64_t j = 0; j < shape.n_kv; j++) {
     if (outputs.scores) outputs.scores[at + j] = Canon(dots[j]);
-    if (outputs.scaled_scores) outputs.scaled_scores[at + j] = Canon(s[j]);
+    if (outputs.scaled_scores) outputs.scaled_scores[at + j] = Canon(scaled[j]);
+    if (outputs.softcapped_scores) outputs.softcapped_scores[at + j] = Canon(capped[j]);
     if (outputs.masked_scores) outputs.masked_scores[at + j] = IsMasked(shape, i, j) ? -kInfinity : Canon(s[j]);
   }
 }
@@ -452,9 +492,10 @@ void Attend(const AttentionShape &shape, const float *q, const float *k, const f
   Floats k_t(head_dim * n_kv), k_scales(n_kv);  // the keys as columns, for Dots
   Floats v_rows(n_kv * head_dim_v), v_scales(n_kv);
   Floats dots(n_kv);
+  Floats scaled(n_kv), capped(n_kv);
   Floats s(n_kv);
   Floats p(n_kv);
-  Floats o(leaves * head_dim_v);
+  Floats o(leaves * head_dim_v), nothing(head_dim_v);
   State *state = new State[static_cast<decltype(sizeof 0)>(leaves)];
 
   for (int64_t h = 0; h < shape.num_heads; h++) {
@@ -473,13 +514,20 @@ void Attend(const AttentionShape &shape, const float *q, const float *k, const f
       Dots(kScoreBlock, q_i, k_t, head_dim, n_kv, dots);
       for (int64_t j = 0; j < n_kv; j++) {
         if (shape.k_type == Storage::kInt8) dots[j] = dots[j] * k_scales[j];
-        s[j] = dots[j] * scale;
+        scaled[j] = capped[j] = dots[j] * scale;
       }
+      Cap(shape, capped);
+      for (int64_t j = 0; j < n_kv; j++) s[j] = capped[j];
+      BiasAndMask(shape, h, i, s);
       RowState(shape, i, s, v_head, leaves, p, o, state);
+      if (shape.score && shape.score->sinks) {
+        for (int64_t d = 0; d < head_dim_v; d++) nothing[d] = 0.0f;
+        if (!IsEmpty(state[0])) Merge(head_dim_v, state[0], {shape.score->sinks[h], 1.0f, nothing}, &state[0]);
+      }
       const int64_t row = h * n_q + i;
       FinishRow(shape, i, s, state[0], outputs.context ? outputs.context + (i * shape.num_heads + h) * head_dim_v : nullptr,
                 outputs.lse ? outputs.lse + row : nullptr, outputs.weights ? outputs.weights + row * n_kv : nullptr);
-      TapRow(shape, i, dots, s, row * n_kv, outputs);
+      TapRow(shape, i, dots, scaled, capped, s, row * n_kv, outputs);
     }
   }
   delete[] state;
@@ -506,6 +554,6 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
 
 }  // namespace
 
-const Functions MHA_SPEC_FUNCTIONS = {Fma, Exp, Log, Project, StoreWeights, Rotate, Store, Attend, Forward};
+const Functions MHA_SPEC_FUNCTIONS = {Fma, Exp, Log, Tanh, Project, StoreWeights, Rotate, Store, Attend, Forward};
 
 }  // namespace spec

@@ -16,6 +16,7 @@ struct AttentionOutputs {
   float *weights;        // [num_heads, n_q, n_kv]
   float *scores;         // [num_heads, n_q, n_kv]
   float *scaled_scores;  // [num_heads, n_q, n_kv]
+  float *softcapped_scores;  // [num_heads, n_q, n_kv]
   float *masked_scores;  // [num_heads, n_q, n_kv]
 };
 
@@ -33,6 +34,7 @@ struct Functions {
   float (*fma)(float a, float b, float c);
   float (*exp)(float x);
   float (*log)(float x);
+  float (*tanh)(float x);
 
   // y [rows, out] = x [rows, in] w [in, out] + bias [out]; bias may be null.
   void (*project)(const float *x, const float *w, const float *bias, int64_t rows, int64_t in, int64_t out, float *y);

@@ -42,6 +42,22 @@ struct Rope {
   std::vector<int64_t> k_positions;  // [batch, n_kv]; empty = not given
 };
 
+// A number for each pair of row and key, [batch, num_heads, n_q, n_kv], of which the first three extents may be 1 instead.
+template <typename T>
+struct Pairs {
+  bool by_sequence = false, by_head = false, by_row = true;
+  std::vector<T> values;  // empty = not given
+};
+
+// What changes scores; the struct of mha.h.
+struct ScoreArrays {
+  float softcap = 0;
+  std::vector<float> alibi_slopes, sinks;  // [num_heads]; empty = not given
+  Pairs<float> bias;
+  bool bias_is_f16 = false;  // it is given so; the numbers are exact in f16
+  Pairs<uint8_t> mask;
+};
+
 // The sizes that the layer and its middle stage have in common, and who attends to whom.
 struct AttentionSizes {
   int64_t batch = 1;
@@ -59,6 +75,7 @@ struct AttentionSizes {
   bool padding_left = false;
   std::optional<int64_t> window_left, window_right;
   std::optional<Rope> rope;
+  std::optional<ScoreArrays> score;
   Storage k_type = Storage::kF32;  // of the cache that the keys and values are taken from
   Storage v_type = Storage::kF32;
 };
@@ -101,6 +118,17 @@ inline std::string Describe(const AttentionSizes &sizes) {
     text << " rope " << (sizes.rope->is_interleaved ? "interleaved" : "half") << " dims " << sizes.rope->dims
          << (sizes.rope->q_positions.empty() ? "" : " q_positions") << (sizes.rope->k_positions.empty() ? "" : " k_positions");
   }
+  if (sizes.score) {
+    const ScoreArrays &score = *sizes.score;
+    const auto extents = [](const auto &pairs) {
+      return std::string(pairs.by_sequence ? " b" : " 1") + (pairs.by_head ? "h" : "1") + (pairs.by_row ? "q" : "1");
+    };
+    if (score.softcap != 0) text << " softcap " << score.softcap;
+    if (!score.alibi_slopes.empty()) text << " alibi";
+    if (!score.sinks.empty()) text << " sinks";
+    if (!score.bias.values.empty()) text << " bias" << extents(score.bias) << (score.bias_is_f16 ? " f16" : "");
+    if (!score.mask.values.empty()) text << " mask" << extents(score.mask);
+  }
   if (sizes.k_type != Storage::kF32 || sizes.v_type != Storage::kF32) {
     text << " stored " << NameOf(sizes.k_type) << "/" << NameOf(sizes.v_type);
   }
@@ -136,6 +164,35 @@ void WithRotation(const AttentionSizes &sizes, int64_t b, const Function &functi
                              rope.q_positions.empty() ? nullptr : rope.q_positions.data() + b * sizes.n_q + valid.q_first,
                              rope.k_positions.empty() ? nullptr : rope.k_positions.data() + b * sizes.n_kv + valid.kv_first};
   function(&rotation);
+}
+
+// Of the pairs, those of the valid rows and keys of sequence b, [num_heads, n_q, n_kv].
+template <typename T>
+std::vector<T> DensePairs(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t b) {
+  std::vector<T> dense;
+  if (pairs.values.empty()) return dense;
+  const ValidRows valid = ValidRowsOf(sizes, b);
+  const int64_t rows = pairs.by_row ? sizes.n_q : 1, heads = pairs.by_head ? sizes.num_heads : 1;
+  for (int64_t h = 0; h < sizes.num_heads; h++) {
+    for (int64_t i = 0; i < valid.n_q; i++) {
+      const int64_t sequence = pairs.by_sequence ? b : 0, head = pairs.by_head ? h : 0, row = pairs.by_row ? valid.q_first + i : 0;
+      const auto from = pairs.values.begin() + ((sequence * heads + head) * rows + row) * sizes.n_kv + valid.kv_first;
+      dense.insert(dense.end(), from, from + valid.n_kv);
+    }
+  }
+  return dense;
+}
+
+// Calls function(options) with the score options of sequence b's valid rows, or with null.
+template <typename Function>
+void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &function) {
+  if (!sizes.score) return function(static_cast<const ScoreOptions *>(nullptr));
+  const ScoreArrays &score = *sizes.score;
+  const std::vector<float> bias = DensePairs(sizes, score.bias, b);
+  const std::vector<uint8_t> mask = DensePairs(sizes, score.mask, b);
+  const auto data = [](const auto &x) { return x.empty() ? nullptr : x.data(); };
+  const ScoreOptions options = {score.softcap, data(score.alibi_slopes), data(score.sinks), data(bias), data(mask)};
+  function(&options);
 }
 
 inline void FillNormal(Random *random, AttentionProblem *problem) {
@@ -198,6 +255,7 @@ inline Outputs Slice(const Outputs &whole, const AttentionSizes &sizes, int64_t 
   slice.v = rows(whole.v, sizes.n_kv, sizes.num_kv_heads * sizes.head_dim_v, 0, n_kv);
   slice.scores = SliceScores(whole.scores, sizes, sizes.n_kv, b, first, n_q, n_kv);
   slice.scaled_scores = SliceScores(whole.scaled_scores, sizes, sizes.n_kv, b, first, n_q, n_kv);
+  slice.softcapped_scores = SliceScores(whole.softcapped_scores, sizes, sizes.n_kv, b, first, n_q, n_kv);
   slice.masked_scores = SliceScores(whole.masked_scores, sizes, sizes.n_kv, b, first, n_q, n_kv);
   slice.attention_weights = SliceScores(whole.attention_weights, sizes, sizes.n_kv, b, first, n_q, n_kv);
   slice.lse = SliceScores(whole.lse, sizes, 1, b, first, n_q, 1);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -45,6 +46,15 @@ struct AttentionCall : CallForm {
 struct LayerCall : CallForm {
   Layout query = {}, key = {}, value = {}, output = {};
 };
+
+// The bits in f16 of a number that f16 holds exactly, and that is 0, infinite or not subnormal there.
+inline uint16_t F16Of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const uint32_t sign = bits >> 16 & 0x8000u, exponent = bits >> 23 & 0xff;
+  if (exponent == 0) return static_cast<uint16_t>(sign);
+  return static_cast<uint16_t>(sign | (exponent == 0xff ? 0x7c00u : (exponent - 112) << 10) | (bits >> 13 & 0x3ffu));
+}
 
 // What calls of both entries have in common. `args` of the classes below may be changed before the call is made.
 class CallData {
@@ -100,6 +110,7 @@ class CallData {
   Strided output;
   mha_taps taps = Zeroed<mha_taps>();
   mha_rope rope = Zeroed<mha_rope>();
+  mha_score_options score = Zeroed<mha_score_options>();
   int64_t *q_start = nullptr;
 
  protected:
@@ -131,6 +142,24 @@ class CallData {
       rope.k_positions = Keep(sizes.rope->k_positions);
       args->rope = &rope;
     }
+    if (sizes.score) {
+      const ScoreArrays &from = *sizes.score;
+      score.softcap = from.softcap;
+      score.alibi_slopes = Keep(from.alibi_slopes);
+      score.sinks = Keep(from.sinks);
+      if (from.bias_is_f16) {
+        std::vector<uint16_t> halves(from.bias.values.size());
+        std::transform(from.bias.values.begin(), from.bias.values.end(), halves.begin(), F16Of);
+        score.bias = Keep(halves);
+        score.bias_type = MHA_TYPE_F16;
+      } else {
+        score.bias = Keep(from.bias.values);
+      }
+      score.mask = Keep(from.mask.values);
+      SetStrides(sizes, from.bias, &score.bias_batch_stride, &score.bias_head_stride, &score.bias_row_stride);
+      SetStrides(sizes, from.mask, &score.mask_batch_stride, &score.mask_head_stride, &score.mask_row_stride);
+      args->score = &score;
+    }
     args->cache = call.cache.cache;
     args->cache_sequences = Keep(call.cache.sequences);
     args->scheduler = call.scheduler;
@@ -148,11 +177,21 @@ class CallData {
     taps.v = ask(kAskV, kv_rows * sizes.num_kv_heads * sizes.head_dim_v, &Outputs::v);
     taps.scores = ask(kAskScores, pairs, &Outputs::scores);
     taps.scaled_scores = ask(kAskScaledScores, pairs, &Outputs::scaled_scores);
+    taps.softcapped_scores = ask(kAskSoftcappedScores, pairs, &Outputs::softcapped_scores);
     taps.masked_scores = ask(kAskMaskedScores, pairs, &Outputs::masked_scores);
     taps.context = ask(kAskContext, rows * sizes.num_heads * sizes.head_dim_v, &Outputs::context);
     args->attention_weights = ask(kAskWeights, pairs, &Outputs::attention_weights);
     args->lse = ask(kAskLse, rows * sizes.num_heads, &Outputs::lse);
     if ((call.asked & ~(kAskWeights | kAskLse)) != 0) args->taps = &taps;
+  }
+
+  template <typename T>
+  static void SetStrides(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t *batch, int64_t *head, int64_t *row) {
+    if (pairs.values.empty()) return;
+    const int64_t of_head = (pairs.by_row ? sizes.n_q : 1) * sizes.n_kv;
+    *row = pairs.by_row ? sizes.n_kv : 0;
+    *head = pairs.by_head ? of_head : 0;
+    *batch = pairs.by_sequence ? (pairs.by_head ? sizes.num_heads : 1) * of_head : 0;
   }
 
   // Null if there are none.

@@ -16,6 +16,7 @@ struct Outputs {
   std::vector<float> v;
   std::vector<float> scores;
   std::vector<float> scaled_scores;
+  std::vector<float> softcapped_scores;
   std::vector<float> masked_scores;
   std::vector<float> context;
   std::vector<float> attention_weights;
@@ -33,8 +34,9 @@ inline constexpr uint32_t kAskMaskedScores = 1u << 5;
 inline constexpr uint32_t kAskContext = 1u << 6;
 inline constexpr uint32_t kAskWeights = 1u << 7;
 inline constexpr uint32_t kAskLse = 1u << 8;
+inline constexpr uint32_t kAskSoftcappedScores = 1u << 9;
 inline constexpr uint32_t kAskNothing = 0;
-inline constexpr uint32_t kAskAll = (1u << 9) - 1;
+inline constexpr uint32_t kAskAll = (1u << 10) - 1;
 inline constexpr uint32_t kAskAllOfAttention = kAskAll & ~(kAskQ | kAskK | kAskV);  // all that mha_attention has
 
 // What outputs hold before a call, 0xff in every byte: no result has these bits.

@@ -26,6 +26,7 @@ inline constexpr OutputField kOutputFields[] = {
     {"v", &Outputs::v},
     {"scores", &Outputs::scores},
     {"scaled_scores", &Outputs::scaled_scores},
+    {"softcapped_scores", &Outputs::softcapped_scores},
     {"masked_scores", &Outputs::masked_scores},
     {"lse", &Outputs::lse},
     {"attention_weights", &Outputs::attention_weights},

@@ -21,6 +21,15 @@ struct Rotation {
   const int64_t *k_positions;  // [n_kv]; null: j
 };
 
+// What changes scores beyond the scale, as the struct of mha.h has it, for one sequence. Null: none.
+struct ScoreOptions {
+  float softcap;
+  const float *alibi_slopes;  // [num_heads]
+  const float *sinks;         // [num_heads]
+  const float *bias;          // [num_heads, n_q, n_kv]
+  const uint8_t *mask;        // [num_heads, n_q, n_kv]: 0 = takes no part
+};
+
 struct AttentionShape {
   int64_t n_q;
   int64_t n_kv;
@@ -36,6 +45,7 @@ struct AttentionShape {
   bool has_window_right = false;  // masked where j > q_start + i + window_right
   int64_t window_right = 0;
   const Rotation *rotation = nullptr;  // null: none
+  const ScoreOptions *score = nullptr;  // null: none
   Storage k_type = Storage::kF32;      // keys and values are attended to as if stored in these types
   Storage v_type = Storage::kF32;
 };

@@ -19,6 +19,7 @@ inline void ResizeToPadding(const AttentionSizes &sizes, Outputs *outputs) {
   const int64_t pairs = sizes.batch * sizes.num_heads * sizes.n_q * sizes.n_kv;
   outputs->scores.assign(pairs, 0.0f);
   outputs->scaled_scores.assign(pairs, 0.0f);
+  outputs->softcapped_scores.assign(pairs, 0.0f);
   outputs->masked_scores.assign(pairs, -std::numeric_limits<float>::infinity());
   outputs->context.assign(sizes.batch * sizes.n_q * sizes.num_heads * sizes.head_dim_v, 0.0f);
   outputs->attention_weights.assign(pairs, 0.0f);
@@ -38,7 +39,7 @@ class SequenceOutputs {
 
   spec::AttentionOutputs Pointers() {
     return {outputs_.context.data(), outputs_.lse.data(),           outputs_.attention_weights.data(),
-            outputs_.scores.data(),  outputs_.scaled_scores.data(), outputs_.masked_scores.data()};
+            outputs_.scores.data(),  outputs_.scaled_scores.data(), outputs_.softcapped_scores.data(), outputs_.masked_scores.data()};
   }
 
   void CopyTo(Outputs *batch) const {
@@ -48,7 +49,8 @@ class SequenceOutputs {
       for (int64_t i = 0; i < valid_.n_q; i++) {
         const int64_t from = h * valid_.n_q + i, to = (b_ * sizes_.num_heads + h) * sizes_.n_q + valid_.q_first + i;
         batch->lse[to] = outputs_.lse[from];
-        for (const auto field : {&Outputs::scores, &Outputs::scaled_scores, &Outputs::masked_scores, &Outputs::attention_weights}) {
+        for (const auto field : {&Outputs::scores, &Outputs::scaled_scores, &Outputs::softcapped_scores, &Outputs::masked_scores,
+                                &Outputs::attention_weights}) {
           const auto row = (outputs_.*field).begin() + from * valid_.n_kv;
           std::copy(row, row + valid_.n_kv, (batch->*field).begin() + to * sizes_.n_kv + valid_.kv_first);
         }
@@ -71,11 +73,14 @@ inline Outputs Specify(const AttentionProblem &problem, const spec::Functions &f
     const int64_t q_row = b * problem.n_q + valid.q_first, kv_row = b * problem.n_kv + valid.kv_first;
     SequenceOutputs sequence(problem, b);
     WithRotation(problem, b, [&](const Rotation *rotation) {
-      AttentionShape shape = ShapeOf(problem, b);
-      shape.rotation = rotation;
-      functions.attend(shape, problem.q.data() + q_row * problem.num_heads * problem.head_dim,
-                       problem.k.data() + kv_row * problem.num_kv_heads * problem.head_dim,
-                       problem.v.data() + kv_row * problem.num_kv_heads * problem.head_dim_v, sequence.Pointers());
+      WithScoreOptions(problem, b, [&](const ScoreOptions *score) {
+        AttentionShape shape = ShapeOf(problem, b);
+        shape.rotation = rotation;
+        shape.score = score;
+        functions.attend(shape, problem.q.data() + q_row * problem.num_heads * problem.head_dim,
+                         problem.k.data() + kv_row * problem.num_kv_heads * problem.head_dim,
+                         problem.v.data() + kv_row * problem.num_kv_heads * problem.head_dim_v, sequence.Pointers());
+      });
     });
     sequence.CopyTo(&outputs);
   }
@@ -112,12 +117,16 @@ inline Outputs Specify(const LayerProblem &problem, const spec::Functions &funct
     const int64_t q_row = b * problem.n_q + valid.q_first, kv_row = b * problem.n_kv + valid.kv_first;
     SequenceOutputs sequence(problem, b);
     WithRotation(problem, b, [&](const Rotation *rotation) {
-      LayerShape shape = LayerShapeOf(problem, b);
-      shape.attention.rotation = rotation;
-      functions.forward(shape, WeightsOf(problem), problem.query.data() + q_row * problem.query_dim,
-                        problem.key_input().data() + kv_row * problem.key_dim, problem.value_input().data() + kv_row * problem.value_dim,
-                        {outputs.q.data() + q_row * problem.q_width(), outputs.k.data() + kv_row * problem.k_width(),
-                         outputs.v.data() + kv_row * problem.v_width(), sequence.Pointers(), outputs.y.data() + q_row * problem.y_width()});
+      WithScoreOptions(problem, b, [&](const ScoreOptions *score) {
+        LayerShape shape = LayerShapeOf(problem, b);
+        shape.attention.rotation = rotation;
+        shape.attention.score = score;
+        functions.forward(shape, WeightsOf(problem), problem.query.data() + q_row * problem.query_dim,
+                          problem.key_input().data() + kv_row * problem.key_dim, problem.value_input().data() + kv_row * problem.value_dim,
+                          {outputs.q.data() + q_row * problem.q_width(), outputs.k.data() + kv_row * problem.k_width(),
+                           outputs.v.data() + kv_row * problem.v_width(), sequence.Pointers(),
+                           outputs.y.data() + q_row * problem.y_width()});
+      });
     });
     sequence.CopyTo(&outputs);
   }

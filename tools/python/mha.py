@@ -58,7 +58,10 @@ _Rope = _struct("mha_rope", "size struct_size", "u32 style reserved", "i64 dims 
                 "ptr q_positions k_positions")
 _RopeConfig = _struct("mha_rope_config", "size struct_size", "i64 dims num_positions first_position", "f64 base linear_factor yarn_factor",
                       "i64 yarn_original_positions", "f64 yarn_beta_fast yarn_beta_slow yarn_attention_factor")
-_Taps = _struct("mha_taps", "size struct_size", "ptr q k v scores scaled_scores masked_scores context")
+_Taps = _struct("mha_taps", "size struct_size", "ptr q k v scores scaled_scores softcapped_scores masked_scores context")
+_ScoreOptions = _struct("mha_score_options", "size struct_size", "f32 softcap", "u32 bias_type", "ptr alibi_slopes sinks bias",
+                        "i64 bias_batch_stride bias_head_stride bias_row_stride", "ptr mask",
+                        "i64 mask_batch_stride mask_head_stride mask_row_stride", "u32 columns reserved")
 _ForwardArgs = _struct("mha_forward_args", "size struct_size", "i64 batch n_q n_kv", "ptr query key value output",
                        "i64 query_batch_stride query_row_stride key_batch_stride key_row_stride value_batch_stride value_row_stride",
                        "i64 output_batch_stride output_row_stride", "u32 flags reserved", "i64 window_left window_right",
@@ -73,11 +76,12 @@ _AttentionArgs = _struct("mha_attention_args", "size struct_size", "i64 batch n_
 _CallInfo = _struct("mha_call_info", "size struct_size", "u32 instruction_set back_end contract num_threads",
                     "i64 project_tile_rows project_tile_columns attend_tile_rows attend_block_rows attend_chunk_keys",
                     "size workspace_bytes packed_bytes", "u64 operations bytes")
-structs = [_Error, _Scheduler, _Config, _Weights, _AllocatorStruct, _Options, _CacheConfig, _Rope, _RopeConfig, _Taps, _ForwardArgs, _AttentionArgs,
-           _CallInfo]
+structs = [_Error, _Scheduler, _Config, _Weights, _AllocatorStruct, _Options, _CacheConfig, _Rope, _RopeConfig, _ScoreOptions, _Taps, _ForwardArgs,
+           _AttentionArgs, _CallInfo]
 
 types = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3, "int4": 4}
 layouts = {"in_out": 0, "out_in": 1}
+score_columns = {"all_keys": 0, "new_keys": 1}
 instruction_set_names = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "neon": 4}
 cache_kinds = {"contiguous": 0, "ring": 1, "paged": 2}
 rope_styles = {"half": 0, "interleaved": 1}
@@ -92,8 +96,8 @@ _signatures = {  # of the functions that return a status, without the mha_error:
     "mha_layer_create": "pppp", "mha_layer_shape": "pp", "mha_kv_cache_size": "pp", "mha_kv_cache_init": "ppsp",
     "mha_kv_cache_view": "psp", "mha_kv_cache_shape": "pp", "mha_kv_cache_length": "pip", "mha_kv_cache_truncate": "pii",
     "mha_kv_cache_set_blocks": "pipi", "mha_kv_cache_copy_prefix": "piii", "mha_kv_cache_append": "piipp", "mha_kv_cache_read": "piiipp",
-    "mha_rope_tables": "ppp", "mha_info": "ppp", "mha_forward_workspace": "ppp", "mha_forward": "ppps", "mha_attention_workspace": "pp",
-    "mha_attention": "pps", "mha_attention_info": "pp"}
+    "mha_rope_tables": "ppp", "mha_alibi_slopes": "ip", "mha_info": "ppp", "mha_forward_workspace": "ppp", "mha_forward": "ppps",
+    "mha_attention_workspace": "pp", "mha_attention": "pps", "mha_attention_info": "pp"}
 _others = ["mha_version", "mha_contract", "mha_instruction_sets", "mha_status_string", "mha_layer_view_size", "mha_layer_destroy"]
 _kinds = {"p": ctypes.c_void_p, "s": ctypes.c_size_t, "i": ctypes.c_int64}
 _version = 100  # of the header whose structs stand above: 10000 * major + 100 * minor + patch
@@ -333,14 +337,15 @@ class Layer:
         self.shape = {field: getattr(config, field) for field, _ in _Config._fields_[1:]}
 
     def forward(self, query, key=None, value=None, *, out=None, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None,
-                window_left=None, window_right=None, padding="right", rope=None, cache=None, cache_sequences=None, cache_read=False,
+                window_left=None, window_right=None, padding="right", rope=None, score=None, cache=None, cache_sequences=None, cache_read=False,
                 scheduler=None, workspace=None, want=()):
         """y [batch, n, output_dim], from query [batch, n, query_dim]; without the batch, both are a single sequence.
 
         key=None is self-attention, value=None is key. All else has the names and meanings of mha_forward_args; padding is "right" or
         "left". want names what is returned beside y, as (y, dictionary): "attention_weights", "lse", and the steps in between "q", "k", "v",
-        "scores", "scaled_scores", "masked_scores", "context"; want={"lse": array} has it written into an array that is there. Rows may have gaps
-        between them; the elements of a row may not. workspace is memory to compute in, an array of info(...)["workspace_bytes"] bytes or more;
+        "scores", "scaled_scores", "softcapped_scores", "masked_scores", "context"; want={"lse": array} has it written into an array that is
+        there. Rows may have gaps between them; the elements of a row may not. score is a ScoreOptions. workspace is memory to compute in, an
+        array of info(...)["workspace_bytes"] bytes or more;
         without one, each thread keeps its own.
         """
         is_single = isinstance(query, np.ndarray) and query.ndim == 2
@@ -363,10 +368,10 @@ class Layer:
                 batch_stride, row_stride = _strides(array, name)
                 setattr(args, name + "_batch_stride", batch_stride), setattr(args, name + "_row_stride", row_stride)
         appended = 0 if cache_read else n_kv if other is not None else n_q
-        alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, cache, cache_sequences,
-                               scheduler, is_causal, n_q, appended)
-        args.flags |= _cache_read if cache_read else 0
         appended_lengths = None if cache_read else q_lengths if other is None else kv_lengths
+        alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences,
+                               scheduler, is_causal, n_q, appended, shape["num_heads"], appended_lengths)
+        args.flags |= _cache_read if cache_read else 0
         wanted, taps = _wanted(args, want, is_single, batch, n_q, appended, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"],
                                shape["head_dim_v"], cache, cache_sequences, appended_lengths)
         with _raising(scheduler, self._sgemm):
@@ -377,15 +382,16 @@ class Layer:
         return (out, wanted) if want else out
 
     def info(self, n_q, n_kv=None, *, batch=1, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, window_left=None,
-             window_right=None, padding="right", rope=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None, want=()):
+             window_right=None, padding="right", rope=None, score=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None, want=()):
         """How forward would run on so many rows, and what it costs: the fields of mha_call_info by name. n_kv=None is self-attention; want names
         what would be asked for. All else is as in forward."""
         args = _new(_ForwardArgs, batch=batch, n_q=n_q)
         if n_kv is not None:
             args.n_kv, args.key = n_kv, ctypes.addressof(args)  # that there is one counts, and nothing reads it
         appended = 0 if cache_read else n_q if n_kv is None else n_kv
-        alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, cache, cache_sequences,
-                               scheduler, is_causal, n_q, appended)
+        appended_lengths = None if cache_read else q_lengths if n_kv is None else kv_lengths
+        alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences,
+                               scheduler, is_causal, n_q, appended, self.shape["num_heads"], appended_lengths)
         args.flags |= _cache_read if cache_read else 0
         return _info("mha_info", args, want, alive, self._handle)
 
@@ -645,8 +651,8 @@ def _output(out, shape):
     return _writeable(out, "out")
 
 
-def _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, cache, cache_sequences, scheduler,
-                   is_causal, n_q, n_k):
+def _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences, scheduler,
+                   is_causal, n_q, n_k, num_heads, k_lengths):
     """Sets the fields about rows and positions, and returns what they point to."""
     arrays = [_integers(values, name, (batch,)) for values, name in ((q_start, "q_start"), (q_lengths, "q_lengths"), (kv_lengths, "kv_lengths"),
                                                                      (cache_sequences, "cache_sequences"))]
@@ -661,21 +667,31 @@ def _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, win
         args.rope = ctypes.addressof(struct)
         arrays += [struct, positions]
     args.cache = cache._handle if cache is not None else None
+    if score is not None:
+        columns = n_k if score.columns == "new_keys" else _longest(batch, n_k, k_lengths, cache, cache_sequences)
+        struct, views = score._struct(batch, num_heads, n_q, columns)
+        args.score = ctypes.addressof(struct)
+        arrays += [struct, views]
     args.scheduler = ctypes.addressof(scheduler._struct) if scheduler is not None else None
     return arrays
 
 
+def _longest(batch, n_kv, kv_lengths, cache, cache_sequences):
+    """The columns of an array with a number for each pair of query and key."""
+    if cache is None:
+        return n_kv
+    rows = [n_kv] * batch if kv_lengths is None else kv_lengths
+    sequences = range(batch) if cache_sequences is None else cache_sequences
+    return max([cache.length(int(sequence)) + int(count) for sequence, count in zip(sequences, rows)], default=0)
+
+
 def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, head_dim, head_dim_v, cache, cache_sequences, kv_lengths):
     """Arrays for the optional outputs, by name, and the struct that points to some of them."""
-    seen = n_kv
-    if cache is not None and want:
-        rows = [n_kv] * batch if kv_lengths is None else kv_lengths
-        sequences = range(batch) if cache_sequences is None else cache_sequences
-        seen = max([cache.length(int(sequence)) + int(count) for sequence, count in zip(sequences, rows)], default=0)
+    seen = _longest(batch, n_kv, kv_lengths, cache, cache_sequences) if want else 0
     pairs = (batch, num_heads, n_q, seen)
     shapes = {"attention_weights": pairs, "lse": (batch, num_heads, n_q), "q": (batch, n_q, num_heads, head_dim),
               "k": (batch, n_kv, num_kv_heads, head_dim), "v": (batch, n_kv, num_kv_heads, head_dim_v), "scores": pairs,
-              "scaled_scores": pairs, "masked_scores": pairs, "context": (batch, n_q, num_heads, head_dim_v)}
+              "scaled_scores": pairs, "softcapped_scores": pairs, "masked_scores": pairs, "context": (batch, n_q, num_heads, head_dim_v)}
     given, arrays = want if isinstance(want, dict) else dict.fromkeys(want), {}
     for name, array in given.items():
         shape = _named(shapes, name, "want")
@@ -709,7 +725,7 @@ def _info(name, args, want, alive, *before):
 
 
 def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, window_left=None,
-              window_right=None, padding="right", rope=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None,
+              window_right=None, padding="right", rope=None, score=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None,
               instruction_set="auto", bf16=False, workspace=None, want=()):
     """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
 
@@ -739,8 +755,8 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
         setattr(args, name, array.ctypes.data)
         for axis, stride in zip(("batch", "row", "head"), _strides(array, name)):
             setattr(args, f"{name}_{axis}_stride", stride)
-    alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, cache, cache_sequences,
-                           scheduler, is_causal, n_q, n_kv)
+    alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences,
+                           scheduler, is_causal, n_q, n_kv, heads, kv_lengths)
     args.flags |= _cache_read if cache_read else 0
     wanted, taps = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, kv_lengths)
     with _raising(scheduler):
@@ -750,14 +766,14 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
 
 
 def attention_info(n_q, n_kv, num_heads, head_dim, *, batch=1, num_kv_heads=0, head_dim_v=0, k_type="f32", v_type="f32", is_causal=False,
-                   q_start=None, q_lengths=None, kv_lengths=None, window_left=None, window_right=None, padding="right", rope=None, cache=None,
-                   cache_sequences=None, cache_read=False, scheduler=None, instruction_set="auto", want=()):
+                   q_start=None, q_lengths=None, kv_lengths=None, window_left=None, window_right=None, padding="right", rope=None, score=None,
+                   cache=None, cache_sequences=None, cache_read=False, scheduler=None, instruction_set="auto", want=()):
     """How attention would run on so many rows, and what it costs: the fields of mha_call_info by name. All else is as in Layer.info."""
     args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
                 head_dim_v=head_dim_v, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),
                 instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
-    alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, cache, cache_sequences,
-                           scheduler, is_causal, n_q, n_kv)
+    alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences,
+                           scheduler, is_causal, n_q, n_kv, num_heads, kv_lengths)
     args.flags |= _cache_read if cache_read else 0
     return _info("mha_attention_info", args, want, alive)
 
@@ -844,6 +860,54 @@ class KvCache:
 
 
 # ---- Rotary position embedding
+
+
+class ScoreOptions:
+    """What changes scores and who attends to whom, for score= of a call; all of it is optional, and all combines (mha_score_options).
+
+        score = mha.ScoreOptions(softcap=50)                                   # Gemma 2
+        score = mha.ScoreOptions(sinks=sinks)                                  # gpt-oss: [num_heads]
+        score = mha.ScoreOptions(alibi_slopes=mha.alibi_slopes(num_heads))     # BLOOM, MPT
+        score = mha.ScoreOptions(mask=mask)                                    # [n_q, n_kv], True = attends
+
+    mask, bool or uint8, and bias, float32 or float16, are [batch, num_heads, n_q, columns]; what broadcasts to that will do. Columns are the rows
+    of key or, with a cache, the positions in it after the call; with columns="new_keys" always the rows of key that come with the call.
+    """
+
+    def __init__(self, *, softcap=0.0, alibi_slopes=None, sinks=None, bias=None, mask=None, columns="all_keys"):
+        _named(score_columns, columns, "columns")
+        self.softcap, self.alibi_slopes, self.sinks, self.bias, self.mask, self.columns = softcap, alibi_slopes, sinks, bias, mask, columns
+
+    def _struct(self, batch, num_heads, n_q, columns):
+        struct = _new(_ScoreOptions, softcap=self.softcap, columns=score_columns[self.columns],
+                      alibi_slopes=_contiguous(self.alibi_slopes, "alibi_slopes", [np.float32], (num_heads,)),
+                      sinks=_contiguous(self.sinks, "sinks", [np.float32], (num_heads,)))
+        views = []
+        for name, array, dtypes in ("bias", self.bias, (np.float32, np.float16)), ("mask", self.mask, (np.bool_, np.uint8)):
+            if array is None:
+                continue
+            _check(array, name, dtypes, (None,) * np.ndim(array))
+            shape = (batch, num_heads, n_q, columns)
+            try:
+                view = np.broadcast_to(array, shape)
+            except ValueError:
+                raise ValueError(f"{name} is {_describe(array)}; its shape must be {list(shape)}, or broadcast to that") from None
+            *strides, innermost = [stride // array.itemsize for stride in view.strides]
+            if columns > 1 and innermost != 1 or min(strides) < 0 or 0 < strides[2] < columns:
+                raise ValueError(f"{name} is {_describe(array)}; the elements of a row must be neighbours, {columns} of them")
+            setattr(struct, name, array.ctypes.data if array.size else ctypes.addressof(struct))
+            for axis, stride in zip(("batch", "head", "row"), strides):
+                setattr(struct, f"{name}_{axis}_stride", stride)
+            struct.bias_type |= types["f16"] if array.dtype == np.float16 else 0
+            views.append(view)
+        return struct, views
+
+
+def alibi_slopes(num_heads):
+    """The slopes of ALiBi for so many heads, float32 (mha_alibi_slopes)."""
+    slopes = np.empty(max(num_heads, 0), np.float32)
+    _call("mha_alibi_slopes", num_heads, slopes.ctypes.data)
+    return slopes
 
 
 class Rope:
