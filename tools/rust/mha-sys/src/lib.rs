@@ -56,6 +56,9 @@ pub const MHA_WINDOW_RIGHT: u32 = 4;
 pub const MHA_PADDING_LEFT: u32 = 8;
 pub const MHA_CACHE_READ: u32 = 16;
 
+pub const MHA_COLUMNS_ALL_KEYS: u32 = 0;
+pub const MHA_COLUMNS_NEW_KEYS: u32 = 1;
+
 pub const MHA_BACK_END_NATIVE: u32 = 0;
 pub const MHA_BACK_END_SGEMM: u32 = 1;
 
@@ -199,6 +202,26 @@ pub struct mha_rope_config {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+pub struct mha_score_options {
+    pub struct_size: usize,
+    pub softcap: f32,
+    pub bias_type: u32,
+    pub alibi_slopes: *const f32,
+    pub sinks: *const f32,
+    pub bias: *const c_void,
+    pub bias_batch_stride: i64,
+    pub bias_head_stride: i64,
+    pub bias_row_stride: i64,
+    pub mask: *const u8,
+    pub mask_batch_stride: i64,
+    pub mask_head_stride: i64,
+    pub mask_row_stride: i64,
+    pub columns: u32,
+    pub reserved: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub struct mha_taps {
     pub struct_size: usize,
     pub q: *mut f32,
@@ -206,6 +229,7 @@ pub struct mha_taps {
     pub v: *mut f32,
     pub scores: *mut f32,
     pub scaled_scores: *mut f32,
+    pub softcapped_scores: *mut f32,
     pub masked_scores: *mut f32,
     pub context: *mut f32,
 }
@@ -340,12 +364,6 @@ pub struct mha_layer {
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
 }
 
-/// Reserved for options that change scores: this version has none.
-#[repr(C)]
-pub struct mha_score_options {
-    private: [u8; 0],
-}
-
 /// Keys and values of earlier calls; opaque.
 #[repr(C)]
 pub struct mha_kv_cache {
@@ -432,6 +450,7 @@ extern "C" {
         error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_rope_tables(config: *const mha_rope_config, cos: *mut f32, sin: *mut f32, error: *mut mha_error) -> mha_status;
+    pub fn mha_alibi_slopes(num_heads: i64, slopes: *mut f32, error: *mut mha_error) -> mha_status;
     pub fn mha_forward_workspace(
         layer: *const mha_layer,
         args: *const mha_forward_args,

@@ -6,7 +6,7 @@ use mha_sys as sys;
 use crate::error::check;
 use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, Dimensions, Options, Output};
 use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
-use crate::{sgemm, CallInfo, Error, ErrorKind, KvCache, Layer, Result, Rope, Scheduler, Taps, Workspace};
+use crate::{sgemm, CallInfo, Error, ErrorKind, KvCache, Layer, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
 
 /// A call of a whole layer, made by [`Layer::forward`]: say what it is to do, then [`run`](Self::run) it.
 ///
@@ -134,7 +134,8 @@ impl<'a> Forward<'a> {
     }
 
     /// The bytes of workspace that the call needs. They never shrink when its dimensions, its threads or the outputs asked for grow: those of the
-    /// largest call serve all. In a [plan](Layer::plan) the lengths of slices of floats do not matter, only whether they are given.
+    /// largest call serve all. In a [plan](Layer::plan) the lengths of slices of floats do not matter, only whether they are given; those of slopes
+    /// and sinks ([`ScoreOptions`]) do, and so do the extents of mask and bias.
     pub fn workspace_bytes(&self) -> Result<usize> {
         self.with_args(forward_workspace)
     }

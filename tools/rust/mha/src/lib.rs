@@ -13,6 +13,7 @@
 //! | `MHA_CACHE_READ` | [`Forward::cache_read`], [`AttentionCall::cache_read`] |
 //! | `mha_kv_cache` and its functions | [`KvCache`], [`CacheConfig`] |
 //! | `mha_rope_tables`, `mha_rope` | [`RopeConfig::tables`] and [`fill`](RopeConfig::fill), [`Rope`] |
+//! | `mha_score_options`, `mha_alibi_slopes` | [`ScoreOptions`], [`alibi_slopes`] |
 //! | `mha_taps` | [`Taps`] |
 //! | `mha_scheduler` | [`Scheduler`] |
 //! | `mha_error`, `mha_status` | [`Error`], [`ErrorKind`] |
@@ -30,6 +31,7 @@ mod layer;
 mod options;
 mod rope;
 mod scheduler;
+mod score;
 mod sgemm;
 mod spans;
 mod types;
@@ -48,6 +50,7 @@ pub use rope::{Rope, RopeConfig, RopeStyle, RopeTables, Yarn};
 #[cfg(feature = "rayon")]
 pub use scheduler::Rayon;
 pub use scheduler::Scheduler;
+pub use score::{alibi_slopes, ScoreColumns, ScoreOptions};
 pub use sgemm::{Product, Sgemm};
 pub use types::{Elements, InstructionSet, StorageType};
 pub use weights::{Matrix, WeightLayout, Weights};

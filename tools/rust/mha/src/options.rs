@@ -9,7 +9,7 @@ use mha_sys as sys;
 use crate::cache::length_of;
 use crate::scheduler::Run;
 use crate::spans::{check_exact, int, Extent};
-use crate::{KvCache, Result, Rope, Scheduler};
+use crate::{CacheKind, KvCache, Result, Rope, Scheduler, ScoreColumns, ScoreOptions};
 
 /// An array that a call writes to, borrowed for 'a.
 pub(crate) struct Output<'a> {
@@ -62,6 +62,7 @@ pub struct Taps<'a> {
     v: Option<Output<'a>>,
     scores: Option<Output<'a>>,
     scaled_scores: Option<Output<'a>>,
+    softcapped_scores: Option<Output<'a>>,
     masked_scores: Option<Output<'a>>,
     context: Option<Output<'a>>,
 }
@@ -94,7 +95,9 @@ taps! {
     scores
     /// `[batch, num_heads, n_q, n_kv]`: the scores times scale.
     scaled_scores
-    /// `[batch, num_heads, n_q, n_kv]`: the scaled scores, -infinity where masked.
+    /// `[batch, num_heads, n_q, n_kv]`: the scaled scores after the softcap.
+    softcapped_scores
+    /// `[batch, num_heads, n_q, n_kv]`: the softcapped scores with ALiBi and bias, -infinity where masked.
     masked_scores
     /// `[batch, n_q, num_heads, head_dim_v]`: the weighted values, before W_O.
     context
@@ -104,7 +107,14 @@ taps! {
 struct Cache<'a> {
     raw: *mut sys::mha_kv_cache,
     is_read_only: bool,
+    is_ring: bool,
     _borrowed: PhantomData<&'a mut ()>,
+}
+
+impl Cache<'_> {
+    fn of(cache: &KvCache<'_>, is_read_only: bool) -> Self {
+        Self { raw: cache.as_ptr(), is_read_only, is_ring: cache.shape().kind == CacheKind::Ring, _borrowed: PhantomData }
+    }
 }
 
 /// The dimensions of a call.
@@ -133,6 +143,7 @@ pub(crate) struct Options<'a> {
     cache: Option<Cache<'a>>,
     pub cache_sequences: Option<&'a [i64]>,
     pub rope: Option<Rope<'a>>,
+    pub score: Option<ScoreOptions<'a>>,
     pub scheduler: Option<&'a dyn Scheduler>,
     pub attention_weights: Option<Output<'a>>,
     pub lse: Option<Output<'a>>,
@@ -142,6 +153,7 @@ pub(crate) struct Options<'a> {
 /// The structs that the library's arguments point to.
 pub(crate) struct Pointees<'a> {
     pub rope: Option<sys::mha_rope>,
+    pub score: Option<sys::mha_score_options>,
     pub taps: Option<sys::mha_taps>,
     run: Option<Run<'a>>,
     pub scheduler: Option<sys::mha_scheduler>,
@@ -149,11 +161,11 @@ pub(crate) struct Pointees<'a> {
 
 impl<'a> Options<'a> {
     pub fn set_cache(&mut self, cache: &'a mut KvCache<'_>) {
-        self.cache = Some(Cache { raw: cache.as_ptr(), is_read_only: false, _borrowed: PhantomData });
+        self.cache = Some(Cache::of(cache, false));
     }
 
     pub fn set_cache_read(&mut self, cache: &'a KvCache<'_>) {
-        self.cache = Some(Cache { raw: cache.as_ptr(), is_read_only: true, _borrowed: PhantomData });
+        self.cache = Some(Cache::of(cache, true));
     }
 
     pub fn cache_ptr(&self) -> *mut sys::mha_kv_cache {
@@ -177,8 +189,14 @@ impl<'a> Options<'a> {
                 check_exact(name, list.len(), &[("batch", of.batch)])?;
             }
         }
+        if let Some(score) = &self.score {
+            score.check_extents(of)?;
+        }
         if is_plan {
             return Ok(());
+        }
+        if let Some(score) = &self.score {
+            score.check_pairs(|columns| self.columns(columns, of))?;
         }
         let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
         let (heads, kv_heads) = (("num_heads", of.num_heads), ("num_kv_heads", of.num_kv_heads));
@@ -200,6 +218,7 @@ impl<'a> Options<'a> {
             if let Some(taps) = &self.taps {
                 check("the tap scores", &taps.scores, &pairs)?;
                 check("the tap scaled_scores", &taps.scaled_scores, &pairs)?;
+                check("the tap softcapped_scores", &taps.softcapped_scores, &pairs)?;
                 check("the tap masked_scores", &taps.masked_scores, &pairs)?;
             }
         }
@@ -207,9 +226,20 @@ impl<'a> Options<'a> {
     }
 
     fn asks_for_pairs(&self) -> bool {
-        let taps = self.taps.as_ref();
-        let scores = taps.map(|taps| taps.scores.is_some() || taps.scaled_scores.is_some() || taps.masked_scores.is_some());
-        self.attention_weights.is_some() || scores == Some(true)
+        let of_taps = |taps: &Taps| {
+            [&taps.scores, &taps.scaled_scores, &taps.softcapped_scores, &taps.masked_scores].into_iter().any(Option::is_some)
+        };
+        self.attention_weights.is_some() || self.taps.as_ref().is_some_and(of_taps)
+    }
+
+    /// The columns that each row of a mask or bias needs.
+    fn columns(&self, columns: ScoreColumns, of: &Dimensions) -> Result<usize> {
+        match (&self.cache, columns) {
+            (_, ScoreColumns::NewKeys) => Ok(of.n_kv),
+            // The library refuses this before it reads any, and says what would be right.
+            (Some(Cache { is_ring: true, .. }), _) => Ok(0),
+            _ => self.attended_keys(of),
+        }
     }
 
     /// The keys that each query is paired with: those of the call, or with a cache the longest length of the call's sequences once it has appended.
@@ -230,6 +260,7 @@ impl<'a> Options<'a> {
     pub fn pointees(&self, of: &Dimensions) -> Result<Pointees<'a>> {
         Ok(Pointees {
             rope: self.rope.as_ref().map(|rope| rope.raw(of.batch, of.n_q, of.n_kv)).transpose()?,
+            score: self.score.as_ref().map(ScoreOptions::raw),
             taps: self.taps.as_ref().map(|taps| sys::mha_taps {
                 struct_size: size_of::<sys::mha_taps>(),
                 q: output_ptr(&taps.q),
@@ -239,6 +270,7 @@ impl<'a> Options<'a> {
                 scaled_scores: output_ptr(&taps.scaled_scores),
                 masked_scores: output_ptr(&taps.masked_scores),
                 context: output_ptr(&taps.context),
+                softcapped_scores: output_ptr(&taps.softcapped_scores),
             }),
             run: self.scheduler.map(Run::new),
             scheduler: None,
@@ -282,6 +314,7 @@ macro_rules! fill_common {
         $args.cache = $options.cache_ptr();
         $args.cache_sequences = list_ptr($options.cache_sequences);
         $args.rope = struct_ptr(&$pointees.rope);
+        $args.score = struct_ptr(&$pointees.score);
         $args.taps = struct_ptr(&$pointees.taps);
         $args.scheduler = struct_ptr(&$pointees.scheduler);
         $args.attention_weights = output_ptr(&$options.attention_weights);
@@ -377,20 +410,26 @@ macro_rules! common_setters {
             self
         }
 
+        /// What changes scores, and masks that [`causal`](Self::causal), windows and lengths cannot say.
+        pub fn score(mut self, options: ScoreOptions<'a>) -> Self {
+            self.options.score = Some(options);
+            self
+        }
+
         /// Threads; if not set, the call runs on the calling thread alone.
         pub fn scheduler(mut self, scheduler: &'a dyn Scheduler) -> Self {
             self.options.scheduler = Some(scheduler);
             self
         }
 
-        /// An optional output `[batch, num_heads, n_q, n_kv]`: the weights of each pair, of which a row sums to 1, or is 0 if all is masked. With a
-        /// cache, `n_kv` is the longest length of the call's sequences once the call has appended.
+        /// An optional output `[batch, num_heads, n_q, n_kv]`: the weights of each pair, of which a row sums to 1, with sinks to less, or is 0 if all
+        /// is masked. With a cache, `n_kv` is the longest length of the call's sequences once the call has appended.
         pub fn attention_weights(mut self, weights: &'a mut [f32]) -> Self {
             self.options.attention_weights = Some(Output::new(weights));
             self
         }
 
-        /// An optional output `[batch, num_heads, n_q]`: ln of the sum of exp(score); -infinity if all is masked.
+        /// An optional output `[batch, num_heads, n_q]`: ln of the sum of exp(score), with that of the sink; -infinity if all is masked.
         pub fn lse(mut self, lse: &'a mut [f32]) -> Self {
             self.options.lse = Some(Output::new(lse));
             self

@@ -33,7 +33,7 @@ fn span(shape: &[Extent], strides: &[usize]) -> usize {
 }
 
 /// "[batch 2, n_q 4, query_dim 8]"
-fn spelled(shape: &[Extent]) -> String {
+pub(crate) fn spelled(shape: &[Extent]) -> String {
     let extents: Vec<String> = shape.iter().map(|(name, extent)| format!("{name} {extent}")).collect();
     format!("[{}]", extents.join(", "))
 }

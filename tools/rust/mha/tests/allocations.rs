@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use mha::{CacheConfig, KvCache, Layer, LayerConfig, RopeConfig, Scheduler, Weights, Workspace};
+use mha::{CacheConfig, KvCache, Layer, LayerConfig, RopeConfig, Scheduler, ScoreOptions, Weights, Workspace};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -44,13 +44,16 @@ fn a_call_allocates_nothing_once_its_workspace_has_grown() -> mha::Result<()> {
     let rope = RopeConfig::new(16).tables(300)?;
     let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 300))?;
     let (x, mut y, mut lse) = (vec![1.0; 200 * 64], vec![0.0; 200 * 64], vec![0.0; 4 * 200]);
+    let score = ScoreOptions::new().softcap(30.0).sinks(&[1.0; 4]).mask(&[1; 300], [1, 1, 1, 300]);
     let mut workspace = Workspace::new();
-    workspace.reserve(layer.plan(1, 200).causal().rope(&rope).cache(&mut cache).lse(&mut []).scheduler(&OneByOne).workspace_bytes()?)?;
+    workspace.reserve(
+        layer.plan(1, 200).causal().rope(&rope).score(score).cache(&mut cache).lse(&mut []).scheduler(&OneByOne).workspace_bytes()?,
+    )?;
 
     let before = ALLOCATIONS.get();
     assert!(before > 0);
     for rows in [200, 1, 50] {
-        let call = layer.forward(&x[..rows * 64], &mut y[..rows * 64]).causal().rope(&rope).cache(&mut cache);
+        let call = layer.forward(&x[..rows * 64], &mut y[..rows * 64]).causal().rope(&rope).score(score).cache(&mut cache);
         call.lse(&mut lse[..4 * rows]).scheduler(&OneByOne).run(&mut workspace)?;
     }
     assert_eq!(ALLOCATIONS.get(), before);

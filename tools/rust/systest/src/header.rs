@@ -50,6 +50,7 @@ impl Type {
                 "float" => "f32".into(),
                 "double" => "f64".into(),
                 "size_t" => "usize".into(),
+                "uint8_t" => "u8".into(),
                 "int32_t" => "i32".into(),
                 "int64_t" => "i64".into(),
                 "uint32_t" => "u32".into(),

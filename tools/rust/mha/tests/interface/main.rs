@@ -4,6 +4,7 @@ mod attention;
 mod cache;
 mod layer;
 mod random;
+mod score;
 mod slices;
 mod support;
 mod threads;

@@ -1,8 +1,8 @@
 //! Calls with anything in them. Most have something wrong; under valgrind (tools/rust/test.sh), none may touch memory that is not theirs.
 
 use mha::{
-    Attention, CacheConfig, ErrorKind, KvCache, Layer, LayerConfig, Rope, RopeConfig, StorageType, Strides, Taps, WeightLayout, Weights,
-    Workspace,
+    Attention, CacheConfig, Elements, ErrorKind, KvCache, Layer, LayerConfig, Rope, RopeConfig, ScoreColumns, ScoreOptions, StorageType,
+    Strides, Taps, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::numbers;
@@ -36,6 +36,13 @@ impl Dice {
     fn list(&mut self, batch: usize, most: usize) -> Vec<i64> {
         let count = self.about(batch);
         (0..count).map(|_| self.below(most + 2) as i64 - i64::from(self.one_in(20))).collect()
+    }
+
+    /// Extents of a mask or bias, and a count of elements.
+    fn extents(&mut self, batch: usize, heads: usize, n_q: usize, columns: usize) -> ([usize; 4], usize) {
+        let shared = [batch, heads, n_q].map(|extent| if self.one_in(2) { 1 } else { self.about(extent) });
+        let extents = [shared[0], shared[1], shared[2], self.about(columns)];
+        (extents, self.about(extents.iter().product()))
     }
 
     fn layer(&mut self) -> mha::Result<Layer<'static>> {
@@ -72,7 +79,7 @@ impl Dice {
 
 /// Sets the options that both kinds of calls have.
 macro_rules! options {
-    ($call:ident, $dice:ident, $set:ident, $cache:ident, $rope:ident, $lists:ident, $outputs:ident) => {{
+    ($call:ident, $dice:ident, $set:ident, $cache:ident, $rope:ident, $score:ident, $lists:ident, $outputs:ident) => {{
         let [lse, weights, scores, context] = &mut $outputs;
         let mut call = $call;
         if $set & 1 != 0 {
@@ -111,6 +118,9 @@ macro_rules! options {
         if $set & 2048 != 0 {
             call = call.cache_sequences(&$lists[3]);
         }
+        if $set & 4096 != 0 {
+            call = call.score($score);
+        }
         if let Some(cache) = &mut $cache {
             call = if $dice.one_in(4) { call.cache_read(cache) } else { call.cache(cache) };
         }
@@ -126,7 +136,7 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
         let shape = *layer.shape();
         let (batch, n_q, n_kv) = (dice.below(4), dice.below(6), dice.below(8));
         // Few options at a time, or hardly any call would do.
-        let set = (0..12).filter(|_| dice.one_in(5)).fold(0, |set, bit| set | 1 << bit);
+        let set = (0..13).filter(|_| dice.one_in(5)).fold(0, |set, bit| set | 1 << bit);
         let has_cache = dice.one_in(2);
         let mut cache = if has_cache { dice.cache(CacheConfig::for_layer(&shape, 16)).ok() } else { None };
         let held = dice.below(8);
@@ -137,6 +147,22 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
         let rope_dims = shape.head_dim - if dice.one_in(5) { 2 } else { 0 };
         let tables = RopeConfig::new(rope_dims.max(2)).tables(1 + dice.below(20)).unwrap();
         let rope = Rope::from(&tables);
+        let is_new = has_cache && dice.one_in(2);
+        let columns = if has_cache && !is_new { held + n_q.max(n_kv) } else { n_q.max(n_kv) };
+        let (bias_extents, bias_len) = dice.extents(batch, shape.num_heads, n_q, columns);
+        let (mask_extents, mask_len) = dice.extents(batch, shape.num_heads, n_q, columns);
+        let (bias, halves, mask) = (vec![0.5; bias_len], vec![0x3800; bias_len], vec![1; mask_len]);
+        let (slopes, sinks) = (dice.array(shape.num_heads), dice.array(shape.num_heads));
+        let mut score = ScoreOptions::new().softcap(dice.below(3) as f32).mask(&mask, mask_extents);
+        if dice.one_in(2) {
+            score = score.bias(if dice.one_in(2) { Elements::F32(&bias) } else { Elements::F16(&halves) }, bias_extents);
+        }
+        if dice.one_in(4) {
+            score = score.alibi_slopes(&slopes).sinks(&sinks);
+        }
+        if is_new {
+            score = score.columns(ScoreColumns::NewKeys);
+        }
         let lists = [n_q, n_kv, n_kv, 4].map(|most| dice.list(batch, most));
         let pairs = batch * shape.num_heads * n_q * if has_cache { held + n_kv } else { n_kv };
         let sizes = [batch * shape.num_heads * n_q, pairs, pairs, batch * n_q * shape.num_heads * shape.head_dim_v];
@@ -147,7 +173,7 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
             let (query, key) = (dice.array(batch * n_q * shape.query_dim), dice.array(batch * n_kv * shape.key_dim));
             let mut y = dice.array(batch * n_q * shape.output_dim);
             let call = layer.forward(&query, &mut y).batch(batch);
-            let mut call = options!(call, dice, set, cache, rope, lists, outputs);
+            let mut call = options!(call, dice, set, cache, rope, score, lists, outputs);
             if dice.one_in(2) {
                 call = call.key(&key);
             }
@@ -165,7 +191,7 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
             let v = dice.array(batch * n_kv * shape.num_kv_heads * shape.head_dim_v);
             let mut output = dice.array(batch * n_q * shape.num_heads * shape.head_dim_v);
             let call = attention.call(&q, &mut output).batch(batch);
-            let mut call = options!(call, dice, set, cache, rope, lists, outputs);
+            let mut call = options!(call, dice, set, cache, rope, score, lists, outputs);
             if !dice.one_in(4) {
                 call = call.key_value(&k, &v);
             }

@@ -2,7 +2,7 @@
 
 use mha::{
     Attention, AttentionCall, CacheConfig, Elements, ErrorKind, Forward, KvCache, Layer, LayerConfig, Matrix, Rope, RopeConfig,
-    StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
+    ScoreColumns, ScoreOptions, StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::{error_of, layer, numbers};
@@ -140,6 +140,7 @@ fn of_lists_and_optional_outputs() {
     check(|call, [.., weights]| call.attention_weights(weights), &format!("attention_weights {pairs}"));
     check(|call, [.., scores]| call.taps(Taps::new().scores(scores)), &format!("the tap scores {pairs}"));
     check(|call, [.., scores]| call.taps(Taps::new().scaled_scores(scores)), &format!("the tap scaled_scores {pairs}"));
+    check(|call, [.., scores]| call.taps(Taps::new().softcapped_scores(scores)), &format!("the tap softcapped_scores {pairs}"));
     check(|call, [.., scores]| call.taps(Taps::new().masked_scores(scores)), &format!("the tap masked_scores {pairs}"));
     check(|call, [q, ..]| call.taps(Taps::new().q(q)), "the tap q has 95 elements; [batch 1, n_q 3, num_heads 4, head_dim 8] are 96");
     check(
@@ -239,6 +240,72 @@ fn of_rope() {
 
     let sentence = error_of(RopeConfig::new(8).fill(0, 3, &mut [0.0; 12], &mut [0.0; 11]), ErrorKind::SliceLength);
     assert_eq!(sentence, "sin has 11 elements; [num_positions 3, dims / 2 4] are 12");
+}
+
+#[test]
+fn of_score_options() {
+    let new = ScoreOptions::new;
+    forward_refused(|call| call.score(new().alibi_slopes(&[0.5; 3])), "alibi_slopes has 3 elements; [num_heads 4] are 4");
+    forward_refused(|call| call.score(new().sinks(&[0.5; 5])), "sinks has 5 elements; [num_heads 4] are 4");
+    forward_refused(
+        |call| call.score(new().mask(&[1; 8], [1, 1, 3, 3])),
+        "mask has 8 elements; [batch 1, num_heads 1, n_q 3, columns 3] are 9",
+    );
+    forward_refused(
+        |call| call.score(new().bias(&[0.0; 37], [1, 4, 3, 3])),
+        "bias has 37 elements; [batch 1, num_heads 4, n_q 3, columns 3] are 36",
+    );
+    forward_refused(
+        |call| call.score(new().bias(Elements::F16(&[0; 2]), [1, 1, 1, 3])),
+        "bias has 2 elements; [batch 1, num_heads 1, n_q 1, columns 3] are 3",
+    );
+    let beyond = "mask has 3 elements; [batch 1, num_heads 4, n_q 1, columns 18446744073709551615] are 18446744073709551615";
+    forward_refused(|call| call.score(new().mask(&[1; 3], [1, 4, 1, usize::MAX])), beyond);
+}
+
+#[test]
+fn of_extents_of_mask_and_bias() {
+    let (layer, x, mut y, ones) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32], [1; 64]);
+    let mut refused = |mask: &[u8], extents, sentence: &str| {
+        let options = ScoreOptions::new().mask(mask, extents);
+        assert_eq!(error_of(layer.forward(&x, &mut y).score(options).run(&mut Workspace::new()), ErrorKind::Shape), sentence);
+        let bias = vec![0.0; mask.len()];
+        let call = layer.forward(&x, &mut y).score(ScoreOptions::new().bias(&bias, extents));
+        assert_eq!(error_of(call.run_in(&mut [0; 100000]), ErrorKind::Shape), sentence.replace("mask is", "bias is"));
+        assert_eq!(y, [7.0; 96]);
+    };
+    let wrong = |extents: &str, wrong: &str| format!("mask is [{extents}], but {wrong} if all have the same");
+    refused(&ones[..18], [2, 1, 3, 3], &wrong("batch 2, num_heads 1, n_q 3, columns 3", "batch is 1; pass 1, or 1"));
+    refused(&ones[..18], [1, 2, 3, 3], &wrong("batch 1, num_heads 2, n_q 3, columns 3", "num_heads is 4; pass 4, or 1"));
+    refused(&ones[..6], [1, 1, 2, 3], &wrong("batch 1, num_heads 1, n_q 2, columns 3", "n_q is 3; pass 3, or 1"));
+    refused(&[], [1, 1, 0, 3], &wrong("batch 1, num_heads 1, n_q 0, columns 3", "n_q is 3; pass 3, or 1"));
+    let few = "mask is [batch 1, num_heads 1, n_q 1, columns 2], but there are 3 keys; a row has a column for each";
+    refused(&ones[..2], [1, 1, 1, 2], few);
+}
+
+#[test]
+fn of_masks_with_a_cache() {
+    let (layer, x, ones) = (layer(), numbers(5 * 32, 1), [1; 64]);
+    let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 20).sequences(2)).unwrap();
+    layer.forward(&x, &mut [0.0; 160]).causal().cache(&mut cache).cache_sequences(&[1]).run(&mut Workspace::new()).unwrap();
+    let run = |cache: &mut KvCache<'_>, extents: [usize; 4], columns| {
+        let options = ScoreOptions::new().mask(&ones[..extents.iter().product()], extents).columns(columns);
+        let mut y = [7.0; 2 * 2 * 32];
+        let call = layer.forward(&x[..2 * 2 * 32], &mut y).batch(2).causal().cache(cache).q_lengths(&[2, 1]).score(options);
+        let result = call.run(&mut Workspace::new());
+        assert!(result.is_ok() || y == [7.0; 2 * 2 * 32]);
+        result
+    };
+    // Sequence 0 will hold two positions, and sequence 1 six.
+    let few = "mask is [batch 1, num_heads 1, n_q 1, columns 5], but there are 6 keys; a row has a column for each";
+    assert_eq!(error_of(run(&mut cache, [1, 1, 1, 5], ScoreColumns::AllKeys), ErrorKind::Shape), few);
+    error_of(run(&mut cache, [2, 1, 2, 5], ScoreColumns::AllKeys), ErrorKind::Shape);
+    let few = "mask is [batch 1, num_heads 1, n_q 2, columns 1], but there are 2 keys; a row has a column for each";
+    assert_eq!(error_of(run(&mut cache, [1, 1, 2, 1], ScoreColumns::NewKeys), ErrorKind::Shape), few);
+    assert_eq!((cache.length(0).unwrap(), cache.length(1).unwrap()), (0, 5));
+    run(&mut cache, [1, 1, 1, 6], ScoreColumns::AllKeys).unwrap();
+    assert_eq!((cache.length(0).unwrap(), cache.length(1).unwrap()), (2, 6));
+    run(&mut cache, [2, 1, 2, 2], ScoreColumns::NewKeys).unwrap();
 }
 
 #[test]

@@ -1,0 +1,224 @@
+use std::mem::size_of;
+use std::ptr::null;
+
+use mha_sys as sys;
+
+use crate::error::check;
+use crate::options::Dimensions;
+use crate::spans::{check_exact, int, spelled, Extent};
+use crate::types::Elements;
+use crate::{Error, ErrorKind, Result};
+
+/// What changes the scores of a call, and which pairs of queries and keys take part beyond what the call says otherwise. Each is optional, and
+/// all combine. Of the query at position p and the key at position j, in this order:
+///
+/// ```text
+/// s = scale * q k^T
+/// s = softcap * tanh(s / softcap)
+/// s = s - alibi_slopes[head] * |j - p|
+/// s = s + bias
+/// s = -infinity                         where the mask is 0, or the key is out of bounds by causal(), a window or a length
+/// weight = exp(s) / (sum of exp(s) over the keys + exp(sinks[head]))
+/// ```
+///
+/// The mask and the bias are contiguous arrays, each given with its extents `[batch, num_heads, n_q, columns]`. As in NumPy, each of the first
+/// three may be 1: all sequences, heads or rows have the same then. Rows are those of the query, padding included. There must be a column for
+/// each key, which are those of [`ScoreColumns`]; more are allowed and not read, so that one array serves a cache that grows.
+///
+/// Three drafted tokens behind a text in a cache, the second and the third each a guess at what follows the first:
+///
+/// ```
+/// use mha::{CacheConfig, KvCache, Layer, LayerConfig, ScoreColumns, ScoreOptions, Weights, Workspace};
+///
+/// let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
+/// let (mut cache, mut workspace) = (KvCache::new(&CacheConfig::for_layer(layer.shape(), 16))?, Workspace::new());
+/// layer.forward(&[1.0; 5 * 4], &mut [0.0; 5 * 4]).causal().cache(&mut cache).run(&mut workspace)?;
+///
+/// let tree = [
+///     1, 0, 0, //
+///     1, 1, 0, // a guess
+///     1, 0, 1, // another one, which does not see the first guess
+/// ];
+/// let options = ScoreOptions::new().softcap(50.0).mask(&tree, [1, 1, 3, 3]).columns(ScoreColumns::NewKeys);
+/// let (mut y, mut weights) = ([0.0; 3 * 4], [0.0; 2 * 3 * 8]);
+/// let call = layer.forward(&[1.0; 3 * 4], &mut y).causal().cache(&mut cache).score(options);
+/// call.attention_weights(&mut weights).run(&mut workspace)?;
+/// assert!(weights[2 * 8..][..6].iter().all(|weight| *weight > 0.1)); // of the last row in the first head: the text and its parent
+/// assert_eq!(weights[2 * 8..][6], 0.0); // the guess beside it
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ScoreOptions<'a> {
+    softcap: f32,
+    alibi_slopes: Option<&'a [f32]>,
+    sinks: Option<&'a [f32]>,
+    bias: Option<Pairs<Elements<'a>>>,
+    mask: Option<Pairs<&'a [u8]>>,
+    columns: ScoreColumns,
+}
+
+/// Which keys the columns of a mask and a bias stand for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum ScoreColumns {
+    /// The rows of the key or, with a cache, all positions in it, those that the call appends included. Not for rings, which have no first position.
+    #[default]
+    AllKeys,
+    /// The rows of the key that come with the call. The keys that a cache held before have no column: all queries may attend to them, with a bias
+    /// of 0.
+    NewKeys,
+}
+
+/// A number for each pair of query and key.
+#[derive(Debug, Clone, Copy)]
+struct Pairs<T> {
+    data: T,
+    extents: [usize; 4],
+}
+
+impl<'a> ScoreOptions<'a> {
+    /// Nothing that changes scores yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bounds scores to less than `softcap` on either side, a positive number (Gemma 2); 0 = unbounded.
+    pub fn softcap(mut self, softcap: f32) -> Self {
+        self.softcap = softcap;
+        self
+    }
+
+    /// `[num_heads]`: lowers scores by so much for each position between query and key (ALiBi; Press et al., arXiv:2108.12409). The usual ones are
+    /// those of [`alibi_slopes`].
+    pub fn alibi_slopes(mut self, slopes: &'a [f32]) -> Self {
+        self.alibi_slopes = Some(slopes);
+        self
+    }
+
+    /// `[num_heads]`: the score of a key without a value, which takes its share of the weights of every row: the weights of a row sum to less
+    /// than 1. It is not scaled.
+    pub fn sinks(mut self, sinks: &'a [f32]) -> Self {
+        self.sinks = Some(sinks);
+        self
+    }
+
+    /// Added to scores: a slice of `f32`, or f16 as [`Elements`]. -infinity excludes a key. Of the extents `[batch, num_heads, n_q, columns]`, each
+    /// of the first three is the call's, or 1 where all have the same.
+    pub fn bias(mut self, bias: impl Into<Elements<'a>>, extents: [usize; 4]) -> Self {
+        self.bias = Some(Pairs { data: bias.into(), extents });
+        self
+    }
+
+    /// 0 where a key takes no part, and anything else where it does. Extents as of [`bias`](Self::bias).
+    pub fn mask(mut self, mask: &'a [u8], extents: [usize; 4]) -> Self {
+        self.mask = Some(Pairs { data: mask, extents });
+        self
+    }
+
+    /// Which keys the columns of mask and bias stand for; all if not set.
+    pub fn columns(mut self, columns: ScoreColumns) -> Self {
+        self.columns = columns;
+        self
+    }
+
+    /// That there is a number for each head, which the library reads in any case, and that all but the columns fit the call.
+    pub(crate) fn check_extents(&self, of: &Dimensions) -> Result<()> {
+        for (name, numbers) in [("alibi_slopes", self.alibi_slopes), ("sinks", self.sinks)] {
+            if let Some(numbers) = numbers {
+                check_exact(name, numbers.len(), &[("num_heads", of.num_heads)])?;
+            }
+        }
+        self.bias.map_or(Ok(()), |bias| bias.check_extents("bias", of))?;
+        self.mask.map_or(Ok(()), |mask| mask.check_extents("mask", of))
+    }
+
+    /// That mask and bias have the elements of their extents, among them as many columns as `needed` says.
+    pub(crate) fn check_pairs(&self, needed: impl Fn(ScoreColumns) -> Result<usize>) -> Result<()> {
+        if let Some(bias) = &self.bias {
+            bias.check_elements("bias", bias.data.len(), needed(self.columns)?)?;
+        }
+        if let Some(mask) = &self.mask {
+            mask.check_elements("mask", mask.data.len(), needed(self.columns)?)?;
+        }
+        Ok(())
+    }
+
+    /// What the library takes.
+    pub(crate) fn raw(&self) -> sys::mha_score_options {
+        let (bias_batch_stride, bias_head_stride, bias_row_stride) = self.bias.map_or((0, 0, 0), |bias| bias.strides());
+        let (mask_batch_stride, mask_head_stride, mask_row_stride) = self.mask.map_or((0, 0, 0), |mask| mask.strides());
+        sys::mha_score_options {
+            struct_size: size_of::<sys::mha_score_options>(),
+            softcap: self.softcap,
+            bias_type: self.bias.map_or(0, |bias| bias.data.kind().raw()),
+            alibi_slopes: self.alibi_slopes.map_or(null(), <[f32]>::as_ptr),
+            sinks: self.sinks.map_or(null(), <[f32]>::as_ptr),
+            bias: self.bias.map_or(null(), |bias| bias.data.as_ptr()),
+            bias_batch_stride,
+            bias_head_stride,
+            bias_row_stride,
+            mask: self.mask.map_or(null(), |mask| mask.data.as_ptr()),
+            mask_batch_stride,
+            mask_head_stride,
+            mask_row_stride,
+            columns: match self.columns {
+                ScoreColumns::AllKeys => sys::MHA_COLUMNS_ALL_KEYS,
+                ScoreColumns::NewKeys => sys::MHA_COLUMNS_NEW_KEYS,
+            },
+            reserved: 0,
+        }
+    }
+}
+
+impl<T> Pairs<T> {
+    fn shape(&self) -> [Extent; 4] {
+        let [batch, heads, n_q, columns] = self.extents;
+        [("batch", batch), ("num_heads", heads), ("n_q", n_q), ("columns", columns)]
+    }
+
+    fn check_extents(&self, name: &str, of: &Dimensions) -> Result<()> {
+        let shape = self.shape();
+        for ((of_what, given), right) in shape.iter().zip([of.batch, of.num_heads, of.n_q]) {
+            if *given != 1 && *given != right {
+                let message = format!("{name} is {}, but {of_what} is {right}; pass {right}, or 1 if all have the same", spelled(&shape));
+                return Err(Error::new(ErrorKind::Shape, message));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_elements(&self, name: &str, len: usize, needed: usize) -> Result<()> {
+        let shape = self.shape();
+        if self.extents[3] < needed {
+            let message = format!("{name} is {}, but there are {needed} keys; a row has a column for each", spelled(&shape));
+            return Err(Error::new(ErrorKind::Shape, message));
+        }
+        check_exact(name, len, &shape)
+    }
+
+    /// From one sequence, head and row to the next; 0 where all have the same.
+    fn strides(&self) -> (i64, i64, i64) {
+        let [batch, heads, n_q, row] = self.extents;
+        let head = n_q.saturating_mul(row);
+        let or_shared = |extent: usize, stride: usize| if extent == 1 { 0 } else { int(stride) };
+        (or_shared(batch, heads.saturating_mul(head)), or_shared(heads, head), or_shared(n_q, row))
+    }
+}
+
+/// The slopes of ALiBi as its authors choose them, for [`ScoreOptions::alibi_slopes`]: with `n` the largest power of two up to `num_heads`,
+/// `2^(-8 k / n)` for k = 1 to n, then `2^(-4 k / n)` for k = 1, 3, 5, ...
+///
+/// ```
+/// assert_eq!(mha::alibi_slopes(6)?, [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]);
+/// # Ok::<(), mha::Error>(())
+/// ```
+pub fn alibi_slopes(num_heads: usize) -> Result<Vec<f32>> {
+    let mut slopes = Vec::new();
+    let out_of_memory = |_| Error::new(ErrorKind::OutOfMemory, format!("there is no memory for {num_heads} slopes"));
+    slopes.try_reserve_exact(num_heads).map_err(out_of_memory)?;
+    // SAFETY: memory for so many floats.
+    check(|error| unsafe { sys::mha_alibi_slopes(int(num_heads), slopes.as_mut_ptr(), error) })?;
+    // SAFETY: all of them have been written.
+    unsafe { slopes.set_len(num_heads) };
+    Ok(slopes)
+}
