@@ -865,7 +865,8 @@ typedef struct mha_call_info {
   int64_t attend_chunk_keys;   /* keys of a chunk */
   size_t workspace_bytes;      /* as mha_forward_workspace or mha_attention_workspace says */
   size_t packed_bytes;         /* of the packed layer as stored, scales and biases included; or 0 */
-  uint64_t operations;         /* multiplications and additions; of pairs, those that attend */
+  uint64_t operations;         /* multiplications and additions; of pairs, those that flags and
+                                  lengths leave to attend */
   /* Inputs, weights and outputs, and what is appended to a cache and attended to there: each once,
      as it is stored. Of padding, optional outputs alone count. 0, as operations, with nothing to
      do. */
