@@ -23,7 +23,7 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t
   for (int64_t j = 0; call.softcapped_scores && j < count; ++j) call.softcapped_scores[at + j] = canonical(s[j]);
   const Range keys = {min(count, max(0, range.begin - begin)), min(count, max(0, range.end - begin))};
   bias_scores<V>(unit, row, begin, keys, s);
-  mask_scores(unit, row, begin, keys, s);
+  mask_scores<V>(unit, row, begin, keys, s);
   for (int64_t j = 0; j < count; ++j) s[j] = j < keys.begin || j >= keys.end ? -infinity : canonical(s[j]);
   if (call.masked_scores) {
     for (int64_t j = 0; j < count; ++j) call.masked_scores[at + j] = s[j];

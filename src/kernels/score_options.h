@@ -40,8 +40,14 @@ MHA_NOINLINE void add_bias(const Element *bias, Range keys, float *s) {
   for (; j < keys.end; ++j) s[j] = canonical_nan(s[j] + load<Scalar>(bias + j).x);
 }
 
-MHA_NOINLINE inline void mask_scores(const uint8_t *mask, Range keys, float *s) {
-  for (int64_t j = keys.begin; j < keys.end; ++j) s[j] = mask[j] ? s[j] : -infinity;
+template <class V>
+MHA_NOINLINE void mask_scores(const uint8_t *mask, Range keys, float *s) {
+  int64_t j = keys.begin;
+  for (; j + static_cast<int64_t>(V::size) <= keys.end; j += V::size) {
+    const V attends = load<V>(reinterpret_cast<const int8_t *>(mask + j));  // of any sign
+    store(s + j, value_if_less(all<V>(0.0f), attends * attends, load<V>(s + j), all<V>(-infinity)));
+  }
+  for (; j < keys.end; ++j) s[j] = mask[j] != 0 ? s[j] : -infinity;
 }
 
 // Of the keys of a chunk, those that have a column in mask and bias.
@@ -75,8 +81,9 @@ inline void bias_scores(const Unit &unit, const Row &row, int64_t chunk_begin, R
 }
 
 // -infinity for those of the row's own keys that the mask excludes.
+template <class V>
 inline void mask_scores(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys, float *s) {
-  if (unit.call.options.mask.base) mask_scores(mask_of(unit, row, chunk_begin), keys_with_column(unit, chunk_begin, keys), s);
+  if (unit.call.options.mask.base) mask_scores<V>(mask_of(unit, row, chunk_begin), keys_with_column(unit, chunk_begin, keys), s);
 }
 
 // Whether the mask leaves a key of the chunk to some of the rows [begin, end). keys: those that the flags leave.
@@ -88,9 +95,14 @@ MHA_NOINLINE inline bool mask_leaves_some(const Unit &unit, int64_t begin, int64
     const uint8_t *const mask = mask_of(unit, row, chunk_begin);
     if (mask == last) continue;  // the same for all heads
     last = mask;
-    uint8_t some = 0;
-    for (int64_t j = with_column.begin; j < with_column.end; ++j) some |= mask[j];
-    if (some) return true;
+    int64_t j = with_column.begin;
+    for (uint64_t eight; j + 8 <= with_column.end; j += 8) {
+      __builtin_memcpy(&eight, mask + j, sizeof eight);
+      if (eight != 0) return true;
+    }
+    for (; j < with_column.end; ++j) {
+      if (mask[j] != 0) return true;
+    }
   }
   return false;
 }

@@ -97,7 +97,7 @@ MHA_NOINLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, 
     const Row at = unit.row(row);
     if (options.softcap != 0.0f) cap_scores<V>(options, blocks, products);
     bias_scores<V>(unit, at, chunk.begin, keys, products);
-    mask_scores(unit, at, chunk.begin, keys, products);
+    mask_scores<V>(unit, at, chunk.begin, keys, products);
   }
   const V none = all<V>(-infinity), factor = all<V>(scale);
   V greatest_yet = none;
