@@ -875,8 +875,8 @@ typedef struct mha_call_info {
 
 /*
  * Fills *info, its struct_size set, with how mha_forward(layer, args, ...) would run now: with a
- * cache, with what that holds. Of the arrays, reads q_start, q_lengths, kv_lengths, cache_sequences
- * and rope's positions.
+ * cache, with what that holds. Of the arrays, reads q_start, q_lengths, kv_lengths,
+ * cache_sequences, rope's positions, and score's alibi_slopes and sinks.
  */
 MHA_API mha_status mha_info(const mha_layer *layer, const mha_forward_args *args,
                             mha_call_info *info, mha_error *error);

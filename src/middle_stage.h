@@ -6,7 +6,7 @@
 //   check_arrays       checks the arrays: of lengths, positions, sequences of a cache, slopes and sinks
 //   begin_passes, then as long as there is a next_pass: attend_pass, before and after which mha_forward has its products
 //
-// A parameter of the scores is a field of Attention (kernels/kernels.h), taken by describe_call and checked by check_middle.
+// A parameter of the scores is a field of ScoreOptions (kernels/kernels.h), which score_options.cpp reads and checks for check_middle.
 #pragma once
 
 #include "attention_units.h"

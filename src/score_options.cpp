@@ -1,3 +1,5 @@
+// Reading and checking mha_score_options, what they add to the cost of a call, and the slopes of ALiBi.
+
 #include "score_options.h"
 
 #include "storage.h"
