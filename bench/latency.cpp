@@ -33,8 +33,10 @@ class ScalarLoopsCase : public LayerCase {
     check_against_mha();
   }
 
-  void call() override { run_scalar_loops(layer_, data_.args.query, data_.args.output); }
-  const float *y() const override { return data_.args.output; }
+  void call() override {
+    run_scalar_loops(layer_, static_cast<const float *>(data_.args.query), static_cast<float *>(data_.args.output));
+  }
+  const float *y() const override { return static_cast<const float *>(data_.args.output); }
 
  private:
   // A rival that computed something else would be none.

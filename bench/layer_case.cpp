@@ -24,7 +24,7 @@ class MhaCase : public LayerCase {
   }
 
   void call() override { support::Check(mha_forward(layer_.get(), &data_.args, workspace_.data(), workspace_.size(), &error_), error_); }
-  const float *y() const override { return data_.args.output; }
+  const float *y() const override { return static_cast<const float *>(data_.args.output); }
 
  private:
   const mha_layer_options options_;

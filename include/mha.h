@@ -209,6 +209,10 @@ typedef struct mha_layer_config {
   int64_t output_dim;   /* width of a row of the output with W_O; 0 = query_dim. Without W_O 0. */
   float scale;          /* factor of the scores; finite; 0 = 1 / sqrt(head_dim) */
   uint32_t weight_type; /* MHA_TYPE_*: how weights are kept, as below; 0 = f32, as with an sgemm */
+  uint32_t gate;        /* MHA_GATE_*: what the context is multiplied by before W_O; 0 = nothing */
+  uint32_t reserved;    /* 0 */
+  int64_t gate_dim;     /* numbers of a head's gate: head_dim_v, or 1 for the whole head; 0 =
+                           head_dim_v; without a gate 0 */
 } mha_layer_config;
 
 /*
@@ -225,6 +229,14 @@ typedef struct mha_layer_config {
  *                      of a column may be shorter.
  * A column (int8) or group (int4) with a weight that is not finite becomes NaN as a whole.
  */
+
+/*
+ * A gate: the context of a head times a function of its gate, whose numbers are a projection of the
+ * query input, x W_G + b_G, element by element or one for each head.
+ */
+#define MHA_GATE_NONE 0u
+#define MHA_GATE_SIGMOID 1u  /* 1 / (1 + exp(-g)): Qwen3-Next; one for each head: Step */
+#define MHA_GATE_SOFTPLUS 2u /* ln(1 + exp(g)) */
 
 /* How a weight matrix lies in memory. With OUT_IN, a row has "in" elements. */
 #define MHA_LAYOUT_IN_OUT 0u /* W [in, out], y = x W:   x @ W, GPT-2's Conv1D */
@@ -262,6 +274,9 @@ typedef struct mha_layer_weights {
   const float *const *w_k_heads; /* num_kv_heads pointers to [key_dim, head_dim] */
   const float *const *w_v_heads; /* num_kv_heads pointers to [value_dim, head_dim_v] */
   const void *w_o;               /* [num_heads * head_dim_v, output_dim]; NULL: y is the context */
+  /* [query_dim, num_heads * gate_dim]. NULL with a gate: the columns of each head's gate lie behind
+     the head's own in w_q, w_qkv or w_q_heads, and so in b_q or b_qkv (Qwen3-Next). */
+  const void *w_g;
 
   /* Biases; NULL = none */
   const float *b_q;   /* [num_heads * head_dim] */
@@ -269,6 +284,7 @@ typedef struct mha_layer_weights {
   const float *b_v;   /* [num_kv_heads * head_dim_v] */
   const float *b_qkv; /* b_q, b_k and b_v in one array instead; with any form of the weights */
   const float *b_o;   /* [output_dim]; only with w_o */
+  const float *b_g;   /* [num_heads * gate_dim]; only with w_g */
 
   /* Strides from one row to the next, likewise of each matrix of w_q_heads; 0 = contiguous */
   int64_t w_q_stride;
@@ -276,6 +292,7 @@ typedef struct mha_layer_weights {
   int64_t w_v_stride;
   int64_t w_qkv_stride;
   int64_t w_o_stride;
+  int64_t w_g_stride;
 
   /* Scales of int8: [out], for each output column. Of int4: [out, ceil(in / 32)], for each output
      column and group of 32 inputs. Otherwise NULL. */
@@ -284,6 +301,11 @@ typedef struct mha_layer_weights {
   const float *w_v_scales;
   const float *w_qkv_scales;
   const float *w_o_scales;
+  const float *w_g_scales;
+
+  /* [num_heads]: 0 = a head to be left out for good, of which nothing is packed. The layer has the
+     heads that are left, as many for each kv head; kv heads with none go too. NULL = all stay */
+  const uint8_t *kept_heads;
 } mha_layer_weights;
 
 /*
@@ -541,9 +563,9 @@ typedef struct mha_rope {
  *                where low = high: 0 up to i = low, 1 beyond
  *     low      = floor(d(yarn_beta_fast)), at least 0
  *     high     = ceil(d(yarn_beta_slow)), at most dims - 1
- *     d(beta)  = dims * ln(yarn_original_positions / (2 pi beta)) / (2 ln(base)),
+ *     d(beta)  = dims * ln(original_positions / (2 pi beta)) / (2 ln(base)),
  *                the pair that turns beta times in that many positions
- * Cosines and sines are multiplied by yarn_attention_factor. For files with "mscale" and
+ * Cosines and sines are multiplied by attention_factor. For files with "mscale" and
  * "mscale_all_dim", with f = 0.1 ln(yarn_factor), it is (f mscale + 1) / (f mscale_all_dim + 1).
  */
 typedef struct mha_rope_config {
@@ -553,11 +575,18 @@ typedef struct mha_rope_config {
   int64_t first_position;  /* position of row 0; all positions are less than 2^31 */
   double base;             /* 1 .. 2^64, with YaRN more than 1; 0 = 10000 */
   double linear_factor;    /* divides positions; 1 .. 2^31; 0 = 1 */
-  double yarn_factor;      /* stretches the context; 1 .. 2^31; 0 = no YaRN, then all below are 0 */
-  int64_t yarn_original_positions; /* length of the context before; 1 .. 2^31; with YaRN needed */
+  double yarn_factor;      /* stretches the context; 1 .. 2^31; 0 = no YaRN */
   double yarn_beta_fast;   /* pairs with more turns in it keep their angle; 2^-31 .. 2^31; 0 = 32 */
   double yarn_beta_slow;   /* with fewer are stretched in full; 2^-31 .. yarn_beta_fast; 0 = 1 */
-  double yarn_attention_factor; /* of the tables; 2^-31 .. 2^31; 0 = 0.1 ln(yarn_factor) + 1 */
+  double llama3_factor;    /* stretches slow pairs; 1 .. 2^31; 0 = not as Llama 3 */
+  double llama3_low_freq_factor;  /* 2^-31 .. 2^31; 0 = 1 */
+  double llama3_high_freq_factor; /* more than llama3_low_freq_factor; 0 = 4 */
+  double ntk_factor;       /* dynamic NTK; 1 .. 2^31; 0 = none */
+  int64_t ntk_positions;   /* the length of the context now; with ntk_factor needed */
+  const double *pair_factors; /* [dims / 2]: LongRoPE divides theta[i] by it; NULL = 1 */
+  /* The length of the context in training, 1 .. 2^31; needed by YaRN, Llama 3 and dynamic NTK */
+  int64_t original_positions;
+  double attention_factor; /* of the tables; 2^-31 .. 2^31; 0 = 1, or with YaRN as said above */
 } mha_rope_config;
 
 /*
@@ -572,6 +601,34 @@ typedef struct mha_rope_config {
  */
 MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin,
                                    mha_error *error);
+
+/* ---- Normalised queries and keys ------------------------------------------------------------ */
+
+/* Flags of a norm, combined by |. */
+#define MHA_NORM_LAYER 1u      /* layer norm, not RMS norm (Cohere, StableLM) */
+#define MHA_NORM_ALL_HEADS 2u  /* one norm over the columns of all heads together (OLMo 2) */
+#define MHA_NORM_AFTER_ROPE 4u /* behind the rotation, not before it (Hunyuan, Llama 4) */
+#define MHA_NORM_VALUES 8u     /* of values as well: each head alone, without weights (Gemma 4) */
+
+/*
+ * Norm of the queries, and of the keys before they are scored or stored, each head by itself
+ * (Qwen3). Calls only read the struct and its arrays.
+ *     RMS norm      x / sqrt(mean of x^2 + epsilon) * weight
+ *     layer norm    (x - mean) / sqrt(mean of (x - mean)^2 + epsilon) * weight + bias
+ * Gemma and others store w for a weight of 1 + w: the sum is to be given.
+ */
+typedef struct mha_norm {
+  size_t struct_size;    /* sizeof the struct */
+  uint32_t flags;        /* MHA_NORM_*; 0 = RMS norm of each head, before the rotation */
+  float epsilon;         /* > 0 and finite */
+  const float *q_weight; /* [head_dim] for all heads, or [num_heads, head_dim]; NULL = 1 */
+  const float *k_weight; /* likewise, [num_kv_heads, head_dim] */
+  const float *q_bias;   /* of layer norm, in the shape of q_weight; NULL = 0 */
+  const float *k_bias;   /* likewise */
+  /* From a head's weights and biases to the next head's: 0 = the same for all heads, but with
+     MHA_NORM_ALL_HEADS head_dim */
+  int64_t head_stride;
+} mha_norm;
 
 /* ---- The call -------------------------------------------------------------------------------
  *
@@ -593,17 +650,24 @@ MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, fl
 #define MHA_COLUMNS_ALL_KEYS 0u /* the rows of key or, with a cache, all positions in it */
 #define MHA_COLUMNS_NEW_KEYS 1u /* the rows of key that come with the call */
 
+/* What position groups do. */
+#define MHA_GROUPS_WITHIN 0u /* only keys of the query's own group: packed documents, chunks */
+#define MHA_GROUPS_ALSO 1u   /* keys of its own group beside those that flags leave: image blocks */
+
 /*
  * What changes scores and who attends to whom beyond the flags: each is optional, and all combine.
  * For the query at position p in row i and the key at position j, in this order:
  *
+ *     q = q_scales[b, i] * q                       once rotated (Llama 4, Ministral 3)
  *     s = scale * q k^T
  *     s = softcap * tanh(s / softcap)              softcap (Gemma 2)
  *     s = s - alibi_slopes[head] * |j - p|         ALiBi (Press et al., arXiv:2108.12409)
- *     s = s + bias[b, head, i, column of j]        additive mask, relative bias
- *     s = -infinity where flags or mask say so
+ *     s = s + relative_bias[head, j - p]           by distance (T5, mha_t5_relative_bias)
+ *     s = s + bias[b, head, i, column of j]        additive mask
+ *     s = -infinity where flags, groups or mask say so
  *     weight = exp(s) / (sum of exp(s) over the keys + exp(sinks[head]))
  *     lse = ln of that sum, with the sink; -infinity if all is masked
+ *     context = head_scales[head] * (weights times values)
  *
  * This is the order of ONNX's Attention. A key whose score is -infinity takes no part. Of mask and
  * bias, what flags and lengths exclude is not read, and of bias what mask excludes reaches no
@@ -631,8 +695,23 @@ typedef struct mha_score_options {
   int64_t mask_batch_stride; /* 0 = the same for all sequences */
   int64_t mask_head_stride;  /* 0 = the same for all heads */
   int64_t mask_row_stride;   /* at least the number of columns; 0 = the same for all rows */
-  uint32_t columns;          /* MHA_COLUMNS_* of mask and bias; 0 = ALL_KEYS */
-  uint32_t reserved;         /* 0 */
+  uint32_t columns;          /* MHA_COLUMNS_* of mask, bias and kv_groups; 0 = ALL_KEYS */
+  uint32_t groups;           /* MHA_GROUPS_*; 0 = WITHIN; without groups 0 */
+  int64_t num_columns;       /* that rows of mask, bias and kv_groups have; 0 = as many as needed */
+  /* Position groups: numbers [batch, n_q] and [batch, columns]; NULL = none. kv_groups NULL =
+     q_groups, in self-attention without a cache. With MHA_GROUPS_ALSO, negative is in no group. */
+  const int32_t *q_groups;
+  const int32_t *kv_groups;
+  int64_t q_groups_stride;   /* from one sequence to the next; 0 = the same for all */
+  int64_t kv_groups_stride;
+  const float *q_scales;     /* [batch, n_q]; NULL = 1 */
+  int64_t q_scales_stride;   /* from one sequence to the next; 0 = the same for all */
+  /* [num_heads, relative_left + 1 + relative_right]: from j - p = -relative_left on; keys farther
+     away have the first or the last number. NULL = none */
+  const float *relative_bias;
+  int64_t relative_left;
+  int64_t relative_right;
+  const float *head_scales;  /* [num_heads], a head mask: a head of 0 is not computed; NULL = 1 */
 } mha_score_options;
 
 /*
@@ -660,6 +739,15 @@ typedef struct mha_taps {
   float *masked_scores; /* [batch, num_heads, n_q, n_kv]: after ALiBi and bias, -infinity where
                            masked */
   float *context;       /* [batch, n_q, num_heads, head_dim_v]: the weighted values, before W_O */
+  /* Of attention_weights, in less memory: those of some heads and rows, the mean over the heads,
+     and the sum over the queries */
+  float *chosen_weights; /* [batch, num_chosen_heads, num_chosen_rows, n_kv] */
+  float *mean_weights;   /* [batch, n_q, n_kv] */
+  float *key_sums;       /* [batch, num_heads, n_kv] */
+  const int64_t *chosen_heads; /* [num_chosen_heads]; NULL = all heads */
+  const int64_t *chosen_rows;  /* [num_chosen_rows]: rows of query; NULL = all rows */
+  int64_t num_chosen_heads;    /* with NULL 0, likewise below */
+  int64_t num_chosen_rows;
 } mha_taps;
 
 /*
@@ -679,10 +767,12 @@ typedef struct mha_forward_args {
   int64_t n_kv;
 
   /* Arrays */
-  const float *query; /* [batch, n_q, query_dim] */
-  const float *key;   /* [batch, n_kv, key_dim]; NULL = query (self-attention) */
-  const float *value; /* [batch, n_kv, value_dim]; NULL = key */
-  float *output;      /* [batch, n_q, width of y, as mha_layer_shape says] */
+  const void *query;    /* [batch, n_q, query_dim], of input_type */
+  const void *key;      /* [batch, n_kv, key_dim], likewise; NULL = query (self-attention) */
+  const void *value;    /* [batch, n_kv, value_dim], likewise; NULL = key */
+  void *output;         /* [batch, n_q, width of y, as mha_layer_shape says], of output_type */
+  uint32_t input_type;  /* MHA_TYPE_F32, F16 or BF16; 0 = F32 */
+  uint32_t output_type; /* likewise */
 
   /* Strides; 0 = n * row stride for batch strides, the width for row strides */
   int64_t query_batch_stride;
@@ -714,6 +804,15 @@ typedef struct mha_forward_args {
   /* [batch]: valid rows of key and value, 0 .. n_kv; NULL = n_kv. Where key is NULL it must be
      NULL: in self-attention the valid rows are those of query. */
   const int64_t *kv_lengths;
+  /* [batch]: row of the first valid key, in self-attention of query too, for padding on the left;
+     without lengths, the rows from there on are valid. NULL = 0 */
+  const int64_t *kv_start;
+  /* [batch + 1], ascending: packed sequences. The arrays then have no batch: sequence b is the rows
+     from cu_seqlens_q[b] to cu_seqlens_q[b + 1] of n_q, and likewise of key and value (NULL = as
+     those of query). NULL = none */
+  const int64_t *cu_seqlens_q;
+  const int64_t *cu_seqlens_kv;
+  const mha_norm *norm; /* norm of queries and keys; NULL = none */
   const mha_rope *rope; /* rotation of queries and keys; NULL = none */
 
   /* Cache */
@@ -763,6 +862,18 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_forward_args *a
 
 /* ---- Attention alone ------------------------------------------------------------------------ */
 
+/* A gate of mha_attention's context (MHA_GATE_*), as an array. Calls only read it. */
+typedef struct mha_gate {
+  size_t struct_size;   /* sizeof the struct */
+  uint32_t kind;        /* MHA_GATE_SIGMOID or MHA_GATE_SOFTPLUS */
+  uint32_t reserved;    /* 0 */
+  int64_t gate_dim;     /* head_dim_v, or 1 for one number for each head; 0 = head_dim_v */
+  const float *values;  /* [batch, n_q, num_heads, gate_dim] */
+  int64_t batch_stride; /* strides as those of the arrays of mha_attention_args */
+  int64_t row_stride;
+  int64_t head_stride;
+} mha_gate;
+
 /*
  * The arguments of mha_attention: context = softmax(scale * q k^T) v on the caller's q, k and v,
  * without projections. Query head h attends with kv head h / (num_heads / num_kv_heads). Groups
@@ -788,12 +899,14 @@ typedef struct mha_attention_args {
   int64_t head_dim_v;   /* width of a head's values; 0 = head_dim */
 
   /* Arrays */
-  const float *q;  /* [batch, n_q, num_heads, head_dim] */
-  const void *k;   /* [batch, n_kv, num_kv_heads, head_dim], of k_type */
-  const void *v;   /* [batch, n_kv, num_kv_heads, head_dim_v], of v_type */
-  float *output;   /* [batch, n_q, num_heads, head_dim_v] */
-  uint32_t k_type; /* 0 = MHA_TYPE_F32; without a cache also MHA_TYPE_F16 or MHA_TYPE_BF16 */
-  uint32_t v_type; /* likewise; may differ from k_type */
+  const void *q;        /* [batch, n_q, num_heads, head_dim], of q_type */
+  const void *k;        /* [batch, n_kv, num_kv_heads, head_dim], of k_type */
+  const void *v;        /* [batch, n_kv, num_kv_heads, head_dim_v], of v_type */
+  void *output;         /* [batch, n_q, num_heads, head_dim_v], of output_type */
+  uint32_t q_type;      /* MHA_TYPE_F32, F16 or BF16; 0 = F32; all four may differ */
+  uint32_t k_type;      /* likewise; with a cache that is appended to F32 */
+  uint32_t v_type;      /* likewise */
+  uint32_t output_type; /* as q_type */
 
   /* Strides; 0 = n * row stride for batch, heads * width for row, width for head strides */
   int64_t q_batch_stride;
@@ -815,12 +928,17 @@ typedef struct mha_attention_args {
   int64_t window_left;
   int64_t window_right;
   const mha_score_options *score;
+  const mha_gate *gate; /* of the context; NULL = none */
 
   /* As in mha_forward_args: positions */
   const int64_t *q_start;
   const int64_t *q_lengths;
   const int64_t *kv_lengths;
-  const mha_rope *rope; /* rotation of q, and of k before it is scored or stored; NULL = none */
+  const int64_t *kv_start;
+  const int64_t *cu_seqlens_q;
+  const int64_t *cu_seqlens_kv; /* needed with cu_seqlens_q */
+  const mha_norm *norm;
+  const mha_rope *rope;         /* of q, and of k before it is scored or stored; NULL = none */
 
   /* As in mha_forward_args: cache */
   mha_kv_cache *cache; /* its num_kv_heads, head_dim and head_dim_v are those above */

@@ -139,7 +139,7 @@ void describe(const mha_attention_args &args, MiddleStage *stage) {
   attention.head_dim = args.head_dim;
   attention.head_dim_v = args.head_dim_v;
   attention.scale = args.scale != 0.0f ? args.scale : 1.0f / __builtin_sqrtf(static_cast<float>(args.head_dim));
-  attention.q = {args.q, args.q_batch_stride, args.q_row_stride, args.q_head_stride};
+  attention.q = {static_cast<const float *>(args.q), args.q_batch_stride, args.q_row_stride, args.q_head_stride};
   if (args.cache) {
     attention.k = cached_keys(args.cache);
     attention.v = cached_values(args.cache);
@@ -151,7 +151,7 @@ void describe(const mha_attention_args &args, MiddleStage *stage) {
     stage->k_rows = {static_cast<const float *>(args.k), args.k_batch_stride, args.k_row_stride, args.k_head_stride};
     stage->v_rows = {static_cast<const float *>(args.v), args.v_batch_stride, args.v_row_stride, args.v_head_stride};
   }
-  attention.output = args.output;
+  attention.output = static_cast<float *>(args.output);
   attention.output_batch_stride = args.output_batch_stride;
   attention.output_row_stride = args.output_row_stride;
   attention.output_head_stride = args.output_head_stride;

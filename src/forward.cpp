@@ -61,9 +61,9 @@ mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_a
 }
 
 // 0 = contiguous.
-InputRows rows_of(const float *base, int64_t n, int64_t width, int64_t batch_stride, int64_t row_stride) {
+InputRows rows_of(const void *base, int64_t n, int64_t width, int64_t batch_stride, int64_t row_stride) {
   if (row_stride == 0) row_stride = width;
-  return {base, n, contiguous_stride(batch_stride, n, row_stride), row_stride, nullptr};
+  return {static_cast<const float *>(base), n, contiguous_stride(batch_stride, n, row_stride), row_stride, nullptr};
 }
 
 Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t width) {
@@ -291,7 +291,7 @@ void place(const mha_layer &layer, Plan *plan, unsigned char *memory) {
   if (plan->key && plan->has_value_rows())
     stage.v_rows = {floats_at(plan->v_rows), args.n_kv * shape.v_columns(), shape.v_columns(), shape.head_dim_v};
   // Without W_O the context is the output.
-  attention.output = shape.has_output ? floats_at(plan->context) : args.output;
+  attention.output = shape.has_output ? floats_at(plan->context) : static_cast<float *>(args.output);
   attention.output_batch_stride = shape.has_output ? args.n_q * shape.context_columns() : args.output_batch_stride;
   attention.output_row_stride = shape.has_output ? shape.context_columns() : args.output_row_stride;
   attention.output_head_stride = shape.head_dim_v;
@@ -343,8 +343,8 @@ void project_output(const mha_layer &layer, const Plan &plan, float *scratch) {
   const InputRows context = {attention.output, args.n_q, attention.output_batch_stride, attention.output_row_stride, stage.queries};
   Products output(layer);
   Projection &to_output = output.add(matrix_o, context, rows_of_extents(stage.queries, args.batch, args.n_q));
-  set_destination(&to_output.destination, Destination::Kind::rows, args.output, args.output_batch_stride, args.output_row_stride, 0,
-                  layer.shape.output_dim);
+  set_destination(&to_output.destination, Destination::Kind::rows, static_cast<float *>(args.output), args.output_batch_stride,
+                  args.output_row_stride, 0, layer.shape.output_dim);
   output.run(args.scheduler, stage.counter, scratch);
 }
 
@@ -356,8 +356,8 @@ void run(const mha_layer &layer, Plan &plan, unsigned char *workspace) {
   place(layer, &plan, workspace);
   begin_passes(&stage, workspace);
   if (stage.queries) {
-    clear_padding(stage.queries, args.batch, args.n_q, layer.shape.output_dim, args.output, args.output_batch_stride,
-                  args.output_row_stride);
+    clear_padding(stage.queries, args.batch, args.n_q, layer.shape.output_dim, static_cast<float *>(args.output),
+                  args.output_batch_stride, args.output_row_stride);
   }
   while (next_pass(&stage)) {
     project_inputs(layer, plan, scratch);
@@ -377,7 +377,7 @@ mha_status forward_small(Report &report, const mha_layer &layer, const Plan &pla
                           args.n_q,
                           (args.flags & MHA_CAUSAL) != 0,
                           {plan.query.base, plan.query.batch_stride, plan.query.row_stride, 0},
-                          args.output,
+                          static_cast<float *>(args.output),
                           args.output_batch_stride,
                           args.output_row_stride};
   layer.kernels->run_small(layer.small, call, reinterpret_cast<float *>(align_workspace(workspace)));

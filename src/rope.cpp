@@ -140,14 +140,14 @@ Angles angles_of(const mha_rope_config &config) {
   angles.ramp_first = angles.ramp_last = config.dims;
   angles.attention_factor = 1.0;
   if (config.yarn_factor == 0) return angles;
-  const double original_positions = static_cast<double>(config.yarn_original_positions);
+  const double original_positions = static_cast<double>(config.original_positions);
   const int64_t first = floor_of(correction(angles, original_positions, config.yarn_beta_fast));
   const int64_t last = ceil_of(correction(angles, original_positions, config.yarn_beta_slow));
   angles.yarn_factor = parts_of(config.yarn_factor);
   angles.ramp_first = first > 0 ? first : 0;
   angles.ramp_last = last < config.dims - 1 ? last : config.dims - 1;
-  angles.attention_factor = config.yarn_attention_factor != 0
-                                ? config.yarn_attention_factor
+  angles.attention_factor = config.attention_factor != 0
+                                ? config.attention_factor
                                 : 0x1.999999999999ap-4 * (0x1.62e42fefa39efp-1 * binary64_of_log2(log2_of(config.yarn_factor))) + 1.0;
   return angles;
 }
@@ -266,20 +266,20 @@ mha_status check_number(Report &report, const char *name, double value, double s
 
 mha_status check_yarn(Report &report, mha_rope_config &config) {
   if (config.yarn_factor == 0) {
-    const char *set = config.yarn_original_positions != 0 ? "yarn_original_positions"
+    const char *set = config.original_positions != 0 ? "original_positions"
                       : config.yarn_beta_fast != 0        ? "yarn_beta_fast"
                       : config.yarn_beta_slow != 0        ? "yarn_beta_slow"
-                      : config.yarn_attention_factor != 0 ? "yarn_attention_factor"
+                      : config.attention_factor != 0 ? "attention_factor"
                                                           : nullptr;
     if (!set) return MHA_OK;
     return report.fail(MHA_ERROR_INVALID_VALUE, 1, "%s is set without yarn_factor; set yarn_factor too, or set %s to 0", set, set);
   }
   mha_status status = check_number(report, "yarn_factor", config.yarn_factor, 1.0, largest_factor, "1 to 2^31, or 0 for no YaRN");
   if (status) return status;
-  if (config.yarn_original_positions < 1 || config.yarn_original_positions > end_of_positions) {
+  if (config.original_positions < 1 || config.original_positions > end_of_positions) {
     return report.fail(MHA_ERROR_INVALID_VALUE, 1,
-                       "yarn_original_positions is %lld; with yarn_factor, set it to the context before the stretching, 1 to 2^31",
-                       static_cast<long long>(config.yarn_original_positions));
+                       "original_positions is %lld; with yarn_factor, set it to the context before the stretching, 1 to 2^31",
+                       static_cast<long long>(config.original_positions));
   }
   if (!(config.base > 1.0)) {
     return report.fail(MHA_ERROR_INVALID_VALUE, 1, "base is %g; with yarn_factor, set a base greater than 1", config.base);
@@ -289,8 +289,8 @@ mha_status check_yarn(Report &report, mha_rope_config &config) {
   if (config.yarn_beta_slow == 0) config.yarn_beta_slow = 1.0;
   status = check_number(report, "yarn_beta_fast", config.yarn_beta_fast, 0x1p-31, largest_factor, factors);
   if (!status) status = check_number(report, "yarn_beta_slow", config.yarn_beta_slow, 0x1p-31, largest_factor, factors);
-  if (!status && config.yarn_attention_factor != 0) {
-    status = check_number(report, "yarn_attention_factor", config.yarn_attention_factor, 0x1p-31, largest_factor, factors);
+  if (!status && config.attention_factor != 0) {
+    status = check_number(report, "attention_factor", config.attention_factor, 0x1p-31, largest_factor, factors);
   }
   if (status) return status;
   if (config.yarn_beta_slow > config.yarn_beta_fast) {

@@ -63,7 +63,6 @@ mha_status check_score_options(Report &report, const mha_score_options *given, i
   if (!given) return MHA_OK;
   mha_score_options o;
   if (const mha_status status = read_struct(report, s.argument, "mha_score_options", given, &o)) return status;
-  if (o.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.reserved is %u; set it to 0", o.reserved);
   if (!is_finite(o.softcap) || o.softcap < 0.0f) {
     return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.softcap is %g; it must be positive and finite, or 0 for none",
                        static_cast<double>(o.softcap));

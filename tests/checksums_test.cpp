@@ -305,19 +305,19 @@ class Cases {
     RecordTables("rope tables with a base and a linear factor", config);
     config = RopeConfig(128, 4000, 100);
     config.yarn_factor = 4.0;
-    config.yarn_original_positions = 4096;
+    config.original_positions = 4096;
     RecordTables("rope tables with YaRN", config);
     config.base = 1000000.0;
     config.yarn_factor = 7.3;
     config.yarn_beta_fast = 20.0;
     config.yarn_beta_slow = 0.5;
-    config.yarn_attention_factor = 1.25;
+    config.attention_factor = 1.25;
     RecordTables("rope tables with all of YaRN's numbers", config);
 
     const int64_t n = 64;
     config = RopeConfig(16, 0, 2 * n);
     config.yarn_factor = 4.0;
-    config.yarn_original_positions = 64;
+    config.original_positions = 64;
     std::vector<int64_t> positions;
     Random random(9);
     for (int64_t i = 0; i < n; i++) positions.push_back(random.Below(2 * n));

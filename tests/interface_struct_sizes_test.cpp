@@ -201,7 +201,7 @@ void ExpectFilledStructSizeRule(uint32_t argument, size_t first_bytes, const Cal
 TEST(StructSize, OfStructsThatAreFilled) {
   FullForward forward;
   FullAttention attention;
-  constexpr size_t first_config = offsetof(mha_layer_config, weight_type) + sizeof(uint32_t),
+  constexpr size_t first_config = offsetof(mha_layer_config, gate_dim) + sizeof(int64_t),
                    first_info = offsetof(mha_call_info, bytes) + sizeof(uint64_t),
                    first_cache_config = offsetof(mha_kv_cache_config, num_blocks) + sizeof(int64_t);
   ExpectFilledStructSizeRule<mha_layer_config>(

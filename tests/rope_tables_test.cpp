@@ -29,7 +29,7 @@ mha_rope_config YarnConfig(int64_t dims, double base, double factor, int64_t ori
   mha_rope_config config = Config(dims, 0, 1);
   config.base = base;
   config.yarn_factor = factor;
-  config.yarn_original_positions = original_positions;
+  config.original_positions = original_positions;
   return config;
 }
 
@@ -222,7 +222,7 @@ TEST(RopeTables, OfZeroFieldsAreThoseOfTheDefaults) {
   mha_rope_config yarn = YarnConfig(64, 0, 4, 2048), yarn_given = YarnConfig(64, 10000, 4, 2048);
   yarn_given.yarn_beta_fast = 32;
   yarn_given.yarn_beta_slow = 1;
-  yarn_given.yarn_attention_factor = 0.1 * std::log(4.0) + 1;
+  yarn_given.attention_factor = 0.1 * std::log(4.0) + 1;
   ExpectSameBits(TablesOf(yarn), TablesOf(yarn_given));
 }
 
@@ -232,7 +232,7 @@ TEST(RopeTables, OfZeroFieldsAreThoseOfTheDefaults) {
 long double YarnTheta(const mha_rope_config &config, int64_t i) {
   const long double base = config.base, dims = static_cast<long double>(config.dims);
   const auto d = [&](long double beta) {
-    return dims * logl(static_cast<long double>(config.yarn_original_positions) / (2 * acosl(-1) * beta)) / (2 * logl(base));
+    return dims * logl(static_cast<long double>(config.original_positions) / (2 * acosl(-1) * beta)) / (2 * logl(base));
   };
   const long double low = std::max(floorl(d(config.yarn_beta_fast == 0 ? 32 : config.yarn_beta_fast)), 0.0l);
   const long double high = std::min(ceill(d(config.yarn_beta_slow == 0 ? 1 : config.yarn_beta_slow)), dims - 1);
@@ -254,10 +254,10 @@ TEST(RopeTables, WithYarnFollowTheFormulas) {
   configs.push_back(YarnConfig(64, 10000, 8, 4096));  // low = high = 0
   configs.back().yarn_beta_fast = configs.back().yarn_beta_slow = 660;
   configs.push_back(YarnConfig(64, 10000, 8, 4096));
-  configs.back().yarn_attention_factor = 0.75;
+  configs.back().attention_factor = 0.75;
   for (mha_rope_config config : configs) {
     const long double attention_factor =
-        config.yarn_attention_factor == 0 ? 0.1l * logl(config.yarn_factor) + 1 : config.yarn_attention_factor;
+        config.attention_factor == 0 ? 0.1l * logl(config.yarn_factor) + 1 : config.attention_factor;
     for (const auto &range : kRanges) {
       config.first_position = range.first;
       config.num_positions = range.count;
@@ -286,7 +286,7 @@ TEST(RopeTables, WithYarnFollowTheFormulas) {
 TEST(RopeTables, WithYarnKeepFastPairsAndStretchSlowOnesInFull) {
   mha_rope_config yarn = YarnConfig(128, 10000, 4, 4096);
   yarn.num_positions = 1000;
-  yarn.yarn_attention_factor = 1;
+  yarn.attention_factor = 1;
   mha_rope_config stretched = Config(128, 0, 1000);
   stretched.linear_factor = 4;
   const Tables tables = TablesOf(yarn), as_trained = TablesOf(Config(128, 0, 1000)), interpolated = TablesOf(stretched);
@@ -317,17 +317,17 @@ void ExpectTheBitsOfTheSpecification(const mha_rope_config &config) {
                                      otherwise(config.base, 10000),
                                      otherwise(config.linear_factor, 1),
                                      config.yarn_factor,
-                                     config.yarn_original_positions,
+                                     config.original_positions,
                                      otherwise(config.yarn_beta_fast, 32),
                                      otherwise(config.yarn_beta_slow, 1),
-                                     config.yarn_attention_factor};
+                                     config.attention_factor};
   Tables expected;
   expected.cos.resize(static_cast<size_t>(config.num_positions * (config.dims / 2)));
   expected.sin = expected.cos;
   spec::RopeTables(resolved, expected.cos.data(), expected.sin.data());
   SCOPED_TRACE("dims " + std::to_string(config.dims) + " first_position " + std::to_string(config.first_position) + " base " +
                std::to_string(config.base) + " linear_factor " + std::to_string(config.linear_factor) + " yarn_factor " +
-               std::to_string(config.yarn_factor) + " yarn_original_positions " + std::to_string(config.yarn_original_positions));
+               std::to_string(config.yarn_factor) + " original_positions " + std::to_string(config.original_positions));
   ExpectSameBits(TablesOf(config), expected);
 }
 
@@ -356,11 +356,11 @@ TEST(RopeTables, AreTheSpecificationsBitForBitInRandomCases) {
     config.linear_factor = random.Coin() ? 0 : number(random.Coin() ? 4 : 31);
     if (random.Coin()) {
       config.yarn_factor = number(random.Coin() ? 6 : 31);
-      config.yarn_original_positions = random.Between(1, int64_t{1} << random.Between(0, 31));
+      config.original_positions = random.Between(1, int64_t{1} << random.Between(0, 31));
       if (config.base == 1) config.base = 10000;
       if (random.Coin()) config.yarn_beta_fast = number(20);
       if (random.Coin()) config.yarn_beta_slow = 1 / number(20);
-      if (random.Coin()) config.yarn_attention_factor = random.Coin() ? number(31) : 1 / number(31);
+      if (random.Coin()) config.attention_factor = random.Coin() ? number(31) : 1 / number(31);
     }
     ExpectTheBitsOfTheSpecification(config);
   }
@@ -405,8 +405,8 @@ constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
 
 const Case kCases[] = {
-    {"StructSizeIsZero", [](Call &c) { c.config.struct_size = 0; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"mha_rope_config", "88"}}},
-    {"StructSizeIsShort", [](Call &c) { c.config.struct_size -= 8; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"80", "88"}}},
+    {"StructSizeIsZero", [](Call &c) { c.config.struct_size = 0; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"mha_rope_config", "136"}}},
+    {"StructSizeIsShort", [](Call &c) { c.config.struct_size -= 8; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"128", "136"}}},
     {"DimsIsZero", [](Call &c) { c.config.dims = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"dims", "0", "even"}}},
     {"DimsIsOdd", [](Call &c) { c.config.dims = 7; }, {MHA_ERROR_INVALID_VALUE, {1}, {"dims", "7", "even"}}},
     {"DimsIsNegative", [](Call &c) { c.config.dims = -8; }, {MHA_ERROR_INVALID_VALUE, {1}, {"dims"}}},
@@ -440,14 +440,14 @@ const Case kCases[] = {
     {"YarnFactorIsInfinite", [](Call &c) { c.config.yarn_factor = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_factor"}}},
     {"YarnFactorIsNan", [](Call &c) { c.config.yarn_factor = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_factor"}}},
     {"YarnWithoutOriginalPositions",
-     [](Call &c) { c.config.yarn_original_positions = 0; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_original_positions", "yarn_factor"}}},
+     [](Call &c) { c.config.original_positions = 0; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions", "yarn_factor"}}},
     {"OriginalPositionsAreNegative",
-     [](Call &c) { c.config.yarn_original_positions = -2048; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_original_positions"}}},
+     [](Call &c) { c.config.original_positions = -2048; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions"}}},
     {"OriginalPositionsAreTooMany",
-     [](Call &c) { c.config.yarn_original_positions = kMax; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_original_positions"}}},
+     [](Call &c) { c.config.original_positions = kMax; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions"}}},
     {"BetaFastIsNegative", [](Call &c) { c.config.yarn_beta_fast = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_fast"}}},
     {"BetaFastIsInfinite", [](Call &c) { c.config.yarn_beta_fast = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_fast"}}},
     {"BetaFastIsNan", [](Call &c) { c.config.yarn_beta_fast = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_fast"}}},
@@ -458,20 +458,20 @@ const Case kCases[] = {
      [](Call &c) { c.config.yarn_beta_slow = 33; },
      {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_slow", "33", "yarn_beta_fast", "32"}}},
     {"AttentionFactorIsNegative",
-     [](Call &c) { c.config.yarn_attention_factor = -1; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_attention_factor"}}},
+     [](Call &c) { c.config.attention_factor = -1; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"attention_factor"}}},
     {"AttentionFactorIsInfinite",
-     [](Call &c) { c.config.yarn_attention_factor = kInfinity; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_attention_factor"}}},
+     [](Call &c) { c.config.attention_factor = kInfinity; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"attention_factor"}}},
     {"AttentionFactorIsNan",
-     [](Call &c) { c.config.yarn_attention_factor = kNan; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_attention_factor"}}},
+     [](Call &c) { c.config.attention_factor = kNan; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"attention_factor"}}},
     {"OriginalPositionsWithoutYarn",
      [](Call &c) {
        c.RemoveYarn();
-       c.config.yarn_original_positions = 2048;
+       c.config.original_positions = 2048;
      },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_original_positions", "yarn_factor"}}},
+     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions", "yarn_factor"}}},
     {"BetaFastWithoutYarn",
      [](Call &c) {
        c.RemoveYarn();
@@ -487,9 +487,9 @@ const Case kCases[] = {
     {"AttentionFactorWithoutYarn",
      [](Call &c) {
        c.RemoveYarn();
-       c.config.yarn_attention_factor = 1;
+       c.config.attention_factor = 1;
      },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_attention_factor", "yarn_factor"}}},
+     {MHA_ERROR_INVALID_VALUE, {1}, {"attention_factor", "yarn_factor"}}},
     {"NoCos", [](Call &c) { c.cos_table = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"cos"}}},
     {"NoSin", [](Call &c) { c.sin_table = nullptr; }, {MHA_ERROR_NULL_POINTER, {3}, {"sin"}}},
 };

@@ -142,7 +142,7 @@ Natural Weight(const RopeConfig &config, int64_t i) {
   if (config.yarn_factor == 0) return One();
   const double dims = static_cast<double>(config.dims);
   const auto d = [&](double beta) {
-    const double turns = static_cast<double>(config.yarn_original_positions) / (beta * 0x1.921fb54442d18p+2);
+    const double turns = static_cast<double>(config.original_positions) / (beta * 0x1.921fb54442d18p+2);
     return dims * Float64(Log2Of(turns)) / (2 * Float64(Log2Of(config.base)));
   };
   const double low = std::floor(d(config.yarn_beta_fast)), high = std::ceil(d(config.yarn_beta_slow));
@@ -217,7 +217,7 @@ void Values(const Angle &angle, int64_t position, double factor, float *cos, flo
 void RopeTables(const RopeConfig &config, float *cos, float *sin) {
   double factor = 1;
   if (config.yarn_factor != 0) {
-    factor = config.yarn_attention_factor;
+    factor = config.attention_factor;
     if (factor == 0) factor = 0x1.999999999999ap-4 * (0x1.62e42fefa39efp-1 * Float64(Log2Of(config.yarn_factor))) + 1;
   }
   const int64_t columns = config.dims / 2;

@@ -15,10 +15,10 @@ struct RopeConfig {
   double base;
   double linear_factor;
   double yarn_factor;  // 0 = no YaRN
-  int64_t yarn_original_positions;
+  int64_t original_positions;
   double yarn_beta_fast;
   double yarn_beta_slow;
-  double yarn_attention_factor;  // 0 = the default
+  double attention_factor;  // 0 = the default
 };
 
 // cos and sin [num_positions, dims / 2]

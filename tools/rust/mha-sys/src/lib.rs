@@ -40,6 +40,10 @@ pub const MHA_TYPE_BF16: u32 = 2;
 pub const MHA_TYPE_INT8: u32 = 3;
 pub const MHA_TYPE_INT4: u32 = 4;
 
+pub const MHA_GATE_NONE: u32 = 0;
+pub const MHA_GATE_SIGMOID: u32 = 1;
+pub const MHA_GATE_SOFTPLUS: u32 = 2;
+
 pub const MHA_LAYOUT_IN_OUT: u32 = 0;
 pub const MHA_LAYOUT_OUT_IN: u32 = 1;
 
@@ -50,6 +54,11 @@ pub const MHA_CACHE_PAGED: u32 = 2;
 pub const MHA_ROPE_HALF: u32 = 0;
 pub const MHA_ROPE_INTERLEAVED: u32 = 1;
 
+pub const MHA_NORM_LAYER: u32 = 1;
+pub const MHA_NORM_ALL_HEADS: u32 = 2;
+pub const MHA_NORM_AFTER_ROPE: u32 = 4;
+pub const MHA_NORM_VALUES: u32 = 8;
+
 pub const MHA_CAUSAL: u32 = 1;
 pub const MHA_WINDOW_LEFT: u32 = 2;
 pub const MHA_WINDOW_RIGHT: u32 = 4;
@@ -58,6 +67,9 @@ pub const MHA_CACHE_READ: u32 = 16;
 
 pub const MHA_COLUMNS_ALL_KEYS: u32 = 0;
 pub const MHA_COLUMNS_NEW_KEYS: u32 = 1;
+
+pub const MHA_GROUPS_WITHIN: u32 = 0;
+pub const MHA_GROUPS_ALSO: u32 = 1;
 
 pub const MHA_BACK_END_NATIVE: u32 = 0;
 pub const MHA_BACK_END_SGEMM: u32 = 1;
@@ -101,6 +113,9 @@ pub struct mha_layer_config {
     pub output_dim: i64,
     pub scale: f32,
     pub weight_type: u32,
+    pub gate: u32,
+    pub reserved: u32,
+    pub gate_dim: i64,
 }
 
 #[repr(C)]
@@ -117,21 +132,26 @@ pub struct mha_layer_weights {
     pub w_k_heads: *const *const f32,
     pub w_v_heads: *const *const f32,
     pub w_o: *const c_void,
+    pub w_g: *const c_void,
     pub b_q: *const f32,
     pub b_k: *const f32,
     pub b_v: *const f32,
     pub b_qkv: *const f32,
     pub b_o: *const f32,
+    pub b_g: *const f32,
     pub w_q_stride: i64,
     pub w_k_stride: i64,
     pub w_v_stride: i64,
     pub w_qkv_stride: i64,
     pub w_o_stride: i64,
+    pub w_g_stride: i64,
     pub w_q_scales: *const f32,
     pub w_k_scales: *const f32,
     pub w_v_scales: *const f32,
     pub w_qkv_scales: *const f32,
     pub w_o_scales: *const f32,
+    pub w_g_scales: *const f32,
+    pub kept_heads: *const u8,
 }
 
 #[repr(C)]
@@ -194,10 +214,29 @@ pub struct mha_rope_config {
     pub base: f64,
     pub linear_factor: f64,
     pub yarn_factor: f64,
-    pub yarn_original_positions: i64,
     pub yarn_beta_fast: f64,
     pub yarn_beta_slow: f64,
-    pub yarn_attention_factor: f64,
+    pub llama3_factor: f64,
+    pub llama3_low_freq_factor: f64,
+    pub llama3_high_freq_factor: f64,
+    pub ntk_factor: f64,
+    pub ntk_positions: i64,
+    pub pair_factors: *const f64,
+    pub original_positions: i64,
+    pub attention_factor: f64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mha_norm {
+    pub struct_size: usize,
+    pub flags: u32,
+    pub epsilon: f32,
+    pub q_weight: *const f32,
+    pub k_weight: *const f32,
+    pub q_bias: *const f32,
+    pub k_bias: *const f32,
+    pub head_stride: i64,
 }
 
 #[repr(C)]
@@ -217,7 +256,18 @@ pub struct mha_score_options {
     pub mask_head_stride: i64,
     pub mask_row_stride: i64,
     pub columns: u32,
-    pub reserved: u32,
+    pub groups: u32,
+    pub num_columns: i64,
+    pub q_groups: *const i32,
+    pub kv_groups: *const i32,
+    pub q_groups_stride: i64,
+    pub kv_groups_stride: i64,
+    pub q_scales: *const f32,
+    pub q_scales_stride: i64,
+    pub relative_bias: *const f32,
+    pub relative_left: i64,
+    pub relative_right: i64,
+    pub head_scales: *const f32,
 }
 
 #[repr(C)]
@@ -232,6 +282,13 @@ pub struct mha_taps {
     pub softcapped_scores: *mut f32,
     pub masked_scores: *mut f32,
     pub context: *mut f32,
+    pub chosen_weights: *mut f32,
+    pub mean_weights: *mut f32,
+    pub key_sums: *mut f32,
+    pub chosen_heads: *const i64,
+    pub chosen_rows: *const i64,
+    pub num_chosen_heads: i64,
+    pub num_chosen_rows: i64,
 }
 
 #[repr(C)]
@@ -241,10 +298,12 @@ pub struct mha_forward_args {
     pub batch: i64,
     pub n_q: i64,
     pub n_kv: i64,
-    pub query: *const f32,
-    pub key: *const f32,
-    pub value: *const f32,
-    pub output: *mut f32,
+    pub query: *const c_void,
+    pub key: *const c_void,
+    pub value: *const c_void,
+    pub output: *mut c_void,
+    pub input_type: u32,
+    pub output_type: u32,
     pub query_batch_stride: i64,
     pub query_row_stride: i64,
     pub key_batch_stride: i64,
@@ -261,6 +320,10 @@ pub struct mha_forward_args {
     pub q_start: *const i64,
     pub q_lengths: *const i64,
     pub kv_lengths: *const i64,
+    pub kv_start: *const i64,
+    pub cu_seqlens_q: *const i64,
+    pub cu_seqlens_kv: *const i64,
+    pub norm: *const mha_norm,
     pub rope: *const mha_rope,
     pub cache: *mut mha_kv_cache,
     pub cache_sequences: *const i64,
@@ -268,6 +331,19 @@ pub struct mha_forward_args {
     pub attention_weights: *mut f32,
     pub taps: *const mha_taps,
     pub scheduler: *const mha_scheduler,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mha_gate {
+    pub struct_size: usize,
+    pub kind: u32,
+    pub reserved: u32,
+    pub gate_dim: i64,
+    pub values: *const f32,
+    pub batch_stride: i64,
+    pub row_stride: i64,
+    pub head_stride: i64,
 }
 
 #[repr(C)]
@@ -281,12 +357,14 @@ pub struct mha_attention_args {
     pub num_kv_heads: i64,
     pub head_dim: i64,
     pub head_dim_v: i64,
-    pub q: *const f32,
+    pub q: *const c_void,
     pub k: *const c_void,
     pub v: *const c_void,
-    pub output: *mut f32,
+    pub output: *mut c_void,
+    pub q_type: u32,
     pub k_type: u32,
     pub v_type: u32,
+    pub output_type: u32,
     pub q_batch_stride: i64,
     pub q_row_stride: i64,
     pub q_head_stride: i64,
@@ -304,9 +382,14 @@ pub struct mha_attention_args {
     pub window_left: i64,
     pub window_right: i64,
     pub score: *const mha_score_options,
+    pub gate: *const mha_gate,
     pub q_start: *const i64,
     pub q_lengths: *const i64,
     pub kv_lengths: *const i64,
+    pub kv_start: *const i64,
+    pub cu_seqlens_q: *const i64,
+    pub cu_seqlens_kv: *const i64,
+    pub norm: *const mha_norm,
     pub rope: *const mha_rope,
     pub cache: *mut mha_kv_cache,
     pub cache_sequences: *const i64,

@@ -238,7 +238,7 @@ impl<'a> AttentionCall<'a> {
         [args.q_batch_stride, args.q_row_stride, args.q_head_stride] = q_strides;
         (args.k, args.k_type, [args.k_batch_stride, args.k_row_stride, args.k_head_stride]) = raw_array(&self.k);
         (args.v, args.v_type, [args.v_batch_stride, args.v_row_stride, args.v_head_stride]) = raw_array(&self.v);
-        args.output = output_ptr(&self.output);
+        args.output = output_ptr(&self.output).cast();
         [args.output_batch_stride, args.output_row_stride, args.output_head_stride] = raw_strides(self.output_strides);
         let result = body(&args);
         pointees.resume_panic();

@@ -1,3 +1,4 @@
+use std::ffi::c_void;
 use std::mem::{size_of, zeroed};
 use std::ptr::null;
 
@@ -206,7 +207,7 @@ impl<'a> Forward<'a> {
         (args.query, [args.query_batch_stride, args.query_row_stride]) = raw_rows(&self.query);
         (args.key, [args.key_batch_stride, args.key_row_stride]) = raw_rows(&self.key);
         (args.value, [args.value_batch_stride, args.value_row_stride]) = raw_rows(&self.value);
-        args.output = output_ptr(&self.output);
+        args.output = output_ptr(&self.output).cast();
         [args.output_batch_stride, args.output_row_stride] = self.output_strides.unwrap_or_default().map(int);
         let result = body(self.layer.as_ptr(), &args);
         pointees.resume_panic();
@@ -259,6 +260,6 @@ fn check_lengths(name: &str, len: usize, strides: Option<[usize; 2]>, shape: &[E
     check_strided(name, len, shape, &[batch, row])
 }
 
-fn raw_rows(rows: &Rows) -> (*const f32, [i64; 2]) {
-    (rows.data.map_or(null(), <[f32]>::as_ptr), rows.strides.unwrap_or_default().map(int))
+fn raw_rows(rows: &Rows) -> (*const c_void, [i64; 2]) {
+    (rows.data.map_or(null(), <[f32]>::as_ptr).cast(), rows.strides.unwrap_or_default().map(int))
 }

@@ -122,6 +122,8 @@ impl LayerConfig {
             d_out: int(self.d_out),
             scale: self.scale,
             weight_type: self.weight_type.raw(),
+            // SAFETY: zero is the default of every other field.
+            ..unsafe { zeroed() }
         }
     }
 

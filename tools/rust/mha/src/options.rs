@@ -1,7 +1,7 @@
 //! What calls of whole layers and of attention alone have in common.
 
 use std::marker::PhantomData;
-use std::mem::size_of;
+use std::mem::{size_of, zeroed};
 use std::ptr::{null, null_mut};
 
 use mha_sys as sys;
@@ -271,6 +271,8 @@ impl<'a> Options<'a> {
                 masked_scores: output_ptr(&taps.masked_scores),
                 context: output_ptr(&taps.context),
                 softcapped_scores: output_ptr(&taps.softcapped_scores),
+                // SAFETY: zero is the default of every other field.
+                ..unsafe { zeroed() }
             }),
             run: self.scheduler.map(Run::new),
             scheduler: None,

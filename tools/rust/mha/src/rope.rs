@@ -1,4 +1,4 @@
-use std::mem::size_of;
+use std::mem::{size_of, zeroed};
 
 use mha_sys as sys;
 
@@ -84,10 +84,12 @@ impl RopeConfig {
             base: self.base,
             linear_factor: self.linear_factor,
             yarn_factor: self.yarn.factor,
-            yarn_original_positions: int(self.yarn.original_positions),
+            original_positions: int(self.yarn.original_positions),
             yarn_beta_fast: self.yarn.beta_fast,
             yarn_beta_slow: self.yarn.beta_slow,
-            yarn_attention_factor: self.yarn.attention_factor,
+            attention_factor: self.yarn.attention_factor,
+            // SAFETY: zero is the default of every other field.
+            ..unsafe { zeroed() }
         };
         let shape = [("num_positions", num_positions), ("dims / 2", self.dims / 2)];
         check_exact("cos", cos.len(), &shape)?;

@@ -1,4 +1,4 @@
-use std::mem::size_of;
+use std::mem::{size_of, zeroed};
 use std::ptr::null;
 
 use mha_sys as sys;
@@ -165,7 +165,8 @@ impl<'a> ScoreOptions<'a> {
                 ScoreColumns::AllKeys => sys::MHA_COLUMNS_ALL_KEYS,
                 ScoreColumns::NewKeys => sys::MHA_COLUMNS_NEW_KEYS,
             },
-            reserved: 0,
+            // SAFETY: zero is the default of every other field.
+            ..unsafe { zeroed() }
         }
     }
 }
