@@ -80,6 +80,7 @@ mha_status check_score_options(Report &report, const mha_score_options *given, i
                    o.bias_row_stride};
   options->mask = {o.mask, Storage::int8, o.mask_batch_stride, o.mask_head_stride, o.mask_row_stride};
   options->change_scores = o.softcap != 0.0f || o.alibi_slopes || o.bias || o.mask;
+  options->limits_pairs = o.mask != nullptr;
   s.has_alibi = o.alibi_slopes != nullptr;
   s.has_new_columns = o.columns == MHA_COLUMNS_NEW_KEYS;
   const int64_t bias_columns = o.bias && o.bias_row_stride != 0 ? o.bias_row_stride : INT64_MAX;

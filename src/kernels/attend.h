@@ -76,7 +76,7 @@ MHA_INLINE int64_t rows_of_tiles(const Unit &unit, bool is_streamed) {
 
 // How many of the chunks from c on are attended to in step: two or four of them, which are a subtree.
 MHA_INLINE int64_t chunks_at_once(const Unit &unit, bool is_streamed, int64_t c, int64_t end) {
-  if (!is_streamed || unit.num_rows > 1) return 1;
+  if (!is_streamed || unit.num_rows > 1 || unit.call.options.limits_pairs) return 1;
   int64_t count = unit.call.tuning->interleaved_chunks;
   while (count > 1 && (c % count != 0 || end - c < count)) count /= 2;
   return count;
@@ -94,11 +94,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   for (int64_t c = chunks.begin, count; c < chunks.end; c += count) {
     count = chunks_at_once(unit, streams, c, chunks.end);
     Chunk here[max_interleaved_chunks];
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t begin = (c + i) * chunk_keys;
-      const Range keys = intersection(all_keys, {begin, begin + chunk_keys});
-      read_chunk<V>(unit, begin, {keys.begin - begin, keys.end - begin}, streams, &here[i]);
-    }
+    bool is_read = false;
     const int64_t begin = c * chunk_keys, next = begin + count * chunk_keys, slot = slots_before(c, first);
     NextChunk upcoming;
     if (prefetches) {
@@ -112,15 +108,21 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
       const Range keys = keys_of_tile(row, end);
       if (keys.end <= begin && c > first) continue;  // these rows are done: later ones have later keys
       first_row = min(first_row, row);
-      const Range here_of_tile = {max(0, keys.begin - begin), min(next, keys.end) - begin};
-      if (here_of_tile.begin >= here_of_tile.end ||
-          (unit.call.options.mask.base && !mask_leaves_some(unit, row, end, begin, here_of_tile))) {
-        for (int64_t i = 0; i < count; ++i) clear_states(unit, slot + i, row, end);
+      Range needed = {max(0, keys.begin - begin), min(next, keys.end) - begin};
+      if (unit.call.options.limits_pairs && needed.begin < needed.end) needed = keys_of_mask(unit, row, end, begin, needed);
+      if (needed.begin >= needed.end) {  // not of chunks in step
+        clear_states(unit, slot, row, end);
         continue;
       }
+      for (int64_t i = 0; i < count && !is_read; ++i) {
+        const int64_t chunk_begin = begin + i * chunk_keys;
+        const Range range = intersection(all_keys, {chunk_begin, chunk_begin + chunk_keys});
+        read_chunk<V>(unit, chunk_begin, {range.begin - chunk_begin, range.end - chunk_begin}, streams, &here[i]);
+      }
+      is_read = true;
       PrefetchSource of_keys = no_prefetch_source, of_values = no_prefetch_source;
       if (prefetches) upcoming.share(here[0], tile, tiles, &of_keys, &of_values);
-      attend_tile<V>(unit, here, count, {row, end - row}, slot, of_keys, of_values);
+      attend_tile<V>(unit, here, count, needed, {row, end - row}, slot, of_keys, of_values);
     }
     merge_chunks<V>(unit, c, count, first, first_row);
   }

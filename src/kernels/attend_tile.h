@@ -14,11 +14,13 @@ struct TileRows {
   int64_t begin, count;
 };
 
-MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, const TileRows &rows, Attending *keys) {
+// Of the keys `needed` of a chunk, those that each row attends to.
+MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, Range needed, const TileRows &rows, Attending *keys) {
   Row at = unit.row(rows.begin);
   for (int64_t r = 0; r < rows.count; ++r, unit.advance(&at)) {
     const Range range = unit.keys_of(at);
-    keys->of_row[r] = {min(chunk_keys, max(0, range.begin - chunk_begin)), min(chunk_keys, max(0, range.end - chunk_begin))};
+    keys->of_row[r] = {min(needed.end, max(needed.begin, range.begin - chunk_begin)),
+                       min(needed.end, max(needed.begin, range.end - chunk_begin))};
   }
   // Later rows have later keys.
   const int64_t begin = keys->of_row[0].begin;
@@ -43,12 +45,12 @@ MHA_NOINLINE void attend_row_by_keys(const Unit &unit, const Chunk &chunk, Range
   add_values_taking_part<V>(chunk.values, call.head_dim_v_padded, keys, takes_part, scores, unit.o(slot, row));
 }
 
-// The states of the rows over each of `count` chunks, in slots from `slot` on.
+// The states of the rows over each of `count` chunks, in slots from `slot` on. needed: keys of the first chunk and those behind it.
 //
 // Each row is multiplied with the values of all keys that some row attends to. p is 0 where a key takes no part in the row, which changes
 // nothing but the sign of a zero, which the finished row does not show, unless the value is not finite: then rows are computed once more.
 template <class V>
-MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t count, const TileRows &rows, int64_t slot,
+MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t count, Range needed, const TileRows &rows, int64_t slot,
                               const PrefetchSource &ahead_of_keys, const PrefetchSource &ahead_of_values) {
   const Attention &call = unit.call;
   const int64_t width = call.head_dim_v_padded;
@@ -59,7 +61,8 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   Attending keys[max_interleaved_chunks];
   KeyBlocks blocks;
   for (int64_t c = 0; c < count; ++c) {
-    find_attending(unit, chunks[c].begin, rows, &keys[c]);
+    const int64_t before = c * chunk_keys;
+    find_attending(unit, chunks[c].begin, {max(0, needed.begin - before), min(chunk_keys, needed.end - before)}, rows, &keys[c]);
     blocks.add(chunks[c].keys, groups_of(keys[c].some), scores_of(c));
   }
   const bool prefetches = ahead_of_keys.groups || ahead_of_values.groups;

@@ -142,6 +142,7 @@ struct PairArray {
 // What changes scores (CONTRACT.md, section 7); see mha_score_options.
 struct ScoreOptions {
   bool change_scores;              // all but sinks does
+  bool limits_pairs;               // mask does
   float softcap, softcap_inverse;  // 0: none
   const float *alibi_slopes, *sinks;  // [num_heads]; null: none
   PairArray bias, mask;  // mask: bytes
