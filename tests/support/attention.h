@@ -47,6 +47,7 @@ template <typename T>
 struct Pairs {
   bool by_sequence = false, by_head = false, by_row = true;
   std::vector<T> values;  // empty = not given
+  int64_t columns = 0;    // 0 = n_kv. More where a call is given them: the rest of a row is not looked at
 };
 
 // What changes scores; the struct of mha.h.
@@ -73,6 +74,7 @@ struct AttentionSizes {
   std::vector<int64_t> q_lengths;   // [batch]; empty = not given
   std::vector<int64_t> kv_lengths;  // [batch]; empty = not given
   bool padding_left = false;
+  bool keys_by_position = false;  // the first keys are valid whatever padding_left says, as in a cache
   std::optional<int64_t> window_left, window_right;
   std::optional<Rope> rope;
   std::optional<ScoreArrays> score;
@@ -88,7 +90,7 @@ struct ValidRows {
 inline ValidRows ValidRowsOf(const AttentionSizes &sizes, int64_t b) {
   const int64_t n_q = sizes.q_lengths.empty() ? sizes.n_q : sizes.q_lengths[b];
   const int64_t n_kv = sizes.kv_lengths.empty() ? sizes.n_kv : sizes.kv_lengths[b];
-  if (sizes.padding_left) return {sizes.n_q - n_q, n_q, sizes.n_kv - n_kv, n_kv};
+  if (sizes.padding_left) return {sizes.n_q - n_q, n_q, sizes.keys_by_position ? 0 : sizes.n_kv - n_kv, n_kv};
   return {0, n_q, 0, n_kv};
 }
 

@@ -5,6 +5,7 @@
 #include <mha.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
@@ -41,6 +42,7 @@ struct CallForm {
 struct AttentionCall : CallForm {
   uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO;
   Layout q = {}, k = {}, v = {}, output = {};
+  Storage k_array = Storage::kF32, v_array = Storage::kF32;  // how keys and values are given, which f16 or bf16 holds exactly then
 };
 
 struct LayerCall : CallForm {
@@ -54,6 +56,16 @@ inline uint16_t F16Of(float x) {
   const uint32_t sign = bits >> 16 & 0x8000u, exponent = bits >> 23 & 0xff;
   if (exponent == 0) return static_cast<uint16_t>(sign);
   return static_cast<uint16_t>(sign | (exponent == 0xff ? 0x7c00u : (exponent - 112) << 10) | (bits >> 13 & 0x3ffu));
+}
+
+// The bits of a number that f16 or bf16 holds exactly, or of NaN.
+inline uint16_t BitsIn16(Storage type, float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if (type == Storage::kBf16) return static_cast<uint16_t>(bits >> 16);
+  const float magnitude = std::fabs(x);
+  if (magnitude < 0x1p-14f) return static_cast<uint16_t>((bits >> 16 & 0x8000u) | static_cast<uint32_t>(magnitude * 0x1p24f));
+  return F16Of(x);
 }
 
 // What calls of both entries have in common. `args` of the classes below may be changed before the call is made.
@@ -188,8 +200,8 @@ class CallData {
   template <typename T>
   static void SetStrides(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t *batch, int64_t *head, int64_t *row) {
     if (pairs.values.empty()) return;
-    const int64_t of_head = (pairs.by_row ? sizes.n_q : 1) * sizes.n_kv;
-    *row = pairs.by_row ? sizes.n_kv : 0;
+    const int64_t columns = pairs.columns != 0 ? pairs.columns : sizes.n_kv, of_head = (pairs.by_row ? sizes.n_q : 1) * columns;
+    *row = pairs.by_row ? columns : 0;
     *head = pairs.by_head ? of_head : 0;
     *batch = pairs.by_sequence ? (pairs.by_head ? sizes.num_heads : 1) * of_head : 0;
   }
@@ -215,6 +227,17 @@ class CallData {
     inputs_.push_back(std::move(input.memory));
   }
 
+  // The input that was set last, in another type, gaps included.
+  const void *Narrow(Storage type, const void *floats, uint32_t *type_field) {
+    if (type == Storage::kF32) return floats;
+    const Memory &wide = inputs_.back();
+    std::vector<uint16_t> narrow(wide.size() / sizeof(float));
+    std::transform(wide.floats(), wide.floats() + narrow.size(), narrow.begin(), [&](float x) { return BitsIn16(type, x); });
+    *type_field = static_cast<uint32_t>(type);
+    inputs_.push_back(CopyOf(narrow, place_));
+    return inputs_.back().data();
+  }
+
   const Place place_;
   std::vector<Memory> inputs_;
   std::vector<std::pair<std::vector<float> Outputs::*, Memory>> optional_;
@@ -236,8 +259,10 @@ class AttentionData : public CallData {
     if (!call.cache.read) {
       SetInput(call.k, problem.batch, problem.n_kv, problem.num_kv_heads, problem.head_dim, problem.k, &args.k, &args.k_batch_stride,
                &args.k_row_stride, &args.k_head_stride);
+      args.k = Narrow(call.k_array, args.k, &args.k_type);
       SetInput(call.v, problem.batch, problem.n_kv, problem.num_kv_heads, problem.head_dim_v, problem.v, &args.v, &args.v_batch_stride,
                &args.v_row_stride, &args.v_head_stride);
+      args.v = Narrow(call.v_array, args.v, &args.v_type);
     }
     output = Strided(call.output, problem.batch, problem.n_q, problem.num_heads, problem.head_dim_v, place_);
     args.output = output.memory.floats();

@@ -99,9 +99,10 @@ inline float SpecialValue(Random *random) {
   }
 }
 
-// count normal numbers times factor, made special as kind says.
-inline std::vector<float> RandomValues(Random *random, Values kind, int64_t count, float factor = 1) {
-  std::vector<float> x = random->Normals(count, factor);
+// Makes normal numbers times factor special as kind says.
+inline void MakeSpecial(Random *random, Values kind, float factor, std::vector<float> *numbers) {
+  std::vector<float> &x = *numbers;
+  const int64_t count = static_cast<int64_t>(x.size());
   switch (kind) {
     case Values::kNormal:
       break;
@@ -125,6 +126,11 @@ inline std::vector<float> RandomValues(Random *random, Values kind, int64_t coun
       }
       break;
   }
+}
+
+inline std::vector<float> RandomValues(Random *random, Values kind, int64_t count, float factor = 1) {
+  std::vector<float> x = random->Normals(count, factor);
+  MakeSpecial(random, kind, factor, &x);
   return x;
 }
 

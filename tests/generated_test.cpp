@@ -1,0 +1,192 @@
+// The whole space of options (support/generated_options.h): generated calls, among them every pair of values of any two options, have the
+// bits of the specification on each instruction set. The number of cases is multiplied by the environment variable MHA_TEST_ROUNDS. A case
+// that fails runs alone with MHA_TEST_CASE: its number, or "NUMBER OPTION=VALUE ..." for the same with other options, or
+// "NUMBER plain OPTION=VALUE ..." with these options alone.
+#include <gtest/gtest.h>
+#include <mha.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/choices.h"
+#include "support/generated_options.h"
+#include "support/instruction_sets.h"
+#include "support/rounds.h"
+
+namespace {
+
+using namespace support;  // NOLINT: this file is about nothing else
+
+constexpr int64_t kCases = 20'000, kParts = 8;
+
+const std::vector<Choice> &Pairwise() {
+  static const std::vector<Choice> choices = EveryPair(OptionSpace());
+  return choices;
+}
+
+// The first cases have every pair of values, all others are random.
+Choice ChoiceOf(int64_t number) {
+  if (number < static_cast<int64_t>(Pairwise().size())) return Pairwise()[static_cast<size_t>(number)];
+  return RandomChoice(OptionSpace(), static_cast<uint64_t>(number));
+}
+
+std::vector<uint32_t> SetsOfThisMachine() {
+  std::vector<uint32_t> sets;
+  for (const uint32_t set : {MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE}) {
+    if (mha_instruction_sets() >> set & 1) sets.push_back(set);
+  }
+  return sets;
+}
+
+// The case at work, for whoever reads of a crash: an access beyond an array is one.
+int64_t case_at_work = -1;
+
+void SayWhichCase(int signal) {
+  std::fprintf(stderr, "a crash in case %lld; again: MHA_TEST_CASE=%lld\n", static_cast<long long>(case_at_work),
+               static_cast<long long>(case_at_work));
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
+class CrashesAreNamed {
+ public:
+  CrashesAreNamed() {
+    const auto before = std::signal(SIGSEGV, SayWhichCase);
+    if (before != SIG_DFL) std::signal(SIGSEGV, before);  // a sanitizer's
+  }
+};
+const CrashesAreNamed crashes_are_named;
+
+// What is wrong with a case on some instruction sets; empty if nothing is.
+std::string Differences(const Choice &choice, int64_t number, const std::vector<uint32_t> &sets) {
+  case_at_work = number;
+  const Case c = MakeCase(choice, static_cast<uint64_t>(number));
+  const Outputs expected = Specify(c);
+  std::string text;
+  for (const uint32_t set : sets) {
+    const std::string differences = CaseRun(c, expected, set).Differences();
+    if (!differences.empty()) text += std::string("on ") + mha_instruction_set_name(set) + " " + differences;
+  }
+  return text;
+}
+
+// The same with as few options as it still fails with.
+Choice Shrink(Choice choice, int64_t number, const std::vector<uint32_t> &sets) {
+  for (bool has_changed = true; has_changed;) {
+    has_changed = false;
+    for (int d = OptionSpace().size(); d-- > 0;) {
+      Choice simpler = choice;
+      if (simpler[static_cast<size_t>(d)] == 0) continue;
+      simpler[static_cast<size_t>(d)] = 0;
+      if (!OptionSpace().Allows(simpler) || Differences(simpler, number, sets).empty()) continue;
+      choice = simpler;
+      has_changed = true;
+    }
+  }
+  return choice;
+}
+
+void ExpectTheSpecification(const Choice &choice, int64_t number, const std::vector<uint32_t> &sets) {
+  const std::string differences = Differences(choice, number, sets);
+  if (differences.empty()) return;
+  const Choice simplest = Shrink(choice, number, sets);
+  const Case c = MakeCase(simplest, static_cast<uint64_t>(number));
+  ADD_FAILURE() << "case " << number << " with " << OptionSpace().Describe(choice) << "\n"
+                << differences << "the least with which it fails: " << OptionSpace().Describe(simplest) << "\n"
+                << Differences(simplest, number, sets) << Describe(c.whole) << "\nagain: MHA_TEST_CASE=" << number
+                << " or MHA_TEST_CASE='" << number << " plain " << OptionSpace().Describe(simplest) << "'";
+}
+
+// The case that the environment asks for alone. False: for none.
+bool RunsOneCase(const std::vector<uint32_t> &sets) {
+  const char *const text = std::getenv("MHA_TEST_CASE");
+  if (!text) return false;
+  std::istringstream words(text);
+  int64_t number = -1;
+  if (!(words >> number) || number < 0) throw std::runtime_error("MHA_TEST_CASE begins with the number of a case");
+  Choice choice = ChoiceOf(number);
+  for (std::string word; words >> word;) {
+    if (word == "plain") {
+      std::fill(choice.begin(), choice.end(), 0);
+      continue;
+    }
+    const size_t equals = word.find('=');
+    if (equals == std::string::npos) throw std::runtime_error("'" + word + "' in MHA_TEST_CASE is no OPTION=VALUE");
+    const int dimension = OptionSpace().NumberOf(word.substr(0, equals));
+    choice[static_cast<size_t>(dimension)] = OptionSpace().ValueNumber(dimension, word.substr(equals + 1));
+  }
+  if (!OptionSpace().Allows(choice)) throw std::runtime_error("the options of MHA_TEST_CASE cannot stand together");
+  std::cout << "case " << number << ": " << OptionSpace().Describe(choice) << std::endl;
+  ExpectTheSpecification(choice, number, sets);
+  return true;
+}
+
+TEST(GeneratedCases, HaveEveryPairOfValuesThatCanStandTogether) {
+  Pairing seen(OptionSpace());
+  for (const Choice &choice : Pairwise()) {
+    EXPECT_TRUE(OptionSpace().Allows(choice)) << OptionSpace().Describe(choice);
+    seen.Add(choice);
+  }
+  int64_t missing = 0;
+  seen.ForEachMissing([&](const Pair &pair) {
+    Choice choice(static_cast<size_t>(OptionSpace().size()), -1);
+    choice[static_cast<size_t>(pair.dimension1)] = pair.value1;
+    choice[static_cast<size_t>(pair.dimension2)] = pair.value2;
+    const auto in_order = [](int dimension, const Choice &) {
+      std::vector<int> values;
+      for (int v = 0; v < OptionSpace().CountOf(dimension); v++) values.push_back(v);
+      return values;
+    };
+    missing++;
+    EXPECT_FALSE(OptionSpace().Complete(in_order, &choice)) << "no case has a pair that " << OptionSpace().Describe(choice) << " has";
+  });
+  RecordProperty("cases", static_cast<int>(Pairwise().size()));
+  RecordProperty("refused_pairs", static_cast<int>(missing));
+  EXPECT_LE(Pairwise().size(), 400u);  // of which an emulator takes all
+}
+
+// Every value of every option is one that can stand with something.
+TEST(GeneratedCases, HaveEveryValue) {
+  for (int d = 0; d < OptionSpace().size(); d++) {
+    for (int v = 0; v < OptionSpace().CountOf(d); v++) {
+      const auto has_value = [&](const Choice &choice) { return choice[static_cast<size_t>(d)] == v; };
+      EXPECT_TRUE(std::any_of(Pairwise().begin(), Pairwise().end(), has_value))
+          << OptionSpace().axis(d).name << "=" << OptionSpace().axis(d).values[static_cast<size_t>(v)].name;
+    }
+  }
+}
+
+// On all instruction sets of this machine at once, since the specification takes longer than the library.
+class GeneratedPart : public testing::TestWithParam<int64_t> {};
+
+TEST_P(GeneratedPart, EqualsTheSpecification) {
+  const std::vector<uint32_t> sets = SetsOfThisMachine();
+  if (GetParam() == 0 && RunsOneCase(sets)) return;
+  if (std::getenv("MHA_TEST_CASE")) GTEST_SKIP() << "the first part has the case of MHA_TEST_CASE";
+  const int64_t count = std::max<int64_t>(Rounds(kCases), static_cast<int64_t>(Pairwise().size()));
+  for (int64_t number = GetParam(); number < count && !HasFailure(); number += kParts) {
+    ExpectTheSpecification(ChoiceOf(number), number, sets);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Of8, GeneratedPart, testing::Range<int64_t>(0, kParts));
+
+// The cases with every pair, for each instruction set alone, so that emulators can take one.
+class GeneratedPairs : public InstructionSetTest {};
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(GeneratedPairs);
+
+TEST_P(GeneratedPairs, EqualTheSpecification) {
+  if (std::getenv("MHA_TEST_CASE")) GTEST_SKIP() << "another test has the case of MHA_TEST_CASE";
+  for (size_t number = 0; number < Pairwise().size() && !HasFailure(); number++) {
+    ExpectTheSpecification(Pairwise()[number], static_cast<int64_t>(number), {instruction_set()});
+  }
+}
+
+}  // namespace

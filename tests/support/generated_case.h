@@ -1,0 +1,411 @@
+// A case made of a choice of options (generated_options.h): what is computed, as one problem for the specification, and the calls by which
+// the library computes it.
+#ifndef MHA_TESTS_SUPPORT_GENERATED_CASE_H
+#define MHA_TESTS_SUPPORT_GENERATED_CASE_H
+
+#include <mha.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "support/choices.h"
+#include "support/fixtures.h"
+#include "support/same_bits.h"
+#include "support/schedulers.h"
+#include "support/specify.h"
+
+namespace support {
+
+// A size of a case, and the least that its value of the dimension means.
+struct Size {
+  int64_t value = 1, least = 1;
+};
+
+inline Size Draw(Random *random, int64_t least, int64_t most) { return {random->Between(least, most), least}; }
+
+// Normal numbers, quickly: from somewhere in a long list of them.
+inline std::vector<float> QuickNormals(Random *random, int64_t count, float factor = 1) {
+  static const std::vector<float> all = Random(1).Normals(1 << 16);
+  std::vector<float> x(static_cast<size_t>(count));
+  size_t at = static_cast<size_t>(random->Below(static_cast<int64_t>(all.size())));
+  for (float &value : x) {
+    value = all[at] * factor;
+    at = (at + 1) % all.size();
+  }
+  return x;
+}
+
+struct Case {
+  Case(const Space &its_space, Choice its_choice) : space(&its_space), choice(std::move(its_choice)) {}
+
+  const Space *space;
+  Choice choice;
+  bool Is(std::string_view dimension, std::string_view values) const { return space->Is(choice, dimension, values); }
+  int NumberOf(std::string_view dimension) const { return choice[static_cast<size_t>(space->NumberOf(dimension))]; }  // of its value
+  std::string_view ValueOf(std::string_view dimension) const { return space->NameOfValue(choice, space->NumberOf(dimension)); }
+
+  // ---- What is computed, for the specification. Rows of queries lie beside padding as the flags say; so do keys without a cache, and with
+  // one they lie by position. All three inputs are there, whatever the call gives. Of mha_attention they are q, k and v.
+  LayerProblem whole;
+  bool is_layer() const { return !Is("entry", "attention"); }
+  bool is_self() const { return Is("entry", "self|value") && !reads(); }  // the keys are the rows of query
+  bool has_cache() const { return !Is("cache", "none"); }
+  bool reads() const { return Is("cache_read", "yes"); }
+
+  // ---- Sizes, until SettleSizes gives them to the problem. n_kv: rows that come with the calls.
+  Size n_q, n_kv, past, num_kv_heads, group, head_dim, head_dim_v, query_dim, key_dim, value_dim, output_dim;
+  std::vector<int64_t> pasts, new_keys;  // of each sequence
+
+  // ---- How it is computed
+  LayerForm form;
+  CallForm call;
+  Layout inputs, outputs;
+  CacheForm cache_form = {MHA_CACHE_CONTIGUOUS, 0};
+  std::vector<int64_t> cache_sequences;
+  int64_t cache_size = 0;  // its sequences
+  std::vector<int64_t> cuts;  // rows of query at which a call ends and another one begins, 0 and n_q included
+  std::unique_ptr<Scheduler> scheduler;
+  uint64_t blocks_seed = 0;
+  // Mask and bias with a column for each new key, of all calls together: the columns of a call are KeyColumns.
+  Pairs<float> new_bias;
+  Pairs<uint8_t> new_mask;
+
+  // With each call come as many keys as queries, to stand at the same positions.
+  bool keys_come_with_queries() const { return has_cache() && Is("n_kv", "queries") && Is("kv_lengths", "queries"); }
+  bool counts_positions() const {
+    return Is("causal", "yes") || !Is("window_left", "no") || !Is("window_right", "no") || Is("alibi", "yes") ||
+           (!Is("rope", "none") && Is("rope_positions", "counted|keys"));
+  }
+  // Rows of new keys, with their padding, that come with the call of rows begin .. end of query.
+  std::pair<int64_t, int64_t> KeyColumns(int64_t begin, int64_t end) const {
+    if (!has_cache() || begin == 0) return {0, keys_come_with_queries() ? end : n_kv.value};
+    if (keys_come_with_queries()) return {begin, end};
+    return {0, 0};
+  }
+};
+
+// Which rows of a sequence a call is about.
+struct CallRows {
+  int64_t q_first, q_count, q_before;     // in the rows of the call's query; valid rows in earlier calls
+  int64_t kv_first, kv_count, kv_column;  // in the rows of the call's key; where the first one is among the whole's keys
+  int64_t length;                         // keys there are after the call; without a cache all columns
+};
+
+struct CallPart {
+  int64_t begin, end;  // rows of the whole's query
+  int64_t n_kv;        // rows of the call's key
+  int64_t columns;     // keys of outputs with a number for each pair
+  std::vector<CallRows> rows;
+};
+
+inline CallPart PartOf(const Case &c, int64_t begin, int64_t end) {
+  const auto [column, column_end] = c.KeyColumns(begin, end);
+  CallPart part = {begin, end, column_end - column, c.has_cache() ? 0 : c.whole.n_kv, {}};
+  if (c.reads()) part.n_kv = 0;
+  for (int64_t b = 0; b < c.whole.batch; b++) {
+    const ValidRows valid = ValidRowsOf(c.whole, b);
+    const int64_t first = std::clamp(valid.q_first, begin, end), last = std::clamp(valid.q_first + valid.n_q, begin, end);
+    CallRows rows = {first - begin, last - first, first - std::min(valid.q_first, first), 0, 0, 0, 0};
+    if (first == last) rows.q_before = end <= valid.q_first ? 0 : valid.n_q;
+    if (!c.has_cache()) {
+      rows.kv_first = rows.kv_column = valid.kv_first;
+      rows.kv_count = valid.n_kv;
+      rows.length = c.whole.n_kv;
+    } else {
+      const bool in_step = c.keys_come_with_queries();
+      const int64_t before = in_step ? rows.q_before : begin > 0 ? c.new_keys[static_cast<size_t>(b)] : 0;
+      rows.kv_count = c.reads() ? 0 : in_step ? rows.q_count : begin > 0 ? 0 : c.new_keys[static_cast<size_t>(b)];
+      rows.kv_first = in_step ? rows.q_first : c.whole.padding_left ? part.n_kv - rows.kv_count : 0;
+      rows.kv_column = c.pasts[static_cast<size_t>(b)] + before;
+      rows.length = rows.kv_column + rows.kv_count;
+      part.columns = std::max(part.columns, rows.length);
+    }
+    part.rows.push_back(rows);
+  }
+  return part;
+}
+
+// Rows of a call, [batch, n, width]: of each sequence those of x that place(rows of the sequence) = {from, to, count} says, and padding.
+template <typename T, typename Function>
+std::vector<T> PlaceRows(const std::vector<T> &x, const Case &c, const CallPart &part, int64_t n, int64_t n_of_x, int64_t width, T padding,
+                         const Function &place) {
+  std::vector<T> rows(static_cast<size_t>(c.whole.batch * n * width), padding);
+  for (int64_t b = 0; b < c.whole.batch; b++) {
+    const auto [from, to, count] = place(part.rows[static_cast<size_t>(b)]);
+    const auto begin = x.begin() + (b * n_of_x + from) * width;
+    std::copy(begin, begin + count * width, rows.begin() + (b * n + to) * width);
+  }
+  return rows;
+}
+
+// Something of each key that comes with a call, out of the same of each key of the whole.
+template <typename T>
+std::vector<T> RowsOfKeys(const std::vector<T> &x, const Case &c, const CallPart &part, int64_t width, T padding) {
+  return PlaceRows(x, c, part, part.n_kv, c.whole.n_kv, width, padding, [](const CallRows &rows) {
+    return std::array<int64_t, 3>{rows.kv_column, rows.kv_first, rows.kv_count};
+  });
+}
+
+// Something of each row of query, padding included.
+template <typename T>
+std::vector<T> RowsOfQueries(const std::vector<T> &x, const Case &c, const CallPart &part, int64_t width) {
+  std::vector<T> rows;
+  for (int64_t b = 0; !x.empty() && b < c.whole.batch; b++) {
+    const auto begin = x.begin() + (b * c.whole.n_q + part.begin) * width;
+    rows.insert(rows.end(), begin, begin + (part.end - part.begin) * width);
+  }
+  return rows;
+}
+
+// The rows of pairs that belong to the call, with columns begin .. end.
+template <typename T>
+Pairs<T> RowsOfPairs(const Pairs<T> &pairs, const Case &c, const CallPart &part, int64_t all_columns, int64_t begin, int64_t end) {
+  Pairs<T> rows = pairs;
+  if (pairs.values.empty()) return rows;
+  rows.values.clear();
+  const int64_t of_head = pairs.by_row ? c.whole.n_q : 1, first = pairs.by_row ? part.begin : 0, last = pairs.by_row ? part.end : 1;
+  const int64_t heads = (pairs.by_sequence ? c.whole.batch : 1) * (pairs.by_head ? c.whole.num_heads : 1);
+  for (int64_t h = 0; h < heads; h++) {
+    for (int64_t i = first; i < last; i++) {
+      const auto row = pairs.values.begin() + (h * of_head + i) * all_columns;
+      rows.values.insert(rows.values.end(), row + begin, row + end);
+    }
+  }
+  rows.columns = end - begin;
+  return rows;
+}
+
+// What a call is given. The arrays that the whole has for each key or row, position or pair are cut here: a new one is added here.
+inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
+  const LayerProblem &whole = c.whole;
+  const float nan = FromBits(0x7fc0dead);
+  LayerProblem problem = whole;
+  problem.n_q = part.end - part.begin;
+  problem.n_kv = part.n_kv;
+  problem.query = RowsOfQueries(whole.query, c, part, whole.query_dim);
+  problem.has_key = !c.reads() && c.Is("entry", "attention|key|key_value");
+  problem.has_value = !c.reads() && c.Is("entry", "attention|value|key_value");
+  problem.key = RowsOfKeys(whole.key, c, part, whole.key_dim, nan);
+  problem.value = RowsOfKeys(whole.value, c, part, whole.value_dim, nan);
+  problem.q_start.clear();
+  problem.q_lengths.clear();
+  problem.kv_lengths.clear();
+  const bool starts_by_default = c.Is("q_start", "null") && (c.cuts.size() == 2 || c.keys_come_with_queries());
+  for (int64_t b = 0; b < whole.batch; b++) {
+    const CallRows &rows = part.rows[static_cast<size_t>(b)];
+    if (!c.Is("q_lengths", "no")) problem.q_lengths.push_back(rows.q_count);
+    const bool has_kv_lengths = c.Is("kv_lengths", "queries") ? !c.Is("q_lengths", "no") : !c.Is("kv_lengths", "no");
+    if (has_kv_lengths && !c.is_self() && !c.reads()) problem.kv_lengths.push_back(rows.kv_count);
+    const int64_t start = ShapeOf(whole, b).q_start, most = std::numeric_limits<int64_t>::max();
+    if (!starts_by_default) problem.q_start.push_back(start > most - rows.q_before ? most : start + rows.q_before);
+  }
+  if (whole.rope) {
+    problem.rope->q_positions = RowsOfQueries(whole.rope->q_positions, c, part, 1);
+    std::vector<int64_t> &k_positions = problem.rope->k_positions;
+    k_positions = c.reads() || k_positions.empty() ? std::vector<int64_t>() : RowsOfKeys<int64_t>(k_positions, c, part, 1, -1);
+  }
+  if (whole.score) {
+    if (c.Is("columns", "new")) {
+      const auto [begin, end] = c.KeyColumns(part.begin, part.end);
+      problem.score->bias = RowsOfPairs(c.new_bias, c, part, c.n_kv.value, begin, end);
+      problem.score->mask = RowsOfPairs(c.new_mask, c, part, c.n_kv.value, begin, end);
+    } else {
+      problem.score->bias = RowsOfPairs(whole.score->bias, c, part, whole.n_kv, 0, whole.n_kv);
+      problem.score->mask = RowsOfPairs(whole.score->mask, c, part, whole.n_kv, 0, whole.n_kv);
+    }
+    problem.score->bias_is_f16 = problem.score->bias_is_f16 && !problem.score->bias.values.empty();
+  }
+  return problem;
+}
+
+inline AttentionProblem AttentionOf(const LayerProblem &problem) {
+  AttentionProblem attention;
+  static_cast<AttentionSizes &>(attention) = problem;
+  attention.q = problem.query;
+  attention.k = problem.key;
+  attention.v = problem.value;
+  return attention;
+}
+
+// What the specification gives for the whole.
+inline Outputs Specify(const Case &c) {
+  if (!c.is_layer()) return Specify(AttentionOf(c.whole));
+  return Specify(c.form.weight_type == Stored::kF32 ? c.whole : Converted(c.whole, c.form.weight_type));
+}
+
+// What a call has to give, out of that.
+inline Outputs ExpectedOf(const Case &c, const CallPart &part, const Outputs &whole) {
+  const LayerProblem &sizes = c.whole;
+  const int64_t n_q = part.end - part.begin;
+  Outputs expected;
+  expected.y = RowsOfQueries(whole.y, c, part, c.is_layer() ? sizes.y_width() : sizes.merged_width());
+  expected.context = RowsOfQueries(whole.context, c, part, sizes.merged_width());
+  expected.q = RowsOfQueries(whole.q, c, part, sizes.q_width());
+  if (c.is_layer()) {
+    expected.k = RowsOfKeys(whole.k, c, part, sizes.k_width(), 0.0f);
+    expected.v = RowsOfKeys(whole.v, c, part, sizes.v_width(), 0.0f);
+  }
+  for (const auto &[field, padding] :
+       {std::pair{&Outputs::scores, 0.0f}, {&Outputs::scaled_scores, 0.0f}, {&Outputs::softcapped_scores, 0.0f},
+        {&Outputs::masked_scores, -std::numeric_limits<float>::infinity()}, {&Outputs::attention_weights, 0.0f}}) {
+    (expected.*field).assign(static_cast<size_t>(sizes.batch * sizes.num_heads * n_q * part.columns), padding);
+  }
+  for (int64_t b = 0; b < sizes.batch; b++) {
+    for (int64_t h = 0; h < sizes.num_heads; h++) {
+      const int64_t to = (b * sizes.num_heads + h) * n_q, from = (b * sizes.num_heads + h) * sizes.n_q + part.begin;
+      for (int64_t i = 0; i < n_q; i++) {
+        expected.lse.push_back(whole.lse[static_cast<size_t>(from + i)]);
+        for (const auto field : {&Outputs::scores, &Outputs::scaled_scores, &Outputs::softcapped_scores, &Outputs::masked_scores,
+                                 &Outputs::attention_weights}) {
+          const auto row = (whole.*field).begin() + (from + i) * sizes.n_kv;
+          std::copy(row, row + part.rows[static_cast<size_t>(b)].length, (expected.*field).begin() + (to + i) * part.columns);
+        }
+      }
+    }
+  }
+  return expected;
+}
+
+class CaseRun {
+ public:
+  CaseRun(const Case &c, const Outputs &expected, uint32_t instruction_set)
+      : c_(c), expected_(expected), instruction_set_(instruction_set) {}
+
+  // What differs from the specification, or is refused; empty if nothing is.
+  std::string Differences() {
+    try {
+      if (c_.is_layer()) {
+        LayerForm form = c_.form;
+        form.instruction_set = instruction_set_;
+        layer_ = MakeLayer(c_.whole, form);
+      }
+      if (c_.has_cache()) FillCache();
+      for (size_t n = 0; n + 1 < c_.cuts.size(); n++) {
+        const CallPart part = PartOf(c_, c_.cuts[n], c_.cuts[n + 1]);
+        const testing::AssertionResult same = SameBits(Compute(part, ProblemOf(c_, part)), ExpectedOf(c_, part, expected_));
+        if (!same) {
+          return "in call " + std::to_string(n + 1) + " of " + std::to_string(c_.cuts.size() - 1) + ", of rows " +
+                 std::to_string(part.begin) + " to " + std::to_string(part.end) + ":" + same.message();
+        }
+      }
+    } catch (const std::exception &error) {
+      return std::string("refused: ") + error.what() + "\n";
+    }
+    return "";
+  }
+
+ private:
+  Outputs Compute(const CallPart &part, const LayerProblem &problem) const {
+    CallForm form = c_.call;
+    form.cache.cache = cache_ ? cache_->get() : nullptr;
+    form.cache.sequences = c_.cache_sequences;
+    form.cache.columns = part.columns;
+    form.cache.read = c_.reads();
+    form.scheduler = c_.scheduler ? c_.scheduler->get() : nullptr;
+    return Compute(problem, form, [&](CallData *data) {
+      const bool has_pairs = problem.score && (!problem.score->mask.values.empty() || !problem.score->bias.values.empty());
+      if (has_pairs && c_.Is("columns", "new")) data->score.columns = MHA_COLUMNS_NEW_KEYS;
+    });
+  }
+
+  template <typename Change>
+  Outputs Compute(const LayerProblem &problem, const CallForm &form, const Change &change) const {
+    if (c_.is_layer()) {
+      LayerCall call;
+      static_cast<CallForm &>(call) = form;
+      call.query = call.key = call.value = c_.inputs;
+      call.output = c_.outputs;
+      ForwardData data(layer_.get(), problem, call);
+      change(&data);
+      return data.Compute(form.workspace_fill, form.place, form.workspace_misalignment);
+    }
+    AttentionCall call;
+    static_cast<CallForm &>(call) = form;
+    call.instruction_set = instruction_set_;
+    call.q = call.k = call.v = c_.inputs;
+    call.output = c_.outputs;
+    if (!c_.has_cache()) {
+      call.k_array = static_cast<Storage>(c_.NumberOf("k_type"));
+      call.v_array = static_cast<Storage>(c_.NumberOf("v_type"));
+    }
+    AttentionData data(AttentionOf(problem), call);
+    change(&data);
+    return data.Compute(form.workspace_fill, form.place, form.workspace_misalignment);
+  }
+
+  // A cache with the keys before those of the first call.
+  void FillCache() {
+    const LayerProblem &whole = c_.whole;
+    cache_.emplace(CacheConfigOf(whole, c_.cache_form, c_.cache_size, std::max<int64_t>(whole.n_kv, 1)));
+    Random random(c_.blocks_seed);
+    SpreadBlocks(&random, &*cache_);
+    const int64_t longest = *std::max_element(c_.pasts.begin(), c_.pasts.end());
+    if (longest == 0) return;
+    if (c_.Is("past_by", "append")) return AppendPast();
+    // A call in which each row sees its own key alone: what is stored does not depend on who attends to it.
+    CallPart part = {0, longest, longest, 0, {}};
+    for (const int64_t past : c_.pasts) part.rows.push_back({0, past, 0, 0, past, 0, past});
+    LayerProblem problem = whole;
+    problem.n_q = problem.n_kv = longest;
+    problem.is_causal = true;
+    problem.window_left = 0;
+    problem.window_right.reset();
+    problem.score.reset();
+    problem.padding_left = false;
+    problem.q_start.clear();
+    problem.q_lengths = c_.pasts;
+    const bool keys_are_queries = c_.Is("entry", "self|value");
+    problem.kv_lengths = keys_are_queries ? std::vector<int64_t>() : c_.pasts;
+    problem.has_key = !keys_are_queries;
+    problem.has_value = c_.Is("entry", "attention|value|key_value");
+    problem.key = RowsOfKeys(whole.key, c_, part, whole.key_dim, 0.0f);
+    problem.value = RowsOfKeys(whole.value, c_, part, whole.value_dim, 0.0f);
+    problem.query = keys_are_queries ? problem.key : std::vector<float>(static_cast<size_t>(whole.batch * longest * whole.query_dim));
+    if (whole.rope) {
+      problem.rope->q_positions.clear();
+      std::vector<int64_t> &k_positions = problem.rope->k_positions;
+      if (!k_positions.empty()) k_positions = RowsOfKeys<int64_t>(k_positions, c_, part, 1, -1);
+    }
+    CallForm form;
+    form.asked = kAskNothing;
+    form.cache = {cache_->get(), c_.cache_sequences, 0, false};
+    Compute(problem, form, [](CallData *) {});
+  }
+
+  // By mha_kv_cache_append, as the specification projects and rotates them.
+  void AppendPast() {
+    const LayerProblem &whole = c_.whole;
+    for (int64_t b = 0; b < whole.batch; b++) {
+      const int64_t past = c_.pasts[static_cast<size_t>(b)];
+      KeysAndValues rows;
+      rows.k = SliceRows(c_.is_layer() ? expected_.k : whole.key, b, whole.n_kv, whole.k_width(), 0, past);
+      rows.v = SliceRows(c_.is_layer() ? expected_.v : whole.value, b, whole.n_kv, whole.v_width(), 0, past);
+      WithRotation(whole, b, [&](const Rotation *rotation) {
+        for (int64_t j = 0; rotation && j < past; j++) {
+          spec::Fastest().rotate(*rotation, rotation->k_positions ? rotation->k_positions[j] : j, whole.num_kv_heads, whole.head_dim,
+                                 rows.k.data() + j * whole.k_width());
+        }
+      });
+      cache_->Append(c_.cache_sequences.empty() ? b : c_.cache_sequences[static_cast<size_t>(b)], rows);
+    }
+  }
+
+  const Case &c_;
+  const Outputs &expected_;
+  const uint32_t instruction_set_;
+  Layer layer_;
+  std::optional<Cache> cache_;
+};
+
+}  // namespace support
+
+#endif  // MHA_TESTS_SUPPORT_GENERATED_CASE_H

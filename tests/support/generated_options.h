@@ -1,0 +1,700 @@
+// All options of a call, each in one entry of a table, from which generated_test.cpp makes cases. A new option is
+//
+//   - an entry of kDimensions: its name, its values, of which the first one is a call without it, and a function that gives a case what
+//     a value stands for. It goes behind what it needs, such as the sizes. Its random numbers are its own: it changes no other option;
+//   - combinations that the interface refuses, or that mean nothing, in kRefusals;
+//   - where it has an array with something for each row or key: a line in ProblemOf (generated_case.h), which cuts the arrays of a call
+//     out of those of the whole.
+//
+// The rest is as for any test: the field in LayerProblem or what that consists of, which Specify gives to the specification and CallData or
+// LayerData to the library.
+#ifndef MHA_TESTS_SUPPORT_GENERATED_OPTIONS_H
+#define MHA_TESTS_SUPPORT_GENERATED_OPTIONS_H
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "support/choices.h"
+#include "support/generated_case.h"
+
+namespace support {
+
+struct Dimension {
+  std::string_view name;
+  std::vector<Value> values;
+  void (*apply)(Case *c, std::string_view value, Random *random);
+};
+
+// ---- Sizes
+
+inline Size DrawCount(Random *random, std::string_view value) {
+  if (value == "one") return {1, 1};
+  if (value == "few") return Draw(random, 2, 7);
+  if (value == "some") return Draw(random, 8, 40);
+  if (value == "many") return Draw(random, 41, 100);
+  if (value == "over_256") return Draw(random, 250, 300);
+  if (value == "over_512") return Draw(random, 510, 560);
+  return {0, 0};
+}
+
+// About how many multiply-adds the library has to do, those of the scalar kernels being the slowest.
+inline double CostOf(const Case &c) {
+  const auto of = [](const Size &size) { return static_cast<double>(size.value); };
+  const double heads = of(c.num_kv_heads) * of(c.group), widths = of(c.head_dim) + of(c.head_dim_v), keys = of(c.past) + of(c.n_kv);
+  double cost = of(c.n_q) * keys * heads * (widths + 20);
+  if (c.is_layer()) {
+    cost += of(c.n_q) * (of(c.query_dim) * heads * of(c.head_dim) + of(c.output_dim) * heads * of(c.head_dim_v));
+    cost += keys * of(c.num_kv_heads) * (of(c.key_dim) * of(c.head_dim) + of(c.value_dim) * of(c.head_dim_v));
+  }
+  return cost * of({c.whole.batch, 1});
+}
+
+// Makes the sizes smaller, towards the least that their values mean, until the case is not too large; then they are final.
+inline void SettleSizes(Case *c) {
+  constexpr double kMost = 60'000;
+  const bool keys_are_new_queries = c->Is("n_kv", "queries") && !c->reads();
+  while (true) {
+    if (keys_are_new_queries) c->n_kv.value = c->n_q.value;
+    if (CostOf(*c) <= kMost) break;
+    Size *largest = nullptr;
+    for (Size *size : {&c->n_q, &c->n_kv, &c->past, &c->num_kv_heads, &c->group, &c->head_dim, &c->head_dim_v, &c->query_dim, &c->key_dim,
+                       &c->value_dim, &c->output_dim}) {
+      if (size == &c->n_kv && keys_are_new_queries) continue;
+      if (size->value > size->least && (!largest || size->value * largest->least > largest->value * size->least)) largest = size;
+    }
+    if (!largest) break;
+    largest->value = largest->least + (largest->value - largest->least) / 2;
+  }
+  LayerProblem &whole = c->whole;
+  if (!c->Is("rope", "none")) c->head_dim.value = std::max<int64_t>(c->head_dim.value, 2);
+  if (c->Is("head_dim_v", "same")) c->head_dim_v = c->head_dim;
+  whole.num_kv_heads = c->num_kv_heads.value;
+  whole.num_heads = whole.num_kv_heads * c->group.value;
+  whole.head_dim = c->head_dim.value;
+  whole.head_dim_v = c->head_dim_v.value;
+  if (!c->is_layer()) {
+    c->query_dim.value = whole.q_width();
+    c->key_dim.value = whole.k_width();
+    c->value_dim.value = whole.v_width();
+  } else {
+    // What is NULL is the same array as what stands in for it.
+    if (c->Is("widths", "same") || c->Is("entry", "self|value")) c->key_dim = c->query_dim;
+    if (c->Is("widths", "same") || c->Is("entry", "self|key")) c->value_dim = c->key_dim;
+  }
+  whole.query_dim = c->query_dim.value;
+  whole.key_dim = c->key_dim.value;
+  whole.value_dim = c->value_dim.value;
+  whole.output_dim = c->output_dim.value;
+  whole.n_q = c->n_q.value;
+  whole.keys_by_position = c->has_cache();
+  whole.has_key = whole.has_value = true;
+}
+
+inline std::vector<int64_t> DrawLengths(Random *random, std::string_view value, int64_t batch, int64_t n) {
+  std::vector<int64_t> lengths(static_cast<size_t>(batch), n);
+  for (int64_t &length : lengths) {
+    if (value != "no") length = random->Between(std::min<int64_t>(n, 1), n);
+  }
+  if (value == "empty") lengths[static_cast<size_t>(random->Below(batch))] = 0;
+  return lengths;
+}
+
+// How many keys each sequence has before the calls, and how many come; then n_kv and the lengths of the whole.
+inline void SettleKeys(Case *c, std::string_view value, Random *random) {
+  LayerProblem &whole = c->whole;
+  const auto queries = [&](int64_t b) { return ValidRowsOf(whole, b).n_q; };
+  c->new_keys = DrawLengths(random, value == "queries" ? "no" : value, whole.batch, c->n_kv.value);
+  for (int64_t b = 0; b < whole.batch; b++) {
+    int64_t &fresh = c->new_keys[static_cast<size_t>(b)];
+    if (value == "queries") fresh = queries(b);
+    int64_t past = b == 0 ? c->past.value : random->Between(0, c->past.value);
+    // Where the last query stands at the last key, there are as many keys as queries.
+    if (c->counts_positions() && c->Is("q_start", "null|last")) {
+      if (c->has_cache()) {
+        past = std::max(past, queries(b) - fresh);
+      } else if (fresh < queries(b) && value != "no") {
+        fresh = queries(b);
+        c->n_kv.value = std::max(c->n_kv.value, fresh);
+      } else if (fresh < queries(b)) {
+        c->n_kv.value = whole.n_q;
+        c->new_keys.assign(static_cast<size_t>(whole.batch), whole.n_q);
+      }
+    }
+    c->pasts.push_back(past);
+  }
+  whole.n_kv = c->n_kv.value;
+  if (c->has_cache()) {
+    whole.n_kv = 0;
+    for (int64_t b = 0; b < whole.batch; b++) {
+      whole.kv_lengths.push_back(c->pasts[static_cast<size_t>(b)] + c->new_keys[static_cast<size_t>(b)]);
+      whole.n_kv = std::max(whole.n_kv, whole.kv_lengths.back());
+    }
+  } else if (value != "no") {
+    whole.kv_lengths = c->new_keys;
+  }
+}
+
+// ---- Arrays with a number for each pair
+
+// The columns of mask and bias.
+inline int64_t ColumnsOf(const Case &c) { return c.Is("columns", "new") ? c.n_kv.value : c.whole.n_kv; }
+
+// make(i, j) is drawn for row i and column j, one after the other, of each sequence and head that has its own.
+template <typename T, typename Make>
+Pairs<T> DrawPairs(const Case &c, std::string_view extents_of, const Make &make) {
+  const std::string_view extents = c.ValueOf(extents_of);
+  const int64_t columns = ColumnsOf(c);
+  Pairs<T> pairs;
+  pairs.by_sequence = extents == "all" || extents == "sequence";
+  pairs.by_head = extents == "all" || extents == "head";
+  pairs.by_row = extents == "all" || extents == "row";
+  const int64_t blocks = (pairs.by_sequence ? c.whole.batch : 1) * (pairs.by_head ? c.whole.num_heads : 1);
+  for (int64_t n = 0; n < blocks; n++) {
+    for (int64_t i = 0; i < (pairs.by_row ? c.whole.n_q : 1); i++) {
+      for (int64_t j = 0; j < columns; j++) pairs.values.push_back(make(i, j));
+    }
+  }
+  return pairs;
+}
+
+template <typename T>
+T &PairOf(const LayerProblem &sizes, Pairs<T> *pairs, int64_t columns, int64_t b, int64_t h, int64_t i, int64_t column) {
+  const int64_t heads = pairs->by_head ? sizes.num_heads : 1, rows = pairs->by_row ? sizes.n_q : 1;
+  const int64_t at = ((pairs->by_sequence ? b : 0) * heads + (pairs->by_head ? h : 0)) * rows + (pairs->by_row ? i : 0);
+  return pairs->values[static_cast<size_t>(at * columns + column)];
+}
+
+// What an array with columns for new keys alone means for all keys: older ones have `absent`.
+template <typename T>
+Pairs<T> OfAllKeys(const Case &c, Pairs<T> pairs, T absent) {
+  const LayerProblem &whole = c.whole;
+  Pairs<T> all;
+  all.by_sequence = all.by_head = all.by_row = true;
+  all.values.assign(static_cast<size_t>(whole.batch * whole.num_heads * whole.n_q * whole.n_kv), absent);
+  for (size_t n = 0; n + 1 < c.cuts.size(); n++) {
+    const CallPart part = PartOf(c, c.cuts[n], c.cuts[n + 1]);
+    const int64_t first_column = c.KeyColumns(part.begin, part.end).first;
+    for (int64_t b = 0; b < whole.batch; b++) {
+      const CallRows &rows = part.rows[static_cast<size_t>(b)];
+      for (int64_t h = 0; h < whole.num_heads; h++) {
+        for (int64_t i = part.begin; i < part.end; i++) {
+          for (int64_t j = 0; j < rows.kv_count; j++) {
+            PairOf(whole, &all, whole.n_kv, b, h, i, rows.kv_column + j) =
+                PairOf(whole, &pairs, c.n_kv.value, b, h, i, first_column + rows.kv_first + j);
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+inline ScoreArrays &ScoreOf(Case *c) {
+  if (!c->whole.score) c->whole.score.emplace();
+  return *c->whole.score;
+}
+
+// ---- What may hold anything, since nothing is computed from it
+
+// Calls function(b, h, i, j) for each pair of valid rows that attend, j being a column.
+template <typename Function>
+void ForEachAttendingPair(const Case &c, const Function &function) {
+  for (int64_t b = 0; b < c.whole.batch; b++) {
+    const ValidRows valid = ValidRowsOf(c.whole, b);
+    const AttentionShape shape = ShapeOf(c.whole, b);
+    const std::vector<uint8_t> mask = c.whole.score ? DensePairs(c.whole, c.whole.score->mask, b) : std::vector<uint8_t>();
+    for (int64_t i = 0; i < valid.n_q; i++) {
+      const int64_t most = std::numeric_limits<int64_t>::max(), p = shape.q_start > most - i ? most : shape.q_start + i;
+      for (int64_t j = 0; j < valid.n_kv; j++) {
+        if (shape.is_causal && j > p) continue;
+        if (shape.has_window_left && j < p - shape.window_left) continue;
+        if (shape.has_window_right && j - shape.window_right > p) continue;
+        for (int64_t h = 0; h < c.whole.num_heads; h++) {
+          if (!mask.empty() && !mask[static_cast<size_t>((h * valid.n_q + i) * valid.n_kv + j)]) continue;
+          function(b, h, valid.q_first + i, valid.kv_first + j);
+        }
+      }
+    }
+  }
+}
+
+inline void PoisonWhatNobodyAttendsTo(Case *c, float poison) {
+  LayerProblem &whole = c->whole;
+  std::vector<bool> has_queries(static_cast<size_t>(whole.batch * whole.n_kv));
+  Pairs<float> *bias = whole.score && !whole.score->bias.values.empty() && c->Is("columns", "all") ? &whole.score->bias : nullptr;
+  Pairs<float> poisoned;
+  if (bias) {
+    poisoned = *bias;
+    std::fill(poisoned.values.begin(), poisoned.values.end(), poison);
+  }
+  ForEachAttendingPair(*c, [&](int64_t b, int64_t h, int64_t i, int64_t j) {
+    has_queries[static_cast<size_t>(b * whole.n_kv + j)] = true;
+    if (bias) PairOf(whole, &poisoned, whole.n_kv, b, h, i, j) = PairOf(whole, bias, whole.n_kv, b, h, i, j);
+  });
+  if (bias) *bias = poisoned;
+  for (int64_t b = 0; b < whole.batch; b++) {
+    for (int64_t j = 0; j < whole.n_kv; j++) {
+      const int64_t row = b * whole.n_kv + j;
+      if (has_queries[static_cast<size_t>(row)]) continue;
+      std::fill_n(whole.value.begin() + row * whole.value_dim, whole.value_dim, poison);
+      std::fill_n(whole.key.begin() + row * whole.key_dim, whole.key_dim, poison);
+    }
+  }
+}
+
+// Where key is NULL, keys are the rows of query; where value is, values are those of key.
+inline void ShareInputs(Case *c) {
+  LayerProblem &whole = c->whole;
+  if (c->is_self()) {
+    for (int64_t b = 0; b < whole.batch; b++) {
+      const ValidRows valid = ValidRowsOf(whole, b);
+      const int64_t column = c->has_cache() ? c->pasts[static_cast<size_t>(b)] : valid.q_first;
+      const auto from = whole.key.begin() + (b * whole.n_kv + column) * whole.key_dim;
+      std::copy(from, from + valid.n_q * whole.key_dim, whole.query.begin() + (b * whole.n_q + valid.q_first) * whole.query_dim);
+    }
+  }
+  if (c->Is("entry", "self|key")) whole.value = whole.key;
+}
+
+// ---- The table
+
+inline const std::vector<Dimension> &Dimensions() {
+  static const std::vector<Dimension> kDimensions = {
+      // mha_attention, or mha_forward with which inputs beside query
+      {"entry", {"attention", "self", "key", "value", "key_value"}, [](Case *, std::string_view, Random *) {}},
+
+      // Sizes
+      {"batch", {"1", "2", "3"}, [](Case *c, std::string_view value, Random *) { c->whole.batch = value[0] - '0'; }},
+      {"n_q",
+       {"few", "one", "some", {"many", 0.2}},
+       [](Case *c, std::string_view value, Random *random) { c->n_q = DrawCount(random, value); }},
+      {"n_kv",  // that come with the calls
+       {"queries", "few", "some", {"over_256", 0.3}, {"over_512", 0.1}, {"none", 0.5}},
+       [](Case *c, std::string_view value, Random *random) { c->n_kv = DrawCount(random, value); }},
+      {"past",  // keys that a cache has before
+       {"none", "few", "some", {"over_256", 0.3}, {"over_512", 0.1}},
+       [](Case *c, std::string_view value, Random *random) { c->past = DrawCount(random, value); }},
+      {"cache",
+       {{"none", 2}, "contiguous", "paged", "ring"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "paged") c->cache_form = {MHA_CACHE_PAGED, random->Pick<int64_t>({16, 32, 64, 256, 512})};
+         c->blocks_seed = random->Next();
+       }},
+      {"cache_read", {"no", "yes"}, [](Case *, std::string_view, Random *) {}},
+      {"kv_heads",
+       {"one", "several"},
+       [](Case *c, std::string_view value, Random *random) { c->num_kv_heads = value == "one" ? Size{1, 1} : Draw(random, 2, 4); }},
+      {"grouped",
+       {"no", "by_2", "by_more"},
+       [](Case *c, std::string_view value, Random *random) {
+         c->group = value == "no" ? Size{1, 1} : value == "by_2" ? Size{2, 2} : Draw(random, 3, 9);
+       }},
+      {"head_dim",
+       {"small", "vectors", "odd", {"wide", 0.3}},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "small") c->head_dim = Draw(random, 1, 8);
+         if (value == "vectors") c->head_dim.value = c->head_dim.least = random->Pick<int64_t>({8, 16, 32});
+         if (value == "odd") c->head_dim.value = c->head_dim.least = 2 * random->Between(4, 20) + 1;
+         if (value == "wide") c->head_dim = Draw(random, 47, 97);
+       }},
+      {"head_dim_v",
+       {"same", "other"},
+       [](Case *c, std::string_view value, Random *random) {
+         c->head_dim_v = value == "same" ? c->head_dim : Draw(random, 1, random->Pick<int64_t>({8, 40, 97}));
+       }},
+      {"widths",  // of the inputs of a layer
+       {"same", "different"},
+       [](Case *c, std::string_view value, Random *random) {
+         const auto draw = [&] { return Draw(random, 1, random->Pick<int64_t>({8, 20, 48, 90})); };
+         c->query_dim = c->key_dim = c->value_dim = c->output_dim = draw();
+         if (value == "same") return;
+         c->key_dim = draw();
+         c->value_dim = draw();
+         c->output_dim = draw();
+       }},
+      {"scale",
+       {"default", "given"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "given") c->whole.scale = random->Pick<float>({1.0f, -0.5f, 3.0f, 0.37f, 0x1p-140f, 1e30f});
+         SettleSizes(c);
+       }},
+
+      // Lengths, who attends to whom
+      {"q_lengths",
+       {"no", "ragged", "empty"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value != "no") c->whole.q_lengths = DrawLengths(random, value, c->whole.batch, c->whole.n_q);
+       }},
+      {"padding_left", {"no", "yes"}, [](Case *c, std::string_view value, Random *) { c->whole.padding_left = value == "yes"; }},
+      {"kv_lengths", {"no", "ragged", "empty", "queries"}, SettleKeys},
+      {"causal", {"no", "yes"}, [](Case *c, std::string_view value, Random *) { c->whole.is_causal = value == "yes"; }},
+      {"window_left",
+       {"no", "zero", "few", "over_256"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value != "no") c->whole.window_left = DrawCount(random, value).value;
+       }},
+      {"window_right",
+       {"no", "zero", "few", "over_256"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value != "no") c->whole.window_right = DrawCount(random, value).value;
+       }},
+      {"q_start",
+       {"null", "last", "first", "within", "beyond", {"far", 0.5}},
+       [](Case *c, std::string_view value, Random *random) {
+         for (int64_t b = 0; b < c->whole.batch && value != "null"; b++) {
+           const ValidRows valid = ValidRowsOf(c->whole, b);
+           const int64_t start = value == "last"     ? valid.n_kv - valid.n_q
+                                 : value == "first"  ? 0
+                                 : value == "within" ? random->Between(0, valid.n_kv)
+                                 : value == "beyond" ? valid.n_kv + random->Between(0, 20)
+                                                     : std::numeric_limits<int64_t>::max() - random->Between(0, 9);
+           c->whole.q_start.push_back(start);
+         }
+       }},
+      {"calls",  // that the rows of query come in
+       {{"one", 2}, "two", "several", "rows"},
+       [](Case *c, std::string_view value, Random *random) {
+         const int64_t n = c->whole.n_q;
+         c->cuts = {0, n};
+         for (int64_t count = value == "two" ? 1 : value == "several" ? 4 : 0; count > 0; count--) c->cuts.push_back(random->Between(0, n));
+         for (int64_t row = 1; value == "rows" && row < std::min<int64_t>(n, 9); row++) c->cuts.push_back(row);
+         std::sort(c->cuts.begin(), c->cuts.end());
+         c->cuts.erase(std::unique(c->cuts.begin(), c->cuts.end()), c->cuts.end());
+       }},
+
+      // The cache
+      {"ring",
+       {"tight", "roomy"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (!c->Is("cache", "ring")) return;
+         const int64_t at_once = c->keys_come_with_queries() ? 1 : std::max(c->whole.n_q, c->n_kv.value);
+         const int64_t least = *c->whole.window_left + at_once + (value == "roomy" ? random->Between(1, 300) : 0);
+         c->cache_form = {MHA_CACHE_RING, (least + 15) / 16 * 16};
+       }},
+      {"cache_sequences",
+       {"null", "given"},
+       [](Case *c, std::string_view value, Random *random) {
+         c->cache_size = c->whole.batch + random->Between(0, 2);
+         std::vector<int64_t> all;
+         for (int64_t n = 0; n < c->cache_size; n++) all.insert(all.begin() + random->Between(0, n), n);
+         if (value == "given") c->cache_sequences.assign(all.begin(), all.begin() + c->whole.batch);
+       }},
+      {"past_by", {"call", "append"}, [](Case *, std::string_view, Random *) {}},
+      {"k_type",  // of a cache or, of mha_attention without one, of the array
+       {"f32", "f16", "bf16", "int8"},
+       [](Case *c, std::string_view, Random *) {
+         if (c->has_cache()) c->whole.k_type = static_cast<Storage>(c->NumberOf("k_type"));
+       }},
+      {"v_type",
+       {"f32", "f16", "bf16", "int8"},
+       [](Case *c, std::string_view, Random *) {
+         if (c->has_cache()) c->whole.v_type = static_cast<Storage>(c->NumberOf("v_type"));
+       }},
+
+      // The layer
+      {"weight_type",
+       {"f32", "f16", "bf16", "int8", "int4"},
+       [](Case *c, std::string_view, Random *random) {
+         c->form.weight_type = static_cast<Stored>(c->NumberOf("weight_type"));
+         LayerProblem &whole = c->whole;
+         const auto draw = [&](int64_t in, int64_t out) { return QuickNormals(random, in * out, 1 / std::sqrt(static_cast<float>(in))); };
+         whole.w_q = draw(whole.query_dim, whole.q_width());
+         whole.w_k = draw(whole.key_dim, whole.k_width());
+         whole.w_v = draw(whole.value_dim, whole.v_width());
+       }},
+      {"weight_form",
+       {"three", "fused", "per_head"},
+       [](Case *c, std::string_view value, Random *) {
+         c->form.form = value == "three" ? WeightForm::kThreeMatrices : value == "fused" ? WeightForm::kFused : WeightForm::kPerHead;
+       }},
+      {"weight_layout",
+       {"in_out", "out_in"},
+       [](Case *c, std::string_view value, Random *) { c->form.layout = value == "in_out" ? MHA_LAYOUT_IN_OUT : MHA_LAYOUT_OUT_IN; }},
+      {"weight_strides",
+       {"contiguous", "gaps"},
+       [](Case *c, std::string_view value, Random *random) { c->form.row_gap = value == "gaps" ? random->Between(1, 9) : 0; }},
+      {"layer_defaults",
+       {"written", "left_out"},
+       [](Case *c, std::string_view value, Random *) { c->form.use_defaults = value != "written"; }},
+      {"w_o",
+       {"yes", "no"},
+       [](Case *c, std::string_view value, Random *random) {
+         LayerProblem &whole = c->whole;
+         const float factor = 1 / std::sqrt(static_cast<float>(whole.merged_width()));
+         if (c->is_layer() && value == "yes") whole.w_o = QuickNormals(random, whole.merged_width() * whole.output_dim, factor);
+       }},
+      {"biases",
+       {"no", "all", "some", "fused"},
+       [](Case *c, std::string_view value, Random *random) {
+         LayerProblem &whole = c->whole;
+         c->form.fused_biases = value == "fused";
+         const auto draw = [&](int64_t count, std::vector<float> *bias) {
+           const bool is_there = value == "all" || value == "fused" || (value == "some" && random->Coin());
+           if (is_there) *bias = QuickNormals(random, count);
+         };
+         draw(whole.q_width(), &whole.b_q);
+         draw(whole.k_width(), &whole.b_k);
+         draw(whole.v_width(), &whole.b_v);
+         if (!whole.w_o.empty()) draw(whole.output_dim, &whole.b_o);
+       }},
+
+      // The inputs
+      {"values",
+       {{"normal", 3}, "wide", "ties", "tiny", {"huge", 0.5}, {"special", 0.5}},
+       [](Case *c, std::string_view, Random *random) {
+         LayerProblem &whole = c->whole;
+         whole.query = QuickNormals(random, whole.batch * whole.n_q * whole.query_dim);
+         whole.key = QuickNormals(random, whole.batch * whole.n_kv * whole.key_dim);
+         whole.value = QuickNormals(random, whole.batch * whole.n_kv * whole.value_dim);
+         for (std::vector<float> *x : {&whole.query, &whole.key, &whole.value}) {
+           if (random->Chance(0.7)) MakeSpecial(random, static_cast<Values>(c->NumberOf("values")), 1, x);
+         }
+         const auto store = [&](std::string_view dimension, std::vector<float> *x) {
+           if (c->has_cache() || c->Is(dimension, "f32")) return;
+           const std::vector<float> wide = *x;
+           const Storage type = c->Is(dimension, "f16") ? Storage::kF16 : Storage::kBf16;
+           spec::Fastest().store(type, wide.data(), 1, static_cast<int64_t>(wide.size()), x->data());
+         };
+         store("k_type", &whole.key);
+         store("v_type", &whole.value);
+       }},
+      {"rope",
+       {"none", "half", "interleaved"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "none") return;
+         LayerProblem &whole = c->whole;
+         Rope rope;
+         rope.is_interleaved = value == "interleaved";
+         rope.dims = whole.head_dim / 2 * 2;
+         if (c->Is("rope_dims", "part")) rope.dims = 2 * random->Between(1, rope.dims / 2);
+         rope.use_defaults = c->Is("rope_dims", "default") && rope.dims == whole.head_dim;
+         rope.num_positions = std::max<int64_t>(whole.n_kv, 1);
+         if (c->Is("rope_positions", "counted|keys")) {
+           for (int64_t b = 0; b < whole.batch; b++) {
+             rope.num_positions = std::max(rope.num_positions, ShapeOf(whole, b).q_start + ValidRowsOf(whole, b).n_q);
+           }
+         }
+         rope.table_stride = rope.dims / 2 + (rope.use_defaults ? 0 : random->Pick<int64_t>({0, 3}));
+         rope.cos = random->Uniforms(rope.num_positions * rope.table_stride);
+         rope.sin = random->Uniforms(rope.num_positions * rope.table_stride);
+         whole.rope = rope;
+       }},
+      {"rope_dims", {"all", "part", "default"}, [](Case *, std::string_view, Random *) {}},
+      {"rope_positions",
+       {"counted", "queries", "keys", "both"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (!c->whole.rope) return;
+         const auto draw = [&](int64_t n, std::vector<int64_t> *positions) {
+           positions->resize(static_cast<size_t>(c->whole.batch * n));
+           for (int64_t &position : *positions) position = random->Between(0, c->whole.rope->num_positions - 1);
+         };
+         if (value == "queries" || value == "both") draw(c->whole.n_q, &c->whole.rope->q_positions);
+         if (value == "keys" || value == "both") draw(c->whole.n_kv, &c->whole.rope->k_positions);
+       }},
+
+      // What changes scores
+      {"softcap",
+       {"no", "yes"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "yes") ScoreOf(c).softcap = random->Pick<float>({50.0f, 1.0f, 0.1f, 3e5f});
+       }},
+      {"alibi",
+       {"no", "yes"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "yes") ScoreOf(c).alibi_slopes = QuickNormals(random, c->whole.num_heads, 0.1f);
+       }},
+      {"sinks",
+       {"no", "finite", "any"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "no") return;
+         ScoreOf(c).sinks = QuickNormals(random, c->whole.num_heads, 2.0f);
+         const float infinity = std::numeric_limits<float>::infinity();
+         if (value == "any") c->whole.score->sinks[0] = random->Pick<float>({-infinity, 80.0f, -200.0f});
+       }},
+      {"columns", {"all", "new"}, [](Case *, std::string_view, Random *) {}},
+      {"bias",
+       {"no", "f32", "f16"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "no") return;
+         ScoreArrays &score = ScoreOf(c);
+         score.bias_is_f16 = value == "f16";
+         const double masked = c->Is("bias_values", "infinite") ? random->Pick({0.1, 0.9}) : 0;
+         score.bias = DrawPairs<float>(*c, "bias_extents", [&](int64_t, int64_t) {
+           if (random->Chance(masked)) return -std::numeric_limits<float>::infinity();
+           return static_cast<float>(random->Between(-64, 64)) / 16;  // which f16 holds exactly
+         });
+         if (c->Is("bias_values", "special") && !score.bias.values.empty()) {
+           score.bias.values[static_cast<size_t>(random->Below(static_cast<int64_t>(score.bias.values.size())))] =
+               random->Pick({FromBits(0xffc00000u), std::numeric_limits<float>::infinity()});
+         }
+         if (c->Is("columns", "new")) {
+           c->new_bias = score.bias;
+           score.bias = OfAllKeys(*c, c->new_bias, 0.0f);
+         }
+       }},
+      {"bias_extents", {"row", "all", "head", "sequence", "one"}, [](Case *, std::string_view, Random *) {}},
+      {"bias_values", {"finite", "infinite", "special"}, [](Case *, std::string_view, Random *) {}},
+      {"mask",
+       {"no", "single", "runs", "tree", "nothing"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "no") return;
+         ScoreArrays &score = ScoreOf(c);
+         // Runs of columns that are alike, so that whole tiles, chunks and rows are masked.
+         const int64_t longest = value == "runs" ? random->Pick<int64_t>({20, 100, 600}) : 1;
+         int64_t left = 0;
+         uint8_t attends = 0;
+         score.mask = DrawPairs<uint8_t>(*c, "mask_extents", [&](int64_t i, int64_t j) {
+           if (value == "tree" && j > i) return uint8_t{0};
+           if (value == "tree" && j == i) return uint8_t{1};
+           if (left-- <= 0) {
+             left = random->Between(0, longest - 1);
+             attends = random->Coin() && value != "nothing" ? static_cast<uint8_t>(random->Between(1, 255)) : uint8_t{0};
+           }
+           return attends;
+         });
+         if (c->Is("columns", "new")) {
+           c->new_mask = score.mask;
+           score.mask = OfAllKeys(*c, c->new_mask, uint8_t{1});
+         }
+       }},
+      {"mask_extents", {"row", "all", "head", "sequence", "one"}, [](Case *, std::string_view, Random *) {}},
+      {"unread",  // what nobody attends to; padding and gaps between rows are NaN always
+       {"ordinary", "nan", "infinite"},
+       [](Case *c, std::string_view value, Random *) {
+         if (value == "nan") PoisonWhatNobodyAttendsTo(c, FromBits(0xffd23456u));
+         if (value == "infinite") PoisonWhatNobodyAttendsTo(c, std::numeric_limits<float>::infinity());
+         ShareInputs(c);
+         FillPadding(FromBits(0x7fc0dead), &c->whole);
+       }},
+
+      // How it is called
+      {"lse",
+       {"no", "yes"},
+       [](Case *c, std::string_view value, Random *) { c->call.asked = value == "yes" ? kAskLse : kAskNothing; }},
+      {"weights", {"no", "yes"}, [](Case *c, std::string_view value, Random *) { c->call.asked |= value == "yes" ? kAskWeights : 0; }},
+      {"taps",
+       {"no", "rows", "scores", "all"},
+       [](Case *c, std::string_view value, Random *random) {
+         constexpr uint32_t rows = kAskQ | kAskK | kAskV | kAskContext;
+         constexpr uint32_t scores = kAskScores | kAskScaledScores | kAskSoftcappedScores | kAskMaskedScores;
+         const uint32_t some = static_cast<uint32_t>(random->Next());
+         c->call.asked |= value == "all" ? rows | scores : value == "rows" ? rows & some : value == "scores" ? scores & some : 0;
+         if (c->reads()) c->call.asked &= ~(kAskK | kAskV);
+       }},
+      {"inputs",
+       {"contiguous", "gaps", "heads_outside", "rows_outside"},
+       [](Case *c, std::string_view value, Random *) {
+         c->inputs = value == "gaps" ? kGaps : value == "heads_outside" ? kHeadsOutside : value == "rows_outside" ? kRowsOutside : kDense;
+       }},
+      {"outputs",
+       {"contiguous", "gaps", "heads_outside", "rows_outside"},
+       [](Case *c, std::string_view value, Random *) {
+         c->outputs = value == "gaps" ? kGaps : value == "heads_outside" ? kHeadsOutside : value == "rows_outside" ? kRowsOutside : kDense;
+       }},
+      {"threads",
+       {{"none", 2}, "one", "few", "many", {"real", 0.1}},
+       [](Case *c, std::string_view value, Random *random) {
+         const uint32_t count = value == "one" ? 1 : value == "many" ? 40 : static_cast<uint32_t>(random->Between(2, 4));
+         if (value != "none") c->scheduler = std::make_unique<Scheduler>(count, value == "real" ? RunOnThreads : RunBackwards);
+       }},
+      {"memory",  // next to which an access faults
+       {{"anywhere", 3}, {"before_guard", 0.5}, {"after_guard", 0.5}},
+       [](Case *c, std::string_view value, Random *random) {
+         c->call.place = value == "anywhere" ? Place::kAnywhere : value == "before_guard" ? Place::kBeforeGuard : Place::kAfterGuard;
+         c->call.workspace_fill = random->Pick({0xff, 0x00, 0x7f});
+         c->call.workspace_misalignment = static_cast<size_t>(random->Between(0, 63));
+       }},
+  };
+  return kDimensions;
+}
+
+inline const std::vector<Together> &Refusals() {
+  static const std::vector<Together> kRefusals = {
+      // Which keys there are
+      {{"entry", "attention|self"}, {"widths", "different"}},
+      {{"entry", "self|value"}, {"cache_read", "no"}, {"n_kv", "!queries"}},
+      {{"entry", "self|value"}, {"cache_read", "no"}, {"kv_lengths", "!queries"}},
+      {{"cache_read", "yes"}, {"n_kv", "!none"}},
+      {{"kv_lengths", "queries"}, {"n_kv", "!queries"}},
+      {{"kv_lengths", "!no"}, {"n_kv", "none"}},
+      {{"cache", "none"}, {"cache_read", "yes"}},
+      {{"cache", "none"}, {"past", "!none"}},
+      {{"cache", "none"}, {"cache_sequences", "given"}},
+      {{"past", "none"}, {"past_by", "append"}},
+      {{"cache", "!ring"}, {"ring", "roomy"}},
+      {{"cache", "none"}, {"entry", "!attention"}, {"k_type", "!f32"}},
+      {{"cache", "none"}, {"entry", "!attention"}, {"v_type", "!f32"}},
+      {{"cache", "none"}, {"k_type", "int8"}},
+      {{"cache", "none"}, {"v_type", "int8"}},
+      // Where queries stand
+      {{"entry", "self|value"}, {"cache", "!none"}, {"cache_read", "no"}, {"q_start", "first|within|beyond|far"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"causal", "yes"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"window_left", "!no"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"window_right", "!no"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"alibi", "yes"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},
+      {{"q_start", "far"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},
+      {{"rope", "none"}, {"rope_dims", "!all"}},
+      {{"rope", "none"}, {"rope_positions", "!counted"}},
+      // Several calls: each has the keys that its rows attend to
+      {{"calls", "!one"}, {"cache", "none"}, {"entry", "self|value"}},
+      {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"kv_lengths", "!queries"}},
+      {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"causal", "no"}},
+      {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"q_start", "within|beyond|far"}},
+      {{"calls", "!one"}, {"cache", "ring"}, {"n_kv", "!queries"}},
+      // A ring holds the keys of a window
+      {{"cache", "ring"}, {"causal", "no"}},
+      {{"cache", "ring"}, {"window_left", "no"}},
+      {{"cache", "ring"}, {"q_start", "!null"}},
+      {{"cache", "ring"}, {"weights", "yes"}},
+      {{"cache", "ring"}, {"taps", "scores|all"}},
+      {{"cache", "ring"}, {"columns", "all"}, {"mask", "!no"}},
+      {{"cache", "ring"}, {"columns", "all"}, {"bias", "!no"}},
+      // Masks and biases
+      {{"columns", "new"}, {"n_kv", "none"}},
+      {{"columns", "new"}, {"mask", "no"}, {"bias", "no"}},
+      {{"bias", "no"}, {"bias_extents", "!row"}},
+      {{"bias", "no"}, {"bias_values", "!finite"}},
+      {{"mask", "no"}, {"mask_extents", "!row"}},
+      // What mha_attention has no use for
+      {{"entry", "attention"}, {"weight_type", "!f32"}},
+      {{"entry", "attention"}, {"weight_form", "!three"}},
+      {{"entry", "attention"}, {"weight_layout", "!in_out"}},
+      {{"entry", "attention"}, {"weight_strides", "!contiguous"}},
+      {{"entry", "attention"}, {"layer_defaults", "!written"}},
+      {{"entry", "attention"}, {"w_o", "!yes"}},
+      {{"entry", "attention"}, {"biases", "!no"}},
+      {{"weight_form", "fused"}, {"widths", "different"}},
+  };
+  return kRefusals;
+}
+
+inline const Space &OptionSpace() {
+  static const Space space = [] {
+    std::vector<Space::Axis> axes;
+    for (const Dimension &dimension : Dimensions()) axes.push_back({dimension.name, dimension.values});
+    return Space(std::move(axes), Refusals());
+  }();
+  return space;
+}
+
+inline Case MakeCase(const Choice &choice, uint64_t seed) {
+  Case c(OptionSpace(), choice);
+  for (const Dimension &dimension : Dimensions()) {
+    uint64_t own = seed + 1;
+    for (const char letter : dimension.name) own = own * 1099511628211u + static_cast<unsigned char>(letter);
+    Random random(own);
+    dimension.apply(&c, c.ValueOf(dimension.name), &random);
+  }
+  return c;
+}
+
+}  // namespace support
+
+#endif  // MHA_TESTS_SUPPORT_GENERATED_OPTIONS_H
