@@ -739,14 +739,14 @@ typedef struct mha_taps {
   float *masked_scores; /* [batch, num_heads, n_q, n_kv]: after ALiBi and bias, -infinity where
                            masked */
   float *context;       /* [batch, n_q, num_heads, head_dim_v]: the weighted values, before W_O */
-  /* Of attention_weights, in less memory: those of some heads and rows, the mean over the heads,
-     and the sum over the queries */
-  float *chosen_weights; /* [batch, num_chosen_heads, num_chosen_rows, n_kv] */
-  float *mean_weights;   /* [batch, n_q, n_kv] */
-  float *key_sums;       /* [batch, num_heads, n_kv] */
-  const int64_t *chosen_heads; /* [num_chosen_heads]; NULL = all heads */
-  const int64_t *chosen_rows;  /* [num_chosen_rows]: rows of query; NULL = all rows */
-  int64_t num_chosen_heads;    /* with NULL 0, likewise below */
+  /* Of attention_weights, in less memory: those of some heads and rows, their mean over the heads,
+     and their sums over the rows of the call (what evicting keys from a cache goes by) */
+  float *chosen_weights;       /* [batch, num_chosen_heads, num_chosen_rows, n_kv] */
+  float *mean_weights;         /* [batch, n_q, n_kv] */
+  float *key_sums;             /* [batch, num_heads, n_kv] */
+  const int64_t *chosen_heads; /* [num_chosen_heads], ascending; NULL = all heads */
+  const int64_t *chosen_rows;  /* [num_chosen_rows], ascending rows of query; NULL = all rows */
+  int64_t num_chosen_heads;    /* 0 where chosen_heads is NULL; likewise num_chosen_rows */
   int64_t num_chosen_rows;
 } mha_taps;
 

@@ -69,6 +69,22 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
                        work.scratch + thread * attention.scratch.floats);
 }
 
+// Outputs per pair. A unit is a unit of the attention, but sums are made in one: over heads all kv heads of a block of queries, over
+// queries all blocks of a kv head.
+void run_inspection(const void *context, int64_t unit, int64_t thread) {
+  const AttendWork &work = *static_cast<const AttendWork *>(context);
+  const Attention &attention = *work.attention;
+  const int64_t blocks = query_blocks(attention), heads = attention.num_kv_heads;
+  const int64_t own_blocks = attention.pairs.key_sums ? blocks : 1, own_heads = attention.pairs.mean_weights ? heads : 1;
+  const int64_t cuts = blocks / own_blocks, head_cuts = heads / own_heads;
+  const int64_t first_block = unit % cuts, first_head = unit / cuts % head_cuts, sequence = unit / cuts / head_cuts;
+  for (int64_t block = first_block; block < first_block + own_blocks; ++block) {
+    for (int64_t head = first_head; head < first_head + own_heads; ++head) {
+      work.kernels->inspect(attention, sequence, head, block, work.scratch + thread * attention.scratch.floats);
+    }
+  }
+}
+
 }  // namespace
 
 AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t num_threads, bool is_ragged, WorkspaceLayout *layout) {
@@ -129,6 +145,7 @@ AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t n
   memory.key_extents = layout->take(extents, sizeof(Extent));
   memory.unfinished = layout->take(threads * Count(units_per_thread), sizeof(int64_t));
   memory.part_states = layout->take_floats(threads * Count(part_units_per_thread) * part_state);
+  memory.row_states = layout->take_floats(Count(attention->pairs.has_any() ? 2 : 0) * batch * Count(attention->num_heads) * Count(n_q));
   memory.scratch = layout->take_floats(end * Count(num_threads));
   return memory;
 }
@@ -137,6 +154,9 @@ void bind_attention(const AttentionMemory &memory, unsigned char *workspace, Att
   attention->sequences = reinterpret_cast<const Sequence *>(workspace + memory.sequences);
   attention->parts.unfinished = reinterpret_cast<int64_t *>(workspace + memory.unfinished);
   attention->parts.states = reinterpret_cast<float *>(workspace + memory.part_states);
+  float *const row_states = reinterpret_cast<float *>(workspace + memory.row_states);
+  attention->row_maxima = attention->pairs.has_any() ? row_states : nullptr;
+  attention->row_sums = row_states + attention->batch * attention->num_heads * attention->n_q;
 }
 
 void run_attention(const Kernels &kernels, Attention *attention, const mha_scheduler *scheduler, UnitCounter *counter, float *scratch) {
@@ -144,6 +164,10 @@ void run_attention(const Kernels &kernels, Attention *attention, const mha_sched
   const AttendWork work = {&kernels, attention, scratch, threads_of(scheduler) > 1};
   const int64_t units = attention->batch * attention->num_kv_heads * query_blocks(*attention) * attention->parts.count;
   run_units(scheduler, counter, units, run_unit, &work);
+  if (!attention->pairs.has_any()) return;
+  const int64_t blocks = attention->pairs.key_sums ? 1 : query_blocks(*attention);
+  const int64_t heads = attention->pairs.mean_weights ? 1 : attention->num_kv_heads;
+  run_units(scheduler, counter, attention->batch * heads * blocks, run_inspection, &work);
 }
 
 namespace {

@@ -11,6 +11,7 @@ namespace mha {
 struct AttentionMemory {
   int64_t sequences, query_extents, key_extents;  // extents only if some rows may be no part of the call
   int64_t unfinished, part_states;                // only for several threads
+  int64_t row_states;                             // only for outputs per pair: m and l of all rows
   int64_t scratch;                                // one for each thread
 };
 
@@ -25,7 +26,7 @@ void bind_attention(const AttentionMemory &memory, unsigned char *workspace, Att
 void run_kv_store(const Kernels &kernels, const Attention &attention, const KvStore (&kv_stores)[2], const mha_scheduler *scheduler,
                  UnitCounter *counter, float *scratch);
 
-// All units.
+// All units, and then the outputs per pair.
 void run_attention(const Kernels &kernels, Attention *attention, const mha_scheduler *scheduler, UnitCounter *counter, float *scratch);
 
 }  // namespace mha

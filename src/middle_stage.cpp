@@ -17,7 +17,7 @@ struct OptionalOutput {
   Count elements;
 };
 
-constexpr int num_optional_outputs = 10;
+constexpr int num_optional_outputs = 13;
 
 struct OptionalOutputs {
   OptionalOutput outputs[num_optional_outputs];
@@ -30,7 +30,7 @@ OptionalOutputs optional_outputs(const MiddleStage &stage, int64_t n_kv) {
   const Count batch(a.batch), heads(a.num_heads), q_rows = batch * Count(a.n_q) * heads, pairs = q_rows * Count(n_kv);
   const Count kv_rows = batch * Count(stage.sequences.n_kv) * Count(a.num_kv_heads);
   return {{{"lse", a.lse, q_rows},
-           {"attention_weights", a.attention_weights, pairs},
+           {"attention_weights", a.pairs.weights, pairs},
            {"taps.q", taps.q, q_rows * Count(a.head_dim)},
            {"taps.k", taps.k, kv_rows * Count(a.head_dim)},
            {"taps.v", taps.v, kv_rows * Count(a.head_dim_v)},
@@ -38,7 +38,55 @@ OptionalOutputs optional_outputs(const MiddleStage &stage, int64_t n_kv) {
            {"taps.scaled_scores", taps.scaled_scores, pairs},
            {"taps.softcapped_scores", taps.softcapped_scores, pairs},
            {"taps.masked_scores", taps.masked_scores, pairs},
-           {"taps.context", taps.context, q_rows * Count(a.head_dim_v)}}};
+           {"taps.context", taps.context, q_rows * Count(a.head_dim_v)},
+           {"taps.chosen_weights", taps.chosen_weights,
+            batch * Count(a.pairs.num_chosen_heads) * Count(a.pairs.num_chosen_rows) * Count(n_kv)},
+           {"taps.mean_weights", taps.mean_weights, batch * Count(a.n_q) * Count(n_kv)},
+           {"taps.key_sums", taps.key_sums, batch * heads * Count(n_kv)}}};
+}
+
+// Which heads and rows chosen_weights has. The lists are read by check_chosen.
+mha_status read_chosen(Report &report, uint32_t argument, const mha_taps &taps, Attention *attention) {
+  PairOutputs &pairs = attention->pairs;
+  const struct {
+    const char *name;
+    const int64_t *list;
+    int64_t count;
+  } lists[] = {{"heads", taps.chosen_heads, taps.num_chosen_heads}, {"rows", taps.chosen_rows, taps.num_chosen_rows}};
+  for (const auto &list : lists) {
+    if (list.count < 0) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "taps.num_chosen_%s is %lld; set it to the length of chosen_%s", list.name,
+                         static_cast<long long>(list.count), list.name);
+    }
+    if ((list.list || list.count != 0) && !taps.chosen_weights) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "taps.chosen_%s is given without chosen_weights; give it, or leave it out",
+                         list.name);
+    }
+    if (!list.list && list.count != 0) {
+      return report.fail(MHA_ERROR_NULL_POINTER, argument, "taps.num_chosen_%s is %lld, but chosen_%s is NULL; pass it, or set 0 for all",
+                         list.name, static_cast<long long>(list.count), list.name);
+    }
+  }
+  pairs.chosen_weights = taps.chosen_weights;
+  pairs.chosen_heads = taps.chosen_heads;
+  pairs.chosen_rows = taps.chosen_rows;
+  pairs.num_chosen_heads = taps.chosen_heads ? taps.num_chosen_heads : attention->num_heads;
+  pairs.num_chosen_rows = taps.chosen_rows ? taps.num_chosen_rows : attention->n_q;
+  return MHA_OK;
+}
+
+mha_status check_chosen(Report &report, uint32_t argument, const char *name, const int64_t *list, int64_t count, int64_t limit) {
+  for (int64_t i = 0; list && i < count; ++i) {
+    if (list[i] < 0 || list[i] >= limit) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "taps.chosen_%s[%lld] is %lld; it can be 0 to %lld", name,
+                         static_cast<long long>(i), static_cast<long long>(list[i]), static_cast<long long>(limit - 1));
+    }
+    if (i > 0 && list[i] <= list[i - 1]) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "taps.chosen_%s[%lld] is %lld, behind %lld; give them in ascending order", name,
+                         static_cast<long long>(i), static_cast<long long>(list[i]), static_cast<long long>(list[i - 1]));
+    }
+  }
+  return MHA_OK;
 }
 
 // All of them can be addressed, and those per pair are of no ring.
@@ -50,23 +98,30 @@ mha_status check_optional_outputs(Report &report, MiddleStage *stage) {
     if (const mha_status status = read_struct(report, s.argument, "mha_taps", stage->given_taps, &taps)) return status;
   }
   Attention &attention = stage->attention;
-  attention.scores = taps.scores;
-  attention.scaled_scores = taps.scaled_scores;
-  attention.softcapped_scores = taps.softcapped_scores;
-  attention.masked_scores = taps.masked_scores;
+  PairOutputs &pairs = attention.pairs;
+  pairs.scores = taps.scores;
+  pairs.scaled_scores = taps.scaled_scores;
+  pairs.softcapped_scores = taps.softcapped_scores;
+  pairs.masked_scores = taps.masked_scores;
+  pairs.mean_weights = taps.mean_weights;
+  pairs.key_sums = taps.key_sums;
   attention.context = taps.context;
-  if (!attention.lse && !attention.attention_weights && !stage->given_taps) return MHA_OK;
+  if (!attention.lse && !pairs.weights && !stage->given_taps) return MHA_OK;
+  if (const mha_status status = read_chosen(report, s.argument, taps, &attention)) return status;
   for (const OptionalOutput &output : optional_outputs(*stage, max_keys(s)).outputs) {
     if (output.output && (output.elements * Count(sizeof(float))).overflows()) {
       return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "%s would be larger than memory can be", output.name);
     }
   }
-  const char *const per_pair = attention.attention_weights ? "attention_weights"
-                               : taps.scores               ? "taps.scores"
-                               : taps.scaled_scores        ? "taps.scaled_scores"
-                               : taps.softcapped_scores    ? "taps.softcapped_scores"
-                               : taps.masked_scores        ? "taps.masked_scores"
-                                                           : nullptr;
+  const char *const per_pair = pairs.weights             ? "attention_weights"
+                               : pairs.scores            ? "taps.scores"
+                               : pairs.scaled_scores     ? "taps.scaled_scores"
+                               : pairs.softcapped_scores ? "taps.softcapped_scores"
+                               : pairs.masked_scores     ? "taps.masked_scores"
+                               : pairs.chosen_weights    ? "taps.chosen_weights"
+                               : pairs.mean_weights      ? "taps.mean_weights"
+                               : pairs.key_sums          ? "taps.key_sums"
+                                                         : nullptr;
   if (!per_pair || !s.is_ring()) return MHA_OK;
   return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
                      "%s has a column for each position, of which a ring has no end; leave it NULL, or use a cache of another kind",
@@ -84,7 +139,7 @@ void clear_padding_of_outputs(const MiddleStage &stage) {
   clear_padding(stage.keys, a.batch, own_n_kv, k_width, stage.taps.k, own_n_kv * k_width, k_width);
   clear_padding(stage.keys, a.batch, own_n_kv, v_width, stage.taps.v, own_n_kv * v_width, v_width);
   clear_padding(queries, a.batch, n_q, width, a.context, n_q * width, width);
-  float *const pairs[] = {a.attention_weights, a.scores, a.scaled_scores, a.softcapped_scores};
+  float *const pairs[] = {a.pairs.weights, a.pairs.scores, a.pairs.scaled_scores, a.pairs.softcapped_scores};
   for (int64_t b = 0; b < a.batch; ++b) {
     for (int64_t row = 0; row < n_q; ++row) {
       if (row >= queries[b].first && row < queries[b].first + queries[b].count) continue;
@@ -94,10 +149,20 @@ void clear_padding_of_outputs(const MiddleStage &stage) {
         for (float *const output : pairs) {
           if (output) memset(output + at * n_kv, 0, static_cast<size_t>(n_kv) * sizeof(float));
         }
-        for (int64_t j = 0; a.masked_scores && j < n_kv; ++j) a.masked_scores[at * n_kv + j] = -__builtin_inff();
+        for (int64_t j = 0; a.pairs.masked_scores && j < n_kv; ++j) a.pairs.masked_scores[at * n_kv + j] = -__builtin_inff();
       }
     }
   }
+}
+
+// The outputs that pairs are added to, or that some rows alone are written to.
+void clear_sums(const Attention &a) {
+  const size_t columns = static_cast<size_t>(a.n_kv) * sizeof(float), batch = static_cast<size_t>(a.batch);
+  const PairOutputs &pairs = a.pairs;
+  const size_t chosen = batch * static_cast<size_t>(pairs.num_chosen_heads) * static_cast<size_t>(pairs.num_chosen_rows);
+  if (pairs.chosen_weights) memset(pairs.chosen_weights, 0, chosen * columns);
+  if (pairs.mean_weights) memset(pairs.mean_weights, 0, batch * static_cast<size_t>(a.n_q) * columns);
+  if (pairs.key_sums) memset(pairs.key_sums, 0, batch * static_cast<size_t>(a.num_heads) * columns);
 }
 
 }  // namespace
@@ -118,6 +183,13 @@ mha_status check_arrays(Report &report, const MiddleStage &stage) {
   const Attention &attention = stage.attention;
   const uint32_t argument = stage.sequences.argument;
   if (const mha_status status = check_score_arrays(report, argument, attention.options, attention.num_heads)) return status;
+  const PairOutputs &pairs = attention.pairs;
+  if (pairs.chosen_weights) {
+    if (const mha_status status = check_chosen(report, argument, "heads", pairs.chosen_heads, pairs.num_chosen_heads, attention.num_heads))
+      return status;
+    if (const mha_status status = check_chosen(report, argument, "rows", pairs.chosen_rows, pairs.num_chosen_rows, attention.n_q))
+      return status;
+  }
   return check_sequence_arrays(report, stage.sequences);
 }
 
@@ -138,6 +210,7 @@ void begin_passes(MiddleStage *stage, unsigned char *workspace) {
   stage->queries = s.is_ragged() ? reinterpret_cast<Extent *>(workspace + memory.query_extents) : nullptr;
   stage->keys = s.is_ragged() ? reinterpret_cast<Extent *>(workspace + memory.key_extents) : nullptr;
   stage->next_row = 0;
+  clear_sums(stage->attention);
   if (!s.is_ragged()) return;
   fill_sequences(s, 0, INT64_MAX, stage->in_pass, stage->queries, stage->keys);
   clear_padding_of_outputs(*stage);

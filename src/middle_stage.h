@@ -45,7 +45,8 @@ void describe_call(const Args &args, uint32_t argument, MiddleStage *stage) {
   attention.batch = args.batch;
   attention.n_q = args.n_q;
   attention.lse = args.lse;
-  attention.attention_weights = args.attention_weights;
+  attention.pairs = {};
+  attention.pairs.weights = args.attention_weights;
 }
 
 // Whether nothing is asked for of describe_call's fields but the rows, all of them, and MHA_CAUSAL at most.

@@ -182,6 +182,29 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
       {"TapsOfAnUnknownSize",
        [](auto &c) { c.data.taps.struct_size = sizeof(mha_taps) - 1; },
        {MHA_ERROR_STRUCT_SIZE, {argument}, {"struct_size"}}},
+      {"ChosenHeadsWithoutTheirWeights",
+       [](auto &c) { c.data.taps.chosen_heads = c.data.q_start; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"taps.chosen_heads", "chosen_weights"}}},
+      {"NumChosenRowsWithoutTheList",
+       [](auto &c) { c.data.taps.chosen_weights = c.data.taps.scores, c.data.taps.num_chosen_rows = 2; },
+       {MHA_ERROR_NULL_POINTER, {argument}, {"taps.num_chosen_rows is 2", "chosen_rows is NULL"}}},
+      {"NumChosenHeadsIsNegative",
+       [](auto &c) { c.data.taps.num_chosen_heads = -1; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"taps.num_chosen_heads is -1"}}},
+      {"ChosenHeadsDoNotAscend",
+       [](auto &c) {
+         static const int64_t heads[] = {2, 2};
+         c.data.taps.chosen_weights = c.data.taps.scores, c.data.taps.chosen_heads = heads, c.data.taps.num_chosen_heads = 2;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"taps.chosen_heads[1] is 2", "ascending"}},
+       kCall},
+      {"ChosenRowIsBeyondTheLast",
+       [](auto &c) {
+         static const int64_t rows[] = {0, 1000};
+         c.data.taps.chosen_weights = c.data.taps.scores, c.data.taps.chosen_rows = rows, c.data.taps.num_chosen_rows = 2;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"taps.chosen_rows[1] is 1000"}},
+       kCall},
       {"BatchIsTooLarge", [](auto &c) { c.args.batch = kMax; }, {MHA_ERROR_TOO_LARGE, {argument}, {}}},
       {"NQIsTooLarge", [](auto &c) { c.args.n_q = kMax; }, {MHA_ERROR_TOO_LARGE, {argument}, {}}},
       {"NKvIsTooLarge", [](auto &c) { c.args.n_kv = kMax; }, {MHA_ERROR_TOO_LARGE, {argument}, {}}},

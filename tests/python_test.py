@@ -285,6 +285,18 @@ class Mha(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, r"want\['lse'\] cannot be written to"):
             self.layer.forward(x, want={"lse": read_only})
 
+    def test_weights_come_averaged_summed_and_of_chosen_heads_and_rows(self):
+        x = floats(2, 5, width)
+        chosen = mha.Chosen(heads=[0, 2], rows=[1, 4])
+        _, steps = self.layer.forward(x, want={"attention_weights": None, "mean_weights": None, "key_sums": None, "chosen_weights": chosen})
+        weights = steps["attention_weights"]
+        np.testing.assert_allclose(steps["mean_weights"], weights.mean(axis=1), atol=1e-7)
+        np.testing.assert_allclose(steps["key_sums"], weights.sum(axis=2), atol=1e-6)
+        self.assert_same(steps["chosen_weights"], weights[:, [0, 2]][:, :, [1, 4]])
+        self.assert_same(self.layer.forward(x, want=["chosen_weights"])[1]["chosen_weights"], weights)
+        with self.assertRaisesRegex(mha.Error, "ascending"):
+            self.layer.forward(x, want={"chosen_weights": mha.Chosen(heads=[2, 0])})
+
     def test_packed_weights_are_written_where_the_caller_wants_them(self):
         expected = mha.pack(width, heads, **self.w)
         bytes = mha.pack_size(width, heads, **self.w)

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "kernels/attend_tile.h"
-#include "kernels/inspect.h"
 #include "kernels/states.h"
 
 namespace mha {
@@ -157,11 +156,8 @@ inline bool merge_splits(const Unit &unit, int64_t index, int64_t part) {
 
 template <class V>
 void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block, int64_t part, float *scratch) {
-  const Sequence &sequence = call.sequences[sequence_index];
-  const int64_t query_begin = block * call.block_queries, queries = min(call.block_queries, sequence.n_q - query_begin);
-  if (queries <= 0) return;
-  const int64_t group = call.num_heads == call.num_kv_heads ? 1 : call.num_heads / call.num_kv_heads;
-  const Unit unit = {call, sequence, sequence_index, kv_head, query_begin, group, queries * group, scratch};
+  const Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
+  if (unit.num_rows == 0) return;
   const Range keys = keys_of_rows(unit, 0, unit.num_rows), chunks = chunks_of(keys);
   if (call.parts.count == 1) {
     attend_chunks<V>(unit, keys, chunks);
@@ -171,7 +167,6 @@ void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int6
     if (!merge_splits<V>(unit, (sequence_index * call.num_kv_heads + kv_head) * blocks + block, part)) return;
   }
   for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) finish<V>(unit, row);
-  inspect<V>(unit);
 }
 
 }  // namespace

@@ -1,65 +1,112 @@
-// Looking inside: a second pass over the keys for those who asked, when m and l of the whole row are known.
+// Looking inside: a second pass over the keys for those who asked for outputs per pair, when m and l of all rows are known.
+//
+// A unit is the attention's. Its scores are computed once more, chunk by chunk and row by row, and go through the steps of section 7 of
+// CONTRACT.md with an output behind each. Sums over heads or queries take the weights as they come: heads, and queries, in their order.
 #pragma once
 
-#include "kernels/scores.h"
+#include "kernels/attend.h"
 
 namespace mha {
 namespace {
 
-template <class V>
-inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t count, float *s) {
+// Number of the row among the chosen ones, [batch, num_chosen_heads, num_chosen_rows]; -1 if it is not one.
+MHA_NOINLINE inline int64_t chosen_row(const Unit &unit, const Row &row) {
+  const PairOutputs &pairs = unit.call.pairs;
+  const auto find = [](const int64_t *chosen, int64_t count, int64_t number) -> int64_t {
+    if (!chosen) return number;
+    int64_t begin = 0;
+    for (int64_t end = count; begin < end;) {
+      const int64_t middle = begin + (end - begin) / 2;
+      if (chosen[middle] < number)
+        begin = middle + 1;
+      else
+        end = middle;
+    }
+    return begin < count && chosen[begin] == number ? begin : -1;
+  };
+  const int64_t head = find(pairs.chosen_heads, pairs.num_chosen_heads, row.head);
+  const int64_t query = find(pairs.chosen_rows, pairs.num_chosen_rows, unit.array_row(row));
+  if (head < 0 || query < 0) return -1;
+  return (unit.sequence_index * pairs.num_chosen_heads + head) * pairs.num_chosen_rows + query;
+}
+
+MHA_INLINE void copy_to(float *output, const float *s, int64_t count) {
+  for (int64_t j = 0; output && j < count; ++j) output[j] = s[j];
+}
+
+// The row's weights where they are wanted. Each head adds to the mean of its query, the last one divides.
+MHA_NOINLINE inline void write_weights(const Unit &unit, const Row &row, int64_t chosen, int64_t column, int64_t count, const float *s) {
   const Attention &call = unit.call;
-  const int64_t at = unit.output_row(row) * call.n_kv + unit.sequence.column + begin;
+  const PairOutputs &pairs = call.pairs;
+  copy_to(pairs.weights ? pairs.weights + unit.output_row(row) * call.n_kv + column : nullptr, s, count);
+  copy_to(chosen >= 0 ? pairs.chosen_weights + chosen * call.n_kv + column : nullptr, s, count);
+  if (pairs.key_sums) {
+    float *const sums = pairs.key_sums + (unit.sequence_index * call.num_heads + row.head) * call.n_kv + column;
+    for (int64_t j = 0; j < count; ++j) sums[j] = canonical(sums[j] + s[j]);
+  }
+  if (pairs.mean_weights) {
+    float *const means = pairs.mean_weights + (unit.sequence_index * call.n_q + unit.array_row(row)) * call.n_kv + column;
+    const bool is_last = row.head == call.num_heads - 1;
+    const float factor = 1.0f / static_cast<float>(call.num_heads);
+    for (int64_t j = 0; j < count; ++j) {
+      const float sum = canonical(means[j] + s[j]);
+      means[j] = is_last ? canonical(sum * factor) : sum;
+    }
+  }
+}
+
+template <class V>
+inline void inspect_row(const Unit &unit, const Row &row, int64_t chosen, int64_t begin, int64_t count, float *s) {
+  const Attention &call = unit.call;
+  const PairOutputs &pairs = call.pairs;
+  const int64_t column = unit.sequence.column + begin, at = unit.output_row(row) * call.n_kv + column;
   const Range range = unit.keys_of(row);
-  const float m = *unit.m(0, row.index), inverse = 1.0f / *unit.l(0, row.index);
-  if (call.scores) {
-    for (int64_t j = 0; j < count; ++j) call.scores[at + j] = canonical(s[j]);
+  if (pairs.scores) {
+    for (int64_t j = 0; j < count; ++j) pairs.scores[at + j] = canonical(s[j]);
   }
   for (int64_t j = 0; j < count; j += V::size) store(s + j, canonical(load<V>(s + j) * all<V>(call.scale)));
-  if (call.scaled_scores) {
-    for (int64_t j = 0; j < count; ++j) call.scaled_scores[at + j] = s[j];
-  }
+  if (pairs.scaled_scores) copy_to(pairs.scaled_scores + at, s, count);
   if (call.options.softcap != 0.0f) cap_scores<V>(call.options, groups_of({0, count}), s);
-  for (int64_t j = 0; call.softcapped_scores && j < count; ++j) call.softcapped_scores[at + j] = canonical(s[j]);
+  for (int64_t j = 0; pairs.softcapped_scores && j < count; ++j) pairs.softcapped_scores[at + j] = canonical(s[j]);
   const Range keys = {min(count, max(0, range.begin - begin)), min(count, max(0, range.end - begin))};
   bias_scores<V>(unit, row, begin, keys, s);
   mask_scores<V>(unit, row, begin, keys, s);
   for (int64_t j = 0; j < count; ++j) s[j] = j < keys.begin || j >= keys.end ? -infinity : canonical(s[j]);
-  if (call.masked_scores) {
-    for (int64_t j = 0; j < count; ++j) call.masked_scores[at + j] = s[j];
+  if (pairs.masked_scores) copy_to(pairs.masked_scores + at, s, count);
+  const float m = call.row_maxima[unit.output_row(row)], inverse = 1.0f / call.row_sums[unit.output_row(row)];
+  for (int64_t j = 0; j < count; j += V::size) {
+    const V x = load<V>(s + j);
+    store(s + j, zero_if_equal(x, all<V>(-infinity), canonical(exp_of(x - all<V>(m)) * all<V>(inverse))));
   }
-  if (call.attention_weights) {
-    for (int64_t j = 0; j < count; j += V::size) {
-      const V x = load<V>(s + j);
-      store(s + j, zero_if_equal(x, all<V>(-infinity), canonical(exp_of(x - all<V>(m)) * all<V>(inverse))));
-    }
-    for (int64_t j = 0; j < count; ++j) call.attention_weights[at + j] = s[j];
-  }
+  write_weights(unit, row, chosen, column, count, s);
 }
 
-// The columns [begin, end), which are no keys of the sequence.
+// The columns [begin, end), which are no keys of the sequence. Other outputs are 0 from the start.
 inline void clear_inspected(const Unit &unit, const Row &row, int64_t begin, int64_t end) {
-  const Attention &call = unit.call;
-  const int64_t at = unit.output_row(row) * call.n_kv;
+  const PairOutputs &pairs = unit.call.pairs;
+  const int64_t at = unit.output_row(row) * unit.call.n_kv;
+  float *const zero[] = {pairs.scores, pairs.scaled_scores, pairs.softcapped_scores, pairs.weights};
   for (int64_t j = begin; j < end; ++j) {
-    if (call.scores) call.scores[at + j] = 0.0f;
-    if (call.scaled_scores) call.scaled_scores[at + j] = 0.0f;
-    if (call.softcapped_scores) call.softcapped_scores[at + j] = 0.0f;
-    if (call.masked_scores) call.masked_scores[at + j] = -infinity;
-    if (call.attention_weights) call.attention_weights[at + j] = 0.0f;
+    for (float *const output : zero) {
+      if (output) output[at + j] = 0.0f;
+    }
+    if (pairs.masked_scores) pairs.masked_scores[at + j] = -infinity;
   }
 }
 
 template <class V>
-inline void inspect(const Unit &unit) {
-  const Attention &call = unit.call;
-  if (!call.scores && !call.scaled_scores && !call.softcapped_scores && !call.masked_scores && !call.attention_weights) return;
+void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block, float *scratch) {
+  const Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
   float *const scores = unit.scratch + call.scratch.scores;
+  const bool wants_all = call.pairs.has_all();
+  copy_queries<V>(unit, 0, unit.num_rows);
   for (int64_t begin = 0; begin < unit.sequence.n_kv; begin += chunk_keys) {
     const int64_t count = min(chunk_keys, unit.sequence.n_kv - begin);
     Groups keys;
     read_keys<V>(unit, begin, {0, count}, false, &keys);
     for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
+      const int64_t chosen = call.pairs.chosen_weights ? chosen_row(unit, row) : -1;
+      if (chosen < 0 && !wants_all) continue;
       const Range groups = groups_of({0, count});
       KeyBlocks blocks;
       blocks.add(keys, groups, scores);
@@ -68,7 +115,7 @@ inline void inspect(const Unit &unit) {
       for (int64_t j = 0; keys.has_scales && j < groups.end * key_block; j += V::size) {
         store(scores + j, load<V>(scores + j) * load<V>(keys.scales[block_of(j)] + place_in_block(j)));
       }
-      inspect_row<V>(unit, row, begin, count, scores);
+      inspect_row<V>(unit, row, chosen, begin, count, scores);
     }
   }
   const int64_t column = unit.sequence.column;

@@ -148,6 +148,18 @@ struct ScoreOptions {
   PairArray bias, mask;  // mask: bytes
 };
 
+// Outputs with a number per pair, and sums of them, made by a pass of their own (kernels/inspect.h); null: not asked for.
+struct PairOutputs {
+  float *scores, *scaled_scores, *softcapped_scores, *masked_scores, *weights;  // [batch, num_heads, n_q, n_kv]
+  float *mean_weights, *key_sums;       // zero at first
+  float *chosen_weights;                // likewise
+  const int64_t *chosen_heads, *chosen_rows;  // ascending; null: all
+  int64_t num_chosen_heads, num_chosen_rows;
+
+  bool has_all() const { return scores || scaled_scores || softcapped_scores || masked_scores || weights || mean_weights || key_sums; }
+  bool has_any() const { return has_all() || chosen_weights; }
+};
+
 // The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has so many rows:
 // block_queries * (query heads per kv head).
 struct AttendScratch {
@@ -194,9 +206,9 @@ struct Attention {
   KeyValues k, v;
   float *output;  // canonical context rows
   int64_t output_batch_stride, output_row_stride, output_head_stride;
-  float *lse;  // optional outputs, contiguous as in mha.h
-  float *attention_weights;
-  float *scores, *scaled_scores, *softcapped_scores, *masked_scores, *context;
+  float *lse, *context;  // optional outputs, contiguous as in mha.h
+  PairOutputs pairs;
+  float *row_maxima, *row_sums;  // [batch, num_heads, n_q] m and l of the finished rows; null without outputs per pair
   AttendScratch scratch;
   KvSplit parts;
   const Tuning *tuning;
@@ -258,6 +270,9 @@ struct Kernels {
   // One unit of attention: the queries from block * block_queries on of all query heads of one kv head of one sequence, with the keys of
   // one part. scratch: attention.scratch.floats floats, aligned to 64 bytes.
   void (*attend)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block, int64_t part, float *scratch);
+
+  // The outputs per pair of such a unit, when all its parts are done.
+  void (*inspect)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block, float *scratch);
 
   // Rows [row_begin, row_end) of those that one sequence stores. scratch: 4 * width floats, if they are to be rotated.
   void (*store)(const KvStore &storing, int64_t sequence, int64_t row_begin, int64_t row_end, float *scratch);

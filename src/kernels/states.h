@@ -107,6 +107,10 @@ inline void finish(const Unit &unit, const Row &row) {
         call.context + ((unit.sequence_index * call.n_q + unit.array_row(row)) * call.num_heads + row.head) * call.head_dim_v;
     for (int64_t i = 0; i < call.head_dim_v; ++i) tap[i] = out[i];
   }
+  if (call.row_maxima) {
+    call.row_maxima[unit.output_row(row)] = *unit.m(0, row.index);
+    call.row_sums[unit.output_row(row)] = l;
+  }
   if (call.lse) call.lse[unit.output_row(row)] = is_empty ? -infinity : canonical(*unit.m(0, row.index) + log_of(l));
 }
 

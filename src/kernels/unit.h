@@ -77,5 +77,13 @@ struct Unit {
   MHA_INLINE int64_t output_row(const Row &row) const { return (sequence_index * call.num_heads + row.head) * call.n_q + array_row(row); }
 };
 
+// It may have no rows.
+MHA_INLINE Unit unit_of(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block, float *scratch) {
+  const Sequence &sequence = call.sequences[sequence_index];
+  const int64_t query_begin = block * call.block_queries, queries = max(0, min(call.block_queries, sequence.n_q - query_begin));
+  const int64_t group = call.num_heads == call.num_kv_heads ? 1 : call.num_heads / call.num_kv_heads;
+  return {call, sequence, sequence_index, kv_head, query_begin, group, queries * group, scratch};
+}
+
 }  // namespace
 }  // namespace mha

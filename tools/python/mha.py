@@ -93,7 +93,7 @@ instruction_set_names = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "neon":
 cache_kinds = {"contiguous": 0, "ring": 1, "paged": 2}
 rope_styles = {"half": 0, "interleaved": 1}
 _causal, _window_left, _window_right, _padding_left, _cache_read = 1, 2, 4, 8, 16
-_taps = [field for field, _ in _Taps._fields_[1:9]]
+_taps = [field for field, _ in _Taps._fields_[1:12]]
 _optional_outputs = ["attention_weights", "lse", *_taps]
 
 # ---- The library
@@ -350,9 +350,10 @@ class Layer:
 
         key=None is self-attention, value=None is key. All else has the names and meanings of mha_forward_args; padding is "right" or
         "left". want names what is returned beside y, as (y, dictionary): "attention_weights", "lse", and the steps in between "q", "k", "v",
-        "scores", "scaled_scores", "softcapped_scores", "masked_scores", "context"; want={"lse": array} has it written into an array that is
-        there. Rows may have gaps between them; the elements of a row may not. score is a ScoreOptions. workspace is memory to compute in, an
-        array of info(...)["workspace_bytes"] bytes or more;
+        "scores", "scaled_scores", "softcapped_scores", "masked_scores", "context"; of the weights also "mean_weights" over the heads,
+        "key_sums" over the queries, and "chosen_weights" (see Chosen). want={"lse": array} has it written into an array that is there. Rows may
+        have gaps between them; the elements of a row may not. score is a ScoreOptions. workspace is memory to compute in, an array of
+        info(...)["workspace_bytes"] bytes or more;
         without one, each thread keeps its own.
         """
         is_single = isinstance(query, np.ndarray) and query.ndim == 2
@@ -698,8 +699,17 @@ def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, he
     pairs = (batch, num_heads, n_q, seen)
     shapes = {"attention_weights": pairs, "lse": (batch, num_heads, n_q), "q": (batch, n_q, num_heads, head_dim),
               "k": (batch, n_kv, num_kv_heads, head_dim), "v": (batch, n_kv, num_kv_heads, head_dim_v), "scores": pairs,
-              "scaled_scores": pairs, "softcapped_scores": pairs, "masked_scores": pairs, "context": (batch, n_q, num_heads, head_dim_v)}
+              "scaled_scores": pairs, "softcapped_scores": pairs, "masked_scores": pairs, "context": (batch, n_q, num_heads, head_dim_v),
+              "mean_weights": (batch, n_q, seen), "key_sums": (batch, num_heads, seen)}
     given, arrays = want if isinstance(want, dict) else dict.fromkeys(want), {}
+    chosen = given.get("chosen_weights")
+    if isinstance(chosen, Chosen):
+        given = {**given, "chosen_weights": chosen.out}
+    else:
+        chosen = Chosen()
+    lists = [_ascending(chosen.heads, "heads"), _ascending(chosen.rows, "rows")]
+    lengths = [count if list is None else len(list) for list, count in zip(lists, (num_heads, n_q))]
+    shapes["chosen_weights"] = (batch, *lengths, seen)
     for name, array in given.items():
         shape = _named(shapes, name, "want")
         if array is None:
@@ -708,7 +718,15 @@ def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, he
         else:
             _contiguous(array, f"want[{name!r}]", [np.float32], shape[1:] if is_single else shape)
             arrays[name] = _writeable(array, f"want[{name!r}]")
-    return arrays, _point_to(args, {name: array.ctypes.data for name, array in arrays.items()})
+    taps = _point_to(args, {name: array.ctypes.data for name, array in arrays.items()})
+    for name, list in zip(("heads", "rows"), lists):
+        if list is not None and "chosen_weights" in arrays:
+            setattr(taps, "chosen_" + name, _address(list)), setattr(taps, "num_chosen_" + name, len(list))
+    return arrays, (taps, lists)
+
+
+def _ascending(numbers, name):
+    return None if numbers is None else _integers(numbers, "Chosen." + name, (len(numbers),))
 
 
 def _point_to(args, addresses):
@@ -867,6 +885,14 @@ class KvCache:
 
 
 # ---- Rotary position embedding
+
+
+class Chosen:
+    """The heads and rows of want={"chosen_weights": Chosen(heads=[0, 3], rows=[n - 1])}, in ascending order; None is all. out is an array for
+    the weights, [batch, heads, rows, n_kv]."""
+
+    def __init__(self, heads=None, rows=None, *, out=None):
+        self.heads, self.rows, self.out = heads, rows, out
 
 
 class ScoreOptions:

@@ -1,7 +1,7 @@
 //! What calls of whole layers and of attention alone have in common.
 
 use std::marker::PhantomData;
-use std::mem::{size_of, zeroed};
+use std::mem::size_of;
 use std::ptr::{null, null_mut};
 
 use mha_sys as sys;
@@ -65,6 +65,11 @@ pub struct Taps<'a> {
     softcapped_scores: Option<Output<'a>>,
     masked_scores: Option<Output<'a>>,
     context: Option<Output<'a>>,
+    mean_weights: Option<Output<'a>>,
+    key_sums: Option<Output<'a>>,
+    chosen_weights: Option<Output<'a>>,
+    chosen_heads: Option<&'a [i64]>,
+    chosen_rows: Option<&'a [i64]>,
 }
 
 macro_rules! taps {
@@ -101,6 +106,18 @@ taps! {
     masked_scores
     /// `[batch, n_q, num_heads, head_dim_v]`: the weighted values, before W_O.
     context
+    /// `[batch, n_q, n_kv]`: the attention weights averaged over the heads.
+    mean_weights
+    /// `[batch, num_heads, n_kv]`: the attention weights summed over the queries.
+    key_sums
+}
+
+impl<'a> Taps<'a> {
+    /// `[batch, heads, rows, n_kv]`: the attention weights of some heads and rows of the query, in ascending order; `None` is all.
+    pub fn chosen_weights(mut self, heads: Option<&'a [i64]>, rows: Option<&'a [i64]>, weights: &'a mut [f32]) -> Self {
+        (self.chosen_heads, self.chosen_rows, self.chosen_weights) = (heads, rows, Some(Output::new(weights)));
+        self
+    }
 }
 
 /// A cache that is borrowed for a call, mutably or only to be read.
@@ -213,13 +230,19 @@ impl<'a> Options<'a> {
             check("the tap context", &taps.context, &[batch, n_q, heads, width_v])?;
         }
         if self.asks_for_pairs() {
-            let pairs = [batch, heads, n_q, ("n_kv", self.attended_keys(of)?)];
+            let columns = ("n_kv", self.attended_keys(of)?);
+            let pairs = [batch, heads, n_q, columns];
             check("attention_weights", &self.attention_weights, &pairs)?;
             if let Some(taps) = &self.taps {
                 check("the tap scores", &taps.scores, &pairs)?;
                 check("the tap scaled_scores", &taps.scaled_scores, &pairs)?;
                 check("the tap softcapped_scores", &taps.softcapped_scores, &pairs)?;
                 check("the tap masked_scores", &taps.masked_scores, &pairs)?;
+                check("the tap mean_weights", &taps.mean_weights, &[batch, n_q, columns])?;
+                check("the tap key_sums", &taps.key_sums, &[batch, heads, columns])?;
+                let chosen_heads = taps.chosen_heads.map_or(heads, |list| ("chosen heads", list.len()));
+                let chosen_rows = taps.chosen_rows.map_or(n_q, |list| ("chosen rows", list.len()));
+                check("the tap chosen_weights", &taps.chosen_weights, &[batch, chosen_heads, chosen_rows, columns])?;
             }
         }
         Ok(())
@@ -227,7 +250,9 @@ impl<'a> Options<'a> {
 
     fn asks_for_pairs(&self) -> bool {
         let of_taps = |taps: &Taps| {
-            [&taps.scores, &taps.scaled_scores, &taps.softcapped_scores, &taps.masked_scores].into_iter().any(Option::is_some)
+            let of_scores = [&taps.scores, &taps.scaled_scores, &taps.softcapped_scores, &taps.masked_scores];
+            let of_weights = [&taps.mean_weights, &taps.key_sums, &taps.chosen_weights];
+            of_scores.into_iter().chain(of_weights).any(Option::is_some)
         };
         self.attention_weights.is_some() || self.taps.as_ref().is_some_and(of_taps)
     }
@@ -271,8 +296,13 @@ impl<'a> Options<'a> {
                 masked_scores: output_ptr(&taps.masked_scores),
                 context: output_ptr(&taps.context),
                 softcapped_scores: output_ptr(&taps.softcapped_scores),
-                // SAFETY: zero is the default of every other field.
-                ..unsafe { zeroed() }
+                chosen_weights: output_ptr(&taps.chosen_weights),
+                mean_weights: output_ptr(&taps.mean_weights),
+                key_sums: output_ptr(&taps.key_sums),
+                chosen_heads: list_ptr(taps.chosen_heads),
+                chosen_rows: list_ptr(taps.chosen_rows),
+                num_chosen_heads: int(taps.chosen_heads.map_or(0, <[i64]>::len)),
+                num_chosen_rows: int(taps.chosen_rows.map_or(0, <[i64]>::len)),
             }),
             run: self.scheduler.map(Run::new),
             scheduler: None,

@@ -243,6 +243,14 @@ fn taps_and_other_optional_outputs_show_the_steps() {
     assert_eq!(weights[..3], [1.0, 0.0, 0.0]);
     assert_near(&lse[..1], &scaled[..1], 1e-5);
     assert_eq!(context[..8], v[..8]);
+
+    let [mut means, mut chosen] = [vec![0.0; 9], vec![0.0; 2 * 3]];
+    let mut sums = vec![0.0; 12];
+    let taps = Taps::new().mean_weights(&mut means).key_sums(&mut sums).chosen_weights(Some(&[1, 3]), Some(&[2]), &mut chosen);
+    layer.forward(&x, &mut y).causal().taps(taps).run(&mut Workspace::new()).unwrap();
+    assert_eq!(chosen, [&weights[15..18], &weights[33..36]].concat());
+    assert_near(&means[8..], &[(weights[8] + weights[17] + weights[26] + weights[35]) / 4.0], 1e-6);
+    assert_near(&sums[..1], &[weights[0] + weights[3] + weights[6]], 1e-6);
 }
 
 #[test]
