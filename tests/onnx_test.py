@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""The node tests of ONNX's Attention operator (opset 23 to 25), as the onnx package has them, through the Python binding.
+
+    onnx_test.py --library LIBMHA.SO [--venv FOLDER]
+
+Each case has the operator's result, or stands in `left_out` with the reason. Causal alignment, which ONNX derives from its inputs, is what
+the caller gives as q_start. Runs with the packages of the interpreter that it is started by, or those that tools/python/setup.sh put into
+FOLDER. Exits with 77, which ctest shows as skipped, where they are in neither.
+"""
+
+import argparse
+import importlib.util
+import os
+import pathlib
+import sys
+import unittest
+
+tools = pathlib.Path(__file__).resolve().parent.parent / "tools" / "python"
+skipped = 77
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--library", required=True)
+parser.add_argument("--venv", type=pathlib.Path, default=tools.parent.parent / "build" / "python")
+arguments = parser.parse_args()
+
+missing = [package for package in ("numpy", "onnx") if not importlib.util.find_spec(package)]
+if missing:
+    python = arguments.venv / "bin" / "python"
+    if python.exists() and pathlib.Path(sys.prefix).resolve() != arguments.venv.resolve():
+        os.execv(python, [python, *sys.argv])
+    print(f"skipped: {', '.join(missing)} not there; tools/python/setup.sh installs what is needed")
+    sys.exit(skipped)
+
+import numpy as np  # noqa: E402
+import onnx.helper  # noqa: E402
+from onnx.backend.test.case.node import attention  # noqa: E402
+
+sys.path.insert(0, str(tools))
+sys.dont_write_bytecode = True
+import mha  # noqa: E402
+
+mha.load(arguments.library)
+
+# Relative and absolute. In 16 bits two units in the last place, since ONNX's reference rounds to the type after each step.
+tolerances = {"float32": (1e-5, 1e-6), "float16": (2**-9, 1e-3), "bfloat16": (2**-6, 1e-2)}
+left_out = {  # name -> why the library does not have it
+    **dict.fromkeys(["test_attention_4d_diff_heads_mask4d_padded_kv", "test_attention_4d_padded_kv_bf16", "test_attention_4d_causal_padded_kv_bf16"],
+                    "a mask shorter than the keys cannot be said"),
+    "test_attention_4d_causal_nonpad_negative_offset_structural_empty": "a negative q_start cannot be said"}
+taps = ["scaled_scores", "softcapped_scores", "masked_scores", "attention_weights"]  # qk_matmul_output_mode 0 to 3
+
+
+def attention_cases():
+    """(name, attributes, inputs by name, expected outputs by name) of each node test."""
+    cases = []
+
+    def record(node, inputs, outputs, name, **_):  # in place of what makes a model of each, and another one of its expanded form
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        cases.append((name, attributes, dict(zip(filter(None, node.input), inputs)), dict(zip(filter(None, node.output), outputs))))
+
+    attention.expect = record
+    for name in dir(attention.Attention):
+        if name.startswith("export"):
+            getattr(attention.Attention, name)()
+    return cases
+
+
+def rows(array, heads):
+    """[batch, rows, heads, width] of ONNX's [batch, heads, rows, width] or [batch, rows, heads * width]."""
+    if array.ndim == 4:
+        return array.transpose(0, 2, 1, 3)
+    return array.reshape(array.shape[0], array.shape[1], heads, -1)
+
+
+def compute(attributes, given):
+    """The outputs that the operator has for these inputs, by its names."""
+    q = rows(given["Q"], attributes.get("q_num_heads"))
+    k, v = (rows(given[name], attributes.get("kv_num_heads")) for name in "KV")
+    past = [rows(given[name], None) for name in ("past_key", "past_value") if name in given]
+    if past:
+        k, v = (np.concatenate(both, axis=1) for both in zip(past, (k, v)))
+    batch, n_q, n_kv = q.shape[0], q.shape[1], k.shape[1]
+    lengths = given.get("nonpad_kv_seqlen")
+    starts = lengths - n_q if lengths is not None else np.full(batch, past[0].shape[1] if past else 0)
+    windows = {side: size for side in ("left", "right") if (size := attributes.get(f"{side}_window_size", -1)) >= 0}
+    is_causal = attributes.get("is_causal", 0) == 1
+    score = {"softcap": attributes.get("softcap", 0.0)}
+    mask = given.get("attn_mask")
+    if mask is not None:
+        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        score["mask" if mask.dtype == bool else "bias"] = mask if mask.dtype in (bool, np.float16) else mask.astype(np.float32)
+    tap = taps[attributes.get("qk_matmul_output_mode", 0)]
+    y, steps = mha.attention(
+        *(array.astype(np.float32) for array in (q, k, v)), scale=attributes.get("scale", 0.0), is_causal=is_causal, kv_lengths=lengths,
+        q_start=starts if is_causal or windows else None, window_left=windows.get("left"), window_right=windows.get("right"),
+        score=mha.ScoreOptions(**score), want=[tap])
+    return {"Y": y.transpose(0, 2, 1, 3) if given["Q"].ndim == 4 else y.reshape(batch, n_q, -1), "qk_matmul_output": steps[tap],
+            "present_key": k.transpose(0, 2, 1, 3), "present_value": v.transpose(0, 2, 1, 3)}
+
+
+class AttentionOperator(unittest.TestCase):
+    def test_every_case_has_the_operators_result_or_a_reason(self):
+        names = set()
+        for name, attributes, given, expected in attention_cases():
+            names.add(name)
+            if name in left_out:
+                continue
+            with self.subTest(name):
+                computed = compute(attributes, given)
+                for output, values in expected.items():
+                    np.testing.assert_allclose(computed[output].astype(np.float32), values.astype(np.float32), *tolerances[values.dtype.name],
+                                               err_msg=output)
+        self.assertGreaterEqual(len(names), 60)
+        self.assertEqual(set(left_out) - names, set(), "no such cases any more")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]])
