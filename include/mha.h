@@ -402,10 +402,10 @@ MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *con
 /* ---- The KV cache ---------------------------------------------------------------------------
  *
  * A cache keeps the keys and values of earlier calls: a new token then costs one row of projections
- * and one pass over what is stored. Keys are stored rotated, where there is a rotation. A cache
- * holds several sequences, each with its own length, and lies in one buffer of the caller's. The
- * buffer is position-independent, with the same bytes for every instruction set: it can be copied,
- * written to a file, and viewed again.
+ * and one pass over what is stored, after norm and rotation. A cache holds several sequences, each
+ * with its own length, and lies in one buffer of the caller's. The buffer is position-independent,
+ * with the same bytes for every instruction set: it can be copied, written to a file, and viewed
+ * again.
  *
  * Calls that append change a cache, as do the functions below that take it without const; all
  * others only read it. What changes a cache must not run at the same time as anything else on the
@@ -499,8 +499,8 @@ MHA_API mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, i
                                             int64_t length, mha_error *error);
 
 /*
- * Appends count rows to a sequence, without attention: k [count, num_kv_heads, head_dim], already
- * rotated if keys are rotated, and v [count, num_kv_heads, head_dim_v]. They are stored as a call
+ * Appends count rows to a sequence, without attention: k [count, num_kv_heads, head_dim] and v
+ * [count, num_kv_heads, head_dim_v], norm and rotation done already. They are stored as a call
  * stores them, bit for bit. With a count of 0, k and v may be NULL. Runs on the calling thread.
  */
 MHA_API mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t count,
@@ -602,20 +602,21 @@ typedef struct mha_rope_config {
 MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin,
                                    mha_error *error);
 
-/* ---- Normalised queries and keys ------------------------------------------------------------ */
+/* ---- Normalised queries, keys and values ---------------------------------------------------- */
 
 /* Flags of a norm, combined by |. */
 #define MHA_NORM_LAYER 1u      /* layer norm, not RMS norm (Cohere, StableLM) */
 #define MHA_NORM_ALL_HEADS 2u  /* one norm over the columns of all heads together (OLMo 2) */
 #define MHA_NORM_AFTER_ROPE 4u /* behind the rotation, not before it (Hunyuan, Llama 4) */
-#define MHA_NORM_VALUES 8u     /* of values as well: each head alone, without weights (Gemma 4) */
+#define MHA_NORM_VALUES 8u     /* of values too: RMS norm of each head without weights (Gemma 4) */
 
 /*
  * Norm of the queries, and of the keys before they are scored or stored, each head by itself
- * (Qwen3). Calls only read the struct and its arrays.
+ * (Qwen3). Calls only read the struct and its arrays, which may hold anything, NaN included.
  *     RMS norm      x / sqrt(mean of x^2 + epsilon) * weight
  *     layer norm    (x - mean) / sqrt(mean of (x - mean)^2 + epsilon) * weight + bias
- * Gemma and others store w for a weight of 1 + w: the sum is to be given.
+ * Gemma and others store w for a weight of 1 + w: the sum is to be given. A row that is not finite,
+ * or whose squares are not, reaches no other row.
  */
 typedef struct mha_norm {
   size_t struct_size;    /* sizeof the struct */
@@ -625,8 +626,8 @@ typedef struct mha_norm {
   const float *k_weight; /* likewise, [num_kv_heads, head_dim] */
   const float *q_bias;   /* of layer norm, in the shape of q_weight; NULL = 0 */
   const float *k_bias;   /* likewise */
-  /* From a head's weights and biases to the next head's: 0 = the same for all heads, but with
-     MHA_NORM_ALL_HEADS head_dim */
+  /* From a head's weights and biases to the next head's, at least head_dim: 0 = the same for all
+     heads, but with MHA_NORM_ALL_HEADS head_dim, the only other choice there */
   int64_t head_stride;
 } mha_norm;
 
@@ -729,7 +730,7 @@ MHA_API mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error 
  */
 typedef struct mha_taps {
   size_t struct_size;   /* sizeof the struct */
-  float *q;             /* [batch, n_q, num_heads, head_dim], as projected, before rotation */
+  float *q;             /* [batch, n_q, num_heads, head_dim], as projected: before norm, rotation */
   float *k;             /* [batch, n_kv, num_kv_heads, head_dim], likewise; this call's rows only */
   float *v;             /* [batch, n_kv, num_kv_heads, head_dim_v], likewise */
   float *scores;        /* [batch, num_heads, n_q, n_kv]: q k^T, rotated, with keys as stored; the

@@ -1,8 +1,8 @@
 // How the middle stage is cut into units of work, and how they run.
 //
 // plan_attention cuts: so many queries of all query heads of one kv head are a unit (block_queries). It lays out a thread's scratch memory
-// (AttendScratch), and takes all memory of the units from the workspace. run_kv_store moves the rows of keys and values that come with the
-// call to packed storage, run_attention runs the units. Where units are fewer than threads can share, their keys are cut too (split_keys).
+// (AttendScratch), and takes all memory of the units from the workspace. run_preparation moves the rows of keys and values that come with
+// the call to packed storage, run_attention runs the units. Where units are fewer than threads can share, their keys are cut too (split_keys).
 
 #include "attention_units.h"
 #include "tuning.h"
@@ -127,7 +127,8 @@ AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t n
   scratch.queries = take(rows * Count(attention->head_dim));
   scratch.keys = take(has_floats_k ? Count(0) : Count(chunk_keys) * Count(attention->head_dim));
   scratch.values = take(has_floats_v ? Count(0) : Count(chunk_keys) * width);
-  scratch.rotated = take(attention->rotate_k.cos || !has_floats_k ? Count(4) * Count(attention->head_dim) : Count(0));
+  const int64_t prepared = std::max(4 * attention->head_dim, attention->prepare_v.is_any ? attention->head_dim_v : 0);
+  scratch.prepared = take(attention->prepare_k.is_any || !has_floats_k ? Count(prepared) : Count(0));
   scratch.scores = take(max_attend_rows * score_stride);
   scratch.states = take(Count(slots) * state);
   scratch.state_stride = state.value();
@@ -172,35 +173,43 @@ void run_attention(const Kernels &kernels, Attention *attention, const mha_sched
 
 namespace {
 
-struct StoreWork {
+struct PrepareWork {
   const Kernels *kernels;
   const KvStore *kv_stores;
+  const RowMeasure *measures;
   const Attention *attention;
   float *scratch;
   int64_t batch, blocks;
 };
 
-constexpr int64_t stored_rows = 64;  // of a unit
+constexpr int64_t prepared_rows = 64;  // of a unit
 
-void run_storing_unit(const void *context, int64_t unit, int64_t thread) {
-  const StoreWork &work = *static_cast<const StoreWork *>(context);
-  const int64_t block = unit % work.blocks, sequence = unit / work.blocks % work.batch;
-  const KvStore &storing = work.kv_stores[unit / work.blocks / work.batch];
-  if (!storing.rows.base) return;
-  const int64_t begin = block * stored_rows, rows = storing.sequences[sequence].kv_rows;
+// Keys are measured by the unit that stores them.
+void run_preparing_unit(const void *context, int64_t unit, int64_t thread) {
+  const PrepareWork &work = *static_cast<const PrepareWork *>(context);
+  const int64_t block = unit % work.blocks, index = unit / work.blocks % work.batch, kind = unit / work.blocks / work.batch;
+  const Sequence &sequence = work.attention->sequences[index];
+  const int64_t begin = block * prepared_rows, rows = kind < 2 ? sequence.kv_rows : sequence.n_q;
+  const int64_t end = std::min(begin + prepared_rows, rows);
   if (begin >= rows) return;
-  work.kernels->store(storing, sequence, begin, std::min(begin + stored_rows, rows),
-                      work.scratch + thread * work.attention->scratch.floats + work.attention->scratch.rotated);
+  float *const scratch = work.scratch + thread * work.attention->scratch.floats + work.attention->scratch.prepared;
+  const RowMeasure &measure = work.measures[kind == 0 ? 0 : 1];
+  if (kind != 1 && measure.rows.base) work.kernels->measure(measure, index, begin, end, scratch);
+  if (kind < 2 && work.kv_stores[kind].rows.base) work.kernels->store(work.kv_stores[kind], index, begin, end, scratch);
 }
 
 }  // namespace
 
-void run_kv_store(const Kernels &kernels, const Attention &attention, const KvStore (&kv_stores)[2], const mha_scheduler *scheduler,
-                 UnitCounter *counter, float *scratch) {
+void run_preparation(const Kernels &kernels, const Attention &attention, const KvStore (&kv_stores)[2], const RowMeasure (&measures)[2],
+                     const mha_scheduler *scheduler, UnitCounter *counter, float *scratch) {
+  const bool has_queries = measures[1].rows.base != nullptr;
   int64_t longest = 0;
-  for (int64_t b = 0; b < attention.batch; ++b) longest = std::max(longest, attention.sequences[b].kv_rows);
-  const StoreWork work = {&kernels, kv_stores, &attention, scratch, attention.batch, blocks_of(longest, stored_rows)};
-  run_units(scheduler, counter, 2 * work.batch * work.blocks, run_storing_unit, &work);
+  for (int64_t b = 0; b < attention.batch; ++b) {
+    longest = std::max(longest, attention.sequences[b].kv_rows);
+    if (has_queries) longest = std::max(longest, attention.sequences[b].n_q);
+  }
+  const PrepareWork work = {&kernels, kv_stores, measures, &attention, scratch, attention.batch, blocks_of(longest, prepared_rows)};
+  run_units(scheduler, counter, (has_queries ? 3 : 2) * work.batch * work.blocks, run_preparing_unit, &work);
 }
 
 }  // namespace mha

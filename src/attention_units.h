@@ -22,9 +22,10 @@ AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t n
 // Points the attention to that memory.
 void bind_attention(const AttentionMemory &memory, unsigned char *workspace, Attention *attention);
 
-// Rows of keys and values to their packed storage. scratch: that of all threads.
-void run_kv_store(const Kernels &kernels, const Attention &attention, const KvStore (&kv_stores)[2], const mha_scheduler *scheduler,
-                 UnitCounter *counter, float *scratch);
+// Rows of keys and values to their packed storage, and statistics of keys and queries; what has no rows is left out. scratch: that of all
+// threads.
+void run_preparation(const Kernels &kernels, const Attention &attention, const KvStore (&kv_stores)[2], const RowMeasure (&measures)[2],
+                     const mha_scheduler *scheduler, UnitCounter *counter, float *scratch);
 
 // All units, and then the outputs per pair.
 void run_attention(const Kernels &kernels, Attention *attention, const mha_scheduler *scheduler, UnitCounter *counter, float *scratch);

@@ -45,7 +45,7 @@ int64_t oldest_position(const mha_kv_cache *cache, int64_t sequence, int64_t len
 KeyValues cached_keys(const mha_kv_cache *cache);
 KeyValues cached_values(const mha_kv_cache *cache);
 
-// Rows of keys or values on their way to packed storage, such as a cache's, without rotation.
+// Rows of keys or values on their way to packed storage, such as a cache's, as they are.
 inline KvStore storing_of(const StridedRows &rows, const KeyValues &to, const Sequence *sequences, int64_t num_kv_heads, int64_t width,
                           bool are_keys) {
   return {rows, {}, sequences, to, num_kv_heads, width, are_keys};

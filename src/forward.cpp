@@ -23,13 +23,13 @@ struct Plan {
   InputRows query, own_key, own_value;
   const InputRows *key, *value;  // the caller's own, or the same rows as query or key; null: none
   MiddleStage stage;
-  // Offsets into the workspace. Rows of keys and values are there if they have to be rotated or go to a cache: then they lie as projected
+  // Offsets into the workspace. Rows of keys and values are there if they have to be prepared or go to a cache: then they lie as projected
   // first.
   int64_t q, k, v, k_rows, v_rows, context, product;
   int64_t workspace_bytes;
 
-  bool has_key_rows() const { return stage.sequences.has_rope() || stage.sequences.cache; }
-  bool has_value_rows() const { return stage.sequences.cache != nullptr; }
+  bool has_key_rows() const { return stage.attention.prepare_k.is_any || stage.sequences.cache; }
+  bool has_value_rows() const { return stage.attention.prepare_v.is_any || stage.sequences.cache; }
 };
 
 // NULL inputs: key = query, value = key. The widths have to agree then, and without key there are as many keys as queries.

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "norm.h"
 #include "score_options.h"
 #include "structs.h"
 
@@ -174,8 +175,11 @@ mha_status check_middle(Report &report, MiddleStage *stage) {
   if (const mha_status status = check_sequences(report, &s, attention.num_kv_heads, attention.head_dim, attention.head_dim_v))
     return status;
   set_window(s, &attention);
-  attention.rotate_q = rotation_of(s, false);
-  attention.rotate_k = rotation_of(s, true);
+  if (const mha_status status = check_norm(report, stage->norm, s, &attention)) return status;
+  attention.prepare_q.rotation = rotation_of(s, false);
+  attention.prepare_k.rotation = rotation_of(s, true);
+  Preparation *const prepared[] = {&attention.prepare_q, &attention.prepare_k, &attention.prepare_v};
+  for (Preparation *const how : prepared) how->is_any = how->norm.is_given || how->rotation.cos;
   return check_optional_outputs(report, stage);
 }
 
@@ -195,6 +199,9 @@ mha_status check_arrays(Report &report, const MiddleStage &stage) {
 
 void plan_middle(MiddleStage *stage, WorkspaceLayout *layout) {
   stage->counter_offset = layout->take(Count(1), sizeof(UnitCounter));
+  const Count statistics = stage->attention.prepare_q.norm.is_of_all_heads ? Count(2) * Count(stage->attention.batch) : Count(0);
+  stage->q_statistics = layout->take_floats(statistics * Count(stage->attention.n_q));
+  stage->k_statistics = layout->take_floats(statistics * Count(stage->sequences.n_kv));
   stage->memory = plan_attention(&stage->attention, max_keys(stage->sequences), threads_of(stage->scheduler),
                                  stage->sequences.is_ragged(), layout);
 }
@@ -206,6 +213,8 @@ void begin_passes(MiddleStage *stage, unsigned char *workspace) {
   stage->attention.n_kv = longest_keys(s);
   stage->counter = reinterpret_cast<UnitCounter *>(workspace + stage->counter_offset);
   stage->scratch = reinterpret_cast<float *>(workspace + memory.scratch);
+  stage->attention.prepare_q.norm.statistics = reinterpret_cast<float *>(workspace + stage->q_statistics);
+  stage->attention.prepare_k.norm.statistics = reinterpret_cast<float *>(workspace + stage->k_statistics);
   stage->in_pass = reinterpret_cast<Sequence *>(workspace + memory.sequences);
   stage->queries = s.is_ragged() ? reinterpret_cast<Extent *>(workspace + memory.query_extents) : nullptr;
   stage->keys = s.is_ragged() ? reinterpret_cast<Extent *>(workspace + memory.key_extents) : nullptr;
@@ -228,14 +237,35 @@ bool next_pass(MiddleStage *stage) {
   return true;
 }
 
+namespace {
+
+KeyValues plain_rows(const StridedRows &rows) {
+  KeyValues plain = {};
+  plain.base = rows.base;
+  plain.batch_stride = rows.batch_stride;
+  plain.row_stride = rows.row_stride;
+  plain.head_stride = rows.head_stride;
+  return plain;
+}
+
+}  // namespace
+
 void attend_pass(MiddleStage *stage) {
   Attention &attention = stage->attention;
-  if (stage->k_rows.base) {
-    KvStore kv_stores[2] = {
-        storing_of(stage->k_rows, attention.k, attention.sequences, attention.num_kv_heads, attention.head_dim, true),
-        storing_of(stage->v_rows, attention.v, attention.sequences, attention.num_kv_heads, attention.head_dim_v, false)};
-    kv_stores[0].rotation = attention.rotate_k;
-    run_kv_store(*stage->kernels, attention, kv_stores, stage->scheduler, stage->counter, stage->scratch);
+  const bool is_measured = attention.prepare_q.norm.is_of_all_heads;
+  if (stage->k_rows.base || is_measured) {
+    const Sequence *const sequences = attention.sequences;
+    const int64_t kv_heads = attention.num_kv_heads, head_dim = attention.head_dim;
+    KvStore kv_stores[2] = {storing_of(stage->k_rows, attention.k, sequences, kv_heads, head_dim, true),
+                            storing_of(stage->v_rows, attention.v, sequences, kv_heads, attention.head_dim_v, false)};
+    kv_stores[0].prepare = attention.prepare_k;
+    kv_stores[1].prepare = attention.prepare_v;
+    RowMeasure measures[2] = {};
+    if (is_measured) {
+      measures[0] = {attention.k.is_packed ? plain_rows(stage->k_rows) : attention.k, attention.prepare_k, sequences, kv_heads, head_dim, true};
+      measures[1] = {plain_rows(attention.q), attention.prepare_q, sequences, attention.num_heads, head_dim, false};
+    }
+    run_preparation(*stage->kernels, attention, kv_stores, measures, stage->scheduler, stage->counter, stage->scratch);
   }
   run_attention(*stage->kernels, &attention, stage->scheduler, stage->counter, stage->scratch);
 }

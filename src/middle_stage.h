@@ -19,12 +19,14 @@ struct MiddleStage {
   const mha_scheduler *scheduler;
   const Kernels *kernels;
   const mha_score_options *score;
+  const mha_norm *norm;
   const mha_taps *given_taps;
   mha_taps taps;               // read by check_middle; all NULL where none are given
   Attention attention;         // what the kernels are told
   StridedRows k_rows, v_rows;  // rows that come with the call and go to attention.k and attention.v before it attends; null: none
   // The workspace: offsets from its start, and from begin_passes on what lies there.
   int64_t counter_offset;
+  int64_t q_statistics, k_statistics;  // of rows whose heads are normalised together
   AttentionMemory memory;
   UnitCounter *counter;
   float *scratch;
@@ -39,6 +41,7 @@ void describe_call(const Args &args, uint32_t argument, MiddleStage *stage) {
   describe_sequences(args, argument, &stage->sequences);
   stage->scheduler = args.scheduler;
   stage->score = args.score;
+  stage->norm = args.norm;
   stage->given_taps = args.taps;
   stage->k_rows = stage->v_rows = {};
   Attention &attention = stage->attention;
@@ -52,7 +55,7 @@ void describe_call(const Args &args, uint32_t argument, MiddleStage *stage) {
 // Whether nothing is asked for of describe_call's fields but the rows, all of them, and MHA_CAUSAL at most.
 template <class Args>
 bool is_plain_call(const Args &args) {
-  return (args.flags & ~MHA_CAUSAL) == 0 && args.reserved == 0 && args.window_left == 0 && args.window_right == 0 && !args.score &&
+  return (args.flags & ~MHA_CAUSAL) == 0 && args.reserved == 0 && args.window_left == 0 && args.window_right == 0 && !args.score && !args.norm &&
          !args.q_start && !args.q_lengths && !args.kv_lengths && !args.rope && !args.cache && !args.cache_sequences &&
          !args.attention_weights && !args.lse && !args.taps;
 }

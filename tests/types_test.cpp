@@ -11,6 +11,7 @@
 
 #include "support/fixtures.h"
 #include "support/instruction_sets.h"
+#include "support/norm.h"
 #include "support/rope.h"
 #include "support/rounds.h"
 #include "support/same_bits.h"
@@ -87,6 +88,7 @@ TEST_P(GivenIn16Bits, KeysAndValuesAreTheFloatsThatTheyWidenTo) {
       for (int64_t b = 0; b < problem.batch; b++) problem.kv_lengths.push_back(random.Between(0, problem.n_kv));
     }
     if (random.Chance(0.3)) problem.rope = MakeRope(random.Chance(0.5), problem.head_dim / 2 * 2, problem.n_kv + problem.n_q);
+    if (random.Chance(0.3)) problem.norm = RandomNorm(&random, problem);
     if (problem.rope || !problem.kv_lengths.empty())
       problem.q_start.assign(static_cast<size_t>(problem.batch), random.Between(0, problem.n_kv));
     const uint32_t k_type = random.Pick<uint32_t>({MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16});

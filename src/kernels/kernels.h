@@ -132,6 +132,25 @@ struct Rotation {
   int64_t rows_per_sequence;
 };
 
+// Norm of queries, keys or values (CONTRACT.md, section 5); see mha_norm.
+struct Norm {
+  bool is_given, is_layer, is_after_rotation;
+  bool is_of_all_heads;        // together
+  float epsilon;
+  float count;                 // of the numbers that are normalised together
+  const float *weight, *bias;  // null: 1, none
+  int64_t head_stride;         // of both
+  float *statistics;           // is_of_all_heads: [batch][rows_per_sequence][2] mean and r by row of the caller's array
+  int64_t rows_per_sequence;
+};
+
+// What is done to rows of queries, keys or values on their way.
+struct Preparation {
+  Norm norm;
+  Rotation rotation;
+  bool is_any;
+};
+
 // A number for each pair of row and key, at base + sequence * batch_stride + head * head_stride + row * row_stride + column.
 struct PairArray {
   const void *base;  // null: none
@@ -166,7 +185,7 @@ struct AttendScratch {
   int64_t queries;   // [rows][head_dim]
   int64_t keys;      // [16 blocks][head_dim][16], for keys to be brought into this form
   int64_t values;    // [256][head_dim_v_padded], likewise
-  int64_t rotated;   // [4][head_dim], for key rows on their way, to be rotated or widened
+  int64_t prepared;  // [4][head_dim], and at least [head_dim_v], for rows on their way, to be prepared or widened
   int64_t scores;    // [max_attend_rows][score_stride]
   int64_t states;  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be
                    // read and written behind m and l
@@ -202,7 +221,7 @@ struct Attention {
   ScoreOptions options;
   const Sequence *sequences;          // [batch]
   StridedRows q;
-  Rotation rotate_q, rotate_k;  // rotate_k: of plain keys, others are rotated already
+  Preparation prepare_q, prepare_k, prepare_v;  // of keys and values only where they are plain, others are prepared already
   KeyValues k, v;
   float *output;  // canonical context rows
   int64_t output_batch_stride, output_row_stride, output_head_stride;
@@ -216,13 +235,22 @@ struct Attention {
 
 // ---- Storing keys or values
 
-// Rows of keys or values, [batch][row][kv head][width], rotated and converted to their place in packed storage.
+// Rows of keys or values, [batch][row][kv head][width], prepared and converted to their place in packed storage.
 struct KvStore {
   StridedRows rows;
-  Rotation rotation;
+  Preparation prepare;
   const Sequence *sequences;  // rows kv_first .. kv_first + kv_rows of each go to the positions from `past` on
   KeyValues to;
   int64_t num_kv_heads, width;
+  bool are_keys;
+};
+
+// Rows of queries or keys whose heads are normalised together: their statistics go to where prepare.norm says.
+struct RowMeasure {
+  KeyValues rows;  // plain
+  Preparation prepare;
+  const Sequence *sequences;
+  int64_t num_heads, width;
   bool are_keys;
 };
 
@@ -274,8 +302,12 @@ struct Kernels {
   // The outputs per pair of such a unit, when all its parts are done.
   void (*inspect)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block, float *scratch);
 
-  // Rows [row_begin, row_end) of those that one sequence stores. scratch: 4 * width floats, if they are to be rotated.
+  // Rows [row_begin, row_end) of those that one sequence stores. scratch: of keys 4 * width, of values width floats, if they are to be
+  // prepared.
   void (*store)(const KvStore &storing, int64_t sequence, int64_t row_begin, int64_t row_end, float *scratch);
+
+  // The same rows of queries or keys. scratch: width floats.
+  void (*measure)(const RowMeasure &measure, int64_t sequence, int64_t row_begin, int64_t row_end, float *scratch);
 
   // The second half of project, for a product made elsewhere: adds the bias and writes output rows [row_begin, row_end), of which the first
   // is at `product`.

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/elements.h"
-#include "kernels/rotate.h"
+#include "kernels/prepare.h"
 #include "kernels/unit.h"
 
 namespace mha {
@@ -90,13 +90,6 @@ MHA_INLINE void locate_scratch(const float *memory, int64_t width, int64_t first
   }
 }
 
-template <class V, class Element>
-MHA_INLINE void widen(const Element *from, float *to, int64_t count) {
-  int64_t i = 0;
-  for (; i + static_cast<int64_t>(V::size) <= count; i += V::size) store(to + i, load<V>(from + i));
-  for (; i < count; ++i) store(to + i, load<Scalar>(from + i));
-}
-
 // Packed storage of fewer bits, as floats.
 template <class V>
 inline void widen_groups(int64_t width, int64_t first, int64_t end, float *memory, Groups *groups) {
@@ -130,14 +123,14 @@ MHA_INLINE void prefetch_later_row(const Element *row, int64_t row_stride, int64
   for (int64_t c = 0; c < width; c += 64 / static_cast<int64_t>(sizeof(Element))) __builtin_prefetch(later + c);
 }
 
-// Plain rows of keys, widened and rotated on their way.
+// Plain rows of keys, widened and prepared on their way.
 template <class V>
 inline void pack_keys(const Unit &unit, int64_t chunk_begin, Range keys, float *blocks) {
   const Attention &call = unit.call;
   const KeyValues &k = call.k;
   const int64_t head_dim = call.head_dim;
-  float *const by_way = unit.scratch + call.scratch.rotated;
-  const bool is_direct = k.storage == Storage::f32 && !call.rotate_k.cos;
+  float *const by_way = unit.scratch + call.scratch.prepared;
+  const bool is_direct = k.storage == Storage::f32 && !call.prepare_k.is_any;
   visit_storage(k.storage, [&](auto stored) {
     using Element = const typename decltype(stored)::Element *;
     const int64_t first_row = unit.sequence.kv_first + chunk_begin;
@@ -154,7 +147,9 @@ inline void pack_keys(const Unit &unit, int64_t chunk_begin, Range keys, float *
         }
         float *const copy = by_way + i * head_dim;
         widen<V>(head + row * k.row_stride, copy, head_dim);
-        if (call.rotate_k.cos) rotate<V>(call.rotate_k, unit.sequence_index, row, chunk_begin + j + i, copy);
+        if (call.prepare_k.is_any) {
+          prepare<V>(call.prepare_k, {unit.sequence_index, row, chunk_begin + j + i, unit.kv_head}, head_dim, copy);
+        }
         rows[i] = copy;
       }
       pack_key_rows(rows, count, head_dim, blocks + block_of(j) * key_block * head_dim + place_in_block(j));
@@ -172,7 +167,9 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
     const Element head = static_cast<Element>(v.base) + unit.sequence_index * v.batch_stride + unit.kv_head * v.head_stride;
     for (int64_t j = keys.begin; j < keys.end; ++j) {
       float *const row = out + j * padded;
-      widen<V>(head + (unit.sequence.kv_first + chunk_begin + j) * v.row_stride, row, call.head_dim_v);
+      const int64_t array_row = unit.sequence.kv_first + chunk_begin + j;
+      widen<V>(head + array_row * v.row_stride, row, call.head_dim_v);
+      if (call.prepare_v.is_any) prepare<V>(call.prepare_v, {unit.sequence_index, array_row, 0, unit.kv_head}, call.head_dim_v, row);
       for (int64_t c = call.head_dim_v; c < padded; ++c) row[c] = 0.0f;
     }
   });

@@ -1,4 +1,4 @@
-// Stores keys and values: rotated, rounded to the storage type, and put where the kernels read them. CONTRACT.md, sections 2 and 5.
+// Stores keys and values: normalised and rotated, rounded to the storage type, and put where the kernels read them. CONTRACT.md, sections 2 and 5.
 #pragma once
 
 #include "kernels/functions.h"
@@ -30,7 +30,7 @@ MHA_INLINE void store_row(const float *x, int64_t width, int8_t *first, int64_t 
   for (int64_t c = 0; c < width; ++c) first[c * stride] = int8_of(x[c], row.factor);
 }
 
-// Rows of a sequence, of one kv head after the other. Only those to be rotated go through `scratch`. Keys that are stored as floats go by
+// Rows of a sequence, of one kv head after the other. Only those to be prepared go through `scratch`. Keys that are stored as floats go by
 // fours, from a border of 4 positions on, through a transposition.
 template <class V>
 void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, int64_t row_end, float *scratch) {
@@ -47,10 +47,10 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
         const int64_t array_row = sequence.kv_first + row + i;
         rows[i] = storing.rows.base + sequence_index * storing.rows.batch_stride + array_row * storing.rows.row_stride +
                   head * storing.rows.head_stride;
-        if (!storing.rotation.cos) continue;
+        if (!storing.prepare.is_any) continue;
         float *const copy = scratch + i * width;
         widen<V>(rows[i], copy, width);
-        rotate<V>(storing.rotation, sequence_index, array_row, position + i, copy);
+        prepare<V>(storing.prepare, {sequence_index, array_row, position + i, head}, width, copy);
         rows[i] = copy;
       }
       const Place place = place_of(to, sequence.in_cache, position);

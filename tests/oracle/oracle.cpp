@@ -52,7 +52,66 @@ std::vector<T> Project(const X *x, const float *w, const float *b, int64_t rows,
   return y;
 }
 
+// x [rows, heads, width], normalised by the textbook.
+template <typename T>
+void Normalize(const support::Norm &norm, bool is_of_all_heads, bool is_layer, const float *weight, const float *bias, int64_t rows,
+               int64_t heads, int64_t width, std::vector<T> *x) {
+  const int64_t together = is_of_all_heads ? heads : 1, count = together * width;
+  for (int64_t first = 0; first < rows * heads; first += together) {
+    T *row = x->data() + first * width;
+    T mean = 0, variance = 0;
+    for (int64_t n = 0; n < count && is_layer; n++) mean += row[n] / T(count);
+    for (int64_t n = 0; n < count; n++) variance += (row[n] - mean) * (row[n] - mean) / T(count);
+    for (int64_t n = 0; n < count; n++) {
+      const int64_t at = (first % heads + n / width) * norm.head_stride + n % width;
+      row[n] = (row[n] - mean) / std::sqrt(variance + T(norm.epsilon));
+      if (weight) row[n] *= T(weight[at]);
+      if (bias) row[n] += T(bias[at]);
+    }
+  }
+}
+
+// Queries or keys x [rows, heads, head_dim], normalised and rotated.
+template <typename T>
+void Prepare(const AttentionShape &shape, bool are_keys, std::vector<T> *x) {
+  const int64_t rows = are_keys ? shape.n_kv : shape.n_q, heads = are_keys ? shape.num_kv_heads : shape.num_heads;
+  const auto normalize = [&](bool is_after) {
+    if (!shape.norm || shape.norm->is_after_rotation != is_after) return;
+    const support::Norm &norm = *shape.norm;
+    Normalize(norm, norm.is_of_all_heads, norm.is_layer, are_keys ? norm.k_weight : norm.q_weight, are_keys ? norm.k_bias : norm.q_bias,
+              rows, heads, shape.head_dim, x);
+  };
+  normalize(false);
+  for (int64_t n = 0; shape.rotation && n < rows * heads; n++) {
+    const support::Rotation &rotation = *shape.rotation;
+    const int64_t *positions = are_keys ? rotation.k_positions : rotation.q_positions, i = n / heads;
+    const int64_t at = (positions ? positions[i] : are_keys ? i : shape.q_start + i) * rotation.table_stride, half = rotation.dims / 2;
+    for (int64_t pair = 0; pair < half; pair++) {
+      T &a = (*x)[n * shape.head_dim + (rotation.is_interleaved ? 2 * pair : pair)];
+      T &b = (*x)[n * shape.head_dim + (rotation.is_interleaved ? 2 * pair + 1 : pair + half)];
+      const T cos = rotation.cos[at + pair], sin = rotation.sin[at + pair], old_a = a;
+      a = a * cos - b * sin;
+      b = b * cos + old_a * sin;
+    }
+  }
+  normalize(true);
+}
+
 }  // namespace
+
+template <typename T>
+Prepared<T> PrepareRows(const AttentionShape &shape, const std::vector<T> &q, const std::vector<T> &k, const std::vector<T> &v) {
+  Prepared<T> prepared = {q, k, v};
+  Prepare(shape, false, &prepared.q);
+  Prepare(shape, true, &prepared.k);
+  if (shape.norm && shape.norm->is_of_values) {
+    Normalize(*shape.norm, false, false, nullptr, nullptr, shape.n_kv, shape.num_kv_heads, shape.head_dim_v, &prepared.v);
+  }
+  return prepared;
+}
+
+template Prepared<double> PrepareRows(const AttentionShape &, const std::vector<double> &, const std::vector<double> &,
+                                      const std::vector<double> &);
 
 template <typename T>
 Attention<T> AttentionForward(const AttentionShape &shape, const std::vector<T> &q, const std::vector<T> &k, const std::vector<T> &v) {

@@ -28,7 +28,17 @@ struct Layer {
   std::vector<T> y;  // [n_q, output_dim], or [n_q, num_heads * head_dim_v] without w_o
 };
 
-// T is float or double.
+// Queries, keys and values as they are attended to, after the norm and the rotation of the shape.
+template <typename T>
+struct Prepared {
+  std::vector<T> q, k, v;
+};
+
+// T is double.
+template <typename T>
+Prepared<T> PrepareRows(const support::AttentionShape &shape, const std::vector<T> &q, const std::vector<T> &k, const std::vector<T> &v);
+
+// Of rows that are prepared already. T is float or double.
 template <typename T>
 Attention<T> AttentionForward(const support::AttentionShape &shape, const std::vector<T> &q, const std::vector<T> &k,
                               const std::vector<T> &v);

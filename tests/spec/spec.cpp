@@ -16,6 +16,7 @@ namespace {
 using support::AttentionShape;
 using support::LayerShape;
 using support::LayerWeights;
+using support::Norm;
 using support::Rotation;
 using support::Storage;
 using support::Stored;
@@ -256,7 +257,54 @@ void ProjectStored(Stored stored, const float *x, const float *w, const float *s
   }
 }
 
-// ---- 5. Rotary position embedding
+// ---- 5. Norms and rotary position embedding
+
+// The tree that adds up partial sums.
+float SumPartials(float *t) {
+  for (int64_t n = 0; n < 8; n++) t[n] = t[n] + t[n + 8];
+  for (int64_t n = 0; n < 4; n++) t[n] = t[n] + t[n + 4];
+  for (int64_t n = 0; n < 2; n++) t[n] = t[n] + t[n + 2];
+  return t[0] + t[1];
+}
+
+// x [heads, width], which is one row. weight and bias are those of the first head.
+void Normalize(bool is_layer, float epsilon, const float *weight, const float *bias, int64_t head_stride, int64_t heads, int64_t width,
+               float *x) {
+  const float count = static_cast<float>(heads * width);
+  float mean = 0.0f, squares = 0.0f;
+  for (int64_t h = 0; h < heads && is_layer; h++) {
+    float t[kPartialSums] = {};
+    for (int64_t d = 0; d < width; d++) t[d % kPartialSums] = t[d % kPartialSums] + x[h * width + d];
+    const float sum = SumPartials(t);
+    mean = h == 0 ? sum : mean + sum;
+  }
+  if (is_layer) mean = mean / count;
+  for (int64_t h = 0; h < heads; h++) {
+    float t[kPartialSums] = {};
+    for (int64_t d = 0; d < width; d++) {
+      const float y = x[h * width + d] - mean;
+      t[d % kPartialSums] = Fma(y, y, t[d % kPartialSums]);
+    }
+    const float sum = SumPartials(t);
+    squares = h == 0 ? sum : squares + sum;
+  }
+  const float r = 1.0f / __builtin_sqrtf(squares / count + epsilon);
+  for (int64_t h = 0; h < heads; h++) {
+    for (int64_t d = 0; d < width; d++) {
+      const float y = (x[h * width + d] - mean) * r, w = weight ? weight[h * head_stride + d] : 1.0f;
+      x[h * width + d] = bias ? Fma(y, w, bias[h * head_stride + d]) : y * w;
+    }
+  }
+}
+
+// x [heads, width], each head or all of them together.
+void NormalizeHeads(const Norm &norm, const float *weight, const float *bias, int64_t heads, int64_t width, float *x) {
+  const int64_t together = norm.is_of_all_heads ? heads : 1;
+  for (int64_t h = 0; h < heads; h += together) {
+    Normalize(norm.is_layer, norm.epsilon, weight ? weight + h * norm.head_stride : nullptr, bias ? bias + h * norm.head_stride : nullptr,
+              norm.head_stride, together, width, x + h * width);
+  }
+}
 
 void Rotate(const Rotation &rotation, int64_t r, int64_t heads, int64_t width, float *x) {
   for (int64_t h = 0; h < heads; h++) {
@@ -376,10 +424,7 @@ void ChunkState(const AttentionShape &shape, int64_t i, int64_t c, const float *
   for (int64_t j = begin; j < end; j++) {
     if (TakesPart(shape, i, j, s[j])) t[j % kPartialSums] = t[j % kPartialSums] + p[j];
   }
-  for (int64_t n = 0; n < 8; n++) t[n] = t[n] + t[n + 8];
-  for (int64_t n = 0; n < 4; n++) t[n] = t[n] + t[n + 4];
-  for (int64_t n = 0; n < 2; n++) t[n] = t[n] + t[n + 2];
-  const float l = t[0] + t[1];
+  const float l = SumPartials(t);
 
   float *o = state->o;
   for (int64_t d = 0; d < shape.head_dim_v; d++) o[d] = 0.0f;
@@ -483,12 +528,44 @@ void TapRow(const AttentionShape &shape, int64_t i, const float *dots, const flo
 
 // ---- 5 to 10 for every row of every head
 
-void Attend(const AttentionShape &shape, const float *q, const float *k, const float *v, const AttentionOutputs &outputs) {
+// The rows of q, or of k.
+void Prepare(const AttentionShape &shape, bool are_keys, float *x) {
+  const int64_t rows = are_keys ? shape.n_kv : shape.n_q, heads = are_keys ? shape.num_kv_heads : shape.num_heads;
+  const Rotation *rotation = shape.rotation;
+  const Norm *norm = shape.norm;
+  for (int64_t i = 0; i < rows; i++) {
+    float *row = x + i * heads * shape.head_dim;
+    const float *weight = !norm ? nullptr : are_keys ? norm->k_weight : norm->q_weight;
+    const float *bias = !norm ? nullptr : are_keys ? norm->k_bias : norm->q_bias;
+    if (norm && !norm->is_after_rotation) NormalizeHeads(*norm, weight, bias, heads, shape.head_dim, row);
+    if (rotation) {
+      const int64_t *positions = are_keys ? rotation->k_positions : rotation->q_positions;
+      Rotate(*rotation, positions ? positions[i] : are_keys ? i : shape.q_start + i, heads, shape.head_dim, row);
+    }
+    if (norm && norm->is_after_rotation) NormalizeHeads(*norm, weight, bias, heads, shape.head_dim, row);
+  }
+}
+
+void PrepareValues(const AttentionShape &shape, float *v) {
+  for (int64_t n = 0; shape.norm && shape.norm->is_of_values && n < shape.n_kv * shape.num_kv_heads; n++) {
+    Normalize(false, shape.norm->epsilon, nullptr, nullptr, 0, 1, shape.head_dim_v, v + n * shape.head_dim_v);
+  }
+}
+
+void Attend(const AttentionShape &shape, const float *given_q, const float *given_k, const float *given_v, const AttentionOutputs &outputs) {
   const int64_t n_q = shape.n_q, n_kv = shape.n_kv, head_dim = shape.head_dim, head_dim_v = shape.head_dim_v;
   const int64_t leaves = Leaves(n_kv);
-  const Rotation *rotation = shape.rotation;
   const float scale = ScaleOf(shape);
-  Floats q_i(head_dim), k_j(head_dim), k_row(head_dim);
+  const int64_t q_count = n_q * shape.num_heads * head_dim, k_count = n_kv * shape.num_kv_heads * head_dim;
+  const int64_t v_count = n_kv * shape.num_kv_heads * head_dim_v;
+  Floats q(q_count), k(k_count), v(v_count);
+  for (int64_t n = 0; n < q_count; n++) q[n] = given_q[n];
+  for (int64_t n = 0; n < k_count; n++) k[n] = given_k[n];
+  for (int64_t n = 0; n < v_count; n++) v[n] = given_v[n];
+  Prepare(shape, false, q);
+  Prepare(shape, true, k);
+  PrepareValues(shape, v);
+  Floats k_row(head_dim);
   Floats k_t(head_dim * n_kv), k_scales(n_kv);  // the keys as columns, for Dots
   Floats v_rows(n_kv * head_dim_v), v_scales(n_kv);
   Floats dots(n_kv);
@@ -501,17 +578,13 @@ void Attend(const AttentionShape &shape, const float *q, const float *k, const f
   for (int64_t h = 0; h < shape.num_heads; h++) {
     const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
     for (int64_t j = 0; j < n_kv; j++) {
-      for (int64_t d = 0; d < head_dim; d++) k_j[d] = k[(j * shape.num_kv_heads + kv_head) * head_dim + d];
-      if (rotation) Rotate(*rotation, rotation->k_positions ? rotation->k_positions[j] : j, 1, head_dim, k_j);
-      StoreRow(shape.k_type, k_j, head_dim, k_row, &k_scales[j]);
+      StoreRow(shape.k_type, &k[(j * shape.num_kv_heads + kv_head) * head_dim], head_dim, k_row, &k_scales[j]);
       for (int64_t d = 0; d < head_dim; d++) k_t[d * n_kv + j] = k_row[d];
       StoreRow(shape.v_type, v + (j * shape.num_kv_heads + kv_head) * head_dim_v, head_dim_v, &v_rows[j * head_dim_v], &v_scales[j]);
     }
     const Rows v_head = {v_rows, shape.v_type == Storage::kInt8 ? static_cast<float *>(v_scales) : nullptr};
     for (int64_t i = 0; i < n_q; i++) {
-      for (int64_t d = 0; d < head_dim; d++) q_i[d] = q[(i * shape.num_heads + h) * head_dim + d];
-      if (rotation) Rotate(*rotation, rotation->q_positions ? rotation->q_positions[i] : shape.q_start + i, 1, head_dim, q_i);
-      Dots(kScoreBlock, q_i, k_t, head_dim, n_kv, dots);
+      Dots(kScoreBlock, &q[(i * shape.num_heads + h) * head_dim], k_t, head_dim, n_kv, dots);
       for (int64_t j = 0; j < n_kv; j++) {
         if (shape.k_type == Storage::kInt8) dots[j] = dots[j] * k_scales[j];
         scaled[j] = capped[j] = dots[j] * scale;

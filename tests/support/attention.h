@@ -42,6 +42,16 @@ struct Rope {
   std::vector<int64_t> k_positions;  // [batch, n_kv]; empty = not given
 };
 
+// A norm of queries, keys and values; the struct of mha.h. Weights and biases are [head_dim] where head_stride is 0, else [heads,
+// head_stride], of which head_dim are looked at.
+struct NormArrays {
+  bool is_layer = false, is_of_all_heads = false, is_after_rotation = false, is_of_values = false;
+  bool use_defaults = false;  // give 0 for the stride of all heads
+  float epsilon = 1e-6f;
+  int64_t head_stride = 0;
+  std::vector<float> q_weight, k_weight, q_bias, k_bias;  // empty = not given
+};
+
 // A number for each pair of row and key, [batch, num_heads, n_q, n_kv], of which the first three extents may be 1 instead.
 template <typename T>
 struct Pairs {
@@ -77,6 +87,7 @@ struct AttentionSizes {
   bool keys_by_position = false;  // the first keys are valid whatever padding_left says, as in a cache
   std::optional<int64_t> window_left, window_right;
   std::optional<Rope> rope;
+  std::optional<NormArrays> norm;
   std::optional<ScoreArrays> score;
   Storage k_type = Storage::kF32;  // of the cache that the keys and values are taken from
   Storage v_type = Storage::kF32;
@@ -119,6 +130,15 @@ inline std::string Describe(const AttentionSizes &sizes) {
   if (sizes.rope) {
     text << " rope " << (sizes.rope->is_interleaved ? "interleaved" : "half") << " dims " << sizes.rope->dims
          << (sizes.rope->q_positions.empty() ? "" : " q_positions") << (sizes.rope->k_positions.empty() ? "" : " k_positions");
+  }
+  if (sizes.norm) {
+    const NormArrays &norm = *sizes.norm;
+    text << (norm.is_layer ? " layer norm" : " rms norm") << (norm.is_of_all_heads ? " of all heads" : "")
+         << (norm.is_after_rotation ? " after rope" : "") << (norm.is_of_values ? " values" : "") << " head_stride " << norm.head_stride
+         << " weights";
+    for (const std::vector<float> *given : {&norm.q_weight, &norm.k_weight, &norm.q_bias, &norm.k_bias}) {
+      text << (given->empty() ? "-" : "+");
+    }
   }
   if (sizes.score) {
     const ScoreArrays &score = *sizes.score;
@@ -166,6 +186,15 @@ void WithRotation(const AttentionSizes &sizes, int64_t b, const Function &functi
                              rope.q_positions.empty() ? nullptr : rope.q_positions.data() + b * sizes.n_q + valid.q_first,
                              rope.k_positions.empty() ? nullptr : rope.k_positions.data() + b * sizes.n_kv + valid.kv_first};
   function(&rotation);
+}
+
+// The norm of all sequences, if there is one.
+inline std::optional<Norm> NormOf(const AttentionSizes &sizes) {
+  if (!sizes.norm) return std::nullopt;
+  const NormArrays &from = *sizes.norm;
+  const auto data = [](const std::vector<float> &x) { return x.empty() ? nullptr : x.data(); };
+  return Norm{from.is_layer,       from.is_of_all_heads, from.is_after_rotation, from.is_of_values, from.epsilon,
+              data(from.q_weight), data(from.k_weight),  data(from.q_bias),      data(from.k_bias), from.head_stride};
 }
 
 // Of the pairs, those of the valid rows and keys of sequence b, [num_heads, n_q, n_kv].

@@ -122,6 +122,7 @@ class CallData {
   Strided output;
   mha_taps taps = Zeroed<mha_taps>();
   mha_rope rope = Zeroed<mha_rope>();
+  mha_norm norm = Zeroed<mha_norm>();
   mha_score_options score = Zeroed<mha_score_options>();
   int64_t *q_start = nullptr;
 
@@ -153,6 +154,18 @@ class CallData {
       rope.q_positions = Keep(sizes.rope->q_positions);
       rope.k_positions = Keep(sizes.rope->k_positions);
       args->rope = &rope;
+    }
+    if (sizes.norm) {
+      const NormArrays &from = *sizes.norm;
+      norm.flags = (from.is_layer ? MHA_NORM_LAYER : 0u) | (from.is_of_all_heads ? MHA_NORM_ALL_HEADS : 0u) |
+                   (from.is_after_rotation ? MHA_NORM_AFTER_ROPE : 0u) | (from.is_of_values ? MHA_NORM_VALUES : 0u);
+      norm.epsilon = from.epsilon;
+      norm.q_weight = Keep(from.q_weight);
+      norm.k_weight = Keep(from.k_weight);
+      norm.q_bias = Keep(from.q_bias);
+      norm.k_bias = Keep(from.k_bias);
+      norm.head_stride = from.use_defaults ? 0 : from.head_stride;
+      args->norm = &norm;
     }
     if (sizes.score) {
       const ScoreArrays &from = *sizes.score;

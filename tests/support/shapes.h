@@ -21,6 +21,14 @@ struct Rotation {
   const int64_t *k_positions;  // [n_kv]; null: j
 };
 
+// A norm of queries, keys and values, as the struct of mha.h has it.
+struct Norm {
+  bool is_layer, is_of_all_heads, is_after_rotation, is_of_values;
+  float epsilon;
+  const float *q_weight, *k_weight, *q_bias, *k_bias;  // null: none
+  int64_t head_stride;                                  // from one head's to the next one's
+};
+
 // What changes scores beyond the scale, as the struct of mha.h has it, for one sequence. Null: none.
 struct ScoreOptions {
   float softcap;
@@ -45,6 +53,7 @@ struct AttentionShape {
   bool has_window_right = false;  // masked where j > q_start + i + window_right
   int64_t window_right = 0;
   const Rotation *rotation = nullptr;  // null: none
+  const Norm *norm = nullptr;          // null: none
   const ScoreOptions *score = nullptr;  // null: none
   Storage k_type = Storage::kF32;      // keys and values are attended to as if stored in these types
   Storage v_type = Storage::kF32;

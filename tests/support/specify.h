@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "spec/spec.h"
@@ -67,6 +68,7 @@ class SequenceOutputs {
 
 inline Outputs Specify(const AttentionProblem &problem, const spec::Functions &functions = spec::Fastest()) {
   Outputs outputs;
+  const std::optional<Norm> norm = NormOf(problem);
   ResizeToPadding(problem, &outputs);
   for (int64_t b = 0; b < problem.batch; b++) {
     const ValidRows valid = ValidRowsOf(problem, b);
@@ -75,6 +77,7 @@ inline Outputs Specify(const AttentionProblem &problem, const spec::Functions &f
     WithRotation(problem, b, [&](const Rotation *rotation) {
       WithScoreOptions(problem, b, [&](const ScoreOptions *score) {
         AttentionShape shape = ShapeOf(problem, b);
+        shape.norm = norm ? &*norm : nullptr;
         shape.rotation = rotation;
         shape.score = score;
         functions.attend(shape, problem.q.data() + q_row * problem.num_heads * problem.head_dim,
@@ -107,6 +110,7 @@ inline LayerProblem Converted(const LayerProblem &problem, Stored stored, const 
 
 inline Outputs Specify(const LayerProblem &problem, const spec::Functions &functions = spec::Fastest()) {
   Outputs outputs;
+  const std::optional<Norm> norm = NormOf(problem);
   ResizeToPadding(problem, &outputs);
   outputs.q.resize(problem.batch * problem.n_q * problem.q_width());
   outputs.k.resize(problem.batch * problem.n_kv * problem.k_width());
@@ -119,6 +123,7 @@ inline Outputs Specify(const LayerProblem &problem, const spec::Functions &funct
     WithRotation(problem, b, [&](const Rotation *rotation) {
       WithScoreOptions(problem, b, [&](const ScoreOptions *score) {
         LayerShape shape = LayerShapeOf(problem, b);
+        shape.attention.norm = norm ? &*norm : nullptr;
         shape.attention.rotation = rotation;
         shape.attention.score = score;
         functions.forward(shape, WeightsOf(problem), problem.query.data() + q_row * problem.query_dim,

@@ -1,0 +1,152 @@
+// What is done to rows of queries, keys and values on their way: norms and rotation. CONTRACT.md, section 5.
+#pragma once
+
+#include "kernels/elements.h"
+#include "kernels/tile.h"
+
+namespace mha {
+namespace {
+
+template <class V, class Element>
+MHA_INLINE void widen(const Element *from, float *to, int64_t count) {
+  int64_t i = 0;
+  for (; i + static_cast<int64_t>(V::size) <= count; i += V::size) store(to + i, load<V>(from + i));
+  for (; i < count; ++i) store(to + i, load<Scalar>(from + i));
+}
+
+// A head's row that is prepared.
+struct RowPlace {
+  int64_t sequence;
+  int64_t array_row;  // of the sequence in the caller's array
+  int64_t position;   // where it stands, unless the rotation says otherwise
+  int64_t head;
+};
+
+// ---- Rotation
+
+// Rotates the first 2 * pairs elements of x.
+template <class V>
+MHA_NOINLINE void rotate(const Rotation &rotation, const RowPlace &place, float *x) {
+  const int64_t position =
+      rotation.positions ? rotation.positions[place.sequence * rotation.rows_per_sequence + place.array_row] : place.position;
+  const float *const cos = rotation.cos + position * rotation.stride, *const sin = rotation.sin + position * rotation.stride;
+  const int64_t pairs = rotation.pairs, first = rotation.is_interleaved ? 2 : 1, second = rotation.is_interleaved ? 1 : pairs;
+  int64_t i = 0;
+  for (; !rotation.is_interleaved && i + static_cast<int64_t>(V::size) <= pairs; i += V::size) {
+    const V a = load<V>(x + i), b = load<V>(x + pairs + i), c = load<V>(cos + i), s = load<V>(sin + i);
+    store(x + i, mul_add(a, c, all<V>(-0.0f) - b * s));
+    store(x + pairs + i, mul_add(b, c, a * s));
+  }
+  for (; i < pairs; ++i) {
+    const float a = x[i * first], b = x[i * first + second];
+    x[i * first] = mul_add(a, cos[i], -(b * sin[i]));
+    x[i * first + second] = mul_add(b, cos[i], a * sin[i]);
+  }
+}
+
+// ---- Norm
+
+// The mean that is subtracted, and what is multiplied by.
+struct Statistics {
+  float mean, r;
+};
+
+// The sum of a head's numbers, or of the squares of their distances from `mean`. (A number times 1 is added as if it were alone.)
+template <class V>
+MHA_NOINLINE float sum_of_head(const float *x, int64_t width, float mean, bool of_squares) {
+  constexpr int lanes = V::size, vectors = 16 / lanes;
+  const auto add = [&](auto sum, auto number) MHA_INLINED {
+    using T = decltype(sum);
+    const T distance = number - all<T>(mean);
+    return mul_add(distance, of_squares ? distance : all<T>(1.0f), sum);
+  };
+  V sums[vectors];
+  for (int i = 0; i < vectors; ++i) sums[i] = all<V>(0.0f);
+  int64_t d = 0;
+  for (; d + 16 <= width; d += 16) {
+    for (int i = 0; i < vectors; ++i) sums[i] = add(sums[i], load<V>(x + d + i * lanes));
+  }
+  alignas(64) float rest[16];
+  for (int i = 0; i < vectors; ++i) store(rest + i * lanes, sums[i]);
+  for (int i = 0; d < width; ++d, ++i) rest[i] = add(Scalar{rest[i]}, Scalar{x[d]}).x;
+  for (int i = 0; i < vectors; ++i) sums[i] = load<V>(rest + i * lanes);
+  return sum16(sums);
+}
+
+// row_of(head): a row of floats.
+template <class V, class RowOf>
+MHA_INLINE Statistics statistics_of(const Norm &norm, int64_t num_heads, int64_t width, const RowOf &row_of) {
+  float mean = 0.0f, sum = 0.0f;
+  for (int64_t head = 0; norm.is_layer && head < num_heads; ++head) sum = sum + sum_of_head<V>(row_of(head), width, 0.0f, false);
+  if (norm.is_layer) mean = sum / norm.count;
+  sum = 0.0f;  // to which the first is added as it is: no sum of a head is -0
+  for (int64_t head = 0; head < num_heads; ++head) sum = sum + sum_of_head<V>(row_of(head), width, mean, true);
+  return {mean, 1.0f / __builtin_sqrtf(sum / norm.count + norm.epsilon)};
+}
+
+alignas(64) constexpr float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+// To add -0 changes nothing, not even the sign of a zero.
+alignas(64) constexpr float minus_zeros[16] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f,
+                                               -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
+
+template <class V>
+MHA_NOINLINE void normalize(const Norm &norm, const RowPlace &place, int64_t width, float *x) {
+  Statistics found;
+  if (norm.is_of_all_heads) {
+    const float *const of_row = norm.statistics + 2 * (place.sequence * norm.rows_per_sequence + place.array_row);
+    found = {of_row[0], of_row[1]};
+  } else {
+    found = statistics_of<V>(norm, 1, width, [x](int64_t) MHA_INLINED { return x; });
+  }
+  // Where there are none, the same numbers again and again.
+  const float *const weight = norm.weight ? norm.weight + place.head * norm.head_stride : ones;
+  const float *const bias = norm.bias ? norm.bias + place.head * norm.head_stride : minus_zeros;
+  const int64_t weight_step = norm.weight ? 1 : 0, bias_step = norm.bias ? 1 : 0;
+  const auto put = [&](auto vector, int64_t d) MHA_INLINED {
+    using T = decltype(vector);
+    const T centred = (load<T>(x + d) - all<T>(found.mean)) * all<T>(found.r);
+    store(x + d, mul_add(centred, load<T>(weight + d * weight_step), load<T>(bias + d * bias_step)));
+  };
+  int64_t d = 0;
+  for (; d + static_cast<int64_t>(V::size) <= width; d += V::size) put(V{}, d);
+  for (; d < width; ++d) put(Scalar{}, d);
+}
+
+// ---- Both
+
+template <class V>
+MHA_NOINLINE void prepare(const Preparation &how, const RowPlace &place, int64_t width, float *x) {
+  if (how.norm.is_given && !how.norm.is_after_rotation) normalize<V>(how.norm, place, width, x);
+  if (how.rotation.cos) rotate<V>(how.rotation, place, x);
+  if (how.norm.is_given && how.norm.is_after_rotation) normalize<V>(how.norm, place, width, x);
+}
+
+// The statistics of rows of one sequence whose heads are normalised together.
+template <class V>
+void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_begin, int64_t row_end, float *scratch) {
+  const Sequence &sequence = measuring.sequences[sequence_index];
+  const KeyValues &rows = measuring.rows;
+  const Preparation &how = measuring.prepare;
+  const int64_t first = measuring.are_keys ? sequence.kv_first : sequence.q_first;
+  const int64_t start = measuring.are_keys ? sequence.past : sequence.q_start;
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    // A start that is too large to be added to is not looked at.
+    const int64_t position = static_cast<int64_t>(static_cast<uint64_t>(start) + static_cast<uint64_t>(row));
+    const auto row_of = [&](int64_t head) {
+      const int64_t at = sequence_index * rows.batch_stride + (first + row) * rows.row_stride + head * rows.head_stride;
+      visit_storage(rows.storage, [&](auto stored) {
+        widen<V>(static_cast<const typename decltype(stored)::Element *>(rows.base) + at, scratch, measuring.width);
+      });
+      const RowPlace place = {sequence_index, first + row, position, head};
+      if (how.rotation.cos && how.norm.is_after_rotation) rotate<V>(how.rotation, place, scratch);
+      return static_cast<const float *>(scratch);
+    };
+    const Statistics found = statistics_of<V>(how.norm, measuring.num_heads, measuring.width, row_of);
+    float *const to = how.norm.statistics + 2 * (sequence_index * how.norm.rows_per_sequence + first + row);
+    to[0] = found.mean;
+    to[1] = found.r;
+  }
+}
+
+}  // namespace
+}  // namespace mha
