@@ -905,7 +905,7 @@ typedef struct mha_attention_args {
   const void *v;        /* [batch, n_kv, num_kv_heads, head_dim_v], of v_type */
   void *output;         /* [batch, n_q, num_heads, head_dim_v], of output_type */
   uint32_t q_type;      /* MHA_TYPE_F32, F16 or BF16; 0 = F32; all four may differ */
-  uint32_t k_type;      /* likewise; with a cache that is appended to F32 */
+  uint32_t k_type;      /* likewise */
   uint32_t v_type;      /* likewise */
   uint32_t output_type; /* as q_type */
 

@@ -57,6 +57,11 @@ mha_status check_size(Report &report, uint32_t argument, const WorkspaceLayout &
   return report.fail(MHA_ERROR_TOO_LARGE, argument, "the workspace would be larger than memory can be");
 }
 
+mha_status fail_row_type(Report &report, uint32_t argument, const char *name, uint32_t type) {
+  return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s is %u; it can be MHA_TYPE_F32 (0), MHA_TYPE_F16 (1) or MHA_TYPE_BF16 (2)", name,
+                     type);
+}
+
 mha_status fail_count(Report &report, uint32_t argument, const char *name, int64_t count) {
   return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s is %lld; it can't be negative", name, static_cast<long long>(count));
 }

@@ -69,6 +69,13 @@ inline mha_status check_output(Report &report, uint32_t argument, const Array &a
   return MHA_OK;
 }
 
+// Rows of the caller's are of f32, f16 or bf16.
+mha_status fail_row_type(Report &report, uint32_t argument, const char *name, uint32_t type);
+
+inline mha_status check_row_type(Report &report, uint32_t argument, const char *name, uint32_t type) {
+  return type <= MHA_TYPE_BF16 ? MHA_OK : fail_row_type(report, argument, name, type);
+}
+
 inline mha_status check_count(Report &report, uint32_t argument, const char *name, int64_t count) {
   return count >= 0 ? MHA_OK : fail_count(report, argument, name, count);
 }

@@ -4,6 +4,7 @@
 #include "arguments.h"
 #include "cpu.h"
 #include "middle_stage.h"
+#include "storage.h"
 #include "structs.h"
 
 namespace mha {
@@ -106,12 +107,9 @@ mha_status check_options(Report &report, const mha_attention_args &args) {
   const struct {
     const char *name;
     uint32_t type;
-  } types[] = {{"k_type", args.k_type}, {"v_type", args.v_type}};
+  } types[] = {{"q_type", args.q_type}, {"k_type", args.k_type}, {"v_type", args.v_type}, {"output_type", args.output_type}};
   for (const auto &type : types) {
-    if (type.type > (args.cache ? MHA_TYPE_F32 : MHA_TYPE_BF16)) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "%s is %u; it can be MHA_TYPE_F32 (0)%s", type.name, type.type,
-                         args.cache ? " with a cache" : ", MHA_TYPE_F16 (1) or MHA_TYPE_BF16 (2)");
-    }
+    if (const mha_status status = check_row_type(report, args_argument, type.name, type.type)) return status;
   }
   if (args.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "mha_attention_args.reserved is not 0; set it to 0");
   if (args.scale - args.scale != 0.0f) {
@@ -139,7 +137,7 @@ void describe(const mha_attention_args &args, MiddleStage *stage) {
   attention.head_dim = args.head_dim;
   attention.head_dim_v = args.head_dim_v;
   attention.scale = args.scale != 0.0f ? args.scale : 1.0f / __builtin_sqrtf(static_cast<float>(args.head_dim));
-  attention.q = {static_cast<const float *>(args.q), args.q_batch_stride, args.q_row_stride, args.q_head_stride};
+  attention.q = {args.q, args.q_batch_stride, args.q_row_stride, args.q_head_stride, static_cast<Storage>(args.q_type)};
   if (args.cache) {
     attention.k = cached_keys(args.cache);
     attention.v = cached_values(args.cache);
@@ -148,10 +146,11 @@ void describe(const mha_attention_args &args, MiddleStage *stage) {
     attention.v = plain_rows(args.v, args.v_type, args.v_batch_stride, args.v_row_stride, args.v_head_stride);
   }
   if (args.cache && args.n_kv > 0) {
-    stage->k_rows = {static_cast<const float *>(args.k), args.k_batch_stride, args.k_row_stride, args.k_head_stride};
-    stage->v_rows = {static_cast<const float *>(args.v), args.v_batch_stride, args.v_row_stride, args.v_head_stride};
+    stage->k_rows = {args.k, args.k_batch_stride, args.k_row_stride, args.k_head_stride, static_cast<Storage>(args.k_type)};
+    stage->v_rows = {args.v, args.v_batch_stride, args.v_row_stride, args.v_head_stride, static_cast<Storage>(args.v_type)};
   }
-  attention.output = static_cast<float *>(args.output);
+  attention.output = args.output;
+  attention.output_storage = static_cast<Storage>(args.output_type);
   attention.output_batch_stride = args.output_batch_stride;
   attention.output_row_stride = args.output_row_stride;
   attention.output_head_stride = args.output_head_stride;
@@ -198,9 +197,11 @@ void run(AttentionCall &call, unsigned char *workspace) {
   const mha_attention_args &args = call.args;
   MiddleStage &stage = call.stage;
   begin_passes(&stage, workspace);
+  const Storage storage = stage.attention.output_storage;
   for (int64_t h = 0; stage.queries && h < args.num_heads; ++h) {
-    clear_padding(stage.queries, args.batch, args.n_q, args.head_dim_v, stage.attention.output + h * args.output_head_stride,
-                  args.output_batch_stride, args.output_row_stride);
+    clear_padding(stage.queries, args.batch, args.n_q, args.head_dim_v,
+                  static_cast<char *>(args.output) + h * args.output_head_stride * bytes_of(storage), args.output_batch_stride,
+                  args.output_row_stride, storage);
   }
   while (next_pass(&stage)) attend_pass(&stage);
 }
@@ -241,8 +242,10 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
   describe_middle(call.stage, &filled);
   if (!call.stage.sequences.has_no_work()) {
     if (const mha_status status = check_arrays(report, call.stage)) return status;
-    const uint64_t widths = product(call.args.num_heads, call.args.head_dim + call.args.head_dim_v);
-    filled.bytes = sizeof(float) * widths * valid_queries(call.stage.sequences);
+    const mha_attention_args &read = call.args;
+    const int64_t bytes = read.head_dim * bytes_of(static_cast<Storage>(read.q_type)) +
+                          read.head_dim_v * bytes_of(static_cast<Storage>(read.output_type));
+    filled.bytes = product(read.num_heads, bytes) * valid_queries(call.stage.sequences);
     add_cost_of_middle(call.stage, &filled);
   }
   return write_struct(report, 2, "mha_call_info", filled, info);

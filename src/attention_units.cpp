@@ -128,7 +128,8 @@ AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t n
   scratch.keys = take(has_floats_k ? Count(0) : Count(chunk_keys) * Count(attention->head_dim));
   scratch.values = take(has_floats_v ? Count(0) : Count(chunk_keys) * width);
   const int64_t prepared = std::max(4 * attention->head_dim, attention->prepare_v.is_any ? attention->head_dim_v : 0);
-  scratch.prepared = take(attention->prepare_k.is_any || !has_floats_k ? Count(prepared) : Count(0));
+  const bool has_prepared = attention->prepare_k.is_any || attention->prepare_v.is_any || !has_floats_k;
+  scratch.prepared = take(has_prepared ? Count(prepared) : Count(0));
   scratch.scores = take(max_attend_rows * score_stride);
   scratch.states = take(Count(slots) * state);
   scratch.state_stride = state.value();

@@ -25,7 +25,8 @@ struct Plan {
   MiddleStage stage;
   // Offsets into the workspace. Rows of keys and values are there if they have to be prepared or go to a cache: then they lie as projected
   // first.
-  int64_t q, k, v, k_rows, v_rows, context, product;
+  int64_t q, k, v, k_rows, v_rows, context;
+  ProductMemory inputs, output;  // of the products before and after the middle stage
   int64_t workspace_bytes;
 
   bool has_key_rows() const { return stage.attention.prepare_k.is_any || stage.sequences.cache; }
@@ -61,9 +62,9 @@ mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_a
 }
 
 // 0 = contiguous.
-InputRows rows_of(const void *base, int64_t n, int64_t width, int64_t batch_stride, int64_t row_stride) {
+InputRows rows_of(const void *base, uint32_t type, int64_t n, int64_t width, int64_t batch_stride, int64_t row_stride) {
   if (row_stride == 0) row_stride = width;
-  return {static_cast<const float *>(base), n, contiguous_stride(batch_stride, n, row_stride), row_stride, nullptr};
+  return {base, n, contiguous_stride(batch_stride, n, row_stride), row_stride, nullptr, static_cast<Storage>(type)};
 }
 
 Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t width) {
@@ -72,19 +73,20 @@ Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t w
 
 mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
   mha_forward_args &args = plan->args;
-  plan->query = rows_of(args.query, args.n_q, shape.query_dim, args.query_batch_stride, args.query_row_stride);
+  plan->query = rows_of(args.query, args.input_type, args.n_q, shape.query_dim, args.query_batch_stride, args.query_row_stride);
   plan->key = &plan->query;
   if (args.key) {
-    plan->own_key = rows_of(args.key, args.n_kv, shape.key_dim, args.key_batch_stride, args.key_row_stride);
+    plan->own_key = rows_of(args.key, args.input_type, args.n_kv, shape.key_dim, args.key_batch_stride, args.key_row_stride);
     plan->key = &plan->own_key;
   }
   plan->value = plan->key;
   if (args.value) {
-    plan->own_value = rows_of(args.value, args.n_kv, shape.value_dim, args.value_batch_stride, args.value_row_stride);
+    plan->own_value = rows_of(args.value, args.input_type, args.n_kv, shape.value_dim, args.value_batch_stride, args.value_row_stride);
     plan->value = &plan->own_value;
   }
   if (args.flags & MHA_CACHE_READ) plan->key = plan->value = nullptr;
-  const InputRows output = rows_of(args.output, args.n_q, shape.output_dim, args.output_batch_stride, args.output_row_stride);
+  const InputRows output =
+      rows_of(args.output, args.output_type, args.n_q, shape.output_dim, args.output_batch_stride, args.output_row_stride);
   args.output_batch_stride = output.batch_stride;
   args.output_row_stride = output.row_stride;
   if (const mha_status status = check_input(report, args_argument, array_of("query", plan->query, args.batch, shape.query_dim)))
@@ -129,13 +131,11 @@ void plan_workspace(const mha_layer &layer, Plan *plan, WorkspaceLayout *layout)
   plan->k_rows = layout->take_floats(plan->has_key_rows() ? kv_rows * Count(shape.k_columns()) : none);
   plan->v_rows = layout->take_floats(plan->has_value_rows() ? kv_rows * Count(shape.v_columns()) : none);
   plan->context = layout->take_floats(shape.has_output ? q_rows * Count(shape.context_columns()) : none);
-  plan->product = 0;
-  if (layer.sgemm) {
-    const int64_t all = (batch * Count(std::max(args.n_q, args.n_kv))).value();
-    const int64_t qkv = shape.q_columns() + shape.k_columns() + shape.v_columns();
-    const Count product_rows = all < 0 ? sgemm_rows : std::min(all, sgemm_rows);
-    plan->product = layout->take_floats(product_rows * Count(std::max(qkv, shape.output_dim)));
-  }
+  const int64_t input_width = std::max(shape.query_dim, std::max(shape.key_dim, shape.value_dim)), threads = threads_of(args.scheduler);
+  plan->inputs = plan_products(layer, plan->query.storage, plan->stage.sequences.is_ragged(), batch * Count(std::max(args.n_q, args.n_kv)), input_width,
+                               shape.q_columns() + shape.k_columns() + shape.v_columns(), threads, layout);
+  plan->output = plan_products(layer, Storage::f32, plan->stage.sequences.is_ragged(), shape.has_output ? q_rows : none,
+                               shape.context_columns(), shape.output_dim, threads, layout);
 }
 
 // The beginning of every plan: counts, arrays and threads.
@@ -157,6 +157,8 @@ mha_status finish_plan(Report &report, const mha_layer *layer, Plan *plan) {
   const mha_forward_args &args = plan->args;
   const LayerShape &shape = layer->shape;
   MiddleStage &stage = plan->stage;
+  if (const mha_status status = check_row_type(report, args_argument, "input_type", args.input_type)) return status;
+  if (const mha_status status = check_row_type(report, args_argument, "output_type", args.output_type)) return status;
   if (args.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "mha_forward_args.reserved is not 0; set it to 0");
   describe_call(args, args_argument, &stage);
   stage.sequences.is_self = !args.key && !(args.flags & MHA_CACHE_READ);
@@ -195,7 +197,7 @@ mha_status check_pointers(Report &report, const mha_forward_args &args) {
 // ---- The call
 
 // Field by field into its place: to copy a struct that has just been written would have to wait for the writes.
-inline void set_destination(Destination *to, Destination::Kind kind, float *base, int64_t batch_stride, int64_t row_stride,
+inline void set_destination(Destination *to, Destination::Kind kind, void *base, int64_t batch_stride, int64_t row_stride,
                             int64_t head_stride, int64_t head_width) {
   to->kind = kind;
   to->base = base;
@@ -239,32 +241,22 @@ class Products {
 
   // One more matrix, whose destination is yet to be set.
   Projection &add(MatrixName name, const InputRows &x, int64_t rows) {
-    const PackedMatrix &matrix = layer_.layout.matrices[name];
     // A BLAS can only take matrices together that are packed side by side.
     const bool may_share = !layer_.sgemm || layer_.shape.has_one_input_width();
     if (count_ == 0 || !may_share || !is_same(x, products_[count_ - 1].parts[0].x)) {
       Product &product = products_[count_++];
       product.num_parts = 0;
       product.plain_weights = static_cast<const float *>(layer_.weights(name));
-      product.plain_stride = matrix.stride;
+      product.plain_stride = layer_.layout.matrices[name].stride;
     }
     Product &product = products_[count_ - 1];
     Projection &part = product.parts[product.num_parts++];
-    part.x = x;
-    part.rows = rows;
-    part.depth = matrix.depth;
-    part.columns = matrix.columns;
-    part.storage = layer_.storage;
-    part.panels = layer_.weights(name);
-    part.scales = layer_.scales(name);
-    part.bias = layer_.bias(name);
-    part.tuning = layer_.tuning;
-    part.destination.kind = part.tap.kind = Destination::Kind::none;
+    describe_projection(layer_, name, x, rows, &part);
     return part;
   }
 
-  void run(const mha_scheduler *scheduler, UnitCounter *counter, float *scratch) const {
-    run_products(layer_, products_, count_, scheduler, counter, scratch);
+  void run(const mha_scheduler *scheduler, UnitCounter *counter, const ProductMemory &memory, unsigned char *workspace) const {
+    run_products(layer_, products_, count_, scheduler, counter, memory, workspace);
   }
 
  private:
@@ -291,14 +283,15 @@ void place(const mha_layer &layer, Plan *plan, unsigned char *memory) {
   if (plan->key && plan->has_value_rows())
     stage.v_rows = {floats_at(plan->v_rows), args.n_kv * shape.v_columns(), shape.v_columns(), shape.head_dim_v};
   // Without W_O the context is the output.
-  attention.output = shape.has_output ? floats_at(plan->context) : static_cast<float *>(args.output);
+  attention.output = shape.has_output ? floats_at(plan->context) : args.output;
+  attention.output_storage = static_cast<Storage>(shape.has_output ? MHA_TYPE_F32 : args.output_type);
   attention.output_batch_stride = shape.has_output ? args.n_q * shape.context_columns() : args.output_batch_stride;
   attention.output_row_stride = shape.has_output ? shape.context_columns() : args.output_row_stride;
   attention.output_head_stride = shape.head_dim_v;
 }
 
 // x -> q | k | v. A head is a column range: each is written to where it is stored from, or where the attention reads it.
-void project_inputs(const mha_layer &layer, const Plan &plan, float *scratch) {
+void project_inputs(const mha_layer &layer, const Plan &plan, unsigned char *workspace) {
   const LayerShape &shape = layer.shape;
   const mha_forward_args &args = plan.args;
   const MiddleStage &stage = plan.stage;
@@ -332,37 +325,37 @@ void project_inputs(const mha_layer &layer, const Plan &plan, float *scratch) {
       set_destination(&to_v.destination, Destination::Kind::value_rows, written(attention.v.base), attention.v.batch_stride,
                       attention.v.row_stride, attention.v.head_stride, shape.head_dim_v);
   }
-  qkv.run(args.scheduler, stage.counter, scratch);
+  qkv.run(args.scheduler, stage.counter, plan.inputs, workspace);
 }
 
 // context -> y
-void project_output(const mha_layer &layer, const Plan &plan, float *scratch) {
+void project_output(const mha_layer &layer, const Plan &plan, unsigned char *workspace) {
   const mha_forward_args &args = plan.args;
   const MiddleStage &stage = plan.stage;
   const Attention &attention = stage.attention;
   const InputRows context = {attention.output, args.n_q, attention.output_batch_stride, attention.output_row_stride, stage.queries};
   Products output(layer);
   Projection &to_output = output.add(matrix_o, context, rows_of_extents(stage.queries, args.batch, args.n_q));
-  set_destination(&to_output.destination, Destination::Kind::rows, static_cast<float *>(args.output), args.output_batch_stride,
-                  args.output_row_stride, 0, layer.shape.output_dim);
-  output.run(args.scheduler, stage.counter, scratch);
+  set_destination(&to_output.destination, Destination::Kind::rows, args.output, args.output_batch_stride, args.output_row_stride, 0,
+                  layer.shape.output_dim);
+  to_output.destination.storage = static_cast<Storage>(args.output_type);
+  output.run(args.scheduler, stage.counter, plan.output, workspace);
 }
 
 // Nothing here can fail.
 void run(const mha_layer &layer, Plan &plan, unsigned char *workspace) {
   const mha_forward_args &args = plan.args;
   MiddleStage &stage = plan.stage;
-  float *const scratch = reinterpret_cast<float *>(workspace + plan.product);
   place(layer, &plan, workspace);
   begin_passes(&stage, workspace);
   if (stage.queries) {
-    clear_padding(stage.queries, args.batch, args.n_q, layer.shape.output_dim, static_cast<float *>(args.output),
-                  args.output_batch_stride, args.output_row_stride);
+    clear_padding(stage.queries, args.batch, args.n_q, layer.shape.output_dim, args.output, args.output_batch_stride,
+                  args.output_row_stride, static_cast<Storage>(args.output_type));
   }
   while (next_pass(&stage)) {
-    project_inputs(layer, plan, scratch);
+    project_inputs(layer, plan, workspace);
     attend_pass(&stage);
-    if (layer.shape.has_output) project_output(layer, plan, scratch);
+    if (layer.shape.has_output) project_output(layer, plan, workspace);
   }
 }
 
@@ -432,10 +425,12 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
     const uint64_t output_weights = shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;
     filled.operations = 2 * (q_rows * (product(shape.query_dim, shape.q_columns()) + output_weights) +
                              kv_rows * (product(shape.key_dim, shape.k_columns()) + product(shape.value_dim, shape.v_columns())));
+    const uint64_t of_inputs = static_cast<uint64_t>(bytes_of(static_cast<Storage>(read.input_type)));
     // Inputs that are the same rows count once.
-    filled.bytes = filled.packed_bytes + sizeof(float) * (q_rows * static_cast<uint64_t>(shape.query_dim + shape.output_dim) +
-                                                          (read.key ? kv_rows * static_cast<uint64_t>(shape.key_dim) : 0) +
-                                                          (read.value ? kv_rows * static_cast<uint64_t>(shape.value_dim) : 0));
+    filled.bytes = filled.packed_bytes + of_inputs * (q_rows * static_cast<uint64_t>(shape.query_dim) +
+                                                      (read.key ? kv_rows * static_cast<uint64_t>(shape.key_dim) : 0) +
+                                                      (read.value ? kv_rows * static_cast<uint64_t>(shape.value_dim) : 0));
+    filled.bytes += q_rows * product(shape.output_dim, bytes_of(static_cast<Storage>(read.output_type)));
     add_cost_of_middle(plan.stage, &filled);
   }
   return write_struct(report, 3, "mha_call_info", filled, info);

@@ -6,6 +6,7 @@
 
 #include "norm.h"
 #include "score_options.h"
+#include "storage.h"
 #include "structs.h"
 
 namespace mha {
@@ -178,8 +179,13 @@ mha_status check_middle(Report &report, MiddleStage *stage) {
   if (const mha_status status = check_norm(report, stage->norm, s, &attention)) return status;
   attention.prepare_q.rotation = rotation_of(s, false);
   attention.prepare_k.rotation = rotation_of(s, true);
-  Preparation *const prepared[] = {&attention.prepare_q, &attention.prepare_k, &attention.prepare_v};
-  for (Preparation *const how : prepared) how->is_any = how->norm.is_given || how->rotation.cos;
+  const struct {
+    Preparation *how;
+    Storage storage;
+  } prepared[] = {{&attention.prepare_q, attention.q.storage},
+                  {&attention.prepare_k, stage->k_rows.storage},
+                  {&attention.prepare_v, stage->v_rows.storage}};
+  for (const auto &rows : prepared) rows.how->is_any = rows.how->norm.is_given || rows.how->rotation.cos || rows.storage != Storage::f32;
   return check_optional_outputs(report, stage);
 }
 
@@ -242,6 +248,7 @@ namespace {
 KeyValues plain_rows(const StridedRows &rows) {
   KeyValues plain = {};
   plain.base = rows.base;
+  plain.storage = rows.storage;
   plain.batch_stride = rows.batch_stride;
   plain.row_stride = rows.row_stride;
   plain.head_stride = rows.head_stride;
@@ -270,12 +277,13 @@ void attend_pass(MiddleStage *stage) {
   run_attention(*stage->kernels, &attention, stage->scheduler, stage->counter, stage->scratch);
 }
 
-void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t width, float *base, int64_t batch_stride,
-                   int64_t row_stride) {
+void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t width, void *base, int64_t batch_stride,
+                   int64_t row_stride, Storage storage) {
+  const int64_t element = bytes_of(storage);
   for (int64_t b = 0; base && b < batch; ++b) {
     for (int64_t row = 0; row < rows; ++row) {
       if (row >= extents[b].first && row < extents[b].first + extents[b].count) continue;
-      memset(base + b * batch_stride + row * row_stride, 0, static_cast<size_t>(width) * sizeof(float));
+      memset(static_cast<char *>(base) + (b * batch_stride + row * row_stride) * element, 0, static_cast<size_t>(width * element));
     }
   }
 }

@@ -77,8 +77,8 @@ bool next_pass(MiddleStage *stage);
 void attend_pass(MiddleStage *stage);
 
 // +0 in the rows of an array [batch][rows][width] that belong to no extent.
-void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t width, float *base, int64_t batch_stride,
-                   int64_t row_stride);
+void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t width, void *base, int64_t batch_stride,
+                   int64_t row_stride, Storage storage = Storage::f32);
 
 // How the stage will be run; and, of arrays that were checked, what it costs. Of keys and values only those that are not projected in
 // the call.

@@ -5,6 +5,8 @@
 namespace mha {
 namespace {
 
+constexpr int64_t sgemm_rows = 512;  // rows that go through sgemm at once, which bounds the memory for its result
+
 // How a product is cut: blocks of rows, and under each of them groups of panels.
 struct Cut {
   int64_t block_rows, row_blocks;
@@ -30,8 +32,9 @@ void group_panels(const Product &product, int64_t panels, Cut *cut) {
 // A block of input rows stays in a level-2 cache beside the weights that pass it: the more rows, the less often these come from the memory.
 // (Measured with 2 MiB of it: 4096 columns take up to 6% less time in blocks of 72 rows than in blocks of 48; still larger ones take more.)
 // Blocks are as equal as whole tiles allow: a small one at the end would have the weights come from the memory for little.
+constexpr int64_t block_floats = 288 * 1024, whole_tiles = 8, min_block = 48;
+
 int64_t block_rows_of(int64_t rows, int64_t depth) {
-  constexpr int64_t block_floats = 288 * 1024, whole_tiles = 8, min_block = 48;
   if (rows <= min_block) return min_block;  // without the divisions, which take as long as a small layer's arithmetic
   int64_t block_rows = std::min(std::max(block_floats / depth, min_block), project_block_rows);
   if (rows > block_rows) block_rows = blocks_of(blocks_of(rows, blocks_of(rows, block_rows)), whole_tiles) * whole_tiles;
@@ -55,14 +58,46 @@ Cut cut_of(const Product &product, int64_t num_threads) {
   return cut;
 }
 
+// A thread's copy of a block of input rows of 16 bits, which many panels are multiplied with.
+struct alignas(64) WidenedRows {
+  int64_t product, row_begin;  // which block it is; product -1: none yet
+
+  float *rows() { return reinterpret_cast<float *>(this + 1); }
+};
+
+struct Widening {
+  unsigned char *memory;
+  int64_t bytes_per_thread;
+
+  WidenedRows &of_thread(int64_t thread) const { return *reinterpret_cast<WidenedRows *>(memory + thread * bytes_per_thread); }
+
+  void clear(int64_t num_threads) const {
+    for (int64_t thread = 0; bytes_per_thread != 0 && thread < num_threads; ++thread) of_thread(thread).product = -1;
+  }
+
+  // These rows of a product as floats, if they are not: widened now, or before for other panels.
+  const float *rows_of(const Kernels &kernels, const Projection &first, int64_t product, int64_t row_begin, int64_t row_end,
+                       int64_t thread) const {
+    if (first.x.storage == Storage::f32) return nullptr;
+    WidenedRows &widened = of_thread(thread);
+    if (widened.product != product || widened.row_begin != row_begin) {
+      kernels.widen_rows(first.x, row_begin, row_end, first.depth, widened.rows());
+      widened.product = product;
+      widened.row_begin = row_begin;
+    }
+    return widened.rows();
+  }
+};
+
 struct ProjectWork {
   const Kernels *kernels;
   const Product *products;
+  Widening widening;
   Cut cuts[3];
 };
 
 // Row block by row block, all panels of all parts under it: the rows stay in the cache.
-void run_unit(const void *context, int64_t unit, int64_t) {
+void run_unit(const void *context, int64_t unit, int64_t thread) {
   const ProjectWork &work = *static_cast<const ProjectWork *>(context);
   int64_t i = 0;
   for (; unit >= work.cuts[i].units(); ++i) unit -= work.cuts[i].units();
@@ -72,41 +107,49 @@ void run_unit(const void *context, int64_t unit, int64_t) {
   int64_t group = unit % cut.groups_of_all_parts, part = 0;
   while (group >= cut.groups[part]) group -= cut.groups[part++];
   const Projection &projection = product.parts[part];
-  const int64_t panel_begin = group * cut.group_panels;
-  work.kernels->project(projection, row_begin, std::min(projection.rows, row_begin + cut.block_rows), panel_begin,
-                         std::min(panels_of(projection.columns), panel_begin + cut.group_panels));
+  const int64_t panel_begin = group * cut.group_panels, row_end = std::min(projection.rows, row_begin + cut.block_rows);
+  const float *const rows = work.widening.rows_of(*work.kernels, projection, i, row_begin, row_end, thread);
+  work.kernels->project(projection, rows, row_begin, row_end, panel_begin,
+                        std::min(panels_of(projection.columns), panel_begin + cut.group_panels));
 }
 
 // One thread: nothing is to be shared out.
-void run_alone(const Kernels &kernels, const Product &product) {
+void run_alone(const Kernels &kernels, const Product &product, int64_t number, const Widening &widening) {
   const int64_t rows = product.parts[0].rows, block_rows = block_rows_of(rows, product.parts[0].depth);
   for (int64_t row = 0; row < rows; row += block_rows) {
+    const int64_t end = std::min(rows, row + block_rows);
+    const float *const widened = widening.rows_of(kernels, product.parts[0], number, row, end, 0);
     for (int64_t part = 0; part < product.num_parts; ++part) {
-      kernels.project(product.parts[part], row, std::min(rows, row + block_rows), 0, panels_of(product.parts[part].columns));
+      kernels.project(product.parts[part], widened, row, end, 0, panels_of(product.parts[part].columns));
     }
   }
 }
 
-// sgemm wants rows at one distance: those of one sequence, or of all sequences if they follow each other.
-void run_through_sgemm(const mha_layer &layer, const Product &product, float *scratch) {
+// sgemm wants floats, in rows at one distance: those of one sequence, or of all sequences if they follow each other; or else copies.
+void run_through_sgemm(const mha_layer &layer, const Product &product, float *results, float *widened) {
   const Projection &first = product.parts[0];
   const InputRows &x = first.x;
   int64_t columns = 0;
   for (int64_t part = 0; part < product.num_parts; ++part) columns += product.parts[part].columns;
   // Sequences of one row lie at their batch stride, which serves as well.
   const bool has_single_rows = x.rows_per_sequence == 1 && x.batch_stride >= first.depth && x.batch_stride <= INT32_MAX;
-  const int64_t row_stride = has_single_rows ? x.batch_stride : x.row_stride;
-  const bool is_one_run = first.rows == x.rows_per_sequence || x.batch_stride == x.rows_per_sequence * row_stride;
+  const bool is_widened = x.storage != Storage::f32 || x.extents;
+  const int64_t row_stride = is_widened ? first.depth : has_single_rows ? x.batch_stride : x.row_stride;
+  const bool is_one_run = is_widened || first.rows == x.rows_per_sequence || x.batch_stride == x.rows_per_sequence * row_stride;
   const int64_t run_rows = is_one_run ? first.rows : x.rows_per_sequence;
   for (int64_t row = 0; row < first.rows;) {
     const int64_t run = row / run_rows, in_run = row % run_rows, rows = std::min(sgemm_rows, run_rows - in_run);
-    const float *const a = x.base + run * x.batch_stride + in_run * row_stride;
+    const float *a = widened;
+    if (is_widened)
+      layer.kernels->widen_rows(x, row, row + rows, first.depth, widened);
+    else
+      a = static_cast<const float *>(x.base) + run * x.batch_stride + in_run * row_stride;
     layer.sgemm(101, 111, 111, static_cast<int>(rows), static_cast<int>(columns), static_cast<int>(first.depth), 1.0f, a,
-                static_cast<int>(row_stride), product.plain_weights, static_cast<int>(product.plain_stride), 0.0f, scratch,
+                static_cast<int>(row_stride), product.plain_weights, static_cast<int>(product.plain_stride), 0.0f, results,
                 static_cast<int>(columns));
     int64_t column = 0;
     for (int64_t part = 0; part < product.num_parts; ++part) {
-      layer.kernels->finish_rows(product.parts[part], scratch + column, columns, row, row + rows);
+      layer.kernels->finish_rows(product.parts[part], results + column, columns, row, row + rows);
       column += product.parts[part].columns;
     }
     row += rows;
@@ -115,17 +158,58 @@ void run_through_sgemm(const mha_layer &layer, const Product &product, float *sc
 
 }  // namespace
 
-void run_products(const mha_layer &layer, const Product *products, int64_t num_products, const mha_scheduler *scheduler,
-                  UnitCounter *counter, float *scratch) {
+ProductMemory plan_products(const mha_layer &layer, Storage input, bool has_padding, Count rows, int64_t input_width, int64_t columns,
+                            int64_t num_threads, WorkspaceLayout *layout) {
+  ProductMemory memory = {};
+  const int64_t most = rows.overflows() ? INT32_MAX : rows.value();
+  const Count width(input_width);
   if (layer.sgemm) {
-    for (int64_t i = 0; i < num_products; ++i) run_through_sgemm(layer, products[i], scratch);
+    const Count at_once(std::min(most, sgemm_rows));
+    memory.results = layout->take_floats(at_once * Count(columns));
+    if (input != Storage::f32 || has_padding) memory.widened = layout->take_floats(at_once * width);
+  } else if (input != Storage::f32) {
+    // As many rows as block_rows_of says at most, whose number falls as they become wider: so more and wider rows never need less.
+    const int64_t fewest = std::max(block_floats + whole_tiles * input_width, min_block * input_width);
+    const int64_t floats = std::min(std::min(blocks_of(most, whole_tiles) * whole_tiles, project_block_rows) * input_width, fewest);
+    memory.widened_per_thread = static_cast<int64_t>(sizeof(WidenedRows)) + blocks_of(floats, 16) * 64;
+    memory.widened = layout->take(Count(num_threads), memory.widened_per_thread);
+  }
+  return memory;
+}
+
+void describe_projection(const mha_layer &layer, MatrixName name, const InputRows &x, int64_t rows, Projection *projection) {
+  const PackedMatrix &matrix = layer.layout.matrices[name];
+  projection->x = x;
+  projection->rows = rows;
+  projection->depth = matrix.depth;
+  projection->columns = matrix.columns;
+  projection->storage = layer.storage;
+  projection->panels = layer.weights(name);
+  projection->scales = layer.scales(name);
+  projection->bias = layer.bias(name);
+  projection->tuning = layer.tuning;
+  for (Destination *const to : {&projection->destination, &projection->tap}) {
+    to->kind = Destination::Kind::none;
+    to->storage = Storage::f32;
+    to->residual = nullptr;
+  }
+}
+
+void run_products(const mha_layer &layer, const Product *products, int64_t num_products, const mha_scheduler *scheduler,
+                  UnitCounter *counter, const ProductMemory &memory, unsigned char *workspace) {
+  if (layer.sgemm) {
+    float *const results = reinterpret_cast<float *>(workspace + memory.results);
+    float *const widened = reinterpret_cast<float *>(workspace + memory.widened);
+    for (int64_t i = 0; i < num_products; ++i) run_through_sgemm(layer, products[i], results, widened);
     return;
   }
+  const Widening widening = {workspace + memory.widened, memory.widened_per_thread};
+  widening.clear(threads_of(scheduler));
   if (threads_of(scheduler) == 1) {
-    for (int64_t i = 0; i < num_products; ++i) run_alone(*layer.kernels, products[i]);
+    for (int64_t i = 0; i < num_products; ++i) run_alone(*layer.kernels, products[i], i, widening);
     return;
   }
-  ProjectWork work = {layer.kernels, products, {}};
+  ProjectWork work = {layer.kernels, products, widening, {}};
   int64_t units = 0;
   for (int64_t i = 0; i < num_products; ++i) {
     work.cuts[i] = cut_of(products[i], threads_of(scheduler));

@@ -3,6 +3,7 @@
 
 #include "layer.h"
 #include "schedule.h"
+#include "workspace.h"
 
 namespace mha {
 
@@ -14,10 +15,22 @@ struct Product {
   const float *plain_weights;  // BLAS: the first part's matrix; the others lie beside it
 };
 
-constexpr int64_t sgemm_rows = 512;  // rows that go through sgemm at once, which bounds the memory for its result
+// What a product needs in the workspace: offsets in bytes from its start.
+struct ProductMemory {
+  int64_t results;                     // of sgemm
+  int64_t widened, widened_per_thread;  // input rows as floats, where they are not, and for sgemm one after the other
+};
 
-// Runs all products: on the layer's kernels, or through its sgemm with `scratch` for sgemm_rows rows of results.
+// Of `rows` rows at most, `input_width` numbers each, and so many columns together. `input`: how the rows are stored. has_padding: whether
+// there may be padding between them.
+ProductMemory plan_products(const mha_layer &layer, Storage input, bool has_padding, Count rows, int64_t input_width, int64_t columns,
+                            int64_t num_threads, WorkspaceLayout *layout);
+
+// The product of some rows with one of the layer's matrices. Its destination and its tap are yet to be set.
+void describe_projection(const mha_layer &layer, MatrixName name, const InputRows &x, int64_t rows, Projection *projection);
+
+// Runs all products: on the layer's kernels, or through its sgemm.
 void run_products(const mha_layer &layer, const Product *products, int64_t num_products, const mha_scheduler *scheduler,
-                  UnitCounter *counter, float *scratch);
+                  UnitCounter *counter, const ProductMemory &memory, unsigned char *workspace);
 
 }  // namespace mha

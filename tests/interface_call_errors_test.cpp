@@ -90,6 +90,7 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
       {"NKvIsNegative", [](auto &c) { c.args.n_kv = -1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"n_kv"}}},
       {"OutputIsNull", [](auto &c) { c.args.output = nullptr; }, {MHA_ERROR_NULL_POINTER, {argument}, {"output"}}, kCall},
       {"UnknownFlagIsSet", [](auto &c) { c.args.flags = 0x100; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"flags", "0x100"}}},
+      {"OutputTypeIsUnknown", [](auto &c) { c.args.output_type = 3; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"output_type is 3"}}},
       {"ReservedIsSet", [](auto &c) { c.args.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"reserved"}}},
       {"NormIsOfNoVersion",
        [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.struct_size = sizeof(mha_norm) - 1; },
@@ -279,6 +280,7 @@ class ForwardErrors : public testing::TestWithParam<CallCase<FullForward>> {};
 TEST_P(ForwardErrors, AreSentencesAndNothingIsWritten) { ExpectCallFails(GetParam()); }
 
 const CallCase<FullForward> kForwardCases[] = {
+    {"InputTypeIsUnknown", [](auto &c) { c.args.input_type = 4; }, {MHA_ERROR_INVALID_VALUE, {2}, {"input_type is 4"}}},
     {"QueryIsNull", [](auto &c) { c.args.query = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"query"}}, kCall},
     {"KeyIsNullButHasAnotherWidth",
      [](auto &c) {
@@ -437,6 +439,7 @@ const CallCase<FullAttention> kAttentionCases[] = {
     {"QIsNull", [](auto &c) { c.args.q = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"q"}}, kCall},
     {"KIsNull", [](auto &c) { c.args.k = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"k"}}, kCall},
     {"VIsNull", [](auto &c) { c.args.v = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"v"}}, kCall},
+    {"QTypeIsUnknown", [](auto &c) { c.args.q_type = MHA_TYPE_INT8; }, {MHA_ERROR_INVALID_VALUE, {1}, {"q_type is 3"}}},
     {"KTypeIsUnknown", [](auto &c) { c.args.k_type = 3; }, {MHA_ERROR_INVALID_VALUE, {1}, {"k_type"}}},
     {"VTypeIsUnknown", [](auto &c) { c.args.v_type = 0x80000000u; }, {MHA_ERROR_INVALID_VALUE, {1}, {"v_type"}}},
     {"QRowStrideIsShorterThanARow",

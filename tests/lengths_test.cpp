@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "interface_support.h"
 #include "support/attention_test.h"
 #include "support/fixtures.h"
 #include "support/instruction_sets.h"
@@ -325,6 +326,30 @@ TEST_P(Padding, RandomCasesWithLengthsWindowsAndRotationsEqualTheSpecification) 
     EXPECT_TRUE(SameBits(Attend(problem, call), Specify(problem)))
         << "case " << n << " values " << NameOf(kind) << ": " << Describe(problem) << "; threads "
         << (call.scheduler ? call.scheduler->num_threads : 0) << " asked " << call.asked;
+  }
+}
+
+// A BLAS takes rows at one distance: it gets the valid ones alone.
+TEST(PaddingWithABlas, IsNotReadIntoAnyProjection) {
+  for (const bool has_key : {false, true}) {
+    for (const bool has_w_o : {false, true}) {
+      LayerProblem problem;
+      problem.batch = 3;
+      problem.n_q = problem.n_kv = 7;
+      problem.has_key = has_key;
+      problem.num_heads = problem.num_kv_heads = 2;
+      problem.head_dim = problem.head_dim_v = 4;
+      problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = 9;
+      problem.q_lengths = {7, 4, 1};
+      problem.kv_lengths = has_key ? std::vector<int64_t>{2, 7, 5} : problem.q_lengths;
+      problem = NormalLayer(problem, 5, kAllBiases, has_w_o);
+      FillPadding(kNaN, &problem);
+      const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
+      const Layer layer = Create(LayerData(problem), &options);
+      const std::vector<float> y = Forward(layer.get(), problem).y, expected = Specify(problem).y;
+      ASSERT_EQ(y.size(), expected.size());
+      for (size_t n = 0; n < y.size(); n++) ASSERT_NEAR(y[n], expected[n], 1e-5f) << n << " " << Describe(problem);
+    }
   }
 }
 

@@ -19,10 +19,10 @@ template <class V>
 MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const int64_t head_dim = unit.call.head_dim;
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
-    const float *from = unit.input(row);
+    const float *from = static_cast<const float *>(unit.input(row));
     float *const to = unit.q(row.index);
     if (unit.call.prepare_q.is_any) {
-      for (int64_t k = 0; k < head_dim; ++k) to[k] = from[k];
+      widen_row<V>(unit.call.q.storage, from, head_dim, to);
       prepare<V>(unit.call.prepare_q, {unit.sequence_index, unit.array_row(row), unit.position_of(row), row.head}, head_dim, to);
       from = to;
     }

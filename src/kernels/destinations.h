@@ -1,7 +1,7 @@
 // Where the rows of a projection come from, and where its finished values go.
 #pragma once
 
-#include "kernels/functions.h"
+#include "kernels/rows.h"
 #include "kernels/tile.h"
 
 namespace mha {
@@ -48,6 +48,29 @@ MHA_INLINE void advance(const InputRows &x, Cursor *at, int64_t step, bool has_m
   at->row = x.extents ? x.extents[at->sequence].first : 0;
 }
 
+// Part of an output row: to `at` elements from the start, with a residual added or in 16 bits. The residual may lie where the output does.
+template <class V>
+MHA_NOINLINE void write_converted(const Destination &to, int64_t row, int64_t column, int64_t at, const float *values, int64_t count) {
+  constexpr int64_t at_once = 64;
+  alignas(64) float sums[at_once];
+  for (int64_t done = 0; done < count; done += at_once) {
+    const int64_t number = min(at_once, count - done);
+    const float *from = values + done;
+    if (to.residual) {
+      widen_row<V>(to.storage, element_at(to.residual, to.storage, row * to.residual_row_stride + column + done), number, sums);
+      int64_t i = 0;
+      for (; i + static_cast<int64_t>(V::size) <= number; i += V::size) store(sums + i, canonical(load<V>(from + i) + load<V>(sums + i)));
+      for (; i < number; ++i) sums[i] = canonical(from[i] + sums[i]);
+      from = sums;
+    }
+    void *const written = element_at(to.base, to.storage, at + done);
+    if (to.storage == Storage::f32)
+      copy<V>(from, static_cast<float *>(written), number);
+    else
+      narrow_row(to.storage, from, number, written);
+  }
+}
+
 // Finished values, rows `row`, row + 1, ... of the output and columns first_column, ..., to one destination.
 template <class V>
 inline void write_columns(const Destination &to, const InputRows &x, int64_t row, int64_t num_rows, const float *values,
@@ -56,13 +79,15 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
   int64_t head = quotient(first_column, to.head_width), c = first_column - head * to.head_width;
   for (int64_t done = 0; done < num_columns; ++head, c = 0) {
     const int64_t count = min(to.head_width - c, num_columns - done);
-    float *const head_base = to.base + head * to.head_stride;
     Cursor at = first;
     for (int64_t r = 0; r < num_rows;) {
       const float *const from = values + r * values_stride + done;
-      float *const base = head_base + at.sequence * to.batch_stride;
+      const int64_t start = head * to.head_stride + at.sequence * to.batch_stride;
+      float *const base = static_cast<float *>(to.base) + start;
       int64_t step = 1;
-      if (to.kind != Destination::Kind::key_blocks) {
+      if (to.residual || to.storage != Storage::f32) {
+        write_converted<V>(to, at.row, c, start + at.row * to.row_stride + c, from, count);
+      } else if (to.kind != Destination::Kind::key_blocks) {
         copy<V>(from, base + (to.kind == Destination::Kind::rows ? at.row : at.position) * to.row_stride + c, count);
       } else {
         const int64_t lane = place_in_block(at.position);
@@ -99,10 +124,13 @@ struct RowBlock {
   int64_t first, count;
   const float *in[project_block_rows + spare];  // a tile may have more rows than there are: the last one again
 
-  MHA_INLINE RowBlock(const Projection &p, int64_t begin, int64_t end) : first(begin), count(min(project_block_rows, end - begin)) {
+  // given: all of them, one after the other; null: they lie where the projection says.
+  MHA_INLINE RowBlock(const Projection &p, const float *given, int64_t begin, int64_t end)
+      : first(begin), count(min(project_block_rows, end - begin)) {
+    const float *const base = static_cast<const float *>(p.x.base);
     Cursor at = cursor_at(p.x, begin);
     for (int64_t r = 0; r < count; ++r) {
-      in[r] = p.x.base + at.sequence * p.x.batch_stride + at.row * p.x.row_stride;
+      in[r] = given ? given + r * p.depth : base + at.sequence * p.x.batch_stride + at.row * p.x.row_stride;
       advance(p.x, &at, 1, r + 1 < count);
     }
     for (int64_t r = count; r < count + spare; ++r) in[r] = in[count - 1];

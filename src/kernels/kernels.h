@@ -39,11 +39,12 @@ struct Extent {
 
 // Input rows: row i of sequence b is at base + b * batch_stride + i * row_stride.
 struct InputRows {
-  const float *base;
+  const void *base;
   int64_t rows_per_sequence;
   int64_t batch_stride;
   int64_t row_stride;
   const Extent *extents;  // of each sequence; null: all rows are valid
+  Storage storage = Storage::f32;  // or 16 bits
 };
 
 // Where column n of the output for row i of sequence b goes; n falls into head h = n / head_width at column c = n % head_width, and the row
@@ -54,11 +55,14 @@ struct InputRows {
 struct Destination {
   enum class Kind : uint32_t { none, rows, value_rows, key_blocks };
   Kind kind;
-  float *base;
+  Storage storage;  // of rows; f32 or 16 bits
+  void *base;
   int64_t batch_stride;
   int64_t row_stride;
   int64_t head_stride;
   int64_t head_width;
+  const void *residual;  // rows, in the same storage, of one sequence, that the rows are added to; null: none
+  int64_t residual_row_stride;
 };
 
 // y = canon(dot(x, W) + bias), one product of input rows with one packed matrix. Panels are zero beyond the last column.
@@ -117,10 +121,11 @@ struct KeyValues {
 };
 
 struct StridedRows {
-  const float *base;
+  const void *base;
   int64_t batch_stride;
   int64_t row_stride;
   int64_t head_stride;
+  Storage storage = Storage::f32;  // or 16 bits
 };
 
 // Rotation of queries and keys (CONTRACT.md, section 5); see mha_rope.
@@ -148,7 +153,7 @@ struct Norm {
 struct Preparation {
   Norm norm;
   Rotation rotation;
-  bool is_any;
+  bool is_any;  // or the rows have 16 bits and go through the scratch memory too
 };
 
 // A number for each pair of row and key, at base + sequence * batch_stride + head * head_stride + row * row_stride + column.
@@ -223,7 +228,8 @@ struct Attention {
   StridedRows q;
   Preparation prepare_q, prepare_k, prepare_v;  // of keys and values only where they are plain, others are prepared already
   KeyValues k, v;
-  float *output;  // canonical context rows
+  void *output;  // canonical context rows
+  Storage output_storage;
   int64_t output_batch_stride, output_row_stride, output_head_stride;
   float *lse, *context;  // optional outputs, contiguous as in mha.h
   PairOutputs pairs;
@@ -292,8 +298,13 @@ struct Kernels {
   uint32_t instruction_set;  // MHA_INSTRUCTION_SET_*
   int64_t project_tile_rows, project_tile_columns, attend_tile_rows;
 
-  // Output rows [row_begin, row_end) and panels [panel_begin, panel_end) of a projection.
-  void (*project)(const Projection &projection, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end);
+  // Output rows [row_begin, row_end) and panels [panel_begin, panel_end) of a projection. rows: what widen_rows has made of these input
+  // rows; null: they are floats.
+  void (*project)(const Projection &projection, const float *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+                  int64_t panel_end);
+
+  // Input rows [row_begin, row_end), `width` numbers each, as floats, one after the other.
+  void (*widen_rows)(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width, float *to);
 
   // One unit of attention: the queries from block * block_queries on of all query heads of one kv head of one sequence, with the keys of
   // one part. scratch: attention.scratch.floats floats, aligned to 64 bytes.

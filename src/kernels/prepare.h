@@ -1,18 +1,11 @@
 // What is done to rows of queries, keys and values on their way: norms and rotation. CONTRACT.md, section 5.
 #pragma once
 
-#include "kernels/elements.h"
+#include "kernels/rows.h"
 #include "kernels/tile.h"
 
 namespace mha {
 namespace {
-
-template <class V, class Element>
-MHA_INLINE void widen(const Element *from, float *to, int64_t count) {
-  int64_t i = 0;
-  for (; i + static_cast<int64_t>(V::size) <= count; i += V::size) store(to + i, load<V>(from + i));
-  for (; i < count; ++i) store(to + i, load<Scalar>(from + i));
-}
 
 // A head's row that is prepared.
 struct RowPlace {
@@ -134,9 +127,7 @@ void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_be
     const int64_t position = static_cast<int64_t>(static_cast<uint64_t>(start) + static_cast<uint64_t>(row));
     const auto row_of = [&](int64_t head) {
       const int64_t at = sequence_index * rows.batch_stride + (first + row) * rows.row_stride + head * rows.head_stride;
-      visit_storage(rows.storage, [&](auto stored) {
-        widen<V>(static_cast<const typename decltype(stored)::Element *>(rows.base) + at, scratch, measuring.width);
-      });
+      widen_row<V>(rows.storage, element_at(rows.base, rows.storage, at), measuring.width, scratch);
       const RowPlace place = {sequence_index, first + row, position, head};
       if (how.rotation.cos && how.norm.is_after_rotation) rotate<V>(how.rotation, place, scratch);
       return static_cast<const float *>(scratch);

@@ -8,6 +8,7 @@
 #include "kernels/context.h"
 #include "kernels/destinations.h"
 #include "kernels/panels.h"
+#include "kernels/rows.h"
 
 namespace mha {
 namespace {
@@ -196,9 +197,9 @@ MHA_NOINLINE void project_int4(const Projection &p, const RowBlock &rows, int64_
 constexpr int64_t max_rows_widened_in_registers = 24;
 
 template <class V>
-void project(const Projection &p, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+void project(const Projection &p, const float *given, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
-    const RowBlock rows(p, row, row_end);
+    const RowBlock rows(p, given ? given + (row - row_begin) * p.depth : nullptr, row, row_end);
     if (p.storage == Storage::int4) {
       project_int4<V>(p, rows, panel_begin, panel_end);
     } else {
@@ -212,6 +213,15 @@ void project(const Projection &p, int64_t row_begin, int64_t row_end, int64_t pa
       }
       project_panels<V>(p, rows, is_widened, panel, panel_end);
     }
+  }
+}
+
+template <class V>
+void widen_rows(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width, float *to) {
+  Cursor at = cursor_at(x, row_begin);
+  for (int64_t row = row_begin; row < row_end; ++row, to += width) {
+    widen_row<V>(x.storage, element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride), width, to);
+    advance(x, &at, 1, row + 1 < row_end);
   }
 }
 

@@ -166,7 +166,7 @@ template <class V>
 void run_small(const SmallLayer &layer, const SmallCall &call, float *scratch) {
   const SmallMemory memory(layer, call.n, scratch);
   for (int64_t b = 0; b < call.batch; ++b) {
-    const float *const x = call.x.base + b * call.x.batch_stride;
+    const float *const x = static_cast<const float *>(call.x.base) + b * call.x.batch_stride;
     float *const output = call.output + b * call.output_batch_stride;
     if (!is_small_code && call.n == 1) {
       project_small_rows<V, 1>(layer, memory, call, x, 0);

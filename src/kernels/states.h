@@ -91,7 +91,8 @@ inline void finish(const Unit &unit, const Row &row) {
   const Attention &call = unit.call;
   if (call.options.sinks) add_sink<V>(unit, row);
   const float l = *unit.l(0, row.index);
-  float *const o = unit.o(0, row.index), *const out = unit.output(row);
+  const bool is_narrowed = call.output_storage != Storage::f32;
+  float *const o = unit.o(0, row.index), *const out = is_narrowed ? o : static_cast<float *>(unit.output(row));
   const bool is_empty = l == 0.0f;
   const V inverse = all<V>(1.0f / l);
   int64_t c = 0;
@@ -102,6 +103,7 @@ inline void finish(const Unit &unit, const Row &row) {
     store(o + c, is_empty ? all<V>(0.0f) : canonical(load<V>(o + c) * inverse));
     for (; c < call.head_dim_v; ++c) out[c] = o[c];
   }
+  if (is_narrowed) narrow_row(call.output_storage, o, call.head_dim_v, unit.output(row));
   if (call.context) {
     float *const tap =
         call.context + ((unit.sequence_index * call.n_q + unit.array_row(row)) * call.num_heads + row.head) * call.head_dim_v;

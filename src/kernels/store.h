@@ -45,11 +45,13 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
       const float *rows[4] = {};
       for (int64_t i = 0; i < count; ++i) {
         const int64_t array_row = sequence.kv_first + row + i;
-        rows[i] = storing.rows.base + sequence_index * storing.rows.batch_stride + array_row * storing.rows.row_stride +
-                  head * storing.rows.head_stride;
+        const StridedRows &from = storing.rows;
+        rows[i] = reinterpret_cast<const float *>(
+            element_at(from.base, from.storage,
+                       sequence_index * from.batch_stride + array_row * from.row_stride + head * from.head_stride));
         if (!storing.prepare.is_any) continue;
         float *const copy = scratch + i * width;
-        widen<V>(rows[i], copy, width);
+        widen_row<V>(from.storage, rows[i], width, copy);
         prepare<V>(storing.prepare, {sequence_index, array_row, position + i, head}, width, copy);
         rows[i] = copy;
       }

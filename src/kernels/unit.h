@@ -1,6 +1,7 @@
 // A unit of the attention: a block of queries of all the query heads that share one kv head, and the keys that its rows attend to.
 #pragma once
 
+#include "kernels/rows.h"
 #include "kernels/tile.h"
 
 namespace mha {
@@ -66,12 +67,13 @@ struct Unit {
 
   // The row of the caller's array, and with it of the outputs.
   MHA_INLINE int64_t array_row(const Row &row) const { return sequence.q_first + row.query; }
-  MHA_INLINE const float *input(const Row &row) const {
-    return call.q.base + sequence_index * call.q.batch_stride + array_row(row) * call.q.row_stride + row.head * call.q.head_stride;
+  MHA_INLINE const void *input(const Row &row) const {
+    return element_at(call.q.base, call.q.storage,
+                      sequence_index * call.q.batch_stride + array_row(row) * call.q.row_stride + row.head * call.q.head_stride);
   }
-  MHA_INLINE float *output(const Row &row) const {
-    return call.output + sequence_index * call.output_batch_stride + array_row(row) * call.output_row_stride +
-           row.head * call.output_head_stride;
+  MHA_INLINE void *output(const Row &row) const {
+    return element_at(call.output, call.output_storage, sequence_index * call.output_batch_stride +
+                                                            array_row(row) * call.output_row_stride + row.head * call.output_head_stride);
   }
   // Number of the row in an output [batch, num_heads, n_q].
   MHA_INLINE int64_t output_row(const Row &row) const { return (sequence_index * call.num_heads + row.head) * call.n_q + array_row(row); }

@@ -1,0 +1,50 @@
+// Rows of the caller's numbers, which may have 16 bits: as floats, and back.
+#pragma once
+
+#include "kernels/elements.h"
+#include "kernels/functions.h"
+
+namespace mha {
+namespace {
+
+template <class V, class Element>
+MHA_INLINE void widen(const Element *from, float *to, int64_t count) {
+  int64_t i = 0;
+  for (; i + static_cast<int64_t>(V::size) <= count; i += V::size) store(to + i, load<V>(from + i));
+  for (; i < count; ++i) store(to + i, load<Scalar>(from + i));
+}
+
+// f32, f16 or bf16.
+template <class V>
+MHA_NOINLINE void widen_row(Storage storage, const void *from, int64_t count, float *to) {
+  if (storage == Storage::f16) return widen<V>(static_cast<const F16 *>(from), to, count);
+  if (storage == Storage::bf16) return widen<V>(static_cast<const Bf16 *>(from), to, count);
+  widen<V>(static_cast<const float *>(from), to, count);
+}
+
+// Blocks of a fixed size, of which a compiler makes vectors.
+template <class Narrow>
+MHA_INLINE void narrow_blocks(const float *from, int64_t count, uint16_t *to, Narrow narrow) {
+  constexpr int64_t block = 16;
+  int64_t i = 0;
+  for (; i + block <= count; i += block) {
+    for (int64_t j = 0; j < block; ++j) to[i + j] = narrow(from[i + j]);
+  }
+  for (; i < count; ++i) to[i] = narrow(from[i]);
+}
+
+// To f16 or bf16.
+MHA_NOINLINE inline void narrow_row(Storage storage, const float *from, int64_t count, void *to) {
+  uint16_t *const bits = static_cast<uint16_t *>(to);
+  if (storage == Storage::f16) return narrow_blocks(from, count, bits, [](float x) MHA_INLINED { return f16_of(x); });
+  narrow_blocks(from, count, bits, [](float x) MHA_INLINED { return bf16_of(x); });
+}
+
+// The number at `index` of an array of the caller's.
+MHA_INLINE const char *element_at(const void *base, Storage storage, int64_t index) {
+  return static_cast<const char *>(base) + index * bytes_of(storage);
+}
+MHA_INLINE char *element_at(void *base, Storage storage, int64_t index) { return static_cast<char *>(base) + index * bytes_of(storage); }
+
+}  // namespace
+}  // namespace mha
