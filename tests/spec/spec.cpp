@@ -546,7 +546,8 @@ void Prepare(const AttentionShape &shape, bool are_keys, float *x) {
   }
 }
 
-void PrepareValues(const AttentionShape &shape, float *v) {
+void PrepareKeys(const AttentionShape &shape, float *k, float *v) {
+  Prepare(shape, true, k);
   for (int64_t n = 0; shape.norm && shape.norm->is_of_values && n < shape.n_kv * shape.num_kv_heads; n++) {
     Normalize(false, shape.norm->epsilon, nullptr, nullptr, 0, 1, shape.head_dim_v, v + n * shape.head_dim_v);
   }
@@ -563,8 +564,7 @@ void Attend(const AttentionShape &shape, const float *given_q, const float *give
   for (int64_t n = 0; n < k_count; n++) k[n] = given_k[n];
   for (int64_t n = 0; n < v_count; n++) v[n] = given_v[n];
   Prepare(shape, false, q);
-  Prepare(shape, true, k);
-  PrepareValues(shape, v);
+  PrepareKeys(shape, k, v);
   Floats k_row(head_dim);
   Floats k_t(head_dim * n_kv), k_scales(n_kv);  // the keys as columns, for Dots
   Floats v_rows(n_kv * head_dim_v), v_scales(n_kv);
@@ -627,6 +627,6 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
 
 }  // namespace
 
-const Functions MHA_SPEC_FUNCTIONS = {Fma, Exp, Log, Tanh, Project, StoreWeights, Rotate, Store, Attend, Forward};
+const Functions MHA_SPEC_FUNCTIONS = {Fma, Exp, Log, Tanh, Project, StoreWeights, Rotate, PrepareKeys, Store, Attend, Forward};
 
 }  // namespace spec

@@ -45,6 +45,9 @@ struct Functions {
   // x [heads, width] at position r of the tables, in place.
   void (*rotate)(const support::Rotation &rotation, int64_t r, int64_t heads, int64_t width, float *x);
 
+  // k [n_kv, num_kv_heads, head_dim] and v [n_kv, num_kv_heads, head_dim_v] as they are to be stored, in place.
+  void (*prepare_keys)(const support::AttentionShape &shape, float *k, float *v);
+
   // What is read back of x [rows, width] after storing it.
   void (*store)(support::Storage type, const float *x, int64_t rows, int64_t width, float *read);
 

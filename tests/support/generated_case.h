@@ -381,19 +381,21 @@ class CaseRun {
     Compute(problem, form, [](CallData *) {});
   }
 
-  // By mha_kv_cache_append, as the specification projects and rotates them.
+  // By mha_kv_cache_append, as the specification projects, normalises and rotates them.
   void AppendPast() {
     const LayerProblem &whole = c_.whole;
+    const std::optional<Norm> norm = NormOf(whole);
     for (int64_t b = 0; b < whole.batch; b++) {
       const int64_t past = c_.pasts[static_cast<size_t>(b)];
       KeysAndValues rows;
       rows.k = SliceRows(c_.is_layer() ? expected_.k : whole.key, b, whole.n_kv, whole.k_width(), 0, past);
       rows.v = SliceRows(c_.is_layer() ? expected_.v : whole.value, b, whole.n_kv, whole.v_width(), 0, past);
       WithRotation(whole, b, [&](const Rotation *rotation) {
-        for (int64_t j = 0; rotation && j < past; j++) {
-          spec::Fastest().rotate(*rotation, rotation->k_positions ? rotation->k_positions[j] : j, whole.num_kv_heads, whole.head_dim,
-                                 rows.k.data() + j * whole.k_width());
-        }
+        AttentionShape shape = ShapeOf(whole, b);
+        shape.n_kv = past;
+        shape.norm = norm ? &*norm : nullptr;
+        shape.rotation = rotation;
+        spec::Fastest().prepare_keys(shape, rows.k.data(), rows.v.data());
       });
       cache_->Append(c_.cache_sequences.empty() ? b : c_.cache_sequences[static_cast<size_t>(b)], rows);
     }

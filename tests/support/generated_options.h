@@ -22,6 +22,7 @@
 
 #include "support/choices.h"
 #include "support/generated_case.h"
+#include "support/norm.h"
 
 namespace support {
 
@@ -498,6 +499,29 @@ inline const std::vector<Dimension> &Dimensions() {
          if (value == "keys" || value == "both") draw(c->whole.n_kv, &c->whole.rope->k_positions);
        }},
 
+      // Norms
+      {"norm",
+       {"none", "rms", "layer"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "none") return;
+         LayerProblem &whole = c->whole;
+         NormArrays norm;
+         norm.is_layer = value == "layer";
+         norm.is_of_all_heads = c->Is("norm_heads", "together");
+         norm.is_after_rotation = c->Is("norm_place", "after");
+         norm.is_of_values = c->Is("norm_values", "yes");
+         norm.use_defaults = norm.is_of_all_heads && random->Coin();
+         norm.epsilon = random->Pick<float>({1e-6f, 1e-5f, 0.25f});
+         if (norm.is_of_all_heads || c->Is("norm_weights", "heads")) norm.head_stride = whole.head_dim;
+         if (c->Is("norm_weights", "apart")) norm.head_stride = whole.head_dim + random->Between(1, 9);
+         FillNormWeights(random, whole, !c->Is("norm_weights", "none|keys"), !c->Is("norm_weights", "none|queries"), &norm);
+         whole.norm = norm;
+       }},
+      {"norm_heads", {"each", "together"}, [](Case *, std::string_view, Random *) {}},
+      {"norm_place", {"before", "after"}, [](Case *, std::string_view, Random *) {}},
+      {"norm_values", {"no", "yes"}, [](Case *, std::string_view, Random *) {}},
+      {"norm_weights", {"none", "same", "heads", "apart", "queries", "keys"}, [](Case *, std::string_view, Random *) {}},
+
       // What changes scores
       {"softcap",
        {"no", "yes"},
@@ -642,6 +666,11 @@ inline const std::vector<Together> &Refusals() {
       {{"q_start", "far"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},
       {{"rope", "none"}, {"rope_dims", "!all"}},
       {{"rope", "none"}, {"rope_positions", "!counted"}},
+      {{"norm", "none"}, {"norm_heads", "!each"}},
+      {{"norm", "none"}, {"norm_place", "!before"}},
+      {{"norm", "none"}, {"norm_values", "!no"}},
+      {{"norm", "none"}, {"norm_weights", "!none"}},
+      {{"norm_heads", "together"}, {"norm_weights", "apart"}},
       // Several calls: each has the keys that its rows attend to
       {{"calls", "!one"}, {"cache", "none"}, {"entry", "self|value"}},
       {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"kv_lengths", "!queries"}},
