@@ -652,7 +652,7 @@ typedef struct mha_norm {
 #define MHA_COLUMNS_NEW_KEYS 1u /* the rows of key that come with the call */
 
 /* What position groups do. */
-#define MHA_GROUPS_WITHIN 0u /* only keys of the query's own group: packed documents, chunks */
+#define MHA_GROUPS_WITHIN 0u /* of what flags leave, only the own group: documents, chunks */
 #define MHA_GROUPS_ALSO 1u   /* keys of its own group beside those that flags leave: image blocks */
 
 /*
@@ -671,16 +671,17 @@ typedef struct mha_norm {
  *     context = head_scales[head] * (weights times values)
  *
  * This is the order of ONNX's Attention. A key whose score is -infinity takes no part. Of mask and
- * bias, what flags and lengths exclude is not read, and of bias what mask excludes reaches no
- * result. Calls only read the struct and all that it points to.
+ * bias, what flags and lengths exclude is not read (with MHA_GROUPS_ALSO it may be), and of bias
+ * what mask or groups exclude reaches no result. Calls only read the struct and all it points to.
  *
  * mask and bias have the shape [batch, num_heads, n_q, columns]. A stride of 0 means that all
  * sequences, heads or rows have the same: one [n_q, columns] for all needs a row stride alone. Rows
  * are those of query, padding included. Columns are those of attention_weights: the rows of key or,
  * with a cache, the positions in it after the call. With MHA_COLUMNS_NEW_KEYS they are always the
  * rows of key that come with the call. The keys that the cache had before then have no column: mask
- * leaves them all, and their bias is 0. So a tree of drafted tokens needs a mask of its own rows
- * only. A ring, whose positions have no end, takes these columns alone.
+ * leaves them all, their bias is 0, and for want of a group flags decide. So a tree of drafted
+ * tokens needs a mask of its own rows only. A ring, whose positions have no end, takes these
+ * columns alone, and no groups. Keys behind num_columns are masked.
  */
 typedef struct mha_score_options {
   size_t struct_size;        /* sizeof the struct */
@@ -700,7 +701,7 @@ typedef struct mha_score_options {
   uint32_t groups;           /* MHA_GROUPS_*; 0 = WITHIN; without groups 0 */
   int64_t num_columns;       /* that rows of mask, bias and kv_groups have; 0 = as many as needed */
   /* Position groups: numbers [batch, n_q] and [batch, columns]; NULL = none. kv_groups NULL =
-     q_groups, in self-attention without a cache. With MHA_GROUPS_ALSO, negative is in no group. */
+     q_groups, where columns are the rows of query. With MHA_GROUPS_ALSO, negative is no group. */
   const int32_t *q_groups;
   const int32_t *kv_groups;
   int64_t q_groups_stride;   /* from one sequence to the next; 0 = the same for all */

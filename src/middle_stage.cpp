@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include <algorithm>
+
 #include "norm.h"
 #include "score_options.h"
 #include "storage.h"
@@ -176,6 +178,10 @@ mha_status check_middle(Report &report, MiddleStage *stage) {
   if (const mha_status status = check_sequences(report, &s, attention.num_kv_heads, attention.head_dim, attention.head_dim_v))
     return status;
   set_window(s, &attention);
+  PositionGroups &groups = attention.options.groups;
+  groups.window_left = attention.window_left;
+  groups.window_right = attention.window_right;
+  if (groups.add_keys) attention.window_left = attention.window_right = INT64_MAX;
   if (const mha_status status = check_norm(report, stage->norm, s, &attention)) return status;
   attention.prepare_q.rotation = rotation_of(s, false);
   attention.prepare_k.rotation = rotation_of(s, true);
@@ -302,7 +308,7 @@ void add_cost_of_middle(const MiddleStage &stage, mha_call_info *info) {
   const SequenceArguments &s = stage.sequences;
   info->operations += 2 * attending_pairs(s) * product(attention.num_heads, attention.head_dim + attention.head_dim_v);
   info->bytes += bytes_of_score_options(attention.options, attention.batch, attention.num_heads, attention.n_q,
-                                        s.has_new_columns ? s.n_kv : longest_keys(s));
+                                        std::min(s.num_columns, s.has_new_columns ? s.n_kv : longest_keys(s)));
   if (s.cache || !attention.k.is_packed) info->bytes += key_value_bytes(s, attention);
   for (const OptionalOutput &output : optional_outputs(stage, longest_keys(s)).outputs) {
     if (output.output) info->bytes += static_cast<uint64_t>(output.elements.value()) * sizeof(float);

@@ -5,10 +5,22 @@
 #include "storage.h"
 #include "structs.h"
 
+#include <algorithm>
+
 namespace mha {
 namespace {
 
 bool is_finite(float x) { return x - x == 0.0f; }
+
+// The stride from one row of columns to the next. Without num_columns, those of a cache are counted later (check_sequence_arrays).
+mha_status check_row(Report &report, const SequenceArguments &s, const char *name, const char *stride_name, int64_t stride) {
+  const bool is_counted = s.num_columns != INT64_MAX;
+  const int64_t columns = is_counted ? s.num_columns : s.cache ? 0 : s.n_kv;
+  if (stride == 0 || stride >= columns) return MHA_OK;
+  return report.fail(MHA_ERROR_SHAPE, s.argument, "score.%s_%s is %lld, but there are %lld %s; a row has %s", name, stride_name,
+                     static_cast<long long>(stride), static_cast<long long>(columns), is_counted ? "score.num_columns" : "keys",
+                     is_counted ? "so many columns" : "a column for each");
+}
 
 mha_status check_pair_array(Report &report, const SequenceArguments &s, const char *name, const PairArray &array, int64_t num_heads) {
   const long long strides[] = {array.batch_stride, array.head_stride, array.row_stride};
@@ -24,13 +36,10 @@ mha_status check_pair_array(Report &report, const SequenceArguments &s, const ch
     }
   }
   if (!array.base) return MHA_OK;
-  if (!s.cache && array.row_stride != 0 && array.row_stride < s.n_kv) {
-    return report.fail(MHA_ERROR_SHAPE, s.argument, "score.%s_row_stride is %lld, but there are %lld keys; a row has a column for each",
-                       name, static_cast<long long>(array.row_stride), static_cast<long long>(s.n_kv));
-  }
+  if (const mha_status status = check_row(report, s, name, "row_stride", array.row_stride)) return status;
   const auto reach = [](int64_t count, int64_t stride) { return Count(count > 0 ? count - 1 : 0) * Count(stride); };
   const Count elements = reach(s.batch, array.batch_stride) + reach(num_heads, array.head_stride) + reach(s.n_q, array.row_stride) +
-                         Count(max_keys(s));
+                         Count(std::min(max_keys(s), s.num_columns));
   if ((elements * Count(sizeof(float))).overflows()) {
     return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "score.%s would be larger than memory can be", name);
   }
@@ -41,10 +50,14 @@ mha_status check_columns(Report &report, const SequenceArguments &s, const mha_s
   if (options.columns > MHA_COLUMNS_NEW_KEYS) {
     return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.columns is %u, which is no MHA_COLUMNS_*", options.columns);
   }
-  const bool has_pairs = options.mask || options.bias;
-  if (options.columns == MHA_COLUMNS_NEW_KEYS && (!has_pairs || (s.flags & MHA_CACHE_READ))) {
+  const bool has_pairs = options.mask || options.bias, has_columns = has_pairs || options.q_groups;
+  if (options.columns == MHA_COLUMNS_NEW_KEYS && (!has_columns || (s.flags & MHA_CACHE_READ))) {
     return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.columns is MHA_COLUMNS_NEW_KEYS, but there is no %s; leave it 0",
-                       has_pairs ? "new key with MHA_CACHE_READ" : "score.mask and no score.bias");
+                       has_columns ? "new key with MHA_CACHE_READ" : "score.mask, score.bias or score.q_groups");
+  }
+  if (options.num_columns < 0 || (options.num_columns > 0 && !has_columns)) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.num_columns is %lld; %s", static_cast<long long>(options.num_columns),
+                       has_columns ? "it can't be negative" : "leave it 0 without score.mask, score.bias and score.q_groups");
   }
   if (options.columns == MHA_COLUMNS_ALL_KEYS && has_pairs && s.is_ring()) {
     return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
@@ -52,6 +65,47 @@ mha_status check_columns(Report &report, const SequenceArguments &s, const mha_s
                        options.mask ? "mask" : "bias");
   }
   return MHA_OK;
+}
+
+mha_status check_groups(Report &report, const SequenceArguments &s, const mha_score_options &options) {
+  const struct {
+    const char *name;
+    const int32_t *numbers;
+    int64_t stride;
+  } arrays[] = {{"q_groups", options.q_groups, options.q_groups_stride}, {"kv_groups", options.kv_groups, options.kv_groups_stride}};
+  for (const auto &array : arrays) {
+    if (array.stride < 0) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.%s_stride is %lld; a stride can't be negative", array.name,
+                         static_cast<long long>(array.stride));
+    }
+    if (!array.numbers && array.stride != 0) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.%s_stride is %lld, but score.%s is NULL; give it, or leave it 0",
+                         array.name, static_cast<long long>(array.stride), array.name);
+    }
+    if ((Count(s.batch) * Count(array.stride) * Count(sizeof(int32_t))).overflows()) {
+      return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "score.%s would be larger than memory can be", array.name);
+    }
+  }
+  if (!options.q_groups) {
+    if (!options.kv_groups && options.groups == 0) return MHA_OK;
+    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.%s is given without score.q_groups; give it, or leave both out",
+                       options.kv_groups ? "kv_groups" : "groups");
+  }
+  if (options.groups > MHA_GROUPS_ALSO) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.groups is %u, which is no MHA_GROUPS_*", options.groups);
+  }
+  if (s.is_ring()) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "a ring takes no score.q_groups; use a cache of another kind");
+  }
+  if (options.q_groups_stride != 0 && options.q_groups_stride < s.n_q) {
+    return report.fail(MHA_ERROR_SHAPE, s.argument, "score.q_groups_stride is %lld, but there are %lld queries; each has a number",
+                       static_cast<long long>(options.q_groups_stride), static_cast<long long>(s.n_q));
+  }
+  if (options.kv_groups) return check_row(report, s, "kv_groups", "stride", options.kv_groups_stride);
+  const bool are_rows_of_query = s.n_kv == s.n_q && !(s.flags & MHA_CACHE_READ) && (!s.cache || s.has_new_columns);
+  if (are_rows_of_query || (s.n_kv == 0 && !s.cache)) return MHA_OK;
+  return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
+                     "score.kv_groups is NULL, but the columns are not the rows of query; give the numbers of the keys");
 }
 
 }  // namespace
@@ -79,13 +133,26 @@ mha_status check_score_options(Report &report, const mha_score_options *given, i
   options->bias = {o.bias, o.bias_type == MHA_TYPE_F16 ? Storage::f16 : Storage::f32, o.bias_batch_stride, o.bias_head_stride,
                    o.bias_row_stride};
   options->mask = {o.mask, Storage::int8, o.mask_batch_stride, o.mask_head_stride, o.mask_row_stride};
-  options->change_scores = o.softcap != 0.0f || o.alibi_slopes || o.bias || o.mask;
-  options->limits_pairs = o.mask != nullptr;
+  const bool has_own_groups = o.kv_groups != nullptr;
+  options->groups = {o.q_groups,
+                     has_own_groups ? o.kv_groups : o.q_groups,
+                     o.q_groups_stride,
+                     has_own_groups ? o.kv_groups_stride : o.q_groups_stride,
+                     o.groups == MHA_GROUPS_ALSO,
+                     INT64_MAX,
+                     INT64_MAX};
+  options->limits_pairs = o.mask || o.q_groups;
+  options->change_scores = o.softcap != 0.0f || o.alibi_slopes || o.bias || options->limits_pairs;
   s.has_alibi = o.alibi_slopes != nullptr;
   s.has_new_columns = o.columns == MHA_COLUMNS_NEW_KEYS;
-  const int64_t bias_columns = o.bias && o.bias_row_stride != 0 ? o.bias_row_stride : INT64_MAX;
-  const int64_t mask_columns = o.mask && o.mask_row_stride != 0 ? o.mask_row_stride : INT64_MAX;
-  s.columns = bias_columns < mask_columns ? bias_columns : mask_columns;
+  if (o.num_columns != 0) {
+    s.num_columns = o.num_columns;
+  } else {
+    for (const int64_t stride : {o.bias_row_stride, o.mask_row_stride, o.kv_groups_stride}) {
+      if (stride != 0) s.columns = std::min(s.columns, stride);
+    }
+  }
+  if (const mha_status status = check_groups(report, s, o)) return status;
   if (const mha_status status = check_pair_array(report, s, "bias", options->bias, num_heads)) return status;
   return check_pair_array(report, s, "mask", options->mask, num_heads);
 }
@@ -113,6 +180,9 @@ uint64_t bytes_of_score_options(const ScoreOptions &options, int64_t batch, int6
     const int64_t rows = array->row_stride != 0 ? n_q : 1;
     bytes += product(sequences, heads) * product(rows, columns) * static_cast<uint64_t>(bytes_of(array->storage));
   }
+  const PositionGroups &groups = options.groups;
+  if (groups.of_rows) bytes += product(groups.row_stride != 0 ? batch : 1, n_q) * sizeof(int32_t);
+  if (groups.of_columns != groups.of_rows) bytes += product(groups.column_stride != 0 ? batch : 1, columns) * sizeof(int32_t);
   return bytes;
 }
 

@@ -12,7 +12,7 @@ mha_status check_score_options(Report &report, const mha_score_options *given, i
 // The arrays: slopes and sinks. Mask and bias may hold anything.
 mha_status check_score_arrays(Report &report, uint32_t argument, const ScoreOptions &options, int64_t num_heads);
 
-// Of mask and bias, each element once.
+// Of mask, bias and groups, each element once.
 uint64_t bytes_of_score_options(const ScoreOptions &options, int64_t batch, int64_t num_heads, int64_t n_q, int64_t columns);
 
 }  // namespace mha

@@ -18,6 +18,23 @@ int64_t start_of(const SequenceArguments &s, int64_t b) {
   return s.q_start ? s.q_start[b] : past_of(s, b) + keys_of(s, b) - queries_of(s, b);
 }
 
+// The row of the first key that comes with the call.
+int64_t first_key_row(const SequenceArguments &s, int64_t b) {
+  return s.flags & MHA_PADDING_LEFT ? (s.is_self ? s.n_q : s.n_kv) - keys_of(s, b) : 0;
+}
+
+// Of the first n_kv keys of a sequence, those that are not masked for want of a column.
+int64_t keys_with_columns(const SequenceArguments &s, int64_t b, int64_t n_kv) {
+  const int64_t row = first_key_row(s, b), past = past_of(s, b);
+  int64_t end = s.num_columns;
+  if (s.has_new_columns) {
+    end = sum(past, end > row ? end - row : 0);  // no column is needed before
+  } else if (!s.cache) {
+    end = end > row ? end - row : 0;
+  }
+  return std::min(n_kv, end);
+}
+
 // Whether it matters at which position a query stands.
 bool has_positions(const SequenceArguments &s) {
   return s.is_causal() || s.has_window() || s.has_alibi || (s.has_rope() && !s.rope.q_positions);
@@ -261,7 +278,7 @@ mha_status check_sequence_arrays(Report &report, const SequenceArguments &s) {
     const int64_t columns = s.has_new_columns ? s.n_kv : past_of(s, b) + keys_of(s, b);
     if (s.cache && columns > s.columns) {
       return report.fail(MHA_ERROR_SHAPE, s.argument,
-                         "score.mask or score.bias has rows of %lld columns, but sequence %lld needs %lld; make the row stride larger",
+                         "score.mask, bias or kv_groups has rows of %lld columns, but sequence %lld needs %lld; make the stride larger",
                          static_cast<long long>(s.columns), static_cast<long long>(b), static_cast<long long>(columns));
     }
     if (s.cache && s.q_start && s.is_self && has_positions(s) && queries_of(s, b) > 0 && s.q_start[b] != past_of(s, b)) {
@@ -318,13 +335,14 @@ void fill_sequences(const SequenceArguments &s, int64_t first_row, int64_t rows,
     sequence.n_kv = past + kv_end;
     sequence.q_start = has_positions(s) ? sum(start_of(s, b), q_begin) : 0;  // unchecked where it does not matter
     sequence.q_first = (is_left ? s.n_q - n_q : 0) + q_begin;
-    sequence.kv_first = (is_left ? (s.is_self ? s.n_q : s.n_kv) - n_kv : 0) + kv_begin;
+    sequence.kv_first = first_key_row(s, b) + kv_begin;
     sequence.past = past + kv_begin;
     sequence.kv_rows = kv_end - kv_begin;
     sequence.in_cache = in_cache(s, b);
     sequence.column = s.cache ? 0 : sequence.kv_first;
     sequence.option_column = s.has_new_columns ? sequence.kv_first - sequence.past : sequence.column;
     sequence.first_in_columns = s.has_new_columns ? past : 0;
+    sequence.end_of_columns = keys_with_columns(s, b, sequence.n_kv);
     if (queries) queries[b] = {sequence.q_first, sequence.n_q, q_before};
     if (keys) keys[b] = {sequence.kv_first, sequence.kv_rows, kv_before};
     q_before += sequence.n_q;
@@ -406,7 +424,7 @@ uint64_t attending_pairs(const SequenceArguments &s) {
   set_window(s, &window);
   uint64_t pairs = 0;
   for (int64_t b = 0; b < s.batch; ++b) {
-    const int64_t n_q = queries_of(s, b), n_kv = past_of(s, b) + keys_of(s, b), start = start_of(s, b);
+    const int64_t n_q = queries_of(s, b), n_kv = keys_with_columns(s, b, past_of(s, b) + keys_of(s, b)), start = start_of(s, b);
     const int64_t end_of_first = start >= n_kv || window.window_right >= n_kv ? n_kv : start + window.window_right + 1;
     const bool sees_all = window.window_right >= n_kv;
     const uint64_t ends = sees_all ? static_cast<uint64_t>(n_q) * static_cast<uint64_t>(n_kv) : clamped_sum(end_of_first, n_q, n_kv);

@@ -20,8 +20,9 @@ struct SequenceArguments {
   int64_t window_left, window_right;
   mha_kv_cache *cache;
   bool has_alibi;         // the scores depend on positions
-  bool has_new_columns;   // mask and bias have columns for the keys alone that come with the call
-  int64_t columns;        // that a row of mask and bias has room for; no limit where there is none
+  bool has_new_columns;   // mask, bias and groups have columns for the keys alone that come with the call
+  int64_t columns;        // that a row of mask, bias and groups has room for; no limit where there is none
+  int64_t num_columns;    // keys beyond so many columns are masked; no limit where there is none
   const mha_rope *given_rope;
   mha_rope rope;  // as given, all defaults resolved by check_sequences
 
@@ -55,7 +56,7 @@ void describe_sequences(const Args &args, uint32_t argument, SequenceArguments *
   sequences->cache = args.cache;
   sequences->cache_sequences = args.cache_sequences;
   sequences->has_alibi = sequences->has_new_columns = false;
-  sequences->columns = INT64_MAX;
+  sequences->columns = sequences->num_columns = INT64_MAX;
   sequences->given_rope = args.rope;
 }
 

@@ -184,6 +184,71 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
       {"ColumnsWithoutMaskAndBias",
        [](auto &c) { c.args.score = &c.data.score, c.data.score.columns = MHA_COLUMNS_NEW_KEYS; },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.columns"}}},
+      {"NumColumnsAreNegative",
+       [](auto &c) {
+         c.args.score = &c.data.score;
+         c.data.score.mask = reinterpret_cast<uint8_t *>(&c);
+         c.data.score.num_columns = -1;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.num_columns is -1"}}},
+      {"NumColumnsWithoutColumns",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.num_columns = 8; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.num_columns is 8"}}},
+      {"RowsAreShorterThanNumColumns",
+       [](auto &c) {
+         c.args.score = &c.data.score;
+         c.data.score.mask = reinterpret_cast<uint8_t *>(&c);
+         c.data.score.mask_row_stride = 99;
+         c.data.score.num_columns = 100;
+       },
+       {MHA_ERROR_SHAPE, {argument}, {"score.mask_row_stride is 99", "100"}}},
+      {"GroupsAreUnknown",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.q_groups = reinterpret_cast<int32_t *>(&c), c.data.score.groups = 2; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.groups is 2"}}},
+      {"GroupsWithoutNumbers",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.groups = MHA_GROUPS_ALSO; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.groups", "score.q_groups"}}},
+      {"GroupsOfKeysWithoutThoseOfQueries",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.kv_groups = reinterpret_cast<int32_t *>(&c); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.kv_groups", "score.q_groups"}}},
+      {"GroupsStrideWithoutGroups",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.kv_groups_stride = 8; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.kv_groups_stride is 8"}}},
+      {"GroupsStrideIsNegative",
+       [](auto &c) {
+         c.args.score = &c.data.score;
+         c.data.score.q_groups = reinterpret_cast<int32_t *>(&c);
+         c.data.score.q_groups_stride = -1;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.q_groups_stride is -1"}}},
+      {"GroupsStrideIsTooSmall",
+       [](auto &c) {
+         c.args.score = &c.data.score;
+         c.data.score.q_groups = c.data.score.kv_groups = reinterpret_cast<int32_t *>(&c);
+         c.data.score.kv_groups_stride = 1;
+       },
+       {MHA_ERROR_SHAPE, {argument}, {"score.kv_groups_stride is 1"}}},
+      {"GroupsOfQueriesStrideIsTooSmall",
+       [](auto &c) {
+         c.args.score = &c.data.score;
+         c.data.score.q_groups = c.data.score.kv_groups = reinterpret_cast<int32_t *>(&c);
+         c.data.score.q_groups_stride = 1;
+       },
+       {MHA_ERROR_SHAPE, {argument}, {"score.q_groups_stride is 1"}}},
+      {"GroupsAreTooMany",
+       [](auto &c) {
+         c.args.score = &c.data.score;
+         c.data.score.q_groups = c.data.score.kv_groups = reinterpret_cast<int32_t *>(&c);
+         c.data.score.kv_groups_stride = kMax;
+       },
+       {MHA_ERROR_TOO_LARGE, {argument}, {"score.kv_groups"}}},
+      {"GroupsOfKeysThatAreNotTheQueries",
+       [](auto &c) {
+         c.args.score = &c.data.score;
+         c.data.score.q_groups = reinterpret_cast<int32_t *>(&c);
+         c.args.n_q -= 1;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.kv_groups is NULL"}}},
       {"CausalWithMoreQueriesThanKeysNeedsStarts",
        [](auto &c) {
          c.args.flags = MHA_CAUSAL;

@@ -169,6 +169,28 @@ TEST(StructSize, OfTheTaps) {
   });
 }
 
+TEST(StructSize, OfTheScoreOptions) {
+  FullForward forward;
+  FullAttention attention;
+  mha_score_options options = Zeroed<mha_score_options>();
+  options.softcap = 3;
+  size_t needed = 0;
+  ASSERT_EQ(forward.data.Workspace(&needed, nullptr), MHA_OK);
+  Memory workspace(needed);
+  size_t bytes;
+  ExpectStructSizeRule(options, 2, [&](const mha_score_options *score, mha_error *error) {
+    forward.args.score = score;
+    forward.data.PoisonOutputs();
+    const mha_status status = mha_forward(forward.layer.get(), &forward.args, workspace.data(), workspace.size(), error);
+    EXPECT_EQ(forward.data.OutputsAreUntouched(), status != MHA_OK);
+    return status;
+  });
+  ExpectStructSizeRule(options, 1, [&](const mha_score_options *score, mha_error *error) {
+    attention.args.score = score;
+    return mha_attention_workspace(&attention.args, &bytes, error);
+  });
+}
+
 // A struct that is filled: one that is smaller than its first version is an error that leaves it alone. Else struct_size bytes are filled,
 // none behind them, whatever they held before; what a later version has beyond this one is zero.
 template <typename Struct, typename Call>

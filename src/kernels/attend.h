@@ -84,7 +84,11 @@ MHA_INLINE int64_t chunks_at_once(const Unit &unit, bool is_streamed, int64_t c,
 // The states of all rows over the keys of `chunks`, in slot 0. all_keys: those of all chunks.
 template <class V>
 inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
-  const auto keys_of_tile = [&](int64_t row, int64_t end) { return end - row == unit.num_rows ? all_keys : keys_of_rows(unit, row, end); };
+  const ScoreOptions &options = unit.call.options;
+  // With groups later rows need not have later keys: no row is done before the last chunk.
+  const auto keys_of_tile = [&](int64_t row, int64_t end) {
+    return end - row == unit.num_rows || options.groups.of_rows ? all_keys : keys_of_rows(unit, row, end);
+  };
   const int64_t first = chunks.begin;
   const bool streams = is_streamed<V>(unit), prefetches = streams && (unit.num_rows > 1 || !has_floats(unit.call));
   const int64_t tile_rows = rows_of_tiles<V>(unit, streams), tiles = (unit.num_rows + tile_rows - 1) / tile_rows;
@@ -108,7 +112,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
       if (keys.end <= begin && c > first) continue;  // these rows are done: later ones have later keys
       first_row = min(first_row, row);
       Range needed = {max(0, keys.begin - begin), min(next, keys.end) - begin};
-      if (unit.call.options.limits_pairs && needed.begin < needed.end) needed = keys_of_mask(unit, row, end, begin, needed);
+      if (options.limits_pairs && needed.begin < needed.end) needed = keys_left(unit, row, end, begin, needed);
       if (needed.begin >= needed.end) {  // not of chunks in step
         clear_states(unit, slot, row, end);
         continue;
@@ -158,7 +162,9 @@ template <class V>
 void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block, int64_t part, float *scratch) {
   const Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
   if (unit.num_rows == 0) return;
-  const Range keys = keys_of_rows(unit, 0, unit.num_rows), chunks = chunks_of(keys);
+  Range keys = keys_of_rows(unit, 0, unit.num_rows);
+  if (call.options.groups.of_rows) keys = keys_of_groups(unit, 0, unit.num_rows, 0, keys);
+  const Range chunks = chunks_of(keys);
   if (call.parts.count == 1) {
     attend_chunks<V>(unit, keys, chunks);
   } else {

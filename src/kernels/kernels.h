@@ -98,8 +98,9 @@ struct Sequence {
   int64_t kv_rows;   // how many come with the call
   int64_t in_cache;  // number of the sequence in the cache; without a cache, in the call
   int64_t column;    // of the first key in the outputs with a number per pair
-  int64_t option_column;     // the same in mask and bias; may be negative, for
+  int64_t option_column;     // the same in mask, bias and groups; may be negative, for
   int64_t first_in_columns;  // the keys before this position have no column there
+  int64_t end_of_columns;    // the keys from here on are masked: n_kv, or less where rows of mask, bias and groups are short
 };
 
 // Keys or values of all sequences and kv heads, in one of two forms. Strides count elements.
@@ -163,13 +164,22 @@ struct PairArray {
   int64_t batch_stride, head_stride, row_stride;
 };
 
+// Group numbers of rows and of the columns of keys (CONTRACT.md, section 6).
+struct PositionGroups {
+  const int32_t *of_rows, *of_columns;  // at sequence * stride + row or column; null: none
+  int64_t row_stride, column_stride;
+  bool add_keys;                      // MHA_GROUPS_ALSO: then the windows of Attention leave all keys, and the flags' are these
+  int64_t window_left, window_right;
+};
+
 // What changes scores (CONTRACT.md, section 7); see mha_score_options.
 struct ScoreOptions {
   bool change_scores;              // all but sinks does
-  bool limits_pairs;               // mask does
+  bool limits_pairs;               // mask and groups do
   float softcap, softcap_inverse;  // 0: none
   const float *alibi_slopes, *sinks;  // [num_heads]; null: none
   PairArray bias, mask;  // mask: bytes
+  PositionGroups groups;
 };
 
 // Outputs with a number per pair, and sums of them, made by a pass of their own (kernels/inspect.h); null: not asked for.

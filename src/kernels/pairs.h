@@ -1,5 +1,5 @@
-// Which keys the mask array leaves to a row beyond the flags: one by one, in the scores of the row; and as a range, so that a tile computes
-// with no more keys than its rows need.
+// Which keys the mask array and position groups leave to a row: one by one, in the scores of the row; and as a range, so that a tile
+// computes with no more keys than its rows need.
 //
 // Keys of a chunk count from its first one.
 #pragma once
@@ -12,7 +12,7 @@ namespace {
 
 // ---- Arrays of the caller's, by column
 
-// Of the keys of a chunk, those that have a column in mask and bias.
+// Of the keys of a chunk, those that have a column in mask, bias and groups.
 MHA_INLINE Range keys_with_column(const Unit &unit, int64_t chunk_begin, Range keys) {
   return {max(keys.begin, min(keys.end, unit.sequence.first_in_columns - chunk_begin)), keys.end};
 }
@@ -28,7 +28,47 @@ MHA_INLINE const uint8_t *mask_of(const Unit &unit, const Row &row, int64_t chun
   return static_cast<const uint8_t *>(mask.base) + element_of(mask, unit, row, chunk_begin);
 }
 
+MHA_INLINE int32_t group_of(const Unit &unit, const Row &row) {
+  const PositionGroups &groups = unit.call.options.groups;
+  return groups.of_rows[unit.sequence_index * groups.row_stride + unit.array_row(row)];
+}
+
+MHA_INLINE const int32_t *groups_of_keys(const Unit &unit, int64_t chunk_begin) {
+  const PositionGroups &groups = unit.call.options.groups;
+  return groups.of_columns + unit.sequence_index * groups.column_stride + unit.sequence.option_column + chunk_begin;
+}
+
+// Of some keys of a chunk, those that the flags leave to the rows from `first` to `last`.
+MHA_INLINE Range keys_of_flags(const Unit &unit, const Row &first, const Row &last, int64_t chunk_begin, Range keys) {
+  const PositionGroups &groups = unit.call.options.groups;
+  const int64_t begin = unit.keys_in_window(first, groups.window_left, groups.window_right).begin - chunk_begin;
+  const int64_t end = unit.keys_in_window(last, groups.window_left, groups.window_right).end - chunk_begin;
+  return {min(keys.end, max(keys.begin, begin)), min(keys.end, max(keys.begin, end))};
+}
+
 // ---- Scores
+
+// -infinity for the keys that have another number than `own`.
+MHA_NOINLINE inline void leave_group(const int32_t *groups, int32_t own, Range keys, float *s) {
+  int64_t j = keys.begin;
+  for (; j + key_block <= keys.end; j += key_block) {
+    for (int64_t i = 0; i < key_block; ++i) s[j + i] = groups[j + i] == own ? s[j + i] : -infinity;
+  }
+  for (; j < keys.end; ++j) s[j] = groups[j] == own ? s[j] : -infinity;
+}
+
+// -infinity for those of the row's own keys that its group does not leave.
+MHA_NOINLINE inline void mask_by_groups(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys, float *s) {
+  const int32_t own = group_of(unit, row), *const groups = groups_of_keys(unit, chunk_begin);
+  const Range with_column = keys_with_column(unit, chunk_begin, keys);
+  if (!unit.call.options.groups.add_keys) return leave_group(groups, own, with_column, s);
+  const Range flags = keys_of_flags(unit, row, row, chunk_begin, keys), beside[] = {{keys.begin, flags.begin}, {flags.end, keys.end}};
+  const int64_t first = own < 0 ? keys.end : with_column.begin;  // that can be of the group
+  for (const Range &range : beside) {
+    for (int64_t j = range.begin; j < min(first, range.end); ++j) s[j] = -infinity;
+    leave_group(groups, own, {max(first, range.begin), range.end}, s);
+  }
+}
 
 template <class V>
 MHA_NOINLINE void mask_scores(const uint8_t *mask, Range keys, float *s) {
@@ -40,9 +80,10 @@ MHA_NOINLINE void mask_scores(const uint8_t *mask, Range keys, float *s) {
   for (; j < keys.end; ++j) s[j] = mask[j] != 0 ? s[j] : -infinity;
 }
 
-// -infinity for those of the row's own keys that the mask excludes.
+// -infinity for those of the row's own keys that groups or the mask exclude.
 template <class V>
 inline void mask_scores(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys, float *s) {
+  if (unit.call.options.groups.of_rows) mask_by_groups(unit, row, chunk_begin, keys, s);
   if (unit.call.options.mask.base) mask_scores<V>(mask_of(unit, row, chunk_begin), keys_with_column(unit, chunk_begin, keys), s);
 }
 
@@ -67,7 +108,46 @@ MHA_INLINE int64_t end_of_set(const uint8_t *bytes, int64_t begin, int64_t end) 
   return end;
 }
 
-// The keys from the first to the last that the mask leaves to some of the rows [begin, end). keys: those that the flags leave.
+// Group numbers from one to another.
+struct Numbers {
+  int32_t least, greatest;
+  MHA_INLINE bool have(int32_t number) const {
+    return static_cast<uint32_t>(number) - static_cast<uint32_t>(least) <= static_cast<uint32_t>(greatest) - static_cast<uint32_t>(least);
+  }
+  // Whether they have one of 16.
+  MHA_INLINE bool have_some(const int32_t *numbers) const {
+    uint32_t some = 0;
+    for (int64_t i = 0; i < key_block; ++i) some |= have(numbers[i]);
+    return some != 0;
+  }
+};
+
+// The keys from the first to the last that groups and flags leave to some of the rows [begin, end), or a few more, where groups between the
+// least and the greatest number of the rows lie around them. keys: where to look.
+MHA_NOINLINE inline Range keys_of_groups(const Unit &unit, int64_t begin, int64_t end, int64_t chunk_begin, Range keys) {
+  const bool add_keys = unit.call.options.groups.add_keys;
+  Numbers own = {INT32_MAX, INT32_MIN};
+  for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
+    const int32_t number = group_of(unit, row);
+    if (add_keys && number < 0) continue;
+    own = {number < own.least ? number : own.least, number > own.greatest ? number : own.greatest};
+  }
+  const Range of_flags = keys_of_flags(unit, unit.row(begin), unit.row(end - 1), chunk_begin, keys);
+  const Range with_column = keys_with_column(unit, chunk_begin, add_keys ? keys : of_flags);
+  const int32_t *const groups = groups_of_keys(unit, chunk_begin);
+  Range left = with_column;
+  if (own.least > own.greatest) left.end = left.begin;
+  while (left.begin + key_block <= left.end && !own.have_some(groups + left.begin)) left.begin += key_block;
+  while (left.begin < left.end && !own.have(groups[left.begin])) ++left.begin;
+  while (left.begin + key_block <= left.end && !own.have_some(groups + left.end - key_block)) left.end -= key_block;
+  while (left.begin < left.end && !own.have(groups[left.end - 1])) --left.end;
+  // Left whatever the number is:
+  const Range always = {of_flags.begin, add_keys ? of_flags.end : with_column.begin};
+  if (always.begin >= always.end) return left;
+  return left.begin >= left.end ? always : Range{min(left.begin, always.begin), max(left.end, always.end)};
+}
+
+// The keys from the first to the last that the mask leaves to some of the rows [begin, end). keys: those that are left to them otherwise.
 MHA_NOINLINE inline Range keys_of_mask(const Unit &unit, int64_t begin, int64_t end, int64_t chunk_begin, Range keys) {
   const Range with_column = keys_with_column(unit, chunk_begin, keys);
   Range left = {with_column.end, with_column.begin};  // none yet
@@ -81,6 +161,12 @@ MHA_NOINLINE inline Range keys_of_mask(const Unit &unit, int64_t begin, int64_t 
   }
   if (keys.begin < with_column.begin) return {keys.begin, max(left.end, with_column.begin)};
   return {left.begin, max(left.begin, left.end)};
+}
+
+// Both of them.
+MHA_NOINLINE inline Range keys_left(const Unit &unit, int64_t begin, int64_t end, int64_t chunk_begin, Range keys) {
+  if (unit.call.options.groups.of_rows) keys = keys_of_groups(unit, begin, end, chunk_begin, keys);
+  return unit.call.options.mask.base ? keys_of_mask(unit, begin, end, chunk_begin, keys) : keys;
 }
 
 }  // namespace

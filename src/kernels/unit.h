@@ -49,12 +49,13 @@ struct Unit {
     return start > max_positions - row.query ? max_positions : start + row.query;
   }
 
-  // The keys that the mask leaves to a row; later rows have later ones. The window, too, may be as large as can be.
-  MHA_INLINE Range keys_of(const Row &row) const {
-    const int64_t n = sequence.n_kv, position = position_of(row);
-    const int64_t end = position >= n - 1 - call.window_right ? n : position + call.window_right + 1;
-    return {position > call.window_left ? min(position - call.window_left, end) : 0, end};
+  // The keys that a window leaves to a row; later rows have later ones. The window, too, may be as large as can be.
+  MHA_INLINE Range keys_in_window(const Row &row, int64_t left, int64_t right) const {
+    const int64_t n = sequence.end_of_columns, position = position_of(row);
+    const int64_t end = position >= n - 1 - right ? n : position + right + 1;
+    return {position > left ? min(position - left, end) : 0, end};
   }
+  MHA_INLINE Range keys_of(const Row &row) const { return keys_in_window(row, call.window_left, call.window_right); }
 
   // The queries, row by row.
   MHA_INLINE float *q(int64_t index) const { return scratch + call.scratch.queries + index * call.head_dim; }

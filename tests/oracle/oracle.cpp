@@ -21,7 +21,15 @@ T ScaleOf(const AttentionShape &shape) {
   return shape.scale != 0 ? T(shape.scale) : T(1) / std::sqrt(T(shape.head_dim));
 }
 
-bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) { return shape.is_causal && j - i > shape.q_start; }
+bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
+  const bool is_later = shape.is_causal && j - i > shape.q_start;
+  if (!shape.score) return is_later;
+  const int64_t *rows = shape.score->q_groups, *keys = shape.score->kv_groups;
+  if (j >= shape.score->num_keys) return true;
+  if (shape.score->groups_add_keys) return is_later && (rows[i] < 0 || keys[j] != rows[i]);
+  const bool is_of_another = rows && keys[j] != support::kNoGroup && keys[j] != rows[i];
+  return is_later || is_of_another;
+}
 
 // The finished score of row i of head h and key j, of q k^T.
 template <typename T>

@@ -326,9 +326,15 @@ void Rotate(const Rotation &rotation, int64_t r, int64_t heads, int64_t width, f
 bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
   using Integer = __int128;  // positions and windows may be as large as an int64_t, and then their sums are not
   const Integer largest = __INT64_MAX__, next = Integer{shape.q_start} + i, p = next < largest ? next : largest;
-  if (shape.is_causal && j > p) return true;
-  if (shape.has_window_left && j < p - shape.window_left) return true;
-  return shape.has_window_right && j > p + shape.window_right;
+  const bool is_excluded = (shape.is_causal && j > p) || (shape.has_window_left && j < p - shape.window_left) ||
+                           (shape.has_window_right && j > p + shape.window_right);
+  if (!shape.score) return is_excluded;
+  const support::ScoreOptions &options = *shape.score;
+  if (j >= options.num_keys) return true;
+  if (!options.q_groups) return is_excluded;
+  const int64_t own = options.q_groups[i], other = options.kv_groups[j];
+  if (options.groups_add_keys) return is_excluded && !(own >= 0 && own == other);
+  return is_excluded || (other != support::kNoGroup && own != other);
 }
 
 // ---- 7. Score

@@ -60,6 +60,14 @@ struct Pairs {
   int64_t columns = 0;    // 0 = n_kv. More where a call is given them: the rest of a row is not looked at
 };
 
+// Position groups.
+struct Groups {
+  bool add_keys = false;             // MHA_GROUPS_ALSO
+  bool by_sequence = false;          // else the same for all
+  std::vector<int64_t> of_queries;   // [batch, n_q]; empty = none
+  std::vector<int64_t> of_keys;      // [batch, n_kv]; empty = of_queries. For the specification alone also kNoGroup
+};
+
 // What changes scores; the struct of mha.h.
 struct ScoreArrays {
   float softcap = 0;
@@ -67,6 +75,8 @@ struct ScoreArrays {
   Pairs<float> bias;
   bool bias_is_f16 = false;  // it is given so; the numbers are exact in f16
   Pairs<uint8_t> mask;
+  Groups groups;
+  int64_t num_columns = 0;  // of bias, mask and groups; 0 = not given
 };
 
 // The sizes that the layer and its middle stage have in common, and who attends to whom.
@@ -150,6 +160,11 @@ inline std::string Describe(const AttentionSizes &sizes) {
     if (!score.sinks.empty()) text << " sinks";
     if (!score.bias.values.empty()) text << " bias" << extents(score.bias) << (score.bias_is_f16 ? " f16" : "");
     if (!score.mask.values.empty()) text << " mask" << extents(score.mask);
+    if (!score.groups.of_queries.empty()) {
+      text << " groups" << (score.groups.add_keys ? " also" : " within") << (score.groups.by_sequence ? " b" : " 1")
+           << (score.groups.of_keys.empty() ? "" : " of keys");
+    }
+    if (score.num_columns != 0) text << " num_columns " << score.num_columns;
   }
   if (sizes.k_type != Storage::kF32 || sizes.v_type != Storage::kF32) {
     text << " stored " << NameOf(sizes.k_type) << "/" << NameOf(sizes.v_type);
@@ -222,7 +237,16 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   const std::vector<float> bias = DensePairs(sizes, score.bias, b);
   const std::vector<uint8_t> mask = DensePairs(sizes, score.mask, b);
   const auto data = [](const auto &x) { return x.empty() ? nullptr : x.data(); };
-  const ScoreOptions options = {score.softcap, data(score.alibi_slopes), data(score.sinks), data(bias), data(mask)};
+  ScoreOptions options = {score.softcap, data(score.alibi_slopes), data(score.sinks), data(bias), data(mask)};
+  const Groups &groups = score.groups;
+  const ValidRows valid = ValidRowsOf(sizes, b);
+  if (!groups.of_queries.empty()) {
+    const int64_t sequence = groups.by_sequence ? b : 0;
+    options.q_groups = groups.of_queries.data() + sequence * sizes.n_q + valid.q_first;
+    options.kv_groups = (groups.of_keys.empty() ? groups.of_queries : groups.of_keys).data() + sequence * sizes.n_kv + valid.kv_first;
+    options.groups_add_keys = groups.add_keys;
+  }
+  if (score.num_columns != 0) options.num_keys = std::max<int64_t>(0, score.num_columns - valid.kv_first);
   function(&options);
 }
 

@@ -183,6 +183,14 @@ class CallData {
       score.mask = Keep(from.mask.values);
       SetStrides(sizes, from.bias, &score.bias_batch_stride, &score.bias_head_stride, &score.bias_row_stride);
       SetStrides(sizes, from.mask, &score.mask_batch_stride, &score.mask_head_stride, &score.mask_row_stride);
+      score.q_groups = KeepInt32(from.groups.of_queries);
+      score.kv_groups = KeepInt32(from.groups.of_keys);
+      score.groups = from.groups.add_keys ? MHA_GROUPS_ALSO : MHA_GROUPS_WITHIN;
+      if (from.groups.by_sequence) {
+        score.q_groups_stride = sizes.n_q;
+        score.kv_groups_stride = score.kv_groups != nullptr ? sizes.n_kv : 0;
+      }
+      score.num_columns = from.num_columns;
       args->score = &score;
     }
     args->cache = call.cache.cache;
@@ -226,6 +234,8 @@ class CallData {
     inputs_.push_back(CopyOf(values, place_));
     return reinterpret_cast<T *>(inputs_.back().data());
   }
+
+  const int32_t *KeepInt32(const std::vector<int64_t> &values) { return Keep(std::vector<int32_t>(values.begin(), values.end())); }
 
   // x is [batch, rows, heads, width].
   template <typename T>

@@ -29,6 +29,8 @@ struct Norm {
   int64_t head_stride;                                  // from one head's to the next one's
 };
 
+constexpr int64_t kNoGroup = INT64_MIN;
+
 // What changes scores beyond the scale, as the struct of mha.h has it, for one sequence. Null: none.
 struct ScoreOptions {
   float softcap;
@@ -36,6 +38,10 @@ struct ScoreOptions {
   const float *sinks;         // [num_heads]
   const float *bias;          // [num_heads, n_q, n_kv]
   const uint8_t *mask;        // [num_heads, n_q, n_kv]: 0 = takes no part
+  const int64_t *q_groups = nullptr;   // [n_q]
+  const int64_t *kv_groups = nullptr;  // [n_kv], or kNoGroup for a key without a column; null with q_groups
+  bool groups_add_keys = false;        // MHA_GROUPS_ALSO
+  int64_t num_keys = INT64_MAX;        // the keys from here on are masked, for want of a column
 };
 
 struct AttentionShape {
