@@ -10,7 +10,7 @@ namespace {
 class MhaCase : public LayerCase {
  public:
   MhaCase(const LayerShape &layer_shape, const LayerOptions &chosen)
-      : LayerCase(layer_shape),
+      : LayerCase(layer_shape, chosen.change),
         options_(support::Options(chosen.instruction_set, chosen.sgemm)),
         layer_(Create(support::LayerData(problem, support::Place::kAnywhere), &options_)),
         scheduler_(pool_scheduler(chosen.threads)),
@@ -19,6 +19,12 @@ class MhaCase : public LayerCase {
     threads = chosen.threads;
     mha_call_info info = support::Zeroed<mha_call_info>();
     support::Check(data_.Info(&info, &error_), error_);
+    if (chosen.change) {  // the projections have as many operations for each row as ever, the rest is the attention
+      const double rows = static_cast<double>(shape.rows()), valid = valid_rows();
+      for (Stage &stage : stages) stage.flops *= valid / rows;
+      stages[1].flops = static_cast<double>(info.operations) - stages[0].flops - stages[2].flops;
+      bytes = static_cast<double>(info.bytes);
+    }
     expect_operations(info.operations);
     workspace_ = support::Memory(info.workspace_bytes, support::Place::kLargePages);
   }
@@ -27,6 +33,12 @@ class MhaCase : public LayerCase {
   const float *y() const override { return static_cast<const float *>(data_.args.output); }
 
  private:
+  double valid_rows() const {
+    double rows = 0;
+    for (int64_t b = 0; b < problem.batch; ++b) rows += static_cast<double>(support::ValidRowsOf(problem, b).n_q);
+    return rows;
+  }
+
   const mha_layer_options options_;
   const support::Layer layer_;
   const mha_scheduler scheduler_;
@@ -73,10 +85,11 @@ support::CallForm call_form(const mha_scheduler *scheduler) {
   return form;
 }
 
-LayerCase::LayerCase(const LayerShape &given)
+LayerCase::LayerCase(const LayerShape &given, Change change)
     : shape(given), problem([&] {
         support::LayerProblem made = random_layer(shape.batch, shape.n, shape.width, shape.heads, shape.heads);
         made.is_causal = shape.is_causal;
+        if (change) change(&made);
         return made;
       }()) {
   // In matrices of [width, width] and of [rows, width].

@@ -26,9 +26,12 @@ support::LayerProblem random_layer(int64_t batch, int64_t n, int64_t width, int6
 // How the benchmarks call: large arrays in large pages.
 support::CallForm call_form(const mha_scheduler *scheduler = nullptr);
 
+// What a call has beside its shape; null: nothing.
+using Change = void (*)(support::LayerProblem *problem);
+
 // Stages and bytes of a layer, whoever computes it, and its arrays.
 struct LayerCase : Case {
-  explicit LayerCase(const LayerShape &shape);
+  explicit LayerCase(const LayerShape &shape, Change change = nullptr);
   virtual const float *y() const = 0;  // [batch, n, width]
 
   const LayerShape shape;
@@ -39,6 +42,7 @@ struct LayerOptions {
   uint32_t instruction_set;
   mha_sgemm sgemm = nullptr;
   uint32_t threads = 1;
+  Change change = nullptr;
 };
 
 // The library's layer.

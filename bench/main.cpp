@@ -45,12 +45,13 @@ better one counts. One thread is timed by processor time, on the last of the cor
 clock, with one thread on each core.
 
 Groups: layer_prefill, layer_prefill_openblas, attention_prefill, projection, projection_openblas, latency, latency_scalar_loops,
-decode, decode_hot, decode_batch, decode_tokens, decode_attention, storage, threads, instruction_set. Names end in arguments: B batch,
-n rows, D width, H heads, Hkv kv heads, past positions in the cache before, T threads; M rows, K and N of a product.
+decode, decode_hot, decode_batch, decode_tokens, decode_attention, storage, variants, threads, instruction_set. Names end in arguments:
+B batch, n rows, D width, H heads, Hkv kv heads, past positions in the cache before, T threads; M rows, K and N of a product.
 
 Decoding, but for decode_hot, takes turns through as many equal layers and caches as are together 4 times the largest cache, so that all
 is read from memory, and the limit is the bandwidth at that size. A benchmark that was not given the memory for it says so in its label.
-Some are called in turns with another one: times_f32 and times_ungrouped are the time that took, divided by their own.
+Some are called in turns with another one: times_f32 and times_ungrouped are the time that took, divided by their own. of_plain, of the
+options of a call in the group variants, is their of_limit divided by that of the same call without the option.
 
 OpenBLAS computes with its best kernels for this machine, whatever it would choose by itself, and whatever --instruction_set is; or with
 those of the core that the environment variable OPENBLAS_CORETYPE names. The context of the results says which (openblas_core), and whether
@@ -219,6 +220,7 @@ int run(int argc, char **argv) {
   bench::register_latency_benchmarks(options.setting);
   bench::register_decode_benchmarks(options.setting);
   bench::register_storage_benchmarks(options.setting);
+  bench::register_variant_benchmarks(options.setting);
   add_context(options);
   const size_t matched = benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();

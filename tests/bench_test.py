@@ -86,7 +86,7 @@ class MhaBench(unittest.TestCase):
         names = self.bench("--benchmark_list_tests").stdout.split()
         groups = {name.split("/")[0] for name in names}
         self.assertLessEqual({"layer_prefill", "attention_prefill", "projection", "latency", "threads", "instruction_set", "decode",
-                              "decode_hot", "decode_batch", "decode_tokens", "decode_attention", "storage"}, groups)
+                              "decode_hot", "decode_batch", "decode_tokens", "decode_attention", "storage", "variants"}, groups)
         self.assertEqual(len(names), len(set(names)))
 
     def figures(self, name, *flags):
@@ -133,6 +133,10 @@ class MhaBench(unittest.TestCase):
                               ("decode_attention/H:32/Hkv:8/head_dim:64/past:4096", "times_ungrouped")):
             self.assertGreater(self.figures(name, "--max_rotated_mb=1")[counter], 0)
         self.assertNotIn("times_f32", self.figures("storage/cache:f32/H:16/Hkv:16/head_dim:128/past:4096", "--max_rotated_mb=1"))
+
+    def test_options_are_measured_beside_a_plain_call(self):
+        for name in "attention/sinks", "attention/lengths", "layer/alibi":
+            self.assertGreater(self.figures(f"variants/{name}/n:1024")["of_plain"], 0)
 
     def test_stored_weights(self):
         shape = "D:4096/H:32/Hkv:32/past:0"
@@ -254,6 +258,19 @@ class BenchTargets(unittest.TestCase):
         result = self.targets(results)
         self.assertEqual(result.returncode, 0, result.stdout)
         self.assertIn("| 0.450 |", result.stdout)
+
+    def test_options_of_calls(self):
+        names = [name for name in run(MHA_BENCH, "--benchmark_list_tests").stdout.split() if name.startswith("variants/")]
+        entries = [{"name": name, "run_name": name, "run_type": "iteration", "of_plain": 0.96} for name in names]
+        results = {"context": {"instruction_set": "avx2"}, "benchmarks": entries}
+        result = self.targets(results, flags=("--group", "variants"))
+        self.assertEqual(result.returncode, 0, result.stdout)
+        options = {name.split("/", 2)[2] for name in names}
+        for option in options:  # each has a target, in the attention or in the layer
+            self.assertIn(f"/{option} |", result.stdout)
+        entries[names.index("variants/layer/sinks/n:1024")]["of_plain"] = 0.94
+        result = self.targets(results, flags=("--group", "variants"))
+        self.assertIn("| variants/layer/sinks/n:1024 | of_limit / that of a plain call | 0.940 | >= 0.95 | no |", result.stdout)
 
     def test_what_is_void_or_not_measured_is_not_met(self):
         results = self.results(shapes=self.SHAPES[1:])

@@ -47,6 +47,20 @@ SEVERAL = (2, 4, 8, 16)  # sequences, or tokens of one
 # stored type, least time of f32 / its time, the same with AVX2
 CACHE_TARGETS = [("f16", 1.8, 1.8), ("bf16", 1.8, 1.8), ("int8", 3.2, 3.0)]
 WEIGHT_TARGETS = [*CACHE_TARGETS, ("int4", 5.0, 3.5)]
+# option, least of_limit / that of a plain causal call: mha_attention, the layer
+VARIANT_TARGETS = [
+    ("window_256/n:8192", 0.85, None),
+    ("window_512/n:1024", 0.95, 0.95),
+    ("not_causal/n:1024", 0.95, 0.95),
+    ("lengths/n:1024", 0.95, 0.95),
+    ("softcap/n:1024", 0.85, 0.85),
+    ("bias/n:1024", 0.85, 0.85),
+    ("bias_f16/n:1024", 0.85, 0.85),
+    ("mask/n:1024", 0.85, 0.85),
+    ("alibi/n:1024", None, 0.95),
+    ("sinks/n:1024", None, 0.95),
+    ("rope/n:1024", None, 0.95),
+]
 
 
 class InputError(Exception):
@@ -267,6 +281,14 @@ def storage(results, table):
                       lambda: results.get(name, "times_f32"))
 
 
+def variants(results, table):
+    for option, of_attention, of_layer in VARIANT_TARGETS:
+        for what, target in (("attention", of_attention), ("layer", of_layer)):
+            name = f"variants/{what}/{option}"
+            if target:
+                table.add(name, "of_limit / that of a plain call", target, lambda: results.get(name, "of_plain"))
+
+
 def threads(results, table):
     layers = [shape_name(shape, causal) for shape, causal, _ in LAYER_TARGETS
               if shape not in ((1, 128, 256, 4), (1, 49, 96, 3))]  # under 1 ms
@@ -283,7 +305,7 @@ def threads(results, table):
 
 
 GROUPS = {group.__name__: group for group in (layer_prefill, attention_prefill, projection, latency, decode, decode_batch, decode_tokens,
-                                              decode_attention, storage, threads)}
+                                              decode_attention, storage, variants, threads)}
 
 
 def read(path):
