@@ -17,6 +17,7 @@
  *     mha_forward_workspace, mha_forward     says how much memory a call needs; runs a layer
  *     mha_attention                          the same for softmax(scale * q k^T) v alone
  *     mha_info                               says how a call will run, and what it costs
+ *     mha_linear                             runs y = x W^T + b alone, as the projections
  *
  * The library computes in float. It allocates nothing but in mha_layer_create, starts no thread,
  * takes no lock, never prints and never aborts: memory and threads belong to the caller.
@@ -199,7 +200,7 @@ typedef struct mha_layer mha_layer; /* opaque; immutable once made */
 typedef struct mha_layer_config {
   size_t struct_size;   /* sizeof the struct */
   int64_t query_dim;    /* width of a row of the query input (d_in, embed_dim); >= 1 */
-  int64_t num_heads;    /* query heads; >= 1 */
+  int64_t num_heads;    /* query heads; 0 = a layer for mha_linear, see there */
   int64_t num_kv_heads; /* key and value heads, a divisor of num_heads; 0 = num_heads */
   int64_t head_dim;     /* width of a head's queries and keys; 0 = d_out / num_heads, exactly */
   int64_t head_dim_v;   /* width of a head's values; 0 = head_dim */
@@ -1004,6 +1005,37 @@ MHA_API mha_status mha_info(const mha_layer *layer, const mha_forward_args *args
 /* The same for mha_attention(args, ...). */
 MHA_API mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *info,
                                       mha_error *error);
+
+/* ---- A product alone ------------------------------------------------------------------------ */
+
+/*
+ * y = x W_O + b_o, and plus a residual, with the W_O of a layer: for feed-forward blocks, low-rank
+ * projections and logits, with all that the projections of mha_forward have. A layer for it alone
+ * has num_heads = 0, query_dim = the width of x, output_dim = that of y (0 = the same) and a
+ * weight_type, and as weights w_o, [query_dim, output_dim], in its layout and type, and b_o; all
+ * else is 0. mha_forward refuses it. Of a layer with heads, x is the merged context.
+ */
+typedef struct mha_linear_args {
+  size_t struct_size;   /* sizeof the struct */
+  int64_t rows;         /* of x, residual and output; 0 = nothing to do */
+  const void *x;        /* [rows, width of x], of input_type */
+  const void *residual; /* [rows, output_dim], of output_type; it may be output; NULL = none */
+  void *output;         /* [rows, output_dim], of output_type */
+  uint32_t input_type;  /* MHA_TYPE_F32, F16 or BF16; 0 = F32 */
+  uint32_t output_type; /* likewise */
+  int64_t x_row_stride; /* 0 = contiguous, likewise below */
+  int64_t residual_row_stride;
+  int64_t output_row_stride;
+  const mha_scheduler *scheduler; /* threads; NULL = the calling thread alone */
+} mha_linear_args;
+
+/* The bytes of workspace that mha_linear needs, as mha_forward_workspace says; often 0. */
+MHA_API mha_status mha_linear_workspace(const mha_layer *layer, const mha_linear_args *args,
+                                        size_t *bytes, mha_error *error);
+
+/* Runs the product. Each row has the same bits for any other rows. */
+MHA_API mha_status mha_linear(const mha_layer *layer, const mha_linear_args *args, void *workspace,
+                              size_t workspace_bytes, mha_error *error);
 
 #ifdef __cplusplus
 }

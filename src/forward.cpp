@@ -144,6 +144,10 @@ mha_status check_rows(Report &report, const mha_layer *layer, const mha_forward_
     return report.fail(MHA_ERROR_NULL_POINTER, layer_argument, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
   mha_forward_args &args = plan->args;
   const LayerShape &shape = layer->shape;
+  if (!shape.has_heads()) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, layer_argument,
+                       "the layer has no heads, but a W_O alone; call mha_linear, or make it with num_heads");
+  }
   if (const mha_status status = read_struct(report, args_argument, "mha_forward_args", given, &args)) return status;
   if (const mha_status status = check_count(report, args_argument, "batch", args.batch)) return status;
   if (const mha_status status = check_count(report, args_argument, "n_q", args.n_q)) return status;

@@ -45,7 +45,6 @@ mha_status check_config(Report &report, const mha_layer_config &config) {
   }
   if (config.query_dim == 0)
     return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "query_dim is 0; set it to the width of an input row");
-  if (config.num_heads == 0) return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "num_heads is 0; set it to at least 1");
   if (config.weight_type > MHA_TYPE_INT4) {
     return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "weight_type is %u; set one of MHA_TYPE_F32 (0) to MHA_TYPE_INT4 (4)",
                        config.weight_type);
@@ -82,6 +81,32 @@ mha_status resolve_heads(Report &report, const mha_layer_config &config, LayerSh
     return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "num_heads %lld * head_dim (or * head_dim_v) is larger than %d",
                        static_cast<long long>(config.num_heads), INT32_MAX);
   }
+  return MHA_OK;
+}
+
+// A layer of W_O alone: nothing else is set.
+mha_status resolve_without_heads(Report &report, const mha_layer_config &config, const mha_layer_weights &weights, LayerShape *shape) {
+  mha_layer_config of_config = {};
+  of_config.struct_size = config.struct_size;
+  of_config.query_dim = config.query_dim;
+  of_config.output_dim = config.output_dim;
+  of_config.weight_type = config.weight_type;
+  mha_layer_weights of_weights = {};
+  of_weights.struct_size = weights.struct_size;
+  of_weights.layout = weights.layout;
+  of_weights.type = weights.type;
+  of_weights.w_o = weights.w_o;
+  of_weights.b_o = weights.b_o;
+  of_weights.w_o_stride = weights.w_o_stride;
+  of_weights.w_o_scales = weights.w_o_scales;
+  if (!weights.w_o || memcmp(&of_config, &config, sizeof config) != 0 || memcmp(&of_weights, &weights, sizeof weights) != 0) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
+                       "num_heads is 0; set it to at least 1, or for mha_linear give no other dimensions than query_dim and output_dim, "
+                       "and no weights but w_o and b_o");
+  }
+  shape->query_dim = config.query_dim;
+  shape->output_dim = config.output_dim ? config.output_dim : config.query_dim;
+  shape->has_output = true;
   return MHA_OK;
 }
 
@@ -184,7 +209,7 @@ mha_status check_weight_strides(Report &report, const mha_layer_weights &weights
                  {"w_v_stride", weights.w_v || per_head, weights.w_v_stride, shape.value_dim, v_width},
                  {"w_qkv_stride", weights.w_qkv != nullptr, weights.w_qkv_stride, shape.query_dim,
                   shape.q_columns() + shape.k_columns() + shape.v_columns()},
-                 {"w_o_stride", shape.has_output, weights.w_o_stride, shape.context_columns(), shape.output_dim}};
+                 {"w_o_stride", shape.has_output, weights.w_o_stride, shape.output_depth(), shape.output_dim}};
   for (const auto &stride : strides) {
     if (stride.stride < 0) {
       return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument, "%s is %lld; strides can't be negative", stride.name,
@@ -309,6 +334,11 @@ mha_status resolve_shape(Report &report, const mha_layer_config *config, const m
                        read_weights->layout);
   }
   *shape = {};
+  if (given.num_heads == 0) {
+    if (const mha_status status = resolve_without_heads(report, given, *read_weights, shape)) return status;
+    if (const mha_status status = check_weight_types(report, *read_weights, given.weight_type)) return status;
+    return check_weight_strides(report, *read_weights, *shape);
+  }
   if (const mha_status status = resolve_heads(report, given, shape)) return status;
   shape->query_dim = given.query_dim;
   shape->key_dim = given.key_dim ? given.key_dim : given.query_dim;

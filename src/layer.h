@@ -21,6 +21,9 @@ struct LayerShape {
   int64_t k_columns() const { return num_kv_heads * head_dim; }
   int64_t v_columns() const { return num_kv_heads * head_dim_v; }
   int64_t context_columns() const { return num_heads * head_dim_v; }
+  // A layer without heads has a W_O alone.
+  bool has_heads() const { return num_heads != 0; }
+  int64_t output_depth() const { return has_heads() ? context_columns() : query_dim; }
   // W_Q|W_K|W_V side by side can be asked of a BLAS, whose sizes are int.
   bool fits_sgemm() const { return q_columns() + k_columns() + v_columns() <= INT32_MAX; }
   bool has_one_input_width() const { return key_dim == query_dim && value_dim == query_dim; }

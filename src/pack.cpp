@@ -90,7 +90,7 @@ struct Source {
 
 Source source_of(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
   const char *const names[] = {"w_q", "w_k", "w_v", "w_o"};
-  const int64_t depths[] = {shape.query_dim, shape.key_dim, shape.value_dim, shape.context_columns()};
+  const int64_t depths[] = {shape.query_dim, shape.key_dim, shape.value_dim, shape.output_depth()};
   const int64_t columns[] = {shape.q_columns(), shape.k_columns(), shape.v_columns(), shape.output_dim};
   const int64_t head_widths[] = {shape.head_dim, shape.head_dim, shape.head_dim_v, 0};
   const void *const matrices[] = {weights.w_q, weights.w_k, weights.w_v, weights.w_o};
@@ -390,7 +390,7 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
   layout.matrices[matrix_q] = {shape.query_dim, shape.q_columns(), 0, 0, 0, 0};
   layout.matrices[matrix_k] = {shape.key_dim, shape.k_columns(), 0, 0, 0, 0};
   layout.matrices[matrix_v] = {shape.value_dim, shape.v_columns(), 0, 0, 0, 0};
-  layout.matrices[matrix_o] = {shape.context_columns(), shape.has_output ? shape.output_dim : 0, 0, 0, 0, 0};
+  layout.matrices[matrix_o] = {shape.output_depth(), shape.has_output ? shape.output_dim : 0, 0, 0, 0, 0};
 
   Count at(static_cast<int64_t>(sizeof(PackedHeader)));
   for (PackedMatrix &matrix : layout.matrices) {
@@ -515,8 +515,12 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
   // Guards the bounds against a header that was made up: its checksum is no secret.
   const int64_t dims[] = {header.query_dim, header.key_dim,      header.value_dim, header.output_dim,
                           header.num_heads, header.num_kv_heads, header.head_dim,  header.head_dim_v};
-  bool is_sound = header.num_kv_heads > 0 && header.num_heads % header.num_kv_heads == 0;
-  for (const int64_t dim : dims) is_sound = is_sound && dim > 0 && dim <= INT32_MAX;
+  const bool has_heads = header.num_heads != 0;
+  bool is_sound = has_heads ? header.num_kv_heads > 0 && header.num_heads % header.num_kv_heads == 0 : header.has_output != 0;
+  for (const int64_t &dim : dims) {
+    const bool is_of_heads = &dim != &dims[0] && &dim != &dims[3];  // all but query_dim and output_dim
+    is_sound = is_sound && (has_heads || !is_of_heads ? dim > 0 && dim <= INT32_MAX : dim == 0);
+  }
   is_sound = is_sound && header.num_heads * header.head_dim <= INT32_MAX && header.num_heads * header.head_dim_v <= INT32_MAX;
   is_sound = is_sound && header.scale - header.scale == 0.0f &&
              (header.has_output != 0 || header.output_dim == header.num_heads * header.head_dim_v);

@@ -9,7 +9,7 @@ namespace mha {
 SmallLayer small_layer_of(const mha_layer &layer) {
   const LayerShape &shape = layer.shape;
   const int64_t max_columns = std::max(shape.q_columns(), std::max(shape.k_columns(), shape.v_columns()));
-  const bool is_small = layer.kernels->run_small && !layer.sgemm && layer.storage == Storage::f32 && shape.has_one_input_width() &&
+  const bool is_small = shape.has_heads() && layer.kernels->run_small && !layer.sgemm && layer.storage == Storage::f32 && shape.has_one_input_width() &&
                         shape.query_dim <= small_columns && shape.output_dim <= small_columns && max_columns <= small_columns &&
                         shape.context_columns() <= small_columns;
   SmallLayer small = {};

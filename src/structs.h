@@ -31,6 +31,7 @@ MHA_FIRST_VERSION_ENDS_WITH(mha_forward_args, scheduler);
 MHA_FIRST_VERSION_ENDS_WITH(mha_gate, head_stride);
 MHA_FIRST_VERSION_ENDS_WITH(mha_attention_args, reserved);
 MHA_FIRST_VERSION_ENDS_WITH(mha_call_info, bytes);
+MHA_FIRST_VERSION_ENDS_WITH(mha_linear_args, scheduler);
 #undef MHA_FIRST_VERSION_ENDS_WITH
 
 mha_status read_struct(Report &report, uint32_t argument, const char *name, const void *given, void *copy, size_t known_bytes,

@@ -311,6 +311,19 @@ FIELD(mha_call_info, packed_bytes, 72);
 FIELD(mha_call_info, operations, 80);
 FIELD(mha_call_info, bytes, 88);
 
+SIZE(mha_linear_args, 80);
+FIELD(mha_linear_args, struct_size, 0);
+FIELD(mha_linear_args, rows, 8);
+FIELD(mha_linear_args, x, 16);
+FIELD(mha_linear_args, residual, 24);
+FIELD(mha_linear_args, output, 32);
+FIELD(mha_linear_args, input_type, 40);
+FIELD(mha_linear_args, output_type, 44);
+FIELD(mha_linear_args, x_row_stride, 48);
+FIELD(mha_linear_args, residual_row_stride, 56);
+FIELD(mha_linear_args, output_row_stride, 64);
+FIELD(mha_linear_args, scheduler, 72);
+
 #endif
 
 /* ---- A tiny layer: its weights are identities, so that everything can be worked out by hand -------------------------------------- */

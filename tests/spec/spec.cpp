@@ -257,6 +257,12 @@ void ProjectStored(Stored stored, const float *x, const float *w, const float *s
   }
 }
 
+void Linear(Stored stored, const float *x, const float *w, const float *scales, const float *bias, const float *residual, int64_t rows,
+            int64_t in, int64_t out, float *y) {
+  ProjectStored(stored, x, w, scales, bias, rows, in, out, y);
+  for (int64_t n = 0; residual && n < rows * out; n++) y[n] = Canon(y[n] + residual[n]);
+}
+
 // ---- 5. Norms and rotary position embedding
 
 // The tree that adds up partial sums.
@@ -633,6 +639,6 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
 
 }  // namespace
 
-const Functions MHA_SPEC_FUNCTIONS = {Fma, Exp, Log, Tanh, Project, StoreWeights, Rotate, PrepareKeys, Store, Attend, Forward};
+const Functions MHA_SPEC_FUNCTIONS = {Fma, Exp, Log, Tanh, Project, StoreWeights, Linear, Rotate, PrepareKeys, Store, Attend, Forward};
 
 }  // namespace spec

@@ -1,0 +1,108 @@
+// mha_linear: the product with W_O alone, of rows of the caller's.
+
+#include "arguments.h"
+#include "layer.h"
+#include "projections.h"
+#include "structs.h"
+
+namespace mha {
+namespace {
+
+constexpr uint32_t layer_argument = 1, args_argument = 2;
+
+// What a call comes to: its arguments, all defaults resolved, and its workspace.
+struct LinearCall {
+  mha_linear_args args;
+  int64_t counter;  // offset in the workspace, as those of the product
+  ProductMemory memory;
+  int64_t workspace_bytes;
+};
+
+Array rows_of(const char *name, int64_t rows, int64_t width, int64_t *row_stride) {
+  if (*row_stride == 0) *row_stride = width;
+  return {name, width, {1, rows, 1}, {0, *row_stride, width}};
+}
+
+mha_status make_call(Report &report, const mha_layer *layer, const mha_linear_args *given, LinearCall *call) {
+  if (!layer)
+    return report.fail(MHA_ERROR_NULL_POINTER, layer_argument, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
+  const LayerShape &shape = layer->shape;
+  if (!shape.has_output) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, layer_argument,
+                       "the layer has no w_o, which mha_linear multiplies by; make it with one, or with num_heads = 0 and w_o alone");
+  }
+  mha_linear_args &args = call->args;
+  if (const mha_status status = read_struct(report, args_argument, "mha_linear_args", given, &args)) return status;
+  if (const mha_status status = check_count(report, args_argument, "rows", args.rows)) return status;
+  if (const mha_status status = check_row_type(report, args_argument, "input_type", args.input_type)) return status;
+  if (const mha_status status = check_row_type(report, args_argument, "output_type", args.output_type)) return status;
+  const Array x = rows_of("x", args.rows, shape.output_depth(), &args.x_row_stride);
+  const Array residual = rows_of("residual", args.rows, shape.output_dim, &args.residual_row_stride);
+  const Array output = rows_of("output", args.rows, shape.output_dim, &args.output_row_stride);
+  if (const mha_status status = check_input(report, args_argument, x)) return status;
+  if (const mha_status status = check_input(report, args_argument, residual)) return status;
+  if (const mha_status status = check_output(report, args_argument, output)) return status;
+  if (const mha_status status = check_scheduler(report, args_argument, args.scheduler)) return status;
+  if (layer->sgemm && args.x_row_stride > INT32_MAX) {
+    return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "x_row_stride is %lld, more than sgemm can be asked for; the largest is %d",
+                       static_cast<long long>(args.x_row_stride), INT32_MAX);
+  }
+  const int64_t threads = threads_of(args.scheduler);
+  const Storage input = static_cast<Storage>(args.input_type);
+  WorkspaceLayout layout;
+  call->counter = layout.take(Count(threads > 1 ? 1 : 0), sizeof(UnitCounter));
+  call->memory = plan_products(*layer, input, false, Count(args.rows), shape.output_depth(), shape.output_dim, threads, &layout);
+  const bool needs_nothing = threads == 1 && !layer->sgemm && input == Storage::f32;
+  return check_size(report, args_argument, layout, needs_nothing || args.rows == 0, &call->workspace_bytes);
+}
+
+mha_status check_pointers(Report &report, const mha_linear_args &args) {
+  if (!args.x) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "x is NULL; pass the input rows");
+  if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "output is NULL; pass where to write the result");
+  return MHA_OK;
+}
+
+// Nothing here can fail.
+void run(const mha_layer &layer, const LinearCall &call, unsigned char *workspace) {
+  const mha_linear_args &args = call.args;
+  const InputRows x = {args.x, args.rows, 0, args.x_row_stride, nullptr, static_cast<Storage>(args.input_type)};
+  Product product = {};
+  product.num_parts = 1;
+  product.plain_weights = static_cast<const float *>(layer.weights(matrix_o));
+  product.plain_stride = layer.layout.matrices[matrix_o].stride;
+  Projection &projection = product.parts[0];
+  describe_projection(layer, matrix_o, x, args.rows, &projection);
+  Destination &to = projection.destination;
+  to.kind = Destination::Kind::rows;
+  to.storage = static_cast<Storage>(args.output_type);
+  to.base = args.output;
+  to.row_stride = args.output_row_stride;
+  to.head_width = layer.shape.output_dim;
+  to.residual = args.residual;
+  to.residual_row_stride = args.residual_row_stride;
+  run_products(layer, &product, 1, args.scheduler, reinterpret_cast<UnitCounter *>(workspace + call.counter), call.memory, workspace);
+}
+
+}  // namespace
+}  // namespace mha
+
+using namespace mha;
+
+mha_status mha_linear_workspace(const mha_layer *layer, const mha_linear_args *args, size_t *bytes, mha_error *error) {
+  Report report(error);
+  LinearCall call;
+  if (const mha_status status = make_call(report, layer, args, &call)) return status;
+  return write_size(report, 3, static_cast<size_t>(call.workspace_bytes), bytes);
+}
+
+mha_status mha_linear(const mha_layer *layer, const mha_linear_args *args, void *workspace, size_t workspace_bytes, mha_error *error) {
+  Report report(error);
+  LinearCall call;
+  if (const mha_status status = make_call(report, layer, args, &call)) return status;
+  if (const mha_status status = check_workspace(report, 3, "mha_linear_workspace", workspace, workspace_bytes, call.workspace_bytes))
+    return status;
+  if (call.args.rows == 0) return MHA_OK;
+  if (const mha_status status = check_pointers(report, call.args)) return status;
+  run(*layer, call, align_workspace(workspace));
+  return MHA_OK;
+}
