@@ -13,7 +13,7 @@
  *     mha_layer_create, mha_layer_destroy    packs the weights of a layer; frees them
  *     mha_kv_cache_init                      makes a cache of the keys and values of earlier calls
  *     mha_rope_tables                        computes tables for rotary position embedding
- *     mha_alibi_slopes                       computes the slopes of ALiBi
+ *     mha_alibi_slopes, mha_t5_relative_bias compute the slopes of ALiBi, and T5's relative bias
  *     mha_forward_workspace, mha_forward     says how much memory a call needs; runs a layer
  *     mha_attention                          the same for softmax(scale * q k^T) v alone
  *     mha_info                               says how a call will run, and what it costs
@@ -552,42 +552,44 @@ typedef struct mha_rope {
 
 /*
  * Which angles mha_rope_tables computes. With dims and num_positions alone, they are Llama's.
- *
- * linear_factor is position interpolation (Chen et al., arXiv:2306.15595; "linear" in Hugging
- * Face's rope_scaling): positions are divided by it.
- *
- * yarn_factor is YaRN (Peng et al., arXiv:2309.00071) as Hugging Face's "yarn" has it. Slow pairs
- * are stretched: w[i] falls from 1 to 1 / yarn_factor.
- *     theta[i] = base^(-2 i / dims) * w[i]
- *     w[i]     = 1 - ramp + ramp / yarn_factor
- *     ramp     = (i - low) / (high - low), at least 0 and at most 1;
- *                where low = high: 0 up to i = low, 1 beyond
- *     low      = floor(d(yarn_beta_fast)), at least 0
- *     high     = ceil(d(yarn_beta_slow)), at most dims - 1
- *     d(beta)  = dims * ln(original_positions / (2 pi beta)) / (2 ln(base)),
- *                the pair that turns beta times in that many positions
- * Cosines and sines are multiplied by attention_factor. For files with "mscale" and
- * "mscale_all_dim", with f = 0.1 ln(yarn_factor), it is (f mscale + 1) / (f mscale_all_dim + 1).
+ * linear_factor divides positions ("linear" in Hugging Face's rope_scaling; Chen et al.,
+ * arXiv:2306.15595). With it or alone goes one of these, as Hugging Face has them:
+ *     yarn      theta[i] * (1 - ramp + ramp / yarn_factor) (Peng et al., arXiv:2309.00071)
+ *               ramp = (i - low) / (high - low), at least 0, at most 1; where low = high: 0 up to
+ *               i = low, 1 beyond. low = floor(d(yarn_beta_fast)), at least 0; high =
+ *               ceil(d(yarn_beta_slow)), at most dims - 1; d(beta) = dims * ln(original_positions /
+ *               (2 pi beta)) / (2 ln(base)), the pair that turns beta times in these positions
+ *     llama3    theta[i] * (1 - ramp + ramp / llama3_factor), where ramp = (high - t) / (high -
+ *               low) of the two llama3_*_freq_factor, at least 0, at most 1, for a pair that turns
+ *               t = original_positions * theta[i] / (2 pi) times
+ *     longrope  theta[i] / pair_factors[i] (Ding et al., arXiv:2402.13753)
+ *     dynamic   base * (1 + ntk_factor * (ntk_positions - original_positions) /
+ *               original_positions)^(dims / (dims - 2)) for base, once ntk_positions is the greater
+ * Cosines and sines are multiplied by attention_factor. With "mscale" and "mscale_all_dim" of YaRN
+ * and f = 0.1 ln(yarn_factor), it is (f mscale + 1) / (f mscale_all_dim + 1). LongRoPE's is
+ * sqrt(1 + ln(s) / ln(original length)) where the context has become s > 1 times as long.
  */
 typedef struct mha_rope_config {
   size_t struct_size;      /* sizeof the struct */
-  int64_t dims;            /* elements of a head to rotate; even, 2 .. 2^31 - 2 */
+  int64_t dims;            /* elements of a head to rotate; even, 2 (dynamic NTK 4) .. 2^31 - 2 */
   int64_t num_positions;   /* rows of the tables; 0 = nothing to do */
   int64_t first_position;  /* position of row 0; all positions are less than 2^31 */
   double base;             /* 1 .. 2^64, with YaRN more than 1; 0 = 10000 */
   double linear_factor;    /* divides positions; 1 .. 2^31; 0 = 1 */
-  double yarn_factor;      /* stretches the context; 1 .. 2^31; 0 = no YaRN */
-  double yarn_beta_fast;   /* pairs with more turns in it keep their angle; 2^-31 .. 2^31; 0 = 32 */
+  double yarn_factor;      /* stretches slow pairs; 1 .. 2^31; 0 = no YaRN */
+  double yarn_beta_fast;   /* pairs with more turns keep their angle; 2^-31 .. 2^31; 0 = 32 */
   double yarn_beta_slow;   /* with fewer are stretched in full; 2^-31 .. yarn_beta_fast; 0 = 1 */
-  double llama3_factor;    /* stretches slow pairs; 1 .. 2^31; 0 = not as Llama 3 */
-  double llama3_low_freq_factor;  /* 2^-31 .. 2^31; 0 = 1 */
-  double llama3_high_freq_factor; /* more than llama3_low_freq_factor; 0 = 4 */
+  double llama3_factor;    /* likewise; 1 .. 2^31; 0 = not as Llama 3 */
+  double llama3_low_freq_factor;  /* of slow pairs; 2^-31 .. 2^31; 0 = 1 */
+  double llama3_high_freq_factor; /* of fast ones; more than the other, to 2^31; 0 = 4 */
   double ntk_factor;       /* dynamic NTK; 1 .. 2^31; 0 = none */
-  int64_t ntk_positions;   /* the length of the context now; with ntk_factor needed */
-  const double *pair_factors; /* [dims / 2]: LongRoPE divides theta[i] by it; NULL = 1 */
+  int64_t ntk_positions;   /* the length of the context now, 1 .. 2^31; with ntk_factor needed */
+  const double *pair_factors; /* [dims / 2], 1/2 .. 2^31; NULL = no LongRoPE */
   /* The length of the context in training, 1 .. 2^31; needed by YaRN, Llama 3 and dynamic NTK */
   int64_t original_positions;
-  double attention_factor; /* of the tables; 2^-31 .. 2^31; 0 = 1, or with YaRN as said above */
+  double attention_factor; /* 2^-31 .. 2^31; 0 = 1, with YaRN 0.1 ln(yarn_factor) + 1 */
+  uint32_t yarn_unrounded; /* 1 = no floor and ceil ("truncate": false, gpt-oss); 0 or 1 */
+  uint32_t reserved;       /* 0 */
 } mha_rope_config;
 
 /*
@@ -596,9 +598,9 @@ typedef struct mha_rope_config {
  * threads can fill a part each.
  *
  * The values are those of the formulas, rounded to float, and the same bits on every machine. The
- * error is at most 0.501 units in the last place at any position; where sine or cosine is less than
- * 2^-29, half a unit and 2^-62. (Angles computed in float are off by about 2^-24 of themselves:
- * 0.004 at 65536.)
+ * error is at most 0.501 units in the last place at any position, with pair_factors below 1 at any
+ * below 2^30; where sine or cosine is less than 2^-29, half a unit and 2^-62. (Angles computed in
+ * float are off by about 2^-24 of themselves: 0.004 at 65536.)
  */
 MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin,
                                    mha_error *error);
@@ -707,10 +709,10 @@ typedef struct mha_score_options {
   const int32_t *kv_groups;
   int64_t q_groups_stride;   /* from one sequence to the next; 0 = the same for all */
   int64_t kv_groups_stride;
-  const float *q_scales;     /* [batch, n_q]; NULL = 1 */
+  const float *q_scales;     /* [batch, n_q], any; NULL = 1 */
   int64_t q_scales_stride;   /* from one sequence to the next; 0 = the same for all */
-  /* [num_heads, relative_left + 1 + relative_right]: from j - p = -relative_left on; keys farther
-     away have the first or the last number. NULL = none */
+  /* [num_heads, relative_left + 1 + relative_right], any: from j - p = -relative_left on; keys
+     farther away have the first or the last number. NULL = none */
   const float *relative_bias;
   int64_t relative_left;
   int64_t relative_right;
@@ -723,6 +725,17 @@ typedef struct mha_score_options {
  * num_heads is 1 .. 2^31 - 1.
  */
 MHA_API mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error *error);
+
+/*
+ * Fills relative_bias [num_heads, left + 1 + right] from T5's embedding [num_buckets, num_heads]:
+ * each distance has the bucket that Hugging Face's T5Attention gives it. num_buckets is even, 2 ..
+ * 2^30; 0 = 32. max_distance is at most 2^30; 0 = 128. More than max_distance to either side
+ * changes nothing; nor, in decoders (is_bidirectional 0), does anything to the right.
+ */
+MHA_API mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets,
+                                        int64_t max_distance, uint32_t is_bidirectional,
+                                        int64_t num_heads, int64_t left, int64_t right,
+                                        float *relative_bias, mha_error *error);
 
 /*
  * Optional outputs that show what a call computes on its way. Each pointer that is not NULL

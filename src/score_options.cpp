@@ -2,6 +2,7 @@
 
 #include "score_options.h"
 
+#include "fractions.h"
 #include "storage.h"
 #include "structs.h"
 
@@ -108,6 +109,37 @@ mha_status check_groups(Report &report, const SequenceArguments &s, const mha_sc
                      "score.kv_groups is NULL, but the columns are not the rows of query; give the numbers of the keys");
 }
 
+mha_status check_relative_bias(Report &report, const SequenceArguments &s, const mha_score_options &options, int64_t num_heads) {
+  const struct {
+    const char *name;
+    int64_t value;
+  } reaches[] = {{"left", options.relative_left}, {"right", options.relative_right}};
+  for (const auto &reach : reaches) {
+    if (reach.value < 0 || (!options.relative_bias && reach.value != 0)) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
+                         "score.relative_%s is %lld; it can't be negative, and without relative_bias it is 0", reach.name,
+                         static_cast<long long>(reach.value));
+    }
+  }
+  const Count width = Count(options.relative_left) + Count(options.relative_right) + Count(1);
+  if ((Count(num_heads) * width * Count(sizeof(float))).overflows()) {
+    return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "score.relative_bias would be larger than memory can be");
+  }
+  return MHA_OK;
+}
+
+mha_status check_q_scales(Report &report, const SequenceArguments &s, const mha_score_options &options) {
+  const int64_t stride = options.q_scales_stride;
+  if (stride < 0 || (!options.q_scales && stride != 0)) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
+                       "score.q_scales_stride is %lld; it can't be negative, and without q_scales it is 0", static_cast<long long>(stride));
+  }
+  if (((Count(s.batch) * Count(stride) + Count(s.n_q)) * Count(sizeof(float))).overflows()) {
+    return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "score.q_scales would be larger than memory can be");
+  }
+  return MHA_OK;
+}
+
 }  // namespace
 
 mha_status check_score_options(Report &report, const mha_score_options *given, int64_t num_heads, SequenceArguments *sequences,
@@ -126,6 +158,8 @@ mha_status check_score_options(Report &report, const mha_score_options *given, i
                        "score.bias_type is %u; it is MHA_TYPE_F32 or MHA_TYPE_F16, and 0 without score.bias", o.bias_type);
   }
   if (const mha_status status = check_columns(report, s, o)) return status;
+  if (const mha_status status = check_relative_bias(report, s, o, num_heads)) return status;
+  if (const mha_status status = check_q_scales(report, s, o)) return status;
   options->softcap = o.softcap;
   options->softcap_inverse = o.softcap != 0.0f ? 1.0f / o.softcap : 0.0f;
   options->alibi_slopes = o.alibi_slopes;
@@ -142,8 +176,13 @@ mha_status check_score_options(Report &report, const mha_score_options *given, i
                      INT64_MAX,
                      INT64_MAX};
   options->limits_pairs = o.mask || o.q_groups;
-  options->change_scores = o.softcap != 0.0f || o.alibi_slopes || o.bias || options->limits_pairs;
-  s.has_alibi = o.alibi_slopes != nullptr;
+  options->change_scores = o.softcap != 0.0f || o.alibi_slopes || o.relative_bias || o.bias || options->limits_pairs;
+  options->relative_bias = o.relative_bias;
+  options->relative_left = o.relative_left;
+  options->relative_right = o.relative_right;
+  options->q_scales = o.q_scales;
+  options->q_scales_stride = o.q_scales_stride;
+  s.distances = o.alibi_slopes ? "ALiBi" : o.relative_bias ? "a relative bias" : nullptr;
   s.has_new_columns = o.columns == MHA_COLUMNS_NEW_KEYS;
   if (o.num_columns != 0) {
     s.num_columns = o.num_columns;
@@ -218,5 +257,87 @@ mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error *error) 
   while (2 * n <= num_heads) n *= 2;
   fill_slopes(n, 1, n, slopes);
   fill_slopes(2 * n, 2, num_heads - n, slopes + n);
+  return MHA_OK;
+}
+
+namespace {
+
+// T5's buckets for one direction: each distance below `exact` has one of its own, and the others are shared out by the logarithm of the
+// distance up to max_distance: distance * (max_distance / exact)^(k / (count - exact)) begins bucket exact + k.
+struct T5Buckets {
+  int64_t count, exact, max_distance;
+
+  // Calls function(distance, bucket) for the distances from 0 to `last`. Logarithms are compared as integers; those nearer to each other
+  // than 2^-80 count as equal.
+  template <class Function>
+  void visit(int64_t last, const Function &function) const {
+    const auto log2 = [](int64_t x) { return log2_of_integer(static_cast<Wide>(x)) >> 30; };  // times 2^90
+    const SignedWide first = log2(exact), range = log2(max_distance) - first, slack = SignedWide{1} << 10;
+    int64_t bucket = 0;
+    for (int64_t distance = 0; distance <= last; ++distance) {
+      if (distance < exact || distance >= max_distance) {
+        bucket = distance < exact ? distance : count - 1;
+      } else if (bucket < count - 1) {
+        const SignedWide reached = (log2(distance) - first + slack) * (count - exact);
+        bucket = bucket < exact ? exact : bucket;
+        while (bucket < count - 1 && (bucket + 1 - exact) * range <= reached) ++bucket;
+      }
+      function(distance, bucket);
+    }
+  }
+};
+
+}  // namespace
+
+mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets, int64_t max_distance, uint32_t is_bidirectional,
+                                int64_t num_heads, int64_t left, int64_t right, float *relative_bias, mha_error *error) {
+  Report report(error);
+  if (num_buckets == 0) num_buckets = 32;
+  if (max_distance == 0) max_distance = 128;
+  constexpr int64_t most = 1 << 30;
+  const long long least = is_bidirectional ? 4 : 2;
+  if (num_buckets < least || num_buckets > most) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, 2, "num_buckets is %lld; it must be %lld to 2^30, or 0 for 32",
+                       static_cast<long long>(num_buckets), least);
+  }
+  const int64_t count = is_bidirectional ? num_buckets / 2 : num_buckets;
+  const T5Buckets buckets = {count, count / 2, max_distance};
+  if (max_distance <= buckets.exact || max_distance > most) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, 3,
+                       "max_distance is %lld; with these buckets it must be more than %lld, to 2^30, or 0 for 128",
+                       static_cast<long long>(max_distance), static_cast<long long>(buckets.exact));
+  }
+  const struct {
+    const char *name;
+    uint32_t argument;
+    int64_t value, least;
+  } sizes[] = {{"num_heads", 5, num_heads, 1}, {"left", 6, left, 0}, {"right", 7, right, 0}};
+  for (const auto &size : sizes) {
+    if (size.value < size.least) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, size.argument, "%s is %lld; it must be at least %lld", size.name,
+                         static_cast<long long>(size.value), static_cast<long long>(size.least));
+    }
+  }
+  const Count width = Count(left) + Count(right) + Count(1);
+  if ((Count(num_heads) * width * Count(sizeof(float))).overflows() || (Count(num_heads) * Count(num_buckets * 4)).overflows()) {
+    return report.fail(MHA_ERROR_TOO_LARGE, 5, "the arrays would be larger than memory can be");
+  }
+  if (!embedding) return report.fail(MHA_ERROR_NULL_POINTER, 1, "embedding is NULL; pass an array of num_buckets * num_heads floats");
+  if (!relative_bias) {
+    return report.fail(MHA_ERROR_NULL_POINTER, 8, "relative_bias is NULL; pass an array of num_heads * (left + 1 + right) floats");
+  }
+  const auto set = [&](int64_t distance, int64_t bucket) {
+    for (int64_t head = 0; head < num_heads; ++head) {
+      relative_bias[head * width.value() + left + distance] = embedding[bucket * num_heads + head];
+    }
+  };
+  buckets.visit(left, [&](int64_t distance, int64_t bucket) { set(-distance, bucket); });
+  if (is_bidirectional) {
+    buckets.visit(right, [&](int64_t distance, int64_t bucket) {
+      if (distance > 0) set(distance, count + bucket);
+    });
+  } else {
+    for (int64_t distance = 1; distance <= right; ++distance) set(distance, 0);
+  }
   return MHA_OK;
 }

@@ -37,7 +37,7 @@ int64_t keys_with_columns(const SequenceArguments &s, int64_t b, int64_t n_kv) {
 
 // Whether it matters at which position a query stands.
 bool has_positions(const SequenceArguments &s) {
-  return s.is_causal() || s.has_window() || s.has_alibi || (s.has_rope() && !s.rope.q_positions);
+  return s.is_causal() || s.has_window() || s.distances || (s.has_rope() && !s.rope.q_positions);
 }
 
 // ---- Checks without arrays
@@ -255,7 +255,7 @@ mha_status check_sequences(Report &report, SequenceArguments *sequences, int64_t
                        "%s with n_q %lld > n_kv %lld would place queries before the first key; set n_kv, or give q_start",
                        s.is_causal()      ? "causal"
                        : s.has_window() ? "a window"
-                       : s.has_alibi    ? "ALiBi"
+                       : s.distances    ? s.distances
                                         : "rope",
                        static_cast<long long>(s.n_q), static_cast<long long>(s.n_kv));
   }

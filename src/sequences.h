@@ -19,7 +19,7 @@ struct SequenceArguments {
   const int64_t *q_start, *q_lengths, *kv_lengths, *cache_sequences;
   int64_t window_left, window_right;
   mha_kv_cache *cache;
-  bool has_alibi;         // the scores depend on positions
+  const char *distances;  // what makes scores depend on them, for errors; null: nothing does
   bool has_new_columns;   // mask, bias and groups have columns for the keys alone that come with the call
   int64_t columns;        // that a row of mask, bias and groups has room for; no limit where there is none
   int64_t num_columns;    // keys beyond so many columns are masked; no limit where there is none
@@ -55,7 +55,8 @@ void describe_sequences(const Args &args, uint32_t argument, SequenceArguments *
   sequences->window_right = args.window_right;
   sequences->cache = args.cache;
   sequences->cache_sequences = args.cache_sequences;
-  sequences->has_alibi = sequences->has_new_columns = false;
+  sequences->distances = nullptr;
+  sequences->has_new_columns = false;
   sequences->columns = sequences->num_columns = INT64_MAX;
   sequences->given_rope = args.rope;
 }

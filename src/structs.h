@@ -23,7 +23,7 @@ MHA_FIRST_VERSION_ENDS_WITH(mha_layer_weights, kept_heads);
 MHA_FIRST_VERSION_ENDS_WITH(mha_layer_options, allocator);
 MHA_FIRST_VERSION_ENDS_WITH(mha_kv_cache_config, num_blocks);
 MHA_FIRST_VERSION_ENDS_WITH(mha_rope, k_positions);
-MHA_FIRST_VERSION_ENDS_WITH(mha_rope_config, attention_factor);
+MHA_FIRST_VERSION_ENDS_WITH(mha_rope_config, reserved);
 MHA_FIRST_VERSION_ENDS_WITH(mha_norm, head_stride);
 MHA_FIRST_VERSION_ENDS_WITH(mha_score_options, head_scales);
 MHA_FIRST_VERSION_ENDS_WITH(mha_taps, num_chosen_rows);

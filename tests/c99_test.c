@@ -119,7 +119,7 @@ FIELD(mha_rope, table_stride, 48);
 FIELD(mha_rope, q_positions, 56);
 FIELD(mha_rope, k_positions, 64);
 
-SIZE(mha_rope_config, 136);
+SIZE(mha_rope_config, 144);
 FIELD(mha_rope_config, struct_size, 0);
 FIELD(mha_rope_config, dims, 8);
 FIELD(mha_rope_config, num_positions, 16);
@@ -137,6 +137,8 @@ FIELD(mha_rope_config, ntk_positions, 104);
 FIELD(mha_rope_config, pair_factors, 112);
 FIELD(mha_rope_config, original_positions, 120);
 FIELD(mha_rope_config, attention_factor, 128);
+FIELD(mha_rope_config, yarn_unrounded, 136);
+FIELD(mha_rope_config, reserved, 140);
 
 SIZE(mha_norm, 56);
 FIELD(mha_norm, struct_size, 0);

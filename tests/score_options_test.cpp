@@ -1,6 +1,6 @@
-// What changes scores beyond the scale (mha_score_options): softcap, ALiBi, bias, mask and sinks, each and together, have the bits of the
-// specification in every kind of call, are as exact as float allows, and reach nothing that they should not. The number of random cases is
-// multiplied by the environment variable MHA_TEST_ROUNDS.
+// What changes scores beyond the scale (mha_score_options): softcap, ALiBi, biases, mask, sinks and scales of queries, each and together,
+// have the bits of the specification in every kind of call, are as exact as float allows, and reach nothing that they should not. The
+// number of random cases is multiplied by the environment variable MHA_TEST_ROUNDS.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -62,6 +62,17 @@ Pairs<uint8_t> RandomMask(Random *random, const AttentionSizes &sizes) {
   });
 }
 
+void SetRelativeBias(Random *random, const AttentionSizes &sizes, bool is_finite, ScoreArrays *score) {
+  score->relative_left = random->Pick<int64_t>({0, 1, 7, 40, 300, 2000});
+  score->relative_right = random->Pick<int64_t>({0, 1, 7, 40, 300, 2000});
+  score->relative_bias = random->Normals(sizes.num_heads * (score->relative_left + 1 + score->relative_right));
+  if (!is_finite && random->Chance(0.3)) {
+    for (float &bias : score->relative_bias) {
+      if (random->Chance(0.1)) bias = random->Chance(0.9) ? -kInfinity : SpecialValue(random);
+    }
+  }
+}
+
 ScoreArrays RandomOptions(Random *random, const AttentionSizes &sizes, bool is_finite = false) {
   ScoreArrays score;
   if (random->Coin()) score.softcap = random->Pick<float>({50.0f, 1.0f, 0.1f, 3e5f});
@@ -71,6 +82,8 @@ ScoreArrays RandomOptions(Random *random, const AttentionSizes &sizes, bool is_f
   if (random->Coin()) score.bias = RandomBias(random, sizes, is_finite);
   score.bias_is_f16 = !score.bias.values.empty() && random->Coin();
   if (random->Coin()) score.mask = RandomMask(random, sizes);
+  if (random->Coin()) SetRelativeBias(random, sizes, is_finite, &score);
+  if (random->Coin()) score.q_scales = random->Normals((random->Coin() ? sizes.batch : 1) * sizes.n_q);
   return score;
 }
 
@@ -168,6 +181,7 @@ TEST_P(ScoreOptionsTest, OverACacheAreThoseOfTheWholePrompt) {
         mha_score_options score = arrays.score;
         score.mask += done * score.mask_row_stride;
         score.bias = static_cast<const char *>(score.bias) + done * score.bias_row_stride * (whole.score->bias_is_f16 ? 2 : 4);
+        if (score.q_scales != nullptr) score.q_scales += done;
         data.args.score = &score;
         const std::vector<float> y = data.Compute().y;
         const int64_t width = whole.num_heads * whole.head_dim_v;
@@ -390,6 +404,73 @@ TEST_P(ScoreOptionsTest, ArraysAreReadWithinTheirBounds) {
 
 // ---- Special cases that are known otherwise
 
+// The position of a query may be any, and the ends of the table are the numbers of all keys beyond them.
+TEST_P(ScoreOptionsTest, ARelativeBiasReachesAnyPosition) {
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  for (const int64_t start : {int64_t{0}, int64_t{10}, int64_t{299}, int64_t{300}, int64_t{1000}, most - 3, most}) {
+    for (const auto &[left, right] : {std::pair<int64_t, int64_t>{0, 0}, {3, 0}, {0, 3}, {290, 5}, {5, 290}, {2000, 2000}}) {
+      Random random(5);
+      AttentionProblem problem = Problem(5, 6, 300);
+      problem.is_causal = false;
+      problem.q_start = {start};
+      problem.score = ScoreArrays();
+      problem.score->relative_left = left;
+      problem.score->relative_right = right;
+      problem.score->relative_bias = random.Normals(4 * (left + 1 + right));
+      AttentionCall call = PlainCall();
+      call.place = Place::kBeforeGuard;
+      AttentionData data(problem, call);
+      data.FreezeInputs();
+      EXPECT_TRUE(SameBits(data.Compute(), Specify(problem))) << "q_start " << start << " table " << left << " + 1 + " << right;
+    }
+  }
+}
+
+TEST_P(ScoreOptionsTest, ARelativeBiasIsTheBiasOfItsDistances) {
+  Random random(6);
+  AttentionProblem problem = Problem(6, 300, 300), relative = problem;
+  relative.score = ScoreArrays();
+  relative.score->relative_left = 40;
+  relative.score->relative_right = 7;
+  relative.score->relative_bias = random.Normals(4 * 48);
+  problem.score = ScoreArrays();
+  problem.score->bias.by_head = true;
+  for (int64_t h = 0; h < 4; h++) {
+    for (int64_t i = 0; i < 300; i++) {
+      for (int64_t j = 0; j < 300; j++) {
+        const int64_t column = std::clamp<int64_t>(j - i, -40, 7) + 40;
+        problem.score->bias.values.push_back(relative.score->relative_bias[static_cast<size_t>(h * 48 + column)]);
+      }
+    }
+  }
+  EXPECT_TRUE(SameBits(Run(relative), Run(problem)));
+}
+
+TEST_P(ScoreOptionsTest, ScalesOfQueriesAreThoseOfScaledQueries) {
+  AttentionProblem problem = Problem(7, 40, 300), scaled = problem;
+  Random random(7);
+  problem.score = ScoreArrays();
+  problem.score->q_scales = random.Normals(40);
+  for (size_t n = 0; n < scaled.q.size(); n++) scaled.q[n] = scaled.q[n] * problem.score->q_scales[n / 24];
+  EXPECT_TRUE(SameBits(Run(problem), Run(scaled)));
+}
+
+// Once they are rotated: no angle changes, but the order of roundings is the specification's.
+TEST_P(ScoreOptionsTest, ScalesOfQueriesComeBehindTheRotation) {
+  AttentionProblem problem = Problem(8, 20, 40);
+  Random random(8);
+  Rope rope;
+  rope.dims = 6;
+  rope.num_positions = 40;
+  rope.table_stride = 3;
+  rope.cos = random.Normals(120);
+  rope.sin = random.Normals(120);
+  problem.rope = rope;
+  problem.score = ScoreArrays();
+  problem.score->q_scales = random.Normals(20);
+  EXPECT_TRUE(SameBits(Run(problem), Specify(problem)));
+}
+
 TEST_P(ScoreOptionsTest, AZeroBiasAMaskOfOnesAndASinkOfMinusInfinityChangeNoBit) {
   AttentionProblem problem = Problem(5, 30, 300);
   const Outputs plain = Run(problem);
@@ -426,6 +507,128 @@ TEST(AlibiSlopes, AreTheFormulas) {
       EXPECT_NEAR(slopes[static_cast<size_t>(h)] / std::exp2(exponent), 1.0, 0x1p-24) << "head " << h << " of " << heads;
     }
   }
+}
+
+// ---- T5
+
+// Distance d in the table of T5 with so many buckets, one head, whose embedding is the number of the bucket.
+std::vector<int64_t> T5BucketsOf(int64_t num_buckets, int64_t max_distance, bool is_bidirectional, int64_t reach) {
+  const int64_t count = num_buckets == 0 ? 32 : num_buckets;
+  std::vector<float> embedding(static_cast<size_t>(2 * count)), bias(static_cast<size_t>(2 * (2 * reach + 1)));
+  for (int64_t bucket = 0; bucket < count; bucket++) {
+    embedding[static_cast<size_t>(2 * bucket)] = static_cast<float>(bucket);
+    embedding[static_cast<size_t>(2 * bucket + 1)] = static_cast<float>(-bucket);
+  }
+  mha_error error;
+  const mha_status status =
+      mha_t5_relative_bias(embedding.data(), num_buckets, max_distance, is_bidirectional, 2, reach, reach, bias.data(), &error);
+  EXPECT_EQ(status, MHA_OK) << error.message;
+  std::vector<int64_t> buckets;
+  for (int64_t i = 0; i <= 2 * reach; i++) {
+    buckets.push_back(static_cast<int64_t>(bias[static_cast<size_t>(i)]));
+    EXPECT_EQ(bias[static_cast<size_t>(2 * reach + 1 + i)], -bias[static_cast<size_t>(i)]) << "of the second head";
+  }
+  return buckets;
+}
+
+// Where transformers 5.23 (T5Attention._relative_position_bucket) begins a bucket, from the greatest distance to the left on.
+TEST(T5RelativeBias, HasTheBucketsOfTransformers) {
+  const std::vector<std::pair<int64_t, int64_t>> both = {
+      {-300, 15}, {-90, 14}, {-63, 13}, {-45, 12}, {-31, 11}, {-22, 10}, {-15, 9}, {-11, 8}, {-7, 7},  {-6, 6},  {-5, 5},
+      {-4, 4},    {-3, 3},   {-2, 2},   {-1, 1},   {0, 0},    {1, 17},   {2, 18},  {3, 19},  {4, 20},  {5, 21},  {6, 22},
+      {7, 23},    {8, 24},   {12, 25},  {16, 26},  {23, 27},  {32, 28},  {46, 29}, {64, 30}, {91, 31}, {301, -1}};
+  const std::vector<std::pair<int64_t, int64_t>> left = {
+      {-300, 31}, {-112, 30}, {-98, 29}, {-86, 28}, {-76, 27}, {-66, 26}, {-58, 25}, {-51, 24}, {-45, 23}, {-39, 22}, {-34, 21},
+      {-30, 20},  {-26, 19},  {-23, 18}, {-20, 17}, {-18, 16}, {-15, 15}, {-14, 14}, {-13, 13}, {-12, 12}, {-11, 11}, {-10, 10},
+      {-9, 9},    {-8, 8},    {-7, 7},   {-6, 6},   {-5, 5},   {-4, 4},   {-3, 3},   {-2, 2},   {-1, 1},   {0, 0},    {301, -1}};
+  for (const bool is_bidirectional : {true, false}) {
+    const auto &begins = is_bidirectional ? both : left;
+    for (const int64_t given : {0, 1}) {
+      const std::vector<int64_t> buckets = T5BucketsOf(32 * given, 128 * given, is_bidirectional, 300);
+      size_t at = 0;
+      for (int64_t distance = -300; distance <= 300; distance++) {
+        if (distance == begins[at + 1].first) at++;
+        EXPECT_EQ(buckets[static_cast<size_t>(distance + 300)], begins[at].second) << "distance " << distance;
+      }
+    }
+  }
+}
+
+// The formula in long double, whose rounding may show only at the borders that are whole numbers: there a bucket begins.
+TEST(T5RelativeBias, FollowsTheFormulaForAnyBuckets) {
+  for (const auto &[num_buckets, max_distance] :
+       {std::pair<int64_t, int64_t>{4, 3}, {8, 20}, {16, 128}, {32, 64}, {33, 128}, {64, 256}, {64, 512}, {320, 800}, {500, 251}}) {
+    for (const bool is_bidirectional : {true, false}) {
+      const int64_t count = is_bidirectional ? num_buckets / 2 : num_buckets, exact = count / 2;
+      if (max_distance <= exact) continue;
+      const std::vector<int64_t> buckets = T5BucketsOf(num_buckets, max_distance, is_bidirectional, 1200);
+      for (int64_t d = 0; d <= 1200; d++) {
+        int64_t bucket = d;
+        if (d >= exact) {
+          const auto log = [](int64_t x) { return std::log(static_cast<long double>(x)); };
+          const long double k = (log(d) - log(exact)) / (log(max_distance) - log(exact)) * static_cast<long double>(count - exact);
+          bucket = std::min(count - 1, exact + static_cast<int64_t>(k + 1e-12l));
+        }
+        ASSERT_EQ(buckets[static_cast<size_t>(1200 - d)], bucket) << num_buckets << " buckets to " << max_distance << ", distance " << d;
+        const int64_t right = is_bidirectional ? (d == 0 ? 0 : count + bucket) : 0;
+        ASSERT_EQ(buckets[static_cast<size_t>(1200 + d)], right) << num_buckets << " buckets to " << max_distance << ", distance " << -d;
+      }
+    }
+  }
+}
+
+TEST(T5RelativeBias, FillsTheTableAlone) {
+  const std::vector<float> embedding(32 * 3, 2.0f);
+  const Memory table(3 * 10 * sizeof(float), Place::kBeforeGuard);
+  mha_error error;
+  ASSERT_EQ(mha_t5_relative_bias(embedding.data(), 0, 0, 1, 3, 7, 2, table.floats(), &error), MHA_OK) << error.message;
+  EXPECT_EQ(std::vector<float>(table.floats(), table.floats() + 30), std::vector<float>(30, 2.0f));
+  ASSERT_EQ(mha_t5_relative_bias(embedding.data(), 0, 0, 0, 3, 0, 0, table.floats(), nullptr), MHA_OK);
+}
+
+TEST(T5RelativeBias, RefusesWhatDoesNotFit) {
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  const std::vector<float> embedding(128, 1.0f);
+  const float *const from = embedding.data();
+  std::vector<float> table(100, 5.0f);
+  const struct {
+    int64_t num_buckets, max_distance;
+    uint32_t is_bidirectional;
+    int64_t num_heads, left, right;
+    const float *embedding;
+    float *to;
+    mha_status status;
+    uint32_t argument;
+    const char *sentence;
+  } cases[] = {
+      {3, 0, 1, 4, 2, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 2, "num_buckets is 3; it must be 4 to 2^30, or 0 for 32"},
+      {1, 0, 0, 4, 2, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 2, "num_buckets is 1; it must be 2 to 2^30, or 0 for 32"},
+      {-1, 0, 0, 4, 2, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 2,
+       "num_buckets is -1; it must be 2 to 2^30, or 0 for 32"},
+      {most, 0, 0, 4, 2, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 2,
+       "num_buckets is 9223372036854775807; it must be 2 to 2^30, or 0 for 32"},
+      {32, 8, 1, 4, 2, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 3,
+       "max_distance is 8; with these buckets it must be more than 8, to 2^30, or 0 for 128"},
+      {0, -5, 0, 4, 2, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 3,
+       "max_distance is -5; with these buckets it must be more than 16, to 2^30, or 0 for 128"},
+      {0, 0, 1, 0, 2, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 5, "num_heads is 0; it must be at least 1"},
+      {0, 0, 1, 4, -1, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 6, "left is -1; it must be at least 0"},
+      {0, 0, 1, 4, 2, -1, from, table.data(), MHA_ERROR_INVALID_VALUE, 7, "right is -1; it must be at least 0"},
+      {0, 0, 1, 4, most, most, from, table.data(), MHA_ERROR_TOO_LARGE, 5, "the arrays would be larger than memory can be"},
+      {0, 0, 1, 4, 2, 2, nullptr, table.data(), MHA_ERROR_NULL_POINTER, 1,
+       "embedding is NULL; pass an array of num_buckets * num_heads floats"},
+      {0, 0, 1, 4, 2, 2, from, nullptr, MHA_ERROR_NULL_POINTER, 8,
+       "relative_bias is NULL; pass an array of num_heads * (left + 1 + right) floats"},
+  };
+  for (const auto &c : cases) {
+    mha_error error;
+    const mha_status status = mha_t5_relative_bias(c.embedding, c.num_buckets, c.max_distance, c.is_bidirectional, c.num_heads, c.left,
+                                                   c.right, c.to, &error);
+    EXPECT_EQ(status, c.status) << c.sentence;
+    EXPECT_STREQ(error.message, c.sentence);
+    EXPECT_EQ(error.argument, c.argument);
+  }
+  EXPECT_EQ(table, std::vector<float>(100, 5.0f));
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 
 // ---- Queries
 
-// Rows [begin, end) of the queries, prepared, into the unit's scratch memory.
+// Rows [begin, end) of the queries, prepared and scaled, into the unit's scratch memory.
 template <class V>
 MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const int64_t head_dim = unit.call.head_dim;
@@ -26,9 +26,11 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
       prepare<V>(unit.call.prepare_q, {unit.sequence_index, unit.array_row(row), unit.position_of(row), row.head}, head_dim, to);
       from = to;
     }
+    const ScoreOptions &options = unit.call.options;
+    const float scale = options.q_scales ? options.q_scales[unit.sequence_index * options.q_scales_stride + unit.array_row(row)] : 1.0f;
     int64_t k = 0;
-    for (; k + static_cast<int64_t>(V::size) <= head_dim; k += V::size) store(to + k, canonical_nan(load<V>(from + k)));
-    for (; k < head_dim; ++k) to[k] = canonical_nan(from[k]);
+    for (; k + static_cast<int64_t>(V::size) <= head_dim; k += V::size) store(to + k, canonical_nan(load<V>(from + k) * all<V>(scale)));
+    for (; k < head_dim; ++k) to[k] = canonical_nan(from[k] * scale);
   }
 }
 

@@ -31,16 +31,24 @@ bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
   return is_later || is_of_another;
 }
 
+const float *RelativeBias(const AttentionShape &shape, int64_t h, int64_t i, int64_t j) {
+  const support::ScoreOptions &options = *shape.score;
+  const int64_t distance = std::clamp(j - (shape.q_start + i), -options.relative_left, options.relative_right);
+  return options.relative_bias + h * (options.relative_left + 1 + options.relative_right) + options.relative_left + distance;
+}
+
 // The finished score of row i of head h and key j, of q k^T.
 template <typename T>
 T FinishedScore(const AttentionShape &shape, int64_t h, int64_t i, int64_t j, T dot) {
   T s = dot * ScaleOf<T>(shape);
   if (shape.score) {
     const support::ScoreOptions &options = *shape.score;
+    if (options.q_scales) s *= T(options.q_scales[i]);
     const int64_t at = (h * shape.n_q + i) * shape.n_kv + j;
     if (options.mask && !options.mask[at]) return -std::numeric_limits<T>::infinity();
     if (options.softcap != 0) s = T(options.softcap) * std::tanh(s / T(options.softcap));
     if (options.alibi_slopes) s -= T(options.alibi_slopes[h]) * std::fabs(T(j - (shape.q_start + i)));
+    if (options.relative_bias) s += T(*RelativeBias(shape, h, i, j));
     if (options.bias) s += T(options.bias[at]);
   }
   return IsMasked(shape, i, j) ? -std::numeric_limits<T>::infinity() : s;
@@ -220,7 +228,8 @@ template Layer<double> LayerForward(const LayerShape &, const LayerWeights &, co
 // is 1, and therefore to l >= 1.
 //
 // What score options add: a softcap passes the error of s on at most once, and adds the roundings of a product, of tanh (1.45 ulp) and of
-// another product, of at most |s|; ALiBi and bias are two sums more, whose terms count in S; a sink is a term more of the sum.
+// another product, of at most |s|; ALiBi and biases are three sums more, whose terms count in S; a factor of the query is one rounding
+// more, and counts in S and D; a sink is a term more of the sum.
 //
 // lse = log of the sum of exp(s_j): an error of all s_j passes on at most once, and that of l relative becomes absolute, together G / 2;
 // then the roundings of log (0.84 ulp) and of m + log(l).
@@ -296,6 +305,11 @@ AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<dou
         if (shape.score && shape.score->alibi_slopes) {
           added += std::fabs(double(shape.score->alibi_slopes[h]) * double(j - (shape.q_start + i)));
         }
+        if (shape.score && shape.score->q_scales) {
+          S_j *= std::fabs(double(shape.score->q_scales[i]));
+          D_j *= std::fabs(double(shape.score->q_scales[i]));
+        }
+        if (shape.score && shape.score->relative_bias) added += std::fabs(double(*RelativeBias(shape, h, i, j)));
         if (shape.score && shape.score->bias) added += std::fabs(double(shape.score->bias[(h * n_q + i) * n_kv + j]));
         S = std::max(S, scale * S_j + added);
         D = std::max(D, scale * D_j + head_dim * kSmallest * std::max(scale, 1.0));

@@ -119,27 +119,58 @@ Natural Div(const Natural &a, const Natural &b) { return a * PowerOfTwo(127) / b
 int E(double x) { return std::ilogb(x); }
 Natural M(double x) { return static_cast<uint64_t>(std::ldexp(x, 52 - E(x))); }
 
-// E(x) * 2^120 + fraction
-struct Log2 {
-  int64_t whole;
-  Natural fraction;
+// An integer of either sign.
+struct Signed {
+  bool is_negative;
+  Natural magnitude;
 };
 
-Log2 Log2Of(double x) {
-  const Natural s = Div(M(x) - PowerOfTwo(52), M(x) + PowerOfTwo(52));
+Signed operator-(const Signed &a, const Signed &b) {
+  if (a.is_negative != b.is_negative) return {a.is_negative, a.magnitude + b.magnitude};
+  if (a.magnitude < b.magnitude) return {!a.is_negative, b.magnitude - a.magnitude};
+  return {a.is_negative, a.magnitude - b.magnitude};
+}
+
+bool IsPositive(const Signed &a) { return !a.is_negative && High(a.magnitude) >= 0; }
+Signed Opposite(const Signed &a) { return {!a.is_negative, a.magnitude}; }
+
+Signed Log2Of(const Natural &x) {
+  const int h = High(x);
+  const Natural s = Div(x - PowerOfTwo(h), x + PowerOfTwo(h));
   const Natural z = Mul(s, s);
   Natural y;
   for (int j = 40; j >= 0; j--) y = One() / Natural(static_cast<uint64_t>(2 * j + 1)) + Mul(z, y);
-  return {E(x), Mul(Mul(s, y), FromHex(0x02e2a8eca5705fc2, 0xeefa1ffb41a474fa))};
+  return {false, Natural(static_cast<uint64_t>(h)) * PowerOfTwo(120) + Mul(Mul(s, y), FromHex(0x02e2a8eca5705fc2, 0xeefa1ffb41a474fa))};
 }
 
-double Float64(const Log2 &log2) {
-  const int64_t floor = log2.whole * (int64_t{1} << 52) + static_cast<int64_t>(Low64(DividedByPower(log2.fraction, 68)));
-  return static_cast<double>(floor) * 0x1p-52;
+Signed Log2Of(double x) {
+  const int places = E(x) - 52;
+  const Signed less = {places > 0, Natural(static_cast<uint64_t>(places < 0 ? -places : places)) * PowerOfTwo(120)};
+  return Log2Of(M(x)) - less;
 }
 
-Natural Weight(const RopeConfig &config, int64_t i) {
-  if (config.yarn_factor == 0) return One();
+double Float64(const Signed &log2) {
+  // floor: of a negative number, that of the magnitude's ceiling
+  const Natural more = log2.is_negative ? PowerOfTwo(68) - Natural(1) : Natural();
+  const double magnitude = static_cast<double>(static_cast<int64_t>(Low64(DividedByPower(log2.magnitude + more, 68))));
+  return (log2.is_negative ? -magnitude : magnitude) * 0x1p-52;
+}
+
+Natural ExponentOf(const RopeConfig &config, int64_t i) {
+  const Natural pair(static_cast<uint64_t>(2 * i)), dims(static_cast<uint64_t>(config.dims));
+  const Natural u = Mul(Div(pair, dims), Log2Of(config.base).magnitude);
+  if (config.ntk_factor == 0 || config.ntk_positions <= config.original_positions) return u;
+  const Natural more(static_cast<uint64_t>(config.ntk_positions - config.original_positions));
+  const Natural b = Natural(static_cast<uint64_t>(config.original_positions)) * PowerOfTwo(52 - E(config.ntk_factor));
+  return u + Mul(Div(pair, dims - Natural(2)), (Log2Of(b + M(config.ntk_factor) * more) - Log2Of(b)).magnitude);
+}
+
+// ---- Weights
+
+Natural Least(double factor) { return Div(PowerOfTwo(52 - E(factor)), M(factor)); }
+Natural Between(const Natural &ramp, double factor) { return One() - ramp + Mul(ramp, Least(factor)); }
+
+Natural RoundedYarn(const RopeConfig &config, int64_t i) {
   const double dims = static_cast<double>(config.dims);
   const auto d = [&](double beta) {
     const double turns = static_cast<double>(config.original_positions) / (beta * 0x1.921fb54442d18p+2);
@@ -160,6 +191,35 @@ Natural Weight(const RopeConfig &config, int64_t i) {
   return Div((length - above) * factor + above * one, length * factor);
 }
 
+Natural UnroundedYarn(const RopeConfig &config, const Natural &u) {
+  const Signed circle = {false, FromHex(0x02a6c873498ddf75, 0xb0db2e4f080a88e2)};
+  const Natural original(static_cast<uint64_t>(config.original_positions)), dims(static_cast<uint64_t>(config.dims));
+  Signed low = Log2Of(original) - Log2Of(config.yarn_beta_fast) - circle, high = Log2Of(original) - Log2Of(config.yarn_beta_slow) - circle;
+  if (low.is_negative) low = {false, Natural()};
+  const Natural last = Natural(2) * Mul(Div(dims - Natural(1), dims), Log2Of(config.base).magnitude);
+  if (!high.is_negative && last < high.magnitude) high = {false, last};
+  Signed a = Signed{false, u} - low, b = high - low;
+  if (IsPositive(Opposite(b))) {
+    a = Opposite(a);
+    b = Opposite(b);
+  }
+  if (!IsPositive(a)) return One();
+  if (b.magnitude < a.magnitude) return Least(config.yarn_factor);
+  return Between(Div(a.magnitude, b.magnitude), config.yarn_factor);
+}
+
+Natural Llama3(const RopeConfig &config, const Natural &n, const Natural &quarter) {
+  const double original = static_cast<double>(config.original_positions);
+  const double fast = config.llama3_high_freq_factor, slow = config.llama3_low_freq_factor;
+  const int k = E(fast) + 5 + static_cast<int>(Low64(n)) - E(original);
+  if (k <= 0) return One();
+  const Natural t = DividedByPower(Mul(quarter, M(original) * PowerOfTwo(74)), k);
+  const Natural high = M(fast) * PowerOfTwo(71), low = M(slow) * PowerOfTwo(71 - E(fast) + E(slow));
+  if (!(t < high)) return One();
+  if (!(low < t)) return Least(config.llama3_factor);
+  return Between(Div(high - t, high - low), config.llama3_factor);
+}
+
 // T and f
 struct Angle {
   Natural step;
@@ -167,16 +227,18 @@ struct Angle {
 };
 
 Angle AngleOf(const RopeConfig &config, int64_t i) {
-  const Log2 base = Log2Of(config.base);
-  const Natural log2_base = Natural(static_cast<uint64_t>(base.whole)) * PowerOfTwo(120) + base.fraction;
-  const Natural u = Mul(Div(static_cast<uint64_t>(2 * i), static_cast<uint64_t>(config.dims)), log2_base);
-  const Natural n = DividedByPower(u, 120);
+  const Natural u = ExponentOf(config, i), n = DividedByPower(u, 120);
   const Natural x = Mul((u - n * PowerOfTwo(120)) * PowerOfTwo(7), FromHex(0x58b90bfbe8e7bcd5, 0xe4f1d9cc01f97b57));
   Natural y = One();
   for (uint64_t j = 34; j >= 1; j--) y = One() - Mul(x, y) / Natural(j);
-  const Natural two_over_pi = FromHex(0x517cc1b727220a94, 0xfe13abe8fa9a6ee0);
-  const Natural t = Mul(Mul(Mul(y, two_over_pi), Weight(config, i)), Div(PowerOfTwo(52), M(config.linear_factor)));
-  return {DividedByPower(t * PowerOfTwo(95), High(t)), 224 + static_cast<int>(Low64(n)) + E(config.linear_factor) - High(t)};
+  const Natural quarter = Mul(y, FromHex(0x517cc1b727220a94, 0xfe13abe8fa9a6ee0));
+  Natural w = One();
+  if (config.yarn_factor != 0) w = config.yarn_unrounded ? UnroundedYarn(config, u) : RoundedYarn(config, i);
+  if (config.llama3_factor != 0) w = Llama3(config, n, quarter);
+  const double c = config.pair_factors ? config.pair_factors[i] : 1;
+  const auto inverse = [](double x) { return Div(PowerOfTwo(52), M(x)); };
+  const Natural t = Mul(Mul(Mul(quarter, w), inverse(config.linear_factor)), inverse(c));
+  return {DividedByPower(t * PowerOfTwo(95), High(t)), 224 + static_cast<int>(Low64(n)) + E(config.linear_factor) + E(c) - High(t)};
 }
 
 float Canon(float x) { return x != x ? __builtin_nanf("") : x + 0.0f; }
@@ -215,10 +277,10 @@ void Values(const Angle &angle, int64_t position, double factor, float *cos, flo
 }  // namespace
 
 void RopeTables(const RopeConfig &config, float *cos, float *sin) {
-  double factor = 1;
-  if (config.yarn_factor != 0) {
-    factor = config.attention_factor;
-    if (factor == 0) factor = 0x1.999999999999ap-4 * (0x1.62e42fefa39efp-1 * Float64(Log2Of(config.yarn_factor))) + 1;
+  double factor = config.attention_factor;
+  if (factor == 0) {
+    factor = 1;
+    if (config.yarn_factor != 0) factor = 0x1.999999999999ap-4 * (0x1.62e42fefa39efp-1 * Float64(Log2Of(config.yarn_factor))) + 1;
   }
   const int64_t columns = config.dims / 2;
   for (int64_t i = 0; i < columns; i++) {

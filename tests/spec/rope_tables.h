@@ -19,6 +19,13 @@ struct RopeConfig {
   double yarn_beta_fast;
   double yarn_beta_slow;
   double attention_factor;  // 0 = the default
+  bool yarn_unrounded;
+  double llama3_factor;  // 0 = not as Llama 3
+  double llama3_low_freq_factor;
+  double llama3_high_freq_factor;
+  const double *pair_factors;  // [dims / 2]; null = 1
+  double ntk_factor;           // 0 = no dynamic NTK
+  int64_t ntk_positions;
 };
 
 // cos and sin [num_positions, dims / 2]

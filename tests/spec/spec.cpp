@@ -509,6 +509,12 @@ void BiasAndMask(const AttentionShape &shape, int64_t h, int64_t i, float *s) {
       const float distance = static_cast<float>(j / 16 * 16 - p) + static_cast<float>(j % 16);
       s[j] = Fma(-options.alibi_slopes[h], distance > 0.0f - distance ? distance : 0.0f - distance, s[j]);
     }
+    if (options.relative_bias) {
+      const __int128 distance = __int128{j} - p;
+      const int64_t left = options.relative_left, right = options.relative_right;
+      const int64_t column = distance < -left ? 0 : distance > right ? left + right : static_cast<int64_t>(distance) + left;
+      s[j] = s[j] + options.relative_bias[h * (left + 1 + right) + column];
+    }
     if (options.bias) s[j] = s[j] + options.bias[at];
     if (options.mask && !options.mask[at]) s[j] = -kInfinity;
   }
@@ -576,6 +582,9 @@ void Attend(const AttentionShape &shape, const float *given_q, const float *give
   for (int64_t n = 0; n < k_count; n++) k[n] = given_k[n];
   for (int64_t n = 0; n < v_count; n++) v[n] = given_v[n];
   Prepare(shape, false, q);
+  for (int64_t n = 0; shape.score && shape.score->q_scales && n < q_count; n++) {
+    q[n] = q[n] * shape.score->q_scales[n / (shape.num_heads * head_dim)];
+  }
   PrepareKeys(shape, k, v);
   Floats k_row(head_dim);
   Floats k_t(head_dim * n_kv), k_scales(n_kv);  // the keys as columns, for Dots

@@ -77,6 +77,10 @@ struct ScoreArrays {
   Pairs<uint8_t> mask;
   Groups groups;
   int64_t num_columns = 0;  // of bias, mask and groups; 0 = not given
+  std::vector<float> relative_bias;  // [num_heads, relative_left + 1 + relative_right]; empty = not given
+  int64_t relative_left = 0;
+  int64_t relative_right = 0;
+  std::vector<float> q_scales;  // [batch, n_q] or [n_q]; empty = not given
 };
 
 // The sizes that the layer and its middle stage have in common, and who attends to whom.
@@ -158,6 +162,8 @@ inline std::string Describe(const AttentionSizes &sizes) {
     if (score.softcap != 0) text << " softcap " << score.softcap;
     if (!score.alibi_slopes.empty()) text << " alibi";
     if (!score.sinks.empty()) text << " sinks";
+    if (!score.relative_bias.empty()) text << " relative " << score.relative_left << "+1+" << score.relative_right;
+    if (!score.q_scales.empty()) text << " q_scales";
     if (!score.bias.values.empty()) text << " bias" << extents(score.bias) << (score.bias_is_f16 ? " f16" : "");
     if (!score.mask.values.empty()) text << " mask" << extents(score.mask);
     if (!score.groups.of_queries.empty()) {
@@ -247,6 +253,12 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
     options.groups_add_keys = groups.add_keys;
   }
   if (score.num_columns != 0) options.num_keys = std::max<int64_t>(0, score.num_columns - valid.kv_first);
+  options.relative_bias = data(score.relative_bias);
+  options.relative_left = score.relative_left;
+  options.relative_right = score.relative_right;
+  const bool has_own_scales = static_cast<int64_t>(score.q_scales.size()) > sizes.n_q;
+  const int64_t first_scale = (has_own_scales ? b * sizes.n_q : 0) + valid.q_first;
+  if (!score.q_scales.empty()) options.q_scales = score.q_scales.data() + first_scale;
   function(&options);
 }
 

@@ -172,6 +172,11 @@ class CallData {
       score.softcap = from.softcap;
       score.alibi_slopes = Keep(from.alibi_slopes);
       score.sinks = Keep(from.sinks);
+      score.relative_bias = Keep(from.relative_bias);
+      score.relative_left = from.relative_left;
+      score.relative_right = from.relative_right;
+      score.q_scales = Keep(from.q_scales);
+      score.q_scales_stride = static_cast<int64_t>(from.q_scales.size()) > sizes.n_q ? sizes.n_q : 0;
       if (from.bias_is_f16) {
         std::vector<uint16_t> halves(from.bias.values.size());
         std::transform(from.bias.values.begin(), from.bias.values.end(), halves.begin(), F16Of);

@@ -42,6 +42,10 @@ struct ScoreOptions {
   const int64_t *kv_groups = nullptr;  // [n_kv], or kNoGroup for a key without a column; null with q_groups
   bool groups_add_keys = false;        // MHA_GROUPS_ALSO
   int64_t num_keys = INT64_MAX;        // the keys from here on are masked, for want of a column
+  const float *relative_bias = nullptr;  // [num_heads, relative_left + 1 + relative_right]
+  int64_t relative_left = 0;
+  int64_t relative_right = 0;
+  const float *q_scales = nullptr;  // [n_q]
 };
 
 struct AttentionShape {

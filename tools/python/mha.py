@@ -58,7 +58,8 @@ _Rope = _struct("mha_rope", "size struct_size", "u32 style reserved", "i64 dims 
                 "ptr q_positions k_positions")
 _RopeConfig = _struct("mha_rope_config", "size struct_size", "i64 dims num_positions first_position", "f64 base linear_factor yarn_factor",
                       "f64 yarn_beta_fast yarn_beta_slow llama3_factor llama3_low_freq_factor llama3_high_freq_factor ntk_factor",
-                      "i64 ntk_positions", "ptr pair_factors", "i64 original_positions", "f64 attention_factor")
+                      "i64 ntk_positions", "ptr pair_factors", "i64 original_positions", "f64 attention_factor",
+                      "u32 yarn_unrounded reserved")
 _Norm = _struct("mha_norm", "size struct_size", "u32 flags", "f32 epsilon", "ptr q_weight k_weight q_bias k_bias", "i64 head_stride")
 _Taps = _struct("mha_taps", "size struct_size", "ptr q k v scores scaled_scores softcapped_scores masked_scores context",
                 "ptr chosen_weights mean_weights key_sums chosen_heads chosen_rows", "i64 num_chosen_heads num_chosen_rows")

@@ -224,6 +224,8 @@ pub struct mha_rope_config {
     pub pair_factors: *const f64,
     pub original_positions: i64,
     pub attention_factor: f64,
+    pub yarn_unrounded: u32,
+    pub reserved: u32,
 }
 
 #[repr(C)]
