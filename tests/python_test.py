@@ -504,6 +504,54 @@ class Mha(unittest.TestCase):
         cache.truncate(0, 8)
         self.assert_same(self.layer.forward(x[8:], score=rows, cache=cache), whole[8:])
 
+    def test_norms_are_what_numpy_computes(self):
+        batch, n, kv_heads, head_dim = 2, 7, 2, 8
+        q, k, v = floats(batch, n, 4, head_dim), floats(batch, n, kv_heads, head_dim), floats(batch, n, kv_heads, head_dim)
+
+        def normalised(x, axes, is_layer, weight, bias):
+            x = x.astype(np.float64)
+            x = x - x.mean(axis=axes, keepdims=True) * is_layer
+            return x / np.sqrt((x * x).mean(axis=axes, keepdims=True) + 1e-5) * weight + bias
+
+        for is_layer, all_heads, by_head, values in ((False, False, False, False), (True, False, True, True), (True, True, True, False)):
+            shapes = ((4, head_dim), (kv_heads, head_dim)) if by_head else ((head_dim,),) * 2
+            weights, biases = [floats(*shape) for shape in shapes], [floats(*shape) * is_layer for shape in shapes]
+            given = {"q_weight": weights[0], "k_weight": weights[1]}
+            if is_layer:
+                given.update(q_bias=biases[0], k_bias=biases[1])
+            norm = mha.Norm(epsilon=1e-5, layer=is_layer, all_heads=all_heads, values=values, **given)
+            axes = (2, 3) if all_heads else (3,)
+            q_n, k_n = normalised(q, axes, is_layer, weights[0], biases[0]), normalised(k, axes, is_layer, weights[1], biases[1])
+            v_n = normalised(v, (3,), False, 1, 0) if values else v
+            s = np.einsum("bihd,bjhd->bhij", q_n, k_n.repeat(2, axis=2)) / np.sqrt(head_dim)
+            p = np.exp(s - s.max(axis=3, keepdims=True))
+            expected = np.einsum("bhij,bjhd->bihd", p / p.sum(axis=3, keepdims=True), v_n.repeat(2, axis=2))
+            np.testing.assert_allclose(mha.attention(q, k, v, norm=norm), expected, atol=1e-5)
+            if all_heads:
+                flat = mha.Norm(epsilon=1e-5, layer=True, all_heads=True, **{name: array.reshape(-1) for name, array in given.items()})
+                self.assert_same(mha.attention(q, k, v, norm=flat), mha.attention(q, k, v, norm=norm))
+            self.assertGreater(mha.attention_info(n, n, 4, head_dim, num_kv_heads=kv_heads, norm=norm)["workspace_bytes"], 0)
+
+    def test_a_norm_of_a_layer_is_that_of_its_rows(self):
+        x = floats(2, 9, width)
+        norm = mha.Norm(q_weight=floats(width // heads), k_weight=floats(width // heads), after_rope=True)
+        y, steps = self.layer.forward(x, norm=norm, want=["q", "k", "v", "context"])
+        self.assert_same(mha.attention(steps["q"], steps["k"], steps["v"], norm=norm), steps["context"])
+        self.assertGreater(self.layer.info(9, batch=2, norm=norm)["workspace_bytes"], 0)
+
+    def test_wrong_norms_are_refused(self):
+        x, head_dim = floats(6, width), width // heads
+        for options, sentence in (({"q_weight": floats(head_dim + 1)}, "its shape must be"),
+                                  ({"k_bias": floats(heads + 1, head_dim)}, "its shape must be"),
+                                  ({"q_weight": floats(head_dim), "k_weight": floats(heads, head_dim)}, "either all are"),
+                                  ({"q_weight": floats(head_dim).astype(np.float64)}, "its type must be"),
+                                  ({"q_weight": [1.0]}, "must be a NumPy array")):
+            with self.subTest(options=options), self.assertRaisesRegex((TypeError, ValueError), sentence):
+                self.layer.forward(x, norm=mha.Norm(**options))
+        for options, sentence in (({"epsilon": 0.0}, "norm.epsilon is 0"), ({"q_bias": floats(head_dim)}, "norm.q_bias")):
+            with self.subTest(options=options), self.assertRaisesRegex(mha.Error, sentence):
+                self.layer.forward(x, norm=mha.Norm(**options))
+
     def test_wrong_score_options_are_refused(self):
         x = floats(6, width)
         for options, sentence in (({"mask": np.ones((5, 6), bool)}, "its shape must be"), ({"mask": np.ones((6, 6), np.float32)}, "its type must be"),

@@ -345,15 +345,15 @@ class Layer:
         self.shape = {field: getattr(config, field) for field, _ in _Config._fields_[1:]}
 
     def forward(self, query, key=None, value=None, *, out=None, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None,
-                window_left=None, window_right=None, padding="right", rope=None, score=None, cache=None, cache_sequences=None, cache_read=False,
-                scheduler=None, workspace=None, want=()):
+                window_left=None, window_right=None, padding="right", norm=None, rope=None, score=None, cache=None, cache_sequences=None,
+                cache_read=False, scheduler=None, workspace=None, want=()):
         """y [batch, n, output_dim], from query [batch, n, query_dim]; without the batch, both are a single sequence.
 
         key=None is self-attention, value=None is key. All else has the names and meanings of mha_forward_args; padding is "right" or
         "left". want names what is returned beside y, as (y, dictionary): "attention_weights", "lse", and the steps in between "q", "k", "v",
         "scores", "scaled_scores", "softcapped_scores", "masked_scores", "context"; of the weights also "mean_weights" over the heads,
         "key_sums" over the queries, and "chosen_weights" (see Chosen). want={"lse": array} has it written into an array that is there. Rows may
-        have gaps between them; the elements of a row may not. score is a ScoreOptions. workspace is memory to compute in, an array of
+        have gaps between them; the elements of a row may not. norm is a Norm, score a ScoreOptions. workspace is memory to compute in, an array of
         info(...)["workspace_bytes"] bytes or more;
         without one, each thread keeps its own.
         """
@@ -380,6 +380,7 @@ class Layer:
         appended_lengths = None if cache_read else q_lengths if other is None else kv_lengths
         alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences,
                                scheduler, is_causal, n_q, appended, shape["num_heads"], appended_lengths)
+        alive.append(_set_norm(args, norm, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"]))
         args.flags |= _cache_read if cache_read else 0
         wanted, taps = _wanted(args, want, is_single, batch, n_q, appended, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"],
                                shape["head_dim_v"], cache, cache_sequences, appended_lengths)
@@ -391,7 +392,8 @@ class Layer:
         return (out, wanted) if want else out
 
     def info(self, n_q, n_kv=None, *, batch=1, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, window_left=None,
-             window_right=None, padding="right", rope=None, score=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None, want=()):
+             window_right=None, padding="right", norm=None, rope=None, score=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None,
+             want=()):
         """How forward would run on so many rows, and what it costs: the fields of mha_call_info by name. n_kv=None is self-attention; want names
         what would be asked for. All else is as in forward."""
         args = _new(_ForwardArgs, batch=batch, n_q=n_q)
@@ -401,6 +403,7 @@ class Layer:
         appended_lengths = None if cache_read else q_lengths if n_kv is None else kv_lengths
         alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences,
                                scheduler, is_causal, n_q, appended, self.shape["num_heads"], appended_lengths)
+        alive.append(_set_norm(args, norm, self.shape["num_heads"], self.shape["num_kv_heads"], self.shape["head_dim"]))
         args.flags |= _cache_read if cache_read else 0
         return _info("mha_info", args, want, alive, self._handle)
 
@@ -685,6 +688,14 @@ def _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, win
     return arrays
 
 
+def _set_norm(args, norm, num_heads, num_kv_heads, head_dim):
+    if norm is None:
+        return None
+    struct = norm._struct(num_heads, num_kv_heads, head_dim)
+    args.norm = ctypes.addressof(struct)
+    return struct
+
+
 def _longest(batch, n_kv, kv_lengths, cache, cache_sequences):
     """The columns of an array with a number for each pair of query and key."""
     if cache is None:
@@ -751,8 +762,8 @@ def _info(name, args, want, alive, *before):
 
 
 def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, window_left=None,
-              window_right=None, padding="right", rope=None, score=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None,
-              instruction_set="auto", bf16=False, workspace=None, want=()):
+              window_right=None, padding="right", norm=None, rope=None, score=None, cache=None, cache_sequences=None, cache_read=False,
+              scheduler=None, instruction_set="auto", bf16=False, workspace=None, want=()):
     """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
 
     q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
@@ -783,6 +794,7 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
             setattr(args, f"{name}_{axis}_stride", stride)
     alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences,
                            scheduler, is_causal, n_q, n_kv, heads, kv_lengths)
+    alive.append(_set_norm(args, norm, heads, kv_heads, head_dim))
     args.flags |= _cache_read if cache_read else 0
     wanted, taps = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, kv_lengths)
     with _raising(scheduler):
@@ -792,14 +804,15 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
 
 
 def attention_info(n_q, n_kv, num_heads, head_dim, *, batch=1, num_kv_heads=0, head_dim_v=0, k_type="f32", v_type="f32", is_causal=False,
-                   q_start=None, q_lengths=None, kv_lengths=None, window_left=None, window_right=None, padding="right", rope=None, score=None,
-                   cache=None, cache_sequences=None, cache_read=False, scheduler=None, instruction_set="auto", want=()):
+                   q_start=None, q_lengths=None, kv_lengths=None, window_left=None, window_right=None, padding="right", norm=None, rope=None,
+                   score=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None, instruction_set="auto", want=()):
     """How attention would run on so many rows, and what it costs: the fields of mha_call_info by name. All else is as in Layer.info."""
     args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
                 head_dim_v=head_dim_v, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),
                 instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
     alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences,
                            scheduler, is_causal, n_q, n_kv, num_heads, kv_lengths)
+    alive.append(_set_norm(args, norm, num_heads, num_kv_heads or num_heads, head_dim))
     args.flags |= _cache_read if cache_read else 0
     return _info("mha_attention_info", args, want, alive)
 
@@ -942,6 +955,40 @@ def alibi_slopes(num_heads):
     slopes = np.empty(max(num_heads, 0), np.float32)
     _call("mha_alibi_slopes", num_heads, slopes.ctypes.data)
     return slopes
+
+
+class Norm:
+    """Norm of queries and keys, for norm= of a call (mha_norm).
+
+        norm = mha.Norm(q_weight=q_weight, k_weight=k_weight)                          # Qwen3: RMS norm of each head
+        norm = mha.Norm(q_weight=q_weight, k_weight=k_weight, all_heads=True)          # OLMo 2: one norm over all heads
+        norm = mha.Norm(layer=True, epsilon=1e-5, q_weight=q_weight, k_weight=k_weight)    # Cohere: layer norm
+
+    Weights and biases, float32, are [head_dim] for all heads, or else all of them [heads, head_dim]; with all_heads [heads * head_dim] will do.
+    The norm comes before the rotation, or with after_rope behind it. values normalises values too, without weights.
+    """
+
+    def __init__(self, *, q_weight=None, k_weight=None, q_bias=None, k_bias=None, epsilon=1e-6, layer=False, all_heads=False, after_rope=False,
+                 values=False):
+        self.arrays = {"q_weight": q_weight, "k_weight": k_weight, "q_bias": q_bias, "k_bias": k_bias}
+        self.epsilon, self.all_heads = epsilon, all_heads
+        self.flags = (1 if layer else 0) | (2 if all_heads else 0) | (4 if after_rope else 0) | (8 if values else 0)
+
+    def _struct(self, num_heads, num_kv_heads, head_dim):
+        struct = _new(_Norm, flags=self.flags, epsilon=self.epsilon)
+        dimensions = {array.ndim for array in self.arrays.values() if isinstance(array, np.ndarray)}
+        if not self.all_heads and len(dimensions) > 1:
+            raise ValueError("of a norm's weights and biases, either all are [head_dim] or all are [heads, head_dim]")
+        for name, array in self.arrays.items():
+            heads = num_heads if name[0] == "q" else num_kv_heads
+            if isinstance(array, np.ndarray) and array.ndim == 1:
+                shape = (heads * head_dim,) if self.all_heads else (head_dim,)
+            else:
+                shape = (heads, head_dim)
+            setattr(struct, name, _contiguous(array, name, [np.float32], shape))
+        if self.all_heads or 2 in dimensions:
+            struct.head_stride = head_dim
+        return struct
 
 
 class Rope:
