@@ -237,6 +237,24 @@ class Cases {
     problem.score = score;
     Attention("attention with all options of scores", problem);
 
+    Sum normalised;
+    for (const bool is_of_all_heads : {false, true}) {
+      problem = Filled(Sizes(2, 20, 300, 4, 2, 22, 12), 301);
+      problem.rope = RopeOf(RopeConfig(22, 0, 300));
+      NormArrays norm;
+      norm.is_layer = norm.is_after_rotation = norm.is_of_all_heads = is_of_all_heads;
+      norm.is_of_values = true;
+      norm.epsilon = 0x1p-20f;
+      norm.head_stride = is_of_all_heads ? 22 : 0;
+      const int64_t heads = is_of_all_heads ? 4 : 1;
+      norm.q_weight = random.Uniforms(heads * 22);
+      norm.k_weight = random.Uniforms(heads * 22);
+      if (is_of_all_heads) norm.q_bias = norm.k_bias = random.Uniforms(heads * 22);
+      problem.norm = norm;
+      normalised.Add(Attend(problem, Form()).y);
+    }
+    Record("attention with norms", normalised);
+
     for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16}) {
       const std::string name = std::string("attention to keys and values given in ") + kTypeNames[type];
       Random random(type);

@@ -7,7 +7,7 @@ use crate::error::check;
 use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, Dimensions, Options, Output};
 use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
 use crate::types::Elements;
-use crate::{CallInfo, Error, ErrorKind, InstructionSet, KvCache, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
+use crate::{CallInfo, Error, ErrorKind, InstructionSet, KvCache, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
 
 /// The middle stage alone, without the projections: `softmax(scale * Q K^T) V` for each head, on queries, keys and values of the caller's.
 ///

@@ -7,7 +7,7 @@ use mha_sys as sys;
 use crate::error::check;
 use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, Dimensions, Options, Output};
 use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
-use crate::{sgemm, CallInfo, Error, ErrorKind, KvCache, Layer, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
+use crate::{sgemm, CallInfo, Error, ErrorKind, KvCache, Layer, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
 
 /// A call of a whole layer, made by [`Layer::forward`]: say what it is to do, then [`run`](Self::run) it.
 ///

@@ -13,6 +13,7 @@
 //! | `MHA_CACHE_READ` | [`Forward::cache_read`], [`AttentionCall::cache_read`] |
 //! | `mha_kv_cache` and its functions | [`KvCache`], [`CacheConfig`] |
 //! | `mha_rope_tables`, `mha_rope` | [`RopeConfig::tables`] and [`fill`](RopeConfig::fill), [`Rope`] |
+//! | `mha_norm` | [`Norm`] |
 //! | `mha_score_options`, `mha_alibi_slopes` | [`ScoreOptions`], [`alibi_slopes`] |
 //! | `mha_taps` | [`Taps`] |
 //! | `mha_scheduler` | [`Scheduler`] |
@@ -28,6 +29,7 @@ mod error;
 mod forward;
 mod info;
 mod layer;
+mod norm;
 mod options;
 mod rope;
 mod scheduler;
@@ -45,6 +47,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use forward::Forward;
 pub use info::{BackEnd, CallInfo};
 pub use layer::{Layer, LayerConfig, LayerOptions};
+pub use norm::Norm;
 pub use options::Taps;
 pub use rope::{Rope, RopeConfig, RopeStyle, RopeTables, Yarn};
 #[cfg(feature = "rayon")]

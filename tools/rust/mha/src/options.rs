@@ -9,7 +9,7 @@ use mha_sys as sys;
 use crate::cache::length_of;
 use crate::scheduler::Run;
 use crate::spans::{check_exact, int, Extent};
-use crate::{CacheKind, KvCache, Result, Rope, Scheduler, ScoreColumns, ScoreOptions};
+use crate::{CacheKind, KvCache, Norm, Result, Rope, Scheduler, ScoreColumns, ScoreOptions};
 
 /// An array that a call writes to, borrowed for 'a.
 pub(crate) struct Output<'a> {
@@ -38,6 +38,10 @@ pub(crate) fn output_ptr(output: &Option<Output>) -> *mut f32 {
 
 pub(crate) fn list_ptr(list: Option<&[i64]>) -> *const i64 {
     list.map_or(null(), <[i64]>::as_ptr)
+}
+
+pub(crate) fn slice_ptr(slice: Option<&[f32]>) -> *const f32 {
+    slice.map_or(null(), <[f32]>::as_ptr)
 }
 
 pub(crate) fn struct_ptr<T>(value: &Option<T>) -> *const T {
@@ -159,6 +163,7 @@ pub(crate) struct Options<'a> {
     pub kv_lengths: Option<&'a [i64]>,
     cache: Option<Cache<'a>>,
     pub cache_sequences: Option<&'a [i64]>,
+    pub norm: Option<Norm<'a>>,
     pub rope: Option<Rope<'a>>,
     pub score: Option<ScoreOptions<'a>>,
     pub scheduler: Option<&'a dyn Scheduler>,
@@ -169,6 +174,7 @@ pub(crate) struct Options<'a> {
 
 /// The structs that the library's arguments point to.
 pub(crate) struct Pointees<'a> {
+    pub norm: Option<sys::mha_norm>,
     pub rope: Option<sys::mha_rope>,
     pub score: Option<sys::mha_score_options>,
     pub taps: Option<sys::mha_taps>,
@@ -205,6 +211,9 @@ impl<'a> Options<'a> {
             if let Some(list) = list {
                 check_exact(name, list.len(), &[("batch", of.batch)])?;
             }
+        }
+        if let Some(norm) = &self.norm {
+            norm.check(of)?;
         }
         if let Some(score) = &self.score {
             score.check_extents(of)?;
@@ -284,6 +293,7 @@ impl<'a> Options<'a> {
 
     pub fn pointees(&self, of: &Dimensions) -> Result<Pointees<'a>> {
         Ok(Pointees {
+            norm: self.norm.as_ref().map(|norm| norm.raw(of)),
             rope: self.rope.as_ref().map(|rope| rope.raw(of.batch, of.n_q, of.n_kv)).transpose()?,
             score: self.score.as_ref().map(ScoreOptions::raw),
             taps: self.taps.as_ref().map(|taps| sys::mha_taps {
@@ -345,6 +355,7 @@ macro_rules! fill_common {
         $args.kv_lengths = list_ptr($options.kv_lengths);
         $args.cache = $options.cache_ptr();
         $args.cache_sequences = list_ptr($options.cache_sequences);
+        $args.norm = struct_ptr(&$pointees.norm);
         $args.rope = struct_ptr(&$pointees.rope);
         $args.score = struct_ptr(&$pointees.score);
         $args.taps = struct_ptr(&$pointees.taps);
@@ -433,6 +444,12 @@ macro_rules! common_setters {
         /// `[batch]`: the numbers of the cache's sequences, each at most once; 0, 1, ... if not set.
         pub fn cache_sequences(mut self, sequences: &'a [i64]) -> Self {
             self.options.cache_sequences = Some(sequences);
+            self
+        }
+
+        /// Normalises queries and keys.
+        pub fn norm(mut self, norm: Norm<'a>) -> Self {
+            self.options.norm = Some(norm);
             self
         }
 

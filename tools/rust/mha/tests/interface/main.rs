@@ -3,6 +3,7 @@
 mod attention;
 mod cache;
 mod layer;
+mod norm;
 mod random;
 mod score;
 mod slices;

@@ -1,8 +1,8 @@
 //! Calls with anything in them. Most have something wrong; under valgrind (tools/rust/test.sh), none may touch memory that is not theirs.
 
 use mha::{
-    Attention, CacheConfig, Elements, ErrorKind, KvCache, Layer, LayerConfig, Rope, RopeConfig, ScoreColumns, ScoreOptions, StorageType,
-    Strides, Taps, WeightLayout, Weights, Workspace,
+    Attention, CacheConfig, Elements, ErrorKind, KvCache, Layer, LayerConfig, Norm, Rope, RopeConfig, ScoreColumns, ScoreOptions,
+    StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::numbers;
@@ -79,7 +79,7 @@ impl Dice {
 
 /// Sets the options that both kinds of calls have.
 macro_rules! options {
-    ($call:ident, $dice:ident, $set:ident, $cache:ident, $rope:ident, $score:ident, $lists:ident, $outputs:ident) => {{
+    ($call:ident, $dice:ident, $set:ident, $cache:ident, $rope:ident, $norm:ident, $score:ident, $lists:ident, $outputs:ident) => {{
         let [lse, weights, scores, context] = &mut $outputs;
         let mut call = $call;
         if $set & 1 != 0 {
@@ -121,6 +121,9 @@ macro_rules! options {
         if $set & 4096 != 0 {
             call = call.score($score);
         }
+        if $set & 8192 != 0 {
+            call = call.norm($norm);
+        }
         if let Some(cache) = &mut $cache {
             call = if $dice.one_in(4) { call.cache_read(cache) } else { call.cache(cache) };
         }
@@ -136,7 +139,7 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
         let shape = *layer.shape();
         let (batch, n_q, n_kv) = (dice.below(4), dice.below(6), dice.below(8));
         // Few options at a time, or hardly any call would do.
-        let set = (0..13).filter(|_| dice.one_in(5)).fold(0, |set, bit| set | 1 << bit);
+        let set = (0..14).filter(|_| dice.one_in(5)).fold(0, |set, bit| set | 1 << bit);
         let has_cache = dice.one_in(2);
         let mut cache = if has_cache { dice.cache(CacheConfig::for_layer(&shape, 16)).ok() } else { None };
         let held = dice.below(8);
@@ -163,6 +166,14 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
         if is_new {
             score = score.columns(ScoreColumns::NewKeys);
         }
+        let (all_heads, shorter) = (dice.one_in(2), usize::from(dice.one_in(8)));
+        let heads = if all_heads { [shape.num_heads, shape.num_kv_heads] } else { [1, 1] };
+        let weights = heads.map(|heads| dice.array((heads * shape.head_dim).saturating_sub(shorter)));
+        let mut norm = if dice.one_in(2) { Norm::rms(1e-6) } else { Norm::layer(1e-6).q_bias(&weights[0]) };
+        norm = norm.q_weight(&weights[0]).k_weight(&weights[1]).values();
+        if all_heads {
+            norm = norm.all_heads();
+        }
         let lists = [n_q, n_kv, n_kv, 4].map(|most| dice.list(batch, most));
         let pairs = batch * shape.num_heads * n_q * if has_cache { held + n_kv } else { n_kv };
         let sizes = [batch * shape.num_heads * n_q, pairs, pairs, batch * n_q * shape.num_heads * shape.head_dim_v];
@@ -173,7 +184,7 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
             let (query, key) = (dice.array(batch * n_q * shape.query_dim), dice.array(batch * n_kv * shape.key_dim));
             let mut y = dice.array(batch * n_q * shape.output_dim);
             let call = layer.forward(&query, &mut y).batch(batch);
-            let mut call = options!(call, dice, set, cache, rope, score, lists, outputs);
+            let mut call = options!(call, dice, set, cache, rope, norm, score, lists, outputs);
             if dice.one_in(2) {
                 call = call.key(&key);
             }
@@ -191,7 +202,7 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
             let v = dice.array(batch * n_kv * shape.num_kv_heads * shape.head_dim_v);
             let mut output = dice.array(batch * n_q * shape.num_heads * shape.head_dim_v);
             let call = attention.call(&q, &mut output).batch(batch);
-            let mut call = options!(call, dice, set, cache, rope, score, lists, outputs);
+            let mut call = options!(call, dice, set, cache, rope, norm, score, lists, outputs);
             if !dice.one_in(4) {
                 call = call.key_value(&k, &v);
             }

@@ -1,7 +1,7 @@
 //! A slice of the wrong length is an error, with a sentence, and nothing is written.
 
 use mha::{
-    Attention, AttentionCall, CacheConfig, Elements, ErrorKind, Forward, KvCache, Layer, LayerConfig, Matrix, Rope, RopeConfig,
+    Attention, AttentionCall, CacheConfig, Elements, ErrorKind, Forward, KvCache, Layer, LayerConfig, Matrix, Norm, Rope, RopeConfig,
     ScoreColumns, ScoreOptions, StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
 };
 
@@ -240,6 +240,22 @@ fn of_rope() {
 
     let sentence = error_of(RopeConfig::new(8).fill(0, 3, &mut [0.0; 12], &mut [0.0; 11]), ErrorKind::SliceLength);
     assert_eq!(sentence, "sin has 11 elements; [num_positions 3, dims / 2 4] are 12");
+}
+
+#[test]
+fn of_norms() {
+    let (rms, layer) = (Norm::rms(1e-6), Norm::layer(1e-6));
+    forward_refused(|call| call.norm(rms.q_weight(&[0.5; 9])), "norm.q_weight has 9 elements; [head_dim 8] are 8");
+    forward_refused(|call| call.norm(rms.k_weight(&[0.5; 7])), "norm.k_weight has 7 elements; [head_dim 8] are 8");
+    forward_refused(|call| call.norm(layer.q_bias(&[0.5; 7])), "norm.q_bias has 7 elements; [head_dim 8] are 8");
+    forward_refused(|call| call.norm(layer.k_bias(&[0.5; 0])), "norm.k_bias has 0 elements; [head_dim 8] are 8");
+    let few = "norm.q_weight has 24 elements; [num_heads 4, head_dim 8] are 32";
+    forward_refused(|call| call.norm(rms.per_head().q_weight(&[0.5; 24])), few);
+    forward_refused(|call| call.norm(rms.q_weight(&[0.5; 24]).all_heads()), few);
+    forward_refused(
+        |call| call.norm(rms.all_heads().k_weight(&[0.5; 8])),
+        "norm.k_weight has 8 elements; [num_kv_heads 2, head_dim 8] are 16",
+    );
 }
 
 #[test]
