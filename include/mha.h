@@ -41,9 +41,10 @@
  *   Three small structs are frozen instead, and say so. Fields named reserved must be 0.
  * - Pointers in structs are borrowed for the call. Buffers of packed layers and of caches are
  *   aligned to 64 bytes, all else as its type needs. Outputs must not overlap inputs, the
- *   workspace, a cache or each other. Inputs may overlap each other, but not a cache that is
- *   appended to. The library cannot check this, nor that there is all the memory that shapes and
- *   strides say.
+ *   workspace, a cache or each other, but output may be query (or q) itself, of the same type and
+ *   strides: then key and value lie elsewhere, and mha_attention has no outputs per pair. Inputs may
+ *   overlap each other, but not a cache that is appended to. The library cannot check all this, nor
+ *   that there is all the memory that shapes and strides say.
  * - Errors. A function that can fail returns a mha_status, 0 on success, and fills a mha_error if
  *   it is given one. All that sizes, shapes, strides and NULLs can tell is checked before the first
  *   write: after an error, outputs and caches are as they were.

@@ -184,9 +184,13 @@ mha_status make_call(Report &report, const mha_attention_args *given, AttentionC
   return check_size(report, args_argument, layout, stage.sequences.has_no_work(), &call->workspace_bytes);
 }
 
-mha_status check_pointers(Report &report, const mha_attention_args &args) {
+mha_status check_pointers(Report &report, const mha_attention_args &args, const PairOutputs &pairs) {
   if (!args.q) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "q is NULL; pass the queries");
   if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "output is NULL; pass where to write the result");
+  if (args.output == args.q && pairs.has_any()) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
+                       "output is q, which outputs with a number per pair are computed from afterwards; give them or output an array of its own");
+  }
   if (args.n_kv > 0 && !args.k) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "k is NULL; pass the keys");
   if (args.n_kv > 0 && !args.v) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "v is NULL; pass the values");
   return MHA_OK;
@@ -225,7 +229,7 @@ mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t
   if (const mha_status status = check_workspace(report, 2, "mha_attention_workspace", workspace, workspace_bytes, call.workspace_bytes))
     return status;
   if (call.stage.sequences.has_no_work()) return MHA_OK;
-  if (const mha_status status = check_pointers(report, call.args)) return status;
+  if (const mha_status status = check_pointers(report, call.args, call.stage.attention.pairs)) return status;
   if (const mha_status status = check_arrays(report, call.stage)) return status;
   run(call, align_workspace(workspace));
   return MHA_OK;
