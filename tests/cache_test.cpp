@@ -331,6 +331,7 @@ TEST_P(KvCache, KeysOfSeveralChunksThatTakeNoPartReachNoRow) {
   for (const Storage type : {Storage::kF32, Storage::kF16, Storage::kBf16}) {
     for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}, {1, 5}, {5, 1}, {7, 1}, {1, 8}, {2, 4}}) {
       for (const std::vector<int64_t> &excluded : {one, of_both, of_the_second, of_the_fourth, a_whole_chunk, none}) {
+        if (!sample_.Takes()) continue;
         const int64_t n_kv = n_q * group > 2 ? 600 : 1100;
         AttentionProblem problem = Stored(type, n_q, n_kv, group, head_dim, head_dim_v);
         for (int64_t row = 0; row < n_q * kv_heads * group; row++) {
@@ -442,6 +443,7 @@ TEST_P(KvCache, IsReadByEveryInstructionSetAlike) {
 
 TEST_P(KvCache, WithAWindowGivesTheBitsOfTheSpecification) {
   for (const int64_t left : {0, 1, 16, 100, 256, 300}) {
+    if (!sample_.Takes()) continue;
     AttentionProblem history = History(1, 560);
     history.window_left = left;
     history.k_type = Storage::kF16;
@@ -564,6 +566,7 @@ TEST_P(KvCache, OfALayerGivesTheBitsOfTheSpecificationInAnyPieces) {
                                        {Storage::kBf16, Storage::kInt8},
                                        {Storage::kInt8, Storage::kBf16}}) {
     for (const bool has_rope : {false, true}) {
+      if (!sample_.Takes()) continue;
       LayerProblem history = LayerHistory(3, 270);
       history.k_type = k_type;
       history.v_type = v_type;

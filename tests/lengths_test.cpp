@@ -209,7 +209,7 @@ TEST_P(Padding, KeysThatThreadsShareOutReachNoOtherSequence) {
     std::fill_n(problem.v.begin(), problem.n_kv * 128, kNaN);
     const Scheduler scheduler(num_threads, RunTogether);
     call.scheduler = scheduler.get();
-    for (int round = 0; round < 10; round++) {
+    for (int64_t round = 0; round < Rounds(10); round++) {
       const Outputs outputs = Attend(problem, call);
       ASSERT_TRUE(SameBits("y", ValidQueryRows(outputs.y, problem, 1, 256), ValidQueryRows(expected.y, problem, 1, 256)));
       ASSERT_TRUE(SameBits("lse", outputs.lse, expected.lse));

@@ -13,6 +13,7 @@
 #include "support/attention_test.h"
 #include "support/fixtures.h"
 #include "support/instruction_sets.h"
+#include "support/rounds.h"
 #include "support/same_bits.h"
 #include "support/schedulers.h"
 #include "support/specify.h"
@@ -45,9 +46,11 @@ class Window : public AttentionTest {
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Window);
 
 TEST_P(Window, OfAnyWidthOnEitherSideGivesTheBitsOfTheSpecification) {
+  Sample sample;
   for (const auto &[n_q, n_kv] : {std::pair<int64_t, int64_t>{70, 70}, {33, 600}, {1, 1100}, {7, 1100}}) {
     for (const int64_t left : kWidths) {
       for (const bool is_causal : {false, true}) {
+        if (!sample.Takes()) continue;
         AttentionProblem problem = Problem(n_q, n_kv);
         problem.is_causal = is_causal;
         problem.window_left = left;
@@ -64,7 +67,9 @@ TEST_P(Window, OfAnyWidthOnEitherSideGivesTheBitsOfTheSpecification) {
 }
 
 TEST_P(Window, OfAnyWidthOverSeveralChunksOfRowsAndKeysGivesTheBitsOfTheSpecification) {
+  Sample sample;
   for (const int64_t left : {0, 1, 16, 100, 256, 400}) {
+    if (!sample.Takes()) continue;
     AttentionProblem problem = Problem(1100, 1100);
     problem.is_causal = left % 2 == 0;
     problem.window_left = left;
@@ -143,9 +148,11 @@ TEST_P(Window, BeyondTheKeysLeavesRowsEmpty) {
 
 // Rows q_start .. q_start + n_q see the keys from q_start - left to the last row's position + right. All others are spoiled.
 TEST_P(Window, KeysOutsideEveryRowsWindowAreUnread) {
+  Sample sample;
   for (const int64_t start : {0, 5, 250, 256, 500, 777, 1000}) {
     for (const int64_t left : {0, 1, 15, 16, 17, 255, 256, 257}) {
       for (const bool is_causal : {false, true}) {
+        if (!sample.Takes()) continue;
         AttentionProblem problem = Problem(7, 1100);
         problem.q_start = {start};
         problem.is_causal = is_causal;

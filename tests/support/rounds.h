@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <utility>
 
 #include "support/random.h"
 
@@ -20,12 +21,13 @@ inline int64_t Rounds(int64_t count) {
   return std::max<int64_t>(1, static_cast<int64_t>(RoundsFactor() * static_cast<double>(count)));
 }
 
-// Says of each case whether it is one of those to take: the same ones in every run, from all over.
+// Says of each case whether it is one of those to take: the same ones in every run, from all over, and the first.
 class Sample {
  public:
-  bool Takes() { return factor_ >= 1 || random_.Chance(factor_); }
+  bool Takes() { return std::exchange(is_first_, false) || factor_ >= 1 || random_.Chance(factor_); }
 
  private:
+  bool is_first_ = true;
   double factor_ = RoundsFactor();
   Random random_{1};
 };
