@@ -408,6 +408,54 @@ class Mha(unittest.TestCase):
         bits = (k.view(np.uint32) >> 16).astype(np.uint16)
         self.assert_same(mha.attention(q, bits, v, bf16=True), mha.attention(q, (bits.astype(np.uint32) << 16).view(np.float32), v))
 
+    def test_rows_of_16_bits_are_the_floats_that_they_widen_to(self):
+        layer = mha.Layer(16, 2, w_qkv=floats(16, 48) / 4, w_o=floats(16, 16) / 4)
+        half = floats(5, 16).astype(np.float16)
+        expected = layer.forward(half.astype(np.float32))
+        self.assert_same(layer.forward(half), expected)
+        self.assert_same(layer.forward(half, output_type="f16"), expected.astype(np.float16))
+        bits = (floats(5, 16).view(np.uint32) >> 16).astype(np.uint16)
+        wide = (bits.astype(np.uint32) << 16).view(np.float32)
+        self.assert_same(layer.forward(bits, bf16=True), layer.forward(wide))
+        q = half.reshape(1, 5, 2, 8)
+        self.assert_same(mha.attention(q, q, q, output_type="f16"), mha.attention(*[q.astype(np.float32)] * 3).astype(np.float16))
+        with self.assertRaisesRegex(TypeError, "query"):
+            layer.forward(bits)
+        with self.assertRaisesRegex(ValueError, "output_type"):
+            layer.forward(half, output_type="int8")
+        with self.assertRaisesRegex(TypeError, "key"):
+            layer.forward(half, floats(3, 16))
+
+    def test_the_output_may_be_the_query(self):
+        layer = mha.Layer(16, 2, w_qkv=floats(16, 48) / 4, w_o=floats(16, 16) / 4)
+        x = floats(5, 16)
+        expected = layer.forward(x)
+        self.assert_same(layer.forward(x, out=x), expected)
+
+    def test_a_product_alone(self):
+        x, w, b, residual = floats(7, 20), floats(30, 20), floats(30), floats(7, 30)
+        linear = mha.Linear(w, b)
+        np.testing.assert_allclose(linear(x), x @ w.T + b, rtol=1e-5, atol=1e-5)
+        self.assert_same(mha.Linear(np.ascontiguousarray(w.T), b, layout="in_out")(x), linear(x))
+        y = residual.copy()
+        self.assert_same(linear(x, y, out=y), linear(x) + residual)
+        self.assert_same(y, linear(x) + residual)
+        self.assert_same(mha.Linear.view(mha.pack(20, 0, output_dim=30, w_o=w, b_o=b, layout="out_in"))(x[::2]), linear(x)[::2])
+        pool = concurrent.futures.ThreadPoolExecutor(2)
+        self.assert_same(linear(x, scheduler=mha.Scheduler(2, lambda count, task: list(pool.map(task, range(count))))), linear(x))
+        for weights in {"weight_type": "bf16"}, {"weight_type": "int8"}, {"weight_type": "int4"}:
+            np.testing.assert_allclose(mha.Linear(w, b, **weights)(x), linear(x), atol=2)
+        half = x.astype(np.float16)
+        self.assert_same(linear(half, output_type="f16"), linear(half.astype(np.float32)).astype(np.float16))
+        with self.assertRaisesRegex(ValueError, "x is"):
+            linear(floats(7, 19))
+        with self.assertRaisesRegex(ValueError, "residual"):
+            linear(x, floats(7, 29))
+        with self.assertRaisesRegex(TypeError, "residual"):
+            linear(x, residual, output_type="f16")
+        with self.assertRaisesRegex(mha.Error, "mha_linear"):
+            linear.layer.forward(x)
+
     def test_token_by_token_over_a_cache(self):
         x, rope = floats(2, 20, width), mha.Rope.tables(head_dim, 32, base=1000.0)
         expected, steps = self.layer.forward(x, is_causal=True, rope=rope, want=["attention_weights", "k", "v"])

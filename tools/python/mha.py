@@ -84,8 +84,10 @@ _AttentionArgs = _struct("mha_attention_args", "size struct_size", "i64 batch n_
 _CallInfo = _struct("mha_call_info", "size struct_size", "u32 instruction_set back_end contract num_threads",
                     "i64 project_tile_rows project_tile_columns attend_tile_rows attend_block_rows attend_chunk_keys",
                     "size workspace_bytes packed_bytes", "u64 operations bytes")
+_LinearArgs = _struct("mha_linear_args", "size struct_size", "i64 rows", "ptr x residual output", "u32 input_type output_type",
+                      "i64 x_row_stride residual_row_stride output_row_stride", "ptr scheduler")
 structs = [_Error, _Scheduler, _Config, _Weights, _AllocatorStruct, _Options, _CacheConfig, _Rope, _RopeConfig, _Norm, _ScoreOptions, _Taps,
-           _ForwardArgs, _Gate, _AttentionArgs, _CallInfo]
+           _ForwardArgs, _Gate, _AttentionArgs, _CallInfo, _LinearArgs]
 
 types = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3, "int4": 4}
 layouts = {"in_out": 0, "out_in": 1}
@@ -105,7 +107,7 @@ _signatures = {  # of the functions that return a status, without the mha_error:
     "mha_kv_cache_view": "psp", "mha_kv_cache_shape": "pp", "mha_kv_cache_length": "pip", "mha_kv_cache_truncate": "pii",
     "mha_kv_cache_set_blocks": "pipi", "mha_kv_cache_copy_prefix": "piii", "mha_kv_cache_append": "piipp", "mha_kv_cache_read": "piiipp",
     "mha_rope_tables": "ppp", "mha_alibi_slopes": "ip", "mha_info": "ppp", "mha_forward_workspace": "ppp", "mha_forward": "ppps",
-    "mha_attention_workspace": "pp", "mha_attention": "pps", "mha_attention_info": "pp"}
+    "mha_attention_workspace": "pp", "mha_attention": "pps", "mha_attention_info": "pp", "mha_linear_workspace": "ppp", "mha_linear": "ppps"}
 _others = ["mha_version", "mha_contract", "mha_instruction_sets", "mha_status_string", "mha_layer_view_size", "mha_layer_destroy"]
 _kinds = {"p": ctypes.c_void_p, "s": ctypes.c_size_t, "i": ctypes.c_int64}
 _version = 100  # of the header whose structs stand above: 10000 * major + 100 * minor + patch
@@ -346,14 +348,15 @@ class Layer:
 
     def forward(self, query, key=None, value=None, *, out=None, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None,
                 window_left=None, window_right=None, padding="right", norm=None, rope=None, score=None, cache=None, cache_sequences=None,
-                cache_read=False, scheduler=None, workspace=None, want=()):
+                cache_read=False, scheduler=None, bf16=False, output_type="f32", workspace=None, want=()):
         """y [batch, n, output_dim], from query [batch, n, query_dim]; without the batch, both are a single sequence.
 
         key=None is self-attention, value=None is key. All else has the names and meanings of mha_forward_args; padding is "right" or
         "left". want names what is returned beside y, as (y, dictionary): "attention_weights", "lse", and the steps in between "q", "k", "v",
         "scores", "scaled_scores", "softcapped_scores", "masked_scores", "context"; of the weights also "mean_weights" over the heads,
         "key_sums" over the queries, and "chosen_weights" (see Chosen). want={"lse": array} has it written into an array that is there. Rows may
-        have gaps between them; the elements of a row may not. norm is a Norm, score a ScoreOptions. workspace is memory to compute in, an array of
+        have gaps between them; the elements of a row may not. Rows may be float16, or with bf16=True bfloat16 (bits in uint16), and so may y, as
+        output_type says. out may be query. norm is a Norm, score a ScoreOptions. workspace is memory to compute in, an array of
         info(...)["workspace_bytes"] bytes or more;
         without one, each thread keeps its own.
         """
@@ -361,16 +364,16 @@ class Layer:
         if is_single:
             query, key, value, out = (a[None] if isinstance(a, np.ndarray) else a for a in (query, key, value, out))
         shape = self.shape
-        _check(query, "query", [np.float32], (None, None, shape["query_dim"]))
+        _check(query, "query", _row_types(bf16), (None, None, shape["query_dim"]))
         batch, n_q, _ = query.shape
         other = key if key is not None else value
         if key is not None:
-            _check(key, "key", [np.float32], (batch, None, shape["key_dim"]))
+            _check(key, "key", [query.dtype], (batch, None, shape["key_dim"]))
         if value is not None:
-            _check(value, "value", [np.float32], (batch, None if key is None else key.shape[1], shape["value_dim"]))
+            _check(value, "value", [query.dtype], (batch, None if key is None else key.shape[1], shape["value_dim"]))
         n_kv = 0 if other is None else other.shape[1]
-        out = _output(out, (batch, n_q, shape["output_dim"]))
-        args = _new(_ForwardArgs, batch=batch, n_q=n_q, n_kv=n_kv)
+        out = _output(out, (batch, n_q, shape["output_dim"]), output_type)
+        args = _new(_ForwardArgs, batch=batch, n_q=n_q, n_kv=n_kv, input_type=_row_type(query), output_type=_row_type(out))
         for name, array in ("query", query), ("key", key), ("value", value), ("output", out):
             if array is not None:
                 setattr(args, name, array.ctypes.data)
@@ -406,6 +409,41 @@ class Layer:
         alive.append(_set_norm(args, norm, self.shape["num_heads"], self.shape["num_kv_heads"], self.shape["head_dim"]))
         args.flags |= _cache_read if cache_read else 0
         return _info("mha_info", args, want, alive, self._handle)
+
+
+class Linear:
+    """A product alone, y = x W^T + b, on the kernels of the projections; `layer` is its Layer, of w alone. w is [out, in], as nn.Linear has it, or
+    with layout="in_out" [in, out]; of int4 with an odd number of inputs, these are to be given. type, scales, weight_type and all else are as in
+    Layer. A packed one is mha.pack(inputs, 0, output_dim=outputs, w_o=w, b_o=b)."""
+
+    def __init__(self, w, b=None, *, inputs=None, layout="out_in", scales=None, **how):
+        outputs, stored = (w.shape if layout == "out_in" else w.shape[::-1]) if isinstance(w, np.ndarray) and w.ndim == 2 else (1, 1)
+        inputs = inputs or stored * (2 if how.get("type") == "int4" else 1)
+        self.layer = Layer(inputs, 0, output_dim=outputs, w_o=w, b_o=b, layout=layout, scales=None if scales is None else {"w_o": scales}, **how)
+
+    @classmethod
+    def view(cls, packed, **how):
+        """Over packed weights, as Layer.view."""
+        self = cls.__new__(cls)
+        self.layer = Layer.view(packed, **how)
+        return self
+
+    def __call__(self, x, residual=None, *, out=None, bf16=False, output_type="f32", scheduler=None, workspace=None):
+        """y [rows, out] of x [rows, in], plus residual [rows, out] of y's type, which may be out. Types as in Layer.forward."""
+        shape = self.layer.shape
+        inputs = shape["num_heads"] * shape["head_dim_v"] or shape["query_dim"]
+        _check(x, "x", _row_types(bf16), (None, inputs))
+        out = _output(out, (len(x), shape["output_dim"]), output_type)
+        args = _new(_LinearArgs, rows=len(x), input_type=_row_type(x), output_type=_row_type(out))
+        if residual is not None:
+            _check(residual, "residual", [out.dtype], out.shape)
+        for name, array in ("x", x), ("residual", residual), ("output", out):
+            if array is not None:
+                setattr(args, name, array.ctypes.data), setattr(args, name + "_row_stride", _strides(array, name)[0])
+        args.scheduler = ctypes.addressof(scheduler._struct) if scheduler is not None else None
+        with _raising(scheduler, self.layer._sgemm):
+            _run("mha_linear", workspace, self.layer._handle, args)
+        return out
 
 
 def pack(query_dim, num_heads, *, out=None, instruction_set="auto", sgemm=None, **weights_and_shape):
@@ -457,7 +495,8 @@ def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv
     matrices = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_qkv": w_qkv, "w_o": w_o}
     type = type or _type_of(matrices)
     weights = _new(_Weights, layout=_named(layouts, layout, "layout"), type=_named(types, type, "type"))
-    dims = _resolved(config)
+    is_linear = num_heads == 0 and w_o is not None and all(matrix is None for name, matrix in matrices.items() if name != "w_o")
+    dims = {"w_o": (query_dim, config.output_dim or query_dim), "heads": {}} if is_linear else _resolved(config)
     alive = [array for array in (*matrices.values(), b_q, b_k, b_v, b_qkv, b_o) if array is not None]
     for name, matrix in matrices.items():
         if matrix is None:
@@ -471,7 +510,7 @@ def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv
         [stride] = _strides(matrix, name)
         setattr(weights, name, matrix.ctypes.data), setattr(weights, name + "_stride", stride * (2 if type == "int4" else 1))
     for name, bias in ("b_q", b_q), ("b_k", b_k), ("b_v", b_v), ("b_qkv", b_qkv), ("b_o", b_o):
-        setattr(weights, name, _contiguous(bias, name, [np.float32], (dims["w" + name[1:]][1],)))
+        setattr(weights, name, _contiguous(bias, name, [np.float32], (dims.get("w" + name[1:], (0, 0))[1],)))
     for name, array in (scales or {}).items():
         if name not in matrices:
             raise ValueError(f"there are no scales of {name!r}; the matrices are {', '.join(matrices)}")
@@ -656,11 +695,21 @@ def _run(name, workspace, *arguments):
     _call(name, *arguments, _workspace.of(bytes.value), bytes.value)
 
 
-def _output(out, shape):
+def _output(out, shape, type="f32"):
+    dtype = _named({name: _dtypes[name] for name in ("f32", "f16", "bf16")}, type, "output_type")
     if out is None:
-        return np.empty(shape, np.float32)
-    _check(out, "out", [np.float32], shape)
+        return np.empty(shape, dtype)
+    _check(out, "out", [dtype], shape)
     return _writeable(out, "out")
+
+
+def _row_types(bf16):
+    return [np.float32, np.float16] + [np.uint16] * bf16
+
+
+def _row_type(array):
+    """The number of the type of rows."""
+    return {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}[array.dtype]
 
 
 def _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences, scheduler,
@@ -763,16 +812,16 @@ def _info(name, args, want, alive, *before):
 
 def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, window_left=None,
               window_right=None, padding="right", norm=None, rope=None, score=None, cache=None, cache_sequences=None, cache_read=False,
-              scheduler=None, instruction_set="auto", bf16=False, workspace=None, want=()):
+              scheduler=None, instruction_set="auto", bf16=False, output_type="f32", workspace=None, want=()):
     """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
 
     q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
-    of [batch, heads, n_q, head_dim]. k and v may be float16, or with bf16=True bfloat16 (bits in uint16). With cache_read=True there are none. All
-    else is as in Layer.forward.
+    of [batch, heads, n_q, head_dim]. Each may be float16, or with bf16=True bfloat16 (bits in uint16). With cache_read=True there are no k and v.
+    All else is as in Layer.forward.
     """
-    _check(q, "q", [np.float32], (None, None, _some, _some))
+    stored = _row_types(bf16)
+    _check(q, "q", stored, (None, None, _some, _some))
     batch, n_q, heads, head_dim = q.shape
-    stored = [np.float32, np.float16] + [np.uint16] * bf16
     if cache_read and cache is not None and k is None and v is None:
         n_kv, kv_heads, head_dim_v = 0, cache.shape["num_kv_heads"], cache.shape["head_dim_v"]
     else:
@@ -780,16 +829,13 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
         _, n_kv, kv_heads, _ = k.shape
         _check(v, "v", stored, (batch, n_kv, kv_heads, _some))
         head_dim_v = v.shape[3]
-    out = _output(out, (batch, n_q, heads, head_dim_v))
+    out = _output(out, (batch, n_q, heads, head_dim_v), output_type)
     args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
                 scale=scale, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
-    numbers = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}
     for name, array in ("q", q), ("k", k), ("v", v), ("output", out):
         if array is None:
             continue
-        if name in ("k", "v"):
-            setattr(args, name + "_type", numbers[array.dtype])
-        setattr(args, name, array.ctypes.data)
+        setattr(args, name, array.ctypes.data), setattr(args, name + "_type", _row_type(array))
         for axis, stride in zip(("batch", "row", "head"), _strides(array, name)):
             setattr(args, f"{name}_{axis}_stride", stride)
     alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences,

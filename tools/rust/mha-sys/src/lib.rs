@@ -422,6 +422,22 @@ pub struct mha_call_info {
     pub bytes: u64,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mha_linear_args {
+    pub struct_size: usize,
+    pub rows: i64,
+    pub x: *const c_void,
+    pub residual: *const c_void,
+    pub output: *mut c_void,
+    pub input_type: u32,
+    pub output_type: u32,
+    pub x_row_stride: i64,
+    pub residual_row_stride: i64,
+    pub output_row_stride: i64,
+    pub scheduler: *const mha_scheduler,
+}
+
 /// A matrix product of the caller's, shaped like `cblas_sgemm`.
 pub type mha_sgemm = Option<
     unsafe extern "C" fn(
@@ -558,4 +574,13 @@ extern "C" {
     ) -> mha_status;
     pub fn mha_info(layer: *const mha_layer, args: *const mha_forward_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
     pub fn mha_attention_info(args: *const mha_attention_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
+
+    pub fn mha_linear_workspace(layer: *const mha_layer, args: *const mha_linear_args, bytes: *mut usize, error: *mut mha_error) -> mha_status;
+    pub fn mha_linear(
+        layer: *const mha_layer,
+        args: *const mha_linear_args,
+        workspace: *mut c_void,
+        workspace_bytes: usize,
+        error: *mut mha_error,
+    ) -> mha_status;
 }
