@@ -85,9 +85,9 @@ class Decoder {
     const int64_t width = inputs.query.width(), output_width = work_.layer.shape().output_dim;
     mha_forward_args args = work_.arguments(0, inputs.batch());
     args.n_q = count;
-    args.query += row * width;
+    args.query = static_cast<const float *>(args.query) + row * width;
     args.query_batch_stride = inputs.n_q() * width;
-    args.output += row * output_width;
+    args.output = static_cast<float *>(args.output) + row * output_width;
     args.output_batch_stride = inputs.n_q() * output_width;
     args.cache = cache_;
     return args;
