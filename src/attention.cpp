@@ -59,6 +59,9 @@ void resolve_strides(int64_t n, int64_t heads, int64_t width, int64_t *batch_str
   *batch_stride = contiguous_stride(*batch_stride, n, *row_stride);
 }
 
+// The sequences that the arrays have room for.
+int64_t array_batch(const mha_attention_args &args) { return args.cu_seqlens_q && args.batch > 1 ? 1 : args.batch; }
+
 // A head stride says that the layout is not [batch, n, heads, width], whose strides the zeros stand for.
 mha_status check_strides_are_complete(Report &report, const mha_attention_args &args) {
   const struct {
@@ -69,7 +72,7 @@ mha_status check_strides_are_complete(Report &report, const mha_attention_args &
                 {"v", args.n_kv, args.v_batch_stride, args.v_row_stride, args.v_head_stride},
                 {"output", args.n_q, args.output_batch_stride, args.output_row_stride, args.output_head_stride}};
   for (const auto &array : arrays) {
-    const bool lacks_row = array.row_stride == 0, lacks_batch = array.batch_stride == 0 && args.batch > 1;
+    const bool lacks_row = array.row_stride == 0, lacks_batch = array.batch_stride == 0 && array_batch(args) > 1;
     if (array.rows > 0 && array.head_stride != 0 && (lacks_row || lacks_batch)) {
       return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
                          "%s_head_stride is %lld, but %s_%s_stride is 0; set all strides of %s, or none", array.name,
@@ -86,12 +89,13 @@ mha_status check_arrays(Report &report, mha_attention_args *args) {
   resolve_strides(args->n_kv, args->num_kv_heads, args->head_dim_v, &args->v_batch_stride, &args->v_row_stride, &args->v_head_stride);
   resolve_strides(args->n_q, args->num_heads, args->head_dim_v, &args->output_batch_stride, &args->output_row_stride,
                   &args->output_head_stride);
+  const int64_t batch = array_batch(*args);
   const Array inputs[] = {
-      {"q", args->head_dim, {args->batch, args->n_q, args->num_heads}, {args->q_batch_stride, args->q_row_stride, args->q_head_stride}},
-      {"k", args->head_dim, {args->batch, args->n_kv, args->num_kv_heads}, {args->k_batch_stride, args->k_row_stride, args->k_head_stride}},
+      {"q", args->head_dim, {batch, args->n_q, args->num_heads}, {args->q_batch_stride, args->q_row_stride, args->q_head_stride}},
+      {"k", args->head_dim, {batch, args->n_kv, args->num_kv_heads}, {args->k_batch_stride, args->k_row_stride, args->k_head_stride}},
       {"v",
        args->head_dim_v,
-       {args->batch, args->n_kv, args->num_kv_heads},
+       {batch, args->n_kv, args->num_kv_heads},
        {args->v_batch_stride, args->v_row_stride, args->v_head_stride}}};
   for (const Array &input : inputs) {
     if (const mha_status status = check_input(report, args_argument, input)) return status;
@@ -99,7 +103,7 @@ mha_status check_arrays(Report &report, mha_attention_args *args) {
   return check_output(report, args_argument,
                       {"output",
                        args->head_dim_v,
-                       {args->batch, args->n_q, args->num_heads},
+                       {batch, args->n_q, args->num_heads},
                        {args->output_batch_stride, args->output_row_stride, args->output_head_stride}});
 }
 
@@ -162,7 +166,12 @@ mha_status make_call(Report &report, const mha_attention_args *given, AttentionC
   if (const mha_status status = read_struct(report, args_argument, "mha_attention_args", given, &args)) return status;
   if (args.flags & MHA_CACHE_READ) {
     args.n_kv = 0;
-    const char *const rows = args.k ? "k" : args.v ? "v" : args.kv_lengths ? "kv_lengths" : nullptr;
+    const char *const rows = args.k               ? "k"
+                             : args.v             ? "v"
+                             : args.kv_lengths    ? "kv_lengths"
+                             : args.kv_start      ? "kv_start"
+                             : args.cu_seqlens_kv ? "cu_seqlens_kv"
+                                                  : nullptr;
     if (const mha_status status = check_cache_read(report, args_argument, args.cache, rows)) return status;
   }
   if (const mha_status status = check_count(report, args_argument, "batch", args.batch)) return status;
@@ -203,7 +212,7 @@ void run(AttentionCall &call, unsigned char *workspace) {
   begin_passes(&stage, workspace);
   const Storage storage = stage.attention.output_storage;
   for (int64_t h = 0; stage.queries && h < args.num_heads; ++h) {
-    clear_padding(stage.queries, args.batch, args.n_q, args.head_dim_v,
+    clear_padding(valid_queries(stage), array_batch(args), args.n_q, args.head_dim_v,
                   static_cast<char *>(args.output) + h * args.output_head_stride * bytes_of(storage), args.output_batch_stride,
                   args.output_row_stride, storage);
   }

@@ -22,8 +22,6 @@ constexpr int64_t units_per_thread = 3, min_unit_rows = 24;
 // So many units a thread has at most when the keys of a unit are shared out, and so many keys a part has at least.
 constexpr int64_t part_units_per_thread = 4 * units_per_thread, min_part_chunks = 2;
 
-int64_t query_blocks(const Attention &attention) { return blocks_of(attention.n_q, attention.block_queries); }
-
 int64_t min_block(const Attention &attention) {
   return std::max<int64_t>(1, min_unit_rows / quotient(attention.num_heads, attention.num_kv_heads));
 }
@@ -36,8 +34,8 @@ Count state_floats(Count rows, const Attention &attention) {
 void split_keys(int64_t num_threads, Attention *attention) {
   KvSplit &parts = attention->parts;
   parts.count = 1;
-  const int64_t units = attention->batch * attention->num_kv_heads * query_blocks(*attention), wanted = num_threads * units_per_thread;
-  const int64_t chunks = blocks_of(attention->n_kv, chunk_keys);
+  const int64_t units = attention->batch * attention->num_kv_heads * attention->query_blocks, wanted = num_threads * units_per_thread;
+  const int64_t chunks = blocks_of(attention->longest_kv, chunk_keys);
   const bool has_small_units = attention->block_queries <= min_block(*attention);  // whose states have a place
   if (!parts.may_be || units == 0 || units >= wanted || chunks < 2 * min_part_chunks || !has_small_units) return;
   const int64_t parts_wanted = blocks_of(wanted, units);
@@ -61,7 +59,7 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
   const AttendWork &work = *static_cast<const AttendWork *>(context);
   const Attention &attention = *work.attention;
   const int64_t whole = quotient(unit, attention.parts.count), part = unit - whole * attention.parts.count;
-  const int64_t blocks = query_blocks(attention), heads = attention.batch * attention.num_kv_heads;
+  const int64_t blocks = attention.query_blocks, heads = attention.batch * attention.num_kv_heads;
   const int64_t row = quotient(whole, work.is_shared ? heads : blocks), column = whole - row * (work.is_shared ? heads : blocks);
   const int64_t head = work.is_shared ? column : row, block = blocks - 1 - (work.is_shared ? row : column);
   const int64_t sequence = quotient(head, attention.num_kv_heads);
@@ -74,7 +72,7 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
 void run_inspection(const void *context, int64_t unit, int64_t thread) {
   const AttendWork &work = *static_cast<const AttendWork *>(context);
   const Attention &attention = *work.attention;
-  const int64_t blocks = query_blocks(attention), heads = attention.num_kv_heads;
+  const int64_t blocks = attention.query_blocks, heads = attention.num_kv_heads;
   const int64_t own_blocks = attention.pairs.key_sums ? blocks : 1, own_heads = attention.pairs.mean_weights ? heads : 1;
   const int64_t cuts = blocks / own_blocks, head_cuts = heads / own_heads;
   const int64_t first_block = unit % cuts, first_head = unit / cuts % head_cuts, sequence = unit / cuts / head_cuts;
@@ -85,30 +83,44 @@ void run_inspection(const void *context, int64_t unit, int64_t thread) {
   }
 }
 
+// Which units read as it is stored.
+bool has_floats(const KeyValues &source) { return source.is_packed && source.storage == Storage::f32; }
+
+// The most query rows of a unit, of each query head, that sequences of so many queries need.
+int64_t largest_block(int64_t longest_q, const Attention &attention) {
+  const int64_t rows = has_floats(attention.k) && has_floats(attention.v) ? packed_unit_rows : plain_unit_rows;
+  const int64_t most = std::max<int64_t>(1, quotient(rows, quotient(attention.num_heads, attention.num_kv_heads)));
+  return std::min(std::max<int64_t>(1, longest_q), most);
+}
+
 }  // namespace
 
+void cut_queries(int64_t longest_q, int64_t num_threads, Attention *attention) {
+  const int64_t largest = largest_block(longest_q, *attention), least = min_block(*attention);
+  int64_t block = largest;
+  if (num_threads > 1) {
+    const Count heads = Count(attention->batch) * Count(attention->num_kv_heads), units = heads * Count(blocks_of(longest_q, block));
+    const Count wanted = Count(num_threads) * Count(units_per_thread);
+    if (units.value() < wanted.value()) {
+      const int64_t per_head = blocks_of(wanted.value(), std::max<int64_t>(1, heads.value()));
+      block = std::min(std::max(blocks_of(longest_q, per_head), least), largest);
+    }
+  }
+  // Blocks as equal as can be.
+  attention->block_queries = longest_q > 0 ? blocks_of(longest_q, blocks_of(longest_q, block)) : 1;
+  attention->query_blocks = blocks_of(longest_q, attention->block_queries);
+}
+
 AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t num_threads, bool is_ragged, WorkspaceLayout *layout) {
-  const int64_t group = quotient(attention->num_heads, attention->num_kv_heads), n_q = attention->n_q;
+  const int64_t group = quotient(attention->num_heads, attention->num_kv_heads);
   attention->head_dim_v_padded = blocks_of(attention->head_dim_v, key_block) * key_block;
   attention->tuning = choose_tuning();
 
   // The scratch memory is that of the largest units, which does not depend on the number of threads: so a workspace for more of them serves
   // fewer, too.
-  const bool has_floats_k = attention->k.is_packed && attention->k.storage == Storage::f32;
-  const bool has_floats_v = attention->v.is_packed && attention->v.storage == Storage::f32;
-  const int64_t most = std::max<int64_t>(1, quotient(has_floats_k && has_floats_v ? packed_unit_rows : plain_unit_rows, group)),
-                largest = std::min(std::max<int64_t>(1, n_q), most), least = min_block(*attention);
-  int64_t block = largest;
-  if (num_threads > 1) {
-    const Count heads = Count(attention->batch) * Count(attention->num_kv_heads), units = heads * Count(blocks_of(n_q, block));
-    const Count wanted = Count(num_threads) * Count(units_per_thread);
-    if (units.value() < wanted.value()) {
-      const int64_t per_head = blocks_of(wanted.value(), std::max<int64_t>(1, heads.value()));
-      block = std::min(std::max(blocks_of(n_q, per_head), least), largest);
-    }
-  }
-  // Blocks as equal as can be.
-  attention->block_queries = n_q > 0 ? blocks_of(n_q, blocks_of(n_q, block)) : 1;
+  const bool has_floats_k = has_floats(attention->k), has_floats_v = has_floats(attention->v);
+  const int64_t largest = largest_block(attention->n_q, *attention), least = min_block(*attention);
+  cut_queries(attention->n_q, num_threads, attention);
 
   const int64_t chunks = blocks_of(max_keys, chunk_keys);
   int64_t slots = attention->window_left < max_keys || attention->options.groups.of_rows ? 2 : 1;  // these may begin within a subtree
@@ -147,7 +159,8 @@ AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t n
   memory.key_extents = layout->take(extents, sizeof(Extent));
   memory.unfinished = layout->take(threads * Count(units_per_thread), sizeof(int64_t));
   memory.part_states = layout->take_floats(threads * Count(part_units_per_thread) * part_state);
-  memory.row_states = layout->take_floats(Count(attention->pairs.has_any() ? 2 : 0) * batch * Count(attention->num_heads) * Count(n_q));
+  const Count states_of_rows = Count(attention->pairs.has_any() ? 2 : 0) * Count(attention->array_batch) * Count(attention->num_heads);
+  memory.row_states = layout->take_floats(states_of_rows * Count(attention->n_q));
   memory.scratch = layout->take_floats(end * Count(num_threads));
   return memory;
 }
@@ -158,16 +171,16 @@ void bind_attention(const AttentionMemory &memory, unsigned char *workspace, Att
   attention->parts.states = reinterpret_cast<float *>(workspace + memory.part_states);
   float *const row_states = reinterpret_cast<float *>(workspace + memory.row_states);
   attention->row_maxima = attention->pairs.has_any() ? row_states : nullptr;
-  attention->row_sums = row_states + attention->batch * attention->num_heads * attention->n_q;
+  attention->row_sums = row_states + attention->array_batch * attention->num_heads * attention->n_q;
 }
 
 void run_attention(const Kernels &kernels, Attention *attention, const mha_scheduler *scheduler, UnitCounter *counter, float *scratch) {
   split_keys(threads_of(scheduler), attention);
   const AttendWork work = {&kernels, attention, scratch, threads_of(scheduler) > 1};
-  const int64_t units = attention->batch * attention->num_kv_heads * query_blocks(*attention) * attention->parts.count;
+  const int64_t units = attention->batch * attention->num_kv_heads * attention->query_blocks * attention->parts.count;
   run_units(scheduler, counter, units, run_unit, &work);
   if (!attention->pairs.has_any()) return;
-  const int64_t blocks = attention->pairs.key_sums ? 1 : query_blocks(*attention);
+  const int64_t blocks = attention->pairs.key_sums ? 1 : attention->query_blocks;
   const int64_t heads = attention->pairs.mean_weights ? 1 : attention->num_kv_heads;
   run_units(scheduler, counter, attention->batch * heads * blocks, run_inspection, &work);
 }

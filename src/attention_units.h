@@ -19,6 +19,9 @@ struct AttentionMemory {
 // are, for sequences of up to max_keys keys, and takes the memory for it.
 AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t num_threads, bool is_ragged, WorkspaceLayout *layout);
 
+// The same cut for sequences of up to longest_q queries, which are no more than those that were planned for.
+void cut_queries(int64_t longest_q, int64_t num_threads, Attention *attention);
+
 // Points the attention to that memory.
 void bind_attention(const AttentionMemory &memory, unsigned char *workspace, Attention *attention);
 

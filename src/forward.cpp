@@ -29,6 +29,11 @@ struct Plan {
   ProductMemory inputs, output;  // of the products before and after the middle stage
   int64_t workspace_bytes;
 
+  // Packed sequences lie in one after the other, which is then the only one that the arrays have.
+  bool is_packed() const { return args.cu_seqlens_q != nullptr; }
+  int64_t array_batch() const { return is_packed() && args.batch > 1 ? 1 : args.batch; }
+  int64_t key_blocks() const { return is_packed() ? packed_key_blocks(args.n_kv, args.batch) : blocks_of(args.n_kv, key_block); }
+
   bool has_key_rows() const { return stage.attention.prepare_k.is_any || stage.sequences.cache; }
   bool has_value_rows() const { return stage.attention.prepare_v.is_any || stage.sequences.cache; }
 };
@@ -37,7 +42,12 @@ struct Plan {
 mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_args *args) {
   if (args->flags & MHA_CACHE_READ) {
     args->n_kv = 0;
-    const char *const given = args->key ? "key" : args->value ? "value" : args->kv_lengths ? "kv_lengths" : nullptr;
+    const char *const given = args->key             ? "key"
+                              : args->value         ? "value"
+                              : args->kv_lengths    ? "kv_lengths"
+                              : args->kv_start      ? "kv_start"
+                              : args->cu_seqlens_kv ? "cu_seqlens_kv"
+                                                    : nullptr;
     return check_cache_read(report, args_argument, args->cache, given);
   }
   if (!args->key && shape.key_dim != shape.query_dim) {
@@ -73,6 +83,7 @@ Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t w
 
 mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
   mha_forward_args &args = plan->args;
+  const int64_t batch = plan->array_batch();
   plan->query = rows_of(args.query, args.input_type, args.n_q, shape.query_dim, args.query_batch_stride, args.query_row_stride);
   plan->key = &plan->query;
   if (args.key) {
@@ -89,13 +100,13 @@ mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
       rows_of(args.output, args.output_type, args.n_q, shape.output_dim, args.output_batch_stride, args.output_row_stride);
   args.output_batch_stride = output.batch_stride;
   args.output_row_stride = output.row_stride;
-  if (const mha_status status = check_input(report, args_argument, array_of("query", plan->query, args.batch, shape.query_dim)))
+  if (const mha_status status = check_input(report, args_argument, array_of("query", plan->query, batch, shape.query_dim)))
     return status;
   if (args.key) {
-    if (const mha_status status = check_input(report, args_argument, array_of("key", *plan->key, args.batch, shape.key_dim))) return status;
+    if (const mha_status status = check_input(report, args_argument, array_of("key", *plan->key, batch, shape.key_dim))) return status;
   }
   if (args.value) {
-    if (const mha_status status = check_input(report, args_argument, array_of("value", *plan->value, args.batch, shape.value_dim)))
+    if (const mha_status status = check_input(report, args_argument, array_of("value", *plan->value, batch, shape.value_dim)))
       return status;
   }
   const int64_t of_key = args.key_batch_stride | args.key_row_stride, of_value = args.value_batch_stride | args.value_row_stride;
@@ -103,7 +114,11 @@ mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
     if (of_key < 0) return fail_input(report, args_argument, {"key", 0, {}, {args.key_batch_stride, args.key_row_stride, 0}});
     return fail_input(report, args_argument, {"value", 0, {}, {args.value_batch_stride, args.value_row_stride, 0}});
   }
-  return check_output(report, args_argument, array_of("output", output, args.batch, shape.output_dim));
+  if (const mha_status status = check_output(report, args_argument, array_of("output", output, batch, shape.output_dim))) return status;
+  if (plan->is_packed()) {
+    plan->query.batch_stride = plan->own_key.batch_stride = plan->own_value.batch_stride = args.output_batch_stride = 0;
+  }
+  return MHA_OK;
 }
 
 mha_status check_sgemm_strides(Report &report, const mha_layer &layer, const Plan &plan) {
@@ -121,13 +136,14 @@ mha_status check_sgemm_strides(Report &report, const mha_layer &layer, const Pla
 void plan_workspace(const mha_layer &layer, Plan *plan, WorkspaceLayout *layout) {
   const LayerShape &shape = layer.shape;
   const mha_forward_args &args = plan->args;
-  const Count batch(args.batch), q_rows = batch * Count(args.n_q), kv_heads = batch * Count(shape.num_kv_heads);
-  const Count kv_rows = batch * Count(args.n_kv), none(0), key_positions = Count(blocks_of(args.n_kv, key_block)) * Count(key_block);
+  const Count batch(plan->array_batch()), q_rows = batch * Count(args.n_q), kv_heads = batch * Count(shape.num_kv_heads);
+  const Count kv_rows = batch * Count(args.n_kv), none(0), key_positions = Count(plan->key_blocks()) * Count(key_block);
+  const Count value_positions = plan->is_packed() ? key_positions : Count(args.n_kv);
   const bool is_cached = args.cache != nullptr;
   plan_middle(&plan->stage, layout);
   plan->q = layout->take_floats(q_rows * Count(shape.q_columns()));
   plan->k = layout->take_floats(is_cached ? none : kv_heads * key_positions * Count(shape.head_dim));
-  plan->v = layout->take_floats(is_cached ? none : kv_heads * Count(args.n_kv) * Count(plan->stage.attention.head_dim_v_padded));
+  plan->v = layout->take_floats(is_cached ? none : kv_heads * value_positions * Count(plan->stage.attention.head_dim_v_padded));
   plan->k_rows = layout->take_floats(plan->has_key_rows() ? kv_rows * Count(shape.k_columns()) : none);
   plan->v_rows = layout->take_floats(plan->has_value_rows() ? kv_rows * Count(shape.v_columns()) : none);
   plan->context = layout->take_floats(shape.has_output ? q_rows * Count(shape.context_columns()) : none);
@@ -211,7 +227,7 @@ inline void set_destination(Destination *to, Destination::Kind kind, void *base,
   to->head_width = head_width;
 }
 
-// Contiguous, and without heads; not at all if there is no such output.
+// Contiguous, and without heads; not at all if there is no such output. n: rows from one sequence to the next.
 inline void set_destination_of_rows(Destination *to, float *base, int64_t n, int64_t width) {
   if (base) set_destination(to, Destination::Kind::rows, base, n * width, width, width, width);
 }
@@ -222,13 +238,13 @@ int64_t rows_of_extents(const Extent *extents, int64_t batch, int64_t rows) {
 }
 
 // A head's positions one after the other.
-KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, int64_t positions, int64_t num_kv_heads) {
+KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, int64_t positions, int64_t num_kv_heads, bool is_packed) {
   KeyValues packed = {};
   packed.base = base;
   packed.is_packed = true;
   packed.row_stride = width;
   packed.head_stride = head_floats;
-  packed.batch_stride = num_kv_heads * head_floats;
+  packed.batch_stride = is_packed ? key_block * width : num_kv_heads * head_floats;  // packed sequences: numbers count blocks
   packed.block_positions = positions;
   return packed;
 }
@@ -278,9 +294,10 @@ void place(const mha_layer &layer, Plan *plan, unsigned char *memory) {
   const auto floats_at = [memory](int64_t offset) { return reinterpret_cast<float *>(memory + offset); };
   attention.q = {floats_at(plan->q), args.n_q * shape.q_columns(), shape.q_columns(), shape.head_dim};
   if (!args.cache) {
-    const int64_t positions = blocks_of(args.n_kv, key_block) * key_block, width = attention.head_dim_v_padded;
-    attention.k = packed_floats(floats_at(plan->k), shape.head_dim, positions * shape.head_dim, positions, shape.num_kv_heads);
-    attention.v = packed_floats(floats_at(plan->v), width, args.n_kv * width, positions, shape.num_kv_heads);
+    const int64_t positions = plan->key_blocks() * key_block, width = attention.head_dim_v_padded;
+    const int64_t value_positions = plan->is_packed() ? positions : args.n_kv, heads = shape.num_kv_heads;
+    attention.k = packed_floats(floats_at(plan->k), shape.head_dim, positions * shape.head_dim, positions, heads, plan->is_packed());
+    attention.v = packed_floats(floats_at(plan->v), width, value_positions * width, positions, heads, plan->is_packed());
   }
   if (plan->key && plan->has_key_rows())
     stage.k_rows = {floats_at(plan->k_rows), args.n_kv * shape.k_columns(), shape.k_columns(), shape.head_dim};
@@ -304,27 +321,28 @@ void project_inputs(const mha_layer &layer, const Plan &plan, unsigned char *wor
   // The kernels only read what they are told of; here it is written.
   const auto written = [](const void *base) { return static_cast<float *>(const_cast<void *>(base)); };
   const int64_t q_rows = rows_of_extents(stage.queries, args.batch, args.n_q);
+  const int64_t n_q = plan.is_packed() ? 0 : args.n_q, n_kv = plan.is_packed() ? 0 : args.n_kv;
   InputRows query = plan.query;
   query.extents = stage.queries;
   Products qkv(layer);
   Projection &to_q = qkv.add(matrix_q, query, q_rows);
-  set_destination_of_rows(&to_q.destination, written(attention.q.base), args.n_q, shape.q_columns());
-  set_destination_of_rows(&to_q.tap, taps.q, args.n_q, shape.q_columns());
+  set_destination_of_rows(&to_q.destination, written(attention.q.base), n_q, shape.q_columns());
+  set_destination_of_rows(&to_q.tap, taps.q, n_q, shape.q_columns());
   if (plan.key) {
     const int64_t kv_rows = rows_of_extents(stage.keys, args.batch, args.n_kv);
     InputRows key = *plan.key, value = *plan.value;
     key.extents = value.extents = stage.keys;
     Projection &to_k = qkv.add(matrix_k, key, kv_rows);
-    set_destination_of_rows(&to_k.tap, taps.k, args.n_kv, shape.k_columns());
+    set_destination_of_rows(&to_k.tap, taps.k, n_kv, shape.k_columns());
     if (stage.k_rows.base)
-      set_destination_of_rows(&to_k.destination, written(stage.k_rows.base), args.n_kv, shape.k_columns());
+      set_destination_of_rows(&to_k.destination, written(stage.k_rows.base), n_kv, shape.k_columns());
     else
       set_destination(&to_k.destination, Destination::Kind::key_blocks, written(attention.k.base), attention.k.batch_stride, 0,
                       attention.k.head_stride, shape.head_dim);
     Projection &to_v = qkv.add(matrix_v, value, kv_rows);
-    set_destination_of_rows(&to_v.tap, taps.v, args.n_kv, shape.v_columns());
+    set_destination_of_rows(&to_v.tap, taps.v, n_kv, shape.v_columns());
     if (stage.v_rows.base)
-      set_destination_of_rows(&to_v.destination, written(stage.v_rows.base), args.n_kv, shape.v_columns());
+      set_destination_of_rows(&to_v.destination, written(stage.v_rows.base), n_kv, shape.v_columns());
     else
       set_destination(&to_v.destination, Destination::Kind::value_rows, written(attention.v.base), attention.v.batch_stride,
                       attention.v.row_stride, attention.v.head_stride, shape.head_dim_v);
@@ -337,7 +355,8 @@ void project_output(const mha_layer &layer, const Plan &plan, unsigned char *wor
   const mha_forward_args &args = plan.args;
   const MiddleStage &stage = plan.stage;
   const Attention &attention = stage.attention;
-  const InputRows context = {attention.output, args.n_q, attention.output_batch_stride, attention.output_row_stride, stage.queries};
+  const int64_t batch_stride = plan.is_packed() ? 0 : attention.output_batch_stride;
+  const InputRows context = {attention.output, args.n_q, batch_stride, attention.output_row_stride, stage.queries};
   Products output(layer);
   Projection &to_output = output.add(matrix_o, context, rows_of_extents(stage.queries, args.batch, args.n_q));
   set_destination(&to_output.destination, Destination::Kind::rows, args.output, args.output_batch_stride, args.output_row_stride, 0,
@@ -353,7 +372,7 @@ void run(const mha_layer &layer, Plan &plan, unsigned char *workspace) {
   place(layer, &plan, workspace);
   begin_passes(&stage, workspace);
   if (stage.queries) {
-    clear_padding(stage.queries, args.batch, args.n_q, layer.shape.output_dim, args.output, args.output_batch_stride,
+    clear_padding(valid_queries(stage), plan.array_batch(), args.n_q, layer.shape.output_dim, args.output, args.output_batch_stride,
                   args.output_row_stride, static_cast<Storage>(args.output_type));
   }
   while (next_pass(&stage)) {

@@ -31,7 +31,7 @@ struct OptionalOutputs {
 OptionalOutputs optional_outputs(const MiddleStage &stage, int64_t n_kv) {
   const Attention &a = stage.attention;
   const mha_taps &taps = stage.taps;
-  const Count batch(a.batch), heads(a.num_heads), q_rows = batch * Count(a.n_q) * heads, pairs = q_rows * Count(n_kv);
+  const Count batch(a.array_batch), heads(a.num_heads), q_rows = batch * Count(a.n_q) * heads, pairs = q_rows * Count(n_kv);
   const Count kv_rows = batch * Count(stage.sequences.n_kv) * Count(a.num_kv_heads);
   return {{{"lse", a.lse, q_rows},
            {"attention_weights", a.pairs.weights, pairs},
@@ -126,6 +126,10 @@ mha_status check_optional_outputs(Report &report, MiddleStage *stage) {
                                : pairs.mean_weights      ? "taps.mean_weights"
                                : pairs.key_sums          ? "taps.key_sums"
                                                          : nullptr;
+  if (taps.key_sums && s.is_packed() && s.cache) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
+                       "taps.key_sums has no place for the positions of each packed sequence in a cache; leave it or cu_seqlens_q NULL");
+  }
   if (!per_pair || !s.is_ring()) return MHA_OK;
   return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
                      "%s has a column for each position, of which a ring has no end; leave it NULL, or use a cache of another kind",
@@ -135,16 +139,16 @@ mha_status check_optional_outputs(Report &report, MiddleStage *stage) {
 // What the rows of padding have in the optional outputs: zeros, and no key takes part in them.
 void clear_padding_of_outputs(const MiddleStage &stage) {
   const Attention &a = stage.attention;
-  const Extent *const queries = stage.queries;
-  const int64_t n_q = a.n_q, n_kv = a.n_kv, own_n_kv = stage.sequences.n_kv;
+  const Extent *const queries = valid_queries(stage), *const keys = valid_keys(stage);
+  const int64_t batch = a.array_batch, n_q = a.n_q, n_kv = a.n_kv, own_n_kv = stage.sequences.n_kv;
   const int64_t q_width = a.num_heads * a.head_dim, k_width = a.num_kv_heads * a.head_dim, v_width = a.num_kv_heads * a.head_dim_v;
   const int64_t width = a.num_heads * a.head_dim_v;
-  clear_padding(queries, a.batch, n_q, q_width, stage.taps.q, n_q * q_width, q_width);
-  clear_padding(stage.keys, a.batch, own_n_kv, k_width, stage.taps.k, own_n_kv * k_width, k_width);
-  clear_padding(stage.keys, a.batch, own_n_kv, v_width, stage.taps.v, own_n_kv * v_width, v_width);
-  clear_padding(queries, a.batch, n_q, width, a.context, n_q * width, width);
+  clear_padding(queries, batch, n_q, q_width, stage.taps.q, n_q * q_width, q_width);
+  clear_padding(keys, batch, own_n_kv, k_width, stage.taps.k, own_n_kv * k_width, k_width);
+  clear_padding(keys, batch, own_n_kv, v_width, stage.taps.v, own_n_kv * v_width, v_width);
+  clear_padding(queries, batch, n_q, width, a.context, n_q * width, width);
   float *const pairs[] = {a.pairs.weights, a.pairs.scores, a.pairs.scaled_scores, a.pairs.softcapped_scores};
-  for (int64_t b = 0; b < a.batch; ++b) {
+  for (int64_t b = 0; b < batch; ++b) {
     for (int64_t row = 0; row < n_q; ++row) {
       if (row >= queries[b].first && row < queries[b].first + queries[b].count) continue;
       for (int64_t head = 0; head < a.num_heads; ++head) {
@@ -161,7 +165,7 @@ void clear_padding_of_outputs(const MiddleStage &stage) {
 
 // The outputs that pairs are added to, or that some rows alone are written to.
 void clear_sums(const Attention &a) {
-  const size_t columns = static_cast<size_t>(a.n_kv) * sizeof(float), batch = static_cast<size_t>(a.batch);
+  const size_t columns = static_cast<size_t>(a.n_kv) * sizeof(float), batch = static_cast<size_t>(a.array_batch);
   const PairOutputs &pairs = a.pairs;
   const size_t chosen = batch * static_cast<size_t>(pairs.num_chosen_heads) * static_cast<size_t>(pairs.num_chosen_rows);
   if (pairs.chosen_weights) memset(pairs.chosen_weights, 0, chosen * columns);
@@ -211,7 +215,7 @@ mha_status check_arrays(Report &report, const MiddleStage &stage) {
 
 void plan_middle(MiddleStage *stage, WorkspaceLayout *layout) {
   stage->counter_offset = layout->take(Count(1), sizeof(UnitCounter));
-  const Count statistics = stage->attention.prepare_q.norm.is_of_all_heads ? Count(2) * Count(stage->attention.batch) : Count(0);
+  const Count statistics = stage->attention.prepare_q.norm.is_of_all_heads ? Count(2) * Count(stage->attention.array_batch) : Count(0);
   stage->q_statistics = layout->take_floats(statistics * Count(stage->attention.n_q));
   stage->k_statistics = layout->take_floats(statistics * Count(stage->sequences.n_kv));
   stage->memory = plan_attention(&stage->attention, max_keys(stage->sequences), threads_of(stage->scheduler),
@@ -222,7 +226,8 @@ void begin_passes(MiddleStage *stage, unsigned char *workspace) {
   const AttentionMemory &memory = stage->memory;
   const SequenceArguments &s = stage->sequences;
   bind_attention(memory, workspace, &stage->attention);
-  stage->attention.n_kv = longest_keys(s);
+  stage->attention.n_kv = pair_columns(s);
+  stage->attention.longest_kv = longest_keys(s);
   stage->counter = reinterpret_cast<UnitCounter *>(workspace + stage->counter_offset);
   stage->scratch = reinterpret_cast<float *>(workspace + memory.scratch);
   stage->attention.prepare_q.norm.statistics = reinterpret_cast<float *>(workspace + stage->q_statistics);
@@ -233,6 +238,11 @@ void begin_passes(MiddleStage *stage, unsigned char *workspace) {
   stage->next_row = 0;
   clear_sums(stage->attention);
   if (!s.is_ragged()) return;
+  if (s.is_packed()) {
+    stage->packed[0] = packed_queries(s);
+    stage->packed[1] = packed_keys(s);
+    cut_queries(longest_queries(s), threads_of(stage->scheduler), &stage->attention);
+  }
   fill_sequences(s, 0, INT64_MAX, stage->in_pass, stage->queries, stage->keys);
   clear_padding_of_outputs(*stage);
 }
@@ -240,12 +250,13 @@ void begin_passes(MiddleStage *stage, unsigned char *workspace) {
 bool next_pass(MiddleStage *stage) {
   const SequenceArguments &s = stage->sequences;
   const int64_t rows = s.rows_per_pass(), row = stage->next_row;
-  if (row >= s.longest()) {
+  const int64_t longest = longest_rows(s);
+  if (row >= longest) {
     grow_cache(s);
     return false;
   }
   fill_sequences(s, row, rows, stage->in_pass, stage->queries, stage->keys);
-  stage->next_row = s.longest() - row > rows ? row + rows : s.longest();
+  stage->next_row = longest - row > rows ? row + rows : longest;
   return true;
 }
 
@@ -307,10 +318,10 @@ void add_cost_of_middle(const MiddleStage &stage, mha_call_info *info) {
   const Attention &attention = stage.attention;
   const SequenceArguments &s = stage.sequences;
   info->operations += 2 * attending_pairs(s) * product(attention.num_heads, attention.head_dim + attention.head_dim_v);
-  info->bytes += bytes_of_score_options(attention.options, attention.batch, attention.num_heads, attention.n_q,
-                                        std::min(s.num_columns, s.has_new_columns ? s.n_kv : longest_keys(s)));
+  info->bytes += bytes_of_score_options(attention.options, s.array_batch(), attention.num_heads, attention.n_q,
+                                        std::min(s.num_columns, s.has_new_columns ? s.n_kv : pair_columns(s)));
   if (s.cache || !attention.k.is_packed) info->bytes += key_value_bytes(s, attention);
-  for (const OptionalOutput &output : optional_outputs(stage, longest_keys(s)).outputs) {
+  for (const OptionalOutput &output : optional_outputs(stage, pair_columns(s)).outputs) {
     if (output.output) info->bytes += static_cast<uint64_t>(output.elements.value()) * sizeof(float);
   }
 }

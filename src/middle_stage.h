@@ -32,6 +32,7 @@ struct MiddleStage {
   float *scratch;
   Sequence *in_pass;       // [batch] the rows of this pass
   Extent *queries, *keys;  // [batch] likewise; null: all rows
+  Extent packed[2];        // all queries and all keys of packed sequences
   int64_t next_row;
 };
 
@@ -46,6 +47,7 @@ void describe_call(const Args &args, uint32_t argument, MiddleStage *stage) {
   stage->k_rows = stage->v_rows = {};
   Attention &attention = stage->attention;
   attention.batch = args.batch;
+  attention.array_batch = stage->sequences.array_batch();
   attention.n_q = args.n_q;
   attention.lse = args.lse;
   attention.pairs = {};
@@ -55,14 +57,18 @@ void describe_call(const Args &args, uint32_t argument, MiddleStage *stage) {
 // Whether nothing is asked for of describe_call's fields but the rows, all of them, and MHA_CAUSAL at most.
 template <class Args>
 bool is_plain_call(const Args &args) {
-  return (args.flags & ~MHA_CAUSAL) == 0 && args.reserved == 0 && args.window_left == 0 && args.window_right == 0 && !args.score && !args.norm &&
-         !args.q_start && !args.q_lengths && !args.kv_lengths && !args.rope && !args.cache && !args.cache_sequences &&
-         !args.attention_weights && !args.lse && !args.taps;
+  return (args.flags & ~MHA_CAUSAL) == 0 && args.reserved == 0 && args.window_left == 0 && args.window_right == 0 && !args.score &&
+         !args.q_start && !args.q_lengths && !args.kv_lengths && !args.kv_start && !args.cu_seqlens_q && !args.cu_seqlens_kv &&
+         !args.norm && !args.rope && !args.cache && !args.cache_sequences && !args.attention_weights && !args.lse && !args.taps;
 }
 
 mha_status check_middle(Report &report, MiddleStage *stage);
 
 mha_status check_arrays(Report &report, const MiddleStage &stage);
+
+// The valid rows of the arrays, of each sequence that they have room for; null: all.
+inline const Extent *valid_queries(const MiddleStage &stage) { return stage.sequences.is_packed() ? &stage.packed[0] : stage.queries; }
+inline const Extent *valid_keys(const MiddleStage &stage) { return stage.sequences.is_packed() ? &stage.packed[1] : stage.keys; }
 
 // After attention.k and attention.v say how they are stored.
 void plan_middle(MiddleStage *stage, WorkspaceLayout *layout);

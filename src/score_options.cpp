@@ -39,7 +39,7 @@ mha_status check_pair_array(Report &report, const SequenceArguments &s, const ch
   if (!array.base) return MHA_OK;
   if (const mha_status status = check_row(report, s, name, "row_stride", array.row_stride)) return status;
   const auto reach = [](int64_t count, int64_t stride) { return Count(count > 0 ? count - 1 : 0) * Count(stride); };
-  const Count elements = reach(s.batch, array.batch_stride) + reach(num_heads, array.head_stride) + reach(s.n_q, array.row_stride) +
+  const Count elements = reach(s.array_batch(), array.batch_stride) + reach(num_heads, array.head_stride) + reach(s.n_q, array.row_stride) +
                          Count(std::min(max_keys(s), s.num_columns));
   if ((elements * Count(sizeof(float))).overflows()) {
     return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "score.%s would be larger than memory can be", name);
@@ -83,7 +83,7 @@ mha_status check_groups(Report &report, const SequenceArguments &s, const mha_sc
       return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.%s_stride is %lld, but score.%s is NULL; give it, or leave it 0",
                          array.name, static_cast<long long>(array.stride), array.name);
     }
-    if ((Count(s.batch) * Count(array.stride) * Count(sizeof(int32_t))).overflows()) {
+    if ((Count(s.array_batch()) * Count(array.stride) * Count(sizeof(int32_t))).overflows()) {
       return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "score.%s would be larger than memory can be", array.name);
     }
   }
@@ -183,6 +183,7 @@ mha_status check_score_options(Report &report, const mha_score_options *given, i
   options->q_scales = o.q_scales;
   options->q_scales_stride = o.q_scales_stride;
   s.distances = o.alibi_slopes ? "ALiBi" : o.relative_bias ? "a relative bias" : nullptr;
+  s.adds_keys = o.groups == MHA_GROUPS_ALSO;
   s.has_new_columns = o.columns == MHA_COLUMNS_NEW_KEYS;
   if (o.num_columns != 0) {
     s.num_columns = o.num_columns;

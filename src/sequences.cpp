@@ -8,24 +8,41 @@
 namespace mha {
 namespace {
 
-int64_t sum(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }  // of what is not negative
+constexpr int64_t min_position = -(int64_t{1} << 62);  // so that differences of positions are no overflow
 
-int64_t queries_of(const SequenceArguments &s, int64_t b) { return s.q_lengths ? s.q_lengths[b] : s.n_q; }
-int64_t keys_of(const SequenceArguments &s, int64_t b) { return s.is_self ? queries_of(s, b) : s.kv_lengths ? s.kv_lengths[b] : s.n_kv; }
+int64_t sum(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }  // b is not negative
+
+// Where the sequences are packed: null if no keys come with the call.
+const int64_t *packed_keys_of(const SequenceArguments &s) {
+  return s.is_self || (s.n_kv > 0 && !s.cu_seqlens_kv) ? s.cu_seqlens_q : s.n_kv > 0 ? s.cu_seqlens_kv : nullptr;
+}
+
+// Valid rows, and the first of them in the arrays.
+int64_t queries_of(const SequenceArguments &s, int64_t b) {
+  if (s.is_packed()) return s.cu_seqlens_q[b + 1] - s.cu_seqlens_q[b];
+  return s.q_lengths ? s.q_lengths[b] : s.is_self && s.kv_start ? s.n_q - s.kv_start[b] : s.n_q;
+}
+int64_t keys_of(const SequenceArguments &s, int64_t b) {
+  if (s.is_self) return queries_of(s, b);
+  if (s.is_packed()) return packed_keys_of(s) ? packed_keys_of(s)[b + 1] - packed_keys_of(s)[b] : 0;
+  return s.kv_lengths ? s.kv_lengths[b] : s.kv_start ? s.n_kv - s.kv_start[b] : s.n_kv;
+}
+int64_t first_query(const SequenceArguments &s, int64_t b) {
+  if (s.is_packed()) return s.cu_seqlens_q[b];
+  return s.flags & MHA_PADDING_LEFT ? s.n_q - queries_of(s, b) : s.is_self && s.kv_start ? s.kv_start[b] : 0;
+}
+int64_t first_key(const SequenceArguments &s, int64_t b) {
+  if (s.is_self) return first_query(s, b);
+  if (s.is_packed()) return packed_keys_of(s) ? packed_keys_of(s)[b] : 0;
+  return s.flags & MHA_PADDING_LEFT ? s.n_kv - keys_of(s, b) : s.kv_start ? s.kv_start[b] : 0;
+}
+
 int64_t in_cache(const SequenceArguments &s, int64_t b) { return s.cache_sequences ? s.cache_sequences[b] : b; }
 int64_t past_of(const SequenceArguments &s, int64_t b) { return s.cache ? state_of(s.cache, in_cache(s, b)).length : 0; }
-int64_t start_of(const SequenceArguments &s, int64_t b) {
-  return s.q_start ? s.q_start[b] : past_of(s, b) + keys_of(s, b) - queries_of(s, b);
-}
-
-// The row of the first key that comes with the call.
-int64_t first_key_row(const SequenceArguments &s, int64_t b) {
-  return s.flags & MHA_PADDING_LEFT ? (s.is_self ? s.n_q : s.n_kv) - keys_of(s, b) : 0;
-}
 
 // Of the first n_kv keys of a sequence, those that are not masked for want of a column.
 int64_t keys_with_columns(const SequenceArguments &s, int64_t b, int64_t n_kv) {
-  const int64_t row = first_key_row(s, b), past = past_of(s, b);
+  const int64_t row = first_key(s, b), past = past_of(s, b);
   int64_t end = s.num_columns;
   if (s.has_new_columns) {
     end = sum(past, end > row ? end - row : 0);  // no column is needed before
@@ -38,6 +55,12 @@ int64_t keys_with_columns(const SequenceArguments &s, int64_t b, int64_t n_kv) {
 // Whether it matters at which position a query stands.
 bool has_positions(const SequenceArguments &s) {
   return s.is_causal() || s.has_window() || s.distances || (s.has_rope() && !s.rope.q_positions);
+}
+
+// Position of the first query; 0, and q_start is not looked at, where it does not matter.
+int64_t start_of(const SequenceArguments &s, int64_t b) {
+  if (!has_positions(s)) return 0;
+  return s.q_start ? s.q_start[b] : past_of(s, b) + keys_of(s, b) - queries_of(s, b);
 }
 
 // ---- Checks without arrays
@@ -134,11 +157,38 @@ mha_status check_cache_fits(Report &report, const SequenceArguments &s, int64_t 
     return report.fail(MHA_ERROR_SHAPE, argument, "window_left is %lld, but the ring has %lld positions; it needs at least one more",
                        static_cast<long long>(s.window_left), static_cast<long long>(cache->capacity));
   }
-  if (!s.is_self && s.n_kv > s.rows_per_pass() && s.n_q != s.n_kv) {
+  if (!s.is_self && !s.is_packed() && s.n_kv > s.rows_per_pass() && s.n_q != s.n_kv) {
     return report.fail(
         MHA_ERROR_SHAPE, argument,
         "a ring takes rows in passes of capacity - window_left = %lld, and several need as many queries as keys; n_q is %lld, n_kv %lld",
         static_cast<long long>(s.rows_per_pass()), static_cast<long long>(s.n_q), static_cast<long long>(s.n_kv));
+  }
+  return MHA_OK;
+}
+
+// What cu_seqlens_q and kv_start go with.
+mha_status check_places(Report &report, const SequenceArguments &s) {
+  const char *const left = s.flags & MHA_PADDING_LEFT ? "MHA_PADDING_LEFT" : nullptr;
+  if (s.cu_seqlens_kv && !s.is_packed()) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "cu_seqlens_kv is given without cu_seqlens_q; give that too");
+  }
+  if (s.is_packed()) {
+    const char *const other = s.q_lengths ? "q_lengths" : s.kv_lengths ? "kv_lengths" : s.kv_start ? "kv_start" : left;
+    if (other) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "cu_seqlens_q says which rows are valid, but %s is given; leave it out",
+                         other);
+    }
+    if (s.is_self && s.cu_seqlens_kv) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
+                         "cu_seqlens_kv is given, but the keys are the rows of query; give cu_seqlens_q alone, or key");
+    }
+    if (!s.is_self && !s.cu_seqlens_kv && s.n_kv > 0 && s.n_kv != s.n_q) {
+      return report.fail(MHA_ERROR_SHAPE, s.argument, "cu_seqlens_q is given alone, but n_kv %lld is not n_q %lld; give cu_seqlens_kv",
+                         static_cast<long long>(s.n_kv), static_cast<long long>(s.n_q));
+    }
+  }
+  if (s.kv_start && left) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "kv_start says where the valid rows begin, but %s is set; leave one out", left);
   }
   return MHA_OK;
 }
@@ -151,6 +201,36 @@ mha_status check_lengths(Report &report, uint32_t argument, const char *name, co
       return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s[%lld] is %lld; it can be 0 to %lld", name, static_cast<long long>(b),
                          static_cast<long long>(lengths[b]), static_cast<long long>(most));
     }
+  }
+  return MHA_OK;
+}
+
+// Rows that begin behind each other, and end within those of the array.
+mha_status check_packed(Report &report, uint32_t argument, const char *name, const int64_t *starts, int64_t batch, const char *rows_name,
+                        int64_t rows) {
+  for (int64_t b = 0; starts && b <= batch; ++b) {
+    const int64_t least = b > 0 ? starts[b - 1] : 0;
+    if (starts[b] < least) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s[%lld] is %lld, less than %lld; it has to start at 0 or more, and ascend",
+                         name, static_cast<long long>(b), static_cast<long long>(starts[b]), static_cast<long long>(least));
+    }
+    if (starts[b] > rows) {
+      return report.fail(MHA_ERROR_SHAPE, argument, "%s[%lld] is %lld, but there are only %s = %lld rows", name, static_cast<long long>(b),
+                         static_cast<long long>(starts[b]), rows_name, static_cast<long long>(rows));
+    }
+  }
+  return MHA_OK;
+}
+
+mha_status check_starts(Report &report, const SequenceArguments &s) {
+  const int64_t most = s.is_self ? s.n_q : s.n_kv;
+  if (const mha_status status = check_lengths(report, s.argument, "kv_start", s.kv_start, s.batch, most)) return status;
+  for (int64_t b = 0; s.kv_start && b < s.batch; ++b) {
+    const int64_t length = keys_of(s, b);
+    if (s.kv_start[b] + length <= most) continue;
+    return report.fail(MHA_ERROR_SHAPE, s.argument, "kv_start[%lld] is %lld and the length %lld, but there are only %lld rows",
+                       static_cast<long long>(b), static_cast<long long>(s.kv_start[b]), static_cast<long long>(length),
+                       static_cast<long long>(most));
   }
   return MHA_OK;
 }
@@ -211,16 +291,22 @@ mha_status check_ring(Report &report, const SequenceArguments &s, int64_t b) {
 mha_status check_rope_positions(Report &report, const SequenceArguments &s, int64_t b, bool of_keys) {
   const int64_t *const given = of_keys ? s.rope.k_positions : s.rope.q_positions;
   const int64_t rows = of_keys ? keys_of(s, b) : queries_of(s, b), stride = of_keys && !s.is_self ? s.n_kv : s.n_q;
-  const int64_t first_row = s.flags & MHA_PADDING_LEFT ? stride - rows : 0;
+  const int64_t first_row = (s.is_packed() ? 0 : b * stride) + (of_keys ? first_key(s, b) : first_query(s, b));
   const int64_t first = of_keys ? past_of(s, b) : start_of(s, b);
   const char *const name = of_keys ? "k" : "q";
   for (int64_t i = 0; given && i < rows; ++i) {
-    const int64_t at = b * stride + first_row + i;
+    const int64_t at = first_row + i;
     if (given[at] < 0 || given[at] >= s.rope.num_positions) {
       return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "rope.%s_positions[%lld] is %lld; the tables have the positions 0 to %lld",
                          name, static_cast<long long>(at), static_cast<long long>(given[at]),
                          static_cast<long long>(s.rope.num_positions - 1));
     }
+  }
+  if (!given && rows > 0 && first < 0 && (!s.is_causal() || s.adds_keys)) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
+                       "the queries of sequence %lld begin at position %lld, for which rope has no tables; set MHA_CAUSAL, and no"
+                       " MHA_GROUPS_ALSO, so that they attend to nothing, or give rope.q_positions",
+                       static_cast<long long>(b), static_cast<long long>(first));
   }
   if (!given && rows > 0 && sum(first, rows) > s.rope.num_positions) {
     return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
@@ -242,14 +328,15 @@ mha_status check_cache_read(Report &report, uint32_t argument, const mha_kv_cach
 
 mha_status check_sequences(Report &report, SequenceArguments *sequences, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v) {
   const SequenceArguments &s = *sequences;
-  const bool is_plain =
-      (s.flags & ~MHA_CAUSAL) == 0 && s.window_left == 0 && s.window_right == 0 && !s.has_rope() && !s.cache && !s.cache_sequences;
+  const bool is_plain = (s.flags & ~MHA_CAUSAL) == 0 && s.window_left == 0 && s.window_right == 0 && !s.has_rope() && !s.cache &&
+                        !s.cache_sequences && !s.kv_start && !s.cu_seqlens_q && !s.cu_seqlens_kv;
   if (!is_plain) {
     if (const mha_status status = check_flags(report, s)) return status;
+    if (const mha_status status = check_places(report, s)) return status;
     if (const mha_status status = check_rope(report, sequences, head_dim)) return status;
     if (const mha_status status = check_cache_fits(report, s, num_kv_heads, head_dim, head_dim_v)) return status;
   }
-  const bool knows_counts = !s.q_start && !s.q_lengths && !s.kv_lengths && !s.cache;
+  const bool knows_counts = !s.q_start && !s.q_lengths && !s.kv_lengths && !s.kv_start && !s.is_packed() && !s.cache;
   if (knows_counts && s.n_q > s.n_kv && has_positions(s)) {
     return report.fail(MHA_ERROR_SHAPE, s.argument,
                        "%s with n_q %lld > n_kv %lld would place queries before the first key; set n_kv, or give q_start",
@@ -265,8 +352,11 @@ mha_status check_sequences(Report &report, SequenceArguments *sequences, int64_t
 mha_status check_sequence_arrays(Report &report, const SequenceArguments &s) {
   const bool is_plain = !s.q_start && !s.is_ragged() && !s.cache && !s.has_rope();
   if (is_plain) return MHA_OK;
+  if (const mha_status status = check_packed(report, s.argument, "cu_seqlens_q", s.cu_seqlens_q, s.batch, "n_q", s.n_q)) return status;
+  if (const mha_status status = check_packed(report, s.argument, "cu_seqlens_kv", s.cu_seqlens_kv, s.batch, "n_kv", s.n_kv)) return status;
   if (const mha_status status = check_lengths(report, s.argument, "q_lengths", s.q_lengths, s.batch, s.n_q)) return status;
   if (const mha_status status = check_lengths(report, s.argument, "kv_lengths", s.kv_lengths, s.batch, s.n_kv)) return status;
+  if (const mha_status status = check_starts(report, s)) return status;
   const bool are_alike = !s.q_start && !s.is_ragged() && !s.cache && !(s.has_rope() && (s.rope.q_positions || s.rope.k_positions));
   if (s.cache_sequences) {
     if (const mha_status status = check_cache_sequences(report, s)) return status;
@@ -286,11 +376,11 @@ mha_status check_sequence_arrays(Report &report, const SequenceArguments &s) {
                          "q_start[%lld] is %lld, but in self-attention the rows are appended at position %lld; leave q_start NULL",
                          static_cast<long long>(b), static_cast<long long>(s.q_start[b]), static_cast<long long>(past_of(s, b)));
     }
-    if (has_positions(s) && start_of(s, b) < 0) {
-      if (s.q_start) {
-        return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "q_start[%lld] is %lld; a position can't be negative",
-                           static_cast<long long>(b), static_cast<long long>(s.q_start[b]));
-      }
+    if (start_of(s, b) < min_position) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "q_start[%lld] is %lld; it can be at least -2^62",
+                         static_cast<long long>(b), static_cast<long long>(s.q_start[b]));
+    }
+    if (start_of(s, b) < 0 && !s.q_start && !s.kv_start) {
       return report.fail(MHA_ERROR_SHAPE, s.argument,
                          "sequence %lld has more queries (%lld) than keys (%lld), so that some would be before the first key; give q_start",
                          static_cast<long long>(b), static_cast<long long>(queries_of(s, b)),
@@ -312,11 +402,37 @@ int64_t max_keys(const SequenceArguments &s) {
 }
 
 int64_t longest_keys(const SequenceArguments &s) {
-  if (!s.cache) return s.n_kv;
+  if (!s.cache && !s.is_packed()) return s.n_kv;
   int64_t longest = 0;
   for (int64_t b = 0; b < s.batch; ++b) longest = std::max(longest, past_of(s, b) + keys_of(s, b));
   return longest;
 }
+
+int64_t pair_columns(const SequenceArguments &s) { return s.cache ? longest_keys(s) : s.n_kv; }
+
+int64_t longest_queries(const SequenceArguments &s) {
+  if (!s.is_packed()) return s.n_q;
+  int64_t longest = 0;
+  for (int64_t b = 0; b < s.batch; ++b) longest = std::max(longest, queries_of(s, b));
+  return longest;
+}
+
+int64_t longest_rows(const SequenceArguments &s) {
+  if (!s.is_packed()) return std::max(s.n_q, s.n_kv);
+  int64_t longest = 0;
+  for (int64_t b = 0; b < s.batch; ++b) longest = std::max(longest, std::max(queries_of(s, b), keys_of(s, b)));
+  return longest;
+}
+
+Extent packed_queries(const SequenceArguments &s) { return {s.cu_seqlens_q[0], s.cu_seqlens_q[s.batch] - s.cu_seqlens_q[0], 0, 0}; }
+
+Extent packed_keys(const SequenceArguments &s) {
+  const int64_t *const starts = packed_keys_of(s);
+  return starts ? Extent{starts[0], starts[s.batch] - starts[0], 0, 0} : Extent{};
+}
+
+// Sequence b, with `before` rows of keys before it, begins with block before / 16 + b: that is behind the last block of the one before.
+int64_t packed_key_blocks(int64_t n_kv, int64_t batch) { return sum(n_kv / key_block, batch); }
 
 void set_window(const SequenceArguments &s, Attention *attention) {
   attention->window_left = s.has_left() ? s.window_left : INT64_MAX;
@@ -324,7 +440,6 @@ void set_window(const SequenceArguments &s, Attention *attention) {
 }
 
 void fill_sequences(const SequenceArguments &s, int64_t first_row, int64_t rows, Sequence *filled, Extent *queries, Extent *keys) {
-  const bool is_left = (s.flags & MHA_PADDING_LEFT) != 0;
   int64_t q_before = 0, kv_before = 0;
   for (int64_t b = 0; b < s.batch; ++b) {
     const int64_t n_q = queries_of(s, b), n_kv = keys_of(s, b), past = past_of(s, b);
@@ -333,18 +448,19 @@ void fill_sequences(const SequenceArguments &s, int64_t first_row, int64_t rows,
     Sequence &sequence = filled[b];
     sequence.n_q = q_end - q_begin;
     sequence.n_kv = past + kv_end;
-    sequence.q_start = has_positions(s) ? sum(start_of(s, b), q_begin) : 0;  // unchecked where it does not matter
-    sequence.q_first = (is_left ? s.n_q - n_q : 0) + q_begin;
-    sequence.kv_first = first_key_row(s, b) + kv_begin;
+    sequence.q_start = sum(start_of(s, b), q_begin);
+    sequence.q_first = first_query(s, b) + q_begin;
+    sequence.kv_first = first_key(s, b) + kv_begin;
     sequence.past = past + kv_begin;
     sequence.kv_rows = kv_end - kv_begin;
-    sequence.in_cache = in_cache(s, b);
+    sequence.in_cache = s.is_packed() && !s.cache ? kv_before / key_block + b : in_cache(s, b);
+    sequence.in_arrays = s.is_packed() ? 0 : b;
     sequence.column = s.cache ? 0 : sequence.kv_first;
     sequence.option_column = s.has_new_columns ? sequence.kv_first - sequence.past : sequence.column;
     sequence.first_in_columns = s.has_new_columns ? past : 0;
     sequence.end_of_columns = keys_with_columns(s, b, sequence.n_kv);
-    if (queries) queries[b] = {sequence.q_first, sequence.n_q, q_before};
-    if (keys) keys[b] = {sequence.kv_first, sequence.kv_rows, kv_before};
+    if (queries) queries[b] = {sequence.q_first, sequence.n_q, q_before, b};
+    if (keys) keys[b] = {sequence.kv_first, sequence.kv_rows, kv_before, s.cache ? b : sequence.in_cache};
     q_before += sequence.n_q;
     kv_before += sequence.kv_rows;
   }
@@ -384,17 +500,16 @@ uint64_t clamped_sum(int64_t first, int64_t count, int64_t most) {
 }  // namespace
 
 uint64_t valid_queries(const SequenceArguments &s) {
-  if (!s.q_lengths) return product(s.batch, s.n_q);
+  if (!s.is_ragged()) return product(s.batch, s.n_q);
   uint64_t rows = 0;
-  for (int64_t b = 0; b < s.batch; ++b) rows += static_cast<uint64_t>(s.q_lengths[b]);
+  for (int64_t b = 0; b < s.batch; ++b) rows += static_cast<uint64_t>(queries_of(s, b));
   return rows;
 }
 
 uint64_t valid_keys(const SequenceArguments &s) {
-  if (s.is_self) return valid_queries(s);
-  if (!s.kv_lengths) return product(s.batch, s.n_kv);
+  if (!s.is_ragged()) return product(s.batch, s.is_self ? s.n_q : s.n_kv);
   uint64_t rows = 0;
-  for (int64_t b = 0; b < s.batch; ++b) rows += static_cast<uint64_t>(s.kv_lengths[b]);
+  for (int64_t b = 0; b < s.batch; ++b) rows += static_cast<uint64_t>(keys_of(s, b));
   return rows;
 }
 
@@ -405,7 +520,7 @@ uint64_t key_value_bytes(const SequenceArguments &s, const Attention &attention)
   set_window(s, &window);
   uint64_t positions = valid_keys(s), bytes = 0;
   for (int64_t b = 0; s.cache && b < s.batch; ++b) {
-    const int64_t n_q = queries_of(s, b), start = start_of(s, b) < 0 ? 0 : start_of(s, b);
+    const int64_t n_q = queries_of(s, b), start = start_of(s, b);
     if (n_q == 0) continue;
     const int64_t first = start > window.window_left ? start - window.window_left : 0;
     const int64_t end = std::min(past_of(s, b), sum(sum(start, n_q), window.window_right));
@@ -425,13 +540,11 @@ uint64_t attending_pairs(const SequenceArguments &s) {
   uint64_t pairs = 0;
   for (int64_t b = 0; b < s.batch; ++b) {
     const int64_t n_q = queries_of(s, b), n_kv = keys_with_columns(s, b, past_of(s, b) + keys_of(s, b)), start = start_of(s, b);
-    const int64_t end_of_first = start >= n_kv || window.window_right >= n_kv ? n_kv : start + window.window_right + 1;
-    const bool sees_all = window.window_right >= n_kv;
-    const uint64_t ends = sees_all ? static_cast<uint64_t>(n_q) * static_cast<uint64_t>(n_kv) : clamped_sum(end_of_first, n_q, n_kv);
-    // Where no position counts, the start may be negative.
+    const bool sees_all = start >= n_kv - 1 - window.window_right;  // each query all keys that come after its first one
+    const uint64_t ends = sees_all ? product(n_q, n_kv) : clamped_sum(start + window.window_right + 1, n_q, n_kv);
     const uint64_t begins = window.window_left >= sum(start < 0 ? 0 : start, n_q) ? 0 : clamped_sum(start - window.window_left, n_q, n_kv);
     pairs += ends - begins;
-    if (!s.cache && !s.q_start && !s.q_lengths && !s.kv_lengths) return static_cast<uint64_t>(s.batch) * pairs;
+    if (!s.cache && !s.q_start && !s.is_ragged()) return static_cast<uint64_t>(s.batch) * pairs;
   }
   return pairs;
 }

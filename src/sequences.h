@@ -16,10 +16,12 @@ struct SequenceArguments {
   int64_t n_kv;  // rows of keys that come with the call
   bool is_self;  // they are the rows of the queries
   uint32_t flags;
-  const int64_t *q_start, *q_lengths, *kv_lengths, *cache_sequences;
+  const int64_t *q_start, *q_lengths, *kv_lengths, *kv_start, *cache_sequences;
+  const int64_t *cu_seqlens_q, *cu_seqlens_kv;
   int64_t window_left, window_right;
   mha_kv_cache *cache;
   const char *distances;  // what makes scores depend on them, for errors; null: nothing does
+  bool adds_keys;         // position groups leave keys to a row that flags do not
   bool has_new_columns;   // mask, bias and groups have columns for the keys alone that come with the call
   int64_t columns;        // that a row of mask, bias and groups has room for; no limit where there is none
   int64_t num_columns;    // keys beyond so many columns are masked; no limit where there is none
@@ -31,12 +33,13 @@ struct SequenceArguments {
   bool is_causal() const { return (flags & MHA_CAUSAL) != 0; }
   bool has_left() const { return (flags & MHA_WINDOW_LEFT) != 0; }
   bool has_window() const { return (flags & (MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT)) != 0; }
+  bool is_packed() const { return cu_seqlens_q != nullptr; }
+  int64_t array_batch() const { return is_packed() && batch > 1 ? 1 : batch; }  // the sequences that the arrays have room for
   bool is_ring() const { return cache && cache->kind == MHA_CACHE_RING; }
   // Rows that one pass over a ring may append, so that no row loses a key that it needs.
   int64_t rows_per_pass() const { return is_ring() ? cache->capacity - window_left : INT64_MAX; }
   // Whether some rows may be no part of a pass: padding, or those of another pass.
-  bool is_ragged() const { return q_lengths || kv_lengths || is_ring(); }
-  int64_t longest() const { return n_q > n_kv ? n_q : n_kv; }
+  bool is_ragged() const { return q_lengths || kv_lengths || kv_start || is_packed() || is_ring(); }
 };
 
 // Takes the fields that both argument structs have; is_self is the entry's to set.
@@ -51,12 +54,15 @@ void describe_sequences(const Args &args, uint32_t argument, SequenceArguments *
   sequences->q_start = args.q_start;
   sequences->q_lengths = args.q_lengths;
   sequences->kv_lengths = args.kv_lengths;
+  sequences->kv_start = args.kv_start;
+  sequences->cu_seqlens_q = args.cu_seqlens_q;
+  sequences->cu_seqlens_kv = args.cu_seqlens_kv;
   sequences->window_left = args.window_left;
   sequences->window_right = args.window_right;
   sequences->cache = args.cache;
   sequences->cache_sequences = args.cache_sequences;
   sequences->distances = nullptr;
-  sequences->has_new_columns = false;
+  sequences->adds_keys = sequences->has_new_columns = false;
   sequences->columns = sequences->num_columns = INT64_MAX;
   sequences->given_rope = args.rope;
 }
@@ -77,8 +83,22 @@ void set_window(const SequenceArguments &sequences, Attention *attention);
 // The sequences' rows [first_row, first_row + rows): queries and, where they come with the call, keys. Extents may be null.
 void fill_sequences(const SequenceArguments &sequences, int64_t first_row, int64_t rows, Sequence *filled, Extent *queries, Extent *keys);
 
-// The most keys that a sequence will have in this call.
+// The most queries and the most keys that a sequence has in this call.
+int64_t longest_queries(const SequenceArguments &sequences);
 int64_t longest_keys(const SequenceArguments &sequences);
+
+// The most rows that a sequence brings along, of queries or of keys.
+int64_t longest_rows(const SequenceArguments &sequences);
+
+// Columns of the outputs with a number per pair.
+int64_t pair_columns(const SequenceArguments &sequences);
+
+// The rows of packed sequences, one after the other in their array.
+Extent packed_queries(const SequenceArguments &sequences);
+Extent packed_keys(const SequenceArguments &sequences);
+
+// Room for the keys of packed sequences, in blocks of 16 positions, of which each sequence has its own.
+int64_t packed_key_blocks(int64_t n_kv, int64_t batch);
 
 Rotation rotation_of(const SequenceArguments &sequences, bool of_keys);
 

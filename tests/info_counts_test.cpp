@@ -22,14 +22,15 @@ struct Call {
   bool is_causal = false, is_self = false;  // is_self: the keys are the queries' rows
   uint32_t flags = 0;
   int64_t window_left = 0, window_right = 0;
-  std::vector<int64_t> q_start, q_lengths, kv_lengths;  // empty = NULL
+  std::vector<int64_t> q_start, q_lengths, kv_lengths, kv_start;  // empty = NULL
   const mha_kv_cache *cache = nullptr;
   std::vector<int64_t> cache_sequences;
   std::vector<int64_t> past = std::vector<int64_t>(kSequences, 0);  // of the sequences of the cache
   uint32_t k_type = MHA_TYPE_F32, v_type = MHA_TYPE_F32;            // as they are stored
 
-  int64_t Queries(int64_t b) const { return q_lengths.empty() ? n_q : q_lengths[b]; }
-  int64_t NewKeys(int64_t b) const { return is_self ? Queries(b) : kv_lengths.empty() ? n_kv : kv_lengths[b]; }
+  int64_t Queries(int64_t b) const { return q_lengths.empty() ? n_q - (is_self ? Start(b) : 0) : q_lengths[b]; }
+  int64_t NewKeys(int64_t b) const { return is_self ? Queries(b) : kv_lengths.empty() ? n_kv - Start(b) : kv_lengths[b]; }
+  int64_t Start(int64_t b) const { return kv_start.empty() ? 0 : kv_start[b]; }
   int64_t Past(int64_t b) const { return cache == nullptr ? 0 : past[cache_sequences.empty() ? b : cache_sequences[b]]; }
   int64_t Keys(int64_t b) const { return Past(b) + NewKeys(b); }
 
@@ -48,7 +49,7 @@ std::ostream &operator<<(std::ostream &out, const Call &call) {
   };
   out << "batch " << call.batch << ", n_q " << call.n_q << ", n_kv " << call.n_kv << (call.is_causal ? ", causal" : "")
       << (call.is_self ? ", self" : "") << ", flags " << call.flags << ", window " << call.window_left << " " << call.window_right;
-  list("q_start", call.q_start), list("q_lengths", call.q_lengths), list("kv_lengths", call.kv_lengths);
+  list("q_start", call.q_start), list("q_lengths", call.q_lengths), list("kv_lengths", call.kv_lengths), list("kv_start", call.kv_start);
   if (call.cache != nullptr) list("past", call.past), list("cache_sequences", call.cache_sequences);
   return out << ", types " << call.k_type << " " << call.v_type;
 }
@@ -95,6 +96,7 @@ Args ArgsOf(const Call &call) {
   args.q_start = DataOf(call.q_start);
   args.q_lengths = DataOf(call.q_lengths);
   args.kv_lengths = DataOf(call.kv_lengths);
+  args.kv_start = DataOf(call.kv_start);
   args.cache = const_cast<mha_kv_cache *>(call.cache);
   args.cache_sequences = DataOf(call.cache_sequences);
   return args;
@@ -164,7 +166,12 @@ Call RandomCall(Random *random) {
   };
   if (random->Chance(0.4)) call.q_lengths = lengths(call.n_q);
   if (!call.is_self && random->Chance(0.4)) call.kv_lengths = lengths(call.n_kv);
-  if (random->Chance(0.3)) call.flags |= MHA_PADDING_LEFT;
+  if (random->Chance(0.3)) {
+    call.flags |= MHA_PADDING_LEFT;
+  } else if (random->Chance(0.3)) {
+    const std::vector<int64_t> &of_keys = call.is_self ? call.q_lengths : call.kv_lengths;
+    for (int64_t b = 0; b < call.batch; b++) call.kv_start.push_back(random->Between(0, call.n_kv - (of_keys.empty() ? 0 : of_keys[b])));
+  }
   const auto window = [&](uint32_t flag, int64_t *size) {
     if (!random->Chance(0.4)) return;
     call.flags |= flag;
@@ -182,7 +189,7 @@ void AddStarts(Call *call, Random *random) {
   if (!is_needed && random->Chance(0.6)) return;
   const bool is_appended = call->is_self && call->cache != nullptr;  // then there is one place where the rows can be
   for (int64_t b = 0; b < call->batch; b++) {
-    call->q_start.push_back(is_appended ? call->Past(b) : random->Between(0, call->Keys(b) + 10));
+    call->q_start.push_back(is_appended ? call->Past(b) : random->Between(-20, call->Keys(b) + 10));
   }
 }
 
@@ -243,6 +250,7 @@ TEST_P(InfoCountsOfCaches, AreThoseOfTheDefinition) {
       call.is_self = true;
       call.n_kv = call.n_q;
       call.kv_lengths.clear();
+      call.kv_start.clear();
     } else {
       AddStarts(&call, &random);
     }
@@ -250,6 +258,7 @@ TEST_P(InfoCountsOfCaches, AreThoseOfTheDefinition) {
     if (call.is_self) {  // to mha_attention all keys are arguments
       call.is_self = false;
       call.kv_lengths = call.q_lengths;
+      call.kv_start.clear();
     }
     ExpectAttentionInfo(call);
   }
@@ -263,6 +272,7 @@ TEST_P(InfoCountsOfCaches, ThatAreOnlyReadAreThoseOfTheDefinition) {
     call.is_self = false;
     call.n_kv = 0;
     call.kv_lengths.clear();
+    call.kv_start.clear();
     const Cache cache = MakeCache(&call, GetParam(), &random);
     if (is_ring) {
       call.is_causal = true;

@@ -24,6 +24,13 @@ const float *WithTheLast(float value) {
   return of.data();
 }
 
+// Numbers of rows, for calls of batch 2 with n_q 3 and n_kv 4.
+template <int64_t... rows>
+const int64_t *Rows() {
+  static const int64_t values[] = {rows...};
+  return values;
+}
+
 // Which functions a row is about. The queries look at no data, mha_info alone at q_start.
 enum : unsigned { kWorkspace = 1, kCall = 2, kInfo = 4, kReadsStarts = kCall | kInfo, kAllOfTheCall = 7 };
 
@@ -284,19 +291,77 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
          c.args.n_kv = 0;
        },
        {MHA_ERROR_SHAPE, {argument}, {"n_q", "n_kv", "q_start"}}},
-      {"FirstStartIsNegative",
+      {"FirstStartIsTooFarBeforeTheFirstKey",
        [](auto &c) {
          c.args.flags = MHA_CAUSAL;
-         c.data.q_start[0] = -1;
+         c.data.q_start[0] = -(int64_t{1} << 62) - 1;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"q_start"}},
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"q_start[0]", "-2^62"}},
        kReadsStarts},
-      {"LastStartIsNegative",
+      {"LastStartIsTooFarBeforeTheFirstKey",
        [](auto &c) {
          c.args.flags = MHA_CAUSAL;
          c.data.q_start[1] = kMin;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"q_start"}},
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"q_start[1]", "-2^62"}},
+       kReadsStarts},
+      {"PackedKeysWithoutPackedQueries",
+       [](auto &c) { c.args.cu_seqlens_kv = Rows<0, 2, 4>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"cu_seqlens_kv", "without cu_seqlens_q"}}},
+      {"PackedQueriesAloneWithAnotherNumberOfKeys",
+       [](auto &c) { c.args.cu_seqlens_q = Rows<0, 1, 3>(); },
+       {MHA_ERROR_SHAPE, {argument}, {"cu_seqlens_q", "n_kv 4", "n_q 3", "cu_seqlens_kv"}}},
+      {"PackedSequencesWithQLengths",
+       [](auto &c) { c.args.cu_seqlens_q = Rows<0, 1, 3>(), c.args.cu_seqlens_kv = Rows<0, 2, 4>(), c.args.q_lengths = Rows<1, 2>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"cu_seqlens_q", "q_lengths"}}},
+      {"PackedSequencesWithKvLengths",
+       [](auto &c) { c.args.cu_seqlens_q = Rows<0, 1, 3>(), c.args.cu_seqlens_kv = Rows<0, 2, 4>(), c.args.kv_lengths = Rows<1, 2>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"cu_seqlens_q", "kv_lengths"}}},
+      {"PackedSequencesWithKvStart",
+       [](auto &c) { c.args.cu_seqlens_q = Rows<0, 1, 3>(), c.args.cu_seqlens_kv = Rows<0, 2, 4>(), c.args.kv_start = Rows<1, 2>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"cu_seqlens_q", "kv_start"}}},
+      {"PackedSequencesWithPaddingOnTheLeft",
+       [](auto &c) {
+         c.args.cu_seqlens_q = Rows<0, 1, 3>(), c.args.cu_seqlens_kv = Rows<0, 2, 4>(), c.args.flags = MHA_PADDING_LEFT;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"cu_seqlens_q", "MHA_PADDING_LEFT"}}},
+      {"PackedQueriesStartBeforeTheArray",
+       [](auto &c) { c.args.cu_seqlens_q = Rows<-1, 1, 3>(), c.args.cu_seqlens_kv = Rows<0, 2, 4>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"cu_seqlens_q[0] is -1", "0"}},
+       kReadsStarts},
+      {"PackedQueriesDescend",
+       [](auto &c) { c.args.cu_seqlens_q = Rows<0, 2, 1>(), c.args.cu_seqlens_kv = Rows<0, 2, 4>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"cu_seqlens_q[2] is 1", "less than 2"}},
+       kReadsStarts},
+      {"PackedQueriesAreMoreThanThereAre",
+       [](auto &c) { c.args.cu_seqlens_q = Rows<0, 2, 4>(), c.args.cu_seqlens_kv = Rows<0, 2, 4>(); },
+       {MHA_ERROR_SHAPE, {argument}, {"cu_seqlens_q[2] is 4", "n_q = 3"}},
+       kReadsStarts},
+      {"PackedKeysAreMoreThanThereAre",
+       [](auto &c) { c.args.cu_seqlens_q = Rows<0, 2, 3>(), c.args.cu_seqlens_kv = Rows<0, 5, 4>(); },
+       {MHA_ERROR_SHAPE, {argument}, {"cu_seqlens_kv[1] is 5", "n_kv = 4"}},
+       kReadsStarts},
+      {"APackedSequenceHasMoreQueriesThanKeys",
+       [](auto &c) {
+         c.args.cu_seqlens_q = Rows<0, 1, 3>(), c.args.cu_seqlens_kv = Rows<0, 3, 4>();
+         c.args.flags = MHA_CAUSAL, c.args.q_start = nullptr;
+       },
+       {MHA_ERROR_SHAPE, {argument}, {"sequence 1", "q_start"}},
+       kReadsStarts},
+      {"KvStartWithPaddingOnTheLeft",
+       [](auto &c) { c.args.kv_start = Rows<1, 2>(), c.args.flags = MHA_PADDING_LEFT; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"kv_start", "MHA_PADDING_LEFT"}}},
+      {"KvStartIsNegative",
+       [](auto &c) { c.args.kv_start = Rows<0, -1>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"kv_start[1] is -1"}},
+       kReadsStarts},
+      {"KvStartIsBehindTheLastRow",
+       [](auto &c) { c.args.kv_start = Rows<5, 0>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"kv_start[0] is 5", "0 to 4"}},
+       kReadsStarts},
+      {"KvStartAndLengthAreMoreThanThereAre",
+       [](auto &c) { c.args.kv_start = Rows<1, 2>(), c.args.kv_lengths = Rows<3, 3>(); },
+       {MHA_ERROR_SHAPE, {argument}, {"kv_start[1] is 2", "3", "4 rows"}},
        kReadsStarts},
       {"SchedulerWithoutThreads",
        [](auto &c) { c.scheduler.scheduler.num_threads = 0; },

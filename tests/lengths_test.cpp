@@ -267,6 +267,86 @@ TEST_P(Padding, OfALayersOutputIsZeroAlsoWithABias) {
   });
 }
 
+// ---- Rows that begin where each sequence says
+
+TEST_P(Padding, OfKeysBeforeTheirStartLeavesTheBitsOfEachSequence) {
+  for (const bool is_causal : {false, true}) {
+    for (const bool has_lengths : {false, true}) {
+      AttentionProblem problem = Mixed(kMixed, false, is_causal);
+      problem.kv_start.clear();
+      problem.q_lengths.clear();
+      for (int64_t b = 0; b < problem.batch; b++) problem.kv_start.push_back(b % 3 == 2 ? 0 : problem.n_kv - problem.kv_lengths[b] - b % 3);
+      if (!has_lengths) problem.kv_lengths.clear();
+      Random random(6);
+      FillNormal(&random, &problem);
+      FillPadding(kNaN, &problem);
+      ExpectTheSpecification(problem);
+      problem.window_left = 20;
+      problem.window_right = 4;
+      ExpectTheSpecification(problem);
+      if (is_causal) problem.rope = MakeRope(true, 6, 600);
+      ExpectTheSpecification(problem);
+    }
+  }
+}
+
+// Left padding, said by one array: the queries that are padding, too, stand before the first key, and see nothing.
+TEST_P(Padding, BeforeTheKeysIsThatOfTheQueriesOfACausalCall) {
+  AttentionProblem problem = Mixed({{5, 5}, {0, 0}, {70, 70}, {33, 33}}, true, true);
+  problem.n_kv = problem.n_q;
+  Random random(7);
+  FillNormal(&random, &problem);
+  problem.rope = MakeRope(false, 6, 100);
+  const Outputs expected = Attend(problem, PlainCall());
+  for (const int64_t length : problem.q_lengths) problem.kv_start.push_back(problem.n_q - length);
+  problem.padding_left = false;
+  problem.q_lengths.clear();
+  problem.kv_lengths.clear();
+  const Outputs outputs = Attend(problem, PlainCall());
+  for (const auto field : {&Outputs::y, &Outputs::lse, &Outputs::attention_weights, &Outputs::masked_scores}) {
+    EXPECT_TRUE(SameBits("output", outputs.*field, expected.*field));
+  }
+}
+
+TEST_P(Padding, BeforeTheStartOfALayersInputLeavesTheBitsOfEachSequence) {
+  for (const bool is_causal : {false, true}) {
+    for (const bool has_lengths : {false, true}) {
+      for (const bool has_rope : {false, true}) {
+        LayerProblem problem = MixedLayer({{5, 5}, {0, 0}, {70, 70}, {33, 33}}, false, is_causal, true, false);
+        problem.kv_start = problem.q_first = {3, 0, 1, problem.n_q - 33};
+        if (!has_lengths) problem.q_lengths.clear(), problem.kv_lengths.clear();
+        if (has_rope) problem.rope = MakeRope(true, 4, 100);
+        Random random(8);
+        FillInputs(&random, &problem);
+        FillPadding(kNaN, &problem);
+        ExpectTheSpecification(problem);
+      }
+    }
+  }
+}
+
+TEST_P(Padding, BeforeTheStartGoesToNoCache) {
+  for (const CacheForm &form : {CacheForm{MHA_CACHE_CONTIGUOUS, 0}, CacheForm{MHA_CACHE_PAGED, 16}, CacheForm{MHA_CACHE_RING, 64}}) {
+    LayerProblem problem = MixedLayer({{5, 5}, {70, 70}, {33, 33}}, false, true, true, false);
+    if (form.kind == MHA_CACHE_RING) problem.window_left = 30;
+    problem.q_lengths.clear(), problem.kv_lengths.clear();
+    problem.kv_start = problem.q_first = {problem.n_q - 5, 2, problem.n_q};
+    Random random(9);
+    FillInputs(&random, &problem);
+    FillPadding(kNaN, &problem);
+    const Layer layer = Make(problem);
+    Cache cache(CacheConfigOf(problem, form, 3, 100));
+    SpreadBlocks(&random, &cache);
+    LayerCall call;
+    call.asked = kAskLse;
+    call.cache.cache = cache.get();
+    const Outputs outputs = Forward(layer.get(), problem, call), expected = Specify(problem);
+    EXPECT_TRUE(SameBits("y", outputs.y, expected.y)) << Describe(form);
+    EXPECT_TRUE(SameBits("lse", outputs.lse, expected.lse)) << Describe(form);
+    for (int64_t b = 0; b < 3; b++) EXPECT_EQ(cache.Length(b), problem.n_q - problem.kv_start[b]);
+  }
+}
+
 // ---- Everything at once
 
 AttentionProblem RandomProblem(Random *random) {

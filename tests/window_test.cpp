@@ -24,7 +24,7 @@ using namespace support;  // NOLINT: this file is about nothing else
 
 const float kInfinity = std::numeric_limits<float>::infinity();
 const float kNaN = FromBits(0xffd23456u);
-constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+constexpr int64_t kLargest = std::numeric_limits<int64_t>::max(), kFirst = -(int64_t{1} << 62);
 
 const int64_t kWidths[] = {0, 1, 15, 16, 17, 255, 256, 257, 5000};
 
@@ -121,9 +121,10 @@ TEST_P(Window, OfZeroOnBothSidesSeesTheRowsOwnKey) {
 // Positions may be anywhere in the range of their type, and are compared as if it had no ends.
 TEST_P(Window, BordersDoNotOverflow) {
   AttentionProblem problem = Problem(9, 300);
-  for (const int64_t start : {int64_t{0}, int64_t{150}, int64_t{299}, int64_t{400}, kLargest - 300, kLargest - 8, kLargest}) {
+  for (const int64_t start : {kFirst, kFirst + 1, int64_t{-300}, int64_t{-9}, int64_t{-5}, int64_t{-1}, int64_t{0}, int64_t{150},
+                              int64_t{299}, int64_t{400}, kLargest - 300, kLargest - 8, kLargest}) {
     for (const int64_t left : {int64_t{0}, int64_t{200}, kLargest - 1, kLargest}) {
-      for (const int64_t right : {int64_t{0}, int64_t{10}, kLargest}) {
+      for (const int64_t right : {int64_t{0}, int64_t{10}, kLargest / 2, kLargest / 2 + 150, kLargest}) {
         problem.q_start = {start};
         problem.window_left = left;
         problem.window_right = right;
@@ -131,6 +132,31 @@ TEST_P(Window, BordersDoNotOverflow) {
         ExpectTheSpecification(problem);
         if (HasFailure()) return;
       }
+    }
+  }
+}
+
+// As the alignment of the first query with the first key, or of the last one with the last key, may have it.
+TEST_P(Window, OfQueriesBeforeTheFirstKeyHoldsNoKey) {
+  for (const auto &[n_q, n_kv] : {std::pair<int64_t, int64_t>{40, 7}, {300, 260}, {1, 20}, {110, 520}}) {
+    for (const int64_t start : {-n_q, -n_q + 1, n_kv - n_q, int64_t{-20}, int64_t{-1}}) {
+      AttentionProblem problem = Problem(n_q, n_kv);
+      problem.is_causal = true;
+      problem.q_start = {start};
+      const int64_t width = problem.num_heads * problem.head_dim_v, before = std::min(n_q, std::max<int64_t>(0, -start));
+      const Outputs outputs = Run(problem);
+      EXPECT_TRUE(SameBits(outputs, Specify(problem))) << Describe(problem);
+      EXPECT_TRUE(SameBits("y", SliceRows(outputs.y, 0, n_q, width, 0, before), std::vector<float>(before * width, 0.0f)));
+      for (int64_t i = 0; i < n_q && start >= -n_q; i++) EXPECT_EQ(outputs.lse[i] == -kInfinity, i < before) << i;
+      problem.window_left = 5;
+      ExpectTheSpecification(problem);
+      problem.is_causal = false;
+      problem.window_right = 3;
+      ExpectTheSpecification(problem);
+      problem.score = ScoreArrays();
+      problem.score->alibi_slopes = {0.5f, 0.25f};
+      ExpectTheSpecification(problem);
+      if (HasFailure()) return;
     }
   }
 }

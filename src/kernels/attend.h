@@ -56,9 +56,10 @@ MHA_INLINE Unit unit_after(const Unit &unit) {
   if (unit.kv_head + 1 < call.num_kv_heads) {
     return {call, unit.sequence, unit.sequence_index, unit.kv_head + 1, unit.query_begin, unit.group, unit.num_rows, unit.scratch};
   }
-  const int64_t next = min(unit.sequence_index + 1, call.batch - 1), queries = call.sequences[next].n_q - unit.query_begin;
-  const int64_t rows = next == unit.sequence_index ? 0 : max(0, min(queries, call.block_queries)) * unit.group;
-  return {call, call.sequences[next], next, 0, unit.query_begin, unit.group, rows, unit.scratch};
+  const bool is_last = &unit.sequence + 1 == call.sequences + call.batch;
+  const Sequence &next = is_last ? unit.sequence : *(&unit.sequence + 1);
+  const int64_t rows = is_last ? 0 : max(0, min(next.n_q - unit.query_begin, call.block_queries)) * unit.group;
+  return {call, next, next.in_arrays, 0, unit.query_begin, unit.group, rows, unit.scratch};
 }
 
 // The keys of its first chunk.
@@ -171,8 +172,7 @@ void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int6
     attend_chunks<V>(unit, keys, chunks);
   } else {
     attend_chunks<V>(unit, keys, intersection(chunks, {part * call.parts.chunks, (part + 1) * call.parts.chunks}));
-    const int64_t blocks = quotient(call.n_q + call.block_queries - 1, call.block_queries);
-    if (!merge_splits<V>(unit, (sequence_index * call.num_kv_heads + kv_head) * blocks + block, part)) return;
+    if (!merge_splits<V>(unit, (sequence_index * call.num_kv_heads + kv_head) * call.query_blocks + block, part)) return;
   }
   for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) finish<V>(unit, row);
 }

@@ -17,6 +17,7 @@ MHA_INLINE void copy(const float *from, float *to, int64_t count) {
 // The row of a sequence that a row of a projection is.
 struct Cursor {
   int64_t sequence;
+  int64_t block;     // its number in the destination
   int64_t row;       // of the caller's array
   int64_t position;  // among the valid rows
 };
@@ -25,12 +26,12 @@ struct Cursor {
 MHA_INLINE Cursor cursor_at(const InputRows &x, int64_t row) {
   if (!x.extents) {
     const int64_t sequence = quotient(row, x.rows_per_sequence), position = row - sequence * x.rows_per_sequence;
-    return {sequence, position, position};
+    return {sequence, sequence, position, position};
   }
   int64_t sequence = 0;
   while (row >= x.extents[sequence].before + x.extents[sequence].count) ++sequence;
   const int64_t position = row - x.extents[sequence].before;
-  return {sequence, x.extents[sequence].first + position, position};
+  return {sequence, x.extents[sequence].block, x.extents[sequence].first + position, position};
 }
 
 MHA_INLINE int64_t rows_left(const InputRows &x, const Cursor &at) {
@@ -46,6 +47,7 @@ MHA_INLINE void advance(const InputRows &x, Cursor *at, int64_t step, bool has_m
   while (x.extents && x.extents[at->sequence].count == 0);
   at->position = 0;
   at->row = x.extents ? x.extents[at->sequence].first : 0;
+  at->block = x.extents ? x.extents[at->sequence].block : at->sequence;
 }
 
 // Part of an output row: to `at` elements from the start, with a residual added or in 16 bits. The residual may lie where the output does.
@@ -82,7 +84,7 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
     Cursor at = first;
     for (int64_t r = 0; r < num_rows;) {
       const float *const from = values + r * values_stride + done;
-      const int64_t start = head * to.head_stride + at.sequence * to.batch_stride;
+      const int64_t start = head * to.head_stride + at.block * to.batch_stride;
       float *const base = static_cast<float *>(to.base) + start;
       int64_t step = 1;
       if (to.residual || to.storage != Storage::f32) {

@@ -31,10 +31,11 @@ struct Tuning {
 
 constexpr int64_t project_block_rows = 144;  // input rows that pass under a block of weights
 
-// The valid rows of one sequence among those that its array has room for: the others are padding.
+// The valid rows of one sequence among those that its array has room for: the others are padding, or those of other sequences.
 struct Extent {
   int64_t first, count;
   int64_t before;  // valid rows of the sequences before it
+  int64_t block;   // number of the sequence where it is written to
 };
 
 // Input rows: row i of sequence b is at base + b * batch_stride + i * row_stride.
@@ -48,7 +49,7 @@ struct InputRows {
 };
 
 // Where column n of the output for row i of sequence b goes; n falls into head h = n / head_width at column c = n % head_width, and the row
-// is the j-th valid one of its sequence.
+// is the j-th valid one of its sequence. With extents, b is the `block` of the sequence.
 //   rows:       base + b * batch_stride + i * row_stride + h * head_stride + c
 //   value_rows: base + b * batch_stride + j * row_stride + h * head_stride + c
 //   key_blocks: base + b * batch_stride + h * head_stride + (j / 16) * 16 * head_width + c * 16 + j % 16
@@ -96,7 +97,8 @@ struct Sequence {
   int64_t kv_first;  // row of the first key that comes with the call in the caller's arrays
   int64_t past;      // position of that key
   int64_t kv_rows;   // how many come with the call
-  int64_t in_cache;  // number of the sequence in the cache; without a cache, in the call
+  int64_t in_cache;  // number of the sequence in the cache; without a cache, of its packed keys and values
+  int64_t in_arrays;  // number of the sequence in the caller's arrays and in the outputs
   int64_t column;    // of the first key in the outputs with a number per pair
   int64_t option_column;     // the same in mask, bias and groups; may be negative, for
   int64_t first_in_columns;  // the keys before this position have no column there
@@ -231,10 +233,13 @@ struct KvSplit {
 
 // One call's attention, the same for all its units of work.
 struct Attention {
-  int64_t batch, n_q, n_kv;  // rows that the arrays have room for; keys at most
+  int64_t batch, array_batch;  // sequences; those that the arrays have, of which packed ones are one
+  int64_t n_q, n_kv;  // rows of queries in the arrays, of each of the sequences there; columns of the outputs with a number per pair
+  int64_t longest_kv;  // keys of a sequence at most
   int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
   int64_t head_dim_v_padded;  // rounded up to a multiple of 16
   int64_t block_queries;      // queries of one unit
+  int64_t query_blocks;       // units of the longest sequence, for each kv head
   float scale;
   int64_t window_left, window_right;  // the query at position p attends to the keys at p - window_left .. p + window_right
   ScoreOptions options;

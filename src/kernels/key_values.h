@@ -35,7 +35,7 @@ MHA_INLINE bool is_streamed(const Unit &unit) {
   const Attention &call = unit.call;
   if (V::size == 1 || !call.k.is_packed || !call.v.is_packed) return false;
   if (!has_floats(call)) return unit.num_rows <= max_widened_rows;
-  return unit.sequence.n_kv >= min_streamed_keys && call.n_q <= call.block_queries;
+  return unit.sequence.n_kv >= min_streamed_keys && call.query_blocks == 1;
 }
 
 // ---- Packed storage

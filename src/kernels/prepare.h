@@ -17,11 +17,12 @@ struct RowPlace {
 
 // ---- Rotation
 
-// Rotates the first 2 * pairs elements of x.
+// Rotates the first 2 * pairs elements of x. A position before the first key has no line in the tables: the row attends to nothing.
 template <class V>
 MHA_NOINLINE void rotate(const Rotation &rotation, const RowPlace &place, float *x) {
   const int64_t position =
       rotation.positions ? rotation.positions[place.sequence * rotation.rows_per_sequence + place.array_row] : place.position;
+  if (position < 0) return;
   const float *const cos = rotation.cos + position * rotation.stride, *const sin = rotation.sin + position * rotation.stride;
   const int64_t pairs = rotation.pairs, first = rotation.is_interleaved ? 2 : 1, second = rotation.is_interleaved ? 1 : pairs;
   int64_t i = 0;
@@ -126,14 +127,14 @@ void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_be
     // A start that is too large to be added to is not looked at.
     const int64_t position = static_cast<int64_t>(static_cast<uint64_t>(start) + static_cast<uint64_t>(row));
     const auto row_of = [&](int64_t head) {
-      const int64_t at = sequence_index * rows.batch_stride + (first + row) * rows.row_stride + head * rows.head_stride;
+      const int64_t at = sequence.in_arrays * rows.batch_stride + (first + row) * rows.row_stride + head * rows.head_stride;
       widen_row<V>(rows.storage, element_at(rows.base, rows.storage, at), measuring.width, scratch);
-      const RowPlace place = {sequence_index, first + row, position, head};
+      const RowPlace place = {sequence.in_arrays, first + row, position, head};
       if (how.rotation.cos && how.norm.is_after_rotation) rotate<V>(how.rotation, place, scratch);
       return static_cast<const float *>(scratch);
     };
     const Statistics found = statistics_of<V>(how.norm, measuring.num_heads, measuring.width, row_of);
-    float *const to = how.norm.statistics + 2 * (sequence_index * how.norm.rows_per_sequence + first + row);
+    float *const to = how.norm.statistics + 2 * (sequence.in_arrays * how.norm.rows_per_sequence + first + row);
     to[0] = found.mean;
     to[1] = found.r;
   }

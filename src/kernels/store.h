@@ -48,11 +48,11 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
         const StridedRows &from = storing.rows;
         rows[i] = reinterpret_cast<const float *>(
             element_at(from.base, from.storage,
-                       sequence_index * from.batch_stride + array_row * from.row_stride + head * from.head_stride));
+                       sequence.in_arrays * from.batch_stride + array_row * from.row_stride + head * from.head_stride));
         if (!storing.prepare.is_any) continue;
         float *const copy = scratch + i * width;
         widen_row<V>(from.storage, rows[i], width, copy);
-        prepare<V>(storing.prepare, {sequence_index, array_row, position + i, head}, width, copy);
+        prepare<V>(storing.prepare, {sequence.in_arrays, array_row, position + i, head}, width, copy);
         rows[i] = copy;
       }
       const Place place = place_of(to, sequence.in_cache, position);

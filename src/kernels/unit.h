@@ -26,7 +26,8 @@ struct Range {
 struct Unit {
   const Attention &call;
   const Sequence &sequence;
-  int64_t sequence_index, kv_head, query_begin;
+  int64_t sequence_index;  // in the caller's arrays and the outputs
+  int64_t kv_head, query_begin;
   int64_t group;  // query heads per kv head
   int64_t num_rows;
   float *scratch;
@@ -52,7 +53,7 @@ struct Unit {
   // The keys that a window leaves to a row; later rows have later ones. The window, too, may be as large as can be.
   MHA_INLINE Range keys_in_window(const Row &row, int64_t left, int64_t right) const {
     const int64_t n = sequence.end_of_columns, position = position_of(row);
-    const int64_t end = position >= n - 1 - right ? n : position + right + 1;
+    const int64_t end = position >= n - 1 - right ? n : max(0, position + right + 1);
     return {position > left ? min(position - left, end) : 0, end};
   }
   MHA_INLINE Range keys_of(const Row &row) const { return keys_in_window(row, call.window_left, call.window_right); }
@@ -85,7 +86,7 @@ MHA_INLINE Unit unit_of(const Attention &call, int64_t sequence_index, int64_t k
   const Sequence &sequence = call.sequences[sequence_index];
   const int64_t query_begin = block * call.block_queries, queries = max(0, min(call.block_queries, sequence.n_q - query_begin));
   const int64_t group = call.num_heads == call.num_kv_heads ? 1 : call.num_heads / call.num_kv_heads;
-  return {call, sequence, sequence_index, kv_head, query_begin, group, queries * group, scratch};
+  return {call, sequence, sequence.in_arrays, kv_head, query_begin, group, queries * group, scratch};
 }
 
 }  // namespace

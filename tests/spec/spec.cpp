@@ -558,7 +558,8 @@ void Prepare(const AttentionShape &shape, bool are_keys, float *x) {
     if (norm && !norm->is_after_rotation) NormalizeHeads(*norm, weight, bias, heads, shape.head_dim, row);
     if (rotation) {
       const int64_t *positions = are_keys ? rotation->k_positions : rotation->q_positions;
-      Rotate(*rotation, positions ? positions[i] : are_keys ? i : shape.q_start + i, heads, shape.head_dim, row);
+      const int64_t r = positions ? positions[i] : are_keys ? i : shape.q_start + i;
+      if (r >= 0) Rotate(*rotation, r, heads, shape.head_dim, row);
     }
     if (norm && norm->is_after_rotation) NormalizeHeads(*norm, weight, bias, heads, shape.head_dim, row);
   }

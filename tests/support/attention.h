@@ -97,6 +97,8 @@ struct AttentionSizes {
   std::vector<int64_t> q_start;     // [batch]; empty = not given
   std::vector<int64_t> q_lengths;   // [batch]; empty = not given
   std::vector<int64_t> kv_lengths;  // [batch]; empty = not given
+  std::vector<int64_t> kv_start;    // [batch]; empty = not given
+  std::vector<int64_t> q_first;     // [batch]: row of the first valid query, which no call is told; empty = 0
   bool padding_left = false;
   bool keys_by_position = false;  // the first keys are valid whatever padding_left says, as in a cache
   std::optional<int64_t> window_left, window_right;
@@ -113,10 +115,11 @@ struct ValidRows {
 };
 
 inline ValidRows ValidRowsOf(const AttentionSizes &sizes, int64_t b) {
-  const int64_t n_q = sizes.q_lengths.empty() ? sizes.n_q : sizes.q_lengths[b];
-  const int64_t n_kv = sizes.kv_lengths.empty() ? sizes.n_kv : sizes.kv_lengths[b];
+  const int64_t q_first = sizes.q_first.empty() ? 0 : sizes.q_first[b], kv_first = sizes.kv_start.empty() ? 0 : sizes.kv_start[b];
+  const int64_t n_q = sizes.q_lengths.empty() ? sizes.n_q - q_first : sizes.q_lengths[b];
+  const int64_t n_kv = sizes.kv_lengths.empty() ? sizes.n_kv - kv_first : sizes.kv_lengths[b];
   if (sizes.padding_left) return {sizes.n_q - n_q, n_q, sizes.keys_by_position ? 0 : sizes.n_kv - n_kv, n_kv};
-  return {0, n_q, 0, n_kv};
+  return {q_first, n_q, kv_first, n_kv};
 }
 
 struct AttentionProblem : AttentionSizes {
@@ -134,7 +137,8 @@ inline std::string Describe(const AttentionSizes &sizes) {
     text << " q_start";
     for (const int64_t start : sizes.q_start) text << " " << start;
   }
-  for (const auto &[name, lengths] : {std::pair{" q_lengths", &sizes.q_lengths}, std::pair{" kv_lengths", &sizes.kv_lengths}}) {
+  for (const auto &[name, lengths] : {std::pair{" q_lengths", &sizes.q_lengths}, std::pair{" kv_lengths", &sizes.kv_lengths},
+                                      std::pair{" kv_start", &sizes.kv_start}, std::pair{" q_first", &sizes.q_first}}) {
     if (!lengths->empty()) text << name;
     for (const int64_t length : *lengths) text << " " << length;
   }
@@ -340,6 +344,8 @@ inline AttentionProblem Alone(const AttentionProblem &problem, int64_t b) {
   alone.n_kv = valid.n_kv;
   alone.q_lengths.clear();
   alone.kv_lengths.clear();
+  alone.kv_start.clear();
+  alone.q_first.clear();
   alone.padding_left = false;
   alone.q = SliceRows(problem.q, b, problem.n_q, problem.num_heads * problem.head_dim, valid.q_first, valid.n_q);
   alone.k = SliceRows(problem.k, b, problem.n_kv, problem.num_kv_heads * problem.head_dim, valid.kv_first, valid.n_kv);

@@ -144,6 +144,7 @@ class CallData {
     args->q_start = q_start = Keep(sizes.q_start);
     args->q_lengths = Keep(sizes.q_lengths);
     args->kv_lengths = Keep(sizes.kv_lengths);
+    args->kv_start = Keep(sizes.kv_start);
     if (sizes.rope) {
       rope.style = sizes.rope->is_interleaved ? MHA_ROPE_INTERLEAVED : MHA_ROPE_HALF;
       rope.dims = sizes.rope->use_defaults ? 0 : sizes.rope->dims;
