@@ -289,12 +289,7 @@ typedef struct mha_layer_weights {
   const float *b_g;   /* [num_heads * gate_dim]; only with w_g */
 
   /* Strides from one row to the next, likewise of each matrix of w_q_heads; 0 = contiguous */
-  int64_t w_q_stride;
-  int64_t w_k_stride;
-  int64_t w_v_stride;
-  int64_t w_qkv_stride;
-  int64_t w_o_stride;
-  int64_t w_g_stride;
+  int64_t w_q_stride, w_k_stride, w_v_stride, w_qkv_stride, w_o_stride, w_g_stride;
 
   /* Scales of int8: [out], for each output column. Of int4: [out, ceil(in / 32)], for each output
      column and group of 32 inputs. Otherwise NULL. */
@@ -792,14 +787,10 @@ typedef struct mha_forward_args {
   uint32_t output_type; /* likewise */
 
   /* Strides; 0 = n * row stride for batch strides, the width for row strides */
-  int64_t query_batch_stride;
-  int64_t query_row_stride;
-  int64_t key_batch_stride;
-  int64_t key_row_stride;
-  int64_t value_batch_stride;
-  int64_t value_row_stride;
-  int64_t output_batch_stride;
-  int64_t output_row_stride;
+  int64_t query_batch_stride, query_row_stride;
+  int64_t key_batch_stride, key_row_stride;
+  int64_t value_batch_stride, value_row_stride;
+  int64_t output_batch_stride, output_row_stride;
 
   /* Mask */
   uint32_t flags;                 /* MHA_CAUSAL, MHA_WINDOW_LEFT, ... as above; 0 = no mask */
@@ -926,18 +917,10 @@ typedef struct mha_attention_args {
   uint32_t output_type; /* as q_type */
 
   /* Strides; 0 = n * row stride for batch, heads * width for row, width for head strides */
-  int64_t q_batch_stride;
-  int64_t q_row_stride;
-  int64_t q_head_stride;
-  int64_t k_batch_stride;
-  int64_t k_row_stride;
-  int64_t k_head_stride;
-  int64_t v_batch_stride;
-  int64_t v_row_stride;
-  int64_t v_head_stride;
-  int64_t output_batch_stride;
-  int64_t output_row_stride;
-  int64_t output_head_stride;
+  int64_t q_batch_stride, q_row_stride, q_head_stride;
+  int64_t k_batch_stride, k_row_stride, k_head_stride;
+  int64_t v_batch_stride, v_row_stride, v_head_stride;
+  int64_t output_batch_stride, output_row_stride, output_head_stride;
 
   /* As in mha_forward_args: mask */
   uint32_t flags;

@@ -84,8 +84,9 @@ def check_layout(arguments):
     for name, body in structs:
         declared.add(f"SIZE({name}")
         for field in body.split(";")[:-1]:
-            found = re.search(r"\(\*(\w+)\)\(|(\w+)(?:\[\d+\])?$", field.strip())
-            declared.add(f"FIELD({name}, {found.group(1) or found.group(2)}")
+            for declarator in [field] if "(" in field else field.split(","):
+                found = re.search(r"\(\*(\w+)\)\(|(\w+)(?:\[\d+\])?$", declarator.strip())
+                declared.add(f"FIELD({name}, {found.group(1) or found.group(2)}")
     written = re.findall(r"^(SIZE\(\w+|FIELD\(\w+, \w+), \d+\);$", asserted, re.MULTILINE)
     for line in sorted(declared - set(written)):
         failures.append(f"c99_test.c has no {line}, ...); every size and offset of mha.h is asserted there.")

@@ -1,5 +1,5 @@
-// Outputs made of attention weights: those of chosen heads and rows, their mean over the heads and their sums over the queries. Each has the
-// bits that its definition (CONTRACT.md, section 10) gives to the weights of the specification, in every kind of call; asking for it
+// Outputs made of attention weights: those of chosen heads and rows, their mean over the heads and their sums over the queries. Each has
+// the bits that its definition (CONTRACT.md, section 10) gives to the weights of the specification, in every kind of call; asking for it
 // changes nothing else. The number of random cases is multiplied by the environment variable MHA_TEST_ROUNDS.
 #include <gtest/gtest.h>
 #include <mha.h>

@@ -16,6 +16,7 @@ pub struct Field {
     pub kind: Type,
 }
 
+#[derive(Clone)]
 pub enum Type {
     /// A word of C, such as "float" or "mha_error".
     Named(String),
@@ -173,7 +174,10 @@ impl Tokens {
         let mut fields = Vec::new();
         while !self.take("}") {
             let (name, kind) = self.declarator();
-            fields.push(Field { name, kind });
+            fields.push(Field { name, kind: kind.clone() });
+            while self.take(",") {
+                fields.push(Field { name: self.next(), kind: kind.clone() }); // "int64_t a, b"
+            }
             self.expect(";");
         }
         self.expect(&name);
