@@ -45,8 +45,7 @@ mha.load(arguments.library)
 tolerances = {"float32": (1e-5, 1e-6), "float16": (2**-9, 1e-3), "bfloat16": (2**-6, 1e-2)}
 left_out = {  # name -> why the library does not have it
     **dict.fromkeys(["test_attention_4d_diff_heads_mask4d_padded_kv", "test_attention_4d_padded_kv_bf16", "test_attention_4d_causal_padded_kv_bf16"],
-                    "a mask shorter than the keys cannot be said"),
-    "test_attention_4d_causal_nonpad_negative_offset_structural_empty": "a negative q_start cannot be said"}
+                    "a mask shorter than the keys cannot be said")}
 taps = ["scaled_scores", "softcapped_scores", "masked_scores", "attention_weights"]  # qk_matmul_output_mode 0 to 3
 
 
@@ -90,10 +89,13 @@ def compute(attributes, given):
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         score["mask" if mask.dtype == bool else "bias"] = mask if mask.dtype in (bool, np.float16) else mask.astype(np.float32)
     tap = taps[attributes.get("qk_matmul_output_mode", 0)]
+    is_bf16 = q.dtype.name == "bfloat16"
     y, steps = mha.attention(
-        *(array.astype(np.float32) for array in (q, k, v)), scale=attributes.get("scale", 0.0), is_causal=is_causal, kv_lengths=lengths,
+        *(array.view(np.uint16) if is_bf16 else array for array in (q, k, v)), bf16=is_bf16, scale=attributes.get("scale", 0.0), is_causal=is_causal,
+        output_type={"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[q.dtype.name], kv_lengths=lengths,
         q_start=starts if is_causal or windows else None, window_left=windows.get("left"), window_right=windows.get("right"),
         score=mha.ScoreOptions(**score), want=[tap])
+    y = y.view(q.dtype)
     return {"Y": y.transpose(0, 2, 1, 3) if given["Q"].ndim == 4 else y.reshape(batch, n_q, -1), "qk_matmul_output": steps[tap],
             "present_key": k.transpose(0, 2, 1, 3), "present_value": v.transpose(0, 2, 1, 3)}
 
