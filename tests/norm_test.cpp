@@ -188,11 +188,11 @@ TEST_P(NormTest, OfALayerGivesTheBitsOfTheSpecification) {
   for (const int64_t n : {1, 3, 70}) {
     for (const bool is_small : {true, false}) {
       LayerProblem problem = SelfAttention(2, n, is_small);
-      problem.rope = MakeRope(true, problem.head_dim, n);
+      if (!is_small) problem.rope = MakeRope(true, problem.head_dim, n);
       const Layer layer = Make(problem);
       ForEachNorm(problem, [&](const NormArrays &norm) {
         problem.norm = norm;
-        EXPECT_TRUE(SameBits(Forward(layer.get(), problem), Specify(problem))) << Describe(problem);
+        ExpectTheSpecification(layer.get(), problem);
       });
     }
   }

@@ -41,7 +41,16 @@ class AttentionTest : public InstructionSetTest {
 
   void ExpectTheSpecification(const LayerProblem &problem) const {
     const Layer layer = Make(problem);
-    EXPECT_TRUE(SameBits(Forward(layer.get(), problem), Specify(problem))) << Describe(problem);
+    ExpectTheSpecification(layer.get(), problem);
+  }
+
+  // With all optional outputs, and with none of them: only then a small layer may be computed whole.
+  void ExpectTheSpecification(const mha_layer *layer, const LayerProblem &problem) const {
+    const Outputs expected = Specify(problem);
+    EXPECT_TRUE(SameBits(Forward(layer, problem), expected)) << Describe(problem);
+    LayerCall alone;
+    alone.asked = kAskNothing;
+    EXPECT_TRUE(SameBits(Forward(layer, problem, alone).y, expected.y)) << "without other outputs, " << Describe(problem);
   }
 };
 
