@@ -40,10 +40,10 @@
  *   versions add fields at the end only, so programs compiled with an older header keep working.
  *   Three small structs are frozen instead, and say so. Fields named reserved must be 0.
  * - Pointers in structs are borrowed for the call. Buffers of packed layers and of caches are
- *   aligned to 64 bytes, all else as its type needs. Outputs must not overlap inputs, the
- *   workspace, a cache or each other, but output may be query (or q) itself, of the same type and
- *   strides: then key and value lie elsewhere, and mha_attention has no outputs per pair. Inputs may
- *   overlap each other, but not a cache that is appended to. The library cannot check all this, nor
+ *   aligned to 64 bytes, all else as its type needs. Inputs may overlap each other, but not a cache
+ *   that is appended to. Outputs must not overlap inputs, the workspace, a cache or each other.
+ *   But output may be query (or q) itself, with its type and strides: then key and value lie
+ *   elsewhere, and mha_attention has no outputs per pair. The library cannot check all this, nor
  *   that there is all the memory that shapes and strides say.
  * - Errors. A function that can fail returns a mha_status, 0 on success, and fills a mha_error if
  *   it is given one. All that sizes, shapes, strides and NULLs can tell is checked before the first
@@ -66,10 +66,7 @@
 #define MHA_VERSION_MINOR 1
 #define MHA_VERSION_PATCH 0
 
-/*
- * The arithmetic contract that this header describes (src/kernels/CONTRACT.md). Within a number,
- * bits never change. 0 = no contract.
- */
+/* The arithmetic contract (src/kernels/CONTRACT.md). Within a number, bits never change. */
 #define MHA_CONTRACT 2
 
 /* Marks exported functions. On Windows, users of the shared library define MHA_SHARED. */
@@ -88,10 +85,9 @@ extern "C" {
 /* ---- Status and errors ---------------------------------------------------------------------- */
 
 /*
- * One of MHA_OK and MHA_ERROR_*. The numbers never change; later versions may add some. The errors
- * up to MHA_ERROR_TOO_LARGE are about arguments: any function may return them. The comment of each
- * of the others says where it comes from. A packed layer or cache that is cut short is not
- * MHA_ERROR_BUFFER_TOO_SMALL but MHA_ERROR_PACKED_FORMAT or MHA_ERROR_CACHE_FORMAT.
+ * One of MHA_OK and MHA_ERROR_*. The numbers never change; later versions may add some. Those up to
+ * MHA_ERROR_TOO_LARGE are about arguments: any function may return them. A packed layer or cache
+ * that is cut short is MHA_ERROR_PACKED_FORMAT or MHA_ERROR_CACHE_FORMAT.
  */
 typedef uint32_t mha_status;
 
@@ -136,10 +132,7 @@ MHA_API uint32_t mha_contract(void);
 #define MHA_INSTRUCTION_SET_AVX512 3u /* x86-64 with AVX-512 F, CD, BW, VL and DQ */
 #define MHA_INSTRUCTION_SET_NEON 4u   /* AArch64 */
 
-/*
- * The instruction sets that this build has kernels for and this machine, with its operating system,
- * can run: a bit (1u << MHA_INSTRUCTION_SET_X) for each.
- */
+/* Those that this build has and this machine can run: a bit (1u << MHA_INSTRUCTION_SET_X) each. */
 MHA_API uint32_t mha_instruction_sets(void);
 
 /* "auto", "scalar", "avx2", "avx512" or "neon"; of other numbers "unknown". Static memory. */
@@ -149,8 +142,7 @@ MHA_API const char *mha_instruction_set_name(uint32_t instruction_set);
 
 /*
  * The caller's threads. Without a scheduler, a call runs on the calling thread alone. With one, it
- * calls parallel_for a few times from the calling thread, unless there is too little work to share
- * out.
+ * calls parallel_for a few times from the calling thread, unless there is too little work.
  *
  * parallel_for(context, count, task, task_context) runs task(task_context, index) exactly once for
  * each index from 0 to count - 1 and returns when all have returned. 1 <= count <= num_threads. It
@@ -158,9 +150,8 @@ MHA_API const char *mha_instruction_set_name(uint32_t instruction_set);
  * and never call parallel_for. The library balances the work, so tasks may start late. A task must
  * see what was written before the call of parallel_for; the caller must see afterwards what the
  * tasks wrote. parallel_for cannot fail and must not throw. Calls that run at the same time with
- * the same scheduler call it at the same time.
- *
- * The result does not depend on any of this. This struct is frozen.
+ * the same scheduler call it at the same time. No result depends on any of this. This struct is
+ * frozen.
  */
 typedef struct mha_scheduler {
   void *context;        /* passed to parallel_for as it is */
@@ -173,10 +164,7 @@ typedef struct mha_scheduler {
 
 /* ---- Types ---------------------------------------------------------------------------------- */
 
-/*
- * Types of stored numbers. Each field says which it takes. An array of f16 or bf16 is one of
- * uint16_t with the bits of the numbers.
- */
+/* Types of stored numbers. Arrays of f16 and bf16 are of uint16_t, with the bits of the numbers. */
 #define MHA_TYPE_F32 0u  /* float */
 #define MHA_TYPE_F16 1u  /* IEEE binary16 */
 #define MHA_TYPE_BF16 2u /* the upper half of a float */
@@ -219,8 +207,7 @@ typedef struct mha_layer_config {
 
 /*
  * Weights in fewer bits are less to read, which is what a call on few rows spends its time on.
- * Biases stay float. Rounding is to nearest, ties to even; CONTRACT.md, sections 2 and 4, has each
- * operation.
+ * Biases stay float. Rounding is to nearest, ties to even.
  *     MHA_TYPE_F16     2 bytes a weight, 11 significant bits. A finite weight of 65520 or more
  *                      is MHA_ERROR_OUT_OF_RANGE.
  *     MHA_TYPE_BF16    2 bytes a weight, 8 significant bits, the range of float
@@ -254,8 +241,7 @@ typedef struct mha_layer_config {
  *     w_qkv                              one fused matrix; needs key_dim = value_dim = query_dim
  *     w_q_heads, w_k_heads, w_v_heads    one matrix for each head; f32 only
  * Matrices of f32, f16 or bf16 are converted to weight_type. A quantiser's matrices of int8 or int4
- * are taken as they are, with their scales: a weight is code * scale. weight_type must be the same
- * type.
+ * need the same weight_type, and are taken as they are: a weight is code * scale.
  *     int8    codes are int8_t
  *     int4    with MHA_LAYOUT_OUT_IN only. A row is ceil(in / 2) bytes. Each holds two codes + 8,
  *             that of the earlier input in the low half. Strides count elements all the same, and
@@ -400,9 +386,8 @@ MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *con
  *
  * A cache keeps the keys and values of earlier calls: a new token then costs one row of projections
  * and one pass over what is stored, after norm and rotation. A cache holds several sequences, each
- * with its own length, and lies in one buffer of the caller's. The buffer is position-independent,
- * with the same bytes for every instruction set: it can be copied, written to a file, and viewed
- * again.
+ * with its own length, and lies in one buffer of the caller's. This can be copied, written to a
+ * file, and viewed again, at another place and for any instruction set.
  *
  * Calls that append change a cache, as do the functions below that take it without const; all
  * others only read it. What changes a cache must not run at the same time as anything else on the
@@ -416,10 +401,7 @@ typedef struct mha_kv_cache mha_kv_cache; /* opaque; lies in the caller's buffer
 #define MHA_CACHE_RING 1u       /* the last capacity positions of each sequence, for windows */
 #define MHA_CACHE_PAGED 2u      /* blocks from a common pool, by mha_kv_cache_set_blocks */
 
-/*
- * What a cache holds. INT8 has a scale for each position and head. Rounding is to nearest, ties to
- * even; CONTRACT.md, section 2, has each operation.
- */
+/* What a cache holds. INT8 has a scale for each position and head. Rounding is to nearest. */
 typedef struct mha_kv_cache_config {
   size_t struct_size;    /* sizeof the struct */
   int64_t num_sequences; /* sequences, numbered from 0; >= 1 */
@@ -515,12 +497,9 @@ MHA_API mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence
 /* ---- Rotary position embedding --------------------------------------------------------------
  *
  * Rotary position embedding (RoPE; Su et al., arXiv:2104.09864) rotates pairs of elements of
- * queries and keys before the scores. The angle of pair i grows with the position: position *
- * theta[i], where theta[i] = base^(-2 i / dims), i = 0 .. dims / 2 - 1. A pair (a, b) becomes (a
- * cos - b sin, b cos + a sin).
- *
- * Sines and cosines come from tables. mha_rope_tables fills them for the usual choices of angles;
- * for any other choice the caller fills them.
+ * queries and keys before the scores: (a, b) becomes (a cos - b sin, b cos + a sin). The angle of
+ * pair i is position * theta[i], with theta[i] = base^(-2 i / dims), i = 0 .. dims / 2 - 1. Sines
+ * and cosines come from tables, of mha_rope_tables or the caller's own.
  */
 
 /* Which elements are a pair. */
@@ -541,8 +520,7 @@ typedef struct mha_rope {
      all the same. Those of padding are not looked at, likewise below. */
   const int64_t *q_positions;
   /* [batch, rows of key]: the position of each key that comes with the call; NULL = counted from
-     the sequence's first key, those in a cache included. In self-attention the rows are those of
-     query. */
+     the sequence's first key, those in a cache included. */
   const int64_t *k_positions;
 } mha_rope;
 
@@ -675,12 +653,12 @@ typedef struct mha_norm {
  *
  * mask and bias have the shape [batch, num_heads, n_q, columns]. A stride of 0 means that all
  * sequences, heads or rows have the same: one [n_q, columns] for all needs a row stride alone. Rows
- * are those of query, padding included. Columns are those of attention_weights: the rows of key or,
- * with a cache, the positions in it after the call. With MHA_COLUMNS_NEW_KEYS they are always the
- * rows of key that come with the call. The keys that the cache had before then have no column: mask
- * leaves them all, their bias is 0, and for want of a group flags decide. So a tree of drafted
- * tokens needs a mask of its own rows only. A ring, whose positions have no end, takes these
- * columns alone, and no groups. Keys behind num_columns are masked.
+ * are those of query, padding included, and have all columns. These are as in attention_weights:
+ * the rows of key or, with a cache, the positions in it after the call. With MHA_COLUMNS_NEW_KEYS
+ * they are always the rows of key that come with the call. The keys that the cache had before then
+ * have no column: mask leaves them all, their bias is 0, and for want of a group flags decide. So a
+ * tree of drafted tokens needs a mask of its own rows only. A ring, whose positions have no end,
+ * takes these columns alone, and no groups. Keys behind num_columns are masked.
  */
 typedef struct mha_score_options {
   size_t struct_size;        /* sizeof the struct */
@@ -689,13 +667,9 @@ typedef struct mha_score_options {
   const float *alibi_slopes; /* [num_heads], finite; NULL = none */
   const float *sinks;        /* [num_heads], less than infinity, not scaled; NULL = none */
   const void *bias;          /* [batch, num_heads, n_q, columns]; NULL = none */
-  int64_t bias_batch_stride; /* in elements, as all of these; 0 = the same for all sequences */
-  int64_t bias_head_stride;  /* 0 = the same for all heads */
-  int64_t bias_row_stride;   /* at least the number of columns; 0 = the same for all rows */
+  int64_t bias_batch_stride, bias_head_stride, bias_row_stride; /* as said above */
   const uint8_t *mask;       /* [batch, num_heads, n_q, columns]: 0 = takes no part; NULL = none */
-  int64_t mask_batch_stride; /* 0 = the same for all sequences */
-  int64_t mask_head_stride;  /* 0 = the same for all heads */
-  int64_t mask_row_stride;   /* at least the number of columns; 0 = the same for all rows */
+  int64_t mask_batch_stride, mask_head_stride, mask_row_stride; /* likewise */
   uint32_t columns;          /* MHA_COLUMNS_* of mask, bias and kv_groups; 0 = ALL_KEYS */
   uint32_t groups;           /* MHA_GROUPS_*; 0 = WITHIN; without groups 0 */
   int64_t num_columns;       /* that rows of mask, bias and kv_groups have; 0 = as many as needed */
@@ -703,15 +677,13 @@ typedef struct mha_score_options {
      q_groups, where columns are the rows of query. With MHA_GROUPS_ALSO, negative is no group. */
   const int32_t *q_groups;
   const int32_t *kv_groups;
-  int64_t q_groups_stride;   /* from one sequence to the next; 0 = the same for all */
-  int64_t kv_groups_stride;
+  int64_t q_groups_stride, kv_groups_stride; /* of sequences; 0 = the same for all */
   const float *q_scales;     /* [batch, n_q], any; NULL = 1 */
   int64_t q_scales_stride;   /* from one sequence to the next; 0 = the same for all */
   /* [num_heads, relative_left + 1 + relative_right], any: from j - p = -relative_left on; keys
      farther away have the first or the last number. NULL = none */
   const float *relative_bias;
-  int64_t relative_left;
-  int64_t relative_right;
+  int64_t relative_left, relative_right;
   const float *head_scales;  /* [num_heads], a head mask: a head of 0 is not computed; NULL = 1 */
 } mha_score_options;
 
@@ -758,8 +730,7 @@ typedef struct mha_taps {
   float *key_sums;             /* [batch, num_heads, n_kv] */
   const int64_t *chosen_heads; /* [num_chosen_heads], ascending; NULL = all heads */
   const int64_t *chosen_rows;  /* [num_chosen_rows], ascending rows of query; NULL = all rows */
-  int64_t num_chosen_heads;    /* 0 where chosen_heads is NULL; likewise num_chosen_rows */
-  int64_t num_chosen_rows;
+  int64_t num_chosen_heads, num_chosen_rows; /* 0 where the list is NULL */
 } mha_taps;
 
 /*
@@ -877,9 +848,7 @@ typedef struct mha_gate {
   uint32_t reserved;    /* 0 */
   int64_t gate_dim;     /* head_dim_v, or 1 for one number for each head; 0 = head_dim_v */
   const float *values;  /* [batch, n_q, num_heads, gate_dim] */
-  int64_t batch_stride; /* strides as those of the arrays of mha_attention_args */
-  int64_t row_stride;
-  int64_t head_stride;
+  int64_t batch_stride, row_stride, head_stride; /* as those of mha_attention_args */
 } mha_gate;
 
 /*
@@ -925,8 +894,7 @@ typedef struct mha_attention_args {
   /* As in mha_forward_args: mask */
   uint32_t flags;
   float scale; /* factor of the scores; finite; 0 = 1 / sqrt(head_dim) */
-  int64_t window_left;
-  int64_t window_right;
+  int64_t window_left, window_right;
   const mha_score_options *score;
   const mha_gate *gate; /* of the context; NULL = none */
 
@@ -1020,9 +988,7 @@ typedef struct mha_linear_args {
   void *output;         /* [rows, output_dim], of output_type */
   uint32_t input_type;  /* MHA_TYPE_F32, F16 or BF16; 0 = F32 */
   uint32_t output_type; /* likewise */
-  int64_t x_row_stride; /* 0 = contiguous, likewise below */
-  int64_t residual_row_stride;
-  int64_t output_row_stride;
+  int64_t x_row_stride, residual_row_stride, output_row_stride; /* 0 = contiguous */
   const mha_scheduler *scheduler; /* threads; NULL = the calling thread alone */
 } mha_linear_args;
 
