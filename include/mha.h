@@ -676,14 +676,14 @@ typedef struct mha_score_options {
   /* Position groups: numbers [batch, n_q] and [batch, columns]; NULL = none. kv_groups NULL =
      q_groups, where columns are the rows of query. With MHA_GROUPS_ALSO, negative is no group. */
   const int32_t *q_groups;
-  const int32_t *kv_groups;
+  const int32_t *kv_groups;                  /* likewise */
   int64_t q_groups_stride, kv_groups_stride; /* of sequences; 0 = the same for all */
   const float *q_scales;     /* [batch, n_q], any; NULL = 1 */
   int64_t q_scales_stride;   /* from one sequence to the next; 0 = the same for all */
   /* [num_heads, relative_left + 1 + relative_right], any: from j - p = -relative_left on; keys
      farther away have the first or the last number. NULL = none */
   const float *relative_bias;
-  int64_t relative_left, relative_right;
+  int64_t relative_left, relative_right;     /* distances that the table has; >= 0 */
   const float *head_scales;  /* [num_heads], a head mask: a head of 0 is not computed; NULL = 1 */
 } mha_score_options;
 

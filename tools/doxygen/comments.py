@@ -53,6 +53,9 @@ class Header:
         text = re.sub(r"/\*.*?\*/", self.convert, self.text, flags=re.DOTALL)
         text = re.sub(r"^/\*\* ([^\n]*) \*/\n(#define [^\n/]+\n)((?:#define [^\n/]+\n)+)", self.repeat, text, flags=re.MULTILINE)
         text = re.sub(r"(?<=^typedef struct )\w+ \{\n.*?\n(?=\} )", self.group, text, flags=re.DOTALL | re.MULTILINE)
+        # Of several fields on a line, each has the comment behind the line.
+        text = re.sub(r"^  (\w+) (\w+(?:, \w+)+);( [^\n]*)?$",
+                      lambda line: "  " + " ".join(f"{line[1]} {name};{line[3] or ''}" for name in line[2].split(", ")), text, flags=re.MULTILINE)
         return text + ("/** @} */\n" if self.topic else "")
 
     def convert(self, match):
