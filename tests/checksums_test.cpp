@@ -236,6 +236,13 @@ class Cases {
     for (int64_t i = 0; i < 2 * 4 * 300; i++) score.mask.values.push_back(random.Below(4) != 0);
     problem.score = score;
     Attention("attention with all options of scores", problem);
+    AttentionProblem relative = problem;
+    Random own(302);
+    relative.score->relative_left = 200;
+    relative.score->relative_right = 10;
+    relative.score->relative_bias = own.Uniforms(4 * 211);
+    relative.score->q_scales = own.Uniforms(2 * 20);
+    Attention("attention with a relative bias and scales of queries", relative);
 
     Sum normalised;
     for (const bool is_of_all_heads : {false, true}) {
@@ -331,6 +338,32 @@ class Cases {
     config.yarn_beta_slow = 0.5;
     config.attention_factor = 1.25;
     RecordTables("rope tables with all of YaRN's numbers", config);
+    config.yarn_unrounded = 1;
+    RecordTables("rope tables with YaRN unrounded", config);
+    config = RopeConfig(128, 4000, 100);
+    config.base = 500000.0;
+    config.llama3_factor = 8.0;
+    config.original_positions = 8192;
+    RecordTables("rope tables as Llama 3", config);
+    config = RopeConfig(128, 4000, 100);
+    config.ntk_factor = 2.5;
+    config.original_positions = 2048;
+    config.ntk_positions = 5000;
+    RecordTables("rope tables with dynamic NTK", config);
+    std::vector<double> pair_factors;
+    for (int i = 0; i < 64; i++) pair_factors.push_back(0.9 + 0.3 * i);
+    config = RopeConfig(128, 4000, 100);
+    config.pair_factors = pair_factors.data();
+    config.attention_factor = 1.19;
+    RecordTables("rope tables with factors of pairs", config);
+    std::vector<float> embedding(32 * 3), relative_bias(2 * 3 * 401);
+    for (size_t n = 0; n < embedding.size(); n++) embedding[n] = static_cast<float>(n);
+    for (uint32_t n = 0; n < 2; n++) {
+      mha_error error;
+      Check(mha_t5_relative_bias(embedding.data(), 0, 0, n, 3, 200, 200, relative_bias.data() + n * 3 * 401, &error), error);
+    }
+    Sum t5;
+    Record("relative biases of T5", t5.Add(relative_bias));
 
     const int64_t n = 64;
     config = RopeConfig(16, 0, 2 * n);

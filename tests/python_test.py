@@ -105,7 +105,7 @@ class Mha(unittest.TestCase):
     def test_functions_are_those_of_the_header(self):
         header = re.sub(r"/\*.*?\*/", "", (pathlib.Path(arguments.include) / "mha.h").read_text(), flags=re.DOTALL)
         declared = dict(re.findall(r"MHA_API mha_status (\w+)\(([^;]*),\s+mha_error \*error\);", header))
-        kinds = {name: "".join("p" if "*" in one else "s" if "size_t" in one else "i" for one in parameters.split(","))
+        kinds = {name: "".join("p" if "*" in one else "s" if "size_t" in one else "u" if "uint32_t" in one else "i" for one in parameters.split(","))
                  for name, parameters in declared.items()}
         self.assertEqual(mha._signatures, kinds)
         others = set(re.findall(r"MHA_API [^;(]*\b(mha_\w+)\(", header)) - set(declared)
@@ -600,17 +600,52 @@ class Mha(unittest.TestCase):
             with self.subTest(options=options), self.assertRaisesRegex(mha.Error, sentence):
                 self.layer.forward(x, norm=mha.Norm(**options))
 
+    def test_a_relative_bias_and_scales_of_queries(self):
+        n, kv = 6, 9
+        q, k, v = floats(2, n, heads, 8), floats(2, kv, heads, 8), floats(2, kv, heads, 8)
+        distance = np.arange(kv) - np.arange(kv - n, kv)[:, None]
+        for table, left, zero in (floats(heads, 7), None, 3), (floats(heads, 4), 3, 3), (floats(heads, 5), 0, 0):
+            bias = np.ascontiguousarray(table[:, np.clip(distance + zero, 0, table.shape[1] - 1)])
+            score = mha.ScoreOptions(relative_bias=table, relative_left=left)
+            self.assert_same(mha.attention(q, k, v, score=score), mha.attention(q, k, v, score=mha.ScoreOptions(bias=bias)))
+        for scales in floats(n), floats(2, n):
+            scaled = q * np.broadcast_to(scales, (2, n))[..., None, None]
+            self.assert_same(mha.attention(q, k, v, score=mha.ScoreOptions(q_scales=scales)), mha.attention(scaled, k, v))
+
+    def test_the_relative_bias_of_t5(self):
+        embedding = np.repeat(np.arange(32, dtype=np.float32)[:, None], 3, axis=1)
+        both, left = mha.t5_relative_bias(embedding), mha.t5_relative_bias(embedding, max_distance=64, is_bidirectional=False)
+        self.assertEqual([both.shape, left.shape], [(3, 257), (3, 65)])
+        self.assert_same(both[1, 128 - 12:128 + 13:4], np.float32([9, 8, 4, 0, 20, 24, 25]))
+        self.assertEqual([left[2, 64], left[2, 49], left[2, 0], both[0, 0], both[0, -1]], [0, 15, 31, 15, 31])
+        with self.assertRaisesRegex(mha.Error, "max_distance is 7"):
+            mha.t5_relative_bias(embedding, max_distance=7)
+
+    def test_scalings_of_rope(self):
+        factors = [1, 2, 4, 0.5]
+        plain, longrope = mha.Rope.tables(8, 9), mha.Rope.tables(8, 9, pair_factors=factors, attention_factor=2.0)
+        self.assert_same(longrope.cos[8::-4, 2], 2 * plain.cos[2::-1, 2])
+        self.assert_same(longrope.sin[:5, 3], 2 * plain.sin[::2, 3])
+        with self.assertRaisesRegex(ValueError, "pair_factors"):
+            mha.Rope.tables(8, 9, pair_factors=[1, 2])
+        for angles in ({"llama3_factor": 8.0, "original_positions": 64}, {"ntk_factor": 4.0, "ntk_positions": 99, "original_positions": 64},
+                       {"yarn_factor": 4.0, "original_positions": 64, "yarn_unrounded": 1}):
+            with self.subTest(angles=angles):
+                self.assertLess(mha.Rope.tables(8, 9, **angles).sin[1, 3], plain.sin[1, 3])
+
     def test_wrong_score_options_are_refused(self):
         x = floats(6, width)
         for options, sentence in (({"mask": np.ones((5, 6), bool)}, "its shape must be"), ({"mask": np.ones((6, 6), np.float32)}, "its type must be"),
                                   ({"mask": np.ones((6, 12), bool)[:, ::2]}, "must be neighbours"),
                                   ({"bias": floats(6, 1)}, "must be neighbours"), ({"bias": floats(6, 6).astype(np.float64)}, "its type must be"),
                                   ({"sinks": floats(heads + 1)}, "its shape must be"), ({"mask": [[1]]}, "must be a NumPy array"),
-                                  ({"columns": "some"}, "columns")):
+                                  ({"columns": "some"}, "columns"), ({"relative_bias": floats(heads + 1, 5)}, "its shape must be"),
+                                  ({"q_scales": floats(5)}, "its shape must be")):
             with self.subTest(options=options), self.assertRaisesRegex((TypeError, ValueError), sentence):
                 self.layer.forward(x, score=mha.ScoreOptions(**options))
         for options, sentence in (({"softcap": -1.0}, "score.softcap is -1"), ({"sinks": np.full(heads, np.nan, np.float32)}, r"score.sinks\[0\]"),
-                                  ({"columns": "new_keys"}, "score.columns")):
+                                  ({"columns": "new_keys"}, "score.columns"),
+                                  ({"relative_bias": floats(heads, 5), "relative_left": 5}, "score.relative_right is -1")):
             with self.subTest(options=options), self.assertRaisesRegex(mha.Error, sentence):
                 self.layer.forward(x, score=mha.ScoreOptions(**options))
 

@@ -83,7 +83,7 @@ struct Case {
   bool keys_come_with_queries() const { return has_cache() && Is("n_kv", "queries") && Is("kv_lengths", "queries"); }
   bool counts_positions() const {
     return Is("causal", "yes") || !Is("window_left", "no") || !Is("window_right", "no") || Is("alibi", "yes") ||
-           (!Is("rope", "none") && Is("rope_positions", "counted|keys"));
+           !Is("relative_bias", "no") || (!Is("rope", "none") && Is("rope_positions", "counted|keys"));
   }
   // Rows of new keys, with their padding, that come with the call of rows begin .. end of query.
   std::pair<int64_t, int64_t> KeyColumns(int64_t begin, int64_t end) const {
@@ -222,6 +222,9 @@ inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
       problem.score->bias = RowsOfPairs(whole.score->bias, c, part, whole.n_kv, 0, whole.n_kv);
       problem.score->mask = RowsOfPairs(whole.score->mask, c, part, whole.n_kv, 0, whole.n_kv);
     }
+    std::vector<float> &q_scales = problem.score->q_scales;
+    if (c.Is("q_scales", "one")) q_scales = {q_scales.begin() + part.begin, q_scales.begin() + part.end};
+    if (c.Is("q_scales", "sequence")) q_scales = RowsOfQueries(whole.score->q_scales, c, part, 1);
     problem.score->bias_is_f16 = problem.score->bias_is_f16 && !problem.score->bias.values.empty();
   }
   return problem;

@@ -533,6 +533,21 @@ inline const std::vector<Dimension> &Dimensions() {
        [](Case *c, std::string_view value, Random *random) {
          if (value == "yes") ScoreOf(c).alibi_slopes = QuickNormals(random, c->whole.num_heads, 0.1f);
        }},
+      {"relative_bias",
+       {"no", "short", "long", "left"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "no") return;
+         ScoreArrays &score = ScoreOf(c);
+         const int64_t most = value == "short" ? 9 : 400;
+         score.relative_left = random->Between(0, most);
+         score.relative_right = value == "left" ? 0 : random->Between(0, most);
+         score.relative_bias = QuickNormals(random, c->whole.num_heads * (score.relative_left + 1 + score.relative_right));
+       }},
+      {"q_scales",
+       {"no", "sequence", "one"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value != "no") ScoreOf(c).q_scales = QuickNormals(random, (value == "one" ? 1 : c->whole.batch) * c->whole.n_q);
+       }},
       {"sinks",
        {"no", "finite", "any"},
        [](Case *c, std::string_view value, Random *random) {
@@ -662,6 +677,7 @@ inline const std::vector<Together> &Refusals() {
       {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"window_left", "!no"}},
       {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"window_right", "!no"}},
       {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"alibi", "yes"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"relative_bias", "!no"}},
       {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},
       {{"q_start", "far"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},
       {{"rope", "none"}, {"rope_dims", "!all"}},

@@ -101,15 +101,16 @@ _optional_outputs = ["attention_weights", "lse", *_taps]
 
 # ---- The library
 
-_signatures = {  # of the functions that return a status, without the mha_error: p is a pointer, s a size_t, i an int64_t
+_signatures = {  # of the functions that return a status, without the mha_error: p is a pointer, s a size_t, i an int64_t, u a uint32_t
     "mha_layer_pack_size": "pppp", "mha_layer_pack": "pppps", "mha_layer_view": "psppsp", "mha_layer_verify": "ps",
     "mha_layer_create": "pppp", "mha_layer_shape": "pp", "mha_kv_cache_size": "pp", "mha_kv_cache_init": "ppsp",
     "mha_kv_cache_view": "psp", "mha_kv_cache_shape": "pp", "mha_kv_cache_length": "pip", "mha_kv_cache_truncate": "pii",
     "mha_kv_cache_set_blocks": "pipi", "mha_kv_cache_copy_prefix": "piii", "mha_kv_cache_append": "piipp", "mha_kv_cache_read": "piiipp",
-    "mha_rope_tables": "ppp", "mha_alibi_slopes": "ip", "mha_info": "ppp", "mha_forward_workspace": "ppp", "mha_forward": "ppps",
-    "mha_attention_workspace": "pp", "mha_attention": "pps", "mha_attention_info": "pp", "mha_linear_workspace": "ppp", "mha_linear": "ppps"}
+    "mha_rope_tables": "ppp", "mha_alibi_slopes": "ip", "mha_t5_relative_bias": "piiuiiip", "mha_info": "ppp", "mha_forward_workspace": "ppp",
+    "mha_forward": "ppps", "mha_attention_workspace": "pp", "mha_attention": "pps", "mha_attention_info": "pp",
+    "mha_linear_workspace": "ppp", "mha_linear": "ppps"}
 _others = ["mha_version", "mha_contract", "mha_instruction_sets", "mha_status_string", "mha_layer_view_size", "mha_layer_destroy"]
-_kinds = {"p": ctypes.c_void_p, "s": ctypes.c_size_t, "i": ctypes.c_int64}
+_kinds = {"p": ctypes.c_void_p, "s": ctypes.c_size_t, "i": ctypes.c_int64, "u": ctypes.c_uint32}
 _version = 100  # of the header whose structs stand above: 10000 * major + 100 * minor + patch
 _library = None
 _lock = threading.Lock()
@@ -961,21 +962,33 @@ class ScoreOptions:
         score = mha.ScoreOptions(softcap=50)                                   # Gemma 2
         score = mha.ScoreOptions(sinks=sinks)                                  # gpt-oss: [num_heads]
         score = mha.ScoreOptions(alibi_slopes=mha.alibi_slopes(num_heads))     # BLOOM, MPT
+        score = mha.ScoreOptions(relative_bias=mha.t5_relative_bias(embedding))  # encoders of T5
         score = mha.ScoreOptions(mask=mask)                                    # [n_q, n_kv], True = attends
 
     mask, bool or uint8, and bias, float32 or float16, are [batch, num_heads, n_q, columns]; what broadcasts to that will do. Columns are the rows
     of key or, with a cache, the positions in it after the call; with columns="new_keys" always the rows of key that come with the call.
+    relative_bias [num_heads, distances] begins at a distance of -relative_left; None: in its middle is that of 0. q_scales are [n_q] or [batch, n_q].
     """
 
-    def __init__(self, *, softcap=0.0, alibi_slopes=None, sinks=None, bias=None, mask=None, columns="all_keys"):
+    def __init__(self, *, softcap=0.0, alibi_slopes=None, sinks=None, bias=None, mask=None, columns="all_keys", relative_bias=None, relative_left=None,
+                 q_scales=None):
         _named(score_columns, columns, "columns")
         self.softcap, self.alibi_slopes, self.sinks, self.bias, self.mask, self.columns = softcap, alibi_slopes, sinks, bias, mask, columns
+        self.relative_bias, self.relative_left, self.q_scales = relative_bias, relative_left, q_scales
 
     def _struct(self, batch, num_heads, n_q, columns):
         struct = _new(_ScoreOptions, softcap=self.softcap, columns=score_columns[self.columns],
                       alibi_slopes=_contiguous(self.alibi_slopes, "alibi_slopes", [np.float32], (num_heads,)),
-                      sinks=_contiguous(self.sinks, "sinks", [np.float32], (num_heads,)))
+                      sinks=_contiguous(self.sinks, "sinks", [np.float32], (num_heads,)),
+                      relative_bias=_contiguous(self.relative_bias, "relative_bias", [np.float32], (num_heads, _some)))
         views = []
+        if self.relative_bias is not None:
+            distances = self.relative_bias.shape[1]
+            struct.relative_left = distances // 2 if self.relative_left is None else self.relative_left
+            struct.relative_right = distances - 1 - struct.relative_left
+        if self.q_scales is not None:
+            struct.q_scales = _contiguous(self.q_scales, "q_scales", [np.float32], (n_q,) if np.ndim(self.q_scales) == 1 else (batch, n_q))
+            struct.q_scales_stride = n_q if np.ndim(self.q_scales) == 2 else 0
         for name, array, dtypes in ("bias", self.bias, (np.float32, np.float16)), ("mask", self.mask, (np.bool_, np.uint8)):
             if array is None:
                 continue
@@ -1001,6 +1014,18 @@ def alibi_slopes(num_heads):
     slopes = np.empty(max(num_heads, 0), np.float32)
     _call("mha_alibi_slopes", num_heads, slopes.ctypes.data)
     return slopes
+
+
+def t5_relative_bias(embedding, *, max_distance=128, is_bidirectional=True):
+    """The relative bias of T5 from its embedding [num_buckets, num_heads], as far as distances differ (mha_t5_relative_bias): with is_bidirectional
+    [num_heads, 2 * max_distance + 1]; without, for decoders, [num_heads, max_distance + 1], of which relative_left is max_distance."""
+    _contiguous(embedding, "embedding", [np.float32], (_some, _some))
+    num_buckets, num_heads = embedding.shape
+    right = max_distance if is_bidirectional else 0
+    table = np.empty((num_heads, max(max_distance, 0) + 1 + max(right, 0)), np.float32)
+    _call("mha_t5_relative_bias", embedding.ctypes.data, num_buckets, max_distance, is_bidirectional, num_heads, max_distance, right,
+          table.ctypes.data)
+    return table
 
 
 class Norm:
@@ -1053,10 +1078,15 @@ class Rope:
 
     @classmethod
     def tables(cls, dims, num_positions, *, style="half", first_position=0, **angles):
-        """With tables by mha_rope_tables. angles are the fields of mha_rope_config: base, linear_factor, yarn_factor and so on."""
+        """With tables by mha_rope_tables. angles are the fields of mha_rope_config: base, linear_factor, yarn_factor and so on; pair_factors is
+        a sequence of dims / 2 numbers."""
         unknown = set(angles) - {field for field, _ in _RopeConfig._fields_[1:]}
         if unknown:
             raise TypeError(f"mha_rope_config has no {', '.join(sorted(unknown))}")
+        factors = None if angles.get("pair_factors") is None else np.ascontiguousarray(angles["pair_factors"], np.float64)
+        if factors is not None:
+            _check(factors, "pair_factors", [np.float64], (dims // 2,))
+            angles["pair_factors"] = factors.ctypes.data
         config = _new(_RopeConfig, dims=dims, num_positions=num_positions, first_position=first_position, **angles)
         cos, sin = (np.empty((max(num_positions, 0), max(dims, 0) // 2), np.float32) for _ in range(2))
         _call("mha_rope_tables", config, cos.ctypes.data, sin.ctypes.data)
