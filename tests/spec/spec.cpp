@@ -572,7 +572,8 @@ void PrepareKeys(const AttentionShape &shape, float *k, float *v) {
   }
 }
 
-void Attend(const AttentionShape &shape, const float *given_q, const float *given_k, const float *given_v, const AttentionOutputs &outputs) {
+void Attend(const AttentionShape &shape, const float *given_q, const float *given_k, const float *given_v,
+            const AttentionOutputs &outputs) {
   const int64_t n_q = shape.n_q, n_kv = shape.n_kv, head_dim = shape.head_dim, head_dim_v = shape.head_dim_v;
   const int64_t leaves = Leaves(n_kv);
   const float scale = ScaleOf(shape);
