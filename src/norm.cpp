@@ -22,7 +22,8 @@ mha_status check_norm(Report &report, const mha_norm *given, const SequenceArgum
   }
   const bool is_layer = (norm.flags & MHA_NORM_LAYER) != 0, has_all_heads = (norm.flags & MHA_NORM_ALL_HEADS) != 0;
   if (!is_layer && (norm.q_bias || norm.k_bias)) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "norm.%s is given, but an RMS norm has no bias; set MHA_NORM_LAYER, or leave it NULL",
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
+                       "norm.%s is given, but an RMS norm has no bias; set MHA_NORM_LAYER, or leave it NULL",
                        norm.q_bias ? "q_bias" : "k_bias");
   }
   const int64_t stride = norm.head_stride;

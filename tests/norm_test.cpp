@@ -303,8 +303,8 @@ TEST_P(NormTest, KeysAndValuesAreStoredNormalised) {
 // ---- Accuracy
 
 // The error of rows x [rows, heads, width] once normalised. With n numbers together, of which u is the largest and s = 1 / r: a mean is
-// off by n roundings of u at most, a difference from it by one more; the sum of their squares by n + 2 roundings, and twice what the differences
-// are off by; the root halves that; five roundings follow.
+// off by n roundings of u at most, a difference from it by one more; the sum of their squares by n + 2 roundings, and twice what the
+// differences are off by; the root halves that; five roundings follow.
 std::vector<double> BoundNorm(const NormArrays &norm, bool is_of_all_heads, bool is_layer, const std::vector<float> &weight,
                               const std::vector<float> &bias, int64_t heads, int64_t width, const std::vector<float> &x) {
   const double eps = 0x1p-24;
