@@ -15,7 +15,7 @@ class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
 
-  // splitmix64. Inlined at every level of optimisation: most of what the tests take as input comes from here, a dozen for each normal number.
+  // splitmix64. Inlined at every level of optimisation: most inputs of tests come from here, a dozen numbers for each normal one.
   [[gnu::always_inline]] inline uint64_t Next() {
     uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -52,8 +52,8 @@ class Random {
     return choices[Below(static_cast<int64_t>(choices.size()))];
   }
 
-  // Normal enough: the sum of 12 uniform numbers. Box and Muller's way would need libm, whose last bits differ. In integers, for floating point
-  // is slow where it is emulated.
+  // Normal enough: the sum of 12 uniform numbers. Box and Muller's way would need libm, whose last bits differ. In integers, for floating
+  // point is slow where it is emulated.
   float Normal() {
     uint64_t sum = 0;
     for (int n = 0; n < 12; n++) sum += Next() >> 11;
