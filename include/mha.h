@@ -7,8 +7,9 @@
  *     context = softmax(scale * q k^T) v, head by head  [batch, n, num_heads * head_dim_v]
  *     y       = context W_O                             [batch, n, output_dim]
  *
- * (Vaswani et al., arXiv:1706.03762.) A score is scale * q k^T, of a query and a key. What a
- * program calls, in the order of this file:
+ * (Vaswani et al., arXiv:1706.03762.) A score is scale * q k^T, of a query and a key. Dropout has
+ * no place here: when a model is used and not trained, it changes nothing. What a program calls, in
+ * the order of this file:
  *
  *     mha_layer_create, mha_layer_destroy    packs the weights of a layer; frees them
  *     mha_kv_cache_init                      makes a cache of the keys and values of earlier calls
@@ -221,7 +222,8 @@ typedef struct mha_layer_config {
 
 /*
  * A gate: the context of a head times a function of its gate, whose numbers are a projection of the
- * query input, x W_G + b_G, element by element or one for each head.
+ * query input, x W_G + b_G, element by element or one for each head. A row whose keys are all
+ * masked stays 0.
  */
 #define MHA_GATE_NONE 0u
 #define MHA_GATE_SIGMOID 1u  /* 1 / (1 + exp(-g)): Qwen3-Next; one for each head: Step */
@@ -287,7 +289,8 @@ typedef struct mha_layer_weights {
   const float *w_g_scales;
 
   /* [num_heads]: 0 = a head to be left out for good, of which nothing is packed. The layer has the
-     heads that are left, as many for each kv head; kv heads with none go too. NULL = all stay */
+     heads that are left, as many for each kv head; kv heads with none go too. NULL = all stay.
+     Rows of a w_o of int4 go by whole groups: head_dim_v is a multiple of 32. */
   const uint8_t *kept_heads;
 } mha_layer_weights;
 
@@ -324,10 +327,10 @@ typedef struct mha_layer_options {
 } mha_layer_options;
 
 /*
- * The bytes that mha_layer_pack needs. Checks everything but the arrays, which are not read; that
- * they are given counts. The size depends on config, on whether there is a w_o, and on whether
- * options has an sgemm. It does not depend on the instruction set, which this machine need not
- * have: a layer can be packed for another machine. Writes *bytes on success only.
+ * The bytes that mha_layer_pack needs. Checks everything but the arrays, of which only kept_heads
+ * is read; that they are given counts. The size depends on config, kept_heads, and whether there is
+ * a w_o and an sgemm. It does not depend on the instruction set, which this machine need not have:
+ * a layer can be packed for another machine. Writes *bytes on success only.
  */
 MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config,
                                        const mha_layer_weights *weights,
@@ -684,7 +687,9 @@ typedef struct mha_score_options {
      farther away have the first or the last number. NULL = none */
   const float *relative_bias;
   int64_t relative_left, relative_right;     /* distances that the table has; >= 0 */
-  const float *head_scales;  /* [num_heads], a head mask: a head of 0 is not computed; NULL = 1 */
+  /* [num_heads], finite, a head mask: a head of 0 is not computed and has the outputs of padding;
+     NULL = 1 */
+  const float *head_scales;
 } mha_score_options;
 
 /*
@@ -722,7 +727,7 @@ typedef struct mha_taps {
   float *softcapped_scores; /* [batch, num_heads, n_q, n_kv]: after softcap, if there is one */
   float *masked_scores; /* [batch, num_heads, n_q, n_kv]: after ALiBi and bias, -infinity where
                            masked */
-  float *context;       /* [batch, n_q, num_heads, head_dim_v]: the weighted values, before W_O */
+  float *context;       /* [batch, n_q, num_heads, head_dim_v]: before the gate and W_O */
   /* Of attention_weights, in less memory: those of some heads and rows, their mean over the heads,
      and their sums over the rows of the call (what evicting keys from a cache goes by) */
   float *chosen_weights;       /* [batch, num_chosen_heads, num_chosen_rows, n_kv] */
@@ -962,7 +967,7 @@ typedef struct mha_call_info {
 /*
  * Fills *info, its struct_size set, with how mha_forward(layer, args, ...) would run now: with a
  * cache, with what that holds. Of the arrays, reads q_start, q_lengths, kv_lengths,
- * cache_sequences, rope's positions, and score's alibi_slopes and sinks.
+ * cache_sequences, rope's positions, and score's alibi_slopes, sinks and head_scales.
  */
 MHA_API mha_status mha_info(const mha_layer *layer, const mha_forward_args *args,
                             mha_call_info *info, mha_error *error);

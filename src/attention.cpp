@@ -15,6 +15,7 @@ constexpr uint32_t args_argument = 1;  // of mha_attention and its queries
 // What a call of mha_attention comes to: its arguments, all defaults resolved, and its workspace.
 struct AttentionCall {
   mha_attention_args args;
+  mha_gate gate;
   MiddleStage stage;
   int64_t workspace_bytes;
 };
@@ -63,6 +64,15 @@ void resolve_strides(int64_t n, int64_t heads, int64_t width, int64_t *batch_str
 int64_t array_batch(const mha_attention_args &args) { return args.cu_seqlens_q && args.batch > 1 ? 1 : args.batch; }
 
 // A head stride says that the layout is not [batch, n, heads, width], whose strides the zeros stand for.
+mha_status check_strides_are_complete(Report &report, const char *name, int64_t rows, int64_t batch, int64_t batch_stride,
+                                      int64_t row_stride, int64_t head_stride) {
+  const bool lacks_row = row_stride == 0, lacks_batch = batch_stride == 0 && batch > 1;
+  if (rows == 0 || head_stride == 0 || (!lacks_row && !lacks_batch)) return MHA_OK;
+  return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
+                     "%s_head_stride is %lld, but %s_%s_stride is 0; set all strides of %s, or none", name,
+                     static_cast<long long>(head_stride), name, lacks_row ? "row" : "batch", name);
+}
+
 mha_status check_strides_are_complete(Report &report, const mha_attention_args &args) {
   const struct {
     const char *name;
@@ -72,12 +82,9 @@ mha_status check_strides_are_complete(Report &report, const mha_attention_args &
                 {"v", args.n_kv, args.v_batch_stride, args.v_row_stride, args.v_head_stride},
                 {"output", args.n_q, args.output_batch_stride, args.output_row_stride, args.output_head_stride}};
   for (const auto &array : arrays) {
-    const bool lacks_row = array.row_stride == 0, lacks_batch = array.batch_stride == 0 && array_batch(args) > 1;
-    if (array.rows > 0 && array.head_stride != 0 && (lacks_row || lacks_batch)) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
-                         "%s_head_stride is %lld, but %s_%s_stride is 0; set all strides of %s, or none", array.name,
-                         static_cast<long long>(array.head_stride), array.name, lacks_row ? "row" : "batch", array.name);
-    }
+    if (const mha_status status = check_strides_are_complete(report, array.name, array.rows, array_batch(args),
+                                                             array.batch_stride, array.row_stride, array.head_stride))
+      return status;
   }
   return MHA_OK;
 }
@@ -105,6 +112,30 @@ mha_status check_arrays(Report &report, mha_attention_args *args) {
                        args->head_dim_v,
                        {batch, args->n_q, args->num_heads},
                        {args->output_batch_stride, args->output_row_stride, args->output_head_stride}});
+}
+
+// The gate, its strides resolved; of none nothing but kind.
+mha_status read_gate(Report &report, const mha_attention_args &args, mha_gate *gate) {
+  *gate = {};
+  if (!args.gate) return MHA_OK;
+  if (const mha_status status = read_struct(report, args_argument, "mha_gate", args.gate, gate)) return status;
+  if (gate->kind != MHA_GATE_SIGMOID && gate->kind != MHA_GATE_SOFTPLUS) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "gate.kind is %u; set MHA_GATE_SIGMOID (1) or MHA_GATE_SOFTPLUS (2)",
+                       gate->kind);
+  }
+  if (gate->reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "gate.reserved is %u; set it to 0", gate->reserved);
+  if (gate->gate_dim == 0) gate->gate_dim = args.head_dim_v;
+  if (gate->gate_dim != 1 && gate->gate_dim != args.head_dim_v) {
+    return report.fail(MHA_ERROR_SHAPE, args_argument, "gate.gate_dim is %lld; a gate has head_dim_v (%lld) numbers for a head, or 1",
+                       static_cast<long long>(gate->gate_dim), static_cast<long long>(args.head_dim_v));
+  }
+  if (const mha_status status = check_strides_are_complete(report, "gate", args.n_q, array_batch(args), gate->batch_stride,
+                                                           gate->row_stride, gate->head_stride))
+    return status;
+  resolve_strides(args.n_q, args.num_heads, gate->gate_dim, &gate->batch_stride, &gate->row_stride, &gate->head_stride);
+  const Array values = {
+      "gate", gate->gate_dim, {array_batch(args), args.n_q, args.num_heads}, {gate->batch_stride, gate->row_stride, gate->head_stride}};
+  return check_input(report, args_argument, values);
 }
 
 mha_status check_options(Report &report, const mha_attention_args &args) {
@@ -181,7 +212,11 @@ mha_status make_call(Report &report, const mha_attention_args *given, AttentionC
   if (const mha_status status = check_arrays(report, &args)) return status;
   if (const mha_status status = check_options(report, args)) return status;
   if (const mha_status status = check_scheduler(report, args_argument, args.scheduler)) return status;
+  if (const mha_status status = read_gate(report, args, &call->gate)) return status;
   describe(args, &stage);
+  const mha_gate &gate = call->gate;
+  stage.attention.gate = {{gate.values, gate.batch_stride, gate.row_stride, gate.head_stride}, gate.kind == MHA_GATE_SIGMOID,
+                          gate.gate_dim == 1};
   if (const mha_status status = check_middle(report, &stage)) return status;
   if (stage.taps.q || stage.taps.k || stage.taps.v) {
     return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
@@ -193,7 +228,9 @@ mha_status make_call(Report &report, const mha_attention_args *given, AttentionC
   return check_size(report, args_argument, layout, stage.sequences.has_no_work(), &call->workspace_bytes);
 }
 
-mha_status check_pointers(Report &report, const mha_attention_args &args, const PairOutputs &pairs) {
+mha_status check_pointers(Report &report, const AttentionCall &call) {
+  const mha_attention_args &args = call.args;
+  const PairOutputs &pairs = call.stage.attention.pairs;
   if (!args.q) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "q is NULL; pass the queries");
   if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "output is NULL; pass where to write the result");
   if (args.output == args.q && pairs.has_any()) {
@@ -202,6 +239,7 @@ mha_status check_pointers(Report &report, const mha_attention_args &args, const 
   }
   if (args.n_kv > 0 && !args.k) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "k is NULL; pass the keys");
   if (args.n_kv > 0 && !args.v) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "v is NULL; pass the values");
+  if (args.gate && !call.gate.values) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "gate.values is NULL; pass the gate");
   return MHA_OK;
 }
 
@@ -238,7 +276,7 @@ mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t
   if (const mha_status status = check_workspace(report, 2, "mha_attention_workspace", workspace, workspace_bytes, call.workspace_bytes))
     return status;
   if (call.stage.sequences.has_no_work()) return MHA_OK;
-  if (const mha_status status = check_pointers(report, call.args, call.stage.attention.pairs)) return status;
+  if (const mha_status status = check_pointers(report, call)) return status;
   if (const mha_status status = check_arrays(report, call.stage)) return status;
   run(call, align_workspace(workspace));
   return MHA_OK;
@@ -258,7 +296,8 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
     const mha_attention_args &read = call.args;
     const int64_t bytes = read.head_dim * bytes_of(static_cast<Storage>(read.q_type)) +
                           read.head_dim_v * bytes_of(static_cast<Storage>(read.output_type));
-    filled.bytes = product(read.num_heads, bytes) * valid_queries(call.stage.sequences);
+    const int64_t gate_bytes = call.gate.gate_dim * static_cast<int64_t>(sizeof(float));
+    filled.bytes = product(read.num_heads, bytes + gate_bytes) * valid_queries(call.stage.sequences);
     add_cost_of_middle(call.stage, &filled);
   }
   return write_struct(report, 2, "mha_call_info", filled, info);

@@ -1,4 +1,4 @@
-// mha_forward: the products with W_Q|W_K|W_V, the middle stage, the product with W_O.
+// mha_forward: the products with W_Q|W_G|W_K|W_V, the middle stage, the product with W_O.
 //
 // check_rows and finish_plan make the plan: the first has all that a small call needs (small.h), which has no plan and no units. `run` goes
 // through the passes, of which there is one but for long calls over a ring: project, attend, project.
@@ -25,7 +25,7 @@ struct Plan {
   MiddleStage stage;
   // Offsets into the workspace. Rows of keys and values are there if they have to be prepared or go to a cache: then they lie as projected
   // first.
-  int64_t q, k, v, k_rows, v_rows, context;
+  int64_t q, gate, k, v, k_rows, v_rows, context;
   ProductMemory inputs, output;  // of the products before and after the middle stage
   int64_t workspace_bytes;
 
@@ -142,6 +142,7 @@ void plan_workspace(const mha_layer &layer, Plan *plan, WorkspaceLayout *layout)
   const bool is_cached = args.cache != nullptr;
   plan_middle(&plan->stage, layout);
   plan->q = layout->take_floats(q_rows * Count(shape.q_columns()));
+  plan->gate = layout->take_floats(q_rows * Count(shape.g_columns()));
   plan->k = layout->take_floats(is_cached ? none : kv_heads * key_positions * Count(shape.head_dim));
   plan->v = layout->take_floats(is_cached ? none : kv_heads * value_positions * Count(plan->stage.attention.head_dim_v_padded));
   plan->k_rows = layout->take_floats(plan->has_key_rows() ? kv_rows * Count(shape.k_columns()) : none);
@@ -149,7 +150,7 @@ void plan_workspace(const mha_layer &layer, Plan *plan, WorkspaceLayout *layout)
   plan->context = layout->take_floats(shape.has_output ? q_rows * Count(shape.context_columns()) : none);
   const int64_t input_width = std::max(shape.query_dim, std::max(shape.key_dim, shape.value_dim)), threads = threads_of(args.scheduler);
   plan->inputs = plan_products(layer, plan->query.storage, plan->stage.sequences.is_ragged(), batch * Count(std::max(args.n_q, args.n_kv)), input_width,
-                               shape.q_columns() + shape.k_columns() + shape.v_columns(), threads, layout);
+                               shape.input_columns(), threads, layout);
   plan->output = plan_products(layer, Storage::f32, plan->stage.sequences.is_ragged(), shape.has_output ? q_rows : none,
                                shape.context_columns(), shape.output_dim, threads, layout);
 }
@@ -282,7 +283,7 @@ class Products {
  private:
   const mha_layer &layer_;
   int64_t count_;
-  Product products_[3];
+  Product products_[max_products];
 };
 
 // Where q, k, v and the context of a call lie, in the workspace but for what the caller or a cache has.
@@ -293,6 +294,11 @@ void place(const mha_layer &layer, Plan *plan, unsigned char *memory) {
   Attention &attention = stage.attention;
   const auto floats_at = [memory](int64_t offset) { return reinterpret_cast<float *>(memory + offset); };
   attention.q = {floats_at(plan->q), args.n_q * shape.q_columns(), shape.q_columns(), shape.head_dim};
+  if (shape.gate != MHA_GATE_NONE) {
+    attention.gate.values = {floats_at(plan->gate), args.n_q * shape.g_columns(), shape.g_columns(), shape.gate_dim};
+    attention.gate.is_sigmoid = shape.gate == MHA_GATE_SIGMOID;
+    attention.gate.is_single = shape.gate_dim == 1;
+  }
   if (!args.cache) {
     const int64_t positions = plan->key_blocks() * key_block, width = attention.head_dim_v_padded;
     const int64_t value_positions = plan->is_packed() ? positions : args.n_kv, heads = shape.num_kv_heads;
@@ -311,7 +317,7 @@ void place(const mha_layer &layer, Plan *plan, unsigned char *memory) {
   attention.output_head_stride = shape.head_dim_v;
 }
 
-// x -> q | k | v. A head is a column range: each is written to where it is stored from, or where the attention reads it.
+// x -> q | gate | k | v. A head is a column range: each is written to where it is stored from, or where the attention reads it.
 void project_inputs(const mha_layer &layer, const Plan &plan, unsigned char *workspace) {
   const LayerShape &shape = layer.shape;
   const mha_forward_args &args = plan.args;
@@ -328,6 +334,10 @@ void project_inputs(const mha_layer &layer, const Plan &plan, unsigned char *wor
   Projection &to_q = qkv.add(matrix_q, query, q_rows);
   set_destination_of_rows(&to_q.destination, written(attention.q.base), n_q, shape.q_columns());
   set_destination_of_rows(&to_q.tap, taps.q, n_q, shape.q_columns());
+  if (shape.gate != MHA_GATE_NONE) {
+    Projection &to_gate = qkv.add(matrix_g, query, q_rows);
+    set_destination_of_rows(&to_gate.destination, written(attention.gate.values.base), n_q, shape.g_columns());
+  }
   if (plan.key) {
     const int64_t kv_rows = rows_of_extents(stage.keys, args.batch, args.n_kv);
     InputRows key = *plan.key, value = *plan.value;
@@ -446,7 +456,7 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
     if (const mha_status status = check_arrays(report, plan.stage)) return status;
     const uint64_t q_rows = valid_queries(plan.stage.sequences), kv_rows = valid_keys(plan.stage.sequences);
     const uint64_t output_weights = shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;
-    filled.operations = 2 * (q_rows * (product(shape.query_dim, shape.q_columns()) + output_weights) +
+    filled.operations = 2 * (q_rows * (product(shape.query_dim, shape.q_columns() + shape.g_columns()) + output_weights) +
                              kv_rows * (product(shape.key_dim, shape.k_columns()) + product(shape.value_dim, shape.v_columns())));
     const uint64_t of_inputs = static_cast<uint64_t>(bytes_of(static_cast<Storage>(read.input_type)));
     // Inputs that are the same rows count once.

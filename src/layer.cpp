@@ -32,7 +32,8 @@ struct NamedValue {
 mha_status check_config(Report &report, const mha_layer_config &config) {
   const NamedValue values[] = {{"query_dim", config.query_dim},   {"key_dim", config.key_dim},       {"value_dim", config.value_dim},
                                {"output_dim", config.output_dim}, {"num_heads", config.num_heads},   {"num_kv_heads", config.num_kv_heads},
-                               {"head_dim", config.head_dim},     {"head_dim_v", config.head_dim_v}, {"d_out", config.d_out}};
+                               {"head_dim", config.head_dim},     {"head_dim_v", config.head_dim_v}, {"d_out", config.d_out},
+                               {"gate_dim", config.gate_dim}};
   for (const NamedValue &value : values) {
     if (value.value < 0) {
       return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "%s is %lld; a dimension can't be negative", value.name,
@@ -52,7 +53,22 @@ mha_status check_config(Report &report, const mha_layer_config &config) {
   if (config.scale - config.scale != 0.0f) {
     return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "scale is not finite; set a number, or 0 for 1 / sqrt(head_dim)");
   }
+  if (config.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "mha_layer_config.reserved is not 0; set it to 0");
+  if (config.gate > MHA_GATE_SOFTPLUS) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
+                       "gate is %u; set MHA_GATE_NONE (0), MHA_GATE_SIGMOID (1) or MHA_GATE_SOFTPLUS (2)", config.gate);
+  }
   return MHA_OK;
+}
+
+mha_status resolve_gate(Report &report, const mha_layer_config &config, LayerShape *shape) {
+  shape->gate = config.gate;
+  shape->gate_dim = config.gate == MHA_GATE_NONE || config.gate_dim != 0 ? config.gate_dim : shape->head_dim_v;
+  const bool is_sound = config.gate == MHA_GATE_NONE ? config.gate_dim == 0 : shape->gate_dim == 1 || shape->gate_dim == shape->head_dim_v;
+  if (is_sound) return MHA_OK;
+  return report.fail(MHA_ERROR_SHAPE, config_argument,
+                     "gate_dim is %lld; a gate has head_dim_v (%lld) numbers or 1, and without one it is 0",
+                     static_cast<long long>(config.gate_dim), static_cast<long long>(shape->head_dim_v));
 }
 
 mha_status resolve_heads(Report &report, const mha_layer_config &config, LayerShape *shape) {
@@ -148,6 +164,14 @@ mha_status check_weight_forms(Report &report, const mha_layer_weights &weights, 
   if (weights.b_o && !weights.w_o) {
     return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument, "b_o is given without w_o; a bias needs its matrix");
   }
+  if (weights.w_g && shape.gate == MHA_GATE_NONE) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
+                       "w_g is given, but mha_layer_config.gate is MHA_GATE_NONE; set it, or leave w_g NULL");
+  }
+  if (weights.b_g && !weights.w_g) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
+                       "b_g is given without w_g; without it, biases of the gate are behind those of each head in b_q");
+  }
   return MHA_OK;
 }
 
@@ -181,7 +205,8 @@ mha_status check_weight_types(Report &report, const mha_layer_weights &weights, 
                   {"w_k", "w_k_scales", weights.w_k, weights.w_k_scales},
                   {"w_v", "w_v_scales", weights.w_v, weights.w_v_scales},
                   {"w_qkv", "w_qkv_scales", weights.w_qkv, weights.w_qkv_scales},
-                  {"w_o", "w_o_scales", weights.w_o, weights.w_o_scales}};
+                  {"w_o", "w_o_scales", weights.w_o, weights.w_o_scales},
+                  {"w_g", "w_g_scales", weights.w_g, weights.w_g_scales}};
   for (const auto &matrix : matrices) {
     if (is_coded && matrix.matrix && !matrix.scales) {
       return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "%s is NULL; %s is given as MHA_TYPE_%s, which needs its scales",
@@ -198,7 +223,8 @@ mha_status check_weight_types(Report &report, const mha_layer_weights &weights, 
 
 mha_status check_weight_strides(Report &report, const mha_layer_weights &weights, const LayerShape &shape) {
   const bool in_out = weights.layout == MHA_LAYOUT_IN_OUT, per_head = weights.w_q_heads != nullptr;
-  const int64_t q_width = per_head ? shape.head_dim : shape.q_columns(), k_width = per_head ? shape.head_dim : shape.k_columns();
+  const int64_t q_head = shape.head_dim + (weights.w_g ? 0 : shape.gate_dim), q_columns = shape.num_heads * q_head;
+  const int64_t q_width = per_head ? q_head : q_columns, k_width = per_head ? shape.head_dim : shape.k_columns();
   const int64_t v_width = per_head ? shape.head_dim_v : shape.v_columns();
   const struct {
     const char *name;
@@ -208,7 +234,8 @@ mha_status check_weight_strides(Report &report, const mha_layer_weights &weights
                  {"w_k_stride", weights.w_k || per_head, weights.w_k_stride, shape.key_dim, k_width},
                  {"w_v_stride", weights.w_v || per_head, weights.w_v_stride, shape.value_dim, v_width},
                  {"w_qkv_stride", weights.w_qkv != nullptr, weights.w_qkv_stride, shape.query_dim,
-                  shape.q_columns() + shape.k_columns() + shape.v_columns()},
+                  q_columns + shape.k_columns() + shape.v_columns()},
+                 {"w_g_stride", weights.w_g != nullptr, weights.w_g_stride, shape.query_dim, shape.g_columns()},
                  {"w_o_stride", shape.has_output, weights.w_o_stride, shape.output_depth(), shape.output_dim}};
   for (const auto &stride : strides) {
     if (stride.stride < 0) {
@@ -235,17 +262,18 @@ mha_status check_weight_strides(Report &report, const mha_layer_weights &weights
   return MHA_OK;
 }
 
-mha_status check_head_pointers(Report &report, const mha_layer_weights &weights, const LayerShape &shape) {
+mha_status check_head_pointers(Report &report, const GivenWeights &given) {
+  const mha_layer_weights &weights = given.arrays;
   const struct {
     const char *name;
     const float *const *heads;
     int64_t count;
-  } lists[] = {{"w_q_heads", weights.w_q_heads, shape.num_heads},
-               {"w_k_heads", weights.w_k_heads, shape.num_kv_heads},
-               {"w_v_heads", weights.w_v_heads, shape.num_kv_heads}};
+  } lists[] = {{"w_q_heads", weights.w_q_heads, given.num_heads},
+               {"w_k_heads", weights.w_k_heads, given.num_kv_heads},
+               {"w_v_heads", weights.w_v_heads, given.num_kv_heads}};
   for (const auto &list : lists) {
     for (int64_t head = 0; list.heads && head < list.count; ++head) {
-      if (!list.heads[head]) {
+      if (!list.heads[head] && given.keeps(head, given.num_heads / list.count)) {
         return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "%s[%lld] is NULL; give a matrix for each head", list.name,
                            static_cast<long long>(head));
       }
@@ -254,10 +282,48 @@ mha_status check_head_pointers(Report &report, const mha_layer_weights &weights,
   return MHA_OK;
 }
 
+// The shape of the heads that are left. Reads weights.kept_heads.
+mha_status keep_heads(Report &report, GivenWeights *given, LayerShape *shape) {
+  const uint8_t *const kept = given->arrays.kept_heads;
+  const int64_t group = given->num_heads / given->num_kv_heads;
+  int64_t num_heads = 0, num_kv_heads = 0, first = 0;  // first: kv head that has one
+  for (int64_t kv_head = 0; kept && kv_head < given->num_kv_heads; ++kv_head) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < group; ++i) count += kept[kv_head * group + i] != 0;
+    if (count == 0) continue;
+    if (num_heads == 0) first = kv_head;
+    ++num_kv_heads;
+    num_heads += count;
+    if (num_heads == num_kv_heads * count) continue;
+    return report.fail(
+        MHA_ERROR_SHAPE, weights_argument,
+        "kept_heads keeps %lld of the heads %lld to %lld of kv head %lld, but %lld of those of kv head %lld; keep as many for each, or none",
+        static_cast<long long>(count), static_cast<long long>(kv_head * group), static_cast<long long>(kv_head * group + group - 1),
+        static_cast<long long>(kv_head), static_cast<long long>((num_heads - count) / (num_kv_heads - 1)), static_cast<long long>(first));
+  }
+  if (kept && num_heads == 0) {
+    return report.fail(MHA_ERROR_SHAPE, weights_argument, "kept_heads is 0 for all heads; keep at least one");
+  }
+  if (!kept || num_heads == given->num_heads) {
+    given->arrays.kept_heads = nullptr;
+    return MHA_OK;
+  }
+  if (given->arrays.w_o && given->arrays.type == MHA_TYPE_INT4 && shape->head_dim_v % int4_group != 0) {
+    return report.fail(MHA_ERROR_SHAPE, weights_argument,
+                       "kept_heads leaves out rows of w_o, which has a scale for each 32 rows, but head_dim_v is %lld; "
+                       "give weights that are not MHA_TYPE_INT4, to be converted",
+                       static_cast<long long>(shape->head_dim_v));
+  }
+  shape->num_heads = num_heads;
+  shape->num_kv_heads = num_kv_heads;
+  if (!shape->has_output) shape->output_dim = shape->context_columns();
+  return MHA_OK;
+}
+
 // Everything that pack_size, pack and create have in common.
 struct PackJob {
   LayerShape shape;
-  mha_layer_weights weights;
+  GivenWeights weights;
   mha_layer_options options;
   PackedKind kind;
   PackedLayout layout;
@@ -278,8 +344,8 @@ mha_status prepare(Report &report, const mha_layer_config *config, const mha_lay
     return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "the packed layer would be larger than memory can be");
   }
   if (job->options.sgemm && !job->shape.fits_sgemm()) {
-    return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "W_Q|W_K|W_V has more than %d columns, which sgemm can't be asked for",
-                       INT32_MAX);
+    return report.fail(MHA_ERROR_TOO_LARGE, config_argument,
+                       "the matrices of the inputs have more than %d columns together, which sgemm can't be asked for", INT32_MAX);
   }
   return MHA_OK;
 }
@@ -324,7 +390,8 @@ constexpr size_t layer_bytes = (sizeof(mha_layer) + 63) / 64 * 64;
 }  // namespace
 
 mha_status resolve_shape(Report &report, const mha_layer_config *config, const mha_layer_weights *weights, LayerShape *shape,
-                         mha_layer_weights *read_weights) {
+                         GivenWeights *given_weights) {
+  mha_layer_weights *const read_weights = &given_weights->arrays;
   mha_layer_config given;
   if (const mha_status status = read_struct(report, config_argument, "mha_layer_config", config, &given)) return status;
   if (const mha_status status = check_config(report, given)) return status;
@@ -334,12 +401,15 @@ mha_status resolve_shape(Report &report, const mha_layer_config *config, const m
                        read_weights->layout);
   }
   *shape = {};
+  given_weights->num_heads = 0;
+  given_weights->num_kv_heads = 1;
   if (given.num_heads == 0) {
     if (const mha_status status = resolve_without_heads(report, given, *read_weights, shape)) return status;
     if (const mha_status status = check_weight_types(report, *read_weights, given.weight_type)) return status;
     return check_weight_strides(report, *read_weights, *shape);
   }
   if (const mha_status status = resolve_heads(report, given, shape)) return status;
+  if (const mha_status status = resolve_gate(report, given, shape)) return status;
   shape->query_dim = given.query_dim;
   shape->key_dim = given.key_dim ? given.key_dim : given.query_dim;
   shape->value_dim = given.value_dim ? given.value_dim : shape->key_dim;
@@ -354,7 +424,10 @@ mha_status resolve_shape(Report &report, const mha_layer_config *config, const m
   shape->scale = given.scale != 0.0f ? given.scale : 1.0f / __builtin_sqrtf(static_cast<float>(shape->head_dim));
   if (const mha_status status = check_weight_forms(report, *read_weights, *shape)) return status;
   if (const mha_status status = check_weight_types(report, *read_weights, given.weight_type)) return status;
-  return check_weight_strides(report, *read_weights, *shape);
+  if (const mha_status status = check_weight_strides(report, *read_weights, *shape)) return status;
+  given_weights->num_heads = shape->num_heads;
+  given_weights->num_kv_heads = shape->num_kv_heads;
+  return keep_heads(report, given_weights, shape);
 }
 
 mha_status read_options(Report &report, uint32_t argument, const mha_layer_options *options, mha_layer_options *read) {
@@ -385,7 +458,7 @@ mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weight
   Report report(error);
   PackJob job;
   if (const mha_status status = prepare(report, config, weights, options, &job)) return status;
-  if (const mha_status status = check_head_pointers(report, job.weights, job.shape)) return status;
+  if (const mha_status status = check_head_pointers(report, job.weights)) return status;
   if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, 4, "buffer is NULL; pass memory of mha_layer_pack_size bytes, aligned to 64");
   if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0) {
     return report.fail(MHA_ERROR_INVALID_VALUE, 4, "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
@@ -448,7 +521,7 @@ mha_status mha_layer_create(const mha_layer_config *config, const mha_layer_weig
   *layer = nullptr;
   PackJob job;
   if (const mha_status status = prepare(report, config, weights, options, &job)) return status;
-  if (const mha_status status = check_head_pointers(report, job.weights, job.shape)) return status;
+  if (const mha_status status = check_head_pointers(report, job.weights)) return status;
   const Kernels *kernels;
   if (const mha_status status = choose_kernels(report, 3, job.options.instruction_set, &kernels)) return status;
 
@@ -496,5 +569,7 @@ mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha
   filled.d_out = shape.q_columns();
   filled.scale = shape.scale;
   filled.weight_type = static_cast<uint32_t>(layer->storage);
+  filled.gate = shape.gate;
+  filled.gate_dim = shape.gate_dim;
   return write_struct(report, 2, "mha_layer_config", filled, config);
 }

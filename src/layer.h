@@ -16,6 +16,8 @@ struct LayerShape {
   int64_t output_dim;  // width of y; num_heads * head_dim_v without W_O
   float scale;
   bool has_output;  // there is a W_O
+  uint32_t gate;    // MHA_GATE_*
+  int64_t gate_dim;  // 0 without a gate
 
   int64_t q_columns() const { return num_heads * head_dim; }
   int64_t k_columns() const { return num_kv_heads * head_dim; }
@@ -24,15 +26,17 @@ struct LayerShape {
   // A layer without heads has a W_O alone.
   bool has_heads() const { return num_heads != 0; }
   int64_t output_depth() const { return has_heads() ? context_columns() : query_dim; }
-  // W_Q|W_K|W_V side by side can be asked of a BLAS, whose sizes are int.
-  bool fits_sgemm() const { return q_columns() + k_columns() + v_columns() <= INT32_MAX; }
+  int64_t g_columns() const { return num_heads * gate_dim; }
+  int64_t input_columns() const { return q_columns() + g_columns() + k_columns() + v_columns(); }
+  // W_Q|W_G|W_K|W_V side by side can be asked of a BLAS, whose sizes are int.
+  bool fits_sgemm() const { return input_columns() <= INT32_MAX; }
   bool has_one_input_width() const { return key_dim == query_dim && value_dim == query_dim; }
 };
 
 // How the weights of a packed buffer are laid out.
 enum class PackedKind : uint32_t {
   panels_f32 = 1,  // for the library's kernels: [columns / 48][depth][48]
-  plain_f32 = 2,   // for a BLAS: [depth, columns]; W_Q|W_K|W_V is one matrix where the inputs have one width
+  plain_f32 = 2,   // for a BLAS: [depth, columns]; W_Q|W_G|W_K|W_V is one matrix where the inputs have one width
   panels_f16 = 3,  // as Projection says, likewise below
   panels_bf16 = 4,
   panels_int8 = 5,
@@ -56,7 +60,8 @@ inline int64_t panel_bytes(int64_t depth, Storage storage) {
   return depth * panel_columns * bytes_of(storage);
 }
 
-enum MatrixName { matrix_q, matrix_k, matrix_v, matrix_o, num_matrices };
+// Those of the query input are neighbours.
+enum MatrixName { matrix_q, matrix_g, matrix_k, matrix_v, matrix_o, num_matrices };
 
 // One weight matrix of the layer in the packed buffer; offsets in bytes from the buffer's start.
 struct PackedMatrix {
@@ -67,23 +72,36 @@ struct PackedMatrix {
 };
 
 struct PackedLayout {
-  PackedMatrix matrices[num_matrices];  // the last without columns if there is no W_O
+  PackedMatrix matrices[num_matrices];  // W_G and W_O without columns if there is none
   int64_t bytes;                        // -1 if it overflows
 };
 
 PackedLayout packed_layout(const LayerShape &shape, PackedKind kind);
 
-// Checks config and the pointers of weights (but reads no array), and resolves the shape.
+// The weights as they are given: of heads of which the layer may keep some only.
+struct GivenWeights {
+  mha_layer_weights arrays;  // kept_heads null if it keeps all
+  int64_t num_heads, num_kv_heads;
+
+  // Of `group` query heads, which are one or those of a kv head: whether the n-th such group keeps one.
+  bool keeps(int64_t n, int64_t group) const {
+    bool stays = !arrays.kept_heads;
+    for (int64_t i = 0; !stays && i < group; ++i) stays = arrays.kept_heads[n * group + i] != 0;
+    return stays;
+  }
+};
+
+// Checks config and the pointers of weights (but reads no array other than kept_heads), and resolves the shape.
 mha_status resolve_shape(Report &report, const mha_layer_config *config, const mha_layer_weights *weights, LayerShape *shape,
-                         mha_layer_weights *read_weights);
+                         GivenWeights *given);
 
 mha_status read_options(Report &report, uint32_t argument, const mha_layer_options *options, mha_layer_options *read);
 
 // No finite weight is beyond what `kind` can hold. Reads the arrays.
-mha_status check_range(Report &report, uint32_t argument, const LayerShape &shape, PackedKind kind, const mha_layer_weights &weights);
+mha_status check_range(Report &report, uint32_t argument, const LayerShape &shape, PackedKind kind, const GivenWeights &given);
 
 // Writes header, weights and biases. The buffer has layout.bytes.
-void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const mha_layer_weights &weights, void *buffer);
+void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const GivenWeights &given, void *buffer);
 
 // Checks the header of a packed buffer in constant time.
 mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, LayerShape *shape, PackedKind *kind, PackedLayout *layout);

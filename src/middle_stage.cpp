@@ -317,7 +317,10 @@ void describe_middle(const MiddleStage &stage, mha_call_info *info) {
 void add_cost_of_middle(const MiddleStage &stage, mha_call_info *info) {
   const Attention &attention = stage.attention;
   const SequenceArguments &s = stage.sequences;
-  info->operations += 2 * attending_pairs(s) * product(attention.num_heads, attention.head_dim + attention.head_dim_v);
+  const float *const scales = attention.options.head_scales;
+  int64_t heads = 0;  // that are computed
+  for (int64_t head = 0; head < attention.num_heads; ++head) heads += !scales || scales[head] != 0.0f;
+  info->operations += 2 * attending_pairs(s) * product(heads, attention.head_dim + attention.head_dim_v);
   info->bytes += bytes_of_score_options(attention.options, s.array_batch(), attention.num_heads, attention.n_q,
                                         std::min(s.num_columns, s.has_new_columns ? s.n_kv : pair_columns(s)));
   if (s.cache || !attention.k.is_packed) info->bytes += key_value_bytes(s, attention);

@@ -3,7 +3,7 @@
 //   describe_call      takes the fields that their argument structs have in common; the entry adds the shape and where its arrays are
 //   check_middle       checks all that can be known without reading an array
 //   plan_middle        cuts the stage into units, and takes their memory from the workspace
-//   check_arrays       checks the arrays: of lengths, positions, sequences of a cache, slopes and sinks
+//   check_arrays       checks the arrays: of lengths, positions, sequences of a cache, slopes, sinks and head scales
 //   begin_passes, then as long as there is a next_pass: attend_pass, before and after which mha_forward has its products
 //
 // A parameter of the scores is a field of ScoreOptions (kernels/kernels.h), which score_options.cpp reads and checks for check_middle.
@@ -46,6 +46,7 @@ void describe_call(const Args &args, uint32_t argument, MiddleStage *stage) {
   stage->given_taps = args.taps;
   stage->k_rows = stage->v_rows = {};
   Attention &attention = stage->attention;
+  attention.gate = {};
   attention.batch = args.batch;
   attention.array_batch = stage->sequences.array_batch();
   attention.n_q = args.n_q;

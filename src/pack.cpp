@@ -12,7 +12,7 @@ namespace mha {
 namespace {
 
 constexpr char packed_magic[8] = {'m', 'h', 'a', ' ', 'p', 'a', 'c', 'k'};
-constexpr uint32_t packed_version = 3;  // 2: another checksum; 3: weights in fewer bits
+constexpr uint32_t packed_version = 4;  // 2: another checksum; 3: weights in fewer bits; 4: gates
 constexpr uint32_t packed_byte_order = 0x01020304u;
 
 constexpr int64_t float_bytes = sizeof(float);
@@ -33,7 +33,9 @@ struct PackedHeader {
   int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
   float scale;
   uint32_t has_output;
-  unsigned char reserved[256 - 120];
+  uint32_t gate, unused;
+  int64_t gate_dim;
+  unsigned char reserved[256 - 136];
   uint64_t header_checksum;  // of the header with 0 here
 };
 static_assert(sizeof(PackedHeader) == 256 && offsetof(PackedHeader, header_checksum) == 248, "the header is 4 cache lines");
@@ -57,58 +59,119 @@ uint64_t header_checksum(PackedHeader header) {
   return checksum(&header, 0, sizeof header / 64, 1);
 }
 
-// The caller's matrix, column by column: element (k, column) is k * k_stride elements behind start(column).
+// Where numbers of packed heads are at the caller's: columns of W_Q, W_G, W_K and W_V, rows of W_O. Some heads may be left out.
+struct HeadMap {
+  int64_t first;   // place of the first number of the caller's first head
+  int64_t stride;  // from one head of the caller's to the next
+  int64_t width;   // numbers of a packed head
+  const GivenWeights *pruned;  // null: all stay
+  int64_t group;               // query heads of a head
+
+  // The caller's number of a packed head.
+  int64_t head(int64_t packed) const {
+    if (!pruned) return packed;
+    int64_t head = 0;
+    while (!pruned->keeps(head, group) || packed-- != 0) ++head;
+    return head;
+  }
+
+  // The place of packed number i, and how many from there on lie side by side.
+  int64_t place(int64_t i) const { return first + head(i / width) * stride + i % width; }
+  int64_t run(int64_t i) const { return pruned ? width - i % width : INT64_MAX; }
+};
+
+// The caller's matrix, column by column: element (k, column) is term_offset(k) behind start(column).
 struct Source {
   const char *name;
   const void *matrix;
   const float *const *heads;  // instead of matrix: one per head
-  int64_t head_width;
+  HeadMap columns, terms;
+  int64_t depth;  // of the caller's matrix
   int64_t k_stride, column_stride;
-  int64_t first_column;  // within a fused matrix
   uint32_t type;
-  const float *scales;  // of this matrix's first column, if it has codes
+  const float *scales;  // of the first column of the caller's matrix, if it has codes
+
+  // The column within the caller's matrix, or within that of a head.
+  int64_t own_column(int64_t column) const { return heads ? columns.first + column % columns.width : columns.place(column); }
 
   template <class Element = float>
   const Element *start(int64_t column) const {
-    if (heads) return reinterpret_cast<const Element *>(heads[column / head_width] + column % head_width * column_stride);
-    return static_cast<const Element *>(matrix) + (first_column + column) * column_stride;
+    const void *const base = heads ? heads[columns.head(column / columns.width)] : matrix;
+    return static_cast<const Element *>(base) + own_column(column) * column_stride;
   }
 
   // Those of a tile of floats; none behind the last of num_columns.
-  TileColumns columns(int64_t first, int64_t num_columns) const {
-    TileColumns columns = {};
-    columns.k_stride = k_stride;
-    columns.has_contiguous_rows = true;
-    for (; columns.count < tile_columns && first + columns.count < num_columns; ++columns.count) {
-      columns.start[columns.count] = start(first + columns.count);
-      columns.has_contiguous_rows = columns.has_contiguous_rows && columns.start[columns.count] == columns.start[0] + columns.count;
+  TileColumns tile(int64_t first, int64_t num_columns) const {
+    TileColumns tile = {};
+    tile.k_stride = k_stride;
+    tile.has_contiguous_rows = true;
+    for (; tile.count < tile_columns && first + tile.count < num_columns; ++tile.count) {
+      tile.start[tile.count] = start(first + tile.count);
+      tile.has_contiguous_rows = tile.has_contiguous_rows && tile.start[tile.count] == tile.start[0] + tile.count;
     }
-    columns.has_contiguous_rows = columns.has_contiguous_rows && columns.count == tile_columns;
-    return columns;
+    tile.has_contiguous_rows = tile.has_contiguous_rows && tile.count == tile_columns;
+    return tile;
   }
 };
 
-Source source_of(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
-  const char *const names[] = {"w_q", "w_k", "w_v", "w_o"};
-  const int64_t depths[] = {shape.query_dim, shape.key_dim, shape.value_dim, shape.output_depth()};
-  const int64_t columns[] = {shape.q_columns(), shape.k_columns(), shape.v_columns(), shape.output_dim};
-  const int64_t head_widths[] = {shape.head_dim, shape.head_dim, shape.head_dim_v, 0};
-  const void *const matrices[] = {weights.w_q, weights.w_k, weights.w_v, weights.w_o};
-  const float *const *const heads[] = {weights.w_q_heads, weights.w_k_heads, weights.w_v_heads, nullptr};
-  const int64_t strides[] = {weights.w_q_stride, weights.w_k_stride, weights.w_v_stride, weights.w_o_stride};
-  const float *const scales[] = {weights.w_q_scales, weights.w_k_scales, weights.w_v_scales, weights.w_o_scales};
+// Without a matrix of its own, a head's gate lies behind its queries.
+bool has_gate_in_q(const LayerShape &shape, const mha_layer_weights &weights) { return shape.gate != MHA_GATE_NONE && !weights.w_g; }
 
-  Source source = {names[name], matrices[name], heads[name], head_widths[name], 0, 0, 0, weights.type, scales[name]};
-  int64_t width = source.heads ? source.head_width : columns[name];  // columns of one matrix as given
-  int64_t stride = strides[name];
-  if (name != matrix_o && weights.w_qkv) {
-    const int64_t before[] = {0, columns[matrix_q], columns[matrix_q] + columns[matrix_k]};
-    const int64_t scales_per_column = weights.type == MHA_TYPE_INT4 ? blocks_of(depths[name], int4_group) : 1;
+// The columns of a matrix as if W_Q, W_K and W_V were matrices of their own, which is how the biases lie, too.
+HeadMap columns_of(const LayerShape &shape, const GivenWeights &given, MatrixName name) {
+  const GivenWeights *const kept = given.arrays.kept_heads ? &given : nullptr;
+  const bool is_in_q = has_gate_in_q(shape, given.arrays);
+  const int64_t group = given.num_heads / given.num_kv_heads, q_stride = shape.head_dim + (is_in_q ? shape.gate_dim : 0);
+  switch (name) {
+    case matrix_q:
+      return {0, q_stride, shape.head_dim, kept, 1};
+    case matrix_g:
+      return {is_in_q ? shape.head_dim : 0, is_in_q ? q_stride : shape.gate_dim, shape.gate_dim, kept, 1};
+    case matrix_k:
+      return {0, shape.head_dim, shape.head_dim, kept, group};
+    case matrix_v:
+      return {0, shape.head_dim_v, shape.head_dim_v, kept, group};
+    default:
+      return {0, 0, shape.output_dim, nullptr, 1};
+  }
+}
+
+// Columns before those of a matrix where W_Q, W_K and W_V, or their biases, are one.
+int64_t columns_before(const LayerShape &shape, const GivenWeights &given, MatrixName name) {
+  const int64_t of_q = given.num_heads * columns_of(shape, given, matrix_q).stride, of_k = given.num_kv_heads * shape.head_dim;
+  return name == matrix_k ? of_q : name == matrix_v ? of_q + of_k : 0;
+}
+
+Source source_of(const LayerShape &shape, const GivenWeights &given, MatrixName name) {
+  const mha_layer_weights &weights = given.arrays;
+  const struct {
+    const char *name;
+    const void *matrix;
+    const float *const *heads;
+    int64_t heads_given, depth, stride;
+    const float *scales;
+  } own[] = {
+      {"w_q", weights.w_q, weights.w_q_heads, given.num_heads, shape.query_dim, weights.w_q_stride, weights.w_q_scales},
+      {"w_g", weights.w_g, nullptr, given.num_heads, shape.query_dim, weights.w_g_stride, weights.w_g_scales},
+      {"w_k", weights.w_k, weights.w_k_heads, given.num_kv_heads, shape.key_dim, weights.w_k_stride, weights.w_k_scales},
+      {"w_v", weights.w_v, weights.w_v_heads, given.num_kv_heads, shape.value_dim, weights.w_v_stride, weights.w_v_scales},
+      {"w_o", weights.w_o, nullptr, 1, shape.has_heads() ? given.num_heads * shape.head_dim_v : shape.query_dim, weights.w_o_stride,
+       weights.w_o_scales}};
+  const bool is_in_q = name == matrix_g && has_gate_in_q(shape, weights);
+  const auto &from = own[is_in_q ? matrix_q : name];
+  Source source = {from.name, from.matrix, from.heads, columns_of(shape, given, name), {0, 0, from.depth, nullptr, 1}, from.depth, 0, 0,
+                   weights.type, from.scales};
+  int64_t width = (source.heads ? 1 : from.heads_given) * source.columns.stride;  // columns of one matrix as given
+  int64_t stride = from.stride;
+  if (name == matrix_o) {
+    width = shape.output_dim;
+    if (weights.kept_heads) source.terms = {0, shape.head_dim_v, shape.head_dim_v, &given, 1};
+  } else if (weights.w_qkv && (name != matrix_g || is_in_q)) {
     source.name = "w_qkv";
     source.matrix = weights.w_qkv;
-    source.first_column = before[name];
-    source.scales = weights.w_qkv_scales ? weights.w_qkv_scales + before[name] * scales_per_column : nullptr;
-    width = columns[matrix_q] + columns[matrix_k] + columns[matrix_v];
+    source.scales = weights.w_qkv_scales;
+    source.columns.first += columns_before(shape, given, name);
+    width = columns_before(shape, given, matrix_v) + given.num_kv_heads * shape.head_dim_v;
     stride = weights.w_qkv_stride;
   }
   if (weights.layout == MHA_LAYOUT_IN_OUT) {
@@ -116,17 +179,23 @@ Source source_of(const LayerShape &shape, const mha_layer_weights &weights, Matr
     source.column_stride = 1;
   } else {
     source.k_stride = 1;
-    source.column_stride = stride ? stride : depths[name];
+    source.column_stride = stride ? stride : from.depth;
   }
   if (weights.type == MHA_TYPE_INT4) source.column_stride = blocks_of(source.column_stride, 2);  // bytes
   return source;
 }
 
-const float *bias_of(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
-  const float *const single[] = {weights.b_q, weights.b_k, weights.b_v, weights.b_o};
-  if (name == matrix_o || !weights.b_qkv) return single[name];
-  const int64_t before[] = {0, shape.q_columns(), shape.q_columns() + shape.k_columns()};
-  return weights.b_qkv + before[name];
+// The biases of a matrix, zeros where there are none.
+void pack_bias(const LayerShape &shape, const GivenWeights &given, MatrixName name, const PackedMatrix &matrix, unsigned char *buffer) {
+  const mha_layer_weights &weights = given.arrays;
+  const bool is_in_q = name == matrix_g && has_gate_in_q(shape, weights);
+  const bool is_fused = weights.b_qkv && name != matrix_o && (name != matrix_g || is_in_q);
+  const float *const single[] = {weights.b_q, is_in_q ? weights.b_q : weights.b_g, weights.b_k, weights.b_v, weights.b_o};
+  const float *const from = is_fused ? weights.b_qkv + columns_before(shape, given, name) : single[name];
+  const HeadMap columns = columns_of(shape, given, name);
+  float *const bias = reinterpret_cast<float *>(buffer + matrix.bias_offset);
+  memset(bias, 0, static_cast<size_t>(panels_of(matrix.columns) * panel_columns) * sizeof(float));
+  for (int64_t column = 0; from && column < matrix.columns; ++column) bias[column] = from[columns.place(column)];
 }
 
 // Floats that stay floats. Returns the part of the checksum if the matrix is packed in panels.
@@ -140,7 +209,7 @@ uint64_t pack_floats(const Source &source, const PackedMatrix &matrix, PackedKin
   for (int64_t first = 0; first < across; first += at_once) {
     const int64_t count = at_most(at_once, across - first);
     TileColumns columns[max_at_once];
-    for (int64_t i = 0; i < count; ++i) columns[i] = source.columns((first + i) * tile_columns, matrix.columns);
+    for (int64_t i = 0; i < count; ++i) columns[i] = source.tile((first + i) * tile_columns, matrix.columns);
     for (int64_t k = 0; k < matrix.depth; k += tile_rows) {
       const int64_t num_rows = at_most(tile_rows, matrix.depth - k);
       for (int64_t i = 0; i < count; ++i) {
@@ -172,14 +241,18 @@ struct FloatBlock {
 template <class Element, class Widen>
 void read_block(const Source &source, int64_t k, int64_t column, Widen widen, FloatBlock *block) {
   const Element *starts[panel_columns];
-  for (int64_t c = 0; c < block->columns; ++c) starts[c] = source.start<Element>(column + c) + k * source.k_stride;
-  if (source.k_stride == 1) {
-    for (int64_t c = 0; c < block->columns; ++c) {
-      for (int64_t i = 0; i < block->terms; ++i) block->rows[i][c] = widen(starts[c][i]);
-    }
-  } else {
-    for (int64_t i = 0; i < block->terms; ++i) {
-      for (int64_t c = 0; c < block->columns; ++c) block->rows[i][c] = widen(starts[c][i * source.k_stride]);
+  for (int64_t c = 0; c < block->columns; ++c) starts[c] = source.start<Element>(column + c);
+  for (int64_t first = 0, end; first < block->terms; first = end) {
+    end = first + at_most(source.terms.run(k + first), block->terms - first);
+    const int64_t offset = (source.terms.place(k + first) - first) * source.k_stride;
+    if (source.k_stride == 1) {
+      for (int64_t c = 0; c < block->columns; ++c) {
+        for (int64_t i = first; i < end; ++i) block->rows[i][c] = widen(starts[c][offset + i]);
+      }
+    } else {
+      for (int64_t i = first; i < end; ++i) {
+        for (int64_t c = 0; c < block->columns; ++c) block->rows[i][c] = widen(starts[c][offset + i * source.k_stride]);
+      }
     }
   }
 }
@@ -278,7 +351,8 @@ void pack_panel_int4(const Source &source, const PackedMatrix &matrix, int64_t p
 // Codes that a quantiser has made, as they are.
 void pack_panel_of_codes(const Source &source, const PackedMatrix &matrix, int64_t panel, unsigned char *buffer) {
   const bool is_int4 = source.type == MHA_TYPE_INT4;
-  const int64_t rows = is_int4 ? blocks_of(matrix.depth, 2) : matrix.depth;
+  const int64_t terms = is_int4 ? 2 : 1;  // of a byte
+  const int64_t rows = blocks_of(matrix.depth, terms);
   const int64_t scales_per_column = is_int4 ? blocks_of(matrix.depth, int4_group) : 1;
   unsigned char *const to = panel_at<unsigned char>(matrix, is_int4 ? Storage::int4 : Storage::int8, panel, buffer);
   float *const scales = scales_at(matrix, panel, scales_per_column, buffer);
@@ -286,11 +360,18 @@ void pack_panel_of_codes(const Source &source, const PackedMatrix &matrix, int64
   for (int64_t c = 0; c < panel_columns && panel * panel_columns + c < matrix.columns; ++c) {
     const int64_t column = panel * panel_columns + c;
     const unsigned char *const from = source.start<unsigned char>(column);
-    for (int64_t row = 0; row < rows; ++row) to[row * panel_columns + c] = from[row * source.k_stride];
+    for (int64_t first = 0, end; first < rows; first = end) {
+      end = first + at_most(source.terms.run(first * terms) / terms, rows - first);
+      const int64_t offset = source.terms.place(first * terms) / terms - first;
+      for (int64_t row = first; row < end; ++row) to[row * panel_columns + c] = from[(offset + row) * source.k_stride];
+    }
     // The half of a byte behind the last term is nobody's.
     unsigned char &last = to[(rows - 1) * panel_columns + c];
     if (is_int4 && matrix.depth % 2 != 0) last = static_cast<unsigned char>((last & 15u) | 0x80u);
-    for (int64_t i = 0; i < scales_per_column; ++i) scales[i * panel_columns + c] = source.scales[column * scales_per_column + i];
+    const float *const of_column = source.scales + source.own_column(column) * (is_int4 ? blocks_of(source.depth, int4_group) : 1);
+    for (int64_t i = 0; i < scales_per_column; ++i) {
+      scales[i * panel_columns + c] = of_column[is_int4 ? source.terms.place(i * int4_group) / int4_group : 0];
+    }
   }
 }
 
@@ -348,8 +429,9 @@ uint64_t rest_checksum(const PackedLayout &layout, PackedKind kind, const void *
 // Element (k, column) of the matrix, in the words of the caller: in rows as they are stored, and of which head.
 mha_status fail_range(Report &report, uint32_t argument, const Source &source, bool is_in_out, int64_t k, int64_t column, float x) {
   char head[32] = "";
-  if (source.heads) snprintf(head, sizeof head, "_heads[%lld]", static_cast<long long>(column / source.head_width));
-  const int64_t own_column = source.heads ? column % source.head_width : source.first_column + column;
+  if (source.heads) snprintf(head, sizeof head, "_heads[%lld]", static_cast<long long>(source.columns.head(column / source.columns.width)));
+  const int64_t own_column = source.own_column(column);
+  k = source.terms.place(k);
   return report.fail(MHA_ERROR_OUT_OF_RANGE, argument,
                      "%s%s[%lld][%lld] is %g, but f16 ends at 65504; scale the weights down, or set weight_type to MHA_TYPE_BF16",
                      source.name, head, static_cast<long long>(is_in_out ? k : own_column),
@@ -360,13 +442,14 @@ Count aligned_floats(Count floats) { return round_up(floats, 16) * Count(sizeof(
 
 }  // namespace
 
-mha_status check_range(Report &report, uint32_t argument, const LayerShape &shape, PackedKind kind, const mha_layer_weights &weights) {
+mha_status check_range(Report &report, uint32_t argument, const LayerShape &shape, PackedKind kind, const GivenWeights &given) {
+  const mha_layer_weights &weights = given.arrays;
   if (kind != PackedKind::panels_f16 || weights.type == MHA_TYPE_F16) return MHA_OK;
   const PackedLayout layout = packed_layout(shape, kind);
   FloatBlock block;
   for (int name = 0; name < num_matrices; ++name) {
     const PackedMatrix &matrix = layout.matrices[name];
-    const Source source = matrix.columns > 0 ? source_of(shape, weights, static_cast<MatrixName>(name)) : Source{};
+    const Source source = matrix.columns > 0 ? source_of(shape, given, static_cast<MatrixName>(name)) : Source{};
     for (int64_t column = 0; column < matrix.columns; column += panel_columns) {
       for (int64_t k = 0; k < matrix.depth; k += block_terms) {
         read_block(source, matrix, k, column, &block);
@@ -388,6 +471,7 @@ mha_status check_range(Report &report, uint32_t argument, const LayerShape &shap
 PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
   PackedLayout layout = {};
   layout.matrices[matrix_q] = {shape.query_dim, shape.q_columns(), 0, 0, 0, 0};
+  layout.matrices[matrix_g] = {shape.query_dim, shape.g_columns(), 0, 0, 0, 0};
   layout.matrices[matrix_k] = {shape.key_dim, shape.k_columns(), 0, 0, 0, 0};
   layout.matrices[matrix_v] = {shape.value_dim, shape.v_columns(), 0, 0, 0, 0};
   layout.matrices[matrix_o] = {shape.output_depth(), shape.has_output ? shape.output_dim : 0, 0, 0, 0, 0};
@@ -398,9 +482,9 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
     if (kind != PackedKind::plain_f32) {
       at = at + round_up(Count(panels_of(matrix.columns)) * Count(panel_bytes(matrix.depth, storage_of(kind))), 64);
     } else if (shape.has_one_input_width() && &matrix <= &layout.matrices[matrix_v]) {
-      // W_Q|W_K|W_V side by side, one product.
-      int64_t column = 0, columns = 0;
-      for (int i = matrix_q; i <= matrix_v; ++i) columns += layout.matrices[i].columns;
+      // W_Q|W_G|W_K|W_V side by side, one product.
+      int64_t column = 0;
+      const int64_t columns = shape.input_columns();
       for (const PackedMatrix *before = layout.matrices; before < &matrix; ++before) column += before->columns;
       const int64_t start = layout.matrices[matrix_q].weights_offset;
       matrix.weights_offset = start + column * static_cast<int64_t>(sizeof(float));
@@ -426,15 +510,16 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
   return layout;
 }
 
-void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const mha_layer_weights &weights, void *buffer) {
+void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const GivenWeights &given, void *buffer) {
   unsigned char *const bytes = static_cast<unsigned char *>(buffer);
   // Plain matrices are rounded up to whole cache lines. Clear what might be the last line of each before anything is copied.
   for (int i = 1; kind == PackedKind::plain_f32 && i <= num_matrices; ++i) {
     const int64_t end = i < num_matrices ? layout.matrices[i].weights_offset : layout.matrices[0].bias_offset;
-    const bool is_line_border = end % 64 == 0;  // not between the parts of W_Q|W_K|W_V
+    const bool is_line_border = end % 64 == 0;  // not between the parts of W_Q|W_G|W_K|W_V
     if (is_line_border) memset(bytes + end - 64, 0, 64);
   }
-  const bool stays_float = storage_of(kind) == Storage::f32 && weights.type == MHA_TYPE_F32;
+  // Rows of W_O whose heads are left out are none of pack_floats' tiles.
+  const bool stays_float = storage_of(kind) == Storage::f32 && given.arrays.type == MHA_TYPE_F32 && !given.arrays.kept_heads;
   // Behind the panels of fewer bits there may be gaps, and behind the scales columns that the caller does not have.
   if (storage_of(kind) != Storage::f32) memset(bytes, 0, static_cast<size_t>(layout.bytes));
   uint64_t sum = 0;
@@ -442,13 +527,10 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
     const MatrixName name = static_cast<MatrixName>(i);
     const PackedMatrix &matrix = layout.matrices[i];
     if (matrix.columns > 0 && stays_float)
-      sum += pack_floats(source_of(shape, weights, name), matrix, kind, bytes);
+      sum += pack_floats(source_of(shape, given, name), matrix, kind, bytes);
     else if (matrix.columns > 0)
-      pack_converted(source_of(shape, weights, name), matrix, kind, bytes);
-    float *const bias = reinterpret_cast<float *>(bytes + matrix.bias_offset);
-    memset(bias, 0, static_cast<size_t>(panels_of(matrix.columns) * panel_columns) * sizeof(float));
-    const float *const given = bias_of(shape, weights, name);
-    if (given && matrix.columns > 0) memcpy(bias, given, static_cast<size_t>(matrix.columns) * sizeof(float));
+      pack_converted(source_of(shape, given, name), matrix, kind, bytes);
+    pack_bias(shape, given, name, matrix, bytes);
   }
   finish_copying();
 
@@ -471,6 +553,8 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
   header.head_dim_v = shape.head_dim_v;
   header.scale = shape.scale;
   header.has_output = shape.has_output;
+  header.gate = shape.gate;
+  header.gate_dim = shape.gate_dim;
   header.header_checksum = header_checksum(header);
   memcpy(bytes, &header, sizeof header);
 }
@@ -511,7 +595,8 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
                        header.kind);
   }
   *shape = {header.query_dim, header.key_dim,    header.value_dim,  header.num_heads, header.num_kv_heads,
-            header.head_dim,  header.head_dim_v, header.output_dim, header.scale,     header.has_output != 0};
+            header.head_dim,  header.head_dim_v, header.output_dim, header.scale,     header.has_output != 0,
+            header.gate,      header.gate_dim};
   // Guards the bounds against a header that was made up: its checksum is no secret.
   const int64_t dims[] = {header.query_dim, header.key_dim,      header.value_dim, header.output_dim,
                           header.num_heads, header.num_kv_heads, header.head_dim,  header.head_dim_v};
@@ -524,6 +609,10 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
   is_sound = is_sound && header.num_heads * header.head_dim <= INT32_MAX && header.num_heads * header.head_dim_v <= INT32_MAX;
   is_sound = is_sound && header.scale - header.scale == 0.0f &&
              (header.has_output != 0 || header.output_dim == header.num_heads * header.head_dim_v);
+  is_sound = is_sound && header.gate <= MHA_GATE_SOFTPLUS &&
+             (header.gate == MHA_GATE_NONE
+                  ? header.gate_dim == 0
+                  : has_heads && (header.gate_dim == 1 || header.gate_dim == header.head_dim_v));
   is_sound = is_sound && (*kind != PackedKind::plain_f32 || shape->fits_sgemm());
   if (is_sound) *layout = packed_layout(*shape, *kind);
   if (!is_sound || layout->bytes < 0 || static_cast<uint64_t>(layout->bytes) != header.bytes) {

@@ -10,7 +10,7 @@ constexpr int64_t sgemm_rows = 512;  // rows that go through sgemm at once, whic
 // How a product is cut: blocks of rows, and under each of them groups of panels.
 struct Cut {
   int64_t block_rows, row_blocks;
-  int64_t group_panels, groups[3], groups_of_all_parts;
+  int64_t group_panels, groups[max_products], groups_of_all_parts;
 
   int64_t units() const { return row_blocks * groups_of_all_parts; }
 };
@@ -93,7 +93,7 @@ struct ProjectWork {
   const Kernels *kernels;
   const Product *products;
   Widening widening;
-  Cut cuts[3];
+  Cut cuts[max_products];
 };
 
 // Row block by row block, all panels of all parts under it: the rows stay in the cache.

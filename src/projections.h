@@ -7,9 +7,11 @@
 
 namespace mha {
 
-// One or more matrices multiplied by the same input rows: for self-attention W_Q|W_K|W_V, in one pass over the rows.
+constexpr int64_t max_products = 4;  // of a stage: W_Q, W_G, W_K and W_V
+
+// One or more matrices multiplied by the same input rows: for self-attention W_Q|W_G|W_K|W_V, in one pass over the rows.
 struct Product {
-  Projection parts[3];
+  Projection parts[max_products];
   int64_t num_parts;
   int64_t plain_stride;        // BLAS: of the parts' common matrix
   const float *plain_weights;  // BLAS: the first part's matrix; the others lie beside it

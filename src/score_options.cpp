@@ -164,6 +164,7 @@ mha_status check_score_options(Report &report, const mha_score_options *given, i
   options->softcap_inverse = o.softcap != 0.0f ? 1.0f / o.softcap : 0.0f;
   options->alibi_slopes = o.alibi_slopes;
   options->sinks = o.sinks;
+  options->head_scales = o.head_scales;
   options->bias = {o.bias, o.bias_type == MHA_TYPE_F16 ? Storage::f16 : Storage::f32, o.bias_batch_stride, o.bias_head_stride,
                    o.bias_row_stride};
   options->mask = {o.mask, Storage::int8, o.mask_batch_stride, o.mask_head_stride, o.mask_row_stride};
@@ -207,6 +208,11 @@ mha_status check_score_arrays(Report &report, uint32_t argument, const ScoreOpti
     if (options.sinks[head] < __builtin_inff()) continue;
     return report.fail(MHA_ERROR_INVALID_VALUE, argument, "score.sinks[%lld] is %g; it must be less than infinity",
                        static_cast<long long>(head), static_cast<double>(options.sinks[head]));
+  }
+  for (int64_t head = 0; options.head_scales && head < num_heads; ++head) {
+    if (is_finite(options.head_scales[head])) continue;
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "score.head_scales[%lld] is %g; it must be finite",
+                       static_cast<long long>(head), static_cast<double>(options.head_scales[head]));
   }
   return MHA_OK;
 }

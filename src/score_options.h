@@ -9,7 +9,7 @@ namespace mha {
 mha_status check_score_options(Report &report, const mha_score_options *given, int64_t num_heads, SequenceArguments *sequences,
                                ScoreOptions *options);
 
-// The arrays: slopes and sinks. Mask and bias may hold anything.
+// The arrays: slopes, sinks and head scales. Mask and bias may hold anything.
 mha_status check_score_arrays(Report &report, uint32_t argument, const ScoreOptions &options, int64_t num_heads);
 
 // Of mask, bias and groups, each element once.

@@ -9,8 +9,9 @@ namespace mha {
 SmallLayer small_layer_of(const mha_layer &layer) {
   const LayerShape &shape = layer.shape;
   const int64_t max_columns = std::max(shape.q_columns(), std::max(shape.k_columns(), shape.v_columns()));
-  const bool is_small = shape.has_heads() && layer.kernels->run_small && !layer.sgemm && layer.storage == Storage::f32 && shape.has_one_input_width() &&
-                        shape.query_dim <= small_columns && shape.output_dim <= small_columns && max_columns <= small_columns &&
+  const bool is_small = shape.has_heads() && shape.gate == MHA_GATE_NONE && layer.kernels->run_small && !layer.sgemm &&
+                        layer.storage == Storage::f32 && shape.has_one_input_width() && shape.query_dim <= small_columns &&
+                        shape.output_dim <= small_columns && max_columns <= small_columns &&
                         shape.context_columns() <= small_columns;
   SmallLayer small = {};
   if (!is_small) return small;
@@ -18,10 +19,10 @@ SmallLayer small_layer_of(const mha_layer &layer) {
   small.context_stride = blocks_of(std::max(max_columns, shape.context_columns()), key_block) * key_block + key_block;
   const bool has_wide_heads = std::max(shape.head_dim, shape.head_dim_v) > small_head_dim;
   small.max_rows = has_wide_heads ? small_wide_rows : std::min(small_rows, small_elements / small.stride);
-  for (int i = 0; i < num_matrices; ++i) {
-    const MatrixName name = static_cast<MatrixName>(i);
-    small.panels[i] = static_cast<const float *>(layer.weights(name));
-    small.bias[i] = layer.bias(name);
+  const MatrixName names[] = {matrix_q, matrix_k, matrix_v, matrix_o};
+  for (int i = 0; i < 4; ++i) {
+    small.panels[i] = static_cast<const float *>(layer.weights(names[i]));
+    small.bias[i] = layer.bias(names[i]);
   }
   small.depth = shape.query_dim;
   small.max_columns = max_columns;

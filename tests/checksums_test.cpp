@@ -262,6 +262,18 @@ class Cases {
     }
     Record("attention with norms", normalised);
 
+    problem = Sizes(2, 20, 300, 4, 2, 16, 12);
+    problem.gate = GateKind::kSigmoid;
+    problem.gate_dim = 12;
+    problem.gate_values = random.Uniforms(2 * 20 * 4 * 12, 16);
+    Attention("attention with a sigmoid of each element as its gate", problem);
+    problem.gate = GateKind::kSoftplus;
+    problem.gate_dim = 1;
+    problem.gate_values = random.Uniforms(2 * 20 * 4, 16);
+    problem.score.emplace();
+    problem.score->head_scales = {0.75f, 0.0f, -1.0f, 3.0f};
+    Attention("attention with head scales and a softplus of each head as its gate", problem);
+
     for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16}) {
       const std::string name = std::string("attention to keys and values given in ") + kTypeNames[type];
       Random random(type);
@@ -456,6 +468,16 @@ class Cases {
       m.w_o[11] = FromBits(kOtherNaN);
       for (size_t i = 0; i < m.w_k.size(); i++) m.w_k[i] = i % 16 < 4 ? m.w_k[i] * 0x1p-110f : i % 16 < 8 ? m.w_k[i] * 0x1p-12f : m.w_k[i];
       RecordLayer("layer with special weights" + of_type, m, DataOf(m, type));
+    }
+    {
+      LayerProblem m = ModelOf(105, 75, 4, 2, 12, 9, 70, true);
+      Random gate(105);
+      m.gate = GateKind::kSigmoid;
+      m.gate_dim = 9;
+      m.w_g = gate.Uniforms(75 * 36);
+      m.b_g = gate.Uniforms(36);
+      RecordLayer("layer with a gate", m, DataOf(m, MHA_TYPE_F32));
+      RecordBytes("packed layer with a gate", DataOf(m, MHA_TYPE_INT4).Pack());
     }
     // Weights as given in 16 bits, and codes of a quantiser.
     for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {

@@ -1,5 +1,5 @@
-// The contract's exp, log, rotation and storage as the specification has them, against float64. That the kernels compute the same bits
-// shows in the weights and lse of contract_test, and in rope_test and cache_test.
+// The contract's exp, log, sigmoid, softplus, rotation and storage as the specification has them, against float64. That the kernels
+// compute the same bits shows in the weights and lse of contract_test, and in gate_test, rope_test and cache_test.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -116,6 +116,45 @@ TEST(Log, KeepsNaN) {
   EXPECT_TRUE(std::isnan(spec::Fastest().log(-kNaN)));
 }
 
+// Every 61st float from 2^-30 on, of both signs, up to where exp(-|x|) becomes 0.
+template <typename Exact>
+Worst WorstOf(float (*function)(float), const Exact &exact) {
+  Worst worst;
+  for (uint32_t bits = Bits(0x1p-30f); bits <= Bits(-kCut); bits += 61) {
+    for (const float x : {FromBits(bits), -FromBits(bits)}) worst.Add(x, function(x), exact(static_cast<double>(x)));
+  }
+  return worst;
+}
+
+TEST(Sigmoid, IsWithinItsErrorBound) {
+  const auto exact = [](double x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x)); };
+  const Worst worst = WorstOf(spec::Fastest().sigmoid, exact);
+  std::printf("sigmoid: %.4f ulp at %a\n", worst.error, static_cast<double>(worst.x));
+  EXPECT_LE(worst.error, 2.41) << "at " << HexFloat(worst.x);
+}
+
+TEST(Softplus, IsWithinItsErrorBound) {
+  const Worst worst = WorstOf(spec::Fastest().softplus, [](double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); });
+  std::printf("softplus: %.4f ulp at %a\n", worst.error, static_cast<double>(worst.x));
+  EXPECT_LE(worst.error, 1.97) << "at " << HexFloat(worst.x);
+}
+
+TEST(Gates, DoNotOverflowAndKeepNaN) {
+  const spec::Functions &f = spec::Fastest();
+  for (const float x : {0x1p-149f, 1e-30f, 90.0f, 104.0f, 1e9f, 0x1p31f, 0x1p32f, std::numeric_limits<float>::max(), kInfinity}) {
+    const bool is_large = x > 1;
+    EXPECT_EQ(f.sigmoid(x), is_large ? 1.0f : 0.5f) << x;
+    EXPECT_EQ(f.sigmoid(-x), is_large ? 0.0f : 0.5f) << x;
+    EXPECT_EQ(f.softplus(x), is_large ? x : f.softplus(0.0f)) << x;
+    EXPECT_EQ(f.softplus(-x), is_large ? 0.0f : f.softplus(0.0f)) << x;
+  }
+  EXPECT_FLOAT_EQ(f.softplus(0.0f), 0.693147181f);
+  for (const float x : {kNaN, -kNaN}) {
+    EXPECT_TRUE(std::isnan(f.sigmoid(x)));
+    EXPECT_TRUE(std::isnan(f.softplus(x)));
+  }
+}
+
 // What is read back of one number.
 float Stored(support::Storage type, float x) {
   float read;
@@ -220,6 +259,10 @@ TEST(Functions, AreTheSameInBothCompilations) {
   for (uint32_t bits = Bits(0x1p-126f); bits <= Bits(std::numeric_limits<float>::max()); bits += 10'007) {
     const float x = FromBits(bits);
     ASSERT_EQ(Bits(spec::kBaseline.log(x)), Bits(spec::kHardwareFma.log(x))) << "log at " << HexFloat(x);
+    for (const float y : {x, -x}) {
+      ASSERT_EQ(Bits(spec::kBaseline.sigmoid(y)), Bits(spec::kHardwareFma.sigmoid(y))) << "sigmoid at " << HexFloat(y);
+      ASSERT_EQ(Bits(spec::kBaseline.softplus(y)), Bits(spec::kHardwareFma.softplus(y))) << "softplus at " << HexFloat(y);
+    }
   }
 #else
   GTEST_SKIP() << "there is one compilation only";

@@ -146,6 +146,15 @@ const LayerCase kConfigCases[] = {
     {"ScaleIsInfinite", [](auto &c) { c.config.scale = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
     {"ScaleIsMinusInfinity", [](auto &c) { c.config.scale = -kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
     {"WeightTypeIsFive", [](auto &c) { c.config.weight_type = 5; }, {MHA_ERROR_INVALID_VALUE, {1}, {"weight_type", "5"}}},
+    {"ConfigReservedIsSet", [](auto &c) { c.config.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"reserved"}}},
+    {"GateIsThree", [](auto &c) { c.config.gate = 3; }, {MHA_ERROR_INVALID_VALUE, {1}, {"gate is 3"}}},
+    {"GateDimWithoutGate", [](auto &c) { c.config.gate_dim = 5; }, {MHA_ERROR_SHAPE, {1}, {"gate_dim is 5"}}},
+    {"GateDimIsNegative",
+     [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.config.gate_dim = -5; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"gate_dim"}}},
+    {"GateDimIsNeitherHeadDimVNorOne",
+     [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.config.gate_dim = 3; },
+     {MHA_ERROR_SHAPE, {1}, {"gate_dim is 3", "head_dim_v (5)"}}},
     {"OutputDimWithoutOutputProjection",
      [](auto &c) { c.weights.w_o = c.weights.b_o = nullptr; },
      {MHA_ERROR_INVALID_VALUE, {1, 2}, {"output_dim", "w_o"}}},
@@ -171,6 +180,8 @@ const LayerCase kConfigCases[] = {
      {MHA_ERROR_TOO_LARGE, {1}, {}}},
 };
 INSTANTIATE_TEST_SUITE_P(Config, LayerErrors, testing::ValuesIn(kConfigCases), CaseName<LayerCase>);
+
+const uint8_t kNoHead[4] = {}, kOneAndTwoHeads[] = {0, 1, 1, 1}, kOneHeadEach[] = {0, 1, 1, 0};
 
 const LayerCase kWeightsCases[] = {
     {"NoWeights", [](auto &c) { c.weights.w_q = c.weights.w_k = c.weights.w_v = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_q"}}},
@@ -275,6 +286,31 @@ const LayerCase kWeightsCases[] = {
        c.weights.w_o = nullptr;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"b_o", "w_o"}}},
+    {"WGWithoutGate", [](auto &c) { c.weights.w_g = c.weights.w_q; }, {MHA_ERROR_INVALID_VALUE, {2}, {"w_g", "gate"}}},
+    {"BGWithoutWG",
+     [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.weights.b_g = c.weights.b_q; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"b_g", "w_g", "b_q"}}},
+    {"WGScalesWithoutCodes",
+     [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.weights.w_g = c.weights.w_q, c.weights.w_g_scales = c.weights.b_q; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_g_scales"}}},
+    {"WGStrideIsShorterThanARow",
+     [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.weights.w_g = c.weights.w_q, c.weights.w_g_stride = 19; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_g_stride", "19", "20"}}},
+    {"WQStrideIsShorterThanARowWithTheGate",
+     [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.weights.w_q_stride = 31; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_q_stride", "31", "32"}}},
+    {"NoHeadIsKept", [](auto &c) { c.weights.kept_heads = kNoHead; }, {MHA_ERROR_SHAPE, {2}, {"kept_heads", "at least one"}}},
+    {"KvHeadsKeepDifferentNumbersOfHeads",
+     [](auto &c) { c.weights.kept_heads = kOneAndTwoHeads; },
+     {MHA_ERROR_SHAPE, {2}, {"kept_heads keeps 2 of the heads 2 to 3 of kv head 1", "1 of those of kv head 0"}}},
+    {"KeptHeadsCutGroupsOfScales",
+     [](auto &c) {
+       c.config.weight_type = c.weights.type = MHA_TYPE_INT4;
+       c.weights.layout = MHA_LAYOUT_OUT_IN;
+       c.weights.w_q_scales = c.weights.w_k_scales = c.weights.w_v_scales = c.weights.w_o_scales = c.weights.b_q;
+       c.weights.kept_heads = kOneHeadEach;
+     },
+     {MHA_ERROR_SHAPE, {2}, {"kept_heads", "w_o", "head_dim_v is 5"}}},
     {"LayoutIsTwo", [](auto &c) { c.weights.layout = 2; }, {MHA_ERROR_INVALID_VALUE, {2}, {"layout"}}, kThatPack},
     {"LayoutHasHighBits", [](auto &c) { c.weights.layout = 0x80000000u; }, {MHA_ERROR_INVALID_VALUE, {2}, {"layout"}}, kThatPack},
     {"TypeOfWeightsIsFive", [](auto &c) { c.weights.type = 5; }, {MHA_ERROR_INVALID_VALUE, {2}, {"type", "5"}}, kThatPack},

@@ -149,6 +149,10 @@ TEST_P(PairOutputs, RandomCasesEqualTheirDefinition) {
     }
     FillNormal(&random, &problem);
     if (random.Chance(0.2)) problem.q[0] = FromBits(0xffd23456u);
+    if (random.Chance(0.3)) {
+      if (!problem.score) problem.score = ScoreArrays();
+      for (int64_t h = 0; h < problem.num_heads; h++) problem.score->head_scales.push_back(random.Coin() ? 0.0f : random.Normal());
+    }
     Chosen chosen;
     if (random.Coin()) chosen.heads = SomeOf(&random, problem.num_heads);
     if (random.Coin()) chosen.rows = SomeOf(&random, problem.n_q);

@@ -117,7 +117,8 @@ class Mha(unittest.TestCase):
     def test_names_have_the_numbers_of_the_header(self):
         header = (pathlib.Path(arguments.include) / "mha.h").read_text()
         for prefix, table in (("TYPE", mha.types), ("LAYOUT", mha.layouts), ("INSTRUCTION_SET", mha.instruction_set_names),
-                              ("CACHE", mha.cache_kinds), ("ROPE", mha.rope_styles), ("COLUMNS", mha.score_columns)):
+                              ("CACHE", mha.cache_kinds), ("ROPE", mha.rope_styles), ("COLUMNS", mha.score_columns),
+                              ("GATE", mha.gates)):
             for name, number in table.items():
                 self.assertRegex(header, rf"#define MHA_{prefix}_{name.upper()} {number}u\b")
 
@@ -632,6 +633,42 @@ class Mha(unittest.TestCase):
                        {"yarn_factor": 4.0, "original_positions": 64, "yarn_unrounded": 1}):
             with self.subTest(angles=angles):
                 self.assertLess(mha.Rope.tables(8, 9, **angles).sin[1, 3], plain.sin[1, 3])
+
+    def test_gates_are_what_numpy_computes(self):
+        x, w = floats(2, 7, width), {**self.w, "w_o": None}
+        context = mha.Layer(width, heads, **w).forward(x)
+        w_g, b_g = floats(width, width), floats(width)
+        g = x @ w_g + b_g
+        for gate, function in ("sigmoid", lambda g: 1 / (1 + np.exp(-g))), ("softplus", lambda g: np.log1p(np.exp(g))):
+            gated = mha.Layer(width, heads, **w, w_g=w_g, b_g=b_g, gate=gate).forward(x)
+            np.testing.assert_allclose(gated, context * function(g), rtol=0, atol=1e-5)
+            columns = [np.hstack(pair) for pair in zip(np.split(w["w_q"], heads, axis=1), np.split(w_g, heads, axis=1))]
+            b_q = np.ravel([np.concatenate(pair) for pair in zip(np.split(np.zeros(width, np.float32), heads), np.split(b_g, heads))])
+            in_q = mha.Layer(width, heads, **{**w, "w_q": np.hstack(columns)}, b_q=b_q, gate=gate)
+            self.assert_same(in_q.forward(x), gated)
+            self.assertEqual((in_q.shape["gate"], in_q.shape["gate_dim"]), (mha.gates[gate], width // heads))
+            single = mha.Layer(width, heads, **w, w_g=w_g[:, :heads].copy(), gate=gate, gate_dim=1).forward(x)
+            by_head = function(x @ w_g[:, :heads])[..., None] * context.reshape(2, 7, heads, -1)
+            np.testing.assert_allclose(single.reshape(by_head.shape), by_head, rtol=0, atol=1e-5)
+            q, values = floats(2, 7, heads, 8), floats(2, 7, 2 * heads, 8)[:, :, ::2]
+            plain = mha.attention(q, q, q)
+            np.testing.assert_allclose(mha.attention(q, q, q, gate=(gate, values)), plain * function(values), rtol=0, atol=1e-5)
+        with self.assertRaisesRegex(ValueError, "gate"):
+            mha.attention(q, q, q, gate=("sigmoid", values[:, :-1]))
+        with self.assertRaisesRegex(mha.Error, "gate_dim"):
+            mha.attention(q, q, q, gate=("sigmoid", np.ascontiguousarray(values[..., :3])))
+
+    def test_heads_are_left_out_of_a_call_and_of_a_layer(self):
+        x, kept = floats(5, width), np.arange(heads) % 2 == 0
+        scales = kept.astype(np.float32)
+        masked = self.layer.forward(x, score=mha.ScoreOptions(head_scales=scales), want=["lse"])
+        self.assertTrue(np.isinf(masked[1]["lse"][~kept]).all())
+        layer = mha.Layer(width, heads, **self.w, kept_heads=kept)
+        self.assertEqual((layer.shape["num_heads"], layer.shape["head_dim"]), (kept.sum(), width // heads))
+        np.testing.assert_allclose(layer.forward(x), masked[0], rtol=0, atol=1e-5)
+        for wrong in (np.ones(heads + 1, np.uint8), np.ones(heads, np.float32)):
+            with self.assertRaisesRegex((ValueError, TypeError), "kept_heads"):
+                mha.Layer(width, heads, **self.w, kept_heads=wrong)
 
     def test_wrong_score_options_are_refused(self):
         x = floats(6, width)

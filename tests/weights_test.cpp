@@ -19,6 +19,7 @@
 #include "spec/spec.h"
 #include "support/fixtures.h"
 #include "support/instruction_sets.h"
+#include "support/pruned.h"
 #include "support/rounds.h"
 #include "support/same_bits.h"
 #include "support/schedulers.h"
@@ -257,7 +258,7 @@ void Beside(std::vector<float> *all, int64_t rows, const std::vector<const std::
 }
 
 // A problem whose matrices are of its type already, to be given as they are.
-LayerData GivenAs(const LayerProblem &problem, uint32_t layout, bool is_fused, int64_t gap) {
+LayerData GivenAs(const LayerProblem &problem, uint32_t layout, bool is_fused, int64_t gap, bool gate_in_q = false) {
   LayerData given(problem, Place::kAnywhere);
   given.config.weight_type = static_cast<uint32_t>(problem.stored);
   mha_layer_weights &weights = given.weights;
@@ -279,17 +280,25 @@ LayerData GivenAs(const LayerProblem &problem, uint32_t layout, bool is_fused, i
     if (!s.empty()) *scales = reinterpret_cast<const float *>(keep(ScalesInMemory(problem.stored, s, out)));
   };
   const int64_t dim = problem.query_dim;
+  std::vector<float> w_q = problem.w_q, s_q = problem.s_q;
+  if (gate_in_q) {
+    w_q = WithGates(problem, w_q, problem.w_g, dim);
+    if (!s_q.empty()) s_q = WithGates(problem, s_q, problem.s_g, static_cast<int64_t>(s_q.size()) / problem.q_width());
+    weights.w_g = nullptr;
+    weights.b_g = nullptr;
+    if (!problem.b_q.empty()) weights.b_q = reinterpret_cast<const float *>(keep(Bytes(WithGates(problem, problem.b_q, problem.b_g, 1))));
+  } else if (problem.gate != GateKind::kNone) {
+    give(problem.w_g, problem.s_g, dim, problem.gate_width(), &weights.w_g, &weights.w_g_scales, &weights.w_g_stride);
+  }
+  const int64_t q_width = static_cast<int64_t>(w_q.size()) / dim;
   if (is_fused) {
     std::vector<float> w, s;
-    Beside(&w, dim, {&problem.w_q, &problem.w_k, &problem.w_v});
-    if (!problem.s_q.empty()) {
-      Beside(&s, static_cast<int64_t>(problem.s_q.size()) / problem.q_width(), {&problem.s_q, &problem.s_k, &problem.s_v});
-    }
+    Beside(&w, dim, {&w_q, &problem.w_k, &problem.w_v});
+    if (!s_q.empty()) Beside(&s, static_cast<int64_t>(s_q.size()) / q_width, {&s_q, &problem.s_k, &problem.s_v});
     weights.w_q = weights.w_k = weights.w_v = nullptr;
-    give(w, s, dim, problem.q_width() + problem.k_width() + problem.v_width(), &weights.w_qkv, &weights.w_qkv_scales,
-         &weights.w_qkv_stride);
+    give(w, s, dim, q_width + problem.k_width() + problem.v_width(), &weights.w_qkv, &weights.w_qkv_scales, &weights.w_qkv_stride);
   } else {
-    give(problem.w_q, problem.s_q, dim, problem.q_width(), &weights.w_q, &weights.w_q_scales, &weights.w_q_stride);
+    give(w_q, s_q, dim, q_width, &weights.w_q, &weights.w_q_scales, &weights.w_q_stride);
     give(problem.w_k, problem.s_k, problem.key_dim, problem.k_width(), &weights.w_k, &weights.w_k_scales, &weights.w_k_stride);
     give(problem.w_v, problem.s_v, problem.value_dim, problem.v_width(), &weights.w_v, &weights.w_v_scales, &weights.w_v_stride);
   }
@@ -320,6 +329,35 @@ TEST_P(StoredWeights, AreTakenAsTheyAreGiven) {
             ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), expected))
                 << NameOf(stored) << " layout " << layout << (is_fused ? " fused" : "") << " gap " << gap << " dim " << dim;
           }
+        }
+      }
+    }
+  }
+}
+
+// Both in one fused product: a gate, and heads that are left out.
+TEST_P(StoredWeights, OfAGateAndOfKeptHeadsAreTakenAsTheyAreGiven) {
+  Random random(7);
+  LayerProblem problem = RandomProblem(&random, 6, 66, 6, 3, 20, 64, 52);
+  problem.gate = GateKind::kSigmoid;
+  problem.gate_dim = 64;
+  FillNormal(&random, kAllBiases, true, &problem);
+  const std::vector<uint8_t> kept = {0, 1, 0, 0, 1, 0};
+  for (const Stored stored : {Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+    const LayerProblem converted = Converted(problem, stored), pruned = Pruned(converted, kept);
+    const Outputs expected = Specify(converted), expected_of_kept = Specify(pruned);
+    for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
+      if (stored == Stored::kInt4 && layout == MHA_LAYOUT_IN_OUT) continue;
+      for (const bool is_fused : {false, true}) {
+        for (const bool gate_in_q : {false, true}) {
+          const std::string what = std::string(NameOf(stored)) + " layout " + std::to_string(layout) + (is_fused ? " fused" : "") +
+                                   (gate_in_q ? " gate in W_Q" : "");
+          const Layer all = MakeLayer(GivenAs(converted, layout, is_fused, 6, gate_in_q), instruction_set());
+          ASSERT_TRUE(SameBits(Forward(all.get(), problem, {}), expected)) << what;
+          LayerData data = GivenAs(converted, layout, is_fused, 6, gate_in_q);
+          data.weights.kept_heads = kept.data();
+          const Layer some = MakeLayer(std::move(data), instruction_set());
+          ASSERT_TRUE(SameBits(Forward(some.get(), pruned, {}), expected_of_kept)) << what << " of kept heads";
         }
       }
     }

@@ -54,12 +54,22 @@ MHA_INLINE Range keys_of_rows(const Unit &unit, int64_t begin, int64_t end) {
 MHA_INLINE Unit unit_after(const Unit &unit) {
   const Attention &call = unit.call;
   if (unit.kv_head + 1 < call.num_kv_heads) {
-    return {call, unit.sequence, unit.sequence_index, unit.kv_head + 1, unit.query_begin, unit.group, unit.num_rows, unit.scratch};
+    return unit_of(call, unit.sequence, unit.kv_head + 1, unit.query_begin, unit.queries, unit.heads, unit.scratch);
   }
   const bool is_last = &unit.sequence + 1 == call.sequences + call.batch;
   const Sequence &next = is_last ? unit.sequence : *(&unit.sequence + 1);
-  const int64_t rows = is_last ? 0 : max(0, min(next.n_q - unit.query_begin, call.block_queries)) * unit.group;
-  return {call, next, next.in_arrays, 0, unit.query_begin, unit.group, rows, unit.scratch};
+  const int64_t queries = is_last ? 0 : max(0, min(next.n_q - unit.query_begin, call.block_queries));
+  return unit_of(call, next, 0, unit.query_begin, queries, unit.heads, unit.scratch);
+}
+
+// The heads whose scale is 0, as padding.
+MHA_NOINLINE inline void clear_heads(const Unit &unit) {
+  unit.for_each_left_out([&](const Row &row) {
+    const size_t width = static_cast<size_t>(unit.call.head_dim_v);
+    __builtin_memset(unit.output(row), 0, width * static_cast<size_t>(bytes_of(unit.call.output_storage)));
+    if (float *const tap = unit.context_tap(row)) __builtin_memset(tap, 0, width * sizeof(float));
+    if (unit.call.lse) unit.call.lse[unit.output_row(row)] = -infinity;
+  });
 }
 
 // The keys of its first chunk.
@@ -164,6 +174,7 @@ inline bool merge_splits(const Unit &unit, int64_t index, int64_t part) {
 template <class V>
 void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block, int64_t part, float *scratch) {
   const Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
+  if (unit.group != unit.heads && part == 0) clear_heads(unit);
   if (unit.num_rows == 0) return;
   Range keys = keys_of_rows(unit, 0, unit.num_rows);
   if (call.options.groups.of_rows) keys = keys_of_groups(unit, 0, unit.num_rows, 0, keys);

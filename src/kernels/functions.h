@@ -1,4 +1,4 @@
-// exp, tanh, log and the canonical form: CONTRACT.md, sections 1, 11, 12 and 14, operation by operation.
+// exp, tanh, log, sigmoid, softplus and the canonical form: CONTRACT.md, sections 1, 11, 12, 14 and 16, operation by operation.
 #pragma once
 
 #include "kernels/ops.h"
@@ -58,6 +58,26 @@ MHA_INLINE V tanh_of(V x) {
   const V e = exp_of(all<V>(-2.0f) * size);
   const V elsewhere = one - quotient_of(e + e, one + e);
   return value_if_less(size, all<V>(0x1.333334p-1f), near_zero, value_if_less(x, zero, zero - elsewhere, elsewhere));
+}
+
+// 1 / (1 + exp(-x)) of a canonical x
+template <class V>
+MHA_INLINE V sigmoid_of(V x) {
+  const V zero = all<V>(0.0f), one = all<V>(1.0f), e = exp_of(zero - max_of(x, zero - x));
+  return quotient_of(value_if_less(x, zero, e, one), one + e);
+}
+
+// log(1 + exp(x)) of a canonical x
+template <class V>
+MHA_INLINE V softplus_of(V x) {
+  const V zero = all<V>(0.0f), e = exp_of(zero - max_of(x, zero - x));
+  const V s = quotient_of(e, all<V>(2.0f) + e), z = s * s;
+  V r = mul_add(all<V>(0x1.1ed7bep-2f), z, all<V>(0x1.1ebd0ep-2f));
+  r = mul_add(r, z, all<V>(0x1.99d208p-2f));
+  r = mul_add(r, z, all<V>(0x1.555502p-1f));
+  r = r * z;
+  const V h = (all<V>(0.5f) * e) * e;
+  return max_of(x, zero) + (e - (h - s * (h + r)));
 }
 
 // log(x) for normal x > 0 or NaN

@@ -46,7 +46,9 @@ MHA_NOINLINE inline void write_weights(const Unit &unit, const Row &row, int64_t
   }
   if (pairs.mean_weights) {
     float *const means = pairs.mean_weights + (unit.sequence_index * call.n_q + unit.array_row(row)) * call.n_kv + column;
-    const bool is_last = row.head == call.num_heads - 1;
+    int64_t last = call.num_heads - 1;
+    while (!unit.is_computed(last)) --last;
+    const bool is_last = row.head == last;
     const float factor = 1.0f / static_cast<float>(call.num_heads);
     for (int64_t j = 0; j < count; ++j) {
       const float sum = canonical(means[j] + s[j]);
@@ -97,6 +99,8 @@ inline void clear_inspected(const Unit &unit, const Row &row, int64_t begin, int
 template <class V>
 void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block, float *scratch) {
   const Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
+  if (unit.group != unit.heads) unit.for_each_left_out([&](const Row &row) { clear_inspected(unit, row, 0, call.n_kv); });
+  if (unit.num_rows == 0) return;
   float *const scores = unit.scratch + call.scratch.scores;
   const bool wants_all = call.pairs.has_all();
   copy_queries<V>(unit, 0, unit.num_rows);

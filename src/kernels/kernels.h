@@ -184,6 +184,7 @@ struct ScoreOptions {
   int64_t relative_left, relative_right;
   const float *q_scales;  // of sequence b and row i of its array at b * q_scales_stride + i; null: none
   int64_t q_scales_stride;
+  const float *head_scales;           // [num_heads] factors of the context, 0 of heads that are not computed; null: all 1
   PairArray bias, mask;  // mask: bytes
   PositionGroups groups;
 };
@@ -198,6 +199,13 @@ struct PairOutputs {
 
   bool has_all() const { return scores || scaled_scores || softcapped_scores || masked_scores || weights || mean_weights || key_sums; }
   bool has_any() const { return has_all() || chosen_weights; }
+};
+
+// What rows of the context are multiplied by (CONTRACT.md, section 10); see mha_gate.
+struct Gate {
+  StridedRows values;  // base null: no gate
+  bool is_sigmoid;     // else softplus
+  bool is_single;      // one number for a head, else head_dim_v
 };
 
 // The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has so many rows:
@@ -243,11 +251,12 @@ struct Attention {
   float scale;
   int64_t window_left, window_right;  // the query at position p attends to the keys at p - window_left .. p + window_right
   ScoreOptions options;
+  Gate gate;
   const Sequence *sequences;          // [batch]
   StridedRows q;
   Preparation prepare_q, prepare_k, prepare_v;  // of keys and values only where they are plain, others are prepared already
   KeyValues k, v;
-  void *output;  // canonical context rows
+  void *output;  // canonical context rows, gated
   Storage output_storage;
   int64_t output_batch_stride, output_row_stride, output_head_stride;
   float *lse, *context;  // optional outputs, contiguous as in mha.h

@@ -86,6 +86,35 @@ inline void add_sink(const Unit &unit, const Row &row) {
   for (int64_t c = 0; c < unit.call.head_dim_v_padded; c += V::size) store(o + c, mul_add(load<V>(o + c), all<V>(a), all<V>(0.0f)));
 }
 
+// x = canon(x * factor)
+template <class V>
+MHA_NOINLINE void scale_context(float factor, int64_t count, float *x) {
+  int64_t c = 0;
+  for (; c + static_cast<int64_t>(V::size) <= count; c += V::size) store(x + c, canonical(load<V>(x + c) * all<V>(factor)));
+  for (; c < count; ++c) x[c] = canonical(x[c] * factor);
+}
+
+template <class V>
+MHA_INLINE V factor_of(const Gate &gate, V g) {
+  g = canonical_nan(g);
+  return gate.is_sigmoid ? sigmoid_of(g) : softplus_of(g);
+}
+
+// A row of the context times the function of its gate.
+template <class V>
+MHA_NOINLINE void apply_gate(const Unit &unit, const Row &row, float *x) {
+  const Gate &gate = unit.call.gate;
+  const float *const g = static_cast<const float *>(gate.values.base) + unit.sequence_index * gate.values.batch_stride +
+                         unit.array_row(row) * gate.values.row_stride + row.head * gate.values.head_stride;
+  const int64_t width = unit.call.head_dim_v;
+  if (gate.is_single) return scale_context<V>(factor_of(gate, Scalar{g[0]}).x, width, x);
+  int64_t c = 0;
+  for (; c + static_cast<int64_t>(V::size) <= width; c += V::size) {
+    store(x + c, canonical(load<V>(x + c) * factor_of(gate, load<V>(g + c))));
+  }
+  for (; c < width; ++c) x[c] = canonical(x[c] * factor_of(gate, Scalar{g[c]}).x);
+}
+
 template <class V>
 inline void finish(const Unit &unit, const Row &row) {
   const Attention &call = unit.call;
@@ -103,12 +132,12 @@ inline void finish(const Unit &unit, const Row &row) {
     store(o + c, is_empty ? all<V>(0.0f) : canonical(load<V>(o + c) * inverse));
     for (; c < call.head_dim_v; ++c) out[c] = o[c];
   }
-  if (is_narrowed) narrow_row(call.output_storage, o, call.head_dim_v, unit.output(row));
-  if (call.context) {
-    float *const tap =
-        call.context + ((unit.sequence_index * call.n_q + unit.array_row(row)) * call.num_heads + row.head) * call.head_dim_v;
+  if (call.options.head_scales) scale_context<V>(call.options.head_scales[row.head], call.head_dim_v, out);
+  if (float *const tap = unit.context_tap(row)) {
     for (int64_t i = 0; i < call.head_dim_v; ++i) tap[i] = out[i];
   }
+  if (call.gate.values.base && !is_empty) apply_gate<V>(unit, row, out);
+  if (is_narrowed) narrow_row(call.output_storage, o, call.head_dim_v, unit.output(row));
   if (call.row_maxima) {
     call.row_maxima[unit.output_row(row)] = *unit.m(0, row.index);
     call.row_sums[unit.output_row(row)] = l;

@@ -21,28 +21,46 @@ struct Range {
   int64_t begin, end;
 };
 
-// Row r is query query_begin + r / group of query head kv_head * group + r % group, so that neighbours have almost the same keys to attend
-// to.
+// Row r is query query_begin + r / group of query head first_head + r % group, so that neighbours have almost the same keys to attend to.
+// Where head scales of 0 leave heads out, it is that of the heads that are computed.
 struct Unit {
   const Attention &call;
   const Sequence &sequence;
   int64_t sequence_index;  // in the caller's arrays and the outputs
-  int64_t kv_head, query_begin;
-  int64_t group;  // query heads per kv head
+  int64_t kv_head, query_begin, queries;
+  int64_t heads;       // query heads of the kv head
+  int64_t group;       // those of them that are computed
+  int64_t first_head;  // of all of them
   int64_t num_rows;
   float *scratch;
 
   MHA_INLINE Row row(int64_t index) const {
-    if (group == 1) return {index, query_begin + index, kv_head};
+    if (group != heads) return row_of_computed_heads(index);
+    if (group == 1) return {index, query_begin + index, first_head};
     const uint32_t query = static_cast<uint32_t>(index) / static_cast<uint32_t>(group);  // a quicker division than that of 64 bits
-    return {index, query_begin + query, kv_head * group + index - query * group};
+    return {index, query_begin + query, first_head + index - query * group};
   }
   MHA_INLINE void advance(Row *row) const {
     ++row->index;
-    if (++row->head < (kv_head + 1) * group) return;
+    if (group != heads) return static_cast<void>(*row = row_of_computed_heads(row->index));
+    if (++row->head < first_head + group) return;
     row->head -= group;
     ++row->query;
   }
+  MHA_NOINLINE Row row_of_computed_heads(int64_t index) const {
+    int64_t place = index % group, head = first_head;
+    while (!is_computed(head) || place-- != 0) ++head;
+    return {index, query_begin + index / group, head};
+  }
+  // Calls function(row) for the rows of the other heads.
+  template <class Function>
+  MHA_INLINE void for_each_left_out(const Function &function) const {
+    for (int64_t i = 0; i < queries * heads; ++i) {
+      const Row row = {0, query_begin + i / heads, first_head + i % heads};
+      if (!is_computed(row.head)) function(row);
+    }
+  }
+  MHA_INLINE bool is_computed(int64_t head) const { return !call.options.head_scales || call.options.head_scales[head] != 0.0f; }
 
   // Where the row stands in its sequence. Compared before it is added: q_start may be as large as an int64_t can be.
   MHA_INLINE int64_t position_of(const Row &row) const {
@@ -77,16 +95,33 @@ struct Unit {
     return element_at(call.output, call.output_storage, sequence_index * call.output_batch_stride +
                                                             array_row(row) * call.output_row_stride + row.head * call.output_head_stride);
   }
+  // Null if it was not asked for.
+  MHA_INLINE float *context_tap(const Row &row) const {
+    const int64_t at = ((sequence_index * call.n_q + array_row(row)) * call.num_heads + row.head) * call.head_dim_v;
+    return call.context ? call.context + at : nullptr;
+  }
   // Number of the row in an output [batch, num_heads, n_q].
   MHA_INLINE int64_t output_row(const Row &row) const { return (sequence_index * call.num_heads + row.head) * call.n_q + array_row(row); }
 };
+
+// heads: query heads of each kv head.
+MHA_INLINE Unit unit_of(const Attention &call, const Sequence &sequence, int64_t kv_head, int64_t query_begin, int64_t queries,
+                        int64_t heads, float *scratch) {
+  Unit unit = {call,  sequence, sequence.in_arrays, kv_head, query_begin, queries, heads, heads, kv_head * heads, queries * heads, scratch};
+  if (call.options.head_scales) {
+    unit.group = 0;
+    for (int64_t head = unit.first_head; head < unit.first_head + heads; ++head) unit.group += unit.is_computed(head);
+    unit.num_rows = queries * unit.group;
+  }
+  return unit;
+}
 
 // It may have no rows.
 MHA_INLINE Unit unit_of(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block, float *scratch) {
   const Sequence &sequence = call.sequences[sequence_index];
   const int64_t query_begin = block * call.block_queries, queries = max(0, min(call.block_queries, sequence.n_q - query_begin));
-  const int64_t group = call.num_heads == call.num_kv_heads ? 1 : call.num_heads / call.num_kv_heads;
-  return {call, sequence, sequence.in_arrays, kv_head, query_begin, group, queries * group, scratch};
+  const int64_t heads = call.num_heads == call.num_kv_heads ? 1 : call.num_heads / call.num_kv_heads;
+  return unit_of(call, sequence, kv_head, query_begin, queries, heads, scratch);
 }
 
 }  // namespace

@@ -54,6 +54,24 @@ T FinishedScore(const AttentionShape &shape, int64_t h, int64_t i, int64_t j, T 
   return IsMasked(shape, i, j) ? -std::numeric_limits<T>::infinity() : s;
 }
 
+// Of the gate's number g.
+template <typename T>
+T GateFactor(support::GateKind kind, T g) {
+  if (kind == support::GateKind::kSigmoid) return g < 0 ? std::exp(g) / (1 + std::exp(g)) : 1 / (1 + std::exp(-g));
+  return std::max(g, T(0)) + std::log1p(std::exp(-std::fabs(g)));
+}
+
+// The gate of element d of head h in row i, one number for all elements or one for each.
+template <typename T>
+T GateOf(const AttentionShape &shape, const std::vector<T> &gate, int64_t i, int64_t h, int64_t d) {
+  const int64_t at = (i * shape.num_heads + h) * shape.gate.dim + (shape.gate.dim == 1 ? 0 : d);
+  return gate.empty() ? T(shape.gate.values[at]) : gate[at];
+}
+
+double HeadScale(const AttentionShape &shape, int64_t h) {
+  return shape.score && shape.score->head_scales ? double(shape.score->head_scales[h]) : 1.0;
+}
+
 // y [rows, out] = x [rows, in] w [in, out] + b [out]
 template <typename T, typename X>
 std::vector<T> Project(const X *x, const float *w, const float *b, int64_t rows, int64_t in, int64_t out) {
@@ -130,7 +148,8 @@ template Prepared<double> PrepareRows(const AttentionShape &, const std::vector<
                                       const std::vector<double> &);
 
 template <typename T>
-Attention<T> AttentionForward(const AttentionShape &shape, const std::vector<T> &q, const std::vector<T> &k, const std::vector<T> &v) {
+Attention<T> AttentionForward(const AttentionShape &shape, const std::vector<T> &q, const std::vector<T> &k, const std::vector<T> &v,
+                              const std::vector<T> &gate) {
   const int64_t n_q = shape.n_q, n_kv = shape.n_kv, num_heads = shape.num_heads, num_kv_heads = shape.num_kv_heads;
   const int64_t head_dim = shape.head_dim, head_dim_v = shape.head_dim_v;
   const T infinity = std::numeric_limits<T>::infinity();
@@ -181,7 +200,16 @@ Attention<T> AttentionForward(const AttentionShape &shape, const std::vector<T> 
         const T *v_jg = v.data() + (j * num_kv_heads + g) * head_dim_v;  // (head_dim_v)
         for (int64_t d = 0; d < head_dim_v; d++) context_ih[d] += weights_hi[j] * v_jg[d];
       }
+      for (int64_t d = 0; d < head_dim_v; d++) context_ih[d] *= T(HeadScale(shape, h));
+      if (HeadScale(shape, h) != 0) continue;  // as if it had no keys
+      std::fill_n(weights_hi, n_kv, T(0));
+      result.lse[h * n_q + i] = -infinity;
     }
+  }
+  result.gated = result.context;
+  for (int64_t n = 0; shape.gate.kind != support::GateKind::kNone && n < n_q * num_heads * head_dim_v; n++) {
+    const int64_t i = n / head_dim_v / num_heads, h = n / head_dim_v % num_heads;
+    result.gated[n] *= GateFactor<T>(shape.gate.kind, GateOf(shape, gate, i, h, n % head_dim_v));
   }
   return result;
 }
@@ -193,17 +221,18 @@ Layer<T> LayerForward(const LayerShape &shape, const LayerWeights &weights, cons
   result.q = Project<T>(query, weights.w_q, weights.b_q, a.n_q, shape.query_dim, a.num_heads * a.head_dim);
   result.k = Project<T>(key, weights.w_k, weights.b_k, a.n_kv, shape.key_dim, a.num_kv_heads * a.head_dim);
   result.v = Project<T>(value, weights.w_v, weights.b_v, a.n_kv, shape.value_dim, a.num_kv_heads * a.head_dim_v);
-  result.attention = AttentionForward<T>(a, result.q, result.k, result.v);
-  const std::vector<T> &context = result.attention.context;
+  if (weights.w_g) result.gate = Project<T>(query, weights.w_g, weights.b_g, a.n_q, shape.query_dim, a.num_heads * a.gate.dim);
+  result.attention = AttentionForward<T>(a, result.q, result.k, result.v, result.gate);
+  const std::vector<T> &context = result.attention.gated;
   result.y =
       weights.w_o ? Project<T>(context.data(), weights.w_o, weights.b_o, a.n_q, a.num_heads * a.head_dim_v, shape.output_dim) : context;
   return result;
 }
 
 template Attention<float> AttentionForward(const AttentionShape &, const std::vector<float> &, const std::vector<float> &,
-                                           const std::vector<float> &);
+                                           const std::vector<float> &, const std::vector<float> &);
 template Attention<double> AttentionForward(const AttentionShape &, const std::vector<double> &, const std::vector<double> &,
-                                            const std::vector<double> &);
+                                            const std::vector<double> &, const std::vector<double> &);
 template Layer<float> LayerForward(const LayerShape &, const LayerWeights &, const float *, const float *, const float *);
 template Layer<double> LayerForward(const LayerShape &, const LayerWeights &, const float *, const float *, const float *);
 
@@ -230,6 +259,9 @@ template Layer<double> LayerForward(const LayerShape &, const LayerWeights &, co
 // What score options add: a softcap passes the error of s on at most once, and adds the roundings of a product, of tanh (1.45 ulp) and of
 // another product, of at most |s|; ALiBi and biases are three sums more, whose terms count in S; a factor of the query is one rounding
 // more, and counts in S and D; a sink is a term more of the sum.
+//
+// A head's scale is one product more. So is a gate, whose factor f(g) is off by at most 2.5 ulp, or by the smallest normal number; its
+// slope is at most 1, so an error of g passes on at most once.
 //
 // lse = log of the sum of exp(s_j): an error of all s_j passes on at most once, and that of l relative becomes absolute, together G / 2;
 // then the roundings of log (0.84 ulp) and of m + log(l).
@@ -277,7 +309,8 @@ std::vector<double> BoundProjection(const std::vector<double> &x, const std::vec
 
 AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<double> &q, const std::vector<double> &k,
                               const std::vector<double> &v, const std::vector<double> &q_error, const std::vector<double> &k_error,
-                              const std::vector<double> &v_error, const Attention<double> &exact) {
+                              const std::vector<double> &v_error, const Attention<double> &exact, const std::vector<double> &gate,
+                              const std::vector<double> &gate_error) {
   const int64_t n_q = shape.n_q, n_kv = shape.n_kv, num_heads = shape.num_heads, num_kv_heads = shape.num_kv_heads;
   const int64_t head_dim = shape.head_dim, head_dim_v = shape.head_dim_v;
   const double scale = std::fabs(ScaleOf<double>(shape));
@@ -286,6 +319,7 @@ AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<dou
   bound.weights.resize(exact.weights.size());
   bound.lse.resize(exact.lse.size());
   bound.context.resize(exact.context.size());
+  bound.gated.resize(exact.context.size());
 
   for (int64_t h = 0; h < num_heads; h++) {
     const int64_t g = h / (num_heads / num_kv_heads);
@@ -332,7 +366,15 @@ AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<dou
           passed_on += weights_hi[j] * v_d_error;
           small += kSmallestNormal * (std::fabs(v[at_v]) + v_d_error) + kSmallest;
         }
-        bound.context[(i * num_heads + h) * head_dim_v + d] = G * sum + passed_on + small;
+        const int64_t at = (i * num_heads + h) * head_dim_v + d;
+        const double c = std::fabs(exact.context[at]);
+        bound.context[at] = std::fabs(HeadScale(shape, h)) * (G * sum + passed_on + small) + kEps * c;
+        bound.gated[at] = bound.context[at];
+        if (shape.gate.kind == support::GateKind::kNone) continue;
+        const double f = GateFactor<double>(shape.gate.kind, GateOf(shape, gate, i, h, d));
+        const int64_t at_gate = (i * num_heads + h) * shape.gate.dim + (shape.gate.dim == 1 ? 0 : d);
+        const double f_error = 3 * kEps * f + kSmallestNormal + error_of(gate_error, at_gate);
+        bound.gated[at] = (c + bound.context[at]) * f_error + bound.context[at] * f + kEps * c * f + kSmallest;
       }
     }
   }
@@ -350,10 +392,12 @@ LayerBound BoundLayer(const LayerShape &shape, const LayerWeights &weights, cons
   bound.q = bound_input(query, weights.w_q, weights.b_q, a.n_q, shape.query_dim, a.num_heads * a.head_dim);
   bound.k = bound_input(key, weights.w_k, weights.b_k, a.n_kv, shape.key_dim, a.num_kv_heads * a.head_dim);
   bound.v = bound_input(value, weights.w_v, weights.b_v, a.n_kv, shape.value_dim, a.num_kv_heads * a.head_dim_v);
-  bound.attention = BoundAttention(a, exact.q, exact.k, exact.v, bound.q, bound.k, bound.v, exact.attention);
-  bound.y = weights.w_o ? BoundProjection(exact.attention.context, bound.attention.context, weights.w_o, weights.b_o, a.n_q, merged_dim,
+  if (weights.w_g) bound.gate = bound_input(query, weights.w_g, weights.b_g, a.n_q, shape.query_dim, a.num_heads * a.gate.dim);
+  bound.attention =
+      BoundAttention(a, exact.q, exact.k, exact.v, bound.q, bound.k, bound.v, exact.attention, exact.gate, bound.gate);
+  bound.y = weights.w_o ? BoundProjection(exact.attention.gated, bound.attention.gated, weights.w_o, weights.b_o, a.n_q, merged_dim,
                                           shape.output_dim)
-                        : bound.attention.context;
+                        : bound.attention.gated;
   return bound;
 }
 

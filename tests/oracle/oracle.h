@@ -17,6 +17,7 @@ struct Attention {
   std::vector<T> weights;  // [num_heads, n_q, n_kv]
   std::vector<T> lse;      // [num_heads, n_q]
   std::vector<T> context;  // [n_q, num_heads, head_dim_v]
+  std::vector<T> gated;    // likewise, behind the gate, if there is one
 };
 
 template <typename T>
@@ -24,6 +25,7 @@ struct Layer {
   std::vector<T> q;  // [n_q, num_heads, head_dim]
   std::vector<T> k;  // [n_kv, num_kv_heads, head_dim]
   std::vector<T> v;  // [n_kv, num_kv_heads, head_dim_v]
+  std::vector<T> gate;  // [n_q, num_heads, gate.dim]
   Attention<T> attention;
   std::vector<T> y;  // [n_q, output_dim], or [n_q, num_heads * head_dim_v] without w_o
 };
@@ -38,10 +40,10 @@ struct Prepared {
 template <typename T>
 Prepared<T> PrepareRows(const support::AttentionShape &shape, const std::vector<T> &q, const std::vector<T> &k, const std::vector<T> &v);
 
-// Of rows that are prepared already. T is float or double.
+// Of rows that are prepared already. T is float or double. gate: [n_q, num_heads, shape.gate.dim]; empty = that of the shape.
 template <typename T>
 Attention<T> AttentionForward(const support::AttentionShape &shape, const std::vector<T> &q, const std::vector<T> &k,
-                              const std::vector<T> &v);
+                              const std::vector<T> &v, const std::vector<T> &gate = {});
 
 template <typename T>
 Layer<T> LayerForward(const support::LayerShape &shape, const support::LayerWeights &weights, const float *query, const float *key,
@@ -53,12 +55,14 @@ struct AttentionBound {
   std::vector<double> weights;  // [num_heads, n_q, n_kv]
   std::vector<double> lse;      // [num_heads, n_q]
   std::vector<double> context;  // [n_q, num_heads, head_dim_v]
+  std::vector<double> gated;    // likewise
 };
 
 struct LayerBound {
   std::vector<double> q;
   std::vector<double> k;
   std::vector<double> v;
+  std::vector<double> gate;
   AttentionBound attention;
   std::vector<double> y;
 };
@@ -67,7 +71,8 @@ struct LayerBound {
 // empty = none.
 AttentionBound BoundAttention(const support::AttentionShape &shape, const std::vector<double> &q, const std::vector<double> &k,
                               const std::vector<double> &v, const std::vector<double> &q_error, const std::vector<double> &k_error,
-                              const std::vector<double> &v_error, const Attention<double> &exact);
+                              const std::vector<double> &v_error, const Attention<double> &exact, const std::vector<double> &gate = {},
+                              const std::vector<double> &gate_error = {});
 
 // exact is LayerForward<double> of the same inputs.
 LayerBound BoundLayer(const support::LayerShape &shape, const support::LayerWeights &weights, const float *query, const float *key,

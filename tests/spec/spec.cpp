@@ -14,6 +14,7 @@ namespace spec {
 namespace {
 
 using support::AttentionShape;
+using support::GateKind;
 using support::LayerShape;
 using support::LayerWeights;
 using support::Norm;
@@ -402,6 +403,27 @@ float Tanh(float x) {
   return x < 0.0f ? 0.0f - y : y;
 }
 
+// ---- 16. sigmoid and softplus
+
+float Sigmoid(float x) {
+  const float a = x > 0.0f - x ? x : 0.0f - x;
+  const float e = Exp(0.0f - a);
+  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+
+float Softplus(float x) {
+  const float a = x > 0.0f - x ? x : 0.0f - x;
+  const float e = Exp(0.0f - a);
+  const float s = e / (2.0f + e);
+  const float z = s * s;
+  float r = Fma(0x1.1ed7bep-2f, z, 0x1.1ebd0ep-2f);
+  r = Fma(r, z, 0x1.99d208p-2f);
+  r = Fma(r, z, 0x1.555502p-1f);
+  r = r * z;
+  const float h = (0.5f * e) * e;
+  return (x > 0.0f ? x : 0.0f) + (e - (h - s * (h + r)));
+}
+
 // ---- 8. Chunks
 
 // A kv head's values as they are taken: numbers [n_kv, head_dim_v], and a factor of each row where scales [n_kv] is not null.
@@ -520,11 +542,19 @@ void BiasAndMask(const AttentionShape &shape, int64_t h, int64_t i, float *s) {
   }
 }
 
-void FinishRow(const AttentionShape &shape, int64_t i, const float *s, const State &state, float *context, float *lse, float *weights) {
+void FinishRow(const AttentionShape &shape, int64_t h, int64_t i, const float *s, const State &state, float *context, float *gated,
+               float *lse, float *weights) {
   const bool empty = IsEmpty(state);
   const float inv = 1.0f / state.l;
-  if (context) {
-    for (int64_t d = 0; d < shape.head_dim_v; d++) context[d] = empty ? 0.0f : Canon(state.o[d] * inv);
+  for (int64_t d = 0; d < shape.head_dim_v; d++) {
+    float x = empty ? 0.0f : Canon(state.o[d] * inv);
+    if (!empty && shape.score && shape.score->head_scales) x = Canon(x * shape.score->head_scales[h]);
+    if (context) context[d] = x;
+    if (!empty && shape.gate.kind != GateKind::kNone) {
+      const float g = shape.gate.values[(i * shape.num_heads + h) * shape.gate.dim + (shape.gate.dim == 1 ? 0 : d)];
+      x = Canon(x * (shape.gate.kind == GateKind::kSigmoid ? Sigmoid(g) : Softplus(g)));
+    }
+    if (gated) gated[d] = x;
   }
   if (lse) *lse = empty ? -kInfinity : Canon(state.m + Log(state.l));
   if (weights) {
@@ -541,6 +571,24 @@ void TapRow(const AttentionShape &shape, int64_t i, const float *dots, const flo
     if (outputs.scaled_scores) outputs.scaled_scores[at + j] = Canon(scaled[j]);
     if (outputs.softcapped_scores) outputs.softcapped_scores[at + j] = Canon(capped[j]);
     if (outputs.masked_scores) outputs.masked_scores[at + j] = IsMasked(shape, i, j) ? -kInfinity : Canon(s[j]);
+  }
+}
+
+// A row of a head of scale 0: as padding.
+void LeaveOutRow(const AttentionShape &shape, int64_t h, int64_t i, const AttentionOutputs &outputs) {
+  const int64_t row = h * shape.n_q + i;
+  for (int64_t d = 0; d < shape.head_dim_v; d++) {
+    const int64_t at = (i * shape.num_heads + h) * shape.head_dim_v + d;
+    if (outputs.context) outputs.context[at] = 0.0f;
+    if (outputs.gated) outputs.gated[at] = 0.0f;
+  }
+  if (outputs.lse) outputs.lse[row] = -kInfinity;
+  for (int64_t at = row * shape.n_kv; at < (row + 1) * shape.n_kv; at++) {
+    if (outputs.weights) outputs.weights[at] = 0.0f;
+    if (outputs.scores) outputs.scores[at] = 0.0f;
+    if (outputs.scaled_scores) outputs.scaled_scores[at] = 0.0f;
+    if (outputs.softcapped_scores) outputs.softcapped_scores[at] = 0.0f;
+    if (outputs.masked_scores) outputs.masked_scores[at] = -kInfinity;
   }
 }
 
@@ -607,6 +655,10 @@ void Attend(const AttentionShape &shape, const float *given_q, const float *give
     }
     const Rows v_head = {v_rows, shape.v_type == Storage::kInt8 ? static_cast<float *>(v_scales) : nullptr};
     for (int64_t i = 0; i < n_q; i++) {
+      if (shape.score && shape.score->head_scales && shape.score->head_scales[h] == 0.0f) {
+        LeaveOutRow(shape, h, i, outputs);
+        continue;
+      }
       Dots(kScoreBlock, &q[(i * shape.num_heads + h) * head_dim], k_t, head_dim, n_kv, dots);
       for (int64_t j = 0; j < n_kv; j++) {
         if (shape.k_type == Storage::kInt8) dots[j] = dots[j] * k_scales[j];
@@ -621,7 +673,8 @@ void Attend(const AttentionShape &shape, const float *given_q, const float *give
         if (!IsEmpty(state[0])) Merge(head_dim_v, state[0], {shape.score->sinks[h], 1.0f, nothing}, &state[0]);
       }
       const int64_t row = h * n_q + i;
-      FinishRow(shape, i, s, state[0], outputs.context ? outputs.context + (i * shape.num_heads + h) * head_dim_v : nullptr,
+      const int64_t at = (i * shape.num_heads + h) * head_dim_v;
+      FinishRow(shape, h, i, s, state[0], outputs.context ? outputs.context + at : nullptr, outputs.gated ? outputs.gated + at : nullptr,
                 outputs.lse ? outputs.lse + row : nullptr, outputs.weights ? outputs.weights + row * n_kv : nullptr);
       TapRow(shape, i, dots, scaled, capped, s, row * n_kv, outputs);
     }
@@ -633,14 +686,19 @@ void Attend(const AttentionShape &shape, const float *given_q, const float *give
 
 void Forward(const LayerShape &shape, const LayerWeights &weights, const float *query, const float *key, const float *value,
              const LayerOutputs &outputs) {
-  const AttentionShape &a = shape.attention;
+  AttentionShape a = shape.attention;
   const int64_t merged_dim = a.num_heads * a.head_dim_v;
   const Stored stored = weights.stored;
   ProjectStored(stored, query, weights.w_q, weights.s_q, weights.b_q, a.n_q, shape.query_dim, a.num_heads * a.head_dim, outputs.q);
   ProjectStored(stored, key, weights.w_k, weights.s_k, weights.b_k, a.n_kv, shape.key_dim, a.num_kv_heads * a.head_dim, outputs.k);
   ProjectStored(stored, value, weights.w_v, weights.s_v, weights.b_v, a.n_kv, shape.value_dim, a.num_kv_heads * a.head_dim_v, outputs.v);
+  Floats gate(a.n_q * a.num_heads * a.gate.dim);
+  if (a.gate.kind != GateKind::kNone) {
+    ProjectStored(stored, query, weights.w_g, weights.s_g, weights.b_g, a.n_q, shape.query_dim, a.num_heads * a.gate.dim, gate);
+    a.gate.values = gate;
+  }
   Attend(a, outputs.q, outputs.k, outputs.v, outputs.attention);
-  const float *context = outputs.attention.context;
+  const float *context = outputs.attention.gated;
   if (weights.w_o) {
     ProjectStored(stored, context, weights.w_o, weights.s_o, weights.b_o, a.n_q, merged_dim, shape.output_dim, outputs.y);
   } else {
@@ -650,6 +708,7 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
 
 }  // namespace
 
-const Functions MHA_SPEC_FUNCTIONS = {Fma, Exp, Log, Tanh, Project, StoreWeights, Linear, Rotate, PrepareKeys, Store, Attend, Forward};
+const Functions MHA_SPEC_FUNCTIONS = {Fma,    Exp,    Log,         Tanh,  Sigmoid, Softplus, Project, StoreWeights,
+                                      Linear, Rotate, PrepareKeys, Store, Attend,  Forward};
 
 }  // namespace spec

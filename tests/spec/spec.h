@@ -18,9 +18,10 @@ struct AttentionOutputs {
   float *scaled_scores;  // [num_heads, n_q, n_kv]
   float *softcapped_scores;  // [num_heads, n_q, n_kv]
   float *masked_scores;  // [num_heads, n_q, n_kv]
+  float *gated;          // [n_q, num_heads, head_dim_v], the context behind the gate, if there is one
 };
 
-// What the layer hands out. None of the pointers here may be null, nor may attention.context.
+// What the layer hands out. None of the pointers here may be null, nor may attention.context and attention.gated.
 struct LayerOutputs {
   float *q;  // [n_q, num_heads, head_dim]
   float *k;  // [n_kv, num_kv_heads, head_dim]
@@ -35,6 +36,8 @@ struct Functions {
   float (*exp)(float x);
   float (*log)(float x);
   float (*tanh)(float x);
+  float (*sigmoid)(float x);
+  float (*softplus)(float x);
 
   // y [rows, out] = x [rows, in] w [in, out] + bias [out]; bias may be null.
   void (*project)(const float *x, const float *w, const float *bias, int64_t rows, int64_t in, int64_t out, float *y);

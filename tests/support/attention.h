@@ -72,6 +72,7 @@ struct Groups {
 struct ScoreArrays {
   float softcap = 0;
   std::vector<float> alibi_slopes, sinks;  // [num_heads]; empty = not given
+  std::vector<float> head_scales;          // likewise
   Pairs<float> bias;
   bool bias_is_f16 = false;  // it is given so; the numbers are exact in f16
   Pairs<uint8_t> mask;
@@ -105,6 +106,9 @@ struct AttentionSizes {
   std::optional<Rope> rope;
   std::optional<NormArrays> norm;
   std::optional<ScoreArrays> score;
+  GateKind gate = GateKind::kNone;
+  int64_t gate_dim = 0;
+  std::vector<float> gate_values;  // [batch, n_q, num_heads, gate_dim]; of mha_attention
   Storage k_type = Storage::kF32;  // of the cache that the keys and values are taken from
   Storage v_type = Storage::kF32;
 };
@@ -168,6 +172,7 @@ inline std::string Describe(const AttentionSizes &sizes) {
     if (!score.sinks.empty()) text << " sinks";
     if (!score.relative_bias.empty()) text << " relative " << score.relative_left << "+1+" << score.relative_right;
     if (!score.q_scales.empty()) text << " q_scales";
+    if (!score.head_scales.empty()) text << " head scales";
     if (!score.bias.values.empty()) text << " bias" << extents(score.bias) << (score.bias_is_f16 ? " f16" : "");
     if (!score.mask.values.empty()) text << " mask" << extents(score.mask);
     if (!score.groups.of_queries.empty()) {
@@ -176,6 +181,7 @@ inline std::string Describe(const AttentionSizes &sizes) {
     }
     if (score.num_columns != 0) text << " num_columns " << score.num_columns;
   }
+  if (sizes.gate != GateKind::kNone) text << (sizes.gate == GateKind::kSigmoid ? " sigmoid of " : " softplus of ") << sizes.gate_dim;
   if (sizes.k_type != Storage::kF32 || sizes.v_type != Storage::kF32) {
     text << " stored " << NameOf(sizes.k_type) << "/" << NameOf(sizes.v_type);
   }
@@ -194,6 +200,8 @@ inline AttentionShape ShapeOf(const AttentionSizes &sizes, int64_t b) {
   shape.window_right = sizes.window_right.value_or(0);
   shape.k_type = sizes.k_type;
   shape.v_type = sizes.v_type;
+  shape.gate.kind = sizes.gate;
+  shape.gate.dim = sizes.gate_dim;
   return shape;
 }
 
@@ -263,6 +271,7 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   const bool has_own_scales = static_cast<int64_t>(score.q_scales.size()) > sizes.n_q;
   const int64_t first_scale = (has_own_scales ? b * sizes.n_q : 0) + valid.q_first;
   if (!score.q_scales.empty()) options.q_scales = score.q_scales.data() + first_scale;
+  options.head_scales = data(score.head_scales);
   function(&options);
 }
 
@@ -270,6 +279,7 @@ inline void FillNormal(Random *random, AttentionProblem *problem) {
   problem->q = random->Normals(problem->batch * problem->n_q * problem->num_heads * problem->head_dim);
   problem->k = random->Normals(problem->batch * problem->n_kv * problem->num_kv_heads * problem->head_dim);
   problem->v = random->Normals(problem->batch * problem->n_kv * problem->num_kv_heads * problem->head_dim_v);
+  problem->gate_values = random->Normals(problem->batch * problem->n_q * problem->num_heads * problem->gate_dim, 2.0f);
 }
 
 // A problem of these sizes.
@@ -297,6 +307,7 @@ inline AttentionProblem Slice(const AttentionProblem &problem, int64_t b, int64_
   slice.q = SliceRows(problem.q, b, problem.n_q, problem.num_heads * problem.head_dim, first, n_q);
   slice.k = SliceRows(problem.k, b, problem.n_kv, problem.num_kv_heads * problem.head_dim, 0, n_kv);
   slice.v = SliceRows(problem.v, b, problem.n_kv, problem.num_kv_heads * problem.head_dim_v, 0, n_kv);
+  slice.gate_values = SliceRows(problem.gate_values, b, problem.n_q, problem.num_heads * problem.gate_dim, first, n_q);
   return slice;
 }
 
@@ -350,6 +361,7 @@ inline AttentionProblem Alone(const AttentionProblem &problem, int64_t b) {
   alone.q = SliceRows(problem.q, b, problem.n_q, problem.num_heads * problem.head_dim, valid.q_first, valid.n_q);
   alone.k = SliceRows(problem.k, b, problem.n_kv, problem.num_kv_heads * problem.head_dim, valid.kv_first, valid.n_kv);
   alone.v = SliceRows(problem.v, b, problem.n_kv, problem.num_kv_heads * problem.head_dim_v, valid.kv_first, valid.n_kv);
+  alone.gate_values = SliceRows(problem.gate_values, b, problem.n_q, problem.num_heads * problem.gate_dim, valid.q_first, valid.n_q);
   if (!problem.q_start.empty()) alone.q_start = {problem.q_start[b]};
   if (problem.rope) {
     const auto slice = [&](const std::vector<int64_t> &x, int64_t n, int64_t first, int64_t count) {
@@ -381,6 +393,7 @@ inline void FillPadding(float value, AttentionProblem *problem) {
   FillPadding(*problem, true, problem->num_heads * problem->head_dim, value, &problem->q);
   FillPadding(*problem, false, problem->num_kv_heads * problem->head_dim, value, &problem->k);
   FillPadding(*problem, false, problem->num_kv_heads * problem->head_dim_v, value, &problem->v);
+  FillPadding(*problem, true, problem->num_heads * problem->gate_dim, value, &problem->gate_values);
 }
 
 }  // namespace support

@@ -41,7 +41,7 @@ struct CallForm {
 
 struct AttentionCall : CallForm {
   uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO;
-  Layout q = {}, k = {}, v = {}, output = {};
+  Layout q = {}, k = {}, v = {}, output = {}, gate = {};
   Storage k_array = Storage::kF32, v_array = Storage::kF32;  // how keys and values are given, which f16 or bf16 holds exactly then
 };
 
@@ -178,6 +178,7 @@ class CallData {
       score.relative_right = from.relative_right;
       score.q_scales = Keep(from.q_scales);
       score.q_scales_stride = static_cast<int64_t>(from.q_scales.size()) > sizes.n_q ? sizes.n_q : 0;
+      score.head_scales = Keep(from.head_scales);
       if (from.bias_is_f16) {
         std::vector<uint16_t> halves(from.bias.values.size());
         std::transform(from.bias.values.begin(), from.bias.values.end(), halves.begin(), F16Of);
@@ -293,6 +294,13 @@ class AttentionData : public CallData {
                &args.v_row_stride, &args.v_head_stride);
       args.v = Narrow(call.v_array, args.v, &args.v_type);
     }
+    if (problem.gate != GateKind::kNone) {
+      gate.kind = static_cast<uint32_t>(problem.gate);
+      gate.gate_dim = problem.gate_dim;
+      SetInput(call.gate, problem.batch, problem.n_q, problem.num_heads, problem.gate_dim, problem.gate_values, &gate.values,
+               &gate.batch_stride, &gate.row_stride, &gate.head_stride);
+      args.gate = &gate;
+    }
     output = Strided(call.output, problem.batch, problem.n_q, problem.num_heads, problem.head_dim_v, place_);
     args.output = output.memory.floats();
     args.output_batch_stride = output.batch_stride();
@@ -305,6 +313,7 @@ class AttentionData : public CallData {
   mha_status Info(mha_call_info *info, mha_error *error) const override { return mha_attention_info(&args, info, error); }
   void SetScheduler(const mha_scheduler *scheduler) override { args.scheduler = scheduler; }
 
+  mha_gate gate = Zeroed<mha_gate>();
   mha_attention_args args;
 };
 

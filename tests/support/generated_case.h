@@ -192,6 +192,7 @@ inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
   problem.n_q = part.end - part.begin;
   problem.n_kv = part.n_kv;
   problem.query = RowsOfQueries(whole.query, c, part, whole.query_dim);
+  problem.gate_values = RowsOfQueries(whole.gate_values, c, part, whole.gate_width());
   problem.has_key = !c.reads() && c.Is("entry", "attention|key|key_value");
   problem.has_value = !c.reads() && c.Is("entry", "attention|value|key_value");
   problem.key = RowsOfKeys(whole.key, c, part, whole.key_dim, nan);

@@ -444,6 +444,21 @@ inline const std::vector<Dimension> &Dimensions() {
          draw(whole.v_width(), &whole.b_v);
          if (!whole.w_o.empty()) draw(whole.output_dim, &whole.b_o);
        }},
+      {"gate",
+       {{"no", 2}, "sigmoid", "softplus"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "no") return;
+         LayerProblem &whole = c->whole;
+         whole.gate = value == "sigmoid" ? GateKind::kSigmoid : GateKind::kSoftplus;
+         whole.gate_dim = c->Is("gate_dim", "single") ? 1 : whole.head_dim_v;
+         c->form.gate_in_q = c->Is("gate_in_q", "yes");
+         const float factor = 4 / std::sqrt(static_cast<float>(whole.query_dim));
+         if (!c->is_layer()) whole.gate_values = QuickNormals(random, whole.batch * whole.n_q * whole.gate_width(), 4.0f);
+         if (c->is_layer()) whole.w_g = QuickNormals(random, whole.query_dim * whole.gate_width(), factor);
+         if (!whole.b_q.empty()) whole.b_g = QuickNormals(random, whole.gate_width());
+       }},
+      {"gate_dim", {"elements", "single"}, [](Case *, std::string_view, Random *) {}},
+      {"gate_in_q", {"no", "yes"}, [](Case *, std::string_view, Random *) {}},
 
       // The inputs
       {"values",
@@ -555,6 +570,14 @@ inline const std::vector<Dimension> &Dimensions() {
          ScoreOf(c).sinks = QuickNormals(random, c->whole.num_heads, 2.0f);
          const float infinity = std::numeric_limits<float>::infinity();
          if (value == "any") c->whole.score->sinks[0] = random->Pick<float>({-infinity, 80.0f, -200.0f});
+       }},
+      {"head_scales",
+       {{"no", 2}, "some", "zeros"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "no") return;
+         std::vector<float> &scales = ScoreOf(c).head_scales;
+         scales = QuickNormals(random, c->whole.num_heads);
+         for (float &scale : scales) scale = value == "zeros" && random->Chance(0.6) ? random->Pick({0.0f, -0.0f}) : scale;
        }},
       {"columns", {"all", "new"}, [](Case *, std::string_view, Random *) {}},
       {"bias",
@@ -715,6 +738,9 @@ inline const std::vector<Together> &Refusals() {
       {{"entry", "attention"}, {"layer_defaults", "!written"}},
       {{"entry", "attention"}, {"w_o", "!yes"}},
       {{"entry", "attention"}, {"biases", "!no"}},
+      {{"entry", "attention"}, {"gate_in_q", "yes"}},
+      {{"gate", "no"}, {"gate_dim", "single"}},
+      {{"gate", "no"}, {"gate_in_q", "yes"}},
       {{"weight_form", "fused"}, {"widths", "different"}},
   };
   return kRefusals;

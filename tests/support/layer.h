@@ -29,10 +29,10 @@ struct LayerProblem : AttentionSizes {
   int64_t output_dim = 1;  // looked at with w_o only
   bool has_key = false;    // else the query is the key
   bool has_value = false;  // else the key is the value
-  std::vector<float> w_q, w_k, w_v, w_o;
-  std::vector<float> b_q, b_k, b_v, b_o;
-  Stored stored = Stored::kF32;           // what the matrices are; the layer keeps them as that
-  std::vector<float> s_q, s_k, s_v, s_o;  // scales, where they are codes
+  std::vector<float> w_q, w_k, w_v, w_o, w_g;
+  std::vector<float> b_q, b_k, b_v, b_o, b_g;
+  Stored stored = Stored::kF32;                // what the matrices are; the layer keeps them as that
+  std::vector<float> s_q, s_k, s_v, s_o, s_g;  // scales, where they are codes
   std::vector<float> query;               // [batch, n_q, query_dim]
   std::vector<float> key;                 // [batch, n_kv, key_dim]
   std::vector<float> value;               // [batch, n_kv, value_dim]
@@ -41,6 +41,7 @@ struct LayerProblem : AttentionSizes {
   int64_t k_width() const { return num_kv_heads * head_dim; }
   int64_t v_width() const { return num_kv_heads * head_dim_v; }
   int64_t merged_width() const { return num_heads * head_dim_v; }
+  int64_t gate_width() const { return num_heads * gate_dim; }
   int64_t y_width() const { return w_o.empty() ? merged_width() : output_dim; }
   const std::vector<float> &key_input() const { return has_key ? key : query; }
   const std::vector<float> &value_input() const { return has_value ? value : key_input(); }
@@ -51,7 +52,9 @@ inline std::string Describe(const LayerProblem &problem) {
   text << Describe(static_cast<const AttentionSizes &>(problem)) << " query_dim " << problem.query_dim << " key_dim " << problem.key_dim
        << " value_dim " << problem.value_dim << " output_dim " << (problem.w_o.empty() ? 0 : problem.output_dim)
        << (problem.has_key ? " key" : "") << (problem.has_value ? " value" : "") << " biases";
-  for (const std::vector<float> *bias : {&problem.b_q, &problem.b_k, &problem.b_v, &problem.b_o}) text << (bias->empty() ? "-" : "+");
+  for (const std::vector<float> *bias : {&problem.b_q, &problem.b_k, &problem.b_v, &problem.b_o, &problem.b_g}) {
+    text << (bias->empty() ? "-" : "+");
+  }
   return text.str();
 }
 
@@ -63,10 +66,11 @@ inline LayerWeights WeightsOf(const LayerProblem &problem) {
   const auto pointer = [](const std::vector<float> &x) { return x.empty() ? nullptr : x.data(); };
   return {pointer(problem.w_q), pointer(problem.w_k), pointer(problem.w_v), pointer(problem.w_o), pointer(problem.b_q),
           pointer(problem.b_k), pointer(problem.b_v), pointer(problem.b_o), problem.stored,       pointer(problem.s_q),
-          pointer(problem.s_k), pointer(problem.s_v), pointer(problem.s_o)};
+          pointer(problem.s_k), pointer(problem.s_v), pointer(problem.s_o), pointer(problem.w_g), pointer(problem.b_g),
+          pointer(problem.s_g)};
 }
 
-// Which biases a layer has.
+// Which biases a layer has; that of the gate goes with that of the queries.
 inline constexpr uint32_t kBiasQ = 1, kBiasK = 2, kBiasV = 4, kBiasO = 8, kNoBiases = 0, kAllBiases = 15;
 
 inline void FillInputs(Random *random, LayerProblem *problem) {
@@ -86,6 +90,8 @@ inline void FillNormal(Random *random, uint32_t biases, bool has_w_o, LayerProbl
   if (biases & kBiasV) problem->b_v = random->Normals(problem->v_width());
   if (has_w_o) problem->w_o = weights(problem->merged_width(), problem->output_dim);
   if (has_w_o && (biases & kBiasO)) problem->b_o = random->Normals(problem->output_dim);
+  if (problem->gate != GateKind::kNone) problem->w_g = weights(problem->query_dim, problem->gate_width());
+  if (problem->gate != GateKind::kNone && (biases & kBiasQ)) problem->b_g = random->Normals(problem->gate_width());
   FillInputs(random, problem);
 }
 
@@ -114,6 +120,7 @@ inline void FillPadding(float value, LayerProblem *problem) {
   FillPadding(*problem, true, problem->query_dim, value, &problem->query);
   if (problem->has_key) FillPadding(*problem, false, problem->key_dim, value, &problem->key);
   if (problem->has_value) FillPadding(*problem, false, problem->value_dim, value, &problem->value);
+  if (!problem->gate_values.empty()) FillPadding(*problem, true, problem->gate_width(), value, &problem->gate_values);
 }
 
 // ---- Making a layer
@@ -128,6 +135,7 @@ struct LayerForm {
   bool fused_biases = false;  // b_qkv; needs all or none of b_q, b_k, b_v
   bool use_defaults = false;  // leave what has the default value 0
   Stored weight_type = Stored::kF32;
+  bool gate_in_q = false;  // the columns of each head's gate behind its own in W_Q
 };
 
 inline std::string Describe(const LayerForm &form) {
@@ -136,7 +144,8 @@ inline std::string Describe(const LayerForm &form) {
            : form.form == WeightForm::kFused       ? "fused"
                                                    : "per head")
        << (form.layout == MHA_LAYOUT_IN_OUT ? " in-out" : " out-in") << " gap " << form.row_gap
-       << (form.fused_biases ? " fused biases" : "") << (form.use_defaults ? " defaults" : "") << " weight type "
+       << (form.fused_biases ? " fused biases" : "") << (form.use_defaults ? " defaults" : "")
+       << (form.gate_in_q ? " gate in W_Q" : "") << " weight type "
        << static_cast<uint32_t>(form.weight_type);
   return text.str();
 }
@@ -172,6 +181,8 @@ inline mha_layer_config ConfigOf(const LayerProblem &problem, bool use_defaults 
     config.d_out = problem.q_width();
   }
   set(&config.head_dim_v, problem.head_dim_v, problem.head_dim);
+  config.gate = static_cast<uint32_t>(problem.gate);
+  if (problem.gate != GateKind::kNone) set(&config.gate_dim, problem.gate_dim, problem.head_dim_v);
   return config;
 }
 
@@ -182,6 +193,17 @@ inline mha_layer_options Options(uint32_t instruction_set = MHA_INSTRUCTION_SET_
   options.sgemm = sgemm;
   options.allocator = allocator;
   return options;
+}
+
+// Each head's columns of the gate behind its columns of queries, of `rows` rows.
+inline std::vector<float> WithGates(const LayerProblem &problem, const std::vector<float> &q, const std::vector<float> &gate,
+                                    int64_t rows) {
+  std::vector<float> both;
+  for (int64_t i = 0; i < rows * problem.num_heads; i++) {
+    both.insert(both.end(), q.begin() + i * problem.head_dim, q.begin() + (i + 1) * problem.head_dim);
+    both.insert(both.end(), gate.begin() + i * problem.gate_dim, gate.begin() + (i + 1) * problem.gate_dim);
+  }
+  return both;
 }
 
 // The structs that give a problem's layer to the library, and the arrays that they point at, each in memory of its own.
@@ -198,21 +220,30 @@ struct LayerData {
       return form.row_gap == 0 ? 0 : (form.layout == MHA_LAYOUT_IN_OUT ? columns : rows) + form.row_gap;
     };
     weights.layout = form.layout;
+    const bool has_gate = problem.gate != GateKind::kNone, gate_in_q = has_gate && form.gate_in_q;
+    const std::vector<float> w_q = gate_in_q ? WithGates(problem, problem.w_q, problem.w_g, problem.query_dim) : problem.w_q;
+    const std::vector<float> b_q = gate_in_q && !problem.b_q.empty() ? WithGates(problem, problem.b_q, problem.b_g, 1) : problem.b_q;
+    const int64_t q_head = problem.head_dim + (gate_in_q ? problem.gate_dim : 0), q_width = problem.num_heads * q_head;
+    if (has_gate && !gate_in_q) {
+      weights.w_g = keep(StoreMatrix(form, problem.w_g, problem.query_dim, problem.gate_width(), 0, problem.gate_width()));
+      weights.w_g_stride = stride_of(problem.query_dim, problem.gate_width());
+      weights.b_g = keep_bias(problem.b_g);
+    }
     if (form.form == WeightForm::kThreeMatrices) {
-      weights.w_q = keep(StoreMatrix(form, problem.w_q, problem.query_dim, problem.q_width(), 0, problem.q_width()));
+      weights.w_q = keep(StoreMatrix(form, w_q, problem.query_dim, q_width, 0, q_width));
       weights.w_k = keep(StoreMatrix(form, problem.w_k, problem.key_dim, problem.k_width(), 0, problem.k_width()));
       weights.w_v = keep(StoreMatrix(form, problem.w_v, problem.value_dim, problem.v_width(), 0, problem.v_width()));
-      weights.w_q_stride = stride_of(problem.query_dim, problem.q_width());
+      weights.w_q_stride = stride_of(problem.query_dim, q_width);
       weights.w_k_stride = stride_of(problem.key_dim, problem.k_width());
       weights.w_v_stride = stride_of(problem.value_dim, problem.v_width());
     } else if (form.form == WeightForm::kFused) {
-      const int64_t width = problem.q_width() + problem.k_width() + problem.v_width();
+      const int64_t width = q_width + problem.k_width() + problem.v_width();
       std::vector<float> fused;
       for (int64_t r = 0; r < problem.query_dim; r++) {
         const auto append_row = [&](const std::vector<float> &w, int64_t columns) {
           fused.insert(fused.end(), w.begin() + r * columns, w.begin() + (r + 1) * columns);
         };
-        append_row(problem.w_q, problem.q_width());
+        append_row(w_q, q_width);
         append_row(problem.w_k, problem.k_width());
         append_row(problem.w_v, problem.v_width());
       }
@@ -224,20 +255,20 @@ struct LayerData {
         for (int64_t h = 0; h < count; h++) heads->push_back(keep(StoreMatrix(form, w, rows, count * width, h * width, width)));
         return heads->data();
       };
-      weights.w_q_heads = keep_heads(problem.w_q, problem.query_dim, problem.num_heads, problem.head_dim, &q_heads);
+      weights.w_q_heads = keep_heads(w_q, problem.query_dim, problem.num_heads, q_head, &q_heads);
       weights.w_k_heads = keep_heads(problem.w_k, problem.key_dim, problem.num_kv_heads, problem.head_dim, &k_heads);
       weights.w_v_heads = keep_heads(problem.w_v, problem.value_dim, problem.num_kv_heads, problem.head_dim_v, &v_heads);
-      weights.w_q_stride = stride_of(problem.query_dim, problem.head_dim);
+      weights.w_q_stride = stride_of(problem.query_dim, q_head);
       weights.w_k_stride = stride_of(problem.key_dim, problem.head_dim);
       weights.w_v_stride = stride_of(problem.value_dim, problem.head_dim_v);
     }
     if (form.fused_biases && !problem.b_q.empty()) {
-      std::vector<float> fused = problem.b_q;
+      std::vector<float> fused = b_q;
       fused.insert(fused.end(), problem.b_k.begin(), problem.b_k.end());
       fused.insert(fused.end(), problem.b_v.begin(), problem.b_v.end());
       weights.b_qkv = keep(fused);
     } else {
-      weights.b_q = keep_bias(problem.b_q);
+      weights.b_q = keep_bias(b_q);
       weights.b_k = keep_bias(problem.b_k);
       weights.b_v = keep_bias(problem.b_v);
     }

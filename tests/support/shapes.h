@@ -46,6 +46,17 @@ struct ScoreOptions {
   int64_t relative_left = 0;
   int64_t relative_right = 0;
   const float *q_scales = nullptr;  // [n_q]
+  const float *head_scales = nullptr;  // [num_heads]
+};
+
+// What the context is multiplied by; the numbers of MHA_GATE_*.
+enum class GateKind : uint32_t { kNone = 0, kSigmoid = 1, kSoftplus = 2 };
+
+// The gate of one sequence.
+struct Gate {
+  GateKind kind = GateKind::kNone;
+  int64_t dim = 0;                // head_dim_v or 1
+  const float *values = nullptr;  // [n_q, num_heads, dim]
 };
 
 struct AttentionShape {
@@ -67,6 +78,7 @@ struct AttentionShape {
   const ScoreOptions *score = nullptr;  // null: none
   Storage k_type = Storage::kF32;      // keys and values are attended to as if stored in these types
   Storage v_type = Storage::kF32;
+  Gate gate = {};  // of a layer, kind and dim alone
 };
 
 struct LayerShape {
@@ -95,6 +107,9 @@ struct LayerWeights {
   const float *s_k = nullptr;
   const float *s_v = nullptr;
   const float *s_o = nullptr;
+  const float *w_g = nullptr;  // [query_dim, num_heads * gate.dim]; with a gate
+  const float *b_g = nullptr;
+  const float *s_g = nullptr;
 };
 
 }  // namespace support

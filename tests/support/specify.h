@@ -36,16 +36,20 @@ class SequenceOutputs {
     alone.n_q = valid_.n_q;
     alone.n_kv = valid_.n_kv;
     ResizeToPadding(alone, &outputs_);
+    gated_ = outputs_.context;
   }
 
   spec::AttentionOutputs Pointers() {
     return {outputs_.context.data(), outputs_.lse.data(),           outputs_.attention_weights.data(),
-            outputs_.scores.data(),  outputs_.scaled_scores.data(), outputs_.softcapped_scores.data(), outputs_.masked_scores.data()};
+            outputs_.scores.data(),  outputs_.scaled_scores.data(), outputs_.softcapped_scores.data(), outputs_.masked_scores.data(),
+            gated_.data()};
   }
 
-  void CopyTo(Outputs *batch) const {
-    const int64_t width = sizes_.num_heads * sizes_.head_dim_v;
-    std::copy(outputs_.context.begin(), outputs_.context.end(), batch->context.begin() + (b_ * sizes_.n_q + valid_.q_first) * width);
+  // gated: null, or where the context behind the gate belongs
+  void CopyTo(Outputs *batch, std::vector<float> *gated = nullptr) const {
+    const int64_t width = sizes_.num_heads * sizes_.head_dim_v, at = (b_ * sizes_.n_q + valid_.q_first) * width;
+    std::copy(outputs_.context.begin(), outputs_.context.end(), batch->context.begin() + at);
+    if (gated != nullptr) std::copy(gated_.begin(), gated_.end(), gated->begin() + at);
     for (int64_t h = 0; h < sizes_.num_heads; h++) {
       for (int64_t i = 0; i < valid_.n_q; i++) {
         const int64_t from = h * valid_.n_q + i, to = (b_ * sizes_.num_heads + h) * sizes_.n_q + valid_.q_first + i;
@@ -64,12 +68,14 @@ class SequenceOutputs {
   int64_t b_;
   ValidRows valid_;
   Outputs outputs_;
+  std::vector<float> gated_;
 };
 
 inline Outputs Specify(const AttentionProblem &problem, const spec::Functions &functions = spec::Fastest()) {
   Outputs outputs;
   const std::optional<Norm> norm = NormOf(problem);
   ResizeToPadding(problem, &outputs);
+  outputs.y = outputs.context;
   for (int64_t b = 0; b < problem.batch; b++) {
     const ValidRows valid = ValidRowsOf(problem, b);
     const int64_t q_row = b * problem.n_q + valid.q_first, kv_row = b * problem.n_kv + valid.kv_first;
@@ -80,14 +86,14 @@ inline Outputs Specify(const AttentionProblem &problem, const spec::Functions &f
         shape.norm = norm ? &*norm : nullptr;
         shape.rotation = rotation;
         shape.score = score;
+        shape.gate.values = problem.gate_values.data() + q_row * problem.num_heads * problem.gate_dim;
         functions.attend(shape, problem.q.data() + q_row * problem.num_heads * problem.head_dim,
                          problem.k.data() + kv_row * problem.num_kv_heads * problem.head_dim,
                          problem.v.data() + kv_row * problem.num_kv_heads * problem.head_dim_v, sequence.Pointers());
       });
     });
-    sequence.CopyTo(&outputs);
+    sequence.CopyTo(&outputs, &outputs.y);
   }
-  outputs.y = outputs.context;
   return outputs;
 }
 
@@ -104,6 +110,7 @@ inline LayerProblem Converted(const LayerProblem &problem, Stored stored, const 
   store(problem.w_q, problem.query_dim, problem.q_width(), &converted.w_q, &converted.s_q);
   store(problem.w_k, problem.key_dim, problem.k_width(), &converted.w_k, &converted.s_k);
   store(problem.w_v, problem.value_dim, problem.v_width(), &converted.w_v, &converted.s_v);
+  store(problem.w_g, problem.query_dim, problem.gate_width(), &converted.w_g, &converted.s_g);
   store(problem.w_o, problem.merged_width(), problem.output_dim, &converted.w_o, &converted.s_o);
   return converted;
 }

@@ -91,6 +91,7 @@ structs = [_Error, _Scheduler, _Config, _Weights, _AllocatorStruct, _Options, _C
 
 types = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3, "int4": 4}
 layouts = {"in_out": 0, "out_in": 1}
+gates = {"none": 0, "sigmoid": 1, "softplus": 2}
 score_columns = {"all_keys": 0, "new_keys": 1}
 instruction_set_names = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "neon": 4}
 cache_kinds = {"contiguous": 0, "ring": 1, "paged": 2}
@@ -309,6 +310,9 @@ class Layer:
     W_Q, W_K and W_V come as w_q, w_k, w_v, as one fused w_qkv, or as three lists of one matrix per head. w_o=None is a layer without W_O.
     layout is "in_out" (x W, [in, out]) or "out_in" (x W^T, [out, in], such as nn.Linear's). Biases are float32 vectors.
 
+    gate is "sigmoid" or "softplus" of x W_G, w_g [query_dim, num_heads * gate_dim] with a bias b_g; without w_g, the columns of each head's gate are
+    behind its own in w_q. kept_heads [num_heads], bool or uint8, leaves heads out for good: those of 0.
+
     Matrices are float32, float16, bfloat16 (type="bf16", bits in uint16), int8 with scales, or int4 with scales (type="int4": uint8,
     two numbers in each, layout="out_in" only); scales={"w_q": ..., "w_o": ...}. weight_type says how the layer keeps them.
 
@@ -486,19 +490,21 @@ def _destroy(layer, _allocator):  # which gets the memory back meanwhile
 
 
 def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv=None, w_o=None, b_q=None, b_k=None, b_v=None, b_qkv=None,
-                    b_o=None, layout="in_out", type=None, scales=None, weight_type="f32", **shape):
+                    b_o=None, w_g=None, b_g=None, kept_heads=None, layout="in_out", type=None, scales=None, weight_type="f32", gate="none", **shape):
     """The structs that describe a layer, and what they point to."""
-    config = _new(_Config, query_dim=query_dim, num_heads=num_heads, weight_type=_named(types, weight_type, "weight_type"))
+    config = _new(_Config, query_dim=query_dim, num_heads=num_heads, weight_type=_named(types, weight_type, "weight_type"),
+                  gate=_named(gates, gate, "gate"))
     for name, number in shape.items():
         if name not in [field for field, _ in _Config._fields_[1:]]:
             raise TypeError(f"a layer has no {name}")
         setattr(config, name, number)
-    matrices = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_qkv": w_qkv, "w_o": w_o}
+    matrices = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_qkv": w_qkv, "w_o": w_o, "w_g": w_g}
     type = type or _type_of(matrices)
     weights = _new(_Weights, layout=_named(layouts, layout, "layout"), type=_named(types, type, "type"))
     is_linear = num_heads == 0 and w_o is not None and all(matrix is None for name, matrix in matrices.items() if name != "w_o")
-    dims = {"w_o": (query_dim, config.output_dim or query_dim), "heads": {}} if is_linear else _resolved(config)
-    alive = [array for array in (*matrices.values(), b_q, b_k, b_v, b_qkv, b_o) if array is not None]
+    dims = {"w_o": (query_dim, config.output_dim or query_dim), "heads": {}} if is_linear else _resolved(config, w_g is None)
+    alive = [array for array in (*matrices.values(), b_q, b_k, b_v, b_qkv, b_o, b_g, kept_heads) if array is not None]
+    weights.kept_heads = _contiguous(kept_heads, "kept_heads", [np.uint8, np.bool_], (num_heads,))
     for name, matrix in matrices.items():
         if matrix is None:
             continue
@@ -510,7 +516,7 @@ def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv
         _check(matrix, name, [_dtypes[type]], extents)
         [stride] = _strides(matrix, name)
         setattr(weights, name, matrix.ctypes.data), setattr(weights, name + "_stride", stride * (2 if type == "int4" else 1))
-    for name, bias in ("b_q", b_q), ("b_k", b_k), ("b_v", b_v), ("b_qkv", b_qkv), ("b_o", b_o):
+    for name, bias in ("b_q", b_q), ("b_k", b_k), ("b_v", b_v), ("b_qkv", b_qkv), ("b_o", b_o), ("b_g", b_g):
         setattr(weights, name, _contiguous(bias, name, [np.float32], (dims.get("w" + name[1:], (0, 0))[1],)))
     for name, array in (scales or {}).items():
         if name not in matrices:
@@ -536,7 +542,7 @@ def _type_of(matrices):
     return "f32"
 
 
-def _resolved(config):
+def _resolved(config, gate_in_q):
     """Matrix -> (inputs, outputs) of a layer, where the shape is one; what is wrong with it, the library says."""
     key_dim = config.key_dim or config.query_dim
     value_dim = config.value_dim or key_dim
@@ -546,10 +552,13 @@ def _resolved(config):
         raise ValueError(f"num_heads is {config.num_heads}; it must be at least 1 and, without a head_dim, divide {all_heads}")
     head_dim = config.head_dim or all_heads // config.num_heads
     head_dim_v = config.head_dim_v or head_dim
-    q, k, v = config.num_heads * head_dim, kv_heads * head_dim, kv_heads * head_dim_v
-    return {"w_q": (config.query_dim, q), "w_k": (key_dim, k), "w_v": (value_dim, v), "w_qkv": (config.query_dim, q + k + v),
+    gate_dim = (config.gate_dim or head_dim_v) if config.gate else 0
+    q_dim = head_dim + gate_dim * gate_in_q
+    q, k, v = config.num_heads * q_dim, kv_heads * head_dim, kv_heads * head_dim_v
+    return {"w_g": (config.query_dim, config.num_heads * gate_dim),
+            "w_q": (config.query_dim, q), "w_k": (key_dim, k), "w_v": (value_dim, v), "w_qkv": (config.query_dim, q + k + v),
             "w_o": (config.num_heads * head_dim_v, config.output_dim or config.query_dim),
-            "heads": {"w_q": (config.num_heads, head_dim), "w_k": (kv_heads, head_dim), "w_v": (kv_heads, head_dim_v)}}
+            "heads": {"w_q": (config.num_heads, q_dim), "w_k": (kv_heads, head_dim), "w_v": (kv_heads, head_dim_v)}}
 
 
 def _set_heads(weights, name, matrices, depth, dims, layout):
@@ -813,12 +822,13 @@ def _info(name, args, want, alive, *before):
 
 def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, window_left=None,
               window_right=None, padding="right", norm=None, rope=None, score=None, cache=None, cache_sequences=None, cache_read=False,
-              scheduler=None, instruction_set="auto", bf16=False, output_type="f32", workspace=None, want=()):
+              scheduler=None, instruction_set="auto", bf16=False, output_type="f32", workspace=None, want=(), gate=None):
     """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
 
     q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
     of [batch, heads, n_q, head_dim]. Each may be float16, or with bf16=True bfloat16 (bits in uint16). With cache_read=True there are no k and v.
-    All else is as in Layer.forward.
+    gate=("sigmoid", values) multiplies the context by a function of values [batch, n_q, heads, head_dim_v or 1]; or "softplus". All else is as in
+    Layer.forward.
     """
     stored = _row_types(bf16)
     _check(q, "q", stored, (None, None, _some, _some))
@@ -843,6 +853,12 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
                            scheduler, is_causal, n_q, n_kv, heads, kv_lengths)
     alive.append(_set_norm(args, norm, heads, kv_heads, head_dim))
     args.flags |= _cache_read if cache_read else 0
+    if gate is not None:
+        kind, values = gate
+        _check(values, "gate", [np.float32], (batch, n_q, heads, _some))
+        strides = zip(("batch_stride", "row_stride", "head_stride"), _strides(values, "gate"))
+        gate_struct = _new(_Gate, kind=_named(gates, kind, "gate"), gate_dim=values.shape[3], values=values.ctypes.data, **dict(strides))
+        args.gate = ctypes.addressof(gate_struct)
     wanted, taps = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, kv_lengths)
     with _raising(scheduler):
         _run("mha_attention", workspace, args)
@@ -964,6 +980,7 @@ class ScoreOptions:
         score = mha.ScoreOptions(alibi_slopes=mha.alibi_slopes(num_heads))     # BLOOM, MPT
         score = mha.ScoreOptions(relative_bias=mha.t5_relative_bias(embedding))  # encoders of T5
         score = mha.ScoreOptions(mask=mask)                                    # [n_q, n_kv], True = attends
+        score = mha.ScoreOptions(head_scales=head_mask)                        # [num_heads]; heads of 0 are not computed
 
     mask, bool or uint8, and bias, float32 or float16, are [batch, num_heads, n_q, columns]; what broadcasts to that will do. Columns are the rows
     of key or, with a cache, the positions in it after the call; with columns="new_keys" always the rows of key that come with the call.
@@ -971,8 +988,9 @@ class ScoreOptions:
     """
 
     def __init__(self, *, softcap=0.0, alibi_slopes=None, sinks=None, bias=None, mask=None, columns="all_keys", relative_bias=None, relative_left=None,
-                 q_scales=None):
+                 q_scales=None, head_scales=None):
         _named(score_columns, columns, "columns")
+        self.head_scales = head_scales
         self.softcap, self.alibi_slopes, self.sinks, self.bias, self.mask, self.columns = softcap, alibi_slopes, sinks, bias, mask, columns
         self.relative_bias, self.relative_left, self.q_scales = relative_bias, relative_left, q_scales
 
@@ -980,7 +998,8 @@ class ScoreOptions:
         struct = _new(_ScoreOptions, softcap=self.softcap, columns=score_columns[self.columns],
                       alibi_slopes=_contiguous(self.alibi_slopes, "alibi_slopes", [np.float32], (num_heads,)),
                       sinks=_contiguous(self.sinks, "sinks", [np.float32], (num_heads,)),
-                      relative_bias=_contiguous(self.relative_bias, "relative_bias", [np.float32], (num_heads, _some)))
+                      relative_bias=_contiguous(self.relative_bias, "relative_bias", [np.float32], (num_heads, _some)),
+                      head_scales=_contiguous(self.head_scales, "head_scales", [np.float32], (num_heads,)))
         views = []
         if self.relative_bias is not None:
             distances = self.relative_bias.shape[1]

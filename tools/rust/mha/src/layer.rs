@@ -9,7 +9,7 @@ use crate::buffer::Owner;
 use crate::error::check;
 use crate::sgemm;
 use crate::spans::int;
-use crate::{AlignedBuffer, Error, ErrorKind, Forward, InstructionSet, Result, Sgemm, StorageType, Weights};
+use crate::{AlignedBuffer, Error, ErrorKind, Forward, Gate, InstructionSet, Result, Sgemm, StorageType, Weights};
 
 /// The shape of a layer. Only [`new`](Self::new)'s dimensions and, where it is not `query_dim / num_heads`, `head_dim` are needed; 0 stands for
 /// the default everywhere. [`Layer::shape`] has all defaults resolved.
@@ -46,6 +46,10 @@ pub struct LayerConfig {
     pub scale: f32,
     /// How the weights are kept.
     pub weight_type: StorageType,
+    /// What the context is multiplied by before W_O.
+    pub gate: Gate,
+    /// Numbers of a head's gate: `head_dim_v`, or 1 for the whole head; 0 = `head_dim_v` with a gate.
+    pub gate_dim: usize,
 }
 
 impl LayerConfig {
@@ -108,6 +112,18 @@ impl LayerConfig {
         self
     }
 
+    /// Sets [`gate`](#structfield.gate).
+    pub fn gate(mut self, gate: Gate) -> Self {
+        self.gate = gate;
+        self
+    }
+
+    /// Sets [`gate_dim`](#structfield.gate_dim).
+    pub fn gate_dim(mut self, gate_dim: usize) -> Self {
+        self.gate_dim = gate_dim;
+        self
+    }
+
     fn raw(&self) -> sys::mha_layer_config {
         sys::mha_layer_config {
             struct_size: size_of::<sys::mha_layer_config>(),
@@ -122,8 +138,9 @@ impl LayerConfig {
             d_out: int(self.d_out),
             scale: self.scale,
             weight_type: self.weight_type.raw(),
-            // SAFETY: zero is the default of every other field.
-            ..unsafe { zeroed() }
+            gate: self.gate.raw(),
+            reserved: 0,
+            gate_dim: int(self.gate_dim),
         }
     }
 
@@ -136,6 +153,7 @@ impl LayerConfig {
         self.num_kv_heads = or(self.num_kv_heads, self.num_heads);
         self.head_dim = or(self.head_dim, or(self.d_out, self.query_dim).checked_div(self.num_heads).unwrap_or(0));
         self.head_dim_v = or(self.head_dim_v, self.head_dim);
+        self.gate_dim = if self.gate == Gate::None { 0 } else { or(self.gate_dim, self.head_dim_v) };
         self
     }
 }
@@ -260,8 +278,9 @@ impl<'a> Layer<'a> {
         })
     }
 
-    /// The bytes that [`pack_into`](Self::pack_into) needs. The slices of the weights are not looked at.
+    /// The bytes that [`pack_into`](Self::pack_into) needs. Of the slices of the weights, kept heads alone are looked at.
     pub fn pack_size(config: &LayerConfig, weights: &Weights<'_>, options: &LayerOptions) -> Result<usize> {
+        weights.check_kept_heads(config)?;
         weights.with_raw(|raw_weights| pack_size(&config.raw(), raw_weights, &options.raw()))
     }
 
@@ -335,6 +354,9 @@ impl<'a> Layer<'a> {
             d_out: size(shape.d_out),
             scale: shape.scale,
             weight_type,
+            gate: Gate::of_raw(shape.gate)
+                .ok_or_else(|| Error::new(ErrorKind::PackedFormat, "the layer has a gate that this version of the crate does not know"))?,
+            gate_dim: size(shape.gate_dim),
         };
         Ok(Self { raw, shape, has_sgemm: options.sgemm.is_some(), _memory: memory })
     }
@@ -378,6 +400,7 @@ fn checked<R>(
     body: impl FnOnce(&sys::mha_layer_config, &sys::mha_layer_weights, &sys::mha_layer_options, usize) -> Result<R>,
 ) -> Result<R> {
     let (raw_config, raw_options) = (config.raw(), options.raw());
+    weights.check_kept_heads(config)?;
     weights.with_raw(|raw_weights| {
         let bytes = pack_size(&raw_config, raw_weights, &raw_options)?;
         weights.check_slices(&config.with_defaults())?;
@@ -387,7 +410,7 @@ fn checked<R>(
 
 fn pack_size(config: &sys::mha_layer_config, weights: &sys::mha_layer_weights, options: &sys::mha_layer_options) -> Result<usize> {
     let mut bytes = 0;
-    // SAFETY: valid structs; the arrays of the weights are not read.
+    // SAFETY: valid structs; of the arrays of the weights, kept heads alone are read, which have been checked.
     check(|error| unsafe { sys::mha_layer_pack_size(config, weights, options, &mut bytes, error) })?;
     Ok(bytes)
 }

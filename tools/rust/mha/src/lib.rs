@@ -15,6 +15,7 @@
 //! | `mha_rope_tables`, `mha_rope` | [`RopeConfig::tables`] and [`fill`](RopeConfig::fill), [`Rope`] |
 //! | `mha_norm` | [`Norm`] |
 //! | `mha_score_options`, `mha_alibi_slopes` | [`ScoreOptions`], [`alibi_slopes`] |
+//! | `mha_gate`, `MHA_GATE_*` | [`AttentionCall::gate`], [`Gate`] |
 //! | `mha_taps` | [`Taps`] |
 //! | `mha_scheduler` | [`Scheduler`] |
 //! | `mha_error`, `mha_status` | [`Error`], [`ErrorKind`] |
@@ -55,7 +56,7 @@ pub use scheduler::Rayon;
 pub use scheduler::Scheduler;
 pub use score::{alibi_slopes, ScoreColumns, ScoreOptions};
 pub use sgemm::{Product, Sgemm};
-pub use types::{Elements, InstructionSet, StorageType};
+pub use types::{Elements, Gate, InstructionSet, StorageType};
 pub use weights::{Matrix, WeightLayout, Weights};
 pub use workspace::Workspace;
 

@@ -19,6 +19,7 @@ use crate::{Error, ErrorKind, Result};
 /// s = s + bias
 /// s = -infinity                         where the mask is 0, or the key is out of bounds by causal(), a window or a length
 /// weight = exp(s) / (sum of exp(s) over the keys + exp(sinks[head]))
+/// context = head_scales[head] * (weights times values)
 /// ```
 ///
 /// The mask and the bias are contiguous arrays, each given with its extents `[batch, num_heads, n_q, columns]`. As in NumPy, each of the first
@@ -55,6 +56,7 @@ pub struct ScoreOptions<'a> {
     bias: Option<Pairs<Elements<'a>>>,
     mask: Option<Pairs<&'a [u8]>>,
     columns: ScoreColumns,
+    head_scales: Option<&'a [f32]>,
 }
 
 /// Which keys the columns of a mask and a bias stand for.
@@ -121,9 +123,15 @@ impl<'a> ScoreOptions<'a> {
         self
     }
 
+    /// `[num_heads]`, a head mask: factors of the heads' contexts. A head of 0 is not computed, and its outputs are those of padding.
+    pub fn head_scales(mut self, scales: &'a [f32]) -> Self {
+        self.head_scales = Some(scales);
+        self
+    }
+
     /// That there is a number for each head, which the library reads in any case, and that all but the columns fit the call.
     pub(crate) fn check_extents(&self, of: &Dimensions) -> Result<()> {
-        for (name, numbers) in [("alibi_slopes", self.alibi_slopes), ("sinks", self.sinks)] {
+        for (name, numbers) in [("alibi_slopes", self.alibi_slopes), ("sinks", self.sinks), ("head_scales", self.head_scales)] {
             if let Some(numbers) = numbers {
                 check_exact(name, numbers.len(), &[("num_heads", of.num_heads)])?;
             }
@@ -153,6 +161,7 @@ impl<'a> ScoreOptions<'a> {
             bias_type: self.bias.map_or(0, |bias| bias.data.kind().raw()),
             alibi_slopes: self.alibi_slopes.map_or(null(), <[f32]>::as_ptr),
             sinks: self.sinks.map_or(null(), <[f32]>::as_ptr),
+            head_scales: self.head_scales.map_or(null(), <[f32]>::as_ptr),
             bias: self.bias.map_or(null(), |bias| bias.data.as_ptr()),
             bias_batch_stride,
             bias_head_stride,

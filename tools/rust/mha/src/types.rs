@@ -37,6 +37,34 @@ impl StorageType {
     }
 }
 
+/// What the context of a head is multiplied by, element by element or as a whole: a function of the gate's numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Gate {
+    /// Nothing.
+    #[default]
+    None,
+    /// `1 / (1 + exp(-g))`.
+    Sigmoid,
+    /// `ln(1 + exp(g))`.
+    Softplus,
+}
+
+impl Gate {
+    pub(crate) fn raw(self) -> u32 {
+        match self {
+            Self::None => sys::MHA_GATE_NONE,
+            Self::Sigmoid => sys::MHA_GATE_SIGMOID,
+            Self::Softplus => sys::MHA_GATE_SOFTPLUS,
+        }
+    }
+
+    /// None for one of a newer library.
+    pub(crate) fn of_raw(raw: u32) -> Option<Self> {
+        [Self::None, Self::Sigmoid, Self::Softplus].into_iter().find(|gate| gate.raw() == raw)
+    }
+}
+
 /// Instruction sets that the kernels are written for. All give the same bits.
 ///
 /// ```

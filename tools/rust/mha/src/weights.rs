@@ -92,6 +92,9 @@ pub struct Weights<'a> {
     b_v: Option<&'a [f32]>,
     b_qkv: Option<&'a [f32]>,
     b_o: Option<&'a [f32]>,
+    w_g: Option<Matrix<'a>>,
+    b_g: Option<&'a [f32]>,
+    kept_heads: Option<&'a [u8]>,
 }
 
 #[derive(Debug, Clone)]
@@ -126,7 +129,9 @@ impl<'a> Weights<'a> {
     }
 
     fn of(projections: Projections<'a>) -> Self {
-        Self { projections, layout: WeightLayout::InOut, w_o: None, b_q: None, b_k: None, b_v: None, b_qkv: None, b_o: None }
+        let layout = WeightLayout::InOut;
+        let (b_q, b_k, b_v, b_qkv, b_o, b_g) = (None, None, None, None, None, None);
+        Self { projections, layout, w_o: None, b_q, b_k, b_v, b_qkv, b_o, w_g: None, b_g, kept_heads: None }
     }
 
     /// With [`per_head`](Self::per_head): elements from one row to the next of each head's matrix of W_Q, W_K and W_V; 0 = contiguous.
@@ -181,6 +186,34 @@ impl<'a> Weights<'a> {
         self
     }
 
+    /// W_G `[query_dim, num_heads * gate_dim]` of a layer with a [`Gate`](crate::Gate). Without it, the columns of each head's gate lie behind the
+    /// head's own in W_Q (and so in its bias).
+    pub fn gate(mut self, w_g: impl Into<Matrix<'a>>) -> Self {
+        self.w_g = Some(w_g.into());
+        self
+    }
+
+    /// The bias of the gate, `[num_heads * gate_dim]`; only with W_G.
+    pub fn gate_bias(mut self, b_g: &'a [f32]) -> Self {
+        self.b_g = Some(b_g);
+        self
+    }
+
+    /// `[num_heads]`: 0 leaves a head out for good, and nothing of it is packed. The layer has the heads that are left, which must be as many for
+    /// each of its key and value heads; those with none go too.
+    pub fn kept_heads(mut self, kept_heads: &'a [u8]) -> Self {
+        self.kept_heads = Some(kept_heads);
+        self
+    }
+
+    /// That there is a number for each head, which the library reads before all else.
+    pub(crate) fn check_kept_heads(&self, config: &LayerConfig) -> Result<()> {
+        match self.kept_heads {
+            Some(kept) => check_exact("kept_heads", kept.len(), &[("num_heads", config.num_heads)]),
+            None => Ok(()),
+        }
+    }
+
     /// The type that all matrices have.
     fn kind(&self) -> Result<StorageType> {
         let first = match &self.projections {
@@ -189,7 +222,7 @@ impl<'a> Weights<'a> {
             Projections::PerHead(_) => StorageType::F32,
         };
         let three: &[Matrix] = if let Projections::Three(matrices) = &self.projections { matrices } else { &[] };
-        let mut kinds = three.iter().chain(&self.w_o).map(|matrix| matrix.data.kind());
+        let mut kinds = three.iter().chain(&self.w_o).chain(&self.w_g).map(|matrix| matrix.data.kind());
         match kinds.find(|kind| *kind != first) {
             Some(other) => Err(Error::new(
                 ErrorKind::InvalidValue,
@@ -228,14 +261,18 @@ impl<'a> Weights<'a> {
             }
         }
         (raw.w_o, raw.w_o_stride, raw.w_o_scales) = raw_matrix(self.w_o.as_ref());
-        let biases = [self.b_q, self.b_k, self.b_v, self.b_qkv, self.b_o];
-        [raw.b_q, raw.b_k, raw.b_v, raw.b_qkv, raw.b_o] = biases.map(|bias| bias.map_or(null(), <[f32]>::as_ptr));
+        (raw.w_g, raw.w_g_stride, raw.w_g_scales) = raw_matrix(self.w_g.as_ref());
+        raw.kept_heads = self.kept_heads.map_or(null(), <[u8]>::as_ptr);
+        let biases = [self.b_q, self.b_k, self.b_v, self.b_qkv, self.b_o, self.b_g];
+        [raw.b_q, raw.b_k, raw.b_v, raw.b_qkv, raw.b_o, raw.b_g] = biases.map(|bias| bias.map_or(null(), <[f32]>::as_ptr));
         body(&raw)
     }
 
     /// That each slice has what a layer of this shape reads. `config` has been found valid by the library and has its defaults resolved.
     pub(crate) fn check_slices(&self, config: &LayerConfig) -> Result<()> {
-        let q_columns = config.num_heads * config.head_dim;
+        // Without a matrix of its own, a head's gate is behind its queries.
+        let q_head = config.head_dim + if self.w_g.is_some() { 0 } else { config.gate_dim };
+        let (q_columns, g_columns) = (config.num_heads * q_head, config.num_heads * config.gate_dim);
         let k_columns = config.num_kv_heads * config.head_dim;
         let v_columns = config.num_kv_heads * config.head_dim_v;
         match &self.projections {
@@ -249,8 +286,8 @@ impl<'a> Weights<'a> {
                 self.check_matrix("w_qkv", w_qkv, ("query_dim", config.query_dim), columns)?;
             }
             Projections::PerHead([w_q, w_k, w_v]) => {
+                self.check_heads("w_q", w_q, ("num_heads", config.num_heads), ("query_dim", config.query_dim), ("head_dim", q_head))?;
                 let columns = ("head_dim", config.head_dim);
-                self.check_heads("w_q", w_q, ("num_heads", config.num_heads), ("query_dim", config.query_dim), columns)?;
                 self.check_heads("w_k", w_k, ("num_kv_heads", config.num_kv_heads), ("key_dim", config.key_dim), columns)?;
                 let columns = ("head_dim_v", config.head_dim_v);
                 self.check_heads("w_v", w_v, ("num_kv_heads", config.num_kv_heads), ("value_dim", config.value_dim), columns)?;
@@ -260,7 +297,11 @@ impl<'a> Weights<'a> {
             let rows = ("num_heads * head_dim_v", config.num_heads * config.head_dim_v);
             self.check_matrix("w_o", w_o, rows, ("output_dim", config.output_dim))?;
         }
+        if let Some(w_g) = &self.w_g {
+            self.check_matrix("w_g", w_g, ("query_dim", config.query_dim), ("num_heads * gate_dim", g_columns))?;
+        }
         let biases = [
+            ("b_g", self.b_g, g_columns),
             ("b_q", self.b_q, q_columns),
             ("b_k", self.b_k, k_columns),
             ("b_v", self.b_v, v_columns),

@@ -1,5 +1,5 @@
 use mha::{
-    alibi_slopes, Attention, CacheConfig, Elements, ErrorKind, KvCache, Layer, LayerConfig, ScoreColumns, ScoreOptions, Taps, Weights,
+    alibi_slopes, Attention, CacheConfig, Elements, ErrorKind, Gate, KvCache, Layer, LayerConfig, ScoreColumns, ScoreOptions, Taps, Weights,
     Workspace,
 };
 
@@ -50,6 +50,37 @@ fn triangle() -> Vec<u8> {
 /// Sequence, head, row and key of each pair.
 fn pairs() -> impl Iterator<Item = [usize; 4]> {
     (0..PAIRS).map(|pair| [pair / ROWS / ROWS / HEADS, pair / ROWS / ROWS % HEADS, pair / ROWS % ROWS, pair % ROWS])
+}
+
+#[test]
+fn a_head_of_scale_zero_has_the_outputs_of_padding() {
+    let (plain, scaled) = (plain(), attend(false, ScoreOptions::new().head_scales(&[0.0, -2.0])));
+    for (i, value) in scaled.output.iter().enumerate() {
+        let head = i / 4 % HEADS;
+        assert_eq!(*value, if head == 0 { 0.0 } else { plain.output[i] * -2.0 });
+    }
+    assert!(scaled.lse.chunks(ROWS).step_by(HEADS).all(|rows| rows.iter().all(|lse| *lse == f32::NEG_INFINITY)));
+    let q = numbers(HEADS * 4, 1);
+    let short = ScoreOptions::new().head_scales(&[1.0]);
+    let call = |y: &mut [f32]| {
+        error_of(Attention::new(HEADS, 4).call(&q, y).key_value(&q, &q).score(short).run(&mut Workspace::new()), ErrorKind::SliceLength)
+    };
+    assert_eq!(call(&mut [0.0; HEADS * 4]), "head_scales has 1 elements; [num_heads 2] are 2");
+}
+
+#[test]
+fn a_gate_multiplies_the_context() {
+    let (q, mut plain, mut gated) = (numbers(3 * HEADS * 4, 1), [0.0; 3 * HEADS * 4], [0.0; 3 * HEADS * 4]);
+    let attention = Attention::new(HEADS, 4);
+    attention.call(&q, &mut plain).key_value(&q, &q).run(&mut Workspace::new()).unwrap();
+    for (gate, factor) in [(Gate::Sigmoid, 0.5), (Gate::Softplus, std::f32::consts::LN_2)] {
+        for gate_dim in [1, 4] {
+            let zeros = vec![0.0; 3 * HEADS * gate_dim];
+            let call = attention.call(&q, &mut gated).key_value(&q, &q).gate(gate, gate_dim, &zeros);
+            call.run(&mut Workspace::new()).unwrap();
+            assert_near(&gated, &plain.map(|value| value * factor), 1e-6);
+        }
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! A slice of the wrong length is an error, with a sentence, and nothing is written.
 
 use mha::{
-    Attention, AttentionCall, CacheConfig, Elements, ErrorKind, Forward, KvCache, Layer, LayerConfig, Matrix, Norm, Rope, RopeConfig,
-    ScoreColumns, ScoreOptions, StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
+    Attention, AttentionCall, CacheConfig, Elements, ErrorKind, Forward, Gate, KvCache, Layer, LayerConfig, Matrix, Norm, Rope,
+    RopeConfig, ScoreColumns, ScoreOptions, StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::{error_of, layer, numbers};
@@ -44,6 +44,32 @@ fn of_weights() {
     refused(plain.clone().value_bias(&w[..5]), with_output, "b_v has 5 elements; [columns 6] are 6");
     refused(plain.clone().fused_bias(&w[..17]), with_output, "b_qkv has 17 elements; [columns 18] are 18");
     refused(plain.output_bias(&w[..4]), with_output, "b_o has 4 elements; [columns 5] are 5");
+}
+
+#[test]
+fn of_gates_and_kept_heads() {
+    let (w, config) = (vec![0.5; 2048], LayerConfig::new(8, 4).head_dim_v(3).gate(Gate::Sigmoid));
+    let (q, k, v) = (&w[..64], &w[..64], &w[..96]);
+    let weights = Weights::new(q, k, v).gate(&w[..96]);
+    assert_eq!(Layer::new(&config, &weights).unwrap().shape().gate_dim, 3);
+    refused(Weights::new(q, k, v).gate(&w[..95]), config, "w_g has 95 elements; [query_dim 8, num_heads * gate_dim 12] are 96");
+    refused(weights.clone().gate_bias(&w[..11]), config, "b_g has 11 elements; [columns 12] are 12");
+    // Without W_G, its columns are among those of W_Q.
+    refused(Weights::new(q, k, v), config, "w_q has 64 elements; [query_dim 8, num_heads * head_dim 20] are 160");
+    Layer::new(&config, &Weights::new(&w[..160], k, v).query_bias(&w[..20])).unwrap();
+    refused(weights.clone().kept_heads(&[1, 0, 1]), config, "kept_heads has 3 elements; [num_heads 4] are 4");
+    error_of(Layer::pack_size(&config, &weights.clone().kept_heads(&[1; 5]), &Default::default()), ErrorKind::SliceLength);
+    let pruned = Layer::new(&config, &weights.kept_heads(&[0, 1, 0, 1])).unwrap();
+    assert_eq!((pruned.shape().num_heads, pruned.shape().output_dim), (2, 6));
+
+    let (q, mut y) = ([0.5; 16], [7.0; 16]);
+    let mut run = |gate_dim, values: &[f32]| {
+        let call = Attention::new(2, 4).call(&q, &mut y).key_value(&q, &q).gate(Gate::Softplus, gate_dim, values);
+        error_of(call.run(&mut Workspace::new()), ErrorKind::SliceLength)
+    };
+    assert_eq!(run(4, &w[..15]), "gate has 15 elements; [batch 1, n_q 2, num_heads 2, gate_dim 4] are 16");
+    assert_eq!(run(0, &w[..4]), "gate has 4 elements; [batch 1, n_q 2, num_heads 2, gate_dim 4] are 16");
+    assert_eq!(run(1, &w[..16]), "gate has 16 elements; [batch 1, n_q 2, num_heads 2, gate_dim 1] are 4");
 }
 
 #[test]
