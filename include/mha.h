@@ -627,6 +627,9 @@ typedef struct mha_norm {
 #define MHA_PADDING_LEFT 8u /* the valid rows of a sequence are its last ones, not its first ones */
 #define MHA_CACHE_READ 16u  /* attends to the cache as it is, and appends nothing */
 
+/* A stride of an input whose sequences, rows or heads are all the same one, in memory once. */
+#define MHA_BROADCAST INT64_MIN
+
 /* Which keys the columns of mask and bias stand for. */
 #define MHA_COLUMNS_ALL_KEYS 0u /* the rows of key or, with a cache, all positions in it */
 #define MHA_COLUMNS_NEW_KEYS 1u /* the rows of key that come with the call */
@@ -762,7 +765,7 @@ typedef struct mha_forward_args {
   uint32_t input_type;  /* MHA_TYPE_F32, F16 or BF16; 0 = F32 */
   uint32_t output_type; /* likewise */
 
-  /* Strides; 0 = n * row stride for batch strides, the width for row strides */
+  /* Strides; 0 = n * row stride for batch strides, the width for row strides; or MHA_BROADCAST */
   int64_t query_batch_stride, query_row_stride;
   int64_t key_batch_stride, key_row_stride;
   int64_t value_batch_stride, value_row_stride;
@@ -776,11 +779,12 @@ typedef struct mha_forward_args {
   const mha_score_options *score; /* what changes scores; NULL = nothing */
 
   /* Positions */
-  /* [batch]: position of each sequence's first valid query. NULL = (length in the cache + n_kv) -
-     n_q, of valid rows: the last query is at the last key, and there must not be more queries than
-     keys. With a ring it must be NULL; in self-attention with another cache NULL, or the lengths
-     that the cache has. Not looked at where no position counts: without MHA_CAUSAL and windows, and
-     without rope or with its q_positions. */
+  /* [batch]: position of each sequence's first valid query, -2^62 or more: negative is before the
+     first key, which rope without q_positions takes of causal queries alone. NULL = (length in the
+     cache + n_kv) - n_q, of valid rows: the last query is at the last key; negative with kv_start
+     alone. With a ring it must be NULL; in self-attention with another cache NULL, or the lengths
+     that the cache has. Not looked at where no position counts: without MHA_CAUSAL, windows, ALiBi
+     and relative bias, and without rope or with its q_positions. */
   const int64_t *q_start;
   /* [batch]: valid rows of query and output, 0 .. n_q; NULL = n_q. The other rows are padding: they
      are not read and cost no work; their outputs are 0 and their lse is -infinity. */
@@ -788,12 +792,12 @@ typedef struct mha_forward_args {
   /* [batch]: valid rows of key and value, 0 .. n_kv; NULL = n_kv. Where key is NULL it must be
      NULL: in self-attention the valid rows are those of query. */
   const int64_t *kv_lengths;
-  /* [batch]: row of the first valid key, in self-attention of query too, for padding on the left;
-     without lengths, the rows from there on are valid. NULL = 0 */
+  /* [batch]: row of the first valid key, in self-attention of query too, for padding on the left:
+     as many rows from there on are valid as lengths say, or all. NULL = 0 */
   const int64_t *kv_start;
-  /* [batch + 1], ascending: packed sequences. The arrays then have no batch: sequence b is the rows
-     from cu_seqlens_q[b] to cu_seqlens_q[b + 1] of n_q, and likewise of key and value (NULL = as
-     those of query). NULL = none */
+  /* [batch + 1], ascending: packed sequences, without lengths. Arrays of rows, and outputs, are
+     then those of a batch of 1, in which sequence b is the rows from cu_seqlens_q[b] up to
+     cu_seqlens_q[b + 1], and likewise of key and value (NULL = as of query). NULL = none */
   const int64_t *cu_seqlens_q;
   const int64_t *cu_seqlens_kv;
   const mha_norm *norm; /* norm of queries and keys; NULL = none */
@@ -802,7 +806,7 @@ typedef struct mha_forward_args {
   /* Cache */
   /* NULL = none. The call first appends the rows of key and value to its sequences, and then
      attends to all that these hold, as it is stored. With MHA_CACHE_READ it appends nothing: key,
-     value and kv_lengths must be NULL, and the cache is only read. num_kv_heads, head_dim and
+     value and what is said of their rows must be NULL. num_kv_heads, head_dim and
      head_dim_v are the layer's. A ring needs MHA_CAUSAL and MHA_WINDOW_LEFT. It has no
      attention_weights and no taps of scores. A call that appends more than capacity - window_left
      rows to a ring needs as many queries as keys. */
@@ -890,7 +894,8 @@ typedef struct mha_attention_args {
   uint32_t v_type;      /* likewise */
   uint32_t output_type; /* as q_type */
 
-  /* Strides; 0 = n * row stride for batch, heads * width for row, width for head strides */
+  /* Strides; 0 = n * row stride for batch, heads * width for row, width for head strides; or
+     MHA_BROADCAST */
   int64_t q_batch_stride, q_row_stride, q_head_stride;
   int64_t k_batch_stride, k_row_stride, k_head_stride;
   int64_t v_batch_stride, v_row_stride, v_head_stride;
@@ -898,7 +903,7 @@ typedef struct mha_attention_args {
 
   /* As in mha_forward_args: mask */
   uint32_t flags;
-  float scale; /* factor of the scores; finite; 0 = 1 / sqrt(head_dim) */
+  float scale; /* factor of the scores; finite; 0 = 1 / sqrt(head_dim); 1e-45f = all are equal */
   int64_t window_left, window_right;
   const mha_score_options *score;
   const mha_gate *gate; /* of the context; NULL = none */
@@ -909,7 +914,7 @@ typedef struct mha_attention_args {
   const int64_t *kv_lengths;
   const int64_t *kv_start;
   const int64_t *cu_seqlens_q;
-  const int64_t *cu_seqlens_kv; /* needed with cu_seqlens_q */
+  const int64_t *cu_seqlens_kv;
   const mha_norm *norm;
   const mha_rope *rope;         /* of q, and of k before it is scored or stored; NULL = none */
 
@@ -966,8 +971,9 @@ typedef struct mha_call_info {
 
 /*
  * Fills *info, its struct_size set, with how mha_forward(layer, args, ...) would run now: with a
- * cache, with what that holds. Of the arrays, reads q_start, q_lengths, kv_lengths,
- * cache_sequences, rope's positions, and score's alibi_slopes, sinks and head_scales.
+ * cache, with what that holds. Of the arrays, reads q_start, lengths, kv_start, cu_seqlens,
+ * cache_sequences, rope's positions, and score's alibi_slopes, sinks and
+ * head_scales.
  */
 MHA_API mha_status mha_info(const mha_layer *layer, const mha_forward_args *args,
                             mha_call_info *info, mha_error *error);

@@ -23,6 +23,16 @@ mha_status fail_input(Report &report, uint32_t argument, const Array &array) {
   return report.fail(MHA_ERROR_TOO_LARGE, argument, "%s would be larger than memory can be", array.name);
 }
 
+mha_status check_broadcast(Report &report, uint32_t argument, const Array &array) {
+  Array one = array;
+  for (int i = 0; i < 3; ++i) {
+    if (array.strides[i] != MHA_BROADCAST) continue;
+    one.extents[i] = array.extents[i] > 0 ? 1 : 0;
+    one.strides[i] = array.width;
+  }
+  return check_input(report, argument, one);
+}
+
 mha_status check_permuted_output(Report &report, uint32_t argument, const Array &array) {
   for (const int64_t extent : array.extents) {
     if (extent == 0) return MHA_OK;

@@ -57,6 +57,15 @@ inline mha_status check_input(Report &report, uint32_t argument, const Array &ar
   return is_sound ? MHA_OK : fail_input(report, argument, array);
 }
 
+// The same for an input whose sequences, rows or heads may all be one: MHA_BROADCAST is no step then.
+mha_status check_broadcast(Report &report, uint32_t argument, const Array &array);
+
+inline mha_status check_broadcast_input(Report &report, uint32_t argument, const Array &array) {
+  return (array.strides[0] | array.strides[1] | array.strides[2]) < 0 ? check_broadcast(report, argument, array) : check_input(report, argument, array);
+}
+
+inline int64_t resolved_stride(int64_t stride) { return stride == MHA_BROADCAST ? 0 : stride; }
+
 // And no element is written twice: sorted by stride, each dimension steps over all of the smaller ones.
 inline mha_status check_output(Report &report, uint32_t argument, const Array &array) {
   if (const mha_status status = check_input(report, argument, array)) return status;

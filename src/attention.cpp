@@ -105,8 +105,11 @@ mha_status check_arrays(Report &report, mha_attention_args *args) {
        {batch, args->n_kv, args->num_kv_heads},
        {args->v_batch_stride, args->v_row_stride, args->v_head_stride}}};
   for (const Array &input : inputs) {
-    if (const mha_status status = check_input(report, args_argument, input)) return status;
+    if (const mha_status status = check_broadcast_input(report, args_argument, input)) return status;
   }
+  int64_t *const strides[] = {&args->q_batch_stride, &args->q_row_stride, &args->q_head_stride, &args->k_batch_stride, &args->k_row_stride,
+                              &args->k_head_stride, &args->v_batch_stride, &args->v_row_stride, &args->v_head_stride};
+  for (int64_t *const stride : strides) *stride = resolved_stride(*stride);
   return check_output(report, args_argument,
                       {"output",
                        args->head_dim_v,

@@ -81,6 +81,28 @@ Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t w
   return {name, width, {batch, rows.rows_per_sequence, 1}, {rows.batch_stride, rows.row_stride, width}};
 }
 
+// Strides that are negative are MHA_BROADCAST where check_arrays found the array sound, and wrong where none is given.
+mha_status resolve_broadcasts(Report &report, Plan *plan) {
+  const mha_forward_args &args = plan->args;
+  const struct {
+    const char *name;
+    bool is_given;
+    int64_t batch_stride, row_stride;
+    InputRows *rows;
+  } inputs[] = {{"query", true, args.query_batch_stride, args.query_row_stride, &plan->query},
+                {"key", args.key != nullptr, args.key_batch_stride, args.key_row_stride, &plan->own_key},
+                {"value", args.value != nullptr, args.value_batch_stride, args.value_row_stride, &plan->own_value}};
+  for (const auto &input : inputs) {
+    if (!input.is_given && (input.batch_stride | input.row_stride) < 0) {
+      return fail_input(report, args_argument, {input.name, 0, {}, {input.batch_stride, input.row_stride, 0}});
+    }
+    if (!input.is_given) continue;
+    input.rows->batch_stride = resolved_stride(input.rows->batch_stride);
+    input.rows->row_stride = resolved_stride(input.rows->row_stride);
+  }
+  return MHA_OK;
+}
+
 mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
   mha_forward_args &args = plan->args;
   const int64_t batch = plan->array_batch();
@@ -100,19 +122,19 @@ mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
       rows_of(args.output, args.output_type, args.n_q, shape.output_dim, args.output_batch_stride, args.output_row_stride);
   args.output_batch_stride = output.batch_stride;
   args.output_row_stride = output.row_stride;
-  if (const mha_status status = check_input(report, args_argument, array_of("query", plan->query, batch, shape.query_dim)))
+  if (const mha_status status = check_broadcast_input(report, args_argument, array_of("query", plan->query, batch, shape.query_dim)))
     return status;
   if (args.key) {
-    if (const mha_status status = check_input(report, args_argument, array_of("key", *plan->key, batch, shape.key_dim))) return status;
+    if (const mha_status status = check_broadcast_input(report, args_argument, array_of("key", *plan->key, batch, shape.key_dim)))
+      return status;
   }
   if (args.value) {
-    if (const mha_status status = check_input(report, args_argument, array_of("value", *plan->value, batch, shape.value_dim)))
+    if (const mha_status status = check_broadcast_input(report, args_argument, array_of("value", *plan->value, batch, shape.value_dim)))
       return status;
   }
   const int64_t of_key = args.key_batch_stride | args.key_row_stride, of_value = args.value_batch_stride | args.value_row_stride;
-  if ((of_key | of_value) < 0) {  // of an array that is not given
-    if (of_key < 0) return fail_input(report, args_argument, {"key", 0, {}, {args.key_batch_stride, args.key_row_stride, 0}});
-    return fail_input(report, args_argument, {"value", 0, {}, {args.value_batch_stride, args.value_row_stride, 0}});
+  if ((args.query_batch_stride | args.query_row_stride | of_key | of_value) < 0) {
+    if (const mha_status status = resolve_broadcasts(report, plan)) return status;
   }
   if (const mha_status status = check_output(report, args_argument, array_of("output", output, batch, shape.output_dim))) return status;
   if (plan->is_packed()) {
@@ -125,6 +147,9 @@ mha_status check_sgemm_strides(Report &report, const mha_layer &layer, const Pla
   if (!layer.sgemm) return MHA_OK;
   const InputRows *const inputs[] = {&plan.query, plan.key, plan.value};
   for (const InputRows *input : inputs) {
+    if (input && input->row_stride == 0) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "a row stride is MHA_BROADCAST, which sgemm can't be asked for; copy the rows");
+    }
     if (input && input->row_stride > INT32_MAX) {
       return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "a row stride of %lld is more than sgemm can be asked for; the largest is %d",
                          static_cast<long long>(input->row_stride), INT32_MAX);

@@ -420,7 +420,7 @@ std::vector<CallCase<Call>> StrideCases(uint32_t argument, const std::string &ar
                                         int64_t Args::*head = nullptr) {
   std::vector<CallCase<Call>> cases;
   const auto add = [&](const std::string &stride, const std::vector<int64_t Args::*> &fields) {
-    for (const int64_t wrong : {int64_t{-1}, kMin, kMax, kMax - 1, kMax / 2}) {
+    for (const int64_t wrong : {int64_t{-1}, kMin + 1, kMax, kMax - 1, kMax / 2}) {
       const Expected expected = wrong > 0 ? Expected{MHA_ERROR_TOO_LARGE, {argument}, {}}
                                           : Expected{MHA_ERROR_INVALID_VALUE, {argument}, {array + "_" + stride + "_stride|" + array}};
       const auto set = [=](Call &c) {
@@ -460,6 +460,15 @@ const CallCase<FullForward> kForwardCases[] = {
     {"OutputRowStrideIsShorterThanARow",
      [](auto &c) { c.args.output_row_stride = 10; },
      {MHA_ERROR_INVALID_VALUE, {2}, {"output_row_stride|output", "10", "11"}}},
+    {"OutputRowsAreBroadcast",
+     [](auto &c) { c.args.output_row_stride = MHA_BROADCAST; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"output_row_stride"}}},
+    {"OutputSequencesAreBroadcast",
+     [](auto &c) { c.args.output_batch_stride = MHA_BROADCAST; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"output_batch_stride"}}},
+    {"QueryIsBroadcastBeyondMemory",
+     [](auto &c) { c.args.query_batch_stride = kMax / 2, c.args.query_row_stride = MHA_BROADCAST; },
+     {MHA_ERROR_TOO_LARGE, {2}, {"query"}}},
     {"OutputSequencesOverlap",
      [](auto &c) { c.args.output_batch_stride = 11; },
      {MHA_ERROR_INVALID_VALUE, {2}, {"output_batch_stride|output"}}},

@@ -7,7 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "interface_support.h"
+#include "interface_calls.h"
+#include "support/same_bits.h"
 
 namespace {
 
@@ -191,6 +192,81 @@ TEST_F(Edges, SequencesOfOneRowGoThroughSgemmTogetherAtAnyBatchStride) {
   ASSERT_EQ(Forward(args), MHA_OK) << error_.message;
   EXPECT_EQ(sgemm_calls, 1);
   EXPECT_FLOAT_EQ(numbers_.y[0], 1.0f);  // 16 values of 1 times 0.0625
+}
+
+// x [extents..., width] with its first elements of some dimensions in place of all.
+std::vector<float> Repeated(const std::vector<float> &x, const std::vector<int64_t> &extents, const std::vector<bool> &is_repeated) {
+  std::vector<float> repeated;
+  const int64_t element_width = static_cast<int64_t>(x.size()) / (extents[0] * extents[1] * extents[2]);
+  for (int64_t b = 0; b < extents[0]; b++) {
+    for (int64_t n = 0; n < extents[1]; n++) {
+      for (int64_t h = 0; h < extents[2]; h++) {
+        const int64_t from[3] = {is_repeated[0] ? 0 : b, is_repeated[1] ? 0 : n, is_repeated[2] ? 0 : h};
+        const auto first = x.begin() + ((from[0] * extents[1] + from[1]) * extents[2] + from[2]) * element_width;
+        repeated.insert(repeated.end(), first, first + element_width);
+      }
+    }
+  }
+  return repeated;
+}
+
+TEST(Broadcast, OfInputsOfMhaAttentionIsWhatCopiesAre) {
+  AttentionSizes sizes;
+  sizes.batch = 3, sizes.n_q = 5, sizes.n_kv = 40, sizes.num_heads = 4, sizes.num_kv_heads = 2, sizes.head_dim = sizes.head_dim_v = 8;
+  const AttentionProblem problem = NormalAttention(sizes);
+  for (int which = 1; which < 8; which++) {
+    const std::vector<bool> is_repeated = {(which & 1) != 0, (which & 2) != 0, (which & 4) != 0};
+    for (int input = 0; input < 3; input++) {
+      AttentionProblem copied = problem;
+      if (input == 0) copied.q = Repeated(problem.q, {3, 5, 4}, is_repeated);
+      if (input == 1) copied.k = Repeated(problem.k, {3, 40, 2}, is_repeated);
+      if (input == 2) copied.v = Repeated(problem.v, {3, 40, 2}, is_repeated);
+      AttentionData data(problem);
+      auto &args = data.args;
+      int64_t *const strides[3][3] = {{&args.q_batch_stride, &args.q_row_stride, &args.q_head_stride},
+                                      {&args.k_batch_stride, &args.k_row_stride, &args.k_head_stride},
+                                      {&args.v_batch_stride, &args.v_row_stride, &args.v_head_stride}};
+      const int64_t heads = input == 0 ? 4 : 2, all[3] = {(input == 0 ? 5 : 40) * heads * 8, heads * 8, 8};
+      for (int dimension = 0; dimension < 3; dimension++) {
+        *strides[input][dimension] = is_repeated[dimension] ? MHA_BROADCAST : all[dimension];
+      }
+      EXPECT_TRUE(SameBits(data.Compute(), Attend(copied))) << "input " << input << " dimensions " << which;
+    }
+  }
+}
+
+TEST(Broadcast, OfInputsOfMhaForwardIsWhatCopiesAre) {
+  LayerProblem problem = SmallLayer();
+  const Layer layer = Create(LayerData(problem));
+  for (int which = 1; which < 4; which++) {
+    const std::vector<bool> is_repeated = {(which & 1) != 0, (which & 2) != 0, false};
+    LayerProblem copied = problem;
+    copied.query = Repeated(problem.query, {problem.batch, problem.n_q, 1}, is_repeated);
+    copied.key = Repeated(problem.key, {problem.batch, problem.n_kv, 1}, is_repeated);
+    copied.value = Repeated(problem.value, {problem.batch, problem.n_kv, 1}, is_repeated);
+    ForwardData data(layer.get(), problem);
+    for (int64_t *const stride : {&data.args.query_batch_stride, &data.args.key_batch_stride, &data.args.value_batch_stride}) {
+      if (is_repeated[0]) *stride = MHA_BROADCAST;
+    }
+    for (int64_t *const stride : {&data.args.query_row_stride, &data.args.key_row_stride, &data.args.value_row_stride}) {
+      if (is_repeated[1]) *stride = MHA_BROADCAST;
+    }
+    if (which == 2) {  // the next sequence is one row further
+      data.args.query_batch_stride = problem.n_q * problem.query_dim;
+      data.args.key_batch_stride = problem.n_kv * problem.key_dim;
+      data.args.value_batch_stride = problem.n_kv * problem.value_dim;
+    }
+    EXPECT_TRUE(SameBits(data.Compute(), Forward(layer.get(), copied))) << "dimensions " << which;
+  }
+}
+
+TEST(Scale, OfTheSmallestFloatMakesTheScoresOfAllKeysEqual) {
+  AttentionSizes sizes;
+  sizes.n_q = 3, sizes.n_kv = 300, sizes.head_dim = sizes.head_dim_v = 4, sizes.scale = 1e-45f;
+  AttentionProblem problem = NormalAttention(sizes);
+  for (float &x : problem.k) x *= 0x1p97f;  // the dots are up to about 2^100
+  const Outputs outputs = Attend(problem);
+  for (const float weight : outputs.attention_weights) ASSERT_EQ(weight, 1.0f / 300.0f);
 }
 
 // [batch, heads, n, width] with a stride forgotten would read other data without a word.
