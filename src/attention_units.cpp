@@ -20,7 +20,7 @@ constexpr int64_t packed_unit_rows = 96, plain_unit_rows = 768;
 constexpr int64_t units_per_thread = 3, min_unit_rows = 24;
 
 // So many units a thread has at most when the keys of a unit are shared out, and so many keys a part has at least.
-constexpr int64_t part_units_per_thread = 4 * units_per_thread, min_part_chunks = 2;
+constexpr int64_t part_units_per_thread = 2 * units_per_thread, min_part_chunks = 2;
 
 int64_t min_block(const Attention &attention) {
   return std::max<int64_t>(1, min_unit_rows / quotient(attention.num_heads, attention.num_kv_heads));

@@ -177,7 +177,7 @@ mha_status check_score_options(Report &report, const mha_score_options *given, i
                      INT64_MAX,
                      INT64_MAX};
   options->limits_pairs = o.mask || o.q_groups;
-  options->change_scores = o.softcap != 0.0f || o.alibi_slopes || o.relative_bias || o.bias || options->limits_pairs;
+  options->change_scores = o.softcap != 0.0f || o.alibi_slopes || o.relative_bias || o.bias;
   options->relative_bias = o.relative_bias;
   options->relative_left = o.relative_left;
   options->relative_right = o.relative_right;

@@ -176,7 +176,7 @@ struct PositionGroups {
 
 // What changes scores (CONTRACT.md, section 7); see mha_score_options.
 struct ScoreOptions {
-  bool change_scores;              // all but sinks does
+  bool change_scores;              // all but sinks, mask and groups does
   bool limits_pairs;               // mask and groups do
   float softcap, softcap_inverse;  // 0: none
   const float *alibi_slopes, *sinks;  // [num_heads]; null: none

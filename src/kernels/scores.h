@@ -90,11 +90,14 @@ MHA_NOINLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, 
   const ScoreOptions &options = unit.call.options;
   float scale = unit.call.scale;
   bool has_scales = groups.has_scales;
-  if (options.change_scores) {
-    scale_products<V>(groups, blocks, scale, products);
-    scale = 1.0f;
-    has_scales = false;
+  if (options.change_scores || options.limits_pairs) {
     const Row at = unit.row(row);
+    // Under a positive scale -infinity stays what it is: then what is masked can be scaled along with the rest.
+    if (options.change_scores || has_scales || !(scale > 0.0f)) {
+      scale_products<V>(groups, blocks, scale, products);
+      scale = 1.0f;
+      has_scales = false;
+    }
     if (options.softcap != 0.0f) cap_scores<V>(options, blocks, products);
     bias_scores<V>(unit, at, chunk.begin, keys, products);
     mask_scores<V>(unit, at, chunk.begin, keys, products);
