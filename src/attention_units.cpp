@@ -123,7 +123,7 @@ AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t n
   cut_queries(attention->n_q, num_threads, attention);
 
   const int64_t chunks = blocks_of(max_keys, chunk_keys);
-  int64_t slots = attention->window_left < max_keys || attention->options.groups.of_rows ? 2 : 1;  // these may begin within a subtree
+  int64_t slots = attention->window_left < max_keys ? 2 : 1;  // a window may begin within a subtree
   for (int64_t left = chunks / 2; left != 0; left /= 2) ++slots;     // as many as a counter up to `chunks` has digits
   // Chunks in step (kernels/attend.h) each have a slot before they are merged: one more than the counter has digits.
   if (chunks >= max_interleaved_chunks && attention->k.is_packed && attention->v.is_packed) ++slots;

@@ -94,6 +94,7 @@ TEST_P(GroupsTest, RandomCasesEqualTheSpecification) {
     problem.head_dim = random.Pick<int64_t>({1, 8, 19});
     problem.head_dim_v = random.Pick<int64_t>({1, 8, 19});
     problem.is_causal = random.Chance(0.6) && problem.n_q <= problem.n_kv;
+    if (random.Chance(0.3)) problem.scale = random.Pick<float>({-0.5f, 20.0f});
     if (random.Chance(0.3)) problem.window_left = random.Pick<int64_t>({0, 5, 256, 300});
     if (random.Chance(0.2)) problem.window_right = random.Pick<int64_t>({0, 3, 270});
     for (int64_t b = 0; b < problem.batch; b++) problem.q_start.push_back(random.Between(0, problem.n_kv + 20));
@@ -154,6 +155,21 @@ TEST_P(GroupsTest, OfManyDocumentsAndChunksEqualTheSpecification) {
     problem.score->groups.of_queries = NumbersOfLength(a_case.n, a_case.length);
     EXPECT_TRUE(SameBits(Run(problem, kAskLse), Specify(problem))) << Describe(problem) << " documents of " << a_case.length;
   }
+}
+
+// Of a unit that goes from rows with keys in the first chunk to rows whose windows begin chunks later, and that have no keys there.
+TEST_P(GroupsTest, WithWindowsBehindTheLastKeyEqualTheSpecification) {
+  AttentionProblem problem = Problem(4, 768, 1000, 1);
+  problem.num_heads = problem.num_kv_heads = 1;
+  Random random(4);
+  FillNormal(&random, &problem);
+  problem.is_causal = true;
+  problem.window_left = 200;
+  problem.score->groups.of_queries.assign(768, 2);
+  std::fill_n(problem.score->groups.of_queries.begin(), 10, 1);
+  problem.score->groups.of_keys.assign(1000, 5);
+  std::fill_n(problem.score->groups.of_keys.begin(), 200, 1);
+  EXPECT_TRUE(SameBits(Run(problem, kAskLse), Specify(problem)));
 }
 
 // One row, which streams its keys, and several threads, which share them.
