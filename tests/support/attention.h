@@ -66,6 +66,7 @@ struct Groups {
   bool by_sequence = false;          // else the same for all
   std::vector<int64_t> of_queries;   // [batch, n_q]; empty = none
   std::vector<int64_t> of_keys;      // [batch, n_kv]; empty = of_queries. For the specification alone also kNoGroup
+  int64_t columns = 0;               // of a row of of_keys; 0 = n_kv
 };
 
 // What changes scores; the struct of mha.h.

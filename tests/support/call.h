@@ -195,7 +195,8 @@ class CallData {
       score.groups = from.groups.add_keys ? MHA_GROUPS_ALSO : MHA_GROUPS_WITHIN;
       if (from.groups.by_sequence) {
         score.q_groups_stride = sizes.n_q;
-        score.kv_groups_stride = score.kv_groups != nullptr ? sizes.n_kv : 0;
+        const int64_t columns = from.groups.columns != 0 ? from.groups.columns : sizes.n_kv;
+        score.kv_groups_stride = score.kv_groups != nullptr ? columns : 0;
       }
       score.num_columns = from.num_columns;
       args->score = &score;

@@ -227,6 +227,8 @@ inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
     if (c.Is("q_scales", "one")) q_scales = {q_scales.begin() + part.begin, q_scales.begin() + part.end};
     if (c.Is("q_scales", "sequence")) q_scales = RowsOfQueries(whole.score->q_scales, c, part, 1);
     problem.score->bias_is_f16 = problem.score->bias_is_f16 && !problem.score->bias.values.empty();
+    problem.score->groups.of_queries = RowsOfQueries(whole.score->groups.of_queries, c, part, 1);
+    problem.score->groups.columns = whole.n_kv;
   }
   return problem;
 }

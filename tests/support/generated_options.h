@@ -209,13 +209,21 @@ void ForEachAttendingPair(const Case &c, const Function &function) {
   for (int64_t b = 0; b < c.whole.batch; b++) {
     const ValidRows valid = ValidRowsOf(c.whole, b);
     const AttentionShape shape = ShapeOf(c.whole, b);
-    const std::vector<uint8_t> mask = c.whole.score ? DensePairs(c.whole, c.whole.score->mask, b) : std::vector<uint8_t>();
+    const ScoreArrays score = c.whole.score ? *c.whole.score : ScoreArrays();
+    const std::vector<uint8_t> mask = DensePairs(c.whole, score.mask, b);
+    const std::vector<int64_t> &q_groups = score.groups.of_queries,
+                               &kv_groups = score.groups.of_keys.empty() ? q_groups : score.groups.of_keys;
     for (int64_t i = 0; i < valid.n_q; i++) {
       const int64_t most = std::numeric_limits<int64_t>::max(), p = shape.q_start > most - i ? most : shape.q_start + i;
       for (int64_t j = 0; j < valid.n_kv; j++) {
-        if (shape.is_causal && j > p) continue;
-        if (shape.has_window_left && j < p - shape.window_left) continue;
-        if (shape.has_window_right && j - shape.window_right > p) continue;
+        bool attends = !(shape.is_causal && j > p) && !(shape.has_window_left && j < p - shape.window_left) &&
+                       !(shape.has_window_right && j - shape.window_right > p);
+        if (!q_groups.empty()) {
+          const int64_t own = q_groups[static_cast<size_t>(b * c.whole.n_q + valid.q_first + i)];
+          const bool is_same = own == kv_groups[static_cast<size_t>(b * c.whole.n_kv + valid.kv_first + j)];
+          attends = score.groups.add_keys ? attends || (is_same && own >= 0) : attends && is_same;
+        }
+        if (!attends || (score.num_columns != 0 && valid.kv_first + j >= score.num_columns)) continue;
         for (int64_t h = 0; h < c.whole.num_heads; h++) {
           if (!mask.empty() && !mask[static_cast<size_t>((h * valid.n_q + i) * valid.n_kv + j)]) continue;
           function(b, h, valid.q_first + i, valid.kv_first + j);
@@ -626,6 +634,38 @@ inline const std::vector<Dimension> &Dimensions() {
          }
        }},
       {"mask_extents", {"row", "all", "head", "sequence", "one"}, [](Case *, std::string_view, Random *) {}},
+      {"groups",
+       {"no", "within", "also"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "no") return;
+         Groups &groups = ScoreOf(c).groups;
+         groups.by_sequence = true;
+         groups.add_keys = value == "also";
+         // Documents behind each other, or runs of a few numbers that come again.
+         const bool ascend = c->Is("group_numbers", "ascending");
+         const int64_t longest = random->Pick<int64_t>({1, 9, 60, 300});
+         const auto draw = [&](int64_t n, std::vector<int64_t> *numbers) {
+           for (int64_t b = 0; b < c->whole.batch; b++) {
+             for (int64_t i = 0, left = 0, number = -1; i < n; i++) {
+               if (left-- <= 0) {
+                 left = random->Between(0, longest);
+                 number = ascend ? number + 1 : random->Pick<int64_t>({-1, 0, 1, 2, INT32_MAX, INT32_MIN});
+               }
+               numbers->push_back(number);
+             }
+           }
+         };
+         draw(c->whole.n_q, &groups.of_queries);
+         if (c->Is("groups_of_keys", "given")) draw(c->whole.n_kv, &groups.of_keys);
+         if (c->whole.n_kv == 0) groups.of_keys = {0};  // an array of none must be there
+       }},
+      {"groups_of_keys", {"given", "queries"}, [](Case *, std::string_view, Random *) {}},
+      {"group_numbers", {"ascending", "any"}, [](Case *, std::string_view, Random *) {}},
+      {"num_columns",
+       {"null", "short"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "short" && c->whole.n_kv > 0) ScoreOf(c).num_columns = random->Between(1, c->whole.n_kv);
+       }},
       {"unread",  // what nobody attends to; padding and gaps between rows are NaN always
        {"ordinary", "nan", "infinite"},
        [](Case *c, std::string_view value, Random *) {
@@ -730,6 +770,19 @@ inline const std::vector<Together> &Refusals() {
       {{"bias", "no"}, {"bias_extents", "!row"}},
       {{"bias", "no"}, {"bias_values", "!finite"}},
       {{"mask", "no"}, {"mask_extents", "!row"}},
+      // Groups
+      {{"groups", "no"}, {"groups_of_keys", "!given"}},
+      {{"groups", "no"}, {"group_numbers", "!ascending"}},
+      {{"groups", "!no"}, {"cache", "ring"}},
+      {{"groups", "!no"}, {"columns", "new"}},
+      {{"groups_of_keys", "queries"}, {"cache", "!none"}},
+      {{"groups_of_keys", "queries"}, {"n_kv", "!queries"}},
+      {{"groups_of_keys", "queries"}, {"calls", "!one"}},
+      {{"groups", "!no"}, {"n_kv", "none"}},
+      {{"groups", "also"}, {"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}},  // later keys would not be there yet
+      {{"num_columns", "short"}, {"groups", "no"}, {"mask", "no"}, {"bias", "no"}},
+      {{"num_columns", "short"}, {"columns", "new"}},
+      {{"num_columns", "short"}, {"n_kv", "none"}},
       // What mha_attention has no use for
       {{"entry", "attention"}, {"weight_type", "!f32"}},
       {{"entry", "attention"}, {"weight_form", "!three"}},
