@@ -4,9 +4,9 @@ use std::ptr::null;
 use mha_sys as sys;
 
 use crate::error::check;
-use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, Dimensions, Options, Output};
+use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, typed_output, Dimensions, Options, Output};
 use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
-use crate::types::Elements;
+use crate::types::{Elements, ElementsMut};
 use crate::{CallInfo, Error, ErrorKind, Gate, InstructionSet, KvCache, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
 
 /// The middle stage alone, without the projections: `softmax(scale * Q K^T) V` for each head, on queries, keys and values of the caller's.
@@ -63,9 +63,9 @@ impl Attention {
 
     /// A call that attends with the queries `q`, `[batch, n_q, num_heads, head_dim]`, into `output`, `[batch, n_q, num_heads, head_dim_v]`. `n_q`
     /// follows from the length of `q`. The keys and values come from [`AttentionCall::key_value`], a cache, or both.
-    pub fn call<'a>(&self, q: &'a [f32], output: &'a mut [f32]) -> AttentionCall<'a> {
+    pub fn call<'a>(&self, q: impl Into<Elements<'a>>, output: impl Into<ElementsMut<'a>>) -> AttentionCall<'a> {
         let q = Array { data: Some(q.into()), strides: None };
-        AttentionCall { q, output: Some(Output::new(output)), ..self.call_of(1, None, None) }
+        AttentionCall { q, output: Some(Output::of(output.into())), ..self.call_of(1, None, None) }
     }
 
     /// A call without data, to ask for its workspace or what it would cost: [`AttentionCall::workspace_bytes`], [`AttentionCall::info`].
@@ -136,7 +136,7 @@ struct Array<'a> {
 
 impl<'a> AttentionCall<'a> {
     /// The keys, `[batch, n_kv, num_kv_heads, head_dim]`, and values, `[batch, n_kv, num_kv_heads, head_dim_v]`: slices of `f32`, or f16 and bf16 as
-    /// [`Elements`]. With a cache, which takes `f32` only, they are appended.
+    /// [`Elements`]. With a cache, they are appended.
     pub fn key_value(mut self, k: impl Into<Elements<'a>>, v: impl Into<Elements<'a>>) -> Self {
         self.k.data = Some(k.into());
         self.v.data = Some(v.into());
@@ -254,12 +254,10 @@ impl<'a> AttentionCall<'a> {
         (args.num_heads, args.num_kv_heads) = (int(of.num_heads), int(of.num_kv_heads));
         (args.head_dim, args.head_dim_v) = (int(of.head_dim), int(of.head_dim_v));
         (args.scale, args.instruction_set) = (self.attention.scale, self.attention.instruction_set.0);
-        let (q, _, q_strides) = raw_array(&self.q);
-        args.q = q.cast();
-        [args.q_batch_stride, args.q_row_stride, args.q_head_stride] = q_strides;
+        (args.q, args.q_type, [args.q_batch_stride, args.q_row_stride, args.q_head_stride]) = raw_array(&self.q);
         (args.k, args.k_type, [args.k_batch_stride, args.k_row_stride, args.k_head_stride]) = raw_array(&self.k);
         (args.v, args.v_type, [args.v_batch_stride, args.v_row_stride, args.v_head_stride]) = raw_array(&self.v);
-        args.output = output_ptr(&self.output).cast();
+        (args.output, args.output_type) = typed_output(&self.output);
         [args.output_batch_stride, args.output_row_stride, args.output_head_stride] = raw_strides(self.output_strides);
         // SAFETY: numbers and pointers that may be NULL.
         let mut gate: sys::mha_gate = unsafe { zeroed() };

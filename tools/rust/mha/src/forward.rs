@@ -5,8 +5,9 @@ use std::ptr::null;
 use mha_sys as sys;
 
 use crate::error::check;
-use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, Dimensions, Options, Output};
+use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, typed_output, Dimensions, Options, Output};
 use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
+use crate::types::{Elements, ElementsMut};
 use crate::{sgemm, CallInfo, Error, ErrorKind, KvCache, Layer, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
 
 /// A call of a whole layer, made by [`Layer::forward`]: say what it is to do, then [`run`](Self::run) it.
@@ -58,14 +59,14 @@ pub struct Forward<'a> {
 /// Input rows, where they are given, and the strides of sequences and rows, where they are not contiguous.
 #[derive(Default)]
 struct Rows<'a> {
-    data: Option<&'a [f32]>,
+    data: Option<Elements<'a>>,
     strides: Option<[usize; 2]>,
 }
 
 impl<'a> Forward<'a> {
-    pub(crate) fn new(layer: &'a Layer<'a>, query: &'a [f32], output: &'a mut [f32]) -> Self {
+    pub(crate) fn new(layer: &'a Layer<'a>, query: Elements<'a>, output: ElementsMut<'a>) -> Self {
         let query = Rows { data: Some(query), strides: None };
-        Self { query, output: Some(Output::new(output)), ..Self::plan(layer, 1, None) }
+        Self { query, output: Some(Output::of(output)), ..Self::plan(layer, 1, None) }
     }
 
     pub(crate) fn plan(layer: &'a Layer<'a>, batch: usize, n_q: impl Into<Option<usize>>) -> Self {
@@ -84,14 +85,14 @@ impl<'a> Forward<'a> {
     }
 
     /// Rows for the keys, `[batch, n_kv, key_dim]`, and unless [`value`](Self::value) is given for the values: cross-attention.
-    pub fn key(mut self, rows: &'a [f32]) -> Self {
-        self.key.data = Some(rows);
+    pub fn key(mut self, rows: impl Into<Elements<'a>>) -> Self {
+        self.key.data = Some(rows.into());
         self
     }
 
     /// Rows for the values, `[batch, n_kv, value_dim]`, where they are not those for the keys.
-    pub fn value(mut self, rows: &'a [f32]) -> Self {
-        self.value.data = Some(rows);
+    pub fn value(mut self, rows: impl Into<Elements<'a>>) -> Self {
+        self.value.data = Some(rows.into());
         self
     }
 
@@ -197,6 +198,11 @@ impl<'a> Forward<'a> {
             let output = self.output.as_ref().map_or(0, Output::len);
             check_lengths("output", output, self.output_strides, &[batch, n_q, ("output_dim", shape.output_dim)])?;
         }
+        let given = [&self.query, &self.key, &self.value].into_iter().filter_map(|rows| rows.data.map(|data| data.kind()));
+        let kind = given.clone().next().unwrap_or_default();
+        if let Some(other) = given.clone().find(|other| *other != kind) {
+            return Err(Error::new(ErrorKind::InvalidValue, format!("the inputs are {kind:?} and {other:?}; all must be of one type")));
+        }
         self.options.check_slices(&of, self.is_plan())?;
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
@@ -204,10 +210,11 @@ impl<'a> Forward<'a> {
         // SAFETY: numbers and pointers that may be NULL.
         let mut args: sys::mha_forward_args = unsafe { zeroed() };
         fill_common!(args, self.options, pointees, of);
+        args.input_type = kind.raw();
         (args.query, [args.query_batch_stride, args.query_row_stride]) = raw_rows(&self.query);
         (args.key, [args.key_batch_stride, args.key_row_stride]) = raw_rows(&self.key);
         (args.value, [args.value_batch_stride, args.value_row_stride]) = raw_rows(&self.value);
-        args.output = output_ptr(&self.output).cast();
+        (args.output, args.output_type) = typed_output(&self.output);
         [args.output_batch_stride, args.output_row_stride] = self.output_strides.unwrap_or_default().map(int);
         let result = body(self.layer.as_ptr(), &args);
         pointees.resume_panic();
@@ -246,7 +253,7 @@ fn rows(name: &str, count: &str, rows: &Rows, batch: usize, width: usize) -> Res
 }
 
 fn check_rows(name: &str, rows: &Rows, shape: &[Extent; 3]) -> Result<()> {
-    match rows.data {
+    match &rows.data {
         Some(data) => check_lengths(name, data.len(), rows.strides, shape),
         None => Ok(()),
     }
@@ -261,5 +268,5 @@ fn check_lengths(name: &str, len: usize, strides: Option<[usize; 2]>, shape: &[E
 }
 
 fn raw_rows(rows: &Rows) -> (*const c_void, [i64; 2]) {
-    (rows.data.map_or(null(), <[f32]>::as_ptr).cast(), rows.strides.unwrap_or_default().map(int))
+    (rows.data.map_or(null(), |data| data.as_ptr()), rows.strides.unwrap_or_default().map(int))
 }

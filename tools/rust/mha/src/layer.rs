@@ -9,7 +9,9 @@ use crate::buffer::Owner;
 use crate::error::check;
 use crate::sgemm;
 use crate::spans::int;
-use crate::{AlignedBuffer, Error, ErrorKind, Forward, Gate, InstructionSet, Result, Sgemm, StorageType, Weights};
+use crate::{
+    AlignedBuffer, Elements, ElementsMut, Error, ErrorKind, Forward, Gate, InstructionSet, Linear, Result, Sgemm, StorageType, Weights,
+};
 
 /// The shape of a layer. Only [`new`](Self::new)'s dimensions and, where it is not `query_dim / num_heads`, `head_dim` are needed; 0 stands for
 /// the default everywhere. [`Layer::shape`] has all defaults resolved.
@@ -56,6 +58,11 @@ impl LayerConfig {
     /// Rows of `query_dim` elements, `num_heads` heads.
     pub fn new(query_dim: usize, num_heads: usize) -> Self {
         Self { query_dim, num_heads, ..Self::default() }
+    }
+
+    /// A layer of W_O alone, `[inputs, outputs]`, for [`Layer::linear`]; with [`Weights::linear`].
+    pub fn linear(inputs: usize, outputs: usize) -> Self {
+        Self { query_dim: inputs, output_dim: outputs, ..Self::default() }
     }
 
     /// Sets [`key_dim`](#structfield.key_dim).
@@ -367,9 +374,14 @@ impl<'a> Layer<'a> {
     }
 
     /// A call of the whole layer, from input rows to output rows: self-attention of the rows of `query`, `[batch, n_q, query_dim]`, into
-    /// `output`, `[batch, n_q, output_dim]`. `n_q` follows from the length of `query`.
-    pub fn forward<'c>(&'c self, query: &'c [f32], output: &'c mut [f32]) -> Forward<'c> {
-        Forward::new(self, query, output)
+    /// `output`, `[batch, n_q, output_dim]`. `n_q` follows from the length of `query`. f16 and bf16 are given as [`Elements`] and [`ElementsMut`].
+    pub fn forward<'c>(&'c self, query: impl Into<Elements<'c>>, output: impl Into<ElementsMut<'c>>) -> Forward<'c> {
+        Forward::new(self, query.into(), output.into())
+    }
+
+    /// A product of rows `x`, `[rows, width of x]`, with W_O alone, into `output`, `[rows, output_dim]`.
+    pub fn linear<'c>(&'c self, x: impl Into<Elements<'c>>, output: impl Into<ElementsMut<'c>>) -> Linear<'c> {
+        Linear::new(self, x.into(), output.into())
     }
 
     /// A call without data, to ask for its workspace or what it would cost: [`Forward::workspace_bytes`], [`Forward::info`].

@@ -10,6 +10,7 @@
 //! | `mha_sgemm` | [`Sgemm`] |
 //! | `mha_forward`, `mha_forward_workspace`, `mha_info` | [`Layer::forward`] and [`plan`](Layer::plan), then [`Forward::run`], [`workspace_bytes`](Forward::workspace_bytes), [`info`](Forward::info) |
 //! | `mha_attention` and likewise | [`Attention::call`] and [`plan`](Attention::plan), then [`AttentionCall::run`] and so on |
+//! | `mha_linear`, `mha_linear_workspace` | [`Layer::linear`], [`LayerConfig::linear`], [`Weights::linear`] |
 //! | `MHA_CACHE_READ` | [`Forward::cache_read`], [`AttentionCall::cache_read`] |
 //! | `mha_kv_cache` and its functions | [`KvCache`], [`CacheConfig`] |
 //! | `mha_rope_tables`, `mha_rope` | [`RopeConfig::tables`] and [`fill`](RopeConfig::fill), [`Rope`] |
@@ -30,6 +31,7 @@ mod error;
 mod forward;
 mod info;
 mod layer;
+mod linear;
 mod norm;
 mod options;
 mod rope;
@@ -48,6 +50,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use forward::Forward;
 pub use info::{BackEnd, CallInfo};
 pub use layer::{Layer, LayerConfig, LayerOptions};
+pub use linear::Linear;
 pub use norm::Norm;
 pub use options::Taps;
 pub use rope::{Rope, RopeConfig, RopeStyle, RopeTables, Yarn};
@@ -56,7 +59,7 @@ pub use scheduler::Rayon;
 pub use scheduler::Scheduler;
 pub use score::{alibi_slopes, ScoreColumns, ScoreOptions};
 pub use sgemm::{Product, Sgemm};
-pub use types::{Elements, Gate, InstructionSet, StorageType};
+pub use types::{Elements, ElementsMut, Gate, InstructionSet, StorageType};
 pub use weights::{Matrix, WeightLayout, Weights};
 pub use workspace::Workspace;
 

@@ -1,5 +1,6 @@
 //! What calls of whole layers and of attention alone have in common.
 
+use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::mem::size_of;
 use std::ptr::{null, null_mut};
@@ -9,31 +10,44 @@ use mha_sys as sys;
 use crate::cache::length_of;
 use crate::scheduler::Run;
 use crate::spans::{check_exact, int, Extent};
-use crate::{CacheKind, KvCache, Norm, Result, Rope, Scheduler, ScoreColumns, ScoreOptions};
+use crate::types::ElementsMut;
+use crate::{CacheKind, KvCache, Norm, Result, Rope, Scheduler, ScoreColumns, ScoreOptions, StorageType};
 
 /// An array that a call writes to, borrowed for 'a.
 pub(crate) struct Output<'a> {
-    start: *mut f32,
+    start: *mut c_void,
     len: usize,
+    kind: StorageType,
     _borrowed: PhantomData<&'a mut [f32]>,
 }
 
 impl<'a> Output<'a> {
     pub fn new(data: &'a mut [f32]) -> Self {
-        Self { start: data.as_mut_ptr(), len: data.len(), _borrowed: PhantomData }
+        Self::of(data.into())
+    }
+
+    pub fn of(data: ElementsMut<'a>) -> Self {
+        let (start, len, kind) = match data {
+            ElementsMut::F32(data) => (data.as_mut_ptr().cast(), data.len(), StorageType::F32),
+            ElementsMut::F16(data) => (data.as_mut_ptr().cast(), data.len(), StorageType::F16),
+            ElementsMut::Bf16(data) => (data.as_mut_ptr().cast(), data.len(), StorageType::Bf16),
+        };
+        Self { start, len, kind, _borrowed: PhantomData }
     }
 
     pub fn len(&self) -> usize {
         self.len
     }
-
-    pub fn as_ptr(&self) -> *mut f32 {
-        self.start
-    }
 }
 
+/// Of an output that has floats.
 pub(crate) fn output_ptr(output: &Option<Output>) -> *mut f32 {
-    output.as_ref().map_or(null_mut(), Output::as_ptr)
+    typed_output(output).0.cast()
+}
+
+/// And its type.
+pub(crate) fn typed_output(output: &Option<Output>) -> (*mut c_void, u32) {
+    output.as_ref().map_or((null_mut(), sys::MHA_TYPE_F32), |output| (output.start, output.kind.raw()))
 }
 
 pub(crate) fn list_ptr(list: Option<&[i64]>) -> *const i64 {

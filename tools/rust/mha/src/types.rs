@@ -186,3 +186,33 @@ impl<'a, const N: usize> From<&'a [f32; N]> for Elements<'a> {
         Self::F32(data)
     }
 }
+
+/// Numbers that a call writes. Slices, arrays and vectors of `f32` convert into it; f16 and bf16 are written as their bits.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ElementsMut<'a> {
+    /// Floats.
+    F32(&'a mut [f32]),
+    /// The bits of IEEE binary16 numbers.
+    F16(&'a mut [u16]),
+    /// The bits of bfloat16 numbers.
+    Bf16(&'a mut [u16]),
+}
+
+impl<'a> From<&'a mut [f32]> for ElementsMut<'a> {
+    fn from(data: &'a mut [f32]) -> Self {
+        Self::F32(data)
+    }
+}
+
+impl<'a> From<&'a mut Vec<f32>> for ElementsMut<'a> {
+    fn from(data: &'a mut Vec<f32>) -> Self {
+        Self::F32(data)
+    }
+}
+
+impl<'a, const N: usize> From<&'a mut [f32; N]> for ElementsMut<'a> {
+    fn from(data: &'a mut [f32; N]) -> Self {
+        Self::F32(data)
+    }
+}

@@ -102,6 +102,7 @@ enum Projections<'a> {
     Three([Matrix<'a>; 3]),
     Fused(Matrix<'a>),
     PerHead([Heads<'a>; 3]),
+    None,
 }
 
 /// A matrix for each head.
@@ -126,6 +127,11 @@ impl<'a> Weights<'a> {
     /// A matrix for each head: of W_Q `[query_dim, head_dim]`, of W_K `[key_dim, head_dim]`, of W_V `[value_dim, head_dim_v]`.
     pub fn per_head(w_q: &'a [&'a [f32]], w_k: &'a [&'a [f32]], w_v: &'a [&'a [f32]]) -> Self {
         Self::of(Projections::PerHead([w_q, w_k, w_v].map(|data| Heads { data, stride: 0 })))
+    }
+
+    /// W_O alone, `[in, out]`, for a layer of [`LayerConfig::linear`].
+    pub fn linear(w: impl Into<Matrix<'a>>) -> Self {
+        Self::of(Projections::None).output(w)
     }
 
     fn of(projections: Projections<'a>) -> Self {
@@ -220,6 +226,7 @@ impl<'a> Weights<'a> {
             Projections::Three([w_q, ..]) => w_q.data.kind(),
             Projections::Fused(w_qkv) => w_qkv.data.kind(),
             Projections::PerHead(_) => StorageType::F32,
+            Projections::None => self.w_o.map_or(StorageType::F32, |w_o| w_o.data.kind()),
         };
         let three: &[Matrix] = if let Projections::Three(matrices) = &self.projections { matrices } else { &[] };
         let mut kinds = three.iter().chain(&self.w_o).chain(&self.w_g).map(|matrix| matrix.data.kind());
@@ -259,6 +266,7 @@ impl<'a> Weights<'a> {
                 [raw.w_q_heads, raw.w_k_heads, raw.w_v_heads] = [0, 1, 2].map(|i| head_pointers[i].as_ptr());
                 [raw.w_q_stride, raw.w_k_stride, raw.w_v_stride] = [0, 1, 2].map(|i| int(heads[i].stride));
             }
+            Projections::None => {}
         }
         (raw.w_o, raw.w_o_stride, raw.w_o_scales) = raw_matrix(self.w_o.as_ref());
         (raw.w_g, raw.w_g_stride, raw.w_g_scales) = raw_matrix(self.w_g.as_ref());
@@ -292,9 +300,13 @@ impl<'a> Weights<'a> {
                 let columns = ("head_dim_v", config.head_dim_v);
                 self.check_heads("w_v", w_v, ("num_kv_heads", config.num_kv_heads), ("value_dim", config.value_dim), columns)?;
             }
+            Projections::None => {}
         }
         if let Some(w_o) = &self.w_o {
-            let rows = ("num_heads * head_dim_v", config.num_heads * config.head_dim_v);
+            let rows = match config.num_heads {
+                0 => ("query_dim", config.query_dim),
+                num_heads => ("num_heads * head_dim_v", num_heads * config.head_dim_v),
+            };
             self.check_matrix("w_o", w_o, rows, ("output_dim", config.output_dim))?;
         }
         if let Some(w_g) = &self.w_g {

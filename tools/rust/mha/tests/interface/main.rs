@@ -3,6 +3,7 @@
 mod attention;
 mod cache;
 mod layer;
+mod linear;
 mod norm;
 mod random;
 mod score;

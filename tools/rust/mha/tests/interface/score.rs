@@ -1,6 +1,6 @@
 use mha::{
-    alibi_slopes, Attention, CacheConfig, Elements, ErrorKind, Gate, KvCache, Layer, LayerConfig, ScoreColumns, ScoreOptions, Taps, Weights,
-    Workspace,
+    alibi_slopes, Attention, CacheConfig, Elements, ErrorKind, Gate, KvCache, Layer, LayerConfig, ScoreColumns, ScoreOptions, Taps,
+    Weights, Workspace,
 };
 
 use crate::support::{assert_near, bits, error_of, layer, numbers};

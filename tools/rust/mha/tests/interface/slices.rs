@@ -1,8 +1,8 @@
 //! A slice of the wrong length is an error, with a sentence, and nothing is written.
 
 use mha::{
-    Attention, AttentionCall, CacheConfig, Elements, ErrorKind, Forward, Gate, KvCache, Layer, LayerConfig, Matrix, Norm, Rope,
-    RopeConfig, ScoreColumns, ScoreOptions, StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
+    Attention, AttentionCall, CacheConfig, Elements, ErrorKind, Forward, Gate, KvCache, Layer, LayerConfig, Matrix, Norm, Rope, RopeConfig,
+    ScoreColumns, ScoreOptions, StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::{error_of, layer, numbers};

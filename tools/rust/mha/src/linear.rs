@@ -1,0 +1,150 @@
+use std::ffi::c_void;
+use std::mem::{size_of, zeroed};
+use std::ptr::null;
+
+use mha_sys as sys;
+
+use crate::error::check;
+use crate::options::{struct_ptr, typed_output, Output};
+use crate::scheduler::Run;
+use crate::spans::{check_exact, check_strided, int, rows_of};
+use crate::types::{Elements, ElementsMut};
+use crate::{sgemm, Error, ErrorKind, Layer, Result, Scheduler, Workspace};
+
+/// A product alone, made by [`Layer::linear`]: `y = x W + b`, and plus a residual, on the kernels of the projections.
+///
+/// ```
+/// use mha::{Layer, LayerConfig, Weights, Workspace};
+///
+/// let gate = Layer::new(&LayerConfig::linear(4, 3), &Weights::linear(&[0.5; 12]).output_bias(&[1.0; 3]))?;
+/// let mut y = [10.0; 2 * 3];
+/// gate.linear(&[1.0; 2 * 4], &mut y).add_to_output().run(&mut Workspace::new())?;
+/// assert_eq!(y, [13.0; 6]);
+/// # Ok::<(), mha::Error>(())
+/// ```
+#[must_use = "nothing happens before .run()"]
+pub struct Linear<'a> {
+    layer: &'a Layer<'a>,
+    x: Elements<'a>,
+    output: Option<Output<'a>>,
+    residual: Residual<'a>,
+    strides: [usize; 3],
+    rows: Option<usize>,
+    scheduler: Option<&'a dyn Scheduler>,
+}
+
+enum Residual<'a> {
+    None,
+    Rows(Elements<'a>),
+    Output,
+}
+
+impl<'a> Linear<'a> {
+    pub(crate) fn new(layer: &'a Layer<'a>, x: Elements<'a>, output: ElementsMut<'a>) -> Self {
+        let output = Some(Output::of(output));
+        Self { layer, x, output, residual: Residual::None, strides: [0; 3], rows: None, scheduler: None }
+    }
+
+    /// Rows to be added to the product, of the type and the shape of the output.
+    pub fn residual(mut self, rows: impl Into<Elements<'a>>) -> Self {
+        self.residual = Residual::Rows(rows.into());
+        self
+    }
+
+    /// Adds the product to what the output holds.
+    pub fn add_to_output(mut self) -> Self {
+        self.residual = Residual::Output;
+        self
+    }
+
+    /// Elements from one of so many rows to the next, of x, the residual and the output; 0 = contiguous.
+    pub fn strides(mut self, rows: usize, x: usize, residual: usize, output: usize) -> Self {
+        (self.rows, self.strides) = (Some(rows), [x, residual, output]);
+        self
+    }
+
+    /// Threads; if not set, the call runs on the calling thread alone.
+    pub fn scheduler(mut self, scheduler: &'a dyn Scheduler) -> Self {
+        self.scheduler = Some(scheduler);
+        self
+    }
+
+    /// Runs the call, in a workspace that grows if it has to.
+    pub fn run(self, workspace: &mut Workspace) -> Result<()> {
+        self.with_args(|layer, args| {
+            let memory = workspace.at_least(linear_workspace(layer, args)?)?;
+            linear(layer, args, memory)
+        })
+    }
+
+    /// Runs the call in memory of the caller's, of at least [`workspace_bytes`](Self::workspace_bytes) and of any alignment and content.
+    pub fn run_in(self, workspace: &mut [u8]) -> Result<()> {
+        self.with_args(|layer, args| linear(layer, args, workspace))
+    }
+
+    /// The bytes of workspace that the call needs. More rows and threads never need less.
+    pub fn workspace_bytes(&self) -> Result<usize> {
+        self.with_args(linear_workspace)
+    }
+
+    /// Checks all slices, and calls `body` with what the library takes.
+    fn with_args<R>(&self, body: impl FnOnce(*const sys::mha_layer, &sys::mha_linear_args) -> Result<R>) -> Result<R> {
+        let shape = self.layer.shape();
+        let (width, outputs) = (if shape.num_heads == 0 { shape.query_dim } else { shape.num_heads * shape.head_dim_v }, shape.output_dim);
+        let rows = match self.rows {
+            Some(rows) => rows,
+            None => rows_of("x", self.x.len(), 1, width)?,
+        };
+        let check_rows = |name: &str, len: usize, width: usize, stride: usize| match stride {
+            0 => check_exact(name, len, &[("rows", rows), ("width", width)]),
+            _ => check_strided(name, len, &[("rows", rows), ("width", width)], &[stride]),
+        };
+        let (output, output_type) = typed_output(&self.output);
+        check_rows("x", self.x.len(), width, self.strides[0])?;
+        check_rows("output", self.output.as_ref().map_or(0, Output::len), outputs, self.strides[2])?;
+        let mut residual: *const c_void = null();
+        let mut strides = self.strides;
+        match self.residual {
+            Residual::None => {}
+            Residual::Rows(given) => {
+                check_rows("residual", given.len(), outputs, self.strides[1])?;
+                if given.kind().raw() != output_type {
+                    return Err(Error::new(ErrorKind::InvalidValue, "the residual must be of the type of the output"));
+                }
+                residual = given.as_ptr();
+            }
+            Residual::Output => (residual, strides[1]) = (output, strides[2]),
+        }
+        let run = self.scheduler.map(Run::new);
+        let scheduler = run.as_ref().map(Run::raw);
+        // SAFETY: numbers and pointers that may be NULL.
+        let mut args: sys::mha_linear_args = unsafe { zeroed() };
+        args.struct_size = size_of::<sys::mha_linear_args>();
+        args.rows = int(rows);
+        (args.x, args.input_type) = (self.x.as_ptr(), self.x.kind().raw());
+        (args.residual, args.output, args.output_type) = (residual, output, output_type);
+        [args.x_row_stride, args.residual_row_stride, args.output_row_stride] = strides.map(int);
+        args.scheduler = struct_ptr(&scheduler);
+        let result = body(self.layer.as_ptr(), &args);
+        if let Some(run) = &run {
+            run.resume_panic();
+        }
+        if self.layer.has_sgemm() {
+            sgemm::resume_panic();
+        }
+        result
+    }
+}
+
+fn linear_workspace(layer: *const sys::mha_layer, args: &sys::mha_linear_args) -> Result<usize> {
+    let mut bytes = 0;
+    // SAFETY: a valid layer; arguments whose slices have been checked.
+    check(|error| unsafe { sys::mha_linear_workspace(layer, args, &mut bytes, error) })?;
+    Ok(bytes)
+}
+
+fn linear(layer: *const sys::mha_layer, args: &sys::mha_linear_args, workspace: &mut [u8]) -> Result<()> {
+    let (start, len) = (workspace.as_mut_ptr().cast(), workspace.len());
+    // SAFETY: likewise; memory of this length.
+    check(|error| unsafe { sys::mha_linear(layer, args, start, len, error) })
+}
