@@ -7,9 +7,8 @@
  *     context = softmax(scale * q k^T) v, head by head  [batch, n, num_heads * head_dim_v]
  *     y       = context W_O                             [batch, n, output_dim]
  *
- * (Vaswani et al., arXiv:1706.03762.) A score is scale * q k^T, of a query and a key. Dropout has
- * no place here: when a model is used and not trained, it changes nothing. What a program calls, in
- * the order of this file:
+ * (Vaswani et al., arXiv:1706.03762.) A score is scale * q k^T, of a query and a key. There is no
+ * dropout: at inference it changes nothing. What a program calls, in the order of this file:
  *
  *     mha_layer_create, mha_layer_destroy    packs the weights of a layer; frees them
  *     mha_kv_cache_init                      makes a cache of the keys and values of earlier calls
@@ -38,8 +37,8 @@
  *   Sizes in bytes are size_t.
  * - Structs begin with struct_size, which the caller sets to sizeof the struct. Any other field may
  *   be left zero: its comment says what 0 or NULL stands for, unless it is the number itself. Later
- *   versions add fields at the end only, so programs compiled with an older header keep working.
- *   Three small structs are frozen instead, and say so. Fields named reserved must be 0.
+ *   versions add fields at the end only; three small structs are frozen instead, and say so. Fields
+ *   named reserved must be 0.
  * - Pointers in structs are borrowed for the call. Buffers of packed layers and of caches are
  *   aligned to 64 bytes, all else as its type needs. Inputs may overlap each other, but not a cache
  *   that is appended to. Outputs must not overlap inputs, the workspace, a cache or each other.
@@ -202,8 +201,7 @@ typedef struct mha_layer_config {
   uint32_t weight_type; /* MHA_TYPE_*: how weights are kept, as below; 0 = f32, as with an sgemm */
   uint32_t gate;        /* MHA_GATE_*: what the context is multiplied by before W_O; 0 = nothing */
   uint32_t reserved;    /* 0 */
-  int64_t gate_dim;     /* numbers of a head's gate: head_dim_v, or 1 for the whole head; 0 =
-                           head_dim_v; without a gate 0 */
+  int64_t gate_dim;     /* numbers of a head's gate: head_dim_v (or 0), or 1 for the whole head */
 } mha_layer_config;
 
 /*
@@ -222,8 +220,7 @@ typedef struct mha_layer_config {
 
 /*
  * A gate: the context of a head times a function of its gate, whose numbers are a projection of the
- * query input, x W_G + b_G, element by element or one for each head. A row whose keys are all
- * masked stays 0.
+ * query input, x W_G + b_G: one for each element or for each head. A row of 0 stays 0.
  */
 #define MHA_GATE_NONE 0u
 #define MHA_GATE_SIGMOID 1u  /* 1 / (1 + exp(-g)): Qwen3-Next; one for each head: Step */
@@ -300,8 +297,7 @@ typedef struct mha_layer_weights {
  * and computes c [m, n] = alpha * a [m, k] * b [k, n] + beta * c. alpha is 1 and beta 0, so c must
  * not be read: it may hold anything, NaN included. It is called on the thread that calls
  * mha_forward; where several threads use layers at a time, they call it at the same time. Its own
- * threads are its affair: with it, the projections use no mha_scheduler. The library touches none
- * of its global settings.
+ * threads and settings are its affair: with it, the projections use no mha_scheduler.
  */
 typedef void (*mha_sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
                           const float *a, int lda, const float *b, int ldb, float beta, float *c,
@@ -312,8 +308,7 @@ typedef struct mha_allocator {
   void *context; /* passed to both functions as it is */
   /* Returns memory aligned for any type, or NULL. mha_layer_create calls it once, on its thread. */
   void *(*allocate)(void *context, size_t bytes);
-  /* Gets what allocate returned. Called once, by mha_layer_destroy or by a failed create, on the
-     thread that called these. */
+  /* Gets that memory once, in mha_layer_destroy or in a create that fails. */
   void (*release)(void *context, void *memory);
 } mha_allocator;
 
@@ -329,8 +324,8 @@ typedef struct mha_layer_options {
 /*
  * The bytes that mha_layer_pack needs. Checks everything but the arrays, of which only kept_heads
  * is read; that they are given counts. The size depends on config, kept_heads, and whether there is
- * a w_o and an sgemm. It does not depend on the instruction set, which this machine need not have:
- * a layer can be packed for another machine. Writes *bytes on success only.
+ * a w_o and an sgemm, but not on the instruction set, which this machine need not have. Writes
+ * *bytes on success only.
  */
 MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config,
                                        const mha_layer_weights *weights,
@@ -340,8 +335,7 @@ MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config,
 /*
  * Packs the weights into buffer, which is aligned to 64 bytes: aligned_alloc(64, size) will do,
  * since the size is a multiple of 64. On success its first mha_layer_pack_size bytes are the packed
- * layer. They are position-independent, and the same on every machine of this byte order: copy
- * them, or write them to a file.
+ * layer, the same on every machine of this byte order: copy them, or write them to a file.
  */
 MHA_API mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weights *weights,
                                   const mha_layer_options *options, void *buffer,
@@ -437,11 +431,10 @@ MHA_API mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *bu
                                      size_t buffer_bytes, mha_kv_cache **cache, mha_error *error);
 
 /*
- * Makes *cache over a buffer that holds a cache already, such as a copy or a file in mmap. As for
- * mha_kv_cache_init, it is aligned to 64 bytes and stays the caller's. Checks the header, and that
- * all lengths and block tables are within bounds; does not read keys and values. A buffer that
- * cannot be written will do for a cache that is only read. MHA_ERROR_CACHE_FORMAT: it is not a
- * cache of this version, contract and byte order.
+ * The same over a buffer that holds a cache already, such as a copy or a file in mmap; one that
+ * cannot be written will do for a cache that is only read. Checks the header, lengths and block
+ * tables; does not read keys and values. MHA_ERROR_CACHE_FORMAT: it is not a cache of this version,
+ * contract and byte order.
  */
 MHA_API mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **cache,
                                      mha_error *error);
@@ -466,9 +459,8 @@ MHA_API mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, 
  * Sets the blocks of a sequence of a paged cache: the first block holds its first block_positions
  * positions, and so on. blocks [count] is copied, and names each block at most once; count is at
  * most capacity / block_positions. Blocks that hold positions already must stay in their places;
- * those behind them may change. Sequences with a common prefix may share blocks: a block of several
- * sequences is read-only, and to append into it is an error. The caller knows which blocks are
- * free.
+ * those behind them may change. Sequences with a common prefix may share blocks: into a block of
+ * several sequences nothing can be appended. The caller knows which blocks are free.
  */
 MHA_API mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence,
                                            const int32_t *blocks, int64_t count, mha_error *error);
@@ -690,9 +682,7 @@ typedef struct mha_score_options {
      farther away have the first or the last number. NULL = none */
   const float *relative_bias;
   int64_t relative_left, relative_right;     /* distances that the table has; >= 0 */
-  /* [num_heads], finite, a head mask: a head of 0 is not computed and has the outputs of padding;
-     NULL = 1 */
-  const float *head_scales;
+  const float *head_scales;  /* [num_heads], finite; a head of 0 is padding throughout; NULL = 1 */
 } mha_score_options;
 
 /*
@@ -714,9 +704,8 @@ MHA_API mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buck
                                         float *relative_bias, mha_error *error);
 
 /*
- * Optional outputs that show what a call computes on its way. Each pointer that is not NULL
- * receives an array, contiguous; q, k and v are for mha_forward only. Asking does not change other
- * outputs. The scores take time and memory that grow with n_q * n_kv; with a cache, their n_kv is
+ * Optional outputs, contiguous, that show what a call computes on its way; NULL = not asked for. q,
+ * k and v are for mha_forward only. Asking does not change other outputs. With a cache, n_kv is
  * that of attention_weights. Padding is 0, and -infinity in masked_scores.
  */
 typedef struct mha_taps {
@@ -779,12 +768,11 @@ typedef struct mha_forward_args {
   const mha_score_options *score; /* what changes scores; NULL = nothing */
 
   /* Positions */
-  /* [batch]: position of each sequence's first valid query, -2^62 or more: negative is before the
-     first key, which rope without q_positions takes of causal queries alone. NULL = (length in the
-     cache + n_kv) - n_q, of valid rows: the last query is at the last key; negative with kv_start
-     alone. With a ring it must be NULL; in self-attention with another cache NULL, or the lengths
-     that the cache has. Not looked at where no position counts: without MHA_CAUSAL, windows, ALiBi
-     and relative bias, and without rope or with its q_positions. */
+  /* [batch]: position of each sequence's first valid query, -2^62 or more. Negative is before the
+     first key; there rope without q_positions needs MHA_CAUSAL. NULL = (length in the cache + n_kv)
+     - n_q, of valid rows: the last query is at the last key; negative with kv_start alone. With a
+     ring it must be NULL; in self-attention with another cache NULL, or the lengths that the cache
+     has. Not looked at where no position counts: neither in the mask, nor in the scores or rope. */
   const int64_t *q_start;
   /* [batch]: valid rows of query and output, 0 .. n_q; NULL = n_q. The other rows are padding: they
      are not read and cost no work; their outputs are 0 and their lse is -infinity. */
@@ -806,10 +794,9 @@ typedef struct mha_forward_args {
   /* Cache */
   /* NULL = none. The call first appends the rows of key and value to its sequences, and then
      attends to all that these hold, as it is stored. With MHA_CACHE_READ it appends nothing: key,
-     value and what is said of their rows must be NULL. num_kv_heads, head_dim and
-     head_dim_v are the layer's. A ring needs MHA_CAUSAL and MHA_WINDOW_LEFT. It has no
-     attention_weights and no taps of scores. A call that appends more than capacity - window_left
-     rows to a ring needs as many queries as keys. */
+     value and what is said of their rows must be NULL. num_kv_heads, head_dim and head_dim_v are
+     the layer's. A ring needs MHA_CAUSAL and MHA_WINDOW_LEFT, has no outputs per pair, and needs as
+     many queries as keys for more than capacity - window_left rows at once. */
   mha_kv_cache *cache;
   const int64_t *cache_sequences; /* [batch]: its sequences, each once; NULL = 0 .. batch - 1 */
 
@@ -826,19 +813,17 @@ typedef struct mha_forward_args {
 } mha_forward_args;
 
 /*
- * The bytes of workspace that mha_forward needs for these arguments. Reads no array: data pointers
- * may be NULL. But whether they are given counts: key, value, optional outputs, lengths, and rope's
- * tables, which must be. Of a cache, its shape counts, not what it holds. More batch, n_q, n_kv,
- * num_threads or outputs never need less, so a query at the maxima serves all smaller calls. Writes
- * *bytes on success only.
+ * The bytes of workspace that mha_forward needs for these arguments. Reads no array, but whether
+ * they are given counts: key, value, optional outputs, lengths, and rope's tables, which must be.
+ * Of a cache, its shape counts, not what it holds. More batch, n_q, n_kv, num_threads or outputs
+ * never need less: a query at the maxima serves all smaller calls. Writes *bytes on success only.
  */
 MHA_API mha_status mha_forward_workspace(const mha_layer *layer, const mha_forward_args *args,
                                          size_t *bytes, mha_error *error);
 
 /*
  * Runs a layer, from input rows to output rows. workspace is memory of at least
- * mha_forward_workspace bytes, of any alignment and content, for one call at a time. It may be NULL
- * where 0 bytes are needed.
+ * mha_forward_workspace bytes, of any alignment and content, for one call at a time.
  *
  * A row whose keys are all masked has context 0 and lse -infinity, so that y is b_o or 0; likewise
  * with n_kv = 0. What is masked is not read into any result, NaN included; only the taps scores and
@@ -866,9 +851,8 @@ typedef struct mha_gate {
  * that begin with "As in mha_forward_args" have its fields, with k and v for key and value.
  *
  * With all strides of an array 0, its shape is [batch, n, heads, width]. For [batch, heads, n,
- * width], row_stride is width, head_stride is n * width, and batch_stride is heads * n * width.
- * With a head stride, the row stride is needed too, and for more than one sequence the batch
- * stride.
+ * width], row_stride is width, head_stride is n * width, and batch_stride is heads * n * width. A
+ * head stride needs a row stride beside it, and for several sequences a batch stride.
  */
 typedef struct mha_attention_args {
   size_t struct_size; /* sizeof the struct */
@@ -894,8 +878,7 @@ typedef struct mha_attention_args {
   uint32_t v_type;      /* likewise */
   uint32_t output_type; /* as q_type */
 
-  /* Strides; 0 = n * row stride for batch, heads * width for row, width for head strides; or
-     MHA_BROADCAST */
+  /* Strides; 0 = n * row stride for batch, heads * width for row, width for head; MHA_BROADCAST */
   int64_t q_batch_stride, q_row_stride, q_head_stride;
   int64_t k_batch_stride, k_row_stride, k_head_stride;
   int64_t v_batch_stride, v_row_stride, v_head_stride;
@@ -971,9 +954,8 @@ typedef struct mha_call_info {
 
 /*
  * Fills *info, its struct_size set, with how mha_forward(layer, args, ...) would run now: with a
- * cache, with what that holds. Of the arrays, reads q_start, lengths, kv_start, cu_seqlens,
- * cache_sequences, rope's positions, and score's alibi_slopes, sinks and
- * head_scales.
+ * cache, with what that holds. Reads the arrays of the fields under Positions, cache_sequences, and
+ * score's alibi_slopes, sinks and head_scales.
  */
 MHA_API mha_status mha_info(const mha_layer *layer, const mha_forward_args *args,
                             mha_call_info *info, mha_error *error);
