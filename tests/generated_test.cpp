@@ -128,6 +128,12 @@ bool RunsOneCase(const std::vector<uint32_t> &sets) {
   return true;
 }
 
+std::vector<int> InOrder(const Space &space, int dimension) {
+  std::vector<int> values;
+  for (int v = 0; v < space.CountOf(dimension); v++) values.push_back(v);
+  return values;
+}
+
 TEST(GeneratedCases, HaveEveryPairOfValuesThatCanStandTogether) {
   Pairing seen(OptionSpace());
   for (const Choice &choice : Pairwise()) {
@@ -139,13 +145,9 @@ TEST(GeneratedCases, HaveEveryPairOfValuesThatCanStandTogether) {
     Choice choice(static_cast<size_t>(OptionSpace().size()), -1);
     choice[static_cast<size_t>(pair.dimension1)] = pair.value1;
     choice[static_cast<size_t>(pair.dimension2)] = pair.value2;
-    const auto in_order = [](int dimension, const Choice &) {
-      std::vector<int> values;
-      for (int v = 0; v < OptionSpace().CountOf(dimension); v++) values.push_back(v);
-      return values;
-    };
     missing++;
-    EXPECT_FALSE(OptionSpace().Complete(in_order, &choice)) << "no case has a pair that " << OptionSpace().Describe(choice) << " has";
+    EXPECT_FALSE(OptionSpace().Complete([](int dimension, const Choice &) { return InOrder(OptionSpace(), dimension); }, &choice))
+        << "no case has a pair that " << OptionSpace().Describe(choice) << " has";
   });
   RecordProperty("cases", static_cast<int>(Pairwise().size()));
   RecordProperty("refused_pairs", static_cast<int>(missing));
@@ -160,6 +162,34 @@ TEST(GeneratedCases, HaveEveryValue) {
       EXPECT_TRUE(std::any_of(Pairwise().begin(), Pairwise().end(), has_value))
           << OptionSpace().axis(d).name << "=" << OptionSpace().axis(d).values[static_cast<size_t>(v)].name;
     }
+  }
+}
+
+// What is left out as refused is refused indeed: each value of each line, everything else being plain.
+TEST(GeneratedCases, LeaveOutWhatTheLibraryRefuses) {
+  for (const Together &refusal : RefusedByTheLibrary()) {
+    const Space space = SpaceWith(Refusals(&refusal));
+    std::vector<Choice> refused = {Choice(static_cast<size_t>(space.size()), -1)};
+    for (const auto &[name, values] : refusal) {
+      const int dimension = space.NumberOf(name);
+      std::vector<Choice> more;
+      for (const Choice &choice : refused) {
+        for (int v = 0; v < space.CountOf(dimension); v++) {
+          if ((space.BitsOf(dimension, values) >> v & 1) == 0) continue;
+          more.push_back(choice);
+          more.back()[static_cast<size_t>(dimension)] = v;
+        }
+      }
+      refused = more;
+    }
+    int calls = 0;
+    for (Choice &choice : refused) {
+      if (!space.Complete([&](int dimension, const Choice &) { return InOrder(space, dimension); }, &choice)) continue;
+      calls++;
+      const Case c = MakeCase(choice, 1);
+      EXPECT_NE(CaseRun(c, Outputs(), MHA_INSTRUCTION_SET_SCALAR).Refusal(), "") << space.Describe(choice);
+    }
+    EXPECT_GT(calls, 0) << space.Describe(refused[0]) << " cannot stand together for another reason";
   }
 }
 

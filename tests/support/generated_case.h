@@ -289,12 +289,7 @@ class CaseRun {
   // What differs from the specification, or is refused; empty if nothing is.
   std::string Differences() {
     try {
-      if (c_.is_layer()) {
-        LayerForm form = c_.form;
-        form.instruction_set = instruction_set_;
-        layer_ = MakeLayer(c_.whole, form);
-      }
-      if (c_.has_cache()) FillCache();
+      Begin();
       for (size_t n = 0; n + 1 < c_.cuts.size(); n++) {
         const CallPart part = PartOf(c_, c_.cuts[n], c_.cuts[n + 1]);
         const testing::AssertionResult same = SameBits(Compute(part, ProblemOf(c_, part)), ExpectedOf(c_, part, expected_));
@@ -309,7 +304,28 @@ class CaseRun {
     return "";
   }
 
+  // The sentence with which the first call is refused; empty if it is not.
+  std::string Refusal() {
+    try {
+      Begin();
+      const CallPart part = PartOf(c_, c_.cuts[0], c_.cuts[1]);
+      Compute(part, ProblemOf(c_, part));
+    } catch (const std::exception &error) {
+      return error.what();
+    }
+    return "";
+  }
+
  private:
+  void Begin() {
+    if (c_.is_layer()) {
+      LayerForm form = c_.form;
+      form.instruction_set = instruction_set_;
+      layer_ = MakeLayer(c_.whole, form);
+    }
+    if (c_.has_cache()) FillCache();
+  }
+
   Outputs Compute(const CallPart &part, const LayerProblem &problem) const {
     CallForm form = c_.call;
     form.cache.cache = cache_ ? cache_->get() : nullptr;

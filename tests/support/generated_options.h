@@ -2,7 +2,7 @@
 //
 //   - an entry of kDimensions: its name, its values, of which the first one is a call without it, and a function that gives a case what
 //     a value stands for. It goes behind what it needs, such as the sizes. Its random numbers are its own: it changes no other option;
-//   - combinations that the interface refuses, or that mean nothing, in kRefusals;
+//   - combinations that the library refuses in RefusedByTheLibrary, and those that mean nothing in WithoutMeaning;
 //   - where it has an array with something for each row or key: a line in ProblemOf (generated_case.h), which cuts the arrays of a call
 //     out of those of the whole.
 //
@@ -116,7 +116,7 @@ inline void SettleKeys(Case *c, std::string_view value, Random *random) {
     if (value == "queries") fresh = queries(b);
     int64_t past = b == 0 ? c->past.value : random->Between(0, c->past.value);
     // Where the last query stands at the last key, there are as many keys as queries.
-    if (c->counts_positions() && c->Is("q_start", "null|last")) {
+    if (c->counts_positions() && c->Is("q_start", "null|last") && (c->has_cache() || !c->Is("n_kv", "none"))) {
       if (c->has_cache()) {
         past = std::max(past, queries(b) - fresh);
       } else if (fresh < queries(b) && value != "no") {
@@ -383,7 +383,7 @@ inline const std::vector<Dimension> &Dimensions() {
        [](Case *c, std::string_view value, Random *random) {
          if (!c->Is("cache", "ring")) return;
          const int64_t at_once = c->keys_come_with_queries() ? 1 : std::max(c->whole.n_q, c->n_kv.value);
-         const int64_t least = *c->whole.window_left + at_once + (value == "roomy" ? random->Between(1, 300) : 0);
+         const int64_t least = c->whole.window_left.value_or(0) + at_once + (value == "roomy" ? random->Between(1, 300) : 0);
          c->cache_form = {MHA_CACHE_RING, (least + 15) / 16 * 16};
        }},
       {"cache_sequences",
@@ -501,7 +501,8 @@ inline const std::vector<Dimension> &Dimensions() {
          rope.num_positions = std::max<int64_t>(whole.n_kv, 1);
          if (c->Is("rope_positions", "counted|keys")) {
            for (int64_t b = 0; b < whole.batch; b++) {
-             rope.num_positions = std::max(rope.num_positions, ShapeOf(whole, b).q_start + ValidRowsOf(whole, b).n_q);
+             const int64_t start = std::min(ShapeOf(whole, b).q_start, whole.n_kv + 20);
+             rope.num_positions = std::max(rope.num_positions, start + ValidRowsOf(whole, b).n_q);
            }
          }
          rope.table_stride = rope.dims / 2 + (rope.use_defaults ? 0 : random->Pick<int64_t>({0, 3}));
@@ -716,7 +717,46 @@ inline const std::vector<Dimension> &Dimensions() {
   return kDimensions;
 }
 
-inline const std::vector<Together> &Refusals() {
+// What the library refuses. A test makes each such call: a line too wide would hide what it allows.
+inline const std::vector<Together> &RefusedByTheLibrary() {
+  static const std::vector<Together> kRefusals = {
+      {{"cache", "none"}, {"cache_read", "yes"}},
+      {{"cache", "none"}, {"cache_sequences", "given"}},
+      {{"cache", "none"}, {"k_type", "int8"}},
+      {{"cache", "none"}, {"v_type", "int8"}},
+      // Where queries stand, if that counts
+      {{"entry", "self|value"}, {"cache_read", "no"}, {"cache", "!none"}, {"q_start", "beyond|far"}, {"causal", "yes"}},
+      {{"entry", "self|value"}, {"cache_read", "no"}, {"cache", "!none"}, {"q_start", "beyond|far"}, {"window_left", "!no"}},
+      {{"entry", "self|value"}, {"cache_read", "no"}, {"cache", "!none"}, {"q_start", "beyond|far"}, {"window_right", "!no"}},
+      {{"entry", "self|value"}, {"cache_read", "no"}, {"cache", "!none"}, {"q_start", "beyond|far"}, {"alibi", "yes"}},
+      {{"entry", "self|value"}, {"cache_read", "no"}, {"cache", "!none"}, {"q_start", "beyond|far"}, {"relative_bias", "!no"}},
+      {{"entry", "self|value"},
+       {"cache_read", "no"},
+       {"cache", "!none"},
+       {"q_start", "beyond"},
+       {"rope", "!none"},
+       {"rope_positions", "counted|keys"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"causal", "yes"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"window_left", "!no"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"window_right", "!no"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"alibi", "yes"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"relative_bias", "!no"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},
+      {{"q_start", "far"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},  // beyond the tables
+      // A ring holds the keys of a window
+      {{"cache", "ring"}, {"causal", "no"}},
+      {{"cache", "ring"}, {"window_left", "no"}},
+      {{"cache", "ring"}, {"q_start", "!null"}},
+      {{"cache", "ring"}, {"weights", "yes"}},
+      {{"cache", "ring"}, {"taps", "all"}},
+      {{"cache", "ring"}, {"columns", "all"}, {"mask", "!no"}},
+      {{"cache", "ring"}, {"columns", "all"}, {"bias", "!no"}},
+  };
+  return kRefusals;
+}
+
+// What means nothing, or what the cases cannot say.
+inline const std::vector<Together> &WithoutMeaning() {
   static const std::vector<Together> kRefusals = {
       // Which keys there are
       {{"entry", "attention|self"}, {"widths", "different"}},
@@ -725,24 +765,13 @@ inline const std::vector<Together> &Refusals() {
       {{"cache_read", "yes"}, {"n_kv", "!none"}},
       {{"kv_lengths", "queries"}, {"n_kv", "!queries"}},
       {{"kv_lengths", "!no"}, {"n_kv", "none"}},
-      {{"cache", "none"}, {"cache_read", "yes"}},
       {{"cache", "none"}, {"past", "!none"}},
-      {{"cache", "none"}, {"cache_sequences", "given"}},
       {{"past", "none"}, {"past_by", "append"}},
       {{"cache", "!ring"}, {"ring", "roomy"}},
       {{"cache", "none"}, {"entry", "!attention"}, {"k_type", "!f32"}},
       {{"cache", "none"}, {"entry", "!attention"}, {"v_type", "!f32"}},
-      {{"cache", "none"}, {"k_type", "int8"}},
-      {{"cache", "none"}, {"v_type", "int8"}},
-      // Where queries stand
-      {{"entry", "self|value"}, {"cache", "!none"}, {"cache_read", "no"}, {"q_start", "first|within|beyond|far"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"causal", "yes"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"window_left", "!no"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"window_right", "!no"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"alibi", "yes"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"relative_bias", "!no"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},
-      {{"q_start", "far"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},
+      // Positions
+      {{"entry", "self|value"}, {"cache", "!none"}, {"cache_read", "no"}, {"q_start", "first|within"}},  // unless they are right
       {{"rope", "none"}, {"rope_dims", "!all"}},
       {{"rope", "none"}, {"rope_positions", "!counted"}},
       {{"norm", "none"}, {"norm_heads", "!each"}},
@@ -756,14 +785,7 @@ inline const std::vector<Together> &Refusals() {
       {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"causal", "no"}},
       {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"q_start", "within|beyond|far"}},
       {{"calls", "!one"}, {"cache", "ring"}, {"n_kv", "!queries"}},
-      // A ring holds the keys of a window
-      {{"cache", "ring"}, {"causal", "no"}},
-      {{"cache", "ring"}, {"window_left", "no"}},
-      {{"cache", "ring"}, {"q_start", "!null"}},
-      {{"cache", "ring"}, {"weights", "yes"}},
-      {{"cache", "ring"}, {"taps", "scores|all"}},
-      {{"cache", "ring"}, {"columns", "all"}, {"mask", "!no"}},
-      {{"cache", "ring"}, {"columns", "all"}, {"bias", "!no"}},
+      {{"cache", "ring"}, {"taps", "scores"}},  // of which some may be none
       // Masks and biases
       {{"columns", "new"}, {"n_kv", "none"}},
       {{"columns", "new"}, {"mask", "no"}, {"bias", "no"}},
@@ -799,12 +821,23 @@ inline const std::vector<Together> &Refusals() {
   return kRefusals;
 }
 
+// Every combination that there is no case of, but for one line of the first table, which can be left out.
+inline std::vector<Together> Refusals(const Together *left_out = nullptr) {
+  std::vector<Together> all = WithoutMeaning();
+  for (const Together &refusal : RefusedByTheLibrary()) {
+    if (&refusal != left_out) all.push_back(refusal);
+  }
+  return all;
+}
+
+inline Space SpaceWith(const std::vector<Together> &refusals) {
+  std::vector<Space::Axis> axes;
+  for (const Dimension &dimension : Dimensions()) axes.push_back({dimension.name, dimension.values});
+  return Space(std::move(axes), refusals);
+}
+
 inline const Space &OptionSpace() {
-  static const Space space = [] {
-    std::vector<Space::Axis> axes;
-    for (const Dimension &dimension : Dimensions()) axes.push_back({dimension.name, dimension.values});
-    return Space(std::move(axes), Refusals());
-  }();
+  static const Space space = SpaceWith(Refusals());
   return space;
 }
 
