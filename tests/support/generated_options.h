@@ -281,13 +281,13 @@ inline const std::vector<Dimension> &Dimensions() {
       // Sizes
       {"batch", {"1", "2", "3"}, [](Case *c, std::string_view value, Random *) { c->whole.batch = value[0] - '0'; }},
       {"n_q",
-       {"few", "one", "some", {"many", 0.2}},
+       {"few", "one", "some", {"many", 0.3}},
        [](Case *c, std::string_view value, Random *random) { c->n_q = DrawCount(random, value); }},
       {"n_kv",  // that come with the calls
-       {"queries", "few", "some", {"over_256", 0.3}, {"over_512", 0.1}, {"none", 0.5}},
+       {"queries", "few", "some", {"over_256", 0.5}, {"over_512", 0.15}, {"none", 0.5}},
        [](Case *c, std::string_view value, Random *random) { c->n_kv = DrawCount(random, value); }},
       {"past",  // keys that a cache has before
-       {"none", "few", "some", {"over_256", 0.3}, {"over_512", 0.1}},
+       {"none", "few", "some", {"over_256", 0.5}, {"over_512", 0.15}},
        [](Case *c, std::string_view value, Random *random) { c->past = DrawCount(random, value); }},
       {"cache",
        {{"none", 2}, "contiguous", "paged", "ring"},
