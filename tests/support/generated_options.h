@@ -116,7 +116,7 @@ inline void SettleKeys(Case *c, std::string_view value, Random *random) {
     if (value == "queries") fresh = queries(b);
     int64_t past = b == 0 ? c->past.value : random->Between(0, c->past.value);
     // Where the last query stands at the last key, there are as many keys as queries.
-    if (c->counts_positions() && c->Is("q_start", "null|last") && (c->has_cache() || !c->Is("n_kv", "none"))) {
+    if (c->counts_positions() && c->Is("q_start", "null") && (c->has_cache() || !c->Is("n_kv", "none"))) {
       if (c->has_cache()) {
         past = std::max(past, queries(b) - fresh);
       } else if (fresh < queries(b) && value != "no") {
@@ -736,12 +736,12 @@ inline const std::vector<Together> &RefusedByTheLibrary() {
        {"q_start", "beyond"},
        {"rope", "!none"},
        {"rope_positions", "counted|keys"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"causal", "yes"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"window_left", "!no"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"window_right", "!no"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"alibi", "yes"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"relative_bias", "!no"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null|last"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null"}, {"causal", "yes"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null"}, {"window_left", "!no"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null"}, {"window_right", "!no"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null"}, {"alibi", "yes"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null"}, {"relative_bias", "!no"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},
       {{"q_start", "far"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},  // beyond the tables
       // A ring holds the keys of a window
       {{"cache", "ring"}, {"causal", "no"}},
