@@ -44,6 +44,19 @@ inline std::vector<float> QuickNormals(Random *random, int64_t count, float fact
   return x;
 }
 
+// With which options it counts where queries stand: one of these lines.
+inline const std::vector<Together> &PositionsCount() {
+  static const std::vector<Together> kLines = {
+      {{"causal", "yes"}},
+      {{"window_left", "!no"}},
+      {{"window_right", "!no"}},
+      {{"alibi", "yes"}},
+      {{"relative_bias", "!no"}},
+      {{"rope", "!none"}, {"rope_positions", "counted|keys"}},
+  };
+  return kLines;
+}
+
 struct Case {
   Case(const Space &its_space, Choice its_choice) : space(&its_space), choice(std::move(its_choice)) {}
 
@@ -82,8 +95,9 @@ struct Case {
   // With each call come as many keys as queries, to stand at the same positions.
   bool keys_come_with_queries() const { return has_cache() && Is("n_kv", "queries") && Is("kv_lengths", "queries"); }
   bool counts_positions() const {
-    return Is("causal", "yes") || !Is("window_left", "no") || !Is("window_right", "no") || Is("alibi", "yes") ||
-           !Is("relative_bias", "no") || (!Is("rope", "none") && Is("rope_positions", "counted|keys"));
+    return std::any_of(PositionsCount().begin(), PositionsCount().end(), [&](const Together &counts) {
+      return std::all_of(counts.begin(), counts.end(), [&](const auto &is) { return Is(is.first, is.second); });
+    });
   }
   // Rows of new keys, with their padding, that come with the call of rows begin .. end of query.
   std::pair<int64_t, int64_t> KeyColumns(int64_t begin, int64_t end) const {

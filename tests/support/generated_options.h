@@ -354,15 +354,19 @@ inline const std::vector<Dimension> &Dimensions() {
          if (value != "no") c->whole.window_right = DrawCount(random, value).value;
        }},
       {"q_start",
-       {"null", "last", "first", "within", "beyond", {"far", 0.5}},
+       {"null", "last", "first", "within", "beyond", {"far", 0.5}, "before", {"far_before", 0.3}},
        [](Case *c, std::string_view value, Random *random) {
          for (int64_t b = 0; b < c->whole.batch && value != "null"; b++) {
            const ValidRows valid = ValidRowsOf(c->whole, b);
-           const int64_t start = value == "last"     ? valid.n_kv - valid.n_q
-                                 : value == "first"  ? 0
-                                 : value == "within" ? random->Between(0, valid.n_kv)
-                                 : value == "beyond" ? valid.n_kv + random->Between(0, 20)
-                                                     : std::numeric_limits<int64_t>::max() - random->Between(0, 9);
+           int64_t start = valid.n_kv - valid.n_q;  // last: with more queries than keys, some are before the first one
+           const bool may_be_before = c->Is("rope", "none") || (c->Is("causal", "yes") && !c->Is("groups", "also"));
+           if (value == "last" && !may_be_before) start = std::max<int64_t>(start, 0);
+           if (value == "first") start = 0;
+           if (value == "within") start = random->Between(0, valid.n_kv);
+           if (value == "beyond") start = valid.n_kv + random->Between(0, 20);
+           if (value == "far") start = std::numeric_limits<int64_t>::max() - random->Between(0, 9);
+           if (value == "before") start = -random->Between(1, 1 + c->whole.n_q);
+           if (value == "far_before") start = -(int64_t{1} << 62) + random->Between(0, 9);
            c->whole.q_start.push_back(start);
          }
        }},
@@ -718,31 +722,15 @@ inline const std::vector<Dimension> &Dimensions() {
 }
 
 // What the library refuses. A test makes each such call: a line too wide would hide what it allows.
-inline const std::vector<Together> &RefusedByTheLibrary() {
-  static const std::vector<Together> kRefusals = {
+inline std::vector<Together> MakeRefusedByTheLibrary() {
+  std::vector<Together> refusals = {
       {{"cache", "none"}, {"cache_read", "yes"}},
       {{"cache", "none"}, {"cache_sequences", "given"}},
       {{"cache", "none"}, {"k_type", "int8"}},
       {{"cache", "none"}, {"v_type", "int8"}},
-      // Where queries stand, if that counts
-      {{"entry", "self|value"}, {"cache_read", "no"}, {"cache", "!none"}, {"q_start", "beyond|far"}, {"causal", "yes"}},
-      {{"entry", "self|value"}, {"cache_read", "no"}, {"cache", "!none"}, {"q_start", "beyond|far"}, {"window_left", "!no"}},
-      {{"entry", "self|value"}, {"cache_read", "no"}, {"cache", "!none"}, {"q_start", "beyond|far"}, {"window_right", "!no"}},
-      {{"entry", "self|value"}, {"cache_read", "no"}, {"cache", "!none"}, {"q_start", "beyond|far"}, {"alibi", "yes"}},
-      {{"entry", "self|value"}, {"cache_read", "no"}, {"cache", "!none"}, {"q_start", "beyond|far"}, {"relative_bias", "!no"}},
-      {{"entry", "self|value"},
-       {"cache_read", "no"},
-       {"cache", "!none"},
-       {"q_start", "beyond"},
-       {"rope", "!none"},
-       {"rope_positions", "counted|keys"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null"}, {"causal", "yes"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null"}, {"window_left", "!no"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null"}, {"window_right", "!no"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null"}, {"alibi", "yes"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null"}, {"relative_bias", "!no"}},
-      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},
       {{"q_start", "far"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},  // beyond the tables
+      {{"q_start", "before|far_before"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}, {"causal", "no"}},
+      {{"q_start", "before|far_before"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}, {"groups", "also"}},
       // A ring holds the keys of a window
       {{"cache", "ring"}, {"causal", "no"}},
       {{"cache", "ring"}, {"window_left", "no"}},
@@ -752,6 +740,21 @@ inline const std::vector<Together> &RefusedByTheLibrary() {
       {{"cache", "ring"}, {"columns", "all"}, {"mask", "!no"}},
       {{"cache", "ring"}, {"columns", "all"}, {"bias", "!no"}},
   };
+  const Together where_positions_count[] = {
+      {{"entry", "self|value"}, {"cache_read", "no"}, {"cache", "!none"}, {"q_start", "beyond|far|before|far_before"}},
+      {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null"}},
+  };
+  for (const Together &refusal : where_positions_count) {
+    for (const Together &counts : PositionsCount()) {
+      refusals.push_back(refusal);
+      refusals.back().insert(refusals.back().end(), counts.begin(), counts.end());
+    }
+  }
+  return refusals;
+}
+
+inline const std::vector<Together> &RefusedByTheLibrary() {
+  static const std::vector<Together> kRefusals = MakeRefusedByTheLibrary();
   return kRefusals;
 }
 
@@ -783,7 +786,7 @@ inline const std::vector<Together> &WithoutMeaning() {
       {{"calls", "!one"}, {"cache", "none"}, {"entry", "self|value"}},
       {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"kv_lengths", "!queries"}},
       {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"causal", "no"}},
-      {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"q_start", "within|beyond|far"}},
+      {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"q_start", "within|beyond|far|before|far_before"}},
       {{"calls", "!one"}, {"cache", "ring"}, {"n_kv", "!queries"}},
       {{"cache", "ring"}, {"taps", "scores"}},  // of which some may be none
       // Masks and biases
