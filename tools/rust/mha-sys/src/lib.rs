@@ -552,6 +552,17 @@ extern "C" {
     ) -> mha_status;
     pub fn mha_rope_tables(config: *const mha_rope_config, cos: *mut f32, sin: *mut f32, error: *mut mha_error) -> mha_status;
     pub fn mha_alibi_slopes(num_heads: i64, slopes: *mut f32, error: *mut mha_error) -> mha_status;
+    pub fn mha_t5_relative_bias(
+        embedding: *const f32,
+        num_buckets: i64,
+        max_distance: i64,
+        is_bidirectional: u32,
+        num_heads: i64,
+        left: i64,
+        right: i64,
+        relative_bias: *mut f32,
+        error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_forward_workspace(
         layer: *const mha_layer,
         args: *const mha_forward_args,

@@ -15,7 +15,7 @@
 //! | `mha_kv_cache` and its functions | [`KvCache`], [`CacheConfig`] |
 //! | `mha_rope_tables`, `mha_rope` | [`RopeConfig::tables`] and [`fill`](RopeConfig::fill), [`Rope`] |
 //! | `mha_norm` | [`Norm`] |
-//! | `mha_score_options`, `mha_alibi_slopes` | [`ScoreOptions`], [`alibi_slopes`] |
+//! | `mha_score_options`, `mha_alibi_slopes`, `mha_t5_relative_bias` | [`ScoreOptions`], [`alibi_slopes`], [`t5_relative_bias`] |
 //! | `mha_gate`, `MHA_GATE_*` | [`AttentionCall::gate`], [`Gate`] |
 //! | `mha_taps` | [`Taps`] |
 //! | `mha_scheduler` | [`Scheduler`] |
@@ -57,7 +57,7 @@ pub use rope::{Rope, RopeConfig, RopeStyle, RopeTables, Yarn};
 #[cfg(feature = "rayon")]
 pub use scheduler::Rayon;
 pub use scheduler::Scheduler;
-pub use score::{alibi_slopes, ScoreColumns, ScoreOptions};
+pub use score::{alibi_slopes, t5_relative_bias, ScoreColumns, ScoreOptions};
 pub use sgemm::{Product, Sgemm};
 pub use types::{Elements, ElementsMut, Gate, InstructionSet, StorageType};
 pub use weights::{Matrix, WeightLayout, Weights};

@@ -1,4 +1,5 @@
 use std::mem::{size_of, zeroed};
+use std::ptr::null;
 
 use mha_sys as sys;
 
@@ -12,16 +13,24 @@ use crate::{Error, ErrorKind, Result};
 /// use mha::{RopeConfig, Yarn};
 ///
 /// let llama3 = RopeConfig::new(128).base(500000.0).tables(8192)?;
+/// let llama31 = RopeConfig::new(128).base(500000.0).llama3(8.0, 8192).tables(131072)?;
 /// let stretched = RopeConfig::new(128).yarn(Yarn::new(4.0, 32768)).tables(131072)?;
 /// assert_eq!(llama3.cos().len(), 8192 * 64);
 /// # Ok::<(), mha::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RopeConfig {
+pub struct RopeConfig<'a> {
     dims: usize,
     base: f64,
     linear_factor: f64,
     yarn: Yarn,
+    llama3_factor: f64,
+    llama3_freq_factors: (f64, f64),
+    ntk_factor: f64,
+    ntk_positions: usize,
+    pair_factors: Option<&'a [f64]>,
+    original_positions: usize,
+    attention_factor: f64,
 }
 
 /// YaRN (Peng et al., arXiv:2309.00071), in the form of Hugging Face's "yarn": stretches the context that a model was trained with.
@@ -32,12 +41,25 @@ pub struct Yarn {
     beta_fast: f64,
     beta_slow: f64,
     attention_factor: f64,
+    is_unrounded: bool,
 }
 
-impl RopeConfig {
+impl<'a> RopeConfig<'a> {
     /// Rotates the first `dims` elements of a head, an even number.
     pub fn new(dims: usize) -> Self {
-        Self { dims, base: 0.0, linear_factor: 0.0, yarn: Yarn::new(0.0, 0) }
+        Self {
+            dims,
+            base: 0.0,
+            linear_factor: 0.0,
+            yarn: Yarn::new(0.0, 0),
+            llama3_factor: 0.0,
+            llama3_freq_factors: (0.0, 0.0),
+            ntk_factor: 0.0,
+            ntk_positions: 0,
+            pair_factors: None,
+            original_positions: 0,
+            attention_factor: 0.0,
+        }
     }
 
     /// The base of the angles; 10000 if not set.
@@ -49,6 +71,39 @@ impl RopeConfig {
     /// Divides positions by `factor` (position interpolation, "linear" in Hugging Face's `rope_scaling`).
     pub fn linear(mut self, factor: f64) -> Self {
         self.linear_factor = factor;
+        self
+    }
+
+    /// Stretches a context of `original_positions` by `factor` as Llama 3.1 does ("llama3"). Of YaRN and what follows, a config has one.
+    pub fn llama3(mut self, factor: f64, original_positions: usize) -> Self {
+        self.llama3_factor = factor;
+        self.original_positions = original_positions;
+        self
+    }
+
+    /// `low_freq_factor` and `high_freq_factor` of [`llama3`](Self::llama3); 1 and 4 if not set.
+    pub fn llama3_freq_factors(mut self, low: f64, high: f64) -> Self {
+        self.llama3_freq_factors = (low, high);
+        self
+    }
+
+    /// `[dims / 2]`: divides the angle of each pair (LongRoPE, "longrope").
+    pub fn pair_factors(mut self, factors: &'a [f64]) -> Self {
+        self.pair_factors = Some(factors);
+        self
+    }
+
+    /// Raises the base once there are more than `original_positions` in the context, of which there are `positions` now (dynamic NTK, "dynamic").
+    pub fn dynamic_ntk(mut self, factor: f64, original_positions: usize, positions: usize) -> Self {
+        self.ntk_factor = factor;
+        self.original_positions = original_positions;
+        self.ntk_positions = positions;
+        self
+    }
+
+    /// Factor of cosines and sines, with any of these; of YaRN if its own is not set.
+    pub fn attention_factor(mut self, factor: f64) -> Self {
+        self.attention_factor = factor;
         self
     }
 
@@ -84,13 +139,23 @@ impl RopeConfig {
             base: self.base,
             linear_factor: self.linear_factor,
             yarn_factor: self.yarn.factor,
-            original_positions: int(self.yarn.original_positions),
+            original_positions: int(self.original_positions.max(self.yarn.original_positions)),
             yarn_beta_fast: self.yarn.beta_fast,
             yarn_beta_slow: self.yarn.beta_slow,
-            attention_factor: self.yarn.attention_factor,
+            attention_factor: if self.yarn.attention_factor != 0.0 { self.yarn.attention_factor } else { self.attention_factor },
+            yarn_unrounded: u32::from(self.yarn.is_unrounded),
+            llama3_factor: self.llama3_factor,
+            llama3_low_freq_factor: self.llama3_freq_factors.0,
+            llama3_high_freq_factor: self.llama3_freq_factors.1,
+            ntk_factor: self.ntk_factor,
+            ntk_positions: int(self.ntk_positions),
+            pair_factors: self.pair_factors.map_or(null(), <[f64]>::as_ptr),
             // SAFETY: zero is the default of every other field.
             ..unsafe { zeroed() }
         };
+        if let Some(factors) = self.pair_factors {
+            check_exact("pair_factors", factors.len(), &[("dims / 2", self.dims / 2)])?;
+        }
         let shape = [("num_positions", num_positions), ("dims / 2", self.dims / 2)];
         check_exact("cos", cos.len(), &shape)?;
         check_exact("sin", sin.len(), &shape)?;
@@ -102,7 +167,13 @@ impl RopeConfig {
 impl Yarn {
     /// Stretches a context of `original_positions` by `factor`.
     pub fn new(factor: f64, original_positions: usize) -> Self {
-        Self { factor, original_positions, beta_fast: 0.0, beta_slow: 0.0, attention_factor: 0.0 }
+        Self { factor, original_positions, beta_fast: 0.0, beta_slow: 0.0, attention_factor: 0.0, is_unrounded: false }
+    }
+
+    /// The pairs between which the stretching sets in are not rounded to whole ones ("truncate": false; gpt-oss).
+    pub fn unrounded(mut self) -> Self {
+        self.is_unrounded = true;
+        self
     }
 
     /// Pairs that turn more often than this in the original context keep their angle; 32 if not set.

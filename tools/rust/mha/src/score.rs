@@ -13,9 +13,11 @@ use crate::{Error, ErrorKind, Result};
 /// all combine. Of the query at position p and the key at position j, in this order:
 ///
 /// ```text
+/// q = q_scales[sequence, i] * q         once it is rotated
 /// s = scale * q k^T
 /// s = softcap * tanh(s / softcap)
 /// s = s - alibi_slopes[head] * |j - p|
+/// s = s + relative_bias[head, j - p]    by distance
 /// s = s + bias
 /// s = -infinity                         where the mask is 0, or the key is out of bounds by causal(), a window or a length
 /// weight = exp(s) / (sum of exp(s) over the keys + exp(sinks[head]))
@@ -56,6 +58,8 @@ pub struct ScoreOptions<'a> {
     bias: Option<Pairs<Elements<'a>>>,
     mask: Option<Pairs<&'a [u8]>>,
     columns: ScoreColumns,
+    relative_bias: Option<(&'a [f32], usize, usize)>,
+    q_scales: Option<(&'a [f32], [usize; 2])>,
     head_scales: Option<&'a [f32]>,
 }
 
@@ -94,6 +98,19 @@ impl<'a> ScoreOptions<'a> {
     /// those of [`alibi_slopes`].
     pub fn alibi_slopes(mut self, slopes: &'a [f32]) -> Self {
         self.alibi_slopes = Some(slopes);
+        self
+    }
+
+    /// `[num_heads, left + 1 + right]`: added to scores by the distance of the key behind the query, from `-left` to `right`; keys farther away have
+    /// the first or the last number. That of T5 is made by [`t5_relative_bias`].
+    pub fn relative_bias(mut self, bias: &'a [f32], left: usize, right: usize) -> Self {
+        self.relative_bias = Some((bias, left, right));
+        self
+    }
+
+    /// A factor of each query, once it is rotated. Of the extents `[batch, n_q]`, the first is the call's, or 1 where all sequences have the same.
+    pub fn q_scales(mut self, scales: &'a [f32], extents: [usize; 2]) -> Self {
+        self.q_scales = Some((scales, extents));
         self
     }
 
@@ -136,6 +153,17 @@ impl<'a> ScoreOptions<'a> {
                 check_exact(name, numbers.len(), &[("num_heads", of.num_heads)])?;
             }
         }
+        if let Some((bias, left, right)) = self.relative_bias {
+            let distances = left.saturating_add(right).saturating_add(1);
+            check_exact("relative_bias", bias.len(), &[("num_heads", of.num_heads), ("left + 1 + right", distances)])?;
+        }
+        if let Some((scales, [batch, n_q])) = self.q_scales {
+            if (batch != 1 && batch != of.batch) || n_q != of.n_q {
+                let message = format!("q_scales is [{batch}, {n_q}]; pass [{}, {}], or 1 for the first", of.batch, of.n_q);
+                return Err(Error::new(ErrorKind::Shape, message));
+            }
+            check_exact("q_scales", scales.len(), &[("batch", batch), ("n_q", n_q)])?;
+        }
         self.bias.map_or(Ok(()), |bias| bias.check_extents("bias", of))?;
         self.mask.map_or(Ok(()), |mask| mask.check_extents("mask", of))
     }
@@ -174,6 +202,11 @@ impl<'a> ScoreOptions<'a> {
                 ScoreColumns::AllKeys => sys::MHA_COLUMNS_ALL_KEYS,
                 ScoreColumns::NewKeys => sys::MHA_COLUMNS_NEW_KEYS,
             },
+            relative_bias: self.relative_bias.map_or(null(), |(bias, ..)| bias.as_ptr()),
+            relative_left: self.relative_bias.map_or(0, |(_, left, _)| int(left)),
+            relative_right: self.relative_bias.map_or(0, |(_, _, right)| int(right)),
+            q_scales: self.q_scales.map_or(null(), |(scales, _)| scales.as_ptr()),
+            q_scales_stride: self.q_scales.map_or(0, |(_, [batch, n_q])| if batch == 1 { 0 } else { int(n_q) }),
             // SAFETY: zero is the default of every other field.
             ..unsafe { zeroed() }
         }
@@ -231,4 +264,42 @@ pub fn alibi_slopes(num_heads: usize) -> Result<Vec<f32>> {
     // SAFETY: all of them have been written.
     unsafe { slopes.set_len(num_heads) };
     Ok(slopes)
+}
+
+/// T5's relative bias for [`ScoreOptions::relative_bias`], from its embedding `[num_buckets, num_heads]`: each distance has the bucket that Hugging
+/// Face's `T5Attention` gives it. `max_distance` is 128 in T5; what is farther to the left or right of a query changes nothing, nor does, with
+/// `is_bidirectional` false, as in decoders, anything to its right.
+///
+/// ```
+/// let embedding: Vec<f32> = (0..32).map(|bucket| bucket as f32).collect();
+/// assert_eq!(mha::t5_relative_bias(&embedding, 1, 128, true, 9, 2)?, [8.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0, 17.0, 18.0]);
+/// # Ok::<(), mha::Error>(())
+/// ```
+pub fn t5_relative_bias(
+    embedding: &[f32],
+    num_heads: usize,
+    max_distance: usize,
+    is_bidirectional: bool,
+    left: usize,
+    right: usize,
+) -> Result<Vec<f32>> {
+    let num_buckets = if num_heads == 0 { 0 } else { embedding.len() / num_heads };
+    check_exact("embedding", embedding.len(), &[("num_buckets", num_buckets), ("num_heads", num_heads)])?;
+    if num_buckets == 0 || max_distance == 0 {
+        return Err(Error::new(ErrorKind::InvalidValue, "num_buckets and max_distance are at least 1".to_string()));
+    }
+    let len = left.saturating_add(right).saturating_add(1).saturating_mul(num_heads);
+    let mut bias = Vec::new();
+    let out_of_memory = |_| Error::new(ErrorKind::OutOfMemory, format!("there is no memory for {len} biases"));
+    bias.try_reserve_exact(len).map_err(out_of_memory)?;
+    let from = embedding.as_ptr();
+    let (buckets, farthest, heads) = (int(num_buckets), int(max_distance), int(num_heads));
+    // SAFETY: an embedding of so many numbers, and memory for so many.
+    check(|error| unsafe {
+        let to = bias.as_mut_ptr();
+        sys::mha_t5_relative_bias(from, buckets, farthest, u32::from(is_bidirectional), heads, int(left), int(right), to, error)
+    })?;
+    // SAFETY: all of them have been written.
+    unsafe { bias.set_len(len) };
+    Ok(bias)
 }

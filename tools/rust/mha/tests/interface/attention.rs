@@ -115,6 +115,18 @@ fn parts_of_tables_are_those_of_the_whole() {
 
     let halved = RopeConfig::new(8).linear(2.0).tables(3).unwrap();
     assert_eq!(halved.cos()[8..], RopeConfig::new(8).tables(2).unwrap().cos()[4..]);
+    let factors = RopeConfig::new(8).pair_factors(&[1.0, 2.0, 1.0, 2.0]).attention_factor(2.0).tables(3).unwrap();
+    assert_eq!(factors.sin()[2 * 4 + 1], 2.0 * halved.sin()[2 * 4 + 1]);
+    let slow = |config: RopeConfig| config.tables(2).unwrap().sin()[7];
+    let plain = slow(RopeConfig::new(8));
+    assert_eq!(slow(RopeConfig::new(8).llama3(4.0, 64)), slow(RopeConfig::new(8).linear(4.0)));
+    assert_eq!(slow(RopeConfig::new(8).llama3(4.0, 64).llama3_freq_factors(1e-6, 1e-5)), plain);
+    assert!(slow(RopeConfig::new(8).dynamic_ntk(4.0, 64, 100)) < plain);
+    assert_eq!(slow(RopeConfig::new(8).dynamic_ntk(4.0, 64, 64)), plain);
+    let yarn = Yarn::new(4.0, 64).attention_factor(1.0);
+    let second = |yarn| RopeConfig::new(8).yarn(yarn).tables(2).unwrap().sin()[5];
+    assert_ne!(second(yarn), second(yarn.unrounded()));
+    error_of(RopeConfig::new(8).yarn(yarn).llama3(4.0, 64).tables(3), ErrorKind::InvalidValue);
     error_of(RopeConfig::new(7).tables(3), ErrorKind::InvalidValue);
     error_of(RopeConfig::new(8).tables(usize::MAX), ErrorKind::OutOfMemory);
 }

@@ -1,6 +1,6 @@
 use mha::{
-    alibi_slopes, Attention, CacheConfig, Elements, ErrorKind, Gate, KvCache, Layer, LayerConfig, ScoreColumns, ScoreOptions, Taps,
-    Weights, Workspace,
+    alibi_slopes, t5_relative_bias, Attention, CacheConfig, Elements, ErrorKind, Gate, KvCache, Layer, LayerConfig, ScoreColumns,
+    ScoreOptions, Taps, Weights, Workspace,
 };
 
 use crate::support::{assert_near, bits, error_of, layer, numbers};
@@ -159,6 +159,45 @@ fn alibi_lowers_scores_by_the_distance() {
     assert_near(&with.output, &by_hand.output, 1e-6);
     let shifted: Vec<f32> = with.scaled.iter().zip(&bias).map(|(score, bias)| score + bias).collect();
     assert_near(&with.masked, &shifted, 1e-6);
+}
+
+#[test]
+fn a_relative_bias_is_that_of_the_distances() {
+    let table = [0.5, -1.0, 0.25, 2.0, 3.0, -0.5]; // two heads; distances of -1, 0, 1
+    let bias: Vec<f32> = pairs().map(|[_, head, i, j]| table[3 * head + (j + 1).saturating_sub(i).min(2)]).collect();
+    let by_hand = attend(false, ScoreOptions::new().bias(&bias, [BATCH, HEADS, ROWS, ROWS]));
+    let with = attend(false, ScoreOptions::new().relative_bias(&table, 1, 1));
+    assert_eq!(with.bits(), by_hand.bits());
+}
+
+#[test]
+fn scales_of_queries_scale_scores() {
+    let plain = attend(false, ScoreOptions::new());
+    let of_all: Vec<f32> = (0..ROWS).map(|i| 2f32.powi(i as i32 - 2)).collect();
+    let of_each = of_all.repeat(BATCH);
+    let with = attend(false, ScoreOptions::new().q_scales(&of_all, [1, ROWS]));
+    assert_eq!(with.bits(), attend(false, ScoreOptions::new().q_scales(&of_each, [BATCH, ROWS])).bits());
+    let scaled: Vec<f32> = plain
+        .scaled
+        .chunks(ROWS)
+        .enumerate()
+        .flat_map(|(row, s)| s.iter().map(move |s| (row, *s)))
+        .map(|(row, s)| s * of_all[row % ROWS])
+        .collect();
+    assert_eq!(bits(&with.scaled), bits(&scaled));
+}
+
+#[test]
+fn relative_biases_of_t5_are_those_of_its_buckets() {
+    let embedding: Vec<f32> = (0..64).map(|n| n as f32).collect();
+    let both = t5_relative_bias(&embedding, 2, 128, true, 200, 200).unwrap();
+    assert_eq!([both[0], both[200 - 90], both[200], both[201], both[400], both[401 + 200 - 8]], [30.0, 28.0, 0.0, 34.0, 62.0, 17.0]);
+    let left = t5_relative_bias(&embedding, 2, 128, false, 128, 0).unwrap();
+    assert_eq!([left[0], left[128 - 15], left[128]], [62.0, 30.0, 0.0]);
+    error_of(t5_relative_bias(&embedding, 2, 8, true, 1, 1), ErrorKind::InvalidValue);
+    error_of(t5_relative_bias(&embedding, 3, 128, true, 1, 1), ErrorKind::SliceLength);
+    error_of(t5_relative_bias(&embedding, 2, 0, true, 1, 1), ErrorKind::InvalidValue);
+    error_of(t5_relative_bias(&embedding, 2, 128, true, usize::MAX, 1), ErrorKind::OutOfMemory);
 }
 
 #[test]

@@ -264,6 +264,8 @@ fn of_rope() {
     error_of(layer.forward(&x, &mut y).rope(rope.table_stride(3)).run(&mut Workspace::new()), ErrorKind::InvalidValue);
     assert_eq!(y, [7.0; 96]);
 
+    let short = RopeConfig::new(8).pair_factors(&[1.0; 3]).tables(3);
+    assert_eq!(error_of(short, ErrorKind::SliceLength), "pair_factors has 3 elements; [dims / 2 4] are 4");
     let sentence = error_of(RopeConfig::new(8).fill(0, 3, &mut [0.0; 12], &mut [0.0; 11]), ErrorKind::SliceLength);
     assert_eq!(sentence, "sin has 11 elements; [num_positions 3, dims / 2 4] are 12");
 }
@@ -288,6 +290,9 @@ fn of_norms() {
 fn of_score_options() {
     let new = ScoreOptions::new;
     forward_refused(|call| call.score(new().alibi_slopes(&[0.5; 3])), "alibi_slopes has 3 elements; [num_heads 4] are 4");
+    let relative = "relative_bias has 11 elements; [num_heads 4, left + 1 + right 3] are 12";
+    forward_refused(|call| call.score(new().relative_bias(&[0.5; 11], 2, 0)), relative);
+    forward_refused(|call| call.score(new().q_scales(&[0.5; 2], [1, 3])), "q_scales has 2 elements; [batch 1, n_q 3] are 3");
     forward_refused(|call| call.score(new().sinks(&[0.5; 5])), "sinks has 5 elements; [num_heads 4] are 4");
     forward_refused(
         |call| call.score(new().mask(&[1; 8], [1, 1, 3, 3])),
