@@ -138,7 +138,10 @@ mha_status read_gate(Report &report, const mha_attention_args &args, mha_gate *g
   resolve_strides(args.n_q, args.num_heads, gate->gate_dim, &gate->batch_stride, &gate->row_stride, &gate->head_stride);
   const Array values = {
       "gate", gate->gate_dim, {array_batch(args), args.n_q, args.num_heads}, {gate->batch_stride, gate->row_stride, gate->head_stride}};
-  return check_input(report, args_argument, values);
+  if (const mha_status status = check_broadcast_input(report, args_argument, values)) return status;
+  int64_t *const strides[] = {&gate->batch_stride, &gate->row_stride, &gate->head_stride};
+  for (int64_t *const stride : strides) *stride = resolved_stride(*stride);
+  return MHA_OK;
 }
 
 mha_status check_options(Report &report, const mha_attention_args &args) {

@@ -196,6 +196,46 @@ class Mha(unittest.TestCase):
                 self.assert_same(row[valid], self.layer.forward(sequence))
                 self.assertEqual(np.count_nonzero(np.delete(row, valid, axis=0)), 0)
 
+    def test_packed_sequences_are_computed_as_each_alone(self):
+        lengths = [4, 0, 7]
+        starts = [1, 5, 5, 12]
+        x = floats(13, width)
+        y, steps = self.layer.forward(x, is_causal=True, cu_seqlens_q=starts, want=["lse"])
+        self.assertEqual(steps["lse"].shape, (heads, 13))
+        for first, length in zip(starts, lengths):
+            self.assert_same(y[first:first + length], self.layer.forward(x[first:first + length], is_causal=True))
+        self.assertEqual(np.count_nonzero(y[[0, 12]]), 0)
+        self.assertEqual(self.layer.info(13, is_causal=True, cu_seqlens_q=starts)["operations"],
+                         sum(self.layer.info(length, is_causal=True)["operations"] for length in lengths))
+        cache = mha.KvCache(num_sequences=3, capacity=64, num_kv_heads=heads, head_dim=head_dim)
+        cached, steps = self.layer.forward(x, is_causal=True, cu_seqlens_q=starts, cache=cache, want=["attention_weights"])
+        self.assert_same(cached, y)
+        self.assertEqual(steps["attention_weights"].shape, (heads, 13, 7))
+        self.assertEqual([cache.length(b) for b in range(3)], lengths)
+        q, k = floats(1, 5, heads, head_dim), floats(1, 9, heads, head_dim)
+        both = mha.attention(q, k, k, cu_seqlens_q=[0, 2, 5], cu_seqlens_kv=[0, 6, 9])
+        self.assert_same(both[:, :2], mha.attention(q[:, :2], k[:, :6], k[:, :6]))
+        self.assert_same(both[:, 2:], mha.attention(q[:, 2:], k[:, 6:], k[:, 6:]))
+        with self.assertRaisesRegex(ValueError, "with cu_seqlens_q the rows of all sequences are those of a batch of 1, not of 2"):
+            self.layer.forward(floats(2, 4, width), cu_seqlens_q=[0, 4])
+
+    def test_rows_begin_where_kv_start_says(self):
+        x = floats(2, 7, width)
+        y = self.layer.forward(x, is_causal=True, kv_start=[3, 0])
+        self.assert_same(y[0, 3:], self.layer.forward(x[0, 3:], is_causal=True))
+        self.assert_same(y[1], self.layer.forward(x[1], is_causal=True))
+        self.assertEqual(np.count_nonzero(y[0, :3]), 0)
+        q = floats(1, 4, heads, head_dim)
+        self.assertEqual(np.count_nonzero(mha.attention(q, q, q, is_causal=True, q_start=[-3])[:, :3]), 0)
+
+    def test_inputs_may_repeat_elements(self):
+        one = floats(1, 6, width)
+        x = np.broadcast_to(one, (3, 6, width))
+        self.assert_same(self.layer.forward(x), self.layer.forward(np.ascontiguousarray(x)))
+        k = np.broadcast_to(floats(1, 6, 1, head_dim), (2, 6, heads, head_dim))
+        q = floats(2, 5, heads, head_dim)
+        self.assert_same(mha.attention(q, k, k), mha.attention(q, np.ascontiguousarray(k), np.ascontiguousarray(k)))
+
     def test_rows_may_be_views(self):
         x = floats(2, 6, width)
         expected = self.layer.forward(x, window_left=2, window_right=1)
@@ -741,7 +781,7 @@ class Mha(unittest.TestCase):
                 (x.astype(np.float64), TypeError, r"query is float64 \[2, 5, 24\]; its type must be float32"),
                 (x[:, :, :-1], ValueError, r"query is float32 \[2, 5, 23\]; its shape must be \[any, any, 24\]"),
                 (x[:, :, ::-1], ValueError, r"query has strides .*np\.ascontiguousarray\(query\)"),
-                (np.broadcast_to(x[:, :1], x.shape), ValueError, "query has strides"),
+                (np.broadcast_to(x[:, :, :1], x.shape), ValueError, "query has strides"),
                 (x[::-1], ValueError, "query has strides"),
                 (x.tolist(), TypeError, "query is a list; it must be a NumPy array")):
             with self.assertRaisesRegex(error, sentence):

@@ -239,17 +239,21 @@ def _writeable(array, name):
     return array
 
 
-def _strides(array, name):
-    """The strides of all axes but the last, in elements. That of an axis of one element, which may be anything, steps over the others."""
+_broadcast = -2 ** 63  # MHA_BROADCAST
+
+
+def _strides(array, name, may_repeat=False):
+    """The strides of all axes but the last, in elements. That of an axis of one element, which may be anything, steps over the others; that of
+    one that repeats the same elements is 0 to NumPy."""
     if 0 in array.shape:
         return [0] * (array.ndim - 1)
     item, outer = array.itemsize, list(zip(array.shape[:-1], array.strides[:-1]))
     beyond = max([extent * stride for extent, stride in outer if extent > 1] + [array.shape[-1] * item])
     strides = [stride if extent > 1 else beyond for extent, stride in outer]
-    if array.shape[-1] > 1 and array.strides[-1] != item or any(stride <= 0 or stride % item for stride in strides):
+    if array.shape[-1] > 1 and array.strides[-1] != item or any(stride < (0 if may_repeat else 1) or stride % item for stride in strides):
         raise ValueError(f"{name} has strides of {array.strides} bytes, which the library cannot step by; "
                          f"np.ascontiguousarray({name}) makes it contiguous")
-    return [stride // item for stride in strides]
+    return [stride // item or _broadcast for stride in strides]
 
 
 def _integers(values, name, shape, dtype=np.int64):
@@ -352,18 +356,19 @@ class Layer:
         self.shape = {field: getattr(config, field) for field, _ in _Config._fields_[1:]}
 
     def forward(self, query, key=None, value=None, *, out=None, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None,
-                window_left=None, window_right=None, padding="right", norm=None, rope=None, score=None, cache=None, cache_sequences=None,
-                cache_read=False, scheduler=None, bf16=False, output_type="f32", workspace=None, want=()):
+                kv_start=None, cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right", norm=None,
+                rope=None, score=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None, bf16=False, output_type="f32",
+                workspace=None, want=()):
         """y [batch, n, output_dim], from query [batch, n, query_dim]; without the batch, both are a single sequence.
 
         key=None is self-attention, value=None is key. All else has the names and meanings of mha_forward_args; padding is "right" or
-        "left". want names what is returned beside y, as (y, dictionary): "attention_weights", "lse", and the steps in between "q", "k", "v",
-        "scores", "scaled_scores", "softcapped_scores", "masked_scores", "context"; of the weights also "mean_weights" over the heads,
-        "key_sums" over the queries, and "chosen_weights" (see Chosen). want={"lse": array} has it written into an array that is there. Rows may
-        have gaps between them; the elements of a row may not. Rows may be float16, or with bf16=True bfloat16 (bits in uint16), and so may y, as
-        output_type says. out may be query. norm is a Norm, score a ScoreOptions. workspace is memory to compute in, an array of
-        info(...)["workspace_bytes"] bytes or more;
-        without one, each thread keeps its own.
+        "left". With cu_seqlens_q, query is [n, query_dim]: sequences one behind the other. want names what is returned beside y, as (y,
+        dictionary): "attention_weights", "lse", and the steps in between "q", "k", "v", "scores", "scaled_scores", "softcapped_scores",
+        "masked_scores", "context"; of the weights also "mean_weights" over the heads, "key_sums" over the queries, and "chosen_weights"
+        (see Chosen). want={"lse": array} has it written into an array that is there. Rows may have gaps between them; the elements of a row
+        may not. Rows may be float16, or with bf16=True bfloat16 (bits in uint16), and so may y, as output_type says. out may be query. norm
+        is a Norm, score a ScoreOptions. workspace is memory to compute in, an array of info(...)["workspace_bytes"] bytes or more; without
+        one, each thread keeps its own.
         """
         is_single = isinstance(query, np.ndarray) and query.ndim == 2
         if is_single:
@@ -382,12 +387,13 @@ class Layer:
         for name, array in ("query", query), ("key", key), ("value", value), ("output", out):
             if array is not None:
                 setattr(args, name, array.ctypes.data)
-                batch_stride, row_stride = _strides(array, name)
+                batch_stride, row_stride = _strides(array, name, name != "output")
                 setattr(args, name + "_batch_stride", batch_stride), setattr(args, name + "_row_stride", row_stride)
         appended = 0 if cache_read else n_kv if other is not None else n_q
-        appended_lengths = None if cache_read else q_lengths if other is None else kv_lengths
-        alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences,
-                               scheduler, is_causal, n_q, appended, shape["num_heads"], appended_lengths)
+        places = kv_start, cu_seqlens_q, cu_seqlens_kv
+        appended_lengths = None if cache_read else _appended(appended, q_lengths if other is None else kv_lengths, places)
+        alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
+                               cache_sequences, scheduler, is_causal, n_q, appended, shape["num_heads"], appended_lengths)
         alive.append(_set_norm(args, norm, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"]))
         args.flags |= _cache_read if cache_read else 0
         wanted, taps = _wanted(args, want, is_single, batch, n_q, appended, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"],
@@ -399,18 +405,19 @@ class Layer:
             out = out[0]
         return (out, wanted) if want else out
 
-    def info(self, n_q, n_kv=None, *, batch=1, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, window_left=None,
-             window_right=None, padding="right", norm=None, rope=None, score=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None,
-             want=()):
+    def info(self, n_q, n_kv=None, *, batch=1, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, kv_start=None,
+             cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right", norm=None, rope=None, score=None,
+             cache=None, cache_sequences=None, cache_read=False, scheduler=None, want=()):
         """How forward would run on so many rows, and what it costs: the fields of mha_call_info by name. n_kv=None is self-attention; want names
         what would be asked for. All else is as in forward."""
         args = _new(_ForwardArgs, batch=batch, n_q=n_q)
         if n_kv is not None:
             args.n_kv, args.key = n_kv, ctypes.addressof(args)  # that there is one counts, and nothing reads it
         appended = 0 if cache_read else n_q if n_kv is None else n_kv
-        appended_lengths = None if cache_read else q_lengths if n_kv is None else kv_lengths
-        alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences,
-                               scheduler, is_causal, n_q, appended, self.shape["num_heads"], appended_lengths)
+        places = kv_start, cu_seqlens_q, cu_seqlens_kv
+        appended_lengths = None if cache_read else _appended(appended, q_lengths if n_kv is None else kv_lengths, places)
+        alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
+                               cache_sequences, scheduler, is_causal, n_q, appended, self.shape["num_heads"], appended_lengths)
         alive.append(_set_norm(args, norm, self.shape["num_heads"], self.shape["num_kv_heads"], self.shape["head_dim"]))
         args.flags |= _cache_read if cache_read else 0
         return _info("mha_info", args, want, alive, self._handle)
@@ -722,12 +729,19 @@ def _row_type(array):
     return {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}[array.dtype]
 
 
-def _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences, scheduler,
-                   is_causal, n_q, n_k, num_heads, k_lengths):
+def _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
+                   cache_sequences, scheduler, is_causal, n_q, n_k, num_heads, k_lengths):
     """Sets the fields about rows and positions, and returns what they point to."""
-    arrays = [_integers(values, name, (batch,)) for values, name in ((q_start, "q_start"), (q_lengths, "q_lengths"), (kv_lengths, "kv_lengths"),
-                                                                     (cache_sequences, "cache_sequences"))]
-    args.q_start, args.q_lengths, args.kv_lengths, args.cache_sequences = map(_address, arrays)
+    kv_start, cu_seqlens_q, cu_seqlens_kv = places
+    if cu_seqlens_q is not None:
+        if batch != 1:
+            raise ValueError(f"with cu_seqlens_q the rows of all sequences are those of a batch of 1, not of {batch}")
+        args.batch = len(cu_seqlens_q) - 1
+    arrays = []
+    for name, values, count in (("q_start", q_start, 0), ("q_lengths", q_lengths, 0), ("kv_lengths", kv_lengths, 0), ("kv_start", kv_start, 0),
+                                ("cu_seqlens_q", cu_seqlens_q, 1), ("cu_seqlens_kv", cu_seqlens_kv, 1), ("cache_sequences", cache_sequences, 0)):
+        arrays.append(_integers(values, name, (args.batch + count,)))
+        setattr(args, name, _address(arrays[-1]))
     args.flags = _named({"right": 0, "left": _padding_left}, padding, "padding") | (_causal if is_causal else 0)
     if window_left is not None:
         args.flags, args.window_left = args.flags | _window_left, window_left
@@ -739,7 +753,7 @@ def _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, win
         arrays += [struct, positions]
     args.cache = cache._handle if cache is not None else None
     if score is not None:
-        columns = n_k if score.columns == "new_keys" else _longest(batch, n_k, k_lengths, cache, cache_sequences)
+        columns = n_k if score.columns == "new_keys" else _longest(args.batch, n_k, k_lengths, cache, cache_sequences)
         struct, views = score._struct(batch, num_heads, n_q, columns)
         args.score = ctypes.addressof(struct)
         arrays += [struct, views]
@@ -755,6 +769,14 @@ def _set_norm(args, norm, num_heads, num_kv_heads, head_dim):
     return struct
 
 
+def _appended(rows, lengths, places):
+    """How many rows of keys each sequence has in a call; None stands for all rows."""
+    kv_start, cu_seqlens_q, cu_seqlens_kv = places
+    if cu_seqlens_q is not None:
+        return np.diff(cu_seqlens_q if cu_seqlens_kv is None else cu_seqlens_kv)
+    return [rows - start for start in kv_start] if lengths is None and kv_start is not None else lengths
+
+
 def _longest(batch, n_kv, kv_lengths, cache, cache_sequences):
     """The columns of an array with a number for each pair of query and key."""
     if cache is None:
@@ -766,7 +788,7 @@ def _longest(batch, n_kv, kv_lengths, cache, cache_sequences):
 
 def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, head_dim, head_dim_v, cache, cache_sequences, kv_lengths):
     """Arrays for the optional outputs, by name, and the struct that points to some of them."""
-    seen = _longest(batch, n_kv, kv_lengths, cache, cache_sequences) if want else 0
+    seen = _longest(args.batch, n_kv, kv_lengths, cache, cache_sequences) if want else 0
     pairs = (batch, num_heads, n_q, seen)
     shapes = {"attention_weights": pairs, "lse": (batch, num_heads, n_q), "q": (batch, n_q, num_heads, head_dim),
               "k": (batch, n_kv, num_kv_heads, head_dim), "v": (batch, n_kv, num_kv_heads, head_dim_v), "scores": pairs,
@@ -820,9 +842,10 @@ def _info(name, args, want, alive, *before):
     return {field: getattr(info, field) for field, _ in _CallInfo._fields_[1:]}
 
 
-def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, window_left=None,
-              window_right=None, padding="right", norm=None, rope=None, score=None, cache=None, cache_sequences=None, cache_read=False,
-              scheduler=None, instruction_set="auto", bf16=False, output_type="f32", workspace=None, want=(), gate=None):
+def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, kv_start=None,
+              cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right", norm=None, rope=None, score=None,
+              cache=None, cache_sequences=None, cache_read=False, scheduler=None, instruction_set="auto", bf16=False, output_type="f32",
+              workspace=None, want=(), gate=None):
     """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
 
     q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
@@ -847,10 +870,12 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
         if array is None:
             continue
         setattr(args, name, array.ctypes.data), setattr(args, name + "_type", _row_type(array))
-        for axis, stride in zip(("batch", "row", "head"), _strides(array, name)):
+        for axis, stride in zip(("batch", "row", "head"), _strides(array, name, name != "output")):
             setattr(args, f"{name}_{axis}_stride", stride)
-    alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences,
-                           scheduler, is_causal, n_q, n_kv, heads, kv_lengths)
+    places = kv_start, cu_seqlens_q, cu_seqlens_kv
+    appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
+    alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
+                           cache_sequences, scheduler, is_causal, n_q, n_kv, heads, appended_lengths)
     alive.append(_set_norm(args, norm, heads, kv_heads, head_dim))
     args.flags |= _cache_read if cache_read else 0
     if gate is not None:
@@ -859,7 +884,7 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
         strides = zip(("batch_stride", "row_stride", "head_stride"), _strides(values, "gate"))
         gate_struct = _new(_Gate, kind=_named(gates, kind, "gate"), gate_dim=values.shape[3], values=values.ctypes.data, **dict(strides))
         args.gate = ctypes.addressof(gate_struct)
-    wanted, taps = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, kv_lengths)
+    wanted, taps = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, appended_lengths)
     with _raising(scheduler):
         _run("mha_attention", workspace, args)
     del alive, taps
@@ -867,14 +892,17 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
 
 
 def attention_info(n_q, n_kv, num_heads, head_dim, *, batch=1, num_kv_heads=0, head_dim_v=0, k_type="f32", v_type="f32", is_causal=False,
-                   q_start=None, q_lengths=None, kv_lengths=None, window_left=None, window_right=None, padding="right", norm=None, rope=None,
-                   score=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None, instruction_set="auto", want=()):
+                   q_start=None, q_lengths=None, kv_lengths=None, kv_start=None, cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None,
+                   window_right=None, padding="right", norm=None, rope=None, score=None, cache=None, cache_sequences=None, cache_read=False,
+                   scheduler=None, instruction_set="auto", want=()):
     """How attention would run on so many rows, and what it costs: the fields of mha_call_info by name. All else is as in Layer.info."""
     args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
                 head_dim_v=head_dim_v, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),
                 instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
-    alive = _set_sequences(args, batch, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache, cache_sequences,
-                           scheduler, is_causal, n_q, n_kv, num_heads, kv_lengths)
+    places = kv_start, cu_seqlens_q, cu_seqlens_kv
+    appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
+    alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
+                           cache_sequences, scheduler, is_causal, n_q, n_kv, num_heads, appended_lengths)
     alive.append(_set_norm(args, norm, num_heads, num_kv_heads or num_heads, head_dim))
     args.flags |= _cache_read if cache_read else 0
     return _info("mha_attention_info", args, want, alive)

@@ -65,6 +65,8 @@ pub const MHA_WINDOW_RIGHT: u32 = 4;
 pub const MHA_PADDING_LEFT: u32 = 8;
 pub const MHA_CACHE_READ: u32 = 16;
 
+pub const MHA_BROADCAST: i64 = i64::MIN;
+
 pub const MHA_COLUMNS_ALL_KEYS: u32 = 0;
 pub const MHA_COLUMNS_NEW_KEYS: u32 = 1;
 

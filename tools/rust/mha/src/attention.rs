@@ -5,7 +5,7 @@ use mha_sys as sys;
 
 use crate::error::check;
 use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, typed_output, Dimensions, Options, Output};
-use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
+use crate::spans::{check_exact, check_strided, int, rows_of, step, stride_int, Extent};
 use crate::types::{Elements, ElementsMut};
 use crate::{CallInfo, Error, ErrorKind, Gate, InstructionSet, KvCache, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
 
@@ -242,7 +242,7 @@ impl<'a> AttentionCall<'a> {
             check_array("v", &self.v, &[batch, n_kv, kv_heads, width_v])?;
             check_array("gate", &self.gate_values, &[batch, n_q, heads, ("gate_dim", gate_dim)])?;
             let output = self.output.as_ref().map_or(0, Output::len);
-            check_lengths("output", output, self.output_strides, &[batch, n_q, heads, width_v])?;
+            check_lengths("output", output, self.output_strides, &[batch, n_q, heads, width_v], |stride| stride)?;
         }
         self.options.check_slices(&of, self.is_plan())?;
         let mut pointees = self.options.pointees(&of)?;
@@ -305,23 +305,23 @@ fn rows(name: &str, given: Option<usize>, array: &Array, batch: usize, width: us
 
 fn check_array(name: &str, array: &Array, shape: &[Extent; 4]) -> Result<()> {
     match &array.data {
-        Some(data) => check_lengths(name, data.len(), array.strides, shape),
+        Some(data) => check_lengths(name, data.len(), array.strides, shape, step),
         None => Ok(()),
     }
 }
 
-fn check_lengths(name: &str, len: usize, strides: Option<Strides>, shape: &[Extent; 4]) -> Result<()> {
+fn check_lengths(name: &str, len: usize, strides: Option<Strides>, shape: &[Extent; 4], step: fn(usize) -> usize) -> Result<()> {
     let Some(Strides { batch, row, head }) = strides else { return check_exact(name, len, shape) };
     let [_, (_, n), (_, heads), (_, width)] = *shape;
-    let head = if head == 0 { width } else { head };
-    let row = if row == 0 { heads.saturating_mul(width) } else { row };
-    let batch = if batch == 0 { n.saturating_mul(row) } else { batch };
+    let head = step(if head == 0 { width } else { head });
+    let row = step(if row == 0 { heads.saturating_mul(width) } else { row });
+    let batch = step(if batch == 0 { n.saturating_mul(row) } else { batch });
     check_strided(name, len, shape, &[batch, row, head])
 }
 
 fn raw_strides(strides: Option<Strides>) -> [i64; 3] {
     let Strides { batch, row, head } = strides.unwrap_or_default();
-    [batch, row, head].map(int)
+    [batch, row, head].map(stride_int)
 }
 
 fn raw_array(array: &Array) -> (*const std::ffi::c_void, u32, [i64; 3]) {

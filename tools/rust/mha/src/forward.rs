@@ -6,7 +6,7 @@ use mha_sys as sys;
 
 use crate::error::check;
 use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, typed_output, Dimensions, Options, Output};
-use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
+use crate::spans::{check_exact, check_strided, int, rows_of, step, stride_int, Extent};
 use crate::types::{Elements, ElementsMut};
 use crate::{sgemm, CallInfo, Error, ErrorKind, KvCache, Layer, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
 
@@ -196,7 +196,7 @@ impl<'a> Forward<'a> {
             check_rows("key", &self.key, &[batch, n_kv, ("key_dim", shape.key_dim)])?;
             check_rows("value", &self.value, &[batch, n_kv, ("value_dim", shape.value_dim)])?;
             let output = self.output.as_ref().map_or(0, Output::len);
-            check_lengths("output", output, self.output_strides, &[batch, n_q, ("output_dim", shape.output_dim)])?;
+            check_lengths("output", output, self.output_strides, &[batch, n_q, ("output_dim", shape.output_dim)], |stride| stride)?;
         }
         let given = [&self.query, &self.key, &self.value].into_iter().filter_map(|rows| rows.data.map(|data| data.kind()));
         let kind = given.clone().next().unwrap_or_default();
@@ -254,19 +254,19 @@ fn rows(name: &str, count: &str, rows: &Rows, batch: usize, width: usize) -> Res
 
 fn check_rows(name: &str, rows: &Rows, shape: &[Extent; 3]) -> Result<()> {
     match &rows.data {
-        Some(data) => check_lengths(name, data.len(), rows.strides, shape),
+        Some(data) => check_lengths(name, data.len(), rows.strides, shape, step),
         None => Ok(()),
     }
 }
 
-fn check_lengths(name: &str, len: usize, strides: Option<[usize; 2]>, shape: &[Extent; 3]) -> Result<()> {
+fn check_lengths(name: &str, len: usize, strides: Option<[usize; 2]>, shape: &[Extent; 3], step: fn(usize) -> usize) -> Result<()> {
     let Some([batch, row]) = strides else { return check_exact(name, len, shape) };
     let [_, (_, n), (_, width)] = *shape;
-    let row = if row == 0 { width } else { row };
+    let row = step(if row == 0 { width } else { row });
     let batch = if batch == 0 { n.saturating_mul(row) } else { batch };
-    check_strided(name, len, shape, &[batch, row])
+    check_strided(name, len, shape, &[step(batch), row])
 }
 
 fn raw_rows(rows: &Rows) -> (*const c_void, [i64; 2]) {
-    (rows.data.map_or(null(), |data| data.as_ptr()), rows.strides.unwrap_or_default().map(int))
+    (rows.data.map_or(null(), |data| data.as_ptr()), rows.strides.unwrap_or_default().map(stride_int))
 }

@@ -59,6 +59,7 @@ pub use scheduler::Rayon;
 pub use scheduler::Scheduler;
 pub use score::{alibi_slopes, t5_relative_bias, ScoreColumns, ScoreOptions};
 pub use sgemm::{Product, Sgemm};
+pub use spans::BROADCAST;
 pub use types::{Elements, ElementsMut, Gate, InstructionSet, StorageType};
 pub use weights::{Matrix, WeightLayout, Weights};
 pub use workspace::Workspace;

@@ -11,7 +11,7 @@ use crate::cache::length_of;
 use crate::scheduler::Run;
 use crate::spans::{check_exact, int, Extent};
 use crate::types::ElementsMut;
-use crate::{CacheKind, KvCache, Norm, Result, Rope, Scheduler, ScoreColumns, ScoreOptions, StorageType};
+use crate::{CacheKind, Error, ErrorKind, KvCache, Norm, Result, Rope, Scheduler, ScoreColumns, ScoreOptions, StorageType};
 
 /// An array that a call writes to, borrowed for 'a.
 pub(crate) struct Output<'a> {
@@ -175,6 +175,9 @@ pub(crate) struct Options<'a> {
     pub q_start: Option<&'a [i64]>,
     pub q_lengths: Option<&'a [i64]>,
     pub kv_lengths: Option<&'a [i64]>,
+    pub kv_start: Option<&'a [i64]>,
+    pub cu_seqlens_q: Option<&'a [i64]>,
+    pub cu_seqlens_kv: Option<&'a [i64]>,
     cache: Option<Cache<'a>>,
     pub cache_sequences: Option<&'a [i64]>,
     pub norm: Option<Norm<'a>>,
@@ -219,11 +222,23 @@ impl<'a> Options<'a> {
             ("q_start", self.q_start),
             ("q_lengths", self.q_lengths),
             ("kv_lengths", self.kv_lengths),
+            ("kv_start", self.kv_start),
             ("cache_sequences", self.cache_sequences),
         ];
+        let sequences = self.sequences(of);
+        if let Some(starts) = self.cu_seqlens_q {
+            if of.batch != 1 || starts.is_empty() {
+                let message =
+                    "packed sequences are the rows of a batch of 1, and cu_seqlens_q says where each begins and the last one ends";
+                return Err(Error::new(ErrorKind::SliceLength, message));
+            }
+        }
+        if let Some(starts) = self.cu_seqlens_kv {
+            check_exact("cu_seqlens_kv", starts.len(), &[("sequences + 1", sequences.saturating_add(1))])?;
+        }
         for (name, list) in lists {
             if let Some(list) = list {
-                check_exact(name, list.len(), &[("batch", of.batch)])?;
+                check_exact(name, list.len(), &[("batch", sequences)])?;
             }
         }
         if let Some(norm) = &self.norm {
@@ -294,15 +309,30 @@ impl<'a> Options<'a> {
     fn attended_keys(&self, of: &Dimensions) -> Result<usize> {
         let Some(cache) = &self.cache else { return Ok(of.n_kv) };
         let mut longest = 0;
-        for index in 0..of.batch {
+        for index in 0..self.sequences(of) {
             let sequence = self.cache_sequences.map_or(int(index), |sequences| sequences[index]);
             // SAFETY: a valid cache.
             let held = unsafe { length_of(cache.raw, sequence) }?;
-            let lengths = if of.is_self { self.q_lengths } else { self.kv_lengths };
-            let valid = lengths.map_or(of.n_kv, |lengths| usize::try_from(lengths[index]).unwrap_or(0).min(of.n_kv));
-            longest = longest.max(held + valid);
+            longest = longest.max(held + self.new_keys(index, of));
         }
         Ok(longest)
+    }
+
+    /// The keys that come with the call to a sequence, as far as there are so many: the library checks the numbers.
+    fn new_keys(&self, index: usize, of: &Dimensions) -> usize {
+        let within = |rows: i64| usize::try_from(rows).unwrap_or(0).min(of.n_kv);
+        let lengths = if of.is_self { self.q_lengths } else { self.kv_lengths };
+        match (self.cu_seqlens_kv.or(self.cu_seqlens_q), lengths, self.kv_start) {
+            (Some(starts), _, _) => within(starts[index + 1].saturating_sub(starts[index])),
+            (_, Some(lengths), _) => within(lengths[index]),
+            (_, _, Some(starts)) => of.n_kv - within(starts[index]),
+            _ => of.n_kv,
+        }
+    }
+
+    /// The sequences of the call: those of the arrays, unless these are packed in the arrays' only one.
+    pub fn sequences(&self, of: &Dimensions) -> usize {
+        self.cu_seqlens_q.map_or(of.batch, |starts| starts.len().saturating_sub(1))
     }
 
     pub fn pointees(&self, of: &Dimensions) -> Result<Pointees<'a>> {
@@ -360,13 +390,16 @@ impl Pointees<'_> {
 macro_rules! fill_common {
     ($args:ident, $options:expr, $pointees:ident, $of:ident) => {
         $args.struct_size = std::mem::size_of_val(&$args);
-        ($args.batch, $args.n_q, $args.n_kv) = (int($of.batch), int($of.n_q), int($of.n_kv));
+        ($args.batch, $args.n_q, $args.n_kv) = (int($options.sequences(&$of)), int($of.n_q), int($of.n_kv));
         $args.flags = $options.flags();
         $args.window_left = $options.window_left.map_or(0, int);
         $args.window_right = $options.window_right.map_or(0, int);
         $args.q_start = list_ptr($options.q_start);
         $args.q_lengths = list_ptr($options.q_lengths);
         $args.kv_lengths = list_ptr($options.kv_lengths);
+        $args.kv_start = list_ptr($options.kv_start);
+        $args.cu_seqlens_q = list_ptr($options.cu_seqlens_q);
+        $args.cu_seqlens_kv = list_ptr($options.cu_seqlens_kv);
         $args.cache = $options.cache_ptr();
         $args.cache_sequences = list_ptr($options.cache_sequences);
         $args.norm = struct_ptr(&$pointees.norm);
@@ -434,6 +467,25 @@ macro_rules! common_setters {
         /// `[batch]`: the valid rows of key and value, where these are given.
         pub fn kv_lengths(mut self, rows: &'a [i64]) -> Self {
             self.options.kv_lengths = Some(rows);
+            self
+        }
+
+        /// `[batch]`: the row of the first valid key, in self-attention of query too.
+        pub fn kv_start(mut self, rows: &'a [i64]) -> Self {
+            self.options.kv_start = Some(rows);
+            self
+        }
+
+        /// `[sequences + 1]`: the rows of query and output at which each sequence begins, and where the last one ends. The sequences are packed
+        /// one behind the other, in arrays of batch 1.
+        pub fn cu_seqlens_q(mut self, starts: &'a [i64]) -> Self {
+            self.options.cu_seqlens_q = Some(starts);
+            self
+        }
+
+        /// The same of key and value; if not set, it is as of query.
+        pub fn cu_seqlens_kv(mut self, starts: &'a [i64]) -> Self {
+            self.options.cu_seqlens_kv = Some(starts);
             self
         }
 

@@ -205,6 +205,29 @@ fn cross_attention_takes_keys_and_values_of_their_own() {
 }
 
 #[test]
+fn packed_sequences_have_the_bits_that_each_has_alone() {
+    let (layer, x) = (layer(), numbers(7 * 32, 1));
+    let (mut y, mut alone) = (vec![f32::NAN; 7 * 32], vec![0.0; 6 * 32]);
+    layer.forward(&x, &mut y).causal().cu_seqlens_q(&[1, 3, 3, 7]).run(&mut Workspace::new()).unwrap();
+    for (first, end) in [(1, 3), (3, 7)] {
+        let rows = first * 32..end * 32;
+        let own = &mut alone[..rows.len()];
+        layer.forward(&x[rows.clone()], &mut *own).causal().run(&mut Workspace::new()).unwrap();
+        assert_eq!(bits(&y[rows]), bits(own));
+    }
+    assert_eq!(y[..32], [0.0; 32]);
+
+    layer.forward(&x, &mut y).causal().kv_start(&[1]).run(&mut Workspace::new()).unwrap();
+    layer.forward(&x[32..], &mut alone).causal().run(&mut Workspace::new()).unwrap();
+    assert_eq!(bits(&y[32..]), bits(&alone));
+
+    let (mut all, mut one) = (vec![0.0; 2 * 7 * 32], vec![0.0; 7 * 32]);
+    layer.forward(&x, &mut all).batch(2).n_q(7).query_strides(mha::BROADCAST, 0).run(&mut Workspace::new()).unwrap();
+    layer.forward(&x, &mut one).run(&mut Workspace::new()).unwrap();
+    assert_eq!(bits(&all), bits(&[&one[..], &one].concat()));
+}
+
+#[test]
 fn padding_is_not_read_and_a_sequence_has_the_bits_that_it_has_alone() {
     let (layer, x) = (layer(), numbers(5 * 32, 1));
     let mut alone = vec![0.0; 3 * 32];

@@ -120,6 +120,11 @@ fn of_rows() {
     run(&[], &mut y, 1);
     assert_eq!(y, [7.0; 128]);
 
+    let packed = "packed sequences are the rows of a batch of 1, and cu_seqlens_q says where each begins and the last one ends";
+    forward_refused(|call| call.cu_seqlens_q(&[]), packed);
+    forward_refused(|call| call.cu_seqlens_q(&[0, 3]).q_start(&[0, 0]), "q_start has 2 elements; [batch 1] are 1");
+    forward_refused(|call| call.cu_seqlens_q(&[0, 3]).cu_seqlens_kv(&[0]), "cu_seqlens_kv has 1 elements; [sequences + 1 2] are 2");
+    forward_refused(|call| call.kv_start(&[0, 0]), "kv_start has 2 elements; [batch 1] are 1");
     forward_refused(|call| call.n_q(2), "query has 96 elements; [batch 1, n_q 2, query_dim 32] are 64");
     forward_refused(
         |call| call.n_q(2).query_strides(0, 65),
