@@ -95,6 +95,7 @@ class Cases {
     Rotations();
     Layers();
     Caches();
+    Products();
     return std::move(checksums_);
   }
 
@@ -283,6 +284,42 @@ class Cases {
       data.args.k = k.data();
       data.args.v = v.data();
       RecordOutputs(name, data.Compute());
+    }
+  }
+
+  // mha_linear: rows of 16 bits, with a bias and a residual.
+  void Products() {
+    constexpr int64_t rows = 30, in = 270, out = 50;
+    for (const uint32_t weight_type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
+      Random random(90 + weight_type);
+      const std::vector<float> w = random.Uniforms(in * out, 0.0625f), bias = random.Uniforms(out);
+      mha_layer_config config = Zeroed<mha_layer_config>();
+      config.query_dim = in;
+      config.output_dim = out;
+      config.weight_type = weight_type;
+      mha_layer_weights weights = Zeroed<mha_layer_weights>();
+      weights.w_o = w.data();
+      weights.b_o = bias.data();
+      const mha_layer_options options = Options(instruction_set_);
+      mha_layer *made = nullptr;
+      mha_error error;
+      Check(mha_layer_create(&config, &weights, &options, &made, &error), error);
+      const Layer layer(made);
+      for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16}) {
+        const std::vector<uint16_t> x = Halves(&random, rows * in, type);
+        std::vector<uint16_t> y = Halves(&random, rows * out, type);
+        mha_linear_args args = Zeroed<mha_linear_args>();
+        args.rows = rows;
+        args.x = x.data();
+        args.residual = args.output = y.data();
+        args.input_type = args.output_type = type;
+        args.scheduler = scheduler_;
+        size_t bytes = 0;
+        Check(mha_linear_workspace(layer.get(), &args, &bytes, &error), error);
+        std::vector<unsigned char> workspace(bytes);
+        Check(mha_linear(layer.get(), &args, workspace.data(), bytes, &error), error);
+        Record(std::string("product of ") + kTypeNames[type] + " with weights of " + kTypeNames[weight_type], Sum().Add(y));
+      }
     }
   }
 
