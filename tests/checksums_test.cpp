@@ -24,6 +24,7 @@
 
 #include "support/fixtures.h"
 #include "support/instruction_sets.h"
+#include "support/packed_sequences.h"
 #include "support/schedulers.h"
 
 namespace {
@@ -223,6 +224,17 @@ class Cases {
     Attention("attention with padding on the left", problem);
     problem.window_left = 9;
     Attention("attention with padding on the left in a window", problem);
+
+    problem = Sizes(3, 40, 30, 2, 1, 8, 8);
+    problem.is_causal = true;
+    problem.kv_start = {0, 20, 30};
+    Attention("attention to keys from a first one on", problem);
+    problem.q_start = {-50, -20, 10};
+    Attention("attention from before the first key", problem);
+    problem = Sizes(1, 60, 700, 2, 1, 8, 8);
+    problem.is_causal = true;
+    const std::string name = "attention of packed sequences";
+    RecordOutputs(name, Attend(Filled(problem, name, 1.0f), {{2, 31, 31, 59}, {0, 40, 50, 699}, {}}, Form()));
 
     problem = Sizes(2, 20, 300, 4, 2, 16, 12);
     problem.is_causal = true;
