@@ -817,6 +817,33 @@ TEST(CallErrors, RowsThatSeePositionsThatARingDoesNotHold) {
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"ring", "window"});
 }
 
+// Numbers of keys that a ring forgets, or that the array does not have, are none.
+TEST(CallErrors, PositionGroupsThatDoNotFitTheCache) {
+  const std::vector<int32_t> numbers(64, 1);
+  mha_score_options score = Zeroed<mha_score_options>();
+  score.q_groups = numbers.data();
+  for (const uint32_t kind : {kContiguous, kRing}) {
+    Cache cache = Filled(Config(kind));
+    Call call(&cache);
+    if (kind == kRing) call.SetWindow(10);
+    call.Both([&](auto &args) { args.score = &score; });
+    score.columns = MHA_COLUMNS_ALL_KEYS;
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {kind == kRing ? "ring" : "score.kv_groups is NULL"});
+    score.columns = MHA_COLUMNS_NEW_KEYS;
+    if (kind == kRing) call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "score.q_groups"});
+  }
+  Cache cache = Filled(Config(kContiguous));  // 20 and 5 positions, which become 22 and 7
+  Call call(&cache);
+  call.Both([&](auto &args) { args.score = &score; });
+  score.columns = MHA_COLUMNS_ALL_KEYS;
+  score.kv_groups = numbers.data();
+  score.kv_groups_stride = 21;
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"kv_groups", "21", "22"});
+  score.num_columns = 21;  // the last key is masked then
+  mha_error error = {};
+  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+}
+
 // Of a ring of 48 that held 50 positions and was cut to 42, 2 .. 41 are left: the two rows of the call stand at 42 and 43.
 TEST(CallErrors, RowsThatSeeOnePositionMoreThanATruncatedOrCopiedRingHolds) {
   for (const bool is_copied : {false, true}) {

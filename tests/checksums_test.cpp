@@ -256,6 +256,16 @@ class Cases {
     relative.score->relative_bias = own.Uniforms(4 * 211);
     relative.score->q_scales = own.Uniforms(2 * 20);
     Attention("attention with a relative bias and scales of queries", relative);
+    for (const bool add_keys : {false, true}) {
+      AttentionProblem grouped = problem;
+      grouped.score = ScoreArrays();
+      Groups &groups = grouped.score->groups;
+      groups.add_keys = add_keys;
+      for (int64_t i = 0; i < 20; i++) groups.of_queries.push_back(i / 6 - 1);
+      for (int64_t j = 0; j < 300; j++) groups.of_keys.push_back(j / 70 - 1);
+      grouped.score->num_columns = 290;
+      Attention(add_keys ? "attention to groups also" : "attention within groups", grouped);
+    }
 
     Sum normalised;
     for (const bool is_of_all_heads : {false, true}) {

@@ -641,6 +641,28 @@ class Mha(unittest.TestCase):
             with self.subTest(options=options), self.assertRaisesRegex(mha.Error, sentence):
                 self.layer.forward(x, norm=mha.Norm(**options))
 
+    def test_position_groups_are_masks(self):
+        n = 12
+        q, k, v = floats(2, n, heads, 8), floats(2, n, heads, 8), floats(2, n, heads, 8)
+        for numbers in np.int32([0] * 5 + [1] * 7), np.int32([[0] * 5 + [3] * 7, [-1] * 8 + [2] * 3 + [-1]]):
+            same = numbers[..., :, None] == numbers[..., None, :]
+            within = mha.ScoreOptions(q_groups=numbers)
+            expected = mha.attention(q, k, v, score=mha.ScoreOptions(mask=same.reshape(-1, 1, n, n)))
+            self.assert_same(mha.attention(q, k, v, score=within), expected)
+            also = mha.ScoreOptions(q_groups=numbers, kv_groups=numbers.copy(), groups="also")
+            both_ways = np.tri(n, dtype=bool) | (same & (numbers[..., None] >= 0))
+            expected = mha.attention(q, k, v, score=mha.ScoreOptions(mask=both_ways.reshape(-1, 1, n, n)))
+            self.assert_same(mha.attention(q, k, v, is_causal=True, score=also), expected)
+        for options, sentence in (({"q_groups": np.int32([1, 2])}, "q_groups"), ({"q_groups": numbers, "kv_groups": numbers[:, :5]}, "kv_groups"),
+                                  ({"q_groups": numbers, "groups": "all"}, "groups")):
+            with self.subTest(options=options), self.assertRaisesRegex(ValueError, sentence):
+                mha.attention(q, k, v, score=mha.ScoreOptions(**options))
+
+    def test_keys_behind_num_columns_are_masked(self):
+        q, k, v = floats(1, 3, heads, 8), floats(1, 9, heads, 8), floats(1, 9, heads, 8)
+        short = mha.ScoreOptions(mask=np.ones((3, 5), bool), num_columns=5)
+        self.assert_same(mha.attention(q, k, v, score=short), mha.attention(q, k[:, :5], v[:, :5]))
+
     def test_a_relative_bias_and_scales_of_queries(self):
         n, kv = 6, 9
         q, k, v = floats(2, n, heads, 8), floats(2, kv, heads, 8), floats(2, kv, heads, 8)

@@ -93,6 +93,7 @@ types = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3, "int4": 4}
 layouts = {"in_out": 0, "out_in": 1}
 gates = {"none": 0, "sigmoid": 1, "softplus": 2}
 score_columns = {"all_keys": 0, "new_keys": 1}
+score_groups = {"within": 0, "also": 1}
 instruction_set_names = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "neon": 4}
 cache_kinds = {"contiguous": 0, "ring": 1, "paged": 2}
 rope_styles = {"half": 0, "interleaved": 1}
@@ -1008,22 +1009,30 @@ class ScoreOptions:
         score = mha.ScoreOptions(alibi_slopes=mha.alibi_slopes(num_heads))     # BLOOM, MPT
         score = mha.ScoreOptions(relative_bias=mha.t5_relative_bias(embedding))  # encoders of T5
         score = mha.ScoreOptions(mask=mask)                                    # [n_q, n_kv], True = attends
+        score = mha.ScoreOptions(q_groups=documents)                           # [n]: each row attends to its own document
+        score = mha.ScoreOptions(q_groups=images, groups="also")               # images both ways, under is_causal; text is -1
         score = mha.ScoreOptions(head_scales=head_mask)                        # [num_heads]; heads of 0 are not computed
 
     mask, bool or uint8, and bias, float32 or float16, are [batch, num_heads, n_q, columns]; what broadcasts to that will do. Columns are the rows
     of key or, with a cache, the positions in it after the call; with columns="new_keys" always the rows of key that come with the call.
+    With num_columns, arrays have so many columns, and keys behind them are masked. q_groups, int32, are [n_q] or [batch, n_q], kv_groups [columns]
+    or [batch, columns]; None: those of the queries, where keys are their rows.
     relative_bias [num_heads, distances] begins at a distance of -relative_left; None: in its middle is that of 0. q_scales are [n_q] or [batch, n_q].
     """
 
     def __init__(self, *, softcap=0.0, alibi_slopes=None, sinks=None, bias=None, mask=None, columns="all_keys", relative_bias=None, relative_left=None,
-                 q_scales=None, head_scales=None):
+                 q_scales=None, head_scales=None, num_columns=0, groups="within", q_groups=None, kv_groups=None):
         _named(score_columns, columns, "columns")
+        _named(score_groups, groups, "groups")
+        self.num_columns, self.groups, self.q_groups, self.kv_groups = num_columns, groups, q_groups, kv_groups
         self.head_scales = head_scales
         self.softcap, self.alibi_slopes, self.sinks, self.bias, self.mask, self.columns = softcap, alibi_slopes, sinks, bias, mask, columns
         self.relative_bias, self.relative_left, self.q_scales = relative_bias, relative_left, q_scales
 
     def _struct(self, batch, num_heads, n_q, columns):
-        struct = _new(_ScoreOptions, softcap=self.softcap, columns=score_columns[self.columns],
+        columns = self.num_columns or columns
+        struct = _new(_ScoreOptions, softcap=self.softcap, columns=score_columns[self.columns], num_columns=self.num_columns,
+                      groups=score_groups[self.groups],
                       alibi_slopes=_contiguous(self.alibi_slopes, "alibi_slopes", [np.float32], (num_heads,)),
                       sinks=_contiguous(self.sinks, "sinks", [np.float32], (num_heads,)),
                       relative_bias=_contiguous(self.relative_bias, "relative_bias", [np.float32], (num_heads, _some)),
@@ -1033,6 +1042,10 @@ class ScoreOptions:
             distances = self.relative_bias.shape[1]
             struct.relative_left = distances // 2 if self.relative_left is None else self.relative_left
             struct.relative_right = distances - 1 - struct.relative_left
+        for name, array, width in ("q_groups", self.q_groups, n_q), ("kv_groups", self.kv_groups, columns):
+            if array is not None:
+                setattr(struct, name, _contiguous(array, name, [np.int32], (width,) if np.ndim(array) == 1 else (batch, width)))
+                setattr(struct, name + "_stride", width if np.ndim(array) == 2 else 0)
         if self.q_scales is not None:
             struct.q_scales = _contiguous(self.q_scales, "q_scales", [np.float32], (n_q,) if np.ndim(self.q_scales) == 1 else (batch, n_q))
             struct.q_scales_stride = n_q if np.ndim(self.q_scales) == 2 else 0

@@ -57,7 +57,7 @@ pub use rope::{Rope, RopeConfig, RopeStyle, RopeTables, Yarn};
 #[cfg(feature = "rayon")]
 pub use scheduler::Rayon;
 pub use scheduler::Scheduler;
-pub use score::{alibi_slopes, t5_relative_bias, ScoreColumns, ScoreOptions};
+pub use score::{alibi_slopes, t5_relative_bias, Groups, ScoreColumns, ScoreOptions};
 pub use sgemm::{Product, Sgemm};
 pub use spans::BROADCAST;
 pub use types::{Elements, ElementsMut, Gate, InstructionSet, StorageType};

@@ -251,7 +251,7 @@ impl<'a> Options<'a> {
             return Ok(());
         }
         if let Some(score) = &self.score {
-            score.check_pairs(|columns| self.columns(columns, of))?;
+            score.check_pairs(of, |columns| self.columns(columns, of))?;
         }
         let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
         let (heads, kv_heads) = (("num_heads", of.num_heads), ("num_kv_heads", of.num_kv_heads));
@@ -339,7 +339,7 @@ impl<'a> Options<'a> {
         Ok(Pointees {
             norm: self.norm.as_ref().map(|norm| norm.raw(of)),
             rope: self.rope.as_ref().map(|rope| rope.raw(of.batch, of.n_q, of.n_kv)).transpose()?,
-            score: self.score.as_ref().map(ScoreOptions::raw),
+            score: self.score.as_ref().map(|score| score.raw(of)),
             taps: self.taps.as_ref().map(|taps| sys::mha_taps {
                 struct_size: size_of::<sys::mha_taps>(),
                 q: output_ptr(&taps.q),

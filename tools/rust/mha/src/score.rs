@@ -60,7 +60,20 @@ pub struct ScoreOptions<'a> {
     columns: ScoreColumns,
     relative_bias: Option<(&'a [f32], usize, usize)>,
     q_scales: Option<(&'a [f32], [usize; 2])>,
+    num_columns: usize,
+    groups: Option<(Groups, &'a [i32], Option<&'a [i32]>)>,
     head_scales: Option<&'a [f32]>,
+}
+
+/// What the group numbers of [`ScoreOptions::groups`] do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Groups {
+    /// A query attends to the keys of its own number only, of those that causal(), windows and lengths leave: packed documents, chunks.
+    Within,
+    /// A query attends to the keys of its own number besides those that causal() and windows leave, as long as it is not negative: blocks of
+    /// an image, prefixes.
+    Also,
 }
 
 /// Which keys the columns of a mask and a bias stand for.
@@ -146,6 +159,26 @@ impl<'a> ScoreOptions<'a> {
         self
     }
 
+    /// How many columns mask, bias and the numbers of keys have: keys behind them are masked. As many as there are keys if not set.
+    pub fn num_columns(mut self, num_columns: usize) -> Self {
+        self.num_columns = num_columns;
+        self
+    }
+
+    /// A group number for each row of the query, `[n_q]` or `[batch, n_q]`, and for each column of the keys, likewise; without these, they are
+    /// those of the queries, which is for keys that are rows of the query. Not for rings.
+    pub fn groups(mut self, groups: Groups, of_queries: &'a [i32], of_keys: Option<&'a [i32]>) -> Self {
+        self.groups = Some((groups, of_queries, of_keys));
+        self
+    }
+
+    /// Whether all sequences have the same group numbers, and the columns of each.
+    fn group_rows(&self, of: &Dimensions) -> (bool, usize) {
+        let Some((_, of_queries, of_keys)) = self.groups else { return (true, 0) };
+        let are_shared = of_queries.len() == of.n_q;
+        (are_shared, of_keys.map_or(of.n_q, |keys| if are_shared { keys.len() } else { keys.len() / of.batch.max(1) }))
+    }
+
     /// That there is a number for each head, which the library reads in any case, and that all but the columns fit the call.
     pub(crate) fn check_extents(&self, of: &Dimensions) -> Result<()> {
         for (name, numbers) in [("alibi_slopes", self.alibi_slopes), ("sinks", self.sinks), ("head_scales", self.head_scales)] {
@@ -164,12 +197,29 @@ impl<'a> ScoreOptions<'a> {
             }
             check_exact("q_scales", scales.len(), &[("batch", batch), ("n_q", n_q)])?;
         }
+        if let Some((_, of_queries, of_keys)) = self.groups {
+            if of_queries.len() != of.n_q {
+                check_exact("groups of queries", of_queries.len(), &[("batch", of.batch), ("n_q", of.n_q)])?;
+            }
+            let (are_shared, columns) = self.group_rows(of);
+            if let (false, Some(of_keys)) = (are_shared, of_keys) {
+                check_exact("groups of keys", of_keys.len(), &[("batch", of.batch), ("columns", columns)])?;
+            }
+        }
         self.bias.map_or(Ok(()), |bias| bias.check_extents("bias", of))?;
         self.mask.map_or(Ok(()), |mask| mask.check_extents("mask", of))
     }
 
-    /// That mask and bias have the elements of their extents, among them as many columns as `needed` says.
-    pub(crate) fn check_pairs(&self, needed: impl Fn(ScoreColumns) -> Result<usize>) -> Result<()> {
+    /// That mask, bias and groups have the elements of their extents, among them as many columns as `needed` says.
+    pub(crate) fn check_pairs(&self, of: &Dimensions, needed: impl Fn(ScoreColumns) -> Result<usize>) -> Result<()> {
+        let needed = |columns| if self.num_columns != 0 { Ok(self.num_columns) } else { needed(columns) };
+        if let Some((_, _, Some(_))) = self.groups {
+            let (columns, needed) = (self.group_rows(of).1, needed(self.columns)?);
+            if columns < needed {
+                let message = format!("groups of keys have {columns} columns, but there are {needed} keys; pass a number for each");
+                return Err(Error::new(ErrorKind::Shape, message));
+            }
+        }
         if let Some(bias) = &self.bias {
             bias.check_elements("bias", bias.data.len(), needed(self.columns)?)?;
         }
@@ -180,7 +230,9 @@ impl<'a> ScoreOptions<'a> {
     }
 
     /// What the library takes.
-    pub(crate) fn raw(&self) -> sys::mha_score_options {
+    pub(crate) fn raw(&self, of: &Dimensions) -> sys::mha_score_options {
+        let (are_shared, columns) = self.group_rows(of);
+        let stride = |rows: usize| if are_shared { 0 } else { int(rows) };
         let (bias_batch_stride, bias_head_stride, bias_row_stride) = self.bias.map_or((0, 0, 0), |bias| bias.strides());
         let (mask_batch_stride, mask_head_stride, mask_row_stride) = self.mask.map_or((0, 0, 0), |mask| mask.strides());
         sys::mha_score_options {
@@ -207,6 +259,15 @@ impl<'a> ScoreOptions<'a> {
             relative_right: self.relative_bias.map_or(0, |(_, _, right)| int(right)),
             q_scales: self.q_scales.map_or(null(), |(scales, _)| scales.as_ptr()),
             q_scales_stride: self.q_scales.map_or(0, |(_, [batch, n_q])| if batch == 1 { 0 } else { int(n_q) }),
+            num_columns: int(self.num_columns),
+            groups: match self.groups {
+                Some((Groups::Also, ..)) => sys::MHA_GROUPS_ALSO,
+                _ => sys::MHA_GROUPS_WITHIN,
+            },
+            q_groups: self.groups.map_or(null(), |(_, of_queries, _)| of_queries.as_ptr()),
+            kv_groups: self.groups.and_then(|(_, _, of_keys)| of_keys).map_or(null(), <[i32]>::as_ptr),
+            q_groups_stride: self.groups.map_or(0, |_| stride(of.n_q)),
+            kv_groups_stride: self.groups.and_then(|(_, _, of_keys)| of_keys).map_or(0, |_| stride(columns)),
             // SAFETY: zero is the default of every other field.
             ..unsafe { zeroed() }
         }

@@ -1,8 +1,8 @@
 //! A slice of the wrong length is an error, with a sentence, and nothing is written.
 
 use mha::{
-    Attention, AttentionCall, CacheConfig, Elements, ErrorKind, Forward, Gate, KvCache, Layer, LayerConfig, Matrix, Norm, Rope, RopeConfig,
-    ScoreColumns, ScoreOptions, StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
+    Attention, AttentionCall, CacheConfig, Elements, ErrorKind, Forward, Gate, Groups, KvCache, Layer, LayerConfig, Matrix, Norm, Rope,
+    RopeConfig, ScoreColumns, ScoreOptions, StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::{error_of, layer, numbers};
@@ -311,8 +311,44 @@ fn of_score_options() {
         |call| call.score(new().bias(Elements::F16(&[0; 2]), [1, 1, 1, 3])),
         "bias has 2 elements; [batch 1, num_heads 1, n_q 1, columns 3] are 3",
     );
+    forward_refused(
+        |call| call.score(new().groups(Groups::Within, &[0; 4], None)),
+        "groups of queries has 4 elements; [batch 1, n_q 3] are 3",
+    );
     let beyond = "mask has 3 elements; [batch 1, num_heads 4, n_q 1, columns 18446744073709551615] are 18446744073709551615";
     forward_refused(|call| call.score(new().mask(&[1; 3], [1, 4, 1, usize::MAX])), beyond);
+}
+
+#[test]
+fn of_columns_of_groups_and_of_num_columns() {
+    let (layer, x, mut y) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32]);
+    let mut refused = |options: ScoreOptions<'_>, sentence: &str| {
+        assert_eq!(error_of(layer.forward(&x, &mut y).score(options).run(&mut Workspace::new()), ErrorKind::Shape), sentence);
+        assert_eq!(y, [7.0; 96]);
+    };
+    let few = "groups of keys have 2 columns, but there are 3 keys; pass a number for each";
+    refused(ScoreOptions::new().groups(Groups::Also, &[0; 3], Some(&[0; 2])), few);
+    let short = "mask is [batch 1, num_heads 1, n_q 3, columns 2], but there are 3 keys; a row has a column for each";
+    refused(ScoreOptions::new().mask(&[1; 6], [1, 1, 3, 2]).num_columns(3), short);
+}
+
+#[test]
+fn groups_and_short_rows_are_masks() {
+    let (layer, x) = (layer(), numbers(3 * 32, 1));
+    let run = |options: ScoreOptions<'_>, causal: bool| {
+        let (mut y, mut workspace) = ([0.0; 3 * 32], Workspace::new());
+        let call = layer.forward(&x, &mut y).score(options);
+        (if causal { call.causal() } else { call }).run(&mut workspace).unwrap();
+        y
+    };
+    let new = ScoreOptions::new;
+    let within = run(new().mask(&[1, 1, 0, 1, 1, 0, 0, 0, 1], [1, 1, 3, 3]), false);
+    assert_eq!(run(new().groups(Groups::Within, &[7, 7, -2], None), false), within);
+    assert_eq!(run(new().groups(Groups::Within, &[7, 7, -2], Some(&[7, 7, -2, 5])), false), within);
+    let also = run(new().mask(&[1, 1, 0, 1, 1, 0, 1, 1, 1], [1, 1, 3, 3]), false);
+    assert_eq!(run(new().groups(Groups::Also, &[7, 7, -2], None), true), also);
+    let short = run(new().mask(&[1, 1, 0], [1, 1, 1, 3]), false);
+    assert_eq!(run(new().mask(&[1; 2], [1, 1, 1, 2]).num_columns(2), false), short);
 }
 
 #[test]
