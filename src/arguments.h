@@ -61,7 +61,8 @@ inline mha_status check_input(Report &report, uint32_t argument, const Array &ar
 mha_status check_broadcast(Report &report, uint32_t argument, const Array &array);
 
 inline mha_status check_broadcast_input(Report &report, uint32_t argument, const Array &array) {
-  return (array.strides[0] | array.strides[1] | array.strides[2]) < 0 ? check_broadcast(report, argument, array) : check_input(report, argument, array);
+  const bool repeats = (array.strides[0] | array.strides[1] | array.strides[2]) < 0;
+  return repeats ? check_broadcast(report, argument, array) : check_input(report, argument, array);
 }
 
 inline int64_t resolved_stride(int64_t stride) { return stride == MHA_BROADCAST ? 0 : stride; }

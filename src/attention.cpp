@@ -241,7 +241,7 @@ mha_status check_pointers(Report &report, const AttentionCall &call) {
   if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "output is NULL; pass where to write the result");
   if (args.output == args.q && pairs.has_any()) {
     return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
-                       "output is q, which outputs with a number per pair are computed from afterwards; give them or output an array of its own");
+                       "output is q, which outputs with a number per pair are computed from afterwards; give output an array of its own");
   }
   if (args.n_kv > 0 && !args.k) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "k is NULL; pass the keys");
   if (args.n_kv > 0 && !args.v) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "v is NULL; pass the values");

@@ -2,7 +2,8 @@
 //
 // plan_attention cuts: so many queries of all query heads of one kv head are a unit (block_queries). It lays out a thread's scratch memory
 // (AttendScratch), and takes all memory of the units from the workspace. run_preparation moves the rows of keys and values that come with
-// the call to packed storage, run_attention runs the units. Where units are fewer than threads can share, their keys are cut too (split_keys).
+// the call to packed storage, run_attention runs the units. Where units are fewer than threads can share, their keys are cut too
+// (split_keys).
 
 #include "attention_units.h"
 #include "tuning.h"

@@ -148,7 +148,8 @@ mha_status check_sgemm_strides(Report &report, const mha_layer &layer, const Pla
   const InputRows *const inputs[] = {&plan.query, plan.key, plan.value};
   for (const InputRows *input : inputs) {
     if (input && input->row_stride == 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "a row stride is MHA_BROADCAST, which sgemm can't be asked for; copy the rows");
+      return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
+                         "a row stride is MHA_BROADCAST, which sgemm can't be asked for; copy the rows");
     }
     if (input && input->row_stride > INT32_MAX) {
       return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "a row stride of %lld is more than sgemm can be asked for; the largest is %d",
@@ -174,8 +175,9 @@ void plan_workspace(const mha_layer &layer, Plan *plan, WorkspaceLayout *layout)
   plan->v_rows = layout->take_floats(plan->has_value_rows() ? kv_rows * Count(shape.v_columns()) : none);
   plan->context = layout->take_floats(shape.has_output ? q_rows * Count(shape.context_columns()) : none);
   const int64_t input_width = std::max(shape.query_dim, std::max(shape.key_dim, shape.value_dim)), threads = threads_of(args.scheduler);
-  plan->inputs = plan_products(layer, plan->query.storage, plan->stage.sequences.is_ragged(), batch * Count(std::max(args.n_q, args.n_kv)), input_width,
-                               shape.input_columns(), threads, layout);
+  const Count rows = batch * Count(std::max(args.n_q, args.n_kv));
+  plan->inputs = plan_products(layer, plan->query.storage, plan->stage.sequences.is_ragged(), rows, input_width, shape.input_columns(),
+                               threads, layout);
   plan->output = plan_products(layer, Storage::f32, plan->stage.sequences.is_ragged(), shape.has_output ? q_rows : none,
                                shape.context_columns(), shape.output_dim, threads, layout);
 }

@@ -297,7 +297,7 @@ mha_status keep_heads(Report &report, GivenWeights *given, LayerShape *shape) {
     if (num_heads == num_kv_heads * count) continue;
     return report.fail(
         MHA_ERROR_SHAPE, weights_argument,
-        "kept_heads keeps %lld of the heads %lld to %lld of kv head %lld, but %lld of those of kv head %lld; keep as many for each, or none",
+        "kept_heads keeps %lld of the heads %lld to %lld of kv head %lld, but %lld of those of kv head %lld; keep as many of each",
         static_cast<long long>(count), static_cast<long long>(kv_head * group), static_cast<long long>(kv_head * group + group - 1),
         static_cast<long long>(kv_head), static_cast<long long>((num_heads - count) / (num_kv_heads - 1)), static_cast<long long>(first));
   }

@@ -286,7 +286,8 @@ void attend_pass(MiddleStage *stage) {
     kv_stores[1].prepare = attention.prepare_v;
     RowMeasure measures[2] = {};
     if (is_measured) {
-      measures[0] = {attention.k.is_packed ? plain_rows(stage->k_rows) : attention.k, attention.prepare_k, sequences, kv_heads, head_dim, true};
+      const KeyValues k = attention.k.is_packed ? plain_rows(stage->k_rows) : attention.k;
+      measures[0] = {k, attention.prepare_k, sequences, kv_heads, head_dim, true};
       measures[1] = {plain_rows(attention.q), attention.prepare_q, sequences, attention.num_heads, head_dim, false};
     }
     run_preparation(*stage->kernels, attention, kv_stores, measures, stage->scheduler, stage->counter, stage->scratch);

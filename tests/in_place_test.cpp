@@ -70,7 +70,8 @@ TEST_P(InPlace, LayersHaveTheBitsOfAnOutputElsewhere) {
   for (int64_t n = 0; n < Rounds(150) && !HasFailure(); n++) {
     Random random(100 + static_cast<uint64_t>(n));
     LayerProblem problem;
-    const bool is_small = random.Chance(0.2), is_ring = !is_small && random.Chance(0.3), is_cached = !is_small && !is_ring && random.Chance(0.3);
+    const bool is_small = random.Chance(0.2), is_ring = !is_small && random.Chance(0.3);
+    const bool is_cached = !is_small && !is_ring && random.Chance(0.3);
     problem.batch = random.Between(1, 3);
     problem.n_q = problem.n_kv = is_small ? random.Between(1, 5) : random.Pick<int64_t>({1, 7, 60, 150});
     problem.has_key = !is_small && !is_ring && random.Chance(0.3);
@@ -110,7 +111,10 @@ TEST_P(InPlace, LayersHaveTheBitsOfAnOutputElsewhere) {
                                                    problem.batch, problem.n_kv);
     passes += is_ring && problem.n_q > 32 ? 1 : 0;
     ExpectTheSameInPlace(&data, data.args.query, data.args.output, array, is_ring || is_cached ? &room : nullptr,
-                         "case " + std::to_string(n) + " type " + std::to_string(type) + (is_ring ? " ring " : is_cached ? " cache " : " ") +
+                         "case " + std::to_string(n) + " type " + std::to_string(type) +
+                             (is_ring     ? " ring "
+                              : is_cached ? " cache "
+                                          : " ") +
                              Describe(problem) + " threads " + std::to_string(call.scheduler ? call.scheduler->num_threads : 0));
   }
   EXPECT_GT(passes, 0) << "no call went over a ring in several passes";

@@ -66,7 +66,8 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
   for (int64_t n = 0; n < Rounds(150) && !HasFailure(); n++) {
     Random random(300 + static_cast<uint64_t>(n));
     const int64_t rows = random.Pick<int64_t>({1, 1, 2, 3, 4, 7, 24, 25, 49, 150, 300});
-    const int64_t in = random.Pick<int64_t>({1, 2, 31, 48, 64, 255, 257, 520}), out = random.Pick<int64_t>({1, 16, 47, 48, 49, 100, 200, 290});
+    const int64_t in = random.Pick<int64_t>({1, 2, 31, 48, 64, 255, 257, 520});
+    const int64_t out = random.Pick<int64_t>({1, 16, 47, 48, 49, 100, 200, 290});
     LayerForm form;
     form.instruction_set = instruction_set();
     form.layout = random.Chance(0.5) ? MHA_LAYOUT_IN_OUT : MHA_LAYOUT_OUT_IN;
@@ -260,7 +261,8 @@ TEST(LinearCall, RefusesWrongArgumentsWithASentence) {
       ExpectFails([&](mha_error *error) { return mha_linear_workspace(product.layer.get(), &product.args, &bytes, error); }, expected);
       EXPECT_EQ(bytes, 4711u);
     }
-    ExpectFails([&](mha_error *error) { return mha_linear(product.layer.get(), &product.args, workspace.data(), 1 << 16, error); }, expected);
+    ExpectFails([&](mha_error *error) { return mha_linear(product.layer.get(), &product.args, workspace.data(), 1 << 16, error); },
+                expected);
     EXPECT_EQ(product.y[0], 4711.0f);
   };
   expect_refused({MHA_ERROR_NULL_POINTER, {1}, {"layer"}}, [](auto &p) { p.layer.reset(); });

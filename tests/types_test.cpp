@@ -50,7 +50,8 @@ void GiveIn(uint32_t type, size_t bytes, const T **array, std::vector<Memory> *k
 
 // Runs a call whose output is of a type; `written` is its field. Gaps of the output stay as they are.
 Outputs ComputeIn(uint32_t type, CallData *data, void **written) {
-  Memory output(data->output.memory.size() / sizeof(float) * (type == MHA_TYPE_F32 ? sizeof(float) : sizeof(uint16_t)), Place::kBeforeGuard);
+  const size_t element = type == MHA_TYPE_F32 ? sizeof(float) : sizeof(uint16_t);
+  Memory output(data->output.memory.size() / sizeof(float) * element, Place::kBeforeGuard);
   output.Fill(0xff);
   *written = output.data();
   const size_t bytes = data->WorkspaceBytes();

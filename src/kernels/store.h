@@ -1,4 +1,5 @@
-// Stores keys and values: normalised and rotated, rounded to the storage type, and put where the kernels read them. CONTRACT.md, sections 2 and 5.
+// Stores keys and values: normalised and rotated, rounded to the storage type, and put where the kernels read them. CONTRACT.md,
+// sections 2 and 5.
 #pragma once
 
 #include "kernels/functions.h"
