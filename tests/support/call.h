@@ -37,16 +37,20 @@ struct CallForm {
   int workspace_fill = 0xff;
   size_t workspace_misalignment = 0;
   CacheUse cache;
+  std::vector<int64_t> chosen_heads = {}, chosen_rows = {};  // of chosen_weights; empty = all
+  Storage output_array = Storage::kF32;                      // the type of the output
 };
 
+// The types of inputs, which hold the numbers of the problem exactly.
 struct AttentionCall : CallForm {
   uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO;
   Layout q = {}, k = {}, v = {}, output = {}, gate = {};
-  Storage k_array = Storage::kF32, v_array = Storage::kF32;  // how keys and values are given, which f16 or bf16 holds exactly then
+  Storage q_array = Storage::kF32, k_array = Storage::kF32, v_array = Storage::kF32;
 };
 
 struct LayerCall : CallForm {
   Layout query = {}, key = {}, value = {}, output = {};
+  Storage input_array = Storage::kF32;
 };
 
 // The bits in f16 of a number that f16 holds exactly, and that is 0, infinite or not subnormal there.
@@ -66,6 +70,16 @@ inline uint16_t BitsIn16(Storage type, float x) {
   const float magnitude = std::fabs(x);
   if (magnitude < 0x1p-14f) return static_cast<uint16_t>((bits >> 16 & 0x8000u) | static_cast<uint32_t>(magnitude * 0x1p24f));
   return F16Of(x);
+}
+
+// The number with these bits; all of them for all of a float's, which are of no number.
+inline float FloatOf(Storage type, uint16_t bits) {
+  if (bits == 0xffffu) return Unwritten();
+  if (type == Storage::kBf16) return FromBits(static_cast<uint32_t>(bits) << 16);
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, exponent = bits >> 10 & 31u, rest = bits & 0x3ffu;
+  if (exponent == 31) return FromBits(sign | 0x7f800000u | rest << 13);
+  const float magnitude = exponent == 0 ? static_cast<float>(rest) * 0x1p-24f : FromBits((exponent + 112) << 23 | rest << 13);
+  return sign != 0 ? -magnitude : magnitude;
 }
 
 // What calls of both entries have in common. `args` of the classes below may be changed before the call is made.
@@ -99,6 +113,9 @@ class CallData {
 
   // Of the last call.
   Outputs Results() const {
+    for (size_t n = 0; n < narrow_output_.size() / sizeof(uint16_t); n++) {
+      output.memory.floats()[n] = FloatOf(output_type_, reinterpret_cast<const uint16_t *>(narrow_output_.data())[n]);
+    }
     if (!output.GapsAreUntouched()) throw std::runtime_error("the call wrote between the rows of its output");
     Outputs outputs;
     outputs.y = output.Get();
@@ -107,10 +124,11 @@ class CallData {
   }
   void PoisonOutputs() {
     output.memory.Fill(0xff);
+    narrow_output_.Fill(0xff);
     for (auto &[field, memory] : optional_) memory.Fill(0xff);
   }
   bool OutputsAreUntouched() const {
-    return output.memory.Holds(0xff) &&
+    return output.memory.Holds(0xff) && narrow_output_.Holds(0xff) &&
            std::all_of(optional_.begin(), optional_.end(), [](const auto &optional) { return optional.second.Holds(0xff); });
   }
 
@@ -206,7 +224,7 @@ class CallData {
     args->scheduler = call.scheduler;
 
     const int64_t rows = sizes.batch * sizes.n_q, kv_rows = sizes.batch * sizes.n_kv;
-    const int64_t pairs = rows * sizes.num_heads * (call.cache.cache != nullptr ? call.cache.columns : sizes.n_kv);
+    const int64_t columns = call.cache.cache != nullptr ? call.cache.columns : sizes.n_kv, pairs = rows * sizes.num_heads * columns;
     const auto ask = [&](uint32_t bit, int64_t count, std::vector<float> Outputs::*field) -> float * {
       if ((call.asked & bit) == 0) return nullptr;
       Memory &memory = optional_.emplace_back(field, Memory(static_cast<size_t>(count) * sizeof(float), place_)).second;
@@ -223,6 +241,19 @@ class CallData {
     taps.context = ask(kAskContext, rows * sizes.num_heads * sizes.head_dim_v, &Outputs::context);
     args->attention_weights = ask(kAskWeights, pairs, &Outputs::attention_weights);
     args->lse = ask(kAskLse, rows * sizes.num_heads, &Outputs::lse);
+    const auto count_of = [](const std::vector<int64_t> &list, int64_t all) {
+      return list.empty() ? all : static_cast<int64_t>(list.size());
+    };
+    const int64_t chosen = count_of(call.chosen_heads, sizes.num_heads) * count_of(call.chosen_rows, sizes.n_q);
+    taps.chosen_weights = ask(kAskChosenWeights, sizes.batch * chosen * columns, &Outputs::chosen_weights);
+    taps.mean_weights = ask(kAskMeanWeights, rows * columns, &Outputs::mean_weights);
+    taps.key_sums = ask(kAskKeySums, sizes.batch * sizes.num_heads * columns, &Outputs::key_sums);
+    if (taps.chosen_weights != nullptr) {
+      taps.chosen_heads = Keep(call.chosen_heads);
+      taps.chosen_rows = Keep(call.chosen_rows);
+      taps.num_chosen_heads = static_cast<int64_t>(call.chosen_heads.size());
+      taps.num_chosen_rows = static_cast<int64_t>(call.chosen_rows.size());
+    }
     if ((call.asked & ~(kAskWeights | kAskLse)) != 0) args->taps = &taps;
   }
 
@@ -269,7 +300,19 @@ class CallData {
     return inputs_.back().data();
   }
 
+  // After args.output is where the floats go.
+  template <typename Args>
+  void SetOutputType(Storage type, Args *args) {
+    if (type == Storage::kF32) return;
+    output_type_ = type;
+    args->output_type = static_cast<uint32_t>(type);
+    narrow_output_ = Memory(output.memory.size() / 2, place_);
+    args->output = narrow_output_.data();
+  }
+
   const Place place_;
+  Storage output_type_ = Storage::kF32;
+  Memory narrow_output_;  // where the output goes if it has no floats
   std::vector<Memory> inputs_;
   std::vector<std::pair<std::vector<float> Outputs::*, Memory>> optional_;
 };
@@ -277,7 +320,7 @@ class CallData {
 class AttentionData : public CallData {
  public:
   explicit AttentionData(const AttentionProblem &problem, AttentionCall call = {}) : CallData(call.place) {
-    call.asked &= kAskAllOfAttention;
+    call.asked &= ~(kAskQ | kAskK | kAskV);
     SetArgs(problem, call, &args);
     args.num_heads = problem.num_heads;
     args.num_kv_heads = problem.num_kv_heads;
@@ -287,6 +330,7 @@ class AttentionData : public CallData {
     args.instruction_set = call.instruction_set;
     SetInput(call.q, problem.batch, problem.n_q, problem.num_heads, problem.head_dim, problem.q, &args.q, &args.q_batch_stride,
              &args.q_row_stride, &args.q_head_stride);
+    args.q = Narrow(call.q_array, args.q, &args.q_type);
     if (!call.cache.read) {
       SetInput(call.k, problem.batch, problem.n_kv, problem.num_kv_heads, problem.head_dim, problem.k, &args.k, &args.k_batch_stride,
                &args.k_row_stride, &args.k_head_stride);
@@ -307,6 +351,7 @@ class AttentionData : public CallData {
     args.output_batch_stride = output.batch_stride();
     args.output_row_stride = output.row_stride();
     args.output_head_stride = output.head_stride();
+    SetOutputType(call.output_array, &args);
   }
 
   mha_status Workspace(size_t *bytes, mha_error *error) const override { return mha_attention_workspace(&args, bytes, error); }
@@ -325,13 +370,16 @@ class ForwardData : public CallData {
     SetArgs(problem, call, &args);
     SetInput(call.query, problem.batch, problem.n_q, 1, problem.query_dim, problem.query, &args.query, &args.query_batch_stride,
              &args.query_row_stride);
+    args.query = Narrow(call.input_array, args.query, &args.input_type);
     if (problem.has_key) {
       SetInput(call.key, problem.batch, problem.n_kv, 1, problem.key_dim, problem.key, &args.key, &args.key_batch_stride,
                &args.key_row_stride);
+      args.key = Narrow(call.input_array, args.key, &args.input_type);
     }
     if (problem.has_value) {
       SetInput(call.value, problem.batch, problem.n_kv, 1, problem.value_dim, problem.value, &args.value, &args.value_batch_stride,
                &args.value_row_stride);
+      args.value = Narrow(call.input_array, args.value, &args.input_type);
     }
     if (!problem.has_key && !problem.has_value) {  // keys and values are those of the query
       args.n_kv = 0;
@@ -341,6 +389,7 @@ class ForwardData : public CallData {
     args.output = output.memory.floats();
     args.output_batch_stride = output.batch_stride();
     args.output_row_stride = output.row_stride();
+    SetOutputType(call.output_array, &args);
   }
 
   mha_status Workspace(size_t *bytes, mha_error *error) const override { return mha_forward_workspace(layer, &args, bytes, error); }

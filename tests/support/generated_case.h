@@ -86,6 +86,8 @@ struct Case {
   std::vector<int64_t> cache_sequences;
   int64_t cache_size = 0;  // its sequences
   std::vector<int64_t> cuts;  // rows of query at which a call ends and another one begins, 0 and n_q included
+  std::vector<int64_t> chosen_rows;  // of the whole's query
+  Storage input_type = Storage::kF32;
   std::unique_ptr<Scheduler> scheduler;
   uint64_t blocks_seed = 0;
   // Mask and bias with a column for each new key, of all calls together: the columns of a call are KeyColumns.
@@ -262,12 +264,65 @@ inline Outputs Specify(const Case &c) {
   return Specify(c.form.weight_type == Stored::kF32 ? c.whole : Converted(c.whole, c.form.weight_type));
 }
 
+// Numbers to the nearest of a type of 16 bits.
+inline std::vector<float> Rounded(Storage type, const std::vector<float> &x) {
+  std::vector<float> rounded = x;
+  const Stored stored = type == Storage::kF16 ? Stored::kF16 : type == Storage::kBf16 ? Stored::kBf16 : Stored::kF32;
+  spec::Fastest().store_weights(stored, x.data(), 1, static_cast<int64_t>(x.size()), rounded.data(), nullptr);
+  return rounded;
+}
+
+// The rows that a call writes chosen weights of; empty: all.
+inline std::vector<int64_t> ChosenRows(const Case &c, const CallPart &part) {
+  std::vector<int64_t> rows;
+  for (const int64_t row : c.chosen_rows) {
+    if (row >= part.begin && row < part.end) rows.push_back(row - part.begin);
+  }
+  return rows;
+}
+
+// What is made of attention_weights (CONTRACT.md, section 10).
+inline void MakePairOutputs(const Case &c, const CallPart &part, Outputs *outputs) {
+  const int64_t heads = c.whole.num_heads, n_q = part.end - part.begin, columns = part.columns;
+  const auto weights_of = [&](int64_t b, int64_t h, int64_t i) {
+    return outputs->attention_weights.begin() + ((b * heads + h) * n_q + i) * columns;
+  };
+  const auto or_all = [](std::vector<int64_t> list, int64_t count) {
+    if (!list.empty()) return list;
+    for (int64_t n = 0; n < count; n++) list.push_back(n);
+    return list;
+  };
+  const auto canonical = [](float x) { return x != x ? FromBits(0x7fc00000u) : x + 0.0f; };
+  const float factor = 1.0f / static_cast<float>(heads);
+  for (int64_t b = 0; b < c.whole.batch; b++) {
+    for (const int64_t h : or_all(c.call.chosen_heads, heads)) {
+      for (const int64_t i : or_all(ChosenRows(c, part), n_q)) {
+        outputs->chosen_weights.insert(outputs->chosen_weights.end(), weights_of(b, h, i), weights_of(b, h, i) + columns);
+      }
+    }
+    for (int64_t i = 0; i < n_q; i++) {
+      for (int64_t j = 0; j < columns; j++) {
+        float sum = 0;
+        for (int64_t h = 0; h < heads; h++) sum = sum + weights_of(b, h, i)[j];
+        outputs->mean_weights.push_back(canonical(sum * factor));
+      }
+    }
+    for (int64_t h = 0; h < heads; h++) {
+      for (int64_t j = 0; j < columns; j++) {
+        float sum = 0;
+        for (int64_t i = 0; i < n_q; i++) sum = sum + weights_of(b, h, i)[j];
+        outputs->key_sums.push_back(canonical(sum));
+      }
+    }
+  }
+}
+
 // What a call has to give, out of that.
 inline Outputs ExpectedOf(const Case &c, const CallPart &part, const Outputs &whole) {
   const LayerProblem &sizes = c.whole;
   const int64_t n_q = part.end - part.begin;
   Outputs expected;
-  expected.y = RowsOfQueries(whole.y, c, part, c.is_layer() ? sizes.y_width() : sizes.merged_width());
+  expected.y = Rounded(c.call.output_array, RowsOfQueries(whole.y, c, part, c.is_layer() ? sizes.y_width() : sizes.merged_width()));
   expected.context = RowsOfQueries(whole.context, c, part, sizes.merged_width());
   expected.q = RowsOfQueries(whole.q, c, part, sizes.q_width());
   if (c.is_layer()) {
@@ -292,6 +347,7 @@ inline Outputs ExpectedOf(const Case &c, const CallPart &part, const Outputs &wh
       }
     }
   }
+  MakePairOutputs(c, part, &expected);
   return expected;
 }
 
@@ -346,6 +402,7 @@ class CaseRun {
     form.cache.sequences = c_.cache_sequences;
     form.cache.columns = part.columns;
     form.cache.read = c_.reads();
+    form.chosen_rows = ChosenRows(c_, part);
     form.scheduler = c_.scheduler ? c_.scheduler->get() : nullptr;
     return Compute(problem, form, [&](CallData *data) {
       const bool has_pairs = problem.score && (!problem.score->mask.values.empty() || !problem.score->bias.values.empty());
@@ -360,6 +417,7 @@ class CaseRun {
       static_cast<CallForm &>(call) = form;
       call.query = call.key = call.value = c_.inputs;
       call.output = c_.outputs;
+      call.input_array = c_.input_type;
       ForwardData data(layer_.get(), problem, call);
       change(&data);
       return data.Compute(form.workspace_fill, form.place, form.workspace_misalignment);
@@ -369,6 +427,7 @@ class CaseRun {
     call.instruction_set = instruction_set_;
     call.q = call.k = call.v = c_.inputs;
     call.output = c_.outputs;
+    call.q_array = call.k_array = call.v_array = c_.input_type;
     if (!c_.has_cache()) {
       call.k_array = static_cast<Storage>(c_.NumberOf("k_type"));
       call.v_array = static_cast<Storage>(c_.NumberOf("v_type"));

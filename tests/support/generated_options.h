@@ -473,6 +473,9 @@ inline const std::vector<Dimension> &Dimensions() {
       {"gate_in_q", {"no", "yes"}, [](Case *, std::string_view, Random *) {}},
 
       // The inputs
+      {"input_type",  // of rows of a layer; of q and, with a cache, of k and v
+       {"f32", "f16", "bf16"},
+       [](Case *c, std::string_view, Random *) { c->input_type = static_cast<Storage>(c->NumberOf("input_type")); }},
       {"values",
        {{"normal", 3}, "wide", "ties", "tiny", {"huge", 0.5}, {"special", 0.5}},
        [](Case *c, std::string_view, Random *random) {
@@ -483,14 +486,10 @@ inline const std::vector<Dimension> &Dimensions() {
          for (std::vector<float> *x : {&whole.query, &whole.key, &whole.value}) {
            if (random->Chance(0.7)) MakeSpecial(random, static_cast<Values>(c->NumberOf("values")), 1, x);
          }
-         const auto store = [&](std::string_view dimension, std::vector<float> *x) {
-           if (c->has_cache() || c->Is(dimension, "f32")) return;
-           const std::vector<float> wide = *x;
-           const Storage type = c->Is(dimension, "f16") ? Storage::kF16 : Storage::kBf16;
-           spec::Fastest().store(type, wide.data(), 1, static_cast<int64_t>(wide.size()), x->data());
-         };
-         store("k_type", &whole.key);
-         store("v_type", &whole.value);
+         const bool has_types_of_its_own = !c->is_layer() && !c->has_cache();
+         whole.query = Rounded(c->input_type, whole.query);
+         whole.key = Rounded(has_types_of_its_own ? static_cast<Storage>(c->NumberOf("k_type")) : c->input_type, whole.key);
+         whole.value = Rounded(has_types_of_its_own ? static_cast<Storage>(c->NumberOf("v_type")) : c->input_type, whole.value);
        }},
       {"rope",
        {"none", "half", "interleaved"},
@@ -694,6 +693,22 @@ inline const std::vector<Dimension> &Dimensions() {
          c->call.asked |= value == "all" ? rows | scores : value == "rows" ? rows & some : value == "scores" ? scores & some : 0;
          if (c->reads()) c->call.asked &= ~(kAskK | kAskV);
        }},
+      {"pair_outputs",  // made of the weights
+       {"no", "chosen", "mean", "sums"},
+       [](Case *c, std::string_view value, Random *random) {
+         c->call.asked |= value == "chosen" ? kAskChosenWeights : value == "mean" ? kAskMeanWeights : value == "sums" ? kAskKeySums : 0;
+         const auto draw = [&](int64_t count, std::vector<int64_t> *list) {
+           const bool has_all = random->Chance(0.3);
+           for (int64_t n = 0; n < count && !has_all; n++) {
+             if (random->Chance(0.4)) list->push_back(n);
+           }
+         };
+         draw(c->whole.num_heads, &c->call.chosen_heads);
+         draw(c->whole.n_q, &c->chosen_rows);
+       }},
+      {"output_type",
+       {"f32", "f16", "bf16"},
+       [](Case *c, std::string_view, Random *) { c->call.output_array = static_cast<Storage>(c->NumberOf("output_type")); }},
       {"inputs",
        {"contiguous", "gaps", "heads_outside", "rows_outside"},
        [](Case *c, std::string_view value, Random *) {
@@ -737,6 +752,7 @@ inline std::vector<Together> MakeRefusedByTheLibrary() {
       {{"cache", "ring"}, {"q_start", "!null"}},
       {{"cache", "ring"}, {"weights", "yes"}},
       {{"cache", "ring"}, {"taps", "all"}},
+      {{"cache", "ring"}, {"pair_outputs", "!no"}},
       {{"cache", "ring"}, {"columns", "all"}, {"mask", "!no"}},
       {{"cache", "ring"}, {"columns", "all"}, {"bias", "!no"}},
   };
