@@ -53,14 +53,16 @@ class Cache {
 class Decoder {
  public:
   Decoder(const Work &work, mha_kv_cache *cache, int64_t prompt) : work_(work), cache_(cache) {
-    const mha_forward_args longest = arguments(0, prompt);
+    mha_score_options score;
+    const mha_forward_args longest = arguments(0, prompt, &score);
     mha_error error;
     check(mha_forward_workspace(work.layer.get(), &longest, &workspace_bytes_, &error), error, name());
     workspace_ = std::make_unique<unsigned char[]>(workspace_bytes_);
   }
 
   mha_call_info describe(int64_t row, int64_t count) const {
-    const mha_forward_args args = arguments(row, count);
+    mha_score_options score;
+    const mha_forward_args args = arguments(row, count, &score);
     mha_call_info info = {};
     info.struct_size = sizeof info;
     mha_error error;
@@ -70,7 +72,8 @@ class Decoder {
 
   // Returns the seconds that it took.
   double step(int64_t row, int64_t count) const {
-    const mha_forward_args args = arguments(row, count);
+    mha_score_options score;
+    const mha_forward_args args = arguments(row, count, &score);
     mha_error error;
     const auto start = std::chrono::steady_clock::now();
     check(mha_forward(work_.layer.get(), &args, workspace_.get(), workspace_bytes_, &error), error, name());
@@ -80,7 +83,8 @@ class Decoder {
  private:
   const std::string &name() const { return work_.inputs.query.name; }
 
-  mha_forward_args arguments(int64_t row, int64_t count) const {
+  // *score is for the arguments to point to.
+  mha_forward_args arguments(int64_t row, int64_t count, mha_score_options *score) const {
     const CallInputs &inputs = work_.inputs;
     const int64_t width = inputs.query.width(), output_width = work_.layer.shape().output_dim;
     mha_forward_args args = work_.arguments(0, inputs.batch());
@@ -90,6 +94,12 @@ class Decoder {
     args.output = static_cast<float *>(args.output) + row * output_width;
     args.output_batch_stride = inputs.n_q() * output_width;
     args.cache = cache_;
+    if (args.score != nullptr) {  // bias and mask have all rows, and in each the columns of all positions
+      *score = *args.score;
+      if (score->bias != nullptr) score->bias = static_cast<const float *>(score->bias) + row * score->bias_row_stride;
+      if (score->mask != nullptr) score->mask += row * score->mask_row_stride;
+      args.score = score;
+    }
     return args;
   }
 
@@ -105,7 +115,7 @@ mha_forward_args Work::arguments(int64_t first, int64_t count) const {
   mha_forward_args args = inputs.arguments(first, count);
   args.output = output + first * inputs.n_q() * layer.shape().output_dim;
   args.scheduler = scheduler.num_threads > 1 ? &scheduler : nullptr;
-  args.rope = rope;
+  options.add_to(&args);
   return args;
 }
 

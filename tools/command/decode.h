@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "call_options.h"
 #include "cli.h"
 #include "inputs.h"
 #include "layer.h"
@@ -29,7 +30,7 @@ void check_decode_options(const DecodeOptions &options, const InputOptions &inpu
 struct Work {
   const LoadedLayer &layer;
   const CallInputs &inputs;
-  const mha_rope *rope;
+  const CallOptions &options;
   const mha_scheduler &scheduler;
   float *output;
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <sstream>
 
+#include "call_options.h"
 #include "commands.h"
 #include "error.h"
 #include "example.h"
@@ -67,7 +68,6 @@ std::string sentence_about_heads(const mha_layer_config &shape) {
 // Steps 1 to 5: from the rows to queries, keys and values. weights may be NULL: then the layer was packed before.
 void show_projection(Page *page, const mha_layer_config &shape, const mha_layer_weights *weights, const CallInputs &inputs,
                      const Forward &forward) {
-  const Attention &middle = forward.middle;
   const int64_t n_q = inputs.n_q();
   const int64_t n_kv = inputs.n_kv();
   const Columns columns = columns_of(shape);
@@ -111,11 +111,63 @@ void show_projection(Page *page, const mha_layer_config &shape, const mha_layer_
   page->step("4", "queries, keys, values",
              is_self ? text(shape_text({1, n_q, shape.query_dim}), " x ", packed_shape, " -> ", results) : results,
              "What each token looks for, what it can be found by, and what it has to give.");
-  page->blocks({matrix_block("Q", middle.q.merged()), matrix_block("K", middle.k.merged()), matrix_block("V", middle.v.merged())});
+  page->blocks({matrix_block("Q", forward.q.merged()), matrix_block("K", forward.k.merged()), matrix_block("V", forward.v.merged())});
 
   page->step("5", "split by heads", text(q_shape, " -> ", shape_text({1, n_q, shape.num_heads, shape.head_dim})),
              "A head is a range of columns, so nothing moves. Shown are the queries, a row for each head.");
-  page->blocks(blocks_of(n_q, [&](int64_t i) { return matrix_block(text("token ", i + 1), middle.q.token(i)); }));
+  page->blocks(blocks_of(n_q, [&](int64_t i) { return matrix_block(text("token ", i + 1), forward.q.token(i)); }));
+}
+
+// Steps 5a and 5b: what is done to queries and keys, where something is.
+void show_preparation(Page *page, const CallOptions &options, const Forward &forward) {
+  const mha_norm *const norm = options.norm();
+  char letter = 'a';
+  const auto show = [&](const Prepared &prepared, const char *title, const std::string &why, std::vector<Block> blocks) {
+    blocks.push_back(matrix_block("Q", prepared.q.merged()));
+    blocks.push_back(matrix_block("K", prepared.k.merged()));
+    const auto shape = [](const Heads &heads) { return shape_text({1, heads.rows, heads.count, heads.width}); };
+    page->step(text("5", letter++), title, text(shape(prepared.q), ", ", shape(prepared.k)), why);
+    page->blocks(blocks);
+  };
+  const auto show_norm = [&] {
+    if (!forward.norm) return;
+    const bool is_layer = (norm->flags & MHA_NORM_LAYER) != 0, is_of_all = (norm->flags & MHA_NORM_ALL_HEADS) != 0;
+    const std::string of = is_of_all ? " of all heads together" : " of each head";
+    const std::string weight = norm->q_weight != nullptr ? " * weight" : "", epsilon = text(" + ", norm->epsilon, ")");
+    const std::string formula = is_layer ? text("Layer norm", of, ": (x - mean) / sqrt(mean of (x - mean)^2", epsilon, weight, ".")
+                                         : text("RMS norm", of, ": x / sqrt(mean of x^2", epsilon, weight, ".");
+    std::vector<Block> weights;
+    const auto add = [&](const char *title, const float *row, const Heads &heads) {
+      const int64_t width = is_of_all ? heads.count * heads.width : heads.width;
+      if (row != nullptr) weights.push_back(matrix_block(title, {row, 1, width, width}));
+    };
+    add("weight of Q", norm->q_weight, forward.q);
+    add("weight of K", norm->k_weight, forward.k);
+    show(*forward.norm, "normalised", formula, weights);
+  };
+  const bool is_norm_last = norm != nullptr && (norm->flags & MHA_NORM_AFTER_ROPE) != 0;
+  if (!is_norm_last) show_norm();
+  if (forward.rotation) {
+    show(*forward.rotation, "rotated",
+         text("RoPE, ", options.rope_text(), ": (a, b) -> (a cos - b sin, b cos + a sin), by an angle that grows with the position."), {});
+  }
+  if (is_norm_last) show_norm();
+}
+
+// What is done to the scores before softmax, and which are masked.
+std::string sentence_about_masks(const Attention &a) {
+  std::string out;
+  const auto say = [&out](const std::string &sentence) { out += (out.empty() ? "" : " ") + sentence; };
+  const mha_score_options none = {};
+  const mha_score_options &score = a.score != nullptr ? *a.score : none;
+  if (score.alibi_slopes != nullptr) say("ALiBi: s - slope * |j - i|, from the row's own place i to the key's, j.");
+  if (score.bias != nullptr) say("s + bias, from the file.");
+  if (a.is_causal) say("Causal: no token sees those that follow it.");
+  if (a.window != 0) say(text("Window: none sees more than ", count_text(a.window, "token"), ", itself included."));
+  if (score.mask != nullptr) say("None sees those where the mask is 0.");
+  const bool has_mask = a.is_causal || score.mask != nullptr;
+  say(has_mask ? "-inf will become the weight 0." : "Nothing is masked: every token sees all.");
+  return out;
 }
 
 // Steps 6 to 11: from the heads of q, k and v to the merged context.
@@ -126,7 +178,7 @@ void show_attention(Page *page, const Attention &a) {
   const std::string score_shape = shape_text({1, a.q.count, a.q.rows, a.k.rows});
   const std::string context_shape = shape_text({1, a.q.count, a.q.rows, a.v.width});
   const std::string context_rows = shape_text({1, a.q.rows, a.q.count, a.v.width});
-  std::vector<Block> scores, scaled_scores, masked_scores, weights;  // of the heads that are shown
+  std::vector<Block> scores, scaled_scores, softcapped_scores, masked_scores, weights;  // of the heads that are shown
   for (const int64_t head : shown_blocks(a.q.count)) {
     const HeadScores of_head = head < 0 ? HeadScores{} : scores_of_head(a, head);
     const auto add = [&](std::vector<Block> *blocks, const std::vector<float> &values) {
@@ -134,6 +186,7 @@ void show_attention(Page *page, const Attention &a) {
     };
     add(&scores, of_head.scores);
     add(&scaled_scores, of_head.scaled_scores);
+    add(&softcapped_scores, of_head.softcapped_scores);
     add(&masked_scores, of_head.masked_scores);
     add(&weights, of_head.weights);
   }
@@ -151,16 +204,29 @@ void show_attention(Page *page, const Attention &a) {
   const bool is_default_scale = a.scale == 1 / std::sqrt(static_cast<float>(a.q.width));
   const std::string scale =
       is_default_scale ? text("1 / sqrt(", a.q.width, ") = ", decimal_text(a.scale, 4)) : text("the scale, ", a.scale);
-  page->step("8a", "scaled", text(score_shape, " x ", decimal_text(a.scale, 4)),
+  char letter = 'a';
+  const auto part = [&letter] { return text("8", letter++); };
+  page->step(part(), "scaled", text(score_shape, " x ", decimal_text(a.scale, 4)),
              text("Times ", scale, ", since sums over a head grow with its width."));
   page->blocks(scaled_scores);
 
-  page->step("8b", "masked", score_shape,
-             a.is_causal ? "Causal: no token sees those that follow it. -inf will become the weight 0."
-                         : "Nothing is masked: every token sees all.");
+  if (a.score != nullptr && a.score->softcap != 0) {
+    const std::string cap = text(a.score->softcap);
+    page->step(part(), "softcap", score_shape, text(cap, " * tanh(s / ", cap, "): no score is beyond ", cap, "."));
+    page->blocks(softcapped_scores);
+  }
+
+  page->step(part(), "masked", score_shape, sentence_about_masks(a));
+  if (a.score != nullptr && a.score->alibi_slopes != nullptr) {
+    page->blocks({matrix_block("slopes", {a.score->alibi_slopes, 1, a.q.count, a.q.count})});
+  }
   page->blocks(masked_scores);
 
-  page->step("8c", "attention weights", score_shape, "Softmax turns each row into shares that sum to 1.");
+  const bool has_sinks = a.score != nullptr && a.score->sinks != nullptr;
+  page->step(part(), "attention weights", score_shape,
+             has_sinks ? "Softmax with a sink: exp(s) / (sum of exp(s) + exp(sink)). A row sums to less than 1: the rest goes to no value."
+                       : "Softmax turns each row into shares that sum to 1.");
+  if (has_sinks) page->blocks({matrix_block("sinks", {a.score->sinks, 1, a.q.count, a.q.count})});
   page->blocks(weights);
 
   page->step("9", "context of each head", text(score_shape, " x ", v_shape, " -> ", context_shape),
@@ -206,6 +272,7 @@ constexpr const char *kOutput = "Output";
 struct ExplainOptions {
   LayerOptions layer;
   InputOptions inputs;
+  AttentionOptions attention;
   std::string html;
   std::optional<std::string> tokens;
   std::optional<std::string> key_tokens;
@@ -225,7 +292,10 @@ void check_options(const ExplainOptions &options) {
                 {"--packed", options.layer.packed},
                 {"--input", options.inputs.query},
                 {"--key", options.inputs.key},
-                {"--value", options.inputs.value}},
+                {"--value", options.inputs.value},
+                {"--sinks", options.attention.sinks},
+                {"--bias", options.attention.bias},
+                {"--mask", options.attention.mask}},
                "--html");
 }
 
@@ -264,6 +334,12 @@ Labels read_labels(const ExplainOptions &options, const CallInputs &inputs) {
   return labels;
 }
 
+std::string headline_about(const std::string &what, const CallInputs &inputs, const mha_layer_config &shape, const CallOptions &call) {
+  const std::string options = call.text();
+  return text(what, ": ", count_text(inputs.n_q(), "token"), " of width ", shape.query_dim, ", ", count_text(shape.num_heads, "head"),
+              " of width ", shape.head_dim, inputs.is_causal ? ", causal" : "", options.empty() ? "" : ", ", options);
+}
+
 void explain_on(Page *page, const ExplainOptions &options, const CallInputs &inputs, const Labels &labels) {
   const bool is_example = options.is_example();
   const bool is_packed = !options.layer.packed.empty();
@@ -271,21 +347,22 @@ void explain_on(Page *page, const ExplainOptions &options, const CallInputs &inp
   const auto layer = is_packed ? std::make_unique<const LoadedLayer>(options.layer.packed, options.layer)
                                : std::make_unique<const LoadedLayer>(weights, options.layer);
   check_widths(inputs, layer->shape(), layer->name(), layer->layout_doubt());
-  const std::unique_ptr<const Forward> forward = look_into(*layer, inputs);
+  const CallOptions call(options.layer, options.attention, *layer, inputs);
+  const std::unique_ptr<const Forward> forward = look_into(*layer, inputs, call);
 
   const mha_layer_config &shape = layer->shape();
   const mha_layer_weights *matrices = is_packed ? nullptr : &weights.weights;
   const std::string what =
       is_example ? "A worked example" : text("The layer of ", one_line(layer->name()), " on ", one_line(inputs.query.name));
   page->headline("Multi-head attention, step by step",
-                 text(what, ": ", count_text(inputs.n_q(), "token"), " of width ", shape.query_dim, ", ",
-                      count_text(shape.num_heads, "head"), " of width ", shape.head_dim, inputs.is_causal ? ", causal" : "",
-                      ". Every number is what the library computed (", mha_instruction_set_name(forward->middle.instruction_set), ")."));
+                 text(headline_about(what, inputs, shape, call), ". Every number is what the library computed (",
+                      mha_instruction_set_name(forward->middle.instruction_set), ")."));
   page->maps(forward->middle, labels);
   show_projection(page, shape, matrices, inputs, *forward);
+  show_preparation(page, call, *forward);
   show_attention(page, forward->middle);
   show_output(page, shape, matrices, inputs.n_q(), *forward);
-  if (!is_example) return;
+  if (!is_example || !call.text().empty()) return;
 
   const std::unique_ptr<const Attention> smaller = look_into(grouped_example(), forward->middle.instruction_set);
   page->headline(
@@ -324,8 +401,10 @@ void add_explain_command(CLI::App *app) {
   const auto options = std::make_shared<ExplainOptions>();
   CLI::App *explain_app = app->add_subcommand("explain", "Show every step of a layer, with all shapes and matrices");
   add_weight_options(explain_app, &options->layer);
+  add_rope_options(explain_app, &options->layer);
   add_packed_option(explain_app, &options->layer);
   add_input_options(explain_app, &options->inputs);
+  add_attention_options(explain_app, &options->attention);
   add_instruction_set_option(explain_app, &options->layer);
   add_back_end_option(explain_app, &options->layer);
   explain_app->add_option("--html", options->html, "Write a page for a browser instead, with a heat map of what each head attends to")
@@ -346,6 +425,7 @@ a long input a cell is the mean of a square of weights, which the page and the t
 Examples:
   mha explain
   mha explain | less -R
+  mha explain --softcap 50 --alibi
   mha explain --html explained.html --tokens "the cat sleeps"
   mha explain --weights gpt2.safetensors --layer h.0 --heads 12 --causal --input x.npy
   mha explain --weights gpt2.safetensors --layer h.0 --heads 12 --causal --input x.npy --html h.0.html)");

@@ -63,6 +63,8 @@ struct Addition {
   const char *effect;
 };
 const Addition kAdditions[] = {
+    {"q_norm.bias", "normalises its queries and keys with a bias"},
+    {"query_layernorm.weight", "normalises its queries and keys"},
     {"bias_k", "adds a learnt key and value to each sequence (add_bias_kv)"},
     {"q_norm.weight", "normalises its queries and keys"},
     {"q_layernorm.weight", "normalises its queries and keys"},
@@ -81,6 +83,19 @@ ProjectionNames behind_prefix(const SafetensorsFile &file, const std::string &pr
   if (!names.bias.empty()) names.bias = prefix + names.bias;
   if (file.find(names.bias) == nullptr) names.bias.clear();  // biases are optional everywhere
   return names;
+}
+
+// What models with Llama's names have beside their projections: Qwen3, Gemma 3 and OLMo 2 a norm, gpt-oss sinks.
+void find_extras(const SafetensorsFile &file, const std::string &prefix, FoundLayer *layer) {
+  if (file.find(prefix + "q_norm.weight") != nullptr) {
+    layer->q_norm = prefix + "q_norm.weight";
+    layer->k_norm = prefix + "k_norm.weight";
+    // Of those with a norm of queries, Gemma alone has this one, a level above: "model.layers.0." of "model.layers.0.self_attn.".
+    const size_t end = prefix.size() < 2 ? std::string::npos : prefix.rfind('.', prefix.size() - 2);
+    const std::string above = end == std::string::npos ? "" : prefix.substr(0, end + 1);
+    layer->norm_adds_one = file.find(above + "pre_feedforward_layernorm.weight") != nullptr;
+  }
+  if (file.find(prefix + "sinks") != nullptr) layer->sinks = prefix + "sinks";
 }
 
 FoundLayer layer_of(const SafetensorsFile &file, const Family &family, const std::string &prefix) {
@@ -102,9 +117,11 @@ FoundLayer layer_of(const SafetensorsFile &file, const Family &family, const std
     // o_proj is how Llama, Mistral, Qwen and Gemma name it; with other names (OPT, Phi, GPT-J), each model has its own way.
     layer.rotates = layer.names.o.weight == prefix + "o_proj.weight" ? Rotates::kAll : Rotates::kSome;
   }
+  if (family.has_llama_names) find_extras(file, prefix, &layer);
   for (const Addition &addition : kAdditions) {
-    if (file.find(prefix + addition.name) == nullptr) continue;
-    layer.obstacle = text(addition.effect, ", as the tensor ", in_quotes(prefix + addition.name), " shows");
+    const std::string name = prefix + addition.name;
+    if (file.find(name) == nullptr || name == layer.q_norm || name == layer.sinks) continue;
+    layer.obstacle = text(addition.effect, ", as the tensor ", in_quotes(name), " shows");
   }
   return layer;
 }

@@ -32,6 +32,9 @@ struct FoundLayer {
   std::string prefix;    // "h.0.attn", or "" for a file of one layer
   LayerNames names;      // complete names in the file; only those that exist, and the weights that should
   std::string obstacle;  // why this version can't compute the layer; "" = it can
+  std::string q_norm, k_norm;  // weights of a norm of queries and keys; "" = none
+  bool norm_adds_one = false;  // these stand for 1 + w
+  std::string sinks;           // "" = none
   Rotates rotates = Rotates::kNever;
 };
 

@@ -66,10 +66,47 @@ class ShapeFinder {
     if (!names.o.weight.empty()) find_output(names.o);
   }
 
+  // The tensors of a norm and of sinks.
+  void find_extras(const FoundLayer &found) {
+    const mha_layer_config &config = layer_.config;
+    LayerExtras &extras = layer_.extras;
+    if (!found.q_norm.empty()) {
+      const int64_t all = config.num_heads * config.head_dim;
+      extras.is_norm_of_all_heads = config.num_heads > 1 && file_.get(found.q_norm).shape == std::vector<int64_t>{all};
+      extras.norm_adds_one = found.norm_adds_one;
+      extras.q_norm = row_of(found.q_norm, config.num_heads);
+      extras.k_norm = row_of(found.k_norm, config.num_kv_heads);
+    }
+    if (!found.sinks.empty()) {
+      check_row(found.sinks, {config.num_heads}, "a sink for each head");
+      extras.sinks = copy_of(found.sinks);
+    }
+  }
+
  private:
   std::string subject(const ProjectionNames &names) const { return file_.path() + ": the tensor " + in_quotes(names.weight); }
 
   const char *layout_name(uint32_t layout) const { return layout == MHA_LAYOUT_IN_OUT ? "(in, out)" : "(out, in)"; }
+
+  void check_row(const std::string &name, const std::vector<int64_t> &expected, const std::string &what) const {
+    const std::vector<int64_t> &shape = file_.get(name).shape;
+    if (shape != expected) {
+      fail(file_.path(), ": the tensor ", in_quotes(name), " has the shape ", shape_text(shape), "; ", shape_text(expected),
+           " is expected, ", what);
+    }
+  }
+
+  std::vector<float> copy_of(const std::string &name) {
+    const float *values = file_.values(name, &layer_.copies);
+    return std::vector<float>(values, values + file_.get(name).shape[0]);
+  }
+
+  // The weights of a norm: of one head, or of all where those of the queries are.
+  std::vector<float> row_of(const std::string &name, int64_t heads) {
+    const bool is_of_all = layer_.extras.is_norm_of_all_heads;
+    check_row(name, {(is_of_all ? heads : 1) * layer_.config.head_dim}, is_of_all ? "the columns of all heads" : "the width of a head");
+    return copy_of(name);
+  }
 
   Projection read(const ProjectionNames &names) {
     const Tensor &tensor = file_.get(names.weight);
@@ -249,12 +286,16 @@ mha_layer_options for_other_back_end(mha_layer_options options) {
   return options;
 }
 
-// What is rotated by default must be beyond doubt, and what the sub-command can't rotate must be plain.
-void check_rotation(const std::string &name, const FoundLayer &layer, const LayerOptions &options) {
+// What is rotated by default must be beyond doubt, and what the sub-command can't run must be plain.
+void check_found(const std::string &name, const FoundLayer &layer, const LayerOptions &options) {
+  if (!options.can_run && !(layer.q_norm + layer.sinks).empty()) {
+    fail(name, ": the layer ", in_quotes(layer.prefix), " has the tensor ", in_quotes(layer.q_norm.empty() ? layer.sinks : layer.q_norm),
+         ", for which a packed layer has no place; run it by --weights");
+  }
   if (layer.rotates == Rotates::kNever || options.without_rope || wants_rope(options)) return;
   const std::string start =
       text(name, ": the layer ", in_quotes(layer.prefix), " has the names of Llama and kin (", in_quotes(layer.names.q.weight), "), ");
-  if (!options.can_rotate) {
+  if (!options.can_run) {
     fail(start, "which rotate queries and keys (RoPE), and this command doesn't; --no-rope takes the weights as they are");
   }
   if (layer.rotates == Rotates::kSome) {
@@ -285,9 +326,10 @@ LayerWeights read_layer_weights(const LayerOptions &options) {
   LayerWeights layer = {};
   layer.name = options.weights;
   layer.file = std::make_unique<const SafetensorsFile>(options.weights);
+  FoundLayer found;
   if (options.names.empty()) {
-    const FoundLayer found = choose_layer(*layer.file, options.layer);
-    check_rotation(layer.name, found, options);
+    found = choose_layer(*layer.file, options.layer);
+    check_found(layer.name, found, options);
     layer.names = found.names;
     layer.rotates = found.rotates == Rotates::kAll && !options.without_rope;
   } else {
@@ -299,7 +341,9 @@ LayerWeights read_layer_weights(const LayerOptions &options) {
       names->layout = *layout;
     }
   }
-  ShapeFinder(options, &layer).run();
+  ShapeFinder finder(options, &layer);
+  finder.run();
+  finder.find_extras(found);
   return layer;
 }
 
@@ -318,7 +362,7 @@ mha_layer_options computation_options(const LayerOptions &options) {
 }
 
 LoadedLayer::LoadedLayer(const LayerWeights &weights, const LayerOptions &options)
-    : name_(weights.name), layout_doubt_(weights.layout_doubt), rotates_(weights.rotates) {
+    : name_(weights.name), layout_doubt_(weights.layout_doubt), rotates_(weights.rotates), extras_(weights.extras) {
   const mha_layer_options computation = computation_options(options);
   mha_error error;
   check(mha_layer_create(&weights.config, &weights.weights, &computation, &own_, &error), error, name_);

@@ -14,6 +14,16 @@
 
 namespace command {
 
+// What a layer has beside what is packed. Empty = there is none.
+struct LayerExtras {
+  std::vector<float> q_norm, k_norm;  // weights, of a head or of all
+  bool is_norm_of_all_heads = false;
+  bool norm_adds_one = false;  // the weights stand for 1 + w
+  std::vector<float> sinks;
+
+  bool is_gpt_oss() const { return !sinks.empty(); }  // of the families known, it alone has them
+};
+
 // What one layer of a file needs to be packed. The pointers in weights point into the file, or into copies.
 struct LayerWeights {
   std::string name;  // for sentences: the file, as the user wrote it
@@ -23,6 +33,7 @@ struct LayerWeights {
   mha_layer_config config;  // complete: no default is left to the library
   mha_layer_weights weights;
   std::string layout_doubt;  // "" = none; else why --layout seems wrong, unless keys and values have rows of their own
+  LayerExtras extras;
   bool rotates;              // whether queries and keys are to be rotated
 };
 
@@ -46,11 +57,13 @@ class LoadedLayer {
   const mha_layer_config &shape() const { return shape_; }
   const std::string &layout_doubt() const { return layout_doubt_; }  // that of LayerWeights
   bool rotates() const { return rotates_; }
+  const LayerExtras &extras() const { return extras_; }
 
  private:
   std::string name_;
   std::string layout_doubt_;
   bool rotates_ = false;
+  LayerExtras extras_;
   mha_layer *own_ = nullptr;
   std::unique_ptr<const MappedFile> packed_;
   std::vector<std::max_align_t> storage_;

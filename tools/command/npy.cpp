@@ -123,13 +123,18 @@ class HeaderReader {
   std::string_view rest_;
 };
 
-void check_dtype(const std::string &path, const std::string &descr) {
+void check_is_float(const std::string &path, const std::string &descr) {
   if (descr == "<f4") return;
   const char *advice = "; float32 ('<f4') is expected";
   if (descr == "<f8") fail(path, ": holds float64", advice, ", for instance from x.astype(numpy.float32)");
   if (descr == "<f2") fail(path, ": holds float16", advice, ", for instance from x.astype(numpy.float32)");
   if (!descr.empty() && descr[0] == '>') fail(path, ": holds big-endian numbers (", in_quotes(descr), ")", advice);
   fail(path, ": holds the dtype ", in_quotes(descr), advice);
+}
+
+void check_is_bool(const std::string &path, const std::string &descr) {
+  if (descr == "|b1" || descr == "|u1") return;
+  fail(path, ": holds the dtype ", in_quotes(descr), "; bool or uint8 is expected, for instance from mask.astype(bool)");
 }
 
 // The header's text, and where the data begins.
@@ -151,20 +156,24 @@ std::string_view header_text(const MappedFile &file, size_t *data_offset) {
   return bytes.substr(text_offset, length);
 }
 
-}  // namespace
+// What a file holds, of any type.
+struct Contents {
+  std::shared_ptr<const MappedFile> file;
+  std::vector<int64_t> shape;
+  const unsigned char *data;
+  size_t bytes;
+};
 
-Array read_npy(const std::string &path) {
+Contents read_contents(const std::string &path, void (*check_dtype)(const std::string &, const std::string &), size_t element_bytes,
+                       const char *type_name) {
   const auto file = std::make_shared<const MappedFile>(path);
   size_t data_offset = 0;
   const Header header = HeaderReader(path, header_text(*file, &data_offset)).read();
   check_dtype(path, *header.descr);
   const std::vector<int64_t> &shape = *header.shape;
-  if (shape.size() != 2 && shape.size() != 3) {
-    fail(path, ": has the shape ", shape_text(shape), "; (n, width) or (batch, n, width) is expected");
-  }
   if (*header.fortran_order) fail(path, ": is in Fortran order; C order, for instance from numpy.ascontiguousarray, is expected");
 
-  size_t bytes = sizeof(float);
+  size_t bytes = element_bytes;
   bool overflows = false;
   bool is_empty = false;
   for (const int64_t extent : shape) {
@@ -175,24 +184,42 @@ Array read_npy(const std::string &path) {
   const size_t available = file->size() - data_offset;
   if (overflows && !is_empty) fail(path, ": says that its shape is ", shape_text(shape), ", which no file can hold");
   if (available != bytes) {
-    fail(path, ": holds ", available, " bytes of data, but float32 of the shape ", shape_text(shape), " are ", bytes,
+    fail(path, ": holds ", available, " bytes of data, but ", type_name, " of the shape ", shape_text(shape), " are ", bytes,
          available < bytes ? "; it looks truncated" : "");
   }
+  return {file, shape, file->data() + data_offset, bytes};
+}
 
+}  // namespace
+
+Array read_npy_of_any_rank(const std::string &path) {
+  const Contents contents = read_contents(path, check_is_float, sizeof(float), "float32");
   Array result;
   result.name = path;
-  result.shape = shape;
-  const unsigned char *data = file->data() + data_offset;
-  if (reinterpret_cast<uintptr_t>(data) % alignof(float) == 0) {
-    result.data = reinterpret_cast<const float *>(data);
-    result.memory = file;
+  result.shape = contents.shape;
+  if (reinterpret_cast<uintptr_t>(contents.data) % alignof(float) == 0) {
+    result.data = reinterpret_cast<const float *>(contents.data);
+    result.memory = contents.file;
   } else {  // old NumPy and other writers align less
-    const std::shared_ptr<float[]> copy(new float[bytes / sizeof(float)]);
-    memcpy(copy.get(), data, bytes);
+    const std::shared_ptr<float[]> copy(new float[contents.bytes / sizeof(float)]);
+    memcpy(copy.get(), contents.data, contents.bytes);
     result.data = copy.get();
     result.memory = copy;
   }
   return result;
+}
+
+Array read_npy(const std::string &path) {
+  const Array result = read_npy_of_any_rank(path);
+  if (result.shape.size() != 2 && result.shape.size() != 3) {
+    fail(path, ": has the shape ", shape_text(result.shape), "; (n, width) or (batch, n, width) is expected");
+  }
+  return result;
+}
+
+ByteArray read_npy_bytes(const std::string &path) {
+  const Contents contents = read_contents(path, check_is_bool, 1, "bytes");
+  return {path, contents.shape, contents.data, contents.file};
 }
 
 std::string npy_header(const std::vector<int64_t> &shape) {

@@ -23,6 +23,20 @@ struct Array {
 // Maps a .npy file of little-endian float32, C order, rank 2 or 3. Anything else is an InputError.
 Array read_npy(const std::string &path);
 
+// The same for any rank.
+Array read_npy_of_any_rank(const std::string &path);
+
+// A boolean for each element: 0 is false.
+struct ByteArray {
+  std::string name;
+  std::vector<int64_t> shape;
+  const uint8_t *data = nullptr;
+  std::shared_ptr<const void> memory;
+};
+
+// Maps a .npy file of bool or uint8, C order, any rank.
+ByteArray read_npy_bytes(const std::string &path);
+
 // The bytes in front of the data of an array of this shape, as numpy.save writes them.
 std::string npy_header(const std::vector<int64_t> &shape);
 

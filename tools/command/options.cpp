@@ -22,6 +22,12 @@ std::string instruction_set_names() {
 // By their MHA_TYPE_*.
 constexpr const char *weight_types[] = {"f32", "f16", "bf16", "int8", "int4"};
 
+bool is_finite_number(const std::string &text) {
+  char *end = nullptr;
+  const float number = std::strtof(text.c_str(), &end);
+  return !text.empty() && *end == '\0' && std::isfinite(number);
+}
+
 }  // namespace
 
 void check_needed(const LayerOptions &options, bool may_be_packed, const std::vector<std::pair<const char *, std::string>> &others) {
@@ -43,11 +49,15 @@ void check_needed(const LayerOptions &options, bool may_be_packed, const std::ve
 
 CLI::Validator finite_number() {
   return CLI::Validator(
+      [](std::string &text) -> std::string { return is_finite_number(text) ? "" : "a finite number is expected, not " + in_quotes(text); },
+      "");
+}
+
+CLI::Validator positive_number() {
+  return CLI::Validator(
       [](std::string &text) -> std::string {
-        char *end = nullptr;
-        const float number = std::strtof(text.c_str(), &end);
-        const bool is_number = !text.empty() && *end == '\0' && std::isfinite(number);
-        return is_number ? "" : "a finite number is expected, not " + in_quotes(text);
+        const bool is_positive = is_finite_number(text) && std::strtof(text.c_str(), nullptr) > 0;
+        return is_positive ? "" : "a positive number is expected, not " + in_quotes(text);
       },
       "");
 }
@@ -92,7 +102,7 @@ void add_rope_options(CLI::App *app, LayerOptions *options) {
   const auto add = [app](const char *name, auto *value, const char *type, const char *description) {
     return app->add_option(name, *value, description)->type_name(type)->group(kWeights);
   };
-  options->can_rotate = true;
+  options->can_run = true;
   add("--rope-base", &options->rope_base, "B", "Rotate queries and keys (RoPE) with this base, rope_theta in config.json; default 10000")
       ->check(finite_number());
   add("--rope-style", &options->rope_style, "STYLE", "Pairs of RoPE: half (default; Hugging Face's files) or interleaved (GPT-J)")
@@ -141,6 +151,24 @@ void add_instruction_set_option(CLI::App *app, LayerOptions *options) {
   app->add_option("--isa", options->instruction_set, "Instruction set: " + instruction_set_names() + "; default auto")
       ->type_name("NAME")
       ->group(kComputation);
+}
+
+void add_attention_options(CLI::App *app, AttentionOptions *options) {
+  const auto add = [app](const char *name, auto *value, const char *type, const char *description) {
+    return app->add_option(name, *value, description)->type_name(type)->group(kAttention);
+  };
+  add("--window", &options->window, "N", "Each row attends to the last N rows, its own among them (sliding_window); needs --causal")
+      ->check(whole_number());
+  add("--softcap", &options->softcap, "S", "Scores become S * tanh(score / S) (Gemma 2: 50)")->check(positive_number());
+  app->add_flag("--alibi", options->has_alibi, "Scores lose a slope times the distance (ALiBi; the standard slopes)")->group(kAttention);
+  add("--sinks", &options->sinks, "FILE", "A logit per head that takes part in the softmax: (heads,) (.npy, float32)");
+  add("--bias", &options->bias, "FILE", "Added to the scores: (n, keys) or (heads, n, keys) (.npy, float32)");
+  add("--mask", &options->mask, "FILE", "Which keys a row attends to, likewise (.npy, bool or uint8; 0 = not)");
+  add("--norm", &options->norm, "KIND", "Normalise queries and keys: rms or layer; default as the weights say")
+      ->check(one_of("rms", "layer"));
+  add("--norm-epsilon", &options->norm_epsilon, "E", "Epsilon of the norm, rms_norm_eps in config.json; default 1e-6")
+      ->check(positive_number());
+  app->add_flag("--norm-after-rope", options->is_norm_after_rope, "The norm comes behind the rotation, not before it")->group(kAttention);
 }
 
 void add_input_options(CLI::App *app, InputOptions *options) {

@@ -22,7 +22,7 @@ struct LayerOptions {
   std::string names;
   std::string layout;
   bool without_rope = false;
-  bool can_rotate = false;  // whether the sub-command has the --rope options
+  bool can_run = false;  // whether the sub-command runs the layer: it then has the --rope options, and norms and sinks
   double rope_base = 0;
   std::string rope_style;
   int64_t rope_dims = 0;
@@ -30,6 +30,19 @@ struct LayerOptions {
   std::string weight_type;
   std::string instruction_set;
   std::string back_end;
+};
+
+// What changes the scores, and which of them count. 0 and "" = not given.
+struct AttentionOptions {
+  int64_t window = 0;
+  float softcap = 0;
+  bool has_alibi = false;
+  std::string sinks;
+  std::string mask;
+  std::string bias;
+  std::string norm;
+  float norm_epsilon = 0;
+  bool is_norm_after_rope = false;
 };
 
 // What goes into the layer.
@@ -42,6 +55,7 @@ struct InputOptions {
 
 // The groups of options in --help.
 inline const char *const kWeights = "Weights";
+inline const char *const kAttention = "Attention";
 inline const char *const kInput = "Input and output";
 inline const char *const kComputation = "Computation";
 
@@ -51,6 +65,7 @@ void add_packed_option(CLI::App *app, LayerOptions *options);   // --packed, ins
 void add_weight_type_option(CLI::App *app, LayerOptions *options);
 void add_back_end_option(CLI::App *app, LayerOptions *options);
 void add_instruction_set_option(CLI::App *app, LayerOptions *options);
+void add_attention_options(CLI::App *app, AttentionOptions *options);
 void add_input_options(CLI::App *app, InputOptions *options);  // --input and company
 
 // Throws one InputError that names all options that are needed and not given. others: {"--input", its value}.
@@ -63,6 +78,7 @@ uint32_t weight_type_of(const LayerOptions &options);
 bool wants_rope(const LayerOptions &options);
 
 CLI::Validator finite_number();
+CLI::Validator positive_number();
 CLI::Validator whole_number(int64_t most = INT64_MAX);  // from 1
 CLI::Validator one_of(const std::string &first, const std::string &second);
 

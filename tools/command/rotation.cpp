@@ -6,7 +6,7 @@
 
 namespace command {
 
-Rotation::Rotation(const LayerOptions &options, const mha_layer_config &shape, int64_t num_positions) {
+Rotation::Rotation(const LayerOptions &options, const mha_layer_config &shape, int64_t num_positions, bool is_gpt_oss) {
   const int64_t dims = options.rope_dims != 0 ? options.rope_dims : shape.head_dim;
   const std::string source = options.rope_dims != 0 ? "--rope-dims" : "the width of a head";
   if (dims % 2 != 0) fail(source, ": ", dims, " elements can't be rotated in pairs; --rope-dims takes an even number");
@@ -17,6 +17,13 @@ Rotation::Rotation(const LayerOptions &options, const mha_layer_config &shape, i
   config.dims = dims;
   config.num_positions = num_positions;
   config.base = options.rope_base != 0 ? options.rope_base : 10000.0;
+  const bool is_stretched = is_gpt_oss && !wants_rope(options);
+  if (is_stretched) {  // "rope_theta" and "rope_scaling" of gpt-oss-20b and gpt-oss-120b
+    config.base = 150000;
+    config.yarn_factor = 32;
+    config.original_positions = 4096;
+    config.yarn_unrounded = 1;
+  }
   size_t count = 0;
   if (__builtin_mul_overflow(static_cast<size_t>(num_positions), static_cast<size_t>(dims / 2), &count)) {
     fail("--input: has too many rows to be rotated");
@@ -36,7 +43,7 @@ Rotation::Rotation(const LayerOptions &options, const mha_layer_config &shape, i
 
   char base[32];
   std::snprintf(base, sizeof base, "%.15g", config.base);
-  text_ = command::text("rotated (", is_interleaved ? "interleaved" : "half", ", base ", base,
+  text_ = command::text("rotated (", is_interleaved ? "interleaved" : "half", ", base ", base, is_stretched ? ", YaRN by 32" : "",
                         dims != shape.head_dim ? command::text(", ", dims, " elements") : "", ")");
 }
 

@@ -4,9 +4,9 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
-#include <optional>
 
 #include "bench/workers.h"
+#include "call_options.h"
 #include "commands.h"
 #include "decode.h"
 #include "error.h"
@@ -14,7 +14,6 @@
 #include "inputs.h"
 #include "layer.h"
 #include "options.h"
-#include "rotation.h"
 #include "terminal.h"
 
 namespace command {
@@ -23,6 +22,7 @@ namespace {
 struct RunOptions {
   LayerOptions layer;
   InputOptions inputs;
+  AttentionOptions attention;
   DecodeOptions decode;
   std::string output;
   uint32_t num_threads = 1;
@@ -90,7 +90,10 @@ void run(const RunOptions &options) {
                                 {"--packed", options.layer.packed},
                                 {"--input", options.inputs.query},
                                 {"--key", options.inputs.key},
-                                {"--value", options.inputs.value}});
+                                {"--value", options.inputs.value},
+                                {"--sinks", options.attention.sinks},
+                                {"--bias", options.attention.bias},
+                                {"--mask", options.attention.mask}});
   check_decode_options(options.decode, options.inputs);
   Progress progress(!options.is_quiet);
   const CallInputs inputs = read_inputs(options.inputs);
@@ -104,10 +107,9 @@ void run(const RunOptions &options) {
   const auto output = std::make_unique<float[]>(checked_product(name, shape));  // zeroed, so that its pages are there before the clock runs
   OutputFile file(options.output);
 
-  std::optional<Rotation> rotation;
-  if (layer->rotates()) rotation.emplace(options.layer, layer->shape(), std::max(inputs.n_q(), inputs.n_kv()));
+  const CallOptions call(options.layer, options.attention, *layer, inputs);
   const bench::Workers workers(options.num_threads);
-  const Work work = {*layer, inputs, rotation ? rotation->get() : nullptr, workers.scheduler(), output.get()};
+  const Work work = {*layer, inputs, call, workers.scheduler(), output.get()};
 
   // What the whole batch costs.
   const mha_forward_args args = work.arguments(0, inputs.batch());
@@ -125,7 +127,7 @@ void run(const RunOptions &options) {
   file.commit();
   progress.clear();
   if (options.is_quiet) return;
-  const std::string heads = heads_text(layer->shape()) + (rotation ? ", " + rotation->text() : "");
+  const std::string heads = heads_text(layer->shape()) + (call.text().empty() ? "" : ", " + call.text());
   std::fprintf(stderr, "%s -> %s, %s, %s, %s, %s\n", shape_text(inputs.query.shape).c_str(), shape_text(shape).c_str(), heads.c_str(),
                back_end_text(info).c_str(), count_text(info.num_threads, "thread").c_str(), told.c_str());
 }
@@ -139,6 +141,7 @@ void add_run_command(CLI::App *app) {
   add_rope_options(run_app, &options->layer);
   add_packed_option(run_app, &options->layer);
   add_input_options(run_app, &options->inputs);
+  add_attention_options(run_app, &options->attention);
   run_app->add_option("--output", options->output, "Where the result goes (.npy), with the rank of the input")
       ->type_name("FILE")
       ->group(kInput);
@@ -157,11 +160,14 @@ Examples:
   mha run --weights gpt2.safetensors --layer h.0 --heads 12 --causal --input x.npy --output y.npy
   mha run --weights a.safetensors --names q=wq,k=wk,v=wv,o=wo --layout in-out --heads 8 --input x.npy --output y.npy
   mha run --weights llama.safetensors --layer layers.0 --heads 32 --rope-base 500000 --causal --input x.npy --output y.npy
+  mha run --weights qwen3.safetensors --layer layers.0 --heads 16 --rope-base 1000000 --causal --input x.npy --output y.npy
   mha run --packed layer.mha --input x.npy --output y.npy --threads 2
   mha run --packed layer.mha --causal --decode --prompt 128 --cache-type f16 --input x.npy --output y.npy
 
 The names of these layers are known: W_query, W_key, W_value (as nn.Linear or as matrices), nn.MultiheadAttention, Llama and kin
 (rotated by base 10000 if no option says otherwise), BERT, GPT-2. A packed layer is rotated if one of the --rope options is given.
+Of Llama's kin, the tensors tell the norm of queries and keys (Qwen3, Gemma 3, OLMo 2) and the sinks (gpt-oss, with its YaRN); the
+line about the run says so. No tensor tells base, epsilon, window and softcap: config.json does.
 Of other names, the bias of a.weight is a.bias, or given by bq=.., bk=.., bv=.., bqkv=.., bo=.. in --names. Without o=.. the
 merged heads are the output.
 

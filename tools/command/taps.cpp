@@ -1,6 +1,7 @@
 #include "taps.h"
 
 #include <cmath>
+#include <numeric>
 #include <string>
 
 #include "error.h"
@@ -27,9 +28,69 @@ void run(const mha_attention_args &args) {
   check(mha_attention(&args, workspace.data(), workspace_bytes, &error), error, "mha_attention");
 }
 
+// The rows of heads as a call has them once they are normalised and rotated: no call shows that of queries, but a cache holds it of keys.
+std::vector<float> prepared(const Heads &rows, const mha_norm *norm, const mha_rope *rope) {
+  mha_kv_cache_config config = {};
+  config.struct_size = sizeof config;
+  config.num_sequences = 1;
+  config.capacity = rows.rows;
+  config.num_kv_heads = rows.count;
+  config.head_dim = rows.width;
+  config.head_dim_v = 1;
+  size_t bytes = 0;
+  mha_error error;
+  check(mha_kv_cache_size(&config, &bytes, &error), error, "mha_kv_cache_size");
+  constexpr size_t alignment = 64;
+  std::vector<unsigned char> memory(bytes + alignment);
+  unsigned char *const buffer = memory.data() + (alignment - reinterpret_cast<uintptr_t>(memory.data()) % alignment) % alignment;
+  mha_kv_cache *cache = nullptr;
+  check(mha_kv_cache_init(&config, buffer, bytes, &cache, &error), error, "mha_kv_cache_init");
+
+  std::vector<float> output(static_cast<size_t>(rows.count)), result(static_cast<size_t>(rows.rows * rows.count * rows.width));
+  const std::vector<float> values(static_cast<size_t>(rows.rows * rows.count));
+  mha_attention_args args = {};
+  args.struct_size = sizeof args;
+  args.batch = args.n_q = 1;
+  args.n_kv = rows.rows;
+  args.num_heads = args.num_kv_heads = rows.count;
+  args.head_dim = rows.width;
+  args.head_dim_v = 1;
+  args.q = args.k = rows.data;
+  args.v = values.data();
+  args.output = output.data();
+  args.norm = norm;
+  args.rope = rope;
+  args.cache = cache;
+  run(args);
+  check(mha_kv_cache_read(cache, 0, 0, rows.rows, result.data(), nullptr, &error), error, "mha_kv_cache_read");
+  return result;
+}
+
+std::unique_ptr<const Prepared> prepare(const Heads &q, const Heads &k, const mha_norm *norm, const mha_rope *rope) {
+  auto result = std::make_unique<Prepared>();
+  mha_norm q_norm = {};
+  if (norm != nullptr) {
+    q_norm = *norm;
+    q_norm.k_weight = norm->q_weight;
+  }
+  // The last query is at the last key.
+  std::vector<int64_t> positions(static_cast<size_t>(q.rows));
+  std::iota(positions.begin(), positions.end(), k.rows - q.rows);
+  mha_rope q_rope = {};
+  if (rope != nullptr) {
+    q_rope = *rope;
+    q_rope.q_positions = q_rope.k_positions = positions.data();
+  }
+  result->q_values = prepared(q, norm != nullptr ? &q_norm : nullptr, rope != nullptr ? &q_rope : nullptr);
+  result->k_values = prepared(k, norm, rope);
+  result->q = rows_of_heads(result->q_values, q.count, q.rows, q.width);
+  result->k = rows_of_heads(result->k_values, k.count, k.rows, k.width);
+  return result;
+}
+
 }  // namespace
 
-std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const CallInputs &inputs) {
+std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const CallInputs &inputs, const CallOptions &options) {
   const mha_layer_config &shape = layer.shape();
   const int64_t n_q = inputs.n_q();
   const int64_t n_kv = inputs.n_kv();
@@ -44,28 +105,31 @@ std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const CallInp
 
   auto forward = std::make_unique<Forward>();
   Forward &result = *forward;
-  result.q.resize(static_cast<size_t>(n_q * shape.num_heads * shape.head_dim));
-  result.k.resize(static_cast<size_t>(n_kv * shape.num_kv_heads * shape.head_dim));
-  result.v.resize(static_cast<size_t>(n_kv * shape.num_kv_heads * shape.head_dim_v));
+  result.q_values.resize(static_cast<size_t>(n_q * shape.num_heads * shape.head_dim));
+  result.k_values.resize(static_cast<size_t>(n_kv * shape.num_kv_heads * shape.head_dim));
+  result.v_values.resize(static_cast<size_t>(n_kv * shape.num_kv_heads * shape.head_dim_v));
   result.output.resize(static_cast<size_t>(n_q * shape.output_dim));
   Attention &middle = result.middle;
-  middle.q = rows_of_heads(result.q, shape.num_heads, n_q, shape.head_dim);
-  middle.k = rows_of_heads(result.k, shape.num_kv_heads, n_kv, shape.head_dim);
-  middle.v = rows_of_heads(result.v, shape.num_kv_heads, n_kv, shape.head_dim_v);
+  result.q = middle.q = rows_of_heads(result.q_values, shape.num_heads, n_q, shape.head_dim);
+  result.k = middle.k = rows_of_heads(result.k_values, shape.num_kv_heads, n_kv, shape.head_dim);
+  result.v = middle.v = rows_of_heads(result.v_values, shape.num_kv_heads, n_kv, shape.head_dim_v);
   middle.scale = shape.scale;
   middle.is_causal = inputs.is_causal;
   middle.is_self = !inputs.key && !inputs.value;
+  middle.window = options.window();
+  middle.score = options.score();
 
   tap(&middle);
   mha_taps taps = {};
   taps.struct_size = sizeof taps;
-  taps.q = result.q.data();
-  taps.k = result.k.data();
-  taps.v = result.v.data();
+  taps.q = result.q_values.data();
+  taps.k = result.k_values.data();
+  taps.v = result.v_values.data();
   taps.context = middle.context_values.data();
   mha_forward_args args = inputs.arguments(0, 1);
   args.output = result.output.data();
   args.taps = &taps;
+  options.add_to(&args);
   mha_error error;
   mha_call_info info = {};
   info.struct_size = sizeof info;
@@ -75,6 +139,17 @@ std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const CallInp
   check(mha_forward_workspace(layer.get(), &args, &workspace_bytes, &error), error, name);
   std::vector<unsigned char> workspace(workspace_bytes);
   check(mha_forward(layer.get(), &args, workspace.data(), workspace_bytes, &error), error, name);
+
+  const mha_norm *const norm = options.norm();
+  const mha_rope *const rope = options.rope();
+  const bool is_norm_last = norm != nullptr && (norm->flags & MHA_NORM_AFTER_ROPE) != 0;
+  if (norm != nullptr) result.norm = prepare(result.q, result.k, norm, is_norm_last ? rope : nullptr);
+  if (rope != nullptr) result.rotation = prepare(result.q, result.k, is_norm_last ? nullptr : norm, rope);
+  const Prepared *const last = is_norm_last || rope == nullptr ? result.norm.get() : result.rotation.get();
+  if (last != nullptr) {
+    middle.q = last->q;
+    middle.k = last->k;
+  }
   return forward;
 }
 
@@ -84,7 +159,8 @@ HeadScores scores_of_head(const Attention &attention, int64_t head) {
   HeadScores result;
   result.rows = q.rows;
   result.columns = k.rows;
-  for (std::vector<float> *values : {&result.scores, &result.scaled_scores, &result.masked_scores, &result.weights}) {
+  for (std::vector<float> *values :
+       {&result.scores, &result.scaled_scores, &result.softcapped_scores, &result.masked_scores, &result.weights}) {
     values->resize(static_cast<size_t>(q.rows * k.rows));
   }
   std::vector<float> context(static_cast<size_t>(q.rows * v.width));
@@ -93,6 +169,7 @@ HeadScores scores_of_head(const Attention &attention, int64_t head) {
   taps.struct_size = sizeof taps;
   taps.scores = result.scores.data();
   taps.scaled_scores = result.scaled_scores.data();
+  taps.softcapped_scores = result.softcapped_scores.data();
   taps.masked_scores = result.masked_scores.data();
   mha_attention_args args = {};
   args.struct_size = sizeof args;
@@ -110,6 +187,19 @@ HeadScores scores_of_head(const Attention &attention, int64_t head) {
   args.output = context.data();
   args.scale = attention.scale;
   args.flags = attention.is_causal ? MHA_CAUSAL : 0;
+  if (attention.window != 0) {
+    args.flags |= MHA_WINDOW_LEFT;
+    args.window_left = attention.window - 1;
+  }
+  mha_score_options score;
+  if (attention.score != nullptr) {
+    score = *attention.score;
+    if (score.alibi_slopes != nullptr) score.alibi_slopes += head;
+    if (score.sinks != nullptr) score.sinks += head;
+    if (score.bias != nullptr) score.bias = static_cast<const float *>(score.bias) + head * score.bias_head_stride;
+    if (score.mask != nullptr) score.mask += head * score.mask_head_stride;
+    args.score = &score;
+  }
   args.instruction_set = attention.instruction_set;
   args.attention_weights = result.weights.data();
   args.taps = &taps;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "call_options.h"
 #include "example.h"
 #include "inputs.h"
 #include "layer.h"
@@ -32,6 +33,8 @@ struct Attention {
   float scale = 0;
   bool is_causal = false;
   bool is_self = false;                                 // queries and keys are of the same tokens
+  int64_t window = 0;                                   // rows that a row attends to, its own among them; 0 = all
+  const mha_score_options *score = nullptr;             // of all heads; NULL = none
   uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO;  // that the library used
   std::vector<float> context_values;                    // [n_q, num_heads, head_dim_v]
 };
@@ -39,20 +42,28 @@ struct Attention {
 // The matrices of one head in between, [rows, columns] = [n_q, n_kv].
 struct HeadScores {
   int64_t rows = 0, columns = 0;
-  std::vector<float> scores, scaled_scores, masked_scores, weights;
+  std::vector<float> scores, scaled_scores, softcapped_scores, masked_scores, weights;
 
   Matrix matrix(const std::vector<float> &values) const { return {values.data(), rows, columns, columns}; }
 };
 
+// Queries and keys after a norm or a rotation.
+struct Prepared {
+  Heads q, k;
+  std::vector<float> q_values, k_values;
+};
+
 // And what comes before and after it in a whole layer.
 struct Forward {
-  Attention middle;
-  std::vector<float> q, k, v;
+  Heads q, k, v;                            // as projected
+  std::unique_ptr<const Prepared> norm, rotation;  // NULL = none
+  Attention middle;                         // with queries and keys normalised and rotated
+  std::vector<float> q_values, k_values, v_values;
   std::vector<float> output;  // [n_q, output_dim]
 };
 
-// Runs the first sequence of a call.
-std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const CallInputs &inputs);
+// Runs the first sequence of a call. The result points into options.
+std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const CallInputs &inputs, const CallOptions &options);
 
 // Runs the middle stage once more for one head, which gives the same bits: those of all heads together take too much memory.
 HeadScores scores_of_head(const Attention &attention, int64_t head);
