@@ -71,7 +71,7 @@ struct Unit {
   // The keys that a window leaves to a row; later rows have later ones. The window, too, may be as large as can be.
   MHA_INLINE Range keys_in_window(const Row &row, int64_t left, int64_t right) const {
     const int64_t n = sequence.end_of_columns, position = position_of(row);
-    const int64_t end = position >= n - 1 - right ? n : max(0, position + right + 1);
+    const int64_t end = position >= n - 1 - right ? n : position + right + 1;  // negative: none
     return {position > left ? min(position - left, end) : 0, end};
   }
   MHA_INLINE Range keys_of(const Row &row) const { return keys_in_window(row, call.window_left, call.window_right); }
