@@ -19,6 +19,7 @@
 
 #include "support/choices.h"
 #include "support/fixtures.h"
+#include "support/packed_sequences.h"
 #include "support/same_bits.h"
 #include "support/schedulers.h"
 #include "support/specify.h"
@@ -73,10 +74,12 @@ struct Case {
   bool is_self() const { return Is("entry", "self|value") && !reads(); }  // the keys are the rows of query
   bool has_cache() const { return !Is("cache", "none"); }
   bool reads() const { return Is("cache_read", "yes"); }
+  bool is_packed() const { return Is("packed", "yes"); }
 
   // ---- Sizes, until SettleSizes gives them to the problem. n_kv: rows that come with the calls.
   Size n_q, n_kv, past, num_kv_heads, group, head_dim, head_dim_v, query_dim, key_dim, value_dim, output_dim;
   std::vector<int64_t> pasts, new_keys;  // of each sequence
+  PackedSequences packed;                // in the rows of a whole of batch 1; without rows: none
 
   // ---- How it is computed
   LayerForm form;
@@ -260,8 +263,9 @@ inline AttentionProblem AttentionOf(const LayerProblem &problem) {
 
 // What the specification gives for the whole.
 inline Outputs Specify(const Case &c) {
-  if (!c.is_layer()) return Specify(AttentionOf(c.whole));
-  return Specify(c.form.weight_type == Stored::kF32 ? c.whole : Converted(c.whole, c.form.weight_type));
+  const auto specify = [&](const auto &whole) { return c.is_packed() ? Specify(whole, c.packed) : Specify(whole); };
+  if (!c.is_layer()) return specify(AttentionOf(c.whole));
+  return specify(c.form.weight_type == Stored::kF32 ? c.whole : Converted(c.whole, c.form.weight_type));
 }
 
 // Numbers to the nearest of a type of 16 bits.
@@ -418,9 +422,7 @@ class CaseRun {
       call.query = call.key = call.value = c_.inputs;
       call.output = c_.outputs;
       call.input_array = c_.input_type;
-      ForwardData data(layer_.get(), problem, call);
-      change(&data);
-      return data.Compute(form.workspace_fill, form.place, form.workspace_misalignment);
+      return Run<ForwardData>(form, change, layer_.get(), problem, call);
     }
     AttentionCall call;
     static_cast<CallForm &>(call) = form;
@@ -432,9 +434,20 @@ class CaseRun {
       call.k_array = static_cast<Storage>(c_.NumberOf("k_type"));
       call.v_array = static_cast<Storage>(c_.NumberOf("v_type"));
     }
-    AttentionData data(AttentionOf(problem), call);
-    change(&data);
-    return data.Compute(form.workspace_fill, form.place, form.workspace_misalignment);
+    return Run<AttentionData>(form, change, AttentionOf(problem), call);
+  }
+
+  template <typename Data, typename Change, typename... Given>
+  Outputs Run(const CallForm &form, const Change &change, const Given &...given) const {
+    std::unique_ptr<Data> data;
+    if (c_.is_packed()) {
+      data = std::make_unique<PackedData<Data>>(c_.packed, given...);
+      if (c_.is_self()) data->args.cu_seqlens_kv = nullptr;
+    } else {
+      data = std::make_unique<Data>(given...);
+    }
+    change(data.get());
+    return data->Compute(form.workspace_fill, form.place, form.workspace_misalignment);
   }
 
   // A cache with the keys before those of the first call.

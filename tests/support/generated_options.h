@@ -106,6 +106,11 @@ inline std::vector<int64_t> DrawLengths(Random *random, std::string_view value, 
   return lengths;
 }
 
+// Whether queries may stand before the first key, of which the tables of a rotation have no row.
+inline bool MayBeBefore(const Case &c) {
+  return c.Is("rope", "none") || c.Is("rope_positions", "queries|both") || (c.Is("causal", "yes") && !c.Is("groups", "also"));
+}
+
 // How many keys each sequence has before the calls, and how many come; then n_kv and the lengths of the whole.
 inline void SettleKeys(Case *c, std::string_view value, Random *random) {
   LayerProblem &whole = c->whole;
@@ -114,9 +119,11 @@ inline void SettleKeys(Case *c, std::string_view value, Random *random) {
   for (int64_t b = 0; b < whole.batch; b++) {
     int64_t &fresh = c->new_keys[static_cast<size_t>(b)];
     if (value == "queries") fresh = queries(b);
+    if (!whole.kv_start.empty()) fresh = std::min(fresh, c->n_kv.value - whole.kv_start[static_cast<size_t>(b)]);
     int64_t past = b == 0 ? c->past.value : random->Between(0, c->past.value);
     // Where the last query stands at the last key, there are as many keys as queries.
-    if (c->counts_positions() && c->Is("q_start", "null") && (c->has_cache() || !c->Is("n_kv", "none"))) {
+    const bool has_one_for_each = c->counts_positions() && c->Is("q_start", "null") && (c->has_cache() || !c->Is("n_kv", "none"));
+    if (has_one_for_each && (whole.kv_start.empty() || !MayBeBefore(*c))) {
       if (c->has_cache()) {
         past = std::max(past, queries(b) - fresh);
       } else if (fresh < queries(b) && value != "no") {
@@ -203,14 +210,21 @@ inline ScoreArrays &ScoreOf(Case *c) {
 
 // ---- What may hold anything, since nothing is computed from it
 
+// Calls function(sizes) for the whole or, if that is packed, for each sequence in it.
+template <typename Function>
+void ForEachView(const Case &c, const Function &function) {
+  if (!c.is_packed()) return function(static_cast<const AttentionSizes &>(c.whole));
+  for (int64_t b = 0; b < c.packed.count(); b++) function(OneOf(static_cast<const AttentionSizes &>(c.whole), c.packed, b));
+}
+
 // Calls function(b, h, i, j) for each pair of valid rows that attend, j being a column.
 template <typename Function>
-void ForEachAttendingPair(const Case &c, const Function &function) {
-  for (int64_t b = 0; b < c.whole.batch; b++) {
-    const ValidRows valid = ValidRowsOf(c.whole, b);
-    const AttentionShape shape = ShapeOf(c.whole, b);
-    const ScoreArrays score = c.whole.score ? *c.whole.score : ScoreArrays();
-    const std::vector<uint8_t> mask = DensePairs(c.whole, score.mask, b);
+void ForEachAttendingPair(const AttentionSizes &sizes, const Function &function) {
+  for (int64_t b = 0; b < sizes.batch; b++) {
+    const ValidRows valid = ValidRowsOf(sizes, b);
+    const AttentionShape shape = ShapeOf(sizes, b);
+    const ScoreArrays score = sizes.score ? *sizes.score : ScoreArrays();
+    const std::vector<uint8_t> mask = DensePairs(sizes, score.mask, b);
     const std::vector<int64_t> &q_groups = score.groups.of_queries,
                                &kv_groups = score.groups.of_keys.empty() ? q_groups : score.groups.of_keys;
     for (int64_t i = 0; i < valid.n_q; i++) {
@@ -219,12 +233,12 @@ void ForEachAttendingPair(const Case &c, const Function &function) {
         bool attends = !(shape.is_causal && j > p) && !(shape.has_window_left && j < p - shape.window_left) &&
                        !(shape.has_window_right && j - shape.window_right > p);
         if (!q_groups.empty()) {
-          const int64_t own = q_groups[static_cast<size_t>(b * c.whole.n_q + valid.q_first + i)];
-          const bool is_same = own == kv_groups[static_cast<size_t>(b * c.whole.n_kv + valid.kv_first + j)];
+          const int64_t own = q_groups[static_cast<size_t>(b * sizes.n_q + valid.q_first + i)];
+          const bool is_same = own == kv_groups[static_cast<size_t>(b * sizes.n_kv + valid.kv_first + j)];
           attends = score.groups.add_keys ? attends || (is_same && own >= 0) : attends && is_same;
         }
         if (!attends || (score.num_columns != 0 && valid.kv_first + j >= score.num_columns)) continue;
-        for (int64_t h = 0; h < c.whole.num_heads; h++) {
+        for (int64_t h = 0; h < sizes.num_heads; h++) {
           if (!mask.empty() && !mask[static_cast<size_t>((h * valid.n_q + i) * valid.n_kv + j)]) continue;
           function(b, h, valid.q_first + i, valid.kv_first + j);
         }
@@ -242,9 +256,11 @@ inline void PoisonWhatNobodyAttendsTo(Case *c, float poison) {
     poisoned = *bias;
     std::fill(poisoned.values.begin(), poisoned.values.end(), poison);
   }
-  ForEachAttendingPair(*c, [&](int64_t b, int64_t h, int64_t i, int64_t j) {
-    has_queries[static_cast<size_t>(b * whole.n_kv + j)] = true;
-    if (bias) PairOf(whole, &poisoned, whole.n_kv, b, h, i, j) = PairOf(whole, bias, whole.n_kv, b, h, i, j);
+  ForEachView(*c, [&](const AttentionSizes &sizes) {
+    ForEachAttendingPair(sizes, [&](int64_t b, int64_t h, int64_t i, int64_t j) {
+      has_queries[static_cast<size_t>(b * whole.n_kv + j)] = true;
+      if (bias) PairOf(whole, &poisoned, whole.n_kv, b, h, i, j) = PairOf(whole, bias, whole.n_kv, b, h, i, j);
+    });
   });
   if (bias) *bias = poisoned;
   for (int64_t b = 0; b < whole.batch; b++) {
@@ -335,13 +351,49 @@ inline const std::vector<Dimension> &Dimensions() {
        }},
 
       // Lengths, who attends to whom
+      {"kv_start",
+       {"no", {"yes", 0.5}},
+       [](Case *c, std::string_view value, Random *random) {
+         LayerProblem &whole = c->whole;
+         const int64_t most = c->is_self()       ? whole.n_q
+                              : MayBeBefore(*c) ? c->n_kv.value
+                                                : std::max<int64_t>(c->n_kv.value - whole.n_q, 0);
+         for (int64_t b = 0; b < whole.batch && value == "yes"; b++) whole.kv_start.push_back(random->Between(0, most));
+         if (c->is_self()) whole.q_first = whole.kv_start;
+       }},
       {"q_lengths",
        {"no", "ragged", "empty"},
        [](Case *c, std::string_view value, Random *random) {
-         if (value != "no") c->whole.q_lengths = DrawLengths(random, value, c->whole.batch, c->whole.n_q);
+         LayerProblem &whole = c->whole;
+         if (value != "no") whole.q_lengths = DrawLengths(random, value, whole.batch, whole.n_q);
+         for (size_t b = 0; b < std::min(whole.q_lengths.size(), whole.q_first.size()); b++) {
+           whole.q_lengths[b] = std::min(whole.q_lengths[b], whole.n_q - whole.q_first[b]);
+         }
        }},
       {"padding_left", {"no", "yes"}, [](Case *c, std::string_view value, Random *) { c->whole.padding_left = value == "yes"; }},
       {"kv_lengths", {"no", "ragged", "empty", "queries"}, SettleKeys},
+      {"packed",
+       {"no", {"yes", 0.5}},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "no") return;
+         const LayerProblem &whole = c->whole;
+         const auto draw = [&](int64_t count, int64_t n) {
+           std::vector<int64_t> starts;
+           for (int64_t b = 0; b <= count; b++) starts.push_back(random->Between(0, n));
+           std::sort(starts.begin(), starts.end());
+           return starts;
+         };
+         PackedSequences &packed = c->packed;
+         packed.q = draw(random->Between(1, 5), whole.n_q);
+         packed.kv = c->Is("n_kv", "queries") ? packed.q : draw(packed.count(), whole.n_kv);
+         if (c->Is("n_kv", "queries") || !c->counts_positions() || !c->Is("q_start", "null")) return;
+         for (int64_t b = 0, left = whole.n_kv - packed.q.back() + packed.q[0], at = 0; b <= packed.count(); b++) {
+           const int64_t more = random->Between(0, left);  // beyond those that the queries before need
+           left -= more;
+           at += more + (b > 0 ? packed.q[b] - packed.q[b - 1] : 0);
+           packed.kv[b] = at;
+         }
+       }},
       {"causal", {"no", "yes"}, [](Case *c, std::string_view value, Random *) { c->whole.is_causal = value == "yes"; }},
       {"window_left",
        {"no", "zero", "few", "over_256"},
@@ -356,19 +408,21 @@ inline const std::vector<Dimension> &Dimensions() {
       {"q_start",
        {"null", "last", "first", "within", "beyond", {"far", 0.5}, "before", {"far_before", 0.3}},
        [](Case *c, std::string_view value, Random *random) {
-         for (int64_t b = 0; b < c->whole.batch && value != "null"; b++) {
-           const ValidRows valid = ValidRowsOf(c->whole, b);
-           int64_t start = valid.n_kv - valid.n_q;  // last: with more queries than keys, some are before the first one
-           const bool may_be_before = c->Is("rope", "none") || (c->Is("causal", "yes") && !c->Is("groups", "also"));
-           if (value == "last" && !may_be_before) start = std::max<int64_t>(start, 0);
-           if (value == "first") start = 0;
-           if (value == "within") start = random->Between(0, valid.n_kv);
-           if (value == "beyond") start = valid.n_kv + random->Between(0, 20);
-           if (value == "far") start = std::numeric_limits<int64_t>::max() - random->Between(0, 9);
-           if (value == "before") start = -random->Between(1, 1 + c->whole.n_q);
-           if (value == "far_before") start = -(int64_t{1} << 62) + random->Between(0, 9);
-           c->whole.q_start.push_back(start);
-         }
+         if (value == "null") return;
+         ForEachView(*c, [&](const AttentionSizes &sizes) {
+           for (int64_t b = 0; b < sizes.batch; b++) {
+             const ValidRows valid = ValidRowsOf(sizes, b);
+             int64_t start = valid.n_kv - valid.n_q;  // last: with more queries than keys, some are before the first one
+             if (value == "last" && !MayBeBefore(*c)) start = std::max<int64_t>(start, 0);
+             if (value == "first") start = 0;
+             if (value == "within") start = random->Between(0, valid.n_kv);
+             if (value == "beyond") start = valid.n_kv + random->Between(0, 20);
+             if (value == "far") start = std::numeric_limits<int64_t>::max() - random->Between(0, 9);
+             if (value == "before") start = -random->Between(1, 1 + sizes.n_q);
+             if (value == "far_before") start = -(int64_t{1} << 62) + random->Between(0, 9);
+             (c->is_packed() ? c->packed.q_start : c->whole.q_start).push_back(start);
+           }
+         });
        }},
       {"calls",  // that the rows of query come in
        {{"one", 2}, "two", "several", "rows"},
@@ -503,10 +557,12 @@ inline const std::vector<Dimension> &Dimensions() {
          rope.use_defaults = c->Is("rope_dims", "default") && rope.dims == whole.head_dim;
          rope.num_positions = std::max<int64_t>(whole.n_kv, 1);
          if (c->Is("rope_positions", "counted|keys")) {
-           for (int64_t b = 0; b < whole.batch; b++) {
-             const int64_t start = std::min(ShapeOf(whole, b).q_start, whole.n_kv + 20);
-             rope.num_positions = std::max(rope.num_positions, start + ValidRowsOf(whole, b).n_q);
-           }
+           ForEachView(*c, [&](const AttentionSizes &sizes) {
+             for (int64_t b = 0; b < sizes.batch; b++) {
+               const int64_t start = std::min(ShapeOf(sizes, b).q_start, whole.n_kv + 20);
+               rope.num_positions = std::max(rope.num_positions, start + ValidRowsOf(sizes, b).n_q);
+             }
+           });
          }
          rope.table_stride = rope.dims / 2 + (rope.use_defaults ? 0 : random->Pick<int64_t>({0, 3}));
          rope.cos = random->Uniforms(rope.num_positions * rope.table_stride);
@@ -677,6 +733,7 @@ inline const std::vector<Dimension> &Dimensions() {
          if (value == "infinite") PoisonWhatNobodyAttendsTo(c, std::numeric_limits<float>::infinity());
          ShareInputs(c);
          FillPadding(FromBits(0x7fc0dead), &c->whole);
+         if (c->is_packed()) FillOutside(FromBits(0x7fc0dead), c->packed, &c->whole);
        }},
 
       // How it is called
@@ -746,6 +803,7 @@ inline std::vector<Together> MakeRefusedByTheLibrary() {
       {{"q_start", "far"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},  // beyond the tables
       {{"q_start", "before|far_before"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}, {"causal", "no"}},
       {{"q_start", "before|far_before"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}, {"groups", "also"}},
+      {{"kv_start", "yes"}, {"padding_left", "yes"}},
       // A ring holds the keys of a window
       {{"cache", "ring"}, {"causal", "no"}},
       {{"cache", "ring"}, {"window_left", "no"}},
@@ -798,6 +856,15 @@ inline const std::vector<Together> &WithoutMeaning() {
       {{"norm", "none"}, {"norm_values", "!no"}},
       {{"norm", "none"}, {"norm_weights", "!none"}},
       {{"norm_heads", "together"}, {"norm_weights", "apart"}},
+      {{"kv_start", "yes"}, {"cache", "!none"}},
+      {{"packed", "yes"}, {"batch", "!1"}},
+      {{"packed", "yes"}, {"cache", "!none"}},
+      {{"packed", "yes"}, {"calls", "!one"}},
+      {{"packed", "yes"}, {"q_lengths", "!no"}},
+      {{"packed", "yes"}, {"kv_lengths", "ragged|empty"}},
+      {{"packed", "yes"}, {"padding_left", "yes"}},
+      {{"packed", "yes"}, {"kv_start", "yes"}},
+      {{"packed", "yes"}, {"n_kv", "none"}},
       // Several calls: each has the keys that its rows attend to
       {{"calls", "!one"}, {"cache", "none"}, {"entry", "self|value"}},
       {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"kv_lengths", "!queries"}},
