@@ -361,6 +361,43 @@ TEST(PackedSequences, AreNotReadByTheSizeQuery) {
   EXPECT_EQ(data.WorkspaceBytes(), bytes);
 }
 
+std::string ErrorOf(const CallData &data) {
+  mha_call_info info = Zeroed<mha_call_info>();
+  mha_error error;
+  EXPECT_NE(data.Info(&info, &error), MHA_OK);
+  return error.message;
+}
+
+TEST(PackedSequences, AreRefusedWhereTheyContradict) {
+  PackedSequences sequences;
+  LayerProblem problem = MixedLayer({5, 70}, {5, 70}, false, true, &sequences);
+  problem.rope = MakeRope(false, 6, 100);
+  const Layer layer = MakeLayer(problem);
+  LayerCall call;
+  call.asked = kAskNothing;
+  PackedData<ForwardData> data(sequences, layer.get(), problem, call);
+  data.args.cu_seqlens_kv = data.q;
+  EXPECT_EQ(ErrorOf(data), "cu_seqlens_kv is given, but the keys are the rows of query; give cu_seqlens_q alone, or key");
+  data.args.cu_seqlens_kv = nullptr;
+  const int64_t starts[] = {-1, 0};
+  data.args.q_start = starts;
+  EXPECT_NE(ErrorOf(data).find("the queries of sequence 0 begin at position -1, for which rope has no tables; set MHA_CAUSAL"),
+            std::string::npos);
+
+  Cache cache(CacheConfigOf(problem, {MHA_CACHE_CONTIGUOUS, 0}, 2, 100));
+  data.args.q_start = nullptr;
+  data.args.cache = cache.get();
+  data.args.flags = MHA_CAUSAL | MHA_CACHE_READ;
+  data.args.cu_seqlens_kv = data.q;
+  EXPECT_EQ(ErrorOf(data), "MHA_CACHE_READ appends nothing, but cu_seqlens_kv is given; leave it NULL, or leave the flag out");
+  data.args.flags = MHA_CAUSAL;
+  data.args.cu_seqlens_kv = nullptr;
+  float sums = 0;
+  data.taps.key_sums = &sums;
+  data.args.taps = &data.taps;
+  EXPECT_NE(ErrorOf(data).find("taps.key_sums has no place"), std::string::npos);
+}
+
 // ---- Products by a caller's sgemm
 
 TEST(PackedSequences, GoThroughASgemmAsEachAlone) {
