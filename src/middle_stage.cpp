@@ -225,7 +225,10 @@ void plan_middle(MiddleStage *stage, WorkspaceLayout *layout) {
 void begin_passes(MiddleStage *stage, unsigned char *workspace) {
   const AttentionMemory &memory = stage->memory;
   const SequenceArguments &s = stage->sequences;
-  bind_attention(memory, workspace, &stage->attention);
+  Attention &attention = stage->attention;
+  bind_attention(memory, workspace, &attention);
+  attention.reworks_context = attention.options.head_scales || attention.context || attention.gate.values.base ||
+                              attention.output_storage != Storage::f32;
   stage->attention.n_kv = pair_columns(s);
   stage->attention.longest_kv = longest_keys(s);
   stage->counter = reinterpret_cast<UnitCounter *>(workspace + stage->counter_offset);

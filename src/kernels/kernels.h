@@ -258,6 +258,7 @@ struct Attention {
   KeyValues k, v;
   void *output;  // canonical context rows, gated
   Storage output_storage;
+  bool reworks_context;  // head scales, the tap of the context, a gate or the output's type do
   int64_t output_batch_stride, output_row_stride, output_head_stride;
   float *lse, *context;  // optional outputs, contiguous as in mha.h
   PairOutputs pairs;

@@ -115,6 +115,18 @@ MHA_NOINLINE void apply_gate(const Unit &unit, const Row &row, float *x) {
   for (; c < width; ++c) x[c] = canonical(x[c] * factor_of(gate, Scalar{g[c]}).x);
 }
 
+// What becomes of a row of the context in options that most calls do without. x: the output, unless that is to be narrowed.
+template <class V>
+MHA_NOINLINE void rework_context(const Unit &unit, const Row &row, bool is_empty, float *x) {
+  const Attention &call = unit.call;
+  if (call.options.head_scales) scale_context<V>(call.options.head_scales[row.head], call.head_dim_v, x);
+  if (float *const tap = unit.context_tap(row)) {
+    for (int64_t i = 0; i < call.head_dim_v; ++i) tap[i] = x[i];
+  }
+  if (call.gate.values.base && !is_empty) apply_gate<V>(unit, row, x);
+  if (call.output_storage != Storage::f32) narrow_row(call.output_storage, x, call.head_dim_v, unit.output(row));
+}
+
 template <class V>
 inline void finish(const Unit &unit, const Row &row) {
   const Attention &call = unit.call;
@@ -132,12 +144,7 @@ inline void finish(const Unit &unit, const Row &row) {
     store(o + c, is_empty ? all<V>(0.0f) : canonical(load<V>(o + c) * inverse));
     for (; c < call.head_dim_v; ++c) out[c] = o[c];
   }
-  if (call.options.head_scales) scale_context<V>(call.options.head_scales[row.head], call.head_dim_v, out);
-  if (float *const tap = unit.context_tap(row)) {
-    for (int64_t i = 0; i < call.head_dim_v; ++i) tap[i] = out[i];
-  }
-  if (call.gate.values.base && !is_empty) apply_gate<V>(unit, row, out);
-  if (is_narrowed) narrow_row(call.output_storage, o, call.head_dim_v, unit.output(row));
+  if (call.reworks_context) rework_context<V>(unit, row, is_empty, out);
   if (call.row_maxima) {
     call.row_maxima[unit.output_row(row)] = *unit.m(0, row.index);
     call.row_sums[unit.output_row(row)] = l;

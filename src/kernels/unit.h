@@ -28,35 +28,36 @@ struct Unit {
   const Sequence &sequence;
   int64_t sequence_index;  // in the caller's arrays and the outputs
   int64_t kv_head, query_begin, queries;
-  int64_t heads;       // query heads of the kv head
-  int64_t group;       // those of them that are computed
-  int64_t first_head;  // of all of them
+  int64_t heads;                 // query heads of the kv head
+  int64_t group;                 // those of them that are computed
+  int64_t first_head, end_head;  // the first of these, and behind the last of all
   int64_t num_rows;
   float *scratch;
 
   MHA_INLINE Row row(int64_t index) const {
-    if (group != heads) return row_of_computed_heads(index);
     if (group == 1) return {index, query_begin + index, first_head};
     const uint32_t query = static_cast<uint32_t>(index) / static_cast<uint32_t>(group);  // a quicker division than that of 64 bits
-    return {index, query_begin + query, first_head + index - query * group};
+    const int64_t place = index - query * group;
+    return {index, query_begin + query, group == heads ? first_head + place : computed_head(first_head, place)};
   }
   MHA_INLINE void advance(Row *row) const {
     ++row->index;
-    if (group != heads) return static_cast<void>(*row = row_of_computed_heads(row->index));
-    if (++row->head < first_head + group) return;
-    row->head -= group;
+    ++row->head;
+    if (group != heads) row->head = computed_head(row->head, 0);
+    if (row->head < end_head) return;
+    row->head = first_head;
     ++row->query;
   }
-  MHA_NOINLINE Row row_of_computed_heads(int64_t index) const {
-    int64_t place = index % group, head = first_head;
-    while (!is_computed(head) || place-- != 0) ++head;
-    return {index, query_begin + index / group, head};
+  // From a head on the one with so many computed ones before it, or end_head.
+  MHA_NOINLINE int64_t computed_head(int64_t head, int64_t before) const {
+    while (head < end_head && (!is_computed(head) || before-- != 0)) ++head;
+    return head;
   }
   // Calls function(row) for the rows of the other heads.
   template <class Function>
   MHA_INLINE void for_each_left_out(const Function &function) const {
     for (int64_t i = 0; i < queries * heads; ++i) {
-      const Row row = {0, query_begin + i / heads, first_head + i % heads};
+      const Row row = {0, query_begin + i / heads, end_head - heads + i % heads};
       if (!is_computed(row.head)) function(row);
     }
   }
@@ -97,22 +98,27 @@ struct Unit {
   }
   // Null if it was not asked for.
   MHA_INLINE float *context_tap(const Row &row) const {
-    const int64_t at = ((sequence_index * call.n_q + array_row(row)) * call.num_heads + row.head) * call.head_dim_v;
-    return call.context ? call.context + at : nullptr;
+    if (!call.context) return nullptr;
+    return call.context + ((sequence_index * call.n_q + array_row(row)) * call.num_heads + row.head) * call.head_dim_v;
   }
   // Number of the row in an output [batch, num_heads, n_q].
   MHA_INLINE int64_t output_row(const Row &row) const { return (sequence_index * call.num_heads + row.head) * call.n_q + array_row(row); }
 };
 
+// The same unit without the heads whose scale is 0.
+MHA_NOINLINE inline void leave_out_heads(Unit *unit) {
+  unit->group = 0;
+  for (int64_t head = unit->first_head; head < unit->end_head; ++head) unit->group += unit->is_computed(head);
+  unit->num_rows = unit->queries * unit->group;
+  unit->first_head = unit->computed_head(unit->first_head, 0);
+}
+
 // heads: query heads of each kv head.
 MHA_INLINE Unit unit_of(const Attention &call, const Sequence &sequence, int64_t kv_head, int64_t query_begin, int64_t queries,
                         int64_t heads, float *scratch) {
-  Unit unit = {call,  sequence, sequence.in_arrays, kv_head, query_begin, queries, heads, heads, kv_head * heads, queries * heads, scratch};
-  if (call.options.head_scales) {
-    unit.group = 0;
-    for (int64_t head = unit.first_head; head < unit.first_head + heads; ++head) unit.group += unit.is_computed(head);
-    unit.num_rows = queries * unit.group;
-  }
+  const int64_t first = kv_head * heads;
+  Unit unit = {call, sequence, sequence.in_arrays, kv_head, query_begin, queries, heads, heads, first, first + heads, queries * heads, scratch};
+  if (call.options.head_scales) leave_out_heads(&unit);
   return unit;
 }
 
