@@ -411,7 +411,7 @@ TEST_P(ScoreOptionsTest, ArraysAreReadWithinTheirBounds) {
 // The position of a query may be any, and the ends of the table are the numbers of all keys beyond them.
 TEST_P(ScoreOptionsTest, ARelativeBiasReachesAnyPosition) {
   const int64_t most = std::numeric_limits<int64_t>::max();
-  for (const int64_t start : {int64_t{0}, int64_t{10}, int64_t{299}, int64_t{300}, int64_t{1000}, most - 3, most}) {
+  for (const int64_t start : std::initializer_list<int64_t>{-most / 2 - 1, -1000, -4, 0, 10, 299, 300, most - 3, most}) {
     for (const auto &[left, right] : {std::pair<int64_t, int64_t>{0, 0}, {3, 0}, {0, 3}, {290, 5}, {5, 290}, {2000, 2000}}) {
       Random random(5);
       AttentionProblem problem = Problem(5, 6, 300);
