@@ -102,6 +102,25 @@ class ScoreOptionsTest : public AttentionTest {
     FillNormal(&random, &problem);
     return problem;
   }
+
+  // The rows of `whole` behind a cache that has all keys but the last ones, which come with the rows and alone have columns in `score`.
+  std::vector<float> OfNewKeys(const AttentionProblem &whole, const CacheForm &form, const ScoreArrays &score) const {
+    const int64_t n = whole.n_q, all = whole.n_kv, past = all - n, width = whole.num_kv_heads * whole.head_dim;
+    const int64_t width_v = whole.num_kv_heads * whole.head_dim_v;
+    Cache cache(CacheConfigOf(whole, form, 1, all));
+    cache.Append(0, {SliceRows(whole.k, 0, all, width, 0, past), SliceRows(whole.v, 0, all, width_v, 0, past)});
+    AttentionProblem part = whole;
+    part.n_kv = n;
+    part.k = SliceRows(whole.k, 0, all, width, past, n);
+    part.v = SliceRows(whole.v, 0, all, width_v, past, n);
+    part.score = score;
+    AttentionCall call = PlainCall();
+    call.asked = kAskNothing;
+    call.cache.cache = cache.get();
+    AttentionData data(part, call);
+    data.score.columns = MHA_COLUMNS_NEW_KEYS;
+    return data.Compute().y;
+  }
 };
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(ScoreOptionsTest);
 
@@ -220,21 +239,9 @@ TEST_P(ScoreOptionsTest, WithColumnsOfNewKeysAreThoseWithOnesAndZerosBeforeThem)
       whole.score = score;
       const Outputs expected = Specify(whole);
 
-      Cache cache(CacheConfigOf(whole, {kind, 832}, 1, all));
-      cache.Append(0, {SliceRows(whole.k, 0, all, 2 * 6, 0, past), SliceRows(whole.v, 0, all, 2 * 5, 0, past)});
-      AttentionProblem part = whole;
-      part.n_kv = n;
-      part.k = SliceRows(whole.k, 0, all, 2 * 6, past, n);
-      part.v = SliceRows(whole.v, 0, all, 2 * 5, past, n);
-      part.score = ScoreArrays();
-      part.score->mask = mask;
-      part.score->bias = bias;
-      AttentionCall call = PlainCall();
-      call.asked = kAskNothing;
-      call.cache.cache = cache.get();
-      AttentionData data(part, call);
-      data.score.columns = MHA_COLUMNS_NEW_KEYS;
-      EXPECT_TRUE(SameBits(data.Compute().y, expected.y)) << "past " << past << " kind " << kind;
+      score.mask = mask;
+      score.bias = bias;
+      EXPECT_TRUE(SameBits(OfNewKeys(whole, {kind, 832}, score), expected.y)) << "past " << past << " kind " << kind;
     }
   }
 }
@@ -256,20 +263,8 @@ TEST_P(ScoreOptionsTest, WithColumnsOfNewKeysReachOverThePassesOfARing) {
   }
   whole.score = score;
   const Outputs expected = Specify(whole);
-  Cache cache(CacheConfigOf(whole, {MHA_CACHE_RING, 64}, 1, all));
-  cache.Append(0, {SliceRows(whole.k, 0, all, 2 * 6, 0, past), SliceRows(whole.v, 0, all, 2 * 5, 0, past)});
-  AttentionProblem part = whole;
-  part.n_kv = n;
-  part.k = SliceRows(whole.k, 0, all, 2 * 6, past, n);
-  part.v = SliceRows(whole.v, 0, all, 2 * 5, past, n);
-  part.score = ScoreArrays();
-  part.score->mask = mask;
-  AttentionCall call = PlainCall();
-  call.asked = kAskNothing;
-  call.cache.cache = cache.get();
-  AttentionData data(part, call);
-  data.score.columns = MHA_COLUMNS_NEW_KEYS;
-  EXPECT_TRUE(SameBits(data.Compute().y, expected.y));
+  score.mask = mask;
+  EXPECT_TRUE(SameBits(OfNewKeys(whole, {MHA_CACHE_RING, 64}, score), expected.y));
 }
 
 TEST_P(ScoreOptionsTest, OfALayerGiveTheBitsOfTheSpecification) {

@@ -89,20 +89,23 @@ inline void mask_scores(const Unit &unit, const Row &row, int64_t chunk_begin, R
 
 // ---- Ranges
 
+// Whether one of 32 bytes is not 0.
+MHA_INLINE bool has_set(const uint8_t *bytes) {
+  uint64_t eights[4];
+  __builtin_memcpy(eights, bytes, sizeof eights);
+  return (eights[0] | eights[1] | eights[2] | eights[3]) != 0;
+}
+
 // The first byte of [begin, end) that is not 0, or end; and the place behind the last one, or begin.
 MHA_INLINE int64_t first_set(const uint8_t *bytes, int64_t begin, int64_t end) {
-  for (uint64_t eight; begin + 8 <= end; begin += 8) {
-    __builtin_memcpy(&eight, bytes + begin, sizeof eight);
-    if (eight != 0) break;
+  for (; begin + 32 <= end && !has_set(bytes + begin); begin += 32) {
   }
   while (begin < end && bytes[begin] == 0) ++begin;
   return begin;
 }
 
 MHA_INLINE int64_t end_of_set(const uint8_t *bytes, int64_t begin, int64_t end) {
-  for (uint64_t eight; begin + 8 <= end; end -= 8) {
-    __builtin_memcpy(&eight, bytes + end - 8, sizeof eight);
-    if (eight != 0) break;
+  for (; begin + 32 <= end && !has_set(bytes + end - 32); end -= 32) {
   }
   while (begin < end && bytes[end - 1] == 0) --end;
   return end;
