@@ -78,6 +78,7 @@ template <class V>
 inline void write_columns(const Destination &to, const InputRows &x, int64_t row, int64_t num_rows, const float *values,
                           int64_t values_stride, int64_t first_column, int64_t num_columns) {
   const Cursor first = cursor_at(x, row);
+  const bool is_converted = to.residual || to.storage != Storage::f32;
   int64_t head = quotient(first_column, to.head_width), c = first_column - head * to.head_width;
   for (int64_t done = 0; done < num_columns; ++head, c = 0) {
     const int64_t count = min(to.head_width - c, num_columns - done);
@@ -87,7 +88,7 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
       const int64_t start = head * to.head_stride + at.block * to.batch_stride;
       float *const base = static_cast<float *>(to.base) + start;
       int64_t step = 1;
-      if (to.residual || to.storage != Storage::f32) {
+      if (is_converted) {
         write_converted<V>(to, at.row, c, start + at.row * to.row_stride + c, from, count);
       } else if (to.kind != Destination::Kind::key_blocks) {
         copy<V>(from, base + (to.kind == Destination::Kind::rows ? at.row : at.position) * to.row_stride + c, count);

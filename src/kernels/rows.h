@@ -40,11 +40,13 @@ MHA_NOINLINE inline void narrow_row(Storage storage, const float *from, int64_t 
   narrow_blocks(from, count, bits, [](float x) MHA_INLINED { return bf16_of(x); });
 }
 
-// The number at `index` of an array of the caller's.
-MHA_INLINE const char *element_at(const void *base, Storage storage, int64_t index) {
-  return static_cast<const char *>(base) + index * bytes_of(storage);
+// The number at `index` of an array of the caller's, f32 or of 16 bits.
+MHA_INLINE char *element_at(void *base, Storage storage, int64_t index) {
+  return static_cast<char *>(base) + (storage == Storage::f32 ? 2 * index : index) * 2;
 }
-MHA_INLINE char *element_at(void *base, Storage storage, int64_t index) { return static_cast<char *>(base) + index * bytes_of(storage); }
+MHA_INLINE const char *element_at(const void *base, Storage storage, int64_t index) {
+  return element_at(const_cast<void *>(base), storage, index);
+}
 
 }  // namespace
 }  // namespace mha
