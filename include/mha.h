@@ -696,7 +696,7 @@ MHA_API mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error 
  * Fills relative_bias [num_heads, left + 1 + right] from T5's embedding [num_buckets, num_heads]:
  * each distance has the bucket that Hugging Face's T5Attention gives it. num_buckets is 4 .. 2^30,
  * in decoders (is_bidirectional 0) 2 ..; 0 = 32. max_distance is more than distances with a bucket
- * each, to 2^30; 0 = 128. What is farther away changes nothing, nor does the right side in decoders.
+ * each, to 2^30; 0 = 128. What is farther away, or to the right in decoders, changes nothing.
  */
 MHA_API mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets,
                                         int64_t max_distance, uint32_t is_bidirectional,
