@@ -157,6 +157,7 @@ TEXT
 display_library: term
 romimage: file=/usr/share/bochs/BIOS-bochs-latest
 vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest
+vga: extension=vbe, update_freq=1
 cpu: model=corei7_skylake_x, count=1, ips=100000000, reset_on_triple_fault=0
 memory: guest=$memory_mib, host=$memory_mib
 ata0: enabled=1
