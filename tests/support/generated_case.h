@@ -214,8 +214,13 @@ inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
   problem.gate_values = RowsOfQueries(whole.gate_values, c, part, whole.gate_width());
   problem.has_key = !c.reads() && c.Is("entry", "attention|key|key_value");
   problem.has_value = !c.reads() && c.Is("entry", "attention|value|key_value");
-  problem.key = RowsOfKeys(whole.key, c, part, whole.key_dim, nan);
-  problem.value = RowsOfKeys(whole.value, c, part, whole.value_dim, nan);
+  if (c.has_cache()) {
+    problem.key = RowsOfKeys(whole.key, c, part, whole.key_dim, nan);
+    problem.value = RowsOfKeys(whole.value, c, part, whole.value_dim, nan);
+  }
+  for (std::vector<float> *x : {&problem.query, &problem.key, &problem.value}) {  // the first sequence's rows are those of all
+    if (c.Is("inputs", "repeated")) std::fill(x->begin() + static_cast<int64_t>(x->size()) / whole.batch, x->end(), nan);
+  }
   problem.q_start.clear();
   problem.q_lengths.clear();
   problem.kv_lengths.clear();
@@ -422,7 +427,13 @@ class CaseRun {
       call.query = call.key = call.value = c_.inputs;
       call.output = c_.outputs;
       call.input_array = c_.input_type;
-      return Run<ForwardData>(form, change, layer_.get(), problem, call);
+      const auto repeat = [](ForwardData *data) {
+        mha_forward_args &args = data->args;
+        args.query_batch_stride = MHA_BROADCAST;
+        if (args.key) args.key_batch_stride = MHA_BROADCAST;
+        if (args.value) args.value_batch_stride = MHA_BROADCAST;
+      };
+      return Run<ForwardData>(form, change, repeat, layer_.get(), problem, call);
     }
     AttentionCall call;
     static_cast<CallForm &>(call) = form;
@@ -434,11 +445,14 @@ class CaseRun {
       call.k_array = static_cast<Storage>(c_.NumberOf("k_type"));
       call.v_array = static_cast<Storage>(c_.NumberOf("v_type"));
     }
-    return Run<AttentionData>(form, change, AttentionOf(problem), call);
+    const auto repeat = [](AttentionData *data) {
+      for (int64_t *stride : {&data->args.q_batch_stride, &data->args.k_batch_stride, &data->args.v_batch_stride}) *stride = MHA_BROADCAST;
+    };
+    return Run<AttentionData>(form, change, repeat, AttentionOf(problem), call);
   }
 
-  template <typename Data, typename Change, typename... Given>
-  Outputs Run(const CallForm &form, const Change &change, const Given &...given) const {
+  template <typename Data, typename Change, typename Repeat, typename... Given>
+  Outputs Run(const CallForm &form, const Change &change, const Repeat &repeat, const Given &...given) const {
     std::unique_ptr<Data> data;
     if (c_.is_packed()) {
       data = std::make_unique<PackedData<Data>>(c_.packed, given...);
@@ -447,6 +461,7 @@ class CaseRun {
       data = std::make_unique<Data>(given...);
     }
     change(data.get());
+    if (c_.Is("inputs", "repeated")) repeat(data.get());
     return data->Compute(form.workspace_fill, form.place, form.workspace_misalignment);
   }
 

@@ -276,11 +276,12 @@ inline void PoisonWhatNobodyAttendsTo(Case *c, float poison) {
 // Where key is NULL, keys are the rows of query; where value is, values are those of key.
 inline void ShareInputs(Case *c) {
   LayerProblem &whole = c->whole;
-  if (c->is_self()) {
+  if (c->is_self() && !c->has_cache()) {
+    whole.query = whole.key;
+  } else if (c->is_self()) {
     for (int64_t b = 0; b < whole.batch; b++) {
       const ValidRows valid = ValidRowsOf(whole, b);
-      const int64_t column = c->has_cache() ? c->pasts[static_cast<size_t>(b)] : valid.q_first;
-      const auto from = whole.key.begin() + (b * whole.n_kv + column) * whole.key_dim;
+      const auto from = whole.key.begin() + (b * whole.n_kv + c->pasts[static_cast<size_t>(b)]) * whole.key_dim;
       std::copy(from, from + valid.n_q * whole.key_dim, whole.query.begin() + (b * whole.n_q + valid.q_first) * whole.query_dim);
     }
   }
@@ -731,7 +732,13 @@ inline const std::vector<Dimension> &Dimensions() {
        [](Case *c, std::string_view value, Random *) {
          if (value == "nan") PoisonWhatNobodyAttendsTo(c, FromBits(0xffd23456u));
          if (value == "infinite") PoisonWhatNobodyAttendsTo(c, std::numeric_limits<float>::infinity());
+         LayerProblem &whole = c->whole;
+         for (std::vector<float> *x : {&whole.query, &whole.key, &whole.value}) {
+           const size_t count = x->size() / static_cast<size_t>(whole.batch);  // of a sequence
+           for (size_t n = count; n < x->size() && c->Is("inputs", "repeated"); n++) (*x)[n] = (*x)[n - count];
+         }
          ShareInputs(c);
+         if (c->Is("inputs", "repeated")) return;  // padding of one sequence are rows of another one
          FillPadding(FromBits(0x7fc0dead), &c->whole);
          if (c->is_packed()) FillOutside(FromBits(0x7fc0dead), c->packed, &c->whole);
        }},
@@ -767,7 +774,7 @@ inline const std::vector<Dimension> &Dimensions() {
        {"f32", "f16", "bf16"},
        [](Case *c, std::string_view, Random *) { c->call.output_array = static_cast<Storage>(c->NumberOf("output_type")); }},
       {"inputs",
-       {"contiguous", "gaps", "heads_outside", "rows_outside"},
+       {"contiguous", "gaps", "heads_outside", "rows_outside", "repeated"},  // the last: the same for all sequences
        [](Case *c, std::string_view value, Random *) {
          c->inputs = value == "gaps" ? kGaps : value == "heads_outside" ? kHeadsOutside : value == "rows_outside" ? kRowsOutside : kDense;
        }},
@@ -857,6 +864,9 @@ inline const std::vector<Together> &WithoutMeaning() {
       {{"norm", "none"}, {"norm_weights", "!none"}},
       {{"norm_heads", "together"}, {"norm_weights", "apart"}},
       {{"kv_start", "yes"}, {"cache", "!none"}},
+      {{"inputs", "repeated"}, {"cache", "!none"}},
+      {{"inputs", "repeated"}, {"packed", "yes"}},
+      {{"inputs", "repeated"}, {"unread", "!ordinary"}},
       {{"packed", "yes"}, {"batch", "!1"}},
       {{"packed", "yes"}, {"cache", "!none"}},
       {{"packed", "yes"}, {"calls", "!one"}},
