@@ -47,7 +47,7 @@ SEVERAL = (2, 4, 8, 16)  # sequences, or tokens of one
 # stored type, least time of f32 / its time, the same with AVX2
 CACHE_TARGETS = [("f16", 1.8, 1.8), ("bf16", 1.8, 1.8), ("int8", 3.2, 3.0)]
 WEIGHT_TARGETS = [*CACHE_TARGETS, ("int4", 5.0, 3.5)]
-# option, least of_limit / that of a plain causal call: mha_attention, the layer
+# option, least of_limit / that of a plain causal call (packed: / that of a call for each document): mha_attention, the layer
 VARIANT_TARGETS = [
     ("window_256/n:8192", 0.85, None),
     ("window_512/n:1024", 0.95, 0.95),
@@ -60,6 +60,12 @@ VARIANT_TARGETS = [
     ("alibi/n:1024", None, 0.95),
     ("sinks/n:1024", None, 0.95),
     ("rope/n:1024", None, 0.95),
+    ("relative_bias/n:1024", 0.85, 0.85),
+    ("q_scales/n:1024", None, 0.95),
+    ("qk_norm/n:1024", None, 0.95),
+    ("gate/n:1024", None, 0.95),
+    ("groups/n:4096", 0.95, None),
+    ("packed/n:4096", 0.97, None),
 ]
 
 
