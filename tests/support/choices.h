@@ -273,7 +273,8 @@ inline std::vector<Choice> EveryPair(const Space &space) {
 }
 
 // A random choice, the same for the same seed. What a dimension gets depends on its name and the others' values only, so that a new
-// dimension changes few cases. A third of all choices is plain in most dimensions.
+// dimension changes few cases. A third of all choices is plain in most dimensions. A few dimensions choose before all others, so that
+// values that go with few others are not rare.
 inline Choice RandomChoice(const Space &space, uint64_t seed) {
   const double chance_of_plain = seed % 3 == 0 ? 0.8 : 0;
   Choice choice(static_cast<size_t>(space.size()), -1);
@@ -283,7 +284,24 @@ inline Choice RandomChoice(const Space &space, uint64_t seed) {
     Random random(own);
     return RandomOrder(space, dimension, &random, chance_of_plain);
   };
-  if (!space.Complete(order, &choice)) throw std::runtime_error("no values can stand together");
+  Random random(seed);
+  std::vector<int> first;
+  for (int n = 0; n < 6; n++) {
+    const int dimension = static_cast<int>(random.Below(space.size()));
+    int &value = choice[static_cast<size_t>(dimension)];
+    if (value >= 0) continue;
+    value = order(dimension, choice)[0];
+    if (space.Allows(choice)) {
+      first.push_back(dimension);
+    } else {
+      value = -1;
+    }
+  }
+  while (!space.Complete(order, &choice)) {
+    if (first.empty()) throw std::runtime_error("no values can stand together");
+    choice[static_cast<size_t>(first.back())] = -1;
+    first.pop_back();
+  }
   return choice;
 }
 

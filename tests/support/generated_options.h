@@ -39,8 +39,8 @@ inline Size DrawCount(Random *random, std::string_view value) {
   if (value == "few") return Draw(random, 2, 7);
   if (value == "some") return Draw(random, 8, 40);
   if (value == "many") return Draw(random, 41, 100);
-  if (value == "over_256") return Draw(random, 250, 300);
-  if (value == "over_512") return Draw(random, 510, 560);
+  if (value == "over_256") return Draw(random, 257, 300);
+  if (value == "over_512") return Draw(random, 530, 640);
   return {0, 0};
 }
 
@@ -353,7 +353,7 @@ inline const std::vector<Dimension> &Dimensions() {
 
       // Lengths, who attends to whom
       {"kv_start",
-       {"no", {"yes", 0.5}},
+       {"no", "yes"},
        [](Case *c, std::string_view value, Random *random) {
          LayerProblem &whole = c->whole;
          const int64_t most = c->is_self()       ? whole.n_q
@@ -374,7 +374,7 @@ inline const std::vector<Dimension> &Dimensions() {
       {"padding_left", {"no", "yes"}, [](Case *c, std::string_view value, Random *) { c->whole.padding_left = value == "yes"; }},
       {"kv_lengths", {"no", "ragged", "empty", "queries"}, SettleKeys},
       {"packed",
-       {"no", {"yes", 0.5}},
+       {"no", "yes"},
        [](Case *c, std::string_view value, Random *random) {
          if (value == "no") return;
          const LayerProblem &whole = c->whole;
