@@ -718,6 +718,11 @@ inline const std::vector<Dimension> &Dimensions() {
          };
          draw(c->whole.n_q, &groups.of_queries);
          if (c->Is("groups_of_keys", "given")) draw(c->whole.n_kv, &groups.of_keys);
+         // Most queries have the number of some key, wherever that is.
+         for (size_t i = 0; i < groups.of_queries.size() && !groups.of_keys.empty(); i++) {
+           const int64_t b = static_cast<int64_t>(i) / c->whole.n_q, column = random->Below(c->whole.n_kv);
+           if (random->Chance(0.8)) groups.of_queries[i] = groups.of_keys[static_cast<size_t>(b * c->whole.n_kv + column)];
+         }
          if (c->whole.n_kv == 0) groups.of_keys = {0};  // an array of none must be there
        }},
       {"groups_of_keys", {"given", "queries"}, [](Case *, std::string_view, Random *) {}},
