@@ -483,6 +483,7 @@ class CaseRun {
     problem.window_left = 0;
     problem.window_right.reset();
     problem.score.reset();
+    if (!c_.is_layer()) problem.gate = GateKind::kNone;
     problem.padding_left = false;
     problem.q_start.clear();
     problem.q_lengths = c_.pasts;

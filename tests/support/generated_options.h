@@ -410,6 +410,7 @@ inline const std::vector<Dimension> &Dimensions() {
        {"null", "last", "first", "within", "beyond", {"far", 0.5}, "before", {"far_before", 0.3}},
        [](Case *c, std::string_view value, Random *random) {
          if (value == "null") return;
+         std::vector<int64_t> starts;
          ForEachView(*c, [&](const AttentionSizes &sizes) {
            for (int64_t b = 0; b < sizes.batch; b++) {
              const ValidRows valid = ValidRowsOf(sizes, b);
@@ -421,9 +422,10 @@ inline const std::vector<Dimension> &Dimensions() {
              if (value == "far") start = std::numeric_limits<int64_t>::max() - random->Between(0, 9);
              if (value == "before") start = -random->Between(1, 1 + sizes.n_q);
              if (value == "far_before") start = -(int64_t{1} << 62) + random->Between(0, 9);
-             (c->is_packed() ? c->packed.q_start : c->whole.q_start).push_back(start);
+             starts.push_back(start);
            }
          });
+         (c->is_packed() ? c->packed.q_start : c->whole.q_start) = starts;
        }},
       {"calls",  // that the rows of query come in
        {{"one", 2}, "two", "several", "rows"},
