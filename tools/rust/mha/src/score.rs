@@ -1,4 +1,4 @@
-use std::mem::{size_of, zeroed};
+use std::mem::size_of;
 use std::ptr::null;
 
 use mha_sys as sys;
@@ -61,9 +61,12 @@ pub struct ScoreOptions<'a> {
     relative_bias: Option<(&'a [f32], usize, usize)>,
     q_scales: Option<(&'a [f32], [usize; 2])>,
     num_columns: usize,
-    groups: Option<(Groups, &'a [i32], Option<&'a [i32]>)>,
+    groups: Option<GroupNumbers<'a>>,
     head_scales: Option<&'a [f32]>,
 }
+
+/// What they do, those of the queries, and those of the keys unless they are the queries'.
+type GroupNumbers<'a> = (Groups, &'a [i32], Option<&'a [i32]>);
 
 /// What the group numbers of [`ScoreOptions::groups`] do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -268,8 +271,6 @@ impl<'a> ScoreOptions<'a> {
             kv_groups: self.groups.and_then(|(_, _, of_keys)| of_keys).map_or(null(), <[i32]>::as_ptr),
             q_groups_stride: self.groups.map_or(0, |_| stride(of.n_q)),
             kv_groups_stride: self.groups.and_then(|(_, _, of_keys)| of_keys).map_or(0, |_| stride(columns)),
-            // SAFETY: zero is the default of every other field.
-            ..unsafe { zeroed() }
         }
     }
 }
@@ -344,7 +345,7 @@ pub fn t5_relative_bias(
     left: usize,
     right: usize,
 ) -> Result<Vec<f32>> {
-    let num_buckets = if num_heads == 0 { 0 } else { embedding.len() / num_heads };
+    let num_buckets = embedding.len().checked_div(num_heads).unwrap_or(0);
     check_exact("embedding", embedding.len(), &[("num_buckets", num_buckets), ("num_heads", num_heads)])?;
     if num_buckets == 0 || max_distance == 0 {
         return Err(Error::new(ErrorKind::InvalidValue, "num_buckets and max_distance are at least 1".to_string()));
