@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/python: mha.py against the header, the library and NumPy; minilm.py against ONNX Runtime.
+"""tools/python: the package mha against the header, the library and NumPy; minilm.py against ONNX Runtime.
 
     python_test.py mha | extents | minilm --library LIBMHA.SO --include FOLDER --cc CC [--venv FOLDER]
 
@@ -17,6 +17,7 @@ import itertools
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -107,10 +108,10 @@ class Mha(unittest.TestCase):
         declared = dict(re.findall(r"MHA_API mha_status (\w+)\(([^;]*),\s+mha_error \*error\);", header))
         kinds = {name: "".join("p" if "*" in one else "s" if "size_t" in one else "u" if "uint32_t" in one else "i" for one in parameters.split(","))
                  for name, parameters in declared.items()}
-        self.assertEqual(mha._signatures, kinds)
+        self.assertEqual(mha._library._signatures, kinds)
         others = set(re.findall(r"MHA_API [^;(]*\b(mha_\w+)\(", header)) - set(declared)
-        self.assertEqual({*mha._others, "mha_instruction_set_name"}, others)  # for that one there is the table of names
-        program = (tools / "mha.py").read_text()
+        self.assertEqual({*mha._library._others, "mha_instruction_set_name"}, others)  # for that one there is the table of names
+        program = "".join(module.read_text() for module in sorted((tools / "mha").glob("_*.py")))
         for name in {*declared, *others} - {"mha_forward_workspace", "mha_attention_workspace", "mha_linear_workspace", "mha_instruction_set_name"}:
             self.assertGreater(program.count(f'"{name}"') + program.count(f".{name}"), 1, f"{name} is declared and never called")
 
@@ -851,11 +852,10 @@ class Mha(unittest.TestCase):
         self.assertIn("ImportError: /nowhere/libmha.so cannot be used", loading(MHA_LIBRARY="/nowhere/libmha.so").stderr)
         self.assertIn("It has to be a libmha.so", loading("libm.so.6").stderr)
         with tempfile.TemporaryDirectory() as folder:
-            copy = pathlib.Path(folder) / "a" / "b" / "mha.py"
-            copy.parent.mkdir(parents=True)
-            copy.write_text((tools / "mha.py").read_text())
-            found = subprocess.run([sys.executable, "-B", "-c", "import mha; mha.ctypes.util.find_library = lambda _: None; mha.version()"],
-                                   cwd=copy.parent, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+            copy = pathlib.Path(folder) / "a" / "b" / "mha"
+            shutil.copytree(tools / "mha", copy)
+            program = "import ctypes.util, mha; ctypes.util.find_library = lambda _: None; mha.version()"
+            found = subprocess.run([sys.executable, "-B", "-c", program], cwd=copy.parent, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
             self.assertIn("libmha.so was not found: MHA_LIBRARY is not set", found.stderr)
 
 
@@ -1016,7 +1016,7 @@ class Extents(unittest.TestCase):
         layer = mha.Layer(2, 1, **w)
         for batch, n_q, n_kv in itertools.product(range(3), repeat=3):
             query, key = self.array("query", (batch, n_q, 2))[0], self.array("key", (batch, n_kv, 2))[0]
-            y, seen = layer.forward(query, key, want=mha._optional_outputs)
+            y, seen = layer.forward(query, key, want=mha._structs._optional_outputs)
             np.testing.assert_allclose(y, self.expected(1, 1, query, key, None, **w), rtol=0, atol=1e-5)
             expected = key @ w["w_k"] if n_q else np.zeros_like(key)  # without queries nothing is computed
             np.testing.assert_allclose(seen["k"], expected.reshape(batch, n_kv, 1, 2), rtol=0, atol=1e-5)

@@ -4,7 +4,7 @@
 It prints the table of tests/accuracy_test.cpp: for each shape, the rms error of PyTorch's scaled_dot_product_attention on one thread, divided
 by that of plain float32 code, for calls of one query and of 64. The plain code is tests/oracle in float: sums in natural order, multiplied and
 added in two roundings. Data, shapes and seeds are those of the test. Beside each row stand mha's errors over PyTorch's, if libmha.so is there
-(as tools/python/mha.py looks for it).
+(as tools/python/mha looks for it).
 
 Needs NumPy and PyTorch: tools/compare.py --install pytorch, then build/compare/venv/bin/python tools/compare/accuracy.py
 """

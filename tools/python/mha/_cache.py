@@ -1,0 +1,87 @@
+"""The KV cache."""
+
+import ctypes
+
+import numpy as np
+
+from ._arrays import _buffer, _contiguous, _integers, _named, _writeable, aligned
+from ._library import _call
+from ._structs import _CacheConfig, _new, cache_kinds, types
+
+
+class KvCache:
+    """Keys and values of earlier calls. `buffer` is all of it: an array of bytes to be copied, written to a file, and viewed again; a given one
+    is used as it is (on a border of 64 bytes).
+
+    The parameters are the fields of mha_kv_cache_config: num_sequences, capacity, num_kv_heads, head_dim, head_dim_v, k_type and v_type ("f32",
+    "f16", "bf16", "int8"), kind ("contiguous", "ring", "paged"), block_positions and num_blocks. What changes a cache must not run at the same
+    time as anything else with it.
+    """
+
+    def __init__(self, *, buffer=None, **config):
+        self.buffer, handle = aligned(self.size(**config)) if buffer is None else _writeable(buffer, "buffer"), ctypes.c_void_p()
+        _call("mha_kv_cache_init", self._config(**config), *_buffer(self.buffer, "buffer"), handle)
+        self._adopt(handle)
+
+    @classmethod
+    def size(cls, **config):
+        """The bytes of a cache, which a buffer of the caller's must have at least."""
+        bytes = ctypes.c_size_t()
+        _call("mha_kv_cache_size", cls._config(**config), bytes)
+        return bytes.value
+
+    @staticmethod
+    def _config(*, k_type="f32", v_type="f32", kind="contiguous", **config):
+        unknown = set(config) - {field for field, _ in _CacheConfig._fields_[1:]}
+        if unknown:
+            raise TypeError(f"a cache has no {', '.join(sorted(unknown))}")
+        return _new(_CacheConfig, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),
+                    kind=_named(cache_kinds, kind, "kind"), **config)
+
+    @classmethod
+    def view(cls, buffer):
+        """The cache that a buffer holds already: a copy of another one's (on a border of 64 bytes: mha.aligned), or numpy.memmap of a file."""
+        self, handle = cls.__new__(cls), ctypes.c_void_p()
+        self.buffer = buffer
+        _call("mha_kv_cache_view", *_buffer(buffer, "buffer"), handle)
+        self._adopt(handle)
+        return self
+
+    def _adopt(self, handle):
+        self._handle = handle.value
+        config = _new(_CacheConfig)
+        _call("mha_kv_cache_shape", self._handle, config)
+        self.shape = {field: getattr(config, field) for field, _ in _CacheConfig._fields_[1:]}
+
+    def length(self, sequence=0):
+        """How many positions a sequence has."""
+        length = ctypes.c_int64()
+        _call("mha_kv_cache_length", self._handle, sequence, length)
+        return length.value
+
+    def truncate(self, sequence, length):
+        """Forgets all positions of a sequence from length on."""
+        _call("mha_kv_cache_truncate", self._handle, sequence, length)
+
+    def set_blocks(self, sequence, blocks):
+        """Paged only: the blocks of a sequence from now on."""
+        array = _integers(blocks, "blocks", (len(blocks),), np.int32)
+        _call("mha_kv_cache_set_blocks", self._handle, sequence, array.ctypes.data, array.size)
+
+    def copy_prefix(self, source, target, length):
+        """Makes the first length positions of sequence source all that sequence target has."""
+        _call("mha_kv_cache_copy_prefix", self._handle, source, target, length)
+
+    def append(self, sequence, k, v):
+        """Appends rows k [count, num_kv_heads, head_dim] and v [count, num_kv_heads, head_dim_v] to a sequence, without attention."""
+        heads = self.shape["num_kv_heads"]
+        k_address = _contiguous(k, "k", [np.float32], (None, heads, self.shape["head_dim"]))
+        v_address = _contiguous(v, "v", [np.float32], (len(k), heads, self.shape["head_dim_v"]))
+        _call("mha_kv_cache_append", self._handle, sequence, len(k), k_address, v_address)
+
+    def read(self, sequence, first, count):
+        """(k, v): the positions [first, first + count) of a sequence, as the numbers that they are taken as."""
+        heads = self.shape["num_kv_heads"]
+        k, v = (np.empty((max(count, 0), heads, self.shape[width]), np.float32) for width in ("head_dim", "head_dim_v"))
+        _call("mha_kv_cache_read", self._handle, sequence, first, count, k.ctypes.data, v.ctypes.data)
+        return k, v

@@ -1,0 +1,132 @@
+"""What the calls of a layer and of attention have in common."""
+
+import ctypes
+
+import numpy as np
+
+from ._arrays import _address, _buffer, _contiguous, _integers, _named, _workspace, _writeable
+from ._library import _call
+from ._options import Chosen
+from ._structs import _CallInfo, _Taps, _causal, _new, _optional_outputs, _padding_left, _taps, _window_left, _window_right
+
+
+def _run(name, workspace, *arguments):
+    """The call, in the caller's workspace or in one of the size that it asks for."""
+    if workspace is not None:
+        return _call(name, *arguments, *_buffer(_writeable(workspace, "workspace"), "workspace"))
+    bytes = ctypes.c_size_t()
+    _call(name + "_workspace", *arguments, bytes)
+    _call(name, *arguments, _workspace.of(bytes.value), bytes.value)
+
+
+def _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
+                   cache_sequences, scheduler, is_causal, n_q, n_k, num_heads, k_lengths):
+    """Sets the fields about rows and positions, and returns what they point to."""
+    kv_start, cu_seqlens_q, cu_seqlens_kv = places
+    if cu_seqlens_q is not None:
+        if batch != 1:
+            raise ValueError(f"with cu_seqlens_q the rows of all sequences are those of a batch of 1, not of {batch}")
+        args.batch = len(cu_seqlens_q) - 1
+    arrays = []
+    for name, values, count in (("q_start", q_start, 0), ("q_lengths", q_lengths, 0), ("kv_lengths", kv_lengths, 0), ("kv_start", kv_start, 0),
+                                ("cu_seqlens_q", cu_seqlens_q, 1), ("cu_seqlens_kv", cu_seqlens_kv, 1), ("cache_sequences", cache_sequences, 0)):
+        arrays.append(_integers(values, name, (args.batch + count,)))
+        setattr(args, name, _address(arrays[-1]))
+    args.flags = _named({"right": 0, "left": _padding_left}, padding, "padding") | (_causal if is_causal else 0)
+    if window_left is not None:
+        args.flags, args.window_left = args.flags | _window_left, window_left
+    if window_right is not None:
+        args.flags, args.window_right = args.flags | _window_right, window_right
+    if rope is not None:
+        struct, positions = rope._struct(batch, n_q, n_k)
+        args.rope = ctypes.addressof(struct)
+        arrays += [struct, positions]
+    args.cache = cache._handle if cache is not None else None
+    if score is not None:
+        columns = n_k if score.columns == "new_keys" else _longest(args.batch, n_k, k_lengths, cache, cache_sequences)
+        struct, views = score._struct(batch, num_heads, n_q, columns)
+        args.score = ctypes.addressof(struct)
+        arrays += [struct, views]
+    args.scheduler = ctypes.addressof(scheduler._struct) if scheduler is not None else None
+    return arrays
+
+
+def _set_norm(args, norm, num_heads, num_kv_heads, head_dim):
+    if norm is None:
+        return None
+    struct = norm._struct(num_heads, num_kv_heads, head_dim)
+    args.norm = ctypes.addressof(struct)
+    return struct
+
+
+def _appended(rows, lengths, places):
+    """How many rows of keys each sequence has in a call; None stands for all rows."""
+    kv_start, cu_seqlens_q, cu_seqlens_kv = places
+    if cu_seqlens_q is not None:
+        return np.diff(cu_seqlens_q if cu_seqlens_kv is None else cu_seqlens_kv)
+    return [rows - start for start in kv_start] if lengths is None and kv_start is not None else lengths
+
+
+def _longest(batch, n_kv, kv_lengths, cache, cache_sequences):
+    """The columns of an array with a number for each pair of query and key."""
+    if cache is None:
+        return n_kv
+    rows = [n_kv] * batch if kv_lengths is None else kv_lengths
+    sequences = range(batch) if cache_sequences is None else cache_sequences
+    return max([cache.length(int(sequence)) + int(count) for sequence, count in zip(sequences, rows)], default=0)
+
+
+def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, head_dim, head_dim_v, cache, cache_sequences, kv_lengths):
+    """Arrays for the optional outputs, by name, and the struct that points to some of them."""
+    seen = _longest(args.batch, n_kv, kv_lengths, cache, cache_sequences) if want else 0
+    pairs = (batch, num_heads, n_q, seen)
+    shapes = {"attention_weights": pairs, "lse": (batch, num_heads, n_q), "q": (batch, n_q, num_heads, head_dim),
+              "k": (batch, n_kv, num_kv_heads, head_dim), "v": (batch, n_kv, num_kv_heads, head_dim_v), "scores": pairs,
+              "scaled_scores": pairs, "softcapped_scores": pairs, "masked_scores": pairs, "context": (batch, n_q, num_heads, head_dim_v),
+              "mean_weights": (batch, n_q, seen), "key_sums": (batch, num_heads, seen)}
+    given, arrays = want if isinstance(want, dict) else dict.fromkeys(want), {}
+    chosen = given.get("chosen_weights")
+    if isinstance(chosen, Chosen):
+        given = {**given, "chosen_weights": chosen.out}
+    else:
+        chosen = Chosen()
+    lists = [_ascending(chosen.heads, "heads"), _ascending(chosen.rows, "rows")]
+    lengths = [count if list is None else len(list) for list, count in zip(lists, (num_heads, n_q))]
+    shapes["chosen_weights"] = (batch, *lengths, seen)
+    for name, array in given.items():
+        shape = _named(shapes, name, "want")
+        if array is None:
+            make = np.empty if n_q else np.zeros  # without queries the library computes nothing, not even k and v
+            arrays[name] = make(shape[1:] if is_single else shape, np.float32)
+        else:
+            _contiguous(array, f"want[{name!r}]", [np.float32], shape[1:] if is_single else shape)
+            arrays[name] = _writeable(array, f"want[{name!r}]")
+    taps = _point_to(args, {name: array.ctypes.data for name, array in arrays.items()})
+    for name, list in zip(("heads", "rows"), lists):
+        if list is not None and "chosen_weights" in arrays:
+            setattr(taps, "chosen_" + name, _address(list)), setattr(taps, "num_chosen_" + name, len(list))
+    return arrays, (taps, lists)
+
+
+def _ascending(numbers, name):
+    return None if numbers is None else _integers(numbers, "Chosen." + name, (len(numbers),))
+
+
+def _point_to(args, addresses):
+    """Sets the optional outputs, name -> address. Returns the struct that points to some of them."""
+    taps = _new(_Taps)
+    for name, address in addresses.items():
+        setattr(taps if name in _taps else args, name, address)
+        if name in _taps:
+            args.taps = ctypes.addressof(taps)
+    return taps
+
+
+def _info(name, args, want, alive, *before):
+    """The fields of mha_call_info by name. Of the outputs counts that they are asked for, and nothing is written to them."""
+    for output in want:
+        _named(dict.fromkeys(_optional_outputs), output, "want")
+    taps, info = _point_to(args, dict.fromkeys(want, ctypes.addressof(args))), _new(_CallInfo)
+    _call(name, *before, args, info)
+    del alive, taps
+    return {field: getattr(info, field) for field, _ in _CallInfo._fields_[1:]}

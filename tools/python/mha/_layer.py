@@ -1,0 +1,282 @@
+"""Layers, products alone, and packed weights."""
+
+import ctypes
+import weakref
+
+import numpy as np
+
+from ._arrays import _buffer, _check, _contiguous, _describe, _dtypes, _named, _output, _row_type, _row_types, _strides, _writeable, aligned
+from ._callbacks import _Allocator, _Sgemm, _raising
+from ._calls import _appended, _info, _run, _set_norm, _set_sequences, _wanted
+from ._library import _call, _loaded
+from ._structs import _Config, _ForwardArgs, _LinearArgs, _Options, _Weights, _cache_read, _new, gates, instruction_set_names, layouts, types
+
+
+class Layer:
+    """A layer: its shape and its packed weights. Immutable; any number of threads may use it at once.
+
+    query_dim, num_heads and shape (key_dim, value_dim, output_dim, num_kv_heads, head_dim, head_dim_v, d_out, scale) are the fields of
+    mha_layer_config; those left out have its defaults.
+
+    W_Q, W_K and W_V come as w_q, w_k, w_v, as one fused w_qkv, or as three lists of one matrix per head. w_o=None is a layer without W_O.
+    layout is "in_out" (x W, [in, out]) or "out_in" (x W^T, [out, in], such as nn.Linear's). Biases are float32 vectors.
+
+    gate is "sigmoid" or "softplus" of x W_G, w_g [query_dim, num_heads * gate_dim] with a bias b_g; without w_g, the columns of each head's gate are
+    behind its own in w_q. kept_heads [num_heads], bool or uint8, leaves heads out for good: those of 0.
+
+    Matrices are float32, float16, bfloat16 (type="bf16", bits in uint16), int8 with scales, or int4 with scales (type="int4": uint8,
+    two numbers in each, layout="out_in" only); scales={"w_q": ..., "w_o": ...}. weight_type says how the layer keeps them.
+
+    sgemm runs the projections in place of the library's kernels. It is a function of C with the signature of cblas_sgemm, such as
+    ctypes.CDLL("libopenblas.so.0").cblas_sgemm, or one of Python, sgemm(a, b, c, alpha, beta), that sets c[...] = alpha * a @ b + beta * c,
+    without looking at c where beta is 0. allocator(bytes) returns the memory for the packed weights, an array of at least so many bytes such as
+    mha.aligned makes, or None if there is none left; the layer keeps it as long as it lives.
+
+    The arrays are read once, and may be freed then. The attribute `shape` has the fields of mha_layer_config by name, all defaults resolved.
+    """
+
+    def __init__(self, query_dim, num_heads, *, instruction_set="auto", sgemm=None, allocator=None, **weights_and_shape):
+        sgemm, allocator = sgemm and _Sgemm(sgemm), allocator and _Allocator(allocator)
+        config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
+        handle = ctypes.c_void_p()
+        with _raising(allocator):
+            _call("mha_layer_create", config, weights, _options(instruction_set, sgemm, allocator), handle)
+        weakref.finalize(self, _destroy, _loaded().mha_layer_destroy, handle.value, allocator)
+        self._adopt(handle, None, sgemm)
+
+    @classmethod
+    def view(cls, packed, *, instruction_set="auto", sgemm=None):
+        """A layer over packed weights, which are not copied: an array from pack(), or numpy.memmap of a file (dtype=uint8, mode="r"). With an
+        sgemm exactly if they were packed with one."""
+        self, sgemm = cls.__new__(cls), sgemm and _Sgemm(sgemm)
+        address, size = _buffer(packed, "packed")
+        storage = np.empty(_loaded().mha_layer_view_size(), np.uint8)
+        handle = ctypes.c_void_p()
+        _call("mha_layer_view", address, size, _options(instruction_set, sgemm), storage.ctypes.data, storage.size, handle)
+        self._adopt(handle, (packed, storage), sgemm)
+        return self
+
+    def _adopt(self, handle, memory, sgemm):
+        self._handle, self._memory, self._sgemm = handle.value, memory, sgemm
+        config = _Config(struct_size=ctypes.sizeof(_Config))
+        _call("mha_layer_shape", self._handle, config)
+        self.shape = {field: getattr(config, field) for field, _ in _Config._fields_[1:]}
+
+    def forward(self, query, key=None, value=None, *, out=None, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None,
+                kv_start=None, cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right", norm=None,
+                rope=None, score=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None, bf16=False, output_type="f32",
+                workspace=None, want=()):
+        """y [batch, n, output_dim], from query [batch, n, query_dim]; without the batch, both are a single sequence.
+
+        key=None is self-attention, value=None is key. All else has the names and meanings of mha_forward_args; padding is "right" or
+        "left". With cu_seqlens_q, query is [n, query_dim]: sequences one behind the other. want names what is returned beside y, as (y,
+        dictionary): "attention_weights", "lse", and the steps in between "q", "k", "v", "scores", "scaled_scores", "softcapped_scores",
+        "masked_scores", "context"; of the weights also "mean_weights" over the heads, "key_sums" over the queries, and "chosen_weights"
+        (see Chosen). want={"lse": array} has it written into an array that is there. Rows may have gaps between them; the elements of a row
+        may not. Rows may be float16, or with bf16=True bfloat16 (bits in uint16), and so may y, as output_type says. out may be query. norm
+        is a Norm, score a ScoreOptions. workspace is memory to compute in, an array of info(...)["workspace_bytes"] bytes or more; without
+        one, each thread keeps its own.
+        """
+        is_single = isinstance(query, np.ndarray) and query.ndim == 2
+        if is_single:
+            query, key, value, out = (a[None] if isinstance(a, np.ndarray) else a for a in (query, key, value, out))
+        shape = self.shape
+        _check(query, "query", _row_types(bf16), (None, None, shape["query_dim"]))
+        batch, n_q, _ = query.shape
+        other = key if key is not None else value
+        if key is not None:
+            _check(key, "key", [query.dtype], (batch, None, shape["key_dim"]))
+        if value is not None:
+            _check(value, "value", [query.dtype], (batch, None if key is None else key.shape[1], shape["value_dim"]))
+        n_kv = 0 if other is None else other.shape[1]
+        out = _output(out, (batch, n_q, shape["output_dim"]), output_type)
+        args = _new(_ForwardArgs, batch=batch, n_q=n_q, n_kv=n_kv, input_type=_row_type(query), output_type=_row_type(out))
+        for name, array in ("query", query), ("key", key), ("value", value), ("output", out):
+            if array is not None:
+                setattr(args, name, array.ctypes.data)
+                batch_stride, row_stride = _strides(array, name, name != "output")
+                setattr(args, name + "_batch_stride", batch_stride), setattr(args, name + "_row_stride", row_stride)
+        appended = 0 if cache_read else n_kv if other is not None else n_q
+        places = kv_start, cu_seqlens_q, cu_seqlens_kv
+        appended_lengths = None if cache_read else _appended(appended, q_lengths if other is None else kv_lengths, places)
+        alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
+                               cache_sequences, scheduler, is_causal, n_q, appended, shape["num_heads"], appended_lengths)
+        alive.append(_set_norm(args, norm, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"]))
+        args.flags |= _cache_read if cache_read else 0
+        wanted, taps = _wanted(args, want, is_single, batch, n_q, appended, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"],
+                               shape["head_dim_v"], cache, cache_sequences, appended_lengths)
+        with _raising(scheduler, self._sgemm):
+            _run("mha_forward", workspace, self._handle, args)
+        del alive, taps
+        if is_single:
+            out = out[0]
+        return (out, wanted) if want else out
+
+    def info(self, n_q, n_kv=None, *, batch=1, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, kv_start=None,
+             cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right", norm=None, rope=None, score=None,
+             cache=None, cache_sequences=None, cache_read=False, scheduler=None, want=()):
+        """How forward would run on so many rows, and what it costs: the fields of mha_call_info by name. n_kv=None is self-attention; want names
+        what would be asked for. All else is as in forward."""
+        args = _new(_ForwardArgs, batch=batch, n_q=n_q)
+        if n_kv is not None:
+            args.n_kv, args.key = n_kv, ctypes.addressof(args)  # that there is one counts, and nothing reads it
+        appended = 0 if cache_read else n_q if n_kv is None else n_kv
+        places = kv_start, cu_seqlens_q, cu_seqlens_kv
+        appended_lengths = None if cache_read else _appended(appended, q_lengths if n_kv is None else kv_lengths, places)
+        alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
+                               cache_sequences, scheduler, is_causal, n_q, appended, self.shape["num_heads"], appended_lengths)
+        alive.append(_set_norm(args, norm, self.shape["num_heads"], self.shape["num_kv_heads"], self.shape["head_dim"]))
+        args.flags |= _cache_read if cache_read else 0
+        return _info("mha_info", args, want, alive, self._handle)
+
+
+class Linear:
+    """A product alone, y = x W^T + b, on the kernels of the projections; `layer` is its Layer, of w alone. w is [out, in], as nn.Linear has it, or
+    with layout="in_out" [in, out]; of int4 with an odd number of inputs, these are to be given. type, scales, weight_type and all else are as in
+    Layer. A packed one is mha.pack(inputs, 0, output_dim=outputs, w_o=w, b_o=b)."""
+
+    def __init__(self, w, b=None, *, inputs=None, layout="out_in", scales=None, **how):
+        outputs, stored = (w.shape if layout == "out_in" else w.shape[::-1]) if isinstance(w, np.ndarray) and w.ndim == 2 else (1, 1)
+        inputs = inputs or stored * (2 if how.get("type") == "int4" else 1)
+        self.layer = Layer(inputs, 0, output_dim=outputs, w_o=w, b_o=b, layout=layout, scales=None if scales is None else {"w_o": scales}, **how)
+
+    @classmethod
+    def view(cls, packed, **how):
+        """Over packed weights, as Layer.view."""
+        self = cls.__new__(cls)
+        self.layer = Layer.view(packed, **how)
+        return self
+
+    def __call__(self, x, residual=None, *, out=None, bf16=False, output_type="f32", scheduler=None, workspace=None):
+        """y [rows, out] of x [rows, in], plus residual [rows, out] of y's type, which may be out. Types as in Layer.forward."""
+        shape = self.layer.shape
+        inputs = shape["num_heads"] * shape["head_dim_v"] or shape["query_dim"]
+        _check(x, "x", _row_types(bf16), (None, inputs))
+        out = _output(out, (len(x), shape["output_dim"]), output_type)
+        args = _new(_LinearArgs, rows=len(x), input_type=_row_type(x), output_type=_row_type(out))
+        if residual is not None:
+            _check(residual, "residual", [out.dtype], out.shape)
+        for name, array in ("x", x), ("residual", residual), ("output", out):
+            if array is not None:
+                setattr(args, name, array.ctypes.data), setattr(args, name + "_row_stride", _strides(array, name)[0])
+        args.scheduler = ctypes.addressof(scheduler._struct) if scheduler is not None else None
+        with _raising(scheduler, self.layer._sgemm):
+            _run("mha_linear", workspace, self.layer._handle, args)
+        return out
+
+
+def pack(query_dim, num_heads, *, out=None, instruction_set="auto", sgemm=None, **weights_and_shape):
+    """The packed weights of a layer as an array of bytes, for Layer.view; `pack(...).tofile(path)` writes them to a file. Takes what Layer takes.
+    out is memory for them, such as numpy.memmap of a new file: an array of pack_size(...) bytes or more, of which the first ones are returned."""
+    bytes = pack_size(query_dim, num_heads, instruction_set=instruction_set, sgemm=sgemm, **weights_and_shape)
+    out = aligned(bytes) if out is None else _writeable(out, "out")
+    sgemm = sgemm and _Sgemm(sgemm)
+    config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
+    _call("mha_layer_pack", config, weights, _options(instruction_set, sgemm), *_buffer(out, "out"))
+    return out[:bytes]
+
+
+def pack_size(query_dim, num_heads, *, instruction_set="auto", sgemm=None, **weights_and_shape):
+    """The bytes that pack needs."""
+    sgemm = sgemm and _Sgemm(sgemm)
+    config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
+    bytes = ctypes.c_size_t()
+    _call("mha_layer_pack_size", config, weights, _options(instruction_set, sgemm), bytes)
+    return bytes.value
+
+
+def verify(packed):
+    """Raises mha.Error unless the packed weights are what was packed, to the last bit. Reads them all."""
+    _call("mha_layer_verify", *_buffer(packed, "packed"))
+
+
+def _options(instruction_set, sgemm=None, allocator=None):
+    return _new(_Options, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"),
+                sgemm=sgemm and sgemm.address, allocator=allocator and ctypes.addressof(allocator.struct))
+
+
+def _destroy(destroy, layer, _allocator):  # which gets the memory back meanwhile
+    destroy(layer)
+
+
+def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv=None, w_o=None, b_q=None, b_k=None, b_v=None, b_qkv=None,
+                    b_o=None, w_g=None, b_g=None, kept_heads=None, layout="in_out", type=None, scales=None, weight_type="f32", gate="none", **shape):
+    """The structs that describe a layer, and what they point to."""
+    config = _new(_Config, query_dim=query_dim, num_heads=num_heads, weight_type=_named(types, weight_type, "weight_type"),
+                  gate=_named(gates, gate, "gate"))
+    for name, number in shape.items():
+        if name not in [field for field, _ in _Config._fields_[1:]]:
+            raise TypeError(f"a layer has no {name}")
+        setattr(config, name, number)
+    matrices = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_qkv": w_qkv, "w_o": w_o, "w_g": w_g}
+    type = type or _type_of(matrices)
+    weights = _new(_Weights, layout=_named(layouts, layout, "layout"), type=_named(types, type, "type"))
+    is_linear = num_heads == 0 and w_o is not None and all(matrix is None for name, matrix in matrices.items() if name != "w_o")
+    dims = {"w_o": (query_dim, config.output_dim or query_dim), "heads": {}} if is_linear else _resolved(config, w_g is None)
+    alive = [array for array in (*matrices.values(), b_q, b_k, b_v, b_qkv, b_o, b_g, kept_heads) if array is not None]
+    weights.kept_heads = _contiguous(kept_heads, "kept_heads", [np.uint8, np.bool_], (num_heads,))
+    for name, matrix in matrices.items():
+        if matrix is None:
+            continue
+        depth, width = dims[name]
+        if isinstance(matrix, (list, tuple)):
+            alive.append(_set_heads(weights, name, matrix, depth, dims, layout))
+            continue
+        extents = (width, -(-depth // 2) if type == "int4" else depth) if layout == "out_in" else (depth, width)
+        _check(matrix, name, [_dtypes[type]], extents)
+        [stride] = _strides(matrix, name)
+        setattr(weights, name, matrix.ctypes.data), setattr(weights, name + "_stride", stride * (2 if type == "int4" else 1))
+    for name, bias in ("b_q", b_q), ("b_k", b_k), ("b_v", b_v), ("b_qkv", b_qkv), ("b_o", b_o), ("b_g", b_g):
+        setattr(weights, name, _contiguous(bias, name, [np.float32], (dims.get("w" + name[1:], (0, 0))[1],)))
+    for name, array in (scales or {}).items():
+        if name not in matrices:
+            raise ValueError(f"there are no scales of {name!r}; the matrices are {', '.join(matrices)}")
+        depth, width = dims[name]
+        extents = (width, -(-depth // 32)) if type == "int4" else (width,)
+        setattr(weights, name + "_scales", _contiguous(array, f"scales[{name!r}]", [np.float32], extents))
+        alive.append(array)
+    return config, weights, alive
+
+
+def _type_of(matrices):
+    """The type that the matrices have by their NumPy type."""
+    for name, matrix in matrices.items():
+        if isinstance(matrix, np.ndarray):
+            for type in "f32", "f16", "int8":
+                if matrix.dtype == _dtypes[type]:
+                    return type
+            raise TypeError(f"{name} is {_describe(matrix)}; without type=, its type must be float32, float16 or int8")
+    return "f32"
+
+
+def _resolved(config, gate_in_q):
+    """Matrix -> (inputs, outputs) of a layer, where the shape is one; what is wrong with it, the library says."""
+    key_dim = config.key_dim or config.query_dim
+    value_dim = config.value_dim or key_dim
+    kv_heads = config.num_kv_heads or config.num_heads
+    all_heads = config.d_out or config.query_dim
+    if config.num_heads < 1 or not config.head_dim and all_heads % config.num_heads:
+        raise ValueError(f"num_heads is {config.num_heads}; it must be at least 1 and, without a head_dim, divide {all_heads}")
+    head_dim = config.head_dim or all_heads // config.num_heads
+    head_dim_v = config.head_dim_v or head_dim
+    gate_dim = (config.gate_dim or head_dim_v) if config.gate else 0
+    q_dim = head_dim + gate_dim * gate_in_q
+    q, k, v = config.num_heads * q_dim, kv_heads * head_dim, kv_heads * head_dim_v
+    return {"w_g": (config.query_dim, config.num_heads * gate_dim),
+            "w_q": (config.query_dim, q), "w_k": (key_dim, k), "w_v": (value_dim, v), "w_qkv": (config.query_dim, q + k + v),
+            "w_o": (config.num_heads * head_dim_v, config.output_dim or config.query_dim),
+            "heads": {"w_q": (config.num_heads, q_dim), "w_k": (kv_heads, head_dim), "w_v": (kv_heads, head_dim_v)}}
+
+
+def _set_heads(weights, name, matrices, depth, dims, layout):
+    """Sets the array of pointers of a list of one matrix per head, and returns it."""
+    if name not in dims["heads"]:
+        raise TypeError(f"{name} must be one matrix, not a list of them")
+    count, width = dims["heads"][name]
+    if len(matrices) != count:
+        raise ValueError(f"{name} is a list of {len(matrices)} matrices; there must be one for each of {count} heads")
+    extents = (width, depth) if layout == "out_in" else (depth, width)
+    pointers = (ctypes.c_void_p * count)(*[_contiguous(matrix, f"{name}[{head}]", [np.float32], extents)
+                                           for head, matrix in enumerate(matrices)])
+    setattr(weights, name + "_heads", ctypes.addressof(pointers))
+    return pointers

@@ -1,0 +1,175 @@
+"""What calls may be given besides their arrays: score options, norms, rotary position embeddings, and choices of heads and rows."""
+
+import ctypes
+
+import numpy as np
+
+from ._arrays import _address, _check, _contiguous, _describe, _integers, _named, _some
+from ._library import _call
+from ._structs import _Norm, _Rope, _RopeConfig, _ScoreOptions, _new, rope_styles, score_columns, score_groups, types
+
+
+class Chosen:
+    """The heads and rows of want={"chosen_weights": Chosen(heads=[0, 3], rows=[n - 1])}, in ascending order; None is all. out is an array for
+    the weights, [batch, heads, rows, n_kv]."""
+
+    def __init__(self, heads=None, rows=None, *, out=None):
+        self.heads, self.rows, self.out = heads, rows, out
+
+
+class ScoreOptions:
+    """What changes scores and who attends to whom, for score= of a call; all of it is optional, and all combines (mha_score_options).
+
+        score = mha.ScoreOptions(softcap=50)                                   # Gemma 2
+        score = mha.ScoreOptions(sinks=sinks)                                  # gpt-oss: [num_heads]
+        score = mha.ScoreOptions(alibi_slopes=mha.alibi_slopes(num_heads))     # BLOOM, MPT
+        score = mha.ScoreOptions(relative_bias=mha.t5_relative_bias(embedding))  # encoders of T5
+        score = mha.ScoreOptions(mask=mask)                                    # [n_q, n_kv], True = attends
+        score = mha.ScoreOptions(q_groups=documents)                           # [n]: each row attends to its own document
+        score = mha.ScoreOptions(q_groups=images, groups="also")               # images both ways, under is_causal; text is -1
+        score = mha.ScoreOptions(head_scales=head_mask)                        # [num_heads]; heads of 0 are not computed
+
+    mask, bool or uint8, and bias, float32 or float16, are [batch, num_heads, n_q, columns]; what broadcasts to that will do. Columns are the rows
+    of key or, with a cache, the positions in it after the call; with columns="new_keys" always the rows of key that come with the call.
+    With num_columns, arrays have so many columns, and keys behind them are masked. q_groups, int32, are [n_q] or [batch, n_q], kv_groups [columns]
+    or [batch, columns]; None: those of the queries, where keys are their rows.
+    relative_bias [num_heads, distances] begins at a distance of -relative_left; None: in its middle is that of 0. q_scales are [n_q] or [batch, n_q].
+    """
+
+    def __init__(self, *, softcap=0.0, alibi_slopes=None, sinks=None, bias=None, mask=None, columns="all_keys", relative_bias=None, relative_left=None,
+                 q_scales=None, head_scales=None, num_columns=0, groups="within", q_groups=None, kv_groups=None):
+        _named(score_columns, columns, "columns")
+        _named(score_groups, groups, "groups")
+        self.num_columns, self.groups, self.q_groups, self.kv_groups = num_columns, groups, q_groups, kv_groups
+        self.head_scales = head_scales
+        self.softcap, self.alibi_slopes, self.sinks, self.bias, self.mask, self.columns = softcap, alibi_slopes, sinks, bias, mask, columns
+        self.relative_bias, self.relative_left, self.q_scales = relative_bias, relative_left, q_scales
+
+    def _struct(self, batch, num_heads, n_q, columns):
+        columns = self.num_columns or columns
+        struct = _new(_ScoreOptions, softcap=self.softcap, columns=score_columns[self.columns], num_columns=self.num_columns,
+                      groups=score_groups[self.groups],
+                      alibi_slopes=_contiguous(self.alibi_slopes, "alibi_slopes", [np.float32], (num_heads,)),
+                      sinks=_contiguous(self.sinks, "sinks", [np.float32], (num_heads,)),
+                      relative_bias=_contiguous(self.relative_bias, "relative_bias", [np.float32], (num_heads, _some)),
+                      head_scales=_contiguous(self.head_scales, "head_scales", [np.float32], (num_heads,)))
+        views = []
+        if self.relative_bias is not None:
+            distances = self.relative_bias.shape[1]
+            struct.relative_left = distances // 2 if self.relative_left is None else self.relative_left
+            struct.relative_right = distances - 1 - struct.relative_left
+        for name, array, width in ("q_groups", self.q_groups, n_q), ("kv_groups", self.kv_groups, columns):
+            if array is not None:
+                setattr(struct, name, _contiguous(array, name, [np.int32], (width,) if np.ndim(array) == 1 else (batch, width)))
+                setattr(struct, name + "_stride", width if np.ndim(array) == 2 else 0)
+        if self.q_scales is not None:
+            struct.q_scales = _contiguous(self.q_scales, "q_scales", [np.float32], (n_q,) if np.ndim(self.q_scales) == 1 else (batch, n_q))
+            struct.q_scales_stride = n_q if np.ndim(self.q_scales) == 2 else 0
+        for name, array, dtypes in ("bias", self.bias, (np.float32, np.float16)), ("mask", self.mask, (np.bool_, np.uint8)):
+            if array is None:
+                continue
+            _check(array, name, dtypes, (None,) * np.ndim(array))
+            shape = (batch, num_heads, n_q, columns)
+            try:
+                view = np.broadcast_to(array, shape)
+            except ValueError:
+                raise ValueError(f"{name} is {_describe(array)}; its shape must be {list(shape)}, or broadcast to that") from None
+            *strides, innermost = [stride // array.itemsize for stride in view.strides]
+            if columns > 1 and innermost != 1 or min(strides) < 0 or 0 < strides[2] < columns:
+                raise ValueError(f"{name} is {_describe(array)}; the elements of a row must be neighbours, {columns} of them")
+            setattr(struct, name, array.ctypes.data if array.size else ctypes.addressof(struct))
+            for axis, stride in zip(("batch", "head", "row"), strides):
+                setattr(struct, f"{name}_{axis}_stride", stride)
+            struct.bias_type |= types["f16"] if array.dtype == np.float16 else 0
+            views.append(view)
+        return struct, views
+
+
+def alibi_slopes(num_heads):
+    """The slopes of ALiBi for so many heads, float32 (mha_alibi_slopes)."""
+    slopes = np.empty(max(num_heads, 0), np.float32)
+    _call("mha_alibi_slopes", num_heads, slopes.ctypes.data)
+    return slopes
+
+
+def t5_relative_bias(embedding, *, max_distance=128, is_bidirectional=True):
+    """The relative bias of T5 from its embedding [num_buckets, num_heads], as far as distances differ (mha_t5_relative_bias): with is_bidirectional
+    [num_heads, 2 * max_distance + 1]; without, for decoders, [num_heads, max_distance + 1], of which relative_left is max_distance."""
+    _contiguous(embedding, "embedding", [np.float32], (_some, _some))
+    num_buckets, num_heads = embedding.shape
+    right = max_distance if is_bidirectional else 0
+    table = np.empty((num_heads, max(max_distance, 0) + 1 + max(right, 0)), np.float32)
+    _call("mha_t5_relative_bias", embedding.ctypes.data, num_buckets, max_distance, is_bidirectional, num_heads, max_distance, right,
+          table.ctypes.data)
+    return table
+
+
+class Norm:
+    """Norm of queries and keys, for norm= of a call (mha_norm).
+
+        norm = mha.Norm(q_weight=q_weight, k_weight=k_weight)                          # Qwen3: RMS norm of each head
+        norm = mha.Norm(q_weight=q_weight, k_weight=k_weight, all_heads=True)          # OLMo 2: one norm over all heads
+        norm = mha.Norm(layer=True, epsilon=1e-5, q_weight=q_weight, k_weight=k_weight)    # Cohere: layer norm
+
+    Weights and biases, float32, are [head_dim] for all heads, or else all of them [heads, head_dim]; with all_heads [heads * head_dim] will do.
+    The norm comes before the rotation, or with after_rope behind it. values normalises values too, without weights.
+    """
+
+    def __init__(self, *, q_weight=None, k_weight=None, q_bias=None, k_bias=None, epsilon=1e-6, layer=False, all_heads=False, after_rope=False,
+                 values=False):
+        self.arrays = {"q_weight": q_weight, "k_weight": k_weight, "q_bias": q_bias, "k_bias": k_bias}
+        self.epsilon, self.all_heads = epsilon, all_heads
+        self.flags = (1 if layer else 0) | (2 if all_heads else 0) | (4 if after_rope else 0) | (8 if values else 0)
+
+    def _struct(self, num_heads, num_kv_heads, head_dim):
+        struct = _new(_Norm, flags=self.flags, epsilon=self.epsilon)
+        dimensions = {array.ndim for array in self.arrays.values() if isinstance(array, np.ndarray)}
+        if not self.all_heads and len(dimensions) > 1:
+            raise ValueError("of a norm's weights and biases, either all are [head_dim] or all are [heads, head_dim]")
+        for name, array in self.arrays.items():
+            heads = num_heads if name[0] == "q" else num_kv_heads
+            if isinstance(array, np.ndarray) and array.ndim == 1:
+                shape = (heads * head_dim,) if self.all_heads else (head_dim,)
+            else:
+                shape = (heads, head_dim)
+            setattr(struct, name, _contiguous(array, name, [np.float32], shape))
+        if self.all_heads or 2 in dimensions:
+            struct.head_stride = head_dim
+        return struct
+
+
+class Rope:
+    """Rotation of queries and keys by tables cos and sin [num_positions, dims / 2]; style is "half" or "interleaved".
+
+    dims=0 rotates the whole head. q_positions [batch, n_q] and k_positions [batch, rows of key] are positions of other rows than the usual ones.
+    """
+
+    def __init__(self, cos, sin, *, style="half", dims=0, q_positions=None, k_positions=None):
+        self.style = _named(rope_styles, style, "style")
+        _contiguous(cos, "cos", [np.float32], (None, _some)), _contiguous(sin, "sin", [np.float32], np.shape(cos))
+        if dims not in (0, 2 * cos.shape[1]):
+            raise ValueError(f"dims is {dims}; tables of {cos.shape[1]} columns rotate {2 * cos.shape[1]} elements of a head")
+        self.cos, self.sin, self.dims = cos, sin, 2 * cos.shape[1]
+        self.q_positions, self.k_positions = q_positions, k_positions
+
+    @classmethod
+    def tables(cls, dims, num_positions, *, style="half", first_position=0, **angles):
+        """With tables by mha_rope_tables. angles are the fields of mha_rope_config: base, linear_factor, yarn_factor and so on; pair_factors is
+        a sequence of dims / 2 numbers."""
+        unknown = set(angles) - {field for field, _ in _RopeConfig._fields_[1:]}
+        if unknown:
+            raise TypeError(f"mha_rope_config has no {', '.join(sorted(unknown))}")
+        factors = None if angles.get("pair_factors") is None else np.ascontiguousarray(angles["pair_factors"], np.float64)
+        if factors is not None:
+            _check(factors, "pair_factors", [np.float64], (dims // 2,))
+            angles["pair_factors"] = factors.ctypes.data
+        config = _new(_RopeConfig, dims=dims, num_positions=num_positions, first_position=first_position, **angles)
+        cos, sin = (np.empty((max(num_positions, 0), max(dims, 0) // 2), np.float32) for _ in range(2))
+        _call("mha_rope_tables", config, cos.ctypes.data, sin.ctypes.data)
+        return cls(cos, sin, style=style)
+
+    def _struct(self, batch, n_q, n_k):
+        positions = (_integers(self.q_positions, "q_positions", (batch, n_q)), _integers(self.k_positions, "k_positions", (batch, n_k)))
+        struct = _new(_Rope, style=self.style, dims=self.dims, num_positions=self.cos.shape[0], cos=self.cos.ctypes.data, sin=self.sin.ctypes.data,
+                      q_positions=_address(positions[0]), k_positions=_address(positions[1]))
+        return struct, positions

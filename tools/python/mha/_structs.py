@@ -1,0 +1,75 @@
+"""The structs of mha.h, field by field, and the names of its numbers. tests/python_test.py compares them with the header."""
+
+import ctypes
+
+_c = {"size": ctypes.c_size_t, "i64": ctypes.c_int64, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "f32": ctypes.c_float,
+      "f64": ctypes.c_double, "ptr": ctypes.c_void_p, "text": ctypes.c_char * 248}
+
+
+def _struct(name, *fields):
+    """A struct, of lines such as "i64 batch n_q": a type and the names of the fields that have it."""
+    pairs = [(field, _c[kind]) for line in fields for kind, *names in [line.split()] for field in names]
+    return type(name, (ctypes.Structure,), {"_fields_": pairs})
+
+
+_Error = _struct("mha_error", "u32 status argument", "text message")
+_Scheduler = _struct("mha_scheduler", "ptr context", "u32 num_threads reserved", "ptr parallel_for")
+_Config = _struct("mha_layer_config", "size struct_size", "i64 query_dim num_heads num_kv_heads head_dim head_dim_v d_out",
+                  "i64 key_dim value_dim output_dim", "f32 scale", "u32 weight_type gate reserved", "i64 gate_dim")
+_Weights = _struct("mha_layer_weights", "size struct_size", "u32 layout type", "ptr w_q w_k w_v w_qkv w_q_heads w_k_heads w_v_heads w_o w_g",
+                   "ptr b_q b_k b_v b_qkv b_o b_g", "i64 w_q_stride w_k_stride w_v_stride w_qkv_stride w_o_stride w_g_stride",
+                   "ptr w_q_scales w_k_scales w_v_scales w_qkv_scales w_o_scales w_g_scales kept_heads")
+_AllocatorStruct = _struct("mha_allocator", "ptr context allocate release")
+_Options = _struct("mha_layer_options", "size struct_size", "u32 instruction_set reserved", "ptr sgemm allocator")
+_CacheConfig = _struct("mha_kv_cache_config", "size struct_size", "i64 num_sequences capacity num_kv_heads head_dim head_dim_v",
+                       "u32 k_type v_type kind reserved", "i64 block_positions num_blocks")
+_Rope = _struct("mha_rope", "size struct_size", "u32 style reserved", "i64 dims num_positions", "ptr cos sin", "i64 table_stride",
+                "ptr q_positions k_positions")
+_RopeConfig = _struct("mha_rope_config", "size struct_size", "i64 dims num_positions first_position", "f64 base linear_factor yarn_factor",
+                      "f64 yarn_beta_fast yarn_beta_slow llama3_factor llama3_low_freq_factor llama3_high_freq_factor ntk_factor",
+                      "i64 ntk_positions", "ptr pair_factors", "i64 original_positions", "f64 attention_factor",
+                      "u32 yarn_unrounded reserved")
+_Norm = _struct("mha_norm", "size struct_size", "u32 flags", "f32 epsilon", "ptr q_weight k_weight q_bias k_bias", "i64 head_stride")
+_Taps = _struct("mha_taps", "size struct_size", "ptr q k v scores scaled_scores softcapped_scores masked_scores context",
+                "ptr chosen_weights mean_weights key_sums chosen_heads chosen_rows", "i64 num_chosen_heads num_chosen_rows")
+_ScoreOptions = _struct("mha_score_options", "size struct_size", "f32 softcap", "u32 bias_type", "ptr alibi_slopes sinks bias",
+                        "i64 bias_batch_stride bias_head_stride bias_row_stride", "ptr mask",
+                        "i64 mask_batch_stride mask_head_stride mask_row_stride", "u32 columns groups", "i64 num_columns",
+                        "ptr q_groups kv_groups", "i64 q_groups_stride kv_groups_stride", "ptr q_scales", "i64 q_scales_stride",
+                        "ptr relative_bias", "i64 relative_left relative_right", "ptr head_scales")
+_ForwardArgs = _struct("mha_forward_args", "size struct_size", "i64 batch n_q n_kv", "ptr query key value output", "u32 input_type output_type",
+                       "i64 query_batch_stride query_row_stride key_batch_stride key_row_stride value_batch_stride value_row_stride",
+                       "i64 output_batch_stride output_row_stride", "u32 flags reserved", "i64 window_left window_right",
+                       "ptr score q_start q_lengths kv_lengths kv_start cu_seqlens_q cu_seqlens_kv norm rope cache cache_sequences lse",
+                       "ptr attention_weights taps scheduler")
+_Gate = _struct("mha_gate", "size struct_size", "u32 kind reserved", "i64 gate_dim", "ptr values", "i64 batch_stride row_stride head_stride")
+_AttentionArgs = _struct("mha_attention_args", "size struct_size", "i64 batch n_q n_kv num_heads num_kv_heads head_dim head_dim_v",
+                         "ptr q k v output", "u32 q_type k_type v_type output_type", "i64 q_batch_stride q_row_stride q_head_stride",
+                         "i64 k_batch_stride k_row_stride k_head_stride v_batch_stride v_row_stride v_head_stride",
+                         "i64 output_batch_stride output_row_stride output_head_stride", "u32 flags", "f32 scale",
+                         "i64 window_left window_right",
+                         "ptr score gate q_start q_lengths kv_lengths kv_start cu_seqlens_q cu_seqlens_kv norm rope cache cache_sequences lse",
+                         "ptr attention_weights taps scheduler", "u32 instruction_set reserved")
+_CallInfo = _struct("mha_call_info", "size struct_size", "u32 instruction_set back_end contract num_threads",
+                    "i64 project_tile_rows project_tile_columns attend_tile_rows attend_block_rows attend_chunk_keys",
+                    "size workspace_bytes packed_bytes", "u64 operations bytes")
+_LinearArgs = _struct("mha_linear_args", "size struct_size", "i64 rows", "ptr x residual output", "u32 input_type output_type",
+                      "i64 x_row_stride residual_row_stride output_row_stride", "ptr scheduler")
+structs = [_Error, _Scheduler, _Config, _Weights, _AllocatorStruct, _Options, _CacheConfig, _Rope, _RopeConfig, _Norm, _ScoreOptions, _Taps,
+           _ForwardArgs, _Gate, _AttentionArgs, _CallInfo, _LinearArgs]
+
+types = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3, "int4": 4}
+layouts = {"in_out": 0, "out_in": 1}
+gates = {"none": 0, "sigmoid": 1, "softplus": 2}
+score_columns = {"all_keys": 0, "new_keys": 1}
+score_groups = {"within": 0, "also": 1}
+instruction_set_names = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "neon": 4}
+cache_kinds = {"contiguous": 0, "ring": 1, "paged": 2}
+rope_styles = {"half": 0, "interleaved": 1}
+_causal, _window_left, _window_right, _padding_left, _cache_read = 1, 2, 4, 8, 16
+_taps = [field for field, _ in _Taps._fields_[1:12]]
+_optional_outputs = ["attention_weights", "lse", *_taps]
+
+
+def _new(struct, **fields):
+    return struct(struct_size=ctypes.sizeof(struct), **fields)
