@@ -9,6 +9,7 @@
 
 #include "interface_calls.h"
 #include "support/instruction_sets.h"
+#include "support/packed_sequences.h"
 #include "support/rounds.h"
 #include "support/schedulers.h"
 #include "support/traps.h"
@@ -222,6 +223,9 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
   sizes.n_kv = 270;  // two chunks
   const LayerProblem problem = causal(sizes), of_itself = causal(OfItself(SquareSizes(24, 3, 3, 8), 19)),
                      of_few_rows = causal(OfItself(SquareSizes(24, 3, 3, 8), 5));
+  sizes.batch = 1;
+  const LayerProblem together = causal(sizes);
+  const PackedSequences sequences = {{1, 4, 4, 5, 18}, {0, 3, 7, 8, 269}, {}};
   const Layer layer = Create(LayerData(problem), instruction_set), plain = Create(LayerData(of_itself), instruction_set);
   SerialScheduler scheduler(3);
   for (bool everything : {false, true}) {
@@ -236,6 +240,10 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
       function(self);
       AttentionData attention(NormalAttention(problem), {form, instruction_set});
       function(attention);
+      PackedData<ForwardData> packed_forward(sequences, layer.get(), together, LayerCall{form});
+      function(packed_forward);
+      PackedData<AttentionData> packed_attention(sequences, NormalAttention(together), AttentionCall{form, instruction_set});
+      function(packed_attention);
     }
   }
 }

@@ -10,6 +10,7 @@
 
 #include "interface_support.h"
 #include "spec/spec.h"
+#include "support/accuracy.h"
 #include "support/fixtures.h"
 #include "support/instruction_sets.h"
 #include "support/numbers.h"
@@ -118,6 +119,43 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
         << "case " << n << " rows " << rows << " in " << in << " out " << out << " types " << input_type << "/" << output_type
         << " weights " << static_cast<int>(form.weight_type) << " residual " << residual_kind << " threads "
         << (args.scheduler ? args.scheduler->num_threads : 0);
+  }
+}
+
+// Close to the exact product of the weights as they are kept, and of inputs and a residual as they are given.
+TEST(LinearAccuracy, OfEveryTypeIsThatOfFloat32) {
+  for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+    for (const int64_t in : {1, 33, 300, 1025}) {
+      const bool has_residual = in != 33;
+      const int64_t rows = 30, out = 70;
+      Random random(static_cast<uint64_t>(in));
+      LayerForm form;
+      form.weight_type = stored;
+      const std::vector<float> w = random.Normals(in * out, 1 / std::sqrt(static_cast<float>(in))), bias = random.Normals(out),
+                               x = random.Normals(rows * in), residual = random.Normals(rows * out);
+      std::vector<float> kept = w, scales(static_cast<size_t>((in + 31) / 32 * out)), y = residual;
+      spec::Fastest().store_weights(stored, w.data(), in, out, kept.data(), scales.data());
+      const Layer layer = MakeLayer(LinearData(w, bias, in, out, form).data, MHA_INSTRUCTION_SET_AUTO);
+      mha_linear_args args = Zeroed<mha_linear_args>();
+      args.rows = rows;
+      args.x = x.data();
+      args.residual = has_residual ? y.data() : nullptr;
+      args.output = y.data();
+      mha_error error;
+      ASSERT_EQ(mha_linear(layer.get(), &args, nullptr, 0, &error), MHA_OK) << error.message;
+      // Codes times their scales, rounded once more: one of `in` roundings and more that a bound has room for.
+      const bool has_scales = stored == Stored::kInt8 || stored == Stored::kInt4;
+      for (size_t n = 0; n < kept.size() && has_scales; n++) {
+        const size_t k = n / static_cast<size_t>(out), column = n % static_cast<size_t>(out);
+        kept[n] *= scales[(stored == Stored::kInt4 ? k / 32 : 0) * static_cast<size_t>(out) + column];
+      }
+      const float *const added = has_residual ? residual.data() : nullptr;
+      const auto exact = oracle::LinearForward<double>(x.data(), kept.data(), bias.data(), added, rows, in, out);
+      const auto naive = oracle::LinearForward<float>(x.data(), kept.data(), bias.data(), added, rows, in, out);
+      const auto bound = oracle::BoundLinear(x.data(), kept.data(), bias.data(), added, rows, in, out);
+      PrintAndExpectAccurate(std::string("weights of type ") + std::to_string(static_cast<int>(stored)) + ", " + std::to_string(in) + " inputs",
+                             {Accuracy("y", y, naive, exact, bound, out)});
+    }
   }
 }
 

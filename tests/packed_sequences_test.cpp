@@ -55,15 +55,20 @@ class PackedSequencesTest : public AttentionTest {
 
   void ExpectTheSpecification(const AttentionProblem &problem, const PackedSequences &sequences) const {
     AttentionCall call = PlainCall();
-    call.place = Place::kBeforeGuard;
-    EXPECT_TRUE(SameBits(Attend(problem, sequences, call), Specify(problem, sequences))) << Describe(problem);
+    const Outputs expected = Specify(problem, sequences);
+    for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
+      call.place = place;
+      EXPECT_TRUE(SameBits(Attend(problem, sequences, call), expected)) << Describe(problem);
+    }
   }
   void ExpectTheSpecification(const LayerProblem &problem, const PackedSequences &sequences) const {
     const Layer layer = Make(problem);
     LayerCall call;
     const Outputs expected = Specify(problem, sequences);
-    call.place = Place::kBeforeGuard;
-    EXPECT_TRUE(SameBits(Forward(layer.get(), problem, sequences, call), expected)) << Describe(problem);
+    for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
+      call.place = place;
+      EXPECT_TRUE(SameBits(Forward(layer.get(), problem, sequences, call), expected)) << Describe(problem);
+    }
     call.asked = kAskNothing;
     const Scheduler scheduler(3, RunBackwards);
     call.scheduler = scheduler.get();

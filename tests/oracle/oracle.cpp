@@ -229,6 +229,15 @@ Layer<T> LayerForward(const LayerShape &shape, const LayerWeights &weights, cons
   return result;
 }
 
+template <typename T>
+std::vector<T> LinearForward(const float *x, const float *w, const float *b, const float *residual, int64_t rows, int64_t in, int64_t out) {
+  std::vector<T> y = Project<T>(x, w, b, rows, in, out);
+  for (int64_t n = 0; residual && n < rows * out; n++) y[n] += T(residual[n]);
+  return y;
+}
+
+template std::vector<float> LinearForward(const float *, const float *, const float *, const float *, int64_t, int64_t, int64_t);
+template std::vector<double> LinearForward(const float *, const float *, const float *, const float *, int64_t, int64_t, int64_t);
 template Attention<float> AttentionForward(const AttentionShape &, const std::vector<float> &, const std::vector<float> &,
                                            const std::vector<float> &, const std::vector<float> &);
 template Attention<double> AttentionForward(const AttentionShape &, const std::vector<double> &, const std::vector<double> &,
@@ -243,6 +252,7 @@ template Layer<double> LayerForward(const LayerShape &, const LayerWeights &, co
 //
 // Projection: a sum of products in any order has at most (in + 1) roundings in each term, the bias included:
 //     |y - y64| <= (in + 1) * eps * (|x| |W| + |b|)  +  x_error |W|
+// A residual r is one more term, added last: its rounding is at most eps * (|x| |W| + |b| + |r|).
 //
 // Score: |s - s64| <= eps * (head_dim + 2) * S + D with S = max over j of scale * |q| . |k_j|, where the 2 stands for the scale and for
 // s - m, and D = max over j of scale * (|q| . k_error_j + q_error . |k_j| + q_error . k_error_j) for what came in.
@@ -398,6 +408,17 @@ LayerBound BoundLayer(const LayerShape &shape, const LayerWeights &weights, cons
   bound.y = weights.w_o ? BoundProjection(exact.attention.gated, bound.attention.gated, weights.w_o, weights.b_o, a.n_q, merged_dim,
                                           shape.output_dim)
                         : bound.attention.gated;
+  return bound;
+}
+
+std::vector<double> BoundLinear(const float *x, const float *w, const float *b, const float *residual, int64_t rows, int64_t in,
+                                int64_t out) {
+  const std::vector<double> wide(x, x + rows * in);
+  std::vector<double> bound = BoundProjection(wide, {}, w, b, rows, in, out);
+  const std::vector<double> product = AbsProduct(wide, w, rows, in, out);
+  for (int64_t n = 0; residual && n < rows * out; n++) {
+    bound[n] += kEps * (product[n] + (b ? std::fabs(double(b[n % out])) : 0.0) + std::fabs(double(residual[n])));
+  }
   return bound;
 }
 

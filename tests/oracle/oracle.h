@@ -49,6 +49,10 @@ template <typename T>
 Layer<T> LayerForward(const support::LayerShape &shape, const support::LayerWeights &weights, const float *query, const float *key,
                       const float *value);
 
+// What mha_linear is for: y [rows, out] = x [rows, in] w [in, out] + b [out] + residual [rows, out]. b and residual may be null.
+template <typename T>
+std::vector<T> LinearForward(const float *x, const float *w, const float *b, const float *residual, int64_t rows, int64_t in, int64_t out);
+
 // A-priori bounds of the error of each element in float32, in any order of summation, given the exact result. The derivation is in
 // oracle.cpp.
 struct AttentionBound {
@@ -77,6 +81,9 @@ AttentionBound BoundAttention(const support::AttentionShape &shape, const std::v
 // exact is LayerForward<double> of the same inputs.
 LayerBound BoundLayer(const support::LayerShape &shape, const support::LayerWeights &weights, const float *query, const float *key,
                       const float *value, const Layer<double> &exact);
+
+std::vector<double> BoundLinear(const float *x, const float *w, const float *b, const float *residual, int64_t rows, int64_t in,
+                                int64_t out);
 
 }  // namespace oracle
 

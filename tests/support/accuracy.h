@@ -110,18 +110,21 @@ inline void PrintAndExpectAccurate(const std::string &case_name, const std::vect
 
 inline std::vector<double> Widen(const std::vector<float> &x) { return std::vector<double>(x.begin(), x.end()); }
 
-// Compares outputs of a batch of 1 with the oracle, and prints a line for each of them.
+// Compares outputs of a batch of 1 with the oracle, and prints a line for each of them. There is no norm and no rotation.
 inline void ExpectAccurate(const std::string &case_name, const AttentionProblem &problem, const Outputs &actual) {
   SCOPED_TRACE(case_name);
-  const AttentionShape shape = ShapeOf(problem, 0);
   const std::vector<double> q = Widen(problem.q), k = Widen(problem.k), v = Widen(problem.v);
-  const oracle::Attention<double> exact = oracle::AttentionForward<double>(shape, q, k, v);
-  const oracle::Attention<float> naive = oracle::AttentionForward<float>(shape, problem.q, problem.k, problem.v);
-  const oracle::AttentionBound bound = oracle::BoundAttention(shape, q, k, v, {}, {}, {}, exact);
-  PrintAndExpectAccurate(case_name, {Accuracy("weights", actual.attention_weights, naive.weights, exact.weights, bound.weights,
-                                              std::max<int64_t>(problem.n_kv, 1)),
-                                     Accuracy("lse", actual.lse, naive.lse, exact.lse, bound.lse, 1),
-                                     Accuracy("context", actual.y, naive.context, exact.context, bound.context, problem.head_dim_v)});
+  WithScoreOptions(problem, 0, [&](const ScoreOptions *score) {
+    AttentionShape shape = ShapeOf(problem, 0);
+    shape.score = score;
+    const oracle::Attention<double> exact = oracle::AttentionForward<double>(shape, q, k, v);
+    const oracle::Attention<float> naive = oracle::AttentionForward<float>(shape, problem.q, problem.k, problem.v);
+    const oracle::AttentionBound bound = oracle::BoundAttention(shape, q, k, v, {}, {}, {}, exact);
+    PrintAndExpectAccurate(case_name, {Accuracy("weights", actual.attention_weights, naive.weights, exact.weights, bound.weights,
+                                                std::max<int64_t>(problem.n_kv, 1)),
+                                       Accuracy("lse", actual.lse, naive.lse, exact.lse, bound.lse, 1),
+                                       Accuracy("context", actual.y, naive.context, exact.context, bound.context, problem.head_dim_v)});
+  });
 }
 
 inline void ExpectAccurate(const std::string &case_name, const LayerProblem &problem, const Outputs &actual) {
