@@ -10,8 +10,8 @@ Installs what is missing (tools/setup.sh --all, tools/python/setup.sh), builds, 
 every test succeeded. The tests of the build by g++ come last, so that their summary is at the end.
 
   build/             g++, Release: the library, the command, the benchmarks, all tests
-  build-clang/       clang, Release: the library and its tests
-  build-aarch64/     cross-compiled for AArch64: the library and its tests, under emulation
+  build-clang/       clang, Release: the library, and the tests that another compiler could make fail
+  build-aarch64/     cross-compiled for AArch64: the library, and the tests that another processor could make fail, under emulation
   build-minsizerel/  g++, MinSizeRel: the library, its size and its object files
   build-riscv64/     cross-compiled for 64-bit RISC-V: the library, under emulation its bits, its cache and the edges of its interface
   build-windows/     cross-compiled for Windows by MinGW-w64: the library, under Wine the bits of its DLL and the edges of its interface
@@ -28,7 +28,8 @@ cargo, or no network. The last lines name what was skipped and what failed.
   --quick      build/ only, no performance gate, no Rust
   --all        also the checks of the object files in build-debug/, and the tests in build-sanitize/,
                instrumented to find wrong addresses and undefined behaviour, and those about threads in build-sanitize-threads/,
-               instrumented to find data races; for AArch64 and RISC-V more tests and all random cases, for Windows more tests, and the slow tests of the tools.
+               instrumented to find data races; by clang, for AArch64 and RISC-V all tests and random cases, for Windows more tests, and the slow
+               tests of the tools.
                At the end it prints sizes, the exported symbols and the checksums of the results
   --no-setup   install nothing
   --help       this text
@@ -124,18 +125,29 @@ fi
 configure build Release -DMHA_OPENBLAS=ON -DMHA_PTHREADPOOL=ON -DMHA_TOOLS=ON -DMHA_BENCH=ON -DMHA_INSTALL=ON \
   -DMHA_STATIC=ON -DMHA_SHARED=ON -DBUILD_SHARED_LIBS=OFF -DMHA_TUNING=auto -U 'MHA_AVX*' -U MHA_NEON
 build build
+
+# The emulator takes one processor for minutes, and no other part keeps both busy all the time: it runs beside those that follow.
+avx512="the AVX-512 kernels, which this processor cannot run, emulated" emulate=no
+if [[ $matrix != quick && $(uname -m) == x86_64 ]] && ! grep -qs avx512dq /proc/cpuinfo; then
+  emulate=yes
+  say "testing the AVX-512 kernels of build, emulated, beside what follows"
+  start_part "$avx512" tools/test_avx512.sh --time-limit 1500
+fi
+
 if [[ $matrix != quick ]]; then
   configure build-clang Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DMHA_TUNING=zen3 "${library[@]}"
-  build build-clang
   configure build-aarch64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aarch64-linux-gnu.cmake" -DMHA_TUNING=zen3 "${library[@]}"
-  build build-aarch64
   configure build-riscv64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/riscv64-linux-gnu.cmake" "${library[@]}"
-  if [[ $matrix == default ]]; then build build-riscv64 --target tests_brief; else build build-riscv64; fi
-  run_tests build-clang -LE '^once$'
   if [[ $matrix == default ]]; then
-    MHA_TEST_ROUNDS=0.2 run_tests build-aarch64 -LE '^repeated$'
+    build build-clang --target mha_static mha_shared tests_machine
+    build build-aarch64 --target mha_static mha_shared tests_machine
+    build build-riscv64 --target tests_brief
+    run_tests build-clang -L '^(machine|objects|package)$' -LE '^once$'
+    MHA_TEST_ROUNDS=0.2 run_tests build-aarch64 -L '^(machine|objects|package)$' -LE '^repeated$'
     MHA_TEST_ROUNDS=0.1 run_tests build-riscv64 -L '^brief$'
   else
+    for folder in build-clang build-aarch64 build-riscv64; do build "$folder"; done
+    run_tests build-clang -LE '^once$'
     run_tests build-aarch64
     run_tests build-riscv64 -L '^(bits|cache|interface)$'
   fi
@@ -202,14 +214,7 @@ perf_gate() {
 }
 [[ $matrix == quick ]] || perf_gate
 
-# The Rust crates and the packages of Python leave processors idle, which can emulate AVX-512 meanwhile.
 other_parts() {
-  local avx512="the AVX-512 kernels, which this processor cannot run, emulated" emulate=no
-  if [[ $(uname -m) == x86_64 ]] && ! grep -qs avx512dq /proc/cpuinfo; then emulate=yes; fi
-  if [[ $emulate == yes ]]; then
-    say "testing the AVX-512 kernels of build, emulated, beside what follows"
-    start_part "$avx512" tools/test_avx512.sh
-  fi
   say "testing the Rust crates"
   MHA_BUILD=build run_part "the Rust crates" tools/rust/test.sh
   # Packages for the tests of tools/python. Where PyPI is not to be reached, ctest shows these as skipped.
