@@ -153,8 +153,8 @@ TEST(LinearAccuracy, OfEveryTypeIsThatOfFloat32) {
       const auto exact = oracle::LinearForward<double>(x.data(), kept.data(), bias.data(), added, rows, in, out);
       const auto naive = oracle::LinearForward<float>(x.data(), kept.data(), bias.data(), added, rows, in, out);
       const auto bound = oracle::BoundLinear(x.data(), kept.data(), bias.data(), added, rows, in, out);
-      PrintAndExpectAccurate(std::string("weights of type ") + std::to_string(static_cast<int>(stored)) + ", " + std::to_string(in) + " inputs",
-                             {Accuracy("y", y, naive, exact, bound, out)});
+      const std::string name = "weights of type " + std::to_string(static_cast<int>(stored)) + ", " + std::to_string(in) + " inputs";
+      PrintAndExpectAccurate(name, {Accuracy("y", y, naive, exact, bound, out)});
     }
   }
 }

@@ -67,8 +67,13 @@ def check_versions(arguments):
 
 def check_layout(arguments):
     """c99_test.c asserts the size of every public struct and the offset of every field; lines of the headers, of README.md and of building.md
-    have at most 100 columns, those of C and C++ 140."""
+    have at most 100 columns, as has the text of the other pages, those of C and C++ 140."""
     narrow = [*(arguments.source / "include").glob("*.h"), arguments.source / "README.md", arguments.source / "src" / "docs" / "building.md"]
+    for page in [*arguments.source.glob("*.md"), *arguments.source.glob("src/kernels/*.md"), *arguments.source.glob("tests/**/*.md")]:
+        text = re.sub(r"^(```.*?^```|    .*?|\|.*?)$", lambda code: "\n" * code.group().count("\n"), page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for number, line in enumerate(text.splitlines(), 1):
+            if len(line) > 100 and "https://" not in line:
+                failures.append(f"{page.relative_to(arguments.source)}:{number} has {len(line)} columns; text should have at most 100.")
     wide = [path for folder in ("src", "tests", "bench", "tools") for ending in ("h", "c", "cpp")
             for path in (arguments.source / folder).rglob(f"*.{ending}")]
     for path, most in sorted([(path, 100) for path in narrow] + [(path, 140) for path in wide]):
