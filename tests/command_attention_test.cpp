@@ -65,13 +65,14 @@ class Attention : public testing::Test {
   void WritePlain() { WriteLayer(folder_, Linears(p_, "W_query", "W_key", "W_value", "out_proj")); }
 
   // Writes a layer with Llama's names and a norm of so many weights.
-  void WriteWithNorm(int64_t q_width, int64_t k_width, bool is_gemma = false) {
+  void WriteWithNorm(int64_t q_width, int64_t k_width, bool is_gemma = false, const std::string &mark = "") {
     q_weight_ = Random(q_width);
     k_weight_ = Random(k_width);
     std::vector<Stored> tensors = Llama();
     tensors.push_back(Store(kPrefix + "q_norm.weight", {q_width}, q_weight_));
     tensors.push_back(Store(kPrefix + "k_norm.weight", {k_width}, k_weight_));
     if (is_gemma) tensors.push_back(Store(kAbove + "pre_feedforward_layernorm.weight", {2}, {1, 2}));
+    if (!mark.empty()) tensors.push_back(Store(kAbove + mark, {1}, {1}));
     WriteLayer(folder_, tensors);
     norm_.q_weight = q_weight_.data();
     norm_.k_weight = k_weight_.data();
@@ -189,6 +190,111 @@ TEST_F(Attention, GptOssHasSinksAndItsOwnRotation) {
   ExpectBits(Expected(change), "sinks", {"--no-rope", "--sinks", folder_.Write("sinks.npy", Npy({4}, other_sinks))});
 }
 
+TEST_F(Attention, Gemma4HasANormOfValuesAndWeightsAsTheyAre) {
+  for (const std::string mark : {"layer_scalar", "laurel.linear_left.weight"}) {
+    WriteWithNorm(6, 6, /*is_gemma=*/true, mark);
+    const Rotation rotation(10000, 6, p_.n_q);
+    norm_.flags = MHA_NORM_VALUES;
+    ExpectBits(Expected([&](mha_forward_args *args) {
+                 args->norm = &norm_;
+                 args->rope = &rotation.rope;
+               }),
+               "normalised (RMS, epsilon 1e-06, values too), rotated (half, base 10000)");
+  }
+}
+
+TEST_F(Attention, StepAndLagunaHaveAGateInATensorOfItsOwn) {
+  const auto write = [&](support::GateKind kind, int64_t gate_dim) {
+    p_.gate = kind;
+    p_.gate_dim = gate_dim;
+    Fill(&p_);
+    WriteInput(folder_, p_);
+    std::vector<Stored> tensors = Llama();
+    tensors.push_back(StoreTransposed(kPrefix + "g_proj.weight", 24, p_.gate_width(), p_.w_g));
+    tensors.push_back(Store(kPrefix + "g_proj.bias", {p_.gate_width()}, p_.b_g));
+    WriteLayer(folder_, tensors);
+  };
+  const Rotation rotation(10000, 6, p_.n_q);
+  const auto change = [&](mha_forward_args *args) { args->rope = &rotation.rope; };
+  write(support::GateKind::kSigmoid, 1);
+  ExpectBits(Expected(change), "gated (sigmoid of each head), rotated (half, base 10000)", {"--gate", "sigmoid"});
+  ExpectRefusal(Mha(RunArguments(folder_, p_)), {"layer.safetensors", "'" + kPrefix + "g_proj.weight'", "--gate sigmoid (Step)"});
+  write(support::GateKind::kSoftplus, 6);
+  ExpectBits(Expected(change), "gated (softplus), rotated (half, base 10000)", {"--gate", "softplus"});
+  write(support::GateKind::kSigmoid, 3);
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--gate", "sigmoid"})), {"g_proj.weight", "3 numbers", "1 or 6 are expected"});
+}
+
+// Behind each head's columns in q_proj; norms add 1 to their weights.
+TEST_F(Attention, Qwen3NextHasItsGateInTheTensorOfQueries) {
+  p_.gate = support::GateKind::kSigmoid;
+  p_.gate_dim = 6;
+  Fill(&p_);
+  WriteInput(folder_, p_);
+  q_weight_ = Random(6);
+  k_weight_ = Random(6);
+  std::vector<Stored> tensors = Llama();
+  tensors[0] = StoreTransposed(kPrefix + "q_proj.weight", 24, 48, support::WithGates(p_, p_.w_q, p_.w_g, 24));
+  tensors.push_back(Store(kPrefix + "q_norm.weight", {6}, q_weight_));
+  tensors.push_back(Store(kPrefix + "k_norm.weight", {6}, k_weight_));
+  for (Stored &tensor : tensors) {
+    if (tensor.name == kPrefix + "q_proj.bias") tensor = Store(tensor.name, {48}, support::WithGates(p_, p_.b_q, p_.b_g, 1));
+  }
+  WriteLayer(folder_, tensors);
+  for (std::vector<float> *weights : {&q_weight_, &k_weight_}) {
+    for (float &weight : *weights) weight += 1;
+  }
+  norm_.q_weight = q_weight_.data();
+  norm_.k_weight = k_weight_.data();
+  Rotation rotation(10000000, 2, p_.n_q);
+  rotation.rope.dims = 2;
+  ExpectBits(Expected([&](mha_forward_args *args) {
+               args->norm = &norm_;
+               args->rope = &rotation.rope;
+             }),
+             "gated (sigmoid), normalised (RMS, weights 1 + w, epsilon 1e-06), rotated (half, base 10000000, 2 elements)",
+             {"--gate", "sigmoid", "--rope-base", "10000000", "--rope-dims", "2"});
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--gate", "sigmoid", "--head-dim", "3"})), {"q_proj.weight", "9 numbers", "1 or 3"});
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--gate", "sigmoid", "--head-dim", "12"})), {"q_proj.weight", "12 columns", "twice"});
+}
+
+TEST_F(Attention, GatesHaveTheNameThatIsGivenAndArePacked) {
+  p_.gate = support::GateKind::kSoftplus;
+  p_.gate_dim = 1;
+  Fill(&p_);
+  WriteInput(folder_, p_);
+  std::vector<Stored> tensors = Linears(p_, "a", "b", "c", "d");
+  tensors.push_back(StoreTransposed("e.weight", 24, 4, p_.w_g));
+  tensors.push_back(Store("e.bias", {4}, p_.b_g));
+  WriteLayer(folder_, tensors);
+  const Arguments names = {"--names", "q=a.weight,k=b.weight,v=c.weight,o=d.weight,g=e.weight", "--layout", "out-in", "--gate", "softplus"};
+  const std::vector<float> expected = Expected([](mha_forward_args *) {});
+  ExpectBits(expected, "gated (softplus of each head)", names);
+  Arguments pack = {"pack", "--weights", folder_ / "layer.safetensors", "--heads", "4", "--output", folder_ / "layer.mha"};
+  pack.insert(pack.end(), names.begin(), names.end());
+  ASSERT_EQ(Mha(pack).status, 0);
+  const Arguments run = {"run",      "--packed", folder_ / "layer.mha", "--input", folder_ / "x.npy",
+                         "--output", folder_ / "y.npy", "--causal"};
+  const Result result = Mha(run);
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(result.err.find("2 key heads, gated (softplus of each head), "), std::string::npos) << result.err;
+  std::vector<float> y;
+  ExpectNpy(folder_ / "y.npy", {p_.batch, p_.n_q, p_.output_dim}, &y);
+  EXPECT_EQ(BytesOf(y), BytesOf(expected));
+  Arguments both = run;
+  both.insert(both.end(), {"--gate", "sigmoid"});
+  ExpectRefusal(Mha(both), {"--packed", "--gate"});
+}
+
+TEST_F(Attention, AGateThatNoTensorHoldsIsRefused) {
+  WritePlain();
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--gate", "relu"})), {"mha: --gate: sigmoid or softplus is expected, not 'relu'\n"});
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--gate", "sigmoid"})),
+                {"out_proj.weight", "24 columns", "half of the columns of 'W_query.weight' are taken for the gate"});
+  WriteLayer(folder_, Gpt2(p_));
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--gate", "sigmoid", "--kv-heads", "2"})), {"--gate", "'c_attn.weight'", "g=.. in --names"});
+}
+
 TEST_F(Attention, TensorsOfNormsAndSinksThatDoNotFitAreRefused) {
   const auto refused = [&](const std::vector<Stored> &more, const std::vector<std::string> &words) {
     std::vector<Stored> tensors = Llama();
@@ -243,6 +349,9 @@ TEST_F(Attention, NormsAreAsTheOptionsSay) {
   norm_.epsilon = 1e-6f;
   ExpectBits(Expected([&](mha_forward_args *args) { args->norm = &norm_; }), "normalised (RMS, no weights, epsilon 1e-06)",
              {"--norm", "rms"});
+  norm_.flags = MHA_NORM_VALUES;
+  ExpectBits(Expected([&](mha_forward_args *args) { args->norm = &norm_; }), "normalised (RMS, no weights, epsilon 1e-06, values too)",
+             {"--norm", "rms", "--norm-values"});
 }
 
 TEST_F(Attention, ScoresAreAsTheOptionsSay) {
@@ -292,6 +401,29 @@ TEST_F(Attention, BiasesAndMasksAreForAllHeadsOrForEach) {
                  {"--bias", WriteBias(shape, bias), "--mask", WriteMask(shape, mask, is_causal ? "'|b1'" : "'|u1'")});
     }
   }
+}
+
+// So many sequences of so many pairs that they go through several calls.
+TEST_F(Attention, BiasesAndMasksMayBeForEachSequence) {
+  WritePlain();
+  const int64_t n = p_.n_q;
+  for (const std::vector<int64_t> &shape : {std::vector<int64_t>{2, 4, n, n}, {2, 1, n, n}, {1, 4, n, n}, {1, 1, n, n}, {1, n, n}}) {
+    const bool is_rank_4 = shape.size() == 4;
+    const int64_t sequences = is_rank_4 ? shape[0] : 1, heads = shape[shape.size() - 3], count = sequences * heads * n * n;
+    const std::vector<float> bias = Random(count);
+    std::string mask;
+    for (int64_t i = 0; i < count; i++) mask += static_cast<char>(random_.Normal() > 0 ? 0 : 1);
+    score_.bias = bias.data();
+    score_.mask = reinterpret_cast<const uint8_t *>(mask.data());
+    score_.bias_row_stride = score_.mask_row_stride = n;
+    score_.bias_head_stride = score_.mask_head_stride = heads > 1 ? n * n : 0;
+    score_.bias_batch_stride = score_.mask_batch_stride = sequences > 1 ? heads * n * n : 0;
+    ExpectBits(Expected([&](mha_forward_args *args) { args->score = &score_; }), "bias, mask",
+               {"--bias", WriteBias(shape, bias), "--mask", WriteMask(shape, mask)});
+  }
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--bias", WriteBias({3, 4, n, n}, Random(12 * n * n))})),
+                {"bias.npy", "(3, 4, 7, 7)", "(7, 7), (4, 7, 7) or (2, 4, 7, 7) is expected"});
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--bias", WriteBias({n * n}, Random(n * n))})), {"bias.npy", "(49,)", "(7, 7)"});
 }
 
 TEST_F(Attention, CrossAttentionHasAColumnForEachKey) {
@@ -344,6 +476,7 @@ TEST_F(Attention, OptionsThatMakeNoSenseAreRefused) {
   refused({"--norm", "batch"}, {"mha: --norm: rms or layer is expected, not 'batch'\n"});
   refused({"--norm-epsilon", "1e-5"}, {"mha: --norm-epsilon: ", "no weights", "--norm is not given"});
   refused({"--norm-after-rope"}, {"mha: --norm-after-rope: ", "--norm is not given"});
+  refused({"--norm-values"}, {"mha: --norm-values: ", "--norm is not given"});
   refused({"--sinks", folder_.Write("sinks.npy", Npy({3}, {1, 2, 3}))}, {"sinks.npy", "(3,)", "(4,)", "a sink for each head"});
   refused({"--sinks", folder_.Write("sinks.npy", Npy({4}, {1, 2, 3, std::numeric_limits<float>::infinity()}))}, {"sinks[3]"});
   refused({"--sinks", folder_ / "no.npy"}, {"no.npy", "No such file"});
@@ -498,6 +631,43 @@ TEST_F(ExplainAttention, ShowsWhatChangesScoresAndMasks) {
   html.insert(html.end(), {"--html", folder_ / "page.html"});
   Explain(html);
   ExpectWords(ReadFile(folder_ / "page.html"), {"sum to less than 1, for its sink has the rest", "1.5 * tanh(s / 1.5)"});
+}
+
+TEST_F(ExplainAttention, ShowsGatesAndNormalisedValues) {
+  for (const bool is_in_q : {false, true}) {
+    p_.batch = 1;
+    p_.gate = support::GateKind::kSigmoid;
+    p_.gate_dim = 6;
+    Fill(&p_);
+    WriteInput(folder_, p_);
+    std::vector<Stored> tensors = Llama();
+    if (is_in_q) {
+      tensors[0] = StoreTransposed(kPrefix + "q_proj.weight", 24, 48, support::WithGates(p_, p_.w_q, p_.w_g, 24));
+      tensors.erase(tensors.begin() + 3);  // of the queries, the only bias that would have to be longer
+      p_.b_q.clear();
+      p_.b_g.clear();
+    } else {
+      tensors.push_back(StoreTransposed(kPrefix + "g_proj.weight", 24, 24, p_.w_g));
+      tensors.push_back(Store(kPrefix + "g_proj.bias", {24}, p_.b_g));
+    }
+    WriteLayer(folder_, tensors);
+    const Problem whole = p_;
+    norm_.flags = MHA_NORM_VALUES;
+    const auto change = [&](mha_forward_args *args) { args->norm = &norm_; };
+    const std::vector<float> y = Expected(change);
+    p_.w_o.clear();
+    p_.b_o.clear();
+    const std::vector<float> gated = Expected(change);
+    p_ = whole;
+    const Arguments options = {"--gate", "sigmoid", "--no-rope", "--norm", "rms", "--norm-values"};
+    const std::string out = Explain(options);
+    ExpectWords(out, {"values too"});
+    ExpectWords(StepOf(out, "3"), {is_in_q ? "W_Q and gate" : "W_Q"});
+    ExpectWords(StepOf(out, "5a"), {"Of values the RMS norm of each head, without weights."});
+    ExpectWords(StepOf(out, "11a"), {"context * 1 / (1 + exp(-g))", "a number for each element", Printed(gated.data(), 2)});
+    if (!is_in_q) ExpectWords(StepOf(out, "11a"), {"W_G", "b_G"});
+    ExpectWords(StepOf(out, "12"), {Printed(y.data(), 2)});
+  }
 }
 
 TEST_F(ExplainAttention, TheWorkedExampleTakesTheOptions) {

@@ -7,15 +7,23 @@
 namespace command {
 namespace {
 
-// The shape of an array of pairs must be (n, keys) or (heads, n, keys).
-void check_pairs(const std::string &name, const std::vector<int64_t> &shape, const CallInputs &inputs, int64_t num_heads) {
-  const std::vector<int64_t> for_all = {inputs.n_q(), inputs.n_kv()}, for_each = {num_heads, inputs.n_q(), inputs.n_kv()};
-  if (shape == for_all || shape == for_each) return;
-  fail(name, ": has the shape ", shape_text(shape), "; ", shape_text(for_all), " or ", shape_text(for_each),
-       " is expected, rows and keys, for all heads or for each");
+// The shape of an array of pairs must be (n, keys), (heads, n, keys) or (batch, heads, n, keys); batch and heads may be 1.
+void set_pairs(const std::string &name, const std::vector<int64_t> &shape, const CallInputs &inputs, int64_t num_heads,
+               int64_t *batch_stride, int64_t *head_stride, int64_t *row_stride) {
+  const int64_t n_q = inputs.n_q(), n_kv = inputs.n_kv();
+  std::vector<int64_t> whole = shape;
+  while (whole.size() < 4) whole.insert(whole.begin(), 1);
+  const bool fits = shape.size() >= 2 && shape.size() <= 4 && (whole[0] == 1 || whole[0] == inputs.batch()) &&
+                    (whole[1] == 1 || whole[1] == num_heads) && whole[2] == n_q && whole[3] == n_kv;
+  if (!fits) {
+    fail(name, ": has the shape ", shape_text(shape), "; ", shape_text({n_q, n_kv}), ", ", shape_text({num_heads, n_q, n_kv}), " or ",
+         shape_text({inputs.batch(), num_heads, n_q, n_kv}),
+         " is expected, rows and keys, for all heads, for each, or for each sequence too");
+  }
+  *row_stride = n_kv;
+  *head_stride = whole[1] == 1 ? 0 : n_q * n_kv;
+  *batch_stride = whole[0] == 1 ? 0 : whole[1] * n_q * n_kv;
 }
-
-int64_t head_stride_of(const std::vector<int64_t> &shape) { return shape.size() == 3 ? shape[1] * shape[2] : 0; }
 
 }  // namespace
 
@@ -33,7 +41,10 @@ CallOptions::CallOptions(const LayerOptions &layer_options, const AttentionOptio
 void CallOptions::read_norm(const AttentionOptions &options, const LayerExtras &extras) {
   const bool has_weights = !extras.q_norm.empty();
   if (options.norm.empty() && !has_weights) {
-    const char *const name = options.norm_epsilon != 0 ? "--norm-epsilon" : options.is_norm_after_rope ? "--norm-after-rope" : nullptr;
+    const char *const name = options.norm_epsilon != 0     ? "--norm-epsilon"
+                             : options.is_norm_after_rope ? "--norm-after-rope"
+                             : options.has_norm_of_values ? "--norm-values"
+                                                          : nullptr;
     if (name != nullptr) fail(name, ": is about a norm, but the layer has no weights of one, and --norm is not given");
     return;
   }
@@ -43,6 +54,8 @@ void CallOptions::read_norm(const AttentionOptions &options, const LayerExtras &
   if (is_layer) norm_.flags |= MHA_NORM_LAYER;
   if (extras.is_norm_of_all_heads) norm_.flags |= MHA_NORM_ALL_HEADS;
   if (options.is_norm_after_rope) norm_.flags |= MHA_NORM_AFTER_ROPE;
+  const bool is_of_values = options.has_norm_of_values || extras.has_norm_of_values;
+  if (is_of_values) norm_.flags |= MHA_NORM_VALUES;
   if (has_weights) {
     q_norm_ = extras.q_norm;
     k_norm_ = extras.k_norm;
@@ -56,7 +69,8 @@ void CallOptions::read_norm(const AttentionOptions &options, const LayerExtras &
                              !has_weights           ? ", no weights"
                              : extras.norm_adds_one ? ", weights 1 + w"
                                                     : "",
-                             ", epsilon ", norm_.epsilon, options.is_norm_after_rope ? ", after RoPE" : "", ")");
+                             ", epsilon ", norm_.epsilon, options.is_norm_after_rope ? ", after RoPE" : "",
+                             is_of_values ? ", values too" : "", ")");
 }
 
 void CallOptions::read_score(const AttentionOptions &options, const LoadedLayer &layer, const CallInputs &inputs) {
@@ -76,18 +90,14 @@ void CallOptions::read_score(const AttentionOptions &options, const LoadedLayer 
   }
   if (!options.bias.empty()) {
     bias_ = read_npy_of_any_rank(options.bias);
-    check_pairs(bias_.name, bias_.shape, inputs, num_heads);
+    set_pairs(bias_.name, bias_.shape, inputs, num_heads, &score_.bias_batch_stride, &score_.bias_head_stride, &score_.bias_row_stride);
     score_.bias = bias_.data;
-    score_.bias_row_stride = inputs.n_kv();
-    score_.bias_head_stride = head_stride_of(bias_.shape);
     name("bias");
   }
   if (!options.mask.empty()) {
     mask_ = read_npy_bytes(options.mask);
-    check_pairs(mask_.name, mask_.shape, inputs, num_heads);
+    set_pairs(mask_.name, mask_.shape, inputs, num_heads, &score_.mask_batch_stride, &score_.mask_head_stride, &score_.mask_row_stride);
     score_.mask = mask_.data;
-    score_.mask_row_stride = inputs.n_kv();
-    score_.mask_head_stride = head_stride_of(mask_.shape);
     name("mask");
   }
   sinks_ = layer.extras().sinks;
@@ -106,10 +116,13 @@ void CallOptions::read_score(const AttentionOptions &options, const LoadedLayer 
   score_.struct_size = has_any ? sizeof score_ : 0;
 }
 
-void CallOptions::add_to(mha_forward_args *args) const {
+void CallOptions::add_to(mha_forward_args *args, int64_t first, mha_score_options *score) const {
   args->norm = norm();
   args->rope = rope();
-  args->score = score();
+  args->score = score_.struct_size != 0 ? score : nullptr;
+  *score = score_;
+  if (score_.bias != nullptr) score->bias = static_cast<const float *>(score_.bias) + first * score_.bias_batch_stride;
+  if (score_.mask != nullptr) score->mask += first * score_.mask_batch_stride;
   if (window_ != 0) {
     args->flags |= MHA_WINDOW_LEFT;
     args->window_left = window_ - 1;

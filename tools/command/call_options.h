@@ -21,13 +21,14 @@ class CallOptions {
   CallOptions(const CallOptions &) = delete;
   CallOptions &operator=(const CallOptions &) = delete;
 
-  // Each NULL where there is none. The structs point into this object.
+  // Each NULL where there is none, for the whole batch. The structs point into this object.
   const mha_norm *norm() const { return norm_.struct_size != 0 ? &norm_ : nullptr; }
   const mha_rope *rope() const { return rotation_ ? rotation_->get() : nullptr; }
   const mha_score_options *score() const { return score_.struct_size != 0 ? &score_ : nullptr; }
   int64_t window() const { return window_; }  // rows that a row attends to, its own among them; 0 = all
 
-  void add_to(mha_forward_args *args) const;
+  // To a call for the sequences from the one numbered first. *score is for the arguments to point to.
+  void add_to(mha_forward_args *args, int64_t first, mha_score_options *score) const;
 
   // "normalised (RMS, epsilon 1e-06), rotated (half, base 10000), softcap 50"; "" = nothing of all that.
   std::string text() const;

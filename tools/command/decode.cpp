@@ -87,19 +87,16 @@ class Decoder {
   mha_forward_args arguments(int64_t row, int64_t count, mha_score_options *score) const {
     const CallInputs &inputs = work_.inputs;
     const int64_t width = inputs.query.width(), output_width = work_.layer.shape().output_dim;
-    mha_forward_args args = work_.arguments(0, inputs.batch());
+    mha_forward_args args = work_.arguments(0, inputs.batch(), score);
     args.n_q = count;
     args.query = static_cast<const float *>(args.query) + row * width;
     args.query_batch_stride = inputs.n_q() * width;
     args.output = static_cast<float *>(args.output) + row * output_width;
     args.output_batch_stride = inputs.n_q() * output_width;
     args.cache = cache_;
-    if (args.score != nullptr) {  // bias and mask have all rows, and in each the columns of all positions
-      *score = *args.score;
-      if (score->bias != nullptr) score->bias = static_cast<const float *>(score->bias) + row * score->bias_row_stride;
-      if (score->mask != nullptr) score->mask += row * score->mask_row_stride;
-      args.score = score;
-    }
+    // Bias and mask have all rows, and in each the columns of all positions.
+    if (score->bias != nullptr) score->bias = static_cast<const float *>(score->bias) + row * score->bias_row_stride;
+    if (score->mask != nullptr) score->mask += row * score->mask_row_stride;
     return args;
   }
 
@@ -111,11 +108,11 @@ class Decoder {
 
 }  // namespace
 
-mha_forward_args Work::arguments(int64_t first, int64_t count) const {
+mha_forward_args Work::arguments(int64_t first, int64_t count, mha_score_options *score) const {
   mha_forward_args args = inputs.arguments(first, count);
   args.output = output + first * inputs.n_q() * layer.shape().output_dim;
   args.scheduler = scheduler.num_threads > 1 ? &scheduler : nullptr;
-  options.add_to(&args);
+  options.add_to(&args, first, score);
   return args;
 }
 

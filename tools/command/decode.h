@@ -34,8 +34,8 @@ struct Work {
   const mha_scheduler &scheduler;
   float *output;
 
-  // The arguments for count sequences from the one numbered first, all their rows at once.
-  mha_forward_args arguments(int64_t first, int64_t count) const;
+  // The arguments for count sequences from the one numbered first, all their rows at once. *score is for them to point to.
+  mha_forward_args arguments(int64_t first, int64_t count, mha_score_options *score) const;
 };
 
 // Runs all rows, and where is_measured, looks how fast memory is read. Returns what there is to say: "cache of f32, prompt of 4 rows in

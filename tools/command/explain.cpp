@@ -36,9 +36,16 @@ Columns columns_of(const mha_layer_config &shape) {
   return {shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim_v};
 }
 
+// The same of the matrices: that of the queries may hold the gate's columns too.
+Columns columns_of(const mha_layer_config &shape, const mha_layer_weights &weights) {
+  Columns columns = columns_of(shape);
+  if (shape.gate != MHA_GATE_NONE && weights.w_g == nullptr) columns.q += shape.num_heads * shape.gate_dim;
+  return columns;
+}
+
 // W_Q, W_K or W_V, [in, out], wherever the layout has it.
 Matrix part_of_weights(const mha_layer_config &shape, const mha_layer_weights &weights, char which) {
-  const Columns columns = columns_of(shape);
+  const Columns columns = columns_of(shape, weights);
   const bool is_fused = weights.w_qkv != nullptr;
   const int64_t in = which == 'Q' ? shape.query_dim : which == 'K' ? shape.key_dim : shape.value_dim;
   const int64_t out = columns.of(which);
@@ -50,7 +57,7 @@ Matrix part_of_weights(const mha_layer_config &shape, const mha_layer_weights &w
 }
 
 const float *part_of_bias(const mha_layer_config &shape, const mha_layer_weights &weights, char which) {
-  if (weights.b_qkv != nullptr) return weights.b_qkv + columns_of(shape).before(which);
+  if (weights.b_qkv != nullptr) return weights.b_qkv + columns_of(shape, weights).before(which);
   return which == 'Q' ? weights.b_q : which == 'K' ? weights.b_k : weights.b_v;
 }
 
@@ -93,13 +100,17 @@ void show_projection(Page *page, const mha_layer_config &shape, const mha_layer_
                "Queries, keys and values come from different inputs, each through its own matrix.");
   }
   std::vector<Block> matrices;
+  const auto title = [&](const char *name, char which) {
+    const bool has_gate = which == 'Q' && shape.gate != MHA_GATE_NONE && weights->w_g == nullptr;
+    return text(name, which, has_gate ? " and gate" : "");
+  };
   for (const char which : {'Q', 'K', 'V'}) {
-    if (weights != nullptr) matrices.push_back(matrix_block(text("W_", which), part_of_weights(shape, *weights, which)));
+    if (weights != nullptr) matrices.push_back(matrix_block(title("W_", which), part_of_weights(shape, *weights, which)));
   }
   for (const char which : {'Q', 'K', 'V'}) {
     const float *bias = weights != nullptr ? part_of_bias(shape, *weights, which) : nullptr;
-    const int64_t width = columns.of(which);
-    if (bias != nullptr) matrices.push_back(matrix_block(text("b_", which), {bias, 1, width, width}));
+    const int64_t width = bias != nullptr ? columns_of(shape, *weights).of(which) : 0;
+    if (bias != nullptr) matrices.push_back(matrix_block(title("b_", which), {bias, 1, width, width}));
   }
   page->blocks(matrices);
   if (weights == nullptr) page->note("(packed: not shown)");
@@ -125,6 +136,7 @@ void show_preparation(Page *page, const CallOptions &options, const Forward &for
   const auto show = [&](const Prepared &prepared, const char *title, const std::string &why, std::vector<Block> blocks) {
     blocks.push_back(matrix_block("Q", prepared.q.merged()));
     blocks.push_back(matrix_block("K", prepared.k.merged()));
+    if (!prepared.v_values.empty()) blocks.push_back(matrix_block("V", prepared.v.merged()));
     const auto shape = [](const Heads &heads) { return shape_text({1, heads.rows, heads.count, heads.width}); };
     page->step(text("5", letter++), title, text(shape(prepared.q), ", ", shape(prepared.k)), why);
     page->blocks(blocks);
@@ -134,6 +146,7 @@ void show_preparation(Page *page, const CallOptions &options, const Forward &for
     const bool is_layer = (norm->flags & MHA_NORM_LAYER) != 0, is_of_all = (norm->flags & MHA_NORM_ALL_HEADS) != 0;
     const std::string of = is_of_all ? " of all heads together" : " of each head";
     const std::string weight = norm->q_weight != nullptr ? " * weight" : "", epsilon = text(" + ", norm->epsilon, ")");
+    const std::string values = (norm->flags & MHA_NORM_VALUES) != 0 ? " Of values the RMS norm of each head, without weights." : "";
     const std::string formula = is_layer ? text("Layer norm", of, ": (x - mean) / sqrt(mean of (x - mean)^2", epsilon, weight, ".")
                                          : text("RMS norm", of, ": x / sqrt(mean of x^2", epsilon, weight, ".");
     std::vector<Block> weights;
@@ -143,7 +156,7 @@ void show_preparation(Page *page, const CallOptions &options, const Forward &for
     };
     add("weight of Q", norm->q_weight, forward.q);
     add("weight of K", norm->k_weight, forward.k);
-    show(*forward.norm, "normalised", formula, weights);
+    show(*forward.norm, "normalised", formula + values, weights);
   };
   const bool is_norm_last = norm != nullptr && (norm->flags & MHA_NORM_AFTER_ROPE) != 0;
   if (!is_norm_last) show_norm();
@@ -240,6 +253,25 @@ void show_attention(Page *page, const Attention &a) {
   page->step("11", "merge the heads", text(context_rows, " -> ", shape_text({1, a.q.rows, a.q.count * a.v.width})),
              "The heads of a token, side by side: again a row for each token.");
   page->blocks({matrix_block("context", a.context.merged())});
+}
+
+// Step 11a, where there is a gate. weights may be NULL.
+void show_gate(Page *page, const mha_layer_config &shape, const mha_layer_weights *weights, int64_t n_q, const Forward &forward) {
+  if (shape.gate == MHA_GATE_NONE) return;
+  const int64_t merged = shape.num_heads * shape.head_dim_v, width = shape.num_heads * shape.gate_dim;
+  page->step("11a", "gated", shape_text({1, n_q, merged}),
+             text("context * ", shape.gate == MHA_GATE_SIGMOID ? "1 / (1 + exp(-g))" : "ln(1 + exp(g))",
+                  ", where g is a projection of the row: a number for each ", shape.gate_dim == 1 ? "head." : "element."));
+  if (weights == nullptr) return page->note("(packed: not shown)");
+  std::vector<Block> blocks;
+  if (weights->w_g != nullptr) {
+    const bool is_in_out = weights->layout == MHA_LAYOUT_IN_OUT;
+    const float *w_g = static_cast<const float *>(weights->w_g);
+    blocks.push_back(matrix_block("W_G", {w_g, shape.query_dim, width, is_in_out ? width : 1, is_in_out ? 1 : shape.query_dim}));
+    if (weights->b_g != nullptr) blocks.push_back(matrix_block("b_G", {weights->b_g, 1, width, width}));
+  }
+  blocks.push_back(matrix_block("gated", {forward.gated.data(), n_q, merged, merged}));
+  page->blocks(blocks);
 }
 
 void show_output(Page *page, const mha_layer_config &shape, const mha_layer_weights *weights, int64_t n_q, const Forward &forward) {
@@ -343,12 +375,23 @@ std::string headline_about(const std::string &what, const CallInputs &inputs, co
 void explain_on(Page *page, const ExplainOptions &options, const CallInputs &inputs, const Labels &labels) {
   const bool is_example = options.is_example();
   const bool is_packed = !options.layer.packed.empty();
-  const LayerWeights weights = is_example ? example_weights() : is_packed ? LayerWeights{} : read_layer_weights(options.layer);
+  LayerWeights weights = is_example ? example_weights() : is_packed ? LayerWeights{} : read_layer_weights(options.layer);
   const auto layer = is_packed ? std::make_unique<const LoadedLayer>(options.layer.packed, options.layer)
                                : std::make_unique<const LoadedLayer>(weights, options.layer);
   check_widths(inputs, layer->shape(), layer->name(), layer->layout_doubt());
   const CallOptions call(options.layer, options.attention, *layer, inputs);
-  const std::unique_ptr<const Forward> forward = look_into(*layer, inputs, call);
+  std::unique_ptr<const LoadedLayer> without_output;
+  if (!is_packed && weights.config.gate != MHA_GATE_NONE) {
+    const mha_layer_config config = weights.config;
+    const mha_layer_weights matrices = weights.weights;
+    weights.weights.w_o = nullptr;
+    weights.weights.b_o = nullptr;
+    weights.config.output_dim = 0;
+    without_output = std::make_unique<const LoadedLayer>(weights, options.layer);
+    weights.config = config;
+    weights.weights = matrices;
+  }
+  const std::unique_ptr<const Forward> forward = look_into(*layer, without_output.get(), inputs, call);
 
   const mha_layer_config &shape = layer->shape();
   const mha_layer_weights *matrices = is_packed ? nullptr : &weights.weights;
@@ -361,6 +404,7 @@ void explain_on(Page *page, const ExplainOptions &options, const CallInputs &inp
   show_projection(page, shape, matrices, inputs, *forward);
   show_preparation(page, call, *forward);
   show_attention(page, forward->middle);
+  show_gate(page, shape, matrices, inputs.n_q(), *forward);
   show_output(page, shape, matrices, inputs.n_q(), *forward);
   if (!is_example || !call.text().empty()) return;
 

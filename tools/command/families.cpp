@@ -85,7 +85,7 @@ ProjectionNames behind_prefix(const SafetensorsFile &file, const std::string &pr
   return names;
 }
 
-// What models with Llama's names have beside their projections: Qwen3, Gemma 3 and OLMo 2 a norm, gpt-oss sinks.
+// What models with Llama's names have beside their projections: Qwen3, Gemma and OLMo 2 norms, gpt-oss sinks, Step and Laguna a gate.
 void find_extras(const SafetensorsFile &file, const std::string &prefix, FoundLayer *layer) {
   if (file.find(prefix + "q_norm.weight") != nullptr) {
     layer->q_norm = prefix + "q_norm.weight";
@@ -93,8 +93,14 @@ void find_extras(const SafetensorsFile &file, const std::string &prefix, FoundLa
     // Of those with a norm of queries, Gemma alone has this one, a level above: "model.layers.0." of "model.layers.0.self_attn.".
     const size_t end = prefix.size() < 2 ? std::string::npos : prefix.rfind('.', prefix.size() - 2);
     const std::string above = end == std::string::npos ? "" : prefix.substr(0, end + 1);
-    layer->norm_adds_one = file.find(above + "pre_feedforward_layernorm.weight") != nullptr;
+    const bool is_gemma = file.find(above + "pre_feedforward_layernorm.weight") != nullptr;
+    // Gemma 4 and 3n, which have one of these, take the weights as they are, and normalise values.
+    const bool is_late = file.find(above + "layer_scalar") != nullptr || file.find(above + "laurel.linear_left.weight") != nullptr;
+    layer->norm_adds_one = is_gemma && !is_late;
+    layer->has_norm_of_values = is_gemma && is_late;
   }
+  layer->names.g = behind_prefix(file, prefix, linear("g_proj"));
+  if (file.find(layer->names.g.weight) == nullptr) layer->names.g = kNone;
   if (file.find(prefix + "sinks") != nullptr) layer->sinks = prefix + "sinks";
 }
 
@@ -192,6 +198,7 @@ LayerNames parse_names(const SafetensorsFile &file, const std::string &names, co
   } keys[] = {
       {"q", &result.q.weight}, {"k", &result.k.weight}, {"v", &result.v.weight}, {"qkv", &result.qkv.weight}, {"o", &result.o.weight},
       {"bq", &result.q.bias},  {"bk", &result.k.bias},  {"bv", &result.v.bias},  {"bqkv", &result.qkv.bias},  {"bo", &result.o.bias},
+      {"g", &result.g.weight}, {"bg", &result.g.bias},
   };
   const std::string form = "; expected is like q=wq.weight,k=wk.weight,v=wv.weight,o=wo.weight (qkv=... for a fused matrix)";
 
@@ -213,7 +220,7 @@ LayerNames parse_names(const SafetensorsFile &file, const std::string &names, co
   const bool has_any = !result.q.weight.empty() || !result.k.weight.empty() || !result.v.weight.empty();
   if (result.qkv.weight.empty() ? !has_all : has_any) fail("--names: needs either q, k and v, or qkv", form);
 
-  for (ProjectionNames *projection : {&result.q, &result.k, &result.v, &result.qkv, &result.o}) {
+  for (ProjectionNames *projection : {&result.q, &result.k, &result.v, &result.qkv, &result.o, &result.g}) {
     projection->layout = layout;
     // The bias of nn.Linear and its kin lies beside the weight.
     const std::string &weight = projection->weight;

@@ -21,7 +21,7 @@ struct ProjectionNames {
 // The tensors of one layer: either qkv.weight or q, k and v. qkv.bias may stand beside either form.
 struct LayerNames {
   std::string family;  // "GPT-2", or "" for names that the user gave
-  ProjectionNames q, k, v, qkv, o;
+  ProjectionNames q, k, v, qkv, o, g;
 };
 
 // Whether models with such names rotate queries and keys (RoPE), of which the tensors show nothing.
@@ -34,6 +34,7 @@ struct FoundLayer {
   std::string obstacle;  // why this version can't compute the layer; "" = it can
   std::string q_norm, k_norm;  // weights of a norm of queries and keys; "" = none
   bool norm_adds_one = false;  // these stand for 1 + w
+  bool has_norm_of_values = false;
   std::string sinks;           // "" = none
   Rotates rotates = Rotates::kNever;
 };

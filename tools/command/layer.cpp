@@ -63,6 +63,7 @@ class ShapeFinder {
     }
     layer_.weights.struct_size = sizeof layer_.weights;
     layer_.weights.layout = is_fused ? names.qkv.layout : names.q.layout;
+    if (!options_.gate.empty()) find_gate(names.g);
     if (!names.o.weight.empty()) find_output(names.o);
   }
 
@@ -73,7 +74,9 @@ class ShapeFinder {
     if (!found.q_norm.empty()) {
       const int64_t all = config.num_heads * config.head_dim;
       extras.is_norm_of_all_heads = config.num_heads > 1 && file_.get(found.q_norm).shape == std::vector<int64_t>{all};
-      extras.norm_adds_one = found.norm_adds_one;
+      // Of models whose q_proj holds a gate too, Qwen3-Next and those after it, weights stand for 1 + w.
+      extras.norm_adds_one = found.norm_adds_one || is_gate_in_q();
+      extras.has_norm_of_values = found.has_norm_of_values;
       extras.q_norm = row_of(found.q_norm, config.num_heads);
       extras.k_norm = row_of(found.k_norm, config.num_kv_heads);
     }
@@ -140,6 +143,28 @@ class ShapeFinder {
     }
   }
 
+  bool is_gate_in_q() const { return !options_.gate.empty() && layer_.names.g.weight.empty(); }
+
+  // The gate's own matrix or, without one, its columns in that of the queries, behind those of each head.
+  void find_gate(const ProjectionNames &names) {
+    mha_layer_config &config = layer_.config;
+    config.gate = options_.gate == "sigmoid" ? MHA_GATE_SIGMOID : MHA_GATE_SOFTPLUS;
+    if (!is_gate_in_q()) {
+      const Projection g = read(names);
+      if (g.in != config.query_dim) {
+        fail(subject(names), " takes rows of ", g.in, ", but the queries are made of rows of ", config.query_dim);
+      }
+      config.gate_dim = divide(g, config.num_heads, count_text(config.num_heads, "head"));
+      check_bias(names, g.out);
+      layer_.weights.w_g = g.weight;
+      layer_.weights.b_g = g.bias;
+    }
+    if (config.gate_dim != 1 && config.gate_dim != config.head_dim_v) {
+      fail(subject(is_gate_in_q() ? layer_.names.q : names), " gives each head ", count_text(config.gate_dim, "number"),
+           " for a gate; 1 or ", config.head_dim_v, " are expected, one for all values of a head or one for each");
+    }
+  }
+
   int64_t qkv_width() const {
     const mha_layer_config &config = layer_.config;
     return config.num_heads * config.head_dim + config.num_kv_heads * (config.head_dim + config.head_dim_v);
@@ -160,7 +185,15 @@ class ShapeFinder {
     config.key_dim = k.in;
     config.value_dim = v.in;
     config.head_dim = options_.head_dim;
-    if (config.head_dim == 0) {
+    if (is_gate_in_q()) {
+      const int64_t of_head = divide(q, config.num_heads, count_text(config.num_heads, "head"));
+      if (config.head_dim == 0) config.head_dim = of_head / 2;
+      config.gate_dim = of_head - config.head_dim;
+      if (config.gate_dim <= 0 || (options_.head_dim == 0 && of_head % 2 != 0)) {
+        fail(subject(*q.names), " makes ", count_text(of_head, "column"), " for each head; --gate without a tensor of the gate's own ",
+             "expects those of a query and of its gate, twice the head dim");
+      }
+    } else if (config.head_dim == 0) {
       config.head_dim = divide(q, config.num_heads, count_text(config.num_heads, "head"));
     } else if (divide(q, config.head_dim, text("the head dim ", config.head_dim)) != config.num_heads) {
       refuse(subject(*q.names), " makes ", count_text(q.out, "column"), "; ", count_text(config.num_heads, "head"), " of ", config.head_dim,
@@ -191,6 +224,10 @@ class ShapeFinder {
   // q, k and v in one matrix: their widths must follow from the numbers of heads.
   void find_fused_heads(const Projection &qkv) {
     mha_layer_config &config = layer_.config;
+    if (is_gate_in_q()) {
+      fail("--gate: ", in_quotes(qkv.names->weight), " holds queries, keys and values; the gate needs a tensor of its own, ",
+           "g=.. in --names");
+    }
     if (qkv.in == 3 * qkv.out && options_.num_kv_heads == 0) {
       fail(subject(*qkv.names), " has the shape ", shape_text(file_.get(qkv.names->weight).shape), ", but as ",
            layout_name(qkv.names->layout), " the transpose is expected; --layout ",
@@ -238,7 +275,8 @@ class ShapeFinder {
     const int64_t merged = config.num_heads * config.head_dim_v;
     if (o.in != merged) {
       refuse(subject(names), " takes ", count_text(o.in, "column"), ", but the merged heads have ", config.num_heads, " x ",
-             config.head_dim_v, " = ", merged, "; ", heads_given());
+             config.head_dim_v, " = ", merged, "; ",
+             is_gate_in_q() ? "half of the columns of " + in_quotes(layer_.names.q.weight) + " are taken for the gate" : heads_given());
     }
     check_bias(names, o.out);
     config.output_dim = o.out;
@@ -292,6 +330,10 @@ void check_found(const std::string &name, const FoundLayer &layer, const LayerOp
     fail(name, ": the layer ", in_quotes(layer.prefix), " has the tensor ", in_quotes(layer.q_norm.empty() ? layer.sinks : layer.q_norm),
          ", for which a packed layer has no place; run it by --weights");
   }
+  if (!layer.names.g.weight.empty() && options.gate.empty()) {
+    fail(name, ": the layer ", in_quotes(layer.prefix), " has the tensor ", in_quotes(layer.names.g.weight),
+         ", a gate of its context; say of which kind by --gate sigmoid (Step) or --gate softplus (Laguna)");
+  }
   if (layer.rotates == Rotates::kNever || options.without_rope || wants_rope(options)) return;
   const std::string start =
       text(name, ": the layer ", in_quotes(layer.prefix), " has the names of Llama and kin (", in_quotes(layer.names.q.weight), "), ");
@@ -309,6 +351,7 @@ void refuse_weight_options(const LayerOptions &options) {
       {"--weights", !options.weights.empty()}, {"--heads", options.num_heads != 0},    {"--kv-heads", options.num_kv_heads != 0},
       {"--head-dim", options.head_dim != 0},   {"--layer", options.layer.has_value()}, {"--names", !options.names.empty()},
       {"--layout", !options.layout.empty()},   {"--no-rope", options.without_rope},    {"--scale", options.scale != 0},
+      {"--gate", !options.gate.empty()},
   };
   for (const auto &[name, is_given] : given) {
     if (is_given) fail("--packed: can't be combined with ", name, ", for the packed layer says it all");
@@ -337,7 +380,7 @@ LayerWeights read_layer_weights(const LayerOptions &options) {
   }
   layer.rotates |= wants_rope(options);
   if (layout) {
-    for (ProjectionNames *names : {&layer.names.q, &layer.names.k, &layer.names.v, &layer.names.qkv, &layer.names.o}) {
+    for (ProjectionNames *names : {&layer.names.q, &layer.names.k, &layer.names.v, &layer.names.qkv, &layer.names.o, &layer.names.g}) {
       names->layout = *layout;
     }
   }
@@ -413,8 +456,12 @@ void check_is_packed(const MappedFile &file) {
 }
 
 std::string heads_text(const mha_layer_config &shape) {
-  if (shape.num_kv_heads == shape.num_heads) return text(count_text(shape.num_heads, "head"), " of ", shape.head_dim);
-  return text(count_text(shape.num_heads, "query head"), " of ", shape.head_dim, ", ", count_text(shape.num_kv_heads, "key head"));
+  const bool is_plain = shape.num_kv_heads == shape.num_heads;
+  std::string out = text(count_text(shape.num_heads, is_plain ? "head" : "query head"), " of ", shape.head_dim);
+  if (!is_plain) out += text(", ", count_text(shape.num_kv_heads, "key head"));
+  if (shape.gate == MHA_GATE_NONE) return out;
+  const bool is_of_head = shape.gate_dim == 1 && shape.head_dim_v != 1;
+  return out + text(", gated (", shape.gate == MHA_GATE_SIGMOID ? "sigmoid" : "softplus", is_of_head ? " of each head)" : ")");
 }
 
 std::string describe(const mha_layer_config &shape) {

@@ -19,6 +19,7 @@ struct LayerExtras {
   std::vector<float> q_norm, k_norm;  // weights, of a head or of all
   bool is_norm_of_all_heads = false;
   bool norm_adds_one = false;  // the weights stand for 1 + w
+  bool has_norm_of_values = false;
   std::vector<float> sinks;
 
   bool is_gpt_oss() const { return !sinks.empty(); }  // of the families known, it alone has them
@@ -82,7 +83,7 @@ PackedLayer pack_layer(const LayerWeights &weights, const LayerOptions &options)
 // Throws InputError if the file is something else than a packed layer, such as the weights that one is made of.
 void check_is_packed(const MappedFile &file);
 
-// "12 heads of 64", or "8 query heads of 4, 2 key heads".
+// "12 heads of 64", or "8 query heads of 4, 2 key heads, gated (sigmoid)".
 std::string heads_text(const mha_layer_config &shape);
 
 // "query_dim 768, 12 heads of 64" and whatever else is special.

@@ -91,9 +91,11 @@ void add_weight_options(CLI::App *app, LayerOptions *options) {
   add("--kv-heads", &options->num_kv_heads, "N", "Number of key and value heads; default as the shapes say")->check(whole_number());
   add("--head-dim", &options->head_dim, "N", "Width of a head; default as the shapes say")->check(whole_number());
   add("--layer", &options->layer, "PREFIX", "Which layer of a model: its prefix, or words that only it has (h.0)");
-  add("--names", &options->names, "LIST", "Tensors of other names: q=..,k=..,v=..,o=.. or qkv=..,o=..");
+  add("--names", &options->names, "LIST", "Tensors of other names: q=..,k=..,v=..,o=.. or qkv=..,o=.., and g=..");
   add("--layout", &options->layout, "LAYOUT", "in-out (y = x W) or out-in (nn.Linear); needed with --names")
       ->check(one_of("in-out", "out-in"));
+  add("--gate", &options->gate, "KIND", "The context is gated before W_O: sigmoid (Qwen3-Next, Step) or softplus (Laguna)")
+      ->check(one_of("sigmoid", "softplus"));
   app->add_flag("--no-rope", options->without_rope, "Layers named q_proj, k_proj, v_proj are plain: nothing is rotated")->group(kWeights);
   add("--scale", &options->scale, "S", "Factor of the scores; default 0, which stands for 1 / sqrt(head_dim)")->check(finite_number());
 }
@@ -162,13 +164,14 @@ void add_attention_options(CLI::App *app, AttentionOptions *options) {
   add("--softcap", &options->softcap, "S", "Scores become S * tanh(score / S) (Gemma 2: 50)")->check(positive_number());
   app->add_flag("--alibi", options->has_alibi, "Scores lose a slope times the distance (ALiBi; the standard slopes)")->group(kAttention);
   add("--sinks", &options->sinks, "FILE", "A logit per head that takes part in the softmax: (heads,) (.npy, float32)");
-  add("--bias", &options->bias, "FILE", "Added to the scores: (n, keys) or (heads, n, keys) (.npy, float32)");
+  add("--bias", &options->bias, "FILE", "Added to the scores: (n, keys), (heads, n, keys) or (batch, heads, n, keys) (.npy, float32)");
   add("--mask", &options->mask, "FILE", "Which keys a row attends to, likewise (.npy, bool or uint8; 0 = not)");
   add("--norm", &options->norm, "KIND", "Normalise queries and keys: rms or layer; default as the weights say")
       ->check(one_of("rms", "layer"));
   add("--norm-epsilon", &options->norm_epsilon, "E", "Epsilon of the norm, rms_norm_eps in config.json; default 1e-6")
       ->check(positive_number());
   app->add_flag("--norm-after-rope", options->is_norm_after_rope, "The norm comes behind the rotation, not before it")->group(kAttention);
+  app->add_flag("--norm-values", options->has_norm_of_values, "Values are normalised too, without weights (Gemma 4)")->group(kAttention);
 }
 
 void add_input_options(CLI::App *app, InputOptions *options) {

@@ -27,6 +27,7 @@ struct LayerOptions {
   std::string rope_style;
   int64_t rope_dims = 0;
   float scale = 0;
+  std::string gate;
   std::string weight_type;
   std::string instruction_set;
   std::string back_end;
@@ -43,6 +44,7 @@ struct AttentionOptions {
   std::string norm;
   float norm_epsilon = 0;
   bool is_norm_after_rope = false;
+  bool has_norm_of_values = false;
 };
 
 // What goes into the layer.

@@ -67,7 +67,8 @@ std::string run_at_once(const Work &work, const mha_call_info &whole, Progress *
   const CallInputs &inputs = work.inputs;
   const bool is_empty = inputs.batch() == 0 || inputs.n_q() == 0;
   const int64_t slice = is_empty ? 0 : sequences_per_call(whole, inputs.batch());
-  const mha_forward_args longest = work.arguments(0, slice);
+  mha_score_options score;
+  const mha_forward_args longest = work.arguments(0, slice, &score);
   size_t workspace_bytes = 0;
   mha_error error;
   check(mha_forward_workspace(work.layer.get(), &longest, &workspace_bytes, &error), error, inputs.query.name);
@@ -76,7 +77,7 @@ std::string run_at_once(const Work &work, const mha_call_info &whole, Progress *
   const auto start = std::chrono::steady_clock::now();
   for (int64_t done = 0; !is_empty && done < inputs.batch(); done += slice) {
     progress->step("sequence", done, inputs.batch());
-    const mha_forward_args args = work.arguments(done, std::min(slice, inputs.batch() - done));
+    const mha_forward_args args = work.arguments(done, std::min(slice, inputs.batch() - done), &score);
     check(mha_forward(work.layer.get(), &args, workspace.get(), workspace_bytes, &error), error, inputs.query.name);
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -112,7 +113,8 @@ void run(const RunOptions &options) {
   const Work work = {*layer, inputs, call, workers.scheduler(), output.get()};
 
   // What the whole batch costs.
-  const mha_forward_args args = work.arguments(0, inputs.batch());
+  mha_score_options score;
+  const mha_forward_args args = work.arguments(0, inputs.batch(), &score);
   mha_error error;
   mha_call_info info = {};
   info.struct_size = sizeof info;
@@ -161,13 +163,15 @@ Examples:
   mha run --weights a.safetensors --names q=wq,k=wk,v=wv,o=wo --layout in-out --heads 8 --input x.npy --output y.npy
   mha run --weights llama.safetensors --layer layers.0 --heads 32 --rope-base 500000 --causal --input x.npy --output y.npy
   mha run --weights qwen3.safetensors --layer layers.0 --heads 16 --rope-base 1000000 --causal --input x.npy --output y.npy
+  mha run --weights qwen3-next.safetensors --layer layers.3 --heads 16 --gate sigmoid --rope-dims 64 --rope-base 10000000 ...
   mha run --packed layer.mha --input x.npy --output y.npy --threads 2
   mha run --packed layer.mha --causal --decode --prompt 128 --cache-type f16 --input x.npy --output y.npy
 
 The names of these layers are known: W_query, W_key, W_value (as nn.Linear or as matrices), nn.MultiheadAttention, Llama and kin
 (rotated by base 10000 if no option says otherwise), BERT, GPT-2. A packed layer is rotated if one of the --rope options is given.
-Of Llama's kin, the tensors tell the norm of queries and keys (Qwen3, Gemma 3, OLMo 2) and the sinks (gpt-oss, with its YaRN); the
-line about the run says so. No tensor tells base, epsilon, window and softcap: config.json does.
+Of Llama's kin, the tensors tell the norms (Qwen3, Gemma 3 and 4, OLMo 2) and the sinks (gpt-oss, with its YaRN); the line about the
+run says so. No tensor tells base, epsilon, window, softcap, scale and the kind of a gate: config.json does. With --gate, a gate
+has the tensor g_proj.weight or g=.. in --names or, without one, the columns of q_proj behind those of each head (Qwen3-Next).
 Of other names, the bias of a.weight is a.bias, or given by bq=.., bk=.., bv=.., bqkv=.., bo=.. in --names. Without o=.. the
 merged heads are the output.
 

@@ -28,6 +28,14 @@ void run(const mha_attention_args &args) {
   check(mha_attention(&args, workspace.data(), workspace_bytes, &error), error, "mha_attention");
 }
 
+void run(const mha_layer *layer, const mha_forward_args &args, const std::string &name) {
+  mha_error error;
+  size_t workspace_bytes = 0;
+  check(mha_forward_workspace(layer, &args, &workspace_bytes, &error), error, name);
+  std::vector<unsigned char> workspace(workspace_bytes);
+  check(mha_forward(layer, &args, workspace.data(), workspace_bytes, &error), error, name);
+}
+
 // The rows of heads as a call has them once they are normalised and rotated: no call shows that of queries, but a cache holds it of keys.
 std::vector<float> prepared(const Heads &rows, const mha_norm *norm, const mha_rope *rope) {
   mha_kv_cache_config config = {};
@@ -66,8 +74,16 @@ std::vector<float> prepared(const Heads &rows, const mha_norm *norm, const mha_r
   return result;
 }
 
-std::unique_ptr<const Prepared> prepare(const Heads &q, const Heads &k, const mha_norm *norm, const mha_rope *rope) {
+std::unique_ptr<const Prepared> prepare(const Heads &q, const Heads &k, const Heads &v, const mha_norm *norm, const mha_rope *rope) {
   auto result = std::make_unique<Prepared>();
+  result->v = v;
+  if (norm != nullptr && (norm->flags & MHA_NORM_VALUES) != 0) {
+    mha_norm v_norm = {};
+    v_norm.struct_size = sizeof v_norm;
+    v_norm.epsilon = norm->epsilon;
+    result->v_values = prepared(v, &v_norm, nullptr);
+    result->v = rows_of_heads(result->v_values, v.count, v.rows, v.width);
+  }
   mha_norm q_norm = {};
   if (norm != nullptr) {
     q_norm = *norm;
@@ -90,7 +106,8 @@ std::unique_ptr<const Prepared> prepare(const Heads &q, const Heads &k, const mh
 
 }  // namespace
 
-std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const CallInputs &inputs, const CallOptions &options) {
+std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const LoadedLayer *without_output, const CallInputs &inputs,
+                                         const CallOptions &options) {
   const mha_layer_config &shape = layer.shape();
   const int64_t n_q = inputs.n_q();
   const int64_t n_kv = inputs.n_kv();
@@ -129,26 +146,32 @@ std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const CallInp
   mha_forward_args args = inputs.arguments(0, 1);
   args.output = result.output.data();
   args.taps = &taps;
-  options.add_to(&args);
+  mha_score_options score;
+  options.add_to(&args, 0, &score);
   mha_error error;
   mha_call_info info = {};
   info.struct_size = sizeof info;
   check(mha_info(layer.get(), &args, &info, &error), error, name);
   middle.instruction_set = info.instruction_set;
-  size_t workspace_bytes = 0;
-  check(mha_forward_workspace(layer.get(), &args, &workspace_bytes, &error), error, name);
-  std::vector<unsigned char> workspace(workspace_bytes);
-  check(mha_forward(layer.get(), &args, workspace.data(), workspace_bytes, &error), error, name);
+  run(layer.get(), args, name);
+  if (without_output != nullptr) {
+    result.gated.resize(middle.context_values.size());
+    mha_forward_args merged = args;
+    merged.output = result.gated.data();
+    merged.taps = nullptr;
+    run(without_output->get(), merged, name);
+  }
 
   const mha_norm *const norm = options.norm();
   const mha_rope *const rope = options.rope();
   const bool is_norm_last = norm != nullptr && (norm->flags & MHA_NORM_AFTER_ROPE) != 0;
-  if (norm != nullptr) result.norm = prepare(result.q, result.k, norm, is_norm_last ? rope : nullptr);
-  if (rope != nullptr) result.rotation = prepare(result.q, result.k, is_norm_last ? nullptr : norm, rope);
+  if (norm != nullptr) result.norm = prepare(result.q, result.k, result.v, norm, is_norm_last ? rope : nullptr);
+  if (rope != nullptr) result.rotation = prepare(result.q, result.k, result.v, is_norm_last ? nullptr : norm, rope);
   const Prepared *const last = is_norm_last || rope == nullptr ? result.norm.get() : result.rotation.get();
   if (last != nullptr) {
     middle.q = last->q;
     middle.k = last->k;
+    middle.v = last->v;
   }
   return forward;
 }

@@ -47,10 +47,10 @@ struct HeadScores {
   Matrix matrix(const std::vector<float> &values) const { return {values.data(), rows, columns, columns}; }
 };
 
-// Queries and keys after a norm or a rotation.
+// Queries and keys after a norm or a rotation, and values where the norm is of them too.
 struct Prepared {
-  Heads q, k;
-  std::vector<float> q_values, k_values;
+  Heads q, k, v;
+  std::vector<float> q_values, k_values, v_values;
 };
 
 // And what comes before and after it in a whole layer.
@@ -60,10 +60,13 @@ struct Forward {
   Attention middle;                         // with queries and keys normalised and rotated
   std::vector<float> q_values, k_values, v_values;
   std::vector<float> output;  // [n_q, output_dim]
+  std::vector<float> gated;   // [n_q, num_heads * head_dim_v], the context behind the gate; empty where there is none, or not known
 };
 
-// Runs the first sequence of a call. The result points into options.
-std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const CallInputs &inputs, const CallOptions &options);
+// Runs the first sequence of a call. without_output is the layer without its W_O, where it has a gate; NULL = there is none. The result
+// points into options.
+std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const LoadedLayer *without_output, const CallInputs &inputs,
+                                         const CallOptions &options);
 
 // Runs the middle stage once more for one head, which gives the same bits: those of all heads together take too much memory.
 HeadScores scores_of_head(const Attention &attention, int64_t head);
