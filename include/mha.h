@@ -198,7 +198,7 @@ typedef struct mha_layer_config {
   int64_t value_dim;    /* width of a row of the value input; 0 = key_dim */
   int64_t output_dim;   /* width of a row of the output with W_O; 0 = query_dim. Without W_O 0. */
   float scale;          /* factor of the scores; finite; 0 = 1 / sqrt(head_dim) */
-  uint32_t weight_type; /* MHA_TYPE_*: how weights are kept, as below; 0 = f32, as with an sgemm */
+  uint32_t weight_type; /* MHA_TYPE_*: how weights are kept, see below; 0 = f32, for an sgemm too */
   uint32_t gate;        /* MHA_GATE_*: what the context is multiplied by before W_O; 0 = nothing */
   uint32_t reserved;    /* 0 */
   int64_t gate_dim;     /* numbers of a head's gate: head_dim_v (or 0), or 1 for the whole head */
@@ -322,10 +322,10 @@ typedef struct mha_layer_options {
 } mha_layer_options;
 
 /*
- * The bytes that mha_layer_pack needs. Checks everything but the arrays, of which only kept_heads
- * is read; that they are given counts. The size depends on config, kept_heads, and whether there is
- * a w_o and an sgemm, but not on the instruction set, which this machine need not have. Writes
- * *bytes on success only.
+ * The bytes that mha_layer_pack needs. Checks all but the contents of arrays, of which it reads
+ * kept_heads alone. The size depends on config, kept_heads, and whether there is a w_o and an
+ * sgemm, but not on the instruction set, which this machine need not have. Writes *bytes on success
+ * only.
  */
 MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config,
                                        const mha_layer_weights *weights,
@@ -548,9 +548,9 @@ typedef struct mha_rope_config {
   double yarn_factor;      /* stretches slow pairs; 1 .. 2^31; 0 = no YaRN */
   double yarn_beta_fast;   /* pairs with more turns keep their angle; 2^-31 .. 2^31; 0 = 32 */
   double yarn_beta_slow;   /* with fewer are stretched in full; 2^-31 .. yarn_beta_fast; 0 = 1 */
-  double llama3_factor;    /* likewise; 1 .. 2^31; 0 = not as Llama 3 */
-  double llama3_low_freq_factor;  /* of slow pairs; 2^-31 .. 2^31; 0 = 1 */
-  double llama3_high_freq_factor; /* of fast ones; more than the other, to 2^31; 0 = 4 */
+  double llama3_factor;    /* stretches slow pairs as in Llama 3; 1 .. 2^31; 0 = none */
+  double llama3_low_freq_factor;  /* turns of slow pairs; 2^-31 .. 2^31; 0 = 1 */
+  double llama3_high_freq_factor; /* of fast pairs; more than those, to 2^31; 0 = 4 */
   double ntk_factor;       /* dynamic NTK; 1 .. 2^31; 0 = none */
   int64_t ntk_positions;   /* the length of the context now, 1 .. 2^31; with ntk_factor needed */
   const double *pair_factors; /* [dims / 2], 1/2 .. 2^31; NULL = no LongRoPE */
@@ -627,8 +627,8 @@ typedef struct mha_norm {
 #define MHA_COLUMNS_NEW_KEYS 1u /* the rows of key that come with the call */
 
 /* What position groups do. */
-#define MHA_GROUPS_WITHIN 0u /* of what flags leave, only the own group: documents, chunks */
-#define MHA_GROUPS_ALSO 1u   /* keys of its own group beside those that flags leave: image blocks */
+#define MHA_GROUPS_WITHIN 0u /* of the keys that flags leave, only its own group: documents */
+#define MHA_GROUPS_ALSO 1u   /* besides the keys that flags leave, its own group: image blocks */
 
 /*
  * What changes scores and who attends to whom beyond the flags: each is optional, and all combine.
@@ -654,9 +654,9 @@ typedef struct mha_norm {
  * are those of query, padding included, and have all columns. These are as in attention_weights:
  * the rows of key or, with a cache, the positions in it after the call. With MHA_COLUMNS_NEW_KEYS
  * they are always the rows of key that come with the call. The keys that the cache had before then
- * have no column: mask leaves them all, their bias is 0, and for want of a group flags decide. So a
- * tree of drafted tokens needs a mask of its own rows only. A ring, whose positions have no end,
- * takes these columns alone, and no groups. Keys behind num_columns are masked.
+ * have no column: no mask excludes them, their bias is 0, and they are in no group, so that a tree
+ * of drafted tokens needs a mask of its own rows only. A ring, whose positions have no end, takes
+ * these columns alone, and no groups. Keys behind num_columns are masked.
  */
 typedef struct mha_score_options {
   size_t struct_size;        /* sizeof the struct */
@@ -695,8 +695,8 @@ MHA_API mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error 
 /*
  * Fills relative_bias [num_heads, left + 1 + right] from T5's embedding [num_buckets, num_heads]:
  * each distance has the bucket that Hugging Face's T5Attention gives it. num_buckets is 4 .. 2^30,
- * in decoders (is_bidirectional 0) 2 ..; 0 = 32. max_distance is more than distances with a bucket
- * each, to 2^30; 0 = 128. What is farther away, or to the right in decoders, changes nothing.
+ * or from 2 on in decoders (is_bidirectional 0); 0 = 32. Distances of max_distance or more share
+ * the last bucket; it is more than num_buckets / 4 (in decoders / 2), to 2^30; 0 = 128.
  */
 MHA_API mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets,
                                         int64_t max_distance, uint32_t is_bidirectional,
@@ -813,10 +813,10 @@ typedef struct mha_forward_args {
 } mha_forward_args;
 
 /*
- * The bytes of workspace that mha_forward needs for these arguments. Reads no array, but whether
- * they are given counts: key, value, optional outputs, lengths, and rope's tables, which must be.
- * Of a cache, its shape counts, not what it holds. More batch, n_q, n_kv, num_threads or outputs
- * never need less: a query at the maxima serves all smaller calls. Writes *bytes on success only.
+ * The bytes of workspace that mha_forward needs for these arguments. Reads no array, but it counts
+ * which are given: key, value, optional outputs, lengths, and rope's tables, which must be. Of a
+ * cache, its shape counts, not what it holds. More batch, n_q, n_kv, num_threads or outputs never
+ * need less: a query at the maxima serves all smaller calls. Writes *bytes on success only.
  */
 MHA_API mha_status mha_forward_workspace(const mha_layer *layer, const mha_forward_args *args,
                                          size_t *bytes, mha_error *error);
