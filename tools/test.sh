@@ -142,7 +142,7 @@ if [[ $matrix != quick ]]; then
     build build-clang --target mha_static mha_shared tests_machine
     build build-aarch64 --target mha_static mha_shared tests_machine
     build build-riscv64 --target tests_brief
-    run_tests build-clang -L '^(machine|objects|package)$' -LE '^once$'
+    run_tests build-clang -L '^(machine|objects|package)$' -LE '^(once|repeated)$'
     MHA_TEST_ROUNDS=0.2 run_tests build-aarch64 -L '^(machine|objects|package)$' -LE '^repeated$'
     MHA_TEST_ROUNDS=0.1 run_tests build-riscv64 -L '^brief$'
   else
