@@ -150,8 +150,7 @@ MHA_API const char *mha_instruction_set_name(uint32_t instruction_set);
  * and never call parallel_for. The library balances the work, so tasks may start late. A task must
  * see what was written before the call of parallel_for; the caller must see afterwards what the
  * tasks wrote. parallel_for cannot fail and must not throw. Calls that run at the same time with
- * the same scheduler call it at the same time. No result depends on any of this. This struct is
- * frozen.
+ * the same scheduler call it at the same time. No result depends on this. This struct is frozen.
  */
 typedef struct mha_scheduler {
   void *context;        /* passed to parallel_for as it is */
@@ -361,8 +360,7 @@ MHA_API mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha
 /*
  * Packs the weights into one block of memory that it allocates, and makes *layer over it; after an
  * error *layer is NULL. The layer belongs to the caller, who frees it by mha_layer_destroy when no
- * call uses it any more. Without an allocator, a block of 4 MiB or more is on huge pages where
- * Linux grants them.
+ * call uses it any more. Without an allocator, 4 MiB or more are on huge pages if Linux has them.
  */
 MHA_API mha_status mha_layer_create(const mha_layer_config *config,
                                     const mha_layer_weights *weights,
@@ -433,8 +431,7 @@ MHA_API mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *bu
 /*
  * The same over a buffer that holds a cache already, such as a copy or a file in mmap; one that
  * cannot be written will do for a cache that is only read. Checks the header, lengths and block
- * tables; does not read keys and values. MHA_ERROR_CACHE_FORMAT: it is not a cache of this version,
- * contract and byte order.
+ * tables, not keys and values. MHA_ERROR_CACHE_FORMAT: not of this version, contract, byte order.
  */
 MHA_API mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **cache,
                                      mha_error *error);
@@ -944,11 +941,10 @@ typedef struct mha_call_info {
   int64_t attend_chunk_keys;   /* keys of a chunk */
   size_t workspace_bytes;      /* as mha_forward_workspace or mha_attention_workspace says */
   size_t packed_bytes;         /* of the packed layer as stored, scales and biases included; or 0 */
-  uint64_t operations;         /* multiplications and additions; of pairs, those that flags and
-                                  lengths leave to attend */
+  uint64_t operations;         /* multiplications and additions; of pairs, those that flags, lengths
+                                  and head_scales leave to attend */
   /* Inputs, weights and outputs, and what is appended to a cache and attended to there: each once,
-     as it is stored. Of padding, optional outputs alone count. 0, as operations, with nothing to
-     do. */
+     as stored. Of padding, optional outputs alone count. With nothing to do 0, as operations. */
   uint64_t bytes;
 } mha_call_info;
 
@@ -992,6 +988,10 @@ MHA_API mha_status mha_linear_workspace(const mha_layer *layer, const mha_linear
 /* Runs the product. Each row has the same bits for any other rows. */
 MHA_API mha_status mha_linear(const mha_layer *layer, const mha_linear_args *args, void *workspace,
                               size_t workspace_bytes, mha_error *error);
+
+/* As mha_info, for mha_linear(layer, args, ...). Of the packed layer, bytes counts W_O and b_o. */
+MHA_API mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args,
+                                   mha_call_info *info, mha_error *error);
 
 #ifdef __cplusplus
 }

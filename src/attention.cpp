@@ -300,10 +300,11 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
   if (!call.stage.sequences.has_no_work()) {
     if (const mha_status status = check_arrays(report, call.stage)) return status;
     const mha_attention_args &read = call.args;
-    const int64_t bytes = read.head_dim * bytes_of(static_cast<Storage>(read.q_type)) +
-                          read.head_dim_v * bytes_of(static_cast<Storage>(read.output_type));
-    const int64_t gate_bytes = call.gate.gate_dim * static_cast<int64_t>(sizeof(float));
-    filled.bytes = product(read.num_heads, bytes + gate_bytes) * valid_queries(call.stage.sequences);
+    const ReadHeads heads = read_heads(call.stage.attention);
+    const uint64_t row_bytes = product(heads.queries, read.head_dim * bytes_of(static_cast<Storage>(read.q_type))) +
+                               product(heads.computed, call.gate.gate_dim * static_cast<int64_t>(sizeof(float))) +
+                               product(read.num_heads, read.head_dim_v * bytes_of(static_cast<Storage>(read.output_type)));
+    filled.bytes = row_bytes * valid_queries(call.stage.sequences);
     add_cost_of_middle(call.stage, &filled);
   }
   return write_struct(report, 2, "mha_call_info", filled, info);

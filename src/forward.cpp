@@ -471,13 +471,8 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
   mha_call_info filled = {};
   const LayerShape &shape = layer->shape;
   const mha_forward_args &read = plan.args;
-  const bool has_sgemm = layer->sgemm != nullptr;
-  filled.back_end = has_sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
-  filled.contract = has_sgemm ? 0 : MHA_CONTRACT;
-  filled.project_tile_rows = has_sgemm ? 0 : layer->kernels->project_tile_rows;
-  filled.project_tile_columns = has_sgemm ? 0 : layer->kernels->project_tile_columns;
   filled.workspace_bytes = static_cast<size_t>(plan.workspace_bytes);
-  filled.packed_bytes = static_cast<size_t>(layer->layout.bytes);
+  describe_projections(*layer, &filled);
   describe_middle(plan.stage, &filled);
   if (!plan.stage.sequences.has_no_work()) {
     if (const mha_status status = check_arrays(report, plan.stage)) return status;

@@ -106,3 +106,28 @@ mha_status mha_linear(const mha_layer *layer, const mha_linear_args *args, void 
   run(*layer, call, align_workspace(workspace));
   return MHA_OK;
 }
+
+mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args, mha_call_info *info, mha_error *error) {
+  Report report(error);
+  LinearCall call;
+  if (const mha_status status = make_call(report, layer, args, &call)) return status;
+  const mha_linear_args &read = call.args;
+  const LayerShape &shape = layer->shape;
+  mha_call_info filled = {};
+  filled.workspace_bytes = static_cast<size_t>(call.workspace_bytes);
+  filled.instruction_set = layer->kernels->instruction_set;
+  filled.num_threads = static_cast<uint32_t>(threads_of(read.scheduler));
+  describe_projections(*layer, &filled);
+  if (read.rows != 0) {
+    // The packed layer has all weights, then all scales, then all biases, those of W_O last each time.
+    const PackedMatrix &first = layer->layout.matrices[matrix_q], &last = layer->layout.matrices[matrix_o];
+    const int64_t of_scales = last.scales_offset ? first.bias_offset - last.scales_offset : 0;
+    const int64_t of_weights = (last.scales_offset ? first.scales_offset : first.bias_offset) - last.weights_offset;
+    const int64_t of_bias = layer->layout.bytes - last.bias_offset;
+    const int64_t of_output = shape.output_dim * bytes_of(static_cast<Storage>(read.output_type)) * (read.residual ? 2 : 1);
+    const int64_t of_input = shape.output_depth() * bytes_of(static_cast<Storage>(read.input_type));
+    filled.operations = 2 * static_cast<uint64_t>(read.rows) * product(shape.output_depth(), shape.output_dim);
+    filled.bytes = static_cast<uint64_t>(of_weights + of_scales + of_bias) + product(read.rows, of_input + of_output);
+  }
+  return write_struct(report, 3, "mha_call_info", filled, info);
+}

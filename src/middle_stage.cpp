@@ -318,16 +318,33 @@ void describe_middle(const MiddleStage &stage, mha_call_info *info) {
   info->attend_chunk_keys = chunk_keys;
 }
 
+ReadHeads read_heads(const Attention &attention) {
+  const float *const scales = attention.options.head_scales;
+  const int64_t heads = attention.num_heads, kv_heads = attention.num_kv_heads, group = heads / kv_heads;
+  if (!scales) return {heads, heads, kv_heads, kv_heads};
+  ReadHeads read = {};
+  for (int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
+    const int64_t before = read.computed;
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) read.computed += scales[head] != 0.0f;
+    read.attended += read.computed != before;
+  }
+  const bool reads_all = attention.prepare_q.norm.is_of_all_heads;
+  read.queries = reads_all ? heads : read.computed;
+  read.new_keys = reads_all ? kv_heads : read.attended;
+  return read;
+}
+
 void add_cost_of_middle(const MiddleStage &stage, mha_call_info *info) {
   const Attention &attention = stage.attention;
   const SequenceArguments &s = stage.sequences;
-  const float *const scales = attention.options.head_scales;
-  int64_t heads = 0;  // that are computed
-  for (int64_t head = 0; head < attention.num_heads; ++head) heads += !scales || scales[head] != 0.0f;
-  info->operations += 2 * attending_pairs(s) * product(heads, attention.head_dim + attention.head_dim_v);
-  info->bytes += bytes_of_score_options(attention.options, s.array_batch(), attention.num_heads, attention.n_q,
+  const ReadHeads heads = read_heads(attention);
+  info->operations += 2 * attending_pairs(s) * product(heads.computed, attention.head_dim + attention.head_dim_v);
+  info->bytes += bytes_of_score_options(attention.options, s.array_batch(), heads.computed, attention.n_q,
                                         std::min(s.num_columns, s.has_new_columns ? s.n_kv : pair_columns(s)));
-  if (s.cache || !attention.k.is_packed) info->bytes += key_value_bytes(s, attention);
+  const int64_t stored = attention.num_kv_heads;  // a cache takes all
+  if (s.cache || !attention.k.is_packed) {
+    info->bytes += key_value_bytes(s, attention, s.cache ? stored : heads.new_keys, s.cache ? stored : heads.attended, heads.attended);
+  }
   for (const OptionalOutput &output : optional_outputs(stage, pair_columns(s)).outputs) {
     if (output.output) info->bytes += static_cast<uint64_t>(output.elements.value()) * sizeof(float);
   }

@@ -87,6 +87,13 @@ void attend_pass(MiddleStage *stage);
 void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t width, void *base, int64_t batch_stride,
                    int64_t row_stride, Storage storage = Storage::f32);
 
+// Heads of queries that are computed, those of them that are read, and heads of keys that they attend with; and the heads of the keys of
+// the call that are read.
+struct ReadHeads {
+  int64_t computed, queries, attended, new_keys;
+};
+ReadHeads read_heads(const Attention &attention);
+
 // How the stage will be run; and, of arrays that were checked, what it costs. Of keys and values only those that are not projected in
 // the call.
 void describe_middle(const MiddleStage &stage, mha_call_info *info);

@@ -195,6 +195,15 @@ void describe_projection(const mha_layer &layer, MatrixName name, const InputRow
   }
 }
 
+void describe_projections(const mha_layer &layer, mha_call_info *info) {
+  const bool has_sgemm = layer.sgemm != nullptr;
+  info->back_end = has_sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
+  info->contract = has_sgemm ? 0 : MHA_CONTRACT;
+  info->project_tile_rows = has_sgemm ? 0 : layer.kernels->project_tile_rows;
+  info->project_tile_columns = has_sgemm ? 0 : layer.kernels->project_tile_columns;
+  info->packed_bytes = static_cast<size_t>(layer.layout.bytes);
+}
+
 void run_products(const mha_layer &layer, const Product *products, int64_t num_products, const mha_scheduler *scheduler,
                   UnitCounter *counter, const ProductMemory &memory, unsigned char *workspace) {
   if (layer.sgemm) {

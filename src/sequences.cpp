@@ -513,12 +513,13 @@ uint64_t valid_keys(const SequenceArguments &s) {
   return rows;
 }
 
-uint64_t key_value_bytes(const SequenceArguments &s, const Attention &attention) {
+uint64_t key_value_bytes(const SequenceArguments &s, const Attention &attention, int64_t k_heads, int64_t v_heads, int64_t past_heads) {
   const KeyValues *const both[] = {&attention.k, &attention.v};
+  const int64_t new_heads[] = {k_heads, v_heads};
   const int64_t widths[] = {attention.head_dim, attention.head_dim_v};
   Attention window = {};
   set_window(s, &window);
-  uint64_t positions = valid_keys(s), bytes = 0;
+  uint64_t positions = 0, bytes = 0;  // of the cache, before those that the call appends
   for (int64_t b = 0; s.cache && b < s.batch; ++b) {
     const int64_t n_q = queries_of(s, b), start = start_of(s, b);
     if (n_q == 0) continue;
@@ -528,7 +529,7 @@ uint64_t key_value_bytes(const SequenceArguments &s, const Attention &attention)
   }
   for (int i = 0; i < 2; ++i) {
     const int64_t scale = both[i]->storage == Storage::int8 ? sizeof(float) : 0;
-    bytes += static_cast<uint64_t>(attention.num_kv_heads) * positions *
+    bytes += (static_cast<uint64_t>(new_heads[i]) * valid_keys(s) + static_cast<uint64_t>(past_heads) * positions) *
              static_cast<uint64_t>(widths[i] * bytes_of(both[i]->storage) + scale);
   }
   return bytes;

@@ -112,7 +112,9 @@ uint64_t attending_pairs(const SequenceArguments &sequences);
 uint64_t valid_queries(const SequenceArguments &sequences);
 uint64_t valid_keys(const SequenceArguments &sequences);  // of those that come with the call
 
-// Bytes of the keys and values that are attended to, each once, as they are stored.
-uint64_t key_value_bytes(const SequenceArguments &sequences, const Attention &attention);
+// Bytes of the keys and values that are attended to, each once, as they are stored: of so many heads of those that come with the call, and
+// of those that a cache had before.
+uint64_t key_value_bytes(const SequenceArguments &sequences, const Attention &attention, int64_t k_heads, int64_t v_heads,
+                         int64_t past_heads);
 
 }  // namespace mha

@@ -15,6 +15,8 @@ namespace {
 using namespace support;  // NOLINT: this file is about nothing else
 
 constexpr int64_t kSequences = 4;  // of each cache
+constexpr int64_t kHeads = 6, kKvHeads = 2, kHeadDim = 10, kHeadDimV = 7;
+constexpr int64_t kQueryDim = 11, kKeyDim = 12, kValueDim = 13, kOutputDim = 14;
 
 // A call, in the terms of its definition.
 struct Call {
@@ -27,12 +29,26 @@ struct Call {
   std::vector<int64_t> cache_sequences;
   std::vector<int64_t> past = std::vector<int64_t>(kSequences, 0);  // of the sequences of the cache
   uint32_t k_type = MHA_TYPE_F32, v_type = MHA_TYPE_F32;            // as they are stored
+  std::vector<float> head_scales;                                   // [kHeads]; empty = NULL
+  bool has_norm_of_all_heads = false;
 
   int64_t Queries(int64_t b) const { return q_lengths.empty() ? n_q - (is_self ? Start(b) : 0) : q_lengths[b]; }
   int64_t NewKeys(int64_t b) const { return is_self ? Queries(b) : kv_lengths.empty() ? n_kv - Start(b) : kv_lengths[b]; }
   int64_t Start(int64_t b) const { return kv_start.empty() ? 0 : kv_start[b]; }
   int64_t Past(int64_t b) const { return cache == nullptr ? 0 : past[cache_sequences.empty() ? b : cache_sequences[b]]; }
   int64_t Keys(int64_t b) const { return Past(b) + NewKeys(b); }
+
+  bool Computes(int64_t head) const { return head_scales.empty() || head_scales[static_cast<size_t>(head)] != 0; }
+  int64_t ComputedHeads() const {
+    int64_t heads = 0;
+    for (int64_t head = 0; head < kHeads; head++) heads += Computes(head);
+    return heads;
+  }
+  int64_t AttendedHeads() const {  // of keys and values
+    int64_t heads = 0;
+    for (int64_t head = 0; head < kHeads; head += kHeads / kKvHeads) heads += Computes(head) || Computes(head + 1) || Computes(head + 2);
+    return heads;
+  }
 
   bool Attends(int64_t b, int64_t i, int64_t j) const {
     const int64_t p = (q_start.empty() ? Keys(b) - Queries(b) : q_start[b]) + i;
@@ -51,24 +67,25 @@ std::ostream &operator<<(std::ostream &out, const Call &call) {
       << (call.is_self ? ", self" : "") << ", flags " << call.flags << ", window " << call.window_left << " " << call.window_right;
   list("q_start", call.q_start), list("q_lengths", call.q_lengths), list("kv_lengths", call.kv_lengths), list("kv_start", call.kv_start);
   if (call.cache != nullptr) list("past", call.past), list("cache_sequences", call.cache_sequences);
-  return out << ", types " << call.k_type << " " << call.v_type;
+  for (int64_t head = 0; head < kHeads; head++) out << (head == 0 ? ", heads " : "") << call.Computes(head);
+  return out << ", types " << call.k_type << " " << call.v_type << (call.has_norm_of_all_heads ? ", norm of all heads" : "");
 }
 
-// What there is to count, one by one. A position of a cache counts if the call appends it or a row attends to it.
+// What there is to count, one by one. A position that a cache had before counts if a row attends to it.
 struct Counts {
-  int64_t pairs = 0, queries = 0, new_keys = 0, cached = 0;
+  int64_t pairs = 0, queries = 0, new_keys = 0, used_past = 0;
 
   explicit Counts(const Call &call) {
     for (int64_t b = 0; b < call.batch; b++) {
       queries += call.Queries(b);
       new_keys += call.NewKeys(b);
       for (int64_t j = 0; j < call.Keys(b); j++) {
-        bool is_used = j >= call.Past(b);
+        bool is_used = false;
         for (int64_t i = 0; i < call.Queries(b); i++) {
           pairs += call.Attends(b, i, j);
           is_used = is_used || call.Attends(b, i, j);
         }
-        cached += is_used;
+        used_past += is_used && j < call.Past(b);
       }
     }
   }
@@ -78,9 +95,6 @@ int64_t RowBytes(uint32_t type, int64_t width) {
   if (type == MHA_TYPE_INT8) return width + 4;  // and a scale
   return width * (type == MHA_TYPE_F32 ? 4 : 2);
 }
-
-constexpr int64_t kHeads = 6, kKvHeads = 2, kHeadDim = 10, kHeadDimV = 7;
-constexpr int64_t kQueryDim = 11, kKeyDim = 12, kValueDim = 13, kOutputDim = 14;
 
 const int64_t *DataOf(const std::vector<int64_t> &values) { return values.empty() ? nullptr : values.data(); }
 
@@ -102,8 +116,29 @@ Args ArgsOf(const Call &call) {
   return args;
 }
 
+// What a call is given beside its sizes.
+template <typename Args>
+struct Options {
+  explicit Options(const Call &call, Args *args) {
+    score.head_scales = call.head_scales.data();
+    if (!call.head_scales.empty()) args->score = &score;
+    norm.flags = MHA_NORM_ALL_HEADS;
+    norm.epsilon = 1;
+    if (call.has_norm_of_all_heads) args->norm = &norm;
+  }
+  mha_score_options score = Zeroed<mha_score_options>();
+  mha_norm norm = Zeroed<mha_norm>();
+};
+
+// Keys and values of a cache: what is appended, of all heads, and what is attended to.
+int64_t CacheBytes(const Call &call, const Counts &counts) {
+  const int64_t rows = kKvHeads * counts.new_keys + call.AttendedHeads() * counts.used_past;
+  return rows * (RowBytes(call.k_type, kHeadDim) + RowBytes(call.v_type, kHeadDimV));
+}
+
 void ExpectAttentionInfo(const Call &call) {
   mha_attention_args args = ArgsOf<mha_attention_args>(call);
+  const Options<mha_attention_args> options(call, &args);
   args.num_heads = kHeads;
   args.num_kv_heads = kKvHeads;
   args.head_dim = kHeadDim;
@@ -113,10 +148,13 @@ void ExpectAttentionInfo(const Call &call) {
   mha_error error;
   ASSERT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message << ": " << call;
   const Counts counts(call);
-  EXPECT_EQ(info.operations, static_cast<uint64_t>(2 * kHeads * counts.pairs * (kHeadDim + kHeadDimV))) << call;
-  const int64_t key_rows = call.cache != nullptr ? counts.cached : counts.new_keys;
-  const int64_t key_bytes = kKvHeads * key_rows * (RowBytes(call.k_type, kHeadDim) + RowBytes(call.v_type, kHeadDimV));
-  EXPECT_EQ(info.bytes, static_cast<uint64_t>(4 * kHeads * counts.queries * (kHeadDim + kHeadDimV) + key_bytes)) << call;
+  EXPECT_EQ(info.operations, static_cast<uint64_t>(2 * call.ComputedHeads() * counts.pairs * (kHeadDim + kHeadDimV))) << call;
+  // A norm over all heads reads the queries and keys of all. Outputs are written for all.
+  const int64_t heads = call.has_norm_of_all_heads ? kHeads : call.ComputedHeads(), kv_heads = call.AttendedHeads();
+  const int64_t k_heads = call.has_norm_of_all_heads ? kKvHeads : kv_heads;
+  const int64_t array_bytes = counts.new_keys * (k_heads * RowBytes(call.k_type, kHeadDim) + kv_heads * RowBytes(call.v_type, kHeadDimV));
+  const int64_t key_bytes = call.cache != nullptr ? CacheBytes(call, counts) : array_bytes;
+  EXPECT_EQ(info.bytes, static_cast<uint64_t>(4 * counts.queries * (heads * kHeadDim + kHeads * kHeadDimV) + key_bytes)) << call;
 }
 
 Layer CreateLayer(bool is_self, bool has_output) {
@@ -134,6 +172,7 @@ Layer CreateLayer(bool is_self, bool has_output) {
 void ExpectForwardInfo(const Call &call, bool has_output) {
   const Layer layer = CreateLayer(call.is_self, has_output);
   mha_forward_args args = ArgsOf<mha_forward_args>(call);
+  const Options<mha_forward_args> options(call, &args);
   const float somewhere = 0;  // is not read
   if (!call.is_self) args.key = args.value = &somewhere;
   mha_call_info info = Zeroed<mha_call_info>();
@@ -145,10 +184,10 @@ void ExpectForwardInfo(const Call &call, bool has_output) {
   const int64_t projected = counts.queries * kQueryDim * kHeads * kHeadDim +
                             counts.new_keys * kKvHeads * (key_dim * kHeadDim + value_dim * kHeadDimV) +
                             (has_output ? counts.queries * kHeads * kHeadDimV * kOutputDim : 0);
-  EXPECT_EQ(info.operations, static_cast<uint64_t>(2 * (projected + kHeads * counts.pairs * (kHeadDim + kHeadDimV)))) << call;
+  EXPECT_EQ(info.operations, static_cast<uint64_t>(2 * (projected + call.ComputedHeads() * counts.pairs * (kHeadDim + kHeadDimV)))) << call;
   const int64_t rows = 4 * (counts.queries * (kQueryDim + y_dim) + (call.is_self ? 0 : counts.new_keys * (kKeyDim + kValueDim)));
-  const int64_t stored = kKvHeads * counts.cached * (RowBytes(call.k_type, kHeadDim) + RowBytes(call.v_type, kHeadDimV));
-  EXPECT_EQ(info.bytes, info.packed_bytes + static_cast<uint64_t>(rows + (call.cache != nullptr ? stored : 0))) << call;
+  const int64_t stored = call.cache != nullptr ? CacheBytes(call, counts) : 0;
+  EXPECT_EQ(info.bytes, info.packed_bytes + static_cast<uint64_t>(rows + stored)) << call;
 }
 
 // Lengths, masks and positions of all kinds, within what the cache's past allows.
@@ -177,6 +216,11 @@ Call RandomCall(Random *random) {
     call.flags |= flag;
     *size = random->Pick<int64_t>({0, 1, 3, 20, 100, INT64_MAX});
   };
+  call.has_norm_of_all_heads = random->Chance(0.2);
+  for (int64_t head = 0; head < kHeads && random->Chance(0.95); head++) {
+    call.head_scales.push_back(random->Chance(0.6) ? 0.0f : 2.0f);
+  }
+  if (call.head_scales.size() < kHeads) call.head_scales.clear();
   window(MHA_WINDOW_LEFT, &call.window_left);
   window(MHA_WINDOW_RIGHT, &call.window_right);
   return call;

@@ -185,6 +185,52 @@ TEST(LinearCall, NeedsNoWorkspaceOnOneThread) {
   EXPECT_EQ(product.y[1], 17.5f);
 }
 
+TEST(LinearCall, CostsItsProductAndItsRows) {
+  const std::vector<float> w(300 * 70, 0.5f);
+  for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+    LayerForm form;
+    form.weight_type = stored;
+    const Layer layer = Create(LinearData(w, {}, 300, 70, form).data);
+    LayerProblem problem;
+    problem.num_heads = 3;
+    problem.head_dim_v = 100;
+    problem.output_dim = 70;
+    const Layer with_heads = MakeLayer(NormalLayer(problem), form);
+    const auto info_of = [](const Layer &of, int64_t rows, uint32_t input_type, uint32_t output_type, bool has_residual) {
+      mha_linear_args args = Zeroed<mha_linear_args>();
+      args.rows = rows;
+      args.input_type = input_type;
+      args.output_type = output_type;
+      args.residual = has_residual ? &args : nullptr;  // is not read
+      const Scheduler scheduler(3, RunBackwards);
+      args.scheduler = scheduler.get();
+      mha_call_info info = Zeroed<mha_call_info>();
+      mha_error error;
+      size_t bytes = 0;
+      EXPECT_EQ(mha_linear_info(of.get(), &args, &info, &error), MHA_OK) << error.message;
+      EXPECT_EQ(mha_linear_workspace(of.get(), &args, &bytes, &error), MHA_OK) << error.message;
+      EXPECT_EQ(info.workspace_bytes, bytes);
+      EXPECT_EQ(info.num_threads, 3u);
+      EXPECT_EQ(info.contract, MHA_CONTRACT);
+      EXPECT_GT(info.project_tile_rows, 0);
+      EXPECT_EQ(info.attend_tile_rows, 0);
+      return info;
+    };
+    const mha_call_info one = info_of(layer, 1, MHA_TYPE_F32, MHA_TYPE_F32, false);
+    EXPECT_EQ(one.operations, 2u * 300 * 70);
+    const uint64_t weights = one.bytes - 4 * (300 + 70);  // two panels of 48 columns with their scales, and as many biases
+    const double elements = stored == Stored::kF32 ? 4 : stored == Stored::kInt8 ? 1 : stored == Stored::kInt4 ? 0.5 : 2;
+    const int64_t scales = stored == Stored::kInt8 ? 1 : stored == Stored::kInt4 ? 10 : 0;
+    EXPECT_EQ(weights, static_cast<uint64_t>(elements * 300 * 96) + static_cast<uint64_t>(96 * 4 * (scales + 1)));
+    EXPECT_LT(weights, one.packed_bytes);
+    EXPECT_EQ(info_of(layer, 7, MHA_TYPE_F16, MHA_TYPE_BF16, true).bytes, weights + 7 * 2 * (300 + 2 * 70));
+    EXPECT_EQ(info_of(layer, 7, MHA_TYPE_F16, MHA_TYPE_F32, false).operations, 7 * one.operations);
+    EXPECT_EQ(info_of(with_heads, 1, MHA_TYPE_F32, MHA_TYPE_F32, false).bytes, one.bytes) << "W_O alone";
+    EXPECT_EQ(info_of(layer, 0, MHA_TYPE_F32, MHA_TYPE_F32, false).bytes, 0u);
+    EXPECT_EQ(info_of(layer, 0, MHA_TYPE_F32, MHA_TYPE_F32, false).operations, 0u);
+  }
+}
+
 TEST(LinearCall, WithoutRowsDoesNothing) {
   SmallProduct product;
   product.args.rows = 0;
@@ -298,6 +344,9 @@ TEST(LinearCall, RefusesWrongArgumentsWithASentence) {
     if (is_of_query) {
       ExpectFails([&](mha_error *error) { return mha_linear_workspace(product.layer.get(), &product.args, &bytes, error); }, expected);
       EXPECT_EQ(bytes, 4711u);
+      mha_call_info info = Zeroed<mha_call_info>();
+      ExpectFails([&](mha_error *error) { return mha_linear_info(product.layer.get(), &product.args, &info, error); }, expected);
+      EXPECT_EQ(info.operations, 0u);
     }
     ExpectFails([&](mha_error *error) { return mha_linear(product.layer.get(), &product.args, workspace.data(), 1 << 16, error); },
                 expected);

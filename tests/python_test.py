@@ -488,6 +488,9 @@ class Mha(unittest.TestCase):
         for weights in {"weight_type": "bf16"}, {"weight_type": "int8"}, {"weight_type": "int4"}:
             np.testing.assert_allclose(mha.Linear(w, b, **weights)(x), linear(x), atol=2)
         half = x.astype(np.float16)
+        info = linear.info(7, input_type="f16", has_residual=True, scheduler=mha.Scheduler(2, lambda count, task: None))
+        self.assertEqual((info["operations"], info["num_threads"]), (2 * 7 * 20 * 30, 2))
+        self.assertEqual(info["bytes"] - linear.info(6, input_type="f16", has_residual=True)["bytes"], 2 * 20 + 2 * 4 * 30)
         self.assert_same(linear(half, output_type="f16"), linear(half.astype(np.float32)).astype(np.float16))
         with self.assertRaisesRegex(ValueError, "x is"):
             linear(floats(7, 19))

@@ -9,7 +9,7 @@ from ._arrays import _buffer, _check, _contiguous, _describe, _dtypes, _named, _
 from ._callbacks import _Allocator, _Sgemm, _raising
 from ._calls import _appended, _info, _run, _set_norm, _set_sequences, _wanted
 from ._library import _call, _loaded
-from ._structs import _Config, _ForwardArgs, _LinearArgs, _Options, _Weights, _cache_read, _new, gates, instruction_set_names, layouts, types
+from ._structs import _CallInfo, _Config, _ForwardArgs, _LinearArgs, _Options, _Weights, _cache_read, _new, gates, instruction_set_names, layouts, types
 
 
 class Layer:
@@ -163,6 +163,15 @@ class Linear:
         with _raising(scheduler, self.layer._sgemm):
             _run("mha_linear", workspace, self.layer._handle, args)
         return out
+
+    def info(self, rows, *, input_type="f32", output_type="f32", has_residual=False, scheduler=None):
+        """How a call on so many rows would run, and what it costs: the fields of mha_call_info by name."""
+        args, info = _new(_LinearArgs, rows=rows), _new(_CallInfo)
+        args.input_type, args.output_type = _named(types, input_type, "input_type"), _named(types, output_type, "output_type")
+        args.residual = ctypes.addressof(args) if has_residual else None  # that there is one counts, and nothing reads it
+        args.scheduler = ctypes.addressof(scheduler._struct) if scheduler is not None else None
+        _call("mha_linear_info", self.layer._handle, args, info)
+        return {field: getattr(info, field) for field, _ in _CallInfo._fields_[1:]}
 
 
 def pack(query_dim, num_heads, *, out=None, instruction_set="auto", sgemm=None, **weights_and_shape):

@@ -588,6 +588,12 @@ extern "C" {
     pub fn mha_info(layer: *const mha_layer, args: *const mha_forward_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
     pub fn mha_attention_info(args: *const mha_attention_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
 
+    pub fn mha_linear_info(
+        layer: *const mha_layer,
+        args: *const mha_linear_args,
+        info: *mut mha_call_info,
+        error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_linear_workspace(
         layer: *const mha_layer,
         args: *const mha_linear_args,

@@ -10,7 +10,7 @@
 //! | `mha_sgemm` | [`Sgemm`] |
 //! | `mha_forward`, `mha_forward_workspace`, `mha_info` | [`Layer::forward`] and [`plan`](Layer::plan), then [`Forward::run`], [`workspace_bytes`](Forward::workspace_bytes), [`info`](Forward::info) |
 //! | `mha_attention` and likewise | [`Attention::call`] and [`plan`](Attention::plan), then [`AttentionCall::run`] and so on |
-//! | `mha_linear`, `mha_linear_workspace` | [`Layer::linear`], [`LayerConfig::linear`], [`Weights::linear`] |
+//! | `mha_linear`, `mha_linear_workspace`, `mha_linear_info` | [`Layer::linear`], [`LayerConfig::linear`], [`Weights::linear`] |
 //! | `MHA_CACHE_READ` | [`Forward::cache_read`], [`AttentionCall::cache_read`] |
 //! | `mha_kv_cache` and its functions | [`KvCache`], [`CacheConfig`] |
 //! | `mha_rope_tables`, `mha_rope` | [`RopeConfig::tables`] and [`fill`](RopeConfig::fill), [`Rope`] |

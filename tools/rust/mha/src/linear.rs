@@ -9,7 +9,7 @@ use crate::options::{struct_ptr, typed_output, Output};
 use crate::scheduler::Run;
 use crate::spans::{check_exact, check_strided, int, rows_of};
 use crate::types::{Elements, ElementsMut};
-use crate::{sgemm, Error, ErrorKind, Layer, Result, Scheduler, Workspace};
+use crate::{sgemm, CallInfo, Error, ErrorKind, Layer, Result, Scheduler, Workspace};
 
 /// A product alone, made by [`Layer::linear`]: `y = x W + b`, and plus a residual, on the kernels of the projections.
 ///
@@ -85,6 +85,18 @@ impl<'a> Linear<'a> {
     /// The bytes of workspace that the call needs. More rows and threads never need less.
     pub fn workspace_bytes(&self) -> Result<usize> {
         self.with_args(linear_workspace)
+    }
+
+    /// How the call would run, and what it costs.
+    pub fn info(&self) -> Result<CallInfo> {
+        self.with_args(|layer, args| {
+            // SAFETY: numbers.
+            let mut info: sys::mha_call_info = unsafe { zeroed() };
+            info.struct_size = size_of::<sys::mha_call_info>();
+            // SAFETY: a valid layer; arguments whose slices have been checked.
+            check(|error| unsafe { sys::mha_linear_info(layer, args, &mut info, error) })?;
+            Ok(CallInfo::of_raw(&info))
+        })
     }
 
     /// Checks all slices, and calls `body` with what the library takes.

@@ -27,6 +27,8 @@ fn a_product_is_that_of_the_matrix() {
     layer.linear(&x, &mut beside).residual(&y).run_in(&mut []).unwrap();
     let sums: Vec<f32> = y.iter().map(|y| y + y).collect();
     assert_eq!((twice, beside), (sums.clone(), sums));
+    let info = layer.linear(&x, &mut [0.0; 20]).residual(&y).info().unwrap();
+    assert_eq!((info.operations, info.bytes), (2 * 5 * 6 * 4, 4 * (6 * 48 + 48 + 5 * (6 + 4 + 4))));
     let packed: AlignedBuffer = Layer::pack(&LayerConfig::linear(6, 4), &Weights::linear(&w).output_bias(&b), &Default::default()).unwrap();
     let mut spread = vec![0.0; 4 * 7 + 4];
     let view = Layer::from_packed(packed).unwrap();
