@@ -82,12 +82,17 @@ if ! flock --nonblock 9; then
 fi
 
 log=$build/log
-# cmake_build SOURCE FOLDER TARGET SETTING...: silent; what the tools say is in $log.
+# cmake_build SOURCE FOLDER TARGET SETTING...: silent; what the tools say is in $log. Configures for new settings only: what has changed
+# otherwise, the build itself sees.
 cmake_build() {
   local generator=()
   if [[ ! -e $2/CMakeCache.txt ]] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
-  cmake -S "$1" -B "$2" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release "${@:4}" >"$log" 2>&1 &&
-    cmake --build "$2" --target "$3" --parallel "$(nproc)" >>"$log" 2>&1
+  : >"$log"
+  if [[ $(cat "$2/settings" 2>/dev/null) != "${*:4}" ]]; then
+    cmake -S "$1" -B "$2" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release "${@:4}" >"$log" 2>&1 || return
+    echo "${*:4}" >"$2/settings"
+  fi
+  cmake --build "$2" --target "$3" --parallel "$(nproc)" >>"$log" 2>&1
 }
 
 # Libraries are kept by commit and by what compiles them: a base built by another compiler is no base.
