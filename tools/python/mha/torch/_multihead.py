@@ -1,0 +1,207 @@
+"""nn.MultiheadAttention, its weights packed once."""
+
+import ctypes
+
+import torch
+
+from .. import _library, _openmp
+from .._layer import pack, pack_size
+from .._structs import _ForwardArgs, _causal
+from ._common import (NotServed, calls, from_the_first_key, is_eager, library, neighbours, packer, refuse, set_masks, strides_of, types, unserved_tensors,
+                      warn)
+
+_name = "MultiheadAttention"
+
+
+class MultiheadAttention(torch.nn.Module):
+    """A torch.nn.MultiheadAttention for inference: projections, attention and output in one call of mha_forward.
+
+        layer = mha.torch.MultiheadAttention.from_module(module)
+        y, weights = layer(query, key, value, key_padding_mask=..., attn_mask=...)
+
+    forward takes and returns what PyTorch's does. The packed weights are the buffer `packed`, of bytes. What mha does not serve (a gradient,
+    dropout, nested tensors) the module that it was made from computes, which is kept for that; with strict=True it is not kept, and such a
+    call is an error.
+    """
+
+    @classmethod
+    def from_module(cls, module, *, weight_type="f32", strict=False):
+        """weight_type is how the weights are kept: "f32", "f16", "bf16", "int8" or "int4"."""
+        if not isinstance(module, torch.nn.MultiheadAttention):
+            raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.MultiheadAttention")
+        self = cls()
+        self.embed_dim, self.num_heads, self.head_dim = module.embed_dim, module.num_heads, module.head_dim
+        self.kdim, self.vdim, self.batch_first, self.dropout = module.kdim, module.vdim, module.batch_first, module.dropout
+        self.stock = None if strict else module
+        self.train(module.training)
+        for name, tensor in module.named_parameters():
+            if tensor.dtype not in types or not tensor.is_cpu:
+                raise NotServed(f"{name} is {tensor.dtype} on the device {tensor.device.type!r}; mha takes float32, float16 and bfloat16 on the CPU")
+        if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
+            raise NotServed("the module has add_bias_kv or add_zero_attn, which mha does not compute; it goes on as it is")
+        names = ["in_proj_weight"] if module._qkv_same_embed_dim else ["q_proj_weight", "k_proj_weight", "v_proj_weight"]
+        matrices = dict(zip(["w_qkv"] if len(names) == 1 else ["w_q", "w_k", "w_v"], (getattr(module, name) for name in names)), w_o=module.out_proj.weight)
+        biases = {"b_qkv": module.in_proj_bias, "b_o": module.out_proj.bias}
+        dtype = module.out_proj.weight.dtype
+        arrays = {name: _array(tensor) for name, tensor in matrices.items()}
+        arrays.update({name: _array(tensor.float()) for name, tensor in biases.items() if tensor is not None})
+        shape = dict(key_dim=self.kdim, value_dim=self.vdim, layout="out_in", type=["f32", "f16", "bf16"][types[dtype]], weight_type=weight_type)
+        bytes = pack_size(self.embed_dim, self.num_heads, **arrays, **shape)
+        packed = _aligned(bytes)
+        pack(self.embed_dim, self.num_heads, out=packed.numpy(), **arrays, **shape)
+        self.register_buffer("packed", packed)
+        return self
+
+    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True, is_causal=False):
+        """(output, weights), as torch.nn.MultiheadAttention's."""
+        reason = unserved_tensors(query, key, value)
+        if reason is None and self.training and self.dropout:
+            reason = "it has no dropout; eval() says that none is wanted"
+        if reason is not None:
+            refuse(_name, reason, self.stock is None)
+            results = self.stock(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+            warn(_name, reason)
+            return results
+        if is_causal and attn_mask is None:
+            raise RuntimeError("is_causal needs an attn_mask, the causal one")
+        is_one = query.dim() == 2
+        if is_one:
+            query, key, value = query[None], key[None], value[None]
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not self.batch_first:
+            query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        mask, bias = _masks(attn_mask if not is_causal else None, key_padding_mask, query.shape[0], self.num_heads)
+        operator = _kernel if is_eager() else _operator
+        output, weights = operator(query, key, value, self.packed, self.num_heads, mask, bias, is_causal,
+                                   (1 if average_attn_weights else 2) if need_weights else 0)
+        weights = weights if need_weights else None
+        if is_one:
+            return output[0], weights[0] if need_weights else None
+        return output if self.batch_first else output.transpose(0, 1), weights
+
+    def extra_repr(self):
+        return f"{self.embed_dim}, {self.num_heads}, kdim={self.kdim}, vdim={self.vdim}, batch_first={self.batch_first}"
+
+
+def _array(tensor):
+    """As the array that the library packs: bfloat16 as its bits."""
+    tensor = tensor.detach().contiguous()
+    return tensor.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
+
+
+def _aligned(bytes):
+    """A tensor of bytes on a border of 64."""
+    room = torch.empty(bytes + 64, dtype=torch.uint8)
+    first = -room.data_ptr() % 64
+    return room[first:first + bytes]
+
+
+def _masks(attn_mask, key_padding_mask, batch, heads):
+    """The masks of the module as one that says who attends and one to be added, each [batch, heads, n_q, n_kv] or broadcast to it."""
+    mask = bias = None
+    if attn_mask is not None:
+        attn_mask = attn_mask[None, None] if attn_mask.dim() == 2 else attn_mask.unflatten(0, (batch, heads))
+    for given in attn_mask, None if key_padding_mask is None else key_padding_mask[:, None, None, :]:
+        if given is None:
+            continue
+        if given.dtype is torch.bool:  # True is left out here, unlike in scaled_dot_product_attention
+            mask = ~given if mask is None else mask & ~given
+        else:
+            bias = given if bias is None else bias + given
+    return mask, bias
+
+
+# ---- The operator
+
+library.define("multi_head_attention(Tensor query, Tensor key, Tensor value, Tensor packed, int num_heads, Tensor? mask=None, Tensor? bias=None, "
+               "bool is_causal=False, int weights=0) -> (Tensor, Tensor)")
+_pack = packer(_ForwardArgs, "q_start")
+_size = ctypes.sizeof(_ForwardArgs)
+
+
+def _view(functions, packed):
+    """The layer over packed weights, which takes a microsecond, and its shape, both of this thread. Bytes that are no packed layer are an error."""
+    if calls.storage is None:
+        calls.storage = (ctypes.c_char * functions.mha_layer_view_size())()
+    storage = calls.storage
+    status = functions.mha_layer_view(packed.data_ptr(), packed.numel(), None, ctypes.addressof(storage), len(storage),
+                                      ctypes.addressof(calls.layer), calls.at_error)
+    if not status:
+        status = functions.mha_layer_shape(calls.layer.value, calls.at_shape, calls.at_error)
+    if status:
+        calls.fail(status)
+    return calls.layer.value, calls.shape
+
+
+def _is_same(one, other):
+    return one is other or one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+
+
+def _kernel(query, key, value, packed, num_heads, mask=None, bias=None, is_causal=False, weights=0):
+    """query [batch, n_q, query_dim], key and value likewise; weights: 0 none, 1 their mean over the heads, 2 those of all heads."""
+    functions = _library._library or _library._loaded()
+    if packed.data_ptr() % 64 or not packed.is_contiguous():
+        packed = _aligned(packed.numel()).copy_(packed)
+    layer, shape = _view(functions, packed)
+    query, key, value = neighbours(query), neighbours(key), neighbours(value)
+    batch, n_q, width = query.shape
+    n_kv = key.shape[1]
+    if (width != shape.query_dim or num_heads != shape.num_heads or tuple(key.shape) != (batch, n_kv, shape.key_dim)
+            or tuple(value.shape) != (batch, n_kv, shape.value_dim)):
+        raise ValueError(f"query, key and value are {list(query.shape)}, {list(key.shape)} and {list(value.shape)}, of {num_heads} heads; the layer "
+                         f"has widths of {shape.query_dim}, {shape.key_dim} and {shape.value_dim} and {shape.num_heads} heads, and needs one batch "
+                         "and as many keys as values")
+    output, out_weights = _empty(query, n_kv, shape.output_dim, num_heads, weights)
+    if batch == 0 or n_q == 0:
+        return output, out_weights
+    at_key, at_value = key.data_ptr(), value.data_ptr()
+    if n_kv == 0:
+        at_key = at_value = query.data_ptr()  # which is not read; NULL would be self-attention
+    elif _is_same(key, value):
+        at_value = 0
+        if _is_same(query, key):
+            at_key = 0
+    (q_batch, q_row), (k_batch, k_row), (v_batch, v_row), (o_batch, o_row) = (strides_of(tensor) for tensor in (query, key, value, output))
+    at_score = 0
+    if mask is not None or bias is not None:
+        masks = set_masks(calls.score, mask, bias, (batch, num_heads, n_q, n_kv))
+        at_score = calls.at_score
+    start = from_the_first_key(batch) if is_causal and n_q != n_kv else None
+    struct, taps, number = calls.forward, calls.taps, types[query.dtype]
+    _pack(struct, 0, _size, batch, n_q, n_kv, query.data_ptr(), at_key, at_value, output.data_ptr(), number, number, q_batch, q_row, k_batch, k_row,
+          v_batch, v_row, o_batch, o_row, _causal if is_causal else 0, 0, 0, 0, at_score, start.data_ptr() if start is not None else 0)
+    taps.mean_weights = out_weights.data_ptr() if weights == 1 else None
+    struct.taps = calls.at_taps if weights == 1 else None
+    struct.attention_weights = out_weights.data_ptr() if weights == 2 else None
+    struct.scheduler = _openmp.scheduler(torch.get_num_threads())
+    address = calls.at_forward
+    status = functions.mha_forward(layer, address, calls.at_workspace, calls.room, calls.at_error)
+    if status:
+        calls.again(status, functions.mha_forward_workspace, functions.mha_forward, layer, address)
+    return output, out_weights.to(query.dtype)
+
+
+def _empty(query, n_kv, output_dim, num_heads, weights):
+    batch, n_q, _ = query.shape
+    shape = (batch, n_q, output_dim)
+    if _is_transposed(query):
+        output = query.new_empty([n_q, batch, output_dim]).transpose(0, 1)
+    else:
+        output = query.new_empty(shape)
+    extents = [[0], [batch, n_q, n_kv], [batch, num_heads, n_q, n_kv]][weights]
+    return output, query.new_empty(extents, dtype=torch.float32)
+
+
+def _is_transposed(query):
+    """Whether rows lie in the order [row, batch], as without batch_first. The output then lies so too."""
+    return query.stride(0) < query.stride(1)
+
+
+def _fake(query, key, value, packed, num_heads, mask=None, bias=None, is_causal=False, weights=0):
+    output, out_weights = _empty(query, key.shape[1], query.shape[2], num_heads, weights)
+    return output, out_weights.to(query.dtype)
+
+
+library.impl("multi_head_attention", _kernel, "CPU")
+torch.library.register_fake("mha::multi_head_attention", _fake, lib=library)
+_operator = torch.ops.mha.multi_head_attention.default
