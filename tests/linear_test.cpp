@@ -12,11 +12,13 @@
 #include "spec/spec.h"
 #include "support/accuracy.h"
 #include "support/fixtures.h"
+#include "support/given_weights.h"
 #include "support/instruction_sets.h"
 #include "support/numbers.h"
 #include "support/rounds.h"
 #include "support/same_bits.h"
 #include "support/schedulers.h"
+#include "support/sgemm.h"
 #include "support/specify.h"
 
 namespace {
@@ -87,7 +89,25 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
     spec::Fastest().linear(form.weight_type, x.data(), numbers.data(), scales.data(), bias.empty() ? nullptr : bias.data(),
                            residual_kind != 0 ? residual.data() : nullptr, rows, in, out, y.data());
 
-    const Layer layer = MakeLayer(LinearData(w, bias, in, out, form).data, instruction_set());
+    LinearData linear(w, bias, in, out, form);
+    const bool is_stored = form.weight_type != Stored::kF32 && random.Chance(0.3);  // as a quantiser gives it
+    const bool has_sgemm = form.weight_type == Stored::kF32 && random.Chance(0.3);
+    if (is_stored) {
+      mha_layer_weights &weights = linear.data.weights;
+      const int64_t gap = 2 * form.row_gap, width = form.layout == MHA_LAYOUT_IN_OUT && form.weight_type != Stored::kInt4 ? out : in;
+      if (form.weight_type == Stored::kInt4) weights.layout = MHA_LAYOUT_OUT_IN;
+      linear.data.arrays.push_back(CopyOf(InMemory(form.weight_type, numbers, in, out, weights.layout, gap), Place::kBeforeGuard));
+      weights.w_o = linear.data.arrays.back().data();
+      weights.w_o_stride = gap == 0 ? 0 : (form.weight_type == Stored::kInt4 ? (width + 1) / 2 * 2 : width) + gap;
+      weights.type = static_cast<uint32_t>(form.weight_type);
+      if (form.weight_type == Stored::kInt8 || form.weight_type == Stored::kInt4) {
+        scales.resize(static_cast<size_t>(form.weight_type == Stored::kInt8 ? out : (in + 31) / 32 * out));
+        linear.data.arrays.push_back(CopyOf(ScalesInMemory(form.weight_type, scales, out), Place::kBeforeGuard));
+        weights.w_o_scales = linear.data.arrays.back().floats();
+      }
+    }
+    const mha_layer_options options = Options(instruction_set(), has_sgemm ? SgemmOfTheSpecification : nullptr);
+    const Layer layer = Create(linear.data, &options);
     const auto stride = [&](int64_t width) { return random.Chance(0.5) ? width : width + random.Between(1, 9); };
     const int64_t x_stride = stride(in), residual_stride = stride(out), output_stride = residual_kind == 2 ? residual_stride : stride(out);
     const Memory x_rows = Rows(input_type, x, rows, in, x_stride);
@@ -117,7 +137,8 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
     ASSERT_EQ(expected.size(), output.size());
     EXPECT_EQ(std::memcmp(output.data(), expected.data(), expected.size()), 0)
         << "case " << n << " rows " << rows << " in " << in << " out " << out << " types " << input_type << "/" << output_type
-        << " weights " << static_cast<int>(form.weight_type) << " residual " << residual_kind << " threads "
+        << (has_sgemm ? " sgemm" : "") << (is_stored ? " given as stored" : "") << " weights "
+        << static_cast<int>(form.weight_type) << " residual " << residual_kind << " threads "
         << (args.scheduler ? args.scheduler->num_threads : 0);
   }
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <limits>
 #include <memory>
@@ -19,9 +20,11 @@
 
 #include "support/choices.h"
 #include "support/fixtures.h"
+#include "support/given_weights.h"
 #include "support/packed_sequences.h"
 #include "support/same_bits.h"
 #include "support/schedulers.h"
+#include "support/sgemm.h"
 #include "support/specify.h"
 
 namespace support {
@@ -79,6 +82,7 @@ struct Case {
   // ---- Sizes, until SettleSizes gives them to the problem. n_kv: rows that come with the calls.
   Size n_q, n_kv, past, num_kv_heads, group, head_dim, head_dim_v, query_dim, key_dim, value_dim, output_dim;
   std::vector<int64_t> pasts, new_keys;  // of each sequence
+  std::vector<int64_t> kv_start;         // of a call; with a cache, positions in it do not depend on that
   PackedSequences packed;                // in the rows of a whole of batch 1; without rows: none
 
   // ---- How it is computed
@@ -140,10 +144,11 @@ inline CallPart PartOf(const Case &c, int64_t begin, int64_t end) {
       rows.kv_count = valid.n_kv;
       rows.length = c.whole.n_kv;
     } else {
-      const bool in_step = c.keys_come_with_queries();
+      const bool in_step = c.keys_come_with_queries() && c.kv_start.empty();
       const int64_t before = in_step ? rows.q_before : begin > 0 ? c.new_keys[static_cast<size_t>(b)] : 0;
       rows.kv_count = c.reads() ? 0 : in_step ? rows.q_count : begin > 0 ? 0 : c.new_keys[static_cast<size_t>(b)];
       rows.kv_first = in_step ? rows.q_first : c.whole.padding_left ? part.n_kv - rows.kv_count : 0;
+      if (!in_step && !c.kv_start.empty()) rows.kv_first = c.kv_start[static_cast<size_t>(b)];
       rows.kv_column = c.pasts[static_cast<size_t>(b)] + before;
       rows.length = rows.kv_column + rows.kv_count;
       part.columns = std::max(part.columns, rows.length);
@@ -203,6 +208,40 @@ Pairs<T> RowsOfPairs(const Pairs<T> &pairs, const Case &c, const CallPart &part,
   return rows;
 }
 
+// An input as [batch, n, heads, width], of which sequences, rows or heads may all be the same.
+struct Input {
+  std::vector<float> *x;
+  int64_t n, heads, width;
+  bool has_one_sequence, has_one_row, has_one_head;
+
+  bool is_shared() const { return has_one_sequence || has_one_row || has_one_head; }
+
+  // Of the elements that are the same as this one, the first.
+  int64_t FirstOf(int64_t at) const {
+    const int64_t head = at / width % heads, row = at / width / heads % n, b = at / width / heads / n;
+    return (((has_one_sequence ? 0 : b) * n + (has_one_row ? 0 : row)) * heads + (has_one_head ? 0 : head)) * width + at % width;
+  }
+
+  // Those of an array without gaps. head: may be null.
+  void SetStrides(int64_t *batch, int64_t *row, int64_t *head = nullptr) const {
+    *batch = has_one_sequence ? MHA_BROADCAST : n * heads * width;
+    *row = has_one_row ? MHA_BROADCAST : heads * width;
+    if (head != nullptr) *head = has_one_head ? MHA_BROADCAST : width;
+  }
+};
+
+inline std::array<Input, 3> InputsOf(const Case &c, LayerProblem *p) {
+  const bool sequence = c.Is("inputs", "repeated"), row = c.Is("inputs", "one_row"), head = c.Is("inputs", "one_head");
+  if (c.is_layer()) {
+    return {{{&p->query, p->n_q, 1, p->query_dim, sequence, row, head},
+             {&p->key, p->n_kv, 1, p->key_dim, sequence, row, head},
+             {&p->value, p->n_kv, 1, p->value_dim, sequence, row, head}}};
+  }
+  return {{{&p->query, p->n_q, p->num_heads, p->head_dim, sequence, row, head},
+           {&p->key, p->n_kv, p->num_kv_heads, p->head_dim, sequence, row, head},
+           {&p->value, p->n_kv, p->num_kv_heads, p->head_dim_v, sequence, row, head}}};
+}
+
 // What a call is given. The arrays that the whole has for each key or row, position or pair are cut here: a new one is added here.
 inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
   const LayerProblem &whole = c.whole;
@@ -218,8 +257,11 @@ inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
     problem.key = RowsOfKeys(whole.key, c, part, whole.key_dim, nan);
     problem.value = RowsOfKeys(whole.value, c, part, whole.value_dim, nan);
   }
-  for (std::vector<float> *x : {&problem.query, &problem.key, &problem.value}) {  // the first sequence's rows are those of all
-    if (c.Is("inputs", "repeated")) std::fill(x->begin() + static_cast<int64_t>(x->size()) / whole.batch, x->end(), nan);
+  problem.kv_start = c.kv_start;
+  for (const Input &input : InputsOf(c, &problem)) {
+    for (size_t at = 0; input.is_shared() && at < input.x->size(); at++) {
+      if (input.FirstOf(static_cast<int64_t>(at)) != static_cast<int64_t>(at)) (*input.x)[at] = nan;  // is in memory, but not read
+    }
   }
   problem.q_start.clear();
   problem.q_lengths.clear();
@@ -398,11 +440,22 @@ class CaseRun {
  private:
   void Begin() {
     if (c_.is_layer()) {
-      LayerForm form = c_.form;
-      form.instruction_set = instruction_set_;
-      layer_ = MakeLayer(c_.whole, form);
+      MakeTheLayer();
     }
     if (c_.has_cache()) FillCache();
+  }
+
+  void MakeTheLayer() {
+    const LayerForm &form = c_.form;
+    if (c_.Is("weights_given", "stored")) {
+      const LayerProblem stored = Converted(c_.whole, form.weight_type);
+      layer_ = MakeLayer(GivenAs(stored, form.layout, form.form == WeightForm::kFused, 2 * form.row_gap, form.gate_in_q), instruction_set_);
+      return;
+    }
+    const mha_layer_options options = Options(instruction_set_, c_.Is("sgemm", "yes") ? SgemmOfTheSpecification : nullptr);
+    LayerData data(c_.whole, Place::kAnywhere, form);
+    layer_ = Create(data, &options);
+    for (Memory &array : data.arrays) array.Fill(0xff);
   }
 
   Outputs Compute(const CallPart &part, const LayerProblem &problem) const {
@@ -427,13 +480,13 @@ class CaseRun {
       call.query = call.key = call.value = c_.inputs;
       call.output = c_.outputs;
       call.input_array = c_.input_type;
-      const auto repeat = [](ForwardData *data) {
+      const auto share = [&](ForwardData *data, const std::array<Input, 3> &inputs) {
         mha_forward_args &args = data->args;
-        args.query_batch_stride = MHA_BROADCAST;
-        if (args.key) args.key_batch_stride = MHA_BROADCAST;
-        if (args.value) args.value_batch_stride = MHA_BROADCAST;
+        inputs[0].SetStrides(&args.query_batch_stride, &args.query_row_stride);
+        if (args.key) inputs[1].SetStrides(&args.key_batch_stride, &args.key_row_stride);
+        if (args.value) inputs[2].SetStrides(&args.value_batch_stride, &args.value_row_stride);
       };
-      return Run<ForwardData>(form, change, repeat, layer_.get(), problem, call);
+      return Run<ForwardData>(form, change, share, problem, layer_.get(), problem, call);
     }
     AttentionCall call;
     static_cast<CallForm &>(call) = form;
@@ -445,14 +498,17 @@ class CaseRun {
       call.k_array = static_cast<Storage>(c_.NumberOf("k_type"));
       call.v_array = static_cast<Storage>(c_.NumberOf("v_type"));
     }
-    const auto repeat = [](AttentionData *data) {
-      for (int64_t *stride : {&data->args.q_batch_stride, &data->args.k_batch_stride, &data->args.v_batch_stride}) *stride = MHA_BROADCAST;
+    const auto share = [&](AttentionData *data, const std::array<Input, 3> &inputs) {
+      mha_attention_args &args = data->args;
+      inputs[0].SetStrides(&args.q_batch_stride, &args.q_row_stride, &args.q_head_stride);
+      inputs[1].SetStrides(&args.k_batch_stride, &args.k_row_stride, &args.k_head_stride);
+      inputs[2].SetStrides(&args.v_batch_stride, &args.v_row_stride, &args.v_head_stride);
     };
-    return Run<AttentionData>(form, change, repeat, AttentionOf(problem), call);
+    return Run<AttentionData>(form, change, share, problem, AttentionOf(problem), call);
   }
 
-  template <typename Data, typename Change, typename Repeat, typename... Given>
-  Outputs Run(const CallForm &form, const Change &change, const Repeat &repeat, const Given &...given) const {
+  template <typename Data, typename Change, typename Share, typename... Given>
+  Outputs Run(const CallForm &form, const Change &change, const Share &share, LayerProblem problem, const Given &...given) const {
     std::unique_ptr<Data> data;
     if (c_.is_packed()) {
       data = std::make_unique<PackedData<Data>>(c_.packed, given...);
@@ -461,9 +517,23 @@ class CaseRun {
       data = std::make_unique<Data>(given...);
     }
     change(data.get());
-    if (c_.Is("inputs", "repeated")) repeat(data.get());
-    return data->Compute(form.workspace_fill, form.place, form.workspace_misalignment);
+    const std::array<Input, 3> inputs = InputsOf(c_, &problem);
+    if (inputs[0].is_shared()) share(data.get(), inputs);
+    if (!c_.Is("in_place", "yes")) return data->Compute(form.workspace_fill, form.place, form.workspace_misalignment);
+    const size_t bytes = data->WorkspaceBytes(), of_floats = data->output.memory.size();
+    Memory workspace(bytes + form.workspace_misalignment, form.place);
+    workspace.Fill(form.workspace_fill);
+    data->PoisonOutputs();
+    // It has the layout and the type of the query.
+    if (of_floats != 0) std::memcpy(data->args.output, QueryOf(data->args), of_floats / (c_.input_type == Storage::kF32 ? 1 : 2));
+    QueryOf(data->args) = data->args.output;
+    mha_error error;
+    Check(data->Run(workspace.data() + form.workspace_misalignment, bytes, &error), error);
+    return data->Results();
   }
+
+  static const void *&QueryOf(mha_forward_args &args) { return args.query; }  // NOLINT: to be changed, here and below
+  static const void *&QueryOf(mha_attention_args &args) { return args.q; }    // NOLINT
 
   // A cache with the keys before those of the first call.
   void FillCache() {
@@ -502,6 +572,7 @@ class CaseRun {
     CallForm form;
     form.asked = kAskNothing;
     form.cache = {cache_->get(), c_.cache_sequences, 0, false};
+    form.output_array = c_.call.output_array;
     Compute(problem, form, [](CallData *) {});
   }
 

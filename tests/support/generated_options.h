@@ -6,6 +6,9 @@
 //   - where it has an array with something for each row or key: a line in ProblemOf (generated_case.h), which cuts the arrays of a call
 //     out of those of the whole.
 //
+// A caller's sgemm is one with the arithmetic of the specification, so that its results are compared to the bit too. mha_linear, which has
+// few options, has random products of its own in linear_test.cpp.
+//
 // The rest is as for any test: the field in LayerProblem or what that consists of, which Specify gives to the specification and CallData or
 // LayerData to the library.
 #ifndef MHA_TESTS_SUPPORT_GENERATED_OPTIONS_H
@@ -75,6 +78,7 @@ inline void SettleSizes(Case *c) {
   LayerProblem &whole = c->whole;
   if (!c->Is("rope", "none")) c->head_dim.value = std::max<int64_t>(c->head_dim.value, 2);
   if (c->Is("head_dim_v", "same")) c->head_dim_v = c->head_dim;
+  if (c->Is("in_place", "yes")) c->output_dim = c->query_dim;
   whole.num_kv_heads = c->num_kv_heads.value;
   whole.num_heads = whole.num_kv_heads * c->group.value;
   whole.head_dim = c->head_dim.value;
@@ -119,11 +123,11 @@ inline void SettleKeys(Case *c, std::string_view value, Random *random) {
   for (int64_t b = 0; b < whole.batch; b++) {
     int64_t &fresh = c->new_keys[static_cast<size_t>(b)];
     if (value == "queries") fresh = queries(b);
-    if (!whole.kv_start.empty()) fresh = std::min(fresh, c->n_kv.value - whole.kv_start[static_cast<size_t>(b)]);
+    if (!c->kv_start.empty()) fresh = std::min(fresh, c->n_kv.value - c->kv_start[static_cast<size_t>(b)]);
     int64_t past = b == 0 ? c->past.value : random->Between(0, c->past.value);
     // Where the last query stands at the last key, there are as many keys as queries.
     const bool has_one_for_each = c->counts_positions() && c->Is("q_start", "null") && (c->has_cache() || !c->Is("n_kv", "none"));
-    if (has_one_for_each && (whole.kv_start.empty() || !MayBeBefore(*c))) {
+    if (has_one_for_each && (c->kv_start.empty() || c->has_cache() || !MayBeBefore(*c))) {
       if (c->has_cache()) {
         past = std::max(past, queries(b) - fresh);
       } else if (fresh < queries(b) && value != "no") {
@@ -361,6 +365,8 @@ inline const std::vector<Dimension> &Dimensions() {
                                                 : std::max<int64_t>(c->n_kv.value - whole.n_q, 0);
          for (int64_t b = 0; b < whole.batch && value == "yes"; b++) whole.kv_start.push_back(random->Between(0, most));
          if (c->is_self()) whole.q_first = whole.kv_start;
+         c->kv_start = whole.kv_start;
+         if (c->has_cache()) whole.kv_start.clear();
        }},
       {"q_lengths",
        {"no", "ragged", "empty"},
@@ -478,6 +484,8 @@ inline const std::vector<Dimension> &Dimensions() {
          whole.w_k = draw(whole.key_dim, whole.k_width());
          whole.w_v = draw(whole.value_dim, whole.v_width());
        }},
+      {"weights_given", {"floats", "stored"}, [](Case *, std::string_view, Random *) {}},  // in the type that the layer keeps
+      {"sgemm", {{"no", 3}, "yes"}, [](Case *, std::string_view, Random *) {}},
       {"weight_form",
        {"three", "fused", "per_head"},
        [](Case *c, std::string_view value, Random *) {
@@ -740,12 +748,15 @@ inline const std::vector<Dimension> &Dimensions() {
          if (value == "nan") PoisonWhatNobodyAttendsTo(c, FromBits(0xffd23456u));
          if (value == "infinite") PoisonWhatNobodyAttendsTo(c, std::numeric_limits<float>::infinity());
          LayerProblem &whole = c->whole;
-         for (std::vector<float> *x : {&whole.query, &whole.key, &whole.value}) {
-           const size_t count = x->size() / static_cast<size_t>(whole.batch);  // of a sequence
-           for (size_t n = count; n < x->size() && c->Is("inputs", "repeated"); n++) (*x)[n] = (*x)[n - count];
+         bool is_shared = false;
+         for (const Input &input : InputsOf(*c, &whole)) {
+           is_shared = input.is_shared();
+           for (size_t at = 0; is_shared && at < input.x->size(); at++) {
+             (*input.x)[at] = (*input.x)[static_cast<size_t>(input.FirstOf(static_cast<int64_t>(at)))];
+           }
          }
          ShareInputs(c);
-         if (c->Is("inputs", "repeated")) return;  // padding of one sequence are rows of another one
+         if (is_shared) return;  // padding is the same as rows that are none
          FillPadding(FromBits(0x7fc0dead), &c->whole);
          if (c->is_packed()) FillOutside(FromBits(0x7fc0dead), c->packed, &c->whole);
        }},
@@ -781,7 +792,8 @@ inline const std::vector<Dimension> &Dimensions() {
        {"f32", "f16", "bf16"},
        [](Case *c, std::string_view, Random *) { c->call.output_array = static_cast<Storage>(c->NumberOf("output_type")); }},
       {"inputs",
-       {"contiguous", "gaps", "heads_outside", "rows_outside", "repeated"},  // the last: the same for all sequences
+       // The last three: the same for all sequences, rows or heads.
+       {"contiguous", "gaps", "heads_outside", "rows_outside", "repeated", {"one_row", 0.5}, {"one_head", 0.5}},
        [](Case *c, std::string_view value, Random *) {
          c->inputs = value == "gaps" ? kGaps : value == "heads_outside" ? kHeadsOutside : value == "rows_outside" ? kRowsOutside : kDense;
        }},
@@ -790,6 +802,7 @@ inline const std::vector<Dimension> &Dimensions() {
        [](Case *c, std::string_view value, Random *) {
          c->outputs = value == "gaps" ? kGaps : value == "heads_outside" ? kHeadsOutside : value == "rows_outside" ? kRowsOutside : kDense;
        }},
+      {"in_place", {{"no", 3}, "yes"}, [](Case *, std::string_view, Random *) {}},  // the output is the query
       {"threads",
        {{"none", 2}, "one", "few", "many", {"real", 0.1}},
        [](Case *c, std::string_view value, Random *random) {
@@ -818,6 +831,13 @@ inline std::vector<Together> MakeRefusedByTheLibrary() {
       {{"q_start", "before|far_before"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}, {"causal", "no"}},
       {{"q_start", "before|far_before"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}, {"groups", "also"}},
       {{"kv_start", "yes"}, {"padding_left", "yes"}},
+      {{"kv_start", "yes"}, {"cache_read", "yes"}},
+      {{"sgemm", "yes"}, {"weight_type", "!f32"}},
+      {{"sgemm", "yes"}, {"inputs", "one_row"}},
+      // Outputs per pair are computed from the queries once more
+      {{"in_place", "yes"}, {"entry", "attention"}, {"weights", "yes"}},
+      {{"in_place", "yes"}, {"entry", "attention"}, {"taps", "all"}},
+      {{"in_place", "yes"}, {"entry", "attention"}, {"pair_outputs", "!no"}},
       // A ring holds the keys of a window
       {{"cache", "ring"}, {"causal", "no"}},
       {{"cache", "ring"}, {"window_left", "no"}},
@@ -870,10 +890,24 @@ inline const std::vector<Together> &WithoutMeaning() {
       {{"norm", "none"}, {"norm_values", "!no"}},
       {{"norm", "none"}, {"norm_weights", "!none"}},
       {{"norm_heads", "together"}, {"norm_weights", "apart"}},
-      {{"kv_start", "yes"}, {"cache", "!none"}},
-      {{"inputs", "repeated"}, {"cache", "!none"}},
+      {{"kv_start", "yes"}, {"cache", "!none"}, {"calls", "!one"}},
+      {{"inputs", "repeated|one_row|one_head"}, {"cache", "!none"}},
+      {{"inputs", "repeated|one_row|one_head"}, {"unread", "!ordinary"}},
+      {{"inputs", "repeated|one_row|one_head"}, {"in_place", "yes"}},
       {{"inputs", "repeated"}, {"packed", "yes"}},
-      {{"inputs", "repeated"}, {"unread", "!ordinary"}},
+      {{"inputs", "one_head"}, {"entry", "!attention"}},
+      // An output that is the query has its type, its widths and its strides
+      {{"in_place", "yes"}, {"entry", "attention"}, {"head_dim_v", "other"}},
+      {{"in_place", "yes"}, {"entry", "attention"}, {"taps", "scores"}},  // of which some may be none
+      {{"in_place", "yes"}, {"entry", "!attention"}, {"w_o", "no"}},
+      {{"in_place", "yes"}, {"input_type", "f32"}, {"output_type", "!f32"}},
+      {{"in_place", "yes"}, {"input_type", "f16"}, {"output_type", "!f16"}},
+      {{"in_place", "yes"}, {"input_type", "bf16"}, {"output_type", "!bf16"}},
+      {{"in_place", "yes"}, {"inputs", "contiguous"}, {"outputs", "!contiguous"}},
+      {{"in_place", "yes"}, {"inputs", "gaps"}, {"outputs", "!gaps"}},
+      {{"in_place", "yes"}, {"inputs", "heads_outside"}, {"outputs", "!heads_outside"}},
+      {{"in_place", "yes"}, {"inputs", "rows_outside"}, {"outputs", "!rows_outside"}},
+      {{"in_place", "yes"}, {"inputs", "gaps"}, {"input_type", "!f32"}},  // of which Results() takes what it finds in gaps
       {{"packed", "yes"}, {"batch", "!1"}},
       {{"packed", "yes"}, {"cache", "!none"}},
       {{"packed", "yes"}, {"calls", "!one"}},
@@ -910,6 +944,8 @@ inline const std::vector<Together> &WithoutMeaning() {
       {{"num_columns", "short"}, {"n_kv", "none"}},
       // What mha_attention has no use for
       {{"entry", "attention"}, {"weight_type", "!f32"}},
+      {{"entry", "attention"}, {"weights_given", "stored"}},
+      {{"entry", "attention"}, {"sgemm", "yes"}},
       {{"entry", "attention"}, {"weight_form", "!three"}},
       {{"entry", "attention"}, {"weight_layout", "!in_out"}},
       {{"entry", "attention"}, {"weight_strides", "!contiguous"}},
@@ -920,6 +956,11 @@ inline const std::vector<Together> &WithoutMeaning() {
       {{"gate", "no"}, {"gate_dim", "single"}},
       {{"gate", "no"}, {"gate_in_q", "yes"}},
       {{"weight_form", "fused"}, {"widths", "different"}},
+      {{"weights_given", "stored"}, {"weight_type", "f32"}},
+      {{"weights_given", "stored"}, {"weight_form", "per_head"}},
+      {{"weights_given", "stored"}, {"weight_type", "int4"}, {"weight_layout", "in_out"}},
+      {{"weights_given", "stored"}, {"biases", "fused"}},
+      {{"weights_given", "stored"}, {"layer_defaults", "left_out"}},
   };
   return kRefusals;
 }
