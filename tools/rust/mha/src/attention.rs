@@ -4,10 +4,14 @@ use std::ptr::null;
 use mha_sys as sys;
 
 use crate::error::check;
-use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, typed_output, Dimensions, Options, Output};
+use crate::options::{
+    check_plan_types, common_setters, fill_common, list_ptr, output_ptr, struct_ptr, typed_output, Dimensions, Options, Output,
+};
 use crate::spans::{check_exact, check_strided, int, rows_of, step, stride_int, Extent};
 use crate::types::{Elements, ElementsMut};
-use crate::{CallInfo, Error, ErrorKind, Gate, InstructionSet, KvCache, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
+use crate::{
+    CallInfo, Error, ErrorKind, Gate, InstructionSet, KvCache, Norm, Result, Rope, Scheduler, ScoreOptions, StorageType, Taps, Workspace,
+};
 
 /// The middle stage alone, without the projections: `softmax(scale * Q K^T) V` for each head, on queries, keys and values of the caller's.
 ///
@@ -87,6 +91,7 @@ impl Attention {
             gate: Gate::None,
             gate_dim: 0,
             gate_values: Array::default(),
+            plan_types: None,
             options: Options::default(),
         }
     }
@@ -124,6 +129,7 @@ pub struct AttentionCall<'a> {
     gate: Gate,
     gate_dim: usize,
     gate_values: Array<'a>,
+    plan_types: Option<[StorageType; 4]>,
     options: Options<'a>,
 }
 
@@ -177,6 +183,12 @@ impl<'a> AttentionCall<'a> {
     /// Where the gate's values are not contiguous.
     pub fn gate_strides(mut self, strides: Strides) -> Self {
         self.gate_values.strides = Some(strides);
+        self
+    }
+
+    /// The types of the arrays of a [plan](Attention::plan), `f32` if not set. Those of a call are the types of its slices.
+    pub fn plan_types(mut self, q: StorageType, k: StorageType, v: StorageType, output: StorageType) -> Self {
+        self.plan_types = Some([q, k, v, output]);
         self
     }
 
@@ -244,6 +256,7 @@ impl<'a> AttentionCall<'a> {
             let output = self.output.as_ref().map_or(0, Output::len);
             check_lengths("output", output, self.output_strides, &[batch, n_q, heads, width_v], |stride| stride)?;
         }
+        check_plan_types(self.is_plan(), self.plan_types.is_some())?;
         self.options.check_slices(&of, self.is_plan())?;
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
@@ -258,6 +271,9 @@ impl<'a> AttentionCall<'a> {
         (args.k, args.k_type, [args.k_batch_stride, args.k_row_stride, args.k_head_stride]) = raw_array(&self.k);
         (args.v, args.v_type, [args.v_batch_stride, args.v_row_stride, args.v_head_stride]) = raw_array(&self.v);
         (args.output, args.output_type) = typed_output(&self.output);
+        if let Some(types) = self.plan_types {
+            [args.q_type, args.k_type, args.v_type, args.output_type] = types.map(StorageType::raw);
+        }
         [args.output_batch_stride, args.output_row_stride, args.output_head_stride] = raw_strides(self.output_strides);
         // SAFETY: numbers and pointers that may be NULL.
         let mut gate: sys::mha_gate = unsafe { zeroed() };

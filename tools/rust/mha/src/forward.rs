@@ -5,10 +5,12 @@ use std::ptr::null;
 use mha_sys as sys;
 
 use crate::error::check;
-use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, typed_output, Dimensions, Options, Output};
+use crate::options::{
+    check_plan_types, common_setters, fill_common, list_ptr, output_ptr, struct_ptr, typed_output, Dimensions, Options, Output,
+};
 use crate::spans::{check_exact, check_strided, int, rows_of, step, stride_int, Extent};
 use crate::types::{Elements, ElementsMut};
-use crate::{sgemm, CallInfo, Error, ErrorKind, KvCache, Layer, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
+use crate::{sgemm, CallInfo, Error, ErrorKind, KvCache, Layer, Norm, Result, Rope, Scheduler, ScoreOptions, StorageType, Taps, Workspace};
 
 /// A call of a whole layer, made by [`Layer::forward`]: say what it is to do, then [`run`](Self::run) it.
 ///
@@ -53,6 +55,7 @@ pub struct Forward<'a> {
     value: Rows<'a>,
     output: Option<Output<'a>>,
     output_strides: Option<[usize; 2]>,
+    plan_types: Option<[StorageType; 2]>,
     options: Options<'a>,
 }
 
@@ -80,6 +83,7 @@ impl<'a> Forward<'a> {
             value: Rows::default(),
             output: None,
             output_strides: None,
+            plan_types: None,
             options: Options::default(),
         }
     }
@@ -117,6 +121,12 @@ impl<'a> Forward<'a> {
     /// Likewise of the output.
     pub fn output_strides(mut self, batch: usize, row: usize) -> Self {
         self.output_strides = Some([batch, row]);
+        self
+    }
+
+    /// The types of the rows of a [plan](Layer::plan), `f32` if not set. Those of a call are the types of its slices.
+    pub fn plan_types(mut self, inputs: StorageType, output: StorageType) -> Self {
+        self.plan_types = Some([inputs, output]);
         self
     }
 
@@ -203,6 +213,7 @@ impl<'a> Forward<'a> {
         if let Some(other) = given.clone().find(|other| *other != kind) {
             return Err(Error::new(ErrorKind::InvalidValue, format!("the inputs are {kind:?} and {other:?}; all must be of one type")));
         }
+        check_plan_types(self.is_plan(), self.plan_types.is_some())?;
         self.options.check_slices(&of, self.is_plan())?;
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
@@ -215,6 +226,9 @@ impl<'a> Forward<'a> {
         (args.key, [args.key_batch_stride, args.key_row_stride]) = raw_rows(&self.key);
         (args.value, [args.value_batch_stride, args.value_row_stride]) = raw_rows(&self.value);
         (args.output, args.output_type) = typed_output(&self.output);
+        if let Some([inputs, output]) = self.plan_types {
+            (args.input_type, args.output_type) = (inputs.raw(), output.raw());
+        }
         [args.output_batch_stride, args.output_row_stride] = self.output_strides.unwrap_or_default().map(int);
         let result = body(self.layer.as_ptr(), &args);
         pointees.resume_panic();

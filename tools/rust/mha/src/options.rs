@@ -50,6 +50,14 @@ pub(crate) fn typed_output(output: &Option<Output>) -> (*mut c_void, u32) {
     output.as_ref().map_or((null_mut(), sys::MHA_TYPE_F32), |output| (output.start, output.kind.raw()))
 }
 
+/// A call's slices tell their types.
+pub(crate) fn check_plan_types(is_plan: bool, has_types: bool) -> Result<()> {
+    if is_plan || !has_types {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::InvalidValue, "plan_types are those of a plan; the slices of a call tell its types"))
+}
+
 pub(crate) fn list_ptr(list: Option<&[i64]>) -> *const i64 {
     list.map_or(null(), <[i64]>::as_ptr)
 }

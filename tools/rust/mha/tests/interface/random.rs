@@ -1,7 +1,7 @@
 //! Calls with anything in them. Most have something wrong; under valgrind (tools/rust/test.sh), none may touch memory that is not theirs.
 
 use mha::{
-    Attention, CacheConfig, Elements, ErrorKind, KvCache, Layer, LayerConfig, Norm, Rope, RopeConfig, ScoreColumns, ScoreOptions,
+    Attention, CacheConfig, Elements, ErrorKind, Gate, KvCache, Layer, LayerConfig, Norm, Rope, RopeConfig, ScoreColumns, ScoreOptions,
     StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
 };
 
@@ -52,10 +52,32 @@ impl Dice {
         let key_dim = if self.one_in(4) { 1 + self.below(9) } else { query_dim };
         let types = [StorageType::F32, StorageType::F16, StorageType::Bf16, StorageType::Int8, StorageType::Int4];
         let config = LayerConfig::new(query_dim, heads).key_dim(key_dim).num_kv_heads(kv_heads).weight_type(types[self.below(5)]);
-        let config = config.head_dim(head_dim).head_dim_v(head_dim_v);
-        let (w_q, w_k) = (self.array(query_dim * heads * head_dim), self.array(key_dim * kv_heads * head_dim));
+        let mut config = config.head_dim(head_dim).head_dim_v(head_dim_v);
+        let (has_gate, in_q) = (self.one_in(3), self.one_in(2));
+        let gate_dim = if self.one_in(2) { 1 } else { head_dim_v };
+        if has_gate {
+            config = config.gate(if self.one_in(2) { Gate::Sigmoid } else { Gate::Softplus }).gate_dim(gate_dim);
+        }
+        let q_width = head_dim + if has_gate && in_q { gate_dim } else { 0 };
+        let (w_g, b_g) = (self.array(query_dim * heads * gate_dim), self.array(heads * gate_dim));
+        let b_q = self.array(heads * q_width);
+        let kept_count = self.about(heads);
+        let kept: Vec<u8> = (0..kept_count).map(|_| u8::from(!self.one_in(3))).collect();
+        let (w_q, w_k) = (self.array(query_dim * heads * q_width), self.array(key_dim * kv_heads * head_dim));
         let (w_v, w_o) = (self.array(key_dim * kv_heads * head_dim_v), self.array(heads * head_dim_v * query_dim));
-        let weights = Weights::new(&w_q, &w_k, &w_v).output(&w_o);
+        let mut weights = Weights::new(&w_q, &w_k, &w_v).output(&w_o);
+        if self.one_in(4) {
+            weights = weights.query_bias(&b_q);
+        }
+        if has_gate && !in_q {
+            weights = weights.gate(&w_g);
+            if self.one_in(2) {
+                weights = weights.gate_bias(&b_g);
+            }
+        }
+        if self.one_in(5) {
+            weights = weights.kept_heads(&kept);
+        }
         let weights = weights.layout(if self.one_in(2) { WeightLayout::InOut } else { WeightLayout::OutIn });
         Layer::new(&config, &weights)
     }
@@ -200,11 +222,16 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
             let (q_row, k_row) = (shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim);
             let (q, k) = (dice.array(batch * n_q * q_row), dice.array(batch * n_kv * k_row));
             let v = dice.array(batch * n_kv * shape.num_kv_heads * shape.head_dim_v);
+            let gate_dim = if dice.one_in(2) { 1 } else { shape.head_dim_v };
+            let gate = dice.array(batch * n_q * shape.num_heads * gate_dim);
             let mut output = dice.array(batch * n_q * shape.num_heads * shape.head_dim_v);
             let call = attention.call(&q, &mut output).batch(batch);
             let mut call = options!(call, dice, set, cache, rope, norm, score, lists, outputs);
             if !dice.one_in(4) {
                 call = call.key_value(&k, &v);
+            }
+            if dice.one_in(4) {
+                call = call.gate(if dice.one_in(2) { Gate::Sigmoid } else { Gate::Softplus }, gate_dim, &gate);
             }
             if dice.one_in(10) {
                 call = call.n_kv(n_kv).k_strides(Strides::heads_first(shape.num_kv_heads, n_kv, shape.head_dim));
