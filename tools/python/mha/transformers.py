@@ -1,0 +1,491 @@
+"""mha under the models of Hugging Face transformers, on CPUs.
+
+    import mha.transformers
+
+    model.set_attn_implementation("mha")            # or from_pretrained(..., attn_implementation="mha")
+    model.set_attn_implementation("mha_strict")     # raises where "mha" would warn and take the model's own attention
+
+    cache = mha.transformers.KvCache(model.config, max_length=4096, type="f16")     # keys and values as f32, f16, bf16 or int8
+    model.generate(**inputs, past_key_values=cache)
+
+How a model describes its mask decides how it arrives here. What transformers builds from its own functions, such as causal, sliding, chunked,
+packed and padded, becomes flags, lengths and groups of mha.h, and no array of queries by keys is ever made; a function of anybody else's
+becomes exactly the mask that the eager attention has. A `Mask` is a tensor to everybody else: whatever looks into it finds the eager mask.
+
+What mha does not serve goes to the model's own eager attention, with one warning that says why: tensors that need a gradient, lie on
+another device or have a type other than float32, float16 and bfloat16, dropout, and arguments that are not known here.
+"""
+
+import ctypes
+import functools
+import inspect
+import sys
+import warnings
+
+import torch
+import transformers
+
+from . import _openmp
+from ._cache import KvCache as _Cache
+from ._library import Error, _loaded
+from ._structs import _AttentionArgs, _ScoreOptions, _cache_read, _causal, _new, _window_left, _window_right
+from .torch._common import calls, neighbours, set_masks, strides_of, types
+
+_tested = "5.23"
+
+
+def _unusable(why):
+    return ImportError(f"mha.transformers cannot be used with transformers {transformers.__version__}: {why}. It is tested with {_tested}; older "
+                       "versions lack what it needs, and newer ones may have changed it.")
+
+
+try:
+    from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+except ImportError as error:
+    raise _unusable(error) from None
+
+# ---- Tensors that are computed only if somebody looks into them
+
+
+class _Lazy(torch.Tensor):
+    """A tensor without memory. Any operation on it computes it first, by make(), and works on that."""
+
+    @staticmethod
+    def __new__(cls, shape, dtype, make):
+        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device="cpu")
+        self._make, self._made, self.is_pristine = make, None, True
+        return self
+
+    def dense(self):
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.alias.default:  # models cut masks to the number of keys, which they have already
+            same = torch.Tensor._make_wrapper_subclass(cls, args[0].shape, dtype=args[0].dtype, device="cpu")
+            same.__dict__ = args[0].__dict__
+            return same
+        if any(result.alias_info is not None for result in function._schema.returns):
+            for lazy in args:  # what is returned may be written to, and so change what this one stands for
+                if isinstance(lazy, _Lazy):
+                    lazy.is_pristine = False
+        return function(*_dense(args), **_dense(kwargs or {}))
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __repr__(self):
+        return f"{type(self).__name__}({list(self.shape)}, {self.dtype})"
+
+
+def _dense(tree):
+    return torch.utils._pytree.tree_map(lambda leaf: leaf.dense() if isinstance(leaf, _Lazy) else leaf, tree)
+
+
+# ---- Masks
+
+
+class Mask(_Lazy):
+    """The mask of a call. `flags`, `windows` and so on say the same as its elements, as long as is_pristine."""
+
+
+class _Unknown(Exception):
+    pass
+
+
+def _code(function):
+    return getattr(function, "__code__", None)
+
+
+def _known_codes():
+    """The code of each kind of mask function, once it is seen to do on a few positions what it is taken for."""
+    m, ids, blocks, positions = masking_utils, *torch.tensor([[[0, 0, 1, 1, 1, 2]], [[-1, 3, 3, -1, -1, 5]], [[0, 1, 0, 1, 2, 0]]])
+    q, k = torch.arange(6)[:, None], torch.arange(6)
+    samples = {
+        "causal": (m.causal_mask_function, k <= q),
+        "bidirectional": (m.bidirectional_mask_function, k >= 0),
+        "left": (m.sliding_window_overlay(2), k > q - 2),
+        "both": (m.sliding_window_bidirectional_overlay(2), (k - q).abs() <= 2),
+        "chunks": (m.chunked_overlay(2, torch.tensor([1])), (k - 1) // 2 == (q - 1) // 2),
+        "packed": (m.packed_sequence_mask_function(ids), ids[0][q] == ids[0][k]),
+        "remapped": (m.remap_positions_for_packed_sequence(m.causal_mask_function, positions), positions[0][k] <= positions[0][q]),
+        "blocks": (m.blockwise_overlay(blocks), (blocks[0][q] == blocks[0][k]) & (blocks[0][q] >= 0)),
+        "and": (m.and_masks(m.causal_mask_function, m.sliding_window_overlay(2)), (k <= q) & (k > q - 2)),
+        "or": (m.or_masks(m.causal_mask_function, m.blockwise_overlay(blocks)), (k <= q) | (blocks[0][q] == blocks[0][k]) & (blocks[0][q] >= 0))}
+    for name, (function, meaning) in samples.items():
+        if not torch.equal(m.sdpa_mask(1, 6, 6, 0, 0, function, allow_is_causal_skip=False)[0, 0], meaning.expand(6, 6)):
+            raise ValueError(f"a mask means something else ({name})")
+    return {_code(function): name for name, (function, _) in samples.items()}
+
+
+try:
+    _kinds = _known_codes()
+except Exception as error:  # whatever another version makes of these calls
+    raise _unusable(error) from None
+
+
+class _Structure:
+    """What a mask function of transformers says, by the code that it runs and the variables that it holds. Raises _Unknown if that is not
+    known to the last bit, so that the mask is computed element by element instead."""
+
+    def __init__(self, function, num_keys):
+        self.flags, self.left, self.right, self.groups, self.also, self.num_keys = 0, 0, 0, None, 0, num_keys
+        if _kinds.get(_code(function)) == "or":  # image blocks, beside what the other mask leaves
+            function, *blocks = self._cells(function)["mask_functions"]
+            if [_kinds.get(_code(part)) for part in blocks] != ["blocks"]:
+                raise _Unknown
+            self.groups, self.also = self._cells(blocks[0])["block_sequence_ids"], 1
+        self._read(function)
+
+    @staticmethod
+    def _cells(function):
+        return dict(zip(_code(function).co_freevars, (cell.cell_contents for cell in function.__closure__ or ()))) if _code(function) else {}
+
+    def _read(self, function):
+        kind, cells = _kinds.get(_code(function)), self._cells(function)
+        if kind == "causal":
+            self.flags |= _causal
+        elif kind == "and":
+            for part in cells["mask_functions"]:
+                self._read(part)
+        elif kind == "left":
+            self._window(cells["sliding_window"] - 1, None)
+        elif kind == "both":
+            self._window(cells["sliding_window"], cells["sliding_window"])
+        elif kind == "chunks":
+            self._within((torch.arange(self.num_keys) - cells["left_padding"][:, None]) // cells["chunk_size"])
+        elif kind == "packed":
+            self._within(cells["packed_sequence_mask"])
+        elif kind == "remapped" and self.groups is not None and ((cells["position_ids"].diff() == 1) | (self.groups.diff() > 0)).all():
+            self._read(cells["mask_function"])  # as each position follows the one before it or begins a group, distances are those of rows
+        elif kind != "bidirectional":
+            raise _Unknown
+
+    def _window(self, left, right):
+        if type(left) is not int or left < 0 or self.flags & (_window_left | _window_right):
+            raise _Unknown
+        self.flags, self.left = self.flags | _window_left, left
+        if right is not None:
+            self.flags, self.right = self.flags | _window_right, right
+
+    def _within(self, groups):
+        if self.groups is not None:
+            raise _Unknown
+        self.groups = groups
+
+
+def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=masking_utils.causal_mask_function, attention_mask=None,
+         dtype=torch.float32, device="cpu", **kwargs):
+    """What AttentionMaskInterface calls for "mha": a Mask, or where that cannot be one the mask of eager attention."""
+    make = functools.partial(masking_utils.eager_mask, batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
+                             dtype=dtype, device=device, **kwargs)
+    if torch.compiler.is_compiling() or torch.device(device).type != "cpu" or dtype not in types or (
+            attention_mask is not None and (attention_mask.ndim != 2 or len(attention_mask) != batch_size)):
+        return make()
+    try:
+        structure = _Structure(mask_function, kv_offset + kv_length)
+    except _Unknown:
+        return make()
+    padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if padding is not None:
+        padding = padding[:, kv_offset:kv_offset + kv_length].to(torch.bool)
+        padding = None if padding.all() else padding
+    if padding is None and structure.flags == 0 and structure.groups is None and kwargs.get("allow_is_bidirectional_skip"):
+        return None
+    self = Mask((batch_size, 1, q_length, kv_length), dtype, functools.partial(make, **{**kwargs, "allow_is_bidirectional_skip": False}))
+    self.flags, self.left, self.right, self.also = structure.flags, structure.left, structure.right, structure.also
+    self.kv_start = self.kv_lengths = self.q_groups = self.kv_groups = self.holes = None
+    if padding is not None:
+        count, first = padding.sum(1), padding.to(torch.uint8).argmax(1)
+        columns = torch.arange(kv_length)
+        if torch.equal(padding, (columns >= first[:, None]) & (columns < (first + count)[:, None])):
+            self.kv_start, self.kv_lengths = first, count
+        else:
+            self.holes = padding[:, None, None, :]
+    if structure.groups is not None:
+        groups = structure.groups.to(torch.int32).expand(batch_size, -1)
+        self.q_groups = groups[:, q_offset:q_offset + q_length].contiguous()
+        self.kv_groups = groups[:, kv_offset:kv_offset + kv_length].contiguous()
+        if self.q_groups.shape[1] != q_length or self.kv_groups.shape[1] != kv_length:
+            return make()
+    first = torch.zeros(batch_size, dtype=torch.int64) if self.kv_start is None else -self.kv_start
+    self.q_start = first + (int(q_offset) - kv_offset)
+    return self
+
+
+# ---- The cache
+
+
+class KvCache(DynamicCache):
+    """A cache of transformers whose keys and values of full and sliding layers lie in a cache of mha's, each sequence in room for max_length
+    positions. type is "f32", "f16", "bf16" or "int8", or a pair, of keys and of values. Attention by mha appends to it in the call and reads it
+    as it is stored. Anything else finds tensors as of a DynamicCache, which are read back from it: right, but slow."""
+
+    def __init__(self, config, max_length, type="f32"):
+        super().__init__(config=config)
+        types = (type, type) if isinstance(type, str) else type
+        self.layers = [_CacheLayer(max_length, types) if layer.__class__ in (DynamicLayer, DynamicSlidingWindowLayer) else layer
+                       for layer in self.layers]
+
+
+class _CacheLayer(DynamicLayer):
+    """Rows that update() brings wait in `pending` until attention appends them; whatever else needs them appends them first."""
+
+    def __init__(self, max_length, types):
+        super().__init__()
+        self.max_length, self.types = max_length, types
+        self.reset()
+
+    def reset(self):
+        self.cache, self.pending, self.length, self.is_initialized = None, None, 0, False
+        self.skipped = None  # [batch]: rows of padding at the front, which are not stored; None: none of any sequence
+
+    def lazy_initialization(self, keys, values):
+        batch, heads, _, width = keys.shape
+        self.cache = _Cache(num_sequences=batch, capacity=self.max_length, num_kv_heads=heads, head_dim=width, head_dim_v=values.shape[3],
+                            k_type=self.types[0], v_type=self.types[1])
+        self.is_initialized = True
+
+    def update(self, keys, values, *args, **kwargs):
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+        self.flush()
+        self.pending = keys, values
+        return tuple(_Stored(self, which, tensor) for which, tensor in enumerate(self.pending))
+
+    def flush(self):
+        if self.pending is not None:
+            keys, values = (rows.detach().transpose(1, 2).to(torch.float32).contiguous().numpy() for rows in self.pending)
+            for sequence in range(len(keys)):
+                self.cache.append(sequence, keys[sequence], values[sequence])
+            self.appended()
+
+    def read(self, which, length, dtype):
+        self.flush()
+        shape = self.cache.shape
+        result = torch.zeros(shape["num_sequences"], shape["num_kv_heads"], length, shape["head_dim_v" if which else "head_dim"], dtype=dtype)
+        for sequence, rows in enumerate(result):
+            first = 0 if self.skipped is None else min(int(self.skipped[sequence]), length)
+            rows[:, first:] = torch.from_numpy(self.cache.read(sequence, 0, length - first)[which]).transpose(0, 1)
+        return result
+
+    def takes(self, mask, has_bias):
+        """Whether a call can have the cache itself: no padding was stored, and the columns of arrays are what was."""
+        if not isinstance(mask, Mask) or mask.kv_start is None:
+            return self.skipped is None
+        if has_bias or mask.q_groups is not None or not torch.equal(mask.kv_start + mask.kv_lengths, torch.full_like(mask.kv_start, mask.shape[3])):
+            return False
+        if self.length == 0:
+            self.skipped = torch.zeros_like(mask.kv_start)
+        return self.skipped is not None and torch.equal(self.skipped, mask.kv_start.clamp(max=self.length))
+
+    def set(self, args, mask):
+        """Sets the cache of a call. Returns the rows that it appends, and how many of them, of each sequence, are padding that it leaves out."""
+        args.cache, args.kv_start, args.kv_lengths, padding = self.cache._handle, None, None, None
+        if self.pending is None:
+            args.flags |= _cache_read
+            return None, None, None
+        if self.skipped is not None:
+            padding = (mask.kv_start - self.length).clamp(0, self.pending[0].shape[2])
+            args.kv_start = padding.data_ptr()
+        return *self.pending, padding
+
+    def appended(self, padding=None):
+        if padding is not None:
+            self.skipped = self.skipped + padding
+        if self.pending is not None:
+            self.length, self.pending = self.length + self.pending[0].shape[2], None
+
+    def get_seq_length(self):
+        return self.length + (0 if self.pending is None else self.pending[0].shape[2])
+
+    def get_max_length(self):
+        return self.max_length
+
+    def crop(self, tokens_to_remove):
+        if tokens_to_remove > 0:
+            raise ValueError(f"tokens_to_remove is {tokens_to_remove}; to remove 3 tokens, it is -3")
+        self.flush()
+        length = max(self.length + tokens_to_remove, 0)
+        for sequence in range(self.cache.shape["num_sequences"] if tokens_to_remove and self.is_initialized else 0):
+            skipped = 0 if self.skipped is None else int(self.skipped[sequence])
+            self.cache.truncate(sequence, max(length - skipped, 0))
+            if self.skipped is not None:
+                self.skipped[sequence] = min(skipped, length)
+        self.length = length
+
+    def _choose(self, indices):
+        """Makes a cache of these sequences. What is read from one of int8 and stored again may differ in the last of its bits."""
+        if self.get_seq_length():
+            keys, values = (self.read(which, self.get_seq_length(), torch.float32)[indices] for which in (0, 1))
+            skipped = None if self.skipped is None else self.skipped[indices]
+            self.reset()
+            self.lazy_initialization(keys, values)
+            for sequence in range(len(keys)):
+                first = 0 if skipped is None else int(skipped[sequence])
+                self.cache.append(sequence, *(rows[sequence, :, first:].transpose(0, 1).contiguous().numpy() for rows in (keys, values)))
+            self.length, self.skipped = keys.shape[2], skipped
+
+    reorder_cache = batch_select_indices = _choose
+
+    def batch_repeat_interleave(self, repeats):
+        self._choose(torch.arange(self.cache.shape["num_sequences"] if self.is_initialized else 0).repeat_interleave(repeats))
+
+
+class _Stored(_Lazy):
+    """The keys or the values of a layer, as the tensor that they would be."""
+
+    @staticmethod
+    def __new__(cls, layer, which, rows):
+        shape = (*rows.shape[:2], layer.get_seq_length(), rows.shape[3])
+        self = _Lazy.__new__(cls, shape, rows.dtype, functools.partial(layer.read, which, shape[2], rows.dtype))
+        self.layer, self.which = layer, which
+        return self
+
+
+# ---- Attention
+
+
+class _Refused(Exception):
+    pass
+
+
+_known = {"module", "query", "key", "value", "attention_mask", "scaling", "dropout", "position_bias", "softcap", "s_aux", "sliding_window",
+          "kwargs", "_kwargs"}
+
+
+@functools.cache
+def _eager(module_name):
+    """The eager attention of the file that a module is from, and what it takes that is not known here."""
+    function = getattr(sys.modules[module_name], "eager_attention_forward", None)
+    return function, frozenset(inspect.signature(function).parameters) - _known if function else frozenset()
+
+
+def attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, position_bias=None, softcap=None, s_aux=None,
+              is_strict=False, **kwargs):
+    """What AttentionInterface calls for "mha": query [batch, heads, n_q, width], key and value likewise. Returns [batch, n_q, heads, width of
+    value], and None for the weights, as "sdpa" does.
+
+    A mask of None is none, as for eager attention, whatever is_causal says: where a model is causal, `mask` has made one.
+    """
+    try:
+        return _attend(module, query, key, value, attention_mask, scaling, dropout, position_bias, softcap, s_aux, kwargs), None
+    except (_Refused, Error) as reason:
+        if is_strict:
+            raise ValueError(f"mha_strict: {reason}") from None
+        _warn_once(f"mha.transformers takes the model's own attention in {type(module).__name__}, because {reason}")
+    optional = {"position_bias": position_bias, "softcap": softcap, "s_aux": s_aux}
+    kwargs.update({name: option for name, option in optional.items() if option is not None})
+    function = _eager(type(module).__module__)[0] or transformers.AttentionInterface._global_mapping["sdpa"]
+    return function(module, *_dense([query, key, value, attention_mask]), scaling=scaling, dropout=dropout, **kwargs)
+
+
+@functools.cache
+def _warn_once(sentence):
+    warnings.warn(sentence + ". mha_strict in place of mha makes this an error.", stacklevel=4)
+
+
+def _attend(module, query, key, value, mask, scaling, dropout, position_bias, softcap, sinks, kwargs):
+    tensors = query, key, value
+    for name, tensor in zip(("query", "key", "value"), tensors):
+        if tensor.device.type != "cpu":
+            raise _Refused(f"{name} lies on {tensor.device}; mha computes on CPUs")
+        if tensor.dtype not in types:
+            raise _Refused(f"{name} is {tensor.dtype}; mha takes float32, float16 and bfloat16")
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, mask, position_bias, sinks) if t is not None):
+        raise _Refused("a tensor needs a gradient, and mha has none; torch.no_grad() says that none is wanted")
+    if torch.compiler.is_compiling():
+        raise _Refused("torch.compile cannot look into it")
+    if dropout:
+        raise _Refused("there is dropout, and mha has none; model.eval() turns it off")
+    for name in _eager(type(module).__module__)[1]:
+        if kwargs.get(name) is not None:
+            raise _Refused(f"mha does not know the argument {name!r}")
+
+    (batch, heads, n_q, width), (_, kv_heads, n_kv, _), width_v = query.shape, key.shape, value.shape[3]
+    batch = max(batch, key.shape[0])
+    args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=heads, num_kv_heads=kv_heads, head_dim=width, head_dim_v=width_v,
+                scale=0.0 if scaling is None else scaling or 1e-45)
+    output = torch.empty(batch, n_q, heads, width_v, dtype=query.dtype)
+    if output.numel() == 0 or n_kv == 0:
+        return output.zero_()
+    args.output, args.output_type = output.data_ptr(), types[output.dtype]
+    shape, score, layer = (batch, heads, n_q, n_kv), _new(_ScoreOptions), _layer_of(key, value)
+    if isinstance(mask, _Lazy) and not (mask.is_pristine and tuple(mask.shape) == (batch, 1, n_q, n_kv)):
+        mask = mask.dense()
+    alive = _set_mask(args, score, mask, position_bias, shape)
+    padding = None
+    if layer is not None and layer.takes(mask, position_bias is not None):
+        key, value, padding = layer.set(args, mask)
+        args.n_kv = 0 if key is None else key.shape[2]
+    else:
+        key, value, layer = *(t.dense() if isinstance(t, _Lazy) else t for t in (key, value)), None
+    alive += [_set_rows(args, name, tensor, batch) for name, tensor in zip("qkv", (query, key, value)) if tensor is not None]
+    if softcap is not None:
+        score.softcap = softcap
+    if sinks is not None:
+        alive.append(sinks.detach().reshape(heads).to(torch.float32).contiguous())
+        score.sinks = alive[-1].data_ptr()
+    args.score = ctypes.addressof(score)
+    _run(args)
+    if layer is not None:
+        layer.appended(padding)
+    return output
+
+
+def _layer_of(key, value):
+    """The layer of the cache that has just these keys and values, if they are of one."""
+    if type(key) is type(value) is _Stored and key.layer is value.layer and key.which < value.which and key.is_pristine and value.is_pristine:
+        return key.layer if key.shape[2] == key.layer.get_seq_length() else None
+    return None
+
+
+_rows = {name: (name, *(f"{name}_{field}" for field in ("type", "batch_stride", "head_stride", "row_stride"))) for name in "qkv"}
+
+
+def _set_rows(args, name, tensor, batch):
+    """Sets where the rows of [batch, heads, rows, width] lie; they are copied only if the elements of a row are not neighbours."""
+    width, strides = tensor.shape[3], tensor.stride()
+    if tensor.shape[0] != batch or strides[3] != 1 or min(strides[:3]) < width:  # which nearly none is
+        tensor = neighbours(tensor.expand(batch, -1, -1, -1))
+        strides = strides_of(tensor)
+    for field, value in zip(_rows[name], (tensor.data_ptr(), types[tensor.dtype], *strides)):
+        setattr(args, field, value)
+    return tensor
+
+
+def _set_mask(args, score, mask, bias, shape):
+    """Sets the mask, as structure or as an array, and returns what has to live as long."""
+    pattern = None
+    if isinstance(mask, Mask):
+        args.flags, args.window_left, args.window_right, args.q_start = mask.flags, mask.left, mask.right, mask.q_start.data_ptr()
+        if mask.kv_start is not None:
+            args.kv_start, args.kv_lengths = mask.kv_start.data_ptr(), mask.kv_lengths.data_ptr()
+        if mask.q_groups is not None:
+            score.q_groups, score.kv_groups, score.groups = mask.q_groups.data_ptr(), mask.kv_groups.data_ptr(), mask.also
+            score.q_groups_stride, score.kv_groups_stride = shape[2], shape[3]
+        pattern = mask.holes
+    elif mask is not None:
+        mask = mask[..., :shape[3]]
+        if mask.dtype == torch.bool:
+            pattern = mask
+        else:
+            bias = mask if bias is None else bias + mask
+    return set_masks(score, pattern, bias, shape)
+
+
+def _run(args):
+    """The call, on the threads that PyTorch has, in memory that each thread keeps."""
+    args.scheduler = _openmp.scheduler(torch.get_num_threads())
+    library, own, address = _loaded(), calls, ctypes.addressof(args)
+    status = library.mha_attention(address, own.at_workspace, own.room, own.at_error)
+    if status:
+        own.again(status, library.mha_attention_workspace, library.mha_attention, address)
+
+
+AttentionInterface.register("mha", attention)
+AttentionInterface.register("mha_strict", functools.partial(attention, is_strict=True))
+for _name in "mha", "mha_strict":
+    AttentionMaskInterface.register(_name, mask)
