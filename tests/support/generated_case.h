@@ -83,7 +83,8 @@ struct Case {
   Size n_q, n_kv, past, num_kv_heads, group, head_dim, head_dim_v, query_dim, key_dim, value_dim, output_dim;
   std::vector<int64_t> pasts, new_keys;  // of each sequence
   std::vector<int64_t> kv_start;         // of a call; with a cache, positions in it do not depend on that
-  PackedSequences packed;                // in the rows of a whole of batch 1; without rows: none
+  PackedSequences packed;                // in the rows of a whole of batch 1; without rows: none. With a cache, keys are those before too
+  std::vector<int64_t> packed_new_keys;  // with a cache: where the keys of each begin in the rows of the call
 
   // ---- How it is computed
   LayerForm form;
@@ -134,6 +135,13 @@ inline CallPart PartOf(const Case &c, int64_t begin, int64_t end) {
   const auto [column, column_end] = c.KeyColumns(begin, end);
   CallPart part = {begin, end, column_end - column, c.has_cache() ? 0 : c.whole.n_kv, {}};
   if (c.reads()) part.n_kv = 0;
+  for (int64_t b = 0; c.is_packed() && c.has_cache() && b < c.packed.count(); b++) {  // all of them in the first sequence of the whole
+    const auto count = [b](const std::vector<int64_t> &starts) { return starts[b + 1] - starts[b]; };
+    const int64_t length = count(c.packed.kv), fresh = count(c.packed_new_keys);
+    part.rows.push_back({c.packed.q[b], count(c.packed.q), 0, c.packed_new_keys[b], fresh, c.packed.kv[b] + length - fresh, length});
+    part.columns = std::max(part.columns, length);
+  }
+  if (!part.rows.empty()) return part;
   for (int64_t b = 0; b < c.whole.batch; b++) {
     const ValidRows valid = ValidRowsOf(c.whole, b);
     const int64_t first = std::clamp(valid.q_first, begin, end), last = std::clamp(valid.q_first + valid.n_q, begin, end);
@@ -163,8 +171,9 @@ template <typename T, typename Function>
 std::vector<T> PlaceRows(const std::vector<T> &x, const Case &c, const CallPart &part, int64_t n, int64_t n_of_x, int64_t width, T padding,
                          const Function &place) {
   std::vector<T> rows(static_cast<size_t>(c.whole.batch * n * width), padding);
-  for (int64_t b = 0; b < c.whole.batch; b++) {
-    const auto [from, to, count] = place(part.rows[static_cast<size_t>(b)]);
+  for (size_t r = 0; r < part.rows.size(); r++) {
+    const int64_t b = c.is_packed() ? 0 : static_cast<int64_t>(r);
+    const auto [from, to, count] = place(part.rows[r]);
     const auto begin = x.begin() + (b * n_of_x + from) * width;
     std::copy(begin, begin + count * width, rows.begin() + (b * n + to) * width);
   }
@@ -385,6 +394,14 @@ inline Outputs ExpectedOf(const Case &c, const CallPart &part, const Outputs &wh
         {&Outputs::masked_scores, -std::numeric_limits<float>::infinity()}, {&Outputs::attention_weights, 0.0f}}) {
     (expected.*field).assign(static_cast<size_t>(sizes.batch * sizes.num_heads * n_q * part.columns), padding);
   }
+  // Which columns of the whole a row has, from its first one on.
+  const auto columns_of = [&](int64_t b, int64_t i) -> std::pair<int64_t, int64_t> {
+    if (!c.is_packed() || !c.has_cache()) return {0, part.rows[static_cast<size_t>(b)].length};
+    for (size_t r = 0; r < part.rows.size(); r++) {
+      if (i >= part.rows[r].q_first && i < part.rows[r].q_first + part.rows[r].q_count) return {c.packed.kv[r], part.rows[r].length};
+    }
+    return {0, 0};
+  };
   for (int64_t b = 0; b < sizes.batch; b++) {
     for (int64_t h = 0; h < sizes.num_heads; h++) {
       const int64_t to = (b * sizes.num_heads + h) * n_q, from = (b * sizes.num_heads + h) * sizes.n_q + part.begin;
@@ -392,8 +409,9 @@ inline Outputs ExpectedOf(const Case &c, const CallPart &part, const Outputs &wh
         expected.lse.push_back(whole.lse[static_cast<size_t>(from + i)]);
         for (const auto field : {&Outputs::scores, &Outputs::scaled_scores, &Outputs::softcapped_scores, &Outputs::masked_scores,
                                  &Outputs::attention_weights}) {
-          const auto row = (whole.*field).begin() + (from + i) * sizes.n_kv;
-          std::copy(row, row + part.rows[static_cast<size_t>(b)].length, (expected.*field).begin() + (to + i) * part.columns);
+          const auto [first, length] = columns_of(b, i);
+          const auto row = (whole.*field).begin() + (from + i) * sizes.n_kv + first;
+          std::copy(row, row + length, (expected.*field).begin() + (to + i) * part.columns);
         }
       }
     }
@@ -511,7 +529,9 @@ class CaseRun {
   Outputs Run(const CallForm &form, const Change &change, const Share &share, LayerProblem problem, const Given &...given) const {
     std::unique_ptr<Data> data;
     if (c_.is_packed()) {
-      data = std::make_unique<PackedData<Data>>(c_.packed, given...);
+      PackedSequences packed = c_.packed;
+      if (c_.has_cache()) packed.kv = c_.packed_new_keys;
+      data = std::make_unique<PackedData<Data>>(packed, given...);
       if (c_.is_self()) data->args.cu_seqlens_kv = nullptr;
     } else {
       data = std::make_unique<Data>(given...);
@@ -543,7 +563,7 @@ class CaseRun {
     SpreadBlocks(&random, &*cache_);
     const int64_t longest = *std::max_element(c_.pasts.begin(), c_.pasts.end());
     if (longest == 0) return;
-    if (c_.Is("past_by", "append")) return AppendPast();
+    if (c_.Is("past_by", "append") || c_.is_packed()) return AppendPast();
     // A call in which each row sees its own key alone: what is stored does not depend on who attends to it.
     CallPart part = {0, longest, longest, 0, {}};
     for (const int64_t past : c_.pasts) part.rows.push_back({0, past, 0, 0, past, 0, past});
@@ -580,13 +600,14 @@ class CaseRun {
   void AppendPast() {
     const LayerProblem &whole = c_.whole;
     const std::optional<Norm> norm = NormOf(whole);
-    for (int64_t b = 0; b < whole.batch; b++) {
-      const int64_t past = c_.pasts[static_cast<size_t>(b)];
+    for (int64_t b = 0; b < static_cast<int64_t>(c_.pasts.size()); b++) {
+      const int64_t past = c_.pasts[static_cast<size_t>(b)], in_whole = c_.is_packed() ? 0 : b, first = c_.is_packed() ? c_.packed.kv[b] : 0;
+      const AttentionSizes &all = whole, sizes = c_.is_packed() ? OneOf(all, c_.packed, b) : all;
       KeysAndValues rows;
-      rows.k = SliceRows(c_.is_layer() ? expected_.k : whole.key, b, whole.n_kv, whole.k_width(), 0, past);
-      rows.v = SliceRows(c_.is_layer() ? expected_.v : whole.value, b, whole.n_kv, whole.v_width(), 0, past);
-      WithRotation(whole, b, [&](const Rotation *rotation) {
-        AttentionShape shape = ShapeOf(whole, b);
+      rows.k = SliceRows(c_.is_layer() ? expected_.k : whole.key, in_whole, whole.n_kv, whole.k_width(), first, past);
+      rows.v = SliceRows(c_.is_layer() ? expected_.v : whole.value, in_whole, whole.n_kv, whole.v_width(), first, past);
+      WithRotation(sizes, in_whole, [&](const Rotation *rotation) {
+        AttentionShape shape = ShapeOf(sizes, in_whole);
         shape.n_kv = past;
         shape.norm = norm ? &*norm : nullptr;
         shape.rotation = rotation;

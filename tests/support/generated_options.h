@@ -280,7 +280,12 @@ inline void PoisonWhatNobodyAttendsTo(Case *c, float poison) {
 // Where key is NULL, keys are the rows of query; where value is, values are those of key.
 inline void ShareInputs(Case *c) {
   LayerProblem &whole = c->whole;
-  if (c->is_self() && !c->has_cache()) {
+  if (c->is_self() && c->has_cache() && c->is_packed()) {
+    for (const CallRows &rows : PartOf(*c, 0, whole.n_q).rows) {
+      const auto from = whole.key.begin() + rows.kv_column * whole.key_dim;
+      std::copy(from, from + rows.q_count * whole.key_dim, whole.query.begin() + rows.q_first * whole.query_dim);
+    }
+  } else if (c->is_self() && !c->has_cache()) {
     whole.query = whole.key;
   } else if (c->is_self()) {
     for (int64_t b = 0; b < whole.batch; b++) {
@@ -383,7 +388,7 @@ inline const std::vector<Dimension> &Dimensions() {
        {"no", "yes"},
        [](Case *c, std::string_view value, Random *random) {
          if (value == "no") return;
-         const LayerProblem &whole = c->whole;
+         LayerProblem &whole = c->whole;
          const auto draw = [&](int64_t count, int64_t n) {
            std::vector<int64_t> starts;
            for (int64_t b = 0; b <= count; b++) starts.push_back(random->Between(0, n));
@@ -392,6 +397,23 @@ inline const std::vector<Dimension> &Dimensions() {
          };
          PackedSequences &packed = c->packed;
          packed.q = draw(random->Between(1, 5), whole.n_q);
+         if (c->has_cache()) {
+           const bool has_one_for_each = c->counts_positions() && c->Is("q_start", "null");
+           std::vector<int64_t> lengths;
+           c->packed_new_keys = c->reads() ? std::vector<int64_t>(packed.q.size()) : packed.q;
+           if (!c->Is("n_kv", "queries") && !c->reads()) c->packed_new_keys = draw(packed.count(), c->n_kv.value);
+           c->pasts.clear();
+           for (int64_t b = 0; b < packed.count(); b++) {
+             const int64_t queries = packed.q[b + 1] - packed.q[b], fresh = c->packed_new_keys[b + 1] - c->packed_new_keys[b];
+             const int64_t past = b == 0 ? c->past.value : random->Between(0, c->past.value);
+             c->pasts.push_back(has_one_for_each ? std::max(past, queries - fresh) : past);
+             lengths.push_back(c->pasts.back() + fresh);
+           }
+           packed.kv = StartsOf(lengths);
+           whole.n_kv = packed.kv.back();
+           whole.kv_lengths.clear();
+           return;
+         }
          packed.kv = c->Is("n_kv", "queries") ? packed.q : draw(packed.count(), whole.n_kv);
          if (c->Is("n_kv", "queries") || !c->counts_positions() || !c->Is("q_start", "null")) return;
          for (int64_t b = 0, left = whole.n_kv - packed.q.back() + packed.q[0], at = 0; b <= packed.count(); b++) {
@@ -456,10 +478,11 @@ inline const std::vector<Dimension> &Dimensions() {
       {"cache_sequences",
        {"null", "given"},
        [](Case *c, std::string_view value, Random *random) {
-         c->cache_size = c->whole.batch + random->Between(0, 2);
+         const int64_t sequences = c->is_packed() ? c->packed.count() : c->whole.batch;
+         c->cache_size = sequences + random->Between(0, 2);
          std::vector<int64_t> all;
          for (int64_t n = 0; n < c->cache_size; n++) all.insert(all.begin() + random->Between(0, n), n);
-         if (value == "given") c->cache_sequences.assign(all.begin(), all.begin() + c->whole.batch);
+         if (value == "given") c->cache_sequences.assign(all.begin(), all.begin() + sequences);
        }},
       {"past_by", {"call", "append"}, [](Case *, std::string_view, Random *) {}},
       {"k_type",  // of a cache or, of mha_attention without one, of the array
@@ -838,6 +861,7 @@ inline std::vector<Together> MakeRefusedByTheLibrary() {
       {{"in_place", "yes"}, {"entry", "attention"}, {"weights", "yes"}},
       {{"in_place", "yes"}, {"entry", "attention"}, {"taps", "all"}},
       {{"in_place", "yes"}, {"entry", "attention"}, {"pair_outputs", "!no"}},
+      {{"packed", "yes"}, {"cache", "!none"}, {"pair_outputs", "sums"}},
       // A ring holds the keys of a window
       {{"cache", "ring"}, {"causal", "no"}},
       {{"cache", "ring"}, {"window_left", "no"}},
@@ -909,13 +933,17 @@ inline const std::vector<Together> &WithoutMeaning() {
       {{"in_place", "yes"}, {"inputs", "rows_outside"}, {"outputs", "!rows_outside"}},
       {{"in_place", "yes"}, {"inputs", "gaps"}, {"input_type", "!f32"}},  // of which Results() takes what it finds in gaps
       {{"packed", "yes"}, {"batch", "!1"}},
-      {{"packed", "yes"}, {"cache", "!none"}},
+      {{"packed", "yes"}, {"cache", "ring"}},
+      {{"packed", "yes"}, {"cache", "!none"}, {"past_by", "append"}},  // as it is always then
+      {{"packed", "yes"}, {"cache", "!none"}, {"mask", "!no"}},  // whose columns are positions, which sequences have in common
+      {{"packed", "yes"}, {"cache", "!none"}, {"bias", "!no"}},
+      {{"packed", "yes"}, {"cache", "!none"}, {"groups", "!no"}},
       {{"packed", "yes"}, {"calls", "!one"}},
       {{"packed", "yes"}, {"q_lengths", "!no"}},
       {{"packed", "yes"}, {"kv_lengths", "ragged|empty"}},
       {{"packed", "yes"}, {"padding_left", "yes"}},
       {{"packed", "yes"}, {"kv_start", "yes"}},
-      {{"packed", "yes"}, {"n_kv", "none"}},
+      {{"packed", "yes"}, {"n_kv", "none"}, {"cache_read", "no"}},
       // Several calls: each has the keys that its rows attend to
       {{"calls", "!one"}, {"cache", "none"}, {"entry", "self|value"}},
       {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"kv_lengths", "!queries"}},
