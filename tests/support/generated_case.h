@@ -601,7 +601,8 @@ class CaseRun {
     const LayerProblem &whole = c_.whole;
     const std::optional<Norm> norm = NormOf(whole);
     for (int64_t b = 0; b < static_cast<int64_t>(c_.pasts.size()); b++) {
-      const int64_t past = c_.pasts[static_cast<size_t>(b)], in_whole = c_.is_packed() ? 0 : b, first = c_.is_packed() ? c_.packed.kv[b] : 0;
+      const int64_t past = c_.pasts[static_cast<size_t>(b)], in_whole = c_.is_packed() ? 0 : b;
+      const int64_t first = c_.is_packed() ? c_.packed.kv[b] : 0;
       const AttentionSizes &all = whole, sizes = c_.is_packed() ? OneOf(all, c_.packed, b) : all;
       KeysAndValues rows;
       rows.k = SliceRows(c_.is_layer() ? expected_.k : whole.key, in_whole, whole.n_kv, whole.k_width(), first, past);
