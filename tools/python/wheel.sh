@@ -45,7 +45,7 @@ pip=("$python" -m pip --disable-pip-version-check --quiet)
 made=("$work"/mha-*-py3-none-*.whl)
 [[ -e ${made[0]} ]] || fail "no wheel for any Python came out of the build"
 mkdir -p "$folder"
-PATH=$work/venv/bin:$PATH "$python" -m auditwheel --quiet repair --wheel-dir "$work/named" "${made[0]}" >"$work/log" 2>&1 ||
+PATH=$work/venv/bin:$PATH "$python" -m auditwheel repair --wheel-dir "$work/named" "${made[0]}" >"$work/log" 2>&1 ||
   { cat "$work/log" >&2 && fail "auditwheel does not take ${made[0]##*/}; what it said is above"; }
 named=("$work"/named/*.whl)
 cp "${named[0]}" "$folder/"

@@ -1,9 +1,14 @@
 """Arrays, checked for type, shape and layout before the library sees them."""
 
+import ctypes
 import threading
 
 import numpy as np
 
+_rows_bf16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16)
+_rows = _rows_bf16[:2]
+_row_dtypes = dict(zip(("f32", "f16", "bf16"), _rows_bf16))
+_row_numbers = {dtype: number for number, dtype in enumerate(_rows_bf16)}
 _dtypes = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "int8": np.int8, "int4": np.uint8}
 
 
@@ -22,15 +27,19 @@ _some = "at least 1"  # an extent in a shape. 0 would reach the library as "the 
 
 def _check(array, name, dtypes, shape):
     """Raises unless array is of one of the types and of the shape, whose None stands for any extent and _some for any but 0."""
+    if isinstance(array, np.ndarray) and array.dtype in dtypes and array.ndim == len(shape):
+        for extent, has in zip(shape, array.shape):
+            if extent is not None and (has == 0 if extent is _some else has != extent):
+                break
+        else:
+            return
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} is a {type(array).__name__}; it must be a NumPy array")
     if array.dtype not in [np.dtype(dtype) for dtype in dtypes]:
         wanted = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         raise TypeError(f"{name} is {_describe(array)}; its type must be {wanted}")
-    if array.ndim != len(shape) or not all(extent is None or (has > 0 if extent is _some else has == extent)
-                                            for extent, has in zip(shape, array.shape)):
-        wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
-        raise ValueError(f"{name} is {_describe(array)}; its shape must be [{wanted}]")
+    wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
+    raise ValueError(f"{name} is {_describe(array)}; its shape must be [{wanted}]")
 
 
 def _contiguous(array, name, dtypes, shape):
@@ -53,10 +62,10 @@ _broadcast = -2 ** 63  # MHA_BROADCAST
 
 
 def _strides(array, name, may_repeat=False):
-    """The strides of all axes but the last, in elements. That of an axis of one element, which may be anything, steps over the others; that of
-    one that repeats the same elements is 0 to NumPy."""
-    if 0 in array.shape:
-        return [0] * (array.ndim - 1)
+    """The strides of all axes but the last, in elements; all 0 stand for a contiguous array. That of an axis of one element, which may be
+    anything, steps over the others; that of one that repeats the same elements is 0 to NumPy."""
+    if array.flags.c_contiguous or 0 in array.shape:
+        return (0,) * (array.ndim - 1)
     item, outer = array.itemsize, list(zip(array.shape[:-1], array.strides[:-1]))
     beyond = max([extent * stride for extent, stride in outer if extent > 1] + [array.shape[-1] * item])
     strides = [stride if extent > 1 else beyond for extent, stride in outer]
@@ -64,6 +73,18 @@ def _strides(array, name, may_repeat=False):
         raise ValueError(f"{name} has strides of {array.strides} bytes, which the library cannot step by; "
                          f"np.ascontiguousarray({name}) makes it contiguous")
     return [stride // item or _broadcast for stride in strides]
+
+
+def _place(array, name, may_repeat=False):
+    """The address of an array, and its strides as _strides has them."""
+    try:  # of what is contiguous and can be written, which takes a third of the time of array.ctypes
+        return ctypes.addressof(_byte.from_buffer(array)), _contiguous_strides[array.ndim]
+    except (TypeError, ValueError, BufferError):
+        return array.ctypes.data, _strides(array, name, may_repeat)
+
+
+_byte = ctypes.c_char
+_contiguous_strides = [(0,) * max(dimensions - 1, 0) for dimensions in range(65)]
 
 
 def _integers(values, name, shape, dtype=np.int64):
@@ -102,19 +123,19 @@ def _buffer(array, name):
 class _Workspace(threading.local):
     """What calls compute in, for each thread; it grows as needed."""
 
-    room = np.empty(0, np.uint8)
+    def __init__(self):
+        self.grow(4096)
 
-    def of(self, bytes):
-        if self.room.size < bytes:
-            self.room = np.empty(bytes, np.uint8)
-        return self.room.ctypes.data
+    def grow(self, bytes):
+        self.room, self.size = np.empty(bytes, np.uint8), bytes
+        self.address = self.room.ctypes.data
 
 
 _workspace = _Workspace()
 
 
 def _output(out, shape, type="f32"):
-    dtype = _named({name: _dtypes[name] for name in ("f32", "f16", "bf16")}, type, "output_type")
+    dtype = _named(_row_dtypes, type, "output_type")
     if out is None:
         return np.empty(shape, dtype)
     _check(out, "out", [dtype], shape)
@@ -122,9 +143,9 @@ def _output(out, shape, type="f32"):
 
 
 def _row_types(bf16):
-    return [np.float32, np.float16] + [np.uint16] * bf16
+    return _rows_bf16 if bf16 else _rows
 
 
 def _row_type(array):
     """The number of the type of rows."""
-    return {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}[array.dtype]
+    return _row_numbers[array.dtype]

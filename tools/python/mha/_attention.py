@@ -4,10 +4,14 @@ import ctypes
 
 import numpy as np
 
-from ._arrays import _check, _named, _output, _row_type, _row_types, _some, _strides
+from ._arrays import _check, _named, _output, _place, _row_type, _row_types, _some, _strides
 from ._callbacks import _raising
 from ._calls import _appended, _info, _run, _set_norm, _set_sequences, _wanted
-from ._structs import _AttentionArgs, _Gate, _cache_read, _new, gates, instruction_set_names, types
+from ._structs import _AttentionArgs, _Gate, _cache_read, _new, _packer, gates, instruction_set_names, types
+
+_pack, _size = _packer(_AttentionArgs, "window_right"), ctypes.sizeof(_AttentionArgs)
+_nowhere = 0, (0, 0, 0)  # address and strides of no array
+_q_shape = None, None, _some, _some
 
 
 def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, kv_start=None,
@@ -22,24 +26,24 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
     Layer.forward.
     """
     stored = _row_types(bf16)
-    _check(q, "q", stored, (None, None, _some, _some))
+    _check(q, "q", stored, _q_shape)
     batch, n_q, heads, head_dim = q.shape
     if cache_read and cache is not None and k is None and v is None:
         n_kv, kv_heads, head_dim_v = 0, cache.shape["num_kv_heads"], cache.shape["head_dim_v"]
     else:
-        _check(k, "k", stored, (batch, None, _some, head_dim))
-        _, n_kv, kv_heads, _ = k.shape
-        _check(v, "v", stored, (batch, n_kv, kv_heads, _some))
-        head_dim_v = v.shape[3]
+        if v is not k or k is not q:
+            _check(k, "k", stored, (batch, None, _some, head_dim))
+            _check(v, "v", stored, (*k.shape[:3], _some))
+        _, n_kv, kv_heads, head_dim_v = v.shape
     out = _output(out, (batch, n_q, heads, head_dim_v), output_type)
-    args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
-                scale=scale, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
-    for name, array in ("q", q), ("k", k), ("v", v), ("output", out):
-        if array is None:
-            continue
-        setattr(args, name, array.ctypes.data), setattr(args, name + "_type", _row_type(array))
-        for axis, stride in zip(("batch", "row", "head"), _strides(array, name, name != "output")):
-            setattr(args, f"{name}_{axis}_stride", stride)
+    args = _AttentionArgs()
+    at_q, q_strides = _place(q, "q", True)
+    (at_k, k_strides), (at_v, v_strides) = (_nowhere, _nowhere) if k is None else (_place(k, "k", True), _place(v, "v", True))
+    at_out, out_strides = _place(out, "output")
+    _pack(args, 0, _size, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, at_q, at_k, at_v, at_out, _row_type(q), 0 if k is None else _row_type(k),
+          0 if k is None else _row_type(v), _row_type(out), *q_strides, *k_strides, *v_strides, *out_strides, 0, scale, 0, 0)
+    if instruction_set != "auto":
+        args.instruction_set = _named(instruction_set_names, instruction_set, "instruction_set")
     places = kv_start, cu_seqlens_q, cu_seqlens_kv
     appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
     alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,

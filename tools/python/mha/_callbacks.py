@@ -25,15 +25,22 @@ class _Callback:
             raise exception
 
 
-@contextlib.contextmanager
 def _raising(*callbacks):
     """Raises what was raised in them, rather than what the library says to it."""
+    return _nothing if all(callback is None for callback in callbacks) else _raising_kept(callbacks)
+
+
+@contextlib.contextmanager
+def _raising_kept(callbacks):
     try:
         yield
     finally:
         for callback in callbacks:
             if callback is not None:
                 callback._raise_kept()
+
+
+_nothing = contextlib.nullcontext()
 
 
 _Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)

@@ -5,18 +5,28 @@ import ctypes
 import numpy as np
 
 from ._arrays import _address, _buffer, _contiguous, _integers, _named, _workspace, _writeable
-from ._library import _call
+from ._library import Error, _call
 from ._options import Chosen
 from ._structs import _CallInfo, _Taps, _causal, _new, _optional_outputs, _padding_left, _taps, _window_left, _window_right
 
+_buffer_too_small = 6  # MHA_ERROR_BUFFER_TOO_SMALL
+_paddings = {"right": 0, "left": _padding_left}
+
 
 def _run(name, workspace, *arguments):
-    """The call, in the caller's workspace or in one of the size that it asks for."""
+    """The call, in the caller's workspace, or in one that grows to the size that it asks for."""
     if workspace is not None:
         return _call(name, *arguments, *_buffer(_writeable(workspace, "workspace"), "workspace"))
-    bytes = ctypes.c_size_t()
-    _call(name + "_workspace", *arguments, bytes)
-    _call(name, *arguments, _workspace.of(bytes.value), bytes.value)
+    own = _workspace
+    try:
+        _call(name, *arguments, own.address, own.size)
+    except Error as error:
+        if error.status != _buffer_too_small:
+            raise
+        bytes = ctypes.c_size_t()
+        _call(name + "_workspace", *arguments, bytes)
+        own.grow(bytes.value)
+        _call(name, *arguments, own.address, own.size)
 
 
 def _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
@@ -30,9 +40,10 @@ def _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_l
     arrays = []
     for name, values, count in (("q_start", q_start, 0), ("q_lengths", q_lengths, 0), ("kv_lengths", kv_lengths, 0), ("kv_start", kv_start, 0),
                                 ("cu_seqlens_q", cu_seqlens_q, 1), ("cu_seqlens_kv", cu_seqlens_kv, 1), ("cache_sequences", cache_sequences, 0)):
-        arrays.append(_integers(values, name, (args.batch + count,)))
-        setattr(args, name, _address(arrays[-1]))
-    args.flags = _named({"right": 0, "left": _padding_left}, padding, "padding") | (_causal if is_causal else 0)
+        if values is not None:
+            arrays.append(_integers(values, name, (args.batch + count,)))
+            setattr(args, name, _address(arrays[-1]))
+    args.flags = _named(_paddings, padding, "padding") | (_causal if is_causal else 0)
     if window_left is not None:
         args.flags, args.window_left = args.flags | _window_left, window_left
     if window_right is not None:
@@ -41,13 +52,15 @@ def _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_l
         struct, positions = rope._struct(batch, n_q, n_k)
         args.rope = ctypes.addressof(struct)
         arrays += [struct, positions]
-    args.cache = cache._handle if cache is not None else None
+    if cache is not None:
+        args.cache = cache._handle
     if score is not None:
         columns = n_k if score.columns == "new_keys" else _longest(args.batch, n_k, k_lengths, cache, cache_sequences)
         struct, views = score._struct(batch, num_heads, n_q, columns)
         args.score = ctypes.addressof(struct)
         arrays += [struct, views]
-    args.scheduler = ctypes.addressof(scheduler._struct) if scheduler is not None else None
+    if scheduler is not None:
+        args.scheduler = ctypes.addressof(scheduler._struct)
     return arrays
 
 
@@ -78,7 +91,9 @@ def _longest(batch, n_kv, kv_lengths, cache, cache_sequences):
 
 def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, head_dim, head_dim_v, cache, cache_sequences, kv_lengths):
     """Arrays for the optional outputs, by name, and the struct that points to some of them."""
-    seen = _longest(args.batch, n_kv, kv_lengths, cache, cache_sequences) if want else 0
+    if not want:
+        return {}, None
+    seen = _longest(args.batch, n_kv, kv_lengths, cache, cache_sequences)
     pairs = (batch, num_heads, n_q, seen)
     shapes = {"attention_weights": pairs, "lse": (batch, num_heads, n_q), "q": (batch, n_q, num_heads, head_dim),
               "k": (batch, n_kv, num_kv_heads, head_dim), "v": (batch, n_kv, num_kv_heads, head_dim_v), "scores": pairs,

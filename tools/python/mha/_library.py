@@ -24,6 +24,7 @@ __version__ = f"{_version // 10000}.{_version // 100 % 100}.{_version % 100}"
 _file_name = {"win32": "libmha.dll", "darwin": "libmha.dylib"}.get(sys.platform, "libmha.so")
 _library = None
 _lock = threading.Lock()
+_c_types = ctypes.Structure, ctypes._SimpleCData
 
 
 class Error(Exception):
@@ -84,9 +85,8 @@ def _loaded():
 
 
 def _call(name, *arguments):
-    library, error = _loaded(), _Error()
-    addresses = [ctypes.addressof(a) if isinstance(a, (ctypes.Structure, ctypes._SimpleCData)) else a for a in arguments]
-    status = getattr(library, name)(*addresses, ctypes.byref(error))
+    library, error = _library or _loaded(), _Error()
+    status = getattr(library, name)(*[ctypes.addressof(a) if isinstance(a, _c_types) else a for a in arguments], ctypes.byref(error))
     if status:
         raise Error(error.message.decode(), status, library.mha_status_string(status).decode(), error.argument)
 

@@ -7,8 +7,8 @@ import threading
 import torch
 
 from .. import _library, _openmp
-from .._structs import _AttentionArgs, _causal
-from ._common import calls, from_the_first_key, is_eager, library, neighbours, packer, refuse, set_masks, strides_of, types, unserved_tensors, warn
+from .._structs import _AttentionArgs, _causal, _packer
+from ._common import calls, from_the_first_key, is_eager, library, neighbours, refuse, set_masks, strides_of, types, unserved_tensors, warn
 
 _stock = torch._C._nn.scaled_dot_product_attention
 _name = "scaled_dot_product_attention"
@@ -79,7 +79,7 @@ def _unserved(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa):
 
 library.define("scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, "
                "float? scale=None, bool enable_gqa=False) -> Tensor")
-_pack = packer(_AttentionArgs, "q_start")
+_pack = _packer(_AttentionArgs, "q_start")
 _size = ctypes.sizeof(_AttentionArgs)
 
 

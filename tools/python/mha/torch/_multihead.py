@@ -6,8 +6,8 @@ import torch
 
 from .. import _library, _openmp
 from .._layer import pack, pack_size
-from .._structs import _ForwardArgs, _causal
-from ._common import (NotServed, calls, from_the_first_key, is_eager, library, neighbours, packer, refuse, set_masks, strides_of, types, unserved_tensors,
+from .._structs import _ForwardArgs, _causal, _packer
+from ._common import (NotServed, calls, from_the_first_key, is_eager, library, neighbours, refuse, set_masks, strides_of, types, unserved_tensors,
                       warn)
 
 _name = "MultiheadAttention"
@@ -115,7 +115,7 @@ def _masks(attn_mask, key_padding_mask, batch, heads):
 
 library.define("multi_head_attention(Tensor query, Tensor key, Tensor value, Tensor packed, int num_heads, Tensor? mask=None, Tensor? bias=None, "
                "bool is_causal=False, int weights=0) -> (Tensor, Tensor)")
-_pack = packer(_ForwardArgs, "q_start")
+_pack = _packer(_ForwardArgs, "q_start")
 _size = ctypes.sizeof(_ForwardArgs)
 
 
