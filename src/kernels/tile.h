@@ -35,9 +35,13 @@ struct Prefetch {
 // Many rows compute for long enough, so that two places do. One row reads several blocks in as many places: one more is enough.
 MHA_INLINE constexpr uint32_t prefetch_places(int64_t rows, int64_t blocks) { return rows > 4 ? 2 : rows == 1 && blocks > 1 ? 1 : 4; }
 
-// Which loops of a shape prefetch. Those for floats, and for what int4 is widened to, do so by choice; other numbers of fewer bits come
-// from the memory, and their loops always do.
-enum class Prefetching { never, fewer_bits, all };
+// Which loops of a shape prefetch: those for numbers of fewer bits, which come from the memory, always; those for floats by choice.
+enum class Prefetching {
+  never,
+  fewer_bits,
+  all,
+  weights,  // all, but what int4 is widened to, which lies in a cache, by choice, too
+};
 
 MHA_INLINE Prefetch no_prefetch(const void *anywhere) { return {static_cast<const char *>(anywhere), 0, 0, 0}; }
 
@@ -201,7 +205,7 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       if (at_once == 2 && k < end) add_next_term();
       put_in_order<Element, C>(acc);
       const Sums mode = opaque(tile.mode);
-      if (B == 1 && mode == Sums::add_scaled) {
+      if (is_same<Element, Int4Number<V>> && B == 1 && mode == Sums::add_scaled) {
         const float *const scales = tile.scales + begin / int4_group * panel_columns + (sums[0] - tile.sums[0]);
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
           MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = mul_add(acc[r][i], load<V>(scales + i * lanes), load<V>(to[0] + i * lanes));
@@ -240,18 +244,24 @@ MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loo
   return {begin, part, step, per_repeat - step * steps};
 }
 
+// One number at a time, all are widened to memory, and nothing waits for the memory: there are loops for floats alone, which prefetch nothing.
+template <class V>
+constexpr bool has_loops_of_floats_alone = V::size == 1;
+
 // `prefetches` is the choice.
 template <class V, int R, int B, int C, Prefetching prefetching, bool only_floats = false>
 MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
   using Shape = TileShape<V::size>;
+  constexpr bool has_one_type = only_floats || has_loops_of_floats_alone<V>;
   Loop loop = {nullptr, R, B, C * static_cast<int64_t>(V::size), Shape::terms_at_once(R)};
-  visit_storage(only_floats ? Storage::f32 : storage, [&](auto stored) MHA_INLINED {
+  visit_storage(has_one_type ? Storage::f32 : storage, [&](auto stored) MHA_INLINED {
     using Element = typename decltype(stored)::Element;
-    constexpr bool is_float = sizeof(Element) == sizeof(float);
-    if constexpr (is_float || !only_floats) {
-      constexpr bool may_choose = is_float || is_same<Element, Int4Number<V>>;
+    constexpr bool is_float = is_same<Element, float>, is_of_int4 = is_same<Element, Int4Number<V>>;
+    if constexpr (is_float || !has_one_type) {
+      constexpr bool may_choose = is_float || (is_of_int4 && prefetching == Prefetching::weights);
+      constexpr bool has_choice = prefetching == Prefetching::all || prefetching == Prefetching::weights;
       loop.run = multiply<V, R, B, C, Element, prefetching != Prefetching::never && !may_choose>;
-      if constexpr (prefetching == Prefetching::all && may_choose) {
+      if constexpr (may_choose && has_choice && !has_loops_of_floats_alone<V>) {
         if (prefetches) loop.run = multiply<V, R, B, C, Element, true>;
       }
     }
@@ -389,13 +399,15 @@ MHA_NOINLINE Loops loops_over_weights(int64_t rows, Storage storage, bool is_one
   visit_rows<TileShape<V::size>::max_rows>(rows, [&](auto tile) MHA_INLINED {
     using Shape = TileShape<V::size>;
     constexpr int R = decltype(tile)::count, C = Shape::project_vectors(R), panels = Shape::panels_at_once(R), least = min_vectors<V>;
-    constexpr Prefetching prefetching = R == 1 ? Prefetching::never : Prefetching::all;
+    constexpr Prefetching prefetching = R == 1 ? Prefetching::never : Prefetching::weights;
     loops.wide = is_one_panel ? loop_of<V, R, 1, C, prefetching>(storage, prefetches)
                               : loop_of<V, R, panels, C, prefetching>(storage, prefetches);
+    // Where values have this loop too, it is theirs.
+    constexpr Prefetching narrow = Shape::context_vectors(R) == least ? Prefetching::fewer_bits : Prefetching::never;
     if constexpr (C == least)
       loops.narrow = loops.wide;
     else
-      loops.narrow = loop_of<V, R, 1, least, Prefetching::never>(storage, false);
+      loops.narrow = loop_of<V, R, 1, least, narrow>(storage, false);
   });
   return loops;
 }
