@@ -19,13 +19,9 @@ template <class V>
 MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const int64_t head_dim = unit.call.head_dim;
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
-    const float *from = static_cast<const float *>(unit.input(row));
     float *const to = unit.q(row.index);
-    if (unit.call.prepare_q.is_any) {
-      widen_row<V>(unit.call.q.storage, from, head_dim, to);
-      prepare<V>(unit.call.prepare_q, {unit.sequence_index, unit.array_row(row), unit.position_of(row), row.head}, head_dim, to);
-      from = to;
-    }
+    const RowPlace place = {unit.sequence_index, unit.array_row(row), unit.position_of(row), row.head};
+    const float *const from = prepared_row<V>(unit.call.prepare_q, unit.call.q.storage, unit.input(row), place, head_dim, to);
     const ScoreOptions &options = unit.call.options;
     const float scale = options.q_scales ? options.q_scales[unit.sequence_index * options.q_scales_stride + unit.array_row(row)] : 1.0f;
     int64_t k = 0;
@@ -51,15 +47,17 @@ MHA_INLINE Range keys_of_rows(const Unit &unit, int64_t begin, int64_t end) {
 }
 
 // The unit of the next kv head, or of the next sequence: it may have no rows.
-MHA_INLINE Unit unit_after(const Unit &unit) {
+MHA_NOINLINE inline Unit unit_after(const Unit &unit) {
   const Attention &call = unit.call;
-  if (unit.kv_head + 1 < call.num_kv_heads) {
-    return unit_of(call, unit.sequence, unit.kv_head + 1, unit.query_begin, unit.queries, unit.heads, unit.scratch);
+  const Sequence *sequence = &unit.sequence;
+  int64_t kv_head = unit.kv_head + 1, queries = unit.queries;
+  if (kv_head == call.num_kv_heads) {
+    const bool is_last = sequence + 1 == call.sequences + call.batch;
+    if (!is_last) ++sequence;
+    kv_head = 0;
+    queries = is_last ? 0 : max(0, min(sequence->n_q - unit.query_begin, call.block_queries));
   }
-  const bool is_last = &unit.sequence + 1 == call.sequences + call.batch;
-  const Sequence &next = is_last ? unit.sequence : *(&unit.sequence + 1);
-  const int64_t queries = is_last ? 0 : max(0, min(next.n_q - unit.query_begin, call.block_queries));
-  return unit_of(call, next, 0, unit.query_begin, queries, unit.heads, unit.scratch);
+  return unit_of(call, *sequence, kv_head, unit.query_begin, queries, unit.heads, unit.scratch);
 }
 
 // The heads whose scale is 0, as padding.

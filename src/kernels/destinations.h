@@ -59,7 +59,7 @@ MHA_NOINLINE void write_converted(const Destination &to, int64_t row, int64_t co
     const int64_t number = min(at_once, count - done);
     const float *from = values + done;
     if (to.residual) {
-      widen_row<V>(to.storage, element_at(to.residual, to.storage, row * to.residual_row_stride + column + done), number, sums);
+      widen<V>(to.storage, element_at(to.residual, to.storage, row * to.residual_row_stride + column + done), number, sums);
       int64_t i = 0;
       for (; i + static_cast<int64_t>(V::size) <= number; i += V::size) store(sums + i, canonical(load<V>(from + i) + load<V>(sums + i)));
       for (; i < number; ++i) sums[i] = canonical(from[i] + sums[i]);
@@ -69,7 +69,7 @@ MHA_NOINLINE void write_converted(const Destination &to, int64_t row, int64_t co
     if (to.storage == Storage::f32)
       copy<V>(from, static_cast<float *>(written), number);
     else
-      narrow_row(to.storage, from, number, written);
+      narrow(to.storage, from, number, written);
   }
 }
 

@@ -30,16 +30,17 @@ MHA_NOINLINE inline int64_t chosen_row(const Unit &unit, const Row &row) {
   return (unit.sequence_index * pairs.num_chosen_heads + head) * pairs.num_chosen_rows + query;
 }
 
-MHA_INLINE void copy_to(float *output, const float *s, int64_t count) {
-  for (int64_t j = 0; output && j < count; ++j) output[j] = s[j];
+// s as an output, if it is asked for, from number `at` on.
+MHA_NOINLINE inline void write_pairs(float *output, int64_t at, const float *s, int64_t count) {
+  for (int64_t j = 0; output && j < count; ++j) output[at + j] = canonical(s[j]);
 }
 
 // The row's weights where they are wanted. Each head adds to the mean of its query, the last one divides.
 MHA_NOINLINE inline void write_weights(const Unit &unit, const Row &row, int64_t chosen, int64_t column, int64_t count, const float *s) {
   const Attention &call = unit.call;
   const PairOutputs &pairs = call.pairs;
-  copy_to(pairs.weights ? pairs.weights + unit.output_row(row) * call.n_kv + column : nullptr, s, count);
-  copy_to(chosen >= 0 ? pairs.chosen_weights + chosen * call.n_kv + column : nullptr, s, count);
+  write_pairs(pairs.weights, unit.output_row(row) * call.n_kv + column, s, count);
+  if (chosen >= 0) write_pairs(pairs.chosen_weights, chosen * call.n_kv + column, s, count);
   if (pairs.key_sums) {
     float *const sums = pairs.key_sums + (unit.sequence_index * call.num_heads + row.head) * call.n_kv + column;
     for (int64_t j = 0; j < count; ++j) sums[j] = canonical(sums[j] + s[j]);
@@ -63,18 +64,16 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t chosen, int64_
   const PairOutputs &pairs = call.pairs;
   const int64_t column = unit.sequence.column + begin, at = unit.output_row(row) * call.n_kv + column;
   const Range range = unit.keys_of(row);
-  if (pairs.scores) {
-    for (int64_t j = 0; j < count; ++j) pairs.scores[at + j] = canonical(s[j]);
-  }
+  write_pairs(pairs.scores, at, s, count);
   for (int64_t j = 0; j < count; j += V::size) store(s + j, canonical(load<V>(s + j) * all<V>(call.scale)));
-  if (pairs.scaled_scores) copy_to(pairs.scaled_scores + at, s, count);
+  write_pairs(pairs.scaled_scores, at, s, count);
   if (call.options.softcap != 0.0f) cap_scores<V>(call.options, groups_of({0, count}), s);
-  for (int64_t j = 0; pairs.softcapped_scores && j < count; ++j) pairs.softcapped_scores[at + j] = canonical(s[j]);
+  write_pairs(pairs.softcapped_scores, at, s, count);
   const Range keys = {min(count, max(0, range.begin - begin)), min(count, max(0, range.end - begin))};
   bias_scores<V>(unit, row, begin, keys, s);
   mask_scores<V>(unit, row, begin, keys, s);
   for (int64_t j = 0; j < count; ++j) s[j] = j < keys.begin || j >= keys.end ? -infinity : canonical(s[j]);
-  if (pairs.masked_scores) copy_to(pairs.masked_scores + at, s, count);
+  write_pairs(pairs.masked_scores, at, s, count);
   const float m = call.row_maxima[unit.output_row(row)], inverse = 1.0f / call.row_sums[unit.output_row(row)];
   for (int64_t j = 0; j < count; j += V::size) {
     const V x = load<V>(s + j);
@@ -84,7 +83,7 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t chosen, int64_
 }
 
 // The columns [begin, end), which are no keys of the sequence. Other outputs are 0 from the start.
-inline void clear_inspected(const Unit &unit, const Row &row, int64_t begin, int64_t end) {
+MHA_NOINLINE inline void clear_inspected(const Unit &unit, const Row &row, int64_t begin, int64_t end) {
   const PairOutputs &pairs = unit.call.pairs;
   const int64_t at = unit.output_row(row) * unit.call.n_kv;
   float *const zero[] = {pairs.scores, pairs.scaled_scores, pairs.softcapped_scores, pairs.weights};
@@ -107,7 +106,7 @@ void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int
   for (int64_t begin = 0; begin < unit.sequence.n_kv; begin += chunk_keys) {
     const int64_t count = min(chunk_keys, unit.sequence.n_kv - begin);
     Groups keys;
-    read_keys<V>(unit, begin, {0, count}, false, &keys);
+    read_groups<V>(unit, true, begin, {0, count}, false, &keys);
     for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
       const int64_t chosen = call.pairs.chosen_weights ? chosen_row(unit, row) : -1;
       if (chosen < 0 && !wants_all) continue;

@@ -52,7 +52,7 @@ MHA_INLINE Place place_of(const KeyValues &source, int64_t sequence, int64_t pos
 }
 
 // The groups [first, end) of the chunk that begins at `begin`; nothing of them is read.
-MHA_INLINE void locate(const KeyValues &source, const Unit &unit, int64_t begin, int64_t first, int64_t end, Groups *groups) {
+MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64_t begin, int64_t first, int64_t end, Groups *groups) {
   groups->storage = source.storage;
   groups->has_scales = source.storage == Storage::int8;
   const int64_t element = bytes_of(source.storage), group_bytes = key_block * source.row_stride * element;
@@ -61,20 +61,15 @@ MHA_INLINE void locate(const KeyValues &source, const Unit &unit, int64_t begin,
     const Place place = place_of(source, unit.sequence.in_cache, begin + g * key_block);
     const char *at = static_cast<const char *>(source.base) +
                      (place.block * source.batch_stride + unit.kv_head * source.head_stride + place.position * source.row_stride) * element;
-    const float *scales = nullptr;
-    if (groups->has_scales) {
-      scales = source.scales + (place.block * unit.call.num_kv_heads + unit.kv_head) * source.block_positions + place.position;
-    }
     const int64_t in_block = block_of(source.block_positions - place.position), end_of_block = min(end, g + in_block);
     if (g > first && at != static_cast<const char *>(groups->at[g - 1]) + group_bytes) {
       for (; run < g; ++run) groups->run_end[run] = g * key_block;
     }
-    for (; g < end_of_block; ++g, at += group_bytes) {
-      groups->at[g] = at;
-      if (!groups->has_scales) continue;
-      groups->scales[g] = scales;
-      scales += key_block;
+    if (groups->has_scales) {
+      const float *scales = source.scales + (place.block * unit.call.num_kv_heads + unit.kv_head) * source.block_positions + place.position;
+      for (int64_t i = g; i < end_of_block; ++i, scales += key_block) groups->scales[i] = scales;
     }
+    for (; g < end_of_block; ++g, at += group_bytes) groups->at[g] = at;
   }
   for (; run < end; ++run) groups->run_end[run] = end * key_block;
 }
@@ -93,12 +88,7 @@ MHA_INLINE void locate_scratch(const float *memory, int64_t width, int64_t first
 // Packed storage of fewer bits, as floats.
 template <class V>
 inline void widen_groups(int64_t width, int64_t first, int64_t end, float *memory, Groups *groups) {
-  visit_storage(groups->storage, [&](auto stored) {
-    using Element = const typename decltype(stored)::Element *;
-    for (int64_t g = first; g < end; ++g) {
-      widen<V>(static_cast<Element>(groups->at[g]), memory + g * key_block * width, key_block * width);
-    }
-  });
+  for (int64_t g = first; g < end; ++g) widen<V>(groups->storage, groups->at[g], key_block * width, memory + g * key_block * width);
   locate_scratch(memory, width, first, end, groups);
 }
 
@@ -115,99 +105,69 @@ inline void pack_key_rows(const float *const (&rows)[4], int64_t count, int64_t 
   }
 }
 
-// Plain rows lie apart, which hides them from the processor's own prefetching: a row is asked for when the one 16 before it is packed.
-// (Values, which are only copied, take longer with this.)
-template <class Element>
-MHA_INLINE void prefetch_later_row(const Element *row, int64_t row_stride, int64_t width) {
-  const Element *const later = row + 16 * row_stride;
-  for (int64_t c = 0; c < width; c += 64 / static_cast<int64_t>(sizeof(Element))) __builtin_prefetch(later + c);
+// Row number array_row of the caller's keys or values, of the unit's kv head.
+MHA_INLINE const char *plain_row(const KeyValues &source, const Unit &unit, int64_t array_row) {
+  return element_at(source.base, source.storage,
+                    unit.sequence_index * source.batch_stride + unit.kv_head * source.head_stride + array_row * source.row_stride);
 }
 
-// Plain rows of keys, widened and prepared on their way.
+// Plain rows lie apart, which hides them from the processor's own prefetching: a row is asked for when the one 16 before it is packed.
+// (Values, which are only copied, take longer with this.)
 template <class V>
 inline void pack_keys(const Unit &unit, int64_t chunk_begin, Range keys, float *blocks) {
   const Attention &call = unit.call;
-  const KeyValues &k = call.k;
-  const int64_t head_dim = call.head_dim;
-  float *const by_way = unit.scratch + call.scratch.prepared;
-  const bool is_direct = k.storage == Storage::f32 && !call.prepare_k.is_any;
-  visit_storage(k.storage, [&](auto stored) {
-    using Element = const typename decltype(stored)::Element *;
-    const int64_t first_row = unit.sequence.kv_first + chunk_begin;
-    const Element head = static_cast<Element>(k.base) + unit.sequence_index * k.batch_stride + unit.kv_head * k.head_stride;
-    for (int64_t j = keys.begin; j < keys.end; j += 4) {
-      const int64_t count = min(4, keys.end - j);
-      const float *rows[4] = {};
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t row = first_row + j + i;
-        prefetch_later_row(head + row * k.row_stride, k.row_stride, head_dim);
-        if (is_direct) {
-          rows[i] = reinterpret_cast<const float *>(head + row * k.row_stride);
-          continue;
-        }
-        float *const copy = by_way + i * head_dim;
-        widen<V>(head + row * k.row_stride, copy, head_dim);
-        if (call.prepare_k.is_any) {
-          prepare<V>(call.prepare_k, {unit.sequence_index, row, chunk_begin + j + i, unit.kv_head}, head_dim, copy);
-        }
-        rows[i] = copy;
-      }
-      pack_key_rows(rows, count, head_dim, blocks + block_of(j) * key_block * head_dim + place_in_block(j));
+  const int64_t head_dim = call.head_dim, element = bytes_of(call.k.storage);
+  const int64_t row_bytes = head_dim * element, stride_bytes = call.k.row_stride * element;
+  const int64_t first_row = unit.sequence.kv_first + chunk_begin;
+  const char *row = plain_row(call.k, unit, first_row + keys.begin);
+  float *const copies = unit.scratch + call.scratch.prepared;
+  for (int64_t j = keys.begin; j < keys.end; j += 4) {
+    const int64_t count = min(4, keys.end - j);
+    const float *rows[4];
+    for (int64_t i = 0; i < count; ++i, row += stride_bytes) {
+      for (int64_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(row + 16 * stride_bytes + b);
+      const RowPlace place = {unit.sequence_index, first_row + j + i, chunk_begin + j + i, unit.kv_head};
+      rows[i] = prepared_row<V>(call.prepare_k, call.k.storage, row, place, head_dim, copies + i * head_dim);
     }
-  });
+    pack_key_rows(rows, count, head_dim, blocks + block_of(j) * key_block * head_dim + place_in_block(j));
+  }
 }
 
 template <class V>
 inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float *out) {
   const Attention &call = unit.call;
-  const KeyValues &v = call.v;
-  const int64_t padded = call.head_dim_v_padded;
-  visit_storage(v.storage, [&](auto stored) {
-    using Element = const typename decltype(stored)::Element *;
-    const Element head = static_cast<Element>(v.base) + unit.sequence_index * v.batch_stride + unit.kv_head * v.head_stride;
-    for (int64_t j = keys.begin; j < keys.end; ++j) {
-      float *const row = out + j * padded;
-      const int64_t array_row = unit.sequence.kv_first + chunk_begin + j;
-      widen<V>(head + array_row * v.row_stride, row, call.head_dim_v);
-      if (call.prepare_v.is_any) prepare<V>(call.prepare_v, {unit.sequence_index, array_row, 0, unit.kv_head}, call.head_dim_v, row);
-      for (int64_t c = call.head_dim_v; c < padded; ++c) row[c] = 0.0f;
-    }
-  });
+  const int64_t width = call.head_dim_v, padded = call.head_dim_v_padded, first_row = unit.sequence.kv_first + chunk_begin;
+  const int64_t stride_bytes = call.v.row_stride * bytes_of(call.v.storage);
+  const char *row = plain_row(call.v, unit, first_row + keys.begin);
+  for (int64_t j = keys.begin; j < keys.end; ++j, row += stride_bytes) {
+    float *const to = out + j * padded;
+    widen<V>(call.v.storage, row, width, to);
+    if (call.prepare_v.is_any) prepare<V>(call.prepare_v, {unit.sequence_index, first_row + j, 0, unit.kv_head}, width, to);
+    if (width < padded) __builtin_memset(to + width, 0, static_cast<size_t>(padded - width) * sizeof(float));
+  }
 }
 
 // ---- A chunk
 
-// Keys [keys.begin, keys.end) of the chunk are needed. Rows of plain keys are packed from a border of 4 on, which fills whole lanes.
+// Keys or values [keys.begin, keys.end) of the chunk are needed. Rows of plain keys are packed from a border of 4 on, which fills whole
+// lanes.
 template <class V>
-MHA_NOINLINE void read_keys(const Unit &unit, int64_t chunk_begin, Range keys, bool is_streamed, Groups *groups) {
+MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys, bool is_streamed, Groups *groups) {
   const Attention &call = unit.call;
-  const int64_t first = block_of(keys.begin), end = block_of(keys.end + key_block - 1);
-  float *const memory = unit.scratch + call.scratch.keys;
-  if (!call.k.is_packed) {
-    pack_keys<V>(unit, chunk_begin, {keys.begin & ~int64_t{3}, keys.end}, memory);
+  const KeyValues &source = are_keys ? call.k : call.v;
+  const int64_t width = are_keys ? call.head_dim : call.head_dim_v_padded;
+  const Range range = groups_of(keys);
+  float *const memory = unit.scratch + (are_keys ? call.scratch.keys : call.scratch.values);
+  if (!source.is_packed) {
+    if (are_keys)
+      pack_keys<V>(unit, chunk_begin, {keys.begin & ~int64_t{3}, keys.end}, memory);
+    else
+      pack_values<V>(unit, chunk_begin, keys, memory);
     groups->has_scales = false;
-    return locate_scratch(memory, call.head_dim, first, end, groups);
+    return locate_scratch(memory, width, range.begin, range.end, groups);
   }
-  locate(call.k, unit, chunk_begin, first, end, groups);
-  if (call.k.storage != Storage::f32 && !is_streamed) {
-    widen_groups<V>(call.head_dim, first, end, memory, groups);
-  }
-}
-
-template <class V>
-MHA_NOINLINE void read_values(const Unit &unit, int64_t chunk_begin, Range keys, bool is_streamed, Groups *groups) {
-  const Attention &call = unit.call;
-  const int64_t first = block_of(keys.begin), end = block_of(keys.end + key_block - 1);
-  float *const memory = unit.scratch + call.scratch.values;
-  if (!call.v.is_packed) {
-    pack_values<V>(unit, chunk_begin, keys, memory);
-    groups->has_scales = false;
-    return locate_scratch(memory, call.head_dim_v_padded, first, end, groups);
-  }
-  locate(call.v, unit, chunk_begin, first, end, groups);
-  if (call.v.storage != Storage::f32 && !is_streamed) {
-    widen_groups<V>(call.head_dim_v_padded, first, end, memory, groups);
-  }
+  locate(source, unit, chunk_begin, range.begin, range.end, groups);
+  if (source.storage != Storage::f32 && !is_streamed) widen_groups<V>(width, range.begin, range.end, memory, groups);
 }
 
 struct Chunk {
@@ -220,8 +180,8 @@ template <class V>
 MHA_INLINE void read_chunk(const Unit &unit, int64_t begin, Range needed, bool is_streamed, Chunk *chunk) {
   chunk->begin = begin;
   chunk->needed = needed;
-  read_keys<V>(unit, begin, needed, is_streamed, &chunk->keys);
-  read_values<V>(unit, begin, needed, is_streamed, &chunk->values);
+  read_groups<V>(unit, true, begin, needed, is_streamed, &chunk->keys);
+  read_groups<V>(unit, false, begin, needed, is_streamed, &chunk->values);
 }
 
 // ---- What is fetched from the memory while something else is computed

@@ -39,30 +39,6 @@ struct StoredPanel {
   }
 };
 
-// Stored numbers as floats; codes without their scales.
-template <class V, class Element>
-MHA_INLINE void widen_numbers(const Element *from, int64_t count, float *to) {
-  constexpr int64_t lanes = V::size;
-  for (int64_t i = 0; i < count; i += lanes) store(to + i, load<V>(from + i));
-}
-
-// Up to 256 terms of a panel, from k on, but not of int4.
-template <class V>
-inline void widen(const StoredPanel &panel, int64_t k, int64_t terms, float *to) {
-  const int64_t count = terms * panel_columns;
-  switch (panel.storage) {
-    case Storage::f16:
-      return widen_numbers<V>(panel.at<F16>(k), count, to);
-    case Storage::bf16:
-      return widen_numbers<V>(panel.at<Bf16>(k), count, to);
-    case Storage::int8:
-      return widen_numbers<V>(panel.at<int8_t>(k), count, to);
-    case Storage::int4:
-    case Storage::f32:
-      return;
-  }
-}
-
 // Terms of int4, from an even one on, [term][48]; an odd last one brings a neighbour, which is nobody's.
 constexpr int64_t code_prefetch_bytes = 4096;  // bytes
 

@@ -115,6 +115,16 @@ MHA_NOINLINE void prepare(const Preparation &how, const RowPlace &place, int64_t
   if (how.norm.is_given && how.norm.is_after_rotation) normalize<V>(how.norm, place, width, x);
 }
 
+// A row as floats, prepared: where it lies, if it is used as it is, otherwise at `copy`.
+template <class V>
+MHA_INLINE const float *prepared_row(const Preparation &how, Storage storage, const void *row, const RowPlace &place, int64_t width,
+                                     float *copy) {
+  if (storage == Storage::f32 && !how.is_any) return static_cast<const float *>(row);
+  widen<V>(storage, row, width, copy);
+  prepare<V>(how, place, width, copy);
+  return copy;
+}
+
 // The statistics of rows of one sequence whose heads are normalised together.
 template <class V>
 void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_begin, int64_t row_end, float *scratch) {
@@ -128,7 +138,7 @@ void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_be
     const int64_t position = static_cast<int64_t>(static_cast<uint64_t>(start) + static_cast<uint64_t>(row));
     const auto row_of = [&](int64_t head) {
       const int64_t at = sequence.in_arrays * rows.batch_stride + (first + row) * rows.row_stride + head * rows.head_stride;
-      widen_row<V>(rows.storage, element_at(rows.base, rows.storage, at), measuring.width, scratch);
+      widen<V>(rows.storage, element_at(rows.base, rows.storage, at), measuring.width, scratch);
       const RowPlace place = {sequence.in_arrays, first + row, position, head};
       if (how.rotation.cos && how.norm.is_after_rotation) rotate<V>(how.rotation, place, scratch);
       return static_cast<const float *>(scratch);

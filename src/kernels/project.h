@@ -112,7 +112,7 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
     }
     for (int64_t k = 0, end; k < p.depth && !ends; k = end) {
       end = min(p.depth, k + dot_block);
-      if (is_widened) widen<V>(stored, k, end - k, widened);
+      if (is_widened) widen<V>(p.storage, stored.at<char>(k), (end - k) * panel_columns, widened);
       const PanelTerms terms = {is_widened ? static_cast<const void *>(widened) : stored.at<char>(k),
                                 is_widened ? Storage::f32 : p.storage,
                                 k,
@@ -220,7 +220,7 @@ template <class V>
 void widen_rows(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width, float *to) {
   Cursor at = cursor_at(x, row_begin);
   for (int64_t row = row_begin; row < row_end; ++row, to += width) {
-    widen_row<V>(x.storage, element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride), width, to);
+    widen<V>(x.storage, element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride), width, to);
     advance(x, &at, 1, row + 1 < row_end);
   }
 }

@@ -1,4 +1,4 @@
-// Rows of the caller's numbers, which may have 16 bits: as floats, and back.
+// Rows of numbers that may have fewer bits: as floats, and back.
 #pragma once
 
 #include "kernels/elements.h"
@@ -7,19 +7,19 @@
 namespace mha {
 namespace {
 
-template <class V, class Element>
-MHA_INLINE void widen(const Element *from, float *to, int64_t count) {
-  int64_t i = 0;
-  for (; i + static_cast<int64_t>(V::size) <= count; i += V::size) store(to + i, load<V>(from + i));
-  for (; i < count; ++i) store(to + i, load<Scalar>(from + i));
-}
-
-// f32, f16 or bf16.
+// Of any type but int4; codes of int8 without their scales.
 template <class V>
-MHA_NOINLINE void widen_row(Storage storage, const void *from, int64_t count, float *to) {
-  if (storage == Storage::f16) return widen<V>(static_cast<const F16 *>(from), to, count);
-  if (storage == Storage::bf16) return widen<V>(static_cast<const Bf16 *>(from), to, count);
-  widen<V>(static_cast<const float *>(from), to, count);
+MHA_NOINLINE void widen(Storage storage, const void *from, int64_t count, float *to) {
+  if (storage == Storage::f32) {
+    __builtin_memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  visit_storage(storage, [&](auto stored) MHA_INLINED {
+    const auto *const numbers = static_cast<const typename decltype(stored)::Element *>(from);
+    int64_t i = 0;
+    for (; i + static_cast<int64_t>(V::size) <= count; i += V::size) store(to + i, load<V>(numbers + i));
+    for (; i < count; ++i) store(to + i, load<Scalar>(numbers + i));
+  });
 }
 
 // Blocks of a fixed size, of which a compiler makes vectors.
@@ -34,7 +34,7 @@ MHA_INLINE void narrow_blocks(const float *from, int64_t count, uint16_t *to, Na
 }
 
 // To f16 or bf16.
-MHA_NOINLINE inline void narrow_row(Storage storage, const float *from, int64_t count, void *to) {
+MHA_NOINLINE inline void narrow(Storage storage, const float *from, int64_t count, void *to) {
   uint16_t *const bits = static_cast<uint16_t *>(to);
   if (storage == Storage::f16) return narrow_blocks(from, count, bits, [](float x) MHA_INLINED { return f16_of(x); });
   narrow_blocks(from, count, bits, [](float x) MHA_INLINED { return bf16_of(x); });

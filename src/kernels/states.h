@@ -52,7 +52,7 @@ MHA_INLINE int64_t slots_before(int64_t c, int64_t first) {
 // After chunks [c, c + count), which are a subtree of one, two or four, each in a slot of its own from slots_before(c, first) on: merges
 // them, and the subtree with the one before it as long as both are halves of a larger one. For the rows from first_row on.
 template <class V>
-MHA_INLINE void merge_chunks(const Unit &unit, int64_t c, int64_t count, int64_t first, int64_t first_row) {
+MHA_NOINLINE void merge_chunks(const Unit &unit, int64_t c, int64_t count, int64_t first, int64_t first_row) {
   int64_t slot = slots_before(c, first), level = 0;
   for (; 1 << level < count; ++level) {
     const int64_t apart = 1 << level;
@@ -63,7 +63,7 @@ MHA_INLINE void merge_chunks(const Unit &unit, int64_t c, int64_t count, int64_t
 
 // After the last chunk, c: what is left, starting at the right.
 template <class V>
-MHA_INLINE void merge_rest(const Unit &unit, int64_t c, int64_t first, int64_t begin, int64_t end) {
+MHA_NOINLINE void merge_rest(const Unit &unit, int64_t c, int64_t first, int64_t begin, int64_t end) {
   for (int64_t left = slots_before(c + 1, first) - 2; left >= 0; --left) merge<V>(unit, left, left + 1, begin, end);
 }
 
@@ -95,7 +95,7 @@ MHA_NOINLINE void scale_context(float factor, int64_t count, float *x) {
 }
 
 template <class V>
-MHA_INLINE V factor_of(const Gate &gate, V g) {
+MHA_NOINLINE V factor_of(const Gate &gate, V g) {
   g = canonical_nan(g);
   return gate.is_sigmoid ? sigmoid_of(g) : softplus_of(g);
 }
@@ -124,7 +124,7 @@ MHA_NOINLINE void rework_context(const Unit &unit, const Row &row, bool is_empty
     for (int64_t i = 0; i < call.head_dim_v; ++i) tap[i] = x[i];
   }
   if (call.gate.values.base && !is_empty) apply_gate<V>(unit, row, x);
-  if (call.output_storage != Storage::f32) narrow_row(call.output_storage, x, call.head_dim_v, unit.output(row));
+  if (call.output_storage != Storage::f32) narrow(call.output_storage, x, call.head_dim_v, unit.output(row));
 }
 
 template <class V>

@@ -43,18 +43,13 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
       const int64_t position = sequence.past + row;
       const bool by_fours = storing.are_keys && to.storage == Storage::f32 && position % 4 == 0 && row + 4 <= row_end;
       const int64_t count = by_fours ? 4 : 1;
-      const float *rows[4] = {};
+      const float *rows[4];
       for (int64_t i = 0; i < count; ++i) {
-        const int64_t array_row = sequence.kv_first + row + i;
         const StridedRows &from = storing.rows;
-        rows[i] = reinterpret_cast<const float *>(
-            element_at(from.base, from.storage,
-                       sequence.in_arrays * from.batch_stride + array_row * from.row_stride + head * from.head_stride));
-        if (!storing.prepare.is_any) continue;
-        float *const copy = scratch + i * width;
-        widen_row<V>(from.storage, rows[i], width, copy);
-        prepare<V>(storing.prepare, {sequence.in_arrays, array_row, position + i, head}, width, copy);
-        rows[i] = copy;
+        const RowPlace place = {sequence.in_arrays, sequence.kv_first + row + i, position + i, head};
+        const void *const given = element_at(
+            from.base, from.storage, place.sequence * from.batch_stride + place.array_row * from.row_stride + head * from.head_stride);
+        rows[i] = prepared_row<V>(storing.prepare, from.storage, given, place, width, scratch + i * width);
       }
       const Place place = place_of(to, sequence.in_cache, position);
       const int64_t group_at = place.block * to.batch_stride + head * to.head_stride + block_of(place.position) * key_block * to.row_stride;

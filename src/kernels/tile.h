@@ -244,7 +244,7 @@ MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loo
   return {begin, part, step, per_repeat - step * steps};
 }
 
-// One number at a time, all are widened to memory, and nothing waits for the memory: there are loops for floats alone, which prefetch nothing.
+// One number at a time, all are widened to memory, and nothing waits for it: there are loops for floats alone, which prefetch nothing.
 template <class V>
 constexpr bool has_loops_of_floats_alone = V::size == 1;
 
@@ -402,12 +402,10 @@ MHA_NOINLINE Loops loops_over_weights(int64_t rows, Storage storage, bool is_one
     constexpr Prefetching prefetching = R == 1 ? Prefetching::never : Prefetching::weights;
     loops.wide = is_one_panel ? loop_of<V, R, 1, C, prefetching>(storage, prefetches)
                               : loop_of<V, R, panels, C, prefetching>(storage, prefetches);
-    // Where values have this loop too, it is theirs.
-    constexpr Prefetching narrow = Shape::context_vectors(R) == least ? Prefetching::fewer_bits : Prefetching::never;
     if constexpr (C == least)
       loops.narrow = loops.wide;
     else
-      loops.narrow = loop_of<V, R, 1, least, narrow>(storage, false);
+      loops.narrow = loop_of<V, R, 1, least, Prefetching::never>(storage, false);
   });
   return loops;
 }
