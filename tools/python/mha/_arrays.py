@@ -1,5 +1,7 @@
 """Arrays, checked for type, shape and layout before the library sees them."""
 
+from __future__ import annotations
+
 import ctypes
 import threading
 
@@ -108,7 +110,7 @@ def _address(array):
     return None if array is None else array.ctypes.data
 
 
-def aligned(bytes):
+def aligned(bytes: int) -> np.ndarray:
     """An array of so many bytes on a border of 64, as packed layers and caches need it."""
     room = np.empty(bytes + 64, np.uint8)
     first = -room.ctypes.data % 64

@@ -1,5 +1,7 @@
 """The KV cache."""
 
+from __future__ import annotations
+
 import ctypes
 
 import numpy as np
@@ -24,7 +26,7 @@ class KvCache:
         self._adopt(handle)
 
     @classmethod
-    def size(cls, **config):
+    def size(cls, **config) -> int:
         """The bytes of a cache, which a buffer of the caller's must have at least."""
         bytes = ctypes.c_size_t()
         _call("mha_kv_cache_size", cls._config(**config), bytes)
@@ -39,7 +41,7 @@ class KvCache:
                     kind=_named(cache_kinds, kind, "kind"), **config)
 
     @classmethod
-    def view(cls, buffer):
+    def view(cls, buffer: np.ndarray) -> KvCache:
         """The cache that a buffer holds already: a copy of another one's (on a border of 64 bytes: mha.aligned), or numpy.memmap of a file."""
         self, handle = cls.__new__(cls), ctypes.c_void_p()
         self.buffer = buffer
@@ -53,33 +55,33 @@ class KvCache:
         _call("mha_kv_cache_shape", self._handle, config)
         self.shape = {field: getattr(config, field) for field, _ in _CacheConfig._fields_[1:]}
 
-    def length(self, sequence=0):
+    def length(self, sequence: int = 0) -> int:
         """How many positions a sequence has."""
         length = ctypes.c_int64()
         _call("mha_kv_cache_length", self._handle, sequence, length)
         return length.value
 
-    def truncate(self, sequence, length):
+    def truncate(self, sequence: int, length: int) -> None:
         """Forgets all positions of a sequence from length on."""
         _call("mha_kv_cache_truncate", self._handle, sequence, length)
 
-    def set_blocks(self, sequence, blocks):
+    def set_blocks(self, sequence: int, blocks) -> None:
         """Paged only: the blocks of a sequence from now on."""
         array = _integers(blocks, "blocks", (len(blocks),), np.int32)
         _call("mha_kv_cache_set_blocks", self._handle, sequence, array.ctypes.data, array.size)
 
-    def copy_prefix(self, source, target, length):
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Makes the first length positions of sequence source all that sequence target has."""
         _call("mha_kv_cache_copy_prefix", self._handle, source, target, length)
 
-    def append(self, sequence, k, v):
+    def append(self, sequence: int, k: np.ndarray, v: np.ndarray) -> None:
         """Appends rows k [count, num_kv_heads, head_dim] and v [count, num_kv_heads, head_dim_v] to a sequence, without attention."""
         heads = self.shape["num_kv_heads"]
         k_address = _contiguous(k, "k", [np.float32], (None, heads, self.shape["head_dim"]))
         v_address = _contiguous(v, "v", [np.float32], (len(k), heads, self.shape["head_dim_v"]))
         _call("mha_kv_cache_append", self._handle, sequence, len(k), k_address, v_address)
 
-    def read(self, sequence, first, count):
+    def read(self, sequence: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(k, v): the positions [first, first + count) of a sequence, as the numbers that they are taken as."""
         heads = self.shape["num_kv_heads"]
         k, v = (np.empty((max(count, 0), heads, self.shape[width]), np.float32) for width in ("head_dim", "head_dim_v"))

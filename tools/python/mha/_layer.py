@@ -1,5 +1,7 @@
 """Layers, products alone, and packed weights."""
 
+from __future__ import annotations
+
 import ctypes
 import weakref
 
@@ -35,7 +37,7 @@ class Layer:
     The arrays are read once, and may be freed then. The attribute `shape` has the fields of mha_layer_config by name, all defaults resolved.
     """
 
-    def __init__(self, query_dim, num_heads, *, instruction_set="auto", sgemm=None, allocator=None, **weights_and_shape):
+    def __init__(self, query_dim: int, num_heads: int, *, instruction_set: str = "auto", sgemm=None, allocator=None, **weights_and_shape):
         sgemm, allocator = sgemm and _Sgemm(sgemm), allocator and _Allocator(allocator)
         config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
         handle = ctypes.c_void_p()
@@ -194,7 +196,7 @@ def pack_size(query_dim, num_heads, *, instruction_set="auto", sgemm=None, **wei
     return bytes.value
 
 
-def verify(packed):
+def verify(packed: np.ndarray) -> None:
     """Raises mha.Error unless the packed weights are what was packed, to the last bit. Reads them all."""
     _call("mha_layer_verify", *_buffer(packed, "packed"))
 

@@ -1,5 +1,7 @@
 """The shared library: found, loaded and called."""
 
+from __future__ import annotations
+
 import ctypes
 import ctypes.util
 import os
@@ -35,7 +37,7 @@ class Error(Exception):
         self.status, self.name, self.argument = status, name, argument
 
 
-def load(path=None):
+def load(path: str | os.PathLike[str] | None = None) -> None:
     """Loads libmha.so: the given one, or the one that is found (see the package's documentation). Not needed where that one is right."""
     global _library
     path = os.fspath(path) if path is not None else _find()
@@ -91,17 +93,17 @@ def _call(name, *arguments):
         raise Error(error.message.decode(), status, library.mha_status_string(status).decode(), error.argument)
 
 
-def version():
+def version() -> int:
     """10000 * major + 100 * minor + patch of the library."""
     return _loaded().mha_version()
 
 
-def contract():
+def contract() -> int:
     """MHA_CONTRACT of the library: versions with the same number give the same bits."""
     return _loaded().mha_contract()
 
 
-def instruction_sets():
+def instruction_sets() -> list[str]:
     """The names of the instruction sets that the library has kernels for and this machine can run."""
     bits = _loaded().mha_instruction_sets()
     return [name for name, number in instruction_set_names.items() if number and bits >> number & 1]

@@ -1,5 +1,7 @@
 """What calls may be given besides their arrays: score options, norms, rotary position embeddings, and choices of heads and rows."""
 
+from __future__ import annotations
+
 import ctypes
 
 import numpy as np
@@ -85,14 +87,14 @@ class ScoreOptions:
         return struct, views
 
 
-def alibi_slopes(num_heads):
+def alibi_slopes(num_heads: int) -> np.ndarray:
     """The slopes of ALiBi for so many heads, float32 (mha_alibi_slopes)."""
     slopes = np.empty(max(num_heads, 0), np.float32)
     _call("mha_alibi_slopes", num_heads, slopes.ctypes.data)
     return slopes
 
 
-def t5_relative_bias(embedding, *, max_distance=128, is_bidirectional=True):
+def t5_relative_bias(embedding: np.ndarray, *, max_distance: int = 128, is_bidirectional: bool = True) -> np.ndarray:
     """The relative bias of T5 from its embedding [num_buckets, num_heads], as far as distances differ (mha_t5_relative_bias): with is_bidirectional
     [num_heads, 2 * max_distance + 1]; without, for decoders, [num_heads, max_distance + 1], of which relative_left is max_distance."""
     _contiguous(embedding, "embedding", [np.float32], (_some, _some))
@@ -153,7 +155,7 @@ class Rope:
         self.q_positions, self.k_positions = q_positions, k_positions
 
     @classmethod
-    def tables(cls, dims, num_positions, *, style="half", first_position=0, **angles):
+    def tables(cls, dims: int, num_positions: int, *, style: str = "half", first_position: int = 0, **angles) -> Rope:
         """With tables by mha_rope_tables. angles are the fields of mha_rope_config: base, linear_factor, yarn_factor and so on; pair_factors is
         a sequence of dims / 2 numbers."""
         unknown = set(angles) - {field for field, _ in _RopeConfig._fields_[1:]}

@@ -1,8 +1,11 @@
 """scaled_dot_product_attention as PyTorch has it."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import threading
+from collections.abc import Iterator
 
 import torch
 
@@ -14,7 +17,9 @@ _stock = torch._C._nn.scaled_dot_product_attention
 _name = "scaled_dot_product_attention"
 
 
-def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False, strict=False):
+def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+                                 dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+                                 strict: bool = False) -> torch.Tensor:
     """softmax(query key^T * scale + mask) value, as torch.nn.functional.scaled_dot_product_attention has it.
 
     query is [..., heads, n_q, head_dim], key [..., heads, n_kv, head_dim], value [..., heads, n_kv, head_dim_v]; extents of 1 broadcast. A
@@ -207,7 +212,7 @@ def _instead(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, 
 
 
 @contextlib.contextmanager
-def enabled(*, strict=False):
+def enabled(*, strict: bool = False) -> Iterator[None]:
     """While it lasts, torch.nn.functional.scaled_dot_product_attention is that of mha, for all threads. What mha does not serve, PyTorch computes,
     with a warning; with strict=True it is an error. Also a decorator. What torch.compile makes while it lasts keeps mha afterwards."""
     functional = torch.nn.functional

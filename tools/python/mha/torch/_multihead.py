@@ -1,5 +1,7 @@
 """nn.MultiheadAttention, its weights packed once."""
 
+from __future__ import annotations
+
 import ctypes
 
 import torch
@@ -25,7 +27,7 @@ class MultiheadAttention(torch.nn.Module):
     """
 
     @classmethod
-    def from_module(cls, module, *, weight_type="f32", strict=False):
+    def from_module(cls, module: torch.nn.MultiheadAttention, *, weight_type: str = "f32", strict: bool = False) -> MultiheadAttention:
         """weight_type is how the weights are kept: "f32", "f16", "bf16", "int8" or "int4"."""
         if not isinstance(module, torch.nn.MultiheadAttention):
             raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.MultiheadAttention")
@@ -52,7 +54,9 @@ class MultiheadAttention(torch.nn.Module):
         self.register_buffer("packed", packed)
         return self
 
-    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True, is_causal=False):
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_padding_mask: torch.Tensor | None = None,
+                need_weights: bool = True, attn_mask: torch.Tensor | None = None, average_attn_weights: bool = True,
+                is_causal: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(output, weights), as torch.nn.MultiheadAttention's."""
         reason = unserved_tensors(query, key, value)
         if reason is None and self.training and self.dropout:
