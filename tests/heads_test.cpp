@@ -229,6 +229,7 @@ const struct {
     {Sizes(6, 2, 24, 20, 1), {1, 0, 1, 0, 255, 1}},  // two of three
     {Sizes(8, 2, 40, 64, 0), {0, 0, 0, 0, 1, 1, 1, 1}},
     {Sizes(3, 1, 5, 90, 0), {0, 1, 0}},
+    {Sizes(8, 2, 5, 90, 0), {1, 1, 1, 0, 1, 1, 1, 0}},  // a block of 256 rows of W_O ends within a head before one that is left out
 };
 
 TEST(KeptHeads, GiveTheBytesOfALayerThatNeverHadTheOthers) {
