@@ -298,6 +298,15 @@ class Attention(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "lies on meta"):
             mt.attention(owner, *(t.to("meta") for t in (query, key, value)), None, is_strict=True)
 
+    def test_what_is_compiled_has_eager_attention(self):
+        model = tiny_model(transformers.LlamaConfig, num_hidden_layers=1)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            model.set_attn_implementation("mha")
+            compiled = torch.compile(model, backend="eager")(input_ids=ids, attention_mask=padded.long()).logits
+            model.set_attn_implementation("eager")
+            self.assertTrue(torch.equal(compiled, model(input_ids=ids, attention_mask=padded.long()).logits))
+
     def test_training_gives_the_gradients_of_eager_attention(self):
         gradients = []
         for implementation in "eager", "mha":

@@ -13,7 +13,8 @@ packed and padded, becomes flags, lengths and groups of mha.h, and no array of q
 becomes exactly the mask that the eager attention has. A `Mask` is a tensor to everybody else: whatever looks into it finds the eager mask.
 
 What mha does not serve goes to the model's own eager attention, with one warning that says why: tensors that need a gradient, lie on
-another device or have a type other than float32, float16 and bfloat16, dropout, and arguments that are not known here.
+another device or have a type other than float32, float16 and bfloat16, dropout, and arguments that are not known here. So does what
+torch.compile compiles, without a warning.
 """
 
 import ctypes
@@ -357,10 +358,10 @@ _known = {"module", "query", "key", "value", "attention_mask", "scaling", "dropo
 
 
 @functools.cache
-def _eager(module_name):
-    """The eager attention of the file that a module is from, and what it takes that is not known here."""
+def _unknown_arguments(module_name):
+    """What the eager attention of the file that a module is from takes and this one does not know."""
     function = getattr(sys.modules[module_name], "eager_attention_forward", None)
-    return function, frozenset(inspect.signature(function).parameters) - _known if function else frozenset()
+    return frozenset(inspect.signature(function).parameters) - _known if function else frozenset()
 
 
 def attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, position_bias=None, softcap=None, s_aux=None,
@@ -370,16 +371,18 @@ def attention(module, query, key, value, attention_mask, scaling=None, dropout=0
 
     A mask of None is none, as for eager attention, whatever is_causal says: where a model is causal, `mask` has made one.
     """
-    try:
-        return _attend(module, query, key, value, attention_mask, scaling, dropout, position_bias, softcap, s_aux, kwargs), None
-    except (_Refused, Error) as reason:
-        if is_strict:
-            raise ValueError(f"mha_strict: {reason}") from None
-        _warn_once(f"mha.transformers takes the model's own attention in {type(module).__name__}, because {reason}")
+    if is_strict or not torch.compiler.is_compiling():  # which would break its graph here, and at a warning
+        try:
+            return _attend(module, query, key, value, attention_mask, scaling, dropout, position_bias, softcap, s_aux, kwargs), None
+        except (_Refused, Error) as reason:
+            if is_strict:
+                raise ValueError(f"mha_strict: {reason}") from None
+            _warn_once(f"mha.transformers takes the model's own attention in {type(module).__name__}, because {reason}")
     optional = {"position_bias": position_bias, "softcap": softcap, "s_aux": s_aux}
     kwargs.update({name: option for name, option in optional.items() if option is not None})
-    function = _eager(type(module).__module__)[0] or transformers.AttentionInterface._global_mapping["sdpa"]
-    return function(module, *_dense([query, key, value, attention_mask]), scaling=scaling, dropout=dropout, **kwargs)
+    function = getattr(sys.modules[type(module).__module__], "eager_attention_forward", transformers.AttentionInterface._global_mapping["sdpa"])
+    tensors = [t.dense() if isinstance(t, _Lazy) else t for t in (query, key, value, attention_mask)]
+    return function(module, *tensors, scaling=scaling, dropout=dropout, **kwargs)
 
 
 @functools.cache
@@ -400,7 +403,7 @@ def _attend(module, query, key, value, mask, scaling, dropout, position_bias, so
         raise _Refused("torch.compile cannot look into it")
     if dropout:
         raise _Refused("there is dropout, and mha has none; model.eval() turns it off")
-    for name in _eager(type(module).__module__)[1]:
+    for name in _unknown_arguments(type(module).__module__):
         if kwargs.get(name) is not None:
             raise _Refused(f"mha does not know the argument {name!r}")
 
