@@ -312,22 +312,7 @@ TEST_P(GroupsTest, AreAsExactAsFloatAllows) {
     problem.score->groups.add_keys = problem.is_causal && random.Coin();
     problem.score->groups.of_queries = RandomGroups(&random, problem.n_q);
     problem.score->groups.of_keys = RandomGroups(&random, problem.n_kv);
-    const Outputs actual = Run(problem);
-    WithScoreOptions(problem, 0, [&](const ScoreOptions *options) {
-      AttentionShape shape = ShapeOf(problem, 0);
-      shape.score = options;
-      const auto wide = [](const std::vector<float> &x) { return std::vector<double>(x.begin(), x.end()); };
-      const auto exact = oracle::AttentionForward<double>(shape, wide(problem.q), wide(problem.k), wide(problem.v));
-      const auto bound = oracle::BoundAttention(shape, wide(problem.q), wide(problem.k), wide(problem.v), {}, {}, {}, exact);
-      const auto worst = [&](const std::vector<float> &x, const std::vector<double> &of, const std::vector<double> &limits) {
-        double ratio = 0;
-        for (size_t n = 0; n < of.size(); n++) ratio = std::max(ratio, BoundRatio(x[n], of[n], limits[n]));
-        return ratio;
-      };
-      EXPECT_LE(worst(actual.context, exact.context, bound.context), 1.0) << Describe(problem);
-      EXPECT_LE(worst(actual.lse, exact.lse, bound.lse), 1.0) << Describe(problem);
-      EXPECT_LE(worst(actual.attention_weights, exact.weights, bound.weights), 1.0) << Describe(problem);
-    });
+    ExpectTheErrorBound(problem, Run(problem));
   }
 }
 

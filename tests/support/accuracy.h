@@ -29,6 +29,25 @@ inline double BoundRatio(double actual, double exact, double bound) {
   return std::isnan(ratio) ? std::numeric_limits<double>::infinity() : ratio;
 }
 
+// The context, lse and weights of a problem of one sequence, as exact as the oracle's bounds say.
+inline void ExpectTheErrorBound(const AttentionProblem &problem, const Outputs &actual) {
+  WithScoreOptions(problem, 0, [&](const ScoreOptions *options) {
+    AttentionShape shape = ShapeOf(problem, 0);
+    shape.score = options;
+    const auto wide = [](const std::vector<float> &x) { return std::vector<double>(x.begin(), x.end()); };
+    const auto exact = oracle::AttentionForward<double>(shape, wide(problem.q), wide(problem.k), wide(problem.v));
+    const auto bound = oracle::BoundAttention(shape, wide(problem.q), wide(problem.k), wide(problem.v), {}, {}, {}, exact);
+    const auto worst = [&](const std::vector<float> &x, const std::vector<double> &of, const std::vector<double> &limits) {
+      double ratio = 0;
+      for (size_t n = 0; n < of.size(); n++) ratio = std::max(ratio, BoundRatio(x[n], of[n], limits[n]));
+      return ratio;
+    };
+    EXPECT_LE(worst(actual.context, exact.context, bound.context), 1.0) << Describe(problem);
+    EXPECT_LE(worst(actual.lse, exact.lse, bound.lse), 1.0) << Describe(problem);
+    EXPECT_LE(worst(actual.attention_weights, exact.weights, bound.weights), 1.0) << Describe(problem);
+  });
+}
+
 inline double UlpOf(double x) {
   return std::ldexp(1.0, std::max(std::ilogb(std::max(x, static_cast<double>(std::numeric_limits<float>::min()))), -126) - 23);
 }
