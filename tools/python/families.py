@@ -96,6 +96,8 @@ def shrunk(config_class, drop, numbers, depth=0):
             result[name] = [special[name]] if special[name] is not None else None
         elif number is None or name in drop:
             continue
+        elif value is None and any(part in name for part in ("head", "expert", "group")):
+            result[name] = number
         elif isinstance(value, int) and not isinstance(value, bool):
             result[name] = min(number, value) if "layer" in name or "expert" in name else number
         elif isinstance(value, list) and value and all(type(item) is int for item in value) and "layer" not in name and depth < 3:
@@ -484,7 +486,8 @@ meanings = {
     "no attention": "never ask the interface: there is no softmax attention in the file",
     "refused": "all their calls go to the model's own attention; the table says why",
     "not compared": "no tiny model was to be had; the table says why",
-    "wrong": "other results"}
+    "wrong": "other results",
+    "not run": "left out when this was written"}
 
 
 def write_table(results):
@@ -497,14 +500,16 @@ def write_table(results):
                 "never asks": "no attention" if result["why"] == "has no attention" else "own attention"}.get(result["status"], "not compared")
         if result["folder"] not in best or ranks.index(kind) < ranks.index(best[result["folder"]][0]) or kind == "wrong":
             best[result["folder"]] = kind, result
+    for folder, _, _ in families():
+        best.setdefault(folder, ("not run", None))
     groups = collections.defaultdict(list)
     for folder, (kind, result) in sorted(best.items()):
         groups[kind].append((folder, result))
     lines = [f"transformers {transformers.__version__} has {len(best)} families, folders of models that an Auto class knows:", "",
              "| | families | |", "|---|---|---|"]
-    lines += [f"| {kind} | {len(groups[kind])} | {meaning} |" for kind, meaning in meanings.items()]
+    lines += [f"| {kind} | {len(groups[kind])} | {meaning} |" for kind, meaning in meanings.items() if groups[kind] or kind == "wrong"]
     for kind in meanings:
-        if kind in ("passes", "own attention", "no attention") and groups[kind]:
+        if kind in ("passes", "own attention", "no attention", "not run") and groups[kind]:
             lines += ["", *textwrap.wrap(f"**{kind[0].upper() + kind[1:]}**: " + ", ".join(f"{folder}" for folder, _ in groups[kind]) + ".", 98,
                                          break_on_hyphens=False)]
     lines += ["", "| family | | why |", "|---|---|---|"]
