@@ -71,7 +71,7 @@ def _unserved(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa):
             return f"the mask is a {type(mask).__name__}"
         if not mask.is_cpu or mask.layout is not torch.strided:
             return "the mask is not a plain tensor of the CPU"
-        if mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        if mask.dtype is not torch.bool and mask.dtype is not torch.float32 and mask.dtype is not query.dtype:
             return f"the mask is {mask.dtype}"
         if mask.requires_grad and torch.is_grad_enabled():
             return "the mask requires a gradient"

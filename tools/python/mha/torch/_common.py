@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from .. import _library
 from .._library import Error
-from .._structs import _AttentionArgs, _Config, _Error, _ForwardArgs, _ScoreOptions, _Taps
+from .._structs import _AttentionArgs, _Config, _Error, _ForwardArgs, _ScoreOptions, _Taps, _packer
 
 types = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # MHA_TYPE_*
 broadcast = -2 ** 63  # MHA_BROADCAST
@@ -130,32 +130,37 @@ def strides_of(tensor):
 def set_masks(score, mask, bias, shape):
     """Points the struct to a boolean mask, and to one that is added; either may be None. Returns the tensors that it points to: others where
     elements of a row are not neighbours, as where one column stands for all, and for bfloat16, which the library does not add."""
-    tensors = []
-    score.mask_batch_stride = score.mask_head_stride = score.mask_row_stride = 0
-    score.bias_batch_stride = score.bias_head_stride = score.bias_row_stride = 0
-    score.mask = score.bias = None
+    at_bias, bias_strides, bias_type, at_mask, mask_strides = 0, _no_strides, 0, 0, _no_strides
     if mask is not None:
-        mask, (score.mask_batch_stride, score.mask_head_stride, score.mask_row_stride) = _rows(mask, shape)
-        score.mask = mask.data_ptr()
-        tensors.append(mask)
+        mask, mask_strides = _rows(mask, shape)
+        at_mask = mask.data_ptr()
     if bias is not None:
-        bias, (score.bias_batch_stride, score.bias_head_stride, score.bias_row_stride) = _rows(
-            bias if bias.dtype in (torch.float32, torch.float16) else bias.float(), shape)
-        score.bias, score.bias_type = bias.data_ptr(), types[bias.dtype]
-        tensors.append(bias)
-    return tensors
+        bias, bias_strides = _rows(bias if bias.dtype in (torch.float32, torch.float16) else bias.float(), shape)
+        at_bias, bias_type = bias.data_ptr(), types[bias.dtype]
+    _pack_masks(score, 0, _score_size, 0.0, bias_type, 0, 0, at_bias, *bias_strides, at_mask, *mask_strides)
+    return mask, bias
+
+
+_pack_masks, _score_size = _packer(_ScoreOptions, "mask_row_stride"), ctypes.sizeof(_ScoreOptions)
+_no_strides = 0, 0, 0
 
 
 def _rows(mask, shape):
+    """The mask as rows of neighbours, and its strides."""
     extents, strides = mask.shape, mask.stride()
-    count = len(extents)
-    if not 2 <= count <= 4 or any(extent not in (1, whole) for extent, whole in zip(extents, shape[4 - count:])):
+    if len(extents) == 2:
+        extents, strides = (1, 1, *extents), (0, 0, *strides)
+    elif len(extents) == 3:
+        extents, strides = (1, *extents), (0, *strides)
+    elif len(extents) != 4:
         raise ValueError(f"the mask is {list(extents)}; it must broadcast to {list(shape)}")
-    columns = shape[3]
-    if extents[-1] != columns or columns > 1 and (strides[-1] != 1 or extents[-2] > 1 and 0 < strides[-2] < columns):
-        mask = mask.expand(*extents[:-1], columns).contiguous()
-        strides = mask.stride()
-    return mask, [0] * (4 - count) + [stride if extent > 1 else 0 for extent, stride in zip(extents[:-1], strides)]
+    (batch, heads, rows, columns), (whole_batch, whole_heads, whole_rows, whole_columns) = extents, shape
+    if not ((batch == 1 or batch == whole_batch) and (heads == 1 or heads == whole_heads) and (rows == 1 or rows == whole_rows)
+            and (columns == 1 or columns == whole_columns)):
+        raise ValueError(f"the mask is {list(mask.shape)}; it must broadcast to {list(shape)}")
+    if columns != whole_columns or columns > 1 and (strides[3] != 1 or rows > 1 and 0 < strides[2] < columns):
+        return _rows(mask.expand(*mask.shape[:-1], whole_columns).contiguous(), shape)
+    return mask, (strides[0] if batch > 1 else 0, strides[1] if heads > 1 else 0, strides[2] if rows > 1 else 0)
 
 
 _zeros = torch.zeros(64, dtype=torch.int64)
