@@ -8,6 +8,7 @@ torch and transformers are in neither.
 """
 
 import argparse
+import copy
 import importlib.util
 import itertools
 import json
@@ -388,6 +389,25 @@ class Cache(unittest.TestCase):
             found = [model.generate(input_ids=ids, attention_mask=padded.long(), num_beams=3, max_new_tokens=8, do_sample=False, past_key_values=cache)
                      for cache in (None, mt.KvCache(model.config, 64))]
             self.assertTrue(torch.equal(*found), implementation)
+
+    def test_a_copy_goes_its_own_way(self):
+        model = tiny_model(transformers.LlamaConfig)
+        with torch.no_grad():
+            whole = model(input_ids=ids, attention_mask=padded.long()).logits
+            cache = mt.KvCache(model.config, 64)
+            model(input_ids=ids[:, :14], attention_mask=padded[:, :14].long(), past_key_values=cache)
+            other = copy.deepcopy(cache)
+            model(input_ids=ids[:, :6], past_key_values=cache)
+            del cache
+            again = model(input_ids=ids[:, 14:], attention_mask=padded.long(), past_key_values=other, position_ids=torch.arange(14, n).expand(batch, -1)).logits
+        self.assertLess((again - whole[:, 14:]).abs().max(), 1e-5)
+
+    def test_what_it_cannot_keep_is_an_error(self):
+        model = tiny_model(transformers.LlamaConfig)
+        with self.assertRaisesRegex(ValueError, "need a gradient, which KvCache does not keep"):
+            model(input_ids=ids, past_key_values=mt.KvCache(model.config, 64))
+        with self.assertRaisesRegex(ValueError, "keys are torch.float64 on cpu; KvCache takes"), torch.no_grad():
+            model.double()(input_ids=ids, past_key_values=mt.KvCache(model.config, 64))
 
     def test_a_full_one_says_so(self):
         model = tiny_model(transformers.LlamaConfig)

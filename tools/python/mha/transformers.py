@@ -23,10 +23,14 @@ import inspect
 import sys
 import warnings
 
-import torch
-import transformers
+try:
+    import torch
+    import transformers
+except ImportError as error:
+    raise ImportError(f"mha.transformers needs PyTorch and transformers: {error}; pip install torch transformers") from None
 
 from . import _openmp
+from ._arrays import aligned
 from ._cache import KvCache as _Cache
 from ._library import Error, _loaded
 from ._structs import _AttentionArgs, _ScoreOptions, _cache_read, _causal, _new, _window_left, _window_right
@@ -70,7 +74,7 @@ class _Lazy(torch.Tensor):
             same.__dict__ = args[0].__dict__
             return same
         if any(result.alias_info is not None for result in function._schema.returns):
-            for lazy in args:  # what is returned may be written to, and so change what this one stands for
+            for lazy in (*args, *(kwargs or {}).values()):  # what is returned may be written to, and so change what this one stands for
                 if isinstance(lazy, _Lazy):
                     lazy.is_pristine = False
         return function(*_dense(args), **_dense(kwargs or {}))
@@ -226,30 +230,44 @@ class KvCache(DynamicCache):
 
     def __init__(self, config, max_length, type="f32"):
         super().__init__(config=config)
-        types = (type, type) if isinstance(type, str) else type
-        self.layers = [_CacheLayer(max_length, types) if layer.__class__ in (DynamicLayer, DynamicSlidingWindowLayer) else layer
+        stored = (type, type) if isinstance(type, str) else type
+        self.layers = [_CacheLayer(max_length, stored) if layer.__class__ in (DynamicLayer, DynamicSlidingWindowLayer) else layer
                        for layer in self.layers]
 
 
 class _CacheLayer(DynamicLayer):
     """Rows that update() brings wait in `pending` until attention appends them; whatever else needs them appends them first."""
 
-    def __init__(self, max_length, types):
+    def __init__(self, max_length, stored):
         super().__init__()
-        self.max_length, self.types = max_length, types
+        self.max_length, self.stored = max_length, stored
         self.reset()
 
     def reset(self):
         self.cache, self.pending, self.length, self.is_initialized = None, None, 0, False
         self.skipped = None  # [batch]: rows of padding at the front, which are not stored; None: none of any sequence
 
+    def __deepcopy__(self, memo):
+        self.flush()
+        other = _CacheLayer(self.max_length, self.stored)
+        if self.is_initialized:
+            buffer = aligned(self.cache.buffer.size)
+            buffer[:] = self.cache.buffer
+            other.cache, other.length, other.is_initialized = _Cache.view(buffer), self.length, True
+            other.skipped = None if self.skipped is None else self.skipped.clone()
+        return other
+
     def lazy_initialization(self, keys, values):
+        if keys.device.type != "cpu" or not {keys.dtype, values.dtype} <= set(types):
+            raise ValueError(f"keys are {keys.dtype} on {keys.device}; KvCache takes float32, float16 and bfloat16 on CPUs")
         batch, heads, _, width = keys.shape
         self.cache = _Cache(num_sequences=batch, capacity=self.max_length, num_kv_heads=heads, head_dim=width, head_dim_v=values.shape[3],
-                            k_type=self.types[0], v_type=self.types[1])
+                            k_type=self.stored[0], v_type=self.stored[1])
         self.is_initialized = True
 
     def update(self, keys, values, *args, **kwargs):
+        if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
+            raise ValueError("keys or values need a gradient, which KvCache does not keep; torch.no_grad() says that none is wanted")
         if not self.is_initialized:
             self.lazy_initialization(keys, values)
         self.flush()
