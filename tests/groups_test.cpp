@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "oracle/oracle.h"
 #include "support/accuracy.h"
 #include "support/attention_test.h"
 #include "support/fixtures.h"

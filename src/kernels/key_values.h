@@ -25,7 +25,7 @@ struct Groups {
 
 // A unit is streamed if it waits for the memory: its loops fetch what comes next, and numbers of fewer bits are widened in registers, for
 // each tile anew. Others find keys and values in a cache, where the block of queries before left them, or widen them once for many rows,
-// into the scratch memory. One number at a time, or with a handful of keys, there is nothing to gain.
+// into the scratch memory. With a handful of keys there is nothing to gain.
 constexpr int64_t max_widened_rows = 16, min_streamed_keys = chunk_keys / 2;
 
 MHA_INLINE bool has_floats(const Attention &call) { return call.k.storage == Storage::f32 && call.v.storage == Storage::f32; }
@@ -33,7 +33,7 @@ MHA_INLINE bool has_floats(const Attention &call) { return call.k.storage == Sto
 template <class V>
 MHA_INLINE bool is_streamed(const Unit &unit) {
   const Attention &call = unit.call;
-  if (V::size == 1 || !call.k.is_packed || !call.v.is_packed) return false;
+  if (has_loops_of_floats_alone<V> || !call.k.is_packed || !call.v.is_packed) return false;
   if (!has_floats(call)) return unit.num_rows <= max_widened_rows;
   return unit.sequence.n_kv >= min_streamed_keys && call.query_blocks == 1;
 }

@@ -26,12 +26,6 @@ struct StoredPanel {
     bias = p.bias + panel * panel_columns;
   }
 
-  // In elements.
-  template <class Element>
-  MHA_INLINE int64_t panel_stride() const {
-    return bytes / static_cast<int64_t>(sizeof(Element));
-  }
-
   // The terms from k, an even number, on.
   template <class Element>
   MHA_INLINE const Element *at(int64_t k) const {
@@ -39,9 +33,9 @@ struct StoredPanel {
   }
 };
 
-// Terms of int4, from an even one on, [term][48]; an odd last one brings a neighbour, which is nobody's.
-constexpr int64_t code_prefetch_bytes = 4096;  // bytes
+constexpr int64_t code_prefetch_bytes = 4096;  // so far ahead codes of int4 are prefetched
 
+// Terms of int4, from an even one on, [term][48]; an odd last one brings a neighbour, which is nobody's.
 template <class V>
 inline void widen_codes(const Int4 *from, int64_t terms, float *to) {
   for (int64_t k = 0; k < terms; k += 2, from += panel_columns, to += 2 * panel_columns) {

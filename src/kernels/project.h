@@ -203,7 +203,7 @@ void project(const Projection &p, const float *given, int64_t row_begin, int64_t
     if (p.storage == Storage::int4) {
       project_int4<V>(p, rows, panel_begin, panel_end);
     } else {
-      const bool is_widened = p.storage != Storage::f32 && (V::size == 1 || rows.count > max_rows_widened_in_registers);
+      const bool is_widened = p.storage != Storage::f32 && (has_loops_of_floats_alone<V> || rows.count > max_rows_widened_in_registers);
       int64_t panel = panel_begin;
       if constexpr (TileShape<V::size>::has_few_row_forms) {
         const bool is_far = p.depth * p.columns * bytes_of(p.storage) > p.tuning->level3_weight_bytes;
