@@ -20,6 +20,9 @@ constexpr int64_t packed_unit_rows = 96, plain_unit_rows = 768;
 // Fewer rows in a unit leave no thread without work; but not so few that keys and values are mostly waited for.
 constexpr int64_t units_per_thread = 3, min_unit_rows = 24;
 
+// Units of so few rows read a caller's plain keys and values once, so that what they would be brought into would not be read again.
+constexpr int64_t max_late_rows = 6;
+
 // So many units a thread has at most when the keys of a unit are shared out, and so many keys a part has at least.
 constexpr int64_t part_units_per_thread = 2 * units_per_thread, min_part_chunks = 2;
 
@@ -94,6 +97,14 @@ int64_t largest_block(int64_t longest_q, const Attention &attention) {
   return std::min(std::max<int64_t>(1, longest_q), most);
 }
 
+// Values that are read in place are floats, and whole vectors.
+void set_late_rows(Attention *attention) {
+  const KeyValues &v = attention->v;
+  const bool can_be_read = v.storage == Storage::f32 && !attention->prepare_v.is_any && attention->head_dim_v % key_block == 0;
+  attention->late_rows = attention->k.is_packed ? 0 : max_late_rows;
+  attention->in_place_rows = !v.is_packed && can_be_read ? max_late_rows : 0;
+}
+
 }  // namespace
 
 void cut_queries(int64_t longest_q, int64_t num_threads, Attention *attention) {
@@ -138,9 +149,13 @@ AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t n
     return offset;
   };
   scratch.queries = take(rows * Count(attention->head_dim));
-  scratch.keys = take(has_floats_k ? Count(0) : Count(chunk_keys) * Count(attention->head_dim));
-  scratch.values = take(has_floats_v ? Count(0) : Count(chunk_keys) * width);
-  const int64_t prepared = std::max(4 * attention->head_dim, attention->prepare_v.is_any ? attention->head_dim_v : 0);
+  set_late_rows(attention);
+  const bool are_late = largest * group <= attention->late_rows, are_in_place = largest * group <= attention->in_place_rows;
+  const int64_t key_groups = has_floats_k ? 0 : are_late ? late_groups : chunk_keys / key_block;
+  scratch.keys = take(Count(key_groups * key_block) * Count(attention->head_dim));
+  scratch.values = take(has_floats_v || are_in_place ? Count(0) : Count(chunk_keys) * width);
+  const int64_t prepared_keys = attention->k.is_packed ? 4 : key_block;
+  const int64_t prepared = std::max(prepared_keys * attention->head_dim, attention->prepare_v.is_any ? attention->head_dim_v : 0);
   const bool has_prepared = attention->prepare_k.is_any || attention->prepare_v.is_any || !has_floats_k;
   scratch.prepared = take(has_prepared ? Count(prepared) : Count(0));
   scratch.scores = take(max_attend_rows * score_stride);

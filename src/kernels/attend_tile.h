@@ -35,8 +35,8 @@ MHA_NOINLINE void attend_row_by_keys(const Unit &unit, const Chunk &chunk, Range
   const Range groups = groups_of(keys);
   KeyBlocks blocks;
   blocks.add(chunk.keys, groups, scores);
-  multiply_keys(blocks, chunk.keys, groups, loops_over_keys<V>(1, chunk.keys.storage, false), unit.q(row), 1, call.head_dim, false,
-                no_prefetch_source);
+  multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(1, chunk.keys.storage, false), unit.q(row), 1, false,
+                   no_prefetch_source);
   const float m = score_row<V>(unit, row, chunk, groups, keys, scores);
   bool takes_part[chunk_keys];
   for (int64_t j = keys.begin; j < keys.end; ++j) takes_part[j] = scores[j] != -infinity;
@@ -66,8 +66,8 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     blocks.add(chunks[c].keys, groups_of(keys[c].some), scores_of(c));
   }
   const bool prefetches = ahead_of_keys.groups || ahead_of_values.groups;
-  multiply_keys(blocks, chunks[0].keys, groups_of(keys[0].some), loops_over_keys<V>(rows.count, chunks[0].keys.storage, prefetches),
-                unit.q(rows.begin), rows.count, call.head_dim, rows.count == 1 && call.tuning->interleaves_keys, ahead_of_keys);
+  multiply_keys<V>(unit, chunks[0], blocks, groups_of(keys[0].some), loops_over_keys<V>(rows.count, chunks[0].keys.storage, prefetches),
+                   unit.q(rows.begin), rows.count, rows.count == 1 && call.tuning->interleaves_keys && call.k.is_packed, ahead_of_keys);
 
   // 2. Scores, their maximum, and p = exp(score - maximum), whose sum is l.
   for (int64_t c = 0; c < count; ++c) {
@@ -82,7 +82,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   }
 
   // 3. Context.
-  const Loops loops = loops_over_values<V>(rows.count, chunks[0].values.storage, prefetches || count > 1);
+  const Loops loops = loops_over_values<V>(rows.count, chunks[0].values.storage, prefetches || count > 1 || chunks[0].values.are_rows);
   for (int64_t c = 0; c < count; ++c) {
     PrefetchSource ahead = ahead_of_values;
     if (c + 1 < count) ahead = {&chunks[c + 1].values, groups_of(keys[c + 1].some), 0, group_bytes_of(call.v)};

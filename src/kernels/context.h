@@ -12,7 +12,8 @@ MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range k
   const int64_t columns = loops.wide.columns;
   const int64_t element = bytes_of(values.storage);
   Tile tile;
-  tile.column_stride = tile.sums_stride = width;
+  tile.column_stride = values.row_stride;
+  tile.sums_stride = width;
   tile.chain = chunk_keys;
   for (int64_t j = keys.begin, end; j < keys.end; j = end) {
     const int64_t group = block_of(j);
@@ -21,7 +22,7 @@ MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range k
     if (is_ahead) end = min(end, ahead.groups->run_end[group]);
     // In a tile with more rows than there are, the last ones are nobody's.
     for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = p + r * score_stride + j;
-    tile.columns[0] = static_cast<const char *>(values.at[group]) + place_in_block(j) * width * element;
+    tile.columns[0] = static_cast<const char *>(values.at[group]) + place_in_block(j) * values.row_stride * element;
     tile.sums[0] = o;
     tile.terms = end - j;
     tile.mode = j > keys.begin ? Sums::extend : Sums::replace;
@@ -30,6 +31,10 @@ MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range k
     if (is_ahead) {
       const char *const first = ahead.at(group) + ahead.share * ahead_bytes;
       tile.prefetch = prefetch_stretch(first, ahead_bytes, loops.wide, tile.terms, width / columns);
+    } else if (values.are_rows) {
+      const int64_t row_bytes = values.row_stride * element;
+      const char *const later = static_cast<const char *>(tile.columns[0]) + key_block * row_bytes;
+      tile.prefetch = prefetch_columns(later, row_bytes, columns * element, loops.wide, tile.terms);
     }
     run_over_columns(loops, width, &tile, element);
   }
@@ -44,7 +49,7 @@ MHA_NOINLINE void add_values_taking_part(const Groups &values, int64_t width, Ra
     for (int64_t j = keys.begin; j < keys.end; ++j) {
       if (!takes_part[j]) continue;
       const auto *const value =
-          static_cast<const typename decltype(stored)::Element *>(values.at[block_of(j)]) + place_in_block(j) * width;
+          static_cast<const typename decltype(stored)::Element *>(values.at[block_of(j)]) + place_in_block(j) * values.row_stride;
       const V multiplier = all<V>(p[j]);
       for (int64_t c = 0; c < width; c += V::size) store(o + c, mul_add(multiplier, load<V>(value + c), load<V>(o + c)));
     }

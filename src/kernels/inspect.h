@@ -105,16 +105,19 @@ void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int
   copy_queries<V>(unit, 0, unit.num_rows);
   for (int64_t begin = 0; begin < unit.sequence.n_kv; begin += chunk_keys) {
     const int64_t count = min(chunk_keys, unit.sequence.n_kv - begin);
-    Groups keys;
-    read_groups<V>(unit, true, begin, {0, count}, false, &keys);
+    Chunk chunk;
+    chunk.begin = begin;
+    chunk.needed = {0, count};
+    read_groups<V>(unit, true, begin, chunk.needed, false, &chunk.keys);
+    const Groups &keys = chunk.keys;
     for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
       const int64_t chosen = call.pairs.chosen_weights ? chosen_row(unit, row) : -1;
       if (chosen < 0 && !wants_all) continue;
       const Range groups = groups_of({0, count});
       KeyBlocks blocks;
       blocks.add(keys, groups, scores);
-      multiply_keys(blocks, keys, groups, loops_over_keys<V>(1, keys.storage, false), unit.q(row.index), 1, call.head_dim, false,
-                    no_prefetch_source);
+      multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(1, keys.storage, false), unit.q(row.index), 1, false,
+                       no_prefetch_source);
       for (int64_t j = 0; keys.has_scales && j < groups.end * key_block; j += V::size) {
         store(scores + j, load<V>(scores + j) * load<V>(keys.scales[block_of(j)] + place_in_block(j)));
       }

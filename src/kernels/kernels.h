@@ -109,7 +109,7 @@ struct Sequence {
 //   packed: as the kernels read them, 16 positions by 16; keys in blocks [position / 16][head_dim][16], values in rows of
 //   head_dim_v_padded.
 //           A sequence's positions lie in blocks of the memory: block number n at base + n * batch_stride.
-//   plain:  rows of the caller's, brought into the packed form chunk by chunk
+//   plain:  rows of the caller's, brought into the packed form chunk by chunk; see late_rows and in_place_rows
 struct KeyValues {
   const void *base;
   Storage storage;
@@ -212,9 +212,9 @@ struct Gate {
 // block_queries * (query heads per kv head).
 struct AttendScratch {
   int64_t queries;   // [rows][head_dim]
-  int64_t keys;      // [16 blocks][head_dim][16], for keys to be brought into this form
+  int64_t keys;      // [16 or late_groups][head_dim][16], for keys to be brought into this form
   int64_t values;    // [256][head_dim_v_padded], likewise
-  int64_t prepared;  // [4][head_dim], and at least [head_dim_v], for rows on their way, to be prepared or widened
+  int64_t prepared;  // [4][head_dim], of plain keys [16][head_dim], and at least [head_dim_v]: rows on their way, prepared or widened
   int64_t scores;    // [max_attend_rows][score_stride]
   int64_t states;  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be
                    // read and written behind m and l
@@ -223,6 +223,7 @@ struct AttendScratch {
 };
 
 constexpr int64_t max_attend_rows = 8;
+constexpr int64_t late_groups = 8;                 // of plain keys that are packed late: so many at a time, at most
 constexpr int64_t max_interleaved_chunks = 4;      // each with a state of its own
 constexpr int64_t spare_rows = 1;                  // rows a tile may compute beyond the last one; their results are discarded
 constexpr int64_t merge_rows = 16;                 // rows whose states are merged side by side
@@ -248,6 +249,8 @@ struct Attention {
   int64_t head_dim_v_padded;  // rounded up to a multiple of 16
   int64_t block_queries;      // queries of one unit
   int64_t query_blocks;       // units of the longest sequence, for each kv head
+  int64_t late_rows;          // units of up to so many rows pack plain keys late: a few groups at a time, right before they read them;
+  int64_t in_place_rows;      // and units of up to so many read plain values where they are
   float scale;
   int64_t window_left, window_right;  // the query at position p attends to the keys at p - window_left .. p + window_right
   ScoreOptions options;

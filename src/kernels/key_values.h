@@ -21,6 +21,9 @@ struct Groups {
   int64_t run_end[chunk_groups];      // in keys of the chunk: so far the memory goes on without a gap
   Storage storage;                    // of what the pointers point to
   bool has_scales;
+  bool are_late;       // keys that multiply_keys packs before it reads them
+  bool are_rows;       // values that are read where the caller has them
+  int64_t row_stride;  // from one value to the next
 };
 
 // A unit is streamed if it waits for the memory: its loops fetch what comes next, and numbers of fewer bits are widened in registers, for
@@ -55,6 +58,8 @@ MHA_INLINE Place place_of(const KeyValues &source, int64_t sequence, int64_t pos
 MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64_t begin, int64_t first, int64_t end, Groups *groups) {
   groups->storage = source.storage;
   groups->has_scales = source.storage == Storage::int8;
+  groups->are_late = groups->are_rows = false;
+  groups->row_stride = source.row_stride;
   const int64_t element = bytes_of(source.storage), group_bytes = key_block * source.row_stride * element;
   int64_t run = first;
   for (int64_t g = first; g < end;) {
@@ -76,9 +81,11 @@ MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64
 
 // ---- What has to be brought into the form
 
-// The groups [first, end) lie one after the other in the unit's scratch memory.
+// The groups [first, end) lie one after the other in the unit's scratch memory. (Widened codes keep their scales.)
 MHA_INLINE void locate_scratch(const float *memory, int64_t width, int64_t first, int64_t end, Groups *groups) {
   groups->storage = Storage::f32;
+  groups->are_late = groups->are_rows = false;
+  groups->row_stride = width;
   for (int64_t g = first; g < end; ++g) {
     groups->at[g] = memory + g * key_block * width;
     groups->run_end[g] = end * key_block;
@@ -111,26 +118,53 @@ MHA_INLINE const char *plain_row(const KeyValues &source, const Unit &unit, int6
                     unit.sequence_index * source.batch_stride + unit.kv_head * source.head_stride + array_row * source.row_stride);
 }
 
-// Plain rows lie apart, which hides them from the processor's own prefetching: a row is asked for when the one 16 before it is packed.
-// (Values, which are only copied, take longer with this.)
-template <class V>
-inline void pack_keys(const Unit &unit, int64_t chunk_begin, Range keys, float *blocks) {
-  const Attention &call = unit.call;
-  const int64_t head_dim = call.head_dim, element = bytes_of(call.k.storage);
-  const int64_t row_bytes = head_dim * element, stride_bytes = call.k.row_stride * element;
-  const int64_t first_row = unit.sequence.kv_first + chunk_begin;
-  const char *row = plain_row(call.k, unit, first_row + keys.begin);
-  float *const copies = unit.scratch + call.scratch.prepared;
-  for (int64_t j = keys.begin; j < keys.end; j += 4) {
-    const int64_t count = min(4, keys.end - j);
-    const float *rows[4];
-    for (int64_t i = 0; i < count; ++i, row += stride_bytes) {
-      for (int64_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(row + 16 * stride_bytes + b);
-      const RowPlace place = {unit.sequence_index, first_row + j + i, chunk_begin + j + i, unit.kv_head};
-      rows[i] = prepared_row<V>(call.prepare_k, call.k.storage, row, place, head_dim, copies + i * head_dim);
-    }
-    pack_key_rows(rows, count, head_dim, blocks + block_of(j) * key_block * head_dim + place_in_block(j));
+// The groups [first, end) of the chunk that begins at `begin`, where the caller has them.
+MHA_INLINE void locate_rows(const KeyValues &source, const Unit &unit, int64_t begin, int64_t first, int64_t end, Groups *groups) {
+  groups->storage = source.storage;
+  groups->has_scales = groups->are_late = false;
+  groups->are_rows = true;
+  groups->row_stride = source.row_stride;
+  for (int64_t g = first; g < end; ++g) {
+    groups->at[g] = plain_row(source, unit, unit.sequence.kv_first + begin + g * key_block);
+    groups->run_end[g] = end * key_block;
   }
+}
+
+// NaNs of one payload, which exp wants, in whole vectors.
+template <class V>
+MHA_INLINE void make_canonical(float *p, int64_t count) {
+  for (int64_t i = 0; i < count; i += V::size) store(p + i, canonical_nan(load<V>(p + i)));
+}
+
+// Plain rows lie apart, or are read in another order than they lie in: the processor's own prefetching needs help. The next 16 rows are
+// asked for, line by line, when 16 are packed. (Values, when they are copied, take longer with this.)
+MHA_INLINE void prefetch_rows(const char *row, int64_t row_bytes, int64_t bytes) {
+  for (int64_t i = 0; i < key_block; ++i, row += row_bytes) {
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
+  }
+}
+
+// Plain rows of keys to a block, but for make_canonical, which can as well be done to their products: a group, of which `keys` are needed
+// and others need not be there. Rows to be widened or prepared, and those of a group that is not whole, go through the scratch memory.
+template <class V>
+MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t group, Range keys, float *block) {
+  const Attention &call = unit.call;
+  const KeyValues &k = call.k;
+  const int64_t first = group * key_block, begin = max(keys.begin - first, 0), end = min(keys.end - first, key_block);
+  const int64_t element = bytes_of(k.storage), row_bytes = k.row_stride * element;
+  const int64_t position = chunk_begin + first, array_row = unit.sequence.kv_first + position;
+  const char *const rows = plain_row(k, unit, array_row);
+  prefetch_rows(rows + key_block * row_bytes, row_bytes, call.head_dim * element);
+  if (!call.prepare_k.is_any && k.storage == Storage::f32 && end - begin == key_block) {
+    return transpose_rows(reinterpret_cast<const float *>(rows), k.row_stride, call.head_dim, block);
+  }
+  float *const copies = unit.scratch + call.scratch.prepared;
+  for (int64_t i = begin; i < end; ++i) {
+    float *const copy = copies + i * call.head_dim;
+    widen<V>(k.storage, rows + i * row_bytes, call.head_dim, copy);
+    prepare<V>(call.prepare_k, {unit.sequence_index, array_row + i, position + i, unit.kv_head}, call.head_dim, copy);
+  }
+  transpose_rows(copies, call.head_dim, call.head_dim, block);
 }
 
 template <class V>
@@ -149,8 +183,7 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
 
 // ---- A chunk
 
-// Keys or values [keys.begin, keys.end) of the chunk are needed. Rows of plain keys are packed from a border of 4 on, which fills whole
-// lanes.
+// Keys or values [keys.begin, keys.end) of the chunk are needed.
 template <class V>
 MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys, bool is_streamed, Groups *groups) {
   const Attention &call = unit.call;
@@ -159,12 +192,22 @@ MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_beg
   const Range range = groups_of(keys);
   float *const memory = unit.scratch + (are_keys ? call.scratch.keys : call.scratch.values);
   if (!source.is_packed) {
-    if (are_keys)
-      pack_keys<V>(unit, chunk_begin, {keys.begin & ~int64_t{3}, keys.end}, memory);
-    else
-      pack_values<V>(unit, chunk_begin, keys, memory);
+    if (!are_keys && unit.num_rows <= call.in_place_rows) return locate_rows(source, unit, chunk_begin, range.begin, range.end, groups);
     groups->has_scales = false;
-    return locate_scratch(memory, width, range.begin, range.end, groups);
+    locate_scratch(memory, width, range.begin, range.end, groups);
+    if (!are_keys) return pack_values<V>(unit, chunk_begin, keys, memory);
+    groups->are_late = unit.num_rows <= call.late_rows;
+    for (int64_t g = range.begin; g < range.end; ++g) {
+      if (groups->are_late) {
+        groups->at[g] = memory + g % late_groups * key_block * width;
+        groups->run_end[g] = (g + 1) * key_block;
+      } else {
+        float *const block = memory + g * key_block * width;
+        pack_keys<V>(unit, chunk_begin, g, keys, block);
+        make_canonical<V>(block, key_block * width);
+      }
+    }
+    return;
   }
   locate(source, unit, chunk_begin, range.begin, range.end, groups);
   if (source.storage != Storage::f32 && !is_streamed) widen_groups<V>(width, range.begin, range.end, memory, groups);

@@ -334,5 +334,62 @@ MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *
 }
 #endif
 
+// ---- Moving 16 rows side by side: out[c * 16 + r] = rows[r * stride + c]
+
+#if !defined(MHA_KERNELS_SCALAR)
+// In each four lanes a row's four numbers at p, the rows `apart` numbers from one to the next.
+MHA_INLINE Vector load_fours(const float *p, [[maybe_unused]] int64_t apart) {
+#if defined(MHA_KERNELS_NEON)
+  return vld1q_f32(p);
+#elif defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
+  const __m256 two = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + apart), 1);
+#if defined(MHA_KERNELS_AVX512)
+  const __m512 three = _mm512_insertf32x4(_mm512_castps256_ps512(two), _mm_loadu_ps(p + 2 * apart), 2);
+  return _mm512_insertf32x4(three, _mm_loadu_ps(p + 3 * apart), 3);
+#else
+  return two;
+#endif
+#else
+#error "write load_fours for this instruction set"
+#endif
+}
+// Of each four lanes a0 b0 a1 b1, and a2 b2 a3 b3.
+#if defined(MHA_KERNELS_NEON)
+MHA_INLINE Vector zip_low(Vector a, Vector b) { return vzip1q_f32(a, b); }
+MHA_INLINE Vector zip_high(Vector a, Vector b) { return vzip2q_f32(a, b); }
+#elif defined(MHA_KERNELS_AVX512)
+MHA_INLINE Vector zip_low(Vector a, Vector b) { return _mm512_unpacklo_ps(a, b); }
+MHA_INLINE Vector zip_high(Vector a, Vector b) { return _mm512_unpackhi_ps(a, b); }
+#elif defined(MHA_KERNELS_AVX2)
+MHA_INLINE Vector zip_low(Vector a, Vector b) { return _mm256_unpacklo_ps(a, b); }
+MHA_INLINE Vector zip_high(Vector a, Vector b) { return _mm256_unpackhi_ps(a, b); }
+#else
+#error "write zip_low and zip_high for this instruction set"
+#endif
+#endif
+
+MHA_NOINLINE inline void transpose_rows(const float *rows, int64_t stride, int64_t width, float *out) {
+  int64_t c = 0;
+#if !defined(MHA_KERNELS_SCALAR)
+  for (int first = 0; first < 16; first += static_cast<int>(Vector::size)) {
+    const float *from = rows + first * stride;
+    float *to = out + first;
+    for (c = 0; c + 4 <= width; c += 4, from += 4, to += 64) {
+      Vector row[4];
+      MHA_UNROLL for (int i = 0; i < 4; ++i) row[i] = load_fours(from + i * stride, 4 * stride);
+      const Vector even_low = zip_low(row[0], row[2]), even_high = zip_high(row[0], row[2]);
+      const Vector odd_low = zip_low(row[1], row[3]), odd_high = zip_high(row[1], row[3]);
+      store(to, zip_low(even_low, odd_low));
+      store(to + 16, zip_high(even_low, odd_low));
+      store(to + 32, zip_low(even_high, odd_high));
+      store(to + 48, zip_high(even_high, odd_high));
+    }
+  }
+#endif
+  for (; c < width; ++c) {
+    for (int r = 0; r < 16; ++r) out[c * 16 + r] = rows[r * stride + c];
+  }
+}
+
 }  // namespace
 }  // namespace mha

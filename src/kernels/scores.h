@@ -28,8 +28,11 @@ struct KeyBlocks {
 // Products of `num_rows` queries with all blocks, as many at a time as the loop takes. Where fewer are left they come one by one, or, where
 // the loop for one block takes several too, the last one is computed again. `groups` are those of the first chunk. interleaves: blocks that
 // are taken together come from as many places, which advance side by side.
-MHA_NOINLINE inline void multiply_keys(const KeyBlocks &blocks, const Groups &keys, Range groups, const Loops &loops, const float *queries,
-                                       int64_t num_rows, int64_t head_dim, bool interleaves, const PrefetchSource &ahead) {
+template <class V>
+MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyBlocks &blocks, Range groups, const Loops &loops,
+                                const float *queries, int64_t num_rows, bool interleaves, const PrefetchSource &ahead) {
+  const Groups &keys = chunk.keys;
+  const int64_t head_dim = unit.call.head_dim;
   const uint32_t most = static_cast<uint32_t>(loops.wide.blocks);
   const int64_t apart = interleaves ? (static_cast<uint32_t>(blocks.count) + most - 1) / most : 1;
   // Blocks side by side prefetch all groups of the next chunk in turn.
@@ -61,8 +64,13 @@ MHA_NOINLINE inline void multiply_keys(const KeyBlocks &blocks, const Groups &ke
     const int64_t ahead_bytes = step * groups_ahead * ahead.bytes;
     tile.prefetch = is_ahead ? prefetch_stretch(ahead.at(group) + ahead.share * ahead_bytes, ahead_bytes, loop, head_dim, tile.repeats)
                              : no_prefetch(queries);
+    for (int64_t b = i; keys.are_late && b < min(end, i + step); ++b) {
+      pack_keys<V>(unit, chunk.begin, groups.begin + b, chunk.needed, static_cast<float *>(const_cast<void *>(blocks.at[b])));
+    }
     loop.run(tile);
   }
+  if (!keys.are_late) return;
+  for (int64_t r = 0; r < num_rows; ++r) make_canonical<V>(blocks.to[0] + r * score_stride, blocks.count * key_block);
 }
 
 // ---- Scores

@@ -244,6 +244,12 @@ MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loo
   return {begin, part, step, per_repeat - step * steps};
 }
 
+// The columns of the loop, so many bytes of each row, with each term those of a row.
+MHA_INLINE Prefetch prefetch_columns(const char *begin, int64_t row_bytes, int64_t bytes, const Loop &loop, int64_t terms) {
+  const int64_t step = row_bytes * loop.terms_at_once;
+  return {begin, bytes / prefetch_places(loop.rows, loop.blocks), step, bytes - terms / loop.terms_at_once * step};
+}
+
 // One number at a time, all are widened to memory, and nothing waits for it: there are loops for floats alone, which prefetch nothing.
 template <class V>
 constexpr bool has_loops_of_floats_alone = V::size == 1;
