@@ -436,7 +436,7 @@ def _attend(module, query, key, value, mask, scaling, dropout, position_bias, so
     shape, score, layer = (batch, heads, n_q, n_kv), _new(_ScoreOptions), _layer_of(key, value)
     if isinstance(mask, _Lazy) and not (mask.is_pristine and tuple(mask.shape) == (batch, 1, n_q, n_kv)):
         mask = mask.dense()
-    alive = _set_mask(args, score, mask, position_bias, shape)
+    alive = list(_set_mask(args, score, mask, position_bias, shape))
     padding = None
     if layer is not None and layer.takes(mask, position_bias is not None):
         key, value, padding = layer.set(args, mask)
