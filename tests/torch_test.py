@@ -264,6 +264,7 @@ class Torch(unittest.TestCase):
         mha.torch._common._said.clear()
         warnings.simplefilter("ignore", mha.torch.NotServedWarning)
         self.addCleanup(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)  # threads of OpenMP spin while they wait, which takes long on a busy machine; one test has more
         self.q, self.k, self.v = threes([(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)])
 
     # ---- The function
