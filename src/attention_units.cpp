@@ -195,7 +195,7 @@ void run_attention(const Kernels &kernels, Attention *attention, const mha_sched
   const AttendWork work = {&kernels, attention, scratch, threads_of(scheduler) > 1};
   const int64_t units = attention->batch * attention->num_kv_heads * attention->query_blocks * attention->parts.count;
   run_units(scheduler, counter, units, run_unit, &work);
-  if (!attention->pairs.has_any()) return;
+  if (!attention->pairs.has_any() || attention->query_blocks == 0) return;
   const int64_t blocks = attention->pairs.key_sums ? 1 : attention->query_blocks;
   const int64_t heads = attention->pairs.mean_weights ? 1 : attention->num_kv_heads;
   run_units(scheduler, counter, attention->batch * heads * blocks, run_inspection, &work);

@@ -355,6 +355,36 @@ TEST(PackedSequences, CostWhatTheyCostAlone) {
   }
 }
 
+// Which one has rows is known when the call runs, not when its memory is planned.
+TEST(PackedSequences, MayAllBeEmptyWithEveryOutput) {
+  const float q[2] = {1, 2}, k[3] = {1, 2, 3};
+  const int64_t queries[] = {0, 0, 0}, keys[] = {0, 1, 3};
+  float output[2] = {9, 9}, means[6], sums[3];
+  std::fill(means, means + 6, 9.0f), std::fill(sums, sums + 3, 9.0f);
+  mha_taps taps = Zeroed<mha_taps>();
+  taps.mean_weights = means;
+  taps.key_sums = sums;
+  mha_attention_args args = Zeroed<mha_attention_args>();
+  args.batch = 2;
+  args.n_q = 2;
+  args.n_kv = 3;
+  args.num_heads = args.head_dim = 1;
+  args.q = q;
+  args.k = args.v = k;
+  args.output = output;
+  args.cu_seqlens_q = queries;
+  args.cu_seqlens_kv = keys;
+  args.taps = &taps;
+  size_t bytes;
+  mha_error error;
+  ASSERT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
+  std::vector<char> workspace(bytes);
+  ASSERT_EQ(mha_attention(&args, workspace.data(), bytes, &error), MHA_OK) << error.message;
+  for (const float value : output) EXPECT_EQ(value, 0);
+  for (const float value : means) EXPECT_EQ(value, 0);
+  for (const float value : sums) EXPECT_EQ(value, 0);
+}
+
 TEST(PackedSequences, AreNotReadByTheSizeQuery) {
   PackedSequences sequences;
   const LayerProblem problem = MixedLayer({5, 70}, {5, 300}, true, true, &sequences);
