@@ -20,7 +20,7 @@ constexpr int64_t packed_unit_rows = 96, plain_unit_rows = 768;
 // Fewer rows in a unit leave no thread without work; but not so few that keys and values are mostly waited for.
 constexpr int64_t units_per_thread = 3, min_unit_rows = 24;
 
-// Units of so few rows read a caller's plain keys and values once, so that what they would be brought into would not be read again.
+// Units of at most so many rows use each of the caller's plain keys and values once: packing a whole chunk first would not pay.
 constexpr int64_t max_late_rows = 6;
 
 // So many units a thread has at most when the keys of a unit are shared out, and so many keys a part has at least.
