@@ -8,38 +8,18 @@ the caller gives as q_start. Runs with the packages of the interpreter that it i
 FOLDER. Exits with 77, which ctest shows as skipped, where they are in neither.
 """
 
-import argparse
-import importlib.util
-import os
-import pathlib
-import sys
 import unittest
 
-tools = pathlib.Path(__file__).resolve().parent.parent / "tools" / "python"
-skipped = 77
+import python_support
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--library", required=True)
-parser.add_argument("--venv", type=pathlib.Path, default=tools.parent.parent / "build" / "python")
-arguments = parser.parse_args()
-
-missing = [package for package in ("numpy", "onnx") if not importlib.util.find_spec(package)]
-if missing:
-    python = arguments.venv / "bin" / "python"
-    if python.exists() and pathlib.Path(sys.prefix).resolve() != arguments.venv.resolve():
-        os.execv(python, [python, *sys.argv])
-    print(f"skipped: {', '.join(missing)} not there; tools/python/setup.sh installs what is needed")
-    sys.exit(skipped)
+arguments = python_support.parser(__doc__).parse_args()
+python_support.need(["numpy", "onnx"], arguments)
 
 import numpy as np  # noqa: E402
 import onnx.helper  # noqa: E402
 from onnx.backend.test.case.node import attention  # noqa: E402
 
-sys.path.insert(0, str(tools))
-sys.dont_write_bytecode = True
 import mha  # noqa: E402
-
-mha.load(arguments.library)
 
 # Relative and absolute. In 16 bits two units in the last place, since ONNX's reference rounds to the type after each step.
 tolerances = {"float32": (1e-5, 1e-6), "float16": (2**-9, 1e-3), "bfloat16": (2**-6, 1e-2)}
@@ -116,4 +96,4 @@ class AttentionOperator(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0]])
+    python_support.run(AttentionOperator)

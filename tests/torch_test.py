@@ -9,14 +9,10 @@ that it is started by, or those that tools/python/setup.sh --runtimes put into F
 in neither.
 """
 
-import argparse
 import collections
 import copy
-import importlib.util
 import io
 import itertools
-import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -24,33 +20,19 @@ import threading
 import unittest
 import warnings
 
-root = pathlib.Path(__file__).resolve().parent.parent
-tools = root / "tools" / "python"
-skipped = 77
+import python_support
+from python_support import root, tools
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--library", required=True)
-parser.add_argument("--venv", type=pathlib.Path, default=root / "build" / "runtimes")
+parser = python_support.parser(__doc__, venv="runtimes")
 parser.add_argument("--table", action="store_true")
 arguments = parser.parse_args()
-
-missing = [package for package in ("numpy", "torch", "expecttest") if not importlib.util.find_spec(package)]
-if missing:
-    python = arguments.venv / "bin" / "python"
-    if python.exists() and pathlib.Path(sys.prefix).resolve() != arguments.venv.resolve():
-        os.execv(python, [python, *sys.argv])
-    print(f"skipped: {', '.join(missing)} not there; tools/python/setup.sh --runtimes installs what is needed")
-    sys.exit(skipped)
+python_support.need(["numpy", "torch", "expecttest"], arguments, "tools/python/setup.sh --runtimes")
 
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-sys.path.insert(0, str(tools))
-sys.dont_write_bytecode = True
 import mha  # noqa: E402
-
-mha.load(arguments.library)
 import mha.torch  # noqa: E402
 import mha.torch._attention  # noqa: E402
 import mha.torch._common  # noqa: E402
@@ -569,5 +551,4 @@ if arguments.table:
     warnings.simplefilter("ignore")
     print(whole_grid().table(), end="")
     sys.exit()
-result = unittest.TextTestRunner(verbosity=2).run(unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromTestCase, (Torch, Imports))))
-sys.exit(not result.wasSuccessful())
+python_support.run(Torch, Imports)

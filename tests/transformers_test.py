@@ -7,9 +7,7 @@ Runs with the packages of the interpreter that it is started by, or with those i
 torch and transformers are in neither.
 """
 
-import argparse
 import copy
-import importlib.util
 import itertools
 import json
 import os
@@ -22,26 +20,13 @@ import types
 import unittest
 import warnings
 
-skipped = 77
-root = pathlib.Path(__file__).resolve().parent.parent
-tools = root / "tools" / "python"
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("test", choices=["backend", "families"])
-parser.add_argument("--library", required=True)
-parser.add_argument("--venv", type=pathlib.Path, default=root / "build" / "runtimes")
-arguments = parser.parse_args()
-missing = [package for package in ("torch", "transformers") if not importlib.util.find_spec(package)]
-if missing:
-    python = arguments.venv / "bin" / "python"
-    if python.exists() and pathlib.Path(sys.prefix).resolve() != arguments.venv.resolve():
-        os.execv(python, [python, *sys.argv])
-    print(f"skipped: {', '.join(missing)} not there; pip install torch transformers")
-    sys.exit(skipped)
+import python_support
+from python_support import tools
 
-os.environ["MHA_LIBRARY"] = os.path.abspath(arguments.library)
+arguments = python_support.parser(__doc__, ["backend", "families"], venv="runtimes").parse_args()
+python_support.need(["torch", "transformers"], arguments, "tools/python/setup.sh --runtimes")
 os.environ["OMP_WAIT_POLICY"] = "passive"
-sys.path.insert(0, str(tools))
-sys.dont_write_bytecode = True
+
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
@@ -454,6 +439,4 @@ class Families(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    cases = [Families] if arguments.test == "families" else [Masks, Attention, Cache, Versions]
-    suite = unittest.TestSuite(unittest.defaultTestLoader.loadTestsFromTestCase(case) for case in cases)
-    sys.exit(not unittest.TextTestRunner(verbosity=2).run(suite).wasSuccessful())
+    python_support.run(*[Families] if arguments.test == "families" else [Masks, Attention, Cache, Versions])
