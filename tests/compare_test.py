@@ -55,6 +55,13 @@ class Reports(unittest.TestCase):
         self.assertIn("| (1, 128, 256, 4) | 100 | 12.5 ms, 80% | 25 ms, 40% | 1.82x (OpenVINO) |", text)
         self.assertIn("mha is the fastest in 1 of 1 cases", text)
 
+    def test_text_is_in_lines_of_100_columns_and_tables_are_left_alone(self):
+        item, table = "- " + "word " * 40, "| " + "cell | " * 40 + "\n|---|"
+        text = report.filled("\n\n".join(["# A heading", item.strip() + ".\n" + item.strip(), table]))
+        self.assertEqual([line[:6] for line in text.splitlines() if line], ["# A he", "- word", "  word", "  word", "- word", "  word", "  word", "| cell", "|---|"])
+        self.assertLessEqual(max(len(line) for line in text.splitlines() if "|" not in line), 100)
+        self.assertEqual(text.split("\n\n")[2], table)
+
     def test_the_share_compares_each_round_with_its_own_peak(self):
         cell = cell_of(mha_row([0.02, 0.01, 0.04]))
         cell["peaks"] = [100.0, 200.0, 50.0]

@@ -69,7 +69,7 @@ def check_layout(arguments):
     """c99_test.c asserts the size of every public struct and the offset of every field; lines of the headers, of README.md and of building.md
     have at most 100 columns, as has the text of the other pages, those of C and C++ 140."""
     narrow = [*(arguments.source / "include").glob("*.h"), arguments.source / "README.md", arguments.source / "src" / "docs" / "building.md"]
-    for page in [*arguments.source.glob("*.md"), *arguments.source.glob("src/kernels/*.md"), *arguments.source.glob("tests/**/*.md")]:
+    for page in [*arguments.source.glob("*.md"), *arguments.source.glob("src/**/*.md"), *arguments.source.glob("tests/**/*.md")]:
         text = re.sub(r"^(```.*?^```|    .*?|\|.*?)$", lambda code: "\n" * code.group().count("\n"), page.read_text(), flags=re.DOTALL | re.MULTILINE)
         for number, line in enumerate(text.splitlines(), 1):
             if len(line) > 100 and "https://" not in line:

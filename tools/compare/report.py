@@ -15,7 +15,9 @@ round], and "rotated": the bytes that its calls took turns through. All cells ar
 import csv
 import io
 import json
+import re
 import statistics
+import textwrap
 
 from drawing import Drawing
 
@@ -137,7 +139,19 @@ def markdown(results):
     for suite in results["suites"]:
         lines += [f"## {title(suite).capitalize()}", "", *tables(suite), *probe_sentences(suite), *reasons(suite), ""]
     lines += ["## How it stands", "", *verdict(results), ""]
-    return "\n".join(lines)
+    return filled("\n".join(lines))
+
+
+def filled(text, width=100):
+    """The text with paragraphs and items of lists in lines of at most this width; tables, headings and code stay as they are."""
+    blocks = []
+    for block in text.split("\n\n"):
+        if not re.match(r"\s*(\||#|```)", block):
+            items = re.split(r"\n(?=- )", block)
+            block = "\n".join(textwrap.fill(" ".join(item.split()), width, subsequent_indent="  " * item.startswith("- "), break_long_words=False,
+                                            break_on_hyphens=False) for item in items) + "\n" * block.endswith("\n")
+        blocks.append(block)
+    return "\n\n".join(blocks)
 
 
 def rotated(results):
