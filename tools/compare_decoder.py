@@ -16,13 +16,14 @@ import os
 import pathlib
 import random
 import re
-import resource
 import statistics
 import subprocess
 import sys
-import time
 
 root = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(root / "tools" / "compare"))
+sys.dont_write_bytecode = True
+import busy  # noqa: E402
 
 examples = """Examples:
   tools/compare.py --install pytorch                           PyTorch into build/compare/venv: some gigabytes
@@ -62,17 +63,6 @@ def build(name, source, *flags):
     return str(program)
 
 
-def taken():
-    """Seconds of all processors that were not idle."""
-    user, nice, system, idle, iowait, *rest = map(int, open("/proc/stat").readline().split()[1:])
-    return (user + nice + system + sum(rest[:3])) / os.sysconf("SC_CLK_TCK")
-
-
-def own():
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def run(program, prompt, threads):
     """(seconds of the prompt, seconds of a token, tokens)"""
     file, count = str(prompt), str(arguments.tokens)
@@ -84,13 +74,13 @@ def run(program, prompt, threads):
     else:
         command = [programs["mha"], "run", model, heads, file, count, str(threads), program[4:] or "f32"]
     for attempt in range(4):
-        start, others = time.monotonic(), taken() - own()
+        others = busy.Others()
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               env={**os.environ, "OMP_NUM_THREADS": str(threads)})
         found = re.search(r"^prompt (\S+) s, token (\S+) s$", done.stderr, re.MULTILINE)
         if done.returncode or not found:
             fail(f"{program} fails: {' '.join(command)}\n{done.stderr}")
-        share = (taken() - own() - others) / (time.monotonic() - start) / os.cpu_count()
+        share = others.share()
         if share <= arguments.busy:
             return float(found[1]), float(found[2]), done.stdout.split()
         print(f"again: other programs took {100 * share:.0f}% of the processors beside {program}", file=sys.stderr, flush=True)
