@@ -746,6 +746,82 @@ class Mha(unittest.TestCase):
         shifted = mha.Rope(rope.cos, rope.sin, q_positions=[[3, 4, 5, 6]], k_positions=[[3, 4, 5, 6]])
         np.testing.assert_allclose(self.layer.forward(x, rope=shifted), self.layer.forward(x, rope=rope), rtol=0, atol=1e-5)
 
+    # ---- Prepared calls
+
+    def test_a_prepared_call_is_the_call_with_other_arrays(self):
+        def threes(order=(0, 1, 2, 3), dtype=np.float32):
+            return [np.ascontiguousarray(floats(2, n, 4, 8).transpose(order)).transpose(np.argsort(order)).astype(dtype, order="K") for n in (5, 7, 7)]
+
+        mask = mha.ScoreOptions(mask=random.random((5, 7)) < 0.7)
+        gate = "sigmoid", floats(2, 5, 4, 8)
+        pool = mha.Scheduler(2, lambda count, task: [task(index) for index in range(count)])
+        for options in ({}, {"is_causal": True, "q_start": [2, 1]}, {"score": mask, "window_left": 3}, {"gate": gate}, {"scheduler": pool},
+                        {"output_type": "f16"}, {"workspace": np.empty(1 << 20, np.uint8)}):
+            for order, dtype in ((0, 1, 2, 3), np.float32), ((0, 2, 1, 3), np.float32), ((2, 0, 1, 3), np.float16):
+                call = mha.attention(*threes(order, dtype), **options, prepare=True)
+                for _ in range(2):
+                    arrays = threes(order, dtype)
+                    self.assert_same(call(*arrays), mha.attention(*arrays, **options))
+        out, other = np.empty((2, 5, 4, 8), np.float32), np.empty((2, 5, 4, 8), np.float32)
+        call = mha.attention(*threes(), out=out, want=["lse"], prepare=True)
+        arrays = threes()
+        y, seen = call(*arrays)
+        expected, steps = mha.attention(*arrays, want=["lse"])
+        self.assertIs(y, out)
+        self.assert_same(y, expected)
+        self.assert_same(seen["lse"], steps["lse"])
+        self.assertIs(call(*arrays, out=other)[0], other)
+
+    def test_a_prepared_call_of_a_layer_and_over_a_cache(self):
+        rope = mha.Rope.tables(head_dim, 40)
+        for x in floats(2, 6, width), floats(6, width):
+            call = self.layer.forward(x, is_causal=True, rope=rope, prepare=True)
+            again = floats(*x.shape)
+            self.assert_same(call(again), self.layer.forward(again, is_causal=True, rope=rope))
+        x, memory = floats(1, 4, width), floats(1, 9, width)
+        self.assert_same(self.layer.forward(x, floats(1, 9, width), prepare=True)(x, memory), self.layer.forward(x, memory))
+        values = floats(1, 4, width)
+        self.assert_same(self.layer.forward(x, value=floats(1, 4, width), prepare=True)(x, values), self.layer.forward(x, value=values))
+        x = floats(1, 20, width)
+        cache = mha.KvCache(num_sequences=1, capacity=20, num_kv_heads=heads, head_dim=head_dim)
+        call = self.layer.forward(x[:, :1], is_causal=True, rope=rope, cache=cache, prepare=True)
+        self.assertEqual(cache.length(0), 0)
+        y = np.concatenate([call(np.ascontiguousarray(x[:, row:row + 1])) for row in range(20)], axis=1)
+        self.assert_same(y, self.layer.forward(x, is_causal=True, rope=rope))
+        with self.assertRaisesRegex(mha.Error, "room for"):
+            call(np.ascontiguousarray(x[:, :1]))
+
+    def test_arrays_of_numbers_are_read_anew_by_a_prepared_call(self):
+        q, k, v = floats(2, 5, 4, 8), floats(2, 7, 4, 8), floats(2, 7, 4, 8)
+        lengths, bias = np.array([7, 7]), floats(5, 7)
+        call = mha.attention(q, k, v, kv_lengths=lengths, score=mha.ScoreOptions(bias=bias), prepare=True)
+        lengths[1], bias[:] = 3, floats(5, 7)
+        self.assert_same(call(q, k, v), mha.attention(q, k, v, kv_lengths=lengths, score=mha.ScoreOptions(bias=bias)))
+        lengths[1] = 8
+        with self.assertRaises(mha.Error):
+            call(q, k, v)
+
+    def test_a_prepared_call_takes_what_it_was_prepared_for(self):
+        q = k = v = floats(2, 5, 4, 8)
+        call = mha.attention(q, k, v, prepare=True)
+        for arrays, sentence in (((q, k[:, :4], v), r"k is float32 \[2, 4, 4, 8\] with strides of .* bytes; this call was prepared for float32 \[2, 5, 4, 8\]"),
+                                 ((q, k, v.astype(np.float16)), "v is float16"), ((q.transpose(0, 2, 1, 3), k, v), "q is float32"),
+                                 ((np.asfortranarray(q), k, v), "q is float32"), ((q, k, [1]), "v is a list")):
+            with self.assertRaisesRegex(ValueError, sentence):
+                call(*arrays)
+        with self.assertRaisesRegex(TypeError, "takes 3 arrays, as it was prepared with; these are 2"):
+            call(q, k)
+        with self.assertRaisesRegex(ValueError, "output is float32"):
+            call(q, k, v, out=floats(2, 5, 4, 9))
+        locked = floats(2, 5, 4, 8)
+        locked.flags.writeable = False
+        with self.assertRaisesRegex(ValueError, "cannot be written to"):
+            call(q, k, v, out=locked)
+        cache = mha.KvCache(num_sequences=2, capacity=20, num_kv_heads=4, head_dim=8)
+        for options in {"want": ["attention_weights"]}, {"score": mha.ScoreOptions(bias=floats(5, 5))}:
+            with self.assertRaisesRegex(ValueError, "cannot be prepared: their extents change as the cache grows"):
+                mha.attention(q, k, v, cache=cache, **options, prepare=True)
+
     # ---- What is written about it
 
     def test_the_lines_of_the_readme_and_of_the_file_itself_run(self):

@@ -7,6 +7,8 @@ import threading
 
 import numpy as np
 
+from ._structs import _Error
+
 _rows_bf16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16)
 _rows = _rows_bf16[:2]
 _row_dtypes = dict(zip(("f32", "f16", "bf16"), _rows_bf16))
@@ -67,7 +69,7 @@ def _strides(array, name, may_repeat=False):
     """The strides of all axes but the last, in elements; all 0 stand for a contiguous array. That of an axis of one element, which may be
     anything, steps over the others; that of one that repeats the same elements is 0 to NumPy."""
     if array.flags.c_contiguous or 0 in array.shape:
-        return (0,) * (array.ndim - 1)
+        return _contiguous_strides[array.ndim]
     item = array.itemsize
     if array.ndim == 4 and (may_repeat or 1 not in array.shape):  # what queries, keys and values mostly are
         batch, row, head, step = array.strides
@@ -85,13 +87,22 @@ def _strides(array, name, may_repeat=False):
 
 def _place(array, name, may_repeat=False):
     """The address of an array, and its strides as _strides has them."""
+    if array.flags.c_contiguous:
+        return _first(array), _contiguous_strides[array.ndim]
+    strides = _strides(array, name, may_repeat)
+    return _first(array), strides
+
+
+def _first(array):
+    """The address of an array whose rows the library can step over: as array.ctypes.data, which takes a microsecond longer."""
     flags = array.flags
-    if flags.c_contiguous and flags.writeable and array.size:  # whose address is there in half the time
-        return ctypes.addressof(_byte.from_buffer(array)), _contiguous_strides[array.ndim]
-    return array.ctypes.data, _strides(array, name, may_repeat)
+    if flags.writeable and array.size:
+        return _address_of(_from_buffer(array if flags.c_contiguous else array[_first_row[array.ndim]]))
+    return array.ctypes.data
 
 
-_byte = ctypes.c_char
+_from_buffer, _address_of = ctypes.c_char.from_buffer, ctypes.addressof
+_first_row = [(0,) * max(dimensions - 1, 0) for dimensions in range(65)]
 _contiguous_strides = [(0,) * max(dimensions - 1, 0) for dimensions in range(65)]
 
 
@@ -128,10 +139,12 @@ def _buffer(array, name):
     return _contiguous(array, name, [np.uint8], (None,)), array.size
 
 
-class _Workspace(threading.local):
-    """What calls compute in, for each thread; it grows as needed."""
+class _Workspace:
+    """What calls compute in, which grows as needed. And where the library says what is wrong."""
 
     def __init__(self):
+        self.error = _Error()
+        self.at_error = ctypes.byref(self.error)
         self.grow(4096)
 
     def grow(self, bytes):
@@ -139,7 +152,12 @@ class _Workspace(threading.local):
         self.address = self.room.ctypes.data
 
 
-_workspace = _Workspace()
+class _OfThread(threading.local):
+    def __init__(self):
+        self.own = _Workspace()
+
+
+_workspace = _OfThread()
 
 
 def _output(out, shape, type="f32"):

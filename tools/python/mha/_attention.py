@@ -6,7 +6,7 @@ import numpy as np
 
 from ._arrays import _check, _named, _output, _place, _row_type, _row_types, _some, _strides
 from ._callbacks import _raising
-from ._calls import _appended, _info, _run, _set_norm, _set_sequences, _wanted
+from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._structs import _AttentionArgs, _Gate, _cache_read, _new, _packer, gates, instruction_set_names, types
 
 _pack, _size = _packer(_AttentionArgs, "window_right"), ctypes.sizeof(_AttentionArgs)
@@ -17,13 +17,13 @@ _q_shape = None, None, _some, _some
 def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, kv_start=None,
               cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right", norm=None, rope=None, score=None,
               cache=None, cache_sequences=None, cache_read=False, scheduler=None, instruction_set="auto", bf16=False, output_type="f32",
-              workspace=None, want=(), gate=None):
+              workspace=None, want=(), gate=None, prepare=False):
     """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
 
     q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
     of [batch, heads, n_q, head_dim]. Each may be float16, or with bf16=True bfloat16 (bits in uint16). With cache_read=True there are no k and v.
-    gate=("sigmoid", values) multiplies the context by a function of values [batch, n_q, heads, head_dim_v or 1]; or "softplus". All else is as in
-    Layer.forward.
+    gate=("sigmoid", values) multiplies the context by a function of values [batch, n_q, heads, head_dim_v or 1]; or "softplus". prepare=True
+    computes nothing and returns a Prepared call. All else is as in Layer.forward.
     """
     stored = _row_types(bf16)
     _check(q, "q", stored, _q_shape)
@@ -35,10 +35,13 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
             _check(k, "k", stored, (batch, None, _some, head_dim))
             _check(v, "v", stored, (*k.shape[:3], _some))
         _, n_kv, kv_heads, head_dim_v = v.shape
-    out = _output(out, (batch, n_q, heads, head_dim_v), output_type)
+    is_new, out = out is None, _output(out, (batch, n_q, heads, head_dim_v), output_type)
     args = _AttentionArgs()
     at_q, q_strides = _place(q, "q", True)
-    (at_k, k_strides), (at_v, v_strides) = (_nowhere, _nowhere) if k is None else (_place(k, "k", True), _place(v, "v", True))
+    if k is None:
+        (at_k, k_strides), (at_v, v_strides) = _nowhere, _nowhere
+    else:
+        (at_k, k_strides), (at_v, v_strides) = _place(k, "k", True), _place(v, "v", True)
     at_out, out_strides = _place(out, "output")
     _pack(args, 0, _size, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, at_q, at_k, at_v, at_out, _row_type(q), 0 if k is None else _row_type(k),
           0 if k is None else _row_type(v), _row_type(out), *q_strides, *k_strides, *v_strides, *out_strides, 0, scale, 0, 0)
@@ -48,17 +51,28 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
     appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
     alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
                            cache_sequences, scheduler, is_causal, n_q, n_kv, heads, appended_lengths)
-    alive.append(_set_norm(args, norm, heads, kv_heads, head_dim))
-    args.flags |= _cache_read if cache_read else 0
+    if norm is not None:
+        alive.append(_set_norm(args, norm, heads, kv_heads, head_dim))
+    if cache_read:
+        args.flags |= _cache_read
     if gate is not None:
         kind, values = gate
         _check(values, "gate", [np.float32], (batch, n_q, heads, _some))
         strides = zip(("batch_stride", "row_stride", "head_stride"), _strides(values, "gate"))
         gate_struct = _new(_Gate, kind=_named(gates, kind, "gate"), gate_dim=values.shape[3], values=values.ctypes.data, **dict(strides))
         args.gate = ctypes.addressof(gate_struct)
-    wanted, taps = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, appended_lengths)
-    with _raising(scheduler):
+        alive += gate_struct, values
+    wanted = taps = None
+    if want:
+        wanted, taps = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, appended_lengths)
+    if prepare:
+        _check_prepared(cache, score, want)
+        return Prepared("mha_attention", (), args, {"q": q, "k": k, "v": v}, out, is_new, workspace, (scheduler,), wanted, (alive, taps, cache))
+    if scheduler is None:
         _run("mha_attention", workspace, args)
+    else:
+        with _raising(scheduler):
+            _run("mha_attention", workspace, args)
     del alive, taps
     return (out, wanted) if want else out
 

@@ -7,11 +7,15 @@ import weakref
 
 import numpy as np
 
-from ._arrays import _buffer, _check, _contiguous, _describe, _dtypes, _named, _output, _row_type, _row_types, _strides, _writeable, aligned
+from ._arrays import (_buffer, _check, _contiguous, _describe, _dtypes, _named, _output, _place, _row_type, _row_types, _strides, _writeable, aligned)
 from ._callbacks import _Allocator, _Sgemm, _raising
-from ._calls import _appended, _info, _run, _set_norm, _set_sequences, _wanted
+from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._library import _call, _loaded
-from ._structs import _CallInfo, _Config, _ForwardArgs, _LinearArgs, _Options, _Weights, _cache_read, _new, gates, instruction_set_names, layouts, types
+from ._structs import (_CallInfo, _Config, _ForwardArgs, _LinearArgs, _Options, _Weights, _cache_read, _new, _packer, gates, instruction_set_names,
+                       layouts, types)
+
+_pack, _size = _packer(_ForwardArgs, "output_row_stride"), ctypes.sizeof(_ForwardArgs)
+_nowhere = 0, (0, 0)  # address and strides of no array
 
 
 class Layer:
@@ -67,7 +71,7 @@ class Layer:
     def forward(self, query, key=None, value=None, *, out=None, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None,
                 kv_start=None, cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right", norm=None,
                 rope=None, score=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None, bf16=False, output_type="f32",
-                workspace=None, want=()):
+                workspace=None, want=(), prepare=False):
         """y [batch, n, output_dim], from query [batch, n, query_dim]; without the batch, both are a single sequence.
 
         key=None is self-attention, value=None is key. All else has the names and meanings of mha_forward_args; padding is "right" or
@@ -77,9 +81,9 @@ class Layer:
         (see Chosen). want={"lse": array} has it written into an array that is there. Rows may have gaps between them; the elements of a row
         may not. Rows may be float16, or with bf16=True bfloat16 (bits in uint16), and so may y, as output_type says. out may be query. norm
         is a Norm, score a ScoreOptions. workspace is memory to compute in, an array of info(...)["workspace_bytes"] bytes or more; without
-        one, each thread keeps its own.
+        one, each thread keeps its own. prepare=True computes nothing and returns a Prepared call.
         """
-        is_single = isinstance(query, np.ndarray) and query.ndim == 2
+        is_single, arrays, is_new = isinstance(query, np.ndarray) and query.ndim == 2, (query, key, value), out is None
         if is_single:
             query, key, value, out = (a[None] if isinstance(a, np.ndarray) else a for a in (query, key, value, out))
         shape = self.shape
@@ -92,26 +96,33 @@ class Layer:
             _check(value, "value", [query.dtype], (batch, None if key is None else key.shape[1], shape["value_dim"]))
         n_kv = 0 if other is None else other.shape[1]
         out = _output(out, (batch, n_q, shape["output_dim"]), output_type)
-        args = _new(_ForwardArgs, batch=batch, n_q=n_q, n_kv=n_kv, input_type=_row_type(query), output_type=_row_type(out))
-        for name, array in ("query", query), ("key", key), ("value", value), ("output", out):
-            if array is not None:
-                setattr(args, name, array.ctypes.data)
-                batch_stride, row_stride = _strides(array, name, name != "output")
-                setattr(args, name + "_batch_stride", batch_stride), setattr(args, name + "_row_stride", row_stride)
+        args = _ForwardArgs()
+        at_query, query_strides = _place(query, "query", True)
+        at_key, key_strides = _nowhere if key is None else _place(key, "key", True)
+        at_value, value_strides = _nowhere if value is None else _place(value, "value", True)
+        at_output, output_strides = _place(out, "output")
+        _pack(args, 0, _size, batch, n_q, n_kv, at_query, at_key, at_value, at_output, _row_type(query), _row_type(out), *query_strides, *key_strides,
+              *value_strides, *output_strides)
         appended = 0 if cache_read else n_kv if other is not None else n_q
         places = kv_start, cu_seqlens_q, cu_seqlens_kv
         appended_lengths = None if cache_read else _appended(appended, q_lengths if other is None else kv_lengths, places)
         alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
                                cache_sequences, scheduler, is_causal, n_q, appended, shape["num_heads"], appended_lengths)
-        alive.append(_set_norm(args, norm, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"]))
-        args.flags |= _cache_read if cache_read else 0
+        if norm is not None:
+            alive.append(_set_norm(args, norm, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"]))
+        if cache_read:
+            args.flags |= _cache_read
         wanted, taps = _wanted(args, want, is_single, batch, n_q, appended, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"],
                                shape["head_dim_v"], cache, cache_sequences, appended_lengths)
+        single = out[0] if is_single else out
+        if prepare:
+            _check_prepared(cache, score, want)
+            return Prepared("mha_forward", (self._handle,), args, dict(zip(("query", "key", "value"), arrays)), single, is_new, workspace,
+                            (scheduler, self._sgemm), wanted, (self, alive, taps, cache))
         with _raising(scheduler, self._sgemm):
-            _run("mha_forward", workspace, self._handle, args)
+            _run("mha_forward", workspace, args, self._handle)
         del alive, taps
-        if is_single:
-            out = out[0]
+        out = single
         return (out, wanted) if want else out
 
     def info(self, n_q, n_kv=None, *, batch=1, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, kv_start=None,
@@ -163,7 +174,7 @@ class Linear:
                 setattr(args, name, array.ctypes.data), setattr(args, name + "_row_stride", _strides(array, name)[0])
         args.scheduler = ctypes.addressof(scheduler._struct) if scheduler is not None else None
         with _raising(scheduler, self.layer._sgemm):
-            _run("mha_linear", workspace, self.layer._handle, args)
+            _run("mha_linear", workspace, args, self.layer._handle)
         return out
 
     def info(self, rows, *, input_type="f32", output_type="f32", has_residual=False, scheduler=None):

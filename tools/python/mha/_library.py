@@ -90,7 +90,11 @@ def _call(name, *arguments):
     library, error = _library or _loaded(), _Error()
     status = getattr(library, name)(*[ctypes.addressof(a) if isinstance(a, _c_types) else a for a in arguments], ctypes.byref(error))
     if status:
-        raise Error(error.message.decode(), status, library.mha_status_string(status).decode(), error.argument)
+        raise _failure(error, status)
+
+
+def _failure(error, status):
+    return Error(error.message.decode(), status, _loaded().mha_status_string(status).decode(), error.argument)
 
 
 def version() -> int:
