@@ -33,7 +33,7 @@ from . import _openmp
 from ._arrays import aligned
 from ._cache import KvCache as _Cache
 from ._library import Error, _loaded
-from ._structs import _AttentionArgs, _ScoreOptions, _cache_read, _causal, _new, _window_left, _window_right
+from ._structs import _AttentionArgs, _ScoreOptions, _cache_read, _causal, _new, _packer, _window_left, _window_right
 from .torch._common import calls, neighbours, set_masks, strides_of, types
 
 _tested = "5.23"
@@ -292,7 +292,7 @@ class _CacheLayer(DynamicLayer):
 
     def takes(self, mask, has_bias):
         """Whether a call can have the cache itself: no padding was stored, and the columns of arrays are what was."""
-        if not isinstance(mask, Mask) or mask.kv_start is None:
+        if mask is None or mask.kv_start is None:
             return self.skipped is None
         if has_bias or mask.q_groups is not None or not torch.equal(mask.kv_start + mask.kv_lengths, torch.full_like(mask.kv_start, mask.shape[3])):
             return False
@@ -300,16 +300,9 @@ class _CacheLayer(DynamicLayer):
             self.skipped = torch.zeros_like(mask.kv_start)
         return self.skipped is not None and torch.equal(self.skipped, mask.kv_start.clamp(max=self.length))
 
-    def set(self, args, mask):
-        """Sets the cache of a call. Returns the rows that it appends, and how many of them, of each sequence, are padding that it leaves out."""
-        args.cache, args.kv_start, args.kv_lengths, padding = self.cache._handle, None, None, None
-        if self.pending is None:
-            args.flags |= _cache_read
-            return None, None, None
-        if self.skipped is not None:
-            padding = (mask.kv_start - self.length).clamp(0, self.pending[0].shape[2])
-            args.kv_start = padding.data_ptr()
-        return *self.pending, padding
+    def padding(self, mask):
+        """[batch]: how many of the pending rows of each sequence are padding, which is not stored; None where none ever was."""
+        return None if self.skipped is None else (mask.kv_start - self.length).clamp(0, self.pending[0].shape[2])
 
     def appended(self, padding=None):
         if padding is not None:
@@ -409,12 +402,64 @@ def _warn_once(sentence):
 
 
 def _attend(module, query, key, value, mask, scaling, dropout, position_bias, softcap, sinks, kwargs):
+    _check(module, query, key, value, mask, dropout, position_bias, sinks, kwargs)
+    (batch, heads, n_q, width), (key_batch, kv_heads, n_kv, _), width_v = query.shape, key.shape, value.shape[3]
+    batch = max(batch, key_batch)
+    output = torch.empty(batch, n_q, heads, width_v, dtype=query.dtype)
+    if output.numel() == 0 or n_kv == 0:
+        return output.zero_()
+    shape, layer = (batch, heads, n_q, n_kv), _layer_of(key, value)
+    if isinstance(mask, _Lazy) and not (mask.is_pristine and tuple(mask.shape) == (batch, 1, n_q, n_kv)):
+        mask = mask.dense()
+    structure = mask if isinstance(mask, Mask) else None
+    flags = left = right = at_start = at_kv_start = at_lengths = at_cache = at_score = 0
+    padding = score = alive = None
+    if structure is not None:
+        flags, left, right, at_start = structure.flags, structure.left, structure.right, structure.q_start.data_ptr()
+        if structure.kv_start is not None:
+            at_kv_start, at_lengths = structure.kv_start.data_ptr(), structure.kv_lengths.data_ptr()
+    if not (softcap is position_bias is sinks is None and (mask is None or structure is not None and structure.holes is structure.q_groups is None)):
+        score, alive = _score_options(mask, structure, position_bias, softcap, sinks, shape)
+        at_score = ctypes.addressof(score)
+    if layer is not None and layer.takes(structure, position_bias is not None):
+        at_cache, at_lengths, at_kv_start = layer.cache._handle, 0, 0
+        if layer.pending is None:
+            key, value, n_kv, flags = query, query, 0, flags | _cache_read  # which are not read
+        else:
+            (key, value), padding = layer.pending, layer.padding(structure)
+            n_kv, at_kv_start = key.shape[2], 0 if padding is None else padding.data_ptr()
+    elif type(key) is not torch.Tensor or type(value) is not torch.Tensor:
+        key, value, layer = *(tensor.dense() if isinstance(tensor, _Lazy) else tensor for tensor in (key, value)), None
+    query, at_q, *q_strides = _place(query, batch)
+    if n_kv:
+        key, at_k, *k_strides = _place(key, batch)
+        value, at_v, *v_strides = _place(value, batch)
+    else:
+        at_k = at_v = 0
+        k_strides = v_strides = (0, 0, 0)
+    args = _AttentionArgs()
+    _pack(args, 0, _size, batch, n_q, n_kv, heads, kv_heads, width, width_v, at_q, at_k, at_v, output.data_ptr(), types[query.dtype], types[key.dtype],
+          types[value.dtype], types[output.dtype], *q_strides, *k_strides, *v_strides, 0, 0, 0, flags, 0.0 if scaling is None else scaling or 1e-45,
+          left, right, at_score, 0, at_start, 0, at_lengths, at_kv_start, 0, 0, 0, 0, at_cache, 0, 0, 0, 0, _openmp.scheduler(torch.get_num_threads()))
+    _run(args)
+    if layer is not None:
+        layer.appended(padding)
+    del alive
+    return output
+
+
+_pack, _size = _packer(_AttentionArgs, "scheduler"), ctypes.sizeof(_AttentionArgs)
+
+
+def _check(module, query, key, value, mask, dropout, position_bias, sinks, kwargs):
+    """Raises _Refused for what mha does not serve."""
     tensors = query, key, value
-    for name, tensor in zip(("query", "key", "value"), tensors):
-        if tensor.device.type != "cpu":
-            raise _Refused(f"{name} lies on {tensor.device}; mha computes on CPUs")
-        if tensor.dtype not in types:
-            raise _Refused(f"{name} is {tensor.dtype}; mha takes float32, float16 and bfloat16")
+    if not (query.is_cpu and key.is_cpu and value.is_cpu and query.dtype in types and key.dtype in types and value.dtype in types):
+        for name, tensor in zip(("query", "key", "value"), tensors):
+            if tensor.device.type != "cpu":
+                raise _Refused(f"{name} lies on {tensor.device}; mha computes on CPUs")
+            if tensor.dtype not in types:
+                raise _Refused(f"{name} is {tensor.dtype}; mha takes float32, float16 and bfloat16")
     if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, mask, position_bias, sinks) if t is not None):
         raise _Refused("a tensor needs a gradient, and mha has none; torch.no_grad() says that none is wanted")
     if torch.compiler.is_compiling():
@@ -425,36 +470,6 @@ def _attend(module, query, key, value, mask, scaling, dropout, position_bias, so
         if kwargs.get(name) is not None:
             raise _Refused(f"mha does not know the argument {name!r}")
 
-    (batch, heads, n_q, width), (_, kv_heads, n_kv, _), width_v = query.shape, key.shape, value.shape[3]
-    batch = max(batch, key.shape[0])
-    args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=heads, num_kv_heads=kv_heads, head_dim=width, head_dim_v=width_v,
-                scale=0.0 if scaling is None else scaling or 1e-45)
-    output = torch.empty(batch, n_q, heads, width_v, dtype=query.dtype)
-    if output.numel() == 0 or n_kv == 0:
-        return output.zero_()
-    args.output, args.output_type = output.data_ptr(), types[output.dtype]
-    shape, score, layer = (batch, heads, n_q, n_kv), _new(_ScoreOptions), _layer_of(key, value)
-    if isinstance(mask, _Lazy) and not (mask.is_pristine and tuple(mask.shape) == (batch, 1, n_q, n_kv)):
-        mask = mask.dense()
-    alive = list(_set_mask(args, score, mask, position_bias, shape))
-    padding = None
-    if layer is not None and layer.takes(mask, position_bias is not None):
-        key, value, padding = layer.set(args, mask)
-        args.n_kv = 0 if key is None else key.shape[2]
-    else:
-        key, value, layer = *(t.dense() if isinstance(t, _Lazy) else t for t in (key, value)), None
-    alive += [_set_rows(args, name, tensor, batch) for name, tensor in zip("qkv", (query, key, value)) if tensor is not None]
-    if softcap is not None:
-        score.softcap = softcap
-    if sinks is not None:
-        alive.append(sinks.detach().reshape(heads).to(torch.float32).contiguous())
-        score.sinks = alive[-1].data_ptr()
-    args.score = ctypes.addressof(score)
-    _run(args)
-    if layer is not None:
-        layer.appended(padding)
-    return output
-
 
 def _layer_of(key, value):
     """The layer of the cache that has just these keys and values, if they are of one."""
@@ -463,38 +478,39 @@ def _layer_of(key, value):
     return None
 
 
-_rows = {name: (name, *(f"{name}_{field}" for field in ("type", "batch_stride", "head_stride", "row_stride"))) for name in "qkv"}
-
-
-def _set_rows(args, name, tensor, batch):
-    """Sets where the rows of [batch, heads, rows, width] lie; they are copied only if the elements of a row are not neighbours."""
-    width, strides = tensor.shape[3], tensor.stride()
-    if tensor.shape[0] != batch or strides[3] != 1 or min(strides[:3]) < width:  # which nearly none is
+def _place(tensor, batch):
+    """The rows of [batch, heads, rows, width], where they lie, and the strides of batch, row and head; they are copied only if the elements of a
+    row are not neighbours."""
+    of_batch, of_head, of_row, step = tensor.stride()
+    width = tensor.shape[3]
+    if step != 1 or of_batch < width or of_head < width or of_row < width or tensor.shape[0] != batch:  # which nearly none is
         tensor = neighbours(tensor.expand(batch, -1, -1, -1))
-        strides = strides_of(tensor)
-    for field, value in zip(_rows[name], (tensor.data_ptr(), types[tensor.dtype], *strides)):
-        setattr(args, field, value)
-    return tensor
+        of_batch, of_head, of_row = strides_of(tensor)
+    return tensor, tensor.data_ptr(), of_batch, of_row, of_head
 
 
-def _set_mask(args, score, mask, bias, shape):
-    """Sets the mask, as structure or as an array, and returns what has to live as long."""
-    pattern = None
-    if isinstance(mask, Mask):
-        args.flags, args.window_left, args.window_right, args.q_start = mask.flags, mask.left, mask.right, mask.q_start.data_ptr()
-        if mask.kv_start is not None:
-            args.kv_start, args.kv_lengths = mask.kv_start.data_ptr(), mask.kv_lengths.data_ptr()
-        if mask.q_groups is not None:
-            score.q_groups, score.kv_groups, score.groups = mask.q_groups.data_ptr(), mask.kv_groups.data_ptr(), mask.also
+def _score_options(mask, structure, bias, softcap, sinks, shape):
+    """The struct, and what it points to."""
+    score, pattern, alive = _new(_ScoreOptions), None, []
+    if structure is not None:
+        pattern = structure.holes
+        if structure.q_groups is not None:
+            score.q_groups, score.kv_groups, score.groups = structure.q_groups.data_ptr(), structure.kv_groups.data_ptr(), structure.also
             score.q_groups_stride, score.kv_groups_stride = shape[2], shape[3]
-        pattern = mask.holes
     elif mask is not None:
         mask = mask[..., :shape[3]]
         if mask.dtype == torch.bool:
             pattern = mask
         else:
             bias = mask if bias is None else bias + mask
-    return set_masks(score, pattern, bias, shape)
+    if pattern is not None or bias is not None:
+        alive += set_masks(score, pattern, bias, shape)
+    if softcap is not None:
+        score.softcap = softcap
+    if sinks is not None:
+        alive.append(sinks.detach().reshape(shape[1]).to(torch.float32).contiguous())
+        score.sinks = alive[-1].data_ptr()
+    return score, alive
 
 
 def _run(args):
