@@ -1,14 +1,17 @@
-// What `mha run` and `mha explain` add to a call: norms, windows, softcap, ALiBi, sinks, biases and masks, from options and from the
-// tensors of Qwen3, Gemma 3, OLMo 2 and gpt-oss. Outputs are those of the library's own call, bit for bit.
+// What `mha run` and `mha explain` add to a call: norms, rotations, what changes scores, masks, groups, packed sequences, padding, heads
+// left out and types of rows, from options and from the tensors of Qwen3, Gemma 3, OLMo 2 and gpt-oss. Outputs are those of the library's
+// own call, bit for bit.
 #include <gtest/gtest.h>
 #include <mha.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "command_layers.h"
@@ -22,8 +25,8 @@ const std::string kPrefix = kAbove + "self_attn.";
 
 // Tables for a whole head, and the rotation that has them.
 struct Rotation {
-  explicit Rotation(double base, int64_t dims, int64_t n, bool is_gpt_oss = false) : cos(n * dims / 2), sin(n * dims / 2) {
-    mha_rope_config config = {};
+  explicit Rotation(double base, int64_t dims, int64_t n, bool is_gpt_oss = false, mha_rope_config config = {})
+      : cos(n * dims / 2), sin(n * dims / 2) {
     config.struct_size = sizeof config;
     config.dims = dims;
     config.num_positions = n;
@@ -90,6 +93,7 @@ class Attention : public testing::Test {
     args.output = y.data();
     args.flags = p_.is_causal ? MHA_CAUSAL : 0;
     change(&args);
+    if (args.output_type != MHA_TYPE_F32) y.resize((y.size() + 1) / 2);
     mha_error error;
     size_t bytes = 0;
     EXPECT_EQ(mha_forward_workspace(layer.get(), &args, &bytes, &error), MHA_OK) << error.message;
@@ -99,9 +103,9 @@ class Attention : public testing::Test {
   }
 
   // Runs the layer that was written, at once and row by row, and expects these bits and a line with these words.
-  void ExpectBits(const std::vector<float> &expected, const std::string &words, const Arguments &more = {}) {
+  void ExpectBits(const std::vector<float> &expected, const std::string &words, const Arguments &more = {}, bool can_decode = true) {
     for (const bool is_decoding : {false, true}) {
-      if (is_decoding && !p_.is_causal) continue;
+      if (is_decoding && !(p_.is_causal && can_decode)) continue;
       Arguments arguments = RunArguments(folder_, p_, more);
       if (is_decoding) arguments.insert(arguments.end(), {"--decode", "--prompt", "3"});
       const Result result = Mha(arguments);
@@ -119,6 +123,17 @@ class Attention : public testing::Test {
   }
   std::string WriteMask(const std::vector<int64_t> &shape, const std::string &bytes, const std::string &descr = "'|b1'") {
     return folder_.Write("mask.npy", NpyWithHeader(NpyHeader(descr, "False", "(" + JoinExtents(shape) + ")"), bytes));
+  }
+
+  template <typename T>
+  std::string WriteNumbers(const std::string &name, const std::vector<int64_t> &shape, const std::vector<T> &numbers) {
+    const char *const descr = sizeof(T) == 8 ? "'<i8'" : sizeof(T) == 4 ? "'<i4'" : sizeof(T) == 2 ? "'<f2'" : "'|u1'";
+    const std::string bytes(reinterpret_cast<const char *>(numbers.data()), numbers.size() * sizeof(T));
+    const std::string extents = "(" + JoinExtents(shape) + (shape.size() == 1 ? ",)" : ")");
+    return folder_.Write(name, NpyWithHeader(NpyHeader(descr, "False", extents), bytes));
+  }
+  std::string WriteFloats(const std::string &name, const std::vector<int64_t> &shape, const std::vector<float> &values) {
+    return folder_.Write(name, Npy(shape, values));
   }
 
   Problem p_;
@@ -195,11 +210,15 @@ TEST_F(Attention, Gemma4HasANormOfValuesAndWeightsAsTheyAre) {
     WriteWithNorm(6, 6, /*is_gemma=*/true, mark);
     const Rotation rotation(10000, 6, p_.n_q);
     norm_.flags = MHA_NORM_VALUES;
-    ExpectBits(Expected([&](mha_forward_args *args) {
-                 args->norm = &norm_;
-                 args->rope = &rotation.rope;
-               }),
-               "normalised (RMS, epsilon 1e-06, values too), rotated (half, base 10000)");
+    for (const float scale : {0.0f, 0.25f}) {
+      p_.scale = scale == 0 ? 1 : scale;  // of which the family has 1
+      const std::string text = std::to_string(scale);
+      ExpectBits(Expected([&](mha_forward_args *args) {
+                   args->norm = &norm_;
+                   args->rope = &rotation.rope;
+                 }),
+                 "normalised (RMS, epsilon 1e-06, values too), rotated (half, base 10000)", {"--scale", text});
+    }
   }
 }
 
@@ -446,6 +465,343 @@ TEST_F(Attention, CrossAttentionHasAColumnForEachKey) {
                 {"bias.npy", "(7, 7)", "(7, 11)", "(4, 7, 11)"});
 }
 
+TEST_F(Attention, GroupsAreThoseOfAllSequencesOrOfEach) {
+  WritePlain();
+  const int64_t n = p_.n_q;
+  std::vector<int32_t> groups = {1, 1, 2, 2, 2, -1, -1, 3, 3, 3, 3, -7, 4, 4};
+  for (const bool is_for_each : {false, true}) {
+    score_.q_groups = score_.kv_groups = groups.data();
+    score_.q_groups_stride = score_.kv_groups_stride = is_for_each ? n : 0;
+    groups.resize(static_cast<size_t>(is_for_each ? 2 * n : n));
+    const std::vector<int64_t> shape = is_for_each ? std::vector<int64_t>{2, n} : std::vector<int64_t>{n};
+    const auto change = [&](mha_forward_args *args) { args->score = &score_; };
+    score_.groups = MHA_GROUPS_WITHIN;
+    ExpectBits(Expected(change), "within groups", {"--groups", WriteNumbers("groups.npy", shape, groups)});
+    score_.groups = MHA_GROUPS_ALSO;
+    const std::vector<int64_t> wide(groups.begin(), groups.end());
+    ExpectBits(Expected(change), "also within groups", {"--groups-also", "--groups", WriteNumbers("groups.npy", shape, wide)}, false);
+    groups.resize(14, 5);
+  }
+}
+
+TEST_F(Attention, KeysOfTheirOwnHaveGroupsOfTheirOwn) {
+  p_.is_causal = false;
+  p_.n_kv = 5;
+  Fill(&p_);
+  WritePlain();
+  WriteInput(folder_, p_);
+  const std::string key = WriteFloats("k.npy", {p_.batch, 5, p_.key_dim}, p_.key);
+  const std::vector<int32_t> groups = {0, 1, 2, 0, 1, 2, 9}, key_groups = {0, 0, 1, 2, 2};
+  score_.q_groups = groups.data();
+  score_.kv_groups = key_groups.data();
+  const std::string groups_file = WriteNumbers("groups.npy", {7}, groups);
+  ExpectBits(Expected([&](mha_forward_args *args) {
+               args->score = &score_;
+               args->n_kv = 5;
+               args->key = p_.key.data();
+             }),
+             "within groups", {"--key", key, "--groups", groups_file, "--key-groups", WriteNumbers("key_groups.npy", {5}, key_groups)});
+  ExpectRefusal(Mha(RunArguments(folder_, p_, {"--key", key, "--groups", groups_file})), {"--key-groups: is needed", "x.npy"});
+}
+
+TEST_F(Attention, RelativeBiasesComeByDistanceOrByBuckets) {
+  WritePlain();
+  const auto change = [&](mha_forward_args *args) { args->score = &score_; };
+  std::vector<float> table = Random(4 * 5);
+  score_.relative_bias = table.data();
+  score_.relative_left = score_.relative_right = 2;
+  const std::string file = WriteFloats("table.npy", {4, 5}, table);
+  ExpectBits(Expected(change), "relative bias", {"--relative-bias", file});
+  score_.relative_left = 4;
+  score_.relative_right = 0;
+  ExpectBits(Expected(change), "relative bias", {"--relative-bias", file, "--relative-left", "4"});
+  const std::vector<float> embedding = Random(8 * 4);
+  for (const bool is_causal : {true, false}) {
+    p_.is_causal = is_causal;
+    score_.relative_left = 200;
+    score_.relative_right = 200;
+    table.resize(4 * 401);
+    score_.relative_bias = table.data();
+    ASSERT_EQ(mha_t5_relative_bias(embedding.data(), 8, 128, is_causal ? 0 : 1, 4, 200, 200, table.data(), nullptr), MHA_OK);
+    ExpectBits(Expected(change), "relative bias (T5)", {"--t5-bias", WriteFloats("t5.npy", {8, 4}, embedding)});
+  }
+}
+
+TEST_F(Attention, QueriesAndHeadsHaveScales) {
+  WritePlain();
+  const int64_t n = p_.n_q;
+  const std::vector<float> q_scales = Random(2 * n), head_scales = {0.5f, 0, -2, 0};
+  score_.q_scales = q_scales.data();
+  const auto change = [&](mha_forward_args *args) { args->score = &score_; };
+  const std::vector<float> of_all(q_scales.begin(), q_scales.begin() + n);
+  ExpectBits(Expected(change), "query scales", {"--query-scales", WriteFloats("q.npy", {n}, of_all)});
+  score_.q_scales_stride = n;
+  ExpectBits(Expected(change), "query scales", {"--query-scales", WriteFloats("q.npy", {2, n}, q_scales)});
+  score_.q_scales = nullptr;
+  score_.q_scales_stride = 0;
+  score_.head_scales = head_scales.data();
+  ExpectBits(Expected(change), "head scales (2 heads left out)", {"--head-scales", WriteFloats("h.npy", {4}, head_scales)});
+}
+
+// With what a layer has for each head, and with slopes, which are those of all heads.
+TEST_F(Attention, HeadsThatAreNotKeptAreLeftOutForGood) {
+  const std::vector<float> sinks = Random(4);
+  std::vector<Stored> tensors = Llama();
+  tensors.push_back(Store(kPrefix + "sinks", {4}, sinks));
+  WriteLayer(folder_, tensors);
+  const std::vector<uint8_t> kept = {0, 1, 0, 1};
+  const std::vector<float> kept_sinks = {sinks[1], sinks[3]};
+  std::vector<float> slopes(4);
+  ASSERT_EQ(mha_alibi_slopes(4, slopes.data(), nullptr), MHA_OK);
+  const std::vector<float> kept_slopes = {slopes[1], slopes[3]}, head_scales = {0, 1, 0, 1};
+  score_.sinks = sinks.data();
+  score_.alibi_slopes = slopes.data();
+  score_.head_scales = head_scales.data();
+  const std::vector<float> expected = Expected([&](mha_forward_args *args) { args->score = &score_; });
+  const std::string file = WriteNumbers("kept.npy", {4}, kept);
+  const Arguments more = {"--no-rope", "--alibi", "--kept-heads", file};
+  const Result result = Mha(RunArguments(folder_, p_, more));
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(result.err.find("2 heads of 6, ALiBi, sinks, "), std::string::npos) << result.err;
+  std::vector<float> y;
+  ExpectNpy(folder_ / "y.npy", {p_.batch, p_.n_q, p_.output_dim}, &y);
+  EXPECT_EQ(BytesOf(y), BytesOf(expected));
+
+  WritePlain();
+  score_ = {};
+  score_.struct_size = sizeof score_;
+  score_.head_scales = head_scales.data();
+  const Result packed = Mha({"pack", "--weights", folder_ / "layer.safetensors", "--heads", "4", "--kept-heads", file, "--output",
+                             folder_ / "layer.mha"});
+  ASSERT_EQ(packed.status, 0) << packed.err;
+  EXPECT_NE(packed.err.find("without 2 heads, "), std::string::npos) << packed.err;
+  const Arguments run = {"run",      "--packed", folder_ / "layer.mha", "--input", folder_ / "x.npy",
+                         "--output", folder_ / "y.npy", "--causal"};
+  ASSERT_EQ(Mha(run).status, 0);
+  ExpectNpy(folder_ / "y.npy", {p_.batch, p_.n_q, p_.output_dim}, &y);
+  EXPECT_EQ(BytesOf(y), BytesOf(Expected([&](mha_forward_args *args) { args->score = &score_; })));
+
+  const auto refused = [&](const Arguments &options, const std::vector<std::string> &words) {
+    ExpectRefusal(Mha(RunArguments(folder_, p_, options)), words);
+  };
+  refused({"--kept-heads", WriteNumbers("kept.npy", {3}, std::vector<uint8_t>(3, 1))}, {"kept.npy", "(3,)", "(4,)", "each head stays"});
+  refused({"--kept-heads", WriteNumbers("kept.npy", {4}, std::vector<uint8_t>{1, 1, 1, 0})}, {"layer.safetensors", "kept_heads"});
+  WriteWithNorm(24, 12);
+  refused({"--kept-heads", WriteNumbers("kept.npy", {4}, kept)}, {"--kept-heads: ", "q_norm.weight", "all heads"});
+  Arguments both = run;
+  both.insert(both.end(), {"--kept-heads", file});
+  ExpectRefusal(Mha(both), {"--packed", "--kept-heads"});
+}
+
+TEST_F(Attention, RotationsAreScaledAsConfigJsonSays) {
+  WritePlain();
+  const double factors[] = {1.5, 2, 4};
+  struct Kind {
+    std::string json, words;
+    std::function<void(mha_rope_config *)> set;
+    double base = 10000;
+    int64_t dims = 6;
+  };
+  const std::string length = R"("original_max_position_embeddings": 4, )";
+  const Kind kinds[] = {
+      {R"({"rope_type": "default", "rope_theta": 500})", "base 500", [](mha_rope_config *) {}, 500},
+      {R"({"type": "linear", "factor": 8.0})", "base 10000, linear by 8", [](mha_rope_config *c) { c->linear_factor = 8; }},
+      {"{" + length + R"("rope_type": "llama3", "factor": 8, "low_freq_factor": 0.5, "high_freq_factor": 3})", "base 10000, Llama 3 by 8",
+       [](mha_rope_config *c) {
+         c->llama3_factor = 8;
+         c->llama3_low_freq_factor = 0.5;
+         c->llama3_high_freq_factor = 3;
+         c->original_positions = 4;
+       }},
+      {"{" + length + R"("type": "yarn", "factor": 4, "beta_fast": 1, "beta_slow": 0.25, "truncate": false, "attention_factor": null})",
+       "base 10000, YaRN by 4",
+       [](mha_rope_config *c) {
+         c->yarn_factor = 4;
+         c->yarn_beta_fast = 1;
+         c->yarn_beta_slow = 0.25;
+         c->yarn_unrounded = 1;
+         c->original_positions = 4;
+       }},
+      {"{" + length + R"("rope_type": "yarn", "factor": 4, "mscale": 0.707, "mscale_all_dim": 0.5})", "base 10000, YaRN by 4",
+       [](mha_rope_config *c) {
+         c->yarn_factor = 4;
+         c->attention_factor = (0.1 * std::log(4.0) * 0.707 + 1) / (0.1 * std::log(4.0) * 0.5 + 1);
+         c->original_positions = 4;
+       }},
+      {"{" + length + R"("rope_type": "longrope", "factor": 16, "short_factor": [1, 1, 1], "long_factor": [1.5, 2, 4]})",
+       "base 10000, LongRoPE, long_factor",
+       [&](mha_rope_config *c) {
+         c->pair_factors = factors;
+         c->attention_factor = std::sqrt(1 + std::log(16.0) / std::log(4.0));
+       }},
+      {R"({"rope_type": "longrope", "original_max_position_embeddings": 7, "attention_factor": 1.25, "short_factor": [1.5, 2, 4]})",
+       "base 10000, LongRoPE, short_factor",
+       [&](mha_rope_config *c) {
+         c->pair_factors = factors;
+         c->attention_factor = 1.25;
+       }},
+      {"{" + length + R"("rope_type": "dynamic", "factor": 2, "rope_theta": 99, "partial_rotary_factor": 0.67})",
+       "base 99, dynamic NTK by 2, 4 elements",
+       [](mha_rope_config *c) {
+         c->ntk_factor = 2;
+         c->ntk_positions = 7;
+         c->original_positions = 4;
+       },
+       99, 4},
+  };
+  for (const Kind &kind : kinds) {
+    mha_rope_config config = {};
+    kind.set(&config);
+    Rotation rotation(kind.base, kind.dims, p_.n_q, false, config);
+    rotation.rope.dims = kind.dims;
+    ExpectBits(Expected([&](mha_forward_args *args) { args->rope = &rotation.rope; }), "rotated (half, " + kind.words + ")",
+               {"--rope-scaling", kind.json});
+  }
+  const std::pair<std::string, std::vector<std::string>> bad[] = {
+      {"llama3", {"a JSON object", "not 'llama3'"}},
+      {R"({"rope_type": "ntk"})", {"linear, yarn, llama3", "ntk"}},
+      {R"({"rope_type": 3})", {"linear, yarn, llama3", "'3'"}},
+      {R"({"rope_type": "linear"})", {"'factor' is needed"}},
+      {R"({"rope_type": "linear", "factor": "8"})", {"'factor' is not a number"}},
+      {R"({"rope_type": "linear", "factor": 8, "beta_fast": 32})", {"'beta_fast'", "'linear'"}},
+      {R"({"rope_type": "linear", "factor": 0.5})", {"--rope-scaling: ", "linear_factor"}},
+      {R"({"rope_type": "yarn", "factor": 4})", {"'original_max_position_embeddings' is needed"}},
+      {R"({"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 1e30})", {"from 1 to 2^31 - 1"}},
+      {"{" + length + R"("rope_type": "longrope", "factor": 2})", {"'long_factor' is needed"}},
+      {"{" + length + R"("rope_type": "longrope", "factor": 2, "long_factor": [1, 2]})", {"2 factors", "3 pairs"}},
+      {"{" + length + R"("rope_type": "longrope", "long_factor": [1, 2, 3]})", {"factor", "max_position_embeddings"}},
+      {R"({"rope_type": "default", "partial_rotary_factor": 2})", {"--rope-scaling: 12 elements", "a head has 6"}},
+  };
+  for (const auto &[json, words] : bad) {
+    std::vector<std::string> all = words;
+    all.push_back("mha: --rope-scaling: ");
+    ExpectRefusal(Mha(RunArguments(folder_, p_, {"--rope-scaling", json})), all);
+  }
+}
+
+TEST_F(Attention, PackedSequencesDoNotSeeEachOther) {
+  p_.batch = 1;
+  Fill(&p_);
+  WriteInput(folder_, p_);
+  WritePlain();
+  const Rotation rotation(10000, 6, p_.n_q);
+  const std::vector<int64_t> starts = {0, 3, 3, 7}, key_starts = {0, 4, 5, 9};
+  const std::string file = WriteNumbers("starts.npy", {4}, starts);
+  const auto change = [&](mha_forward_args *args) {
+    args->batch = 3;
+    args->cu_seqlens_q = starts.data();
+    args->rope = &rotation.rope;
+  };
+  ExpectBits(Expected(change), "rotated (half, base 10000), 3 packed sequences", {"--cu-seqlens", file, "--rope-base", "10000"}, false);
+  const auto refused = [&](const Arguments &options, const std::vector<std::string> &words) {
+    ExpectRefusal(Mha(RunArguments(folder_, p_, options)), words);
+  };
+  refused({"--cu-seqlens", file, "--key-cu-seqlens", file}, {"--key-cu-seqlens: ", "x.npy", "--key"});
+  refused({"--cu-seqlens", WriteNumbers("bad.npy", {3}, std::vector<int32_t>{0, 5, 4})}, {"x.npy", "cu_seqlens_q"});
+  refused({"--cu-seqlens", WriteNumbers("bad.npy", {2}, std::vector<int32_t>{0, 8})}, {"x.npy", "cu_seqlens_q"});
+  refused({"--cu-seqlens", WriteNumbers("bad.npy", {1, 2}, std::vector<int32_t>{0, 7})}, {"bad.npy", "(1, 2)", "(count + 1,)"});
+  refused({"--cu-seqlens", file, "--decode"}, {"--decode: ", "--cu-seqlens"});
+  p_.n_kv = 9;
+  p_.batch = 1;
+  Fill(&p_);
+  WriteInput(folder_, p_);
+  WritePlain();
+  const std::string key = WriteFloats("k.npy", {1, 9, p_.key_dim}, p_.key), key_file = WriteNumbers("key_starts.npy", {4}, key_starts);
+  ExpectBits(Expected([&](mha_forward_args *args) {
+               change(args);
+               args->rope = nullptr;
+               args->key = p_.key.data();
+               args->n_kv = 9;
+               args->cu_seqlens_kv = key_starts.data();
+             }),
+             "3 packed sequences", {"--cu-seqlens", file, "--key", key, "--key-cu-seqlens", key_file}, false);
+  refused({"--key", key, "--key-cu-seqlens", key_file}, {"--key-cu-seqlens: goes with --cu-seqlens"});
+  refused({"--cu-seqlens", WriteNumbers("bad.npy", {2}, std::vector<int32_t>{0, 7}), "--key", key, "--key-cu-seqlens", key_file},
+          {"key_starts.npy: has 4 numbers", "has 2"});
+  p_.batch = 2;
+  Fill(&p_);
+  WriteInput(folder_, p_);
+  refused({"--cu-seqlens", file}, {"mha: --cu-seqlens: ", "(2, 7, 24)", "(n, width)"});
+}
+
+TEST_F(Attention, PaddingIsOnEitherSideOfEachSequence) {
+  WritePlain();
+  const std::vector<int64_t> lengths = {4, 5}, starts = {3, 1};
+  const std::string of_lengths = WriteNumbers("lengths.npy", {2}, lengths), of_starts = WriteNumbers("starts.npy", {2}, starts);
+  ExpectBits(Expected([&](mha_forward_args *args) { args->q_lengths = lengths.data(); }), "padding", {"--lengths", of_lengths}, false);
+  ExpectBits(Expected([&](mha_forward_args *args) { args->kv_start = starts.data(); }), "padding", {"--starts", of_starts}, false);
+  ExpectBits(Expected([&](mha_forward_args *args) {
+               args->q_lengths = lengths.data();
+               args->kv_start = starts.data();
+             }),
+             "padding", {"--lengths", of_lengths, "--starts", of_starts}, false);
+  p_.is_causal = false;
+  const std::string key = WriteFloats("k.npy", {2, 7, p_.key_dim}, p_.key);
+  ExpectBits(Expected([&](mha_forward_args *args) {
+               args->key = p_.key.data();
+               args->n_kv = 7;
+               args->kv_lengths = lengths.data();
+             }),
+             "padding", {"--key", key, "--key-lengths", of_lengths});
+  const auto refused = [&](const Arguments &options, const std::vector<std::string> &words) {
+    ExpectRefusal(Mha(RunArguments(folder_, p_, options)), words);
+  };
+  refused({"--lengths", WriteNumbers("bad.npy", {2}, std::vector<int64_t>{4, 8})}, {"x.npy", "q_lengths[1]"});
+  refused({"--lengths", WriteNumbers("bad.npy", {3}, std::vector<int64_t>{4, 4, 4})}, {"bad.npy", "(3,)", "(2,)", "each sequence"});
+  refused({"--lengths", WriteFloats("bad.npy", {2}, {4, 4})}, {"bad.npy", "'<f4'", "int32 or int64"});
+  refused({"--key-lengths", of_lengths}, {"--key-lengths: ", "--key"});
+  p_.is_causal = true;
+  refused({"--decode", "--lengths", of_lengths}, {"--decode: ", "--lengths"});
+  refused({"--decode", "--starts", of_starts}, {"--decode: ", "--starts"});
+}
+
+TEST_F(Attention, RowsBiasesAndResultsMayHave16Bits) {
+  WritePlain();
+  const auto bits_of = [](const std::vector<float> &values, support::Storage type) {
+    std::vector<uint16_t> bits;
+    for (const float value : values) bits.push_back(support::BitsIn16(type, value));
+    return bits;
+  };
+  const struct {
+    support::Storage type;
+    uint32_t number;
+    std::string name, descr;
+  } types[] = {{support::Storage::kF16, MHA_TYPE_F16, "f16", "'<f2'"}, {support::Storage::kBf16, MHA_TYPE_BF16, "bf16", "'<V2'"}};
+  for (const auto &type : types) {
+    const std::vector<uint16_t> x = bits_of(p_.query, type.type), bias = bits_of(Random(49), support::Storage::kF16);
+    const std::string header = NpyHeader(type.descr, "False", "(2, 7, 24)");
+    folder_.Write("x.npy", NpyWithHeader(header, std::string(reinterpret_cast<const char *>(x.data()), 2 * x.size())));
+    score_.bias = bias.data();
+    score_.bias_type = MHA_TYPE_F16;
+    score_.bias_row_stride = 7;
+    for (const bool is_short : {false, true}) {
+      const std::vector<float> expected = Expected([&](mha_forward_args *args) {
+        args->query = x.data();
+        args->input_type = type.number;
+        args->output_type = is_short ? type.number : MHA_TYPE_F32;
+        args->score = &score_;
+      });
+      const Arguments options = {"--bias", WriteNumbers("bias.npy", {7, 7}, bias), "--output-type", is_short ? type.name : "f32"};
+      if (!is_short) {
+        ExpectBits(expected, "bias", options);
+        continue;
+      }
+      for (const bool is_decoding : {false, true}) {
+        Arguments arguments = RunArguments(folder_, p_, options);
+        if (is_decoding) arguments.push_back("--decode");
+        ASSERT_EQ(Mha(arguments).status, 0);
+        EXPECT_EQ(ReadFile(folder_ / "y.npy"), NpyWithHeader(header, BytesOf(expected)));
+      }
+    }
+  }
+  WriteInput(folder_, p_);
+  const auto refused = [&](const Arguments &options, const std::vector<std::string> &words) {
+    ExpectRefusal(Mha(RunArguments(folder_, p_, options)), words);
+  };
+  refused({"--output-type", "int8"}, {"mha: --output-type: f32, f16 or bf16 is expected, not 'int8'\n"});
+  refused({"--key", WriteNumbers("k.npy", {2, 7, 24}, std::vector<uint16_t>(2 * 7 * 24))}, {"k.npy", "another type", "x.npy"});
+}
+
 TEST_F(Attention, PackedLayersTakeTheOptionsToo) {
   WritePlain();
   ASSERT_EQ(Mha({"pack", "--weights", folder_ / "layer.safetensors", "--heads", "4", "--output", folder_ / "layer.mha"}).status, 0);
@@ -473,6 +829,26 @@ TEST_F(Attention, OptionsThatMakeNoSenseAreRefused) {
     refused({"--softcap", bad}, {"mha: --softcap: a positive number is expected, not '" + bad + "'\n"});
     refused({"--norm", "rms", "--norm-epsilon", bad}, {"mha: --norm-epsilon: a positive number is expected, not '" + bad + "'\n"});
   }
+  const auto halves = [&](const std::vector<int64_t> &shape) { return WriteNumbers("h.npy", shape, std::vector<uint16_t>(4)); };
+  for (const std::string option : {"--sinks", "--relative-bias", "--t5-bias", "--query-scales", "--head-scales"}) {
+    refused({option, halves({4})}, {"h.npy: holds float16; float32"});
+    refused({option, WriteFloats("f.npy", {3, 3}, Random(9))}, {"f.npy", "(3, 3)"});
+  }
+  for (const std::string option : {"--groups", "--lengths", "--starts"}) refused({option, halves({4})}, {"int32 or int64"});
+  refused({"--groups", WriteNumbers("g.npy", {6}, std::vector<int32_t>(6))}, {"g.npy", "(6,)", "(7,) or (2, 7) is expected"});
+  refused({"--groups", WriteNumbers("g.npy", {7}, std::vector<int64_t>(7, int64_t{1} << 31))}, {"g.npy", "2147483648", "32 bits"});
+  refused({"--groups-also"}, {"mha: --groups-also: goes with --groups"});
+  const std::string groups = WriteNumbers("g.npy", {7}, std::vector<int32_t>(7));
+  refused({"--key-groups", groups}, {"mha: --key-groups: goes with --key and --groups"});
+  refused({"--groups", groups, "--key-groups", groups}, {"mha: --key-groups: goes with --key and --groups"});
+  refused({"--groups", groups, "--groups-also", "--decode"}, {"--decode: ", "--groups-also"});
+  const std::string table = WriteFloats("t.npy", {4, 6}, Random(24));
+  refused({"--relative-bias", table}, {"t.npy", "even number of distances, 6", "--relative-left"});
+  refused({"--relative-bias", table, "--relative-left", "6"}, {"--relative-left: ", "t.npy", "6 distances"});
+  refused({"--relative-bias", table, "--t5-bias", table}, {"--t5-bias: can't be combined with --relative-bias"});
+  refused({"--relative-left", "6"}, {"--relative-left: is about --relative-bias"});
+  refused({"--t5-bias", WriteFloats("t5.npy", {1, 4}, Random(4))}, {"t5.npy", "num_buckets"});
+  refused({"--head-scales", WriteFloats("s.npy", {4}, {1, 2, 3, std::numeric_limits<float>::infinity()})}, {"head_scales[3]"});
   refused({"--norm", "batch"}, {"mha: --norm: rms or layer is expected, not 'batch'\n"});
   refused({"--norm-epsilon", "1e-5"}, {"mha: --norm-epsilon: ", "no weights", "--norm is not given"});
   refused({"--norm-after-rope"}, {"mha: --norm-after-rope: ", "--norm is not given"});
@@ -493,7 +869,8 @@ TEST_F(Attention, FilesOfOptionsAreNeverWrittenOver) {
   WritePlain();
   const std::string sinks = folder_.Write("sinks.npy", Npy({4}, Random(4))), before = ReadFile(sinks);
   const std::string weights = folder_ / "layer.safetensors", x = folder_ / "x.npy";
-  for (const std::string option : {"--sinks", "--bias", "--mask"}) {
+  for (const std::string option :
+       {"--sinks", "--bias", "--mask", "--relative-bias", "--t5-bias", "--query-scales", "--head-scales", "--groups", "--cu-seqlens"}) {
     const Arguments inputs = {"--weights", weights, "--heads", "4", "--input", x, option, sinks};
     for (const Arguments &command : {Arguments{"run", "--output", sinks}, {"explain", "--html", sinks}}) {
       Arguments arguments = command;
@@ -631,6 +1008,59 @@ TEST_F(ExplainAttention, ShowsWhatChangesScoresAndMasks) {
   html.insert(html.end(), {"--html", folder_ / "page.html"});
   Explain(html);
   ExpectWords(ReadFile(folder_ / "page.html"), {"sum to less than 1, for its sink has the rest", "1.5 * tanh(s / 1.5)"});
+}
+
+TEST_F(ExplainAttention, ShowsScalesGroupsAndPackedSequences) {
+  p_.batch = 1;
+  p_.is_causal = false;
+  Fill(&p_);
+  WriteInput(folder_, p_);
+  WritePlain();
+  const Rotation rotation(10000, 6, p_.n_q);
+  const std::vector<float> table = Random(4 * 3), q_scales = Random(7), head_scales = {2, 0, -1, 0.5f};
+  const std::vector<int32_t> groups = {1, 1, 2, 2, 2, 2, 1};
+  const std::vector<int64_t> starts = {0, 4, 7};
+  score_.relative_bias = table.data();
+  score_.relative_left = score_.relative_right = 1;
+  score_.q_scales = q_scales.data();
+  score_.head_scales = head_scales.data();
+  score_.q_groups = score_.kv_groups = groups.data();
+  std::vector<float> scores(4 * 49), masked(4 * 49), weights(4 * 49), context(7 * 24);
+  mha_taps taps = {};
+  taps.struct_size = sizeof taps;
+  taps.scores = scores.data();
+  taps.masked_scores = masked.data();
+  taps.context = context.data();
+  const std::vector<float> y = Expected([&](mha_forward_args *args) {
+    args->batch = 2;
+    args->cu_seqlens_q = starts.data();
+    args->rope = &rotation.rope;
+    args->score = &score_;
+    args->taps = &taps;
+    args->attention_weights = weights.data();
+    args->flags = MHA_CAUSAL;
+  });
+  const Arguments options = {"--rope-base", "10000", "--relative-bias", WriteFloats("t.npy", {4, 3}, table),
+                             "--query-scales", WriteFloats("q.npy", {7}, q_scales), "--head-scales", WriteFloats("h.npy", {4}, head_scales),
+                             "--groups", WriteNumbers("g.npy", {7}, groups), "--cu-seqlens", WriteNumbers("s.npy", {3}, starts)};
+  const std::string out = Explain(options);
+  ExpectWords(out, {"relative bias, within groups, query scales, head scales (1 head left", "2 packed sequences."});
+  ExpectWords(StepOf(out, "5b"), {"queries scaled", Printed(q_scales.data(), 2)});
+  ExpectWords(StepOf(out, "8b"), {"relative bias of j - i, from -1 to 1", "Packed: no token sees those of another sequence.",
+                                  "Groups: none sees those of another group.", Printed(table.data() + 3, 3)});
+  ExpectWords(StepOf(out, "9"), {"times the scale of the head", Printed(head_scales.data(), 2)});
+  for (const int64_t row : {0, 1, 6}) {
+    ExpectWords(StepOf(out, "11"), {Printed(context.data() + row * 24, 2)});
+    ExpectWords(StepOf(out, "12"), {Printed(y.data() + row * 24, 2)});
+  }
+  for (const int64_t head : {0, 3}) {  // of the second sequence: behind the keys of the first
+    const float *const row = scores.data() + head * 49 + 6 * 7, *const of_weights = weights.data() + head * 49 + 6 * 7;
+    ExpectWords(StepOf(out, "7"), {Printed(row + 5, 2)});
+    ExpectWords(StepOf(out, "8c"), {Printed(of_weights + 5, 2)});
+  }
+  std::vector<std::string> also = options;
+  also.push_back("--groups-also");
+  ExpectWords(StepOf(Explain(also), "8b"), {"Groups: but those of a group see each other."});
 }
 
 TEST_F(ExplainAttention, ShowsGatesAndNormalisedValues) {

@@ -88,7 +88,8 @@ TEST_F(BadInput, ArraysOfAnotherKind) {
     return NpyWithHeader(NpyHeader(descr, order, shape), std::string(bytes, '\0'));
   };
   ExpectNpyRefused(of("'<f8'", "False", "(3, 7, 24)", 4032), {"float64", "float32", "astype"});
-  ExpectNpyRefused(of("'<f2'", "False", "(3, 7, 24)", 1008), {"float16", "float32", "astype"});
+  ExpectNpyRefused(of("'<i2'", "False", "(3, 7, 24)", 1008), {"'<i2'", "float32", "float16 or bfloat16", "astype"});
+  ExpectNpyRefused(of("'<f2'", "False", "(3, 7, 24)", 1007), {"1007 bytes", "float16", "1008"});
   ExpectNpyRefused(of("'>f4'", "False", "(3, 7, 24)", 2016), {"big-endian"});
   ExpectNpyRefused(of("'<i4'", "False", "(3, 7, 24)", 2016), {"<i4", "float32"});
   ExpectNpyRefused(of("[('a', '<f4'), ('b', '<f4')]", "False", "(3, 7, 12)", 2016), {"structured"});

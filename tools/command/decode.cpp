@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <iterator>
 #include <memory>
 #include <optional>
 
@@ -13,14 +12,6 @@
 
 namespace command {
 namespace {
-
-// By their MHA_TYPE_*.
-constexpr const char *kCacheTypes[] = {"f32", "f16", "bf16", "int8"};
-
-uint32_t cache_type_of(const std::string &name) {
-  const auto found = std::find(std::begin(kCacheTypes), std::end(kCacheTypes), name);
-  return found == std::end(kCacheTypes) ? MHA_TYPE_F32 : static_cast<uint32_t>(found - std::begin(kCacheTypes));
-}
 
 // An empty cache for as many positions of each sequence as there are rows, in memory of its own.
 class Cache {
@@ -86,17 +77,14 @@ class Decoder {
   // *score is for the arguments to point to.
   mha_forward_args arguments(int64_t row, int64_t count, mha_score_options *score) const {
     const CallInputs &inputs = work_.inputs;
-    const int64_t width = inputs.query.width(), output_width = work_.layer.shape().output_dim;
     mha_forward_args args = work_.arguments(0, inputs.batch(), score);
     args.n_q = count;
-    args.query = static_cast<const float *>(args.query) + row * width;
-    args.query_batch_stride = inputs.n_q() * width;
-    args.output = static_cast<float *>(args.output) + row * output_width;
-    args.output_batch_stride = inputs.n_q() * output_width;
+    args.query = inputs.query.from(row * inputs.query.width());
+    args.query_batch_stride = inputs.n_q() * inputs.query.width();
+    args.output = work_.output_row(row);
+    args.output_batch_stride = inputs.n_q() * work_.layer.shape().output_dim;
     args.cache = cache_;
-    // Bias and mask have all rows, and in each the columns of all positions.
-    if (score->bias != nullptr) score->bias = static_cast<const float *>(score->bias) + row * score->bias_row_stride;
-    if (score->mask != nullptr) score->mask += row * score->mask_row_stride;
+    work_.options.move_to_row(row, score);
     return args;
   }
 
@@ -110,7 +98,8 @@ class Decoder {
 
 mha_forward_args Work::arguments(int64_t first, int64_t count, mha_score_options *score) const {
   mha_forward_args args = inputs.arguments(first, count);
-  args.output = output + first * inputs.n_q() * layer.shape().output_dim;
+  args.output = output_row(first * inputs.n_q());
+  args.output_type = output_type;
   args.scheduler = scheduler.num_threads > 1 ? &scheduler : nullptr;
   options.add_to(&args, first, score);
   return args;
@@ -123,17 +112,13 @@ void add_decode_options(CLI::App *app, DecodeOptions *options) {
       ->type_name("N")
       ->check(whole_number())
       ->group(kComputation);
-  const auto is_type = [](std::string &text) -> std::string {
-    if (std::find(std::begin(kCacheTypes), std::end(kCacheTypes), text) != std::end(kCacheTypes)) return "";
-    return "f32, f16, bf16 or int8 is expected, not " + in_quotes(text);
-  };
   app->add_option("--cache-type", options->cache_type, "How the cache of --decode keeps keys and values: f32 (default), f16, bf16 or int8")
       ->type_name("NAME")
-      ->check(CLI::Validator(is_type, ""))
+      ->check(type_name(MHA_TYPE_INT8))
       ->group(kComputation);
 }
 
-void check_decode_options(const DecodeOptions &options, const InputOptions &inputs) {
+void check_decode_options(const DecodeOptions &options, const InputOptions &inputs, const AttentionOptions &attention) {
   if (!options.is_wanted) {
     const char *const name = options.prompt != 0 ? "--prompt" : !options.cache_type.empty() ? "--cache-type" : nullptr;
     if (name != nullptr) fail(name, ": is an option of --decode, which is not given");
@@ -142,6 +127,12 @@ void check_decode_options(const DecodeOptions &options, const InputOptions &inpu
   if (!inputs.is_causal) fail("--decode: a row that is fed knows none of those after it; give --causal too");
   const char *const other = !inputs.key.empty() ? "--key" : !inputs.value.empty() ? "--value" : nullptr;
   if (other != nullptr) fail("--decode: keys and values are made of the rows that are fed; leave out ", other);
+  if (attention.adds_groups) fail("--decode: a row that is fed can't see later ones of its group; leave out --groups-also");
+  const char *const of_rows = !attention.cu_seqlens.empty() ? "--cu-seqlens"
+                              : !attention.lengths.empty() ? "--lengths"
+                              : !attention.starts.empty()  ? "--starts"
+                                                           : nullptr;
+  if (of_rows != nullptr) fail("--decode: feeds all rows of all sequences; leave out ", of_rows);
 }
 
 std::string decode(const DecodeOptions &options, const Work &work, bool is_measured, Progress *progress) {
@@ -150,7 +141,7 @@ std::string decode(const DecodeOptions &options, const Work &work, bool is_measu
   if (rows == 0 || sequences == 0) return "no rows";
   if (prompt > rows) fail("--prompt: ", prompt, " rows are more than the ", rows, " of ", inputs.query.name);
 
-  const Cache cache(work.layer.shape(), inputs, cache_type_of(options.cache_type));
+  const Cache cache(work.layer.shape(), inputs, type_of(options.cache_type));
   const Decoder decoder(work, cache.get(), prompt);
   const mha_call_info info = decoder.describe(0, prompt);
   std::optional<ReadProbe> probe;
@@ -169,7 +160,7 @@ std::string decode(const DecodeOptions &options, const Work &work, bool is_measu
     seconds += decoder.step(row, 1);
   }
 
-  std::string told = text("cache of ", options.cache_type.empty() ? kCacheTypes[MHA_TYPE_F32] : options.cache_type.c_str(), ", prompt of ",
+  std::string told = text("cache of ", options.cache_type.empty() ? "f32" : options.cache_type, ", prompt of ",
                           count_text(prompt, "row"), " in ", duration_text(prompt_seconds));
   if (rows == prompt) return told;
   const double tokens = static_cast<double>((rows - prompt) * sequences);

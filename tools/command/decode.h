@@ -24,7 +24,7 @@ struct DecodeOptions {
 void add_decode_options(CLI::App *app, DecodeOptions *options);
 
 // Throws InputError where the options contradict each other.
-void check_decode_options(const DecodeOptions &options, const InputOptions &inputs);
+void check_decode_options(const DecodeOptions &options, const InputOptions &inputs, const AttentionOptions &attention);
 
 // What goes through a layer, and where to.
 struct Work {
@@ -32,7 +32,13 @@ struct Work {
   const CallInputs &inputs;
   const CallOptions &options;
   const mha_scheduler &scheduler;
-  float *output;
+  char *output;
+  uint32_t output_type;  // MHA_TYPE_*
+
+  // Where a row of the output begins, of all sequences together.
+  char *output_row(int64_t row) const {
+    return output + row * layer.shape().output_dim * (output_type == MHA_TYPE_F32 ? sizeof(float) : sizeof(uint16_t));
+  }
 
   // The arguments for count sequences from the one numbered first, all their rows at once. *score is for them to point to.
   mha_forward_args arguments(int64_t first, int64_t count, mha_score_options *score) const;

@@ -82,9 +82,9 @@ void show_projection(Page *page, const mha_layer_config &shape, const mha_layer_
 
   const std::string shown = inputs.batch() > 1 ? text(" Shown is the first of ", inputs.batch(), " sequences.") : "";
   page->step("1", "input", shape_text({1, n_q, shape.query_dim}), "A row for each token." + shown);
-  std::vector<Block> rows = {matrix_block(is_self ? "x" : "query input", {inputs.query.data, n_q, shape.query_dim, shape.query_dim})};
-  if (inputs.key) rows.push_back(matrix_block("key input", {inputs.key->data, n_kv, shape.key_dim, shape.key_dim}));
-  if (inputs.value) rows.push_back(matrix_block("value input", {inputs.value->data, n_kv, shape.value_dim, shape.value_dim}));
+  std::vector<Block> rows = {matrix_block(is_self ? "x" : "query input", {inputs.query.floats(), n_q, shape.query_dim, shape.query_dim})};
+  if (inputs.key) rows.push_back(matrix_block("key input", {inputs.key->floats(), n_kv, shape.key_dim, shape.key_dim}));
+  if (inputs.value) rows.push_back(matrix_block("value input", {inputs.value->floats(), n_kv, shape.value_dim, shape.value_dim}));
   page->blocks(rows);
 
   page->step("2", "heads", text(columns.q, " / ", shape.num_heads, " -> ", shape.head_dim), sentence_about_heads(shape));
@@ -165,20 +165,39 @@ void show_preparation(Page *page, const CallOptions &options, const Forward &for
          text("RoPE, ", options.rope_text(), ": (a, b) -> (a cos - b sin, b cos + a sin), by an angle that grows with the position."), {});
   }
   if (is_norm_last) show_norm();
+  if (options.score() == nullptr || options.score()->q_scales == nullptr) return;
+  page->step(text("5", letter++), "queries scaled", shape_text({forward.q.rows}), "Each query times a number of its row, from the file.");
+  page->blocks({matrix_block("scales", {options.score()->q_scales, 1, forward.q.rows, forward.q.rows})});
+}
+
+// What changes the scores of a call; all zero where nothing does.
+const mha_score_options &score_of(const Attention &a) {
+  static const mha_score_options none = {};
+  return a.call->score() != nullptr ? *a.call->score() : none;
 }
 
 // What is done to the scores before softmax, and which are masked.
 std::string sentence_about_masks(const Attention &a) {
   std::string out;
+  bool has_mask = false;
   const auto say = [&out](const std::string &sentence) { out += (out.empty() ? "" : " ") + sentence; };
-  const mha_score_options none = {};
-  const mha_score_options &score = a.score != nullptr ? *a.score : none;
+  const auto say_mask = [&](bool is_there, const std::string &sentence) {
+    if (is_there) say(sentence);
+    has_mask |= is_there;
+  };
+  const mha_score_options &score = score_of(a);
   if (score.alibi_slopes != nullptr) say("ALiBi: s - slope * |j - i|, from the row's own place i to the key's, j.");
+  if (score.relative_bias != nullptr) {
+    say(text("s + relative bias of j - i, from ", -score.relative_left, " to ", score.relative_right, "."));
+  }
   if (score.bias != nullptr) say("s + bias, from the file.");
-  if (a.is_causal) say("Causal: no token sees those that follow it.");
-  if (a.window != 0) say(text("Window: none sees more than ", count_text(a.window, "token"), ", itself included."));
-  if (score.mask != nullptr) say("None sees those where the mask is 0.");
-  const bool has_mask = a.is_causal || score.mask != nullptr;
+  say_mask(a.call->num_packed() != 0, "Packed: no token sees those of another sequence.");
+  say_mask(a.is_causal, "Causal: no token sees those that follow it.");
+  say_mask(a.call->window() != 0, text("Window: none sees more than ", count_text(a.call->window(), "token"), ", itself included."));
+  const bool adds_groups = score.groups == MHA_GROUPS_ALSO;
+  say_mask(score.q_groups != nullptr,
+           adds_groups ? "Groups: but those of a group see each other." : "Groups: none sees those of another group.");
+  say_mask(score.mask != nullptr, "None sees those where the mask is 0.");
   say(has_mask ? "-inf will become the weight 0." : "Nothing is masked: every token sees all.");
   return out;
 }
@@ -223,27 +242,34 @@ void show_attention(Page *page, const Attention &a) {
              text("Times ", scale, ", since sums over a head grow with its width."));
   page->blocks(scaled_scores);
 
-  if (a.score != nullptr && a.score->softcap != 0) {
-    const std::string cap = text(a.score->softcap);
+  const mha_score_options &score = score_of(a);
+  if (score.softcap != 0) {
+    const std::string cap = text(score.softcap);
     page->step(part(), "softcap", score_shape, text(cap, " * tanh(s / ", cap, "): no score is beyond ", cap, "."));
     page->blocks(softcapped_scores);
   }
 
   page->step(part(), "masked", score_shape, sentence_about_masks(a));
-  if (a.score != nullptr && a.score->alibi_slopes != nullptr) {
-    page->blocks({matrix_block("slopes", {a.score->alibi_slopes, 1, a.q.count, a.q.count})});
+  std::vector<Block> changes;
+  if (score.alibi_slopes != nullptr) changes.push_back(matrix_block("slopes", {score.alibi_slopes, 1, a.q.count, a.q.count}));
+  if (score.relative_bias != nullptr) {
+    const int64_t distances = score.relative_left + 1 + score.relative_right;
+    changes.push_back(matrix_block("relative bias", {score.relative_bias, a.q.count, distances, distances}));
   }
+  page->blocks(changes);
   page->blocks(masked_scores);
 
-  const bool has_sinks = a.score != nullptr && a.score->sinks != nullptr;
+  const bool has_sinks = score.sinks != nullptr;
   page->step(part(), "attention weights", score_shape,
              has_sinks ? "Softmax with a sink: exp(s) / (sum of exp(s) + exp(sink)). A row sums to less than 1: the rest goes to no value."
                        : "Softmax turns each row into shares that sum to 1.");
-  if (has_sinks) page->blocks({matrix_block("sinks", {a.score->sinks, 1, a.q.count, a.q.count})});
+  if (has_sinks) page->blocks({matrix_block("sinks", {score.sinks, 1, a.q.count, a.q.count})});
   page->blocks(weights);
 
   page->step("9", "context of each head", text(score_shape, " x ", v_shape, " -> ", context_shape),
-             "Each token takes from the values in the shares of its row.");
+             text("Each token takes from the values in the shares of its row",
+                  score.head_scales != nullptr ? ", times the scale of the head. One of 0 is not computed." : "."));
+  if (score.head_scales != nullptr) page->blocks({matrix_block("scales", {score.head_scales, 1, a.q.count, a.q.count})});
   page->blocks(blocks_of(a.q.count, [&](int64_t i) { return matrix_block(text("head ", i + 1), a.context.head(i)); }));
 
   page->step("10", "group by tokens", text(context_shape, " -> ", context_rows),
@@ -319,16 +345,7 @@ void check_options(const ExplainOptions &options) {
     if (name != nullptr) fail(name, ": labels the maps of --html, which is not given");
     return;
   }
-  check_output(options.html,
-               {{"--weights", options.layer.weights},
-                {"--packed", options.layer.packed},
-                {"--input", options.inputs.query},
-                {"--key", options.inputs.key},
-                {"--value", options.inputs.value},
-                {"--sinks", options.attention.sinks},
-                {"--bias", options.attention.bias},
-                {"--mask", options.attention.mask}},
-               "--html");
+  check_output(options.html, files_of(options.layer, options.inputs, options.attention), "--html");
 }
 
 // The beginning of a long word: it stands beside a map, again and again.
@@ -420,7 +437,10 @@ void explain_on(Page *page, const ExplainOptions &options, const CallInputs &inp
 
 void explain(const ExplainOptions &options) {
   check_options(options);
-  const CallInputs inputs = options.is_example() ? example_inputs() : read_inputs(options.inputs);
+  CallInputs inputs = options.is_example() ? example_inputs() : read_inputs(options.inputs);
+  inputs.query = widened(inputs.query);  // which changes no result: the library widens them itself
+  if (inputs.key) inputs.key = widened(*inputs.key);
+  if (inputs.value) inputs.value = widened(*inputs.value);
   const Labels labels = read_labels(options, inputs);
   if (options.html.empty()) {
     TerminalPage page;

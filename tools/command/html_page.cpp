@@ -222,12 +222,13 @@ void HtmlPage::maps(const Attention &attention, const Labels &labels) {
     has_nan = has_nan || !map.rows_with_nan.empty();
   }
 
+  const bool has_sinks = attention.call->score() != nullptr && attention.call->score()->sinks != nullptr;
   std::string about = text(drawn, drawn == 1 ? " attention map of " : " attention maps of ", n_q, " x ", n_kv, " weights");
   body_ +=
       "<section class=\"card maps\"" + (form == Form::kNumbers ? "" : attributes_of(attention, size, scale, labels)) +
       "><h2>What each head attends to</h2>\n<p class=why>A row for each token that looks, a column for each token that it may look at. "
       "The weights of a row sum to " +
-      std::string(attention.score != nullptr && attention.score->sinks != nullptr ? "less than 1, for its sink has the rest." : "1.");
+      std::string(has_sinks ? "less than 1, for its sink has the rest." : "1.");
   if (n_kv > 4) body_ += " Small weights are stretched: an even share of all keys has a quarter of the colours.";
   body_ += "</p>\n";
   if (size.side > 1) {

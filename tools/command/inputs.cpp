@@ -5,7 +5,8 @@
 namespace command {
 namespace {
 
-void check_same_batch(const Array &other, const Array &query) {
+void check_same_kind(const Array &other, const Array &query) {
+  if (other.type != query.type) fail(other.name, ": holds numbers of another type than ", query.name);
   if (other.shape.size() == query.shape.size() && other.batch() == query.batch()) return;
   fail(other.name, ": has the shape ", shape_text(other.shape), ", which is another batch than that of ", query.name, ", ",
        shape_text(query.shape));
@@ -21,13 +22,14 @@ void check_width(const Array &rows, int64_t expected, const char *what, const st
 int64_t CallInputs::n_kv() const { return key ? key->rows() : value ? value->rows() : query.rows(); }
 
 mha_forward_args CallInputs::arguments(int64_t first, int64_t count) const {
-  const auto from_first = [first](const Array &rows) { return rows.data + first * rows.rows() * rows.width(); };
+  const auto from_first = [first](const Array &rows) { return rows.from(first * rows.rows() * rows.width()); };
   mha_forward_args args = {};
   args.struct_size = sizeof args;
   args.batch = count;
   args.n_q = n_q();
   args.n_kv = n_kv();
   args.query = from_first(query);
+  args.input_type = query.type;
   if (key) args.key = from_first(*key);
   if (value) args.value = from_first(*value);
   args.flags = is_causal ? MHA_CAUSAL : 0;
@@ -36,15 +38,15 @@ mha_forward_args CallInputs::arguments(int64_t first, int64_t count) const {
 
 CallInputs read_inputs(const InputOptions &options) {
   CallInputs inputs;
-  inputs.query = read_npy(options.query);
+  inputs.query = read_npy(options.query, Elements::kRows);
   inputs.is_causal = options.is_causal;
   if (!options.key.empty()) {
-    inputs.key = read_npy(options.key);
-    check_same_batch(*inputs.key, inputs.query);
+    inputs.key = read_npy(options.key, Elements::kRows);
+    check_same_kind(*inputs.key, inputs.query);
   }
   if (!options.value.empty()) {
-    inputs.value = read_npy(options.value);
-    check_same_batch(*inputs.value, inputs.query);
+    inputs.value = read_npy(options.value, Elements::kRows);
+    check_same_kind(*inputs.value, inputs.query);
     const Array &key = inputs.key ? *inputs.key : inputs.query;
     if (inputs.value->rows() != key.rows()) {
       fail(inputs.value->name, ": has ", count_text(inputs.value->rows(), "row"), ", but the keys of ", key.name, " have ", key.rows());

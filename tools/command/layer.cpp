@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "error.h"
+#include "npy.h"
 #ifdef MHA_WITH_OPENBLAS
 #include "mha_openblas.h"
 #endif
@@ -28,13 +29,14 @@ class ShapeFinder {
  public:
   ShapeFinder(const LayerOptions &options, LayerWeights *layer) : options_(options), layer_(*layer), file_(*layer->file) {}
 
-  void run() {
+  // has_unit_scale: scores of the family are not scaled.
+  void run(bool has_unit_scale) {
     mha_layer_config &config = layer_.config;
     config = {};
     config.struct_size = sizeof config;
     config.num_heads = options_.num_heads;
-    config.scale = options_.scale;
-    config.weight_type = weight_type_of(options_);
+    config.scale = options_.scale != 0 || !has_unit_scale ? options_.scale : 1;
+    config.weight_type = type_of(options_.weight_type);
 
     const LayerNames &names = layer_.names;
     const bool is_fused = !names.qkv.weight.empty();
@@ -67,6 +69,18 @@ class ShapeFinder {
     if (!names.o.weight.empty()) find_output(names.o);
   }
 
+  void find_kept_heads() {
+    if (options_.kept_heads.empty()) return;
+    const Array kept = read_npy(options_.kept_heads, Elements::kBooleans);
+    if (kept.shape != std::vector<int64_t>{layer_.config.num_heads}) {
+      fail(kept.name, ": has the shape ", shape_text(kept.shape), "; ", shape_text({layer_.config.num_heads}),
+           " is expected, whether each head stays");
+    }
+    const uint8_t *const values = static_cast<const uint8_t *>(kept.data);
+    layer_.extras.kept_heads.assign(values, values + layer_.config.num_heads);
+    layer_.weights.kept_heads = layer_.extras.kept_heads.data();
+  }
+
   // The tensors of a norm and of sinks.
   void find_extras(const FoundLayer &found) {
     const mha_layer_config &config = layer_.config;
@@ -79,10 +93,13 @@ class ShapeFinder {
       extras.has_norm_of_values = found.has_norm_of_values;
       extras.q_norm = row_of(found.q_norm, config.num_heads);
       extras.k_norm = row_of(found.k_norm, config.num_kv_heads);
+      if (extras.is_norm_of_all_heads && !extras.kept_heads.empty()) {
+        fail("--kept-heads: the norm ", in_quotes(found.q_norm), " goes over the columns of all heads, of which none can be left out");
+      }
     }
     if (!found.sinks.empty()) {
       check_row(found.sinks, {config.num_heads}, "a sink for each head");
-      extras.sinks = copy_of(found.sinks);
+      extras.sinks = extras.of_kept_heads(copy_of(found.sinks));
     }
   }
 
@@ -351,7 +368,7 @@ void refuse_weight_options(const LayerOptions &options) {
       {"--weights", !options.weights.empty()}, {"--heads", options.num_heads != 0},    {"--kv-heads", options.num_kv_heads != 0},
       {"--head-dim", options.head_dim != 0},   {"--layer", options.layer.has_value()}, {"--names", !options.names.empty()},
       {"--layout", !options.layout.empty()},   {"--no-rope", options.without_rope},    {"--scale", options.scale != 0},
-      {"--gate", !options.gate.empty()},
+      {"--gate", !options.gate.empty()},       {"--kept-heads", !options.kept_heads.empty()},
   };
   for (const auto &[name, is_given] : given) {
     if (is_given) fail("--packed: can't be combined with ", name, ", for the packed layer says it all");
@@ -360,11 +377,19 @@ void refuse_weight_options(const LayerOptions &options) {
 
 }  // namespace
 
+std::vector<float> LayerExtras::of_kept_heads(const std::vector<float> &of_heads) const {
+  std::vector<float> result;
+  for (size_t head = 0; head < of_heads.size(); ++head) {
+    if (kept_heads.empty() || kept_heads[head] != 0) result.push_back(of_heads[head]);
+  }
+  return result;
+}
+
 LayerWeights read_layer_weights(const LayerOptions &options) {
   const std::optional<uint32_t> layout = layout_of(options.layout);
   if (!options.names.empty() && !layout) fail("--layout: is needed with --names, since the names do not tell how the matrices lie");
 
-  if (options.without_rope && wants_rope(options)) fail("--no-rope: can't be combined with --rope-base, --rope-style and --rope-dims");
+  if (options.without_rope && wants_rope(options)) fail("--no-rope: can't be combined with --rope-base and the other --rope options");
 
   LayerWeights layer = {};
   layer.name = options.weights;
@@ -385,7 +410,8 @@ LayerWeights read_layer_weights(const LayerOptions &options) {
     }
   }
   ShapeFinder finder(options, &layer);
-  finder.run();
+  finder.run(found.has_norm_of_values);  // as Gemma 4
+  finder.find_kept_heads();
   finder.find_extras(found);
   return layer;
 }

@@ -21,6 +21,12 @@ struct LayerExtras {
   bool norm_adds_one = false;  // the weights stand for 1 + w
   bool has_norm_of_values = false;
   std::vector<float> sinks;
+  // Where heads are left out: for each head that there was, whether it stays.
+  std::vector<uint8_t> kept_heads;
+
+  // Of a layer that has `left` heads now.
+  int64_t num_heads_of(int64_t left) const { return kept_heads.empty() ? left : static_cast<int64_t>(kept_heads.size()); }
+  std::vector<float> of_kept_heads(const std::vector<float> &of_heads) const;
 
   bool is_gpt_oss() const { return !sinks.empty(); }  // of the families known, it alone has them
 };

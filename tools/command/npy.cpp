@@ -1,12 +1,15 @@
 #include "npy.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <string_view>
 
 #include "error.h"
 #include "files.h"
+#include "safetensors.h"
 
 namespace command {
 namespace {
@@ -34,7 +37,7 @@ class HeaderReader {
       bool is_new = false;
       if (key == "descr") {
         is_new = !result.descr.has_value();
-        if (next() != '\'' && next() != '"') fail(path_, ": holds a structured dtype; float32 ('<f4') is expected");
+        if (next() != '\'' && next() != '"') fail(path_, ": holds a structured dtype; plain numbers are expected");
         result.descr = read_string();
       } else if (key == "fortran_order") {
         is_new = !result.fortran_order.has_value();
@@ -123,18 +126,44 @@ class HeaderReader {
   std::string_view rest_;
 };
 
-void check_is_float(const std::string &path, const std::string &descr) {
-  if (descr == "<f4") return;
-  const char *advice = "; float32 ('<f4') is expected";
-  if (descr == "<f8") fail(path, ": holds float64", advice, ", for instance from x.astype(numpy.float32)");
-  if (descr == "<f2") fail(path, ": holds float16", advice, ", for instance from x.astype(numpy.float32)");
-  if (!descr.empty() && descr[0] == '>') fail(path, ": holds big-endian numbers (", in_quotes(descr), ")", advice);
-  fail(path, ": holds the dtype ", in_quotes(descr), advice);
+// The dtypes that the command reads. NumPy has none for bfloat16: ml_dtypes stores its own as two bytes without a meaning.
+struct Dtype {
+  const char *descr, *name;
+  size_t bytes;
+  uint32_t type;
+};
+constexpr Dtype kDtypes[] = {
+    {"<f4", "float32", 4, MHA_TYPE_F32},   {"<f2", "float16", 2, MHA_TYPE_F16}, {"<V2", "bfloat16", 2, MHA_TYPE_BF16},
+    {"|V2", "bfloat16", 2, MHA_TYPE_BF16}, {"|b1", "bytes", 1, MHA_TYPE_F32},   {"|u1", "bytes", 1, MHA_TYPE_F32},
+    {"<i4", "int32", 4, MHA_TYPE_F32},     {"<i8", "int64", 8, MHA_TYPE_F32},
+};
+
+struct Accepted {
+  std::string_view descrs;
+  const char *advice;
+};
+Accepted accepted_of(Elements elements) {
+  switch (elements) {
+    case Elements::kFloats: return {"<f4", "float32 ('<f4') is expected, for instance from x.astype(numpy.float32)"};
+    case Elements::kHalves: return {"<f4 <f2", "float32 ('<f4') or float16 is expected, for instance from x.astype(numpy.float32)"};
+    case Elements::kRows:
+      return {"<f4 <f2 <V2 |V2", "float32 ('<f4'), float16 or bfloat16 is expected, for instance from x.astype(numpy.float32)"};
+    case Elements::kBooleans: return {"|b1 |u1", "bool or uint8 is expected, for instance from mask.astype(bool)"};
+    case Elements::kNumbers: break;
+  }
+  return {"<i4 <i8", "int32 or int64 is expected, for instance from x.astype(numpy.int64)"};
 }
 
-void check_is_bool(const std::string &path, const std::string &descr) {
-  if (descr == "|b1" || descr == "|u1") return;
-  fail(path, ": holds the dtype ", in_quotes(descr), "; bool or uint8 is expected, for instance from mask.astype(bool)");
+const Dtype &dtype_of(const std::string &path, const std::string &descr, Elements elements) {
+  const Accepted accepted = accepted_of(elements);
+  for (const Dtype &dtype : kDtypes) {
+    if (descr == dtype.descr && accepted.descrs.find(descr) != std::string_view::npos) return dtype;
+  }
+  const std::string held = descr == "<f8"                         ? "float64"
+                           : descr == "<f2"                       ? "float16"
+                           : !descr.empty() && descr[0] == '>' ? "big-endian numbers (" + in_quotes(descr) + ")"
+                                                                  : "the dtype " + in_quotes(descr);
+  fail(path, ": holds ", held, "; ", accepted.advice);
 }
 
 // The header's text, and where the data begins.
@@ -156,24 +185,24 @@ std::string_view header_text(const MappedFile &file, size_t *data_offset) {
   return bytes.substr(text_offset, length);
 }
 
-// What a file holds, of any type.
-struct Contents {
-  std::shared_ptr<const MappedFile> file;
-  std::vector<int64_t> shape;
-  const unsigned char *data;
-  size_t bytes;
-};
+}  // namespace
 
-Contents read_contents(const std::string &path, void (*check_dtype)(const std::string &, const std::string &), size_t element_bytes,
-                       const char *type_name) {
+int64_t Array::count() const {
+  if (std::count(shape.begin(), shape.end(), 0) > 0) return 0;
+  int64_t count = 1;
+  for (const int64_t extent : shape) count *= extent;
+  return count;
+}
+
+Array read_npy(const std::string &path, Elements elements) {
   const auto file = std::make_shared<const MappedFile>(path);
   size_t data_offset = 0;
   const Header header = HeaderReader(path, header_text(*file, &data_offset)).read();
-  check_dtype(path, *header.descr);
+  const Dtype &dtype = dtype_of(path, *header.descr, elements);
   const std::vector<int64_t> &shape = *header.shape;
   if (*header.fortran_order) fail(path, ": is in Fortran order; C order, for instance from numpy.ascontiguousarray, is expected");
 
-  size_t bytes = element_bytes;
+  size_t bytes = dtype.bytes;
   bool overflows = false;
   bool is_empty = false;
   for (const int64_t extent : shape) {
@@ -184,46 +213,55 @@ Contents read_contents(const std::string &path, void (*check_dtype)(const std::s
   const size_t available = file->size() - data_offset;
   if (overflows && !is_empty) fail(path, ": says that its shape is ", shape_text(shape), ", which no file can hold");
   if (available != bytes) {
-    fail(path, ": holds ", available, " bytes of data, but ", type_name, " of the shape ", shape_text(shape), " are ", bytes,
+    fail(path, ": holds ", available, " bytes of data, but ", dtype.name, " of the shape ", shape_text(shape), " are ", bytes,
          available < bytes ? "; it looks truncated" : "");
   }
-  return {file, shape, file->data() + data_offset, bytes};
-}
+  if (elements == Elements::kRows && shape.size() != 2 && shape.size() != 3) {
+    fail(path, ": has the shape ", shape_text(shape), "; (n, width) or (batch, n, width) is expected");
+  }
 
-}  // namespace
-
-Array read_npy_of_any_rank(const std::string &path) {
-  const Contents contents = read_contents(path, check_is_float, sizeof(float), "float32");
   Array result;
   result.name = path;
-  result.shape = contents.shape;
-  if (reinterpret_cast<uintptr_t>(contents.data) % alignof(float) == 0) {
-    result.data = reinterpret_cast<const float *>(contents.data);
-    result.memory = contents.file;
-  } else {  // old NumPy and other writers align less
-    const std::shared_ptr<float[]> copy(new float[contents.bytes / sizeof(float)]);
-    memcpy(copy.get(), contents.data, contents.bytes);
+  result.shape = shape;
+  result.type = dtype.type;
+  result.element_bytes = dtype.bytes;
+  result.data = file->data() + data_offset;
+  result.memory = file;
+  if (reinterpret_cast<uintptr_t>(result.data) % dtype.bytes != 0) {  // old NumPy and other writers align less
+    const std::shared_ptr<int64_t[]> copy(new int64_t[bytes / sizeof(int64_t) + 1]);
+    memcpy(copy.get(), result.data, bytes);
     result.data = copy.get();
     result.memory = copy;
   }
   return result;
 }
 
-Array read_npy(const std::string &path) {
-  const Array result = read_npy_of_any_rank(path);
-  if (result.shape.size() != 2 && result.shape.size() != 3) {
-    fail(path, ": has the shape ", shape_text(result.shape), "; (n, width) or (batch, n, width) is expected");
+std::vector<int64_t> numbers_of(const Array &array) {
+  std::vector<int64_t> numbers(static_cast<size_t>(array.count()));
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const void *const number = array.from(static_cast<int64_t>(i));
+    numbers[i] = array.element_bytes == 4 ? *static_cast<const int32_t *>(number) : *static_cast<const int64_t *>(number);
   }
+  return numbers;
+}
+
+Array widened(const Array &array) {
+  if (array.type == MHA_TYPE_F32) return array;
+  const size_t count = static_cast<size_t>(array.count());
+  const std::shared_ptr<float[]> floats(new float[count]);
+  const uint16_t *const bits = static_cast<const uint16_t *>(array.data);
+  for (size_t i = 0; i < count; ++i) floats[i] = array.type == MHA_TYPE_F16 ? widen_f16(bits[i]) : widen_bf16(bits[i]);
+  Array result = array;
+  result.type = MHA_TYPE_F32;
+  result.element_bytes = sizeof(float);
+  result.data = floats.get();
+  result.memory = floats;
   return result;
 }
 
-ByteArray read_npy_bytes(const std::string &path) {
-  const Contents contents = read_contents(path, check_is_bool, 1, "bytes");
-  return {path, contents.shape, contents.data, contents.file};
-}
-
-std::string npy_header(const std::vector<int64_t> &shape) {
-  std::string dict = "{'descr': '<f4', 'fortran_order': False, 'shape': " + shape_text(shape) + ", }";
+std::string npy_header(const std::vector<int64_t> &shape, uint32_t type) {
+  const auto dtype = std::find_if(std::begin(kDtypes), std::end(kDtypes), [type](const Dtype &known) { return known.type == type; });
+  std::string dict = text("{'descr': '", dtype->descr, "', 'fortran_order': False, 'shape': ", shape_text(shape), ", }");
   const size_t front = kMagic.size() + 4;
   const size_t length = (front + dict.size() + 1 + 63) / 64 * 64 - front;  // the data begin at a multiple of 64
   dict.resize(length - 1, ' ');

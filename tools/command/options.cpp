@@ -1,6 +1,7 @@
 #include "options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <iterator>
@@ -20,7 +21,44 @@ std::string instruction_set_names() {
 }
 
 // By their MHA_TYPE_*.
-constexpr const char *weight_types[] = {"f32", "f16", "bf16", "int8", "int4"};
+constexpr const char *type_names[] = {"f32", "f16", "bf16", "int8", "int4"};
+
+struct FileOption {
+  const char *name;
+  std::string AttentionOptions::*path;
+  const char *description;
+};
+
+constexpr FileOption attention_files[] = {
+    {"--sinks", &AttentionOptions::sinks, "A logit per head that takes part in the softmax: (heads,) (.npy, float32)"},
+    {"--bias", &AttentionOptions::bias,
+     "Added to the scores: (n, keys), (heads, n, keys) or (batch, heads, n, keys) (.npy, float32 or float16)"},
+    {"--mask", &AttentionOptions::mask, "Which keys a row attends to, likewise (.npy, bool or uint8; 0 = not)"},
+    {"--relative-bias", &AttentionOptions::relative_bias,
+     "Added by the distance from the row to the key: (heads, distances), the middle one 0 (.npy, float32)"},
+    {"--t5-bias", &AttentionOptions::t5_bias,
+     "Likewise, by T5's buckets: relative_attention_bias.weight, (buckets, heads) (.npy, float32)"},
+    {"--query-scales", &AttentionOptions::q_scales, "A factor for each query: (n,) or (batch, n) (Llama 4; .npy, float32)"},
+    {"--head-scales", &AttentionOptions::head_scales, "A factor for each head; one of 0 is not computed: (heads,) (.npy, float32)"},
+    {"--groups", &AttentionOptions::groups,
+     "A number for each row, which attends within its group alone: (n,) or (batch, n) (.npy, int32 or int64)"},
+    {"--key-groups", &AttentionOptions::key_groups, "The same for the rows of --key"},
+    {"--cu-seqlens", &AttentionOptions::cu_seqlens,
+     "The input is several sequences in a row: where each begins, and the last one ends: (count + 1,)"},
+    {"--key-cu-seqlens", &AttentionOptions::key_cu_seqlens, "The same for the rows of --key"},
+};
+constexpr FileOption padding_files[] = {
+    {"--lengths", &AttentionOptions::lengths, "Valid rows of each sequence, all others being padding: (batch,) (.npy, int32 or int64)"},
+    {"--key-lengths", &AttentionOptions::key_lengths, "The same for the rows of --key"},
+    {"--starts", &AttentionOptions::starts, "The first valid row of each sequence of keys, for padding on the left: (batch,)"},
+};
+
+template <size_t count>
+void add_files(CLI::App *app, AttentionOptions *options, const FileOption (&files)[count]) {
+  for (const FileOption &file : files) {
+    app->add_option(file.name, options->*file.path, file.description)->type_name("FILE")->group(kAttention);
+  }
+}
 
 bool is_finite_number(const std::string &text) {
   char *end = nullptr;
@@ -109,10 +147,14 @@ void add_rope_options(CLI::App *app, LayerOptions *options) {
       ->check(finite_number());
   add("--rope-style", &options->rope_style, "STYLE", "Pairs of RoPE: half (default; Hugging Face's files) or interleaved (GPT-J)")
       ->check(one_of("half", "interleaved"));
+  add("--rope-scaling", &options->rope_scaling, "JSON",
+      "How angles are scaled: rope_scaling or rope_parameters of config.json (YaRN, Llama 3, LongRoPE, ...)");
   add("--rope-dims", &options->rope_dims, "N", "Elements of a head that RoPE rotates, the first ones; default all")->check(whole_number());
 }
 
-bool wants_rope(const LayerOptions &options) { return options.rope_base != 0 || !options.rope_style.empty() || options.rope_dims != 0; }
+bool wants_rope(const LayerOptions &options) {
+  return options.rope_base != 0 || !options.rope_style.empty() || options.rope_dims != 0 || !options.rope_scaling.empty();
+}
 
 void add_packed_option(CLI::App *app, LayerOptions *options) {
   app->add_option("--packed", options->packed, "A layer that mha pack wrote, instead of all these; mapped, not copied")
@@ -120,26 +162,37 @@ void add_packed_option(CLI::App *app, LayerOptions *options) {
       ->group(kWeights);
 }
 
+CLI::Validator type_name(uint32_t last) {
+  return CLI::Validator(
+      [last](std::string &text) -> std::string {
+        std::string names;
+        for (uint32_t type = 0; type <= last; ++type) {
+          if (text == type_names[type]) return "";
+          names += (type == 0 ? "" : type == last ? " or " : ", ") + std::string(type_names[type]);
+        }
+        return names + " is expected, not " + in_quotes(text);
+      },
+      "");
+}
+
+void add_output_type_option(CLI::App *app, std::string *type) {
+  app->add_option("--output-type", *type, "The type of the result: f32 (default), f16 or bf16 (two bytes each, as ml_dtypes stores them)")
+      ->type_name("NAME")
+      ->check(type_name(MHA_TYPE_BF16))
+      ->group(kInput);
+}
+
 void add_weight_type_option(CLI::App *app, LayerOptions *options) {
-  const auto is_type = [](std::string &text) -> std::string {
-    for (const char *name : weight_types) {
-      if (text == name) return "";
-    }
-    return "f32, f16, bf16, int8 or int4 is expected, not " + in_quotes(text);
-  };
   CLI::Option *option =
       app->add_option("--weight-type", options->weight_type, "How the layer keeps its weights: f32 (default), f16, bf16, int8 or int4");
-  option->type_name("NAME")->check(CLI::Validator(is_type, ""))->group(kComputation);
+  option->type_name("NAME")->check(type_name(MHA_TYPE_INT4))->group(kComputation);
   // A packed layer keeps them as it was packed.
   if (CLI::Option *packed = app->get_option_no_throw("--packed")) option->excludes(packed);
 }
 
-uint32_t weight_type_of(const LayerOptions &options) {
-  uint32_t type = MHA_TYPE_F32;
-  for (uint32_t i = 0; i < std::size(weight_types); ++i) {
-    if (options.weight_type == weight_types[i]) type = i;
-  }
-  return type;
+uint32_t type_of(const std::string &name) {
+  const auto found = std::find(std::begin(type_names), std::end(type_names), name);
+  return found == std::end(type_names) ? MHA_TYPE_F32 : static_cast<uint32_t>(found - std::begin(type_names));
 }
 
 void add_back_end_option(CLI::App *app, LayerOptions *options) {
@@ -163,9 +216,11 @@ void add_attention_options(CLI::App *app, AttentionOptions *options) {
       ->check(whole_number());
   add("--softcap", &options->softcap, "S", "Scores become S * tanh(score / S) (Gemma 2: 50)")->check(positive_number());
   app->add_flag("--alibi", options->has_alibi, "Scores lose a slope times the distance (ALiBi; the standard slopes)")->group(kAttention);
-  add("--sinks", &options->sinks, "FILE", "A logit per head that takes part in the softmax: (heads,) (.npy, float32)");
-  add("--bias", &options->bias, "FILE", "Added to the scores: (n, keys), (heads, n, keys) or (batch, heads, n, keys) (.npy, float32)");
-  add("--mask", &options->mask, "FILE", "Which keys a row attends to, likewise (.npy, bool or uint8; 0 = not)");
+  add_files(app, options, attention_files);
+  add("--relative-left", &options->relative_left, "N", "Distances of --relative-bias to the left of 0; default half of them")
+      ->check(whole_number());
+  app->add_flag("--groups-also", options->adds_groups, "Rows of a group see each other besides those before them (images; negative = none)")
+      ->group(kAttention);
   add("--norm", &options->norm, "KIND", "Normalise queries and keys: rms or layer; default as the weights say")
       ->check(one_of("rms", "layer"));
   add("--norm-epsilon", &options->norm_epsilon, "E", "Epsilon of the norm, rms_norm_eps in config.json; default 1e-6")
@@ -174,11 +229,29 @@ void add_attention_options(CLI::App *app, AttentionOptions *options) {
   app->add_flag("--norm-values", options->has_norm_of_values, "Values are normalised too, without weights (Gemma 4)")->group(kAttention);
 }
 
+void add_padding_options(CLI::App *app, AttentionOptions *options) { add_files(app, options, padding_files); }
+
+void add_kept_heads_option(CLI::App *app, LayerOptions *options) {
+  app->add_option("--kept-heads", options->kept_heads, "Heads that stay; all others are left out for good: (heads,) (.npy, bool or uint8)")
+      ->type_name("FILE")
+      ->group(kWeights);
+}
+
+std::vector<std::pair<const char *, std::string>> files_of(const LayerOptions &layer, const InputOptions &inputs,
+                                                           const AttentionOptions &attention) {
+  std::vector<std::pair<const char *, std::string>> files = {{"--weights", layer.weights}, {"--packed", layer.packed},
+                                                             {"--kept-heads", layer.kept_heads}, {"--input", inputs.query},
+                                                             {"--key", inputs.key}, {"--value", inputs.value}};
+  for (const FileOption &file : attention_files) files.emplace_back(file.name, attention.*file.path);
+  for (const FileOption &file : padding_files) files.emplace_back(file.name, attention.*file.path);
+  return files;
+}
+
 void add_input_options(CLI::App *app, InputOptions *options) {
   const auto add = [app](const char *name, auto *value, const char *description) {
     return app->add_option(name, *value, description)->type_name("FILE")->group(kInput);
   };
-  add("--input", &options->query, "The rows: (n, width) or (batch, n, width) (.npy, float32, C order)");
+  add("--input", &options->query, "The rows: (n, width) or (batch, n, width) (.npy, float32, float16 or ml_dtypes' bfloat16, C order)");
   add("--key", &options->key, "Rows for the keys, in cross-attention; default the input");
   add("--value", &options->value, "Rows for the values; default those for the keys");
   app->add_flag("--causal", options->is_causal, "No row attends to rows after its own (the last row sees all keys)")->group(kInput);

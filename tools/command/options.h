@@ -26,6 +26,8 @@ struct LayerOptions {
   double rope_base = 0;
   std::string rope_style;
   int64_t rope_dims = 0;
+  std::string rope_scaling;
+  std::string kept_heads;
   float scale = 0;
   std::string gate;
   std::string weight_type;
@@ -38,13 +40,15 @@ struct AttentionOptions {
   int64_t window = 0;
   float softcap = 0;
   bool has_alibi = false;
-  std::string sinks;
-  std::string mask;
-  std::string bias;
   std::string norm;
   float norm_epsilon = 0;
   bool is_norm_after_rope = false;
   bool has_norm_of_values = false;
+  bool adds_groups = false;
+  int64_t relative_left = 0;
+  // Files
+  std::string sinks, bias, mask, relative_bias, t5_bias, q_scales, head_scales, groups, key_groups, cu_seqlens, key_cu_seqlens;
+  std::string lengths, key_lengths, starts;
 };
 
 // What goes into the layer.
@@ -65,16 +69,23 @@ void add_weight_options(CLI::App *app, LayerOptions *options);  // --weights and
 void add_rope_options(CLI::App *app, LayerOptions *options);    // how queries and keys are rotated, with --packed too
 void add_packed_option(CLI::App *app, LayerOptions *options);   // --packed, instead of all of them
 void add_weight_type_option(CLI::App *app, LayerOptions *options);
+void add_output_type_option(CLI::App *app, std::string *type);
 void add_back_end_option(CLI::App *app, LayerOptions *options);
 void add_instruction_set_option(CLI::App *app, LayerOptions *options);
 void add_attention_options(CLI::App *app, AttentionOptions *options);
+void add_padding_options(CLI::App *app, AttentionOptions *options);  // rows that are none
+void add_kept_heads_option(CLI::App *app, LayerOptions *options);
 void add_input_options(CLI::App *app, InputOptions *options);  // --input and company
+
+// All files that are read, as check_output wants them.
+std::vector<std::pair<const char *, std::string>> files_of(const LayerOptions &layer, const InputOptions &inputs,
+                                                           const AttentionOptions &attention);
 
 // Throws one InputError that names all options that are needed and not given. others: {"--input", its value}.
 void check_needed(const LayerOptions &options, bool may_be_packed, const std::vector<std::pair<const char *, std::string>> &others);
 
-// --weight-type as a MHA_TYPE_*.
-uint32_t weight_type_of(const LayerOptions &options);
+// The MHA_TYPE_* of a name that type_name checks; of "" MHA_TYPE_F32.
+uint32_t type_of(const std::string &name);
 
 // Whether one of the --rope options is given.
 bool wants_rope(const LayerOptions &options);
@@ -82,6 +93,7 @@ bool wants_rope(const LayerOptions &options);
 CLI::Validator finite_number();
 CLI::Validator positive_number();
 CLI::Validator whole_number(int64_t most = INT64_MAX);  // from 1
+CLI::Validator type_name(uint32_t last);  // of MHA_TYPE_F32 to this one
 CLI::Validator one_of(const std::string &first, const std::string &second);
 
 }  // namespace command

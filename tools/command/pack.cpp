@@ -1,5 +1,6 @@
 // mha pack: the layer as the kernels read it, in a file that any number of processes can map. mha verify: whether it is still that.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -21,7 +22,7 @@ struct PackOptions {
 
 void pack(const PackOptions &options) {
   check_needed(options.layer, false, {{"--output", options.output}});
-  check_output(options.output, {{"--weights", options.layer.weights}});
+  check_output(options.output, files_of(options.layer, {}, {}));
   Progress progress(!options.is_quiet);
   const LayerWeights weights = read_layer_weights(options.layer);
   OutputFile file(options.output);
@@ -33,7 +34,10 @@ void pack(const PackOptions &options) {
   progress.clear();
   if (options.is_quiet) return;
   const std::string kind = weights.names.family.empty() ? "named tensors" : weights.names.family;
-  std::fprintf(stderr, "%s, %s, %s\n", kind.c_str(), describe(weights.config).c_str(),
+  const std::vector<uint8_t> &kept = weights.extras.kept_heads;
+  const auto left_out = static_cast<int64_t>(std::count(kept.begin(), kept.end(), 0));
+  const std::string without = left_out != 0 ? " without " + count_text(left_out, "head") : "";
+  std::fprintf(stderr, "%s, %s%s, %s\n", kind.c_str(), describe(weights.config).c_str(), without.c_str(),
                bytes_text(static_cast<double>(packed.bytes)).c_str());
 }
 
@@ -52,6 +56,7 @@ void add_pack_command(CLI::App *app) {
   const auto options = std::make_shared<PackOptions>();
   CLI::App *pack_app = app->add_subcommand("pack", "Pack a layer once, for mha run --packed and mha_layer_view");
   add_weight_options(pack_app, &options->layer);
+  add_kept_heads_option(pack_app, &options->layer);
   pack_app->add_option("--output", options->output, "Where the packed layer goes (.mha)")->type_name("FILE")->group(kInput);
   add_weight_type_option(pack_app, &options->layer);
   add_back_end_option(pack_app, &options->layer);

@@ -25,6 +25,7 @@ struct RunOptions {
   AttentionOptions attention;
   DecodeOptions decode;
   std::string output;
+  std::string output_type;
   uint32_t num_threads = 1;
   bool is_quiet = false;
 };
@@ -87,15 +88,8 @@ std::string run_at_once(const Work &work, const mha_call_info &whole, Progress *
 
 void run(const RunOptions &options) {
   check_needed(options.layer, true, {{"--input", options.inputs.query}, {"--output", options.output}});
-  check_output(options.output, {{"--weights", options.layer.weights},
-                                {"--packed", options.layer.packed},
-                                {"--input", options.inputs.query},
-                                {"--key", options.inputs.key},
-                                {"--value", options.inputs.value},
-                                {"--sinks", options.attention.sinks},
-                                {"--bias", options.attention.bias},
-                                {"--mask", options.attention.mask}});
-  check_decode_options(options.decode, options.inputs);
+  check_output(options.output, files_of(options.layer, options.inputs, options.attention));
+  check_decode_options(options.decode, options.inputs, options.attention);
   Progress progress(!options.is_quiet);
   const CallInputs inputs = read_inputs(options.inputs);
   const std::unique_ptr<const LoadedLayer> layer = load(options.layer, &progress);
@@ -105,12 +99,14 @@ void run(const RunOptions &options) {
   std::vector<int64_t> shape = inputs.query.shape;
   shape.back() = layer->shape().output_dim;
   const std::string &name = inputs.query.name;
-  const auto output = std::make_unique<float[]>(checked_product(name, shape));  // zeroed, so that its pages are there before the clock runs
+  const uint32_t output_type = type_of(options.output_type);
+  const size_t output_bytes = checked_product(name, shape) * (output_type == MHA_TYPE_F32 ? sizeof(float) : sizeof(uint16_t));
+  const auto output = std::make_unique<char[]>(output_bytes);  // zeroed, so that its pages are there before the clock runs
   OutputFile file(options.output);
 
   const CallOptions call(options.layer, options.attention, *layer, inputs);
   const bench::Workers workers(options.num_threads);
-  const Work work = {*layer, inputs, call, workers.scheduler(), output.get()};
+  const Work work = {*layer, inputs, call, workers.scheduler(), output.get(), output_type};
 
   // What the whole batch costs.
   mha_score_options score;
@@ -123,9 +119,9 @@ void run(const RunOptions &options) {
       options.decode.is_wanted ? decode(options.decode, work, !options.is_quiet, &progress) : run_at_once(work, info, &progress);
 
   progress.stage("writing " + options.output);
-  const std::string header = npy_header(shape);
+  const std::string header = npy_header(shape, output_type);
   file.write(header.data(), header.size());
-  file.write(output.get(), checked_product(name, shape) * sizeof(float));
+  file.write(output.get(), output_bytes);
   file.commit();
   progress.clear();
   if (options.is_quiet) return;
@@ -141,12 +137,15 @@ void add_run_command(CLI::App *app) {
   CLI::App *run_app = app->add_subcommand("run", "Run a layer on the rows of a file");
   add_weight_options(run_app, &options->layer);
   add_rope_options(run_app, &options->layer);
+  add_kept_heads_option(run_app, &options->layer);
   add_packed_option(run_app, &options->layer);
   add_input_options(run_app, &options->inputs);
   add_attention_options(run_app, &options->attention);
+  add_padding_options(run_app, &options->attention);
   run_app->add_option("--output", options->output, "Where the result goes (.npy), with the rank of the input")
       ->type_name("FILE")
       ->group(kInput);
+  add_output_type_option(run_app, &options->output_type);
   add_instruction_set_option(run_app, &options->layer);
   add_weight_type_option(run_app, &options->layer);
   add_back_end_option(run_app, &options->layer);
@@ -164,16 +163,17 @@ Examples:
   mha run --weights llama.safetensors --layer layers.0 --heads 32 --rope-base 500000 --causal --input x.npy --output y.npy
   mha run --weights qwen3.safetensors --layer layers.0 --heads 16 --rope-base 1000000 --causal --input x.npy --output y.npy
   mha run --weights qwen3-next.safetensors --layer layers.3 --heads 16 --gate sigmoid --rope-dims 64 --rope-base 10000000 ...
+  mha run --weights llama.safetensors --layer layers.0 --heads 32 --rope-scaling '{"rope_type": "linear", "factor": 4}' ...
   mha run --packed layer.mha --input x.npy --output y.npy --threads 2
   mha run --packed layer.mha --causal --decode --prompt 128 --cache-type f16 --input x.npy --output y.npy
 
 The names of these layers are known: W_query, W_key, W_value (as nn.Linear or as matrices), nn.MultiheadAttention, Llama and kin
 (rotated by base 10000 if no option says otherwise), BERT, GPT-2. A packed layer is rotated if one of the --rope options is given.
-Of Llama's kin, the tensors tell the norms (Qwen3, Gemma 3 and 4, OLMo 2) and the sinks (gpt-oss, with its YaRN); the line about the
-run says so. No tensor tells base, epsilon, window, softcap, scale and the kind of a gate: config.json does. With --gate, a gate
-has the tensor g_proj.weight or g=.. in --names or, without one, the columns of q_proj behind those of each head (Qwen3-Next).
-Of other names, the bias of a.weight is a.bias, or given by bq=.., bk=.., bv=.., bqkv=.., bo=.. in --names. Without o=.. the
-merged heads are the output.
+Of Llama's kin, the tensors tell the norms (Qwen3, Gemma 3 and 4, OLMo 2), a scale of 1 (Gemma 3n and 4) and the sinks (gpt-oss,
+with its YaRN); the line about the run says so. No tensor tells base, epsilon, window, softcap and the kind of a gate: config.json
+does. With --gate, a gate has the tensor g_proj.weight or g=.. in --names or, without one, the columns of q_proj behind those of
+each head (Qwen3-Next). Of other names, the bias of a.weight is a.bias, or given by bq=.., bk=.., bv=.., bqkv=.., bo=.. in
+--names. Without o=.. the merged heads are the output.
 
 --decode feeds as many rows at once as --prompt says, then one of each sequence at a time. It tells how many tokens that are per
 second, and the share of the read bandwidth (measured before and after) that they take: each step reads the weights once, and the

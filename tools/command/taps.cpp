@@ -74,7 +74,25 @@ std::vector<float> prepared(const Heads &rows, const mha_norm *norm, const mha_r
   return result;
 }
 
-std::unique_ptr<const Prepared> prepare(const Heads &q, const Heads &k, const Heads &v, const mha_norm *norm, const mha_rope *rope) {
+// Where rows are in their sequences; of rows in none, 0.
+struct Positions {
+  std::vector<int64_t> q, k;
+};
+
+Positions positions_of(int64_t n_q, int64_t n_kv, const CallOptions &call) {
+  Positions positions = {std::vector<int64_t>(static_cast<size_t>(n_q)), std::vector<int64_t>(static_cast<size_t>(n_kv))};
+  const std::vector<int64_t> all_q = {0, n_q}, all_k = {0, n_kv};
+  const std::vector<int64_t> &q = call.num_packed() != 0 ? call.packed_queries() : all_q;
+  const std::vector<int64_t> &k = call.num_packed() != 0 ? call.packed_keys() : all_k;
+  for (size_t b = 0; b + 1 < q.size(); ++b) {  // the last query is at the last key
+    std::iota(positions.q.begin() + q[b], positions.q.begin() + q[b + 1], k[b + 1] - k[b] - (q[b + 1] - q[b]));
+    std::iota(positions.k.begin() + k[b], positions.k.begin() + k[b + 1], 0);
+  }
+  return positions;
+}
+
+std::unique_ptr<const Prepared> prepare(const Heads &q, const Heads &k, const Heads &v, const mha_norm *norm, const mha_rope *rope,
+                                        const CallOptions &call) {
   auto result = std::make_unique<Prepared>();
   result->v = v;
   if (norm != nullptr && (norm->flags & MHA_NORM_VALUES) != 0) {
@@ -89,16 +107,15 @@ std::unique_ptr<const Prepared> prepare(const Heads &q, const Heads &k, const He
     q_norm = *norm;
     q_norm.k_weight = norm->q_weight;
   }
-  // The last query is at the last key.
-  std::vector<int64_t> positions(static_cast<size_t>(q.rows));
-  std::iota(positions.begin(), positions.end(), k.rows - q.rows);
-  mha_rope q_rope = {};
+  const Positions positions = positions_of(q.rows, k.rows, call);
+  mha_rope q_rope = {}, k_rope = {};
   if (rope != nullptr) {
-    q_rope = *rope;
-    q_rope.q_positions = q_rope.k_positions = positions.data();
+    q_rope = k_rope = *rope;
+    q_rope.q_positions = q_rope.k_positions = positions.q.data();
+    k_rope.q_positions = k_rope.k_positions = positions.k.data();
   }
   result->q_values = prepared(q, norm != nullptr ? &q_norm : nullptr, rope != nullptr ? &q_rope : nullptr);
-  result->k_values = prepared(k, norm, rope);
+  result->k_values = prepared(k, norm, rope != nullptr ? &k_rope : nullptr);
   result->q = rows_of_heads(result->q_values, q.count, q.rows, q.width);
   result->k = rows_of_heads(result->k_values, k.count, k.rows, k.width);
   return result;
@@ -133,8 +150,7 @@ std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const LoadedL
   middle.scale = shape.scale;
   middle.is_causal = inputs.is_causal;
   middle.is_self = !inputs.key && !inputs.value;
-  middle.window = options.window();
-  middle.score = options.score();
+  middle.call = &options;
 
   tap(&middle);
   mha_taps taps = {};
@@ -165,8 +181,8 @@ std::unique_ptr<const Forward> look_into(const LoadedLayer &layer, const LoadedL
   const mha_norm *const norm = options.norm();
   const mha_rope *const rope = options.rope();
   const bool is_norm_last = norm != nullptr && (norm->flags & MHA_NORM_AFTER_ROPE) != 0;
-  if (norm != nullptr) result.norm = prepare(result.q, result.k, result.v, norm, is_norm_last ? rope : nullptr);
-  if (rope != nullptr) result.rotation = prepare(result.q, result.k, result.v, is_norm_last ? nullptr : norm, rope);
+  if (norm != nullptr) result.norm = prepare(result.q, result.k, result.v, norm, is_norm_last ? rope : nullptr, options);
+  if (rope != nullptr) result.rotation = prepare(result.q, result.k, result.v, is_norm_last ? nullptr : norm, rope, options);
   const Prepared *const last = is_norm_last || rope == nullptr ? result.norm.get() : result.rotation.get();
   if (last != nullptr) {
     middle.q = last->q;
@@ -210,17 +226,11 @@ HeadScores scores_of_head(const Attention &attention, int64_t head) {
   args.output = context.data();
   args.scale = attention.scale;
   args.flags = attention.is_causal ? MHA_CAUSAL : 0;
-  if (attention.window != 0) {
-    args.flags |= MHA_WINDOW_LEFT;
-    args.window_left = attention.window - 1;
-  }
+  attention.call->add_flags(&args);
   mha_score_options score;
-  if (attention.score != nullptr) {
-    score = *attention.score;
-    if (score.alibi_slopes != nullptr) score.alibi_slopes += head;
-    if (score.sinks != nullptr) score.sinks += head;
-    if (score.bias != nullptr) score.bias = static_cast<const float *>(score.bias) + head * score.bias_head_stride;
-    if (score.mask != nullptr) score.mask += head * score.mask_head_stride;
+  if (attention.call->score() != nullptr) {
+    score = *attention.call->score();
+    attention.call->move_to_head(head, &score);
     args.score = &score;
   }
   args.instruction_set = attention.instruction_set;
@@ -240,6 +250,8 @@ std::unique_ptr<const Attention> look_into(const GroupedExample &example, uint32
   result->v = heads_of(example.v);
   result->scale = 1 / std::sqrt(static_cast<float>(example.head_dim));
   result->is_causal = result->is_self = true;
+  static const CallOptions nothing;
+  result->call = &nothing;
   result->instruction_set = instruction_set;
 
   tap(result.get());

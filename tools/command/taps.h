@@ -33,8 +33,7 @@ struct Attention {
   float scale = 0;
   bool is_causal = false;
   bool is_self = false;                                 // queries and keys are of the same tokens
-  int64_t window = 0;                                   // rows that a row attends to, its own among them; 0 = all
-  const mha_score_options *score = nullptr;             // of all heads; NULL = none
+  const CallOptions *call = nullptr;                    // not NULL
   uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO;  // that the library used
   std::vector<float> context_values;                    // [n_q, num_heads, head_dim_v]
 };
