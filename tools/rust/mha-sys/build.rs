@@ -12,7 +12,7 @@ fn main() {
     if variable("DOCS_RS").is_some() {
         return; // documentation needs no library
     }
-    let is_static = is_set("MHA_STATIC");
+    let is_static = cfg!(feature = "static") || is_set("MHA_STATIC");
     if let Some(folder) = variable("MHA_LIB_DIR") {
         return link_folder(Path::new(&folder), is_static);
     }
@@ -41,8 +41,14 @@ fn link_folder(folder: &Path, is_static: bool) {
 fn link_installed(is_static: bool) -> bool {
     let mut probe = pkg_config::Config::new();
     // Before 1.0 the binary interface only grows, and so it does within a major version.
-    probe.range_version(env!("CARGO_PKG_VERSION").."1").statik(is_static);
+    probe.range_version(env!("CARGO_PKG_VERSION").."1").statik(is_static).cargo_metadata(!is_static);
     let Ok(library) = probe.probe("mha") else { return false };
+    if is_static {
+        // By itself: that crate links what is below /usr, such as in /usr/local/lib, as a shared library whatever it is asked for.
+        let Some(folder) = library.link_paths.iter().find(|folder| folder.join("libmha.a").is_file()) else { return false };
+        println!("cargo:rustc-link-search=native={}", folder.display());
+        println!("cargo:rustc-link-lib=static=mha");
+    }
     if let Some(include) = library.include_paths.first() {
         println!("cargo:include={}", include.display());
     }

@@ -147,7 +147,8 @@ impl Scheduler for Rayon {
     }
 
     fn parallel_for(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
-        rayon::scope(|scope| {
+        // In place: a thread outside the pool takes its task at once instead of waiting for the pool to wake up.
+        rayon::in_place_scope(|scope| {
             for index in 1..count {
                 scope.spawn(move |_| task(index));
             }
@@ -164,7 +165,12 @@ impl Scheduler for rayon::ThreadPool {
     }
 
     fn parallel_for(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
-        self.install(|| Rayon.parallel_for(count, task));
+        self.in_place_scope(|scope| {
+            for index in 1..count {
+                scope.spawn(move |_| task(index));
+            }
+            task(0);
+        });
     }
 }
 

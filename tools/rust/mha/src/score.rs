@@ -5,7 +5,7 @@ use mha_sys as sys;
 
 use crate::error::check;
 use crate::options::Dimensions;
-use crate::spans::{check_exact, int, spelled, Extent};
+use crate::spans::{check_exact, check_strided, int, spelled, Extent};
 use crate::types::Elements;
 use crate::{Error, ErrorKind, Result};
 
@@ -24,9 +24,9 @@ use crate::{Error, ErrorKind, Result};
 /// context = head_scales[head] * (weights times values)
 /// ```
 ///
-/// The mask and the bias are contiguous arrays, each given with its extents `[batch, num_heads, n_q, columns]`. As in NumPy, each of the first
-/// three may be 1: all sequences, heads or rows have the same then. Rows are those of the query, padding included. There must be a column for
-/// each key, which are those of [`ScoreColumns`]; more are allowed and not read, so that one array serves a cache that grows.
+/// The mask and the bias are arrays, contiguous unless strides are given, each with its extents `[batch, num_heads, n_q, columns]`. As in NumPy,
+/// each of the first three may be 1: all sequences, heads or rows have the same then. Rows are those of the query, padding included. There must be
+/// a column for each key, which are those of [`ScoreColumns`]; more are allowed and not read, so that one array serves a cache that grows.
 ///
 /// Three drafted tokens behind a text in a cache, the second and the third each a guess at what follows the first:
 ///
@@ -96,6 +96,7 @@ pub enum ScoreColumns {
 struct Pairs<T> {
     data: T,
     extents: [usize; 4],
+    strides: Option<[usize; 3]>,
 }
 
 impl<'a> ScoreOptions<'a> {
@@ -140,13 +141,30 @@ impl<'a> ScoreOptions<'a> {
     /// Added to scores: a slice of `f32`, or f16 as [`Elements`]. -infinity excludes a key. Of the extents `[batch, num_heads, n_q, columns]`, each
     /// of the first three is the call's, or 1 where all have the same.
     pub fn bias(mut self, bias: impl Into<Elements<'a>>, extents: [usize; 4]) -> Self {
-        self.bias = Some(Pairs { data: bias.into(), extents });
+        self.bias = Some(Pairs { data: bias.into(), extents, strides: None });
         self
     }
 
     /// 0 where a key takes no part, and anything else where it does. Extents as of [`bias`](Self::bias).
     pub fn mask(mut self, mask: &'a [u8], extents: [usize; 4]) -> Self {
-        self.mask = Some(Pairs { data: mask, extents });
+        self.mask = Some(Pairs { data: mask, extents, strides: None });
+        self
+    }
+
+    /// Elements from one sequence, head and row of the bias to the next, where it is not contiguous; 0 = all have the same. Call it after
+    /// [`bias`](Self::bias).
+    pub fn bias_strides(mut self, batch: usize, head: usize, row: usize) -> Self {
+        if let Some(bias) = &mut self.bias {
+            bias.strides = Some([batch, head, row]);
+        }
+        self
+    }
+
+    /// Likewise of the mask, after [`mask`](Self::mask).
+    pub fn mask_strides(mut self, batch: usize, head: usize, row: usize) -> Self {
+        if let Some(mask) = &mut self.mask {
+            mask.strides = Some([batch, head, row]);
+        }
         self
     }
 
@@ -298,15 +316,19 @@ impl<T> Pairs<T> {
             let message = format!("{name} is {}, but there are {needed} keys; a row has a column for each", spelled(&shape));
             return Err(Error::new(ErrorKind::Shape, message));
         }
-        check_exact(name, len, &shape)
+        match &self.strides {
+            Some(strides) => check_strided(name, len, &shape, strides),
+            None => check_exact(name, len, &shape),
+        }
     }
 
     /// From one sequence, head and row to the next; 0 where all have the same.
     fn strides(&self) -> (i64, i64, i64) {
         let [batch, heads, n_q, row] = self.extents;
         let head = n_q.saturating_mul(row);
+        let [of_batch, of_head, of_row] = self.strides.unwrap_or([heads.saturating_mul(head), head, row]);
         let or_shared = |extent: usize, stride: usize| if extent == 1 { 0 } else { int(stride) };
-        (or_shared(batch, heads.saturating_mul(head)), or_shared(heads, head), or_shared(n_q, row))
+        (or_shared(batch, of_batch), or_shared(heads, of_head), or_shared(n_q, of_row))
     }
 }
 

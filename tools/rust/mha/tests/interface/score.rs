@@ -122,6 +122,25 @@ fn columns_beyond_the_keys_are_not_read() {
 }
 
 #[test]
+fn a_mask_and_a_bias_can_be_parts_of_larger_ones() {
+    let extents = [BATCH, HEADS, ROWS, ROWS];
+    let [row, head] = [ROWS + 3, (ROWS + 3) * (ROWS + 2)];
+    let large = numbers(BATCH * HEADS * head, 7);
+    let mask: Vec<u8> = large.iter().map(|value| u8::from(*value > -0.5)).collect();
+    let at = |[b, h, i, j]: [usize; 4]| row + 2 + (b * HEADS + h) * head + i * row + j; // from the second row and the third column on
+    let (bias_part, mask_part): (Vec<f32>, Vec<u8>) = pairs().map(|pair| (large[at(pair)], mask[at(pair)])).unzip();
+    let parts = attend(false, ScoreOptions::new().bias(&bias_part, extents).mask(&mask_part, extents));
+    let given = ScoreOptions::new().bias(&large[row + 2..], extents).mask(&mask[row + 2..], extents);
+    let given = given.bias_strides(HEADS * head, head, row).mask_strides(HEADS * head, head, row);
+    assert_eq!(attend(false, given).bits(), parts.bits());
+
+    // All heads have that of the first
+    let of_first: Vec<f32> = pairs().map(|[b, _, i, j]| large[at([b, 0, i, j])]).collect();
+    let shared = ScoreOptions::new().bias(&large[row + 2..], extents).bias_strides(HEADS * head, 0, row);
+    assert_eq!(attend(false, shared).bits(), attend(false, ScoreOptions::new().bias(&of_first, extents)).bits());
+}
+
+#[test]
 fn a_softcap_bounds_scores_and_a_large_one_hardly_changes_them() {
     let large = attend(false, ScoreOptions::new().softcap(1e4));
     assert_near(&large.output, &plain().output, 1e-5);

@@ -372,6 +372,21 @@ fn of_extents_of_mask_and_bias() {
 }
 
 #[test]
+fn of_strides_of_mask_and_bias() {
+    let (layer, x, mut y, ones, zeros) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32], [1; 13], [0.0; 13]);
+    let sentence = "has 12 elements; [batch 1, num_heads 1, n_q 3, columns 3] with strides [99, 99, 5] reach over 13";
+    let mask = ScoreOptions::new().mask(&ones[..12], [1, 1, 3, 3]).mask_strides(99, 99, 5);
+    let bias = ScoreOptions::new().bias(&zeros[..12], [1, 1, 3, 3]).bias_strides(99, 99, 5);
+    for (name, options) in [("mask", mask), ("bias", bias)] {
+        let call = layer.forward(&x, &mut y).score(options);
+        assert_eq!(error_of(call.run(&mut Workspace::new()), ErrorKind::SliceLength), format!("{name} {sentence}"));
+    }
+    assert_eq!(y, [7.0; 96]);
+    let enough = ScoreOptions::new().mask(&ones, [1, 1, 3, 3]).mask_strides(99, 99, 5);
+    layer.forward(&x, &mut y).score(enough).run(&mut Workspace::new()).unwrap();
+}
+
+#[test]
 fn of_masks_with_a_cache() {
     let (layer, x, ones) = (layer(), numbers(5 * 32, 1), [1; 64]);
     let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 20).sequences(2)).unwrap();
