@@ -98,10 +98,19 @@ struct Case {
   Storage input_type = Storage::kF32;
   std::unique_ptr<Scheduler> scheduler;
   uint64_t blocks_seed = 0;
-  // Mask and bias with a column for each new key, of all calls together: the columns of a call are KeyColumns.
-  Pairs<float> new_bias;
-  Pairs<uint8_t> new_mask;
+  // Mask, bias and groups of keys as they are given, where their columns are not those of the whole (has_own_columns).
+  Pairs<float> given_bias;
+  Pairs<uint8_t> given_mask;
+  std::vector<int64_t> given_kv_groups;
 
+  // Columns are not those of the whole: new keys alone, of all calls together, those of a call being KeyColumns; or positions in a cache,
+  // which packed sequences have in common.
+  bool has_own_columns() const { return Is("columns", "new") || (is_packed() && has_cache()); }
+  int64_t num_own_columns() const {
+    int64_t longest = 0;
+    for (int64_t b = 0; b < packed.count() && is_packed(); b++) longest = std::max(longest, packed.kv[b + 1] - packed.kv[b]);
+    return Is("columns", "new") ? n_kv.value : longest;
+  }
   // With each call come as many keys as queries, to stand at the same positions.
   bool keys_come_with_queries() const { return has_cache() && Is("n_kv", "queries") && Is("kv_lengths", "queries"); }
   bool counts_positions() const {
@@ -290,20 +299,17 @@ inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
     k_positions = c.reads() || k_positions.empty() ? std::vector<int64_t>() : RowsOfKeys<int64_t>(k_positions, c, part, 1, -1);
   }
   if (whole.score) {
-    if (c.Is("columns", "new")) {
-      const auto [begin, end] = c.KeyColumns(part.begin, part.end);
-      problem.score->bias = RowsOfPairs(c.new_bias, c, part, c.n_kv.value, begin, end);
-      problem.score->mask = RowsOfPairs(c.new_mask, c, part, c.n_kv.value, begin, end);
-    } else {
-      problem.score->bias = RowsOfPairs(whole.score->bias, c, part, whole.n_kv, 0, whole.n_kv);
-      problem.score->mask = RowsOfPairs(whole.score->mask, c, part, whole.n_kv, 0, whole.n_kv);
-    }
+    const int64_t columns = c.has_own_columns() ? c.num_own_columns() : whole.n_kv;
+    const auto [begin, end] = c.Is("columns", "new") ? c.KeyColumns(part.begin, part.end) : std::pair<int64_t, int64_t>(0, columns);
+    problem.score->bias = RowsOfPairs(c.has_own_columns() ? c.given_bias : whole.score->bias, c, part, columns, begin, end);
+    problem.score->mask = RowsOfPairs(c.has_own_columns() ? c.given_mask : whole.score->mask, c, part, columns, begin, end);
     std::vector<float> &q_scales = problem.score->q_scales;
     if (c.Is("q_scales", "one")) q_scales = {q_scales.begin() + part.begin, q_scales.begin() + part.end};
     if (c.Is("q_scales", "sequence")) q_scales = RowsOfQueries(whole.score->q_scales, c, part, 1);
     problem.score->bias_is_f16 = problem.score->bias_is_f16 && !problem.score->bias.values.empty();
     problem.score->groups.of_queries = RowsOfQueries(whole.score->groups.of_queries, c, part, 1);
-    problem.score->groups.columns = whole.n_kv;
+    if (c.has_own_columns()) problem.score->groups.of_keys = c.given_kv_groups;
+    problem.score->groups.columns = columns;
   }
   return problem;
 }

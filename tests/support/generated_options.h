@@ -155,7 +155,7 @@ inline void SettleKeys(Case *c, std::string_view value, Random *random) {
 // ---- Arrays with a number for each pair
 
 // The columns of mask and bias.
-inline int64_t ColumnsOf(const Case &c) { return c.Is("columns", "new") ? c.n_kv.value : c.whole.n_kv; }
+inline int64_t ColumnsOf(const Case &c) { return c.has_own_columns() ? c.num_own_columns() : c.whole.n_kv; }
 
 // make(i, j) is drawn for row i and column j, one after the other, of each sequence and head that has its own.
 template <typename T, typename Make>
@@ -182,7 +182,7 @@ T &PairOf(const LayerProblem &sizes, Pairs<T> *pairs, int64_t columns, int64_t b
   return pairs->values[static_cast<size_t>(at * columns + column)];
 }
 
-// What an array with columns for new keys alone means for all keys: older ones have `absent`.
+// What an array with columns of its own means for the keys of the whole: those without one have `absent`.
 template <typename T>
 Pairs<T> OfAllKeys(const Case &c, Pairs<T> pairs, T absent) {
   const LayerProblem &whole = c.whole;
@@ -191,14 +191,17 @@ Pairs<T> OfAllKeys(const Case &c, Pairs<T> pairs, T absent) {
   all.values.assign(static_cast<size_t>(whole.batch * whole.num_heads * whole.n_q * whole.n_kv), absent);
   for (size_t n = 0; n + 1 < c.cuts.size(); n++) {
     const CallPart part = PartOf(c, c.cuts[n], c.cuts[n + 1]);
+    const bool are_new = c.Is("columns", "new");
     const int64_t first_column = c.KeyColumns(part.begin, part.end).first;
-    for (int64_t b = 0; b < whole.batch; b++) {
-      const CallRows &rows = part.rows[static_cast<size_t>(b)];
+    for (size_t r = 0; r < part.rows.size(); r++) {
+      const CallRows &rows = part.rows[r];
+      const int64_t b = c.is_packed() ? 0 : static_cast<int64_t>(r), count = are_new ? rows.kv_count : rows.length;
+      const int64_t to = are_new ? rows.kv_column : c.packed.kv[r], from = are_new ? first_column + rows.kv_first : 0;
+      const int64_t begin = c.is_packed() ? rows.q_first : part.begin, end = c.is_packed() ? rows.q_first + rows.q_count : part.end;
       for (int64_t h = 0; h < whole.num_heads; h++) {
-        for (int64_t i = part.begin; i < part.end; i++) {
-          for (int64_t j = 0; j < rows.kv_count; j++) {
-            PairOf(whole, &all, whole.n_kv, b, h, i, rows.kv_column + j) =
-                PairOf(whole, &pairs, c.n_kv.value, b, h, i, first_column + rows.kv_first + j);
+        for (int64_t i = begin; i < end; i++) {
+          for (int64_t j = 0; j < count; j++) {
+            PairOf(whole, &all, whole.n_kv, b, h, i, to + j) = PairOf(whole, &pairs, c.num_own_columns(), b, h, i, from + j);
           }
         }
       }
@@ -254,7 +257,7 @@ void ForEachAttendingPair(const AttentionSizes &sizes, const Function &function)
 inline void PoisonWhatNobodyAttendsTo(Case *c, float poison) {
   LayerProblem &whole = c->whole;
   std::vector<bool> has_queries(static_cast<size_t>(whole.batch * whole.n_kv));
-  Pairs<float> *bias = whole.score && !whole.score->bias.values.empty() && c->Is("columns", "all") ? &whole.score->bias : nullptr;
+  Pairs<float> *bias = whole.score && !whole.score->bias.values.empty() && !c->has_own_columns() ? &whole.score->bias : nullptr;
   Pairs<float> poisoned;
   if (bias) {
     poisoned = *bias;
@@ -471,7 +474,8 @@ inline const std::vector<Dimension> &Dimensions() {
        {"tight", "roomy"},
        [](Case *c, std::string_view value, Random *random) {
          if (!c->Is("cache", "ring")) return;
-         const int64_t at_once = c->keys_come_with_queries() ? 1 : std::max(c->whole.n_q, c->n_kv.value);
+         const bool in_step = c->keys_come_with_queries() && c->kv_start.empty();
+         const int64_t at_once = in_step ? 1 : std::max(c->whole.n_q, c->n_kv.value);
          const int64_t least = c->whole.window_left.value_or(0) + at_once + (value == "roomy" ? random->Between(1, 300) : 0);
          c->cache_form = {MHA_CACHE_RING, (least + 15) / 16 * 16};
        }},
@@ -697,9 +701,9 @@ inline const std::vector<Dimension> &Dimensions() {
            score.bias.values[static_cast<size_t>(random->Below(static_cast<int64_t>(score.bias.values.size())))] =
                random->Pick({FromBits(0xffc00000u), std::numeric_limits<float>::infinity()});
          }
-         if (c->Is("columns", "new")) {
-           c->new_bias = score.bias;
-           score.bias = OfAllKeys(*c, c->new_bias, 0.0f);
+         if (c->has_own_columns()) {
+           c->given_bias = score.bias;
+           score.bias = OfAllKeys(*c, c->given_bias, 0.0f);
          }
        }},
       {"bias_extents", {"row", "all", "head", "sequence", "one"}, [](Case *, std::string_view, Random *) {}},
@@ -722,9 +726,9 @@ inline const std::vector<Dimension> &Dimensions() {
            }
            return attends;
          });
-         if (c->Is("columns", "new")) {
-           c->new_mask = score.mask;
-           score.mask = OfAllKeys(*c, c->new_mask, uint8_t{1});
+         if (c->has_own_columns()) {
+           c->given_mask = score.mask;
+           score.mask = OfAllKeys(*c, c->given_mask, uint8_t{1});
          }
        }},
       {"mask_extents", {"row", "all", "head", "sequence", "one"}, [](Case *, std::string_view, Random *) {}},
@@ -750,13 +754,21 @@ inline const std::vector<Dimension> &Dimensions() {
            }
          };
          draw(c->whole.n_q, &groups.of_queries);
-         if (c->Is("groups_of_keys", "given")) draw(c->whole.n_kv, &groups.of_keys);
+         if (c->has_own_columns()) {
+           draw(c->num_own_columns(), &c->given_kv_groups);
+           for (int64_t b = 0; b < c->packed.count(); b++) {
+             const auto first = c->given_kv_groups.begin();
+             groups.of_keys.insert(groups.of_keys.end(), first, first + (c->packed.kv[b + 1] - c->packed.kv[b]));
+           }
+         } else if (c->Is("groups_of_keys", "given")) {
+           draw(c->whole.n_kv, &groups.of_keys);
+         }
          // Most queries have the number of some key, wherever that is.
          for (size_t i = 0; i < groups.of_queries.size() && !groups.of_keys.empty(); i++) {
            const int64_t b = static_cast<int64_t>(i) / c->whole.n_q, column = random->Below(c->whole.n_kv);
            if (random->Chance(0.8)) groups.of_queries[i] = groups.of_keys[static_cast<size_t>(b * c->whole.n_kv + column)];
          }
-         if (c->whole.n_kv == 0) groups.of_keys = {0};  // an array of none must be there
+         if (c->whole.n_kv == 0) groups.of_keys = c->given_kv_groups = {0};  // an array of none must be there
        }},
       {"groups_of_keys", {"given", "queries"}, [](Case *, std::string_view, Random *) {}},
       {"group_numbers", {"ascending", "any"}, [](Case *, std::string_view, Random *) {}},
@@ -933,11 +945,8 @@ inline const std::vector<Together> &WithoutMeaning() {
       {{"in_place", "yes"}, {"inputs", "rows_outside"}, {"outputs", "!rows_outside"}},
       {{"in_place", "yes"}, {"inputs", "gaps"}, {"input_type", "!f32"}},  // of which Results() takes what it finds in gaps
       {{"packed", "yes"}, {"batch", "!1"}},
-      {{"packed", "yes"}, {"cache", "ring"}},
       {{"packed", "yes"}, {"cache", "!none"}, {"past_by", "append"}},  // as it is always then
-      {{"packed", "yes"}, {"cache", "!none"}, {"mask", "!no"}},  // whose columns are positions, which sequences have in common
-      {{"packed", "yes"}, {"cache", "!none"}, {"bias", "!no"}},
-      {{"packed", "yes"}, {"cache", "!none"}, {"groups", "!no"}},
+      {{"packed", "yes"}, {"cache", "!none"}, {"num_columns", "short"}},  // of positions, which the whole has in several places
       {{"packed", "yes"}, {"calls", "!one"}},
       {{"packed", "yes"}, {"q_lengths", "!no"}},
       {{"packed", "yes"}, {"kv_lengths", "ragged|empty"}},
