@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,22 +15,17 @@
 
 namespace support {
 
-inline const char *NameOf(Storage type) {
-  switch (type) {
-    case Storage::kF32:
-      return "f32";
-    case Storage::kF16:
-      return "f16";
-    case Storage::kBf16:
-      return "bf16";
-    case Storage::kInt8:
-      return "int8";
-  }
-  return "?";
-}
+const char *NameOf(Storage type);
 
 // A rotation of queries and keys.
 struct Rope {
+  Rope();
+  Rope(const Rope &);
+  Rope(Rope &&) noexcept;
+  Rope &operator=(const Rope &);
+  Rope &operator=(Rope &&) noexcept;
+  ~Rope();
+
   bool is_interleaved = false;
   bool use_defaults = false;  // give 0 for dims = head_dim and table_stride = dims / 2
   int64_t dims = 0;
@@ -45,6 +39,13 @@ struct Rope {
 // A norm of queries, keys and values; the struct of mha.h. Weights and biases are [head_dim] where head_stride is 0, else [heads,
 // head_stride], of which head_dim are looked at.
 struct NormArrays {
+  NormArrays();
+  NormArrays(const NormArrays &);
+  NormArrays(NormArrays &&) noexcept;
+  NormArrays &operator=(const NormArrays &);
+  NormArrays &operator=(NormArrays &&) noexcept;
+  ~NormArrays();
+
   bool is_layer = false, is_of_all_heads = false, is_after_rotation = false, is_of_values = false;
   bool use_defaults = false;  // give 0 for the stride of all heads
   float epsilon = 1e-6f;
@@ -71,6 +72,13 @@ struct Groups {
 
 // What changes scores; the struct of mha.h.
 struct ScoreArrays {
+  ScoreArrays();
+  ScoreArrays(const ScoreArrays &);
+  ScoreArrays(ScoreArrays &&) noexcept;
+  ScoreArrays &operator=(const ScoreArrays &);
+  ScoreArrays &operator=(ScoreArrays &&) noexcept;
+  ~ScoreArrays();
+
   float softcap = 0;
   std::vector<float> alibi_slopes, sinks;  // [num_heads]; empty = not given
   std::vector<float> head_scales;          // likewise
@@ -87,6 +95,13 @@ struct ScoreArrays {
 
 // The sizes that the layer and its middle stage have in common, and who attends to whom.
 struct AttentionSizes {
+  AttentionSizes();
+  AttentionSizes(const AttentionSizes &);
+  AttentionSizes(AttentionSizes &&) noexcept;
+  AttentionSizes &operator=(const AttentionSizes &);
+  AttentionSizes &operator=(AttentionSizes &&) noexcept;
+  ~AttentionSizes();
+
   int64_t batch = 1;
   int64_t n_q = 1;
   int64_t n_kv = 1;
@@ -119,92 +134,25 @@ struct ValidRows {
   int64_t q_first, n_q, kv_first, n_kv;
 };
 
-inline ValidRows ValidRowsOf(const AttentionSizes &sizes, int64_t b) {
-  const int64_t q_first = sizes.q_first.empty() ? 0 : sizes.q_first[b], kv_first = sizes.kv_start.empty() ? 0 : sizes.kv_start[b];
-  const int64_t n_q = sizes.q_lengths.empty() ? sizes.n_q - q_first : sizes.q_lengths[b];
-  const int64_t n_kv = sizes.kv_lengths.empty() ? sizes.n_kv - kv_first : sizes.kv_lengths[b];
-  if (sizes.padding_left) return {sizes.n_q - n_q, n_q, sizes.keys_by_position ? 0 : sizes.n_kv - n_kv, n_kv};
-  return {q_first, n_q, kv_first, n_kv};
-}
+ValidRows ValidRowsOf(const AttentionSizes &sizes, int64_t b);
 
 struct AttentionProblem : AttentionSizes {
+  AttentionProblem();
+  AttentionProblem(const AttentionProblem &);
+  AttentionProblem(AttentionProblem &&) noexcept;
+  AttentionProblem &operator=(const AttentionProblem &);
+  AttentionProblem &operator=(AttentionProblem &&) noexcept;
+  ~AttentionProblem();
+
   std::vector<float> q;  // [batch, n_q, num_heads, head_dim]
   std::vector<float> k;  // [batch, n_kv, num_kv_heads, head_dim]
   std::vector<float> v;  // [batch, n_kv, num_kv_heads, head_dim_v]
 };
 
-inline std::string Describe(const AttentionSizes &sizes) {
-  std::ostringstream text;
-  text << "batch " << sizes.batch << " n_q " << sizes.n_q << " n_kv " << sizes.n_kv << " heads " << sizes.num_heads << "/"
-       << sizes.num_kv_heads << " head_dim " << sizes.head_dim << " head_dim_v " << sizes.head_dim_v << " scale " << sizes.scale
-       << (sizes.is_causal ? " causal" : "");
-  if (!sizes.q_start.empty()) {
-    text << " q_start";
-    for (const int64_t start : sizes.q_start) text << " " << start;
-  }
-  for (const auto &[name, lengths] : {std::pair{" q_lengths", &sizes.q_lengths}, std::pair{" kv_lengths", &sizes.kv_lengths},
-                                      std::pair{" kv_start", &sizes.kv_start}, std::pair{" q_first", &sizes.q_first}}) {
-    if (!lengths->empty()) text << name;
-    for (const int64_t length : *lengths) text << " " << length;
-  }
-  if (sizes.padding_left) text << " padding left";
-  if (sizes.window_left) text << " window_left " << *sizes.window_left;
-  if (sizes.window_right) text << " window_right " << *sizes.window_right;
-  if (sizes.rope) {
-    text << " rope " << (sizes.rope->is_interleaved ? "interleaved" : "half") << " dims " << sizes.rope->dims
-         << (sizes.rope->q_positions.empty() ? "" : " q_positions") << (sizes.rope->k_positions.empty() ? "" : " k_positions");
-  }
-  if (sizes.norm) {
-    const NormArrays &norm = *sizes.norm;
-    text << (norm.is_layer ? " layer norm" : " rms norm") << (norm.is_of_all_heads ? " of all heads" : "")
-         << (norm.is_after_rotation ? " after rope" : "") << (norm.is_of_values ? " values" : "") << " head_stride " << norm.head_stride
-         << " weights";
-    for (const std::vector<float> *given : {&norm.q_weight, &norm.k_weight, &norm.q_bias, &norm.k_bias}) {
-      text << (given->empty() ? "-" : "+");
-    }
-  }
-  if (sizes.score) {
-    const ScoreArrays &score = *sizes.score;
-    const auto extents = [](const auto &pairs) {
-      return std::string(pairs.by_sequence ? " b" : " 1") + (pairs.by_head ? "h" : "1") + (pairs.by_row ? "q" : "1");
-    };
-    if (score.softcap != 0) text << " softcap " << score.softcap;
-    if (!score.alibi_slopes.empty()) text << " alibi";
-    if (!score.sinks.empty()) text << " sinks";
-    if (!score.relative_bias.empty()) text << " relative " << score.relative_left << "+1+" << score.relative_right;
-    if (!score.q_scales.empty()) text << " q_scales";
-    if (!score.head_scales.empty()) text << " head scales";
-    if (!score.bias.values.empty()) text << " bias" << extents(score.bias) << (score.bias_is_f16 ? " f16" : "");
-    if (!score.mask.values.empty()) text << " mask" << extents(score.mask);
-    if (!score.groups.of_queries.empty()) {
-      text << " groups" << (score.groups.add_keys ? " also" : " within") << (score.groups.by_sequence ? " b" : " 1")
-           << (score.groups.of_keys.empty() ? "" : " of keys");
-    }
-    if (score.num_columns != 0) text << " num_columns " << score.num_columns;
-  }
-  if (sizes.gate != GateKind::kNone) text << (sizes.gate == GateKind::kSigmoid ? " sigmoid of " : " softplus of ") << sizes.gate_dim;
-  if (sizes.k_type != Storage::kF32 || sizes.v_type != Storage::kF32) {
-    text << " stored " << NameOf(sizes.k_type) << "/" << NameOf(sizes.v_type);
-  }
-  return text.str();
-}
+std::string Describe(const AttentionSizes &sizes);
 
 // The shape of sequence b, its valid rows alone. The rotation, if there is one, is SpecifySequence's to set.
-inline AttentionShape ShapeOf(const AttentionSizes &sizes, int64_t b) {
-  const ValidRows valid = ValidRowsOf(sizes, b);
-  AttentionShape shape = {valid.n_q,          valid.n_kv,      sizes.num_heads,
-                          sizes.num_kv_heads, sizes.head_dim,  sizes.head_dim_v,
-                          sizes.scale,        sizes.is_causal, sizes.q_start.empty() ? valid.n_kv - valid.n_q : sizes.q_start[b]};
-  shape.has_window_left = sizes.window_left.has_value();
-  shape.window_left = sizes.window_left.value_or(0);
-  shape.has_window_right = sizes.window_right.has_value();
-  shape.window_right = sizes.window_right.value_or(0);
-  shape.k_type = sizes.k_type;
-  shape.v_type = sizes.v_type;
-  shape.gate.kind = sizes.gate;
-  shape.gate.dim = sizes.gate_dim;
-  return shape;
-}
+AttentionShape ShapeOf(const AttentionSizes &sizes, int64_t b);
 
 // Calls function(rotation) with the rotation of sequence b's valid rows, or with null.
 template <typename Function>
@@ -223,13 +171,7 @@ void WithRotation(const AttentionSizes &sizes, int64_t b, const Function &functi
 }
 
 // The norm of all sequences, if there is one.
-inline std::optional<Norm> NormOf(const AttentionSizes &sizes) {
-  if (!sizes.norm) return std::nullopt;
-  const NormArrays &from = *sizes.norm;
-  const auto data = [](const std::vector<float> &x) { return x.empty() ? nullptr : x.data(); };
-  return Norm{from.is_layer,       from.is_of_all_heads, from.is_after_rotation, from.is_of_values, from.epsilon,
-              data(from.q_weight), data(from.k_weight),  data(from.q_bias),      data(from.k_bias), from.head_stride};
-}
+std::optional<Norm> NormOf(const AttentionSizes &sizes);
 
 // Of the pairs, those of the valid rows and keys of sequence b, [num_heads, n_q, n_kv].
 template <typename T>
@@ -276,103 +218,27 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   function(&options);
 }
 
-inline void FillNormal(Random *random, AttentionProblem *problem) {
-  problem->q = random->Normals(problem->batch * problem->n_q * problem->num_heads * problem->head_dim);
-  problem->k = random->Normals(problem->batch * problem->n_kv * problem->num_kv_heads * problem->head_dim);
-  problem->v = random->Normals(problem->batch * problem->n_kv * problem->num_kv_heads * problem->head_dim_v);
-  problem->gate_values = random->Normals(problem->batch * problem->n_q * problem->num_heads * problem->gate_dim, 2.0f);
-}
+void FillNormal(Random *random, AttentionProblem *problem);
 
 // A problem of these sizes.
-inline AttentionProblem NormalAttention(const AttentionSizes &sizes, uint64_t seed = 1) {
-  Random random(seed);
-  AttentionProblem problem;
-  static_cast<AttentionSizes &>(problem) = sizes;
-  FillNormal(&random, &problem);
-  return problem;
-}
+AttentionProblem NormalAttention(const AttentionSizes &sizes, uint64_t seed = 1);
 
 // Rows first .. first + count of x [batch, n, width], of sequence b.
-inline std::vector<float> SliceRows(const std::vector<float> &x, int64_t b, int64_t n, int64_t width, int64_t first, int64_t count) {
-  const auto begin = x.begin() + (b * n + first) * width;
-  return std::vector<float>(begin, begin + count * width);
-}
+std::vector<float> SliceRows(const std::vector<float> &x, int64_t b, int64_t n, int64_t width, int64_t first, int64_t count);
 
 // Sequence b's query rows first .. first + n_q with its first n_kv keys. q_start, where needed, is the caller's to set.
-inline AttentionProblem Slice(const AttentionProblem &problem, int64_t b, int64_t first, int64_t n_q, int64_t n_kv) {
-  AttentionProblem slice = problem;
-  slice.batch = 1;
-  slice.n_q = n_q;
-  slice.n_kv = n_kv;
-  slice.q_start.clear();
-  slice.q = SliceRows(problem.q, b, problem.n_q, problem.num_heads * problem.head_dim, first, n_q);
-  slice.k = SliceRows(problem.k, b, problem.n_kv, problem.num_kv_heads * problem.head_dim, 0, n_kv);
-  slice.v = SliceRows(problem.v, b, problem.n_kv, problem.num_kv_heads * problem.head_dim_v, 0, n_kv);
-  slice.gate_values = SliceRows(problem.gate_values, b, problem.n_q, problem.num_heads * problem.gate_dim, first, n_q);
-  return slice;
-}
+AttentionProblem Slice(const AttentionProblem &problem, int64_t b, int64_t first, int64_t n_q, int64_t n_kv);
 
 // Rows first .. first + count and keys 0 .. n_kv of x [batch, num_heads, n_q, all_kv], of sequence b; all_kv = 1 for lse.
-inline std::vector<float> SliceScores(const std::vector<float> &x, const AttentionSizes &sizes, int64_t all_kv, int64_t b, int64_t first,
-                                      int64_t count, int64_t n_kv) {
-  std::vector<float> slice;
-  if (x.empty()) return slice;
-  for (int64_t h = 0; h < sizes.num_heads; h++) {
-    for (int64_t i = first; i < first + count; i++) {
-      const auto begin = x.begin() + ((b * sizes.num_heads + h) * sizes.n_q + i) * all_kv;
-      slice.insert(slice.end(), begin, begin + n_kv);
-    }
-  }
-  return slice;
-}
+std::vector<float> SliceScores(const std::vector<float> &x, const AttentionSizes &sizes, int64_t all_kv, int64_t b, int64_t first,
+                               int64_t count, int64_t n_kv);
 
 // What a call of Slice(...) has to give, out of what the whole gave. y_width is the width of a row of y.
-inline Outputs Slice(const Outputs &whole, const AttentionSizes &sizes, int64_t y_width, int64_t b, int64_t first, int64_t n_q,
-                     int64_t n_kv) {
-  const auto rows = [&](const std::vector<float> &x, int64_t n, int64_t width, int64_t from, int64_t count) {
-    return x.empty() ? x : SliceRows(x, b, n, width, from, count);
-  };
-  Outputs slice;
-  slice.q = rows(whole.q, sizes.n_q, sizes.num_heads * sizes.head_dim, first, n_q);
-  slice.k = rows(whole.k, sizes.n_kv, sizes.num_kv_heads * sizes.head_dim, 0, n_kv);
-  slice.v = rows(whole.v, sizes.n_kv, sizes.num_kv_heads * sizes.head_dim_v, 0, n_kv);
-  slice.scores = SliceScores(whole.scores, sizes, sizes.n_kv, b, first, n_q, n_kv);
-  slice.scaled_scores = SliceScores(whole.scaled_scores, sizes, sizes.n_kv, b, first, n_q, n_kv);
-  slice.softcapped_scores = SliceScores(whole.softcapped_scores, sizes, sizes.n_kv, b, first, n_q, n_kv);
-  slice.masked_scores = SliceScores(whole.masked_scores, sizes, sizes.n_kv, b, first, n_q, n_kv);
-  slice.attention_weights = SliceScores(whole.attention_weights, sizes, sizes.n_kv, b, first, n_q, n_kv);
-  slice.lse = SliceScores(whole.lse, sizes, 1, b, first, n_q, 1);
-  slice.context = rows(whole.context, sizes.n_q, sizes.num_heads * sizes.head_dim_v, first, n_q);
-  slice.y = rows(whole.y, sizes.n_q, y_width, first, n_q);
-  return slice;
-}
+Outputs Slice(const Outputs &whole, const AttentionSizes &sizes, int64_t y_width, int64_t b, int64_t first, int64_t n_q,
+              int64_t n_kv);
 
 // Sequence b as a problem of its own, without its padding.
-inline AttentionProblem Alone(const AttentionProblem &problem, int64_t b) {
-  const ValidRows valid = ValidRowsOf(problem, b);
-  AttentionProblem alone = problem;
-  alone.batch = 1;
-  alone.n_q = valid.n_q;
-  alone.n_kv = valid.n_kv;
-  alone.q_lengths.clear();
-  alone.kv_lengths.clear();
-  alone.kv_start.clear();
-  alone.q_first.clear();
-  alone.padding_left = false;
-  alone.q = SliceRows(problem.q, b, problem.n_q, problem.num_heads * problem.head_dim, valid.q_first, valid.n_q);
-  alone.k = SliceRows(problem.k, b, problem.n_kv, problem.num_kv_heads * problem.head_dim, valid.kv_first, valid.n_kv);
-  alone.v = SliceRows(problem.v, b, problem.n_kv, problem.num_kv_heads * problem.head_dim_v, valid.kv_first, valid.n_kv);
-  alone.gate_values = SliceRows(problem.gate_values, b, problem.n_q, problem.num_heads * problem.gate_dim, valid.q_first, valid.n_q);
-  if (!problem.q_start.empty()) alone.q_start = {problem.q_start[b]};
-  if (problem.rope) {
-    const auto slice = [&](const std::vector<int64_t> &x, int64_t n, int64_t first, int64_t count) {
-      return x.empty() ? x : std::vector<int64_t>(x.begin() + b * n + first, x.begin() + b * n + first + count);
-    };
-    alone.rope->q_positions = slice(problem.rope->q_positions, problem.n_q, valid.q_first, valid.n_q);
-    alone.rope->k_positions = slice(problem.rope->k_positions, problem.n_kv, valid.kv_first, valid.n_kv);
-  }
-  return alone;
-}
+AttentionProblem Alone(const AttentionProblem &problem, int64_t b);
 
 // Calls function(row) with each row of x [batch, n, width] that is padding.
 template <typename Function>
@@ -386,16 +252,9 @@ void ForEachPaddingRow(const AttentionSizes &sizes, bool of_queries, const Funct
   }
 }
 
-inline void FillPadding(const AttentionSizes &sizes, bool of_queries, int64_t width, float value, std::vector<float> *x) {
-  ForEachPaddingRow(sizes, of_queries, [&](int64_t row) { std::fill_n(x->begin() + row * width, width, value); });
-}
+void FillPadding(const AttentionSizes &sizes, bool of_queries, int64_t width, float value, std::vector<float> *x);
 
-inline void FillPadding(float value, AttentionProblem *problem) {
-  FillPadding(*problem, true, problem->num_heads * problem->head_dim, value, &problem->q);
-  FillPadding(*problem, false, problem->num_kv_heads * problem->head_dim, value, &problem->k);
-  FillPadding(*problem, false, problem->num_kv_heads * problem->head_dim_v, value, &problem->v);
-  FillPadding(*problem, true, problem->num_heads * problem->gate_dim, value, &problem->gate_values);
-}
+void FillPadding(float value, AttentionProblem *problem);
 
 }  // namespace support
 

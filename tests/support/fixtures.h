@@ -18,6 +18,8 @@
 // What lies between is there too: LayerData has the structs of a layer, ForwardData and AttentionData those of a call, to be changed before
 // they are used. Every array is in memory of its own (memory.h), next to inaccessible pages if asked for. Cache is a cache (cache.h),
 // and replay.h feeds one; attention_test.h repeats tests for every instruction set.
+//
+// What many programs use is compiled once, in a .cpp file beside its header, the copying of large structs included.
 #ifndef MHA_TESTS_SUPPORT_FIXTURES_H
 #define MHA_TESTS_SUPPORT_FIXTURES_H
 

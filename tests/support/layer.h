@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +22,13 @@ namespace support {
 
 // All dense, matrices [in, out]. Empty: no bias, no output projection.
 struct LayerProblem : AttentionSizes {
+  LayerProblem();
+  LayerProblem(const LayerProblem &);
+  LayerProblem(LayerProblem &&) noexcept;
+  LayerProblem &operator=(const LayerProblem &);
+  LayerProblem &operator=(LayerProblem &&) noexcept;
+  ~LayerProblem();
+
   int64_t query_dim = 1;
   int64_t key_dim = 1;
   int64_t value_dim = 1;
@@ -47,81 +53,27 @@ struct LayerProblem : AttentionSizes {
   const std::vector<float> &value_input() const { return has_value ? value : key_input(); }
 };
 
-inline std::string Describe(const LayerProblem &problem) {
-  std::ostringstream text;
-  text << Describe(static_cast<const AttentionSizes &>(problem)) << " query_dim " << problem.query_dim << " key_dim " << problem.key_dim
-       << " value_dim " << problem.value_dim << " output_dim " << (problem.w_o.empty() ? 0 : problem.output_dim)
-       << (problem.has_key ? " key" : "") << (problem.has_value ? " value" : "") << " biases";
-  for (const std::vector<float> *bias : {&problem.b_q, &problem.b_k, &problem.b_v, &problem.b_o, &problem.b_g}) {
-    text << (bias->empty() ? "-" : "+");
-  }
-  return text.str();
-}
+std::string Describe(const LayerProblem &problem);
 
-inline LayerShape LayerShapeOf(const LayerProblem &problem, int64_t b) {
-  return {problem.query_dim, problem.key_dim, problem.value_dim, problem.output_dim, ShapeOf(problem, b)};
-}
+LayerShape LayerShapeOf(const LayerProblem &problem, int64_t b);
 
-inline LayerWeights WeightsOf(const LayerProblem &problem) {
-  const auto pointer = [](const std::vector<float> &x) { return x.empty() ? nullptr : x.data(); };
-  return {pointer(problem.w_q), pointer(problem.w_k), pointer(problem.w_v), pointer(problem.w_o), pointer(problem.b_q),
-          pointer(problem.b_k), pointer(problem.b_v), pointer(problem.b_o), problem.stored,       pointer(problem.s_q),
-          pointer(problem.s_k), pointer(problem.s_v), pointer(problem.s_o), pointer(problem.w_g), pointer(problem.b_g),
-          pointer(problem.s_g)};
-}
+LayerWeights WeightsOf(const LayerProblem &problem);
 
 // Which biases a layer has; that of the gate goes with that of the queries.
 inline constexpr uint32_t kBiasQ = 1, kBiasK = 2, kBiasV = 4, kBiasO = 8, kNoBiases = 0, kAllBiases = 15;
 
-inline void FillInputs(Random *random, LayerProblem *problem) {
-  problem->query = random->Normals(problem->batch * problem->n_q * problem->query_dim);
-  if (problem->has_key) problem->key = random->Normals(problem->batch * problem->n_kv * problem->key_dim);
-  if (problem->has_value) problem->value = random->Normals(problem->batch * problem->n_kv * problem->value_dim);
-}
+void FillInputs(Random *random, LayerProblem *problem);
 
 // Weights and inputs such that q, k, v and y are about as large as the inputs.
-inline void FillNormal(Random *random, uint32_t biases, bool has_w_o, LayerProblem *problem) {
-  const auto weights = [&](int64_t in, int64_t out) { return random->Normals(in * out, 1 / std::sqrt(static_cast<float>(in))); };
-  problem->w_q = weights(problem->query_dim, problem->q_width());
-  problem->w_k = weights(problem->key_dim, problem->k_width());
-  problem->w_v = weights(problem->value_dim, problem->v_width());
-  if (biases & kBiasQ) problem->b_q = random->Normals(problem->q_width());
-  if (biases & kBiasK) problem->b_k = random->Normals(problem->k_width());
-  if (biases & kBiasV) problem->b_v = random->Normals(problem->v_width());
-  if (has_w_o) problem->w_o = weights(problem->merged_width(), problem->output_dim);
-  if (has_w_o && (biases & kBiasO)) problem->b_o = random->Normals(problem->output_dim);
-  if (problem->gate != GateKind::kNone) problem->w_g = weights(problem->query_dim, problem->gate_width());
-  if (problem->gate != GateKind::kNone && (biases & kBiasQ)) problem->b_g = random->Normals(problem->gate_width());
-  FillInputs(random, problem);
-}
+void FillNormal(Random *random, uint32_t biases, bool has_w_o, LayerProblem *problem);
 
 // A problem of these sizes.
-inline LayerProblem NormalLayer(LayerProblem problem, uint64_t seed = 1, uint32_t biases = kAllBiases, bool has_w_o = true) {
-  Random random(seed);
-  FillNormal(&random, biases, has_w_o, &problem);
-  return problem;
-}
+LayerProblem NormalLayer(LayerProblem problem, uint64_t seed = 1, uint32_t biases = kAllBiases, bool has_w_o = true);
 
 // Sequence b's query rows first .. first + n_q with its first n_kv key and value rows, as inputs of their own.
-inline LayerProblem Slice(const LayerProblem &problem, int64_t b, int64_t first, int64_t n_q, int64_t n_kv) {
-  LayerProblem slice = problem;
-  slice.batch = 1;
-  slice.n_q = n_q;
-  slice.n_kv = n_kv;
-  slice.q_start.clear();
-  slice.has_key = true;
-  slice.query = SliceRows(problem.query, b, problem.n_q, problem.query_dim, first, n_q);
-  slice.key = SliceRows(problem.key_input(), b, problem.n_kv, problem.key_dim, 0, n_kv);
-  if (problem.has_value) slice.value = SliceRows(problem.value, b, problem.n_kv, problem.value_dim, 0, n_kv);
-  return slice;
-}
+LayerProblem Slice(const LayerProblem &problem, int64_t b, int64_t first, int64_t n_q, int64_t n_kv);
 
-inline void FillPadding(float value, LayerProblem *problem) {
-  FillPadding(*problem, true, problem->query_dim, value, &problem->query);
-  if (problem->has_key) FillPadding(*problem, false, problem->key_dim, value, &problem->key);
-  if (problem->has_value) FillPadding(*problem, false, problem->value_dim, value, &problem->value);
-  if (!problem->gate_values.empty()) FillPadding(*problem, true, problem->gate_width(), value, &problem->gate_values);
-}
+void FillPadding(float value, LayerProblem *problem);
 
 // ---- Making a layer
 
@@ -138,166 +90,34 @@ struct LayerForm {
   bool gate_in_q = false;  // the columns of each head's gate behind its own in W_Q
 };
 
-inline std::string Describe(const LayerForm &form) {
-  std::ostringstream text;
-  text << (form.form == WeightForm::kThreeMatrices ? "three matrices"
-           : form.form == WeightForm::kFused       ? "fused"
-                                                   : "per head")
-       << (form.layout == MHA_LAYOUT_IN_OUT ? " in-out" : " out-in") << " gap " << form.row_gap
-       << (form.fused_biases ? " fused biases" : "") << (form.use_defaults ? " defaults" : "")
-       << (form.gate_in_q ? " gate in W_Q" : "") << " weight type "
-       << static_cast<uint32_t>(form.weight_type);
-  return text.str();
-}
+std::string Describe(const LayerForm &form);
 
 // Columns first .. first + width of w [rows, columns], as they lie in memory in some form.
-inline std::vector<float> StoreMatrix(const LayerForm &form, const std::vector<float> &w, int64_t rows, int64_t columns, int64_t first,
-                                      int64_t width) {
-  const bool in_out = form.layout == MHA_LAYOUT_IN_OUT;
-  const int64_t stride = (in_out ? width : rows) + form.row_gap;
-  std::vector<float> stored((in_out ? rows : width) * stride, FromBits(0x7fc0dead));
-  for (int64_t r = 0; r < rows; r++) {
-    for (int64_t c = 0; c < width; c++) stored[in_out ? r * stride + c : c * stride + r] = w[r * columns + first + c];
-  }
-  stored.resize(stored.size() - form.row_gap);
-  return stored;
-}
+std::vector<float> StoreMatrix(const LayerForm &form, const std::vector<float> &w, int64_t rows, int64_t columns, int64_t first,
+                               int64_t width);
 
-inline mha_layer_config ConfigOf(const LayerProblem &problem, bool use_defaults = false) {
-  mha_layer_config config = Zeroed<mha_layer_config>();
-  config.query_dim = problem.query_dim;
-  config.num_heads = problem.num_heads;
-  config.scale = problem.scale;
-  const auto set = [&](int64_t *field, int64_t value, int64_t value_by_default) {
-    *field = use_defaults && value == value_by_default ? 0 : value;
-  };
-  set(&config.key_dim, problem.key_dim, problem.query_dim);
-  set(&config.value_dim, problem.value_dim, problem.key_dim);
-  if (!problem.w_o.empty()) set(&config.output_dim, problem.output_dim, problem.query_dim);
-  set(&config.num_kv_heads, problem.num_kv_heads, problem.num_heads);
-  if (!use_defaults) {
-    config.head_dim = problem.head_dim;
-  } else if (problem.q_width() != problem.query_dim) {
-    config.d_out = problem.q_width();
-  }
-  set(&config.head_dim_v, problem.head_dim_v, problem.head_dim);
-  config.gate = static_cast<uint32_t>(problem.gate);
-  if (problem.gate != GateKind::kNone) set(&config.gate_dim, problem.gate_dim, problem.head_dim_v);
-  return config;
-}
+mha_layer_config ConfigOf(const LayerProblem &problem, bool use_defaults = false);
 
-inline mha_layer_options Options(uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO, mha_sgemm sgemm = nullptr,
-                                 const mha_allocator *allocator = nullptr) {
-  mha_layer_options options = Zeroed<mha_layer_options>();
-  options.instruction_set = instruction_set;
-  options.sgemm = sgemm;
-  options.allocator = allocator;
-  return options;
-}
+mha_layer_options Options(uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO, mha_sgemm sgemm = nullptr,
+                          const mha_allocator *allocator = nullptr);
 
 // Each head's columns of the gate behind its columns of queries, of `rows` rows.
-inline std::vector<float> WithGates(const LayerProblem &problem, const std::vector<float> &q, const std::vector<float> &gate,
-                                    int64_t rows) {
-  std::vector<float> both;
-  for (int64_t i = 0; i < rows * problem.num_heads; i++) {
-    both.insert(both.end(), q.begin() + i * problem.head_dim, q.begin() + (i + 1) * problem.head_dim);
-    both.insert(both.end(), gate.begin() + i * problem.gate_dim, gate.begin() + (i + 1) * problem.gate_dim);
-  }
-  return both;
-}
+std::vector<float> WithGates(const LayerProblem &problem, const std::vector<float> &q, const std::vector<float> &gate,
+                             int64_t rows);
 
 // The structs that give a problem's layer to the library, and the arrays that they point at, each in memory of its own.
 struct LayerData {
-  explicit LayerData(const LayerProblem &problem, Place place = Place::kBeforeGuard, const LayerForm &form = {})
-      : config(ConfigOf(problem, form.use_defaults)), weights(Zeroed<mha_layer_weights>()) {
-    config.weight_type = static_cast<uint32_t>(form.weight_type);
-    const auto keep = [&](const std::vector<float> &values) {
-      arrays.push_back(CopyOf(values, place));
-      return arrays.back().floats();
-    };
-    const auto keep_bias = [&](const std::vector<float> &bias) -> const float * { return bias.empty() ? nullptr : keep(bias); };
-    const auto stride_of = [&](int64_t rows, int64_t columns) {
-      return form.row_gap == 0 ? 0 : (form.layout == MHA_LAYOUT_IN_OUT ? columns : rows) + form.row_gap;
-    };
-    weights.layout = form.layout;
-    const bool has_gate = problem.gate != GateKind::kNone, gate_in_q = has_gate && form.gate_in_q;
-    const std::vector<float> w_q = gate_in_q ? WithGates(problem, problem.w_q, problem.w_g, problem.query_dim) : problem.w_q;
-    const std::vector<float> b_q = gate_in_q && !problem.b_q.empty() ? WithGates(problem, problem.b_q, problem.b_g, 1) : problem.b_q;
-    const int64_t q_head = problem.head_dim + (gate_in_q ? problem.gate_dim : 0), q_width = problem.num_heads * q_head;
-    if (has_gate && !gate_in_q) {
-      weights.w_g = keep(StoreMatrix(form, problem.w_g, problem.query_dim, problem.gate_width(), 0, problem.gate_width()));
-      weights.w_g_stride = stride_of(problem.query_dim, problem.gate_width());
-      weights.b_g = keep_bias(problem.b_g);
-    }
-    if (form.form == WeightForm::kThreeMatrices) {
-      weights.w_q = keep(StoreMatrix(form, w_q, problem.query_dim, q_width, 0, q_width));
-      weights.w_k = keep(StoreMatrix(form, problem.w_k, problem.key_dim, problem.k_width(), 0, problem.k_width()));
-      weights.w_v = keep(StoreMatrix(form, problem.w_v, problem.value_dim, problem.v_width(), 0, problem.v_width()));
-      weights.w_q_stride = stride_of(problem.query_dim, q_width);
-      weights.w_k_stride = stride_of(problem.key_dim, problem.k_width());
-      weights.w_v_stride = stride_of(problem.value_dim, problem.v_width());
-    } else if (form.form == WeightForm::kFused) {
-      const int64_t width = q_width + problem.k_width() + problem.v_width();
-      std::vector<float> fused;
-      for (int64_t r = 0; r < problem.query_dim; r++) {
-        const auto append_row = [&](const std::vector<float> &w, int64_t columns) {
-          fused.insert(fused.end(), w.begin() + r * columns, w.begin() + (r + 1) * columns);
-        };
-        append_row(w_q, q_width);
-        append_row(problem.w_k, problem.k_width());
-        append_row(problem.w_v, problem.v_width());
-      }
-      weights.w_qkv = keep(StoreMatrix(form, fused, problem.query_dim, width, 0, width));
-      weights.w_qkv_stride = stride_of(problem.query_dim, width);
-    } else {
-      const auto keep_heads = [&](const std::vector<float> &w, int64_t rows, int64_t count, int64_t width,
-                                  std::vector<const float *> *heads) {
-        for (int64_t h = 0; h < count; h++) heads->push_back(keep(StoreMatrix(form, w, rows, count * width, h * width, width)));
-        return heads->data();
-      };
-      weights.w_q_heads = keep_heads(w_q, problem.query_dim, problem.num_heads, q_head, &q_heads);
-      weights.w_k_heads = keep_heads(problem.w_k, problem.key_dim, problem.num_kv_heads, problem.head_dim, &k_heads);
-      weights.w_v_heads = keep_heads(problem.w_v, problem.value_dim, problem.num_kv_heads, problem.head_dim_v, &v_heads);
-      weights.w_q_stride = stride_of(problem.query_dim, q_head);
-      weights.w_k_stride = stride_of(problem.key_dim, problem.head_dim);
-      weights.w_v_stride = stride_of(problem.value_dim, problem.head_dim_v);
-    }
-    if (form.fused_biases && !problem.b_q.empty()) {
-      std::vector<float> fused = b_q;
-      fused.insert(fused.end(), problem.b_k.begin(), problem.b_k.end());
-      fused.insert(fused.end(), problem.b_v.begin(), problem.b_v.end());
-      weights.b_qkv = keep(fused);
-    } else {
-      weights.b_q = keep_bias(b_q);
-      weights.b_k = keep_bias(problem.b_k);
-      weights.b_v = keep_bias(problem.b_v);
-    }
-    if (!problem.w_o.empty()) {
-      weights.w_o = keep(StoreMatrix(form, problem.w_o, problem.merged_width(), problem.output_dim, 0, problem.output_dim));
-      weights.w_o_stride = stride_of(problem.merged_width(), problem.output_dim);
-      weights.b_o = keep_bias(problem.b_o);
-    }
-  }
+  explicit LayerData(const LayerProblem &problem, Place place = Place::kBeforeGuard, const LayerForm &form = {});
+  LayerData(LayerData &&) noexcept;
+  LayerData &operator=(LayerData &&) noexcept;
+  ~LayerData();
 
-  size_t PackSize(const mha_layer_options *options = nullptr) const {
-    size_t bytes = 0;
-    mha_error error;
-    Check(mha_layer_pack_size(&config, &weights, options, &bytes, &error), error);
-    return bytes;
-  }
+  size_t PackSize(const mha_layer_options *options = nullptr) const;
 
   // Packed into memory of exactly the size that it needs, over bytes of a given value.
-  Memory Pack(const mha_layer_options *options = nullptr, int fill = 0xcc, Place place = Place::kBeforeGuard) const {
-    Memory buffer(PackSize(options), place, 64);
-    buffer.Fill(fill);
-    mha_error error;
-    Check(mha_layer_pack(&config, &weights, options, buffer.data(), buffer.size(), &error), error);
-    return buffer;
-  }
+  Memory Pack(const mha_layer_options *options = nullptr, int fill = 0xcc, Place place = Place::kBeforeGuard) const;
 
-  void Freeze() {
-    for (Memory &array : arrays) array.Freeze();
-  }
+  void Freeze();
 
   mha_layer_config config;
   mha_layer_weights weights;
@@ -310,28 +130,14 @@ struct DestroyLayer {
 };
 using Layer = std::unique_ptr<mha_layer, DestroyLayer>;
 
-inline Layer Create(const LayerData &data, const mha_layer_options *options = nullptr) {
-  mha_layer *layer = nullptr;
-  mha_error error;
-  Check(mha_layer_create(&data.config, &data.weights, options, &layer, &error), error);
-  return Layer(layer);
-}
+Layer Create(const LayerData &data, const mha_layer_options *options = nullptr);
 
-inline Layer Create(const LayerData &data, uint32_t instruction_set) {
-  const mha_layer_options options = Options(instruction_set);
-  return Create(data, &options);
-}
+Layer Create(const LayerData &data, uint32_t instruction_set);
 
 // The arrays are overwritten as soon as the layer is made: it must have its own copy.
-inline Layer MakeLayer(LayerData data, uint32_t instruction_set) {
-  Layer layer = Create(data, instruction_set);
-  for (Memory &array : data.arrays) array.Fill(0xff);
-  return layer;
-}
+Layer MakeLayer(LayerData data, uint32_t instruction_set);
 
-inline Layer MakeLayer(const LayerProblem &problem, const LayerForm &form = {}) {
-  return MakeLayer(LayerData(problem, Place::kAnywhere, form), form.instruction_set);
-}
+Layer MakeLayer(const LayerProblem &problem, const LayerForm &form = {});
 
 // A layer viewed in a packed buffer, its storage exactly as large as asked for.
 struct View {
