@@ -13,8 +13,9 @@ import sys
 
 here = pathlib.Path(__file__).resolve().parent
 parts = {"OPENBLAS": "libopenblas-dev", "PTHREADPOOL": "libpthreadpool-dev", "TOOLS": "libcli11-dev nlohmann-json3-dev",
-         "BENCH": "libbenchmark-dev", "TESTS": "googletest"}
-targets = {"OPENBLAS": "mha_openblas", "PTHREADPOOL": "mha_pthreadpool", "TOOLS": "mha_command", "BENCH": "mha_bench", "TESTS": "mha_test_contract"}
+         "BENCH": "libbenchmark-dev", "TESTS": "googletest", "ONNX": "libonnxruntime-dev"}
+targets = {"OPENBLAS": "mha_openblas", "PTHREADPOOL": "mha_pthreadpool", "TOOLS": "mha_command", "BENCH": "mha_bench", "TESTS": "mha_test_contract",
+           "ONNX": "mha_onnx"}
 nothing_installed = ["-DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF", "-DCMAKE_FIND_USE_SYSTEM_ENVIRONMENT_PATH=OFF",
                      "-DCMAKE_DISABLE_FIND_PACKAGE_Python3=ON"]
 
@@ -64,7 +65,7 @@ class Build:
 
     def nothing(self):
         """With nothing installed the library is built alone, and what is left out is said, with the package that would bring it."""
-        bare = [*nothing_installed, f"-DMHA_XSIMD_INCLUDE_DIR={self.xsimd}", "-DMHA_GOOGLETEST_SOURCE_DIR="]
+        bare = [*nothing_installed, f"-DMHA_XSIMD_INCLUDE_DIR={self.xsimd}", "-DMHA_GOOGLETEST_SOURCE_DIR=", "-DMHA_ONNXRUNTIME_INCLUDE_DIR="]
         said = self.configured(*bare)
         built = self.targets()
         for part, packages in parts.items():

@@ -55,6 +55,17 @@ macro(mha_find_TOOLS)
   endif()
 endmacro()
 
+# The headers are those of Debian 13's package; tools/onnx/headers.sh puts them where it is the second place.
+macro(mha_find_ONNX)
+  find_path(MHA_ONNXRUNTIME_INCLUDE_DIR onnxruntime_c_api.h PATHS ${PROJECT_SOURCE_DIR}/build/onnxruntime/include PATH_SUFFIXES onnxruntime
+    DOC "Where ONNX Runtime's headers are")
+  mark_as_advanced(MHA_ONNXRUNTIME_INCLUDE_DIR)
+  set(found OFF)
+  if(MHA_ONNXRUNTIME_INCLUDE_DIR AND MHA_STATIC)
+    set(found ON)
+  endif()
+endmacro()
+
 macro(mha_find_BENCH)
   find_package(benchmark QUIET)
   set(found OFF)

@@ -52,8 +52,8 @@ class Graph:
         return self.apply("Mul", x, self.apply("Mul", self.apply("Add", erf, self.constant(np.float32(1))), self.constant(np.float32(0.5))))
 
 
-def embed(weights, config, ids, lengths):
-    """The embeddings [batch, hidden_size] of sentences, each of length 1."""
+def model_of(weights, config, ids, lengths):
+    """A model for these sentences, and its inputs."""
     graph, epsilon, num_heads = Graph(weights), config["layer_norm_eps"], config["num_attention_heads"]
     words = graph.apply("Gather", graph.weight("embeddings.word_embeddings.weight"), "ids")
     positions = graph.constant(weights["embeddings.position_embeddings.weight"][:ids.shape[1]])
@@ -81,5 +81,11 @@ def embed(weights, config, ids, lengths):
                           [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in graph.constants.items()]),
         opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.checker.check_model(model)
+    return model, inputs
+
+
+def embed(weights, config, ids, lengths):
+    """The embeddings [batch, hidden_size] of sentences, each of length 1."""
+    model, inputs = model_of(weights, config, ids, lengths)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, inputs)[0]

