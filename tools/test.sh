@@ -28,8 +28,8 @@ cargo, or no network. The last lines name what was skipped and what failed.
   --quick      build/ only, no performance gate, no Rust
   --all        also the checks of the object files in build-debug/, and the tests in build-sanitize/,
                instrumented to find wrong addresses and undefined behaviour, and those about threads in build-sanitize-threads/,
-               instrumented to find data races; by clang, for AArch64 and RISC-V all tests and random cases, for Windows more tests, and the slow
-               tests of the tools.
+               instrumented to find data races; by clang, for AArch64 and RISC-V all tests and random cases, for Windows more tests, the slow
+               tests of the tools, and the Rust crate mha-candle.
                At the end it prints sizes, the exported symbols and the checksums of the results
   --no-setup   install nothing
   --help       this text
@@ -217,7 +217,9 @@ perf_gate() {
 
 other_parts() {
   say "testing the Rust crates"
-  MHA_BUILD=build run_part "the Rust crates" tools/rust/test.sh
+  local more=()
+  [[ $matrix != all ]] || more=(--all)
+  MHA_BUILD=build run_part "the Rust crates" tools/rust/test.sh "${more[@]}"
   # Packages for the tests of tools/python. Where PyPI is not to be reached, ctest shows these as skipped.
   if [[ $setup == yes ]]; then
     say "packages of Python, in build/python"

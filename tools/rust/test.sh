@@ -4,10 +4,11 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-tools/rust/test.sh [--help]
+tools/rust/test.sh [--all] [--help]
 
 Tests the crates mha-sys and mha: their form, clippy, all tests and examples, documentation, and packages, from which a program is built in an empty
-folder. Says how long each part took. Works in build-rust/.
+folder. Says how long each part took. Works in build-rust/. With --all also mha-candle, beside candle and candle-transformers, which take 2 GB there
+and, the first time, minutes to compile.
 
 MHA_BUILD names a build folder of the library, build/ if not set: it is installed into build-rust/prefix and found there by pkg-config, so that
 the tests do not compile it again. Without one, the library is built first. The program that is built from the packages compiles it once.
@@ -18,16 +19,20 @@ Exit codes:
   0   all is well
   1   a part failed; what it said is above
   2   wrong arguments
-  3   there is no cargo with rustfmt and clippy, it is too old to test with, or crates cannot be fetched, so nothing was tested
+  3   there is no cargo with rustfmt and clippy, it is too old to test with, or crates cannot be fetched, so nothing was tested; with --all perhaps
+      all but mha-candle, which is said
 
 Examples:
   tools/rust/test.sh
+  tools/rust/test.sh --all
   MHA_BUILD=build-clang tools/rust/test.sh
 TEXT
 }
 
+all=no
 case ${1-} in
   '') ;;
+  --all) all=yes ;;
   --help | -h) usage && exit ;;
   *) echo "tools/rust/test.sh: '$1' is not an option; see tools/rust/test.sh --help" >&2 && exit 2 ;;
 esac
@@ -76,13 +81,15 @@ unset MHA_LIB_DIR MHA_INCLUDE_DIR MHA_NO_PKG_CONFIG MHA_XSIMD_INCLUDE_DIR DOCS_R
 
 begin "crates to depend on"
 # Of this machine alone: what is there already needs no network.
-mkdir -p "$work"
-if ! cargo fetch --quiet --locked --target "$(rustc -vV | sed -n 's/^host: //p')" --manifest-path tools/rust/Cargo.toml 2>"$work/fetch.log"; then
+fetch() {  # FOLDER
+  cargo fetch --quiet --locked --target "$(rustc -vV | sed -n 's/^host: //p')" --manifest-path "$1/Cargo.toml" 2>"$work/fetch.log" && return
   cat "$work/fetch.log" >&2
-  ! grep -q -e 'lock file' "$work/fetch.log" || fail "tools/rust/Cargo.lock does not fit the crates"
+  ! grep -q -e 'lock file' "$work/fetch.log" || fail "$1/Cargo.lock does not fit the crates"
   part=
-  cannot_test "the crates that they depend on cannot be fetched, as said above"
-fi
+  return 1
+}
+mkdir -p "$work"
+fetch tools/rust || cannot_test "the crates that they depend on cannot be fetched, as said above"
 export CARGO_NET_OFFLINE=true  # nothing more is needed
 
 begin "sources for the package"
@@ -137,8 +144,9 @@ else
 fi
 
 begin "the benchmark and the example"
+# The example with a library that lies where those of a system do, which the crate pkg-config would link as a shared one.
 "${found[@]}" cargo test --quiet --locked -p mha --all-features --bench layer
-"${found[@]}" cargo run --quiet --locked -p mha --example generate
+"${found[@]}" "SYSROOT=$work/prefix" cargo run --quiet --locked -p mha --example generate
 
 begin "cargo doc"
 RUSTDOCFLAGS="-D warnings" DOCS_RS=1 cargo doc --quiet --locked --no-deps --all-features -p mha -p mha-sys
@@ -206,4 +214,25 @@ elif ! CARGO_NET_OFFLINE=false in_least fetch --quiet 2>fetch.log; then  # that 
 else
   in_least check --quiet --features mha/rayon
 fi
+
+test_candle() {
+  cd "$root"
+  begin "mha-candle: crates to depend on"
+  CARGO_NET_OFFLINE=false fetch tools/rust/mha-candle ||
+    { echo "tools/rust/test.sh: candle cannot be fetched, as said above, so mha-candle alone was not tested" >&2 && exit 3; }
+  export CARGO_TARGET_DIR=$work/candle
+  cd tools/rust/mha-candle
+  begin "mha-candle: cargo fmt"
+  cargo fmt --check
+  begin "mha-candle: cargo clippy"
+  "${found[@]}" cargo clippy --quiet --locked --all-targets --all-features -- -D warnings
+  "${found[@]}" cargo clippy --quiet --locked --no-default-features -- -D warnings
+  begin "mha-candle: cargo test"
+  "${found[@]}" cargo test --quiet --locked --all-features
+  begin "mha-candle: the example"
+  "${found[@]}" cargo run --quiet --locked --all-features --example speed -- --quick
+  begin "mha-candle: cargo doc"
+  RUSTDOCFLAGS="-D warnings" DOCS_RS=1 cargo doc --quiet --locked --no-deps --all-features
+}
+[[ $all == no ]] || test_candle
 end

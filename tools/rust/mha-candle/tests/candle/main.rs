@@ -1,0 +1,8 @@
+//! Beside candle's own operations, layers and models, on random weights.
+
+mod layer;
+mod models;
+mod operator;
+#[path = "../../examples/models/mod.rs"]
+mod shapes;
+mod support;

@@ -1,0 +1,355 @@
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::attention::AttnMask;
+use mha_candle::{flash_attn, sdpa, Attention};
+
+use crate::support::{assert_near, bias_where, bits, difference, in_pool, numbers, plain_attention, sentence, tensor};
+
+/// batch, heads, kv_heads, rows, keys, head_dim, head_dim_v
+const SHAPES: [[usize; 7]; 7] = [
+    [1, 1, 1, 1, 1, 4, 4],
+    [1, 4, 4, 7, 7, 8, 8],
+    [2, 6, 2, 5, 9, 16, 8],
+    [3, 4, 1, 1, 33, 64, 64],
+    [1, 8, 2, 40, 40, 64, 64],
+    [2, 3, 3, 17, 130, 24, 40],
+    [8, 2, 1, 3, 20, 128, 128],
+];
+
+fn inputs([batch, heads, kv_heads, rows, keys, width, width_v]: [usize; 7]) -> [Tensor; 3] {
+    [tensor(1, &[batch, heads, rows, width]), tensor(2, &[batch, kv_heads, keys, width]), tensor(3, &[batch, kv_heads, keys, width_v])]
+}
+
+#[test]
+fn it_agrees_with_candles_operations() -> Result<()> {
+    for shape in SHAPES {
+        let [q, k, v] = inputs(shape);
+        let [_, _, _, rows, keys, width, _] = shape;
+        let (scale, offset) = (1.0 / (width as f64).sqrt(), keys - rows);
+        let plain = plain_attention(&q, &k, &v, scale, None, None)?;
+        assert_near(&Attention::new().forward(&q, &k, &v)?, &plain, 2e-6);
+
+        let causal = bias_where(rows, keys, offset, |query, key| key <= query);
+        let expected = plain_attention(&q, &k, &v, scale, None, Some(&causal))?;
+        assert_near(&Attention::new().causal().forward(&q, &k, &v)?, &expected, 2e-6);
+
+        let window = bias_where(rows, keys, offset, |query, key| key <= query + 1 && key + 3 >= query);
+        let expected = plain_attention(&q, &k, &v, 0.3, Some(2.0), Some(&window))?;
+        let attention = Attention::new().window_left(3).window_right(1).softcap(2.0).scale(0.3);
+        assert_near(&attention.forward(&q, &k, &v)?, &expected, 3e-6);
+    }
+    Ok(())
+}
+
+#[test]
+fn it_agrees_with_candles_flash_attention() -> Result<()> {
+    for shape in SHAPES {
+        let [q, k, v] = inputs(shape);
+        let [_, _, _, rows, keys, width, width_v] = shape;
+        if width != width_v {
+            continue; // which candle's has not
+        }
+        let scale = 1.0 / (width as f32).sqrt();
+        let rows_first = |tensor: &Tensor| tensor.transpose(1, 2)?.contiguous();
+        let (q_rows, k_rows, v_rows) = (rows_first(&q)?, rows_first(&k)?, rows_first(&v)?);
+        let candles = |mask| candle_nn::attention::flash_attn::<f32>(&q_rows, &k_rows, &v_rows, scale, mask, None, None);
+
+        let expected = candles(AttnMask::causal_with_offset(keys - rows))?;
+        assert_near(&Attention::new().causal().forward(&q, &k, &v)?, &expected, 1e-5);
+        let expected = candles(AttnMask::None)?;
+        assert_near(&Attention::new().forward(&q, &k, &v)?, &expected, 1e-5);
+    }
+    Ok(())
+}
+
+#[test]
+fn functions_with_candles_parameters_are_the_same_calls() -> Result<()> {
+    let [q, k, v] = inputs([2, 6, 2, 5, 9, 16, 16]);
+    let causal = Attention::new().causal().scale(0.25).forward(&q, &k, &v)?;
+    assert_eq!(bits(&sdpa(&q, &k, &v, None, true, 0.25, 1.0)?), bits(&causal));
+    let rows_first = |tensor: &Tensor| tensor.transpose(1, 2);
+    let flash = flash_attn(&rows_first(&q)?, &rows_first(&k)?, &rows_first(&v)?, 0.25, true)?;
+    assert_eq!(flash.dims(), [2, 5, 6, 16]);
+    assert_eq!(bits(&flash.transpose(1, 2)?), bits(&causal));
+
+    let bias = tensor(5, &[1, 1, 5, 9]);
+    let capped = Attention::new().scale(0.25).softcap(3.0).bias(&bias).forward(&q, &k, &v)?;
+    assert_eq!(bits(&sdpa(&q, &k, &v, Some(&bias), false, 0.25, 3.0)?), bits(&capped));
+    Ok(())
+}
+
+#[test]
+fn views_give_the_bits_of_what_they_show() -> Result<()> {
+    let shape = [2, 4, 2, 6, 11, 16, 16];
+    let [q, k, v] = inputs(shape);
+    let expected = bits(&Attention::new().causal().forward(&q, &k, &v)?);
+    let of = |q: &Tensor, k: &Tensor, v: &Tensor| bits(&Attention::new().causal().forward(q, k, v).unwrap());
+
+    // [batch, rows, heads, width] in memory
+    let transposed = |tensor: &Tensor| tensor.transpose(1, 2)?.contiguous()?.transpose(1, 2);
+    assert_eq!(of(&transposed(&q)?, &transposed(&k)?, &transposed(&v)?), expected);
+    // A part of something larger
+    let part = |tensor: &Tensor| Tensor::cat(&[tensor, &tensor.ones_like()?, tensor], 2)?.narrow(2, 0, tensor.dim(2)?);
+    assert_eq!(of(&part(&q)?, &part(&k)?, &part(&v)?), expected);
+    let wider = |tensor: &Tensor| Tensor::cat(&[&tensor.zeros_like()?, tensor], 3)?.narrow(3, 16, 16);
+    assert_eq!(of(&wider(&q)?, &wider(&k)?, &wider(&v)?), expected);
+    // With a last dimension that is not contiguous: copied
+    let turned = |tensor: &Tensor| tensor.t()?.contiguous()?.t();
+    assert_eq!(of(&turned(&q)?, &turned(&k)?, &turned(&v)?), expected);
+
+    // One sequence and one head for all
+    let (one_k, one_v) = (k.narrow(0, 0, 1)?.narrow(1, 0, 1)?, v.narrow(0, 0, 1)?.narrow(1, 0, 1)?);
+    let everywhere = |tensor: &Tensor| tensor.broadcast_as((2, 2, 11, 16));
+    let (k_copies, v_copies) = (everywhere(&one_k)?.contiguous()?, everywhere(&one_v)?.contiguous()?);
+    assert_eq!(of(&q, &everywhere(&one_k)?, &everywhere(&one_v)?), of(&q, &k_copies, &v_copies));
+    Ok(())
+}
+
+#[test]
+fn a_sequence_has_the_same_bits_alone_and_in_a_batch_of_8() -> Result<()> {
+    let [q, k, v] = inputs([8, 4, 2, 9, 70, 32, 32]);
+    let together = Attention::new().causal().window_left(40).forward(&q, &k, &v)?;
+    for i in 0..8 {
+        let one = |tensor: &Tensor| tensor.narrow(0, i, 1);
+        let alone = Attention::new().causal().window_left(40).forward(&one(&q)?, &one(&k)?, &one(&v)?)?;
+        assert_eq!(bits(&alone), bits(&together.narrow(0, i, 1)?));
+    }
+    Ok(())
+}
+
+#[test]
+fn one_thread_and_more_give_the_same_bits() -> Result<()> {
+    for shape in SHAPES {
+        let [q, k, v] = inputs(shape);
+        let run = |threads| in_pool(threads, || bits(&Attention::new().causal().softcap(5.0).forward(&q, &k, &v).unwrap()));
+        let one = run(1);
+        assert_eq!(run(2), one);
+        assert_eq!(run(5), one);
+        assert_eq!(bits(&Attention::new().causal().softcap(5.0).forward(&q, &k, &v)?), one);
+        // outside of pools
+    }
+    Ok(())
+}
+
+#[test]
+fn rows_have_the_same_bits_wherever_a_prompt_is_cut() -> Result<()> {
+    let [q, k, v] = inputs([2, 4, 2, 23, 23, 16, 16]);
+    let whole = Attention::new().causal().forward(&q, &k, &v)?;
+    for cut in 1..23 {
+        let (first, rest) = (|tensor: &Tensor| tensor.narrow(2, 0, cut), |tensor: &Tensor| tensor.narrow(2, cut, 23 - cut));
+        let before = Attention::new().causal().forward(&first(&q)?, &first(&k)?, &first(&v)?)?;
+        let after = Attention::new().causal().offset(cut).forward(&rest(&q)?, &k, &v)?;
+        assert_eq!(bits(&Tensor::cat(&[before, after], 2)?), bits(&whole), "cut at {cut}");
+    }
+    Ok(())
+}
+
+#[test]
+fn masks_and_biases_broadcast() -> Result<()> {
+    let [q, k, v] = inputs([2, 4, 2, 5, 9, 16, 16]);
+    for shape in [vec![9], vec![5, 9], vec![1, 5, 9], vec![4, 1, 9], vec![2, 1, 1, 9], vec![2, 4, 5, 9], vec![1, 1, 5, 1]] {
+        let bias = tensor(7, &shape);
+        let expected = plain_attention(&q, &k, &v, 0.25, None, Some(&bias))?;
+        assert_near(&Attention::new().bias(&bias).forward(&q, &k, &v)?, &expected, 2e-6);
+        for dtype in [DType::F16, DType::BF16] {
+            let (bias, rounded) = (bias.to_dtype(dtype)?, bias.to_dtype(dtype)?.to_dtype(DType::F32)?);
+            let expected = Attention::new().bias(&rounded).forward(&q, &k, &v)?;
+            assert_eq!(bits(&Attention::new().bias(&bias).forward(&q, &k, &v)?), bits(&expected));
+        }
+        let mask = tensor(8, &shape).ge(-1f32)?; // a quarter out
+        let bias = mask
+            .where_cond(&mask.zeros_like()?.to_dtype(DType::F32)?, &Tensor::new(f32::NEG_INFINITY, &Device::Cpu)?.broadcast_as(shape)?)?;
+        let expected = Attention::new().bias(&bias).forward(&q, &k, &v)?;
+        assert!(numbers(&expected).iter().any(|number| *number != 0.0));
+        assert_eq!(bits(&Attention::new().mask(&mask).forward(&q, &k, &v)?), bits(&expected));
+        assert_eq!(bits(&Attention::new().masked_out(&mask.eq(0u8)?)?.forward(&q, &k, &v)?), bits(&expected));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_mask_is_read_by_its_strides() -> Result<()> {
+    let [q, k, v] = inputs([2, 4, 2, 5, 9, 16, 16]);
+    let large = tensor(7, &[2, 4, 12, 20]);
+    let part = large.narrow(2, 3, 5)?.narrow(3, 6, 9)?;
+    let expected = bits(&Attention::new().bias(&part.contiguous()?).forward(&q, &k, &v)?);
+    assert_eq!(bits(&Attention::new().bias(&part).forward(&q, &k, &v)?), expected);
+    let mask = large.ge(0f32)?.narrow(2, 3, 5)?.narrow(3, 6, 9)?;
+    let expected = bits(&Attention::new().mask(&mask.contiguous()?).forward(&q, &k, &v)?);
+    assert_eq!(bits(&Attention::new().mask(&mask).forward(&q, &k, &v)?), expected);
+    let turned = large.narrow(2, 3, 5)?.narrow(3, 6, 9)?.t()?.contiguous()?.t()?;
+    let expected = bits(&Attention::new().bias(&part.contiguous()?).forward(&q, &k, &v)?);
+    assert_eq!(bits(&Attention::new().bias(&turned).forward(&q, &k, &v)?), expected);
+    Ok(())
+}
+
+#[test]
+fn what_is_masked_is_not_read_and_a_row_without_keys_is_zero() -> Result<()> {
+    let [q, k, v] = inputs([1, 2, 2, 4, 6, 8, 8]);
+    let nan = Tensor::full(f32::NAN, (1, 2, 2, 8), &Device::Cpu)?;
+    let (bad_k, bad_v) = (Tensor::cat(&[&k, &nan], 2)?, Tensor::cat(&[&v, &nan], 2)?);
+    let mask = bias_where(4, 8, 0, |row, key| key < 6 && row != 2).ge(0f32)?;
+    let y = Attention::new().mask(&mask).forward(&q, &bad_k, &bad_v)?;
+    let expected = Attention::new().forward(&q, &k, &v)?;
+    for row in [0, 1, 3] {
+        assert_near(&y.narrow(2, row, 1)?, &expected.narrow(2, row, 1)?, 1e-6);
+    }
+    assert_eq!(bits(&y.narrow(2, 2, 1)?), [0; 16]);
+    // By lengths too
+    let y = Attention::new().kv_lengths(&[6]).forward(&q, &bad_k, &bad_v)?;
+    assert_eq!(bits(&y), bits(&expected));
+    // And by candle's own operations
+    let double = |tensor: &Tensor| tensor.to_dtype(DType::F64);
+    let y = Attention::new().mask(&mask).forward(
+        &double(&q)?,
+        &double(&bad_k.narrow(2, 0, 8)?)?.zeros_like()?,
+        &double(&v.ones_like()?.pad_with_zeros(2, 0, 2)?)?,
+    )?;
+    assert_eq!(numbers(&y.narrow(2, 2, 1)?), [0.0; 16]);
+    assert_eq!(numbers(&y.narrow(2, 1, 1)?), [1.0; 16]);
+    Ok(())
+}
+
+#[test]
+fn halves_are_read_and_written_as_they_are() -> Result<()> {
+    for (dtype, tolerance) in [(DType::F16, 5e-4), (DType::BF16, 4e-3)] {
+        let [q, k, v] = inputs([2, 4, 2, 5, 9, 32, 32]);
+        let half = |tensor: &Tensor| tensor.to_dtype(dtype).unwrap();
+        let float = |tensor: &Tensor| half(tensor).to_dtype(DType::F32).unwrap();
+        let y = Attention::new().causal().forward(&half(&q), &half(&k), &half(&v))?;
+        assert_eq!(y.dtype(), dtype);
+        let of_floats = Attention::new().causal().forward(&float(&q), &float(&k), &float(&v))?;
+        assert_eq!(bits(&y), bits(&half(&of_floats))); // rounded once, at the end
+        assert_near(
+            &y,
+            &plain_attention(&q, &k, &v, 32f64.powf(-0.5), None, Some(&bias_where(5, 9, 4, |query, key| key <= query)))?,
+            8.0 * tolerance,
+        );
+        // Keys and values of another type than the queries
+        let mixed = Attention::new().causal().forward(&float(&q), &half(&k), &half(&v))?;
+        assert_eq!((mixed.dtype(), bits(&mixed)), (DType::F32, bits(&of_floats)));
+    }
+    Ok(())
+}
+
+/// Every option, for tensors of any type.
+fn all_options() -> Vec<(&'static str, Attention)> {
+    let bias = tensor(9, &[4, 5, 9]);
+    let mask = tensor(10, &[2, 1, 5, 9]).ge(-0.8f32).unwrap();
+    let slopes = mha_candle::mha::alibi_slopes(4).unwrap();
+    vec![
+        ("plain", Attention::new()),
+        ("causal", Attention::new().causal()),
+        ("offset", Attention::new().causal().offset(2)),
+        ("windows", Attention::new().window_left(2).window_right(1)),
+        ("causal window", Attention::new().causal().window_left(2)),
+        ("scale", Attention::new().scale(0.7)),
+        ("equal scores", Attention::new().scale(0.0)),
+        ("softcap", Attention::new().softcap(1.5)),
+        ("bias", Attention::new().bias(&bias)),
+        ("mask", Attention::new().mask(&mask)),
+        ("alibi", Attention::new().causal().alibi_slopes(&slopes)),
+        ("sinks", Attention::new().sinks(&[0.5, -1.0, 2.0, 0.0])),
+        ("lengths", Attention::new().kv_lengths(&[9, 6])),
+        ("causal lengths", Attention::new().causal().kv_lengths(&[9, 6])),
+        ("starts", Attention::new().causal().kv_starts(&[0, 3])),
+        (
+            "all",
+            Attention::new()
+                .causal()
+                .window_left(5)
+                .softcap(4.0)
+                .bias(&bias)
+                .mask(&mask)
+                .alibi_slopes(&slopes)
+                .sinks(&[0.5, -1.0, 2.0, 0.0]),
+        ),
+    ]
+}
+
+#[test]
+fn what_is_not_served_runs_by_candles_operations_with_every_option() -> Result<()> {
+    let [q, k, v] = inputs([2, 4, 2, 5, 9, 16, 8]);
+    for (name, attention) in all_options() {
+        for rows_first in [false, true] {
+            let attention = if rows_first { attention.clone().rows_first() } else { attention.clone() };
+            let placed = |tensor: &Tensor| if rows_first { tensor.transpose(1, 2).unwrap() } else { tensor.clone() };
+            let (q, k, v) = (placed(&q), placed(&k), placed(&v));
+            let expected = attention.forward(&q, &k, &v)?;
+            let double = |tensor: &Tensor| tensor.to_dtype(DType::F64);
+            let y = attention.forward(&double(&q)?, &double(&k)?, &double(&v)?)?;
+            assert_eq!(y.dtype(), DType::F64);
+            let apart = difference(&y, &expected);
+            assert!(apart < 2e-6, "{name}: {apart} apart");
+            let refused = sentence(attention.strict().forward(&double(&q)?, &double(&k)?, &double(&v)?));
+            assert_eq!(refused, "q is of F64, but mha takes f32, f16 and bf16: convert it by to_dtype");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_flow_through_candles_operations() -> Result<()> {
+    let [q, k, v] = inputs([2, 4, 2, 5, 9, 16, 8]);
+    let attention = Attention::new().causal().softcap(3.0);
+    let (q_var, k_var, v_var) = (Var::from_tensor(&q)?, Var::from_tensor(&k)?, Var::from_tensor(&v)?);
+    let y = attention.forward(&q_var, &k_var, &v_var)?;
+    assert_near(&y, &attention.forward(&q, &k, &v)?, 2e-6);
+    let gradients = y.sqr()?.sum_all()?.backward()?;
+
+    let loss = |q: &Tensor| attention.forward(q, &k, &v)?.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar::<f64>();
+    let direction = tensor(11, q.dims());
+    let step = 1e-2;
+    let along = (loss(&(&q + (&direction * step)?)?)? - loss(&(&q - (&direction * step)?)?)?) / (2.0 * step);
+    let computed = (gradients.get(&q_var).unwrap() * &direction)?.sum_all()?.to_scalar::<f32>()?;
+    assert!((along - f64::from(computed)).abs() < 1e-2 * along.abs(), "{along} {computed}");
+    assert!(gradients.get(&k_var).is_some() && gradients.get(&v_var).is_some());
+
+    let refused = sentence(attention.clone().strict().forward(&q, &k_var, &v));
+    assert_eq!(refused, "k needs a gradient, which mha does not compute: detach() it, or load weights that are no Var");
+    assert_eq!(attention.refusal(&q, &k_var, &v), Some(refused));
+    assert_eq!(attention.refusal(&q, &k_var.detach(), &v), None);
+    assert!(attention.strict().forward(&q, &k_var.detach(), &v).is_ok());
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_together_is_an_error_with_a_sentence() {
+    let [q, k, v] = inputs([2, 4, 2, 5, 9, 16, 8]);
+    let said = |attention: Attention, q: &Tensor, k: &Tensor, v: &Tensor| sentence(attention.forward(q, k, v));
+    assert_eq!(
+        said(Attention::new(), &q.narrow(0, 0, 1).unwrap().squeeze(0).unwrap(), &k, &v),
+        "q is [4, 5, 16]; attention takes [batch, heads, rows, head_dim]"
+    );
+    assert!(said(Attention::new(), &q, &v, &k).contains("k has the batch and head_dim of q"));
+    assert_eq!(
+        said(Attention::new(), &q.narrow(1, 0, 3).unwrap(), &k, &v),
+        "q has 3 heads and k 2; as many queries' heads go with each head of keys"
+    );
+    assert_eq!(said(Attention::new().kv_lengths(&[1]), &q, &k, &v), "kv_lengths are 1, but there are 2 sequences");
+    assert_eq!(said(Attention::new().sinks(&[1.0; 3]), &q, &k, &v), "sinks are 3, but there are 4 heads");
+    let wrong = tensor(1, &[5, 8]);
+    assert_eq!(
+        said(Attention::new().bias(&wrong), &q, &k, &v),
+        "a mask or bias is [5, 8]; it must broadcast to [batch, heads, rows, keys], [2, 4, 5, 9]"
+    );
+    let not_u8 = tensor(1, &[5, 9]).to_dtype(DType::U32).unwrap();
+    let of_type = said(Attention::new().mask(&not_u8).strict(), &q, &k, &v);
+    assert_eq!(of_type, "mask is of U32; make it u8, 0 where a key takes no part, or pass numbers to add as the bias");
+    // What the library says
+    assert!(
+        said(Attention::new().softcap(-1.0), &q, &k, &v).contains("softcap is -1"),
+        "{}",
+        said(Attention::new().softcap(-1.0), &q, &k, &v)
+    );
+}
+
+#[test]
+fn nothing_to_do_is_no_error() -> Result<()> {
+    let [q, k, v] = inputs([2, 4, 2, 5, 9, 16, 8]);
+    let none = |tensor: &Tensor, axis| tensor.narrow(axis, 0, 0);
+    assert_eq!(Attention::new().forward(&none(&q, 2)?, &k, &v)?.dims(), [2, 4, 0, 8]);
+    assert_eq!(Attention::new().forward(&none(&q, 0)?, &none(&k, 0)?, &none(&v, 0)?)?.dims(), [0, 4, 5, 8]);
+    let y = Attention::new().forward(&q, &none(&k, 2)?, &none(&v, 2)?)?;
+    assert_eq!(numbers(&y), [0.0; 2 * 4 * 5 * 8]);
+    Ok(())
+}
