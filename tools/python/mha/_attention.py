@@ -1,6 +1,9 @@
 """The middle stage alone, on the caller's queries, keys and values."""
 
+from __future__ import annotations
+
 import ctypes
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
@@ -9,9 +12,32 @@ from ._callbacks import _raising
 from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._structs import _AttentionArgs, _Gate, _cache_read, _new, _packer, gates, instruction_set_names, types
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._cache import KvCache
+    from ._callbacks import Scheduler
+    from ._options import Norm, Rope, ScoreOptions
+    from ._typing import Array, AttentionCall, Info, Integers, Want
+
 _pack, _size = _packer(_AttentionArgs, "window_right"), ctypes.sizeof(_AttentionArgs)
 _nowhere = 0, (0, 0, 0)  # address and strides of no array
 _q_shape = None, None, _some, _some
+
+
+@overload
+def attention(q: Array, k: Array | None = None, v: Array | None = None, *, want: tuple[()] = (),  # type: ignore[overload-overlap]
+              prepare: Literal[False] = False, **options: Unpack[AttentionCall]) -> Array: ...
+
+
+@overload
+def attention(q: Array, k: Array | None = None, v: Array | None = None, *, want: Want, prepare: Literal[False] = False,
+              **options: Unpack[AttentionCall]) -> tuple[Array, dict[str, Array]]: ...
+
+
+@overload
+def attention(q: Array, k: Array | None = None, v: Array | None = None, *, prepare: Literal[True], want: Want = (),
+              **options: Unpack[AttentionCall]) -> Prepared: ...
 
 
 def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, kv_start=None,
@@ -77,10 +103,14 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
     return (out, wanted) if want else out
 
 
-def attention_info(n_q, n_kv, num_heads, head_dim, *, batch=1, num_kv_heads=0, head_dim_v=0, k_type="f32", v_type="f32", is_causal=False,
-                   q_start=None, q_lengths=None, kv_lengths=None, kv_start=None, cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None,
-                   window_right=None, padding="right", norm=None, rope=None, score=None, cache=None, cache_sequences=None, cache_read=False,
-                   scheduler=None, instruction_set="auto", want=()):
+def attention_info(n_q: int, n_kv: int, num_heads: int, head_dim: int, *, batch: int = 1, num_kv_heads: int = 0, head_dim_v: int = 0,
+                   k_type: str = "f32", v_type: str = "f32", is_causal: bool = False,
+                   q_start: Integers | None = None, q_lengths: Integers | None = None, kv_lengths: Integers | None = None,
+                   kv_start: Integers | None = None, cu_seqlens_q: Integers | None = None, cu_seqlens_kv: Integers | None = None,
+                   window_left: int | None = None, window_right: int | None = None, padding: str = "right", norm: Norm | None = None,
+                   rope: Rope | None = None, score: ScoreOptions | None = None, cache: KvCache | None = None,
+                   cache_sequences: Integers | None = None, cache_read: bool = False, scheduler: Scheduler | None = None,
+                   instruction_set: str = "auto", want: Want = ()) -> Info:
     """How attention would run on so many rows, and what it costs: the fields of mha_call_info by name. All else is as in Layer.info."""
     args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
                 head_dim_v=head_dim_v, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ._arrays import _buffer, _contiguous, _integers, _named, _writeable, aligned
 from ._library import _call
 from ._structs import _CacheConfig, _new, cache_kinds, types
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._typing import CacheConfig, Integers
 
 
 class KvCache:
@@ -20,13 +26,13 @@ class KvCache:
     time as anything else with it.
     """
 
-    def __init__(self, *, buffer=None, **config):
+    def __init__(self, *, buffer: np.ndarray | None = None, **config: Unpack[CacheConfig]) -> None:
         self.buffer, handle = aligned(self.size(**config)) if buffer is None else _writeable(buffer, "buffer"), ctypes.c_void_p()
         _call("mha_kv_cache_init", self._config(**config), *_buffer(self.buffer, "buffer"), handle)
         self._adopt(handle)
 
     @classmethod
-    def size(cls, **config) -> int:
+    def size(cls, **config: Unpack[CacheConfig]) -> int:
         """The bytes of a cache, which a buffer of the caller's must have at least."""
         bytes = ctypes.c_size_t()
         _call("mha_kv_cache_size", cls._config(**config), bytes)
@@ -65,7 +71,7 @@ class KvCache:
         """Forgets all positions of a sequence from length on."""
         _call("mha_kv_cache_truncate", self._handle, sequence, length)
 
-    def set_blocks(self, sequence: int, blocks) -> None:
+    def set_blocks(self, sequence: int, blocks: Integers) -> None:
         """Paged only: the blocks of a sequence from now on."""
         array = _integers(blocks, "blocks", (len(blocks),), np.int32)
         _call("mha_kv_cache_set_blocks", self._handle, sequence, array.ctypes.data, array.size)

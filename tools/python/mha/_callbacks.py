@@ -1,13 +1,19 @@
 """Functions of the caller's that the library calls: schedulers, products and allocators."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import threading
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ._arrays import _buffer, _writeable
 from ._structs import _AllocatorStruct, _Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class _Callback:
@@ -58,7 +64,7 @@ class Scheduler(_Callback):
         scheduler = mha.Scheduler(4, lambda count, task: list(pool.map(task, range(count))))
     """
 
-    def __init__(self, num_threads, parallel_for):
+    def __init__(self, num_threads: int, parallel_for: Callable[[int, Callable[[int], None]], object]) -> None:
         def run(_, count, task, context):
             started = [False] * count
 

@@ -1,7 +1,10 @@
 """What the calls of a layer and of attention have in common."""
 
+from __future__ import annotations
+
 import ctypes
 import struct
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +56,7 @@ class Prepared:
         self._callbacks = [callback for callback in callbacks if callback is not None]
         self._wanted, self._alive = wanted, (out, alive)
 
-    def __call__(self, *arrays, out=None):
+    def __call__(self, *arrays: np.ndarray, out: np.ndarray | None = None) -> Any:
         if len(arrays) != len(self._places) - 1:
             raise TypeError(f"this call takes {len(self._places) - 1} arrays, as it was prepared with; these are {len(arrays)}")
         if out is None:

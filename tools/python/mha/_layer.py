@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
@@ -13,6 +14,17 @@ from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm
 from ._library import _call, _loaded
 from ._structs import (_CallInfo, _Config, _ForwardArgs, _LinearArgs, _Options, _Weights, _cache_read, _new, _packer, gates, instruction_set_names,
                        layouts, types)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from typing_extensions import Unpack
+
+    from ._cache import KvCache
+    from ._callbacks import Scheduler
+    from ._options import Norm, Rope, ScoreOptions
+    from ._typing import Array, Call, How, Info, Integers, Want, Weights
 
 _pack, _size = _packer(_ForwardArgs, "output_row_stride"), ctypes.sizeof(_ForwardArgs)
 _nowhere = 0, (0, 0)  # address and strides of no array
@@ -41,25 +53,26 @@ class Layer:
     The arrays are read once, and may be freed then. The attribute `shape` has the fields of mha_layer_config by name, all defaults resolved.
     """
 
-    def __init__(self, query_dim: int, num_heads: int, *, instruction_set: str = "auto", sgemm=None, allocator=None, **weights_and_shape):
-        sgemm, allocator = sgemm and _Sgemm(sgemm), allocator and _Allocator(allocator)
+    def __init__(self, query_dim: int, num_heads: int, *, instruction_set: str = "auto", sgemm: Callable[..., Any] | None = None,
+                 allocator: Callable[[int], Array | None] | None = None, **weights_and_shape: Unpack[Weights]) -> None:
+        product, memory = sgemm and _Sgemm(sgemm), allocator and _Allocator(allocator)
         config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
         handle = ctypes.c_void_p()
-        with _raising(allocator):
-            _call("mha_layer_create", config, weights, _options(instruction_set, sgemm, allocator), handle)
-        weakref.finalize(self, _destroy, _loaded().mha_layer_destroy, handle.value, allocator)
-        self._adopt(handle, None, sgemm)
+        with _raising(memory):
+            _call("mha_layer_create", config, weights, _options(instruction_set, product, memory), handle)
+        weakref.finalize(self, _destroy, _loaded().mha_layer_destroy, handle.value, memory)
+        self._adopt(handle, None, product)
 
     @classmethod
-    def view(cls, packed, *, instruction_set="auto", sgemm=None):
+    def view(cls, packed: Array, *, instruction_set: str = "auto", sgemm: Callable[..., Any] | None = None) -> Layer:
         """A layer over packed weights, which are not copied: an array from pack(), or numpy.memmap of a file (dtype=uint8, mode="r"). With an
         sgemm exactly if they were packed with one."""
-        self, sgemm = cls.__new__(cls), sgemm and _Sgemm(sgemm)
+        self, product = cls.__new__(cls), sgemm and _Sgemm(sgemm)
         address, size = _buffer(packed, "packed")
         storage = np.empty(_loaded().mha_layer_view_size(), np.uint8)
         handle = ctypes.c_void_p()
-        _call("mha_layer_view", address, size, _options(instruction_set, sgemm), storage.ctypes.data, storage.size, handle)
-        self._adopt(handle, (packed, storage), sgemm)
+        _call("mha_layer_view", address, size, _options(instruction_set, product), storage.ctypes.data, storage.size, handle)
+        self._adopt(handle, (packed, storage), product)
         return self
 
     def _adopt(self, handle, memory, sgemm):
@@ -67,6 +80,18 @@ class Layer:
         config = _Config(struct_size=ctypes.sizeof(_Config))
         _call("mha_layer_shape", self._handle, config)
         self.shape = {field: getattr(config, field) for field, _ in _Config._fields_[1:]}
+
+    @overload
+    def forward(self, query: Array, key: Array | None = None, value: Array | None = None, *,  # type: ignore[overload-overlap]
+                want: tuple[()] = (), prepare: Literal[False] = False, **options: Unpack[Call]) -> Array: ...
+
+    @overload
+    def forward(self, query: Array, key: Array | None = None, value: Array | None = None, *, want: Want, prepare: Literal[False] = False,
+                **options: Unpack[Call]) -> tuple[Array, dict[str, Array]]: ...
+
+    @overload
+    def forward(self, query: Array, key: Array | None = None, value: Array | None = None, *, prepare: Literal[True], want: Want = (),
+                **options: Unpack[Call]) -> Prepared: ...
 
     def forward(self, query, key=None, value=None, *, out=None, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None,
                 kv_start=None, cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right", norm=None,
@@ -125,9 +150,13 @@ class Layer:
         out = single
         return (out, wanted) if want else out
 
-    def info(self, n_q, n_kv=None, *, batch=1, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, kv_start=None,
-             cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right", norm=None, rope=None, score=None,
-             cache=None, cache_sequences=None, cache_read=False, scheduler=None, want=()):
+    def info(self, n_q: int, n_kv: int | None = None, *, batch: int = 1, is_causal: bool = False,
+             q_start: Integers | None = None, q_lengths: Integers | None = None, kv_lengths: Integers | None = None,
+             kv_start: Integers | None = None, cu_seqlens_q: Integers | None = None, cu_seqlens_kv: Integers | None = None,
+             window_left: int | None = None, window_right: int | None = None, padding: str = "right", norm: Norm | None = None,
+             rope: Rope | None = None, score: ScoreOptions | None = None, cache: KvCache | None = None,
+             cache_sequences: Integers | None = None, cache_read: bool = False, scheduler: Scheduler | None = None,
+             want: Want = ()) -> Info:
         """How forward would run on so many rows, and what it costs: the fields of mha_call_info by name. n_kv=None is self-attention; want names
         what would be asked for. All else is as in forward."""
         args = _new(_ForwardArgs, batch=batch, n_q=n_q)
@@ -148,19 +177,21 @@ class Linear:
     with layout="in_out" [in, out]; of int4 with an odd number of inputs, these are to be given. type, scales, weight_type and all else are as in
     Layer. A packed one is mha.pack(inputs, 0, output_dim=outputs, w_o=w, b_o=b)."""
 
-    def __init__(self, w, b=None, *, inputs=None, layout="out_in", scales=None, **how):
+    def __init__(self, w: Array, b: Array | None = None, *, inputs: int | None = None, layout: str = "out_in", scales: Array | None = None,
+                 **how: Unpack[How]) -> None:
         outputs, stored = (w.shape if layout == "out_in" else w.shape[::-1]) if isinstance(w, np.ndarray) and w.ndim == 2 else (1, 1)
         inputs = inputs or stored * (2 if how.get("type") == "int4" else 1)
         self.layer = Layer(inputs, 0, output_dim=outputs, w_o=w, b_o=b, layout=layout, scales=None if scales is None else {"w_o": scales}, **how)
 
     @classmethod
-    def view(cls, packed, **how):
+    def view(cls, packed: Array, *, instruction_set: str = "auto", sgemm: Callable[..., Any] | None = None) -> Linear:
         """Over packed weights, as Layer.view."""
         self = cls.__new__(cls)
-        self.layer = Layer.view(packed, **how)
+        self.layer = Layer.view(packed, instruction_set=instruction_set, sgemm=sgemm)
         return self
 
-    def __call__(self, x, residual=None, *, out=None, bf16=False, output_type="f32", scheduler=None, workspace=None):
+    def __call__(self, x: Array, residual: Array | None = None, *, out: Array | None = None, bf16: bool = False, output_type: str = "f32",
+                 scheduler: Scheduler | None = None, workspace: Array | None = None) -> Array:
         """y [rows, out] of x [rows, in], plus residual [rows, out] of y's type, which may be out. Types as in Layer.forward."""
         shape = self.layer.shape
         inputs = shape["num_heads"] * shape["head_dim_v"] or shape["query_dim"]
@@ -171,13 +202,15 @@ class Linear:
             _check(residual, "residual", [out.dtype], out.shape)
         for name, array in ("x", x), ("residual", residual), ("output", out):
             if array is not None:
-                setattr(args, name, array.ctypes.data), setattr(args, name + "_row_stride", _strides(array, name)[0])
+                setattr(args, name, array.ctypes.data)
+                setattr(args, name + "_row_stride", _strides(array, name)[0])
         args.scheduler = ctypes.addressof(scheduler._struct) if scheduler is not None else None
         with _raising(scheduler, self.layer._sgemm):
             _run("mha_linear", workspace, args, self.layer._handle)
         return out
 
-    def info(self, rows, *, input_type="f32", output_type="f32", has_residual=False, scheduler=None):
+    def info(self, rows: int, *, input_type: str = "f32", output_type: str = "f32", has_residual: bool = False,
+             scheduler: Scheduler | None = None) -> Info:
         """How a call on so many rows would run, and what it costs: the fields of mha_call_info by name."""
         args, info = _new(_LinearArgs, rows=rows), _new(_CallInfo)
         args.input_type, args.output_type = _named(types, input_type, "input_type"), _named(types, output_type, "output_type")
@@ -187,23 +220,25 @@ class Linear:
         return {field: getattr(info, field) for field, _ in _CallInfo._fields_[1:]}
 
 
-def pack(query_dim, num_heads, *, out=None, instruction_set="auto", sgemm=None, **weights_and_shape):
+def pack(query_dim: int, num_heads: int, *, out: Array | None = None, instruction_set: str = "auto", sgemm: Callable[..., Any] | None = None,
+         **weights_and_shape: Unpack[Weights]) -> Array:
     """The packed weights of a layer as an array of bytes, for Layer.view; `pack(...).tofile(path)` writes them to a file. Takes what Layer takes.
     out is memory for them, such as numpy.memmap of a new file: an array of pack_size(...) bytes or more, of which the first ones are returned."""
     bytes = pack_size(query_dim, num_heads, instruction_set=instruction_set, sgemm=sgemm, **weights_and_shape)
     out = aligned(bytes) if out is None else _writeable(out, "out")
-    sgemm = sgemm and _Sgemm(sgemm)
+    product = sgemm and _Sgemm(sgemm)
     config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
-    _call("mha_layer_pack", config, weights, _options(instruction_set, sgemm), *_buffer(out, "out"))
+    _call("mha_layer_pack", config, weights, _options(instruction_set, product), *_buffer(out, "out"))
     return out[:bytes]
 
 
-def pack_size(query_dim, num_heads, *, instruction_set="auto", sgemm=None, **weights_and_shape):
+def pack_size(query_dim: int, num_heads: int, *, instruction_set: str = "auto", sgemm: Callable[..., Any] | None = None,
+              **weights_and_shape: Unpack[Weights]) -> int:
     """The bytes that pack needs."""
-    sgemm = sgemm and _Sgemm(sgemm)
+    product = sgemm and _Sgemm(sgemm)
     config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
     bytes = ctypes.c_size_t()
-    _call("mha_layer_pack_size", config, weights, _options(instruction_set, sgemm), bytes)
+    _call("mha_layer_pack_size", config, weights, _options(instruction_set, product), bytes)
     return bytes.value
 
 

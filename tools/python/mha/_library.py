@@ -32,7 +32,7 @@ _c_types = ctypes.Structure, ctypes._SimpleCData
 class Error(Exception):
     """What the library finds to be wrong. str() is its sentence; name is such as "MHA_ERROR_SHAPE"; argument counts from 1."""
 
-    def __init__(self, message, status, name, argument):
+    def __init__(self, message: str, status: int, name: str, argument: int) -> None:
         super().__init__(message)
         self.status, self.name, self.argument = status, name, argument
 

@@ -9,7 +9,7 @@ from ._library import _loaded
 from ._structs import _Scheduler
 
 _file_name = "libmha_openmp" + {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
-_schedulers = {}  # number of threads -> the struct and its address; without OpenMP None and 0
+_schedulers: dict = {}  # number of threads -> the struct and its address; without OpenMP None and 0
 _functions = None  # those that structs point to
 
 

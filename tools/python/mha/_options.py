@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,12 +11,15 @@ from ._arrays import _address, _check, _contiguous, _describe, _integers, _named
 from ._library import _call
 from ._structs import _Norm, _Rope, _RopeConfig, _ScoreOptions, _new, rope_styles, score_columns, score_groups, types
 
+if TYPE_CHECKING:
+    from ._typing import Integers
+
 
 class Chosen:
     """The heads and rows of want={"chosen_weights": Chosen(heads=[0, 3], rows=[n - 1])}, in ascending order; None is all. out is an array for
     the weights, [batch, heads, rows, n_kv]."""
 
-    def __init__(self, heads=None, rows=None, *, out=None):
+    def __init__(self, heads: Integers | None = None, rows: Integers | None = None, *, out: np.ndarray | None = None) -> None:
         self.heads, self.rows, self.out = heads, rows, out
 
 
@@ -38,8 +42,10 @@ class ScoreOptions:
     relative_bias [num_heads, distances] begins at a distance of -relative_left; None: in its middle is that of 0. q_scales are [n_q] or [batch, n_q].
     """
 
-    def __init__(self, *, softcap=0.0, alibi_slopes=None, sinks=None, bias=None, mask=None, columns="all_keys", relative_bias=None, relative_left=None,
-                 q_scales=None, head_scales=None, num_columns=0, groups="within", q_groups=None, kv_groups=None):
+    def __init__(self, *, softcap: float = 0.0, alibi_slopes: np.ndarray | None = None, sinks: np.ndarray | None = None, bias: np.ndarray | None = None,
+                 mask: np.ndarray | None = None, columns: str = "all_keys", relative_bias: np.ndarray | None = None, relative_left: int | None = None,
+                 q_scales: np.ndarray | None = None, head_scales: np.ndarray | None = None, num_columns: int = 0, groups: str = "within",
+                 q_groups: np.ndarray | None = None, kv_groups: np.ndarray | None = None) -> None:
         _named(score_columns, columns, "columns")
         _named(score_groups, groups, "groups")
         self.num_columns, self.groups, self.q_groups, self.kv_groups = num_columns, groups, q_groups, kv_groups
@@ -117,8 +123,9 @@ class Norm:
     The norm comes before the rotation, or with after_rope behind it. values normalises values too, without weights.
     """
 
-    def __init__(self, *, q_weight=None, k_weight=None, q_bias=None, k_bias=None, epsilon=1e-6, layer=False, all_heads=False, after_rope=False,
-                 values=False):
+    def __init__(self, *, q_weight: np.ndarray | None = None, k_weight: np.ndarray | None = None, q_bias: np.ndarray | None = None,
+                 k_bias: np.ndarray | None = None, epsilon: float = 1e-6, layer: bool = False, all_heads: bool = False, after_rope: bool = False,
+                 values: bool = False) -> None:
         self.arrays = {"q_weight": q_weight, "k_weight": k_weight, "q_bias": q_bias, "k_bias": k_bias}
         self.epsilon, self.all_heads = epsilon, all_heads
         self.flags = (1 if layer else 0) | (2 if all_heads else 0) | (4 if after_rope else 0) | (8 if values else 0)
@@ -146,7 +153,8 @@ class Rope:
     dims=0 rotates the whole head. q_positions [batch, n_q] and k_positions [batch, rows of key] are positions of other rows than the usual ones.
     """
 
-    def __init__(self, cos, sin, *, style="half", dims=0, q_positions=None, k_positions=None):
+    def __init__(self, cos: np.ndarray, sin: np.ndarray, *, style: str = "half", dims: int = 0, q_positions: Integers | None = None,
+                 k_positions: Integers | None = None) -> None:
         self.style = _named(rope_styles, style, "style")
         _contiguous(cos, "cos", [np.float32], (None, _some)), _contiguous(sin, "sin", [np.float32], np.shape(cos))
         if dims not in (0, 2 * cos.shape[1]):
@@ -155,7 +163,7 @@ class Rope:
         self.q_positions, self.k_positions = q_positions, k_positions
 
     @classmethod
-    def tables(cls, dims: int, num_positions: int, *, style: str = "half", first_position: int = 0, **angles) -> Rope:
+    def tables(cls, dims: int, num_positions: int, *, style: str = "half", first_position: int = 0, **angles: Any) -> Rope:
         """With tables by mha_rope_tables. angles are the fields of mha_rope_config: base, linear_factor, yarn_factor and so on; pair_factors is
         a sequence of dims / 2 numbers."""
         unknown = set(angles) - {field for field, _ in _RopeConfig._fields_[1:]}

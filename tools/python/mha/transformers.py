@@ -17,11 +17,15 @@ another device or have a type other than float32, float16 and bfloat16, dropout,
 torch.compile compiles, without a warning.
 """
 
+from __future__ import annotations
+
 import ctypes
 import functools
 import inspect
 import sys
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 try:
     import torch
@@ -106,7 +110,7 @@ def _code(function):
 
 def _known_codes():
     """The code of each kind of mask function, once it is seen to do on a few positions what it is taken for."""
-    m, ids, blocks, positions = masking_utils, *torch.tensor([[[0, 0, 1, 1, 1, 2]], [[-1, 3, 3, -1, -1, 5]], [[0, 1, 0, 1, 2, 0]]])
+    m, (ids, blocks, positions) = masking_utils, torch.tensor([[[0, 0, 1, 1, 1, 2]], [[-1, 3, 3, -1, -1, 5]], [[0, 1, 0, 1, 2, 0]]])
     q, k = torch.arange(6)[:, None], torch.arange(6)
     samples = {
         "causal": (m.causal_mask_function, k <= q),
@@ -181,8 +185,9 @@ class _Structure:
         self.groups = groups
 
 
-def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=masking_utils.causal_mask_function, attention_mask=None,
-         dtype=torch.float32, device="cpu", **kwargs):
+def mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0,
+         mask_function: Callable[..., Any] = masking_utils.causal_mask_function, attention_mask: torch.Tensor | None = None,
+         dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", **kwargs: Any) -> torch.Tensor | None:
     """What AttentionMaskInterface calls for "mha": a Mask, or where that cannot be one the mask of eager attention."""
     make = functools.partial(masking_utils.eager_mask, batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
                              dtype=dtype, device=device, **kwargs)
@@ -228,11 +233,11 @@ class KvCache(DynamicCache):
     positions. type is "f32", "f16", "bf16" or "int8", or a pair, of keys and of values. Attention by mha appends to it in the call and reads it
     as it is stored. Anything else finds tensors as of a DynamicCache, which are read back from it: right, but slow."""
 
-    def __init__(self, config, max_length, type="f32"):
+    def __init__(self, config: transformers.PretrainedConfig, max_length: int, type: str | tuple[str, str] = "f32") -> None:
         super().__init__(config=config)
         stored = (type, type) if isinstance(type, str) else type
-        self.layers = [_CacheLayer(max_length, stored) if layer.__class__ in (DynamicLayer, DynamicSlidingWindowLayer) else layer
-                       for layer in self.layers]
+        self.layers: list = [_CacheLayer(max_length, stored) if layer.__class__ in (DynamicLayer, DynamicSlidingWindowLayer) else layer
+                             for layer in self.layers]
 
 
 class _CacheLayer(DynamicLayer):
@@ -375,8 +380,9 @@ def _unknown_arguments(module_name):
     return frozenset(inspect.signature(function).parameters) - _known if function else frozenset()
 
 
-def attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, position_bias=None, softcap=None, s_aux=None,
-              is_strict=False, **kwargs):
+def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
+              scaling: float | None = None, dropout: float = 0.0, position_bias: torch.Tensor | None = None, softcap: float | None = None,
+              s_aux: torch.Tensor | None = None, is_strict: bool = False, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What AttentionInterface calls for "mha": query [batch, heads, n_q, width], key and value likewise. Returns [batch, n_q, heads, width of
     value], and None for the weights, as "sdpa" does.
 
@@ -429,7 +435,7 @@ def _attend(module, query, key, value, mask, scaling, dropout, position_bias, so
             (key, value), padding = layer.pending, layer.padding(structure)
             n_kv, at_kv_start = key.shape[2], 0 if padding is None else padding.data_ptr()
     elif type(key) is not torch.Tensor or type(value) is not torch.Tensor:
-        key, value, layer = *(tensor.dense() if isinstance(tensor, _Lazy) else tensor for tensor in (key, value)), None
+        (key, value), layer = (tensor.dense() if isinstance(tensor, _Lazy) else tensor for tensor in (key, value)), None
     query, at_q, *q_strides = _place(query, batch)
     if n_kv:
         key, at_k, *k_strides = _place(key, batch)

@@ -204,7 +204,7 @@ _operator = torch.ops.mha.scaled_dot_product_attention.default
 # ---- In the place of PyTorch's function
 
 _lock = threading.Lock()
-_uses = []  # `strict` of each `with enabled()` that is under way
+_uses: list = []  # `strict` of each `with enabled()` that is under way
 
 
 def _instead(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):

@@ -63,7 +63,7 @@ _functorch = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes, _tracing, _profiled = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state, torch._C._autograd._profiler_enabled
 
 
-_said = set()
+_said: set = set()
 
 
 def refuse(what, reason, strict):

@@ -78,12 +78,11 @@ class MultiheadAttention(torch.nn.Module):
         operator = _kernel if is_eager() else _operator
         output, weights = operator(query, key, value, self.packed, self.num_heads, mask, bias, is_causal,
                                    (1 if average_attn_weights else 2) if need_weights else 0)
-        weights = weights if need_weights else None
         if is_one:
             return output[0], weights[0] if need_weights else None
-        return output if self.batch_first else output.transpose(0, 1), weights
+        return output if self.batch_first else output.transpose(0, 1), weights if need_weights else None
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, kdim={self.kdim}, vdim={self.vdim}, batch_first={self.batch_first}"
 
 

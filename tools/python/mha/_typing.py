@@ -1,0 +1,125 @@
+"""What type checkers read of calls with many options. Nothing of it is needed to run, and it is not imported."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+
+from ._cache import KvCache
+from ._callbacks import Scheduler
+from ._options import Chosen, Norm, Rope, ScoreOptions
+
+Array = np.ndarray
+Integers = Sequence[int] | np.ndarray
+Matrix = np.ndarray | Sequence[np.ndarray]
+Path = str | os.PathLike[str]
+Want = Iterable[str] | Mapping[str, np.ndarray | Chosen | None]
+Info = dict[str, int]
+
+
+class Structure(TypedDict, total=False):
+    """What calls and infos have in common."""
+
+    is_causal: bool
+    q_start: Integers | None
+    q_lengths: Integers | None
+    kv_lengths: Integers | None
+    kv_start: Integers | None
+    cu_seqlens_q: Integers | None
+    cu_seqlens_kv: Integers | None
+    window_left: int | None
+    window_right: int | None
+    padding: str
+    norm: Norm | None
+    rope: Rope | None
+    score: ScoreOptions | None
+    cache: KvCache | None
+    cache_sequences: Integers | None
+    cache_read: bool
+    scheduler: Scheduler | None
+
+
+class Call(Structure, total=False):
+    """What all calls have in common."""
+
+    out: np.ndarray | None
+    bf16: bool
+    output_type: str
+    workspace: np.ndarray | None
+
+
+class AttentionCall(Call, total=False):
+    scale: float
+    instruction_set: str
+    gate: tuple[str, np.ndarray] | None
+
+
+class AttentionInfo(Structure, total=False):
+    batch: int
+    num_kv_heads: int
+    head_dim_v: int
+    k_type: str
+    v_type: str
+    instruction_set: str
+    want: Want
+
+
+class LayerInfo(Structure, total=False):
+    batch: int
+    want: Want
+
+
+class Weights(TypedDict, total=False):
+    """Of a layer, with its shape."""
+
+    w_q: Matrix | None
+    w_k: Matrix | None
+    w_v: Matrix | None
+    w_qkv: np.ndarray | None
+    w_o: np.ndarray | None
+    w_g: np.ndarray | None
+    b_q: np.ndarray | None
+    b_k: np.ndarray | None
+    b_v: np.ndarray | None
+    b_qkv: np.ndarray | None
+    b_o: np.ndarray | None
+    b_g: np.ndarray | None
+    kept_heads: np.ndarray | None
+    layout: str
+    type: str | None
+    scales: Mapping[str, np.ndarray] | None
+    weight_type: str
+    gate: str
+    gate_dim: int
+    key_dim: int
+    value_dim: int
+    output_dim: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    d_out: int
+    scale: float
+
+
+class How(TypedDict, total=False):
+    """A product alone."""
+
+    type: str | None
+    weight_type: str
+    instruction_set: str
+    sgemm: Any
+    allocator: Any
+
+
+class CacheConfig(TypedDict, total=False):
+    num_sequences: int
+    capacity: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    k_type: str
+    v_type: str
+    kind: str
+    block_positions: int
+    num_blocks: int
