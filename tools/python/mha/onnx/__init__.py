@@ -16,6 +16,13 @@ from __future__ import annotations
 
 import os
 import pathlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import onnx
+    import onnxruntime
 
 __all__ = ["library_path", "rewrite", "session"]
 _file_name = "libmha_onnx.so"
@@ -38,7 +45,8 @@ def library_path() -> str:
                       "`cmake -S . -B build && cmake --build build --target mha_onnx`.")
 
 
-def session(model, sess_options=None, providers=("CPUExecutionProvider",), **more):
+def session(model: onnx.ModelProto | bytes | str | os.PathLike[str], sess_options: onnxruntime.SessionOptions | None = None,
+            providers: Sequence[Any] = ("CPUExecutionProvider",), **more: Any) -> onnxruntime.InferenceSession:
     """An onnxruntime.InferenceSession of a model (a path, bytes or an onnx.ModelProto) that knows mha's operators."""
     import onnxruntime
 
@@ -49,7 +57,7 @@ def session(model, sess_options=None, providers=("CPUExecutionProvider",), **mor
     return onnxruntime.InferenceSession(os.fspath(model) if isinstance(model, os.PathLike) else model, sess_options, providers=list(providers), **more)
 
 
-def rewrite(model):
+def rewrite(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelProto, list[Any]]:
     """(model, report): an onnx.ModelProto (which is changed in place), or the file of one, with mha's operators in place of its attention, and a list
     of what became of each: entry.node, entry.into (None where it was left) and entry.reason; str(entry) says it. Needs the package onnx."""
     try:
