@@ -251,6 +251,54 @@ class Operators(Case):
                                     **({"softcap": 3.0, "smooth_softmax": 1} if extra else {}))
                 self.compare(model, *y, into=["GroupQueryAttention"])
 
+    def masks(self, n_q, n_kv):
+        """(whether it is causal, padding or both, boolean mask [2 or 1, 1, n_q or 1, n_kv]), and some that are nearly so."""
+        causal = np.arange(n_kv) <= np.arange(n_q)[:, None] + n_kv - n_q
+        padded = np.arange(n_kv) < np.array([n_kv - 2, n_kv - 1])[:, None, None, None]
+        yield True, causal[None, None]
+        yield True, padded
+        yield True, padded & causal
+        yield True, np.broadcast_to(padded, (2, 1, n_q, n_kv)).copy()
+        for b, row, key, attends in (0, 0, 0, False), (1, n_q - 2, 0, False), (0, 1, n_kv - 1, True), (1, n_q - 1, n_kv - 3, False), (0, 1, 2, False):
+            nearly = padded & causal
+            nearly[b, 0, min(max(row, 0), n_q - 1), key] = attends
+            if nearly.any(axis=3).all():
+                yield False, nearly
+
+    def test_masks_that_are_causal_or_padding_compute_nothing_that_they_leave_out(self):
+        heads, width = 2, 8
+        for n_q, n_kv, boolean in itertools.product((5, 1), (5, 9), (True, False)):
+            if n_q == 1 and n_kv == 5:
+                continue
+            for number, (structured, mask) in enumerate(self.masks(n_q, n_kv)):
+                with self.subTest(n_q=n_q, n_kv=n_kv, boolean=boolean, number=number):
+                    model = Model()
+                    q, k, v = (model.input(name, normal(2, heads, n, width)) for name, n in (("q", n_q), ("k", n_kv), ("v", n_kv)))
+                    added = model.constant(np.where(mask, 0, np.finfo(np.float32).min).astype(np.float32))
+                    scores = model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2]))
+                    z = model.add("MatMul", model.add("Softmax", model.add("Add", scores, added), axis=-1), v)
+                    y = model.mha("Attention", q, k, v, model.constant(mask) if boolean else added, scale=1.0)
+                    expected, got = session(model.done(z, y)).run(None, model.inputs)
+                    np.testing.assert_allclose(got, expected, atol=tolerance)
+                    unseen = ~np.broadcast_to(mask, (2, 1, n_q, n_kv)).any(axis=(1, 2))
+                    if structured and unseen.any():  # a mask that is added would make NaN of these
+                        model.inputs["k"].transpose(0, 2, 1, 3)[unseen] = model.inputs["v"].transpose(0, 2, 1, 3)[unseen] = np.nan
+                        self.assertEqual(session(model.done(y)).run(None, model.inputs)[0].tobytes(), got.tobytes())
+
+    def test_layers_with_such_masks_have_a_result_for_padding_too(self):
+        for cross, (_, mask) in itertools.product((False, True), self.masks(6, 6)):
+            model = Model()
+            x = model.input("x", normal(2, 6, 16))
+            y = model.input("y", normal(2, 6, 12)) if cross else ""
+            w = [normal(16, 16), *(normal(12 if cross else 16, 16) for _ in "kv")]
+            added = model.constant(np.where(mask, 0, np.finfo(np.float32).min).astype(np.float32))
+            got = model.mha("Layer", x, y, "", *w, "", "", "", "", "", added, num_heads=2)
+            q, k, v = (model.heads(model.add("MatMul", source or x, weight), 2, 8) for source, weight in zip((x, y, y), w))
+            scores = model.add("Mul", model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2])), np.float32(8 ** -0.5))
+            expected = model.merged(model.add("MatMul", model.add("Softmax", model.add("Add", scores, added), axis=-1), v))
+            a, b = session(model.done(got, expected)).run(None, model.inputs)
+            np.testing.assert_allclose(a, b, atol=4 * tolerance)
+
     def test_results_are_the_same_bits_for_any_number_of_threads(self):
         model = Model()
         x = model.input("x", normal(3, 70, 64))

@@ -119,7 +119,7 @@ class Attention {
     }
     const int64_t total = past + k.rows;
 
-    int64_t *starts = static_cast<int64_t *>(call.memory(static_cast<size_t>(q.batch) * sizeof(int64_t)));
+    int64_t *starts = static_cast<int64_t *>(call.memory(2 * static_cast<size_t>(q.batch) * sizeof(int64_t)));
     std::fill(starts, starts + q.batch, past);
     place(call, 1, past_key, starts, total, k);
     place(call, 2, past_value, starts, total, v);
@@ -147,7 +147,15 @@ class Attention {
     mha_score_options score = {};
     score.struct_size = sizeof score;
     score.softcap = scores_.softcap;
-    set_mask(call.input(kMask), q.batch, q.heads, q.rows, total, score);
+    const Tensor mask = call.input(kMask);
+    MaskStructure structure = {false, starts, starts + q.batch};
+    if (args.flags == 0 && !lengths && find_structure(mask, q.batch, q.rows, total, structure)) {
+      args.flags = structure.is_causal ? MHA_CAUSAL : 0;
+      args.q_start = structure.is_causal ? starts : nullptr;
+      args.kv_lengths = structure.lengths;
+    } else {
+      set_mask(mask, q.batch, q.heads, q.rows, total, score);
+    }
     run(call, args, score);
   }
 

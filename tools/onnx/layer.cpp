@@ -1,4 +1,5 @@
 // mha.Layer: a whole layer, its weights packed when the session is made.
+#include <algorithm>
 #include <memory>
 
 #include "runtime.h"
@@ -105,17 +106,26 @@ class Layer {
     mha_score_options score = {};
     score.struct_size = sizeof score;
     score.softcap = scores_.softcap;
-    set_mask(call.input(kMask), args.batch, shape_.num_heads, args.n_q, args.n_kv, score);
+    const Tensor mask = call.input(kMask);
+    int64_t *starts = static_cast<int64_t *>(call.memory(2 * static_cast<size_t>(args.batch) * sizeof(int64_t)));
+    MaskStructure structure = {false, starts, starts + args.batch};
+    if (args.flags == 0 && find_structure(mask, args.batch, args.n_q, args.n_kv, structure)) {
+      args.flags = structure.is_causal ? MHA_CAUSAL : 0;
+      args.q_start = structure.is_causal ? starts : nullptr;
+      if (std::any_of(structure.lengths, structure.lengths + args.batch, [&](int64_t length) { return length < args.n_kv; })) {
+        args.kv_lengths = structure.lengths;
+        args.key = key ? key.data : query.data;  // or lengths would be those of the queries too, which all have a result
+      }
+    } else {
+      set_mask(mask, args.batch, shape_.num_heads, args.n_q, args.n_kv, score);
+      // Query i is at position i, as ONNX has it without a past; mha puts the last query at the last key.
+      if (args.flags && args.n_q != args.n_kv) {
+        std::fill(starts, starts + args.batch, 0);
+        args.q_start = starts;
+      }
+    }
     if (score.softcap != 0 || score.bias || score.mask) {
       args.score = &score;
-    }
-    // Query i is at position i, as ONNX has it without a past; mha puts the last query at the last key.
-    if (args.flags && args.n_q != args.n_kv) {
-      int64_t *starts = static_cast<int64_t *>(call.memory(static_cast<size_t>(args.batch) * sizeof(int64_t)));
-      for (int64_t b = 0; b < args.batch; b++) {
-        starts[b] = 0;
-      }
-      args.q_start = starts;
     }
     args.scheduler = call.scheduler();
     mha_error error;

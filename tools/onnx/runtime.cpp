@@ -262,6 +262,61 @@ uint32_t ScoreAttributes::flags() const {
   return (causal ? MHA_CAUSAL : 0) | (window_left >= 0 ? MHA_WINDOW_LEFT : 0) | (window_right >= 0 ? MHA_WINDOW_RIGHT : 0);
 }
 
+namespace {
+
+bool is_open(float number) { return number == 0.0f; }
+bool is_closed(float number) { return number <= -1e30f; }
+bool is_open(bool attends) { return attends; }
+bool is_closed(bool attends) { return !attends; }
+
+template <typename Number>
+bool find_structure(const Number *mask, int64_t sequences, int64_t rows, int64_t batch, int64_t n_kv, MaskStructure &found) {
+  for (int64_t b = 0; b < sequences; b++) {
+    const auto end_of = [&](int64_t row) {  // of the keys that a row attends to, which begin at the first; 0 = it is not so
+      const Number *const keys = mask + (b * rows + row) * n_kv, *const end = keys + n_kv;
+      const Number *const last = std::find_if_not(keys, end, [](Number key) { return is_open(key); });
+      return std::all_of(last, end, [](Number key) { return is_closed(key); }) ? last - keys : 0;
+    };
+    const int64_t first = end_of(0), length = rows == 1 ? first : end_of(rows - 1);
+    if (first == 0 || length == 0) {
+      return false;
+    }
+    for (int64_t row = 1; row + 1 < rows; row++) {
+      if (end_of(row) != std::min(length, first + row)) {
+        return false;
+      }
+    }
+    const bool is_causal = first < length;
+    if (is_causal && length > first + rows - 1) {
+      return false;
+    }
+    found.lengths[b] = length;
+    found.starts[b] = is_causal ? first - 1 : n_kv;
+    found.is_causal = found.is_causal || is_causal;
+  }
+  std::fill(found.lengths + sequences, found.lengths + batch, found.lengths[0]);
+  std::fill(found.starts + sequences, found.starts + batch, found.starts[0]);
+  return true;
+}
+
+}  // namespace
+
+bool find_structure(const Tensor &mask, int64_t batch, int64_t n_q, int64_t n_kv, MaskStructure &found) {
+  int64_t shape[4] = {1, 1, 1, 1};
+  if (!mask || mask.rank > 4 || batch == 0 || n_q == 0 || n_kv == 0) {
+    return false;
+  }
+  std::copy(mask.shape, mask.shape + mask.rank, shape + 4 - mask.rank);
+  if ((shape[0] != 1 && shape[0] != batch) || shape[1] != 1 || (shape[2] != 1 && shape[2] != n_q) || shape[3] != n_kv) {
+    return false;
+  }
+  if (mask.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT) {
+    return find_structure(mask.floats(), shape[0], shape[2], batch, n_kv, found);
+  }
+  return mask.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL &&
+         find_structure(static_cast<const bool *>(mask.data), shape[0], shape[2], batch, n_kv, found);
+}
+
 void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, mha_score_options &score) {
   if (!mask) {
     return;

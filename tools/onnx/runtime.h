@@ -134,6 +134,15 @@ struct ScoreAttributes {
 // Puts attn_mask, [batch, heads, n_q, n_kv] or what broadcasts to it, into `score`.
 void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, mha_score_options &score);
 
+// What a mask array says, if that is no more than this: the query at row i attends to the keys before lengths[b] and, if is_causal, up to
+// starts[b] + i; and each to some. Then no key is computed for nothing. Masks that are added have 0 there, elsewhere -1e30 or less, which
+// takes part in no softmax beside others.
+struct MaskStructure {
+  bool is_causal = false;
+  int64_t *starts, *lengths;  // [batch]
+};
+bool find_structure(const Tensor &mask, int64_t batch, int64_t n_q, int64_t n_kv, MaskStructure &found);
+
 // The operators. Each is a table of callbacks that lives as long as the process.
 const OrtCustomOp *attention_operator();
 const OrtCustomOp *grouped_query_operator();
