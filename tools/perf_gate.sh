@@ -54,12 +54,13 @@ cannot_measure() { echo "perf gate: cannot measure: $*" >&2 && exit 4; }
 
 build=$root/build/perf_gate
 options=()   # of the measuring program
+counted=()   # settings of libraries that are counted
 versions=()  # BASE and NEW
 is_list=no
 while (($#)); do
   case $1 in
     --help | -h) usage && exit ;;
-    --count) options+=("$1") ;;
+    --count) options+=("$1") counted=(-DMHA_AVX512=OFF) ;;  # which valgrind does not know
     --list) is_list=yes ;;
     --shapes | --threshold | --rounds | --json | --markdown | --build)
       (($# > 1)) || wrong_usage "$1 needs a value"
@@ -98,11 +99,12 @@ cmake_build() {
 # Libraries are kept by commit and by what compiles them: a base built by another compiler is no base.
 compilers() { "${CC:-cc}" --version && "${CXX:-c++}" --version && echo "${CFLAGS-} / ${CXXFLAGS-}"; }
 compiler=$(compilers 2>/dev/null | cksum | cut -d ' ' -f 1 || true)
+kind=$compiler${counted[0]+-counted}
 
 # build_library SOURCE FOLDER NAME: leaves the path of the shared library in $library.
 build_library() {
   echo "perf gate: building $3" >&2
-  if ! cmake_build "$1" "$2" mha_shared -DMHA_TESTS=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_INSTALL=OFF; then
+  if ! cmake_build "$1" "$2" mha_shared -DMHA_TESTS=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_INSTALL=OFF "${counted[@]}"; then
     grep -E 'error|Error' "$log" | head -n 20 >&2 || true
     cannot_measure "$3 does not build; all that the compiler said is in $log"
   fi
@@ -125,7 +127,7 @@ resolve() {
   local commit folder
   commit=$(git -C "$root" rev-parse --verify --quiet "$1^{commit}") ||
     cannot_measure "'$1' is neither a file nor a revision of this repository (a clone of depth 1 has no older ones: git fetch --unshallow)"
-  folder=$build/$commit-$compiler
+  folder=$build/$commit-$kind
   name=${commit:0:10}
   [[ $commit == "$1"* ]] || name="$1 ($name)"
   if [[ ! -e $folder/libmha.so ]]; then
@@ -154,7 +156,7 @@ if ((${#versions[@]} == 2)); then
   resolve "${versions[1]}"
 else
   name="the working tree" include=$root/include
-  build_library "$root" "$build/work-$compiler" "$name"
+  build_library "$root" "$build/work-$kind" "$name"
 fi
 build_program "$base_include" "$include"
 exec "$program" "${options[@]}" --base-name "$base_name" --new-name "$name" "$base" "$library"

@@ -256,7 +256,7 @@ class Consumer:
     def build_with(self, consumer, *settings):
         """Builds a project that compiles mha as a part of itself, with the scalar kernels alone, which every processor has: the others take long."""
         sets = [f"-DMHA_{name}=OFF" for name in ("AVX2", "AVX512", "NEON")]
-        run([*self.configure, "-S", here / consumer, "-DCMAKE_BUILD_TYPE=Release", *sets, *settings], f"A program with {consumer} of mha fails.")
+        run([*self.configure, "-S", here / consumer, "-DCMAKE_BUILD_TYPE=Debug", *sets, *settings], f"A program with {consumer} of mha fails.")
         run([self.cmake, "--build", self.work, "--parallel", "2"], f"A program with {consumer} of mha does not build.")
 
     def add_subdirectory(self):
