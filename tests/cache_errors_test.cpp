@@ -229,7 +229,7 @@ class CacheViewErrors : public testing::TestWithParam<uint32_t> {
  protected:
   static void ExpectRejected(void *buffer, size_t bytes, uint32_t argument = 1) {
     mha_kv_cache *cache = nullptr;
-    const std::vector<uint32_t> arguments = argument == 1 ? std::vector<uint32_t>{1} : std::vector<uint32_t>{1, argument};
+    const Few<uint32_t> arguments = {1, argument};
     ExpectFails([&](mha_error *error) { return mha_kv_cache_view(buffer, bytes, &cache, error); }, {MHA_ERROR_CACHE_FORMAT, arguments, {}});
     EXPECT_EQ(cache, nullptr);
   }
@@ -627,7 +627,7 @@ struct Call {
   }
 
   // Both entries, or one of them, fail with their arguments at fault, and write nothing.
-  void ExpectFailsAndWritesNothing(mha_status status, const std::vector<std::string> &words, bool attention_too = true) {
+  void ExpectFailsAndWritesNothing(mha_status status, const Words &words, bool attention_too = true) {
     for (const bool by_forward : {true, false}) {
       if (!by_forward && !attention_too) continue;
       SCOPED_TRACE(by_forward ? "mha_forward" : "mha_attention");

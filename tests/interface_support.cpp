@@ -5,7 +5,11 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <initializer_list>
+#include <iterator>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -83,6 +87,26 @@ bool CountsOneAsMany(const std::string &sentence) {
   return false;
 }
 
+template <typename T>
+Few<T>::Few(std::initializer_list<T> values) noexcept : count_(values.size()) {
+  if (count_ > std::size(values_)) std::abort();
+  std::copy(values.begin(), values.end(), values_);
+}
+template class Few<uint32_t>;
+template class Few<const char *>;
+
+const char *Kept(const std::string &word) {
+  static auto *const words = new std::set<std::string>;
+  return words->insert(word).first->c_str();
+}
+
+Words::Words(std::initializer_list<std::string> words) : Few() {
+  for (const std::string &word : words) {
+    if (count_ == std::size(values_)) std::abort();
+    values_[count_++] = Kept(word);
+  }
+}
+
 void ExpectError(mha_status returned, const mha_error &error, const Expected &expected) {
   ASSERT_NE(std::memchr(error.message, 0, sizeof error.message), nullptr) << "the message is not 0-terminated";
   const std::string message = error.message;
@@ -93,7 +117,7 @@ void ExpectError(mha_status returned, const mha_error &error, const Expected &ex
   EXPECT_FALSE(message.empty());
   EXPECT_FALSE(CountsOneAsMany(message)) << message;
   for (char c : message) EXPECT_TRUE(c >= ' ' && c <= '~') << "code " << int{c} << " in: " << message;
-  for (const std::string &word : expected.words) EXPECT_TRUE(HasWord(message, word)) << "no \"" << word << "\" in: " << message;
+  for (const char *word : expected.words) EXPECT_TRUE(HasWord(message, word)) << "no \"" << word << "\" in: " << message;
 }
 
 void ExpectNoError(mha_status returned, const mha_error &error) {

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <string>
@@ -68,10 +69,33 @@ inline CallForm Guarded(uint32_t asked = kAskNothing, Place place = Place::kBefo
 
 std::string Name(mha_status status);
 
+// A list of a few values that is not to be destroyed: tables of hundreds of rows that have some compile in half the time.
+template <typename T>
+class Few {
+ public:
+  Few() = default;
+  Few(std::initializer_list<T> values) noexcept;
+  const T *begin() const { return values_; }
+  const T *end() const { return values_ + count_; }
+
+ protected:
+  T values_[8] = {};
+  size_t count_ = 0;
+};
+
+// Words, of which those that are put together are kept to the end.
+class Words : public Few<const char *> {
+ public:
+  Words() = default;
+  Words(std::initializer_list<const char *> words) noexcept : Few(words) {}
+  Words(std::initializer_list<std::string> words);
+};
+const char *Kept(const std::string &word);
+
 struct Expected {
   mha_status status;
-  std::vector<uint32_t> arguments;  // several where two parameters contradict each other: either may be named as the one at fault
-  std::vector<std::string> words;   // that the sentence must contain, as whole words; "a|b" = one of both
+  Few<uint32_t> arguments;  // several where two parameters contradict each other: either may be named as the one at fault
+  Words words;              // that the sentence must contain, as whole words; "a|b" = one of both
 };
 
 bool IsOfAWord(char c);
