@@ -546,6 +546,12 @@ class Imports(unittest.TestCase):
         found = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
         self.assertEqual(found.stderr.splitlines()[-1], "ImportError: mha.torch needs PyTorch, which is not installed: pip install torch")
 
+    def test_a_version_that_is_too_old_is_a_sentence(self):
+        program = (f"import sys, types; sys.path.insert(0, {str(tools)!r}); sys.modules['torch'] = types.ModuleType('torch')\n"
+                   "sys.modules['torch'].__version__ = '2.4.1+cpu'\nimport mha.torch")
+        found = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
+        self.assertEqual(found.stderr.splitlines()[-1], "ImportError: mha.torch needs PyTorch 2.5 or newer; this is 2.4.1+cpu")
+
 
 if arguments.table:
     warnings.simplefilter("ignore")
