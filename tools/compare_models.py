@@ -23,6 +23,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 
 root = pathlib.Path(__file__).resolve().parent.parent
@@ -258,8 +259,8 @@ def tables(results):
     whole, alone = ([result for result in results if (result["model"] == "layer") == is_layer] for is_layer in (False, True))
     decoders = [result for result in whole if "token" in result["medians"]["sdpa"]]
     about = results[0]
-    lines = [f"{about['machine']}; PyTorch {about['torch']}, transformers {about['transformers']}; mha at commit "
-             f"{', '.join(dict.fromkeys(result['commit'] for result in results))}; medians of {about['rounds']} rounds.", ""]
+    lines = [*textwrap.wrap(f"{about['machine']}; PyTorch {about['torch']}, transformers {about['transformers']}; mha at commit "
+                            f"{', '.join(dict.fromkeys(result['commit'] for result in results))}; medians of {about['rounds']} rounds.", 100), ""]
     if whole:
         lines += table("Prompt or batch, ms", whole, {
             **{way: time_of(way, "prompt") for way in ways[:4]}, "sdpa / mha": gain("mha", "prompt"), "share of attention in sdpa": share("prompt")})
@@ -277,7 +278,7 @@ def write(lines):
     """Between the two marks of the page."""
     begin, end = "<!-- models -->\n", "<!-- end of models -->\n"
     text = page.read_text()
-    page.write_text(text[:text.index(begin) + len(begin)] + "\n" + "\n".join(lines) + text[text.index(end):])
+    page.write_text(text[:text.index(begin) + len(begin)] + "\n" + "\n".join(lines) + "\n" + text[text.index(end):])
 
 
 def main():
@@ -285,11 +286,11 @@ def main():
     about = {"machine": machine(), "torch": torch.__version__, "transformers": transformers.__version__, "rounds": arguments.rounds}
     for threads in arguments.threads:
         for model in arguments.models:
-            results = [result for result in results if (result["model"], result["threads"]) != (model, threads)]
             for found in measure(model, threads):
-                results.append({**about, **found})
-            if arguments.json:
-                arguments.json.write_text(json.dumps(results, indent=1))
+                key = [found[name] for name in ("model", "case", "threads")]
+                results = [result for result in results if [result[name] for name in ("model", "case", "threads")] != key] + [{**about, **found}]
+                if arguments.json:
+                    arguments.json.write_text(json.dumps(results, indent=1))
     lines = tables(results)
     print("\n" + "\n".join(lines))
     if arguments.write:

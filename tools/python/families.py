@@ -69,8 +69,11 @@ tiny = {
 numbers = {name: number for number, names in tiny.items() for name in names.split()}
 special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": None,
            "forced_bos_token_id": None, "begin_suppress_tokens": None, "suppress_tokens": None}
-of_a_kind = {"gpt_neo": {"attention_types": [[["global", "local"], 1]]}, "recurrent_gemma": {"num_hidden_layers": 3},
-             "xmod": {"default_language": "en_XX"}, "esm": {"pad_token_id": 0}, "bamba": {"attn_layer_indices": [1]}}
+small_resnet = {"use_timm_backbone": False, "backbone_config": {
+    "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1], "out_features": ["stage4"]}}
+of_a_kind = {**dict.fromkeys(["detr", "conditional_detr", "dab-detr", "table-transformer"], small_resnet),
+             "gpt_neo": {"attention_types": [[["global", "local"], 1]]}, "recurrent_gemma": {"num_hidden_layers": 3}, "xmod": {"default_language": "en_XX"},
+             "esm": {"pad_token_id": 0}, "bamba": {"attn_layer_indices": [1]}}
 most_weights = 200e6
 
 
