@@ -223,7 +223,7 @@ impl Dimensions {
                 v.dims()
             );
         }
-        if of.kv_heads == 0 || of.heads % of.kv_heads != 0 {
+        if of.kv_heads == 0 || !of.heads.is_multiple_of(of.kv_heads) {
             candle_core::bail!("q has {} heads and k {}; as many queries' heads go with each head of keys", of.heads, of.kv_heads);
         }
         for (name, numbers, needed) in [

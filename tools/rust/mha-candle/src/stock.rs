@@ -72,10 +72,9 @@ fn has_bounds(options: &Attention) -> bool {
 fn takes_part(options: &Attention, query: i64, key: i64) -> bool {
     let behind = |keys: usize| query.saturating_sub(tensors::int(keys));
     let ahead = |keys: usize| query.saturating_add(tensors::int(keys));
-    key != PADDING
-        && !(options.is_causal && key > query)
-        && !options.window_left.is_some_and(|keys| key < behind(keys))
-        && !options.window_right.is_some_and(|keys| key > ahead(keys))
+    let in_window =
+        options.window_left.is_none_or(|keys| key >= behind(keys)) && options.window_right.is_none_or(|keys| key <= ahead(keys));
+    key != PADDING && in_window && (!options.is_causal || key <= query)
 }
 
 const PADDING: i64 = i64::MIN / 4;

@@ -251,6 +251,8 @@ fn tables_of_the_models_own_are_the_same_rotation() -> Result<()> {
     let rope = Rope::from_tensors(&table(tables.cos())?, &table(tables.sin())?)?;
     let (theirs, ours) = (config().rope(&rope).load(var_builder(DType::F32))?, config().load(var_builder(DType::F32))?);
     assert_eq!(bits(&theirs.forward(&x(1, 60))?), bits(&ours.forward(&x(1, 60))?));
+    let interleaved = config().rope(&rope.interleaved()).load(var_builder(DType::F32))?;
+    assert!(difference(&interleaved.forward(&x(1, 60))?, &ours.forward(&x(1, 60))?) > 1e-3);
     assert!(sentence(theirs.forward(&x(1, 65))).contains("64"), "{}", sentence(theirs.forward(&x(1, 65))));
     assert!(sentence(Rope::from_tensors(&table(tables.cos())?, &x(1, 2))).starts_with("cos is [64, 8] and sin [1, 2, 48]"));
     Ok(())

@@ -96,6 +96,10 @@ fn views_give_the_bits_of_what_they_show() -> Result<()> {
     let turned = |tensor: &Tensor| tensor.t()?.contiguous()?.t();
     assert_eq!(of(&turned(&q)?, &turned(&k)?, &turned(&v)?), expected);
 
+    let spaced = |tensor: &Tensor| Tensor::stack(&[tensor, &tensor.ones_like()?], 4)?.narrow(4, 0, 1)?.squeeze(4);
+    assert_eq!(spaced(&q)?.stride()[3], 2);
+    assert_eq!(of(&spaced(&q)?, &spaced(&k)?, &spaced(&v)?), expected);
+
     // One sequence and one head for all
     let (one_k, one_v) = (k.narrow(0, 0, 1)?.narrow(1, 0, 1)?, v.narrow(0, 0, 1)?.narrow(1, 0, 1)?);
     let everywhere = |tensor: &Tensor| tensor.broadcast_as((2, 2, 11, 16));
@@ -176,9 +180,11 @@ fn a_mask_is_read_by_its_strides() -> Result<()> {
     let mask = large.ge(0f32)?.narrow(2, 3, 5)?.narrow(3, 6, 9)?;
     let expected = bits(&Attention::new().mask(&mask.contiguous()?).forward(&q, &k, &v)?);
     assert_eq!(bits(&Attention::new().mask(&mask).forward(&q, &k, &v)?), expected);
-    let turned = large.narrow(2, 3, 5)?.narrow(3, 6, 9)?.t()?.contiguous()?.t()?;
     let expected = bits(&Attention::new().bias(&part.contiguous()?).forward(&q, &k, &v)?);
+    let turned = part.t()?.contiguous()?.t()?; // copied
     assert_eq!(bits(&Attention::new().bias(&turned).forward(&q, &k, &v)?), expected);
+    let spaced = Tensor::stack(&[&part, &part.ones_like()?], 4)?.narrow(4, 0, 1)?.squeeze(4)?;
+    assert_eq!(bits(&Attention::new().bias(&spaced).forward(&q, &k, &v)?), expected);
     Ok(())
 }
 
