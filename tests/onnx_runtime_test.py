@@ -337,11 +337,24 @@ class Operators(Case):
         model = Model()
         x = model.input("x", normal(1, 5, 16) * np.float32(1e-20))
         y = model.mha("Layer", x, "", "", normal(16, 48) * np.float32(1e-20), num_heads=2)
-        made = model.done(y)
-        plain = session(made).run(None, model.inputs)[0]
-        self.assertTrue(((plain != 0) & (np.abs(plain) < 1.1e-38)).any())
-        for threads in 1, 2:
-            self.assertEqual(session(made, threads, set_denormal_as_zero="1").run(None, model.inputs)[0].tobytes(), plain.tobytes())
+        z = model.add("Mul", x, np.float32(1e-20))
+        made = model.done(y, z)
+        plain, product = session(made).run(None, model.inputs)
+        self.assertTrue(((plain != 0) & (np.abs(plain) < 1.1e-38)).any() and product.any())
+        # A process of its own: ONNX Runtime looks at the setting when the first session is made.
+        program = """if True:
+            import sys, numpy, onnxruntime, mha.onnx
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = 1
+            options.add_session_config_entry("session.set_denormal_as_zero", "1")
+            y, z = mha.onnx.session(sys.argv[1], options).run(None, {"x": numpy.load(sys.argv[2])})
+            print(y.tobytes().hex(), z.any())"""
+        with tempfile.TemporaryDirectory() as folder:
+            onnx.save(made, folder + "/model.onnx")
+            np.save(folder + "/x.npy", model.inputs["x"])
+            ran = subprocess.run([sys.executable, "-c", program, folder + "/model.onnx", folder + "/x.npy"], capture_output=True, text=True,
+                                 cwd=python_support.tools)
+        self.assertEqual(ran.stdout.split(), [plain.tobytes().hex(), "False"], ran.stderr)
 
     def test_weights_in_fewer_bits(self):
         model = Model()
@@ -485,6 +498,8 @@ class Operators(Case):
             (standard(np.float16), "'q' is of type float16; mha's operators take float"),
             (standard(outputs=4), "its scores are an output"),
             (pattern(inner_used), "is used elsewhere"),
+            (pattern(lambda m, s, v: [m.add("MatMul", m.add("Softmax", m.add("Mul", m.add("Add", s, normal(5, 5)), np.float32(0.5)), axis=-1), v)]),
+             "not a product of queries and keys with factors and masks"),
             (pattern(lambda m, s, v: [m.add("MatMul", m.add("Softmax", s, axis=2), v)]), "softmax is over axis 2, not the keys"),
             (pattern(lambda m, s, v: [m.add("MatMul", m.add("Softmax", m.add("Where", m.input("c", np.ones((5, 5), bool)), s, np.float32(-50.0)), axis=-1), v)]),
              "a score of -50, which may still count"),

@@ -243,7 +243,7 @@ class Finder:
             return None
         scores = self.scores(softmax.input[0])
         if scores is None:
-            return None  # some other softmax: nobody takes it for attention
+            raise Left("what leads to its softmax is not a product of queries and keys with factors and masks in an order that is known")
         nodes |= scores.nodes | {key(product)}
         rank = max((self.rank(name) or 0 for name in (softmax.input[0], scores.product.output[0], scores.product.input[0])), default=0) or None
         if rank != 4:
