@@ -15,6 +15,8 @@ MHA_INLINE V canonical(V x) {
 
 MHA_INLINE float canonical(float x) { return x != x ? float_of(0x7fc00000u) : x + 0.0f; }
 
+#define MHA_EACH MHA_UNROLL for (int i = 0; i < N; ++i)
+
 // x[i] = exp(x[i]), for x[i] <= 0 or NaN: N vectors step by step beside each other.
 //
 // A NaN comes out as a NaN as long as the low 9 bits of its payload are 0, which times_power may add to the exponent. So it is with
@@ -22,7 +24,6 @@ MHA_INLINE float canonical(float x) { return x != x ? float_of(0x7fc00000u) : x 
 template <class V, int N>
 MHA_INLINE void exp_of(V (&x)[N]) {
   V t[N], n[N], r[N], p[N];
-#define MHA_EACH MHA_UNROLL for (int i = 0; i < N; ++i)
   MHA_EACH t[i] = mul_add(x[i], all<V>(0x1.715476p+0f), all<V>(0x1.8p+23f));
   MHA_EACH n[i] = t[i] - all<V>(0x1.8p+23f);
   MHA_EACH r[i] = mul_add(n[i], all<V>(-0x1.62e43p-1f), x[i]);
@@ -34,7 +35,6 @@ MHA_INLINE void exp_of(V (&x)[N]) {
   MHA_EACH p[i] = mul_add(p[i], r[i], all<V>(1.0f));
   MHA_EACH p[i] = mul_add(p[i], r[i], all<V>(1.0f));
   MHA_EACH x[i] = zero_if_less(x[i], all<V>(-0x1.5d589ep+6f), times_power(p[i], n[i], t[i]));
-#undef MHA_EACH
 }
 
 template <class V>
@@ -46,19 +46,23 @@ MHA_INLINE V exp_of(V x) {
 
 MHA_INLINE float exp_of(float x) { return exp_of(Scalar{x}).x; }
 
-// tanh(x): by a polynomial near 0, by exp elsewhere.
-template <class V>
-MHA_INLINE V tanh_of(V x) {
-  const V zero = all<V>(0.0f), one = all<V>(1.0f), size = max_of(x, zero - x), z = x * x;
-  V p = mul_add(all<V>(-0x1.82585ap-8f), z, all<V>(0x1.54b8a2p-6f));
-  p = mul_add(p, z, all<V>(-0x1.b898dep-5f));
-  p = mul_add(p, z, all<V>(0x1.1109aep-3f));
-  p = mul_add(p, z, all<V>(-0x1.55553ep-2f));
-  const V near_zero = mul_add(x * z, p, x);
-  const V e = exp_of(all<V>(-2.0f) * size);
-  const V elsewhere = one - quotient_of(e + e, one + e);
-  return value_if_less(size, all<V>(0x1.333334p-1f), near_zero, value_if_less(x, zero, zero - elsewhere, elsewhere));
+// x[i] = tanh(x[i]): by a polynomial near 0, by exp elsewhere.
+template <class V, int N>
+MHA_INLINE void tanh_of(V (&x)[N]) {
+  const V zero = all<V>(0.0f), one = all<V>(1.0f);
+  V p[N], e[N];
+  MHA_EACH e[i] = all<V>(-2.0f) * max_of(x[i], zero - x[i]);
+  exp_of(e);
+  MHA_EACH e[i] = one - quotient_of(e[i] + e[i], one + e[i]);
+  MHA_EACH e[i] = value_if_less(x[i], zero, zero - e[i], e[i]);
+  MHA_EACH p[i] = mul_add(all<V>(-0x1.82585ap-8f), x[i] * x[i], all<V>(0x1.54b8a2p-6f));
+  MHA_EACH p[i] = mul_add(p[i], x[i] * x[i], all<V>(-0x1.b898dep-5f));
+  MHA_EACH p[i] = mul_add(p[i], x[i] * x[i], all<V>(0x1.1109aep-3f));
+  MHA_EACH p[i] = mul_add(p[i], x[i] * x[i], all<V>(-0x1.55553ep-2f));
+  MHA_EACH p[i] = mul_add(x[i] * (x[i] * x[i]), p[i], x[i]);
+  MHA_EACH x[i] = value_if_less(max_of(x[i], zero - x[i]), all<V>(0x1.333334p-1f), p[i], e[i]);
 }
+#undef MHA_EACH
 
 // 1 / (1 + exp(-x)) of a canonical x
 template <class V>

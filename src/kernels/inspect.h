@@ -67,7 +67,7 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t chosen, int64_
   write_pairs(pairs.scores, at, s, count);
   for (int64_t j = 0; j < count; j += V::size) store(s + j, canonical(load<V>(s + j) * all<V>(call.scale)));
   write_pairs(pairs.scaled_scores, at, s, count);
-  if (call.options.softcap != 0.0f) cap_scores<V>(call.options, groups_of({0, count}), s);
+  if (call.options.softcap != 0.0f) cap_scores<V>(call.options, groups_of({0, count}), 1.0f, s);
   write_pairs(pairs.softcapped_scores, at, s, count);
   const Range keys = {min(count, max(0, range.begin - begin)), min(count, max(0, range.end - begin))};
   bias_scores<V>(unit, row, begin, keys, s);

@@ -11,12 +11,16 @@
 namespace mha {
 namespace {
 
-// softcap * tanh(s / softcap), of 16 scores at a time.
+// softcap * tanh(s / softcap), s times `scale` before. Two vectors side by side, since each is a long chain of operations.
 template <class V>
-MHA_NOINLINE void cap_scores(const ScoreOptions &options, Range blocks, float *s) {
-  const V softcap = all<V>(options.softcap), inverse = all<V>(options.softcap_inverse);
-  for (int64_t j = blocks.begin * key_block; j < blocks.end * key_block; j += V::size) {
-    store(s + j, tanh_of(load<V>(s + j) * inverse) * softcap);
+MHA_NOINLINE void cap_scores(const ScoreOptions &options, Range blocks, float scale, float *s) {
+  constexpr int lanes = V::size, at_once = static_cast<int>(min(key_block / lanes, 2));
+  const V factor = all<V>(scale), softcap = all<V>(options.softcap), inverse = all<V>(options.softcap_inverse);
+  for (int64_t j = blocks.begin * key_block; j < blocks.end * key_block; j += at_once * lanes) {
+    V x[at_once];
+    MHA_UNROLL for (int i = 0; i < at_once; ++i) x[i] = load<V>(s + j + i * lanes) * factor * inverse;
+    tanh_of(x);
+    MHA_UNROLL for (int i = 0; i < at_once; ++i) store(s + j + i * lanes, x[i] * softcap);
   }
 }
 

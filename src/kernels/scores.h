@@ -102,11 +102,12 @@ MHA_NOINLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, 
     const Row at = unit.row(row);
     // Under a positive scale -infinity stays what it is: then what is masked can be scaled along with the rest.
     if (options.change_scores || has_scales || !(scale > 0.0f)) {
-      scale_products<V>(groups, blocks, scale, products);
+      const bool has_cap = options.softcap != 0.0f, is_separate = !has_cap || has_scales;
+      if (is_separate) scale_products<V>(groups, blocks, scale, products);
+      if (has_cap) cap_scores<V>(options, blocks, is_separate ? 1.0f : scale, products);
       scale = 1.0f;
       has_scales = false;
     }
-    if (options.softcap != 0.0f) cap_scores<V>(options, blocks, products);
     bias_scores<V>(unit, at, chunk.begin, keys, products);
     mask_scores<V>(unit, at, chunk.begin, keys, products);
   }
