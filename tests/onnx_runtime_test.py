@@ -624,6 +624,12 @@ class Models(Case):
         model, y = self.pattern(wrong_order=True)
         new, _ = self.compare(model, y, into=["Attention"])
         self.assertIn("Transpose", [node.op_type for node in new.graph.node])
+        parts = Model()  # each sequence of 6 rows becomes two of 3
+        x = parts.input("x", normal(2, 6, 32))
+        q, k, v = (parts.add("Transpose", parts.add("Reshape", parts.linear(x, 32, 32), np.array([4, 3, 4, 8])), perm=[0, 2, 1, 3]) for _ in "qkv")
+        scores = parts.add("MatMul", q, parts.add("Transpose", k, perm=[0, 1, 3, 2]))
+        y = parts.merged(parts.add("MatMul", parts.add("Softmax", scores, axis=-1), v), (2, 6, 32))
+        self.compare(parts, y, into=["Attention"])
 
     def test_projections_that_are_needed_elsewhere_stay(self):
         model, y = self.pattern(mask="input")
