@@ -260,7 +260,8 @@ def tables(results):
     decoders = [result for result in whole if "token" in result["medians"]["sdpa"]]
     about = results[0]
     lines = [*textwrap.wrap(f"{about['machine']}; PyTorch {about['torch']}, transformers {about['transformers']}; mha at commit "
-                            f"{', '.join(dict.fromkeys(result['commit'] for result in results))}; medians of {about['rounds']} rounds.", 100), ""]
+                            f"{', '.join(dict.fromkeys(result['commit'] for result in results))}; medians of "
+                            f"{' or '.join(sorted({str(result['rounds']) for result in results}))} rounds.", 100), ""]
     if whole:
         lines += table("Prompt or batch, ms", whole, {
             **{way: time_of(way, "prompt") for way in ways[:4]}, "sdpa / mha": gain("mha", "prompt"), "share of attention in sdpa": share("prompt")})
