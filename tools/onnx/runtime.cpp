@@ -132,9 +132,10 @@ Tensor NodeInfo::constant(size_t index, const char *input) const {
 }
 
 uint32_t ThreadCount::of(const OrtApi &api, const OrtKernelContext *context) {
-  constexpr uint32_t kRounds = 3;  // a thread that slept may come too late for the first
-  const uint32_t cores = std::min(std::thread::hardware_concurrency(), 256u);
-  if (cores > 1 && rounds_.load(std::memory_order_relaxed) < kRounds && rounds_.fetch_add(1) < kRounds) {
+  // In the 1st, 2nd, 4th, 8th ... call: where other programs are at work, a thread may come too late. One that is missing costs speed
+  // alone.
+  const uint32_t cores = std::min(std::thread::hardware_concurrency(), 256u), calls = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (most_.load(std::memory_order_relaxed) < cores && (calls & (calls - 1)) == 0) {
     // Tasks that wait for each other, for a millisecond: as many as come together are run by as many threads.
     struct Meeting {
       uint32_t wanted;

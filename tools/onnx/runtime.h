@@ -68,13 +68,13 @@ class NodeInfo {
   const OrtKernelInfo *info_;
 };
 
-// How many threads a session has, which it tells nobody: counted at work, in the first calls.
+// How many threads a session has, which it tells nobody: counted at work, now and then.
 class ThreadCount {
  public:
   uint32_t of(const OrtApi &api, const OrtKernelContext *context);
 
  private:
-  std::atomic<uint32_t> most_{1}, rounds_{0};
+  std::atomic<uint32_t> most_{1}, calls_{0};
 };
 
 // One run of a node.
