@@ -7,12 +7,18 @@
 namespace bench {
 namespace {
 
+support::LayerForm form_of(const LayerOptions &options) {
+  support::LayerForm form;
+  form.weight_type = options.weight_type;
+  return form;
+}
+
 class MhaCase : public LayerCase {
  public:
   MhaCase(const LayerShape &layer_shape, const LayerOptions &chosen)
       : LayerCase(layer_shape, chosen.change),
         options_(support::Options(chosen.instruction_set, chosen.sgemm)),
-        layer_(Create(support::LayerData(problem, support::Place::kAnywhere), &options_)),
+        layer_(Create(support::LayerData(problem, support::Place::kAnywhere, form_of(chosen)), &options_)),
         scheduler_(pool_scheduler(chosen.threads)),
         data_(layer_.get(), problem, {call_form(chosen.threads > 1 ? &scheduler_ : nullptr)}) {
     instruction_set = chosen.instruction_set;

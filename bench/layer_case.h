@@ -43,6 +43,7 @@ struct LayerOptions {
   mha_sgemm sgemm = nullptr;
   uint32_t threads = 1;
   Change change = nullptr;
+  support::Stored weight_type = support::Stored::kF32;
 };
 
 // The library's layer.

@@ -45,8 +45,8 @@ better one counts. One thread is timed by processor time, on the last of the cor
 clock, with one thread on each core.
 
 Groups: layer_prefill, layer_prefill_openblas, attention_prefill, projection, projection_openblas, latency, latency_scalar_loops,
-decode, decode_hot, decode_batch, decode_tokens, decode_attention, storage, variants, threads, instruction_set. Names end in arguments:
-B batch, n rows, D width, H heads, Hkv kv heads, past positions in the cache before, T threads; M rows, K and N of a product.
+decode, decode_hot, decode_batch, decode_tokens, decode_attention, storage, arithmetic, variants, threads, instruction_set. Names end in
+arguments: B batch, n rows, D width, H heads, Hkv kv heads, past positions in the cache before, T threads; M rows, K and N of a product.
 
 Decoding, but for decode_hot, takes turns through as many equal layers and caches as are together 4 times the largest cache, so that all
 is read from memory, and the limit is the bandwidth at that size. A benchmark that was not given the memory for it says so in its label.

@@ -1,7 +1,9 @@
 // storage: decoding with stored keys and values of each type, and projections with stored weights of each type, in turns with f32.
+// arithmetic: layers with weights of int8 whose projections compute in integers, in turns with those of f32.
 
 #include "decode_case.h"
 #include "groups.h"
+#include "layer_case.h"
 #include "machine.h"
 
 namespace bench {
@@ -16,6 +18,15 @@ constexpr struct {
 
 // A sequence's first token: next to its weights, there is nothing to read.
 constexpr DecodeShape first_token = {32, 32, 128, 0};
+
+constexpr LayerShape layers[] = {
+    {1, 16, 768, 12, true}, {1, 128, 768, 12, true}, {8, 128, 768, 12, true}, {1, 1024, 768, 12, true}, {1, 512, 4096, 32, true}};
+
+constexpr struct {
+  const char *name;
+  Change change;
+} arithmetics[] = {{"int8", [](support::LayerProblem *problem) { problem->arithmetic = support::Arithmetic::kInt8; }},
+                   {"int16", [](support::LayerProblem *problem) { problem->arithmetic = support::Arithmetic::kInt16; }}};
 
 }  // namespace
 
@@ -45,6 +56,19 @@ void register_storage_benchmarks(const Setting &setting) {
       }
       return test;
     });
+  }
+  for (const auto &[name, change] : arithmetics) {
+    for (const LayerShape &layer : layers) {
+      LayerOptions integers = {setting.instruction_set};
+      integers.change = change;
+      integers.weight_type = support::Stored::kInt8;
+      add(std::string("arithmetic/") + name + "/" + layer.name(), [=] {
+        std::unique_ptr<Case> test = make_layer_case(layer, integers);
+        test->rival = make_layer_case(layer, {setting.instruction_set});
+        test->rival_counter = "times_f32";
+        return test;
+      });
+    }
   }
 }
 

@@ -19,8 +19,8 @@
  *     mha_info                               says how a call will run, and what it costs
  *     mha_linear                             runs y = x W^T + b alone, as the projections
  *
- * The library computes in float. It allocates nothing but in mha_layer_create, starts no thread,
- * takes no lock, never prints and never aborts: memory and threads belong to the caller.
+ * The library computes in float, projections also in integers. It allocates nothing but in
+ * mha_layer_create, starts no thread, takes no lock, never prints and never aborts.
  *
  * Results are the same bits for any batch, number of threads and instruction set, and for any way
  * of cutting a sequence into calls over a cache. src/kernels/CONTRACT.md defines each operation.
@@ -199,23 +199,29 @@ typedef struct mha_layer_config {
   float scale;          /* factor of the scores; finite; 0 = 1 / sqrt(head_dim) */
   uint32_t weight_type; /* MHA_TYPE_*: how weights are kept, see below; 0 = f32, for an sgemm too */
   uint32_t gate;        /* MHA_GATE_*: what the context is multiplied by before W_O; 0 = nothing */
-  uint32_t reserved;    /* 0 */
+  uint32_t arithmetic;  /* MHA_ARITHMETIC_* of the projections, see below; 0 = F32 */
   int64_t gate_dim;     /* numbers of a head's gate: head_dim_v (or 0), or 1 for the whole head */
 } mha_layer_config;
 
 /*
  * Weights in fewer bits are less to read, which is what a call on few rows spends its time on.
  * Biases stay float. Rounding is to nearest, ties to even.
- *     MHA_TYPE_F16     2 bytes a weight, 11 significant bits. A finite weight of 65520 or more
- *                      is MHA_ERROR_OUT_OF_RANGE.
- *     MHA_TYPE_BF16    2 bytes a weight, 8 significant bits, the range of float
- *     MHA_TYPE_INT8    1 byte a weight, and a scale for each output column: its largest
- *                      magnitude / 127
- *     MHA_TYPE_INT4    5/8 of a byte a weight: a scale for each output column and group of 32
- *                      inputs. The weight of the largest magnitude is -8 times it. The last group
- *                      of a column may be shorter.
+ *     F16     2 bytes a weight, 11 significant bits. Finite ones from 65520 on are out of range.
+ *     BF16    2 bytes a weight, 8 significant bits, the range of float
+ *     INT8    1 byte a weight, and a scale for each output column: its largest magnitude / 127
+ *     INT4    5/8 of a byte a weight: a scale for each output column and group of 32 inputs, of
+ *             which the last may be shorter. The weight of the largest magnitude is -8 times it.
  * A column (int8) or group (int4) with a weight that is not finite becomes NaN as a whole.
  */
+
+/*
+ * What the projections compute in. Integers need a weight_type of INT8 or INT4. Input rows become
+ * codes, too: each 64 numbers have a scale, their largest magnitude / 127 or / 32767. Products of
+ * codes are added up exactly. A number that is not finite makes its row of the product NaN.
+ */
+#define MHA_ARITHMETIC_F32 0u
+#define MHA_ARITHMETIC_INT8 1u  /* codes of 8 bits */
+#define MHA_ARITHMETIC_INT16 2u /* codes of 16 bits, whose error is small beside the weights' */
 
 /*
  * A gate: the context of a head times a function of its gate, whose numbers are a projection of the
@@ -244,7 +250,6 @@ typedef struct mha_layer_config {
  *     int4    with MHA_LAYOUT_OUT_IN only. A row is ceil(in / 2) bytes. Each holds two codes + 8,
  *             that of the earlier input in the low half. Strides count elements all the same, and
  *             are even; 0 = whole bytes.
- * The arrays are read by mha_layer_pack and mha_layer_create only, and not needed afterwards.
  */
 typedef struct mha_layer_weights {
   size_t struct_size; /* sizeof the struct */
@@ -294,9 +299,8 @@ typedef struct mha_layer_weights {
  * A matrix product of the caller's. It is called as cblas_sgemm(order, trans_a, trans_b, m, n, k,
  * alpha, a, lda, b, ldb, beta, c, ldc) with order 101 (row-major) and trans 111 (no transposition),
  * and computes c [m, n] = alpha * a [m, k] * b [k, n] + beta * c. alpha is 1 and beta 0, so c must
- * not be read: it may hold anything, NaN included. It is called on the thread that calls
- * mha_forward; where several threads use layers at a time, they call it at the same time. Its own
- * threads and settings are its affair: with it, the projections use no mha_scheduler.
+ * not be read. It is called on the thread that calls mha_forward, at the same time where several
+ * do. Its threads and settings are its affair: with it, the projections use no mha_scheduler.
  */
 typedef void (*mha_sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
                           const float *a, int lda, const float *b, int ldb, float beta, float *c,
@@ -322,9 +326,8 @@ typedef struct mha_layer_options {
 
 /*
  * The bytes that mha_layer_pack needs. Checks all but the contents of arrays, of which it reads
- * kept_heads alone. The size depends on config, kept_heads, and whether there is a w_o and an
- * sgemm, but not on the instruction set, which this machine need not have. Writes *bytes on success
- * only.
+ * kept_heads alone. The size depends on config, kept_heads, and whether there are w_o and sgemm,
+ * not on the instruction set, which may be another machine's. Writes *bytes on success only.
  */
 MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config,
                                        const mha_layer_weights *weights,
@@ -565,8 +568,7 @@ typedef struct mha_rope_config {
  *
  * The values are those of the formulas, rounded to float, and the same bits on every machine. The
  * error is at most 0.501 units in the last place at any position, with pair_factors below 1 at any
- * below 2^30; where sine or cosine is less than 2^-29, half a unit and 2^-62. (Angles computed in
- * float are off by about 2^-24 of themselves: 0.004 at 65536.)
+ * below 2^30; where sine or cosine is less than 2^-29, half a unit and 2^-62.
  */
 MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin,
                                    mha_error *error);
@@ -584,8 +586,7 @@ MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, fl
  * (Qwen3). Calls only read the struct and its arrays, which may hold anything, NaN included.
  *     RMS norm      x / sqrt(mean of x^2 + epsilon) * weight
  *     layer norm    (x - mean) / sqrt(mean of (x - mean)^2 + epsilon) * weight + bias
- * Gemma and others store w for a weight of 1 + w: the sum is to be given. A row that is not finite,
- * or whose squares are not, reaches no other row.
+ * Gemma and others store w for a weight of 1 + w: the sum is to be given.
  */
 typedef struct mha_norm {
   size_t struct_size;    /* sizeof the struct */
@@ -683,9 +684,8 @@ typedef struct mha_score_options {
 } mha_score_options;
 
 /*
- * Fills slopes [num_heads] with the slopes of ALiBi. With n the greatest power of two that is at
- * most num_heads, they are 2^(-8 k / n) for k = 1 .. n, then 2^(-4 k / n) for k = 1, 3, 5, ...
- * num_heads is 1 .. 2^31 - 1.
+ * Fills slopes [num_heads], 1 .. 2^31 - 1, with the slopes of ALiBi. With n the greatest
+ * power of two up to num_heads: 2^(-8 k / n) for k = 1 .. n, then 2^(-4 k / n), k = 1, 3, 5, ...
  */
 MHA_API mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error *error);
 
@@ -965,9 +965,9 @@ MHA_API mha_status mha_attention_info(const mha_attention_args *args, mha_call_i
 /*
  * y = x W_O + b_o, and plus a residual, with the W_O of a layer: for feed-forward blocks, low-rank
  * projections and logits, with all that the projections of mha_forward have. A layer for it alone
- * has num_heads = 0, query_dim = the width of x, output_dim = that of y (0 = the same) and a
- * weight_type, and as weights w_o, [query_dim, output_dim], in its layout and type, and b_o; all
- * else is 0. mha_forward refuses it. Of a layer with heads, x is the merged context.
+ * has num_heads = 0, query_dim = the width of x, output_dim = that of y (0 = the same), a
+ * weight_type and an arithmetic, and as weights w_o, [query_dim, output_dim], in its layout and
+ * type, and b_o; all else is 0. mha_forward refuses it. Of a layer with heads, x is the context.
  */
 typedef struct mha_linear_args {
   size_t struct_size;   /* sizeof the struct */

@@ -23,6 +23,10 @@ static_assert(static_cast<uint32_t>(Storage::f32) == MHA_TYPE_F32 && static_cast
                   static_cast<uint32_t>(Storage::bf16) == MHA_TYPE_BF16 && static_cast<uint32_t>(Storage::int8) == MHA_TYPE_INT8 &&
                   static_cast<uint32_t>(Storage::int4) == MHA_TYPE_INT4,
               "the kernels' names for the types of mha.h");
+static_assert(static_cast<uint32_t>(Arithmetic::f32) == MHA_ARITHMETIC_F32 &&
+                  static_cast<uint32_t>(Arithmetic::int8) == MHA_ARITHMETIC_INT8 &&
+                  static_cast<uint32_t>(Arithmetic::int16) == MHA_ARITHMETIC_INT16,
+              "and for its arithmetics");
 
 struct NamedValue {
   const char *name;
@@ -53,7 +57,16 @@ mha_status check_config(Report &report, const mha_layer_config &config) {
   if (config.scale - config.scale != 0.0f) {
     return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "scale is not finite; set a number, or 0 for 1 / sqrt(head_dim)");
   }
-  if (config.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "mha_layer_config.reserved is not 0; set it to 0");
+  if (config.arithmetic > MHA_ARITHMETIC_INT16) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
+                       "arithmetic is %u; set MHA_ARITHMETIC_F32 (0), MHA_ARITHMETIC_INT8 (1) or MHA_ARITHMETIC_INT16 (2)",
+                       config.arithmetic);
+  }
+  if (config.arithmetic != MHA_ARITHMETIC_F32 && config.weight_type != MHA_TYPE_INT8 && config.weight_type != MHA_TYPE_INT4) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
+                       "arithmetic is %u, but integers multiply weights of MHA_TYPE_INT8 (3) or MHA_TYPE_INT4 (4), and weight_type is %u",
+                       config.arithmetic, config.weight_type);
+  }
   if (config.gate > MHA_GATE_SOFTPLUS) {
     return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
                        "gate is %u; set MHA_GATE_NONE (0), MHA_GATE_SIGMOID (1) or MHA_GATE_SOFTPLUS (2)", config.gate);
@@ -107,6 +120,7 @@ mha_status resolve_without_heads(Report &report, const mha_layer_config &config,
   of_config.query_dim = config.query_dim;
   of_config.output_dim = config.output_dim;
   of_config.weight_type = config.weight_type;
+  of_config.arithmetic = config.arithmetic;
   mha_layer_weights of_weights = {};
   of_weights.struct_size = weights.struct_size;
   of_weights.layout = weights.layout;
@@ -338,7 +352,7 @@ mha_status prepare(Report &report, const mha_layer_config *config, const mha_lay
                        "weight_type is %u, but options.sgemm multiplies floats; set weight_type to MHA_TYPE_F32 (0) or sgemm to NULL",
                        config->weight_type);
   }
-  job->kind = job->options.sgemm ? PackedKind::plain_f32 : kind_of(static_cast<Storage>(config->weight_type));
+  job->kind = job->options.sgemm ? PackedKind::plain_f32 : kind_of(static_cast<Storage>(config->weight_type), job->shape.arithmetic);
   job->layout = packed_layout(job->shape, job->kind);
   if (job->layout.bytes < 0 || static_cast<uint64_t>(job->layout.bytes) > PTRDIFF_MAX) {
     return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "the packed layer would be larger than memory can be");
@@ -401,6 +415,7 @@ mha_status resolve_shape(Report &report, const mha_layer_config *config, const m
                        read_weights->layout);
   }
   *shape = {};
+  shape->arithmetic = static_cast<Arithmetic>(given.arithmetic);
   given_weights->num_heads = 0;
   given_weights->num_kv_heads = 1;
   if (given.num_heads == 0) {
@@ -571,5 +586,6 @@ mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha
   filled.weight_type = static_cast<uint32_t>(layer->storage);
   filled.gate = shape.gate;
   filled.gate_dim = shape.gate_dim;
+  filled.arithmetic = static_cast<uint32_t>(shape.arithmetic);
   return write_struct(report, 2, "mha_layer_config", filled, config);
 }

@@ -18,6 +18,7 @@ struct LayerShape {
   bool has_output;  // there is a W_O
   uint32_t gate;    // MHA_GATE_*
   int64_t gate_dim;  // 0 without a gate
+  Arithmetic arithmetic;
 
   int64_t q_columns() const { return num_heads * head_dim; }
   int64_t k_columns() const { return num_kv_heads * head_dim; }
@@ -41,23 +42,31 @@ enum class PackedKind : uint32_t {
   panels_bf16 = 4,
   panels_int8 = 5,
   panels_int4 = 6,
+  fours_int8 = 7,  // for integer arithmetic
+  fours_int4 = 8,
 };
 
-inline PackedKind kind_of(Storage storage) {
+inline PackedKind kind_of(Storage storage, Arithmetic arithmetic) {
+  if (arithmetic != Arithmetic::f32) return storage == Storage::int8 ? PackedKind::fours_int8 : PackedKind::fours_int4;
   constexpr PackedKind kinds[] = {PackedKind::panels_f32, PackedKind::panels_f16, PackedKind::panels_bf16, PackedKind::panels_int8,
                                   PackedKind::panels_int4};
   return kinds[static_cast<int>(storage)];
 }
 
 inline Storage storage_of(PackedKind kind) {
-  constexpr Storage storages[] = {Storage::f32, Storage::f32, Storage::f16, Storage::bf16, Storage::int8, Storage::int4};
+  constexpr Storage storages[] = {Storage::f32,  Storage::f32,  Storage::f16,  Storage::bf16,
+                                  Storage::int8, Storage::int4, Storage::int8, Storage::int4};
   return storages[static_cast<int>(kind) - 1];
 }
 
+inline bool has_fours(PackedKind kind) { return kind == PackedKind::fours_int8 || kind == PackedKind::fours_int4; }
+
 // Of a panel of a matrix. No sum can overflow: depths are below 2^31.
-inline int64_t panel_bytes(int64_t depth, Storage storage) {
-  if (storage == Storage::int4) return (depth + depth % 2) / 2 * panel_columns;
-  return depth * panel_columns * bytes_of(storage);
+inline int64_t panel_bytes(int64_t depth, PackedKind kind) {
+  const Storage storage = storage_of(kind);
+  const bool is_int4 = storage == Storage::int4;
+  const int64_t together = (has_fours(kind) ? 4 : 1) * (is_int4 ? 2 : 1);
+  return blocks_of(depth, together) * together * panel_columns * (is_int4 ? 1 : 2 * bytes_of(storage)) / 2;
 }
 
 // Those of the query input are neighbours.

@@ -52,7 +52,8 @@ mha_status make_call(Report &report, const mha_layer *layer, const mha_linear_ar
   WorkspaceLayout layout;
   call->counter = layout.take(Count(threads > 1 ? 1 : 0), sizeof(UnitCounter));
   call->memory = plan_products(*layer, input, false, Count(args.rows), shape.output_depth(), shape.output_dim, threads, &layout);
-  const bool needs_nothing = threads == 1 && !layer->sgemm && input == Storage::f32;
+  const bool are_taken_as_given = input == Storage::f32 && layer->shape.arithmetic == Arithmetic::f32;
+  const bool needs_nothing = threads == 1 && !layer->sgemm && are_taken_as_given;
   return check_size(report, args_argument, layout, needs_nothing || args.rows == 0, &call->workspace_bytes);
 }
 

@@ -33,7 +33,7 @@ struct PackedHeader {
   int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
   float scale;
   uint32_t has_output;
-  uint32_t gate, unused;
+  uint32_t gate, arithmetic;
   int64_t gate_dim;
   unsigned char reserved[256 - 136];
   uint64_t header_checksum;  // of the header with 0 here
@@ -280,8 +280,8 @@ void store_block(const FloatBlock &block, Narrow narrow, Element *to) {
 
 // Where panel number `panel` of a matrix begins.
 template <class Element>
-Element *panel_at(const PackedMatrix &matrix, Storage storage, int64_t panel, unsigned char *buffer) {
-  return reinterpret_cast<Element *>(buffer + matrix.weights_offset + panel * panel_bytes(matrix.depth, storage));
+Element *panel_at(const PackedMatrix &matrix, PackedKind kind, int64_t panel, unsigned char *buffer) {
+  return reinterpret_cast<Element *>(buffer + matrix.weights_offset + panel * panel_bytes(matrix.depth, kind));
 }
 
 float *scales_at(const PackedMatrix &matrix, int64_t panel, int64_t per_column, unsigned char *buffer) {
@@ -290,7 +290,8 @@ float *scales_at(const PackedMatrix &matrix, int64_t panel, int64_t per_column, 
 
 float magnitude_of(float x) { return x < 0.0f ? -x : x; }
 
-void pack_panel_int8(const Source &source, const PackedMatrix &matrix, int64_t panel, FloatBlock *block, unsigned char *buffer) {
+void pack_panel_int8(const Source &source, const PackedMatrix &matrix, PackedKind kind, int64_t panel, FloatBlock *block,
+                     unsigned char *buffer) {
   float max_abs[panel_columns] = {}, factor[panel_columns], *const scales = scales_at(matrix, panel, 1, buffer);
   bool is_finite[panel_columns];
   for (bool &column_is_finite : is_finite) column_is_finite = true;
@@ -309,7 +310,7 @@ void pack_panel_int8(const Source &source, const PackedMatrix &matrix, int64_t p
     scales[c] = row.scale;
     factor[c] = row.factor;
   }
-  int8_t *const to = panel_at<int8_t>(matrix, Storage::int8, panel, buffer);
+  int8_t *const to = panel_at<int8_t>(matrix, kind, panel, buffer);
   for (int64_t k = 0; k < matrix.depth; k += block_terms) {
     read_block(source, matrix, k, panel * panel_columns, block);
     store_block(
@@ -317,10 +318,11 @@ void pack_panel_int8(const Source &source, const PackedMatrix &matrix, int64_t p
   }
 }
 
-void pack_panel_int4(const Source &source, const PackedMatrix &matrix, int64_t panel, FloatBlock *block, unsigned char *buffer) {
+void pack_panel_int4(const Source &source, const PackedMatrix &matrix, PackedKind kind, int64_t panel, FloatBlock *block,
+                     unsigned char *buffer) {
   const int64_t groups = blocks_of(matrix.depth, int4_group);
   float *scales = scales_at(matrix, panel, groups, buffer);
-  unsigned char *to = panel_at<unsigned char>(matrix, Storage::int4, panel, buffer);
+  unsigned char *to = panel_at<unsigned char>(matrix, kind, panel, buffer);
   for (int64_t k = 0; k < matrix.depth; k += block_terms) {
     read_block(source, matrix, k, panel * panel_columns, block);
     for (int64_t first = 0; first < block->terms; first += int4_group, scales += panel_columns) {
@@ -349,12 +351,12 @@ void pack_panel_int4(const Source &source, const PackedMatrix &matrix, int64_t p
 }
 
 // Codes that a quantiser has made, as they are.
-void pack_panel_of_codes(const Source &source, const PackedMatrix &matrix, int64_t panel, unsigned char *buffer) {
+void pack_panel_of_codes(const Source &source, const PackedMatrix &matrix, PackedKind kind, int64_t panel, unsigned char *buffer) {
   const bool is_int4 = source.type == MHA_TYPE_INT4;
   const int64_t terms = is_int4 ? 2 : 1;  // of a byte
   const int64_t rows = blocks_of(matrix.depth, terms);
   const int64_t scales_per_column = is_int4 ? blocks_of(matrix.depth, int4_group) : 1;
-  unsigned char *const to = panel_at<unsigned char>(matrix, is_int4 ? Storage::int4 : Storage::int8, panel, buffer);
+  unsigned char *const to = panel_at<unsigned char>(matrix, kind, panel, buffer);
   float *const scales = scales_at(matrix, panel, scales_per_column, buffer);
   memset(to, is_int4 ? 0x88 : 0, static_cast<size_t>(rows * panel_columns));
   for (int64_t c = 0; c < panel_columns && panel * panel_columns + c < matrix.columns; ++c) {
@@ -375,16 +377,37 @@ void pack_panel_of_codes(const Source &source, const PackedMatrix &matrix, int64
   }
 }
 
+// Puts four terms of a column side by side, in place: rows of 48 codes, of int4 of two codes each, become [48][4].
+void put_fours_together(const PackedMatrix &matrix, PackedKind kind, int64_t panel, unsigned char *buffer) {
+  constexpr int64_t fours = 4, columns = panel_columns;
+  unsigned char *const first = panel_at<unsigned char>(matrix, kind, panel, buffer), *const end = first + panel_bytes(matrix.depth, kind);
+  for (unsigned char *at = first; at < end; at += fours * columns) {
+    unsigned char rows[fours * columns];
+    memcpy(rows, at, sizeof rows);
+    for (int64_t c = 0; c < columns; ++c) {
+      for (int64_t i = 0; i < fours; ++i) {
+        if (kind == PackedKind::fours_int8) {
+          at[c * fours + i] = rows[i * columns + c];
+        } else {  // terms i and i + 4, of which two neighbours were in a byte
+          const unsigned char low = rows[i / 2 * columns + c], high = rows[(2 + i / 2) * columns + c];
+          const int shift = i % 2 * 4;
+          at[c * fours + i] = static_cast<unsigned char>((low >> shift & 15) | (high >> shift & 15) << 4);
+        }
+      }
+    }
+  }
+}
+
 void pack_converted(const Source &source, const PackedMatrix &matrix, PackedKind kind, unsigned char *buffer) {
   FloatBlock block;
   const Storage storage = storage_of(kind);
   for (int64_t panel = 0; panel < panels_of(matrix.columns); ++panel) {
     if (source.scales) {
-      pack_panel_of_codes(source, matrix, panel, buffer);
+      pack_panel_of_codes(source, matrix, kind, panel, buffer);
     } else if (storage == Storage::int8) {
-      pack_panel_int8(source, matrix, panel, &block, buffer);
+      pack_panel_int8(source, matrix, kind, panel, &block, buffer);
     } else if (storage == Storage::int4) {
-      pack_panel_int4(source, matrix, panel, &block, buffer);
+      pack_panel_int4(source, matrix, kind, panel, &block, buffer);
     } else {
       for (int64_t k = 0; k < matrix.depth; k += block_terms) {
         read_block(source, matrix, k, panel * panel_columns, &block);
@@ -396,16 +419,17 @@ void pack_converted(const Source &source, const PackedMatrix &matrix, PackedKind
           }
         } else if (storage == Storage::f32) {
           store_block(
-              block, [](float x, int64_t) { return x; }, panel_at<float>(matrix, storage, panel, buffer) + at);
+              block, [](float x, int64_t) { return x; }, panel_at<float>(matrix, kind, panel, buffer) + at);
         } else if (storage == Storage::f16) {
           store_block(
-              block, [](float x, int64_t) { return f16_of(x); }, panel_at<uint16_t>(matrix, storage, panel, buffer) + at);
+              block, [](float x, int64_t) { return f16_of(x); }, panel_at<uint16_t>(matrix, kind, panel, buffer) + at);
         } else {
           store_block(
-              block, [](float x, int64_t) { return bf16_of(x); }, panel_at<uint16_t>(matrix, storage, panel, buffer) + at);
+              block, [](float x, int64_t) { return bf16_of(x); }, panel_at<uint16_t>(matrix, kind, panel, buffer) + at);
         }
       }
     }
+    if (has_fours(kind)) put_fours_together(matrix, kind, panel, buffer);
   }
 }
 
@@ -480,7 +504,7 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
   for (PackedMatrix &matrix : layout.matrices) {
     matrix.weights_offset = at.value();
     if (kind != PackedKind::plain_f32) {
-      at = at + round_up(Count(panels_of(matrix.columns)) * Count(panel_bytes(matrix.depth, storage_of(kind))), 64);
+      at = at + round_up(Count(panels_of(matrix.columns)) * Count(panel_bytes(matrix.depth, kind)), 64);
     } else if (shape.has_one_input_width() && &matrix <= &layout.matrices[matrix_v]) {
       // W_Q|W_G|W_K|W_V side by side, one product.
       int64_t column = 0;
@@ -497,8 +521,9 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
     if (at.overflows()) break;
   }
   for (PackedMatrix &matrix : layout.matrices) {
-    if (kind != PackedKind::panels_int8 && kind != PackedKind::panels_int4) break;
-    const int64_t per_column = kind == PackedKind::panels_int4 ? blocks_of(matrix.depth, int4_group) : 1;
+    const Storage storage = storage_of(kind);
+    if (storage != Storage::int8 && storage != Storage::int4) break;
+    const int64_t per_column = storage == Storage::int4 ? blocks_of(matrix.depth, int4_group) : 1;
     matrix.scales_offset = at.value();
     at = at + Count(panels_of(matrix.columns)) * Count(per_column) * Count(panel_columns * sizeof(float));
   }
@@ -555,6 +580,7 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
   header.has_output = shape.has_output;
   header.gate = shape.gate;
   header.gate_dim = shape.gate_dim;
+  header.arithmetic = static_cast<uint32_t>(shape.arithmetic);
   header.header_checksum = header_checksum(header);
   memcpy(bytes, &header, sizeof header);
 }
@@ -590,13 +616,13 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
                        header.contract, MHA_CONTRACT);
   }
   *kind = static_cast<PackedKind>(header.kind);
-  if (*kind < PackedKind::panels_f32 || *kind > PackedKind::panels_int4) {
+  if (*kind < PackedKind::panels_f32 || *kind > PackedKind::fours_int4) {
     return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the packed layer is of kind %u, which this version does not know; pack it again",
                        header.kind);
   }
   *shape = {header.query_dim, header.key_dim,    header.value_dim,  header.num_heads, header.num_kv_heads,
             header.head_dim,  header.head_dim_v, header.output_dim, header.scale,     header.has_output != 0,
-            header.gate,      header.gate_dim};
+            header.gate,      header.gate_dim,   static_cast<Arithmetic>(header.arithmetic)};
   // Guards the bounds against a header that was made up: its checksum is no secret.
   const int64_t dims[] = {header.query_dim, header.key_dim,      header.value_dim, header.output_dim,
                           header.num_heads, header.num_kv_heads, header.head_dim,  header.head_dim_v};
@@ -613,6 +639,7 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
              (header.gate == MHA_GATE_NONE
                   ? header.gate_dim == 0
                   : has_heads && (header.gate_dim == 1 || header.gate_dim == header.head_dim_v));
+  is_sound = is_sound && header.arithmetic <= MHA_ARITHMETIC_INT16 && has_fours(*kind) == (header.arithmetic != MHA_ARITHMETIC_F32);
   is_sound = is_sound && (*kind != PackedKind::plain_f32 || shape->fits_sgemm());
   if (is_sound) *layout = packed_layout(*shape, *kind);
   if (!is_sound || layout->bytes < 0 || static_cast<uint64_t>(layout->bytes) != header.bytes) {

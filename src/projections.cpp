@@ -58,41 +58,46 @@ Cut cut_of(const Product &product, int64_t num_threads) {
   return cut;
 }
 
-// A thread's copy of a block of input rows of 16 bits, which many panels are multiplied with.
-struct alignas(64) WidenedRows {
+// A thread's copy of a block of input rows, which many panels are multiplied with: those of 16 bits as floats, in integer arithmetic all as
+// codes.
+struct alignas(64) ReadyRows {
   int64_t product, row_begin;  // which block it is; product -1: none yet
 
   float *rows() { return reinterpret_cast<float *>(this + 1); }
 };
 
-struct Widening {
+struct Readying {
   unsigned char *memory;
   int64_t bytes_per_thread;
 
-  WidenedRows &of_thread(int64_t thread) const { return *reinterpret_cast<WidenedRows *>(memory + thread * bytes_per_thread); }
+  ReadyRows &of_thread(int64_t thread) const { return *reinterpret_cast<ReadyRows *>(memory + thread * bytes_per_thread); }
 
   void clear(int64_t num_threads) const {
     for (int64_t thread = 0; bytes_per_thread != 0 && thread < num_threads; ++thread) of_thread(thread).product = -1;
   }
 
-  // These rows of a product as floats, if they are not: widened now, or before for other panels.
+  // These rows of a product, unless they are taken as they are: made ready now, or before for other panels.
   const float *rows_of(const Kernels &kernels, const Projection &first, int64_t product, int64_t row_begin, int64_t row_end,
                        int64_t thread) const {
-    if (first.x.storage == Storage::f32) return nullptr;
-    WidenedRows &widened = of_thread(thread);
-    if (widened.product != product || widened.row_begin != row_begin) {
-      kernels.widen_rows(first.x, row_begin, row_end, first.depth, widened.rows());
-      widened.product = product;
-      widened.row_begin = row_begin;
+    const bool is_float = first.arithmetic == Arithmetic::f32;
+    if (is_float && first.x.storage == Storage::f32) return nullptr;
+    ReadyRows &ready = of_thread(thread);
+    if (ready.product != product || ready.row_begin != row_begin) {
+      if (is_float)
+        kernels.widen_rows(first.x, row_begin, row_end, first.depth, ready.rows());
+      else
+        kernels.encode_rows(first, row_begin, row_end, ready.rows());
+      ready.product = product;
+      ready.row_begin = row_begin;
     }
-    return widened.rows();
+    return ready.rows();
   }
 };
 
 struct ProjectWork {
   const Kernels *kernels;
   const Product *products;
-  Widening widening;
+  Readying readying;
   Cut cuts[max_products];
 };
 
@@ -108,19 +113,19 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
   while (group >= cut.groups[part]) group -= cut.groups[part++];
   const Projection &projection = product.parts[part];
   const int64_t panel_begin = group * cut.group_panels, row_end = std::min(projection.rows, row_begin + cut.block_rows);
-  const float *const rows = work.widening.rows_of(*work.kernels, projection, i, row_begin, row_end, thread);
+  const float *const rows = work.readying.rows_of(*work.kernels, projection, i, row_begin, row_end, thread);
   work.kernels->project(projection, rows, row_begin, row_end, panel_begin,
                         std::min(panels_of(projection.columns), panel_begin + cut.group_panels));
 }
 
 // One thread: nothing is to be shared out.
-void run_alone(const Kernels &kernels, const Product &product, int64_t number, const Widening &widening) {
+void run_alone(const Kernels &kernels, const Product &product, int64_t number, const Readying &readying) {
   const int64_t rows = product.parts[0].rows, block_rows = block_rows_of(rows, product.parts[0].depth);
   for (int64_t row = 0; row < rows; row += block_rows) {
     const int64_t end = std::min(rows, row + block_rows);
-    const float *const widened = widening.rows_of(kernels, product.parts[0], number, row, end, 0);
+    const float *const ready = readying.rows_of(kernels, product.parts[0], number, row, end, 0);
     for (int64_t part = 0; part < product.num_parts; ++part) {
-      kernels.project(product.parts[part], widened, row, end, 0, panels_of(product.parts[part].columns));
+      kernels.project(product.parts[part], ready, row, end, 0, panels_of(product.parts[part].columns));
     }
   }
 }
@@ -167,12 +172,13 @@ ProductMemory plan_products(const mha_layer &layer, Storage input, bool has_padd
     const Count at_once(std::min(most, sgemm_rows));
     memory.results = layout->take_floats(at_once * Count(columns));
     if (input != Storage::f32 || has_padding) memory.widened = layout->take_floats(at_once * width);
-  } else if (input != Storage::f32) {
+  } else if (input != Storage::f32 || layer.shape.arithmetic != Arithmetic::f32) {
     // As many rows as block_rows_of says at most, whose number falls as they become wider: so more and wider rows never need less.
-    const int64_t fewest = std::max(block_floats + whole_tiles * input_width, min_block * input_width);
-    const int64_t floats = std::min(std::min(blocks_of(most, whole_tiles) * whole_tiles, project_block_rows) * input_width, fewest);
-    memory.widened_per_thread = static_cast<int64_t>(sizeof(WidenedRows)) + blocks_of(floats, 16) * 64;
-    memory.widened = layout->take(Count(num_threads), memory.widened_per_thread);
+    const int64_t row_floats = layer.shape.arithmetic == Arithmetic::f32 ? input_width : coded_row_floats(input_width);
+    const int64_t fewest = std::max(block_floats + whole_tiles * row_floats, min_block * row_floats);
+    const int64_t floats = std::min(std::min(blocks_of(most, whole_tiles) * whole_tiles, project_block_rows) * row_floats, fewest);
+    memory.ready_per_thread = static_cast<int64_t>(sizeof(ReadyRows)) + blocks_of(floats, 16) * 64;
+    memory.ready = layout->take(Count(num_threads), memory.ready_per_thread);
   }
   return memory;
 }
@@ -184,6 +190,7 @@ void describe_projection(const mha_layer &layer, MatrixName name, const InputRow
   projection->depth = matrix.depth;
   projection->columns = matrix.columns;
   projection->storage = layer.storage;
+  projection->arithmetic = layer.shape.arithmetic;
   projection->panels = layer.weights(name);
   projection->scales = layer.scales(name);
   projection->bias = layer.bias(name);
@@ -212,13 +219,13 @@ void run_products(const mha_layer &layer, const Product *products, int64_t num_p
     for (int64_t i = 0; i < num_products; ++i) run_through_sgemm(layer, products[i], results, widened);
     return;
   }
-  const Widening widening = {workspace + memory.widened, memory.widened_per_thread};
-  widening.clear(threads_of(scheduler));
+  const Readying readying = {workspace + memory.ready, memory.ready_per_thread};
+  readying.clear(threads_of(scheduler));
   if (threads_of(scheduler) == 1) {
-    for (int64_t i = 0; i < num_products; ++i) run_alone(*layer.kernels, products[i], i, widening);
+    for (int64_t i = 0; i < num_products; ++i) run_alone(*layer.kernels, products[i], i, readying);
     return;
   }
-  ProjectWork work = {layer.kernels, products, widening, {}};
+  ProjectWork work = {layer.kernels, products, readying, {}};
   int64_t units = 0;
   for (int64_t i = 0; i < num_products; ++i) {
     work.cuts[i] = cut_of(products[i], threads_of(scheduler));

@@ -20,7 +20,8 @@ struct Product {
 // What a product needs in the workspace: offsets in bytes from its start.
 struct ProductMemory {
   int64_t results;                     // of sgemm
-  int64_t widened, widened_per_thread;  // input rows as floats, where they are not, and for sgemm one after the other
+  int64_t widened;                  // input rows as floats, where they are not, and for sgemm one after the other
+  int64_t ready, ready_per_thread;  // input rows as the kernels take them, where they do not take the caller's
 };
 
 // Of `rows` rows at most, `input_width` numbers each, and so many columns together. `input`: how the rows are stored. has_padding: whether

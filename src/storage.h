@@ -111,5 +111,32 @@ inline int32_t int4_of(float x, float factor) {
   return code > 7 ? 7 : code;  // -8 is the extreme's
 }
 
+// ---- Integer arithmetic: a row of numbers is codes of 16 bits, and a scale for each group of them (CONTRACT.md, section 4)
+
+// A row has so many codes, of which those behind its width are 0, and takes so many floats.
+inline int64_t coded_row_codes(int64_t width) { return (width + code_group - 1) / code_group * code_group; }
+inline int64_t coded_row_floats(int64_t width) { return coded_row_codes(width) / 2 + coded_row_codes(width) / code_group; }
+
+// A whole group. Returns its scale.
+inline float encode_group(const float *x, int32_t most_code, int16_t *codes) {
+  uint32_t most_bits = 0;  // of magnitudes, in the order of which their bits are, too
+  for (int64_t i = 0; i < code_group; ++i) {
+    const uint32_t magnitude = storage::bits_of(x[i]) & 0x7fffffffu;
+    most_bits = magnitude > most_bits ? magnitude : most_bits;
+  }
+  const float most = storage::float_of(most_bits), limit = static_cast<float>(most_code);
+  const bool is_finite = most_bits < 0x7f800000u;
+  if (!is_finite || most < 0x1p-100f) {
+    __builtin_memset(codes, 0, code_group * sizeof *codes);
+    return is_finite ? 0.0f : storage::float_of(0x7fc00000u);
+  }
+  const float factor = limit / most;
+  for (int64_t i = 0; i < code_group; ++i) {
+    const float y = x[i] * factor;
+    codes[i] = static_cast<int16_t>(storage::rounded(y > limit ? limit : y < -limit ? -limit : y));
+  }
+  return most / limit;
+}
+
 }  // namespace
 }  // namespace mha

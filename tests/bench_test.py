@@ -86,7 +86,7 @@ class MhaBench(unittest.TestCase):
         names = self.bench("--benchmark_list_tests").stdout.split()
         groups = {name.split("/")[0] for name in names}
         self.assertLessEqual({"layer_prefill", "attention_prefill", "projection", "latency", "threads", "instruction_set", "decode",
-                              "decode_hot", "decode_batch", "decode_tokens", "decode_attention", "storage", "variants"}, groups)
+                              "decode_hot", "decode_batch", "decode_tokens", "decode_attention", "storage", "arithmetic", "variants"}, groups)
         self.assertEqual(len(names), len(set(names)))
 
     def figures(self, name, *flags):
@@ -132,6 +132,7 @@ class MhaBench(unittest.TestCase):
         for name, counter in (("storage/cache:int8/H:16/Hkv:16/head_dim:128/past:4096", "times_f32"),
                               ("decode_attention/H:32/Hkv:8/head_dim:64/past:4096", "times_ungrouped")):
             self.assertGreater(self.figures(name, "--max_rotated_mb=1")[counter], 0)
+        self.assertGreater(self.figures("arithmetic/int16/B:1/n:16/D:768/H:12/causal:1")["times_f32"], 0)
         self.assertNotIn("times_f32", self.figures("storage/cache:f32/H:16/Hkv:16/head_dim:128/past:4096", "--max_rotated_mb=1"))
 
     def test_options_are_measured_beside_a_plain_call(self):

@@ -45,7 +45,7 @@ FIELD(mha_layer_config, output_dim, 72);
 FIELD(mha_layer_config, scale, 80);
 FIELD(mha_layer_config, weight_type, 84);
 FIELD(mha_layer_config, gate, 88);
-FIELD(mha_layer_config, reserved, 92);
+FIELD(mha_layer_config, arithmetic, 92);
 FIELD(mha_layer_config, gate_dim, 96);
 
 SIZE(mha_layer_weights, 240);

@@ -260,6 +260,20 @@ TEST_F(Packed, KeepsTheTypeOfItsWeights) {
   ExpectRefusal(Mha(RunPackedArguments({"--weight-type", "int8"})), {"--weight-type", "--packed"});
 }
 
+TEST_F(Packed, KeepsItsArithmetic) {
+  const std::string in_floats = Output({"--weight-type", "int8"});
+  for (const char *arithmetic : {"int8", "int16"}) {
+    const std::string expected = Output({"--weight-type", "int8", "--arithmetic", arithmetic});
+    EXPECT_NE(expected, in_floats) << arithmetic;
+    ASSERT_EQ(Mha(PackArguments({"--weight-type", "int8", "--arithmetic", arithmetic})).status, 0) << arithmetic;
+    ASSERT_EQ(Mha(RunPackedArguments()).status, 0) << arithmetic;
+    EXPECT_EQ(ReadFile(folder_ / "y.npy"), expected) << arithmetic;
+  }
+  ExpectRefusal(Mha(PackArguments({"--arithmetic", "int8"})), {"arithmetic", "MHA_TYPE_INT8"});
+  ExpectRefusal(Mha(PackArguments({"--weight-type", "int8", "--arithmetic", "int4"})), {"--arithmetic", "int16"});
+  ExpectRefusal(Mha(RunPackedArguments({"--arithmetic", "int8"})), {"--arithmetic", "--packed"});
+}
+
 TEST_F(Packed, ForOpenBlasRunsWithOpenBlasOnly) {
   if (Mha({"info"}).out.find("openblas") == std::string::npos) GTEST_SKIP() << "built without OpenBLAS";
   const std::string expected = Output({"--back-end", "openblas"});

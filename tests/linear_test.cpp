@@ -77,6 +77,8 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
     form.row_gap = random.Chance(0.3) ? random.Between(1, 20) : 0;
     form.use_defaults = random.Chance(0.5);
     form.weight_type = random.Pick({Stored::kF32, Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4});
+    const bool has_codes = form.weight_type == Stored::kInt8 || form.weight_type == Stored::kInt4;
+    const Arithmetic arithmetic = has_codes ? random.Pick({Arithmetic::kF32, Arithmetic::kInt8, Arithmetic::kInt16}) : Arithmetic::kF32;
     const uint32_t input_type = RandomType(&random), output_type = RandomType(&random);
     const std::vector<float> w = random.Normals(in * out, 1 / std::sqrt(static_cast<float>(in)));
     const std::vector<float> bias = random.Chance(0.5) ? random.Normals(out) : std::vector<float>();
@@ -86,10 +88,11 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
 
     std::vector<float> numbers = w, scales(static_cast<size_t>((in + 31) / 32 * out)), y(static_cast<size_t>(rows * out));
     spec::Fastest().store_weights(form.weight_type, w.data(), in, out, numbers.data(), scales.data());
-    spec::Fastest().linear(form.weight_type, x.data(), numbers.data(), scales.data(), bias.empty() ? nullptr : bias.data(),
-                           residual_kind != 0 ? residual.data() : nullptr, rows, in, out, y.data());
+    spec::Fastest().linear(form.weight_type, arithmetic, x.data(), numbers.data(), scales.data(),
+                           bias.empty() ? nullptr : bias.data(), residual_kind != 0 ? residual.data() : nullptr, rows, in, out, y.data());
 
     LinearData linear(w, bias, in, out, form);
+    linear.data.config.arithmetic = static_cast<uint32_t>(arithmetic);
     const bool is_stored = form.weight_type != Stored::kF32 && random.Chance(0.3);  // as a quantiser gives it
     const bool has_sgemm = form.weight_type == Stored::kF32 && random.Chance(0.3);
     if (is_stored) {
@@ -100,7 +103,7 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
       weights.w_o = linear.data.arrays.back().data();
       weights.w_o_stride = gap == 0 ? 0 : (form.weight_type == Stored::kInt4 ? (width + 1) / 2 * 2 : width) + gap;
       weights.type = static_cast<uint32_t>(form.weight_type);
-      if (form.weight_type == Stored::kInt8 || form.weight_type == Stored::kInt4) {
+      if (has_codes) {
         scales.resize(static_cast<size_t>(form.weight_type == Stored::kInt8 ? out : (in + 31) / 32 * out));
         linear.data.arrays.push_back(CopyOf(ScalesInMemory(form.weight_type, scales, out), Place::kBeforeGuard));
         weights.w_o_scales = linear.data.arrays.back().floats();
@@ -138,8 +141,8 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
     EXPECT_EQ(std::memcmp(output.data(), expected.data(), expected.size()), 0)
         << "case " << n << " rows " << rows << " in " << in << " out " << out << " types " << input_type << "/" << output_type
         << (has_sgemm ? " sgemm" : "") << (is_stored ? " given as stored" : "") << " weights "
-        << static_cast<int>(form.weight_type) << " residual " << residual_kind << " threads "
-        << (args.scheduler ? args.scheduler->num_threads : 0);
+        << static_cast<int>(form.weight_type) << " arithmetic " << static_cast<int>(arithmetic) << " residual " << residual_kind
+        << " threads " << (args.scheduler ? args.scheduler->num_threads : 0);
   }
 }
 

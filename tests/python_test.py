@@ -471,7 +471,7 @@ class Mha(unittest.TestCase):
         self.assert_same(mha.Linear.view(mha.pack(20, 0, output_dim=30, w_o=w, b_o=b, layout="out_in"))(x[::2]), linear(x)[::2])
         pool = concurrent.futures.ThreadPoolExecutor(2)
         self.assert_same(linear(x, scheduler=mha.Scheduler(2, lambda count, task: list(pool.map(task, range(count))))), linear(x))
-        for weights in {"weight_type": "bf16"}, {"weight_type": "int8"}, {"weight_type": "int4"}:
+        for weights in {"weight_type": "bf16"}, {"weight_type": "int8"}, {"weight_type": "int4"}, {"weight_type": "int8", "arithmetic": "int16"}:
             np.testing.assert_allclose(mha.Linear(w, b, **weights)(x), linear(x), atol=2)
         half = x.astype(np.float16)
         info = linear.info(7, input_type="f16", has_residual=True, scheduler=mha.Scheduler(2, lambda count, task: None))

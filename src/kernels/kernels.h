@@ -13,9 +13,13 @@ constexpr int64_t score_block = 32;    // terms of one chain of a score (CONTRAC
 constexpr int64_t chunk_keys = 256;    // keys of one chunk (CONTRACT.md, section 8)
 constexpr int64_t key_block = 16;      // keys that lie side by side, one per lane, in a block of keys
 constexpr int64_t int4_group = 32;     // terms that have one scale (CONTRACT.md, section 2)
+constexpr int64_t code_group = 64;     // terms of an input row that have one scale in integer arithmetic (section 4)
 
 // How numbers are stored: the MHA_TYPE_* of mha.h.
 enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
+
+// What projections compute in: the MHA_ARITHMETIC_* of mha.h.
+enum class Arithmetic : uint32_t { f32, int8, int16 };
 
 // How the kernels use a processor's memory: no result depends on it. tuning.cpp says which processor has which.
 struct Tuning {
@@ -72,12 +76,16 @@ struct Destination {
 //   int4:           panels [ceil(columns / 48)][ceil(depth / 2)][48] of bytes: the code of an even term + 8 in the low half, that of the
 //                   next one in the upper half; scales [ceil(columns / 48)][ceil(depth / 32)][48]
 //                   48 bytes behind the last panel may be read too
+// In integer arithmetic four terms lie side by side, and the codes behind the last term may be anything:
+//   int8:           panels [ceil(columns / 48)][ceil(depth / 4)][48][4]
+//   int4:           panels [ceil(columns / 48)][ceil(depth / 8)][48][4] of bytes, the upper half for the term four on
 struct Projection {
   InputRows x;
   int64_t rows;     // of all sequences together
   int64_t depth;    // width of an input row
   int64_t columns;  // of W
   Storage storage;
+  Arithmetic arithmetic;
   const void *panels;
   const float *scales;
   const float *bias;  // [ceil(columns / 48) * 48], zero where there is none
@@ -330,13 +338,16 @@ struct Kernels {
   uint32_t instruction_set;  // MHA_INSTRUCTION_SET_*
   int64_t project_tile_rows, project_tile_columns, attend_tile_rows;
 
-  // Output rows [row_begin, row_end) and panels [panel_begin, panel_end) of a projection. rows: what widen_rows has made of these input
-  // rows; null: they are floats.
+  // Output rows [row_begin, row_end) and panels [panel_begin, panel_end) of a projection. rows: what widen_rows, or in integer arithmetic
+  // encode_rows, has made of these input rows; null: they are floats, and taken as such.
   void (*project)(const Projection &projection, const float *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                   int64_t panel_end);
 
   // Input rows [row_begin, row_end), `width` numbers each, as floats, one after the other.
   void (*widen_rows)(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width, float *to);
+
+  // Input rows [row_begin, row_end) of a projection as codes, coded_row_floats(depth) floats each.
+  void (*encode_rows)(const Projection &projection, int64_t row_begin, int64_t row_end, float *to);
 
   // One unit of attention: the queries from block * block_queries on of all query heads of one kv head of one sequence, with the keys of
   // one part. scratch: attention.scratch.floats floats, aligned to 64 bytes.

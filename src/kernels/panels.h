@@ -19,7 +19,8 @@ struct StoredPanel {
   MHA_INLINE StoredPanel(const Projection &p, int64_t panel) : storage(p.storage) {
     const bool is_int4 = p.storage == Storage::int4;
     bytes_of_two_terms = panel_columns * (is_int4 ? 1 : p.storage == Storage::int8 ? 2 : p.storage == Storage::f32 ? 8 : 4);
-    bytes = (is_int4 ? p.depth + p.depth % 2 : p.depth) * bytes_of_two_terms / 2;
+    const int64_t together = p.arithmetic != Arithmetic::f32 ? (is_int4 ? 8 : 4) : is_int4 ? 2 : 1;
+    bytes = (p.depth + together - 1) / together * together * bytes_of_two_terms / 2;
     groups = is_int4 ? (p.depth + int4_group - 1) / int4_group : 1;
     first = static_cast<const unsigned char *>(p.panels) + panel * bytes;
     scales = p.scales ? p.scales + panel * groups * panel_columns : nullptr;

@@ -1,6 +1,7 @@
 // The table of one instruction set: included last by the file that instantiates the kernels.
 #pragma once
 
+#include "kernels/codes.h"
 #include "kernels/inspect.h"
 #include "kernels/project.h"
 #include "kernels/small.h"
@@ -23,8 +24,9 @@ constexpr Kernels make_kernels(uint32_t instruction_set) {
   using Shape = TileShape<V::size>;
   return {instruction_set,    Shape::max_rows, Shape::project_vectors(Shape::max_rows) * static_cast<int64_t>(V::size),
           Shape::attend_rows, project<V>,       widen_rows<V>,
-          attend<V>,          inspect<V>,       store<V>,
-          measure<V>,         finish_rows<V>,   small_function<V>()};
+          encode_rows<V>,     attend<V>,        inspect<V>,
+          store<V>,           measure<V>,       finish_rows<V>,
+          small_function<V>()};
 }
 
 }  // namespace

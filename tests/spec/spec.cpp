@@ -13,6 +13,7 @@
 namespace spec {
 namespace {
 
+using support::Arithmetic;
 using support::AttentionShape;
 using support::GateKind;
 using support::LayerShape;
@@ -27,6 +28,7 @@ constexpr int64_t kScoreBlock = 32;
 constexpr int64_t kChunk = 256;
 constexpr int64_t kPartialSums = 16;
 constexpr int64_t kInt4Group = 32;
+constexpr int64_t kCodeGroup = 64;
 
 const float kInfinity = __builtin_inff();
 
@@ -238,8 +240,55 @@ void Project(const float *x, const float *w, const float *bias, int64_t rows, in
   }
 }
 
-void ProjectStored(Stored stored, const float *x, const float *w, const float *scales, const float *bias, int64_t rows, int64_t in,
-                   int64_t out, float *y) {
+// Codes of a group of a row, whose largest is 127 or 32767, and its scale.
+void EncodeGroup(Arithmetic arithmetic, const float *x, int64_t terms, int64_t *codes, float *scale) {
+  const float largest = arithmetic == Arithmetic::kInt8 ? 127.0f : 32767.0f;
+  float a = 0.0f;
+  bool is_finite = true;
+  for (int64_t k = 0; k < terms; k++) {
+    if (x[k] - x[k] != 0.0f) is_finite = false;
+    if (__builtin_fabsf(x[k]) > a) a = __builtin_fabsf(x[k]);
+  }
+  const bool has_codes = is_finite && a >= 0x1p-100f;
+  *scale = !is_finite ? FromBits(0x7fc00000u) : has_codes ? a / largest : 0.0f;
+  const float r = largest / a;
+  for (int64_t k = 0; k < terms; k++) {
+    const double n = has_codes ? RoundToEven(x[k] * r) : 0.0;
+    codes[k] = static_cast<int64_t>(n < -largest ? -largest : n > largest ? largest : n);
+  }
+}
+
+void ProjectCodes(Stored stored, Arithmetic arithmetic, const float *x, const float *w, const float *scales, const float *bias,
+                  int64_t rows, int64_t in, int64_t out, float *y) {
+  const bool is_int8 = stored == Stored::kInt8;
+  const int64_t terms_of_sum = is_int8 ? kCodeGroup : kInt4Group;
+  for (int64_t i = 0; i < rows; i++) {
+    float *y_i = y + i * out;
+    for (int64_t n = 0; n < out; n++) y_i[n] = 0.0f;
+    for (int64_t first = 0; first < in; first += kCodeGroup) {
+      const int64_t end = Min(first + kCodeGroup, in);
+      int64_t codes[kCodeGroup];
+      float scale;
+      EncodeGroup(arithmetic, x + i * in + first, end - first, codes, &scale);
+      for (int64_t part = first; part < end; part += terms_of_sum) {
+        for (int64_t n = 0; n < out; n++) {
+          int64_t sum = 0;
+          for (int64_t k = part; k < Min(part + terms_of_sum, end); k++) sum += codes[k - first] * static_cast<int64_t>(w[k * out + n]);
+          const float of_sum = static_cast<float>(sum);
+          y_i[n] = Fma(is_int8 ? of_sum : of_sum * scales[part / kInt4Group * out + n], scale, y_i[n]);
+        }
+      }
+    }
+    for (int64_t n = 0; n < out; n++) {
+      const float scaled = is_int8 ? y_i[n] * scales[n] : y_i[n];
+      y_i[n] = Canon(bias ? scaled + bias[n] : scaled);
+    }
+  }
+}
+
+void ProjectStored(Stored stored, Arithmetic arithmetic, const float *x, const float *w, const float *scales, const float *bias,
+                   int64_t rows, int64_t in, int64_t out, float *y) {
+  if (arithmetic != Arithmetic::kF32) return ProjectCodes(stored, arithmetic, x, w, scales, bias, rows, in, out, y);
   if (stored != Stored::kInt8 && stored != Stored::kInt4) return Project(x, w, bias, rows, in, out, y);
   for (int64_t i = 0; i < rows; i++) {
     float *y_i = y + i * out;
@@ -258,9 +307,9 @@ void ProjectStored(Stored stored, const float *x, const float *w, const float *s
   }
 }
 
-void Linear(Stored stored, const float *x, const float *w, const float *scales, const float *bias, const float *residual, int64_t rows,
-            int64_t in, int64_t out, float *y) {
-  ProjectStored(stored, x, w, scales, bias, rows, in, out, y);
+void Linear(Stored stored, Arithmetic arithmetic, const float *x, const float *w, const float *scales, const float *bias,
+            const float *residual, int64_t rows, int64_t in, int64_t out, float *y) {
+  ProjectStored(stored, arithmetic, x, w, scales, bias, rows, in, out, y);
   for (int64_t n = 0; residual && n < rows * out; n++) y[n] = Canon(y[n] + residual[n]);
 }
 
@@ -688,19 +737,20 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
              const LayerOutputs &outputs) {
   AttentionShape a = shape.attention;
   const int64_t merged_dim = a.num_heads * a.head_dim_v;
-  const Stored stored = weights.stored;
-  ProjectStored(stored, query, weights.w_q, weights.s_q, weights.b_q, a.n_q, shape.query_dim, a.num_heads * a.head_dim, outputs.q);
-  ProjectStored(stored, key, weights.w_k, weights.s_k, weights.b_k, a.n_kv, shape.key_dim, a.num_kv_heads * a.head_dim, outputs.k);
-  ProjectStored(stored, value, weights.w_v, weights.s_v, weights.b_v, a.n_kv, shape.value_dim, a.num_kv_heads * a.head_dim_v, outputs.v);
+  const auto project = [&](const float *x, const float *w, const float *scales, const float *bias, int64_t rows, int64_t in, int64_t out,
+                           float *y) { ProjectStored(weights.stored, weights.arithmetic, x, w, scales, bias, rows, in, out, y); };
+  project(query, weights.w_q, weights.s_q, weights.b_q, a.n_q, shape.query_dim, a.num_heads * a.head_dim, outputs.q);
+  project(key, weights.w_k, weights.s_k, weights.b_k, a.n_kv, shape.key_dim, a.num_kv_heads * a.head_dim, outputs.k);
+  project(value, weights.w_v, weights.s_v, weights.b_v, a.n_kv, shape.value_dim, a.num_kv_heads * a.head_dim_v, outputs.v);
   Floats gate(a.n_q * a.num_heads * a.gate.dim);
   if (a.gate.kind != GateKind::kNone) {
-    ProjectStored(stored, query, weights.w_g, weights.s_g, weights.b_g, a.n_q, shape.query_dim, a.num_heads * a.gate.dim, gate);
+    project(query, weights.w_g, weights.s_g, weights.b_g, a.n_q, shape.query_dim, a.num_heads * a.gate.dim, gate);
     a.gate.values = gate;
   }
   Attend(a, outputs.q, outputs.k, outputs.v, outputs.attention);
   const float *context = outputs.attention.gated;
   if (weights.w_o) {
-    ProjectStored(stored, context, weights.w_o, weights.s_o, weights.b_o, a.n_q, merged_dim, shape.output_dim, outputs.y);
+    project(context, weights.w_o, weights.s_o, weights.b_o, a.n_q, merged_dim, shape.output_dim, outputs.y);
   } else {
     for (int64_t n = 0; n < a.n_q * merged_dim; n++) outputs.y[n] = context[n];
   }

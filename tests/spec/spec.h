@@ -46,8 +46,8 @@ struct Functions {
   void (*store_weights)(support::Stored stored, const float *w, int64_t in, int64_t out, float *numbers, float *scales);
 
   // y [rows, out] = x [rows, in] w + bias + residual [rows, out], with w as store_weights leaves it; scales, bias and residual may be null.
-  void (*linear)(support::Stored stored, const float *x, const float *w, const float *scales, const float *bias, const float *residual,
-                 int64_t rows, int64_t in, int64_t out, float *y);
+  void (*linear)(support::Stored stored, support::Arithmetic arithmetic, const float *x, const float *w, const float *scales,
+                 const float *bias, const float *residual, int64_t rows, int64_t in, int64_t out, float *y);
 
   // x [heads, width] at position r of the tables, in place.
   void (*rotate)(const support::Rotation &rotation, int64_t r, int64_t heads, int64_t width, float *x);

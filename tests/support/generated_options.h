@@ -511,6 +511,11 @@ inline const std::vector<Dimension> &Dimensions() {
          whole.w_k = draw(whole.key_dim, whole.k_width());
          whole.w_v = draw(whole.value_dim, whole.v_width());
        }},
+      {"arithmetic",
+       {"f32", "int8", "int16"},
+       [](Case *c, std::string_view value, Random *) {
+         c->whole.arithmetic = value == "f32" ? Arithmetic::kF32 : value == "int8" ? Arithmetic::kInt8 : Arithmetic::kInt16;
+       }},
       {"weights_given", {"floats", "stored"}, [](Case *, std::string_view, Random *) {}},  // in the type that the layer keeps
       {"sgemm", {{"no", 3}, "yes"}, [](Case *, std::string_view, Random *) {}},
       {"weight_form",
@@ -869,6 +874,7 @@ inline std::vector<Together> MakeRefusedByTheLibrary() {
       {{"kv_start", "yes"}, {"cache_read", "yes"}},
       {{"sgemm", "yes"}, {"weight_type", "!f32"}},
       {{"sgemm", "yes"}, {"inputs", "one_row"}},
+      {{"arithmetic", "!f32"}, {"weight_type", "f32|f16|bf16"}},
       // Outputs per pair are computed from the queries once more
       {{"in_place", "yes"}, {"entry", "attention"}, {"weights", "yes"}},
       {{"in_place", "yes"}, {"entry", "attention"}, {"taps", "all"}},
@@ -982,6 +988,7 @@ inline const std::vector<Together> &WithoutMeaning() {
       // What mha_attention has no use for
       {{"entry", "attention"}, {"weight_type", "!f32"}},
       {{"entry", "attention"}, {"weights_given", "stored"}},
+      {{"entry", "attention"}, {"arithmetic", "!f32"}},
       {{"entry", "attention"}, {"sgemm", "yes"}},
       {{"entry", "attention"}, {"weight_form", "!three"}},
       {{"entry", "attention"}, {"weight_layout", "!in_out"}},

@@ -35,7 +35,7 @@ LayerWeights WeightsOf(const LayerProblem &problem) {
   return {pointer(problem.w_q), pointer(problem.w_k), pointer(problem.w_v), pointer(problem.w_o), pointer(problem.b_q),
           pointer(problem.b_k), pointer(problem.b_v), pointer(problem.b_o), problem.stored,       pointer(problem.s_q),
           pointer(problem.s_k), pointer(problem.s_v), pointer(problem.s_o), pointer(problem.w_g), pointer(problem.b_g),
-          pointer(problem.s_g)};
+          pointer(problem.s_g), problem.arithmetic};
 }
 
 void FillInputs(Random *random, LayerProblem *problem) {
@@ -128,6 +128,7 @@ mha_layer_config ConfigOf(const LayerProblem &problem, bool use_defaults) {
   }
   set(&config.head_dim_v, problem.head_dim_v, problem.head_dim);
   config.gate = static_cast<uint32_t>(problem.gate);
+  config.arithmetic = static_cast<uint32_t>(problem.arithmetic);
   if (problem.gate != GateKind::kNone) set(&config.gate_dim, problem.gate_dim, problem.head_dim_v);
   return config;
 }

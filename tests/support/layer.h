@@ -39,6 +39,7 @@ struct LayerProblem : AttentionSizes {
   std::vector<float> b_q, b_k, b_v, b_o, b_g;
   Stored stored = Stored::kF32;                // what the matrices are; the layer keeps them as that
   std::vector<float> s_q, s_k, s_v, s_o, s_g;  // scales, where they are codes
+  Arithmetic arithmetic = Arithmetic::kF32;
   std::vector<float> query;               // [batch, n_q, query_dim]
   std::vector<float> key;                 // [batch, n_kv, key_dim]
   std::vector<float> value;               // [batch, n_kv, value_dim]

@@ -92,6 +92,9 @@ struct LayerShape {
 // How weights are kept; the numbers of MHA_TYPE_*.
 enum class Stored : uint32_t { kF32, kF16, kBf16, kInt8, kInt4 };
 
+// What the projections compute in.
+enum class Arithmetic : uint32_t { kF32, kInt8, kInt16 };
+
 // All matrices dense, [in, out]. Null: no bias, no output projection. Of kInt8 and kInt4 they are codes, which have scales.
 struct LayerWeights {
   const float *w_q;  // [query_dim, num_heads * head_dim]
@@ -110,6 +113,7 @@ struct LayerWeights {
   const float *w_g = nullptr;  // [query_dim, num_heads * gate.dim]; with a gate
   const float *b_g = nullptr;
   const float *s_g = nullptr;
+  Arithmetic arithmetic = Arithmetic::kF32;
 };
 
 }  // namespace support

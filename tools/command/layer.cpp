@@ -37,6 +37,9 @@ class ShapeFinder {
     config.num_heads = options_.num_heads;
     config.scale = options_.scale != 0 || !has_unit_scale ? options_.scale : 1;
     config.weight_type = type_of(options_.weight_type);
+    config.arithmetic = options_.arithmetic == "int8"    ? MHA_ARITHMETIC_INT8
+                        : options_.arithmetic == "int16" ? MHA_ARITHMETIC_INT16
+                                                         : MHA_ARITHMETIC_F32;
 
     const LayerNames &names = layer_.names;
     const bool is_fused = !names.qkv.weight.empty();

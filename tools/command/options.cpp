@@ -186,8 +186,14 @@ void add_weight_type_option(CLI::App *app, LayerOptions *options) {
   CLI::Option *option =
       app->add_option("--weight-type", options->weight_type, "How the layer keeps its weights: f32 (default), f16, bf16, int8 or int4");
   option->type_name("NAME")->check(type_name(MHA_TYPE_INT4))->group(kComputation);
-  // A packed layer keeps them as it was packed.
-  if (CLI::Option *packed = app->get_option_no_throw("--packed")) option->excludes(packed);
+  CLI::Option *arithmetic =
+      app->add_option("--arithmetic", options->arithmetic, "Projections in integers, with weights of int8 or int4: int8 or int16");
+  arithmetic->type_name("NAME")->check(one_of("int8", "int16"))->group(kComputation);
+  // A packed layer has them as it was packed.
+  if (CLI::Option *packed = app->get_option_no_throw("--packed")) {
+    option->excludes(packed);
+    arithmetic->excludes(packed);
+  }
 }
 
 uint32_t type_of(const std::string &name) {

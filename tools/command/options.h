@@ -31,6 +31,7 @@ struct LayerOptions {
   float scale = 0;
   std::string gate;
   std::string weight_type;
+  std::string arithmetic;
   std::string instruction_set;
   std::string back_end;
 };

@@ -67,6 +67,7 @@ One packed file serves every machine of this byte order, whatever its instructio
 Examples:
   mha pack --weights layer.safetensors --heads 12 --output layer.mha
   mha pack --weights layer.safetensors --heads 12 --weight-type int8 --output layer.mha
+  mha pack --weights layer.safetensors --heads 12 --weight-type int8 --arithmetic int16 --output layer.mha
   mha pack --weights gpt2.safetensors --layer h.0 --heads 12 --output h.0.mha
   mha run --packed layer.mha --input x.npy --output y.npy)");
   pack_app->callback([options] { pack(*options); });

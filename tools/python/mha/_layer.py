@@ -12,8 +12,8 @@ from ._arrays import (_buffer, _check, _contiguous, _describe, _dtypes, _named, 
 from ._callbacks import _Allocator, _Sgemm, _raising
 from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._library import _call, _loaded
-from ._structs import (_CallInfo, _Config, _ForwardArgs, _LinearArgs, _Options, _Weights, _cache_read, _new, _packer, gates, instruction_set_names,
-                       layouts, types)
+from ._structs import (_CallInfo, _Config, _ForwardArgs, _LinearArgs, _Options, _Weights, _cache_read, _new, _packer, arithmetics, gates,
+                       instruction_set_names, layouts, types)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +44,7 @@ class Layer:
 
     Matrices are float32, float16, bfloat16 (type="bf16", bits in uint16), int8 with scales, or int4 with scales (type="int4": uint8,
     two numbers in each, layout="out_in" only); scales={"w_q": ..., "w_o": ...}. weight_type says how the layer keeps them.
+    arithmetic is what the projections compute in, "int8" or "int16" with weights of int8 or int4.
 
     sgemm runs the projections in place of the library's kernels. It is a function of C with the signature of cblas_sgemm, such as
     ctypes.CDLL("libopenblas.so.0").cblas_sgemm, or one of Python, sgemm(a, b, c, alpha, beta), that sets c[...] = alpha * a @ b + beta * c,
@@ -257,10 +258,11 @@ def _destroy(destroy, layer, _allocator):  # which gets the memory back meanwhil
 
 
 def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv=None, w_o=None, b_q=None, b_k=None, b_v=None, b_qkv=None,
-                    b_o=None, w_g=None, b_g=None, kept_heads=None, layout="in_out", type=None, scales=None, weight_type="f32", gate="none", **shape):
+                    b_o=None, w_g=None, b_g=None, kept_heads=None, layout="in_out", type=None, scales=None, weight_type="f32", arithmetic="f32",
+                    gate="none", **shape):
     """The structs that describe a layer, and what they point to."""
     config = _new(_Config, query_dim=query_dim, num_heads=num_heads, weight_type=_named(types, weight_type, "weight_type"),
-                  gate=_named(gates, gate, "gate"))
+                  gate=_named(gates, gate, "gate"), arithmetic=_named(arithmetics, arithmetic, "arithmetic"))
     for name, number in shape.items():
         if name not in [field for field, _ in _Config._fields_[1:]]:
             raise TypeError(f"a layer has no {name}")

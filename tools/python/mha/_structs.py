@@ -17,7 +17,7 @@ def _struct(name, *fields):
 _Error = _struct("mha_error", "u32 status argument", "text message")
 _Scheduler = _struct("mha_scheduler", "ptr context", "u32 num_threads reserved", "ptr parallel_for")
 _Config = _struct("mha_layer_config", "size struct_size", "i64 query_dim num_heads num_kv_heads head_dim head_dim_v d_out",
-                  "i64 key_dim value_dim output_dim", "f32 scale", "u32 weight_type gate reserved", "i64 gate_dim")
+                  "i64 key_dim value_dim output_dim", "f32 scale", "u32 weight_type gate arithmetic", "i64 gate_dim")
 _Weights = _struct("mha_layer_weights", "size struct_size", "u32 layout type", "ptr w_q w_k w_v w_qkv w_q_heads w_k_heads w_v_heads w_o w_g",
                    "ptr b_q b_k b_v b_qkv b_o b_g", "i64 w_q_stride w_k_stride w_v_stride w_qkv_stride w_o_stride w_g_stride",
                    "ptr w_q_scales w_k_scales w_v_scales w_qkv_scales w_o_scales w_g_scales kept_heads")
@@ -63,6 +63,7 @@ structs = [_Error, _Scheduler, _Config, _Weights, _AllocatorStruct, _Options, _C
 types = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3, "int4": 4}
 layouts = {"in_out": 0, "out_in": 1}
 gates = {"none": 0, "sigmoid": 1, "softplus": 2}
+arithmetics = {"f32": 0, "int8": 1, "int16": 2}
 score_columns = {"all_keys": 0, "new_keys": 1}
 score_groups = {"within": 0, "also": 1}
 instruction_set_names = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "neon": 4}

@@ -40,6 +40,10 @@ pub const MHA_TYPE_BF16: u32 = 2;
 pub const MHA_TYPE_INT8: u32 = 3;
 pub const MHA_TYPE_INT4: u32 = 4;
 
+pub const MHA_ARITHMETIC_F32: u32 = 0;
+pub const MHA_ARITHMETIC_INT8: u32 = 1;
+pub const MHA_ARITHMETIC_INT16: u32 = 2;
+
 pub const MHA_GATE_NONE: u32 = 0;
 pub const MHA_GATE_SIGMOID: u32 = 1;
 pub const MHA_GATE_SOFTPLUS: u32 = 2;
@@ -116,7 +120,7 @@ pub struct mha_layer_config {
     pub scale: f32,
     pub weight_type: u32,
     pub gate: u32,
-    pub reserved: u32,
+    pub arithmetic: u32,
     pub gate_dim: i64,
 }
 

@@ -48,6 +48,8 @@ pub struct LayerConfig {
     pub scale: f32,
     /// How the weights are kept.
     pub weight_type: StorageType,
+    /// What the projections compute in.
+    pub arithmetic: Arithmetic,
     /// What the context is multiplied by before W_O.
     pub gate: Gate,
     /// Numbers of a head's gate: `head_dim_v`, or 1 for the whole head; 0 = `head_dim_v` with a gate.
@@ -119,6 +121,12 @@ impl LayerConfig {
         self
     }
 
+    /// Sets [`arithmetic`](#structfield.arithmetic).
+    pub fn arithmetic(mut self, arithmetic: Arithmetic) -> Self {
+        self.arithmetic = arithmetic;
+        self
+    }
+
     /// Sets [`gate`](#structfield.gate).
     pub fn gate(mut self, gate: Gate) -> Self {
         self.gate = gate;
@@ -146,7 +154,7 @@ impl LayerConfig {
             scale: self.scale,
             weight_type: self.weight_type.raw(),
             gate: self.gate.raw(),
-            reserved: 0,
+            arithmetic: self.arithmetic.raw(),
             gate_dim: int(self.gate_dim),
         }
     }
@@ -361,6 +369,8 @@ impl<'a> Layer<'a> {
             d_out: size(shape.d_out),
             scale: shape.scale,
             weight_type,
+            arithmetic: Arithmetic::of_raw(shape.arithmetic)
+                .ok_or_else(|| Error::new(ErrorKind::PackedFormat, "the layer has an arithmetic that this version of the crate does not know"))?,
             gate: Gate::of_raw(shape.gate)
                 .ok_or_else(|| Error::new(ErrorKind::PackedFormat, "the layer has a gate that this version of the crate does not know"))?,
             gate_dim: size(shape.gate_dim),

@@ -17,6 +17,7 @@
 //! | `mha_norm` | [`Norm`] |
 //! | `mha_score_options`, `mha_alibi_slopes`, `mha_t5_relative_bias` | [`ScoreOptions`], [`alibi_slopes`], [`t5_relative_bias`] |
 //! | `mha_gate`, `MHA_GATE_*` | [`AttentionCall::gate`], [`Gate`] |
+//! | `MHA_ARITHMETIC_*` | [`Arithmetic`], [`LayerConfig::arithmetic`] |
 //! | `mha_taps` | [`Taps`] |
 //! | `mha_scheduler` | [`Scheduler`] |
 //! | `mha_error`, `mha_status` | [`Error`], [`ErrorKind`] |
@@ -60,7 +61,7 @@ pub use scheduler::Scheduler;
 pub use score::{alibi_slopes, t5_relative_bias, Groups, ScoreColumns, ScoreOptions};
 pub use sgemm::{Product, Sgemm};
 pub use spans::BROADCAST;
-pub use types::{Elements, ElementsMut, Gate, InstructionSet, StorageType};
+pub use types::{Arithmetic, Elements, ElementsMut, Gate, InstructionSet, StorageType};
 pub use weights::{Matrix, WeightLayout, Weights};
 pub use workspace::Workspace;
 

@@ -37,6 +37,35 @@ impl StorageType {
     }
 }
 
+/// What the projections of a layer compute in; see [`LayerConfig::arithmetic`](crate::LayerConfig#structfield.arithmetic).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Arithmetic {
+    /// Floats.
+    #[default]
+    F32,
+    /// Exact sums of products of codes: input rows become codes of 8 bits, with a scale for each 64 numbers. Needs weights of
+    /// [`StorageType::Int8`] or [`StorageType::Int4`].
+    Int8,
+    /// The same with codes of 16 bits, whose error is small beside that of the weights.
+    Int16,
+}
+
+impl Arithmetic {
+    pub(crate) fn raw(self) -> u32 {
+        match self {
+            Self::F32 => sys::MHA_ARITHMETIC_F32,
+            Self::Int8 => sys::MHA_ARITHMETIC_INT8,
+            Self::Int16 => sys::MHA_ARITHMETIC_INT16,
+        }
+    }
+
+    /// None for one of a newer library.
+    pub(crate) fn of_raw(raw: u32) -> Option<Self> {
+        [Self::F32, Self::Int8, Self::Int16].into_iter().find(|arithmetic| arithmetic.raw() == raw)
+    }
+}
+
 /// What the context of a head is multiplied by, element by element or as a whole: a function of the gate's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
