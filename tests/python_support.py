@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import os
 import pathlib
+import re
 import sys
 import unittest
 
@@ -35,6 +36,12 @@ def need(packages, arguments, installed_by="tools/python/setup.sh"):
     os.environ["MHA_LIBRARY"] = arguments.library
     sys.path.insert(0, str(tools))
     sys.dont_write_bytecode = True
+
+
+def readme_program(word):
+    """The program of README.md with this word in it."""
+    programs = re.findall(r"^```python\n(.*?)^```$", (root / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    return next(program for program in programs if word in program)
 
 
 def run(*cases):

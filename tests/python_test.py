@@ -846,8 +846,7 @@ class Mha(unittest.TestCase):
         self.assertEqual(untyped, [])
 
     def test_the_lines_of_the_readme_and_of_the_file_itself_run(self):
-        readme = (tools.parent.parent / "README.md").read_text()
-        lines = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL) + re.findall(r"^(?:    .*\n|\n)+", mha.__doc__, re.MULTILINE)
+        lines = [python_support.readme_program("mha.Layer")] + re.findall(r"^(?:    .*\n|\n)+", mha.__doc__, re.MULTILINE)
         values = {"mha": mha, "w_qkv": floats(768, 3 * 768) / 30, "w_o": floats(768, 768) / 30, "x": floats(5, 768), "prompt": floats(5, 768)}
         for program in lines:
             exec(textwrap.dedent(program), values)

@@ -215,6 +215,14 @@ class Attention(unittest.TestCase):
             self.assertEqual([list(result.shape), result.dtype], [[batch, n, heads, 24], torch.float32])
             self.assertLess((result - exact(query, key, value, eager, **options)).abs().max(), 1e-5, options.keys())
 
+    def test_the_lines_of_the_readme_run(self):
+        config = transformers.LlamaConfig(vocab_size=11, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
+        values = {"model": transformers.LlamaForCausalLM(config).eval(), "torch": torch, "x": normal(1, 2, 5, 16),
+                  "module": lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x)}
+        exec(python_support.readme_program("mha.transformers"), values)
+        self.assertEqual(values["model"].config._attn_implementation, "mha")
+        self.assertLess((values["y"] - values["module"](values["x"])).abs().max(), 1e-5)
+
     def test_f16_and_bf16_are_taken_and_returned(self):
         for dtype, error in (torch.float16, 2e-3), (torch.bfloat16, 2e-2):
             query, key, value = (t.to(dtype) for t in rows(batch, n, n))
