@@ -19,7 +19,7 @@
  *     mha_info                               says how a call will run, and what it costs
  *     mha_linear                             runs y = x W^T + b alone, as the projections
  *
- * The library computes in float, projections also in integers. It allocates nothing but in
+ * The library computes in float, projections on request in integers. It allocates nothing but in
  * mha_layer_create, starts no thread, takes no lock, never prints and never aborts.
  *
  * Results are the same bits for any batch, number of threads and instruction set, and for any way
@@ -206,7 +206,7 @@ typedef struct mha_layer_config {
 /*
  * Weights in fewer bits are less to read, which is what a call on few rows spends its time on.
  * Biases stay float. Rounding is to nearest, ties to even.
- *     F16     2 bytes a weight, 11 significant bits. Finite ones from 65520 on are out of range.
+ *     F16     2 bytes a weight, 11 significant bits. A finite one of 65520 or more is refused.
  *     BF16    2 bytes a weight, 8 significant bits, the range of float
  *     INT8    1 byte a weight, and a scale for each output column: its largest magnitude / 127
  *     INT4    5/8 of a byte a weight: a scale for each output column and group of 32 inputs, of
@@ -335,9 +335,9 @@ MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config,
                                        mha_error *error);
 
 /*
- * Packs the weights into buffer, which is aligned to 64 bytes: aligned_alloc(64, size) will do,
- * since the size is a multiple of 64. On success its first mha_layer_pack_size bytes are the packed
- * layer, the same on every machine of this byte order: copy them, or write them to a file.
+ * Packs the weights, whose arrays are not needed afterwards, into buffer, which is aligned to 64
+ * bytes, as by aligned_alloc(64, size). On success its first mha_layer_pack_size bytes are the
+ * packed layer, the same on every machine of this byte order: copy them, or write them to a file.
  */
 MHA_API mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weights *weights,
                                   const mha_layer_options *options, void *buffer,

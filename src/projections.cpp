@@ -207,7 +207,8 @@ void describe_projections(const mha_layer &layer, mha_call_info *info) {
   info->back_end = has_sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
   info->contract = has_sgemm ? 0 : MHA_CONTRACT;
   info->project_tile_rows = has_sgemm ? 0 : layer.kernels->project_tile_rows;
-  info->project_tile_columns = has_sgemm ? 0 : layer.kernels->project_tile_columns;
+  const bool is_float = layer.shape.arithmetic == Arithmetic::f32;
+  info->project_tile_columns = has_sgemm ? 0 : is_float ? layer.kernels->project_tile_columns : layer.kernels->code_tile_columns;
   info->packed_bytes = static_cast<size_t>(layer.layout.bytes);
 }
 

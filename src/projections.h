@@ -19,7 +19,7 @@ struct Product {
 
 // What a product needs in the workspace: offsets in bytes from its start.
 struct ProductMemory {
-  int64_t results;                     // of sgemm
+  int64_t results;                  // of sgemm
   int64_t widened;                  // input rows as floats, where they are not, and for sgemm one after the other
   int64_t ready, ready_per_thread;  // input rows as the kernels take them, where they do not take the caller's
 };

@@ -119,7 +119,7 @@ TEST_P(IntegerArithmetic, GivesTheSameBitsForManyRowsAndThreads) {
 
 // Sums as large as they can be: all weights -128, which only a quantiser makes, and all inputs the largest of their group, of one sign and
 // both. Nothing saturates.
-TEST_P(IntegerArithmetic, OfTheGreatestCodesIsExact) {
+TEST_P(IntegerArithmetic, OfTheGreatestCodesGivesTheBitsOfTheSpecification) {
   LayerProblem problem = ProblemOf(7, 9, 256, 2, 24, 64);
   for (const bool alternates : {false, true}) {
     for (size_t i = 0; i < problem.query.size(); i++) problem.query[i] = alternates && i % 2 ? -3.0f : 3.0f;

@@ -312,13 +312,20 @@ class Cases {
   // mha_linear: rows of 16 bits, with a bias and a residual.
   void Products() {
     constexpr int64_t rows = 30, in = 270, out = 50;
-    for (const uint32_t weight_type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
+    const char *const arithmetic_names[] = {"", ", in integers, inputs of 8 bits", ", in integers, inputs of 16 bits"};
+    const struct {
+      uint32_t weight_type, arithmetic;
+    } products[] = {{MHA_TYPE_F32, MHA_ARITHMETIC_F32},   {MHA_TYPE_F16, MHA_ARITHMETIC_F32},   {MHA_TYPE_BF16, MHA_ARITHMETIC_F32},
+                    {MHA_TYPE_INT8, MHA_ARITHMETIC_F32},  {MHA_TYPE_INT4, MHA_ARITHMETIC_F32},  {MHA_TYPE_INT8, MHA_ARITHMETIC_INT8},
+                    {MHA_TYPE_INT8, MHA_ARITHMETIC_INT16}, {MHA_TYPE_INT4, MHA_ARITHMETIC_INT8}, {MHA_TYPE_INT4, MHA_ARITHMETIC_INT16}};
+    for (const auto &[weight_type, arithmetic] : products) {
       Random random(90 + weight_type);
       const std::vector<float> w = random.Uniforms(in * out, 0.0625f), bias = random.Uniforms(out);
       mha_layer_config config = Zeroed<mha_layer_config>();
       config.query_dim = in;
       config.output_dim = out;
       config.weight_type = weight_type;
+      config.arithmetic = arithmetic;
       mha_layer_weights weights = Zeroed<mha_layer_weights>();
       weights.w_o = w.data();
       weights.b_o = bias.data();
@@ -340,7 +347,8 @@ class Cases {
         Check(mha_linear_workspace(layer.get(), &args, &bytes, &error), error);
         std::vector<unsigned char> workspace(bytes);
         Check(mha_linear(layer.get(), &args, workspace.data(), bytes, &error), error);
-        Record(std::string("product of ") + kTypeNames[type] + " with weights of " + kTypeNames[weight_type], Sum().Add(y));
+        Record(std::string("product of ") + kTypeNames[type] + " with weights of " + kTypeNames[weight_type] + arithmetic_names[arithmetic],
+               Sum().Add(y));
       }
     }
   }

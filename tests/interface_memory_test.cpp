@@ -657,12 +657,17 @@ TEST_P(Stack, HasRoomEnoughInWhatTheHeaderSays) {
     EXPECT_LE(StackOf([&] { status = data.Run(workspace.data(), workspace.size(), &error); }), most);
     EXPECT_EQ(status, MHA_OK) << error.message;
   };
-  for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
-    SCOPED_TRACE("weights of type " + std::to_string(type));
+  const struct {
+    uint32_t type, arithmetic;
+  } weights[] = {{MHA_TYPE_F32, MHA_ARITHMETIC_F32},  {MHA_TYPE_F16, MHA_ARITHMETIC_F32},  {MHA_TYPE_BF16, MHA_ARITHMETIC_F32},
+                 {MHA_TYPE_INT8, MHA_ARITHMETIC_F32}, {MHA_TYPE_INT4, MHA_ARITHMETIC_F32}, {MHA_TYPE_INT4, MHA_ARITHMETIC_INT8}};
+  for (const auto &[type, arithmetic] : weights) {
+    SCOPED_TRACE("weights of type " + std::to_string(type) + ", arithmetic " + std::to_string(arithmetic));
     LayerProblem sizes = SquareSizes(300, 3, 3, 100);
     sizes.is_causal = true;
     LayerData layer_data(NormalLayer(sizes));
     layer_data.config.weight_type = type;
+    layer_data.config.arithmetic = arithmetic;
     Memory packed(layer_data.PackSize(), Place::kBeforeGuard, 64);
     mha_error error;
     mha_status status = MHA_OK;

@@ -146,6 +146,41 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
   }
 }
 
+// Many wide rows go by smaller blocks. The workspace ends at an inaccessible page.
+TEST_P(Linear, InIntegersOfManyWideRowsEqualsTheSpecification) {
+  const int64_t in = 4160, out = 48;
+  Random random(17);
+  const std::vector<float> w = random.Normals(in * out, 0.02f);
+  std::vector<float> codes = w, scales(static_cast<size_t>(out));
+  spec::Fastest().store_weights(Stored::kInt8, w.data(), in, out, codes.data(), scales.data());
+  LayerForm form;
+  form.weight_type = Stored::kInt8;
+  LinearData linear(w, {}, in, out, form);
+  linear.data.config.arithmetic = MHA_ARITHMETIC_INT16;
+  const mha_layer_options options = Options(instruction_set());
+  const Layer layer = Create(linear.data, &options);
+  for (const int64_t rows : {73, 150}) {
+    const std::vector<float> x = random.Normals(rows * in);
+    std::vector<float> y(static_cast<size_t>(rows * out)), expected = y;
+    spec::Fastest().linear(Stored::kInt8, Arithmetic::kInt16, x.data(), codes.data(), scales.data(), nullptr, nullptr, rows, in, out,
+                           expected.data());
+    for (const uint32_t threads : {1u, 3u}) {
+      const Scheduler scheduler(threads, RunBackwards);
+      mha_linear_args args = Zeroed<mha_linear_args>();
+      args.rows = rows;
+      args.x = x.data();
+      args.output = y.data();
+      args.scheduler = scheduler.get();
+      size_t bytes = 0;
+      mha_error error;
+      ASSERT_EQ(mha_linear_workspace(layer.get(), &args, &bytes, &error), MHA_OK) << error.message;
+      Memory workspace(bytes, Place::kBeforeGuard);
+      ASSERT_EQ(mha_linear(layer.get(), &args, workspace.data(), bytes, &error), MHA_OK) << error.message;
+      EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0) << rows << " rows, " << threads << " threads";
+    }
+  }
+}
+
 // Close to the exact product of the weights as they are kept, and of inputs and a residual as they are given.
 TEST(LinearAccuracy, OfEveryTypeIsThatOfFloat32) {
   for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
@@ -403,8 +438,13 @@ TEST(LinearCall, RefusesWrongArgumentsWithASentence) {
 // More rows and more threads never need less: a workspace for the largest call serves all.
 TEST(LinearCall, NeedsNoLessWorkspaceForMore) {
   const std::vector<float> w(300 * 70, 0.5f);
-  const Layer layer = Create(LinearData(w, {}, 300, 70).data);
-  for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_BF16}) {
+  LayerForm form;
+  form.weight_type = Stored::kInt8;
+  LinearData data(w, {}, 300, 70, form);
+  for (const auto &[type, arithmetic] : {std::pair{MHA_TYPE_F32, MHA_ARITHMETIC_F32}, std::pair{MHA_TYPE_BF16, MHA_ARITHMETIC_F32},
+                                         std::pair{MHA_TYPE_F32, MHA_ARITHMETIC_INT8}}) {
+    data.data.config.arithmetic = arithmetic;
+    const Layer layer = Create(data.data);
     size_t before = 0;
     for (int64_t rows = 0; rows < 400; rows++) {
       mha_linear_args args = Zeroed<mha_linear_args>();

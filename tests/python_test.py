@@ -1206,7 +1206,7 @@ class Types(unittest.TestCase):
         y, steps = mha.attention(floats, floats, floats, want=["lse"])
         call: mha.Prepared = mha.attention(floats, floats, floats, prepare=True)
         call(floats, floats, floats, out=y)
-        layer = mha.Layer(16, 2, w_qkv=np.zeros((16, 48), np.float32), w_o=np.zeros((16, 16), np.float32), weight_type="f16")
+        layer = mha.Layer(16, 2, w_qkv=np.zeros((16, 48), np.float32), w_o=np.zeros((16, 16), np.float32), weight_type="int8", arithmetic="int16")
         cache = mha.KvCache(num_sequences=1, capacity=64, num_kv_heads=2, head_dim=8, k_type="int8")
         y = layer.forward(floats[0, :, 0], cache=cache, rope=mha.Rope.tables(8, 64), norm=mha.Norm(epsilon=1e-5))
         operations: int = layer.info(4)["operations"] + mha.attention_info(4, 4, 2, 8)["operations"]

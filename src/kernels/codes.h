@@ -24,7 +24,7 @@ struct Sum;  // part[parts]
 // Written out, since g++ would add to another register than that of the sum, for which there is none, and copy it back.
 template <class Integers>
 MHA_INLINE Integers added_in_place(Integers sum, Integers products) {
-  __asm__("vpaddd %1, %0, %0" : "+v"(sum) : "v"(products));
+  __asm__("vpaddd {%1, %0, %0|%0, %0, %1}" : "+v"(sum) : "v"(products));
   return sum;
 }
 #endif
@@ -50,7 +50,7 @@ MHA_INLINE RowTerms load_row_terms(const int16_t *p) {
   return _mm512_set1_epi64(four);
 }
 MHA_INLINE __m512i add_products(__m512i sum, __m512i w, RowTerms x) { return added_in_place(sum, _mm512_madd_epi16(w, x)); }
-MHA_INLINE __m512i no_sum(__m512i) { return _mm512_setzero_si512(); }
+MHA_INLINE __m512i no_sum() { return _mm512_setzero_si512(); }
 MHA_INLINE Vector sums_of(const Sum<Vector> &s) {
   const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
   const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
@@ -82,7 +82,7 @@ MHA_INLINE RowTerms load_row_terms(const int16_t *p) {
   return _mm256_set1_epi64x(four);
 }
 MHA_INLINE __m256i add_products(__m256i sum, __m256i w, RowTerms x) { return added_in_place(sum, _mm256_madd_epi16(w, x)); }
-MHA_INLINE __m256i no_sum(__m256i) { return _mm256_setzero_si256(); }
+MHA_INLINE __m256i no_sum() { return _mm256_setzero_si256(); }
 MHA_INLINE Vector sums_of(const Sum<Vector> &s) {
   return _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(_mm256_hadd_epi32(s.part[0], s.part[1]), 0xd8));
 }
@@ -109,7 +109,7 @@ MHA_INLINE void load_terms(const int8_t *p, Terms<Vector> *w) {
 }
 MHA_INLINE RowTerms load_row_terms(const int16_t *p) { return vld1_s16(p); }
 MHA_INLINE int32x4_t add_products(int32x4_t sum, int16x4_t w, RowTerms x) { return vmlal_s16(sum, w, x); }
-MHA_INLINE int32x4_t no_sum(int32x4_t) { return vdupq_n_s32(0); }
+MHA_INLINE int32x4_t no_sum() { return vdupq_n_s32(0); }
 MHA_INLINE Vector sums_of(const Sum<Vector> &s) {
   return vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(s.part[0], s.part[1]), vpaddq_s32(s.part[2], s.part[3])));
 }
@@ -135,7 +135,7 @@ MHA_INLINE int32_t add_products(int32_t sum, const FourTerms &w, const RowTerms 
   for (int i = 0; i < 4; ++i) sum += w.of[i] * x.of[i];
   return sum;
 }
-MHA_INLINE int32_t no_sum(int32_t) { return 0; }
+MHA_INLINE int32_t no_sum() { return 0; }
 MHA_INLINE Vector sums_of(const Sum<Vector> &s) { return {static_cast<float>(s.part[0])}; }
 
 #else
@@ -154,7 +154,7 @@ constexpr int code_vectors(int rows) {
   return 4;
 }
 
-constexpr int64_t four = 4;  // terms side by side
+constexpr int64_t terms_together = 4;  // of a column, side by side
 constexpr int64_t block_terms = dot_block;  // of a panel that stay in the cache while all rows pass them
 
 struct CodeTile {
@@ -165,14 +165,16 @@ struct CodeTile {
   const float *scales;                     // of the columns, for each chain; null: none
   float *sums;                             // [row][48]
   bool is_first;                           // whether the sums begin here, with +0
+  int64_t ahead;                           // so many bytes ahead columns are prefetched: 0 where they lie in a cache
 };
 
-// sums[row][column] += the products of some terms. Prefetches the next block of the panel.
+// sums[row][column] += the products of some terms.
 template <class V, int R, int C>
 MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   constexpr int parts = Terms<V>::parts, lanes = V::size;
+  const int64_t ahead = tile.ahead;
   for (int64_t column = 0; column < panel_columns; column += C * lanes) {
-    const int8_t *w = tile.columns + column * four;
+    const int8_t *w = tile.columns + column * terms_together;
     const float *scales = tile.scales ? tile.scales + column : nullptr;
     const int16_t *rows[R];
     MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = tile.rows[r];
@@ -181,21 +183,24 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
       Sum<V> acc[R][C];
       MHA_UNROLL for (int r = 0; r < R; ++r) {
         MHA_UNROLL for (int c = 0; c < C; ++c) {
-          MHA_UNROLL for (int i = 0; i < parts; ++i) acc[r][c].part[i] = no_sum(acc[r][c].part[i]);
+          MHA_UNROLL for (int i = 0; i < parts; ++i) acc[r][c].part[i] = no_sum();
         }
       }
-      for (int64_t term = k; term < end; term += four, w += four * panel_columns) {
-        __builtin_prefetch(w + block_terms * panel_columns);
-        if constexpr (R == 1) {
-          const RowTerms x = load_row_terms(rows[0] + term);
+      for (int64_t term = k; term < end; term += terms_together, w += terms_together * panel_columns) {
+        __builtin_prefetch(w + ahead);
+        if constexpr (R <= 2) {
+          RowTerms x[R];
+          MHA_UNROLL for (int r = 0; r < R; ++r) x[r] = load_row_terms(rows[r] + term);
           MHA_UNROLL for (int c = 0; c < C; ++c) {
             Terms<V> terms;
-            load_terms(w + c * lanes * four, &terms);
-            MHA_UNROLL for (int i = 0; i < parts; ++i) acc[0][c].part[i] = add_products(acc[0][c].part[i], terms.part[i], x);
+            load_terms(w + c * lanes * terms_together, &terms);
+            MHA_UNROLL for (int i = 0; i < parts; ++i) {
+              MHA_UNROLL for (int r = 0; r < R; ++r) acc[r][c].part[i] = add_products(acc[r][c].part[i], terms.part[i], x[r]);
+            }
           }
         } else {
           Terms<V> terms[C];
-          MHA_UNROLL for (int c = 0; c < C; ++c) load_terms(w + c * lanes * four, &terms[c]);
+          MHA_UNROLL for (int c = 0; c < C; ++c) load_terms(w + c * lanes * terms_together, &terms[c]);
           MHA_UNROLL for (int r = 0; r < R; ++r) {
             const RowTerms x = load_row_terms(rows[r] + term);
             MHA_UNROLL for (int c = 0; c < C; ++c) {
@@ -222,8 +227,8 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
 // int4: terms [begin, end) as codes of 8 bits.
 MHA_NOINLINE inline void widen_nibbles(const unsigned char *from, int64_t terms, int8_t *to) {
   typedef unsigned char Bytes __attribute__((vector_size(16)));
-  constexpr int64_t block = four * panel_columns;
-  for (int64_t k = 0; k < terms; k += 2 * four, from += block, to += 2 * block) {
+  constexpr int64_t block = terms_together * panel_columns;
+  for (int64_t k = 0; k < terms; k += 2 * terms_together, from += block, to += 2 * block) {
     for (int64_t i = 0; i < block; i += static_cast<int64_t>(sizeof(Bytes))) {
       __builtin_prefetch(from + i + code_prefetch_bytes);
       Bytes both;
@@ -246,6 +251,7 @@ MHA_NOINLINE void project_codes(const Projection &p, const float *coded, int64_t
   const int64_t count = row_end - row_begin, stride = coded_row_floats(p.depth), codes = coded_row_codes(p.depth);
   CodeTile tile;
   tile.chain = is_int4 ? int4_group : code_group;
+  tile.ahead = is_int4 ? 0 : block_terms * panel_columns;  // the next block of the panel
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     const StoredPanel stored(p, panel);
     for (int64_t k = 0; k < p.depth; k += block_terms) {

@@ -76,7 +76,7 @@ struct Destination {
 //   int4:           panels [ceil(columns / 48)][ceil(depth / 2)][48] of bytes: the code of an even term + 8 in the low half, that of the
 //                   next one in the upper half; scales [ceil(columns / 48)][ceil(depth / 32)][48]
 //                   48 bytes behind the last panel may be read too
-// In integer arithmetic four terms lie side by side, and the codes behind the last term may be anything:
+// In integer arithmetic four terms lie side by side, and the codes behind the last term may be anything, since those of the rows are 0:
 //   int8:           panels [ceil(columns / 48)][ceil(depth / 4)][48][4]
 //   int4:           panels [ceil(columns / 48)][ceil(depth / 8)][48][4] of bytes, the upper half for the term four on
 struct Projection {
@@ -337,6 +337,7 @@ struct SmallCall {
 struct Kernels {
   uint32_t instruction_set;  // MHA_INSTRUCTION_SET_*
   int64_t project_tile_rows, project_tile_columns, attend_tile_rows;
+  int64_t code_tile_columns;  // project_tile_columns in integer arithmetic
 
   // Output rows [row_begin, row_end) and panels [panel_begin, panel_end) of a projection. rows: what widen_rows, or in integer arithmetic
   // encode_rows, has made of these input rows; null: they are floats, and taken as such.

@@ -90,6 +90,7 @@ class Weights(TypedDict, total=False):
     type: str | None
     scales: Mapping[str, np.ndarray] | None
     weight_type: str
+    arithmetic: str
     gate: str
     gate_dim: int
     key_dim: int
@@ -107,6 +108,7 @@ class How(TypedDict, total=False):
 
     type: str | None
     weight_type: str
+    arithmetic: str
     instruction_set: str
     sgemm: Any
     allocator: Any

@@ -369,8 +369,9 @@ impl<'a> Layer<'a> {
             d_out: size(shape.d_out),
             scale: shape.scale,
             weight_type,
-            arithmetic: Arithmetic::of_raw(shape.arithmetic)
-                .ok_or_else(|| Error::new(ErrorKind::PackedFormat, "the layer has an arithmetic that this version of the crate does not know"))?,
+            arithmetic: Arithmetic::of_raw(shape.arithmetic).ok_or_else(|| {
+                Error::new(ErrorKind::PackedFormat, "the layer has an arithmetic that this version of the crate does not know")
+            })?,
             gate: Gate::of_raw(shape.gate)
                 .ok_or_else(|| Error::new(ErrorKind::PackedFormat, "the layer has a gate that this version of the crate does not know"))?,
             gate_dim: size(shape.gate_dim),
