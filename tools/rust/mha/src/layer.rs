@@ -10,7 +10,8 @@ use crate::error::check;
 use crate::sgemm;
 use crate::spans::int;
 use crate::{
-    AlignedBuffer, Elements, ElementsMut, Error, ErrorKind, Forward, Gate, InstructionSet, Linear, Result, Sgemm, StorageType, Weights,
+    AlignedBuffer, Arithmetic, Elements, ElementsMut, Error, ErrorKind, Forward, Gate, InstructionSet, Linear, Result, Sgemm, StorageType,
+    Weights,
 };
 
 /// The shape of a layer. Only [`new`](Self::new)'s dimensions and, where it is not `query_dim / num_heads`, `head_dim` are needed; 0 stands for

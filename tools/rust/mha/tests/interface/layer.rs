@@ -1,6 +1,6 @@
 use mha::{
-    AlignedBuffer, BackEnd, Elements, ErrorKind, InstructionSet, Layer, LayerConfig, LayerOptions, Matrix, Product, Sgemm, StorageType,
-    Taps, WeightLayout, Weights, Workspace,
+    AlignedBuffer, Arithmetic, BackEnd, Elements, ErrorKind, InstructionSet, Layer, LayerConfig, LayerOptions, Matrix, Product, Sgemm,
+    StorageType, Taps, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::{assert_near, bits, error_of, layer, numbers};
@@ -350,6 +350,23 @@ fn a_panic_of_a_product_reaches_the_caller_of_run() {
     let layer = Layer::with_options(&LayerConfig::new(4, 2), &Weights::fused(&[1.0; 48]), &options).unwrap();
     let payload = std::panic::catch_unwind(|| layer.forward(&[1.0; 4], &mut [0.0; 4]).run(&mut Workspace::new())).unwrap_err();
     assert_eq!(payload.downcast_ref(), Some(&"no product today"));
+}
+
+#[test]
+fn projections_compute_in_integers_if_asked() {
+    let (w, x) = (numbers(64 * 64, 5), numbers(3 * 64, 6));
+    let weights = Weights::new(&w, &w, &w).output(&w);
+    let config = LayerConfig::new(64, 4).weight_type(StorageType::Int8);
+    let of_floats = run(&Layer::new(&config, &weights).unwrap(), &x);
+    for arithmetic in [Arithmetic::Int8, Arithmetic::Int16] {
+        let layer = Layer::new(&config.arithmetic(arithmetic), &weights).unwrap();
+        assert_eq!(layer.shape().arithmetic, arithmetic);
+        let y = run(&layer, &x);
+        assert_ne!(y, of_floats);
+        let largest = of_floats.iter().fold(0f32, |most, y| most.max(y.abs()));
+        assert!(y.iter().zip(&of_floats).all(|(a, b)| (a - b).abs() < 0.05 * largest));
+    }
+    error_of(Layer::new(&config.weight_type(StorageType::F32).arithmetic(Arithmetic::Int8), &weights), ErrorKind::InvalidValue);
 }
 
 #[test]
