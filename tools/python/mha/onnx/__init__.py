@@ -58,8 +58,9 @@ def session(model: onnx.ModelProto | bytes | str | os.PathLike[str], sess_option
 
 
 def rewrite(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelProto, list[Any]]:
-    """(model, report): an onnx.ModelProto (which is changed in place), or the file of one, with mha's operators in place of its attention, and a list
-    of what became of each: entry.node, entry.into (None where it was left) and entry.reason; str(entry) says it. Needs the package onnx."""
+    """(model, report): an onnx.ModelProto, or the file of one, with mha's operators in place of its attention, and a list of what became of each:
+    entry.node, entry.into (None where it was left) and entry.reason; str(entry) says it. A ModelProto that is given is changed in place; but one with
+    functions is left as it is, and the new one is a copy. Needs the package onnx."""
     try:
         from ._rewrite import rewrite as function
     except ImportError as error:

@@ -32,11 +32,28 @@ def main():
     if not report.rewritten:
         print(f"nothing to rewrite in {arguments.model}; no model was written")
         sys.exit(3)
-    if model.ByteSize() < 2**31 - 2**20:
-        onnx.save(model, output)
-    else:  # more than a file of this kind can hold
-        onnx.save(model, output, save_as_external_data=True, location=os.path.basename(output) + ".data")
+    try:
+        save(model, output, arguments.model)
+    except (OSError, ValueError, protobuf.EncodeError, onnx.checker.ValidationError) as error:
+        sys.exit(f"mha.onnx: {output} cannot be written: {error}")
     print(f"{len(report.rewritten)} of {len(report)} rewritten, in {output}")
+
+
+def save(model, output, source, most=2**31 - 2**20):
+    """Writes a model that was read from `source`; arrays of one of more bytes than `most`, which one file cannot hold, into a second file."""
+    import onnx
+
+    if model.ByteSize() < most:
+        onnx.save(model, output)
+        return
+    data = output + ".data"
+    if os.path.exists(data):  # onnx.save would write behind what is there
+        for tensor in onnx.load(source, load_external_data=False).graph.initializer:
+            place = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+            if place and os.path.realpath(os.path.join(os.path.dirname(source), place)) == os.path.realpath(data):
+                raise ValueError(f"{data} has the arrays of the model itself; give another name")
+        os.remove(data)
+    onnx.save(model, output, save_as_external_data=True, location=os.path.basename(data))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,10 @@ from onnx import TensorProto
 from ._graph import attribute
 
 
+attention_types = {"Attention", "MultiHeadAttention", "GroupQueryAttention", "QAttention", "DecoderAttention", "DecoderMaskedMultiHeadAttention",
+                   "DecoderMaskedSelfAttention", "LongformerAttention", "PackedAttention", "PackedMultiHeadAttention", "PagedAttention", "SparseAttention"}
+
+
 class Left(Exception):
     """Why an attention stays as it is."""
 
@@ -77,8 +81,7 @@ class Finder:
             finders = {"Attention": self.fused, "MultiHeadAttention": self.multi_head, "GroupQueryAttention": self.group_query}
             if node.op_type in finders:
                 return finders[node.op_type](node)
-            if node.op_type in ("QAttention", "DecoderMaskedMultiHeadAttention", "DecoderMaskedSelfAttention", "PackedAttention", "PackedMultiHeadAttention",
-                                "SparseAttention", "PagedAttention", "LongformerAttention", "DecoderAttention"):
+            if node.op_type in attention_types:
                 raise Left(f"mha has no operator in place of {node.op_type}")
         return None
 
@@ -97,8 +100,16 @@ class Finder:
             raise Left(f"nothing is known of the shape of the mask '{name}'")
         return shape
 
+    def check_columns(self, name, keys=None):
+        """Refuses a mask that has, or may have when it runs, one column for all keys; `keys` is what is known of their number."""
+        shape = self.mask_shape(name)
+        if not 1 <= len(shape) <= 4 or shape[-1] == 1:
+            raise Left(f"the mask '{name}' has the shape {shape}; mha's have up to four dimensions, of which the last is that of the keys")
+        if shape[-1] is None or (isinstance(shape[-1], str) and shape[-1].startswith("?") and shape[-1] != keys):
+            raise Left(f"it is not known whether the mask '{name}' has one column for all keys, which mha's have not")
+
     def added(self, name):
-        """A mask that is added to the scores, [batch, heads, rows, keys] or what broadcasts to it."""
+        """A mask that com.microsoft's operators add to the scores, [batch or 1, heads or 1, rows, keys]."""
         shape = self.mask_shape(name)
         if not 1 <= len(shape) <= 4 or shape[-1] == 1:
             raise Left(f"the mask '{name}' has the shape {shape}; mha's have up to four dimensions, of which the last is that of the keys")
@@ -114,20 +125,20 @@ class Finder:
         if attribute(node, "softmax_precision", TensorProto.FLOAT) != TensorProto.FLOAT:
             raise Left("its softmax is asked for in another type than float")
         softcap = attribute(node, "softcap", 0.0)
+        scale = attribute(node, "scale")
+        if scale is not None and (scale == 0 or not math.isfinite(scale)):  # mha takes 0 for a scale that is not given
+            raise Left(f"its scores are multiplied by {scale:g}")
         masks = []
         if inputs[3]:
-            if self.graph.type(inputs[3]) == TensorProto.BOOL:
-                shape = self.mask_shape(inputs[3])
-                if shape[-1] == 1:
-                    raise Left(f"the mask '{inputs[3]}' has one column for all keys")
-                masks.append(("keep", inputs[3], -math.inf))
-            else:
-                masks.append(self.added(inputs[3]))
+            keys = self.graph.shape(inputs[1])
+            self.check_columns(inputs[3], keys[-2 if len(keys) == 4 else 1] if keys and not inputs[4] else None)
+            is_boolean = self.graph.type(inputs[3]) == TensorProto.BOOL
+            masks.append(("keep", inputs[3], -math.inf) if is_boolean else self.added(inputs[3]))
         rank = len(self.graph.shape(inputs[0]) or ())
         heads = attribute(node, "q_num_heads", 0)
         if not rank and not heads:
             raise Left(f"nothing is known of the shape of '{inputs[0]}'")
-        return Attention(node, *inputs[:3], heads=heads, kv_heads=attribute(node, "kv_num_heads", 0), scale=attribute(node, "scale", 0.0),
+        return Attention(node, *inputs[:3], heads=heads, kv_heads=attribute(node, "kv_num_heads", 0), scale=scale or 0.0,
                          output=outputs[0], is_rows=bool(heads) and rank != 4, softcap=softcap, is_causal=attribute(node, "is_causal", 0) == 1,
                          windows=(attribute(node, "left_window_size", -1), attribute(node, "right_window_size", -1)), masks=masks,
                          past=(inputs[4], inputs[5]), lengths=inputs[6], present=(outputs[1], outputs[2]), nodes={key(node)})
@@ -152,6 +163,8 @@ class Finder:
         bias = self.graph.constant(inputs[2]) if inputs[2] else None
         if weight is None or (inputs[2] and bias is None):
             raise Left("its weights are not constant")
+        if weight.ndim != 2:
+            raise Left(f"its weights have {weight.ndim} dimensions, not two")
         self.expect_float(inputs[1])
         heads = attribute(node, "num_heads", 0)
         sizes = attribute(node, "qkv_hidden_sizes") or [weight.shape[1] // 3] * 3
@@ -208,9 +221,31 @@ class Finder:
         if any(a.name not in ("num_heads", "kv_num_heads", "scale", "softcap", "do_rotary", "rotary_interleaved", "smooth_softmax", "local_window_size",
                               "qk_output", "kv_cache_bit_width", "k_quant_type", "v_quant_type") for a in node.attribute):
             raise Left("it has attributes that mha's operator has not")
+        if inputs[1] and not self.has_rows(inputs[1], inputs[0]):
+            raise Left("its keys may have no rows, which stands for those of another layer")
         self.expect_float(inputs[0], inputs[3])
         return Attention(node, *inputs[:3], heads=attribute(node, "num_heads", 0), kv_heads=attribute(node, "kv_num_heads", 0), scale=0.0,
                          output=node.output[0], swap=True, nodes={key(node)})
+
+    def has_rows(self, keys, queries):
+        """Whether keys are known to have rows if queries [batch, rows, width] have some."""
+        shapes = [self.graph.shape(name) or [None] * 3 for name in (keys, queries)]
+        rows = [shape[1] if len(shape) == 3 else None for shape in shapes]
+        if rows[0] is not None and (rows[0] == rows[1] or isinstance(rows[0], int)):
+            return rows[0] != 0
+        return bool(self.sources(keys) & self.sources(queries))
+
+    def sources(self, name):
+        """The values of which one is computed by what makes no empty array out of one that is not."""
+        found = {name}
+        for _ in range(12):
+            node = self.graph.producer.get(name)
+            if node is None or node.op_type not in ("Add", "Cast", "Identity", "LayerNormalization", "MatMul", "MatMulNBits", "Mul", "Reshape",
+                                                    "RotaryEmbedding", "SimplifiedLayerNormalization", "Transpose"):
+                break
+            name = next((i for i in node.input if self.graph.constant(i) is None), "")
+            found.add(name)
+        return found - {""}
 
     # ---- the pattern
 
@@ -240,9 +275,12 @@ class Finder:
             weights = where.output[0]
         product = next((t for t in graph.consumers.get(weights, []) if is_standard(t, "MatMul") and t.input[0] == weights), None)
         if product is None:
+            between = self.before_product(weights)
+            if between:
+                raise Left(f"{between} stands where weights and values are multiplied by MatMul")
             return None
         scores = self.scores(softmax.input[0])
-        if scores is None:
+        if scores is None or scores.is_tanh:
             raise Left("what leads to its softmax is not a product of queries and keys with factors and masks in an order that is known")
         nodes |= scores.nodes | {key(product)}
         rank = max((self.rank(name) or 0 for name in (softmax.input[0], scores.product.output[0], scores.product.input[0])), default=0) or None
@@ -250,17 +288,6 @@ class Finder:
             raise Left("it is not known to have four dimensions, [batch, heads, queries, keys]" if rank is None else f"its scores have {rank} dimensions, not four")
         if axis not in (-1, 3):
             raise Left(f"its softmax is over axis {axis}, not the keys")
-        masks = []
-        for mask in scores.masks:
-            if mask[0] == "add":
-                masks.append(self.added(mask[1]))
-            else:
-                shape = self.mask_shape(mask[1])
-                if not 1 <= len(shape) <= 4 or shape[-1] == 1:
-                    raise Left(f"the mask '{mask[1]}' has the shape {shape}; mha's have up to four dimensions, of which the last is that of the keys")
-                if not mask[2] <= -1e30:
-                    raise Left(f"what its mask leaves out gets a score of {mask[2]:g}, which may still count")
-                masks.append(mask)
         self.check_inside(nodes, product.output[0])
 
         q, q_factor = self.unscaled(scores.product.input[0], nodes)
@@ -270,13 +297,55 @@ class Finder:
         if scores.softcap is not None and not scores.softcap > 0 or not math.isfinite(scale):
             raise Left("its factors are not those of attention")
         self.expect_float(q, v4)
-        result = Attention(softmax, q, k4, v4, heads=0, kv_heads=0, scale=scale, output=product.output[0], softcap=scores.softcap or 0.0, masks=masks,
-                           nodes=nodes)
+        result = Attention(softmax, q, k4, v4, heads=0, kv_heads=0, scale=scale, output=product.output[0], softcap=scores.softcap or 0.0,
+                           masks=scores.masks, nodes=nodes)
         result.k, result.v = self.shared_heads(result.k, nodes), self.shared_heads(result.v, nodes)
+        self.check_extents(result)
         self.by_rows(result, product)
-        if result.scale == 0:
-            raise Left("its scores are multiplied by 0")
+        if np.float32(result.scale) == 0 or not abs(result.scale) <= np.finfo(np.float32).max:
+            raise Left(f"its scores are multiplied by {result.scale:g}, which is 0 or infinite as a float")
         return result
+
+    def before_product(self, name, depth=0):
+        """The type of the node by which weights lead to a product, if it is no MatMul of weights and values itself; or None."""
+        for taker in self.graph.consumers.get(name, []) if depth < 4 else []:
+            if taker.op_type in ("Einsum", "MatMul"):
+                return taker.op_type
+            if taker.op_type in ("Cast", "Dropout", "Identity", "IsNaN", "Mul", "Reshape", "Transpose", "Where") and \
+                    self.before_product(taker.output[0], depth + 1):
+                return taker.op_type
+        return None
+
+    def check_extents(self, found):
+        """Refuses operands and masks that MatMul, Add and Where broadcast as mha's operator does not."""
+        shapes = {}
+        for which in "qkv":
+            name = getattr(found, which)
+            by_rows = isinstance(name, tuple)  # keys [batch, rows, heads, width]
+            name = name[1].input[0] if by_rows else name
+            rank = self.rank(name)
+            if rank != 4 and not (which == "k" and rank is None):  # a Transpose of four dimensions takes the keys
+                raise Left(f"'{name}' is not known to have four dimensions" if rank is None else f"'{name}' has {rank} dimensions, not four")
+            shape = self.graph.shape(name) or [None] * 4
+            shapes[which] = [shape[i] for i in (0, 2, 1, 3)] if by_rows else shape
+        q, k, v = ([d if isinstance(d, int) else None for d in shapes[which]] for which in "qkv")
+        if None not in (k[1], v[1]) and k[1] != v[1] or None not in (k[2], v[2]) and k[2] != v[2]:
+            raise Left(f"keys are {shapes['k']} and values {shapes['v']}; mha's have the same heads and rows")
+        if q[1] is not None and any(heads and q[1] % heads for heads in (k[1], v[1])):
+            raise Left(f"queries have {q[1]} heads, and keys or values others, of which that is no multiple")
+        if len({d for d in (q[0], k[0], v[0]) if d not in (None, 1)}) > 1:
+            raise Left("queries, keys and values are of different batches")
+        most = [None if {q[0], k[0], v[0]} != {1} else 1, q[1], q[2], k[2]]  # what a mask has to broadcast to, where it is known
+        most[0] = next((d for d in (q[0], k[0], v[0]) if d not in (None, 1)), most[0])
+        for kind, name, *number in found.masks:
+            self.check_columns(name, shapes["k"][2])
+            if kind == "add":
+                self.expect_float(name)
+            elif not number[0] <= -1e30:
+                raise Left(f"what its mask leaves out gets a score of {number[0]:g}, which may still count")
+            shape = self.graph.shape(name)
+            if any(isinstance(d, int) and d != 1 and to is not None and d != to for d, to in zip(reversed(shape), reversed(most))):
+                raise Left(f"the mask '{name}' has the shape {shape}, which does not broadcast to the scores")
 
     def check_inside(self, nodes, output):
         for name in nodes:
@@ -371,8 +440,11 @@ class Finder:
         if is_standard(node, "Reshape"):
             to = self.graph.constant(node.input[1])
             return None if to is None else to.size
-        if any(is_standard(node, kind) for kind in ("Mul", "Div", "Softmax", "Neg")):
+        if any(is_standard(node, kind) for kind in ("Softmax", "Neg")):
             return self.rank(node.input[0], depth + 1)
+        if any(is_standard(node, kind) for kind in ("Add", "Div", "Mul", "Sub")):
+            ranks = [self.rank(i, depth + 1) for i in node.input]
+            return None if None in ranks else max(ranks)
         return None
 
     def keys_of(self, name, nodes):
@@ -509,7 +581,8 @@ class Finder:
             for value, other in ((0, 1), (1, 0)):
                 bias = self.graph.constant(node.input[other])
                 found = self.projection(node.input[value]) if bias is not None and bias.dtype == np.float32 else None
-                if found is not None and found.bias is None and bias.size == found.last - found.first == bias.shape[-1] and bias.ndim <= 3:
+                if found is not None and found.bias is None and 1 <= bias.ndim <= 3 and \
+                        bias.size == found.last - found.first == bias.shape[-1]:
                     return dataclasses.replace(found, bias=bias.ravel(), nodes=found.nodes | {key(node)})
             return None
         if node.op_type == "Split":
@@ -557,7 +630,7 @@ class Finder:
             add = self.graph.only_consumer(result)
             if is_standard(add, "Add"):
                 array = self.graph.constant(add.input[1] if add.input[0] == result else add.input[0])
-                if array is not None and array.dtype == np.float32 and array.size == weight.shape[1] == array.shape[-1] and array.ndim <= 3:
+                if array is not None and array.dtype == np.float32 and 1 <= array.ndim <= 3 and array.size == weight.shape[1] == array.shape[-1]:
                     result, bias = add.output[0], array.ravel()
                     nodes.add(key(add))
             return result, node.input[1], bias, nodes

@@ -10,11 +10,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ._find import Finder, Left
+from ._find import Finder, Left, attention_types
 from ._graph import Graph
-
-attention_types = {"Attention", "MultiHeadAttention", "GroupQueryAttention", "QAttention", "DecoderMaskedMultiHeadAttention", "PackedAttention",
-                   "PackedMultiHeadAttention", "SparseAttention"}
 
 
 @dataclasses.dataclass
@@ -46,7 +43,7 @@ def named(node):
 
 
 def rewrite(model: onnx.ModelProto | str | os.PathLike) -> tuple[onnx.ModelProto, Report]:
-    """The model, changed in place if it is a ModelProto, with mha's operators instead of its attention, and what became of each."""
+    """The model, with mha's operators instead of its attention, and what became of each. A ModelProto is changed in place, unless it has functions."""
     if not isinstance(model, onnx.ModelProto):
         model = onnx.load(os.fspath(model))
     if model.functions:
@@ -112,7 +109,10 @@ class Rewriter:
         if len(masks) == 1 and masks[0][0] != "padding" and masks[0][-1] == -math.inf:  # a boolean one
             return masks[0][1] if masks[0][0] == "keep" else self.made(("not", masks[0][1]), lambda: self.make("Not", [masks[0][1]]))
         total = ""
-        for mask in masks:
+        for mask in masks:  # in their order: what a Where leaves out has its number, whatever was added before
+            if total and mask[0] in ("keep", "drop"):
+                total = self.made(("where", total, mask), lambda: self.where(mask, total))
+                continue
             value = self.made(mask, lambda: self.as_added(mask))
             total = self.made(("sum", total, value), lambda: self.make("Add", [total, value])) if total else value
         return total
@@ -129,8 +129,11 @@ class Rewriter:
             keep = self.make("Greater", [mask[1], self.graph.add_constant(np.array(0, np.int32), "mha_zero")])
             added = self.make("Where", [keep, self.number(0.0), self.number(mask[2])])
             return self.unsqueezed(added, [1, 2] if mask[3] == 2 else [1])
-        where = [self.number(0.0), self.number(mask[2])]
-        return self.make("Where", [mask[1], *(where if mask[0] == "keep" else reversed(where))])
+        return self.where(mask, self.number(0.0))
+
+    def where(self, mask, otherwise):
+        values = [otherwise, self.number(mask[2])]
+        return self.make("Where", [mask[1], *(values if mask[0] == "keep" else reversed(values))])
 
     # ---- replacing
 
@@ -141,6 +144,7 @@ class Rewriter:
             # The same inputs, outputs and attributes; those that mha's operator has not are at their defaults.
             self.report.append(Entry(named(found.node), "mha.GroupQueryAttention", ", ".join(self.said(found))))
             found.node.domain = "mha"
+            del found.node.input[12:]  # empty ones
             for i in reversed(range(len(found.node.attribute))):
                 if found.node.attribute[i].name in ("local_window_size", "qk_output", "kv_cache_bit_width", "k_quant_type", "v_quant_type"):
                     del found.node.attribute[i]
