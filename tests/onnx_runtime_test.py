@@ -667,6 +667,16 @@ class Models(Case):
         scores = model.add("Where", model.constant(np.tri(5, dtype=bool)), scores, lowest)  # with padding on the left, rows 0 and 1 see no key
         self.compare(model, model.add("MatMul", model.add("Softmax", scores, axis=-1), v), into=["Attention"])
 
+    def test_a_causal_mask_that_is_cut_out_of_a_longer_one_as_the_model_runs_is_rewritten(self):
+        model = Model()
+        q, k, v = (model.input(name, normal(2, 4, 6, 8), "batch", 4, "rows", 8) for name in "qkv")
+        scores = model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2]))
+        rows, seen = model.add("Slice", model.add("Shape", scores), np.array([3]), np.array([4])), np.tri(16, dtype=bool)[None, None]
+        for axis in 2, 3:
+            seen = model.add("Slice", seen, np.array([0]), rows, np.array([axis]))
+        scores = model.add("Where", seen, scores, np.float32(np.finfo(np.float32).min))
+        self.compare(model, model.add("MatMul", model.add("Softmax", scores, axis=-1), v), into=["Attention"])
+
     def test_a_bias_that_is_one_number_is_added(self):
         model = Model()
         x = model.input("x", normal(2, 6, 8))

@@ -101,7 +101,8 @@ class Finder:
         return shape
 
     def check_columns(self, name, keys=None):
-        """Refuses a mask that has, or may have when it runs, one column for all keys; `keys` is what is known of their number."""
+        """Refuses a mask that has one column for all keys, or nothing is known of its columns; `keys` is what is known of the number of keys. Names of
+        dimensions are taken for theirs, those that shape inference makes too, as where a mask is cut out of a longer one."""
         shape = self.mask_shape(name)
         if not 1 <= len(shape) <= 4 or shape[-1] == 1:
             raise Left(f"the mask '{name}' has the shape {shape}; mha's have up to four dimensions, of which the last is that of the keys")
@@ -335,8 +336,8 @@ class Finder:
             raise Left(f"queries have {q[1]} heads, and keys or values others, of which that is no multiple")
         if len({d for d in (q[0], k[0], v[0]) if d not in (None, 1)}) > 1:
             raise Left("queries, keys and values are of different batches")
-        most = [None if {q[0], k[0], v[0]} != {1} else 1, q[1], q[2], k[2]]  # what a mask has to broadcast to, where it is known
-        most[0] = next((d for d in (q[0], k[0], v[0]) if d not in (None, 1)), most[0])
+        batch = next((d for d in (q[0], k[0], v[0]) if d != 1), 1)
+        most = [batch, q[1], q[2], k[2]]  # what a mask has to broadcast to, where it is known
         for kind, name, *number in found.masks:
             self.check_columns(name, shapes["k"][2])
             if kind == "add":
