@@ -264,11 +264,12 @@ class Operators(Case):
             nearly[b, 0, min(max(row, 0), n_q - 1), key] = attends
             if nearly.any(axis=3).all():
                 yield False, nearly
+        yield False, (np.arange(n_kv) < n_kv - (np.arange(n_q) > 0)[:, None])[None, None]  # later rows see fewer keys
 
     def test_masks_that_are_causal_or_padding_compute_nothing_that_they_leave_out(self):
         heads, width = 2, 8
-        for n_q, n_kv, boolean in itertools.product((5, 1), (5, 9), (True, False)):
-            if n_q == 1 and n_kv == 5:
+        for n_q, n_kv, boolean in itertools.product((5, 3, 2, 1), (5, 9), (True, False)):
+            if n_q < 5 and n_kv == 5:
                 continue
             for number, (structured, mask) in enumerate(self.masks(n_q, n_kv)):
                 with self.subTest(n_q=n_q, n_kv=n_kv, boolean=boolean, number=number):
@@ -396,6 +397,12 @@ class Operators(Case):
                 (layer("", "", normal(12, 16)), "w_o is [12, 16]; it has to be [16, 16]"),
                 (layer("", "", "", normal(7)), "b_q is [7]; it has to be [48]"),
                 (layer("", "", "", "", "", "", normal(16)), "b_o with w_o"),
+                (layer(w=(16, 0)), "w_q is [16, 0], which is empty"),
+                (layer(normal(0, 16), normal(16, 16), w=(16, 16)), "w_k is [0, 16], which is empty"),
+                (layer(normal(16, 16), normal(0, 16), w=(16, 16)), "w_v is [0, 16], which is empty"),
+                (layer("", "", normal(16, 0)), "w_o is [16, 0], which is empty"),
+                (layer(num_heads=2.0), "the attribute num_heads is a float; it has to be an integer"),
+                (layer(weight_type=8), "the attribute weight_type is an integer; it has to be a string"),
                 (layer(weight_type="f8"), "the attribute weight_type is 'f8'; it has to be f32, f16, bf16, int8 or int4"),
                 (layer(softcap=-1.0), "softcap")):
             with self.subTest(sentence):
@@ -421,6 +428,15 @@ class Operators(Case):
                 (attention(q, q, q, (3, 1)), "attn_mask is [3, 1]"),
                 (attention(q, q, q, (), q), "past_key and past_value go together"),
                 (attention(q, q, q, (), (1, 2, 4, 9), (1, 2, 4, 8)), "past_key is [1, 2, 4, 9]; it has to be [1, 2, rows, 8]"),
+                (attention(q, (1, 0, 3, 8), (1, 0, 3, 8)), "K is [1, 0, 3, 8]; it has to have at least 1 head of at least 1 number"),
+                (attention(q, q, (1, 2, 3, 0)), "V is [1, 2, 3, 0]; it has to have at least 1 head"),
+                (attention((1, 3, 16), (1, 3, 16), (1, 3, 0), q_num_heads=2, kv_num_heads=2), "V is [1, 3, 0]; it has to have at least 1 head"),
+                (attention(q, (1, 2, 1, 8), (1, 2, 1, 8), (0,)), "attn_mask is [0]"),
+                (attention(q, q, q, scale=1), "the attribute scale is an integer; it has to be a float"),
+                (attention(q, q, q, is_causal=1.0), "the attribute is_causal is a float; it has to be an integer"),
+                (attention(q, q, q, is_causal=[1, 1]), "the attribute is_causal is an array; it has to be an integer"),
+                (attention(q, q, q, softmax_precision=10), "the attribute softmax_precision is 10; this operator has none but 1"),
+                (attention(q, q, q, qk_matmul_output_mode=1), "the attribute qk_matmul_output_mode is 1; this operator has none but 0"),
                 (attention(q, q, q, softcap=-1.0), "softcap")):
             with self.subTest(sentence):
                 self.refused(model, sentence, y)
@@ -431,11 +447,54 @@ class Operators(Case):
         model = Model()
         y = model.mha("Layer", model.input("x", normal(2, 3, 15)), "", "", normal(16, 48), num_heads=2)
         self.refused(model, "query is [2, 3, 15]; it has to be [batch, rows, 16]", y)
-        for lengths, total in (([9], 4), ([3], 9)):
+        model = Model()
+        y = model.mha("Layer", model.input("x", normal(1, 3, 16)), "", model.input("v", normal(1, 5, 16)), *(normal(16, 16) for _ in "qkv"), "", "", "", "", "",
+                      np.arange(5) < 4, num_heads=2)
+        with self.subTest("value without key"):
+            self.refused(model, "value has 5 rows and query, which the keys are made of, 3", y)
+
+        def grouped(length, total, **attributes):
             model = Model()
-            ys = model.mha("GroupQueryAttention", *[model.input(n, normal(1, 2, 16)) for n in "qkv"], "", "", np.array(lengths, np.int32),
-                           np.array(total, np.int32), num_heads=2, kv_num_heads=2, outputs=3)
-            self.refused(model, f"sequence 0 has seqlens_k {lengths[0]} and total_sequence_length is {total}", ys[0])
+            return model, model.mha("GroupQueryAttention", *[model.input(n, normal(1, 2, 16)) for n in "qkv"], "", "", np.array([length], np.int32),
+                                    np.array(total, np.int32), num_heads=2, kv_num_heads=2, outputs=3, **attributes)[0]
+
+        for (model, y), sentence in (
+                (grouped(9, 4), "sequence 0 has seqlens_k 9 and total_sequence_length is 4"),
+                (grouped(3, 9), "sequence 0 has seqlens_k 3 and total_sequence_length is 9"),
+                (grouped(1, []), "total_sequence_length is [0]; it has to be one number"),
+                (grouped(1, 2, local_window_size=4), "the attribute local_window_size is 4; this operator has none but -1"),
+                (grouped(1, 2, left_window_size=1), "the attribute left_window_size is 1; this operator has none but -1"),
+                (grouped(1, 2, kv_cache_bit_width=8), "the attribute kv_cache_bit_width is 8; this operator has none but 0"),
+                (grouped(1, 2, k_quant_type="PER_TENSOR"), "the attribute k_quant_type is 'PER_TENSOR'; this operator has none but 'NONE'")):
+            with self.subTest(sentence):
+                self.refused(model, sentence, y)
+
+    def test_a_bias_may_be_as_long_as_the_sequences_where_the_past_is_longer(self):
+        model = Model()
+        pasts = [model.input(n, normal(1, 2, 4, 8)) for n in ("pk", "pv")]
+        ys = model.mha("GroupQueryAttention", *[model.input(n, normal(1, 1, 16)) for n in "qkv"], *pasts, np.array([0], np.int32), np.array(1, np.int32),
+                       "", "", "", normal(1, 1, 1, 1), num_heads=2, kv_num_heads=2, outputs=3)
+        y = session(model.done(*ys)).run(None, model.inputs)[0]
+        np.testing.assert_allclose(y, model.inputs["v"], atol=tolerance)
+
+    def test_a_past_that_shares_memory_with_a_longer_present_is_refused(self):
+        model = Model()
+        q, k, v = (model.input(n, normal(1, 2, 1, 8)) for n in "qkv")
+        pasts = [model.input(n, normal(1, 2, 4, 8)) for n in ("pk", "pv")]
+        ys = model.mha("Attention", q, k, v, "", *pasts, outputs=3)
+        shared = session(model.done(*ys))
+        memory = np.zeros((1, 2, 5, 8), np.float32)
+        binding = shared.io_binding()
+        for name, array in model.inputs.items():
+            if name == "pk":
+                binding.bind_input(name, "cpu", 0, np.float32, array.shape, memory.ctypes.data)
+            else:
+                binding.bind_cpu_input(name, array)
+        binding.bind_output(ys[1], "cpu", 0, np.float32, memory.shape, memory.ctypes.data)
+        for y in ys[0], ys[2]:
+            binding.bind_output(y)
+        with self.assertRaisesRegex(Exception, "a past of 4 rows and a present of 5 lie in the same memory"):
+            shared.run_with_iobinding(binding)
 
     def test_a_runtime_that_is_too_old_is_refused_in_a_sentence(self):
         # As an older one answers: no such version of the interface, and version 1 with CreateStatus at its place, the first.

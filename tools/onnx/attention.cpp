@@ -31,8 +31,14 @@ Rows in_rows(const float *data, int64_t batch, int64_t rows, int64_t row, int64_
 // sequence; of the past, as many as these are copied, and the rest of present is 0.
 void append(const Call &call, const Tensor &past, const Rows &fresh, const int64_t *starts, int64_t total, float *present) {
   const int64_t past_rows = past ? past.shape[2] : 0, width = fresh.width;
-  const bool in_place = past.data == present;
-  call.parallel(static_cast<size_t>(fresh.batch * fresh.heads), [&](size_t index) {
+  const int64_t rows_in_all = fresh.batch * fresh.heads;
+  const bool in_place = past.data == present && past_rows == total;
+  if (!in_place && past_rows > 0 && past.floats() < present + rows_in_all * total * width &&
+      present < past.floats() + rows_in_all * past_rows * width) {
+    throw Failure{"a past of " + std::to_string(past_rows) + " rows and a present of " + std::to_string(total) +
+                  " lie in the same memory; that takes both to begin there and to have as many rows"};
+  }
+  call.parallel(static_cast<size_t>(rows_in_all), [&](size_t index) {
     const int64_t b = static_cast<int64_t>(index) / fresh.heads, head = static_cast<int64_t>(index) % fresh.heads;
     float *to = present + static_cast<int64_t>(index) * total * width;
     const auto bytes = [&](int64_t rows) { return static_cast<size_t>(rows * width) * sizeof(float); };
@@ -62,7 +68,7 @@ void run(Call &call, mha_attention_args &args, mha_score_options &score) {
   if (score.softcap != 0 || score.bias || score.mask || score.sinks) {
     args.score = &score;
   }
-  args.scheduler = call.scheduler();
+  args.scheduler = call.scheduler(args.batch * args.n_q);
   mha_error error;
   size_t bytes;
   check(mha_attention_workspace(&args, &bytes, &error), error);
@@ -83,7 +89,10 @@ class Attention {
   static bool is_optional(size_t input) { return input > kV; }
 
   explicit Attention(const NodeInfo &node)
-      : scores_(node), heads_(node.integer("q_num_heads", 0)), kv_heads_(node.integer("kv_num_heads", 0)) {}
+      : scores_(node), heads_(node.integer("q_num_heads", 0)), kv_heads_(node.integer("kv_num_heads", 0)) {
+    node.expect("softmax_precision", ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT);
+    node.expect("qk_matmul_output_mode", int64_t{0});
+  }
 
   void compute(Call &call) {
     const Tensor queries = call.input(kQ);
@@ -138,7 +147,7 @@ class Attention {
     if (lengths) {
       args.kv_lengths = static_cast<const int64_t *>(lengths.data);
       for (int64_t b = 0; b < q.batch; b++) {
-        starts[b] = args.kv_lengths[b] - q.rows;
+        starts[b] = std::max<int64_t>(args.kv_lengths[b], 0) - q.rows;  // negative lengths are refused by mha
       }
     }
     if (args.flags) {
@@ -154,7 +163,7 @@ class Attention {
       args.q_start = structure.is_causal ? starts : nullptr;
       args.kv_lengths = structure.lengths;
     } else {
-      set_mask(mask, q.batch, q.heads, q.rows, total, score);
+      set_mask(mask, q.batch, q.heads, q.rows, total, total, score);
     }
     run(call, args, score);
   }
@@ -166,6 +175,9 @@ class Attention {
   }
 
   Rows rows_of(const Tensor &tensor, const char *name, int64_t heads, const char *attribute) const {
+    if (tensor.rank >= 3 && (tensor.shape[tensor.rank - 1] == 0 || (tensor.rank == 4 && tensor.shape[1] == 0))) {
+      throw Failure{std::string(name) + " is " + shape_of(tensor) + "; it has to have at least 1 head of at least 1 number"};
+    }
     if (tensor.rank == 4) {
       return in_heads(tensor.floats(), tensor.shape[0], tensor.shape[1], tensor.shape[2], tensor.shape[3]);
     }
@@ -248,6 +260,16 @@ class GroupQuery {
       throw Failure{"num_heads is " + std::to_string(heads_) + " and kv_num_heads " + std::to_string(kv_heads_) +
                     "; both have to be at least 1, and num_heads a multiple of kv_num_heads"};
     }
+    for (const char *window : {"local_window_size", "left_window_size", "right_window_size"}) {
+      node.expect(window, -1);
+    }
+    node.expect("is_causal", 1);
+    for (const char *number : {"qk_output", "kv_cache_bit_width"}) {
+      node.expect(number, int64_t{0});
+    }
+    for (const char *type : {"k_quant_type", "v_quant_type"}) {
+      node.expect(type, "NONE");
+    }
     if (node.integer("smooth_softmax", 0) != 0) {
       zeros_.resize(static_cast<size_t>(heads_));
     }
@@ -257,7 +279,7 @@ class GroupQuery {
     const Tensor query = call.input(kQuery), key = call.input(kKey), value = call.input(kValue);
     const bool packed = !key && !value;
     const int64_t all_heads = packed ? heads_ + 2 * kv_heads_ : heads_;
-    if (query.rank != 3 || query.shape[2] % all_heads != 0 || static_cast<bool>(key) != static_cast<bool>(value)) {
+    if (query.rank != 3 || query.shape[2] < 1 || query.shape[2] % all_heads != 0 || static_cast<bool>(key) != static_cast<bool>(value)) {
       throw Failure{"query is " + shape_of(query) +
                     "; it has to be [batch, rows, heads * width] with num_heads heads and key and value beside it, or "
                     "with the columns of all three"};
@@ -294,11 +316,18 @@ class GroupQuery {
       throw Failure{"seqlens_k is " + shape_of(lengths) + "; it has to be [" + std::to_string(batch) +
                     "], and past_key and past_value go together"};
     }
+    for (size_t i = 0; i < all.rank; i++) {
+      if (all.shape[i] != 1) {
+        throw Failure{"total_sequence_length is " + shape_of(all) + "; it has to be one number"};
+      }
+    }
     const int64_t past = past_key ? past_key.shape[2] : 0, total = *static_cast<const int32_t *>(all.data), present = std::max(past, total);
     int64_t *starts = static_cast<int64_t *>(call.memory(2 * static_cast<size_t>(batch) * sizeof(int64_t))), *ends = starts + batch;
+    int64_t longest = 0;
     for (int64_t b = 0; b < batch; b++) {
       starts[b] = n == total ? 0 : static_cast<const int32_t *>(lengths.data)[b] + int64_t{1} - n;
       ends[b] = starts[b] + n;
+      longest = std::max(longest, ends[b]);
       if (starts[b] < 0 || starts[b] > past || ends[b] > present) {
         throw Failure{"sequence " + std::to_string(b) + " has seqlens_k " + std::to_string(static_cast<const int32_t *>(lengths.data)[b]) +
                       " and total_sequence_length is " + std::to_string(total) + ", for " + std::to_string(n) + " rows and a past of " +
@@ -327,7 +356,8 @@ class GroupQuery {
       throw Failure{"head_sink is " + shape_of(sink) + "; it has to be [" + std::to_string(heads_) + "]"};
     }
     score.sinks = sink ? sink.floats() : zeros_.empty() ? nullptr : zeros_.data();
-    set_mask(call.input(kBias), batch, heads_, n, present, score);
+    // The bias may be as long as the sequences, where the past's memory is longer.
+    set_mask(call.input(kBias), batch, heads_, n, present, longest, score);
     run(call, args, score);
   }
 

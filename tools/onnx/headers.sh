@@ -30,6 +30,7 @@ for argument in "$@"; do
   esac
 done
 folder=${folder:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/build/onnxruntime}
+[[ $folder == /* ]] || folder=$PWD/$folder
 [[ ! -e $folder/include/onnxruntime_c_api.h && ! -e /usr/include/onnxruntime/onnxruntime_c_api.h ]] || exit 0
 fail() { echo "tools/onnx/headers.sh: $1" >&2 && exit 1; }
 
@@ -37,7 +38,7 @@ command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || fail "this sy
 and configure with -DMHA_ONNXRUNTIME_INCLUDE_DIR=FOLDER"
 # The lists that apt has say where Debian's packages come from here.
 sites() { apt-get indextargets --format '$(ORIGIN) $(LABEL) $(SITE)' 'Identifier: Packages' 2>/dev/null | sed -n 's/^Debian Debian //p'; }
-site=$(sites | sort -u | head -n 1)
+site=$(sites | sort -u | head -n 1) || site=
 [[ -n $site ]] || fail "apt knows no packages of Debian; on Debian, run apt-get update first"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

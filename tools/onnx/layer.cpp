@@ -28,6 +28,9 @@ class Layer {
         throw Failure{std::string(kNames[input]) + " is " + shape_of(weights[input]) + "; it has to have " +
                       (rank == 2 ? "two dimensions" : "one")};
       }
+      if (weights[input] && (weights[input].shape[0] == 0 || (rank == 2 && weights[input].shape[1] == 0))) {
+        throw Failure{std::string(kNames[input]) + " is " + shape_of(weights[input]) + ", which is empty"};
+      }
     }
     const bool fused = !weights[kWk] && !weights[kWv];
     if (!weights[kWq] || (!fused && (!weights[kWk] || !weights[kWv]))) {
@@ -94,6 +97,10 @@ class Layer {
       throw Failure{"key has " + std::to_string(key.shape[1]) + " rows and value " + std::to_string(value.shape[1]) +
                     "; they have to have as many"};
     }
+    if (!key && value && value.shape[1] != query.shape[1]) {
+      throw Failure{"value has " + std::to_string(value.shape[1]) + " rows and query, which the keys are made of, " +
+                    std::to_string(query.shape[1]) + "; they have to have as many, or key has to be given"};
+    }
     mha_forward_args args = {};
     args.struct_size = sizeof args;
     args.batch = query.shape[0], args.n_q = query.shape[1], args.n_kv = kept.shape[1];
@@ -117,7 +124,7 @@ class Layer {
         args.key = key ? key.data : query.data;  // or lengths would be those of the queries too, which all have a result
       }
     } else {
-      set_mask(mask, args.batch, shape_.num_heads, args.n_q, args.n_kv, score);
+      set_mask(mask, args.batch, shape_.num_heads, args.n_q, args.n_kv, args.n_kv, score);
       // Query i is at position i, as ONNX has it without a past; mha puts the last query at the last key.
       if (args.flags && args.n_q != args.n_kv) {
         std::fill(starts, starts + args.batch, 0);
@@ -127,7 +134,7 @@ class Layer {
     if (score.softcap != 0 || score.bias || score.mask) {
       args.score = &score;
     }
-    args.scheduler = call.scheduler();
+    args.scheduler = call.scheduler(args.batch * args.n_q);
     mha_error error;
     size_t bytes;
     check(mha_forward_workspace(layer_.get(), &args, &bytes, &error), error);

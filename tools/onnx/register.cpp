@@ -27,9 +27,14 @@ OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base)
     if (found == domains.end()) {
       OrtCustomOpDomain *domain;
       check(*api, api->CreateCustomOpDomain("mha", &domain));
-      found = domains.emplace(found, api, domain);
-      for (const OrtCustomOp *op : {attention_operator(), grouped_query_operator(), layer_operator()}) {
-        check(*api, api->CustomOpDomain_Add(domain, op));
+      try {
+        for (const OrtCustomOp *op : {attention_operator(), grouped_query_operator(), layer_operator()}) {
+          check(*api, api->CustomOpDomain_Add(domain, op));
+        }
+        found = domains.emplace(found, api, domain);
+      } catch (...) {  // the next call begins anew
+        api->ReleaseCustomOpDomain(domain);
+        throw;
       }
     }
     check(*api, api->AddCustomOpDomain(options, found->second));

@@ -72,37 +72,70 @@ std::string NodeInfo::name() const {
   return text;
 }
 
-int64_t NodeInfo::integer(const char *attribute, int64_t otherwise) const {
-  int64_t value;
-  OrtStatus *status = api_.KernelInfoGetAttribute_int64(info_, attribute, &value);
+bool NodeInfo::succeeds(OrtStatus *status) const {
   if (status) {
     api_.ReleaseStatus(status);
-    return otherwise;
   }
-  return value;
+  return !status;
+}
+
+void NodeInfo::expect_absent(const char *attribute, const char *wanted) const {
+  int64_t integer;
+  float number;
+  size_t size = 0;
+  const char *const is = succeeds(api_.KernelInfoGetAttribute_int64(info_, attribute, &integer))                 ? "an integer"
+                         : succeeds(api_.KernelInfoGetAttribute_float(info_, attribute, &number))                ? "a float"
+                         : succeeds(api_.KernelInfoGetAttribute_string(info_, attribute, nullptr, &size))        ? "a string"
+                         : succeeds(api_.KernelInfoGetAttributeArray_int64(info_, attribute, nullptr, &size)) ||
+                                 succeeds(api_.KernelInfoGetAttributeArray_float(info_, attribute, nullptr, &size))
+                             ? "an array"
+                             : nullptr;
+  if (is) {
+    throw Failure{std::string("the attribute ") + attribute + " is " + is + "; it has to be " + wanted};
+  }
+}
+
+int64_t NodeInfo::integer(const char *attribute, int64_t otherwise) const {
+  int64_t value;
+  if (succeeds(api_.KernelInfoGetAttribute_int64(info_, attribute, &value))) {
+    return value;
+  }
+  expect_absent(attribute, "an integer");
+  return otherwise;
 }
 
 float NodeInfo::number(const char *attribute, float otherwise) const {
   float value;
-  OrtStatus *status = api_.KernelInfoGetAttribute_float(info_, attribute, &value);
-  if (status) {
-    api_.ReleaseStatus(status);
-    return otherwise;
+  if (succeeds(api_.KernelInfoGetAttribute_float(info_, attribute, &value))) {
+    return value;
   }
-  return value;
+  expect_absent(attribute, "a float");
+  return otherwise;
 }
 
 std::string NodeInfo::text(const char *attribute, const char *otherwise) const {
   size_t size = 0;
-  OrtStatus *status = api_.KernelInfoGetAttribute_string(info_, attribute, nullptr, &size);
-  if (status) {
-    api_.ReleaseStatus(status);
+  if (!succeeds(api_.KernelInfoGetAttribute_string(info_, attribute, nullptr, &size))) {
+    expect_absent(attribute, "a string");
     return otherwise;
   }
   std::string value(size, '\0');
   check(api_, api_.KernelInfoGetAttribute_string(info_, attribute, value.data(), &size));
   value.resize(size ? size - 1 : 0);
   return value;
+}
+
+void NodeInfo::expect(const char *attribute, int64_t only) const {
+  if (const int64_t value = integer(attribute, only); value != only) {
+    throw Failure{std::string("the attribute ") + attribute + " is " + std::to_string(value) + "; this operator has none but " +
+                  std::to_string(only)};
+  }
+}
+
+void NodeInfo::expect(const char *attribute, const char *only) const {
+  if (const std::string value = text(attribute, only); value != only) {
+    throw Failure{std::string("the attribute ") + attribute + " is '" + value + "'; this operator has none but '" + only + "'"};
+  }
 }
 
 bool NodeInfo::has_input(size_t index) const {
@@ -131,11 +164,12 @@ Tensor NodeInfo::constant(size_t index, const char *input) const {
   return tensor_of(api_, value);
 }
 
-uint32_t ThreadCount::of(const OrtApi &api, const OrtKernelContext *context) {
-  // In the 1st, 2nd, 4th, 8th ... call: where other programs are at work, a thread may come too late. One that is missing costs speed
-  // alone.
+uint32_t ThreadCount::of(const OrtApi &api, const OrtKernelContext *context, int64_t rows) {
+  // In four calls of the 1st, 2nd, 4th, 8th ..., or of one row from the 16th on: where other programs are at work, a thread may come too
+  // late. One that is missing costs speed alone.
   const uint32_t cores = std::min(std::thread::hardware_concurrency(), 256u), calls = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (most_.load(std::memory_order_relaxed) < cores && (calls & (calls - 1)) == 0) {
+  const bool is_due = (calls & (calls - 1)) == 0 && (rows > 1 || calls >= 16);
+  if (most_.load(std::memory_order_relaxed) < cores && is_due && counts_.fetch_add(1, std::memory_order_relaxed) < 4) {
     // Tasks that wait for each other, for a millisecond: as many as come together are run by as many threads.
     struct Meeting {
       uint32_t wanted;
@@ -155,7 +189,9 @@ uint32_t ThreadCount::of(const OrtApi &api, const OrtKernelContext *context) {
       }
       m.over = true;
     };
-    check(api, api.KernelContext_ParallelFor(context, attend, cores, 0, &meeting));
+    if (OrtStatus *status = api.KernelContext_ParallelFor(context, attend, cores, 0, &meeting)) {
+      api.ReleaseStatus(status);  // no threads, then
+    }
     const uint32_t present = meeting.present;
     for (uint32_t most = most_; most < present && !most_.compare_exchange_weak(most, present);) {
     }
@@ -163,11 +199,10 @@ uint32_t ThreadCount::of(const OrtApi &api, const OrtKernelContext *context) {
   return most_.load(std::memory_order_relaxed);
 }
 
-Call::Call(const OrtApi &api, OrtKernelContext *context, ThreadCount &threads) : api_(api), context_(context) {
+Call::Call(const OrtApi &api, OrtKernelContext *context, ThreadCount &threads) : api_(api), context_(context), threads_(threads) {
   check(api, api.KernelContext_GetInputCount(context, &inputs_));
   check(api, api.KernelContext_GetOutputCount(context, &outputs_));
   scheduler_.context = this;
-  scheduler_.num_threads = threads.of(api, context);
   scheduler_.parallel_for = [](void *self, uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
     struct Tasks {
       void (*task)(void *, uint32_t);
@@ -190,6 +225,11 @@ Call::~Call() {
   if (allocator_) {
     api_.ReleaseAllocator(allocator_);
   }
+}
+
+const mha_scheduler *Call::scheduler(int64_t rows) {
+  scheduler_.num_threads = threads_.of(api_, context_, rows);
+  return scheduler_.num_threads > 1 ? &scheduler_ : nullptr;
 }
 
 void Call::run(size_t count, void (*task)(void *, size_t), void *data) const {
@@ -234,7 +274,11 @@ void *Call::memory(size_t bytes) {
     api_.ReleaseMemoryInfo(info);
     check(api_, status);
   }
-  void *memory = memories_ < std::size(memory_) ? allocator_->Alloc(allocator_, bytes) : nullptr;
+  void *memory = nullptr;
+  try {
+    memory = memories_ < std::size(memory_) ? allocator_->Alloc(allocator_, bytes) : nullptr;
+  } catch (...) {  // ONNX Runtime's arena throws
+  }
   if (!memory) {
     throw Failure{"the session's allocator has no " + std::to_string(bytes) + " bytes for the call"};
   }
@@ -279,7 +323,7 @@ bool find_structure(const Number *mask, int64_t sequences, int64_t rows, int64_t
       return std::all_of(last, end, [](Number key) { return is_closed(key); }) ? last - keys : 0;
     };
     const int64_t first = end_of(0), length = rows == 1 ? first : end_of(rows - 1);
-    if (first == 0 || length == 0) {
+    if (first == 0 || length == 0 || first > length) {
       return false;
     }
     for (int64_t row = 1; row + 1 < rows; row++) {
@@ -318,7 +362,7 @@ bool find_structure(const Tensor &mask, int64_t batch, int64_t n_q, int64_t n_kv
          find_structure(static_cast<const bool *>(mask.data), shape[0], shape[2], batch, n_kv, found);
 }
 
-void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, mha_score_options &score) {
+void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, int64_t used, mha_score_options &score) {
   if (!mask) {
     return;
   }
@@ -330,7 +374,7 @@ void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int
   }
   int64_t stride = 1;
   for (int i = 3; i >= 0; i--) {
-    fits = fits && (i == 3 ? shape[i] <= n_kv && (shape[i] > 1 || n_kv <= 1) : shape[i] == full[i] || shape[i] == 1);
+    fits = fits && (i == 3 ? shape[i] <= n_kv && (shape[i] > 1 || shape[i] >= used) : shape[i] == full[i] || shape[i] == 1);
     strides[i] = shape[i] == 1 ? 0 : stride;
     stride *= shape[i];
   }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <new>
 #include <string>
 
@@ -35,6 +36,10 @@ OrtStatus *guarded(const OrtApi &api, const std::string &node, Body body) {
     return api.CreateStatus(ORT_INVALID_ARGUMENT, (node + failure.sentence).c_str());
   } catch (const std::bad_alloc &) {
     return api.CreateStatus(ORT_FAIL, (node + "there is no memory").c_str());
+  } catch (const std::exception &exception) {  // of ONNX Runtime's own, which is written in C++ too
+    return api.CreateStatus(ORT_FAIL, (node + exception.what()).c_str());
+  } catch (...) {
+    return api.CreateStatus(ORT_FAIL, (node + "something unknown went wrong in ONNX Runtime").c_str());
   }
 }
 
@@ -59,22 +64,40 @@ class NodeInfo {
   int64_t integer(const char *attribute, int64_t otherwise) const;
   float number(const char *attribute, float otherwise) const;
   std::string text(const char *attribute, const char *otherwise) const;
+  // Attributes that another runtime's operator has and this one has not: throw where they say more than nothing.
+  void expect(const char *attribute, int64_t only) const;
+  void expect(const char *attribute, const char *only) const;
   // A constant input; one that is given but not constant throws.
   Tensor constant(size_t index, const char *input) const;
   bool has_input(size_t index) const;
 
  private:
+  // Whether a status is good, which it releases. An attribute that is not there is not told from one of another type.
+  bool succeeds(OrtStatus *status) const;
+  // Throws if an attribute that could not be read is there, with another type.
+  void expect_absent(const char *attribute, const char *wanted) const;
+
   const OrtApi &api_;
   const OrtKernelInfo *info_;
 };
 
-// How many threads a session has, which it tells nobody: counted at work, now and then.
-class ThreadCount {
+// Floating point as the library needs it, whatever the session has set (session.set_denormal_as_zero), as long as the object lives.
+class DefaultFloatingPoint {
  public:
-  uint32_t of(const OrtApi &api, const OrtKernelContext *context);
+  DefaultFloatingPoint();
+  ~DefaultFloatingPoint();
 
  private:
-  std::atomic<uint32_t> most_{1}, calls_{0};
+  uint64_t before_;
+};
+
+// How many threads a session has, which it tells nobody: counted at work, in a few calls. A call of one row is short, and counts late.
+class ThreadCount {
+ public:
+  uint32_t of(const OrtApi &api, const OrtKernelContext *context, int64_t rows);
+
+ private:
+  std::atomic<uint32_t> most_{1}, calls_{0}, counts_{0};
 };
 
 // One run of a node.
@@ -91,12 +114,18 @@ class Call {
   float *output(size_t index, const int64_t *shape, size_t rank) const;
   // Memory of the session's allocator, until the call ends; at most five times. NULL for 0 bytes.
   void *memory(size_t bytes);
-  // The session's threads; NULL where there is one.
-  const mha_scheduler *scheduler() const { return scheduler_.num_threads > 1 ? &scheduler_ : nullptr; }
+  // The session's threads, for a call of so many rows; NULL where there is one.
+  const mha_scheduler *scheduler(int64_t rows);
   // Runs task(i) for 0 <= i < count on them.
   template <typename Task>
   void parallel(size_t count, Task task) const {
-    run(count, [](void *data, size_t index) { (*static_cast<Task *>(data))(index); }, &task);
+    run(
+        count,
+        [](void *data, size_t index) {
+          const DefaultFloatingPoint default_floating_point;
+          (*static_cast<Task *>(data))(index);
+        },
+        &task);
   }
 
  private:
@@ -104,21 +133,12 @@ class Call {
 
   const OrtApi &api_;
   OrtKernelContext *context_;
+  ThreadCount &threads_;
   size_t inputs_ = 0, outputs_ = 0;
   OrtAllocator *allocator_ = nullptr;
   void *memory_[5] = {};
   size_t memories_ = 0;
   mha_scheduler scheduler_ = {};
-};
-
-// Floating point as the library needs it, whatever the session has set (session.set_denormal_as_zero), as long as the object lives.
-class DefaultFloatingPoint {
- public:
-  DefaultFloatingPoint();
-  ~DefaultFloatingPoint();
-
- private:
-  uint64_t before_;
 };
 
 // What all operators say of masks and scores.
@@ -131,8 +151,8 @@ struct ScoreAttributes {
   uint32_t flags() const;
 };
 
-// Puts attn_mask, [batch, heads, n_q, n_kv] or what broadcasts to it, into `score`.
-void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, mha_score_options &score);
+// Puts attn_mask, [batch, heads, n_q, n_kv] or what broadcasts to it, into `score`. No row attends beyond the first `used` keys.
+void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, int64_t used, mha_score_options &score);
 
 // What a mask array says, if that is no more than this: the query at row i attends to the keys before lengths[b] and, if is_causal, up to
 // starts[b] + i; and each to some. Then no key is computed for nothing. Masks that are added have 0 there, elsewhere -1e30 or less, which
