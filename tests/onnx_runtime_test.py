@@ -9,6 +9,7 @@ skipped, where they are in neither.
 """
 
 import ctypes
+import hashlib
 import itertools
 import math
 import os
@@ -339,23 +340,28 @@ class Operators(Case):
         x = model.input("x", normal(1, 5, 16) * np.float32(1e-20))
         y = model.mha("Layer", x, "", "", normal(16, 48) * np.float32(1e-20), num_heads=2)
         z = model.add("Mul", x, np.float32(1e-20))
-        made = model.done(y, z)
-        plain, product = session(made).run(None, model.inputs)
-        self.assertTrue(((plain != 0) & (np.abs(plain) < 1.1e-38)).any() and product.any())
+        rows = model.add("Expand", x, np.array([400, 5, 16]))  # enough that all threads rotate some
+        table = np.full((5, 4), 1e-20, np.float32)
+        k = model.mha("GroupQueryAttention", rows, rows, rows, "", "", np.full(400, 4, np.int32), np.array(5, np.int32), table, table, num_heads=2,
+                      kv_num_heads=2, do_rotary=1, outputs=2)[1]
+        made = model.done(y, k, z)
+        *plain, product = session(made).run(None, model.inputs)
+        for result in plain:
+            self.assertTrue(((result != 0) & (np.abs(result) < 1.1e-38)).any() and product.any())
         # A process of its own: ONNX Runtime looks at the setting when the first session is made.
         program = """if True:
-            import sys, numpy, onnxruntime, mha.onnx
+            import hashlib, sys, numpy, onnxruntime, mha.onnx
             options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = 1
+            options.intra_op_num_threads = 2
             options.add_session_config_entry("session.set_denormal_as_zero", "1")
-            y, z = mha.onnx.session(sys.argv[1], options).run(None, {"x": numpy.load(sys.argv[2])})
-            print(y.tobytes().hex(), z.any())"""
+            *plain, product = mha.onnx.session(sys.argv[1], options).run(None, {"x": numpy.load(sys.argv[2])})
+            print(*[hashlib.sha256(result).hexdigest() for result in plain], product.any())"""
         with tempfile.TemporaryDirectory() as folder:
             onnx.save(made, folder + "/model.onnx")
             np.save(folder + "/x.npy", model.inputs["x"])
             ran = subprocess.run([sys.executable, "-c", program, folder + "/model.onnx", folder + "/x.npy"], capture_output=True, text=True,
                                  cwd=python_support.tools)
-        self.assertEqual(ran.stdout.split(), [plain.tobytes().hex(), "False"], ran.stderr)
+        self.assertEqual(ran.stdout.split(), [*(hashlib.sha256(result).hexdigest() for result in plain), "False"], ran.stderr)
 
     def test_weights_in_fewer_bits(self):
         model = Model()
