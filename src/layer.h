@@ -63,10 +63,7 @@ inline bool has_fours(PackedKind kind) { return kind == PackedKind::fours_int8 |
 
 // Of a panel of a matrix. No sum can overflow: depths are below 2^31.
 inline int64_t panel_bytes(int64_t depth, PackedKind kind) {
-  const Storage storage = storage_of(kind);
-  const bool is_int4 = storage == Storage::int4;
-  const int64_t together = (has_fours(kind) ? 4 : 1) * (is_int4 ? 2 : 1);
-  return blocks_of(depth, together) * together * panel_columns * (is_int4 ? 1 : 2 * bytes_of(storage)) / 2;
+  return panel_bytes(depth, storage_of(kind), has_fours(kind));
 }
 
 // Those of the query input are neighbours.

@@ -14,6 +14,13 @@ namespace {
 // Of an element; not of int4, two of which share a byte.
 inline int64_t bytes_of(Storage storage) { return storage == Storage::f32 ? 4 : storage == Storage::int8 ? 1 : 2; }
 
+// Of a panel of weights. has_fours: four terms of a column lie side by side, of int4 those of two fours.
+inline int64_t panel_bytes(int64_t depth, Storage storage, bool has_fours) {
+  const bool is_int4 = storage == Storage::int4;
+  const int64_t together = (has_fours ? 4 : 1) << is_int4;
+  return ((depth + together - 1) & -together) * panel_columns * (is_int4 ? 1 : 2 * bytes_of(storage)) / 2;
+}
+
 namespace storage {
 
 inline uint32_t bits_of(float x) {

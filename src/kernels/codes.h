@@ -12,8 +12,8 @@
 namespace mha {
 namespace {
 
-// ---- Operations on V::size columns: four terms of each, widened to 16 bits, times four terms of a row. Their sums are in some parts until
-// sums_of adds them up.
+// ---- Operations on V::size columns: four terms of each, widened to 16 bits, times four terms of a row. Sums are in several parts until
+// sums_of adds these up.
 
 template <class V>
 struct Terms;  // part[parts]: of the weights
@@ -149,8 +149,7 @@ MHA_INLINE Vector sums_of(const Sum<Vector> &s) { return {static_cast<float>(s.p
 template <class V>
 constexpr int code_vectors(int rows) {
   if (V::size == 16) return rows <= 2 ? 3 : 1;
-  if (V::size == 8) return rows == 1 ? 6 : rows == 2 ? 3 : 1;
-  if (V::size == 4) return rows == 1 ? 6 : rows == 2 ? 3 : 1;
+  if (V::size > 1) return rows == 1 ? 6 : rows == 2 ? 3 : 1;
   return 4;
 }
 
@@ -224,7 +223,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   }
 }
 
-// int4: terms [begin, end) as codes of 8 bits.
+// int4: so many terms as codes of 8 bits.
 MHA_NOINLINE inline void widen_nibbles(const unsigned char *from, int64_t terms, int8_t *to) {
   typedef unsigned char Bytes __attribute__((vector_size(16)));
   constexpr int64_t block = terms_together * panel_columns;
@@ -244,7 +243,7 @@ MHA_NOINLINE inline void widen_nibbles(const unsigned char *from, int64_t terms,
 template <class V>
 MHA_NOINLINE void project_codes(const Projection &p, const float *coded, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                                 int64_t panel_end) {
-  constexpr int most = TileShape<V::size>::max_rows, spare = 3;
+  constexpr int most = TileShape<V::size>::max_rows, spare = RowBlock::spare;
   alignas(64) float sums[(project_block_rows + spare) * panel_columns];
   alignas(64) int8_t widened[block_terms * panel_columns];
   const bool is_int4 = p.storage == Storage::int4;

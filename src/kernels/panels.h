@@ -19,8 +19,7 @@ struct StoredPanel {
   MHA_INLINE StoredPanel(const Projection &p, int64_t panel) : storage(p.storage) {
     const bool is_int4 = p.storage == Storage::int4;
     bytes_of_two_terms = panel_columns * (is_int4 ? 1 : p.storage == Storage::int8 ? 2 : p.storage == Storage::f32 ? 8 : 4);
-    const int64_t together = p.arithmetic != Arithmetic::f32 ? (is_int4 ? 8 : 4) : is_int4 ? 2 : 1;
-    bytes = (p.depth + together - 1) / together * together * bytes_of_two_terms / 2;
+    bytes = panel_bytes(p.depth, p.storage, p.arithmetic != Arithmetic::f32);
     groups = is_int4 ? (p.depth + int4_group - 1) / int4_group : 1;
     first = static_cast<const unsigned char *>(p.panels) + panel * bytes;
     scales = p.scales ? p.scales + panel * groups * panel_columns : nullptr;
