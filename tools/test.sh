@@ -251,8 +251,21 @@ print_list() {
   (($# == 1)) || printf '\ntools/test.sh: %s:\n' "$1"
   (($# == 1)) || printf '  %s\n' "${@:2}"
 }
+# failed_output LOG: of each test that ctest has seen fail in it, the last lines of what it printed.
+failed_output() {
+  awk '/^ *[0-9]+\/[0-9]+ Test +#|^ *Start +[0-9]+:/ { ended() }
+       /\*\*\*/ && !/\*\*\*(Skipped|Not Run)/ && /^ *[0-9]+\/[0-9]+ Test +#/ { gsub(/\.\.+/, ".. "); name = $0; next }
+       name { lines[++count] = $0 }
+       END { ended() }
+       function ended(  i) {
+         if (name) print name
+         for (i = count > 30 ? count - 29 : 1; name && i <= count; ++i) print "  " lines[i]
+         name = ""
+         count = 0
+       }' "$1"
+}
 for name in "${failed[@]}"; do
-  [[ ! -e $logs/$name ]] || printf '\n== the end of what failed: %s\n%s\n' "$name" "$(tail -n 40 "$logs/$name")"
+  [[ ! -e $logs/$name ]] || printf '\n== the end of what failed: %s\n%s\n' "$name" "$(failed_output "$logs/$name"; tail -n 20 "$logs/$name")"
 done
 print_list "skipped" "${skipped[@]}"
 print_list "failed, see above" "${failed[@]}" >&2
