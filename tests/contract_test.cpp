@@ -497,6 +497,22 @@ TEST_P(LayerContract, RandomSmallCallsEqualTheSpecification) {
   }
 }
 
+// Heads of more than 32 columns, whose scores add up in blocks of 32 terms, and scores so large that their last bits show.
+TEST_P(LayerContract, WideHeadsOfSmallCallsEqualTheSpecification) {
+  Random random(5600);
+  for (int64_t head_dim = 31; head_dim <= 48 && !HasFailure(); head_dim++) {
+    LayerProblem problem;
+    problem.batch = 4;
+    problem.n_q = problem.n_kv = 2;
+    problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = problem.head_dim = problem.head_dim_v = head_dim;
+    problem.scale = 1.0f;
+    FillNormal(&random, kNoBiases, true, &problem);
+    LayerCall call;
+    call.asked = kAskNothing;
+    ExpectTheSpecification(problem, PlainForm(), call);
+  }
+}
+
 TEST_P(LayerContract, BordersOfDotBlocksAndPanelsEqualTheSpecification) {
   Random random(3001);
   for (const int64_t query_dim : {255, 256, 257, 511, 512, 513, 769}) {

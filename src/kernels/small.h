@@ -70,6 +70,27 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
   }
 }
 
+// The products of terms [begin, end) of R query rows with a block of keys, which are one chain.
+template <class V, int R>
+MHA_INLINE void multiply_small_keys(const float *const (&q)[R], int64_t begin, int64_t end, const float *k, V (&s)[R][small_vectors<V>]) {
+  const float *const keys_of_head[1] = {k};
+  clear(s);
+  for (int64_t d = begin; d < end; ++d) add_term<small_vectors<V>>(q, d, keys_of_head, d * key_block, s);
+}
+
+// Adds those of all chains but the first, which few heads have.
+template <class V, int R>
+MHA_NOINLINE void add_small_blocks(const SmallLayer &layer, const float *const (&q)[R], const float *k, float (&scores)[R][key_block]) {
+  constexpr int C = small_vectors<V>, lanes = V::size;
+  for (int64_t d = score_block; d < layer.head_dim; d += score_block) {
+    V s[R][C];
+    multiply_small_keys(q, d, min(layer.head_dim, d + score_block), k, s);
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      MHA_UNROLL for (int i = 0; i < C; ++i) store(scores[r] + i * lanes, load<V>(scores[r] + i * lanes) + s[r][i]);
+    }
+  }
+}
+
 // One head of R query rows: scores, softmax and context over the first keys[r] keys, which are one block.
 template <class V, int R>
 MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory, const float *const (&q)[R], const float *k, const float *v,
@@ -78,9 +99,14 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
   alignas(64) float scores[R][key_block], weights[R][key_block];
   float l[R];
   V s[R][C], p[R * C];
-  clear(s);
-  const float *const keys_of_head[1] = {k};
-  for (int64_t d = 0; d < layer.head_dim; ++d) add_term<C>(q, d, keys_of_head, d * key_block, s);
+  multiply_small_keys(q, 0, min(layer.head_dim, score_block), k, s);
+  if (layer.head_dim > score_block) {
+    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < C; ++i) store(scores[r] + i * lanes, s[r][i]); }
+    const float *rows[R];
+    MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = q[r];
+    add_small_blocks<V, R>(layer, rows, k, scores);
+    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < C; ++i) s[r][i] = load<V>(scores[r] + i * lanes); }
+  }
   MHA_UNROLL for (int r = 0; r < R; ++r) {
     V most = all<V>(-infinity);
     MHA_UNROLL for (int i = 0; i < C; ++i) {
