@@ -538,6 +538,166 @@ class Torch(unittest.TestCase):
             actual = mha.torch.MultiheadAttention.from_module(module, weight_type=weight_type)(x, x, x)[0]
             self.assertLess((actual - expected).abs().max().item(), error, weight_type)
 
+    def test_a_module_computes_its_projections_in_integers_as_layers_do(self):
+        module = nn.MultiheadAttention(64, 4, batch_first=True).eval()
+        x = random(2, 5, 64)
+        matrices = {"w_qkv": module.in_proj_weight, "w_o": module.out_proj.weight, "b_qkv": module.in_proj_bias, "b_o": module.out_proj.bias}
+        arrays = {name: tensor.detach().numpy() for name, tensor in matrices.items()}
+        for weight_type, arithmetic in ("int8", "int8"), ("int8", "int16"), ("int4", "int8"), ("int4", "int16"):
+            options = {"weight_type": weight_type, "arithmetic": arithmetic}
+            expected = mha.Layer(64, 4, layout="out_in", **arrays, **options).forward(x.numpy())
+            actual = mha.torch.MultiheadAttention.from_module(module, **options)(x, x, x)[0]
+            self.assertTrue(torch.equal(actual, torch.from_numpy(expected)), options)
+            self.assertFalse(torch.equal(actual, mha.torch.MultiheadAttention.from_module(module, weight_type=weight_type)(x, x, x)[0]), options)
+        with self.assertRaisesRegex(mha.Error, "integers multiply weights of MHA_TYPE_INT8"):
+            mha.torch.MultiheadAttention.from_module(module, arithmetic="int8")
+
+    # ---- Products alone
+
+    def test_a_linear_has_the_bits_of_the_library_whatever_its_rows_and_options(self):
+        for bias, dtype in itertools.product((False, True), (f32, bf16)):
+            module = nn.Linear(40, 24, bias=bias).to(dtype)
+            w, b = module.weight.detach().float().numpy(), module.bias.detach().float().numpy() if bias else None
+            for options in ({}, {"weight_type": "f16"}, {"weight_type": "int8"}, {"weight_type": "int8", "arithmetic": "int8"},
+                            {"weight_type": "int8", "arithmetic": "int16"}, {"weight_type": "int4", "arithmetic": "int8"}):
+                layer, same = mha.torch.Linear.from_module(module, strict=True, **options), mha.Linear(w, b, **options)
+                for x in (random(7, 40), random(40), random(1, 40), random(2, 3, 40), random(0, 40), random(2, 0, 40), random(3, 2, 40).transpose(0, 1),
+                          random(7, 50)[:, 3:43], random(5, 4, 50)[:, 1:3, 3:43], random(40, 7).t(), random(7, 80)[:, ::2], random(1, 40).expand(6, 40),
+                          random(7, 1).expand(7, 40), random(46).unfold(0, 40, 1)):
+                    for x in x, x.half(), x.bfloat16():
+                        rows = x.float().reshape(-1, 40).contiguous().numpy()
+                        expected = torch.from_numpy(same(rows)).to(x.dtype).reshape(*x.shape[:-1], 24)
+                        self.assertTrue(torch.equal(layer(x), expected), (options, x.shape, x.stride(), x.dtype))
+
+    def test_a_linear_computes_what_pytorchs_does(self):
+        for bias in False, True:
+            module, x = nn.Linear(96, 80, bias=bias).eval(), random(4, 30, 96)
+            expected = module.double()(x.double()).detach()
+            module.float()
+            for options, error in ({}, 1e-6), ({"weight_type": "int8"}, 1e-2), ({"weight_type": "int8", "arithmetic": "int16"}, 1e-2), \
+                    ({"weight_type": "int8", "arithmetic": "int8"}, 2e-2), ({"weight_type": "int4", "arithmetic": "int16"}, 0.15):
+                y = mha.torch.Linear.from_module(module, **options)(x)
+                self.assertLess(((y - expected).square().mean() / expected.square().mean()).sqrt().item(), error, options)
+
+    def test_a_linear_has_the_same_bits_for_any_number_of_threads_and_rows(self):
+        layer, x = mha.torch.Linear.from_module(nn.Linear(256, 384), weight_type="int8", arithmetic="int16"), random(70, 256)
+        expected = layer(x)
+        torch.set_num_threads(4)
+        self.assertTrue(torch.equal(layer(x), expected))
+        self.assertTrue(torch.equal(torch.cat([layer(x[:1]), layer(x[1:20]), layer(x[20:])]), expected))
+
+    def test_what_is_no_linear_layer_or_does_not_fit_is_refused(self):
+        linear = mha.torch.Linear
+        with self.assertRaisesRegex(TypeError, "module is a Conv1d; it must be a torch.nn.Linear"):
+            linear.from_module(nn.Conv1d(2, 2, 1))
+        with self.assertRaisesRegex(mha.torch.NotServed, "weight is torch.float64 on the device 'cpu'"):
+            linear.from_module(nn.Linear(2, 2).double())
+        with self.assertRaisesRegex(mha.Error, "integers multiply weights of MHA_TYPE_INT8"):
+            linear.from_module(nn.Linear(2, 2), weight_type="f16", arithmetic="int16")
+        with self.assertRaisesRegex(ValueError, "arithmetic"):
+            linear.from_module(nn.Linear(2, 2), weight_type="int8", arithmetic="int32")
+        layer = linear.from_module(nn.Linear(8, 3), strict=True)
+        for x in random(2, 9), random(2, 7), torch.tensor(1.0):
+            with self.assertRaisesRegex(ValueError, "for 3 outputs; the layer has 8 inputs and 3 outputs"):
+                layer(x)
+        layer.out_features = 4
+        with self.assertRaisesRegex(ValueError, "for 4 outputs; the layer has 8 inputs and 3 outputs"):
+            layer(random(2, 8))
+        elsewhere = linear.from_module(nn.Linear(8, 3)).to("meta")
+        with self.assertRaisesRegex(ValueError, "the packed weights are on the device 'meta'"):
+            elsewhere(random(2, 8))
+        broken = linear.from_module(nn.Linear(8, 3))
+        broken.packed.zero_()
+        with self.assertRaises(mha.Error):
+            broken(random(2, 8))
+
+    def test_calls_that_a_linear_does_not_serve_go_to_the_module_or_are_errors(self):
+        module, x = nn.Linear(8, 3), random(2, 8)
+        kept, strict = (mha.torch.Linear.from_module(module, weight_type="int8", strict=strict) for strict in (False, True))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            self.assertTrue(torch.equal(kept(x.requires_grad_()), module(x)))
+        self.assertEqual([str(one.message) for one in said], ["Linear is computed by PyTorch and not by mha: a tensor requires a gradient; "
+                                                              "torch.no_grad() or torch.inference_mode() says that none is wanted"])
+        kept(x).sum().backward()
+        self.assertIsNotNone(x.grad)
+        with self.assertRaisesRegex(mha.torch.NotServed, "Linear is not computed by mha: a tensor requires a gradient"):
+            strict(x)
+        with torch.no_grad():
+            self.assertFalse(strict(x).requires_grad)
+        self.assertEqual([list(layer.state_dict()) for layer in (kept, strict)], [["packed", "stock.weight", "stock.bias"], ["packed"]])
+
+    def test_a_linear_under_autocast_computes_the_type_that_pytorchs_does(self):
+        module, x = nn.Linear(64, 32), random(5, 64)
+        layer = mha.torch.Linear.from_module(module, strict=True)
+        with torch.autocast("cpu", dtype=bf16), torch.no_grad():
+            actual, expected = layer(x), module(x)
+        self.assertEqual(actual.dtype, bf16)
+        torch.testing.assert_close(actual, expected, atol=2e-2, rtol=2e-2)
+
+    def test_a_linear_is_an_operator_that_is_compiled_exported_copied_and_saved(self):
+        layer, x = mha.torch.Linear.from_module(nn.Linear(16, 8), weight_type="int8", arithmetic="int8", strict=True), random(2, 5, 16)
+        expected = layer(x)
+        for options in (x, layer.packed, 8), (x.transpose(0, 1), layer.packed, 8), (x[0, 0], layer.packed, 8):
+            torch.library.opcheck(torch.ops.mha.linear.default, options)
+        self.assertTrue(torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), expected))
+        self.assertTrue(torch.equal(copy.deepcopy(layer)(x), expected))
+        for save, load in ((lambda file: torch.save(layer, file), lambda file: torch.load(file, weights_only=False)),
+                           (lambda file: torch.export.save(torch.export.export(layer, (x,)), file), lambda file: torch.export.load(file).module())):
+            file = io.BytesIO()
+            save(file)
+            file.seek(0)
+            self.assertTrue(torch.equal(load(file)(x), expected))
+        other = mha.torch.Linear.from_module(nn.Linear(16, 8), weight_type="int8", arithmetic="int8", strict=True)
+        other.load_state_dict(layer.state_dict())
+        self.assertTrue(torch.equal(other(x), expected))
+
+    def test_the_linear_layers_of_a_model_are_replaced(self):
+        class Mine(nn.Linear):
+            pass
+
+        def make():
+            torch.manual_seed(2)
+            shared, hooked = nn.Linear(16, 16), nn.Linear(16, 16)
+            hooked.register_forward_hook(lambda *_: None)
+            return nn.ModuleDict({"block": nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), "one": shared, "hooked": hooked, "mine": Mine(16, 16),
+                                  "parts": nn.ModuleList([nn.Linear(16, 8), nn.Sequential(nn.Linear(8, 16), shared)]), "head": nn.Linear(16, 4)}).eval()
+
+        def run(model, x):
+            x = model["mine"](model["hooked"](model["one"](model["block"](x))))
+            return model["head"](model["parts"][1](model["parts"][0](x)))
+
+        x = random(2, 5, 16)
+        all_names = ["block.linear1", "block.linear2", "one", "parts.0", "parts.1.0", "parts.1.1", "head"]
+        for skip, names in ((), all_names), (["head", "0"], ["block.linear1", "block.linear2", "one", "parts.1.1"]), (["parts", "block"], ["one", "head"]), \
+                (["linear1", "parts.1"], ["block.linear2", "one", "parts.0", "head"]):
+            model = make()
+            self.assertEqual(mha.torch.pack_linears(model, skip=skip, strict=True), names, skip)
+            self.assertEqual([name for name, module in model.named_modules(remove_duplicate=False) if type(module) is mha.torch.Linear], names)
+            with torch.inference_mode():
+                torch.testing.assert_close(run(model, x), run(make(), x), atol=1e-5, rtol=1e-5)
+            self.assertEqual(mha.torch.pack_linears(model), [name for name in all_names if name not in names])  # what is packed stays so
+        model = make()
+        mha.torch.pack_linears(model, weight_type="int8", arithmetic="int16")
+        self.assertIs(model["one"], model["parts"][1][1])
+        self.assertEqual({(module.weight_type, module.arithmetic) for module in model.modules() if type(module) is mha.torch.Linear}, {("int8", "int16")})
+        with torch.inference_mode():
+            expected = run(make(), x)
+            self.assertLess((run(model, x) - expected).norm() / expected.norm(), 0.02)
+
+    def test_linear_layers_that_mha_does_not_take_stay_with_a_warning_or_are_an_error(self):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double())
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            self.assertEqual(mha.torch.pack_linears(model), ["0"])
+        self.assertEqual([(str(one.message), one.filename) for one in said], [
+            ("1 is computed by PyTorch and not by mha: weight is torch.float64 on the device 'cpu'; mha takes float32, float16 and bfloat16 on the CPU", __file__)])
+        self.assertIs(type(model[1]), nn.Linear)
+        with self.assertRaisesRegex(mha.torch.NotServed, "1 is not computed by mha: weight is torch.float64"):
+            mha.torch.pack_linears(model, strict=True)
+        with self.assertRaisesRegex(TypeError, "model is itself a Linear"):
+            mha.torch.pack_linears(nn.Linear(4, 4))
+
 
 class Imports(unittest.TestCase):
     def test_without_pytorch_one_sentence_says_so(self):

@@ -410,6 +410,46 @@ class Cache(unittest.TestCase):
             model(input_ids=ids, past_key_values=mt.KvCache(model.config, 16))
 
 
+class Linears(unittest.TestCase):
+    """mha.torch.pack_linears on models of transformers."""
+
+    def logits(self, model, **more):
+        with torch.inference_mode():
+            return model(ids, **more).logits
+
+    def test_the_products_of_models_are_computed_by_mha_also_those_of_gpt_2(self):
+        t5 = dict(decoder_input_ids=ids[:, :4])
+        for model, kind, count, more in ((tiny_model(transformers.LlamaConfig), torch.nn.Linear, 15, {}),
+                                         (tiny_model(transformers.GPT2Config), transformers.pytorch_utils.Conv1D, 9, {}),
+                                         (self.t5("gated-gelu"), torch.nn.Linear, 37, t5), (self.t5("relu"), torch.nn.Linear, 33, t5)):
+            expected = self.logits(model, **more)
+            self.assertGreater(sum(type(module) is kind for module in model.modules()), 0)
+            for options, error in ({}, 1e-5), ({"weight_type": "int8", "arithmetic": "int16"}, 0.05), ({"weight_type": "int8", "arithmetic": "int8"}, 0.1):
+                packed = copy.deepcopy(model)
+                self.assertEqual(len(mha.torch.pack_linears(packed, strict=True, **options)), count)
+                self.assertFalse([name for name, module in packed.named_modules() if type(module) is kind])
+                actual = self.logits(packed, **more)
+                self.assertLess(((actual - expected).norm() / expected.norm()).item(), error, (type(model), options))
+                self.assertTrue(not options or not torch.equal(actual, expected))
+
+    def t5(self, activation):
+        torch.manual_seed(0)
+        config = transformers.T5Config(vocab_size=99, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, feed_forward_proj=activation,
+                                       pad_token_id=0, decoder_start_token_id=0, eos_token_id=1)
+        return transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
+
+    def test_tokens_are_those_of_the_prompt_at_once_and_those_that_are_skipped_stay(self):
+        model = tiny_model(transformers.LlamaConfig)
+        names = mha.torch.pack_linears(model, weight_type="int8", arithmetic="int16", skip=["lm_head", "mlp"], strict=True)
+        self.assertEqual(len(names), 8)
+        self.assertEqual({type(model.lm_head), type(model.model.layers[1].mlp.up_proj)}, {torch.nn.Linear})
+        options = dict(max_new_tokens=8, do_sample=False, pad_token_id=0)
+        with torch.inference_mode():
+            expected = model.generate(ids, use_cache=False, **options)
+            cache = mt.KvCache(model.config, max_length=40)
+            self.assertEqual(model.generate(ids, past_key_values=cache, **options).tolist(), expected.tolist())
+
+
 class Versions(unittest.TestCase):
     def import_with(self, changes):
         code = f"import sys; sys.path.insert(0, {str(tools)!r})\n{textwrap.dedent(changes)}\nimport mha.transformers"
@@ -450,4 +490,4 @@ class Families(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    python_support.run(*{"backend": [Masks, Attention, Cache, Versions], "families": [Families], "part": [Masks, Families]}[arguments.test])
+    python_support.run(*{"backend": [Masks, Attention, Cache, Linears, Versions], "families": [Families], "part": [Masks, Families]}[arguments.test])

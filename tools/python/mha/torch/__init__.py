@@ -10,6 +10,8 @@
     layer = mha.torch.MultiheadAttention.from_module(model.self_attn)     # an nn.MultiheadAttention, its weights packed once
     y, _ = layer(x, x, x, need_weights=False)
 
+    mha.torch.pack_linears(model, weight_type="int8", arithmetic="int16")  # the nn.Linear of a model, with weights of 8 bits, in integers
+
 All are custom operators, which torch.compile and torch.export keep. Tensors are taken by their strides and not copied, in float32, float16 and
 bfloat16; mha computes in float32. What is not served goes to PyTorch's own operator, with one warning for each reason; with strict=True it is an
 error. Calls use as many threads as torch.get_num_threads() says, PyTorch's own ones, and the results are the same bits for any number.
@@ -27,6 +29,7 @@ if tuple(int(number) for number in _torch.__version__.split(".")[:2]) < (2, 5):
 
 from ._attention import enabled, scaled_dot_product_attention  # noqa: E402
 from ._common import NotServed, NotServedWarning  # noqa: E402
+from ._linear import Linear, pack_linears  # noqa: E402
 from ._multihead import MultiheadAttention  # noqa: E402
 
-__all__ = ["MultiheadAttention", "NotServed", "NotServedWarning", "enabled", "scaled_dot_product_attention"]
+__all__ = ["Linear", "MultiheadAttention", "NotServed", "NotServedWarning", "enabled", "pack_linears", "scaled_dot_product_attention"]

@@ -9,8 +9,9 @@ from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
 from .. import _library
+from .._layer import pack, pack_size
 from .._library import Error
-from .._structs import _AttentionArgs, _Config, _Error, _ForwardArgs, _ScoreOptions, _Taps, _packer
+from .._structs import _AttentionArgs, _Config, _Error, _ForwardArgs, _LinearArgs, _ScoreOptions, _Taps, _packer
 
 types = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # MHA_TYPE_*
 broadcast = -2 ** 63  # MHA_BROADCAST
@@ -28,7 +29,7 @@ class NotServedWarning(UserWarning):
 
 
 def unserved_tensors(query, key, value):
-    """Why not, or None."""
+    """Why mha does not compute with these, or None."""
     # What nearly all calls are, first.
     if not (type(query) is type(key) is type(value) is torch.Tensor and query.dtype is key.dtype is value.dtype and query.dtype in types
             and query.is_cpu and key.is_cpu and value.is_cpu
@@ -82,10 +83,10 @@ class Calls(threading.local):
     """What a thread makes its calls with: the structs, and memory to compute in, which grows and stays."""
 
     def __init__(self):
-        self.attention, self.forward, self.score, self.taps, self.shape = (
-            structure(ctypes.sizeof(structure)) for structure in (_AttentionArgs, _ForwardArgs, _ScoreOptions, _Taps, _Config))
-        self.at_attention, self.at_forward, self.at_score, self.at_taps, self.at_shape = map(
-            ctypes.addressof, (self.attention, self.forward, self.score, self.taps, self.shape))
+        self.attention, self.forward, self.linear, self.score, self.taps, self.shape = (
+            structure(ctypes.sizeof(structure)) for structure in (_AttentionArgs, _ForwardArgs, _LinearArgs, _ScoreOptions, _Taps, _Config))
+        self.at_attention, self.at_forward, self.at_linear, self.at_score, self.at_taps, self.at_shape = map(
+            ctypes.addressof, (self.attention, self.forward, self.linear, self.score, self.taps, self.shape))
         self.storage, self.layer = None, ctypes.c_void_p()
         self.error, self.bytes = _Error(), ctypes.c_size_t()
         self.at_error, self.at_bytes = ctypes.byref(self.error), ctypes.addressof(self.bytes)
@@ -109,6 +110,60 @@ class Calls(threading.local):
 
 
 calls = Calls()
+
+
+# ---- Packed weights
+
+
+def check_parameters(module):
+    for name, tensor in module.named_parameters():
+        if tensor.dtype not in types or not tensor.is_cpu:
+            raise NotServed(f"{name} is {tensor.dtype} on the device {tensor.device.type!r}; mha takes float32, float16 and bfloat16 on the CPU")
+
+
+def packed_weights(query_dim, num_heads, matrices, biases, **shape):
+    """A tensor of bytes: the weights of a layer, packed. Matrices are all of one type; those that are None are left out."""
+    arrays = {name: _array(tensor) for name, tensor in matrices.items()}
+    arrays.update({name: _array(tensor.float()) for name, tensor in biases.items() if tensor is not None})
+    shape["type"] = ["f32", "f16", "bf16"][types[next(iter(matrices.values())).dtype]]
+    packed = _aligned(pack_size(query_dim, num_heads, **arrays, **shape))
+    pack(query_dim, num_heads, out=packed.numpy(), **arrays, **shape)
+    return packed
+
+
+def _array(tensor):
+    """As the array that the library packs: bfloat16 as its bits."""
+    tensor = tensor.detach().contiguous()
+    return tensor.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
+
+
+def _aligned(bytes):
+    """A tensor of bytes on a border of 64."""
+    room = torch.empty(bytes + 64, dtype=torch.uint8)
+    first = -room.data_ptr() % 64
+    return room[first:first + bytes]
+
+
+def view(functions, packed):
+    """The layer over packed weights, which takes a microsecond, its shape, both of this thread, and the bytes that it lies in. Bytes that are no
+    packed layer are an error."""
+    if not packed.is_cpu:
+        raise ValueError(f"the packed weights are on the device {packed.device.type!r}; mha computes on the CPU")
+    if packed.data_ptr() % 64 or not packed.is_contiguous():
+        packed = _aligned(packed.numel()).copy_(packed)
+    if calls.storage is None:
+        calls.storage = (ctypes.c_char * functions.mha_layer_view_size())()
+    storage = calls.storage
+    status = functions.mha_layer_view(packed.data_ptr(), packed.numel(), None, ctypes.addressof(storage), len(storage),
+                                      ctypes.addressof(calls.layer), calls.at_error)
+    if not status:
+        status = functions.mha_layer_shape(calls.layer.value, calls.at_shape, calls.at_error)
+    if status:
+        calls.fail(status)
+    return calls.layer.value, calls.shape, packed
+
+
+# ---- Tensors as the library takes them
 
 
 def neighbours(tensor):

@@ -7,10 +7,9 @@ import ctypes
 import torch
 
 from .. import _library, _openmp
-from .._layer import pack, pack_size
 from .._structs import _ForwardArgs, _causal, _packer
-from ._common import (NotServed, calls, from_the_first_key, is_eager, library, neighbours, refuse, set_masks, strides_of, types, unserved_tensors,
-                      warn)
+from ._common import (NotServed, calls, check_parameters, from_the_first_key, is_eager, library, neighbours, packed_weights, refuse, set_masks,
+                      strides_of, types, unserved_tensors, view, warn)
 
 _name = "MultiheadAttention"
 
@@ -27,8 +26,10 @@ class MultiheadAttention(torch.nn.Module):
     """
 
     @classmethod
-    def from_module(cls, module: torch.nn.MultiheadAttention, *, weight_type: str = "f32", strict: bool = False) -> MultiheadAttention:
-        """weight_type is how the weights are kept: "f32", "f16", "bf16", "int8" or "int4"."""
+    def from_module(cls, module: torch.nn.MultiheadAttention, *, weight_type: str = "f32", arithmetic: str = "f32",
+                    strict: bool = False) -> MultiheadAttention:
+        """weight_type is how the weights are kept: "f32", "f16", "bf16", "int8" or "int4"; arithmetic what the projections compute in: "f32", or
+        with weights of int8 and int4 also "int8" and "int16"."""
         if not isinstance(module, torch.nn.MultiheadAttention):
             raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.MultiheadAttention")
         self = cls()
@@ -36,22 +37,14 @@ class MultiheadAttention(torch.nn.Module):
         self.kdim, self.vdim, self.batch_first, self.dropout = module.kdim, module.vdim, module.batch_first, module.dropout
         self.stock = None if strict else module
         self.train(module.training)
-        for name, tensor in module.named_parameters():
-            if tensor.dtype not in types or not tensor.is_cpu:
-                raise NotServed(f"{name} is {tensor.dtype} on the device {tensor.device.type!r}; mha takes float32, float16 and bfloat16 on the CPU")
+        check_parameters(module)
         if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
             raise NotServed("the module has add_bias_kv or add_zero_attn, which mha does not compute; it goes on as it is")
         names = ["in_proj_weight"] if module._qkv_same_embed_dim else ["q_proj_weight", "k_proj_weight", "v_proj_weight"]
         matrices = dict(zip(["w_qkv"] if len(names) == 1 else ["w_q", "w_k", "w_v"], (getattr(module, name) for name in names)), w_o=module.out_proj.weight)
         biases = {"b_qkv": module.in_proj_bias, "b_o": module.out_proj.bias}
-        dtype = module.out_proj.weight.dtype
-        arrays = {name: _array(tensor) for name, tensor in matrices.items()}
-        arrays.update({name: _array(tensor.float()) for name, tensor in biases.items() if tensor is not None})
-        shape = dict(key_dim=self.kdim, value_dim=self.vdim, layout="out_in", type=["f32", "f16", "bf16"][types[dtype]], weight_type=weight_type)
-        bytes = pack_size(self.embed_dim, self.num_heads, **arrays, **shape)
-        packed = _aligned(bytes)
-        pack(self.embed_dim, self.num_heads, out=packed.numpy(), **arrays, **shape)
-        self.register_buffer("packed", packed)
+        self.register_buffer("packed", packed_weights(self.embed_dim, self.num_heads, matrices, biases, key_dim=self.kdim, value_dim=self.vdim,
+                                                      layout="out_in", weight_type=weight_type, arithmetic=arithmetic))
         return self
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_padding_mask: torch.Tensor | None = None,
@@ -86,19 +79,6 @@ class MultiheadAttention(torch.nn.Module):
         return f"{self.embed_dim}, {self.num_heads}, kdim={self.kdim}, vdim={self.vdim}, batch_first={self.batch_first}"
 
 
-def _array(tensor):
-    """As the array that the library packs: bfloat16 as its bits."""
-    tensor = tensor.detach().contiguous()
-    return tensor.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
-
-
-def _aligned(bytes):
-    """A tensor of bytes on a border of 64."""
-    room = torch.empty(bytes + 64, dtype=torch.uint8)
-    first = -room.data_ptr() % 64
-    return room[first:first + bytes]
-
-
 def _masks(attn_mask, key_padding_mask, batch, heads):
     """The masks of the module as one that says who attends and one to be added, each [batch, heads, n_q, n_kv] or broadcast to it."""
     mask = bias = None
@@ -122,20 +102,6 @@ _pack = _packer(_ForwardArgs, "q_start")
 _size = ctypes.sizeof(_ForwardArgs)
 
 
-def _view(functions, packed):
-    """The layer over packed weights, which takes a microsecond, and its shape, both of this thread. Bytes that are no packed layer are an error."""
-    if calls.storage is None:
-        calls.storage = (ctypes.c_char * functions.mha_layer_view_size())()
-    storage = calls.storage
-    status = functions.mha_layer_view(packed.data_ptr(), packed.numel(), None, ctypes.addressof(storage), len(storage),
-                                      ctypes.addressof(calls.layer), calls.at_error)
-    if not status:
-        status = functions.mha_layer_shape(calls.layer.value, calls.at_shape, calls.at_error)
-    if status:
-        calls.fail(status)
-    return calls.layer.value, calls.shape
-
-
 def _is_same(one, other):
     return one is other or one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
 
@@ -143,9 +109,7 @@ def _is_same(one, other):
 def _kernel(query, key, value, packed, num_heads, mask=None, bias=None, is_causal=False, weights=0):
     """query [batch, n_q, query_dim], key and value likewise; weights: 0 none, 1 their mean over the heads, 2 those of all heads."""
     functions = _library._library or _library._loaded()
-    if packed.data_ptr() % 64 or not packed.is_contiguous():
-        packed = _aligned(packed.numel()).copy_(packed)
-    layer, shape = _view(functions, packed)
+    layer, shape, packed = view(functions, packed)
     query, key, value = neighbours(query), neighbours(key), neighbours(value)
     batch, n_q, width = query.shape
     n_kv = key.shape[1]

@@ -1,0 +1,141 @@
+"""nn.Linear, its weights packed once."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Collection
+
+import torch
+
+from .. import _library, _openmp
+from .._structs import _LinearArgs, _packer
+from ._common import NotServed, calls, check_parameters, is_eager, library, packed_weights, refuse, types, unserved_tensors, view, warn
+
+_name = "Linear"
+
+
+class Linear(torch.nn.Module):
+    """A torch.nn.Linear for inference, its weights packed once, in fewer bits if wanted: y = x W^T + b by mha_linear.
+
+        layer = mha.torch.Linear.from_module(module, weight_type="int8", arithmetic="int16")
+
+    The packed weights are the buffer `packed`, of bytes. `weight` and `bias` are tensors on the device "meta", with shapes and types alone, for
+    models that ask for these. What mha does not serve, such as a gradient, the module that it was made from computes, which is kept for that; with
+    strict=True it is not kept, and such a call is an error.
+    """
+
+    @classmethod
+    def from_module(cls, module: torch.nn.Module, *, weight_type: str = "f32", arithmetic: str = "f32", strict: bool = False) -> Linear:
+        """Of a torch.nn.Linear, or of the Conv1D that transformers has in GPT-2. weight_type is how the weights are kept: "f32", "f16", "bf16",
+        "int8" or "int4"; arithmetic what the product is computed in: "f32", or with weights of int8 and int4 also "int8" and "int16"."""
+        if not isinstance(module, (torch.nn.Linear, *_conv1d())):
+            raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Linear")
+        self = cls()
+        check_parameters(module)
+        weight, bias = module.weight, module.bias
+        is_out_in = isinstance(module, torch.nn.Linear)
+        self.out_features, self.in_features = weight.shape if is_out_in else weight.shape[::-1]
+        self.stock = None if strict else module
+        self.train(module.training)
+        self.register_buffer("packed", packed_weights(self.in_features, 0, {"w_o": weight}, {"b_o": bias}, output_dim=self.out_features,
+                                                      layout="out_in" if is_out_in else "in_out", weight_type=weight_type, arithmetic=arithmetic))
+        self.weight, self.bias = (None if tensor is None else torch.empty_like(tensor, device="meta", requires_grad=False) for tensor in (weight, bias))
+        self.weight_type, self.arithmetic = weight_type, arithmetic
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """y [..., out_features] of x [..., in_features], of its type."""
+        if x.dtype is torch.float32 and torch.is_autocast_enabled("cpu"):
+            x = x.to(torch.get_autocast_dtype("cpu"))
+        reason = unserved_tensors(x, x, x)
+        if reason is not None:
+            refuse(_name, reason, self.stock is None)
+            y = self.stock(x)
+            warn(_name, reason)
+            return y
+        return (_kernel if is_eager() else _operator)(x, self.packed, self.out_features)
+
+    def extra_repr(self) -> str:
+        return (f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, weight_type={self.weight_type!r}, "
+                f"arithmetic={self.arithmetic!r}")
+
+
+def _conv1d():
+    """The class of transformers whose weights are [in, out], if that is loaded."""
+    module = sys.modules.get("transformers.pytorch_utils")
+    return (module.Conv1D,) if module else ()
+
+
+def pack_linears(model: torch.nn.Module, *, weight_type: str = "f32", arithmetic: str = "f32", skip: Collection[str] = (),
+                 strict: bool = False) -> list[str]:
+    """Puts a Linear in the place of each torch.nn.Linear in a model, and of each Conv1D of transformers; the options are those of
+    Linear.from_module. Returns the names of what it replaced.
+
+    What stays: modules whose name, or the end of it behind a dot, is in skip, with all inside of them; subclasses, which may compute something
+    else; modules with hooks; and with a warning, or with strict=True an error, weights that mha does not take. A module at several places is
+    packed once. With strict=True the model keeps no other weights of what is replaced, unless an embedding, say, shares them.
+    """
+    classes, packed, left, names = (torch.nn.Linear, *_conv1d()), {}, [], []
+    if type(model) in classes:
+        raise TypeError(f"model is itself a {type(model).__name__}; Linear.from_module makes one of it")
+
+    def replace(parent, path):
+        for name, child in list(parent._modules.items()):
+            whole = path + name
+            if child is None or isinstance(child, Linear) or any(whole == end or whole.endswith("." + end) for end in skip):
+                continue
+            if type(child) not in classes:
+                replace(child, whole + ".")
+            elif not (child._forward_hooks or child._forward_pre_hooks):
+                try:
+                    packed[child] = packed.get(child) or Linear.from_module(child, weight_type=weight_type, arithmetic=arithmetic, strict=strict)
+                except NotServed as error:
+                    refuse(whole, error, strict)
+                    left.append((whole, error))
+                else:
+                    setattr(parent, name, packed[child])
+                    names.append(whole)
+
+    replace(model, "")
+    for name, error in left:
+        warn(name, str(error))
+    return names
+
+
+# ---- The operator
+
+library.define("linear(Tensor x, Tensor packed, int out_features) -> Tensor")
+_pack = _packer(_LinearArgs, "scheduler")
+_size = ctypes.sizeof(_LinearArgs)
+
+
+def _kernel(x, packed, out_features):
+    functions = _library._library or _library._loaded()
+    layer, shape, packed = view(functions, packed)
+    inputs = shape.num_heads * shape.head_dim_v or shape.query_dim
+    extents = x.shape
+    if not extents or extents[-1] != inputs or out_features != shape.output_dim:
+        raise ValueError(f"x is {list(extents)}, for {out_features} outputs; the layer has {inputs} inputs and {shape.output_dim} outputs")
+    y = torch.empty((*extents[:-1], out_features), dtype=x.dtype)
+    row = inputs
+    if not x.is_contiguous():
+        x = x.reshape(-1, inputs)
+        row, step = x.stride()
+        if row < inputs or step != 1:
+            x, row = x.contiguous(), inputs
+    own, number = calls, types[x.dtype]
+    _pack(own.linear, 0, _size, x.numel() // inputs, x.data_ptr(), 0, y.data_ptr(), number, number, row, 0, 0, _openmp.scheduler(torch.get_num_threads()))
+    status = functions.mha_linear(layer, own.at_linear, own.at_workspace, own.room, own.at_error)
+    if status:
+        own.again(status, functions.mha_linear_workspace, functions.mha_linear, layer, own.at_linear)
+    return y
+
+
+def _fake(x, packed, out_features):
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+library.impl("linear", _kernel, "CPU")
+torch.library.register_fake("mha::linear", _fake, lib=library)
+_operator = torch.ops.mha.linear.default
