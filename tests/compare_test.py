@@ -25,7 +25,7 @@ script = pathlib.Path(__file__).resolve().parent.parent / "tools" / "compare.py"
 spec = importlib.util.spec_from_file_location("compare", script)
 compare = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(compare)
-report = compare.report
+report, arithmetic = compare.report, compare.arithmetic
 
 libmha = helper = folder = None  # set below, before the tests run
 
@@ -151,6 +151,55 @@ class Reports(unittest.TestCase):
         self.assertTrue(any("a <fast> machine. 2000-01-01." in text for text in texts))
 
 
+def in_arithmetic(label, times, errors, **more):
+    return {**row(label, times, **more), "errors": dict(zip(arithmetic.kinds, errors))}
+
+
+class ArithmeticReports(unittest.TestCase):
+    def results(self):
+        return results_of(cell_of(
+            in_arithmetic("mha f32", [0.02, 0.01, 0.04], [5e-7, 6e-7], library="mha"),
+            in_arithmetic("mha int8", [0.01, 0.0075, 0.02], [0.0184, 0.035], library="mha"),
+            in_arithmetic("ONNX Runtime f32", [0.05] * 3, [5e-7, 6e-7], form="Attention"),
+            in_arithmetic("ONNX Runtime f32", [0.04] * 3, [7e-7, 8e-7], form="MultiHeadAttention"),
+            in_arithmetic("PyTorch bf16", [], [], form="bf16", reason="the processor has no instructions for bfloat16")))
+
+    def test_a_cell_has_time_and_both_errors_and_time_is_compared_round_by_round(self):
+        text = arithmetic.markdown(self.results())
+        self.assertIn("| mha f32 | 20 ms, 100% [5.0e-7, 6.0e-7] |", text)
+        self.assertIn("| mha int8 | 10 ms, 50% [1.8e-2, 3.5e-2] |", text)  # shares of 50%, 75% and 50%
+        self.assertIn("| ONNX Runtime f32 | 40 ms, 200% [7.0e-7, 8.0e-7] |", text)  # the faster form
+        self.assertIn("the fastest is mha int8, 50% of the time", " ".join(text.split()))
+        self.assertIn("Rounds of one form lie 62% apart in the median, 150% at most", " ".join(text.split()))
+
+    def test_what_is_not_measured_has_a_reason_in_the_text_and_in_the_table(self):
+        text = arithmetic.markdown(self.results())
+        self.assertIn("| PyTorch bf16 | not measured |", text)
+        self.assertIn("- PyTorch bf16 (bf16) was not measured: the processor has no instructions for bfloat16.", text)
+        lines = list(csv.DictReader(io.StringIO(arithmetic.table(self.results()))))
+        self.assertEqual([lines[1][name] for name in ("form", "ms_median", "share_of_time_of_mha_f32", "error_normal", "error_outliers")],
+                         ["form", "10", "0.5000", "0.0184", "0.035"])
+        self.assertEqual([lines[4][name] for name in ("ms_median", "error_normal", "not_measured_because")],
+                         ["", "", "the processor has no instructions for bfloat16"])
+
+    def test_the_chart_has_the_time_to_the_right_and_the_error_upwards(self):
+        tree = ElementTree.fromstring(arithmetic.chart(self.results()))
+        svg = "{http://www.w3.org/2000/svg}"
+        dots = {dot.find(svg + "title").text.split(":")[0]: [float(dot.get(name)) for name in ("cx", "cy")] for dot in tree.iter(svg + "circle")}
+        self.assertEqual(list(dots), ["mha f32", "mha int8", "ONNX Runtime f32"])
+        axes = [float(line.get("x1")) for line in tree.iter(svg + "line") if line.get("class") == "axis" and line.get("x1") == line.get("x2")]
+        shares = [(dots[name][0] - axes[0]) / (axes[1] - axes[0]) for name in dots]
+        for share, expected in zip(shares, [1, 0.5, 2]):
+            self.assertAlmostEqual(share, expected, 2)
+        heights = [float(line.get("y1")) for line in tree.iter(svg + "line") if line.get("y1") == line.get("y2")]
+        self.assertAlmostEqual((heights[0] - dots["mha int8"][1]) / (heights[0] - heights[1]), math.log10(0.0184 / 1e-7), 1)
+        lines = [line.get("points").split() for line in tree.iter(svg + "polyline")]
+        self.assertEqual([line[0] for line in lines], [f"{x:.1f},{y:.1f}" for x, y in dots.values()])
+        texts = [text.text for text in tree.iter(svg + "text")]
+        self.assertIn("(1, 128, 256, 4)", texts)
+        self.assertNotIn("PyTorch bf16", texts)
+
+
 class Arguments(unittest.TestCase):
     def run_script(self, *arguments):
         return subprocess.run([sys.executable, script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -165,6 +214,8 @@ class Arguments(unittest.TestCase):
                 (["--decode", "768,12,12,0"], "'768,12,12,0' is no shape of decoding"),
                 (["--decode", "768,12,5,16"], "heads have to divide the width, and kv heads the heads"),
                 (["--decode", "--libraries", "openvino"], "openvino is not for decoding"),
+                (["--decode", "--arithmetic"], "--decode and --arithmetic are two comparisons; give one of them"),
+                (["--arithmetic", "1,128,256,4,uncausal"], "argument --arithmetic: these layers are causal"),
                 (["--rounds", "0"], "'0' is no number of rounds; give 1 or more"),
                 (["--threads", "3"], "invalid choice: '3'"),
                 (["--core", "100000"], "may not use core 100000"),
@@ -195,6 +246,14 @@ class Arguments(unittest.TestCase):
         self.assertEqual(options.output.name, "decode")
         options = compare.parse_arguments(["--decode", "8,2,1,4", "16,2,2,9", "8,2,1,4"])
         self.assertEqual([list(shape.values()) for shape in options.shapes], [[8, 2, 1, 4], [16, 2, 2, 9]])
+
+    def test_arithmetics_have_shapes_and_a_folder_of_their_own_and_one_thread(self):
+        options = compare.parse_arguments(["--arithmetic"])
+        self.assertEqual((options.shapes, options.libraries, len(options.suites)), (compare.arithmetic_shapes, compare.defaults, 1))
+        self.assertEqual((options.output.name, options.able), ("arithmetic", compare.arithmetic_forms))
+        self.assertEqual(compare.parse_arguments(["--arithmetic", "1,2,8,2", "1,2,8,2"]).shapes, [(1, 2, 8, 2, 1)])
+        for forms in compare.arithmetic_forms.values():
+            self.assertLessEqual(set(forms.values()), set(arithmetic.colours))
 
     def test_layers_take_turns_until_no_cache_can_hold_them_or_memory_ends(self):
         shape = {"width": 768, "heads": 12, "kv_heads": 12, "past": 1024}
@@ -287,6 +346,27 @@ class Mha(unittest.TestCase):
         self.assertGreater(worker.ask("time", form="decode", shape=shape, seconds=0.01)["seconds"], 0)
         self.assertGreater(worker.ask("bandwidth", size=1 << 20)["gbytes"], 0.1)
 
+    def test_errors_in_all_arithmetics_are_those_of_the_layer(self):
+        worker = self.start([min(os.sched_getaffinity(0))])
+        shape, inputs, exact = (2, 5, 64, 2, 1), folder / "inputs", folder / "exact"
+        worker.ask("make", shape=shape, inputs=str(inputs), output=str(folder / "output"))
+        values = array.array("f", inputs.read_bytes())
+        ends = 640, 640 + 3 * 64**2
+        expected = array.array("d", layer_in_double(shape, values[:ends[0]], values[ends[0]:ends[1]], values[ends[1]:]))
+        exact.write_bytes(expected.tobytes())
+        question = {"shape": shape, "inputs": str(inputs), "expected": str(exact)}
+        errors = {form: worker.ask("error", form=form, keep=form == "int8", **question)["rms"] for form in compare.arithmetic_forms["mha"]}
+        for form, (least, most) in {"f32": (0, 1e-6), "int16": (1e-3, 0.02), "int8": (2e-3, 0.03), "int4_int16": (0.02, 0.3),
+                                    "int4_int8": (0.02, 0.3)}.items():
+            self.assertTrue(least < errors[form] < most, errors)
+        self.assertLess(errors["int16"], errors["int8"])
+        self.assertGreater(worker.ask("time", form="int8", shape=shape, seconds=0.01)["seconds"], 0)
+        with self.assertRaisesRegex(compare.Failed, "KeyError"):  # it was not kept
+            worker.ask("time", form="int16", shape=shape, seconds=0.01)
+        # An error is relative to what is expected.
+        exact.write_bytes(array.array("d", [2 * value for value in expected]).tobytes())
+        self.assertAlmostEqual(worker.ask("error", form="f32", keep=False, **question)["rms"], 0.5, 4)
+
     def test_the_time_grows_with_the_work_and_the_peak_is_above_it(self):
         worker = self.start([min(os.sched_getaffinity(0))])
         seconds, rates = [], []
@@ -335,7 +415,7 @@ class OpenBlas(unittest.TestCase):
 
 # Stands in for an interpreter that has a library. One of its threads spins, as those of some libraries do.
 stand_in = """#!{python}
-import json, os, sys, threading, time
+import array, json, os, sys, threading, time
 library, used = sys.argv[2], time.process_time()
 threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()
 if library == "absent":
@@ -343,8 +423,12 @@ if library == "absent":
 for line in sys.stdin:
     request = json.loads(line)
     answer = {{"about": {{"name": library, "version": "1", "detail": ""}}, "reference": {{"difference": 1e-7}},
+              "make": {{"operations": 0}}, "error": {{"rms": {{"differs": 0.6, "nan": float("nan")}}.get(library, 0.01)}},
               "load": {{"difference": {{"differs": 0.004, "nan": float("nan")}}.get(library, 1e-6)}},
               "time": {{"seconds": 0.25}}}}[request["request"]]
+    if request["request"] == "make":  # inputs and y in double precision
+        open(request["inputs"], "wb").write(array.array("f", [0.5] * (16 * 32 + 4 * 32**2)))
+        open(request["output"], "wb").write(array.array("d", [(200 if request["outliers"] else 128)] * (16 * 32)))
     if request["request"] == "time":
         if library == "dies":
             os.kill(os.getpid(), 11)
@@ -366,10 +450,11 @@ class Sessions(unittest.TestCase):
         stack.enter_context(mock.patch.object(compare.Settings, "pythons",
                                               lambda _, library: [sys.executable] if library == "mha" else [interpreter]))
         stack.enter_context(mock.patch.object(compare, "build_helper", lambda *_: helper))
-        for forms in compare.forms, compare.decode_forms:
+        for forms in compare.forms, compare.decode_forms, compare.arithmetic_forms:
             stack.enter_context(mock.patch.dict(forms, {name: {"form": name} for name in libraries}))
         stack.enter_context(mock.patch.object(compare, "rotated_bytes", lambda: 1 << 20))
-        stack.enter_context(mock.patch.dict(report.colours, {name: "#000000" for name in libraries}))
+        for module in report, arithmetic:
+            stack.enter_context(mock.patch.dict(module.colours, {name: "#000000" for name in libraries}))
         stack.enter_context(mock.patch.object(sys, "argv", [
             "compare.py", "--mha", str(libmha), *shapes, "--rounds", str(rounds), "--threads", "1", "--output", str(folder),
             "--libraries", "mha", *libraries]))
@@ -400,6 +485,28 @@ class Sessions(unittest.TestCase):
         self.assertGreaterEqual(cell["rotated"], 1 << 20)
         self.assertIn("round 2 of 2, (32, 4, 2, 100): mha decode ", errors)
         self.assertIn("mha is the fastest in 1 of 1 cases", text)
+
+    def test_arithmetics(self):
+        # Rows of 0.5 and weights of 0.5 give 8 for each value, and 128 for each element of y: exact in float32.
+        code, results, text, errors = self.session("agrees", "differs", "nan", shapes=("--arithmetic", "1,16,32,2"))
+        self.assertEqual(code, 1, errors)
+        cell, = results["suites"][0]["cells"]
+        self.assertEqual([(row["form"], len(row["seconds"])) for row in cell["rows"]],
+                         [*((form, 2) for form in compare.arithmetic_forms["mha"]), ("form", 2), ("form", 0), ("form", 0)])
+        self.assertLess(cell["rows"][0]["errors"]["normal"], 1e-6)
+        self.assertAlmostEqual(cell["rows"][0]["errors"]["outliers"], 72 / 200, 6)
+        self.assertEqual(cell["rows"][5]["errors"], {"normal": 0.01, "outliers": 0.01})
+        self.assertRegex(text, "differs .* was not measured: its y is off by 0.6 of the layer")
+        self.assertRegex(text, "nan .* was not measured: its y is off by nan of the layer")
+        self.assertNotIn("numpy", results["libraries"])
+        self.assertEqual({path.name for path in folder.glob("compare*")}, {*report.names, "compare.log"})
+        ElementTree.parse(folder / "compare.svg")
+
+    def test_arithmetics_need_numpy(self):
+        with mock.patch.object(compare.Settings, "pythons", lambda _, library: [sys.executable] * (library == "mha")), open(os.devnull, "w") as log, \
+                contextlib.redirect_stderr(io.StringIO()), self.assertRaisesRegex(compare.Failed, "exact results are NumPy's.*no interpreter"):
+            compare.run_suite(compare.Settings(folder, folder, helper, log), ["mha"], [(1, 16, 32, 2, 1)], [min(os.sched_getaffinity(0))], 1,
+                              compare.arithmetic_forms)
 
     def test_one_that_differs_is_not_measured_and_the_code_is_1(self):
         for library in "differs", "nan":

@@ -9,6 +9,10 @@ With --decode the layer computes one row over a KV cache, into which it first pu
 equal layers with caches of their own, together several times as large as the processor's cache, so that all is read from memory, and
 speed is stated as a share of the bandwidth of reading that much.
 
+With --arithmetic, causal layers run in all arithmetics, of floats and of integers, and beside the time stands the error: the root of the mean
+square of the differences from the layer in double precision, on normally distributed rows, and on rows of which one channel in 256 is 20 times
+as large.
+
 Libraries (those that are there are measured, and the others named with the reason):
   mha              this library, built first
   pytorch          the plain class of tensor operations, nn.MultiheadAttention, and scaled_dot_product_attention between two nn.Linear
@@ -18,6 +22,12 @@ Libraries (those that are there are measured, and the others named with the reas
   pytorch-system   the same as pytorch, with the PyTorch of /usr/bin/python3 (Debian: apt-get install python3-torch)
 
 Decoding by PyTorch is scaled_dot_product_attention over keys and values that have room for the new ones.
+
+Arithmetics (each library's float32 is as above):
+  mha              projections in integers of 16 or 8 bits, with weights of int8 or int4
+  pytorch          bfloat16, where the processor has it; torch.ao.quantization.quantize_dynamic
+  onnxruntime      quantize_dynamic of MatMul beside MultiHeadAttention, and of Attention (QAttention)
+  openvino         bfloat16, which is its default where the processor has it; int8 by NNCF, its ranges taken from the rows themselves
 
 They come from the virtual environment where --install puts them, else from /usr/bin/python3.
 """
@@ -40,6 +50,7 @@ import tempfile
 root = pathlib.Path(__file__).resolve().parent.parent
 parts = root / "tools" / "compare"
 sys.path[:0] = [str(parts), str(root / "tools")]
+import arithmetic  # noqa: E402
 import report  # noqa: E402
 
 examples = """Examples:
@@ -50,6 +61,7 @@ examples = """Examples:
   tools/compare.py --shapes 1,1024,768,12 1,1500,512,8,uncausal --libraries mha onnxruntime
   tools/compare.py --decode                                      one token over a cache, written to build/compare/decode
   tools/compare.py --decode 768,12,12,1024 --libraries mha onnxruntime
+  tools/compare.py --arithmetic --rounds 5                       integers and bfloat16, written to build/compare/arithmetic
 
 Exit codes: 0 done; 1 a library computes something else (the tables say which); 2 wrong usage; 4 there is nothing to compare with, or
 something that is needed cannot be built, installed or run; 130 interrupted.
@@ -62,6 +74,7 @@ shapes = [(1, 128, 256, 4, 1), (1, 128, 768, 12, 1), (1, 512, 768, 12, 1), (1, 1
 smallest = (1, 1, 8, 1, 1)  # hardly any arithmetic: what a call costs
 decode_shapes = [{"width": width, "heads": heads, "kv_heads": kv_heads, "past": past} for width, heads, kv_heads, past in (
     (768, 12, 12, 1024), (2048, 32, 8, 4096), (4096, 32, 8, 8192))]
+arithmetic_shapes = [(1, 128, 768, 12, 1), (8, 128, 768, 12, 1), (1, 1024, 768, 12, 1), (1, 1024, 2048, 16, 1), (1, 512, 4096, 32, 1)]
 
 # Library -> its forms, each with the column of the tables where it stands. Of forms in one column the fastest counts.
 forms = {
@@ -76,12 +89,21 @@ decode_forms = {
     "pytorch": {"preallocated_cache": "PyTorch, scaled_dot_product_attention"},
     "onnxruntime": {"GroupQueryAttention": "ONNX Runtime"},
 }
-for some in forms, decode_forms:
+arithmetic_forms = {
+    "mha": {"f32": "mha f32", "int16": "mha int16", "int8": "mha int8", "int4_int16": "mha int16, int4 weights",
+            "int4_int8": "mha int8, int4 weights"},
+    "pytorch": {"scaled_dot_product_attention": "PyTorch f32", "bf16": "PyTorch bf16", "int8": "PyTorch int8"},
+    "onnxruntime": {"Attention": "ONNX Runtime f32", "MultiHeadAttention": "ONNX Runtime f32", "quantize_dynamic": "ONNX Runtime int8",
+                    "QAttention": "ONNX Runtime QAttention"},
+    "openvino": {"scaled_dot_product_attention": "OpenVINO f32", "bf16": "OpenVINO bf16", "int8": "OpenVINO int8"},
+}
+for some in forms, decode_forms, arithmetic_forms:
     some["pytorch-system"] = {form: f"system's {label}" for form, label in some["pytorch"].items()}
 defaults = ["mha", "pytorch", "onnxruntime", "openvino"]
-packages = {"pytorch": ["numpy", "torch"], "onnxruntime": ["numpy", "onnx", "onnxruntime"], "openvino": ["numpy", "openvino"]}
+packages = {"pytorch": ["numpy", "torch"], "onnxruntime": ["numpy", "onnx", "onnxruntime"], "openvino": ["numpy", "openvino", "nncf"]}
 
 agreement = 1e-3  # the largest difference between two libraries, as a share of the largest element; bfloat16 would not pass
+sane_error = 0.5  # of an arithmetic, on normally distributed rows; what is further from the layer computes something else
 cell_seconds = 0.1  # for one library on one shape in one round; a call that takes longer is made twice
 patience_seconds = 300  # for an answer of a library
 
@@ -210,33 +232,58 @@ def load(settings, workers, shape, rows, share):
     return cell
 
 
-def run_suite(settings, libraries, suite_shapes, cores, rounds):
+def load_arithmetic(settings, workers, shape, rows):
+    """The same for all arithmetics, whose results differ."""
+    files = {"shape": shape, "inputs": str(settings.folder / "inputs")}
+    expected = str(settings.folder / "expected")
+    for data in ("outliers", "normal"):  # the last layers are those that are timed
+        workers["numpy"].ask("make", outliers=data == "outliers", output=expected, **files)
+        for row in rows:
+            if row["reason"]:
+                continue
+            try:
+                error = workers[row["library"]].ask("error", form=row["form"], expected=expected, keep=data == "normal", **files)["rms"]
+                row.setdefault("errors", {})[data] = error
+                if data == "normal" and not error <= sane_error:  # NaN too
+                    row["reason"] = f"its y is off by {error:.1g} of the layer in double precision"
+                    row["disagrees"] = True
+            except Failed as failed:
+                row["reason"] = str(failed)
+    return {"shape": shape, "peaks": [], "reference": None, "rows": rows}
+
+
+def run_suite(settings, libraries, suite_shapes, cores, rounds, able):
     """The measurements at len(cores) threads, and what the libraries say about themselves."""
     threads = "one thread" if len(cores) == 1 else f"{len(cores)} threads"
     workers, reasons, about = {}, {}, {}
     try:
-        for library in libraries:
+        for library in libraries + ["numpy"] * (able is arithmetic_forms):
             try:
                 workers[library], about[library] = settings.start(library, cores)
                 say(f"{threads}: {library} {about[library]['version']} {about[library]['detail']}")
             except Failed as failed:
                 if library == "mha":
                     raise
+                if library == "numpy":
+                    raise Failed(f"exact results are NumPy's, which is not there: {failed}; see --install in tools/compare.py --help")
                 reasons[library] = str(failed)
                 say(f"{threads}: {library} is not measured: {failed}")
         cells = []
         share = available_bytes() / 2 / (len(suite_shapes) * len(libraries))
         for shape in suite_shapes:
             say(f"{threads}: making the layers of {report.shape_name(shape)}")
-            cells.append(load(settings, workers, shape, [
-                {"library": library, "form": form, "label": label, "seconds": [], "difference": None, "reason": reasons.get(library)}
-                for library in libraries for form, label in (decode_forms if report.is_decode(shape) else forms)[library].items()], share))
+            rows = [{"library": library, "form": form, "label": label, "seconds": [], "difference": None, "reason": reasons.get(library)}
+                    for library in libraries for form, label in able[library].items()]
+            if able is arithmetic_forms:
+                cells.append(load_arithmetic(settings, workers, shape, rows))
+            else:
+                cells.append(load(settings, workers, shape, rows, share))
         for number in range(rounds):
             for cell in cells:
                 measure(workers, cell, number)
                 times = [f"{row['library']} {row['form']} {1e3 * row['seconds'][-1]:.3g} ms" for row in cell["rows"] if not row["reason"]]
                 say(f"{threads}, round {number + 1} of {rounds}, {report.shape_name(cell['shape'])}: {', '.join(times)}")
-        return {"threads": len(cores), "cells": cells}, about
+        return cells, about
     finally:
         for worker in workers.values():
             worker.end()
@@ -378,8 +425,11 @@ def parse_arguments(arguments):
     parser.add_argument("--decode", nargs="*", type=parse_decode_shape, metavar="SHAPE",
                         help="WIDTH,HEADS,KV_HEADS,PAST: one row over a cache that holds PAST rows, instead of --shapes (without a shape: "
                         + " ".join(",".join(map(str, shape.values())) for shape in decode_shapes) + ")")
+    parser.add_argument("--arithmetic", nargs="*", type=parse_shape, metavar="SHAPE",
+                        help="causal layers in floats and in integers, instead of --shapes (without a shape: "
+                        + " ".join(",".join(map(str, shape[:4])) for shape in arithmetic_shapes) + ")")
     parser.add_argument("--rounds", type=parse_rounds, default=10, help="how often each library computes each shape (default: %(default)s)")
-    parser.add_argument("--threads", choices=["1", "all", "both"], default="both", help="default: %(default)s")
+    parser.add_argument("--threads", choices=["1", "all", "both"], help="default: both; with --arithmetic 1")
     parser.add_argument("--core", type=int, help="the core for one thread (default: the last one that may be used)")
     parser.add_argument("--libraries", nargs="+", choices=list(forms), metavar="LIBRARY",
                         help=f"of {', '.join(forms)} (default: {' '.join(defaults)}, with --decode those that can)")
@@ -390,7 +440,7 @@ def parse_arguments(arguments):
     parser.add_argument("--venv", type=pathlib.Path, default=root / "build" / "compare" / "venv", metavar="DIR",
                         help="the virtual environment (default: build/compare/venv)")
     parser.add_argument("--output", type=pathlib.Path, metavar="DIR",
-                        help="where the results are written (default: build/compare, with --decode build/compare/decode)")
+                        help="where the results are written (default: build/compare, with --decode build/compare/decode and so on)")
     options = parser.parse_args(arguments)
     cores = sorted(os.sched_getaffinity(0))
     if options.core is None:
@@ -399,22 +449,31 @@ def parse_arguments(arguments):
         parser.error(f"argument --core: this process may not use core {options.core}, only {', '.join(map(str, cores))}")
     if options.mha and not options.mha.is_file():
         parser.error(f"argument --mha: there is no file {options.mha}")
-    able = forms if options.decode is None else decode_forms
+    if options.decode is not None and options.arithmetic is not None:
+        parser.error("--decode and --arithmetic are two comparisons; give one of them")
+    kind = "decode" if options.decode is not None else "arithmetic" if options.arithmetic is not None else None
+    able = options.able = {"decode": decode_forms, "arithmetic": arithmetic_forms, None: forms}[kind]
     options.libraries = options.libraries or [library for library in defaults if library in able]
     for library in options.libraries:
         if library not in able:
             parser.error(f"argument --libraries: {library} is not for decoding, only {', '.join(able)}")
-    options.output = options.output or root.joinpath("build", "compare", *([] if options.decode is None else ["decode"]))
+    options.output = options.output or root.joinpath("build", "compare", *[kind] * bool(kind))
     options.libraries = ["mha"] + [library for library in dict.fromkeys(options.libraries) if library != "mha"]
     options.shapes = list(dict.fromkeys(options.shapes)) + [smallest]
     if options.decode is not None:
         options.shapes = [shape for i, shape in enumerate(options.decode) if shape not in options.decode[:i]] or decode_shapes
+    if options.arithmetic is not None:
+        if not all(shape[4] for shape in options.arithmetic):
+            parser.error("argument --arithmetic: these layers are causal")
+        options.shapes = list(dict.fromkeys(options.arithmetic)) or arithmetic_shapes
     both = [[options.core], cores] if len(cores) > 1 else [cores]
+    options.threads = options.threads or ("both" if options.arithmetic is None else "1")
     options.suites = {"1": [[options.core]], "all": [cores], "both": both}[options.threads]
     return options
 
 
 def run(options):
+    write = report.write if options.arithmetic is None else arithmetic.write
     options.output.mkdir(parents=True, exist_ok=True)
     results = {"about": {"date": datetime.date.today().isoformat(), "machine": machine(), "commit": commit(), "rounds": options.rounds,
                          "load": os.getloadavg()[0], "command": shlex.join(["tools/compare.py", *sys.argv[1:]])},
@@ -427,10 +486,13 @@ def run(options):
         helper = build_helper(options.mha or build_mha(), folder)
         settings = Settings(folder, options.venv.absolute(), helper, log)
         for cores in options.suites:
-            suite, about = run_suite(settings, options.libraries, options.shapes, cores, options.rounds)
-            results["suites"].append(suite)
-            results["libraries"].update(about)
-            report.write(results, options.output)
+            results["suites"].append({"threads": len(cores), "cells": []})
+            # Layers in many arithmetics take much memory: one shape after the other, which is freed with the processes.
+            for some in [options.shapes] if options.arithmetic is None else [[shape] for shape in options.shapes]:
+                cells, about = run_suite(settings, options.libraries, some, cores, options.rounds, options.able)
+                results["suites"][-1]["cells"] += cells
+                results["libraries"].update((name, said) for name, said in about.items() if name != "numpy")
+                write(results, options.output)
     rows = [row for suite in results["suites"] for cell in suite["cells"] for row in cell["rows"]]
     say(f"wrote {', '.join(str(options.output / name) for name in report.names)}; what the libraries printed is in {log_path}")
     references = [cell["reference"] for suite in results["suites"] for cell in suite["cells"] if cell["reference"] is not None]

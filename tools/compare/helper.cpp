@@ -111,12 +111,14 @@ extern "C" {
 
 // A layer with the weights w_qkv [width, 3 * width] and w_o [width, width] on the rows x [batch, n, width], which must stay. NULL: message,
 // of 248 bytes, says why. Never freed: the process ends first.
-Layer *compare_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, uint32_t is_causal, const float *x, const float *w_qkv,
-                     const float *w_o, uint32_t num_threads, char *message) {
+Layer *compare_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, uint32_t is_causal, uint32_t weight_type, uint32_t arithmetic,
+                     const float *x, const float *w_qkv, const float *w_o, uint32_t num_threads, char *message) {
   mha_layer_config config = {};
   config.struct_size = sizeof config;
   config.query_dim = width;
   config.num_heads = heads;
+  config.weight_type = weight_type;
+  config.arithmetic = arithmetic;
 
   Layer *const self = new Layer;
   self->y.resize(static_cast<size_t>(batch * n * width));

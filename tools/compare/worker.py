@@ -8,9 +8,14 @@ x [batch, n, width], w_qkv [width, 3 * width], w_o [width, width] one after the 
 Decoding is the other kind of shape, a dictionary: one row x [width], w_qkv [width, width + 2 * kv_width], w_o [width, width], and what lies in
 the cache, k and v [past, kv_heads, head_dim]; kv_width = kv_heads * head_dim, head_dim = width / heads. Its keys and values are k and v with
 those of x behind them, and the next call overwrites these.
+
+With tools/compare.py --arithmetic, the library "numpy" makes up the inputs, and computes y in double precision: a file of float64.
 """
 
+import array
+import contextlib
 import ctypes
+import functools
 import itertools
 import json
 import math
@@ -18,6 +23,7 @@ import os
 import signal
 import statistics
 import sys
+import tempfile
 import time
 
 sample_seconds = 0.002  # of the calls between two looks at the clock, which cost less than a microsecond
@@ -60,6 +66,8 @@ class Mha:
     """Made by the helper, a shared object around libmha. Needs no package."""
 
     name = "mha"
+    # MHA_TYPE_* of the weights, MHA_ARITHMETIC_* of the projections.
+    arithmetics = {"f32": (0, 0), "int16": (3, 2), "int8": (3, 1), "int4_int16": (4, 2), "int4_int8": (4, 1)}
 
     def __init__(self, threads, helper):
         self.threads, self.helper, self.inputs = threads, ctypes.CDLL(helper), {}
@@ -88,14 +96,22 @@ class Mha:
             file.write(ctypes.string_at(self.helper.compare_output(layer), 4 * len(arrays[0])))
         return self.helper.compare_operations(layer)
 
-    def new_layer(self, shape, arrays):
+    def read(self, shape, inputs):
+        arrays = [(ctypes.c_float * count)() for count in sizes(shape)]
+        with open(inputs, "rb") as file:
+            for values in arrays:
+                file.readinto(values)
+        return arrays
+
+    def new_layer(self, shape, arrays, arithmetic="f32"):
         message = ctypes.create_string_buffer(248)
         if is_decode(shape):
             numbers = map(ctypes.c_int64, (shape[name] for name in ("width", "heads", "kv_heads", "past")))
             layer = self.helper.compare_decode(*numbers, *arrays, self.threads, message)
         else:
             *numbers, is_causal = shape
-            layer = self.helper.compare_layer(*map(ctypes.c_int64, numbers), is_causal, *arrays, self.threads, message)
+            layer = self.helper.compare_layer(*map(ctypes.c_int64, numbers), is_causal, *self.arithmetics[arithmetic], *arrays,
+                                              self.threads, message)
         if not layer:
             raise RuntimeError(message.value.decode())
         return ctypes.c_void_p(layer)
@@ -108,6 +124,16 @@ class Mha:
         arrays, _ = self.inputs[key_of(shape)]
         layer = self.new_layer(shape, arrays)
         return lambda calls: self.run(layer, calls), None
+
+    def load_f32(self, shape, *arrays, arithmetic="f32"):
+        layer = self.new_layer(shape, arrays, arithmetic)
+        return (lambda calls: self.run(layer, calls),
+                lambda: array.array("f", ctypes.string_at(self.helper.compare_output(layer), 4 * len(arrays[0]))))
+
+    load_int16 = functools.partialmethod(load_f32, arithmetic="int16")
+    load_int8 = functools.partialmethod(load_f32, arithmetic="int8")
+    load_int4_int16 = functools.partialmethod(load_f32, arithmetic="int4_int16")
+    load_int4_int8 = functools.partialmethod(load_f32, arithmetic="int4_int8")
 
     def run(self, layer, calls):
         if self.helper.compare_forward(layer, calls):
@@ -146,14 +172,14 @@ class PyTorch:
         linear.weight.copy_(self.torch.from_numpy(weight.T.copy()))
         return linear
 
-    def loaded(self, forward, x):
-        x, result = self.torch.from_numpy(x), [None]
+    def loaded(self, forward, x, dtype=None):
+        x, result = self.torch.from_numpy(x).to(dtype or self.torch.float32), [None]
 
         def run(calls):
             with self.torch.inference_mode():
                 for _ in range(calls):
                     result[0] = forward(x)
-        return run, lambda: result[0].numpy()
+        return run, lambda: result[0].float().numpy()
 
     def causal_mask(self, n):
         return self.torch.ones(n, n, dtype=self.torch.bool).triu(1)
@@ -192,18 +218,35 @@ class PyTorch:
         return self.loaded(lambda x: attention(x, x, x, need_weights=False, **mask)[0], x)
 
     def load_scaled_dot_product_attention(self, shape, x, w_qkv, w_o):
+        return self.loaded(self.layer(shape, self.linear(w_qkv), self.linear(w_o)), x)
+
+    def layer(self, shape, project, out):
         torch = self.torch
         batch, n, width, heads, is_causal = shape
         if not hasattr(torch.nn.functional, "scaled_dot_product_attention"):
             raise RuntimeError(f"PyTorch {self.version} has no scaled_dot_product_attention")
-        project, out = self.linear(w_qkv), self.linear(w_o)
 
         def forward(x):
             q, k, v = (rows.view(batch, n, heads, width // heads).transpose(1, 2) for rows in project(x).chunk(3, dim=-1))
             context = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(is_causal))
             return out(context.transpose(1, 2).reshape(batch, n, width))
 
-        return self.loaded(forward, x)
+        return forward
+
+    def load_bf16(self, shape, x, w_qkv, w_o):
+        """Rows and all between are bfloat16, too. Without instructions for it this is several times as slow as float32."""
+        if not processor_flags() & {"avx512_bf16", "amx_bf16", "bf16"}:
+            raise RuntimeError("the processor has no instructions for bfloat16")
+        bf16 = self.torch.bfloat16
+        return self.loaded(self.layer(shape, self.linear(w_qkv).to(bf16), self.linear(w_o).to(bf16)), x, bf16)
+
+    def load_int8(self, shape, x, w_qkv, w_o):
+        """Its successor, quantize_ of torchao, is 20 times as slow on a processor, compiled or not."""
+        def quantized(w):
+            return torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(self.linear(w)), {torch.nn.Linear}, dtype=torch.qint8)
+
+        torch = self.torch
+        return self.loaded(self.layer(shape, quantized(w_qkv), quantized(w_o)), x)
 
     def load_preallocated_cache(self, shape, x, w_qkv, w_o, k, v):
         """scaled_dot_product_attention over tensors that have room for the new key and value."""
@@ -237,6 +280,7 @@ class OnnxRuntime:
         self.options.intra_op_num_threads = threads
         self.options.inter_op_num_threads = 1
         self.options.log_severity_level = 3
+        self.convert = lambda model: model.SerializeToString()
 
     def loaded(self, x, nodes, constants, caches=()):
         """The graph from x to y, with the named arrays as constants. Caches are its inputs past_... and, in the same memory, outputs present_..."""
@@ -251,7 +295,7 @@ class OnnxRuntime:
                                   [self.onnx.numpy_helper.from_array(numpy.ascontiguousarray(a), name) for name, a in constants.items()])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)])
         model.ir_version = 8
-        session = self.onnxruntime.InferenceSession(model.SerializeToString(), self.options, providers=["CPUExecutionProvider"])
+        session = self.onnxruntime.InferenceSession(self.convert(model), self.options, providers=["CPUExecutionProvider"])
         binding = session.io_binding()
         y = numpy.empty_like(x)
         pointers = [self.onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in (x, y)]
@@ -277,6 +321,26 @@ class OnnxRuntime:
         nodes += [node("MultiHeadAttention", list("qkv"), ["context"], domain="com.microsoft", num_heads=heads, unidirectional=is_causal),
                   node("MatMul", ["context", "w_o"], ["y"])]
         return self.loaded(x, nodes, dict(zip(("w_q", "w_k", "w_v"), split(w_qkv)), w_o=w_o))
+
+    def load_quantize_dynamic(self, *arguments):
+        return self.quantized(self.load_MultiHeadAttention, *arguments)
+
+    def load_QAttention(self, *arguments):
+        return self.quantized(self.load_Attention, *arguments)
+
+    def quantized(self, load, *arguments):
+        from onnxruntime.quantization import quantize_dynamic
+
+        def convert(model):
+            with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
+                quantize_dynamic(model, file.name)
+                return file.read()
+
+        self.convert = convert
+        try:
+            return load(*arguments)
+        finally:
+            self.convert = lambda model: model.SerializeToString()
 
     def load_GroupQueryAttention(self, shape, x, w_qkv, w_o, k, v):
         """Queries, keys and values packed in one input; past and present share their memory, so that the operator only adds a row."""
@@ -304,6 +368,21 @@ class OpenVino:
         self.settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
 
     def load_scaled_dot_product_attention(self, shape, x, w_qkv, w_o):
+        return self.loaded(self.model(shape, x, w_qkv, w_o), x)
+
+    def load_bf16(self, shape, x, w_qkv, w_o):
+        """Its default where the processor has it."""
+        if "BF16" not in self.core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise RuntimeError("OpenVINO computes in float32 here, since the processor has no instructions for bfloat16")
+        return self.loaded(self.model(shape, x, w_qkv, w_o), x, {"INFERENCE_PRECISION_HINT": "bf16"})
+
+    def load_int8(self, shape, x, w_qkv, w_o):
+        """By NNCF's quantize for transformers, which smooths outliers; ranges are measured on the very rows that are computed."""
+        import nncf
+        data = nncf.Dataset([x])
+        return self.loaded(nncf.quantize(self.model(shape, x, w_qkv, w_o), data, subset_size=1, model_type=nncf.ModelType.TRANSFORMER), x)
+
+    def model(self, shape, x, w_qkv, w_o):
         from openvino import opset13 as ops
         batch, n, width, heads, is_causal = shape
         numpy = sys.modules["numpy"]
@@ -315,10 +394,43 @@ class OpenVino:
         q, k, v = (by_heads(ops.matmul(rows, ops.constant(numpy.ascontiguousarray(w)), False, False)) for w in split(w_qkv))
         context = ops.transpose(ops.scaled_dot_product_attention(q, k, v, causal=bool(is_causal)), [0, 2, 1, 3])
         y = ops.matmul(ops.reshape(context, x.shape, False), ops.constant(w_o), False, False)
-        compiled = self.core.compile_model(self.openvino.Model([y], [rows]), "CPU", self.settings)
+        return self.openvino.Model([y], [rows])
+
+    def loaded(self, model, x, settings={}):
+        compiled = self.core.compile_model(model, "CPU", {**self.settings, **settings})
         request = compiled.create_infer_request()
         request.set_input_tensor(self.openvino.Tensor(x))
         return repeated(request.infer), lambda: request.get_output_tensor().data
+
+
+class Numpy:
+    """Makes up the inputs of tools/compare.py --arithmetic, and computes what is exact beside integers."""
+
+    name = "NumPy"
+
+    def __init__(self, *_):
+        import numpy
+        self.numpy, self.version, self.detail = numpy, numpy.__version__, ""
+
+    def make(self, shape, outliers, inputs, output):
+        """Normally distributed numbers. Outliers: one channel of the rows in 256 is 20 times as large."""
+        numpy = self.numpy
+        random = numpy.random.default_rng(1)
+        width = shape[2]
+        arrays = [random.standard_normal(count, "f") for count in sizes(shape)]
+        for weights in arrays[1:]:
+            weights /= numpy.float32(width**0.5)
+        if outliers:
+            arrays[0].reshape(-1, width)[:, random.choice(width, max(1, width // 256), replace=False)] *= numpy.float32(20)
+        with open(inputs, "wb") as file:
+            file.writelines(arrays)
+        reference(shape, *read(shape, inputs)).tofile(output)
+
+
+def processor_flags():
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        return {word for line in file if line.startswith(("flags", "Features")) for word in line.split()}
+    return set()
 
 
 def split(w_qkv):
@@ -344,6 +456,11 @@ def difference(actual, expected):
     """The largest difference, as a share of the largest element. NaN where there is one."""
     import numpy
     return float(numpy.max(numpy.abs(actual.reshape(-1) - expected)) / numpy.max(numpy.abs(expected)))
+
+
+def rms_error(actual, expected):
+    """The root of the mean square of the differences, in units of that of what is expected: two arrays of the module array."""
+    return math.dist(actual, expected) / math.dist(expected, bytes(len(expected)))
 
 
 def reference(shape, x, w_qkv, w_o, *cached):
@@ -381,8 +498,8 @@ class Worker:
     def bandwidth(self, size):
         return {"gbytes": self.library.bandwidth(size)}
 
-    def make(self, shape, inputs, output):
-        return {"operations": self.library.make(shape, inputs, output)}
+    def make(self, shape, inputs, output, **options):
+        return {"operations": self.library.make(shape, inputs=inputs, output=output, **options)}
 
     def load(self, form, shape, inputs, expected, copies=1):
         """Makes the layer, runs it once, and compares. Several copies take turns, each with weights and a cache of its own."""
@@ -396,6 +513,19 @@ class Worker:
             return {"difference": 0.0}
         import numpy
         return {"difference": difference(output(), numpy.fromfile(expected, "f"))}
+
+    def error(self, form, shape, inputs, expected, keep):
+        """Makes the layer of tools/compare.py --arithmetic, runs it once, and keeps it to be timed."""
+        arrays = self.library.read(shape, inputs) if isinstance(self.library, Mha) else read(shape, inputs)
+        run, output = getattr(self.library, f"load_{form}")(shape, *arrays)
+        run(1)
+        exact = array.array("d")
+        with open(expected, "rb") as file:
+            exact.frombytes(file.read())
+        error = rms_error(output() if isinstance(self.library, Mha) else array.array("f", output().tobytes()), exact)
+        if keep:
+            self.layers[form, key_of(shape)] = run, output, arrays
+        return {"rms": error}
 
     def reference(self, shape, inputs, expected):
         import numpy
@@ -434,7 +564,7 @@ def main():
         request = json.loads(line)
         try:
             if not worker:
-                library = {"mha": Mha, "pytorch": PyTorch, "onnxruntime": OnnxRuntime, "openvino": OpenVino}[name]
+                library = {"mha": Mha, "pytorch": PyTorch, "onnxruntime": OnnxRuntime, "openvino": OpenVino, "numpy": Numpy}[name]
                 worker = Worker(library(int(threads), *(helper or [None])), int(threads))
             answer = getattr(worker, request.pop("request"))(**request)
         except Exception as error:  # whatever a library throws is an answer too
