@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Collection
+from typing import Any
 
 import torch
 
@@ -29,11 +30,12 @@ class Linear(torch.nn.Module):
     def from_module(cls, module: torch.nn.Module, *, weight_type: str = "f32", arithmetic: str = "f32", strict: bool = False) -> Linear:
         """Of a torch.nn.Linear, or of the Conv1D that transformers has in GPT-2. weight_type is how the weights are kept: "f32", "f16", "bf16",
         "int8" or "int4"; arithmetic what the product is computed in: "f32", or with weights of int8 and int4 also "int8" and "int16"."""
-        if not isinstance(module, (torch.nn.Linear, *_conv1d())):
+        if not isinstance(module, torch.nn.Linear) and not isinstance(module, _conv1d()):
             raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Linear")
         self = cls()
         check_parameters(module)
-        weight, bias = module.weight, module.bias
+        given: Any = module
+        weight, bias = given.weight, given.bias
         is_out_in = isinstance(module, torch.nn.Linear)
         self.out_features, self.in_features = weight.shape if is_out_in else weight.shape[::-1]
         self.stock = None if strict else module
@@ -61,7 +63,7 @@ class Linear(torch.nn.Module):
                 f"arithmetic={self.arithmetic!r}")
 
 
-def _conv1d():
+def _conv1d() -> tuple[Any, ...]:
     """The class of transformers whose weights are [in, out], if that is loaded."""
     module = sys.modules.get("transformers.pytorch_utils")
     return (module.Conv1D,) if module else ()
@@ -76,7 +78,8 @@ def pack_linears(model: torch.nn.Module, *, weight_type: str = "f32", arithmetic
     else; modules with hooks; and with a warning, or with strict=True an error, weights that mha does not take. A module at several places is
     packed once. With strict=True the model keeps no other weights of what is replaced, unless an embedding, say, shares them.
     """
-    classes, packed, left, names = (torch.nn.Linear, *_conv1d()), {}, [], []
+    classes, left, names = (torch.nn.Linear, *_conv1d()), [], []
+    packed: dict[torch.nn.Module, Linear] = {}
     if type(model) in classes:
         raise TypeError(f"model is itself a {type(model).__name__}; Linear.from_module makes one of it")
 
