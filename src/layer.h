@@ -42,8 +42,9 @@ enum class PackedKind : uint32_t {
   panels_bf16 = 4,
   panels_int8 = 5,
   panels_int4 = 6,
-  fours_int8 = 7,  // for integer arithmetic
-  fours_int4 = 8,
+  // 7 was that of 9 with signed codes
+  fours_int4 = 8,  // for integer arithmetic
+  fours_int8 = 9,
 };
 
 inline PackedKind kind_of(Storage storage, Arithmetic arithmetic) {
@@ -54,8 +55,8 @@ inline PackedKind kind_of(Storage storage, Arithmetic arithmetic) {
 }
 
 inline Storage storage_of(PackedKind kind) {
-  constexpr Storage storages[] = {Storage::f32,  Storage::f32,  Storage::f16,  Storage::bf16,
-                                  Storage::int8, Storage::int4, Storage::int8, Storage::int4};
+  constexpr Storage storages[] = {Storage::f32,  Storage::f32, Storage::f16,  Storage::bf16, Storage::int8,
+                                  Storage::int4, Storage::f32, Storage::int4, Storage::int8};
   return storages[static_cast<int>(kind) - 1];
 }
 

@@ -377,7 +377,8 @@ void pack_panel_of_codes(const Source &source, const PackedMatrix &matrix, Packe
   }
 }
 
-// Puts four terms of a column side by side, in place: rows of 48 codes, of int4 of two codes each, become [48][4].
+// Puts four terms of a column side by side, in place: rows of 48 codes, of int4 of two codes each, become [48][4]; those of int8
+// with byte_added.
 void put_fours_together(const PackedMatrix &matrix, PackedKind kind, int64_t panel, unsigned char *buffer) {
   constexpr int64_t fours = 4, columns = panel_columns;
   unsigned char *const first = panel_at<unsigned char>(matrix, kind, panel, buffer), *const end = first + panel_bytes(matrix.depth, kind);
@@ -387,7 +388,7 @@ void put_fours_together(const PackedMatrix &matrix, PackedKind kind, int64_t pan
     for (int64_t c = 0; c < columns; ++c) {
       for (int64_t i = 0; i < fours; ++i) {
         if (kind == PackedKind::fours_int8) {
-          at[c * fours + i] = rows[i * columns + c];
+          at[c * fours + i] = static_cast<unsigned char>(rows[i * columns + c] + byte_added);
         } else {  // terms i and i + 4, of which two neighbours were in a byte
           const unsigned char low = rows[i / 2 * columns + c], high = rows[(2 + i / 2) * columns + c];
           const int shift = i % 2 * 4;
@@ -616,7 +617,7 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
                        header.contract, MHA_CONTRACT);
   }
   *kind = static_cast<PackedKind>(header.kind);
-  if (*kind < PackedKind::panels_f32 || *kind > PackedKind::fours_int4) {
+  if (*kind < PackedKind::panels_f32 || *kind > PackedKind::fours_int8 || header.kind == 7) {
     return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the packed layer is of kind %u, which this version does not know; pack it again",
                        header.kind);
   }

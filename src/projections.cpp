@@ -174,7 +174,8 @@ ProductMemory plan_products(const mha_layer &layer, Storage input, bool has_padd
     if (input != Storage::f32 || has_padding) memory.widened = layout->take_floats(at_once * width);
   } else if (input != Storage::f32 || layer.shape.arithmetic != Arithmetic::f32) {
     // As many rows as block_rows_of says at most, whose number falls as they become wider: so more and wider rows never need less.
-    const int64_t row_floats = layer.shape.arithmetic == Arithmetic::f32 ? input_width : coded_row_floats(input_width);
+    const bool is_float = layer.shape.arithmetic == Arithmetic::f32;
+    const int64_t row_floats = is_float ? input_width : coded_bytes<int16_t>(layer.storage, input_width) / 4;
     const int64_t fewest = std::max(block_floats + whole_tiles * row_floats, min_block * row_floats);
     const int64_t floats = std::min(std::min(blocks_of(most, whole_tiles) * whole_tiles, project_block_rows) * row_floats, fewest);
     memory.ready_per_thread = static_cast<int64_t>(sizeof(ReadyRows)) + blocks_of(floats, 16) * 64;

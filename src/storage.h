@@ -118,31 +118,61 @@ inline int32_t int4_of(float x, float factor) {
   return code > 7 ? 7 : code;  // -8 is the extreme's
 }
 
-// ---- Integer arithmetic: a row of numbers is codes of 16 bits, and a scale for each group of them (CONTRACT.md, section 4)
+// ---- Integer arithmetic: a row of numbers is codes, and a scale for each group of them (CONTRACT.md, section 4)
 
-// A row has so many codes, of which those behind its width are 0, and takes so many floats.
-inline int64_t coded_row_codes(int64_t width) { return (width + code_group - 1) / code_group * code_group; }
-inline int64_t coded_row_floats(int64_t width) { return coded_row_codes(width) / 2 + coded_row_codes(width) / code_group; }
+constexpr int32_t byte_added = 128, nibble_added = 8;  // to codes of int8 and int4 in panels for integer arithmetic
 
-// A whole group. Returns its scale.
-inline float encode_group(const float *x, int32_t most_code, int16_t *codes) {
+// Terms whose products add up in integers, of a panel of int8 or int4; they divide a group of the row.
+inline int64_t terms_of_chain(Storage storage) { return storage == Storage::int4 ? int4_group : code_group; }
+
+// Behind the codes of each chain. Those behind the width of a row are 0.
+struct CodesTail {
+  float scale;
+  int32_t begin;  // what sums of products with these codes begin with
+  int32_t unused[2];
+};
+
+// A row of so many numbers. Code: int16_t, or int8_t where kernels take codes of 8 bits so.
+template <class Code>
+inline int64_t coded_bytes(Storage storage, int64_t width) {
+  constexpr int64_t tail = sizeof(CodesTail), code = sizeof(Code);
+  return (width + code_group - 1) / code_group * (code_group * code + code_group / terms_of_chain(storage) * tail);
+}
+
+struct CodeScale {
+  float scale, factor, limit;  // factor 0: all codes are 0
+};
+
+// Of a whole group.
+inline CodeScale code_scale_of(const float *x, int32_t most_code) {
   uint32_t most_bits = 0;  // of magnitudes, in the order of which their bits are, too
   for (int64_t i = 0; i < code_group; ++i) {
     const uint32_t magnitude = storage::bits_of(x[i]) & 0x7fffffffu;
     most_bits = magnitude > most_bits ? magnitude : most_bits;
   }
   const float most = storage::float_of(most_bits), limit = static_cast<float>(most_code);
-  const bool is_finite = most_bits < 0x7f800000u;
-  if (!is_finite || most < 0x1p-100f) {
-    __builtin_memset(codes, 0, code_group * sizeof *codes);
-    return is_finite ? 0.0f : storage::float_of(0x7fc00000u);
+  if (most_bits >= 0x7f800000u) return {storage::float_of(0x7fc00000u), 0.0f, limit};
+  if (most < 0x1p-100f) return {0.0f, 0.0f, limit};
+  return {most / limit, limit / most, limit};
+}
+
+// Returns the sum of the codes.
+template <class Code>
+inline int32_t encode(const float *x, int64_t count, const CodeScale &scale, Code *codes) {
+  if (scale.factor == 0.0f) {
+    __builtin_memset(codes, 0, static_cast<size_t>(count) * sizeof *codes);
+    return 0;
   }
-  const float factor = limit / most;
-  for (int64_t i = 0; i < code_group; ++i) {
-    const float y = x[i] * factor;
-    codes[i] = static_cast<int16_t>(storage::rounded(y > limit ? limit : y < -limit ? -limit : y));
+  int32_t sum = 0;
+  for (int64_t i = 0; i < count; i += int4_group) {  // of a fixed size, of which a compiler makes vectors
+    for (int64_t j = i; j < i + int4_group; ++j) {
+      const float y = x[j] * scale.factor;
+      const int32_t code = storage::rounded(y > scale.limit ? scale.limit : y < -scale.limit ? -scale.limit : y);
+      codes[j] = static_cast<Code>(code);
+      sum += code;
+    }
   }
-  return most / limit;
+  return sum;
 }
 
 }  // namespace

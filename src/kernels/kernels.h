@@ -76,8 +76,8 @@ struct Destination {
 //   int4:           panels [ceil(columns / 48)][ceil(depth / 2)][48] of bytes: the code of an even term + 8 in the low half, that of the
 //                   next one in the upper half; scales [ceil(columns / 48)][ceil(depth / 32)][48]
 //                   48 bytes behind the last panel may be read too
-// In integer arithmetic four terms lie side by side, and the codes behind the last term may be anything, since those of the rows are 0:
-//   int8:           panels [ceil(columns / 48)][ceil(depth / 4)][48][4]
+// In integer arithmetic four terms lie side by side, and what is behind the last term may be anything, since codes of rows are 0 there:
+//   int8:           panels [ceil(columns / 48)][ceil(depth / 4)][48][4] of bytes, the code + 128
 //   int4:           panels [ceil(columns / 48)][ceil(depth / 8)][48][4] of bytes, the upper half for the term four on
 struct Projection {
   InputRows x;
@@ -347,7 +347,7 @@ struct Kernels {
   // Input rows [row_begin, row_end), `width` numbers each, as floats, one after the other.
   void (*widen_rows)(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width, float *to);
 
-  // Input rows [row_begin, row_end) of a projection as codes, coded_row_floats(depth) floats each.
+  // Input rows [row_begin, row_end) of a projection as codes, coded_bytes<int16_t>(storage, depth) each at most.
   void (*encode_rows)(const Projection &projection, int64_t row_begin, int64_t row_end, float *to);
 
   // One unit of attention: the queries from block * block_queries on of all query heads of one kv head of one sequence, with the keys of
