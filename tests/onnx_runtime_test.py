@@ -372,6 +372,17 @@ class Operators(Case):
             error = np.abs(got - exact).max() / np.abs(exact).max()
             self.assertTrue(0 < error < most, error)
 
+    def test_projections_in_integers_have_the_bits_of_layers(self):
+        model = Model()
+        x, w, o = model.input("x", normal(2, 9, 64)), normal(64, 192) / 8, normal(64, 64) / 8
+        hows = [{"weight_type": kind, "arithmetic": arithmetic} for kind in ("int8", "int4") for arithmetic in ("f32", "int8", "int16")]
+        outputs = [model.mha("Layer", x, "", "", w, "", "", o, num_heads=4, **how) for how in hows]
+        for threads in 1, 2:
+            results = session(model.done(*outputs), threads).run(None, model.inputs)
+            for how, result in zip(hows, results):
+                self.assertEqual(result.tobytes(), mha.Layer(64, 4, w_qkv=w, w_o=o, **how).forward(model.inputs["x"]).tobytes(), how)
+        self.assertEqual(len({result.tobytes() for result in results}), 6)
+
     def test_no_rows_and_no_sequences(self):
         model = Model()
         y = model.mha("Layer", model.input("x", normal(2, 3, 16), "batch", "rows", 16), "", "", normal(16, 48), num_heads=2)
@@ -410,6 +421,9 @@ class Operators(Case):
                 (layer(num_heads=2.0), "the attribute num_heads is a float; it has to be an integer"),
                 (layer(weight_type=8), "the attribute weight_type is an integer; it has to be a string"),
                 (layer(weight_type="f8"), "the attribute weight_type is 'f8'; it has to be f32, f16, bf16, int8 or int4"),
+                (layer(arithmetic=1), "the attribute arithmetic is an integer; it has to be a string"),
+                (layer(weight_type="int8", arithmetic="bf16"), "the attribute arithmetic is 'bf16'; it has to be f32, int8 or int16"),
+                (layer(weight_type="f16", arithmetic="int8"), "integers multiply weights of MHA_TYPE_INT8 (3) or MHA_TYPE_INT4 (4)"),
                 (layer(softcap=-1.0), "softcap")):
             with self.subTest(sentence):
                 self.refused(model, sentence, y)
@@ -640,6 +654,11 @@ class Operators(Case):
             exec(python_support.readme_program("mha.onnx").replace("new.onnx", str(out)), values)
             values["session"].run(None, model.inputs)
             self.assertEqual(self.command("rewrite", str(path)).returncode, 0)
+            ran = self.command("rewrite", str(path), "-o", str(out), "--weight-type", "int8", "--arithmetic", "int16")
+            self.assertIn(f"'{good}' -> mha.Attention: [batch, heads, rows, width], without projections, whose weights could be packed", ran.stdout)
+            ran = self.command("rewrite", str(path), "-o", str(out), "--weight-type", "f16", "--arithmetic", "int16")
+            self.assertEqual(ran.returncode, 2)
+            self.assertIn("--arithmetic int16 needs --weight-type int8 or int4", ran.stderr)
             self.assertTrue(pathlib.Path(folder, "model.mha.onnx").exists())
             for words, code, sentence in ((["rewrite", str(out), "-o", str(path)], 3, "nothing to rewrite"),
                                           (["rewrite", str(path), "-o", str(path)], 1, "is the model itself"),
@@ -723,6 +742,30 @@ class Models(Case):
                 new, report = self.compare(model, y, into=["Layer"])
                 standard = [node.op_type for node in new.graph.node if node.domain == ""]
                 self.assertFalse({"MatMul", "Softmax", "Transpose"} & set(standard), standard)
+
+    def test_the_projections_of_a_rewritten_model_are_kept_and_computed_as_asked(self):
+        model, y = self.pattern(width=32)
+        k = model.input("k", normal(2, 4, 9, 8))
+        attended = model.add("MatMul", model.add("Softmax", model.add("MatMul", k, model.add("Transpose", k, perm=[0, 1, 3, 2])), axis=-1), k)
+        made = model.done(y, attended)
+        expected = session(made).run(None, model.inputs)
+        for weight_type, arithmetic, most in ("f32", "f32", 1e-5), ("f16", "f32", 1e-3), ("int8", "f32", 3e-2), ("int8", "int16", 3e-2), ("int8", "int8", 5e-2):
+            new, report = mha.onnx.rewrite(onnx.ModelProto.FromString(made.SerializeToString()), weight_type=weight_type, arithmetic=arithmetic)
+            layer, = [node for node in new.graph.node if node.op_type == "Layer"]
+            given = {name: value for name, value in (("weight_type", weight_type), ("arithmetic", arithmetic)) if value != "f32"}
+            self.assertEqual({a.name: a.s.decode() for a in layer.attribute if a.name in ("weight_type", "arithmetic")}, given)
+            said = "".join(f", {name} {value}" for name, value in given.items())
+            self.assertEqual([entry.reason for entry in report], [
+                "4 heads, with the projections of q, k, v and the output" + said,
+                "[batch, heads, rows, width]" + (", without projections, whose weights could be packed" if given else "")])
+            got = session(new).run(None, model.inputs)
+            np.testing.assert_allclose(got[1], expected[1], atol=tolerance, rtol=tolerance)
+            self.assertLess(np.abs(got[0] - expected[0]).max() / np.abs(expected[0]).max(), most)
+        for options, sentence in (({"weight_type": "f8"}, "weight_type is 'f8'; it must be one of f32, f16, bf16, int8, int4"),
+                                  ({"arithmetic": "int4"}, "arithmetic is 'int4'; it must be one of f32, int8, int16"),
+                                  ({"weight_type": "bf16", "arithmetic": "int8"}, "integers multiply weights of int8 or int4")):
+            with self.assertRaisesRegex(ValueError, sentence):
+                mha.onnx.rewrite(made, **options)
 
     def test_a_where_outside_of_another_mask_leaves_the_average_over_the_keys_that_it_leaves_out(self):
         lowest, model = np.finfo(np.float32).min, Model()

@@ -1,5 +1,6 @@
 // mha.Layer: a whole layer, its weights packed when the session is made.
 #include <algorithm>
+#include <initializer_list>
 #include <memory>
 
 #include "runtime.h"
@@ -42,7 +43,8 @@ class Layer {
     config.num_heads = positive(node, "num_heads", 0);
     config.num_kv_heads = positive(node, "kv_num_heads", config.num_heads);
     config.scale = scores_.scale;
-    config.weight_type = weight_type(node.text("weight_type", "f32"));
+    config.weight_type = choice(node, "weight_type", {"f32", "f16", "bf16", "int8", "int4"});  // MHA_TYPE_* in their order
+    config.arithmetic = choice(node, "arithmetic", {"f32", "int8", "int16"});                  // MHA_ARITHMETIC_* in theirs
     if (fused) {
       config.head_dim = width(weights[kWq], config.num_heads + 2 * config.num_kv_heads, "w_q");
       config.head_dim_v = config.head_dim;
@@ -163,14 +165,17 @@ class Layer {
                     std::to_string(columns) + "]"};
     }
   }
-  static uint32_t weight_type(const std::string &name) {
-    constexpr const char *types[] = {"f32", "f16", "bf16", "int8", "int4"};  // MHA_TYPE_* in their order
-    for (uint32_t type = 0; type < 5; type++) {
-      if (name == types[type]) {
-        return type;
+  // The number of one of these names; without the attribute 0.
+  static uint32_t choice(const NodeInfo &node, const char *attribute, std::initializer_list<const char *> names) {
+    const std::string given = node.text(attribute, *names.begin());
+    std::string all;
+    for (auto name = names.begin(); name != names.end(); ++name) {
+      if (given == *name) {
+        return static_cast<uint32_t>(name - names.begin());
       }
+      all += (name == names.begin() ? "" : name + 1 == names.end() ? " or " : ", ") + std::string(*name);
     }
-    throw Failure{"the attribute weight_type is '" + name + "'; it has to be f32, f16, bf16, int8 or int4"};
+    throw Failure{std::string("the attribute ") + attribute + " is '" + given + "'; it has to be " + all};
   }
 
   struct Destroy {

@@ -57,14 +57,16 @@ def session(model: onnx.ModelProto | bytes | str | os.PathLike[str], sess_option
     return onnxruntime.InferenceSession(os.fspath(model) if isinstance(model, os.PathLike) else model, sess_options, providers=list(providers), **more)
 
 
-def rewrite(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelProto, list[Any]]:
+def rewrite(model: onnx.ModelProto | str | os.PathLike[str], weight_type: str = "f32", arithmetic: str = "f32") -> tuple[onnx.ModelProto, list[Any]]:
     """(model, report): an onnx.ModelProto, or the file of one, with mha's operators in place of its attention, and a list of what became of each:
     entry.node, entry.into (None where it was left) and entry.reason; str(entry) says it. A ModelProto that is given is changed in place; but one with
-    functions is left as it is, and the new one is a copy. Needs the package onnx."""
+    functions is left as it is, and the new one is a copy. Where projections are replaced as well, by mha.Layer, sessions keep their weights as
+    weight_type says ("f32", "f16", "bf16", "int8" or "int4"), and compute them as arithmetic says: "f32", or with weights of int8 or int4 also
+    "int8" or "int16". Needs the package onnx."""
     try:
         from ._rewrite import rewrite as function
     except ImportError as error:
         if error.name and error.name.split(".")[0] == "onnx":
             raise ImportError("rewriting models needs the package onnx: pip install onnx") from None
         raise
-    return function(model)
+    return function(model, weight_type, arithmetic)

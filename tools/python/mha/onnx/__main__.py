@@ -13,7 +13,13 @@ def main():
                                   "with 3 if nothing in it can be replaced, with 1 and a sentence if there is no model to be read.")
     command.add_argument("model")
     command.add_argument("-o", "--output", help="where to write it; MODEL.mha.onnx without")
+    command.add_argument("--weight-type", default="f32", choices=["f32", "f16", "bf16", "int8", "int4"],
+                         help="how sessions keep the weights of projections, where these are replaced as well; fewer bits cost accuracy")
+    command.add_argument("--arithmetic", default="f32", choices=["f32", "int8", "int16"], help="what these projections are computed in; int8 and int16 need "
+                         "weights of int8 or int4")
     arguments = parser.parse_args()
+    if arguments.arithmetic != "f32" and arguments.weight_type not in ("int8", "int4"):
+        command.error(f"--arithmetic {arguments.arithmetic} needs --weight-type int8 or int4")
     output = arguments.output or os.path.splitext(arguments.model)[0] + ".mha.onnx"
     if os.path.exists(output) and os.path.samefile(arguments.model, output):
         sys.exit(f"mha.onnx: {output} is the model itself; give another name")
@@ -24,7 +30,7 @@ def main():
     except ImportError as error:
         sys.exit(f"mha.onnx: {error}")
     try:
-        model, report = rewrite(arguments.model)
+        model, report = rewrite(arguments.model, arguments.weight_type, arguments.arithmetic)
     except (OSError, protobuf.DecodeError, onnx.checker.ValidationError) as error:
         sys.exit(f"mha.onnx: {arguments.model} cannot be read as an ONNX model: {error}")
     for entry in report:

@@ -42,18 +42,28 @@ def named(node):
     return f"{kind} '{node.name or node.output[0]}'"
 
 
-def rewrite(model: onnx.ModelProto | str | os.PathLike) -> tuple[onnx.ModelProto, Report]:
+weight_types, arithmetics = ("f32", "f16", "bf16", "int8", "int4"), ("f32", "int8", "int16")
+
+
+def rewrite(model: onnx.ModelProto | str | os.PathLike, weight_type: str = "f32", arithmetic: str = "f32") -> tuple[onnx.ModelProto, Report]:
     """The model, with mha's operators instead of its attention, and what became of each. A ModelProto is changed in place, unless it has functions."""
+    for name, given, choices in ("weight_type", weight_type, weight_types), ("arithmetic", arithmetic, arithmetics):
+        if given not in choices:
+            raise ValueError(f"{name} is {given!r}; it must be one of {', '.join(choices)}")
+    if arithmetic != "f32" and weight_type not in ("int8", "int4"):
+        raise ValueError(f"arithmetic is {arithmetic}, and weight_type is {weight_type}; integers multiply weights of int8 or int4")
     if not isinstance(model, onnx.ModelProto):
         model = onnx.load(os.fspath(model))
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    return model, Rewriter(model).run()
+    return model, Rewriter(model, weight_type, arithmetic).run()
 
 
 class Rewriter:
-    def __init__(self, model):
+    def __init__(self, model, weight_type, arithmetic):
         self.model, self.graph = model, Graph(model)
+        self.how = {name: value for name, value in (("weight_type", weight_type), ("arithmetic", arithmetic)) if value != "f32"}
+        self.without = ["without projections, whose weights could be packed"] if self.how else []
         self.finder, self.report = Finder(self.graph), Report()
         self.masks = {}  # what was made of a mask, for the layers that share it
 
@@ -142,7 +152,7 @@ class Rewriter:
         graph = self.graph
         if found.swap:
             # The same inputs, outputs and attributes; those that mha's operator has not are at their defaults.
-            self.report.append(Entry(named(found.node), "mha.GroupQueryAttention", ", ".join(self.said(found))))
+            self.report.append(Entry(named(found.node), "mha.GroupQueryAttention", ", ".join(self.said(found) + self.without)))
             found.node.domain = "mha"
             del found.node.input[12:]  # empty ones
             for i in reversed(range(len(found.node.attribute))):
@@ -191,7 +201,7 @@ class Rewriter:
             outputs.pop()
         heads = {"q_num_heads": found.heads, "kv_num_heads": found.kv_heads} if found.heads or found.kv_heads else {}
         self.make("Attention", inputs, outputs, domain="mha", **{name: n for name, n in heads.items() if n}, **self.common(found))
-        return ", ".join(self.said(found))
+        return ", ".join(self.said(found) + self.without)
 
     def said(self, found):
         what = []
@@ -248,8 +258,9 @@ class Rewriter:
         inputs = [query, keys, values, *weights, w_o, *biases, mask]
         while not inputs[-1]:
             inputs.pop()
-        self.make("Layer", inputs, [output], domain="mha", num_heads=found.heads, kv_num_heads=found.kv_heads, **self.common(found))
-        return ", ".join([*self.said(found), "with the projections of q, k, v" + (" and the output" if w_o else "")])
+        self.make("Layer", inputs, [output], domain="mha", num_heads=found.heads, kv_num_heads=found.kv_heads, **self.common(found), **self.how)
+        return ", ".join([*self.said(found), "with the projections of q, k, v" + (" and the output" if w_o else ""),
+                          *(f"{name} {value}" for name, value in self.how.items())])
 
     def matrix(self, name, first=0, last=None):
         array = self.graph.constant(name)
