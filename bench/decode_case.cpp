@@ -126,6 +126,7 @@ class DecodeLayer : public DecodeCase {
     count_work();
     support::LayerProblem problem = random_layer(shape.batch, shape.n, shape.width(), shape.heads, shape.kv_heads);
     problem.is_causal = true;
+    problem.arithmetic = static_cast<support::Arithmetic>(options.arithmetic);
     support::LayerForm form;
     form.weight_type = static_cast<support::Stored>(options.weight_type);
     const support::LayerData layer(problem, support::Place::kAnywhere, form);

@@ -24,9 +24,10 @@ constexpr LayerShape layers[] = {
 
 constexpr struct {
   const char *name;
+  uint32_t arithmetic;
   Change change;
-} arithmetics[] = {{"int8", [](support::LayerProblem *problem) { problem->arithmetic = support::Arithmetic::kInt8; }},
-                   {"int16", [](support::LayerProblem *problem) { problem->arithmetic = support::Arithmetic::kInt16; }}};
+} arithmetics[] = {{"int8", MHA_ARITHMETIC_INT8, [](support::LayerProblem *problem) { problem->arithmetic = support::Arithmetic::kInt8; }},
+                   {"int16", MHA_ARITHMETIC_INT16, [](support::LayerProblem *problem) { problem->arithmetic = support::Arithmetic::kInt16; }}};
 
 }  // namespace
 
@@ -57,7 +58,7 @@ void register_storage_benchmarks(const Setting &setting) {
       return test;
     });
   }
-  for (const auto &[name, change] : arithmetics) {
+  for (const auto &[name, arithmetic, change] : arithmetics) {
     for (const LayerShape &layer : layers) {
       LayerOptions integers = {setting.instruction_set};
       integers.change = change;
@@ -65,6 +66,18 @@ void register_storage_benchmarks(const Setting &setting) {
       add(std::string("arithmetic/") + name + "/" + layer.name(), [=] {
         std::unique_ptr<Case> test = make_layer_case(layer, integers);
         test->rival = make_layer_case(layer, {setting.instruction_set});
+        test->rival_counter = "times_f32";
+        return test;
+      });
+    }
+    for (const auto &[type, weights] : types) {
+      if (type != MHA_TYPE_INT8 && type != MHA_TYPE_INT4) continue;
+      DecodeOptions integers = f32;
+      integers.weight_type = type;
+      integers.arithmetic = arithmetic;
+      add(std::string("arithmetic/") + name + "/weights:" + weights + "/" + first_token.layer_name(), [=] {
+        std::unique_ptr<Case> test = make_decode_layer(first_token, integers);
+        test->rival = make_decode_layer(first_token, f32);
         test->rival_counter = "times_f32";
         return test;
       });
