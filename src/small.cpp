@@ -17,13 +17,16 @@ SmallLayer small_layer_of(const mha_layer &layer) {
   if (!is_small) return small;
   small.stride = blocks_of(max_columns, key_block) * key_block;
   small.context_stride = blocks_of(std::max(max_columns, shape.context_columns()), key_block) * key_block + key_block;
-  const bool has_wide_heads = std::max(shape.head_dim, shape.head_dim_v) > small_head_dim;
-  small.max_rows = has_wide_heads ? small_wide_rows : std::min(small_rows, small_elements / small.stride);
-  const MatrixName names[] = {matrix_q, matrix_k, matrix_v, matrix_o};
-  for (int i = 0; i < 4; ++i) {
-    small.panels[i] = static_cast<const float *>(layer.weights(names[i]));
-    small.bias[i] = layer.bias(names[i]);
-  }
+  small.max_rows = std::min(small_rows, small_products / (small.stride * small.stride));
+  const auto describe = [&](MatrixName name) {
+    const PackedMatrix &matrix = layer.layout.matrices[name];
+    return SmallMatrix{static_cast<const float *>(layer.weights(name)), layer.bias(name), matrix.depth * panel_columns,
+                       panels_of(matrix.columns) - 1};
+  };
+  small.qkv[0] = describe(matrix_q);
+  small.qkv[1] = describe(matrix_k);
+  small.qkv[2] = describe(matrix_v);
+  small.o = describe(matrix_o);
   small.depth = shape.query_dim;
   small.max_columns = max_columns;
   small.num_kv_heads = shape.num_kv_heads;

@@ -472,13 +472,13 @@ TEST_P(LayerContract, RandomSmallCallsEqualTheSpecification) {
     do {
       problem.num_kv_heads = random.Between(1, 5);
       problem.num_heads = problem.num_kv_heads * random.Between(1, 3);
-      problem.head_dim = random.Chance(0.2) ? random.Between(18, 49) : random.Between(1, 17);
-      problem.head_dim_v = random.Chance(0.5) ? problem.head_dim : random.Chance(0.2) ? random.Between(18, 49) : random.Between(1, 17);
-    } while (std::max(problem.q_width(), problem.merged_width()) > 49);
+      problem.head_dim = random.Chance(0.2) ? random.Between(18, 97) : random.Between(1, 17);
+      problem.head_dim_v = random.Chance(0.5) ? problem.head_dim : random.Chance(0.2) ? random.Between(18, 97) : random.Between(1, 17);
+    } while (std::max(problem.q_width(), problem.merged_width()) > 97);
     problem.batch = random.Between(1, 3);
     problem.n_q = problem.n_kv = random.Chance(0.4) ? random.Between(1, 3) : random.Between(1, 17);
-    problem.query_dim = problem.key_dim = problem.value_dim = random.Chance(0.2) ? close_to(&random, 48) : random.Between(1, 48);
-    problem.output_dim = random.Chance(0.2) ? close_to(&random, 48) : random.Between(1, 48);
+    problem.query_dim = problem.key_dim = problem.value_dim = random.Chance(0.2) ? close_to(&random, 96) : random.Between(1, 96);
+    problem.output_dim = random.Chance(0.2) ? close_to(&random, 96) : random.Between(1, 96);
     problem.is_causal = random.Chance(0.5);
     if (random.Chance(0.3)) problem.scale = random.Pick<float>({1.0f, -0.5f, 1e-3f, 1e30f});
     FillNormal(&random, static_cast<uint32_t>(random.Between(0, kAllBiases)), random.Chance(0.8), &problem);
@@ -500,7 +500,7 @@ TEST_P(LayerContract, RandomSmallCallsEqualTheSpecification) {
 // Heads of more than 32 columns, whose scores add up in blocks of 32 terms, and scores so large that their last bits show.
 TEST_P(LayerContract, WideHeadsOfSmallCallsEqualTheSpecification) {
   Random random(5600);
-  for (int64_t head_dim = 31; head_dim <= 48 && !HasFailure(); head_dim++) {
+  for (int64_t head_dim = 31; head_dim <= 97 && !HasFailure(); head_dim++) {
     LayerProblem problem;
     problem.batch = 4;
     problem.n_q = problem.n_kv = 2;

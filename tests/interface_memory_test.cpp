@@ -87,9 +87,9 @@ TEST_P(GuardPages, AreNotTouchedByForward) {
 TEST_P(GuardPages, AreNotTouchedBySmallCalls) {
   Random random(24);
   for (int i = 0; i < Rounds(100) && !HasFailure(); ++i) {
-    LayerProblem sizes = SquareSizes(random.Between(1, 48), random.Between(1, 4), 1, random.Between(1, 12));
-    sizes.head_dim_v = random.Between(1, 12);
-    sizes.output_dim = random.Between(1, 48);
+    LayerProblem sizes = SquareSizes(random.Between(1, 96), random.Between(1, 4), 1, random.Between(1, 24));
+    sizes.head_dim_v = random.Between(1, 24);
+    sizes.output_dim = random.Between(1, 96);
     sizes.batch = random.Between(1, 3);
     sizes.is_causal = random.Coin();
     sizes = OfItself(sizes, random.Between(1, 16));

@@ -302,17 +302,21 @@ struct RowMeasure {
 
 // ---- Small layers
 
-constexpr int64_t small_columns = panel_columns;  // of every matrix, so that each is one panel
-constexpr int64_t small_rows = key_block;         // of a sequence, so that its keys are one block
-// Larger tiles are faster for more rows of many columns, and for more rows of wide heads.
-constexpr int64_t small_elements = 512;
-constexpr int64_t small_head_dim = 16, small_wide_rows = 2;
+constexpr int64_t small_columns = 2 * panel_columns;  // of every matrix, so that each sum is one chain of at most dot_block terms
+constexpr int64_t small_rows = key_block;             // of a sequence, so that its keys are one block
+// Products of a sequence with a matrix: larger tiles are faster for more of them.
+constexpr int64_t small_products = small_rows * panel_columns * panel_columns;
+
+// As in Projection.
+struct SmallMatrix {
+  const float *panels, *bias;
+  int64_t panel_floats, last_panel;
+};
 
 // A layer of so few columns, for calls of so few rows.
 struct SmallLayer {
-  int64_t max_rows;       // of a sequence; 0: the layer is not small
-  const float *panels[4];  // W_Q, W_K, W_V, W_O, as in Projection
-  const float *bias[4];
+  int64_t max_rows;           // of a sequence; 0: the layer is not small
+  SmallMatrix qkv[3], o;
   int64_t depth;                // width of an input row
   int64_t max_columns;         // of W_Q, W_K and W_V
   int64_t stride;               // of rows of q and v in the scratch memory

@@ -26,15 +26,43 @@ struct SmallMemory {
   }
 };
 
-// y[r] = 16 columns of each of some matrices for R rows: dot(rows[r], columns) + bias.
-template <class V, int R, int N>
-MHA_INLINE void project_small(const float *const (&rows)[R], int64_t depth, const float *const (&w)[N / small_vectors<V>],
-                              const float *const (&bias)[N / small_vectors<V>], V (&y)[R][N]) {
+// The same 16 columns of some matrices, from the first ones on. Where a matrix has no such panel, its last one stands in.
+template <int M>
+struct SmallColumns {
+  const SmallMatrix *matrices;
+  const float *w[M], *bias[M];
+  int64_t panel = 0, in_panel = 0;
+
+  MHA_INLINE explicit SmallColumns(const SmallMatrix *given) : matrices(given) {
+    MHA_UNROLL for (int m = 0; m < M; ++m) {
+      w[m] = given[m].panels;
+      bias[m] = given[m].bias;
+    }
+  }
+  MHA_INLINE void advance() {
+    in_panel += key_block;
+    const bool ends = in_panel == panel_columns;
+    if (ends) {
+      ++panel;
+      in_panel = 0;
+    }
+    MHA_UNROLL for (int m = 0; m < M; ++m) {
+      const bool stays = ends && panel > matrices[m].last_panel;
+      w[m] += key_block + (stays ? -panel_columns : ends ? matrices[m].panel_floats - panel_columns : 0);
+      bias[m] += key_block - (stays ? panel_columns : 0);
+    }
+  }
+};
+
+// y[r] = these columns for R rows: dot(rows[r], columns) + bias.
+template <class V, int R, int M>
+MHA_INLINE void project_small(const float *const (&rows)[R], int64_t depth, const SmallColumns<M> &columns,
+                              V (&y)[R][M * small_vectors<V>]) {
   constexpr int C = small_vectors<V>;
   clear(y);
-  for (int64_t k = 0; k < depth; ++k) add_term<C>(rows, k, w, k * panel_columns, y);
-  MHA_UNROLL for (int i = 0; i < N; ++i) {
-    const V b = load<V>(bias[i / C] + i % C * static_cast<int>(V::size));
+  for (int64_t k = 0; k < depth; ++k) add_term<C>(rows, k, columns.w, k * panel_columns, y);
+  MHA_UNROLL for (int i = 0; i < M * C; ++i) {
+    const V b = load<V>(columns.bias[i / C] + i % C * static_cast<int>(V::size));
     MHA_UNROLL for (int r = 0; r < R; ++r) y[r][i] = canonical(y[r][i] + b);
   }
 }
@@ -49,10 +77,10 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
     number[r] = min(row + r, call.n - 1);
     rows[r] = x + number[r] * call.x.row_stride;
   }
-  for (int64_t column = 0; column < layer.max_columns; column += key_block) {
+  SmallColumns<3> columns(layer.qkv);
+  for (int64_t column = 0; column < layer.max_columns; column += key_block, columns.advance()) {
     V y[R][3 * C];
-    project_small<V, R, 3 * C>(rows, layer.depth, {layer.panels[0] + column, layer.panels[1] + column, layer.panels[2] + column},
-                               {layer.bias[0] + column, layer.bias[1] + column, layer.bias[2] + column}, y);
+    project_small<V>(rows, layer.depth, columns, y);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       MHA_UNROLL for (int i = 0; i < C; ++i) {
         const int64_t at = column + i * static_cast<int>(V::size);
@@ -148,9 +176,10 @@ MHA_INLINE void project_small_output(const SmallLayer &layer, const SmallMemory 
   constexpr int C = small_vectors<V>;
   const float *rows[R];
   MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = memory.context + r * memory.context_stride;
-  for (int64_t column = 0; column < layer.output_dim; column += key_block) {
+  SmallColumns<1> columns(&layer.o);
+  for (int64_t column = 0; column < layer.output_dim; column += key_block, columns.advance()) {
     V y[R][C];
-    project_small<V, R, C>(rows, layer.context_columns, {layer.panels[3] + column}, {layer.bias[3] + column}, y);
+    project_small<V>(rows, layer.context_columns, columns, y);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
       MHA_UNROLL for (int i = 0; i < C; ++i) {
         const int64_t at = column + i * static_cast<int>(V::size);
