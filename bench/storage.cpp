@@ -1,5 +1,6 @@
 // storage: decoding with stored keys and values of each type, and projections with stored weights of each type, in turns with f32.
-// arithmetic: layers with weights of int8 whose projections compute in integers, in turns with those of f32.
+// arithmetic: layers with weights of int8 whose projections compute in integers, and a token's with int8 and int4, in turns with those of
+// f32.
 
 #include "decode_case.h"
 #include "groups.h"
@@ -27,7 +28,8 @@ constexpr struct {
   uint32_t arithmetic;
   Change change;
 } arithmetics[] = {{"int8", MHA_ARITHMETIC_INT8, [](support::LayerProblem *problem) { problem->arithmetic = support::Arithmetic::kInt8; }},
-                   {"int16", MHA_ARITHMETIC_INT16, [](support::LayerProblem *problem) { problem->arithmetic = support::Arithmetic::kInt16; }}};
+                   {"int16", MHA_ARITHMETIC_INT16,
+                    [](support::LayerProblem *problem) { problem->arithmetic = support::Arithmetic::kInt16; }}};
 
 }  // namespace
 

@@ -15,6 +15,9 @@ namespace {
 
 // ---- Tiles
 
+// Up to so many rows, codes of int4 become bytes in registers, by each tile anew; for more rows, in memory, once for all.
+constexpr int max_rows_of_nibbles = 2;
+
 // How many vectors of columns a tile of so many rows has; divides a panel. Products do not wait for each other: these are as many sums as
 // there are registers for.
 template <class V>
@@ -38,10 +41,10 @@ struct CodeTile {
 };
 
 // sums[row][column] += the products of some terms.
-template <class V, class Code, int R, int C>
+template <class V, class Code, bool are_nibbles, int R, int C>
 MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   using Dots = DotProducts<Code>;
-  constexpr int parts = Dots::parts, lanes = V::size;
+  constexpr int parts = Dots::parts, lanes = V::size, fours = are_nibbles ? 2 : 1;  // fours: of terms, in the bytes of one step
   constexpr int64_t step = terms_together * panel_columns, row_step = terms_together * static_cast<int64_t>(sizeof(Code));
   const int64_t ahead = tile.ahead, codes_bytes = tile.chain * static_cast<int64_t>(sizeof(Code));
   const char *rows[R];
@@ -62,23 +65,39 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
       }
       int64_t at = tail - codes_bytes;
       const int64_t end = at + min(left, tile.chain) * static_cast<int64_t>(sizeof(Code));
-      for (; at < end; at += row_step, w += step) {
-        const auto row_terms = [&](int r) MHA_INLINED { return Dots::load_row_terms(reinterpret_cast<const Code *>(rows[r] + at)); };
-        __builtin_prefetch(w + ahead);
-        if constexpr (R <= 2) {
-          typename Dots::RowTerms x[R];
-          MHA_UNROLL for (int r = 0; r < R; ++r) x[r] = row_terms(r);
-          MHA_UNROLL for (int c = 0; c < C; ++c) {
-            const typename Dots::Terms terms = Dots::load_terms(w + c * lanes * terms_together);
+      for (; at < end; at += fours * row_step, w += step) {
+        const auto row_terms = [&](int r, int four) MHA_INLINED {
+          return Dots::load_row_terms(reinterpret_cast<const Code *>(rows[r] + at + four * row_step));
+        };
+        const auto terms_of = [&](typename Dots::Terms terms, int four) MHA_INLINED {
+          if constexpr (are_nibbles) {
             MHA_UNROLL for (int i = 0; i < parts; ++i) {
-              MHA_UNROLL for (int r = 0; r < R; ++r) acc[r][c].part[i] = Dots::add(acc[r][c].part[i], terms.part[i], x[r]);
+              terms.part[i] = four == 0 ? Dots::low_nibbles(terms.part[i]) : Dots::high_nibbles(terms.part[i]);
+            }
+          }
+          return terms;
+        };
+        MHA_UNROLL for (int line = 0; line < C * lanes * terms_together; line += 64) __builtin_prefetch(w + ahead + line);
+        if constexpr (R <= 2) {
+          typename Dots::RowTerms x[R][fours];
+          MHA_UNROLL for (int r = 0; r < R; ++r) {
+            MHA_UNROLL for (int four = 0; four < fours; ++four) x[r][four] = row_terms(r, four);
+          }
+          MHA_UNROLL for (int c = 0; c < C; ++c) {
+            const typename Dots::Terms bytes = Dots::load_terms(w + c * lanes * terms_together);
+            MHA_UNROLL for (int four = 0; four < fours; ++four) {
+              const typename Dots::Terms terms = terms_of(bytes, four);
+              MHA_UNROLL for (int i = 0; i < parts; ++i) {
+                MHA_UNROLL for (int r = 0; r < R; ++r) acc[r][c].part[i] = Dots::add(acc[r][c].part[i], terms.part[i], x[r][four]);
+              }
             }
           }
         } else {
+          static_assert(!are_nibbles, "one four of terms in each step");
           typename Dots::Terms terms[C];
           MHA_UNROLL for (int c = 0; c < C; ++c) terms[c] = Dots::load_terms(w + c * lanes * terms_together);
           MHA_UNROLL for (int r = 0; r < R; ++r) {
-            const typename Dots::RowTerms x = row_terms(r);
+            const typename Dots::RowTerms x = row_terms(r, 0);
             MHA_UNROLL for (int c = 0; c < C; ++c) {
               MHA_UNROLL for (int i = 0; i < parts; ++i) acc[r][c].part[i] = Dots::add(acc[r][c].part[i], terms[c].part[i], x);
             }
@@ -124,22 +143,23 @@ MHA_NOINLINE void project_codes_of(const Projection &p, const char *coded, int64
   alignas(64) float ones[panel_columns];
   for (float &one : ones) one = 1.0f;
   const bool is_int4 = p.storage == Storage::int4;
-  const int64_t count = row_end - row_begin, row_bytes = coded_bytes<Code>(p.storage, p.depth);
+  const int64_t count = row_end - row_begin, row_bytes = coded_bytes<Code>(p.storage, p.depth), codes_in_byte = is_int4 ? 2 : 1;
+  const bool is_widened = is_int4 && count > max_rows_of_nibbles;
   CodeTile tile;
   tile.chain = terms_of_chain(p.storage);
   tile.scales = ones;
   tile.scales_stride = is_int4 ? panel_columns : 0;
-  tile.ahead = is_int4 ? 0 : block_terms * panel_columns;  // the next block of the panel
+  tile.ahead = is_widened ? 0 : block_terms * panel_columns / codes_in_byte;  // the next block of the panel
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     const StoredPanel stored(p, panel);
     for (int64_t k = 0; k < p.depth; k += block_terms) {
       tile.terms = min(p.depth - k, block_terms);
       tile.is_first = k == 0;
-      tile.columns = stored.first + k * panel_columns / (is_int4 ? 2 : 1);
-      if (is_int4) {
+      tile.columns = stored.first + k * panel_columns / codes_in_byte;
+      if (is_int4) tile.scales = stored.scales + k / int4_group * panel_columns;
+      if (is_widened) {
         widen_nibbles(tile.columns, tile.terms, widened);
         tile.columns = widened;
-        tile.scales = stored.scales + k / int4_group * panel_columns;
       }
       for (int64_t r = 0; r < count; r += most) {
         visit_rows<most>(count - r, [&](auto rows) MHA_INLINED {
@@ -148,7 +168,10 @@ MHA_NOINLINE void project_codes_of(const Projection &p, const char *coded, int64
           // Where there are fewer, the last one again.
           for (int64_t i = 0; i < R; ++i) tile.rows[i] = first + min(r + i, count - 1) * row_bytes;
           tile.sums = sums + r * panel_columns;
-          multiply_codes<V, Code, R, code_vectors<V>(R)>(tile);
+          if constexpr (R <= max_rows_of_nibbles) {
+            if (is_int4 && !is_widened) return multiply_codes<V, Code, true, R, code_vectors<V>(R)>(tile);
+          }
+          multiply_codes<V, Code, false, R, code_vectors<V>(R)>(tile);
         });
       }
     }

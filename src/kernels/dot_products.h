@@ -5,6 +5,7 @@
 //
 //   Terms, Sum             four terms of Vector::size columns, and sums of products, in several parts; RowTerms: four terms of a row
 //   load_terms, load_row_terms
+//   low_nibbles, high_nibbles   of a part of terms loaded from bytes that hold two codes each
 //   begin(value)           a part of a sum, with this value in each of the lanes_of_sum lanes that the sum of a column is spread over
 //   add(sum, terms, row)   to one part of a sum, products of that part of the terms
 //   sums_of(sum)           Vector::size sums, as floats
@@ -54,6 +55,8 @@ struct DotProducts<int16_t> {
   static MHA_INLINE Terms load_terms(const int8_t *p) {
     return {{_mm512_cvtepi8_epi16(load_16x16(p)), _mm512_cvtepi8_epi16(load_16x16(p + 32))}};
   }
+  static MHA_INLINE Part low_nibbles(Part bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi16(15)); }
+  static MHA_INLINE Part high_nibbles(Part bytes) { return _mm512_srli_epi16(bytes, 4); }
   static MHA_INLINE RowTerms load_row_terms(const int16_t *p) {
     int64_t four;
     __builtin_memcpy(&four, p, sizeof four);
@@ -95,6 +98,8 @@ struct DotProducts<int16_t> {
   static MHA_INLINE Terms load_terms(const int8_t *p) {
     return kept_in_registers(_mm256_cvtepi8_epi16(load_16(p)), _mm256_cvtepi8_epi16(load_16(p + 16)));
   }
+  static MHA_INLINE Part low_nibbles(Part bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi16(15)); }
+  static MHA_INLINE Part high_nibbles(Part bytes) { return _mm256_srli_epi16(bytes, 4); }
   static MHA_INLINE RowTerms load_row_terms(const int16_t *p) {
     int64_t four;
     __builtin_memcpy(&four, p, sizeof four);
@@ -134,6 +139,8 @@ struct DotProducts<int16_t> {
     const int8x16_t bytes = vld1q_s8(p);
     return quarters(vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
   }
+  static MHA_INLINE int16x4_t low_nibbles(int16x4_t bytes) { return vand_s16(bytes, vdup_n_s16(15)); }
+  static MHA_INLINE int16x4_t high_nibbles(int16x4_t bytes) { return vshr_n_s16(bytes, 4); }
   static MHA_INLINE RowTerms load_row_terms(const int16_t *p) { return vld1_s16(p); }
   static MHA_INLINE Part begin(int32_t value) { return vdupq_n_s32(value); }
   static MHA_INLINE Part add(Part sum, int16x4_t w, RowTerms x) { return vmlal_s16(sum, w, x); }
@@ -165,6 +172,8 @@ struct DotProducts<int16_t> {
   static MHA_INLINE Terms load_terms(const Byte *p) {
     return {{{{p[0], p[1], p[2], p[3]}}}};
   }
+  static MHA_INLINE Four low_nibbles(const Four &b) { return {{b.of[0] & 15, b.of[1] & 15, b.of[2] & 15, b.of[3] & 15}}; }
+  static MHA_INLINE Four high_nibbles(const Four &b) { return {{b.of[0] >> 4, b.of[1] >> 4, b.of[2] >> 4, b.of[3] >> 4}}; }
   static MHA_INLINE RowTerms load_row_terms(const int16_t *p) { return {{p[0], p[1], p[2], p[3]}}; }
   static MHA_INLINE Part begin(int32_t value) { return value; }
   static MHA_INLINE Part add(Part sum, const Four &w, const RowTerms &x) {
