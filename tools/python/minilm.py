@@ -27,18 +27,25 @@ examples = """Examples:
   build/python/bin/python tools/python/minilm.py
   build/python/bin/python tools/python/minilm.py "How do I cook rice?" "A recipe for rice" "The train is late"
   build/python/bin/python tools/python/minilm.py --compare        and the same by ONNX Runtime: the largest difference of an element
+  build/python/bin/python tools/python/minilm.py --arithmetics    what fewer bits and integers do to embeddings and to a ranking; a few minutes
 
 Exit codes: 0 done; 1 something is missing, or ONNX Runtime computes something else; 2 wrong usage.
 """
 sentences = ["The cat sleeps on the sofa.", "A kitten is napping on the couch.", "Interest rates rose again in March, which few had expected.",
              "Rates", "How is multi-head attention computed on a processor without much memory, and which part of it takes the most time?"]
 agreement = 1e-5
+arithmetics = {"f16 weights": dict(weight_type="f16"), "int8 weights": dict(weight_type="int8"),
+               "int8 weights, int16": dict(weight_type="int8", arithmetic="int16"),
+               "int8 weights, int8": dict(weight_type="int8", arithmetic="int8"), "int4 weights": dict(weight_type="int4"),
+               "int4 weights, int16": dict(weight_type="int4", arithmetic="int16"),
+               "int4 weights, int8": dict(weight_type="int4", arithmetic="int8")}
 
 
 class Model:
-    """The model: weights by their names, a layer of mha for each attention layer."""
+    """The model: weights by their names, a layer of mha for each attention layer. how: weight_type and arithmetic of these layers; with
+    everywhere=True also of the two products between them, which else are NumPy's."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, everywhere=False, **how):
         folder = pathlib.Path(folder)
         for name in "config.json", "model.safetensors", "tokenizer.json":
             if not (folder / name).exists():
@@ -48,13 +55,16 @@ class Model:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(256)
-        self.attention = [self.attention_layer(f"encoder.layer.{number}.attention.") for number in range(self.config["num_hidden_layers"])]
+        numbers = range(self.config["num_hidden_layers"])
+        self.attention = [self.attention_layer(f"encoder.layer.{number}.attention.", how) for number in numbers]
+        names = [f"encoder.layer.{number}.{part}.dense" for number in numbers for part in ("intermediate", "output")]
+        self.products = {name: mha.Linear(self.weights[name + ".weight"], self.weights[name + ".bias"], **how) for name in names if everywhere}
 
-    def attention_layer(self, name):
+    def attention_layer(self, name, how):
         matrices = {"q": "self.query", "k": "self.key", "v": "self.value", "o": "output.dense"}
         weights = {"w_" + letter: self.weights[f"{name}{part}.weight"] for letter, part in matrices.items()}
         biases = {"b_" + letter: self.weights[f"{name}{part}.bias"] for letter, part in matrices.items()}
-        return mha.Layer(self.config["hidden_size"], self.config["num_attention_heads"], layout="out_in", **weights, **biases)
+        return mha.Layer(self.config["hidden_size"], self.config["num_attention_heads"], layout="out_in", **weights, **biases, **how)
 
     def tokens(self, texts):
         """ids [batch, n], sentences padded with 0 to the length of the longest, and the lengths [batch]."""
@@ -79,6 +89,8 @@ class Model:
         return (mean / np.linalg.norm(mean, axis=1, keepdims=True)).astype(np.float32)
 
     def linear(self, x, name):
+        if name in self.products:
+            return self.products[name](np.ascontiguousarray(x.reshape(-1, x.shape[-1]))).reshape(*x.shape[:-1], -1)
         return x @ self.weights[name + ".weight"].T + self.weights[name + ".bias"]
 
     def layer_norm(self, x, name):
@@ -88,8 +100,60 @@ class Model:
 
 
 def gelu(x):
-    erf = np.frompyfunc(math.erf, 1, 1)
-    return x * (0.5 + 0.5 * erf(x / math.sqrt(2)).astype(np.float32))
+    return x * (0.5 + 0.5 * erf(x / np.float32(math.sqrt(2))))
+
+
+def erf(x):
+    """Within 5e-7: Abramowitz and Stegun, 7.1.26. NumPy has none."""
+    t = 1 / (1 + np.float32(0.3275911) * np.abs(x))
+    terms = np.float32(0)
+    for factor in 1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592:
+        terms = (terms + np.float32(factor)) * t
+    return np.copysign(1 - terms * np.exp(-x * x), x)
+
+
+def read_pairs():
+    """100 pairs of sentences, which say the same, something similar, or something else."""
+    lines = pathlib.Path(__file__).with_name("minilm_pairs.tsv").read_text().splitlines()
+    return [tuple(line.split("\t")) for line in lines]
+
+
+def ranks(numbers):
+    """0 for the largest."""
+    order = np.argsort(-numbers, kind="stable")
+    places = np.empty(len(order), np.int64)
+    places[order] = np.arange(len(order))
+    return places
+
+
+def of_ranking(exact, found):
+    """What becomes of pairs in the order of their similarity, the most similar one first: Spearman's correlation, how many pairs have another
+    place, how far the one that moves the most, and how many of the first ten are still there."""
+    one, other = ranks(exact), ranks(found)
+    moved = np.abs(one - other)
+    n = len(one)
+    spearman = 1 - 6 * float((moved**2).sum()) / (n * (n**2 - 1))
+    return spearman, int((moved > 0).sum()), int(moved.max()), len(set(np.argsort(one)[:10]) & set(np.argsort(other)[:10]))
+
+
+def compare_arithmetics(folder, pairs, texts):
+    """A table in Markdown: all pairs and texts in each arithmetic, beside float32."""
+    exact, exact_similar = embed_pairs(Model(folder), pairs, texts)
+    yield "| | Cosine to float32: least, mean | Spearman's correlation | Pairs with another place; most places | Of the first ten |"
+    yield "|---|---|---|---|---|"
+    for where, everywhere in ("attention", False), ("attention and feed-forward", True):
+        for name, how in arithmetics.items():
+            found, similar = embed_pairs(Model(folder, everywhere, **how), pairs, texts)
+            cosines = (found * exact).sum(axis=1)
+            spearman, moved, most, first = of_ranking(exact_similar, similar)
+            yield f"| {name}: {where} | {cosines.min():.5f}, {cosines.mean():.5f} | {spearman:.5f} | {moved} of {len(pairs)}; {most} | {first} |"
+
+
+def embed_pairs(model, pairs, texts):
+    """The embeddings of all sentences, and the cosine similarity of each pair."""
+    embeddings = model.embed(*model.tokens([sentence for pair in pairs for sentence in pair]))
+    similar = (embeddings[0::2] * embeddings[1::2]).sum(axis=1)
+    return np.concatenate([embeddings, model.embed(*model.tokens(list(texts)))]), similar
 
 
 def find_model():
@@ -105,6 +169,8 @@ def main():
     parser.add_argument("sentences", nargs="*", default=sentences, metavar="SENTENCE")
     parser.add_argument("--model", metavar="FOLDER", help="config.json, model.safetensors and tokenizer.json, as Hugging Face has them")
     parser.add_argument("--compare", action="store_true", help="compute the same by ONNX Runtime, and compare")
+    parser.add_argument("--arithmetics", action="store_true",
+                        help="compare the embeddings of SENTENCEs and of the pairs in minilm_pairs.tsv, and the order of these pairs, in each arithmetic")
     arguments = parser.parse_args()
 
     try:
@@ -113,6 +179,10 @@ def main():
             import minilm_onnx
     except ImportError as error:
         sys.exit(f"minilm.py: {error}")
+    if arguments.arithmetics:
+        for line in compare_arithmetics(arguments.model or find_model(), read_pairs(), arguments.sentences):
+            print(line, flush=True)
+        return
     model = Model(arguments.model or find_model())
     ids, lengths = model.tokens(arguments.sentences)
     embeddings = model.embed(ids, lengths)
