@@ -628,7 +628,8 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
   const int64_t dims[] = {header.query_dim, header.key_dim,      header.value_dim, header.output_dim,
                           header.num_heads, header.num_kv_heads, header.head_dim,  header.head_dim_v};
   const bool has_heads = header.num_heads != 0;
-  bool is_sound = has_heads ? header.num_kv_heads > 0 && header.num_heads % header.num_kv_heads == 0 : header.has_output != 0;
+  bool is_sound = has_heads ? header.num_kv_heads > 0 && header.num_heads % header.num_kv_heads == 0
+                            : header.has_output != 0 && header.scale == 0.0f;
   for (const int64_t &dim : dims) {
     const bool is_of_heads = &dim != &dims[0] && &dim != &dims[3];  // all but query_dim and output_dim
     is_sound = is_sound && (has_heads || !is_of_heads ? dim > 0 && dim <= INT32_MAX : dim == 0);

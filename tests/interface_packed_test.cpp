@@ -6,6 +6,7 @@
 
 #include "interface_support.h"
 #include "support/instruction_sets.h"
+#include "support/rounds.h"
 
 namespace {
 
@@ -484,16 +485,6 @@ TEST(Damage, OfSeveralHeaderBytesNeverLeadsOutOfTheBuffer) {
   EXPECT_GT(accepted, 0);
 }
 
-// ---- The shape of a layer ----------------------------------------------------------------------------------------------------------
-
-struct ShapeCase {
-  const char *name;
-  mha_layer_config config;  // struct_size is filled in
-  bool has_output_projection;
-  mha_layer_config resolved;
-};
-void PrintTo(const ShapeCase &row, std::ostream *stream) { *stream << row.name; }
-
 // query_dim, key_dim, value_dim, output_dim, num_heads, num_kv_heads, head_dim, head_dim_v, d_out, scale
 mha_layer_config Config(int64_t query_dim, int64_t key_dim, int64_t value_dim, int64_t output_dim, int64_t num_heads, int64_t num_kv_heads,
                         int64_t head_dim, int64_t head_dim_v, int64_t d_out, float scale) {
@@ -510,6 +501,259 @@ mha_layer_config Config(int64_t query_dim, int64_t key_dim, int64_t value_dim, i
   config.scale = scale;
   return config;
 }
+
+// ---- Headers that somebody made up, with the right checksum --------------------------------------------------------------------------
+
+// Where the fields of a header are (PackedHeader in src/pack.cpp), their width, and whether a layer's size may follow from it.
+struct Field {
+  const char *name;
+  size_t offset, width;
+  bool is_of_shape;
+};
+constexpr size_t kHeaderBytes = 256;
+const Field kFields[] = {{"magic", 0, 8, false},        {"byte_order", 8, 4, false},  {"version", 12, 4, false},
+                         {"contract", 16, 4, false},    {"kind", 20, 4, true},        {"bytes", 24, 8, false},
+                         {"checksum", 32, 8, false},    {"query_dim", 40, 8, true},   {"key_dim", 48, 8, true},
+                         {"value_dim", 56, 8, true},    {"output_dim", 64, 8, true},  {"num_heads", 72, 8, true},
+                         {"num_kv_heads", 80, 8, true}, {"head_dim", 88, 8, true},    {"head_dim_v", 96, 8, true},
+                         {"scale", 104, 4, false},      {"has_output", 108, 4, true}, {"gate", 112, 4, true},
+                         {"arithmetic", 116, 4, true},  {"gate_dim", 120, 8, true},   {"reserved", 128, 8, false}};
+const Field &kSize = kFields[5], &kHasOutput = kFields[16];
+const int64_t kEdges[] = {0,         1,         2,         3,       4,       5,       6,         7,         8,
+                          9,         10,        15,        16,      17,      31,      32,        33,        47,
+                          48,        49,        63,        64,      65,      96,      97,        127,       128,
+                          255,       256,       1 << 16,   1 << 17, 1 << 24, 1 << 30, INT32_MAX, 1ll << 31, UINT32_MAX,
+                          1ll << 32, 1ll << 61, 1ll << 62, kMax,    -1,      -2,      INT32_MIN, kMin,      kMin + 1};
+
+// What the format says of 256 bytes: eight lanes, each of which takes 8 bytes of every 64 by an addition and a rotation.
+uint64_t ChecksumOfHeader(const unsigned char *header) {
+  const auto mix = [](uint64_t sum) {
+    sum *= 0x9e3779b97f4a7c15u;
+    return sum ^ sum >> 32;
+  };
+  uint64_t words[kHeaderBytes / 8], lanes[8] = {}, sum = 0;
+  std::memcpy(words, header, sizeof words);
+  words[31] = 0;
+  for (size_t i = 0; i < 32; ++i) {
+    const uint64_t word = lanes[i % 8] + words[i];
+    lanes[i % 8] = word << 25 | word >> 39;
+  }
+  for (const uint64_t lane : lanes) sum = mix(sum ^ lane);
+  return mix(sum);
+}
+
+// A small layer of each kind, gates and layers of W_O alone among them.
+struct Packed {
+  std::string name;
+  mha_layer_config config;
+  bool has_output;
+  mha_sgemm sgemm;
+};
+std::vector<Packed> AllKinds() {
+  std::vector<Packed> all;
+  const auto add = [&](const char *name, uint32_t type, uint32_t arithmetic, mha_sgemm sgemm = nullptr) {
+    mha_layer_config config = Config(6, 5, 7, 9, 4, 2, 3, 8, 0, 0);
+    config.weight_type = type;
+    config.arithmetic = arithmetic;
+    all.push_back({name, config, true, sgemm});
+    mha_layer_config linear = Config(70, 0, 0, 5, 0, 0, 0, 0, 0, 0);
+    linear.weight_type = type;
+    linear.arithmetic = arithmetic;
+    if (!sgemm) all.push_back({std::string(name) + ", W_O alone", linear, true, nullptr});
+  };
+  add("f32", MHA_TYPE_F32, MHA_ARITHMETIC_F32);
+  add("sgemm", MHA_TYPE_F32, MHA_ARITHMETIC_F32, PlainSgemm);
+  add("f16", MHA_TYPE_F16, MHA_ARITHMETIC_F32);
+  add("bf16", MHA_TYPE_BF16, MHA_ARITHMETIC_F32);
+  add("int8", MHA_TYPE_INT8, MHA_ARITHMETIC_F32);
+  add("int4", MHA_TYPE_INT4, MHA_ARITHMETIC_F32);
+  add("int8 in int8", MHA_TYPE_INT8, MHA_ARITHMETIC_INT8);
+  add("int8 in int16", MHA_TYPE_INT8, MHA_ARITHMETIC_INT16);
+  add("int4 in int16", MHA_TYPE_INT4, MHA_ARITHMETIC_INT16);
+  all.push_back({"one width, without W_O", Config(8, 0, 0, 0, 2, 0, 4, 0, 0, 0), false, nullptr});
+  all.push_back({"one width, sgemm", Config(8, 0, 0, 0, 2, 0, 4, 0, 0, 0), true, PlainSgemm});
+  all.push_back({"gate", Config(8, 0, 0, 0, 2, 0, 4, 0, 0, 0), true, nullptr});
+  all.back().config.gate = MHA_GATE_SIGMOID;
+  all.push_back({"gate of heads, sgemm", Config(8, 0, 0, 0, 2, 0, 4, 0, 0, 0), true, PlainSgemm});
+  all.back().config.gate = MHA_GATE_SOFTPLUS;
+  all.back().config.gate_dim = 1;
+  return all;
+}
+
+const float kNumbers[4096] = {0.5f, -0.25f, 1.0f};
+
+mha_layer_weights WeightsOf(const mha_layer_config &config, bool has_output) {
+  mha_layer_weights weights = Zeroed<mha_layer_weights>();
+  if (config.num_heads != 0) weights.w_q = weights.w_k = weights.w_v = kNumbers;
+  if (config.gate != MHA_GATE_NONE) weights.w_g = kNumbers;
+  if (has_output) weights.w_o = kNumbers;
+  return weights;
+}
+
+class MadeUpHeader : public testing::Test {
+ public:
+  // Changes nothing but the header; the memory behind it stays that of the good layer, and zeros.
+  void Begin(const Packed &kind) {
+    kind_ = kind;
+    options_ = Options(MHA_INSTRUCTION_SET_AUTO, kind.sgemm);
+    const mha_layer_weights weights = WeightsOf(kind.config, kind.has_output);
+    size_t bytes = 0;
+    ASSERT_EQ(mha_layer_pack_size(&kind.config, &weights, &options_, &bytes, nullptr), MHA_OK);
+    ASSERT_LE(bytes, room_.size()) << kind.name;
+    good_bytes_ = bytes;
+    room_.Fill(0);
+    ASSERT_EQ(mha_layer_pack(&kind.config, &weights, &options_, room_.data(), room_.size(), nullptr), MHA_OK);
+    std::memcpy(good_, room_.data(), kHeaderBytes);
+    uint64_t sum = 0;
+    std::memcpy(&sum, good_ + 248, 8);
+    ASSERT_EQ(ChecksumOfHeader(good_), sum) << "the checksum is another one now";
+    std::memcpy(header_, good_, kHeaderBytes);
+  }
+  void Reset() { std::memcpy(header_, good_, kHeaderBytes); }
+  void Set(const Field &field, int64_t value) { std::memcpy(header_ + field.offset, &value, field.width); }
+
+  // The status of a view, which writes nothing of a sentence without one.
+  mha_status ViewIt() {
+    const uint64_t sum = ChecksumOfHeader(header_);
+    std::memcpy(header_ + 248, &sum, 8);
+    std::memcpy(room_.data(), header_, kHeaderBytes);
+    const mha_status status = mha_layer_view(room_.data(), room_.size(), &options_, storage_.data(), storage_.size(), &layer_, &error_);
+    if (status != MHA_OK) {
+      EXPECT_EQ(Name(status), Name(MHA_ERROR_PACKED_FORMAT)) << error_.message;
+      EXPECT_GT(std::strlen(error_.message), 20u);
+    }
+    return status;
+  }
+
+  // With the size that it has, and with every one that there is room for: at most one is that of its shape. Then it is a layer.
+  void TryAllSizes(const std::string &what) {
+    ViewIt();
+    int accepted = 0;
+    for (int64_t bytes = 256; bytes <= static_cast<int64_t>(room_.size()) && accepted < 2; bytes += 64) {
+      Set(kSize, bytes);
+      if (ViewIt() != MHA_OK) continue;
+      ++accepted;
+      ++accepted_;
+      Use(static_cast<size_t>(bytes), what);
+    }
+    EXPECT_LE(accepted, 1) << what;
+  }
+
+  // What view takes is a layer like one that the library packs, and stays inside its bytes, behind which there is an inaccessible page.
+  void Use(size_t bytes, const std::string &what) {
+    SCOPED_TRACE(kind_.name + ", " + what);
+    const Memory exact = Copy(room_, bytes);
+    const View view(exact, &options_);
+    ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+    const mha_status verified = mha_layer_verify(exact.data(), exact.size(), nullptr);
+    EXPECT_TRUE(verified == MHA_OK || verified == MHA_ERROR_PACKED_CHECKSUM) << Name(verified);
+    mha_layer_config config = Zeroed<mha_layer_config>();
+    ASSERT_EQ(mha_layer_shape(view.layer, &config, nullptr), MHA_OK);
+    uint32_t has_output = 0;
+    std::memcpy(&has_output, header_ + kHasOutput.offset, 4);
+    mha_layer_config same = config;
+    if (!has_output) same.output_dim = 0;
+    if (same.scale == 0.0f) same.scale = 0.0f;  // -0, too
+    const mha_layer_weights weights = WeightsOf(same, has_output != 0);
+    size_t packed_bytes = 0;
+    mha_error error;
+    EXPECT_EQ(Name(mha_layer_pack_size(&same, &weights, &options_, &packed_bytes, &error)), Name(MHA_OK)) << error.message;
+    EXPECT_EQ(packed_bytes, bytes);
+    Random random(7);
+    if (config.num_heads == 0) {
+      Memory x(static_cast<size_t>(3 * config.query_dim) * 4, Place::kBeforeGuard),
+          y(static_cast<size_t>(3 * config.output_dim) * 4, Place::kBeforeGuard);
+      x.Fill(0x3C);
+      mha_linear_args args = Zeroed<mha_linear_args>();
+      args.rows = 3;
+      args.x = x.data();
+      args.output = y.data();
+      size_t room = 0;
+      ASSERT_EQ(mha_linear_workspace(view.layer, &args, &room, nullptr), MHA_OK);
+      Memory workspace(room);
+      ASSERT_EQ(mha_linear(view.layer, &args, workspace.data(), workspace.size(), nullptr), MHA_OK);
+      return;
+    }
+    LayerProblem says = ProblemOf(config);
+    says.n_q = says.n_kv = 3;
+    says.w_o.resize(1);  // so that the output is as wide as it says
+    FillInputs(&random, &says);
+    ForwardData run(view.layer, says, {Guarded()});
+    Memory workspace(run.WorkspaceBytes());
+    ASSERT_EQ(run.Run(workspace.data(), workspace.size(), nullptr), MHA_OK);
+  }
+
+  int accepted() const { return accepted_; }
+  size_t good_bytes() const { return good_bytes_; }
+
+ private:
+  Packed kind_;
+  mha_layer_options options_;
+  Memory room_{16384, Place::kBeforeGuard, 64};
+  Memory storage_{mha_layer_view_size(), Place::kBeforeGuard, 16};
+  unsigned char good_[kHeaderBytes], header_[kHeaderBytes];
+  const mha_layer *layer_ = nullptr;
+  mha_error error_;
+  int accepted_ = 0;
+  size_t good_bytes_ = 0;
+};
+
+TEST_F(MadeUpHeader, WithAnyFieldAtTheEdgesIsALayerOrRefused) {
+  for (const Packed &kind : AllKinds()) {
+    ASSERT_NO_FATAL_FAILURE(Begin(kind));
+    const int before = accepted();
+    TryAllSizes("as it was");
+    ASSERT_EQ(accepted(), before + 1) << kind.name;
+    for (const Field &field : kFields) {
+      for (const int64_t value : kEdges) {
+        Reset();
+        Set(field, value);
+        if (field.is_of_shape)
+          TryAllSizes(field.name + (" = " + std::to_string(value)));
+        else if (ViewIt() == MHA_OK)
+          Use(good_bytes(), field.name + (" = " + std::to_string(value)));
+        Reset();
+        Set(field, value);
+        Set(kSize, kMin);  // a size that no buffer has
+        EXPECT_NE(ViewIt(), MHA_OK);
+      }
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(accepted(), 1000);  // dimensions of other layers that are as small
+}
+
+// Sizes whose product overflows, dimensions that change places.
+TEST_F(MadeUpHeader, WithSeveralFieldsAtTheEdgesIsALayerOrRefused) {
+  Random random(44);
+  const std::vector<Packed> kinds = AllKinds();
+  int tried = 0;
+  for (const Packed &kind : kinds) {
+    ASSERT_NO_FATAL_FAILURE(Begin(kind));
+    for (int64_t i = 0; i < Rounds(120) && !HasFailure(); ++i, ++tried) {
+      Reset();
+      std::string what;
+      for (int64_t changes = random.Between(2, 6); changes > 0; --changes) {
+        const Field &field = kFields[random.Coin() ? random.Between(7, 14) : random.Between(4, 19)];  // dimensions, or any but the first
+        const int64_t value = kEdges[random.Coin() ? random.Below(20) : random.Below(static_cast<int64_t>(std::size(kEdges)))];
+        Set(field, value);
+        what += field.name + (" = " + std::to_string(value) + " ");
+      }
+      TryAllSizes(what);
+    }
+  }
+  EXPECT_GT(accepted(), tried / 50);
+}
+
+// ---- The shape of a layer ----------------------------------------------------------------------------------------------------------
+
+struct ShapeCase {
+  const char *name;
+  mha_layer_config config;  // struct_size is filled in
+  bool has_output_projection;
+  mha_layer_config resolved;
+};
+void PrintTo(const ShapeCase &row, std::ostream *stream) { *stream << row.name; }
 
 class ResolvedShape : public testing::TestWithParam<ShapeCase> {};
 
