@@ -19,8 +19,8 @@
  *     mha_info                               says how a call will run, and what it costs
  *     mha_linear                             runs y = x W^T + b alone, as the projections
  *
- * The library computes in float, projections on request in integers. It allocates nothing but in
- * mha_layer_create, starts no thread, takes no lock, never prints and never aborts.
+ * The library computes in float, projections and scores on request in integers. It allocates only
+ * in mha_layer_create, starts no thread, takes no lock, never prints and never aborts.
  *
  * Results are the same bits for any batch, number of threads and instruction set, and for any way
  * of cutting a sequence into calls over a cache. src/kernels/CONTRACT.md defines each operation.
@@ -33,12 +33,10 @@
  *   means contiguous, as the shape says (in mha_score_options alone: the same for all). Arrays
  *   without a stride field are contiguous. The stride of a row or a head is at least the innermost
  *   extent. The strides of an output nest: each steps over all that the smaller ones reach.
- * - Numbers. Dimensions, counts, positions and strides are int64_t, and a negative one is an error.
- *   Sizes in bytes are size_t.
+ * - Dimensions, counts, positions and strides are int64_t, never negative; bytes are size_t.
  * - Structs begin with struct_size, which the caller sets to sizeof the struct. Any other field may
- *   be left zero: its comment says what 0 or NULL stands for, unless it is the number itself. Later
- *   versions add fields at the end only; three small structs are frozen instead, and say so. Fields
- *   named reserved must be 0.
+ *   be left zero: its comment says what 0 or NULL stands for, unless it is the number itself. Those
+ *   named reserved must be 0. Later versions add fields at the end, but to three frozen structs.
  * - Pointers in structs are borrowed for the call. Buffers of packed layers and of caches are
  *   aligned to 64 bytes, all else as its type needs. Inputs may overlap each other, but not a cache
  *   that is appended to. Outputs must not overlap inputs, the workspace, a cache or each other.
@@ -51,9 +49,8 @@
  * - Threads. Any function may be called on any thread at any time, as long as no two calls at the
  *   same time write the same memory: outputs, a workspace, a buffer being packed, a cache that is
  *   appended to or changed. A mha_layer is immutable: any number of threads may use it.
- * - A thread that calls the library, or runs its tasks, has the default floating-point environment:
- *   rounding to nearest, subnormal numbers not flushed to zero (no FTZ, no DAZ). The library needs
- *   up to 96 KiB of its stack.
+ * - A thread that calls the library, or runs its tasks, rounds to nearest and keeps subnormals (no
+ *   FTZ, no DAZ), as is the default. The library needs up to 96 KiB of its stack.
  */
 #ifndef MHA_H
 #define MHA_H
@@ -215,9 +212,9 @@ typedef struct mha_layer_config {
  */
 
 /*
- * What the projections compute in. Integers need a weight_type of INT8 or INT4. Input rows become
- * codes, too: each 64 numbers have a scale, their largest magnitude / 127 or / 32767. Products of
- * codes are added up exactly. A number that is not finite makes its row of the product NaN.
+ * What projections compute in, or scores (mha_score_options). Integers need weights of INT8 or
+ * INT4. Input rows become codes: each 64 numbers have a scale, their largest magnitude / 127 or /
+ * 32767. Products of codes are added up exactly. A number that is not finite makes its row NaN.
  */
 #define MHA_ARITHMETIC_F32 0u
 #define MHA_ARITHMETIC_INT8 1u  /* codes of 8 bits */
@@ -647,6 +644,9 @@ typedef struct mha_norm {
  * bias, what flags and lengths exclude is not read (with MHA_GROUPS_ALSO it may be), and of bias
  * what mask or groups exclude reaches no result. Calls only read the struct and all it points to.
  *
+ * In integer arithmetic each row of q becomes codes with one scale, as those of input rows are, and
+ * a cache has keys of INT8. Without a cache, keys and values are rounded as one of INT8 does.
+ *
  * mask and bias have the shape [batch, num_heads, n_q, columns]. A stride of 0 means that all
  * sequences, heads or rows have the same: one [n_q, columns] for all needs a row stride alone. Rows
  * are those of query, padding included, and have all columns. These are as in attention_weights:
@@ -681,6 +681,8 @@ typedef struct mha_score_options {
   const float *relative_bias;
   int64_t relative_left, relative_right;     /* distances that the table has; >= 0 */
   const float *head_scales;  /* [num_heads], finite; a head of 0 is padding throughout; NULL = 1 */
+  uint32_t arithmetic;       /* MHA_ARITHMETIC_* of q k^T, as said above; 0 = F32 */
+  uint32_t reserved;         /* 0 */
 } mha_score_options;
 
 /*
@@ -710,12 +712,10 @@ typedef struct mha_taps {
   float *q;             /* [batch, n_q, num_heads, head_dim], as projected: before norm, rotation */
   float *k;             /* [batch, n_kv, num_kv_heads, head_dim], likewise; this call's rows only */
   float *v;             /* [batch, n_kv, num_kv_heads, head_dim_v], likewise */
-  float *scores;        /* [batch, num_heads, n_q, n_kv]: q k^T, rotated, with keys as stored; the
-                           only scores that are not scaled */
+  float *scores;        /* [batch, num_heads, n_q, n_kv]: q k^T, rotated, as stored; not scaled */
   float *scaled_scores; /* [batch, num_heads, n_q, n_kv]: times scale */
   float *softcapped_scores; /* [batch, num_heads, n_q, n_kv]: after softcap, if there is one */
-  float *masked_scores; /* [batch, num_heads, n_q, n_kv]: after ALiBi and bias, -infinity where
-                           masked */
+  float *masked_scores; /* [batch, num_heads, n_q, n_kv]: after bias; -infinity where masked */
   float *context;       /* [batch, n_q, num_heads, head_dim_v]: before the gate and W_O */
   /* Of attention_weights, in less memory: those of some heads and rows, their mean over the heads,
      and their sums over the rows of the call (what evicting keys from a cache goes by) */

@@ -238,6 +238,7 @@ KeyValues cached(const mha_kv_cache *cache, uint32_t type, int64_t width, int64_
     source.table_stride = table_entries(*cache);
   }
   if (type == MHA_TYPE_INT8) source.scales = at<const float>(cache, scales_offset);
+  source.scale_batch_stride = cache->num_kv_heads * cache->block_positions;
   return source;
 }
 

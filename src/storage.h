@@ -143,17 +143,31 @@ struct CodeScale {
   float scale, factor, limit;  // factor 0: all codes are 0
 };
 
-// Of a whole group.
-inline CodeScale code_scale_of(const float *x, int32_t most_code) {
-  uint32_t most_bits = 0;  // of magnitudes, in the order of which their bits are, too
-  for (int64_t i = 0; i < code_group; ++i) {
+// The bits of the largest magnitude of `count` numbers and a given one: they are in its order.
+inline uint32_t most_bits_of(const float *x, int64_t count, uint32_t most_bits) {
+  for (int64_t i = 0; i < count; ++i) {
     const uint32_t magnitude = storage::bits_of(x[i]) & 0x7fffffffu;
     most_bits = magnitude > most_bits ? magnitude : most_bits;
   }
+  return most_bits;
+}
+
+inline CodeScale code_scale_of(uint32_t most_bits, int32_t most_code) {
   const float most = storage::float_of(most_bits), limit = static_cast<float>(most_code);
   if (most_bits >= 0x7f800000u) return {storage::float_of(0x7fc00000u), 0.0f, limit};
   if (most < 0x1p-100f) return {0.0f, 0.0f, limit};
   return {most / limit, limit / most, limit};
+}
+
+// Of a whole group.
+inline CodeScale code_scale_of(const float *x, int32_t most_code) { return code_scale_of(most_bits_of(x, code_group, 0), most_code); }
+
+// Of any row.
+inline CodeScale code_scale_of(const float *x, int32_t most_code, int64_t count) {
+  uint32_t most_bits = 0;
+  int64_t i = 0;
+  for (; i + int4_group <= count; i += int4_group) most_bits = most_bits_of(x + i, int4_group, most_bits);  // as below
+  return code_scale_of(most_bits_of(x + i, count - i, most_bits), most_code);
 }
 
 // Returns the sum of the codes.
@@ -174,6 +188,12 @@ inline int32_t encode(const float *x, int64_t count, const CodeScale &scale, Cod
   }
   return sum;
 }
+
+// ---- Integer scores: a query is codes of 16 bits and one scale (CONTRACT.md, section 7)
+
+// It has so many codes, of which those behind its width are 0, and takes so many floats.
+inline int64_t query_codes(int64_t width) { return (width + int4_group - 1) / int4_group * int4_group; }
+inline int64_t coded_query_floats(int64_t width) { return query_codes(width) / 2 + 2; }
 
 }  // namespace
 }  // namespace mha

@@ -150,7 +150,7 @@ FIELD(mha_norm, q_bias, 32);
 FIELD(mha_norm, k_bias, 40);
 FIELD(mha_norm, head_stride, 48);
 
-SIZE(mha_score_options, 192);
+SIZE(mha_score_options, 200);
 FIELD(mha_score_options, struct_size, 0);
 FIELD(mha_score_options, softcap, 8);
 FIELD(mha_score_options, bias_type, 12);
@@ -177,6 +177,8 @@ FIELD(mha_score_options, relative_bias, 160);
 FIELD(mha_score_options, relative_left, 168);
 FIELD(mha_score_options, relative_right, 176);
 FIELD(mha_score_options, head_scales, 184);
+FIELD(mha_score_options, arithmetic, 192);
+FIELD(mha_score_options, reserved, 196);
 
 SIZE(mha_taps, 128);
 FIELD(mha_taps, struct_size, 0);

@@ -400,6 +400,11 @@ TEST_F(Attention, EachOptionOfScoresCountsAlone) {
   score_.softcap = 0;
   score_.alibi_slopes = slopes.data();
   ExpectBits(Expected(change), "ALiBi", {"--alibi"});
+  score_.alibi_slopes = nullptr;
+  score_.arithmetic = MHA_ARITHMETIC_INT8;
+  ExpectBits(Expected(change), "scores in int8", {"--score-arithmetic", "int8"});
+  score_.arithmetic = MHA_ARITHMETIC_INT16;
+  ExpectBits(Expected(change), "scores in int16", {"--score-arithmetic", "int16"});
 }
 
 TEST_F(Attention, BiasesAndMasksAreForAllHeadsOrForEach) {
@@ -824,6 +829,7 @@ TEST_F(Attention, OptionsThatMakeNoSenseAreRefused) {
     ExpectRefusal(Mha(RunArguments(folder_, p_, more)), words);
     EXPECT_EQ(folder_.Names().count("y.npy"), 0u);
   };
+  refused({"--score-arithmetic", "f16"}, {"--score-arithmetic", "int16", "'f16'"});
   refused({"--window", "0"}, {"mha: --window: a whole number of at least 1 is expected, not '0'\n"});
   for (const std::string bad : {"0", "-1", "nan", "inf", "x"}) {
     refused({"--softcap", bad}, {"mha: --softcap: a positive number is expected, not '" + bad + "'\n"});

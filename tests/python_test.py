@@ -571,6 +571,20 @@ class Mha(unittest.TestCase):
             info = mha.attention_info(n, kv, heads, head_dim, batch=batch, score=score)
             self.assertGreater(info["bytes"], mha.attention_info(n, kv, heads, head_dim, batch=batch)["bytes"])
 
+    def test_scores_in_integers_are_the_same_bits_at_once_and_over_a_cache_of_int8(self):
+        q, k, v = floats(6, heads, 8), floats(6, heads, 8), floats(6, heads, 8)
+        in_floats = mha.attention(q, k, v, is_causal=True)
+        for arithmetic, tolerance in ("int8", 0.1), ("int16", 0.05):
+            score = mha.ScoreOptions(arithmetic=arithmetic)
+            at_once = mha.attention(q, k, v, is_causal=True, score=score)
+            np.testing.assert_allclose(at_once, in_floats, atol=tolerance)
+            cache = mha.KvCache(num_sequences=1, capacity=16, num_kv_heads=heads, head_dim=8, k_type="int8", v_type="int8")
+            rows = [mha.attention(q[i:i + 1], k[i:i + 1], v[i:i + 1], is_causal=True, score=score, cache=cache) for i in range(6)]
+            self.assert_same(np.concatenate(rows), at_once)
+        cache = mha.KvCache(num_sequences=1, capacity=16, num_kv_heads=heads, head_dim=8)
+        with self.assertRaisesRegex(mha.Error, "MHA_TYPE_INT8"):
+            mha.attention(q, k, v, score=score, cache=cache)
+
     def test_score_options_of_a_layer_and_of_the_new_rows_of_a_cache(self):
         x = floats(9, width)
         mask = np.tri(9, dtype=bool)
@@ -730,7 +744,7 @@ class Mha(unittest.TestCase):
                                   ({"bias": floats(6, 1)}, "must be neighbours"), ({"bias": floats(6, 6).astype(np.float64)}, "its type must be"),
                                   ({"sinks": floats(heads + 1)}, "its shape must be"), ({"mask": [[1]]}, "must be a NumPy array"),
                                   ({"columns": "some"}, "columns"), ({"relative_bias": floats(heads + 1, 5)}, "its shape must be"),
-                                  ({"q_scales": floats(5)}, "its shape must be")):
+                                  ({"q_scales": floats(5)}, "its shape must be"), ({"arithmetic": "int4"}, "arithmetic")):
             with self.subTest(options=options), self.assertRaisesRegex((TypeError, ValueError), sentence):
                 self.layer.forward(x, score=mha.ScoreOptions(**options))
         for options, sentence in (({"softcap": -1.0}, "score.softcap is -1"), ({"sinks": np.full(heads, np.nan, np.float32)}, r"score.sinks\[0\]"),

@@ -19,7 +19,7 @@ template <class V>
 MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const int64_t head_dim = unit.call.head_dim;
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
-    float *const to = unit.q(row.index);
+    float *const to = unit.has_codes() ? unit.scratch + unit.call.scratch.prepared : unit.q(row.index);
     const RowPlace place = {unit.sequence_index, unit.array_row(row), unit.position_of(row), row.head};
     const float *const from = prepared_row<V>(unit.call.prepare_q, unit.call.q.storage, unit.input(row), place, head_dim, to);
     const ScoreOptions &options = unit.call.options;
@@ -27,6 +27,7 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
     int64_t k = 0;
     for (; k + static_cast<int64_t>(V::size) <= head_dim; k += V::size) store(to + k, canonical_nan(load<V>(from + k) * all<V>(scale)));
     for (; k < head_dim; ++k) to[k] = canonical_nan(from[k] * scale);
+    if (unit.has_codes()) encode_query(to, head_dim, options.arithmetic, unit.q(row.index));
   }
 }
 

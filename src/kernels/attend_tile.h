@@ -35,7 +35,7 @@ MHA_NOINLINE void attend_row_by_keys(const Unit &unit, const Chunk &chunk, Range
   const Range groups = groups_of(keys);
   KeyBlocks blocks;
   blocks.add(chunk.keys, groups, scores);
-  multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(1, chunk.keys.storage, false), unit.q(row), 1, false,
+  multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(unit, 1, chunk.keys, false), unit.q(row), 1, false,
                    no_prefetch_source);
   const float m = score_row<V>(unit, row, chunk, groups, keys, scores);
   bool takes_part[chunk_keys];
@@ -66,7 +66,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     blocks.add(chunks[c].keys, groups_of(keys[c].some), scores_of(c));
   }
   const bool prefetches = ahead_of_keys.groups || ahead_of_values.groups;
-  multiply_keys<V>(unit, chunks[0], blocks, groups_of(keys[0].some), loops_over_keys<V>(rows.count, chunks[0].keys.storage, prefetches),
+  multiply_keys<V>(unit, chunks[0], blocks, groups_of(keys[0].some), loops_over_keys<V>(unit, rows.count, chunks[0].keys, prefetches),
                    unit.q(rows.begin), rows.count, rows.count == 1 && call.tuning->interleaves_keys && call.k.is_packed, ahead_of_keys);
 
   // 2. Scores, their maximum, and p = exp(score - maximum), whose sum is l.

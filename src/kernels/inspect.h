@@ -30,9 +30,9 @@ MHA_NOINLINE inline int64_t chosen_row(const Unit &unit, const Row &row) {
   return (unit.sequence_index * pairs.num_chosen_heads + head) * pairs.num_chosen_rows + query;
 }
 
-// s as an output, if it is asked for, from number `at` on.
-MHA_NOINLINE inline void write_pairs(float *output, int64_t at, const float *s, int64_t count) {
-  for (int64_t j = 0; output && j < count; ++j) output[at + j] = canonical(s[j]);
+// s * factor as an output, if it is asked for, from number `at` on.
+MHA_NOINLINE inline void write_pairs(float *output, int64_t at, const float *s, int64_t count, float factor = 1.0f) {
+  for (int64_t j = 0; output && j < count; ++j) output[at + j] = canonical(s[j] * factor);
 }
 
 // The row's weights where they are wanted. Each head adds to the mean of its query, the last one divides.
@@ -64,8 +64,9 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t chosen, int64_
   const PairOutputs &pairs = call.pairs;
   const int64_t column = unit.sequence.column + begin, at = unit.output_row(row) * call.n_kv + column;
   const Range range = unit.keys_of(row);
-  write_pairs(pairs.scores, at, s, count);
-  for (int64_t j = 0; j < count; j += V::size) store(s + j, canonical(load<V>(s + j) * all<V>(call.scale)));
+  const float q_scale = unit.q_scale(row.index), scale = q_scale * call.scale;
+  write_pairs(pairs.scores, at, s, count, q_scale);
+  for (int64_t j = 0; j < count; j += V::size) store(s + j, canonical(load<V>(s + j) * all<V>(scale)));
   write_pairs(pairs.scaled_scores, at, s, count);
   if (call.options.softcap != 0.0f) cap_scores<V>(call.options, groups_of({0, count}), 1.0f, s);
   write_pairs(pairs.softcapped_scores, at, s, count);
@@ -116,7 +117,7 @@ void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int
       const Range groups = groups_of({0, count});
       KeyBlocks blocks;
       blocks.add(keys, groups, scores);
-      multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(1, keys.storage, false), unit.q(row.index), 1, false,
+      multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(unit, 1, keys, false), unit.q(row.index), 1, false,
                        no_prefetch_source);
       for (int64_t j = 0; keys.has_scales && j < groups.end * key_block; j += V::size) {
         store(scores + j, load<V>(scores + j) * load<V>(keys.scales[block_of(j)] + place_in_block(j)));

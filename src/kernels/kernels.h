@@ -10,6 +10,7 @@ namespace mha {
 constexpr int64_t panel_columns = 48;  // columns of a weight panel: a multiple of every vector width, 3 registers of AVX-512
 constexpr int64_t dot_block = 256;     // terms of one chain of a projection (CONTRACT.md, sections 3 and 4)
 constexpr int64_t score_block = 32;    // terms of one chain of a score (CONTRACT.md, section 7)
+constexpr int64_t score_code_block = 512;  // the same in integers
 constexpr int64_t chunk_keys = 256;    // keys of one chunk (CONTRACT.md, section 8)
 constexpr int64_t key_block = 16;      // keys that lie side by side, one per lane, in a block of keys
 constexpr int64_t int4_group = 32;     // terms that have one scale (CONTRACT.md, section 2)
@@ -18,7 +19,7 @@ constexpr int64_t code_group = 64;     // terms of an input row that have one sc
 // How numbers are stored: the MHA_TYPE_* of mha.h.
 enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
 
-// What projections compute in: the MHA_ARITHMETIC_* of mha.h.
+// What projections, or scores, compute in: the MHA_ARITHMETIC_* of mha.h.
 enum class Arithmetic : uint32_t { f32, int8, int16 };
 
 // How the kernels use a processor's memory: no result depends on it. tuning.cpp says which processor has which.
@@ -128,7 +129,8 @@ struct KeyValues {
   int64_t table_stride;
   int64_t block_positions;  // a multiple of 16
   int64_t ring_positions;   // position p lies where p % ring_positions would; 0: no ring
-  const float *scales;      // int8: [block][kv head][block_positions]
+  const float *scales;      // int8: [block][kv head][block_positions], blocks so many apart
+  int64_t scale_batch_stride;
 };
 
 struct StridedRows {
@@ -186,6 +188,7 @@ struct PositionGroups {
 struct ScoreOptions {
   bool change_scores;              // all but sinks, mask and groups does
   bool limits_pairs;               // mask and groups do
+  Arithmetic arithmetic;           // of q k^T; in integers keys are packed, of int8
   float softcap, softcap_inverse;  // 0: none
   const float *alibi_slopes, *sinks;  // [num_heads]; null: none
   const float *relative_bias;         // [num_heads][relative_left + 1 + relative_right] by distance; null: none
@@ -219,7 +222,7 @@ struct Gate {
 // The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has so many rows:
 // block_queries * (query heads per kv head).
 struct AttendScratch {
-  int64_t queries;   // [rows][head_dim]
+  int64_t queries;   // [rows] of query_floats: head_dim, of integer scores codes and their scale
   int64_t keys;      // [16 or late_groups][head_dim][16], for keys to be brought into this form
   int64_t values;    // [256][head_dim_v_padded], likewise
   int64_t prepared;  // [4][head_dim], of plain keys [16][head_dim], and at least [head_dim_v]: rows on their way, prepared or widened
@@ -227,6 +230,7 @@ struct AttendScratch {
   int64_t states;  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be
                    // read and written behind m and l
   int64_t state_stride;
+  int64_t query_floats;
   int64_t floats;  // all of it
 };
 

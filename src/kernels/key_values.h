@@ -71,7 +71,8 @@ MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64
       for (; run < g; ++run) groups->run_end[run] = g * key_block;
     }
     if (groups->has_scales) {
-      const float *scales = source.scales + (place.block * unit.call.num_kv_heads + unit.kv_head) * source.block_positions + place.position;
+      const int64_t scales_at = place.block * source.scale_batch_stride + unit.kv_head * source.block_positions + place.position;
+      const float *scales = source.scales + scales_at;
       for (int64_t i = g; i < end_of_block; ++i, scales += key_block) groups->scales[i] = scales;
     }
     for (; g < end_of_block; ++g, at += group_bytes) groups->at[g] = at;
@@ -210,7 +211,8 @@ MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_beg
     return;
   }
   locate(source, unit, chunk_begin, range.begin, range.end, groups);
-  if (source.storage != Storage::f32 && !is_streamed) widen_groups<V>(width, range.begin, range.end, memory, groups);
+  const bool stays = source.storage == Storage::f32 || is_streamed || (are_keys && unit.has_codes());
+  if (!stays) widen_groups<V>(width, range.begin, range.end, memory, groups);
 }
 
 struct Chunk {

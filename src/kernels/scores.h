@@ -3,6 +3,7 @@
 // Scores lie in rows of score_stride floats, one for each query of the tile and chunk: that of key j of the chunk is number j.
 #pragma once
 
+#include "kernels/key_codes.h"
 #include "kernels/score_options.h"
 
 namespace mha {
@@ -25,6 +26,11 @@ struct KeyBlocks {
   }
 };
 
+template <class V>
+MHA_INLINE Loops loops_over_keys(const Unit &unit, int64_t rows, const Groups &keys, bool prefetches) {
+  return unit.has_codes() ? loops_over_key_codes<V>(rows) : loops_over_keys<V>(rows, keys.storage, prefetches);
+}
+
 // Products of `num_rows` queries with all blocks, as many at a time as the loop takes. Where fewer are left they come one by one, or, where
 // the loop for one block takes several too, the last one is computed again. `groups` are those of the first chunk. interleaves: blocks that
 // are taken together come from as many places, which advance side by side.
@@ -38,10 +44,10 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyB
   // Blocks side by side prefetch all groups of the next chunk in turn.
   const int64_t groups_ahead = interleaves ? static_cast<uint32_t>(groups.end - groups.begin) / static_cast<uint32_t>(apart) : 1;
   Tile tile;
-  for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = queries + min(r, num_rows - 1) * head_dim;
+  for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = queries + min(r, num_rows - 1) * unit.call.scratch.query_floats;
   tile.column_stride = key_block;
   tile.terms = head_dim;
-  tile.chain = score_block;
+  tile.chain = unit.has_codes() ? score_code_block : score_block;
   tile.sums_stride = score_stride;
   tile.mode = Sums::replace;
   tile.next_columns = key_block * head_dim;
@@ -96,7 +102,7 @@ MHA_NOINLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, 
   constexpr int64_t lanes = V::size;
   const Groups &groups = chunk.keys;
   const ScoreOptions &options = unit.call.options;
-  float scale = unit.call.scale;
+  float scale = unit.has_codes() ? unit.q_scale(row) * unit.call.scale : unit.call.scale;
   bool has_scales = groups.has_scales;
   if (options.change_scores || options.limits_pairs) {
     const Row at = unit.row(row);

@@ -19,16 +19,20 @@ MHA_INLINE void store_row(const float *x, int64_t width, Element *first, int64_t
 }
 
 MHA_INLINE void store_row(const float *x, int64_t width, int8_t *first, int64_t stride, float *scale) {
-  float most = 0.0f;
-  bool is_finite = true;
-  for (int64_t c = 0; c < width; ++c) {
-    const float magnitude = float_of(bits_of(x[c]) & 0x7fffffffu);
-    is_finite = is_finite && magnitude < infinity;
-    most = magnitude > most ? magnitude : most;
+  const CodeScale found = code_scale_of(x, 127, width);
+  *scale = found.scale;
+  for (int64_t c = 0; c < width; c += int4_group) {
+    alignas(64) int8_t codes[int4_group];
+    const int64_t count = min(int4_group, width - c);
+    if (count == int4_group) {
+      encode(x + c, int4_group, found, codes);
+    } else {
+      float rest[int4_group] = {};
+      for (int64_t i = 0; i < count; ++i) rest[i] = x[c + i];
+      encode(rest, int4_group, found, codes);
+    }
+    for (int64_t i = 0; i < count; ++i) first[(c + i) * stride] = codes[i];
   }
-  const Int8Row row = int8_row(most, is_finite);
-  *scale = row.scale;
-  for (int64_t c = 0; c < width; ++c) first[c * stride] = int8_of(x[c], row.factor);
 }
 
 // Rows of a sequence, of one kv head after the other. Only those to be prepared go through `scratch`. Keys that are stored as floats go by
@@ -61,7 +65,7 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
         const int64_t first = place_in_block(position) * (storing.are_keys ? 1 : to.row_stride);
         float *const scale =
             to.storage == Storage::int8
-                ? const_cast<float *>(to.scales) + (place.block * storing.num_kv_heads + head) * to.block_positions + place.position
+                ? const_cast<float *>(to.scales) + place.block * to.scale_batch_stride + head * to.block_positions + place.position
                 : nullptr;
         visit_storage(to.storage, [&](auto stored) {
           using Element = typename decltype(stored)::Element;

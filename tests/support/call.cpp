@@ -194,6 +194,7 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
       score.kv_groups_stride = score.kv_groups != nullptr ? columns : 0;
     }
     score.num_columns = from.num_columns;
+    score.arithmetic = static_cast<uint32_t>(from.arithmetic);
     args->score = &score;
   }
   args->cache = call.cache.cache;

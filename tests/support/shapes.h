@@ -10,6 +10,9 @@ namespace support {
 // The types in which keys and values are stored; the numbers are mha.h's.
 enum class Storage : uint32_t { kF32 = 0, kF16 = 1, kBf16 = 2, kInt8 = 3 };
 
+// What projections, or scores, compute in; the numbers are mha.h's.
+enum class Arithmetic : uint32_t { kF32, kInt8, kInt16 };
+
 // A rotation of queries and keys, as the struct of mha.h has it, for one sequence.
 struct Rotation {
   bool is_interleaved;         // elements 2 i and 2 i + 1 are a pair, else i and i + dims / 2
@@ -47,6 +50,7 @@ struct ScoreOptions {
   int64_t relative_right = 0;
   const float *q_scales = nullptr;  // [n_q]
   const float *head_scales = nullptr;  // [num_heads]
+  Arithmetic arithmetic = Arithmetic::kF32;  // in integers with a cache (k_type kInt8) or without one
 };
 
 // What the context is multiplied by; the numbers of MHA_GATE_*.
@@ -91,9 +95,6 @@ struct LayerShape {
 
 // How weights are kept; the numbers of MHA_TYPE_*.
 enum class Stored : uint32_t { kF32, kF16, kBf16, kInt8, kInt4 };
-
-// What the projections compute in.
-enum class Arithmetic : uint32_t { kF32, kInt8, kInt16 };
 
 // All matrices dense, [in, out]. Null: no bias, no output projection. Of kInt8 and kInt4 they are codes, which have scales.
 struct LayerWeights {

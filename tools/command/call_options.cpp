@@ -100,6 +100,10 @@ void CallOptions::read_score(const AttentionOptions &options, const LoadedLayer 
   const auto name = [this](const std::string &words) { score_text_ += (score_text_.empty() ? "" : ", ") + words; };
   if (window_ != 0) name(command::text("window of ", count_text(window_, "row")));
   const size_t before = score_text_.size();
+  if (!options.arithmetic.empty()) {
+    score_.arithmetic = options.arithmetic == "int8" ? MHA_ARITHMETIC_INT8 : MHA_ARITHMETIC_INT16;
+    name("scores in " + options.arithmetic);
+  }
   if (options.softcap != 0) {
     score_.softcap = options.softcap;
     name(command::text("softcap ", options.softcap));

@@ -6,7 +6,7 @@ use mha_sys as sys;
 use crate::error::check;
 use crate::options::Dimensions;
 use crate::spans::{check_exact, check_strided, int, spelled, Extent};
-use crate::types::Elements;
+use crate::types::{Arithmetic, Elements};
 use crate::{Error, ErrorKind, Result};
 
 /// What changes the scores of a call, and which pairs of queries and keys take part beyond what the call says otherwise. Each is optional, and
@@ -63,6 +63,7 @@ pub struct ScoreOptions<'a> {
     num_columns: usize,
     groups: Option<GroupNumbers<'a>>,
     head_scales: Option<&'a [f32]>,
+    arithmetic: Arithmetic,
 }
 
 /// What they do, those of the queries, and those of the keys unless they are the queries'.
@@ -180,6 +181,13 @@ impl<'a> ScoreOptions<'a> {
         self
     }
 
+    /// What the scores are computed in. In integers queries become codes, and keys are of [`StorageType::Int8`](crate::StorageType::Int8):
+    /// those of a cache, or else keys and values are rounded as such a cache stores them.
+    pub fn arithmetic(mut self, arithmetic: Arithmetic) -> Self {
+        self.arithmetic = arithmetic;
+        self
+    }
+
     /// How many columns mask, bias and the numbers of keys have: keys behind them are masked. As many as there are keys if not set.
     pub fn num_columns(mut self, num_columns: usize) -> Self {
         self.num_columns = num_columns;
@@ -281,6 +289,8 @@ impl<'a> ScoreOptions<'a> {
             q_scales: self.q_scales.map_or(null(), |(scales, _)| scales.as_ptr()),
             q_scales_stride: self.q_scales.map_or(0, |(_, [batch, n_q])| if batch == 1 { 0 } else { int(n_q) }),
             num_columns: int(self.num_columns),
+            arithmetic: self.arithmetic.raw(),
+            reserved: 0,
             groups: match self.groups {
                 Some((Groups::Also, ..)) => sys::MHA_GROUPS_ALSO,
                 _ => sys::MHA_GROUPS_WITHIN,

@@ -37,7 +37,8 @@ impl StorageType {
     }
 }
 
-/// What the projections of a layer compute in; see [`LayerConfig::arithmetic`](crate::LayerConfig#structfield.arithmetic).
+/// What the projections of a layer compute in, see [`LayerConfig::arithmetic`](crate::LayerConfig#structfield.arithmetic), or the scores of a
+/// call, see [`ScoreOptions::arithmetic`](crate::ScoreOptions::arithmetic).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Arithmetic {
