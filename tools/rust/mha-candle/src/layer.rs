@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, DType, Error, Layout, Module, Result, Shape, Tensor, D};
 use candle_nn::{Linear, VarBuilder};
-use mha::{Layer, LayerConfig, Matrix, Norm, ScoreOptions, StorageType, WeightLayout, Weights};
+use mha::{Arithmetic, Layer, LayerConfig, Matrix, Norm, ScoreOptions, StorageType, WeightLayout, Weights};
 
 use crate::tensors;
 use crate::{Attention, KvCache, Rope};
@@ -23,6 +23,7 @@ pub struct AttentionConfig {
     rope: Option<Rope>,
     norm: Option<NormConfig>,
     weight_type: Option<StorageType>,
+    arithmetic: Arithmetic,
     is_strict: bool,
     keeps_weights: bool,
 }
@@ -48,6 +49,7 @@ impl AttentionConfig {
             rope: None,
             norm: None,
             weight_type: None,
+            arithmetic: Arithmetic::F32,
             is_strict: false,
             keeps_weights: false,
         }
@@ -113,6 +115,12 @@ impl AttentionConfig {
         self
     }
 
+    /// What the projections are computed in: floats, or with weights of `Int8` or `Int4` integers of 8 or 16 bits.
+    pub fn arithmetic(mut self, arithmetic: Arithmetic) -> Self {
+        self.arithmetic = arithmetic;
+        self
+    }
+
     /// What the library does not serve is an error, and never left to candle's own operations.
     pub fn strict(mut self) -> Self {
         self.is_strict = true;
@@ -162,7 +170,7 @@ impl AttentionConfig {
         if let Some(refusal) = &refusal {
             refusal.or_warn(self.is_strict)?;
         }
-        let numbers = |tensor: &Option<Tensor>| tensor.as_ref().map(floats).transpose();
+        let numbers = |tensor: &Option<Tensor>| tensor.as_ref().map(tensors::floats).transpose();
         let packed = match refusal {
             None => Some(Packed { layer: self.pack(&parts)?, q_norm: numbers(&parts.q_norm)?, k_norm: numbers(&parts.k_norm)? }),
             Some(_) => None,
@@ -217,7 +225,7 @@ impl AttentionConfig {
                 Ok(Matrix::from(tensors::elements(tensors::cpu(storage)?, layout)?).stride(row))
             })
             .collect::<Result<Vec<Matrix>>>()?;
-        let bias = |linear: Option<&Linear>| linear.and_then(Linear::bias).map(floats).transpose();
+        let bias = |linear: Option<&Linear>| linear.and_then(Linear::bias).map(tensors::floats).transpose();
         let (b_q, b_k, b_v) = (bias(Some(&parts.q))?, bias(Some(&parts.k))?, bias(Some(&parts.v))?);
         let b_o = bias(parts.o.as_ref())?;
         let mut weights = Weights::new(matrices[0], matrices[1], matrices[2]).layout(WeightLayout::OutIn);
@@ -236,25 +244,18 @@ impl AttentionConfig {
         if let Some(b_o) = &b_o {
             weights = weights.output_bias(b_o);
         }
-        let weight_type = self.weight_type.unwrap_or(match dtype {
-            DType::F16 => StorageType::F16,
-            DType::BF16 => StorageType::Bf16,
-            _ => StorageType::F32,
-        });
+        let weight_type = self.weight_type.unwrap_or(tensors::storage_type(dtype));
         let mut config = LayerConfig::new(self.hidden_size, self.num_heads)
             .num_kv_heads(self.num_kv_heads)
             .head_dim(self.head_dim)
             .scale(tensors::factor(self.scale))
-            .weight_type(weight_type);
+            .weight_type(weight_type)
+            .arithmetic(self.arithmetic);
         if let Some(o) = &parts.o {
             config = config.output_dim(o.weight().dim(0)?);
         }
         Layer::new(&config, &weights).map_err(Error::wrap)
     }
-}
-
-fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
-    tensor.to_dtype(DType::F32)?.to_vec1()
 }
 
 /// What the weights of a [`SelfAttention`] are called in a [`VarBuilder`].

@@ -8,6 +8,8 @@ mod cache;
 #[cfg(feature = "nn")]
 mod layer;
 #[cfg(feature = "nn")]
+mod linear;
+#[cfg(feature = "nn")]
 mod rope;
 mod stock;
 mod tensors;
@@ -17,7 +19,9 @@ pub use attention::{flash_attn, sdpa, Attention};
 pub use cache::KvCache;
 #[cfg(feature = "nn")]
 pub use layer::{AttentionConfig, Call, Names, Parts, SelfAttention};
-/// The crate that this one is built on: types of storage, tables of rotation, ALiBi's slopes.
+#[cfg(feature = "nn")]
+pub use linear::{Linear, LinearConfig};
+/// The crate that this one is built on: types of storage, arithmetics, tables of rotation, ALiBi's slopes.
 pub use mha;
 #[cfg(feature = "nn")]
 pub use rope::Rope;

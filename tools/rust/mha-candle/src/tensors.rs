@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use candle_core::{CpuStorage, DType, DeviceLocation, Error, Layout, Result, Shape, Storage, StorageRef, Tensor};
 use half::slice::HalfFloatSliceExt;
+#[cfg(feature = "nn")]
+use mha::StorageType;
 use mha::{Elements, ElementsMut, Strides, Workspace};
 
 /// Why tensors are left to candle's own operations.
@@ -102,6 +104,21 @@ pub(crate) fn strides(layout: &Layout, rows: usize, head: usize) -> Strides {
 pub(crate) fn row_strides(layout: &Layout) -> [usize; 2] {
     let width = layout.dims()[2];
     [stride(layout, 0, width), stride(layout, 1, width)]
+}
+
+/// How weights are kept that are to stay as they come.
+#[cfg(feature = "nn")]
+pub(crate) fn storage_type(dtype: DType) -> StorageType {
+    match dtype {
+        DType::F16 => StorageType::F16,
+        DType::BF16 => StorageType::Bf16,
+        _ => StorageType::F32,
+    }
+}
+
+#[cfg(feature = "nn")]
+pub(crate) fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
+    tensor.to_dtype(DType::F32)?.to_vec1()
 }
 
 /// A mask or bias as `[batch, heads, rows, keys]`, with strides of 0 where all have the same.

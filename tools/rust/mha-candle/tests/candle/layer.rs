@@ -2,7 +2,7 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Linear, VarBuilder};
-use mha_candle::mha::{RopeConfig, StorageType};
+use mha_candle::mha::{Arithmetic, RopeConfig, StorageType};
 use mha_candle::{AttentionConfig, KvCache, Names, Parts, Rope, SelfAttention};
 
 use crate::support::{assert_near, bits, difference, in_pool, numbers, sentence, tensor};
@@ -199,7 +199,15 @@ fn weights_rows_and_caches_have_the_types_they_are_asked_for() -> Result<()> {
         assert_eq!(layer.layer().unwrap().shape().weight_type, kind);
         let apart = difference(&layer.forward(&x)?, &expected);
         assert!(apart > 1e-5 && apart < tolerance, "{kind:?}: {apart}");
+        for arithmetic in [Arithmetic::Int8, Arithmetic::Int16] {
+            let integers = config().weight_type(kind).arithmetic(arithmetic).load(var_builder(DType::F32))?;
+            assert_eq!(integers.layer().unwrap().shape().arithmetic, arithmetic);
+            let y = integers.forward(&x)?;
+            assert!(difference(&y, &expected) < tolerance && bits(&y) != bits(&layer.forward(&x)?), "{kind:?}, {arithmetic:?}");
+        }
     }
+    let refused = sentence(config().arithmetic(Arithmetic::Int8).load(var_builder(DType::F32)));
+    assert!(refused.contains("integers multiply weights of MHA_TYPE_INT8"), "{refused}");
     for (kind, tolerance) in [(StorageType::F16, 1e-3), (StorageType::Bf16, 1e-2), (StorageType::Int8, 2e-2)] {
         let mut cache = KvCache::new().storage(kind).capacity(20);
         let apart = difference(&exact.forward_cached(&x, 0, &mut cache)?, &expected);

@@ -1,0 +1,131 @@
+use candle_core::{DType, Device, Module, Result, Tensor, Var};
+use candle_nn::VarBuilder;
+use mha_candle::mha::{self, Arithmetic, Layer, LayerConfig, StorageType, WeightLayout, Weights, Workspace};
+use mha_candle::{Linear, LinearConfig};
+
+use crate::support::{assert_near, bits, difference, in_pool, numbers, sentence, tensor};
+
+const INPUTS: usize = 96;
+const OUTPUTS: usize = 40;
+
+fn linear() -> candle_nn::Linear {
+    candle_nn::Linear::new((tensor(1, &[OUTPUTS, INPUTS]) * 0.2).unwrap(), Some(tensor(2, &[OUTPUTS])))
+}
+
+/// By the crate mha, without candle.
+fn expected(config: &LayerConfig, x: &Tensor) -> Vec<u32> {
+    let (weight, bias, rows) = (numbers(linear().weight()), numbers(linear().bias().unwrap()), numbers(x));
+    let layer = Layer::new(config, &Weights::linear(&weight).layout(WeightLayout::OutIn).output_bias(&bias)).unwrap();
+    let mut y = vec![0.0; rows.len() / INPUTS * OUTPUTS];
+    layer.linear(&rows, &mut y).run(&mut Workspace::new()).unwrap();
+    y.into_iter().map(f32::to_bits).collect()
+}
+
+fn all() -> impl Iterator<Item = (LinearConfig, LayerConfig)> {
+    let (f32, int8, int4) = (StorageType::F32, StorageType::Int8, StorageType::Int4);
+    let integers = [(int8, Arithmetic::Int8), (int8, Arithmetic::Int16), (int4, Arithmetic::Int8), (int4, Arithmetic::Int16)];
+    [(f32, Arithmetic::F32), (StorageType::F16, Arithmetic::F32), (int8, Arithmetic::F32)].into_iter().chain(integers).map(
+        |(kind, arithmetic)| {
+            let config = LayerConfig::linear(INPUTS, OUTPUTS).weight_type(kind).arithmetic(arithmetic);
+            (LinearConfig::new().weight_type(kind).arithmetic(arithmetic).strict(), config)
+        },
+    )
+}
+
+#[test]
+fn rows_of_any_shape_and_strides_have_the_bits_of_the_library() -> Result<()> {
+    let rows = [
+        tensor(5, &[7, INPUTS]),
+        tensor(5, &[INPUTS]),
+        tensor(5, &[1, INPUTS]),
+        tensor(5, &[2, 3, INPUTS]),
+        tensor(5, &[2, 2, 3, INPUTS]),
+        tensor(5, &[0, INPUTS]),
+        tensor(5, &[3, 2, INPUTS]).transpose(0, 1)?,
+        tensor(5, &[7, INPUTS + 9]).narrow(1, 4, INPUTS)?,
+        tensor(5, &[3, 5, INPUTS + 9]).narrow(1, 1, 3)?.narrow(2, 4, INPUTS)?,
+        tensor(5, &[INPUTS, 7]).t()?,
+        tensor(5, &[1, INPUTS]).broadcast_as((6, INPUTS))?,
+    ];
+    for (config, same) in all() {
+        let layer = config.build(&linear())?;
+        assert_eq!(layer.layer().unwrap().shape().arithmetic, same.arithmetic);
+        for x in &rows {
+            let y = layer.forward(x)?;
+            assert_eq!((&y.dims()[..x.rank() - 1], y.dims()[x.rank() - 1]), (&x.dims()[..x.rank() - 1], OUTPUTS));
+            assert_eq!(bits(&y), expected(&same, x), "{config:?} {:?} {:?}", x.dims(), x.stride());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn threads_and_batches_do_not_change_bits() -> Result<()> {
+    let x = tensor(6, &[70, INPUTS]);
+    for (config, _) in all() {
+        let layer = config.build(&linear())?;
+        let wanted = bits(&in_pool(1, || layer.forward(&x))?);
+        assert_eq!(bits(&in_pool(4, || layer.clone().forward(&x))?), wanted);
+        let parts = [layer.forward(&x.narrow(0, 0, 1)?)?, layer.forward(&x.narrow(0, 1, 69)?)?];
+        assert_eq!(bits(&Tensor::cat(&parts, 0)?), wanted);
+    }
+    Ok(())
+}
+
+#[test]
+fn candles_own_agrees_and_types_are_those_of_the_rows() -> Result<()> {
+    let x = tensor(7, &[5, INPUTS]);
+    let wanted = linear().forward(&x)?;
+    for ((config, _), tolerance) in all().zip([1e-6, 1e-3, 3e-2, 3e-2, 3e-2, 0.4, 0.4]) {
+        let apart = difference(&config.build(&linear())?.forward(&x)?, &wanted);
+        assert!(apart <= tolerance, "{config:?}: {apart}");
+    }
+    for (dtype, kind, tolerance) in [(DType::F16, StorageType::F16, 3e-3), (DType::BF16, StorageType::Bf16, 3e-2)] {
+        let tensors = [("weight", linear().weight().clone()), ("bias", linear().bias().unwrap().clone())];
+        let vb = VarBuilder::from_tensors(tensors.map(|(name, tensor)| (name.to_owned(), tensor)).into(), dtype, &Device::Cpu);
+        let layer = LinearConfig::new().load(INPUTS, OUTPUTS, vb)?;
+        assert_eq!(layer.layer().unwrap().shape().weight_type, kind);
+        let y = layer.forward(&x.to_dtype(dtype)?)?;
+        assert_eq!(y.dtype(), dtype);
+        assert_near(&y, &wanted, tolerance);
+        assert_near(&layer.forward(&x)?, &wanted, tolerance);
+    }
+    let no_bias = candle_nn::Linear::new(linear().weight().clone(), None);
+    assert_near(&LinearConfig::new().build(&no_bias)?.forward(&x)?, &no_bias.forward(&x)?, 1e-6);
+    Ok(())
+}
+
+#[test]
+fn what_needs_gradients_runs_by_candles_own_if_the_weights_are_there() -> Result<()> {
+    let x = tensor(8, &[3, INPUTS]);
+    let (var, wanted) = (Var::from_tensor(&x)?, linear().forward(&x)?);
+    let y = LinearConfig::new().keep_weights().build(&linear())?.forward(&var)?;
+    assert_eq!(bits(&y), bits(&wanted));
+    assert!(y.sum_all()?.backward()?.get(&var).is_some());
+    let gradient = "x needs a gradient, which mha does not compute: detach() it, or load weights that are no Var";
+    let packed = LinearConfig::new().build(&linear())?;
+    let expected = format!("{gradient}. The weights are packed; keep_weights() lets candle's own operations run instead");
+    assert_eq!(sentence(packed.forward(&var)), expected);
+    assert_eq!(sentence(LinearConfig::new().keep_weights().strict().build(&linear())?.forward(&var)), gradient);
+
+    let doubles = candle_nn::Linear::new(linear().weight().to_dtype(DType::F64)?, None);
+    let refused = "weight is of F64, but mha takes f32, f16 and bf16: convert it by to_dtype";
+    assert_eq!(sentence(LinearConfig::new().strict().build(&doubles)), refused);
+    let left: Linear = LinearConfig::new().build(&doubles)?;
+    assert!(left.layer().is_none() && left.forward(&x.to_dtype(DType::F64)?)?.dtype() == DType::F64);
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_is_an_error_with_a_sentence() {
+    let layer = LinearConfig::new().build(&linear()).unwrap();
+    assert_eq!(sentence(layer.forward(&tensor(1, &[2, 40]))), "x is [2, 40]; its last dimension must be 96");
+    let one = Tensor::new(1f32, &Device::Cpu).unwrap();
+    assert_eq!(sentence(layer.forward(&one)), "x is []; its last dimension must be 96");
+    let wrong = candle_nn::Linear::new(linear().weight().clone(), Some(tensor(2, &[41])));
+    assert_eq!(sentence(LinearConfig::new().build(&wrong)), "the bias is [41]; it must be [40]");
+    let floats = sentence(LinearConfig::new().arithmetic(mha::Arithmetic::Int8).build(&linear()));
+    assert!(floats.contains("integers multiply weights of MHA_TYPE_INT8"), "{floats}");
+    let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    assert!(format!("{:?}", LinearConfig::new().load(8, 4, vb).unwrap()).contains("inputs: 8, outputs: 4"));
+}
