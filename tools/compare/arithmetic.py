@@ -12,11 +12,12 @@ import statistics
 from drawing import Drawing
 from report import columns, filled, idle_load, is_measured, milliseconds, names, seconds, shape_name, title, versions
 
-kinds = {"normal": "normal", "outliers": "outliers"}
+kinds = ["normal", "outliers"]
+of_floats = 1e-5  # errors below are those of float32
 
 # Shades of one colour for a library, the darker the fewer bits.
-colours = {"mha f32": "#ffc078", "mha int16": "#fd7e14", "mha int8": "#d9480f", "mha int16, int4 weights": "#ffa94d",
-           "mha int8, int4 weights": "#862e00", "PyTorch f32": "#a5b8f3", "PyTorch bf16": "#748ffc", "PyTorch int8": "#3b5bdb",
+colours = {"mha f32": "#ffc078", "mha int16": "#fd7e14", "mha int8": "#d9480f", "mha int16, scores too": "#f06595",
+           "mha int8, scores too": "#a61e4d", "mha int16, int4 weights": "#ffa94d", "mha int8, int4 weights": "#862e00", "PyTorch f32": "#a5b8f3", "PyTorch bf16": "#748ffc", "PyTorch int8": "#3b5bdb",
            "ONNX Runtime f32": "#8ce99a", "ONNX Runtime int8": "#2b8a3e", "ONNX Runtime QAttention": "#66a80f", "OpenVINO f32": "#d8b5f0",
            "OpenVINO bf16": "#ae6ad8", "OpenVINO int8": "#862e9c", "system's PyTorch f32": "#ced4da", "system's PyTorch bf16": "#adb5bd",
            "system's PyTorch int8": "#868e96"}
@@ -94,7 +95,7 @@ def notes(suite):
                 why.setdefault((row["label"], row["form"], row["reason"]), []).append(cell)
     for (label, form, reason), cells in why.items():
         where = "" if len(cells) == len(suite["cells"]) else " at " + ", ".join(shape_name(cell["shape"]) for cell in cells)
-        lines.append(f"- {label} ({form}) was not measured{where}: {reason}.")
+        lines.append(f"- {label} ({form}) was not measured{where}: {reason.removeprefix('RuntimeError: ')}.")
     return lines
 
 
@@ -124,7 +125,8 @@ def table(results):
 
 
 def chart(results):
-    """A panel for each shape: to the right the time, upwards the error, from that without outliers (dot) to that with them (ring)."""
+    """A panel for each shape: to the right the time, upwards the error, from that without outliers (the dot) to that with them. What float32
+    has is on the axis: a scale that reached down to it would leave little of itself to the others."""
     width, left, right, gap, height, columns_of_panels = 980, 52, 16, 46, 250, 3
     drawing = Drawing()
     cells = [(suite, cell) for suite in results["suites"] for cell in suite["cells"]]
@@ -132,7 +134,7 @@ def chart(results):
     labels = [label for label in colours if any(row["label"] == label for rows in measured for row in rows)]
     description = "What arithmetic in fewer bits costs and buys: time and error of one causal attention layer"
     drawing.text(16, 28, description, "title")
-    drawing.text(16, 46, "Left is faster, low is exact. A line leads from the error on normally distributed rows (the dot) to that with outliers.",
+    drawing.text(16, 46, "Left is faster, low is better. A line leads from the error on normally distributed rows (the dot) to that with outliers.",
                  "small")
     x, y = 16, 70
     for label in labels:
@@ -143,9 +145,9 @@ def chart(results):
         x += 36 + 6.6 * len(label)
 
     times = [share_of_time(cell, row) for (_, cell), rows in zip(cells, measured) for row in rows]
-    errors = [row["errors"][kind] for rows in measured for row in rows for kind in kinds if row["errors"][kind] > 0]
+    errors = [row["errors"][kind] for rows in measured for row in rows for kind in kinds if row["errors"][kind] > of_floats]
     most = max(1.25, 0.25 * math.ceil(4 * max(times, default=1)))
-    lowest, highest = (math.floor(math.log10(min(errors, default=1e-6))), math.ceil(math.log10(max(errors, default=1))))
+    lowest, highest = (math.floor(math.log10(min(errors, default=0.1))), math.ceil(math.log10(max(errors, default=1))))
     panel_width = (width - left - right) / columns_of_panels - gap
     top = y
     for number_of_panel, ((suite, cell), rows) in enumerate(zip(cells, measured)):
@@ -165,7 +167,7 @@ def chart(results):
         for power in range(lowest, highest + 1):
             at = place(0, 10.0**power)[1]
             drawing.horizontal(start, start + panel_width, at, "axis" if power == lowest else "grid")
-            drawing.text(start - 6, at + 4, f"1e{power}", "small", "end")
+            drawing.text(start - 6, at + 4, f"{100 * 10.0**power:g}%" if power > lowest else "f32", "small", "end")
         for row in rows:
             time, ends = share_of_time(cell, row), [row["errors"][kind] for kind in kinds]
             tip = f"{row['label']}: {milliseconds(row)}, {time:.0%}; error {number(ends[0])}, with outliers {number(ends[1])}"
@@ -174,7 +176,8 @@ def chart(results):
 
     about = results["about"]
     y = top + height + 38
-    for line in ("To the right: the time of a call, of that of mha in float32 in the same rounds. Upwards: the rms error, relative to the result.",
+    for line in ("To the right: the time of a call, of that of mha in float32 in the same rounds. Upwards: the rms error, relative to the result; "
+                 "that of float32 is about 1e-6.",
                  f"{about['machine']}. {about['date']}. Medians of {about['rounds']} rounds.", f"{versions(results)}."):
         drawing.text(16, y, line, "small")
         y += 16
