@@ -14,20 +14,28 @@ namespace {
 
 // ---- Queries
 
+// A row of the queries that is not taken as it is, prepared, at `to`.
+template <class V>
+MHA_NOINLINE const float *prepared_query(const Unit &unit, const Row &row, float *to) {
+  const RowPlace place = {unit.sequence_index, unit.array_row(row), unit.position_of(row), row.head};
+  return prepared_row<V>(unit.call.prepare_q, unit.call.q.storage, unit.input(row), place, unit.call.head_dim, to);
+}
+
 // Rows [begin, end) of the queries, prepared and scaled, into the unit's scratch memory.
 template <class V>
 MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
-  const int64_t head_dim = unit.call.head_dim;
+  const Attention &call = unit.call;
+  const int64_t head_dim = call.head_dim, whole = head_dim - head_dim % static_cast<int64_t>(V::size);
+  const bool is_prepared = call.prepare_q.is_any || call.q.storage != Storage::f32, has_codes = unit.has_codes();
+  const float *const scales = call.options.q_scales;
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
-    float *const to = unit.has_codes() ? unit.scratch + unit.call.scratch.prepared : unit.q(row.index);
-    const RowPlace place = {unit.sequence_index, unit.array_row(row), unit.position_of(row), row.head};
-    const float *const from = prepared_row<V>(unit.call.prepare_q, unit.call.q.storage, unit.input(row), place, head_dim, to);
-    const ScoreOptions &options = unit.call.options;
-    const float scale = options.q_scales ? options.q_scales[unit.sequence_index * options.q_scales_stride + unit.array_row(row)] : 1.0f;
-    int64_t k = 0;
-    for (; k + static_cast<int64_t>(V::size) <= head_dim; k += V::size) store(to + k, canonical_nan(load<V>(from + k) * all<V>(scale)));
-    for (; k < head_dim; ++k) to[k] = canonical_nan(from[k] * scale);
-    if (unit.has_codes()) encode_query(to, head_dim, options.arithmetic, unit.q(row.index));
+    float *const to = has_codes ? unit.scratch + call.scratch.prepared : unit.q(row.index);
+    const float *const from = is_prepared ? prepared_query<V>(unit, row, to) : static_cast<const float *>(unit.input(row));
+    const float scale = scales ? scales[unit.sequence_index * call.options.q_scales_stride + unit.array_row(row)] : 1.0f;
+    const V factor = all<V>(scale);
+    for (int64_t k = 0; k < whole; k += V::size) store(to + k, canonical_nan(load<V>(from + k) * factor));
+    for (int64_t k = whole; k < head_dim; ++k) to[k] = canonical_nan(from[k] * scale);
+    if (has_codes) encode_query(to, head_dim, call.options.arithmetic, unit.q(row.index));
   }
 }
 
@@ -184,7 +192,7 @@ void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int6
     attend_chunks<V>(unit, keys, intersection(chunks, {part * call.parts.chunks, (part + 1) * call.parts.chunks}));
     if (!merge_splits<V>(unit, (sequence_index * call.num_kv_heads + kv_head) * call.query_blocks + block, part)) return;
   }
-  for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) finish<V>(unit, row);
+  finish<V>(unit);
 }
 
 }  // namespace

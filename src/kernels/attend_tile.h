@@ -72,11 +72,10 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   // 2. Scores, their maximum, and p = exp(score - maximum), whose sum is l.
   for (int64_t c = 0; c < count; ++c) {
     const Range groups = groups_of(keys[c].some);
-    for (int64_t r = 0; r < rows.count; ++r) {
-      float *const row = scores_of(c) + r * score_stride;
-      const float m = score_row<V>(unit, rows.begin + r, chunks[c], groups, keys[c].of_row[r], row);
-      *unit.m(slot + c, rows.begin + r) = m;
-      *unit.l(slot + c, rows.begin + r) = softmax<V>(row + groups.begin * key_block, groups.end - groups.begin, m);
+    float *row = scores_of(c), *const m = unit.m(slot + c, rows.begin), *const l = unit.l(slot + c, rows.begin);
+    for (int64_t r = 0; r < rows.count; ++r, row += score_stride) {
+      m[r] = score_row<V>(unit, rows.begin + r, chunks[c], groups, keys[c].of_row[r], row);
+      l[r] = softmax<V>(row + groups.begin * key_block, groups.end - groups.begin, m[r]);
       if (chunks[c].values.has_scales) scale_by_values<V>(chunks[c].values, groups.begin, groups.end, row);
     }
   }

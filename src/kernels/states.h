@@ -127,29 +127,36 @@ MHA_NOINLINE void rework_context(const Unit &unit, const Row &row, bool is_empty
   if (call.output_storage != Storage::f32) narrow(call.output_storage, x, call.head_dim_v, unit.output(row));
 }
 
+// The finished rows of the unit. (Addresses are kept beside the row: a vector that is stored may be anything's, so that they would be made
+// anew for each row.)
 template <class V>
-inline void finish(const Unit &unit, const Row &row) {
+inline void finish(const Unit &unit) {
   const Attention &call = unit.call;
-  if (call.options.sinks) add_sink<V>(unit, row);
-  const float l = *unit.l(0, row.index);
-  const bool is_narrowed = call.output_storage != Storage::f32;
-  float *const o = unit.o(0, row.index), *const out = is_narrowed ? o : static_cast<float *>(unit.output(row));
-  const bool is_empty = l == 0.0f;
-  const V inverse = all<V>(1.0f / l);
-  int64_t c = 0;
-  for (; c + static_cast<int64_t>(V::size) <= call.head_dim_v; c += V::size) {
-    store(out + c, is_empty ? all<V>(0.0f) : canonical(load<V>(o + c) * inverse));
+  const int64_t width = call.head_dim_v, padded = call.head_dim_v_padded, whole = width - width % static_cast<int64_t>(V::size);
+  const bool is_narrowed = call.output_storage != Storage::f32, has_sinks = call.options.sinks, reworks = call.reworks_context;
+  const bool keeps_states = call.row_maxima || call.lse;
+  float *o = unit.o(0, 0);
+  const float *m = unit.m(0, 0), *sums = unit.l(0, 0);
+  for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row), o += padded, ++m, ++sums) {
+    if (has_sinks) add_sink<V>(unit, row);
+    const float l = *sums;
+    float *const out = is_narrowed ? o : static_cast<float *>(unit.output(row));
+    const bool is_empty = l == 0.0f;
+    const V inverse = all<V>(1.0f / l);
+    const auto finished = [&](int64_t c) MHA_INLINED { return is_empty ? all<V>(0.0f) : canonical(load<V>(o + c) * inverse); };
+    for (int64_t c = 0; c < whole; c += V::size) store(out + c, finished(c));
+    if (whole < width) {
+      store(o + whole, finished(whole));
+      for (int64_t c = whole; c < width; ++c) out[c] = o[c];
+    }
+    if (reworks) rework_context<V>(unit, row, is_empty, out);
+    if (!keeps_states) continue;
+    if (call.row_maxima) {
+      call.row_maxima[unit.output_row(row)] = *m;
+      call.row_sums[unit.output_row(row)] = l;
+    }
+    if (call.lse) call.lse[unit.output_row(row)] = is_empty ? -infinity : canonical(*m + log_of(l));
   }
-  if (c < call.head_dim_v) {
-    store(o + c, is_empty ? all<V>(0.0f) : canonical(load<V>(o + c) * inverse));
-    for (; c < call.head_dim_v; ++c) out[c] = o[c];
-  }
-  if (call.reworks_context) rework_context<V>(unit, row, is_empty, out);
-  if (call.row_maxima) {
-    call.row_maxima[unit.output_row(row)] = *unit.m(0, row.index);
-    call.row_sums[unit.output_row(row)] = l;
-  }
-  if (call.lse) call.lse[unit.output_row(row)] = is_empty ? -infinity : canonical(*unit.m(0, row.index) + log_of(l));
 }
 
 }  // namespace
