@@ -221,6 +221,7 @@ class Attention(unittest.TestCase):
                   "module": lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x)}
         exec(python_support.readme_program("mha.transformers"), values)
         self.assertEqual(values["model"].config._attn_implementation, "mha")
+        self.assertIs(type(values["model"].lm_head), mha.torch.Linear)
         self.assertLess((values["y"] - values["module"](values["x"])).abs().max(), 1e-5)
 
     def test_f16_and_bf16_are_taken_and_returned(self):

