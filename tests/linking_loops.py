@@ -21,7 +21,7 @@ from linking_spills import functions
 # The most that an instruction set may have: innermost loops with packed fma, and bytes of text. By compiler, since each has its own mind about
 # inlining; kept for Release. A change that leaves less lowers the budget; one that needs more says what for.
 budgets = {
-    "GNU 12": {"avx2": (82, 129_000), "avx512": (95, 148_500), "neon": (73, 105_000)},
+    "GNU 12": {"avx2": (84, 138_500), "avx512": (97, 158_000), "neon": (73, 105_000)},
 }
 
 leaves = re.compile(r"^(jmp|b|br|ret[q]?|ud2)$")  # and does not go on to the next instruction
