@@ -180,8 +180,7 @@ inline int32_t encode(const float *x, int64_t count, const CodeScale &scale, Cod
   int32_t sum = 0;
   for (int64_t i = 0; i < count; i += int4_group) {  // of a fixed size, of which a compiler makes vectors
     for (int64_t j = i; j < i + int4_group; ++j) {
-      const float y = x[j] * scale.factor;
-      const int32_t code = storage::rounded(y > scale.limit ? scale.limit : y < -scale.limit ? -scale.limit : y);
+      const int32_t code = storage::rounded(x[j] * scale.factor);  // the largest product is the limit, or rounds to it
       codes[j] = static_cast<Code>(code);
       sum += code;
     }

@@ -141,7 +141,7 @@ MHA_INLINE void make_canonical(float *p, int64_t count) {
 // asked for, line by line, when 16 are packed. (Values, when they are copied, take longer with this.)
 MHA_INLINE void prefetch_rows(const char *row, int64_t row_bytes, int64_t bytes) {
   for (int64_t i = 0; i < key_block; ++i, row += row_bytes) {
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
+    prefetch_row(row, bytes);
   }
 }
 

@@ -23,15 +23,19 @@ MHA_INLINE void store_row(const float *x, int64_t width, int8_t *first, int64_t 
   *scale = found.scale;
   for (int64_t c = 0; c < width; c += int4_group) {
     alignas(64) int8_t codes[int4_group];
+    float rest[int4_group];
     const int64_t count = min(int4_group, width - c);
-    if (count == int4_group) {
-      encode(x + c, int4_group, found, codes);
-    } else {
-      float rest[int4_group] = {};
-      for (int64_t i = 0; i < count; ++i) rest[i] = x[c + i];
-      encode(rest, int4_group, found, codes);
+    const float *from = x + c;
+    if (count < int4_group) {
+      __builtin_memset(rest, 0, sizeof rest);
+      __builtin_memcpy(rest, from, static_cast<size_t>(count) * sizeof *rest);
+      from = rest;
     }
-    for (int64_t i = 0; i < count; ++i) first[(c + i) * stride] = codes[i];
+    encode(from, int4_group, found, codes);
+    if (stride == 1)
+      __builtin_memcpy(first + c, codes, static_cast<size_t>(count));
+    else
+      for (int64_t i = 0; i < count; ++i) first[(c + i) * stride] = codes[i];
   }
 }
 
@@ -53,6 +57,9 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
         const RowPlace place = {sequence.in_arrays, sequence.kv_first + row + i, position + i, head};
         const void *const given = element_at(
             from.base, from.storage, place.sequence * from.batch_stride + place.array_row * from.row_stride + head * from.head_stride);
+        if (row + 8 < row_end) {
+          prefetch_row(element_at(static_cast<const char *>(given), from.storage, 8 * from.row_stride), width * bytes_of(from.storage));
+        }
         rows[i] = prepared_row<V>(storing.prepare, from.storage, given, place, width, scratch + i * width);
       }
       const Place place = place_of(to, sequence.in_cache, position);
