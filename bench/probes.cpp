@@ -94,11 +94,14 @@ Probes probes_of(uint32_t instruction_set) {
   switch (instruction_set) {
 #if defined(__x86_64__)
     case MHA_INSTRUCTION_SET_AVX512:
+    case MHA_INSTRUCTION_SET_AVX512_VNNI:
       return avx512::all_probes<10, 24>();
     case MHA_INSTRUCTION_SET_AVX2:
+    case MHA_INSTRUCTION_SET_AVX2_VNNI:
       return avx2::all_probes<10, 12>();
 #elif defined(__aarch64__)
     case MHA_INSTRUCTION_SET_NEON:
+    case MHA_INSTRUCTION_SET_NEON_DOTPROD:
       return neon::all_probes<12, 24>();
 #endif
     default:

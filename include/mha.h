@@ -118,21 +118,23 @@ MHA_API const char *mha_status_string(mha_status status);
 
 /* 10000 * major + 100 * minor + patch of the linked library; it may be newer than this header. */
 MHA_API uint32_t mha_version(void);
-
 /* MHA_CONTRACT of the linked library. */
 MHA_API uint32_t mha_contract(void);
 
-/* Instruction sets that there are kernels for. */
+/* Instruction sets; _VNNI and _DOTPROD are those with products of bytes (integer arithmetic). */
 #define MHA_INSTRUCTION_SET_AUTO 0u   /* the best one that this machine has */
 #define MHA_INSTRUCTION_SET_SCALAR 1u /* any machine; slow */
 #define MHA_INSTRUCTION_SET_AVX2 2u   /* x86-64 with AVX2, FMA and F16C */
 #define MHA_INSTRUCTION_SET_AVX512 3u /* x86-64 with AVX-512 F, CD, BW, VL and DQ */
 #define MHA_INSTRUCTION_SET_NEON 4u   /* AArch64 */
+#define MHA_INSTRUCTION_SET_AVX2_VNNI 5u
+#define MHA_INSTRUCTION_SET_AVX512_VNNI 6u
+#define MHA_INSTRUCTION_SET_NEON_DOTPROD 7u
 
 /* Those that this build has and this machine can run: a bit (1u << MHA_INSTRUCTION_SET_X) each. */
 MHA_API uint32_t mha_instruction_sets(void);
 
-/* "auto", "scalar", "avx2", "avx512" or "neon"; of other numbers "unknown". Static memory. */
+/* "auto", "scalar", "avx512_vnni", ...; of other numbers "unknown". Static memory. */
 MHA_API const char *mha_instruction_set_name(uint32_t instruction_set);
 
 /* ---- Threads -------------------------------------------------------------------------------- */
@@ -551,8 +553,7 @@ typedef struct mha_rope_config {
   double ntk_factor;       /* dynamic NTK; 1 .. 2^31; 0 = none */
   int64_t ntk_positions;   /* the length of the context now, 1 .. 2^31; with ntk_factor needed */
   const double *pair_factors; /* [dims / 2], 1/2 .. 2^31; NULL = no LongRoPE */
-  /* The length of the context in training, 1 .. 2^31; needed by YaRN, Llama 3 and dynamic NTK */
-  int64_t original_positions;
+  int64_t original_positions; /* in training, 1 .. 2^31; for YaRN, Llama 3 and dynamic NTK */
   double attention_factor; /* 2^-31 .. 2^31; 0 = 1, with YaRN 0.1 ln(yarn_factor) + 1 */
   uint32_t yarn_unrounded; /* 1 = no floor and ceil ("truncate": false, gpt-oss); 0 or 1 */
   uint32_t reserved;       /* 0 */
@@ -560,8 +561,7 @@ typedef struct mha_rope_config {
 
 /*
  * Fills cos and sin, both [num_positions, dims / 2]: row r is for position first_position + r,
- * column i for pair i. With the same angles, a position has the same row in every table: several
- * threads can fill a part each.
+ * column i for pair i. Tables of the same angles have the same rows: threads can fill a part each.
  *
  * The values are those of the formulas, rounded to float, and the same bits on every machine. The
  * error is at most 0.501 units in the last place at any position, with pair_factors below 1 at any

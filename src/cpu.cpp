@@ -1,21 +1,52 @@
 #include "cpu.h"
 
+#if defined(__x86_64__) && defined(__clang__) && !defined(MHA_EMULATES_VNNI)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace mha {
 namespace {
 
 // Best first. Each entry is there if this build contains its kernels.
 constexpr const Kernels *built_kernels[] = {
+#if defined(MHA_HAS_AVX512_VNNI)
+    &kernels_avx512_vnni,
+#endif
 #if defined(MHA_HAS_AVX512)
     &kernels_avx512,
 #endif
+#if defined(MHA_HAS_AVX2_VNNI)
+    &kernels_avx2_vnni,
+#endif
 #if defined(MHA_HAS_AVX2)
     &kernels_avx2,
+#endif
+#if defined(MHA_HAS_NEON_DOTPROD)
+    &kernels_neon_dotprod,
 #endif
 #if defined(MHA_HAS_NEON)
     &kernels_neon,
 #endif
     &kernels_scalar,
 };
+
+#if defined(__x86_64__)
+bool has_avx_vnni() {
+#if defined(MHA_EMULATES_VNNI)
+  return true;
+#elif defined(__clang__)
+  // Which cannot be asked for it. No processor has it without GFNI, so that others are not asked in every call, which takes time in a
+  // virtual machine.
+  uint32_t eax = 0, ebx, ecx, edx;
+  return __builtin_cpu_supports("gfni") && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1) != 0;
+#else
+  return __builtin_cpu_supports("avxvnni");
+#endif
+}
+#endif
 
 // The compiler's own detection includes whether the operating system saves the registers. It reads the processor once per process.
 bool machine_has(uint32_t instruction_set) {
@@ -26,6 +57,10 @@ bool machine_has(uint32_t instruction_set) {
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx2") &&
              __builtin_cpu_supports("fma");
+    case MHA_INSTRUCTION_SET_AVX512_VNNI:
+      return machine_has(MHA_INSTRUCTION_SET_AVX512) && __builtin_cpu_supports("avx512vnni");
+    case MHA_INSTRUCTION_SET_AVX2_VNNI:
+      return machine_has(MHA_INSTRUCTION_SET_AVX2) && has_avx_vnni();
     case MHA_INSTRUCTION_SET_AVX2:
       __builtin_cpu_init();
       // Every processor with AVX2 and FMA has F16C, which not all compilers can be asked for.
@@ -34,6 +69,10 @@ bool machine_has(uint32_t instruction_set) {
 #if defined(__aarch64__)
     case MHA_INSTRUCTION_SET_NEON:
       return true;
+#if defined(__linux__)
+    case MHA_INSTRUCTION_SET_NEON_DOTPROD:
+      return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#endif
 #endif
     case MHA_INSTRUCTION_SET_SCALAR:
       return true;
@@ -45,7 +84,7 @@ bool machine_has(uint32_t instruction_set) {
 }  // namespace
 
 mha_status check_instruction_set(Report &report, uint32_t argument, uint32_t instruction_set) {
-  if (instruction_set <= MHA_INSTRUCTION_SET_NEON) return MHA_OK;
+  if (instruction_set <= MHA_INSTRUCTION_SET_NEON_DOTPROD) return MHA_OK;
   return report.fail(MHA_ERROR_INVALID_VALUE, argument, "instruction_set %u is none; use one of MHA_INSTRUCTION_SET_*", instruction_set);
 }
 
@@ -87,6 +126,12 @@ const char *mha_instruction_set_name(uint32_t instruction_set) {
       return "avx512";
     case MHA_INSTRUCTION_SET_NEON:
       return "neon";
+    case MHA_INSTRUCTION_SET_AVX2_VNNI:
+      return "avx2_vnni";
+    case MHA_INSTRUCTION_SET_AVX512_VNNI:
+      return "avx512_vnni";
+    case MHA_INSTRUCTION_SET_NEON_DOTPROD:
+      return "neon_dotprod";
     default:
       return "unknown";
   }

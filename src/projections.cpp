@@ -86,7 +86,7 @@ struct Readying {
       if (is_float)
         kernels.widen_rows(first.x, row_begin, row_end, first.depth, ready.rows());
       else
-        kernels.encode_rows(first, row_begin, row_end, ready.rows());
+        kernels.codes->encode_rows(first, row_begin, row_end, ready.rows());
       ready.product = product;
       ready.row_begin = row_begin;
     }
@@ -101,6 +101,10 @@ struct ProjectWork {
   Cut cuts[max_products];
 };
 
+auto project_of(const Kernels &kernels, const Projection &projection) {
+  return projection.arithmetic == Arithmetic::f32 ? kernels.project : kernels.codes->project;
+}
+
 // Row block by row block, all panels of all parts under it: the rows stay in the cache.
 void run_unit(const void *context, int64_t unit, int64_t thread) {
   const ProjectWork &work = *static_cast<const ProjectWork *>(context);
@@ -114,8 +118,8 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
   const Projection &projection = product.parts[part];
   const int64_t panel_begin = group * cut.group_panels, row_end = std::min(projection.rows, row_begin + cut.block_rows);
   const float *const rows = work.readying.rows_of(*work.kernels, projection, i, row_begin, row_end, thread);
-  work.kernels->project(projection, rows, row_begin, row_end, panel_begin,
-                        std::min(panels_of(projection.columns), panel_begin + cut.group_panels));
+  const int64_t panel_end = std::min(panels_of(projection.columns), panel_begin + cut.group_panels);
+  project_of(*work.kernels, projection)(projection, rows, row_begin, row_end, panel_begin, panel_end);
 }
 
 // One thread: nothing is to be shared out.
@@ -125,7 +129,8 @@ void run_alone(const Kernels &kernels, const Product &product, int64_t number, c
     const int64_t end = std::min(rows, row + block_rows);
     const float *const ready = readying.rows_of(kernels, product.parts[0], number, row, end, 0);
     for (int64_t part = 0; part < product.num_parts; ++part) {
-      kernels.project(product.parts[part], ready, row, end, 0, panels_of(product.parts[part].columns));
+      const Projection &projection = product.parts[part];
+      project_of(kernels, projection)(projection, ready, row, end, 0, panels_of(projection.columns));
     }
   }
 }
@@ -208,8 +213,11 @@ void describe_projections(const mha_layer &layer, mha_call_info *info) {
   info->back_end = has_sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
   info->contract = has_sgemm ? 0 : MHA_CONTRACT;
   info->project_tile_rows = has_sgemm ? 0 : layer.kernels->project_tile_rows;
-  const bool is_float = layer.shape.arithmetic == Arithmetic::f32;
-  info->project_tile_columns = has_sgemm ? 0 : is_float ? layer.kernels->project_tile_columns : layer.kernels->code_tile_columns;
+  info->project_tile_columns = layer.kernels->project_tile_columns;
+  if (layer.shape.arithmetic != Arithmetic::f32) {
+    info->project_tile_columns = layer.kernels->codes->tile_columns[layer.shape.arithmetic == Arithmetic::int16];
+  }
+  if (has_sgemm) info->project_tile_columns = 0;
   info->packed_bytes = static_cast<size_t>(layer.layout.bytes);
 }
 

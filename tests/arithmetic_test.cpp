@@ -117,19 +117,24 @@ TEST_P(IntegerArithmetic, GivesTheSameBitsForManyRowsAndThreads) {
   }
 }
 
-// Sums as large as they can be: all weights -128, which only a quantiser makes, and all inputs the largest of their group, of one sign and
-// both. Nothing saturates.
+// Sums as large as they can be: all weights -128, which only a quantiser makes, or 127, and all inputs the largest of their group, of one
+// sign and both. Nothing saturates.
 TEST_P(IntegerArithmetic, OfTheGreatestCodesGivesTheBitsOfTheSpecification) {
   LayerProblem problem = ProblemOf(7, 9, 256, 2, 24, 64);
-  for (const bool alternates : {false, true}) {
-    for (size_t i = 0; i < problem.query.size(); i++) problem.query[i] = alternates && i % 2 ? -3.0f : 3.0f;
-    for (const Kind &kind : kKinds) {
-      problem.arithmetic = kind.arithmetic;
-      LayerProblem converted = Converted(problem, kind.stored);
-      const float lowest = kind.stored == Stored::kInt8 ? -128.0f : -8.0f;
-      for (std::vector<float> *w : {&converted.w_q, &converted.w_k, &converted.w_v}) std::fill(w->begin(), w->end(), lowest);
-      const Layer layer = MakeLayer(GivenAs(converted, MHA_LAYOUT_OUT_IN, false, 0), instruction_set());
-      ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(converted))) << kind.name << (alternates ? " of both signs" : "");
+  for (const float sign : {1.0f, -1.0f}) {
+    for (const bool alternates : {false, true}) {
+      for (size_t i = 0; i < problem.query.size(); i++) problem.query[i] = alternates && i % 2 ? -3.0f : 3.0f * sign;
+      for (const Kind &kind : kKinds) {
+        problem.arithmetic = kind.arithmetic;
+        LayerProblem converted = Converted(problem, kind.stored);
+        const float lowest = kind.stored == Stored::kInt8 ? -128.0f : -8.0f, greatest = -1.0f - lowest;
+        std::fill(converted.w_q.begin(), converted.w_q.end(), lowest);
+        std::fill(converted.w_k.begin(), converted.w_k.end(), greatest);
+        for (size_t i = 0; i < converted.w_v.size(); i++) converted.w_v[i] = i % 3 ? lowest : greatest;
+        const Layer layer = MakeLayer(GivenAs(converted, MHA_LAYOUT_OUT_IN, false, 0), instruction_set());
+        ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(converted)))
+            << kind.name << (alternates ? " of both signs" : "") << " times " << sign;
+      }
     }
   }
 }
@@ -162,7 +167,24 @@ TEST_P(IntegerArithmetic, TakesNumbersOfEverySize) {
   ExpectTheSpecification(problem);
 }
 
-MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(IntegerArithmetic);
+MHA_INSTANTIATE_FOR_ALL_INSTRUCTION_SETS(IntegerArithmetic);
+
+TEST(InstructionSetsForIntegers, ThatAreMissingAreRefusedByTheirName) {
+  const LayerData given(ProblemOf(13, 1, 8, 1, 8, 8), Place::kAnywhere, FormOf(kKinds[0]));
+  for (uint32_t set = MHA_INSTRUCTION_SET_SCALAR; set <= MHA_INSTRUCTION_SET_NEON_DOTPROD; set++) {
+    const mha_layer_options options = Options(set);
+    mha_layer *layer = nullptr;
+    mha_error error;
+    const mha_status status = mha_layer_create(&given.config, &given.weights, &options, &layer, &error);
+    if (mha_instruction_sets() >> set & 1) {
+      EXPECT_EQ(status, MHA_OK) << error.message;
+    } else {
+      EXPECT_EQ(status, MHA_ERROR_INSTRUCTION_SET);
+      EXPECT_NE(std::string(error.message).find(mha_instruction_set_name(set)), std::string::npos) << error.message;
+    }
+    mha_layer_destroy(layer);
+  }
+}
 
 // ---- The packed format
 

@@ -1,6 +1,13 @@
 // What the library says about itself and about a call: statuses, versions, instruction sets, and the descriptions that mha_info and
 // mha_attention_info give.
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 #include "interface_calls.h"
 
 namespace {
@@ -46,7 +53,10 @@ TEST(InstructionSets, HaveNames) {
   EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_AVX2), "avx2");
   EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_AVX512), "avx512");
   EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_NEON), "neon");
-  for (uint32_t number = MHA_INSTRUCTION_SET_NEON + 1; number < 5000; ++number) {
+  EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_AVX2_VNNI), "avx2_vnni");
+  EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_AVX512_VNNI), "avx512_vnni");
+  EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_NEON_DOTPROD), "neon_dotprod");
+  for (uint32_t number = MHA_INSTRUCTION_SET_NEON_DOTPROD + 1; number < 5000; ++number) {
     ASSERT_STREQ(mha_instruction_set_name(number), "unknown") << number;
   }
   for (uint32_t number : {0x80000000u, 0x80000001u, 0xFFFFFFFFu}) EXPECT_STREQ(mha_instruction_set_name(number), "unknown") << number;
@@ -58,7 +68,7 @@ TEST(InstructionSets, AreThoseOfThisMachine) {
   EXPECT_EQ(sets, mha_instruction_sets());
   EXPECT_NE(sets & bit(MHA_INSTRUCTION_SET_SCALAR), 0u) << "any machine runs the scalar kernels";
   EXPECT_EQ(sets & bit(MHA_INSTRUCTION_SET_AUTO), 0u) << "auto is a choice, not a set";
-  EXPECT_EQ(sets >> (MHA_INSTRUCTION_SET_NEON + 1), 0u) << "a set without a name";
+  EXPECT_EQ(sets >> (MHA_INSTRUCTION_SET_NEON_DOTPROD + 1), 0u) << "a set without a name";
   uint32_t possible = bit(MHA_INSTRUCTION_SET_SCALAR);
 #if defined(__x86_64__)
   // The compiler's own detection, which includes the operating system's state as well.
@@ -68,10 +78,16 @@ TEST(InstructionSets, AreThoseOfThisMachine) {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq")) {
       possible |= bit(MHA_INSTRUCTION_SET_AVX512);
+      if (__builtin_cpu_supports("avx512vnni")) possible |= bit(MHA_INSTRUCTION_SET_AVX512_VNNI);
     }
+    uint32_t eax = 0, ebx, ecx, edx;
+    if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1) != 0) possible |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
   }
 #elif defined(__aarch64__)
   possible |= bit(MHA_INSTRUCTION_SET_NEON);
+#if defined(__linux__)
+  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) possible |= bit(MHA_INSTRUCTION_SET_NEON_DOTPROD);
+#endif
 #endif
   EXPECT_EQ(sets & ~possible, 0u) << "a set that this machine can't run";
 }

@@ -21,7 +21,8 @@ from linking_spills import functions
 # The most that an instruction set may have: innermost loops with packed fma, and bytes of text. By compiler, since each has its own mind about
 # inlining; kept for Release. A change that leaves less lowers the budget; one that needs more says what for.
 budgets = {
-    "GNU 12": {"avx2": (84, 138_500), "avx512": (97, 158_000), "neon": (73, 105_000)},
+    "GNU 12": {"avx2": (84, 138_500), "avx2_vnni": (0, 25_500), "avx512": (97, 158_000), "avx512_vnni": (0, 26_000),
+               "neon": (73, 105_000), "neon_dotprod": (0, 24_000)},
 }
 
 leaves = re.compile(r"^(jmp|b|br|ret[q]?|ud2)$")  # and does not go on to the next instruction
@@ -157,7 +158,7 @@ def main():
         instruction_set = os.path.basename(file).split(".")[0]
         by_function = counted_loops(output_of(arguments.objdump, "-d", "-C", "--no-show-raw-insn", file))
         loops, text = sum(by_function.values()), text_bytes(output_of(arguments.objdump, "-h", "-w", file))
-        if not loops or not text:
+        if not text or not loops and "_" not in instruction_set:  # the products of codes alone may have none
             sys.exit(f"{file}: found {loops} innermost loops with packed fma and {text} bytes of text; has the disassembler another form?")
         most = budgets.get(arguments.compiler, {}).get(instruction_set, (loops, text))
         above |= loops > most[0] or text > most[1]

@@ -137,7 +137,7 @@ if [[ $matrix != quick && $(uname -m) == x86_64 ]] && ! grep -qs avx512dq /proc/
 fi
 
 if [[ $matrix != quick ]]; then
-  configure build-clang Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DMHA_TUNING=zen3 "${library[@]}"
+  configure build-clang Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DMHA_TUNING=zen3 -DMHA_EMULATE_VNNI=ON "${library[@]}"
   configure build-aarch64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aarch64-linux-gnu.cmake" -DMHA_TUNING=zen3 "${library[@]}"
   configure build-riscv64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/riscv64-linux-gnu.cmake" "${library[@]}"
   if [[ $matrix == default ]]; then

@@ -18,13 +18,14 @@ namespace {
 // Up to so many rows, codes of int4 become bytes in registers, by each tile anew; for more rows, in memory, once for all.
 constexpr int max_rows_of_nibbles = 2;
 
-// How many vectors of columns a tile of so many rows has; divides a panel. Products do not wait for each other: these are as many sums as
-// there are registers for.
-template <class V>
+// How many vectors of columns a tile of so many rows has; divides a panel. These are as many sums as there are registers for; where a sum
+// has one part, each instruction adds four products to it.
+template <class V, class Code>
 constexpr int code_vectors(int rows) {
-  if (V::size == 16) return rows <= 2 ? 3 : 1;
-  if (V::size > 1) return rows == 1 ? 6 : rows == 2 ? 3 : 1;
-  return 4;
+  if (V::size == 1) return 4;
+  if (DotProducts<Code>::parts > 1) return rows > 2 ? 1 : V::size == 16 || rows == 2 ? 3 : 6;
+  if (V::size == 8) return rows <= 2 ? 6 : rows <= 4 ? 3 : 2;
+  return V::size == 4 && rows <= 4 ? 6 : V::size == 4 ? 4 : 3;
 }
 
 constexpr int64_t block_terms = dot_block;  // of a panel that stay in the cache while all rows pass them
@@ -33,8 +34,7 @@ struct CodeTile {
   const char *rows[max_tile_rows];  // as storage.h says, by chains
   const uint8_t *columns;           // [term / 4][48][4]
   int64_t terms, chain;             // chain: terms that are added up before they are scaled
-  const float *scales;              // of the columns; for each chain, scales_stride further on
-  int64_t scales_stride;
+  const float *scales;              // of the columns, for each chain; null: none
   float *sums;    // [row][48]
   bool is_first;  // whether the sums begin here, with +0
   int64_t ahead;  // so many bytes ahead columns are prefetched: 0 where they lie in a cache
@@ -51,7 +51,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = tile.rows[r];
   for (int64_t column = 0; column < panel_columns; column += C * lanes) {
     const uint8_t *w = tile.columns + column * terms_together;
-    const float *scales = tile.scales + column, *from = tile.is_first ? zeros : tile.sums + column;
+    const float *scales = tile.scales ? tile.scales + column : nullptr, *from = tile.is_first ? zeros : tile.sums + column;
     float *const to = tile.sums + column;
     int64_t from_stride = tile.is_first ? 0 : panel_columns, tail = codes_bytes;
     for (int64_t left = tile.terms; left > 0; left -= tile.chain, tail += codes_bytes + static_cast<int64_t>(sizeof(CodesTail))) {
@@ -78,7 +78,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
           return terms;
         };
         MHA_UNROLL for (int line = 0; line < C * lanes * terms_together; line += 64) __builtin_prefetch(w + ahead + line);
-        if constexpr (R <= 2) {
+        if constexpr (R <= 2 || (R == 4 && parts == 1 && V::size == 16)) {
           typename Dots::RowTerms x[R][fours];
           MHA_UNROLL for (int r = 0; r < R; ++r) {
             MHA_UNROLL for (int four = 0; four < fours; ++four) x[r][four] = row_terms(r, four);
@@ -104,14 +104,22 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
           }
         }
       }
-      MHA_UNROLL for (int r = 0; r < R; ++r) {
-        const V row_scale = all<V>(tail_of(r).scale);
-        MHA_UNROLL for (int c = 0; c < C; ++c) {
-          const V sum = Dots::sums_of(acc[r][c]) * load<V>(scales + c * lanes);
-          store(to + r * panel_columns + c * lanes, mul_add(sum, row_scale, load<V>(from + r * from_stride + c * lanes)));
+      const auto finish = [&](bool is_scaled) MHA_INLINED {
+        MHA_UNROLL for (int r = 0; r < R; ++r) {
+          const V row_scale = all<V>(tail_of(r).scale);
+          MHA_UNROLL for (int c = 0; c < C; ++c) {
+            V sum = Dots::sums_of(acc[r][c]);
+            if (is_scaled) sum = sum * load<V>(scales + c * lanes);
+            store(to + r * panel_columns + c * lanes, mul_add(sum, row_scale, load<V>(from + r * from_stride + c * lanes)));
+          }
         }
+      };
+      if (tile.scales) {
+        finish(true);
+        scales += panel_columns;
+      } else {
+        finish(false);
       }
-      scales += tile.scales_stride;
       from = to;
       from_stride = panel_columns;
     }
@@ -140,15 +148,12 @@ MHA_NOINLINE void project_codes_of(const Projection &p, const char *coded, int64
   constexpr int most = TileShape<V::size>::max_rows, spare = RowBlock::spare;
   alignas(64) float sums[(project_block_rows + spare) * panel_columns];
   alignas(64) uint8_t widened[block_terms * panel_columns];
-  alignas(64) float ones[panel_columns];
-  for (float &one : ones) one = 1.0f;
   const bool is_int4 = p.storage == Storage::int4;
   const int64_t count = row_end - row_begin, row_bytes = coded_bytes<Code>(p.storage, p.depth), codes_in_byte = is_int4 ? 2 : 1;
   const bool is_widened = is_int4 && count > max_rows_of_nibbles;
   CodeTile tile;
   tile.chain = terms_of_chain(p.storage);
-  tile.scales = ones;
-  tile.scales_stride = is_int4 ? panel_columns : 0;
+  tile.scales = nullptr;
   tile.ahead = is_widened ? 0 : block_terms * panel_columns / codes_in_byte;  // the next block of the panel
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     const StoredPanel stored(p, panel);
@@ -168,10 +173,11 @@ MHA_NOINLINE void project_codes_of(const Projection &p, const char *coded, int64
           // Where there are fewer, the last one again.
           for (int64_t i = 0; i < R; ++i) tile.rows[i] = first + min(r + i, count - 1) * row_bytes;
           tile.sums = sums + r * panel_columns;
+          constexpr int C = code_vectors<V, Code>(R);
           if constexpr (R <= max_rows_of_nibbles) {
-            if (is_int4 && !is_widened) return multiply_codes<V, Code, true, R, code_vectors<V>(R)>(tile);
+            if (is_int4 && !is_widened) return multiply_codes<V, Code, true, R, C>(tile);
           }
-          multiply_codes<V, Code, false, R, code_vectors<V>(R)>(tile);
+          multiply_codes<V, Code, false, R, C>(tile);
         });
       }
     }
@@ -207,17 +213,34 @@ MHA_NOINLINE void encode_rows_as(const Projection &p, int64_t row_begin, int64_t
   }
 }
 
-// ---- For each arithmetic
+// ---- The table
 
-// `coded`: what encode_rows has made of the rows from row_begin on.
+// visit(a code as those of this arithmetic are stored)
+template <class Visit>
+MHA_INLINE void visit_code(Arithmetic arithmetic, Visit visit) {
+  if (arithmetic == Arithmetic::int8)
+    visit(SmallCode());
+  else
+    visit(int16_t());
+}
+
 template <class V>
 void project_codes(const Projection &p, const float *coded, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
-  project_codes_of<V, int16_t>(p, reinterpret_cast<const char *>(coded), row_begin, row_end, panel_begin, panel_end);
+  visit_code(p.arithmetic, [&](auto code) MHA_INLINED {
+    project_codes_of<V, decltype(code)>(p, reinterpret_cast<const char *>(coded), row_begin, row_end, panel_begin, panel_end);
+  });
 }
 
 template <class V>
 void encode_rows(const Projection &p, int64_t row_begin, int64_t row_end, float *to) {
-  encode_rows_as<V, int16_t>(p, row_begin, row_end, reinterpret_cast<char *>(to));
+  visit_code(p.arithmetic,
+             [&](auto code) MHA_INLINED { encode_rows_as<V, decltype(code)>(p, row_begin, row_end, reinterpret_cast<char *>(to)); });
+}
+
+template <class V>
+constexpr CodeKernels make_code_kernels() {
+  constexpr int rows = TileShape<V::size>::max_rows, lanes = V::size;
+  return {{code_vectors<V, SmallCode>(rows) * lanes, code_vectors<V, int16_t>(rows) * lanes}, encode_rows<V>, project_codes<V>};
 }
 
 }  // namespace

@@ -24,7 +24,11 @@ constexpr int64_t terms_together = 4;  // of a column, side by side
 template <class Code>
 struct DotProducts;
 
+#if defined(MHA_KERNELS_VNNI) || defined(MHA_KERNELS_DOTPROD)
+using SmallCode = int8_t;
+#else
 using SmallCode = int16_t;
+#endif
 
 #if defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
 // Written out, since g++ would add to another register than that of the sum, for which there is none, and copy it back.
@@ -33,6 +37,32 @@ MHA_INLINE Integers added_in_place(Integers sum, Integers products) {
   __asm__("vpaddd {%1, %0, %0|%0, %0, %1}" : "+v"(sum) : "v"(products));
   return sum;
 }
+#endif
+#if defined(MHA_EMULATES_VNNI)
+// For tests on machines that have AVX2 alone.
+MHA_INLINE __m256i add_products_of_words(__m256i sum, __m256i w, __m256i x) { return _mm256_add_epi32(sum, _mm256_madd_epi16(w, x)); }
+MHA_INLINE __m256i add_products_of_bytes(__m256i sum, __m256i w, __m256i x) {
+  sum = add_products_of_words(sum, _mm256_srli_epi16(_mm256_slli_epi16(w, 8), 8), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+  return add_products_of_words(sum, _mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
+}
+#elif defined(MHA_KERNELS_VNNI)
+// Written out likewise.
+#if defined(MHA_KERNELS_AVX512)
+#define MHA_VNNI ""
+#else
+#define MHA_VNNI "%{vex%} "
+#endif
+template <class Integers>
+MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) {
+  __asm__(MHA_VNNI "vpdpwssd {%2, %1, %0|%0, %1, %2}" : "+v"(sum) : "v"(w), "v"(x));
+  return sum;
+}
+template <class Integers>
+MHA_INLINE Integers add_products_of_bytes(Integers sum, Integers w, Integers x) {
+  __asm__(MHA_VNNI "vpdpbusd {%2, %1, %0|%0, %1, %2}" : "+v"(sum) : "v"(w), "v"(x));
+  return sum;
+}
+#undef MHA_VNNI
 #endif
 
 #if defined(MHA_KERNELS_AVX512)
@@ -63,7 +93,11 @@ struct DotProducts<int16_t> {
     return _mm512_set1_epi64(four);
   }
   static MHA_INLINE Part begin(int32_t value) { return _mm512_set1_epi32(value); }
+#if defined(MHA_KERNELS_VNNI)
+  static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return add_products_of_words(sum, w, x); }
+#else
   static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return added_in_place(sum, _mm512_madd_epi16(w, x)); }
+#endif
   static MHA_INLINE Vector sums_of(const Sum &s) {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
@@ -71,6 +105,35 @@ struct DotProducts<int16_t> {
         _mm512_add_epi32(_mm512_permutex2var_epi32(s.part[0], even, s.part[1]), _mm512_permutex2var_epi32(s.part[0], odd, s.part[1])));
   }
 };
+
+#if defined(MHA_KERNELS_VNNI)
+// Unsigned bytes times signed ones.
+template <>
+struct DotProducts<int8_t> {
+  static constexpr int parts = 1, lanes_of_sum = 1;
+  template <class Byte>
+  static constexpr int32_t load_adds = static_cast<Byte>(-1) < 0 ? 128 : 0;
+  using Part = __m512i;
+  using RowTerms = __m512i;
+  struct Terms {
+    Part part[parts];
+  };
+  using Sum = Terms;
+
+  static MHA_INLINE Terms load_terms(const uint8_t *p) { return {{_mm512_loadu_si512(p)}}; }
+  static MHA_INLINE Terms load_terms(const int8_t *p) { return {{_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))}}; }
+  static MHA_INLINE RowTerms load_row_terms(const int8_t *p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, sizeof four);
+    return _mm512_set1_epi32(four);
+  }
+  static MHA_INLINE Part begin(int32_t value) { return _mm512_set1_epi32(value); }
+  static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return add_products_of_bytes(sum, w, x); }
+  static MHA_INLINE Part low_nibbles(Part bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
+  static MHA_INLINE Part high_nibbles(Part bytes) { return low_nibbles(_mm512_srli_epi16(bytes, 4)); }
+  static MHA_INLINE Vector sums_of(const Sum &s) { return _mm512_cvtepi32_ps(s.part[0]); }
+};
+#endif
 
 #elif defined(MHA_KERNELS_AVX2)
 
@@ -106,11 +169,44 @@ struct DotProducts<int16_t> {
     return _mm256_set1_epi64x(four);
   }
   static MHA_INLINE Part begin(int32_t value) { return _mm256_set1_epi32(value); }
+#if defined(MHA_KERNELS_VNNI)
+  static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return add_products_of_words(sum, w, x); }
+#else
   static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return added_in_place(sum, _mm256_madd_epi16(w, x)); }
+#endif
   static MHA_INLINE Vector sums_of(const Sum &s) {
     return _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(_mm256_hadd_epi32(s.part[0], s.part[1]), 0xd8));
   }
 };
+
+#if defined(MHA_KERNELS_VNNI)
+template <>
+struct DotProducts<int8_t> {
+  static constexpr int parts = 1, lanes_of_sum = 1;
+  template <class Byte>
+  static constexpr int32_t load_adds = static_cast<Byte>(-1) < 0 ? 128 : 0;
+  using Part = __m256i;
+  using RowTerms = __m256i;
+  struct Terms {
+    Part part[parts];
+  };
+  using Sum = Terms;
+
+  static MHA_INLINE Part load_32(const void *p) { return _mm256_loadu_si256(static_cast<const __m256i *>(p)); }
+  static MHA_INLINE Terms load_terms(const uint8_t *p) { return {{load_32(p)}}; }
+  static MHA_INLINE Terms load_terms(const int8_t *p) { return {{_mm256_xor_si256(load_32(p), _mm256_set1_epi8(-128))}}; }
+  static MHA_INLINE RowTerms load_row_terms(const int8_t *p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, sizeof four);
+    return _mm256_set1_epi32(four);
+  }
+  static MHA_INLINE Part begin(int32_t value) { return _mm256_set1_epi32(value); }
+  static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return add_products_of_bytes(sum, w, x); }
+  static MHA_INLINE Part low_nibbles(Part bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
+  static MHA_INLINE Part high_nibbles(Part bytes) { return low_nibbles(_mm256_srli_epi16(bytes, 4)); }
+  static MHA_INLINE Vector sums_of(const Sum &s) { return _mm256_cvtepi32_ps(s.part[0]); }
+};
+#endif
 
 #elif defined(MHA_KERNELS_NEON)
 
@@ -148,6 +244,41 @@ struct DotProducts<int16_t> {
     return vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(s.part[0], s.part[1]), vpaddq_s32(s.part[2], s.part[3])));
   }
 };
+
+#if defined(MHA_KERNELS_DOTPROD)
+// Signed bytes times signed ones.
+template <>
+struct DotProducts<int8_t> {
+  static constexpr int parts = 1, lanes_of_sum = 1;
+  template <class Byte>
+  static constexpr int32_t load_adds = static_cast<Byte>(-1) < 0 ? 0 : -128;
+  using Part = int32x4_t;
+  using RowTerms = int8x8_t;
+  struct Terms {
+    int8x16_t part[parts];
+  };
+  struct Sum {
+    Part part[parts];
+  };
+
+  static MHA_INLINE Terms load_terms(const uint8_t *p) { return {{vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128)))}}; }
+  static MHA_INLINE Terms load_terms(const int8_t *p) { return {{vld1q_s8(p)}}; }
+  static MHA_INLINE RowTerms load_row_terms(const int8_t *p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, sizeof four);
+    return vreinterpret_s8_s32(vset_lane_s32(four, vdup_n_s32(0), 0));
+  }
+  static MHA_INLINE Part begin(int32_t value) { return vdupq_n_s32(value); }
+  static MHA_INLINE Part add(Part sum, int8x16_t w, RowTerms x) { return vdotq_lane_s32(sum, w, x, 0); }
+  // Less by 128, as bytes that load_terms loads are.
+  static MHA_INLINE int8x16_t low_nibbles(int8x16_t bytes) { return vorrq_s8(vandq_s8(bytes, vdupq_n_s8(15)), vdupq_n_s8(-128)); }
+  static MHA_INLINE int8x16_t high_nibbles(int8x16_t bytes) {
+    const uint8x16_t given = veorq_u8(vreinterpretq_u8_s8(bytes), vdupq_n_u8(128));
+    return vorrq_s8(vreinterpretq_s8_u8(vshrq_n_u8(given, 4)), vdupq_n_s8(-128));
+  }
+  static MHA_INLINE Vector sums_of(const Sum &s) { return vcvtq_f32_s32(s.part[0]); }
+};
+#endif
 
 #elif defined(MHA_KERNELS_SCALAR)
 

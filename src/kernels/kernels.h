@@ -342,21 +342,30 @@ struct SmallCall {
 
 // ---- The table
 
+// Projections in integer arithmetic: what differs between instruction sets with and without products of bytes.
+struct CodeKernels {
+  int64_t tile_columns[2];  // project_tile_columns with codes of 8 and of 16 bits
+
+  // Input rows [row_begin, row_end) of a projection as codes, coded_bytes<int16_t>(storage, depth) each at most.
+  void (*encode_rows)(const Projection &projection, int64_t row_begin, int64_t row_end, float *to);
+
+  // As Kernels::project. rows: what encode_rows has made of these input rows.
+  void (*project)(const Projection &projection, const float *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+                  int64_t panel_end);
+};
+
 struct Kernels {
   uint32_t instruction_set;  // MHA_INSTRUCTION_SET_*
+  const CodeKernels *codes;
   int64_t project_tile_rows, project_tile_columns, attend_tile_rows;
-  int64_t code_tile_columns;  // project_tile_columns in integer arithmetic
 
-  // Output rows [row_begin, row_end) and panels [panel_begin, panel_end) of a projection. rows: what widen_rows, or in integer arithmetic
-  // encode_rows, has made of these input rows; null: they are floats, and taken as such.
+  // Output rows [row_begin, row_end) and panels [panel_begin, panel_end) of a projection. rows: what widen_rows has made of these input
+  // rows; null: they are floats, and taken as such.
   void (*project)(const Projection &projection, const float *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                   int64_t panel_end);
 
   // Input rows [row_begin, row_end), `width` numbers each, as floats, one after the other.
   void (*widen_rows)(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width, float *to);
-
-  // Input rows [row_begin, row_end) of a projection as codes, coded_bytes<int16_t>(storage, depth) each at most.
-  void (*encode_rows)(const Projection &projection, int64_t row_begin, int64_t row_end, float *to);
 
   // One unit of attention: the queries from block * block_queries on of all query heads of one kv head of one sequence, with the keys of
   // one part. scratch: attention.scratch.floats floats, aligned to 64 bytes.
@@ -380,9 +389,10 @@ struct Kernels {
   void (*run_small)(const SmallLayer &layer, const SmallCall &call, float *scratch);
 };
 
-extern const Kernels kernels_scalar;
-extern const Kernels kernels_avx2;
-extern const Kernels kernels_avx512;
-extern const Kernels kernels_neon;
+extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
+
+// The same kernels but for the products of codes.
+extern const Kernels kernels_avx2_vnni, kernels_avx512_vnni, kernels_neon_dotprod;
+extern const CodeKernels codes_avx2_vnni, codes_avx512_vnni, codes_neon_dotprod;
 
 }  // namespace mha

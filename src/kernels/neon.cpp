@@ -4,5 +4,8 @@
 #include "mha.h"
 
 namespace mha {
-constexpr Kernels kernels_neon = make_kernels<Vector>(MHA_INSTRUCTION_SET_NEON);
+constexpr Kernels kernels_neon = make_kernels<Vector>(MHA_INSTRUCTION_SET_NEON, &own_codes);
+#if defined(MHA_HAS_NEON_DOTPROD)
+constexpr Kernels kernels_neon_dotprod = make_kernels<Vector>(MHA_INSTRUCTION_SET_NEON_DOTPROD, &codes_neon_dotprod);
+#endif
 }  // namespace mha

@@ -5,7 +5,6 @@
 // when all terms are done.
 #pragma once
 
-#include "kernels/codes.h"
 #include "kernels/context.h"
 #include "kernels/destinations.h"
 #include "kernels/panels.h"
@@ -199,7 +198,6 @@ constexpr int64_t max_rows_widened_in_registers = 24;
 
 template <class V>
 void project(const Projection &p, const float *given, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
-  if (p.arithmetic != Arithmetic::f32) return project_codes<V>(p, given, row_begin, row_end, panel_begin, panel_end);
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
     const RowBlock rows(p, given ? given + (row - row_begin) * p.depth : nullptr, row, row_end);
     if (p.storage == Storage::int4) {

@@ -4,5 +4,5 @@
 #include "mha.h"
 
 namespace mha {
-constexpr Kernels kernels_scalar = make_kernels<Vector>(MHA_INSTRUCTION_SET_SCALAR);
+constexpr Kernels kernels_scalar = make_kernels<Vector>(MHA_INSTRUCTION_SET_SCALAR, &own_codes);
 }  // namespace mha

@@ -19,15 +19,23 @@ constexpr auto small_function() {
     return nullptr;
 }
 
+constexpr CodeKernels own_codes = make_code_kernels<Vector>();
+
 template <class V>
-constexpr Kernels make_kernels(uint32_t instruction_set) {
+constexpr Kernels make_kernels(uint32_t instruction_set, const CodeKernels *codes) {
   using Shape = TileShape<V::size>;
-  return {instruction_set,    Shape::max_rows, Shape::project_vectors(Shape::max_rows) * static_cast<int64_t>(V::size),
-          Shape::attend_rows, code_vectors<V>(Shape::max_rows) * static_cast<int64_t>(V::size),
-          project<V>,         widen_rows<V>,
-          encode_rows<V>,     attend<V>,
-          inspect<V>,         store<V>,
-          measure<V>,         finish_rows<V>,
+  return {instruction_set,
+          codes,
+          Shape::max_rows,
+          Shape::project_vectors(Shape::max_rows) * static_cast<int64_t>(V::size),
+          Shape::attend_rows,
+          project<V>,
+          widen_rows<V>,
+          attend<V>,
+          inspect<V>,
+          store<V>,
+          measure<V>,
+          finish_rows<V>,
           small_function<V>()};
 }
 

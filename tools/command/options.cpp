@@ -14,7 +14,7 @@ namespace {
 
 std::string instruction_set_names() {
   std::string names;
-  for (uint32_t set = MHA_INSTRUCTION_SET_AUTO; set <= MHA_INSTRUCTION_SET_NEON; ++set) {
+  for (uint32_t set = MHA_INSTRUCTION_SET_AUTO; set <= MHA_INSTRUCTION_SET_NEON_DOTPROD; ++set) {
     names += (set == 0 ? "" : ", ") + std::string(mha_instruction_set_name(set));
   }
   return names;

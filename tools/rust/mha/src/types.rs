@@ -118,6 +118,12 @@ impl InstructionSet {
     pub const AVX512: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512);
     /// AArch64.
     pub const NEON: Self = Self(sys::MHA_INSTRUCTION_SET_NEON);
+    /// [`AVX2`](Self::AVX2) with AVX-VNNI, for integer arithmetic; as the next ones.
+    pub const AVX2_VNNI: Self = Self(sys::MHA_INSTRUCTION_SET_AVX2_VNNI);
+    /// [`AVX512`](Self::AVX512) with its VNNI.
+    pub const AVX512_VNNI: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512_VNNI);
+    /// [`NEON`](Self::NEON) with FEAT_DotProd.
+    pub const NEON_DOTPROD: Self = Self(sys::MHA_INSTRUCTION_SET_NEON_DOTPROD);
 
     /// The sets that the library contains and this machine can run.
     pub fn available() -> impl Iterator<Item = Self> {
@@ -131,7 +137,7 @@ impl InstructionSet {
         self == Self::AUTO || Self::available().any(|set| set == self)
     }
 
-    /// "auto", "scalar", "avx2", "avx512", "neon", or "unknown".
+    /// "auto", "scalar", "avx512_vnni" or the like, or "unknown".
     pub fn name(self) -> &'static str {
         // SAFETY: takes any number, and returns a static string.
         unsafe { CStr::from_ptr(sys::mha_instruction_set_name(self.0)) }.to_str().unwrap_or("unknown")
