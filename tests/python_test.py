@@ -572,15 +572,15 @@ class Mha(unittest.TestCase):
             self.assertGreater(info["bytes"], mha.attention_info(n, kv, heads, head_dim, batch=batch)["bytes"])
 
     def test_scores_in_integers_are_the_same_bits_at_once_and_over_a_cache_of_int8(self):
-        q, k, v = floats(6, heads, 8), floats(6, heads, 8), floats(6, heads, 8)
+        q, k, v = floats(1, 6, heads, 8), floats(1, 6, heads, 8), floats(1, 6, heads, 8)
         in_floats = mha.attention(q, k, v, is_causal=True)
         for arithmetic, tolerance in ("int8", 0.1), ("int16", 0.05):
             score = mha.ScoreOptions(arithmetic=arithmetic)
             at_once = mha.attention(q, k, v, is_causal=True, score=score)
             np.testing.assert_allclose(at_once, in_floats, atol=tolerance)
             cache = mha.KvCache(num_sequences=1, capacity=16, num_kv_heads=heads, head_dim=8, k_type="int8", v_type="int8")
-            rows = [mha.attention(q[i:i + 1], k[i:i + 1], v[i:i + 1], is_causal=True, score=score, cache=cache) for i in range(6)]
-            self.assert_same(np.concatenate(rows), at_once)
+            rows = [mha.attention(q[:, [i]], k[:, [i]], v[:, [i]], is_causal=True, score=score, cache=cache) for i in range(6)]
+            self.assert_same(np.concatenate(rows, axis=1), at_once)
         cache = mha.KvCache(num_sequences=1, capacity=16, num_kv_heads=heads, head_dim=8)
         with self.assertRaisesRegex(mha.Error, "MHA_TYPE_INT8"):
             mha.attention(q, k, v, score=score, cache=cache)
