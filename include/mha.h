@@ -33,10 +33,10 @@
  *   means contiguous, as the shape says (in mha_score_options alone: the same for all). Arrays
  *   without a stride field are contiguous. The stride of a row or a head is at least the innermost
  *   extent. The strides of an output nest: each steps over all that the smaller ones reach.
- * - Dimensions, counts, positions and strides are int64_t, never negative; bytes are size_t.
+ * - Dimensions, counts, positions, strides: int64_t, >= 0 unless said. Sizes in bytes: size_t.
  * - Structs begin with struct_size, which the caller sets to sizeof the struct. Any other field may
  *   be left zero: its comment says what 0 or NULL stands for, unless it is the number itself. Those
- *   named reserved must be 0. Later versions add fields at the end, but to three frozen structs.
+ *   named reserved must be 0. Later versions add fields at the end, except to the frozen structs.
  * - Pointers in structs are borrowed for the call. Buffers of packed layers and of caches are
  *   aligned to 64 bytes, all else as its type needs. Inputs may overlap each other, but not a cache
  *   that is appended to. Outputs must not overlap inputs, the workspace, a cache or each other.
@@ -49,8 +49,8 @@
  * - Threads. Any function may be called on any thread at any time, as long as no two calls at the
  *   same time write the same memory: outputs, a workspace, a buffer being packed, a cache that is
  *   appended to or changed. A mha_layer is immutable: any number of threads may use it.
- * - A thread that calls the library, or runs its tasks, rounds to nearest and keeps subnormals (no
- *   FTZ, no DAZ), as is the default. The library needs up to 96 KiB of its stack.
+ * - A thread that calls the library, or runs its tasks, must round to nearest and keep subnormals
+ *   (no FTZ, no DAZ), which is the default. The library needs up to 96 KiB of its stack.
  */
 #ifndef MHA_H
 #define MHA_H
@@ -121,15 +121,15 @@ MHA_API uint32_t mha_version(void);
 /* MHA_CONTRACT of the linked library. */
 MHA_API uint32_t mha_contract(void);
 
-/* Instruction sets; _VNNI and _DOTPROD are those with products of bytes (integer arithmetic). */
+/* Instruction sets. The last three differ from the first ones in projections in integers alone. */
 #define MHA_INSTRUCTION_SET_AUTO 0u   /* the best one that this machine has */
 #define MHA_INSTRUCTION_SET_SCALAR 1u /* any machine; slow */
 #define MHA_INSTRUCTION_SET_AVX2 2u   /* x86-64 with AVX2, FMA and F16C */
 #define MHA_INSTRUCTION_SET_AVX512 3u /* x86-64 with AVX-512 F, CD, BW, VL and DQ */
 #define MHA_INSTRUCTION_SET_NEON 4u   /* AArch64 */
-#define MHA_INSTRUCTION_SET_AVX2_VNNI 5u
-#define MHA_INSTRUCTION_SET_AVX512_VNNI 6u
-#define MHA_INSTRUCTION_SET_NEON_DOTPROD 7u
+#define MHA_INSTRUCTION_SET_AVX2_VNNI 5u    /* AVX2 with AVX-VNNI */
+#define MHA_INSTRUCTION_SET_AVX512_VNNI 6u  /* AVX512 with AVX-512 VNNI */
+#define MHA_INSTRUCTION_SET_NEON_DOTPROD 7u /* NEON with FEAT_DotProd; known on Linux only */
 
 /* Those that this build has and this machine can run: a bit (1u << MHA_INSTRUCTION_SET_X) each. */
 MHA_API uint32_t mha_instruction_sets(void);
@@ -214,7 +214,7 @@ typedef struct mha_layer_config {
  */
 
 /*
- * What projections compute in, or scores (mha_score_options). Integers need weights of INT8 or
+ * What projections compute in; of scores see mha_score_options. Integers need weights of INT8 or
  * INT4. Input rows become codes: each 64 numbers have a scale, their largest magnitude / 127 or /
  * 32767. Products of codes are added up exactly. A number that is not finite makes its row NaN.
  */
@@ -553,7 +553,7 @@ typedef struct mha_rope_config {
   double ntk_factor;       /* dynamic NTK; 1 .. 2^31; 0 = none */
   int64_t ntk_positions;   /* the length of the context now, 1 .. 2^31; with ntk_factor needed */
   const double *pair_factors; /* [dims / 2], 1/2 .. 2^31; NULL = no LongRoPE */
-  int64_t original_positions; /* in training, 1 .. 2^31; for YaRN, Llama 3 and dynamic NTK */
+  int64_t original_positions; /* length in training; 1 .. 2^31; YaRN, Llama 3 and NTK need it */
   double attention_factor; /* 2^-31 .. 2^31; 0 = 1, with YaRN 0.1 ln(yarn_factor) + 1 */
   uint32_t yarn_unrounded; /* 1 = no floor and ceil ("truncate": false, gpt-oss); 0 or 1 */
   uint32_t reserved;       /* 0 */
@@ -644,8 +644,8 @@ typedef struct mha_norm {
  * bias, what flags and lengths exclude is not read (with MHA_GROUPS_ALSO it may be), and of bias
  * what mask or groups exclude reaches no result. Calls only read the struct and all it points to.
  *
- * In integer arithmetic each row of q becomes codes with one scale, as those of input rows are, and
- * a cache has keys of INT8. Without a cache, keys and values are rounded as one of INT8 does.
+ * In integers each row of a head of q becomes codes with one scale. A cache then needs a k_type of
+ * INT8; its v_type is free. Without a cache, keys and values are first rounded to INT8, as in one.
  *
  * mask and bias have the shape [batch, num_heads, n_q, columns]. A stride of 0 means that all
  * sequences, heads or rows have the same: one [n_q, columns] for all needs a row stride alone. Rows
@@ -712,10 +712,10 @@ typedef struct mha_taps {
   float *q;             /* [batch, n_q, num_heads, head_dim], as projected: before norm, rotation */
   float *k;             /* [batch, n_kv, num_kv_heads, head_dim], likewise; this call's rows only */
   float *v;             /* [batch, n_kv, num_kv_heads, head_dim_v], likewise */
-  float *scores;        /* [batch, num_heads, n_q, n_kv]: q k^T, rotated, as stored; not scaled */
+  float *scores;        /* [batch, num_heads, n_q, n_kv]: q k^T, rotated, k as stored; not scaled */
   float *scaled_scores; /* [batch, num_heads, n_q, n_kv]: times scale */
   float *softcapped_scores; /* [batch, num_heads, n_q, n_kv]: after softcap, if there is one */
-  float *masked_scores; /* [batch, num_heads, n_q, n_kv]: after bias; -infinity where masked */
+  float *masked_scores; /* [batch, num_heads, n_q, n_kv]: after all biases; -infinity if masked */
   float *context;       /* [batch, n_q, num_heads, head_dim_v]: before the gate and W_O */
   /* Of attention_weights, in less memory: those of some heads and rows, their mean over the heads,
      and their sums over the rows of the call (what evicting keys from a cache goes by) */

@@ -46,7 +46,7 @@ def markdown(results):
     about = results["about"]
     lines = ["# Arithmetics beside each other", "", f"{about['machine']}. {about['date']}. {versions(results)}.", "",
              "One causal attention layer, from x to y through W_Q, W_K, W_V and W_O. Shapes are (batch, rows, width, heads). Each cell: the",
-             "time of a call; what that is of the time of mha in float32; and in brackets two errors, without and with outliers. An error is",
+             "median time of a call; the median, over the rounds, of its share of the time of mha in float32 in the same round; and in brackets two errors, without and with outliers. An error is",
              "the root of the mean square of the differences from the layer in double precision, in units of that of the result. Rows and",
              "weights are normally distributed; outliers are channels of the rows, one in 256, 20 times as large.", "",
              f"Medians of {about['rounds']} rounds in which the libraries took turns; one thread: processor time, several threads: wall time.",

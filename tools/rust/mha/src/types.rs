@@ -118,7 +118,7 @@ impl InstructionSet {
     pub const AVX512: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512);
     /// AArch64.
     pub const NEON: Self = Self(sys::MHA_INSTRUCTION_SET_NEON);
-    /// [`AVX2`](Self::AVX2) with AVX-VNNI, for integer arithmetic; as the next ones.
+    /// [`AVX2`](Self::AVX2) with AVX-VNNI, for projections in integers, as the next two.
     pub const AVX2_VNNI: Self = Self(sys::MHA_INSTRUCTION_SET_AVX2_VNNI);
     /// [`AVX512`](Self::AVX512) with its VNNI.
     pub const AVX512_VNNI: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512_VNNI);
