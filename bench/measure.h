@@ -25,6 +25,7 @@ struct Case {
   double working_set_bytes;  // these, and what lies between the stages
   uint32_t instruction_set;  // that the machine's limits are taken from, not AUTO
   uint32_t threads = 1;
+  bool is_of_integers = false;  // computes in integers: the limits are those of floats, and may be passed
   std::string label;            // shown behind the figures
   std::unique_ptr<Case> rival;  // called in turns with this one, if there is one
   std::string rival_counter;    // the name of the counter: time of the rival / time of this

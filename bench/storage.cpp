@@ -75,6 +75,7 @@ void register_storage_benchmarks(const Setting &setting) {
         std::unique_ptr<Case> test = make_layer_case(layer, integers);
         test->rival = make_layer_case(layer, {setting.instruction_set});
         test->rival_counter = "times_f32";
+        test->is_of_integers = true;
         return test;
       });
     }
@@ -87,6 +88,7 @@ void register_storage_benchmarks(const Setting &setting) {
         std::unique_ptr<Case> test = make_attention_case(prompt, setting.instruction_set, of_scores);
         test->rival = make_attention_case(prompt, setting.instruction_set);
         test->rival_counter = "times_f32";
+        test->is_of_integers = true;
         return test;
       });
     }
@@ -108,6 +110,7 @@ void register_storage_benchmarks(const Setting &setting) {
         std::unique_ptr<Case> test = make_decode_layer(first_token, integers);
         test->rival = make_decode_layer(first_token, f32);
         test->rival_counter = "times_f32";
+        test->is_of_integers = true;
         return test;
       });
     }

@@ -33,7 +33,7 @@ constexpr const Kernels *built_kernels[] = {
     &kernels_scalar,
 };
 
-#if defined(__x86_64__)
+#if defined(MHA_HAS_AVX2_VNNI)
 bool has_avx_vnni() {
 #if defined(MHA_EMULATES_VNNI)
   return true;
@@ -57,10 +57,14 @@ bool machine_has(uint32_t instruction_set) {
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx2") &&
              __builtin_cpu_supports("fma");
+#if defined(MHA_HAS_AVX512_VNNI)  // a compiler that has not the instructions cannot be asked for them
     case MHA_INSTRUCTION_SET_AVX512_VNNI:
       return machine_has(MHA_INSTRUCTION_SET_AVX512) && __builtin_cpu_supports("avx512vnni");
+#endif
+#if defined(MHA_HAS_AVX2_VNNI)
     case MHA_INSTRUCTION_SET_AVX2_VNNI:
       return machine_has(MHA_INSTRUCTION_SET_AVX2) && has_avx_vnni();
+#endif
     case MHA_INSTRUCTION_SET_AVX2:
       __builtin_cpu_init();
       // Every processor with AVX2 and FMA has F16C, which not all compilers can be asked for.

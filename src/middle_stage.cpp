@@ -345,6 +345,11 @@ void attend_pass(MiddleStage *stage) {
                             storing_of(stage->v_rows, attention.v, sequences, kv_heads, attention.head_dim_v, false)};
     kv_stores[0].prepare = attention.prepare_k;
     kv_stores[1].prepare = attention.prepare_v;
+    for (KvStore &storing : kv_stores) {
+      if (!stage->stores_codes) continue;  // a cache takes all heads
+      storing.head_scales = attention.options.head_scales;
+      storing.group = attention.num_heads / kv_heads;
+    }
     RowMeasure measures[2] = {};
     if (is_measured) {
       const KeyValues k = attention.k.is_packed ? plain_rows(stage->k_rows) : attention.k;
@@ -408,7 +413,7 @@ void add_cost_of_middle(const MiddleStage &stage, mha_call_info *info) {
     rows.head_dim_v = attention.head_dim_v;
     rows.k.storage = stage.k_rows.storage;
     rows.v.storage = stage.v_rows.storage;
-    info->bytes += key_value_bytes(s, rows, stored, stored, stored);
+    info->bytes += key_value_bytes(s, rows, heads.new_keys, heads.attended, heads.attended);
   }
   for (const OptionalOutput &output : optional_outputs(stage, pair_columns(s)).outputs) {
     if (output.output) info->bytes += static_cast<uint64_t>(output.elements.value()) * sizeof(float);

@@ -177,15 +177,15 @@ inline int32_t encode(const float *x, int64_t count, const CodeScale &scale, Cod
     __builtin_memset(codes, 0, static_cast<size_t>(count) * sizeof *codes);
     return 0;
   }
-  int32_t sum = 0;
+  uint32_t sum = 0;  // of many codes, which nobody asks for, more than an int32_t may be
   for (int64_t i = 0; i < count; i += int4_group) {  // of a fixed size, of which a compiler makes vectors
     for (int64_t j = i; j < i + int4_group; ++j) {
       const int32_t code = storage::rounded(x[j] * scale.factor);  // the largest product is the limit, or rounds to it
       codes[j] = static_cast<Code>(code);
-      sum += code;
+      sum += static_cast<uint32_t>(code);
     }
   }
-  return sum;
+  return static_cast<int32_t>(sum);
 }
 
 // ---- Integer scores: a query is codes of 16 bits and one scale (CONTRACT.md, section 7)

@@ -141,6 +141,8 @@ class MhaBench(unittest.TestCase):
                               ("decode_attention/H:32/Hkv:8/head_dim:64/past:4096", "times_ungrouped")):
             self.assertGreater(self.figures(name, "--max_rotated_mb=1")[counter], 0)
         self.assertGreater(self.figures("arithmetic/int16/B:1/n:16/D:768/H:12/causal:1")["times_f32"], 0)
+        # Integers may pass the limit of floats: that voids nothing.
+        self.assertGreater(self.figures("arithmetic/int16/B:1/n:16/D:768/H:12/causal:1", "--max_of_limit=1e-9")["times_f32"], 0)
         self.assertNotIn("times_f32", self.figures("storage/cache:f32/H:16/Hkv:16/head_dim:128/past:4096", "--max_rotated_mb=1"))
 
     def test_options_are_measured_beside_a_plain_call(self):

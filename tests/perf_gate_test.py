@@ -97,10 +97,12 @@ def slow_down(folder, percent):
         sys.exit(f"{folder}/src/kernels has no .cpp file; bring slow_down() in perf_gate_test.py up to date.")
     for path in paths:
         text = path.read_text()
-        text, tables = re.subn(r"= (make_kernels<Vector>\(\w+\));", r"= slowed(\1);", text)
+        if "make_code_kernels" in text:  # for projections in integers alone
+            continue
+        text, tables = re.subn(r"= (make_kernels<Vector>\([^;]+\));", r"= slowed(\1);", text)
         text, namespaces = re.subn(r"^namespace mha \{", slowed_kernel.strip().replace("PERCENT", str(percent)), text, flags=re.MULTILINE)
-        if (tables, namespaces) != (1, 1):
-            sys.exit(f"{path.name} no longer looks as this test expects: its table is not made by one make_kernels<Vector>(...) in one "
+        if tables == 0 or namespaces != 1:
+            sys.exit(f"{path.name} no longer looks as this test expects: its tables are not made by make_kernels<Vector>(...) in one "
                      "namespace mha. Bring slow_down() in perf_gate_test.py up to date.")
         path.write_text(text)
 

@@ -351,6 +351,10 @@ parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="keep what
 parser.add_argument("--write", action="store_true", help=f"write the tables into {page.relative_to(root)}")
 parser.add_argument("--busy", type=float, default=0.05, help="the share of the processors that others may take; 1 = no run is made again")
 arguments = parser.parse_args()
+if arguments.linears and "layer" in arguments.models:
+    if arguments.models != list(models):
+        parser.error("the model 'layer' is attention alone, without linear layers to replace; leave it out with --linears")
+    arguments.models.remove("layer")
 try:
     import torch
     import transformers

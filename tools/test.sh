@@ -16,7 +16,7 @@ its result behind them.
   build-minsizerel/  g++, MinSizeRel: the library, its size and its object files
   build-riscv64/     cross-compiled for 64-bit RISC-V: the library, under emulation its bits, its cache and the edges of its interface
   build-windows/     cross-compiled for Windows by MinGW-w64: the library, under Wine the bits of its DLL and the edges of its interface
-  build/avx512/      on a processor without AVX-512, by tools/test_avx512.sh: the bits of its kernels, under emulation
+  build/avx512/      on a processor without AVX-512 or its VNNI, by tools/test_avx512.sh: the bits of its kernels, under emulation
 
 Whatever the processor, every tuning of src/tuning.cpp runs: build-clang and build-aarch64 have zen3, build-windows has plain, the others have
 what suits the processor.
@@ -129,8 +129,8 @@ configure build Release -DMHA_OPENBLAS=ON -DMHA_PTHREADPOOL=ON -DMHA_TOOLS=ON -D
 build build
 
 # The emulator takes one processor for four minutes. It has what the parts that follow leave idle, and a little more, so that none waits for it.
-avx512="the AVX-512 kernels, which this processor cannot run, emulated" emulate=no
-if [[ $matrix != quick && $(uname -m) == x86_64 ]] && ! grep -qs avx512dq /proc/cpuinfo; then
+avx512="the kernels for AVX-512 with VNNI, which this processor cannot run, emulated" emulate=no
+if [[ $matrix != quick && $(uname -m) == x86_64 ]] && ! grep -qs avx512_vnni /proc/cpuinfo; then
   emulate=yes
   say "testing the AVX-512 kernels of build, emulated, beside what follows"
   start_part "$avx512" nice -n 5 tools/test_avx512.sh --machines 1 --time-limit 2400
@@ -253,7 +253,7 @@ print_list() {
 }
 # failed_output LOG: of each test that ctest has seen fail in it, the last lines of what it printed.
 failed_output() {
-  awk '/^ *[0-9]+\/[0-9]+ Test +#|^ *Start +[0-9]+:/ { ended() }
+  awk '/^ *[0-9]+\/[0-9]+ Test +#|^ *Start +[0-9]+:|^[0-9]+% tests passed/ { ended() }
        /\*\*\*/ && !/\*\*\*(Skipped|Not Run)/ && /^ *[0-9]+\/[0-9]+ Test +#/ { gsub(/\.\.+/, ".. "); name = $0; next }
        name { lines[++count] = $0 }
        END { ended() }

@@ -30,7 +30,7 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const float *const scales = call.options.q_scales;
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
     float *const to = has_codes ? unit.scratch + call.scratch.prepared : unit.q(row.index);
-    if (row.index + max_attend_rows < unit.num_rows) {  // those of a later tile, which are there when this one is done
+    if (row.query + max_attend_rows < unit.query_begin + unit.queries) {  // those of a later tile, which are there when this one is done
       const char *const input = static_cast<const char *>(unit.input(row));
       prefetch_row(element_at(input, call.q.storage, max_attend_rows * call.q.row_stride), head_dim * bytes_of(call.q.storage));
     }

@@ -293,6 +293,8 @@ struct KvStore {
   KeyValues to;
   int64_t num_kv_heads, width;
   bool are_keys;
+  const float *head_scales;  // as in ScoreOptions, of `group` query heads for each kv head: where all are 0, it is not read; null: all are
+  int64_t group;
 };
 
 // Rows of queries or keys whose heads are normalised together: their statistics go to where prepare.norm says.

@@ -125,7 +125,7 @@ constexpr int code_blocks(int rows) {
 }
 
 // As multiply of tile.h: the rows are codes of 16 bits, the columns keys of int8. Terms come by twos; that behind the last one has the code
-// 0 in the rows, and any in the keys. Sums are floats.
+// 0 in the rows, and any in the keys: behind a block whose width is odd 16 bytes more are read, which the scales follow. Sums are floats.
 template <class V, int R, int B>
 MHA_NOCLONE void multiply_key_codes(const Tile &tile) {
   constexpr int parts = KeyPairs<V>::parts, lanes = V::size;

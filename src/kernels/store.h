@@ -39,6 +39,12 @@ MHA_INLINE void store_row(const float *x, int64_t width, int8_t *first, int64_t 
   }
 }
 
+inline bool is_stored(const KvStore &storing, int64_t head) {
+  bool is = !storing.head_scales;
+  for (int64_t i = 0; !is && i < storing.group; ++i) is = storing.head_scales[head * storing.group + i] != 0.0f;
+  return is;
+}
+
 // Rows of a sequence, of one kv head after the other. Only those to be prepared go through `scratch`. Keys that are stored as floats go by
 // fours, from a border of 4 positions on, through a transposition.
 template <class V>
@@ -47,6 +53,7 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
   const Sequence &sequence = storing.sequences[sequence_index];
   const int64_t width = storing.width, element = bytes_of(to.storage);
   for (int64_t head = 0; head < storing.num_kv_heads; ++head) {
+    if (!is_stored(storing, head)) continue;
     for (int64_t row = row_begin; row < row_end;) {
       const int64_t position = sequence.past + row;
       const bool by_fours = storing.are_keys && to.storage == Storage::f32 && position % 4 == 0 && row + 4 <= row_end;

@@ -152,8 +152,10 @@ std::vector<Result> count_instructions(std::vector<Shape> shapes, const std::vec
   for (Shape &shape : shapes) {
     if (shape.threads > 1)
       throw CannotMeasure("the shape '" + shape.text + "' has several threads; instructions are counted of one thread");
-    if (shape.instruction_set == MHA_INSTRUCTION_SET_AVX512 || shape.instruction_set == MHA_INSTRUCTION_SET_AVX512_VNNI) {
-      throw CannotMeasure("the shape '" + shape.text + "' wants AVX-512, which valgrind does not know; leave instruction_set out for AVX2");
+    if (shape.instruction_set == MHA_INSTRUCTION_SET_AVX512 || shape.instruction_set == MHA_INSTRUCTION_SET_AVX512_VNNI ||
+        shape.instruction_set == MHA_INSTRUCTION_SET_AVX2_VNNI) {
+      throw CannotMeasure("the shape '" + shape.text +
+                          "' wants AVX-512 or AVX-VNNI, which valgrind does not know; leave instruction_set out for AVX2");
     }
     if (shape.instruction_set == MHA_INSTRUCTION_SET_AUTO) {
       shape.instruction_set = MHA_INSTRUCTION_SET_AVX2;

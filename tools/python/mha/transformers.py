@@ -411,7 +411,7 @@ def _attend(module, query, key, value, mask, scaling, dropout, position_bias, so
     _check(module, query, key, value, mask, dropout, position_bias, sinks, kwargs)
     (batch, heads, n_q, width), (key_batch, kv_heads, n_kv, _), width_v = query.shape, key.shape, value.shape[3]
     batch = max(batch, key_batch)
-    output = torch.empty(batch, n_q, heads, width_v, dtype=query.dtype)
+    output = torch.empty(batch, n_q, heads, width_v, dtype=query.dtype, device="cpu")
     if output.numel() == 0 or n_kv == 0:
         return output.zero_()
     shape, layer = (batch, heads, n_q, n_kv), _layer_of(key, value)

@@ -110,10 +110,10 @@ def _kernel(query, key, value, mask=None, is_causal=False, scale=None, enable_gq
     shape = (batch, heads, n_q, v_width)
     if _is_transposed(query):
         o_batch, o_head, o_row = n_q * heads * v_width, v_width, heads * v_width
-        output = torch.empty_strided(shape, (o_batch, o_head, o_row, 1), dtype=dtype)
+        output = torch.empty_strided(shape, (o_batch, o_head, o_row, 1), dtype=dtype, device="cpu")
     else:
         o_batch, o_head, o_row = heads * n_q * v_width, n_q * v_width, v_width
-        output = torch.empty(shape, dtype=dtype)
+        output = torch.empty(shape, dtype=dtype, device="cpu")
     if batch == 0 or heads == 0 or n_q == 0 or v_width == 0:
         return output
     if n_kv == 0:

@@ -33,7 +33,8 @@ def unserved_tensors(query, key, value):
     # What nearly all calls are, first.
     if not (type(query) is type(key) is type(value) is torch.Tensor and query.dtype is key.dtype is value.dtype and query.dtype in types
             and query.is_cpu and key.is_cpu and value.is_cpu
-            and query.layout is key.layout is value.layout is torch.strided and not (query.is_nested or key.is_nested or value.is_nested)):
+            and query.layout is key.layout is value.layout is torch.strided and not (query.is_nested or key.is_nested or value.is_nested)
+            and not (query.is_neg() or key.is_neg() or value.is_neg())):
         for tensor in query, key, value:
             if tensor.is_nested:
                 return "a tensor is nested"
@@ -47,6 +48,8 @@ def unserved_tensors(query, key, value):
                 return f"tensors are {tensor.dtype}; it computes float32, float16 and bfloat16"
             if tensor.dtype is not query.dtype:
                 return f"tensors are {query.dtype} and {tensor.dtype}"
+            if tensor.is_neg():
+                return "a tensor is a view of the negative of what is stored, as of a conjugate's imaginary part"
     if torch.is_grad_enabled():
         if query.requires_grad or key.requires_grad or value.requires_grad:
             return "a tensor requires a gradient; torch.no_grad() or torch.inference_mode() says that none is wanted"
@@ -90,7 +93,7 @@ class Calls(threading.local):
         self.storage, self.layer = None, ctypes.c_void_p()
         self.error, self.bytes = _Error(), ctypes.c_size_t()
         self.at_error, self.at_bytes = ctypes.byref(self.error), ctypes.addressof(self.bytes)
-        self.workspace = torch.empty(4096, dtype=torch.uint8)
+        self.workspace = torch.empty(4096, dtype=torch.uint8, device="cpu")
         self.at_workspace, self.room = self.workspace.data_ptr(), 4096
 
     def again(self, status, workspace, call, *arguments):
@@ -99,7 +102,7 @@ class Calls(threading.local):
             status = workspace(*arguments, self.at_bytes, self.at_error)
             if not status:
                 self.room = self.bytes.value
-                self.workspace = torch.empty(self.room, dtype=torch.uint8)
+                self.workspace = torch.empty(self.room, dtype=torch.uint8, device="cpu")
                 self.at_workspace = self.workspace.data_ptr()
                 status = call(*arguments, self.at_workspace, self.room, self.at_error)
         if status:
@@ -119,6 +122,10 @@ def check_parameters(module):
     for name, tensor in module.named_parameters():
         if tensor.dtype not in types or not tensor.is_cpu:
             raise NotServed(f"{name} is {tensor.dtype} on the device {tensor.device.type!r}; mha takes float32, float16 and bfloat16 on the CPU")
+        if type(tensor.data) is not torch.Tensor or tensor.layout is not torch.strided:
+            raise NotServed(f"{name} is a {type(tensor.data).__name__} of the layout {tensor.layout}; mha takes plain tensors")
+        if tensor.numel() == 0:
+            raise NotServed(f"{name} is {list(tensor.shape)}, without numbers")
 
 
 def packed_weights(query_dim, num_heads, matrices, biases, **shape):
@@ -139,7 +146,7 @@ def _array(tensor):
 
 def _aligned(bytes):
     """A tensor of bytes on a border of 64."""
-    room = torch.empty(bytes + 64, dtype=torch.uint8)
+    room = torch.empty(bytes + 64, dtype=torch.uint8, device="cpu")
     first = -room.data_ptr() % 64
     return room[first:first + bytes]
 

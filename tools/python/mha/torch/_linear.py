@@ -48,7 +48,7 @@ class Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """y [..., out_features] of x [..., in_features], of its type."""
-        if x.dtype is torch.float32 and torch.is_autocast_enabled("cpu"):
+        if x.is_cpu and x.dtype in types and torch.is_autocast_enabled("cpu"):
             x = x.to(torch.get_autocast_dtype("cpu"))
         reason = unserved_tensors(x, x, x)
         if reason is not None:
@@ -75,35 +75,48 @@ def pack_linears(model: torch.nn.Module, *, weight_type: str = "f32", arithmetic
     Linear.from_module. Returns the names of what it replaced.
 
     What stays: modules whose name, or the end of it behind a dot, is in skip, with all inside of them; subclasses, which may compute something
-    else; modules with hooks; and with a warning, or with strict=True an error, weights that mha does not take. A module at several places is
-    packed once. With strict=True the model keeps no other weights of what is replaced, unless an embedding, say, shares them.
+    else; modules with hooks, or with a forward of their own; and with a warning, or with strict=True an error that leaves the model as it was,
+    weights that mha does not take. A module at several places is packed once. With strict=True the model keeps no other weights of what is
+    replaced, unless an embedding, say, shares them. Code that asks a layer's weight for its device finds "meta": skip such layers.
     """
-    classes, left, names = (torch.nn.Linear, *_conv1d()), [], []
-    packed: dict[torch.nn.Module, Linear] = {}
+    skip = [skip] if isinstance(skip, str) else list(skip)
+    classes, found, unused = (torch.nn.Linear, *_conv1d()), [], set(skip)
     if type(model) in classes:
         raise TypeError(f"model is itself a {type(model).__name__}; Linear.from_module makes one of it")
 
-    def replace(parent, path):
-        for name, child in list(parent._modules.items()):
+    def find(parent, path):
+        for name, child in parent._modules.items():
             whole = path + name
-            if child is None or isinstance(child, Linear) or any(whole == end or whole.endswith("." + end) for end in skip):
+            skipped = [end for end in skip if whole == end or whole.endswith("." + end)]
+            unused.difference_update(skipped)
+            if child is None or isinstance(child, Linear) or skipped:
                 continue
             if type(child) not in classes:
-                replace(child, whole + ".")
-            elif not (child._forward_hooks or child._forward_pre_hooks):
-                try:
-                    packed[child] = packed.get(child) or Linear.from_module(child, weight_type=weight_type, arithmetic=arithmetic, strict=strict)
-                except NotServed as error:
-                    refuse(whole, error, strict)
-                    left.append((whole, error))
-                else:
-                    setattr(parent, name, packed[child])
-                    names.append(whole)
+                find(child, whole + ".")
+            elif not (child._forward_hooks or child._forward_pre_hooks or "forward" in child.__dict__):
+                found.append((parent, name, whole, child))
 
-    replace(model, "")
-    for name, error in left:
-        warn(name, str(error))
-    return names
+    find(model, "")
+    if unused:
+        raise ValueError(f"skip names {', '.join(sorted(unused))}, which no module is called")
+    refused = {}
+    for _, _, whole, child in found:
+        try:
+            check_parameters(child)
+        except NotServed as error:
+            refuse(whole, error, strict)
+            refused[whole] = str(error)
+    packed: dict[torch.nn.Module, Linear] = {}
+    for parent, name, whole, child in found:
+        if whole not in refused:
+            packed[child] = packed.get(child) or Linear.from_module(child, weight_type=weight_type, arithmetic=arithmetic, strict=strict)
+            setattr(parent, name, packed[child])
+    for module in model.modules():
+        if isinstance(module, torch.nn.TransformerEncoder) and any(isinstance(inner, Linear) for inner in module.modules()):
+            module.use_nested_tensor = False  # which it would make of padded rows, for layers whose weights are its own
+    for whole, reason in refused.items():
+        warn(whole, reason)
+    return [whole for _, _, whole, _ in found if whole not in refused]
 
 
 # ---- The operator
@@ -120,7 +133,7 @@ def _kernel(x, packed, out_features):
     extents = x.shape
     if not extents or extents[-1] != inputs or out_features != shape.output_dim:
         raise ValueError(f"x is {list(extents)}, for {out_features} outputs; the layer has {inputs} inputs and {shape.output_dim} outputs")
-    y = torch.empty((*extents[:-1], out_features), dtype=x.dtype)
+    y = torch.empty((*extents[:-1], out_features), dtype=x.dtype, device="cpu")
     row = inputs
     if not x.is_contiguous():
         x = x.reshape(-1, inputs)
