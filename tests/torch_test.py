@@ -630,10 +630,11 @@ class Torch(unittest.TestCase):
     def test_a_linear_under_autocast_computes_the_type_that_pytorchs_does(self):
         module, x = nn.Linear(64, 32), random(5, 64)
         layer = mha.torch.Linear.from_module(module, strict=True)
-        with torch.autocast("cpu", dtype=bf16), torch.no_grad():
-            actual, expected = layer(x), module(x)
-        self.assertEqual(actual.dtype, bf16)
-        torch.testing.assert_close(actual, expected, atol=2e-2, rtol=2e-2)
+        for given in (x, x.half(), x.bfloat16()):
+            with torch.autocast("cpu", dtype=bf16), torch.no_grad():
+                actual, expected = layer(given), module(given)
+            self.assertEqual(actual.dtype, bf16)
+            torch.testing.assert_close(actual, expected, atol=2e-2, rtol=2e-2)
 
     def test_a_linear_is_an_operator_that_is_compiled_exported_copied_and_saved(self):
         layer, x = mha.torch.Linear.from_module(nn.Linear(16, 8), weight_type="int8", arithmetic="int8", strict=True), random(2, 5, 16)
@@ -693,10 +694,51 @@ class Torch(unittest.TestCase):
         self.assertEqual([(str(one.message), one.filename) for one in said], [
             ("1 is computed by PyTorch and not by mha: weight is torch.float64 on the device 'cpu'; mha takes float32, float16 and bfloat16 on the CPU", __file__)])
         self.assertIs(type(model[1]), nn.Linear)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double())
         with self.assertRaisesRegex(mha.torch.NotServed, "1 is not computed by mha: weight is torch.float64"):
             mha.torch.pack_linears(model, strict=True)
+        self.assertIs(type(model[0]), nn.Linear)  # nothing is half done
         with self.assertRaisesRegex(TypeError, "model is itself a Linear"):
             mha.torch.pack_linears(nn.Linear(4, 4))
+        with self.assertWarnsRegex(mha.torch.NotServedWarning, "without numbers"):
+            self.assertEqual(mha.torch.pack_linears(nn.Sequential(nn.Linear(4, 4), nn.Linear(0, 4))), ["0"])
+
+    def test_what_is_skipped_is_called_so(self):
+        model = nn.ModuleDict({"head": nn.Linear(4, 4), "body": nn.Linear(4, 4)})
+        with self.assertRaisesRegex(ValueError, "skip has 'haed', which no module of the model is called"):
+            mha.torch.pack_linears(model, skip=["haed"])
+        self.assertEqual(mha.torch.pack_linears(model, skip="head"), ["body"])
+
+    def test_a_linear_layer_with_a_forward_of_its_own_stays(self):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[1].forward = lambda x: 2 * x
+        self.assertEqual(mha.torch.pack_linears(model), ["0"])
+        self.assertIs(type(model[1]), nn.Linear)
+
+    def test_a_stack_of_encoder_layers_takes_padded_rows(self):
+        torch.manual_seed(3)
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+        x, padding = random(2, 5, 16), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = model(x, src_key_padding_mask=padding)
+            mha.torch.pack_linears(model, strict=True)
+            actual = model(x, src_key_padding_mask=padding)
+        torch.testing.assert_close(actual[~padding], expected[~padding], atol=1e-5, rtol=1e-5)
+
+    def test_a_negated_view_is_not_taken_for_what_is_stored(self):
+        layer = mha.torch.Linear.from_module(nn.Linear(4, 4))
+        x = torch.complex(random(2, 4), random(2, 4)).conj().imag
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.testing.assert_close(layer(x), layer(x.clone()), atol=1e-6, rtol=1e-5)
+
+    def test_outputs_are_on_the_cpu_whatever_the_default_device_is(self):
+        layer, x = mha.torch.Linear.from_module(nn.Linear(4, 4)), random(2, 4)
+        with torch.inference_mode():
+            expected = layer(x)
+            with torch.device("meta"):
+                self.assertTrue(torch.equal(layer(x), expected))
 
 
 class Imports(unittest.TestCase):

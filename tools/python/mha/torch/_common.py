@@ -33,8 +33,7 @@ def unserved_tensors(query, key, value):
     # What nearly all calls are, first.
     if not (type(query) is type(key) is type(value) is torch.Tensor and query.dtype is key.dtype is value.dtype and query.dtype in types
             and query.is_cpu and key.is_cpu and value.is_cpu
-            and query.layout is key.layout is value.layout is torch.strided and not (query.is_nested or key.is_nested or value.is_nested)
-            and not (query.is_neg() or key.is_neg() or value.is_neg())):
+            and query.layout is key.layout is value.layout is torch.strided and not (query.is_nested or key.is_nested or value.is_nested)):
         for tensor in query, key, value:
             if tensor.is_nested:
                 return "a tensor is nested"
@@ -48,8 +47,8 @@ def unserved_tensors(query, key, value):
                 return f"tensors are {tensor.dtype}; it computes float32, float16 and bfloat16"
             if tensor.dtype is not query.dtype:
                 return f"tensors are {query.dtype} and {tensor.dtype}"
-            if tensor.is_neg():
-                return "a tensor is a view of the negative of what is stored, as of a conjugate's imaginary part"
+    if not torch.compiler.is_compiling() and (query.is_neg() or key.is_neg() or value.is_neg()):  # an operator gets them resolved
+        return "a tensor is a view of the negative of what is stored, as the imaginary part of a conjugate is"
     if torch.is_grad_enabled():
         if query.requires_grad or key.requires_grad or value.requires_grad:
             return "a tensor requires a gradient; torch.no_grad() or torch.inference_mode() says that none is wanted"

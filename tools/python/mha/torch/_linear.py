@@ -48,7 +48,7 @@ class Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """y [..., out_features] of x [..., in_features], of its type."""
-        if x.is_cpu and x.dtype in types and torch.is_autocast_enabled("cpu"):
+        if torch.is_autocast_enabled("cpu") and x.is_cpu and x.dtype in types:
             x = x.to(torch.get_autocast_dtype("cpu"))
         reason = unserved_tensors(x, x, x)
         if reason is not None:
@@ -80,16 +80,21 @@ def pack_linears(model: torch.nn.Module, *, weight_type: str = "f32", arithmetic
     replaced, unless an embedding, say, shares them. Code that asks a layer's weight for its device finds "meta": skip such layers.
     """
     skip = [skip] if isinstance(skip, str) else list(skip)
-    classes, found, unused = (torch.nn.Linear, *_conv1d()), [], set(skip)
+    classes, found = (torch.nn.Linear, *_conv1d()), []
     if type(model) in classes:
         raise TypeError(f"model is itself a {type(model).__name__}; Linear.from_module makes one of it")
+
+    def is_called(name, end):
+        return name == end or name.endswith("." + end)
+
+    for end in skip:
+        if not any(is_called(name, end) for name, _ in model.named_modules(remove_duplicate=False)):
+            raise ValueError(f"skip has {end!r}, which no module of the model is called")
 
     def find(parent, path):
         for name, child in parent._modules.items():
             whole = path + name
-            skipped = [end for end in skip if whole == end or whole.endswith("." + end)]
-            unused.difference_update(skipped)
-            if child is None or isinstance(child, Linear) or skipped:
+            if child is None or isinstance(child, Linear) or any(is_called(whole, end) for end in skip):
                 continue
             if type(child) not in classes:
                 find(child, whole + ".")
@@ -97,8 +102,6 @@ def pack_linears(model: torch.nn.Module, *, weight_type: str = "f32", arithmetic
                 found.append((parent, name, whole, child))
 
     find(model, "")
-    if unused:
-        raise ValueError(f"skip names {', '.join(sorted(unused))}, which no module is called")
     refused = {}
     for _, _, whole, child in found:
         try:
