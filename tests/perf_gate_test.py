@@ -23,9 +23,9 @@ struct Slowed;
 template <class... Rest>
 struct Slowed<void (*)(const Projection &, const float *, int64_t, int64_t, Rest...)> {
   static void project(const Projection &p, const float *rows, int64_t row_begin, int64_t row_end, Rest... rest) {
-    make_kernels<Vector>(0).project(p, rows, row_begin, row_end, rest...);
+    make_kernels<Vector>(0, nullptr).project(p, rows, row_begin, row_end, rest...);
     const int64_t extra = ((row_end - row_begin) * PERCENT + 99) / 100;
-    make_kernels<Vector>(0).project(p, rows, row_begin, row_begin + extra, rest...);
+    make_kernels<Vector>(0, nullptr).project(p, rows, row_begin, row_begin + extra, rest...);
   }
 };
 
