@@ -42,7 +42,7 @@ enum class PackedKind : uint32_t {
   panels_bf16 = 4,
   panels_int8 = 5,
   panels_int4 = 6,
-  // 7 was that of 9 with signed codes
+  retired = 7,     // fours_int8 with signed codes
   fours_int4 = 8,  // for integer arithmetic
   fours_int8 = 9,
 };

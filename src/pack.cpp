@@ -617,7 +617,7 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
                        header.contract, MHA_CONTRACT);
   }
   *kind = static_cast<PackedKind>(header.kind);
-  if (*kind < PackedKind::panels_f32 || *kind > PackedKind::fours_int8 || header.kind == 7) {
+  if (*kind < PackedKind::panels_f32 || *kind > PackedKind::fours_int8 || *kind == PackedKind::retired) {
     return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the packed layer is of kind %u, which this version does not know; pack it again",
                        header.kind);
   }

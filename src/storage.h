@@ -140,7 +140,7 @@ inline int64_t coded_bytes(Storage storage, int64_t width) {
 }
 
 struct CodeScale {
-  float scale, factor, limit;  // factor 0: all codes are 0
+  float scale, factor;  // factor 0: all codes are 0
 };
 
 // The bits of the largest magnitude of `count` numbers and a given one: they are in its order.
@@ -154,9 +154,9 @@ inline uint32_t most_bits_of(const float *x, int64_t count, uint32_t most_bits) 
 
 inline CodeScale code_scale_of(uint32_t most_bits, int32_t most_code) {
   const float most = storage::float_of(most_bits), limit = static_cast<float>(most_code);
-  if (most_bits >= 0x7f800000u) return {storage::float_of(0x7fc00000u), 0.0f, limit};
-  if (most < 0x1p-100f) return {0.0f, 0.0f, limit};
-  return {most / limit, limit / most, limit};
+  if (most_bits >= 0x7f800000u) return {storage::float_of(0x7fc00000u), 0.0f};
+  if (most < 0x1p-100f) return {0.0f, 0.0f};
+  return {most / limit, limit / most};
 }
 
 // Of a whole group.
@@ -180,7 +180,7 @@ inline int32_t encode(const float *x, int64_t count, const CodeScale &scale, Cod
   uint32_t sum = 0;  // of many codes, which nobody asks for, more than an int32_t may be
   for (int64_t i = 0; i < count; i += int4_group) {  // of a fixed size, of which a compiler makes vectors
     for (int64_t j = i; j < i + int4_group; ++j) {
-      const int32_t code = storage::rounded(x[j] * scale.factor);  // the largest product is the limit, or rounds to it
+      const int32_t code = storage::rounded(x[j] * scale.factor);  // the largest product is at most limit * (1 + 2^-24), which rounds to it
       codes[j] = static_cast<Code>(code);
       sum += static_cast<uint32_t>(code);
     }

@@ -204,7 +204,7 @@ MHA_NOINLINE void encode_rows_as(const Projection &p, int64_t row_begin, int64_t
       const CodeScale scale = code_scale_of(group, most_code);
       for (int64_t i = 0; i < code_group; i += chain) {
         Code *const codes = reinterpret_cast<Code *>(to);
-        const CodesTail tail = {scale.scale, begin_of<Code, uint8_t>(encode(group + i, chain, scale, codes), added), {}};
+        const CodesTail tail = {scale.scale, begin_of<Code>(encode(group + i, chain, scale, codes), added), {}};
         __builtin_memcpy(codes + chain, &tail, sizeof tail);
         to += chain * static_cast<int64_t>(sizeof(Code)) + static_cast<int64_t>(sizeof tail);
       }

@@ -1,7 +1,7 @@
 // Exact sums of products of codes, four terms side by side: bytes of Vector::size columns, [column][4], times four codes of a row.
 //
-// The bytes are codes (int8_t), or codes with something added so that none is negative (uint8_t). DotProducts<Code> has the operations;
-// Code is how a row's codes are stored: int16_t, or SmallCode for those of 8 bits.
+// The bytes are codes with something added so that none is negative. DotProducts<Code> has the operations; Code is how a row's codes are
+// stored: int16_t, or SmallCode for those of 8 bits.
 //
 //   Terms, Sum             four terms of Vector::size columns, and sums of products, in several parts; RowTerms: four terms of a row
 //   load_terms, load_row_terms
@@ -10,7 +10,7 @@
 //   add(sum, terms, row)   to one part of a sum, products of that part of the terms
 //   sums_of(sum)           Vector::size sums, as floats
 //
-// What is multiplied may be greater than a code: by what was added to its byte, and by load_adds<Byte>. All sums therefore begin with what
+// What is multiplied may be greater than a code: by what was added to its byte, and by load_adds. All sums therefore begin with what
 // begin_of makes of the sum of the row's codes.
 #pragma once
 
@@ -70,7 +70,6 @@ MHA_INLINE Integers add_products_of_bytes(Integers sum, Integers w, Integers x) 
 template <>
 struct DotProducts<int16_t> {
   static constexpr int parts = 2, lanes_of_sum = 2;
-  template <class Byte>
   static constexpr int32_t load_adds = 0;
   using Part = __m512i;
   using RowTerms = __m512i;
@@ -81,9 +80,6 @@ struct DotProducts<int16_t> {
 
   static MHA_INLINE Terms load_terms(const uint8_t *p) {
     return {{_mm512_cvtepu8_epi16(load_16x16(p)), _mm512_cvtepu8_epi16(load_16x16(p + 32))}};
-  }
-  static MHA_INLINE Terms load_terms(const int8_t *p) {
-    return {{_mm512_cvtepi8_epi16(load_16x16(p)), _mm512_cvtepi8_epi16(load_16x16(p + 32))}};
   }
   static MHA_INLINE Part low_nibbles(Part bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi16(15)); }
   static MHA_INLINE Part high_nibbles(Part bytes) { return _mm512_srli_epi16(bytes, 4); }
@@ -111,8 +107,7 @@ struct DotProducts<int16_t> {
 template <>
 struct DotProducts<int8_t> {
   static constexpr int parts = 1, lanes_of_sum = 1;
-  template <class Byte>
-  static constexpr int32_t load_adds = static_cast<Byte>(-1) < 0 ? 128 : 0;
+  static constexpr int32_t load_adds = 0;
   using Part = __m512i;
   using RowTerms = __m512i;
   struct Terms {
@@ -121,7 +116,6 @@ struct DotProducts<int8_t> {
   using Sum = Terms;
 
   static MHA_INLINE Terms load_terms(const uint8_t *p) { return {{_mm512_loadu_si512(p)}}; }
-  static MHA_INLINE Terms load_terms(const int8_t *p) { return {{_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))}}; }
   static MHA_INLINE RowTerms load_row_terms(const int8_t *p) {
     int32_t four;
     __builtin_memcpy(&four, p, sizeof four);
@@ -140,7 +134,6 @@ struct DotProducts<int8_t> {
 template <>
 struct DotProducts<int16_t> {
   static constexpr int parts = 2, lanes_of_sum = 2;
-  template <class Byte>
   static constexpr int32_t load_adds = 0;
   using Part = __m256i;
   using RowTerms = __m256i;
@@ -157,9 +150,6 @@ struct DotProducts<int16_t> {
   }
   static MHA_INLINE Terms load_terms(const uint8_t *p) {
     return kept_in_registers(_mm256_cvtepu8_epi16(load_16(p)), _mm256_cvtepu8_epi16(load_16(p + 16)));
-  }
-  static MHA_INLINE Terms load_terms(const int8_t *p) {
-    return kept_in_registers(_mm256_cvtepi8_epi16(load_16(p)), _mm256_cvtepi8_epi16(load_16(p + 16)));
   }
   static MHA_INLINE Part low_nibbles(Part bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi16(15)); }
   static MHA_INLINE Part high_nibbles(Part bytes) { return _mm256_srli_epi16(bytes, 4); }
@@ -183,8 +173,7 @@ struct DotProducts<int16_t> {
 template <>
 struct DotProducts<int8_t> {
   static constexpr int parts = 1, lanes_of_sum = 1;
-  template <class Byte>
-  static constexpr int32_t load_adds = static_cast<Byte>(-1) < 0 ? 128 : 0;
+  static constexpr int32_t load_adds = 0;
   using Part = __m256i;
   using RowTerms = __m256i;
   struct Terms {
@@ -194,7 +183,6 @@ struct DotProducts<int8_t> {
 
   static MHA_INLINE Part load_32(const void *p) { return _mm256_loadu_si256(static_cast<const __m256i *>(p)); }
   static MHA_INLINE Terms load_terms(const uint8_t *p) { return {{load_32(p)}}; }
-  static MHA_INLINE Terms load_terms(const int8_t *p) { return {{_mm256_xor_si256(load_32(p), _mm256_set1_epi8(-128))}}; }
   static MHA_INLINE RowTerms load_row_terms(const int8_t *p) {
     int32_t four;
     __builtin_memcpy(&four, p, sizeof four);
@@ -213,7 +201,6 @@ struct DotProducts<int8_t> {
 template <>
 struct DotProducts<int16_t> {
   static constexpr int parts = 4, lanes_of_sum = 4;
-  template <class Byte>
   static constexpr int32_t load_adds = 0;
   using Part = int32x4_t;
   using RowTerms = int16x4_t;
@@ -231,10 +218,6 @@ struct DotProducts<int16_t> {
     const uint8x16_t bytes = vld1q_u8(p);
     return quarters(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))), vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(bytes))));
   }
-  static MHA_INLINE Terms load_terms(const int8_t *p) {
-    const int8x16_t bytes = vld1q_s8(p);
-    return quarters(vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
-  }
   static MHA_INLINE int16x4_t low_nibbles(int16x4_t bytes) { return vand_s16(bytes, vdup_n_s16(15)); }
   static MHA_INLINE int16x4_t high_nibbles(int16x4_t bytes) { return vshr_n_s16(bytes, 4); }
   static MHA_INLINE RowTerms load_row_terms(const int16_t *p) { return vld1_s16(p); }
@@ -250,8 +233,7 @@ struct DotProducts<int16_t> {
 template <>
 struct DotProducts<int8_t> {
   static constexpr int parts = 1, lanes_of_sum = 1;
-  template <class Byte>
-  static constexpr int32_t load_adds = static_cast<Byte>(-1) < 0 ? 0 : -128;
+  static constexpr int32_t load_adds = -128;
   using Part = int32x4_t;
   using RowTerms = int8x8_t;
   struct Terms {
@@ -262,7 +244,6 @@ struct DotProducts<int8_t> {
   };
 
   static MHA_INLINE Terms load_terms(const uint8_t *p) { return {{vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128)))}}; }
-  static MHA_INLINE Terms load_terms(const int8_t *p) { return {{vld1q_s8(p)}}; }
   static MHA_INLINE RowTerms load_row_terms(const int8_t *p) {
     int32_t four;
     __builtin_memcpy(&four, p, sizeof four);
@@ -285,7 +266,6 @@ struct DotProducts<int8_t> {
 template <>
 struct DotProducts<int16_t> {
   static constexpr int parts = 1, lanes_of_sum = 1;
-  template <class Byte>
   static constexpr int32_t load_adds = 0;
   struct Four {
     int32_t of[4];
@@ -299,8 +279,7 @@ struct DotProducts<int16_t> {
     Part part[parts];
   };
 
-  template <class Byte>
-  static MHA_INLINE Terms load_terms(const Byte *p) {
+  static MHA_INLINE Terms load_terms(const uint8_t *p) {
     return {{{{p[0], p[1], p[2], p[3]}}}};
   }
   static MHA_INLINE Four low_nibbles(const Four &b) { return {{b.of[0] & 15, b.of[1] & 15, b.of[2] & 15, b.of[3] & 15}}; }
@@ -320,10 +299,10 @@ struct DotProducts<int16_t> {
 
 // What a sum begins with, in each of its lanes, so that it ends as that of the products of codes: where bytes are codes + added, a multiple
 // of 8, and a row's codes add up to row_sum. Up to 64 products of codes of 16 bits do not overflow on the way.
-template <class Code, class Byte>
+template <class Code>
 MHA_INLINE int32_t begin_of(int32_t row_sum, int32_t added) {
   using Dots = DotProducts<Code>;
-  return row_sum * -((added + Dots::template load_adds<Byte>) / Dots::lanes_of_sum);
+  return row_sum * -((added + Dots::load_adds) / Dots::lanes_of_sum);
 }
 
 }  // namespace
