@@ -1,6 +1,7 @@
 // storage: decoding with stored keys and values of each type, and projections with stored weights of each type, in turns with f32.
 // arithmetic: layers with weights of int8 whose projections compute in integers, and a token's with int8 and int4, in turns with those of
-// f32; attention whose scores are in integers, in turns with that in f32, over the same cache of int8 where there is one.
+// f32; attention whose scores are in integers, or its scores and its context, in turns with that in f32, over the same cache of int8 where
+// there is one.
 
 #include "attention_case.h"
 #include "decode_case.h"
@@ -32,9 +33,12 @@ constexpr struct {
                    {"int16", MHA_ARITHMETIC_INT16,
                     [](support::LayerProblem *problem) { problem->arithmetic = support::Arithmetic::kInt16; }}};
 
-template <support::Arithmetic arithmetic>
+constexpr const char *part_names[] = {"/scores/", "/scores_and_context/"};
+
+template <support::Arithmetic arithmetic, bool has_context>
 void scores_in(support::LayerProblem *problem) {
   problem->score.emplace().arithmetic = arithmetic;
+  if (has_context) problem->score->context_arithmetic = arithmetic;
 }
 
 }  // namespace
@@ -83,24 +87,30 @@ void register_storage_benchmarks(const Setting &setting) {
       const AttentionShape prompt = {1024, 12, head_dim, true};
       const std::string prompt_name = LayerShape{1, prompt.n, 12 * head_dim, 12, true}.name() + "/head_dim:" + std::to_string(head_dim);
       const bool is_int8 = arithmetic == MHA_ARITHMETIC_INT8;
-      const Change of_scores = is_int8 ? scores_in<support::Arithmetic::kInt8> : scores_in<support::Arithmetic::kInt16>;
-      add(std::string("arithmetic/") + name + "/scores/" + prompt_name, [=] {
-        std::unique_ptr<Case> test = make_attention_case(prompt, setting.instruction_set, of_scores);
-        test->rival = make_attention_case(prompt, setting.instruction_set);
-        test->rival_counter = "times_f32";
-        test->is_of_integers = true;
-        return test;
-      });
+      const Change changes[] = {is_int8 ? scores_in<support::Arithmetic::kInt8, false> : scores_in<support::Arithmetic::kInt16, false>,
+                                is_int8 ? scores_in<support::Arithmetic::kInt8, true> : scores_in<support::Arithmetic::kInt16, true>};
+      for (const bool has_context : {false, true}) {
+        add(std::string("arithmetic/") + name + part_names[has_context] + prompt_name, [=, change = changes[has_context]] {
+          std::unique_ptr<Case> test = make_attention_case(prompt, setting.instruction_set, change);
+          test->rival = make_attention_case(prompt, setting.instruction_set);
+          test->rival_counter = "times_f32";
+          test->is_of_integers = true;
+          return test;
+        });
+      }
     }
     DecodeOptions tokens = f32, tokens_in_floats = f32;
     tokens.cache_type = tokens_in_floats.cache_type = MHA_TYPE_INT8;
     tokens.score_arithmetic = arithmetic;
-    add(std::string("arithmetic/") + name + "/scores/cache:int8/" + shape.attention_name(), [=] {
-      std::unique_ptr<Case> test = make_decode_attention(shape, tokens);
-      test->rival = make_decode_attention(shape, tokens_in_floats);
-      test->rival_counter = "times_f32";
-      return test;
-    });
+    for (const bool has_context : {false, true}) {
+      if (has_context) tokens.context_arithmetic = arithmetic;
+      add(std::string("arithmetic/") + name + part_names[has_context] + "cache:int8/" + shape.attention_name(), [=] {
+        std::unique_ptr<Case> test = make_decode_attention(shape, tokens);
+        test->rival = make_decode_attention(shape, tokens_in_floats);
+        test->rival_counter = "times_f32";
+        return test;
+      });
+    }
     for (const auto &[type, weights] : types) {
       if (type != MHA_TYPE_INT8 && type != MHA_TYPE_INT4) continue;
       DecodeOptions integers = f32;

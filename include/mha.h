@@ -644,8 +644,8 @@ typedef struct mha_norm {
  * bias, what flags and lengths exclude is not read (with MHA_GROUPS_ALSO it may be), and of bias
  * what mask or groups exclude reaches no result. Calls only read the struct and all it points to.
  *
- * In integers each row of a head of q becomes codes with one scale. A cache then needs a k_type of
- * INT8; its v_type is free. Without a cache, keys and values are first rounded to INT8, as in one.
+ * In integers each row of a head of q, or of up to 256 exp(s), becomes codes with one scale. Then a
+ * cache has a k_type, or v_type, of INT8; without one, keys and values are first rounded to INT8.
  *
  * mask and bias have the shape [batch, num_heads, n_q, columns]. A stride of 0 means that all
  * sequences, heads or rows have the same: one [n_q, columns] for all needs a row stride alone. Rows
@@ -681,8 +681,8 @@ typedef struct mha_score_options {
   const float *relative_bias;
   int64_t relative_left, relative_right;     /* distances that the table has; >= 0 */
   const float *head_scales;  /* [num_heads], finite; a head of 0 is padding throughout; NULL = 1 */
-  uint32_t arithmetic;       /* MHA_ARITHMETIC_* of q k^T, as said above; 0 = F32 */
-  uint32_t reserved;         /* 0 */
+  uint32_t arithmetic;         /* MHA_ARITHMETIC_* of q k^T, as said above; 0 = F32 */
+  uint32_t context_arithmetic; /* likewise, of exp(s) times the values */
 } mha_score_options;
 
 /*

@@ -177,17 +177,27 @@ void clear_sums(const Attention &a) {
 
 namespace {
 
-// Integer scores need keys of int8: a cache's, or those that the call stores itself.
+// Integer scores need keys of int8, and an integer context such values: a cache's, or those that the call stores itself.
 mha_status choose_storage(Report &report, MiddleStage *stage) {
   Attention &attention = stage->attention;
   const SequenceArguments &s = stage->sequences;
-  if (attention.options.arithmetic == Arithmetic::f32) return MHA_OK;
-  if (s.cache) {
-    if (attention.k.storage == Storage::int8) return MHA_OK;
+  const struct {
+    const char *field, *rows, *type;
+    Arithmetic arithmetic;
+    Storage storage;
+  } products[] = {{"arithmetic", "keys", "k_type", attention.options.arithmetic, attention.k.storage},
+                  {"context_arithmetic", "values", "v_type", attention.options.context_arithmetic, attention.v.storage}};
+  bool has_integers = false;
+  for (const auto &product : products) {
+    if (product.arithmetic == Arithmetic::f32) continue;
+    has_integers = true;
+    if (!s.cache || product.storage == Storage::int8) continue;
     return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                       "score.arithmetic is in integers, but the keys of the cache are not of MHA_TYPE_INT8; make it with a k_type of "
-                       "that, or set MHA_ARITHMETIC_F32");
+                       "score.%s is in integers, but the %s of the cache are not of MHA_TYPE_INT8; make it with a %s of that, or set "
+                       "MHA_ARITHMETIC_F32",
+                       product.field, product.rows, product.type);
   }
+  if (!has_integers || s.cache) return MHA_OK;
   const auto rows_of = [](const KeyValues &x) { return StridedRows{x.base, x.batch_stride, x.row_stride, x.head_stride, x.storage}; };
   stage->stores_codes = true;
   stage->has_own_rows = !attention.k.is_packed;

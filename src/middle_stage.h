@@ -27,7 +27,7 @@ struct MiddleStage {
   // The workspace: offsets from its start, and from begin_passes on what lies there.
   int64_t counter_offset;
   int64_t q_statistics, k_statistics;  // of rows whose heads are normalised together
-  // Without a cache, integer scores store the keys and values that come with the call in the workspace.
+  // Without a cache, integer scores and contexts store the keys and values that come with the call in the workspace.
   bool stores_codes;
   bool has_own_rows;  // k_rows and v_rows are the caller's, of the types there
   int64_t key_codes, key_scales, value_codes, value_scales;

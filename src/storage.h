@@ -194,5 +194,10 @@ inline int32_t encode(const float *x, int64_t count, const CodeScale &scale, Cod
 inline int64_t query_codes(int64_t width) { return (width + int4_group - 1) / int4_group * int4_group; }
 inline int64_t coded_query_floats(int64_t width) { return query_codes(width) / 2 + 2; }
 
+// ---- Integer contexts: the weights of a chunk are codes of 16 bits and one scale (CONTRACT.md, section 8)
+
+// The scale follows the codes.
+constexpr int64_t weight_codes = chunk_keys + 16, weight_floats = weight_codes / 2 + 8;
+
 }  // namespace
 }  // namespace mha

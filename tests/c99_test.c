@@ -178,7 +178,7 @@ FIELD(mha_score_options, relative_left, 168);
 FIELD(mha_score_options, relative_right, 176);
 FIELD(mha_score_options, head_scales, 184);
 FIELD(mha_score_options, arithmetic, 192);
-FIELD(mha_score_options, reserved, 196);
+FIELD(mha_score_options, context_arithmetic, 196);
 
 SIZE(mha_taps, 128);
 FIELD(mha_taps, struct_size, 0);

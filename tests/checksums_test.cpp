@@ -203,6 +203,12 @@ class Cases {
       AttentionProblem wide = Sizes(1, 3, 40, 2, 1, 600, 8);
       wide.score = problem.score;
       Attention("attention of heads of 600" + name, wide);
+      const std::string of_both = arithmetic == Arithmetic::kInt8 ? ", all in int8" : ", all in int16";
+      AttentionProblem values = Sizes(1, 25, 300, 2, 1, 16, 100);
+      values.is_causal = true;
+      values.score = problem.score;
+      values.score->context_arithmetic = arithmetic;
+      Attention("attention of values of 100" + of_both, values);
     }
     Attention("attention to nothing", Sizes(2, 5, 0, 2, 1, 4, 4));
 
@@ -647,6 +653,8 @@ class Cases {
     config.v_type = MHA_TYPE_INT8;
     RecordCache("contiguous cache of heads of 72 of int8, scores in int8", config, Arithmetic::kInt8);
     RecordCache("contiguous cache of heads of 72 of int8, scores in int16", config, Arithmetic::kInt16);
+    RecordCache("contiguous cache of heads of 72 of int8, context in int8", config, Arithmetic::kF32, Arithmetic::kInt8);
+    RecordCache("contiguous cache of heads of 72 of int8, context in int16", config, Arithmetic::kF32, Arithmetic::kInt16);
     LayerWithCache();
   }
 
@@ -663,7 +671,8 @@ class Cases {
   }
 
   // Two sequences of different lengths in pieces of several sizes, rotated, a few numbers of them not finite.
-  void RecordCache(const std::string &name, const mha_kv_cache_config &config, Arithmetic arithmetic = Arithmetic::kF32) {
+  void RecordCache(const std::string &name, const mha_kv_cache_config &config, Arithmetic scores = Arithmetic::kF32,
+                   Arithmetic context = Arithmetic::kF32) {
     Cache cache(config, Place::kAnywhere, 0);
     if (config.kind == MHA_CACHE_PAGED) {
       cache.SetBlocks(0, {3, 19, 4, 0, 11, 8, 2, 17, 6});
@@ -686,7 +695,8 @@ class Cases {
       problem.q_lengths = problem.kv_lengths = {n, n > 9 ? n - 9 : n};
       problem.rope = RopeOf(RopeConfig(16, 0, 288), true);
       if (is_ring) problem.window_left = 30;
-      if (arithmetic != Arithmetic::kF32) problem.score.emplace().arithmetic = arithmetic;
+      if (scores != Arithmetic::kF32) problem.score.emplace().arithmetic = scores;
+      if (context != Arithmetic::kF32) problem.score.emplace().context_arithmetic = context;
       AttentionCall call = Form(!is_ring && n <= 40);
       call.cache = {cache.get(), {1, 0}, longest};
       Add(Attend(problem, call), &sum);

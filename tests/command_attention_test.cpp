@@ -405,6 +405,11 @@ TEST_F(Attention, EachOptionOfScoresCountsAlone) {
   ExpectBits(Expected(change), "scores in int8", {"--score-arithmetic", "int8"}, false);  // --decode needs a cache of int8
   score_.arithmetic = MHA_ARITHMETIC_INT16;
   ExpectBits(Expected(change), "scores in int16", {"--score-arithmetic", "int16"}, false);
+  score_.context_arithmetic = MHA_ARITHMETIC_INT8;
+  ExpectBits(Expected(change), "scores in int16, context in int8", {"--score-arithmetic", "int16", "--context-arithmetic", "int8"}, false);
+  score_.arithmetic = MHA_ARITHMETIC_F32;
+  score_.context_arithmetic = MHA_ARITHMETIC_INT16;
+  ExpectBits(Expected(change), "context in int16", {"--context-arithmetic", "int16"}, false);
 }
 
 TEST_F(Attention, BiasesAndMasksAreForAllHeadsOrForEach) {
@@ -830,6 +835,7 @@ TEST_F(Attention, OptionsThatMakeNoSenseAreRefused) {
     EXPECT_EQ(folder_.Names().count("y.npy"), 0u);
   };
   refused({"--score-arithmetic", "f16"}, {"--score-arithmetic", "int16", "'f16'"});
+  refused({"--context-arithmetic", "int4"}, {"--context-arithmetic", "int16", "'int4'"});
   refused({"--window", "0"}, {"mha: --window: a whole number of at least 1 is expected, not '0'\n"});
   for (const std::string bad : {"0", "-1", "nan", "inf", "x"}) {
     refused({"--softcap", bad}, {"mha: --softcap: a positive number is expected, not '" + bad + "'\n"});

@@ -171,7 +171,7 @@ TEST_P(HeadScalesTest, OfZeroLeaveQueriesKeysAndValuesUnread) {
     AttentionData data(problem, call);
     const float scales[] = {0.5f, 2.0f, 0.0f, 0.0f};
     data.score.head_scales = scales;
-    data.score.arithmetic = static_cast<uint32_t>(arithmetic);
+    data.score.arithmetic = data.score.context_arithmetic = static_cast<uint32_t>(arithmetic);
     data.args.score = &data.score;
     const Outputs expected = data.Compute();
     const auto first_half = [](const void *x, int64_t rows, int64_t heads) {

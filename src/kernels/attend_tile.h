@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/context.h"
+#include "kernels/weight_codes.h"
 
 namespace mha {
 namespace {
@@ -56,6 +57,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   const int64_t width = call.head_dim_v_padded;
   float *const scores = unit.scratch + call.scratch.scores;
   const auto scores_of = [&](int64_t c) MHA_INLINED { return scores + c * rows.count * score_stride; };
+  const auto weights_of = [&](int64_t c) MHA_INLINED { return unit.scratch + call.scratch.weights + c * rows.count * weight_floats; };
 
   // 1. Products. In a tile with more rows than there are, the last one stands in for those that are missing.
   Attending keys[max_interleaved_chunks];
@@ -75,12 +77,22 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     float *row = scores_of(c), *const m = unit.m(slot + c, rows.begin), *const l = unit.l(slot + c, rows.begin);
     for (int64_t r = 0; r < rows.count; ++r, row += score_stride) {
       m[r] = score_row<V>(unit, rows.begin + r, chunks[c], groups, keys[c].of_row[r], row);
+      if (unit.has_weight_codes()) {
+        l[r] = softmax_to_codes<V>(unit, chunks[c].values, groups, m[r], row, weights_of(c) + r * weight_floats);
+        continue;
+      }
       l[r] = softmax<V>(row + groups.begin * key_block, groups.end - groups.begin, m[r]);
       if (chunks[c].values.has_scales) scale_by_values<V>(chunks[c].values, groups.begin, groups.end, row);
     }
   }
 
   // 3. Context.
+  if (unit.has_weight_codes()) {
+    for (int64_t c = 0; c < count; ++c) {
+      add_value_codes<V>(chunks[c].values, width, groups_of(keys[c].some), weights_of(c), rows.count, unit.o(slot + c, rows.begin));
+    }
+    return;
+  }
   const Loops loops = loops_over_values<V>(rows.count, chunks[0].values.storage, prefetches || count > 1 || chunks[0].values.are_rows);
   for (int64_t c = 0; c < count; ++c) {
     PrefetchSource ahead = ahead_of_values;

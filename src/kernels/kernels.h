@@ -189,6 +189,7 @@ struct ScoreOptions {
   bool change_scores;              // all but sinks, mask and groups does
   bool limits_pairs;               // mask and groups do
   Arithmetic arithmetic;           // of q k^T; in integers keys are packed, of int8
+  Arithmetic context_arithmetic;   // of p v; in integers values are packed, of int8
   float softcap, softcap_inverse;  // 0: none
   const float *alibi_slopes, *sinks;  // [num_heads]; null: none
   const float *relative_bias;         // [num_heads][relative_left + 1 + relative_right] by distance; null: none
@@ -227,6 +228,7 @@ struct AttendScratch {
   int64_t values;    // [256][head_dim_v_padded], likewise
   int64_t prepared;  // [4][head_dim], of plain keys [16][head_dim], and at least [head_dim_v]: rows on their way, prepared or widened
   int64_t scores;    // [max_attend_rows][score_stride]
+  int64_t weights;   // [max_attend_rows] of weight_floats, of integer contexts
   int64_t states;  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be
                    // read and written behind m and l
   int64_t state_stride;

@@ -211,7 +211,7 @@ MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_beg
     return;
   }
   locate(source, unit, chunk_begin, range.begin, range.end, groups);
-  const bool stays = source.storage == Storage::f32 || is_streamed || (are_keys && unit.has_codes());
+  const bool stays = source.storage == Storage::f32 || is_streamed || (are_keys ? unit.has_codes() : unit.has_weight_codes());
   if (!stays) widen_groups<V>(width, range.begin, range.end, memory, groups);
 }
 

@@ -241,9 +241,9 @@ void Project(const float *x, const float *w, const float *bias, int64_t rows, in
   }
 }
 
-// Codes of a group of a row, whose largest is 127 or 32767, and its scale.
-void EncodeGroup(Arithmetic arithmetic, const float *x, int64_t terms, int64_t *codes, float *scale) {
-  const float largest = arithmetic == Arithmetic::kInt8 ? 127.0f : 32767.0f;
+// Codes of a group of a row, whose largest is that of int8 or 32767, and its scale.
+void EncodeGroup(Arithmetic arithmetic, const float *x, int64_t terms, int64_t *codes, float *scale, float largest_of_int8 = 127.0f) {
+  const float largest = arithmetic == Arithmetic::kInt8 ? largest_of_int8 : 32767.0f;
   float a = 0.0f;
   bool is_finite = true;
   for (int64_t k = 0; k < terms; k++) {
@@ -512,15 +512,27 @@ void ChunkState(const AttentionShape &shape, int64_t i, int64_t c, const float *
 
   float *o = state->o;
   for (int64_t d = 0; d < shape.head_dim_v; d++) o[d] = 0.0f;
+  state->m = m;
+  state->l = l;
+  if (shape.score && shape.score->context_arithmetic != Arithmetic::kF32) {
+    float w[kChunk];
+    for (int64_t j = begin; j < end; j++) w[j - begin] = TakesPart(shape, i, j, s[j]) ? p[j] * v.scales[j] : 0.0f;
+    int64_t codes[kChunk];
+    float scale;
+    EncodeGroup(shape.score->context_arithmetic, w, end - begin, codes, &scale, 255.0f);
+    for (int64_t d = 0; d < shape.head_dim_v; d++) {
+      int64_t sum = 0;
+      for (int64_t j = begin; j < end; j++) sum += codes[j - begin] * static_cast<int64_t>(v.numbers[j * shape.head_dim_v + d]);
+      o[d] = static_cast<float>(sum) * scale;
+    }
+    return;
+  }
   for (int64_t j = begin; j < end; j++) {
     if (!TakesPart(shape, i, j, s[j])) continue;
     const float *v_j = v.numbers + j * shape.head_dim_v;
     const float factor = v.scales ? p[j] * v.scales[j] : p[j];
     for (int64_t d = 0; d < shape.head_dim_v; d++) o[d] = Fma(factor, v_j[d], o[d]);
   }
-
-  state->m = m;
-  state->l = l;
 }
 
 // ---- 9. Merging states
@@ -700,9 +712,11 @@ void Attend(const AttentionShape &shape, const float *given_q, const float *give
   }
   PrepareKeys(shape, k, v);
   const Arithmetic arithmetic = shape.score ? shape.score->arithmetic : Arithmetic::kF32;
-  const bool in_integers = arithmetic != Arithmetic::kF32, is_cached = shape.k_type == Storage::kInt8;
-  const Storage k_type = in_integers ? Storage::kInt8 : shape.k_type;
-  const Storage v_type = in_integers && !is_cached ? Storage::kInt8 : shape.v_type;
+  const bool in_integers = arithmetic != Arithmetic::kF32;
+  const bool has_integers = in_integers || (shape.score && shape.score->context_arithmetic != Arithmetic::kF32);
+  const bool is_cached = shape.k_type == Storage::kInt8 || shape.v_type == Storage::kInt8, stores_codes = has_integers && !is_cached;
+  const Storage k_type = stores_codes ? Storage::kInt8 : shape.k_type;
+  const Storage v_type = stores_codes ? Storage::kInt8 : shape.v_type;
   int64_t *codes = new int64_t[static_cast<decltype(sizeof 0)>(head_dim)];
   Floats k_row(head_dim);
   Floats k_t(head_dim * n_kv), k_scales(n_kv);  // the keys as columns, for Dots

@@ -92,6 +92,7 @@ struct ScoreArrays {
   int64_t relative_right = 0;
   std::vector<float> q_scales;  // [batch, n_q] or [n_q]; empty = not given
   Arithmetic arithmetic = Arithmetic::kF32;
+  Arithmetic context_arithmetic = Arithmetic::kF32;
 };
 
 // The sizes that the layer and its middle stage have in common, and who attends to whom.
@@ -217,6 +218,7 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   if (!score.q_scales.empty()) options.q_scales = score.q_scales.data() + first_scale;
   options.head_scales = data(score.head_scales);
   options.arithmetic = score.arithmetic;
+  options.context_arithmetic = score.context_arithmetic;
   function(&options);
 }
 

@@ -51,6 +51,7 @@ struct ScoreOptions {
   const float *q_scales = nullptr;  // [n_q]
   const float *head_scales = nullptr;  // [num_heads]
   Arithmetic arithmetic = Arithmetic::kF32;  // in integers with a cache (k_type kInt8) or without one
+  Arithmetic context_arithmetic = Arithmetic::kF32;  // likewise (v_type kInt8)
 };
 
 // What the context is multiplied by; the numbers of MHA_GATE_*.

@@ -104,6 +104,10 @@ void CallOptions::read_score(const AttentionOptions &options, const LoadedLayer 
     score_.arithmetic = options.arithmetic == "int8" ? MHA_ARITHMETIC_INT8 : MHA_ARITHMETIC_INT16;
     name("scores in " + options.arithmetic);
   }
+  if (!options.context_arithmetic.empty()) {
+    score_.context_arithmetic = options.context_arithmetic == "int8" ? MHA_ARITHMETIC_INT8 : MHA_ARITHMETIC_INT16;
+    name("context in " + options.context_arithmetic);
+  }
   if (options.softcap != 0) {
     score_.softcap = options.softcap;
     name(command::text("softcap ", options.softcap));

@@ -223,6 +223,7 @@ void add_attention_options(CLI::App *app, AttentionOptions *options) {
   add("--softcap", &options->softcap, "S", "Scores become S * tanh(score / S) (Gemma 2: 50)")->check(positive_number());
   add("--score-arithmetic", &options->arithmetic, "NAME", "Scores in integers, keys and values rounded to int8: int8 or int16")
       ->check(one_of("int8", "int16"));
+  add("--context-arithmetic", &options->context_arithmetic, "NAME", "Weights times values likewise")->check(one_of("int8", "int16"));
   app->add_flag("--alibi", options->has_alibi, "Scores lose a slope times the distance (ALiBi; the standard slopes)")->group(kAttention);
   add_files(app, options, attention_files);
   add("--relative-left", &options->relative_left, "N", "Distances of --relative-bias to the left of 0; default half of them")

@@ -40,7 +40,7 @@ struct LayerOptions {
 struct AttentionOptions {
   int64_t window = 0;
   float softcap = 0;
-  std::string arithmetic;
+  std::string arithmetic, context_arithmetic;
   bool has_alibi = false;
   std::string norm;
   float norm_epsilon = 0;

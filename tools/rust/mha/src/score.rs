@@ -64,6 +64,7 @@ pub struct ScoreOptions<'a> {
     groups: Option<GroupNumbers<'a>>,
     head_scales: Option<&'a [f32]>,
     arithmetic: Arithmetic,
+    context_arithmetic: Arithmetic,
 }
 
 /// What they do, those of the queries, and those of the keys unless they are the queries'.
@@ -188,6 +189,13 @@ impl<'a> ScoreOptions<'a> {
         self
     }
 
+    /// What weights and values are multiplied in. In integers the weights become codes, and values are of
+    /// [`StorageType::Int8`](crate::StorageType::Int8): those of a cache, or else keys and values are rounded as such a cache stores them.
+    pub fn context_arithmetic(mut self, arithmetic: Arithmetic) -> Self {
+        self.context_arithmetic = arithmetic;
+        self
+    }
+
     /// How many columns mask, bias and the numbers of keys have: keys behind them are masked. As many as there are keys if not set.
     pub fn num_columns(mut self, num_columns: usize) -> Self {
         self.num_columns = num_columns;
@@ -290,7 +298,7 @@ impl<'a> ScoreOptions<'a> {
             q_scales_stride: self.q_scales.map_or(0, |(_, [batch, n_q])| if batch == 1 { 0 } else { int(n_q) }),
             num_columns: int(self.num_columns),
             arithmetic: self.arithmetic.raw(),
-            reserved: 0,
+            context_arithmetic: self.context_arithmetic.raw(),
             groups: match self.groups {
                 Some((Groups::Also, ..)) => sys::MHA_GROUPS_ALSO,
                 _ => sys::MHA_GROUPS_WITHIN,

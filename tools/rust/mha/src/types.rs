@@ -37,8 +37,9 @@ impl StorageType {
     }
 }
 
-/// What the projections of a layer compute in, see [`LayerConfig::arithmetic`](crate::LayerConfig#structfield.arithmetic), or the scores of a
-/// call, see [`ScoreOptions::arithmetic`](crate::ScoreOptions::arithmetic).
+/// What the projections of a layer compute in, see [`LayerConfig::arithmetic`](crate::LayerConfig#structfield.arithmetic), or the scores and
+/// the context of a call, see [`ScoreOptions::arithmetic`](crate::ScoreOptions::arithmetic) and
+/// [`context_arithmetic`](crate::ScoreOptions::context_arithmetic).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Arithmetic {

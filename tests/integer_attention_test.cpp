@@ -1,5 +1,6 @@
-// Scores in integers (mha_score_options.arithmetic): the bits of the specification for any shape, options, threads and layer; a prompt at
-// once, without a cache, and any pieces over a cache of int8 give the same bits; the greatest codes; numbers that are not finite.
+// Scores and contexts in integers (arithmetic and context_arithmetic of mha_score_options): the bits of the specification for any shape,
+// options, threads and layer; a prompt at once, without a cache, and any pieces over a cache of int8 give the same bits; the greatest
+// codes; numbers that are not finite.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -24,12 +25,28 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-constexpr Arithmetic kIntegers[] = {Arithmetic::kInt8, Arithmetic::kInt16};
+// What the scores are computed in, and the context.
+struct Arithmetics {
+  Arithmetic scores, context;
+};
+
+constexpr Arithmetics kIntegers[] = {{Arithmetic::kInt8, Arithmetic::kF32},
+                                     {Arithmetic::kInt16, Arithmetic::kF32},
+                                     {Arithmetic::kF32, Arithmetic::kInt8},
+                                     {Arithmetic::kF32, Arithmetic::kInt16},
+                                     {Arithmetic::kInt8, Arithmetic::kInt16},
+                                     {Arithmetic::kInt16, Arithmetic::kInt8}};
+
+void Set(const Arithmetics &integers, ScoreArrays *score) {
+  score->arithmetic = integers.scores;
+  score->context_arithmetic = integers.context;
+}
+
 constexpr CacheForm kContiguous = {MHA_CACHE_CONTIGUOUS, 0};
 
-class IntegerScores : public AttentionTest {
+class IntegerAttention : public AttentionTest {
  protected:
-  static AttentionProblem History(Arithmetic arithmetic, int64_t batch, int64_t n, int64_t head_dim = 6, int64_t head_dim_v = 5,
+  static AttentionProblem History(const Arithmetics &integers, int64_t batch, int64_t n, int64_t head_dim = 6, int64_t head_dim_v = 5,
                                   int64_t group = 2) {
     AttentionSizes sizes;
     sizes.batch = batch;
@@ -39,7 +56,7 @@ class IntegerScores : public AttentionTest {
     sizes.head_dim = head_dim;
     sizes.head_dim_v = head_dim_v;
     sizes.is_causal = true;
-    sizes.score.emplace().arithmetic = arithmetic;
+    Set(integers, &sizes.score.emplace());
     return NormalAttention(sizes, static_cast<uint64_t>(batch + 10 * n + 100 * head_dim));
   }
 
@@ -52,7 +69,7 @@ class IntegerScores : public AttentionTest {
 
   // Over a cache that gets the history in pieces of at most so many rows.
   Outputs InPieces(const AttentionProblem &history, const CacheForm &form, int64_t most, Random *random) const {
-    Cache cache(CacheConfigOf(history, form, history.batch, history.n_q));
+    Cache cache(CacheConfigOf(history, form, history.batch, history.n_q), Place::kAnywhere, 0xff);  // scales not stored are NaN
     SpreadBlocks(random, &cache);
     Replay replay(history, history.num_heads * history.head_dim_v, &cache);
     while (!replay.Finished()) {
@@ -64,18 +81,18 @@ class IntegerScores : public AttentionTest {
     return replay.outputs();
   }
 };
-MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(IntegerScores);
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(IntegerAttention);
 
 // ---- Bits
 
 // Tiles of rows, blocks of 16 keys, chunks of 256, pairs of terms: what is left of each may be any number.
-TEST_P(IntegerScores, GiveTheBitsOfTheSpecificationForAnyNumberOfRowsAndKeys) {
+TEST_P(IntegerAttention, GiveTheBitsOfTheSpecificationForAnyNumberOfRowsAndKeys) {
   Sample sample;
-  for (const Arithmetic arithmetic : kIntegers) {
+  for (const Arithmetics &integers : kIntegers) {
     for (const int64_t n_q : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 40, 97}) {
       for (const int64_t n_kv : {1, 15, 16, 33, 300, 530}) {
         if (!sample.Takes()) continue;
-        AttentionProblem problem = History(arithmetic, 1, n_kv, 1 + (7 * n_q + n_kv) % 41, 5, 1 + n_q % 3);
+        AttentionProblem problem = History(integers, 1, n_kv, 1 + (7 * n_q + n_kv) % 41, 5, 1 + n_q % 3);
         problem.n_q = n_q;
         problem.is_causal = n_q <= n_kv;
         problem.q = Random(static_cast<uint64_t>(n_q)).Normals(n_q * problem.num_heads * problem.head_dim);
@@ -87,13 +104,13 @@ TEST_P(IntegerScores, GiveTheBitsOfTheSpecificationForAnyNumberOfRowsAndKeys) {
 }
 
 // Sums are exact up to 512 terms; those of more are added as floats.
-TEST_P(IntegerScores, OfAnyWidthGiveTheBitsOfTheSpecification) {
-  for (const Arithmetic arithmetic : kIntegers) {
+TEST_P(IntegerAttention, OfAnyWidthGiveTheBitsOfTheSpecification) {
+  for (const Arithmetics &integers : kIntegers) {
     for (const int64_t head_dim : {1, 2, 3, 5, 8, 31, 64, 511, 512, 513, 576, 1030}) {
-      AttentionProblem problem = History(arithmetic, 1, 37, head_dim, 24, 1);
+      AttentionProblem problem = History(integers, 1, 37, head_dim, 1 + head_dim % 90, 1);
       ExpectTheSpecification(problem);
-      problem.k_type = Storage::kInt8;
-      problem.v_type = Storage::kF16;
+      problem.k_type = integers.scores == Arithmetic::kF32 ? Storage::kF16 : Storage::kInt8;
+      problem.v_type = integers.context == Arithmetic::kF32 ? Storage::kF16 : Storage::kInt8;
       Random random(5);
       EXPECT_TRUE(SameBits(InPieces(problem, kContiguous, 37, &random), Collected(Specify(problem)))) << Describe(problem);
       if (HasFailure()) return;
@@ -101,7 +118,7 @@ TEST_P(IntegerScores, OfAnyWidthGiveTheBitsOfTheSpecification) {
   }
 }
 
-TEST_P(IntegerScores, OfRandomCasesEqualTheSpecification) {
+TEST_P(IntegerAttention, OfRandomCasesEqualTheSpecification) {
   for (int64_t n = 0; n < Rounds(150) && !HasFailure(); n++) {
     Random random(9000 + static_cast<uint64_t>(n));
     AttentionProblem problem;
@@ -121,7 +138,7 @@ TEST_P(IntegerScores, OfRandomCasesEqualTheSpecification) {
     problem.k = RandomValues(&random, kind, problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim);
     problem.v = RandomValues(&random, kind, problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim_v);
     ScoreArrays &score = problem.score.emplace();
-    score.arithmetic = random.Coin() ? Arithmetic::kInt8 : Arithmetic::kInt16;
+    Set(random.Pick<Arithmetics>({kIntegers[0], kIntegers[1], kIntegers[2], kIntegers[3], kIntegers[4], kIntegers[5]}), &score);
     if (random.Coin()) score.softcap = 3;
     if (random.Coin()) score.sinks = random.Normals(problem.num_heads, 2.0f);
     if (random.Coin()) score.q_scales = random.Normals(problem.n_q);
@@ -137,8 +154,8 @@ TEST_P(IntegerScores, OfRandomCasesEqualTheSpecification) {
   }
 }
 
-TEST_P(IntegerScores, OfALayerGiveTheBitsOfTheSpecification) {
-  for (const Arithmetic arithmetic : kIntegers) {
+TEST_P(IntegerAttention, OfALayerGiveTheBitsOfTheSpecification) {
+  for (const Arithmetics &integers : kIntegers) {
     for (const int64_t n : {1, 3, 70, 300}) {
       for (const bool is_small : {true, false}) {
         LayerProblem problem;
@@ -151,18 +168,18 @@ TEST_P(IntegerScores, OfALayerGiveTheBitsOfTheSpecification) {
         problem.is_causal = true;
         Random random(static_cast<uint64_t>(n));
         FillNormal(&random, kAllBiases, true, &problem);
-        problem.score.emplace().arithmetic = arithmetic;
+        Set(integers, &problem.score.emplace());
         ExpectTheSpecification(problem);
       }
     }
   }
 }
 
-TEST_P(IntegerScores, OfPackedSequencesGiveTheBitsOfTheSpecification) {
-  for (const Arithmetic arithmetic : kIntegers) {
+TEST_P(IntegerAttention, OfPackedSequencesGiveTheBitsOfTheSpecification) {
+  for (const Arithmetics &integers : kIntegers) {
     PackedSequences packed;
     packed.q = packed.kv = StartsOf({3, 0, 40, 17, 1, 90}, 2);
-    AttentionProblem problem = History(arithmetic, 1, packed.q.back() + 3);
+    AttentionProblem problem = History(integers, 1, packed.q.back() + 3);
     FillOutside(std::numeric_limits<float>::quiet_NaN(), packed, &problem);
     const Scheduler scheduler(3, RunBackwards);
     AttentionCall call = PlainCall();
@@ -178,7 +195,7 @@ TEST_P(IntegerScores, OfPackedSequencesGiveTheBitsOfTheSpecification) {
     layer_problem.is_causal = true;
     Random random(3);
     FillNormal(&random, kAllBiases, true, &layer_problem);
-    layer_problem.score.emplace().arithmetic = arithmetic;
+    Set(integers, &layer_problem.score.emplace());
     const Layer layer = Make(layer_problem);
     LayerCall layer_call;
     layer_call.scheduler = scheduler.get();
@@ -188,9 +205,9 @@ TEST_P(IntegerScores, OfPackedSequencesGiveTheBitsOfTheSpecification) {
 
 // ---- Any pieces
 
-TEST_P(IntegerScores, OfAPromptEqualThoseOfAnyPiecesOverACacheOfInt8) {
-  for (const Arithmetic arithmetic : kIntegers) {
-    AttentionProblem history = History(arithmetic, 2, 330);
+TEST_P(IntegerAttention, OfAPromptEqualThoseOfAnyPiecesOverACacheOfInt8) {
+  for (const Arithmetics &integers : kIntegers) {
+    AttentionProblem history = History(integers, 2, 330);
     const Outputs expected = Collected(Attend(history, PlainCall()));
     history.k_type = history.v_type = Storage::kInt8;
     EXPECT_TRUE(SameBits(expected, Collected(Specify(history)))) << "without a cache";
@@ -203,21 +220,21 @@ TEST_P(IntegerScores, OfAPromptEqualThoseOfAnyPiecesOverACacheOfInt8) {
   }
 }
 
-TEST_P(IntegerScores, OverACacheWhoseValuesAreOfAnyTypeGiveTheBitsOfTheSpecification) {
-  for (const Storage v_type : kStorageTypes) {
-    for (const Arithmetic arithmetic : kIntegers) {
-      AttentionProblem history = History(arithmetic, 1, 300, 9, 20, 3);
-      history.k_type = Storage::kInt8;
-      history.v_type = v_type;
+TEST_P(IntegerAttention, OverACacheWhoseOtherRowsAreOfAnyTypeGiveTheBitsOfTheSpecification) {
+  for (const Storage type : kStorageTypes) {
+    for (const Arithmetics &integers : kIntegers) {
+      AttentionProblem history = History(integers, 1, 300, 9, 20, 3);
+      history.k_type = integers.scores == Arithmetic::kF32 ? type : Storage::kInt8;
+      history.v_type = integers.context == Arithmetic::kF32 ? type : Storage::kInt8;
       Random random(8);
       EXPECT_TRUE(SameBits(InPieces(history, {MHA_CACHE_PAGED, 32}, 100, &random), Collected(Specify(history)))) << Describe(history);
     }
   }
 }
 
-TEST_P(IntegerScores, OverARingGiveTheBitsOfTheSpecification) {
-  for (const Arithmetic arithmetic : kIntegers) {
-    AttentionProblem history = History(arithmetic, 1, 300);
+TEST_P(IntegerAttention, OverARingGiveTheBitsOfTheSpecification) {
+  for (const Arithmetics &integers : kIntegers) {
+    AttentionProblem history = History(integers, 1, 300);
     history.window_left = 90;
     history.k_type = history.v_type = Storage::kInt8;
     for (const int64_t most : {1, 200}) {
@@ -228,10 +245,10 @@ TEST_P(IntegerScores, OverARingGiveTheBitsOfTheSpecification) {
 }
 
 // One row over so many keys that these are shared out to threads, and chunks go in step.
-TEST_P(IntegerScores, OfTokensOverSeveralChunksGiveTheBitsOfTheSpecificationOnAnyThreads) {
-  for (const Arithmetic arithmetic : kIntegers) {
+TEST_P(IntegerAttention, OfTokensOverSeveralChunksGiveTheBitsOfTheSpecificationOnAnyThreads) {
+  for (const Arithmetics &integers : kIntegers) {
     for (const int64_t group : {1, 5}) {
-      AttentionProblem history = History(arithmetic, 1, 1300, 8, 8, group), tokens = history;
+      AttentionProblem history = History(integers, 1, 1300, 8, 8, group), tokens = history;
       history.k_type = history.v_type = tokens.k_type = tokens.v_type = Storage::kInt8;
       tokens.n_q = 6;  // the last ones, of which alone the specification is wanted
       tokens.q = SliceRows(history.q, 0, 1300, history.num_heads * 8, 1294, 6);
@@ -255,11 +272,11 @@ TEST_P(IntegerScores, OfTokensOverSeveralChunksGiveTheBitsOfTheSpecificationOnAn
 // ---- The edges of numbers
 
 // Sums as large as they can be, of one sign and of both: nothing wraps around.
-TEST_P(IntegerScores, OfTheGreatestCodesGiveTheBitsOfTheSpecification) {
-  for (const Arithmetic arithmetic : kIntegers) {
+TEST_P(IntegerAttention, OfTheGreatestCodesGiveTheBitsOfTheSpecification) {
+  for (const Arithmetics &integers : kIntegers) {
     for (const int64_t head_dim : {64, 512, 1024}) {
       for (const size_t period : {1, 2, 3}) {
-        AttentionProblem problem = History(arithmetic, 1, 20, head_dim, 8, 3);
+        AttentionProblem problem = History(integers, 1, 20, head_dim, 8, 3);
         for (size_t i = 0; i < problem.q.size(); i++) problem.q[i] = i % period == 0 ? 3.0f : -3.0f;
         for (size_t i = 0; i < problem.k.size(); i++) problem.k[i] = i % period == 0 ? 5.0f : -5.0f;
         ExpectTheSpecification(problem);
@@ -268,11 +285,11 @@ TEST_P(IntegerScores, OfTheGreatestCodesGiveTheBitsOfTheSpecification) {
   }
 }
 
-TEST_P(IntegerScores, ANumberThatIsNotFiniteMakesItsRowNanAndNoOther) {
+TEST_P(IntegerAttention, ANumberThatIsNotFiniteMakesItsRowNanAndNoOther) {
   const float infinity = std::numeric_limits<float>::infinity();
-  for (const Arithmetic arithmetic : kIntegers) {
+  for (const Arithmetics &integers : kIntegers) {
     for (const float odd : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN()}) {
-      AttentionProblem problem = History(arithmetic, 1, 9, 6, 4, 1);
+      AttentionProblem problem = History(integers, 1, 9, 6, 4, 1);
       problem.q[4 * 12 + 3] = odd;  // row 4 of head 0
       const Outputs outputs = Run(problem);
       ASSERT_TRUE(SameBits(outputs, Specify(problem)));
@@ -281,9 +298,39 @@ TEST_P(IntegerScores, ANumberThatIsNotFiniteMakesItsRowNanAndNoOther) {
   }
 }
 
-TEST_P(IntegerScores, OfMaskedKeysReachNoRow) {
-  for (const Arithmetic arithmetic : kIntegers) {
-    AttentionProblem problem = History(arithmetic, 1, 40);
+TEST_P(IntegerAttention, OfTheGreatestWeightsAndValuesGiveTheBitsOfTheSpecification) {
+  for (const Arithmetics &integers : kIntegers) {
+    for (const size_t period : {1, 2}) {
+      AttentionProblem problem = History(integers, 1, 512, 1, 3, 1);
+      problem.n_q = 3;
+      problem.is_causal = false;
+      problem.q.assign(3 * 2, 0.0f);  // all weights are 1
+      for (size_t i = 0; i < problem.v.size(); i++) problem.v[i] = i / 6 % period == 0 ? 5.0f : -5.0f;
+      ExpectTheSpecification(problem);
+    }
+  }
+}
+
+// Also the rows in which its weight is 0.
+TEST_P(IntegerAttention, AValueThatIsNotFiniteMakesTheRowsNanInWhichItTakesPartAndNoOther) {
+  for (const Arithmetics &integers : kIntegers) {
+    for (const float odd : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+      AttentionProblem problem = History(integers, 1, 40, 6, 5, 1);
+      problem.scale = 1000;
+      problem.v[20 * 10 + 7] = odd;  // key 20 of head 1
+      const Outputs outputs = Run(problem);
+      ASSERT_TRUE(SameBits(outputs, Specify(problem)));
+      bool has_weights_of_0 = false;
+      for (int64_t i = 20; i < 40; i++) has_weights_of_0 = has_weights_of_0 || outputs.attention_weights[(40 + i) * 40 + 20] == 0.0f;
+      EXPECT_TRUE(has_weights_of_0);
+      for (int64_t i = 0; i < 40 * 10; i++) ASSERT_EQ(std::isnan(outputs.y[i]), i / 10 >= 20 && i % 10 >= 5) << i;
+    }
+  }
+}
+
+TEST_P(IntegerAttention, OfMaskedKeysReachNoRow) {
+  for (const Arithmetics &integers : kIntegers) {
+    AttentionProblem problem = History(integers, 1, 40);
     const Outputs expected = Run(problem, kAskNothing);
     const int64_t width = problem.num_kv_heads * problem.head_dim, width_v = problem.num_kv_heads * problem.head_dim_v;
     std::fill(problem.k.begin() + 30 * width, problem.k.end(), std::numeric_limits<float>::quiet_NaN());
