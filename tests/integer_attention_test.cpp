@@ -81,7 +81,7 @@ class IntegerAttention : public AttentionTest {
     return replay.outputs();
   }
 };
-MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(IntegerAttention);
+MHA_INSTANTIATE_FOR_ALL_INSTRUCTION_SETS(IntegerAttention);
 
 // ---- Bits
 

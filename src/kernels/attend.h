@@ -39,7 +39,9 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
     const V factor = all<V>(scale);
     for (int64_t k = 0; k < whole; k += V::size) store(to + k, canonical_nan(load<V>(from + k) * factor));
     for (int64_t k = whole; k < head_dim; ++k) to[k] = canonical_nan(from[k] * scale);
-    if (has_codes) encode_query(to, head_dim, call.options.arithmetic, unit.q(row.index));
+    if (!has_codes) continue;
+    float *const codes = unit.q(row.index);
+    codes[call.scratch.query_floats - 1] = call.codes->encode_row(CodedRows::queries, call.options.arithmetic, to, head_dim, codes);
   }
 }
 

@@ -34,10 +34,7 @@ template <class V>
 MHA_NOINLINE void attend_row_by_keys(const Unit &unit, const Chunk &chunk, Range keys, int64_t row, int64_t slot, float *scores) {
   const Attention &call = unit.call;
   const Range groups = groups_of(keys);
-  KeyBlocks blocks;
-  blocks.add(chunk.keys, groups, scores);
-  multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(unit, 1, chunk.keys, false), unit.q(row), 1, false,
-                   no_prefetch_source);
+  multiply_row<V>(unit, chunk, groups, row, scores);
   const float m = score_row<V>(unit, row, chunk, groups, keys, scores);
   bool takes_part[chunk_keys];
   for (int64_t j = keys.begin; j < keys.end; ++j) takes_part[j] = scores[j] != -infinity;
@@ -65,11 +62,17 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   for (int64_t c = 0; c < count; ++c) {
     const int64_t before = c * chunk_keys;
     find_attending(unit, chunks[c].begin, {max(0, needed.begin - before), min(chunk_keys, needed.end - before)}, rows, &keys[c]);
-    blocks.add(chunks[c].keys, groups_of(keys[c].some), scores_of(c));
+    const Range groups = groups_of(keys[c].some);
+    if (unit.has_codes())
+      multiply_key_codes(unit, chunks[c].keys, groups, unit.q(rows.begin), rows.count, scores_of(c), ahead_of_keys);
+    else
+      blocks.add(chunks[c].keys, groups, scores_of(c));
   }
   const bool prefetches = ahead_of_keys.groups || ahead_of_values.groups;
-  multiply_keys<V>(unit, chunks[0], blocks, groups_of(keys[0].some), loops_over_keys<V>(unit, rows.count, chunks[0].keys, prefetches),
-                   unit.q(rows.begin), rows.count, rows.count == 1 && call.tuning->interleaves_keys && call.k.is_packed, ahead_of_keys);
+  if (!unit.has_codes()) {
+    multiply_keys<V>(unit, chunks[0], blocks, groups_of(keys[0].some), loops_over_keys<V>(rows.count, chunks[0].keys.storage, prefetches),
+                     unit.q(rows.begin), rows.count, rows.count == 1 && call.tuning->interleaves_keys && call.k.is_packed, ahead_of_keys);
+  }
 
   // 2. Scores, their maximum, and p = exp(score - maximum), whose sum is l.
   for (int64_t c = 0; c < count; ++c) {

@@ -213,7 +213,7 @@ MHA_NOINLINE void encode_rows_as(const Projection &p, int64_t row_begin, int64_t
   }
 }
 
-// ---- The table
+// ---- Either arithmetic
 
 // visit(a code as those of this arithmetic are stored)
 template <class Visit>
@@ -235,12 +235,6 @@ template <class V>
 void encode_rows(const Projection &p, int64_t row_begin, int64_t row_end, float *to) {
   visit_code(p.arithmetic,
              [&](auto code) MHA_INLINED { encode_rows_as<V, decltype(code)>(p, row_begin, row_end, reinterpret_cast<char *>(to)); });
-}
-
-template <class V>
-constexpr CodeKernels make_code_kernels() {
-  constexpr int rows = TileShape<V::size>::max_rows, lanes = V::size;
-  return {{code_vectors<V, SmallCode>(rows) * lanes, code_vectors<V, int16_t>(rows) * lanes}, encode_rows<V>, project_codes<V>};
 }
 
 }  // namespace

@@ -24,10 +24,20 @@ constexpr int64_t terms_together = 4;  // of a column, side by side
 template <class Code>
 struct DotProducts;
 
+// Added to codes of int8 in the bytes of their columns.
+template <class Code>
+constexpr int32_t added_to_bytes = byte_added;
+
 #if defined(MHA_KERNELS_VNNI) || defined(MHA_KERNELS_DOTPROD)
 using SmallCode = int8_t;
+using UnsignedCode = uint8_t;
 #else
 using SmallCode = int16_t;
+using UnsignedCode = int16_t;
+#endif
+#if defined(MHA_KERNELS_VNNI)
+template <>
+constexpr int32_t added_to_bytes<uint8_t> = 0;
 #endif
 
 #if defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
@@ -127,6 +137,15 @@ struct DotProducts<int8_t> {
   static MHA_INLINE Part high_nibbles(Part bytes) { return low_nibbles(_mm512_srli_epi16(bytes, 4)); }
   static MHA_INLINE Vector sums_of(const Sum &s) { return _mm512_cvtepi32_ps(s.part[0]); }
 };
+
+// Signed bytes times unsigned ones, the codes of a row.
+template <>
+struct DotProducts<uint8_t> : DotProducts<int8_t> {
+  static MHA_INLINE RowTerms load_row_terms(const uint8_t *p) {
+    return DotProducts<int8_t>::load_row_terms(reinterpret_cast<const int8_t *>(p));
+  }
+  static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return add_products_of_bytes(sum, x, w); }
+};
 #endif
 
 #elif defined(MHA_KERNELS_AVX2)
@@ -194,6 +213,15 @@ struct DotProducts<int8_t> {
   static MHA_INLINE Part high_nibbles(Part bytes) { return low_nibbles(_mm256_srli_epi16(bytes, 4)); }
   static MHA_INLINE Vector sums_of(const Sum &s) { return _mm256_cvtepi32_ps(s.part[0]); }
 };
+
+// Signed bytes times unsigned ones, the codes of a row.
+template <>
+struct DotProducts<uint8_t> : DotProducts<int8_t> {
+  static MHA_INLINE RowTerms load_row_terms(const uint8_t *p) {
+    return DotProducts<int8_t>::load_row_terms(reinterpret_cast<const int8_t *>(p));
+  }
+  static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return add_products_of_bytes(sum, x, w); }
+};
 #endif
 
 #elif defined(MHA_KERNELS_NEON)
@@ -259,6 +287,29 @@ struct DotProducts<int8_t> {
   }
   static MHA_INLINE Vector sums_of(const Sum &s) { return vcvtq_f32_s32(s.part[0]); }
 };
+
+// Unsigned bytes times unsigned ones.
+template <>
+struct DotProducts<uint8_t> {
+  static constexpr int parts = 1, lanes_of_sum = 1;
+  static constexpr int32_t load_adds = 0;
+  using Part = uint32x4_t;
+  using RowTerms = uint8x8_t;
+  struct Terms {
+    uint8x16_t part[parts];
+  };
+  struct Sum {
+    Part part[parts];
+  };
+
+  static MHA_INLINE Terms load_terms(const uint8_t *p) { return {{vld1q_u8(p)}}; }
+  static MHA_INLINE RowTerms load_row_terms(const uint8_t *p) {
+    return vreinterpret_u8_s8(DotProducts<int8_t>::load_row_terms(reinterpret_cast<const int8_t *>(p)));
+  }
+  static MHA_INLINE Part begin(int32_t value) { return vdupq_n_u32(static_cast<uint32_t>(value)); }
+  static MHA_INLINE Part add(Part sum, uint8x16_t w, RowTerms x) { return vdotq_lane_u32(sum, w, x, 0); }
+  static MHA_INLINE Vector sums_of(const Sum &s) { return vcvtq_f32_s32(vreinterpretq_s32_u32(s.part[0])); }
+};
 #endif
 
 #elif defined(MHA_KERNELS_SCALAR)
@@ -287,7 +338,7 @@ struct DotProducts<int16_t> {
   static MHA_INLINE RowTerms load_row_terms(const int16_t *p) { return {{p[0], p[1], p[2], p[3]}}; }
   static MHA_INLINE Part begin(int32_t value) { return value; }
   static MHA_INLINE Part add(Part sum, const Four &w, const RowTerms &x) {
-    for (int i = 0; i < 4; ++i) sum += w.of[i] * x.of[i];
+    for (int i = 0; i < 4; ++i) sum = static_cast<int32_t>(static_cast<uint32_t>(sum) + static_cast<uint32_t>(w.of[i] * x.of[i]));
     return sum;
   }
   static MHA_INLINE Vector sums_of(const Sum &s) { return {static_cast<float>(s.part[0])}; }
@@ -298,11 +349,11 @@ struct DotProducts<int16_t> {
 #endif
 
 // What a sum begins with, in each of its lanes, so that it ends as that of the products of codes: where bytes are codes + added, a multiple
-// of 8, and a row's codes add up to row_sum. Up to 64 products of codes of 16 bits do not overflow on the way.
+// of 8, and a row's codes add up to row_sum. On the way it may overflow and come back.
 template <class Code>
 MHA_INLINE int32_t begin_of(int32_t row_sum, int32_t added) {
   using Dots = DotProducts<Code>;
-  return row_sum * -((added + Dots::load_adds) / Dots::lanes_of_sum);
+  return static_cast<int32_t>(static_cast<uint32_t>(row_sum) * static_cast<uint32_t>(-((added + Dots::load_adds) / Dots::lanes_of_sum)));
 }
 
 }  // namespace

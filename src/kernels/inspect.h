@@ -115,10 +115,7 @@ void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int
       const int64_t chosen = call.pairs.chosen_weights ? chosen_row(unit, row) : -1;
       if (chosen < 0 && !wants_all) continue;
       const Range groups = groups_of({0, count});
-      KeyBlocks blocks;
-      blocks.add(keys, groups, scores);
-      multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(unit, 1, keys, false), unit.q(row.index), 1, false,
-                       no_prefetch_source);
+      multiply_row<V>(unit, chunk, groups, row.index, scores);
       for (int64_t j = 0; keys.has_scales && j < groups.end * key_block; j += V::size) {
         store(scores + j, load<V>(scores + j) * load<V>(keys.scales[block_of(j)] + place_in_block(j)));
       }

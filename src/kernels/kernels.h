@@ -224,7 +224,7 @@ struct Gate {
 // block_queries * (query heads per kv head).
 struct AttendScratch {
   int64_t queries;   // [rows] of query_floats: head_dim, of integer scores codes and their scale
-  int64_t keys;      // [16 or late_groups][head_dim][16], for keys to be brought into this form
+  int64_t keys;      // [16 or late_groups][head_dim][16], for keys to be brought into this form; of integer scores gathered_keys_bytes
   int64_t values;    // [256][head_dim_v_padded], likewise
   int64_t prepared;  // [4][head_dim], of plain keys [16][head_dim], and at least [head_dim_v]: rows on their way, prepared or widened
   int64_t scores;    // [max_attend_rows][score_stride]
@@ -253,6 +253,8 @@ struct KvSplit {
   float *states;        // [units][count] of state_stride
   int64_t state_stride;
 };
+
+struct CodeKernels;
 
 // One call's attention, the same for all its units of work.
 struct Attention {
@@ -283,6 +285,7 @@ struct Attention {
   AttendScratch scratch;
   KvSplit parts;
   const Tuning *tuning;
+  const CodeKernels *codes;
 };
 
 // ---- Storing keys or values
@@ -346,7 +349,24 @@ struct SmallCall {
 
 // ---- The table
 
-// Projections in integer arithmetic: what differs between instruction sets with and without products of bytes.
+// What rows of codes are in the attention: queries, which are multiplied with keys, or weights, numbers from 0 on, with values.
+enum class CodedRows : uint32_t { queries, weights };
+
+// sums[row][column] = fma(float(S), scale, +0), with the exact sum S of the products of codes, and the scale of the row of weights; of
+// queries it is 1. Terms beyond 512, which queries alone have, make further sums, which are added in order.
+struct CodeProducts {
+  CodedRows kind;
+  Arithmetic arithmetic;
+  const float *rows;  // what encode_row has made of `terms` numbers each
+  int64_t row_floats, num_rows;
+  const uint8_t *columns;  // what gather_columns has made, [ceil(terms / 4)][num_columns][4], fours `step` bytes apart
+  int64_t step, num_columns, terms;  // num_columns: a multiple of 16
+  float *sums;  // room for spare_rows more is needed
+  int64_t sums_stride;
+  int64_t ahead;  // while bytes are multiplied, those so far on are fetched from the memory; 0: none
+};
+
+// Products of codes: what differs between instruction sets with and without products of bytes.
 struct CodeKernels {
   int64_t tile_columns[2];  // project_tile_columns with codes of 8 and of 16 bits
 
@@ -356,6 +376,16 @@ struct CodeKernels {
   // As Kernels::project. rows: what encode_rows has made of these input rows.
   void (*project)(const Projection &projection, const float *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                   int64_t panel_end);
+
+  // A row of the attention as codes, coded_row_floats(width) at most. x: is filled with zeros up to a multiple of 32. Returns its scale.
+  float (*encode_row)(CodedRows kind, Arithmetic arithmetic, float *x, int64_t width, float *to);
+
+  // Brings four terms of each column side by side. The number of a term and column is at from + term * stride + column; there are as many
+  // columns as a multiple of 16.
+  void (*gather_columns)(CodedRows kind, Arithmetic arithmetic, const int8_t *from, int64_t stride, int64_t terms, int64_t columns,
+                         uint8_t *to, int64_t step);
+
+  void (*multiply)(const CodeProducts &products);
 };
 
 struct Kernels {

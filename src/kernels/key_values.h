@@ -21,7 +21,7 @@ struct Groups {
   int64_t run_end[chunk_groups];      // in keys of the chunk: so far the memory goes on without a gap
   Storage storage;                    // of what the pointers point to
   bool has_scales;
-  bool are_late;       // keys that multiply_keys packs before it reads them
+  bool are_late;       // keys that multiply_keys, or multiply_key_codes, packs before it reads them
   bool are_rows;       // values that are read where the caller has them
   int64_t row_stride;  // from one value to the next
 };
@@ -182,6 +182,17 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
   }
 }
 
+// Keys of int8 for products of codes: 16 by 16, to places so many bytes from each other.
+constexpr int64_t gathered_group_bytes = 4 * key_block;
+
+inline void gather_keys(const Unit &unit, const Groups &keys, Range groups, uint8_t *to, int64_t step) {
+  const Attention &call = unit.call;
+  for (int64_t g = groups.begin; g < groups.end; ++g, to += gathered_group_bytes) {
+    const int8_t *const from = static_cast<const int8_t *>(keys.at[g]);
+    call.codes->gather_columns(CodedRows::queries, call.options.arithmetic, from, key_block, call.head_dim, key_block, to, step);
+  }
+}
+
 // ---- A chunk
 
 // Keys or values [keys.begin, keys.end) of the chunk are needed.
@@ -211,7 +222,13 @@ MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_beg
     return;
   }
   locate(source, unit, chunk_begin, range.begin, range.end, groups);
-  const bool stays = source.storage == Storage::f32 || is_streamed || (are_keys ? unit.has_codes() : unit.has_weight_codes());
+  if (are_keys && unit.has_codes()) {
+    groups->are_late = is_streamed && unit.num_rows <= max_rows_of_fewer_bits;
+    uint8_t *const gathered = reinterpret_cast<uint8_t *>(memory) + range.begin * gathered_group_bytes;
+    if (!groups->are_late) gather_keys(unit, *groups, range, gathered, gathered_keys_step);
+    return;
+  }
+  const bool stays = source.storage == Storage::f32 || is_streamed || (!are_keys && unit.has_weight_codes());
   if (!stays) widen_groups<V>(width, range.begin, range.end, memory, groups);
 }
 

@@ -1,7 +1,7 @@
 // The table of one instruction set: included last by the file that instantiates the kernels.
 #pragma once
 
-#include "kernels/codes.h"
+#include "kernels/attention_codes.h"
 #include "kernels/inspect.h"
 #include "kernels/project.h"
 #include "kernels/small.h"

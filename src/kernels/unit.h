@@ -83,7 +83,7 @@ struct Unit {
   // What products of the row with keys are multiplied by, beside the scale: that of its codes.
   MHA_INLINE bool has_codes() const { return call.options.arithmetic != Arithmetic::f32; }
   MHA_INLINE bool has_weight_codes() const { return call.options.context_arithmetic != Arithmetic::f32; }
-  MHA_INLINE float q_scale(int64_t index) const { return has_codes() ? q(index)[query_codes(call.head_dim) / 2] : 1.0f; }
+  MHA_INLINE float q_scale(int64_t index) const { return has_codes() ? q(index)[call.scratch.query_floats - 1] : 1.0f; }
 
   MHA_INLINE float *o(int64_t slot, int64_t index) const {
     return scratch + call.scratch.states + slot * call.scratch.state_stride + index * call.head_dim_v_padded;
