@@ -208,7 +208,7 @@ inline int64_t gathered_keys_bytes(int64_t head_dim) { return (head_dim + 3) / 4
 // ---- Integer contexts: the weights of a chunk are codes of 16 bits and one scale (CONTRACT.md, section 8)
 
 // The scale follows the codes.
-constexpr int64_t weight_codes = chunk_keys + 16, weight_floats = weight_codes / 2 + 8;
+constexpr int64_t weight_codes = chunk_keys, weight_floats = weight_codes / 2 + 16;
 
 }  // namespace
 }  // namespace mha
