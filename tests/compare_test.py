@@ -358,12 +358,12 @@ class Mha(unittest.TestCase):
         exact.write_bytes(expected.tobytes())
         question = {"shape": shape, "inputs": str(inputs), "expected": str(exact)}
         errors = {form: worker.ask("error", form=form, keep=form == "int8", **question)["rms"] for form in compare.arithmetic_forms["mha"]}
-        for form, (least, most) in {"f32": (0, 1e-6), "int16": (1e-3, 0.02), "int8": (2e-3, 0.03), "int16_scores": (2e-3, 0.03),
-                                    "int8_scores": (2e-3, 0.04), "int4_int16": (0.02, 0.3),
+        for form, (least, most) in {"f32": (0, 1e-6), "int16": (1e-3, 0.02), "int8": (2e-3, 0.03), "int16_attention": (2e-3, 0.03),
+                                    "int8_attention": (2e-3, 0.04), "int4_int16": (0.02, 0.3),
                                     "int4_int8": (0.02, 0.3)}.items():
             self.assertTrue(least < errors[form] < most, errors)
         self.assertLess(errors["int16"], errors["int8"])
-        self.assertLess(errors["int8"], errors["int8_scores"])
+        self.assertLess(errors["int8"], errors["int8_attention"])
         self.assertGreater(worker.ask("time", form="int8", shape=shape, seconds=0.01)["seconds"], 0)
         with self.assertRaisesRegex(compare.Failed, "KeyError"):  # it was not kept
             worker.ask("time", form="int16", shape=shape, seconds=0.01)

@@ -24,7 +24,8 @@ Libraries (those that are there are measured, and the others named with the reas
 Decoding by PyTorch is scaled_dot_product_attention over keys and values that have room for the new ones.
 
 Arithmetics (each library's float32 is as above):
-  mha              projections in integers of 16 or 8 bits, with weights of int8 or int4; scores too, with keys and values of int8
+  mha              projections in integers of 16 or 8 bits, with weights of int8 or int4; attention too, over keys and values
+                   of int8
   pytorch          bfloat16, where the processor has it; torch.ao.quantization.quantize_dynamic
   onnxruntime      quantize_dynamic of MatMul beside MultiHeadAttention, and of Attention (QAttention)
   openvino         bfloat16, which is its default where the processor has it; int8 by NNCF, its ranges taken from the rows themselves
@@ -90,8 +91,8 @@ decode_forms = {
     "onnxruntime": {"GroupQueryAttention": "ONNX Runtime"},
 }
 arithmetic_forms = {
-    "mha": {"f32": "mha f32", "int16": "mha int16", "int8": "mha int8", "int16_scores": "mha int16, scores too",
-            "int8_scores": "mha int8, scores too", "int4_int16": "mha int16, int4 weights", "int4_int8": "mha int8, int4 weights"},
+    "mha": {"f32": "mha f32", "int16": "mha int16", "int8": "mha int8", "int16_attention": "mha int16, attention too",
+            "int8_attention": "mha int8, attention too", "int4_int16": "mha int16, int4 weights", "int4_int8": "mha int8, int4 weights"},
     "pytorch": {"scaled_dot_product_attention": "PyTorch f32", "bf16": "PyTorch bf16", "int8": "PyTorch int8"},
     "onnxruntime": {"Attention": "ONNX Runtime f32", "MultiHeadAttention": "ONNX Runtime f32", "quantize_dynamic": "ONNX Runtime int8",
                     "QAttention": "ONNX Runtime QAttention"},

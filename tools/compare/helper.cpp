@@ -113,7 +113,8 @@ extern "C" {
 // A layer with the weights w_qkv [width, 3 * width] and w_o [width, width] on the rows x [batch, n, width], which must stay. NULL: message,
 // of 248 bytes, says why. Never freed: the process ends first.
 Layer *compare_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, uint32_t is_causal, uint32_t weight_type, uint32_t arithmetic,
-                     uint32_t score_arithmetic, const float *x, const float *w_qkv, const float *w_o, uint32_t num_threads, char *message) {
+                     uint32_t attention_arithmetic, const float *x, const float *w_qkv, const float *w_o, uint32_t num_threads,
+                     char *message) {
   mha_layer_config config = {};
   config.struct_size = sizeof config;
   config.query_dim = width;
@@ -129,8 +130,8 @@ Layer *compare_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, uin
   self->args.query = x;
   self->args.flags = is_causal ? MHA_CAUSAL : 0;
   self->score.struct_size = sizeof self->score;
-  self->score.arithmetic = score_arithmetic;
-  if (score_arithmetic) self->args.score = &self->score;
+  self->score.arithmetic = self->score.context_arithmetic = attention_arithmetic;
+  if (attention_arithmetic) self->args.score = &self->score;
   return finished(self, config, w_qkv, w_o, num_threads, message);
 }
 

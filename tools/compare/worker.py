@@ -66,8 +66,8 @@ class Mha:
     """Made by the helper, a shared object around libmha. Needs no package."""
 
     name = "mha"
-    # MHA_TYPE_* of the weights, MHA_ARITHMETIC_* of the projections and of the scores.
-    arithmetics = {"f32": (0, 0, 0), "int16": (3, 2, 0), "int8": (3, 1, 0), "int16_scores": (3, 2, 2), "int8_scores": (3, 1, 1),
+    # MHA_TYPE_* of the weights, MHA_ARITHMETIC_* of the projections, and of scores and context.
+    arithmetics = {"f32": (0, 0, 0), "int16": (3, 2, 0), "int8": (3, 1, 0), "int16_attention": (3, 2, 2), "int8_attention": (3, 1, 1),
                    "int4_int16": (4, 2, 0), "int4_int8": (4, 1, 0)}
 
     def __init__(self, threads, helper):
@@ -133,8 +133,8 @@ class Mha:
 
     load_int16 = functools.partialmethod(load_f32, arithmetic="int16")
     load_int8 = functools.partialmethod(load_f32, arithmetic="int8")
-    load_int16_scores = functools.partialmethod(load_f32, arithmetic="int16_scores")
-    load_int8_scores = functools.partialmethod(load_f32, arithmetic="int8_scores")
+    load_int16_attention = functools.partialmethod(load_f32, arithmetic="int16_attention")
+    load_int8_attention = functools.partialmethod(load_f32, arithmetic="int8_attention")
     load_int4_int16 = functools.partialmethod(load_f32, arithmetic="int4_int16")
     load_int4_int8 = functools.partialmethod(load_f32, arithmetic="int4_int8")
 
