@@ -157,7 +157,8 @@ AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t n
   const bool are_late = largest * group <= attention->late_rows, are_in_place = largest * group <= attention->in_place_rows;
   const int64_t key_groups = has_floats_k ? 0 : are_late ? late_groups : chunk_keys / key_block, head_dim = attention->head_dim;
   scratch.keys = take(has_codes ? Count(gathered_keys_bytes(head_dim) / 4) : Count(key_groups * key_block) * Count(head_dim));
-  scratch.values = take(has_floats_v || are_in_place || has_weight_codes ? Count(0) : Count(chunk_keys) * width);
+  const Count values = has_weight_codes ? Count(gathered_values_bytes(attention->head_dim_v_padded) / 4) : Count(chunk_keys) * width;
+  scratch.values = take(has_floats_v || are_in_place ? Count(0) : values);
   const int64_t prepared_keys = attention->k.is_packed ? 4 : key_block;
   const int64_t prepared = std::max({prepared_keys * attention->head_dim, attention->prepare_v.is_any ? attention->head_dim_v : 0,
                                      has_codes ? code_count(attention->head_dim) : 0});

@@ -205,6 +205,10 @@ constexpr int64_t gathered_keys_step = 4 * chunk_keys + 64;
 constexpr int64_t late_gathered_groups = 4;
 inline int64_t gathered_keys_bytes(int64_t head_dim) { return (head_dim + 3) / 4 * gathered_keys_step; }
 
+// Values of a chunk likewise, 16 columns after 16.
+inline int64_t gathered_values_step(int64_t width) { return 4 * width + 64; }
+inline int64_t gathered_values_bytes(int64_t width) { return chunk_keys / 4 * gathered_values_step(width); }
+
 // ---- Integer contexts: the weights of a chunk are codes of 16 bits and one scale (CONTRACT.md, section 8)
 
 // The scale follows the codes.

@@ -94,7 +94,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     for (int64_t c = 0; c < count; ++c) {
       PrefetchSource ahead = ahead_of_values;
       if (c + 1 < count) ahead = {&chunks[c + 1].values, groups_of(keys[c + 1].some), 0, group_bytes_of(call.v)};
-      add_value_codes<V>(chunks[c].values, width, groups_of(keys[c].some), weights_of(c), rows.count, unit.o(slot + c, rows.begin), ahead);
+      add_value_codes<V>(unit, chunks[c].values, groups_of(keys[c].some), weights_of(c), rows.count, unit.o(slot + c, rows.begin), ahead);
     }
     return;
   }

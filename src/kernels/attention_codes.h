@@ -237,7 +237,8 @@ constexpr CodeKernels make_code_kernels() {
           project_codes<V>,
           encode_attention_row,
           gather_columns,
-          multiply_attention_codes<V>};
+          multiply_attention_codes<V>,
+          sizeof(UnsignedCode) == 1};
 }
 
 }  // namespace

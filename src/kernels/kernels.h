@@ -225,7 +225,7 @@ struct Gate {
 struct AttendScratch {
   int64_t queries;   // [rows] of query_floats: head_dim, of integer scores codes and their scale
   int64_t keys;      // [16 or late_groups][head_dim][16], for keys to be brought into this form; of integer scores gathered_keys_bytes
-  int64_t values;    // [256][head_dim_v_padded], likewise
+  int64_t values;    // [256][head_dim_v_padded], likewise; of integer contexts gathered_values_bytes
   int64_t prepared;  // [4][head_dim], of plain keys [16][head_dim], and at least [head_dim_v]: rows on their way, prepared or widened
   int64_t scores;    // [max_attend_rows][score_stride]
   int64_t weights;   // [max_attend_rows] of weight_floats, of integer contexts
@@ -386,6 +386,8 @@ struct CodeKernels {
                          uint8_t *to, int64_t step);
 
   void (*multiply)(const CodeProducts &products);
+
+  bool multiplies_bytes;  // then it is faster with codes of 8 bits
 };
 
 struct Kernels {

@@ -193,6 +193,18 @@ inline void gather_keys(const Unit &unit, const Groups &keys, Range groups, uint
   }
 }
 
+// Values of int8, likewise.
+inline void gather_values(const Unit &unit, Range range, uint8_t *memory, Groups *values) {
+  const Attention &call = unit.call;
+  const int64_t width = call.head_dim_v_padded, step = gathered_values_step(width);
+  for (int64_t g = range.begin; g < range.end; ++g) {
+    const int8_t *const from = static_cast<const int8_t *>(values->at[g]);
+    uint8_t *const to = memory + g * (key_block / 4) * step;
+    call.codes->gather_columns(CodedRows::weights, call.options.context_arithmetic, from, width, key_block, width, to, step);
+    values->at[g] = to;
+  }
+}
+
 // ---- A chunk
 
 // Keys or values [keys.begin, keys.end) of the chunk are needed.
@@ -228,7 +240,11 @@ MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_beg
     if (!groups->are_late) gather_keys(unit, *groups, range, gathered, gathered_keys_step);
     return;
   }
-  const bool stays = source.storage == Storage::f32 || is_streamed || (!are_keys && unit.has_weight_codes());
+  if (!are_keys && unit.has_weight_codes()) {
+    if (unit.gathers_values()) gather_values(unit, range, reinterpret_cast<uint8_t *>(memory), groups);
+    return;
+  }
+  const bool stays = source.storage == Storage::f32 || is_streamed;
   if (!stays) widen_groups<V>(width, range.begin, range.end, memory, groups);
 }
 

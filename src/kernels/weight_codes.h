@@ -183,8 +183,16 @@ MHA_NOINLINE Loops loops_over_value_codes(int64_t rows) {
 
 // o[r] = weights[r] times the values of some groups. A row of weights is the codes of a chunk and their scale.
 template <class V>
-MHA_NOINLINE void add_value_codes(const Groups &values, int64_t width, Range groups, const float *weights, int64_t num_rows, float *o,
+MHA_NOINLINE void add_value_codes(const Unit &unit, const Groups &values, Range groups, const float *weights, int64_t num_rows, float *o,
                                   const PrefetchSource &ahead) {
+  const Attention &call = unit.call;
+  const int64_t width = call.head_dim_v_padded;
+  if (unit.gathers_values()) {
+    if (groups.begin == groups.end) return;
+    const uint8_t *const columns = static_cast<const uint8_t *>(values.at[groups.begin]);
+    return call.codes->multiply({CodedRows::weights, call.options.context_arithmetic, weights, weight_floats, num_rows, columns,
+                                 gathered_values_step(width), width, (groups.end - groups.begin) * key_block, o, width, 0});
+  }
   const Loops loops = loops_over_value_codes<V>(num_rows);
   Tile tile;
   tile.column_stride = values.row_stride;
@@ -266,6 +274,11 @@ MHA_NOINLINE float softmax_to_codes(const Unit &unit, const Groups &values, Rang
       zeros_or_nan[i] = zeros_or_nan[i] + weight * zero;
       store(scores + key, weight);
     }
+  }
+  if (unit.gathers_values()) {
+    const int64_t first = groups.begin * key_block, count = (groups.end - groups.begin) * key_block;
+    unit.call.codes->encode_row(CodedRows::weights, unit.call.options.context_arithmetic, scores + first, count, to);
+    return l;
   }
   MHA_UNROLL for (int i = 1; i < vectors; ++i) most[0] = max_of(most[i], most[0]);
   const float greatest_weight = sum16(zeros_or_nan) == 0.0f ? max_of(Scalar{greatest(most[0])}, Scalar{0.0f}).x : __builtin_nanf("");
