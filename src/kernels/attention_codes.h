@@ -35,6 +35,7 @@ MHA_NOINLINE inline float encode_attention_row(CodedRows kind, Arithmetic arithm
     visit_code(kind, arithmetic, [&](auto code) MHA_INLINED {
       using Code = decltype(code);
       tail.begin = begin_of<Code>(sum, added_to_bytes<Code>);
+      put_in_order_of_passes<Code>(codes, min(count - k, chain));
       if constexpr (sizeof(Code) == 1) {
         for (int64_t i = 0; i < chain; ++i) out[i] = static_cast<char>(codes[i]);
       }
@@ -121,15 +122,17 @@ template <class Code, int R, int C, class Sum>
 MHA_INLINE void add_four_terms(const char *const (&rows)[R], int64_t at, const uint8_t *w, Sum (&acc)[R][C]) {
   using Dots = DotProducts<Code>;
   constexpr int64_t vector_bytes = terms_together * static_cast<int64_t>(Vector::size);
-  typename Dots::Terms terms[C];
-  if constexpr (R > 1) {
-    MHA_UNROLL for (int c = 0; c < C; ++c) terms[c] = Dots::load_terms(w + c * vector_bytes);
-  }
-  MHA_UNROLL for (int r = 0; r < R; ++r) {
-    const typename Dots::RowTerms x = Dots::load_row_terms(reinterpret_cast<const Code *>(rows[r] + at));
-    MHA_UNROLL for (int c = 0; c < C; ++c) {
-      if constexpr (R == 1) terms[c] = Dots::load_terms(w + c * vector_bytes);
-      MHA_UNROLL for (int i = 0; i < Dots::parts; ++i) acc[r][c].part[i] = Dots::add(acc[r][c].part[i], terms[c].part[i], x);
+  MHA_UNROLL for (int pass = 0; pass < Dots::passes; ++pass) {
+    typename Dots::Terms terms[C];
+    if constexpr (R > 1) {
+      MHA_UNROLL for (int c = 0; c < C; ++c) terms[c] = Dots::load_terms(w + c * vector_bytes, pass);
+    }
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      const typename Dots::RowTerms x = Dots::load_row_terms(reinterpret_cast<const Code *>(rows[r] + at), pass);
+      MHA_UNROLL for (int c = 0; c < C; ++c) {
+        if constexpr (R == 1) terms[c] = Dots::load_terms(w + c * vector_bytes, pass);
+        acc[r][c] = Dots::add(acc[r][c], terms[c], x);
+      }
     }
   }
 }
@@ -151,10 +154,8 @@ MHA_NOCLONE void multiply_code_rows(const CodeRowsTile &tile) {
       const auto tail_of = [&](int r) MHA_INLINED -> const CodesTail & { return *reinterpret_cast<const CodesTail *>(rows[r] + tail); };
       typename Dots::Sum acc[R][C];
       MHA_UNROLL for (int r = 0; r < R; ++r) {
-        const auto begin = Dots::begin(tail_of(r).begin);
-        MHA_UNROLL for (int c = 0; c < C; ++c) {
-          MHA_UNROLL for (int i = 0; i < Dots::parts; ++i) acc[r][c].part[i] = begin;
-        }
+        const typename Dots::Sum begin = Dots::begin(tail_of(r).begin);
+        MHA_UNROLL for (int c = 0; c < C; ++c) acc[r][c] = begin;
       }
       for (; at < end; at += row_step, w += step) {
         if constexpr (R <= max_rows_of_fewer_bits) __builtin_prefetch(w + ahead);
@@ -178,7 +179,7 @@ MHA_NOCLONE void multiply_code_rows(const CodeRowsTile &tile) {
 template <class V, class Code>
 constexpr int code_row_vectors(int rows) {
   if (V::size == 1) return 4;
-  if (DotProducts<Code>::parts > 1) return V::size < 16 && rows <= 2 ? 2 : 1;
+  if (sizeof(typename DotProducts<Code>::Sum) > sizeof(V)) return rows <= 2 ? 2 : 1;  // of several registers
   return V::size == 16 && rows > 4 ? 2 : key_block / V::size;
 }
 
@@ -232,7 +233,9 @@ MHA_NOINLINE void multiply_attention_codes(const CodeProducts &p) {
 template <class V>
 constexpr CodeKernels make_code_kernels() {
   constexpr int rows = TileShape<V::size>::max_rows, lanes = V::size;
-  return {{code_vectors<V, SmallCode>(rows) * lanes, code_vectors<V, int16_t>(rows) * lanes},
+  constexpr int nibbles = DotProducts<NibbleCode>::vectors(rows) * lanes, bytes = DotProducts<SmallCode>::vectors(rows) * lanes,
+                words = DotProducts<int16_t>::vectors(rows) * lanes;
+  return {{{bytes, words}, {nibbles, words}},
           encode_rows<V>,
           project_codes<V>,
           encode_attention_row,

@@ -1,14 +1,17 @@
 // Exact sums of products of codes, four terms side by side: bytes of Vector::size columns, [column][4], times four codes of a row.
 //
 // The bytes are codes with something added so that none is negative. DotProducts<Code> has the operations; Code is how a row's codes are
-// stored: int16_t, or SmallCode for those of 8 bits.
+// stored: int16_t, or for those of 8 bits what stands below.
 //
-//   Terms, Sum             four terms of Vector::size columns, and sums of products, in several parts; RowTerms: four terms of a row
-//   load_terms, load_row_terms
-//   low_nibbles, high_nibbles   of a part of terms loaded from bytes that hold two codes each
-//   begin(value)           a part of a sum, with this value in each of the lanes_of_sum lanes that the sum of a column is spread over
-//   add(sum, terms, row)   to one part of a sum, products of that part of the terms
-//   sums_of(sum)           Vector::size sums, as floats
+//   vectors(rows)          of columns that a tile of so many rows has: as many sums as there are registers for; they divide a panel
+//   passes                 the products of four terms are added in so many steps, each of which takes some of the four
+//   swaps_codes            the codes of a row lie in the order 0, 2, 1, 3
+//   Sum                    sums of products with Vector::size columns
+//   load_terms, load_row_terms   what a pass takes of the bytes, and of a row's codes
+//   load_nibbles           of bytes that hold two codes each, of the first four terms (0) or of the second (1)
+//   begin(value)           a sum with this value in each of the lanes_of_sum lanes that the sum of a column is spread over
+//   add(sum, terms, row)
+//   sums_of(sum)           as floats
 //
 // What is multiplied may be greater than a code: by what was added to its byte, and by load_adds. All sums therefore begin with what
 // begin_of makes of the sum of the row's codes.
@@ -28,6 +31,7 @@ struct DotProducts;
 template <class Code>
 constexpr int32_t added_to_bytes = byte_added;
 
+// How codes of 8 bits are stored, and those that are never negative.
 #if defined(MHA_KERNELS_VNNI) || defined(MHA_KERNELS_DOTPROD)
 using SmallCode = int8_t;
 using UnsignedCode = uint8_t;
@@ -39,19 +43,46 @@ using UnsignedCode = int16_t;
 template <>
 constexpr int32_t added_to_bytes<uint8_t> = 0;
 #endif
+// And where weights are nibbles: their products with bytes may add up in 16 bits.
+#if defined(MHA_KERNELS_SCALAR)
+using NibbleCode = int16_t;
+#else
+using NibbleCode = int8_t;
+#endif
 
 #if defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
+
+#if defined(MHA_KERNELS_AVX512)
+#define MHA_MM(operation) _mm512_##operation
+#define MHA_MM_SI(operation) _mm512_##operation##_si512
+using Integers = __m512i;
+constexpr int vectors_of_one_row = 3, vectors_of_many_rows = 3;
+#else
+#define MHA_MM(operation) _mm256_##operation
+#define MHA_MM_SI(operation) _mm256_##operation##_si256
+using Integers = __m256i;
+constexpr int vectors_of_one_row = 6, vectors_of_many_rows = 2;
+#endif
+
 // Written out, since g++ would add to another register than that of the sum, for which there is none, and copy it back.
-template <class Integers>
 MHA_INLINE Integers added_in_place(Integers sum, Integers products) {
   __asm__("vpaddd {%1, %0, %0|%0, %0, %1}" : "+v"(sum) : "v"(products));
   return sum;
 }
-#endif
+MHA_INLINE Integers words_added_in_place(Integers sum, Integers products) {
+  __asm__("vpaddw {%1, %0, %0|%0, %0, %1}" : "+v"(sum) : "v"(products));
+  return sum;
+}
+// Or g++ would load and unpack them once for each row.
+MHA_INLINE Integers kept(Integers terms) {
+  __asm__("" : "+v"(terms));
+  return terms;
+}
+
 #if defined(MHA_EMULATES_VNNI)
 // For tests on machines that have AVX2 alone.
-MHA_INLINE __m256i add_products_of_words(__m256i sum, __m256i w, __m256i x) { return _mm256_add_epi32(sum, _mm256_madd_epi16(w, x)); }
-MHA_INLINE __m256i add_products_of_bytes(__m256i sum, __m256i w, __m256i x) {
+MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) { return added_in_place(sum, _mm256_madd_epi16(w, x)); }
+MHA_INLINE Integers add_products_of_bytes(Integers sum, Integers w, Integers x) {
   sum = add_products_of_words(sum, _mm256_srli_epi16(_mm256_slli_epi16(w, 8), 8), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
   return add_products_of_words(sum, _mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
 }
@@ -62,197 +93,136 @@ MHA_INLINE __m256i add_products_of_bytes(__m256i sum, __m256i w, __m256i x) {
 #else
 #define MHA_VNNI "%{vex%} "
 #endif
-template <class Integers>
 MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) {
   __asm__(MHA_VNNI "vpdpwssd {%2, %1, %0|%0, %1, %2}" : "+v"(sum) : "v"(w), "v"(x));
   return sum;
 }
-template <class Integers>
 MHA_INLINE Integers add_products_of_bytes(Integers sum, Integers w, Integers x) {
   __asm__(MHA_VNNI "vpdpbusd {%2, %1, %0|%0, %1, %2}" : "+v"(sum) : "v"(w), "v"(x));
   return sum;
 }
 #undef MHA_VNNI
+#else
+MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) { return added_in_place(sum, MHA_MM(madd_epi16)(w, x)); }
 #endif
 
-#if defined(MHA_KERNELS_AVX512)
+MHA_INLINE Integers load_bytes(const uint8_t *p) { return MHA_MM_SI(loadu)(reinterpret_cast<const Integers *>(p)); }
+// Of a row, to every column.
+MHA_INLINE Integers load_dword(const void *p) {
+  int32_t dword;
+  __builtin_memcpy(&dword, p, sizeof dword);
+  return MHA_MM(set1_epi32)(dword);
+}
+MHA_INLINE Vector floats_of_dwords(Integers x) { return MHA_MM(cvtepi32_ps)(x); }
 
+// Words: of each column the terms 0 and 2, which are the even bytes, and then 1 and 3.
 template <>
 struct DotProducts<int16_t> {
-  static constexpr int parts = 2, lanes_of_sum = 2;
+  static constexpr int passes = 2, lanes_of_sum = 1;
+  static constexpr bool swaps_codes = true;
   static constexpr int32_t load_adds = 0;
-  using Part = __m512i;
-  using RowTerms = __m512i;
-  struct Terms {
-    Part part[parts];
-  };
-  using Sum = Terms;
+  static constexpr int vectors(int rows) { return rows == 1 ? vectors_of_one_row : rows == 2 ? 3 : vectors_of_many_rows; }
+  using Sum = Integers;
+  using Terms = Integers;
+  using RowTerms = Integers;
 
-  static MHA_INLINE Terms load_terms(const uint8_t *p) {
-    return {{_mm512_cvtepu8_epi16(load_16x16(p)), _mm512_cvtepu8_epi16(load_16x16(p + 32))}};
+  static MHA_INLINE Terms low_nibble(Terms words) { return MHA_MM_SI(and)(words, MHA_MM(set1_epi16)(15)); }
+  static MHA_INLINE Terms load_terms(const uint8_t *p, int pass) {
+    const Terms bytes = load_bytes(p);
+    return kept(pass == 0 ? MHA_MM_SI(and)(bytes, MHA_MM(set1_epi16)(255)) : MHA_MM(srli_epi16)(bytes, 8));
   }
-  static MHA_INLINE Part low_nibbles(Part bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi16(15)); }
-  static MHA_INLINE Part high_nibbles(Part bytes) { return _mm512_srli_epi16(bytes, 4); }
-  static MHA_INLINE RowTerms load_row_terms(const int16_t *p) {
-    int64_t four;
-    __builtin_memcpy(&four, p, sizeof four);
-    return _mm512_set1_epi64(four);
+  static MHA_INLINE Terms load_nibbles(const uint8_t *p, int four, int pass) {
+    const Terms bytes = load_bytes(p);
+    if (pass == 0) return kept(low_nibble(four == 0 ? bytes : MHA_MM(srli_epi16)(bytes, 4)));
+    return kept(four == 0 ? low_nibble(MHA_MM(srli_epi16)(bytes, 8)) : MHA_MM(srli_epi16)(bytes, 12));
   }
-  static MHA_INLINE Part begin(int32_t value) { return _mm512_set1_epi32(value); }
-#if defined(MHA_KERNELS_VNNI)
-  static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return add_products_of_words(sum, w, x); }
-#else
-  static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return added_in_place(sum, _mm512_madd_epi16(w, x)); }
-#endif
-  static MHA_INLINE Vector sums_of(const Sum &s) {
-    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-    return _mm512_cvtepi32_ps(
-        _mm512_add_epi32(_mm512_permutex2var_epi32(s.part[0], even, s.part[1]), _mm512_permutex2var_epi32(s.part[0], odd, s.part[1])));
-  }
+  static MHA_INLINE RowTerms load_row_terms(const int16_t *p, int pass) { return load_dword(p + 2 * pass); }
+  static MHA_INLINE Sum begin(int32_t value) { return MHA_MM(set1_epi32)(value); }
+  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return add_products_of_words(sum, w, x); }
+  static MHA_INLINE Vector sums_of(Sum s) { return floats_of_dwords(s); }
 };
 
-#if defined(MHA_KERNELS_VNNI)
 // Unsigned bytes times signed ones.
 template <>
 struct DotProducts<int8_t> {
-  static constexpr int parts = 1, lanes_of_sum = 1;
+  static constexpr int passes = 1;
+  static constexpr bool swaps_codes = false;
   static constexpr int32_t load_adds = 0;
-  using Part = __m512i;
-  using RowTerms = __m512i;
-  struct Terms {
-    Part part[parts];
-  };
-  using Sum = Terms;
+  using Sum = Integers;
+  using Terms = Integers;
+  using RowTerms = Integers;
 
-  static MHA_INLINE Terms load_terms(const uint8_t *p) { return {{_mm512_loadu_si512(p)}}; }
-  static MHA_INLINE RowTerms load_row_terms(const int8_t *p) {
-    int32_t four;
-    __builtin_memcpy(&four, p, sizeof four);
-    return _mm512_set1_epi32(four);
+  static MHA_INLINE Terms load_terms(const uint8_t *p, int) { return kept(load_bytes(p)); }
+  static MHA_INLINE Terms load_nibbles(const uint8_t *p, int four, int) {
+    const Terms bytes = load_bytes(p);
+    return kept(MHA_MM_SI(and)(four == 0 ? bytes : MHA_MM(srli_epi16)(bytes, 4), MHA_MM(set1_epi8)(15)));
   }
-  static MHA_INLINE Part begin(int32_t value) { return _mm512_set1_epi32(value); }
-  static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return add_products_of_bytes(sum, w, x); }
-  static MHA_INLINE Part low_nibbles(Part bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
-  static MHA_INLINE Part high_nibbles(Part bytes) { return low_nibbles(_mm512_srli_epi16(bytes, 4)); }
-  static MHA_INLINE Vector sums_of(const Sum &s) { return _mm512_cvtepi32_ps(s.part[0]); }
-};
-
-// Signed bytes times unsigned ones, the codes of a row.
-template <>
-struct DotProducts<uint8_t> : DotProducts<int8_t> {
-  static MHA_INLINE RowTerms load_row_terms(const uint8_t *p) {
-    return DotProducts<int8_t>::load_row_terms(reinterpret_cast<const int8_t *>(p));
-  }
-  static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return add_products_of_bytes(sum, x, w); }
-};
-#endif
-
-#elif defined(MHA_KERNELS_AVX2)
-
-template <>
-struct DotProducts<int16_t> {
-  static constexpr int parts = 2, lanes_of_sum = 2;
-  static constexpr int32_t load_adds = 0;
-  using Part = __m256i;
-  using RowTerms = __m256i;
-  struct Terms {
-    Part part[parts];
-  };
-  using Sum = Terms;
-
-  static MHA_INLINE __m128i load_16(const void *p) { return _mm_loadu_si128(static_cast<const __m128i *>(p)); }
-  static MHA_INLINE Terms kept_in_registers(Part low, Part high) {
-    __asm__("" : "+x"(low));  // g++ would read and widen them once for each row
-    __asm__("" : "+x"(high));
-    return {{low, high}};
-  }
-  static MHA_INLINE Terms load_terms(const uint8_t *p) {
-    return kept_in_registers(_mm256_cvtepu8_epi16(load_16(p)), _mm256_cvtepu8_epi16(load_16(p + 16)));
-  }
-  static MHA_INLINE Part low_nibbles(Part bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi16(15)); }
-  static MHA_INLINE Part high_nibbles(Part bytes) { return _mm256_srli_epi16(bytes, 4); }
-  static MHA_INLINE RowTerms load_row_terms(const int16_t *p) {
-    int64_t four;
-    __builtin_memcpy(&four, p, sizeof four);
-    return _mm256_set1_epi64x(four);
-  }
-  static MHA_INLINE Part begin(int32_t value) { return _mm256_set1_epi32(value); }
+  static MHA_INLINE RowTerms load_row_terms(const int8_t *p, int) { return load_dword(p); }
 #if defined(MHA_KERNELS_VNNI)
-  static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return add_products_of_words(sum, w, x); }
+  static constexpr int lanes_of_sum = 1;
+  static constexpr int vectors(int rows) { return rows <= 2 ? vectors_of_one_row : rows <= 4 ? 3 : vectors_of_many_rows; }
+  static MHA_INLINE Sum begin(int32_t value) { return MHA_MM(set1_epi32)(value); }
+  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return add_products_of_bytes(sum, w, x); }
+  static MHA_INLINE Vector sums_of(Sum s) { return floats_of_dwords(s); }
 #else
-  static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return added_in_place(sum, _mm256_madd_epi16(w, x)); }
+  // Of nibbles. Two sums in 16 bits for each column, of 32 terms at most. They may overflow on the way, but not in the end: each is the sum
+  // of 16 products of codes, at most 16 * 8 * 127, and 4 times the difference of two sums of 16 codes of the row, which is at most as much.
+  static constexpr int lanes_of_sum = 2;
+  static constexpr int vectors(int rows) { return DotProducts<int16_t>::vectors(rows); }
+  static MHA_INLINE Sum begin(int32_t value) { return MHA_MM(set1_epi16)(static_cast<int16_t>(value)); }
+  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return words_added_in_place(sum, MHA_MM(maddubs_epi16)(w, x)); }
+  static MHA_INLINE Vector sums_of(Sum s) { return floats_of_dwords(MHA_MM(madd_epi16)(s, MHA_MM(set1_epi16)(1))); }
 #endif
-  static MHA_INLINE Vector sums_of(const Sum &s) {
-    return _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(_mm256_hadd_epi32(s.part[0], s.part[1]), 0xd8));
-  }
 };
 
 #if defined(MHA_KERNELS_VNNI)
-template <>
-struct DotProducts<int8_t> {
-  static constexpr int parts = 1, lanes_of_sum = 1;
-  static constexpr int32_t load_adds = 0;
-  using Part = __m256i;
-  using RowTerms = __m256i;
-  struct Terms {
-    Part part[parts];
-  };
-  using Sum = Terms;
-
-  static MHA_INLINE Part load_32(const void *p) { return _mm256_loadu_si256(static_cast<const __m256i *>(p)); }
-  static MHA_INLINE Terms load_terms(const uint8_t *p) { return {{load_32(p)}}; }
-  static MHA_INLINE RowTerms load_row_terms(const int8_t *p) {
-    int32_t four;
-    __builtin_memcpy(&four, p, sizeof four);
-    return _mm256_set1_epi32(four);
-  }
-  static MHA_INLINE Part begin(int32_t value) { return _mm256_set1_epi32(value); }
-  static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return add_products_of_bytes(sum, w, x); }
-  static MHA_INLINE Part low_nibbles(Part bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
-  static MHA_INLINE Part high_nibbles(Part bytes) { return low_nibbles(_mm256_srli_epi16(bytes, 4)); }
-  static MHA_INLINE Vector sums_of(const Sum &s) { return _mm256_cvtepi32_ps(s.part[0]); }
-};
-
 // Signed bytes times unsigned ones, the codes of a row.
 template <>
 struct DotProducts<uint8_t> : DotProducts<int8_t> {
-  static MHA_INLINE RowTerms load_row_terms(const uint8_t *p) {
-    return DotProducts<int8_t>::load_row_terms(reinterpret_cast<const int8_t *>(p));
-  }
-  static MHA_INLINE Part add(Part sum, Part w, RowTerms x) { return add_products_of_bytes(sum, x, w); }
+  static MHA_INLINE RowTerms load_row_terms(const uint8_t *p, int) { return load_dword(p); }
+  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return add_products_of_bytes(sum, x, w); }
 };
 #endif
+
+#undef MHA_MM
+#undef MHA_MM_SI
 
 #elif defined(MHA_KERNELS_NEON)
 
 template <>
 struct DotProducts<int16_t> {
-  static constexpr int parts = 4, lanes_of_sum = 4;
+  static constexpr int passes = 1, lanes_of_sum = 4;
+  static constexpr bool swaps_codes = false;
   static constexpr int32_t load_adds = 0;
-  using Part = int32x4_t;
-  using RowTerms = int16x4_t;
-  struct Terms {
-    int16x4_t part[parts];
-  };
+  static constexpr int vectors(int rows) { return rows == 1 ? 6 : rows == 2 ? 3 : 1; }
   struct Sum {
-    Part part[parts];
+    int32x4_t of[4];  // a vector for each column
   };
+  struct Terms {
+    int16x4_t of[4];
+  };
+  using RowTerms = int16x4_t;
 
-  static MHA_INLINE Terms quarters(int16x8_t low, int16x8_t high) {
+  static MHA_INLINE Terms widened(uint8x16_t bytes) {
+    const int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))), high = vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(bytes)));
     return {{vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)}};
   }
-  static MHA_INLINE Terms load_terms(const uint8_t *p) {
+  static MHA_INLINE Terms load_terms(const uint8_t *p, int) { return widened(vld1q_u8(p)); }
+  static MHA_INLINE Terms load_nibbles(const uint8_t *p, int four, int) {
     const uint8x16_t bytes = vld1q_u8(p);
-    return quarters(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))), vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(bytes))));
+    return widened(four == 0 ? vandq_u8(bytes, vdupq_n_u8(15)) : vshrq_n_u8(bytes, 4));
   }
-  static MHA_INLINE int16x4_t low_nibbles(int16x4_t bytes) { return vand_s16(bytes, vdup_n_s16(15)); }
-  static MHA_INLINE int16x4_t high_nibbles(int16x4_t bytes) { return vshr_n_s16(bytes, 4); }
-  static MHA_INLINE RowTerms load_row_terms(const int16_t *p) { return vld1_s16(p); }
-  static MHA_INLINE Part begin(int32_t value) { return vdupq_n_s32(value); }
-  static MHA_INLINE Part add(Part sum, int16x4_t w, RowTerms x) { return vmlal_s16(sum, w, x); }
+  static MHA_INLINE RowTerms load_row_terms(const int16_t *p, int) { return vld1_s16(p); }
+  static MHA_INLINE Sum begin(int32_t value) {
+    const int32x4_t same = vdupq_n_s32(value);
+    return {{same, same, same, same}};
+  }
+  static MHA_INLINE Sum add(Sum sum, const Terms &w, RowTerms x) {
+    MHA_UNROLL for (int i = 0; i < 4; ++i) sum.of[i] = vmlal_s16(sum.of[i], w.of[i], x);
+    return sum;
+  }
   static MHA_INLINE Vector sums_of(const Sum &s) {
-    return vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(s.part[0], s.part[1]), vpaddq_s32(s.part[2], s.part[3])));
+    return vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(s.of[0], s.of[1]), vpaddq_s32(s.of[2], s.of[3])));
   }
 };
 
@@ -260,55 +230,81 @@ struct DotProducts<int16_t> {
 // Signed bytes times signed ones.
 template <>
 struct DotProducts<int8_t> {
-  static constexpr int parts = 1, lanes_of_sum = 1;
+  static constexpr int passes = 1, lanes_of_sum = 1;
+  static constexpr bool swaps_codes = false;
   static constexpr int32_t load_adds = -128;
-  using Part = int32x4_t;
+  static constexpr int vectors(int rows) { return rows <= 4 ? 6 : 4; }
+  using Sum = int32x4_t;
+  using Terms = int8x16_t;
   using RowTerms = int8x8_t;
-  struct Terms {
-    int8x16_t part[parts];
-  };
-  struct Sum {
-    Part part[parts];
-  };
 
-  static MHA_INLINE Terms load_terms(const uint8_t *p) { return {{vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128)))}}; }
-  static MHA_INLINE RowTerms load_row_terms(const int8_t *p) {
+  static MHA_INLINE Terms load_terms(const uint8_t *p, int) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128))); }
+  // Less by 128, as bytes that load_terms loads are.
+  static MHA_INLINE Terms load_nibbles(const uint8_t *p, int four, int) {
+    const uint8x16_t bytes = vld1q_u8(p);
+    return vreinterpretq_s8_u8(vorrq_u8(four == 0 ? vandq_u8(bytes, vdupq_n_u8(15)) : vshrq_n_u8(bytes, 4), vdupq_n_u8(128)));
+  }
+  static MHA_INLINE RowTerms load_row_terms(const int8_t *p, int) {
     int32_t four;
     __builtin_memcpy(&four, p, sizeof four);
     return vreinterpret_s8_s32(vset_lane_s32(four, vdup_n_s32(0), 0));
   }
-  static MHA_INLINE Part begin(int32_t value) { return vdupq_n_s32(value); }
-  static MHA_INLINE Part add(Part sum, int8x16_t w, RowTerms x) { return vdotq_lane_s32(sum, w, x, 0); }
-  // Less by 128, as bytes that load_terms loads are.
-  static MHA_INLINE int8x16_t low_nibbles(int8x16_t bytes) { return vorrq_s8(vandq_s8(bytes, vdupq_n_s8(15)), vdupq_n_s8(-128)); }
-  static MHA_INLINE int8x16_t high_nibbles(int8x16_t bytes) {
-    const uint8x16_t given = veorq_u8(vreinterpretq_u8_s8(bytes), vdupq_n_u8(128));
-    return vorrq_s8(vreinterpretq_s8_u8(vshrq_n_u8(given, 4)), vdupq_n_s8(-128));
-  }
-  static MHA_INLINE Vector sums_of(const Sum &s) { return vcvtq_f32_s32(s.part[0]); }
+  static MHA_INLINE Sum begin(int32_t value) { return vdupq_n_s32(value); }
+  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return vdotq_lane_s32(sum, w, x, 0); }
+  static MHA_INLINE Vector sums_of(Sum s) { return vcvtq_f32_s32(s); }
 };
 
 // Unsigned bytes times unsigned ones.
 template <>
 struct DotProducts<uint8_t> {
-  static constexpr int parts = 1, lanes_of_sum = 1;
+  static constexpr int passes = 1, lanes_of_sum = 1;
+  static constexpr bool swaps_codes = false;
   static constexpr int32_t load_adds = 0;
-  using Part = uint32x4_t;
+  using Sum = uint32x4_t;
+  using Terms = uint8x16_t;
   using RowTerms = uint8x8_t;
-  struct Terms {
-    uint8x16_t part[parts];
-  };
-  struct Sum {
-    Part part[parts];
-  };
 
-  static MHA_INLINE Terms load_terms(const uint8_t *p) { return {{vld1q_u8(p)}}; }
-  static MHA_INLINE RowTerms load_row_terms(const uint8_t *p) {
-    return vreinterpret_u8_s8(DotProducts<int8_t>::load_row_terms(reinterpret_cast<const int8_t *>(p)));
+  static MHA_INLINE Terms load_terms(const uint8_t *p, int) { return vld1q_u8(p); }
+  static MHA_INLINE RowTerms load_row_terms(const uint8_t *p, int) {
+    return vreinterpret_u8_s8(DotProducts<int8_t>::load_row_terms(reinterpret_cast<const int8_t *>(p), 0));
   }
-  static MHA_INLINE Part begin(int32_t value) { return vdupq_n_u32(static_cast<uint32_t>(value)); }
-  static MHA_INLINE Part add(Part sum, uint8x16_t w, RowTerms x) { return vdotq_lane_u32(sum, w, x, 0); }
-  static MHA_INLINE Vector sums_of(const Sum &s) { return vcvtq_f32_s32(vreinterpretq_s32_u32(s.part[0])); }
+  static MHA_INLINE Sum begin(int32_t value) { return vdupq_n_u32(static_cast<uint32_t>(value)); }
+  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return vdotq_lane_u32(sum, w, x, 0); }
+  static MHA_INLINE Vector sums_of(Sum s) { return vcvtq_f32_s32(vreinterpretq_s32_u32(s)); }
+};
+#else
+// Nibbles times bytes. Four sums in 16 bits for each column, of 32 terms at most, which do not overflow in the end: each is the sum of
+// products of 8 codes, at most 8 * 8 * 127, and less than as much again that begin_of puts on it.
+template <>
+struct DotProducts<int8_t> {
+  static constexpr int passes = 1, lanes_of_sum = 4;
+  static constexpr bool swaps_codes = false;
+  static constexpr int32_t load_adds = 0;
+  static constexpr int vectors(int rows) { return rows == 1 ? 6 : rows == 2 ? 3 : 2; }
+  struct Sum {
+    int16x8_t of[2];  // a vector for each two columns
+  };
+  using Terms = int8x16_t;
+  using RowTerms = int8x8_t;
+
+  static MHA_INLINE Terms load_terms(const uint8_t *p, int) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
+  static MHA_INLINE Terms load_nibbles(const uint8_t *p, int four, int) {
+    const uint8x16_t bytes = vld1q_u8(p);
+    return vreinterpretq_s8_u8(four == 0 ? vandq_u8(bytes, vdupq_n_u8(15)) : vshrq_n_u8(bytes, 4));
+  }
+  static MHA_INLINE RowTerms load_row_terms(const int8_t *p, int) {
+    int32_t four;
+    __builtin_memcpy(&four, p, sizeof four);
+    return vreinterpret_s8_s32(vdup_n_s32(four));
+  }
+  static MHA_INLINE Sum begin(int32_t value) {
+    const int16x8_t same = vdupq_n_s16(static_cast<int16_t>(value));
+    return {{same, same}};
+  }
+  static MHA_INLINE Sum add(const Sum &sum, Terms w, RowTerms x) {
+    return {{vmlal_s8(sum.of[0], vget_low_s8(w), x), vmlal_s8(sum.of[1], vget_high_s8(w), x)}};
+  }
+  static MHA_INLINE Vector sums_of(const Sum &s) { return vcvtq_f32_s32(vpaddq_s32(vpaddlq_s16(s.of[0]), vpaddlq_s16(s.of[1]))); }
 };
 #endif
 
@@ -316,32 +312,29 @@ struct DotProducts<uint8_t> {
 
 template <>
 struct DotProducts<int16_t> {
-  static constexpr int parts = 1, lanes_of_sum = 1;
+  static constexpr int passes = 1, lanes_of_sum = 1;
+  static constexpr bool swaps_codes = false;
   static constexpr int32_t load_adds = 0;
+  static constexpr int vectors(int) { return 4; }
   struct Four {
     int32_t of[4];
   };
-  using Part = int32_t;
+  using Sum = int32_t;
+  using Terms = Four;
   using RowTerms = Four;
-  struct Terms {
-    Four part[parts];
-  };
-  struct Sum {
-    Part part[parts];
-  };
 
-  static MHA_INLINE Terms load_terms(const uint8_t *p) {
-    return {{{{p[0], p[1], p[2], p[3]}}}};
+  static MHA_INLINE Terms load_terms(const uint8_t *p, int) { return {{p[0], p[1], p[2], p[3]}}; }
+  static MHA_INLINE Terms load_nibbles(const uint8_t *p, int four, int) {
+    const int shift = 4 * four;
+    return {{p[0] >> shift & 15, p[1] >> shift & 15, p[2] >> shift & 15, p[3] >> shift & 15}};
   }
-  static MHA_INLINE Four low_nibbles(const Four &b) { return {{b.of[0] & 15, b.of[1] & 15, b.of[2] & 15, b.of[3] & 15}}; }
-  static MHA_INLINE Four high_nibbles(const Four &b) { return {{b.of[0] >> 4, b.of[1] >> 4, b.of[2] >> 4, b.of[3] >> 4}}; }
-  static MHA_INLINE RowTerms load_row_terms(const int16_t *p) { return {{p[0], p[1], p[2], p[3]}}; }
-  static MHA_INLINE Part begin(int32_t value) { return value; }
-  static MHA_INLINE Part add(Part sum, const Four &w, const RowTerms &x) {
+  static MHA_INLINE RowTerms load_row_terms(const int16_t *p, int) { return {{p[0], p[1], p[2], p[3]}}; }
+  static MHA_INLINE Sum begin(int32_t value) { return value; }
+  static MHA_INLINE Sum add(Sum sum, const Terms &w, const RowTerms &x) {
     for (int i = 0; i < 4; ++i) sum = static_cast<int32_t>(static_cast<uint32_t>(sum) + static_cast<uint32_t>(w.of[i] * x.of[i]));
     return sum;
   }
-  static MHA_INLINE Vector sums_of(const Sum &s) { return {static_cast<float>(s.part[0])}; }
+  static MHA_INLINE Vector sums_of(Sum s) { return {static_cast<float>(s)}; }
 };
 
 #else
@@ -354,6 +347,17 @@ template <class Code>
 MHA_INLINE int32_t begin_of(int32_t row_sum, int32_t added) {
   using Dots = DotProducts<Code>;
   return static_cast<int32_t>(static_cast<uint32_t>(row_sum) * static_cast<uint32_t>(-((added + Dots::load_adds) / Dots::lanes_of_sum)));
+}
+
+// The order in which DotProducts<Code> takes the codes of a row, or the numbers that they are made of.
+template <class Code, class Number>
+MHA_INLINE void put_in_order_of_passes(Number *numbers, int64_t count) {
+  if (!DotProducts<Code>::swaps_codes) return;
+  for (int64_t i = 0; i < count; i += terms_together) {
+    const Number second = numbers[i + 1];
+    numbers[i + 1] = numbers[i + 2];
+    numbers[i + 2] = second;
+  }
 }
 
 }  // namespace

@@ -368,7 +368,7 @@ struct CodeProducts {
 
 // Products of codes: what differs between instruction sets with and without products of bytes.
 struct CodeKernels {
-  int64_t tile_columns[2];  // project_tile_columns with codes of 8 and of 16 bits
+  int64_t tile_columns[2][2];  // project_tile_columns for weights of int8 and int4, with codes of 8 and of 16 bits
 
   // Input rows [row_begin, row_end) of a projection as codes, coded_bytes<int16_t>(storage, depth) each at most.
   void (*encode_rows)(const Projection &projection, int64_t row_begin, int64_t row_end, float *to);
