@@ -15,7 +15,8 @@ namespace bench {
 // Limits take turns: a stage takes as long as the slower of its arithmetic and its memory.
 struct Stage {
   double flops;
-  double bytes;  // weights, inputs and outputs of the stage, each once
+  double bytes;              // weights, inputs and outputs of the stage, each once
+  double share_of_dots = 0;  // of the operations: products of codes, where the case has them
 };
 
 // A call together with the arrays that it works on.
@@ -25,7 +26,7 @@ struct Case {
   double working_set_bytes;  // these, and what lies between the stages
   uint32_t instruction_set;  // that the machine's limits are taken from, not AUTO
   uint32_t threads = 1;
-  bool is_of_integers = false;  // computes in integers: the limits are those of floats, and may be passed
+  int code_bits = 0;            // of products of codes, which may pass the limits of floats; 0: there are none
   std::string label;            // shown behind the figures
   std::unique_ptr<Case> rival;  // called in turns with this one, if there is one
   std::string rival_counter;    // the name of the counter: time of the rival / time of this

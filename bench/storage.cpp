@@ -41,6 +41,13 @@ void scores_in(support::LayerProblem *problem) {
   if (has_context) problem->score->context_arithmetic = arithmetic;
 }
 
+// share: of the operations of each projection and of the attention between them that are products of codes.
+void compute_in(uint32_t arithmetic, double share_of_projections, double share_of_attention, Case *test) {
+  test->code_bits = arithmetic == MHA_ARITHMETIC_INT8 ? 8 : 16;
+  for (Stage &stage : test->stages) stage.share_of_dots = share_of_projections;
+  test->stages[test->stages.size() / 2].share_of_dots = share_of_attention;
+}
+
 }  // namespace
 
 void register_storage_benchmarks(const Setting &setting) {
@@ -70,7 +77,8 @@ void register_storage_benchmarks(const Setting &setting) {
       return test;
     });
   }
-  for (const auto &[name, arithmetic, change] : arithmetics) {
+  for (const auto &[name, kind, change] : arithmetics) {
+    const uint32_t arithmetic = kind;
     for (const LayerShape &layer : layers) {
       LayerOptions integers = {setting.instruction_set};
       integers.change = change;
@@ -79,7 +87,7 @@ void register_storage_benchmarks(const Setting &setting) {
         std::unique_ptr<Case> test = make_layer_case(layer, integers);
         test->rival = make_layer_case(layer, {setting.instruction_set});
         test->rival_counter = "times_f32";
-        test->is_of_integers = true;
+        compute_in(arithmetic, 1, 0, test.get());
         return test;
       });
     }
@@ -94,7 +102,7 @@ void register_storage_benchmarks(const Setting &setting) {
           std::unique_ptr<Case> test = make_attention_case(prompt, setting.instruction_set, change);
           test->rival = make_attention_case(prompt, setting.instruction_set);
           test->rival_counter = "times_f32";
-          test->is_of_integers = true;
+        compute_in(arithmetic, 0, has_context ? 1 : 0.5, test.get());
           return test;
         });
       }
@@ -108,6 +116,7 @@ void register_storage_benchmarks(const Setting &setting) {
         std::unique_ptr<Case> test = make_decode_attention(shape, tokens);
         test->rival = make_decode_attention(shape, tokens_in_floats);
         test->rival_counter = "times_f32";
+        compute_in(arithmetic, 0, has_context ? 1 : 0.5, test.get());
         return test;
       });
     }
@@ -120,7 +129,7 @@ void register_storage_benchmarks(const Setting &setting) {
         std::unique_ptr<Case> test = make_decode_layer(first_token, integers);
         test->rival = make_decode_layer(first_token, f32);
         test->rival_counter = "times_f32";
-        test->is_of_integers = true;
+        compute_in(arithmetic, 1, 0, test.get());
         return test;
       });
     }
