@@ -174,7 +174,7 @@ template <class V>
 MHA_NOINLINE Loops loops_over_value_codes(int64_t rows) {
   Loops loops = {};
   visit_rows<TileShape<V::size>::attend_rows>(rows, [&](auto tile) MHA_INLINED {
-    constexpr int R = decltype(tile)::count, B = R == 1 && V::size > 1 ? 4 : 1;
+    constexpr int R = decltype(tile)::count, B = R == 1 && V::size > 1 && !is_small_code ? 4 : 1;
     loops.narrow = {multiply_value_codes<V, R, 1>, R, 1, key_block, 2};
     loops.wide = {multiply_value_codes<V, R, B>, R, 1, B * key_block, 2};
   });
