@@ -2,7 +2,8 @@
 //
 // For each panel, block of 256 terms and tile of rows: four terms of each column lie side by side in the panel, and are multiplied with the
 // same four terms of a row by one instruction, which also adds up products. Sums of 64 terms (32 of int4) become floats and are added,
-// times their scales, to sums that lie in memory, [row][column of the panel].
+// times their scales, to sums that lie in memory, [row][column of the panel]. One or two rows, for which reading the weights is what takes
+// the time, pass four panels in step.
 #pragma once
 
 #include "kernels/destinations.h"
@@ -20,14 +21,19 @@ constexpr int max_rows_of_nibbles = 2;
 
 constexpr int64_t block_terms = dot_block;  // of a panel that stay in the cache while all rows pass them
 
+// Few rows, up to max_rows_of_nibbles, take so many panels in step: a chain of terms of each in turn, and meanwhile they prefetch the next
+// chains of all, a line of each in turn. The processor follows several streams of memory by itself, and faster than one.
+constexpr int panels_in_step = 4;
+
 struct CodeTile {
   const char *rows[max_tile_rows];  // as storage.h says, by chains
-  const uint8_t *columns;           // [term / 4][48][4]
+  const uint8_t *columns;           // of the first panel, [term / 4][48][4]
   int64_t terms;
-  const float *scales;  // int4: of the columns, for each group
-  float *sums;          // [row][48]
-  bool is_first;        // whether the sums begin here, with +0
-  int64_t ahead;        // so many bytes ahead columns are prefetched: 0 where they lie in a cache
+  int64_t panels, panel_bytes;  // 1, or panels_in_step; so far apart
+  const float *scales;          // int4: of the columns, for each group
+  int64_t panel_scales;         // so far apart are those of two panels
+  float *sums;                  // [row][panel][48]
+  int64_t ahead;                // so many bytes ahead columns are prefetched: 0 where they lie in a cache
 };
 
 // sums[row][column] += the products of some terms with weights of this type.
@@ -39,72 +45,93 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   constexpr int64_t chain = is_int4 ? int4_group : code_group;  // terms that are added up before they are scaled
   constexpr int64_t step = terms_together * panel_columns, row_step = terms_together * static_cast<int64_t>(sizeof(Code));
   constexpr int64_t codes_bytes = chain * static_cast<int64_t>(sizeof(Code));
-  const int64_t ahead = tile.ahead;
+  constexpr bool are_few = R <= max_rows_of_nibbles;
+  constexpr int places = panels_in_step * C * lanes / panel_columns;  // that few rows prefetch with each step
+  constexpr int64_t chain_bytes = chain / fours * panel_columns;
+  const bool is_in_step = are_few && tile.panels > 1;
+  const int64_t ahead = tile.ahead, apart = is_in_step ? tile.panel_bytes : 64, place_step = is_in_step ? step / panels_in_step : step;
+  const int64_t panels = are_few ? tile.panels : 1, sums_stride = panels * panel_columns;
   const char *rows[R];
   MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = tile.rows[r];
-  for (int64_t column = 0; column < panel_columns; column += C * lanes) {
-    const uint8_t *w = tile.columns + column * terms_together;
-    const float *scales = is_int4 ? tile.scales + column : nullptr, *from = tile.is_first ? zeros : tile.sums + column;
-    float *const to = tile.sums + column;
-    int64_t from_stride = tile.is_first ? 0 : panel_columns, at = 0;
-    for (int64_t left = tile.terms; left > 0; left -= chain, at += codes_bytes + static_cast<int64_t>(sizeof(CodesTail))) {
-      const auto tail_of = [&](int r) MHA_INLINED -> const CodesTail & {
-        return *reinterpret_cast<const CodesTail *>(rows[r] + at + codes_bytes);
-      };
-      typename Dots::Sum acc[R][C];
-      MHA_UNROLL for (int r = 0; r < R; ++r) {
-        const typename Dots::Sum begin = Dots::begin(tail_of(r).begin);
-        MHA_UNROLL for (int c = 0; c < C; ++c) acc[r][c] = begin;
-      }
-      const int64_t codes_end = at + min(left, chain) * static_cast<int64_t>(sizeof(Code));
-      for (int64_t codes = at; codes < codes_end; codes += fours * row_step, w += step) {
-        const auto row_terms = [&](int r, int four, int pass) MHA_INLINED {
-          return Dots::load_row_terms(reinterpret_cast<const Code *>(rows[r] + codes + four * row_step), pass);
-        };
-        const auto terms_of = [&](int c, int four, int pass) MHA_INLINED {
-          const uint8_t *const bytes = w + c * lanes * terms_together;
-          return are_nibbles ? Dots::load_nibbles(bytes, four, pass) : Dots::load_terms(bytes, pass);
-        };
-        MHA_UNROLL for (int line = 0; line < C * lanes * terms_together; line += 64) __builtin_prefetch(w + ahead + line);
-        if constexpr (R <= max_rows_of_nibbles || (R == 4 && Dots::passes == 1 && V::size == 16)) {
-          typename Dots::RowTerms x[R][fours][Dots::passes];
-          MHA_UNROLL for (int r = 0; r < R; ++r) {
-            MHA_UNROLL for (int four = 0; four < fours; ++four) {
-              MHA_UNROLL for (int pass = 0; pass < Dots::passes; ++pass) x[r][four][pass] = row_terms(r, four, pass);
-            }
+  const uint8_t *columns = tile.columns;
+  int64_t first_scale = 0, at = 0;
+  for (int64_t left = tile.terms; left > 0; left -= chain, at += codes_bytes + static_cast<int64_t>(sizeof(CodesTail))) {
+    const auto tail_of = [&](int r) MHA_INLINED -> const CodesTail & {
+      return *reinterpret_cast<const CodesTail *>(rows[r] + at + codes_bytes);
+    };
+    const uint8_t *of_panel = columns, *later = columns + ahead + (left > chain ? 0 : (panels - 1) * tile.panel_bytes);
+    const float *scales = is_int4 ? tile.scales + first_scale : nullptr;
+    float *to = tile.sums;
+    for (int64_t panel = 0; panel < panels; ++panel) {
+      const uint8_t *first_place = later;
+      for (int64_t column = 0; column < panel_columns; column += C * lanes) {
+        const uint8_t *w = of_panel + column * terms_together, *place = first_place;
+        typename Dots::Sum acc[R][C];
+        MHA_UNROLL for (int r = 0; r < R; ++r) {
+          const typename Dots::Sum begin = Dots::begin(tail_of(r).begin);
+          MHA_UNROLL for (int c = 0; c < C; ++c) acc[r][c] = begin;
+        }
+        const int64_t codes_end = at + min(left, chain) * static_cast<int64_t>(sizeof(Code));
+        for (int64_t codes = at; codes < codes_end; codes += fours * row_step, w += step) {
+          const auto row_terms = [&](int r, int four, int pass) MHA_INLINED {
+            return Dots::load_row_terms(reinterpret_cast<const Code *>(rows[r] + codes + four * row_step), pass);
+          };
+          const auto terms_of = [&](int c, int four, int pass) MHA_INLINED {
+            const uint8_t *const bytes = w + c * lanes * terms_together;
+            return are_nibbles ? Dots::load_nibbles(bytes, four, pass) : Dots::load_terms(bytes, pass);
+          };
+          if constexpr (are_few) {
+            MHA_UNROLL for (int i = 0; i < places; ++i) __builtin_prefetch(place + i * apart, 0, 2);
+            place += place_step;
+          } else {
+            MHA_UNROLL for (int line = 0; line < C * lanes * terms_together; line += 64) __builtin_prefetch(w + ahead + line);
           }
-          MHA_UNROLL for (int c = 0; c < C; ++c) {
-            MHA_UNROLL for (int four = 0; four < fours; ++four) {
-              MHA_UNROLL for (int pass = 0; pass < Dots::passes; ++pass) {
-                const typename Dots::Terms terms = terms_of(c, four, pass);
-                MHA_UNROLL for (int r = 0; r < R; ++r) acc[r][c] = Dots::add(acc[r][c], terms, x[r][four][pass]);
+          if constexpr (are_few || (R == 4 && Dots::passes == 1 && V::size == 16)) {
+            typename Dots::RowTerms x[R][fours][Dots::passes];
+            MHA_UNROLL for (int r = 0; r < R; ++r) {
+              MHA_UNROLL for (int four = 0; four < fours; ++four) {
+                MHA_UNROLL for (int pass = 0; pass < Dots::passes; ++pass) x[r][four][pass] = row_terms(r, four, pass);
+              }
+            }
+            MHA_UNROLL for (int c = 0; c < C; ++c) {
+              MHA_UNROLL for (int four = 0; four < fours; ++four) {
+                MHA_UNROLL for (int pass = 0; pass < Dots::passes; ++pass) {
+                  const typename Dots::Terms terms = terms_of(c, four, pass);
+                  MHA_UNROLL for (int r = 0; r < R; ++r) acc[r][c] = Dots::add(acc[r][c], terms, x[r][four][pass]);
+                }
+              }
+            }
+          } else {
+            static_assert(!are_nibbles, "one four of terms in each step");
+            MHA_UNROLL for (int pass = 0; pass < Dots::passes; ++pass) {
+              typename Dots::Terms terms[C];
+              MHA_UNROLL for (int c = 0; c < C; ++c) terms[c] = terms_of(c, 0, pass);
+              MHA_UNROLL for (int r = 0; r < R; ++r) {
+                const typename Dots::RowTerms x = row_terms(r, 0, pass);
+                MHA_UNROLL for (int c = 0; c < C; ++c) acc[r][c] = Dots::add(acc[r][c], terms[c], x);
               }
             }
           }
-        } else {
-          static_assert(!are_nibbles, "one four of terms in each step");
-          MHA_UNROLL for (int pass = 0; pass < Dots::passes; ++pass) {
-            typename Dots::Terms terms[C];
-            MHA_UNROLL for (int c = 0; c < C; ++c) terms[c] = terms_of(c, 0, pass);
-            MHA_UNROLL for (int r = 0; r < R; ++r) {
-              const typename Dots::RowTerms x = row_terms(r, 0, pass);
-              MHA_UNROLL for (int c = 0; c < C; ++c) acc[r][c] = Dots::add(acc[r][c], terms[c], x);
-            }
+        }
+        MHA_UNROLL for (int r = 0; r < R; ++r) {
+          const V row_scale = all<V>(tail_of(r).scale);
+          MHA_UNROLL for (int c = 0; c < C; ++c) {
+            V sum = Dots::sums_of(acc[r][c]);
+            if (is_int4) sum = sum * load<V>(scales + c * lanes);
+            float *const at_sum = to + r * sums_stride + c * lanes;
+            store(at_sum, mul_add(sum, row_scale, load<V>(at_sum)));
           }
         }
+        to += C * lanes;
+        if (is_int4) scales += C * lanes;
+        first_place += places * apart;
       }
-      MHA_UNROLL for (int r = 0; r < R; ++r) {
-        const V row_scale = all<V>(tail_of(r).scale);
-        MHA_UNROLL for (int c = 0; c < C; ++c) {
-          V sum = Dots::sums_of(acc[r][c]);
-          if (is_int4) sum = sum * load<V>(scales + c * lanes);
-          store(to + r * panel_columns + c * lanes, mul_add(sum, row_scale, load<V>(from + r * from_stride + c * lanes)));
-        }
-      }
-      if (is_int4) scales += panel_columns;
-      from = to;
-      from_stride = panel_columns;
+      of_panel += tile.panel_bytes;
+      if (is_int4) scales += tile.panel_scales - panel_columns;
+      later += chain_bytes / panels_in_step;
     }
+    columns += chain_bytes;
+    first_scale += panel_columns;
   }
 }
 
@@ -169,35 +196,41 @@ template <class V>
 MHA_NOINLINE void project_codes(const Projection &p, const float *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                                 int64_t panel_end) {
   constexpr int64_t most = TileShape<V::size>::max_rows, spare = RowBlock::spare;
-  alignas(64) float sums[(project_block_rows + spare) * panel_columns];
+  alignas(64) float sums[max(project_block_rows + spare, panels_in_step * max_rows_of_nibbles) * panel_columns];
   alignas(64) uint8_t widened[block_terms * panel_columns];
   const bool is_int4 = p.storage == Storage::int4;
   const char *const coded = reinterpret_cast<const char *>(rows);
   const int64_t count = row_end - row_begin, row_bytes = bytes_of_codes(p, p.depth), codes_in_byte = is_int4 ? 2 : 1;
   const int64_t num_last = (count - 1) % most + 1;
   const PanelLoop whole = panel_loop_of<V>(p, most), last = panel_loop_of<V>(p, num_last);
+  const bool are_few = count <= max_rows_of_nibbles;
+  const int64_t most_terms = are_few ? p.depth : block_terms, full_panels = min(panel_end, p.columns / panel_columns);
   CodeTile tile;
-  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+  for (int64_t panel = panel_begin; panel < panel_end; panel += tile.panels) {
     const StoredPanel stored(p, panel);
-    for (int64_t k = 0; k < p.depth; k += block_terms) {
-      tile.terms = min(p.depth - k, block_terms);
-      tile.is_first = k == 0;
+    tile.panels = are_few && panel + panels_in_step <= full_panels ? panels_in_step : 1;
+    tile.panel_bytes = stored.bytes;
+    tile.panel_scales = stored.groups * panel_columns;
+    const int64_t stride = tile.panels * panel_columns, terms_ahead = tile.panels > 1 ? terms_of_chain(p.storage) : block_terms;
+    __builtin_memset(sums, 0, static_cast<size_t>((count + (are_few ? 0 : spare)) * stride) * sizeof(float));
+    for (int64_t k = 0; k < p.depth; k += most_terms) {
+      tile.terms = min(p.depth - k, most_terms);
       const uint8_t *const columns = stored.first + k * panel_columns / codes_in_byte;
       if (is_int4) tile.scales = stored.scales + k / int4_group * panel_columns;
-      if (is_int4 && count > max_rows_of_nibbles) widen_nibbles(columns, tile.terms, widened);
+      if (is_int4 && !are_few) widen_nibbles(columns, tile.terms, widened);
       const char *const first = coded + bytes_of_codes(p, k);
       for (int64_t r = 0; r < count; r += most) {
         const bool is_last = count - r <= most, is_widened = is_int4 && !(is_last && num_last <= max_rows_of_nibbles);
         tile.columns = is_widened ? widened : columns;
-        tile.ahead = is_widened ? 0 : block_terms * panel_columns / codes_in_byte;  // the next block of the panel
+        tile.ahead = is_widened ? 0 : terms_ahead * panel_columns / codes_in_byte;
         tile.sums = sums + r * panel_columns;
         // Where there are fewer, the last one again.
         for (int64_t i = 0; i < most; ++i) tile.rows[i] = first + min(r + i, count - 1) * row_bytes;
         (is_last ? last : whole)(tile);
       }
     }
-    finish_sums<V>(stored, count, min(panel_columns, p.columns - panel * panel_columns), sums, panel_columns);
-    write_results<V>(p, row_begin, count, sums, panel_columns, panel, 1);
+    finish_sums<V>(stored, count, min(stride, p.columns - panel * panel_columns), sums, stride);
+    write_results<V>(p, row_begin, count, sums, stride, panel, tile.panels);
   }
 }
 
