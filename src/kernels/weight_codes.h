@@ -173,7 +173,7 @@ MHA_NOCLONE void multiply_value_codes(const Tile &tile) {
 template <class V>
 MHA_NOINLINE Loops loops_over_value_codes(int64_t rows) {
   Loops loops = {};
-  visit_rows<TileShape<V::size>::attend_rows>(rows, [&](auto tile) MHA_INLINED {
+  visit_rows<is_small_code ? 1 : TileShape<V::size>::attend_rows>(rows, [&](auto tile) MHA_INLINED {
     constexpr int R = decltype(tile)::count, B = R == 1 && V::size > 1 && !is_small_code ? 4 : 1;
     loops.narrow = {multiply_value_codes<V, R, 1>, R, 1, key_block, 2};
     loops.wide = {multiply_value_codes<V, R, B>, R, 1, B * key_block, 2};
@@ -193,6 +193,10 @@ MHA_NOINLINE void add_value_codes(const Unit &unit, const Groups &values, Range 
     return call.codes->multiply({CodedRows::weights, call.options.context_arithmetic, weights, weight_floats, num_rows, columns,
                                  gathered_values_step(width), width, (groups.end - groups.begin) * key_block, o, width, 0});
   }
+  for (int64_t r = 0; is_small_code && num_rows > 1 && r < num_rows; ++r) {
+    add_value_codes<V>(unit, values, groups, weights + r * weight_floats, 1, o + r * width, no_prefetch_source);
+  }
+  if (is_small_code && num_rows > 1) return;
   const Loops loops = loops_over_value_codes<V>(num_rows);
   Tile tile;
   tile.column_stride = values.row_stride;
