@@ -181,10 +181,11 @@ using PanelLoop = void (*)(const CodeTile &);
 template <class V>
 MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
   PanelLoop loop = nullptr;
-  visit_rows<TileShape<V::size>::max_rows>(num_rows, [&](auto rows) MHA_INLINED {
+  constexpr int most = TileShape<V::size>::max_rows;
+  visit_rows<most>(num_rows, [&](auto rows) MHA_INLINED {
     visit_code(p, [&](auto code) MHA_INLINED {
       using Code = decltype(code);
-      constexpr int R = decltype(rows)::count;
+      constexpr int R = is_small_code && decltype(rows)::count > max_rows_of_nibbles ? most : decltype(rows)::count;
       if constexpr (sizeof(Code) >= sizeof(SmallCode)) loop = multiply_codes<V, Code, Storage::int8, false, R>;
       if (p.storage == Storage::int4) loop = multiply_codes<V, Code, Storage::int4, R <= max_rows_of_nibbles, R>;
     });

@@ -44,8 +44,8 @@ template <>
 constexpr int32_t added_to_bytes<uint8_t> = 0;
 #endif
 // And where weights are nibbles: their products with bytes may add up in 16 bits.
-#if defined(MHA_KERNELS_SCALAR)
-using NibbleCode = int16_t;
+#if defined(MHA_KERNELS_SCALAR) || defined(__OPTIMIZE_SIZE__)
+using NibbleCode = SmallCode;
 #else
 using NibbleCode = int8_t;
 #endif
