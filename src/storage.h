@@ -200,9 +200,8 @@ inline int64_t coded_row_floats(int64_t width) {
 inline int64_t coded_query_floats(int64_t width) { return coded_row_floats(width) + 4; }  // its scale is the last one
 
 // Keys of a chunk, four terms side by side: from each four to the next there are so many bytes, a bit more than a power of two, so that
-// they do not fall into the same cache sets. late: of a few groups at a time.
+// they do not fall into the same cache sets.
 constexpr int64_t gathered_keys_step = 4 * chunk_keys + 64;
-constexpr int64_t late_gathered_groups = 4;
 inline int64_t gathered_keys_bytes(int64_t head_dim) { return (head_dim + 3) / 4 * gathered_keys_step; }
 
 // Values of a chunk likewise, 16 columns after 16.

@@ -21,7 +21,7 @@ from linking_spills import functions
 # The most that an instruction set may have: innermost loops with packed fma, and bytes of text. By compiler, since each has its own mind about
 # inlining; kept for Release. A change that leaves less lowers the budget; one that needs more says what for.
 budgets = {
-    "GNU 12": {"avx2": (84, 154_000), "avx2_vnni": (0, 36_000), "avx512": (97, 176_000), "avx512_vnni": (0, 40_500),
+    "GNU 12": {"avx2": (84, 152_500), "avx2_vnni": (0, 36_500), "avx512": (97, 172_500), "avx512_vnni": (0, 41_000),
                "neon": (75, 125_500), "neon_dotprod": (0, 34_000)},
 }
 

@@ -41,7 +41,10 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
     for (int64_t k = whole; k < head_dim; ++k) to[k] = canonical_nan(from[k] * scale);
     if (!has_codes) continue;
     float *const codes = unit.q(row.index);
-    codes[call.scratch.query_floats - 1] = call.codes->encode_row(CodedRows::queries, call.options.arithmetic, to, head_dim, codes);
+    const int64_t count = code_count(head_dim);  // stored keys know no chains of codes
+    codes[call.scratch.query_floats - 1] =
+        unit.gathers_keys() ? call.codes->encode_row(CodedRows::queries, call.options.arithmetic, to, head_dim, codes)
+                            : encode_code_row(CodedRows::queries, call.options.arithmetic, to, head_dim, count, sizeof(int16_t), 0, codes);
   }
 }
 

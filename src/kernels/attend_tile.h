@@ -63,14 +63,14 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     const int64_t before = c * chunk_keys;
     find_attending(unit, chunks[c].begin, {max(0, needed.begin - before), min(chunk_keys, needed.end - before)}, rows, &keys[c]);
     const Range groups = groups_of(keys[c].some);
-    if (unit.has_codes())
-      multiply_key_codes(unit, chunks[c].keys, groups, unit.q(rows.begin), rows.count, scores_of(c), ahead_of_keys);
+    if (unit.gathers_keys())
+      multiply_gathered_keys(unit, groups, unit.q(rows.begin), rows.count, scores_of(c), ahead_of_keys);
     else
       blocks.add(chunks[c].keys, groups, scores_of(c));
   }
   const bool prefetches = ahead_of_keys.groups || ahead_of_values.groups;
-  if (!unit.has_codes()) {
-    multiply_keys<V>(unit, chunks[0], blocks, groups_of(keys[0].some), loops_over_keys<V>(rows.count, chunks[0].keys.storage, prefetches),
+  if (!unit.gathers_keys()) {
+    multiply_keys<V>(unit, chunks[0], blocks, groups_of(keys[0].some), loops_over_keys<V>(unit, rows.count, chunks[0].keys, prefetches),
                      unit.q(rows.begin), rows.count, rows.count == 1 && call.tuning->interleaves_keys && call.k.is_packed, ahead_of_keys);
   }
 

@@ -27,21 +27,11 @@ constexpr int64_t terms_together = 4;  // of a column, side by side
 template <class Code>
 struct DotProducts;
 
-// Added to codes of int8 in the bytes of their columns.
-template <class Code>
-constexpr int32_t added_to_bytes = byte_added;
-
-// How codes of 8 bits are stored, and those that are never negative.
+// How codes of 8 bits are stored.
 #if defined(MHA_KERNELS_VNNI) || defined(MHA_KERNELS_DOTPROD)
 using SmallCode = int8_t;
-using UnsignedCode = uint8_t;
 #else
 using SmallCode = int16_t;
-using UnsignedCode = int16_t;
-#endif
-#if defined(MHA_KERNELS_VNNI)
-template <>
-constexpr int32_t added_to_bytes<uint8_t> = 0;
 #endif
 // And where weights are nibbles: their products with bytes may add up in 16 bits.
 #if defined(MHA_KERNELS_SCALAR) || defined(__OPTIMIZE_SIZE__)
@@ -175,14 +165,6 @@ struct DotProducts<int8_t> {
 #endif
 };
 
-#if defined(MHA_KERNELS_VNNI)
-// Signed bytes times unsigned ones, the codes of a row.
-template <>
-struct DotProducts<uint8_t> : DotProducts<int8_t> {
-  static MHA_INLINE RowTerms load_row_terms(const uint8_t *p, int) { return load_dword(p); }
-  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return add_products_of_bytes(sum, x, w); }
-};
-#endif
 
 #undef MHA_MM
 #undef MHA_MM_SI
@@ -254,24 +236,6 @@ struct DotProducts<int8_t> {
   static MHA_INLINE Vector sums_of(Sum s) { return vcvtq_f32_s32(s); }
 };
 
-// Unsigned bytes times unsigned ones.
-template <>
-struct DotProducts<uint8_t> {
-  static constexpr int passes = 1, lanes_of_sum = 1;
-  static constexpr bool swaps_codes = false;
-  static constexpr int32_t load_adds = 0;
-  using Sum = uint32x4_t;
-  using Terms = uint8x16_t;
-  using RowTerms = uint8x8_t;
-
-  static MHA_INLINE Terms load_terms(const uint8_t *p, int) { return vld1q_u8(p); }
-  static MHA_INLINE RowTerms load_row_terms(const uint8_t *p, int) {
-    return vreinterpret_u8_s8(DotProducts<int8_t>::load_row_terms(reinterpret_cast<const int8_t *>(p), 0));
-  }
-  static MHA_INLINE Sum begin(int32_t value) { return vdupq_n_u32(static_cast<uint32_t>(value)); }
-  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return vdotq_lane_u32(sum, w, x, 0); }
-  static MHA_INLINE Vector sums_of(Sum s) { return vcvtq_f32_s32(vreinterpretq_s32_u32(s)); }
-};
 #else
 // Nibbles times bytes. Four sums in 16 bits for each column, of 32 terms at most, which do not overflow in the end: each is the sum of
 // products of 8 codes, at most 8 * 8 * 127, and less than as much again that begin_of puts on it.

@@ -387,7 +387,7 @@ struct CodeKernels {
 
   void (*multiply)(const CodeProducts &products);
 
-  bool multiplies_bytes;  // then it is faster with codes of 8 bits
+  bool multiplies_bytes, multiplies_words;  // whether there are these functions for codes of 8 and of 16 bits
 };
 
 struct Kernels {

@@ -21,7 +21,7 @@ struct Groups {
   int64_t run_end[chunk_groups];      // in keys of the chunk: so far the memory goes on without a gap
   Storage storage;                    // of what the pointers point to
   bool has_scales;
-  bool are_late;       // keys that multiply_keys, or multiply_key_codes, packs before it reads them
+  bool are_late;       // keys that multiply_keys packs before it reads them
   bool are_rows;       // values that are read where the caller has them
   int64_t row_stride;  // from one value to the next
 };
@@ -235,9 +235,8 @@ MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_beg
   }
   locate(source, unit, chunk_begin, range.begin, range.end, groups);
   if (are_keys && unit.has_codes()) {
-    groups->are_late = is_streamed && unit.num_rows <= max_rows_of_fewer_bits;
     uint8_t *const gathered = reinterpret_cast<uint8_t *>(memory) + range.begin * gathered_group_bytes;
-    if (!groups->are_late) gather_keys(unit, *groups, range, gathered, gathered_keys_step);
+    if (unit.gathers_keys()) gather_keys(unit, *groups, range, gathered, gathered_keys_step);
     return;
   }
   if (!are_keys && unit.has_weight_codes()) {

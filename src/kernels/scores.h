@@ -5,6 +5,7 @@
 
 #include "kernels/key_values.h"
 #include "kernels/score_options.h"
+#include "kernels/stored_codes.h"
 
 namespace mha {
 namespace {
@@ -26,6 +27,11 @@ struct KeyBlocks {
   }
 };
 
+template <class V>
+MHA_INLINE Loops loops_over_keys(const Unit &unit, int64_t rows, const Groups &keys, bool prefetches) {
+  return unit.has_codes() ? loops_over_stored_codes<V>(rows, true) : loops_over_keys<V>(rows, keys.storage, prefetches);
+}
+
 // Products of `num_rows` queries with all blocks, as many at a time as the loop takes. Where fewer are left they come one by one, or, where
 // the loop for one block takes several too, the last one is computed again. `groups` are those of the first chunk. interleaves: blocks that
 // are taken together come from as many places, which advance side by side.
@@ -42,7 +48,7 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyB
   for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = queries + min(r, num_rows - 1) * unit.call.scratch.query_floats;
   tile.column_stride = key_block;
   tile.terms = head_dim;
-  tile.chain = score_block;
+  tile.chain = unit.has_codes() ? score_code_block : score_block;
   tile.sums_stride = score_stride;
   tile.mode = Sums::replace;
   tile.next_columns = key_block * head_dim;
@@ -63,8 +69,10 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyB
     }
     step = interleaves ? 1 : loop.blocks * tile.repeats;
     const int64_t ahead_bytes = step * groups_ahead * ahead.bytes;
-    tile.prefetch = is_ahead ? prefetch_stretch(ahead.at(group) + ahead.share * ahead_bytes, ahead_bytes, loop, head_dim, tile.repeats)
-                             : no_prefetch(queries);
+    Loop prefetching = loop;
+    if (unit.has_codes()) prefetching.blocks = 1;  // in four places
+    const char *const first_ahead = is_ahead ? ahead.at(group) + ahead.share * ahead_bytes : nullptr;
+    tile.prefetch = is_ahead ? prefetch_stretch(first_ahead, ahead_bytes, prefetching, head_dim, tile.repeats) : no_prefetch(queries);
     for (int64_t b = i; keys.are_late && b < min(end, i + step); ++b) {
       pack_keys<V>(unit, chunk.begin, groups.begin + b, chunk.needed, static_cast<float *>(const_cast<void *>(blocks.at[b])));
     }
@@ -74,34 +82,25 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyB
   for (int64_t r = 0; r < num_rows; ++r) make_canonical<V>(blocks.to[0] + r * score_stride, blocks.count * key_block);
 }
 
-// The same in integers, with the groups of one chunk. Late ones are gathered a few at a time, right before they are read.
-MHA_NOINLINE inline void multiply_key_codes(const Unit &unit, const Groups &keys, Range groups, const float *queries, int64_t num_rows,
-                                            float *products, const PrefetchSource &ahead) {
+// The same in integers, with gathered keys of one chunk.
+MHA_NOINLINE inline void multiply_gathered_keys(const Unit &unit, Range groups, const float *queries, int64_t num_rows, float *products,
+                                                const PrefetchSource &ahead) {
   const Attention &call = unit.call;
-  uint8_t *const memory = reinterpret_cast<uint8_t *>(unit.scratch + call.scratch.keys);
-  CodeProducts p = {CodedRows::queries, call.options.arithmetic, queries, call.scratch.query_floats, num_rows,     nullptr,
-                    gathered_keys_step, 0,                       call.head_dim, nullptr,             score_stride, 0};
-  for (int64_t g = groups.begin, end; g < groups.end; g = end) {
-    end = keys.are_late ? min(groups.end, g + late_gathered_groups) : groups.end;
-    p.columns = memory + (keys.are_late ? 0 : g * gathered_group_bytes);
-    if (keys.are_late) {
-      p.step = late_gathered_groups * gathered_group_bytes;
-      gather_keys(unit, keys, {g, end}, memory, p.step);
-    }
-    p.num_columns = (end - g) * key_block;
-    p.sums = products + g * key_block;
-    p.ahead = ahead.has(g) ? ahead.at(g) - reinterpret_cast<const char *>(p.columns) : 0;
-    call.codes->multiply(p);
-  }
+  const uint8_t *const memory = reinterpret_cast<const uint8_t *>(unit.scratch + call.scratch.keys);
+  const uint8_t *const gathered = memory + groups.begin * gathered_group_bytes;
+  const int64_t columns = (groups.end - groups.begin) * key_block;
+  const int64_t distance = ahead.has(groups.begin) ? ahead.at(groups.begin) - reinterpret_cast<const char *>(gathered) : 0;
+  call.codes->multiply({CodedRows::queries, call.options.arithmetic, queries, call.scratch.query_floats, num_rows, gathered,
+                        gathered_keys_step, columns, call.head_dim, products + groups.begin * key_block, score_stride, distance});
 }
 
 // Products of one row.
 template <class V>
 MHA_NOINLINE void multiply_row(const Unit &unit, const Chunk &chunk, Range groups, int64_t row, float *products) {
-  if (unit.has_codes()) return multiply_key_codes(unit, chunk.keys, groups, unit.q(row), 1, products, no_prefetch_source);
+  if (unit.gathers_keys()) return multiply_gathered_keys(unit, groups, unit.q(row), 1, products, no_prefetch_source);
   KeyBlocks blocks;
   blocks.add(chunk.keys, groups, products);
-  multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(1, chunk.keys.storage, false), unit.q(row), 1, false,
+  multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(unit, 1, chunk.keys, false), unit.q(row), 1, false,
                    no_prefetch_source);
 }
 

@@ -50,7 +50,8 @@ MHA_INLINE Prefetch no_prefetch(const void *anywhere) { return {static_cast<cons
 //   add          are added to the sums
 //   add_scaled   are added to them times a scale for each column, by a fused multiply-add
 //   extend       continue them: the chain of fused multiply-adds starts with the sum instead of +0
-enum class Sums { replace, add, add_scaled, extend };
+//   integers, extend_integers   of codes (stored_codes.h): are left as integers, which replace those in memory or continue them
+enum class Sums { replace, add, add_scaled, extend, integers, extend_integers };
 
 constexpr int max_tile_rows = 8, max_tile_blocks = 8;
 
