@@ -46,7 +46,6 @@ MHA_DOTS(avx2_words, MHA_AVX2, __m256i, "x", 16, asm volatile("%{vex%} vpdpwssd 
 MHA_DOTS(avx512_bytes, MHA_AVX512, __m512i, "v", 64, asm volatile("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)))
 MHA_DOTS(avx512_words, MHA_AVX512, __m512i, "v", 32, asm volatile("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)))
 #endif
-#define MHA_REGISTER "r"
 #elif defined(__aarch64__)
 MHA_DOTS(neon, , int32x4_t, "w", 4, asm volatile("smlal %0.4s, %1.4h, %2.4h" : "+w"(sum) : "w"(a), "w"(b)))
 #if defined(MHA_HAS_NEON_DOTPROD)
@@ -62,14 +61,14 @@ std::vector<DotProbe> dot_probes_of(uint32_t instruction_set, int code_bits) {
   const bool are_bytes = code_bits == 8;
   switch (instruction_set) {
 #if defined(__x86_64__)
-#if defined(MHA_HAS_AVX512_VNNI)
     case MHA_INSTRUCTION_SET_AVX512_VNNI:
+#if defined(MHA_HAS_AVX512_VNNI)
       return are_bytes ? avx512_bytes::all<12, 24>() : avx512_words::all<12, 24>();
 #endif
     case MHA_INSTRUCTION_SET_AVX512:
       return avx512::all<12, 24>();
-#if defined(MHA_HAS_AVX2_VNNI)
     case MHA_INSTRUCTION_SET_AVX2_VNNI:
+#if defined(MHA_HAS_AVX2_VNNI)
       return are_bytes ? avx2_bytes::all<10, 12>() : avx2_words::all<10, 12>();
 #endif
     case MHA_INSTRUCTION_SET_AVX2:

@@ -1,4 +1,5 @@
-// The loops that a processor's products of codes are measured with, for each instruction set: what integer arithmetic can reach at most.
+// The loops that a processor's products of codes are measured with, for each instruction set: what integer
+// arithmetic can reach at most with weights of int8. (Those of int4 may have sums of 16 bits, and do more.)
 #pragma once
 
 #include <stdint.h>

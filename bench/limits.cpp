@@ -165,14 +165,13 @@ double measure(What what, const LimitsOf &of) {
 
 }  // namespace
 
-Limits measure_limits(const LimitsOf &of) { 
+Limits measure_limits(const LimitsOf &of) {
   return {measure(What::fma, of), measure(What::read, of), of.code_bits ? measure(What::dots, of) : 0};
 }
 
 void forget_fastest_loops(const LimitsOf &of) {
   fastest_loops.erase(key_of(What::fma, of));
   fastest_loops.erase(key_of(What::read, of));
-  fastest_loops.erase(key_of(What::dots, of));
 }
 
 }  // namespace bench

@@ -102,7 +102,7 @@ void register_storage_benchmarks(const Setting &setting) {
           std::unique_ptr<Case> test = make_attention_case(prompt, setting.instruction_set, change);
           test->rival = make_attention_case(prompt, setting.instruction_set);
           test->rival_counter = "times_f32";
-        compute_in(arithmetic, 0, has_context ? 1 : 0.5, test.get());
+          compute_in(arithmetic, 0, has_context ? 1 : 0.5, test.get());
           return test;
         });
       }

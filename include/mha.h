@@ -214,9 +214,9 @@ typedef struct mha_layer_config {
  */
 
 /*
- * What projections compute in; of scores see mha_score_options. Integers need weights of INT8 or
- * INT4. Input rows become codes: each 64 numbers have a scale, their largest magnitude / 127 or /
- * 32767. Products of codes are added up exactly. A number that is not finite makes its row NaN.
+ * What projections compute in; of attention see mha_score_options. Integers need weights of INT8
+ * or INT4. Input rows become codes: each 64 numbers have a scale, their largest magnitude / 127
+ * or / 32767. Products of codes add up exactly. A number that is not finite makes its row NaN.
  */
 #define MHA_ARITHMETIC_F32 0u
 #define MHA_ARITHMETIC_INT8 1u  /* codes of 8 bits */
@@ -644,8 +644,8 @@ typedef struct mha_norm {
  * bias, what flags and lengths exclude is not read (with MHA_GROUPS_ALSO it may be), and of bias
  * what mask or groups exclude reaches no result. Calls only read the struct and all it points to.
  *
- * In integers each row of a head of q, or of up to 256 exp(s), becomes codes with one scale. Then a
- * cache has a k_type, or v_type, of INT8; without one, keys and values are first rounded to INT8.
+ * In integers a row of a head of q, or 256 exp(s) times the values' scales, become codes with one
+ * scale. A cache then has a k_type, or v_type, of INT8; without one, k and v are rounded to INT8.
  *
  * mask and bias have the shape [batch, num_heads, n_q, columns]. A stride of 0 means that all
  * sequences, heads or rows have the same: one [n_q, columns] for all needs a row stride alone. Rows

@@ -208,9 +208,9 @@ inline int64_t gathered_keys_bytes(int64_t head_dim) { return (head_dim + 3) / 4
 inline int64_t gathered_values_step(int64_t width) { return 4 * width + 64; }
 inline int64_t gathered_values_bytes(int64_t width) { return chunk_keys / 4 * gathered_values_step(width); }
 
-// ---- Integer contexts: the weights of a chunk are codes of 16 bits and one scale (CONTRACT.md, section 8)
+// ---- Integer contexts: the weights of a chunk are codes and one scale (CONTRACT.md, section 8)
 
-// The scale follows the codes.
+// Room for the codes of 16 bits and their scale, or for what encode_row makes.
 constexpr int64_t weight_codes = chunk_keys, weight_floats = weight_codes / 2 + 16;
 
 }  // namespace

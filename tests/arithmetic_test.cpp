@@ -88,6 +88,11 @@ TEST_P(IntegerArithmetic, GivesTheBitsOfTheSpecificationForEveryNumberOfRows) {
   }
 }
 
+// Four panels of weights in step, and one that is left, where the depth is no multiple of a group.
+TEST_P(IntegerArithmetic, OfOneAndTwoRowsGivesTheBitsOfTheSpecificationForEveryPanel) {
+  for (const int64_t n : {1, 2}) ExpectTheSpecification(ProblemOf(static_cast<uint64_t>(n), n, 257, 2, 100, 200));
+}
+
 // What is left of a group of 32 or 64, and of the terms that lie side by side, may be any number of them.
 TEST_P(IntegerArithmetic, OfAnyDepthGivesTheBitsOfTheSpecification) {
   constexpr int64_t rows[] = {1, 2, 3, 6, 8};
@@ -118,12 +123,12 @@ TEST_P(IntegerArithmetic, GivesTheSameBitsForManyRowsAndThreads) {
 }
 
 // Sums as large as they can be: all weights -128, which only a quantiser makes, or 127, and all inputs the largest of their group, of one
-// sign and both. Nothing saturates.
+// sign, or with the other one in those of four terms that a part of a column's sums has. Nothing saturates.
 TEST_P(IntegerArithmetic, OfTheGreatestCodesGivesTheBitsOfTheSpecification) {
   LayerProblem problem = ProblemOf(7, 9, 256, 2, 24, 64);
   for (const float sign : {1.0f, -1.0f}) {
-    for (const bool alternates : {false, true}) {
-      for (size_t i = 0; i < problem.query.size(); i++) problem.query[i] = alternates && i % 2 ? -3.0f : 3.0f * sign;
+    for (const size_t others : {0b0000u, 0b1010u, 0b1100u, 0b1110u}) {
+      for (size_t i = 0; i < problem.query.size(); i++) problem.query[i] = (others >> i % 4 & 1 ? -3.0f : 3.0f) * sign;
       for (const Kind &kind : kKinds) {
         problem.arithmetic = kind.arithmetic;
         LayerProblem converted = Converted(problem, kind.stored);
@@ -133,7 +138,7 @@ TEST_P(IntegerArithmetic, OfTheGreatestCodesGivesTheBitsOfTheSpecification) {
         for (size_t i = 0; i < converted.w_v.size(); i++) converted.w_v[i] = i % 3 ? lowest : greatest;
         const Layer layer = MakeLayer(GivenAs(converted, MHA_LAYOUT_OUT_IN, false, 0), instruction_set());
         ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(converted)))
-            << kind.name << (alternates ? " of both signs" : "") << " times " << sign;
+            << kind.name << ", terms " << others << " of the other sign, times " << sign;
       }
     }
   }

@@ -34,8 +34,8 @@ constexpr Arithmetics kIntegers[] = {{Arithmetic::kInt8, Arithmetic::kF32},
                                      {Arithmetic::kInt16, Arithmetic::kF32},
                                      {Arithmetic::kF32, Arithmetic::kInt8},
                                      {Arithmetic::kF32, Arithmetic::kInt16},
-                                     {Arithmetic::kInt8, Arithmetic::kInt16},
-                                     {Arithmetic::kInt16, Arithmetic::kInt8}};
+                                     {Arithmetic::kInt8, Arithmetic::kInt8},
+                                     {Arithmetic::kInt16, Arithmetic::kInt16}};
 
 void Set(const Arithmetics &integers, ScoreArrays *score) {
   score->arithmetic = integers.scores;
@@ -324,6 +324,18 @@ TEST_P(IntegerAttention, AValueThatIsNotFiniteMakesTheRowsNanInWhichItTakesPartA
       for (int64_t i = 20; i < 40; i++) has_weights_of_0 = has_weights_of_0 || outputs.attention_weights[(40 + i) * 40 + 20] == 0.0f;
       EXPECT_TRUE(has_weights_of_0);
       for (int64_t i = 0; i < 40 * 10; i++) ASSERT_EQ(std::isnan(outputs.y[i]), i / 10 >= 20 && i % 10 >= 5) << i;
+    }
+  }
+}
+
+// Rows of a tile that attend to no key of a chunk, beside others that attend to such a value: they are computed once more, one by one.
+TEST_P(IntegerAttention, AValueThatIsNotFiniteInAChunkOfWhichSomeRowsHaveNoKeyMakesOnlyTheOthersNan) {
+  for (const Arithmetics &integers : kIntegers) {
+    for (const int64_t window : {-1, 3}) {
+      AttentionProblem problem = History(integers, 1, 260, 6, 5, 1);
+      if (window >= 0) problem.window_left = window;
+      for (const int64_t key : {15, 257}) problem.v[key * 10 + 7] = std::numeric_limits<float>::quiet_NaN();
+      ASSERT_TRUE(SameBits(Run(problem), Specify(problem)));
     }
   }
 }

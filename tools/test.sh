@@ -13,7 +13,7 @@ its result behind them.
   build/             g++, Release: the library, the command, the benchmarks, all tests
   build-clang/       clang, Release: the library, and the tests that another compiler could make fail
   build-aarch64/     cross-compiled for AArch64: the library, and the tests that another processor could make fail, under emulation
-  build-minsizerel/  g++, MinSizeRel: the library, its size and its object files
+  build-minsizerel/  g++, MinSizeRel: the library, its bits, its size and its object files
   build-riscv64/     cross-compiled for 64-bit RISC-V: the library, under emulation its bits, its cache and the edges of its interface
   build-windows/     cross-compiled for Windows by MinGW-w64: the library, under Wine the bits of its DLL and the edges of its interface
   build/avx512/      on a processor without AVX-512 or its VNNI, by tools/test_avx512.sh: the bits of its kernels, under emulation
@@ -175,7 +175,11 @@ test_objects() {  # BUILD_TYPE
   build "$folder" --target mha_static mha_shared
   run_tests "$folder" -L '^(objects|package)$' -LE '^once$'
 }
-[[ $matrix == quick ]] || test_objects MinSizeRel
+if [[ $matrix != quick ]]; then
+  test_objects MinSizeRel
+  build build-minsizerel --target mha_test_checksums  # this build has loops of its own
+  run_tests build-minsizerel -R '^checksums\.'
+fi
 
 if [[ $matrix == all ]]; then
   test_objects Debug

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/context.h"
-#include "kernels/weight_codes.h"
+#include "kernels/context_codes.h"
 
 namespace mha {
 namespace {
@@ -64,7 +64,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     find_attending(unit, chunks[c].begin, {max(0, needed.begin - before), min(chunk_keys, needed.end - before)}, rows, &keys[c]);
     const Range groups = groups_of(keys[c].some);
     if (unit.gathers_keys())
-      multiply_gathered_keys(unit, groups, unit.q(rows.begin), rows.count, scores_of(c), ahead_of_keys);
+      multiply_gathered_keys(unit, groups, unit.q(rows.begin), rows.count, scores_of(c));
     else
       blocks.add(chunks[c].keys, groups, scores_of(c));
   }
@@ -80,7 +80,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     float *row = scores_of(c), *const m = unit.m(slot + c, rows.begin), *const l = unit.l(slot + c, rows.begin);
     for (int64_t r = 0; r < rows.count; ++r, row += score_stride) {
       m[r] = score_row<V>(unit, rows.begin + r, chunks[c], groups, keys[c].of_row[r], row);
-      if (unit.has_weight_codes()) {
+      if (unit.has_context_codes()) {
         l[r] = softmax_to_codes<V>(unit, chunks[c].values, groups, m[r], row, weights_of(c) + r * weight_floats);
         continue;
       }
@@ -90,7 +90,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   }
 
   // 3. Context.
-  if (unit.has_weight_codes()) {
+  if (unit.has_context_codes()) {
     for (int64_t c = 0; c < count; ++c) {
       PrefetchSource ahead = ahead_of_values;
       if (c + 1 < count) ahead = {&chunks[c + 1].values, groups_of(keys[c + 1].some), 0, group_bytes_of(call.v)};

@@ -263,7 +263,7 @@ struct CodeRowsTile {
   int64_t step, num_columns;        // so many columns, a multiple of those of the loop
   int64_t terms, chain;
   float *sums;
-  int64_t sums_stride, ahead;
+  int64_t sums_stride;
 };
 
 // acc[row][vector of columns] += the products of four terms, those of the rows from byte `at` on.
@@ -289,7 +289,7 @@ MHA_NOCLONE void multiply_code_rows(const CodeRowsTile &tile) {
   using Operations = CodeOperations<Code>;
   constexpr int lanes = V::size;
   constexpr int64_t row_step = terms_together * static_cast<int64_t>(sizeof(Code));
-  const int64_t step = tile.step, sums_stride = tile.sums_stride, ahead = tile.ahead;
+  const int64_t step = tile.step, sums_stride = tile.sums_stride;
   const int64_t codes_bytes = tile.chain * static_cast<int64_t>(sizeof(Code));
   const char *rows[R];
   MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = tile.rows[r];
@@ -304,10 +304,7 @@ MHA_NOCLONE void multiply_code_rows(const CodeRowsTile &tile) {
         const auto begin = Operations::begin(Operations::added == 0 ? 0 : tail_of(r).begin);
         MHA_UNROLL for (int c = 0; c < C; ++c) acc[r][c] = begin;
       }
-      for (; at < end; at += row_step, w += step) {
-        if constexpr (R <= max_rows_of_fewer_bits) __builtin_prefetch(w + ahead);
-        add_four_terms<Code>(rows, at, w, acc);
-      }
+      for (; at < end; at += row_step, w += step) add_four_terms<Code>(rows, at, w, acc);
       const bool is_first = left == tile.terms;
       const float *from = is_first ? zeros : tile.sums + column;
       float *to = tile.sums + column;
@@ -352,12 +349,12 @@ MHA_INLINE CodeLoop code_loop(const CodeProducts &p, int64_t rows, int64_t colum
 
 template <class V>
 MHA_NOINLINE void multiply_attention_codes(const CodeProducts &p) {
+  if (p.num_columns == 0) return;  // of a row that attends to no key of the chunk
   CodeRowsTile tile;
   tile.step = p.step;
   tile.terms = p.terms;
   tile.chain = chain_of_row(p.terms);
   tile.sums_stride = p.sums_stride;
-  tile.ahead = p.ahead;
   for (int64_t r = 0, rows = 0; r < p.num_rows; r += rows) {
     for (int64_t column = 0; column < p.num_columns; column += tile.num_columns) {
       const int64_t columns = p.num_columns - column;

@@ -16,12 +16,13 @@ namespace {
 
 // ---- Tiles
 
-// Up to so many rows, codes of int4 become bytes in registers, by each tile anew; for more rows, in memory, once for all.
-constexpr int max_rows_of_nibbles = 2;
+// For up to so many rows, reading the weights is what takes the time. Codes of int4 become bytes in registers, by each tile anew; for more
+// rows, in memory, once for all.
+constexpr int max_few_rows = 2;
 
 constexpr int64_t block_terms = dot_block;  // of a panel that stay in the cache while all rows pass them
 
-// Few rows, up to max_rows_of_nibbles, take so many panels in step: a chain of terms of each in turn, and meanwhile they prefetch the next
+// Few rows, up to max_few_rows, take so many panels in step: a chain of terms of each in turn, and meanwhile they prefetch the next
 // chains of all, a line of each in turn. The processor follows several streams of memory by itself, and faster than one.
 constexpr int panels_in_step = 4;
 
@@ -45,7 +46,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   constexpr int64_t chain = is_int4 ? int4_group : code_group;  // terms that are added up before they are scaled
   constexpr int64_t step = terms_together * panel_columns, row_step = terms_together * static_cast<int64_t>(sizeof(Code));
   constexpr int64_t codes_bytes = chain * static_cast<int64_t>(sizeof(Code));
-  constexpr bool are_few = R <= max_rows_of_nibbles;
+  constexpr bool are_few = R <= max_few_rows;
   constexpr int places = panels_in_step * C * lanes / panel_columns;  // that few rows prefetch with each step
   constexpr int64_t chain_bytes = chain / fours * panel_columns;
   const bool is_in_step = are_few && tile.panels > 1;
@@ -177,7 +178,7 @@ MHA_INLINE int64_t bytes_of_codes(const Projection &p, int64_t terms) {
 
 using PanelLoop = void (*)(const CodeTile &);
 
-// For a tile of so many rows; of up to max_rows_of_nibbles, int4 has nibbles.
+// For a tile of so many rows; of up to max_few_rows, int4 has nibbles.
 template <class V>
 MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
   PanelLoop loop = nullptr;
@@ -185,9 +186,9 @@ MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
   visit_rows<most>(num_rows, [&](auto rows) MHA_INLINED {
     visit_code(p, [&](auto code) MHA_INLINED {
       using Code = decltype(code);
-      constexpr int R = is_small_code && decltype(rows)::count > max_rows_of_nibbles ? most : decltype(rows)::count;
+      constexpr int R = is_small_code && decltype(rows)::count > max_few_rows ? most : decltype(rows)::count;
       if constexpr (sizeof(Code) >= sizeof(SmallCode)) loop = multiply_codes<V, Code, Storage::int8, false, R>;
-      if (p.storage == Storage::int4) loop = multiply_codes<V, Code, Storage::int4, R <= max_rows_of_nibbles, R>;
+      if (p.storage == Storage::int4) loop = multiply_codes<V, Code, Storage::int4, R <= max_few_rows, R>;
     });
   });
   return loop;
@@ -196,15 +197,17 @@ MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
 template <class V>
 MHA_NOINLINE void project_codes(const Projection &p, const float *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                                 int64_t panel_end) {
-  constexpr int64_t most = TileShape<V::size>::max_rows, spare = RowBlock::spare;
-  alignas(64) float sums[max(project_block_rows + spare, panels_in_step * max_rows_of_nibbles) * panel_columns];
+  constexpr int64_t most = TileShape<V::size>::max_rows;
+  static_assert(project_block_rows % most == 0, "the last tile has its rows of sums");
+  alignas(64) float sums[max(project_block_rows, panels_in_step * max_few_rows) * panel_columns];
   alignas(64) uint8_t widened[block_terms * panel_columns];
   const bool is_int4 = p.storage == Storage::int4;
   const char *const coded = reinterpret_cast<const char *>(rows);
   const int64_t count = row_end - row_begin, row_bytes = bytes_of_codes(p, p.depth), codes_in_byte = is_int4 ? 2 : 1;
   const int64_t num_last = (count - 1) % most + 1;
   const PanelLoop whole = panel_loop_of<V>(p, most), last = panel_loop_of<V>(p, num_last);
-  const bool are_few = count <= max_rows_of_nibbles;
+  const bool are_few = count <= max_few_rows;
+  const int64_t num_sums = are_few ? count : (count + most - 1) / most * most;
   const int64_t most_terms = are_few ? p.depth : block_terms, full_panels = min(panel_end, p.columns / panel_columns);
   CodeTile tile;
   for (int64_t panel = panel_begin; panel < panel_end; panel += tile.panels) {
@@ -213,7 +216,7 @@ MHA_NOINLINE void project_codes(const Projection &p, const float *rows, int64_t 
     tile.panel_bytes = stored.bytes;
     tile.panel_scales = stored.groups * panel_columns;
     const int64_t stride = tile.panels * panel_columns, terms_ahead = tile.panels > 1 ? terms_of_chain(p.storage) : block_terms;
-    __builtin_memset(sums, 0, static_cast<size_t>((count + (are_few ? 0 : spare)) * stride) * sizeof(float));
+    __builtin_memset(sums, 0, static_cast<size_t>(num_sums * stride) * sizeof(float));
     for (int64_t k = 0; k < p.depth; k += most_terms) {
       tile.terms = min(p.depth - k, most_terms);
       const uint8_t *const columns = stored.first + k * panel_columns / codes_in_byte;
@@ -221,7 +224,7 @@ MHA_NOINLINE void project_codes(const Projection &p, const float *rows, int64_t 
       if (is_int4 && !are_few) widen_nibbles(columns, tile.terms, widened);
       const char *const first = coded + bytes_of_codes(p, k);
       for (int64_t r = 0; r < count; r += most) {
-        const bool is_last = count - r <= most, is_widened = is_int4 && !(is_last && num_last <= max_rows_of_nibbles);
+        const bool is_last = count - r <= most, is_widened = is_int4 && !(is_last && num_last <= max_few_rows);
         tile.columns = is_widened ? widened : columns;
         tile.ahead = is_widened ? 0 : terms_ahead * panel_columns / codes_in_byte;
         tile.sums = sums + r * panel_columns;

@@ -155,8 +155,8 @@ struct DotProducts<int8_t> {
   static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return add_products_of_bytes(sum, w, x); }
   static MHA_INLINE Vector sums_of(Sum s) { return floats_of_dwords(s); }
 #else
-  // Of nibbles. Two sums in 16 bits for each column, of 32 terms at most. They may overflow on the way, but not in the end: each is the sum
-  // of 16 products of codes, at most 16 * 8 * 127, and 4 times the difference of two sums of 16 codes of the row, which is at most as much.
+  // Of nibbles. Two sums in 16 bits for each column, of 32 terms at most. They never overflow: a sum has x * (w + 4) of each of its 16
+  // terms, or x * -4 as long as that is to come, and x * -4 of the other sum's terms, in all at most 16 * 127 * (11 + 4) = 30480.
   static constexpr int lanes_of_sum = 2;
   static constexpr int vectors(int rows) { return DotProducts<int16_t>::vectors(rows); }
   static MHA_INLINE Sum begin(int32_t value) { return MHA_MM(set1_epi16)(static_cast<int16_t>(value)); }
@@ -237,8 +237,8 @@ struct DotProducts<int8_t> {
 };
 
 #else
-// Nibbles times bytes. Four sums in 16 bits for each column, of 32 terms at most, which do not overflow in the end: each is the sum of
-// products of 8 codes, at most 8 * 8 * 127, and less than as much again that begin_of puts on it.
+// Nibbles times bytes. Four sums in 16 bits for each column, of 32 terms at most. They never overflow: a sum has x * (w + 6) of each of its
+// 8 terms, or x * -2 as long as that is to come, and x * -2 of the other sums' terms, in all at most 127 * (8 * 13 + 24 * 2) = 19304.
 template <>
 struct DotProducts<int8_t> {
   static constexpr int passes = 1, lanes_of_sum = 4;
@@ -306,7 +306,7 @@ struct DotProducts<int16_t> {
 #endif
 
 // What a sum begins with, in each of its lanes, so that it ends as that of the products of codes: where bytes are codes + added, a multiple
-// of 8, and a row's codes add up to row_sum. On the way it may overflow and come back.
+// of 8, and a row's codes add up to row_sum.
 template <class Code>
 MHA_INLINE int32_t begin_of(int32_t row_sum, int32_t added) {
   using Dots = DotProducts<Code>;

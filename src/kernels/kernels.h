@@ -19,7 +19,7 @@ constexpr int64_t code_group = 64;     // terms of an input row that have one sc
 // How numbers are stored: the MHA_TYPE_* of mha.h.
 enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
 
-// What projections, or scores, compute in: the MHA_ARITHMETIC_* of mha.h.
+// What projections, scores or contexts compute in: the MHA_ARITHMETIC_* of mha.h.
 enum class Arithmetic : uint32_t { f32, int8, int16 };
 
 // How the kernels use a processor's memory: no result depends on it. tuning.cpp says which processor has which.
@@ -363,7 +363,6 @@ struct CodeProducts {
   int64_t step, num_columns, terms;  // num_columns: a multiple of 16
   float *sums;  // room for spare_rows more is needed
   int64_t sums_stride;
-  int64_t ahead;  // while bytes are multiplied, those so far on are fetched from the memory; 0: none
 };
 
 // Products of codes: what differs between instruction sets with and without products of bytes.

@@ -239,7 +239,7 @@ MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_beg
     if (unit.gathers_keys()) gather_keys(unit, *groups, range, gathered, gathered_keys_step);
     return;
   }
-  if (!are_keys && unit.has_weight_codes()) {
+  if (!are_keys && unit.has_context_codes()) {
     if (unit.gathers_values()) gather_values(unit, range, reinterpret_cast<uint8_t *>(memory), groups);
     return;
   }

@@ -83,21 +83,19 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyB
 }
 
 // The same in integers, with gathered keys of one chunk.
-MHA_NOINLINE inline void multiply_gathered_keys(const Unit &unit, Range groups, const float *queries, int64_t num_rows, float *products,
-                                                const PrefetchSource &ahead) {
+MHA_NOINLINE inline void multiply_gathered_keys(const Unit &unit, Range groups, const float *queries, int64_t num_rows, float *products) {
   const Attention &call = unit.call;
   const uint8_t *const memory = reinterpret_cast<const uint8_t *>(unit.scratch + call.scratch.keys);
   const uint8_t *const gathered = memory + groups.begin * gathered_group_bytes;
   const int64_t columns = (groups.end - groups.begin) * key_block;
-  const int64_t distance = ahead.has(groups.begin) ? ahead.at(groups.begin) - reinterpret_cast<const char *>(gathered) : 0;
   call.codes->multiply({CodedRows::queries, call.options.arithmetic, queries, call.scratch.query_floats, num_rows, gathered,
-                        gathered_keys_step, columns, call.head_dim, products + groups.begin * key_block, score_stride, distance});
+                        gathered_keys_step, columns, call.head_dim, products + groups.begin * key_block, score_stride});
 }
 
 // Products of one row.
 template <class V>
 MHA_NOINLINE void multiply_row(const Unit &unit, const Chunk &chunk, Range groups, int64_t row, float *products) {
-  if (unit.gathers_keys()) return multiply_gathered_keys(unit, groups, unit.q(row), 1, products, no_prefetch_source);
+  if (unit.gathers_keys()) return multiply_gathered_keys(unit, groups, unit.q(row), 1, products);
   KeyBlocks blocks;
   blocks.add(chunk.keys, groups, products);
   multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(unit, 1, chunk.keys, false), unit.q(row), 1, false,

@@ -125,7 +125,7 @@ MHA_INLINE Vector floats_of_codes(CodeSum sum) { return {static_cast<float>(sum)
 
 // As multiply of tile.h: the rows are codes of 16 bits, the columns numbers of int8, in blocks of 16. Terms come by twos: of an odd number
 // the code behind the last one is 0, and its columns may be anything: behind a block of keys 16 bytes more are read, which the scales
-// follow. Within a chain sums are exact; integers are those of one.
+// follow. Within a chain sums are exact; Sums::integers is for one chain only.
 template <class V, int R, int B>
 MHA_NOCLONE void multiply_stored_codes(const Tile &tile) {
   constexpr int parts = CodePairs<V>::parts, lanes = V::size;
@@ -233,7 +233,7 @@ MHA_NOINLINE inline float encode_code_row(CodedRows kind, Arithmetic arithmetic,
     int16_t *const codes = reinterpret_cast<int16_t *>(out);
     const int32_t sum = encode(x + k, min(count - k, chain), scale, codes);
     const CodesTail tail = {are_queries ? 1.0f : scale.scale, sum * -added, {}};
-    for (int64_t i = 0; code_bytes == 1 && i < chain; ++i) out[i] = static_cast<char>(codes[i]);
+    for (int64_t i = 0; code_bytes == 1 && i < min(count - k, chain); ++i) out[i] = static_cast<char>(codes[i]);
     out += chain * code_bytes;
     __builtin_memcpy(out, &tail, sizeof tail);
     out += sizeof tail;

@@ -359,7 +359,8 @@ MHA_INLINE void visit_rows(int64_t rows, Visit visit) {
   visit(Rows<most>{});
 }
 
-// Tiles of the attention with more rows have floats: numbers of fewer bits are widened to memory for them.
+// Tiles of the attention with more rows have floats: numbers of fewer bits are widened to memory for them. (In integers they
+// are not, and more rows prefetch nothing.)
 constexpr int max_rows_of_fewer_bits = 4;
 
 struct Loops {

@@ -7,7 +7,8 @@
 namespace mha {
 namespace {
 
-// o[r] = weights[r] times the values of some groups. A row of weights is the codes of a chunk and their scale.
+// o[r] = weights[r] times the values of some groups. A row of weights is the codes of a chunk and their scale or, where values are
+// gathered, what encode_row makes. Behind the last key, bytes that nobody has written may be read, for which the codes are 0.
 template <class V>
 MHA_NOINLINE void add_value_codes(const Unit &unit, const Groups &values, Range groups, const float *weights, int64_t num_rows, float *o,
                                   const PrefetchSource &ahead) {
@@ -17,7 +18,7 @@ MHA_NOINLINE void add_value_codes(const Unit &unit, const Groups &values, Range 
     if (groups.begin == groups.end) return;
     const uint8_t *const columns = static_cast<const uint8_t *>(values.at[groups.begin]);
     return call.codes->multiply({CodedRows::weights, call.options.context_arithmetic, weights, weight_floats, num_rows, columns,
-                                 gathered_values_step(width), width, (groups.end - groups.begin) * key_block, o, width, 0});
+                                 gathered_values_step(width), width, (groups.end - groups.begin) * key_block, o, width});
   }
   const Loops loops = loops_over_stored_codes<V>(num_rows, false);
   Tile tile;
