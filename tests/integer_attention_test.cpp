@@ -329,7 +329,7 @@ TEST_P(IntegerAttention, AValueThatIsNotFiniteMakesTheRowsNanInWhichItTakesPartA
 }
 
 // Rows of a tile that attend to no key of a chunk, beside others that attend to such a value: they are computed once more, one by one.
-TEST_P(IntegerAttention, AValueThatIsNotFiniteInAChunkOfWhichSomeRowsHaveNoKeyMakesOnlyTheOthersNan) {
+TEST_P(IntegerAttention, AValueThatIsNotFiniteInOneOfSeveralChunksGivesTheBitsOfTheSpecification) {
   for (const Arithmetics &integers : kIntegers) {
     for (const int64_t window : {-1, 3}) {
       AttentionProblem problem = History(integers, 1, 260, 6, 5, 1);

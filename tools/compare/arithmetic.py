@@ -17,7 +17,8 @@ of_floats = 1e-5  # errors below are those of float32
 
 # Shades of one colour for a library, the darker the fewer bits.
 colours = {"mha f32": "#ffc078", "mha int16": "#fd7e14", "mha int8": "#d9480f", "mha int16, attention too": "#f06595",
-           "mha int8, attention too": "#a61e4d", "mha int16, int4 weights": "#ffa94d", "mha int8, int4 weights": "#862e00", "PyTorch f32": "#a5b8f3", "PyTorch bf16": "#748ffc", "PyTorch int8": "#3b5bdb",
+           "mha int8, attention too": "#a61e4d", "mha int16, int4 weights": "#ffa94d", "mha int8, int4 weights": "#862e00",
+           "PyTorch f32": "#a5b8f3", "PyTorch bf16": "#748ffc", "PyTorch int8": "#3b5bdb",
            "ONNX Runtime f32": "#8ce99a", "ONNX Runtime int8": "#2b8a3e", "ONNX Runtime QAttention": "#66a80f", "OpenVINO f32": "#d8b5f0",
            "OpenVINO bf16": "#ae6ad8", "OpenVINO int8": "#862e9c", "system's PyTorch f32": "#ced4da", "system's PyTorch bf16": "#adb5bd",
            "system's PyTorch int8": "#868e96"}
