@@ -48,9 +48,18 @@ MHA_DOTS(avx512_words, MHA_AVX512, __m512i, "v", 32, asm volatile("vpdpwssd %2, 
 #endif
 #elif defined(__aarch64__)
 MHA_DOTS(neon, , int32x4_t, "w", 4, asm volatile("smlal %0.4s, %1.4h, %2.4h" : "+w"(sum) : "w"(a), "w"(b)))
+#if defined(__clang__)
+#define MHA_WITH(feature) __attribute__((target(feature)))
+#else
+#define MHA_WITH(feature) __attribute__((target("arch=armv8.2-a+" feature)))
+#endif
 #if defined(MHA_HAS_NEON_DOTPROD)
-MHA_DOTS(neon_dots, , int32x4_t, "w", 16,
-         asm volatile(".arch_extension dotprod\n\tsdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b)))
+MHA_DOTS(neon_dots, MHA_WITH("dotprod"), int32x4_t, "w", 16,
+         asm volatile("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b)))
+#endif
+#if defined(MHA_HAS_NEON_I8MM)
+MHA_DOTS(neon_matrices, MHA_WITH("i8mm"), int32x4_t, "w", 32,
+         asm volatile("usmmla %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b)))
 #endif
 #endif
 MHA_DOTS(scalar, , int32_t, "r", 1, sum += a * b)
@@ -58,7 +67,7 @@ MHA_DOTS(scalar, , int32_t, "r", 1, sum += a * b)
 }  // namespace
 
 std::vector<DotProbe> dot_probes_of(uint32_t instruction_set, int code_bits) {
-  const bool are_bytes = code_bits == 8;
+  [[maybe_unused]] const bool are_bytes = code_bits == 8;
   switch (instruction_set) {
 #if defined(__x86_64__)
     case MHA_INSTRUCTION_SET_AVX512_VNNI:
@@ -74,8 +83,12 @@ std::vector<DotProbe> dot_probes_of(uint32_t instruction_set, int code_bits) {
     case MHA_INSTRUCTION_SET_AVX2:
       return avx2::all<8, 12>();
 #elif defined(__aarch64__)
-#if defined(MHA_HAS_NEON_DOTPROD)
+    case MHA_INSTRUCTION_SET_NEON_I8MM:
+#if defined(MHA_HAS_NEON_I8MM)
+      return are_bytes ? neon_matrices::all<12, 24>() : neon::all<12, 24>();
+#endif
     case MHA_INSTRUCTION_SET_NEON_DOTPROD:
+#if defined(MHA_HAS_NEON_DOTPROD)
       return are_bytes ? neon_dots::all<12, 24>() : neon::all<12, 24>();
 #endif
     case MHA_INSTRUCTION_SET_NEON:

@@ -56,7 +56,7 @@ void register_layer_benchmarks(const Setting &setting) {
     }
   }
 
-  for (uint32_t set = MHA_INSTRUCTION_SET_SCALAR; set <= MHA_INSTRUCTION_SET_NEON_DOTPROD; ++set) {
+  for (uint32_t set = MHA_INSTRUCTION_SET_SCALAR; set <= MHA_INSTRUCTION_SET_NEON_I8MM; ++set) {
     if (!(mha_instruction_sets() >> set & 1) || (set != setting.instruction_set && !setting.all_instruction_sets)) continue;
     const std::string group = std::string("instruction_set/") + mha_instruction_set_name(set);
     for (const LayerShape &shape : {LayerShape{1, 16, 64, 4, true}, shapes[0], shapes[1], shapes[3]}) {

@@ -60,7 +60,7 @@ those of the core that the environment variable OPENBLAS_CORETYPE names. The con
 they have the instruction set that the library computes with (openblas_has_instruction_set).
 
   --instruction_set=NAME  what the library computes with: auto (the best), scalar, avx2, avx512, neon,
-                          and those that end in _vnni or _dotprod
+                          and those that end in _vnni, _dotprod or _i8mm
   --max_of_limit=X        a run above this is void, since its limit is wrong (1.03)
   --max_drift=X           a run with more drift is not measured, since the machine is too noisy (1)
   --max_rotated_mb=X      what a benchmark of decoding may take turns through (a quarter of the memory that is available)
@@ -101,7 +101,7 @@ double positive_number(const char *argument, const char *value) {
 // Of one architecture's sets, the one with the highest number.
 uint32_t best_instruction_set() {
   uint32_t best = MHA_INSTRUCTION_SET_SCALAR;
-  for (uint32_t set = best; set <= MHA_INSTRUCTION_SET_NEON_DOTPROD; ++set) {
+  for (uint32_t set = best; set <= MHA_INSTRUCTION_SET_NEON_I8MM; ++set) {
     if (mha_instruction_sets() >> set & 1) best = set;
   }
   return best;
@@ -109,7 +109,7 @@ uint32_t best_instruction_set() {
 
 uint32_t instruction_set_of(const std::string &name) {
   std::string available = "auto";
-  for (uint32_t set = MHA_INSTRUCTION_SET_SCALAR; set <= MHA_INSTRUCTION_SET_NEON_DOTPROD; ++set) {
+  for (uint32_t set = MHA_INSTRUCTION_SET_SCALAR; set <= MHA_INSTRUCTION_SET_NEON_I8MM; ++set) {
     if (!(mha_instruction_sets() >> set & 1)) continue;
     if (name == mha_instruction_set_name(set)) return set;
     available += std::string(", ") + mha_instruction_set_name(set);

@@ -102,6 +102,7 @@ Probes probes_of(uint32_t instruction_set) {
 #elif defined(__aarch64__)
     case MHA_INSTRUCTION_SET_NEON:
     case MHA_INSTRUCTION_SET_NEON_DOTPROD:
+    case MHA_INSTRUCTION_SET_NEON_I8MM:
       return neon::all_probes<12, 24>();
 #endif
     default:

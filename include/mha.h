@@ -121,7 +121,7 @@ MHA_API uint32_t mha_version(void);
 /* MHA_CONTRACT of the linked library. */
 MHA_API uint32_t mha_contract(void);
 
-/* Instruction sets. The last three differ from the first ones in projections in integers alone. */
+/* Instruction sets. The last four differ from the first ones in integer arithmetic alone. */
 #define MHA_INSTRUCTION_SET_AUTO 0u   /* the best one that this machine has */
 #define MHA_INSTRUCTION_SET_SCALAR 1u /* any machine; slow */
 #define MHA_INSTRUCTION_SET_AVX2 2u   /* x86-64 with AVX2, FMA and F16C */
@@ -130,6 +130,7 @@ MHA_API uint32_t mha_contract(void);
 #define MHA_INSTRUCTION_SET_AVX2_VNNI 5u    /* AVX2 with AVX-VNNI */
 #define MHA_INSTRUCTION_SET_AVX512_VNNI 6u  /* AVX512 with AVX-512 VNNI */
 #define MHA_INSTRUCTION_SET_NEON_DOTPROD 7u /* NEON with FEAT_DotProd; known on Linux only */
+#define MHA_INSTRUCTION_SET_NEON_I8MM 8u    /* NEON_DOTPROD with FEAT_I8MM; known on Linux only */
 
 /* Those that this build has and this machine can run: a bit (1u << MHA_INSTRUCTION_SET_X) each. */
 MHA_API uint32_t mha_instruction_sets(void);
@@ -448,8 +449,7 @@ MHA_API mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequen
 
 /*
  * Forgets the positions of a sequence from length on, such as rejected tokens; 0 empties it. More
- * than the sequence has is an error. What a ring has overwritten does not come back: a later call
- * whose window reaches there is an error.
+ * than it has is an error, and so is a later call whose window reaches what a ring overwrote.
  */
 MHA_API mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t length,
                                          mha_error *error);

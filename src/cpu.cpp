@@ -24,6 +24,9 @@ constexpr const Kernels *built_kernels[] = {
 #if defined(MHA_HAS_AVX2)
     &kernels_avx2,
 #endif
+#if defined(MHA_HAS_NEON_I8MM)
+    &kernels_neon_i8mm,
+#endif
 #if defined(MHA_HAS_NEON_DOTPROD)
     &kernels_neon_dotprod,
 #endif
@@ -76,6 +79,10 @@ bool machine_has(uint32_t instruction_set) {
 #if defined(__linux__)
     case MHA_INSTRUCTION_SET_NEON_DOTPROD:
       return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+    case MHA_INSTRUCTION_SET_NEON_I8MM: {
+      constexpr unsigned long hwcap2_i8mm = 1ul << 13;  // HWCAP2_I8MM, which older headers lack
+      return machine_has(MHA_INSTRUCTION_SET_NEON_DOTPROD) && (getauxval(AT_HWCAP2) & hwcap2_i8mm) != 0;
+    }
 #endif
 #endif
     case MHA_INSTRUCTION_SET_SCALAR:
@@ -88,7 +95,7 @@ bool machine_has(uint32_t instruction_set) {
 }  // namespace
 
 mha_status check_instruction_set(Report &report, uint32_t argument, uint32_t instruction_set) {
-  if (instruction_set <= MHA_INSTRUCTION_SET_NEON_DOTPROD) return MHA_OK;
+  if (instruction_set <= MHA_INSTRUCTION_SET_NEON_I8MM) return MHA_OK;
   return report.fail(MHA_ERROR_INVALID_VALUE, argument, "instruction_set %u is none; use one of MHA_INSTRUCTION_SET_*", instruction_set);
 }
 
@@ -136,6 +143,8 @@ const char *mha_instruction_set_name(uint32_t instruction_set) {
       return "avx512_vnni";
     case MHA_INSTRUCTION_SET_NEON_DOTPROD:
       return "neon_dotprod";
+    case MHA_INSTRUCTION_SET_NEON_I8MM:
+      return "neon_i8mm";
     default:
       return "unknown";
   }

@@ -25,7 +25,7 @@ TEST_F(Run, BytesDoNotDependOnThreadsOrInstructionSet) {
   const std::string expected = Output();
   for (const std::string threads : {"2", "3", "16"}) EXPECT_EQ(Output({"--threads", threads}), expected) << threads;
   EXPECT_EQ(Output({"--isa", "auto"}), expected);
-  for (const std::string set : {"scalar", "avx2", "avx512", "neon", "avx2_vnni", "avx512_vnni", "neon_dotprod"}) {
+  for (const std::string set : {"scalar", "avx2", "avx512", "neon", "avx2_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm"}) {
     const Result result = Mha(RunArguments(folder_, p_, {"--isa", set}));
     const std::string here = Mha({"info"}).out;
     if (here.find(set) == std::string::npos) {

@@ -56,7 +56,8 @@ TEST(InstructionSets, HaveNames) {
   EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_AVX2_VNNI), "avx2_vnni");
   EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_AVX512_VNNI), "avx512_vnni");
   EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_NEON_DOTPROD), "neon_dotprod");
-  for (uint32_t number = MHA_INSTRUCTION_SET_NEON_DOTPROD + 1; number < 5000; ++number) {
+  EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_NEON_I8MM), "neon_i8mm");
+  for (uint32_t number = MHA_INSTRUCTION_SET_NEON_I8MM + 1; number < 5000; ++number) {
     ASSERT_STREQ(mha_instruction_set_name(number), "unknown") << number;
   }
   for (uint32_t number : {0x80000000u, 0x80000001u, 0xFFFFFFFFu}) EXPECT_STREQ(mha_instruction_set_name(number), "unknown") << number;
@@ -68,7 +69,7 @@ TEST(InstructionSets, AreThoseOfThisMachine) {
   EXPECT_EQ(sets, mha_instruction_sets());
   EXPECT_NE(sets & bit(MHA_INSTRUCTION_SET_SCALAR), 0u) << "any machine runs the scalar kernels";
   EXPECT_EQ(sets & bit(MHA_INSTRUCTION_SET_AUTO), 0u) << "auto is a choice, not a set";
-  EXPECT_EQ(sets >> (MHA_INSTRUCTION_SET_NEON_DOTPROD + 1), 0u) << "a set without a name";
+  EXPECT_EQ(sets >> (MHA_INSTRUCTION_SET_NEON_I8MM + 1), 0u) << "a set without a name";
   uint32_t possible = bit(MHA_INSTRUCTION_SET_SCALAR);
 #if defined(__x86_64__)
   // The compiler's own detection, which includes the operating system's state as well.
@@ -87,6 +88,7 @@ TEST(InstructionSets, AreThoseOfThisMachine) {
   possible |= bit(MHA_INSTRUCTION_SET_NEON);
 #if defined(__linux__)
   if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) possible |= bit(MHA_INSTRUCTION_SET_NEON_DOTPROD);
+  if (getauxval(AT_HWCAP2) & HWCAP2_I8MM) possible |= bit(MHA_INSTRUCTION_SET_NEON_I8MM);
 #endif
 #endif
   EXPECT_EQ(sets & ~possible, 0u) << "a set that this machine can't run";

@@ -14,8 +14,8 @@ Decoding takes turns through more memory than the largest cache holds, up to a q
 Whatever else uses the machine falsifies the results.
 
   --no-setup               install nothing
-  --instruction_set=NAME   what the library computes with: auto (the best; the default), scalar, avx2, avx2_vnni, avx512, avx512_vnni, neon
-                           or neon_dotprod
+  --instruction_set=NAME   what the library computes with: auto (the best; the default), scalar, avx2, avx2_vnni, avx512, avx512_vnni, neon,
+                           neon_dotprod or neon_i8mm
   --benchmark_...          any flag of Google Benchmark; the defaults here are --benchmark_repetitions=5 --benchmark_min_time=0.1
                            --benchmark_display_aggregates_only=true --benchmark_counters_tabular=true
   --help                   this text; `build/bin/mha_bench --help` explains the figures and all flags

@@ -34,7 +34,7 @@ Lines of a shapes file, for example:
   layer      B=1 n=1 past=1024 D=768 H=12 causal    decoding: one row over a KV cache that holds 1024 positions
 Words of a line: B= (1 if not given), n=, D= (layer only), H=, kv_heads= (H=), head_dim= (layer: D/H), n_kv= (attention only; n=),
 causal, past= (a KV cache; a layer appends its rows, attention none), kv_type=f32|f16|bf16|int8 (of that cache; f32),
-instruction_set=auto|scalar|avx2|avx2_vnni|avx512|avx512_vnni|neon|neon_dotprod, threads= (1). '#' begins a comment.
+instruction_set=auto|scalar|avx2|avx2_vnni|avx512|avx512_vnni|neon|neon_dotprod|neon_i8mm, threads= (1). '#' begins a comment.
 Shapes with past= that are built in are left out, and named, where a version has no KV caches yet; those of a file cannot be measured then.
 
 Exit status: 0 no regression, 1 regression, 2 wrong usage, 3 too noisy to say, 4 cannot measure.

@@ -136,6 +136,70 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   }
 }
 
+#if defined(MHA_KERNELS_I8MM)
+
+// The same for more rows, bytes alone, by products of matrices: eight terms of two columns with the same terms of two rows.
+template <class V, Storage storage, int R>
+MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
+  constexpr bool is_int4 = storage == Storage::int4;
+  constexpr int C = DotProducts<int8_t>::vectors(R), lanes = V::size;
+  constexpr int64_t chain = is_int4 ? int4_group : code_group, step = terms_together * panel_columns;
+  const int64_t ahead = tile.ahead;
+  const char *rows[R];
+  MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = tile.rows[r];
+  const uint8_t *columns = tile.columns;
+  const float *scales = tile.scales;
+  int64_t at = 0;
+  for (int64_t left = tile.terms; left > 0; left -= chain, at += chain + static_cast<int64_t>(sizeof(CodesTail))) {
+    const auto tail_of = [&](int r) MHA_INLINED -> const CodesTail & { return *reinterpret_cast<const CodesTail *>(rows[r] + at + chain); };
+    const int64_t codes_end = at + min(left, chain);
+    for (int64_t column = 0; column < panel_columns; column += C * lanes) {
+      const uint8_t *w = columns + column * terms_together;
+      int32x4_t acc[R / 2][2 * C];  // of two rows and two columns: those of the first column, and those of the second
+      MHA_UNROLL for (int r = 0; r < R; r += 2) {
+        const int32x2_t begin = vset_lane_s32(tail_of(r + 1).begin, vdup_n_s32(tail_of(r).begin), 1);
+        MHA_UNROLL for (int c = 0; c < 2 * C; ++c) acc[r / 2][c] = vcombine_s32(begin, begin);
+      }
+      for (int64_t codes = at; codes < codes_end; codes += 2 * terms_together, w += 2 * step) {
+        // Where the number of fours is odd, the last one twice: after it, the codes of a row are 0.
+        const uint8_t *const second = codes_end - codes > terms_together ? w + step : w;
+        MHA_UNROLL for (int line = 0; line < C * lanes * terms_together; line += 64) {
+          __builtin_prefetch(w + ahead + line);
+          __builtin_prefetch(w + step + ahead + line);
+        }
+        int8x16_t x[R / 2];
+        MHA_UNROLL for (int r = 0; r < R; r += 2) {
+          const auto row_terms = [&](int row) MHA_INLINED { return vld1_s8(reinterpret_cast<const int8_t *>(rows[row] + codes)); };
+          x[r / 2] = vcombine_s8(row_terms(r), row_terms(r + 1));
+        }
+        MHA_UNROLL for (int c = 0; c < C; ++c) {
+          const int64_t bytes = c * lanes * terms_together;
+          const uint32x4x2_t both = vzipq_u32(vreinterpretq_u32_u8(vld1q_u8(w + bytes)), vreinterpretq_u32_u8(vld1q_u8(second + bytes)));
+          MHA_UNROLL for (int i = 0; i < 2; ++i) {
+            MHA_UNROLL for (int r = 0; r < R / 2; ++r) {
+              acc[r][2 * c + i] = vusmmlaq_s32(acc[r][2 * c + i], vreinterpretq_u8_u32(both.val[i]), x[r]);
+            }
+          }
+        }
+      }
+      MHA_UNROLL for (int r = 0; r < R; ++r) {
+        const V row_scale = all<V>(tail_of(r).scale);
+        MHA_UNROLL for (int c = 0; c < C; ++c) {
+          const int32x4_t first = acc[r / 2][2 * c], second = acc[r / 2][2 * c + 1];
+          V sum = vcvtq_f32_s32(r % 2 == 0 ? vuzp1q_s32(first, second) : vuzp2q_s32(first, second));
+          if (is_int4) sum = sum * load<V>(scales + column + c * lanes);
+          float *const at_sum = tile.sums + r * panel_columns + column + c * lanes;
+          store(at_sum, mul_add(sum, row_scale, load<V>(at_sum)));
+        }
+      }
+    }
+    columns += chain * panel_columns;
+    if (is_int4) scales += panel_columns;
+  }
+}
+
+#endif
+
 // int4: so many terms as bytes, still 8 greater than the codes.
 MHA_NOINLINE inline void widen_nibbles(const unsigned char *from, int64_t terms, uint8_t *to) {
   typedef unsigned char Bytes __attribute__((vector_size(16)));
@@ -187,6 +251,12 @@ MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
     visit_code(p, [&](auto code) MHA_INLINED {
       using Code = decltype(code);
       constexpr int R = is_small_code && decltype(rows)::count > max_few_rows ? most : decltype(rows)::count;
+#if defined(MHA_KERNELS_I8MM)
+      if constexpr (R > max_few_rows && sizeof(Code) == 1) {
+        loop = p.storage == Storage::int4 ? multiply_code_matrices<V, Storage::int4, R> : multiply_code_matrices<V, Storage::int8, R>;
+        return;
+      }
+#endif
       if constexpr (sizeof(Code) >= sizeof(SmallCode)) loop = multiply_codes<V, Code, Storage::int8, false, R>;
       if (p.storage == Storage::int4) loop = multiply_codes<V, Code, Storage::int4, R <= max_few_rows, R>;
     });

@@ -209,16 +209,27 @@ struct DotProducts<int16_t> {
 };
 
 #if defined(MHA_KERNELS_DOTPROD)
-// Signed bytes times signed ones.
+// Signed bytes times signed ones; with FEAT_I8MM unsigned ones times signed ones.
 template <>
 struct DotProducts<int8_t> {
   static constexpr int passes = 1, lanes_of_sum = 1;
   static constexpr bool swaps_codes = false;
-  static constexpr int32_t load_adds = -128;
   static constexpr int vectors(int rows) { return rows <= 4 ? 6 : 4; }
   using Sum = int32x4_t;
-  using Terms = int8x16_t;
   using RowTerms = int8x8_t;
+#if defined(MHA_KERNELS_I8MM)
+  static constexpr int32_t load_adds = 0;
+  using Terms = uint8x16_t;
+
+  static MHA_INLINE Terms load_terms(const uint8_t *p, int) { return vld1q_u8(p); }
+  static MHA_INLINE Terms load_nibbles(const uint8_t *p, int four, int) {
+    const Terms bytes = vld1q_u8(p);
+    return four == 0 ? vandq_u8(bytes, vdupq_n_u8(15)) : vshrq_n_u8(bytes, 4);
+  }
+  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return vusdotq_lane_s32(sum, w, x, 0); }
+#else
+  static constexpr int32_t load_adds = -128;
+  using Terms = int8x16_t;
 
   static MHA_INLINE Terms load_terms(const uint8_t *p, int) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128))); }
   // Less by 128, as bytes that load_terms loads are.
@@ -226,13 +237,14 @@ struct DotProducts<int8_t> {
     const uint8x16_t bytes = vld1q_u8(p);
     return vreinterpretq_s8_u8(vorrq_u8(four == 0 ? vandq_u8(bytes, vdupq_n_u8(15)) : vshrq_n_u8(bytes, 4), vdupq_n_u8(128)));
   }
+  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return vdotq_lane_s32(sum, w, x, 0); }
+#endif
   static MHA_INLINE RowTerms load_row_terms(const int8_t *p, int) {
     int32_t four;
     __builtin_memcpy(&four, p, sizeof four);
     return vreinterpret_s8_s32(vset_lane_s32(four, vdup_n_s32(0), 0));
   }
   static MHA_INLINE Sum begin(int32_t value) { return vdupq_n_s32(value); }
-  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return vdotq_lane_s32(sum, w, x, 0); }
   static MHA_INLINE Vector sums_of(Sum s) { return vcvtq_f32_s32(s); }
 };
 

@@ -427,7 +427,7 @@ struct Kernels {
 extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
 
 // The same kernels but for the products of codes.
-extern const Kernels kernels_avx2_vnni, kernels_avx512_vnni, kernels_neon_dotprod;
-extern const CodeKernels codes_avx2_vnni, codes_avx512_vnni, codes_neon_dotprod;
+extern const Kernels kernels_avx2_vnni, kernels_avx512_vnni, kernels_neon_dotprod, kernels_neon_i8mm;
+extern const CodeKernels codes_avx2_vnni, codes_avx512_vnni, codes_neon_dotprod, codes_neon_i8mm;
 
 }  // namespace mha

@@ -14,7 +14,7 @@ namespace {
 
 std::string instruction_set_names() {
   std::string names;
-  for (uint32_t set = MHA_INSTRUCTION_SET_AUTO; set <= MHA_INSTRUCTION_SET_NEON_DOTPROD; ++set) {
+  for (uint32_t set = MHA_INSTRUCTION_SET_AUTO; set <= MHA_INSTRUCTION_SET_NEON_I8MM; ++set) {
     names += (set == 0 ? "" : ", ") + std::string(mha_instruction_set_name(set));
   }
   return names;

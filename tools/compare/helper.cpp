@@ -88,7 +88,7 @@ static double read_rate(uint32_t instruction_set, const char *part, int64_t byte
 
 static uint32_t best_instruction_set() {
   uint32_t best = MHA_INSTRUCTION_SET_SCALAR;
-  for (uint32_t set = best; set <= MHA_INSTRUCTION_SET_NEON_DOTPROD; ++set) {
+  for (uint32_t set = best; set <= MHA_INSTRUCTION_SET_NEON_I8MM; ++set) {
     if (mha_instruction_sets() >> set & 1) best = set;
   }
   return best;

@@ -40,8 +40,8 @@ const char *const counting_lines[] = {
 constexpr int64_t largest_dimension = INT32_MAX;
 constexpr uint32_t sets[] = {MHA_INSTRUCTION_SET_AUTO, MHA_INSTRUCTION_SET_SCALAR, MHA_INSTRUCTION_SET_AVX2, MHA_INSTRUCTION_SET_AVX512,
                              MHA_INSTRUCTION_SET_NEON, MHA_INSTRUCTION_SET_AVX2_VNNI, MHA_INSTRUCTION_SET_AVX512_VNNI,
-                             MHA_INSTRUCTION_SET_NEON_DOTPROD};
-const char *const set_names[] = {"auto", "scalar", "avx2", "avx512", "neon", "avx2_vnni", "avx512_vnni", "neon_dotprod"};
+                             MHA_INSTRUCTION_SET_NEON_DOTPROD, MHA_INSTRUCTION_SET_NEON_I8MM};
+const char *const set_names[] = {"auto", "scalar", "avx2", "avx512", "neon", "avx2_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm"};
 const char *const kv_type_names[] = {"f32", "f16", "bf16", "int8"};
 
 int64_t parse_dimension(const std::string &key, const std::string &value) {
@@ -63,8 +63,8 @@ uint32_t parse_instruction_set(const std::string &value) {
   for (uint32_t set : sets) {
     if (value == set_names[set]) return set;
   }
-  throw CannotMeasure("'" + value +
-                      "' is no instruction set; there are auto, scalar, avx2, avx2_vnni, avx512, avx512_vnni, neon and neon_dotprod");
+  throw CannotMeasure("'" + value + "' is no instruction set; there are auto, scalar, avx2, avx2_vnni, avx512, avx512_vnni, neon, " +
+                      "neon_dotprod and neon_i8mm");
 }
 
 uint32_t parse_kv_type(const std::string &value) {

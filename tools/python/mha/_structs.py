@@ -66,7 +66,8 @@ gates = {"none": 0, "sigmoid": 1, "softplus": 2}
 arithmetics = {"f32": 0, "int8": 1, "int16": 2}
 score_columns = {"all_keys": 0, "new_keys": 1}
 score_groups = {"within": 0, "also": 1}
-instruction_set_names = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "neon": 4, "avx2_vnni": 5, "avx512_vnni": 6, "neon_dotprod": 7}
+instruction_set_names = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "neon": 4, "avx2_vnni": 5, "avx512_vnni": 6, "neon_dotprod": 7,
+                         "neon_i8mm": 8}
 cache_kinds = {"contiguous": 0, "ring": 1, "paged": 2}
 rope_styles = {"half": 0, "interleaved": 1}
 _causal, _window_left, _window_right, _padding_left, _cache_read = 1, 2, 4, 8, 16

@@ -119,12 +119,14 @@ impl InstructionSet {
     pub const AVX512: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512);
     /// AArch64.
     pub const NEON: Self = Self(sys::MHA_INSTRUCTION_SET_NEON);
-    /// [`AVX2`](Self::AVX2) with AVX-VNNI, for projections in integers, as the next two.
+    /// [`AVX2`](Self::AVX2) with AVX-VNNI, for projections in integers, as the next three.
     pub const AVX2_VNNI: Self = Self(sys::MHA_INSTRUCTION_SET_AVX2_VNNI);
     /// [`AVX512`](Self::AVX512) with its VNNI.
     pub const AVX512_VNNI: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512_VNNI);
     /// [`NEON`](Self::NEON) with FEAT_DotProd.
     pub const NEON_DOTPROD: Self = Self(sys::MHA_INSTRUCTION_SET_NEON_DOTPROD);
+    /// [`NEON_DOTPROD`](Self::NEON_DOTPROD) with FEAT_I8MM.
+    pub const NEON_I8MM: Self = Self(sys::MHA_INSTRUCTION_SET_NEON_I8MM);
 
     /// The sets that the library contains and this machine can run.
     pub fn available() -> impl Iterator<Item = Self> {
