@@ -38,6 +38,7 @@ inline float float_of(uint32_t bits) {
 // Adding and subtracting it rounds |x| < 2^22 to an integer, ties to even, which then also stands in the low bits of the sum.
 constexpr float rounder = 0x1.8p+23f;
 
+inline uint32_t low_bits_of_rounded(float x) { return bits_of(x + rounder); }  // those that are 0 in the rounder, 22 of them
 inline int32_t rounded(float x) { return static_cast<int32_t>(bits_of(x + rounder) - bits_of(rounder)); }
 
 }  // namespace storage
@@ -163,10 +164,11 @@ inline CodeScale code_scale_of(uint32_t most_bits, int32_t most_code) {
 inline CodeScale code_scale_of(const float *x, int32_t most_code) { return code_scale_of(most_bits_of(x, code_group, 0), most_code); }
 
 // Of any row.
-inline CodeScale code_scale_of(const float *x, int32_t most_code, int64_t count) {
+__attribute__((noinline)) inline CodeScale code_scale_of(const float *x, int32_t most_code, int64_t count) {
   uint32_t most_bits = 0;
   int64_t i = 0;
-  for (; i + int4_group <= count; i += int4_group) most_bits = most_bits_of(x + i, int4_group, most_bits);  // as below
+  for (; i + code_group <= count; i += code_group) most_bits = most_bits_of(x + i, code_group, most_bits);
+  for (; i + int4_group <= count; i += int4_group) most_bits = most_bits_of(x + i, int4_group, most_bits);  // fixed sizes, as below
   return code_scale_of(most_bits_of(x + i, count - i, most_bits), most_code);
 }
 

@@ -8,35 +8,58 @@
 namespace mha {
 namespace {
 
-// A number as it is stored.
-MHA_INLINE float encode(float x, const float *) { return canonical_nan(x); }
-MHA_INLINE F16 encode(float x, const F16 *) { return {f16_of(x)}; }
-MHA_INLINE Bf16 encode(float x, const Bf16 *) { return {bf16_of(x)}; }
-
-template <class Element>
-MHA_INLINE void store_row(const float *x, int64_t width, Element *first, int64_t stride, float *) {
-  for (int64_t c = 0; c < width; ++c) first[c * stride] = encode(x[c], static_cast<const Element *>(nullptr));
+template <class V>
+MHA_INLINE void store_floats(const float *x, int64_t width, float *to) {
+  int64_t c = 0;
+  for (; c + static_cast<int64_t>(V::size) <= width; c += V::size) store(to + c, canonical_nan(load<V>(x + c)));
+  for (; c < width; ++c) to[c] = canonical_nan(x[c]);
 }
 
-MHA_INLINE void store_row(const float *x, int64_t width, int8_t *first, int64_t stride, float *scale) {
-  const CodeScale found = code_scale_of(x, 127, width);
-  *scale = found.scale;
-  for (int64_t c = 0; c < width; c += int4_group) {
-    alignas(64) int8_t codes[int4_group];
-    float rest[int4_group];
-    const int64_t count = min(int4_group, width - c);
-    const float *from = x + c;
-    if (count < int4_group) {
-      __builtin_memset(rest, 0, sizeof rest);
-      __builtin_memcpy(rest, from, static_cast<size_t>(count) * sizeof *rest);
-      from = rest;
-    }
-    encode(from, int4_group, found, codes);
-    if (stride == 1)
-      __builtin_memcpy(first + c, codes, static_cast<size_t>(count));
-    else
-      for (int64_t i = 0; i < count; ++i) first[(c + i) * stride] = codes[i];
+// As f16 or bf16.
+MHA_INLINE void store_halves(Storage storage, const float *x, int64_t width, uint16_t *first, int64_t stride) {
+  constexpr int64_t block = 64;
+  for (int64_t c = 0; c < width; c += block) {
+    uint16_t numbers[block];
+    const int64_t count = min(block, width - c);
+    narrow(storage, x + c, count, numbers);
+    for (int64_t i = 0; i < count; ++i) first[(c + i) * stride] = numbers[i];
   }
+}
+
+// As codes: a row, or four of neighbouring positions, the codes of whose terms c are the bytes of an Element.
+template <class Element>
+MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *first, int64_t stride, float *scales) {
+  constexpr int count = sizeof(Element);
+  constexpr bool is_lowest_first = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
+  const float *x[count];
+  float factors[count];
+  uint32_t bytes[count];  // 0 where all codes are 0, whatever the numbers
+  for (int r = 0; r < count; ++r) {
+    const CodeScale found = code_scale_of(rows[r], 127, width);
+    scales[r] = found.scale;
+    factors[r] = found.factor;
+    bytes[r] = found.factor == 0.0f ? 0 : 255;
+    x[r] = rows[r];
+  }
+  const auto codes_of = [&](int64_t c) MHA_INLINED {
+    uint32_t codes = 0;
+    MHA_UNROLL for (int r = 0; r < count; ++r) {
+      codes |= (storage::low_bits_of_rounded(x[r][c] * factors[r]) & bytes[r]) << 8 * (is_lowest_first ? r : count - 1 - r);
+    }
+    return static_cast<Element>(codes);
+  };
+  constexpr int64_t block = 16;  // of which a compiler makes vectors, if it does not optimise for size
+  int64_t c = 0;
+  for (; !is_small_code && c + block <= width; c += block) {
+    Element codes[block];
+    for (int64_t i = 0; i < block; ++i) codes[i] = codes_of(c + i);
+    if (stride == 1) {
+      __builtin_memcpy(first + c, codes, sizeof codes);
+    } else {
+      MHA_UNROLL for (int64_t i = 0; i < block; ++i) first[(c + i) * stride] = codes[i];
+    }
+  }
+  for (; c < width; ++c) first[c * stride] = codes_of(c);
 }
 
 inline bool is_stored(const KvStore &storing, int64_t head) {
@@ -45,8 +68,8 @@ inline bool is_stored(const KvStore &storing, int64_t head) {
   return is;
 }
 
-// Rows of a sequence, of one kv head after the other. Only those to be prepared go through `scratch`. Keys that are stored as floats go by
-// fours, from a border of 4 positions on, through a transposition.
+// Rows of a sequence, of one kv head after the other. Only those to be prepared go through `scratch`. Keys that are stored as floats or
+// codes go by fours, from a border of 4 positions on.
 template <class V>
 void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, int64_t row_end, float *scratch) {
   const KeyValues &to = storing.to;
@@ -56,7 +79,8 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
     if (!is_stored(storing, head)) continue;
     for (int64_t row = row_begin; row < row_end;) {
       const int64_t position = sequence.past + row;
-      const bool by_fours = storing.are_keys && to.storage == Storage::f32 && position % 4 == 0 && row + 4 <= row_end;
+      const bool has_fours = to.storage == Storage::f32 || to.storage == Storage::int8;
+      const bool by_fours = storing.are_keys && has_fours && position % 4 == 0 && row + 4 <= row_end;
       const int64_t count = by_fours ? 4 : 1;
       const float *rows[4];
       for (int64_t i = 0; i < count; ++i) {
@@ -72,19 +96,22 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
       const Place place = place_of(to, sequence.in_cache, position);
       const int64_t group_at = place.block * to.batch_stride + head * to.head_stride + block_of(place.position) * key_block * to.row_stride;
       char *const group = const_cast<char *>(static_cast<const char *>(to.base)) + group_at * element;
-      if (by_fours) {
-        pack_key_rows(rows, count, width, reinterpret_cast<float *>(group) + place_in_block(position));
+      const int64_t stride = storing.are_keys ? key_block : 1;
+      const int64_t first = place_in_block(position) * (storing.are_keys ? 1 : to.row_stride);
+      if (to.storage == Storage::int8) {
+        float *const scales =
+            const_cast<float *>(to.scales) + place.block * to.scale_batch_stride + head * to.block_positions + place.position;
+        int8_t *const codes = reinterpret_cast<int8_t *>(group) + first;
+        if (by_fours)
+          store_codes(rows, width, reinterpret_cast<uint32_t *>(codes), key_block / 4, scales);
+        else
+          store_codes(rows, width, codes, stride, scales);
+      } else if (to.storage != Storage::f32) {
+        store_halves(to.storage, rows[0], width, reinterpret_cast<uint16_t *>(group) + first, stride);
+      } else if (storing.are_keys) {
+        pack_key_rows(rows, count, width, reinterpret_cast<float *>(group) + first);
       } else {
-        const int64_t stride = storing.are_keys ? key_block : 1;
-        const int64_t first = place_in_block(position) * (storing.are_keys ? 1 : to.row_stride);
-        float *const scale =
-            to.storage == Storage::int8
-                ? const_cast<float *>(to.scales) + place.block * to.scale_batch_stride + head * to.block_positions + place.position
-                : nullptr;
-        visit_storage(to.storage, [&](auto stored) {
-          using Element = typename decltype(stored)::Element;
-          store_row(rows[0], width, reinterpret_cast<Element *>(group) + first, stride, scale);
-        });
+        store_floats<V>(rows[0], width, reinterpret_cast<float *>(group) + first);
       }
       row += count;
     }
