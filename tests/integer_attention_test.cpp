@@ -105,8 +105,10 @@ TEST_P(IntegerAttention, GiveTheBitsOfTheSpecificationForAnyNumberOfRowsAndKeys)
 
 // Sums are exact up to 512 terms; those of more are added as floats.
 TEST_P(IntegerAttention, OfAnyWidthGiveTheBitsOfTheSpecification) {
+  Sample sample;
   for (const Arithmetics &integers : kIntegers) {
     for (const int64_t head_dim : {1, 2, 3, 5, 8, 31, 64, 511, 512, 513, 576, 1030}) {
+      if (!sample.Takes()) continue;
       AttentionProblem problem = History(integers, 1, 37, head_dim, 1 + head_dim % 90, 1);
       ExpectTheSpecification(problem);
       problem.k_type = integers.scores == Arithmetic::kF32 ? Storage::kF16 : Storage::kInt8;
@@ -155,9 +157,11 @@ TEST_P(IntegerAttention, OfRandomCasesEqualTheSpecification) {
 }
 
 TEST_P(IntegerAttention, OfALayerGiveTheBitsOfTheSpecification) {
+  Sample sample;
   for (const Arithmetics &integers : kIntegers) {
     for (const int64_t n : {1, 3, 70, 300}) {
       for (const bool is_small : {true, false}) {
+        if (!sample.Takes()) continue;
         LayerProblem problem;
         problem.batch = 2;
         problem.n_q = problem.n_kv = n;
@@ -221,8 +225,10 @@ TEST_P(IntegerAttention, OfAPromptEqualThoseOfAnyPiecesOverACacheOfInt8) {
 }
 
 TEST_P(IntegerAttention, OverACacheWhoseOtherRowsAreOfAnyTypeGiveTheBitsOfTheSpecification) {
+  Sample sample;
   for (const Storage type : kStorageTypes) {
     for (const Arithmetics &integers : kIntegers) {
+      if (!sample.Takes()) continue;
       AttentionProblem history = History(integers, 1, 300, 9, 20, 3);
       history.k_type = integers.scores == Arithmetic::kF32 ? type : Storage::kInt8;
       history.v_type = integers.context == Arithmetic::kF32 ? type : Storage::kInt8;
