@@ -22,7 +22,7 @@ from linking_spills import functions
 # inlining; kept for Release. A change that leaves less lowers the budget; one that needs more says what for.
 budgets = {
     "GNU 12": {"avx2": (84, 152_500), "avx2_vnni": (0, 36_500), "avx512": (97, 172_500), "avx512_vnni": (0, 41_000),
-               "neon": (75, 125_500), "neon_dotprod": (0, 34_000), "neon_i8mm": (0, 34_500)},
+               "neon": (75, 126_500), "neon_dotprod": (0, 34_000), "neon_i8mm": (0, 34_500)},
 }
 
 leaves = re.compile(r"^(jmp|b|br|ret[q]?|ud2)$")  # and does not go on to the next instruction
