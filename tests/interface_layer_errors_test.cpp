@@ -376,8 +376,8 @@ INSTANTIATE_TEST_SUITE_P(Strides, LayerErrors, testing::ValuesIn(StrideCases()),
 const LayerCase kOptionsCases[] = {
     {"OptionsReservedIsSet", [](auto &c) { c.options.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {3}, {"reserved"}}, kThatPack},
     {"UnknownInstructionSet",
-     [](auto &c) { c.options.instruction_set = 8; },
-     {MHA_ERROR_INVALID_VALUE, {3}, {"instruction_set", "8"}},
+     [](auto &c) { c.options.instruction_set = 9; },
+     {MHA_ERROR_INVALID_VALUE, {3}, {"instruction_set", "9"}},
      kCreate},
     {"InstructionSet32",  // must not end up in a shift by 32
      [](auto &c) { c.options.instruction_set = 32; },
@@ -579,7 +579,7 @@ TEST(LayerViews, RejectOptionsThatAreWrong) {
   mha_layer_options options = Options();
   options.reserved = 1;
   ExpectFails(view(options), {MHA_ERROR_INVALID_VALUE, {3}, {"reserved"}});
-  for (uint32_t unknown : {8u, 31u, 32u, 33u, 0x80000001u, 0xFFFFFFFFu}) {
+  for (uint32_t unknown : {9u, 31u, 32u, 33u, 0x80000001u, 0xFFFFFFFFu}) {
     ExpectFails(view(Options(unknown)), {MHA_ERROR_INVALID_VALUE, {3}, {"instruction_set"}});
   }
   ExpectFails(view(Options(AbsentInstructionSet())), {MHA_ERROR_INSTRUCTION_SET, {3}, {mha_instruction_set_name(AbsentInstructionSet())}});

@@ -1302,7 +1302,7 @@ class MiniLM(unittest.TestCase):
         errors = []
         for name, everywhere, allowed, correlation in (("int8 weights, int16", False, 0.001, 0.995), ("int8 weights, int8", False, 0.002, 0.995),
                                                        ("int8 weights, int8", True, 0.004, 0.99), ("int4 weights, int16", False, 0.03, 0.97),
-                                                       ("int8 weights, int8, scores too", False, 0.002, 0.995)):
+                                                       ("int8 weights, int8, scores and context too", False, 0.002, 0.995)):
             found, order = minilm.embed_pairs(minilm.Model(folder, everywhere, **minilm.arithmetics[name]), some, minilm.sentences)
             errors.append(1 - (found * exact).sum(axis=1).min())
             self.assertLess(errors[-1], allowed, name)

@@ -209,7 +209,7 @@ void add_back_end_option(CLI::App *app, LayerOptions *options) {
 }
 
 void add_instruction_set_option(CLI::App *app, LayerOptions *options) {
-  app->add_option("--isa", options->instruction_set, "Instruction set: " + instruction_set_names() + "; default auto")
+  app->add_option("--isa", options->instruction_set, "Instructions: " + instruction_set_names() + "; default auto")
       ->type_name("NAME")
       ->group(kComputation);
 }
