@@ -245,9 +245,9 @@ if [[ $matrix == all ]]; then
     ctest --test-dir "$folder" --verbose -R '^linking\.size$' | grep -o 'libmha.* KiB.*' | sed "s|^|$folder: |" || failed+=("the size of $folder")
   done
   say "exported symbols: the list that linking.exports compares with"
-  cat tests/linking_symbols.txt
+  cat tests/package/symbols.txt
   say "checksums of results: the list that the test checksums compares with"
-  grep -v '^#' tests/checksums.txt
+  grep -v '^#' tests/contract/checksums.txt
 fi
 
 # print_list HEADING ITEM...: nothing without an item.

@@ -114,10 +114,10 @@ for_all=$(($(sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo) / 1024
 make_machine() {  # NUMBER
   local machine=$folder/machine$1 root library program
   root=$machine/root
-  mkdir -p "$root"/{bin,dev,proc,tmp,tests,"$PWD/tests"} "$machine/cd"
+  mkdir -p "$root"/{bin,dev,proc,tmp,tests,"$PWD/tests/contract"} "$machine/cd"
   cp "$(command -v busybox)" "$root/bin/busybox"
   ln -s busybox "$root/bin/sh"
-  cp tests/checksums.txt "$root/$PWD/tests/"  # where the program looks for it
+  cp tests/contract/checksums.txt "$root/$PWD/tests/contract/"  # where the program looks for it
   for program in "${programs[@]}"; do
     strip -o "$root/tests/$program" "$build/bin/mha_test_$program"
     { ldd "$root/tests/$program" "$root/bin/busybox" 2>/dev/null || true; } | sed -n 's|^[^/]*\(/[^ ]*\) (.*|\1|p'

@@ -9,7 +9,7 @@
 #include <atomic>
 #include <cstddef>
 
-#include "interface_support.h"
+#include "support/interface_support.h"
 
 #if defined(__linux__)
 #include <linux/filter.h>

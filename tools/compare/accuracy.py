@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures how far PyTorch's float32 attention is from the exact result, beside plain float32 code and mha.
 
-It prints the table of tests/accuracy_test.cpp: for each shape, the rms error of PyTorch's scaled_dot_product_attention on one thread, divided
+It prints the table of tests/contract/accuracy_test.cpp: for each shape, the rms error of PyTorch's scaled_dot_product_attention on one thread, divided
 by that of plain float32 code, for calls of one query and of 64. The plain code is tests/oracle in float: sums in natural order, multiplied and
 added in two roundings. Data, shapes and seeds are those of the test. Beside each row stand mha's errors over PyTorch's, if libmha.so is there
 (as tools/python/mha looks for it).

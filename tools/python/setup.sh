@@ -20,7 +20,7 @@ Example:
   tools/python/setup.sh
   build/python/bin/python tools/python/minilm.py --compare
   tools/python/setup.sh --runtimes
-  build/runtimes/bin/python tests/torch_test.py --library build/src/libmha.so
+  build/runtimes/bin/python tests/adapters/torch_test.py --library build/src/libmha.so
 TEXT
 }
 

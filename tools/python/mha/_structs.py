@@ -1,4 +1,4 @@
-"""The structs of mha.h, field by field, and the names of its numbers. tests/python_test.py compares them with the header."""
+"""The structs of mha.h, field by field, and the names of its numbers. tests/adapters/python_test.py compares them with the header."""
 
 import ctypes
 import struct

@@ -1,0 +1,1238 @@
+// Wrong use of a cache is a sentence: after each error the cache's bytes, the outputs and what a query would write are as before.
+#include <gtest/gtest.h>
+#include <mha.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "interface/calls.h"
+
+namespace {
+
+using namespace support;  // NOLINT: this file is about nothing else
+
+// Three sequences of 40 positions, two kv heads of 4 and 3 numbers.
+mha_kv_cache_config Config(uint32_t kind = MHA_CACHE_CONTIGUOUS) {
+  mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
+  config.num_sequences = 3;
+  config.capacity = kind == MHA_CACHE_CONTIGUOUS ? 40 : 48;
+  config.num_kv_heads = 2;
+  config.head_dim = 4;
+  config.head_dim_v = 3;
+  config.k_type = MHA_TYPE_F16;
+  config.v_type = MHA_TYPE_INT8;
+  config.kind = kind;
+  if (kind == MHA_CACHE_PAGED) {
+    config.block_positions = 16;
+    config.num_blocks = 10;
+  }
+  return config;
+}
+
+KeysAndValues Rows(int64_t count) {
+  Random random(1);
+  return {random.Normals(count * 2 * 4), random.Normals(count * 2 * 3)};
+}
+
+// Sequences 0 and 1 hold 20 and 5 positions, sequence 2 none. Paged: in the blocks 4, 7, 1 and 2, 0, 9; sequence 2 has no table.
+Cache Filled(const mha_kv_cache_config &config) {
+  Cache cache(config);
+  if (config.kind == MHA_CACHE_PAGED) {
+    cache.SetBlocks(0, {4, 7, 1});
+    cache.SetBlocks(1, {2, 0, 9});
+  }
+  cache.Append(0, Rows(20));
+  cache.Append(1, Rows(5));
+  return cache;
+}
+
+// The call fails as expected, and leaves the cache as it is.
+template <typename Call>
+void ExpectFailsAndLeaves(const Cache &cache, const Call &call, const Expected &expected) {
+  const std::string before = cache.buffer().Bytes();
+  ExpectFails(call, expected);
+  EXPECT_TRUE(cache.buffer().Bytes() == before) << "the cache was written";
+}
+
+// ---- Making a cache: mha_kv_cache_size and mha_kv_cache_init
+
+struct ConfigCase {
+  const char *name;
+  uint32_t kind;
+  void (*change)(mha_kv_cache_config &config);
+  Expected expected;
+};
+void PrintTo(const ConfigCase &row, std::ostream *stream) { *stream << row.name; }
+
+class CacheConfigErrors : public testing::TestWithParam<ConfigCase> {};
+
+TEST_P(CacheConfigErrors, AreSentencesAndNothingIsWritten) {
+  const ConfigCase &row = GetParam();
+  mha_kv_cache_config config = Config(row.kind);
+  row.change(config);
+  size_t bytes = 4711;
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_size(&config, &bytes, error); }, row.expected);
+  EXPECT_EQ(bytes, 4711u);
+  Memory buffer(1 << 16, Place::kAnywhere);
+  buffer.Fill(0x5a);
+  const std::string before = buffer.Bytes();
+  mha_kv_cache *const untouched = reinterpret_cast<mha_kv_cache *>(&bytes);
+  mha_kv_cache *cache = untouched;
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, error); }, row.expected);
+  EXPECT_TRUE(buffer.Bytes() == before);
+  EXPECT_EQ(cache, untouched);
+}
+
+constexpr uint32_t kContiguous = MHA_CACHE_CONTIGUOUS, kRing = MHA_CACHE_RING, kPaged = MHA_CACHE_PAGED;
+
+const ConfigCase kConfigCases[] = {
+    {"StructSizeIsZero", kContiguous, [](auto &c) { c.struct_size = 0; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"struct_size"}}},
+    {"StructSizeIsTooSmall", kContiguous, [](auto &c) { c.struct_size -= 8; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"struct_size"}}},
+    {"NumSequencesIsZero", kContiguous, [](auto &c) { c.num_sequences = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_sequences"}}},
+    {"NumSequencesIsNegative", kContiguous, [](auto &c) { c.num_sequences = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_sequences"}}},
+    {"CapacityIsZero", kContiguous, [](auto &c) { c.capacity = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"capacity"}}},
+    {"CapacityIsNegative", kContiguous, [](auto &c) { c.capacity = kMin; }, {MHA_ERROR_INVALID_VALUE, {1}, {"capacity"}}},
+    {"NumKvHeadsIsZero", kContiguous, [](auto &c) { c.num_kv_heads = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_kv_heads"}}},
+    {"NumKvHeadsIsNegative", kContiguous, [](auto &c) { c.num_kv_heads = -2; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_kv_heads"}}},
+    {"HeadDimIsZero", kContiguous, [](auto &c) { c.head_dim = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim"}}},
+    {"HeadDimIsNegative", kContiguous, [](auto &c) { c.head_dim = -4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim"}}},
+    {"HeadDimVIsNegative", kContiguous, [](auto &c) { c.head_dim_v = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim_v"}}},
+    {"KeysAsInt4", kContiguous, [](auto &c) { c.k_type = 4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"k_type"}}},
+    {"KeysAsAnUnknownType", kContiguous, [](auto &c) { c.k_type = 99; }, {MHA_ERROR_INVALID_VALUE, {1}, {"k_type"}}},
+    {"ValuesAsInt4", kContiguous, [](auto &c) { c.v_type = 4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"v_type"}}},
+    {"ValuesAsAnUnknownType", kContiguous, [](auto &c) { c.v_type = 5; }, {MHA_ERROR_INVALID_VALUE, {1}, {"v_type"}}},
+    {"AnUnknownKind", kContiguous, [](auto &c) { c.kind = 3; }, {MHA_ERROR_INVALID_VALUE, {1}, {"kind"}}},
+    {"ReservedIsSet", kContiguous, [](auto &c) { c.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"reserved"}}},
+    {"ARingOf40", kRing, [](auto &c) { c.capacity = 40; }, {MHA_ERROR_INVALID_VALUE, {1}, {"capacity", "16"}}},
+    {"PagedCapacityIsNoMultiple",
+     kPaged,
+     [](auto &c) { c.capacity = 40; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"capacity", "block_positions"}}},
+    {"BlocksOf0", kPaged, [](auto &c) { c.block_positions = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"block_positions"}}},
+    {"BlocksOf8", kPaged, [](auto &c) { c.block_positions = 8; }, {MHA_ERROR_INVALID_VALUE, {1}, {"block_positions"}}},
+    {"BlocksOf24", kPaged, [](auto &c) { c.block_positions = 24; }, {MHA_ERROR_INVALID_VALUE, {1}, {"block_positions"}}},
+    {"BlocksOf48", kPaged, [](auto &c) { c.block_positions = 48; }, {MHA_ERROR_INVALID_VALUE, {1}, {"block_positions"}}},
+    {"BlocksOf320", kPaged, [](auto &c) { c.block_positions = c.capacity = 320; }, {MHA_ERROR_INVALID_VALUE, {1}, {"block_positions"}}},
+    {"BlocksOfANegativeSize", kPaged, [](auto &c) { c.block_positions = -16; }, {MHA_ERROR_INVALID_VALUE, {1}, {"block_positions"}}},
+    {"NumBlocksIsZero", kPaged, [](auto &c) { c.num_blocks = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_blocks"}}},
+    {"NumBlocksIsNegative", kPaged, [](auto &c) { c.num_blocks = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_blocks"}}},
+    {"AnEnormousCapacity", kContiguous, [](auto &c) { c.capacity = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"AnEnormousCapacityButForRounding", kRing, [](auto &c) { c.capacity = kMax / 16 * 16; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"EnormousHeads", kContiguous, [](auto &c) { c.head_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"EnormousValues", kContiguous, [](auto &c) { c.head_dim_v = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"EnormouslyManyHeads", kContiguous, [](auto &c) { c.num_kv_heads = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"EnormouslyManySequences", kContiguous, [](auto &c) { c.num_sequences = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"EnormouslyManyBlocks", kPaged, [](auto &c) { c.num_blocks = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"AProductThatOverflows",
+     kContiguous,
+     [](auto &c) { c.num_sequences = c.capacity = int64_t{1} << 30; },
+     {MHA_ERROR_TOO_LARGE, {1}, {}}},
+};
+INSTANTIATE_TEST_SUITE_P(Table, CacheConfigErrors, testing::ValuesIn(kConfigCases), CaseName<ConfigCase>);
+
+TEST(CacheErrors, AConfigOfALaterVersionMayBeLongerIfTheRestIsZero) {
+  struct {
+    mha_kv_cache_config config;
+    int64_t more;
+  } longer = {Config(), 0};
+  longer.config.struct_size = sizeof longer;
+  size_t bytes = 0;
+  ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_size(&longer.config, &bytes, error); });
+  longer.more = 1;
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_size(&longer.config, &bytes, error); },
+              {MHA_ERROR_STRUCT_SIZE, {1}, {"struct_size"}});
+}
+
+TEST(CacheErrors, InitNeedsAsManyBytesAsTheSizeQuerySays) {
+  for (const uint32_t kind : {kContiguous, kRing, kPaged}) {
+    const mha_kv_cache_config config = Config(kind);
+    size_t bytes = 0;
+    ASSERT_EQ(mha_kv_cache_size(&config, &bytes, nullptr), MHA_OK);
+    Memory buffer(bytes, Place::kAnywhere);
+    buffer.Fill(0x5a);
+    const std::string before = buffer.Bytes();
+    mha_kv_cache *cache = nullptr;
+    for (const size_t too_few : {bytes - 1, size_t{256}, size_t{0}}) {
+      ExpectFails([&](mha_error *error) { return mha_kv_cache_init(&config, buffer.data(), too_few, &cache, error); },
+                  {MHA_ERROR_BUFFER_TOO_SMALL, {3}, {std::to_string(bytes)}});
+    }
+    EXPECT_TRUE(buffer.Bytes() == before);
+    EXPECT_EQ(cache, nullptr);
+  }
+}
+
+TEST(CacheErrors, InitRejectsEveryMisalignedBuffer) {
+  const mha_kv_cache_config config = Config();
+  Memory buffer(1 << 16, Place::kAnywhere);
+  buffer.Fill(0x5a);
+  const std::string before = buffer.Bytes();
+  mha_kv_cache *cache = nullptr;
+  for (size_t offset = 1; offset < 64; offset++) {
+    ExpectFails([&](mha_error *error) { return mha_kv_cache_init(&config, buffer.data() + offset, buffer.size() - 64, &cache, error); },
+                {MHA_ERROR_INVALID_VALUE, {2}, {"64"}});
+  }
+  EXPECT_TRUE(buffer.Bytes() == before);
+}
+
+TEST(CacheErrors, NullPointersAreNamed) {
+  const mha_kv_cache_config config = Config(kPaged);
+  Cache cache = Filled(config);
+  mha_kv_cache *handle = cache.get(), *made = nullptr;
+  Memory buffer(1 << 16, Place::kAnywhere);
+  buffer.Fill(0x5a);
+  const KeysAndValues rows = Rows(1);
+  std::vector<float> k(8), v(6);
+  const int32_t block = 3;
+  size_t bytes = 0;
+  int64_t length = 0;
+  mha_kv_cache_config shape = config;
+  const struct {
+    const char *what;
+    std::function<mha_status(mha_error *)> call;
+    uint32_t argument;
+  } cases[] = {
+      {"size config", [&](mha_error *e) { return mha_kv_cache_size(nullptr, &bytes, e); }, 1},
+      {"size bytes", [&](mha_error *e) { return mha_kv_cache_size(&config, nullptr, e); }, 2},
+      {"init config", [&](mha_error *e) { return mha_kv_cache_init(nullptr, buffer.data(), buffer.size(), &made, e); }, 1},
+      {"init buffer", [&](mha_error *e) { return mha_kv_cache_init(&config, nullptr, buffer.size(), &made, e); }, 2},
+      {"init cache", [&](mha_error *e) { return mha_kv_cache_init(&config, buffer.data(), buffer.size(), nullptr, e); }, 4},
+      {"view buffer", [&](mha_error *e) { return mha_kv_cache_view(nullptr, buffer.size(), &made, e); }, 1},
+      {"view cache", [&](mha_error *e) { return mha_kv_cache_view(cache.buffer().data(), cache.buffer().size(), nullptr, e); }, 3},
+      {"shape cache", [&](mha_error *e) { return mha_kv_cache_shape(nullptr, &shape, e); }, 1},
+      {"shape config", [&](mha_error *e) { return mha_kv_cache_shape(handle, nullptr, e); }, 2},
+      {"length cache", [&](mha_error *e) { return mha_kv_cache_length(nullptr, 0, &length, e); }, 1},
+      {"length length", [&](mha_error *e) { return mha_kv_cache_length(handle, 0, nullptr, e); }, 3},
+      {"truncate cache", [&](mha_error *e) { return mha_kv_cache_truncate(nullptr, 0, 0, e); }, 1},
+      {"set_blocks cache", [&](mha_error *e) { return mha_kv_cache_set_blocks(nullptr, 2, &block, 1, e); }, 1},
+      {"set_blocks blocks", [&](mha_error *e) { return mha_kv_cache_set_blocks(handle, 2, nullptr, 1, e); }, 3},
+      {"copy_prefix cache", [&](mha_error *e) { return mha_kv_cache_copy_prefix(nullptr, 0, 1, 0, e); }, 1},
+      {"append cache", [&](mha_error *e) { return mha_kv_cache_append(nullptr, 0, 1, rows.k.data(), rows.v.data(), e); }, 1},
+      {"append k", [&](mha_error *e) { return mha_kv_cache_append(handle, 0, 1, nullptr, rows.v.data(), e); }, 4},
+      {"append v", [&](mha_error *e) { return mha_kv_cache_append(handle, 0, 1, rows.k.data(), nullptr, e); }, 5},
+      {"read cache", [&](mha_error *e) { return mha_kv_cache_read(nullptr, 0, 0, 1, k.data(), v.data(), e); }, 1},
+  };
+  for (const auto &row : cases) {
+    SCOPED_TRACE(row.what);
+    ExpectFailsAndLeaves(cache, row.call, {MHA_ERROR_NULL_POINTER, {row.argument}, {}});
+  }
+  EXPECT_EQ(made, nullptr);
+}
+
+// ---- Viewing a buffer
+
+class CacheViewErrors : public testing::TestWithParam<uint32_t> {
+ protected:
+  static void ExpectRejected(void *buffer, size_t bytes, uint32_t argument = 1) {
+    mha_kv_cache *cache = nullptr;
+    const Few<uint32_t> arguments = {1, argument};
+    ExpectFails([&](mha_error *error) { return mha_kv_cache_view(buffer, bytes, &cache, error); }, {MHA_ERROR_CACHE_FORMAT, arguments, {}});
+    EXPECT_EQ(cache, nullptr);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Kinds, CacheViewErrors, testing::Values(kContiguous, kRing, kPaged));
+
+TEST_P(CacheViewErrors, ATruncatedBufferIsRejected) {
+  const Cache cache = Filled(Config(GetParam()));
+  const size_t size = cache.buffer().size();
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{8}, size_t{255}, size_t{256}, size / 2, size - 1}) {
+    SCOPED_TRACE(bytes);
+    // Bytes that are not there must not be read either.
+    Memory memory(bytes, Place::kBeforeGuard, 64);
+    if (bytes % 64 == 0) {
+      std::memcpy(memory.data(), cache.buffer().data(), bytes);
+      ExpectRejected(memory.data(), bytes, 2);
+    }
+    ExpectRejected(cache.buffer().data(), bytes, 2);
+  }
+}
+
+TEST_P(CacheViewErrors, ALongerBufferIsAccepted) {
+  const Cache cache = Filled(Config(GetParam()));
+  Memory longer(cache.buffer().size() + 1000, Place::kAnywhere);
+  longer.Fill(0x11);
+  std::memcpy(longer.data(), cache.buffer().data(), cache.buffer().size());
+  mha_kv_cache *view = nullptr;
+  ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_view(longer.data(), longer.size(), &view, error); });
+}
+
+TEST_P(CacheViewErrors, AMisalignedBufferIsRejected) {
+  const Cache cache = Filled(Config(GetParam()));
+  Memory other(cache.buffer().size() + 64, Place::kAnywhere);
+  for (size_t offset = 1; offset < 64; offset++) {
+    std::memcpy(other.data() + offset, cache.buffer().data(), cache.buffer().size());
+    mha_kv_cache *view = nullptr;
+    ExpectFails([&](mha_error *error) { return mha_kv_cache_view(other.data() + offset, cache.buffer().size(), &view, error); },
+                {MHA_ERROR_INVALID_VALUE, {1}, {"64"}});
+    EXPECT_EQ(view, nullptr);
+  }
+}
+
+TEST_P(CacheViewErrors, ABufferThatIsNoCacheIsRejected) {
+  for (const int fill : {0x00, 0xff, 0x5a}) {
+    Memory buffer(1 << 14, Place::kAnywhere);
+    buffer.Fill(fill);
+    ExpectRejected(buffer.data(), buffer.size());
+  }
+}
+
+// Magic, byte order, version, contract, sizes, checksum: no bit of the header may be another.
+TEST_P(CacheViewErrors, AnyChangedBitOfTheHeaderIsNoticed) {
+  const Cache cache = Filled(Config(GetParam()));
+  for (size_t byte = 0; byte < 256; byte++) {
+    for (int bit = 0; bit < 8; bit++) {
+      unsigned char &at = cache.buffer().data()[byte];
+      at = static_cast<unsigned char>(at ^ 1u << bit);
+      mha_kv_cache *view = nullptr;
+      ASSERT_EQ(mha_kv_cache_view(cache.buffer().data(), cache.buffer().size(), &view, nullptr), MHA_ERROR_CACHE_FORMAT)
+          << "byte " << byte << " bit " << bit;
+      at = static_cast<unsigned char>(at ^ 1u << bit);
+    }
+  }
+  mha_kv_cache *view = nullptr;
+  ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_view(cache.buffer().data(), cache.buffer().size(), &view, error); });
+}
+
+// Behind the header: the lengths, each with the largest length since the sequence was last empty, and the tables of blocks. What they say
+// is where calls read and write, so a view does not trust them.
+TEST_P(CacheViewErrors, LengthsAndTablesOutOfBoundsAreNoticed) {
+  const Cache cache = Filled(Config(GetParam()));
+  constexpr size_t kLengths = 256, kTables = 320;
+  const auto expect_rejected = [&](size_t offset, auto value) {
+    SCOPED_TRACE(std::to_string(value) + " at " + std::to_string(offset));
+    unsigned char before[sizeof value], *const at = cache.buffer().data() + offset;
+    std::memcpy(before, at, sizeof value);
+    std::memcpy(at, &value, sizeof value);
+    ExpectRejected(cache.buffer().data(), cache.buffer().size());
+    std::memcpy(at, before, sizeof value);
+  };
+  int64_t length = 0;
+  std::memcpy(&length, cache.buffer().data() + kLengths, sizeof length);
+  ASSERT_EQ(length, 20) << "the layout is not the one that this test knows";
+  for (const int64_t sequence : {0, 2}) {
+    for (const int64_t wrong : {int64_t{-1}, kMin}) expect_rejected(kLengths + 16 * sequence, wrong);
+    if (GetParam() == kRing) continue;
+    for (const int64_t wrong : {cache.config().capacity + 1, kMax}) expect_rejected(kLengths + 16 * sequence, wrong);
+  }
+  if (GetParam() != kPaged) return;
+  int32_t block = 0;
+  std::memcpy(&block, cache.buffer().data() + kTables, sizeof block);
+  ASSERT_EQ(block, 4) << "the layout is not the one that this test knows";
+  for (const int32_t wrong : {int32_t{10}, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
+    expect_rejected(kTables, wrong);
+  }
+  expect_rejected(kTables, int32_t{-1});  // no block, where positions are held
+  expect_rejected(kTables + 8, int32_t{-1});  // one block less than is counted
+  expect_rejected(kTables + 24, int32_t{3});  // one more
+  // The first block in the place of the second, and the second in that of the third: their counts say that each is in one table alone, and
+  // calls would write into it.
+  expect_rejected(kTables + 4, block);
+  expect_rejected(kTables + 8, int32_t{7});
+}
+
+// ---- Sequences, positions, blocks
+
+TEST(CacheErrors, SequencesThatAreNotThereAreNamed) {
+  for (const uint32_t kind : {kContiguous, kRing, kPaged}) {
+    Cache cache = Filled(Config(kind));
+    mha_kv_cache *handle = cache.get();
+    const KeysAndValues rows = Rows(1);
+    std::vector<float> k(8), v(6);
+    const int32_t block = 3;
+    int64_t length = 4711;
+    for (const int64_t sequence : {int64_t{-1}, int64_t{3}, kMax, kMin}) {
+      SCOPED_TRACE(sequence);
+      const Expected second = {MHA_ERROR_INVALID_VALUE, {2}, {std::to_string(sequence)}};
+      ExpectFailsAndLeaves(
+          cache, [&](mha_error *e) { return mha_kv_cache_length(handle, sequence, &length, e); }, second);
+      ExpectFailsAndLeaves(
+          cache, [&](mha_error *e) { return mha_kv_cache_truncate(handle, sequence, 0, e); }, second);
+      ExpectFailsAndLeaves(
+          cache, [&](mha_error *e) { return mha_kv_cache_append(handle, sequence, 1, rows.k.data(), rows.v.data(), e); }, second);
+      ExpectFailsAndLeaves(
+          cache, [&](mha_error *e) { return mha_kv_cache_read(handle, sequence, 0, 0, k.data(), v.data(), e); }, second);
+      ExpectFailsAndLeaves(
+          cache, [&](mha_error *e) { return mha_kv_cache_copy_prefix(handle, sequence, 1, 0, e); }, second);
+      ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_copy_prefix(handle, 0, sequence, 0, e); },
+                           {MHA_ERROR_INVALID_VALUE, {3}, {std::to_string(sequence)}});
+      if (kind == kPaged) {
+        ExpectFailsAndLeaves(
+            cache, [&](mha_error *e) { return mha_kv_cache_set_blocks(handle, sequence, &block, 1, e); }, second);
+      }
+    }
+    EXPECT_EQ(length, 4711);
+  }
+}
+
+TEST(CacheErrors, TruncatingBeyondTheLengthIsOne) {
+  for (const uint32_t kind : {kContiguous, kRing, kPaged}) {
+    Cache cache = Filled(Config(kind));
+    for (const int64_t length : {int64_t{21}, int64_t{-1}, kMax, kMin}) {
+      ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_truncate(cache.get(), 0, length, e); },
+                           {MHA_ERROR_INVALID_VALUE, {3}, {"20"}});
+    }
+    EXPECT_EQ(cache.Length(0), 20);
+  }
+}
+
+TEST(CacheErrors, AppendingMoreThanThereIsRoomForIsOne) {
+  for (const uint32_t kind : {kContiguous, kPaged}) {
+    Cache cache = Filled(Config(kind));
+    const int64_t room = cache.config().capacity - 20;
+    const KeysAndValues rows = Rows(room + 1);
+    ExpectFailsAndLeaves(cache,
+                         [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, room + 1, rows.k.data(), rows.v.data(), e); },
+                         {MHA_ERROR_CACHE_FULL, {3}, {}});
+    ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, kMax, rows.k.data(), rows.v.data(), e); },
+                         {MHA_ERROR_CACHE_FULL, {3}, {}});
+    ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, -1, rows.k.data(), rows.v.data(), e); },
+                         {MHA_ERROR_INVALID_VALUE, {3}, {}});
+    cache.Append(0, Rows(room));
+    EXPECT_EQ(cache.Length(0), cache.config().capacity);
+    ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, 1, rows.k.data(), rows.v.data(), e); },
+                         {MHA_ERROR_CACHE_FULL, {3}, {}});
+    // Nothing more is nothing wrong.
+    ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, 0, nullptr, nullptr, e); });
+  }
+}
+
+TEST(CacheErrors, AppendingBeyondTheTableOfBlocksIsOne) {
+  Cache cache = Filled(Config(kPaged));
+  const KeysAndValues rows = Rows(20);
+  const Expected full = {MHA_ERROR_CACHE_FULL, {2, 3}, {}};
+  ExpectFailsAndLeaves(
+      cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 2, 1, rows.k.data(), rows.v.data(), e); }, full);
+  cache.SetBlocks(2, {5});
+  ExpectFailsAndLeaves(
+      cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 2, 17, rows.k.data(), rows.v.data(), e); }, full);
+  ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_append(cache.get(), 2, 8, rows.k.data(), rows.v.data(), e); });
+  EXPECT_EQ(cache.Length(2), 16);  // twice 8
+}
+
+TEST(CacheErrors, ReadingPositionsThatAreNotHeldIsOne) {
+  for (const uint32_t kind : {kContiguous, kRing, kPaged}) {
+    Cache cache = Filled(Config(kind));
+    std::vector<float> k(64 * 8, kNan), v(64 * 6, kNan);
+    const auto expect_rejected = [&](int64_t first, int64_t count) {
+      SCOPED_TRACE(std::to_string(first) + " + " + std::to_string(count));
+      ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_read(cache.get(), 0, first, count, k.data(), v.data(), e); },
+                           {MHA_ERROR_INVALID_VALUE, {3, 4}, {}});
+      EXPECT_TRUE(std::all_of(k.begin(), k.end(), [](float x) { return x != x; }));
+      EXPECT_TRUE(std::all_of(v.begin(), v.end(), [](float x) { return x != x; }));
+    };
+    expect_rejected(0, 21);
+    expect_rejected(20, 1);
+    expect_rejected(-1, 1);
+    expect_rejected(0, -1);
+    expect_rejected(kMax, 1);
+    expect_rejected(1, kMax);
+    expect_rejected(kMin, kMin);
+    if (kind == kRing) {
+      cache.Append(0, Rows(40));  // holds 12 .. 59
+      expect_rejected(11, 1);
+      expect_rejected(0, 60);
+      ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_read(cache.get(), 0, 12, 48, k.data(), v.data(), e); });
+      std::fill(k.begin(), k.end(), kNan);
+      std::fill(v.begin(), v.end(), kNan);
+      cache.Truncate(0, 50);
+      expect_rejected(11, 1);
+      expect_rejected(50, 1);
+    }
+  }
+}
+
+// A ring has the last `capacity` positions that were ever written: neither truncating, nor appending after that, nor copying brings back
+// what lay there before.
+TEST(CacheErrors, PositionsThatARingHasOverwrittenDoNotComeBack) {
+  struct Held {
+    const char *what;
+    int64_t sequence, oldest, length;
+  };
+  mha_kv_cache_config config = Config(kRing);  // of 48
+  config.num_sequences = 4;
+  Cache cache(config);
+  cache.Append(0, Rows(50));
+  cache.Append(1, Rows(50));
+  cache.Truncate(1, 42);
+  cache.CopyPrefix(0, 2, 45);
+  cache.Append(3, Rows(60));
+  cache.Truncate(3, 50);
+  cache.Append(3, Rows(2));
+  std::vector<float> k(64 * 8, kNan), v(64 * 6, kNan);
+  for (const Held &held : {Held{"all", 0, 2, 50}, {"truncated", 1, 2, 42}, {"copied", 2, 2, 45}, {"truncated and grown", 3, 12, 52}}) {
+    SCOPED_TRACE(held.what);
+    for (int64_t first = 0; first < held.length; first++) {
+      mha_error error = {};
+      EXPECT_EQ(mha_kv_cache_read(cache.get(), held.sequence, first, 1, k.data(), v.data(), &error) == MHA_OK, first >= held.oldest)
+          << first << ": " << error.message;
+    }
+  }
+  // But a sequence that was emptied is as good as new.
+  for (const bool by_copy : {false, true}) {
+    if (by_copy) {
+      cache.CopyPrefix(0, 2, 0);
+    } else {
+      cache.Truncate(2, 0);
+    }
+    cache.Append(2, Rows(40));
+    ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_read(cache.get(), 2, 0, 40, k.data(), v.data(), e); });
+  }
+}
+
+TEST(CacheErrors, TablesThatCannotBeAreRejected) {
+  Cache cache = Filled(Config(kPaged));
+  const auto expect_rejected = [&](int64_t sequence, std::vector<int32_t> blocks, const Expected &expected) {
+    SCOPED_TRACE(testing::PrintToString(blocks));
+    ExpectFailsAndLeaves(
+        cache,
+        [&](mha_error *e) { return mha_kv_cache_set_blocks(cache.get(), sequence, blocks.data(), static_cast<int64_t>(blocks.size()), e); },
+        expected);
+  };
+  const Expected entry = {MHA_ERROR_INVALID_VALUE, {3}, {}};
+  expect_rejected(2, {10}, {MHA_ERROR_INVALID_VALUE, {3}, {"10"}});
+  expect_rejected(2, {3, -1}, entry);
+  expect_rejected(2, {3, std::numeric_limits<int32_t>::max()}, entry);
+  expect_rejected(2, {3, 5, 6, 8}, {MHA_ERROR_INVALID_VALUE, {3, 4}, {}});  // more than capacity / block_positions
+  ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_set_blocks(cache.get(), 2, nullptr, -1, e); },
+                       {MHA_ERROR_INVALID_VALUE, {4}, {}});
+  // Sequence 0 holds 20 positions, in the first two of its blocks.
+  const Expected moved = {MHA_ERROR_INVALID_VALUE, {3, 4}, {}};
+  expect_rejected(0, {4}, moved);
+  expect_rejected(0, {}, moved);
+  expect_rejected(0, {4, 5, 1}, moved);
+  expect_rejected(0, {7, 4}, moved);
+  cache.SetBlocks(0, {4, 7, 5});
+  cache.SetBlocks(0, {4, 7});
+  cache.Truncate(0, 16);
+  cache.SetBlocks(0, {4, 3});
+}
+
+TEST(CacheErrors, ABlockThatIsTwiceInATableIsOne) {
+  for (const std::vector<int32_t> &blocks : {std::vector<int32_t>{3, 3}, {3, 5, 3}, {5, 3, 3}, {4, 7, 4}, {4, 7, 7}, {4, 4, 7}}) {
+    SCOPED_TRACE(testing::PrintToString(blocks));
+    for (const int64_t sequence : {0, 2}) {  // one that holds positions in the blocks 4 and 7, and one that has no table
+      Cache cache = Filled(Config(kPaged));
+      ExpectFailsAndLeaves(
+          cache,
+          [&](mha_error *e) {
+            return mha_kv_cache_set_blocks(cache.get(), sequence, blocks.data(), static_cast<int64_t>(blocks.size()), e);
+          },
+          {MHA_ERROR_INVALID_VALUE, {3}, {}});
+    }
+  }
+  // But what stays where it is may be given again, and blocks behind it may change places.
+  Cache cache = Filled(Config(kPaged));
+  cache.SetBlocks(0, {4, 7, 5});
+  cache.SetBlocks(2, {1, 3, 6});
+  cache.SetBlocks(2, {6, 1, 3});
+}
+
+TEST(CacheErrors, BlocksAreForPagedCaches) {
+  for (const uint32_t kind : {kContiguous, kRing}) {
+    Cache cache = Filled(Config(kind));
+    const int32_t block = 0;
+    ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_set_blocks(cache.get(), 2, &block, 1, e); },
+                         {MHA_ERROR_INVALID_VALUE, {1}, {}});
+  }
+}
+
+TEST(CacheErrors, WritingIntoASharedBlockIsOne) {
+  Cache cache = Filled(Config(kPaged));
+  cache.SetBlocks(2, {4, 7, 3});
+  cache.CopyPrefix(0, 2, 20);
+  const KeysAndValues rows = Rows(1);
+  const Expected shared = {MHA_ERROR_INVALID_VALUE, {2, 3}, {"shared"}};
+  for (const int64_t sequence : {0, 2}) {
+    ExpectFailsAndLeaves(
+        cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), sequence, 1, rows.k.data(), rows.v.data(), e); }, shared);
+  }
+  cache.Truncate(2, 16);
+  cache.SetBlocks(2, {4, 5});  // block 7 belongs to sequence 0 alone again
+  ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, 1, rows.k.data(), rows.v.data(), e); });
+  ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_append(cache.get(), 2, 1, rows.k.data(), rows.v.data(), e); });
+  cache.Truncate(2, 10);  // into block 4, which is still shared
+  ExpectFailsAndLeaves(
+      cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 2, 1, rows.k.data(), rows.v.data(), e); }, shared);
+}
+
+TEST(CacheErrors, CopyingAPrefixThatIsNotHeldOrHasNoRoomIsOne) {
+  for (const uint32_t kind : {kContiguous, kPaged}) {
+    Cache cache = Filled(Config(kind));
+    for (const int64_t length : {int64_t{21}, int64_t{-1}, kMax}) {
+      ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_copy_prefix(cache.get(), 0, 1, length, e); },
+                           {MHA_ERROR_INVALID_VALUE, {4}, {"20"}});
+    }
+  }
+  Cache cache = Filled(Config(kPaged));
+  ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_copy_prefix(cache.get(), 0, 2, 20, e); },
+                       {MHA_ERROR_CACHE_FULL, {3, 4}, {}});  // sequence 2 has no blocks
+  cache.SetBlocks(2, {4, 2});                                // the second is sequence 1's
+  ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_copy_prefix(cache.get(), 0, 2, 20, e); },
+                       {MHA_ERROR_INVALID_VALUE, {3}, {"shared"}});
+}
+
+// ---- Calls with a cache
+
+// Two sequences of two rows each to append and to attend with, by either entry.
+struct Call {
+  explicit Call(Cache *the_cache) : cache(the_cache) {
+    LayerProblem sizes = SquareSizes(5, 4, 2, 4);
+    sizes.head_dim_v = 3;
+    layer = MakeLayer(NormalLayer(sizes));
+    Random random(2);
+    query = k = v = random.Normals(4096);
+    attention.batch = attention.n_q = attention.n_kv = 2;
+    attention.num_heads = 4;
+    attention.num_kv_heads = 2;
+    attention.head_dim = 4;
+    attention.head_dim_v = 3;
+    attention.q = query.data();
+    attention.k = k.data();
+    attention.v = v.data();
+    forward.batch = forward.n_q = 2;
+    forward.query = query.data();
+    output.assign(4096, kNan);
+    lse.assign(4096, kNan);
+    weights.assign(8192, kNan);
+    Both([&](auto &args) {
+      args.flags |= MHA_CAUSAL;
+      args.output = output.data();
+      args.lse = lse.data();
+      args.cache = cache->get();
+    });
+  }
+
+  // Does the same to both entries' arguments.
+  template <typename Change>
+  void Both(const Change &change) {
+    change(attention);
+    change(forward);
+  }
+
+  void SetWindow(int64_t left) {
+    Both([&](auto &args) {
+      args.flags |= MHA_WINDOW_LEFT;
+      args.window_left = left;
+    });
+  }
+
+  mha_status Run(bool by_forward, mha_error *error) {
+    std::vector<unsigned char> workspace(1 << 20, 0xff);
+    return by_forward ? mha_forward(layer.get(), &forward, workspace.data(), workspace.size(), error)
+                      : mha_attention(&attention, workspace.data(), workspace.size(), error);
+  }
+
+  // Both entries, or one of them, fail with their arguments at fault, and write nothing.
+  void ExpectFailsAndWritesNothing(mha_status status, const Words &words, bool attention_too = true) {
+    for (const bool by_forward : {true, false}) {
+      if (!by_forward && !attention_too) continue;
+      SCOPED_TRACE(by_forward ? "mha_forward" : "mha_attention");
+      ExpectFailsAndLeaves(*cache, [&](mha_error *error) { return Run(by_forward, error); }, {status, {by_forward ? 2u : 1u}, words});
+      const auto untouched = [](const std::vector<float> &x) { return std::all_of(x.begin(), x.end(), [](float y) { return y != y; }); };
+      EXPECT_TRUE(untouched(output) && untouched(lse) && untouched(weights));
+    }
+  }
+
+  Cache *cache;
+  Layer layer;
+  std::vector<float> query, k, v, output, lse, weights;
+  mha_attention_args attention = Zeroed<mha_attention_args>();
+  mha_forward_args forward = Zeroed<mha_forward_args>();
+};
+
+TEST(CallErrors, TheValidCallIsNone) {
+  for (const uint32_t kind : {kContiguous, kPaged, kRing}) {
+    for (const bool by_forward : {false, true}) {
+      Cache cache = Filled(Config(kind));
+      Call call(&cache);
+      if (kind == kRing) call.SetWindow(10);
+      mha_error error = {};
+      EXPECT_EQ(call.Run(by_forward, &error), MHA_OK) << error.message;
+      EXPECT_EQ(cache.Length(0), 22);
+      EXPECT_EQ(cache.Length(1), 7);
+    }
+  }
+}
+
+TEST(CallErrors, AFullCache) {
+  for (const uint32_t kind : {kContiguous, kPaged}) {
+    Cache cache = Filled(Config(kind));
+    cache.Append(1, Rows(cache.config().capacity - 6));  // room for one
+    Call call(&cache);
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_CACHE_FULL, {});
+    const int64_t lengths[] = {2, 1};
+    call.Both([&](auto &args) { args.q_lengths = lengths; });
+    call.attention.kv_lengths = lengths;
+    mha_error error = {};
+    EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+  }
+  Cache cache = Filled(Config(kPaged));
+  const int64_t sequences[] = {0, 2};  // which has no blocks
+  Call call(&cache);
+  call.Both([&](auto &args) { args.cache_sequences = sequences; });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_CACHE_FULL, {});
+}
+
+TEST(CallErrors, SequencesThatAreNotThereOrTwice) {
+  Cache cache = Filled(Config());
+  Call call(&cache);
+  for (const std::vector<int64_t> &sequences :
+       {std::vector<int64_t>{0, 3}, {-1, 0}, {kMax, 1}, {1, 1}, {2, 2}, {0, 2, 0}, {2, 0, 2}, {2, 0, 0}}) {
+    SCOPED_TRACE(testing::PrintToString(sequences));
+    call.Both([&](auto &args) {
+      args.cache_sequences = sequences.data();
+      args.batch = static_cast<int64_t>(sequences.size());
+    });
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache_sequences|sequence"});
+  }
+  // By default sequence b is the b-th, of which there are three.
+  call.Both([&](auto &args) {
+    args.cache_sequences = nullptr;
+    args.batch = 4;
+  });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"batch|cache_sequences", "4", "3"});
+}
+
+// A million sequences or blocks in any order, of which none or one is there twice: to compare each with each would take minutes.
+mha_kv_cache_config ManyConfig(uint32_t kind) {
+  mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
+  const int64_t many = int64_t{1} << 20;
+  config.kind = kind;
+  config.num_sequences = kind == kPaged ? 1 : many;
+  config.capacity = kind == kPaged ? 16 * many : 16;
+  config.num_kv_heads = config.head_dim = 1;
+  config.k_type = config.v_type = MHA_TYPE_INT8;
+  if (kind == kPaged) config.block_positions = 16, config.num_blocks = static_cast<int32_t>(many);
+  return config;
+}
+
+template <typename Number>
+std::vector<Number> Descending(int64_t count) {
+  std::vector<Number> numbers(static_cast<size_t>(count));
+  for (size_t i = 0; i < numbers.size(); i++) numbers[i] = static_cast<Number>(count - 1 - static_cast<int64_t>(i));
+  return numbers;
+}
+
+// A cache of which next to nothing is written.
+struct ManyCache {
+  explicit ManyCache(uint32_t kind) : config(ManyConfig(kind)) {
+    mha_error error;
+    size_t bytes = 0;
+    Check(mha_kv_cache_size(&config, &bytes, &error), error);
+    buffer = Memory(bytes, Place::kBeforeGuard, 64);
+    Check(mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, &error), error);
+  }
+
+  mha_kv_cache_config config;
+  Memory buffer;
+  mha_kv_cache *cache = nullptr;
+};
+
+TEST(CallErrors, AMillionSequencesInAnyOrderAreFoundToBeOnceInNoTime) {
+  ManyCache many(kContiguous);
+  std::vector<int64_t> sequences = Descending<int64_t>(many.config.num_sequences);
+  const float row[] = {1};
+  mha_attention_args args = Zeroed<mha_attention_args>();
+  args.batch = many.config.num_sequences;
+  args.n_q = args.n_kv = args.num_heads = args.num_kv_heads = args.head_dim = 1;
+  args.q = row, args.k = args.v = row;
+  args.cache = many.cache;
+  args.cache_sequences = sequences.data();
+  std::vector<float> output(1);
+  args.output = output.data();  // not written: the call is only described
+  mha_call_info info = Zeroed<mha_call_info>();
+  ExpectSucceeds([&](mha_error *error) { return mha_attention_info(&args, &info, error); });
+  for (const size_t place : {size_t{0}, size_t{40000}, sequences.size() - 2}) {
+    const int64_t before = sequences[place];
+    sequences[place] = sequences.back();
+    ExpectFails([&](mha_error *error) { return mha_attention_info(&args, &info, error); },
+                {MHA_ERROR_INVALID_VALUE, {1}, {std::to_string(place), std::to_string(sequences.size() - 1)}});
+    sequences[place] = before;
+  }
+}
+
+TEST(CacheErrors, AMillionBlocksInAnyOrderAreFoundToBeOnceInNoTime) {
+  ManyCache many(kPaged);
+  std::vector<int32_t> blocks = Descending<int32_t>(many.config.num_blocks);
+  const auto set = [&](mha_error *error) {
+    return mha_kv_cache_set_blocks(many.cache, 0, blocks.data(), static_cast<int64_t>(blocks.size()), error);
+  };
+  blocks.back() = blocks.front();
+  ExpectFails(set, {MHA_ERROR_INVALID_VALUE, {3}, {"0", std::to_string(blocks.size() - 1)}});
+  blocks.back() = 0;
+  ExpectSucceeds(set);
+}
+
+TEST(CallErrors, ACacheOfAnotherShape) {
+  for (const auto change : {+[](mha_kv_cache_config &c) { c.num_kv_heads = 4; }, +[](mha_kv_cache_config &c) { c.head_dim = 5; },
+                            +[](mha_kv_cache_config &c) { c.head_dim_v = 4; }, +[](mha_kv_cache_config &c) { c.num_kv_heads = 1; }}) {
+    mha_kv_cache_config config = Config();
+    change(config);
+    Cache cache(config);
+    Call call(&cache);
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {});
+  }
+}
+
+TEST(CallErrors, ASharedBlock) {
+  Cache cache = Filled(Config(kPaged));
+  cache.SetBlocks(2, {4, 7, 3});
+  cache.CopyPrefix(0, 2, 20);
+  Call call(&cache);
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"shared"});
+}
+
+TEST(CallErrors, RowsThatSeePositionsThatARingDoesNotHold) {
+  Cache cache = Filled(Config(kRing));
+  cache.Append(0, Rows(30));  // 50 positions, of which 2 .. 49 are held; the call makes it 52
+  Call call(&cache);
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring|window_left"});  // no window
+  for (const int64_t left : {int64_t{48}, int64_t{50}, kMax}) {
+    call.SetWindow(left);
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"ring", "window_left"});
+  }
+  // Rows at other positions than the last ones, and rows that see what comes after them, are not what a ring is for.
+  const int64_t starts[] = {50, 5};
+  call.SetWindow(19);
+  call.Both([&](auto &args) { args.q_start = starts; });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "q_start"});
+  call.Both([&](auto &args) {
+    args.q_start = nullptr;
+    args.flags &= ~MHA_CAUSAL;
+  });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "MHA_CAUSAL"});
+  call.Both([&](auto &args) { args.flags |= MHA_CAUSAL; });
+  call.SetWindow(40);
+  mha_error error = {};
+  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+  EXPECT_EQ(call.Run(false, &error), MHA_OK) << error.message;
+  // After truncating, the slots of the forgotten positions do not come back.
+  cache.Truncate(0, 40);
+  std::fill(call.output.begin(), call.output.end(), kNan);
+  std::fill(call.lse.begin(), call.lse.end(), kNan);
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"ring", "window"});
+}
+
+TEST(CallErrors, ContextsInIntegersNeedACacheWithValuesOfInt8) {
+  mha_score_options score = Zeroed<mha_score_options>();
+  score.context_arithmetic = MHA_ARITHMETIC_INT16;
+  mha_kv_cache_config config = Config(kContiguous);
+  for (const uint32_t v_type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16}) {
+    config.k_type = MHA_TYPE_INT8;
+    config.v_type = v_type;
+    Cache cache = Filled(config);
+    Call call(&cache);
+    call.Both([&](auto &args) { args.score = &score; });
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"score.context_arithmetic", "v_type", "MHA_TYPE_INT8"});
+  }
+  config.k_type = MHA_TYPE_F16;
+  config.v_type = MHA_TYPE_INT8;
+  Cache cache = Filled(config);
+  Call call(&cache);
+  call.Both([&](auto &args) { args.score = &score; });
+  mha_error error = {};
+  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+  EXPECT_EQ(call.Run(false, &error), MHA_OK) << error.message;
+}
+
+TEST(CallErrors, ScoresInIntegersNeedACacheOfInt8) {
+  mha_score_options score = Zeroed<mha_score_options>();
+  score.arithmetic = MHA_ARITHMETIC_INT8;
+  mha_kv_cache_config config = Config(kContiguous);
+  for (const uint32_t k_type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16}) {
+    config.k_type = k_type;
+    config.v_type = MHA_TYPE_INT8;
+    Cache cache = Filled(config);
+    Call call(&cache);
+    call.Both([&](auto &args) { args.score = &score; });
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"score.arithmetic", "k_type", "MHA_TYPE_INT8"});
+  }
+  config.k_type = MHA_TYPE_INT8;
+  Cache cache = Filled(config);
+  Call call(&cache);
+  call.Both([&](auto &args) { args.score = &score; });
+  mha_error error = {};
+  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+  EXPECT_EQ(call.Run(false, &error), MHA_OK) << error.message;
+}
+
+// Numbers of keys that a ring forgets, or that the array does not have, are none.
+TEST(CallErrors, PositionGroupsThatDoNotFitTheCache) {
+  const std::vector<int32_t> numbers(64, 1);
+  mha_score_options score = Zeroed<mha_score_options>();
+  score.q_groups = numbers.data();
+  for (const uint32_t kind : {kContiguous, kRing}) {
+    Cache cache = Filled(Config(kind));
+    Call call(&cache);
+    if (kind == kRing) call.SetWindow(10);
+    call.Both([&](auto &args) { args.score = &score; });
+    score.columns = MHA_COLUMNS_ALL_KEYS;
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {kind == kRing ? "ring" : "score.kv_groups is NULL"});
+    score.columns = MHA_COLUMNS_NEW_KEYS;
+    if (kind == kRing) call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "score.q_groups"});
+  }
+  Cache cache = Filled(Config(kContiguous));  // 20 and 5 positions, which become 22 and 7
+  Call call(&cache);
+  call.Both([&](auto &args) { args.score = &score; });
+  score.columns = MHA_COLUMNS_ALL_KEYS;
+  score.kv_groups = numbers.data();
+  score.kv_groups_stride = 21;
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"kv_groups", "21", "22"});
+  score.num_columns = 21;  // the last key is masked then
+  mha_error error = {};
+  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+}
+
+// Of a ring of 48 that held 50 positions and was cut to 42, 2 .. 41 are left: the two rows of the call stand at 42 and 43.
+TEST(CallErrors, RowsThatSeeOnePositionMoreThanATruncatedOrCopiedRingHolds) {
+  for (const bool is_copied : {false, true}) {
+    SCOPED_TRACE(is_copied ? "copied" : "truncated");
+    const auto make = [&] {
+      Cache cache(Config(kRing));
+      cache.Append(is_copied ? 2 : 0, Rows(50));
+      if (is_copied) {
+        cache.CopyPrefix(2, 0, 42);
+      } else {
+        cache.Truncate(0, 42);
+      }
+      return cache;
+    };
+    Cache cache = make();
+    Call call(&cache);
+    call.SetWindow(41);
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"ring", "1", "2"});
+    for (const bool by_forward : {true, false}) {
+      Cache other = make();
+      Call one_less(&other);
+      one_less.SetWindow(40);
+      mha_error error = {};
+      EXPECT_EQ(one_less.Run(by_forward, &error), MHA_OK) << error.message;
+    }
+  }
+}
+
+TEST(CallErrors, ANumberPerPairOfARing) {
+  Cache cache = Filled(Config(kRing));
+  Call call(&cache);
+  call.SetWindow(3);
+  call.Both([&](auto &args) { args.attention_weights = call.weights.data(); });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"attention_weights"});
+  mha_taps taps = Zeroed<mha_taps>();
+  for (float *mha_taps::*tap : {&mha_taps::scores, &mha_taps::scaled_scores, &mha_taps::masked_scores}) {
+    taps.scores = taps.scaled_scores = taps.masked_scores = nullptr;
+    taps.*tap = call.weights.data();
+    call.Both([&](auto &args) {
+      args.attention_weights = nullptr;
+      args.taps = &taps;
+    });
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {});
+  }
+}
+
+// In self-attention the rows of query are appended, and are where they are appended. Where the rows of key are others, or none, the queries
+// may be anywhere.
+TEST(CallErrors, AStartWhereTheRowsOfSelfAttentionAreNotAppended) {
+  Cache cache = Filled(Config());
+  const int64_t where_they_are[] = {20, 5}, elsewhere[] = {20, 4}, later[] = {21, 5}, only_first[] = {2, 0}, none[] = {0, 0};
+  const auto restore = [&cache] {
+    cache.Truncate(0, 20);
+    cache.Truncate(1, 5);
+  };
+  for (const int64_t *starts : {elsewhere, later}) {
+    Call call(&cache);
+    call.forward.q_start = starts;
+    const char *const length = starts == later ? "20" : "5";
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"q_start", length, "NULL"}, false);
+    mha_call_info info = Zeroed<mha_call_info>();
+    ExpectFails([&](mha_error *error) { return mha_info(call.layer.get(), &call.forward, &info, error); },
+                {MHA_ERROR_INVALID_VALUE, {2}, {"q_start"}});
+    mha_error error = {};
+    call.forward.flags = 0;  // then no position counts
+    EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+    restore();
+    call.forward.flags = MHA_CAUSAL | MHA_CACHE_READ;
+    EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+    call.forward.flags = MHA_CAUSAL;
+    call.forward.key = call.k.data();
+    call.forward.n_kv = 2;
+    EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+    restore();
+    call.attention.q_start = starts;
+    EXPECT_EQ(call.Run(false, &error), MHA_OK) << error.message;
+    restore();
+  }
+  Call call(&cache);
+  mha_error error = {};
+  call.forward.q_start = where_they_are;
+  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+  restore();
+  // A sequence without rows has no position.
+  call.forward.q_start = elsewhere;
+  call.forward.q_lengths = only_first;
+  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+  restore();
+  call.forward.q_start = none;
+  call.forward.q_lengths = none;
+  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+}
+
+// Whatever else is wrong with it, a call without queries is accepted, and so it is described.
+TEST(CallErrors, ACallWithNothingToDoIsDescribedAsOne) {
+  Cache cache = Filled(Config());
+  const int64_t starts[] = {-1, -1}, lengths[] = {7, -1}, sequences[] = {4, 4};
+  for (const bool with_cache : {true, false}) {
+    for (const bool empty_batch : {true, false}) {
+      Call call(&cache);
+      call.forward.key = call.k.data();
+      call.forward.n_kv = call.attention.n_kv = 36;  // more than sequence 0 has room for
+      call.Both([&](auto &args) {
+        (empty_batch ? args.batch : args.n_q) = 0;
+        args.q_start = starts;
+        args.q_lengths = args.kv_lengths = lengths;
+        if (with_cache) args.cache_sequences = sequences;
+        if (!with_cache) args.cache = nullptr;
+      });
+      for (const bool by_forward : {true, false}) {
+        SCOPED_TRACE(by_forward ? "mha_info" : "mha_attention_info");
+        ExpectSucceeds([&](mha_error *error) { return call.Run(by_forward, error); });
+        mha_call_info info = Zeroed<mha_call_info>();
+        ExpectSucceeds([&](mha_error *error) {
+          return by_forward ? mha_info(call.layer.get(), &call.forward, &info, error) : mha_attention_info(&call.attention, &info, error);
+        });
+        EXPECT_EQ(info.operations, 0u);
+        EXPECT_EQ(info.bytes, 0u);
+        EXPECT_EQ(info.workspace_bytes, 0u);
+      }
+    }
+  }
+}
+
+// One of something is one, in the sentences too.
+TEST(CacheErrors, CountOneAsOne) {
+  mha_kv_cache_config config = Config(kPaged);
+  config.num_sequences = config.num_kv_heads = 1;
+  config.head_dim = config.head_dim_v = 1;
+  config.capacity = config.block_positions;
+  Cache cache(config);
+  const std::vector<float> rows(64);
+  const auto append = [&](int64_t count) {
+    return [&cache, &rows, count](mha_error *error) { return mha_kv_cache_append(cache.get(), 0, count, rows.data(), rows.data(), error); };
+  };
+  ExpectFails(append(1), {MHA_ERROR_CACHE_FULL, {3}, {"block"}});
+  const int32_t blocks[] = {0, 1};
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_set_blocks(cache.get(), 0, blocks, 2, error); },
+              {MHA_ERROR_INVALID_VALUE, {4}, {"count"}});
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_set_blocks(cache.get(), 0, nullptr, 1, error); },
+              {MHA_ERROR_NULL_POINTER, {3}, {"blocks"}});
+  cache.SetBlocks(0, {0});
+  ASSERT_EQ(append(1)(nullptr), MHA_OK);
+  ExpectFails(append(17), {MHA_ERROR_CACHE_FULL, {3}, {"16|15"}});
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_truncate(cache.get(), 0, 2, error); }, {MHA_ERROR_INVALID_VALUE, {3}, {}});
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_truncate(cache.get(), 1, 0, error); }, {MHA_ERROR_INVALID_VALUE, {2}, {}});
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_view(cache.get(), 1, nullptr, error); }, {MHA_ERROR_CACHE_FORMAT, {2}, {}});
+  mha_attention_args args = Zeroed<mha_attention_args>();
+  args.batch = 2;
+  args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
+  args.cache = cache.get();
+  size_t bytes = 0;
+  ExpectFails([&](mha_error *error) { return mha_attention_workspace(&args, &bytes, error); },
+              {MHA_ERROR_SHAPE, {1}, {"batch", "num_sequences", "1"}});
+  // Lengths of a call, and of its sequences.
+  const int64_t lengths[] = {2}, one[] = {1}, zero[] = {0};
+  args = Zeroed<mha_attention_args>();
+  args.batch = args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
+  args.k = args.v = args.q = rows.data();
+  std::vector<float> output(64);
+  args.output = output.data();
+  std::vector<unsigned char> workspace(1 << 20);
+  const auto run = [&](mha_error *error) { return mha_attention(&args, workspace.data(), workspace.size(), error); };
+  args.q_lengths = lengths;
+  ExpectFails(run, {MHA_ERROR_INVALID_VALUE, {1}, {"q_lengths", "2", "1"}});
+  args.q_lengths = one;
+  args.kv_lengths = zero;
+  args.flags |= MHA_CAUSAL;
+  ExpectFails(run, {MHA_ERROR_SHAPE, {1}, {"1", "0"}});
+  ExpectFails([&](mha_error *error) { return mha_attention(&args, workspace.data(), 1, error); },
+              {MHA_ERROR_BUFFER_TOO_SMALL, {3}, {"workspace|workspace_bytes", "1"}});
+}
+
+TEST(CallErrors, ReadingWithoutACacheOrWithKeysOrTheirLengths) {
+  Cache cache = Filled(Config());
+  {
+    Call call(&cache);
+    call.Both([](auto &args) { args.flags |= MHA_CACHE_READ; });
+    call.forward.key = call.k.data();
+    call.forward.n_kv = 2;
+    call.attention.v = nullptr;
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_CACHE_READ", "key|k"});
+    call.forward.key = nullptr;
+    call.forward.value = call.v.data();
+    call.attention.v = call.attention.k;
+    call.attention.k = nullptr;
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_CACHE_READ", "value|v"});
+  }
+  for (const std::vector<int64_t> &lengths : {std::vector<int64_t>{0, 0}, {2, 1}}) {
+    Call call(&cache);
+    call.attention.k = call.attention.v = nullptr;
+    call.Both([&](auto &args) {
+      args.flags |= MHA_CACHE_READ;
+      args.kv_lengths = lengths.data();
+    });
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_CACHE_READ", "kv_lengths"});
+  }
+  {
+    Call call(&cache);
+    call.attention.k = call.attention.v = nullptr;
+    call.Both([](auto &args) {
+      args.flags |= MHA_CACHE_READ;
+      args.cache = nullptr;
+    });
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_CACHE_READ", "give the cache"});
+  }
+}
+
+TEST(CallErrors, LengthsOutsideTheRows) {
+  Cache cache = Filled(Config());
+  for (const std::vector<int64_t> &lengths : {std::vector<int64_t>{3, 1}, {1, -1}, {kMax, 0}, {0, kMin}}) {
+    SCOPED_TRACE(testing::PrintToString(lengths));
+    Call call(&cache);
+    call.Both([&](auto &args) { args.q_lengths = lengths.data(); });
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"q_lengths"});
+    // Of the layer, keys have lengths where they are given.
+    call.forward.key = call.k.data();
+    call.forward.n_kv = 2;
+    call.Both([&](auto &args) {
+      args.q_lengths = nullptr;
+      args.kv_lengths = lengths.data();
+    });
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"kv_lengths"});
+    // The same without a cache.
+    call.Both([&](auto &args) { args.cache = nullptr; });
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"kv_lengths"});
+  }
+}
+
+TEST(CallErrors, LengthsOfKeysThatAreTheRowsOfQuery) {
+  Cache cache = Filled(Config());
+  const int64_t lengths[] = {2, 1};
+  for (const bool with_cache : {false, true}) {
+    Call call(&cache);
+    call.forward.kv_lengths = lengths;
+    if (!with_cache) call.forward.cache = nullptr;
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"kv_lengths", "q_lengths"}, false);
+  }
+}
+
+TEST(CallErrors, FlagsAndWindowsThatCannotBe) {
+  Cache cache = Filled(Config());
+  for (const uint32_t flags : {32u, 0x80000000u, ~MHA_CACHE_READ}) {
+    Call call(&cache);
+    call.Both([&](auto &args) { args.flags = flags; });
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"flags"});
+  }
+  Call call(&cache);
+  call.Both([&](auto &args) {
+    args.flags = MHA_WINDOW_LEFT;
+    args.window_left = -1;
+  });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"window_left"});
+  call.Both([&](auto &args) {
+    args.flags = MHA_CAUSAL | MHA_WINDOW_RIGHT;
+    args.window_left = 0;
+    args.window_right = kMin;
+  });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"window_right"});
+}
+
+// A query before the first key has no position, where positions count.
+TEST(CallErrors, MoreQueriesThanKeysWithoutAStart) {
+  Cache cache = Filled(Config());
+  const int64_t sequences[] = {2, 0}, kv_lengths[] = {1, 2};
+  Call call(&cache);
+  call.forward.key = call.k.data();
+  call.forward.n_kv = 2;
+  call.Both([&](auto &args) {
+    args.cache_sequences = sequences;
+    args.kv_lengths = kv_lengths;
+  });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {});
+  call.Both([&](auto &args) {
+    args.flags = MHA_WINDOW_LEFT;
+    args.window_left = 1;
+  });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {});
+}
+
+// ---- Rotation
+
+struct RopeCase {
+  const char *name;
+  void (*change)(mha_rope &rope);
+  Expected expected;  // the parameter is the arguments'
+};
+void PrintTo(const RopeCase &row, std::ostream *stream) { *stream << row.name; }
+
+class RopeErrors : public testing::TestWithParam<RopeCase> {};
+
+const int64_t kNegativePositions[] = {0, 1, -1, 0};
+const int64_t kLargePositions[] = {0, 64, 0, 0};
+
+TEST_P(RopeErrors, AreSentencesAndNothingIsWritten) {
+  const std::vector<float> table(64 * 4, 0.5f);
+  mha_rope rope = Zeroed<mha_rope>();
+  rope.num_positions = 64;
+  rope.cos = rope.sin = table.data();
+  GetParam().change(rope);
+  for (const bool with_cache : {false, true}) {
+    Cache cache = Filled(Config());
+    Call call(&cache);
+    call.Both([&](auto &args) {
+      args.rope = &rope;
+      if (!with_cache) args.cache = nullptr;
+    });
+    call.ExpectFailsAndWritesNothing(GetParam().expected.status, GetParam().expected.words);
+  }
+}
+
+const RopeCase kRopeCases[] = {
+    {"StructSizeIsTooSmall", [](auto &r) { r.struct_size = 8; }, {MHA_ERROR_STRUCT_SIZE, {}, {"struct_size"}}},
+    {"AnUnknownStyle", [](auto &r) { r.style = 2; }, {MHA_ERROR_INVALID_VALUE, {}, {"style"}}},
+    {"ReservedIsSet", [](auto &r) { r.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {}, {"reserved"}}},
+    {"OddDims", [](auto &r) { r.dims = 3; }, {MHA_ERROR_INVALID_VALUE, {}, {"dims"}}},
+    {"NegativeDims", [](auto &r) { r.dims = -2; }, {MHA_ERROR_INVALID_VALUE, {}, {"dims"}}},
+    {"MoreDimsThanAHeadHas", [](auto &r) { r.dims = 6; }, {MHA_ERROR_INVALID_VALUE, {}, {"dims", "6", "4"}}},
+    {"ATableStrideThatIsTooShort", [](auto &r) { r.table_stride = 1; }, {MHA_ERROR_INVALID_VALUE, {}, {"table_stride"}}},
+    {"ANegativeTableStride", [](auto &r) { r.table_stride = -2; }, {MHA_ERROR_INVALID_VALUE, {}, {"table_stride"}}},
+    {"NoCosines", [](auto &r) { r.cos = nullptr; }, {MHA_ERROR_NULL_POINTER, {}, {"cos"}}},
+    {"NoSines", [](auto &r) { r.sin = nullptr; }, {MHA_ERROR_NULL_POINTER, {}, {"sin"}}},
+    {"NoPositions", [](auto &r) { r.num_positions = 0; }, {MHA_ERROR_INVALID_VALUE, {}, {"num_positions"}}},
+    {"ANegativeNumberOfPositions", [](auto &r) { r.num_positions = -1; }, {MHA_ERROR_INVALID_VALUE, {}, {"num_positions"}}},
+    {"TooFewPositionsForTheRows", [](auto &r) { r.num_positions = 1; }, {MHA_ERROR_INVALID_VALUE, {}, {"num_positions"}}},
+    {"ANegativePositionOfAQuery", [](auto &r) { r.q_positions = kNegativePositions; }, {MHA_ERROR_INVALID_VALUE, {}, {"q_positions"}}},
+    {"APositionOfAQueryBeyondTheTables",
+     [](auto &r) { r.q_positions = kLargePositions; },
+     {MHA_ERROR_INVALID_VALUE, {}, {"q_positions", "64"}}},
+    {"ANegativePositionOfAKey", [](auto &r) { r.k_positions = kNegativePositions; }, {MHA_ERROR_INVALID_VALUE, {}, {"k_positions"}}},
+    {"APositionOfAKeyBeyondTheTables",
+     [](auto &r) { r.k_positions = kLargePositions; },
+     {MHA_ERROR_INVALID_VALUE, {}, {"k_positions", "64"}}},
+};
+INSTANTIATE_TEST_SUITE_P(Table, RopeErrors, testing::ValuesIn(kRopeCases), CaseName<RopeCase>);
+
+// By default the position of a row grows with what the cache holds.
+TEST(CallErrors, RotationBeyondTheTablesOfALongSequence) {
+  const std::vector<float> table(21 * 2, 0.5f);
+  mha_rope rope = Zeroed<mha_rope>();
+  rope.num_positions = 21;
+  rope.cos = rope.sin = table.data();
+  Cache cache = Filled(Config());  // sequence 0 gets the positions 20 and 21
+  Call call(&cache);
+  call.Both([&](auto &args) { args.rope = &rope; });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"num_positions"});
+}
+
+}  // namespace

@@ -1,0 +1,465 @@
+// mha_linear: the product with W_O alone is the specification's, bit for bit, for every kind of weights, rows and threads.
+#include <gtest/gtest.h>
+#include <mha.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "support/interface_support.h"
+#include "spec/spec.h"
+#include "support/accuracy.h"
+#include "support/fixtures.h"
+#include "support/given_weights.h"
+#include "support/instruction_sets.h"
+#include "support/numbers.h"
+#include "support/rounds.h"
+#include "support/same_bits.h"
+#include "support/schedulers.h"
+#include "support/sgemm.h"
+#include "support/specify.h"
+
+namespace {
+
+using namespace support;  // NOLINT: this file is about nothing else
+
+// w [in, out] and bias [out], which may be empty, in any form that a layer takes, and nothing else.
+struct LinearData {
+  LinearData(const std::vector<float> &w, const std::vector<float> &bias, int64_t in, int64_t out, const LayerForm &form = {})
+      : data(WithHeads(w, bias, in, out), Place::kBeforeGuard, form) {
+    const mha_layer_weights given = data.weights;
+    data.weights = Zeroed<mha_layer_weights>();
+    data.weights.layout = given.layout;
+    data.weights.w_o = given.w_o;
+    data.weights.b_o = given.b_o;
+    data.weights.w_o_stride = given.w_o_stride;
+    data.config = Zeroed<mha_layer_config>();
+    data.config.query_dim = in;
+    data.config.output_dim = out == in && form.use_defaults ? 0 : out;
+    data.config.weight_type = static_cast<uint32_t>(form.weight_type);
+  }
+
+  static LayerProblem WithHeads(const std::vector<float> &w, const std::vector<float> &bias, int64_t in, int64_t out) {
+    LayerProblem problem;
+    problem.head_dim_v = in;
+    problem.output_dim = out;
+    problem = NormalLayer(problem, 1, kNoBiases, false);
+    problem.w_v.assign(static_cast<size_t>(in), 0.0f);
+    problem.w_o = w;
+    problem.b_o = bias;
+    return problem;
+  }
+
+  LayerData data;
+};
+
+// Rows of a call, [rows, width] with a gap behind each but the last.
+Memory Rows(uint32_t type, const std::vector<float> &x, int64_t rows, int64_t width, int64_t stride) {
+  std::vector<float> strided(static_cast<size_t>(rows == 0 ? 0 : (rows - 1) * stride + width), Unwritten());
+  for (int64_t i = 0; i < rows; i++) std::copy(x.begin() + i * width, x.begin() + (i + 1) * width, strided.begin() + i * stride);
+  return InType(type, strided.data(), strided.size());
+}
+
+class Linear : public InstructionSetTest {};
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Linear);
+
+TEST_P(Linear, RandomProductsEqualTheSpecification) {
+  for (int64_t n = 0; n < Rounds(150) && !HasFailure(); n++) {
+    Random random(300 + static_cast<uint64_t>(n));
+    const int64_t rows = random.Pick<int64_t>({1, 1, 2, 3, 4, 7, 24, 25, 49, 150, 300});
+    const int64_t in = random.Pick<int64_t>({1, 2, 31, 48, 64, 255, 257, 520});
+    const int64_t out = random.Pick<int64_t>({1, 16, 47, 48, 49, 100, 200, 290});
+    LayerForm form;
+    form.instruction_set = instruction_set();
+    form.layout = random.Chance(0.5) ? MHA_LAYOUT_IN_OUT : MHA_LAYOUT_OUT_IN;
+    form.row_gap = random.Chance(0.3) ? random.Between(1, 20) : 0;
+    form.use_defaults = random.Chance(0.5);
+    form.weight_type = random.Pick({Stored::kF32, Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4});
+    const bool has_codes = form.weight_type == Stored::kInt8 || form.weight_type == Stored::kInt4;
+    const Arithmetic arithmetic = has_codes ? random.Pick({Arithmetic::kF32, Arithmetic::kInt8, Arithmetic::kInt16}) : Arithmetic::kF32;
+    const uint32_t input_type = RandomType(&random), output_type = RandomType(&random);
+    const std::vector<float> w = random.Normals(in * out, 1 / std::sqrt(static_cast<float>(in)));
+    const std::vector<float> bias = random.Chance(0.5) ? random.Normals(out) : std::vector<float>();
+    const std::vector<float> x = RandomNumbers(&random, input_type, static_cast<size_t>(rows * in), random.Chance(0.2));
+    const int64_t residual_kind = random.Between(0, 2);  // none, an array of its own, what lies in output
+    const std::vector<float> residual = RandomNumbers(&random, output_type, static_cast<size_t>(rows * out), random.Chance(0.2));
+
+    std::vector<float> numbers = w, scales(static_cast<size_t>((in + 31) / 32 * out)), y(static_cast<size_t>(rows * out));
+    spec::Fastest().store_weights(form.weight_type, w.data(), in, out, numbers.data(), scales.data());
+    spec::Fastest().linear(form.weight_type, arithmetic, x.data(), numbers.data(), scales.data(),
+                           bias.empty() ? nullptr : bias.data(), residual_kind != 0 ? residual.data() : nullptr, rows, in, out, y.data());
+
+    LinearData linear(w, bias, in, out, form);
+    linear.data.config.arithmetic = static_cast<uint32_t>(arithmetic);
+    const bool is_stored = form.weight_type != Stored::kF32 && random.Chance(0.3);  // as a quantiser gives it
+    const bool has_sgemm = form.weight_type == Stored::kF32 && random.Chance(0.3);
+    if (is_stored) {
+      mha_layer_weights &weights = linear.data.weights;
+      const int64_t gap = 2 * form.row_gap, width = form.layout == MHA_LAYOUT_IN_OUT && form.weight_type != Stored::kInt4 ? out : in;
+      if (form.weight_type == Stored::kInt4) weights.layout = MHA_LAYOUT_OUT_IN;
+      linear.data.arrays.push_back(CopyOf(InMemory(form.weight_type, numbers, in, out, weights.layout, gap), Place::kBeforeGuard));
+      weights.w_o = linear.data.arrays.back().data();
+      weights.w_o_stride = gap == 0 ? 0 : (form.weight_type == Stored::kInt4 ? (width + 1) / 2 * 2 : width) + gap;
+      weights.type = static_cast<uint32_t>(form.weight_type);
+      if (has_codes) {
+        scales.resize(static_cast<size_t>(form.weight_type == Stored::kInt8 ? out : (in + 31) / 32 * out));
+        linear.data.arrays.push_back(CopyOf(ScalesInMemory(form.weight_type, scales, out), Place::kBeforeGuard));
+        weights.w_o_scales = linear.data.arrays.back().floats();
+      }
+    }
+    const mha_layer_options options = Options(instruction_set(), has_sgemm ? SgemmOfTheSpecification : nullptr);
+    const Layer layer = Create(linear.data, &options);
+    const auto stride = [&](int64_t width) { return random.Chance(0.5) ? width : width + random.Between(1, 9); };
+    const int64_t x_stride = stride(in), residual_stride = stride(out), output_stride = residual_kind == 2 ? residual_stride : stride(out);
+    const Memory x_rows = Rows(input_type, x, rows, in, x_stride);
+    const Memory residual_rows = Rows(output_type, residual, rows, out, residual_stride);
+    Memory output = Rows(output_type, residual, rows, out, output_stride);
+    if (residual_kind != 2) output.Fill(0xff);
+    const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 4)), random.Chance(0.5) ? RunBackwards : RunOnThreads);
+    mha_linear_args args = Zeroed<mha_linear_args>();
+    args.rows = rows;
+    args.x = x_rows.data();
+    args.output = output.data();
+    args.residual = residual_kind == 0 ? nullptr : residual_kind == 1 ? residual_rows.data() : output.data();
+    args.input_type = input_type;
+    args.output_type = output_type;
+    args.x_row_stride = x_stride == in ? 0 : x_stride;
+    args.residual_row_stride = residual_stride == out ? 0 : residual_stride;
+    args.output_row_stride = output_stride == out ? 0 : output_stride;
+    if (random.Chance(0.6)) args.scheduler = scheduler.get();
+    size_t bytes = 1;
+    mha_error error;
+    ASSERT_EQ(mha_linear_workspace(layer.get(), &args, &bytes, &error), MHA_OK) << error.message;
+    Memory workspace(bytes, Place::kBeforeGuard);
+    workspace.Fill(0xff);
+    ASSERT_EQ(mha_linear(layer.get(), &args, workspace.data(), bytes, &error), MHA_OK) << error.message;
+    // Gaps too, which are not written.
+    const Memory expected = Rows(output_type, Rounded(output_type, y), rows, out, output_stride);
+    ASSERT_EQ(expected.size(), output.size());
+    EXPECT_EQ(std::memcmp(output.data(), expected.data(), expected.size()), 0)
+        << "case " << n << " rows " << rows << " in " << in << " out " << out << " types " << input_type << "/" << output_type
+        << (has_sgemm ? " sgemm" : "") << (is_stored ? " given as stored" : "") << " weights "
+        << static_cast<int>(form.weight_type) << " arithmetic " << static_cast<int>(arithmetic) << " residual " << residual_kind
+        << " threads " << (args.scheduler ? args.scheduler->num_threads : 0);
+  }
+}
+
+// Many wide rows go by smaller blocks. The workspace ends at an inaccessible page.
+TEST_P(Linear, InIntegersOfManyWideRowsEqualsTheSpecification) {
+  const int64_t in = 4160, out = 48;
+  Random random(17);
+  const std::vector<float> w = random.Normals(in * out, 0.02f);
+  std::vector<float> codes = w, scales(static_cast<size_t>(out));
+  spec::Fastest().store_weights(Stored::kInt8, w.data(), in, out, codes.data(), scales.data());
+  LayerForm form;
+  form.weight_type = Stored::kInt8;
+  LinearData linear(w, {}, in, out, form);
+  linear.data.config.arithmetic = MHA_ARITHMETIC_INT16;
+  const mha_layer_options options = Options(instruction_set());
+  const Layer layer = Create(linear.data, &options);
+  for (const int64_t rows : {73, 150}) {
+    const std::vector<float> x = random.Normals(rows * in);
+    std::vector<float> y(static_cast<size_t>(rows * out)), expected = y;
+    spec::Fastest().linear(Stored::kInt8, Arithmetic::kInt16, x.data(), codes.data(), scales.data(), nullptr, nullptr, rows, in, out,
+                           expected.data());
+    for (const uint32_t threads : {1u, 3u}) {
+      const Scheduler scheduler(threads, RunBackwards);
+      mha_linear_args args = Zeroed<mha_linear_args>();
+      args.rows = rows;
+      args.x = x.data();
+      args.output = y.data();
+      args.scheduler = scheduler.get();
+      size_t bytes = 0;
+      mha_error error;
+      ASSERT_EQ(mha_linear_workspace(layer.get(), &args, &bytes, &error), MHA_OK) << error.message;
+      Memory workspace(bytes, Place::kBeforeGuard);
+      ASSERT_EQ(mha_linear(layer.get(), &args, workspace.data(), bytes, &error), MHA_OK) << error.message;
+      EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0) << rows << " rows, " << threads << " threads";
+    }
+  }
+}
+
+// Close to the exact product of the weights as they are kept, and of inputs and a residual as they are given.
+TEST(LinearAccuracy, OfEveryTypeIsThatOfFloat32) {
+  for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+    for (const int64_t in : {1, 33, 300, 1025}) {
+      const bool has_residual = in != 33;
+      const int64_t rows = 30, out = 70;
+      Random random(static_cast<uint64_t>(in));
+      LayerForm form;
+      form.weight_type = stored;
+      const std::vector<float> w = random.Normals(in * out, 1 / std::sqrt(static_cast<float>(in))), bias = random.Normals(out),
+                               x = random.Normals(rows * in), residual = random.Normals(rows * out);
+      std::vector<float> kept = w, scales(static_cast<size_t>((in + 31) / 32 * out)), y = residual;
+      spec::Fastest().store_weights(stored, w.data(), in, out, kept.data(), scales.data());
+      const Layer layer = MakeLayer(LinearData(w, bias, in, out, form).data, MHA_INSTRUCTION_SET_AUTO);
+      mha_linear_args args = Zeroed<mha_linear_args>();
+      args.rows = rows;
+      args.x = x.data();
+      args.residual = has_residual ? y.data() : nullptr;
+      args.output = y.data();
+      mha_error error;
+      ASSERT_EQ(mha_linear(layer.get(), &args, nullptr, 0, &error), MHA_OK) << error.message;
+      // Codes times their scales, rounded once more: one of `in` roundings and more that a bound has room for.
+      const bool has_scales = stored == Stored::kInt8 || stored == Stored::kInt4;
+      for (size_t n = 0; n < kept.size() && has_scales; n++) {
+        const size_t k = n / static_cast<size_t>(out), column = n % static_cast<size_t>(out);
+        kept[n] *= scales[(stored == Stored::kInt4 ? k / 32 : 0) * static_cast<size_t>(out) + column];
+      }
+      const float *const added = has_residual ? residual.data() : nullptr;
+      const auto exact = oracle::LinearForward<double>(x.data(), kept.data(), bias.data(), added, rows, in, out);
+      const auto naive = oracle::LinearForward<float>(x.data(), kept.data(), bias.data(), added, rows, in, out);
+      const auto bound = oracle::BoundLinear(x.data(), kept.data(), bias.data(), added, rows, in, out);
+      const std::string name = "weights of type " + std::to_string(static_cast<int>(stored)) + ", " + std::to_string(in) + " inputs";
+      PrintAndExpectAccurate(name, {Accuracy("y", y, naive, exact, bound, out)});
+    }
+  }
+}
+
+// A layer of 3 inputs and 2 outputs, y = x [[1, 2], [3, 4], [5, 6]] + (0.5, -0.5), and a call with one row.
+struct SmallProduct {
+  SmallProduct() : SmallProduct(nullptr) {}
+  explicit SmallProduct(const mha_layer_options *options)
+      : layer(Create(LinearData({1, 2, 3, 4, 5, 6}, {0.5f, -0.5f}, 3, 2).data, options)), args(Zeroed<mha_linear_args>()) {
+    args.rows = 1;
+    args.x = x;
+    args.output = y;
+  }
+
+  float x[3] = {1, 1, 2}, y[2] = {4711, 4711};
+  Layer layer;
+  mha_linear_args args;
+};
+
+TEST(LinearCall, NeedsNoWorkspaceOnOneThread) {
+  SmallProduct product;
+  size_t bytes = 4711;
+  mha_error error;
+  ASSERT_EQ(mha_linear_workspace(product.layer.get(), &product.args, &bytes, &error), MHA_OK) << error.message;
+  EXPECT_EQ(bytes, 0u);
+  ASSERT_EQ(mha_linear(product.layer.get(), &product.args, nullptr, 0, &error), MHA_OK) << error.message;
+  EXPECT_EQ(product.y[0], 14.5f);
+  EXPECT_EQ(product.y[1], 17.5f);
+}
+
+TEST(LinearCall, CostsItsProductAndItsRows) {
+  const std::vector<float> w(300 * 70, 0.5f);
+  for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+    LayerForm form;
+    form.weight_type = stored;
+    const Layer layer = Create(LinearData(w, {}, 300, 70, form).data);
+    LayerProblem problem;
+    problem.num_heads = 3;
+    problem.head_dim_v = 100;
+    problem.output_dim = 70;
+    const Layer with_heads = MakeLayer(NormalLayer(problem), form);
+    const auto info_of = [](const Layer &of, int64_t rows, uint32_t input_type, uint32_t output_type, bool has_residual) {
+      mha_linear_args args = Zeroed<mha_linear_args>();
+      args.rows = rows;
+      args.input_type = input_type;
+      args.output_type = output_type;
+      args.residual = has_residual ? &args : nullptr;  // is not read
+      const Scheduler scheduler(3, RunBackwards);
+      args.scheduler = scheduler.get();
+      mha_call_info info = Zeroed<mha_call_info>();
+      mha_error error;
+      size_t bytes = 0;
+      EXPECT_EQ(mha_linear_info(of.get(), &args, &info, &error), MHA_OK) << error.message;
+      EXPECT_EQ(mha_linear_workspace(of.get(), &args, &bytes, &error), MHA_OK) << error.message;
+      EXPECT_EQ(info.workspace_bytes, bytes);
+      EXPECT_EQ(info.num_threads, 3u);
+      EXPECT_EQ(info.contract, MHA_CONTRACT);
+      EXPECT_GT(info.project_tile_rows, 0);
+      EXPECT_EQ(info.attend_tile_rows, 0);
+      return info;
+    };
+    const mha_call_info one = info_of(layer, 1, MHA_TYPE_F32, MHA_TYPE_F32, false);
+    EXPECT_EQ(one.operations, 2u * 300 * 70);
+    const uint64_t weights = one.bytes - 4 * (300 + 70);  // two panels of 48 columns with their scales, and as many biases
+    const double elements = stored == Stored::kF32 ? 4 : stored == Stored::kInt8 ? 1 : stored == Stored::kInt4 ? 0.5 : 2;
+    const int64_t scales = stored == Stored::kInt8 ? 1 : stored == Stored::kInt4 ? 10 : 0;
+    EXPECT_EQ(weights, static_cast<uint64_t>(elements * 300 * 96) + static_cast<uint64_t>(96 * 4 * (scales + 1)));
+    EXPECT_LT(weights, one.packed_bytes);
+    EXPECT_EQ(info_of(layer, 7, MHA_TYPE_F16, MHA_TYPE_BF16, true).bytes, weights + 7 * 2 * (300 + 2 * 70));
+    EXPECT_EQ(info_of(layer, 7, MHA_TYPE_F16, MHA_TYPE_F32, false).operations, 7 * one.operations);
+    EXPECT_EQ(info_of(with_heads, 1, MHA_TYPE_F32, MHA_TYPE_F32, false).bytes, one.bytes) << "W_O alone";
+    EXPECT_EQ(info_of(layer, 0, MHA_TYPE_F32, MHA_TYPE_F32, false).bytes, 0u);
+    EXPECT_EQ(info_of(layer, 0, MHA_TYPE_F32, MHA_TYPE_F32, false).operations, 0u);
+  }
+}
+
+TEST(LinearCall, WithoutRowsDoesNothing) {
+  SmallProduct product;
+  product.args.rows = 0;
+  product.args.x = product.args.output = nullptr;
+  mha_error error;
+  EXPECT_EQ(mha_linear(product.layer.get(), &product.args, nullptr, 0, &error), MHA_OK) << error.message;
+}
+
+TEST(LinearCall, GoesThroughASgemm) {
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
+  SmallProduct product(&options);
+  const float residual[2] = {100, 200};
+  product.args.residual = residual;
+  std::vector<unsigned char> workspace(1 << 16);
+  mha_error error;
+  ASSERT_EQ(mha_linear(product.layer.get(), &product.args, workspace.data(), workspace.size(), &error), MHA_OK) << error.message;
+  EXPECT_EQ(product.y[0], 114.5f);
+  EXPECT_EQ(product.y[1], 217.5f);
+  const uint16_t x[3] = {0x3f80, 0x3f80, 0x4000};  // bf16 of 1, 1, 2
+  product.args.x = x;
+  product.args.input_type = MHA_TYPE_BF16;
+  product.args.residual = nullptr;
+  ASSERT_EQ(mha_linear(product.layer.get(), &product.args, workspace.data(), workspace.size(), &error), MHA_OK) << error.message;
+  EXPECT_EQ(product.y[0], 14.5f);
+  EXPECT_EQ(product.y[1], 17.5f);
+}
+
+TEST(LinearCall, OfALayerWithHeadsIsItsProjectionOfTheContext) {
+  LayerProblem problem;
+  problem.n_q = problem.n_kv = 5;
+  problem.num_heads = problem.num_kv_heads = 3;
+  problem.head_dim = 4;
+  problem.head_dim_v = 7;
+  problem.query_dim = problem.key_dim = problem.value_dim = 20;
+  problem.output_dim = 50;
+  problem = NormalLayer(problem);
+  const Layer layer = MakeLayer(problem);
+  const Outputs outputs = Forward(layer.get(), problem);
+  std::vector<float> y(outputs.y.size());
+  mha_linear_args args = Zeroed<mha_linear_args>();
+  args.rows = 5;
+  args.x = outputs.context.data();
+  args.output = y.data();
+  mha_error error;
+  ASSERT_EQ(mha_linear(layer.get(), &args, nullptr, 0, &error), MHA_OK) << error.message;
+  EXPECT_TRUE(SameBits(y, outputs.y));
+}
+
+TEST(LinearLayer, ServesEveryFunctionOfLayers) {
+  LinearData data({1, 2, 3, 4, 5, 6}, {0.5f, -0.5f}, 3, 2);
+  Memory packed = data.data.Pack();
+  mha_error error;
+  EXPECT_EQ(mha_layer_verify(packed.data(), packed.size(), &error), MHA_OK) << error.message;
+  const View view(packed);
+  ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+  mha_layer_config shape = Zeroed<mha_layer_config>();
+  ASSERT_EQ(mha_layer_shape(view.layer, &shape, &error), MHA_OK) << error.message;
+  EXPECT_EQ(std::memcmp(&shape, &data.data.config, sizeof shape), 0) << "the shape makes such a layer once more";
+  SmallProduct product;
+  ASSERT_EQ(mha_linear(view.layer, &product.args, nullptr, 0, &error), MHA_OK) << error.message;
+  EXPECT_EQ(product.y[0], 14.5f);
+  packed.data()[packed.size() - 1] ^= 1;
+  EXPECT_EQ(mha_layer_verify(packed.data(), packed.size(), &error), MHA_ERROR_PACKED_CHECKSUM);
+}
+
+TEST(LinearLayer, IsRefusedByCallsOfWholeLayers) {
+  const SmallProduct product;
+  mha_forward_args args = Zeroed<mha_forward_args>();
+  float y[3] = {4711, 4711, 4711};
+  args.batch = args.n_q = 1;
+  args.query = product.x;
+  args.output = y;
+  size_t bytes = 4711;
+  mha_call_info info = Zeroed<mha_call_info>();
+  const Expected expected = {MHA_ERROR_INVALID_VALUE, {1}, {"no heads", "mha_linear"}};
+  ExpectFails([&](mha_error *error) { return mha_forward_workspace(product.layer.get(), &args, &bytes, error); }, expected);
+  ExpectFails([&](mha_error *error) { return mha_forward(product.layer.get(), &args, nullptr, 0, error); }, expected);
+  ExpectFails([&](mha_error *error) { return mha_info(product.layer.get(), &args, &info, error); }, expected);
+  EXPECT_EQ(bytes, 4711u);
+  EXPECT_EQ(y[0], 4711.0f);
+}
+
+TEST(LinearLayer, HasNothingButItsOneMatrix) {
+  const float other[6] = {};
+  const auto expect_refused = [&](const char *what, auto change) {
+    SCOPED_TRACE(what);
+    LinearData linear({1, 2, 3, 4, 5, 6}, {0.5f, -0.5f}, 3, 2);
+    change(linear.data.config, linear.data.weights);
+    mha_layer *layer = nullptr;
+    ExpectFails([&](mha_error *error) { return mha_layer_create(&linear.data.config, &linear.data.weights, nullptr, &layer, error); },
+                {MHA_ERROR_INVALID_VALUE, {1}, {"num_heads is 0", "mha_linear"}});
+    EXPECT_EQ(layer, nullptr);
+  };
+  expect_refused("key_dim", [](auto &config, auto &) { config.key_dim = 3; });
+  expect_refused("head_dim", [](auto &config, auto &) { config.head_dim = 3; });
+  expect_refused("num_kv_heads", [](auto &config, auto &) { config.num_kv_heads = 1; });
+  expect_refused("scale", [](auto &config, auto &) { config.scale = 1; });
+  expect_refused("gate", [](auto &config, auto &) { config.gate = MHA_GATE_SIGMOID; });
+  expect_refused("w_qkv", [&](auto &, auto &weights) { weights.w_qkv = other; });
+  expect_refused("b_q", [&](auto &, auto &weights) { weights.b_q = other; });
+  expect_refused("w_q_stride", [](auto &, auto &weights) { weights.w_q_stride = 8; });
+  expect_refused("no w_o", [](auto &, auto &weights) { weights.w_o = nullptr, weights.b_o = nullptr; });
+}
+
+TEST(LinearCall, RefusesWrongArgumentsWithASentence) {
+  const auto expect_refused = [](const Expected &expected, auto change, bool is_of_query = true) {
+    SmallProduct product;
+    change(product);
+    Memory workspace(1 << 16);
+    size_t bytes = 4711;
+    if (is_of_query) {
+      ExpectFails([&](mha_error *error) { return mha_linear_workspace(product.layer.get(), &product.args, &bytes, error); }, expected);
+      EXPECT_EQ(bytes, 4711u);
+      mha_call_info info = Zeroed<mha_call_info>();
+      ExpectFails([&](mha_error *error) { return mha_linear_info(product.layer.get(), &product.args, &info, error); }, expected);
+      EXPECT_EQ(info.operations, 0u);
+    }
+    ExpectFails([&](mha_error *error) { return mha_linear(product.layer.get(), &product.args, workspace.data(), 1 << 16, error); },
+                expected);
+    EXPECT_EQ(product.y[0], 4711.0f);
+  };
+  expect_refused({MHA_ERROR_NULL_POINTER, {1}, {"layer"}}, [](auto &p) { p.layer.reset(); });
+  expect_refused({MHA_ERROR_STRUCT_SIZE, {2}, {"mha_linear_args"}}, [](auto &p) { p.args.struct_size = 8; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"rows is -1"}}, [](auto &p) { p.args.rows = -1; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"input_type is 3"}}, [](auto &p) { p.args.input_type = 3; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"output_type is 4"}}, [](auto &p) { p.args.output_type = 4; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"x_row_stride is 2", "3"}}, [](auto &p) { p.args.x_row_stride = 2; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"output_row_stride is -1"}}, [](auto &p) { p.args.output_row_stride = -1; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"residual_row_stride is 1"}}, [](auto &p) { p.args.residual_row_stride = 1; });
+  expect_refused({MHA_ERROR_TOO_LARGE, {2}, {"x would be larger"}},
+                 [](auto &p) { p.args.rows = int64_t{1} << 40, p.args.x_row_stride = int64_t{1} << 40; });
+  expect_refused({MHA_ERROR_NULL_POINTER, {2}, {"x is NULL"}}, [](auto &p) { p.args.x = nullptr; }, false);
+  expect_refused({MHA_ERROR_NULL_POINTER, {2}, {"output is NULL"}}, [](auto &p) { p.args.output = nullptr; }, false);
+  expect_refused({MHA_ERROR_INVALID_VALUE, {1}, {"no w_o"}}, [](auto &p) {
+    LayerProblem problem;
+    problem.query_dim = problem.key_dim = problem.value_dim = 3;
+    p.layer = MakeLayer(NormalLayer(problem, 1, kNoBiases, false));
+  });
+  SmallProduct product;
+  const Scheduler scheduler(2, RunBackwards);
+  product.args.scheduler = scheduler.get();
+  ExpectFails([&](mha_error *error) { return mha_linear(product.layer.get(), &product.args, &product, 8, error); },
+              {MHA_ERROR_BUFFER_TOO_SMALL, {4}, {"mha_linear_workspace"}});
+}
+
+// More rows and more threads never need less: a workspace for the largest call serves all.
+TEST(LinearCall, NeedsNoLessWorkspaceForMore) {
+  const std::vector<float> w(300 * 70, 0.5f);
+  LayerForm form;
+  form.weight_type = Stored::kInt8;
+  LinearData data(w, {}, 300, 70, form);
+  for (const auto &[type, arithmetic] : {std::pair{MHA_TYPE_F32, MHA_ARITHMETIC_F32}, std::pair{MHA_TYPE_BF16, MHA_ARITHMETIC_F32},
+                                         std::pair{MHA_TYPE_F32, MHA_ARITHMETIC_INT8}}) {
+    data.data.config.arithmetic = arithmetic;
+    const Layer layer = Create(data.data);
+    size_t before = 0;
+    for (int64_t rows = 0; rows < 400; rows++) {
+      mha_linear_args args = Zeroed<mha_linear_args>();
+      args.rows = rows;
+      args.input_type = type;
+      size_t of_one = 0, of_three = 0;
+      const Scheduler scheduler(3, RunBackwards);
+      ASSERT_EQ(mha_linear_workspace(layer.get(), &args, &of_one, nullptr), MHA_OK);
+      args.scheduler = scheduler.get();
+      ASSERT_EQ(mha_linear_workspace(layer.get(), &args, &of_three, nullptr), MHA_OK);
+      EXPECT_LE(of_one, of_three) << rows;
+      EXPECT_LE(before, of_three) << rows;
+      before = of_three;
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,830 @@
+// mha_rope_tables: the values that the header promises, against long double; the bits that the contract promises, against its
+// specification; and its errors.
+#include "spec/rope_tables.h"
+
+#include <cfloat>
+#include <numeric>
+
+#include "support/interface_support.h"
+#include "support/rounds.h"
+
+namespace {
+
+using namespace support;  // NOLINT: errors and guarded memory
+using support::HexFloat;
+
+static_assert(LDBL_MANT_DIG >= 64, "these tests need a long double that is wider than double");
+
+constexpr int64_t kEndOfPositions = int64_t{1} << 31;
+
+mha_rope_config Config(int64_t dims, int64_t first_position, int64_t num_positions) {
+  mha_rope_config config = Zeroed<mha_rope_config>();
+  config.dims = dims;
+  config.first_position = first_position;
+  config.num_positions = num_positions;
+  return config;
+}
+
+mha_rope_config YarnConfig(int64_t dims, double base, double factor, int64_t original_positions) {
+  mha_rope_config config = Config(dims, 0, 1);
+  config.base = base;
+  config.yarn_factor = factor;
+  config.original_positions = original_positions;
+  return config;
+}
+
+struct Tables {
+  std::vector<float> cos, sin;
+};
+
+Tables TablesOf(const mha_rope_config &config) {
+  // Exactly what the tables need, so that a write beside them faults.
+  const size_t bytes = static_cast<size_t>(config.num_positions * (config.dims / 2)) * sizeof(float);
+  const Memory cos(bytes), sin(bytes);
+  mha_error error;
+  const mha_status status = mha_rope_tables(&config, cos.floats(), sin.floats(), &error);
+  ExpectNoError(status, error);
+  return {{cos.floats(), cos.floats() + bytes / sizeof(float)}, {sin.floats(), sin.floats() + bytes / sizeof(float)}};
+}
+
+void ExpectSameBits(const Tables &a, const Tables &b) {
+  EXPECT_TRUE(SameBits(a.cos, b.cos)) << "the cosines differ";
+  EXPECT_TRUE(SameBits(a.sin, b.sin)) << "the sines differ";
+}
+
+// ---- The exact values
+
+// A sum of two numbers of type long double, as exact as angles have to be where sine or cosine is near 0.
+struct Long {
+  long double upper, lower;
+};
+
+Long Times(Long a, Long b) {
+  const long double upper = a.upper * b.upper;
+  const long double lower = fmal(a.upper, b.upper, -upper) + (a.upper * b.lower + a.lower * b.upper);
+  const long double sum = upper + lower;
+  return {sum, lower - (sum - upper)};
+}
+
+Long Over(Long a, long double b) {
+  const long double upper = a.upper / b;
+  return {upper, (fmal(-upper, b, a.upper) + a.lower) / b};
+}
+
+Long Power(Long a, int64_t exponent) {
+  Long power = {1, 0};
+  for (int64_t i = 0; i < exponent; i++) power = Times(power, a);
+  return power;
+}
+
+// base^(-2 i / dims): what powl gives, improved by what is missing from y^n base^m = 1, where m / n is 2 i / dims.
+Long Theta(double base, int64_t i, int64_t dims) {
+  const int64_t divisor = std::gcd(2 * i, dims);
+  const int64_t m = 2 * i / divisor, n = dims / divisor;
+  const long double y = powl(base, -static_cast<long double>(m) / static_cast<long double>(n));
+  const Long product = Times(Power({y, 0}, n), Power({base, 0}, m));
+  return {y, -y * ((product.upper - 1 + product.lower) / static_cast<long double>(n))};
+}
+
+struct Exact {
+  long double cos, sin;
+};
+
+Exact At(int64_t position, Long theta) {
+  const Long angle = Times({static_cast<long double>(position), 0}, theta);
+  const long double c = cosl(angle.upper), s = sinl(angle.upper);
+  return {c - s * angle.lower, s + c * angle.lower};
+}
+
+// One unit in the last place that a float of exact's size has.
+long double Ulp(long double exact) { return ldexpl(1, (exact == 0 ? -126 : std::max(ilogbl(exact), -126)) - 23); }
+
+// The bound of the header.
+void ExpectWithinBound(float y, long double exact, long double *worst) {
+  const long double error = fabsl(y - exact), ulp = Ulp(exact);
+  if (fabsl(exact) >= 0x1p-29l) {
+    *worst = std::max(*worst, error / ulp);
+    ASSERT_LE(error, 0.501l * ulp) << HexFloat(y);
+  } else {
+    ASSERT_LE(error, 0.5l * ulp + 0x1p-62l) << HexFloat(y);
+  }
+}
+
+// Ranges of positions: the first ones, those around powers of two and the last ones that are allowed.
+constexpr struct {
+  int64_t first, count;
+} kRanges[] = {{0, 300}, {4090, 30}, {131060, 30}, {1048560, 30}, {16777200, 30}, {kEndOfPositions - 30, 30}};
+
+void ExpectExact(mha_rope_config config, long double *worst) {
+  const int64_t columns = config.dims / 2;
+  const double base = config.base == 0 ? 10000 : config.base;
+  for (const auto &range : kRanges) {
+    config.first_position = range.first;
+    config.num_positions = range.count;
+    const Tables tables = TablesOf(config);
+    for (int64_t i = 0; i < columns; i++) {
+      const Long scaled = Over(Theta(base, i, config.dims), config.linear_factor == 0 ? 1 : config.linear_factor);
+      const Long theta = Over(scaled, config.pair_factors ? config.pair_factors[i] : 1);
+      for (int64_t row = 0; row < range.count; row++) {
+        SCOPED_TRACE("dims " + std::to_string(config.dims) + " base " + std::to_string(base) + " position " +
+                     std::to_string(range.first + row) + " column " + std::to_string(i));
+        const Exact exact = At(range.first + row, theta);
+        const size_t at = static_cast<size_t>(row * columns + i);
+        ASSERT_NO_FATAL_FAILURE(ExpectWithinBound(tables.cos[at], exact.cos, worst));
+        ASSERT_NO_FATAL_FAILURE(ExpectWithinBound(tables.sin[at], exact.sin, worst));
+      }
+    }
+  }
+}
+
+TEST(RopeTables, AreWithinTheirErrorBound) {
+  long double worst = 0;
+  for (const double base : {10000.0, 500000.0, 1e6, 100.5, 1.0}) {
+    for (const int64_t dims : {2, 64, 80, 128}) {
+      mha_rope_config config = Config(dims, 0, 0);
+      config.base = base;
+      ASSERT_NO_FATAL_FAILURE(ExpectExact(config, &worst));
+    }
+  }
+  std::printf("the largest error is %.7Lf ulp\n", worst);
+}
+
+TEST(RopeTables, AreWithinTheirErrorBoundWithALinearFactor) {
+  long double worst = 0;
+  for (const double factor : {1.0, 2.0, 3.0, 4.7, 8.0, 1e6}) {
+    mha_rope_config config = Config(96, 0, 0);
+    config.linear_factor = factor;
+    ASSERT_NO_FATAL_FAILURE(ExpectExact(config, &worst));
+  }
+  std::printf("the largest error is %.7Lf ulp\n", worst);
+}
+
+// Multiples of pi lie closer to these integers than to any before them. The sines were computed with 120 digits.
+TEST(RopeTables, AreExactNextToTheZerosOfSine) {
+  const struct {
+    int64_t position;
+    float sin;
+  } cases[] = {
+      {355, -0x1.f9bd04p-16f},       {103993, -0x1.40efep-16f},     {104348, -0x1.719a48p-17f},   {208341, 0x1.104576p-17f},
+      {312689, 0x1.855346p-19f},     {833719, 0x1.366f4ep-19f},     {1146408, -0x1.3b8fdep-21f},  {5419351, -0x1.4823bcp-25f},
+      {80143857, -0x1.fb9756p-27f},  {165707065, -0x1.296044p-27f}, {245850922, 0x1.a46e24p-28f}, {411557987, 0x1.5ca4c2p-29f},
+      {1068966896, 0x1.1f2588p-30f},
+  };
+  for (const auto &c : cases) {
+    const Tables tables = TablesOf(Config(2, c.position, 1));
+    EXPECT_EQ(tables.sin[0], c.sin) << "at " << c.position << ": " << HexFloat(tables.sin[0]);
+  }
+}
+
+TEST(RopeTables, HaveNoNegativeZeroAndStartWithOneAndZero) {
+  const Tables tables = TablesOf(Config(64, 0, 1));
+  EXPECT_EQ(tables.cos, std::vector<float>(32, 1.0f));
+  EXPECT_TRUE(SameBits(tables.sin, std::vector<float>(32, 0.0f)));
+}
+
+TEST(RopeTables, AreRowsOfAnyLongerTable) {
+  mha_rope_config config = YarnConfig(80, 500000, 8, 8192);
+  config.num_positions = 500;
+  const Tables whole = TablesOf(config);
+  for (const auto &[first, count] : {std::pair<int64_t, int64_t>{0, 1}, {1, 1}, {7, 300}, {250, 250}, {499, 1}}) {
+    config.first_position = first;
+    config.num_positions = count;
+    const Tables part = TablesOf(config);
+    const auto rows = [&, first = first, count = count](const std::vector<float> &table) {
+      return std::vector<float>(table.begin() + first * 40, table.begin() + (first + count) * 40);
+    };
+    ExpectSameBits(part, {rows(whole.cos), rows(whole.sin)});
+  }
+}
+
+TEST(RopeTables, WithALinearFactorOfTwoAreAtTwiceThePositionThoseWithoutIt) {
+  for (const int64_t start : {int64_t{0}, int64_t{1000}, int64_t{1048575}, kEndOfPositions / 8 - 100}) {
+    const Tables plain = TablesOf(Config(128, start, 100));
+    for (const int64_t factor : {2, 8}) {
+      for (int64_t row = 0; row < 100; row++) {
+        mha_rope_config config = Config(128, factor * (start + row), 1);
+        config.linear_factor = static_cast<double>(factor);
+        const Tables tables = TablesOf(config);
+        const auto is_row_of = [&](const std::vector<float> &whole, const std::vector<float> &one) {
+          return std::memcmp(&whole[static_cast<size_t>(row * 64)], one.data(), 64 * sizeof(float)) == 0;
+        };
+        ASSERT_TRUE(is_row_of(plain.cos, tables.cos) && is_row_of(plain.sin, tables.sin)) << "position " << start + row;
+      }
+    }
+  }
+}
+
+TEST(RopeTables, OfZeroFieldsAreThoseOfTheDefaults) {
+  mha_rope_config given = Config(64, 100, 50);
+  given.base = 10000;
+  given.linear_factor = 1;
+  ExpectSameBits(TablesOf(Config(64, 100, 50)), TablesOf(given));
+
+  mha_rope_config yarn = YarnConfig(64, 0, 4, 2048), yarn_given = YarnConfig(64, 10000, 4, 2048);
+  yarn_given.yarn_beta_fast = 32;
+  yarn_given.yarn_beta_slow = 1;
+  yarn_given.attention_factor = 0.1 * std::log(4.0) + 1;
+  ExpectSameBits(TablesOf(yarn), TablesOf(yarn_given));
+}
+
+// ---- YaRN
+
+// The formulas of the header, as they stand there.
+long double YarnTheta(const mha_rope_config &config, int64_t i) {
+  const long double base = config.base, dims = static_cast<long double>(config.dims);
+  const auto d = [&](long double beta) {
+    return dims * logl(static_cast<long double>(config.original_positions) / (2 * acosl(-1) * beta)) / (2 * logl(base));
+  };
+  const long double d_fast = d(config.yarn_beta_fast == 0 ? 32 : config.yarn_beta_fast);
+  const long double d_slow = d(config.yarn_beta_slow == 0 ? 1 : config.yarn_beta_slow);
+  const long double low = std::max(config.yarn_unrounded ? d_fast : floorl(d_fast), 0.0l);
+  const long double high = std::min(config.yarn_unrounded ? d_slow : ceill(d_slow), dims - 1);
+  const long double column = static_cast<long double>(i);
+  const long double ramp = low == high ? (column > low ? 1 : 0) : std::min(std::max((column - low) / (high - low), 0.0l), 1.0l);
+  return powl(base, -2 * column / dims) * (1 - ramp + ramp / config.yarn_factor);
+}
+
+// Against theta(config, i) in long double.
+void ExpectTheFormula(mha_rope_config config, long double (*theta_of)(const mha_rope_config &, int64_t), long double attention_factor) {
+  for (const auto &range : kRanges) {
+    config.first_position = range.first;
+    config.num_positions = range.count;
+    const Tables tables = TablesOf(config);
+    for (int64_t i = 0; i < config.dims / 2; i++) {
+      const long double theta = theta_of(config, i);
+      for (int64_t row = 0; row < range.count; row++) {
+        const long double angle = static_cast<long double>(range.first + row) * theta;
+        // The angle here is itself rounded, by what 4 units in the last place of a long double at most add up to.
+        const long double slack = attention_factor * angle * 0x1p-61l;
+        for (const auto &[table, exact] : {std::pair{&tables.cos, cosl(angle)}, std::pair{&tables.sin, sinl(angle)}}) {
+          const float y = (*table)[static_cast<size_t>(row * (config.dims / 2) + i)];
+          const long double scaled = exact * attention_factor;
+          ASSERT_LE(fabsl(y - scaled), 0.501l * Ulp(scaled) + slack)
+              << "position " << range.first + row << " column " << i << " dims " << config.dims << " base " << config.base << " original "
+              << config.original_positions << ": " << HexFloat(y);
+        }
+      }
+    }
+  }
+}
+
+TEST(RopeTables, WithYarnFollowTheFormulas) {
+  std::vector<mha_rope_config> configs = {
+      YarnConfig(128, 10000, 4, 4096),       YarnConfig(128, 10000, 32, 4096),   YarnConfig(64, 10000, 40, 4096),
+      YarnConfig(128, 1e6, 4, 32768),        YarnConfig(80, 500000, 3.3, 8192),  YarnConfig(2, 10000, 2, 2048),
+      YarnConfig(64, 10000, 1, 2048),        YarnConfig(64, 1.0001, 1000, 4096), YarnConfig(64, 10000, 4, 1),  // both before the first pair
+      YarnConfig(64, 3, 4, kEndOfPositions),                                                                   // low beyond high
+  };
+  configs.push_back(YarnConfig(96, 10000, 8, 4096));
+  configs.back().yarn_beta_fast = 20;
+  configs.back().yarn_beta_slow = 2.5;
+  configs.push_back(YarnConfig(64, 10000, 8, 4096));  // low = high = 0
+  configs.back().yarn_beta_fast = configs.back().yarn_beta_slow = 660;
+  configs.push_back(YarnConfig(64, 10000, 8, 4096));
+  configs.back().attention_factor = 0.75;
+  for (const mha_rope_config &config : configs) {
+    const long double factor = config.attention_factor == 0 ? 0.1l * logl(config.yarn_factor) + 1 : config.attention_factor;
+    ASSERT_NO_FATAL_FAILURE(ExpectTheFormula(config, YarnTheta, factor));
+  }
+}
+
+TEST(RopeTables, WithYarnUnroundedFollowTheFormulas) {
+  std::vector<mha_rope_config> configs = {
+      YarnConfig(64, 150000, 32, 4096), YarnConfig(128, 10000, 4, 4096), YarnConfig(80, 500000, 3.3, 8192),
+      YarnConfig(2, 10000, 2, 2048),    YarnConfig(64, 10000, 1, 2048),  YarnConfig(64, 1.01, 1000, 4096),
+      YarnConfig(64, 10000, 4, 1),      YarnConfig(64, 3, 4, kEndOfPositions),  // low beyond high
+  };
+  configs.push_back(YarnConfig(96, 10000, 8, 4096));
+  configs.back().yarn_beta_fast = 20;
+  configs.back().yarn_beta_slow = 2.5;
+  configs.push_back(YarnConfig(64, 10000, 8, 4096));  // low = high = 0
+  configs.back().yarn_beta_fast = configs.back().yarn_beta_slow = 660;
+  configs.push_back(YarnConfig(64, 10000, 8, 4096));  // low = high between two pairs
+  configs.back().yarn_beta_fast = configs.back().yarn_beta_slow = 5;
+  for (mha_rope_config config : configs) {
+    config.yarn_unrounded = 1;
+    ASSERT_NO_FATAL_FAILURE(ExpectTheFormula(config, YarnTheta, 0.1l * logl(config.yarn_factor) + 1));
+  }
+}
+
+// ---- Llama 3, LongRoPE and dynamic NTK
+
+mha_rope_config Llama3Config(int64_t dims, double base, double factor, int64_t original_positions) {
+  mha_rope_config config = Config(dims, 0, 1);
+  config.base = base;
+  config.llama3_factor = factor;
+  config.original_positions = original_positions;
+  return config;
+}
+
+long double Llama3Theta(const mha_rope_config &config, int64_t i) {
+  const long double theta = powl(config.base, -2 * static_cast<long double>(i) / static_cast<long double>(config.dims));
+  const long double low = config.llama3_low_freq_factor == 0 ? 1 : config.llama3_low_freq_factor;
+  const long double high = config.llama3_high_freq_factor == 0 ? 4 : config.llama3_high_freq_factor;
+  const long double turns = static_cast<long double>(config.original_positions) * theta / (2 * acosl(-1));
+  const long double ramp = std::min(std::max((high - turns) / (high - low), 0.0l), 1.0l);
+  return theta * (1 - ramp + ramp / config.llama3_factor);
+}
+
+TEST(RopeTables, WithLlama3FollowTheFormulas) {
+  std::vector<mha_rope_config> configs = {
+      Llama3Config(128, 500000, 8, 8192), Llama3Config(64, 500000, 32, 8192),          Llama3Config(80, 10000, 1, 4096),
+      Llama3Config(2, 10000, 4, 8),       Llama3Config(64, 10000, 4.7, 1),             Llama3Config(260, 3, 1000, 100),
+      Llama3Config(64, 1.5, 2, 20),       Llama3Config(64, 10000, 4, kEndOfPositions), Llama3Config(64, 1, 4, 12),
+  };
+  configs.push_back(Llama3Config(128, 500000, 8, 8192));
+  configs.back().llama3_low_freq_factor = 0x1p-20;
+  configs.back().llama3_high_freq_factor = 3000;
+  configs.push_back(Llama3Config(128, 500000, 8, 8192));
+  configs.back().llama3_low_freq_factor = 2;
+  configs.back().llama3_high_freq_factor = 2.001;
+  for (const mha_rope_config &config : configs) ASSERT_NO_FATAL_FAILURE(ExpectTheFormula(config, Llama3Theta, 1));
+}
+
+TEST(RopeTables, WithPairFactorsAreWithinTheirErrorBound) {
+  Random random(77);
+  std::vector<double> factors;
+  for (int i = 0; i < 48; i++) factors.push_back(i % 3 == 0 ? std::ldexp(1.5, i / 3) : 1 + std::fabs(random.Uniform()));
+  factors[5] = 1;
+  factors[47] = 0x1p31;
+  long double worst = 0;
+  mha_rope_config config = Config(96, 0, 0);
+  config.pair_factors = factors.data();
+  ASSERT_NO_FATAL_FAILURE(ExpectExact(config, &worst));
+  config.linear_factor = 3;
+  ASSERT_NO_FATAL_FAILURE(ExpectExact(config, &worst));
+  std::printf("the largest error is %.7Lf ulp\n", worst);
+}
+
+TEST(RopeTables, WithPairFactorsBelowOneAreAtHalfThePositionThoseWithoutThem) {
+  const std::vector<double> factors(32, 0.5);
+  mha_rope_config config = Config(64, 0, 1);
+  for (const int64_t position : {1, 2, 77, 4000, (1 << 30) - 1}) {
+    config.first_position = position;
+    config.pair_factors = factors.data();
+    const Tables halved = TablesOf(config);
+    config.first_position = 2 * position;
+    config.pair_factors = nullptr;
+    ExpectSameBits(halved, TablesOf(config));
+  }
+}
+
+mha_rope_config NtkConfig(int64_t dims, double factor, int64_t original_positions, int64_t positions) {
+  mha_rope_config config = Config(dims, 0, 1);
+  config.base = 10000;
+  config.ntk_factor = factor;
+  config.original_positions = original_positions;
+  config.ntk_positions = positions;
+  return config;
+}
+
+long double NtkTheta(const mha_rope_config &config, int64_t i) {
+  const long double original = static_cast<long double>(config.original_positions), dims = static_cast<long double>(config.dims);
+  const long double length = std::max(original, static_cast<long double>(config.ntk_positions));
+  const long double base = config.base * powl(config.ntk_factor * length / original - (config.ntk_factor - 1), dims / (dims - 2));
+  return powl(base, -2 * static_cast<long double>(i) / dims);
+}
+
+TEST(RopeTables, WithDynamicNtkFollowTheFormulas) {
+  const std::vector<mha_rope_config> configs = {
+      NtkConfig(128, 4, 2048, 4096), NtkConfig(64, 2.5, 4096, 4097),       NtkConfig(4, 8, 2048, 100000),
+      NtkConfig(80, 1, 2048, 8192),  NtkConfig(64, 1, 1, kEndOfPositions), NtkConfig(64, 1e6, 3000, 1 << 20),
+  };
+  for (const mha_rope_config &config : configs) ASSERT_NO_FATAL_FAILURE(ExpectTheFormula(config, NtkTheta, 1));
+}
+
+TEST(RopeTables, WithDynamicNtkOfNoMorePositionsAreThoseWithoutIt) {
+  for (const int64_t positions : {1, 2047, 2048}) ExpectSameBits(TablesOf(NtkConfig(64, 4, 2048, positions)), TablesOf(Config(64, 0, 1)));
+}
+
+// The angles of a config by the tables of position 1, and those that transformers 5.23 gives in float (ROPE_INIT_FUNCTIONS).
+void ExpectAngles(const mha_rope_config &given, const std::vector<double> &angles) {
+  mha_rope_config config = given;
+  config.first_position = config.num_positions = 1;
+  const Tables tables = TablesOf(config);
+  ASSERT_EQ(tables.sin.size(), angles.size());
+  for (size_t i = 0; i < angles.size(); i++) {
+    EXPECT_NEAR(std::atan2(tables.sin[i], tables.cos[i]) / angles[i], 1.0, 2e-6) << "pair " << i;
+  }
+}
+
+TEST(RopeTables, HaveTheAnglesOfTransformers) {
+  ExpectAngles(Llama3Config(32, 500000, 8, 8192),
+               {1, 0.440366626, 0.193922758, 0.0853971019, 0.0376060307, 0.0165604409, 0.00729266508, 0.00321144611, 0.000524846022,
+                7.78465546e-05, 3.42810235e-05, 1.50962178e-05, 6.64786967e-06, 2.92749974e-06, 1.28917316e-06, 5.6770881e-07});
+  ExpectAngles(Llama3Config(32, 500000, 32, 8192),
+               {1, 0.440366626, 0.193922758, 0.0853971019, 0.0376060307, 0.0165604409, 0.00729266508, 0.00321144611, 0.000429556705,
+                1.94616387e-05, 8.57025589e-06, 3.77405445e-06, 1.66196742e-06, 7.31874934e-07, 3.22293289e-07, 1.41927202e-07});
+  mha_rope_config gpt_oss = YarnConfig(64, 150000, 32, 4096), small = YarnConfig(16, 10000, 4, 2048);
+  gpt_oss.yarn_unrounded = small.yarn_unrounded = 1;
+  ExpectAngles(gpt_oss,
+               {1, 0.689044297, 0.47478205, 0.327145875, 0.225418001, 0.155322984, 0.107024424, 0.0737445652, 0.0508132726,
+                0.0317056961, 0.0193349998, 0.0115920492, 0.00679495931, 0.00386035908, 0.00209379266, 0.00105260219, 0.000456483918,
+                0.000129318694, 3.83088118e-05, 2.63964685e-05, 1.8188337e-05, 1.25325696e-05, 8.63549576e-06, 5.95023948e-06,
+                4.09997847e-06, 2.82506676e-06, 1.94659629e-06, 1.34129095e-06, 9.24208962e-07, 6.36820914e-07, 4.38797855e-07,
+                3.0235114e-07});
+  ExpectAngles(small, {1, 0.316227764, 0.100000001, 0.0238701962, 0.00505697168, 0.000811290462, 0.000250000012, 7.90569466e-05});
+  ExpectAngles(NtkConfig(16, 4, 2048, 4096),
+               {1, 0.251273751, 0.0631385073, 0.0158650484, 0.0039864704, 0.0010016954, 0.000251699792, 6.32455485e-05});
+  const double factors[] = {1.0, 1.1, 1.3, 0.9977997, 2.0, 4.5, 8.25, 64.0};
+  mha_rope_config longrope = Config(16, 1, 1);
+  longrope.pair_factors = factors;
+  ExpectAngles(longrope, {1, 0.287479758, 0.0769230798, 0.0316925123, 0.00499999989, 0.000702728401, 0.000121212121, 4.94105916e-06});
+}
+
+TEST(RopeTables, AreMultipliedByAnAttentionFactorOfAnyScaling) {
+  mha_rope_config config = Llama3Config(64, 500000, 8, 8192);
+  const Tables plain = TablesOf(config);
+  config.attention_factor = 2;
+  const Tables twice = TablesOf(config);
+  for (size_t n = 0; n < plain.cos.size(); n++) {
+    ASSERT_EQ(twice.cos[n], 2 * plain.cos[n]);
+    ASSERT_EQ(twice.sin[n], 2 * plain.sin[n]);
+  }
+}
+
+// With Llama's 128 elements and 4096 positions, pairs up to 20 turn 32 times or more in the original context, pairs from 46 on less than
+// once.
+TEST(RopeTables, WithYarnKeepFastPairsAndStretchSlowOnesInFull) {
+  mha_rope_config yarn = YarnConfig(128, 10000, 4, 4096);
+  yarn.num_positions = 1000;
+  yarn.attention_factor = 1;
+  mha_rope_config stretched = Config(128, 0, 1000);
+  stretched.linear_factor = 4;
+  const Tables tables = TablesOf(yarn), as_trained = TablesOf(Config(128, 0, 1000)), interpolated = TablesOf(stretched);
+  for (size_t column = 0; column < 64; column++) {
+    bool is_as_trained = true, is_interpolated = true;
+    for (size_t at = column; at < tables.sin.size(); at += 64) {
+      is_as_trained &= tables.cos[at] == as_trained.cos[at] && tables.sin[at] == as_trained.sin[at];
+      is_interpolated &= tables.cos[at] == interpolated.cos[at] && tables.sin[at] == interpolated.sin[at];
+    }
+    EXPECT_EQ(is_as_trained, column <= 20) << "column " << column;
+    EXPECT_EQ(is_interpolated, column >= 46) << "column " << column;
+  }
+}
+
+TEST(RopeTables, WithAYarnFactorOfOneAreThoseWithoutYarn) {
+  mha_rope_config yarn = YarnConfig(128, 10000, 1, 4096);
+  yarn.num_positions = 100;
+  ExpectSameBits(TablesOf(yarn), TablesOf(Config(128, 0, 100)));
+}
+
+// ---- The specification
+
+void ExpectTheBitsOfTheSpecification(const mha_rope_config &config) {
+  const auto otherwise = [](double value, double fallback) { return value == 0 ? fallback : value; };
+  const spec::RopeConfig resolved = {config.dims,
+                                     config.first_position,
+                                     config.num_positions,
+                                     otherwise(config.base, 10000),
+                                     otherwise(config.linear_factor, 1),
+                                     config.yarn_factor,
+                                     config.original_positions,
+                                     otherwise(config.yarn_beta_fast, 32),
+                                     otherwise(config.yarn_beta_slow, 1),
+                                     config.attention_factor,
+                                     config.yarn_unrounded != 0,
+                                     config.llama3_factor,
+                                     otherwise(config.llama3_low_freq_factor, 1),
+                                     otherwise(config.llama3_high_freq_factor, 4),
+                                     config.pair_factors,
+                                     config.ntk_factor,
+                                     config.ntk_positions};
+  Tables expected;
+  expected.cos.resize(static_cast<size_t>(config.num_positions * (config.dims / 2)));
+  expected.sin = expected.cos;
+  spec::RopeTables(resolved, expected.cos.data(), expected.sin.data());
+  SCOPED_TRACE("dims " + std::to_string(config.dims) + " first_position " + std::to_string(config.first_position) + " base " +
+               std::to_string(config.base) + " linear_factor " + std::to_string(config.linear_factor) + " yarn_factor " +
+               std::to_string(config.yarn_factor) + " original_positions " + std::to_string(config.original_positions) +
+               " unrounded " + std::to_string(config.yarn_unrounded) + " llama3_factor " + std::to_string(config.llama3_factor) +
+               " ntk_factor " + std::to_string(config.ntk_factor) + " ntk_positions " + std::to_string(config.ntk_positions));
+  ExpectSameBits(TablesOf(config), expected);
+}
+
+TEST(RopeTables, AreTheSpecificationsBitForBitWithoutScaling) {
+  for (const double base : {0.0, 500000.0, 1e6, 1.0, 2.0, 0x1p64}) {
+    for (const int64_t dims : {2, 6, 64, 80, 128, 260}) {
+      for (const int64_t first : {int64_t{0}, int64_t{131070}, int64_t{1048574}, kEndOfPositions - 4}) {
+        mha_rope_config config = Config(dims, first, 4);
+        config.base = base;
+        ExpectTheBitsOfTheSpecification(config);
+      }
+    }
+  }
+}
+
+TEST(RopeTables, AreTheSpecificationsBitForBitInRandomCases) {
+  Random random(2104);
+  // Numbers of any magnitude from 1 to 2^exponent.
+  const auto number = [&](int exponent) {
+    return std::ldexp(1 + (random.Coin() ? 0 : std::fabs(random.Uniform())), static_cast<int>(random.Below(exponent)));
+  };
+  for (int i = 0; i < support::Rounds(300) && !testing::Test::HasFailure(); i++) {
+    mha_rope_config config = Config(2 * random.Between(1, 70), random.Below(int64_t{1} << random.Between(1, 31)), random.Between(1, 3));
+    config.first_position = std::min(config.first_position, kEndOfPositions - config.num_positions);
+    config.base = random.Coin() ? 10000 : number(64);
+    config.linear_factor = random.Coin() ? 0 : number(random.Coin() ? 4 : 31);
+    const int64_t original_positions = random.Between(1, int64_t{1} << random.Between(0, 31));
+    std::vector<double> factors;
+    switch (random.Between(0, 5)) {
+      case 0:
+      case 1:
+        config.yarn_factor = number(random.Coin() ? 6 : 31);
+        config.original_positions = original_positions;
+        if (config.base == 1) config.base = 10000;
+        if (random.Coin()) config.yarn_beta_fast = number(20);
+        if (random.Coin()) config.yarn_beta_slow = 1 / number(20);
+        config.yarn_unrounded = random.Coin();
+        break;
+      case 2:
+        config.llama3_factor = number(random.Coin() ? 6 : 31);
+        config.original_positions = original_positions;
+        if (random.Coin()) config.llama3_high_freq_factor = 1.5 * number(20);
+        if (random.Coin()) config.llama3_low_freq_factor = 1 / number(20);
+        break;
+      case 3:
+        config.ntk_factor = number(random.Coin() ? 6 : 31);
+        config.original_positions = original_positions;
+        config.ntk_positions = random.Between(1, int64_t{1} << random.Between(0, 31));
+        config.dims = std::max<int64_t>(config.dims, 4);
+        break;
+      case 4:
+        for (int64_t n = 0; n < config.dims / 2; n++) factors.push_back(random.Coin() ? number(31) : number(3) / 2);
+        config.pair_factors = factors.data();
+        break;
+      default:
+        break;
+    }
+    if (random.Coin()) config.attention_factor = random.Coin() ? number(31) : 1 / number(31);
+    ExpectTheBitsOfTheSpecification(config);
+  }
+}
+
+// ---- Errors
+
+struct Call {
+  Call()
+      : config(YarnConfig(8, 0, 4, 2048)),
+        cos(4 * sizeof(float)),
+        sin(4 * sizeof(float)),
+        cos_table(cos.floats()),
+        sin_table(sin.floats()) {}
+  void RemoveYarn() { config = Config(8, 0, 1); }
+  void SetLlama3() { config = Llama3Config(8, 0, 8, 8192); }
+  void SetNtk() { config = NtkConfig(8, 4, 2048, 4096); }
+
+  mha_rope_config config;
+  Memory cos, sin;
+  float *cos_table, *sin_table;
+};
+
+struct Case {
+  const char *name;
+  void (*change)(Call &);
+  Expected expected;
+};
+void PrintTo(const Case &row, std::ostream *stream) { *stream << row.name; }
+
+class RopeTablesErrors : public testing::TestWithParam<Case> {};
+
+TEST_P(RopeTablesErrors, AreSentencesAndNothingIsWritten) {
+  Call call;
+  GetParam().change(call);
+  call.cos.Forbid();
+  call.sin.Forbid();
+  ExpectFails([&](mha_error *error) { return mha_rope_tables(&call.config, call.cos_table, call.sin_table, error); }, GetParam().expected);
+}
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
+
+const double kPairFactors[] = {1, 1, 1, 0.25, kNan, 1, 1, 1};
+
+const Case kCases[] = {
+    {"StructSizeIsZero", [](Call &c) { c.config.struct_size = 0; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"mha_rope_config", "144"}}},
+    {"StructSizeIsShort", [](Call &c) { c.config.struct_size -= 8; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"136", "144"}}},
+    {"DimsIsZero", [](Call &c) { c.config.dims = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"dims", "0", "even"}}},
+    {"DimsIsOdd", [](Call &c) { c.config.dims = 7; }, {MHA_ERROR_INVALID_VALUE, {1}, {"dims", "7", "even"}}},
+    {"DimsIsNegative", [](Call &c) { c.config.dims = -8; }, {MHA_ERROR_INVALID_VALUE, {1}, {"dims"}}},
+    {"DimsIsTheLeastInteger", [](Call &c) { c.config.dims = kMin; }, {MHA_ERROR_INVALID_VALUE, {1}, {"dims"}}},
+    {"DimsIsTooLarge", [](Call &c) { c.config.dims = kEndOfPositions; }, {MHA_ERROR_TOO_LARGE, {1}, {"dims", "2147483648"}}},
+    {"DimsIsTheLargestInteger", [](Call &c) { c.config.dims = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {"dims"}}},
+    {"FirstPositionIsNegative", [](Call &c) { c.config.first_position = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"first_position", "-1"}}},
+    {"NumPositionsIsNegative", [](Call &c) { c.config.num_positions = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_positions", "-1"}}},
+    {"FirstPositionIsTooLarge",
+     [](Call &c) { c.config.first_position = kEndOfPositions; },
+     {MHA_ERROR_TOO_LARGE, {1}, {"first_position", "2147483648"}}},
+    {"NumPositionsIsTooLarge",
+     [](Call &c) { c.config.num_positions = kEndOfPositions + 1; },
+     {MHA_ERROR_TOO_LARGE, {1}, {"num_positions", "2147483649"}}},
+    {"TheSumOfPositionsOverflows",
+     [](Call &c) { c.config.first_position = c.config.num_positions = kMax; },
+     {MHA_ERROR_TOO_LARGE, {1}, {"first_position", "num_positions"}}},
+    {"BaseIsNegative", [](Call &c) { c.config.base = -10000; }, {MHA_ERROR_INVALID_VALUE, {1}, {"base", "10000"}}},
+    {"BaseIsLessThanOne", [](Call &c) { c.config.base = 0.5; }, {MHA_ERROR_INVALID_VALUE, {1}, {"base"}}},
+    {"BaseIsTooLarge", [](Call &c) { c.config.base = 1e20; }, {MHA_ERROR_INVALID_VALUE, {1}, {"base"}}},
+    {"BaseIsInfinite", [](Call &c) { c.config.base = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"base", "inf"}}},
+    {"BaseIsNan", [](Call &c) { c.config.base = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"base"}}},
+    {"BaseIsOneWithYarn", [](Call &c) { c.config.base = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"base", "yarn_factor"}}},
+    {"LinearFactorIsNegative", [](Call &c) { c.config.linear_factor = -2; }, {MHA_ERROR_INVALID_VALUE, {1}, {"linear_factor"}}},
+    {"LinearFactorIsLessThanOne", [](Call &c) { c.config.linear_factor = 0.5; }, {MHA_ERROR_INVALID_VALUE, {1}, {"linear_factor"}}},
+    {"LinearFactorIsTooLarge", [](Call &c) { c.config.linear_factor = 0x1.8p31; }, {MHA_ERROR_INVALID_VALUE, {1}, {"linear_factor"}}},
+    {"LinearFactorIsInfinite", [](Call &c) { c.config.linear_factor = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"linear_factor"}}},
+    {"LinearFactorIsNan", [](Call &c) { c.config.linear_factor = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"linear_factor"}}},
+    {"YarnFactorIsNegative", [](Call &c) { c.config.yarn_factor = -4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_factor"}}},
+    {"YarnFactorIsLessThanOne", [](Call &c) { c.config.yarn_factor = 0.25; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_factor"}}},
+    {"YarnFactorIsInfinite", [](Call &c) { c.config.yarn_factor = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_factor"}}},
+    {"YarnFactorIsNan", [](Call &c) { c.config.yarn_factor = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_factor"}}},
+    {"YarnWithoutOriginalPositions",
+     [](Call &c) { c.config.original_positions = 0; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions", "yarn_factor"}}},
+    {"OriginalPositionsAreNegative",
+     [](Call &c) { c.config.original_positions = -2048; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions"}}},
+    {"OriginalPositionsAreTooMany",
+     [](Call &c) { c.config.original_positions = kMax; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions"}}},
+    {"BetaFastIsNegative", [](Call &c) { c.config.yarn_beta_fast = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_fast"}}},
+    {"BetaFastIsInfinite", [](Call &c) { c.config.yarn_beta_fast = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_fast"}}},
+    {"BetaFastIsNan", [](Call &c) { c.config.yarn_beta_fast = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_fast"}}},
+    {"BetaSlowIsNegative", [](Call &c) { c.config.yarn_beta_slow = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_slow"}}},
+    {"BetaSlowIsSubnormal", [](Call &c) { c.config.yarn_beta_slow = 1e-310; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_slow"}}},
+    {"BetaSlowIsNan", [](Call &c) { c.config.yarn_beta_slow = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_slow"}}},
+    {"BetaSlowIsGreaterThanBetaFast",
+     [](Call &c) { c.config.yarn_beta_slow = 33; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_slow", "33", "yarn_beta_fast", "32"}}},
+    {"AttentionFactorIsNegative",
+     [](Call &c) { c.config.attention_factor = -1; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"attention_factor"}}},
+    {"AttentionFactorIsInfinite",
+     [](Call &c) { c.config.attention_factor = kInfinity; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"attention_factor"}}},
+    {"AttentionFactorIsNan",
+     [](Call &c) { c.config.attention_factor = kNan; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"attention_factor"}}},
+    {"OriginalPositionsWithoutYarn",
+     [](Call &c) {
+       c.RemoveYarn();
+       c.config.original_positions = 2048;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions", "yarn_factor"}}},
+    {"BetaFastWithoutYarn",
+     [](Call &c) {
+       c.RemoveYarn();
+       c.config.yarn_beta_fast = kNan;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_fast", "yarn_factor"}}},
+    {"BetaSlowWithoutYarn",
+     [](Call &c) {
+       c.RemoveYarn();
+       c.config.yarn_beta_slow = 1;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_slow", "yarn_factor"}}},
+    {"UnroundedWithoutYarn",
+     [](Call &c) {
+       c.RemoveYarn();
+       c.config.yarn_unrounded = 1;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_unrounded", "yarn_factor"}}},
+    {"UnroundedIsNeitherZeroNorOne", [](Call &c) { c.config.yarn_unrounded = 2; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_unrounded", "2"}}},
+    {"ReservedIsSet", [](Call &c) { c.config.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"reserved"}}},
+    {"YarnAndLlama3",
+     [](Call &c) { c.config.llama3_factor = 8; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_factor", "llama3_factor", "one of them"}}},
+    {"Llama3AndNtk",
+     [](Call &c) {
+       c.RemoveYarn();
+       c.config.llama3_factor = c.config.ntk_factor = 8;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_factor", "ntk_factor"}}},
+    {"YarnAndPairFactors",
+     [](Call &c) { c.config.pair_factors = kPairFactors; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_factor", "pair_factors"}}},
+    {"APairFactorIsTooSmall",
+     [](Call &c) {
+       c.RemoveYarn();
+       c.config.pair_factors = kPairFactors;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"pair_factors[3]", "0.25"}}},
+    {"APairFactorIsNan",
+     [](Call &c) {
+       c.RemoveYarn();
+       c.config.pair_factors = kPairFactors + 4;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"pair_factors[0]", "nan"}}},
+    {"OriginalPositionsWithPairFactors",
+     [](Call &c) {
+       c.RemoveYarn();
+       c.config.pair_factors = kPairFactors;
+       c.config.original_positions = 4096;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions"}}},
+    {"Llama3FactorIsLessThanOne",
+     [](Call &c) {
+       c.SetLlama3();
+       c.config.llama3_factor = 0.5;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_factor"}}},
+    {"Llama3FactorIsNan",
+     [](Call &c) {
+       c.SetLlama3();
+       c.config.llama3_factor = kNan;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_factor"}}},
+    {"Llama3WithoutOriginalPositions",
+     [](Call &c) {
+       c.SetLlama3();
+       c.config.original_positions = 0;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions", "llama3_factor"}}},
+    {"LowFreqFactorIsNegative",
+     [](Call &c) {
+       c.SetLlama3();
+       c.config.llama3_low_freq_factor = -1;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_low_freq_factor"}}},
+    {"HighFreqFactorIsInfinite",
+     [](Call &c) {
+       c.SetLlama3();
+       c.config.llama3_high_freq_factor = kInfinity;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_high_freq_factor"}}},
+    {"HighFreqFactorIsNotGreater",
+     [](Call &c) {
+       c.SetLlama3();
+       c.config.llama3_low_freq_factor = 4;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_high_freq_factor", "4", "llama3_low_freq_factor"}}},
+    {"LowFreqFactorWithoutLlama3",
+     [](Call &c) { c.config.llama3_low_freq_factor = 1; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_low_freq_factor", "llama3_factor"}}},
+    {"HighFreqFactorWithoutLlama3",
+     [](Call &c) { c.config.llama3_high_freq_factor = 4; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_high_freq_factor", "llama3_factor"}}},
+    {"NtkFactorIsLessThanOne",
+     [](Call &c) {
+       c.SetNtk();
+       c.config.ntk_factor = 0.5;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"ntk_factor"}}},
+    {"NtkWithoutOriginalPositions",
+     [](Call &c) {
+       c.SetNtk();
+       c.config.original_positions = 0;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions", "ntk_factor"}}},
+    {"NtkWithoutPositions",
+     [](Call &c) {
+       c.SetNtk();
+       c.config.ntk_positions = 0;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"ntk_positions", "ntk_factor"}}},
+    {"NtkPositionsAreTooMany",
+     [](Call &c) {
+       c.SetNtk();
+       c.config.ntk_positions = kMax;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"ntk_positions"}}},
+    {"NtkOfOnePair",
+     [](Call &c) {
+       c.SetNtk();
+       c.config.dims = 2;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"dims is 2", "ntk_factor"}}},
+    {"NtkPositionsWithoutNtk",
+     [](Call &c) { c.config.ntk_positions = 4096; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"ntk_positions", "ntk_factor"}}},
+    {"NoCos", [](Call &c) { c.cos_table = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"cos"}}},
+    {"NoSin", [](Call &c) { c.sin_table = nullptr; }, {MHA_ERROR_NULL_POINTER, {3}, {"sin"}}},
+};
+INSTANTIATE_TEST_SUITE_P(Each, RopeTablesErrors, testing::ValuesIn(kCases),
+                         [](const testing::TestParamInfo<Case> &info) { return std::string(info.param.name); });
+
+TEST(RopeTables, WithoutAConfigIsAnError) {
+  float number;
+  ExpectFails([&](mha_error *error) { return mha_rope_tables(nullptr, &number, &number, error); },
+              {MHA_ERROR_NULL_POINTER, {1}, {"mha_rope_config"}});
+}
+
+TEST(RopeTables, OfNoPositionsNeedNoMemory) {
+  const mha_rope_config config = Config(64, kEndOfPositions, 0);
+  ExpectSucceeds([&](mha_error *error) { return mha_rope_tables(&config, nullptr, nullptr, error); });
+}
+
+TEST(RopeTables, TakeALongerStructWhoseNewFieldsAreZero) {
+  struct {
+    mha_rope_config config;
+    int64_t newer;
+  } longer = {Config(8, 0, 1), 0};
+  longer.config.struct_size = sizeof longer;
+  float cos[4], sin[4];
+  ExpectSucceeds([&](mha_error *error) { return mha_rope_tables(&longer.config, cos, sin, error); });
+  longer.newer = 1;
+  ExpectFails([&](mha_error *error) { return mha_rope_tables(&longer.config, cos, sin, error); },
+              {MHA_ERROR_STRUCT_SIZE, {1}, {"struct_size"}});
+}
+
+}  // namespace

@@ -1,0 +1,309 @@
+// Calls at the edges of what the header allows, most of which once went wrong.
+
+#include <gtest/gtest.h>
+#include <mha.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "interface/calls.h"
+#include "support/same_bits.h"
+
+namespace {
+
+using namespace support;  // NOLINT: this file is about nothing else
+
+constexpr int64_t width = 16;
+
+struct Numbers {
+  std::vector<float> weights = std::vector<float>(3 * width * width, 0.0625f);
+  std::vector<float> x = std::vector<float>(64 * width, 1.0f), y = std::vector<float>(64 * width, 7.0f);
+};
+
+mha_layer_config Config() {
+  mha_layer_config config = Zeroed<mha_layer_config>();
+  config.query_dim = width;
+  config.num_heads = 2;
+  return config;
+}
+
+mha_layer_weights Weights(const Numbers &numbers) {
+  mha_layer_weights weights = Zeroed<mha_layer_weights>();
+  weights.w_qkv = numbers.weights.data();
+  return weights;
+}
+
+mha_forward_args Args(Numbers *numbers, int64_t batch, int64_t n) {
+  mha_forward_args args = Zeroed<mha_forward_args>();
+  args.batch = batch;
+  args.n_q = n;
+  args.query = numbers->x.data();
+  args.output = numbers->y.data();
+  return args;
+}
+
+class Edges : public testing::Test {
+ protected:
+  ~Edges() override { mha_layer_destroy(layer_); }
+
+  void Create(const mha_layer_options *options = nullptr) {
+    const mha_layer_config config = Config();
+    const mha_layer_weights weights = Weights(numbers_);
+    ASSERT_EQ(mha_layer_create(&config, &weights, options, &layer_, &error_), MHA_OK) << error_.message;
+  }
+
+  mha_status Forward(const mha_forward_args &args) {
+    std::vector<unsigned char> workspace(1 << 20);
+    return mha_forward(layer_, &args, workspace.data(), workspace.size(), &error_);
+  }
+
+  Numbers numbers_;
+  mha_layer *layer_ = nullptr;
+  mha_error error_;
+};
+
+TEST_F(Edges, RowStrideShorterThanARowIsAnErrorEvenForOneRow) {
+  Create();
+  mha_forward_args args = Args(&numbers_, 3, 1);
+  args.query_row_stride = 1;
+  EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE);
+  EXPECT_NE(std::string(error_.message).find("query_row_stride"), std::string::npos) << error_.message;
+  EXPECT_EQ(numbers_.y[0], 7.0f);
+}
+
+TEST_F(Edges, NumberOfKeysIsNotLookedAtInSelfAttention) {
+  Create();
+  mha_forward_args args = Args(&numbers_, 1, 2);
+  args.n_kv = -5;
+  EXPECT_EQ(Forward(args), MHA_OK) << error_.message;
+  EXPECT_NE(numbers_.y[0], 7.0f);
+}
+
+TEST_F(Edges, NothingToDoNeedsNoWorkspace) {
+  Create();
+  for (const bool without_batch : {true, false}) {
+    const mha_forward_args args = Args(&numbers_, without_batch ? 0 : 3, without_batch ? 3 : 0);
+    size_t bytes = 1;
+    ASSERT_EQ(mha_forward_workspace(layer_, &args, &bytes, &error_), MHA_OK) << error_.message;
+    EXPECT_EQ(bytes, 0u);
+    EXPECT_EQ(mha_forward(layer_, &args, nullptr, 0, &error_), MHA_OK) << error_.message;
+  }
+  EXPECT_EQ(numbers_.y[0], 7.0f);
+}
+
+// To wake threads for them would take longer. With many sequences it does not. (Scalar kernels have no function for small calls.)
+TEST_F(Edges, FewRowsOfANarrowLayerStayOnTheCallingThread) {
+  if (mha_instruction_sets() == 1u << MHA_INSTRUCTION_SET_SCALAR) GTEST_SKIP() << "this build or machine has scalar kernels only";
+  ASSERT_NO_FATAL_FAILURE(Create());
+  int calls = 0;
+  mha_scheduler scheduler = {};
+  scheduler.context = &calls;
+  scheduler.num_threads = 4;
+  scheduler.parallel_for = [](void *context, uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
+    ++*static_cast<int *>(context);
+    for (uint32_t i = 0; i < count; ++i) task(task_context, i);
+  };
+  for (const auto &[batch, n] : {std::pair{1, 1}, {1, 16}, {16, 1}, {4, 4}, {5, 3}}) {
+    mha_forward_args args = Args(&numbers_, batch, n);
+    args.scheduler = &scheduler;
+    EXPECT_EQ(Forward(args), MHA_OK) << error_.message;
+    EXPECT_EQ(calls, 0) << batch << " sequences of " << n;
+  }
+  for (const auto &[batch, n] : {std::pair{17, 1}, {6, 3}, {16, 4}}) {
+    mha_forward_args args = Args(&numbers_, batch, n);
+    args.scheduler = &scheduler;
+    calls = 0;
+    EXPECT_EQ(Forward(args), MHA_OK) << error_.message;
+    EXPECT_GT(calls, 0) << batch << " sequences of " << n;
+  }
+
+  mha_forward_args args = Args(&numbers_, 1, 1);
+  args.scheduler = &scheduler;
+  scheduler.num_threads = 0;
+  EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE) << "a scheduler that is not used is checked, too";
+}
+
+TEST_F(Edges, LayerCanBePackedForAnInstructionSetOfAnotherMachine) {
+  const mha_layer_config config = Config();
+  const mha_layer_weights weights = Weights(numbers_);
+  mha_layer_options options = Options();
+  for (const uint32_t set : {MHA_INSTRUCTION_SET_AVX512, MHA_INSTRUCTION_SET_NEON}) {
+    options.instruction_set = set;
+    size_t bytes = 0;
+    EXPECT_EQ(mha_layer_pack_size(&config, &weights, &options, &bytes, &error_), MHA_OK) << error_.message;
+    EXPECT_GT(bytes, numbers_.weights.size() * sizeof(float));
+  }
+}
+
+TEST_F(Edges, NegativeStridesAreErrorsEvenOfArraysThatAreNotGiven) {
+  Create();
+  for (const auto &stride : {std::make_pair("key_batch_stride", &mha_forward_args::key_batch_stride),
+                            {"key_row_stride", &mha_forward_args::key_row_stride},
+                            {"value_batch_stride", &mha_forward_args::value_batch_stride},
+                            {"value_row_stride", &mha_forward_args::value_row_stride}}) {
+    for (const int64_t n : {2, 40}) {  // small calls have checks of their own
+      mha_forward_args args = Args(&numbers_, 1, n);
+      args.*stride.second = -1;
+      EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE);
+      EXPECT_NE(std::string(error_.message).find(stride.first), std::string::npos) << error_.message;
+      EXPECT_EQ(error_.argument, 2u);
+      args.*stride.second = 1;  // of an array that is not given, it has nothing to be compared with
+      EXPECT_EQ(Forward(args), MHA_OK) << error_.message;
+    }
+  }
+  const mha_layer_config config = Config();
+  for (const auto &stride : {std::make_pair("w_q_stride", &mha_layer_weights::w_q_stride),
+                            {"w_k_stride", &mha_layer_weights::w_k_stride},
+                            {"w_v_stride", &mha_layer_weights::w_v_stride},
+                            {"w_o_stride", &mha_layer_weights::w_o_stride}}) {
+    mha_layer_weights weights = Weights(numbers_);
+    weights.*stride.second = -1;
+    size_t bytes = 0;
+    EXPECT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error_), MHA_ERROR_INVALID_VALUE);
+    EXPECT_NE(std::string(error_.message).find(stride.first), std::string::npos) << error_.message;
+  }
+}
+
+TEST_F(Edges, StridesOfMatricesThatAreNotGivenMayBeShorterThanTheirRows) {
+  const mha_layer_config config = Config();
+  mha_layer_weights weights = Weights(numbers_);
+  weights.w_q_stride = weights.w_o_stride = 3;
+  size_t bytes = 0;
+  EXPECT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error_), MHA_OK) << error_.message;
+  weights.w_qkv_stride = 3;
+  EXPECT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error_), MHA_ERROR_INVALID_VALUE);
+}
+
+int sgemm_calls = 0;
+
+void CountingSgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
+                   float beta, float *c, int ldc) {
+  ++sgemm_calls;
+  PlainSgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+TEST_F(Edges, SequencesOfOneRowGoThroughSgemmTogetherAtAnyBatchStride) {
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, CountingSgemm);
+  Create(&options);
+  mha_forward_args args = Args(&numbers_, 20, 1);
+  args.query_batch_stride = 3 * width;
+  sgemm_calls = 0;
+  ASSERT_EQ(Forward(args), MHA_OK) << error_.message;
+  EXPECT_EQ(sgemm_calls, 1);
+  EXPECT_FLOAT_EQ(numbers_.y[0], 1.0f);  // 16 values of 1 times 0.0625
+}
+
+// x [extents..., width] with its first elements of some dimensions in place of all.
+std::vector<float> Repeated(const std::vector<float> &x, const std::vector<int64_t> &extents, const std::vector<bool> &is_repeated) {
+  std::vector<float> repeated;
+  const int64_t element_width = static_cast<int64_t>(x.size()) / (extents[0] * extents[1] * extents[2]);
+  for (int64_t b = 0; b < extents[0]; b++) {
+    for (int64_t n = 0; n < extents[1]; n++) {
+      for (int64_t h = 0; h < extents[2]; h++) {
+        const int64_t from[3] = {is_repeated[0] ? 0 : b, is_repeated[1] ? 0 : n, is_repeated[2] ? 0 : h};
+        const auto first = x.begin() + ((from[0] * extents[1] + from[1]) * extents[2] + from[2]) * element_width;
+        repeated.insert(repeated.end(), first, first + element_width);
+      }
+    }
+  }
+  return repeated;
+}
+
+TEST(Broadcast, OfInputsOfMhaAttentionIsWhatCopiesAre) {
+  AttentionSizes sizes;
+  sizes.batch = 3, sizes.n_q = 5, sizes.n_kv = 40, sizes.num_heads = 4, sizes.num_kv_heads = 2, sizes.head_dim = sizes.head_dim_v = 8;
+  sizes.gate = GateKind::kSigmoid, sizes.gate_dim = 8;
+  const AttentionProblem problem = NormalAttention(sizes);
+  for (int which = 1; which < 8; which++) {
+    const std::vector<bool> is_repeated = {(which & 1) != 0, (which & 2) != 0, (which & 4) != 0};
+    for (int input = 0; input < 4; input++) {
+      AttentionProblem copied = problem;
+      if (input == 0) copied.q = Repeated(problem.q, {3, 5, 4}, is_repeated);
+      if (input == 1) copied.k = Repeated(problem.k, {3, 40, 2}, is_repeated);
+      if (input == 2) copied.v = Repeated(problem.v, {3, 40, 2}, is_repeated);
+      if (input == 3) copied.gate_values = Repeated(problem.gate_values, {3, 5, 4}, is_repeated);
+      AttentionData data(problem);
+      auto &args = data.args;
+      int64_t *const strides[4][3] = {{&args.q_batch_stride, &args.q_row_stride, &args.q_head_stride},
+                                      {&args.k_batch_stride, &args.k_row_stride, &args.k_head_stride},
+                                      {&args.v_batch_stride, &args.v_row_stride, &args.v_head_stride},
+                                      {&data.gate.batch_stride, &data.gate.row_stride, &data.gate.head_stride}};
+      const bool has_queries = input == 0 || input == 3;
+      const int64_t heads = has_queries ? 4 : 2, all[3] = {(has_queries ? 5 : 40) * heads * 8, heads * 8, 8};
+      for (int dimension = 0; dimension < 3; dimension++) {
+        *strides[input][dimension] = is_repeated[dimension] ? MHA_BROADCAST : all[dimension];
+      }
+      EXPECT_TRUE(SameBits(data.Compute(), Attend(copied))) << "input " << input << " dimensions " << which;
+    }
+  }
+}
+
+TEST(Broadcast, OfInputsOfMhaForwardIsWhatCopiesAre) {
+  LayerProblem problem = SmallLayer();
+  const Layer layer = Create(LayerData(problem));
+  for (int which = 1; which < 4; which++) {
+    const std::vector<bool> is_repeated = {(which & 1) != 0, (which & 2) != 0, false};
+    LayerProblem copied = problem;
+    copied.query = Repeated(problem.query, {problem.batch, problem.n_q, 1}, is_repeated);
+    copied.key = Repeated(problem.key, {problem.batch, problem.n_kv, 1}, is_repeated);
+    copied.value = Repeated(problem.value, {problem.batch, problem.n_kv, 1}, is_repeated);
+    ForwardData data(layer.get(), problem);
+    for (int64_t *const stride : {&data.args.query_batch_stride, &data.args.key_batch_stride, &data.args.value_batch_stride}) {
+      if (is_repeated[0]) *stride = MHA_BROADCAST;
+    }
+    for (int64_t *const stride : {&data.args.query_row_stride, &data.args.key_row_stride, &data.args.value_row_stride}) {
+      if (is_repeated[1]) *stride = MHA_BROADCAST;
+    }
+    if (which == 2) {  // the next sequence is one row further
+      data.args.query_batch_stride = problem.n_q * problem.query_dim;
+      data.args.key_batch_stride = problem.n_kv * problem.key_dim;
+      data.args.value_batch_stride = problem.n_kv * problem.value_dim;
+    }
+    EXPECT_TRUE(SameBits(data.Compute(), Forward(layer.get(), copied))) << "dimensions " << which;
+  }
+}
+
+TEST(Scale, OfTheSmallestFloatMakesTheScoresOfAllKeysEqual) {
+  AttentionSizes sizes;
+  sizes.n_q = 3, sizes.n_kv = 300, sizes.head_dim = sizes.head_dim_v = 4, sizes.scale = 1e-45f;
+  AttentionProblem problem = NormalAttention(sizes);
+  for (float &x : problem.k) x *= 0x1p97f;  // the dots are up to about 2^100
+  const Outputs outputs = Attend(problem);
+  for (const float weight : outputs.attention_weights) ASSERT_EQ(weight, 1.0f / 300.0f);
+}
+
+// [batch, heads, n, width] with a stride forgotten would read other data without a word.
+TEST(AttentionEdges, HeadStrideWithoutTheOthersIsAnError) {
+  std::vector<float> rows(2 * 2 * 3 * 4, 0.5f), y(rows.size(), 7.0f);
+  mha_attention_args args = Zeroed<mha_attention_args>();
+  args.batch = args.num_heads = 2;
+  args.n_q = args.n_kv = 3;
+  args.head_dim = 4;
+  args.k = args.v = args.q = rows.data();
+  args.output = y.data();
+  const auto sentence = [&] {
+    std::vector<unsigned char> workspace(1 << 20);
+    mha_error error;
+    EXPECT_EQ(mha_attention(&args, workspace.data(), workspace.size(), &error), MHA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(y[0], 7.0f);
+    return std::string(error.message);
+  };
+  args.k_head_stride = 12;
+  EXPECT_NE(sentence().find("k_row_stride is 0"), std::string::npos);
+  args.k_row_stride = 4;
+  EXPECT_NE(sentence().find("k_batch_stride is 0"), std::string::npos);
+}
+
+TEST(AttentionEdges, CountsThatWrapAreNoUndefinedBehaviour) {
+  mha_attention_args args = Zeroed<mha_attention_args>();
+  args.batch = args.n_kv = int64_t{1} << 40;
+  args.n_q = args.num_heads = args.head_dim = 1;
+  args.k_batch_stride = args.v_batch_stride = args.k_row_stride = args.v_row_stride = 1;
+  mha_call_info info = Zeroed<mha_call_info>();
+  mha_error error;
+  EXPECT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message;
+  EXPECT_GT(info.workspace_bytes, 0u);
+}
+
+}  // namespace

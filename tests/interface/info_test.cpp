@@ -1,0 +1,371 @@
+// What the library says about itself and about a call: statuses, versions, instruction sets, and the descriptions that mha_info and
+// mha_attention_info give.
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
+#include "interface/calls.h"
+
+namespace {
+
+using namespace support;  // NOLINT: this file is about nothing else
+
+// ---- Names and versions ------------------------------------------------------------------------------------------------------------
+
+TEST(Status, HasTheNameOfItsMacro) {
+  EXPECT_STREQ(mha_status_string(MHA_OK), "MHA_OK");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_NULL_POINTER), "MHA_ERROR_NULL_POINTER");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_STRUCT_SIZE), "MHA_ERROR_STRUCT_SIZE");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_INVALID_VALUE), "MHA_ERROR_INVALID_VALUE");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_SHAPE), "MHA_ERROR_SHAPE");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_TOO_LARGE), "MHA_ERROR_TOO_LARGE");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_BUFFER_TOO_SMALL), "MHA_ERROR_BUFFER_TOO_SMALL");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_OUT_OF_MEMORY), "MHA_ERROR_OUT_OF_MEMORY");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_INSTRUCTION_SET), "MHA_ERROR_INSTRUCTION_SET");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_PACKED_FORMAT), "MHA_ERROR_PACKED_FORMAT");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_PACKED_CHECKSUM), "MHA_ERROR_PACKED_CHECKSUM");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_OUT_OF_RANGE), "MHA_ERROR_OUT_OF_RANGE");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_CACHE_FULL), "MHA_ERROR_CACHE_FULL");
+  EXPECT_STREQ(mha_status_string(MHA_ERROR_CACHE_FORMAT), "MHA_ERROR_CACHE_FORMAT");
+}
+
+TEST(Status, HasANameForEveryNumber) {
+  for (uint32_t number = MHA_ERROR_CACHE_FORMAT + 1; number < 5000; ++number) {
+    ASSERT_STREQ(mha_status_string(number), "unknown mha_status") << number;
+  }
+  for (uint32_t number : {0x7FFFFFFFu, 0x80000000u, 0x80000001u, 0xFFFFFFFEu, 0xFFFFFFFFu}) {
+    EXPECT_STREQ(mha_status_string(number), "unknown mha_status") << number;
+  }
+}
+
+TEST(Version, IsThatOfTheHeader) {
+  EXPECT_EQ(mha_version(), 10000u * MHA_VERSION_MAJOR + 100u * MHA_VERSION_MINOR + MHA_VERSION_PATCH);
+  EXPECT_EQ(mha_contract(), static_cast<uint32_t>(MHA_CONTRACT));
+}
+
+TEST(InstructionSets, HaveNames) {
+  EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_AUTO), "auto");
+  EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_SCALAR), "scalar");
+  EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_AVX2), "avx2");
+  EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_AVX512), "avx512");
+  EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_NEON), "neon");
+  EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_AVX2_VNNI), "avx2_vnni");
+  EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_AVX512_VNNI), "avx512_vnni");
+  EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_NEON_DOTPROD), "neon_dotprod");
+  EXPECT_STREQ(mha_instruction_set_name(MHA_INSTRUCTION_SET_NEON_I8MM), "neon_i8mm");
+  for (uint32_t number = MHA_INSTRUCTION_SET_NEON_I8MM + 1; number < 5000; ++number) {
+    ASSERT_STREQ(mha_instruction_set_name(number), "unknown") << number;
+  }
+  for (uint32_t number : {0x80000000u, 0x80000001u, 0xFFFFFFFFu}) EXPECT_STREQ(mha_instruction_set_name(number), "unknown") << number;
+}
+
+TEST(InstructionSets, AreThoseOfThisMachine) {
+  const auto bit = [](uint32_t set) { return 1u << set; };
+  const uint32_t sets = mha_instruction_sets();
+  EXPECT_EQ(sets, mha_instruction_sets());
+  EXPECT_NE(sets & bit(MHA_INSTRUCTION_SET_SCALAR), 0u) << "any machine runs the scalar kernels";
+  EXPECT_EQ(sets & bit(MHA_INSTRUCTION_SET_AUTO), 0u) << "auto is a choice, not a set";
+  EXPECT_EQ(sets >> (MHA_INSTRUCTION_SET_NEON_I8MM + 1), 0u) << "a set without a name";
+  uint32_t possible = bit(MHA_INSTRUCTION_SET_SCALAR);
+#if defined(__x86_64__)
+  // The compiler's own detection, which includes the operating system's state as well.
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    possible |= bit(MHA_INSTRUCTION_SET_AVX2);
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq")) {
+      possible |= bit(MHA_INSTRUCTION_SET_AVX512);
+      if (__builtin_cpu_supports("avx512vnni")) possible |= bit(MHA_INSTRUCTION_SET_AVX512_VNNI);
+    }
+    uint32_t eax = 0, ebx, ecx, edx;
+    if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1) != 0) possible |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
+  }
+#elif defined(__aarch64__)
+  possible |= bit(MHA_INSTRUCTION_SET_NEON);
+#if defined(__linux__)
+  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) possible |= bit(MHA_INSTRUCTION_SET_NEON_DOTPROD);
+  if (getauxval(AT_HWCAP2) & HWCAP2_I8MM) possible |= bit(MHA_INSTRUCTION_SET_NEON_I8MM);
+#endif
+#endif
+  EXPECT_EQ(sets & ~possible, 0u) << "a set that this machine can't run";
+}
+
+// ---- Descriptions of calls ---------------------------------------------------------------------------------------------------------
+
+mha_call_info Info(const CallData &data) {
+  mha_call_info info;
+  std::memset(&info, 0xFF, sizeof info);  // every field is to be filled
+  info.struct_size = sizeof info;
+  mha_error error;
+  EXPECT_EQ(data.Info(&info, &error), MHA_OK) << error.message;
+  return info;
+}
+
+// The pairs of a query and a key that attend, of one head.
+int64_t Pairs(const AttentionSizes &sizes) {
+  int64_t pairs = 0;
+  for (int64_t b = 0; b < sizes.batch; ++b) {
+    const int64_t start = sizes.q_start.empty() ? sizes.n_kv - sizes.n_q : sizes.q_start[b];
+    for (int64_t i = 0; i < sizes.n_q; ++i) pairs += sizes.is_causal ? std::min(start + i + 1, sizes.n_kv) : sizes.n_kv;
+  }
+  return pairs;
+}
+
+// Calls of one layer.
+const std::vector<LayerProblem> kCalls = [] {
+  std::vector<LayerProblem> calls;
+  LayerProblem problem = NormalLayer(SmallSizes(), 1, kNoBiases);
+  problem.batch = 3;
+  Random random(2);
+  for (bool is_causal : {false, true}) {
+    for (bool q_start : {false, true}) {
+      for (int64_t n_q : {0, 1, 3, 40}) {
+        for (int64_t n_kv : {40, 41, 300}) {
+          problem.n_q = n_q;
+          problem.n_kv = n_kv;
+          problem.is_causal = is_causal;
+          problem.q_start = q_start ? Starts(problem.batch) : std::vector<int64_t>();
+          FillInputs(&random, &problem);
+          calls.push_back(problem);
+        }
+      }
+    }
+  }
+  return calls;
+}();
+
+// A product of m by k by n is m * n sums of k products: 2 * m * n * k operations.
+TEST(AttentionInfo, CountsTheOperationsOfPairsThatAttendOnly) {
+  for (const LayerProblem &problem : kCalls) {
+    const int64_t operations = 2 * problem.num_heads * Pairs(problem) * (problem.head_dim + problem.head_dim_v);
+    const AttentionData data(NormalAttention(problem), {Guarded()});
+    EXPECT_EQ(Info(data).operations, static_cast<uint64_t>(operations)) << Describe(problem);
+  }
+}
+
+TEST(ForwardInfo, CountsTheOperationsOfProjectionsAndPairsThatAttend) {
+  for (bool output_projection : {true, false}) {
+    Layer layer;
+    for (LayerProblem problem : kCalls) {
+      if (problem.n_q == 0) continue;  // nothing to do: whether the keys would be projected is nobody's business
+      if (!output_projection) problem.w_o.clear();
+      if (!layer) layer = Create(LayerData(problem));
+      const int64_t q_rows = problem.batch * problem.n_q, kv_rows = problem.batch * problem.n_kv;
+      const int64_t projected = q_rows * problem.query_dim * problem.q_width() + kv_rows * problem.key_dim * problem.k_width() +
+                                kv_rows * problem.value_dim * problem.v_width() +
+                                (output_projection ? q_rows * problem.merged_width() * problem.output_dim : 0);
+      const int64_t attended = problem.num_heads * Pairs(problem) * (problem.head_dim + problem.head_dim_v);
+      EXPECT_EQ(Info(ForwardData(layer.get(), problem, {Guarded()})).operations, static_cast<uint64_t>(2 * (projected + attended)))
+          << Describe(problem);
+    }
+  }
+}
+
+// The biases are an addition per output number, if they are counted.
+TEST(ForwardInfo, CountsTheOperationsOfSelfAttentionWithBiases) {
+  LayerProblem sizes = OfItself(SquareSizes(64, 4, 2, 16), 100);
+  sizes.is_causal = true;
+  const LayerProblem problem = NormalLayer(sizes);
+  const Layer layer = Create(LayerData(problem));
+  const ForwardData data(layer.get(), problem, {Guarded()});
+  const int64_t rows = 200, outputs = 64 + 32 + 32 + 64, pairs = 2 * 100 * 101 / 2;
+  const int64_t products = 2 * (rows * 64 * outputs + 4 * pairs * 32);
+  EXPECT_GE(Info(data).operations, static_cast<uint64_t>(products));
+  EXPECT_LE(Info(data).operations, static_cast<uint64_t>(products + rows * outputs));
+}
+
+TEST(AttentionInfo, CountsEachByteOnce) {
+  for (const LayerProblem &problem : kCalls) {
+    for (const Layout &layout : {kDense, kGaps}) {
+      if (problem.n_q == 0) continue;  // then nothing is read
+      const int64_t q_rows = problem.batch * problem.n_q, kv_rows = problem.batch * problem.n_kv;
+      const int64_t numbers = q_rows * 4 * 3 + kv_rows * 2 * 3 + kv_rows * 2 * 5 + q_rows * 4 * 5;
+      const mha_call_info info =
+          Info(AttentionData(NormalAttention(problem), {Guarded(), MHA_INSTRUCTION_SET_AUTO, layout, layout, layout, layout}));
+      EXPECT_EQ(info.bytes, static_cast<uint64_t>(4 * numbers)) << Describe(problem);
+      EXPECT_EQ(info.packed_bytes, 0u);
+    }
+  }
+}
+
+TEST(AttentionInfo, CountsTheBytesOfOptionalOutputs) {
+  const AttentionProblem problem = NormalAttention(SmallSizes());
+  const auto bytes = [&](uint32_t asked) { return Info(AttentionData(problem, {Guarded(asked)})).bytes; };
+  const uint64_t without = bytes(kAskNothing);
+  EXPECT_EQ(bytes(kAskLse) - without, 4u * 2 * 4 * 3);
+  EXPECT_EQ(bytes(kAskWeights) - without, 4u * 2 * 4 * 3 * 4);
+  EXPECT_EQ(bytes(kAskScores | kAskMaskedScores) - without, 2u * 4 * 2 * 4 * 3 * 4);
+}
+
+TEST(ForwardInfo, CountsEachByteOnce) {
+  for (bool self : {false, true}) {
+    LayerProblem sizes = self ? OfItself(SquareSizes(50, 4, 2, 20), 30) : SmallSizes();
+    sizes.n_q = sizes.n_kv = 30;
+    const LayerProblem problem = NormalLayer(sizes);
+    const LayerData layer_data(problem);
+    const Layer layer = Create(layer_data);
+    const mha_call_info info = Info(ForwardData(layer.get(), problem, {Guarded()}));
+    const int64_t rows = problem.batch * 30;
+    const int64_t numbers = rows * (problem.query_dim + (self ? 0 : problem.key_dim + problem.value_dim) + problem.output_dim);
+    size_t weights = 0;
+    for (const Memory &array : layer_data.arrays) weights += array.size();
+    EXPECT_EQ(info.packed_bytes, layer_data.PackSize());
+    // The weights are read as they are packed: between their own size and that of the packed layer.
+    EXPECT_GE(info.bytes, static_cast<uint64_t>(4 * numbers) + weights);
+    EXPECT_LE(info.bytes, static_cast<uint64_t>(4 * numbers) + layer_data.PackSize());
+  }
+}
+
+// make: CallData of a problem, called in this form.
+template <typename Make>
+void ExpectWorkspaceIsThatOfTheQuery(const Make &make) {
+  for (uint32_t num_threads : {0u, 1u, 5u}) {
+    SerialScheduler scheduler(num_threads);
+    for (uint32_t asked : {kAskNothing, kAskWeights, kAskAllOfAttention}) {
+      for (const LayerProblem &problem : kCalls) {
+        CallForm form = Guarded(asked);
+        if (num_threads > 0) form.scheduler = &scheduler.scheduler;
+        const auto data = make(problem, form);
+        const mha_call_info info = Info(*data);
+        EXPECT_EQ(info.workspace_bytes, data->WorkspaceBytes()) << Describe(problem) << " num_threads " << num_threads;
+        EXPECT_GE(info.num_threads, 1u);
+        EXPECT_LE(info.num_threads, std::max(num_threads, 1u));
+      }
+    }
+  }
+}
+
+TEST(ForwardInfo, GivesTheWorkspaceAndThreadsOfTheCall) {
+  const Layer layer = Create(LayerData(kCalls[0]));
+  ExpectWorkspaceIsThatOfTheQuery([&](const LayerProblem &problem, const CallForm &form) {
+    return std::make_unique<ForwardData>(layer.get(), problem, LayerCall{form});
+  });
+}
+
+TEST(AttentionInfo, GivesTheWorkspaceAndThreadsOfTheCall) {
+  ExpectWorkspaceIsThatOfTheQuery([&](const LayerProblem &problem, const CallForm &form) {
+    return std::make_unique<AttentionData>(NormalAttention(problem), AttentionCall{form});
+  });
+}
+
+// With work enough for all, all threads are used.
+TEST(Info, UsesAllThreadsForALargeCall) {
+  SerialScheduler scheduler(4);
+  const LayerProblem problem = NormalLayer(OfItself(SquareSizes(64, 4, 4, 16), 1024));
+  const Layer layer = Create(LayerData(problem));
+  CallForm form = Guarded();
+  form.scheduler = &scheduler.scheduler;
+  EXPECT_EQ(Info(ForwardData(layer.get(), problem, {form})).num_threads, 4u);
+  EXPECT_EQ(Info(AttentionData(NormalAttention(problem), {form})).num_threads, 4u);
+}
+
+TEST(Info, SaysWhichKernelsRun) {
+  const LayerProblem problem = SmallLayer();
+  const AttentionProblem middle = NormalAttention(problem);
+  const LayerData layer_data(problem);
+  for (uint32_t set : InstructionSets()) {
+    SCOPED_TRACE(mha_instruction_set_name(set));
+    const Layer layer = Create(layer_data, set);
+    const mha_call_info forward = Info(ForwardData(layer.get(), problem, {Guarded()}));
+    EXPECT_EQ(forward.struct_size, sizeof forward);
+    EXPECT_EQ(forward.instruction_set, set);
+    EXPECT_EQ(forward.back_end, MHA_BACK_END_NATIVE);
+    EXPECT_EQ(forward.contract, mha_contract());
+    EXPECT_EQ(forward.num_threads, 1u);
+    EXPECT_GE(forward.project_tile_rows, 1);
+    EXPECT_GE(forward.project_tile_columns, 1);
+    const mha_call_info attention = Info(AttentionData(middle, {Guarded(), set}));
+    EXPECT_EQ(attention.instruction_set, set);
+    EXPECT_EQ(attention.contract, mha_contract());
+    EXPECT_EQ(attention.num_threads, 1u);
+    EXPECT_EQ(attention.project_tile_rows, 0);
+    EXPECT_EQ(attention.project_tile_columns, 0);
+    for (const mha_call_info &info : {forward, attention}) {
+      EXPECT_GE(info.attend_tile_rows, 1);
+      EXPECT_GE(info.attend_block_rows, info.attend_tile_rows);
+      EXPECT_EQ(info.attend_chunk_keys, 256) << "the contract's chunks";
+    }
+    EXPECT_LE(forward.project_tile_rows * forward.project_tile_columns, 4096) << "of registers, not of memory";
+  }
+}
+
+TEST(Info, NeverSaysAuto) {
+  uint32_t best = MHA_INSTRUCTION_SET_SCALAR;
+  for (uint32_t set : InstructionSets()) best = std::max(best, set);  // the numbers of an architecture ascend with its sets
+  const LayerProblem problem = SmallLayer();
+  const LayerData layer_data(problem);
+  const Layer layer = Create(layer_data);
+  const Memory packed = layer_data.Pack();
+  const View view(packed);
+  ASSERT_EQ(view.status, MHA_OK);
+  EXPECT_EQ(Info(ForwardData(layer.get(), problem, {Guarded()})).instruction_set, best);
+  EXPECT_EQ(Info(ForwardData(view.layer, problem, {Guarded()})).instruction_set, best);
+  EXPECT_EQ(Info(AttentionData(NormalAttention(problem), {Guarded()})).instruction_set, best);
+}
+
+TEST(Info, NamesTheCallersProductAndNoContract) {
+  const LayerProblem problem = SmallLayer();
+  const LayerData layer_data(problem);
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
+  const Layer layer = Create(layer_data, &options);
+  const Layer native = Create(layer_data);
+  const mha_call_info info = Info(ForwardData(layer.get(), problem, {Guarded()}));
+  EXPECT_EQ(info.back_end, MHA_BACK_END_SGEMM);
+  EXPECT_EQ(info.contract, 0u);
+  EXPECT_EQ(info.project_tile_rows, 0);
+  EXPECT_EQ(info.project_tile_columns, 0);
+  EXPECT_EQ(info.packed_bytes, layer_data.PackSize(&options));
+  EXPECT_EQ(info.operations, Info(ForwardData(native.get(), problem, {Guarded()})).operations) << "the same work, whoever does it";
+}
+
+// Only q_start is looked at: everything else may be anywhere, even NULL.
+TEST(Info, ReadsNoDataButTheStarts) {
+  Memory forbidden(64);
+  forbidden.Forbid();
+  FullForward forward;
+  forward.args.flags = MHA_CAUSAL;
+  const mha_call_info expected_forward = Info(forward.data);
+  forward.args.query = forward.args.key = forward.args.value = forbidden.floats();
+  forward.args.output = forward.args.lse = forward.args.attention_weights = forbidden.floats();
+  mha_taps &taps = forward.data.taps;
+  for (float **tap : {&taps.q, &taps.k, &taps.v, &taps.scores, &taps.scaled_scores, &taps.masked_scores, &taps.context}) {
+    *tap = forbidden.floats();
+  }
+  EXPECT_EQ(Info(forward.data).operations, expected_forward.operations);
+  forward.args.query = nullptr;
+  forward.args.output = nullptr;
+  EXPECT_EQ(Info(forward.data).operations, expected_forward.operations);
+  FullAttention attention;
+  attention.args.flags = MHA_CAUSAL;
+  const mha_call_info expected_attention = Info(attention.data);
+  attention.args.k = attention.args.v = attention.args.q = forbidden.floats();
+  attention.args.output = forbidden.floats();
+  attention.args.lse = attention.args.attention_weights = forbidden.floats();
+  EXPECT_EQ(Info(attention.data).operations, expected_attention.operations);
+}
+
+// The answer takes no time that grows with the lengths or, without starts, with the batch; and it does not wrap around.
+TEST(Info, CountsLargeCallsWithoutOverflow) {
+  const int64_t n = int64_t{1} << 20;
+  mha_attention_args args = Zeroed<mha_attention_args>();
+  args.batch = 1 << 6;
+  args.n_q = args.n_kv = n;
+  args.num_heads = 1 << 4;
+  args.head_dim = 1 << 6;
+  args.flags = MHA_CAUSAL;
+  mha_call_info info = Zeroed<mha_call_info>();
+  mha_error error;
+  ASSERT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message;
+  const uint64_t pairs = static_cast<uint64_t>(n) * (static_cast<uint64_t>(n) + 1) / 2;
+  EXPECT_EQ(info.operations, 2 * 64 * 16 * pairs * 128);
+  args.batch = int64_t{1} << 40;
+  args.n_q = args.n_kv = 1;
+  ASSERT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message;
+  EXPECT_EQ(info.operations, uint64_t{2 * 16 * 128} << 40);
+}
+
+}  // namespace

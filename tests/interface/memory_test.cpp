@@ -1,0 +1,1023 @@
+// The memory of a call: exactly the bytes that the queries say, nothing beside them, no allocation, no system call, and layers that any
+// number of threads may use.
+
+#include <errno.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <thread>
+
+#include "interface/calls.h"
+#include "support/instruction_sets.h"
+#include "support/packed_sequences.h"
+#include "support/rounds.h"
+#include "support/schedulers.h"
+#include "support/traps.h"
+
+namespace {
+
+using namespace support;  // NOLINT: this file is about nothing else
+
+// ---- Problems ----------------------------------------------------------------------------------------------------------------------
+
+// Widths around the kernels' vectors and panels (16, 48) and the blocks of the sums (256).
+const std::vector<int64_t> kWidths = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 64, 65, 97};
+const std::vector<int64_t> kLengths = {1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 24, 25, 31, 33, 48, 65};
+
+LayerProblem RandomSizes(Random &random) {
+  LayerProblem sizes;
+  sizes.batch = random.Between(1, 3);
+  sizes.n_q = random.Pick(kLengths);
+  sizes.n_kv = random.Below(8) == 0 ? random.Between(255, 258) : random.Pick(kLengths);
+  sizes.query_dim = random.Below(8) == 0 ? random.Between(255, 258) : random.Pick(kWidths);
+  sizes.key_dim = random.Pick(kWidths);
+  sizes.value_dim = random.Pick(kWidths);
+  sizes.output_dim = random.Pick(kWidths);
+  sizes.num_kv_heads = random.Between(1, 3);
+  sizes.num_heads = sizes.num_kv_heads * random.Between(1, 3);
+  sizes.head_dim = random.Pick(kWidths);
+  sizes.head_dim_v = random.Pick(kWidths);
+  sizes.has_key = sizes.has_value = true;
+  sizes.is_causal = random.Coin();
+  if (random.Coin() || (sizes.is_causal && sizes.n_q > sizes.n_kv)) sizes.q_start = Starts(sizes.batch);
+  return sizes;
+}
+
+uint32_t RandomAsked(Random &random) { return random.Coin() ? kAskNothing : static_cast<uint32_t>(random.Below(kAskAll + 1)); }
+
+Layout RandomOrder(Random &random) { return random.Pick({kDense, kHeadsOutside, kRowsOutside, kGaps}); }
+
+// ---- Nothing is read or written beside what was given ------------------------------------------------------------------------------
+
+class GuardPages : public InstructionSetTest {
+ protected:
+  // Weights, packed weights, inputs, outputs and workspace all lie next to inaccessible pages, what is only read in read-only memory. The
+  // bits are those of the scalar kernels.
+  void ExpectNotTouched(const LayerProblem &problem, const LayerForm &form, uint32_t asked, const Layout &layout) {
+    SCOPED_TRACE(Describe(problem) + " " + Describe(form) + " " + Describe(layout) + " asked " + std::to_string(asked));
+    Outputs expected;
+    for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
+      LayerData layer_data(problem, place, form);
+      layer_data.Freeze();
+      Memory packed = layer_data.Pack(nullptr, 0xCC, place);
+      packed.Freeze();
+      const mha_layer_options scalar_options = Options(MHA_INSTRUCTION_SET_SCALAR), options = Options(instruction_set());
+      const View scalar(packed, &scalar_options), view(packed, &options);
+      ASSERT_EQ(scalar.status, MHA_OK) << scalar.error.message;
+      ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+      ForwardData data(scalar.layer, problem, {Guarded(asked, place), layout, layout, layout, layout});
+      data.FreezeInputs();
+      if (place == Place::kBeforeGuard) expected = data.Compute();
+      data.layer = view.layer;
+      EXPECT_TRUE(SameBits(data.Compute(0xFF, place), expected)) << (place == Place::kBeforeGuard ? "before" : "after") << " a guard page";
+    }
+  }
+};
+
+TEST_P(GuardPages, AreNotTouchedByForward) {
+  Random random(21);
+  for (int i = 0; i < Rounds(60) && !HasFailure(); ++i) {
+    const LayerProblem sizes = RandomSizes(random);
+    const uint32_t biases = random.Coin() ? kAllBiases : kNoBiases;
+    ExpectNotTouched(NormalLayer(sizes, random.Next(), biases, random.Below(4) != 0), {}, RandomAsked(random), RandomOrder(random));
+  }
+}
+
+// Few rows of a narrow layer are computed by a function of their own.
+TEST_P(GuardPages, AreNotTouchedBySmallCalls) {
+  Random random(24);
+  for (int i = 0; i < Rounds(100) && !HasFailure(); ++i) {
+    LayerProblem sizes = SquareSizes(random.Between(1, 96), random.Between(1, 4), 1, random.Between(1, 24));
+    sizes.head_dim_v = random.Between(1, 24);
+    sizes.output_dim = random.Between(1, 96);
+    sizes.batch = random.Between(1, 3);
+    sizes.is_causal = random.Coin();
+    sizes = OfItself(sizes, random.Between(1, 16));
+    const uint32_t biases = random.Coin() ? kAllBiases : kNoBiases;
+    ExpectNotTouched(NormalLayer(sizes, random.Next(), biases, random.Below(4) != 0), {}, kAskNothing, kDense);
+  }
+}
+
+// Of the matrices of a packed layer the last one ends near the guard page, and with it the scales and biases behind it: those of the
+// output, or without it those of the values. So deep, one panel too many reaches beyond the end. Columns fill panels of 48 or do not.
+TEST_P(GuardPages, AreNotTouchedBehindWeightsOfAnyType) {
+  const struct {
+    int64_t depth, columns;
+  } matrices[] = {{300, 40}, {300, 96}, {320, 97}};
+  for (const Stored type : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+    LayerForm form;
+    form.weight_type = type;
+    for (const auto &matrix : matrices) {
+      for (const bool has_output : {true, false}) {
+        LayerProblem sizes = SquareSizes(has_output ? 5 : matrix.depth, 1, 1, 4);
+        sizes.batch = 1;
+        sizes.head_dim_v = has_output ? matrix.depth : matrix.columns;
+        sizes.output_dim = matrix.columns;
+        for (const int64_t rows : {1, 2, 3, 5, 6, 8, 13, 25}) {
+          ExpectNotTouched(NormalLayer(OfItself(sizes, rows), 1, kAllBiases, has_output), form, kAskNothing, kDense);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(GuardPages, AreNotTouchedByAttention) {
+  Random random(22);
+  for (int i = 0; i < Rounds(100) && !HasFailure(); ++i) {
+    const AttentionProblem problem = NormalAttention(RandomSizes(random));
+    const uint32_t asked = RandomAsked(random);
+    const Layout layout = RandomOrder(random);
+    SCOPED_TRACE(Describe(problem) + " " + Describe(layout) + " asked " + std::to_string(asked));
+    Outputs expected;
+    for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
+      AttentionData data(problem, {Guarded(asked, place), MHA_INSTRUCTION_SET_SCALAR, layout, layout, layout, layout});
+      data.FreezeInputs();
+      if (place == Place::kBeforeGuard) expected = data.Compute();
+      data.args.instruction_set = instruction_set();
+      EXPECT_TRUE(SameBits(data.Compute(0xFF, place), expected)) << (place == Place::kBeforeGuard ? "before" : "after") << " a guard page";
+    }
+  }
+}
+
+// The tasks' slices of the workspace: with any number of threads the whole is still exactly as large as the query says.
+TEST_P(GuardPages, AreNotTouchedByManyTasks) {
+  LayerProblem sizes = SmallSizes();
+  sizes.n_q = 37;
+  sizes.n_kv = 41;
+  sizes.is_causal = true;
+  const LayerProblem problem = NormalLayer(sizes);
+  const Layer layer = Create(LayerData(problem), instruction_set());
+  ForwardData forward(layer.get(), problem, {Guarded(kAskAll)});
+  const Outputs expected_forward = forward.Compute();
+  AttentionData attention(NormalAttention(sizes), {Guarded(kAskAll), instruction_set()});
+  const Outputs expected_attention = attention.Compute();
+  for (uint32_t num_threads : {1u, 2u, 3u, 7u, 64u, 1000u}) {
+    SCOPED_TRACE(num_threads);
+    SerialScheduler scheduler(num_threads);
+    for (Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
+      forward.SetScheduler(&scheduler.scheduler);
+      EXPECT_TRUE(SameBits(forward.Compute(0xFF, place), expected_forward));
+      attention.SetScheduler(&scheduler.scheduler);
+      EXPECT_TRUE(SameBits(attention.Compute(0xFF, place), expected_attention));
+    }
+    EXPECT_LE(scheduler.most_tasks, num_threads);
+  }
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(GuardPages);
+
+TEST(Arguments, AreOnlyRead) {
+  const LayerProblem problem = SmallLayer();
+  const Layer layer = Create(LayerData(problem));
+  SerialScheduler scheduler(2);
+  const auto frozen = [](const auto &value) {
+    Memory memory(sizeof value);
+    std::memcpy(memory.data(), &value, sizeof value);
+    memory.Freeze();
+    return memory;
+  };
+  ForwardData forward(layer.get(), problem, {Guarded(kAskAll)});
+  const Memory frozen_scheduler = frozen(scheduler.scheduler);
+  const Memory forward_taps = frozen(forward.taps);
+  forward.args.scheduler = reinterpret_cast<const mha_scheduler *>(frozen_scheduler.data());
+  forward.args.taps = reinterpret_cast<const mha_taps *>(forward_taps.data());
+  const Memory forward_args = frozen(forward.args);
+  Memory workspace(forward.WorkspaceBytes());
+  mha_error error;
+  EXPECT_EQ(
+      mha_forward(layer.get(), reinterpret_cast<const mha_forward_args *>(forward_args.data()), workspace.data(), workspace.size(), &error),
+      MHA_OK)
+      << error.message;
+
+  AttentionData attention(NormalAttention(problem), {Guarded(kAskAll)});
+  const Memory attention_taps = frozen(attention.taps);
+  attention.args.scheduler = reinterpret_cast<const mha_scheduler *>(frozen_scheduler.data());
+  attention.args.taps = reinterpret_cast<const mha_taps *>(attention_taps.data());
+  const Memory attention_args = frozen(attention.args);
+  workspace = Memory(attention.WorkspaceBytes());
+  EXPECT_EQ(mha_attention(reinterpret_cast<const mha_attention_args *>(attention_args.data()), workspace.data(), workspace.size(), &error),
+            MHA_OK)
+      << error.message;
+}
+
+TEST(Arguments, AreReusableForAnyNumberOfCalls) {
+  FullForward call;
+  const mha_forward_args before = call.args;
+  const Outputs first = call.data.Compute();
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(SameBits(call.data.Compute(), first));
+  EXPECT_EQ(std::memcmp(&before, &call.args, sizeof before), 0);
+}
+
+// ---- The workspace -----------------------------------------------------------------------------------------------------------------
+
+// Both entries with everything asked for and with nothing, for tests of the workspace.
+template <typename Function>
+void ForEachCall(uint32_t instruction_set, const Function &function) {
+  const auto causal = [](LayerProblem sizes) {
+    sizes.is_causal = true;
+    return NormalLayer(sizes);
+  };
+  LayerProblem sizes = SmallSizes();
+  sizes.n_q = 19;
+  sizes.n_kv = 270;  // two chunks
+  const LayerProblem problem = causal(sizes), of_itself = causal(OfItself(SquareSizes(24, 3, 3, 8), 19)),
+                     of_few_rows = causal(OfItself(SquareSizes(24, 3, 3, 8), 5));
+  sizes.batch = 1;
+  const LayerProblem together = causal(sizes);
+  const PackedSequences sequences = {{1, 4, 4, 5, 18}, {0, 3, 7, 8, 269}, {}};
+  const Layer layer = Create(LayerData(problem), instruction_set), plain = Create(LayerData(of_itself), instruction_set);
+  SerialScheduler scheduler(3);
+  for (bool everything : {false, true}) {
+    for (bool threads : {false, true}) {
+      SCOPED_TRACE(std::string(everything ? "all outputs" : "one output") + (threads ? ", 3 tasks" : ""));
+      CallForm form = Guarded(everything ? kAskAll : kAskNothing);
+      ForwardData small(plain.get(), of_few_rows, {form});
+      function(small);
+      if (threads) form.scheduler = &scheduler.scheduler;
+      ForwardData forward(layer.get(), problem, {form}), self(plain.get(), of_itself, {form});
+      function(forward);
+      function(self);
+      AttentionData attention(NormalAttention(problem), {form, instruction_set});
+      function(attention);
+      AttentionProblem in_integers = NormalAttention(problem);
+      in_integers.score.emplace().arithmetic = Arithmetic::kInt16;
+      in_integers.score->context_arithmetic = Arithmetic::kInt8;
+      AttentionData of_codes(in_integers, {form, instruction_set});
+      function(of_codes);
+      LayerProblem integers_of_itself = of_itself;
+      integers_of_itself.score.emplace().arithmetic = Arithmetic::kInt8;
+      integers_of_itself.score->context_arithmetic = Arithmetic::kInt16;
+      ForwardData self_of_codes(plain.get(), integers_of_itself, {form});
+      function(self_of_codes);
+      PackedData<ForwardData> packed_forward(sequences, layer.get(), together, LayerCall{form});
+      function(packed_forward);
+      PackedData<AttentionData> packed_attention(sequences, NormalAttention(together), AttentionCall{form, instruction_set});
+      function(packed_attention);
+    }
+  }
+}
+
+class Workspace : public InstructionSetTest {};
+
+TEST_P(Workspace, ContentsDoNotReachTheResult) {
+  ForEachCall(instruction_set(), [](CallData &data) {
+    const Outputs poisoned = data.Compute(0xFF);
+    for (int fill : {0x00, 0x7F, 0x3F}) EXPECT_TRUE(SameBits(data.Compute(fill), poisoned)) << fill;
+  });
+}
+
+TEST_P(Workspace, MayHaveAnyAlignment) {
+  Sample sample;
+  ForEachCall(instruction_set(), [&](CallData &data) {
+    const Outputs expected = data.Compute();
+    const size_t bytes = data.WorkspaceBytes();
+    for (size_t offset = 0; offset <= 64; ++offset) {
+      if (!sample.Takes()) continue;
+      // Canaries on both sides: for most offsets neither end is next to a page.
+      Memory memory(bytes + 128, Place::kAfterGuard);
+      memory.Fill(0xA7);
+      std::memset(memory.data() + offset, 0xFF, bytes);
+      data.PoisonOutputs();
+      mha_error error;
+      ASSERT_EQ(data.Run(memory.data() + offset, bytes, &error), MHA_OK) << error.message;
+      EXPECT_TRUE(SameBits(data.Results(), expected)) << offset;
+      std::memset(memory.data() + offset, 0xA7, bytes);
+      ASSERT_TRUE(memory.Holds(0xA7)) << "something was written beside the workspace, at alignment " << offset;
+    }
+  });
+}
+
+TEST_P(Workspace, OneByteLessIsAnErrorThatWritesNothing) {
+  ForEachCall(instruction_set(), [](CallData &data) {
+    const size_t bytes = data.WorkspaceBytes();
+    if (bytes == 0) return;
+    Memory workspace(bytes - 1);
+    data.PoisonOutputs();
+    EXPECT_EQ(data.Run(workspace.data(), workspace.size(), nullptr), MHA_ERROR_BUFFER_TOO_SMALL);
+    EXPECT_TRUE(data.OutputsAreUntouched());
+  });
+}
+
+TEST_P(Workspace, MayBeLargerThanNeeded) {
+  ForEachCall(instruction_set(), [](CallData &data) {
+    const Outputs expected = data.Compute();
+    Memory workspace(data.WorkspaceBytes() + 12345);
+    workspace.Fill(0xFF);
+    data.PoisonOutputs();
+    EXPECT_EQ(data.Run(workspace.data(), workspace.size(), nullptr), MHA_OK);
+    EXPECT_TRUE(SameBits(data.Results(), expected));
+  });
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Workspace);
+
+// ---- The workspace queries ---------------------------------------------------------------------------------------------------------
+
+// Points every data pointer at memory that must not be touched.
+struct ForbiddenData {
+  ForbiddenData() : page(64) { page.Forbid(); }
+  float *floats() const { return page.floats(); }
+  const int64_t *positions() const { return reinterpret_cast<const int64_t *>(page.data()); }
+  Memory page;
+};
+
+// What a query's answer must grow with.
+struct QuerySizes {
+  int64_t batch, n_q, n_kv;
+  uint32_t num_threads;
+  uint32_t asked;
+};
+
+std::ostream &operator<<(std::ostream &stream, const QuerySizes &s) {
+  return stream << "batch " << s.batch << " n_q " << s.n_q << " n_kv " << s.n_kv << " num_threads " << s.num_threads << " asked "
+                << s.asked;
+}
+
+// How a query is asked, the same for both calls that are compared.
+struct QueryKind {
+  bool key, value, is_causal;
+};
+
+mha_taps Taps(uint32_t asked, float *data) {
+  mha_taps taps = Zeroed<mha_taps>();
+  if ((asked & kAskQ) != 0) taps.q = data;
+  if ((asked & kAskK) != 0) taps.k = data;
+  if ((asked & kAskV) != 0) taps.v = data;
+  if ((asked & kAskScores) != 0) taps.scores = data;
+  if ((asked & kAskScaledScores) != 0) taps.scaled_scores = data;
+  if ((asked & kAskMaskedScores) != 0) taps.masked_scores = data;
+  if ((asked & kAskContext) != 0) taps.context = data;
+  return taps;
+}
+
+template <typename Args>
+void SetCommon(Args &args, const QuerySizes &sizes, const QueryKind &kind, const mha_taps &taps, const mha_scheduler &scheduler,
+               const ForbiddenData &data) {
+  args.batch = sizes.batch;
+  args.n_q = sizes.n_q;
+  args.n_kv = sizes.n_kv;
+  args.output = data.floats();
+  args.flags = kind.is_causal ? MHA_CAUSAL : 0;
+  args.q_start = data.positions();
+  if ((sizes.asked & kAskWeights) != 0) args.attention_weights = data.floats();
+  if ((sizes.asked & kAskLse) != 0) args.lse = data.floats();
+  if ((sizes.asked & ~(kAskWeights | kAskLse)) != 0) args.taps = &taps;
+  if (sizes.num_threads > 0) args.scheduler = &scheduler;
+}
+
+size_t QueryForward(const mha_layer *layer, const QuerySizes &sizes, const QueryKind &kind, const ForbiddenData &data) {
+  const SerialScheduler scheduler(sizes.num_threads);
+  const mha_taps taps = Taps(sizes.asked, data.floats());
+  mha_forward_args args = Zeroed<mha_forward_args>();
+  SetCommon(args, sizes, kind, taps, scheduler.scheduler, data);
+  args.query = data.floats();
+  if (kind.key) args.key = data.floats();
+  if (kind.value) args.value = data.floats();
+  if (!kind.key && kind.value) args.n_kv = sizes.n_q;  // the keys are the queries
+  size_t bytes = 0;
+  mha_error error;
+  EXPECT_EQ(mha_forward_workspace(layer, &args, &bytes, &error), MHA_OK) << error.message;
+  return bytes;
+}
+
+size_t QueryAttention(const AttentionSizes &heads, const QuerySizes &sizes, const QueryKind &kind, const ForbiddenData &data) {
+  const SerialScheduler scheduler(sizes.num_threads);
+  const mha_taps taps = Taps(sizes.asked, data.floats());
+  mha_attention_args args = Zeroed<mha_attention_args>();
+  SetCommon(args, sizes, kind, taps, scheduler.scheduler, data);
+  args.num_heads = heads.num_heads;
+  args.num_kv_heads = heads.num_kv_heads;
+  args.head_dim = heads.head_dim;
+  args.head_dim_v = heads.head_dim_v;
+  args.k = args.v = args.q = data.floats();
+  size_t bytes = 0;
+  mha_error error;
+  EXPECT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
+  return bytes;
+}
+
+const std::vector<int64_t> kQueryLengths = {0,  1,   2,   3,   8,   15,  16,  17,   24,   25,   48,    63,
+                                            64, 100, 255, 256, 257, 511, 513, 1000, 4096, 4097, 100000};
+const std::vector<uint32_t> kQueryThreads = {0, 1, 2, 3, 4, 7, 16, 64, 1000};
+
+QuerySizes RandomQuery(Random &random, uint32_t all) {
+  return {random.Below(4) == 0 ? random.Between(0, 1) : random.Between(1, 40), random.Pick(kQueryLengths), random.Pick(kQueryLengths),
+          random.Pick(kQueryThreads), static_cast<uint32_t>(random.Next()) & static_cast<uint32_t>(random.Next()) & all};
+}
+
+// At least as large in everything; often equal in some.
+QuerySizes RandomLarger(Random &random, const QuerySizes &than, uint32_t all) {
+  QuerySizes larger = RandomQuery(random, all);
+  larger.batch = random.Coin() ? than.batch : std::max(than.batch, larger.batch);
+  larger.n_q = random.Coin() ? than.n_q : std::max(than.n_q, larger.n_q);
+  larger.n_kv = random.Coin() ? than.n_kv : std::max(than.n_kv, larger.n_kv);
+  larger.num_threads = random.Coin() ? than.num_threads : std::max(than.num_threads, larger.num_threads);
+  larger.asked = random.Coin() ? than.asked : than.asked | larger.asked;
+  return larger;
+}
+
+AttentionSizes Heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v) {
+  AttentionSizes sizes;
+  sizes.num_heads = num_heads;
+  sizes.num_kv_heads = num_kv_heads;
+  sizes.head_dim = head_dim;
+  sizes.head_dim_v = head_dim_v;
+  return sizes;
+}
+
+// The pointers of these queries lead to forbidden memory, so the tests below also show that queries dereference none of them.
+TEST(WorkspaceQuery, NeverShrinksForForward) {
+  Random random(31);
+  const ForbiddenData data;
+  for (const LayerProblem &problem : {SquareLayer(10, 4, 2, 3), SquareLayer(64, 4, 4, 16), SquareLayer(300, 1, 1, 300),
+                                      SquareLayer(1, 6, 1, 1), SquareLayer(48, 4, 4, 12), SquareLayer(24, 2, 1, 24)}) {
+    const LayerData layer_data(problem);
+    for (uint32_t set : InstructionSets()) {
+      const Layer layer = Create(layer_data, set);
+      for (int i = 0; i < 4000; ++i) {
+        const QuerySizes small = RandomQuery(random, kAskAll);
+        const QuerySizes large = RandomLarger(random, small, kAskAll);
+        QueryKind kind = {random.Coin(), random.Coin(), random.Coin()};
+        ASSERT_LE(QueryForward(layer.get(), small, kind, data), QueryForward(layer.get(), large, kind, data))
+            << small << " needs more than " << large << " key " << kind.key << " value " << kind.value << " causal " << kind.is_causal
+            << " " << mha_instruction_set_name(set) << " " << Describe(problem);
+      }
+    }
+  }
+}
+
+TEST(WorkspaceQuery, NeverShrinksForAttention) {
+  Random random(32);
+  const ForbiddenData data;
+  for (const AttentionSizes &heads : {Heads(4, 2, 3, 5), Heads(8, 8, 64, 64), Heads(1, 1, 300, 1), Heads(12, 1, 1, 129)}) {
+    for (int i = 0; i < 8000; ++i) {
+      const QuerySizes small = RandomQuery(random, kAskAllOfAttention);
+      const QuerySizes large = RandomLarger(random, small, kAskAllOfAttention);
+      const QueryKind kind = {true, true, random.Coin()};
+      ASSERT_LE(QueryAttention(heads, small, kind, data), QueryAttention(heads, large, kind, data))
+          << small << " needs more than " << large << " causal " << kind.is_causal << " num_heads " << heads.num_heads << " head_dim "
+          << heads.head_dim << " head_dim_v " << heads.head_dim_v;
+    }
+  }
+}
+
+TEST(WorkspaceQuery, AcceptsNullInPlaceOfEveryDataPointer) {
+  const LayerProblem problem = OfItself(SquareLayer(10, 4, 2, 3), 3);
+  const Layer layer = Create(LayerData(problem));
+  ForwardData forward(layer.get(), problem, {Guarded()});
+  const size_t forward_bytes = forward.WorkspaceBytes();
+  forward.args.query = nullptr;
+  forward.args.output = nullptr;
+  EXPECT_EQ(forward.WorkspaceBytes(), forward_bytes);
+  AttentionData attention(NormalAttention(problem), {Guarded()});
+  const size_t attention_bytes = attention.WorkspaceBytes();
+  attention.args.k = attention.args.v = attention.args.q = nullptr;
+  attention.args.output = nullptr;
+  EXPECT_EQ(attention.WorkspaceBytes(), attention_bytes);
+}
+
+TEST(WorkspaceQuery, AtTheMaximaServesAllSmallerCalls) {
+  LayerProblem problem = SquareLayer(10, 4, 2, 3);
+  const Layer layer = Create(LayerData(problem));
+  constexpr uint32_t kMostThreads = 4;
+  const ForbiddenData forbidden;
+  const QuerySizes maxima = {3, 40, 300, kMostThreads, kAskAll};
+  Memory workspace(QueryForward(layer.get(), maxima, {true, true, true}, forbidden));
+  Random random(33);
+  for (int i = 0; i < 100; ++i) {
+    problem.batch = random.Between(0, maxima.batch);
+    problem.n_q = random.Between(0, maxima.n_q);
+    problem.n_kv = random.Between(0, maxima.n_kv);
+    problem.is_causal = true;
+    problem.q_start = Starts(std::max<int64_t>(problem.batch, 1));  // given, also to an empty batch
+    FillInputs(&random, &problem);
+    ForwardData data(layer.get(), problem, {Guarded(static_cast<uint32_t>(random.Below(kAskAll + 1)))});
+    SerialScheduler scheduler(static_cast<uint32_t>(random.Between(1, kMostThreads)));
+    data.SetScheduler(&scheduler.scheduler);
+    mha_error error;
+    ASSERT_EQ(data.Run(workspace.data(), workspace.size(), &error), MHA_OK) << error.message << " " << Describe(problem);
+  }
+}
+
+// Tiles, chunk states and rows: never a matrix of n by n.
+TEST(WorkspaceQuery, DoesNotGrowWithTheSquareOfTheLength) {
+  const LayerData layer_data(SquareLayer(64, 4, 4, 16));
+  const ForbiddenData data;
+  for (uint32_t set : InstructionSets()) {
+    const Layer layer = Create(layer_data, set);
+    for (uint32_t num_threads : {0u, 8u}) {
+      for (bool is_causal : {false, true}) {
+        for (bool key : {false, true}) {
+          const QueryKind kind = {key, false, is_causal};
+          const size_t once = QueryForward(layer.get(), {1, 4096, 4096, num_threads, kAskLse}, kind, data);
+          const size_t twice = QueryForward(layer.get(), {1, 8192, 8192, num_threads, kAskLse}, kind, data);
+          EXPECT_LE(static_cast<double>(twice), 2.1 * static_cast<double>(once)) << mha_instruction_set_name(set);
+          EXPECT_LT(once, size_t{4096} * 4096) << "a matrix of bytes would fit";
+        }
+        const QueryKind kind = {true, true, is_causal};
+        const AttentionSizes heads = Heads(4, 4, 16, 16);
+        const size_t once = QueryAttention(heads, {1, 4096, 4096, num_threads, kAskLse}, kind, data);
+        const size_t twice = QueryAttention(heads, {1, 8192, 8192, num_threads, kAskLse}, kind, data);
+        EXPECT_LE(static_cast<double>(twice), 2.1 * static_cast<double>(once));
+        EXPECT_LT(once, size_t{4096} * 4096) << "a matrix of bytes would fit";
+      }
+    }
+  }
+}
+
+TEST(WorkspaceQuery, NeedsLessThanAMebibytePerThreadBesideTheProjections) {
+  constexpr int64_t kLength = 16384, kWidth = 768;
+  constexpr size_t kProjections = 4 * kLength * kWidth * sizeof(float);  // q, k, v and the context
+  const LayerData layer_data(SquareLayer(kWidth, 12, 12, 64));
+  const ForbiddenData data;
+  for (uint32_t set : InstructionSets()) {
+    const Layer layer = Create(layer_data, set);
+    for (uint32_t num_threads : {1u, 2u, 64u}) {
+      const size_t bytes = QueryForward(layer.get(), {1, kLength, kLength, num_threads, 0}, {false, false, true}, data);
+      EXPECT_LT(bytes, kProjections + num_threads * (size_t{1} << 20)) << mha_instruction_set_name(set);
+    }
+  }
+}
+
+TEST(PackSizeQuery, ReadsNoArray) {
+  const ForbiddenData forbidden;
+  LayerData data{SmallLayer()};
+  const size_t expected = data.PackSize();
+  data.weights.w_q = data.weights.w_k = data.weights.w_v = data.weights.w_o = forbidden.floats();
+  data.weights.b_q = data.weights.b_k = data.weights.b_v = data.weights.b_o = forbidden.floats();
+  EXPECT_EQ(data.PackSize(), expected);
+  const auto *heads = reinterpret_cast<const float *const *>(forbidden.page.data());
+  data.weights.w_q = data.weights.w_k = data.weights.w_v = nullptr;
+  data.weights.w_q_heads = data.weights.w_k_heads = data.weights.w_v_heads = heads;
+  EXPECT_EQ(data.PackSize(), expected) << "the form of the weights changes the packed size";
+}
+
+// ---- No allocation, no system call -------------------------------------------------------------------------------------------------
+
+TEST(Traps, CountAllocations) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+#if MHA_TEST_HAS_ALLOCATION_TRAP
+  AllocationWatch watch;
+  free(Escape(malloc(10)));
+  free(Escape(realloc(calloc(2, 5), 30)));
+  free(Escape(aligned_alloc(64, 128)));
+  delete static_cast<char *>(Escape(new char));
+  watch.Stop();
+  EXPECT_EQ(watch.allocations(), 5);
+  EXPECT_EQ(watch.releases(), 4);
+#endif
+}
+
+TEST(Traps, CatchSystemCalls) {
+  SKIP_WITHOUT_SYSTEM_CALL_TRAP();
+#if defined(__linux__)
+  EXPECT_EQ(WatchSystemCalls([] { return static_cast<int>(syscall(SYS_getpid)) & 1; }).first, SYS_getpid);
+  EXPECT_EQ(WatchSystemCalls([] { return static_cast<int>(write(2, "", 0)); }).first, SYS_write);
+  EXPECT_EQ(WatchSystemCalls([] { return 5; }).first, -1);
+  EXPECT_EQ(WatchSystemCalls([] { return 5; }).exit_code, 5);
+#endif
+}
+
+class ACall : public InstructionSetTest {};
+
+TEST_P(ACall, AllocatesNothing) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+  ForEachCall(instruction_set(), [](CallData &data) {
+    Memory workspace(data.WorkspaceBytes());
+    mha_error error;
+    mha_call_info info = Zeroed<mha_call_info>();
+    size_t bytes = 0;
+    mha_status statuses[4];
+    AllocationWatch watch;
+    statuses[0] = data.Workspace(&bytes, &error);
+    statuses[1] = data.Info(&info, &error);
+    statuses[2] = data.Run(workspace.data(), workspace.size(), &error);
+    statuses[3] = data.Run(workspace.data(), 0, &error);  // an error is no reason to allocate either
+    watch.Stop();
+    EXPECT_EQ(watch.allocations(), 0);
+    EXPECT_EQ(watch.releases(), 0);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(statuses[i], MHA_OK);
+    EXPECT_EQ(statuses[3], bytes == 0 ? MHA_OK : MHA_ERROR_BUFFER_TOO_SMALL);
+  });
+}
+
+TEST_P(ACall, MakesNoSystemCall) {
+  SKIP_WITHOUT_SYSTEM_CALL_TRAP();
+  ForEachCall(instruction_set(), [](CallData &data) {
+    Memory workspace(data.WorkspaceBytes());
+    const SystemCalls good = WatchSystemCalls([&] {
+      mha_error error;
+      return static_cast<int>(data.Run(workspace.data(), workspace.size(), &error));
+    });
+    EXPECT_EQ(good.first, -1) << "system call number";
+    EXPECT_EQ(good.exit_code, static_cast<int>(MHA_OK));
+    if (workspace.size() == 0) return;
+    const SystemCalls bad = WatchSystemCalls([&] {
+      mha_error error;
+      return static_cast<int>(data.Run(workspace.data(), workspace.size() - 1, &error));
+    });
+    EXPECT_EQ(bad.first, -1) << "system call number";
+    EXPECT_EQ(bad.exit_code, static_cast<int>(MHA_ERROR_BUFFER_TOO_SMALL));
+  });
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(ACall);
+
+// ---- The stack
+
+// How much of its stack a thread uses.
+size_t StackOfThread(void *(*run)(void *), void *argument) {
+  Memory stack(size_t{1} << 18);
+  stack.Fill(0xA5);
+  pthread_attr_t attributes;
+  pthread_t thread;
+  pthread_attr_init(&attributes);
+  if (pthread_attr_setstack(&attributes, stack.data(), stack.size()) != 0 || pthread_create(&thread, &attributes, run, argument) != 0) {
+    ADD_FAILURE() << "no thread could be made";
+    return 0;
+  }
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
+  size_t unused = 0;
+  while (unused < stack.size() && stack.data()[unused] == 0xA5) ++unused;
+  return stack.size() - unused;
+}
+
+// How much of it is the function's.
+template <typename Function>
+size_t StackOf(const Function &function) {
+  const auto nothing = [](void *) -> void * { return nullptr; };
+  const auto run = [](void *argument) -> void * {
+    (*static_cast<const Function *>(argument))();
+    return nullptr;
+  };
+  return StackOfThread(run, const_cast<Function *>(&function)) - StackOfThread(nothing, nullptr);
+}
+
+class Stack : public InstructionSetTest {};
+
+TEST_P(Stack, HasRoomEnoughInWhatTheHeaderSays) {
+  if (MHA_TEST_SANITIZED) GTEST_SKIP() << "instrumented code needs more";
+  const size_t most = size_t{96} << 10;
+  const auto check = [most](CallData &data) {
+    Memory workspace(data.WorkspaceBytes());
+    mha_error error;
+    mha_status status = MHA_OK;
+    EXPECT_LE(StackOf([&] { status = data.Run(workspace.data(), workspace.size(), &error); }), most);
+    EXPECT_EQ(status, MHA_OK) << error.message;
+  };
+  const struct {
+    uint32_t type, arithmetic;
+  } weights[] = {{MHA_TYPE_F32, MHA_ARITHMETIC_F32},  {MHA_TYPE_F16, MHA_ARITHMETIC_F32},  {MHA_TYPE_BF16, MHA_ARITHMETIC_F32},
+                 {MHA_TYPE_INT8, MHA_ARITHMETIC_F32}, {MHA_TYPE_INT4, MHA_ARITHMETIC_F32}, {MHA_TYPE_INT4, MHA_ARITHMETIC_INT8}};
+  for (const auto &[type, arithmetic] : weights) {
+    SCOPED_TRACE("weights of type " + std::to_string(type) + ", arithmetic " + std::to_string(arithmetic));
+    LayerProblem sizes = SquareSizes(300, 3, 3, 100);
+    sizes.is_causal = true;
+    LayerData layer_data(NormalLayer(sizes));
+    layer_data.config.weight_type = type;
+    layer_data.config.arithmetic = arithmetic;
+    Memory packed(layer_data.PackSize(), Place::kBeforeGuard, 64);
+    mha_error error;
+    mha_status status = MHA_OK;
+    const auto pack = [&] {
+      status = mha_layer_pack(&layer_data.config, &layer_data.weights, nullptr, packed.data(), packed.size(), &error);
+    };
+    EXPECT_LE(StackOf(pack), most);
+    ASSERT_EQ(status, MHA_OK) << error.message;
+    const mha_layer_options options = Options(instruction_set());
+    const View view(packed, &options);
+    for (const int64_t rows : {1, 2, 30}) {
+      ForwardData data(view.layer, NormalLayer(OfItself(sizes, rows)), {Guarded()});
+      check(data);
+    }
+  }
+  ForEachCall(instruction_set(), check);
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Stack);
+
+// ---- Functions of layers
+
+TEST(LayerFunctions, AllocateNothingButCreate) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+  const LayerData data{SmallLayer()};
+  Memory buffer(data.PackSize(), Place::kBeforeGuard, 64);
+  Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
+  mha_layer_config config = Zeroed<mha_layer_config>();
+  const mha_layer *layer = nullptr;
+  size_t bytes = 0;
+  mha_error error;
+  mha_status statuses[5];
+  AllocationWatch watch;
+  statuses[0] = mha_layer_pack_size(&data.config, &data.weights, nullptr, &bytes, &error);
+  statuses[1] = mha_layer_pack(&data.config, &data.weights, nullptr, buffer.data(), buffer.size(), &error);
+  statuses[2] = mha_layer_view(buffer.data(), buffer.size(), nullptr, storage.data(), storage.size(), &layer, &error);
+  statuses[3] = mha_layer_verify(buffer.data(), buffer.size(), &error);
+  statuses[4] = mha_layer_shape(layer, &config, &error);
+  watch.Stop();
+  EXPECT_EQ(watch.allocations(), 0);
+  for (mha_status status : statuses) EXPECT_EQ(status, MHA_OK);
+}
+
+// ---- mha_layer_create and its allocator --------------------------------------------------------------------------------------------
+
+// An allocator that hands out memory ending on a guard page, aligned as much as malloc promises and no more, and keeps a record.
+struct RecordingAllocator {
+  static constexpr size_t kMallocAlignment = 16;
+  RecordingAllocator() {
+    allocator.context = this;
+    allocator.allocate = [](void *context, size_t bytes) -> void * {
+      auto *self = static_cast<RecordingAllocator *>(context);
+      ++self->allocations;
+      self->bytes = bytes;
+      if (self->fails) return nullptr;
+      // Behind an odd multiple of 16 bytes, so that it is aligned to 16 and to nothing more.
+      self->block = Memory(bytes + 2 * kMallocAlignment, Place::kBeforeGuard, 2 * kMallocAlignment);
+      self->block.Fill(0xFF);
+      self->memory = self->block.data() + kMallocAlignment;
+      return self->memory;
+    };
+    allocator.release = [](void *context, void *memory) {
+      auto *self = static_cast<RecordingAllocator *>(context);
+      ++self->releases;
+      self->released = memory;
+    };
+  }
+  RecordingAllocator(const RecordingAllocator &) = delete;
+
+  mha_allocator allocator;
+  bool fails = false;
+  int allocations = 0;
+  int releases = 0;
+  size_t bytes = 0;
+  void *memory = nullptr;
+  void *released = nullptr;
+  Memory block;
+};
+
+TEST(Create, AllocatesOneBlockAndReleasesItOnce) {
+  const LayerProblem problem = SmallLayer();
+  const LayerData data(problem);
+  const Layer reference = Create(data);
+  const Outputs expected = ForwardData(reference.get(), problem, {Guarded()}).Compute();
+  RecordingAllocator recorder;
+  mha_layer *layer = nullptr;
+  mha_error error;
+  {
+    // The allocator and the options are copied into the layer: these are gone when it is destroyed.
+    Memory copy(sizeof recorder.allocator);
+    std::memcpy(copy.data(), &recorder.allocator, sizeof recorder.allocator);
+    const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, reinterpret_cast<const mha_allocator *>(copy.data()));
+    AllocationWatch watch;
+    const mha_status status = mha_layer_create(&data.config, &data.weights, &options, &layer, &error);
+    watch.Stop();
+    ASSERT_EQ(status, MHA_OK) << error.message;
+    // Memory maps its block and makes it accessible, which is the recorder's own call of mmap.
+    if (MHA_TEST_HAS_ALLOCATION_TRAP) {
+      EXPECT_EQ(watch.allocations(), 1) << "more than what the allocator itself asked for";
+    }
+  }
+  EXPECT_EQ(recorder.allocations, 1);
+  EXPECT_EQ(recorder.releases, 0);
+  EXPECT_GE(recorder.bytes, data.PackSize());
+  EXPECT_TRUE(SameBits(ForwardData(layer, problem, {Guarded()}).Compute(), expected));
+  AllocationWatch watch;
+  mha_layer_destroy(layer);
+  watch.Stop();
+  EXPECT_EQ(watch.releases(), 0);
+  EXPECT_EQ(recorder.allocations, 1);
+  EXPECT_EQ(recorder.releases, 1);
+  EXPECT_EQ(recorder.released, recorder.memory);
+}
+
+TEST(Create, ReportsAFailingAllocator) {
+  const LayerData data{SmallLayer()};
+  RecordingAllocator recorder;
+  recorder.fails = true;
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
+  auto *layer = reinterpret_cast<mha_layer *>(&recorder);
+  mha_error error = UnwrittenError();
+  ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
+  EXPECT_EQ(layer, nullptr);
+  EXPECT_EQ(recorder.allocations, 1);
+  EXPECT_EQ(recorder.releases, 0);
+}
+
+// The memory is asked for before an array is read, so a layer that is far too large is an error, not a crash.
+TEST(Create, AsksForMemoryBeforeItReadsTheWeights) {
+  const ForbiddenData forbidden;
+  LayerData data(SquareLayer(4, 2, 2, 2));
+  data.config.query_dim = data.config.key_dim = data.config.value_dim = data.config.output_dim = int64_t{1} << 30;
+  data.weights.w_q = data.weights.w_k = data.weights.w_v = data.weights.w_o = forbidden.floats();
+  RecordingAllocator recorder;
+  recorder.fails = true;
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
+  auto *layer = reinterpret_cast<mha_layer *>(&recorder);
+  mha_error error = UnwrittenError();
+  ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
+  EXPECT_EQ(layer, nullptr);
+  EXPECT_GE(recorder.bytes, size_t{16} << 32) << "16 columns of 2^30 floats";
+}
+
+// That the weights do not fit is known when there is memory for them already.
+TEST(Create, ReleasesTheBlockIfAWeightIsOutOfRange) {
+  LayerProblem problem = SmallLayer();
+  problem.w_q[3] = 1e6f;
+  LayerData data(problem);
+  data.config.weight_type = MHA_TYPE_F16;
+  RecordingAllocator recorder;
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
+  auto *layer = reinterpret_cast<mha_layer *>(&recorder);
+  mha_error error = UnwrittenError();
+  ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error, {MHA_ERROR_OUT_OF_RANGE, {2}, {}});
+  EXPECT_EQ(layer, nullptr);
+  EXPECT_EQ(recorder.releases, recorder.allocations);
+  if (recorder.allocations > 0) {
+    EXPECT_EQ(recorder.released, recorder.memory);
+  }
+}
+
+TEST(Create, AllocatesNothingIfTheArgumentsAreWrong) {
+  LayerData data{SmallLayer()};
+  RecordingAllocator recorder;
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
+  data.config.num_kv_heads = 3;
+  mha_layer *layer = nullptr;
+  EXPECT_EQ(mha_layer_create(&data.config, &data.weights, &options, &layer, nullptr), MHA_ERROR_SHAPE);
+  EXPECT_EQ(recorder.allocations, recorder.releases);
+  EXPECT_EQ(recorder.allocations, 0);
+}
+
+TEST(Create, UsesMallocOnceWithoutAnAllocator) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+  const LayerData data{SmallLayer()};
+  mha_layer *layer = nullptr;
+  mha_error error;
+  AllocationWatch watch;
+  const mha_status status = mha_layer_create(&data.config, &data.weights, nullptr, &layer, &error);
+  const int allocations = watch.allocations();
+  const int early = watch.releases();
+  mha_layer_destroy(layer);
+  watch.Stop();
+  EXPECT_EQ(status, MHA_OK) << error.message;
+  EXPECT_EQ(allocations, 1);
+  EXPECT_EQ(early, 0);
+  EXPECT_EQ(watch.allocations(), 1);
+  EXPECT_EQ(watch.releases(), 1);
+}
+
+// A layer of more than 4 MiB.
+const LayerProblem kLarge = SquareLayer(520, 2, 2, 260);
+
+TEST(Create, AsksForHugePagesForALargeLayer) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+  constexpr uintptr_t kHugePage = 2 << 20;
+  const LayerData data{kLarge};
+  mha_layer *layer = nullptr;
+  mha_error error;
+  AllocationWatch watch;
+  const mha_status status = mha_layer_create(&data.config, &data.weights, nullptr, &layer, &error);
+  watch.Stop();
+  // The advice is refused, which is no error.
+  ASSERT_EQ(status, MHA_OK) << error.message;
+  EXPECT_EQ(watch.allocations(), 1);
+  const Advice advice = watch.advice();
+  EXPECT_EQ(advice.count, 1);
+#if defined(MADV_HUGEPAGE)
+  EXPECT_EQ(advice.advice, MADV_HUGEPAGE);
+#endif
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(advice.memory) % kHugePage, 0u);
+  EXPECT_EQ(advice.bytes % kHugePage, 0u);
+  EXPECT_GT(advice.bytes, data.PackSize() - kHugePage);
+  EXPECT_LE(advice.bytes, data.PackSize() + 4096) << "more than the block";
+  const auto *object = reinterpret_cast<const unsigned char *>(layer);
+  EXPECT_TRUE(object >= advice.memory && object < advice.memory + advice.bytes);
+
+  AllocationWatch end;
+  mha_layer_destroy(layer);
+  end.Stop();
+  EXPECT_EQ(end.releases(), 1);
+}
+
+TEST(Create, GivesNoAdviceAboutSmallLayersNorTheCallersMemory) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+  mha_layer *layer = nullptr;
+  {
+    const LayerData data{SmallLayer()};
+    AllocationWatch watch;
+    const mha_status status = mha_layer_create(&data.config, &data.weights, nullptr, &layer, nullptr);
+    mha_layer_destroy(layer);
+    watch.Stop();
+    EXPECT_EQ(status, MHA_OK);
+    EXPECT_EQ(watch.advice().count, 0);
+  }
+  const LayerData data{kLarge};
+  RecordingAllocator recorder;
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
+  AllocationWatch watch;
+  const mha_status status = mha_layer_create(&data.config, &data.weights, &options, &layer, nullptr);
+  mha_layer_destroy(layer);
+  watch.Stop();
+  EXPECT_EQ(status, MHA_OK);
+  EXPECT_EQ(watch.advice().count, 0);
+}
+
+TEST(Create, ReportsThatMallocFailed) {
+  SKIP_WITHOUT_ALLOCATION_TRAP();
+  for (const LayerProblem &problem : {SmallLayer(), kLarge}) {
+    const LayerData data{problem};
+    auto *layer = reinterpret_cast<mha_layer *>(const_cast<LayerData *>(&data));
+    mha_error error = UnwrittenError();
+    AllocationWatch watch(true);
+    const mha_status status = mha_layer_create(&data.config, &data.weights, nullptr, &layer, &error);
+    watch.Stop();
+    ExpectError(status, error, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
+    EXPECT_EQ(layer, nullptr);
+    EXPECT_GE(watch.allocations(), 1);
+    EXPECT_EQ(watch.releases(), 0);
+  }
+}
+
+TEST(Create, KeepsNoPointerIntoTheWeights) {
+  const LayerProblem problem = SmallLayer();
+  const LayerData data(problem);
+  const Layer layer = Create(data);
+  const Layer of_unmapped_weights = Create(LayerData(problem));
+  EXPECT_TRUE(SameBits(ForwardData(of_unmapped_weights.get(), problem, {Guarded()}).Compute(),
+                       ForwardData(layer.get(), problem, {Guarded()}).Compute()));
+}
+
+// ---- Threads -----------------------------------------------------------------------------------------------------------------------
+
+class SharedLayer : public InstructionSetTest {};
+
+// One layer, four threads at once, each with its own workspace and outputs; the inputs are shared as well.
+TEST_P(SharedLayer, GivesEveryThreadTheSameBits) {
+  LayerProblem sizes = SquareSizes(32, 4, 2, 8);
+  sizes.n_q = 21;
+  sizes.n_kv = 30;
+  sizes.is_causal = true;
+  const LayerProblem problem = NormalLayer(sizes);
+  const LayerData layer_data(problem);
+  const Layer layer = Create(layer_data, instruction_set());
+  const Memory packed = layer_data.Pack();
+  const mha_layer_options options = Options(instruction_set());
+  const View view(packed, &options);
+  ASSERT_EQ(view.status, MHA_OK);
+  ForwardData shared(layer.get(), problem, {Guarded(kAskAll)});
+  const Outputs expected = shared.Compute();
+  constexpr int kThreads = 4;
+  std::atomic<int> different{0};
+  std::atomic<int> ready{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      ForwardData own(t % 2 == 0 ? layer.get() : view.layer, problem, {Guarded(kAskAll)});
+      own.args.query = shared.args.query;
+      own.args.key = shared.args.key;
+      own.args.value = shared.args.value;
+      Memory workspace(own.WorkspaceBytes());
+      for (++ready; ready < kThreads;) std::this_thread::yield();
+      for (int i = 0; i < 25; ++i) {
+        own.PoisonOutputs();
+        mha_error error;
+        if (own.Run(workspace.data(), workspace.size(), &error) != MHA_OK || !SameBits(own.Results(), expected)) ++different;
+        mha_layer_config config = Zeroed<mha_layer_config>();
+        if (mha_layer_shape(own.layer, &config, &error) != MHA_OK || config.num_heads != 4) ++different;
+      }
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  EXPECT_EQ(different, 0);
+}
+
+// The tasks of one call on threads, several such calls at once.
+TEST_P(SharedLayer, GivesTheSameBitsFromTasksOnThreads) {
+  LayerProblem sizes = SquareSizes(32, 4, 2, 8);
+  sizes.n_q = 40;
+  sizes.n_kv = 300;
+  sizes.is_causal = true;
+  const LayerProblem problem = NormalLayer(sizes);
+  const Layer layer = Create(LayerData(problem), instruction_set());
+  const Outputs expected = ForwardData(layer.get(), problem, {Guarded(kAskAll)}).Compute();
+  const Scheduler scheduler(3, RunOnThreads);
+  std::atomic<int> different{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&] {
+      ForwardData own(layer.get(), problem, {Guarded(kAskAll)});
+      own.SetScheduler(scheduler.get());
+      for (int i = 0; i < 5; ++i) {
+        if (!SameBits(own.Compute(), expected)) ++different;
+      }
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  EXPECT_EQ(different, 0);
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(SharedLayer);
+
+}  // namespace

@@ -1,0 +1,984 @@
+// Packed layers: bytes that can be copied, written to a file and viewed again, that nothing damaged passes for, and layers whose
+// projections run in the caller's matrix product.
+
+#include <climits>
+#include <thread>
+
+#include "support/interface_support.h"
+#include "support/instruction_sets.h"
+#include "support/rounds.h"
+
+namespace {
+
+using namespace support;  // NOLINT: this file is about nothing else
+
+// Widths that are all different and no multiples of anything, grouped heads, all biases; without an output projection; with more than
+// one panel and sum block. In calls of 7 queries and 11 keys.
+const std::vector<LayerProblem> kProblems = [] {
+  std::vector<LayerProblem> problems;
+  for (LayerProblem sizes : {SmallSizes(), SquareSizes(1, 1, 1, 1), SquareSizes(65, 6, 3, 17), SquareSizes(300, 2, 1, 50)}) {
+    sizes.n_q = 7;
+    sizes.n_kv = 11;
+    problems.push_back(NormalLayer(sizes));
+    if (problems.size() == 1) problems.push_back(NormalLayer(sizes, 1, kNoBiases, false));
+  }
+  return problems;
+}();
+
+Outputs Result(const LayerProblem &problem, const mha_layer *layer) { return ForwardData(layer, problem, {Guarded(kAskAll)}).Compute(); }
+
+// The bytes at the same offset within 64 as the buffer's, but not at its address; before a guard page.
+Memory Copy(const Memory &buffer, size_t bytes) {
+  Memory copy(bytes, Place::kBeforeGuard, 64);
+  std::memcpy(copy.data(), buffer.data(), bytes);
+  return copy;
+}
+
+mha_status Verify(const void *buffer, size_t bytes) {
+  mha_error error = UnwrittenError();
+  const mha_status status = mha_layer_verify(buffer, bytes, &error);
+  EXPECT_EQ(error.status, status);
+  return status;
+}
+
+// Rejected for what the bytes are, by view and by verify.
+void ExpectNoPackedLayer(const void *buffer, size_t bytes, const mha_layer_options *options = nullptr) {
+  Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
+  const mha_layer *layer = nullptr;
+  ExpectFails([&](mha_error *error) { return mha_layer_view(buffer, bytes, options, storage.data(), storage.size(), &layer, error); },
+              {MHA_ERROR_PACKED_FORMAT, {1, 2}, {}});
+  ExpectFails([&](mha_error *error) { return mha_layer_verify(buffer, bytes, error); }, {MHA_ERROR_PACKED_FORMAT, {1, 2}, {}});
+}
+
+// ---- Round trips -------------------------------------------------------------------------------------------------------------------
+
+class PackedLayer : public InstructionSetTest {};
+
+TEST_P(PackedLayer, GivesTheBitsOfACreatedOne) {
+  const mha_layer_options options = Options(instruction_set());
+  for (const LayerProblem &problem : kProblems) {
+    SCOPED_TRACE(Describe(problem));
+    const LayerData data(problem);
+    const Layer created = Create(data, instruction_set());
+    const Outputs expected = Result(problem, created.get());
+
+    Memory buffer = data.Pack();
+    const View view(buffer, &options);
+    ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+    EXPECT_TRUE(SameBits(Result(problem, view.layer), expected));
+
+    Memory copy = Copy(buffer, buffer.size());
+    buffer.Forbid();  // the copy must do without the original
+    copy.Freeze();
+    const View of_copy(copy, &options);
+    ASSERT_EQ(of_copy.status, MHA_OK) << of_copy.error.message;
+    EXPECT_TRUE(SameBits(Result(problem, of_copy.layer), expected));
+  }
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(PackedLayer);
+
+TEST(Pack, GivesTheSameBytesForEveryInstructionSet) {
+  const LayerData data{SmallLayer()};
+  const std::string expected = data.Pack().Bytes();
+  for (uint32_t set : InstructionSets()) {
+    const mha_layer_options options = Options(set);
+    EXPECT_EQ(data.Pack(&options).Bytes(), expected) << mha_instruction_set_name(set);
+  }
+}
+
+TEST(Pack, WritesEveryByteOfThePackedLayerAndNoOther) {
+  for (const LayerProblem &problem : kProblems) {
+    for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
+      const LayerData data(problem);
+      const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
+      const Memory over_zeros = data.Pack(&options, 0x00);
+      const Memory over_ones = data.Pack(&options, 0xFF);
+      EXPECT_EQ(over_zeros.Bytes(), over_ones.Bytes()) << "some bytes were not written for " << Describe(problem);
+
+      Memory larger(over_zeros.size() + 200, Place::kAfterGuard);
+      larger.Fill(0x5A);
+      ASSERT_EQ(mha_layer_pack(&data.config, &data.weights, &options, larger.data(), larger.size(), nullptr), MHA_OK);
+      EXPECT_EQ(larger.Bytes(), over_zeros.Bytes() + std::string(200, 0x5A));
+    }
+  }
+}
+
+TEST(Pack, OfTheSameWeightsTwiceGivesTheSameBytes) {
+  const LayerProblem problem = SmallLayer();
+  EXPECT_EQ(LayerData(problem).Pack().Bytes(), LayerData(problem).Pack().Bytes()) << "an address got into the bytes";
+}
+
+TEST(Pack, OfDifferentWeightsGivesDifferentBytes) {
+  EXPECT_NE(LayerData(NormalLayer(SmallSizes(), 1)).Pack().Bytes(), LayerData(NormalLayer(SmallSizes(), 2)).Pack().Bytes());
+}
+
+// One matrix in other clothes: transposed, strided, fused, cut into heads. The layer is the same, to the bit.
+TEST(Pack, UnderstandsEveryFormAndLayoutOfTheWeights) {
+  const LayerProblem problem = SquareLayer(10, 4, 2, 3);
+  const LayerData plain(problem);
+  const Layer reference = Create(plain);
+  const Outputs expected = Result(problem, reference.get());
+  const std::string bytes = plain.Pack().Bytes();
+  const auto expect_same = [&](const LayerData &data, const std::string &what) {
+    const Layer layer = Create(data);
+    EXPECT_TRUE(SameBits(Result(problem, layer.get()), expected)) << what;
+    const Memory buffer = data.Pack();
+    EXPECT_EQ(buffer.Bytes(), bytes) << what;
+    EXPECT_TRUE(SameBits(Result(problem, View(buffer).layer), expected)) << what << ", viewed";
+  };
+  LayerForm form;
+  for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused, WeightForm::kPerHead}) {
+    form.form = weight_form;
+    for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
+      form.layout = layout;
+      for (const int64_t gap : {0, 1, 5}) {
+        form.row_gap = gap;
+        for (const bool fused_biases : {false, true}) {
+          form.fused_biases = fused_biases;
+          expect_same(LayerData(problem, Place::kBeforeGuard, form), Describe(form));
+        }
+      }
+    }
+  }
+
+  // Heads that are columns of the whole matrices, or rows of them.
+  form = {};
+  for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
+    form.layout = layout;
+    LayerData data(problem, Place::kBeforeGuard, form);
+    mha_layer_weights &weights = data.weights;
+    const auto heads_of = [&](const void *matrix, int64_t count, std::vector<const float *> *heads) {
+      for (int64_t h = 0; h < count; ++h) {
+        heads->push_back(static_cast<const float *>(matrix) + h * 3 * (layout == MHA_LAYOUT_IN_OUT ? 1 : 10));
+      }
+      return heads->data();
+    };
+    weights.w_q_heads = heads_of(weights.w_q, 4, &data.q_heads);
+    weights.w_k_heads = heads_of(weights.w_k, 2, &data.k_heads);
+    weights.w_v_heads = heads_of(weights.w_v, 2, &data.v_heads);
+    weights.w_q = weights.w_k = weights.w_v = nullptr;
+    if (layout == MHA_LAYOUT_IN_OUT) {
+      weights.w_q_stride = 12;
+      weights.w_k_stride = weights.w_v_stride = 6;
+    }
+    expect_same(data, "heads that are columns or rows");
+  }
+}
+
+// Both layouts, whole and in heads, at widths around those of the blocks in which packing works: the same bytes, for either back end.
+TEST(Pack, GivesTheSameBytesForEveryForm) {
+  for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
+    const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
+    for (int64_t dim : {16, 31, 48, 65, 128}) {
+      for (int64_t head_dim : {8, 16, 24, 40, 64}) {
+        const LayerProblem problem = SquareLayer(dim, 4, 2, head_dim);
+        const std::string expected = LayerData(problem).Pack(&options).Bytes();
+        LayerForm form;
+        for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
+          form.layout = layout;
+          for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kPerHead}) {
+            form.form = weight_form;
+            LayerData data(problem, Place::kBeforeGuard, form);
+            ASSERT_EQ(data.Pack(&options).Bytes(), expected) << Describe(problem) << " " << Describe(form) << (sgemm ? " for sgemm" : "");
+          }
+        }
+      }
+    }
+  }
+}
+
+// ---- Views -------------------------------------------------------------------------------------------------------------------------
+
+TEST(LayerView, AcceptsABufferThatIsLargerThanNeeded) {
+  const LayerProblem problem = SmallLayer();
+  const LayerData data(problem);
+  const Memory buffer = data.Pack();
+  const Layer created = Create(data);
+  for (size_t more : {size_t{1}, size_t{63}, size_t{64}, size_t{5000}}) {
+    Memory larger(buffer.size() + more, Place::kAfterGuard);
+    larger.Fill(0xEE);
+    std::memcpy(larger.data(), buffer.data(), buffer.size());
+    const View view(larger);
+    ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+    EXPECT_TRUE(SameBits(Result(problem, view.layer), Result(problem, created.get())));
+    EXPECT_EQ(Verify(larger.data(), larger.size()), MHA_OK);
+  }
+}
+
+// A pointer to void has no alignment, so neither has the storage.
+TEST(LayerView, AcceptsStorageOfAnyAlignment) {
+  const LayerProblem problem = SmallLayer();
+  const LayerData data(problem);
+  const Memory buffer = data.Pack();
+  const Layer created = Create(data);
+  const Outputs expected = Result(problem, created.get());
+  for (size_t offset = 0; offset < 64; ++offset) {
+    Memory storage(mha_layer_view_size() + 64, Place::kAfterGuard);
+    storage.Fill(0xA7);
+    const mha_layer *layer = nullptr;
+    mha_error error;
+    ASSERT_EQ(mha_layer_view(buffer.data(), buffer.size(), nullptr, storage.data() + offset, mha_layer_view_size(), &layer, &error), MHA_OK)
+        << error.message << " offset " << offset;
+    EXPECT_TRUE(SameBits(Result(problem, layer), expected)) << offset;
+    std::memset(storage.data() + offset, 0xA7, mha_layer_view_size());
+    EXPECT_TRUE(storage.Holds(0xA7)) << "something was written beside the storage at offset " << offset;
+  }
+}
+
+TEST(LayerView, LiesInItsStorageAndBorrowsTheBuffer) {
+  const LayerData data{SmallLayer()};
+  const Memory buffer = data.Pack();
+  const View view(buffer);
+  ASSERT_EQ(view.status, MHA_OK);
+  const auto *object = reinterpret_cast<const unsigned char *>(view.layer);
+  EXPECT_GE(object, view.storage.data());
+  EXPECT_LT(object, view.storage.data() + view.storage.size());
+}
+
+// No header is larger than a page; what lies behind is not looked at, however large it is.
+TEST(LayerView, ReadsTheHeaderOnly) {
+  const LayerProblem problem = SquareLayer(300, 2, 1, 50);
+  const LayerData data(problem);
+  const Memory buffer = data.Pack();
+  Memory mostly_forbidden(buffer.size(), Place::kAfterGuard);
+  std::memcpy(mostly_forbidden.data(), buffer.data(), buffer.size());
+  ASSERT_GT(buffer.size(), 4 * PageBytes());
+  mostly_forbidden.ForbidFrom(PageBytes());
+  const View view(mostly_forbidden);
+  ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+  mha_layer_config config = Zeroed<mha_layer_config>();
+  EXPECT_EQ(mha_layer_shape(view.layer, &config, nullptr), MHA_OK);
+  EXPECT_EQ(config.query_dim, 300);
+  mostly_forbidden.Thaw();
+  const Layer created = Create(data);
+  EXPECT_TRUE(SameBits(Result(problem, view.layer), Result(problem, created.get())));
+}
+
+TEST(LayerView, AndPackMustAgreeOnTheBackEnd) {
+  const LayerData data{SmallLayer()};
+  const mha_layer_options native = Options();
+  const mha_layer_options sgemm = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
+  const Memory native_buffer = data.Pack(&native);
+  const Memory sgemm_buffer = data.Pack(&sgemm);
+  Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
+  const mha_layer *layer = nullptr;
+  const auto view = [&](const Memory &buffer, const mha_layer_options *options) {
+    return [&, options](mha_error *error) {
+      return mha_layer_view(buffer.data(), buffer.size(), options, storage.data(), storage.size(), &layer, error);
+    };
+  };
+  ExpectSucceeds(view(native_buffer, &native));
+  ExpectSucceeds(view(native_buffer, nullptr));
+  ExpectSucceeds(view(sgemm_buffer, &sgemm));
+  ExpectFails(view(native_buffer, &sgemm), {MHA_ERROR_PACKED_FORMAT, {1, 3}, {"sgemm"}});
+  ExpectFails(view(sgemm_buffer, &native), {MHA_ERROR_PACKED_FORMAT, {1, 3}, {"sgemm"}});
+  ExpectFails(view(sgemm_buffer, nullptr), {MHA_ERROR_PACKED_FORMAT, {1, 3}, {"sgemm"}});
+  EXPECT_EQ(Verify(native_buffer.data(), native_buffer.size()), MHA_OK);
+  EXPECT_EQ(Verify(sgemm_buffer.data(), sgemm_buffer.size()), MHA_OK);
+}
+
+// ---- Damage ------------------------------------------------------------------------------------------------------------------------
+
+// Every byte of a small layer, the header and the padding included: a view may not notice, but must not do harm; verify must notice.
+TEST(Damage, OfAnyByteIsFoundByVerify) {
+  for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
+    const LayerData data(SquareLayer(3, 2, 1, 2));
+    const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
+    Memory buffer = data.Pack(&options);
+    ASSERT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
+    for (size_t i = 0; i < buffer.size(); ++i) {
+      const unsigned char good = buffer.data()[i];
+      std::vector<int> flips = {0x01, 0x80, 0xFF};
+      if (i < 512) flips = {0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xFF};  // where a header may be
+      for (int flip : flips) {
+        buffer.data()[i] = static_cast<unsigned char>(good ^ flip);
+        const mha_status verified = Verify(buffer.data(), buffer.size());
+        EXPECT_TRUE(verified == MHA_ERROR_PACKED_FORMAT || verified == MHA_ERROR_PACKED_CHECKSUM)
+            << Name(verified) << " for byte " << i << " of " << buffer.size() << " xor " << flip;
+        const View view(buffer, &options);
+        EXPECT_TRUE(view.status == MHA_OK || view.status == MHA_ERROR_PACKED_FORMAT) << Name(view.status) << " for byte " << i;
+        // What verify calls a bad format, view does not take for a layer.
+        if (verified == MHA_ERROR_PACKED_FORMAT) {
+          EXPECT_EQ(Name(view.status), Name(MHA_ERROR_PACKED_FORMAT)) << "byte " << i;
+        }
+      }
+      buffer.data()[i] = good;
+      if (HasFailure()) break;
+    }
+  }
+}
+
+TEST(Damage, OfTheWeightsHasItsOwnStatus) {
+  const LayerData data(SquareLayer(300, 2, 1, 50));
+  Memory buffer = data.Pack();
+  Random random(41);
+  for (int i = 0; i < 200; ++i) {
+    // Behind the first page there are weights and nothing else.
+    const auto at = static_cast<size_t>(random.Between(4096, static_cast<int64_t>(buffer.size()) - 1));
+    const auto flip = static_cast<unsigned char>(1 << random.Below(8));
+    buffer.data()[at] ^= flip;
+    ExpectFails([&](mha_error *error) { return mha_layer_verify(buffer.data(), buffer.size(), error); },
+                {MHA_ERROR_PACKED_CHECKSUM, {1}, {}});
+    EXPECT_EQ(View(buffer).status, MHA_OK) << "a view reads no weights";
+    buffer.data()[at] ^= flip;
+  }
+  EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
+}
+
+// Two equal flips, or two blocks that changed places, cancel out in a sum or an exclusive or.
+TEST(Damage, ThatCancelsOutInASumIsFound) {
+  const LayerData data(SquareLayer(300, 2, 1, 50));
+  Memory buffer = data.Pack();
+  for (size_t distance : {size_t{4}, size_t{8}, size_t{64}, size_t{192}, size_t{4096}}) {
+    for (size_t at : {size_t{4096}, size_t{10000}}) {
+      buffer.data()[at] ^= 0x10;
+      buffer.data()[at + distance] ^= 0x10;
+      EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_ERROR_PACKED_CHECKSUM) << at << " and " << distance << " behind";
+      buffer.data()[at] ^= 0x10;
+      buffer.data()[at + distance] ^= 0x10;
+      ASSERT_NE(std::memcmp(buffer.data() + at, buffer.data() + at + distance, 4), 0) << "nothing to exchange";
+      std::swap_ranges(buffer.data() + at, buffer.data() + at + 4, buffer.data() + at + distance);
+      EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_ERROR_PACKED_CHECKSUM) << at << " exchanged with " << distance << " behind";
+      std::swap_ranges(buffer.data() + at, buffer.data() + at + 4, buffer.data() + at + distance);
+    }
+  }
+  EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
+}
+
+// Whole tiles, of which the checksum is a sum: 16 rows of a panel, behind a header of 256 bytes.
+TEST(Damage, OfTheOrderOfTilesIsFound) {
+  const LayerData data(SquareLayer(300, 2, 1, 50));
+  Memory buffer = data.Pack();
+  unsigned char *const tiles = buffer.data() + 256;
+  constexpr size_t kTile = 16 * 192;
+  for (size_t other : {size_t{1}, size_t{2}, size_t{5}, size_t{17}}) {
+    ASSERT_NE(std::memcmp(tiles, tiles + other * kTile, kTile), 0) << "nothing to exchange";
+    std::swap_ranges(tiles, tiles + kTile, tiles + other * kTile);
+    EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_ERROR_PACKED_CHECKSUM) << "tile " << other;
+    std::swap_ranges(tiles, tiles + kTile, tiles + other * kTile);
+  }
+  EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
+}
+
+// The same in every row and at every bit of a word: no bit may drop out of a sum, as the highest ones would.
+TEST(Damage, OfOneBitInTwoWordsIsFound) {
+  const LayerData data(SquareLayer(64, 2, 1, 32));
+  Memory buffer = data.Pack();
+  for (size_t distance : {size_t{8}, size_t{16}, size_t{192}, size_t{384}, size_t{3072}, size_t{12288}}) {
+    for (size_t row = 0; row < 16; ++row) {
+      for (size_t bit = 0; bit < 64; ++bit) {
+        const size_t at = 4096 + row * 192 + bit / 8;
+        const auto flip = static_cast<unsigned char>(1 << bit % 8);
+        buffer.data()[at] ^= flip;
+        buffer.data()[at + distance] ^= flip;
+        ASSERT_EQ(Verify(buffer.data(), buffer.size()), MHA_ERROR_PACKED_CHECKSUM) << "bit " << bit << ", row " << row << ", " << distance;
+        buffer.data()[at] ^= flip;
+        buffer.data()[at + distance] ^= flip;
+      }
+    }
+  }
+  EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
+}
+
+// Bytes that were packed before are packed layers for as long as the format has its version: a change of either the bytes or the checksum
+// needs a new one.
+TEST(Pack, GivesTheBytesOfItsVersion) {
+  const int64_t dim = 40;
+  std::vector<float> matrix(static_cast<size_t>(dim * dim));
+  for (size_t i = 0; i < matrix.size(); ++i) matrix[i] = static_cast<float>(i % 97) - 48.0f;
+  mha_layer_config config = Zeroed<mha_layer_config>();
+  config.query_dim = dim;
+  config.num_heads = 2;
+  mha_layer_weights weights = Zeroed<mha_layer_weights>();
+  weights.w_q = weights.w_k = weights.w_v = weights.w_o = matrix.data();
+  size_t bytes = 0;
+  ASSERT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, nullptr), MHA_OK);
+  Memory buffer(bytes, Place::kBeforeGuard, 64);
+  ASSERT_EQ(mha_layer_pack(&config, &weights, nullptr, buffer.data(), bytes, nullptr), MHA_OK);
+  uint64_t sum = 14695981039346656037u;  // FNV-1a
+  for (size_t i = 0; i < bytes; ++i) sum = (sum ^ buffer.data()[i]) * 1099511628211u;
+  EXPECT_EQ(sum, 11545264696752621618u) << "version 4 of the format, contract 2";
+}
+
+// A file that was cut off: the copy ends at an inaccessible page.
+TEST(Damage, TruncationAtAnyLengthIsAnError) {
+  for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
+    const LayerData data(SquareLayer(20, 2, 1, 5));
+    const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
+    const Memory buffer = data.Pack(&options);
+    for (size_t length = 0; length < buffer.size(); length += length < 600 || length + 200 > buffer.size() ? 1 : 61) {
+      SCOPED_TRACE(length);
+      const Memory cut = Copy(buffer, length);
+      ExpectNoPackedLayer(cut.data(), cut.size(), &options);
+      if (HasFailure()) break;
+    }
+  }
+}
+
+TEST(Damage, ForeignBytesAreNoPackedLayer) {
+  Random random(42);
+  for (size_t bytes : {size_t{1}, size_t{8}, size_t{64}, size_t{128}, size_t{256}, size_t{4096}, size_t{100000}}) {
+    SCOPED_TRACE(bytes);
+    Memory foreign(bytes, Place::kBeforeGuard, 64);
+    foreign.Fill(0x00);
+    ExpectNoPackedLayer(foreign.data(), foreign.size());
+    foreign.Fill(0xFF);
+    ExpectNoPackedLayer(foreign.data(), foreign.size());
+    for (int i = 0; i < 20; ++i) {
+      for (size_t b = 0; b < bytes; ++b) foreign.data()[b] = static_cast<unsigned char>(random.Next());
+      ExpectNoPackedLayer(foreign.data(), foreign.size());
+    }
+  }
+}
+
+// The sizes that a config has, nothing left to defaults.
+LayerProblem ProblemOf(const mha_layer_config &config) {
+  LayerProblem sizes = SmallSizes();
+  sizes.query_dim = config.query_dim;
+  sizes.key_dim = config.key_dim;
+  sizes.value_dim = config.value_dim;
+  sizes.output_dim = config.output_dim;
+  sizes.num_heads = config.num_heads;
+  sizes.num_kv_heads = config.num_kv_heads;
+  sizes.head_dim = config.head_dim;
+  sizes.head_dim_v = config.head_dim_v;
+  return sizes;
+}
+
+// A header from somebody who means harm: good beginnings with random numbers behind. Whatever view accepts must stay inside the buffer,
+// which ends at an inaccessible page.
+TEST(Damage, OfSeveralHeaderBytesNeverLeadsOutOfTheBuffer) {
+  const LayerProblem problem = SquareLayer(3, 2, 1, 2);
+  const LayerData data(problem);
+  const Memory good = data.Pack();
+  Random random(43);
+  const size_t header = std::min<size_t>(good.size(), 512);  // and some weights, in case it is shorter
+  int accepted = 0;
+  for (int i = 0; i < 20000; ++i) {
+    Memory buffer = Copy(good, good.size());
+    const int64_t changes = random.Between(1, 3);
+    for (int64_t c = 0; c < changes; ++c) {
+      const auto at = static_cast<size_t>(random.Below(static_cast<int64_t>(header) / 8)) * 8;
+      uint64_t value = random.Coin() ? random.Next() : static_cast<uint64_t>(random.Between(-3, 100));
+      if (random.Coin()) value >>= random.Below(64);
+      std::memcpy(buffer.data() + at, &value, random.Coin() ? 8 : 4);
+    }
+    const View view(buffer);
+    ASSERT_TRUE(view.status == MHA_OK || view.status == MHA_ERROR_PACKED_FORMAT) << Name(view.status) << " " << view.error.message;
+    if (view.status != MHA_OK) continue;
+    ++accepted;
+    mha_layer_config config = Zeroed<mha_layer_config>();
+    ASSERT_EQ(mha_layer_shape(view.layer, &config, nullptr), MHA_OK);
+    ASSERT_LE(config.query_dim, 1 << 20);
+    ASSERT_LE(config.output_dim, 1 << 20);
+    // Run it over rows as long as it says that they are.
+    LayerProblem says = ProblemOf(config);
+    says.n_q = says.n_kv = 2;
+    says.w_o.resize(1);  // there is one, so that the output is as wide
+    FillInputs(&random, &says);
+    ForwardData run(view.layer, says, {Guarded()});
+    Memory workspace(run.WorkspaceBytes());
+    ASSERT_EQ(run.Run(workspace.data(), workspace.size(), nullptr), MHA_OK);
+  }
+  // Some changes hit the weights or the checksum of the weights, which a view does not look at.
+  EXPECT_GT(accepted, 0);
+}
+
+// query_dim, key_dim, value_dim, output_dim, num_heads, num_kv_heads, head_dim, head_dim_v, d_out, scale
+mha_layer_config Config(int64_t query_dim, int64_t key_dim, int64_t value_dim, int64_t output_dim, int64_t num_heads, int64_t num_kv_heads,
+                        int64_t head_dim, int64_t head_dim_v, int64_t d_out, float scale) {
+  mha_layer_config config = Zeroed<mha_layer_config>();
+  config.query_dim = query_dim;
+  config.key_dim = key_dim;
+  config.value_dim = value_dim;
+  config.output_dim = output_dim;
+  config.num_heads = num_heads;
+  config.num_kv_heads = num_kv_heads;
+  config.head_dim = head_dim;
+  config.head_dim_v = head_dim_v;
+  config.d_out = d_out;
+  config.scale = scale;
+  return config;
+}
+
+// ---- Headers that somebody made up, with the right checksum --------------------------------------------------------------------------
+
+// Where the fields of a header are (PackedHeader in src/pack.cpp), their width, and whether a layer's size may follow from it.
+struct Field {
+  const char *name;
+  size_t offset, width;
+  bool is_of_shape;
+};
+constexpr size_t kHeaderBytes = 256;
+const Field kFields[] = {{"magic", 0, 8, false},        {"byte_order", 8, 4, false},  {"version", 12, 4, false},
+                         {"contract", 16, 4, false},    {"kind", 20, 4, true},        {"bytes", 24, 8, false},
+                         {"checksum", 32, 8, false},    {"query_dim", 40, 8, true},   {"key_dim", 48, 8, true},
+                         {"value_dim", 56, 8, true},    {"output_dim", 64, 8, true},  {"num_heads", 72, 8, true},
+                         {"num_kv_heads", 80, 8, true}, {"head_dim", 88, 8, true},    {"head_dim_v", 96, 8, true},
+                         {"scale", 104, 4, false},      {"has_output", 108, 4, true}, {"gate", 112, 4, true},
+                         {"arithmetic", 116, 4, true},  {"gate_dim", 120, 8, true},   {"reserved", 128, 8, false}};
+const Field &kSize = kFields[5], &kHasOutput = kFields[16];
+const int64_t kEdges[] = {0,         1,         2,         3,       4,       5,       6,         7,         8,
+                          9,         10,        15,        16,      17,      31,      32,        33,        47,
+                          48,        49,        63,        64,      65,      96,      97,        127,       128,
+                          255,       256,       1 << 16,   1 << 17, 1 << 24, 1 << 30, INT32_MAX, 1ll << 31, UINT32_MAX,
+                          1ll << 32, 1ll << 61, 1ll << 62, kMax,    -1,      -2,      INT32_MIN, kMin,      kMin + 1};
+
+// What the format says of 256 bytes: eight lanes, each of which takes 8 bytes of every 64 by an addition and a rotation.
+uint64_t ChecksumOfHeader(const unsigned char *header) {
+  const auto mix = [](uint64_t sum) {
+    sum *= 0x9e3779b97f4a7c15u;
+    return sum ^ sum >> 32;
+  };
+  uint64_t words[kHeaderBytes / 8], lanes[8] = {}, sum = 0;
+  std::memcpy(words, header, sizeof words);
+  words[31] = 0;
+  for (size_t i = 0; i < 32; ++i) {
+    const uint64_t word = lanes[i % 8] + words[i];
+    lanes[i % 8] = word << 25 | word >> 39;
+  }
+  for (const uint64_t lane : lanes) sum = mix(sum ^ lane);
+  return mix(sum);
+}
+
+// A small layer of each kind, gates and layers of W_O alone among them.
+struct Packed {
+  std::string name;
+  mha_layer_config config;
+  bool has_output;
+  mha_sgemm sgemm;
+};
+std::vector<Packed> AllKinds() {
+  std::vector<Packed> all;
+  const auto add = [&](const char *name, uint32_t type, uint32_t arithmetic, mha_sgemm sgemm = nullptr) {
+    mha_layer_config config = Config(6, 5, 7, 9, 4, 2, 3, 8, 0, 0);
+    config.weight_type = type;
+    config.arithmetic = arithmetic;
+    all.push_back({name, config, true, sgemm});
+    mha_layer_config linear = Config(70, 0, 0, 5, 0, 0, 0, 0, 0, 0);
+    linear.weight_type = type;
+    linear.arithmetic = arithmetic;
+    if (!sgemm) all.push_back({std::string(name) + ", W_O alone", linear, true, nullptr});
+  };
+  add("f32", MHA_TYPE_F32, MHA_ARITHMETIC_F32);
+  add("sgemm", MHA_TYPE_F32, MHA_ARITHMETIC_F32, PlainSgemm);
+  add("f16", MHA_TYPE_F16, MHA_ARITHMETIC_F32);
+  add("bf16", MHA_TYPE_BF16, MHA_ARITHMETIC_F32);
+  add("int8", MHA_TYPE_INT8, MHA_ARITHMETIC_F32);
+  add("int4", MHA_TYPE_INT4, MHA_ARITHMETIC_F32);
+  add("int8 in int8", MHA_TYPE_INT8, MHA_ARITHMETIC_INT8);
+  add("int8 in int16", MHA_TYPE_INT8, MHA_ARITHMETIC_INT16);
+  add("int4 in int16", MHA_TYPE_INT4, MHA_ARITHMETIC_INT16);
+  all.push_back({"one width, without W_O", Config(8, 0, 0, 0, 2, 0, 4, 0, 0, 0), false, nullptr});
+  all.push_back({"one width, sgemm", Config(8, 0, 0, 0, 2, 0, 4, 0, 0, 0), true, PlainSgemm});
+  all.push_back({"gate", Config(8, 0, 0, 0, 2, 0, 4, 0, 0, 0), true, nullptr});
+  all.back().config.gate = MHA_GATE_SIGMOID;
+  all.push_back({"gate of heads, sgemm", Config(8, 0, 0, 0, 2, 0, 4, 0, 0, 0), true, PlainSgemm});
+  all.back().config.gate = MHA_GATE_SOFTPLUS;
+  all.back().config.gate_dim = 1;
+  return all;
+}
+
+const float kNumbers[4096] = {0.5f, -0.25f, 1.0f};
+
+mha_layer_weights WeightsOf(const mha_layer_config &config, bool has_output) {
+  mha_layer_weights weights = Zeroed<mha_layer_weights>();
+  if (config.num_heads != 0) weights.w_q = weights.w_k = weights.w_v = kNumbers;
+  if (config.gate != MHA_GATE_NONE) weights.w_g = kNumbers;
+  if (has_output) weights.w_o = kNumbers;
+  return weights;
+}
+
+class MadeUpHeader : public testing::Test {
+ public:
+  // Changes nothing but the header; the memory behind it stays that of the good layer, and zeros.
+  void Begin(const Packed &kind) {
+    kind_ = kind;
+    options_ = Options(MHA_INSTRUCTION_SET_AUTO, kind.sgemm);
+    const mha_layer_weights weights = WeightsOf(kind.config, kind.has_output);
+    size_t bytes = 0;
+    ASSERT_EQ(mha_layer_pack_size(&kind.config, &weights, &options_, &bytes, nullptr), MHA_OK);
+    ASSERT_LE(bytes, room_.size()) << kind.name;
+    good_bytes_ = bytes;
+    room_.Fill(0);
+    ASSERT_EQ(mha_layer_pack(&kind.config, &weights, &options_, room_.data(), room_.size(), nullptr), MHA_OK);
+    std::memcpy(good_, room_.data(), kHeaderBytes);
+    uint64_t sum = 0;
+    std::memcpy(&sum, good_ + 248, 8);
+    ASSERT_EQ(ChecksumOfHeader(good_), sum) << "the checksum is another one now";
+    std::memcpy(header_, good_, kHeaderBytes);
+  }
+  void Reset() { std::memcpy(header_, good_, kHeaderBytes); }
+  void Set(const Field &field, int64_t value) { std::memcpy(header_ + field.offset, &value, field.width); }
+
+  // The status of a view, which writes nothing of a sentence without one.
+  mha_status ViewIt() {
+    const uint64_t sum = ChecksumOfHeader(header_);
+    std::memcpy(header_ + 248, &sum, 8);
+    std::memcpy(room_.data(), header_, kHeaderBytes);
+    const mha_status status = mha_layer_view(room_.data(), room_.size(), &options_, storage_.data(), storage_.size(), &layer_, &error_);
+    if (status != MHA_OK) {
+      EXPECT_EQ(Name(status), Name(MHA_ERROR_PACKED_FORMAT)) << error_.message;
+      EXPECT_GT(std::strlen(error_.message), 20u);
+    }
+    return status;
+  }
+
+  // With the size that it has, and with every one that there is room for: at most one is that of its shape. Then it is a layer.
+  void TryAllSizes(const std::string &what) {
+    ViewIt();
+    int accepted = 0;
+    for (int64_t bytes = 256; bytes <= static_cast<int64_t>(room_.size()) && accepted < 2; bytes += 64) {
+      Set(kSize, bytes);
+      if (ViewIt() != MHA_OK) continue;
+      ++accepted;
+      ++accepted_;
+      Use(static_cast<size_t>(bytes), what);
+    }
+    EXPECT_LE(accepted, 1) << what;
+  }
+
+  // What view takes is a layer like one that the library packs, and stays inside its bytes, behind which there is an inaccessible page.
+  void Use(size_t bytes, const std::string &what) {
+    SCOPED_TRACE(kind_.name + ", " + what);
+    const Memory exact = Copy(room_, bytes);
+    const View view(exact, &options_);
+    ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+    const mha_status verified = mha_layer_verify(exact.data(), exact.size(), nullptr);
+    EXPECT_TRUE(verified == MHA_OK || verified == MHA_ERROR_PACKED_CHECKSUM) << Name(verified);
+    mha_layer_config config = Zeroed<mha_layer_config>();
+    ASSERT_EQ(mha_layer_shape(view.layer, &config, nullptr), MHA_OK);
+    uint32_t has_output = 0;
+    std::memcpy(&has_output, header_ + kHasOutput.offset, 4);
+    mha_layer_config same = config;
+    if (!has_output) same.output_dim = 0;
+    if (same.scale == 0.0f) same.scale = 0.0f;  // -0, too
+    const mha_layer_weights weights = WeightsOf(same, has_output != 0);
+    size_t packed_bytes = 0;
+    mha_error error;
+    EXPECT_EQ(Name(mha_layer_pack_size(&same, &weights, &options_, &packed_bytes, &error)), Name(MHA_OK)) << error.message;
+    EXPECT_EQ(packed_bytes, bytes);
+    Random random(7);
+    if (config.num_heads == 0) {
+      Memory x(static_cast<size_t>(3 * config.query_dim) * 4, Place::kBeforeGuard),
+          y(static_cast<size_t>(3 * config.output_dim) * 4, Place::kBeforeGuard);
+      x.Fill(0x3C);
+      mha_linear_args args = Zeroed<mha_linear_args>();
+      args.rows = 3;
+      args.x = x.data();
+      args.output = y.data();
+      size_t room = 0;
+      ASSERT_EQ(mha_linear_workspace(view.layer, &args, &room, nullptr), MHA_OK);
+      Memory workspace(room);
+      ASSERT_EQ(mha_linear(view.layer, &args, workspace.data(), workspace.size(), nullptr), MHA_OK);
+      return;
+    }
+    LayerProblem says = ProblemOf(config);
+    says.n_q = says.n_kv = 3;
+    says.w_o.resize(1);  // so that the output is as wide as it says
+    FillInputs(&random, &says);
+    ForwardData run(view.layer, says, {Guarded()});
+    Memory workspace(run.WorkspaceBytes());
+    ASSERT_EQ(run.Run(workspace.data(), workspace.size(), nullptr), MHA_OK);
+  }
+
+  int accepted() const { return accepted_; }
+  size_t good_bytes() const { return good_bytes_; }
+
+ private:
+  Packed kind_;
+  mha_layer_options options_;
+  Memory room_{16384, Place::kBeforeGuard, 64};
+  Memory storage_{mha_layer_view_size(), Place::kBeforeGuard, 16};
+  unsigned char good_[kHeaderBytes], header_[kHeaderBytes];
+  const mha_layer *layer_ = nullptr;
+  mha_error error_;
+  int accepted_ = 0;
+  size_t good_bytes_ = 0;
+};
+
+TEST_F(MadeUpHeader, WithAnyFieldAtTheEdgesIsALayerOrRefused) {
+  for (const Packed &kind : AllKinds()) {
+    ASSERT_NO_FATAL_FAILURE(Begin(kind));
+    const int before = accepted();
+    TryAllSizes("as it was");
+    ASSERT_EQ(accepted(), before + 1) << kind.name;
+    for (const Field &field : kFields) {
+      for (const int64_t value : kEdges) {
+        Reset();
+        Set(field, value);
+        if (field.is_of_shape)
+          TryAllSizes(field.name + (" = " + std::to_string(value)));
+        else if (ViewIt() == MHA_OK)
+          Use(good_bytes(), field.name + (" = " + std::to_string(value)));
+        Reset();
+        Set(field, value);
+        Set(kSize, kMin);  // a size that no buffer has
+        EXPECT_NE(ViewIt(), MHA_OK);
+      }
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(accepted(), 1000);  // dimensions of other layers that are as small
+}
+
+// Sizes whose product overflows, dimensions that change places.
+TEST_F(MadeUpHeader, WithSeveralFieldsAtTheEdgesIsALayerOrRefused) {
+  Random random(44);
+  const std::vector<Packed> kinds = AllKinds();
+  int tried = 0;
+  for (const Packed &kind : kinds) {
+    ASSERT_NO_FATAL_FAILURE(Begin(kind));
+    for (int64_t i = 0; i < Rounds(120) && !HasFailure(); ++i, ++tried) {
+      Reset();
+      std::string what;
+      for (int64_t changes = random.Between(2, 6); changes > 0; --changes) {
+        const Field &field = kFields[random.Coin() ? random.Between(7, 14) : random.Between(4, 19)];  // dimensions, or any but the first
+        const int64_t value = kEdges[random.Coin() ? random.Below(20) : random.Below(static_cast<int64_t>(std::size(kEdges)))];
+        Set(field, value);
+        what += field.name + (" = " + std::to_string(value) + " ");
+      }
+      TryAllSizes(what);
+    }
+  }
+  EXPECT_GT(accepted(), tried / 50);
+}
+
+// ---- The shape of a layer ----------------------------------------------------------------------------------------------------------
+
+struct ShapeCase {
+  const char *name;
+  mha_layer_config config;  // struct_size is filled in
+  bool has_output_projection;
+  mha_layer_config resolved;
+};
+void PrintTo(const ShapeCase &row, std::ostream *stream) { *stream << row.name; }
+
+class ResolvedShape : public testing::TestWithParam<ShapeCase> {};
+
+TEST_P(ResolvedShape, IsWhatTheDefaultsMean) {
+  const ShapeCase &row = GetParam();
+  const mha_layer_config &resolved = row.resolved;
+  LayerData data(NormalLayer(ProblemOf(resolved), 1, kAllBiases, row.has_output_projection));
+  data.config = row.config;
+  const Layer created = Create(data);
+  const Memory buffer = data.Pack();
+  const View view(buffer);
+  ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+  for (const mha_layer *layer : {static_cast<const mha_layer *>(created.get()), view.layer}) {
+    mha_layer_config config;
+    std::memset(&config, 0xFF, sizeof config);
+    config.struct_size = sizeof config;
+    ExpectSucceeds([&](mha_error *error) { return mha_layer_shape(layer, &config, error); });
+    EXPECT_EQ(config.struct_size, sizeof config);
+    EXPECT_EQ(config.query_dim, resolved.query_dim);
+    EXPECT_EQ(config.key_dim, resolved.key_dim);
+    EXPECT_EQ(config.value_dim, resolved.value_dim);
+    EXPECT_EQ(config.output_dim, resolved.output_dim);
+    EXPECT_EQ(config.num_heads, resolved.num_heads);
+    EXPECT_EQ(config.num_kv_heads, resolved.num_kv_heads);
+    EXPECT_EQ(config.head_dim, resolved.head_dim);
+    EXPECT_EQ(config.head_dim_v, resolved.head_dim_v);
+    EXPECT_EQ(config.d_out, resolved.d_out);
+    EXPECT_EQ(config.scale, resolved.scale);
+    EXPECT_EQ(config.weight_type, static_cast<uint32_t>(MHA_TYPE_F32));
+  }
+}
+
+const ShapeCase kShapeCases[] = {
+    {"TwoNumbersAreEnough", Config(16, 0, 0, 0, 4, 0, 0, 0, 0, 0), true, Config(16, 16, 16, 16, 4, 4, 4, 4, 16, 0.5f)},
+    {"WithoutAnOutputProjection", Config(16, 0, 0, 0, 4, 0, 0, 3, 0, 0), false, Config(16, 16, 16, 12, 4, 4, 4, 3, 16, 0.5f)},
+    {"HeadDimOfItsOwn", Config(6, 0, 0, 0, 4, 0, 9, 0, 0, 0), true, Config(6, 6, 6, 6, 4, 4, 9, 9, 36, 1.0f / 3.0f)},
+    {"HeadDimFromDOut", Config(3, 0, 0, 0, 2, 0, 0, 0, 8, 0), true, Config(3, 3, 3, 3, 2, 2, 4, 4, 8, 0.5f)},
+    {"HeadDimAndDOut", Config(3, 0, 0, 0, 2, 0, 1, 0, 2, 0), true, Config(3, 3, 3, 3, 2, 2, 1, 1, 2, 1)},
+    {"KeyDimGivesValueDim", Config(4, 7, 0, 0, 2, 0, 0, 0, 0, 2), true, Config(4, 7, 7, 4, 2, 2, 2, 2, 4, 2)},
+    {"GroupedHeads", Config(16, 0, 0, 5, 4, 2, 0, 0, 0, -1), true, Config(16, 16, 16, 5, 4, 2, 4, 4, 16, -1)},
+    {"NothingLeftOut", Config(2, 3, 5, 7, 9, 3, 11, 13, 99, 0.125f), true, Config(2, 3, 5, 7, 9, 3, 11, 13, 99, 0.125f)},
+};
+INSTANTIATE_TEST_SUITE_P(Layers, ResolvedShape, testing::ValuesIn(kShapeCases),
+                         [](const auto &info) { return std::string(info.param.name); });
+
+TEST(Shape, DefaultScaleIsOneThroughTheRoot) {
+  for (int64_t head_dim : {1, 2, 3, 5, 7, 16, 33, 64, 100, 128, 256}) {
+    const LayerData data(SquareLayer(4, 1, 1, head_dim));
+    const Layer layer = Create(data);
+    mha_layer_config config = Zeroed<mha_layer_config>();
+    ASSERT_EQ(mha_layer_shape(layer.get(), &config, nullptr), MHA_OK);
+    EXPECT_EQ(config.scale, 1.0f / std::sqrt(static_cast<float>(head_dim))) << head_dim;  // both operations are correctly rounded
+  }
+}
+
+// A resolved shape describes the same layer.
+TEST(Shape, CanBeUsedToMakeTheLayerAgain) {
+  const LayerProblem problem = SmallLayer();
+  LayerData data(problem);
+  const Layer first = Create(data);
+  const Outputs expected = Result(problem, first.get());
+  ASSERT_EQ(mha_layer_shape(first.get(), &data.config, nullptr), MHA_OK);
+  const Layer second = Create(data);
+  EXPECT_TRUE(SameBits(Result(problem, second.get()), expected));
+}
+
+// ---- The caller's matrix product ---------------------------------------------------------------------------------------------------
+
+// What the library asked for, since the last time this was cleared. One thread uses it.
+struct SgemmRecord {
+  int calls = 0;
+  int wrong = 0;
+  std::thread::id thread;
+  bool other_thread = false;
+} g_sgemm;
+
+void RecordingSgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
+                    float beta, float *c, int ldc) {
+  if (g_sgemm.calls++ > 0 && g_sgemm.thread != std::this_thread::get_id()) g_sgemm.other_thread = true;
+  g_sgemm.thread = std::this_thread::get_id();
+  const bool right = order == 101 && trans_a == 111 && trans_b == 111 && alpha == 1.0f && beta == 0.0f && m >= 1 && n >= 1 && k >= 1 &&
+                     lda >= k && ldb >= n && ldc >= n && a != nullptr && b != nullptr && c != nullptr;
+  if (!right) ++g_sgemm.wrong;
+  PlainSgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+// Beyond 1e-4 of the array's largest number there is a mistake, not rounding: with sums of some 300 terms of the order of 1 rounding
+// gives about 1e-6.
+void ExpectClose(const std::vector<float> &actual, const std::vector<float> &expected, const std::string &what) {
+  ASSERT_EQ(actual.size(), expected.size());
+  float largest = 0;
+  for (float x : expected) largest = std::max(largest, std::isfinite(x) ? std::abs(x) : 0.0f);
+  ASSERT_GT(largest, 0.0f);
+  for (size_t i = 0; i < actual.size(); ++i) {
+    if (std::isfinite(expected[i]) ? !(std::abs(actual[i] - expected[i]) <= 1e-4f * largest) : actual[i] != expected[i]) {
+      FAIL() << what << ": number " << i << " is " << actual[i] << ", not " << expected[i];
+    }
+  }
+}
+
+class Sgemm : public InstructionSetTest {};
+
+TEST_P(Sgemm, GivesTheNativeResultUpToRounding) {
+  const mha_layer_options options = Options(instruction_set(), RecordingSgemm);
+  Random random(51);
+  for (LayerProblem problem : kProblems) {
+    const LayerData data(problem);
+    const Layer native = Create(data, instruction_set());
+    const Layer created = Create(data, &options);
+    const Memory buffer = data.Pack(&options);
+    const View view(buffer, &options);
+    ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+    for (int i = 0; i < 8; ++i) {
+      problem.batch = random.Between(1, 3);
+      problem.n_q = random.Between(1, 20);
+      problem.n_kv = random.Between(20, 40);
+      problem.is_causal = random.Coin();
+      problem.has_key = problem.has_value = random.Coin() || problem.key_dim != problem.query_dim;
+      if (!problem.has_key) problem.n_kv = problem.n_q;
+      FillInputs(&random, &problem);
+      const Layout layout = random.Coin() ? kDense : kGaps;
+      const LayerCall call = {Guarded(), layout, layout, layout, layout};
+      g_sgemm = SgemmRecord();
+      const Outputs actual = ForwardData(created.get(), problem, call).Compute();
+      ExpectClose(actual.y, ForwardData(native.get(), problem, call).Compute().y, Describe(problem));
+      EXPECT_GT(g_sgemm.calls, 0) << "the caller's product was not used";
+      EXPECT_EQ(g_sgemm.wrong, 0) << Describe(problem);
+      EXPECT_TRUE(SameBits(ForwardData(view.layer, problem, call).Compute(), actual)) << "a view differs from a created layer";
+    }
+    if (HasFailure()) break;
+  }
+}
+
+// On a scheduler too, the caller's product runs on the thread that called mha_forward.
+TEST_P(Sgemm, RunsOnTheCallingThread) {
+  const mha_layer_options options = Options(instruction_set(), RecordingSgemm);
+  LayerProblem sizes = SquareSizes(65, 6, 3, 17);
+  sizes.n_q = 40;
+  sizes.n_kv = 50;
+  const LayerProblem problem = NormalLayer(sizes);
+  const Layer layer = Create(LayerData(problem), &options);
+  const Outputs expected = ForwardData(layer.get(), problem, {Guarded()}).Compute();
+  mha_scheduler scheduler = {};
+  scheduler.num_threads = 3;
+  scheduler.parallel_for = [](void *, uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
+    for (uint32_t i = 0; i < count; ++i) std::thread(task, task_context, i).join();
+  };
+  ForwardData threaded(layer.get(), problem, {Guarded()});
+  threaded.SetScheduler(&scheduler);
+  g_sgemm = SgemmRecord();
+  EXPECT_TRUE(SameBits(threaded.Compute(), expected));
+  EXPECT_GT(g_sgemm.calls, 0);
+  EXPECT_FALSE(g_sgemm.other_thread);
+  EXPECT_EQ(g_sgemm.thread, std::this_thread::get_id());
+}
+
+// One that fills its whole result only where it is told to: the library must not expect what it did not ask for.
+TEST_P(Sgemm, StaysInsideGuardPages) {
+  const mha_layer_options options = Options(instruction_set(), PlainSgemm);
+  Random random(52);
+  for (LayerProblem problem : kProblems) {
+    for (Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
+      LayerData data(problem, place);
+      data.Freeze();
+      Memory buffer = data.Pack(&options, 0xCC, place);
+      buffer.Freeze();
+      const View view(buffer, &options);
+      ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+      for (int64_t n : {1, 5, 17}) {
+        problem.n_q = n;
+        problem.n_kv = n + 3;
+        problem.is_causal = true;
+        FillInputs(&random, &problem);
+        ForwardData run(view.layer, problem, {Guarded(kAskAll, place)});
+        run.FreezeInputs();
+        const Outputs poisoned = run.Compute(0xFF, place);
+        EXPECT_TRUE(SameBits(run.Compute(0x00, place), poisoned)) << "the workspace's contents reach the result of " << Describe(problem);
+      }
+    }
+  }
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Sgemm);
+
+// The caller's product counts with int. These layers exist as shapes only; nothing is allocated and no array is read.
+TEST(SgemmDimensions, BeyondIntAreTooLarge) {
+  constexpr int64_t kBeyond = int64_t{INT_MAX} + 1;
+  const float number = 0;
+  mha_layer_weights weights = Zeroed<mha_layer_weights>();
+  weights.w_q = weights.w_k = weights.w_v = weights.w_o = &number;
+  const mha_layer_options sgemm = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
+  const mha_layer_config small = Config(2, 2, 2, 2, 2, 2, 1, 1, 0, 0);
+  const auto expect_too_large = [&](const mha_layer_config &config) {
+    size_t bytes = 4711;
+    ExpectFails([&](mha_error *error) { return mha_layer_pack_size(&config, &weights, &sgemm, &bytes, error); },
+                {MHA_ERROR_TOO_LARGE, {1}, {}});
+    EXPECT_EQ(bytes, 4711u);
+  };
+  const auto expect_fine = [&](const mha_layer_config &config) {
+    size_t bytes = 0;
+    ExpectSucceeds([&](mha_error *error) { return mha_layer_pack_size(&config, &weights, &sgemm, &bytes, error); });
+  };
+  expect_fine(small);
+  mha_layer_config config = small;
+  config.query_dim = kBeyond;
+  expect_too_large(config);
+  config = small;
+  config.key_dim = kBeyond;
+  expect_too_large(config);
+  config = small;
+  config.value_dim = kBeyond;
+  expect_too_large(config);
+  config = small;
+  config.output_dim = kBeyond;
+  expect_too_large(config);
+  config = small;
+  config.head_dim = kBeyond / 2;  // 2 heads of 2^30
+  expect_too_large(config);
+  config = small;
+  config.head_dim_v = kBeyond / 2;
+  expect_too_large(config);
+  // Far below, a large layer is fine.
+  config = small;
+  config.query_dim = config.key_dim = config.value_dim = config.output_dim = 1 << 20;
+  expect_fine(config);
+}
+
+}  // namespace

@@ -1,0 +1,245 @@
+// Programs that were compiled with an older or a newer header: every struct says its size, and no byte behind it is looked at.
+
+#include "interface/calls.h"
+
+namespace {
+
+using namespace support;  // NOLINT: this file is about nothing else
+
+// Calls with a struct of every size from 0 to 8 bytes more than it has. Only struct_size bytes are accessible, up to the alignment, so
+// that a read beyond them faults. This is the first version, so the least size is the struct as it is; a larger one comes from a newer
+// program, and must be accepted as long as it uses nothing new. call: mha_status(const Struct *, mha_error *).
+template <typename Struct, typename Call>
+void ExpectStructSizeRule(const Struct &valid, uint32_t argument, const Call &call) {
+  const Expected expected = {MHA_ERROR_STRUCT_SIZE, {argument}, {"struct_size"}};
+  const auto place = [&](Memory &memory, size_t size) {
+    memory.Fill(0);
+    std::memcpy(memory.data(), &valid, std::min(sizeof valid, memory.size()));
+    auto *placed = reinterpret_cast<Struct *>(memory.data());
+    std::memcpy(memory.data(), &size, sizeof size);
+    return placed;
+  };
+  for (size_t size = 0; size <= sizeof(Struct) + 8; ++size) {
+    SCOPED_TRACE("struct_size " + std::to_string(size));
+    Memory memory(std::max(size, sizeof size), Place::kBeforeGuard, alignof(Struct));
+    const Struct *placed = place(memory, size);
+    if (size < sizeof(Struct)) {
+      ExpectFails([&](mha_error *error) { return call(placed, error); }, expected);
+      continue;
+    }
+    ExpectSucceeds([&](mha_error *error) { return call(placed, error); });
+    for (size_t byte = sizeof(Struct); byte < size; ++byte) {
+      for (int bit : {0x01, 0x80}) {
+        memory.data()[byte] = static_cast<unsigned char>(bit);
+        ExpectFails([&](mha_error *error) { return call(placed, error); }, expected);
+        memory.data()[byte] = 0;
+      }
+    }
+  }
+  // A tail longer than a few bytes is looked at to its end as well.
+  Memory memory(sizeof(Struct) + 4096);
+  const Struct *placed = place(memory, memory.size());
+  ExpectSucceeds([&](mha_error *error) { return call(placed, error); });
+  memory.data()[memory.size() - 1] = 1;
+  ExpectFails([&](mha_error *error) { return call(placed, error); }, expected);
+}
+
+mha_status CreateAndDestroy(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
+                            mha_error *error) {
+  mha_layer *layer = nullptr;
+  const mha_status status = mha_layer_create(config, weights, options, &layer, error);
+  EXPECT_EQ(layer == nullptr, status != MHA_OK);
+  mha_layer_destroy(layer);
+  return status;
+}
+
+TEST(StructSize, OfTheLayerConfig) {
+  const LayerData data{SmallLayer()};
+  Memory buffer(data.PackSize(), Place::kBeforeGuard, 64);
+  size_t bytes;
+  ExpectStructSizeRule(data.config, 1, [&](const mha_layer_config *config, mha_error *error) {
+    return mha_layer_pack_size(config, &data.weights, nullptr, &bytes, error);
+  });
+  ExpectStructSizeRule(data.config, 1, [&](const mha_layer_config *config, mha_error *error) {
+    return mha_layer_pack(config, &data.weights, nullptr, buffer.data(), buffer.size(), error);
+  });
+  ExpectStructSizeRule(data.config, 1, [&](const mha_layer_config *config, mha_error *error) {
+    return CreateAndDestroy(config, &data.weights, nullptr, error);
+  });
+}
+
+TEST(StructSize, OfTheLayerWeights) {
+  const LayerData data{SmallLayer()};
+  Memory buffer(data.PackSize(), Place::kBeforeGuard, 64);
+  size_t bytes;
+  ExpectStructSizeRule(data.weights, 2, [&](const mha_layer_weights *weights, mha_error *error) {
+    return mha_layer_pack_size(&data.config, weights, nullptr, &bytes, error);
+  });
+  ExpectStructSizeRule(data.weights, 2, [&](const mha_layer_weights *weights, mha_error *error) {
+    return mha_layer_pack(&data.config, weights, nullptr, buffer.data(), buffer.size(), error);
+  });
+  ExpectStructSizeRule(data.weights, 2, [&](const mha_layer_weights *weights, mha_error *error) {
+    return CreateAndDestroy(&data.config, weights, nullptr, error);
+  });
+}
+
+TEST(StructSize, OfTheLayerOptions) {
+  const LayerData data{SmallLayer()};
+  Memory buffer(data.PackSize(), Place::kBeforeGuard, 64);
+  const Memory packed = data.Pack();
+  Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
+  size_t bytes;
+  ExpectStructSizeRule(Options(), 3, [&](const mha_layer_options *options, mha_error *error) {
+    return mha_layer_pack_size(&data.config, &data.weights, options, &bytes, error);
+  });
+  ExpectStructSizeRule(Options(), 3, [&](const mha_layer_options *options, mha_error *error) {
+    return mha_layer_pack(&data.config, &data.weights, options, buffer.data(), buffer.size(), error);
+  });
+  ExpectStructSizeRule(Options(), 3, [&](const mha_layer_options *options, mha_error *error) {
+    return CreateAndDestroy(&data.config, &data.weights, options, error);
+  });
+  ExpectStructSizeRule(Options(), 3, [&](const mha_layer_options *options, mha_error *error) {
+    const mha_layer *layer;
+    return mha_layer_view(packed.data(), packed.size(), options, storage.data(), storage.size(), &layer, error);
+  });
+}
+
+TEST(StructSize, OfTheForwardArguments) {
+  FullForward call;
+  const mha_layer *layer = call.layer.get();
+  size_t needed = 0;
+  ASSERT_EQ(call.data.Workspace(&needed, nullptr), MHA_OK);
+  Memory workspace(needed);
+  size_t bytes;
+  ExpectStructSizeRule(call.args, 2,
+                       [&](const mha_forward_args *args, mha_error *error) { return mha_forward_workspace(layer, args, &bytes, error); });
+  ExpectStructSizeRule(call.args, 2, [&](const mha_forward_args *args, mha_error *error) {
+    call.data.PoisonOutputs();
+    const mha_status status = mha_forward(layer, args, workspace.data(), workspace.size(), error);
+    EXPECT_EQ(call.data.OutputsAreUntouched(), status != MHA_OK);
+    return status;
+  });
+  ExpectStructSizeRule(call.args, 2, [&](const mha_forward_args *args, mha_error *error) {
+    mha_call_info info = Zeroed<mha_call_info>();
+    return mha_info(layer, args, &info, error);
+  });
+}
+
+TEST(StructSize, OfTheAttentionArguments) {
+  FullAttention call;
+  size_t needed = 0;
+  ASSERT_EQ(call.data.Workspace(&needed, nullptr), MHA_OK);
+  Memory workspace(needed);
+  size_t bytes;
+  ExpectStructSizeRule(call.args, 1,
+                       [&](const mha_attention_args *args, mha_error *error) { return mha_attention_workspace(args, &bytes, error); });
+  ExpectStructSizeRule(call.args, 1, [&](const mha_attention_args *args, mha_error *error) {
+    call.data.PoisonOutputs();
+    const mha_status status = mha_attention(args, workspace.data(), workspace.size(), error);
+    EXPECT_EQ(call.data.OutputsAreUntouched(), status != MHA_OK);
+    return status;
+  });
+  ExpectStructSizeRule(call.args, 1, [&](const mha_attention_args *args, mha_error *error) {
+    mha_call_info info = Zeroed<mha_call_info>();
+    return mha_attention_info(args, &info, error);
+  });
+}
+
+TEST(StructSize, OfTheTaps) {
+  FullForward forward;
+  FullAttention attention;
+  size_t needed = 0;
+  ASSERT_EQ(forward.data.Workspace(&needed, nullptr), MHA_OK);
+  Memory workspace(needed);
+  size_t bytes;
+  ExpectStructSizeRule(forward.data.taps, 2, [&](const mha_taps *taps, mha_error *error) {
+    forward.args.taps = taps;
+    return mha_forward_workspace(forward.layer.get(), &forward.args, &bytes, error);
+  });
+  ExpectStructSizeRule(forward.data.taps, 2, [&](const mha_taps *taps, mha_error *error) {
+    forward.args.taps = taps;
+    forward.data.PoisonOutputs();
+    const mha_status status = mha_forward(forward.layer.get(), &forward.args, workspace.data(), workspace.size(), error);
+    EXPECT_EQ(forward.data.OutputsAreUntouched(), status != MHA_OK);
+    return status;
+  });
+  ExpectStructSizeRule(attention.data.taps, 1, [&](const mha_taps *taps, mha_error *error) {
+    attention.args.taps = taps;
+    return mha_attention_workspace(&attention.args, &bytes, error);
+  });
+}
+
+TEST(StructSize, OfTheScoreOptions) {
+  FullForward forward;
+  FullAttention attention;
+  mha_score_options options = Zeroed<mha_score_options>();
+  options.softcap = 3;
+  size_t needed = 0;
+  ASSERT_EQ(forward.data.Workspace(&needed, nullptr), MHA_OK);
+  Memory workspace(needed);
+  size_t bytes;
+  ExpectStructSizeRule(options, 2, [&](const mha_score_options *score, mha_error *error) {
+    forward.args.score = score;
+    forward.data.PoisonOutputs();
+    const mha_status status = mha_forward(forward.layer.get(), &forward.args, workspace.data(), workspace.size(), error);
+    EXPECT_EQ(forward.data.OutputsAreUntouched(), status != MHA_OK);
+    return status;
+  });
+  ExpectStructSizeRule(options, 1, [&](const mha_score_options *score, mha_error *error) {
+    attention.args.score = score;
+    return mha_attention_workspace(&attention.args, &bytes, error);
+  });
+}
+
+// A struct that is filled: one that is smaller than its first version is an error that leaves it alone. Else struct_size bytes are filled,
+// none behind them, whatever they held before; what a later version has beyond this one is zero.
+template <typename Struct, typename Call>
+void ExpectFilledStructSizeRule(uint32_t argument, size_t first_bytes, const Call &call) {
+  Struct filled = {};
+  filled.struct_size = sizeof filled;
+  ExpectSucceeds([&](mha_error *error) { return call(&filled, error); });
+  const std::string whole(reinterpret_cast<const char *>(&filled), sizeof filled);
+  for (size_t size = 0; size <= sizeof(Struct) + 24; ++size) {
+    SCOPED_TRACE("struct_size " + std::to_string(size));
+    Memory memory(std::max(size, sizeof size), Place::kBeforeGuard, alignof(Struct));
+    memory.Fill(0x5A);
+    std::memcpy(memory.data(), &size, sizeof size);
+    const std::string before = memory.Bytes();
+    auto *placed = reinterpret_cast<Struct *>(memory.data());
+    if (size < first_bytes) {
+      ExpectFails([&](mha_error *error) { return call(placed, error); }, {MHA_ERROR_STRUCT_SIZE, {argument}, {"struct_size"}});
+      EXPECT_EQ(memory.Bytes(), before);
+    } else {
+      ExpectSucceeds([&](mha_error *error) { return call(placed, error); });
+      EXPECT_EQ(placed->struct_size, size);
+      std::string expected = whole;
+      expected.resize(size);  // with zeros
+      EXPECT_EQ(memory.Bytes().substr(sizeof size), expected.substr(sizeof size));
+    }
+  }
+}
+
+// The last fields are those of the first versions, whatever comes behind them later.
+TEST(StructSize, OfStructsThatAreFilled) {
+  FullForward forward;
+  FullAttention attention;
+  constexpr size_t first_config = offsetof(mha_layer_config, gate_dim) + sizeof(int64_t),
+                   first_info = offsetof(mha_call_info, bytes) + sizeof(uint64_t),
+                   first_cache_config = offsetof(mha_kv_cache_config, num_blocks) + sizeof(int64_t);
+  ExpectFilledStructSizeRule<mha_layer_config>(
+      2, first_config, [&](mha_layer_config *config, mha_error *error) { return mha_layer_shape(forward.layer.get(), config, error); });
+  ExpectFilledStructSizeRule<mha_call_info>(
+      3, first_info, [&](mha_call_info *info, mha_error *error) { return mha_info(forward.layer.get(), &forward.args, info, error); });
+  ExpectFilledStructSizeRule<mha_call_info>(
+      2, first_info, [&](mha_call_info *info, mha_error *error) { return mha_attention_info(&attention.args, info, error); });
+  mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
+  config.num_sequences = config.num_kv_heads = config.head_dim = 1;
+  config.capacity = 16;
+  Memory buffer(4096, Place::kAfterGuard);
+  mha_kv_cache *cache = nullptr;
+  ASSERT_EQ(mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, nullptr), MHA_OK);
+  ExpectFilledStructSizeRule<mha_kv_cache_config>(
+      2, first_cache_config, [&](mha_kv_cache_config *shape, mha_error *error) { return mha_kv_cache_shape(cache, shape, error); });
+}
+
+}  // namespace

@@ -1,0 +1,401 @@
+// Gates: the context times a sigmoid or softplus, of a fourth matrix of the layer or of an array, has the bits of the specification in
+// every kind of call, type and way of giving it, is as exact as float allows, and reaches nothing that it should not. The number of random
+// cases is multiplied by the environment variable MHA_TEST_ROUNDS.
+#include <gtest/gtest.h>
+#include <mha.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "support/interface_support.h"
+#include "oracle/oracle.h"
+#include "support/accuracy.h"
+#include "support/attention_test.h"
+#include "support/fixtures.h"
+#include "support/instruction_sets.h"
+#include "support/rounds.h"
+#include "support/same_bits.h"
+#include "support/schedulers.h"
+#include "support/specify.h"
+
+namespace {
+
+using namespace support;  // NOLINT: this file is about nothing else
+
+const float kNaN = FromBits(0xffd23456u);
+
+class GateTest : public AttentionTest {
+ protected:
+  static LayerProblem Sizes(int64_t n, int64_t dim, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t head_dim_v, GateKind gate,
+                            int64_t gate_dim) {
+    LayerProblem problem;
+    problem.n_q = problem.n_kv = n;
+    problem.query_dim = problem.key_dim = problem.value_dim = dim;
+    problem.output_dim = dim + 3;
+    problem.num_heads = heads;
+    problem.num_kv_heads = kv_heads;
+    problem.head_dim = head_dim;
+    problem.head_dim_v = head_dim_v;
+    problem.gate = gate;
+    problem.gate_dim = gate_dim;
+    problem.is_causal = true;
+    return problem;
+  }
+
+  // Both functions, one number for a head and one for each element.
+  static std::vector<LayerProblem> Layers(int64_t n) {
+    std::vector<LayerProblem> layers;
+    for (const GateKind kind : {GateKind::kSigmoid, GateKind::kSoftplus}) {
+      layers.push_back(NormalLayer(Sizes(n, 70, 6, 3, 20, 17, kind, 17), 1));
+      layers.push_back(NormalLayer(Sizes(n, 70, 6, 6, 9, 24, kind, 1), 2));
+      layers.push_back(NormalLayer(Sizes(n, 33, 2, 1, 48, 16, kind, 16), 3, kNoBiases, false));
+      layers.push_back(NormalLayer(Sizes(n, 16, 2, 2, 8, 8, kind, 8), 4));  // a small layer, but for the gate
+    }
+    return layers;
+  }
+};
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(GateTest);
+
+// ---- Bits
+
+TEST_P(GateTest, RandomCasesEqualTheSpecification) {
+  for (int64_t n = 0; n < Rounds(300) && !HasFailure(); n++) {
+    Random random(9000 + static_cast<uint64_t>(n));
+    AttentionProblem problem;
+    problem.num_kv_heads = random.Between(1, 3);
+    problem.num_heads = problem.num_kv_heads * random.Pick<int64_t>({1, 1, 2, 3});
+    problem.batch = random.Between(1, 2);
+    problem.n_q = random.Pick<int64_t>({1, 1, 2, 7, 17, 40});
+    problem.n_kv = random.Coin() ? problem.n_q : random.Pick<int64_t>({0, 1, 16, 33, 257, 1100});
+    problem.head_dim = random.Pick<int64_t>({1, 8, 19});
+    problem.head_dim_v = random.Pick<int64_t>({1, 3, 8, 19, 48});
+    problem.is_causal = random.Coin() && problem.n_q <= problem.n_kv;
+    problem.gate = random.Coin() ? GateKind::kSigmoid : GateKind::kSoftplus;
+    problem.gate_dim = random.Coin() ? 1 : problem.head_dim_v;
+    if (random.Chance(0.4)) {
+      for (int64_t b = 0; b < problem.batch; b++) {
+        problem.q_lengths.push_back(random.Between(0, problem.n_q));
+        problem.kv_lengths.push_back(random.Between(0, problem.n_kv));
+        problem.q_start.push_back(random.Between(0, problem.n_kv));
+      }
+      problem.padding_left = random.Coin();
+    }
+    FillNormal(&random, &problem);
+    const Values kind = RandomKind(&random);
+    problem.gate_values = RandomValues(&random, kind, static_cast<int64_t>(problem.gate_values.size()), 4.0f);
+    if (random.Chance(0.3)) problem.v = RandomValues(&random, RandomKind(&random), static_cast<int64_t>(problem.v.size()));
+    AttentionCall call = PlainCall();
+    call.gate = RandomLayout(&random, true);
+    call.output = RandomLayout(&random, true);
+    call.asked = random.Coin() ? kAskAllOfAttention : kAskNothing;
+    const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 4)), RunBackwards);
+    if (random.Chance(0.4)) call.scheduler = scheduler.get();
+    SCOPED_TRACE("case " + std::to_string(n) + " gates " + NameOf(kind) + " " + Describe(call.gate));
+    EXPECT_TRUE(SameBits(Attend(problem, call), Specify(problem))) << Describe(problem);
+  }
+}
+
+// Far beyond where exp vanishes, next to it, and around 0.
+TEST_P(GateTest, OfEverySizeOfNumberGivesTheBitsOfTheSpecification) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  std::vector<float> numbers = {0.0f, -0.0f, kNaN, FromBits(0x7f812345u), infinity, -infinity, 88.0f, -88.0f, 3e38f, -3e38f, 0x1p-149f};
+  for (float x = 0x1p-30f; x < 200; x *= 1.03f) numbers.insert(numbers.end(), {x, -x});
+  for (const GateKind kind : {GateKind::kSigmoid, GateKind::kSoftplus}) {
+    AttentionSizes sizes;
+    sizes.n_q = 3;
+    sizes.n_kv = 5;
+    sizes.head_dim = 4;
+    sizes.head_dim_v = sizes.gate_dim = static_cast<int64_t>(numbers.size());
+    sizes.gate = kind;
+    AttentionProblem problem = NormalAttention(sizes);
+    for (size_t i = 0; i < problem.gate_values.size(); i++) problem.gate_values[i] = numbers[i % numbers.size()];
+    ExpectTheSpecification(problem);
+  }
+}
+
+TEST_P(GateTest, OfALayerGivesTheBitsOfTheSpecification) {
+  for (const int64_t n : {1, 2, 5, 70, 300}) {
+    for (const LayerProblem &problem : Layers(n)) ExpectTheSpecification(problem);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(GateTest, OfALayerOfEveryTypeGivesTheBitsOfTheSpecificationToAnyThreads) {
+  for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+    for (const LayerProblem &problem : Layers(40)) {
+      LayerForm form = PlainForm();
+      form.weight_type = stored;
+      form.gate_in_q = stored == Stored::kInt8 || stored == Stored::kF32;
+      const Layer layer = MakeLayer(problem, form);
+      const Outputs expected = Specify(Converted(problem, stored));
+      for (const uint32_t threads : {1u, 3u}) {
+        const Scheduler scheduler(threads, RunBackwards);
+        LayerCall call;
+        call.scheduler = scheduler.get();
+        EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), expected)) << static_cast<uint32_t>(stored) << " " << Describe(problem);
+      }
+    }
+  }
+}
+
+// The gate goes with the query input, whatever keys and values are made of.
+TEST_P(GateTest, OfCrossAttentionIsThatOfTheQueryRows) {
+  for (const GateKind kind : {GateKind::kSigmoid, GateKind::kSoftplus}) {
+    for (const bool has_one_width : {true, false}) {
+      LayerProblem problem = Sizes(9, 50, 4, 2, 12, 10, kind, 10);
+      problem.batch = 2;
+      problem.n_kv = 21;
+      if (!has_one_width) problem.key_dim = 31, problem.value_dim = 44;
+      problem.has_key = problem.has_value = true;
+      problem.q_lengths = {9, 4};
+      problem.kv_lengths = {20, 21};
+      ExpectTheSpecification(NormalLayer(problem));
+    }
+  }
+}
+
+// Token by token over a cache of any kind, with more rows than a ring takes at once among them.
+TEST_P(GateTest, OverACacheIsThatOfTheWholePrompt) {
+  const int64_t n = 90;
+  for (const uint32_t kind : {MHA_CACHE_CONTIGUOUS, MHA_CACHE_RING}) {
+    LayerProblem whole = Sizes(n, 40, 4, 2, 10, 12, GateKind::kSigmoid, 12);
+    whole.window_left = 20;
+    whole = NormalLayer(whole);
+    const Layer layer = Make(whole);
+    const Outputs expected = Specify(whole);
+    Cache cache(CacheConfigOf(whole, {kind, kind == MHA_CACHE_RING ? 48 : n}, 1, n));
+    Random random(5);
+    for (int64_t done = 0; done < n && !HasFailure();) {
+      const int64_t count = std::min(n - done, done == 0 ? 60 : random.Between(1, 4));
+      LayerProblem part = whole;
+      part.n_q = part.n_kv = count;
+      part.query = SliceRows(whole.query, 0, n, whole.query_dim, done, count);
+      LayerCall call;
+      call.asked = kAskNothing;
+      call.cache.cache = cache.get();
+      EXPECT_TRUE(SameBits(Forward(layer.get(), part, call).y, SliceRows(expected.y, 0, n, whole.y_width(), done, count)))
+          << count << " rows from " << done;
+      done += count;
+    }
+  }
+}
+
+// ---- Ways of giving it
+
+TEST(GateWeights, GiveTheSameBytesForEveryForm) {
+  for (const mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
+    const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
+    for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+      if (sgemm && stored != Stored::kF32) continue;
+      for (const int64_t gate_dim : {1, 7, 16}) {
+        LayerProblem problem;
+        problem.query_dim = problem.key_dim = problem.value_dim = 61;
+        problem.output_dim = 50;
+        problem.num_heads = 6;
+        problem.num_kv_heads = 3;
+        problem.head_dim = 11;
+        problem.head_dim_v = gate_dim == 1 ? 5 : gate_dim;
+        problem.gate = GateKind::kSigmoid;
+        problem.gate_dim = gate_dim;
+        problem = NormalLayer(problem);
+        LayerForm form;
+        form.weight_type = stored;
+        const std::string expected = LayerData(problem, Place::kBeforeGuard, form).Pack(&options).Bytes();
+        for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused, WeightForm::kPerHead}) {
+          for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
+            for (const int64_t gap : {0, 3}) {
+              for (const bool gate_in_q : {false, true}) {
+                for (const bool fused_biases : {false, true}) {
+                  form.form = weight_form, form.layout = layout, form.row_gap = gap;
+                  form.gate_in_q = gate_in_q, form.fused_biases = fused_biases;
+                  const LayerData data(problem, Place::kBeforeGuard, form);
+                  ASSERT_EQ(data.Pack(&options).Bytes(), expected) << Describe(form) << (sgemm ? " for sgemm" : "");
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(GateWeights, OfAPackedLayerAreALayerWithoutACopyAndWithItsShape) {
+  LayerProblem problem = NormalLayer([] {
+    LayerProblem sizes = SmallSizes();
+    sizes.gate = GateKind::kSoftplus;
+    sizes.gate_dim = sizes.head_dim_v;
+    return sizes;
+  }());
+  const LayerData data(problem);
+  const Layer created = Create(data);
+  Memory buffer = data.Pack();
+  buffer.Freeze();
+  const View view(buffer);
+  ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+  EXPECT_EQ(mha_layer_verify(buffer.data(), buffer.size(), nullptr), MHA_OK);
+  EXPECT_TRUE(SameBits(Forward(view.layer, problem), Forward(created.get(), problem)));
+  mha_layer_config config = Zeroed<mha_layer_config>();
+  ASSERT_EQ(mha_layer_shape(view.layer, &config, nullptr), MHA_OK);
+  EXPECT_EQ(config.gate, MHA_GATE_SOFTPLUS);
+  EXPECT_EQ(config.gate_dim, problem.head_dim_v);
+
+  // The header's gate is guarded, and one that nobody knows is no packed layer.
+  for (const size_t offset : {112, 120}) {
+    Memory copy(buffer.size(), Place::kBeforeGuard, 64);
+    std::memcpy(copy.data(), buffer.data(), buffer.size());
+    copy.data()[offset] ^= 3;
+    EXPECT_EQ(mha_layer_verify(copy.data(), copy.size(), nullptr), MHA_ERROR_PACKED_FORMAT) << offset;
+  }
+}
+
+TEST(GateWeights, ThroughABlasGiveTheNativeResultUpToRounding) {
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
+  for (const bool has_one_width : {true, false}) {
+    for (const bool is_cross : {false, true}) {
+      LayerProblem problem = SmallSizes();
+      problem.n_q = 7;
+      problem.n_kv = is_cross ? 11 : 7;
+      problem.gate = GateKind::kSigmoid;
+      problem.gate_dim = problem.head_dim_v;
+      if (has_one_width || !is_cross) problem.key_dim = problem.value_dim = problem.query_dim;
+      problem.has_key = problem.has_value = is_cross;
+      problem = NormalLayer(problem);
+      const LayerData data(problem);
+      const std::vector<float> expected = Forward(Create(data).get(), problem).y, y = Forward(Create(data, &options).get(), problem).y;
+      for (size_t i = 0; i < y.size(); i++) EXPECT_NEAR(y[i], expected[i], 1e-4) << i;
+    }
+  }
+}
+
+// ---- Accuracy
+
+TEST_P(GateTest, IsAsExactAsFloatAllows) {
+  for (const int64_t n : {3, 40}) {
+    for (const LayerProblem &problem : Layers(n)) {
+      const Outputs actual = Forward(Make(problem).get(), problem);
+      const float *const x = problem.query.data();
+      const auto exact = oracle::LayerForward<double>(LayerShapeOf(problem, 0), WeightsOf(problem), x, x, x);
+      const auto bound = oracle::BoundLayer(LayerShapeOf(problem, 0), WeightsOf(problem), x, x, x, exact);
+      double worst = 0, gated = 0;
+      for (size_t i = 0; i < exact.y.size(); i++) {
+        worst = std::max(worst, BoundRatio(actual.y[i], exact.y[i], bound.y[i]));
+        gated = std::max(gated, std::fabs(exact.y[i] - double(actual.y[i])));
+      }
+      EXPECT_LE(worst, 1.0) << Describe(problem);
+      EXPECT_LE(gated, 1e-5) << Describe(problem);
+      for (size_t i = 0; i < exact.attention.context.size(); i++) {
+        ASSERT_LE(BoundRatio(actual.context[i], exact.attention.context[i], bound.attention.context[i]), 1.0) << "the tap is not gated";
+      }
+    }
+  }
+}
+
+// ---- What it reaches
+
+TEST_P(GateTest, NaNReachesItsOwnElementAlone) {
+  for (const int64_t gate_dim : {1, 6}) {
+    AttentionSizes sizes;
+    sizes.batch = 2;
+    sizes.n_q = sizes.n_kv = 9;
+    sizes.num_heads = sizes.num_kv_heads = 3;
+    sizes.head_dim = 8;
+    sizes.head_dim_v = 6;
+    sizes.gate = GateKind::kSigmoid;
+    sizes.gate_dim = gate_dim;
+    AttentionProblem problem = NormalAttention(sizes);
+    const std::vector<float> clean = Run(problem).y;
+    for (const size_t at : {size_t{0}, problem.gate_values.size() / 2, problem.gate_values.size() - 1}) {
+      AttentionProblem poisoned = problem;
+      poisoned.gate_values[at] = kNaN;
+      const Outputs actual = Run(poisoned);
+      for (size_t i = 0; i < clean.size(); i++) {
+        const bool is_hit = gate_dim == 1 ? i / 6 == at : i == at;
+        EXPECT_EQ(std::isnan(actual.y[i]), is_hit) << i;
+        if (!is_hit) {
+          EXPECT_EQ(actual.y[i], clean[i]) << i;
+        }
+        EXPECT_FALSE(std::isnan(actual.context[i])) << "the tap comes before the gate";
+      }
+    }
+  }
+}
+
+TEST_P(GateTest, NaNInAnInputRowReachesItsOwnRowAlone) {
+  LayerProblem problem = Layers(12)[0];
+  problem.has_key = problem.has_value = true;
+  problem.key = problem.value = problem.query;
+  const Layer layer = Make(problem);
+  const std::vector<float> clean = Forward(layer.get(), problem).y;
+  problem.query[static_cast<size_t>(5 * problem.query_dim)] = kNaN;
+  const std::vector<float> y = Forward(layer.get(), problem).y;
+  for (size_t i = 0; i < y.size(); i++) {
+    const bool is_hit = static_cast<int64_t>(i) / problem.y_width() == 5;
+    EXPECT_EQ(std::isnan(y[i]), is_hit) << i;
+    if (!is_hit) {
+      EXPECT_EQ(y[i], clean[i]) << i;
+    }
+  }
+}
+
+TEST_P(GateTest, OfPaddingIsUnreadAndOfARowWithoutKeysLeavesItZero) {
+  AttentionSizes sizes;
+  sizes.batch = 2;
+  sizes.n_q = sizes.n_kv = 7;
+  sizes.num_heads = sizes.num_kv_heads = 2;
+  sizes.head_dim = sizes.head_dim_v = sizes.gate_dim = 5;
+  sizes.gate = GateKind::kSoftplus;
+  sizes.q_lengths = {4, 7};
+  sizes.kv_lengths = {7, 0};  // the second sequence has no key
+  AttentionProblem problem = NormalAttention(sizes);
+  const Outputs expected = Specify(problem);
+  FillPadding(kNaN, &problem);
+  std::fill(problem.gate_values.begin() + 7 * 10, problem.gate_values.end(), kNaN);
+  const Outputs actual = Run(problem);
+  EXPECT_TRUE(SameBits(actual, expected));
+  for (size_t i = 7 * 10; i < actual.y.size(); i++) EXPECT_EQ(actual.y[i], 0.0f);
+}
+
+// ---- What it costs
+
+TEST(GateCost, IsThatOfAnotherMatrixAndOfTheArray) {
+  LayerProblem plain = SquareSizes(64, 4, 4, 16);
+  plain.n_q = plain.n_kv = 10;
+  LayerProblem gated = plain;
+  gated.gate = GateKind::kSigmoid;
+  gated.gate_dim = 16;
+  const auto info_of = [](const CallData &data) {
+    mha_call_info info = Zeroed<mha_call_info>();
+    mha_error error;
+    Check(data.Info(&info, &error), error);
+    return info;
+  };
+  const LayerProblem without = NormalLayer(plain), with = NormalLayer(gated);
+  const Layer layer = MakeLayer(without), gated_layer = MakeLayer(with);
+  LayerCall call;
+  call.asked = kAskNothing;
+  const mha_call_info before = info_of(ForwardData(layer.get(), without, call));
+  const mha_call_info after = info_of(ForwardData(gated_layer.get(), with, call));
+  EXPECT_EQ(after.operations - before.operations, 2u * static_cast<uint64_t>(plain.batch) * 10 * 64 * 64);
+  EXPECT_EQ(after.bytes - before.bytes, after.packed_bytes - before.packed_bytes);
+  EXPECT_GE(after.packed_bytes - before.packed_bytes, 4u * 64 * 64);
+
+  AttentionCall attention;
+  attention.asked = kAskNothing;
+  AttentionSizes sizes;
+  sizes.n_q = sizes.n_kv = 10;
+  sizes.head_dim = sizes.head_dim_v = 16;
+  const mha_call_info ungated = info_of(AttentionData(NormalAttention(sizes), attention));
+  sizes.gate = GateKind::kSigmoid;
+  sizes.gate_dim = 16;
+  const mha_call_info of_array = info_of(AttentionData(NormalAttention(sizes), attention));
+  EXPECT_EQ(of_array.bytes - ungated.bytes, 4u * 10 * 16);
+  EXPECT_EQ(of_array.operations, ungated.operations);
+}
+
+}  // namespace

@@ -1,0 +1,219 @@
+"""What the compiled library may contain: exported symbols, undefined symbols, sections. See linking_objects.py --help."""
+
+import argparse
+import collections
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+failures = []
+
+
+def fail(sentence):
+    failures.append(sentence)
+
+
+def output_of(*command):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+# kind is nm's letter: capital for external, lower case for local, U undefined, W w V v weak, u unique.
+Symbol = collections.namedtuple("Symbol", "name kind")
+Section = collections.namedtuple("Section", "name size flags")
+
+
+def symbols(nm, *arguments):
+    for line in output_of(nm, "--portability", *arguments).splitlines():
+        fields = line.split()
+        if len(fields) >= 2 and len(fields[1]) == 1:
+            yield Symbol(*fields[:2])
+
+
+def lines_by_member(readelf, option, file):
+    """(object, line) for what readelf prints about an object file, or about each object in an archive."""
+    member = file
+    for line in output_of(readelf, option, "--wide", file).splitlines():
+        found = re.match(r"File: .*\((.*)\)", line)
+        if found:
+            member = found.group(1)
+        else:
+            yield member, line
+
+
+def sections(readelf, file):
+    """(object, index, section) for each section."""
+    for member, line in lines_by_member(readelf, "--sections", file):
+        found = re.match(r"\s*\[ *(\d+)\] (\S+)\s+\S+\s+[0-9a-f]+ [0-9a-f]+ ([0-9a-f]+) [0-9a-f]+\s+([A-Za-z]*)\s", line)
+        if found:
+            index, name, size, flags = found.groups()
+            yield member, index, Section(name, int(size, 16), flags)
+
+
+def variables(readelf, file):
+    """(object, index of its section) -> the names of the variables there."""
+    names = collections.defaultdict(list)
+    for member, line in lines_by_member(readelf, "--symbols", file):
+        found = re.match(r"\s*\d+: [0-9a-f]+ +\S+ (OBJECT|TLS|COMMON) +\S+ +\S+ +(\S+) (\S+)", line)
+        if found:
+            _, index, name = found.groups()
+            names[member, index].append(name)
+    return names
+
+
+def is_weak(symbol):
+    return symbol.kind in "WwVvu"
+
+
+# What the library may take from elsewhere: libc's memory functions, formatting of error messages into a buffer, memory and its advice
+# for mha_layer_create. The rest is what compilers add by themselves: libgcc's counting of bits, atomic operations and detection of
+# the processor, which are linked statically; the table of offsets of position-independent code; and, where the flags ask for them, checked
+# memory functions and stack protectors.
+memory_functions = r"memcpy|memset|memmove|memcmp|bcmp"
+of_libgcc = r"__popcountdi2|__aarch64_\w+|__cpu_model|__cpu_features2|__cpu_indicator_init"
+of_compilers = r"_GLOBAL_OFFSET_TABLE_|__(memcpy|memset|memmove|snprintf|vsnprintf)_chk|__stack_chk_(fail|guard)"
+allowed_in_kernels = re.compile(rf"(_ZN3mha\d+codes_\w+|{memory_functions}|{of_libgcc}|{of_compilers})$")
+allowed_in_library = re.compile(rf"({memory_functions}|strlen|strnlen|snprintf|vsnprintf|malloc|getauxval|posix_memalign|madvise|free|{of_libgcc}|{of_compilers})$")
+
+
+def check_undefined(what, all_symbols, allowed):
+    defined = {symbol.name for symbol in all_symbols if symbol.kind not in "Uwv"}
+    for name in sorted({symbol.name for symbol in all_symbols if symbol.kind in "Uwv"} - defined):
+        if not allowed.match(name):
+            fail(f"{what} needs {name}, which is not among the functions that it may need (see allowed_in_* in linking_objects.py).")
+
+
+def check_sections(file, readelf):
+    in_section = variables(readelf, file)
+    seen = False
+    for member, index, section in sections(readelf, file):
+        seen = True
+        if not section.size:
+            continue
+        if re.match(r"\.(init_array|fini_array|ctors|dtors|preinit_array)\b", section.name):
+            fail(f"{member} has the section {section.name}: something is initialised when the program starts. Make it a constant.")
+        # Constants without a name may lie in .data too: what an aggregate on the stack is initialised with. Nothing writes there.
+        elif "W" in section.flags and "A" in section.flags and not section.name.startswith(".data.rel.ro"):
+            for name in in_section[member, index]:
+                fail(f"{member} has the writable variable {name} in {section.name}. The library has none: make it a constant.")
+    if not seen or not in_section:
+        sys.exit(f"no section or no variable found in {file}: has the output of {readelf} another form?")
+
+
+def check_exports(arguments):
+    """The shared library exports the functions of the header, which are those of the checked-in list."""
+    with open(arguments.list) as file:
+        expected = set(file.read().split())
+    with open(arguments.header) as file:
+        declared = set(re.findall(r"^MHA_API [\w ]+?\**(mha_\w+)\(", file.read(), re.MULTILINE))
+    for name in sorted(declared - expected):
+        fail(f"mha.h declares {name}, which is not in {arguments.list}. A new function is added there.")
+    for name in sorted(expected - declared):
+        fail(f"{arguments.list} has {name}, which mha.h does not declare. A function is never taken away.")
+
+    exported = set()
+    if arguments.library.endswith(".dll.a"):  # what a DLL exports, as its import library lists it
+        exported = {symbol.name for symbol in symbols(arguments.nm, "--defined-only", arguments.library) if symbol.kind == "T"}
+    else:
+        for symbol in symbols(arguments.nm, "--dynamic", "--defined-only", arguments.library):
+            if symbol.kind != "A":  # the names of versions themselves
+                exported.add(symbol.name.split("@")[0])
+    for name in sorted(exported - expected):
+        fail(f"{arguments.library} exports {name}, which is no function of mha.h. Hide it.")
+    for name in sorted(expected - exported):
+        fail(f"{arguments.library} does not export {name}. Is it in the version script?")
+
+
+def check_archive(arguments):
+    """The static library needs libc only, has no writable data, and keeps to names of its own."""
+    all_symbols = list(symbols(arguments.nm, "--extern-only", arguments.library))
+    if not any(symbol.name == "mha_forward" for symbol in all_symbols):
+        sys.exit(f"mha_forward is not in {arguments.library}: has the output of {arguments.nm} another form?")
+    check_undefined(arguments.library, all_symbols, allowed_in_library)
+    for symbol in all_symbols:
+        # _ZN3mha..., _ZNK3mha..., _ZTVN3mha... are C++ names in the namespace mha.
+        if symbol.kind != "U" and not is_weak(symbol) and not re.match(r"mha_|_Z[A-Z]*N?K?3mha", symbol.name):
+            fail(f"{arguments.library} defines {symbol.name}, which is neither mha_* nor in the namespace mha.")
+    check_sections(arguments.library, arguments.readelf)
+
+
+def check_kernels(arguments):
+    """A kernel object holds tables and shares nothing with those of other instruction sets, so that the linker cannot mix them up."""
+    weak_in = collections.defaultdict(list)
+    for kernel in arguments.kernels:
+        all_symbols = list(symbols(arguments.nm, "--extern-only", kernel))
+        check_undefined(kernel, all_symbols, allowed_in_kernels)
+        defined = [symbol for symbol in all_symbols if symbol.kind not in "Uwv"]
+        strong = [symbol.name for symbol in defined if not is_weak(symbol)]
+        if not strong or not all(re.match(r"_ZN3mha\d+(kernels|codes)_", name) for name in strong):
+            fail(f"{kernel} defines the external symbols {', '.join(strong)}. It must be its tables; the rest belongs into the "
+                 "unnamed namespace.")
+        for symbol in defined:
+            if is_weak(symbol):
+                weak_in[symbol.name].append(kernel)
+        check_sections(kernel, arguments.readelf)
+    for name, kernels in sorted(weak_in.items()):
+        if len(kernels) > 1:
+            fail(f"{' and '.join(kernels)} share the weak symbol {name}: the linker keeps one of them, which another processor may not be "
+                 "able to run.")
+
+
+def check_moves(arguments):
+    """Kernels for Windows, where the stack is aligned to 16 bytes, move no longer vector by an instruction for aligned memory."""
+    for kernel in arguments.kernels:
+        moves = re.findall(r"\tv?mov\w+ .*", output_of(arguments.objdump, "--disassemble", "--no-show-raw-insn", kernel))
+        if not moves:
+            sys.exit(f"no move found in {kernel}: has the output of {arguments.objdump} another form?")
+        aligned = [move.strip() for move in moves if re.match(r"\tvmov(ap[sd]|dqa(32|64)?|nt\w+) .*\(.*", move) and re.search(r"%[yz]mm", move)]
+        if aligned:
+            fail(f"{kernel} has {len(aligned)} moves that need aligned memory, such as {aligned[0]}; src/CMakeLists.txt says how to avoid them.")
+
+
+# KiB of the stripped shared library, built as MinSizeRel for x86-64: more is a failure.
+size_budget = 470
+
+
+def check_size(arguments):
+    """Prints the size of the stripped shared library, and compares it with the budget of the smallest build."""
+    with tempfile.NamedTemporaryFile() as stripped:
+        output_of(arguments.strip, "-o", stripped.name, arguments.library)
+        kib = os.path.getsize(stripped.name) / 1024
+    print(f"{os.path.basename(arguments.library)}: {kib:.0f} KiB stripped, {arguments.config or 'no build type'}, {arguments.processor}")
+    if (arguments.config, arguments.processor) == ("MinSizeRel", "x86_64") and kib > size_budget:
+        fail(f"{arguments.library} has {kib:.0f} KiB stripped, more than {size_budget} KiB.")
+
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--nm", default="nm")
+parser.add_argument("--readelf", default="readelf")
+commands = parser.add_subparsers(required=True, metavar="exports|archive|kernels|moves|size")
+command = commands.add_parser("exports", help=check_exports.__doc__)
+command.add_argument("--header", required=True, help="mha.h")
+command.add_argument("--list", required=True, help="symbols.txt")
+command.add_argument("library", help="libmha.so, or libmha.dll.a")
+command.set_defaults(check=check_exports)
+command = commands.add_parser("archive", help=check_archive.__doc__)
+command.add_argument("library", help="libmha.a")
+command.set_defaults(check=check_archive)
+command = commands.add_parser("kernels", help=check_kernels.__doc__)
+command.add_argument("kernels", nargs="+", help="the object files of the kernels")
+command.set_defaults(check=check_kernels)
+command = commands.add_parser("moves", help=check_moves.__doc__)
+command.add_argument("--objdump", required=True)
+command.add_argument("kernels", nargs="+", help="the object files of the kernels for AVX2 and AVX-512")
+command.set_defaults(check=check_moves)
+command = commands.add_parser("size", help=check_size.__doc__)
+command.add_argument("--strip", default="strip")
+command.add_argument("--config", default="", help="the build type")
+command.add_argument("--processor", default="", help="that the library is for")
+command.add_argument("library", help="libmha.so")
+command.set_defaults(check=check_size)
+
+arguments = parser.parse_args()
+arguments.check(arguments)
+if failures:
+    sys.exit("\n".join(failures))

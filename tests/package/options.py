@@ -1,0 +1,167 @@
+"""The options of the build. See linking_options.py --help.
+
+A machine with nothing but a compiler, CMake and xsimd's headers is played by telling CMake to look into none of the system's folders.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+tests = pathlib.Path(__file__).resolve().parent.parent
+parts = {"OPENBLAS": "libopenblas-dev", "PTHREADPOOL": "libpthreadpool-dev", "TOOLS": "libcli11-dev nlohmann-json3-dev",
+         "BENCH": "libbenchmark-dev", "TESTS": "googletest", "ONNX": "libonnxruntime-dev"}
+targets = {"OPENBLAS": "mha_openblas", "PTHREADPOOL": "mha_pthreadpool", "TOOLS": "mha_command", "BENCH": "mha_bench", "TESTS": "mha_test_contract",
+           "ONNX": "mha_onnx"}
+nothing_installed = ["-DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF", "-DCMAKE_FIND_USE_SYSTEM_ENVIRONMENT_PATH=OFF",
+                     "-DCMAKE_DISABLE_FIND_PACKAGE_Python3=ON"]
+
+
+def run(*command):
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def must(*command):
+    status, output = run(*command)
+    if status:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{output}")
+    return output
+
+
+class Build:
+    def __init__(self, arguments):
+        self.__dict__.update(vars(arguments))
+        self.work = pathlib.Path(self.work).resolve() / self.test
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.folder = self.work / "build"
+        self.common = [f"-DCMAKE_C_COMPILER={self.cc}", f"-DCMAKE_CXX_COMPILER={self.cxx}", f"-DCMAKE_MAKE_PROGRAM={self.make}"]
+
+    def configure(self, *settings):
+        """The exit status and what CMake says, in one line, for it breaks long ones."""
+        (self.folder / "CMakeCache.txt").unlink(missing_ok=True)  # what it found out about the compilers stays
+        status, output = run(self.cmake, "-S", tests.parent, "-B", self.folder, "-G", self.generator, *self.common, *settings)
+        return status, " ".join(output.split())
+
+    def configured(self, *settings):
+        status, said = self.configure(*settings)
+        if status:
+            sys.exit(f"cmake {' '.join(settings)} fails:\n{said}")
+        return said
+
+    def expect_error(self, *settings, says):
+        status, said = self.configure(*settings)
+        if status == 0 or says not in said:
+            sys.exit(f"cmake {' '.join(settings)} ends with {status}; it should fail, and say '{says}'. It said:\n{said}")
+
+    def targets(self):
+        output = must(self.cmake, "--build", self.folder, "--target", "help")
+        return set(re.findall(r"^(?:\.\.\. )?(\w+)(?:: phony)?", output, re.MULTILINE))
+
+    # ---- What ctest runs
+
+    def nothing(self):
+        """With nothing installed the library is built alone, and what is left out is said, with the package that would bring it."""
+        bare = [*nothing_installed, f"-DMHA_XSIMD_INCLUDE_DIR={self.xsimd}", "-DMHA_GOOGLETEST_SOURCE_DIR=", "-DMHA_ONNXRUNTIME_INCLUDE_DIR="]
+        said = self.configured(*bare)
+        built = self.targets()
+        for part, packages in parts.items():
+            if packages not in said:
+                sys.exit(f"Without {packages}, CMake does not say that the package is missing:\n{said}")
+            if targets[part] in built:
+                sys.exit(f"{targets[part]} is to be built although {packages} is missing.")
+            self.expect_error(*bare, f"-DMHA_{part}=ON", says=f"apt-get install {packages}")
+        if not {"mha_static", "mha_shared"} <= built:
+            sys.exit("The libraries are not built.")
+        self.expect_error(*nothing_installed, says="apt-get install libxsimd-dev")
+
+    def choices(self):
+        """Each part can be left out, and what contradicts itself is an error."""
+        self.configured(*(f"-DMHA_{part}=OFF" for part in parts))
+        if self.targets() & set(targets.values()):
+            sys.exit(f"Parts that are OFF are built: {' '.join(self.targets() & set(targets.values()))}")
+        off = [f"-DMHA_{part}=OFF" for part in parts]
+        self.configured(*off, "-DMHA_STATIC=OFF")
+        if "mha_static" in self.targets():
+            sys.exit("MHA_STATIC=OFF builds the static library.")
+        for library in "STATIC", "SHARED":  # with all parts that this machine can build
+            self.configured(f"-DMHA_{library}=OFF")
+            if f"mha_{library.lower()}" in self.targets():
+                sys.exit(f"MHA_{library}=OFF alone builds that library.")
+        self.expect_error(*off, "-DMHA_STATIC=OFF", "-DMHA_SHARED=OFF", says="leaves no library to build")
+        self.expect_error("-DMHA_STATIC=OFF", "-DMHA_BENCH=ON", says="MHA_STATIC=ON")
+        foreign = "AVX2" if self.left_out == "neon" else "NEON"
+        self.expect_error(*off, f"-DMHA_{foreign}=ON", says=f"has no {foreign}")
+
+    def tunings(self):
+        """Each tuning of tuning.cpp can be fixed when configuring, auto fixes none, another name is an error, and tools/test.sh tests each."""
+        off = [f"-DMHA_{part}=OFF" for part in parts]
+        names = re.findall(r"constexpr Tuning (\w+) =", (tests.parent / "src" / "tuning.cpp").read_text())
+        if "plain" not in names:
+            sys.exit(f"tuning.cpp has the tunings {names}, as this test reads it; one should be plain.")
+        for name in names:
+            if f"-DMHA_TUNING={name} " not in (tests.parent / "tools" / "test.sh").read_text():
+                sys.exit(f"No build of tools/test.sh has -DMHA_TUNING={name}, so what is this tuning's alone is tested on its processor at most.")
+        for setting, expected in ("", []), ("-DMHA_TUNING=auto", []), *((f"-DMHA_TUNING={name}", [name]) for name in names):
+            self.configured(*off, *([setting] if setting else []))
+            fixed = re.findall(r"-DMHA_TUNING=(\w+)", (self.folder / "compile_commands.json").read_text())
+            if fixed != expected:
+                sys.exit(f"With {setting or 'no setting'}, sources are compiled for the tunings {fixed}; it should be {expected}.")
+        self.expect_error(*off, "-DMHA_TUNING=zen", says=f"MHA_TUNING=zen is no tuning; set it to auto, or to one of {', '.join(names)}")
+
+    def no_build_type(self):
+        """As a part of a build without a build type the library is optimised all the same, unless the build says otherwise; the rest is not."""
+        def optimised(*settings):
+            """source -> the last of its options -O..."""
+            shutil.rmtree(self.folder, ignore_errors=True)
+            must(self.cmake, "-S", tests / "consumers" / "add_subdirectory", "-B", self.folder, "-G", self.generator, *self.common,
+                 f"-DMHA_SOURCE_DIR={tests.parent}", f"-DMHA_XSIMD_INCLUDE_DIR={self.xsimd}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *settings)
+            return {pathlib.Path(entry["file"]).name: (["", *re.findall(r" -O\w*", entry["command"])])[-1].strip()
+                    for entry in json.loads((self.folder / "compile_commands.json").read_text())}
+
+        for settings, core in ((), "-O3"), (("-DCMAKE_BUILD_TYPE=Debug",), ""), (("-DCMAKE_CXX_FLAGS=-Og",), "-Og"):
+            levels = optimised(*settings)
+            expected = {"layer.c": "", "forward.cpp": core, "cache.cpp": core, "scalar.cpp": "-O2"}
+            found = {name: levels.get(name, "not compiled") for name in expected}
+            if found != expected:
+                sys.exit(f"With {' '.join(settings) or 'no build type'}, sources are compiled by {found}; it should be {expected}.")
+
+    def static_only(self):
+        """A static library with the scalar kernels alone is installed, computes, and says what it lacks."""
+        sets = {"avx512": ["AVX2", "AVX512"]}.get(self.left_out, [self.left_out.upper()])
+        self.configured(*(f"-DMHA_{part}=OFF" for part in parts), "-DMHA_SHARED=OFF", *(f"-DMHA_{name}=OFF" for name in sets),
+                        "-DCMAKE_BUILD_TYPE=Debug")
+        must(self.cmake, "--build", self.folder, "--parallel", "2")
+        prefix = self.work / "prefix"
+        must(self.cmake, "--install", self.folder, "--prefix", prefix)
+        if list(prefix.glob("**/libmha.so*")):
+            sys.exit("MHA_SHARED=OFF installs a shared library.")
+        program = self.work / "consumer"
+        must(self.cmake, "-S", tests / "consumers" / "find_package", "-B", program, "-G", self.generator, *self.common,
+             f"-DCMAKE_PREFIX_PATH={prefix}", "-DLANGUAGES=C")
+        must(self.cmake, "--build", program)
+        print(must(program / "with_mha"), end="")
+        asks = self.work / "left_out"
+        must(self.cc, tests / "consumers" / "left_out.c", "-I", prefix / "include", *prefix.glob("**/libmha.a"), "-o", asks)
+        said = must(asks, self.left_out)
+        print(said, end="")
+        expected = f"MHA_ERROR_INSTRUCTION_SET: this build of the library has no kernels for {self.left_out};"
+        if not said.startswith(expected):
+            sys.exit(f"It should say: {expected} ...")
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("test", choices=["nothing", "choices", "tunings", "no_build_type", "static_only"])
+parser.add_argument("--work", required=True, help="the folder to work in")
+parser.add_argument("--cc", required=True)
+parser.add_argument("--cxx", required=True)
+parser.add_argument("--cmake", required=True)
+parser.add_argument("--generator", required=True)
+parser.add_argument("--make", required=True, help="CMAKE_MAKE_PROGRAM")
+parser.add_argument("--xsimd", required=True, help="MHA_XSIMD_INCLUDE_DIR")
+parser.add_argument("--left-out", required=True, help="the instruction set that is left out: the best of the architecture")
+arguments = parser.parse_args()
+getattr(Build(arguments), arguments.test)()

@@ -1,0 +1,119 @@
+"""What the sources may say: operations in the kernels, one version everywhere, and what the layout of structs is. See linking_sources.py --help."""
+
+import argparse
+import pathlib
+import re
+import sys
+
+failures = []
+
+# What CONTRACT.md, section 1, rules out in the kernels: the vector library's words and approximate instructions that round differently
+# from machine to machine, and libm. The kernels have functions of their own in ops.h and functions.h.
+ruled_out = [
+    (r"xsimd::(fma|fms|fnma|fnms)\b", "xsimd's fused operations round twice on some instruction sets. Use mul_add of ops.h."),
+    (r"xsimd::f?(max|min)\b", "xsimd's max and min treat NaN differently from machine to machine. Use compare and select."),
+    (r"xsimd::(reduce\w*|haddp?|hadd)\b|\breduce_(add|max|min)\s*\(", "xsimd adds lanes in an order of its own. Use sum16 of ops.h."),
+    (r"xsimd::(exp\w*|log\w*|sinh?|cosh?|tanh?|sincos|a(sin|cos|tan)\w*|erfc?|\w*gamma|pow|cbrt|hypot)\b",
+     "xsimd's functions differ from machine to machine. Use those of functions.h."),
+    (r"xsimd::(sqrt|rsqrt|reciprocal|fast_\w+)\b", "xsimd's roots and reciprocals are approximate on some machines."),
+    (r"\busing\s+namespace\s+xsimd\b|\busing\s+xsimd::(?!batch\b)", "Name xsimd's functions in full, so that this test sees them."),
+    (r"\b_mm\d*_(mask_|maskz_)?(rcp|rsqrt|exp2a)\w*\s*\(|\bv(recp|rsqrt)[es]\w*\s*\(", "This instruction is approximate."),
+    (r"\bstd::(exp\w*|log\w*|tanh|sqrt|fma|fmax|fmin|max|min|pow|accumulate|reduce)\b",
+     "No function of the standard library takes part in the kernels' arithmetic."),
+    (r"(?<![\w:.>])(__builtin_)?(exp|exp2|expm1|log|log2|log1p|tanh|pow|fmax|fmin|rint|nearbyint|round|floor|ceil)f\s*\(|(?<!\w)sqrtf\s*\(",
+     "No function of libm takes part in the kernels' arithmetic. __builtin_sqrtf is an instruction here, correctly rounded."),
+    (r"#\s*pragma\s+(STDC\s+FP_CONTRACT\s+ON|GCC\s+optimize)|__attribute__\s*\(\(\s*optimize",
+     "This changes the arithmetic behind the contract's back."),
+]
+
+
+def without_comments(text):
+    blank = lambda found: re.sub(r"[^\n]", " ", found.group())
+    return re.sub(r"//[^\n]*|/\*.*?\*/", blank, text, flags=re.DOTALL)
+
+
+def check_operations(arguments):
+    """The kernels use no operation that the arithmetic contract rules out."""
+    files = [path for path in sorted((arguments.source / "src" / "kernels").rglob("*")) if path.suffix in (".h", ".hpp", ".cpp", ".inc")]
+    if not files:
+        sys.exit("There is no source in src/kernels.")
+    for path in files:
+        for number, line in enumerate(without_comments(path.read_text()).splitlines(), 1):
+            for pattern, sentence in ruled_out:
+                found = re.search(pattern, line)
+                if found:
+                    failures.append(f"{path.relative_to(arguments.source)}:{number}: {found.group()}: {sentence}")
+    for path in [arguments.source / "CMakeLists.txt", *sorted((arguments.source / "src").rglob("CMakeLists.txt"))]:
+        for flag in re.findall(r"-march=native|-ffast-math|-Ofast|-funsafe-math-optimizations", path.read_text()):
+            failures.append(f"{path.relative_to(arguments.source)} has {flag}, which no build of this library is to use.")
+
+
+def check_versions(arguments):
+    """The header, CMake, the package files and the change log name one version."""
+    header = (arguments.source / "include" / "mha.h").read_text()
+    version = ".".join(re.search(rf"#define MHA_VERSION_{part} (\d+)", header).group(1) for part in ("MAJOR", "MINOR", "PATCH"))
+
+    def expect(where, pattern, text):
+        found = re.search(pattern, text, re.MULTILINE)
+        if not found or found.group(1) != version:
+            failures.append(f"{where} says {found.group(1) if found else 'no version'}, mha.h says {version}.")
+
+    expect("The first heading of CHANGELOG.md", r"^## (\d+\.\d+\.\d+)", (arguments.source / "CHANGELOG.md").read_text())
+    expect("The project in CMakeLists.txt", r"(.*)", arguments.project_version)
+    if arguments.package:
+        expect("mha.pc", r"^Version: (.*)$", (arguments.package / "mha.pc").read_text())
+        expect("mhaConfigVersion.cmake", r'^set\(PACKAGE_VERSION "(.*)"\)$', (arguments.package / "mhaConfigVersion.cmake").read_text())
+
+
+def check_layout(arguments):
+    """c99_test.c asserts the size of every public struct and the offset of every field; lines of the headers, of README.md and of building.md
+    have at most 100 columns, as has the text of the other pages, those of C and C++ 140."""
+    narrow = [*(arguments.source / "include").glob("*.h"), arguments.source / "README.md", arguments.source / "src" / "docs" / "building.md"]
+    for page in [*arguments.source.glob("*.md"), *arguments.source.glob("src/**/*.md"), *arguments.source.glob("tests/**/*.md")]:
+        text = re.sub(r"^(```.*?^```|    .*?|\|.*?)$", lambda code: "\n" * code.group().count("\n"), page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for number, line in enumerate(text.splitlines(), 1):
+            if len(line) > 100 and "https://" not in line:
+                failures.append(f"{page.relative_to(arguments.source)}:{number} has {len(line)} columns; text should have at most 100.")
+    wide = [path for folder in ("src", "tests", "bench", "tools") for ending in ("h", "c", "cpp")
+            for path in (arguments.source / folder).rglob(f"*.{ending}")]
+    for path, most in sorted([(path, 100) for path in narrow] + [(path, 140) for path in wide]):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if len(line) > most:
+                failures.append(f"{path.relative_to(arguments.source)}:{number} has {len(line)} columns; it should have at most {most}.")
+    header = without_comments((arguments.source / "include" / "mha.h").read_text())
+    asserted = (arguments.source / "tests" / "interface" / "c99_test.c").read_text()
+    structs = re.findall(r"typedef struct (\w+) \{(.*?)\n\} \1;", header, re.DOTALL)
+    if len(structs) != len(re.findall(r"\bstruct \w+ \{", header)):
+        sys.exit("A struct of mha.h is not written as 'typedef struct name { ... } name;', so that this test does not read it.")
+    declared = set()
+    for name, body in structs:
+        declared.add(f"SIZE({name}")
+        for field in body.split(";")[:-1]:
+            for declarator in [field] if "(" in field else field.split(","):
+                found = re.search(r"\(\*(\w+)\)\(|(\w+)(?:\[\d+\])?$", declarator.strip())
+                declared.add(f"FIELD({name}, {found.group(1) or found.group(2)}")
+    written = re.findall(r"^(SIZE\(\w+|FIELD\(\w+, \w+), \d+\);$", asserted, re.MULTILINE)
+    for line in sorted(declared - set(written)):
+        failures.append(f"c99_test.c has no {line}, ...); every size and offset of mha.h is asserted there.")
+    for line in sorted(set(written) - declared - {"SIZE(mha_status"}):
+        failures.append(f"c99_test.c has {line}, ...), which is not in mha.h.")
+    for line in sorted({line for line in written if written.count(line) > 1}):
+        failures.append(f"c99_test.c has {line}, ...) twice.")
+
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent.parent, help="the root of the sources")
+commands = parser.add_subparsers(required=True, metavar="operations|versions|layout")
+command = commands.add_parser("operations", help=check_operations.__doc__)
+command.set_defaults(check=check_operations)
+command = commands.add_parser("versions", help=check_versions.__doc__)
+command.add_argument("--project-version", required=True, help="PROJECT_VERSION of CMake")
+command.add_argument("--package", type=pathlib.Path, help="where the build has put the package files")
+command.set_defaults(check=check_versions)
+command = commands.add_parser("layout", help=check_layout.__doc__)
+command.set_defaults(check=check_layout)
+
+arguments = parser.parse_args()
+arguments.check(arguments)
+if failures:
+    sys.exit("\n".join(failures))
