@@ -49,19 +49,24 @@ tiny = {
         "shared_intermediate_size expert_ffn_hidden_size prefix_dense_intermediate_size encoder_intermediate_size ffn_intermediate_size",
     4: "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads n_heads decoder_num_attention_heads "
        "encoder_num_attention_heads num_experts num_local_experts n_routed_experts moe_num_experts num_encoder_attention_heads "
-       "num_decoder_attention_heads attention_heads num_self_attention_heads num_cross_attention_heads num_experts_per_layer",
+       "num_decoder_attention_heads attention_heads num_self_attention_heads num_cross_attention_heads num_experts_per_layer index_n_heads "
+       "index_topk index_block_size index_kpool block_size global_block_size n_window indexer_budget indexer_n_heads",
+    3: "local_radius",
     2: "num_key_value_heads num_kv_heads n_head_kv num_hidden_layers n_layer num_layers n_layers encoder_layers decoder_layers depth "
        "num_decoder_layers num_encoder_layers decoder_num_hidden_layers encoder_num_hidden_layers num_experts_per_tok moe_topk moe_k "
        "num_experts_per_token top_k moe_top_k decoder_num_key_value_heads encoder_num_key_value_heads "
        "num_block num_blocks text_num_hidden_layers vision_num_hidden_layers expert_top_k num_selected_experts "
-       "num_attention_groups swa_num_key_value_heads num_global_key_value_heads attn_layer_period",
+       "num_attention_groups swa_num_key_value_heads num_global_key_value_heads attn_layer_period index_topk_blocks "
+       "num_global_tokens window_size",
     16: "head_dim d_kv attention_head_dim kv_lora_rank qk_nope_head_dim v_head_dim kv_channels attention_head_size head_size "
         "swa_head_dim swa_v_head_dim global_head_dim per_layer_input_dim linear_key_head_dim linear_value_head_dim mamba_d_head "
-        "mamba_d_state d_head index_head_dim",
-    8: "qk_rope_head_dim patch_size mamba_n_heads prediction_length",
+        "mamba_d_state d_head index_head_dim indexer_head_dim relative_attention_max_distance n_window_infer",
+    8: "qk_rope_head_dim patch_size mamba_n_heads prediction_length mamba_chunk_size relative_attention_num_buckets canvas_length "
+       "left_max_position_embeddings bias_max_distance",
     24: "q_lora_rank",
-    1: "n_group topk_group n_shared_experts num_shared_experts moe_n_group attn_layer_offset",
-    6: "sliding_window attention_chunk_size local_attention attention_window_size sliding_window_size",
+    1: "n_group topk_group n_shared_experts num_shared_experts moe_n_group attn_layer_offset max_window_layers indexer_kv_heads",
+    # Limits: below the 20 rows of a prompt, so that what they limit is at work.
+    6: "sliding_window attention_chunk_size local_attention attention_window_size sliding_window_size keep_window_size context_size",
     32: "image_size moe_intermediate_size expert_hidden_dim",
     128: "vocab_size text_vocab_size mamba_d_ssm",
     256: "max_position_embeddings max_source_positions max_target_positions n_positions max_seq_len",
@@ -73,7 +78,10 @@ small_resnet = {"use_timm_backbone": False, "backbone_config": {
     "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1], "out_features": ["stage4"]}}
 of_a_kind = {**dict.fromkeys(["detr", "conditional_detr", "dab-detr", "table-transformer"], small_resnet),
              "gpt_neo": {"attention_types": [[["global", "local"], 1]]}, "recurrent_gemma": {"num_hidden_layers": 3}, "xmod": {"default_language": "en_XX"},
-             "esm": {"pad_token_id": 0}, "bamba": {"attn_layer_indices": [1]}}
+             "esm": {"pad_token_id": 0}, "bamba": {"attn_layer_indices": [1]},
+             "minimax_m3_vl_text": {"layer_types": ["minimax_m3_sparse", "full_attention"], "index_n_heads": 2},
+             "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4}}}
+limit = re.compile("topk(?!_group|_method|_prob)|top_k$|window|chunk_size|block_size|radius|max_distance|compress_rate|num_global_tokens")
 most_weights = 200e6
 
 
@@ -101,7 +109,7 @@ def shrunk(config_class, drop, numbers, depth=0):
             result[name] = [special[name]] if special[name] is not None else None
         elif number is None or name in drop:
             continue
-        elif value is None and any(part in name for part in ("head", "expert", "group", "vocab", "prediction")):
+        elif value is None and any(part in name for part in ("head", "expert", "group", "vocab", "prediction", "window", "indexer")):
             result[name] = number
         elif isinstance(value, int) and not isinstance(value, bool):
             result[name] = min(number, value) if "layer" in name or "expert" in name else number
@@ -125,6 +133,9 @@ def shrunk(config_class, drop, numbers, depth=0):
         for name, value in values.items():
             if name != "layer_types" and isinstance(value, list) and full and len(value) == full and full > layers:
                 result[name] = value[:layers]
+    if result.get("sliding_window") and "use_sliding_window" in values:  # its layer types follow from these
+        result["use_sliding_window"] = True
+        result.pop("layer_types", None)
     rope = values.get("rope_parameters")
     if isinstance(rope, dict) and "mrope_section" in sources(config_class) and ({"head_dim", "hidden_size"} & set(result)):
         half = int(8 * rope.get("partial_rotary_factor", 1))
@@ -137,6 +148,14 @@ def shrunk(config_class, drop, numbers, depth=0):
             result[name] = {"model_type": part.model_type, **shrunk(type(part), drop, numbers, depth + 1)}
     result.update(of_a_kind.get(config_class.model_type, {}))
     return result
+
+
+def idle_limits(config):
+    """The limits of a configuration that a prompt of 20 rows does not reach."""
+    parts = [config] + [part for name in getattr(config, "sub_configs", None) or {} if "text" in name or "decoder" in name
+                        if (part := getattr(config, name, None)) is not None]
+    values = [item for part in parts for item in part.to_dict().items()]
+    return sorted({f"{name} {value}" for name, value in values if limit.search(name) and type(value) is int and value >= 20})
 
 
 def sources(config_class):
@@ -389,7 +408,7 @@ def examine(model_type, class_name):
         model.set_attn_implementation("mha")
     except Exception as error:
         return {**result, "status": "never asks", "why": f"set_attn_implementation: {error}"[:200]}
-    result["can_set"] = bool(model._can_set_attn_implementation())
+    result["idle"] = idle_limits(model.config)
     for name, expected in reference.items():
         result["compared"][name] = difference(expected, output_of(model, all_inputs[name]), all_inputs[name])
     for name, (expected_tokens, expected) in made.items():
@@ -539,7 +558,8 @@ def describe(result):
     compared = ", ".join(f"{name} {value:.0e}" for name, value in result["compared"].items())
     asked = f"{result.get('structured', 0)}+{result.get('dense', 0)}+{result.get('none', 0)} of {result['asked']}" if result.get("asked") else ""
     skipped = "".join(f"; no {name}: {why}" for name, why in result.get("skipped", {}).items())
-    return f"{result['type']:28} {result['status']:13} {asked} {compared} {result.get('why') or ''}{skipped} {result['seconds']} s"
+    idle = "".join(f"; not reached: {name}" for name in result.get("idle", []))
+    return f"{result['type']:28} {result['status']:13} {asked} {compared} {result.get('why') or ''}{skipped}{idle} {result['seconds']} s"
 
 
 if __name__ == "__main__":

@@ -369,25 +369,42 @@ class _Refused(Exception):
     pass
 
 
-_known = {"module", "query", "key", "value", "attention_mask", "scaling", "dropout", "position_bias", "softcap", "s_aux", "sliding_window",
-          "kwargs", "_kwargs"}
+# What attention functions are handed beside the arguments of `attention`, and what changes nothing: masks have windows, packing and causality in
+# them already, as for eager attention, which reads none of these.
+_harmless = {"cu_seq_lens_k", "cu_seq_lens_q", "is_causal", "max_length_k", "max_length_q", "num_items_in_batch", "output_attentions",
+             "output_hidden_states", "output_router_logits", "position_ids", "seq_idx", "sliding_window", "use_cache"}
+
+
+def _with_chosen_keys(module, query, key, mask, indices, block_indices, position_ids):
+    """The mask, with the keys or blocks of keys left out that a model did not choose. Models put their choice into the mask for eager attention and
+    "sdpa" alone, by these names; others are handed the choice."""
+    mask = _dense([mask])[0]
+    if block_indices is not None:
+        n_q, n_kv = query.shape[2], key.shape[2]
+        positions = torch.arange(n_kv - n_q, n_kv)[None] if position_ids is None else position_ids if position_ids.ndim > 1 else position_ids[None]
+        return module.indexer.build_block_mask(block_indices, mask, n_kv, query.dtype, query.device, positions.expand(len(query), -1))
+    left_out = torch.ones(*indices.shape[:2], key.shape[2], dtype=torch.bool, device=query.device).scatter(-1, indices.long(), False)[:, None]
+    return mask & ~left_out if mask.dtype == torch.bool else mask.masked_fill(left_out, torch.finfo(query.dtype).min)
 
 
 @functools.cache
-def _unknown_arguments(module_name):
-    """What the eager attention of the file that a module is from takes and this one does not know."""
+def _parameters(module_name):
+    """The arguments of the eager attention of the file that a module is from."""
     function = getattr(sys.modules[module_name], "eager_attention_forward", None)
-    return frozenset(inspect.signature(function).parameters) - _known if function else frozenset()
+    return frozenset(inspect.signature(function).parameters) if function else frozenset()
 
 
 def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
               scaling: float | None = None, dropout: float = 0.0, position_bias: torch.Tensor | None = None, softcap: float | None = None,
-              s_aux: torch.Tensor | None = None, is_strict: bool = False, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+              s_aux: torch.Tensor | None = None, indices: torch.Tensor | None = None, block_indices: torch.Tensor | None = None,
+              is_strict: bool = False, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What AttentionInterface calls for "mha": query [batch, heads, n_q, width], key and value likewise. Returns [batch, n_q, heads, width of
     value], and None for the weights, as "sdpa" does.
 
     A mask of None is none, as for eager attention, whatever is_causal says: where a model is causal, `mask` has made one.
     """
+    if indices is not None or block_indices is not None:
+        attention_mask = _with_chosen_keys(module, query, key, attention_mask, indices, block_indices, kwargs.get("position_ids"))
     if is_strict or not torch.compiler.is_compiling():  # which would break its graph here, and at a warning
         try:
             return _attend(module, query, key, value, attention_mask, scaling, dropout, position_bias, softcap, s_aux, kwargs), None
@@ -472,9 +489,10 @@ def _check(module, query, key, value, mask, dropout, position_bias, sinks, kwarg
         raise _Refused("torch.compile cannot look into it")
     if dropout:
         raise _Refused("there is dropout, and mha has none; model.eval() turns it off")
-    for name in _unknown_arguments(type(module).__module__):
-        if kwargs.get(name) is not None:
-            raise _Refused(f"mha does not know the argument {name!r}")
+    for name, argument in kwargs.items():
+        if name not in _harmless and argument is not None:
+            doubt = "" if name in _parameters(type(module).__module__) else '; nor does its own attention by that name, so compare with "eager"'
+            raise _Refused(f"mha does not know the argument {name!r}" + doubt)
 
 
 def _layer_of(key, value):
