@@ -6,7 +6,7 @@ usage() {
   cat <<'TEXT'
 tools/rust/vendor.sh [--help]
 
-Copies what mha-sys builds the library from (include/mha.h, src/, CMakeLists.txt, LICENSE) into tools/rust/mha-sys/vendor/, anew each time: the
+Copies what mha-sys builds the library from (include/, src/, CMakeLists.txt, LICENSE) into tools/rust/mha-sys/vendor/, anew each time: the
 package is to have them, while the repository has them but once. Without it, mha-sys builds from the repository's own tree.
 
 Example:
@@ -23,8 +23,7 @@ esac
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 vendor=tools/rust/mha-sys/vendor
 rm -rf "$vendor"
-mkdir -p "$vendor/include"
+mkdir -p "$vendor"
 cp CMakeLists.txt LICENSE "$vendor/"
-cp include/mha.h "$vendor/include/"
-cp -R src "$vendor/"
+cp -R include src "$vendor/"
 rm -r "$vendor/src/docs" "$vendor/src/openblas" "$vendor/src/pthreadpool" # not part of the library itself

@@ -89,7 +89,12 @@ fn build_bundled() {
     let copied = fs::create_dir_all(&lib)
         .and_then(|()| fs::create_dir_all(&include))
         .and_then(|()| fs::copy(out.join("build/src/libmha.a"), lib.join("libmha.a")))
-        .and_then(|_| fs::copy(source.join("include/mha.h"), include.join("mha.h")));
+        .and_then(|_| {
+            fs::read_dir(source.join("include"))?.try_for_each(|header| {
+                let header = header?;
+                fs::copy(header.path(), include.join(header.file_name())).map(|_| ())
+            })
+        });
     if let Err(error) = copied {
         fail(&format!("cannot copy the library that was built to {}: {error}", out.display()));
     }

@@ -248,7 +248,7 @@ impl<'a> Weights<'a> {
             WeightLayout::InOut => sys::MHA_LAYOUT_IN_OUT,
             WeightLayout::OutIn => sys::MHA_LAYOUT_OUT_IN,
         };
-        raw.r#type = self.kind()?.raw();
+        raw.type_ = self.kind()?.raw();
         let mut head_pointers: [Vec<*const f32>; 3] = Default::default();
         match &self.projections {
             Projections::Three([w_q, w_k, w_v]) => {

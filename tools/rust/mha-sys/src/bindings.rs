@@ -1,0 +1,580 @@
+// What `cargo run -p systest` makes of mha.h.
+
+
+pub const MHA_VERSION_MAJOR: u32 = 0;
+pub const MHA_VERSION_MINOR: u32 = 1;
+pub const MHA_VERSION_PATCH: u32 = 0;
+pub const MHA_CONTRACT: u32 = 2;
+pub const MHA_OK: u32 = 0;
+pub const MHA_ERROR_NULL_POINTER: u32 = 1;
+pub const MHA_ERROR_STRUCT_SIZE: u32 = 2;
+pub const MHA_ERROR_INVALID_VALUE: u32 = 3;
+pub const MHA_ERROR_SHAPE: u32 = 4;
+pub const MHA_ERROR_TOO_LARGE: u32 = 5;
+pub const MHA_ERROR_BUFFER_TOO_SMALL: u32 = 6;
+pub const MHA_ERROR_OUT_OF_MEMORY: u32 = 7;
+pub const MHA_ERROR_INSTRUCTION_SET: u32 = 8;
+pub const MHA_ERROR_PACKED_FORMAT: u32 = 9;
+pub const MHA_ERROR_PACKED_CHECKSUM: u32 = 10;
+pub const MHA_ERROR_OUT_OF_RANGE: u32 = 11;
+pub const MHA_ERROR_CACHE_FULL: u32 = 12;
+pub const MHA_ERROR_CACHE_FORMAT: u32 = 13;
+pub const MHA_INSTRUCTION_SET_AUTO: u32 = 0;
+pub const MHA_INSTRUCTION_SET_SCALAR: u32 = 1;
+pub const MHA_INSTRUCTION_SET_AVX2: u32 = 2;
+pub const MHA_INSTRUCTION_SET_AVX512: u32 = 3;
+pub const MHA_INSTRUCTION_SET_NEON: u32 = 4;
+pub const MHA_INSTRUCTION_SET_AVX2_VNNI: u32 = 5;
+pub const MHA_INSTRUCTION_SET_AVX512_VNNI: u32 = 6;
+pub const MHA_INSTRUCTION_SET_NEON_DOTPROD: u32 = 7;
+pub const MHA_INSTRUCTION_SET_NEON_I8MM: u32 = 8;
+pub const MHA_TYPE_F32: u32 = 0;
+pub const MHA_TYPE_F16: u32 = 1;
+pub const MHA_TYPE_BF16: u32 = 2;
+pub const MHA_TYPE_INT8: u32 = 3;
+pub const MHA_TYPE_INT4: u32 = 4;
+pub const MHA_ARITHMETIC_F32: u32 = 0;
+pub const MHA_ARITHMETIC_INT8: u32 = 1;
+pub const MHA_ARITHMETIC_INT16: u32 = 2;
+pub const MHA_GATE_NONE: u32 = 0;
+pub const MHA_GATE_SIGMOID: u32 = 1;
+pub const MHA_GATE_SOFTPLUS: u32 = 2;
+pub const MHA_LAYOUT_IN_OUT: u32 = 0;
+pub const MHA_LAYOUT_OUT_IN: u32 = 1;
+pub const MHA_CACHE_CONTIGUOUS: u32 = 0;
+pub const MHA_CACHE_RING: u32 = 1;
+pub const MHA_CACHE_PAGED: u32 = 2;
+pub const MHA_ROPE_HALF: u32 = 0;
+pub const MHA_ROPE_INTERLEAVED: u32 = 1;
+pub const MHA_NORM_LAYER: u32 = 1;
+pub const MHA_NORM_ALL_HEADS: u32 = 2;
+pub const MHA_NORM_AFTER_ROPE: u32 = 4;
+pub const MHA_NORM_VALUES: u32 = 8;
+pub const MHA_CAUSAL: u32 = 1;
+pub const MHA_WINDOW_LEFT: u32 = 2;
+pub const MHA_WINDOW_RIGHT: u32 = 4;
+pub const MHA_PADDING_LEFT: u32 = 8;
+pub const MHA_CACHE_READ: u32 = 16;
+pub const MHA_BROADCAST: i64 = -9223372036854775808;
+pub const MHA_COLUMNS_ALL_KEYS: u32 = 0;
+pub const MHA_COLUMNS_NEW_KEYS: u32 = 1;
+pub const MHA_GROUPS_WITHIN: u32 = 0;
+pub const MHA_GROUPS_ALSO: u32 = 1;
+pub const MHA_BACK_END_NATIVE: u32 = 0;
+pub const MHA_BACK_END_SGEMM: u32 = 1;
+pub type mha_status = u32;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_error {
+    pub status: u32,
+    pub argument: u32,
+    pub message: [core::ffi::c_char; 248usize],
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_scheduler {
+    pub context: *mut core::ffi::c_void,
+    pub num_threads: u32,
+    pub reserved: u32,
+    pub parallel_for: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut core::ffi::c_void,
+            count: u32,
+            task: ::core::option::Option<unsafe extern "C" fn(task_context: *mut core::ffi::c_void, index: u32)>,
+            task_context: *mut core::ffi::c_void,
+        ),
+    >,
+}
+#[repr(C)]
+#[derive(Debug)]
+pub struct mha_layer {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_layer_config {
+    pub struct_size: usize,
+    pub query_dim: i64,
+    pub num_heads: i64,
+    pub num_kv_heads: i64,
+    pub head_dim: i64,
+    pub head_dim_v: i64,
+    pub d_out: i64,
+    pub key_dim: i64,
+    pub value_dim: i64,
+    pub output_dim: i64,
+    pub scale: f32,
+    pub weight_type: u32,
+    pub gate: u32,
+    pub arithmetic: u32,
+    pub gate_dim: i64,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_layer_weights {
+    pub struct_size: usize,
+    pub layout: u32,
+    pub type_: u32,
+    pub w_q: *const core::ffi::c_void,
+    pub w_k: *const core::ffi::c_void,
+    pub w_v: *const core::ffi::c_void,
+    pub w_qkv: *const core::ffi::c_void,
+    pub w_q_heads: *const *const f32,
+    pub w_k_heads: *const *const f32,
+    pub w_v_heads: *const *const f32,
+    pub w_o: *const core::ffi::c_void,
+    pub w_g: *const core::ffi::c_void,
+    pub b_q: *const f32,
+    pub b_k: *const f32,
+    pub b_v: *const f32,
+    pub b_qkv: *const f32,
+    pub b_o: *const f32,
+    pub b_g: *const f32,
+    pub w_q_stride: i64,
+    pub w_k_stride: i64,
+    pub w_v_stride: i64,
+    pub w_qkv_stride: i64,
+    pub w_o_stride: i64,
+    pub w_g_stride: i64,
+    pub w_q_scales: *const f32,
+    pub w_k_scales: *const f32,
+    pub w_v_scales: *const f32,
+    pub w_qkv_scales: *const f32,
+    pub w_o_scales: *const f32,
+    pub w_g_scales: *const f32,
+    pub kept_heads: *const u8,
+}
+pub type mha_sgemm = ::core::option::Option<
+    unsafe extern "C" fn(
+        order: core::ffi::c_int,
+        trans_a: core::ffi::c_int,
+        trans_b: core::ffi::c_int,
+        m: core::ffi::c_int,
+        n: core::ffi::c_int,
+        k: core::ffi::c_int,
+        alpha: f32,
+        a: *const f32,
+        lda: core::ffi::c_int,
+        b: *const f32,
+        ldb: core::ffi::c_int,
+        beta: f32,
+        c: *mut f32,
+        ldc: core::ffi::c_int,
+    ),
+>;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_allocator {
+    pub context: *mut core::ffi::c_void,
+    pub allocate: ::core::option::Option<unsafe extern "C" fn(context: *mut core::ffi::c_void, bytes: usize) -> *mut core::ffi::c_void>,
+    pub release: ::core::option::Option<unsafe extern "C" fn(context: *mut core::ffi::c_void, memory: *mut core::ffi::c_void)>,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_layer_options {
+    pub struct_size: usize,
+    pub instruction_set: u32,
+    pub reserved: u32,
+    pub sgemm: mha_sgemm,
+    pub allocator: *const mha_allocator,
+}
+#[repr(C)]
+#[derive(Debug)]
+pub struct mha_kv_cache {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_kv_cache_config {
+    pub struct_size: usize,
+    pub num_sequences: i64,
+    pub capacity: i64,
+    pub num_kv_heads: i64,
+    pub head_dim: i64,
+    pub head_dim_v: i64,
+    pub k_type: u32,
+    pub v_type: u32,
+    pub kind: u32,
+    pub reserved: u32,
+    pub block_positions: i64,
+    pub num_blocks: i64,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_rope {
+    pub struct_size: usize,
+    pub style: u32,
+    pub reserved: u32,
+    pub dims: i64,
+    pub num_positions: i64,
+    pub cos: *const f32,
+    pub sin: *const f32,
+    pub table_stride: i64,
+    pub q_positions: *const i64,
+    pub k_positions: *const i64,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_rope_config {
+    pub struct_size: usize,
+    pub dims: i64,
+    pub num_positions: i64,
+    pub first_position: i64,
+    pub base: f64,
+    pub linear_factor: f64,
+    pub yarn_factor: f64,
+    pub yarn_beta_fast: f64,
+    pub yarn_beta_slow: f64,
+    pub llama3_factor: f64,
+    pub llama3_low_freq_factor: f64,
+    pub llama3_high_freq_factor: f64,
+    pub ntk_factor: f64,
+    pub ntk_positions: i64,
+    pub pair_factors: *const f64,
+    pub original_positions: i64,
+    pub attention_factor: f64,
+    pub yarn_unrounded: u32,
+    pub reserved: u32,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_norm {
+    pub struct_size: usize,
+    pub flags: u32,
+    pub epsilon: f32,
+    pub q_weight: *const f32,
+    pub k_weight: *const f32,
+    pub q_bias: *const f32,
+    pub k_bias: *const f32,
+    pub head_stride: i64,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_score_options {
+    pub struct_size: usize,
+    pub softcap: f32,
+    pub bias_type: u32,
+    pub alibi_slopes: *const f32,
+    pub sinks: *const f32,
+    pub bias: *const core::ffi::c_void,
+    pub bias_batch_stride: i64,
+    pub bias_head_stride: i64,
+    pub bias_row_stride: i64,
+    pub mask: *const u8,
+    pub mask_batch_stride: i64,
+    pub mask_head_stride: i64,
+    pub mask_row_stride: i64,
+    pub columns: u32,
+    pub groups: u32,
+    pub num_columns: i64,
+    pub q_groups: *const i32,
+    pub kv_groups: *const i32,
+    pub q_groups_stride: i64,
+    pub kv_groups_stride: i64,
+    pub q_scales: *const f32,
+    pub q_scales_stride: i64,
+    pub relative_bias: *const f32,
+    pub relative_left: i64,
+    pub relative_right: i64,
+    pub head_scales: *const f32,
+    pub arithmetic: u32,
+    pub context_arithmetic: u32,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_taps {
+    pub struct_size: usize,
+    pub q: *mut f32,
+    pub k: *mut f32,
+    pub v: *mut f32,
+    pub scores: *mut f32,
+    pub scaled_scores: *mut f32,
+    pub softcapped_scores: *mut f32,
+    pub masked_scores: *mut f32,
+    pub context: *mut f32,
+    pub chosen_weights: *mut f32,
+    pub mean_weights: *mut f32,
+    pub key_sums: *mut f32,
+    pub chosen_heads: *const i64,
+    pub chosen_rows: *const i64,
+    pub num_chosen_heads: i64,
+    pub num_chosen_rows: i64,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_forward_args {
+    pub struct_size: usize,
+    pub batch: i64,
+    pub n_q: i64,
+    pub n_kv: i64,
+    pub query: *const core::ffi::c_void,
+    pub key: *const core::ffi::c_void,
+    pub value: *const core::ffi::c_void,
+    pub output: *mut core::ffi::c_void,
+    pub input_type: u32,
+    pub output_type: u32,
+    pub query_batch_stride: i64,
+    pub query_row_stride: i64,
+    pub key_batch_stride: i64,
+    pub key_row_stride: i64,
+    pub value_batch_stride: i64,
+    pub value_row_stride: i64,
+    pub output_batch_stride: i64,
+    pub output_row_stride: i64,
+    pub flags: u32,
+    pub reserved: u32,
+    pub window_left: i64,
+    pub window_right: i64,
+    pub score: *const mha_score_options,
+    pub q_start: *const i64,
+    pub q_lengths: *const i64,
+    pub kv_lengths: *const i64,
+    pub kv_start: *const i64,
+    pub cu_seqlens_q: *const i64,
+    pub cu_seqlens_kv: *const i64,
+    pub norm: *const mha_norm,
+    pub rope: *const mha_rope,
+    pub cache: *mut mha_kv_cache,
+    pub cache_sequences: *const i64,
+    pub lse: *mut f32,
+    pub attention_weights: *mut f32,
+    pub taps: *const mha_taps,
+    pub scheduler: *const mha_scheduler,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_gate {
+    pub struct_size: usize,
+    pub kind: u32,
+    pub reserved: u32,
+    pub gate_dim: i64,
+    pub values: *const f32,
+    pub batch_stride: i64,
+    pub row_stride: i64,
+    pub head_stride: i64,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_attention_args {
+    pub struct_size: usize,
+    pub batch: i64,
+    pub n_q: i64,
+    pub n_kv: i64,
+    pub num_heads: i64,
+    pub num_kv_heads: i64,
+    pub head_dim: i64,
+    pub head_dim_v: i64,
+    pub q: *const core::ffi::c_void,
+    pub k: *const core::ffi::c_void,
+    pub v: *const core::ffi::c_void,
+    pub output: *mut core::ffi::c_void,
+    pub q_type: u32,
+    pub k_type: u32,
+    pub v_type: u32,
+    pub output_type: u32,
+    pub q_batch_stride: i64,
+    pub q_row_stride: i64,
+    pub q_head_stride: i64,
+    pub k_batch_stride: i64,
+    pub k_row_stride: i64,
+    pub k_head_stride: i64,
+    pub v_batch_stride: i64,
+    pub v_row_stride: i64,
+    pub v_head_stride: i64,
+    pub output_batch_stride: i64,
+    pub output_row_stride: i64,
+    pub output_head_stride: i64,
+    pub flags: u32,
+    pub scale: f32,
+    pub window_left: i64,
+    pub window_right: i64,
+    pub score: *const mha_score_options,
+    pub gate: *const mha_gate,
+    pub q_start: *const i64,
+    pub q_lengths: *const i64,
+    pub kv_lengths: *const i64,
+    pub kv_start: *const i64,
+    pub cu_seqlens_q: *const i64,
+    pub cu_seqlens_kv: *const i64,
+    pub norm: *const mha_norm,
+    pub rope: *const mha_rope,
+    pub cache: *mut mha_kv_cache,
+    pub cache_sequences: *const i64,
+    pub lse: *mut f32,
+    pub attention_weights: *mut f32,
+    pub taps: *const mha_taps,
+    pub scheduler: *const mha_scheduler,
+    pub instruction_set: u32,
+    pub reserved: u32,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_call_info {
+    pub struct_size: usize,
+    pub instruction_set: u32,
+    pub back_end: u32,
+    pub contract: u32,
+    pub num_threads: u32,
+    pub project_tile_rows: i64,
+    pub project_tile_columns: i64,
+    pub attend_tile_rows: i64,
+    pub attend_block_rows: i64,
+    pub attend_chunk_keys: i64,
+    pub workspace_bytes: usize,
+    pub packed_bytes: usize,
+    pub operations: u64,
+    pub bytes: u64,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_linear_args {
+    pub struct_size: usize,
+    pub rows: i64,
+    pub x: *const core::ffi::c_void,
+    pub residual: *const core::ffi::c_void,
+    pub output: *mut core::ffi::c_void,
+    pub input_type: u32,
+    pub output_type: u32,
+    pub x_row_stride: i64,
+    pub residual_row_stride: i64,
+    pub output_row_stride: i64,
+    pub scheduler: *const mha_scheduler,
+}
+extern "C" {
+    pub fn mha_status_string(status: mha_status) -> *const core::ffi::c_char;
+    pub fn mha_version() -> u32;
+    pub fn mha_contract() -> u32;
+    pub fn mha_instruction_sets() -> u32;
+    pub fn mha_instruction_set_name(instruction_set: u32) -> *const core::ffi::c_char;
+    pub fn mha_layer_pack_size(
+        config: *const mha_layer_config,
+        weights: *const mha_layer_weights,
+        options: *const mha_layer_options,
+        bytes: *mut usize,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_layer_pack(
+        config: *const mha_layer_config,
+        weights: *const mha_layer_weights,
+        options: *const mha_layer_options,
+        buffer: *mut core::ffi::c_void,
+        buffer_bytes: usize,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_layer_view_size() -> usize;
+    pub fn mha_layer_view(
+        buffer: *const core::ffi::c_void,
+        buffer_bytes: usize,
+        options: *const mha_layer_options,
+        storage: *mut core::ffi::c_void,
+        storage_bytes: usize,
+        layer: *mut *const mha_layer,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_layer_verify(buffer: *const core::ffi::c_void, buffer_bytes: usize, error: *mut mha_error) -> mha_status;
+    pub fn mha_layer_create(
+        config: *const mha_layer_config,
+        weights: *const mha_layer_weights,
+        options: *const mha_layer_options,
+        layer: *mut *mut mha_layer,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_layer_destroy(layer: *mut mha_layer);
+    pub fn mha_layer_shape(layer: *const mha_layer, config: *mut mha_layer_config, error: *mut mha_error) -> mha_status;
+    pub fn mha_kv_cache_size(config: *const mha_kv_cache_config, bytes: *mut usize, error: *mut mha_error) -> mha_status;
+    pub fn mha_kv_cache_init(
+        config: *const mha_kv_cache_config,
+        buffer: *mut core::ffi::c_void,
+        buffer_bytes: usize,
+        cache: *mut *mut mha_kv_cache,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_kv_cache_view(
+        buffer: *mut core::ffi::c_void,
+        buffer_bytes: usize,
+        cache: *mut *mut mha_kv_cache,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_kv_cache_shape(cache: *const mha_kv_cache, config: *mut mha_kv_cache_config, error: *mut mha_error) -> mha_status;
+    pub fn mha_kv_cache_length(cache: *const mha_kv_cache, sequence: i64, length: *mut i64, error: *mut mha_error) -> mha_status;
+    pub fn mha_kv_cache_truncate(cache: *mut mha_kv_cache, sequence: i64, length: i64, error: *mut mha_error) -> mha_status;
+    pub fn mha_kv_cache_set_blocks(
+        cache: *mut mha_kv_cache,
+        sequence: i64,
+        blocks: *const i32,
+        count: i64,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_kv_cache_copy_prefix(cache: *mut mha_kv_cache, from: i64, to: i64, length: i64, error: *mut mha_error) -> mha_status;
+    pub fn mha_kv_cache_append(
+        cache: *mut mha_kv_cache,
+        sequence: i64,
+        count: i64,
+        k: *const f32,
+        v: *const f32,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_kv_cache_read(
+        cache: *const mha_kv_cache,
+        sequence: i64,
+        first: i64,
+        count: i64,
+        k: *mut f32,
+        v: *mut f32,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_rope_tables(config: *const mha_rope_config, cos: *mut f32, sin: *mut f32, error: *mut mha_error) -> mha_status;
+    pub fn mha_alibi_slopes(num_heads: i64, slopes: *mut f32, error: *mut mha_error) -> mha_status;
+    pub fn mha_t5_relative_bias(
+        embedding: *const f32,
+        num_buckets: i64,
+        max_distance: i64,
+        is_bidirectional: u32,
+        num_heads: i64,
+        left: i64,
+        right: i64,
+        relative_bias: *mut f32,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_forward_workspace(
+        layer: *const mha_layer,
+        args: *const mha_forward_args,
+        bytes: *mut usize,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_forward(
+        layer: *const mha_layer,
+        args: *const mha_forward_args,
+        workspace: *mut core::ffi::c_void,
+        workspace_bytes: usize,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_attention_workspace(args: *const mha_attention_args, bytes: *mut usize, error: *mut mha_error) -> mha_status;
+    pub fn mha_attention(
+        args: *const mha_attention_args,
+        workspace: *mut core::ffi::c_void,
+        workspace_bytes: usize,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_info(layer: *const mha_layer, args: *const mha_forward_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
+    pub fn mha_attention_info(args: *const mha_attention_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
+    pub fn mha_linear_workspace(
+        layer: *const mha_layer,
+        args: *const mha_linear_args,
+        bytes: *mut usize,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_linear(
+        layer: *const mha_layer,
+        args: *const mha_linear_args,
+        workspace: *mut core::ffi::c_void,
+        workspace_bytes: usize,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_linear_info(
+        layer: *const mha_layer,
+        args: *const mha_linear_args,
+        info: *mut mha_call_info,
+        error: *mut mha_error,
+    ) -> mha_status;
+}

@@ -1,0 +1,3 @@
+fn main() -> std::io::Result<()> {
+    std::fs::write(systest::FILE, systest::bindings())
+}
