@@ -623,6 +623,39 @@ class Operators(Case):
             with self.subTest(reason):
                 self.stays(model, reason, *outputs)
 
+    def test_attributes_and_inputs_that_are_not_known_are_refused(self):
+        def made(change):
+            model = Model(latest)
+            q, k, v = (model.input(n, normal(1, 4, 32)) for n in "qkv")
+            x = model.add("Attention", q, k, v, q_num_heads=4, kv_num_heads=4)
+            y = model.microsoft("MultiHeadAttention", x, k, v, num_heads=4)
+            y = model.microsoft("Attention", y, normal(32, 96), normal(96), num_heads=4)
+            y = model.microsoft("GroupQueryAttention", y, k, v, "", "", np.array([3], np.int32), np.array(4, np.int32), num_heads=4, kv_num_heads=4, outputs=3)
+            q, k, v = (model.heads(x, 4, 8) for x in (y[0], k, v))
+            scores = model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2]))
+            y = model.merged(model.add("MatMul", model.add("Softmax", scores, axis=-1), v))
+            for node in model.nodes:
+                if node.op_type in ("Attention", "MultiHeadAttention", "GroupQueryAttention", "Softmax", "MatMul"):
+                    change(node)
+            return rewritten(model.done(y))[1]
+
+        def attribute(node):
+            node.attribute.append(helper.make_attribute("made_up", 1))
+
+        def one_more(node):
+            if node.op_type != "Softmax" and node.op_type != "MatMul":
+                node.input.extend([""] * (14 - len(node.input)) + [node.input[0]])
+
+        self.assertEqual(len(made(lambda node: None).rewritten), 5)
+        self.assertEqual([entry.into for entry in made(attribute)], [None] * 5)
+        self.assertEqual({entry.reason.split(" of ")[0] for entry in made(attribute)}, {"the attribute 'made_up'"})
+        self.assertEqual([entry.reason for entry in made(one_more).left],
+                         [f"its input {count} is not known" for count in (7, 10, 7)] + ["its past is kept in fewer bits"])
+        for operator, most in ("Attention", 7), ("Layer", 12), ("GroupQueryAttention", 12):
+            model = Model()
+            y = model.mha(operator, *[model.input(f"i{i}", normal(1, 2, 3, 8)) for i in range(most + 1)], num_heads=2, kv_num_heads=2)
+            self.refused(model, "input", y)
+
     def test_softmax_that_is_no_attention_is_not_mentioned(self):
         model = Model()
         y = model.add("Softmax", model.linear(model.input("x", normal(2, 6, 16)), 16, 10), axis=-1)

@@ -15,6 +15,31 @@ attention_types = {"Attention", "MultiHeadAttention", "GroupQueryAttention", "QA
                    "DecoderMaskedSelfAttention", "LongformerAttention", "PackedAttention", "PackedMultiHeadAttention", "PagedAttention", "SparseAttention"}
 
 
+# What is known of operators: their attributes (none of those that are not here), and of attention how many inputs and outputs.
+known_attributes = {
+    ("", "Attention"): "is_causal kv_num_heads left_window_size q_num_heads qk_matmul_output_mode right_window_size scale softcap softmax_precision",
+    ("com.microsoft", "Attention"): "do_rotary mask_filter_value num_heads past_present_share_buffer qkv_hidden_sizes rotary_embedding_dim scale unidirectional",
+    ("com.microsoft", "MultiHeadAttention"): "mask_filter_value num_heads scale unidirectional",
+    ("com.microsoft", "GroupQueryAttention"): "do_rotary k_quant_type kv_cache_bit_width kv_num_heads local_window_size num_heads qk_output "
+                                              "rotary_interleaved scale smooth_softmax softcap v_quant_type",
+    ("", "Gemm"): "alpha beta transA transB", ("", "Reshape"): "allowzero", ("", "Softmax"): "axis", ("", "Split"): "axis num_outputs split",
+    ("", "Transpose"): "perm", ("", "Unsqueeze"): "axes"}
+known_sizes = {("", "Attention"): (7, 4), ("com.microsoft", "Attention"): (7, 2), ("com.microsoft", "MultiHeadAttention"): (10, 4),
+               ("com.microsoft", "GroupQueryAttention"): (14, 4)}
+
+
+def unknown(node):
+    """What of a node the finder does not know; None if it knows all. Such a node may compute something else."""
+    kind = "" if node.domain == "ai.onnx" else node.domain, node.op_type
+    names = [a.name for a in node.attribute if a.name not in known_attributes.get(kind, "").split()]
+    if names:
+        return f"the attribute {names[0]!r} of {node.op_type} is not known"
+    for what, given, count in zip(("input", "output"), (node.input, node.output), known_sizes.get(kind, ())):
+        if any(given[count:]):
+            return f"its {what} {count} is not known"
+    return None
+
+
 class Left(Exception):
     """Why an attention stays as it is."""
 
@@ -73,6 +98,14 @@ class Finder:
 
     def find(self, node):
         """The attention that a node is the heart of; None if it is of another kind; Left with the reason if it cannot be replaced."""
+        found = self.found(node)
+        for name in sorted(found.nodes) if found is not None else []:
+            reason = unknown(self.graph.producer[name])
+            if reason:
+                raise Left(reason)
+        return found
+
+    def found(self, node):
         if node.op_type == "Softmax" and node.domain in ("", "ai.onnx"):
             return self.decomposed(node)
         if node.op_type == "Attention" and node.domain in ("", "ai.onnx"):
@@ -219,9 +252,6 @@ class Finder:
             raise Left("its past is kept in fewer bits")
         if attribute(node, "qk_output", 0) or len(node.output) > 3:
             raise Left("its scores are an output, which mha's operator has not")
-        if any(a.name not in ("num_heads", "kv_num_heads", "scale", "softcap", "do_rotary", "rotary_interleaved", "smooth_softmax", "local_window_size",
-                              "qk_output", "kv_cache_bit_width", "k_quant_type", "v_quant_type") for a in node.attribute):
-            raise Left("it has attributes that mha's operator has not")
         if inputs[1] and not self.has_rows(inputs[1], inputs[0]):
             raise Left("its keys may have no rows, which stands for those of another layer")
         self.expect_float(inputs[0], inputs[3])
@@ -571,7 +601,7 @@ class Finder:
     def projection(self, name):
         """x W + b with constant W [in, out] and b, or None."""
         node = self.graph.producer.get(name)
-        if node is None or node.domain not in ("", "ai.onnx"):
+        if node is None or node.domain not in ("", "ai.onnx") or unknown(node):
             return None
         if node.op_type == "MatMul":
             weight, rows = self.graph.constant(node.input[1]), self.graph.shape(node.input[0])
@@ -604,7 +634,7 @@ class Finder:
         if node.op_type == "Reshape":  # [batch, rows, in] -> [batch * rows, in] -> Gemm -> [batch, rows, out]
             gemm = self.made_by(node.input[0], "Gemm")
             flat = self.made_by(gemm.input[0], "Reshape") if gemm is not None else None
-            if flat is None or attribute(gemm, "alpha", 1.0) != 1 or attribute(gemm, "beta", 1.0) != 1 or attribute(gemm, "transA", 0) or \
+            if flat is None or unknown(gemm) or unknown(flat) or attribute(gemm, "alpha", 1.0) != 1 or attribute(gemm, "beta", 1.0) != 1 or attribute(gemm, "transA", 0) or \
                     attribute(gemm, "transB", 0):
                 return None
             before, after, weight = self.graph.shape(flat.input[0]), self.graph.shape(name), self.graph.constant(gemm.input[1])
@@ -623,13 +653,13 @@ class Finder:
     def output_projection(self, name):
         """(name of what follows, W, b or None, nodes) if a value is only multiplied by a constant matrix, or None."""
         node = self.taker(name, "MatMul", "Reshape")
-        if is_standard(node, "MatMul") and node.input[0] == name:
+        if is_standard(node, "MatMul") and node.input[0] == name and not unknown(node):
             weight = self.graph.constant(node.input[1])
             if weight is None or weight.ndim != 2 or weight.dtype != np.float32:
                 return None
             result, nodes, bias = node.output[0], {key(node)}, None
             add = self.graph.only_consumer(result)
-            if is_standard(add, "Add"):
+            if is_standard(add, "Add") and not unknown(add):
                 array = self.graph.constant(add.input[1] if add.input[0] == result else add.input[0])
                 if array is not None and array.dtype == np.float32 and 1 <= array.ndim <= 3 and array.size == weight.shape[1] == array.shape[-1]:
                     result, bias = add.output[0], array.ravel()

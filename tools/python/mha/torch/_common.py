@@ -117,6 +117,20 @@ calls = Calls()
 # ---- Packed weights
 
 
+def check_known(module, classes, attributes=None):
+    """Refuses a module that may compute something else than its class does: a subclass, one with hooks or a forward of its own, with parts that the class
+    has not, or, where the public `attributes` of the class are given, with others."""
+    if type(module) not in classes:
+        raise NotServed(f"the module is a {type(module).__name__}, which may compute something else than {classes[0].__name__}")
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        raise NotServed("the module has hooks or a forward of its own, which would not be called")
+    known = {"weight", "bias"} if attributes is None else attributes
+    names = [*module._parameters, *module._buffers, *module._modules, *(vars(module) if attributes else [])]
+    strange = [name for name in names if name not in known and not name.startswith("_")]
+    if strange:
+        raise NotServed(f"the module has {strange[0]!r}, which mha does not know")
+
+
 def check_parameters(module):
     for name, tensor in module.named_parameters():
         if tensor.dtype not in types or not tensor.is_cpu:

@@ -11,7 +11,7 @@ import torch
 
 from .. import _library, _openmp
 from .._structs import _LinearArgs, _packer
-from ._common import NotServed, calls, check_parameters, is_eager, library, packed_weights, refuse, types, unserved_tensors, view, warn
+from ._common import NotServed, calls, check_known, check_parameters, is_eager, library, packed_weights, refuse, types, unserved_tensors, view, warn
 
 _name = "Linear"
 
@@ -33,6 +33,7 @@ class Linear(torch.nn.Module):
         if not isinstance(module, torch.nn.Linear) and not isinstance(module, _conv1d()):
             raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Linear")
         self = cls()
+        check_known(module, [torch.nn.Linear, torch.nn.modules.linear.NonDynamicallyQuantizableLinear, *_conv1d()])
         check_parameters(module)
         given: Any = module
         weight, bias = given.weight, given.bias
@@ -105,6 +106,7 @@ def pack_linears(model: torch.nn.Module, *, weight_type: str = "f32", arithmetic
     refused = {}
     for _, _, whole, child in found:
         try:
+            check_known(child, classes)
             check_parameters(child)
         except NotServed as error:
             refuse(whole, error, strict)

@@ -8,10 +8,12 @@ import torch
 
 from .. import _library, _openmp
 from .._structs import _ForwardArgs, _causal, _packer
-from ._common import (NotServed, calls, check_parameters, from_the_first_key, is_eager, library, neighbours, packed_weights, refuse, set_masks,
+from ._common import (NotServed, calls, check_known, check_parameters, from_the_first_key, is_eager, library, neighbours, packed_weights, refuse, set_masks,
                       strides_of, types, unserved_tensors, view, warn)
 
 _name = "MultiheadAttention"
+_attributes = set("add_zero_attn batch_first bias_k bias_v dropout embed_dim head_dim in_proj_bias in_proj_weight k_proj_weight kdim num_heads out_proj "
+                  "q_proj_weight training v_proj_weight vdim".split())
 
 
 class MultiheadAttention(torch.nn.Module):
@@ -32,6 +34,8 @@ class MultiheadAttention(torch.nn.Module):
         with weights of int8 and int4 also "int8" and "int16"."""
         if not isinstance(module, torch.nn.MultiheadAttention):
             raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.MultiheadAttention")
+        check_known(module, [torch.nn.MultiheadAttention], _attributes)
+        check_known(module.out_proj, [torch.nn.modules.linear.NonDynamicallyQuantizableLinear])
         self = cls()
         self.embed_dim, self.num_heads, self.head_dim = module.embed_dim, module.num_heads, module.head_dim
         self.kdim, self.vdim, self.batch_first, self.dropout = module.kdim, module.vdim, module.batch_first, module.dropout
