@@ -21,10 +21,11 @@ its result behind them.
 Whatever the processor, every tuning of src/tuning.cpp runs: build-clang and build-aarch64 have zen3, build-windows has plain, the others have
 what suits the processor.
 
-Then tools/perf_gate.sh compares the working tree with the commit before HEAD (or, where MHA_PERF_GATE_BASE names a revision, with what HEAD
-and that one have in common). More instructions are a failure, unless a commit since then has the line "Perf-Gate: expected" at the end of
-its message; times are measured by --all, and only reported. tools/rust/test.sh tests the Rust crates with the library of build/; it is skipped where there is no recent
-cargo, or no network. The last lines name what was skipped and what failed.
+Before them, and alone, tools/perf_gate.sh compares build/ with the commit before HEAD (or, where MHA_PERF_GATE_BASE names a revision, with
+what HEAD and that one have in common), by instructions and by time, and by time with the floor for this processor in bench/floor.txt. A
+regression fails. The line "Perf-Gate: expected" at the end of a commit's message excuses one since the base, never one against the floor.
+tools/rust/test.sh tests the Rust crates with the library of build/; it is skipped where there is no recent cargo, or no network. The last lines
+name what was skipped, comparisons that came out too noisy among them, and what failed.
 
   --quick      build/ only, no performance gate, no Rust
   --all        also the checks of the object files in build-debug/, and the tests in build-sanitize/,
@@ -128,6 +129,49 @@ configure build Release -DMHA_OPENBLAS=ON -DMHA_PTHREADPOOL=ON -DMHA_TOOLS=ON -D
   -DMHA_STATIC=ON -DMHA_SHARED=ON -DBUILD_SHARED_LIBS=OFF -DMHA_TUNING=auto -U 'MHA_AVX*' -U MHA_NEON
 build build
 
+# One comparison by tools/perf_gate.sh.
+gate() {  # NAME IS_EXCUSABLE ARGUMENT...
+  local status=0
+  say "$1"
+  tools/perf_gate.sh "${@:3}" 2>&1 | tee "$logs/$1" || status=$?
+  case $status in
+    0) ;;
+    1) if [[ $2 == yes ]] && git log --format='%(trailers:key=Perf-Gate,valueonly)' "$base..HEAD" | grep -xF expected >/dev/null; then
+         echo "performance gate: expected, says a commit since $base"
+       else
+         failed+=("$1")
+       fi ;;
+    3) skip "$1, which came out too noisy to say" ;;
+    5) skip "$1: not checked, for bench/floor.txt has no floor for this processor" ;;
+    *) if [[ $(git rev-parse --is-shallow-repository) == true ]]; then
+         skip "$1, for this clone lacks older revisions (git fetch --unshallow)"
+       else
+         failed+=("$1")
+       fi ;;
+  esac
+}
+perf_gates() {
+  local base=HEAD~1 new=()
+  [[ -z ${MHA_PERF_GATE_BASE-} ]] || base=$(git merge-base HEAD "$MHA_PERF_GATE_BASE" 2>/dev/null) || base=$MHA_PERF_GATE_BASE
+  if ! git rev-parse --git-dir >/dev/null 2>&1; then
+    skip "the performance gates, for this is no git repository"
+    return
+  fi
+  # The library in build/ is what the gate would build again, if it is as the gate compiles.
+  if grep -qx "CMAKE_CXX_COMPILER:[A-Z]*=$(command -v "${CXX:-c++}")" build/CMakeCache.txt && grep -qx 'CMAKE_CXX_FLAGS:STRING=' build/CMakeCache.txt; then
+    new=(build/src/libmha.so)
+  fi
+  if grep -qsw avx2 /proc/cpuinfo; then
+    gate "instructions against $base" yes --count "$base" "${new[@]}"
+  else
+    skip "instructions against $base, which are counted with AVX2"
+  fi
+  gate "times against $base" yes "$base" "${new[@]}"
+  gate "times against the floor" no --floor bench/floor.txt "${new[@]}"
+}
+
+[[ $matrix == quick ]] || perf_gates  # alone, before anything runs beside
+
 # The emulator takes one processor for four minutes. It has what the parts that follow leave idle, and a little more, so that none waits for it.
 avx512="the kernels for AVX-512 with VNNI, which this processor cannot run, emulated" emulate=no
 if [[ $matrix != quick && $(uname -m) == x86_64 ]] && ! grep -qs avx512_vnni /proc/cpuinfo; then
@@ -193,32 +237,6 @@ if [[ $matrix == all ]]; then
   build build-sanitize-threads --target tests_threads
   run_tests build-sanitize-threads -L '^threads$'
 fi
-
-perf_gate() {
-  local base=HEAD~1 gate=0 new=()
-  [[ -z ${MHA_PERF_GATE_BASE-} ]] || base=$(git merge-base HEAD "$MHA_PERF_GATE_BASE" 2>/dev/null) || base=$MHA_PERF_GATE_BASE
-  say "performance against $base"
-  if ! git rev-parse --verify --quiet "$base^{commit}" >/dev/null; then
-    skip "the performance gate, for there is no revision $base here (a clone of depth 1 has no older ones: git fetch --unshallow)"
-    return
-  fi
-  # The library in build/ is what the gate would build again, if it is as the gate compiles.
-  if grep -qx "CMAKE_CXX_COMPILER:[A-Z]*=$(command -v "${CXX:-c++}")" build/CMakeCache.txt && grep -qx 'CMAKE_CXX_FLAGS:STRING=' build/CMakeCache.txt; then
-    new=(build/src/libmha.so)
-  fi
-  tools/perf_gate.sh --count "$base" "${new[@]}" 2>&1 | tee "$logs/the performance gate" || gate=$?
-  if ((gate == 4)); then
-    skip "the performance gate, which could not count; the reason stands above"
-  elif ((gate)) && git log --format='%(trailers:key=Perf-Gate,valueonly)' "$base..HEAD" | grep -xF expected >/dev/null; then
-    echo "performance gate: these instructions are expected, says a commit since $base"
-  elif ((gate)); then
-    failed+=("the performance gate")
-  fi
-  [[ $matrix == all ]] || return 0
-  say "times against $base, which decide nothing here"
-  tools/perf_gate.sh "$base" "${new[@]}" || true
-}
-[[ $matrix == quick ]] || perf_gate
 
 other_parts() {
   say "testing the Rust crates"

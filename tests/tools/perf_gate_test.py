@@ -136,7 +136,7 @@ class Gate:
             sys.exit(f"{command} ended with status {done.returncode} instead of {expected}.")
         if says not in done.stdout + done.stderr:
             sys.exit(f"{command} does not say '{says}'.")
-        if expected in (2, 4) and (done.stdout or self.json.exists()):
+        if expected in (2, 4, 5) and (done.stdout or self.json.exists()):
             sys.exit(f"{command} cannot measure, and reports something all the same.")
 
     def verdicts(self):
@@ -238,6 +238,17 @@ def bad_input(gate, arguments):
     gate(2, "--rounds", "6", steady, steady, says="from 7 to")
 
     gate(4, "no-such-revision", says="neither a file nor a revision")
+
+    this = dict(re.findall(r"^(vendor_id|cpu family)\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+    floor = gate.work / "floor.txt"
+    for family, status, sentence in (("1" + this["cpu family"], 5, "has no floor for this processor"),
+                                     (this["cpu family"], 4, "'no-such-floor' is neither a file nor a revision")):
+        floor.write_text(f"# kind\nthis {this['vendor_id']} {family} 0,1-999 no-such-floor\n")
+        gate(status, "--floor", floor, steady, says=sentence)
+    gate(2, "--floor", floor, steady, steady, says="at most one version")
+    gate(2, "--floor", floor, "--count", steady, says="about time")
+    floor.write_text("zen3 4581ea6\n")
+    gate(4, "--floor", floor, steady, says="a line has a kind, a vendor")
     gate(4, "broken", says="does not build")
     gate(4, gate.work / "steady.c", steady, says="cannot be loaded")
     gate(4, steady, library("next", version=10000), says="is version 1.0.0")

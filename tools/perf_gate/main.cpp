@@ -22,7 +22,7 @@ const char usage[] =
     "Says whether NEW is slower than BASE, both libmha.so with the mha.h that this program was compiled with for each.\n"
     "\n"
     "  --count            count instructions of the AVX2 kernels under valgrind, instead of measuring time\n"
-    "  --shapes FILE      what is measured, a line each; without it a list that is built in\n"
+    "  --shapes FILE      what is measured, a line each; with --count there is a list that is built in\n"
     "  --threshold P      how much slower is a regression: 5% (the default), with --count 1%\n"
     "  --rounds N         rounds of measurements, at least 7 (default: 15); shapes that these leave open get up to 4 N\n"
     "  --json FILE        writes all results, with every round's times\n"
@@ -105,31 +105,13 @@ Options parse(const std::vector<std::string> &arguments) {
     options.paths[i] = files[i];
     if (options.names[i].empty()) options.names[i] = files[i];
   }
+  if (options.shapes.empty() && !options.is_count) throw WrongUsage("--shapes is needed, but with --count; see --help");
   if (options.threshold == 0) options.threshold = options.is_count ? 0.01 : 0.05;
   return options;
 }
 
-// Takes those out that a library is too old for, and says so: the lists that are built in are for all versions.
-std::vector<std::string> leave_out(const std::vector<Library> &libraries, std::vector<Shape> *shapes) {
-  std::vector<std::string> left_out;
-  for (const Library &library : libraries) {
-    if (library.has_caches()) continue;
-    for (auto shape = shapes->begin(); shape != shapes->end();) {
-      if (shape->past == 0) {
-        ++shape;
-        continue;
-      }
-      left_out.push_back("Left out: '" + shape->text + "', since " + library.name + " has no KV caches.");
-      shape = shapes->erase(shape);
-    }
-  }
-  return left_out;
-}
-
 int compare(const Options &options) {
-  std::vector<Shape> shapes = !options.shapes.empty() ? read_shapes(options.shapes)
-                              : options.is_count      ? default_counting_shapes()
-                                                      : default_timing_shapes();
+  const std::vector<Shape> shapes = options.shapes.empty() ? default_counting_shapes() : read_shapes(options.shapes);
   if (options.is_list) {
     for (const Shape &shape : shapes) printf("%s\n", shape.text.c_str());
     return 0;
@@ -137,8 +119,7 @@ int compare(const Options &options) {
   std::vector<Library> libraries;
   for (size_t i = 0; i < 2; ++i) libraries.push_back(load_library(options.paths[i], options.names[i], i == 0 ? base_structs : new_structs));
   check_comparable(libraries[0], libraries[1]);
-  Report report = {options.is_count, options.names[0], options.names[1], options.threshold, {}, {}};
-  if (options.shapes.empty()) report.left_out = leave_out(libraries, &shapes);
+  Report report = {options.is_count, options.names[0], options.names[1], options.threshold, {}};
   check_memory(shapes, libraries.size());
   report.results = options.is_count ? count_instructions(shapes, libraries, options.paths, options.threshold)
                                     : measure_times(shapes, libraries, {options.threshold, options.rounds});

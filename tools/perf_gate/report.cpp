@@ -139,7 +139,6 @@ void print(const Report &report) {
     printf("%s\n", line.c_str());
   }
   printf("\n");
-  for (const std::string &left_out : report.left_out) printf("%s\n", left_out.c_str());
   printf("%s\n", sentence(report).c_str());
 }
 
@@ -150,9 +149,7 @@ void write_json(const Report &report, const std::string &path) {
   text += "  \"base\": " + json_string(report.base_name) + ",\n  \"new\": " + json_string(report.new_name) + ",\n";
   text += format("  \"threshold\": %g,\n", report.threshold);
   text += format("  \"verdict\": \"%s\",\n", verdicts[static_cast<int>(verdict_of(report))]);
-  text += "  \"sentence\": " + json_string(sentence(report)) + ",\n  \"left_out\": [";
-  for (size_t i = 0; i < report.left_out.size(); ++i) text += (i ? ", " : "") + json_string(report.left_out[i]);
-  text += "],\n  \"shapes\": [";
+  text += "  \"sentence\": " + json_string(sentence(report)) + ",\n  \"shapes\": [";
   for (size_t i = 0; i < report.results.size(); ++i) {
     const Result &result = report.results[i];
     text += format("%s\n    {\n      \"shape\": %s,\n", i ? "," : "", json_string(result.shape.text).c_str());
@@ -181,7 +178,6 @@ void append_markdown(const Report &report, const std::string &path) {
     for (size_t i = 0; i < rows[0].size(); ++i) text += "|---";
     text += "|\n";
   }
-  for (const std::string &left_out : report.left_out) text += "\n" + left_out + "\n";
   write(path, "a", text + "\n");
 }
 

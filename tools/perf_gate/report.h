@@ -31,7 +31,6 @@ struct Report {
   std::string base_name, new_name;
   double threshold;  // 0.05 = 5%
   std::vector<Result> results;
-  std::vector<std::string> left_out;  // a sentence each
 };
 
 // Of all shapes: a regression if there is one, else too noisy if one is.

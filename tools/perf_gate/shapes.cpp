@@ -9,21 +9,6 @@
 namespace gate {
 namespace {
 
-// GPT-2's smallest model and smaller, prefill and few rows; the attention alone; one query against a long context, as
-// plain rows and in a cache.
-const char *const timing_lines[] = {
-    "layer B=1 n=128 D=256 H=4 causal",
-    "layer B=1 n=128 D=768 H=12 causal",
-    "layer B=1 n=512 D=768 H=12 causal",
-    "layer B=1 n=1 D=768 H=12",
-    "layer B=1 n=4 D=768 H=12",
-    "layer B=1 n=16 D=768 H=12",
-    "attention B=1 n=1024 H=4 head_dim=64",
-    "attention B=1 n=512 H=4 head_dim=128 causal",
-    "attention B=1 n=1 n_kv=1024 H=12 head_dim=64",
-    "layer B=1 n=1 past=1024 D=768 H=12 causal",
-    "attention B=1 n=1 past=4096 H=32 kv_heads=8 head_dim=64",
-};
 // An instruction takes about 50 times as long when it is counted.
 const char *const counting_lines[] = {
     "layer B=1 n=128 D=256 H=4 causal",
@@ -151,12 +136,6 @@ std::vector<Shape> read_shapes(const std::string &path) {
   }
   if (file.bad()) throw CannotMeasure("the file of shapes '" + path + "' cannot be read");
   if (shapes.empty()) throw CannotMeasure("the file '" + path + "' has no shape; a line such as 'layer B=1 n=128 D=768 H=12' is one");
-  return shapes;
-}
-
-std::vector<Shape> default_timing_shapes() {
-  std::vector<Shape> shapes;
-  for (const char *line : timing_lines) shapes.push_back(parse_shape(line));
   return shapes;
 }
 

@@ -25,7 +25,6 @@ Shape parse_shape(const std::string &line);
 // All shapes of a file, at least one.
 std::vector<Shape> read_shapes(const std::string &path);
 
-std::vector<Shape> default_timing_shapes();
 std::vector<Shape> default_counting_shapes();
 
 }  // namespace gate
