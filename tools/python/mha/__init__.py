@@ -14,7 +14,7 @@ Names and meanings are those of mha.h, which is the reference. What is here adds
 converted or copied without being asked, and a wrong one is a TypeError or ValueError. What the library finds to be wrong is an mha.Error
 with the library's sentence.
 
-The library is looked for in load(path), else in the environment variable MHA_LIBRARY, else in this package, where `pip install ./tools/python`
+The library is looked for in load(path), else in the environment variable MHA_LIBRARY, else in this package, where `pip install .`
 puts it, else as build/src/libmha.so of the sources that this package lies in, else among the system's libraries.
 
 mha.torch, mha.transformers and mha.onnx put it under those runtimes; each needs its runtime, and is imported by its own name.

@@ -56,6 +56,12 @@ def _contiguous(array, name, dtypes, shape):
     return array.ctypes.data
 
 
+def _needed(array, name, dtypes, shape):
+    """The address of an array without strides, which must be given."""
+    _check(array, name, dtypes, shape)
+    return _contiguous(array, name, dtypes, shape)
+
+
 def _writeable(array, name):
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ValueError(f"{name} cannot be written to")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._arrays import _buffer, _contiguous, _integers, _named, _writeable, aligned
+from ._arrays import _buffer, _integers, _needed, _named, _writeable, aligned
 from ._library import _call
 from ._structs import _CacheConfig, _new, cache_kinds, types
 
@@ -83,8 +83,8 @@ class KvCache:
     def append(self, sequence: int, k: np.ndarray, v: np.ndarray) -> None:
         """Appends rows k [count, num_kv_heads, head_dim] and v [count, num_kv_heads, head_dim_v] to a sequence, without attention."""
         heads = self.shape["num_kv_heads"]
-        k_address = _contiguous(k, "k", [np.float32], (None, heads, self.shape["head_dim"]))
-        v_address = _contiguous(v, "v", [np.float32], (len(k), heads, self.shape["head_dim_v"]))
+        k_address = _needed(k, "k", [np.float32], (None, heads, self.shape["head_dim"]))
+        v_address = _needed(v, "v", [np.float32], (len(k), heads, self.shape["head_dim_v"]))
         _call("mha_kv_cache_append", self._handle, sequence, len(k), k_address, v_address)
 
     def read(self, sequence: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -75,7 +75,7 @@ def _find():
     if found:
         return found
     raise ImportError(f"{_file_name} was not found: MHA_LIBRARY is not set, there is no {installed} and no {built}, and the system has none. "
-                      "Install the package, which builds it, by `pip install ./tools/python`; or build it by "
+                      "Install the package, which builds it, by `pip install .`; or build it by "
                       "`cmake -S . -B build && cmake --build build --target mha_shared`; or name it in MHA_LIBRARY or mha.load(path).")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._arrays import _address, _check, _contiguous, _describe, _integers, _named, _some
+from ._arrays import _address, _check, _contiguous, _describe, _integers, _named, _needed, _some
 from ._library import _call
 from ._structs import _Norm, _Rope, _RopeConfig, _ScoreOptions, _new, arithmetics, rope_styles, score_columns, score_groups, types
 
@@ -110,7 +110,7 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 def t5_relative_bias(embedding: np.ndarray, *, max_distance: int = 128, is_bidirectional: bool = True) -> np.ndarray:
     """The relative bias of T5 from its embedding [num_buckets, num_heads], as far as distances differ (mha_t5_relative_bias): with is_bidirectional
     [num_heads, 2 * max_distance + 1]; without, for decoders, [num_heads, max_distance + 1], of which relative_left is max_distance."""
-    _contiguous(embedding, "embedding", [np.float32], (_some, _some))
+    _needed(embedding, "embedding", [np.float32], (_some, _some))
     num_buckets, num_heads = embedding.shape
     right = max_distance if is_bidirectional else 0
     table = np.empty((num_heads, max(max_distance, 0) + 1 + max(right, 0)), np.float32)
@@ -163,7 +163,7 @@ class Rope:
     def __init__(self, cos: np.ndarray, sin: np.ndarray, *, style: str = "half", dims: int = 0, q_positions: Integers | None = None,
                  k_positions: Integers | None = None) -> None:
         self.style = _named(rope_styles, style, "style")
-        _contiguous(cos, "cos", [np.float32], (None, _some)), _contiguous(sin, "sin", [np.float32], np.shape(cos))
+        _needed(cos, "cos", [np.float32], (None, _some)), _needed(sin, "sin", [np.float32], cos.shape)
         if dims not in (0, 2 * cos.shape[1]):
             raise ValueError(f"dims is {dims}; tables of {cos.shape[1]} columns rotate {2 * cos.shape[1]} elements of a head")
         self.cos, self.sin, self.dims = cos, sin, 2 * cos.shape[1]

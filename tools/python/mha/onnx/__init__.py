@@ -41,7 +41,7 @@ def library_path() -> str:
         if place.exists():
             return str(place)
     raise ImportError(f"{_file_name} was not found: MHA_ONNX_LIBRARY is not set, and there is no {' and no '.join(map(str, places))}. It is built where "
-                      "ONNX Runtime's headers are: run tools/onnx/headers.sh, then `pip install ./tools/python` or "
+                      "ONNX Runtime's headers are: run tools/onnx/headers.sh, then `pip install .` or "
                       "`cmake -S . -B build && cmake --build build --target mha_onnx`.")
 
 
