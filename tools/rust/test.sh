@@ -229,7 +229,6 @@ test_candle() {
   cargo fmt --check
   begin "mha-candle: cargo clippy"
   "${found[@]}" cargo clippy --quiet --locked --all-targets --all-features -- -D warnings
-  "${found[@]}" cargo clippy --quiet --locked --no-default-features --features pkg-config -- -D warnings
   begin "mha-candle: cargo test"
   "${found[@]}" cargo test --quiet --locked --all-features
   begin "mha-candle: the example"

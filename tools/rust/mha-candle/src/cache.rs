@@ -1,6 +1,6 @@
 use std::fmt;
 
-use candle_core::{Error, Result, Tensor};
+use candle_core::{Error, Result};
 use mha::{CacheConfig, Layer, StorageType};
 
 /// The keys and values of earlier calls of a [`SelfAttention`](crate::SelfAttention), one cache for each layer: in place of
@@ -18,16 +18,7 @@ use mha::{CacheConfig, Layer, StorageType};
 pub struct KvCache {
     storage: StorageType,
     capacity: Option<usize>,
-    pub(crate) held: Held,
-}
-
-#[derive(Default)]
-pub(crate) enum Held {
-    #[default]
-    Nothing,
-    Packed(mha::KvCache<'static>),
-    /// By candle's own operations, `[batch, kv_heads, keys, head_dim]`.
-    Tensors(Tensor, Tensor),
+    held: Option<mha::KvCache<'static>>,
 }
 
 const FIRST_CAPACITY: usize = 256;
@@ -52,97 +43,49 @@ impl KvCache {
 
     /// The positions of the longest sequence.
     pub fn length(&self) -> usize {
-        match &self.held {
-            Held::Nothing => 0,
-            Held::Packed(cache) => lengths(cache).max().unwrap_or(0),
-            Held::Tensors(k, _) => k.dims()[2],
-        }
+        self.held.as_ref().map_or(0, |cache| lengths(cache).max().unwrap_or(0))
     }
 
     /// Forgets everything. The next call may have another batch.
     pub fn reset(&mut self) {
-        self.held = Held::Nothing;
+        self.held = None;
     }
 
-    /// Forgets the positions from `length` on, of each sequence that has as many.
-    pub fn truncate(&mut self, length: usize) -> Result<()> {
-        match &mut self.held {
-            Held::Nothing => {}
-            Held::Packed(cache) => {
-                for sequence in 0..cache.shape().num_sequences {
-                    if cache.length(sequence).map_err(Error::wrap)? > length {
-                        cache.truncate(sequence, length).map_err(Error::wrap)?;
-                    }
-                }
-            }
-            Held::Tensors(k, v) if k.dim(2)? > length => (*k, *v) = (k.narrow(2, 0, length)?, v.narrow(2, 0, length)?),
-            Held::Tensors(..) => {}
-        }
-        Ok(())
-    }
-
-    /// Makes the next call append at this position, if one is given.
-    pub(crate) fn begin_at(&mut self, offset: Option<usize>) -> Result<()> {
-        let (Some(offset), length) = (offset, self.length()) else { return Ok(()) };
+    /// Makes the next call append at this position.
+    pub(crate) fn begin_at(&mut self, offset: usize) -> Result<()> {
+        let length = self.length();
         if offset > length {
             candle_core::bail!(
                 "offset is {offset}, but the cache holds {length} positions; pass as many, or fewer to forget the last ones"
             );
         }
-        if offset == 0 {
-            // Another batch may begin.
-            match &mut self.held {
-                Held::Packed(cache) => {
-                    (0..cache.shape().num_sequences).try_for_each(|sequence| cache.truncate(sequence, 0)).map_err(Error::wrap)?
-                }
-                held => *held = Held::Nothing,
-            }
-        }
-        self.truncate(offset)
+        let Some(cache) = &mut self.held else { return Ok(()) };
+        let longer: Vec<usize> = lengths(cache).enumerate().filter(|(_, length)| *length > offset).map(|(sequence, _)| sequence).collect();
+        longer.into_iter().try_for_each(|sequence| cache.truncate(sequence, offset)).map_err(Error::wrap)
     }
 
     /// With room for so many more rows of each sequence.
-    pub(crate) fn packed(&mut self, layer: &Layer<'_>, batch: usize, rows: usize) -> Result<&mut mha::KvCache<'static>> {
-        let length = self.length();
-        let needed = length + rows;
-        match &self.held {
-            Held::Tensors(..) => candle_core::bail!("the cache holds what candle's own operations computed; reset() it before other calls"),
-            Held::Packed(cache) if cache.shape().num_sequences != batch && length != 0 => candle_core::bail!(
-                "the cache holds {} sequences, but the call has {batch}; reset() it, or pass as many",
-                cache.shape().num_sequences
-            ),
-            Held::Packed(cache) if cache.shape().num_sequences == batch && cache.shape().capacity >= needed => {}
-            // Which says by itself that it is full.
-            Held::Packed(cache) if cache.shape().num_sequences == batch && self.capacity.is_some() => {}
-            held => {
-                let doubled = if let Held::Packed(cache) = held { 2 * cache.shape().capacity } else { FIRST_CAPACITY };
-                let capacity = self.capacity.unwrap_or(needed.max(doubled));
-                if self.storage == StorageType::Int8 && self.capacity.is_none() {
-                    candle_core::bail!("a cache of int8 cannot grow without rounding again; say its capacity()");
-                }
-                let config = CacheConfig::for_layer(layer.shape(), capacity).sequences(batch).storage(self.storage);
-                let mut larger = mha::KvCache::new(&config).map_err(Error::wrap)?;
-                if let (Held::Packed(cache), true) = (held, length > 0) {
-                    copy(cache, &mut larger).map_err(Error::wrap)?;
-                }
-                self.held = Held::Packed(larger);
+    pub(crate) fn with_room(&mut self, layer: &Layer<'_>, batch: usize, rows: usize) -> Result<&mut mha::KvCache<'static>> {
+        let (length, needed) = (self.length(), self.length() + rows);
+        let of_batch = self.held.as_ref().filter(|cache| cache.shape().num_sequences == batch);
+        if let (None, Some(other), true) = (of_batch, &self.held, length > 0) {
+            let sequences = other.shape().num_sequences;
+            candle_core::bail!("the cache holds {sequences} sequences, but the call has {batch}; reset() it, or pass as many");
+        }
+        // One with a capacity says by itself that it is full.
+        if !of_batch.is_some_and(|cache| self.capacity.is_some() || cache.shape().capacity >= needed) {
+            if self.storage == StorageType::Int8 && self.capacity.is_none() {
+                candle_core::bail!("a cache of int8 cannot grow without rounding again; say its capacity()");
             }
+            let doubled = of_batch.map_or(FIRST_CAPACITY, |cache| 2 * cache.shape().capacity);
+            let config = CacheConfig::for_layer(layer.shape(), self.capacity.unwrap_or(needed.max(doubled)));
+            let mut larger = mha::KvCache::new(&config.sequences(batch).storage(self.storage)).map_err(Error::wrap)?;
+            if let Some(cache) = of_batch {
+                copy(cache, &mut larger).map_err(Error::wrap)?;
+            }
+            self.held = Some(larger);
         }
-        match &mut self.held {
-            Held::Packed(cache) => Ok(cache),
-            _ => candle_core::bail!("the cache is empty"),
-        }
-    }
-
-    /// Appends by candle's own operations, and returns all that it holds.
-    pub(crate) fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
-        let (k, v) = match &self.held {
-            Held::Nothing => (k.clone(), v.clone()),
-            Held::Tensors(held_k, held_v) => (Tensor::cat(&[held_k, k], 2)?, Tensor::cat(&[held_v, v], 2)?),
-            Held::Packed(_) => candle_core::bail!("the cache holds what mha computed; reset() it before calls by candle's own operations"),
-        };
-        self.held = Held::Tensors(k.clone(), v.clone());
-        Ok((k, v))
+        Ok(self.held.as_mut().expect("a cache of this batch"))
     }
 }
 
@@ -153,7 +96,7 @@ fn lengths<'a>(cache: &'a mha::KvCache<'_>) -> impl Iterator<Item = usize> + 'a 
 /// Each number is read as it is stored, and stored as it is read.
 fn copy(from: &mha::KvCache<'_>, to: &mut mha::KvCache<'_>) -> mha::Result<()> {
     let shape = *from.shape();
-    for (sequence, length) in lengths(from).enumerate() {
+    for (sequence, length) in lengths(from).enumerate().filter(|(_, length)| *length > 0) {
         let mut k = vec![0.0; length * shape.num_kv_heads * shape.head_dim];
         let mut v = vec![0.0; length * shape.num_kv_heads * shape.head_dim_v];
         from.read(sequence, 0..length, Some(&mut k), Some(&mut v))?;
@@ -165,11 +108,7 @@ fn copy(from: &mha::KvCache<'_>, to: &mut mha::KvCache<'_>) -> mha::Result<()> {
 impl Clone for KvCache {
     /// Panics if there is no memory, as a clone of a `Vec` does.
     fn clone(&self) -> Self {
-        let held = match &self.held {
-            Held::Nothing => Held::Nothing,
-            Held::Packed(cache) => Held::Packed(cache.try_clone().expect("memory for a copy of the cache")),
-            Held::Tensors(k, v) => Held::Tensors(k.clone(), v.clone()),
-        };
+        let held = self.held.as_ref().map(|cache| cache.try_clone().expect("memory for a copy of the cache"));
         Self { held, ..*self }
     }
 }

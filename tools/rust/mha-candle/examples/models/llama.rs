@@ -26,6 +26,9 @@ struct Block {
 impl Llama {
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
         // mha
+        if config.rope_scaling.is_some() {
+            candle_core::bail!("this model takes no rope_scaling; make its table by RopeConfig::llama3");
+        }
         let angles = RopeConfig::new(config.hidden_size / config.num_attention_heads).base(f64::from(config.rope_theta));
         let rope = Rope::new(&angles, config.max_position_embeddings)?;
         let attention = AttentionConfig::new(config.hidden_size, config.num_attention_heads).kv_heads(config.num_key_value_heads);

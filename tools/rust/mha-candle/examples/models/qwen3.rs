@@ -24,6 +24,9 @@ struct DecoderLayer {
 impl Qwen3 {
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
         // mha
+        if config.use_sliding_window {
+            candle_core::bail!("this model takes no sliding window; set it by AttentionConfig::window_left");
+        }
         let rope = Rope::new(&RopeConfig::new(config.head_dim).base(config.rope_theta), config.max_position_embeddings)?;
         let attention = AttentionConfig::new(config.hidden_size, config.num_attention_heads)
             .kv_heads(config.num_key_value_heads)
