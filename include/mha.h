@@ -64,7 +64,7 @@
 #define MHA_VERSION_PATCH 0
 
 /* The arithmetic contract (src/kernels/CONTRACT.md). Within a number, bits never change. */
-#define MHA_CONTRACT 2
+#define MHA_CONTRACT 3
 
 /* Marks exported functions. On Windows, users of the shared library define MHA_SHARED. */
 #if defined(_WIN32) && defined(MHA_SHARED)
@@ -563,9 +563,9 @@ typedef struct mha_rope_config {
  * Fills cos and sin, both [num_positions, dims / 2]: row r is for position first_position + r,
  * column i for pair i. Tables of the same angles have the same rows: threads can fill a part each.
  *
- * The values are those of the formulas, rounded to float, and the same bits on every machine. The
- * error is at most 0.501 units in the last place at any position, with pair_factors below 1 at any
- * below 2^30; where sine or cosine is less than 2^-29, half a unit and 2^-62.
+ * The values are the same bits on every machine: those of the formulas, rounded to float, with
+ * angles that are off by at most position * 2^-51 (more if a ramp is steep). Up to position 2^20,
+ * that adds less than 0.01 units in the last place to numbers of 1/2 and more.
  */
 MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin,
                                    mha_error *error);

@@ -1,15 +1,10 @@
-// mha_rope_tables: the arithmetic of CONTRACT.md, section "Tables of sines and cosines". Angles are counted in turns as integers, so that
-// taking away whole turns is exact at any position.
+// mha_rope_tables: the arithmetic of CONTRACT.md, section "Tables of sines and cosines". It is binary64, with the functions of binary64.h: no
+// libm, so that every machine computes the same bits.
 #include <stdint.h>
-#include <string.h>
 
+#include "binary64.h"
 #include "count.h"
-#include "fractions.h"
 #include "structs.h"
-
-#ifdef __FAST_MATH__
-#error "the arithmetic contract needs IEEE arithmetic: compile without -ffast-math and its parts"
-#endif
 
 namespace mha {
 namespace {
@@ -17,170 +12,69 @@ namespace {
 constexpr int64_t end_of_positions = int64_t{1} << 31;
 constexpr double largest_factor = 0x1p31;
 
-constexpr Wide ln2 = wide(0x58b90bfbe8e7bcd5, 0xe4f1d9cc01f97b57);           // fractions, here and below
-constexpr Wide two_over_pi = wide(0x517cc1b727220a94, 0xfe13abe8fa9a6ee0);
-
-// ---- Numbers in binary64
-
-// x = mantissa * 2^(exponent - 52) with 2^52 <= mantissa < 2^53; for positive normal x
-struct Parts {
-  uint64_t mantissa;
-  int exponent;
-};
-
-Parts parts_of(double x) {
-  uint64_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return {(bits & ((uint64_t{1} << 52) - 1)) | uint64_t{1} << 52, static_cast<int>(bits >> 52) - 1023};
-}
-
-double power_of_two(int exponent) {
-  const uint64_t bits = static_cast<uint64_t>(exponent + 1023) << 52;
-  double x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-// log2(x) * 2^120, rounded down in each step
-SignedWide log2_of(double x) {
-  const Parts parts = parts_of(x);
-  return log2_of_integer(Wide{parts.mantissa}) + static_cast<SignedWide>(parts.exponent - 52) * (SignedWide{1} << 120);
-}
-
-double binary64_of_log2(SignedWide log2) { return static_cast<double>(static_cast<int64_t>(log2 >> 68)) * 0x1p-52; }
-
-// ---- The angles of a table
+// ---- Angles
 
 // What the columns have in common.
 struct Angles {
   const mha_rope_config &config;  // defaults resolved
   double dims;
-  SignedWide log2_base;     // times 2^120, as all logarithms
-  SignedWide log2_stretch;  // dynamic NTK: of what the base is multiplied by, to the power of (dims - 2) / dims
-  Wide slowest;             // 1 / factor of YaRN or Llama 3
-  SignedWide ramp_first, ramp_last;  // of YaRN: low and high of mha_rope_config, as pairs or, unrounded, as logarithms of 1 / theta
+  double log2_base;
+  double first, last;  // YaRN: low and high of mha_rope_config
 };
 
-// log2(original_positions / (2 pi beta))
-SignedWide log2_of_turns(const Angles &angles, double beta) {
-  constexpr Wide log2_of_circle = wide(0x02a6c873498ddf75, 0xb0db2e4f080a88e2);
-  return log2_of(static_cast<double>(angles.config.original_positions)) - log2_of(beta) - static_cast<SignedWide>(log2_of_circle);
-}
-
-// d(beta), brought into -1 .. dims, which an int64_t holds.
+// YaRN's d(beta), brought into a range whose floor and ceil are integers of 64 bits.
 double correction(const Angles &angles, double beta) {
-  const double turns = binary64_of_log2(log2_of(static_cast<double>(angles.config.original_positions) / (beta * 0x1.921fb54442d18p+2)));
-  const double d = angles.dims * turns / (2.0 * binary64_of_log2(angles.log2_base));
+  const double turns = log2_of(static_cast<double>(angles.config.original_positions) / (beta * two_pi));
+  const double d = angles.dims * turns / (2.0 * angles.log2_base);
   return d < -1.0 ? -1.0 : d > angles.dims ? angles.dims : d;
 }
 
-int64_t floor_of(double x) {
-  const int64_t truncated = static_cast<int64_t>(x);
-  return truncated - (static_cast<double>(truncated) > x);
-}
-
-int64_t ceil_of(double x) { return -floor_of(-x); }
-
-// n / dims as a fraction, for n <= dims
-Wide part_of(int64_t n, int64_t dims) { return ratio(static_cast<Wide>(n), static_cast<Wide>(dims)); }
-
-// base^(-2 i / dims) = 2^-(what this is / 2^120)
-Wide exponent_of(const Angles &angles, int64_t i) {
-  const int64_t dims = angles.config.dims;
-  Wide u = times(part_of(2 * i, dims), static_cast<Wide>(angles.log2_base));
-  if (angles.log2_stretch != 0) u += times(part_of(2 * i, dims - 2), static_cast<Wide>(angles.log2_stretch));
-  return u;
-}
-
-Wide inverse_of(Parts x) { return ratio(Wide{1} << 52, x.mantissa); }  // of the mantissa
-
 Angles angles_of(const mha_rope_config &config) {
-  Angles angles = {config, static_cast<double>(config.dims), log2_of(config.base), 0, one, 0, 0};
+  Angles angles = {config, static_cast<double>(config.dims), log2_of(config.base), 0.0, 0.0};
   if (config.ntk_factor != 0 && config.ntk_positions > config.original_positions) {
-    // 1 + factor * more / original = (2^(52 - exponent) original + mantissa more) / (2^(52 - exponent) original)
-    const Parts factor = parts_of(config.ntk_factor);
-    const Wide original = static_cast<Wide>(config.original_positions) << (52 - factor.exponent);
-    const Wide more = static_cast<Wide>(config.ntk_positions - config.original_positions);
-    angles.log2_stretch = log2_of_integer(original + factor.mantissa * more) - log2_of_integer(original);
+    const double more = static_cast<double>(config.ntk_positions - config.original_positions);
+    const double stretch = 1.0 + config.ntk_factor * more / static_cast<double>(config.original_positions);
+    angles.log2_base += log2_of(stretch) * angles.dims / (angles.dims - 2.0);
   }
-  const double factor = config.yarn_factor != 0 ? config.yarn_factor : config.llama3_factor;
-  if (factor != 0) angles.slowest = ratio(Wide{1} << (52 - parts_of(factor).exponent), parts_of(factor).mantissa);
   if (config.yarn_factor != 0) {
-    SignedWide last = config.dims - 1;
-    if (config.yarn_unrounded) {
-      last = static_cast<SignedWide>(times(part_of(config.dims - 1, config.dims), static_cast<Wide>(angles.log2_base)) << 1);
-      angles.ramp_first = log2_of_turns(angles, config.yarn_beta_fast);
-      angles.ramp_last = log2_of_turns(angles, config.yarn_beta_slow);
-    } else {
-      angles.ramp_first = floor_of(correction(angles, config.yarn_beta_fast));
-      angles.ramp_last = ceil_of(correction(angles, config.yarn_beta_slow));
+    angles.first = correction(angles, config.yarn_beta_fast);
+    angles.last = correction(angles, config.yarn_beta_slow);
+    if (!config.yarn_unrounded) {
+      angles.first = floor_of(angles.first);
+      angles.last = -floor_of(-angles.last);
     }
-    if (angles.ramp_first < 0) angles.ramp_first = 0;
-    if (angles.ramp_last > last) angles.ramp_last = last;
+    if (angles.first < 0.0) angles.first = 0.0;
+    if (angles.last > angles.dims - 1.0) angles.last = angles.dims - 1.0;
   }
   return angles;
 }
 
-// 1 - ramp + ramp / factor
-Wide between(const Angles &angles, Wide ramp) { return one - ramp + times(ramp, angles.slowest); }
-
-// By what YaRN multiplies the angle of pair i, whose theta is 2^-(u / 2^120), as a fraction.
-Wide yarn_weight(const Angles &angles, int64_t i, Wide u) {
-  const bool is_rounded = angles.config.yarn_unrounded == 0;
-  SignedWide above = (is_rounded ? SignedWide{i} : static_cast<SignedWide>(u)) - angles.ramp_first;
-  SignedWide length = angles.ramp_last - angles.ramp_first;  // ramp = above / length
-  if (length < 0) {
-    above = -above;
-    length = -length;
+// How much of its stretching a pair gets, 0 to 1.
+double ramp_of(const Angles &angles, int64_t i, double theta) {
+  const mha_rope_config &config = angles.config;
+  double ramp;
+  if (config.yarn_factor != 0) {
+    const double above = static_cast<double>(i) - angles.first, length = angles.last - angles.first;
+    ramp = length != 0.0 ? above / length : above > 0.0 ? 1.0 : 0.0;
+  } else {
+    const double turns = static_cast<double>(config.original_positions) * theta / two_pi;
+    ramp = (config.llama3_high_freq_factor - turns) / (config.llama3_high_freq_factor - config.llama3_low_freq_factor);
   }
-  if (above <= 0) return one;
-  if (above > length) return angles.slowest;
-  if (!is_rounded) return between(angles, ratio(static_cast<Wide>(above), static_cast<Wide>(length)));
-  // 1 - ramp + ramp / factor = ((length - above) * factor + above) / (length * factor), times 2^(52 - exponent) on either side
-  const Parts factor = parts_of(angles.config.yarn_factor);
-  const Wide stretched = static_cast<Wide>(above) << (52 - factor.exponent);
-  return ratio(static_cast<Wide>(length - above) * factor.mantissa + stretched, static_cast<Wide>(length) * factor.mantissa);
+  return ramp < 0.0 ? 0.0 : ramp > 1.0 ? 1.0 : ramp;
 }
 
-// The same of Llama 3, for a pair whose angle is 2^-whole of what is a quarter of a turn times `quarter`.
-Wide llama3_weight(const Angles &angles, int whole, Wide quarter) {
+// By how much pair i turns from one position to the next, in turns * 2^64: a product of these integers wraps as often as the pair turns.
+uint64_t step_of(const Angles &angles, int64_t i) {
   const mha_rope_config &config = angles.config;
-  const Parts positions = parts_of(static_cast<double>(config.original_positions));
-  const Parts high = parts_of(config.llama3_high_freq_factor), low = parts_of(config.llama3_low_freq_factor);
-  // Turns as fractions of 2^(high.exponent + 4). They are at least 1/8 before they are shifted: without, they are more than `last`.
-  const int shift = high.exponent + 5 + whole - positions.exponent;
-  if (shift <= 0) return one;
-  const Wide turns = shift < 127 ? times(quarter, Wide{positions.mantissa} << 74) >> shift : 0;
-  const Wide last = Wide{high.mantissa} << 71, first = Wide{low.mantissa} << (71 - high.exponent + low.exponent);
-  if (turns >= last) return one;
-  if (turns <= first) return angles.slowest;
-  return between(angles, ratio(last - turns, last - first));
-}
-
-// The part of a turn by which pair i turns from one position to the next, step / 2^shift with 2^95 <= step < 2^96.
-struct Turn {
-  Wide step;
-  int shift;
-};
-
-Turn turn_of(const Angles &angles, int64_t i) {
-  const mha_rope_config &config = angles.config;
-  // theta = 2^-whole * y
-  const Wide u = exponent_of(angles, i);
-  const int whole = static_cast<int>(u >> 120);
-  const Wide x = times((u << 7) & (one - 1), ln2);
-  Wide y = one;
-  for (uint32_t j = 34; j > 0; --j) y = one - quotient(times(x, y), j);
-
-  const Wide quarter = times(y, two_over_pi);
-  const Wide weight = config.yarn_factor != 0     ? yarn_weight(angles, i, u)
-                      : config.llama3_factor != 0 ? llama3_weight(angles, whole, quarter)
-                                                  : one;
-  const Parts linear = parts_of(config.linear_factor), own = parts_of(config.pair_factors ? config.pair_factors[i] : 1.0);
-  const Wide t = times(times(times(quarter, weight), inverse_of(linear)), inverse_of(own));
-  const int highest = highest_bit(t);
-  const Wide step = highest >= 95 ? t >> (highest - 95) : t << (95 - highest);
-  return {step, 224 + whole + linear.exponent + own.exponent - highest};
+  double theta = exp2_of_minus(static_cast<double>(2 * i) * angles.log2_base / angles.dims);
+  const double factor = config.yarn_factor != 0 ? config.yarn_factor : config.llama3_factor;
+  if (factor != 0) {
+    const double ramp = ramp_of(angles, i, theta);
+    theta = theta * (1.0 - ramp + ramp / factor);
+  }
+  theta = theta / config.linear_factor;
+  if (config.pair_factors) theta = theta / config.pair_factors[i];
+  return static_cast<uint64_t>(theta / two_pi * 0x1p64);
 }
 
 // ---- Values
@@ -189,26 +83,10 @@ struct Values {
   float cos, sin;
 };
 
-Values values_at(int64_t position, Turn turn, double factor) {
-  // Quarters of a turn, and what remains: at most an eighth, on either side.
-  const Wide turned = static_cast<Wide>(position) * turn.step;
-  uint32_t quarters = 0;
-  Wide rest = turned;
-  bool is_before = false;
-  if (turn.shift < 130) {  // else less than an eighth
-    const Wide nearest = (turned + (Wide{1} << (turn.shift - 3))) >> (turn.shift - 2);
-    quarters = static_cast<uint32_t>(nearest) & 3;
-    rest = turned - (nearest << (turn.shift - 2));
-    is_before = rest >> 127;
-    if (is_before) rest = 0 - rest;
-  }
-  double x = 0.0;
-  if (rest != 0) {
-    const int highest = highest_bit(rest);
-    const Wide leading = highest >= 52 ? rest >> (highest - 52) : rest << (52 - highest);
-    x = static_cast<double>(static_cast<int64_t>(leading)) * 0x1.921fb54442d18p+2 * power_of_two(highest - 52 - turn.shift);
-    if (is_before) x = -x;
-  }
+Values values_at(int64_t position, uint64_t step, double factor) {
+  const uint64_t angle = static_cast<uint64_t>(position) * step;
+  const uint64_t quarters = (angle + (uint64_t{1} << 61)) >> 62;
+  const double x = static_cast<double>(static_cast<int64_t>(angle - (quarters << 62))) * (two_pi * 0x1p-64);  // at most pi / 4
 
   const double z = x * x;
   double c = -0x1.93974a8c07c9dp-37;
@@ -235,21 +113,19 @@ Values values_at(int64_t position, Turn turn, double factor) {
 void fill(const mha_rope_config &config, float *cos, float *sin) {
   const Angles angles = angles_of(config);
   const double factor = config.attention_factor != 0 ? config.attention_factor
-                        : config.yarn_factor != 0
-                            ? 0x1.999999999999ap-4 * (0x1.62e42fefa39efp-1 * binary64_of_log2(log2_of(config.yarn_factor))) + 1.0
-                            : 1.0;
+                        : config.yarn_factor != 0    ? 0.1 * (ln2 * log2_of(config.yarn_factor)) + 1.0
+                                                     : 1.0;
   const int64_t columns = config.dims / 2;
   constexpr int64_t block = 128;  // columns at once, row by row
-  Turn turns[block];
+  uint64_t steps[block];
   for (int64_t first = 0; first < columns; first += block) {
     const int64_t count = columns - first < block ? columns - first : block;
-    for (int64_t i = 0; i < count; ++i) turns[i] = turn_of(angles, first + i);
+    for (int64_t i = 0; i < count; ++i) steps[i] = step_of(angles, first + i);
     for (int64_t row = 0; row < config.num_positions; ++row) {
-      float *cos_row = cos + row * columns + first, *sin_row = sin + row * columns + first;
       for (int64_t i = 0; i < count; ++i) {
-        const Values values = values_at(config.first_position + row, turns[i], factor);
-        cos_row[i] = values.cos;
-        sin_row[i] = values.sin;
+        const Values values = values_at(config.first_position + row, steps[i], factor);
+        cos[row * columns + first + i] = values.cos;
+        sin[row * columns + first + i] = values.sin;
       }
     }
   }

@@ -2,7 +2,7 @@
 
 #include "score_options.h"
 
-#include "fractions.h"
+#include "binary64.h"
 #include "storage.h"
 #include "structs.h"
 
@@ -283,20 +283,19 @@ namespace {
 struct T5Buckets {
   int64_t count, exact, max_distance;
 
-  // Calls function(distance, bucket) for the distances from 0 to `last`. Logarithms are compared as integers; those nearer to each other
-  // than 2^-80 count as equal.
+  // Calls function(distance, bucket) for the distances from 0 to `last`. Logarithms that differ by less than 2^-40 count as equal.
   template <class Function>
   void visit(int64_t last, const Function &function) const {
-    const auto log2 = [](int64_t x) { return log2_of_integer(static_cast<Wide>(x)) >> 30; };  // times 2^90
-    const SignedWide first = log2(exact), range = log2(max_distance) - first, slack = SignedWide{1} << 10;
+    const auto log2 = [](int64_t x) { return log2_of(static_cast<double>(x)); };
+    const double first = log2(exact), range = log2(max_distance) - first;
     int64_t bucket = 0;
     for (int64_t distance = 0; distance <= last; ++distance) {
       if (distance < exact || distance >= max_distance) {
         bucket = distance < exact ? distance : count - 1;
       } else if (bucket < count - 1) {
-        const SignedWide reached = (log2(distance) - first + slack) * (count - exact);
+        const double reached = (log2(distance) - first + 0x1p-40) * static_cast<double>(count - exact);
         bucket = bucket < exact ? exact : bucket;
-        while (bucket < count - 1 && (bucket + 1 - exact) * range <= reached) ++bucket;
+        while (bucket < count - 1 && static_cast<double>(bucket + 1 - exact) * range <= reached) ++bucket;
       }
       function(distance, bucket);
     }
