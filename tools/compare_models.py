@@ -14,7 +14,8 @@ than a twentieth of the processors' time does not count, and is made again. All 
   KvCache       the same over mha.transformers.KvCache; KvCache f16 and KvCache int8 keep keys and values in fewer bits, and may choose other
                 tokens
   int16, int8   mha (for decoders over KvCache), and all linear layers by mha.torch.pack_linears, with weights of int8 and this arithmetic: with
-                --linears, in place of the ways of attention alone
+                --linears, in place of the ways of attention alone. Their logits may be a tenth from those of float32, in the quadratic mean
+  torch int8    sdpa, and all linear layers by torch.ao.quantization.quantize_dynamic, beside them
 """
 
 import argparse
@@ -47,6 +48,7 @@ Exit codes: 0 done; 1 a way of attention gave other results; 2 wrong usage; 4 so
 caches = {"KvCache": "f32", "KvCache f16": "f16", "KvCache int8": "int8"}
 ways = ["eager", "sdpa", "mha", *caches]
 integers = ["int16", "int8"]  # arithmetic of the linear layers, whose weights are of int8
+quantised = ["torch int8", *integers]
 vocabulary = 32000
 
 
@@ -80,15 +82,17 @@ def qwen3():
 
 
 def packed(model):
-    """Way -> the model with linear layers of mha."""
+    """Way -> the model with linear layers of mha, or of PyTorch."""
     found = {way: copy.deepcopy(model) for way in integers if arguments.linears}
     for way, other in found.items():
         mha.torch.pack_linears(other, weight_type="int8", arithmetic=way, strict=True)
+    if arguments.linears:
+        found["torch int8"] = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
     return found
 
 
 def texts(model):
-    others = packed(model)
+    others, first = packed(model), {}
 
     def run(way, prompt, model=model):
         model = others.get(way, model)
@@ -97,21 +101,27 @@ def texts(model):
             cache = mha.transformers.KvCache(model.config, prompt.shape[1] + arguments.tokens, caches.get(way, "f32"))
         else:
             cache = transformers.DynamicCache(config=model.config)
-        ids, found, seconds, attended = prompt, [], [], []
+        ids, found, seconds, attended, logits = prompt, [], [], [], []
         for _ in range(1 + arguments.tokens):
             attention.seconds, start = 0.0, time.perf_counter()
-            ids = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].argmax(-1, keepdim=True)
+            logits.append(model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1])
+            ids = logits[-1].argmax(-1, keepdim=True)
             seconds.append(time.perf_counter() - start)
             attended.append(attention.seconds)
             found.append(ids.item())
-        return {"prompt": seconds[0], "token": statistics.median(seconds[1:]),
-                "attention of prompt": attended[0], "attention of token": statistics.median(attended[1:])}, found
+        exact = first.setdefault(len(prompt[0]), logits[0])  # of the way that comes first, sdpa or eager
+        return {"prompt": seconds[0], "token": statistics.median(seconds[1:]), "attention of prompt": attended[0],
+                "attention of token": statistics.median(attended[1:]), "error": ((logits[0] - exact).norm() / exact.norm()).item()}, (found, logits[0])
+
+    def is_same(way, one, other):
+        if way in quantised:
+            return way == "torch int8" or (one[1] - other[1]).norm() < 0.1 * one[1].norm()
+        return one[0] == other[0] or caches.get(way, "f32") != "f32"
 
     for length in arguments.prompts:
         prompt = torch.randint(3, vocabulary, (1, length), generator=torch.Generator().manual_seed(2))
-        names = ["sdpa", "KvCache", *integers] if arguments.linears else ways
-        yield f"prompt of {length}", names, lambda way: run(way, prompt), (
-            lambda way, one, other: one == other or caches.get(way, "f32") != "f32" or way in integers)
+        names = ["sdpa", "KvCache", *quantised] if arguments.linears else ways
+        yield f"prompt of {length}", names, lambda way: run(way, prompt), is_same
 
 
 def minilm():
@@ -136,8 +146,8 @@ def minilm():
         mask = (torch.arange(longest) < lengths[:, None]).long()
         ids = torch.randint(1000, 30000, (batch, longest), generator=torch.Generator().manual_seed(2)) * mask
         case = f"{batch} sentences of {longest // 2} to {longest} tokens" if batch > 1 else f"a sentence of {longest} tokens"
-        yield case, ["sdpa", "mha", *integers] if arguments.linears else ways[:3], lambda way: run(way, ids, mask), (
-            lambda way, one, other: (one * other).sum(1).min() > 0.99 if way in integers else (one - other).abs().max() < 1e-5)
+        yield case, ["sdpa", "mha", *quantised] if arguments.linears else ways[:3], lambda way: run(way, ids, mask), (
+            lambda way, one, other: way == "torch int8" or (one * other).sum(1).min() > 0.99 if way in quantised else (one - other).abs().max() < 1e-5)
 
 
 layers = {  # batch, heads, heads of keys and values, width, queries, keys, window, whether one sequence is padded
@@ -204,7 +214,7 @@ class Attention:
 
 
 def set_attention(model, way):
-    model.set_attn_implementation(way if way in ("eager", "sdpa") else "mha_strict")
+    model.set_attn_implementation({"eager": "eager", "sdpa": "sdpa", "torch int8": "sdpa"}.get(way, "mha_strict"))
 
 
 def measure(model, threads):
@@ -232,7 +242,7 @@ def measure(model, threads):
         found = {"model": model, "case": case, "threads": threads, "medians": medians, "others": sorted(others), "commit": commit(),
                  "linears": arguments.linears}
         print(f"{model}, {case}, {threads} threads: " + "; ".join(
-            f"{way} " + ", ".join(f"{what} {1e3 * value:.3f} ms" for what, value in columns.items()) for way, columns in medians.items())
+            f"{way} " + ", ".join(f"error {value:.2%}" if what == "error" else f"{what} {1e3 * value:.3f} ms" for what, value in columns.items()) for way, columns in medians.items())
             + (f"; OTHER RESULTS: {', '.join(found['others'])}" if others else ""), flush=True)
         yield found
 
@@ -273,6 +283,9 @@ def tables(results):
     def gain(way, what):
         return lambda medians: f"{medians['sdpa'][what] / medians[way][what]:.2f}" if way in medians else ""
 
+    def error_of(way):
+        return lambda medians: f"{medians[way]['error']:.1%}" if way in medians else ""
+
     def share(what):
         return lambda medians: f"{medians['sdpa']['attention of ' + what] / medians['sdpa'][what]:.0%}"
 
@@ -307,10 +320,11 @@ def tables(results):
         lines += about(linears)
         lines += table("Linear layers of int8 weights, ms", linears, {
             "sdpa": time_of("sdpa", "prompt"), "mha": lambda medians: time_of(float_way(medians), "prompt")(medians),
-            **{way: time_of(way, "prompt") for way in integers}, **{f"sdpa / {way}": gain(way, "prompt") for way in integers}})
+            **{way: time_of(way, "prompt") for way in quantised}})
         tokens = [result for result in linears if "token" in result["medians"]["sdpa"]]
         lines += table("The same, tokens a second", tokens, {
-            way: rate_of(way) for way in ("sdpa", "KvCache", *integers)} | {f"{way} / sdpa": gain(way, "token") for way in integers}) if tokens else []
+            **{way: rate_of(way) for way in ("sdpa", "KvCache", *quantised)}, "int16 / torch int8": lambda m: digits(m["torch int8"]["token"] / m["int16"]["token"]),
+            **{f"error of {way}": error_of(way) for way in quantised}}) if tokens else []
     return lines
 
 

@@ -172,6 +172,12 @@ perf_gates() {
 
 [[ $matrix == quick ]] || perf_gates  # alone, before anything runs beside
 
+# PyTorch and transformers come from PyPI beside what follows: 3 GB, which is waiting for the most part.
+if [[ $setup == yes && $matrix != quick ]]; then
+  nice -n 5 tools/python/setup.sh --runtimes >"$logs/runtimes" 2>&1 &
+  runtimes=$!
+fi
+
 # The emulator takes one processor for four minutes. It has what the parts that follow leave idle, and a little more, so that none waits for it.
 avx512="the kernels for AVX-512 with VNNI, which this processor cannot run, emulated" emulate=no
 if [[ $matrix != quick && $(uname -m) == x86_64 ]] && ! grep -qs avx512_vnni /proc/cpuinfo; then
@@ -245,9 +251,9 @@ other_parts() {
   MHA_BUILD=build run_part "the Rust crates" tools/rust/test.sh "${more[@]}"
   # Packages for the tests of tools/python. Where PyPI is not to be reached, ctest shows these as skipped.
   if [[ $setup == yes ]]; then
-    say "packages of Python, in build/python"
+    say "packages of Python, in build/python and build/runtimes"
     tools/python/setup.sh || skip "tests python.*, which need packages that could not be installed; the reason stands above"
-    [[ $matrix != all ]] || tools/python/setup.sh --runtimes || skip "the tests of runtimes under Python, which could not be installed; the reason stands above"
+    wait "$runtimes" || { cat "$logs/runtimes" && skip "the tests of PyTorch and transformers, which could not be installed; the reason stands above"; }
   fi
 }
 [[ $matrix == quick ]] || other_parts

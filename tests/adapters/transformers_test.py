@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""mha.transformers: its masks, refusals, bits and cache against eager attention, and 60 families by tools/python/families.py.
+"""mha.transformers: its masks, refusals, bits and cache against eager attention, and families by tools/python/families.py, 60 or some of them.
 
-    transformers_test.py backend | families | part --library LIBMHA.SO [--venv FOLDER]
+    transformers_test.py backend | families | some --library LIBMHA.SO [--venv FOLDER]
 
-part is some of both, in half a minute. Runs with the packages of the interpreter that it is started by, or with those in FOLDER. Exits with 77, which ctest shows as skipped, where
+Runs with the packages of the interpreter that it is started by, or with those in FOLDER. Exits with 77, which ctest shows as skipped, where
 torch and transformers are in neither.
 """
 
@@ -23,7 +23,7 @@ import warnings
 import python_support
 from python_support import tools
 
-arguments = python_support.parser(__doc__, ["backend", "families", "part"], venv="runtimes").parse_args()
+arguments = python_support.parser(__doc__, ["backend", "families", "some"], venv="runtimes").parse_args()
 python_support.need(["torch", "transformers"], arguments, "tools/python/setup.sh --runtimes")
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
@@ -491,7 +491,7 @@ class Families(unittest.TestCase):
     some = "llama gemma3_text gpt_oss t5 bert deepseek_v32 minimax_m3_vl".split()
 
     def test_families_have_the_logits_of_eager_attention(self):
-        names = self.some if arguments.test == "part" else self.names
+        names = self.some if arguments.test == "some" else self.names
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "families.json")
             done = subprocess.run([sys.executable, tools / "families.py", *names, "--jobs", str(os.cpu_count()), "--json", file],
@@ -505,4 +505,4 @@ class Families(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    python_support.run(*{"backend": [Masks, Attention, Cache, Linears, Versions], "families": [Families], "part": [Masks, Families]}[arguments.test])
+    python_support.run(*{"backend": [Masks, Attention, Cache, Linears, Versions], "families": [Families], "some": [Families]}[arguments.test])

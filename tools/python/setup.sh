@@ -57,6 +57,6 @@ if ! "$python" -m pip --version >/dev/null 2>&1; then
   python3 -m venv "$folder" || fail "python3 -m venv $folder fails; on Debian it needs the package python3-venv"
 fi
 echo "tools/python/setup.sh: installing ${complete[*]} ${alone[*]} into $folder"
-pip=("$python" -m pip install --quiet --disable-pip-version-check --timeout 20 --retries 1)
+pip=("$python" -m pip install --no-compile --quiet --disable-pip-version-check --timeout 20 --retries 1)
 "${pip[@]}" "${complete[@]}" && { ((${#alone[@]} == 0)) || "${pip[@]}" --no-deps "${alone[@]}"; } || fail "pip cannot install them; what it said is above"
 is_there || fail "pip says that all is installed, but it is not"
