@@ -1,7 +1,8 @@
 # The parts of mha besides the library: each is ON, OFF, or AUTO, which builds it where all that it needs is found and says so where it is
 # not. As a part of another project, and cross-compiled, AUTO is OFF.
 #
-# mha_part(PART WHAT NEEDS PACKAGES) leaves ON or OFF in MHA_PART. The function mha_find_PART says whether all that it needs is there.
+# mha_part(PART WHAT NEEDS PACKAGES [STATIC]) leaves ON or OFF in MHA_PART. The function mha_find_PART says whether all that it needs is there.
+# STATIC: it is linked with the static library.
 function(mha_part part what needs packages)
   set(MHA_${part} AUTO CACHE STRING "Build ${what}: ON, OFF, or AUTO (where ${needs} is found)")
   set_property(CACHE MHA_${part} PROPERTY STRINGS AUTO ON OFF)
@@ -14,6 +15,14 @@ function(mha_part part what needs packages)
     return()
   endif()
 
+  if("STATIC" IN_LIST ARGN AND NOT MHA_STATIC)
+    if(NOT wanted STREQUAL "AUTO")
+      message(FATAL_ERROR "MHA_${part}=${wanted}: ${what} needs MHA_STATIC=ON. Set that, or MHA_${part}=OFF.")
+    endif()
+    message(STATUS "mha: without ${what}, for want of MHA_STATIC=ON")
+    set(MHA_${part} OFF PARENT_SCOPE)
+    return()
+  endif()
   cmake_language(CALL mha_find_${part})
   if(found)
     set(MHA_${part} ON PARENT_SCOPE)
@@ -61,7 +70,7 @@ macro(mha_find_ONNX)
     DOC "Where ONNX Runtime's headers are")
   mark_as_advanced(MHA_ONNXRUNTIME_INCLUDE_DIR)
   set(found OFF)
-  if(MHA_ONNXRUNTIME_INCLUDE_DIR AND MHA_STATIC)
+  if(MHA_ONNXRUNTIME_INCLUDE_DIR)
     set(found ON)
   endif()
 endmacro()
@@ -69,7 +78,7 @@ endmacro()
 macro(mha_find_BENCH)
   find_package(benchmark QUIET)
   set(found OFF)
-  if(benchmark_FOUND AND MHA_STATIC)  # they also call what the shared library does not export
+  if(benchmark_FOUND)
     set(found ON)
   endif()
 endmacro()

@@ -67,6 +67,8 @@ class Build:
         """With nothing installed the library is built alone, and what is left out is said, with the package that would bring it."""
         bare = [*nothing_installed, f"-DMHA_XSIMD_INCLUDE_DIR={self.xsimd}", "-DMHA_GOOGLETEST_SOURCE_DIR=", "-DMHA_ONNXRUNTIME_INCLUDE_DIR="]
         said = self.configured(*bare)
+        if "MHA_STATIC=ON" in said:
+            sys.exit(f"MHA_STATIC is ON, and CMake says that something is left out for want of it:\n{said}")
         built = self.targets()
         for part, packages in parts.items():
             if packages not in said:
@@ -93,6 +95,9 @@ class Build:
                 sys.exit(f"MHA_{library}=OFF alone builds that library.")
         self.expect_error(*off, "-DMHA_STATIC=OFF", "-DMHA_SHARED=OFF", says="leaves no library to build")
         self.expect_error("-DMHA_STATIC=OFF", "-DMHA_BENCH=ON", says="MHA_STATIC=ON")
+        said = self.configured("--preset", "library")
+        if "for want of" in said:
+            sys.exit(f"The preset of the library alone speaks of parts that it leaves out:\n{said}")
         foreign = "AVX2" if self.left_out == "neon" else "NEON"
         self.expect_error(*off, f"-DMHA_{foreign}=ON", says=f"has no {foreign}")
 
