@@ -4,11 +4,12 @@ Valgrind counts the instructions of calls that the program of the performance ga
 """
 
 import argparse
-import os
+import pathlib
 import shutil
-import subprocess
 import sys
-import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench" / "gate"))
+import perf_gate  # noqa: E402
 
 # One row alone, a few and many; heads that share keys and values; keys and values of a cache and of the call; numbers of fewer bits; layers.
 # With the most instructions that a multiply-add may take with the scalar kernels, to which an fma is some ten operations, and with AVX2, which
@@ -32,33 +33,13 @@ shapes = {
 
 def multiply_adds(shape):
     """Of a call whose rows attend to all keys."""
-    kind, *words = shape.split()
-    given = dict(word.split("=") for word in words)
-    rows, heads, width = (int(given.get(name, 0)) for name in ("n", "H", "D"))
-    keys = int(given.get("past") or given.get("n_kv") or rows)
-    head_dim = int(given.get("head_dim") or width // heads)
-    return 2 * rows * keys * heads * head_dim + (4 * rows * width * width if kind == "layer" else 0)
-
-
-def instructions(program, library, calls):
-    function = "mha_perf_gate_counted_call"
-    with tempfile.TemporaryDirectory() as work:
-        profile = os.path.join(work, "profile")
-        done = subprocess.run(["valgrind", "--tool=callgrind", "--collect-atstart=no", f"--toggle-collect={function}",
-                               f"--dump-after={function}", "--combine-dumps=yes", f"--callgrind-out-file={profile}", program,
-                               "--counted-calls", "new", library, *calls], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if done.returncode:
-            sys.exit(f"valgrind ended with status {done.returncode}:\n{done.stdout}")
-        with open(profile) as lines:
-            counts = [int(line.split()[1]) for line in lines if line.startswith("totals: ")]
-    if len(counts) < len(calls) or 0 in counts[:len(calls)]:
-        sys.exit(f"valgrind has not counted each of {len(calls)} calls:\n{done.stdout}")
-    return counts
+    size = shape.size
+    return size["n"] * (2 * (size["past"] or size["n_kv"]) * size["H"] * size["head_dim"] + 4 * size["D"] ** 2)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program", help="mha_perf_gate")
+    parser.add_argument("program", help="mha_gate")
     parser.add_argument("library", help="a libmha.so, of any tuning")
     arguments = parser.parse_args()
     if not shutil.which("valgrind"):
@@ -66,10 +47,11 @@ def main():
         sys.exit(77)
     too_many = False
     for i, name in enumerate(("scalar", "avx2")):
-        calls = [f"{shape} instruction_set={name}" for shape in shapes]
-        for call, shape, count in zip(calls, shapes, instructions(arguments.program, arguments.library, calls)):
-            share, limit = count / multiply_adds(shape), shapes[shape][i]
-            print(f"{share:6.2f} of at most {limit:<5} {call}: {count} instructions" + (" -- too many" if share > limit else ""))
+        calls = [perf_gate.Shape(f"{line} instruction_set={name}") for line in shapes]
+        counts = perf_gate.counted(arguments.program, "new", arguments.library, [call.argument() for call in calls])
+        for call, limits, count in zip(calls, shapes.values(), counts):
+            share, limit = count / multiply_adds(call), limits[i]
+            print(f"{share:6.2f} of at most {limit:<5} {call.text}: {count} instructions" + (" -- too many" if share > limit else ""))
             too_many |= share > limit
     sys.exit("A call executes more for each multiply-add than work_test.py allows." if too_many else 0)
 

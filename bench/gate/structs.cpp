@@ -67,7 +67,6 @@ void fill_attention(const Shape &shape, const float *q, const float *k, const fl
   args->instruction_set = shape.instruction_set;
 }
 
-#ifdef MHA_CACHE_CONTIGUOUS
 void fill_cache(const Shape &shape, Struct *memory) {
   mha_kv_cache_config *const config = start<mha_kv_cache_config>(memory);
   config->num_sequences = shape.batch;
@@ -84,10 +83,6 @@ void set_cache(const Shape &shape, mha_kv_cache *cache, Struct *memory) {
     reinterpret_cast<mha_attention_args *>(memory->bytes)->cache = cache;
   }
 }
-#else  // versions before the KV cache, which are asked for no shape with one
-void fill_cache(const Shape &, Struct *) {}
-void set_cache(const Shape &, mha_kv_cache *, Struct *) {}
-#endif
 
 }  // namespace
 

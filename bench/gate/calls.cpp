@@ -1,14 +1,18 @@
-#include "workload.h"
+#include "calls.h"
 
+#include <dlfcn.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <new>
 
-#include "failure.h"
 #include "tests/support/random.h"
 
 namespace gate {
@@ -31,36 +35,111 @@ support::Memory random_floats(int64_t count, float scale, uint64_t seed) {
   return memory;
 }
 
-// In double, in which it cannot overflow. The weights as given, packed by each library, and those in use; the workspace is an estimate.
-double bytes_of(const Shape &shape, size_t num_libraries) {
-  const double rows = static_cast<double>(shape.batch) * shape.n, keys = static_cast<double>(shape.batch) * shape.n_kv;
-  const double q_width = static_cast<double>(shape.heads) * shape.head_dim, kv_width = static_cast<double>(shape.kv_heads) * shape.head_dim;
-  const double activations = rows * (2 * q_width + 2 * static_cast<double>(shape.width)) + keys * 2 * kv_width;
-  const double weights = static_cast<double>(shape.width) * (2 * q_width + 2 * kv_width);
-  const double cached = shape.past ? static_cast<double>(shape.batch) * static_cast<double>(shape.past + shape.n) * 2 * kv_width : 0;
-  return sizeof(float) *
-         (2 * activations + weights * static_cast<double>(num_libraries + 2) + cached * static_cast<double>(num_libraries + 1));
+// The file's bytes in a file of their own in memory. Returns its descriptor, which stays open: a number used again would be a path used
+// again, and dlopen knows libraries by path, device and inode.
+int private_copy(const std::string &path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (!file || bytes.empty()) throw CannotMeasure("the library '" + path + "' cannot be read");
+  const int copy = memfd_create("libmha", MFD_CLOEXEC);
+  for (size_t done = 0; copy >= 0 && done < bytes.size();) {
+    const ssize_t written = write(copy, bytes.data() + done, bytes.size() - done);
+    if (written <= 0) throw CannotMeasure("there is no memory for a copy of '" + path + "': " + strerror(errno));
+    done += static_cast<size_t>(written);
+  }
+  return copy;
 }
 
 }  // namespace
 
-Workload::Workload(const Shape &shape, const std::vector<Library> &libraries) : shape_(shape), libraries_(libraries) {
-  if (shape.threads > 1) workers_ = std::make_unique<bench::Workers>(static_cast<uint32_t>(shape.threads));
-  output_ = allocate(output_floats() * sizeof(float));
-  if (shape.past) fill_caches();
-  const size_t workspace_bytes = shape.is_layer ? prepare_forward() : prepare_attention();
-  workspace_ = allocate(workspace_bytes);
+Library load_library(const std::string &path, const std::string &name, const Structs &structs) {
+  const std::string copy = "/proc/self/fd/" + std::to_string(private_copy(path));
+  void *const handle = dlopen(copy.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!handle) {
+    std::string reason = dlerror();
+    if (reason.rfind(copy, 0) == 0) reason = path + reason.substr(copy.size());
+    throw CannotMeasure("the library cannot be loaded: " + reason);
+  }
+  Library library = {};
+  library.name = name;
+  library.structs = &structs;
+  const auto find = [&](const char *symbol, auto *function) {
+    *function = reinterpret_cast<std::remove_reference_t<decltype(*function)>>(dlsym(handle, symbol));
+    if (!*function) throw CannotMeasure(name + " has no function " + symbol);
+  };
+  find("mha_version", &library.version);
+  find("mha_instruction_sets", &library.instruction_sets);
+  find("mha_layer_pack_size", &library.layer_pack_size);
+  find("mha_layer_pack", &library.layer_pack);
+  find("mha_layer_view_size", &library.layer_view_size);
+  find("mha_layer_view", &library.layer_view);
+  find("mha_forward_workspace", &library.forward_workspace);
+  find("mha_forward", &library.forward);
+  find("mha_attention_workspace", &library.attention_workspace);
+  find("mha_attention", &library.attention);
+  find("mha_kv_cache_size", &library.kv_cache_size);
+  find("mha_kv_cache_init", &library.kv_cache_init);
+  find("mha_kv_cache_view", &library.kv_cache_view);
+  find("mha_kv_cache_append", &library.kv_cache_append);
+  find("mha_kv_cache_truncate", &library.kv_cache_truncate);
+  const uint32_t major = library.version() / 10000;
+  if (major != MHA_VERSION_MAJOR) {
+    throw CannotMeasure(name + " is version " + std::to_string(major) + "." + std::to_string(library.version() / 100 % 100) +
+                        ".x, and this gate knows the interface of version " + std::to_string(MHA_VERSION_MAJOR) + ".x");
+  }
+  return library;
 }
 
-size_t Workload::output_floats() const {
+Calls::Calls(const Shape &shape, const std::vector<Library> &libraries) : shape_(shape), libraries_(libraries) {
+  if (shape.threads > 1) workers_ = std::make_unique<bench::Workers>(static_cast<uint32_t>(shape.threads));
+  const mha_scheduler *const scheduler = workers_ ? &workers_->scheduler() : nullptr;
+  output_ = allocate(output_floats() * sizeof(float));
+  if (shape.past) fill_caches();
+  if (shape.is_layer) {
+    pack_layers();
+    inputs_[0] = random_floats(shape.batch * shape.n * shape.width, 1, 3);
+  } else {
+    inputs_[0] = random_floats(shape.batch * shape.n * shape.heads * shape.head_dim, 1, 1);
+    for (uint32_t i = 1; i < 3; ++i) inputs_[i] = random_floats(shape.batch * shape.n_kv * shape.kv_heads * shape.head_dim, 1, i + 1);
+  }
+  const float *const q = inputs_[0].floats();
+  args_.resize(libraries.size());
+  for (size_t index = 0; index < libraries.size(); ++index) {
+    const Structs &structs = *libraries[index].structs;
+    if (shape.is_layer) {
+      structs.fill_forward(shape, q, output_.floats(), scheduler, &args_[index]);
+    } else {
+      structs.fill_attention(shape, q, inputs_[1].floats(), inputs_[2].floats(), output_.floats(), scheduler, &args_[index]);
+    }
+  }
+  size_workspace();
+}
+
+// The largest that a library needs.
+void Calls::size_workspace() {
+  size_t largest = 0;
+  for (size_t index = 0; index < libraries_.size(); ++index) {
+    const Library &library = libraries_[index];
+    mha_error error;
+    size_t bytes;
+    use(index);
+    if (shape_.is_layer ? library.forward_workspace(layer_in_use_, args_[index].as<mha_forward_args>(), &bytes, &error)
+                        : library.attention_workspace(args_[index].as<mha_attention_args>(), &bytes, &error))
+      refused(index, error);
+    largest = std::max(largest, bytes);
+  }
+  workspace_ = allocate(largest);
+}
+
+size_t Calls::output_floats() const {
   return static_cast<size_t>(shape_.batch * shape_.n * (shape_.is_layer ? shape_.width : shape_.heads * shape_.head_dim));
 }
 
-void Workload::refused(size_t index, const mha_error &error) const {
+void Calls::refused(size_t index, const mha_error &error) const {
   throw CannotMeasure("the shape '" + shape_.text + "' is refused by " + libraries_[index].name + ": " + error.message);
 }
 
-void Workload::pack_layers() {
+void Calls::pack_layers() {
   const int64_t q_width = shape_.heads * shape_.head_dim, kv_width = shape_.kv_heads * shape_.head_dim;
   const float scale = 1.7f / std::sqrt(static_cast<float>(shape_.width));
   const support::Memory w_qkv = random_floats(shape_.width * (q_width + 2 * kv_width), scale, 1),
@@ -84,15 +163,13 @@ void Workload::pack_layers() {
 }
 
 // Every sequence has the same positions: the same few rows again and again.
-void Workload::fill_caches() {
+void Calls::fill_caches() {
   const int64_t rows = std::min<int64_t>(shape_.past, 256);
   const int64_t count = rows * shape_.kv_heads * shape_.head_dim;
   const support::Memory k = random_floats(count, 1, 4), v = random_floats(count, 1, 5);
   size_t largest = 0;
   for (size_t index = 0; index < libraries_.size(); ++index) {
     const Library &library = libraries_[index];
-    if (!library.has_caches())
-      throw CannotMeasure("the shape '" + shape_.text + "' needs KV caches, which " + library.name + " does not have");
     mha_error error;
     mha_kv_cache *cache;
     size_t bytes;
@@ -114,7 +191,7 @@ void Workload::fill_caches() {
   cache_bytes_in_use_ = allocate(largest);
 }
 
-void Workload::use(size_t index) {
+void Calls::use(size_t index) {
   in_use_ = index;
   const Library &library = libraries_[index];
   mha_error error;
@@ -133,46 +210,7 @@ void Workload::use(size_t index) {
   }
 }
 
-size_t Workload::prepare_forward() {
-  pack_layers();
-  inputs_[0] = random_floats(shape_.batch * shape_.n * shape_.width, 1, 3);
-  for (const Library &library : libraries_) {
-    args_.emplace_back();
-    library.structs->fill_forward(shape_, inputs_[0].floats(), output_.floats(), scheduler(), &args_.back());
-  }
-  size_t largest = 0;
-  for (size_t index = 0; index < libraries_.size(); ++index) {
-    mha_error error;
-    size_t bytes;
-    use(index);
-    if (libraries_[index].forward_workspace(layer_in_use_, args_[index].as<mha_forward_args>(), &bytes, &error)) refused(index, error);
-    largest = std::max(largest, bytes);
-  }
-  return largest;
-}
-
-size_t Workload::prepare_attention() {
-  inputs_[0] = random_floats(shape_.batch * shape_.n * shape_.heads * shape_.head_dim, 1, 1);
-  for (uint32_t i = 1; i < 3; ++i) {
-    inputs_[i] = random_floats(shape_.batch * shape_.n_kv * shape_.kv_heads * shape_.head_dim, 1, i + 1);
-  }
-  for (const Library &library : libraries_) {
-    args_.emplace_back();
-    library.structs->fill_attention(shape_, inputs_[0].floats(), inputs_[1].floats(), inputs_[2].floats(), output_.floats(), scheduler(),
-                                    &args_.back());
-  }
-  size_t largest = 0;
-  for (size_t index = 0; index < libraries_.size(); ++index) {
-    mha_error error;
-    size_t bytes;
-    use(index);
-    if (libraries_[index].attention_workspace(args_[index].as<mha_attention_args>(), &bytes, &error)) refused(index, error);
-    largest = std::max(largest, bytes);
-  }
-  return largest;
-}
-
-void Workload::call() const {
+void Calls::call() const {
   const Library &library = libraries_[in_use_];
   mha_error error;
   const Struct &args = args_[in_use_];
@@ -186,45 +224,32 @@ void Workload::call() const {
   }
 }
 
-Difference Workload::compare() {
+double Calls::difference() {
   const size_t count = output_floats();
   const float *const output = output_.floats();
-  memset(output_.data(), 0xff, count * sizeof(float));  // NaN, which no call leaves behind
-  use(0);
-  call();
-  const std::vector<float> base(output, output + count);
-  memset(output_.data(), 0xff, count * sizeof(float));
-  use(1);
-  call();
-  Difference difference = {memcmp(base.data(), output, count * sizeof(float)) == 0, 0};
-  double largest = 0;
+  std::vector<float> results[2];
+  for (size_t index = 0; index < 2; ++index) {
+    memset(output_.data(), 0xff, count * sizeof(float));  // NaN, which no call leaves behind
+    use(index);
+    call();
+    results[index].assign(output, output + count);
+  }
+  if (memcmp(results[0].data(), output, count * sizeof(float)) == 0 && std::isfinite(output[0])) return -1;
+  double largest = 0, difference = 0;
   bool is_finite = true;
   for (size_t i = 0; i < count; ++i) {
-    is_finite = is_finite && std::isfinite(base[i]) && std::isfinite(output[i]);
-    largest = std::fmax(largest, std::fabs(base[i]));
-    difference.relative = std::fmax(difference.relative, std::fabs(static_cast<double>(base[i]) - output[i]));
+    is_finite = is_finite && std::isfinite(results[0][i]) && std::isfinite(output[i]);
+    largest = std::fmax(largest, std::fabs(results[0][i]));
+    difference = std::fmax(difference, std::fabs(static_cast<double>(results[0][i]) - output[i]));
   }
-  if (difference.relative > 0) difference.relative /= largest;
-  if (!is_finite || difference.relative > largest_difference) {
+  if (difference > 0) difference /= largest;
+  if (!is_finite || difference > largest_difference) {
     char what[64];
-    snprintf(what, sizeof what, "differ by %.2g of the largest element", difference.relative);
+    snprintf(what, sizeof what, "differ by %.2g of the largest element", difference);
     throw CannotMeasure("the outputs of " + libraries_[0].name + " and " + libraries_[1].name + " for the shape '" + shape_.text + "' " +
-                        (is_finite ? what : "are not all finite") +
-                        ", so they do not compute the same function; their speeds cannot be compared");
+                        (is_finite ? what : "are not all finite") + ", so they do not compute the same function");
   }
   return difference;
-}
-
-void check_memory(const std::vector<Shape> &shapes, size_t num_libraries) {
-  const double available = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-  double bytes = 0;
-  for (const Shape &shape : shapes) {
-    bytes += bytes_of(shape, num_libraries);
-    if (bytes <= available / 2) continue;
-    char what[96];
-    snprintf(what, sizeof what, "%.3g GB, more than half of this machine's %.3g GB", bytes * 1e-9, available * 1e-9);
-    throw CannotMeasure("the shapes up to '" + shape.text + "' need about " + what + "; take smaller or fewer shapes");
-  }
 }
 
 }  // namespace gate

@@ -1,14 +1,23 @@
-// The structs that the library takes, filled for a shape.
+// The structs that a library takes, filled for a shape.
 #pragma once
 
 #include <cstddef>
-
-#include "shapes.h"
+#include <cstdint>
+#include <string>
 
 struct mha_kv_cache;
 struct mha_scheduler;
 
 namespace gate {
+
+// A call: mha_forward or mha_attention. perf_gate.py has read and checked it.
+struct Shape {
+  std::string text;  // as the user wrote it
+  int64_t is_layer, batch, n, n_kv, width, heads, kv_heads, head_dim;
+  int64_t past;  // positions in a KV cache; 0: without a cache
+  int64_t is_causal, threads;
+  uint32_t kv_type, instruction_set;  // MHA_TYPE_* of the cache, MHA_INSTRUCTION_SET_*
+};
 
 // A struct of mha.h, in memory for the largest one.
 struct Struct {

@@ -1,0 +1,466 @@
+#!/usr/bin/env python3
+"""tools/perf_gate.sh [OPTION...] BASE [NEW]
+tools/perf_gate.sh [OPTION...] --floor FILE [NEW]
+
+Says whether NEW is slower than BASE. Each is a git revision of this repository, which is built first, or a libmha.so; without NEW it is the
+working tree. Only the C interface is used, of each version as its own headers have it, so that any two versions with the same major number can
+be compared. The headers of a libmha.so are in ../include beside it, as after installing it, or else those of the working tree.
+
+Measured by time, both are loaded into one process and called in turns, shape by shape in random order, round by round. A shape is slower
+if both hold: the median over the rounds of new time / base time is at least 1 + the threshold, and the ranges are apart. A range goes from
+a library's fastest round to its median round, for what disturbs a machine only ever adds time. If the median is slower and the ranges are
+not apart, or if the 95% interval of the median reaches the threshold and is wider than it, more rounds follow, up to four times as many;
+if that does not help, the answer is that it is too noisy to say. One thread is timed by its processor time, several threads by the clock.
+
+By --count, the instructions of one call of each shape are counted by valgrind, which knows AVX2 and not AVX-512. There is no noise.
+"""
+
+EPILOG = """\
+Lines of a shapes file, for example:
+  layer      B=1 n=128 D=768 H=12 causal            mha_forward: batch, rows, width, heads
+  attention  B=1 n=1 n_kv=1024 H=12 head_dim=64     mha_attention: queries and keys
+  layer      B=1 n=1 past=1024 D=768 H=12 causal    decoding: one row over a KV cache that holds 1024 positions
+Words of a line: B= (1 if not given), n=, D= (layer only), H=, kv_heads= (H=), head_dim= (layer: D/H), n_kv= (attention only; n=),
+causal, past= (a KV cache; a layer appends its rows, attention none), kv_type=f32|f16|bf16|int8 (of that cache; f32),
+instruction_set=auto|scalar|avx2|avx2_vnni|avx512|avx512_vnni|neon|neon_dotprod|neon_i8mm, threads= (1). '#' begins a comment.
+
+Exit status: 0 no regression, 1 regression, 2 wrong usage, 3 too noisy to say, 4 cannot measure, 5 no floor for this processor.
+
+Examples:
+  tools/perf_gate.sh HEAD                                     what was changed since the last commit, by time
+  tools/perf_gate.sh --floor bench/floor.txt                  against the fastest version for this processor
+  taskset -c 1 tools/perf_gate.sh --threshold 3% main         on one core, against the branch main
+  tools/perf_gate.sh --count origin/main                      instructions
+  tools/perf_gate.sh old/libmha.so new/libmha.so              two libraries that are there
+"""
+
+import argparse
+import fcntl
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import zlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SETS = ["auto", "scalar", "avx2", "avx512", "neon", "avx2_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm"]  # MHA_INSTRUCTION_SET_*
+KV_TYPES = ["f32", "f16", "bf16", "int8"]  # MHA_TYPE_*
+LEAST_ROUNDS = 7
+
+
+class Stop(Exception):
+    def __init__(self, status, sentence):
+        super().__init__(sentence)
+        self.status = status
+
+
+def wrong_usage(sentence):
+    return Stop(2, f"{sentence}; see tools/perf_gate.sh --help")
+
+
+def cannot_measure(sentence):
+    return Stop(4, f"cannot measure: {sentence}")
+
+
+# ---- Shapes
+
+class Shape:
+    """A line of a shapes file. Raises ValueError with a sentence."""
+
+    def __init__(self, line):
+        kind, *words = line.split()
+        self.text = " ".join([kind, *words])
+        if kind not in ("layer", "attention"):
+            raise ValueError(f"'{kind}' is no kind of shape; a line begins with 'layer' or 'attention'")
+        self.is_layer = kind == "layer"
+        self.size = dict.fromkeys(("B", "n", "n_kv", "D", "H", "kv_heads", "head_dim", "past", "threads"), 0)
+        self.is_causal, names = False, {"kv_type": "f32", "instruction_set": "auto"}
+        for word in words:
+            key, equals, value = word.partition("=")
+            if word == "causal":
+                self.is_causal = True
+            elif equals and key in self.size and key != ("n_kv" if self.is_layer else "D"):
+                if not re.fullmatch("[0-9]{1,10}", value) or not 0 < int(value) < 2**31:
+                    raise ValueError(f"'{word}' is no size; it has to be a whole number from 1 to {2**31 - 1}")
+                self.size[key] = int(value)
+            elif equals and key in names:
+                choices = SETS if key == "instruction_set" else KV_TYPES
+                if value not in choices:
+                    raise ValueError(f"'{value}' is no {'type of a cache' if choices is KV_TYPES else 'instruction set'}; there are {', '.join(choices)}")
+                names[key] = value
+            else:
+                raise ValueError(f"'{word}' is no word of a line that begins with '{kind}'; tools/perf_gate.sh --help has those that are")
+        size = self.size
+        for key in ("n", "H", "D" if self.is_layer else "head_dim"):
+            if not size[key]:
+                raise ValueError(f"{'a layer' if self.is_layer else 'attention'} needs {key}=")
+        if self.is_layer and not size["head_dim"]:
+            size["head_dim"], rest = divmod(size["D"], size["H"])
+            if rest:
+                raise ValueError("H does not divide D; give head_dim= or another number of heads")
+        if size["past"] and size["n_kv"]:
+            raise ValueError("n_kv= and past= are two ways to have keys; give one of them")
+        if names["kv_type"] != "f32" and not size["past"]:
+            raise ValueError("kv_type= is that of a cache, which past= asks for")
+        for key, default in ("B", 1), ("threads", 1), ("kv_heads", size["H"]), ("n_kv", size["n"]):
+            size[key] = size[key] or default
+        if size["threads"] > os.cpu_count():
+            raise ValueError(f"'{self.text}' wants more threads than this machine has processors ({os.cpu_count()})")
+        self.names = names
+
+    def use_set(self, name):
+        if self.names["instruction_set"] == "auto":
+            self.names["instruction_set"] = name
+            self.text += f" instruction_set={name}"
+
+    def argument(self):
+        """As mha_gate reads it."""
+        size = self.size
+        numbers = [int(self.is_layer), *(size[key] for key in ("B", "n", "n_kv", "D", "H", "kv_heads", "head_dim", "past")), int(self.is_causal),
+                   size["threads"], KV_TYPES.index(self.names["kv_type"]), SETS.index(self.names["instruction_set"])]
+        return " ".join(map(str, [*numbers, self.text]))
+
+    def bytes(self):
+        """About so many, with both libraries' packed weights and caches."""
+        size = self.size
+        q_width, kv_width = (size[key] * size["head_dim"] for key in ("H", "kv_heads"))
+        rows = size["B"] * (size["n"] * 4 * (q_width + size["D"]) + (size["n_kv"] + 3 * size["past"]) * 4 * kv_width)
+        return 4 * (rows + 4 * size["D"] * (2 * q_width + 2 * kv_width))
+
+
+def read_shapes(path):
+    shapes = []
+    try:
+        lines = pathlib.Path(path).read_text().splitlines()
+    except OSError as error:
+        raise cannot_measure(f"the file of shapes '{path}' cannot be opened: {error.strerror}") from error
+    for number, line in enumerate(lines, 1):
+        line = line.split("#")[0].strip()
+        try:
+            shapes += [Shape(line)] if line else []
+        except ValueError as error:
+            raise cannot_measure(f"{path}:{number}: {error}") from error
+    if not shapes:
+        raise cannot_measure(f"the file '{path}' has no shape; a line such as 'layer B=1 n=128 D=768 H=12' is one")
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed = sum(shape.bytes() for shape in shapes)
+    if needed > memory / 2:
+        raise cannot_measure(f"the shapes need about {needed * 1e-9:.3g} GB, more than half of this machine's {memory * 1e-9:.3g} GB")
+    return shapes
+
+
+# ---- What is compared
+
+def floor_of(path):
+    """The commit that a file of floors names for this processor."""
+    try:
+        lines = [line.split("#")[0].split() for line in pathlib.Path(path).read_text().splitlines()]
+        found = dict(re.findall(r"^(vendor_id|cpu family|model)\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+    except OSError as error:
+        raise cannot_measure(f"'{error.filename}' cannot be read: {error.strerror}") from error
+    for words in filter(None, lines):
+        if len(words) != 5:
+            raise cannot_measure(f"{path}: a line has a kind, a vendor, a family, models and a commit, not '{' '.join(words)}'")
+        _, vendor, family, models, commit = words
+        if (vendor, family) == (found.get("vendor_id"), found.get("cpu family")):
+            for part in models.split(","):
+                low, _, high = part.partition("-")
+                if int(low) <= int(found["model"]) <= int(high or low):
+                    return commit
+    raise Stop(5, f"not checked: {path} has no floor for this processor")
+
+
+class Version:
+    """A library, the folder of its headers, and what to call it."""
+
+    def __init__(self, library, include, name):
+        self.library, self.include, self.name = library, include, name
+
+
+class Builder:
+    def __init__(self, folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.lock = open(folder / "lock", "w", encoding="utf-8")
+        except OSError as error:
+            raise cannot_measure(f"the folder '{folder}' cannot be made: {error.strerror}") from error
+        self.folder = folder = folder.resolve()
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        # Libraries are kept by commit and by what compiles them: a base built by another compiler is no base.
+        said = [os.environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS")]
+        for name, default in ("CC", "cc"), ("CXX", "c++"):
+            said.append(subprocess.run(f"{os.environ.get(name, default)} --version", shell=True, capture_output=True, text=True).stdout)
+        self.compiler = f"{zlib.crc32(' '.join(said).encode()):08x}"
+
+    def cmake(self, source, folder, target, settings, what):
+        """Silent; what the tools say is in the log. Configures for new settings only: what else has changed, the build itself sees."""
+        log, kept, settings = self.folder / "log", folder / "settings", [*settings, "-DCMAKE_BUILD_TYPE=Release"]
+        generator = ["-G", "Ninja"] if shutil.which("ninja") and not (folder / "CMakeCache.txt").exists() else []
+        commands = [["cmake", "--build", folder, "--target", target, "--parallel", str(len(os.sched_getaffinity(0)))]]
+        if not kept.exists() or kept.read_text() != " ".join(settings):
+            commands.insert(0, ["cmake", "-S", source, "-B", folder, *generator, *settings])
+        with open(log, "w", encoding="utf-8") as output:
+            for command in commands:
+                if subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode:
+                    kept.unlink(missing_ok=True)
+                    sys.stderr.write("".join([line for line in open(log, encoding="utf-8") if "rror" in line][:20]))
+                    raise cannot_measure(f"{what} does not build; all that the compiler said is in {log}")
+        kept.write_text(" ".join(settings))
+
+    def build_library(self, source, folder, name):
+        print(f"perf gate: building {name}", file=sys.stderr)
+        off = [f"-DMHA_{part}=OFF" for part in ("TESTS", "TOOLS", "BENCH", "OPENBLAS", "PTHREADPOOL", "ONNX", "INSTALL")]
+        self.cmake(source, folder, "mha_shared", off, name)
+        found = next(folder.glob("**/libmha.so"), None)
+        if not found:
+            raise cannot_measure(f"{name} builds no libmha.so")
+        return found
+
+    def working_tree(self):
+        return Version(self.build_library(ROOT, self.folder / f"work-{self.compiler}", "the working tree"), ROOT / "include", "the working tree")
+
+    def version(self, given):
+        if pathlib.Path(given).is_file():
+            beside = pathlib.Path(given).resolve().parent.parent / "include"
+            return Version(pathlib.Path(given).resolve(), beside if (beside / "mha.h").exists() else ROOT / "include", given)
+        git = ["git", "-C", ROOT]
+        found = subprocess.run([*git, "rev-parse", "--verify", "--quiet", f"{given}^{{commit}}"], capture_output=True, text=True)
+        if found.returncode:
+            raise cannot_measure(f"'{given}' is neither a file nor a revision of this repository (a clone of depth 1 has no older ones: git fetch "
+                                 "--unshallow)")
+        commit = found.stdout.strip()
+        folder, name = self.folder / f"{commit}-{self.compiler}", commit[:10]
+        name = name if commit.startswith(given) else f"{given} ({name})"
+        if not (folder / "libmha.so").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            source = folder / "source"
+            source.mkdir(parents=True)
+            archive = subprocess.run([*git, "archive", commit], stdout=subprocess.PIPE, check=True).stdout
+            subprocess.run(["tar", "-x", "-C", source], input=archive, check=True)
+            shutil.copytree(source / "include", folder / "include")
+            # Where a cache of compilations is in use, files that are as in another version's folder are found in it.
+            os.environ["CCACHE_BASEDIR"] = str(source)
+            shutil.copy(self.build_library(source, source / "build", name), folder / "part")
+            shutil.rmtree(source)
+            (folder / "part").rename(folder / "libmha.so")
+        return Version(folder / "libmha.so", folder / "include", name)
+
+    def program(self, base, new):
+        folder = self.folder / f"program-{self.compiler}"
+        self.cmake(ROOT / "bench" / "gate", folder, "mha_gate", [f"-DMHA_BASE_INCLUDE={base.include}", f"-DMHA_NEW_INCLUDE={new.include}"],
+                   "the measuring program")
+        return folder / "mha_gate"
+
+
+# ---- Measuring
+
+def run_times(program, rounds, base, new, shapes):
+    """Of each shape: the difference of the outputs, and the seconds of a call by base and by new in each round."""
+    done = subprocess.run([program, "times", str(rounds), base.library, base.name, new.library, new.name, *(shape.argument() for shape in shapes)],
+                          capture_output=True, text=True)
+    if done.returncode:
+        raise cannot_measure(done.stderr.strip() or f"the measuring program ended with status {done.returncode}")
+    lines = [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
+    return [(line[0], line[1::2], line[2::2]) for line in lines]
+
+
+def median_interval(values):
+    """The 95% interval of the median: the k-th value is above it if fewer than k lie below, each of which happens by the toss of a coin."""
+    values, n, k = sorted(values), len(values), 0
+    while 2 * (k + 1) < n and 2 * sum(math.comb(n, i) for i in range(k + 2)) <= 0.05 * 2**n:
+        k += 1
+    return values[k], values[n - 1 - k]
+
+
+class Result:
+    def __init__(self, shape, difference, base, new):
+        self.shape, self.difference, self.base, self.new = shape, difference, base, new  # lists: times of rounds, or one number of instructions
+
+    def judge(self, threshold):
+        ratios = [new / base for base, new in zip(self.base, self.new)]
+        self.ratio, self.interval = statistics.median(ratios), median_interval(ratios)
+        self.ranges = [(min(each), statistics.median(each)) for each in (self.base, self.new)]
+        low, high = self.interval
+        if self.ratio >= 1 + threshold:
+            self.verdict = "regression" if self.ranges[1][0] > self.ranges[0][1] else "too_noisy"
+        else:
+            self.verdict = "ok" if high < 1 + threshold or high - low < threshold else "too_noisy"
+
+
+def measure_times(program, base, new, shapes, threshold, rounds):
+    results = {shape: Result(shape, None, [], []) for shape in shapes}
+    undecided = shapes
+    for more in (rounds, rounds, 2 * rounds):
+        print(f"perf gate: {more} rounds of {len(undecided)} shape{'s'[:len(undecided) > 1]}", file=sys.stderr)
+        for shape, (difference, of_base, of_new) in zip(undecided, run_times(program, more, base, new, undecided)):
+            result = results[shape]
+            result.difference = difference
+            result.base += of_base
+            result.new += of_new
+            result.judge(threshold)
+        undecided = [shape for shape in undecided if results[shape].verdict == "too_noisy"]
+        if not undecided:
+            break
+    return list(results.values())
+
+
+def counted(program, name, library, arguments):
+    """Instructions of one call of each shape."""
+    if not shutil.which("valgrind"):
+        raise cannot_measure("valgrind, which counts the instructions, is not installed (Debian: apt-get install valgrind)")
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(["valgrind", "--tool=callgrind", "--collect-atstart=no", "--toggle-collect=mha_gate_counted_call",
+                               "--dump-after=mha_gate_counted_call", "--combine-dumps=yes", f"--callgrind-out-file={folder}/profile", program, "call",
+                               name, library, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        profile = pathlib.Path(folder, "profile")
+        counts = [int(line.split()[1]) for line in profile.read_text().splitlines() if line.startswith("totals: ")] if profile.exists() else []
+    counts = counts[:len(arguments)]  # then comes what is between the last call and the end
+    if done.returncode or len(counts) < len(arguments) or 0 in counts:
+        raise cannot_measure(f"valgrind, with status {done.returncode}, has not counted each of {len(arguments)} calls of {library}:\n{done.stdout}")
+    return counts
+
+
+def count_instructions(program, base, new, shapes, threshold):
+    for shape in shapes:
+        shape.use_set("avx2")
+        if shape.size["threads"] > 1:
+            raise cannot_measure(f"the shape '{shape.text}' has several threads; instructions are counted of one thread")
+        if shape.names["instruction_set"] not in ("scalar", "avx2"):
+            raise cannot_measure(f"the shape '{shape.text}' wants what valgrind does not know; leave instruction_set out for AVX2")
+    arguments = [shape.argument() for shape in shapes]
+    differences = [line[0] for line in run_times(program, 0, base, new, shapes)]
+    print(f"perf gate: counting the instructions of {len(shapes)} calls of both", file=sys.stderr)
+    counts = [counted(program, *version, arguments) for version in (("base", base.library), ("new", new.library))]
+    results = [Result(shape, difference, [old], [now]) for shape, difference, old, now in zip(shapes, differences, *counts)]
+    for result in results:
+        result.ratio = result.new[0] / result.base[0]
+        result.verdict = "regression" if result.ratio > 1 + threshold else "ok"
+    return results
+
+
+# ---- What is said
+
+def table(results, is_count):
+    if is_count:
+        rows = [["shape", "base instructions", "new instructions", "new / base", "outputs", "verdict"]]
+    else:
+        rows = [["shape", "base", "new", "new / base", "95% interval", "rounds", "outputs", "verdict"]]
+    for result in results:
+        outputs = "same bits" if result.difference < 0 else f"differ by {result.difference:.1e}"
+        if is_count:
+            figures = [str(result.base[0]), str(result.new[0]), f"{result.ratio:.4f}"]
+        else:
+            figures = [*(f"{low * 1e3:.4g} - {high * 1e3:.4g} ms" for low, high in result.ranges), f"{result.ratio:.3f}",
+                       "{:.3f} - {:.3f}".format(*result.interval), str(len(result.base))]
+        verdict = {"ok": "ok", "regression": "SLOWER", "too_noisy": "too noisy"}[result.verdict]
+        rows.append([result.shape.text, *figures, outputs, verdict])
+    return rows
+
+
+def conclude(results, threshold, is_count):
+    """The verdict of all, and a sentence."""
+    unit, count = "instructions" if is_count else "time", len(results)
+    slower, noisy = ([result for result in results if result.verdict == verdict] for verdict in ("regression", "too_noisy"))
+    if slower:
+        worst = max(slower, key=lambda result: result.ratio)
+        return 1, (f"Regression in {len(slower)} of {count} shapes; the worst is '{worst.shape.text}', which takes {(worst.ratio - 1) * 100:.1f}% "
+                   f"more {unit}.")
+    if noisy:
+        worst = max(noisy, key=lambda result: result.interval[1] - result.interval[0])
+        low, high = ((bound - 1) * 100 for bound in worst.interval)
+        return 3, (f"Too noisy to say for {len(noisy)} of {count} shapes: '{worst.shape.text}' came out between {low:+.1f}% and {high:+.1f}%. Run it "
+                   "again on a quieter machine, or with a larger --threshold or more --rounds.")
+    return 0, f"No regression: no shape takes {threshold * 100:g}% more {unit}."
+
+
+def report(arguments, base, new, results):
+    status, sentence = conclude(results, arguments.threshold, arguments.count)
+    heading = (f"{'instructions of one call' if arguments.count else 'time of one call, fastest - median round'}: base = {base.name}, "
+               f"new = {new.name}, threshold {arguments.threshold * 100:g}%")
+    rows = table(results, arguments.count)
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    print(heading, "", *("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows), "", sentence, sep="\n")
+    try:
+        if arguments.json:
+            shapes = [{"shape": result.shape.text, "verdict": result.verdict, "ratio": result.ratio, "base": result.base, "new": result.new,
+                       "outputs_difference": max(0, result.difference)} for result in results]
+            pathlib.Path(arguments.json).write_text(json.dumps({"base": base.name, "new": new.name, "threshold": arguments.threshold,
+                                                                "sentence": sentence, "shapes": shapes}, indent=2) + "\n")
+        if arguments.markdown:
+            rows.insert(1, ["---"] * len(rows[0]))
+            with open(arguments.markdown, "a", encoding="utf-8") as file:
+                file.write("\n".join(["### mha perf gate", "", sentence, "", heading, "", *(f"| {' | '.join(row)} |" for row in rows), "", ""]))
+    except OSError as error:
+        raise cannot_measure(f"the report cannot be written to '{error.filename}': {error.strerror}") from error
+    return status
+
+
+def parse():
+    class Parser(argparse.ArgumentParser):
+        def error(self, message):
+            raise wrong_usage(message)
+
+    def percent(text):
+        value = float(text.removesuffix("%"))
+        if not 0 < value <= 1000:
+            raise ValueError
+        return value / 100
+
+    def rounds(text):
+        if not LEAST_ROUNDS <= int(text) <= 10000:
+            raise ValueError
+        return int(text)
+
+    percent.__name__, rounds.__name__ = "percentage above 0", f"number from {LEAST_ROUNDS} to 10000"
+    usage, _, description = __doc__.partition("\n\n")
+    parser = Parser(usage=usage.replace("\n", "\n       "), description=description, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--count", action="store_true", help="count instructions instead of measuring time")
+    parser.add_argument("--floor", metavar="FILE", help="BASE is the commit that FILE (bench/floor.txt) names for this processor")
+    parser.add_argument("--shapes", metavar="FILE", help="what is measured, a line each; without it bench/gate/shapes.txt, with --count "
+                        "bench/gate/counted_shapes.txt")
+    parser.add_argument("--threshold", metavar="P", type=percent, help="how much slower is a regression: 5%% (the default), with --count 1%%")
+    parser.add_argument("--rounds", metavar="N", type=rounds, default=15, help="rounds of measurements, at least 7 (default: 15)")
+    parser.add_argument("--json", metavar="FILE", help="writes all results, with every round's times")
+    parser.add_argument("--markdown", metavar="FILE", help="appends the table, for a job summary")
+    parser.add_argument("--build", metavar="FOLDER", type=pathlib.Path, default=ROOT / "build" / "perf_gate",
+                        help="where it builds, and keeps what it built for the next time (default: build/perf_gate)")
+    arguments = parser.parse_args()
+    if arguments.floor and arguments.count:
+        raise wrong_usage("the floor is about time, not about --count")
+    most = 1 if arguments.floor else 2
+    if not most - 1 <= len(arguments.versions) <= most:
+        raise wrong_usage(f"{'the floor is the base, and' if arguments.floor else 'a base and'} at most one version to compare with it are needed, "
+                          f"and {len(arguments.versions)} were given")
+    arguments.threshold = arguments.threshold or (0.01 if arguments.count else 0.05)
+    arguments.shapes = arguments.shapes or ROOT / "bench" / "gate" / ("counted_shapes.txt" if arguments.count else "shapes.txt")
+    return arguments
+
+
+def main():
+    try:
+        arguments = parse()
+        shapes = read_shapes(arguments.shapes)
+        versions = [floor_of(arguments.floor), *arguments.versions] if arguments.floor else arguments.versions
+        builder = Builder(arguments.build)
+        base = builder.version(versions[0])
+        new = builder.version(versions[1]) if len(versions) > 1 else builder.working_tree()
+        program = builder.program(base, new)
+        if arguments.count:
+            results = count_instructions(program, base, new, shapes, arguments.threshold)
+        else:
+            results = measure_times(program, base, new, shapes, arguments.threshold, arguments.rounds)
+        sys.exit(report(arguments, base, new, results))
+    except Stop as stop:
+        print(f"perf gate: {stop}", file=sys.stderr)
+        sys.exit(stop.status)
+
+
+if __name__ == "__main__":
+    main()
