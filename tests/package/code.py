@@ -1,0 +1,61 @@
+"""How large the kernels of an instruction set are, and whether their loops keep sums in registers.
+
+For each object: the bytes that `size` calls text, the packed multiply-adds, and the loads and stores of vectors on the stack in loops: what lies
+between a branch back and its target without another branch, with 8 multiply-adds or more. Fails above a budget."""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+
+# compiler, instruction set -> bytes of text, packed multiply-adds, vectors on the stack in loops: some 2% more than there are
+budgets = {"GNU 12": {
+    "avx2": (152_500, 1120, 1), "avx2_vnni": (36_500, 250, 0), "avx512": (172_500, 1240, 0), "avx512_vnni": (41_000, 275, 0),
+    "neon": (126_500, 1450, 0), "neon_dotprod": (32_700, 287, 0), "neon_i8mm": (34_000, 287, 0)}}
+fma = re.compile(r"fml[as]\s+v|vfn?m(?:add|sub)\d+p[sd]\s.*%[yz]mm")
+branch = re.compile(r"(?:b|b\.\w+|br|cbn?z|tbn?z|ret|j\w+)\s")
+stack = re.compile(r"(?:(?:ld|st)(?:r|p|ur|1|np)\s+\{?\s*[qdsv]\d.*\[(?:sp|x29)\b|vmov[au]p[sd]\s.*\(%r[sb]p\))")
+
+
+def output_of(*command):
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def figures(objdump, file):
+    sections = re.findall(r"^ *\d+ \S+ +([0-9a-f]+) .*\bALLOC\b.*\bREADONLY\b", output_of(objdump, "-h", "-w", file), re.MULTILINE)
+    multiply_adds = spills = 0
+    code, at = [], {}  # since the last branch or label: of an address, where it is in the code
+    for line in output_of(objdump, "-d", "--no-show-raw-insn", file).splitlines():
+        found = re.match(r" *([0-9a-f]+):\t(.*)", line)
+        if not found:
+            code, at = [], {}
+            continue
+        instruction = found.group(2) + " "
+        multiply_adds += bool(fma.match(instruction))
+        if branch.match(instruction):
+            target = re.search(r"\b([0-9a-f]+) <", instruction)
+            loop = code[at[target.group(1)]:] if target and target.group(1) in at else []
+            if sum(bool(fma.match(each)) for each in loop) >= 8:
+                spills += sum(bool(stack.match(each)) for each in loop)
+            code, at = [], {}
+        else:
+            at[found.group(1)] = len(code)
+            code.append(instruction)
+    return sum(int(size, 16) for size in sections), multiply_adds, spills
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--objdump", required=True)
+parser.add_argument("--compiler", required=True, help=f"whose budgets hold: {', '.join(budgets)}")
+parser.add_argument("objects", nargs="+", help="objects of kernels, named after their instruction sets: avx2.cpp.o")
+arguments = parser.parse_args()
+if arguments.compiler not in budgets:
+    print(f"SKIPPED: there are budgets for {', '.join(budgets)}, and none for {arguments.compiler}")
+    sys.exit(77)
+for file in arguments.objects:
+    name = pathlib.Path(file).name.split(".")[0]
+    found, most = figures(arguments.objdump, file), budgets[arguments.compiler][name]
+    print(f"{name}: {found[0]} bytes of text, {found[1]} packed multiply-adds, {found[2]} vectors on the stack in loops; at most {most}")
+    if any(one > limit for one, limit in zip(found, most)):
+        sys.exit("That is above the budget in tests/package/code.py.")
