@@ -36,7 +36,6 @@ class MhaCase : public LayerCase {
   }
 
   void call() override { support::Check(mha_forward(layer_.get(), &data_.args, workspace_.data(), workspace_.size(), &error_), error_); }
-  const float *y() const override { return static_cast<const float *>(data_.args.output); }
 
  private:
   double valid_rows() const {
@@ -109,7 +108,7 @@ LayerCase::LayerCase(const LayerShape &given, Change change)
   working_set_bytes = 4 * weight_bytes + 6 * row_bytes;  // x, q, k, v, context, y
 }
 
-std::unique_ptr<LayerCase> make_layer_case(const LayerShape &shape, const LayerOptions &options) {
+std::unique_ptr<Case> make_layer_case(const LayerShape &shape, const LayerOptions &options) {
   return std::make_unique<MhaCase>(shape, options);
 }
 

@@ -32,7 +32,6 @@ using Change = void (*)(support::LayerProblem *problem);
 // Stages and bytes of a layer, whoever computes it, and its arrays.
 struct LayerCase : Case {
   explicit LayerCase(const LayerShape &shape, Change change = nullptr);
-  virtual const float *y() const = 0;  // [batch, n, width]
 
   const LayerShape shape;
   const support::LayerProblem problem;
@@ -47,7 +46,7 @@ struct LayerOptions {
 };
 
 // The library's layer.
-std::unique_ptr<LayerCase> make_layer_case(const LayerShape &shape, const LayerOptions &options);
+std::unique_ptr<Case> make_layer_case(const LayerShape &shape, const LayerOptions &options);
 
 // Pairs of a query and a key that attend, per head.
 double attending_pairs(int64_t batch, int64_t n, bool is_causal);

@@ -17,10 +17,7 @@
 #include "mha.h"
 #include "pool.h"
 #if defined(MHA_WITH_OPENBLAS)
-#include <unistd.h>
-
 #include "mha_openblas.h"
-#include "openblas_core.h"
 extern "C" void openblas_set_num_threads(int num_threads);
 #endif
 
@@ -46,18 +43,17 @@ Peak and bandwidth are measured right before and right after each run, with the 
 better one counts. One thread is timed by processor time, on the last of the cores that mha_bench may use; the group threads by the
 clock, with one thread on each core.
 
-Groups: layer_prefill, layer_prefill_openblas, attention_prefill, projection, projection_openblas, latency, latency_scalar_loops,
-decode, decode_hot, decode_batch, decode_tokens, decode_attention, storage, arithmetic, variants, threads, instruction_set. Names end in
-arguments: B batch, n rows, D width, H heads, Hkv kv heads, past positions in the cache before, T threads; M rows, K and N of a product.
+Groups: layer_prefill, layer_prefill_openblas, attention_prefill, projection, latency, decode, decode_hot, decode_batch, decode_tokens,
+decode_attention, storage, arithmetic, variants, threads, instruction_set. Names end in arguments: B batch, n rows, D width, H heads, Hkv kv
+heads, past positions in the cache before, T threads; M rows, K and N of a product.
 
 Decoding, but for decode_hot, takes turns through as many equal layers and caches as are together 4 times the largest cache, so that all
 is read from memory, and the limit is the bandwidth at that size. A benchmark that was not given the memory for it says so in its label.
 Some are called in turns with another one: times_f32 and times_ungrouped are the time that took, divided by their own. of_plain, of the
 options of a call in the group variants, is their of_limit divided by that of the same call without the option.
 
-OpenBLAS computes with its best kernels for this machine, whatever it would choose by itself, and whatever --instruction_set is; or with
-those of the core that the environment variable OPENBLAS_CORETYPE names. The context of the results says which (openblas_core), and whether
-they have the instruction set that the library computes with (openblas_has_instruction_set).
+OpenBLAS chooses its kernels by itself, or by the environment variable OPENBLAS_CORETYPE; the context of the results says which
+(openblas_core).
 
   --instruction_set=NAME  what the library computes with: auto (the best), scalar, avx2, avx512, neon,
                           and those that end in _vnni, _dotprod or _i8mm
@@ -188,24 +184,9 @@ void add_context(const Options &options) {
 #endif
   benchmark::AddCustomContext("back_end", "native");
 #if defined(MHA_WITH_OPENBLAS)
-  const uint32_t used_and_lesser = (2u << options.setting.instruction_set) - 1;
-  const bool is_lesser = bench::better_openblas_core(mha_openblas_core_name(), mha_instruction_sets() & used_and_lesser) != nullptr;
   benchmark::AddCustomContext("openblas_core", mha_openblas_core_name());
-  benchmark::AddCustomContext("openblas_has_instruction_set", is_lesser ? "no" : "yes");
 #endif
 }
-
-#if defined(MHA_WITH_OPENBLAS)
-// OpenBLAS chooses its kernels before main, and for a processor that it does not know those of an old one: then this program starts again
-// with the variable by which it can be told. One that the user has set stays.
-void take_best_openblas_kernels(char **argv) {
-  const char *const core = bench::better_openblas_core(mha_openblas_core_name(), mha_instruction_sets());
-  if (!core || getenv("OPENBLAS_CORETYPE")) return;
-  setenv("OPENBLAS_CORETYPE", core, 1);
-  execv("/proc/self/exe", argv);
-  std::cerr << "mha_bench: could not start again with OPENBLAS_CORETYPE=" << core << "; OpenBLAS is slower than it could be\n";
-}
-#endif
 
 int run(int argc, char **argv) {
   const Options options = read_flags(&argc, argv);
@@ -242,9 +223,6 @@ int run(int argc, char **argv) {
 }  // namespace
 
 int main(int argc, char **argv) {
-#if defined(MHA_WITH_OPENBLAS)
-  take_best_openblas_kernels(argv);
-#endif
   try {
     return run(argc, argv);
   } catch (const UsageError &error) {

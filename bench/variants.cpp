@@ -56,7 +56,7 @@ void add_documents(LayerProblem *problem) {
 constexpr double of_documents(int64_t n) { return static_cast<double>(document + 1) / static_cast<double>(n + 1); }
 
 // A row for each option: its name, rows of query and key, what it adds to a plain causal call, and what share of the pairs that mha_info
-// counts attend. Its targets are in tools/bench_targets.py.
+// counts attend.
 constexpr struct {
   const char *name;
   int64_t n;

@@ -30,7 +30,7 @@ Examples:
   tools/bench.sh                                                           everything
   tools/bench.sh --benchmark_filter='^layer_prefill/'                      one group
   tools/bench.sh --instruction_set=avx2 --benchmark_filter='^projection'   the same with AVX2 alone
-  tools/bench.sh --benchmark_out=build/result.json; tools/bench_targets.py build/result.json
+  tools/bench.sh --benchmark_format=json >build/result.json                all figures, for a program
 TEXT
 }
 

@@ -1,19 +1,17 @@
 #!/usr/bin/env python3
-"""mha_bench and tools/bench_targets.py: exit statuses, sentences, and results without figures that were not measured.
+"""mha_bench: exit statuses, sentences, and results without figures that were not measured.
 
-    bench_test.py MHA_BENCH BENCH_TARGETS
+    bench_test.py MHA_BENCH
 """
 
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
-import tempfile
 import unittest
 
-MHA_BENCH, BENCH_TARGETS = sys.argv.pop(1), sys.argv.pop(1)
+MHA_BENCH = sys.argv.pop(1)
 
 SMALL = ["--benchmark_filter=^latency/B:1/n:1/", "--benchmark_min_time=0.001"]
 NOISE = ["--max_of_limit=1000", "--max_drift=1000"]  # other tests run at the same time
@@ -26,17 +24,9 @@ def counts_of(figures):
     return operations, operations * figures["GB/s"] / figures["GFLOP/s"]
 
 
-def run(*arguments, openblas_core=None, **settings):
-    environment = dict(os.environ, OPENBLAS_NUM_THREADS="1")
-    environment.pop("OPENBLAS_CORETYPE", None)
-    if openblas_core:
-        environment["OPENBLAS_CORETYPE"] = openblas_core
-    return subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=300, check=False, **settings)
-
-
 class MhaBench(unittest.TestCase):
     def bench(self, *flags, **settings):
-        return run(MHA_BENCH, *flags, **settings)
+        return subprocess.run([MHA_BENCH, *flags], capture_output=True, text=True, timeout=300, check=False, **settings)
 
     def assert_refused(self, flags, sentence):
         result = self.bench(*flags)
@@ -72,22 +62,6 @@ class MhaBench(unittest.TestCase):
         names = self.bench("--instruction_set=scalar", "--benchmark_list_tests").stdout
         self.assertIn("instruction_set/scalar/", names)
         self.assertNotIn("instruction_set/avx2/", names)
-
-    def test_openblas_has_the_best_kernels_of_the_machine(self):
-        def context(*flags, **settings):
-            context = json.loads(self.bench(*SMALL, *NOISE, "--benchmark_format=json", *flags, **settings).stdout)["context"]
-            if "openblas_core" not in context:
-                self.skipTest("built without OpenBLAS")
-            return context
-
-        best = context()
-        self.assertEqual(best["openblas_has_instruction_set"], "yes")
-        if best["instruction_set"] in ("avx2", "avx2_vnni", "avx512", "avx512_vnni"):
-            # One that the user names stays, and is seen to be a lesser one; but not lesser than what the library is held to.
-            nehalem = context(openblas_core="Nehalem")
-            self.assertEqual((nehalem["openblas_core"], nehalem["openblas_has_instruction_set"]), ("Nehalem", "no"))
-            self.assertEqual(context("--instruction_set=scalar", openblas_core="Nehalem")["openblas_has_instruction_set"], "yes")
-            self.assertEqual(context("--instruction_set=avx2", openblas_core="Haswell")["openblas_has_instruction_set"], "yes")
 
     def test_all_groups_are_there(self):
         names = self.bench("--benchmark_list_tests").stdout.split()
@@ -226,147 +200,6 @@ class MhaBench(unittest.TestCase):
             result = subprocess.run([MHA_BENCH, *SMALL, *NOISE], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
         self.assertEqual(result.returncode, 4, result.stderr)
         self.assertIn("could not be written", result.stderr)
-
-
-class BenchTargets(unittest.TestCase):
-    """The group latency, whose targets are few, with made-up figures."""
-
-    SHAPES = ("B:1/n:1/D:8/H:2", "B:1/n:1/D:64/H:4", "B:1/n:3/D:6/H:2", "B:1/n:16/D:64/H:4", "B:1/n:8/D:128/H:4")
-
-    def targets(self, *files, flags=("--group", "latency")):
-        with tempfile.TemporaryDirectory() as folder:
-            paths = []
-            for i, content in enumerate(files):
-                paths.append(os.path.join(folder, f"{i}.json"))
-                with open(paths[-1], "w", encoding="utf-8") as file:
-                    file.write(content if isinstance(content, str) else json.dumps(content))
-            return run(sys.executable, BENCH_TARGETS, *flags, *paths)
-
-    def results(self, of_limit=0.5, time=1.0, shapes=SHAPES):
-        benchmarks = []
-        for shape in shapes:
-            for group, cpu_time in (("latency", time), ("latency_scalar_loops", 1.0)):
-                name = f"{group}/{shape}/causal:1"
-                benchmarks.append({"name": name + "_mean", "run_name": name, "aggregate_name": "mean", "cpu_time": 9, "of_limit": 0})
-                benchmarks.append(
-                    {"name": name + "_median", "run_name": name, "aggregate_name": "median", "cpu_time": cpu_time, "of_limit": of_limit})
-        return {"context": {"instruction_set": "avx2"}, "benchmarks": benchmarks}
-
-    def test_met(self):
-        result = self.targets(self.results())
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        self.assertIn("avx2: 6 of 6 targets met", result.stdout)
-
-    def test_missed(self):
-        result = self.targets(self.results(of_limit=0.39))
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("| latency/B:1/n:16/D:64/H:4/causal:1 | of_limit | 0.390 | >= 0.40 | no |", result.stdout)
-        result = self.targets(self.results(time=1.1))
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("2 of 6", result.stdout)  # of_limit, and the smallest layer, which may take longer
-
-    def test_the_median_of_several_files_counts(self):
-        result = self.targets(self.results(0.1), self.results(0.5), self.results(0.6))
-        self.assertEqual(result.returncode, 0)
-        self.assertIn("| 0.100, 0.500, 0.600 |", result.stdout)
-
-    def test_repetitions_without_aggregates(self):
-        results = self.results(shapes=self.SHAPES[:3])
-        for shape in self.SHAPES[3:]:
-            for group in ("latency", "latency_scalar_loops"):
-                name = f"{group}/{shape}/causal:1"
-                results["benchmarks"] += [{"name": name, "run_name": name, "run_type": "iteration", "cpu_time": 1.0, "of_limit": of_limit}
-                                          for of_limit in (0.1, 0.45, 0.9)]
-        result = self.targets(results)
-        self.assertEqual(result.returncode, 0, result.stdout)
-        self.assertIn("| 0.450 |", result.stdout)
-
-    def test_options_of_calls(self):
-        names = [name for name in run(MHA_BENCH, "--benchmark_list_tests").stdout.split() if name.startswith("variants/")]
-        entries = [{"name": name, "run_name": name, "run_type": "iteration", "of_plain": 0.98} for name in names]
-        results = {"context": {"instruction_set": "avx2"}, "benchmarks": entries}
-        result = self.targets(results, flags=("--group", "variants"))
-        self.assertEqual(result.returncode, 0, result.stdout)
-        options = {name.split("/", 2)[2] for name in names}
-        for option in options:  # each has a target, in the attention or in the layer
-            self.assertIn(f"/{option} |", result.stdout)
-        entries[names.index("variants/layer/sinks/n:1024")]["of_plain"] = 0.94
-        result = self.targets(results, flags=("--group", "variants"))
-        self.assertIn("| variants/layer/sinks/n:1024 | of_limit / that of a plain call | 0.940 | >= 0.95 | no |", result.stdout)
-
-    def test_what_is_void_or_not_measured_is_not_met(self):
-        results = self.results(shapes=self.SHAPES[1:])
-        name = f"latency/{self.SHAPES[0]}/causal:1"
-        results["benchmarks"].append({"name": name, "error_occurred": True, "error_message": "void: it was at 110% of the limit"})
-        result = self.targets(results)
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("| void | <= 1.50 | no |", result.stdout)
-        result = self.targets(self.results(shapes=self.SHAPES[1:]))
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("| not measured | <= 1.50 | no |", result.stdout)
-        self.assertEqual(self.targets(self.results(), flags=()).returncode, 1)  # the other groups
-
-    def decode_results(self, instruction_set="avx512", **figures):
-        def entry(name, **more):
-            return {"name": name, "run_name": name, "run_type": "iteration", **more, **figures}
-
-        shape = "D:2048/H:32/Hkv:8/past:4096"
-        names = [f"{start}{count}/{shape}" for start in ("decode_batch/B:", "decode_tokens/n:") for count in (2, 4, 8, 16)]
-        benchmarks = [entry(name, of_limit=0.9, compute_us=1, memory_us=3) for name in names]
-        benchmarks += [entry(f"storage/cache:{kind}/H:16/Hkv:16/head_dim:128/past:4096", times_f32=times)
-                       for kind, times in (("f16", 1.8), ("bf16", 1.8), ("int8", 3.1))]
-        benchmarks += [entry("decode_attention/H:32/Hkv:8/head_dim:64/past:4096", of_limit=0.9, times_ungrouped=0.92),
-                       entry("decode_attention/H:1/Hkv:1/head_dim:128/past:32768", of_limit=0.9)]
-        benchmarks += [entry(f"threads/decode/D:4096/H:32/Hkv:32/past:32768/T:{count}/real_time", of_limit=of_limit)
-                       for count, of_limit in ((1, 0.9), (4, 0.8))]
-        return {"context": {"instruction_set": instruction_set}, "benchmarks": benchmarks}
-
-    def test_decoding(self):
-        several = ("--group", "decode_batch", "--group", "decode_tokens")
-        self.assertEqual(self.targets(self.decode_results(), flags=several).returncode, 0)
-        self.assertEqual(self.targets(self.decode_results(of_limit=0.85), flags=several).returncode, 1)
-        close = self.targets(self.decode_results(of_limit=0.85, memory_us=1.9), flags=several)  # where 0.80 will do
-        self.assertEqual(close.returncode, 0, close.stdout)
-        result = self.targets(self.decode_results(), flags=("--group", "decode_attention"))
-        self.assertEqual(result.returncode, 0)
-        self.assertIn("| 1.087 | <= 1.10 | yes |", result.stdout)
-        self.assertIn("| 0.889 | >= 0.95 | no |", self.targets(self.decode_results(), flags=("--group", "threads")).stdout)
-
-    def test_openblas_counts_only_with_kernels_that_are_no_lesser_ones(self):
-        benchmarks = [{"name": name + "/M:1/K:256/N:768", "run_type": "iteration", "cpu_time": time, "of_limit": 1}
-                      for name, time in (("projection", 1.0), ("projection_openblas", 1.25))]
-        for context, expected in (({"openblas_core": "SkylakeX", "openblas_has_instruction_set": "yes"}, r"\(SkylakeX\) \| 0\.800 .* yes"),
-                                  ({"openblas_core": "Prescott", "openblas_has_instruction_set": "no"}, r"\| OpenBLAS had its kernels for Prescott .* no"),
-                                  ({"openblas_core": "Prescott"}, r"\| OpenBLAS had its kernels for Prescott .* no")):
-            results = {"context": {"instruction_set": "avx512", **context}, "benchmarks": benchmarks}
-            self.assertRegex(self.targets(results, flags=("--group", "projection")).stdout,
-                             rf"(?m)^\| projection/M:1/K:256/N:768 \| time / OpenBLAS {expected} \|$")
-
-    def test_stored_types_have_other_targets_with_avx2(self):
-        result = self.targets(self.decode_results(), flags=("--group", "storage"))
-        self.assertIn("| 3.100 | >= 3.20 | no |", result.stdout)
-        result = self.targets(self.decode_results("avx2"), flags=("--group", "storage"))
-        self.assertIn("| 3.100 | >= 3.00 | yes |", result.stdout)
-
-    def test_the_examples_of_all_commands_write_into_the_build_folder(self):
-        tools = os.path.dirname(BENCH_TARGETS)
-        for command in MHA_BENCH, BENCH_TARGETS, *(os.path.join(tools, name) for name in ("bench.sh", "plot_bench.py")):
-            _, examples = run(command, "--help").stdout.split("Examples:\n", 1)
-            files = re.findall(r"[^\s=>]+\.(?:json|svg)", examples)
-            self.assertTrue(files, command)
-            for file in files:
-                self.assertRegex(file, "^build/", command)
-
-    def test_wrong_files_and_arguments(self):
-        for content in ("", "[]", "{}", '{"benchmarks": [], "context": {}}'):
-            result = self.targets(content)
-            self.assertEqual(result.returncode, 2, content)
-            self.assertIn("is no result of mha_bench", result.stderr)
-        self.assertEqual(run(sys.executable, BENCH_TARGETS, "/no/such/file.json").returncode, 2)
-        self.assertEqual(run(sys.executable, BENCH_TARGETS).returncode, 2)
-        result = self.targets(self.results(), flags=("--group", "threads"))
-        self.assertEqual(result.returncode, 2)
-        self.assertIn("there is no benchmark of threads", result.stderr)
 
 
 if __name__ == "__main__":
