@@ -18,7 +18,7 @@ use mha::{CacheConfig, Layer, StorageType};
 pub struct KvCache {
     storage: StorageType,
     capacity: Option<usize>,
-    held: Option<mha::KvCache<'static>>,
+    held: Option<mha::KvCache>,
 }
 
 const FIRST_CAPACITY: usize = 256;
@@ -65,7 +65,7 @@ impl KvCache {
     }
 
     /// With room for so many more rows of each sequence.
-    pub(crate) fn with_room(&mut self, layer: &Layer<'_>, batch: usize, rows: usize) -> Result<&mut mha::KvCache<'static>> {
+    pub(crate) fn with_room(&mut self, layer: &Layer<'_>, batch: usize, rows: usize) -> Result<&mut mha::KvCache> {
         let (length, needed) = (self.length(), self.length() + rows);
         let of_batch = self.held.as_ref().filter(|cache| cache.shape().num_sequences == batch);
         if let (None, Some(other), true) = (of_batch, &self.held, length > 0) {
@@ -89,12 +89,12 @@ impl KvCache {
     }
 }
 
-fn lengths<'a>(cache: &'a mha::KvCache<'_>) -> impl Iterator<Item = usize> + 'a {
+fn lengths<'a>(cache: &'a mha::KvCache) -> impl Iterator<Item = usize> + 'a {
     (0..cache.shape().num_sequences).filter_map(|sequence| cache.length(sequence).ok())
 }
 
 /// Each number is read as it is stored, and stored as it is read.
-fn copy(from: &mha::KvCache<'_>, to: &mut mha::KvCache<'_>) -> mha::Result<()> {
+fn copy(from: &mha::KvCache, to: &mut mha::KvCache) -> mha::Result<()> {
     let shape = *from.shape();
     for (sequence, length) in lengths(from).enumerate().filter(|(_, length)| *length > 0) {
         let mut k = vec![0.0; length * shape.num_kv_heads * shape.head_dim];

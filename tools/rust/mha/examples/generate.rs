@@ -29,7 +29,7 @@ struct Block {
 /// What each thread has of its own.
 struct Session<'m> {
     model: &'m Model,
-    caches: Vec<KvCache<'static>>, // one for each block
+    caches: Vec<KvCache>, // one for each block
     workspace: Workspace,
 }
 

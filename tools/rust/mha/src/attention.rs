@@ -3,15 +3,11 @@ use std::ptr::null;
 
 use mha_sys as sys;
 
-use crate::error::check;
-use crate::options::{
-    check_plan_types, common_setters, fill_common, list_ptr, output_ptr, struct_ptr, typed_output, Dimensions, Options, Output,
-};
-use crate::spans::{check_exact, check_strided, int, rows_of, step, stride_int, Extent};
+use crate::call::{runners, Call};
+use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, Dimensions, Options, Output};
+use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
 use crate::types::{Elements, ElementsMut};
-use crate::{
-    CallInfo, Error, ErrorKind, Gate, InstructionSet, KvCache, Norm, Result, Rope, Scheduler, ScoreOptions, StorageType, Taps, Workspace,
-};
+use crate::{CallInfo, Error, ErrorKind, Gate, InstructionSet, KvCache, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
 
 /// The middle stage alone, without the projections: `softmax(scale * Q K^T) V` for each head, on queries, keys and values of the caller's.
 ///
@@ -68,30 +64,19 @@ impl Attention {
     /// A call that attends with the queries `q`, `[batch, n_q, num_heads, head_dim]`, into `output`, `[batch, n_q, num_heads, head_dim_v]`. `n_q`
     /// follows from the length of `q`. The keys and values come from [`AttentionCall::key_value`], a cache, or both.
     pub fn call<'a>(&self, q: impl Into<Elements<'a>>, output: impl Into<ElementsMut<'a>>) -> AttentionCall<'a> {
-        let q = Array { data: Some(q.into()), strides: None };
-        AttentionCall { q, output: Some(Output::of(output.into())), ..self.call_of(1, None, None) }
-    }
-
-    /// A call without data, to ask for its workspace or what it would cost: [`AttentionCall::workspace_bytes`], [`AttentionCall::info`].
-    pub fn plan(&self, batch: usize, n_q: usize, n_kv: usize) -> AttentionCall<'static> {
-        self.call_of(batch, Some(n_q), Some(n_kv))
-    }
-
-    fn call_of<'a>(&self, batch: usize, n_q: Option<usize>, n_kv: Option<usize>) -> AttentionCall<'a> {
         AttentionCall {
             attention: *self,
-            batch,
-            n_q,
-            n_kv,
-            q: Array::default(),
+            batch: 1,
+            n_q: None,
+            n_kv: None,
+            q: Array { data: Some(q.into()), strides: None },
             k: Array::default(),
             v: Array::default(),
-            output: None,
+            output: Output::of(output.into()),
             output_strides: None,
             gate: Gate::None,
             gate_dim: 0,
             gate_values: Array::default(),
-            plan_types: None,
             options: Options::default(),
         }
     }
@@ -124,12 +109,11 @@ pub struct AttentionCall<'a> {
     q: Array<'a>,
     k: Array<'a>,
     v: Array<'a>,
-    output: Option<Output<'a>>,
+    output: Output<'a>,
     output_strides: Option<Strides>,
     gate: Gate,
     gate_dim: usize,
     gate_values: Array<'a>,
-    plan_types: Option<[StorageType; 4]>,
     options: Options<'a>,
 }
 
@@ -186,47 +170,9 @@ impl<'a> AttentionCall<'a> {
         self
     }
 
-    /// The types of the arrays of a [plan](Attention::plan), `f32` if not set. Those of a call are the types of its slices.
-    pub fn plan_types(mut self, q: StorageType, k: StorageType, v: StorageType, output: StorageType) -> Self {
-        self.plan_types = Some([q, k, v, output]);
-        self
-    }
-
     common_setters!();
 
-    /// Runs the call, in a workspace that grows if it has to.
-    pub fn run(self, workspace: &mut Workspace) -> Result<()> {
-        self.with_args(|args| {
-            let memory = workspace.at_least(attention_workspace(args)?)?;
-            attention(args, memory)
-        })
-    }
-
-    /// Runs the call in memory of the caller's, of at least [`workspace_bytes`](Self::workspace_bytes) and of any alignment and content.
-    pub fn run_in(self, workspace: &mut [u8]) -> Result<()> {
-        self.with_args(|args| attention(args, workspace))
-    }
-
-    /// The bytes of workspace that the call needs; as [`Forward::workspace_bytes`](crate::Forward::workspace_bytes).
-    pub fn workspace_bytes(&self) -> Result<usize> {
-        self.with_args(attention_workspace)
-    }
-
-    /// How the call would be run now, and its cost.
-    pub fn info(&self) -> Result<CallInfo> {
-        self.with_args(|args| {
-            // SAFETY: numbers.
-            let mut info: sys::mha_call_info = unsafe { zeroed() };
-            info.struct_size = size_of::<sys::mha_call_info>();
-            // SAFETY: arguments whose slices have been checked.
-            check(|error| unsafe { sys::mha_attention_info(args, &mut info, error) })?;
-            Ok(CallInfo::of_raw(&info))
-        })
-    }
-
-    fn is_plan(&self) -> bool {
-        self.output.is_none()
-    }
+    runners!();
 
     fn dimensions(&self) -> Result<Dimensions> {
         let Attention { num_heads, num_kv_heads, head_dim, head_dim_v, .. } = self.attention;
@@ -242,22 +188,18 @@ impl<'a> AttentionCall<'a> {
     }
 
     /// Checks all slices, and calls `body` with what the library takes.
-    fn with_args<R>(&self, body: impl FnOnce(&sys::mha_attention_args) -> Result<R>) -> Result<R> {
+    fn with_args<R>(&self, body: impl FnOnce(Call<'_>) -> Result<R>) -> Result<R> {
         let of = self.dimensions()?;
         let gate_dim = if self.gate_dim == 0 { of.head_dim_v } else { self.gate_dim }; // as the library has it
-        if !self.is_plan() {
-            let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
-            let (heads, kv_heads) = (("num_heads", of.num_heads), ("num_kv_heads", of.num_kv_heads));
-            let (width, width_v) = (("head_dim", of.head_dim), ("head_dim_v", of.head_dim_v));
-            check_array("q", &self.q, &[batch, n_q, heads, width])?;
-            check_array("k", &self.k, &[batch, n_kv, kv_heads, width])?;
-            check_array("v", &self.v, &[batch, n_kv, kv_heads, width_v])?;
-            check_array("gate", &self.gate_values, &[batch, n_q, heads, ("gate_dim", gate_dim)])?;
-            let output = self.output.as_ref().map_or(0, Output::len);
-            check_lengths("output", output, self.output_strides, &[batch, n_q, heads, width_v], |stride| stride)?;
-        }
-        check_plan_types(self.is_plan(), self.plan_types.is_some())?;
-        self.options.check_slices(&of, self.is_plan())?;
+        let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
+        let (heads, kv_heads) = (("num_heads", of.num_heads), ("num_kv_heads", of.num_kv_heads));
+        let (width, width_v) = (("head_dim", of.head_dim), ("head_dim_v", of.head_dim_v));
+        check_array("q", &self.q, &[batch, n_q, heads, width])?;
+        check_array("k", &self.k, &[batch, n_kv, kv_heads, width])?;
+        check_array("v", &self.v, &[batch, n_kv, kv_heads, width_v])?;
+        check_array("gate", &self.gate_values, &[batch, n_q, heads, ("gate_dim", gate_dim)])?;
+        check_lengths("output", self.output.len(), self.output_strides, &[batch, n_q, heads, width_v])?;
+        self.options.check_slices(&of)?;
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
 
@@ -270,10 +212,7 @@ impl<'a> AttentionCall<'a> {
         (args.q, args.q_type, [args.q_batch_stride, args.q_row_stride, args.q_head_stride]) = raw_array(&self.q);
         (args.k, args.k_type, [args.k_batch_stride, args.k_row_stride, args.k_head_stride]) = raw_array(&self.k);
         (args.v, args.v_type, [args.v_batch_stride, args.v_row_stride, args.v_head_stride]) = raw_array(&self.v);
-        (args.output, args.output_type) = typed_output(&self.output);
-        if let Some(types) = self.plan_types {
-            [args.q_type, args.k_type, args.v_type, args.output_type] = types.map(StorageType::raw);
-        }
+        (args.output, args.output_type) = self.output.raw();
         [args.output_batch_stride, args.output_row_stride, args.output_head_stride] = raw_strides(self.output_strides);
         // SAFETY: numbers and pointers that may be NULL.
         let mut gate: sys::mha_gate = unsafe { zeroed() };
@@ -284,26 +223,10 @@ impl<'a> AttentionCall<'a> {
             [gate.batch_stride, gate.row_stride, gate.head_stride] = strides;
             args.gate = &gate;
         }
-        let result = body(&args);
+        let result = body(Call::Attention(&args));
         pointees.resume_panic();
         result
     }
-}
-
-fn attention_workspace(args: &sys::mha_attention_args) -> Result<usize> {
-    let mut bytes = 0;
-    // SAFETY: arguments whose slices have been checked.
-    check(|error| unsafe { sys::mha_attention_workspace(args, &mut bytes, error) })?;
-    Ok(bytes)
-}
-
-fn attention(args: &sys::mha_attention_args, workspace: &mut [u8]) -> Result<()> {
-    if args.output.is_null() {
-        return Err(Error::new(ErrorKind::NullPointer, "a plan has no rows to run on; Attention::call makes a call that has"));
-    }
-    let (start, len) = (workspace.as_mut_ptr().cast(), workspace.len());
-    // SAFETY: likewise; memory of this length.
-    check(|error| unsafe { sys::mha_attention(args, start, len, error) })
 }
 
 /// The rows of each sequence, as they were given or as the length of a contiguous array says; 0 without an array.
@@ -321,23 +244,23 @@ fn rows(name: &str, given: Option<usize>, array: &Array, batch: usize, width: us
 
 fn check_array(name: &str, array: &Array, shape: &[Extent; 4]) -> Result<()> {
     match &array.data {
-        Some(data) => check_lengths(name, data.len(), array.strides, shape, step),
+        Some(data) => check_lengths(name, data.len(), array.strides, shape),
         None => Ok(()),
     }
 }
 
-fn check_lengths(name: &str, len: usize, strides: Option<Strides>, shape: &[Extent; 4], step: fn(usize) -> usize) -> Result<()> {
+fn check_lengths(name: &str, len: usize, strides: Option<Strides>, shape: &[Extent; 4]) -> Result<()> {
     let Some(Strides { batch, row, head }) = strides else { return check_exact(name, len, shape) };
     let [_, (_, n), (_, heads), (_, width)] = *shape;
-    let head = step(if head == 0 { width } else { head });
-    let row = step(if row == 0 { heads.saturating_mul(width) } else { row });
-    let batch = step(if batch == 0 { n.saturating_mul(row) } else { batch });
+    let head = if head == 0 { width } else { head };
+    let row = if row == 0 { heads.saturating_mul(width) } else { row };
+    let batch = if batch == 0 { n.saturating_mul(row) } else { batch };
     check_strided(name, len, shape, &[batch, row, head])
 }
 
 fn raw_strides(strides: Option<Strides>) -> [i64; 3] {
     let Strides { batch, row, head } = strides.unwrap_or_default();
-    [batch, row, head].map(stride_int)
+    [batch, row, head].map(int)
 }
 
 fn raw_array(array: &Array) -> (*const std::ffi::c_void, u32, [i64; 3]) {

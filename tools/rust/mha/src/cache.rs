@@ -1,12 +1,10 @@
 use std::fmt;
 use std::mem::{size_of, zeroed};
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::ptr::{null_mut, NonNull};
-use std::slice;
 
 use mha_sys as sys;
 
-use crate::buffer::Owner;
 use crate::error::check;
 use crate::spans::{check_exact, int, rows_of};
 use crate::{AlignedBuffer, Error, ErrorKind, LayerConfig, Result, StorageType};
@@ -139,9 +137,10 @@ impl CacheConfig {
             k_type: self.k_type.raw(),
             v_type: self.v_type.raw(),
             kind,
-            reserved: 0,
             block_positions: int(block_positions),
             num_blocks: int(num_blocks),
+            // SAFETY: zero is the default of every other field.
+            ..unsafe { zeroed() }
         }
     }
 
@@ -171,9 +170,7 @@ impl CacheConfig {
 /// A call appends to a cache that it is given by `.cache(&mut cache)`, and attends to all that is there; one that is given by
 /// `.cache_read(&cache)` is only read, by any number of calls at the same time. A call that fails leaves a cache as it was.
 ///
-/// The cache lies in one buffer, its own ([`new`](Self::new)) or the caller's ([`new_in`](Self::new_in)), which is all of it: its bytes
-/// ([`as_bytes`](Self::as_bytes)) can be copied, written to a file, and made a cache again ([`copy_of`](Self::copy_of),
-/// [`view`](Self::view), [`from_buffer`](Self::from_buffer)).
+/// Its bytes ([`as_bytes`](Self::as_bytes)) can be written to a file, and made a cache again ([`copy_of`](Self::copy_of)).
 ///
 /// ```
 /// use mha::{CacheConfig, KvCache, Layer, LayerConfig, Weights, Workspace};
@@ -202,90 +199,53 @@ impl CacheConfig {
 /// second.run(&mut Workspace::new())?;
 /// # Ok::<(), mha::Error>(())
 /// ```
-pub struct KvCache<'a> {
+pub struct KvCache {
     raw: NonNull<sys::mha_kv_cache>,
-    bytes: NonNull<u8>,
-    len: usize,
+    buffer: AlignedBuffer,
     shape: CacheConfig,
-    _owner: Owner<'a>,
 }
 
-// SAFETY: changed by &mut alone; owners of buffers are Send and Sync.
-unsafe impl Send for KvCache<'_> {}
-unsafe impl Sync for KvCache<'_> {}
+// SAFETY: changed by &mut alone.
+unsafe impl Send for KvCache {}
+unsafe impl Sync for KvCache {}
 
-impl<'a> KvCache<'a> {
-    /// An empty cache in a buffer of its own.
+impl KvCache {
+    /// An empty cache.
     pub fn new(config: &CacheConfig) -> Result<Self> {
-        Self::new_in(config, AlignedBuffer::zeroed(config.bytes()?)?)
-    }
-
-    /// An empty cache in a buffer of the caller's, of at least [`CacheConfig::bytes`] and aligned to 64: borrowed (`&mut [u8]`) or owned by the
-    /// cache (an [`AlignedBuffer`], a `memmap2::MmapMut`).
-    pub fn new_in(config: &CacheConfig, buffer: impl AsMut<[u8]> + Send + Sync + 'a) -> Result<Self> {
-        Self::made_by(buffer, |start, len, cache, error| {
+        Self::made_by(AlignedBuffer::zeroed(config.bytes()?)?, |start, len, cache, error| {
             // SAFETY: a valid struct, and a buffer of this length, which is the cache's alone.
             unsafe { sys::mha_kv_cache_init(&config.raw(), start, len, cache, error) }
         })
     }
 
-    /// The cache that a buffer holds already, such as a copy or a file in mmap. The buffer is borrowed or owned as in [`new_in`](Self::new_in).
-    pub fn from_buffer(buffer: impl AsMut<[u8]> + Send + Sync + 'a) -> Result<Self> {
-        Self::made_by(buffer, |start, len, cache, error| {
+    /// A cache from the [bytes](Self::as_bytes) of another one.
+    pub fn copy_of(bytes: &[u8]) -> Result<Self> {
+        Self::made_by(AlignedBuffer::copy_of(bytes)?, |start, len, cache, error| {
             // SAFETY: a buffer of this length, which is the cache's alone.
             unsafe { sys::mha_kv_cache_view(start, len, cache, error) }
         })
     }
 
-    /// A cache in a buffer of its own, from the bytes of another one.
-    pub fn copy_of(bytes: &[u8]) -> Result<Self> {
-        Self::from_buffer(AlignedBuffer::copy_of(bytes)?)
-    }
-
     /// Like [`copy_of`](Self::copy_of) this cache.
-    pub fn try_clone(&self) -> Result<KvCache<'static>> {
-        KvCache::copy_of(self.as_bytes())
+    pub fn try_clone(&self) -> Result<Self> {
+        Self::copy_of(self.as_bytes())
     }
 
     fn made_by(
-        buffer: impl AsMut<[u8]> + Send + Sync + 'a,
+        mut buffer: AlignedBuffer,
         make: impl FnOnce(*mut std::ffi::c_void, usize, *mut *mut sys::mha_kv_cache, *mut sys::mha_error) -> sys::mha_status,
     ) -> Result<Self> {
-        let (owner, (start, len)) = Owner::new(buffer, |buffer| {
-            let bytes = buffer.as_mut();
-            (bytes.as_mut_ptr(), bytes.len())
-        });
-        let mut cache = null_mut();
+        let (start, len, mut cache) = (buffer.as_mut_ptr(), buffer.len(), null_mut());
         check(|error| make(start.cast(), len, &mut cache, error))?;
         // SAFETY: not NULL on success.
-        unsafe { Self::of(NonNull::new_unchecked(cache), NonNull::new_unchecked(start), owner) }
-    }
-
-    /// # Safety
-    /// A valid cache that begins at `bytes`, which `owner` keeps.
-    unsafe fn of(raw: NonNull<sys::mha_kv_cache>, bytes: NonNull<u8>, owner: Owner<'a>) -> Result<Self> {
+        let raw = unsafe { NonNull::new_unchecked(cache) };
         // SAFETY: numbers.
         let mut shape: sys::mha_kv_cache_config = unsafe { zeroed() };
         shape.struct_size = size_of_val(&shape);
         // SAFETY: a valid cache.
         check(|error| unsafe { sys::mha_kv_cache_shape(raw.as_ptr(), &mut shape, error) })?;
-        let mut len = 0;
-        // SAFETY: a valid struct.
-        check(|error| unsafe { sys::mha_kv_cache_size(&shape, &mut len, error) })?;
         let unknown = || Error::new(ErrorKind::CacheFormat, "the cache is of a kind that this version of the crate does not know");
-        Ok(Self { raw, bytes, len, shape: CacheConfig::of_raw(&shape).ok_or_else(unknown)?, _owner: owner })
-    }
-
-    /// A cache that is only read, in bytes that hold one, aligned to 64. Neither copies nor reads keys and values.
-    pub fn view(bytes: &'a [u8]) -> Result<KvCacheRef<'a>> {
-        let (owner, ()) = Owner::new(bytes, |_| ());
-        let mut cache = null_mut();
-        let start = bytes.as_ptr().cast_mut();
-        // SAFETY: bytes of this length; the library does not write to a buffer that it makes a cache of, and KvCacheRef gives no &mut.
-        check(|error| unsafe { sys::mha_kv_cache_view(start.cast(), bytes.len(), &mut cache, error) })?;
-        // SAFETY: neither is NULL on success.
-        let cache = unsafe { Self::of(NonNull::new_unchecked(cache), NonNull::new_unchecked(start), owner) }?;
-        Ok(KvCacheRef { cache })
+        Ok(Self { raw, buffer, shape: CacheConfig::of_raw(&shape).ok_or_else(unknown)? })
     }
 
     /// What the cache was made for, all defaults resolved.
@@ -295,8 +255,7 @@ impl<'a> KvCache<'a> {
 
     /// The whole cache, to be copied or written to a file.
     pub fn as_bytes(&self) -> &[u8] {
-        // SAFETY: the buffer has at least so many bytes, all initialised, and nothing changes them while self is borrowed.
-        unsafe { slice::from_raw_parts(self.bytes.as_ptr(), self.len) }
+        &self.buffer
     }
 
     /// How many positions a sequence has, those that a ring has overwritten among them.
@@ -372,22 +331,8 @@ pub(crate) unsafe fn length_of(cache: *const sys::mha_kv_cache, sequence: i64) -
     Ok(length as usize)
 }
 
-impl fmt::Debug for KvCache<'_> {
+impl fmt::Debug for KvCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("KvCache").field(&self.shape).finish()
-    }
-}
-
-/// A [`KvCache`] in bytes that are only read: `.cache_read(&view)`.
-#[derive(Debug)]
-pub struct KvCacheRef<'a> {
-    cache: KvCache<'a>,
-}
-
-impl<'a> Deref for KvCacheRef<'a> {
-    type Target = KvCache<'a>;
-
-    fn deref(&self) -> &KvCache<'a> {
-        &self.cache
     }
 }

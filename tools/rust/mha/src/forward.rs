@@ -1,16 +1,14 @@
 use std::ffi::c_void;
-use std::mem::{size_of, zeroed};
+use std::mem::zeroed;
 use std::ptr::null;
 
 use mha_sys as sys;
 
-use crate::error::check;
-use crate::options::{
-    check_plan_types, common_setters, fill_common, list_ptr, output_ptr, struct_ptr, typed_output, Dimensions, Options, Output,
-};
-use crate::spans::{check_exact, check_strided, int, rows_of, step, stride_int, Extent};
+use crate::call::{runners, Call};
+use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, Dimensions, Options, Output};
+use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
 use crate::types::{Elements, ElementsMut};
-use crate::{sgemm, CallInfo, Error, ErrorKind, KvCache, Layer, Norm, Result, Rope, Scheduler, ScoreOptions, StorageType, Taps, Workspace};
+use crate::{CallInfo, Error, ErrorKind, KvCache, Layer, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
 
 /// A call of a whole layer, made by [`Layer::forward`]: say what it is to do, then [`run`](Self::run) it.
 ///
@@ -53,9 +51,8 @@ pub struct Forward<'a> {
     query: Rows<'a>,
     key: Rows<'a>,
     value: Rows<'a>,
-    output: Option<Output<'a>>,
+    output: Output<'a>,
     output_strides: Option<[usize; 2]>,
-    plan_types: Option<[StorageType; 2]>,
     options: Options<'a>,
 }
 
@@ -68,22 +65,16 @@ struct Rows<'a> {
 
 impl<'a> Forward<'a> {
     pub(crate) fn new(layer: &'a Layer<'a>, query: Elements<'a>, output: ElementsMut<'a>) -> Self {
-        let query = Rows { data: Some(query), strides: None };
-        Self { query, output: Some(Output::of(output)), ..Self::plan(layer, 1, None) }
-    }
-
-    pub(crate) fn plan(layer: &'a Layer<'a>, batch: usize, n_q: impl Into<Option<usize>>) -> Self {
         Self {
             layer,
-            batch,
-            n_q: n_q.into(),
+            batch: 1,
+            n_q: None,
             n_kv: None,
-            query: Rows::default(),
+            query: Rows { data: Some(query), strides: None },
             key: Rows::default(),
             value: Rows::default(),
-            output: None,
+            output: Output::of(output),
             output_strides: None,
-            plan_types: None,
             options: Options::default(),
         }
     }
@@ -124,49 +115,9 @@ impl<'a> Forward<'a> {
         self
     }
 
-    /// The types of the rows of a [plan](Layer::plan), `f32` if not set. Those of a call are the types of its slices.
-    pub fn plan_types(mut self, inputs: StorageType, output: StorageType) -> Self {
-        self.plan_types = Some([inputs, output]);
-        self
-    }
-
     common_setters!();
 
-    /// Runs the call, in a workspace that grows if it has to.
-    pub fn run(self, workspace: &mut Workspace) -> Result<()> {
-        self.with_args(|layer, args| {
-            let memory = workspace.at_least(forward_workspace(layer, args)?)?;
-            forward(layer, args, memory)
-        })
-    }
-
-    /// Runs the call in memory of the caller's, of at least [`workspace_bytes`](Self::workspace_bytes) and of any alignment and content.
-    pub fn run_in(self, workspace: &mut [u8]) -> Result<()> {
-        self.with_args(|layer, args| forward(layer, args, workspace))
-    }
-
-    /// The bytes of workspace that the call needs. They never shrink when its dimensions, its threads or the outputs asked for grow: those of the
-    /// largest call serve all. In a [plan](Layer::plan) the lengths of slices of floats do not matter, only whether they are given; those of slopes
-    /// and sinks ([`ScoreOptions`]) do, and so do the extents of mask and bias.
-    pub fn workspace_bytes(&self) -> Result<usize> {
-        self.with_args(forward_workspace)
-    }
-
-    /// How the call would be run now, and its cost.
-    pub fn info(&self) -> Result<CallInfo> {
-        self.with_args(|layer, args| {
-            // SAFETY: numbers.
-            let mut info: sys::mha_call_info = unsafe { zeroed() };
-            info.struct_size = size_of::<sys::mha_call_info>();
-            // SAFETY: a valid layer; arguments whose slices have been checked.
-            check(|error| unsafe { sys::mha_info(layer, args, &mut info, error) })?;
-            Ok(CallInfo::of_raw(&info))
-        })
-    }
-
-    fn is_plan(&self) -> bool {
-        self.output.is_none()
-    }
+    runners!();
 
     fn dimensions(&self) -> Result<Dimensions> {
         let shape = self.layer.shape();
@@ -197,24 +148,20 @@ impl<'a> Forward<'a> {
     }
 
     /// Checks all slices, and calls `body` with what the library takes.
-    fn with_args<R>(&self, body: impl FnOnce(*const sys::mha_layer, &sys::mha_forward_args) -> Result<R>) -> Result<R> {
+    fn with_args<R>(&self, body: impl FnOnce(Call<'_>) -> Result<R>) -> Result<R> {
         let of = self.dimensions()?;
         let shape = self.layer.shape();
-        if !self.is_plan() {
-            let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
-            check_rows("query", &self.query, &[batch, n_q, ("query_dim", shape.query_dim)])?;
-            check_rows("key", &self.key, &[batch, n_kv, ("key_dim", shape.key_dim)])?;
-            check_rows("value", &self.value, &[batch, n_kv, ("value_dim", shape.value_dim)])?;
-            let output = self.output.as_ref().map_or(0, Output::len);
-            check_lengths("output", output, self.output_strides, &[batch, n_q, ("output_dim", shape.output_dim)], |stride| stride)?;
-        }
+        let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
+        check_rows("query", &self.query, &[batch, n_q, ("query_dim", shape.query_dim)])?;
+        check_rows("key", &self.key, &[batch, n_kv, ("key_dim", shape.key_dim)])?;
+        check_rows("value", &self.value, &[batch, n_kv, ("value_dim", shape.value_dim)])?;
+        check_lengths("output", self.output.len(), self.output_strides, &[batch, n_q, ("output_dim", shape.output_dim)])?;
         let given = [&self.query, &self.key, &self.value].into_iter().filter_map(|rows| rows.data.map(|data| data.kind()));
         let kind = given.clone().next().unwrap_or_default();
         if let Some(other) = given.clone().find(|other| *other != kind) {
             return Err(Error::new(ErrorKind::InvalidValue, format!("the inputs are {kind:?} and {other:?}; all must be of one type")));
         }
-        check_plan_types(self.is_plan(), self.plan_types.is_some())?;
-        self.options.check_slices(&of, self.is_plan())?;
+        self.options.check_slices(&of)?;
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
 
@@ -225,34 +172,12 @@ impl<'a> Forward<'a> {
         (args.query, [args.query_batch_stride, args.query_row_stride]) = raw_rows(&self.query);
         (args.key, [args.key_batch_stride, args.key_row_stride]) = raw_rows(&self.key);
         (args.value, [args.value_batch_stride, args.value_row_stride]) = raw_rows(&self.value);
-        (args.output, args.output_type) = typed_output(&self.output);
-        if let Some([inputs, output]) = self.plan_types {
-            (args.input_type, args.output_type) = (inputs.raw(), output.raw());
-        }
+        (args.output, args.output_type) = self.output.raw();
         [args.output_batch_stride, args.output_row_stride] = self.output_strides.unwrap_or_default().map(int);
-        let result = body(self.layer.as_ptr(), &args);
+        let result = body(Call::Forward(self.layer.as_ptr(), &args));
         pointees.resume_panic();
-        if self.layer.has_sgemm() {
-            sgemm::resume_panic();
-        }
         result
     }
-}
-
-fn forward_workspace(layer: *const sys::mha_layer, args: &sys::mha_forward_args) -> Result<usize> {
-    let mut bytes = 0;
-    // SAFETY: a valid layer; arguments whose slices have been checked.
-    check(|error| unsafe { sys::mha_forward_workspace(layer, args, &mut bytes, error) })?;
-    Ok(bytes)
-}
-
-fn forward(layer: *const sys::mha_layer, args: &sys::mha_forward_args, workspace: &mut [u8]) -> Result<()> {
-    if args.output.is_null() {
-        return Err(Error::new(ErrorKind::NullPointer, "a plan has no rows to run on; Layer::forward makes a call that has"));
-    }
-    let (start, len) = (workspace.as_mut_ptr().cast(), workspace.len());
-    // SAFETY: likewise; memory of this length.
-    check(|error| unsafe { sys::mha_forward(layer, args, start, len, error) })
 }
 
 /// The rows of each sequence, as the length of a contiguous array says; 0 without an array.
@@ -268,19 +193,19 @@ fn rows(name: &str, count: &str, rows: &Rows, batch: usize, width: usize) -> Res
 
 fn check_rows(name: &str, rows: &Rows, shape: &[Extent; 3]) -> Result<()> {
     match &rows.data {
-        Some(data) => check_lengths(name, data.len(), rows.strides, shape, step),
+        Some(data) => check_lengths(name, data.len(), rows.strides, shape),
         None => Ok(()),
     }
 }
 
-fn check_lengths(name: &str, len: usize, strides: Option<[usize; 2]>, shape: &[Extent; 3], step: fn(usize) -> usize) -> Result<()> {
+fn check_lengths(name: &str, len: usize, strides: Option<[usize; 2]>, shape: &[Extent; 3]) -> Result<()> {
     let Some([batch, row]) = strides else { return check_exact(name, len, shape) };
     let [_, (_, n), (_, width)] = *shape;
-    let row = step(if row == 0 { width } else { row });
+    let row = if row == 0 { width } else { row };
     let batch = if batch == 0 { n.saturating_mul(row) } else { batch };
-    check_strided(name, len, shape, &[step(batch), row])
+    check_strided(name, len, shape, &[batch, row])
 }
 
 fn raw_rows(rows: &Rows) -> (*const c_void, [i64; 2]) {
-    (rows.data.map_or(null(), |data| data.as_ptr()), rows.strides.unwrap_or_default().map(stride_int))
+    (rows.data.map_or(null(), |data| data.as_ptr()), rows.strides.unwrap_or_default().map(int))
 }

@@ -7,11 +7,9 @@ use mha_sys as sys;
 
 use crate::buffer::Owner;
 use crate::error::check;
-use crate::sgemm;
 use crate::spans::int;
 use crate::{
-    AlignedBuffer, Arithmetic, Elements, ElementsMut, Error, ErrorKind, Forward, Gate, InstructionSet, Linear, Result, Sgemm, StorageType,
-    Weights,
+    AlignedBuffer, Arithmetic, Elements, ElementsMut, Error, ErrorKind, Forward, Gate, InstructionSet, Linear, Result, StorageType, Weights,
 };
 
 /// The shape of a layer. Only [`new`](Self::new)'s dimensions and, where it is not `query_dim / num_heads`, `head_dim` are needed; 0 stands for
@@ -39,12 +37,10 @@ pub struct LayerConfig {
     pub num_heads: usize,
     /// Key and value heads, a divisor of `num_heads` (grouped-query attention); 0 = `num_heads`.
     pub num_kv_heads: usize,
-    /// Width of a head's queries and keys; 0 = `d_out / num_heads`.
+    /// Width of a head's queries and keys; 0 = `query_dim / num_heads`.
     pub head_dim: usize,
     /// Width of a head's values; 0 = `head_dim`.
     pub head_dim_v: usize,
-    /// `num_heads * head_dim`, to derive `head_dim` from; 0 = `query_dim` where `head_dim` is 0.
-    pub d_out: usize,
     /// Factor of the scores; 0 = `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// How the weights are kept.
@@ -104,12 +100,6 @@ impl LayerConfig {
         self
     }
 
-    /// Sets [`d_out`](#structfield.d_out).
-    pub fn d_out(mut self, d_out: usize) -> Self {
-        self.d_out = d_out;
-        self
-    }
-
     /// Sets [`scale`](#structfield.scale).
     pub fn scale(mut self, scale: f32) -> Self {
         self.scale = scale;
@@ -151,12 +141,13 @@ impl LayerConfig {
             num_kv_heads: int(self.num_kv_heads),
             head_dim: int(self.head_dim),
             head_dim_v: int(self.head_dim_v),
-            d_out: int(self.d_out),
             scale: self.scale,
             weight_type: self.weight_type.raw(),
             gate: self.gate.raw(),
             arithmetic: self.arithmetic.raw(),
             gate_dim: int(self.gate_dim),
+            // SAFETY: zero is the default of every other field.
+            ..unsafe { zeroed() }
         }
     }
 
@@ -167,7 +158,7 @@ impl LayerConfig {
         self.value_dim = or(self.value_dim, self.key_dim);
         self.output_dim = or(self.output_dim, self.query_dim);
         self.num_kv_heads = or(self.num_kv_heads, self.num_heads);
-        self.head_dim = or(self.head_dim, or(self.d_out, self.query_dim).checked_div(self.num_heads).unwrap_or(0));
+        self.head_dim = or(self.head_dim, self.query_dim.checked_div(self.num_heads).unwrap_or(0));
         self.head_dim_v = or(self.head_dim_v, self.head_dim);
         self.gate_dim = if self.gate == Gate::None { 0 } else { or(self.gate_dim, self.head_dim_v) };
         self
@@ -178,11 +169,10 @@ impl LayerConfig {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LayerOptions {
     instruction_set: InstructionSet,
-    sgemm: sys::mha_sgemm,
 }
 
 impl LayerOptions {
-    /// All defaults: the best instruction set of this machine, the library's own kernels.
+    /// The best instruction set of this machine.
     pub fn new() -> Self {
         Self::default()
     }
@@ -193,19 +183,12 @@ impl LayerOptions {
         self
     }
 
-    /// Runs the projections through a matrix product of the caller's. A layer that is packed with one has to be loaded with one.
-    pub fn sgemm<S: Sgemm>(mut self) -> Self {
-        self.sgemm = Some(sgemm::call::<S>);
-        self
-    }
-
     fn raw(&self) -> sys::mha_layer_options {
         sys::mha_layer_options {
             struct_size: size_of::<sys::mha_layer_options>(),
             instruction_set: self.instruction_set.0,
-            reserved: 0,
-            sgemm: self.sgemm,
-            allocator: std::ptr::null(),
+            // SAFETY: zero is the default of every other field.
+            ..unsafe { zeroed() }
         }
     }
 }
@@ -250,7 +233,6 @@ impl LayerOptions {
 pub struct Layer<'a> {
     raw: NonNull<sys::mha_layer>,
     shape: LayerConfig,
-    has_sgemm: bool,
     _memory: Memory<'a>,
 }
 
@@ -270,7 +252,7 @@ impl Drop for Created {
     }
 }
 
-// SAFETY: immutable, and free of thread-local state; owners of bytes are Send and Sync, and an Sgemm has no state.
+// SAFETY: immutable, and free of thread-local state; owners of bytes are Send and Sync, and there is no other state.
 unsafe impl Send for Layer<'_> {}
 unsafe impl Sync for Layer<'_> {}
 impl UnwindSafe for Layer<'_> {}
@@ -284,37 +266,28 @@ impl<'a> Layer<'a> {
 
     /// Like [`new`](Self::new), with choices about how it computes.
     pub fn with_options(config: &LayerConfig, weights: &Weights<'_>, options: &LayerOptions) -> Result<Self> {
-        checked(config, weights, options, |raw_config, raw_weights, raw_options, _| {
+        checked(config, weights, options, |raw_config, raw_weights, raw_options| {
             let mut layer = null_mut();
             // SAFETY: valid structs, whose slices have been checked.
             check(|error| unsafe { sys::mha_layer_create(raw_config, raw_weights, raw_options, &mut layer, error) })?;
             // SAFETY: not NULL on success.
             let raw = unsafe { NonNull::new_unchecked(layer) };
-            Self::of(raw, options, Memory::Created { _layer: Created(raw) })
+            Self::of(raw, Memory::Created { _layer: Created(raw) })
         })
-    }
-
-    /// The bytes that [`pack_into`](Self::pack_into) needs. Of the slices of the weights, kept heads alone are looked at.
-    pub fn pack_size(config: &LayerConfig, weights: &Weights<'_>, options: &LayerOptions) -> Result<usize> {
-        weights.check_kept_heads(config)?;
-        weights.with_raw(|raw_weights| pack_size(&config.raw(), raw_weights, &options.raw()))
     }
 
     /// Packs the weights into bytes that can be written to a file, and made a layer by [`from_packed`](Self::from_packed): the same on every
     /// machine of this byte order, for any instruction set.
     pub fn pack(config: &LayerConfig, weights: &Weights<'_>, options: &LayerOptions) -> Result<AlignedBuffer> {
-        let mut buffer = AlignedBuffer::zeroed(Self::pack_size(config, weights, options)?)?;
-        Self::pack_into(config, weights, options, &mut buffer)?;
-        Ok(buffer)
-    }
-
-    /// Like [`pack`](Self::pack), into memory of the caller's, which must be aligned to 64 bytes. Returns how many bytes the packed layer has.
-    pub fn pack_into(config: &LayerConfig, weights: &Weights<'_>, options: &LayerOptions, buffer: &mut [u8]) -> Result<usize> {
-        checked(config, weights, options, |config, weights, options, bytes| {
+        checked(config, weights, options, |config, weights, options| {
+            let mut bytes = 0;
+            // SAFETY: valid structs, of whose arrays none is read.
+            check(|error| unsafe { sys::mha_layer_pack_size(config, weights, options, &mut bytes, error) })?;
+            let mut buffer = AlignedBuffer::zeroed(bytes)?;
             let (start, len) = (buffer.as_mut_ptr().cast(), buffer.len());
             // SAFETY: valid structs, whose slices have been checked; a buffer of this length.
             check(|error| unsafe { sys::mha_layer_pack(config, weights, options, start, len, error) })?;
-            Ok(bytes)
+            Ok(buffer)
         })
     }
 
@@ -325,8 +298,7 @@ impl<'a> Layer<'a> {
         Self::from_packed_with_options(bytes, &LayerOptions::new())
     }
 
-    /// Like [`from_packed`](Self::from_packed), with choices about how the layer computes. An [`Sgemm`] must be given exactly if the layer
-    /// was packed with one.
+    /// Like [`from_packed`](Self::from_packed), with choices about how the layer computes.
     pub fn from_packed_with_options(bytes: impl AsRef<[u8]> + Send + Sync + 'a, options: &LayerOptions) -> Result<Self> {
         let (owner, (start, len)) = Owner::new(bytes, |bytes| {
             let bytes: &[u8] = (*bytes).as_ref();
@@ -340,7 +312,7 @@ impl<'a> Layer<'a> {
         check(|error| unsafe { sys::mha_layer_view(start.cast(), len, &options.raw(), storage, storage_len, &mut layer, error) })?;
         // SAFETY: not NULL on success. Nothing changes the layer through the pointer.
         let raw = unsafe { NonNull::new_unchecked(layer.cast_mut()) };
-        Self::of(raw, options, Memory::Viewed { _object: object, _bytes: owner })
+        Self::of(raw, Memory::Viewed { _object: object, _bytes: owner })
     }
 
     /// Checks packed bytes as [`from_packed`](Self::from_packed) does, and that the weights are those that were packed. Reads all of them.
@@ -349,7 +321,7 @@ impl<'a> Layer<'a> {
         check(|error| unsafe { sys::mha_layer_verify(bytes.as_ptr().cast(), bytes.len(), error) })
     }
 
-    fn of(raw: NonNull<sys::mha_layer>, options: &LayerOptions, memory: Memory<'a>) -> Result<Self> {
+    fn of(raw: NonNull<sys::mha_layer>, memory: Memory<'a>) -> Result<Self> {
         // SAFETY: numbers.
         let mut shape: sys::mha_layer_config = unsafe { zeroed() };
         shape.struct_size = size_of_val(&shape);
@@ -367,7 +339,6 @@ impl<'a> Layer<'a> {
             num_kv_heads: size(shape.num_kv_heads),
             head_dim: size(shape.head_dim),
             head_dim_v: size(shape.head_dim_v),
-            d_out: size(shape.d_out),
             scale: shape.scale,
             weight_type,
             arithmetic: Arithmetic::of_raw(shape.arithmetic).ok_or_else(|| {
@@ -377,7 +348,7 @@ impl<'a> Layer<'a> {
                 .ok_or_else(|| Error::new(ErrorKind::PackedFormat, "the layer has a gate that this version of the crate does not know"))?,
             gate_dim: size(shape.gate_dim),
         };
-        Ok(Self { raw, shape, has_sgemm: options.sgemm.is_some(), _memory: memory })
+        Ok(Self { raw, shape, _memory: memory })
     }
 
     /// The shape, all defaults resolved; `output_dim` is the width of an output row, with or without W_O.
@@ -396,17 +367,8 @@ impl<'a> Layer<'a> {
         Linear::new(self, x.into(), output.into())
     }
 
-    /// A call without data, to ask for its workspace or what it would cost: [`Forward::workspace_bytes`], [`Forward::info`].
-    pub fn plan(&self, batch: usize, n_q: usize) -> Forward<'_> {
-        Forward::plan(self, batch, n_q)
-    }
-
     pub(crate) fn as_ptr(&self) -> *const sys::mha_layer {
         self.raw.as_ptr()
-    }
-
-    pub(crate) fn has_sgemm(&self) -> bool {
-        self.has_sgemm
     }
 }
 
@@ -416,25 +378,19 @@ impl fmt::Debug for Layer<'_> {
     }
 }
 
-/// Calls `body` with what the library takes and the size of the packed layer, all checked but for the buffer that it goes to.
+/// Calls `body` with what the library takes, all checked.
 fn checked<R>(
     config: &LayerConfig,
     weights: &Weights<'_>,
     options: &LayerOptions,
-    body: impl FnOnce(&sys::mha_layer_config, &sys::mha_layer_weights, &sys::mha_layer_options, usize) -> Result<R>,
+    body: impl FnOnce(&sys::mha_layer_config, &sys::mha_layer_weights, &sys::mha_layer_options) -> Result<R>,
 ) -> Result<R> {
     let (raw_config, raw_options) = (config.raw(), options.raw());
-    weights.check_kept_heads(config)?;
     weights.with_raw(|raw_weights| {
-        let bytes = pack_size(&raw_config, raw_weights, &raw_options)?;
+        // Which finds the config valid; only then its products, which check_slices makes, cannot overflow.
+        // SAFETY: valid structs, of whose arrays none is read.
+        check(|error| unsafe { sys::mha_layer_pack_size(&raw_config, raw_weights, &raw_options, &mut 0, error) })?;
         weights.check_slices(&config.with_defaults())?;
-        body(&raw_config, raw_weights, &raw_options, bytes)
+        body(&raw_config, raw_weights, &raw_options)
     })
-}
-
-fn pack_size(config: &sys::mha_layer_config, weights: &sys::mha_layer_weights, options: &sys::mha_layer_options) -> Result<usize> {
-    let mut bytes = 0;
-    // SAFETY: valid structs; of the arrays of the weights, kept heads alone are read, which have been checked.
-    check(|error| unsafe { sys::mha_layer_pack_size(config, weights, options, &mut bytes, error) })?;
-    Ok(bytes)
 }

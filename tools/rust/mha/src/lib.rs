@@ -4,13 +4,11 @@
 //!
 //! | `mha.h` | Here |
 //! |---|---|
-//! | `mha_layer_create`, `_pack`, `_pack_size`, `_view`, `_verify`, `_shape` | [`Layer::new`], [`Layer::pack`] and [`pack_into`](Layer::pack_into), [`pack_size`](Layer::pack_size), [`from_packed`](Layer::from_packed), [`verify`](Layer::verify), [`shape`](Layer::shape) |
+//! | `mha_layer_create`, `_pack`, `_view`, `_verify`, `_shape` | [`Layer::new`], [`pack`](Layer::pack), [`from_packed`](Layer::from_packed), [`verify`](Layer::verify), [`shape`](Layer::shape) |
 //! | `mha_layer_config`, `mha_layer_weights`, `mha_layer_options` | [`LayerConfig`], [`Weights`], [`LayerOptions`] |
-//! | `mha_allocator` | [`Layer::pack_into`] memory of yours, then [`Layer::from_packed`] |
-//! | `mha_sgemm` | [`Sgemm`] |
-//! | `mha_forward`, `mha_forward_workspace`, `mha_info` | [`Layer::forward`] and [`plan`](Layer::plan), then [`Forward::run`], [`workspace_bytes`](Forward::workspace_bytes), [`info`](Forward::info) |
-//! | `mha_attention` and likewise | [`Attention::call`] and [`plan`](Attention::plan), then [`AttentionCall::run`] and so on |
-//! | `mha_linear`, `mha_linear_workspace`, `mha_linear_info` | [`Layer::linear`], [`LayerConfig::linear`], [`Weights::linear`] |
+//! | `mha_forward`, `mha_forward_workspace`, `mha_info` | [`Layer::forward`], then [`Forward::run`], [`workspace_bytes`](Forward::workspace_bytes), [`info`](Forward::info) |
+//! | `mha_attention`, `mha_linear` and likewise | [`Attention::call`], [`Layer::linear`], and likewise |
+//! | `mha_allocator`, `mha_sgemm` | not here: memory is Rust's, and the projections are the library's own |
 //! | `MHA_CACHE_READ` | [`Forward::cache_read`], [`AttentionCall::cache_read`] |
 //! | `mha_kv_cache` and its functions | [`KvCache`], [`CacheConfig`] |
 //! | `mha_rope_tables`, `mha_rope` | [`RopeConfig::tables`] and [`fill`](RopeConfig::fill), [`Rope`] |
@@ -28,6 +26,7 @@
 mod attention;
 mod buffer;
 mod cache;
+mod call;
 mod error;
 mod forward;
 mod info;
@@ -38,7 +37,6 @@ mod options;
 mod rope;
 mod scheduler;
 mod score;
-mod sgemm;
 mod spans;
 mod types;
 mod weights;
@@ -46,10 +44,10 @@ mod workspace;
 
 pub use attention::{Attention, AttentionCall, Strides};
 pub use buffer::AlignedBuffer;
-pub use cache::{CacheConfig, CacheKind, KvCache, KvCacheRef};
+pub use cache::{CacheConfig, CacheKind, KvCache};
 pub use error::{Error, ErrorKind, Result};
 pub use forward::Forward;
-pub use info::{BackEnd, CallInfo};
+pub use info::CallInfo;
 pub use layer::{Layer, LayerConfig, LayerOptions};
 pub use linear::Linear;
 pub use norm::Norm;
@@ -59,8 +57,6 @@ pub use rope::{Rope, RopeConfig, RopeStyle, RopeTables, Yarn};
 pub use scheduler::Rayon;
 pub use scheduler::Scheduler;
 pub use score::{alibi_slopes, t5_relative_bias, Groups, ScoreColumns, ScoreOptions};
-pub use sgemm::{Product, Sgemm};
-pub use spans::BROADCAST;
 pub use types::{Arithmetic, Elements, ElementsMut, Gate, InstructionSet, StorageType};
 pub use weights::{Matrix, WeightLayout, Weights};
 pub use workspace::Workspace;

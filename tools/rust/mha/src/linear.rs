@@ -4,12 +4,12 @@ use std::ptr::null;
 
 use mha_sys as sys;
 
-use crate::error::check;
-use crate::options::{struct_ptr, typed_output, Output};
+use crate::call::{runners, Call};
+use crate::options::{struct_ptr, Output};
 use crate::scheduler::Run;
 use crate::spans::{check_exact, check_strided, int, rows_of};
 use crate::types::{Elements, ElementsMut};
-use crate::{sgemm, CallInfo, Error, ErrorKind, Layer, Result, Scheduler, Workspace};
+use crate::{CallInfo, Error, ErrorKind, Layer, Result, Scheduler, Workspace};
 
 /// A product alone, made by [`Layer::linear`]: `y = x W + b`, and plus a residual, on the kernels of the projections.
 ///
@@ -26,7 +26,7 @@ use crate::{sgemm, CallInfo, Error, ErrorKind, Layer, Result, Scheduler, Workspa
 pub struct Linear<'a> {
     layer: &'a Layer<'a>,
     x: Elements<'a>,
-    output: Option<Output<'a>>,
+    output: Output<'a>,
     residual: Residual<'a>,
     strides: [usize; 3],
     rows: Option<usize>,
@@ -41,8 +41,7 @@ enum Residual<'a> {
 
 impl<'a> Linear<'a> {
     pub(crate) fn new(layer: &'a Layer<'a>, x: Elements<'a>, output: ElementsMut<'a>) -> Self {
-        let output = Some(Output::of(output));
-        Self { layer, x, output, residual: Residual::None, strides: [0; 3], rows: None, scheduler: None }
+        Self { layer, x, output: Output::of(output), residual: Residual::None, strides: [0; 3], rows: None, scheduler: None }
     }
 
     /// Rows to be added to the product, of the type and the shape of the output.
@@ -69,38 +68,10 @@ impl<'a> Linear<'a> {
         self
     }
 
-    /// Runs the call, in a workspace that grows if it has to.
-    pub fn run(self, workspace: &mut Workspace) -> Result<()> {
-        self.with_args(|layer, args| {
-            let memory = workspace.at_least(linear_workspace(layer, args)?)?;
-            linear(layer, args, memory)
-        })
-    }
-
-    /// Runs the call in memory of the caller's, of at least [`workspace_bytes`](Self::workspace_bytes) and of any alignment and content.
-    pub fn run_in(self, workspace: &mut [u8]) -> Result<()> {
-        self.with_args(|layer, args| linear(layer, args, workspace))
-    }
-
-    /// The bytes of workspace that the call needs. More rows and threads never need less.
-    pub fn workspace_bytes(&self) -> Result<usize> {
-        self.with_args(linear_workspace)
-    }
-
-    /// How the call would run, and what it costs.
-    pub fn info(&self) -> Result<CallInfo> {
-        self.with_args(|layer, args| {
-            // SAFETY: numbers.
-            let mut info: sys::mha_call_info = unsafe { zeroed() };
-            info.struct_size = size_of::<sys::mha_call_info>();
-            // SAFETY: a valid layer; arguments whose slices have been checked.
-            check(|error| unsafe { sys::mha_linear_info(layer, args, &mut info, error) })?;
-            Ok(CallInfo::of_raw(&info))
-        })
-    }
+    runners!();
 
     /// Checks all slices, and calls `body` with what the library takes.
-    fn with_args<R>(&self, body: impl FnOnce(*const sys::mha_layer, &sys::mha_linear_args) -> Result<R>) -> Result<R> {
+    fn with_args<R>(&self, body: impl FnOnce(Call<'_>) -> Result<R>) -> Result<R> {
         let shape = self.layer.shape();
         let (width, outputs) = (if shape.num_heads == 0 { shape.query_dim } else { shape.num_heads * shape.head_dim_v }, shape.output_dim);
         let rows = match self.rows {
@@ -111,9 +82,9 @@ impl<'a> Linear<'a> {
             0 => check_exact(name, len, &[("rows", rows), ("width", width)]),
             _ => check_strided(name, len, &[("rows", rows), ("width", width)], &[stride]),
         };
-        let (output, output_type) = typed_output(&self.output);
+        let (output, output_type) = self.output.raw();
         check_rows("x", self.x.len(), width, self.strides[0])?;
-        check_rows("output", self.output.as_ref().map_or(0, Output::len), outputs, self.strides[2])?;
+        check_rows("output", self.output.len(), outputs, self.strides[2])?;
         let mut residual: *const c_void = null();
         let mut strides = self.strides;
         match self.residual {
@@ -137,26 +108,10 @@ impl<'a> Linear<'a> {
         (args.residual, args.output, args.output_type) = (residual, output, output_type);
         [args.x_row_stride, args.residual_row_stride, args.output_row_stride] = strides.map(int);
         args.scheduler = struct_ptr(&scheduler);
-        let result = body(self.layer.as_ptr(), &args);
+        let result = body(Call::Linear(self.layer.as_ptr(), &args));
         if let Some(run) = &run {
             run.resume_panic();
         }
-        if self.layer.has_sgemm() {
-            sgemm::resume_panic();
-        }
         result
     }
-}
-
-fn linear_workspace(layer: *const sys::mha_layer, args: &sys::mha_linear_args) -> Result<usize> {
-    let mut bytes = 0;
-    // SAFETY: a valid layer; arguments whose slices have been checked.
-    check(|error| unsafe { sys::mha_linear_workspace(layer, args, &mut bytes, error) })?;
-    Ok(bytes)
-}
-
-fn linear(layer: *const sys::mha_layer, args: &sys::mha_linear_args, workspace: &mut [u8]) -> Result<()> {
-    let (start, len) = (workspace.as_mut_ptr().cast(), workspace.len());
-    // SAFETY: likewise; memory of this length.
-    check(|error| unsafe { sys::mha_linear(layer, args, start, len, error) })
 }

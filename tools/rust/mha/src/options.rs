@@ -38,24 +38,16 @@ impl<'a> Output<'a> {
     pub fn len(&self) -> usize {
         self.len
     }
+
+    /// Where it starts, and its type.
+    pub fn raw(&self) -> (*mut c_void, u32) {
+        (self.start, self.kind.raw())
+    }
 }
 
 /// Of an output that has floats.
 pub(crate) fn output_ptr(output: &Option<Output>) -> *mut f32 {
-    typed_output(output).0.cast()
-}
-
-/// And its type.
-pub(crate) fn typed_output(output: &Option<Output>) -> (*mut c_void, u32) {
-    output.as_ref().map_or((null_mut(), sys::MHA_TYPE_F32), |output| (output.start, output.kind.raw()))
-}
-
-/// A call's slices tell their types.
-pub(crate) fn check_plan_types(is_plan: bool, has_types: bool) -> Result<()> {
-    if is_plan || !has_types {
-        return Ok(());
-    }
-    Err(Error::new(ErrorKind::InvalidValue, "plan_types are those of a plan; the slices of a call tell its types"))
+    output.as_ref().map_or(null_mut(), |output| output.start.cast())
 }
 
 pub(crate) fn list_ptr(list: Option<&[i64]>) -> *const i64 {
@@ -91,11 +83,6 @@ pub struct Taps<'a> {
     softcapped_scores: Option<Output<'a>>,
     masked_scores: Option<Output<'a>>,
     context: Option<Output<'a>>,
-    mean_weights: Option<Output<'a>>,
-    key_sums: Option<Output<'a>>,
-    chosen_weights: Option<Output<'a>>,
-    chosen_heads: Option<&'a [i64]>,
-    chosen_rows: Option<&'a [i64]>,
 }
 
 macro_rules! taps {
@@ -132,18 +119,6 @@ taps! {
     masked_scores
     /// `[batch, n_q, num_heads, head_dim_v]`: the weighted values, before W_O.
     context
-    /// `[batch, n_q, n_kv]`: the attention weights averaged over the heads.
-    mean_weights
-    /// `[batch, num_heads, n_kv]`: the attention weights summed over the queries.
-    key_sums
-}
-
-impl<'a> Taps<'a> {
-    /// `[batch, heads, rows, n_kv]`: the attention weights of some heads and rows of the query, in ascending order; `None` is all.
-    pub fn chosen_weights(mut self, heads: Option<&'a [i64]>, rows: Option<&'a [i64]>, weights: &'a mut [f32]) -> Self {
-        (self.chosen_heads, self.chosen_rows, self.chosen_weights) = (heads, rows, Some(Output::new(weights)));
-        self
-    }
 }
 
 /// A cache that is borrowed for a call, mutably or only to be read.
@@ -155,7 +130,7 @@ struct Cache<'a> {
 }
 
 impl Cache<'_> {
-    fn of(cache: &KvCache<'_>, is_read_only: bool) -> Self {
+    fn of(cache: &KvCache, is_read_only: bool) -> Self {
         Self { raw: cache.as_ptr(), is_read_only, is_ring: cache.shape().kind == CacheKind::Ring, _borrowed: PhantomData }
     }
 }
@@ -208,11 +183,11 @@ pub(crate) struct Pointees<'a> {
 }
 
 impl<'a> Options<'a> {
-    pub fn set_cache(&mut self, cache: &'a mut KvCache<'_>) {
+    pub fn set_cache(&mut self, cache: &'a mut KvCache) {
         self.cache = Some(Cache::of(cache, false));
     }
 
-    pub fn set_cache_read(&mut self, cache: &'a KvCache<'_>) {
+    pub fn set_cache_read(&mut self, cache: &'a KvCache) {
         self.cache = Some(Cache::of(cache, true));
     }
 
@@ -224,8 +199,8 @@ impl<'a> Options<'a> {
         self.cache.as_ref().is_some_and(|cache| cache.is_read_only)
     }
 
-    /// That each slice has what the call reads or writes. Those that it writes are not looked at if the call is only a plan.
-    pub fn check_slices(&self, of: &Dimensions, is_plan: bool) -> Result<()> {
+    /// That each slice has what the call reads or writes.
+    pub fn check_slices(&self, of: &Dimensions) -> Result<()> {
         let lists = [
             ("q_start", self.q_start),
             ("q_lengths", self.q_lengths),
@@ -253,13 +228,7 @@ impl<'a> Options<'a> {
             norm.check(of)?;
         }
         if let Some(score) = &self.score {
-            score.check_extents(of)?;
-        }
-        if is_plan {
-            return Ok(());
-        }
-        if let Some(score) = &self.score {
-            score.check_pairs(of, |columns| self.columns(columns, of))?;
+            score.check(of, |columns| self.columns(columns, of))?;
         }
         let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
         let (heads, kv_heads) = (("num_heads", of.num_heads), ("num_kv_heads", of.num_kv_heads));
@@ -284,11 +253,6 @@ impl<'a> Options<'a> {
                 check("the tap scaled_scores", &taps.scaled_scores, &pairs)?;
                 check("the tap softcapped_scores", &taps.softcapped_scores, &pairs)?;
                 check("the tap masked_scores", &taps.masked_scores, &pairs)?;
-                check("the tap mean_weights", &taps.mean_weights, &[batch, n_q, columns])?;
-                check("the tap key_sums", &taps.key_sums, &[batch, heads, columns])?;
-                let chosen_heads = taps.chosen_heads.map_or(heads, |list| ("chosen heads", list.len()));
-                let chosen_rows = taps.chosen_rows.map_or(n_q, |list| ("chosen rows", list.len()));
-                check("the tap chosen_weights", &taps.chosen_weights, &[batch, chosen_heads, chosen_rows, columns])?;
             }
         }
         Ok(())
@@ -296,9 +260,7 @@ impl<'a> Options<'a> {
 
     fn asks_for_pairs(&self) -> bool {
         let of_taps = |taps: &Taps| {
-            let of_scores = [&taps.scores, &taps.scaled_scores, &taps.softcapped_scores, &taps.masked_scores];
-            let of_weights = [&taps.mean_weights, &taps.key_sums, &taps.chosen_weights];
-            of_scores.into_iter().chain(of_weights).any(Option::is_some)
+            [&taps.scores, &taps.scaled_scores, &taps.softcapped_scores, &taps.masked_scores].into_iter().any(Option::is_some)
         };
         self.attention_weights.is_some() || self.taps.as_ref().is_some_and(of_taps)
     }
@@ -358,13 +320,8 @@ impl<'a> Options<'a> {
                 masked_scores: output_ptr(&taps.masked_scores),
                 context: output_ptr(&taps.context),
                 softcapped_scores: output_ptr(&taps.softcapped_scores),
-                chosen_weights: output_ptr(&taps.chosen_weights),
-                mean_weights: output_ptr(&taps.mean_weights),
-                key_sums: output_ptr(&taps.key_sums),
-                chosen_heads: list_ptr(taps.chosen_heads),
-                chosen_rows: list_ptr(taps.chosen_rows),
-                num_chosen_heads: int(taps.chosen_heads.map_or(0, <[i64]>::len)),
-                num_chosen_rows: int(taps.chosen_rows.map_or(0, <[i64]>::len)),
+                // SAFETY: zero is the default of every other field.
+                ..unsafe { std::mem::zeroed() }
             }),
             run: self.scheduler.map(Run::new),
             scheduler: None,
@@ -504,13 +461,13 @@ macro_rules! common_setters {
         }
 
         /// Appends the keys and values of this call to the sequences of a cache, and attends to all that these hold.
-        pub fn cache(mut self, cache: &'a mut KvCache<'_>) -> Self {
+        pub fn cache(mut self, cache: &'a mut KvCache) -> Self {
             self.options.set_cache(cache);
             self
         }
 
         /// Attends to a cache as it is, without keys and values of this call. Any number of calls may do so at the same time.
-        pub fn cache_read(mut self, cache: &'a KvCache<'_>) -> Self {
+        pub fn cache_read(mut self, cache: &'a KvCache) -> Self {
             self.options.set_cache_read(cache);
             self
         }

@@ -5,7 +5,7 @@ use mha_sys as sys;
 
 use crate::error::check;
 use crate::options::Dimensions;
-use crate::spans::{check_exact, check_strided, int, spelled, Extent};
+use crate::spans::{check_exact, int, spelled, Extent};
 use crate::types::{Arithmetic, Elements};
 use crate::{Error, ErrorKind, Result};
 
@@ -24,7 +24,7 @@ use crate::{Error, ErrorKind, Result};
 /// context = head_scales[head] * (weights times values)
 /// ```
 ///
-/// The mask and the bias are arrays, contiguous unless strides are given, each with its extents `[batch, num_heads, n_q, columns]`. As in NumPy,
+/// The mask and the bias are arrays, contiguous, each with its extents `[batch, num_heads, n_q, columns]`. As in NumPy,
 /// each of the first three may be 1: all sequences, heads or rows have the same then. Rows are those of the query, padding included. There must be
 /// a column for each key, which are those of [`ScoreColumns`]; more are allowed and not read, so that one array serves a cache that grows.
 ///
@@ -98,7 +98,6 @@ pub enum ScoreColumns {
 struct Pairs<T> {
     data: T,
     extents: [usize; 4],
-    strides: Option<[usize; 3]>,
 }
 
 impl<'a> ScoreOptions<'a> {
@@ -143,30 +142,13 @@ impl<'a> ScoreOptions<'a> {
     /// Added to scores: a slice of `f32`, or f16 as [`Elements`]. -infinity excludes a key. Of the extents `[batch, num_heads, n_q, columns]`, each
     /// of the first three is the call's, or 1 where all have the same.
     pub fn bias(mut self, bias: impl Into<Elements<'a>>, extents: [usize; 4]) -> Self {
-        self.bias = Some(Pairs { data: bias.into(), extents, strides: None });
+        self.bias = Some(Pairs { data: bias.into(), extents });
         self
     }
 
     /// 0 where a key takes no part, and anything else where it does. Extents as of [`bias`](Self::bias).
     pub fn mask(mut self, mask: &'a [u8], extents: [usize; 4]) -> Self {
-        self.mask = Some(Pairs { data: mask, extents, strides: None });
-        self
-    }
-
-    /// Elements from one sequence, head and row of the bias to the next, where it is not contiguous; 0 = all have the same. Call it after
-    /// [`bias`](Self::bias).
-    pub fn bias_strides(mut self, batch: usize, head: usize, row: usize) -> Self {
-        if let Some(bias) = &mut self.bias {
-            bias.strides = Some([batch, head, row]);
-        }
-        self
-    }
-
-    /// Likewise of the mask, after [`mask`](Self::mask).
-    pub fn mask_strides(mut self, batch: usize, head: usize, row: usize) -> Self {
-        if let Some(mask) = &mut self.mask {
-            mask.strides = Some([batch, head, row]);
-        }
+        self.mask = Some(Pairs { data: mask, extents });
         self
     }
 
@@ -216,8 +198,8 @@ impl<'a> ScoreOptions<'a> {
         (are_shared, of_keys.map_or(of.n_q, |keys| if are_shared { keys.len() } else { keys.len() / of.batch.max(1) }))
     }
 
-    /// That there is a number for each head, which the library reads in any case, and that all but the columns fit the call.
-    pub(crate) fn check_extents(&self, of: &Dimensions) -> Result<()> {
+    /// That there is a number for each head, query and pair, with as many columns as `needed` says.
+    pub(crate) fn check(&self, of: &Dimensions, needed: impl Fn(ScoreColumns) -> Result<usize>) -> Result<()> {
         for (name, numbers) in [("alibi_slopes", self.alibi_slopes), ("sinks", self.sinks), ("head_scales", self.head_scales)] {
             if let Some(numbers) = numbers {
                 check_exact(name, numbers.len(), &[("num_heads", of.num_heads)])?;
@@ -243,12 +225,6 @@ impl<'a> ScoreOptions<'a> {
                 check_exact("groups of keys", of_keys.len(), &[("batch", of.batch), ("columns", columns)])?;
             }
         }
-        self.bias.map_or(Ok(()), |bias| bias.check_extents("bias", of))?;
-        self.mask.map_or(Ok(()), |mask| mask.check_extents("mask", of))
-    }
-
-    /// That mask, bias and groups have the elements of their extents, among them as many columns as `needed` says.
-    pub(crate) fn check_pairs(&self, of: &Dimensions, needed: impl Fn(ScoreColumns) -> Result<usize>) -> Result<()> {
         let needed = |columns| if self.num_columns != 0 { Ok(self.num_columns) } else { needed(columns) };
         if let Some((_, _, Some(_))) = self.groups {
             let (columns, needed) = (self.group_rows(of).1, needed(self.columns)?);
@@ -258,10 +234,10 @@ impl<'a> ScoreOptions<'a> {
             }
         }
         if let Some(bias) = &self.bias {
-            bias.check_elements("bias", bias.data.len(), needed(self.columns)?)?;
+            bias.check("bias", bias.data.len(), of, needed(self.columns)?)?;
         }
         if let Some(mask) = &self.mask {
-            mask.check_elements("mask", mask.data.len(), needed(self.columns)?)?;
+            mask.check("mask", mask.data.len(), of, needed(self.columns)?)?;
         }
         Ok(())
     }
@@ -317,7 +293,7 @@ impl<T> Pairs<T> {
         [("batch", batch), ("num_heads", heads), ("n_q", n_q), ("columns", columns)]
     }
 
-    fn check_extents(&self, name: &str, of: &Dimensions) -> Result<()> {
+    fn check(&self, name: &str, len: usize, of: &Dimensions, needed: usize) -> Result<()> {
         let shape = self.shape();
         for ((of_what, given), right) in shape.iter().zip([of.batch, of.num_heads, of.n_q]) {
             if *given != 1 && *given != right {
@@ -325,28 +301,19 @@ impl<T> Pairs<T> {
                 return Err(Error::new(ErrorKind::Shape, message));
             }
         }
-        Ok(())
-    }
-
-    fn check_elements(&self, name: &str, len: usize, needed: usize) -> Result<()> {
-        let shape = self.shape();
         if self.extents[3] < needed {
             let message = format!("{name} is {}, but there are {needed} keys; a row has a column for each", spelled(&shape));
             return Err(Error::new(ErrorKind::Shape, message));
         }
-        match &self.strides {
-            Some(strides) => check_strided(name, len, &shape, strides),
-            None => check_exact(name, len, &shape),
-        }
+        check_exact(name, len, &shape)
     }
 
     /// From one sequence, head and row to the next; 0 where all have the same.
     fn strides(&self) -> (i64, i64, i64) {
         let [batch, heads, n_q, row] = self.extents;
         let head = n_q.saturating_mul(row);
-        let [of_batch, of_head, of_row] = self.strides.unwrap_or([heads.saturating_mul(head), head, row]);
         let or_shared = |extent: usize, stride: usize| if extent == 1 { 0 } else { int(stride) };
-        (or_shared(batch, of_batch), or_shared(heads, of_head), or_shared(n_q, of_row))
+        (or_shared(batch, heads.saturating_mul(head)), or_shared(heads, head), or_shared(n_q, row))
     }
 }
 

@@ -1,7 +1,5 @@
 //! How many elements arrays have, by their shapes and strides.
 
-use mha_sys as sys;
-
 use crate::{Error, ErrorKind, Result};
 
 /// A dimension of an array: what its extent is called, and how many there are.
@@ -54,26 +52,6 @@ pub(crate) fn rows_of(name: &str, len: usize, batch: usize, row: usize) -> Resul
 }
 
 /// As the library takes it, which says by itself what is too large.
-/// A stride of an input whose sequences, rows or heads are all the same.
-pub const BROADCAST: usize = usize::MAX;
-
-/// How far a stride of an input reaches.
-pub(crate) fn step(stride: usize) -> usize {
-    if stride == BROADCAST {
-        0
-    } else {
-        stride
-    }
-}
-
-pub(crate) fn stride_int(stride: usize) -> i64 {
-    if stride == BROADCAST {
-        sys::MHA_BROADCAST
-    } else {
-        int(stride)
-    }
-}
-
 pub(crate) fn int(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

@@ -70,7 +70,7 @@ impl<'a, T: Into<Elements<'a>>> From<T> for Matrix<'a> {
 
 /// The weights of a layer, borrowed while it is packed.
 ///
-/// W_Q, W_K and W_V come as three matrices, as one fused matrix, or as one matrix per head; W_O and biases are optional. The columns of
+/// W_Q, W_K and W_V come as three matrices or as one fused matrix; W_O and biases are optional. The columns of
 /// W_Q are head 0's `head_dim` columns, then head 1's, and so on; likewise those of W_K and W_V, and the rows of W_O.
 ///
 /// ```
@@ -94,22 +94,13 @@ pub struct Weights<'a> {
     b_o: Option<&'a [f32]>,
     w_g: Option<Matrix<'a>>,
     b_g: Option<&'a [f32]>,
-    kept_heads: Option<&'a [u8]>,
 }
 
 #[derive(Debug, Clone)]
 enum Projections<'a> {
     Three([Matrix<'a>; 3]),
     Fused(Matrix<'a>),
-    PerHead([Heads<'a>; 3]),
     None,
-}
-
-/// A matrix for each head.
-#[derive(Debug, Clone)]
-struct Heads<'a> {
-    data: &'a [&'a [f32]],
-    stride: usize,
 }
 
 impl<'a> Weights<'a> {
@@ -124,11 +115,6 @@ impl<'a> Weights<'a> {
         Self::of(Projections::Fused(w_qkv.into()))
     }
 
-    /// A matrix for each head: of W_Q `[query_dim, head_dim]`, of W_K `[key_dim, head_dim]`, of W_V `[value_dim, head_dim_v]`.
-    pub fn per_head(w_q: &'a [&'a [f32]], w_k: &'a [&'a [f32]], w_v: &'a [&'a [f32]]) -> Self {
-        Self::of(Projections::PerHead([w_q, w_k, w_v].map(|data| Heads { data, stride: 0 })))
-    }
-
     /// W_O alone, `[in, out]`, for a layer of [`LayerConfig::linear`].
     pub fn linear(w: impl Into<Matrix<'a>>) -> Self {
         Self::of(Projections::None).output(w)
@@ -137,17 +123,7 @@ impl<'a> Weights<'a> {
     fn of(projections: Projections<'a>) -> Self {
         let layout = WeightLayout::InOut;
         let (b_q, b_k, b_v, b_qkv, b_o, b_g) = (None, None, None, None, None, None);
-        Self { projections, layout, w_o: None, b_q, b_k, b_v, b_qkv, b_o, w_g: None, b_g, kept_heads: None }
-    }
-
-    /// With [`per_head`](Self::per_head): elements from one row to the next of each head's matrix of W_Q, W_K and W_V; 0 = contiguous.
-    pub fn head_strides(mut self, w_q: usize, w_k: usize, w_v: usize) -> Self {
-        if let Projections::PerHead(heads) = &mut self.projections {
-            for (heads, stride) in heads.iter_mut().zip([w_q, w_k, w_v]) {
-                heads.stride = stride;
-            }
-        }
-        self
+        Self { projections, layout, w_o: None, b_q, b_k, b_v, b_qkv, b_o, w_g: None, b_g }
     }
 
     /// How all matrices lie in memory.
@@ -205,27 +181,11 @@ impl<'a> Weights<'a> {
         self
     }
 
-    /// `[num_heads]`: 0 leaves a head out for good, and nothing of it is packed. The layer has the heads that are left, which must be as many for
-    /// each of its key and value heads; those with none go too.
-    pub fn kept_heads(mut self, kept_heads: &'a [u8]) -> Self {
-        self.kept_heads = Some(kept_heads);
-        self
-    }
-
-    /// That there is a number for each head, which the library reads before all else.
-    pub(crate) fn check_kept_heads(&self, config: &LayerConfig) -> Result<()> {
-        match self.kept_heads {
-            Some(kept) => check_exact("kept_heads", kept.len(), &[("num_heads", config.num_heads)]),
-            None => Ok(()),
-        }
-    }
-
     /// The type that all matrices have.
     fn kind(&self) -> Result<StorageType> {
         let first = match &self.projections {
             Projections::Three([w_q, ..]) => w_q.data.kind(),
             Projections::Fused(w_qkv) => w_qkv.data.kind(),
-            Projections::PerHead(_) => StorageType::F32,
             Projections::None => self.w_o.map_or(StorageType::F32, |w_o| w_o.data.kind()),
         };
         let three: &[Matrix] = if let Projections::Three(matrices) = &self.projections { matrices } else { &[] };
@@ -249,7 +209,6 @@ impl<'a> Weights<'a> {
             WeightLayout::OutIn => sys::MHA_LAYOUT_OUT_IN,
         };
         raw.type_ = self.kind()?.raw();
-        let mut head_pointers: [Vec<*const f32>; 3] = Default::default();
         match &self.projections {
             Projections::Three([w_q, w_k, w_v]) => {
                 (raw.w_q, raw.w_q_stride, raw.w_q_scales) = raw_matrix(Some(w_q));
@@ -259,18 +218,10 @@ impl<'a> Weights<'a> {
             Projections::Fused(w_qkv) => {
                 (raw.w_qkv, raw.w_qkv_stride, raw.w_qkv_scales) = raw_matrix(Some(w_qkv));
             }
-            Projections::PerHead(heads) => {
-                for (pointers, heads) in head_pointers.iter_mut().zip(heads) {
-                    pointers.extend(heads.data.iter().map(|head| head.as_ptr()));
-                }
-                [raw.w_q_heads, raw.w_k_heads, raw.w_v_heads] = [0, 1, 2].map(|i| head_pointers[i].as_ptr());
-                [raw.w_q_stride, raw.w_k_stride, raw.w_v_stride] = [0, 1, 2].map(|i| int(heads[i].stride));
-            }
             Projections::None => {}
         }
         (raw.w_o, raw.w_o_stride, raw.w_o_scales) = raw_matrix(self.w_o.as_ref());
         (raw.w_g, raw.w_g_stride, raw.w_g_scales) = raw_matrix(self.w_g.as_ref());
-        raw.kept_heads = self.kept_heads.map_or(null(), <[u8]>::as_ptr);
         let biases = [self.b_q, self.b_k, self.b_v, self.b_qkv, self.b_o, self.b_g];
         [raw.b_q, raw.b_k, raw.b_v, raw.b_qkv, raw.b_o, raw.b_g] = biases.map(|bias| bias.map_or(null(), <[f32]>::as_ptr));
         body(&raw)
@@ -292,13 +243,6 @@ impl<'a> Weights<'a> {
             Projections::Fused(w_qkv) => {
                 let columns = ("columns of Q, K and V", q_columns + k_columns + v_columns);
                 self.check_matrix("w_qkv", w_qkv, ("query_dim", config.query_dim), columns)?;
-            }
-            Projections::PerHead([w_q, w_k, w_v]) => {
-                self.check_heads("w_q", w_q, ("num_heads", config.num_heads), ("query_dim", config.query_dim), ("head_dim", q_head))?;
-                let columns = ("head_dim", config.head_dim);
-                self.check_heads("w_k", w_k, ("num_kv_heads", config.num_kv_heads), ("key_dim", config.key_dim), columns)?;
-                let columns = ("head_dim_v", config.head_dim_v);
-                self.check_heads("w_v", w_v, ("num_kv_heads", config.num_kv_heads), ("value_dim", config.value_dim), columns)?;
             }
             Projections::None => {}
         }
@@ -351,14 +295,6 @@ impl<'a> Weights<'a> {
             Some(scales) => check_exact(&format!("the scales of {name}"), scales.len(), &[columns, ("groups", groups)]),
             None => Ok(()),
         }
-    }
-
-    fn check_heads(&self, name: &str, heads: &Heads, count: Extent, rows: Extent, columns: Extent) -> Result<()> {
-        check_exact(&format!("the list of {name}'s heads"), heads.data.len(), &[count])?;
-        for (head, data) in heads.data.iter().enumerate() {
-            self.check_matrix(&format!("{name} of head {head}"), &Matrix::f32(data).stride(heads.stride), rows, columns)?;
-        }
-        Ok(())
     }
 }
 

@@ -9,7 +9,8 @@ use crate::{AlignedBuffer, Result};
 /// # use mha::{Layer, LayerConfig, Weights, Workspace};
 /// # let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
 /// let mut workspace = Workspace::new();
-/// workspace.reserve(layer.plan(1, 512).causal().workspace_bytes()?)?; // no call of up to 512 rows will allocate
+/// let (x, mut y) = ([1.0; 512 * 4], [0.0; 512 * 4]);
+/// workspace.reserve(layer.forward(&x, &mut y).causal().workspace_bytes()?)?; // no call of up to 512 rows will allocate
 /// # Ok::<(), mha::Error>(())
 /// ```
 #[derive(Default)]

@@ -46,9 +46,8 @@ fn a_call_allocates_nothing_once_its_workspace_has_grown() -> mha::Result<()> {
     let (x, mut y, mut lse) = (vec![1.0; 200 * 64], vec![0.0; 200 * 64], vec![0.0; 4 * 200]);
     let score = ScoreOptions::new().softcap(30.0).sinks(&[1.0; 4]).mask(&[1; 300], [1, 1, 1, 300]);
     let mut workspace = Workspace::new();
-    workspace.reserve(
-        layer.plan(1, 200).causal().rope(&rope).score(score).cache(&mut cache).lse(&mut []).scheduler(&OneByOne).workspace_bytes()?,
-    )?;
+    let call = layer.forward(&x, &mut y).causal().rope(&rope).score(score).cache(&mut cache);
+    workspace.reserve(call.lse(&mut lse).scheduler(&OneByOne).workspace_bytes()?)?;
 
     let before = ALLOCATIONS.get();
     assert!(before > 0);

@@ -1,6 +1,6 @@
 use mha::{
-    AlignedBuffer, Arithmetic, BackEnd, Elements, ErrorKind, InstructionSet, Layer, LayerConfig, LayerOptions, Matrix, Product, Sgemm,
-    StorageType, Taps, WeightLayout, Weights, Workspace,
+    AlignedBuffer, Arithmetic, Elements, ErrorKind, InstructionSet, Layer, LayerConfig, LayerOptions, Matrix, StorageType, Taps,
+    WeightLayout, Weights, Workspace,
 };
 
 use crate::support::{assert_near, bits, error_of, layer, numbers};
@@ -67,9 +67,6 @@ fn every_form_of_the_weights_gives_the_same_bits() {
     check(Weights::new(&q, &k, &v).output(&o).layout(WeightLayout::OutIn));
     check(Weights::fused(&[&q[..], &k, &v].concat()).output(&o).layout(WeightLayout::OutIn));
 
-    // Each head's four columns, cut out by stride.
-    check(Weights::per_head(&[&w_q, &w_q[4..]], &[&w_k], &[&w_v]).head_strides(8, 0, 0).output(&w_o));
-
     let wide: Vec<f32> = w_q.chunks(8).flat_map(|row| [row, &[f32::NAN; 3]].concat()).collect();
     check(Weights::new(Matrix::f32(&wide).stride(11), &w_k, &w_v).output(&w_o));
 }
@@ -79,7 +76,7 @@ fn weights_are_kept_in_every_type() {
     let (x, w) = (numbers(4 * 64, 1), numbers(64 * 64, 2));
     let of = |kind| Layer::new(&LayerConfig::new(64, 4).weight_type(kind), &Weights::new(&w, &w, &w).output(&w)).unwrap();
     let exact = run(&of(StorageType::F32), &x);
-    let packed_bytes = |layer: &Layer| layer.plan(1, 1).info().unwrap().packed_bytes;
+    let packed_bytes = |layer: &Layer| layer.forward(&x, &mut vec![0.0; x.len()]).info().unwrap().packed_bytes;
     let mut larger = packed_bytes(&of(StorageType::F32));
     for (kind, error) in [(StorageType::F16, 0.02), (StorageType::Bf16, 0.2), (StorageType::Int8, 0.4), (StorageType::Int4, 5.0)] {
         let layer = of(kind);
@@ -125,7 +122,6 @@ fn a_packed_layer_is_borrowed_or_owned_and_gives_the_same_bits() {
     let expected = bits(&run(&Layer::new(&config, &weights).unwrap(), &x));
 
     let packed = Layer::pack(&config, &weights, &options).unwrap();
-    assert_eq!(packed.len(), Layer::pack_size(&config, &weights, &options).unwrap());
     assert_eq!(bits(&run(&Layer::from_packed(&packed[..]).unwrap(), &x)), expected);
 
     let path = std::env::temp_dir().join(format!("mha-rust-test-{}.mha", std::process::id()));
@@ -154,7 +150,6 @@ fn a_packed_layer_that_is_damaged_is_an_error() {
     let (config, weights, options) = (LayerConfig::new(16, 4), Weights::fused(&w), LayerOptions::new());
     let mut packed = Layer::pack(&config, &weights, &options).unwrap();
     Layer::verify(&packed).unwrap();
-    error_of(Layer::pack_into(&config, &weights, &options, &mut packed[64..]), ErrorKind::BufferTooSmall);
     error_of(Layer::from_packed(&packed[..64]), ErrorKind::PackedFormat);
     error_of(Layer::from_packed(&packed[1..]), ErrorKind::InvalidValue);
     error_of(Layer::from_packed(&packed[..0]), ErrorKind::PackedFormat);
@@ -170,7 +165,7 @@ fn every_instruction_set_gives_the_same_bits_and_one_that_is_missing_is_an_error
     let expected = bits(&run(&of(InstructionSet::AUTO).unwrap(), &x));
     for set in InstructionSet::available() {
         let layer = of(set).unwrap();
-        assert_eq!(layer.plan(1, 7).info().unwrap().instruction_set, set);
+        assert_eq!(layer.forward(&x, &mut [0.0; 7 * 16]).info().unwrap().instruction_set, set);
         assert_eq!(bits(&run(&layer, &x)), expected, "{set}");
     }
     let all = [InstructionSet::AVX2, InstructionSet::AVX512, InstructionSet::NEON];
@@ -220,11 +215,6 @@ fn packed_sequences_have_the_bits_that_each_has_alone() {
     layer.forward(&x, &mut y).causal().kv_start(&[1]).run(&mut Workspace::new()).unwrap();
     layer.forward(&x[32..], &mut alone).causal().run(&mut Workspace::new()).unwrap();
     assert_eq!(bits(&y[32..]), bits(&alone));
-
-    let (mut all, mut one) = (vec![0.0; 2 * 7 * 32], vec![0.0; 7 * 32]);
-    layer.forward(&x, &mut all).batch(2).n_q(7).query_strides(mha::BROADCAST, 0).run(&mut Workspace::new()).unwrap();
-    layer.forward(&x, &mut one).run(&mut Workspace::new()).unwrap();
-    assert_eq!(bits(&all), bits(&[&one[..], &one].concat()));
 }
 
 #[test]
@@ -266,90 +256,29 @@ fn taps_and_other_optional_outputs_show_the_steps() {
     assert_eq!(weights[..3], [1.0, 0.0, 0.0]);
     assert_near(&lse[..1], &scaled[..1], 1e-5);
     assert_eq!(context[..8], v[..8]);
-
-    let [mut means, mut chosen] = [vec![0.0; 9], vec![0.0; 2 * 3]];
-    let mut sums = vec![0.0; 12];
-    let taps = Taps::new().mean_weights(&mut means).key_sums(&mut sums).chosen_weights(Some(&[1, 3]), Some(&[2]), &mut chosen);
-    layer.forward(&x, &mut y).causal().taps(taps).run(&mut Workspace::new()).unwrap();
-    assert_eq!(chosen, [&weights[15..18], &weights[33..36]].concat());
-    assert_near(&means[8..], &[(weights[8] + weights[17] + weights[26] + weights[35]) / 4.0], 1e-6);
-    assert_near(&sums[..1], &[weights[0] + weights[3] + weights[6]], 1e-6);
 }
 
 #[test]
-fn one_workspace_of_the_largest_call_serves_all_and_memory_of_the_callers_does_too() {
-    let (layer, x) = (layer(), numbers(40 * 32, 1));
-    let bytes = layer.plan(2, 20).causal().workspace_bytes().unwrap();
+fn one_workspace_of_the_largest_call_serves_all() {
+    let (layer, x, mut y) = (layer(), numbers(40 * 32, 1), vec![0.0; 40 * 32]);
+    let bytes = layer.forward(&x, &mut y).batch(2).causal().workspace_bytes().unwrap();
     let mut workspace = Workspace::new();
     workspace.reserve(bytes).unwrap();
-    let mut y = vec![0.0; 40 * 32];
     for n in [20, 1, 7] {
         layer.forward(&x[..2 * n * 32], &mut y[..2 * n * 32]).batch(2).causal().run(&mut workspace).unwrap();
     }
     assert_eq!(workspace.len(), bytes);
-
-    let mut own = vec![0xff; bytes];
-    let mut again = vec![0.0; 14 * 32];
-    layer.forward(&x[..14 * 32], &mut again).batch(2).causal().run_in(&mut own).unwrap();
-    assert_eq!(bits(&again), bits(&y[..14 * 32]));
-    error_of(layer.forward(&x[..32], &mut y[..32]).run_in(&mut []), ErrorKind::BufferTooSmall);
-    error_of(layer.plan(1, 1).run(&mut workspace), ErrorKind::NullPointer);
 }
 
 #[test]
-fn a_plan_and_a_call_say_how_they_would_be_run() {
+fn a_call_says_how_it_would_be_run() {
     let (layer, x, mut y) = (layer(), numbers(64, 1), vec![0.0; 64]);
     let info = layer.forward(&x, &mut y).causal().info().unwrap();
-    assert_eq!((info.back_end, info.contract, info.num_threads), (BackEnd::Native, mha::contract(), 1));
-    assert_eq!(info, layer.plan(1, 2).causal().info().unwrap());
+    assert_eq!((info.contract, info.num_threads), (mha::contract(), 1));
+    assert_eq!(info.workspace_bytes, layer.forward(&x, &mut y).causal().workspace_bytes().unwrap());
     assert!(info.operations > 0 && info.bytes > 0 && info.packed_bytes > 0);
-    assert!(layer.plan(1, 20).attention_weights(&mut []).workspace_bytes().unwrap() >= layer.plan(1, 20).workspace_bytes().unwrap());
     assert!(mha::contract() >= mha::CONTRACT);
     assert!(mha::version() >= (0, 1, 0));
-}
-
-struct Plain;
-
-impl Sgemm for Plain {
-    fn sgemm(p: Product<'_>) {
-        for (row, c) in p.c.chunks_mut(p.ldc).take(p.m).enumerate() {
-            for (column, c) in c[..p.n].iter_mut().enumerate() {
-                let sum: f32 = (0..p.k).map(|i| p.a[row * p.lda + i] * p.b[i * p.ldb + column]).sum();
-                *c = p.alpha * sum + if p.beta == 0.0 { 0.0 } else { p.beta * *c };
-            }
-        }
-    }
-}
-
-struct Panicking;
-
-impl Sgemm for Panicking {
-    fn sgemm(_: Product<'_>) {
-        panic!("no product today");
-    }
-}
-
-#[test]
-fn a_product_of_the_callers_runs_the_projections() {
-    let (w, x, config) = (numbers(16 * 48, 1), numbers(5 * 16, 2), LayerConfig::new(16, 4));
-    let expected = run(&Layer::new(&config, &Weights::fused(&w)).unwrap(), &x);
-    let options = LayerOptions::new().sgemm::<Plain>();
-    let layer = Layer::with_options(&config, &Weights::fused(&w), &options).unwrap();
-    assert_near(&run(&layer, &x), &expected, 1e-5);
-    let info = layer.plan(1, 5).info().unwrap();
-    assert_eq!((info.back_end, info.contract), (BackEnd::Sgemm, 0));
-
-    let packed = Layer::pack(&config, &Weights::fused(&w), &options).unwrap();
-    error_of(Layer::from_packed(&packed[..]), ErrorKind::PackedFormat);
-    assert_near(&run(&Layer::from_packed_with_options(&packed[..], &options).unwrap(), &x), &expected, 1e-5);
-}
-
-#[test]
-fn a_panic_of_a_product_reaches_the_caller_of_run() {
-    let options = LayerOptions::new().sgemm::<Panicking>();
-    let layer = Layer::with_options(&LayerConfig::new(4, 2), &Weights::fused(&[1.0; 48]), &options).unwrap();
-    let payload = std::panic::catch_unwind(|| layer.forward(&[1.0; 4], &mut [0.0; 4]).run(&mut Workspace::new())).unwrap_err();
-    assert_eq!(payload.downcast_ref(), Some(&"no product today"));
 }
 
 #[test]

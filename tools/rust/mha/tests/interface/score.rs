@@ -122,25 +122,6 @@ fn columns_beyond_the_keys_are_not_read() {
 }
 
 #[test]
-fn a_mask_and_a_bias_can_be_parts_of_larger_ones() {
-    let extents = [BATCH, HEADS, ROWS, ROWS];
-    let [row, head] = [ROWS + 3, (ROWS + 3) * (ROWS + 2)];
-    let large = numbers(BATCH * HEADS * head, 7);
-    let mask: Vec<u8> = large.iter().map(|value| u8::from(*value > -0.5)).collect();
-    let at = |[b, h, i, j]: [usize; 4]| row + 2 + (b * HEADS + h) * head + i * row + j; // from the second row and the third column on
-    let (bias_part, mask_part): (Vec<f32>, Vec<u8>) = pairs().map(|pair| (large[at(pair)], mask[at(pair)])).unzip();
-    let parts = attend(false, ScoreOptions::new().bias(&bias_part, extents).mask(&mask_part, extents));
-    let given = ScoreOptions::new().bias(&large[row + 2..], extents).mask(&mask[row + 2..], extents);
-    let given = given.bias_strides(HEADS * head, head, row).mask_strides(HEADS * head, head, row);
-    assert_eq!(attend(false, given).bits(), parts.bits());
-
-    // All heads have that of the first
-    let of_first: Vec<f32> = pairs().map(|[b, _, i, j]| large[at([b, 0, i, j])]).collect();
-    let shared = ScoreOptions::new().bias(&large[row + 2..], extents).bias_strides(HEADS * head, 0, row);
-    assert_eq!(attend(false, shared).bits(), attend(false, ScoreOptions::new().bias(&of_first, extents)).bits());
-}
-
-#[test]
 fn a_softcap_bounds_scores_and_a_large_one_hardly_changes_them() {
     let large = attend(false, ScoreOptions::new().softcap(1e4));
     assert_near(&large.output, &plain().output, 1e-5);
@@ -338,7 +319,7 @@ fn a_ring_takes_columns_of_new_keys_only() {
     let (mut ring, mut y) = (KvCache::new(&config.ring()).unwrap(), [7.0; 32]);
     ring.append(0, &x[..2 * 16], &x[..2 * 16]).unwrap();
     let call = layer.forward(&x[..32], &mut y).causal().window_left(4).cache(&mut ring);
-    let sentence = error_of(call.score(ScoreOptions::new().mask(&[1], [1; 4])).run_in(&mut [0; 100000]), ErrorKind::InvalidValue);
+    let sentence = error_of(call.score(ScoreOptions::new().mask(&[1], [1; 4])).run(&mut Workspace::new()), ErrorKind::InvalidValue);
     assert!(sentence.contains("ring") && sentence.contains("MHA_COLUMNS_NEW_KEYS"), "{sentence}");
     assert_eq!((y, ring.length(0).unwrap()), ([7.0; 32], 2));
 }
@@ -355,19 +336,4 @@ fn values_out_of_range_are_refused() {
     refused(ScoreOptions::new().alibi_slopes(&[0.5, f32::INFINITY]), "score.alibi_slopes[1] is inf");
     refused(ScoreOptions::new().sinks(&[f32::INFINITY, 0.0]), "score.sinks[0] is inf");
     refused(ScoreOptions::new().columns(ScoreColumns::NewKeys), "score.columns is MHA_COLUMNS_NEW_KEYS, but there is no score.mask");
-}
-
-#[test]
-fn a_plan_takes_the_extents_of_mask_and_bias_and_no_elements() {
-    let (layer, slopes, x, mut y) = (layer(), [0.5; 4], numbers(ROWS * 32, 1), [0.0; ROWS * 32]);
-    let extents = [1, 4, ROWS, ROWS];
-    let planned = |options| layer.plan(1, ROWS).causal().score(options).workspace_bytes();
-    let bytes = planned(ScoreOptions::new().alibi_slopes(&slopes).bias(&[], extents).mask(&[], extents)).unwrap();
-    let (bias, mask) = ([0.0; 4 * ROWS * ROWS], [1; 4 * ROWS * ROWS]);
-    let options = ScoreOptions::new().alibi_slopes(&slopes).bias(&bias, extents).mask(&mask, extents);
-    layer.forward(&x, &mut y).causal().score(options).run_in(&mut vec![0; bytes]).unwrap();
-    // The library looks at these.
-    error_of(planned(ScoreOptions::new().alibi_slopes(&slopes[..3])), ErrorKind::SliceLength);
-    error_of(planned(ScoreOptions::new().sinks(&slopes[..3])), ErrorKind::SliceLength);
-    error_of(planned(ScoreOptions::new().mask(&[], [1, 2, 1, ROWS])), ErrorKind::Shape);
 }

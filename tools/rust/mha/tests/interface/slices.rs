@@ -10,9 +10,7 @@ use crate::support::{error_of, layer, numbers};
 #[track_caller]
 fn refused(weights: Weights<'_>, config: LayerConfig, sentence: &str) {
     assert_eq!(error_of(Layer::new(&config, &weights), ErrorKind::SliceLength), sentence);
-    let buffer = &mut mha::AlignedBuffer::zeroed(1 << 16).unwrap();
-    error_of(Layer::pack_into(&config, &weights, &Default::default(), buffer), ErrorKind::SliceLength);
-    assert!(buffer.iter().all(|byte| *byte == 0));
+    error_of(Layer::pack(&config, &weights, &Default::default()), ErrorKind::SliceLength);
 }
 
 #[test]
@@ -31,13 +29,6 @@ fn of_weights() {
     let strided = Weights::new(Matrix::f32(&w[..77]).stride(10), k, v);
     refused(strided, config, "w_q has 77 elements; [query_dim 8, num_heads * head_dim 8] with strides [10] reach over 78");
 
-    let of_four: [&[f32]; 4] = [&w[..16]; 4];
-    let (of_two, values): ([&[f32]; 2], [&[f32]; 2]) = ([&w[..16]; 2], [&w[..24]; 2]);
-    Layer::new(&config, &Weights::per_head(&of_four, &of_two, &values)).unwrap();
-    refused(Weights::per_head(&of_two, &of_two, &values), config, "the list of w_q's heads has 2 elements; [num_heads 4] are 4");
-    let short: [&[f32]; 2] = [&w[..16], &w[..15]];
-    refused(Weights::per_head(&of_four, &short, &values), config, "w_k of head 1 has 15 elements; [key_dim 8, head_dim 2] are 16");
-
     let plain = Weights::new(q, k, v).output(o);
     refused(plain.clone().query_bias(&w[..7]), with_output, "b_q has 7 elements; [columns 8] are 8");
     refused(plain.clone().key_bias(&w[..5]), with_output, "b_k has 5 elements; [columns 4] are 4");
@@ -47,7 +38,7 @@ fn of_weights() {
 }
 
 #[test]
-fn of_gates_and_kept_heads() {
+fn of_gates() {
     let (w, config) = (vec![0.5; 2048], LayerConfig::new(8, 4).head_dim_v(3).gate(Gate::Sigmoid));
     let (q, k, v) = (&w[..64], &w[..64], &w[..96]);
     let weights = Weights::new(q, k, v).gate(&w[..96]);
@@ -57,11 +48,6 @@ fn of_gates_and_kept_heads() {
     // Without W_G, its columns are among those of W_Q.
     refused(Weights::new(q, k, v), config, "w_q has 64 elements; [query_dim 8, num_heads * head_dim 20] are 160");
     Layer::new(&config, &Weights::new(&w[..160], k, v).query_bias(&w[..20])).unwrap();
-    refused(weights.clone().kept_heads(&[1, 0, 1]), config, "kept_heads has 3 elements; [num_heads 4] are 4");
-    error_of(Layer::pack_size(&config, &weights.clone().kept_heads(&[1; 5]), &Default::default()), ErrorKind::SliceLength);
-    let pruned = Layer::new(&config, &weights.kept_heads(&[0, 1, 0, 1])).unwrap();
-    assert_eq!((pruned.shape().num_heads, pruned.shape().output_dim), (2, 6));
-
     let (q, mut y) = ([0.5; 16], [7.0; 16]);
     let mut run = |gate_dim, values: &[f32]| {
         let call = Attention::new(2, 4).call(&q, &mut y).key_value(&q, &q).gate(Gate::Softplus, gate_dim, values);
@@ -101,7 +87,6 @@ fn forward_refused(make: impl for<'a> Fn(Forward<'a>) -> Forward<'a>, sentence: 
     let (layer, x, mut y) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32]);
     assert_eq!(error_of(make(layer.forward(&x, &mut y)).run(&mut Workspace::new()), ErrorKind::SliceLength), sentence);
     assert_eq!(y, [7.0; 96]);
-    error_of(make(layer.forward(&x, &mut y)).run_in(&mut [0; 100000]), ErrorKind::SliceLength);
     error_of(make(layer.forward(&x, &mut y)).workspace_bytes(), ErrorKind::SliceLength);
     error_of(make(layer.forward(&x, &mut y)).info(), ErrorKind::SliceLength);
 }
@@ -200,7 +185,7 @@ fn of_outputs_per_pair_with_a_cache() {
         Own(Option<[i64; 2]>),
     }
     let key = numbers(2 * 4 * 32, 2);
-    let mut pairs = |cache: &mut KvCache<'_>, n_kv: usize, lengths: &[i64], keys: Keys| {
+    let mut pairs = |cache: &mut KvCache, n_kv: usize, lengths: &[i64], keys: Keys| {
         let call = layer.forward(&x, &mut y).batch(2).causal().cache(cache).cache_sequences(&[0, 2]).q_lengths(lengths);
         let call = if matches!(keys, Keys::Own(_)) { call.key(&key) } else { call };
         let call = if let Keys::Own(Some(lengths)) = &keys { call.kv_lengths(lengths) } else { call };
@@ -359,7 +344,7 @@ fn of_extents_of_mask_and_bias() {
         assert_eq!(error_of(layer.forward(&x, &mut y).score(options).run(&mut Workspace::new()), ErrorKind::Shape), sentence);
         let bias = vec![0.0; mask.len()];
         let call = layer.forward(&x, &mut y).score(ScoreOptions::new().bias(&bias, extents));
-        assert_eq!(error_of(call.run_in(&mut [0; 100000]), ErrorKind::Shape), sentence.replace("mask is", "bias is"));
+        assert_eq!(error_of(call.run(&mut Workspace::new()), ErrorKind::Shape), sentence.replace("mask is", "bias is"));
         assert_eq!(y, [7.0; 96]);
     };
     let wrong = |extents: &str, wrong: &str| format!("mask is [{extents}], but {wrong} if all have the same");
@@ -372,26 +357,11 @@ fn of_extents_of_mask_and_bias() {
 }
 
 #[test]
-fn of_strides_of_mask_and_bias() {
-    let (layer, x, mut y, ones, zeros) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32], [1; 13], [0.0; 13]);
-    let sentence = "has 12 elements; [batch 1, num_heads 1, n_q 3, columns 3] with strides [99, 99, 5] reach over 13";
-    let mask = ScoreOptions::new().mask(&ones[..12], [1, 1, 3, 3]).mask_strides(99, 99, 5);
-    let bias = ScoreOptions::new().bias(&zeros[..12], [1, 1, 3, 3]).bias_strides(99, 99, 5);
-    for (name, options) in [("mask", mask), ("bias", bias)] {
-        let call = layer.forward(&x, &mut y).score(options);
-        assert_eq!(error_of(call.run(&mut Workspace::new()), ErrorKind::SliceLength), format!("{name} {sentence}"));
-    }
-    assert_eq!(y, [7.0; 96]);
-    let enough = ScoreOptions::new().mask(&ones, [1, 1, 3, 3]).mask_strides(99, 99, 5);
-    layer.forward(&x, &mut y).score(enough).run(&mut Workspace::new()).unwrap();
-}
-
-#[test]
 fn of_masks_with_a_cache() {
     let (layer, x, ones) = (layer(), numbers(5 * 32, 1), [1; 64]);
     let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 20).sequences(2)).unwrap();
     layer.forward(&x, &mut [0.0; 160]).causal().cache(&mut cache).cache_sequences(&[1]).run(&mut Workspace::new()).unwrap();
-    let run = |cache: &mut KvCache<'_>, extents: [usize; 4], columns| {
+    let run = |cache: &mut KvCache, extents: [usize; 4], columns| {
         let options = ScoreOptions::new().mask(&ones[..extents.iter().product()], extents).columns(columns);
         let mut y = [7.0; 2 * 2 * 32];
         let call = layer.forward(&x[..2 * 2 * 32], &mut y).batch(2).causal().cache(cache).q_lengths(&[2, 1]).score(options);

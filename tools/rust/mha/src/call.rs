@@ -1,0 +1,80 @@
+//! What runs a call once its slices have been checked.
+
+use std::mem::{size_of, zeroed};
+
+use mha_sys as sys;
+
+use crate::error::check;
+use crate::{CallInfo, Result, Workspace};
+
+/// A call as the library takes it: arguments whose slices have been checked, and a valid layer.
+pub(crate) enum Call<'a> {
+    Forward(*const sys::mha_layer, &'a sys::mha_forward_args),
+    Attention(&'a sys::mha_attention_args),
+    Linear(*const sys::mha_layer, &'a sys::mha_linear_args),
+}
+
+impl Call<'_> {
+    pub fn run(&self, workspace: &mut Workspace) -> Result<()> {
+        let memory = workspace.at_least(self.workspace_bytes()?)?;
+        let (start, len) = (memory.as_mut_ptr().cast(), memory.len());
+        // SAFETY: as said above; memory of this length.
+        check(|error| unsafe {
+            match *self {
+                Self::Forward(layer, args) => sys::mha_forward(layer, args, start, len, error),
+                Self::Attention(args) => sys::mha_attention(args, start, len, error),
+                Self::Linear(layer, args) => sys::mha_linear(layer, args, start, len, error),
+            }
+        })
+    }
+
+    pub fn workspace_bytes(&self) -> Result<usize> {
+        let mut bytes = 0;
+        // SAFETY: as said above.
+        check(|error| unsafe {
+            match *self {
+                Self::Forward(layer, args) => sys::mha_forward_workspace(layer, args, &mut bytes, error),
+                Self::Attention(args) => sys::mha_attention_workspace(args, &mut bytes, error),
+                Self::Linear(layer, args) => sys::mha_linear_workspace(layer, args, &mut bytes, error),
+            }
+        })?;
+        Ok(bytes)
+    }
+
+    pub fn info(&self) -> Result<CallInfo> {
+        // SAFETY: numbers.
+        let mut info: sys::mha_call_info = unsafe { zeroed() };
+        info.struct_size = size_of::<sys::mha_call_info>();
+        // SAFETY: as said above.
+        check(|error| unsafe {
+            match *self {
+                Self::Forward(layer, args) => sys::mha_info(layer, args, &mut info, error),
+                Self::Attention(args) => sys::mha_attention_info(args, &mut info, error),
+                Self::Linear(layer, args) => sys::mha_linear_info(layer, args, &mut info, error),
+            }
+        })?;
+        Ok(CallInfo::of_raw(&info))
+    }
+}
+
+/// What each kind of call ends with.
+macro_rules! runners {
+    () => {
+        /// Runs the call, in a workspace that grows if it has to.
+        pub fn run(self, workspace: &mut Workspace) -> Result<()> {
+            self.with_args(|call| call.run(workspace))
+        }
+
+        /// The bytes of workspace that the call needs. They never shrink when its dimensions, its threads or the outputs asked for grow: those of
+        /// the largest call serve all.
+        pub fn workspace_bytes(&self) -> Result<usize> {
+            self.with_args(|call| call.workspace_bytes())
+        }
+
+        /// How the call would be run now, and its cost.
+        pub fn info(&self) -> Result<CallInfo> {
+            self.with_args(|call| call.info())
+        }
+    };
+}
+pub(crate) use runners;
