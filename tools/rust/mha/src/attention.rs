@@ -37,28 +37,15 @@ impl Attention {
         Self { num_heads, num_kv_heads: num_heads, head_dim, head_dim_v: head_dim, scale: 0.0, instruction_set: InstructionSet::AUTO }
     }
 
-    /// Key and value heads, a divisor of the heads (grouped-query attention).
-    pub fn num_kv_heads(mut self, num_kv_heads: usize) -> Self {
-        self.num_kv_heads = num_kv_heads;
-        self
-    }
-
-    /// The width of a head's values.
-    pub fn head_dim_v(mut self, head_dim_v: usize) -> Self {
-        self.head_dim_v = head_dim_v;
-        self
-    }
-
-    /// Factor of the scores; `1 / sqrt(head_dim)` if not set.
-    pub fn scale(mut self, scale: f32) -> Self {
-        self.scale = scale;
-        self
-    }
-
-    /// The instruction set of the kernels; one that this machine lacks is an error, never a fallback.
-    pub fn instruction_set(mut self, instruction_set: InstructionSet) -> Self {
-        self.instruction_set = instruction_set;
-        self
+    setters! {
+        /// Key and value heads, a divisor of the heads (grouped-query attention).
+        num_kv_heads: usize;
+        /// The width of a head's values.
+        head_dim_v: usize;
+        /// Factor of the scores; `1 / sqrt(head_dim)` if not set.
+        scale: f32;
+        /// The instruction set of the kernels; one that this machine lacks is an error, never a fallback.
+        instruction_set: InstructionSet;
     }
 
     /// A call that attends with the queries `q`, `[batch, n_q, num_heads, head_dim]`, into `output`, `[batch, n_q, num_heads, head_dim_v]`. `n_q`
@@ -151,10 +138,9 @@ impl<'a> AttentionCall<'a> {
         self
     }
 
-    /// Where the output is not contiguous.
-    pub fn output_strides(mut self, strides: Strides) -> Self {
-        self.output_strides = Some(strides);
-        self
+    setters! {
+        /// Where the output is not contiguous.
+        output_strides: Strides;
     }
 
     /// Multiplies the context by a function of `values`, `[batch, n_q, num_heads, gate_dim]`, where `gate_dim` is `head_dim_v`, or 1 for the whole

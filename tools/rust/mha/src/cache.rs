@@ -78,10 +78,9 @@ impl CacheConfig {
         self
     }
 
-    /// The width of a head's values.
-    pub fn head_dim_v(mut self, head_dim_v: usize) -> Self {
-        self.head_dim_v = head_dim_v;
-        self
+    setters! {
+        /// The width of a head's values.
+        head_dim_v: usize;
     }
 
     /// How keys and values are kept.
@@ -89,16 +88,11 @@ impl CacheConfig {
         self.k_type(kind).v_type(kind)
     }
 
-    /// How keys are kept.
-    pub fn k_type(mut self, kind: StorageType) -> Self {
-        self.k_type = kind;
-        self
-    }
-
-    /// How values are kept.
-    pub fn v_type(mut self, kind: StorageType) -> Self {
-        self.v_type = kind;
-        self
+    setters! {
+        /// How keys are kept.
+        k_type: StorageType;
+        /// How values are kept.
+        v_type: StorageType;
     }
 
     /// A ring of the last `capacity` positions, for sliding windows.

@@ -64,70 +64,29 @@ impl LayerConfig {
         Self { query_dim: inputs, output_dim: outputs, ..Self::default() }
     }
 
-    /// Sets [`key_dim`](#structfield.key_dim).
-    pub fn key_dim(mut self, key_dim: usize) -> Self {
-        self.key_dim = key_dim;
-        self
-    }
-
-    /// Sets [`value_dim`](#structfield.value_dim).
-    pub fn value_dim(mut self, value_dim: usize) -> Self {
-        self.value_dim = value_dim;
-        self
-    }
-
-    /// Sets [`output_dim`](#structfield.output_dim).
-    pub fn output_dim(mut self, output_dim: usize) -> Self {
-        self.output_dim = output_dim;
-        self
-    }
-
-    /// Sets [`num_kv_heads`](#structfield.num_kv_heads).
-    pub fn num_kv_heads(mut self, num_kv_heads: usize) -> Self {
-        self.num_kv_heads = num_kv_heads;
-        self
-    }
-
-    /// Sets [`head_dim`](#structfield.head_dim).
-    pub fn head_dim(mut self, head_dim: usize) -> Self {
-        self.head_dim = head_dim;
-        self
-    }
-
-    /// Sets [`head_dim_v`](#structfield.head_dim_v).
-    pub fn head_dim_v(mut self, head_dim_v: usize) -> Self {
-        self.head_dim_v = head_dim_v;
-        self
-    }
-
-    /// Sets [`scale`](#structfield.scale).
-    pub fn scale(mut self, scale: f32) -> Self {
-        self.scale = scale;
-        self
-    }
-
-    /// Sets [`weight_type`](#structfield.weight_type).
-    pub fn weight_type(mut self, weight_type: StorageType) -> Self {
-        self.weight_type = weight_type;
-        self
-    }
-
-    /// Sets [`arithmetic`](#structfield.arithmetic).
-    pub fn arithmetic(mut self, arithmetic: Arithmetic) -> Self {
-        self.arithmetic = arithmetic;
-        self
-    }
-
-    /// Sets [`gate`](#structfield.gate).
-    pub fn gate(mut self, gate: Gate) -> Self {
-        self.gate = gate;
-        self
-    }
-
-    /// Sets [`gate_dim`](#structfield.gate_dim).
-    pub fn gate_dim(mut self, gate_dim: usize) -> Self {
-        self.gate_dim = gate_dim;
-        self
+    setters! {
+        /// Sets [`key_dim`](#structfield.key_dim).
+        key_dim: usize;
+        /// Sets [`value_dim`](#structfield.value_dim).
+        value_dim: usize;
+        /// Sets [`output_dim`](#structfield.output_dim).
+        output_dim: usize;
+        /// Sets [`num_kv_heads`](#structfield.num_kv_heads).
+        num_kv_heads: usize;
+        /// Sets [`head_dim`](#structfield.head_dim).
+        head_dim: usize;
+        /// Sets [`head_dim_v`](#structfield.head_dim_v).
+        head_dim_v: usize;
+        /// Sets [`scale`](#structfield.scale).
+        scale: f32;
+        /// Sets [`weight_type`](#structfield.weight_type).
+        weight_type: StorageType;
+        /// Sets [`arithmetic`](#structfield.arithmetic).
+        arithmetic: Arithmetic;
+        /// Sets [`gate`](#structfield.gate).
+        gate: Gate;
+        /// Sets [`gate_dim`](#structfield.gate_dim).
+        gate_dim: usize;
     }
 
     fn raw(&self) -> sys::mha_layer_config {
@@ -165,32 +124,10 @@ impl LayerConfig {
     }
 }
 
-/// Choices about how a layer computes, not what.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct LayerOptions {
-    instruction_set: InstructionSet,
-}
-
-impl LayerOptions {
-    /// The best instruction set of this machine.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// The instruction set of the kernels; one that this machine lacks is an error, never a fallback.
-    pub fn instruction_set(mut self, instruction_set: InstructionSet) -> Self {
-        self.instruction_set = instruction_set;
-        self
-    }
-
-    fn raw(&self) -> sys::mha_layer_options {
-        sys::mha_layer_options {
-            struct_size: size_of::<sys::mha_layer_options>(),
-            instruction_set: self.instruction_set.0,
-            // SAFETY: zero is the default of every other field.
-            ..unsafe { zeroed() }
-        }
-    }
+fn options(instruction_set: InstructionSet) -> sys::mha_layer_options {
+    // SAFETY: zero is the default of every other field.
+    let rest = unsafe { zeroed() };
+    sys::mha_layer_options { struct_size: size_of::<sys::mha_layer_options>(), instruction_set: instruction_set.0, ..rest }
 }
 
 /// The packed weights of a layer and their shape. It is immutable: any number of threads may use one, each with its own [`Workspace`] and
@@ -214,8 +151,8 @@ impl LayerOptions {
 /// A layer over packed bytes borrows them, or owns what has them:
 ///
 /// ```
-/// # use mha::{AlignedBuffer, Layer, LayerConfig, LayerOptions, Weights};
-/// let packed: AlignedBuffer = Layer::pack(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]), &LayerOptions::new())?;
+/// # use mha::{AlignedBuffer, Layer, LayerConfig, Weights};
+/// let packed: AlignedBuffer = Layer::pack(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
 /// let borrowing: Layer<'_> = Layer::from_packed(&packed[..])?;
 /// drop(borrowing);
 /// let owning: Layer<'static> = Layer::from_packed(packed)?; // an AlignedBuffer, a memmap2::Mmap, ...
@@ -223,8 +160,8 @@ impl LayerOptions {
 /// ```
 ///
 /// ```compile_fail,E0505
-/// # use mha::{AlignedBuffer, Layer, LayerConfig, LayerOptions, Weights};
-/// # let packed: AlignedBuffer = Layer::pack(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]), &LayerOptions::new())?;
+/// # use mha::{AlignedBuffer, Layer, LayerConfig, Weights};
+/// # let packed: AlignedBuffer = Layer::pack(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
 /// let borrowing = Layer::from_packed(&packed[..])?;
 /// drop(packed); // does not compile: the layer still needs the bytes
 /// println!("{:?}", borrowing.shape());
@@ -261,12 +198,12 @@ impl RefUnwindSafe for Layer<'_> {}
 impl<'a> Layer<'a> {
     /// Packs the weights into memory of its own. They may be freed afterwards.
     pub fn new(config: &LayerConfig, weights: &Weights<'_>) -> Result<Self> {
-        Self::with_options(config, weights, &LayerOptions::new())
+        Self::with_instruction_set(config, weights, InstructionSet::AUTO)
     }
 
-    /// Like [`new`](Self::new), with choices about how it computes.
-    pub fn with_options(config: &LayerConfig, weights: &Weights<'_>, options: &LayerOptions) -> Result<Self> {
-        checked(config, weights, options, |raw_config, raw_weights, raw_options| {
+    /// Like [`new`](Self::new), on an instruction set; one that this machine lacks is an error, never a fallback.
+    pub fn with_instruction_set(config: &LayerConfig, weights: &Weights<'_>, instruction_set: InstructionSet) -> Result<Self> {
+        checked(config, weights, instruction_set, |raw_config, raw_weights, raw_options| {
             let mut layer = null_mut();
             // SAFETY: valid structs, whose slices have been checked.
             check(|error| unsafe { sys::mha_layer_create(raw_config, raw_weights, raw_options, &mut layer, error) })?;
@@ -278,8 +215,8 @@ impl<'a> Layer<'a> {
 
     /// Packs the weights into bytes that can be written to a file, and made a layer by [`from_packed`](Self::from_packed): the same on every
     /// machine of this byte order, for any instruction set.
-    pub fn pack(config: &LayerConfig, weights: &Weights<'_>, options: &LayerOptions) -> Result<AlignedBuffer> {
-        checked(config, weights, options, |config, weights, options| {
+    pub fn pack(config: &LayerConfig, weights: &Weights<'_>) -> Result<AlignedBuffer> {
+        checked(config, weights, InstructionSet::AUTO, |config, weights, options| {
             let mut bytes = 0;
             // SAFETY: valid structs, of whose arrays none is read.
             check(|error| unsafe { sys::mha_layer_pack_size(config, weights, options, &mut bytes, error) })?;
@@ -295,11 +232,11 @@ impl<'a> Layer<'a> {
     /// borrowed (`&[u8]`) or owned by the layer (an [`AlignedBuffer`], a `memmap2::Mmap`, an `Arc` of something like these).
     /// Checks the header and all bounds; [`verify`](Self::verify) checks the weights too.
     pub fn from_packed(bytes: impl AsRef<[u8]> + Send + Sync + 'a) -> Result<Self> {
-        Self::from_packed_with_options(bytes, &LayerOptions::new())
+        Self::from_packed_with_instruction_set(bytes, InstructionSet::AUTO)
     }
 
-    /// Like [`from_packed`](Self::from_packed), with choices about how the layer computes.
-    pub fn from_packed_with_options(bytes: impl AsRef<[u8]> + Send + Sync + 'a, options: &LayerOptions) -> Result<Self> {
+    /// Like [`from_packed`](Self::from_packed), on an instruction set.
+    pub fn from_packed_with_instruction_set(bytes: impl AsRef<[u8]> + Send + Sync + 'a, set: InstructionSet) -> Result<Self> {
         let (owner, (start, len)) = Owner::new(bytes, |bytes| {
             let bytes: &[u8] = (*bytes).as_ref();
             (bytes.as_ptr(), bytes.len())
@@ -309,7 +246,7 @@ impl<'a> Layer<'a> {
         let (storage, storage_len) = (object.as_mut_ptr().cast(), object.len());
         let mut layer = std::ptr::null();
         // SAFETY: bytes that stay where they are, unchanged, until the owner is dropped, which is after the layer's last use.
-        check(|error| unsafe { sys::mha_layer_view(start.cast(), len, &options.raw(), storage, storage_len, &mut layer, error) })?;
+        check(|error| unsafe { sys::mha_layer_view(start.cast(), len, &options(set), storage, storage_len, &mut layer, error) })?;
         // SAFETY: not NULL on success. Nothing changes the layer through the pointer.
         let raw = unsafe { NonNull::new_unchecked(layer.cast_mut()) };
         Self::of(raw, Memory::Viewed { _object: object, _bytes: owner })
@@ -327,8 +264,12 @@ impl<'a> Layer<'a> {
         shape.struct_size = size_of_val(&shape);
         // SAFETY: a valid layer.
         check(|error| unsafe { sys::mha_layer_shape(raw.as_ptr(), &mut shape, error) })?;
-        let weight_type = StorageType::of_raw(shape.weight_type)
-            .ok_or_else(|| Error::new(ErrorKind::PackedFormat, "the weights are of a type that this version of the crate does not know"))?;
+        let unknown = || {
+            Error::new(
+                ErrorKind::PackedFormat,
+                "the layer has a weight_type, an arithmetic or a gate that this version of the crate does not know",
+            )
+        };
         let size = |value: i64| value as usize; // of the library's own shapes, none is negative
         let shape = LayerConfig {
             query_dim: size(shape.query_dim),
@@ -340,12 +281,9 @@ impl<'a> Layer<'a> {
             head_dim: size(shape.head_dim),
             head_dim_v: size(shape.head_dim_v),
             scale: shape.scale,
-            weight_type,
-            arithmetic: Arithmetic::of_raw(shape.arithmetic).ok_or_else(|| {
-                Error::new(ErrorKind::PackedFormat, "the layer has an arithmetic that this version of the crate does not know")
-            })?,
-            gate: Gate::of_raw(shape.gate)
-                .ok_or_else(|| Error::new(ErrorKind::PackedFormat, "the layer has a gate that this version of the crate does not know"))?,
+            weight_type: StorageType::of_raw(shape.weight_type).ok_or_else(unknown)?,
+            arithmetic: Arithmetic::of_raw(shape.arithmetic).ok_or_else(unknown)?,
+            gate: Gate::of_raw(shape.gate).ok_or_else(unknown)?,
             gate_dim: size(shape.gate_dim),
         };
         Ok(Self { raw, shape, _memory: memory })
@@ -382,10 +320,10 @@ impl fmt::Debug for Layer<'_> {
 fn checked<R>(
     config: &LayerConfig,
     weights: &Weights<'_>,
-    options: &LayerOptions,
+    instruction_set: InstructionSet,
     body: impl FnOnce(&sys::mha_layer_config, &sys::mha_layer_weights, &sys::mha_layer_options) -> Result<R>,
 ) -> Result<R> {
-    let (raw_config, raw_options) = (config.raw(), options.raw());
+    let (raw_config, raw_options) = (config.raw(), options(instruction_set));
     weights.with_raw(|raw_weights| {
         // Which finds the config valid; only then its products, which check_slices makes, cannot overflow.
         // SAFETY: valid structs, of whose arrays none is read.

@@ -5,7 +5,7 @@
 //! | `mha.h` | Here |
 //! |---|---|
 //! | `mha_layer_create`, `_pack`, `_view`, `_verify`, `_shape` | [`Layer::new`], [`pack`](Layer::pack), [`from_packed`](Layer::from_packed), [`verify`](Layer::verify), [`shape`](Layer::shape) |
-//! | `mha_layer_config`, `mha_layer_weights`, `mha_layer_options` | [`LayerConfig`], [`Weights`], [`LayerOptions`] |
+//! | `mha_layer_config`, `mha_layer_weights`, `mha_layer_options` | [`LayerConfig`], [`Weights`], [`Layer::with_instruction_set`] |
 //! | `mha_forward`, `mha_forward_workspace`, `mha_info` | [`Layer::forward`], then [`Forward::run`], [`workspace_bytes`](Forward::workspace_bytes), [`info`](Forward::info) |
 //! | `mha_attention`, `mha_linear` and likewise | [`Attention::call`], [`Layer::linear`], and likewise |
 //! | `mha_allocator`, `mha_sgemm` | not here: memory is Rust's, and the projections are the library's own |
@@ -22,6 +22,24 @@
 //! | `mha_version`, `mha_contract`, `mha_instruction_sets` | [`version`], [`contract`], [`InstructionSet::available`] |
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
+
+/// Setters of fields, each by its own name; with `@part` of those of a part.
+macro_rules! setters {
+    (@$part:ident $($(#[$text:meta])* $name:ident: $type:ty;)*) => {
+        $($(#[$text])*
+        pub fn $name(mut self, $name: $type) -> Self {
+            self.$part.$name = $name.into();
+            self
+        })*
+    };
+    ($($(#[$text:meta])* $name:ident: $type:ty;)*) => {
+        $($(#[$text])*
+        pub fn $name(mut self, $name: $type) -> Self {
+            self.$name = $name.into();
+            self
+        })*
+    };
+}
 
 mod attention;
 mod buffer;
@@ -48,11 +66,11 @@ pub use cache::{CacheConfig, CacheKind, KvCache};
 pub use error::{Error, ErrorKind, Result};
 pub use forward::Forward;
 pub use info::CallInfo;
-pub use layer::{Layer, LayerConfig, LayerOptions};
+pub use layer::{Layer, LayerConfig};
 pub use linear::Linear;
 pub use norm::Norm;
 pub use options::Taps;
-pub use rope::{Rope, RopeConfig, RopeStyle, RopeTables, Yarn};
+pub use rope::{Rope, RopeConfig, RopeStyle, RopeTables};
 #[cfg(feature = "rayon")]
 pub use scheduler::Rayon;
 pub use scheduler::Scheduler;

@@ -62,10 +62,9 @@ impl<'a> Linear<'a> {
         self
     }
 
-    /// Threads; if not set, the call runs on the calling thread alone.
-    pub fn scheduler(mut self, scheduler: &'a dyn Scheduler) -> Self {
-        self.scheduler = Some(scheduler);
-        self
+    setters! {
+        /// Threads; if not set, the call runs on the calling thread alone.
+        scheduler: &'a dyn Scheduler;
     }
 
     runners!();

@@ -62,28 +62,15 @@ impl<'a> Norm<'a> {
         self
     }
 
-    /// The weights of queries, `[head_dim]`; 1 if not set. Gemma and others store w for a weight of 1 + w: the sum is to be given.
-    pub fn q_weight(mut self, weight: &'a [f32]) -> Self {
-        self.q_weight = Some(weight);
-        self
-    }
-
-    /// The weights of keys, likewise.
-    pub fn k_weight(mut self, weight: &'a [f32]) -> Self {
-        self.k_weight = Some(weight);
-        self
-    }
-
-    /// The biases of queries in a layer norm, `[head_dim]`; none if not set.
-    pub fn q_bias(mut self, bias: &'a [f32]) -> Self {
-        self.q_bias = Some(bias);
-        self
-    }
-
-    /// The biases of keys, likewise.
-    pub fn k_bias(mut self, bias: &'a [f32]) -> Self {
-        self.k_bias = Some(bias);
-        self
+    setters! {
+        /// The weights of queries, `[head_dim]`; 1 if not set. Gemma and others store w for a weight of 1 + w: the sum is to be given.
+        q_weight: &'a [f32];
+        /// The weights of keys, likewise.
+        k_weight: &'a [f32];
+        /// The biases of queries in a layer norm, `[head_dim]`; none if not set.
+        q_bias: &'a [f32];
+        /// The biases of keys, likewise.
+        k_bias: &'a [f32];
     }
 
     /// That the slices have the heads of the call.

@@ -381,22 +381,13 @@ pub(crate) use fill_common;
 /// The setters that both calls have.
 macro_rules! common_setters {
     () => {
-        /// The number of sequences, 1 if not set. Rows are `[batch, n, width]`.
-        pub fn batch(mut self, sequences: usize) -> Self {
-            self.batch = sequences;
-            self
-        }
-
-        /// Rows of query and output per sequence. Needed only where strides are given; else it follows from the length of the query.
-        pub fn n_q(mut self, rows: usize) -> Self {
-            self.n_q = Some(rows);
-            self
-        }
-
-        /// Rows of key and value per sequence. Needed only where strides are given; else it follows from the length of the key.
-        pub fn n_kv(mut self, rows: usize) -> Self {
-            self.n_kv = Some(rows);
-            self
+        setters! {
+            /// The number of sequences, 1 if not set. Rows are `[batch, n, width]`.
+            batch: usize;
+            /// Rows of query and output per sequence. Needed only where strides are given; else it follows from the length of the query.
+            n_q: usize;
+            /// Rows of key and value per sequence. Needed only where strides are given; else it follows from the length of the key.
+            n_kv: usize;
         }
 
         /// The query at position p attends to the keys at positions 0 to p only.
@@ -405,53 +396,34 @@ macro_rules! common_setters {
             self
         }
 
-        /// The query at position p attends to keys at positions from `p - keys` on only.
-        pub fn window_left(mut self, keys: usize) -> Self {
-            self.options.window_left = Some(keys);
-            self
-        }
-
-        /// The query at position p attends to keys at positions up to `p + keys` only.
-        pub fn window_right(mut self, keys: usize) -> Self {
-            self.options.window_right = Some(keys);
-            self
-        }
-
-        /// `[batch]`: the position of each sequence's first query, counted from its first key. If not set, the last query sees all keys.
-        pub fn q_start(mut self, positions: &'a [i64]) -> Self {
-            self.options.q_start = Some(positions);
-            self
-        }
-
-        /// `[batch]`: the valid rows of query and output. The others are padding, which is not read; its outputs are 0.
-        pub fn q_lengths(mut self, rows: &'a [i64]) -> Self {
-            self.options.q_lengths = Some(rows);
-            self
-        }
-
-        /// `[batch]`: the valid rows of key and value, where these are given.
-        pub fn kv_lengths(mut self, rows: &'a [i64]) -> Self {
-            self.options.kv_lengths = Some(rows);
-            self
-        }
-
-        /// `[batch]`: the row of the first valid key, in self-attention of query too.
-        pub fn kv_start(mut self, rows: &'a [i64]) -> Self {
-            self.options.kv_start = Some(rows);
-            self
-        }
-
-        /// `[sequences + 1]`: the rows of query and output at which each sequence begins, and where the last one ends. The sequences are packed
-        /// one behind the other, in arrays of batch 1.
-        pub fn cu_seqlens_q(mut self, starts: &'a [i64]) -> Self {
-            self.options.cu_seqlens_q = Some(starts);
-            self
-        }
-
-        /// The same of key and value; if not set, it is as of query.
-        pub fn cu_seqlens_kv(mut self, starts: &'a [i64]) -> Self {
-            self.options.cu_seqlens_kv = Some(starts);
-            self
+        setters! { @options
+            /// The query at position p attends to keys at positions from `p - keys` on only.
+            window_left: usize;
+            /// The query at position p attends to keys at positions up to `p + keys` only.
+            window_right: usize;
+            /// `[batch]`: the position of each sequence's first query, counted from its first key. If not set, the last query sees all keys.
+            q_start: &'a [i64];
+            /// `[batch]`: the valid rows of query and output. The others are padding, which is not read; its outputs are 0.
+            q_lengths: &'a [i64];
+            /// `[batch]`: the valid rows of key and value, where these are given.
+            kv_lengths: &'a [i64];
+            /// `[batch]`: the row of the first valid key, in self-attention of query too.
+            kv_start: &'a [i64];
+            /// `[sequences + 1]`: the rows of query and output at which each sequence begins, and where the last one ends. The sequences are packed
+            /// one behind the other, in arrays of batch 1.
+            cu_seqlens_q: &'a [i64];
+            /// The same of key and value; if not set, it is as of query.
+            cu_seqlens_kv: &'a [i64];
+            /// `[batch]`: the numbers of the cache's sequences, each at most once; 0, 1, ... if not set.
+            cache_sequences: &'a [i64];
+            /// Normalises queries and keys.
+            norm: Norm<'a>;
+            /// What changes scores, and masks that [`causal`](Self::causal), windows and lengths cannot say.
+            score: ScoreOptions<'a>;
+            /// Threads; if not set, the call runs on the calling thread alone.
+            scheduler: &'a dyn Scheduler;
+            /// Optional outputs of the steps in between.
+            taps: Taps<'a>;
         }
 
         /// The valid rows of a sequence are the last ones, not the first.
@@ -472,33 +444,9 @@ macro_rules! common_setters {
             self
         }
 
-        /// `[batch]`: the numbers of the cache's sequences, each at most once; 0, 1, ... if not set.
-        pub fn cache_sequences(mut self, sequences: &'a [i64]) -> Self {
-            self.options.cache_sequences = Some(sequences);
-            self
-        }
-
-        /// Normalises queries and keys.
-        pub fn norm(mut self, norm: Norm<'a>) -> Self {
-            self.options.norm = Some(norm);
-            self
-        }
-
         /// Rotates queries and keys: `.rope(&tables)`.
         pub fn rope(mut self, rope: impl Into<Rope<'a>>) -> Self {
             self.options.rope = Some(rope.into());
-            self
-        }
-
-        /// What changes scores, and masks that [`causal`](Self::causal), windows and lengths cannot say.
-        pub fn score(mut self, options: ScoreOptions<'a>) -> Self {
-            self.options.score = Some(options);
-            self
-        }
-
-        /// Threads; if not set, the call runs on the calling thread alone.
-        pub fn scheduler(mut self, scheduler: &'a dyn Scheduler) -> Self {
-            self.options.scheduler = Some(scheduler);
             self
         }
 
@@ -512,12 +460,6 @@ macro_rules! common_setters {
         /// An optional output `[batch, num_heads, n_q]`: ln of the sum of exp(score), with that of the sink; -infinity if all is masked.
         pub fn lse(mut self, lse: &'a mut [f32]) -> Self {
             self.options.lse = Some(Output::new(lse));
-            self
-        }
-
-        /// Optional outputs of the steps in between.
-        pub fn taps(mut self, taps: Taps<'a>) -> Self {
-            self.options.taps = Some(taps);
             self
         }
     };

@@ -10,20 +10,22 @@ use crate::{Error, ErrorKind, Result};
 /// How the angles of a rotary position embedding (RoPE) are chosen. With [`new`](Self::new) alone: Llama's.
 ///
 /// ```
-/// use mha::{RopeConfig, Yarn};
+/// use mha::RopeConfig;
 ///
 /// let llama3 = RopeConfig::new(128).base(500000.0).tables(8192)?;
 /// let llama31 = RopeConfig::new(128).base(500000.0).llama3(8.0, 8192).tables(131072)?;
-/// let stretched = RopeConfig::new(128).yarn(Yarn::new(4.0, 32768)).tables(131072)?;
+/// let stretched = RopeConfig::new(128).yarn(4.0, 32768).tables(131072)?;
 /// assert_eq!(llama3.cos().len(), 8192 * 64);
 /// # Ok::<(), mha::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RopeConfig<'a> {
     dims: usize,
     base: f64,
     linear_factor: f64,
-    yarn: Yarn,
+    yarn_factor: f64,
+    yarn_betas: (f64, f64),
+    is_yarn_unrounded: bool,
     llama3_factor: f64,
     llama3_freq_factors: (f64, f64),
     ntk_factor: f64,
@@ -33,39 +35,15 @@ pub struct RopeConfig<'a> {
     attention_factor: f64,
 }
 
-/// YaRN (Peng et al., arXiv:2309.00071), in the form of Hugging Face's "yarn": stretches the context that a model was trained with.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Yarn {
-    factor: f64,
-    original_positions: usize,
-    beta_fast: f64,
-    beta_slow: f64,
-    attention_factor: f64,
-    is_unrounded: bool,
-}
-
 impl<'a> RopeConfig<'a> {
     /// Rotates the first `dims` elements of a head, an even number.
     pub fn new(dims: usize) -> Self {
-        Self {
-            dims,
-            base: 0.0,
-            linear_factor: 0.0,
-            yarn: Yarn::new(0.0, 0),
-            llama3_factor: 0.0,
-            llama3_freq_factors: (0.0, 0.0),
-            ntk_factor: 0.0,
-            ntk_positions: 0,
-            pair_factors: None,
-            original_positions: 0,
-            attention_factor: 0.0,
-        }
+        Self { dims, ..Self::default() }
     }
 
-    /// The base of the angles; 10000 if not set.
-    pub fn base(mut self, base: f64) -> Self {
-        self.base = base;
-        self
+    setters! {
+        /// The base of the angles; 10000 if not set.
+        base: f64;
     }
 
     /// Divides positions by `factor` (position interpolation, "linear" in Hugging Face's `rope_scaling`).
@@ -76,8 +54,7 @@ impl<'a> RopeConfig<'a> {
 
     /// Stretches a context of `original_positions` by `factor` as Llama 3.1 does ("llama3"). Of YaRN and what follows, a config has one.
     pub fn llama3(mut self, factor: f64, original_positions: usize) -> Self {
-        self.llama3_factor = factor;
-        self.original_positions = original_positions;
+        (self.llama3_factor, self.original_positions) = (factor, original_positions);
         self
     }
 
@@ -87,30 +64,36 @@ impl<'a> RopeConfig<'a> {
         self
     }
 
-    /// `[dims / 2]`: divides the angle of each pair (LongRoPE, "longrope").
-    pub fn pair_factors(mut self, factors: &'a [f64]) -> Self {
-        self.pair_factors = Some(factors);
+    /// Stretches a context of `original_positions` by `factor` as YaRN (Peng et al., arXiv:2309.00071) does, in the form of Hugging Face's "yarn".
+    pub fn yarn(mut self, factor: f64, original_positions: usize) -> Self {
+        (self.yarn_factor, self.original_positions) = (factor, original_positions);
+        self
+    }
+
+    /// Of YaRN: pairs that turn more often than `fast` in the original context keep their angle, 32 if not set; those that turn less often than `slow`
+    /// are stretched in full, 1 if not set.
+    pub fn yarn_betas(mut self, fast: f64, slow: f64) -> Self {
+        self.yarn_betas = (fast, slow);
+        self
+    }
+
+    /// Of YaRN: the pairs between which the stretching sets in are not rounded to whole ones ("truncate": false; gpt-oss).
+    pub fn yarn_unrounded(mut self) -> Self {
+        self.is_yarn_unrounded = true;
         self
     }
 
     /// Raises the base once there are more than `original_positions` in the context, of which there are `positions` now (dynamic NTK, "dynamic").
     pub fn dynamic_ntk(mut self, factor: f64, original_positions: usize, positions: usize) -> Self {
-        self.ntk_factor = factor;
-        self.original_positions = original_positions;
-        self.ntk_positions = positions;
+        (self.ntk_factor, self.original_positions, self.ntk_positions) = (factor, original_positions, positions);
         self
     }
 
-    /// Factor of cosines and sines, with any of these; of YaRN if its own is not set.
-    pub fn attention_factor(mut self, factor: f64) -> Self {
-        self.attention_factor = factor;
-        self
-    }
-
-    /// Stretches the context by YaRN.
-    pub fn yarn(mut self, yarn: Yarn) -> Self {
-        self.yarn = yarn;
-        self
+    setters! {
+        /// `[dims / 2]`: divides the angle of each pair (LongRoPE, "longrope").
+        pair_factors: &'a [f64];
+        /// Factor of cosines and sines, with any of these; with YaRN `0.1 ln(factor) + 1` if not set.
+        attention_factor: f64;
     }
 
     /// Tables for the positions 0 to `num_positions - 1`.
@@ -138,12 +121,12 @@ impl<'a> RopeConfig<'a> {
             num_positions: int(num_positions),
             base: self.base,
             linear_factor: self.linear_factor,
-            yarn_factor: self.yarn.factor,
-            original_positions: int(self.original_positions.max(self.yarn.original_positions)),
-            yarn_beta_fast: self.yarn.beta_fast,
-            yarn_beta_slow: self.yarn.beta_slow,
-            attention_factor: if self.yarn.attention_factor != 0.0 { self.yarn.attention_factor } else { self.attention_factor },
-            yarn_unrounded: u32::from(self.yarn.is_unrounded),
+            yarn_factor: self.yarn_factor,
+            original_positions: int(self.original_positions),
+            yarn_beta_fast: self.yarn_betas.0,
+            yarn_beta_slow: self.yarn_betas.1,
+            attention_factor: self.attention_factor,
+            yarn_unrounded: u32::from(self.is_yarn_unrounded),
             llama3_factor: self.llama3_factor,
             llama3_low_freq_factor: self.llama3_freq_factors.0,
             llama3_high_freq_factor: self.llama3_freq_factors.1,
@@ -161,37 +144,6 @@ impl<'a> RopeConfig<'a> {
         check_exact("sin", sin.len(), &shape)?;
         // SAFETY: tables of the length that the config asks for.
         check(|error| unsafe { sys::mha_rope_tables(&config, cos.as_mut_ptr(), sin.as_mut_ptr(), error) })
-    }
-}
-
-impl Yarn {
-    /// Stretches a context of `original_positions` by `factor`.
-    pub fn new(factor: f64, original_positions: usize) -> Self {
-        Self { factor, original_positions, beta_fast: 0.0, beta_slow: 0.0, attention_factor: 0.0, is_unrounded: false }
-    }
-
-    /// The pairs between which the stretching sets in are not rounded to whole ones ("truncate": false; gpt-oss).
-    pub fn unrounded(mut self) -> Self {
-        self.is_unrounded = true;
-        self
-    }
-
-    /// Pairs that turn more often than this in the original context keep their angle; 32 if not set.
-    pub fn beta_fast(mut self, turns: f64) -> Self {
-        self.beta_fast = turns;
-        self
-    }
-
-    /// Pairs that turn less often than this are stretched in full; 1 if not set.
-    pub fn beta_slow(mut self, turns: f64) -> Self {
-        self.beta_slow = turns;
-        self
-    }
-
-    /// Factor of cosines and sines; `0.1 ln(factor) + 1` if not set.
-    pub fn attention_factor(mut self, factor: f64) -> Self {
-        self.attention_factor = factor;
-        self
     }
 }
 
@@ -251,23 +203,14 @@ impl<'a> Rope<'a> {
         self
     }
 
-    /// Which elements are paired.
-    pub fn style(mut self, style: RopeStyle) -> Self {
-        self.style = style;
-        self
-    }
-
-    /// `[batch, n_q]`: the position of each query, in place of `q_start, q_start + 1, ...`. The mask goes by `q_start` all the same.
-    pub fn q_positions(mut self, positions: &'a [i64]) -> Self {
-        self.q_positions = Some(positions);
-        self
-    }
-
-    /// `[batch, rows of key]`: the position of each key that comes with the call, in place of counting from the sequence's first key. In
-    /// self-attention the rows of key are those of query.
-    pub fn k_positions(mut self, positions: &'a [i64]) -> Self {
-        self.k_positions = Some(positions);
-        self
+    setters! {
+        /// Which elements are paired.
+        style: RopeStyle;
+        /// `[batch, n_q]`: the position of each query, in place of `q_start, q_start + 1, ...`. The mask goes by `q_start` all the same.
+        q_positions: &'a [i64];
+        /// `[batch, rows of key]`: the position of each key that comes with the call, in place of counting from the sequence's first key. In
+        /// self-attention the rows of key are those of query.
+        k_positions: &'a [i64];
     }
 
     /// What the library takes, for calls of this many queries and keys.

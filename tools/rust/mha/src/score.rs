@@ -106,17 +106,12 @@ impl<'a> ScoreOptions<'a> {
         Self::default()
     }
 
-    /// Bounds scores to less than `softcap` on either side, a positive number (Gemma 2); 0 = unbounded.
-    pub fn softcap(mut self, softcap: f32) -> Self {
-        self.softcap = softcap;
-        self
-    }
-
-    /// `[num_heads]`: lowers scores by so much for each position between query and key (ALiBi; Press et al., arXiv:2108.12409). The usual ones are
-    /// those of [`alibi_slopes`].
-    pub fn alibi_slopes(mut self, slopes: &'a [f32]) -> Self {
-        self.alibi_slopes = Some(slopes);
-        self
+    setters! {
+        /// Bounds scores to less than `softcap` on either side, a positive number (Gemma 2); 0 = unbounded.
+        softcap: f32;
+        /// `[num_heads]`: lowers scores by so much for each position between query and key (ALiBi; Press et al., arXiv:2108.12409). The usual ones are
+        /// those of [`alibi_slopes`].
+        alibi_slopes: &'a [f32];
     }
 
     /// `[num_heads, left + 1 + right]`: added to scores by the distance of the key behind the query, from `-left` to `right`; keys farther away have
@@ -132,11 +127,10 @@ impl<'a> ScoreOptions<'a> {
         self
     }
 
-    /// `[num_heads]`: the score of a key without a value, which takes its share of the weights of every row: the weights of a row sum to less
-    /// than 1. It is not scaled.
-    pub fn sinks(mut self, sinks: &'a [f32]) -> Self {
-        self.sinks = Some(sinks);
-        self
+    setters! {
+        /// `[num_heads]`: the score of a key without a value, which takes its share of the weights of every row: the weights of a row sum to less
+        /// than 1. It is not scaled.
+        sinks: &'a [f32];
     }
 
     /// Added to scores: a slice of `f32`, or f16 as [`Elements`]. -infinity excludes a key. Of the extents `[batch, num_heads, n_q, columns]`, each
@@ -152,36 +146,19 @@ impl<'a> ScoreOptions<'a> {
         self
     }
 
-    /// Which keys the columns of mask and bias stand for; all if not set.
-    pub fn columns(mut self, columns: ScoreColumns) -> Self {
-        self.columns = columns;
-        self
-    }
-
-    /// `[num_heads]`, a head mask: factors of the heads' contexts. A head of 0 is not computed, and its outputs are those of padding.
-    pub fn head_scales(mut self, scales: &'a [f32]) -> Self {
-        self.head_scales = Some(scales);
-        self
-    }
-
-    /// What the scores are computed in. In integers queries become codes, and keys are of [`StorageType::Int8`](crate::StorageType::Int8):
-    /// those of a cache, or else keys and values are rounded as such a cache stores them.
-    pub fn arithmetic(mut self, arithmetic: Arithmetic) -> Self {
-        self.arithmetic = arithmetic;
-        self
-    }
-
-    /// What weights and values are multiplied in. In integers the weights become codes, and values are of
-    /// [`StorageType::Int8`](crate::StorageType::Int8): those of a cache, or else keys and values are rounded as such a cache stores them.
-    pub fn context_arithmetic(mut self, arithmetic: Arithmetic) -> Self {
-        self.context_arithmetic = arithmetic;
-        self
-    }
-
-    /// How many columns mask, bias and the numbers of keys have: keys behind them are masked. As many as there are keys if not set.
-    pub fn num_columns(mut self, num_columns: usize) -> Self {
-        self.num_columns = num_columns;
-        self
+    setters! {
+        /// Which keys the columns of mask and bias stand for; all if not set.
+        columns: ScoreColumns;
+        /// `[num_heads]`, a head mask: factors of the heads' contexts. A head of 0 is not computed, and its outputs are those of padding.
+        head_scales: &'a [f32];
+        /// What the scores are computed in. In integers queries become codes, and keys are of [`StorageType::Int8`](crate::StorageType::Int8):
+        /// those of a cache, or else keys and values are rounded as such a cache stores them.
+        arithmetic: Arithmetic;
+        /// What weights and values are multiplied in. In integers the weights become codes, and values are of
+        /// [`StorageType::Int8`](crate::StorageType::Int8): those of a cache, or else keys and values are rounded as such a cache stores them.
+        context_arithmetic: Arithmetic;
+        /// How many columns mask, bias and the numbers of keys have: keys behind them are masked. As many as there are keys if not set.
+        num_columns: usize;
     }
 
     /// A group number for each row of the query, `[n_q]` or `[batch, n_q]`, and for each column of the keys, likewise; without these, they are

@@ -3,96 +3,75 @@ use std::fmt;
 
 use mha_sys as sys;
 
-/// Types of stored numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum StorageType {
-    /// `f32`, 4 bytes.
-    #[default]
-    F32,
-    /// IEEE binary16, 2 bytes.
-    F16,
-    /// The upper half of an `f32`, 2 bytes.
-    Bf16,
-    /// -127 to 127 times a scale; 1 byte.
-    Int8,
-    /// -8 to 7 times a scale; half a byte. Weights only.
-    Int4,
-}
-
-impl StorageType {
-    pub(crate) fn raw(self) -> u32 {
-        match self {
-            Self::F32 => sys::MHA_TYPE_F32,
-            Self::F16 => sys::MHA_TYPE_F16,
-            Self::Bf16 => sys::MHA_TYPE_BF16,
-            Self::Int8 => sys::MHA_TYPE_INT8,
-            Self::Int4 => sys::MHA_TYPE_INT4,
+/// Enums whose first value is the default, and the library's numbers for them.
+macro_rules! numbered {
+    ($($(#[$text:meta])* pub enum $name:ident {
+        $(#[$first_text:meta])* $first:ident = $first_raw:ident, $($(#[$each_text:meta])* $each:ident = $each_raw:ident,)*
+    })*) => {
+        $($(#[$text])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+        #[non_exhaustive]
+        pub enum $name {
+            $(#[$first_text])* #[default] $first,
+            $($(#[$each_text])* $each,)*
         }
-    }
 
-    /// None for a type of a newer library.
-    pub(crate) fn of_raw(raw: u32) -> Option<Self> {
-        [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Int4].into_iter().find(|kind| kind.raw() == raw)
-    }
+        impl $name {
+            pub(crate) fn raw(self) -> u32 {
+                match self {
+                    Self::$first => sys::$first_raw,
+                    $(Self::$each => sys::$each_raw,)*
+                }
+            }
+
+            /// None for one of a newer library.
+            pub(crate) fn of_raw(raw: u32) -> Option<Self> {
+                match raw {
+                    sys::$first_raw => Some(Self::$first),
+                    $(sys::$each_raw => Some(Self::$each),)*
+                    _ => None,
+                }
+            }
+        })*
+    };
 }
 
-/// What the projections of a layer compute in, see [`LayerConfig::arithmetic`](crate::LayerConfig#structfield.arithmetic), or the scores and
-/// the context of a call, see [`ScoreOptions::arithmetic`](crate::ScoreOptions::arithmetic) and
-/// [`context_arithmetic`](crate::ScoreOptions::context_arithmetic).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum Arithmetic {
-    /// Floats.
-    #[default]
-    F32,
-    /// Exact sums of products of codes: input rows become codes of 8 bits, with a scale for each 64 numbers. Needs weights of
-    /// [`StorageType::Int8`] or [`StorageType::Int4`].
-    Int8,
-    /// The same with codes of 16 bits, whose error is small beside that of the weights.
-    Int16,
-}
-
-impl Arithmetic {
-    pub(crate) fn raw(self) -> u32 {
-        match self {
-            Self::F32 => sys::MHA_ARITHMETIC_F32,
-            Self::Int8 => sys::MHA_ARITHMETIC_INT8,
-            Self::Int16 => sys::MHA_ARITHMETIC_INT16,
-        }
+numbered! {
+    /// Types of stored numbers.
+    pub enum StorageType {
+        /// `f32`, 4 bytes.
+        F32 = MHA_TYPE_F32,
+        /// IEEE binary16, 2 bytes.
+        F16 = MHA_TYPE_F16,
+        /// The upper half of an `f32`, 2 bytes.
+        Bf16 = MHA_TYPE_BF16,
+        /// -127 to 127 times a scale; 1 byte.
+        Int8 = MHA_TYPE_INT8,
+        /// -8 to 7 times a scale; half a byte. Weights only.
+        Int4 = MHA_TYPE_INT4,
     }
 
-    /// None for one of a newer library.
-    pub(crate) fn of_raw(raw: u32) -> Option<Self> {
-        [Self::F32, Self::Int8, Self::Int16].into_iter().find(|arithmetic| arithmetic.raw() == raw)
-    }
-}
-
-/// What the context of a head is multiplied by, element by element or as a whole: a function of the gate's numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum Gate {
-    /// Nothing.
-    #[default]
-    None,
-    /// `1 / (1 + exp(-g))`.
-    Sigmoid,
-    /// `ln(1 + exp(g))`.
-    Softplus,
-}
-
-impl Gate {
-    pub(crate) fn raw(self) -> u32 {
-        match self {
-            Self::None => sys::MHA_GATE_NONE,
-            Self::Sigmoid => sys::MHA_GATE_SIGMOID,
-            Self::Softplus => sys::MHA_GATE_SOFTPLUS,
-        }
+    /// What the projections of a layer compute in, see [`LayerConfig::arithmetic`](crate::LayerConfig#structfield.arithmetic), or the scores and
+    /// the context of a call, see [`ScoreOptions::arithmetic`](crate::ScoreOptions::arithmetic) and
+    /// [`context_arithmetic`](crate::ScoreOptions::context_arithmetic).
+    pub enum Arithmetic {
+        /// Floats.
+        F32 = MHA_ARITHMETIC_F32,
+        /// Exact sums of products of codes: input rows become codes of 8 bits, with a scale for each 64 numbers. Needs weights of
+        /// [`StorageType::Int8`] or [`StorageType::Int4`].
+        Int8 = MHA_ARITHMETIC_INT8,
+        /// The same with codes of 16 bits, whose error is small beside that of the weights.
+        Int16 = MHA_ARITHMETIC_INT16,
     }
 
-    /// None for one of a newer library.
-    pub(crate) fn of_raw(raw: u32) -> Option<Self> {
-        [Self::None, Self::Sigmoid, Self::Softplus].into_iter().find(|gate| gate.raw() == raw)
+    /// What the context of a head is multiplied by, element by element or as a whole: a function of the gate's numbers.
+    pub enum Gate {
+        /// Nothing.
+        None = MHA_GATE_NONE,
+        /// `1 / (1 + exp(-g))`.
+        Sigmoid = MHA_GATE_SIGMOID,
+        /// `ln(1 + exp(g))`.
+        Softplus = MHA_GATE_SOFTPLUS,
     }
 }
 
@@ -208,24 +187,6 @@ impl Elements<'_> {
     }
 }
 
-impl<'a> From<&'a [f32]> for Elements<'a> {
-    fn from(data: &'a [f32]) -> Self {
-        Self::F32(data)
-    }
-}
-
-impl<'a> From<&'a Vec<f32>> for Elements<'a> {
-    fn from(data: &'a Vec<f32>) -> Self {
-        Self::F32(data)
-    }
-}
-
-impl<'a, const N: usize> From<&'a [f32; N]> for Elements<'a> {
-    fn from(data: &'a [f32; N]) -> Self {
-        Self::F32(data)
-    }
-}
-
 /// Numbers that a call writes. Slices, arrays and vectors of `f32` convert into it; f16 and bf16 are written as their bits.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -238,20 +199,21 @@ pub enum ElementsMut<'a> {
     Bf16(&'a mut [u16]),
 }
 
-impl<'a> From<&'a mut [f32]> for ElementsMut<'a> {
-    fn from(data: &'a mut [f32]) -> Self {
-        Self::F32(data)
-    }
+macro_rules! from_floats {
+    ($($elements:ident $of:ty, ($($generics:tt)*);)*) => {
+        $(impl<'a, $($generics)*> From<$of> for $elements<'a> {
+            fn from(data: $of) -> Self {
+                Self::F32(data)
+            }
+        })*
+    };
 }
 
-impl<'a> From<&'a mut Vec<f32>> for ElementsMut<'a> {
-    fn from(data: &'a mut Vec<f32>) -> Self {
-        Self::F32(data)
-    }
-}
-
-impl<'a, const N: usize> From<&'a mut [f32; N]> for ElementsMut<'a> {
-    fn from(data: &'a mut [f32; N]) -> Self {
-        Self::F32(data)
-    }
+from_floats! {
+    Elements &'a [f32], ();
+    Elements &'a Vec<f32>, ();
+    Elements &'a [f32; N], (const N: usize);
+    ElementsMut &'a mut [f32], ();
+    ElementsMut &'a mut Vec<f32>, ();
+    ElementsMut &'a mut [f32; N], (const N: usize);
 }

@@ -55,10 +55,9 @@ impl<'a> Matrix<'a> {
         Self { data: Elements::Int4(codes), scales: Some(scales), stride: 0 }
     }
 
-    /// Elements from one row to the next, where they do not follow each other. Of int4 even.
-    pub fn stride(mut self, elements: usize) -> Self {
-        self.stride = elements;
-        self
+    setters! {
+        /// Elements from one row to the next, where they do not follow each other. Of int4 even.
+        stride: usize;
     }
 }
 
@@ -126,10 +125,9 @@ impl<'a> Weights<'a> {
         Self { projections, layout, w_o: None, b_q, b_k, b_v, b_qkv, b_o, w_g: None, b_g }
     }
 
-    /// How all matrices lie in memory.
-    pub fn layout(mut self, layout: WeightLayout) -> Self {
-        self.layout = layout;
-        self
+    setters! {
+        /// How all matrices lie in memory.
+        layout: WeightLayout;
     }
 
     /// W_O `[num_heads * head_dim_v, output_dim]`. Without it, the output is the merged heads.

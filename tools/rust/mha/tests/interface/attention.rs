@@ -1,4 +1,4 @@
-use mha::{Attention, Elements, ErrorKind, InstructionSet, KvCache, Rope, RopeConfig, RopeStyle, Strides, Workspace, Yarn};
+use mha::{Attention, Elements, ErrorKind, InstructionSet, KvCache, Rope, RopeConfig, RopeStyle, Strides, Workspace};
 
 use crate::support::{assert_near, bits, error_of, numbers};
 
@@ -107,7 +107,7 @@ fn rotation_turns_pairs_by_the_angles_of_the_tables() {
 
 #[test]
 fn parts_of_tables_are_those_of_the_whole() {
-    let config = RopeConfig::new(8).base(5e5).yarn(Yarn::new(4.0, 64).beta_fast(16.0).beta_slow(2.0).attention_factor(1.0));
+    let config = RopeConfig::new(8).base(5e5).yarn(4.0, 64).yarn_betas(16.0, 2.0).attention_factor(1.0);
     let whole = config.tables(20).unwrap();
     let (mut cos, mut sin) = ([0.0; 5 * 4], [0.0; 5 * 4]);
     config.fill(10, 5, &mut cos, &mut sin).unwrap();
@@ -123,10 +123,11 @@ fn parts_of_tables_are_those_of_the_whole() {
     assert_eq!(slow(RopeConfig::new(8).llama3(4.0, 64).llama3_freq_factors(1e-6, 1e-5)), plain);
     assert!(slow(RopeConfig::new(8).dynamic_ntk(4.0, 64, 100)) < plain);
     assert_eq!(slow(RopeConfig::new(8).dynamic_ntk(4.0, 64, 64)), plain);
-    let yarn = Yarn::new(4.0, 64).attention_factor(1.0);
-    let second = |yarn| RopeConfig::new(8).yarn(yarn).tables(2).unwrap().sin()[5];
-    assert_ne!(second(yarn), second(yarn.unrounded()));
-    error_of(RopeConfig::new(8).yarn(yarn).llama3(4.0, 64).tables(3), ErrorKind::InvalidValue);
+    let yarn = RopeConfig::new(8).yarn(4.0, 64);
+    let second = |config: RopeConfig| config.tables(2).unwrap().sin()[5];
+    assert_ne!(second(yarn), second(yarn.yarn_unrounded()));
+    assert_ne!(second(yarn), second(yarn.attention_factor(1.0)));
+    error_of(yarn.llama3(4.0, 64).tables(3), ErrorKind::InvalidValue);
     error_of(RopeConfig::new(7).tables(3), ErrorKind::InvalidValue);
     error_of(RopeConfig::new(8).tables(usize::MAX), ErrorKind::OutOfMemory);
 }

@@ -1,6 +1,6 @@
 use mha::{
-    AlignedBuffer, Arithmetic, Elements, ErrorKind, InstructionSet, Layer, LayerConfig, LayerOptions, Matrix, StorageType, Taps,
-    WeightLayout, Weights, Workspace,
+    AlignedBuffer, Arithmetic, Elements, ErrorKind, InstructionSet, Layer, LayerConfig, Matrix, StorageType, Taps, WeightLayout, Weights,
+    Workspace,
 };
 
 use crate::support::{assert_near, bits, error_of, layer, numbers};
@@ -118,10 +118,10 @@ fn codes_and_scales_of_a_quantiser_are_taken_as_they_are() {
 #[test]
 fn a_packed_layer_is_borrowed_or_owned_and_gives_the_same_bits() {
     let (w, x, config) = (numbers(16 * 48, 1), numbers(6 * 16, 2), LayerConfig::new(16, 4));
-    let (weights, options) = (Weights::fused(&w), LayerOptions::new());
+    let weights = Weights::fused(&w);
     let expected = bits(&run(&Layer::new(&config, &weights).unwrap(), &x));
 
-    let packed = Layer::pack(&config, &weights, &options).unwrap();
+    let packed = Layer::pack(&config, &weights).unwrap();
     assert_eq!(bits(&run(&Layer::from_packed(&packed[..]).unwrap(), &x)), expected);
 
     let path = std::env::temp_dir().join(format!("mha-rust-test-{}.mha", std::process::id()));
@@ -147,8 +147,8 @@ fn a_packed_layer_is_borrowed_or_owned_and_gives_the_same_bits() {
 #[test]
 fn a_packed_layer_that_is_damaged_is_an_error() {
     let w = numbers(16 * 48, 1);
-    let (config, weights, options) = (LayerConfig::new(16, 4), Weights::fused(&w), LayerOptions::new());
-    let mut packed = Layer::pack(&config, &weights, &options).unwrap();
+    let (config, weights) = (LayerConfig::new(16, 4), Weights::fused(&w));
+    let mut packed = Layer::pack(&config, &weights).unwrap();
     Layer::verify(&packed).unwrap();
     error_of(Layer::from_packed(&packed[..64]), ErrorKind::PackedFormat);
     error_of(Layer::from_packed(&packed[1..]), ErrorKind::InvalidValue);
@@ -161,12 +161,14 @@ fn a_packed_layer_that_is_damaged_is_an_error() {
 #[test]
 fn every_instruction_set_gives_the_same_bits_and_one_that_is_missing_is_an_error() {
     let (w, x) = (numbers(16 * 48, 1), numbers(7 * 16, 2));
-    let of = |set| Layer::with_options(&LayerConfig::new(16, 4), &Weights::fused(&w), &LayerOptions::new().instruction_set(set));
+    let of = |set| Layer::with_instruction_set(&LayerConfig::new(16, 4), &Weights::fused(&w), set);
     let expected = bits(&run(&of(InstructionSet::AUTO).unwrap(), &x));
+    let packed = Layer::pack(&LayerConfig::new(16, 4), &Weights::fused(&w)).unwrap();
     for set in InstructionSet::available() {
         let layer = of(set).unwrap();
         assert_eq!(layer.forward(&x, &mut [0.0; 7 * 16]).info().unwrap().instruction_set, set);
         assert_eq!(bits(&run(&layer, &x)), expected, "{set}");
+        assert_eq!(bits(&run(&Layer::from_packed_with_instruction_set(&packed[..], set).unwrap(), &x)), expected, "{set}");
     }
     let all = [InstructionSet::AVX2, InstructionSet::AVX512, InstructionSet::NEON];
     let missing = all.into_iter().find(|set| !set.is_available()).expect("no machine has all");

@@ -29,7 +29,7 @@ fn a_product_is_that_of_the_matrix() {
     assert_eq!((twice, beside), (sums.clone(), sums));
     let info = layer.linear(&x, &mut [0.0; 20]).residual(&y).info().unwrap();
     assert_eq!((info.operations, info.bytes), (2 * 5 * 6 * 4, 4 * (6 * 48 + 48 + 5 * (6 + 4 + 4))));
-    let packed: AlignedBuffer = Layer::pack(&LayerConfig::linear(6, 4), &Weights::linear(&w).output_bias(&b), &Default::default()).unwrap();
+    let packed: AlignedBuffer = Layer::pack(&LayerConfig::linear(6, 4), &Weights::linear(&w).output_bias(&b)).unwrap();
     let mut spread = vec![0.0; 4 * 7 + 4];
     let view = Layer::from_packed(packed).unwrap();
     view.linear(&x, &mut spread).strides(5, 0, 0, 7).run(&mut Workspace::new()).unwrap();

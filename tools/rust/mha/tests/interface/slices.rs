@@ -10,7 +10,7 @@ use crate::support::{error_of, layer, numbers};
 #[track_caller]
 fn refused(weights: Weights<'_>, config: LayerConfig, sentence: &str) {
     assert_eq!(error_of(Layer::new(&config, &weights), ErrorKind::SliceLength), sentence);
-    error_of(Layer::pack(&config, &weights, &Default::default()), ErrorKind::SliceLength);
+    error_of(Layer::pack(&config, &weights), ErrorKind::SliceLength);
 }
 
 #[test]
