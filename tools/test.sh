@@ -173,6 +173,11 @@ perf_gates() {
   fi
   gate "times against $base" yes "$base" "${new[@]}"
   gate "times against the floor" no --floor bench/floor.txt "${new[@]}"
+  local commit
+  for commit in $(git log --format=%h --no-merges --diff-filter=M "$base..HEAD" -- bench/floor.txt); do
+    [[ $(git diff-tree --no-commit-id --name-only -r "$commit") == bench/floor.txt ]] ||
+      failed+=("the floor, which moves only by a commit of its own, and $commit changes more")
+  done
 }
 
 [[ $matrix == quick ]] || perf_gates  # alone, before anything runs beside
