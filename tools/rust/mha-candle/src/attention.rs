@@ -1,5 +1,5 @@
 use candle_core::{Result, Tensor};
-use mha::{ScoreOptions, Strides};
+use mha::Strides;
 
 use crate::tensors;
 
@@ -47,16 +47,11 @@ impl Attention {
         self
     }
 
-    /// A query attends to so many keys before its own position at most. candle's `sliding_window` counts its own too in some models.
-    pub fn window_left(mut self, keys: usize) -> Self {
-        self.window_left = Some(keys);
-        self
-    }
-
-    /// A query attends to so many keys behind its own position at most.
-    pub fn window_right(mut self, keys: usize) -> Self {
-        self.window_right = Some(keys);
-        self
+    setters! {
+        /// A query attends to so many keys before its own position at most. candle's `sliding_window` counts its own too in some models.
+        window_left: usize;
+        /// A query attends to so many keys behind its own position at most.
+        window_right: usize;
     }
 
     /// The position of the first query, counted from the first key: `index_pos` of candle's models.
@@ -65,16 +60,11 @@ impl Attention {
         self
     }
 
-    /// Factor of the scores; `1 / sqrt(head_dim)` if not set.
-    pub fn scale(mut self, scale: f32) -> Self {
-        self.scale = Some(scale);
-        self
-    }
-
-    /// `softcap * tanh(score / softcap)` in place of each score (Gemma 2).
-    pub fn softcap(mut self, softcap: f32) -> Self {
-        self.softcap = softcap;
-        self
+    setters! {
+        /// Factor of the scores; `1 / sqrt(head_dim)` if not set.
+        scale: f32;
+        /// `softcap * tanh(score / softcap)` in place of each score (Gemma 2).
+        softcap: f32;
     }
 
     /// `[heads]`: lowers scores by so much for each position between query and key (ALiBi; [`mha::alibi_slopes`]).
@@ -139,13 +129,7 @@ impl Attention {
         let extents = [batch, heads, n_q, n_kv];
         let (bias, mask) = (tensors::pairs(self.bias.as_ref(), extents)?, tensors::pairs(self.mask.as_ref(), extents)?);
         let (bias, mask) = (bias.as_ref().map(Tensor::storage_and_layout), mask.as_ref().map(Tensor::storage_and_layout));
-        let mut score = ScoreOptions::new().softcap(self.softcap);
-        if let Some((storage, layout)) = &bias {
-            score = score.bias(tensors::elements(storage, layout)?, tensors::extents(layout));
-        }
-        if let Some((storage, layout)) = &mask {
-            score = score.mask(tensors::bytes(storage, layout)?, tensors::extents(layout));
-        }
+        let mut score = tensors::score(self.softcap, &bias, &mask)?;
         if let Some(slopes) = &self.alibi_slopes {
             score = score.alibi_slopes(slopes);
         }

@@ -29,16 +29,11 @@ impl KvCache {
         Self::default()
     }
 
-    /// How keys and values are kept: `F32`, `F16`, `Bf16`, or with a [`capacity`](Self::capacity) `Int8`.
-    pub fn storage(mut self, storage: StorageType) -> Self {
-        self.storage = storage;
-        self
-    }
-
-    /// The most positions of a sequence. Memory for all is reserved at once, and the cache does not grow.
-    pub fn capacity(mut self, positions: usize) -> Self {
-        self.capacity = Some(positions);
-        self
+    setters! {
+        /// How keys and values are kept: `F32`, `F16`, `Bf16`, or with a [`capacity`](Self::capacity) `Int8`.
+        storage: StorageType;
+        /// The most positions of a sequence. Memory for all is reserved at once, and the cache does not grow.
+        capacity: usize;
     }
 
     /// The positions of the longest sequence.

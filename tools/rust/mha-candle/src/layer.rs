@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Linear, VarBuilder};
-use mha::{Arithmetic, Layer, LayerConfig, Norm, ScoreOptions, StorageType, WeightLayout, Weights};
+use mha::{Arithmetic, Layer, LayerConfig, Norm, StorageType, WeightLayout, Weights};
 
 use crate::{tensors, weights, KvCache, Rope};
 
@@ -11,7 +11,7 @@ use crate::{tensors, weights, KvCache, Rope};
 pub struct AttentionConfig {
     hidden_size: usize,
     num_heads: usize,
-    num_kv_heads: usize,
+    kv_heads: usize,
     head_dim: usize,
     is_causal: bool,
     window_left: Option<usize>,
@@ -35,7 +35,7 @@ impl AttentionConfig {
         Self {
             hidden_size,
             num_heads,
-            num_kv_heads: num_heads,
+            kv_heads: num_heads,
             head_dim: hidden_size.checked_div(num_heads).unwrap_or(0),
             is_causal: false,
             window_left: None,
@@ -48,16 +48,11 @@ impl AttentionConfig {
         }
     }
 
-    /// Heads of keys and values (grouped-query attention).
-    pub fn kv_heads(mut self, heads: usize) -> Self {
-        self.num_kv_heads = heads;
-        self
-    }
-
-    /// The width of a head, where it is not `hidden_size / num_heads`.
-    pub fn head_dim(mut self, width: usize) -> Self {
-        self.head_dim = width;
-        self
+    setters! {
+        /// Heads of keys and values (grouped-query attention).
+        kv_heads: usize;
+        /// The width of a head, where it is not `hidden_size / num_heads`.
+        head_dim: usize;
     }
 
     /// A row attends to itself and to those before it: decoders.
@@ -66,22 +61,13 @@ impl AttentionConfig {
         self
     }
 
-    /// A row attends to so many rows before it at most.
-    pub fn window_left(mut self, rows: usize) -> Self {
-        self.window_left = Some(rows);
-        self
-    }
-
-    /// Factor of the scores; `1 / sqrt(head_dim)` if not set.
-    pub fn scale(mut self, scale: f32) -> Self {
-        self.scale = Some(scale);
-        self
-    }
-
-    /// `softcap * tanh(score / softcap)` in place of each score (Gemma 2).
-    pub fn softcap(mut self, softcap: f32) -> Self {
-        self.softcap = softcap;
-        self
+    setters! {
+        /// A row attends to so many rows before it at most.
+        window_left: usize;
+        /// Factor of the scores; `1 / sqrt(head_dim)` if not set.
+        scale: f32;
+        /// `softcap * tanh(score / softcap)` in place of each score (Gemma 2).
+        softcap: f32;
     }
 
     /// Rotates queries and keys.
@@ -102,16 +88,11 @@ impl AttentionConfig {
         self
     }
 
-    /// How the packed weights are kept, in fewer bits if wanted: `F32`, `F16`, `Bf16`, `Int8` or `Int4`. As they come if not set.
-    pub fn weight_type(mut self, weight_type: StorageType) -> Self {
-        self.weight_type = Some(weight_type);
-        self
-    }
-
-    /// What the projections are computed in: floats, or with weights of `Int8` or `Int4` integers of 8 or 16 bits.
-    pub fn arithmetic(mut self, arithmetic: Arithmetic) -> Self {
-        self.arithmetic = arithmetic;
-        self
+    setters! {
+        /// How the packed weights are kept, in fewer bits if wanted: `F32`, `F16`, `Bf16`, `Int8` or `Int4`. As they come if not set.
+        weight_type: StorageType;
+        /// What the projections are computed in: floats, or with weights of `Int8` or `Int4` integers of 8 or 16 bits.
+        arithmetic: Arithmetic;
     }
 
     /// Loads and packs weights with the names of Llama and most decoders: `q_proj`, `k_proj`, `v_proj` and `o_proj`, and with a norm `q_norm` and
@@ -164,7 +145,7 @@ impl AttentionConfig {
         let [q_norm, k_norm] = weights;
         let weight_type = self.weight_type.unwrap_or(tensors::storage_type(parts.q.weight().dtype()));
         let config = LayerConfig::new(self.hidden_size, self.num_heads)
-            .num_kv_heads(self.num_kv_heads)
+            .num_kv_heads(self.kv_heads)
             .head_dim(self.head_dim)
             .scale(tensors::factor(self.scale))
             .weight_type(weight_type)
@@ -182,7 +163,7 @@ impl AttentionConfig {
     }
 
     fn columns(&self) -> (usize, usize) {
-        (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim)
+        (self.num_heads * self.head_dim, self.kv_heads * self.head_dim)
     }
 
     fn norm_width(&self, norm: NormConfig, columns: usize) -> usize {
@@ -309,16 +290,11 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Appends the rows to a cache, each sequence behind what it has, and attends to all of it.
-    pub fn cache(mut self, cache: &'a mut KvCache) -> Self {
-        self.cache = Some(cache);
-        self
-    }
-
-    /// `[batch]`: the valid rows of each sequence. The others are padding: no work is done for them, and their outputs are 0.
-    pub fn lengths(mut self, rows: &'a [usize]) -> Self {
-        self.lengths = Some(rows);
-        self
+    setters! {
+        /// Appends the rows to a cache, each sequence behind what it has, and attends to all of it.
+        cache: &'a mut KvCache;
+        /// `[batch]`: the valid rows of each sequence. The others are padding: no work is done for them, and their outputs are 0.
+        lengths: &'a [usize];
     }
 
     /// A tensor of floats that is added to the scores, as candle's models add their masks; it broadcasts to `[batch, heads, rows, keys]`, with a cache
@@ -352,13 +328,7 @@ impl<'a> Call<'a> {
         let extents = [batch, config.num_heads, rows, keys];
         let (bias, mask) = (tensors::pairs(self.bias, extents)?, tensors::pairs(self.mask, extents)?);
         let (bias, mask) = (bias.as_ref().map(Tensor::storage_and_layout), mask.as_ref().map(Tensor::storage_and_layout));
-        let mut score = ScoreOptions::new().softcap(config.softcap);
-        if let Some((storage, layout)) = &bias {
-            score = score.bias(tensors::elements(storage, layout)?, tensors::extents(layout));
-        }
-        if let Some((storage, layout)) = &mask {
-            score = score.mask(tensors::bytes(storage, layout)?, tensors::extents(layout));
-        }
+        let score = tensors::score(config.softcap, &bias, &mask)?;
         let x = tensors::readable(x)?;
         let (storage, layout) = x.storage_and_layout();
         let [batch_stride, row_stride] = tensors::strides(layout, [0, 1]);

@@ -2,6 +2,17 @@
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
+/// Setters of fields, each by its own name.
+macro_rules! setters {
+    ($($(#[$text:meta])* $name:ident: $type:ty;)*) => {
+        $($(#[$text])*
+        pub fn $name(mut self, $name: $type) -> Self {
+            self.$name = $name.into();
+            self
+        })*
+    };
+}
+
 mod attention;
 mod cache;
 mod layer;

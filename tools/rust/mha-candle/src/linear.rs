@@ -19,16 +19,11 @@ impl LinearConfig {
         Self::default()
     }
 
-    /// How the packed weights are kept, in fewer bits if wanted: `F32`, `F16`, `Bf16`, `Int8` or `Int4`. As they come if not set.
-    pub fn weight_type(mut self, weight_type: StorageType) -> Self {
-        self.weight_type = Some(weight_type);
-        self
-    }
-
-    /// What the product is computed in: floats, or with weights of `Int8` or `Int4` integers of 8 or 16 bits.
-    pub fn arithmetic(mut self, arithmetic: Arithmetic) -> Self {
-        self.arithmetic = arithmetic;
-        self
+    setters! {
+        /// How the packed weights are kept, in fewer bits if wanted: `F32`, `F16`, `Bf16`, `Int8` or `Int4`. As they come if not set.
+        weight_type: StorageType;
+        /// What the product is computed in: floats, or with weights of `Int8` or `Int4` integers of 8 or 16 bits.
+        arithmetic: Arithmetic;
     }
 
     /// Loads and packs `weight`, `[outputs, inputs]`, with the `bias` if there is one. What adapters or quantisers keep beside them is refused.

@@ -2,9 +2,9 @@
 
 use std::cell::RefCell;
 
-use candle_core::{CpuStorage, DType, Device, DeviceLocation, Error, Layout, Result, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, DType, Device, DeviceLocation, Error, Layout, Result, Shape, Storage, StorageRef, Tensor};
 use half::slice::HalfFloatSliceExt;
-use mha::{Elements, ElementsMut, StorageType, Workspace};
+use mha::{Elements, ElementsMut, ScoreOptions, StorageType, Workspace};
 
 /// That the library computes with each of these tensors.
 pub(crate) fn check<'a>(tensors: impl IntoIterator<Item = (&'static str, Option<&'a Tensor>)>) -> Result<()> {
@@ -55,7 +55,7 @@ pub(crate) fn elements<'a>(storage: &'a Storage, layout: &Layout) -> Result<Elem
 }
 
 /// Likewise of a mask.
-pub(crate) fn bytes<'a>(storage: &'a Storage, layout: &Layout) -> Result<&'a [u8]> {
+fn bytes<'a>(storage: &'a Storage, layout: &Layout) -> Result<&'a [u8]> {
     match storage {
         Storage::Cpu(CpuStorage::U8(data)) => Ok(part(data, layout)),
         _ => candle_core::bail!("mha takes masks of u8 on the CPU"),
@@ -82,8 +82,19 @@ pub(crate) fn pairs(tensor: Option<&Tensor>, pairs: [usize; 4]) -> Result<Option
     tensor.broadcast_as(&shape)?.contiguous().map(Some)
 }
 
-pub(crate) fn extents(layout: &Layout) -> [usize; 4] {
-    [0, 1, 2, 3].map(|axis| layout.dims()[axis])
+type Stored<'a> = Option<(StorageRef<'a>, &'a Layout)>;
+
+/// With a bias and a mask that [`pairs`] has made.
+pub(crate) fn score<'a>(softcap: f32, bias: &'a Stored<'_>, mask: &'a Stored<'_>) -> Result<ScoreOptions<'a>> {
+    let extents = |layout: &Layout| [0, 1, 2, 3].map(|axis| layout.dims()[axis]);
+    let mut score = ScoreOptions::new().softcap(softcap);
+    if let Some((storage, layout)) = bias {
+        score = score.bias(elements(storage, layout)?, extents(layout));
+    }
+    if let Some((storage, layout)) = mask {
+        score = score.mask(bytes(storage, layout)?, extents(layout));
+    }
+    Ok(score)
 }
 
 /// How weights are kept that are to stay as they come.
