@@ -21,9 +21,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 import unittest
-import weakref
 from unittest import mock
 
 import python_support
@@ -337,92 +335,6 @@ class Mha(unittest.TestCase):
         with self.assertRaises(mha.Error) as raised:
             mha.pack(width, heads, out=room[:bytes - 1], **self.w)
         self.assertEqual(raised.exception.name, "MHA_ERROR_BUFFER_TOO_SMALL")
-
-    # ---- Functions of the caller's
-
-    def test_the_callers_product_runs_the_projections(self):
-        x, calls = floats(2, 7, width), []
-
-        def multiply(a, b, c, alpha, beta):
-            calls.append((a.shape, b.shape))
-            c[...] = alpha * a @ b + (beta * c if beta else 0)
-
-        layer = mha.Layer(width, heads, sgemm=multiply, **self.w)
-        np.testing.assert_allclose(layer.forward(x), self.layer.forward(x), rtol=0, atol=1e-5)
-        self.assertEqual(sum(m * k * n for (m, k), (_, n) in calls), 2 * 7 * 4 * width * width)
-        self.assertEqual((layer.info(7)["back_end"], layer.info(7)["contract"], self.layer.info(7)["back_end"]), (1, 0, 0))
-        packed = mha.pack(width, heads, sgemm=multiply, **self.w)
-        self.assert_same(mha.Layer.view(packed, sgemm=multiply).forward(x), layer.forward(x))
-        with self.assertRaises(mha.Error) as raised:
-            mha.Layer.view(packed)
-        self.assertEqual(raised.exception.name, "MHA_ERROR_PACKED_FORMAT")
-
-    def test_the_product_may_be_a_function_of_c(self):
-        with tempfile.TemporaryDirectory() as folder:
-            source = pathlib.Path(folder) / "product.c"
-            source.write_text("""
-                void product(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
-                             int ldb, float beta, float *c, int ldc) {
-                  for (int i = 0; i < m; ++i) {
-                    for (int j = 0; j < n; ++j) {
-                      float sum = 0;
-                      for (int l = 0; l < k; ++l) sum += a[i * lda + l] * b[l * ldb + j];
-                      c[i * ldc + j] = alpha * sum + (beta ? beta * c[i * ldc + j] : 0);
-                    }
-                  }
-                }""")
-            subprocess.run([arguments.cc, "-shared", "-fPIC", source, "-o", source.with_suffix(".so")], check=True)
-            product = ctypes.CDLL(str(source.with_suffix(".so"))).product
-        x = floats(5, width)
-        np.testing.assert_allclose(mha.Layer(width, heads, sgemm=product, **self.w).forward(x), self.layer.forward(x), rtol=0, atol=1e-5)
-
-    def test_an_exception_of_a_product_is_raised_on_its_thread(self):
-        x, main = floats(5, width), threading.get_ident()
-
-        def multiply(a, b, c, alpha, beta):
-            if threading.get_ident() != main:
-                raise RuntimeError("no product here")
-            c[...] = alpha * a @ b
-
-        layer = mha.Layer(width, heads, sgemm=multiply, **self.w)
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            with self.assertRaisesRegex(RuntimeError, "no product here"):
-                pool.submit(layer.forward, x).result()
-        np.testing.assert_allclose(layer.forward(x), self.layer.forward(x), rtol=0, atol=1e-5)
-        with self.assertRaisesRegex(TypeError, "sgemm is a int; it must be a function"):
-            mha.Layer(width, heads, sgemm=3, **self.w)
-
-    def test_the_callers_memory_holds_the_weights_as_long_as_the_layer_lives(self):
-        blocks = []
-
-        def allocate(bytes):
-            block = mha.aligned(bytes)
-            blocks.append(weakref.ref(block))
-            return block
-
-        layer = mha.Layer(width, heads, allocator=allocate, **self.w)
-        self.assertEqual(len(blocks), 1)
-        self.assertGreater(blocks[0]().size, 4 * 4 * width * width)
-        x = floats(5, width)
-        self.assert_same(layer.forward(x), self.layer.forward(x))
-        del layer
-        self.assertIsNone(blocks[0]())
-
-    def test_an_allocator_may_fail(self):
-        with self.assertRaises(mha.Error) as raised:
-            mha.Layer(width, heads, allocator=lambda bytes: None, **self.w)
-        self.assertEqual(raised.exception.name, "MHA_ERROR_OUT_OF_MEMORY")
-
-        def fails(bytes):
-            raise MemoryError("none left")
-
-        for allocator, error, sentence in ((fails, MemoryError, "none left"),
-                                           (lambda bytes: mha.aligned(bytes - 1), ValueError, r"the allocator's array has \d+ bytes .*mha\.aligned"),
-                                           (lambda bytes: mha.aligned(bytes + 1)[1:], ValueError, "on a border of 16"),
-                                           (lambda bytes: bytearray(bytes), TypeError, "the allocator's array is a bytearray"),
-                                           (mha, TypeError, "allocator is a module; it must be a function")):
-            with self.assertRaisesRegex(error, sentence):
-                mha.Layer(width, heads, allocator=allocator, **self.w)
 
     # ---- Attention, caches, rotation
 
@@ -1210,8 +1122,7 @@ class Extents(unittest.TestCase):
             buffer = mha.aligned(size)
             for call in (lambda: mha.KvCache(num_sequences=1, capacity=1, num_kv_heads=1, head_dim=1, buffer=buffer),
                          lambda: mha.KvCache.view(buffer), lambda: mha.Layer.view(buffer), lambda: mha.verify(buffer),
-                         lambda: mha.pack(2, 1, **w, out=buffer), lambda: layer.forward(floats(1, 2, 2), workspace=buffer),
-                         lambda: mha.Layer(2, 1, **w, allocator=lambda bytes: buffer)):
+                         lambda: mha.pack(2, 1, **w, out=buffer), lambda: layer.forward(floats(1, 2, 2), workspace=buffer)):
                 with self.assertRaises((ValueError, mha.Error)):
                     call()
 
@@ -1232,7 +1143,7 @@ class Types(unittest.TestCase):
         cache = mha.KvCache(num_sequences=1, capacity=64, num_kv_heads=2, head_dim=8, k_type="int8")
         y = layer.forward(floats[0, :, 0], cache=cache, rope=mha.Rope.tables(8, 64), norm=mha.Norm(epsilon=1e-5))
         operations: int = layer.info(4)["operations"] + mha.attention_info(4, 4, 2, 8)["operations"]
-        mha.Linear(y, sgemm=None)(y, output_type="f16")
+        mha.Linear(y, instruction_set="auto")(y, output_type="f16")
         packed: np.ndarray = mha.pack(16, 2, w_qkv=y, w_o=y, out=mha.aligned(mha.pack_size(16, 2, w_qkv=y, w_o=y)))
         mha.verify(packed)
         mha.Scheduler(2, lambda count, task: list(map(task, range(count))))

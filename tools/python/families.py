@@ -25,6 +25,7 @@ import multiprocessing
 import pathlib
 import re
 import resource
+import subprocess
 import sys
 import textwrap
 import time
@@ -515,11 +516,11 @@ def main():
 
 meanings = {
     "passes": "logits equal to those of eager attention within 1e-4 of the largest, or of 1 if that is less",
-    "passes in part": "the same, but for calls that the model's own attention computes; the table says why",
-    "own attention": "never ask the interface: attention of their own, which no backend of anybody's reaches",
-    "no attention": "never ask the interface: there is no softmax attention in the file",
-    "refused": "all their calls go to the model's own attention; the table says why",
-    "not compared": "no tiny model was to be had; the table says why",
+    "passes in part": "the same; some calls go to the model's own attention",
+    "own attention": "have attention of their own, which no backend reaches",
+    "no attention": "have no softmax attention",
+    "refused": "all their calls go to the model's own attention",
+    "not compared": "the script made no tiny model; run by name, it says why",
     "wrong": "other results",
     "not run": "left out when this was written"}
 
@@ -539,16 +540,14 @@ def write_table(results):
     groups = collections.defaultdict(list)
     for folder, (kind, result) in sorted(best.items()):
         groups[kind].append((folder, result))
-    lines = [f"transformers {transformers.__version__} has {len(best)} families, folders of models that an Auto class knows:", "",
+    commit = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], cwd=page.parent, capture_output=True, text=True).stdout.strip()
+    lines = [f"transformers {transformers.__version__} has {len(best)} families, folders of models that an Auto class knows. At commit {commit}:", "",
              "| | families | |", "|---|---|---|"]
     lines += [f"| {kind} | {len(groups[kind])} | {meaning} |" for kind, meaning in meanings.items() if groups[kind] or kind == "wrong"]
     for kind in meanings:
-        if kind in ("passes", "own attention", "no attention", "not run") and groups[kind]:
-            lines += ["", *textwrap.wrap(f"**{kind[0].upper() + kind[1:]}**: " + ", ".join(f"{folder}" for folder, _ in groups[kind]) + ".", 98,
-                                         break_on_hyphens=False)]
-    lines += ["", "| family | | why |", "|---|---|---|"]
-    for kind in "passes in part", "refused", "wrong", "not compared":
-        lines += [f"| {folder} | {kind} | {' '.join(result['why'].split()).replace('|', '/')[:160]} |" for folder, result in groups[kind]]
+        reasons = {folder: " ".join(result["why"].split())[:160] for folder, result in groups[kind] if kind in ("passes in part", "refused", "wrong")}
+        names = [folder + (f" ({reasons[folder]})" if folder in reasons else "") for folder, _ in groups[kind]]
+        lines += ["", *textwrap.wrap(f"**{kind[0].upper() + kind[1:]}**: " + ", ".join(names) + ".", 98, break_on_hyphens=False)] if names else []
     begin, end = "<!-- families -->\n", "<!-- end of families -->\n"
     text = page.read_text()
     page.write_text(text[:text.index(begin) + len(begin)] + "\n" + "\n".join(lines) + "\n\n" + text[text.index(end):])

@@ -93,7 +93,7 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
         wanted, taps = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, appended_lengths)
     if prepare:
         _check_prepared(cache, score, want)
-        return Prepared("mha_attention", (), args, {"q": q, "k": k, "v": v}, out, is_new, workspace, (scheduler,), wanted, (alive, taps, cache))
+        return Prepared("mha_attention", (), args, {"q": q, "k": k, "v": v}, out, is_new, workspace, scheduler, wanted, (alive, taps, cache))
     if scheduler is None:
         _run("mha_attention", workspace, args)
     else:

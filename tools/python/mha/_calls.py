@@ -48,12 +48,12 @@ class Prepared:
     thread at a time may use it.
     """
 
-    def __init__(self, name, layer, args, given, out, is_new, workspace, callbacks, wanted, alive):
+    def __init__(self, name, layer, args, given, out, is_new, workspace, scheduler, wanted, alive):
         fields = {"output": out, **{field: array for field, array in given.items() if array is not None}}
         self._places = [(getattr(type(args), field).offset, field, array.shape, array.strides, array.dtype) for field, array in fields.items()]
         self._is_new = is_new
         self._name, self._layer, self._args, self._workspace = name, layer, args, workspace
-        self._callbacks = [callback for callback in callbacks if callback is not None]
+        self._scheduler = scheduler
         self._wanted, self._alive = wanted, (out, alive)
 
     def __call__(self, *arrays: np.ndarray, out: np.ndarray | None = None) -> Any:
@@ -66,8 +66,8 @@ class Prepared:
             if not isinstance(array, np.ndarray) or array.shape != shape or array.strides != strides or array.dtype != dtype:
                 raise _other(array, name, shape, strides, dtype)
             _point(self._args, offset, _first(array))
-        if self._callbacks:
-            with _raising(*self._callbacks):
+        if self._scheduler is not None:
+            with _raising(self._scheduler):
                 _run(self._name, self._workspace, self._args, *self._layer)
         else:
             _run(self._name, self._workspace, self._args, *self._layer)

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Literal, overload
 import numpy as np
 
 from ._arrays import (_buffer, _check, _contiguous, _describe, _dtypes, _named, _output, _place, _row_type, _row_types, _strides, _writeable, aligned)
-from ._callbacks import _Allocator, _Sgemm, _raising
+from ._callbacks import _raising
 from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._library import _call, _loaded
 from ._structs import (_CallInfo, _Config, _ForwardArgs, _LinearArgs, _Options, _Weights, _cache_read, _new, _packer, arithmetics, gates,
                        instruction_set_names, layouts, types)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from typing_extensions import Unpack
 
     from ._cache import KvCache
@@ -46,38 +43,29 @@ class Layer:
     two numbers in each, layout="out_in" only); scales={"w_q": ..., "w_o": ...}. weight_type says how the layer keeps them.
     arithmetic is what the projections compute in, "int8" or "int16" with weights of int8 or int4.
 
-    sgemm runs the projections in place of the library's kernels. It is a function of C with the signature of cblas_sgemm, such as
-    ctypes.CDLL("libopenblas.so.0").cblas_sgemm, or one of Python, sgemm(a, b, c, alpha, beta), that sets c[...] = alpha * a @ b + beta * c,
-    without looking at c where beta is 0. allocator(bytes) returns the memory for the packed weights, an array of at least so many bytes such as
-    mha.aligned makes, or None if there is none left; the layer keeps it as long as it lives.
-
     The arrays are read once, and may be freed then. The attribute `shape` has the fields of mha_layer_config by name, all defaults resolved.
     """
 
-    def __init__(self, query_dim: int, num_heads: int, *, instruction_set: str = "auto", sgemm: Callable[..., Any] | None = None,
-                 allocator: Callable[[int], Array | None] | None = None, **weights_and_shape: Unpack[Weights]) -> None:
-        product, memory = sgemm and _Sgemm(sgemm), allocator and _Allocator(allocator)
+    def __init__(self, query_dim: int, num_heads: int, *, instruction_set: str = "auto", **weights_and_shape: Unpack[Weights]) -> None:
         config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
         handle = ctypes.c_void_p()
-        with _raising(memory):
-            _call("mha_layer_create", config, weights, _options(instruction_set, product, memory), handle)
-        weakref.finalize(self, _destroy, _loaded().mha_layer_destroy, handle.value, memory)
-        self._adopt(handle, None, product)
+        _call("mha_layer_create", config, weights, _options(instruction_set), handle)
+        weakref.finalize(self, _loaded().mha_layer_destroy, handle.value)
+        self._adopt(handle, None)
 
     @classmethod
-    def view(cls, packed: Array, *, instruction_set: str = "auto", sgemm: Callable[..., Any] | None = None) -> Layer:
-        """A layer over packed weights, which are not copied: an array from pack(), or numpy.memmap of a file (dtype=uint8, mode="r"). With an
-        sgemm exactly if they were packed with one."""
-        self, product = cls.__new__(cls), sgemm and _Sgemm(sgemm)
+    def view(cls, packed: Array, *, instruction_set: str = "auto") -> Layer:
+        """A layer over packed weights, which are not copied: an array from pack(), or numpy.memmap of a file (dtype=uint8, mode="r")."""
+        self = cls.__new__(cls)
         address, size = _buffer(packed, "packed")
         storage = np.empty(_loaded().mha_layer_view_size(), np.uint8)
         handle = ctypes.c_void_p()
-        _call("mha_layer_view", address, size, _options(instruction_set, product), storage.ctypes.data, storage.size, handle)
-        self._adopt(handle, (packed, storage), product)
+        _call("mha_layer_view", address, size, _options(instruction_set), storage.ctypes.data, storage.size, handle)
+        self._adopt(handle, (packed, storage))
         return self
 
-    def _adopt(self, handle, memory, sgemm):
-        self._handle, self._memory, self._sgemm = handle.value, memory, sgemm
+    def _adopt(self, handle, memory):
+        self._handle, self._memory = handle.value, memory
         config = _Config(struct_size=ctypes.sizeof(_Config))
         _call("mha_layer_shape", self._handle, config)
         self.shape = {field: getattr(config, field) for field, _ in _Config._fields_[1:]}
@@ -144,8 +132,8 @@ class Layer:
         if prepare:
             _check_prepared(cache, score, want)
             return Prepared("mha_forward", (self._handle,), args, dict(zip(("query", "key", "value"), arrays)), single, is_new, workspace,
-                            (scheduler, self._sgemm), wanted, (self, alive, taps, cache))
-        with _raising(scheduler, self._sgemm):
+                            scheduler, wanted, (self, alive, taps, cache))
+        with _raising(scheduler):
             _run("mha_forward", workspace, args, self._handle)
         del alive, taps
         out = single
@@ -185,10 +173,10 @@ class Linear:
         self.layer = Layer(inputs, 0, output_dim=outputs, w_o=w, b_o=b, layout=layout, scales=None if scales is None else {"w_o": scales}, **how)
 
     @classmethod
-    def view(cls, packed: Array, *, instruction_set: str = "auto", sgemm: Callable[..., Any] | None = None) -> Linear:
+    def view(cls, packed: Array, *, instruction_set: str = "auto") -> Linear:
         """Over packed weights, as Layer.view."""
         self = cls.__new__(cls)
-        self.layer = Layer.view(packed, instruction_set=instruction_set, sgemm=sgemm)
+        self.layer = Layer.view(packed, instruction_set=instruction_set)
         return self
 
     def __call__(self, x: Array, residual: Array | None = None, *, out: Array | None = None, bf16: bool = False, output_type: str = "f32",
@@ -206,7 +194,7 @@ class Linear:
                 setattr(args, name, array.ctypes.data)
                 setattr(args, name + "_row_stride", _strides(array, name)[0])
         args.scheduler = ctypes.addressof(scheduler._struct) if scheduler is not None else None
-        with _raising(scheduler, self.layer._sgemm):
+        with _raising(scheduler):
             _run("mha_linear", workspace, args, self.layer._handle)
         return out
 
@@ -221,25 +209,22 @@ class Linear:
         return {field: getattr(info, field) for field, _ in _CallInfo._fields_[1:]}
 
 
-def pack(query_dim: int, num_heads: int, *, out: Array | None = None, instruction_set: str = "auto", sgemm: Callable[..., Any] | None = None,
+def pack(query_dim: int, num_heads: int, *, out: Array | None = None, instruction_set: str = "auto",
          **weights_and_shape: Unpack[Weights]) -> Array:
     """The packed weights of a layer as an array of bytes, for Layer.view; `pack(...).tofile(path)` writes them to a file. Takes what Layer takes.
     out is memory for them, such as numpy.memmap of a new file: an array of pack_size(...) bytes or more, of which the first ones are returned."""
-    bytes = pack_size(query_dim, num_heads, instruction_set=instruction_set, sgemm=sgemm, **weights_and_shape)
+    bytes = pack_size(query_dim, num_heads, instruction_set=instruction_set, **weights_and_shape)
     out = aligned(bytes) if out is None else _writeable(out, "out")
-    product = sgemm and _Sgemm(sgemm)
     config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
-    _call("mha_layer_pack", config, weights, _options(instruction_set, product), *_buffer(out, "out"))
+    _call("mha_layer_pack", config, weights, _options(instruction_set), *_buffer(out, "out"))
     return out[:bytes]
 
 
-def pack_size(query_dim: int, num_heads: int, *, instruction_set: str = "auto", sgemm: Callable[..., Any] | None = None,
-              **weights_and_shape: Unpack[Weights]) -> int:
+def pack_size(query_dim: int, num_heads: int, *, instruction_set: str = "auto", **weights_and_shape: Unpack[Weights]) -> int:
     """The bytes that pack needs."""
-    product = sgemm and _Sgemm(sgemm)
     config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
     bytes = ctypes.c_size_t()
-    _call("mha_layer_pack_size", config, weights, _options(instruction_set, product), bytes)
+    _call("mha_layer_pack_size", config, weights, _options(instruction_set), bytes)
     return bytes.value
 
 
@@ -248,13 +233,8 @@ def verify(packed: np.ndarray) -> None:
     _call("mha_layer_verify", *_buffer(packed, "packed"))
 
 
-def _options(instruction_set, sgemm=None, allocator=None):
-    return _new(_Options, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"),
-                sgemm=sgemm and sgemm.address, allocator=allocator and ctypes.addressof(allocator.struct))
-
-
-def _destroy(destroy, layer, _allocator):  # which gets the memory back meanwhile
-    destroy(layer)
+def _options(instruction_set):
+    return _new(_Options, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
 
 
 def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv=None, w_o=None, b_q=None, b_k=None, b_v=None, b_qkv=None,

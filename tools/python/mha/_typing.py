@@ -110,8 +110,6 @@ class How(TypedDict, total=False):
     weight_type: str
     arithmetic: str
     instruction_set: str
-    sgemm: Any
-    allocator: Any
 
 
 class CacheConfig(TypedDict, total=False):

@@ -8,6 +8,7 @@ import os
 
 import numpy as np
 import onnx
+import onnx.inliner
 from onnx import TensorProto, helper
 
 from ._find import Finder, Left, attention_types
@@ -52,11 +53,10 @@ def rewrite(model: onnx.ModelProto | str | os.PathLike, weight_type: str = "f32"
             raise ValueError(f"{name} is {given!r}; it must be one of {', '.join(choices)}")
     if arithmetic != "f32" and weight_type not in ("int8", "int4"):
         raise ValueError(f"arithmetic is {arithmetic}, and weight_type is {weight_type}; integers multiply weights of int8 or int4")
-    if not isinstance(model, onnx.ModelProto):
-        model = onnx.load(os.fspath(model))
-    if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
-    return model, Rewriter(model, weight_type, arithmetic).run()
+    made = model if isinstance(model, onnx.ModelProto) else onnx.load(os.fspath(model))
+    if made.functions:
+        made = onnx.inliner.inline_local_functions(made)
+    return made, Rewriter(made, weight_type, arithmetic).run()
 
 
 class Rewriter:
