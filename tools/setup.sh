@@ -10,8 +10,8 @@ Installs by apt-get (Debian, Ubuntu) the packages that are needed to build and t
 takes no time if all are there. Needs root or sudo only if something is missing. What only some tests of --all need is installed where apt has it;
 where it has not, or cannot install it, that is said, and those tests will be skipped.
 
-  --all    also what tools/test.sh needs: clang, compilers for AArch64, RISC-V and Windows, emulators, what looks at packages, man pages, the
-           header and the binary interface, a browser, what virtual environments of Python need, and cargo if there is none
+  --all    also what tools/test.sh needs: clang, compilers for AArch64, RISC-V and Windows, emulators, what looks at packages, the header and
+           the binary interface, and cargo if there is none
   --help   this text
 
 Examples:
@@ -21,20 +21,19 @@ TEXT
 }
 
 needed=(cmake make ninja-build g++ libxsimd-dev libopenblas-dev libpthreadpool-dev libbenchmark-dev libgtest-dev googletest pkg-config
-  libcli11-dev nlohmann-json3-dev python3 git valgrind)
+  libcli11-dev nlohmann-json3-dev python3 python3-venv git valgrind)
 useful=()  # without one of these, tests are skipped
 
 for argument in "$@"; do
   case $argument in
     --all)
       needed+=(ccache clang g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user)
-      useful+=(g++-mingw-w64-x86-64-posix wine libclang-rt-dev abigail-tools dpkg-dev file lintian man-db groff-base doxygen python3-venv)
+      useful+=(g++-mingw-w64-x86-64-posix wine libclang-rt-dev abigail-tools dpkg-dev file lintian doxygen)
       # What tools/test_avx512.sh needs, on a processor without AVX-512. (Debian's busybox-static would take the place of busybox.)
       if [[ $(uname -m) == x86_64 ]] && ! grep -qs avx512dq /proc/cpuinfo; then
         useful+=(bochs bochs-term bochsbios vgabios cpio isolinux syslinux-common xorriso)
         command -v busybox >/dev/null || useful+=(busybox-static)
       fi
-      [[ -n $(command -v chromium chromium-browser google-chrome) ]] || useful+=(chromium)
       # Debian 12's package cargo is too old for the crates; this one is kept up to date.
       command -v cargo >/dev/null || useful+=(cargo-web rustc-web rust-web-clippy rustfmt-web)
       ;;

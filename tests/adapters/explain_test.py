@@ -117,8 +117,7 @@ class Numbers(Explaining):
         weights = {name: normal(width, count * head_dim) for name, count in (("w_q", heads), ("w_k", 2), ("w_v", 2))}
         weights["w_o"] = normal(heads * head_dim, width)
         norm = {"epsilon": 1e-5, "q_weight": normal(head_dim).tolist(), "k_weight": normal(head_dim).tolist()}
-        longrope = {"short_factors": [1.0, 1.5, 2.0], "long_factors": [2.0, 3.0, 4.0], "original_positions": 3, "attention_factor": 1.2}
-        for rope in ({"style": "half", "base": 500.0}, {"style": "interleaved", "base": 10000.0, "dims": 4}, {"style": "half", "base": 1e4, **longrope}):
+        for rope in ({"base": 500.0, "linear_factor": 2.0}, {"style": "interleaved", "base": 10000.0, "dims": 4}):
             with self.subTest(rope):
                 layer = mha.Layer(width, heads, num_kv_heads=2, head_dim=head_dim, output_dim=width, **weights)
                 call = explain.Call(layer.shape, {"causal": True, "rope": rope, "norm": norm}, explain.make_parser().parse_args([]), [self.x, None, None])
@@ -131,7 +130,7 @@ class Numbers(Explaining):
     def test_a_packed_layer_is_called_as_it_says(self):
         w_qkv, w_o = normal(width, 3 * heads * head_dim), normal(heads * head_dim, width)
         packed = mha.pack(width, heads, head_dim=head_dim, output_dim=width, w_qkv=w_qkv, w_o=w_o)
-        call = {"version": 1, "causal": True, "window": 3, "softcap": 5.0, "rope": {"style": "half", "base": 100.0}, "sinks": [1.0, 2.0, 0.0, -1.0]}
+        call = {"version": 1, "causal": True, "window": 3, "softcap": 5.0, "rope": {"base": 100.0}, "sinks": [1.0, 2.0, 0.0, -1.0]}
         described = json.dumps(call).encode()
         (self.folder / "layer.mha").write_bytes(packed.tobytes() + described + struct.pack("<QQ", 0, len(described)) + b"mha call")
         text = self.text_of("--packed", "layer.mha", "--input", "x.npy")

@@ -246,8 +246,6 @@ class Consumer:
                 sys.exit(f"The package {name} has another license than LICENSE.")
         for name in with_command:
             print(run([root / "usr" / "bin" / name, "--version"], "The command of the package does not run."), end="")
-            if not (root / "usr" / "share" / "man" / "man1" / "mha.1.gz").exists():
-                sys.exit("The package of the command has no man page.")
         if not shutil.which("lintian"):
             skip("all is well but for what lintian would find, which is not here (Debian: lintian)")
         # Who answers for a package is for those to say who hand it on: CPACK_PACKAGE_CONTACT.

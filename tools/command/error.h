@@ -6,23 +6,16 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "mha.h"
 
 namespace command {
 
-// Something that the user gave is wrong. what() is the sentence that main prints: it names the file (and tensor) and says what was
-// expected. The exit status is then 2.
+// Something that the user gave is wrong. what() names the file, tensor or option, and says what was expected. The exit status is then 2.
 class InputError : public std::runtime_error {
  public:
-  explicit InputError(const std::string &sentence, std::string choices = "") : runtime_error(sentence), choices_(std::move(choices)) {}
-
-  const std::string &choices() const { return choices_; }  // lines to print below the sentence, where it offers a choice
-
- private:
-  std::string choices_;
+  using runtime_error::runtime_error;
 };
 
 // All parts, one after the other: text("row ", 3).
@@ -39,19 +32,33 @@ template <typename... Parts>
   throw InputError(text(parts...));
 }
 
-// Passes on a failure of the library as an InputError; subject is what the user gave, such as the name of a file.
-void check(mha_status status, const mha_error &error, const std::string &subject);
+// Passes on a failure of the library; subject is what the user gave, such as the name of a file.
+inline void check(mha_status status, const mha_error &error, const std::string &subject) {
+  if (status != MHA_OK) fail(subject, ": ", error.message[0] != '\0' ? error.message : mha_status_string(status));
+}
 
-// 'text' for a sentence, shortened if it is long.
-std::string in_quotes(std::string_view text);
+// 'text', shortened if it is long.
+inline std::string in_quotes(std::string_view text) {
+  const size_t longest = 120;
+  return "'" + std::string(text.substr(0, longest)) + (text.size() > longest ? "...'" : "'");
+}
 
 // A shape as Python writes it: (3, 6).
-std::string shape_text(const std::vector<int64_t> &shape);
+inline std::string shape_text(const std::vector<int64_t> &shape) {
+  std::string out;
+  for (const int64_t extent : shape) out += (out.empty() ? "(" : ", ") + std::to_string(extent);
+  return out.empty() ? "()" : out + (shape.size() == 1 ? ",)" : ")");
+}
 
 // "1 head", "2 heads".
-std::string count_text(int64_t count, const char *singular);
+inline std::string count_text(int64_t count, const char *singular) { return text(count, " ", singular, count == 1 ? "" : "s"); }
 
-// The text with control characters replaced: names come from files, and must not be able to add lines or steer a terminal.
-std::string one_line(std::string_view text);
+// Control characters replaced: names come from files, and must not be able to add lines or steer a terminal.
+inline std::string one_line(std::string text) {
+  for (char &c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return text;
+}
 
 }  // namespace command

@@ -3,8 +3,6 @@
 
 #include <cstddef>
 #include <string>
-#include <utility>
-#include <vector>
 
 namespace command {
 
@@ -26,13 +24,8 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// Throws InputError if output is one of the inputs, under whatever name, or is meant for standard output. inputs: {"--input", "x.npy"};
-// an empty path was not given. option is the output's. To be called before anything is written.
-void check_output(const std::string &output, const std::vector<std::pair<const char *, std::string>> &inputs,
-                  const char *option = "--output");
-
 // A file that appears under its name only when it is complete: until commit, the bytes go to a temporary file beside it, which vanishes
-// with this object and when the command is interrupted. What is no regular file (a pipe, /dev/null) is written directly.
+// with this object. What is no regular file (a pipe, /dev/null) is written directly.
 class OutputFile {
  public:
   explicit OutputFile(const std::string &path);  // throws InputError: an output that can't be written is found before the work
@@ -46,9 +39,11 @@ class OutputFile {
  private:
   [[noreturn]] void fail_to_write() const;
 
-  std::string path_;
-  std::string temporary_;  // "" = written directly
+  std::string path_, temporary_;  // "" = written directly
   int file_ = -1;
 };
+
+// Whether two paths name one file that is there.
+bool is_same_file(const std::string &a, const std::string &b);
 
 }  // namespace command

@@ -1,26 +1,18 @@
 // mha: multi-head attention on the command line.
-#include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <memory>
 #include <new>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "commands.h"
 #include "error.h"
-#include "help.h"
 #include "mha.h"
 
 namespace command {
 namespace {
 
-constexpr int kFailure = 1;  // neither the user's fault nor his to mend
-constexpr int kBadInput = 2;
+constexpr int kFailure = 1, kBadInput = 2;  // neither the user's fault nor his to mend; else
 
 int complain(int status, const std::string &sentence) {
   std::fprintf(stderr, "mha: %s\n", one_line(sentence).c_str());
@@ -32,92 +24,80 @@ std::string version_text() {
   return text("mha ", version / 10000, ".", version / 100 % 100, ".", version % 100, " (contract ", mha_contract(), ")");
 }
 
-// What is wrong with the options, in our words: CLI11's tell neither what to do nor always what was meant.
-std::string sentence_about(const CLI::ParseError &error, const CLI::App &app) {
-  const std::vector<const CLI::App *> parsed = app.get_subcommands([](const CLI::App *sub) { return sub->count() > 0; });
-  const CLI::App &asked = parsed.empty() ? app : *parsed[0];
-  const std::string help = parsed.empty() ? "mha --help" : "mha " + asked.get_name() + " --help";
-  if (dynamic_cast<const CLI::ExtrasError *>(&error) != nullptr) {
-    const std::vector<std::string> extras = app.remaining(true);
-    // The value of an unknown option is left over too, and is not what is wrong.
-    const auto is_option = [](const std::string &extra) { return extra.size() > 1 && extra[0] == '-'; };
-    const auto option = std::find_if(extras.begin(), extras.end(), is_option);
-    if (option != extras.end()) return text("there is no option ", in_quotes(*option), "; ", help, " says more");
-    if (!extras.empty()) return text(in_quotes(extras[0]), " is not expected here; ", help, " says more");
-  }
-  if (dynamic_cast<const CLI::ArgumentMismatch *>(&error) != nullptr) {
-    const std::string what = error.what();
-    const std::string name = what.substr(0, what.find(':'));
-    const CLI::Option *option = asked.get_option_no_throw(name);
-    if (option != nullptr) return name + (option->count() > 1 ? ": is given twice" : ": a value is expected after it");
-  }
-  if (dynamic_cast<const CLI::ConversionError *>(&error) != nullptr) {  // values have been checked: a flag was given one
-    for (const CLI::Option *option : asked.get_options()) {
-      if (option->get_items_expected_max() == 0 && std::string(error.what()).find(option->get_name()) != std::string::npos) {
-        return option->get_name() + ": takes no value";
-      }
-    }
-  }
-  return error.what();
-}
-
-// The option whose value was forgotten although another option follows, or "": CLI11 takes the other option for the value.
-std::string option_without_value(const CLI::App &asked, const std::vector<const char *> &arguments) {
-  for (size_t i = 0; i + 1 < arguments.size(); ++i) {
-    const std::string name = arguments[i];
-    const std::string next = arguments[i + 1];
-    if (name.rfind("--", 0) != 0 || next.rfind("--", 0) != 0) continue;
-    const CLI::Option *option = asked.get_option_no_throw(name);
-    const bool takes_value = option != nullptr && option->get_items_expected_max() > 0;
-    if (takes_value && asked.get_option_no_throw(next.substr(0, next.find('='))) != nullptr) return name;
-  }
-  return "";
-}
-
 int parse_and_run(int argc, char **argv) {
-  CLI::App app("Multi-head attention on CPUs: look inside a layer, run it on files, pack it.", "mha");
-  app.formatter(std::make_shared<HelpFormatter>());
+  CLI::App app("Multi-head attention on CPUs: runs layers on files, and packs them.", "mha");
+  app.get_formatter()->column_width(24);
   app.set_version_flag("--version", version_text, "Print the version and exit");
   app.footer(R"(
 Examples:
-  mha explain
+  mha info
   mha run --weights layer.safetensors --heads 12 --causal --input x.npy --output y.npy
   mha run --help
 
-Exit status: 0 on success, 2 for wrong input or usage (one sentence says what), 1 for anything else.)");
-  app.require_subcommand(0, 1);  // or "mha verify run" would be two sub-commands
-  add_explain_command(&app);
+Exit status: 0 on success, 2 for wrong input or usage (one sentence says what), 1 for anything else.
+What each step of a layer computes: python -m mha explain)");
+  app.require_subcommand(0, 1);
   add_run_command(&app);
   add_pack_command(&app);
   add_verify_command(&app);
   add_info_command(&app);
-
-  const std::string advice = "explain, run, pack, verify or info is expected; mha --help says more";
-  std::vector<const char *> arguments(argv, argv + argc);
-  if (argc >= 2 && std::string_view(argv[1]) == "help") {  // help run -> run --help
-    arguments.erase(arguments.begin() + 1);
-    arguments.push_back("--help");
-  }
-  const std::string first = arguments.size() < 2 ? "" : arguments[1];
-  if (first.empty()) return complain(kBadInput, advice);
-  if (first[0] != '-' && app.get_subcommands([&](const CLI::App *known) { return known->get_name() == first; }).empty()) {
-    return complain(kBadInput, text("there is no sub-command ", in_quotes(first), "; ", advice));
-  }
-  if (first[0] != '-') {
-    const std::string option = option_without_value(*app.get_subcommand(first), arguments);
-    if (!option.empty()) return complain(kBadInput, option + ": a value is expected after it");
-  }
   try {
-    app.parse(static_cast<int>(arguments.size()), arguments.data());
+    app.parse(argc, argv);
   } catch (const CLI::Success &request) {  // --help and --version
     return app.exit(request);
   } catch (const CLI::ParseError &error) {
-    return complain(kBadInput, sentence_about(error, app));
+    return complain(kBadInput, text(error.what(), "; mha --help says more"));
   }
+  if (app.get_subcommands().empty()) return complain(kBadInput, "run, pack, verify or info is expected; mha --help says more");
   return 0;
 }
 
 }  // namespace
+
+CLI::Validator whole_number(int64_t most) {
+  const auto check = [most](std::string &words) -> std::string {
+    const bool is_number = !words.empty() && words.size() <= 18 && words.find_first_not_of("0123456789") == std::string::npos;
+    if (is_number && std::stoll(words) >= 1 && std::stoll(words) <= most) return "";
+    return text("a whole number ", most == INT64_MAX ? "of at least 1" : text("from 1 to ", most), " is expected, not ", in_quotes(words));
+  };
+  return CLI::Validator(check, "");
+}
+
+CLI::Validator one_of(const std::vector<std::string> &words, size_t count) {
+  const auto check = [words, count](std::string &given) -> std::string {
+    std::string all;
+    for (size_t i = 0; i < count; ++i) {
+      if (given == words[i]) return "";
+      all += (i == 0 ? "" : i + 1 < count ? ", " : " or ") + words[i];
+    }
+    return all + " is expected, not " + in_quotes(given);
+  };
+  return CLI::Validator(check, "");
+}
+
+void add_layer_options(CLI::App *app, LayerOptions *options) {
+  const char *group = "Weights";
+  const auto add = [&](const char *name, auto *value, const char *type, const char *description) {
+    return app->add_option(name, *value, description)->type_name(type)->group(group);
+  };
+  const auto add_flag = [&](const char *name, auto *value, const char *text) { app->add_flag(name, *value, text)->group(group); };
+  add("--weights", &options->weights, "FILE", "The weights of a layer or a whole model (.safetensors; F32, F16, BF16)");
+  add("--layer", &options->layer, "PREFIX", "Which layer of a model: its prefix, or words that only it has (h.0)");
+  add("--config", &options->config, "FILE", "What the model is; default: config.json beside the weights, if it is there");
+  add_flag("--no-config", &options->without_config, "Take the options below in place of a config.json beside the weights");
+  group = "Without a config.json";
+  add("--heads", &options->num_heads, "N", "Number of query heads")->check(whole_number());
+  add_flag("--causal", &options->is_causal, "No row attends to later ones");
+  add_flag("--no-causal", &options->is_not_causal, "Rows attend to later ones too");
+  add("--rope-base", &options->rope_base, "B", "Rotate queries and keys (RoPE) with this base, rope_theta")->check(CLI::PositiveNumber);
+  add_flag("--no-rope", &options->without_rope, "Nothing is rotated");
+  group = kComputation;
+  add("--weight-type", &options->weight_type, "NAME", "How the layer keeps its weights: f32 (default), f16, bf16, int8 or int4")
+      ->check(one_of(type_names, 5));
+  add("--arithmetic", &options->arithmetic, "NAME", "Projections: f32 (default) or, with weights of int8 or int4, int8 or int16")
+      ->check(one_of(arithmetic_names, 3));
+}
+
 }  // namespace command
 
 int main(int argc, char **argv) {
@@ -127,7 +107,6 @@ int main(int argc, char **argv) {
     status = parse_and_run(argc, argv);
   } catch (const InputError &error) {
     status = complain(kBadInput, error.what());
-    std::fputs(error.choices().c_str(), stderr);
   } catch (const std::bad_alloc &) {
     status = complain(kFailure, "there is not enough memory for this");
   } catch (const std::exception &error) {

@@ -1,52 +1,37 @@
-// Arrays in NumPy's .npy files.
+// Rows in NumPy's .npy files, in the one form that numpy.save writes.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
+#include "files.h"
 #include "mha.h"
 
 namespace command {
 
-// An array in C order, such as rows: [n, width] or [batch, n, width].
-struct Array {
-  std::string name;  // for sentences: the file, as the user wrote it
-  std::vector<int64_t> shape;
-  const void *data = nullptr;
-  uint32_t type = MHA_TYPE_F32;        // of floats; of whole numbers and booleans MHA_TYPE_F32 all the same
-  size_t element_bytes = sizeof(float);
-  std::shared_ptr<const void> memory;  // what data points into, if it must be kept
+// Mapped: [n, width] or [batch, n, width], in C order, at least one of each. Anything else is an InputError.
+class Rows {
+ public:
+  explicit Rows(const std::string &path);
 
-  const float *floats() const { return static_cast<const float *>(data); }  // of MHA_TYPE_F32
-  const void *from(int64_t element) const { return static_cast<const char *>(data) + element * static_cast<int64_t>(element_bytes); }
-  int64_t count() const;
+  const std::string &name() const { return file_.path(); }
+  const std::vector<int64_t> &shape() const { return shape_; }
+  uint32_t type() const { return type_; }  // MHA_TYPE_F32, F16 or BF16
+  int64_t batch() const { return shape_.size() == 3 ? shape_[0] : 1; }
+  int64_t count() const { return shape_[shape_.size() - 2]; }
+  int64_t width() const { return shape_.back(); }
+  const void *from(int64_t row) const { return data_ + row * width() * element_bytes_; }
 
-  int64_t batch() const { return shape.size() == 3 ? shape[0] : 1; }
-  int64_t rows() const { return shape[shape.size() - 2]; }
-  int64_t width() const { return shape[shape.size() - 1]; }
+ private:
+  MappedFile file_;
+  std::vector<int64_t> shape_;
+  uint32_t type_ = MHA_TYPE_F32;
+  int64_t element_bytes_ = 4;
+  const unsigned char *data_ = nullptr;
 };
 
-// What a file may hold.
-enum class Elements {
-  kFloats,    // float32
-  kHalves,    // or float16
-  kRows,      // or float16 or bfloat16; rank 2 or 3
-  kBooleans,  // bool or uint8
-  kNumbers,   // int32 or int64
-};
-
-// Maps a .npy file of such little-endian elements in C order. Anything else is an InputError.
-Array read_npy(const std::string &path, Elements elements);
-
-// The whole numbers of an array of kNumbers.
-std::vector<int64_t> numbers_of(const Array &array);
-
-// The same array with its floats as float32, exactly.
-Array widened(const Array &array);
-
-// The bytes in front of the data of an array of this shape and MHA_TYPE_F32, F16 or BF16, as numpy.save writes them.
-std::string npy_header(const std::vector<int64_t> &shape, uint32_t type);
+// The bytes in front of the data of an array of floats, as numpy.save writes them.
+std::string npy_header(const std::vector<int64_t> &shape);
 
 }  // namespace command

@@ -1,15 +1,10 @@
 // mha pack: the layer as the kernels read it, in a file that any number of processes can map. mha verify: whether it is still that.
-#include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
 #include <memory>
 
 #include "commands.h"
 #include "error.h"
 #include "files.h"
-#include "layer.h"
-#include "options.h"
-#include "terminal.h"
 
 namespace command {
 namespace {
@@ -21,33 +16,26 @@ struct PackOptions {
 };
 
 void pack(const PackOptions &options) {
-  check_needed(options.layer, false, {{"--output", options.output}});
-  check_output(options.output, files_of(options.layer, {}, {}));
-  Progress progress(!options.is_quiet);
-  const LayerWeights weights = read_layer_weights(options.layer);
+  if (options.layer.weights.empty()) fail("--weights is needed");
+  if (options.output.empty()) fail("--output is needed");
+  if (is_same_file(options.output, options.layer.weights)) fail("--output: ", options.output, " is also the --weights; name another file");
+  const Layer layer(options.layer);
+  const std::string call = packed_call(layer.call());
   OutputFile file(options.output);
-  progress.stage("packing " + options.layer.weights);
-  const PackedLayer packed = pack_layer(weights, options.layer);
-  progress.stage("writing " + options.output);
-  file.write(packed.data, packed.bytes);
+  file.write(layer.bytes(), layer.num_bytes());
+  file.write(call.data(), call.size());
   file.commit();
-  progress.clear();
-  if (options.is_quiet) return;
-  const std::string kind = weights.names.family.empty() ? "named tensors" : weights.names.family;
-  const std::vector<uint8_t> &kept = weights.extras.kept_heads;
-  const auto left_out = static_cast<int64_t>(std::count(kept.begin(), kept.end(), 0));
-  const std::string without = left_out != 0 ? " without " + count_text(left_out, "head") : "";
-  std::fprintf(stderr, "%s, %s%s, %s\n", kind.c_str(), describe(weights.config).c_str(), without.c_str(),
-               bytes_text(static_cast<double>(packed.bytes)).c_str());
+  if (!options.is_quiet) std::fprintf(stderr, "%s, %.1f MiB\n", layer.text().c_str(), static_cast<double>(layer.num_bytes()) / (1 << 20));
 }
 
 void verify(const std::string &path) {
   if (path.empty()) fail("the packed file is needed: mha verify FILE");
-  const MappedFile file(path);
-  check_is_packed(file);
+  LayerOptions options;
+  options.packed = path;
+  const Layer layer(options);
   mha_error error;
-  check(mha_layer_verify(file.data(), file.size(), &error), error, path);
-  std::printf("%s: a packed layer, all weights as they were packed\n", one_line(path).c_str());
+  check(mha_layer_verify(layer.bytes(), layer.num_bytes(), &error), error, path);
+  std::printf("%s: a packed layer, all weights as they were packed; %s\n", one_line(path).c_str(), layer.text().c_str());
 }
 
 }  // namespace
@@ -55,20 +43,17 @@ void verify(const std::string &path) {
 void add_pack_command(CLI::App *app) {
   const auto options = std::make_shared<PackOptions>();
   CLI::App *pack_app = app->add_subcommand("pack", "Pack a layer once, for mha run --packed and mha_layer_view");
-  add_weight_options(pack_app, &options->layer);
-  add_kept_heads_option(pack_app, &options->layer);
+  add_layer_options(pack_app, &options->layer);
   pack_app->add_option("--output", options->output, "Where the packed layer goes (.mha)")->type_name("FILE")->group(kInput);
-  add_weight_type_option(pack_app, &options->layer);
-  add_back_end_option(pack_app, &options->layer);
-  pack_app->add_flag("--quiet", options->is_quiet, "No progress, no line about the layer");
+  pack_app->add_flag("--quiet", options->is_quiet, "No line about the layer");
   pack_app->footer(R"(
-One packed file serves every machine of this byte order, whatever its instruction sets.
+One packed file serves every machine of this byte order, whatever its instruction sets. Behind the layer it has, as JSON, how the layer is
+called: rotation, norms, sinks, window, causal or not. mha_layer_view takes the file as it is, and looks at the layer alone.
 
 Examples:
-  mha pack --weights layer.safetensors --heads 12 --output layer.mha
-  mha pack --weights layer.safetensors --heads 12 --weight-type int8 --output layer.mha
-  mha pack --weights layer.safetensors --heads 12 --weight-type int8 --arithmetic int16 --output layer.mha
-  mha pack --weights gpt2.safetensors --layer h.0 --heads 12 --output h.0.mha
+  mha pack --weights model.safetensors --layer layers.0 --output layer.mha     (config.json lies beside the model)
+  mha pack --weights layer.safetensors --heads 12 --causal --weight-type int8 --arithmetic int16 --output layer.mha
+  mha verify layer.mha
   mha run --packed layer.mha --input x.npy --output y.npy)");
   pack_app->callback([options] { pack(*options); });
 }

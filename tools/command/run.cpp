@@ -1,133 +1,155 @@
 // mha run: rows in a file through a layer in a file, to rows in a file.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 
 #include "bench/workers.h"
-#include "call_options.h"
 #include "commands.h"
-#include "decode.h"
 #include "error.h"
 #include "files.h"
-#include "inputs.h"
-#include "layer.h"
-#include "options.h"
-#include "terminal.h"
+#include "npy.h"
 
 namespace command {
 namespace {
 
 struct RunOptions {
   LayerOptions layer;
-  InputOptions inputs;
-  AttentionOptions attention;
-  DecodeOptions decode;
-  std::string output;
-  std::string output_type;
+  std::string input, output, cache_type;
   uint32_t num_threads = 1;
-  bool is_quiet = false;
+  bool decodes = false, is_quiet = false;
+  int64_t prompt = 0;
 };
 
-std::unique_ptr<const LoadedLayer> load(const LayerOptions &options, Progress *progress) {
-  if (!options.packed.empty()) return std::make_unique<const LoadedLayer>(options.packed, options);
-  const LayerWeights weights = read_layer_weights(options);
-  progress->stage("packing " + options.weights);
-  return std::make_unique<const LoadedLayer>(weights, options);
-}
-
-// How many sequences go into one call: enough that the call is not lost in its own overhead, few enough that progress is seen. The
-// results do not depend on it.
-int64_t sequences_per_call(const mha_call_info &whole, int64_t batch) {
-  const double operations_per_sequence = static_cast<double>(whole.operations) / static_cast<double>(batch);
-  const double target = 4e9 * whole.num_threads;
-  return std::max<int64_t>(1, std::min<int64_t>(batch, static_cast<int64_t>(target / std::max(1.0, operations_per_sequence))));
-}
-
-size_t checked_product(const std::string &name, const std::vector<int64_t> &shape) {
-  size_t product = 1;
-  for (const int64_t extent : shape) {
-    if (extent == 0) return 0;
+void check_options(const RunOptions &options) {
+  const std::pair<const char *, std::string> inputs[] = {
+      {"--weights", options.layer.weights}, {"--packed", options.layer.packed}, {"--input", options.input}};
+  if ((options.layer.weights + options.layer.packed).empty()) fail("--weights (or --packed) is needed");
+  if (options.input.empty()) fail("--input is needed");
+  if (options.output.empty()) fail("--output is needed");
+  for (const auto &[name, path] : inputs) {
+    if (is_same_file(options.output, path)) fail("--output: ", options.output, " is also the ", name, "; name another file");
   }
-  for (const int64_t extent : shape) {
-    if (__builtin_mul_overflow(product, static_cast<size_t>(extent), &product) || product > SIZE_MAX / 8) {
-      fail(name, ": the output would have the shape ", shape_text(shape), ", which is too large");
-    }
+  const char *const other = options.prompt != 0 ? "--prompt" : !options.cache_type.empty() ? "--cache-type" : nullptr;
+  if (!options.decodes && other != nullptr) fail(other, ": is an option of --decode, which is not given");
+}
+
+// Memory for the library, aligned to 64 bytes.
+struct Memory {
+  explicit Memory(size_t bytes) : storage(bytes + 64), bytes(bytes) {}
+  void *get() { return storage.data() + (64 - reinterpret_cast<uintptr_t>(storage.data()) % 64) % 64; }
+  std::vector<unsigned char> storage;
+  size_t bytes;
+};
+
+// What goes through a layer, and where to.
+struct Work {
+  const Layer &layer;
+  const Rows &rows;
+  const PreparedCall &call;
+  const mha_scheduler &scheduler;
+  float *output;
+
+  // The arguments for count rows of all sequences, from the one numbered first.
+  mha_forward_args arguments(int64_t first, int64_t count, mha_kv_cache *cache) const {
+    mha_forward_args args = {};
+    args.struct_size = sizeof args;
+    args.batch = rows.batch();
+    args.n_q = count;
+    args.query = rows.from(first);
+    args.query_batch_stride = rows.count() * rows.width();
+    args.input_type = rows.type();
+    args.output = output + first * layer.shape().output_dim;
+    args.output_batch_stride = rows.count() * layer.shape().output_dim;
+    args.cache = cache;
+    args.scheduler = scheduler.num_threads > 1 ? &scheduler : nullptr;
+    call.add_to(&args);
+    return args;
   }
-  return product;
+
+  // Returns the seconds that a call takes.
+  double forward(const mha_forward_args &args) const {
+    mha_error error;
+    size_t bytes = 0;
+    check(mha_forward_workspace(layer.get(), &args, &bytes, &error), error, rows.name());
+    Memory workspace(bytes);
+    const auto start = std::chrono::steady_clock::now();
+    check(mha_forward(layer.get(), &args, workspace.get(), bytes, &error), error, rows.name());
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+};
+
+std::string milliseconds(double seconds) {
+  char words[64];
+  std::snprintf(words, sizeof words, seconds >= 0.1 ? "%.0f ms" : "%.3g ms", seconds * 1e3);
+  return words;
 }
 
-std::string back_end_text(const mha_call_info &info) {
-  const std::string set = mha_instruction_set_name(info.instruction_set);
-  return info.back_end == MHA_BACK_END_SGEMM ? set + " and openblas" : set;
-}
-
-// Runs all rows, and returns what there is to say about it; whole is what they cost together.
-std::string run_at_once(const Work &work, const mha_call_info &whole, Progress *progress) {
-  const CallInputs &inputs = work.inputs;
-  const bool is_empty = inputs.batch() == 0 || inputs.n_q() == 0;
-  const int64_t slice = is_empty ? 0 : sequences_per_call(whole, inputs.batch());
-  mha_score_options score;
-  const mha_forward_args longest = work.arguments(0, slice, &score);
-  size_t workspace_bytes = 0;
+// A prompt at once, then row by row, over a KV cache. Returns what there is to say.
+std::string decode(const RunOptions &options, const Work &work) {
+  const int64_t prompt = std::max<int64_t>(options.prompt, 1), rows = work.rows.count();
+  if (!work.layer.call().is_causal) fail("--decode: a row that is fed knows none of those after it, but the layer is not causal");
+  if (prompt > rows) fail("--prompt: ", prompt, " rows are more than the ", rows, " of ", work.rows.name());
+  mha_kv_cache_config config = {};
+  config.struct_size = sizeof config;
+  config.num_sequences = work.rows.batch();
+  config.capacity = rows;
+  config.num_kv_heads = work.layer.shape().num_kv_heads;
+  config.head_dim = work.layer.shape().head_dim;
+  config.head_dim_v = work.layer.shape().head_dim_v;
+  config.k_type = config.v_type = number_of(options.cache_type, type_names);
   mha_error error;
-  check(mha_forward_workspace(work.layer.get(), &longest, &workspace_bytes, &error), error, inputs.query.name);
-  const auto workspace = std::make_unique<unsigned char[]>(workspace_bytes);
+  size_t bytes = 0;
+  mha_kv_cache *cache = nullptr;
+  check(mha_kv_cache_size(&config, &bytes, &error), error, work.rows.name());
+  Memory memory(bytes);
+  check(mha_kv_cache_init(&config, memory.get(), bytes, &cache, &error), error, work.rows.name());
 
-  const auto start = std::chrono::steady_clock::now();
-  for (int64_t done = 0; !is_empty && done < inputs.batch(); done += slice) {
-    progress->step("sequence", done, inputs.batch());
-    const mha_forward_args args = work.arguments(done, std::min(slice, inputs.batch() - done), &score);
-    check(mha_forward(work.layer.get(), &args, workspace.get(), workspace_bytes, &error), error, inputs.query.name);
-  }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const double gflops = seconds > 0 ? static_cast<double>(whole.operations) / seconds * 1e-9 : 0;
-  return duration_text(seconds) + ", " + decimal_text(gflops, 1) + " GFLOP/s";
+  const double prompt_seconds = work.forward(work.arguments(0, prompt, cache));
+  double seconds = 0;
+  for (int64_t row = prompt; row < rows; ++row) seconds += work.forward(work.arguments(row, 1, cache));
+  const std::string type = options.cache_type.empty() ? "f32" : options.cache_type;
+  const std::string told = text("cache of ", type, ", prompt of ", count_text(prompt, "row"), " in ", milliseconds(prompt_seconds));
+  if (rows == prompt) return told;
+  const int64_t tokens = (rows - prompt) * work.rows.batch();
+  const double rate = static_cast<double>(tokens) / std::max(seconds, 1e-9);
+  return told + text(", ", count_text(tokens, "token"), " in ", milliseconds(seconds), ", ", static_cast<int64_t>(rate), " tokens/s");
 }
 
 void run(const RunOptions &options) {
-  check_needed(options.layer, true, {{"--input", options.inputs.query}, {"--output", options.output}});
-  check_output(options.output, files_of(options.layer, options.inputs, options.attention));
-  check_decode_options(options.decode, options.inputs, options.attention);
-  Progress progress(!options.is_quiet);
-  const CallInputs inputs = read_inputs(options.inputs);
-  const std::unique_ptr<const LoadedLayer> layer = load(options.layer, &progress);
-  check_widths(inputs, layer->shape(), layer->name(), layer->layout_doubt());
-
-  // The output: as the input, but for the width.
-  std::vector<int64_t> shape = inputs.query.shape;
-  shape.back() = layer->shape().output_dim;
-  const std::string &name = inputs.query.name;
-  const uint32_t output_type = type_of(options.output_type);
-  const size_t output_bytes = checked_product(name, shape) * (output_type == MHA_TYPE_F32 ? sizeof(float) : sizeof(uint16_t));
-  const auto output = std::make_unique<char[]>(output_bytes);  // zeroed, so that its pages are there before the clock runs
+  check_options(options);
+  const Layer layer(options.layer);
+  const Rows rows(options.input);
+  const int64_t width = layer.shape().query_dim;
+  if (rows.width() != width) fail(rows.name(), ": has rows of ", rows.width(), ", but ", layer.name(), " takes rows of ", width);
+  std::vector<int64_t> shape = rows.shape();  // of the output
+  shape.back() = layer.shape().output_dim;
   OutputFile file(options.output);
-
-  const CallOptions call(options.layer, options.attention, *layer, inputs);
+  std::vector<float> output(static_cast<size_t>(rows.batch() * rows.count() * shape.back()));
+  const PreparedCall call(layer.name(), layer.call(), layer.shape(), rows.count());
   const bench::Workers workers(options.num_threads);
-  const Work work = {*layer, inputs, call, workers.scheduler(), output.get(), output_type};
+  const Work work = {layer, rows, call, workers.scheduler(), output.data()};
 
-  // What the whole batch costs.
-  mha_score_options score;
-  const mha_forward_args args = work.arguments(0, inputs.batch(), &score);
-  mha_error error;
+  const mha_forward_args args = work.arguments(0, rows.count(), nullptr);
   mha_call_info info = {};
   info.struct_size = sizeof info;
-  check(mha_info(layer->get(), &args, &info, &error), error, name);
-  const std::string told =
-      options.decode.is_wanted ? decode(options.decode, work, !options.is_quiet, &progress) : run_at_once(work, info, &progress);
-
-  progress.stage("writing " + options.output);
-  const std::string header = npy_header(shape, output_type);
+  mha_error error;
+  check(mha_info(layer.get(), &args, &info, &error), error, rows.name());
+  std::string told;
+  if (options.decodes) {
+    told = decode(options, work);
+  } else {
+    const double seconds = std::max(work.forward(args), 1e-9);
+    told = text(milliseconds(seconds), ", ", static_cast<int64_t>(static_cast<double>(info.operations) / seconds * 1e-9), " GFLOP/s");
+  }
+  const std::string header = npy_header(shape);
   file.write(header.data(), header.size());
-  file.write(output.get(), output_bytes);
+  file.write(output.data(), output.size() * sizeof output[0]);
   file.commit();
-  progress.clear();
   if (options.is_quiet) return;
-  const std::string heads = heads_text(layer->shape()) + (call.text().empty() ? "" : ", " + call.text());
-  std::fprintf(stderr, "%s -> %s, %s, %s, %s, %s\n", shape_text(inputs.query.shape).c_str(), shape_text(shape).c_str(), heads.c_str(),
-               back_end_text(info).c_str(), count_text(info.num_threads, "thread").c_str(), told.c_str());
+  const std::string line = text(shape_text(rows.shape()), " -> ", shape_text(shape), ", ", layer.text(), ", ",
+                                mha_instruction_set_name(info.instruction_set), ", ", count_text(info.num_threads, "thread"), ", ", told);
+  std::fprintf(stderr, "%s\n", line.c_str());
 }
 
 }  // namespace
@@ -135,49 +157,31 @@ void run(const RunOptions &options) {
 void add_run_command(CLI::App *app) {
   const auto options = std::make_shared<RunOptions>();
   CLI::App *run_app = app->add_subcommand("run", "Run a layer on the rows of a file");
-  add_weight_options(run_app, &options->layer);
-  add_rope_options(run_app, &options->layer);
-  add_kept_heads_option(run_app, &options->layer);
-  add_packed_option(run_app, &options->layer);
-  add_input_options(run_app, &options->inputs);
-  add_attention_options(run_app, &options->attention);
-  add_padding_options(run_app, &options->attention);
-  run_app->add_option("--output", options->output, "Where the result goes (.npy), with the rank of the input")
-      ->type_name("FILE")
-      ->group(kInput);
-  add_output_type_option(run_app, &options->output_type);
-  add_instruction_set_option(run_app, &options->layer);
-  add_weight_type_option(run_app, &options->layer);
-  add_back_end_option(run_app, &options->layer);
-  run_app->add_option("--threads", options->num_threads, "Number of threads, default 1; the result is the same bits for any")
-      ->type_name("N")
-      ->check(whole_number(1024))
+  const auto add = [&](const char *name, auto *value, const char *type, const char *description, const char *group) {
+    return run_app->add_option(name, *value, description)->type_name(type)->group(group);
+  };
+  add("--packed", &options->layer.packed, "FILE", "A layer that mha pack wrote, instead of all that follows; mapped, not copied", "Packed");
+  add_layer_options(run_app, &options->layer);
+  add("--input", &options->input, "FILE", "The rows: (n, width) or (batch, n, width) (.npy; float32, float16, bfloat16)", kInput);
+  add("--output", &options->output, "FILE", "Where the result goes (.npy), with the rank of the input", kInput);
+  add("--threads", &options->num_threads, "N", "Number of threads, default 1; the result is the same bits for any", kComputation)
+      ->check(whole_number(1024));
+  run_app->add_flag("--decode", options->decodes, "Feed the rows one by one, over a KV cache, as when generating; the result is the same")
       ->group(kComputation);
-  add_decode_options(run_app, &options->decode);
-  run_app->add_flag("--quiet", options->is_quiet, "No progress, no line about the run");
+  add("--prompt", &options->prompt, "N", "Rows that --decode feeds at once to begin with; default 1", kComputation)->check(whole_number());
+  add("--cache-type", &options->cache_type, "NAME", "Keys and values of --decode: f32 (default), f16, bf16 or int8", kComputation)
+      ->check(one_of(type_names, 4));
+  run_app->add_flag("--quiet", options->is_quiet, "No line about the run");
   run_app->footer(R"(
 Examples:
+  mha run --weights model.safetensors --layer layers.0 --input x.npy --output y.npy     (config.json lies beside the model)
   mha run --weights layer.safetensors --heads 12 --causal --input x.npy --output y.npy
-  mha run --weights gpt2.safetensors --layer h.0 --heads 12 --causal --input x.npy --output y.npy
-  mha run --weights a.safetensors --names q=wq,k=wk,v=wv,o=wo --layout in-out --heads 8 --input x.npy --output y.npy
-  mha run --weights llama.safetensors --layer layers.0 --heads 32 --rope-base 500000 --causal --input x.npy --output y.npy
-  mha run --weights qwen3.safetensors --layer layers.0 --heads 16 --rope-base 1000000 --causal --input x.npy --output y.npy
-  mha run --weights qwen3-next.safetensors --layer layers.3 --heads 16 --gate sigmoid --rope-dims 64 --rope-base 10000000 ...
-  mha run --weights llama.safetensors --layer layers.0 --heads 32 --rope-scaling '{"rope_type": "linear", "factor": 4}' ...
-  mha run --packed layer.mha --input x.npy --output y.npy --threads 2
-  mha run --packed layer.mha --causal --decode --prompt 128 --cache-type f16 --input x.npy --output y.npy
+  mha run --packed layer.mha --decode --prompt 128 --cache-type f16 --input x.npy --output y.npy
 
-The names of these layers are known: W_query, W_key, W_value (as nn.Linear or as matrices), nn.MultiheadAttention, Llama and kin
-(rotated by base 10000 if no option says otherwise), BERT, GPT-2. A packed layer is rotated if one of the --rope options is given.
-Of Llama's kin, the tensors tell the norms (Qwen3, Gemma 3 and 4, OLMo 2), a scale of 1 (Gemma 3n and 4) and the sinks (gpt-oss,
-with its YaRN); the line about the run says so. No tensor tells base, epsilon, window, softcap and the kind of a gate: config.json
-does. With --gate, a gate has the tensor g_proj.weight or g=.. in --names or, without one, the columns of q_proj behind those of
-each head (Qwen3-Next). Of other names, the bias of a.weight is a.bias, or given by bq=.., bk=.., bv=.., bqkv=.., bo=.. in
---names. Without o=.. the merged heads are the output.
-
---decode feeds as many rows at once as --prompt says, then one of each sequence at a time. It tells how many tokens that are per
-second, and the share of the read bandwidth (measured before and after) that they take: each step reads the weights once, and the
-keys and values that are in the cache. With a --cache-type of fewer bits than f32, these are rounded.)");
+These names are known: W_query, W_key, W_value (as nn.Linear or as matrices), nn.MultiheadAttention, Llama and kin, BERT, GPT-2.
+Of config.json these values of model_type are known: bert, gemma, gemma2, gemma3_text, gpt2, gpt_oss, llama, mistral, olmo2,
+qwen2, qwen3, roberta. Windows, norms of queries and keys, sinks, softcap and scaled RoPE need it. A key in it that is not known
+is refused. What the command lacks (cross-attention, masks, padding, gates, other names), the library and the Python package do.)");
   run_app->callback([options] { run(*options); });
 }
 

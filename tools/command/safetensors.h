@@ -15,19 +15,18 @@ namespace command {
 struct Tensor {
   std::string dtype;  // "F32", "F16", "BF16", ...
   std::vector<int64_t> shape;
-  uint64_t begin = 0;  // its bytes, counted from the end of the header
-  uint64_t end = 0;
+  uint64_t begin = 0, end = 0;  // its bytes, counted from the end of the header
 };
 
-// A mapped file whose header has been checked: each tensor lies inside the file, as long as its shape says, overlapping no other.
+// A mapped file whose header has been checked: each tensor lies inside the file, as long as its shape says.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string &path);  // throws InputError
 
   const std::string &path() const { return file_.path(); }
   const std::map<std::string, Tensor> &tensors() const { return tensors_; }
-  const Tensor *find(const std::string &name) const;  // NULL = there is none
-  const Tensor &get(const std::string &name) const;   // throws InputError
+  bool has(const std::string &name) const { return tensors_.count(name) > 0; }
+  const Tensor &get(const std::string &name) const;  // throws InputError
 
   // The values of a tensor of F32, F16 or BF16. F32 is not copied where its alignment allows; else the copy is added to copies.
   const float *values(const std::string &name, std::vector<std::unique_ptr<float[]>> *copies) const;
@@ -37,9 +36,5 @@ class SafetensorsFile {
   const unsigned char *data_ = nullptr;  // behind the header
   std::map<std::string, Tensor> tensors_;
 };
-
-// The number with this encoding, exactly.
-float widen_f16(uint16_t bits);
-float widen_bf16(uint16_t bits);
 
 }  // namespace command

@@ -380,12 +380,7 @@ class Call:
         self.rope = self.rope_text = self.norm = None
         rope = dict(call.get("rope") or {})
         if rope:
-            style, dims = rope.pop("style"), rope.pop("dims", 0) or head_dim
-            short, long = rope.pop("short_factors", None), rope.pop("long_factors", None)
-            if short or long:  # LongRoPE, whose lengths are in the factors
-                rope["pair_factors"] = long if max(n_q, n_kv) > rope.pop("original_positions") else short
-            if rope.get("ntk_factor"):
-                rope["ntk_positions"] = max(n_q, n_kv)
+            style, dims = rope.pop("style", "half"), rope.pop("dims", 0) or head_dim
             self.rope = Rope.tables(dims, max(n_q, n_kv), style=style, **rope)
             part = "" if dims == head_dim else f", {dims} elements"
             self.rope_text = f"{style}, base {rope['base']:.15g}{part}"

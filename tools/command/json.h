@@ -1,0 +1,82 @@
+// Objects in JSON of which every key has to be known.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "error.h"
+
+namespace command {
+
+// Each key is taken once; finish refuses those that nobody took. null stands for an absent key.
+class JsonObject {
+ public:
+  using Json = nlohmann::json;
+
+  // name begins the sentences: "config.json", "config.json: rope_scaling".
+  JsonObject(std::string name, Json object) : name_(std::move(name)), object_(std::move(object)) {
+    if (!object_.is_object()) fail(name_, ": is not a JSON object");
+  }
+  static JsonObject parsed(const std::string &name, const char *begin, const char *end) {
+    return {name, Json::parse(begin, end, nullptr, /*allow_exceptions=*/false)};
+  }
+
+  const std::string &name() const { return name_; }
+  bool has(const std::string &key) const { return object_.contains(key) && !object_[key].is_null(); }
+
+  std::optional<double> number(const std::string &key) { return take<double>(key, "a number", is_number); }
+  std::optional<bool> flag(const std::string &key) { return take<bool>(key, "true or false", is_boolean); }
+  std::optional<std::string> string(const std::string &key) { return take<std::string>(key, "a string", is_string); }
+  std::optional<int64_t> whole_number(const std::string &key) {
+    return take<int64_t>(key, "a whole number of at least 1", is_count);
+  }
+  std::vector<float> floats(const std::string &key) { return list<float>(key, "a list of numbers", is_number); }
+  std::vector<std::string> strings(const std::string &key) { return list<std::string>(key, "a list of strings", is_string); }
+  std::optional<JsonObject> object(const std::string &key) {
+    taken_.insert(key);
+    if (!has(key)) return {};
+    return JsonObject(name_ + ": " + key, object_[key]);
+  }
+
+  template <typename Value>
+  Value needed(const std::optional<Value> &value, const std::string &key) const {
+    if (!value) fail(name_, ": does not say ", in_quotes(key), ", which is needed");
+    return *value;
+  }
+  void ignore(const std::string &key) { taken_.insert(key); }
+  void finish(const std::string &advice) const {
+    for (const auto &[key, value] : object_.items()) {
+      if (!value.is_null() && taken_.count(key) == 0) fail(name_, ": says ", in_quotes(key), ", which this version does not know", advice);
+    }
+  }
+
+ private:
+  static bool is_number(const Json &value) { return value.is_number() && std::isfinite(value.get<double>()); }
+  static bool is_boolean(const Json &value) { return value.is_boolean(); }
+  static bool is_count(const Json &value) { return value.is_number_unsigned() && value >= 1 && value < (1u << 31); }
+  static bool is_string(const Json &value) { return value.is_string(); }
+
+  template <typename Value, typename Check>
+  std::optional<Value> take(const std::string &key, const char *expected, const Check &is_fine) {
+    taken_.insert(key);
+    if (!has(key)) return {};
+    if (!is_fine(object_[key])) fail(name_, ": ", in_quotes(key), " is ", in_quotes(object_[key].dump()), "; ", expected, " is expected");
+    return object_[key].get<Value>();
+  }
+  template <typename Value, typename Check>
+  std::vector<Value> list(const std::string &key, const char *expected, const Check &is_fine) {
+    const auto is_list = [&](const Json &value) { return value.is_array() && std::all_of(value.begin(), value.end(), is_fine); };
+    return take<std::vector<Value>>(key, expected, is_list).value_or(std::vector<Value>());
+  }
+
+  std::string name_;
+  Json object_;
+  std::set<std::string> taken_;
+};
+
+}  // namespace command
