@@ -437,6 +437,8 @@ class Running(Command):
         for descr, encode in (("<f2", float16), ("<V2", bfloat16), ("|V2", bfloat16)):
             self.write("half.npy", npy(self.x, descr, encode))
             self.assertEqual(self.run_it("--weights", "model.safetensors", *self.options, "--input", "half.npy")[0], self.y)
+        self.write("other.npy", npy(self.x).replace(b", }", b"}  "))  # as tools/demo_files.py and other writers have it
+        self.assertEqual(self.run_it("--weights", "model.safetensors", *self.options, "--input", "other.npy")[0], self.y)
         special = {"W_query": [[float("inf"), 6e-8], [-6e-8, 65504.0]]}
         self.write("x2.npy", npy([[1.0, 0.0]]))
         tensors = {**special, "W_key": [[0.0, 0.0]] * 2, "W_value": [[6e-8, 65504.0], [-6e-8, 1.0]]}

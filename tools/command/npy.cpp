@@ -36,7 +36,7 @@ Rows::Rows(const std::string &path) : file_(path) {
 
   const std::string header(bytes.substr(front, length));
   static const std::regex form(
-      R"(\{'descr': '([^']*)', 'fortran_order': (True|False), 'shape': \(((?:\d{1,18}, ?)*\d{0,18})\), ?\} *\n?)");
+      R"(\{'descr': '([^']*)', 'fortran_order': (True|False), 'shape': \(((?:\d{1,18}, ?)*\d{0,18})\),? ?\} *\n?)");
   std::smatch found;
   if (!std::regex_match(header, found, form)) fail(path, ": has a header that numpy.save does not write: ", in_quotes(header));
   if (found[2] == "True") fail(path, ": is in Fortran order; C order, for instance from numpy.ascontiguousarray, is expected");
