@@ -34,12 +34,11 @@ void add_mask(LayerProblem *problem) {
   for (uint8_t &x : mask) x = random.Between(0, 15) != 0;
 }
 
-// A gate of each element: of a layer by a matrix, of the attention alone by an array.
+// A gate of each element, by a matrix.
 void add_gate(LayerProblem *problem) {
   support::Random random(4);
   problem->gate = support::GateKind::kSigmoid;
   problem->gate_dim = problem->head_dim_v;
-  problem->gate_values = random.Uniforms(problem->n_q * problem->gate_width());
   const float range = 1.7f / std::sqrt(static_cast<float>(problem->query_dim));
   problem->w_g = random.Uniforms(problem->query_dim * problem->gate_width(), range);
 }

@@ -181,8 +181,8 @@ typedef struct mha_scheduler {
 typedef struct mha_layer mha_layer; /* opaque; immutable once made */
 
 /*
- * The shape of a layer. query_dim and num_heads are needed; so is head_dim or d_out, unless all
- * heads together are query_dim wide. Dimensions, and num_heads times a head's width, are at most
+ * The shape of a layer. query_dim and num_heads are needed; so is head_dim, unless all heads
+ * together are query_dim wide. Dimensions, and num_heads times a head's width, are at most
  * 2^31 - 1. Query head h attends with kv head h / (num_heads / num_kv_heads).
  */
 typedef struct mha_layer_config {
@@ -190,9 +190,8 @@ typedef struct mha_layer_config {
   int64_t query_dim;    /* width of a row of the query input (d_in, embed_dim); >= 1 */
   int64_t num_heads;    /* query heads; 0 = a layer for mha_linear, see there */
   int64_t num_kv_heads; /* key and value heads, a divisor of num_heads; 0 = num_heads */
-  int64_t head_dim;     /* width of a head's queries and keys; 0 = d_out / num_heads, exactly */
+  int64_t head_dim;     /* width of a head's queries and keys; 0 = query_dim / num_heads, exactly */
   int64_t head_dim_v;   /* width of a head's values; 0 = head_dim */
-  int64_t d_out;        /* num_heads * head_dim, to be given instead of head_dim; 0 = query_dim */
   int64_t key_dim;      /* width of a row of the key input; 0 = query_dim */
   int64_t value_dim;    /* width of a row of the value input; 0 = key_dim */
   int64_t output_dim;   /* width of a row of the output with W_O; 0 = query_dim. Without W_O 0. */
@@ -240,10 +239,8 @@ typedef struct mha_layer_config {
  * transposed. The columns of W_Q are those of head 0, then those of head 1, and so on; likewise the
  * columns of W_K and W_V, and the rows of W_O.
  *
- * W_Q, W_K and W_V come in exactly one of three forms:
- *     w_q, w_k, w_v                      three matrices
- *     w_qkv                              one fused matrix; needs key_dim = value_dim = query_dim
- *     w_q_heads, w_k_heads, w_v_heads    one matrix for each head; f32 only
+ * W_Q, W_K and W_V come either as three matrices, w_q, w_k and w_v, or as one fused matrix, w_qkv,
+ * which needs key_dim = value_dim = query_dim.
  * Matrices of f32, f16 or bf16 are converted to weight_type. A quantiser's matrices of int8 or int4
  * need the same weight_type, and are taken as they are: a weight is code * scale.
  *     int8    codes are int8_t
@@ -256,28 +253,25 @@ typedef struct mha_layer_weights {
   uint32_t layout;    /* MHA_LAYOUT_* of all matrices; 0 = IN_OUT */
   uint32_t type;      /* MHA_TYPE_* of all matrices; 0 = f32 */
 
-  /* Matrices, in one of the three forms, and W_O */
-  const void *w_q;               /* [query_dim, num_heads * head_dim] */
-  const void *w_k;               /* [key_dim, num_kv_heads * head_dim] */
-  const void *w_v;               /* [value_dim, num_kv_heads * head_dim_v] */
-  const void *w_qkv;             /* [query_dim, columns of w_q, then of w_k, then of w_v] */
-  const float *const *w_q_heads; /* num_heads pointers to [query_dim, head_dim] */
-  const float *const *w_k_heads; /* num_kv_heads pointers to [key_dim, head_dim] */
-  const float *const *w_v_heads; /* num_kv_heads pointers to [value_dim, head_dim_v] */
-  const void *w_o;               /* [num_heads * head_dim_v, output_dim]; NULL: y is the context */
+  /* Matrices: w_q, w_k and w_v, or w_qkv; and W_O */
+  const void *w_q;   /* [query_dim, num_heads * head_dim] */
+  const void *w_k;   /* [key_dim, num_kv_heads * head_dim] */
+  const void *w_v;   /* [value_dim, num_kv_heads * head_dim_v] */
+  const void *w_qkv; /* [query_dim, columns of w_q, then of w_k, then of w_v] */
+  const void *w_o;   /* [num_heads * head_dim_v, output_dim]; NULL: y is the context */
   /* [query_dim, num_heads * gate_dim]. NULL with a gate: the columns of each head's gate lie behind
-     the head's own in w_q, w_qkv or w_q_heads, and so in b_q or b_qkv (Qwen3-Next). */
+     the head's own in w_q or w_qkv, and so in b_q or b_qkv (Qwen3-Next). */
   const void *w_g;
 
   /* Biases; NULL = none */
   const float *b_q;   /* [num_heads * head_dim] */
   const float *b_k;   /* [num_kv_heads * head_dim] */
   const float *b_v;   /* [num_kv_heads * head_dim_v] */
-  const float *b_qkv; /* b_q, b_k and b_v in one array instead; with any form of the weights */
+  const float *b_qkv; /* b_q, b_k and b_v in one array instead; with w_qkv or without */
   const float *b_o;   /* [output_dim]; only with w_o */
   const float *b_g;   /* [num_heads * gate_dim]; only with w_g */
 
-  /* Strides from one row to the next, likewise of each matrix of w_q_heads; 0 = contiguous */
+  /* Strides from one row to the next; 0 = contiguous */
   int64_t w_q_stride, w_k_stride, w_v_stride, w_qkv_stride, w_o_stride, w_g_stride;
 
   /* Scales of int8: [out], for each output column. Of int4: [out, ceil(in / 32)], for each output
@@ -288,11 +282,6 @@ typedef struct mha_layer_weights {
   const float *w_qkv_scales;
   const float *w_o_scales;
   const float *w_g_scales;
-
-  /* [num_heads]: 0 = a head to be left out for good, of which nothing is packed. The layer has the
-     heads that are left, as many for each kv head; kv heads with none go too. NULL = all stay.
-     Rows of a w_o of int4 go by whole groups: head_dim_v is a multiple of 32. */
-  const uint8_t *kept_heads;
 } mha_layer_weights;
 
 /*
@@ -326,8 +315,8 @@ typedef struct mha_layer_options {
 
 /*
  * The bytes that mha_layer_pack needs. Checks all but the contents of arrays, of which it reads
- * kept_heads alone. The size depends on config, kept_heads, and whether there are w_o and sgemm,
- * not on the instruction set, which may be another machine's. Writes *bytes on success only.
+ * none. The size depends on config, and whether there are w_o and sgemm, not on the instruction
+ * set, which may be another machine's. Writes *bytes on success only.
  */
 MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config,
                                        const mha_layer_weights *weights,
@@ -717,14 +706,6 @@ typedef struct mha_taps {
   float *softcapped_scores; /* [batch, num_heads, n_q, n_kv]: after softcap, if there is one */
   float *masked_scores; /* [batch, num_heads, n_q, n_kv]: after all biases; -infinity if masked */
   float *context;       /* [batch, n_q, num_heads, head_dim_v]: before the gate and W_O */
-  /* Of attention_weights, in less memory: those of some heads and rows, their mean over the heads,
-     and their sums over the rows of the call (what evicting keys from a cache goes by) */
-  float *chosen_weights;       /* [batch, num_chosen_heads, num_chosen_rows, n_kv] */
-  float *mean_weights;         /* [batch, n_q, n_kv] */
-  float *key_sums;             /* [batch, num_heads, n_kv] */
-  const int64_t *chosen_heads; /* [num_chosen_heads], ascending; NULL = all heads */
-  const int64_t *chosen_rows;  /* [num_chosen_rows], ascending rows of query; NULL = all rows */
-  int64_t num_chosen_heads, num_chosen_rows; /* 0 where the list is NULL */
 } mha_taps;
 
 /*
@@ -832,16 +813,6 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_forward_args *a
 
 /* ---- Attention alone ------------------------------------------------------------------------ */
 
-/* A gate of mha_attention's context (MHA_GATE_*), as an array. Calls only read it. */
-typedef struct mha_gate {
-  size_t struct_size;   /* sizeof the struct */
-  uint32_t kind;        /* MHA_GATE_SIGMOID or MHA_GATE_SOFTPLUS */
-  uint32_t reserved;    /* 0 */
-  int64_t gate_dim;     /* head_dim_v, or 1 for one number for each head; 0 = head_dim_v */
-  const float *values;  /* [batch, n_q, num_heads, gate_dim] */
-  int64_t batch_stride, row_stride, head_stride; /* as those of mha_attention_args */
-} mha_gate;
-
 /*
  * The arguments of mha_attention: context = softmax(scale * q k^T) v on the caller's q, k and v,
  * without projections. Query head h attends with kv head h / (num_heads / num_kv_heads). Groups
@@ -886,7 +857,6 @@ typedef struct mha_attention_args {
   float scale; /* factor of the scores; finite; 0 = 1 / sqrt(head_dim); 1e-45f = all are equal */
   int64_t window_left, window_right;
   const mha_score_options *score;
-  const mha_gate *gate; /* of the context; NULL = none */
 
   /* As in mha_forward_args: positions */
   const int64_t *q_start;
@@ -934,11 +904,6 @@ typedef struct mha_call_info {
   uint32_t back_end;           /* MHA_BACK_END_* of the projections */
   uint32_t contract;           /* of the results: MHA_CONTRACT; with an sgemm 0 */
   uint32_t num_threads;        /* the most tasks at once */
-  int64_t project_tile_rows;   /* input rows of a register tile of the projections; 0 = none */
-  int64_t project_tile_columns; /* output columns of that tile */
-  int64_t attend_tile_rows;    /* query rows of a register tile of the attention */
-  int64_t attend_block_rows;   /* query rows of a unit of work */
-  int64_t attend_chunk_keys;   /* keys of a chunk */
   size_t workspace_bytes;      /* as mha_forward_workspace or mha_attention_workspace says */
   size_t packed_bytes;         /* of the packed layer as stored, scales and biases included; or 0 */
   uint64_t operations;         /* multiplications and additions; of pairs, those that flags, lengths

@@ -15,7 +15,6 @@ constexpr uint32_t args_argument = 1;  // of mha_attention and its queries
 // What a call of mha_attention comes to: its arguments, all defaults resolved, and its workspace.
 struct AttentionCall {
   mha_attention_args args;
-  mha_gate gate;
   MiddleStage stage;
   int64_t workspace_bytes;
 };
@@ -117,33 +116,6 @@ mha_status check_arrays(Report &report, mha_attention_args *args) {
                        {args->output_batch_stride, args->output_row_stride, args->output_head_stride}});
 }
 
-// The gate, its strides resolved; of none nothing but kind.
-mha_status read_gate(Report &report, const mha_attention_args &args, mha_gate *gate) {
-  *gate = {};
-  if (!args.gate) return MHA_OK;
-  if (const mha_status status = read_struct(report, args_argument, "mha_gate", args.gate, gate)) return status;
-  if (gate->kind != MHA_GATE_SIGMOID && gate->kind != MHA_GATE_SOFTPLUS) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "gate.kind is %u; set MHA_GATE_SIGMOID (1) or MHA_GATE_SOFTPLUS (2)",
-                       gate->kind);
-  }
-  if (gate->reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "gate.reserved is %u; set it to 0", gate->reserved);
-  if (gate->gate_dim == 0) gate->gate_dim = args.head_dim_v;
-  if (gate->gate_dim != 1 && gate->gate_dim != args.head_dim_v) {
-    return report.fail(MHA_ERROR_SHAPE, args_argument, "gate.gate_dim is %lld; a gate has head_dim_v (%lld) numbers for a head, or 1",
-                       static_cast<long long>(gate->gate_dim), static_cast<long long>(args.head_dim_v));
-  }
-  if (const mha_status status = check_strides_are_complete(report, "gate", args.n_q, array_batch(args), gate->batch_stride,
-                                                           gate->row_stride, gate->head_stride))
-    return status;
-  resolve_strides(args.n_q, args.num_heads, gate->gate_dim, &gate->batch_stride, &gate->row_stride, &gate->head_stride);
-  const Array values = {
-      "gate", gate->gate_dim, {array_batch(args), args.n_q, args.num_heads}, {gate->batch_stride, gate->row_stride, gate->head_stride}};
-  if (const mha_status status = check_broadcast_input(report, args_argument, values)) return status;
-  int64_t *const strides[] = {&gate->batch_stride, &gate->row_stride, &gate->head_stride};
-  for (int64_t *const stride : strides) *stride = resolved_stride(*stride);
-  return MHA_OK;
-}
-
 mha_status check_options(Report &report, const mha_attention_args &args) {
   const struct {
     const char *name;
@@ -218,11 +190,7 @@ mha_status make_call(Report &report, const mha_attention_args *given, AttentionC
   if (const mha_status status = check_arrays(report, &args)) return status;
   if (const mha_status status = check_options(report, args)) return status;
   if (const mha_status status = check_scheduler(report, args_argument, args.scheduler)) return status;
-  if (const mha_status status = read_gate(report, args, &call->gate)) return status;
   describe(args, &stage);
-  const mha_gate &gate = call->gate;
-  stage.attention.gate = {{gate.values, gate.batch_stride, gate.row_stride, gate.head_stride}, gate.kind == MHA_GATE_SIGMOID,
-                          gate.gate_dim == 1};
   if (const mha_status status = check_middle(report, &stage)) return status;
   if (stage.taps.q || stage.taps.k || stage.taps.v) {
     return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
@@ -245,7 +213,6 @@ mha_status check_pointers(Report &report, const AttentionCall &call) {
   }
   if (args.n_kv > 0 && !args.k) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "k is NULL; pass the keys");
   if (args.n_kv > 0 && !args.v) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "v is NULL; pass the values");
-  if (args.gate && !call.gate.values) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "gate.values is NULL; pass the gate");
   return MHA_OK;
 }
 
@@ -302,7 +269,6 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
     const mha_attention_args &read = call.args;
     const ReadHeads heads = read_heads(call.stage.attention);
     const uint64_t row_bytes = product(heads.queries, read.head_dim * bytes_of(static_cast<Storage>(read.q_type))) +
-                               product(heads.computed, call.gate.gate_dim * static_cast<int64_t>(sizeof(float))) +
                                product(read.num_heads, read.head_dim_v * bytes_of(static_cast<Storage>(read.output_type)));
     filled.bytes = row_bytes * valid_queries(call.stage.sequences);
     add_cost_of_middle(call.stage, &filled);

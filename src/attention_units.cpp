@@ -72,20 +72,13 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
                        work.scratch + thread * attention.scratch.floats);
 }
 
-// Outputs per pair. A unit is a unit of the attention, but sums are made in one: over heads all kv heads of a block of queries, over
-// queries all blocks of a kv head.
+// Outputs per pair. A unit is a unit of the attention.
 void run_inspection(const void *context, int64_t unit, int64_t thread) {
   const AttendWork &work = *static_cast<const AttendWork *>(context);
   const Attention &attention = *work.attention;
   const int64_t blocks = attention.query_blocks, heads = attention.num_kv_heads;
-  const int64_t own_blocks = attention.pairs.key_sums ? blocks : 1, own_heads = attention.pairs.mean_weights ? heads : 1;
-  const int64_t cuts = blocks / own_blocks, head_cuts = heads / own_heads;
-  const int64_t first_block = unit % cuts, first_head = unit / cuts % head_cuts, sequence = unit / cuts / head_cuts;
-  for (int64_t block = first_block; block < first_block + own_blocks; ++block) {
-    for (int64_t head = first_head; head < first_head + own_heads; ++head) {
-      work.kernels->inspect(attention, sequence, head, block, work.scratch + thread * attention.scratch.floats);
-    }
-  }
+  work.kernels->inspect(attention, unit / blocks / heads, unit / blocks % heads, unit % blocks,
+                        work.scratch + thread * attention.scratch.floats);
 }
 
 // Which units read as it is stored.
@@ -204,9 +197,7 @@ void run_attention(const Kernels &kernels, Attention *attention, const mha_sched
   const int64_t units = attention->batch * attention->num_kv_heads * attention->query_blocks * attention->parts.count;
   run_units(scheduler, counter, units, run_unit, &work);
   if (!attention->pairs.has_any() || attention->query_blocks == 0) return;
-  const int64_t blocks = attention->pairs.key_sums ? 1 : attention->query_blocks;
-  const int64_t heads = attention->pairs.mean_weights ? 1 : attention->num_kv_heads;
-  run_units(scheduler, counter, attention->batch * heads * blocks, run_inspection, &work);
+  run_units(scheduler, counter, attention->batch * attention->num_kv_heads * attention->query_blocks, run_inspection, &work);
 }
 
 namespace {

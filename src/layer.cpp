@@ -36,8 +36,7 @@ struct NamedValue {
 mha_status check_config(Report &report, const mha_layer_config &config) {
   const NamedValue values[] = {{"query_dim", config.query_dim},   {"key_dim", config.key_dim},       {"value_dim", config.value_dim},
                                {"output_dim", config.output_dim}, {"num_heads", config.num_heads},   {"num_kv_heads", config.num_kv_heads},
-                               {"head_dim", config.head_dim},     {"head_dim_v", config.head_dim_v}, {"d_out", config.d_out},
-                               {"gate_dim", config.gate_dim}};
+                               {"head_dim", config.head_dim},     {"head_dim_v", config.head_dim_v}, {"gate_dim", config.gate_dim}};
   for (const NamedValue &value : values) {
     if (value.value < 0) {
       return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "%s is %lld; a dimension can't be negative", value.name,
@@ -94,16 +93,12 @@ mha_status resolve_heads(Report &report, const mha_layer_config &config, LayerSh
   }
   shape->head_dim = config.head_dim;
   if (shape->head_dim == 0) {
-    const int64_t d_out = config.d_out ? config.d_out : config.query_dim;
-    if (d_out % config.num_heads != 0) {
-      return report.fail(MHA_ERROR_SHAPE, config_argument, "num_heads %lld does not divide %s %lld; set head_dim",
-                         static_cast<long long>(config.num_heads), config.d_out ? "d_out" : "query_dim", static_cast<long long>(d_out));
+    if (config.query_dim % config.num_heads != 0) {
+      return report.fail(MHA_ERROR_SHAPE, config_argument,
+                         "num_heads %lld does not divide query_dim %lld; check both, or set head_dim if the heads have another width",
+                         static_cast<long long>(config.num_heads), static_cast<long long>(config.query_dim));
     }
-    shape->head_dim = d_out / config.num_heads;
-  } else if (config.d_out != 0 && config.d_out != config.num_heads * config.head_dim) {
-    return report.fail(
-        MHA_ERROR_SHAPE, config_argument, "d_out %lld is not num_heads %lld * head_dim %lld; leave one of d_out and head_dim 0",
-        static_cast<long long>(config.d_out), static_cast<long long>(config.num_heads), static_cast<long long>(config.head_dim));
+    shape->head_dim = config.query_dim / config.num_heads;
   }
   shape->head_dim_v = config.head_dim_v ? config.head_dim_v : shape->head_dim;
   if (shape->num_heads * shape->head_dim > INT32_MAX || shape->num_heads * shape->head_dim_v > INT32_MAX) {
@@ -142,29 +137,21 @@ mha_status resolve_without_heads(Report &report, const mha_layer_config &config,
 
 mha_status check_weight_forms(Report &report, const mha_layer_weights &weights, const LayerShape &shape) {
   const bool has_any_matrix = weights.w_q || weights.w_k || weights.w_v, has_all_matrices = weights.w_q && weights.w_k && weights.w_v;
-  const bool has_any_heads = weights.w_q_heads || weights.w_k_heads || weights.w_v_heads;
-  const bool has_all_heads = weights.w_q_heads && weights.w_k_heads && weights.w_v_heads;
-  const int forms = (weights.w_qkv != nullptr) + has_any_matrix + has_any_heads;
-  if (forms == 0) {
-    return report.fail(MHA_ERROR_NULL_POINTER, weights_argument,
-                       "there are no weights; give w_q, w_k and w_v, or w_qkv, or w_q_heads, w_k_heads and w_v_heads");
+  if (!has_any_matrix && !weights.w_qkv) {
+    return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "there are no weights; give w_q, w_k and w_v, or w_qkv");
   }
-  if (forms > 1) {
-    return report.fail(
-        MHA_ERROR_INVALID_VALUE, weights_argument,
-        "weights are given in more than one form; give either w_q, w_k and w_v, or w_qkv, or w_q_heads, w_k_heads and w_v_heads");
+  if (has_any_matrix && weights.w_qkv) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
+                       "w_qkv is given together with %s; give either w_q, w_k and w_v, or w_qkv",
+                       weights.w_q   ? "w_q"
+                       : weights.w_k ? "w_k"
+                                     : "w_v");
   }
   if (has_any_matrix && !has_all_matrices) {
     return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "%s is NULL; give all of w_q, w_k and w_v",
                        !weights.w_q   ? "w_q"
                        : !weights.w_k ? "w_k"
                                       : "w_v");
-  }
-  if (has_any_heads && !has_all_heads) {
-    return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "%s is NULL; give all of w_q_heads, w_k_heads and w_v_heads",
-                       !weights.w_q_heads   ? "w_q_heads"
-                       : !weights.w_k_heads ? "w_k_heads"
-                                            : "w_v_heads");
   }
   if (weights.w_qkv && !shape.has_one_input_width()) {
     return report.fail(MHA_ERROR_SHAPE, weights_argument,
@@ -202,11 +189,6 @@ mha_status check_weight_types(Report &report, const mha_layer_weights &weights, 
                        "weights given as MHA_TYPE_%s are taken as they are, but weight_type is %u; set it to MHA_TYPE_%s (%u)", name,
                        weight_type, name, weights.type);
   }
-  if (weights.type != MHA_TYPE_F32 && weights.w_q_heads) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
-                       "weights are given per head and of type %u; matrices per head are of MHA_TYPE_F32 only, give w_q, w_k and w_v",
-                       weights.type);
-  }
   if (weights.type == MHA_TYPE_INT4 && weights.layout != MHA_LAYOUT_OUT_IN) {
     return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
                        "weights given as MHA_TYPE_INT4 have pairs of inputs in a byte; give them with MHA_LAYOUT_OUT_IN");
@@ -236,17 +218,15 @@ mha_status check_weight_types(Report &report, const mha_layer_weights &weights, 
 }
 
 mha_status check_weight_strides(Report &report, const mha_layer_weights &weights, const LayerShape &shape) {
-  const bool in_out = weights.layout == MHA_LAYOUT_IN_OUT, per_head = weights.w_q_heads != nullptr;
+  const bool in_out = weights.layout == MHA_LAYOUT_IN_OUT;
   const int64_t q_head = shape.head_dim + (weights.w_g ? 0 : shape.gate_dim), q_columns = shape.num_heads * q_head;
-  const int64_t q_width = per_head ? q_head : q_columns, k_width = per_head ? shape.head_dim : shape.k_columns();
-  const int64_t v_width = per_head ? shape.head_dim_v : shape.v_columns();
   const struct {
     const char *name;
     bool is_given;
     int64_t stride, in, out;
-  } strides[] = {{"w_q_stride", weights.w_q || per_head, weights.w_q_stride, shape.query_dim, q_width},
-                 {"w_k_stride", weights.w_k || per_head, weights.w_k_stride, shape.key_dim, k_width},
-                 {"w_v_stride", weights.w_v || per_head, weights.w_v_stride, shape.value_dim, v_width},
+  } strides[] = {{"w_q_stride", weights.w_q != nullptr, weights.w_q_stride, shape.query_dim, q_columns},
+                 {"w_k_stride", weights.w_k != nullptr, weights.w_k_stride, shape.key_dim, shape.k_columns()},
+                 {"w_v_stride", weights.w_v != nullptr, weights.w_v_stride, shape.value_dim, shape.v_columns()},
                  {"w_qkv_stride", weights.w_qkv != nullptr, weights.w_qkv_stride, shape.query_dim,
                   q_columns + shape.k_columns() + shape.v_columns()},
                  {"w_g_stride", weights.w_g != nullptr, weights.w_g_stride, shape.query_dim, shape.g_columns()},
@@ -276,68 +256,10 @@ mha_status check_weight_strides(Report &report, const mha_layer_weights &weights
   return MHA_OK;
 }
 
-mha_status check_head_pointers(Report &report, const GivenWeights &given) {
-  const mha_layer_weights &weights = given.arrays;
-  const struct {
-    const char *name;
-    const float *const *heads;
-    int64_t count;
-  } lists[] = {{"w_q_heads", weights.w_q_heads, given.num_heads},
-               {"w_k_heads", weights.w_k_heads, given.num_kv_heads},
-               {"w_v_heads", weights.w_v_heads, given.num_kv_heads}};
-  for (const auto &list : lists) {
-    for (int64_t head = 0; list.heads && head < list.count; ++head) {
-      if (!list.heads[head] && given.keeps(head, given.num_heads / list.count)) {
-        return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "%s[%lld] is NULL; give a matrix for each head", list.name,
-                           static_cast<long long>(head));
-      }
-    }
-  }
-  return MHA_OK;
-}
-
-// The shape of the heads that are left. Reads weights.kept_heads.
-mha_status keep_heads(Report &report, GivenWeights *given, LayerShape *shape) {
-  const uint8_t *const kept = given->arrays.kept_heads;
-  const int64_t group = given->num_heads / given->num_kv_heads;
-  int64_t num_heads = 0, num_kv_heads = 0, first = 0;  // first: kv head that has one
-  for (int64_t kv_head = 0; kept && kv_head < given->num_kv_heads; ++kv_head) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < group; ++i) count += kept[kv_head * group + i] != 0;
-    if (count == 0) continue;
-    if (num_heads == 0) first = kv_head;
-    ++num_kv_heads;
-    num_heads += count;
-    if (num_heads == num_kv_heads * count) continue;
-    return report.fail(
-        MHA_ERROR_SHAPE, weights_argument,
-        "kept_heads keeps %lld of the heads %lld to %lld of kv head %lld, but %lld of those of kv head %lld; keep as many of each",
-        static_cast<long long>(count), static_cast<long long>(kv_head * group), static_cast<long long>(kv_head * group + group - 1),
-        static_cast<long long>(kv_head), static_cast<long long>((num_heads - count) / (num_kv_heads - 1)), static_cast<long long>(first));
-  }
-  if (kept && num_heads == 0) {
-    return report.fail(MHA_ERROR_SHAPE, weights_argument, "kept_heads is 0 for all heads; keep at least one");
-  }
-  if (!kept || num_heads == given->num_heads) {
-    given->arrays.kept_heads = nullptr;
-    return MHA_OK;
-  }
-  if (given->arrays.w_o && given->arrays.type == MHA_TYPE_INT4 && shape->head_dim_v % int4_group != 0) {
-    return report.fail(MHA_ERROR_SHAPE, weights_argument,
-                       "kept_heads leaves out rows of w_o, which has a scale for each 32 rows, but head_dim_v is %lld; "
-                       "give weights that are not MHA_TYPE_INT4, to be converted",
-                       static_cast<long long>(shape->head_dim_v));
-  }
-  shape->num_heads = num_heads;
-  shape->num_kv_heads = num_kv_heads;
-  if (!shape->has_output) shape->output_dim = shape->context_columns();
-  return MHA_OK;
-}
-
 // Everything that pack_size, pack and create have in common.
 struct PackJob {
   LayerShape shape;
-  GivenWeights weights;
+  mha_layer_weights weights;
   mha_layer_options options;
   PackedKind kind;
   PackedLayout layout;
@@ -404,8 +326,7 @@ constexpr size_t layer_bytes = (sizeof(mha_layer) + 63) / 64 * 64;
 }  // namespace
 
 mha_status resolve_shape(Report &report, const mha_layer_config *config, const mha_layer_weights *weights, LayerShape *shape,
-                         GivenWeights *given_weights) {
-  mha_layer_weights *const read_weights = &given_weights->arrays;
+                         mha_layer_weights *read_weights) {
   mha_layer_config given;
   if (const mha_status status = read_struct(report, config_argument, "mha_layer_config", config, &given)) return status;
   if (const mha_status status = check_config(report, given)) return status;
@@ -416,8 +337,6 @@ mha_status resolve_shape(Report &report, const mha_layer_config *config, const m
   }
   *shape = {};
   shape->arithmetic = static_cast<Arithmetic>(given.arithmetic);
-  given_weights->num_heads = 0;
-  given_weights->num_kv_heads = 1;
   if (given.num_heads == 0) {
     if (const mha_status status = resolve_without_heads(report, given, *read_weights, shape)) return status;
     if (const mha_status status = check_weight_types(report, *read_weights, given.weight_type)) return status;
@@ -439,10 +358,7 @@ mha_status resolve_shape(Report &report, const mha_layer_config *config, const m
   shape->scale = given.scale != 0.0f ? given.scale : 1.0f / __builtin_sqrtf(static_cast<float>(shape->head_dim));
   if (const mha_status status = check_weight_forms(report, *read_weights, *shape)) return status;
   if (const mha_status status = check_weight_types(report, *read_weights, given.weight_type)) return status;
-  if (const mha_status status = check_weight_strides(report, *read_weights, *shape)) return status;
-  given_weights->num_heads = shape->num_heads;
-  given_weights->num_kv_heads = shape->num_kv_heads;
-  return keep_heads(report, given_weights, shape);
+  return check_weight_strides(report, *read_weights, *shape);
 }
 
 mha_status read_options(Report &report, uint32_t argument, const mha_layer_options *options, mha_layer_options *read) {
@@ -473,7 +389,6 @@ mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weight
   Report report(error);
   PackJob job;
   if (const mha_status status = prepare(report, config, weights, options, &job)) return status;
-  if (const mha_status status = check_head_pointers(report, job.weights)) return status;
   if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, 4, "buffer is NULL; pass memory of mha_layer_pack_size bytes, aligned to 64");
   if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0) {
     return report.fail(MHA_ERROR_INVALID_VALUE, 4, "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
@@ -536,7 +451,6 @@ mha_status mha_layer_create(const mha_layer_config *config, const mha_layer_weig
   *layer = nullptr;
   PackJob job;
   if (const mha_status status = prepare(report, config, weights, options, &job)) return status;
-  if (const mha_status status = check_head_pointers(report, job.weights)) return status;
   const Kernels *kernels;
   if (const mha_status status = choose_kernels(report, 3, job.options.instruction_set, &kernels)) return status;
 
@@ -581,7 +495,6 @@ mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha
   filled.num_kv_heads = shape.num_kv_heads;
   filled.head_dim = shape.head_dim;
   filled.head_dim_v = shape.head_dim_v;
-  filled.d_out = shape.q_columns();
   filled.scale = shape.scale;
   filled.weight_type = static_cast<uint32_t>(layer->storage);
   filled.gate = shape.gate;

@@ -85,30 +85,17 @@ struct PackedLayout {
 
 PackedLayout packed_layout(const LayerShape &shape, PackedKind kind);
 
-// The weights as they are given: of heads of which the layer may keep some only.
-struct GivenWeights {
-  mha_layer_weights arrays;  // kept_heads null if it keeps all
-  int64_t num_heads, num_kv_heads;
-
-  // Of `group` query heads, which are one or those of a kv head: whether the n-th such group keeps one.
-  bool keeps(int64_t n, int64_t group) const {
-    bool stays = !arrays.kept_heads;
-    for (int64_t i = 0; !stays && i < group; ++i) stays = arrays.kept_heads[n * group + i] != 0;
-    return stays;
-  }
-};
-
-// Checks config and the pointers of weights (but reads no array other than kept_heads), and resolves the shape.
+// Checks config and the pointers of weights (but reads no array), and resolves the shape.
 mha_status resolve_shape(Report &report, const mha_layer_config *config, const mha_layer_weights *weights, LayerShape *shape,
-                         GivenWeights *given);
+                         mha_layer_weights *given);
 
 mha_status read_options(Report &report, uint32_t argument, const mha_layer_options *options, mha_layer_options *read);
 
 // No finite weight is beyond what `kind` can hold. Reads the arrays.
-mha_status check_range(Report &report, uint32_t argument, const LayerShape &shape, PackedKind kind, const GivenWeights &given);
+mha_status check_range(Report &report, uint32_t argument, const LayerShape &shape, PackedKind kind, const mha_layer_weights &weights);
 
 // Writes header, weights and biases. The buffer has layout.bytes.
-void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const GivenWeights &given, void *buffer);
+void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const mha_layer_weights &weights, void *buffer);
 
 // Checks the header of a packed buffer in constant time.
 mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, LayerShape *shape, PackedKind *kind, PackedLayout *layout);

@@ -21,7 +21,7 @@ struct OptionalOutput {
   Count elements;
 };
 
-constexpr int num_optional_outputs = 13;
+constexpr int num_optional_outputs = 10;
 
 struct OptionalOutputs {
   OptionalOutput outputs[num_optional_outputs];
@@ -42,55 +42,7 @@ OptionalOutputs optional_outputs(const MiddleStage &stage, int64_t n_kv) {
            {"taps.scaled_scores", taps.scaled_scores, pairs},
            {"taps.softcapped_scores", taps.softcapped_scores, pairs},
            {"taps.masked_scores", taps.masked_scores, pairs},
-           {"taps.context", taps.context, q_rows * Count(a.head_dim_v)},
-           {"taps.chosen_weights", taps.chosen_weights,
-            batch * Count(a.pairs.num_chosen_heads) * Count(a.pairs.num_chosen_rows) * Count(n_kv)},
-           {"taps.mean_weights", taps.mean_weights, batch * Count(a.n_q) * Count(n_kv)},
-           {"taps.key_sums", taps.key_sums, batch * heads * Count(n_kv)}}};
-}
-
-// Which heads and rows chosen_weights has. The lists are read by check_chosen.
-mha_status read_chosen(Report &report, uint32_t argument, const mha_taps &taps, Attention *attention) {
-  PairOutputs &pairs = attention->pairs;
-  const struct {
-    const char *name;
-    const int64_t *list;
-    int64_t count;
-  } lists[] = {{"heads", taps.chosen_heads, taps.num_chosen_heads}, {"rows", taps.chosen_rows, taps.num_chosen_rows}};
-  for (const auto &list : lists) {
-    if (list.count < 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "taps.num_chosen_%s is %lld; set it to the length of chosen_%s", list.name,
-                         static_cast<long long>(list.count), list.name);
-    }
-    if ((list.list || list.count != 0) && !taps.chosen_weights) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "taps.chosen_%s is given without chosen_weights; give it, or leave it out",
-                         list.name);
-    }
-    if (!list.list && list.count != 0) {
-      return report.fail(MHA_ERROR_NULL_POINTER, argument, "taps.num_chosen_%s is %lld, but chosen_%s is NULL; pass it, or set 0 for all",
-                         list.name, static_cast<long long>(list.count), list.name);
-    }
-  }
-  pairs.chosen_weights = taps.chosen_weights;
-  pairs.chosen_heads = taps.chosen_heads;
-  pairs.chosen_rows = taps.chosen_rows;
-  pairs.num_chosen_heads = taps.chosen_heads ? taps.num_chosen_heads : attention->num_heads;
-  pairs.num_chosen_rows = taps.chosen_rows ? taps.num_chosen_rows : attention->n_q;
-  return MHA_OK;
-}
-
-mha_status check_chosen(Report &report, uint32_t argument, const char *name, const int64_t *list, int64_t count, int64_t limit) {
-  for (int64_t i = 0; list && i < count; ++i) {
-    if (list[i] < 0 || list[i] >= limit) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "taps.chosen_%s[%lld] is %lld; it can be 0 to %lld", name,
-                         static_cast<long long>(i), static_cast<long long>(list[i]), static_cast<long long>(limit - 1));
-    }
-    if (i > 0 && list[i] <= list[i - 1]) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "taps.chosen_%s[%lld] is %lld, behind %lld; give them in ascending order", name,
-                         static_cast<long long>(i), static_cast<long long>(list[i]), static_cast<long long>(list[i - 1]));
-    }
-  }
-  return MHA_OK;
+           {"taps.context", taps.context, q_rows * Count(a.head_dim_v)}}};
 }
 
 // All of them can be addressed, and those per pair are of no ring.
@@ -107,11 +59,8 @@ mha_status check_optional_outputs(Report &report, MiddleStage *stage) {
   pairs.scaled_scores = taps.scaled_scores;
   pairs.softcapped_scores = taps.softcapped_scores;
   pairs.masked_scores = taps.masked_scores;
-  pairs.mean_weights = taps.mean_weights;
-  pairs.key_sums = taps.key_sums;
   attention.context = taps.context;
   if (!attention.lse && !pairs.weights && !stage->given_taps) return MHA_OK;
-  if (const mha_status status = read_chosen(report, s.argument, taps, &attention)) return status;
   for (const OptionalOutput &output : optional_outputs(*stage, max_keys(s)).outputs) {
     if (output.output && (output.elements * Count(sizeof(float))).overflows()) {
       return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "%s would be larger than memory can be", output.name);
@@ -122,14 +71,7 @@ mha_status check_optional_outputs(Report &report, MiddleStage *stage) {
                                : pairs.scaled_scores     ? "taps.scaled_scores"
                                : pairs.softcapped_scores ? "taps.softcapped_scores"
                                : pairs.masked_scores     ? "taps.masked_scores"
-                               : pairs.chosen_weights    ? "taps.chosen_weights"
-                               : pairs.mean_weights      ? "taps.mean_weights"
-                               : pairs.key_sums          ? "taps.key_sums"
                                                          : nullptr;
-  if (taps.key_sums && s.is_packed() && s.cache) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                       "taps.key_sums has no place for the positions of each packed sequence in a cache; leave it or cu_seqlens_q NULL");
-  }
   if (!per_pair || !s.is_ring()) return MHA_OK;
   return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
                      "%s has a column for each position, of which a ring has no end; leave it NULL, or use a cache of another kind",
@@ -161,16 +103,6 @@ void clear_padding_of_outputs(const MiddleStage &stage) {
       }
     }
   }
-}
-
-// The outputs that pairs are added to, or that some rows alone are written to.
-void clear_sums(const Attention &a) {
-  const size_t columns = static_cast<size_t>(a.n_kv) * sizeof(float), batch = static_cast<size_t>(a.array_batch);
-  const PairOutputs &pairs = a.pairs;
-  const size_t chosen = batch * static_cast<size_t>(pairs.num_chosen_heads) * static_cast<size_t>(pairs.num_chosen_rows);
-  if (pairs.chosen_weights) memset(pairs.chosen_weights, 0, chosen * columns);
-  if (pairs.mean_weights) memset(pairs.mean_weights, 0, batch * static_cast<size_t>(a.n_q) * columns);
-  if (pairs.key_sums) memset(pairs.key_sums, 0, batch * static_cast<size_t>(a.num_heads) * columns);
 }
 
 }  // namespace
@@ -260,13 +192,6 @@ mha_status check_arrays(Report &report, const MiddleStage &stage) {
   const Attention &attention = stage.attention;
   const uint32_t argument = stage.sequences.argument;
   if (const mha_status status = check_score_arrays(report, argument, attention.options, attention.num_heads)) return status;
-  const PairOutputs &pairs = attention.pairs;
-  if (pairs.chosen_weights) {
-    if (const mha_status status = check_chosen(report, argument, "heads", pairs.chosen_heads, pairs.num_chosen_heads, attention.num_heads))
-      return status;
-    if (const mha_status status = check_chosen(report, argument, "rows", pairs.chosen_rows, pairs.num_chosen_rows, attention.n_q))
-      return status;
-  }
   return check_sequence_arrays(report, stage.sequences);
 }
 
@@ -307,7 +232,6 @@ void begin_passes(MiddleStage *stage, unsigned char *workspace) {
   stage->queries = s.is_ragged() ? reinterpret_cast<Extent *>(workspace + memory.query_extents) : nullptr;
   stage->keys = s.is_ragged() ? reinterpret_cast<Extent *>(workspace + memory.key_extents) : nullptr;
   stage->next_row = 0;
-  clear_sums(stage->attention);
   if (!s.is_ragged()) return;
   if (s.is_packed()) {
     stage->packed[0] = packed_queries(s);
@@ -383,12 +307,8 @@ void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t w
 }
 
 void describe_middle(const MiddleStage &stage, mha_call_info *info) {
-  const Attention &attention = stage.attention;
   info->instruction_set = stage.kernels->instruction_set;
   info->num_threads = static_cast<uint32_t>(threads_of(stage.scheduler));
-  info->attend_tile_rows = stage.kernels->attend_tile_rows;
-  info->attend_block_rows = attention.block_queries * (attention.num_heads / attention.num_kv_heads);
-  info->attend_chunk_keys = chunk_keys;
 }
 
 ReadHeads read_heads(const Attention &attention) {

@@ -1,7 +1,6 @@
 // The packed buffer: header, weights in panels (or plain, for a BLAS), biases, checksums.
 
 #include <stddef.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "layer.h"
@@ -59,45 +58,28 @@ uint64_t header_checksum(PackedHeader header) {
   return checksum(&header, 0, sizeof header / 64, 1);
 }
 
-// Where numbers of packed heads are at the caller's: columns of W_Q, W_G, W_K and W_V, rows of W_O. Some heads may be left out.
+// The columns of a packed matrix at the caller's. Heads lie one after the other; with a gate in W_Q, it lies behind each of them.
 struct HeadMap {
-  int64_t first;   // place of the first number of the caller's first head
-  int64_t stride;  // from one head of the caller's to the next
+  int64_t first;   // place of the first number of the first head
+  int64_t stride;  // from one head to the next
   int64_t width;   // numbers of a packed head
-  const GivenWeights *pruned;  // null: all stay
-  int64_t group;               // query heads of a head
 
-  // The caller's number of a packed head.
-  int64_t head(int64_t packed) const {
-    if (!pruned) return packed;
-    int64_t head = 0;
-    while (!pruned->keeps(head, group) || packed-- != 0) ++head;
-    return head;
-  }
-
-  // The place of packed number i, and how many from there on lie side by side.
-  int64_t place(int64_t i) const { return first + head(i / width) * stride + i % width; }
-  int64_t run(int64_t i) const { return pruned ? width - i % width : INT64_MAX; }
+  int64_t place(int64_t i) const { return first + i / width * stride + i % width; }
 };
 
-// The caller's matrix, column by column: element (k, column) is term_offset(k) behind start(column).
+// The caller's matrix, column by column: element (k, column) is k * k_stride behind start(column).
 struct Source {
   const char *name;
   const void *matrix;
-  const float *const *heads;  // instead of matrix: one per head
-  HeadMap columns, terms;
-  int64_t depth;  // of the caller's matrix
+  HeadMap columns;
+  int64_t depth;
   int64_t k_stride, column_stride;
   uint32_t type;
   const float *scales;  // of the first column of the caller's matrix, if it has codes
 
-  // The column within the caller's matrix, or within that of a head.
-  int64_t own_column(int64_t column) const { return heads ? columns.first + column % columns.width : columns.place(column); }
-
   template <class Element = float>
   const Element *start(int64_t column) const {
-    const void *const base = heads ? heads[columns.head(column / columns.width)] : matrix;
-    return static_cast<const Element *>(base) + own_column(column) * column_stride;
+    return static_cast<const Element *>(matrix) + columns.place(column) * column_stride;
   }
 
   // Those of a tile of floats; none behind the last of num_columns.
@@ -118,60 +100,51 @@ struct Source {
 bool has_gate_in_q(const LayerShape &shape, const mha_layer_weights &weights) { return shape.gate != MHA_GATE_NONE && !weights.w_g; }
 
 // The columns of a matrix as if W_Q, W_K and W_V were matrices of their own, which is how the biases lie, too.
-HeadMap columns_of(const LayerShape &shape, const GivenWeights &given, MatrixName name) {
-  const GivenWeights *const kept = given.arrays.kept_heads ? &given : nullptr;
-  const bool is_in_q = has_gate_in_q(shape, given.arrays);
-  const int64_t group = given.num_heads / given.num_kv_heads, q_stride = shape.head_dim + (is_in_q ? shape.gate_dim : 0);
+HeadMap columns_of(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
+  const bool is_in_q = has_gate_in_q(shape, weights);
+  const int64_t q_stride = shape.head_dim + (is_in_q ? shape.gate_dim : 0);
   switch (name) {
     case matrix_q:
-      return {0, q_stride, shape.head_dim, kept, 1};
+      return {0, q_stride, shape.head_dim};
     case matrix_g:
-      return {is_in_q ? shape.head_dim : 0, is_in_q ? q_stride : shape.gate_dim, shape.gate_dim, kept, 1};
+      return {is_in_q ? shape.head_dim : 0, is_in_q ? q_stride : shape.gate_dim, shape.gate_dim};
     case matrix_k:
-      return {0, shape.head_dim, shape.head_dim, kept, group};
+      return {0, shape.head_dim, shape.head_dim};
     case matrix_v:
-      return {0, shape.head_dim_v, shape.head_dim_v, kept, group};
+      return {0, shape.head_dim_v, shape.head_dim_v};
     default:
-      return {0, 0, shape.output_dim, nullptr, 1};
+      return {0, 0, shape.output_dim};
   }
 }
 
 // Columns before those of a matrix where W_Q, W_K and W_V, or their biases, are one.
-int64_t columns_before(const LayerShape &shape, const GivenWeights &given, MatrixName name) {
-  const int64_t of_q = given.num_heads * columns_of(shape, given, matrix_q).stride, of_k = given.num_kv_heads * shape.head_dim;
-  return name == matrix_k ? of_q : name == matrix_v ? of_q + of_k : 0;
+int64_t columns_before(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
+  const int64_t of_q = shape.num_heads * columns_of(shape, weights, matrix_q).stride;
+  return name == matrix_k ? of_q : name == matrix_v ? of_q + shape.k_columns() : 0;
 }
 
-Source source_of(const LayerShape &shape, const GivenWeights &given, MatrixName name) {
-  const mha_layer_weights &weights = given.arrays;
+Source source_of(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
   const struct {
     const char *name;
     const void *matrix;
-    const float *const *heads;
-    int64_t heads_given, depth, stride;
+    int64_t heads, depth, stride;
     const float *scales;
-  } own[] = {
-      {"w_q", weights.w_q, weights.w_q_heads, given.num_heads, shape.query_dim, weights.w_q_stride, weights.w_q_scales},
-      {"w_g", weights.w_g, nullptr, given.num_heads, shape.query_dim, weights.w_g_stride, weights.w_g_scales},
-      {"w_k", weights.w_k, weights.w_k_heads, given.num_kv_heads, shape.key_dim, weights.w_k_stride, weights.w_k_scales},
-      {"w_v", weights.w_v, weights.w_v_heads, given.num_kv_heads, shape.value_dim, weights.w_v_stride, weights.w_v_scales},
-      {"w_o", weights.w_o, nullptr, 1, shape.has_heads() ? given.num_heads * shape.head_dim_v : shape.query_dim, weights.w_o_stride,
-       weights.w_o_scales}};
+  } own[] = {{"w_q", weights.w_q, shape.num_heads, shape.query_dim, weights.w_q_stride, weights.w_q_scales},
+             {"w_g", weights.w_g, shape.num_heads, shape.query_dim, weights.w_g_stride, weights.w_g_scales},
+             {"w_k", weights.w_k, shape.num_kv_heads, shape.key_dim, weights.w_k_stride, weights.w_k_scales},
+             {"w_v", weights.w_v, shape.num_kv_heads, shape.value_dim, weights.w_v_stride, weights.w_v_scales},
+             {"w_o", weights.w_o, 1, shape.output_depth(), weights.w_o_stride, weights.w_o_scales}};
   const bool is_in_q = name == matrix_g && has_gate_in_q(shape, weights);
   const auto &from = own[is_in_q ? matrix_q : name];
-  Source source = {from.name, from.matrix, from.heads, columns_of(shape, given, name), {0, 0, from.depth, nullptr, 1}, from.depth, 0, 0,
-                   weights.type, from.scales};
-  int64_t width = (source.heads ? 1 : from.heads_given) * source.columns.stride;  // columns of one matrix as given
+  Source source = {from.name, from.matrix, columns_of(shape, weights, name), from.depth, 0, 0, weights.type, from.scales};
+  int64_t width = name == matrix_o ? shape.output_dim : from.heads * source.columns.stride;
   int64_t stride = from.stride;
-  if (name == matrix_o) {
-    width = shape.output_dim;
-    if (weights.kept_heads) source.terms = {0, shape.head_dim_v, shape.head_dim_v, &given, 1};
-  } else if (weights.w_qkv && (name != matrix_g || is_in_q)) {
+  if (weights.w_qkv && name != matrix_o && (name != matrix_g || is_in_q)) {
     source.name = "w_qkv";
     source.matrix = weights.w_qkv;
     source.scales = weights.w_qkv_scales;
-    source.columns.first += columns_before(shape, given, name);
-    width = columns_before(shape, given, matrix_v) + given.num_kv_heads * shape.head_dim_v;
+    source.columns.first += columns_before(shape, weights, name);
+    width = columns_before(shape, weights, matrix_v) + shape.v_columns();
     stride = weights.w_qkv_stride;
   }
   if (weights.layout == MHA_LAYOUT_IN_OUT) {
@@ -186,13 +159,12 @@ Source source_of(const LayerShape &shape, const GivenWeights &given, MatrixName 
 }
 
 // The biases of a matrix, zeros where there are none.
-void pack_bias(const LayerShape &shape, const GivenWeights &given, MatrixName name, const PackedMatrix &matrix, unsigned char *buffer) {
-  const mha_layer_weights &weights = given.arrays;
+void pack_bias(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name, const PackedMatrix &matrix, unsigned char *buffer) {
   const bool is_in_q = name == matrix_g && has_gate_in_q(shape, weights);
   const bool is_fused = weights.b_qkv && name != matrix_o && (name != matrix_g || is_in_q);
   const float *const single[] = {weights.b_q, is_in_q ? weights.b_q : weights.b_g, weights.b_k, weights.b_v, weights.b_o};
-  const float *const from = is_fused ? weights.b_qkv + columns_before(shape, given, name) : single[name];
-  const HeadMap columns = columns_of(shape, given, name);
+  const float *const from = is_fused ? weights.b_qkv + columns_before(shape, weights, name) : single[name];
+  const HeadMap columns = columns_of(shape, weights, name);
   float *const bias = reinterpret_cast<float *>(buffer + matrix.bias_offset);
   memset(bias, 0, static_cast<size_t>(panels_of(matrix.columns) * panel_columns) * sizeof(float));
   for (int64_t column = 0; from && column < matrix.columns; ++column) bias[column] = from[columns.place(column)];
@@ -242,17 +214,13 @@ template <class Element, class Widen>
 void read_block(const Source &source, int64_t k, int64_t column, Widen widen, FloatBlock *block) {
   const Element *starts[panel_columns];
   for (int64_t c = 0; c < block->columns; ++c) starts[c] = source.start<Element>(column + c);
-  for (int64_t first = 0, end; first < block->terms; first = end) {
-    end = first + at_most(source.terms.run(k + first), block->terms - first);
-    const int64_t offset = (source.terms.place(k + first) - first) * source.k_stride;
-    if (source.k_stride == 1) {
-      for (int64_t c = 0; c < block->columns; ++c) {
-        for (int64_t i = first; i < end; ++i) block->rows[i][c] = widen(starts[c][offset + i]);
-      }
-    } else {
-      for (int64_t i = first; i < end; ++i) {
-        for (int64_t c = 0; c < block->columns; ++c) block->rows[i][c] = widen(starts[c][offset + i * source.k_stride]);
-      }
+  if (source.k_stride == 1) {
+    for (int64_t c = 0; c < block->columns; ++c) {
+      for (int64_t i = 0; i < block->terms; ++i) block->rows[i][c] = widen(starts[c][k + i]);
+    }
+  } else {
+    for (int64_t i = 0; i < block->terms; ++i) {
+      for (int64_t c = 0; c < block->columns; ++c) block->rows[i][c] = widen(starts[c][(k + i) * source.k_stride]);
     }
   }
 }
@@ -362,18 +330,12 @@ void pack_panel_of_codes(const Source &source, const PackedMatrix &matrix, Packe
   for (int64_t c = 0; c < panel_columns && panel * panel_columns + c < matrix.columns; ++c) {
     const int64_t column = panel * panel_columns + c;
     const unsigned char *const from = source.start<unsigned char>(column);
-    for (int64_t first = 0, end; first < rows; first = end) {
-      end = first + at_most(source.terms.run(first * terms) / terms, rows - first);
-      const int64_t offset = source.terms.place(first * terms) / terms - first;
-      for (int64_t row = first; row < end; ++row) to[row * panel_columns + c] = from[(offset + row) * source.k_stride];
-    }
+    for (int64_t row = 0; row < rows; ++row) to[row * panel_columns + c] = from[row * source.k_stride];
     // The half of a byte behind the last term is nobody's.
     unsigned char &last = to[(rows - 1) * panel_columns + c];
     if (is_int4 && matrix.depth % 2 != 0) last = static_cast<unsigned char>((last & 15u) | 0x80u);
-    const float *const of_column = source.scales + source.own_column(column) * (is_int4 ? blocks_of(source.depth, int4_group) : 1);
-    for (int64_t i = 0; i < scales_per_column; ++i) {
-      scales[i * panel_columns + c] = of_column[is_int4 ? source.terms.place(i * int4_group) / int4_group : 0];
-    }
+    const float *const of_column = source.scales + source.columns.place(column) * scales_per_column;
+    for (int64_t i = 0; i < scales_per_column; ++i) scales[i * panel_columns + c] = of_column[i];
   }
 }
 
@@ -451,30 +413,26 @@ uint64_t rest_checksum(const PackedLayout &layout, PackedKind kind, const void *
   return checksum(buffer, first, (layout.bytes - first) / 64, 1);
 }
 
-// Element (k, column) of the matrix, in the words of the caller: in rows as they are stored, and of which head.
+// Element (k, column) of the matrix, in the words of the caller: in rows as they are stored.
 mha_status fail_range(Report &report, uint32_t argument, const Source &source, bool is_in_out, int64_t k, int64_t column, float x) {
-  char head[32] = "";
-  if (source.heads) snprintf(head, sizeof head, "_heads[%lld]", static_cast<long long>(source.columns.head(column / source.columns.width)));
-  const int64_t own_column = source.own_column(column);
-  k = source.terms.place(k);
+  const int64_t place = source.columns.place(column);
   return report.fail(MHA_ERROR_OUT_OF_RANGE, argument,
-                     "%s%s[%lld][%lld] is %g, but f16 ends at 65504; scale the weights down, or set weight_type to MHA_TYPE_BF16",
-                     source.name, head, static_cast<long long>(is_in_out ? k : own_column),
-                     static_cast<long long>(is_in_out ? own_column : k), static_cast<double>(x));
+                     "%s[%lld][%lld] is %g, but f16 ends at 65504; scale the weights down, or set weight_type to MHA_TYPE_BF16",
+                     source.name, static_cast<long long>(is_in_out ? k : place), static_cast<long long>(is_in_out ? place : k),
+                     static_cast<double>(x));
 }
 
 Count aligned_floats(Count floats) { return round_up(floats, 16) * Count(sizeof(float)); }
 
 }  // namespace
 
-mha_status check_range(Report &report, uint32_t argument, const LayerShape &shape, PackedKind kind, const GivenWeights &given) {
-  const mha_layer_weights &weights = given.arrays;
+mha_status check_range(Report &report, uint32_t argument, const LayerShape &shape, PackedKind kind, const mha_layer_weights &weights) {
   if (kind != PackedKind::panels_f16 || weights.type == MHA_TYPE_F16) return MHA_OK;
   const PackedLayout layout = packed_layout(shape, kind);
   FloatBlock block;
   for (int name = 0; name < num_matrices; ++name) {
     const PackedMatrix &matrix = layout.matrices[name];
-    const Source source = matrix.columns > 0 ? source_of(shape, given, static_cast<MatrixName>(name)) : Source{};
+    const Source source = matrix.columns > 0 ? source_of(shape, weights, static_cast<MatrixName>(name)) : Source{};
     for (int64_t column = 0; column < matrix.columns; column += panel_columns) {
       for (int64_t k = 0; k < matrix.depth; k += block_terms) {
         read_block(source, matrix, k, column, &block);
@@ -536,7 +494,7 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
   return layout;
 }
 
-void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const GivenWeights &given, void *buffer) {
+void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const mha_layer_weights &weights, void *buffer) {
   unsigned char *const bytes = static_cast<unsigned char *>(buffer);
   // Plain matrices are rounded up to whole cache lines. Clear what might be the last line of each before anything is copied.
   for (int i = 1; kind == PackedKind::plain_f32 && i <= num_matrices; ++i) {
@@ -544,8 +502,7 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
     const bool is_line_border = end % 64 == 0;  // not between the parts of W_Q|W_G|W_K|W_V
     if (is_line_border) memset(bytes + end - 64, 0, 64);
   }
-  // Rows of W_O whose heads are left out are none of pack_floats' tiles.
-  const bool stays_float = storage_of(kind) == Storage::f32 && given.arrays.type == MHA_TYPE_F32 && !given.arrays.kept_heads;
+  const bool stays_float = storage_of(kind) == Storage::f32 && weights.type == MHA_TYPE_F32;
   // Behind the panels of fewer bits there may be gaps, and behind the scales columns that the caller does not have.
   if (storage_of(kind) != Storage::f32) memset(bytes, 0, static_cast<size_t>(layout.bytes));
   uint64_t sum = 0;
@@ -553,10 +510,10 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
     const MatrixName name = static_cast<MatrixName>(i);
     const PackedMatrix &matrix = layout.matrices[i];
     if (matrix.columns > 0 && stays_float)
-      sum += pack_floats(source_of(shape, given, name), matrix, kind, bytes);
+      sum += pack_floats(source_of(shape, weights, name), matrix, kind, bytes);
     else if (matrix.columns > 0)
-      pack_converted(source_of(shape, given, name), matrix, kind, bytes);
-    pack_bias(shape, given, name, matrix, bytes);
+      pack_converted(source_of(shape, weights, name), matrix, kind, bytes);
+    pack_bias(shape, weights, name, matrix, bytes);
   }
   finish_copying();
 

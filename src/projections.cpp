@@ -212,13 +212,6 @@ void describe_projections(const mha_layer &layer, mha_call_info *info) {
   const bool has_sgemm = layer.sgemm != nullptr;
   info->back_end = has_sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
   info->contract = has_sgemm ? 0 : MHA_CONTRACT;
-  info->project_tile_rows = has_sgemm ? 0 : layer.kernels->project_tile_rows;
-  info->project_tile_columns = layer.kernels->project_tile_columns;
-  if (layer.shape.arithmetic != Arithmetic::f32) {
-    const auto &columns = layer.kernels->codes->tile_columns[layer.storage == Storage::int4];
-    info->project_tile_columns = columns[layer.shape.arithmetic == Arithmetic::int16];
-  }
-  if (has_sgemm) info->project_tile_columns = 0;
   info->packed_bytes = static_cast<size_t>(layer.layout.bytes);
 }
 

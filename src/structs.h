@@ -19,16 +19,15 @@ inline constexpr size_t first_version_bytes = 0;
   template <>                                      \
   inline constexpr size_t first_version_bytes<Struct> = offsetof(Struct, field) + sizeof(Struct::field)
 MHA_FIRST_VERSION_ENDS_WITH(mha_layer_config, gate_dim);
-MHA_FIRST_VERSION_ENDS_WITH(mha_layer_weights, kept_heads);
+MHA_FIRST_VERSION_ENDS_WITH(mha_layer_weights, w_g_scales);
 MHA_FIRST_VERSION_ENDS_WITH(mha_layer_options, allocator);
 MHA_FIRST_VERSION_ENDS_WITH(mha_kv_cache_config, num_blocks);
 MHA_FIRST_VERSION_ENDS_WITH(mha_rope, k_positions);
 MHA_FIRST_VERSION_ENDS_WITH(mha_rope_config, reserved);
 MHA_FIRST_VERSION_ENDS_WITH(mha_norm, head_stride);
 MHA_FIRST_VERSION_ENDS_WITH(mha_score_options, context_arithmetic);
-MHA_FIRST_VERSION_ENDS_WITH(mha_taps, num_chosen_rows);
+MHA_FIRST_VERSION_ENDS_WITH(mha_taps, context);
 MHA_FIRST_VERSION_ENDS_WITH(mha_forward_args, scheduler);
-MHA_FIRST_VERSION_ENDS_WITH(mha_gate, head_stride);
 MHA_FIRST_VERSION_ENDS_WITH(mha_attention_args, reserved);
 MHA_FIRST_VERSION_ENDS_WITH(mha_call_info, bytes);
 MHA_FIRST_VERSION_ENDS_WITH(mha_linear_args, scheduler);

@@ -376,11 +376,7 @@ MHA_NOINLINE void multiply_attention_codes(const CodeProducts &p) {
 
 template <class V>
 constexpr CodeKernels make_code_kernels() {
-  constexpr int rows = TileShape<V::size>::max_rows, lanes = V::size;
   CodeKernels kernels = {};
-  kernels.tile_columns[0][0] = DotProducts<SmallCode>::vectors(rows) * lanes;
-  kernels.tile_columns[1][0] = DotProducts<NibbleCode>::vectors(rows) * lanes;
-  kernels.tile_columns[0][1] = kernels.tile_columns[1][1] = DotProducts<int16_t>::vectors(rows) * lanes;
   kernels.encode_rows = encode_rows<V>;
   kernels.project = project_codes<V>;
 #if defined(MHA_KERNELS_VNNI) || defined(MHA_KERNELS_DOTPROD)

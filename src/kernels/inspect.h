@@ -1,7 +1,7 @@
 // Looking inside: a second pass over the keys for those who asked for outputs per pair, when m and l of all rows are known.
 //
 // A unit is the attention's. Its scores are computed once more, chunk by chunk and row by row, and go through the steps of section 7 of
-// CONTRACT.md with an output behind each. Sums over heads or queries take the weights as they come: heads, and queries, in their order.
+// CONTRACT.md with an output behind each.
 #pragma once
 
 #include "kernels/attend.h"
@@ -9,57 +9,13 @@
 namespace mha {
 namespace {
 
-// Number of the row among the chosen ones, [batch, num_chosen_heads, num_chosen_rows]; -1 if it is not one.
-MHA_NOINLINE inline int64_t chosen_row(const Unit &unit, const Row &row) {
-  const PairOutputs &pairs = unit.call.pairs;
-  const auto find = [](const int64_t *chosen, int64_t count, int64_t number) -> int64_t {
-    if (!chosen) return number;
-    int64_t begin = 0;
-    for (int64_t end = count; begin < end;) {
-      const int64_t middle = begin + (end - begin) / 2;
-      if (chosen[middle] < number)
-        begin = middle + 1;
-      else
-        end = middle;
-    }
-    return begin < count && chosen[begin] == number ? begin : -1;
-  };
-  const int64_t head = find(pairs.chosen_heads, pairs.num_chosen_heads, row.head);
-  const int64_t query = find(pairs.chosen_rows, pairs.num_chosen_rows, unit.array_row(row));
-  if (head < 0 || query < 0) return -1;
-  return (unit.sequence_index * pairs.num_chosen_heads + head) * pairs.num_chosen_rows + query;
-}
-
 // s * factor as an output, if it is asked for, from number `at` on.
 MHA_NOINLINE inline void write_pairs(float *output, int64_t at, const float *s, int64_t count, float factor = 1.0f) {
   for (int64_t j = 0; output && j < count; ++j) output[at + j] = canonical(s[j] * factor);
 }
 
-// The row's weights where they are wanted. Each head adds to the mean of its query, the last one divides.
-MHA_NOINLINE inline void write_weights(const Unit &unit, const Row &row, int64_t chosen, int64_t column, int64_t count, const float *s) {
-  const Attention &call = unit.call;
-  const PairOutputs &pairs = call.pairs;
-  write_pairs(pairs.weights, unit.output_row(row) * call.n_kv + column, s, count);
-  if (chosen >= 0) write_pairs(pairs.chosen_weights, chosen * call.n_kv + column, s, count);
-  if (pairs.key_sums) {
-    float *const sums = pairs.key_sums + (unit.sequence_index * call.num_heads + row.head) * call.n_kv + column;
-    for (int64_t j = 0; j < count; ++j) sums[j] = canonical(sums[j] + s[j]);
-  }
-  if (pairs.mean_weights) {
-    float *const means = pairs.mean_weights + (unit.sequence_index * call.n_q + unit.array_row(row)) * call.n_kv + column;
-    int64_t last = call.num_heads - 1;
-    while (!unit.is_computed(last)) --last;
-    const bool is_last = row.head == last;
-    const float factor = 1.0f / static_cast<float>(call.num_heads);
-    for (int64_t j = 0; j < count; ++j) {
-      const float sum = canonical(means[j] + s[j]);
-      means[j] = is_last ? canonical(sum * factor) : sum;
-    }
-  }
-}
-
 template <class V>
-inline void inspect_row(const Unit &unit, const Row &row, int64_t chosen, int64_t begin, int64_t count, float *s) {
+inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t count, float *s) {
   const Attention &call = unit.call;
   const PairOutputs &pairs = call.pairs;
   const int64_t column = unit.sequence.column + begin, at = unit.output_row(row) * call.n_kv + column;
@@ -80,7 +36,7 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t chosen, int64_
     const V x = load<V>(s + j);
     store(s + j, zero_if_equal(x, all<V>(-infinity), canonical(exp_of(x - all<V>(m)) * all<V>(inverse))));
   }
-  write_weights(unit, row, chosen, column, count, s);
+  write_pairs(pairs.weights, at, s, count);
 }
 
 // The columns [begin, end), which are no keys of the sequence. Other outputs are 0 from the start.
@@ -102,7 +58,6 @@ void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int
   if (unit.group != unit.heads) unit.for_each_left_out([&](const Row &row) { clear_inspected(unit, row, 0, call.n_kv); });
   if (unit.num_rows == 0) return;
   float *const scores = unit.scratch + call.scratch.scores;
-  const bool wants_all = call.pairs.has_all();
   copy_queries<V>(unit, 0, unit.num_rows);
   for (int64_t begin = 0; begin < unit.sequence.n_kv; begin += chunk_keys) {
     const int64_t count = min(chunk_keys, unit.sequence.n_kv - begin);
@@ -112,14 +67,12 @@ void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int
     read_groups<V>(unit, true, begin, chunk.needed, false, &chunk.keys);
     const Groups &keys = chunk.keys;
     for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
-      const int64_t chosen = call.pairs.chosen_weights ? chosen_row(unit, row) : -1;
-      if (chosen < 0 && !wants_all) continue;
       const Range groups = groups_of({0, count});
       multiply_row<V>(unit, chunk, groups, row.index, scores);
       for (int64_t j = 0; keys.has_scales && j < groups.end * key_block; j += V::size) {
         store(scores + j, load<V>(scores + j) * load<V>(keys.scales[block_of(j)] + place_in_block(j)));
       }
-      inspect_row<V>(unit, row, chosen, begin, count, scores);
+      inspect_row<V>(unit, row, begin, count, scores);
     }
   }
   const int64_t column = unit.sequence.column;

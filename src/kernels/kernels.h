@@ -204,16 +204,11 @@ struct ScoreOptions {
 // Outputs with a number per pair, and sums of them, made by a pass of their own (kernels/inspect.h); null: not asked for.
 struct PairOutputs {
   float *scores, *scaled_scores, *softcapped_scores, *masked_scores, *weights;  // [batch, num_heads, n_q, n_kv]
-  float *mean_weights, *key_sums;       // zero at first
-  float *chosen_weights;                // likewise
-  const int64_t *chosen_heads, *chosen_rows;  // ascending; null: all
-  int64_t num_chosen_heads, num_chosen_rows;
 
-  bool has_all() const { return scores || scaled_scores || softcapped_scores || masked_scores || weights || mean_weights || key_sums; }
-  bool has_any() const { return has_all() || chosen_weights; }
+  bool has_any() const { return scores || scaled_scores || softcapped_scores || masked_scores || weights; }
 };
 
-// What rows of the context are multiplied by (CONTRACT.md, section 10); see mha_gate.
+// What rows of the context are multiplied by (CONTRACT.md, section 10); see mha_layer_config.
 struct Gate {
   StridedRows values;  // base null: no gate
   bool is_sigmoid;     // else softplus
@@ -367,8 +362,6 @@ struct CodeProducts {
 
 // Products of codes: what differs between instruction sets with and without products of bytes.
 struct CodeKernels {
-  int64_t tile_columns[2][2];  // project_tile_columns for weights of int8 and int4, with codes of 8 and of 16 bits
-
   // Input rows [row_begin, row_end) of a projection as codes, coded_bytes<int16_t>(storage, depth) each at most.
   void (*encode_rows)(const Projection &projection, int64_t row_begin, int64_t row_end, float *to);
 
@@ -392,7 +385,6 @@ struct CodeKernels {
 struct Kernels {
   uint32_t instruction_set;  // MHA_INSTRUCTION_SET_*
   const CodeKernels *codes;
-  int64_t project_tile_rows, project_tile_columns, attend_tile_rows;
 
   // Output rows [row_begin, row_end) and panels [panel_begin, panel_end) of a projection. rows: what widen_rows has made of these input
   // rows; null: they are floats, and taken as such.

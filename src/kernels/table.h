@@ -23,12 +23,8 @@ constexpr CodeKernels own_codes = make_code_kernels<Vector>();
 
 template <class V>
 constexpr Kernels make_kernels(uint32_t instruction_set, const CodeKernels *codes) {
-  using Shape = TileShape<V::size>;
   return {instruction_set,
           codes,
-          Shape::max_rows,
-          Shape::project_vectors(Shape::max_rows) * static_cast<int64_t>(V::size),
-          Shape::attend_rows,
           project<V>,
           widen_rows<V>,
           attend<V>,

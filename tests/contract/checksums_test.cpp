@@ -300,16 +300,9 @@ class Cases {
     Record("attention with norms", normalised);
 
     problem = Sizes(2, 20, 300, 4, 2, 16, 12);
-    problem.gate = GateKind::kSigmoid;
-    problem.gate_dim = 12;
-    problem.gate_values = random.Uniforms(2 * 20 * 4 * 12, 16);
-    Attention("attention with a sigmoid of each element as its gate", problem);
-    problem.gate = GateKind::kSoftplus;
-    problem.gate_dim = 1;
-    problem.gate_values = random.Uniforms(2 * 20 * 4, 16);
     problem.score.emplace();
     problem.score->head_scales = {0.75f, 0.0f, -1.0f, 3.0f};
-    Attention("attention with head scales and a softplus of each head as its gate", problem);
+    Attention("attention with head scales", problem);
 
     for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16}) {
       const std::string name = std::string("attention to keys and values given in ") + kTypeNames[type];

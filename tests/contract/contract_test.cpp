@@ -397,7 +397,7 @@ LayerProblem RandomLayer(Random *random, std::string *kinds) {
 LayerForm RandomForm(Random *random, const LayerProblem &problem) {
   LayerForm form;
   const bool can_fuse = problem.key_dim == problem.query_dim && problem.value_dim == problem.query_dim;
-  form.form = random->Pick({WeightForm::kThreeMatrices, WeightForm::kPerHead, can_fuse ? WeightForm::kFused : WeightForm::kPerHead});
+  form.form = can_fuse && random->Coin() ? WeightForm::kFused : WeightForm::kThreeMatrices;
   form.layout = random->Chance(0.5) ? MHA_LAYOUT_IN_OUT : MHA_LAYOUT_OUT_IN;
   if (random->Chance(0.4)) form.row_gap = random->Between(1, 20);
   const bool all_biases = !problem.b_q.empty() && !problem.b_k.empty() && !problem.b_v.empty();
@@ -743,7 +743,7 @@ TEST_P(LayerContract, AllFormsOfWeightsGiveTheSameBits) {
       FillNormal(&random, kAllBiases, true, &problem);
     }
     const Outputs expected = Specify(problem);
-    for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused, WeightForm::kPerHead}) {
+    for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused}) {
       for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
         for (const int64_t row_gap : {0, 3}) {
           for (const bool fused_biases : {false, true}) {

@@ -211,7 +211,6 @@ TEST(ArticleOnShapes, EightHeadsWithNarrowerValues) {
   problem.has_key = problem.has_value = true;
   FillNormal(&random, kNoBiases, true, &problem);
   LayerForm form;
-  form.form = WeightForm::kPerHead;
   form.use_defaults = true;
   const Layer layer = MakeLayer(problem, form);
   const Outputs outputs = Forward(layer.get(), problem);

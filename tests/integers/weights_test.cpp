@@ -20,7 +20,6 @@
 #include "support/fixtures.h"
 #include "support/given_weights.h"
 #include "support/instruction_sets.h"
-#include "support/pruned.h"
 #include "support/rounds.h"
 #include "support/same_bits.h"
 #include "support/schedulers.h"
@@ -145,7 +144,7 @@ TEST_P(StoredWeights, GiveTheSameBitsHoweverTheyLieInMemory) {
   LayerProblem problem = RandomProblem(&random, 5, 67, 3, 1, 20, 20, 50);
   for (const Stored stored : kTypes) {
     const Outputs expected = Specify(Converted(problem, stored));
-    for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused, WeightForm::kPerHead}) {
+    for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused}) {
       for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
         for (const int64_t gap : {0, 3}) {
           LayerForm form = FormOf(stored, instruction_set());
@@ -223,8 +222,8 @@ TEST_P(StoredWeights, OfAGateAndOfKeptHeadsAreTakenAsTheyAreGiven) {
   FillNormal(&random, kAllBiases, true, &problem);
   const std::vector<uint8_t> kept = {0, 1, 0, 0, 1, 0};
   for (const Stored stored : {Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
-    const LayerProblem converted = Converted(problem, stored), pruned = Pruned(converted, kept);
-    const Outputs expected = Specify(converted), expected_of_kept = Specify(pruned);
+    const LayerProblem converted = Converted(problem, stored);
+    const Outputs expected = Specify(converted);
     for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
       if (stored == Stored::kInt4 && layout == MHA_LAYOUT_IN_OUT) continue;
       for (const bool is_fused : {false, true}) {
@@ -233,10 +232,6 @@ TEST_P(StoredWeights, OfAGateAndOfKeptHeadsAreTakenAsTheyAreGiven) {
                                    (gate_in_q ? " gate in W_Q" : "");
           const Layer all = MakeLayer(GivenAs(converted, layout, is_fused, 6, gate_in_q), instruction_set());
           ASSERT_TRUE(SameBits(Forward(all.get(), problem, {}), expected)) << what;
-          LayerData data = GivenAs(converted, layout, is_fused, 6, gate_in_q);
-          data.weights.kept_heads = kept.data();
-          const Layer some = MakeLayer(std::move(data), instruction_set());
-          ASSERT_TRUE(SameBits(Forward(some.get(), pruned, {}), expected_of_kept)) << what << " of kept heads";
         }
       }
     }
@@ -371,18 +366,6 @@ TEST_F(RefusedWeights, ThatF16CannotHoldAreNamedAndNothingIsWritten) {
   ExpectRefused(fused, nullptr, MHA_ERROR_OUT_OF_RANGE, 2, {"w_qkv[2][25]"});
 }
 
-TEST_F(RefusedWeights, OfAHeadAreNamedWithIt) {
-  LayerData given = GivenAsFloats(problem_, Stored::kF16);
-  std::vector<float> heads(20 * 8, 1.0f);
-  heads[3 * 8 + 4] = 7e4f;
-  const std::vector<float> good(20 * 8, 1.0f);
-  const float *const q[] = {good.data(), heads.data()}, *const kv[] = {good.data()};
-  given.weights.w_q = given.weights.w_k = given.weights.w_v = nullptr;
-  given.weights.w_q_heads = q;
-  given.weights.w_k_heads = given.weights.w_v_heads = kv;
-  ExpectRefused(given, nullptr, MHA_ERROR_OUT_OF_RANGE, 2, {"w_q_heads[1][3][4]", "70000"});
-}
-
 TEST_F(RefusedWeights, CodesAreNotConverted) {
   for (const Stored stored : {Stored::kInt8, Stored::kInt4}) {
     for (const Stored kept : kTypes) {
@@ -420,15 +403,6 @@ TEST_F(RefusedWeights, Int4IsGivenByOutputsAndInWholeBytes) {
   given = Coded(Stored::kInt4);
   given.weights.w_k_stride = 21;
   ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"w_k_stride", "21", "even"});
-}
-
-TEST_F(RefusedWeights, MatricesPerHeadAreFloats) {
-  LayerData given = GivenAsFloats(problem_, Stored::kF16);
-  const float *const heads[] = {problem_.w_q.data(), problem_.w_q.data()};
-  given.weights.w_q = given.weights.w_k = given.weights.w_v = nullptr;
-  given.weights.w_q_heads = given.weights.w_k_heads = given.weights.w_v_heads = heads;
-  given.weights.type = MHA_TYPE_F16;
-  ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"per head", "MHA_TYPE_F32"});
 }
 
 void NoSgemm(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int) {}

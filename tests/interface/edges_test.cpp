@@ -213,23 +213,20 @@ std::vector<float> Repeated(const std::vector<float> &x, const std::vector<int64
 TEST(Broadcast, OfInputsOfMhaAttentionIsWhatCopiesAre) {
   AttentionSizes sizes;
   sizes.batch = 3, sizes.n_q = 5, sizes.n_kv = 40, sizes.num_heads = 4, sizes.num_kv_heads = 2, sizes.head_dim = sizes.head_dim_v = 8;
-  sizes.gate = GateKind::kSigmoid, sizes.gate_dim = 8;
   const AttentionProblem problem = NormalAttention(sizes);
   for (int which = 1; which < 8; which++) {
     const std::vector<bool> is_repeated = {(which & 1) != 0, (which & 2) != 0, (which & 4) != 0};
-    for (int input = 0; input < 4; input++) {
+    for (int input = 0; input < 3; input++) {
       AttentionProblem copied = problem;
       if (input == 0) copied.q = Repeated(problem.q, {3, 5, 4}, is_repeated);
       if (input == 1) copied.k = Repeated(problem.k, {3, 40, 2}, is_repeated);
       if (input == 2) copied.v = Repeated(problem.v, {3, 40, 2}, is_repeated);
-      if (input == 3) copied.gate_values = Repeated(problem.gate_values, {3, 5, 4}, is_repeated);
       AttentionData data(problem);
       auto &args = data.args;
-      int64_t *const strides[4][3] = {{&args.q_batch_stride, &args.q_row_stride, &args.q_head_stride},
+      int64_t *const strides[3][3] = {{&args.q_batch_stride, &args.q_row_stride, &args.q_head_stride},
                                       {&args.k_batch_stride, &args.k_row_stride, &args.k_head_stride},
-                                      {&args.v_batch_stride, &args.v_row_stride, &args.v_head_stride},
-                                      {&data.gate.batch_stride, &data.gate.row_stride, &data.gate.head_stride}};
-      const bool has_queries = input == 0 || input == 3;
+                                      {&args.v_batch_stride, &args.v_row_stride, &args.v_head_stride}};
+      const bool has_queries = input == 0;
       const int64_t heads = has_queries ? 4 : 2, all[3] = {(has_queries ? 5 : 40) * heads * 8, heads * 8, 8};
       for (int dimension = 0; dimension < 3; dimension++) {
         *strides[input][dimension] = is_repeated[dimension] ? MHA_BROADCAST : all[dimension];

@@ -276,20 +276,10 @@ TEST(Info, SaysWhichKernelsRun) {
     EXPECT_EQ(forward.back_end, MHA_BACK_END_NATIVE);
     EXPECT_EQ(forward.contract, mha_contract());
     EXPECT_EQ(forward.num_threads, 1u);
-    EXPECT_GE(forward.project_tile_rows, 1);
-    EXPECT_GE(forward.project_tile_columns, 1);
     const mha_call_info attention = Info(AttentionData(middle, {Guarded(), set}));
     EXPECT_EQ(attention.instruction_set, set);
     EXPECT_EQ(attention.contract, mha_contract());
     EXPECT_EQ(attention.num_threads, 1u);
-    EXPECT_EQ(attention.project_tile_rows, 0);
-    EXPECT_EQ(attention.project_tile_columns, 0);
-    for (const mha_call_info &info : {forward, attention}) {
-      EXPECT_GE(info.attend_tile_rows, 1);
-      EXPECT_GE(info.attend_block_rows, info.attend_tile_rows);
-      EXPECT_EQ(info.attend_chunk_keys, 256) << "the contract's chunks";
-    }
-    EXPECT_LE(forward.project_tile_rows * forward.project_tile_columns, 4096) << "of registers, not of memory";
   }
 }
 
@@ -316,8 +306,6 @@ TEST(Info, NamesTheCallersProductAndNoContract) {
   const mha_call_info info = Info(ForwardData(layer.get(), problem, {Guarded()}));
   EXPECT_EQ(info.back_end, MHA_BACK_END_SGEMM);
   EXPECT_EQ(info.contract, 0u);
-  EXPECT_EQ(info.project_tile_rows, 0);
-  EXPECT_EQ(info.project_tile_columns, 0);
   EXPECT_EQ(info.packed_bytes, layer_data.PackSize(&options));
   EXPECT_EQ(info.operations, Info(ForwardData(native.get(), problem, {Guarded()})).operations) << "the same work, whoever does it";
 }

@@ -19,22 +19,6 @@ enum : unsigned { kPackSize = 1, kPack = 2, kCreate = 4, kThatPack = kPack | kCr
 
 // A valid call: widths that differ, grouped heads, an output projection and all biases.
 struct FullLayer {
-  FullLayer() {
-    for (int64_t h = 0; h < 4; ++h) q_heads[h] = static_cast<const float *>(weights.w_q) + h * 3;
-    for (int64_t h = 0; h < 2; ++h) k_heads[h] = static_cast<const float *>(weights.w_k) + h * 3;
-    for (int64_t h = 0; h < 2; ++h) v_heads[h] = static_cast<const float *>(weights.w_v) + h * 5;
-  }
-
-  // The same weights as one matrix per head; the heads are columns of the three matrices.
-  void UseHeads() {
-    weights.w_q = weights.w_k = weights.w_v = nullptr;
-    weights.w_q_heads = q_heads;
-    weights.w_k_heads = k_heads;
-    weights.w_v_heads = v_heads;
-    weights.w_q_stride = 12;
-    weights.w_k_stride = 6;
-    weights.w_v_stride = 10;
-  }
   // A fused matrix, [10, 12 + 6 + 10].
   void UseFused() {
     fused = CopyOf(Random(7).Normals(10 * 28), Place::kBeforeGuard);
@@ -49,7 +33,6 @@ struct FullLayer {
 
   const LayerData data{SmallLayer()};
   Memory fused;
-  const float *q_heads[4], *k_heads[2], *v_heads[2];
   mha_allocator allocator = {nullptr, AllocateNothing, ReleaseNothing};
   mha_layer_config config = data.config;
   mha_layer_weights weights = data.weights;
@@ -113,12 +96,6 @@ const LayerCase kConfigCases[] = {
     {"NumKvHeadsIsNegative", [](auto &c) { c.config.num_kv_heads = -2; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_kv_heads"}}},
     {"HeadDimIsNegative", [](auto &c) { c.config.head_dim = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim"}}},
     {"HeadDimVIsNegative", [](auto &c) { c.config.head_dim_v = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim_v"}}},
-    {"DOutIsNegative",
-     [](auto &c) {
-       c.config.head_dim = 0;
-       c.config.d_out = -12;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"d_out"}}},
     {"SixHeadsDoNotFitQueryDim16",
      [](auto &c) {
        c.config.query_dim = 16;
@@ -126,21 +103,6 @@ const LayerCase kConfigCases[] = {
        c.config.head_dim = 0;
      },
      {MHA_ERROR_SHAPE, {1}, {"16", "6", "head_dim"}}},
-    {"FiveHeadsDoNotFitDOut12",
-     [](auto &c) {
-       c.config.num_heads = 5;
-       c.config.num_kv_heads = 5;
-       c.config.head_dim = 0;
-       c.config.d_out = 12;
-     },
-     {MHA_ERROR_SHAPE, {1}, {"12", "5", "head_dim"}}},
-    {"MoreHeadsThanDOut",
-     [](auto &c) {
-       c.config.num_heads = 4;
-       c.config.head_dim = 0;
-       c.config.d_out = 3;
-     },
-     {MHA_ERROR_SHAPE, {1}, {"4", "3", "head_dim"}}},
     {"NumKvHeadsDoesNotDivide", [](auto &c) { c.config.num_kv_heads = 3; }, {MHA_ERROR_SHAPE, {1}, {"num_kv_heads", "3", "4"}}},
     {"MoreKvHeadsThanHeads", [](auto &c) { c.config.num_kv_heads = 8; }, {MHA_ERROR_SHAPE, {1}, {"num_kv_heads", "8", "4"}}},
     {"ScaleIsNan", [](auto &c) { c.config.scale = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
@@ -185,32 +147,11 @@ const LayerCase kConfigCases[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Config, LayerErrors, testing::ValuesIn(kConfigCases), CaseName<LayerCase>);
 
-const uint8_t kNoHead[4] = {}, kOneAndTwoHeads[] = {0, 1, 1, 1}, kOneHeadEach[] = {0, 1, 1, 0};
-
 const LayerCase kWeightsCases[] = {
     {"NoWeights", [](auto &c) { c.weights.w_q = c.weights.w_k = c.weights.w_v = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_q"}}},
     {"MissingWQ", [](auto &c) { c.weights.w_q = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_q"}}},
     {"MissingWK", [](auto &c) { c.weights.w_k = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_k"}}},
     {"MissingWV", [](auto &c) { c.weights.w_v = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_v"}}},
-    {"MissingWQHeads", [](auto &c) { c.UseHeads(), c.weights.w_q_heads = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_q_heads"}}},
-    {"MissingWKHeads", [](auto &c) { c.UseHeads(), c.weights.w_k_heads = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_k_heads"}}},
-    {"MissingWVHeads", [](auto &c) { c.UseHeads(), c.weights.w_v_heads = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_v_heads"}}},
-    {"MissingFirstHeadOfWQ",
-     [](auto &c) { c.UseHeads(), c.q_heads[0] = nullptr; },
-     {MHA_ERROR_NULL_POINTER, {2}, {"w_q_heads"}},
-     kThatPack},
-    {"MissingLastHeadOfWQ",
-     [](auto &c) { c.UseHeads(), c.q_heads[3] = nullptr; },
-     {MHA_ERROR_NULL_POINTER, {2}, {"w_q_heads"}},
-     kThatPack},
-    {"MissingLastHeadOfWK",
-     [](auto &c) { c.UseHeads(), c.k_heads[1] = nullptr; },
-     {MHA_ERROR_NULL_POINTER, {2}, {"w_k_heads"}},
-     kThatPack},
-    {"MissingLastHeadOfWV",
-     [](auto &c) { c.UseHeads(), c.v_heads[1] = nullptr; },
-     {MHA_ERROR_NULL_POINTER, {2}, {"w_v_heads"}},
-     kThatPack},
     {"WQAndWQkv",
      [](auto &c) {
        const mha_layer_weights three = c.weights;
@@ -227,33 +168,6 @@ const LayerCase kWeightsCases[] = {
        c.weights.w_v = w_v;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv"}}},
-    {"WQkvAndHeads",
-     [](auto &c) {
-       c.UseHeads();
-       const mha_layer_weights heads = c.weights;
-       c.UseFused();
-       c.weights.w_q_heads = heads.w_q_heads;
-     },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv", "w_q_heads"}}},
-    {"WQAndWQHeads", [](auto &c) { c.weights.w_q_heads = c.q_heads; }, {MHA_ERROR_INVALID_VALUE, {2}, {"w_q", "w_q_heads"}}},
-    {"WKHeadsAmongThreeMatrices",
-     [](auto &c) {
-       c.weights.w_k = nullptr;
-       c.weights.w_k_heads = c.k_heads;
-     },
-     {MHA_ERROR_INVALID_VALUE, {2}, {}}},
-    {"AllThreeForms",
-     [](auto &c) {
-       const mha_layer_weights three = c.weights;
-       c.UseFused();
-       c.weights.w_q = three.w_q;
-       c.weights.w_k = three.w_k;
-       c.weights.w_v = three.w_v;
-       c.weights.w_q_heads = c.q_heads;
-       c.weights.w_k_heads = c.k_heads;
-       c.weights.w_v_heads = c.v_heads;
-     },
-     {MHA_ERROR_INVALID_VALUE, {2}, {}}},
     {"FusedWeightsWithAnotherKeyDim",
      [](auto &c) {
        c.UseFused();
@@ -303,18 +217,6 @@ const LayerCase kWeightsCases[] = {
     {"WQStrideIsShorterThanARowWithTheGate",
      [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.weights.w_q_stride = 31; },
      {MHA_ERROR_INVALID_VALUE, {2}, {"w_q_stride", "31", "32"}}},
-    {"NoHeadIsKept", [](auto &c) { c.weights.kept_heads = kNoHead; }, {MHA_ERROR_SHAPE, {2}, {"kept_heads", "at least one"}}},
-    {"KvHeadsKeepDifferentNumbersOfHeads",
-     [](auto &c) { c.weights.kept_heads = kOneAndTwoHeads; },
-     {MHA_ERROR_SHAPE, {2}, {"kept_heads keeps 2 of the heads 2 to 3 of kv head 1", "1 of those of kv head 0"}}},
-    {"KeptHeadsCutGroupsOfScales",
-     [](auto &c) {
-       c.config.weight_type = c.weights.type = MHA_TYPE_INT4;
-       c.weights.layout = MHA_LAYOUT_OUT_IN;
-       c.weights.w_q_scales = c.weights.w_k_scales = c.weights.w_v_scales = c.weights.w_o_scales = c.weights.b_q;
-       c.weights.kept_heads = kOneHeadEach;
-     },
-     {MHA_ERROR_SHAPE, {2}, {"kept_heads", "w_o", "head_dim_v is 5"}}},
     {"LayoutIsTwo", [](auto &c) { c.weights.layout = 2; }, {MHA_ERROR_INVALID_VALUE, {2}, {"layout"}}, kThatPack},
     {"LayoutHasHighBits", [](auto &c) { c.weights.layout = 0x80000000u; }, {MHA_ERROR_INVALID_VALUE, {2}, {"layout"}}, kThatPack},
     {"TypeOfWeightsIsFive", [](auto &c) { c.weights.type = 5; }, {MHA_ERROR_INVALID_VALUE, {2}, {"type", "5"}}, kThatPack},
@@ -338,13 +240,6 @@ const LayerCase kWeightsCases[] = {
        c.weights.w_q_stride = 9;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"w_q_stride", "9", "10"}},
-     kThatPack},
-    {"WQStrideIsShorterThanARowOfAHead",
-     [](auto &c) {
-       c.UseHeads();
-       c.weights.w_q_stride = 2;
-     },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"w_q_stride", "2", "3"}},
      kThatPack},
     {"WQStrideIsTooLarge", [](auto &c) { c.weights.w_q_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {2}, {}}, kThatPack},
     {"WOStrideIsTooLarge", [](auto &c) { c.weights.w_o_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {2}, {}}, kThatPack},
@@ -412,7 +307,6 @@ INSTANTIATE_TEST_SUITE_P(Options, LayerErrors, testing::ValuesIn(kOptionsCases),
 TEST(LayerCalls, SucceedBeforeTheyAreBroken) {
   const std::vector<void (*)(FullLayer &)> changes = {
       [](auto &) {},
-      [](auto &c) { c.UseHeads(); },
       [](auto &c) { c.UseFused(); },
       [](auto &c) { c.RemoveOutputProjection(); },
   };

@@ -113,7 +113,7 @@ TEST(Pack, OfDifferentWeightsGivesDifferentBytes) {
   EXPECT_NE(LayerData(NormalLayer(SmallSizes(), 1)).Pack().Bytes(), LayerData(NormalLayer(SmallSizes(), 2)).Pack().Bytes());
 }
 
-// One matrix in other clothes: transposed, strided, fused, cut into heads. The layer is the same, to the bit.
+// One matrix in other clothes: transposed, strided, fused. The layer is the same, to the bit.
 TEST(Pack, UnderstandsEveryFormAndLayoutOfTheWeights) {
   const LayerProblem problem = SquareLayer(10, 4, 2, 3);
   const LayerData plain(problem);
@@ -128,7 +128,7 @@ TEST(Pack, UnderstandsEveryFormAndLayoutOfTheWeights) {
     EXPECT_TRUE(SameBits(Result(problem, View(buffer).layer), expected)) << what << ", viewed";
   };
   LayerForm form;
-  for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused, WeightForm::kPerHead}) {
+  for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused}) {
     form.form = weight_form;
     for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
       form.layout = layout;
@@ -141,32 +141,9 @@ TEST(Pack, UnderstandsEveryFormAndLayoutOfTheWeights) {
       }
     }
   }
-
-  // Heads that are columns of the whole matrices, or rows of them.
-  form = {};
-  for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
-    form.layout = layout;
-    LayerData data(problem, Place::kBeforeGuard, form);
-    mha_layer_weights &weights = data.weights;
-    const auto heads_of = [&](const void *matrix, int64_t count, std::vector<const float *> *heads) {
-      for (int64_t h = 0; h < count; ++h) {
-        heads->push_back(static_cast<const float *>(matrix) + h * 3 * (layout == MHA_LAYOUT_IN_OUT ? 1 : 10));
-      }
-      return heads->data();
-    };
-    weights.w_q_heads = heads_of(weights.w_q, 4, &data.q_heads);
-    weights.w_k_heads = heads_of(weights.w_k, 2, &data.k_heads);
-    weights.w_v_heads = heads_of(weights.w_v, 2, &data.v_heads);
-    weights.w_q = weights.w_k = weights.w_v = nullptr;
-    if (layout == MHA_LAYOUT_IN_OUT) {
-      weights.w_q_stride = 12;
-      weights.w_k_stride = weights.w_v_stride = 6;
-    }
-    expect_same(data, "heads that are columns or rows");
-  }
 }
 
-// Both layouts, whole and in heads, at widths around those of the blocks in which packing works: the same bytes, for either back end.
+// Both layouts, at widths around those of the blocks in which packing works: the same bytes, for either back end.
 TEST(Pack, GivesTheSameBytesForEveryForm) {
   for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
     const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
@@ -177,11 +154,8 @@ TEST(Pack, GivesTheSameBytesForEveryForm) {
         LayerForm form;
         for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
           form.layout = layout;
-          for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kPerHead}) {
-            form.form = weight_form;
-            LayerData data(problem, Place::kBeforeGuard, form);
-            ASSERT_EQ(data.Pack(&options).Bytes(), expected) << Describe(problem) << " " << Describe(form) << (sgemm ? " for sgemm" : "");
-          }
+          LayerData data(problem, Place::kBeforeGuard, form);
+          ASSERT_EQ(data.Pack(&options).Bytes(), expected) << Describe(problem) << " " << Describe(form) << (sgemm ? " for sgemm" : "");
         }
       }
     }
@@ -485,9 +459,9 @@ TEST(Damage, OfSeveralHeaderBytesNeverLeadsOutOfTheBuffer) {
   EXPECT_GT(accepted, 0);
 }
 
-// query_dim, key_dim, value_dim, output_dim, num_heads, num_kv_heads, head_dim, head_dim_v, d_out, scale
+// query_dim, key_dim, value_dim, output_dim, num_heads, num_kv_heads, head_dim, head_dim_v, scale
 mha_layer_config Config(int64_t query_dim, int64_t key_dim, int64_t value_dim, int64_t output_dim, int64_t num_heads, int64_t num_kv_heads,
-                        int64_t head_dim, int64_t head_dim_v, int64_t d_out, float scale) {
+                        int64_t head_dim, int64_t head_dim_v, float scale) {
   mha_layer_config config = Zeroed<mha_layer_config>();
   config.query_dim = query_dim;
   config.key_dim = key_dim;
@@ -497,7 +471,6 @@ mha_layer_config Config(int64_t query_dim, int64_t key_dim, int64_t value_dim, i
   config.num_kv_heads = num_kv_heads;
   config.head_dim = head_dim;
   config.head_dim_v = head_dim_v;
-  config.d_out = d_out;
   config.scale = scale;
   return config;
 }
@@ -552,11 +525,11 @@ struct Packed {
 std::vector<Packed> AllKinds() {
   std::vector<Packed> all;
   const auto add = [&](const char *name, uint32_t type, uint32_t arithmetic, mha_sgemm sgemm = nullptr) {
-    mha_layer_config config = Config(6, 5, 7, 9, 4, 2, 3, 8, 0, 0);
+    mha_layer_config config = Config(6, 5, 7, 9, 4, 2, 3, 8, 0);
     config.weight_type = type;
     config.arithmetic = arithmetic;
     all.push_back({name, config, true, sgemm});
-    mha_layer_config linear = Config(70, 0, 0, 5, 0, 0, 0, 0, 0, 0);
+    mha_layer_config linear = Config(70, 0, 0, 5, 0, 0, 0, 0, 0);
     linear.weight_type = type;
     linear.arithmetic = arithmetic;
     if (!sgemm) all.push_back({std::string(name) + ", W_O alone", linear, true, nullptr});
@@ -570,11 +543,11 @@ std::vector<Packed> AllKinds() {
   add("int8 in int8", MHA_TYPE_INT8, MHA_ARITHMETIC_INT8);
   add("int8 in int16", MHA_TYPE_INT8, MHA_ARITHMETIC_INT16);
   add("int4 in int16", MHA_TYPE_INT4, MHA_ARITHMETIC_INT16);
-  all.push_back({"one width, without W_O", Config(8, 0, 0, 0, 2, 0, 4, 0, 0, 0), false, nullptr});
-  all.push_back({"one width, sgemm", Config(8, 0, 0, 0, 2, 0, 4, 0, 0, 0), true, PlainSgemm});
-  all.push_back({"gate", Config(8, 0, 0, 0, 2, 0, 4, 0, 0, 0), true, nullptr});
+  all.push_back({"one width, without W_O", Config(8, 0, 0, 0, 2, 0, 4, 0, 0), false, nullptr});
+  all.push_back({"one width, sgemm", Config(8, 0, 0, 0, 2, 0, 4, 0, 0), true, PlainSgemm});
+  all.push_back({"gate", Config(8, 0, 0, 0, 2, 0, 4, 0, 0), true, nullptr});
   all.back().config.gate = MHA_GATE_SIGMOID;
-  all.push_back({"gate of heads, sgemm", Config(8, 0, 0, 0, 2, 0, 4, 0, 0, 0), true, PlainSgemm});
+  all.push_back({"gate of heads, sgemm", Config(8, 0, 0, 0, 2, 0, 4, 0, 0), true, PlainSgemm});
   all.back().config.gate = MHA_GATE_SOFTPLUS;
   all.back().config.gate_dim = 1;
   return all;
@@ -780,21 +753,18 @@ TEST_P(ResolvedShape, IsWhatTheDefaultsMean) {
     EXPECT_EQ(config.num_kv_heads, resolved.num_kv_heads);
     EXPECT_EQ(config.head_dim, resolved.head_dim);
     EXPECT_EQ(config.head_dim_v, resolved.head_dim_v);
-    EXPECT_EQ(config.d_out, resolved.d_out);
     EXPECT_EQ(config.scale, resolved.scale);
     EXPECT_EQ(config.weight_type, static_cast<uint32_t>(MHA_TYPE_F32));
   }
 }
 
 const ShapeCase kShapeCases[] = {
-    {"TwoNumbersAreEnough", Config(16, 0, 0, 0, 4, 0, 0, 0, 0, 0), true, Config(16, 16, 16, 16, 4, 4, 4, 4, 16, 0.5f)},
-    {"WithoutAnOutputProjection", Config(16, 0, 0, 0, 4, 0, 0, 3, 0, 0), false, Config(16, 16, 16, 12, 4, 4, 4, 3, 16, 0.5f)},
-    {"HeadDimOfItsOwn", Config(6, 0, 0, 0, 4, 0, 9, 0, 0, 0), true, Config(6, 6, 6, 6, 4, 4, 9, 9, 36, 1.0f / 3.0f)},
-    {"HeadDimFromDOut", Config(3, 0, 0, 0, 2, 0, 0, 0, 8, 0), true, Config(3, 3, 3, 3, 2, 2, 4, 4, 8, 0.5f)},
-    {"HeadDimAndDOut", Config(3, 0, 0, 0, 2, 0, 1, 0, 2, 0), true, Config(3, 3, 3, 3, 2, 2, 1, 1, 2, 1)},
-    {"KeyDimGivesValueDim", Config(4, 7, 0, 0, 2, 0, 0, 0, 0, 2), true, Config(4, 7, 7, 4, 2, 2, 2, 2, 4, 2)},
-    {"GroupedHeads", Config(16, 0, 0, 5, 4, 2, 0, 0, 0, -1), true, Config(16, 16, 16, 5, 4, 2, 4, 4, 16, -1)},
-    {"NothingLeftOut", Config(2, 3, 5, 7, 9, 3, 11, 13, 99, 0.125f), true, Config(2, 3, 5, 7, 9, 3, 11, 13, 99, 0.125f)},
+    {"TwoNumbersAreEnough", Config(16, 0, 0, 0, 4, 0, 0, 0, 0), true, Config(16, 16, 16, 16, 4, 4, 4, 4, 0.5f)},
+    {"WithoutAnOutputProjection", Config(16, 0, 0, 0, 4, 0, 0, 3, 0), false, Config(16, 16, 16, 12, 4, 4, 4, 3, 0.5f)},
+    {"HeadDimOfItsOwn", Config(6, 0, 0, 0, 4, 0, 9, 0, 0), true, Config(6, 6, 6, 6, 4, 4, 9, 9, 1.0f / 3.0f)},
+    {"KeyDimGivesValueDim", Config(4, 7, 0, 0, 2, 0, 0, 0, 2), true, Config(4, 7, 7, 4, 2, 2, 2, 2, 2)},
+    {"GroupedHeads", Config(16, 0, 0, 5, 4, 2, 0, 0, -1), true, Config(16, 16, 16, 5, 4, 2, 4, 4, -1)},
+    {"NothingLeftOut", Config(2, 3, 5, 7, 9, 3, 11, 13, 0.125f), true, Config(2, 3, 5, 7, 9, 3, 11, 13, 0.125f)},
 };
 INSTANTIATE_TEST_SUITE_P(Layers, ResolvedShape, testing::ValuesIn(kShapeCases),
                          [](const auto &info) { return std::string(info.param.name); });
@@ -945,7 +915,7 @@ TEST(SgemmDimensions, BeyondIntAreTooLarge) {
   mha_layer_weights weights = Zeroed<mha_layer_weights>();
   weights.w_q = weights.w_k = weights.w_v = weights.w_o = &number;
   const mha_layer_options sgemm = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
-  const mha_layer_config small = Config(2, 2, 2, 2, 2, 2, 1, 1, 0, 0);
+  const mha_layer_config small = Config(2, 2, 2, 2, 2, 2, 1, 1, 0);
   const auto expect_too_large = [&](const mha_layer_config &config) {
     size_t bytes = 4711;
     ExpectFails([&](mha_error *error) { return mha_layer_pack_size(&config, &weights, &sgemm, &bytes, error); },

@@ -1,4 +1,4 @@
-// Gates: the context times a sigmoid or softplus, of a fourth matrix of the layer or of an array, has the bits of the specification in
+// Gates: the context times a sigmoid or softplus, of a fourth matrix of the layer, has the bits of the specification in
 // every kind of call, type and way of giving it, is as exact as float allows, and reaches nothing that it should not. The number of random
 // cases is multiplied by the environment variable MHA_TEST_ROUNDS.
 #include <gtest/gtest.h>
@@ -63,57 +63,16 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(GateTest);
 
 // ---- Bits
 
-TEST_P(GateTest, RandomCasesEqualTheSpecification) {
-  for (int64_t n = 0; n < Rounds(300) && !HasFailure(); n++) {
-    Random random(9000 + static_cast<uint64_t>(n));
-    AttentionProblem problem;
-    problem.num_kv_heads = random.Between(1, 3);
-    problem.num_heads = problem.num_kv_heads * random.Pick<int64_t>({1, 1, 2, 3});
-    problem.batch = random.Between(1, 2);
-    problem.n_q = random.Pick<int64_t>({1, 1, 2, 7, 17, 40});
-    problem.n_kv = random.Coin() ? problem.n_q : random.Pick<int64_t>({0, 1, 16, 33, 257, 1100});
-    problem.head_dim = random.Pick<int64_t>({1, 8, 19});
-    problem.head_dim_v = random.Pick<int64_t>({1, 3, 8, 19, 48});
-    problem.is_causal = random.Coin() && problem.n_q <= problem.n_kv;
-    problem.gate = random.Coin() ? GateKind::kSigmoid : GateKind::kSoftplus;
-    problem.gate_dim = random.Coin() ? 1 : problem.head_dim_v;
-    if (random.Chance(0.4)) {
-      for (int64_t b = 0; b < problem.batch; b++) {
-        problem.q_lengths.push_back(random.Between(0, problem.n_q));
-        problem.kv_lengths.push_back(random.Between(0, problem.n_kv));
-        problem.q_start.push_back(random.Between(0, problem.n_kv));
-      }
-      problem.padding_left = random.Coin();
-    }
-    FillNormal(&random, &problem);
-    const Values kind = RandomKind(&random);
-    problem.gate_values = RandomValues(&random, kind, static_cast<int64_t>(problem.gate_values.size()), 4.0f);
-    if (random.Chance(0.3)) problem.v = RandomValues(&random, RandomKind(&random), static_cast<int64_t>(problem.v.size()));
-    AttentionCall call = PlainCall();
-    call.gate = RandomLayout(&random, true);
-    call.output = RandomLayout(&random, true);
-    call.asked = random.Coin() ? kAskAllOfAttention : kAskNothing;
-    const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 4)), RunBackwards);
-    if (random.Chance(0.4)) call.scheduler = scheduler.get();
-    SCOPED_TRACE("case " + std::to_string(n) + " gates " + NameOf(kind) + " " + Describe(call.gate));
-    EXPECT_TRUE(SameBits(Attend(problem, call), Specify(problem))) << Describe(problem);
-  }
-}
-
 // Far beyond where exp vanishes, next to it, and around 0.
 TEST_P(GateTest, OfEverySizeOfNumberGivesTheBitsOfTheSpecification) {
   const float infinity = std::numeric_limits<float>::infinity();
   std::vector<float> numbers = {0.0f, -0.0f, kNaN, FromBits(0x7f812345u), infinity, -infinity, 88.0f, -88.0f, 3e38f, -3e38f, 0x1p-149f};
   for (float x = 0x1p-30f; x < 200; x *= 1.03f) numbers.insert(numbers.end(), {x, -x});
   for (const GateKind kind : {GateKind::kSigmoid, GateKind::kSoftplus}) {
-    AttentionSizes sizes;
-    sizes.n_q = 3;
-    sizes.n_kv = 5;
-    sizes.head_dim = 4;
-    sizes.head_dim_v = sizes.gate_dim = static_cast<int64_t>(numbers.size());
-    sizes.gate = kind;
-    AttentionProblem problem = NormalAttention(sizes);
-    for (size_t i = 0; i < problem.gate_values.size(); i++) problem.gate_values[i] = numbers[i % numbers.size()];
+    const int64_t width = static_cast<int64_t>(numbers.size());
+    LayerProblem problem = NormalLayer(Sizes(3, 1, 1, 1, 4, width, kind, width), 1, kNoBiases, false);
+    std::fill(problem.query.begin(), problem.query.end(), 1.0f);
+    problem.w_g = numbers;
     ExpectTheSpecification(problem);
   }
 }
@@ -206,7 +165,7 @@ TEST(GateWeights, GiveTheSameBytesForEveryForm) {
         LayerForm form;
         form.weight_type = stored;
         const std::string expected = LayerData(problem, Place::kBeforeGuard, form).Pack(&options).Bytes();
-        for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused, WeightForm::kPerHead}) {
+        for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused}) {
           for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
             for (const int64_t gap : {0, 3}) {
               for (const bool gate_in_q : {false, true}) {
@@ -298,34 +257,6 @@ TEST_P(GateTest, IsAsExactAsFloatAllows) {
 
 // ---- What it reaches
 
-TEST_P(GateTest, NaNReachesItsOwnElementAlone) {
-  for (const int64_t gate_dim : {1, 6}) {
-    AttentionSizes sizes;
-    sizes.batch = 2;
-    sizes.n_q = sizes.n_kv = 9;
-    sizes.num_heads = sizes.num_kv_heads = 3;
-    sizes.head_dim = 8;
-    sizes.head_dim_v = 6;
-    sizes.gate = GateKind::kSigmoid;
-    sizes.gate_dim = gate_dim;
-    AttentionProblem problem = NormalAttention(sizes);
-    const std::vector<float> clean = Run(problem).y;
-    for (const size_t at : {size_t{0}, problem.gate_values.size() / 2, problem.gate_values.size() - 1}) {
-      AttentionProblem poisoned = problem;
-      poisoned.gate_values[at] = kNaN;
-      const Outputs actual = Run(poisoned);
-      for (size_t i = 0; i < clean.size(); i++) {
-        const bool is_hit = gate_dim == 1 ? i / 6 == at : i == at;
-        EXPECT_EQ(std::isnan(actual.y[i]), is_hit) << i;
-        if (!is_hit) {
-          EXPECT_EQ(actual.y[i], clean[i]) << i;
-        }
-        EXPECT_FALSE(std::isnan(actual.context[i])) << "the tap comes before the gate";
-      }
-    }
-  }
-}
-
 TEST_P(GateTest, NaNInAnInputRowReachesItsOwnRowAlone) {
   LayerProblem problem = Layers(12)[0];
   problem.has_key = problem.has_value = true;
@@ -343,27 +274,9 @@ TEST_P(GateTest, NaNInAnInputRowReachesItsOwnRowAlone) {
   }
 }
 
-TEST_P(GateTest, OfPaddingIsUnreadAndOfARowWithoutKeysLeavesItZero) {
-  AttentionSizes sizes;
-  sizes.batch = 2;
-  sizes.n_q = sizes.n_kv = 7;
-  sizes.num_heads = sizes.num_kv_heads = 2;
-  sizes.head_dim = sizes.head_dim_v = sizes.gate_dim = 5;
-  sizes.gate = GateKind::kSoftplus;
-  sizes.q_lengths = {4, 7};
-  sizes.kv_lengths = {7, 0};  // the second sequence has no key
-  AttentionProblem problem = NormalAttention(sizes);
-  const Outputs expected = Specify(problem);
-  FillPadding(kNaN, &problem);
-  std::fill(problem.gate_values.begin() + 7 * 10, problem.gate_values.end(), kNaN);
-  const Outputs actual = Run(problem);
-  EXPECT_TRUE(SameBits(actual, expected));
-  for (size_t i = 7 * 10; i < actual.y.size(); i++) EXPECT_EQ(actual.y[i], 0.0f);
-}
-
 // ---- What it costs
 
-TEST(GateCost, IsThatOfAnotherMatrixAndOfTheArray) {
+TEST(GateCost, IsThatOfAnotherMatrix) {
   LayerProblem plain = SquareSizes(64, 4, 4, 16);
   plain.n_q = plain.n_kv = 10;
   LayerProblem gated = plain;
@@ -384,18 +297,6 @@ TEST(GateCost, IsThatOfAnotherMatrixAndOfTheArray) {
   EXPECT_EQ(after.operations - before.operations, 2u * static_cast<uint64_t>(plain.batch) * 10 * 64 * 64);
   EXPECT_EQ(after.bytes - before.bytes, after.packed_bytes - before.packed_bytes);
   EXPECT_GE(after.packed_bytes - before.packed_bytes, 4u * 64 * 64);
-
-  AttentionCall attention;
-  attention.asked = kAskNothing;
-  AttentionSizes sizes;
-  sizes.n_q = sizes.n_kv = 10;
-  sizes.head_dim = sizes.head_dim_v = 16;
-  const mha_call_info ungated = info_of(AttentionData(NormalAttention(sizes), attention));
-  sizes.gate = GateKind::kSigmoid;
-  sizes.gate_dim = 16;
-  const mha_call_info of_array = info_of(AttentionData(NormalAttention(sizes), attention));
-  EXPECT_EQ(of_array.bytes - ungated.bytes, 4u * 10 * 16);
-  EXPECT_EQ(of_array.operations, ungated.operations);
 }
 
 }  // namespace

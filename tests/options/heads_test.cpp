@@ -1,5 +1,4 @@
-// Head scales, of which 0 leaves a head out of a call, and kept_heads, which leaves heads out of a packed layer for good: the bits of the
-// specification and of a layer that never had the heads, and that nothing of a head that is left out is read.
+// Head scales, of which 0 leaves a head out of a call: the bits of the specification, and that nothing of a head that is left out is read.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -17,7 +16,6 @@
 #include "support/attention_test.h"
 #include "support/fixtures.h"
 #include "support/instruction_sets.h"
-#include "support/pruned.h"
 #include "support/rounds.h"
 #include "support/same_bits.h"
 #include "support/schedulers.h"
@@ -73,10 +71,6 @@ TEST_P(HeadScalesTest, RandomCasesEqualTheSpecification) {
       problem.score->mask.by_head = true;
       problem.score->mask.values.resize(static_cast<size_t>(problem.num_heads * problem.n_q * problem.n_kv));
       for (uint8_t &attends : problem.score->mask.values) attends = random.Coin();
-    }
-    if (random.Chance(0.3)) {
-      problem.gate = GateKind::kSigmoid;
-      problem.gate_dim = problem.head_dim_v;
     }
     FillNormal(&random, &problem);
     if (random.Chance(0.2)) problem.v = RandomValues(&random, Values::kSpecial, static_cast<int64_t>(problem.v.size()));
@@ -204,132 +198,6 @@ TEST(HeadScales, OfZeroCostNothing) {
   data.score.head_scales = scales;
   data.args.score = &data.score;
   EXPECT_EQ(operations(), all / 2);
-}
-
-// ---- Heads that are left out for good
-
-LayerProblem Sizes(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t head_dim_v, int64_t gate_dim) {
-  LayerProblem problem;
-  problem.n_q = problem.n_kv = 9;
-  problem.query_dim = problem.key_dim = problem.value_dim = 70;
-  problem.output_dim = 53;
-  problem.num_heads = heads;
-  problem.num_kv_heads = kv_heads;
-  problem.head_dim = head_dim;
-  problem.head_dim_v = head_dim_v;
-  problem.gate = gate_dim != 0 ? GateKind::kSigmoid : GateKind::kNone;
-  problem.gate_dim = gate_dim;
-  return problem;
-}
-
-const struct {
-  LayerProblem sizes;
-  std::vector<uint8_t> kept;
-} kPrunings[] = {
-    {Sizes(4, 4, 17, 17, 0), {1, 0, 0, 1}},
-    {Sizes(4, 4, 16, 16, 16), {0, 7, 1, 0}},
-    {Sizes(6, 3, 11, 13, 13), {1, 0, 0, 0, 0, 2}},   // one of each of two kv heads
-    {Sizes(6, 2, 24, 20, 1), {1, 0, 1, 0, 255, 1}},  // two of three
-    {Sizes(8, 2, 40, 64, 0), {0, 0, 0, 0, 1, 1, 1, 1}},
-    {Sizes(3, 1, 5, 90, 0), {0, 1, 0}},
-    {Sizes(8, 2, 5, 90, 0), {1, 1, 1, 0, 1, 1, 1, 0}},  // a block of 256 rows of W_O ends within a head before one that is left out
-};
-
-TEST(KeptHeads, GiveTheBytesOfALayerThatNeverHadTheOthers) {
-  for (const mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
-    const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
-    for (const auto &[sizes, kept] : kPrunings) {
-      for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
-        for (const bool has_w_o : {true, false}) {
-          if (sgemm && stored != Stored::kF32) continue;
-          const LayerProblem problem = NormalLayer(sizes, 1, kAllBiases, has_w_o);
-          LayerForm form;
-          form.weight_type = stored;
-          const std::string expected = LayerData(Pruned(problem, kept), Place::kBeforeGuard, form).Pack(&options).Bytes();
-          for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused, WeightForm::kPerHead}) {
-            for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
-              for (const bool gate_in_q : {false, true}) {
-                form.form = weight_form, form.layout = layout, form.gate_in_q = gate_in_q;
-                form.fused_biases = gate_in_q, form.row_gap = gate_in_q ? 3 : 0;
-                LayerData data(problem, Place::kBeforeGuard, form);
-                data.weights.kept_heads = kept.data();
-                ASSERT_EQ(data.Pack(&options).Bytes(), expected)
-                    << Describe(problem) << " " << Describe(form) << (sgemm ? " for sgemm" : "");
-              }
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST(KeptHeads, ThatAreAllChangeNothing) {
-  const LayerProblem problem = NormalLayer(kPrunings[2].sizes);
-  LayerData data(problem);
-  const std::string expected = data.Pack().Bytes();
-  const uint8_t all[] = {1, 1, 3, 1, 1, 1};
-  data.weights.kept_heads = all;
-  EXPECT_EQ(data.Pack().Bytes(), expected);
-}
-
-// Also without pointers to the matrices of heads that are left out.
-TEST(KeptHeads, ReadNothingOfTheOthers) {
-  const LayerProblem problem = NormalLayer(kPrunings[2].sizes);
-  LayerForm form;
-  form.form = WeightForm::kPerHead;
-  const std::string expected = LayerData(Pruned(problem, kPrunings[2].kept)).Pack().Bytes();
-  LayerData data(problem, Place::kBeforeGuard, form);
-  data.weights.kept_heads = kPrunings[2].kept.data();
-  for (const int64_t head : {1, 2, 3, 4}) data.q_heads[static_cast<size_t>(head)] = nullptr;
-  data.k_heads[1] = data.v_heads[1] = nullptr;
-  EXPECT_EQ(data.Pack().Bytes(), expected);
-  data.q_heads[5] = nullptr;
-  mha_error error;
-  mha_layer *layer = nullptr;
-  EXPECT_EQ(mha_layer_create(&data.config, &data.weights, nullptr, &layer, &error), MHA_ERROR_NULL_POINTER);
-  EXPECT_NE(std::string(error.message).find("w_q_heads[5]"), std::string::npos) << error.message;
-}
-
-TEST(KeptHeads, AreTheHeadsOfTheShapeWhoseWidthIsThatOfAllHeads) {
-  LayerProblem problem = NormalLayer(Sizes(5, 5, 14, 14, 0));
-  LayerForm form;
-  form.use_defaults = true;  // head_dim is query_dim / 5
-  LayerData data(problem, Place::kAnywhere, form);
-  ASSERT_EQ(data.config.head_dim, 0);
-  const uint8_t kept[] = {0, 1, 1, 0, 1};
-  data.weights.kept_heads = kept;
-  const Layer layer = Create(data);
-  mha_layer_config shape = Zeroed<mha_layer_config>();
-  ASSERT_EQ(mha_layer_shape(layer.get(), &shape, nullptr), MHA_OK);
-  EXPECT_EQ(shape.num_heads, 3);
-  EXPECT_EQ(shape.num_kv_heads, 3);
-  EXPECT_EQ(shape.head_dim, 14);
-  EXPECT_EQ(shape.d_out, 42);
-  EXPECT_EQ(shape.query_dim, 70);
-  EXPECT_EQ(shape.scale, 1.0f / std::sqrt(14.0f));
-}
-
-class KeptHeadsTest : public AttentionTest {};
-MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(KeptHeadsTest);
-
-TEST_P(KeptHeadsTest, GiveTheBitsOfTheSpecificationAndOfAHeadMask) {
-  for (const auto &[sizes, kept] : kPrunings) {
-    const LayerProblem problem = NormalLayer(sizes), left = Pruned(problem, kept);
-    LayerData data(problem, Place::kAnywhere);
-    data.weights.kept_heads = kept.data();
-    const Layer layer = Create(data, instruction_set());
-    const std::vector<float> y = Forward(layer.get(), left).y;
-    EXPECT_TRUE(SameBits(y, Specify(left).y)) << Describe(left);
-    // A head that a call leaves out adds zeros to the sums of W_O. These are the same bits as long as the sums have one block of terms.
-    LayerProblem masked = problem;
-    masked.score = ScoreArrays();
-    for (const uint8_t stays : kept) masked.score->head_scales.push_back(stays ? 1.0f : 0.0f);
-    ExpectTheSpecification(masked);
-    if (problem.merged_width() <= 256) {
-      EXPECT_TRUE(SameBits(Forward(Make(problem).get(), masked).y, y)) << Describe(left);
-    }
-  }
 }
 
 }  // namespace

@@ -359,11 +359,8 @@ TEST(PackedSequences, CostWhatTheyCostAlone) {
 TEST(PackedSequences, MayAllBeEmptyWithEveryOutput) {
   const float q[2] = {1, 2}, k[3] = {1, 2, 3};
   const int64_t queries[] = {0, 0, 0}, keys[] = {0, 1, 3};
-  float output[2] = {9, 9}, means[6], sums[3];
-  std::fill(means, means + 6, 9.0f), std::fill(sums, sums + 3, 9.0f);
-  mha_taps taps = Zeroed<mha_taps>();
-  taps.mean_weights = means;
-  taps.key_sums = sums;
+  float output[2] = {9, 9}, weights[6];
+  std::fill(weights, weights + 6, 9.0f);
   mha_attention_args args = Zeroed<mha_attention_args>();
   args.batch = 2;
   args.n_q = 2;
@@ -374,15 +371,14 @@ TEST(PackedSequences, MayAllBeEmptyWithEveryOutput) {
   args.output = output;
   args.cu_seqlens_q = queries;
   args.cu_seqlens_kv = keys;
-  args.taps = &taps;
+  args.attention_weights = weights;
   size_t bytes;
   mha_error error;
   ASSERT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
   std::vector<char> workspace(bytes);
   ASSERT_EQ(mha_attention(&args, workspace.data(), bytes, &error), MHA_OK) << error.message;
   for (const float value : output) EXPECT_EQ(value, 0);
-  for (const float value : means) EXPECT_EQ(value, 0);
-  for (const float value : sums) EXPECT_EQ(value, 0);
+  for (const float value : weights) EXPECT_EQ(value, 0);
 }
 
 TEST(PackedSequences, AreNotReadByTheSizeQuery) {
@@ -427,10 +423,6 @@ TEST(PackedSequences, AreRefusedWhereTheyContradict) {
   EXPECT_EQ(ErrorOf(data), "MHA_CACHE_READ appends nothing, but cu_seqlens_kv is given; leave it NULL, or leave the flag out");
   data.args.flags = MHA_CAUSAL;
   data.args.cu_seqlens_kv = nullptr;
-  float sums = 0;
-  data.taps.key_sums = &sums;
-  data.args.taps = &data.taps;
-  EXPECT_NE(ErrorOf(data).find("taps.key_sums has no place"), std::string::npos);
 }
 
 // ---- Products by a caller's sgemm

@@ -220,19 +220,6 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
   taps.context = ask(kAskContext, rows * sizes.num_heads * sizes.head_dim_v, &Outputs::context);
   args->attention_weights = ask(kAskWeights, pairs, &Outputs::attention_weights);
   args->lse = ask(kAskLse, rows * sizes.num_heads, &Outputs::lse);
-  const auto count_of = [](const std::vector<int64_t> &list, int64_t all) {
-    return list.empty() ? all : static_cast<int64_t>(list.size());
-  };
-  const int64_t chosen = count_of(call.chosen_heads, sizes.num_heads) * count_of(call.chosen_rows, sizes.n_q);
-  taps.chosen_weights = ask(kAskChosenWeights, sizes.batch * chosen * columns, &Outputs::chosen_weights);
-  taps.mean_weights = ask(kAskMeanWeights, rows * columns, &Outputs::mean_weights);
-  taps.key_sums = ask(kAskKeySums, sizes.batch * sizes.num_heads * columns, &Outputs::key_sums);
-  if (taps.chosen_weights != nullptr) {
-    taps.chosen_heads = Keep(call.chosen_heads);
-    taps.chosen_rows = Keep(call.chosen_rows);
-    taps.num_chosen_heads = static_cast<int64_t>(call.chosen_heads.size());
-    taps.num_chosen_rows = static_cast<int64_t>(call.chosen_rows.size());
-  }
   if ((call.asked & ~(kAskWeights | kAskLse)) != 0) args->taps = &taps;
 }
 
@@ -255,13 +242,6 @@ AttentionData::AttentionData(const AttentionProblem &problem, AttentionCall call
     SetInput(call.v, problem.batch, problem.n_kv, problem.num_kv_heads, problem.head_dim_v, problem.v, &args.v, &args.v_batch_stride,
              &args.v_row_stride, &args.v_head_stride);
     args.v = Narrow(call.v_array, args.v, &args.v_type);
-  }
-  if (problem.gate != GateKind::kNone) {
-    gate.kind = static_cast<uint32_t>(problem.gate);
-    gate.gate_dim = problem.gate_dim;
-    SetInput(call.gate, problem.batch, problem.n_q, problem.num_heads, problem.gate_dim, problem.gate_values, &gate.values,
-             &gate.batch_stride, &gate.row_stride, &gate.head_stride);
-    args.gate = &gate;
   }
   output = Strided(call.output, problem.batch, problem.n_q, problem.num_heads, problem.head_dim_v, place_);
   args.output = output.memory.floats();

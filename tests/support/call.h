@@ -37,14 +37,13 @@ struct CallForm {
   int workspace_fill = 0xff;
   size_t workspace_misalignment = 0;
   CacheUse cache;
-  std::vector<int64_t> chosen_heads = {}, chosen_rows = {};  // of chosen_weights; empty = all
   Storage output_array = Storage::kF32;                      // the type of the output
 };
 
 // The types of inputs, which hold the numbers of the problem exactly.
 struct AttentionCall : CallForm {
   uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO;
-  Layout q = {}, k = {}, v = {}, output = {}, gate = {};
+  Layout q = {}, k = {}, v = {}, output = {};
   Storage q_array = Storage::kF32, k_array = Storage::kF32, v_array = Storage::kF32;
 };
 
@@ -142,7 +141,6 @@ class AttentionData : public CallData {
   mha_status Info(mha_call_info *info, mha_error *error) const override;
   void SetScheduler(const mha_scheduler *scheduler) override { args.scheduler = scheduler; }
 
-  mha_gate gate = Zeroed<mha_gate>();
   mha_attention_args args;
 };
 

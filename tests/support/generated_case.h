@@ -94,7 +94,6 @@ struct Case {
   std::vector<int64_t> cache_sequences;
   int64_t cache_size = 0;  // its sequences
   std::vector<int64_t> cuts;  // rows of query at which a call ends and another one begins, 0 and n_q included
-  std::vector<int64_t> chosen_rows;  // of the whole's query
   Storage input_type = Storage::kF32;
   std::unique_ptr<Scheduler> scheduler;
   uint64_t blocks_seed = 0;
@@ -268,7 +267,6 @@ inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
   problem.n_q = part.end - part.begin;
   problem.n_kv = part.n_kv;
   problem.query = RowsOfQueries(whole.query, c, part, whole.query_dim);
-  problem.gate_values = RowsOfQueries(whole.gate_values, c, part, whole.gate_width());
   problem.has_key = !c.reads() && c.Is("entry", "attention|key|key_value");
   problem.has_value = !c.reads() && c.Is("entry", "attention|value|key_value");
   if (c.has_cache()) {
@@ -338,51 +336,6 @@ inline std::vector<float> Rounded(Storage type, const std::vector<float> &x) {
   return rounded;
 }
 
-// The rows that a call writes chosen weights of; empty: all.
-inline std::vector<int64_t> ChosenRows(const Case &c, const CallPart &part) {
-  std::vector<int64_t> rows;
-  for (const int64_t row : c.chosen_rows) {
-    if (row >= part.begin && row < part.end) rows.push_back(row - part.begin);
-  }
-  return rows;
-}
-
-// What is made of attention_weights (CONTRACT.md, section 10).
-inline void MakePairOutputs(const Case &c, const CallPart &part, Outputs *outputs) {
-  const int64_t heads = c.whole.num_heads, n_q = part.end - part.begin, columns = part.columns;
-  const auto weights_of = [&](int64_t b, int64_t h, int64_t i) {
-    return outputs->attention_weights.begin() + ((b * heads + h) * n_q + i) * columns;
-  };
-  const auto or_all = [](std::vector<int64_t> list, int64_t count) {
-    if (!list.empty()) return list;
-    for (int64_t n = 0; n < count; n++) list.push_back(n);
-    return list;
-  };
-  const auto canonical = [](float x) { return x != x ? FromBits(0x7fc00000u) : x + 0.0f; };
-  const float factor = 1.0f / static_cast<float>(heads);
-  for (int64_t b = 0; b < c.whole.batch; b++) {
-    for (const int64_t h : or_all(c.call.chosen_heads, heads)) {
-      for (const int64_t i : or_all(ChosenRows(c, part), n_q)) {
-        outputs->chosen_weights.insert(outputs->chosen_weights.end(), weights_of(b, h, i), weights_of(b, h, i) + columns);
-      }
-    }
-    for (int64_t i = 0; i < n_q; i++) {
-      for (int64_t j = 0; j < columns; j++) {
-        float sum = 0;
-        for (int64_t h = 0; h < heads; h++) sum = sum + weights_of(b, h, i)[j];
-        outputs->mean_weights.push_back(canonical(sum * factor));
-      }
-    }
-    for (int64_t h = 0; h < heads; h++) {
-      for (int64_t j = 0; j < columns; j++) {
-        float sum = 0;
-        for (int64_t i = 0; i < n_q; i++) sum = sum + weights_of(b, h, i)[j];
-        outputs->key_sums.push_back(canonical(sum));
-      }
-    }
-  }
-}
-
 // What a call has to give, out of that.
 inline Outputs ExpectedOf(const Case &c, const CallPart &part, const Outputs &whole) {
   const LayerProblem &sizes = c.whole;
@@ -422,7 +375,6 @@ inline Outputs ExpectedOf(const Case &c, const CallPart &part, const Outputs &wh
       }
     }
   }
-  MakePairOutputs(c, part, &expected);
   return expected;
 }
 
@@ -488,7 +440,6 @@ class CaseRun {
     form.cache.sequences = c_.cache_sequences;
     form.cache.columns = part.columns;
     form.cache.read = c_.reads();
-    form.chosen_rows = ChosenRows(c_, part);
     form.scheduler = c_.scheduler ? c_.scheduler->get() : nullptr;
     return Compute(problem, form, [&](CallData *data) {
       const bool has_pairs = problem.score && (!problem.score->mask.values.empty() || !problem.score->bias.values.empty());

@@ -519,9 +519,9 @@ inline const std::vector<Dimension> &Dimensions() {
       {"weights_given", {"floats", "stored"}, [](Case *, std::string_view, Random *) {}},  // in the type that the layer keeps
       {"sgemm", {{"no", 3}, "yes"}, [](Case *, std::string_view, Random *) {}},
       {"weight_form",
-       {"three", "fused", "per_head"},
+       {"three", "fused"},
        [](Case *c, std::string_view value, Random *) {
-         c->form.form = value == "three" ? WeightForm::kThreeMatrices : value == "fused" ? WeightForm::kFused : WeightForm::kPerHead;
+         c->form.form = value == "three" ? WeightForm::kThreeMatrices : WeightForm::kFused;
        }},
       {"weight_layout",
        {"in_out", "out_in"},
@@ -562,8 +562,7 @@ inline const std::vector<Dimension> &Dimensions() {
          whole.gate_dim = c->Is("gate_dim", "single") ? 1 : whole.head_dim_v;
          c->form.gate_in_q = c->Is("gate_in_q", "yes");
          const float factor = 4 / std::sqrt(static_cast<float>(whole.query_dim));
-         if (!c->is_layer()) whole.gate_values = QuickNormals(random, whole.batch * whole.n_q * whole.gate_width(), 4.0f);
-         if (c->is_layer()) whole.w_g = QuickNormals(random, whole.query_dim * whole.gate_width(), factor);
+         whole.w_g = QuickNormals(random, whole.query_dim * whole.gate_width(), factor);
          if (!whole.b_q.empty()) whole.b_g = QuickNormals(random, whole.gate_width());
        }},
       {"gate_dim", {"elements", "single"}, [](Case *, std::string_view, Random *) {}},
@@ -825,19 +824,6 @@ inline const std::vector<Dimension> &Dimensions() {
          c->call.asked |= value == "all" ? rows | scores : value == "rows" ? rows & some : value == "scores" ? scores & some : 0;
          if (c->reads()) c->call.asked &= ~(kAskK | kAskV);
        }},
-      {"pair_outputs",  // made of the weights
-       {"no", "chosen", "mean", "sums"},
-       [](Case *c, std::string_view value, Random *random) {
-         c->call.asked |= value == "chosen" ? kAskChosenWeights : value == "mean" ? kAskMeanWeights : value == "sums" ? kAskKeySums : 0;
-         const auto draw = [&](int64_t count, std::vector<int64_t> *list) {
-           const bool has_all = random->Chance(0.3);
-           for (int64_t n = 0; n < count && !has_all; n++) {
-             if (random->Chance(0.4)) list->push_back(n);
-           }
-         };
-         draw(c->whole.num_heads, &c->call.chosen_heads);
-         draw(c->whole.n_q, &c->chosen_rows);
-       }},
       {"output_type",
        {"f32", "f16", "bf16"},
        [](Case *c, std::string_view, Random *) { c->call.output_array = static_cast<Storage>(c->NumberOf("output_type")); }},
@@ -890,15 +876,12 @@ inline std::vector<Together> MakeRefusedByTheLibrary() {
       // Outputs per pair are computed from the queries once more
       {{"in_place", "yes"}, {"entry", "attention"}, {"weights", "yes"}},
       {{"in_place", "yes"}, {"entry", "attention"}, {"taps", "all"}},
-      {{"in_place", "yes"}, {"entry", "attention"}, {"pair_outputs", "!no"}},
-      {{"packed", "yes"}, {"cache", "!none"}, {"pair_outputs", "sums"}},
       // A ring holds the keys of a window
       {{"cache", "ring"}, {"causal", "no"}},
       {{"cache", "ring"}, {"window_left", "no"}},
       {{"cache", "ring"}, {"q_start", "!null"}},
       {{"cache", "ring"}, {"weights", "yes"}},
       {{"cache", "ring"}, {"taps", "all"}},
-      {{"cache", "ring"}, {"pair_outputs", "!no"}},
       {{"cache", "ring"}, {"columns", "all"}, {"mask", "!no"}},
       {{"cache", "ring"}, {"columns", "all"}, {"bias", "!no"}},
   };
@@ -1008,12 +991,11 @@ inline const std::vector<Together> &WithoutMeaning() {
       {{"entry", "attention"}, {"layer_defaults", "!written"}},
       {{"entry", "attention"}, {"w_o", "!yes"}},
       {{"entry", "attention"}, {"biases", "!no"}},
-      {{"entry", "attention"}, {"gate_in_q", "yes"}},
+      {{"entry", "attention"}, {"gate", "!no"}},
       {{"gate", "no"}, {"gate_dim", "single"}},
       {{"gate", "no"}, {"gate_in_q", "yes"}},
       {{"weight_form", "fused"}, {"widths", "different"}},
       {{"weights_given", "stored"}, {"weight_type", "f32"}},
-      {{"weights_given", "stored"}, {"weight_form", "per_head"}},
       {{"weights_given", "stored"}, {"weight_type", "int4"}, {"weight_layout", "in_out"}},
       {{"weights_given", "stored"}, {"biases", "fused"}},
       {{"weights_given", "stored"}, {"layer_defaults", "left_out"}},

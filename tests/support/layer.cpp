@@ -87,9 +87,7 @@ void FillPadding(float value, LayerProblem *problem) {
 
 std::string Describe(const LayerForm &form) {
   std::ostringstream text;
-  text << (form.form == WeightForm::kThreeMatrices ? "three matrices"
-           : form.form == WeightForm::kFused       ? "fused"
-                                                   : "per head")
+  text << (form.form == WeightForm::kThreeMatrices ? "three matrices" : "fused")
        << (form.layout == MHA_LAYOUT_IN_OUT ? " in-out" : " out-in") << " gap " << form.row_gap
        << (form.fused_biases ? " fused biases" : "") << (form.use_defaults ? " defaults" : "")
        << (form.gate_in_q ? " gate in W_Q" : "") << " weight type "
@@ -121,11 +119,7 @@ mha_layer_config ConfigOf(const LayerProblem &problem, bool use_defaults) {
   set(&config.value_dim, problem.value_dim, problem.key_dim);
   if (!problem.w_o.empty()) set(&config.output_dim, problem.output_dim, problem.query_dim);
   set(&config.num_kv_heads, problem.num_kv_heads, problem.num_heads);
-  if (!use_defaults) {
-    config.head_dim = problem.head_dim;
-  } else if (problem.q_width() != problem.query_dim) {
-    config.d_out = problem.q_width();
-  }
+  if (!use_defaults || problem.q_width() != problem.query_dim) config.head_dim = problem.head_dim;
   set(&config.head_dim_v, problem.head_dim_v, problem.head_dim);
   config.gate = static_cast<uint32_t>(problem.gate);
   config.arithmetic = static_cast<uint32_t>(problem.arithmetic);
@@ -202,7 +196,7 @@ LayerData::LayerData(const LayerProblem &problem, Place place, const LayerForm &
     weights.w_q_stride = stride_of(problem.query_dim, q_width);
     weights.w_k_stride = stride_of(problem.key_dim, problem.k_width());
     weights.w_v_stride = stride_of(problem.value_dim, problem.v_width());
-  } else if (form.form == WeightForm::kFused) {
+  } else {
     const int64_t width = q_width + problem.k_width() + problem.v_width();
     std::vector<float> fused;
     for (int64_t r = 0; r < problem.query_dim; r++) {
@@ -215,18 +209,6 @@ LayerData::LayerData(const LayerProblem &problem, Place place, const LayerForm &
     }
     weights.w_qkv = keep(StoreMatrix(form, fused, problem.query_dim, width, 0, width));
     weights.w_qkv_stride = stride_of(problem.query_dim, width);
-  } else {
-    const auto keep_heads = [&](const std::vector<float> &w, int64_t rows, int64_t count, int64_t width,
-                                std::vector<const float *> *heads) {
-      for (int64_t h = 0; h < count; h++) heads->push_back(keep(StoreMatrix(form, w, rows, count * width, h * width, width)));
-      return heads->data();
-    };
-    weights.w_q_heads = keep_heads(w_q, problem.query_dim, problem.num_heads, q_head, &q_heads);
-    weights.w_k_heads = keep_heads(problem.w_k, problem.key_dim, problem.num_kv_heads, problem.head_dim, &k_heads);
-    weights.w_v_heads = keep_heads(problem.w_v, problem.value_dim, problem.num_kv_heads, problem.head_dim_v, &v_heads);
-    weights.w_q_stride = stride_of(problem.query_dim, q_head);
-    weights.w_k_stride = stride_of(problem.key_dim, problem.head_dim);
-    weights.w_v_stride = stride_of(problem.value_dim, problem.head_dim_v);
   }
   if (form.fused_biases && !problem.b_q.empty()) {
     std::vector<float> fused = b_q;

@@ -78,7 +78,7 @@ void FillPadding(float value, LayerProblem *problem);
 
 // ---- Making a layer
 
-enum class WeightForm { kThreeMatrices, kFused, kPerHead };
+enum class WeightForm { kThreeMatrices, kFused };
 
 struct LayerForm {
   uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO;
@@ -122,7 +122,6 @@ struct LayerData {
 
   mha_layer_config config;
   mha_layer_weights weights;
-  std::vector<const float *> q_heads, k_heads, v_heads;
   std::vector<Memory> arrays;
 };
 

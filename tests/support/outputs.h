@@ -27,9 +27,6 @@ struct Outputs {
   std::vector<float> masked_scores;
   std::vector<float> context;
   std::vector<float> attention_weights;
-  std::vector<float> chosen_weights;
-  std::vector<float> mean_weights;
-  std::vector<float> key_sums;
   std::vector<float> lse;
   std::vector<float> y;
 };
@@ -47,10 +44,6 @@ inline constexpr uint32_t kAskLse = 1u << 8;
 inline constexpr uint32_t kAskSoftcappedScores = 1u << 9;
 inline constexpr uint32_t kAskNothing = 0;
 inline constexpr uint32_t kAskAll = (1u << 10) - 1;
-// Made of the weights, which the specification leaves to those who want them.
-inline constexpr uint32_t kAskChosenWeights = 1u << 10;
-inline constexpr uint32_t kAskMeanWeights = 1u << 11;
-inline constexpr uint32_t kAskKeySums = 1u << 12;
 inline constexpr uint32_t kAskAllOfAttention = kAskAll & ~(kAskQ | kAskK | kAskV);  // all that mha_attention has
 
 // What outputs hold before a call, 0xff in every byte: no result has these bits.

@@ -30,9 +30,6 @@ inline constexpr OutputField kOutputFields[] = {
     {"masked_scores", &Outputs::masked_scores},
     {"lse", &Outputs::lse},
     {"attention_weights", &Outputs::attention_weights},
-    {"chosen_weights", &Outputs::chosen_weights},
-    {"mean_weights", &Outputs::mean_weights},
-    {"key_sums", &Outputs::key_sums},
     {"context", &Outputs::context},
     {"y", &Outputs::y},
 };

@@ -10,7 +10,7 @@ import numpy as np
 from ._arrays import _check, _named, _output, _place, _row_type, _row_types, _some, _strides
 from ._callbacks import _raising
 from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
-from ._structs import _AttentionArgs, _Gate, _cache_read, _new, _packer, gates, instruction_set_names, types
+from ._structs import _AttentionArgs, _cache_read, _new, _packer, instruction_set_names, types
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -43,7 +43,7 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, prepa
 def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, kv_start=None,
               cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right", norm=None, rope=None, score=None,
               cache=None, cache_sequences=None, cache_read=False, scheduler=None, instruction_set="auto", bf16=False, output_type="f32",
-              workspace=None, want=(), gate=None, prepare=False):
+              workspace=None, want=(), prepare=False):
     """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
 
     q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
@@ -81,13 +81,6 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
         alive.append(_set_norm(args, norm, heads, kv_heads, head_dim))
     if cache_read:
         args.flags |= _cache_read
-    if gate is not None:
-        kind, values = gate
-        _check(values, "gate", [np.float32], (batch, n_q, heads, _some))
-        strides = zip(("batch_stride", "row_stride", "head_stride"), _strides(values, "gate"))
-        gate_struct = _new(_Gate, kind=_named(gates, kind, "gate"), gate_dim=values.shape[3], values=values.ctypes.data, **dict(strides))
-        args.gate = ctypes.addressof(gate_struct)
-        alive += gate_struct, values
     wanted = taps = None
     if want:
         wanted, taps = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, appended_lengths)

@@ -12,7 +12,6 @@ from . import _library
 from ._arrays import _address, _buffer, _contiguous, _describe, _first, _integers, _named, _workspace, _writeable
 from ._callbacks import _raising
 from ._library import _call
-from ._options import Chosen
 from ._structs import _CallInfo, _Taps, _causal, _new, _optional_outputs, _padding_left, _taps, _window_left, _window_right
 
 _buffer_too_small = 6  # MHA_ERROR_BUFFER_TOO_SMALL
@@ -160,17 +159,8 @@ def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, he
     pairs = (batch, num_heads, n_q, seen)
     shapes = {"attention_weights": pairs, "lse": (batch, num_heads, n_q), "q": (batch, n_q, num_heads, head_dim),
               "k": (batch, n_kv, num_kv_heads, head_dim), "v": (batch, n_kv, num_kv_heads, head_dim_v), "scores": pairs,
-              "scaled_scores": pairs, "softcapped_scores": pairs, "masked_scores": pairs, "context": (batch, n_q, num_heads, head_dim_v),
-              "mean_weights": (batch, n_q, seen), "key_sums": (batch, num_heads, seen)}
+              "scaled_scores": pairs, "softcapped_scores": pairs, "masked_scores": pairs, "context": (batch, n_q, num_heads, head_dim_v)}
     given, arrays = want if isinstance(want, dict) else dict.fromkeys(want), {}
-    chosen = given.get("chosen_weights")
-    if isinstance(chosen, Chosen):
-        given = {**given, "chosen_weights": chosen.out}
-    else:
-        chosen = Chosen()
-    lists = [_ascending(chosen.heads, "heads"), _ascending(chosen.rows, "rows")]
-    lengths = [count if list is None else len(list) for list, count in zip(lists, (num_heads, n_q))]
-    shapes["chosen_weights"] = (batch, *lengths, seen)
     for name, array in given.items():
         shape = _named(shapes, name, "want")
         if array is None:
@@ -180,14 +170,7 @@ def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, he
             _contiguous(array, f"want[{name!r}]", [np.float32], shape[1:] if is_single else shape)
             arrays[name] = _writeable(array, f"want[{name!r}]")
     taps = _point_to(args, {name: array.ctypes.data for name, array in arrays.items()})
-    for name, list in zip(("heads", "rows"), lists):
-        if list is not None and "chosen_weights" in arrays:
-            setattr(taps, "chosen_" + name, _address(list)), setattr(taps, "num_chosen_" + name, len(list))
-    return arrays, (taps, lists)
-
-
-def _ascending(numbers, name):
-    return None if numbers is None else _integers(numbers, "Chosen." + name, (len(numbers),))
+    return arrays, taps
 
 
 def _point_to(args, addresses):

@@ -30,14 +30,14 @@ _nowhere = 0, (0, 0)  # address and strides of no array
 class Layer:
     """A layer: its shape and its packed weights. Immutable; any number of threads may use it at once.
 
-    query_dim, num_heads and shape (key_dim, value_dim, output_dim, num_kv_heads, head_dim, head_dim_v, d_out, scale) are the fields of
+    query_dim, num_heads and shape (key_dim, value_dim, output_dim, num_kv_heads, head_dim, head_dim_v, scale) are the fields of
     mha_layer_config; those left out have its defaults.
 
-    W_Q, W_K and W_V come as w_q, w_k, w_v, as one fused w_qkv, or as three lists of one matrix per head. w_o=None is a layer without W_O.
+    W_Q, W_K and W_V come as w_q, w_k, w_v or as one fused w_qkv. w_o=None is a layer without W_O.
     layout is "in_out" (x W, [in, out]) or "out_in" (x W^T, [out, in], such as nn.Linear's). Biases are float32 vectors.
 
     gate is "sigmoid" or "softplus" of x W_G, w_g [query_dim, num_heads * gate_dim] with a bias b_g; without w_g, the columns of each head's gate are
-    behind its own in w_q. kept_heads [num_heads], bool or uint8, leaves heads out for good: those of 0.
+    behind its own in w_q.
 
     Matrices are float32, float16, bfloat16 (type="bf16", bits in uint16), int8 with scales, or int4 with scales (type="int4": uint8,
     two numbers in each, layout="out_in" only); scales={"w_q": ..., "w_o": ...}. weight_type says how the layer keeps them.
@@ -91,8 +91,7 @@ class Layer:
         key=None is self-attention, value=None is key. All else has the names and meanings of mha_forward_args; padding is "right" or
         "left". With cu_seqlens_q, query is [n, query_dim]: sequences one behind the other. want names what is returned beside y, as (y,
         dictionary): "attention_weights", "lse", and the steps in between "q", "k", "v", "scores", "scaled_scores", "softcapped_scores",
-        "masked_scores", "context"; of the weights also "mean_weights" over the heads, "key_sums" over the queries, and "chosen_weights"
-        (see Chosen). want={"lse": array} has it written into an array that is there. Rows may have gaps between them; the elements of a row
+        "masked_scores", "context". want={"lse": array} has it written into an array that is there. Rows may have gaps between them; the elements of a row
         may not. Rows may be float16, or with bf16=True bfloat16 (bits in uint16), and so may y, as output_type says. out may be query. norm
         is a Norm, score a ScoreOptions. workspace is memory to compute in, an array of info(...)["workspace_bytes"] bytes or more; without
         one, each thread keeps its own. prepare=True computes nothing and returns a Prepared call.
@@ -238,7 +237,7 @@ def _options(instruction_set):
 
 
 def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv=None, w_o=None, b_q=None, b_k=None, b_v=None, b_qkv=None,
-                    b_o=None, w_g=None, b_g=None, kept_heads=None, layout="in_out", type=None, scales=None, weight_type="f32", arithmetic="f32",
+                    b_o=None, w_g=None, b_g=None, layout="in_out", type=None, scales=None, weight_type="f32", arithmetic="f32",
                     gate="none", **shape):
     """The structs that describe a layer, and what they point to."""
     config = _new(_Config, query_dim=query_dim, num_heads=num_heads, weight_type=_named(types, weight_type, "weight_type"),
@@ -251,16 +250,12 @@ def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv
     type = type or _type_of(matrices)
     weights = _new(_Weights, layout=_named(layouts, layout, "layout"), type=_named(types, type, "type"))
     is_linear = num_heads == 0 and w_o is not None and all(matrix is None for name, matrix in matrices.items() if name != "w_o")
-    dims = {"w_o": (query_dim, config.output_dim or query_dim), "heads": {}} if is_linear else _resolved(config, w_g is None)
-    alive = [array for array in (*matrices.values(), b_q, b_k, b_v, b_qkv, b_o, b_g, kept_heads) if array is not None]
-    weights.kept_heads = _contiguous(kept_heads, "kept_heads", [np.uint8, np.bool_], (num_heads,))
+    dims = {"w_o": (query_dim, config.output_dim or query_dim), } if is_linear else _resolved(config, w_g is None)
+    alive = [array for array in (*matrices.values(), b_q, b_k, b_v, b_qkv, b_o, b_g) if array is not None]
     for name, matrix in matrices.items():
         if matrix is None:
             continue
         depth, width = dims[name]
-        if isinstance(matrix, (list, tuple)):
-            alive.append(_set_heads(weights, name, matrix, depth, dims, layout))
-            continue
         extents = (width, -(-depth // 2) if type == "int4" else depth) if layout == "out_in" else (depth, width)
         _check(matrix, name, [_dtypes[type]], extents)
         [stride] = _strides(matrix, name)
@@ -293,29 +288,13 @@ def _resolved(config, gate_in_q):
     key_dim = config.key_dim or config.query_dim
     value_dim = config.value_dim or key_dim
     kv_heads = config.num_kv_heads or config.num_heads
-    all_heads = config.d_out or config.query_dim
-    if config.num_heads < 1 or not config.head_dim and all_heads % config.num_heads:
-        raise ValueError(f"num_heads is {config.num_heads}; it must be at least 1 and, without a head_dim, divide {all_heads}")
-    head_dim = config.head_dim or all_heads // config.num_heads
+    if config.num_heads < 1 or not config.head_dim and config.query_dim % config.num_heads:
+        raise ValueError(f"num_heads is {config.num_heads}; it must be at least 1 and, without a head_dim, divide {config.query_dim}")
+    head_dim = config.head_dim or config.query_dim // config.num_heads
     head_dim_v = config.head_dim_v or head_dim
     gate_dim = (config.gate_dim or head_dim_v) if config.gate else 0
     q_dim = head_dim + gate_dim * gate_in_q
     q, k, v = config.num_heads * q_dim, kv_heads * head_dim, kv_heads * head_dim_v
     return {"w_g": (config.query_dim, config.num_heads * gate_dim),
             "w_q": (config.query_dim, q), "w_k": (key_dim, k), "w_v": (value_dim, v), "w_qkv": (config.query_dim, q + k + v),
-            "w_o": (config.num_heads * head_dim_v, config.output_dim or config.query_dim),
-            "heads": {"w_q": (config.num_heads, q_dim), "w_k": (kv_heads, head_dim), "w_v": (kv_heads, head_dim_v)}}
-
-
-def _set_heads(weights, name, matrices, depth, dims, layout):
-    """Sets the array of pointers of a list of one matrix per head, and returns it."""
-    if name not in dims["heads"]:
-        raise TypeError(f"{name} must be one matrix, not a list of them")
-    count, width = dims["heads"][name]
-    if len(matrices) != count:
-        raise ValueError(f"{name} is a list of {len(matrices)} matrices; there must be one for each of {count} heads")
-    extents = (width, depth) if layout == "out_in" else (depth, width)
-    pointers = (ctypes.c_void_p * count)(*[_contiguous(matrix, f"{name}[{head}]", [np.float32], extents)
-                                           for head, matrix in enumerate(matrices)])
-    setattr(weights, name + "_heads", ctypes.addressof(pointers))
-    return pointers
+            "w_o": (config.num_heads * head_dim_v, config.output_dim or config.query_dim)}

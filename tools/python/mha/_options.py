@@ -1,4 +1,4 @@
-"""What calls may be given besides their arrays: score options, norms, rotary position embeddings, and choices of heads and rows."""
+"""What calls may be given besides their arrays: score options, norms and rotary position embeddings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,6 @@ from ._structs import _Norm, _Rope, _RopeConfig, _ScoreOptions, _new, arithmetic
 
 if TYPE_CHECKING:
     from ._typing import Integers
-
-
-class Chosen:
-    """The heads and rows of want={"chosen_weights": Chosen(heads=[0, 3], rows=[n - 1])}, in ascending order; None is all. out is an array for
-    the weights, [batch, heads, rows, n_kv]."""
-
-    def __init__(self, heads: Integers | None = None, rows: Integers | None = None, *, out: np.ndarray | None = None) -> None:
-        self.heads, self.rows, self.out = heads, rows, out
 
 
 class ScoreOptions:

@@ -16,11 +16,11 @@ def _struct(name, *fields):
 
 _Error = _struct("mha_error", "u32 status argument", "text message")
 _Scheduler = _struct("mha_scheduler", "ptr context", "u32 num_threads reserved", "ptr parallel_for")
-_Config = _struct("mha_layer_config", "size struct_size", "i64 query_dim num_heads num_kv_heads head_dim head_dim_v d_out",
+_Config = _struct("mha_layer_config", "size struct_size", "i64 query_dim num_heads num_kv_heads head_dim head_dim_v",
                   "i64 key_dim value_dim output_dim", "f32 scale", "u32 weight_type gate arithmetic", "i64 gate_dim")
-_Weights = _struct("mha_layer_weights", "size struct_size", "u32 layout type", "ptr w_q w_k w_v w_qkv w_q_heads w_k_heads w_v_heads w_o w_g",
+_Weights = _struct("mha_layer_weights", "size struct_size", "u32 layout type", "ptr w_q w_k w_v w_qkv w_o w_g",
                    "ptr b_q b_k b_v b_qkv b_o b_g", "i64 w_q_stride w_k_stride w_v_stride w_qkv_stride w_o_stride w_g_stride",
-                   "ptr w_q_scales w_k_scales w_v_scales w_qkv_scales w_o_scales w_g_scales kept_heads")
+                   "ptr w_q_scales w_k_scales w_v_scales w_qkv_scales w_o_scales w_g_scales")
 _AllocatorStruct = _struct("mha_allocator", "ptr context allocate release")
 _Options = _struct("mha_layer_options", "size struct_size", "u32 instruction_set reserved", "ptr sgemm allocator")
 _CacheConfig = _struct("mha_kv_cache_config", "size struct_size", "i64 num_sequences capacity num_kv_heads head_dim head_dim_v",
@@ -32,8 +32,7 @@ _RopeConfig = _struct("mha_rope_config", "size struct_size", "i64 dims num_posit
                       "i64 ntk_positions", "ptr pair_factors", "i64 original_positions", "f64 attention_factor",
                       "u32 yarn_unrounded reserved")
 _Norm = _struct("mha_norm", "size struct_size", "u32 flags", "f32 epsilon", "ptr q_weight k_weight q_bias k_bias", "i64 head_stride")
-_Taps = _struct("mha_taps", "size struct_size", "ptr q k v scores scaled_scores softcapped_scores masked_scores context",
-                "ptr chosen_weights mean_weights key_sums chosen_heads chosen_rows", "i64 num_chosen_heads num_chosen_rows")
+_Taps = _struct("mha_taps", "size struct_size", "ptr q k v scores scaled_scores softcapped_scores masked_scores context")
 _ScoreOptions = _struct("mha_score_options", "size struct_size", "f32 softcap", "u32 bias_type", "ptr alibi_slopes sinks bias",
                         "i64 bias_batch_stride bias_head_stride bias_row_stride", "ptr mask",
                         "i64 mask_batch_stride mask_head_stride mask_row_stride", "u32 columns groups", "i64 num_columns",
@@ -44,21 +43,19 @@ _ForwardArgs = _struct("mha_forward_args", "size struct_size", "i64 batch n_q n_
                        "i64 output_batch_stride output_row_stride", "u32 flags reserved", "i64 window_left window_right",
                        "ptr score q_start q_lengths kv_lengths kv_start cu_seqlens_q cu_seqlens_kv norm rope cache cache_sequences lse",
                        "ptr attention_weights taps scheduler")
-_Gate = _struct("mha_gate", "size struct_size", "u32 kind reserved", "i64 gate_dim", "ptr values", "i64 batch_stride row_stride head_stride")
 _AttentionArgs = _struct("mha_attention_args", "size struct_size", "i64 batch n_q n_kv num_heads num_kv_heads head_dim head_dim_v",
                          "ptr q k v output", "u32 q_type k_type v_type output_type", "i64 q_batch_stride q_row_stride q_head_stride",
                          "i64 k_batch_stride k_row_stride k_head_stride v_batch_stride v_row_stride v_head_stride",
                          "i64 output_batch_stride output_row_stride output_head_stride", "u32 flags", "f32 scale",
                          "i64 window_left window_right",
-                         "ptr score gate q_start q_lengths kv_lengths kv_start cu_seqlens_q cu_seqlens_kv norm rope cache cache_sequences lse",
+                         "ptr score q_start q_lengths kv_lengths kv_start cu_seqlens_q cu_seqlens_kv norm rope cache cache_sequences lse",
                          "ptr attention_weights taps scheduler", "u32 instruction_set reserved")
 _CallInfo = _struct("mha_call_info", "size struct_size", "u32 instruction_set back_end contract num_threads",
-                    "i64 project_tile_rows project_tile_columns attend_tile_rows attend_block_rows attend_chunk_keys",
                     "size workspace_bytes packed_bytes", "u64 operations bytes")
 _LinearArgs = _struct("mha_linear_args", "size struct_size", "i64 rows", "ptr x residual output", "u32 input_type output_type",
                       "i64 x_row_stride residual_row_stride output_row_stride", "ptr scheduler")
 structs = [_Error, _Scheduler, _Config, _Weights, _AllocatorStruct, _Options, _CacheConfig, _Rope, _RopeConfig, _Norm, _ScoreOptions, _Taps,
-           _ForwardArgs, _Gate, _AttentionArgs, _CallInfo, _LinearArgs]
+           _ForwardArgs, _AttentionArgs, _CallInfo, _LinearArgs]
 
 types = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3, "int4": 4}
 layouts = {"in_out": 0, "out_in": 1}
@@ -71,7 +68,7 @@ instruction_set_names = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "neon":
 cache_kinds = {"contiguous": 0, "ring": 1, "paged": 2}
 rope_styles = {"half": 0, "interleaved": 1}
 _causal, _window_left, _window_right, _padding_left, _cache_read = 1, 2, 4, 8, 16
-_taps = [field for field, _ in _Taps._fields_[1:12]]
+_taps = [field for field, _ in _Taps._fields_[1:]]
 _optional_outputs = ["attention_weights", "lse", *_taps]
 
 

@@ -8,13 +8,13 @@ import numpy as np
 
 from ._cache import KvCache
 from ._callbacks import Scheduler
-from ._options import Chosen, Norm, Rope, ScoreOptions
+from ._options import Norm, Rope, ScoreOptions
 
 Array = np.ndarray
 Integers = Sequence[int] | np.ndarray
 Matrix = np.ndarray | Sequence[np.ndarray]
 Path = str | os.PathLike[str]
-Want = Iterable[str] | Mapping[str, np.ndarray | Chosen | None]
+Want = Iterable[str] | Mapping[str, np.ndarray | None]
 Info = dict[str, int]
 
 
@@ -85,7 +85,6 @@ class Weights(TypedDict, total=False):
     b_qkv: np.ndarray | None
     b_o: np.ndarray | None
     b_g: np.ndarray | None
-    kept_heads: np.ndarray | None
     layout: str
     type: str | None
     scales: Mapping[str, np.ndarray] | None
@@ -99,7 +98,6 @@ class Weights(TypedDict, total=False):
     num_kv_heads: int
     head_dim: int
     head_dim_v: int
-    d_out: int
     scale: float
 
 

@@ -464,7 +464,7 @@ def _attend(module, query, key, value, mask, scaling, dropout, position_bias, so
     args = _AttentionArgs()
     _pack(args, 0, _size, batch, n_q, n_kv, heads, kv_heads, width, width_v, at_q, at_k, at_v, output.data_ptr(), types[query.dtype], types[key.dtype],
           types[value.dtype], types[output.dtype], *q_strides, *k_strides, *v_strides, 0, 0, 0, flags, 0.0 if scaling is None else scaling or 1e-45,
-          left, right, at_score, 0, at_start, 0, at_lengths, at_kv_start, 0, 0, 0, 0, at_cache, 0, 0, 0, 0, _openmp.scheduler(torch.get_num_threads()))
+          left, right, at_score, at_start, 0, at_lengths, at_kv_start, 0, 0, 0, 0, at_cache, 0, 0, 0, 0, _openmp.scheduler(torch.get_num_threads()))
     _run(args)
     if layer is not None:
         layer.appended(padding)

@@ -142,7 +142,7 @@ def _kernel(query, key, value, mask=None, is_causal=False, scale=None, enable_gq
     struct, address = own.attention, own.at_attention
     _pack(struct, 0, _size, batch, n_q, n_kv, heads, kv_heads, width, v_width, query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr(),
           number, number, number, number, q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, o_batch, o_row, o_head,
-          _causal if is_causal else 0, scale, 0, 0, at_score, 0, start.data_ptr() if start is not None else 0)
+          _causal if is_causal else 0, scale, 0, 0, at_score, start.data_ptr() if start is not None else 0)
     struct.scheduler = _openmp.scheduler(torch.get_num_threads())
     functions = _library._library or _library._loaded()
     status = functions.mha_attention(address, own.at_workspace, own.room, own.at_error)

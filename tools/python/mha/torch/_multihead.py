@@ -124,7 +124,7 @@ def _kernel(query, key, value, packed, num_heads, mask=None, bias=None, is_causa
                          "and as many keys as values")
     output, out_weights = _empty(query, n_kv, shape.output_dim, num_heads, weights)
     if batch == 0 or n_q == 0:
-        return output, out_weights
+        return output, out_weights.mean(dim=1) if weights == 1 else out_weights
     at_key, at_value = key.data_ptr(), value.data_ptr()
     if n_kv == 0:
         at_key = at_value = query.data_ptr()  # which is not read; NULL would be self-attention
@@ -138,18 +138,16 @@ def _kernel(query, key, value, packed, num_heads, mask=None, bias=None, is_causa
         masks = set_masks(calls.score, mask, bias, (batch, num_heads, n_q, n_kv))
         at_score = calls.at_score
     start = from_the_first_key(batch) if is_causal and n_q != n_kv else None
-    struct, taps, number = calls.forward, calls.taps, types[query.dtype]
+    struct, number = calls.forward, types[query.dtype]
     _pack(struct, 0, _size, batch, n_q, n_kv, query.data_ptr(), at_key, at_value, output.data_ptr(), number, number, q_batch, q_row, k_batch, k_row,
           v_batch, v_row, o_batch, o_row, _causal if is_causal else 0, 0, 0, 0, at_score, start.data_ptr() if start is not None else 0)
-    taps.mean_weights = out_weights.data_ptr() if weights == 1 else None
-    struct.taps = calls.at_taps if weights == 1 else None
-    struct.attention_weights = out_weights.data_ptr() if weights == 2 else None
+    struct.attention_weights = out_weights.data_ptr() if weights else None
     struct.scheduler = _openmp.scheduler(torch.get_num_threads())
     address = calls.at_forward
     status = functions.mha_forward(layer, address, calls.at_workspace, calls.room, calls.at_error)
     if status:
         calls.again(status, functions.mha_forward_workspace, functions.mha_forward, layer, address)
-    return output, out_weights.to(query.dtype)
+    return output, (out_weights.mean(dim=1) if weights == 1 else out_weights).to(query.dtype)
 
 
 def _empty(query, n_kv, output_dim, num_heads, weights):
@@ -159,7 +157,7 @@ def _empty(query, n_kv, output_dim, num_heads, weights):
         output = query.new_empty([n_q, batch, output_dim]).transpose(0, 1)
     else:
         output = query.new_empty(shape)
-    extents = [[0], [batch, n_q, n_kv], [batch, num_heads, n_q, n_kv]][weights]
+    extents = [batch, num_heads, n_q, n_kv] if weights else [0]
     return output, query.new_empty(extents, dtype=torch.float32)
 
 
@@ -170,7 +168,7 @@ def _is_transposed(query):
 
 def _fake(query, key, value, packed, num_heads, mask=None, bias=None, is_causal=False, weights=0):
     output, out_weights = _empty(query, key.shape[1], query.shape[2], num_heads, weights)
-    return output, out_weights.to(query.dtype)
+    return output, (out_weights.mean(dim=1) if weights == 1 else out_weights).to(query.dtype)
 
 
 library.impl("multi_head_attention", _kernel, "CPU")

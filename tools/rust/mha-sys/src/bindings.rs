@@ -99,7 +99,6 @@ pub struct mha_layer_config {
     pub num_kv_heads: i64,
     pub head_dim: i64,
     pub head_dim_v: i64,
-    pub d_out: i64,
     pub key_dim: i64,
     pub value_dim: i64,
     pub output_dim: i64,
@@ -119,9 +118,6 @@ pub struct mha_layer_weights {
     pub w_k: *const core::ffi::c_void,
     pub w_v: *const core::ffi::c_void,
     pub w_qkv: *const core::ffi::c_void,
-    pub w_q_heads: *const *const f32,
-    pub w_k_heads: *const *const f32,
-    pub w_v_heads: *const *const f32,
     pub w_o: *const core::ffi::c_void,
     pub w_g: *const core::ffi::c_void,
     pub b_q: *const f32,
@@ -142,7 +138,6 @@ pub struct mha_layer_weights {
     pub w_qkv_scales: *const f32,
     pub w_o_scales: *const f32,
     pub w_g_scales: *const f32,
-    pub kept_heads: *const u8,
 }
 pub type mha_sgemm = ::core::option::Option<
     unsafe extern "C" fn(
@@ -292,13 +287,6 @@ pub struct mha_taps {
     pub softcapped_scores: *mut f32,
     pub masked_scores: *mut f32,
     pub context: *mut f32,
-    pub chosen_weights: *mut f32,
-    pub mean_weights: *mut f32,
-    pub key_sums: *mut f32,
-    pub chosen_heads: *const i64,
-    pub chosen_rows: *const i64,
-    pub num_chosen_heads: i64,
-    pub num_chosen_rows: i64,
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -343,18 +331,6 @@ pub struct mha_forward_args {
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
-pub struct mha_gate {
-    pub struct_size: usize,
-    pub kind: u32,
-    pub reserved: u32,
-    pub gate_dim: i64,
-    pub values: *const f32,
-    pub batch_stride: i64,
-    pub row_stride: i64,
-    pub head_stride: i64,
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
 pub struct mha_attention_args {
     pub struct_size: usize,
     pub batch: i64,
@@ -389,7 +365,6 @@ pub struct mha_attention_args {
     pub window_left: i64,
     pub window_right: i64,
     pub score: *const mha_score_options,
-    pub gate: *const mha_gate,
     pub q_start: *const i64,
     pub q_lengths: *const i64,
     pub kv_lengths: *const i64,
@@ -415,11 +390,6 @@ pub struct mha_call_info {
     pub back_end: u32,
     pub contract: u32,
     pub num_threads: u32,
-    pub project_tile_rows: i64,
-    pub project_tile_columns: i64,
-    pub attend_tile_rows: i64,
-    pub attend_block_rows: i64,
-    pub attend_chunk_keys: i64,
     pub workspace_bytes: usize,
     pub packed_bytes: usize,
     pub operations: u64,

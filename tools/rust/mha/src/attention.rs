@@ -1,4 +1,4 @@
-use std::mem::{size_of, zeroed};
+use std::mem::zeroed;
 use std::ptr::null;
 
 use mha_sys as sys;
@@ -7,7 +7,7 @@ use crate::call::{runners, Call};
 use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, Dimensions, Options, Output};
 use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
 use crate::types::{Elements, ElementsMut};
-use crate::{CallInfo, Error, ErrorKind, Gate, InstructionSet, KvCache, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
+use crate::{CallInfo, Error, ErrorKind, InstructionSet, KvCache, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
 
 /// The middle stage alone, without the projections: `softmax(scale * Q K^T) V` for each head, on queries, keys and values of the caller's.
 ///
@@ -61,9 +61,6 @@ impl Attention {
             v: Array::default(),
             output: Output::of(output.into()),
             output_strides: None,
-            gate: Gate::None,
-            gate_dim: 0,
-            gate_values: Array::default(),
             options: Options::default(),
         }
     }
@@ -98,9 +95,6 @@ pub struct AttentionCall<'a> {
     v: Array<'a>,
     output: Output<'a>,
     output_strides: Option<Strides>,
-    gate: Gate,
-    gate_dim: usize,
-    gate_values: Array<'a>,
     options: Options<'a>,
 }
 
@@ -143,19 +137,6 @@ impl<'a> AttentionCall<'a> {
         output_strides: Strides;
     }
 
-    /// Multiplies the context by a function of `values`, `[batch, n_q, num_heads, gate_dim]`, where `gate_dim` is `head_dim_v`, or 1 for the whole
-    /// head.
-    pub fn gate(mut self, gate: Gate, gate_dim: usize, values: &'a [f32]) -> Self {
-        (self.gate, self.gate_dim, self.gate_values.data) = (gate, gate_dim, Some(values.into()));
-        self
-    }
-
-    /// Where the gate's values are not contiguous.
-    pub fn gate_strides(mut self, strides: Strides) -> Self {
-        self.gate_values.strides = Some(strides);
-        self
-    }
-
     common_setters!();
 
     runners!();
@@ -176,14 +157,12 @@ impl<'a> AttentionCall<'a> {
     /// Checks all slices, and calls `body` with what the library takes.
     fn with_args<R>(&self, body: impl FnOnce(Call<'_>) -> Result<R>) -> Result<R> {
         let of = self.dimensions()?;
-        let gate_dim = if self.gate_dim == 0 { of.head_dim_v } else { self.gate_dim }; // as the library has it
         let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
         let (heads, kv_heads) = (("num_heads", of.num_heads), ("num_kv_heads", of.num_kv_heads));
         let (width, width_v) = (("head_dim", of.head_dim), ("head_dim_v", of.head_dim_v));
         check_array("q", &self.q, &[batch, n_q, heads, width])?;
         check_array("k", &self.k, &[batch, n_kv, kv_heads, width])?;
         check_array("v", &self.v, &[batch, n_kv, kv_heads, width_v])?;
-        check_array("gate", &self.gate_values, &[batch, n_q, heads, ("gate_dim", gate_dim)])?;
         check_lengths("output", self.output.len(), self.output_strides, &[batch, n_q, heads, width_v])?;
         self.options.check_slices(&of)?;
         let mut pointees = self.options.pointees(&of)?;
@@ -200,15 +179,6 @@ impl<'a> AttentionCall<'a> {
         (args.v, args.v_type, [args.v_batch_stride, args.v_row_stride, args.v_head_stride]) = raw_array(&self.v);
         (args.output, args.output_type) = self.output.raw();
         [args.output_batch_stride, args.output_row_stride, args.output_head_stride] = raw_strides(self.output_strides);
-        // SAFETY: numbers and pointers that may be NULL.
-        let mut gate: sys::mha_gate = unsafe { zeroed() };
-        if self.gate != Gate::None {
-            let (values, _, strides) = raw_array(&self.gate_values);
-            (gate.struct_size, gate.kind, gate.gate_dim) = (size_of::<sys::mha_gate>(), self.gate.raw(), int(gate_dim));
-            gate.values = values.cast();
-            [gate.batch_stride, gate.row_stride, gate.head_stride] = strides;
-            args.gate = &gate;
-        }
         let result = body(Call::Attention(&args));
         pointees.resume_panic();
         result

@@ -14,7 +14,7 @@
 //! | `mha_rope_tables`, `mha_rope` | [`RopeConfig::tables`] and [`fill`](RopeConfig::fill), [`Rope`] |
 //! | `mha_norm` | [`Norm`] |
 //! | `mha_score_options`, `mha_alibi_slopes`, `mha_t5_relative_bias` | [`ScoreOptions`], [`alibi_slopes`], [`t5_relative_bias`] |
-//! | `mha_gate`, `MHA_GATE_*` | [`AttentionCall::gate`], [`Gate`] |
+//! | `MHA_GATE_*` | [`Gate`] |
 //! | `MHA_ARITHMETIC_*` | [`Arithmetic`], [`LayerConfig::arithmetic`], [`ScoreOptions::arithmetic`], [`ScoreOptions::context_arithmetic`] |
 //! | `mha_taps` | [`Taps`] |
 //! | `mha_scheduler` | [`Scheduler`] |

@@ -217,16 +217,11 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
             let (q_row, k_row) = (shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim);
             let (q, k) = (dice.array(batch * n_q * q_row), dice.array(batch * n_kv * k_row));
             let v = dice.array(batch * n_kv * shape.num_kv_heads * shape.head_dim_v);
-            let gate_dim = if dice.one_in(2) { 1 } else { shape.head_dim_v };
-            let gate = dice.array(batch * n_q * shape.num_heads * gate_dim);
             let mut output = dice.array(batch * n_q * shape.num_heads * shape.head_dim_v);
             let call = attention.call(&q, &mut output).batch(batch);
             let mut call = options!(call, dice, set, cache, rope, norm, score, lists, outputs);
             if !dice.one_in(4) {
                 call = call.key_value(&k, &v);
-            }
-            if dice.one_in(4) {
-                call = call.gate(if dice.one_in(2) { Gate::Sigmoid } else { Gate::Softplus }, gate_dim, &gate);
             }
             if dice.one_in(10) {
                 call = call.n_kv(n_kv).k_strides(Strides::heads_first(shape.num_kv_heads, n_kv, shape.head_dim));

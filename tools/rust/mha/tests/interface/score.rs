@@ -1,5 +1,5 @@
 use mha::{
-    alibi_slopes, t5_relative_bias, Arithmetic, Attention, CacheConfig, Elements, ErrorKind, Gate, KvCache, ScoreColumns, ScoreOptions,
+    alibi_slopes, t5_relative_bias, Arithmetic, Attention, CacheConfig, Elements, ErrorKind, KvCache, ScoreColumns, ScoreOptions,
     Taps, Workspace,
 };
 
@@ -66,21 +66,6 @@ fn a_head_of_scale_zero_has_the_outputs_of_padding() {
         error_of(Attention::new(HEADS, 4).call(&q, y).key_value(&q, &q).score(short).run(&mut Workspace::new()), ErrorKind::SliceLength)
     };
     assert_eq!(call(&mut [0.0; HEADS * 4]), "head_scales has 1 elements; [num_heads 2] are 2");
-}
-
-#[test]
-fn a_gate_multiplies_the_context() {
-    let (q, mut plain, mut gated) = (numbers(3 * HEADS * 4, 1), [0.0; 3 * HEADS * 4], [0.0; 3 * HEADS * 4]);
-    let attention = Attention::new(HEADS, 4);
-    attention.call(&q, &mut plain).key_value(&q, &q).run(&mut Workspace::new()).unwrap();
-    for (gate, factor) in [(Gate::Sigmoid, 0.5), (Gate::Softplus, std::f32::consts::LN_2)] {
-        for gate_dim in [1, 4] {
-            let zeros = vec![0.0; 3 * HEADS * gate_dim];
-            let call = attention.call(&q, &mut gated).key_value(&q, &q).gate(gate, gate_dim, &zeros);
-            call.run(&mut Workspace::new()).unwrap();
-            assert_near(&gated, &plain.map(|value| value * factor), 1e-6);
-        }
-    }
 }
 
 #[test]
