@@ -9,10 +9,10 @@
 namespace mha {
 namespace {
 
-[[maybe_unused]] constexpr Tuning plain = {1, false, 24, int64_t{256} << 10, int64_t{8} << 20, false};
+[[maybe_unused]] constexpr Tuning plain = {1, false, int64_t{8} << 20, false};
 
-// AMD Zen 3 (EPYC 7003): it follows several streams of memory by itself, at 1.3 times the speed of one.
-[[maybe_unused]] constexpr Tuning zen3 = {4, true, 64, int64_t{256} << 10, int64_t{3} << 20, true};
+// AMD Zen 3 and Zen 4 (EPYC 7003 and 9004): they follow several streams of memory by themselves, at 1.3 times the speed of one.
+[[maybe_unused]] constexpr Tuning zen3 = {4, true, int64_t{3} << 20, true};
 
 }  // namespace
 
@@ -21,7 +21,7 @@ const Tuning *choose_tuning() {
   return &MHA_TUNING;
 #elif defined(__x86_64__)
   __builtin_cpu_init();
-  return __builtin_cpu_is("znver3") ? &zen3 : &plain;
+  return __builtin_cpu_is("amdfam19h") ? &zen3 : &plain;
 #else
   return &plain;
 #endif

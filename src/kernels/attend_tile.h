@@ -35,10 +35,11 @@ MHA_NOINLINE void attend_row_by_keys(const Unit &unit, const Chunk &chunk, Range
   const Attention &call = unit.call;
   const Range groups = groups_of(keys);
   multiply_row<V>(unit, chunk, groups, row, scores);
-  const float m = score_row<V>(unit, row, chunk, groups, keys, scores);
+  const float factor = score_row<V>(unit, row, chunk, groups, keys, scores);
   bool takes_part[chunk_keys];
-  for (int64_t j = keys.begin; j < keys.end; ++j) takes_part[j] = scores[j] != -infinity;
-  softmax<V>(scores + groups.begin * key_block, groups.end - groups.begin, m);
+  for (int64_t j = keys.begin; j < keys.end; ++j) takes_part[j] = scores[j] * factor != -infinity;
+  float m, l;
+  softmax<V>(groups, &keys, &factor, 1, scores, &m, &l);
   if (chunk.values.has_scales) scale_by_values<V>(chunk.values, groups.begin, groups.end, scores);
   add_values_taking_part<V>(chunk.values, call.head_dim_v_padded, keys, takes_part, scores, unit.o(slot, row));
 }
@@ -78,14 +79,18 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   for (int64_t c = 0; c < count; ++c) {
     const Range groups = groups_of(keys[c].some);
     float *row = scores_of(c), *const m = unit.m(slot + c, rows.begin), *const l = unit.l(slot + c, rows.begin);
+    float factors[max_attend_rows];
     for (int64_t r = 0; r < rows.count; ++r, row += score_stride) {
-      m[r] = score_row<V>(unit, rows.begin + r, chunks[c], groups, keys[c].of_row[r], row);
+      factors[r] = score_row<V>(unit, rows.begin + r, chunks[c], groups, keys[c].of_row[r], row);
       if (unit.has_context_codes()) {
-        l[r] = softmax_to_codes<V>(unit, chunks[c].values, groups, m[r], row, weights_of(c) + r * weight_floats);
-        continue;
+        float *const codes = weights_of(c) + r * weight_floats;
+        softmax_to_codes<V>(unit, chunks[c].values, groups, keys[c].of_row[r], factors[r], row, m + r, l + r, codes);
       }
-      l[r] = softmax<V>(row + groups.begin * key_block, groups.end - groups.begin, m[r]);
-      if (chunks[c].values.has_scales) scale_by_values<V>(chunks[c].values, groups.begin, groups.end, row);
+    }
+    if (unit.has_context_codes()) continue;
+    softmax<V>(groups, keys[c].of_row, factors, rows.count, scores_of(c), m, l);
+    for (int64_t r = 0; chunks[c].values.has_scales && r < rows.count; ++r) {
+      scale_by_values<V>(chunks[c].values, groups.begin, groups.end, scores_of(c) + r * score_stride);
     }
   }
 

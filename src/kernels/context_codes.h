@@ -82,18 +82,20 @@ MHA_INLINE void store_weight_codes(const float *x, float factor, int16_t *codes)
 // As softmax, of some groups of 16 keys; p times the scales of the values becomes codes, and their scale. A row that is not finite has a
 // scale of NaN, and any codes.
 template <class V>
-MHA_NOINLINE float softmax_to_codes(const Unit &unit, const Groups &values, Range groups, float m, float *scores, float *to) {
+MHA_NOINLINE void softmax_to_codes(const Unit &unit, const Groups &values, Range groups, Range keys, float scale_left, float *scores,
+                                   float *m, float *l, float *to) {
   constexpr int lanes = V::size, vectors = key_block / lanes;
-  const V none = all<V>(-infinity), zero = all<V>(0.0f);
+  const V none = all<V>(-infinity), zero = all<V>(0.0f), factor = all<V>(scale_left);
   alignas(64) float factors[chunk_keys];
+  leave_out_edges<V>(groups, keys, scores);
   // Nothing of a key that takes no part may be touched, and not even be multiplied by 0.
   for (int64_t g = groups.begin; g < groups.end; ++g) {
     MHA_UNROLL for (int i = 0; i < vectors; ++i) {
       const int64_t key = g * key_block + i * lanes;
-      store(factors + key, zero_if_equal(load<V>(scores + key), none, load<V>(values.scales[g] + i * lanes)));
+      store(factors + key, zero_if_equal(load<V>(scores + key) * factor, none, load<V>(values.scales[g] + i * lanes)));
     }
   }
-  const float l = softmax<V>(scores + groups.begin * key_block, groups.end - groups.begin, m);
+  softmax<V>(groups, &keys, &scale_left, 1, scores, m, l);
   V most[vectors], zeros_or_nan[vectors];
   MHA_UNROLL for (int i = 0; i < vectors; ++i) most[i] = zeros_or_nan[i] = zero;
   for (int64_t g = groups.begin; g < groups.end; ++g) {
@@ -108,7 +110,7 @@ MHA_NOINLINE float softmax_to_codes(const Unit &unit, const Groups &values, Rang
   if (unit.gathers_values()) {
     const int64_t first = groups.begin * key_block, count = (groups.end - groups.begin) * key_block;
     unit.call.codes->encode_row(CodedRows::weights, unit.call.options.context_arithmetic, scores + first, count, to);
-    return l;
+    return;
   }
   MHA_UNROLL for (int i = 1; i < vectors; ++i) most[0] = max_of(most[i], most[0]);
   const float greatest_weight = sum16(zeros_or_nan) == 0.0f ? max_of(Scalar{greatest(most[0])}, Scalar{0.0f}).x : __builtin_nanf("");
@@ -119,7 +121,6 @@ MHA_NOINLINE float softmax_to_codes(const Unit &unit, const Groups &values, Rang
     store_weight_codes(scores + key, scale.factor, codes + key);
   }
   to[weight_codes / 2] = scale.scale;
-  return l;
 }
 
 }  // namespace

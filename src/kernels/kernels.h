@@ -26,8 +26,6 @@ enum class Arithmetic : uint32_t { f32, int8, int16 };
 struct Tuning {
   int64_t interleaved_chunks;   // chunks of keys that a row which is alone in its unit attends to side by side: 1, 2 or 4
   bool interleaves_keys;        // such a row reads the keys of several blocks side by side
-  int64_t max_prefetch_rows;    // products of so many rows prefetch the block of weights that comes next,
-  int64_t min_prefetch_bytes;   // if there are more bytes of weights than these
   int64_t level3_weight_bytes;  // up to so many may lie in the level-3 cache: two rows prefetch a later part of the same block
   bool reads_panels_in_step;    // two to four rows read several panels of weights in step, if there are more bytes than these
 };

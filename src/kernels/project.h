@@ -20,6 +20,7 @@ MHA_INLINE int64_t next_tile_rows(int64_t left) {
   return left > most && left <= most + too_few ? 4 : min(left, most);
 }
 
+constexpr int64_t min_prefetch_bytes = 256 << 10;  // fewer weights lie in a cache
 constexpr int64_t own_prefetch_terms = 24;  // so far ahead two rows prefetch the block that they read
 
 // Some terms of one panel, and what becomes of their products.
@@ -96,7 +97,7 @@ template <class V>
 MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool is_widened, int64_t panel_begin, int64_t panel_end) {
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns], widened[dot_block * panel_columns];
   const int64_t weight_bytes = p.depth * p.columns * bytes_of(p.storage);
-  const bool prefetches = !is_widened && rows.count <= p.tuning->max_prefetch_rows && weight_bytes > p.tuning->min_prefetch_bytes;
+  const bool prefetches = !is_widened && weight_bytes > min_prefetch_bytes;
   const bool prefetches_same_block = prefetches && rows.count == 2 && weight_bytes <= p.tuning->level3_weight_bytes;
   const int64_t at_once = is_widened || rows.count > 1 ? 1 : TileShape<V::size>::panels_at_once(1);
   constexpr int64_t last_columns = TileShape<V::size>::has_few_row_forms ? TileShape<V::size>::score_blocks(1) * key_block : 0;

@@ -118,41 +118,47 @@ MHA_NOINLINE void scale_products(const Groups &groups, Range blocks, float scale
   }
 }
 
-// Makes scores of the products of row number `row` of the unit with the keys of some blocks of a chunk: -infinity outside of `keys`.
-// Returns the greatest.
+// -infinity for the keys of some blocks outside of `keys`.
 template <class V>
-MHA_NOINLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks, Range keys, float *products) {
+MHA_INLINE void leave_out_edges(Range blocks, Range keys, float *products) {
   constexpr int64_t lanes = V::size;
-  const Groups &groups = chunk.keys;
+  const V none = all<V>(-infinity);
+  for (int64_t key = blocks.begin * key_block; key < keys.begin; key += lanes) {
+    store(products + key, first_lanes(none, keys.begin - key, load<V>(products + key)));
+  }
+  const int64_t end = blocks.end * key_block;
+  for (int64_t key = max(blocks.begin * key_block, keys.end / lanes * lanes); key < end; key += lanes) {
+    store(products + key, first_lanes(load<V>(products + key), keys.end - key, none));
+  }
+}
+
+// Makes scores of the products of row number `row` of the unit with the keys of some blocks of a chunk, but for a factor that is left: the
+// softmax multiplies by it, so that nothing need be stored before.
+template <class V>
+MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks, Range keys, float scale,
+                                 float *products) {
   const ScoreOptions &options = unit.call.options;
-  float scale = unit.has_codes() ? unit.q_scale(row) * unit.call.scale : unit.call.scale;
-  bool has_scales = groups.has_scales;
+  // Under a positive scale -infinity stays what it is: then what is masked can be scaled along with the rest.
+  if (options.change_scores || chunk.keys.has_scales || !(scale > 0.0f)) {
+    const bool has_cap = options.softcap != 0.0f, is_separate = !has_cap || chunk.keys.has_scales;
+    if (is_separate) scale_products<V>(chunk.keys, blocks, scale, products);
+    if (has_cap) cap_scores<V>(options, blocks, is_separate ? 1.0f : scale, products);
+    scale = 1.0f;
+  }
   if (options.change_scores || options.limits_pairs) {
     const Row at = unit.row(row);
-    // Under a positive scale -infinity stays what it is: then what is masked can be scaled along with the rest.
-    if (options.change_scores || has_scales || !(scale > 0.0f)) {
-      const bool has_cap = options.softcap != 0.0f, is_separate = !has_cap || has_scales;
-      if (is_separate) scale_products<V>(groups, blocks, scale, products);
-      if (has_cap) cap_scores<V>(options, blocks, is_separate ? 1.0f : scale, products);
-      scale = 1.0f;
-      has_scales = false;
-    }
     bias_scores<V>(unit, at, chunk.begin, keys, products);
     mask_scores<V>(unit, at, chunk.begin, keys, products);
   }
-  const V none = all<V>(-infinity), factor = all<V>(scale);
-  V greatest_yet = none;
-  for (int64_t key = blocks.begin * key_block; key < blocks.end * key_block; key += lanes) {
-    V score = load<V>(products + key);
-    if (has_scales) score = score * load<V>(groups.scales[block_of(key)] + place_in_block(key));
-    score = score * factor;
-    if (key < keys.begin || key + lanes > keys.end) {
-      score = first_lanes(first_lanes(none, keys.begin - key, score), keys.end - key, none);
-    }
-    greatest_yet = max_of(score, greatest_yet);
-    store(products + key, score);
-  }
-  return max_of(Scalar{greatest(greatest_yet)}, Scalar{-infinity}).x;
+  return scale;
+}
+
+template <class V>
+MHA_INLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks, Range keys, float *products) {
+  const ScoreOptions &options = unit.call.options;
+  const float scale = unit.has_codes() ? unit.q_scale(row) * unit.call.scale : unit.call.scale;
+  if (scale > 0.0f && !options.change_scores && !options.limits_pairs && !chunk.keys.has_scales) return scale;
+  return change_scores<V>(unit, row, chunk, blocks, keys, scale, products);
 }
 
 // ---- Softmax
@@ -160,13 +166,13 @@ MHA_NOINLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, 
 // p = exp(score - m) of some blocks, and their sums: as many vectors side by side as the registers have room for, since an exp is a long
 // chain of operations.
 template <class V, int blocks>
-MHA_INLINE void exp_of_blocks(float *s, V maximum, V (&partial_sums)[key_block / V::size]) {
+MHA_INLINE void exp_of_blocks(float *s, V factor, V maximum, V (&partial_sums)[key_block / V::size]) {
   constexpr int vectors = key_block / V::size, count = vectors * blocks;
   constexpr int at_once = static_cast<int>(min(count, TileShape<V::size>::exp_vectors));
   static_assert(count % at_once == 0, "no vector is left over");
   MHA_UNROLL for (int first = 0; first < count; first += at_once) {
     V p[at_once];
-    MHA_UNROLL for (int i = 0; i < at_once; ++i) p[i] = load<V>(s + (first + i) * static_cast<int>(V::size)) - maximum;
+    MHA_UNROLL for (int i = 0; i < at_once; ++i) p[i] = load<V>(s + (first + i) * static_cast<int>(V::size)) * factor - maximum;
     exp_of(p);
     MHA_UNROLL for (int i = 0; i < at_once; ++i) {
       store(s + (first + i) * static_cast<int>(V::size), p[i]);
@@ -175,20 +181,40 @@ MHA_INLINE void exp_of_blocks(float *s, V maximum, V (&partial_sums)[key_block /
   }
 }
 
-// Turns the scores of so many blocks into p = exp(score - m), and returns their sum.
+// Turns the scores of some rows with some blocks of keys, each row's times its factor, into p = exp(score - m); m and the sums l of p.
+// keys: those of each row; others have p = 0. All maxima come first, so that no exp waits for one.
 template <class V>
-MHA_NOINLINE float softmax(float *scores, int64_t blocks, float m) {
-  constexpr int vectors = key_block / V::size, at_once = static_cast<int>(max(1, TileShape<V::size>::exp_vectors / vectors));
-  // Without a score above -infinity any finite number will do: exp gives 0 for the keys left out, and NaN for a NaN.
-  const V maximum = all<V>(m == -infinity ? 0.0f : m);
-  V partial_sums[vectors];
-  MHA_UNROLL for (int i = 0; i < vectors; ++i) partial_sums[i] = all<V>(0.0f);
-  int64_t block = 0;
-  for (; block + at_once <= blocks; block += at_once) exp_of_blocks<V, at_once>(scores + block * key_block, maximum, partial_sums);
-  if constexpr (at_once > 1) {
-    for (; block < blocks; ++block) exp_of_blocks<V, 1>(scores + block * key_block, maximum, partial_sums);
+MHA_NOINLINE void softmax(Range blocks, const Range *keys, const float *factors, int64_t rows, float *scores, float *m, float *l) {
+  constexpr int lanes = V::size, vectors = key_block / lanes;
+  constexpr int at_once = static_cast<int>(max(1, TileShape<V::size>::exp_vectors / vectors));
+  for (int64_t r = 0; r < rows; ++r) {
+    float *const row = scores + r * score_stride;
+    if (keys[r].begin > blocks.begin * key_block || keys[r].end < blocks.end * key_block) leave_out_edges<V>(blocks, keys[r], row);
+    V greatest_yet[vectors];
+    MHA_UNROLL for (int i = 0; i < vectors; ++i) greatest_yet[i] = all<V>(-infinity);
+    for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+      MHA_UNROLL for (int i = 0; i < vectors; ++i) {
+        greatest_yet[i] = max_of(load<V>(row + block * key_block + i * lanes), greatest_yet[i]);
+      }
+    }
+    MHA_UNROLL for (int i = 1; i < vectors; ++i) greatest_yet[0] = max_of(greatest_yet[i], greatest_yet[0]);
+    // Rounding keeps the order: the greatest score is that of the greatest product.
+    m[r] = max_of(Scalar{greatest(greatest_yet[0])}, Scalar{-infinity}).x * factors[r];
   }
-  return sum16(partial_sums);
+  for (int64_t r = 0; r < rows; ++r, scores += score_stride) {
+    // Without a score above -infinity any finite number will do: exp gives 0 for the keys left out, and NaN for a NaN.
+    const V maximum = all<V>(m[r] == -infinity ? 0.0f : m[r]), factor = all<V>(factors[r]);
+    V partial_sums[vectors];
+    MHA_UNROLL for (int i = 0; i < vectors; ++i) partial_sums[i] = all<V>(0.0f);
+    int64_t block = blocks.begin;
+    for (; block + at_once <= blocks.end; block += at_once) {
+      exp_of_blocks<V, at_once>(scores + block * key_block, factor, maximum, partial_sums);
+    }
+    if constexpr (at_once > 1) {
+      for (; block < blocks.end; ++block) exp_of_blocks<V, 1>(scores + block * key_block, factor, maximum, partial_sums);
+    }
+    l[r] = sum16(partial_sums);
+  }
 }
 
 }  // namespace

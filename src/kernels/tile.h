@@ -32,8 +32,11 @@ struct Prefetch {
   int64_t apart, step, skip;
 };
 
-// Many rows compute for long enough, so that two places do. One row reads several blocks in as many places: one more is enough.
-MHA_INLINE constexpr uint32_t prefetch_places(int64_t rows, int64_t blocks) { return rows > 4 ? 2 : rows == 1 && blocks > 1 ? 1 : 4; }
+// Many rows compute for long enough, so that one place does. One row reads several blocks in as many places: one more is enough.
+MHA_INLINE constexpr uint32_t prefetch_places(int64_t rows, int64_t blocks) { return rows > 4 || (rows == 1 && blocks > 1) ? 1 : 4; }
+
+// So many terms ahead a loop of many rows prefetches what it will read itself, from the second level of the cache into the first.
+constexpr int64_t own_line_terms = 8;
 
 // Which loops of a shape prefetch: those for numbers of fewer bits, which come from the memory, always; those for floats by choice.
 enum class Prefetching {
@@ -180,7 +183,7 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       });
       put_out_of_order<Element, C>(acc);
       const int64_t begin = k;
-      const auto prefetch = [&]() MHA_INLINED {
+      for (; k < end; ++k, at += column_stride) {
         if constexpr (prefetches) {
           __builtin_prefetch(place, 0, 2);
           if constexpr (prefetch_places(R, B) > 1) __builtin_prefetch(place + apart, 0, 2);
@@ -189,21 +192,13 @@ MHA_NOCLONE void multiply(const Tile &tile) {
             __builtin_prefetch(later_place + apart, 0, 2);
             later_place += step;
           }
+          if constexpr (R > 4 && Shape::prefetches_own_line) {
+            __builtin_prefetch(columns[0] + at + own_line_terms * column_stride, 0, 3);
+          }
           place += step;
         }
-      };
-      const auto add_next_term = [&]() MHA_INLINED {
         add_term<C>(rows, k, columns, at, acc);
-        ++k;
-        at += column_stride;
-      };
-      constexpr int at_once = Shape::terms_at_once(R);
-      while (k + at_once <= end) {
-        prefetch();
-        add_next_term();
-        if constexpr (at_once == 2) add_next_term();
       }
-      if (at_once == 2 && k < end) add_next_term();
       put_in_order<Element, C>(acc);
       const Sums mode = opaque(tile.mode);
       if (is_same<Element, Int4Number<V>> && B == 1 && mode == Sums::add_scaled) {
@@ -233,15 +228,17 @@ MHA_NOCLONE void multiply(const Tile &tile) {
 struct Loop {
   void (*run)(const Tile &tile);
   int64_t rows, blocks, columns;  // columns of a block
-  uint32_t terms_at_once;
+  uint32_t terms_at_once = 1;     // in a step, which prefetches once
 };
 
-// So many bytes of a stretch of memory, of which a loop with so many terms and repeats prefetches a part at each place.
+// So many bytes of a stretch of memory, of which a loop with so many terms and repeats prefetches a part at each place. Rounded up, for
+// many tiles share a stretch: each must ask for some of it.
 MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loop &loop, int64_t terms, int64_t repeats) {
   // Quicker divisions than those of 64 bits.
-  const uint32_t part = static_cast<uint32_t>(bytes) / prefetch_places(loop.rows, loop.blocks);
-  const uint32_t per_repeat = part / static_cast<uint32_t>(repeats);
-  const uint32_t steps = static_cast<uint32_t>(max(1, static_cast<uint32_t>(terms) / loop.terms_at_once)), step = per_repeat / steps;
+  const uint32_t places = prefetch_places(loop.rows, loop.blocks), part = (static_cast<uint32_t>(bytes) + places - 1) / places;
+  const uint32_t per_repeat = (part + static_cast<uint32_t>(repeats) - 1) / static_cast<uint32_t>(repeats);
+  const uint32_t steps = static_cast<uint32_t>(max(1, static_cast<uint32_t>(terms) / loop.terms_at_once));
+  const int64_t step = (per_repeat + steps - 1) / steps;
   return {begin, part, step, per_repeat - step * steps};
 }
 
@@ -258,9 +255,8 @@ constexpr bool has_loops_of_floats_alone = V::size == 1;
 // `prefetches` is the choice.
 template <class V, int R, int B, int C, Prefetching prefetching, bool only_floats = false>
 MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
-  using Shape = TileShape<V::size>;
   constexpr bool has_one_type = only_floats || has_loops_of_floats_alone<V>;
-  Loop loop = {nullptr, R, B, C * static_cast<int64_t>(V::size), Shape::terms_at_once(R)};
+  Loop loop = {nullptr, R, B, C * static_cast<int64_t>(V::size)};
   visit_storage(has_one_type ? Storage::f32 : storage, [&](auto stored) MHA_INLINED {
     using Element = typename decltype(stored)::Element;
     constexpr bool is_float = is_same<Element, float>, is_of_int4 = is_same<Element, Int4Number<V>>;
@@ -288,7 +284,7 @@ constexpr int min_vectors = V::size == 1 ? 4 : key_block / static_cast<int>(V::s
 //   project_vectors(R)   columns of a panel at once; divides a panel
 //   score_blocks(R)      blocks of 16 keys at once
 //   context_vectors(R)   columns of values at once; those that are left are computed 16 at a time
-//   terms_at_once(R)     of a chain: two where the steps would be so short that the end of a chain, which is mispredicted, costs much
+//   prefetches_own_line  whether loops of many rows that prefetch do so for their own columns too, which are one line of the cache
 //   has_few_row_forms    whether few rows have ways of their own through weights, which take long code (project.h)
 //   exp_vectors          so many run side by side through exp, whose constants take registers too
 template <>
@@ -299,7 +295,7 @@ struct TileShape<16> {  // AVX-512
   static constexpr int project_vectors(int) { return 3; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 8 : 4; }
   static constexpr int context_vectors(int) { return 4; }
-  static constexpr int terms_at_once(int) { return 1; }
+  static constexpr bool prefetches_own_line = false;
   static constexpr bool has_few_row_forms = false;
 };
 
@@ -311,7 +307,7 @@ struct TileShape<8> {  // AVX2
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
-  static constexpr int terms_at_once(int rows) { return rows > 4 && !is_small_code ? 2 : 1; }
+  static constexpr bool prefetches_own_line = true;
   static constexpr bool has_few_row_forms = !is_small_code;
 };
 
@@ -323,7 +319,7 @@ struct TileShape<4> {  // NEON
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
   static constexpr int score_blocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int) { return 4; }
-  static constexpr int terms_at_once(int) { return 1; }
+  static constexpr bool prefetches_own_line = false;
   static constexpr bool has_few_row_forms = false;
 };
 
@@ -335,7 +331,7 @@ struct TileShape<1> {  // scalar
   static constexpr int project_vectors(int) { return 4; }
   static constexpr int score_blocks(int) { return 1; }
   static constexpr int context_vectors(int) { return 4; }
-  static constexpr int terms_at_once(int) { return 1; }
+  static constexpr bool prefetches_own_line = false;
   static constexpr bool has_few_row_forms = false;
 };
 
