@@ -4,9 +4,10 @@
  *     decoder                    makes a small model with random weights, and shows that all ways to the same tokens give the same bits
  *     decoder write FILE LAYERS WIDTH HEADS KV_HEADS HIDDEN VOCABULARY
  *                                writes a model with random weights, named and laid out as Hugging Face has Llama's
- *     decoder run FILE HEADS PROMPT COUNT [THREADS [TYPE [LOGITS]]]
+ *     decoder run FILE HEADS PROMPT COUNT [THREADS [TYPE [ARITHMETIC [LOGITS]]]]
  *                                reads numbers of tokens from the file PROMPT, and writes COUNT more. TYPE: how weights are kept, f32, f16,
- *                                bf16, int8 or int4 (file: as they are); LOGITS: a file for the logits that each token was chosen by
+ *                                bf16, int8 or int4 (file: as they are). ARITHMETIC: of products with them, f32, or with int8 or int4
+ *                                int16 or int8. LOGITS: a file for the logits that each token was chosen by
  *     decoder check FILE HEADS   shows for this model what the first form shows for its own
  */
 #include "decoder.h"
@@ -130,7 +131,7 @@ static int check_model(const char *path, int64_t heads) {
   struct model m;
   struct pool pool;
   struct decoder d;
-  model_load(&m, path, heads, -1);
+  model_load(&m, path, heads, -1, MHA_ARITHMETIC_F32);
   pool_start(&pool, 1);
   const mha_scheduler scheduler = {.context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
   decoder_make(&d, &m, &scheduler, 4, positions);
@@ -193,13 +194,20 @@ static double seconds(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static int run(const char *path, int64_t heads, const char *prompt_path, int count, int threads, const char *type,
-               const char *logits_path) {
-  const char *const types[] = {"file", "f32", "f16", "bf16", "int8", "int4"};
-  int weight_type = -1; /* MHA_TYPE_* from f32 on */
-  while (strcmp(types[weight_type + 1], type) != 0) {
-    if (++weight_type == 5) fail("%s is no type of weights; file, f32, f16, bf16, int8 or int4 is", type);
+static int index_of(const char *word, const char *const *words, int count, const char *complaint) {
+  for (int i = 0; i < count; i++) {
+    if (strcmp(words[i], word) == 0) return i;
   }
+  fail(complaint, word);
+  return -1;
+}
+
+static int run(const char *path, int64_t heads, const char *prompt_path, int count, int threads, const char *type,
+               const char *arithmetic, const char *logits_path) {
+  const char *const types[] = {"file", "f32", "f16", "bf16", "int8", "int4"}; /* -1, then MHA_TYPE_* */
+  const char *const arithmetics[] = {"f32", "int8", "int16"};                 /* MHA_ARITHMETIC_* */
+  const int weight_type = index_of(type, types, 6, "%s is no type of weights; file, f32, f16, bf16, int8 or int4 is") - 1;
+  const int arithmetic_type = index_of(arithmetic, arithmetics, 3, "%s is no arithmetic; f32, int16 or int8 is");
   enum { most = 1 << 20 };
   static int32_t tokens[most];
   int prompt = 0;
@@ -212,7 +220,7 @@ static int run(const char *path, int64_t heads, const char *prompt_path, int cou
   struct model m;
   struct decoder d;
   struct pool pool;
-  model_load(&m, path, heads, weight_type);
+  model_load(&m, path, heads, weight_type, (uint32_t)arithmetic_type);
   pool_start(&pool, (uint32_t)threads - 1);
   const mha_scheduler scheduler = {.context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
   decoder_make(&d, &m, threads > 1 ? &scheduler : NULL, 1, prompt + count);
@@ -242,14 +250,14 @@ int main(int count, char **words) {
     write_model(words[2], numbers);
     return 0;
   }
-  if (strcmp(command, "run") == 0 && count >= 6 && count <= 9) {
+  if (strcmp(command, "run") == 0 && count >= 6 && count <= 10) {
     return run(words[2], atoll(words[3]), words[4], atoi(words[5]), count > 6 ? atoi(words[6]) : 1, count > 7 ? words[7] : "file",
-               count > 8 ? words[8] : NULL);
+               count > 8 ? words[8] : "f32", count > 9 ? words[9] : NULL);
   }
   if (strcmp(command, "check") == 0 && count == 4) return check_model(words[2], atoll(words[3]));
   if (count > 1) {
-    fail("decoder [write FILE LAYERS WIDTH HEADS KV_HEADS HIDDEN VOCABULARY | run FILE HEADS PROMPT COUNT [THREADS [TYPE [LOGITS]]] | "
-         "check FILE HEADS]");
+    fail("decoder [write FILE LAYERS WIDTH HEADS KV_HEADS HIDDEN VOCABULARY | run FILE HEADS PROMPT COUNT "
+         "[THREADS [TYPE [ARITHMETIC [LOGITS]]]] | check FILE HEADS]");
   }
   char path[] = "/tmp/mha-decoder-XXXXXX";
   const int file = mkstemp(path);

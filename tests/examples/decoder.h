@@ -50,7 +50,7 @@ struct model {
   struct safetensors file; /* stays open for the rows of the embedding */
   const struct tensor *embedding;
   int64_t layers, width, heads, kv_heads, head_dim, hidden, vocabulary;
-  uint32_t weight_type;
+  uint32_t weight_type, arithmetic;
   struct layer {
     mha_layer *attention, *gate, *up, *down;
     float *attention_norm, *mlp_norm;
@@ -97,7 +97,8 @@ static mha_layer *create_layer(const mha_layer_config *config, const mha_layer_w
 /* Matrices lie as nn.Linear has them, [outputs, inputs]. */
 static mha_layer *load_linear(const struct model *m, const char *name, int64_t layer, int64_t outputs, int64_t inputs) {
   const struct tensor *const w = get(m, name, layer, outputs, inputs);
-  mha_layer_config config = {.struct_size = sizeof config, .query_dim = inputs, .output_dim = outputs, .weight_type = m->weight_type};
+  mha_layer_config config = {.struct_size = sizeof config, .query_dim = inputs, .output_dim = outputs};
+  config.weight_type = m->weight_type, config.arithmetic = m->arithmetic;
   mha_layer_weights weights = {.struct_size = sizeof weights, .layout = MHA_LAYOUT_OUT_IN, .type = type_of(w), .w_o = w->data};
   return create_layer(&config, &weights);
 }
@@ -112,15 +113,15 @@ static mha_layer *load_attention(const struct model *m, int64_t layer) {
     fail("%s: the matrices of the attention of layer %lld have several types", m->file.path, (long long)layer);
   }
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = m->width, .num_heads = m->heads, .num_kv_heads = m->kv_heads};
-  config.head_dim = m->head_dim, config.weight_type = m->weight_type;
+  config.head_dim = m->head_dim, config.weight_type = m->weight_type, config.arithmetic = m->arithmetic;
   mha_layer_weights weights = {.struct_size = sizeof weights, .layout = MHA_LAYOUT_OUT_IN, .type = type_of(w_q)};
   weights.w_q = w_q->data, weights.w_k = w_k->data, weights.w_v = w_v->data, weights.w_o = w_o->data;
   return create_layer(&config, &weights);
 }
 
-/* The shapes of tensors say all but the number of heads. weight_type -1: as the file has the matrices. */
-static void model_load(struct model *m, const char *path, int64_t heads, int weight_type) {
-  *m = (struct model){.heads = heads};
+/* The shapes of tensors say all but the number of heads. weight_type -1: as the file has the matrices. arithmetic: MHA_ARITHMETIC_*. */
+static void model_load(struct model *m, const char *path, int64_t heads, int weight_type, uint32_t arithmetic) {
+  *m = (struct model){.heads = heads, .arithmetic = arithmetic};
   if (!safetensors_open(&m->file, path)) fail("%s", m->file.error);
   m->embedding = get(m, "model.embed_tokens.weight", 0, -1, -1);
   m->vocabulary = m->embedding->shape[0], m->width = m->embedding->shape[1];

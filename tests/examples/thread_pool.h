@@ -6,86 +6,88 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { max_workers = 63, yields_before_sleep = 1000 };
-
-/* Something that threads wait for. Guarded by the pool's mutex, but for `times`, which is also looked at without. */
-struct event {
-  uint32_t times;
-  pthread_cond_t happened;
-};
+enum { max_workers = 63, looks_between_yields = 64, looks_before_sleep = 10000 /* a fraction of a millisecond */ };
 
 struct pool {
-  pthread_mutex_t turn;  /* held by the thread whose loop is under way: callers that share the pool take turns */
-  pthread_mutex_t mutex; /* guards all that follows */
-  struct event work_came, all_done;
+  pthread_mutex_t turn; /* held by the thread whose loop is under way: callers that share the pool take turns */
   void (*task)(void *task_context, uint32_t index);
   void *task_context;
-  uint32_t not_taken, not_done; /* tasks of the loop under way */
-  int stopping;
+  uint32_t not_taken, not_done; /* tasks of the loop under way; atomic, as are the next two */
+  uint32_t sleepers, stopping;
+  pthread_mutex_t mutex; /* of threads that go to sleep */
+  pthread_cond_t work_came;
   uint32_t num_workers;
   pthread_t workers[max_workers];
 };
 
-static void happens(struct event *event) {
-  __atomic_store_n(&event->times, event->times + 1, __ATOMIC_RELAXED);
-  pthread_cond_broadcast(&event->happened);
+/* A call's loops follow each other faster than a sleeping thread wakes. So a thread that waits looks again and again, and now and then leaves
+ * the processor to whoever needs it. */
+static void wait_a_moment(int looks) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+  if (looks % looks_between_yields == 0) sched_yield();
 }
 
-/* A call's loops follow each other faster than a sleeping thread wakes. So a thread stays awake for a moment, in which it leaves the
- * processor to whoever needs it, and only then sleeps. */
-static void wait_for(struct pool *pool, struct event *event) {
-  uint32_t seen = event->times;
-  pthread_mutex_unlock(&pool->mutex);
-  for (int i = 0; i < yields_before_sleep && __atomic_load_n(&event->times, __ATOMIC_RELAXED) == seen; i++) sched_yield();
-  pthread_mutex_lock(&pool->mutex);
-  while (event->times == seen) pthread_cond_wait(&event->happened, &pool->mutex);
-}
-
-/* Runs tasks until all are taken. The mutex is held before and after, but not during a task. */
+/* Runs tasks until all are taken. `task` is read behind the taking: it changes only when all tasks are done. */
 static void run_tasks(struct pool *pool) {
-  while (pool->not_taken > 0) {
-    uint32_t index = --pool->not_taken;
-    pthread_mutex_unlock(&pool->mutex);
-    pool->task(pool->task_context, index);
-    pthread_mutex_lock(&pool->mutex);
-    if (--pool->not_done == 0) happens(&pool->all_done);
+  uint32_t left = __atomic_load_n(&pool->not_taken, __ATOMIC_SEQ_CST);
+  while (left > 0) {
+    if (!__atomic_compare_exchange_n(&pool->not_taken, &left, left - 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) continue;
+    pool->task(pool->task_context, left - 1);
+    __atomic_sub_fetch(&pool->not_done, 1, __ATOMIC_SEQ_CST);
+    left = __atomic_load_n(&pool->not_taken, __ATOMIC_SEQ_CST);
   }
+}
+
+static int has_news(const struct pool *pool) {
+  return __atomic_load_n(&pool->not_taken, __ATOMIC_SEQ_CST) > 0 || __atomic_load_n(&pool->stopping, __ATOMIC_SEQ_CST);
 }
 
 static void *work(void *argument) {
   struct pool *pool = argument;
-  pthread_mutex_lock(&pool->mutex);
-  while (!pool->stopping) {
+  while (!__atomic_load_n(&pool->stopping, __ATOMIC_SEQ_CST)) {
     run_tasks(pool);
-    wait_for(pool, &pool->work_came);
+    for (int looks = 1; looks < looks_before_sleep && !has_news(pool); looks++) wait_a_moment(looks);
+    if (has_news(pool)) continue;
+    pthread_mutex_lock(&pool->mutex);
+    __atomic_add_fetch(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
+    while (!has_news(pool)) pthread_cond_wait(&pool->work_came, &pool->mutex);
+    __atomic_sub_fetch(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&pool->mutex);
   }
-  pthread_mutex_unlock(&pool->mutex);
   return NULL;
+}
+
+/* A thread counts itself among the sleepers before it looks a last time, so that one of both sees the other. */
+static void wake(struct pool *pool) {
+  if (__atomic_load_n(&pool->sleepers, __ATOMIC_SEQ_CST) == 0) return;
+  pthread_mutex_lock(&pool->mutex);
+  pthread_cond_broadcast(&pool->work_came);
+  pthread_mutex_unlock(&pool->mutex);
 }
 
 /* What mha_scheduler asks for. It waits for tasks, not for workers: one that comes late finds nothing left and delays nobody. */
 static void parallel_for(void *context, uint32_t count, void (*task)(void *task_context, uint32_t index), void *task_context) {
   struct pool *pool = context;
   pthread_mutex_lock(&pool->turn);
-  pthread_mutex_lock(&pool->mutex);
   pool->task = task;
   pool->task_context = task_context;
-  pool->not_taken = pool->not_done = count;
-  happens(&pool->work_came);
+  __atomic_store_n(&pool->not_done, count, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&pool->not_taken, count, __ATOMIC_SEQ_CST);
+  wake(pool);
   run_tasks(pool);
-  if (pool->not_done > 0) wait_for(pool, &pool->all_done);
-  pthread_mutex_unlock(&pool->mutex);
+  for (int looks = 1; __atomic_load_n(&pool->not_done, __ATOMIC_SEQ_CST) > 0; looks++) wait_a_moment(looks % looks_before_sleep);
   pthread_mutex_unlock(&pool->turn);
 }
 
 static void pool_stop(struct pool *pool) {
-  pthread_mutex_lock(&pool->mutex);
-  pool->stopping = 1;
-  happens(&pool->work_came);
-  pthread_mutex_unlock(&pool->mutex);
+  __atomic_store_n(&pool->stopping, 1, __ATOMIC_SEQ_CST);
+  wake(pool);
   for (uint32_t i = 0; i < pool->num_workers; i++) pthread_join(pool->workers[i], NULL);
-  pthread_cond_destroy(&pool->all_done.happened);
-  pthread_cond_destroy(&pool->work_came.happened);
+  pthread_cond_destroy(&pool->work_came);
   pthread_mutex_destroy(&pool->mutex);
   pthread_mutex_destroy(&pool->turn);
 }
@@ -95,8 +97,7 @@ static void pool_start(struct pool *pool, uint32_t num_workers) {
   memset(pool, 0, sizeof *pool);
   pthread_mutex_init(&pool->turn, NULL);
   pthread_mutex_init(&pool->mutex, NULL);
-  pthread_cond_init(&pool->work_came.happened, NULL);
-  pthread_cond_init(&pool->all_done.happened, NULL);
+  pthread_cond_init(&pool->work_came, NULL);
   while (pool->num_workers < num_workers && pool->num_workers < max_workers &&
          pthread_create(&pool->workers[pool->num_workers], NULL, work, pool) == 0)
     pool->num_workers++;

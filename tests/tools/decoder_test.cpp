@@ -187,13 +187,14 @@ std::string Text(const std::vector<int> &tokens) {
   return text;
 }
 
-// Runs the example; its tokens are each the largest of its logits, and these are those of the plain loops.
-void ExpectPlainLogits(const Model &m, int prompt, int count, const std::string &threads, const std::string &type = "file") {
+// Runs the example; its tokens are each the largest of its logits, and these are those of the plain loops, or no further from them than this.
+void ExpectPlainLogits(const Model &m, int prompt, int count, const std::string &threads, const std::string &type = "file",
+                       const std::string &arithmetic = "f32", double most = 1e-4, double least = 0) {
   const Folder folder;
   const std::string model = folder.Write("model", command_test::Safetensors(m.stored)), logits_path = folder / "logits";
   std::vector<int> tokens = Prompt(prompt);
   const std::string prompt_path = folder.Write("prompt", Text(tokens)), heads = std::to_string(m.heads);
-  const Result result = Mha({"run", model, heads, prompt_path, std::to_string(count), threads, type, logits_path});
+  const Result result = Mha({"run", model, heads, prompt_path, std::to_string(count), threads, type, arithmetic, logits_path});
   ASSERT_EQ(result.status, 0) << result.err;
   std::istringstream out(result.out);
   for (int token; out >> token;) tokens.push_back(token);
@@ -201,14 +202,17 @@ void ExpectPlainLogits(const Model &m, int prompt, int count, const std::string 
   const std::string bytes = command_test::ReadFile(logits_path);
   ASSERT_EQ(bytes.size(), static_cast<size_t>(count * m.vocabulary) * sizeof(float));
   const std::vector<Doubles> plain = PlainLogits(m, tokens);
+  double difference = 0;
   for (int i = 0; i < count; ++i) {
     Floats logits(static_cast<size_t>(m.vocabulary));
     std::memcpy(logits.data(), bytes.data() + static_cast<size_t>(i) * logits.size() * sizeof(float), logits.size() * sizeof(float));
     EXPECT_EQ(tokens[static_cast<size_t>(prompt + i)], std::max_element(logits.begin(), logits.end()) - logits.begin()) << i;
     for (size_t v = 0; v < logits.size(); ++v) {
-      ASSERT_NEAR(static_cast<double>(logits[v]), plain[static_cast<size_t>(prompt + i - 1)][v], 1e-4) << "token " << i << ", logit " << v;
+      ASSERT_NEAR(static_cast<double>(logits[v]), plain[static_cast<size_t>(prompt + i - 1)][v], most) << "token " << i << ", logit " << v;
+      difference = std::max(difference, std::fabs(static_cast<double>(logits[v]) - plain[static_cast<size_t>(prompt + i - 1)][v]));
     }
   }
+  EXPECT_GE(difference, least);
 }
 
 TEST(Decoder, LogitsAreThoseOfPlainLoops) {
@@ -230,6 +234,15 @@ TEST(Decoder, TakesFilesOf16Bits) {
   ExpectPlainLogits(MakeModel(Model("BF16")), 20, 8, "1");
   ExpectPlainLogits(MakeModel(Model("F16"), 1e-4), 20, 8, "2");  // an embedding with subnormal numbers
   ExpectPlainLogits(MakeModel(Model("F16")), 20, 8, "1", "f32");
+}
+
+// Further off the fewer bits, so that each word is seen to do something.
+TEST(Decoder, ComputesInIntegers) {
+  const Model m = MakeModel(Model());
+  ExpectPlainLogits(m, 20, 8, "1", "int8", "f32", 0.075, 0.02);
+  ExpectPlainLogits(m, 20, 8, "1", "int8", "int16", 0.075, 0.02);
+  ExpectPlainLogits(m, 20, 8, "2", "int8", "int8", 0.2, 0.076);
+  ExpectPlainLogits(m, 20, 8, "1", "int4", "int8", 1.5, 0.3);
 }
 
 void ExpectSameBits(const Result &result) {
@@ -351,6 +364,8 @@ TEST_F(DecoderRefuses, PromptsAndWordsThatAreNone) {
   ExpectOf({"run", good, "6", folder_.Write("negative", "-1"), "3"}, "the token -1 is none of the 50");
   ExpectOf({"run", good, "6", prompt_, "0"}, "1 or more");
   ExpectOf({"run", good, "6", prompt_, "3", "1", "f64"}, "f64 is no type of weights");
+  ExpectOf({"run", good, "6", prompt_, "3", "1", "int8", "int4"}, "int4 is no arithmetic");
+  ExpectOf({"run", good, "6", prompt_, "3", "1", "file", "int8"}, "weight_type");
   ExpectOf({"write", folder_ / "w", "1", "10", "3", "1", "8", "8"}, "heads that divide the width evenly");
   ExpectOf({"write", folder_ / "no/w", "1", "8", "2", "1", "8", "8"}, "cannot be written");
   ExpectOf({"help"}, "decoder [write FILE");
