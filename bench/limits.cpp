@@ -7,7 +7,6 @@
 #include <tuple>
 #include <vector>
 
-#include "dots.h"
 #include "machine.h"
 #include "memory.h"
 #include "pool.h"
@@ -86,16 +85,6 @@ std::vector<Loop> fma_loops(const LimitsOf &of) {
   return loops;
 }
 
-std::vector<Loop> dot_loops(const LimitsOf &of) {
-  std::vector<Loop> loops;
-  for (const DotProbe &probe : dot_probes_of(of.instruction_set, of.code_bits)) {
-    constexpr int64_t steps = 1000;
-    loops.push_back(
-        {probe.operations_per_step * steps * of.threads, [probe](uint32_t, int64_t repetitions) { probe.run(steps * repetitions); }});
-  }
-  return loops;
-}
-
 // Working sets in a few sizes, 2^k and 1.5 * 2^k bytes, rounded down: a smaller buffer is never read more slowly. What is small
 // lies in a level-1 cache, what is large in none.
 int64_t buffer_bytes(double working_set_bytes) {
@@ -144,20 +133,19 @@ std::vector<Loop> read_loops(const LimitsOf &of) {
   return loops;
 }
 
-enum class What { fma, read, dots };
+enum class What { fma, read };
 using Key = std::tuple<What, uint32_t, uint32_t, int64_t>;
 std::map<Key, Loop> fastest_loops;
 
 Key key_of(What what, const LimitsOf &of) {
-  return {what, of.instruction_set, of.threads,
-          what == What::read ? buffer_bytes(of.working_set_bytes) : what == What::dots ? of.code_bits : 0};
+  return {what, of.instruction_set, of.threads, what == What::read ? buffer_bytes(of.working_set_bytes) : 0};
 }
 
 double measure(What what, const LimitsOf &of) {
   if (what == What::read) enlarge_buffer(buffer_bytes(of.working_set_bytes));
   auto found = fastest_loops.find(key_of(what, of));
   if (found == fastest_loops.end()) {
-    const std::vector<Loop> loops = what == What::fma ? fma_loops(of) : what == What::read ? read_loops(of) : dot_loops(of);
+    const std::vector<Loop> loops = what == What::fma ? fma_loops(of) : read_loops(of);
     found = fastest_loops.emplace(key_of(what, of), fastest_of(loops, of)).first;
   }
   return best_rate(found->second, of);
@@ -166,7 +154,7 @@ double measure(What what, const LimitsOf &of) {
 }  // namespace
 
 Limits measure_limits(const LimitsOf &of) {
-  return {measure(What::fma, of), measure(What::read, of), of.code_bits ? measure(What::dots, of) : 0};
+  return {measure(What::fma, of), measure(What::read, of)};
 }
 
 void forget_fastest_loops(const LimitsOf &of) {

@@ -10,7 +10,6 @@ namespace bench {
 struct Limits {
   double flops;  // per second: fused multiply-adds on registers, each two operations
   double bytes;  // per second: reads of a buffer as large as the working set, again and again
-  double dots;   // per second: products of codes on registers, with their additions; 0 where code_bits is
 };
 
 struct LimitsOf {
@@ -18,7 +17,6 @@ struct LimitsOf {
   uint32_t threads;          // that start together and share the buffer between them
   Clock clock;               // processor time is that of one thread
   double working_set_bytes;
-  int code_bits;  // of products of codes: 8 or 16; 0: there are none
 };
 
 // The best of a few tries, about 20 ms. The first time for its kind it also finds out which loop is the fastest (numbers of chains; 1, 2, 4

@@ -36,8 +36,6 @@ Measures mha as a share of what this machine can do. Every benchmark reports
   GB/s                  weights, inputs and outputs, each once
   peak, bandwidth       the limit, in GFLOP/s and GB/s: multiply-adds on registers; reads of a buffer as large as the working set
   compute_us,memory_us  the time that the operations, and that the bytes, would take at the limit
-  of_dot_limit          of the group arithmetic: of_limit with products of codes at their own peak, dot_peak, in 10^9 operations a second:
-                        exact sums of products on registers, as this instruction set has them for codes of 8 or of 16 bits
 
 Peak and bandwidth are measured right before and right after each run, with the same instruction set and number of threads, and the
 better one counts. One thread is timed by processor time, on the last of the cores that mha_bench may use; the group threads by the

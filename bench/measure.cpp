@@ -40,18 +40,8 @@ double limit_seconds(const Case &test, const Limits &limits) {
   return seconds;
 }
 
-// As limit_seconds, with products of codes at their own peak.
-double dot_limit_seconds(const Case &test, const Limits &limits) {
-  double seconds = 0;
-  for (const Stage &stage : test.stages) {
-    const double arithmetic = stage.flops * ((1 - stage.share_of_dots) / limits.flops + stage.share_of_dots / limits.dots);
-    seconds += std::max(arithmetic, stage.bytes / limits.bytes);
-  }
-  return seconds;
-}
-
 Limits best_of(const Limits &a, const Limits &b) {
-  return {std::max(a.flops, b.flops), std::max(a.bytes, b.bytes), std::max(a.dots, b.dots)};
+  return {std::max(a.flops, b.flops), std::max(a.bytes, b.bytes)};
 }
 
 std::string percent(double share) { return std::to_string(std::lround(100 * share)) + "%"; }
@@ -104,10 +94,6 @@ void report_counters(benchmark::State &state, const Case &test, const Limits &li
   state.counters["bandwidth"] = 1e-9 * limits.bytes;
   state.counters["compute_us"] = 1e6 * flops / limits.flops;
   state.counters["memory_us"] = 1e6 * stage_bytes / limits.bytes;
-  if (test.code_bits) {
-    state.counters["of_dot_limit"] = dot_limit_seconds(test, limits) / seconds;
-    state.counters["dot_peak"] = 1e-9 * limits.dots;
-  }
 }
 
 void run(benchmark::State &state, const std::string &name, const std::function<std::unique_ptr<Case>()> &make, Clock clock) {
@@ -125,7 +111,7 @@ void run(benchmark::State &state, const std::string &name, const std::function<s
   }
   try {
     Case &test = case_of(name, make);
-    const LimitsOf of = {test.instruction_set, test.threads, clock, test.working_set_bytes, test.code_bits};
+    const LimitsOf of = {test.instruction_set, test.threads, clock, test.working_set_bytes};
     const Limits before = measure_limits(of);
 
     const Times times = test.rival ? time_in_turns(state, test, clock) : time_alone(state, test, clock);
@@ -133,13 +119,13 @@ void run(benchmark::State &state, const std::string &name, const std::function<s
 
     Limits after = measure_limits(of);
     const auto of_limit = [&] { return limit_seconds(test, best_of(before, after)) / seconds; };
-    if (of_limit() > tolerance.of_limit && test.code_bits == 0) {  // perhaps another loop is the fastest by now
+    if (of_limit() > tolerance.of_limit && !test.in_integers) {  // perhaps another loop is the fastest by now
       forget_fastest_loops(of);
       after = best_of(after, measure_limits(of));
     }
     const double limit_before = limit_seconds(test, before), limit_after = limit_seconds(test, after);
     const double drift = std::max(limit_before, limit_after) / std::min(limit_before, limit_after) - 1;
-    if (of_limit() > tolerance.of_limit && test.code_bits == 0) {
+    if (of_limit() > tolerance.of_limit && !test.in_integers) {
       return fail(Failure::Kind::is_void, "void: it was at " + percent(of_limit()) +
                                               " of the limit that was measured right before and after, so the limit is wrong");
     }

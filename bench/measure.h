@@ -15,8 +15,7 @@ namespace bench {
 // Limits take turns: a stage takes as long as the slower of its arithmetic and its memory.
 struct Stage {
   double flops;
-  double bytes;              // weights, inputs and outputs of the stage, each once
-  double share_of_dots = 0;  // of the operations: products of codes, where the case has them
+  double bytes;  // weights, inputs and outputs of the stage, each once
 };
 
 // A call together with the arrays that it works on.
@@ -26,7 +25,7 @@ struct Case {
   double working_set_bytes;  // these, and what lies between the stages
   uint32_t instruction_set;  // that the machine's limits are taken from, not AUTO
   uint32_t threads = 1;
-  int code_bits = 0;            // of products of codes, which may pass the limits of floats; 0: there are none
+  bool in_integers = false;     // and so may pass the limits, which are those of floats
   std::string label;            // shown behind the figures
   std::unique_ptr<Case> rival;  // called in turns with this one, if there is one
   std::string rival_counter;    // the name of the counter: time of the rival / time of this

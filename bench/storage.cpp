@@ -41,13 +41,6 @@ void scores_in(support::LayerProblem *problem) {
   if (has_context) problem->score->context_arithmetic = arithmetic;
 }
 
-// share: of the operations of each projection and of the attention between them that are products of codes.
-void compute_in(uint32_t arithmetic, double share_of_projections, double share_of_attention, Case *test) {
-  test->code_bits = arithmetic == MHA_ARITHMETIC_INT8 ? 8 : 16;
-  for (Stage &stage : test->stages) stage.share_of_dots = share_of_projections;
-  test->stages[test->stages.size() / 2].share_of_dots = share_of_attention;
-}
-
 }  // namespace
 
 void register_storage_benchmarks(const Setting &setting) {
@@ -87,7 +80,7 @@ void register_storage_benchmarks(const Setting &setting) {
         std::unique_ptr<Case> test = make_layer_case(layer, integers);
         test->rival = make_layer_case(layer, {setting.instruction_set});
         test->rival_counter = "times_f32";
-        compute_in(arithmetic, 1, 0, test.get());
+        test->in_integers = true;
         return test;
       });
     }
@@ -102,7 +95,7 @@ void register_storage_benchmarks(const Setting &setting) {
           std::unique_ptr<Case> test = make_attention_case(prompt, setting.instruction_set, change);
           test->rival = make_attention_case(prompt, setting.instruction_set);
           test->rival_counter = "times_f32";
-          compute_in(arithmetic, 0, has_context ? 1 : 0.5, test.get());
+          test->in_integers = true;
           return test;
         });
       }
@@ -116,7 +109,7 @@ void register_storage_benchmarks(const Setting &setting) {
         std::unique_ptr<Case> test = make_decode_attention(shape, tokens);
         test->rival = make_decode_attention(shape, tokens_in_floats);
         test->rival_counter = "times_f32";
-        compute_in(arithmetic, 0, has_context ? 1 : 0.5, test.get());
+        test->in_integers = true;
         return test;
       });
     }
@@ -129,7 +122,7 @@ void register_storage_benchmarks(const Setting &setting) {
         std::unique_ptr<Case> test = make_decode_layer(first_token, integers);
         test->rival = make_decode_layer(first_token, f32);
         test->rival_counter = "times_f32";
-        compute_in(arithmetic, 1, 0, test.get());
+        test->in_integers = true;
         return test;
       });
     }
