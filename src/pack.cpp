@@ -159,7 +159,8 @@ Source source_of(const LayerShape &shape, const mha_layer_weights &weights, Matr
 }
 
 // The biases of a matrix, zeros where there are none.
-void pack_bias(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name, const PackedMatrix &matrix, unsigned char *buffer) {
+void pack_bias(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name, const PackedMatrix &matrix,
+               unsigned char *buffer) {
   const bool is_in_q = name == matrix_g && has_gate_in_q(shape, weights);
   const bool is_fused = weights.b_qkv && name != matrix_o && (name != matrix_g || is_in_q);
   const float *const single[] = {weights.b_q, is_in_q ? weights.b_q : weights.b_g, weights.b_k, weights.b_v, weights.b_o};

@@ -1,5 +1,5 @@
-// mha_rope_tables: the arithmetic of CONTRACT.md, section "Tables of sines and cosines". It is binary64, with the functions of binary64.h: no
-// libm, so that every machine computes the same bits.
+// mha_rope_tables: the arithmetic of CONTRACT.md, section "Tables of sines and cosines". It is binary64, with the functions of binary64.h:
+// no libm, so that every machine computes the same bits.
 #include <stdint.h>
 
 #include "binary64.h"

@@ -20,8 +20,8 @@ struct pool {
   pthread_t workers[max_workers];
 };
 
-/* A call's loops follow each other faster than a sleeping thread wakes. So a thread that waits looks again and again, and now and then leaves
- * the processor to whoever needs it. */
+/* A call's loops follow each other faster than a sleeping thread wakes. So a thread that waits looks again and again, and now and then
+ * leaves the processor to whoever needs it. */
 static void wait_a_moment(int looks) {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
