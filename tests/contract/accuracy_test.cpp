@@ -160,7 +160,7 @@ TEST(AttentionAccuracy, NaNExactlyWhereTheExactResultHasIt) {
 }
 
 // The rms error of PyTorch's float32 attention as a share of the naive code's, on the very data of the test below: printed by
-// tools/compare/accuracy.py, with PyTorch 2.15.0 on one thread of a Zen 3 (AVX2).
+// bench/rivals/accuracy.py, with PyTorch 2.15.0 on one thread of a Zen 3 (AVX2).
 struct ErrorOfPyTorch {
   int64_t head_dim, n_kv;
   float scale;         // 0: the default

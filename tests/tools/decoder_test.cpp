@@ -187,7 +187,7 @@ std::string Text(const std::vector<int> &tokens) {
   return text;
 }
 
-// Runs the example; its tokens are each the largest of its logits, and these are those of the plain loops, or no further off than this.
+// Runs the example; its tokens are each the largest of its logits, and these are at most `most` from those of the plain loops.
 void ExpectPlainLogits(const Model &m, int prompt, int count, const std::string &threads, const std::string &type = "file",
                        const std::string &arithmetic = "f32", double most = 1e-4, double least = 0) {
   const Folder folder;

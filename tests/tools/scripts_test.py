@@ -63,9 +63,6 @@ class HalfAnEnvironment(InAFolder):
     def test_setup_makes_it_whole(self):
         self.made_whole_by(tools / "python" / "setup.sh", self.folder, status=1)
 
-    def test_compare_makes_it_whole(self):
-        self.made_whole_by(sys.executable, tools / "compare.py", "--install", "onnxruntime", "--venv", self.folder, status=4)
-
     def test_a_folder_of_another_kind_keeps_what_is_in_it(self):
         notes = self.folder / "notes"
         notes.write_text("mine")

@@ -14,7 +14,7 @@ import sys
 import time
 
 root = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(root / "tools" / "python"), str(root / "tools" / "compare")]
+sys.path[:0] = [str(root / "tools" / "python"), str(root / "bench" / "rivals")]
 sys.dont_write_bytecode = True
 examples = """Examples:
   tools/python/setup.sh                                                  what it needs, into build/python
@@ -36,7 +36,7 @@ def parsed():
 
 arguments = parsed()
 try:
-    import busy
+    from session import Others
     import numpy as np
     import onnx
     import onnxruntime
@@ -129,7 +129,7 @@ def session(model, threads):
 
 def seconds(run, inputs, count):
     """Of a run, out of so many, and what share of the processors others had meanwhile."""
-    others, start = busy.Others(), time.perf_counter()
+    others, start = Others(), time.perf_counter()
     for _ in range(count):
         run.run(None, inputs)
     return (time.perf_counter() - start) / count, others.share()

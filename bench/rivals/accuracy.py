@@ -6,7 +6,7 @@ by that of plain float32 code, for calls of one query and of 64. The plain code 
 added in two roundings. Data, shapes and seeds are those of the test. Beside each row stand mha's errors over PyTorch's, if libmha.so is there
 (as tools/python/mha looks for it).
 
-Needs NumPy and PyTorch: tools/compare.py --install pytorch, then build/compare/venv/bin/python tools/compare/accuracy.py
+Needs NumPy and PyTorch: tools/python/setup.sh --rivals, then build/rivals/venv/bin/python bench/rivals/accuracy.py
 """
 
 import pathlib
@@ -15,7 +15,7 @@ import sys
 import numpy as np
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python"))
 try:
     import mha
     mha.version()

@@ -30,17 +30,17 @@ import sys
 import textwrap
 import time
 
-root = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(root / "tools" / "python"), str(root / "tools" / "compare")]
+root = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(root / "tools" / "python"), str(root / "bench" / "rivals")]
 sys.dont_write_bytecode = True
-import busy  # noqa: E402
+from session import Others, commit, digits  # noqa: E402
 
 page = root / "src" / "docs" / "transformers.md"
 examples = """Examples:
   tools/python/setup.sh --runtimes                                               what it needs, into build/runtimes
-  build/runtimes/bin/python tools/compare_models.py --write                      everything, and the tables of the page; some 15 minutes
-  build/runtimes/bin/python tools/compare_models.py --models minilm --threads 1  one model
-  build/runtimes/bin/python tools/compare_models.py --models llama --prompts 64 --tokens 4 --rounds 1 --busy 1
+  build/runtimes/bin/python bench/rivals/models.py --write                      everything, and the tables of the page; some 15 minutes
+  build/runtimes/bin/python bench/rivals/models.py --models minilm --threads 1  one model
+  build/runtimes/bin/python bench/rivals/models.py --models llama --prompts 64 --tokens 4 --rounds 1 --busy 1
 
 Exit codes: 0 done; 1 a way of attention gave other results; 2 wrong usage; 4 something that is needed is not there.
 """
@@ -53,7 +53,7 @@ vocabulary = 32000
 
 
 def fail(sentence):
-    print(f"compare_models.py: {sentence}", file=sys.stderr)
+    print(f"models.py: {sentence}", file=sys.stderr)
     sys.exit(4)
 
 
@@ -225,7 +225,7 @@ def measure(model, threads):
         for number in range(-1, arguments.rounds):  # the first round does not count
             for way in names:
                 for attempt in range(5):
-                    beside = busy.Others()
+                    beside = Others()
                     seconds, result = run(way)
                     share = beside.share()
                     if share <= arguments.busy or number < 0:
@@ -247,16 +247,7 @@ def measure(model, threads):
         yield found
 
 
-def commit():
-    done = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], cwd=root, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
-
-
 # ---- Tables
-
-
-def digits(number):
-    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def machine():

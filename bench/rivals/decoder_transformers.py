@@ -22,7 +22,7 @@ for name, is_tied, dtype in (("float32", False, torch.float32), ("tied embedding
                                       initializer_range=0.1, eos_token_id=None)
     transformers.LlamaForCausalLM(config).to(dtype).save_pretrained("model")
     model = transformers.LlamaForCausalLM.from_pretrained("model", dtype=torch.float32).eval()
-    command = [program, "run", "model/model.safetensors", "6", "prompt", "20", "2", "file", "logits"]
+    command = [program, "run", "model/model.safetensors", "6", "prompt", "20", "2", "file", "f32", "logits"]
     tokens = list(map(int, subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()))
     with torch.no_grad():
         expected = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1:-1].numpy()

@@ -1,0 +1,175 @@
+// mha as libraries.py calls it, through ctypes: a layer that runs many times in one call, so that no Python lies between, on a pool of
+// threads of its own; and the limits that figures are a share of. Everything is for one process with one number of threads, and never
+// freed.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "clock.h"
+#include "memory.h"
+#include "mha.h"
+#include "probes.h"
+#include "workers.h"
+
+namespace {
+
+struct Layer {
+  mha_layer *layer = nullptr;
+  mha_forward_args args = {};
+  mha_score_options score = {};
+  std::vector<float> y;
+  std::vector<unsigned char> workspace;
+  bench::Array<unsigned char> cache;
+  int64_t past = 0;
+};
+
+double now() { return bench::seconds_now(bench::Clock::wall); }
+
+uint32_t best_instruction_set() {
+  uint32_t best = MHA_INSTRUCTION_SET_SCALAR;
+  for (uint32_t set = best; set <= MHA_INSTRUCTION_SET_NEON_I8MM; ++set) {
+    if (mha_instruction_sets() >> set & 1) best = set;
+  }
+  return best;
+}
+
+// GFLOP/s of one thread that does nothing but multiply-adds on registers: the best of a few tries.
+double fma_peak() {
+  constexpr int64_t kSteps = 20000;
+  double best = 0;
+  for (const bench::FmaProbe &probe : bench::probes_of(best_instruction_set()).fma) {
+    for (int i = 0; i < 12; ++i) {
+      const double start = now();
+      probe.run(kSteps);
+      best = std::max(best, 1e-9 * probe.flops_per_step * static_cast<double>(kSteps) / (now() - start));
+    }
+  }
+  return best;
+}
+
+// GB/s of one thread that does nothing but read: the best of a few tries, slice after slice of a part that no cache holds.
+double read_rate(const char *part, int64_t bytes) {
+  const int64_t slices = std::max<int64_t>(1, bytes >> 25), slice = bytes / slices;
+  int64_t next = 0;
+  double best = 0;
+  for (int i = 0; i < 4; ++i) {
+    for (const bench::ReadProbe &probe : bench::probes_of(best_instruction_set()).read) {
+      // An odd number of steps: streams at a distance of a power of two get into each other's way.
+      const int64_t steps = (slice / probe.streams / bench::read_step - 1) | 1, stream_bytes = steps * bench::read_step;
+      if (steps < 1) continue;
+      const double start = now();
+      probe.run(part + next++ % slices * slice, stream_bytes);
+      best = std::max(best, 1e-9 * static_cast<double>(probe.streams * stream_bytes) / (now() - start));
+    }
+  }
+  return best;
+}
+
+// What num_threads threads reach together; rate(thread) is that of one.
+template <class Rate>
+double rate_of_all(uint32_t num_threads, const Rate &rate) {
+  std::vector<double> rates(num_threads);
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < num_threads; ++i) threads.emplace_back([&rates, &rate, i] { rates[i] = rate(i); });
+  double sum = 0;
+  for (uint32_t i = 0; i < num_threads; ++i) {
+    threads[i].join();
+    sum += rates[i];
+  }
+  return sum;
+}
+
+}  // namespace
+
+extern "C" {
+
+// The layer on x [batch, n, width], which must stay; with `past` rows of k and v, one row over a cache of its own. NULL: message, of 248
+// bytes, says why.
+Layer *rivals_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int64_t kv_heads, uint32_t is_causal, uint32_t weight_type,
+                    uint32_t arithmetic, uint32_t attention_arithmetic, const float *x, const float *w_qkv, const float *w_o, int64_t past,
+                    const float *k, const float *v, uint32_t num_threads, char *message) {
+  static const bench::Workers *const workers = num_threads > 1 ? new bench::Workers(num_threads) : nullptr;
+  Layer *const self = new Layer;
+  self->past = past;
+  self->y.resize(static_cast<size_t>(batch * n * width));
+  mha_layer_config config = {};
+  config.struct_size = sizeof config;
+  config.query_dim = width;
+  config.num_heads = heads;
+  config.num_kv_heads = kv_heads;
+  config.weight_type = weight_type;
+  config.arithmetic = arithmetic;
+  mha_layer_weights weights = {};
+  weights.struct_size = sizeof weights;
+  weights.w_qkv = w_qkv;
+  weights.w_o = w_o;
+  mha_forward_args &args = self->args;
+  args.struct_size = sizeof args;
+  args.batch = batch;
+  args.n_q = n;
+  args.query = x;
+  args.output = self->y.data();
+  args.flags = is_causal ? MHA_CAUSAL : 0;
+  args.scheduler = workers ? &workers->scheduler() : nullptr;
+  self->score.struct_size = sizeof self->score;
+  self->score.arithmetic = self->score.context_arithmetic = attention_arithmetic;
+  if (attention_arithmetic) args.score = &self->score;
+
+  mha_error error;
+  mha_status status = mha_layer_create(&config, &weights, nullptr, &self->layer, &error);
+  if (!status && past) {
+    mha_kv_cache_config cache = {};
+    cache.struct_size = sizeof cache;
+    cache.num_sequences = 1;
+    cache.capacity = past + 1;
+    cache.num_kv_heads = kv_heads;
+    cache.head_dim = width / heads;
+    size_t bytes = 0;
+    status = mha_kv_cache_size(&cache, &bytes, &error);
+    if (!status) {
+      self->cache = bench::make_array<unsigned char>(static_cast<int64_t>(bytes));
+      status = mha_kv_cache_init(&cache, self->cache.get(), bytes, &args.cache, &error);
+    }
+    if (!status) status = mha_kv_cache_append(args.cache, 0, past, k, v, &error);
+  }
+  size_t bytes = 0;
+  if (!status) status = mha_forward_workspace(self->layer, &args, &bytes, &error);
+  self->workspace.resize(bytes);
+  if (!status) return self;
+  std::memcpy(message, error.message, sizeof error.message);
+  return nullptr;
+}
+
+mha_status rivals_forward(Layer *self, uint32_t calls) {
+  mha_status status = MHA_OK;
+  for (uint32_t i = 0; i < calls && !status; ++i) {
+    status = mha_forward(self->layer, &self->args, self->workspace.data(), self->workspace.size(), nullptr);
+    if (self->cache && !status) status = mha_kv_cache_truncate(self->args.cache, 0, self->past, nullptr);
+  }
+  return status;
+}
+
+const float *rivals_output(const Layer *self) { return self->y.data(); }
+
+const char *rivals_instruction_set() { return mha_instruction_set_name(best_instruction_set()); }
+
+double rivals_peak(uint32_t num_threads) {
+  return rate_of_all(num_threads, [](uint32_t) { return fma_peak(); });
+}
+
+// GB/s of reading `bytes` bytes again and again, each thread its part of them.
+double rivals_bandwidth(uint32_t num_threads, int64_t bytes) {
+  static bench::Array<char> buffer;
+  static int64_t size = 0;
+  if (size < bytes) {
+    buffer.reset();
+    buffer = bench::make_array<char>(size = bytes);
+  }
+  const int64_t part = bytes / num_threads;
+  return rate_of_all(num_threads, [part](uint32_t thread) { return read_rate(buffer.get() + thread * part, part); });
+}
+
+}  // extern "C"

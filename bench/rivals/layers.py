@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""Measures one attention layer of mha, from input rows to output rows, beside PyTorch, ONNX Runtime and OpenVINO.
+
+  layers       float32; speed is a share of what the multiply-add units of the same cores do in the same round
+  decode       one row over a KV cache, in float32; calls take turns through equal layers, more than the processor's cache holds, and speed is
+               a share of the bandwidth of reading all weights and the whole cache
+  arithmetic   causal layers in floats and in integers, with the error on normal rows and on rows with outliers beside the time
+
+Each library runs in a process of its own, which is stopped while another one works; round after round each computes the shape once. A form
+whose result is further from the layer in double precision than its bound is not measured, and the exit code is 1.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.dont_write_bytecode = True
+from session import Failed, about, build, keep, root, run_main, say, take_turns, work  # noqa: E402
+
+examples = """Examples:
+  tools/python/setup.sh --rivals                                      the libraries, into build/rivals/venv: some gigabytes
+  build/rivals/venv/bin/python bench/rivals/layers.py layers          the 12 shapes on one thread; with --threads 2 on two
+  build/rivals/venv/bin/python bench/rivals/layers.py layers --shapes 1,1024,768,12 1,1500,512,8,uncausal --libraries mha PyTorch
+  build/rivals/venv/bin/python bench/rivals/layers.py decode --shapes 768,12,12,1024
+
+Results go to build/rivals/KIND.json, each in the place of an older one of the same shape; report.py writes tables and pictures of them.
+Exit codes: 0 done; 1 a result is wrong; 2 wrong usage; 4 something that is needed is not there.
+"""
+
+# Each form with its largest rms error on normally distributed rows, relative to the result: some three times what it was measured to be,
+# which a wrong mask, scale or head would pass by far.
+exact = 1e-5
+forms = {
+    "layers": {"mha": {"f32": exact}, "PyTorch": {"scaled_dot_product_attention": exact, "MultiheadAttention": exact},
+               "ONNX Runtime": {"Attention": exact, "MultiHeadAttention": exact}, "OpenVINO": {"scaled_dot_product_attention": exact}},
+    "decode": {"mha": {"f32": exact}, "PyTorch": {"scaled_dot_product_attention": exact}, "ONNX Runtime": {"GroupQueryAttention": exact}},
+    "arithmetic": {
+        "mha": {"f32": exact, "int16": 0.04, "int8": 0.05, "int16_attention": 0.05, "int8_attention": 0.06, "int4_int16": 0.3, "int4_int8": 0.3},
+        "PyTorch": {"scaled_dot_product_attention": exact, "bf16": 0.02, "int8": 0.3},
+        "ONNX Runtime": {"Attention": exact, "MultiHeadAttention": exact, "quantize_dynamic": 0.15, "QAttention": 0.15},
+        "OpenVINO": {"scaled_dot_product_attention": exact, "bf16": 0.02, "int8": 0.12}}}
+# (batch, n, width, heads, kv heads, causal, past), as Shape of libraries.py
+shapes = {
+    "layers": [(*shape, shape[3], causal, 0) for causal, some in (
+        (1, [(1, 128, 256, 4), (1, 128, 768, 12), (1, 512, 768, 12), (1, 1024, 768, 12), (1, 2048, 1024, 16), (8, 128, 768, 12),
+             (1, 1024, 2048, 16), (1, 512, 4096, 32)]),
+        (0, [(1, 197, 768, 12), (1, 77, 768, 12), (1, 1500, 512, 8), (1, 49, 96, 3)])) for shape in some],
+    "decode": [(1, 1, *shape[:3], 1, shape[3]) for shape in [(768, 12, 12, 1024), (2048, 32, 8, 4096), (4096, 32, 8, 8192)]],
+    "arithmetic": [(*shape, shape[3], 1, 0) for shape in [(1, 128, 768, 12), (8, 128, 768, 12), (1, 1024, 768, 12), (1, 1024, 2048, 16),
+                                                          (1, 512, 4096, 32)]]}
+cell_seconds = 0.1  # for one form in one round; a call that takes longer is made twice
+patience_seconds = 300  # for an answer of a library
+
+
+class Worker:
+    """A library in a process of its own, which runs only while it has something to answer."""
+
+    def __init__(self, library, cores, helper, log):
+        command = [sys.executable, pathlib.Path(__file__).with_name("libraries.py"), library, len(cores), ",".join(map(str, cores)), helper]
+        self.process = subprocess.Popen(list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+
+    def ask(self, request, **arguments):
+        try:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.stdin.write(json.dumps([request, arguments]).encode() + b"\n")
+            self.process.stdin.flush()
+            if not select.select([self.process.stdout], [], [], patience_seconds)[0]:
+                self.end()
+                raise Failed(f"no answer in {patience_seconds} seconds")
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            code = self.process.wait()
+            raise Failed(f"its process ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with code {code}")
+        self.process.send_signal(signal.SIGSTOP)
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Failed(answer["error"].removeprefix("RuntimeError: "))
+        return answer["answer"]
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def build_helper(library, folder):
+    """The shared object around libmha.so that libraries.py loads."""
+    library, helper = pathlib.Path(library).resolve(), folder / "helper.so"
+    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-I", root / "include", "-I", root / "bench",
+               pathlib.Path(__file__).with_name("helper.cpp"), root / "bench" / "probes.cpp", library, f"-Wl,-rpath,{library.parent}", "-o", helper]
+    if subprocess.run(list(map(str, command))).returncode:
+        raise Failed(f"the helper cannot be built: {shlex.join(map(str, command))}")
+    return helper
+
+
+def work_of(shape):
+    """(operations, bytes) of one call: nobody is credited with computing masked pairs, and all weights and keys are read once."""
+    batch, n, width, heads, kv_heads, causal, past = shape
+    kv_width = width // heads * kv_heads
+    pairs = n * (n + 1) / 2 if causal and not past else n * (n + past)
+    return batch * (4 * n * width * (width + kv_width) + 4 * pairs * width), 4 * (2 * width * (width + kv_width) + 2 * (past + 1) * kv_width)
+
+
+def copies_of(shape):
+    """How many layers with a cache take turns: 4 times what the largest cache of the processor holds."""
+    sizes = [path.read_text().strip() for path in pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    cache = max([int(size[:-1]) << {"K": 10, "M": 20}[size[-1]] for size in sizes if size[-1:] in "KM"], default=32 << 20)
+    return max(1, -(-4 * cache // work_of(shape)[1])) if shape[6] else 1
+
+
+def prepare(kind, shape, workers, rows, reasons, folder):
+    """Lets every library make its forms of this shape, and compares each with the exact result. Returns the errors."""
+    import libraries
+    inputs, exact_file, errors = folder / "inputs", folder / "exact", {}
+    for data in ["outliers"] * (kind == "arithmetic") + ["normal"]:  # the last layers are those that are timed
+        libraries.make(libraries.Shape(*shape), data == "outliers", inputs, exact_file)
+        for name, (library, form, bound) in rows.items():
+            if name in reasons:
+                continue
+            try:
+                error = workers[library].ask("load", form=form, shape=shape, inputs=str(inputs), exact=str(exact_file), copies=copies_of(shape))
+            except Failed as failed:
+                reasons[name] = str(failed)
+                continue
+            errors.setdefault(name, {})[data] = error
+            if data == "normal" and not error <= bound:  # NaN too
+                reasons[name] = f"WRONG: its y is off by {error:.1g} of the layer in double precision, more than {bound:g}"
+    return errors
+
+
+def measure(kind, shape, cores, names, rounds, helper, folder):
+    """One shape: libraries are started anew for each, so that their memory is freed. "limit" stands among the forms with its rate."""
+    rows = {f"{library} {form}": (library, form, bound) for library in names for form, bound in forms[kind][library].items()}
+    workers, versions, reasons = {}, {}, {}
+    with open(folder / "log", "a") as log:
+        try:
+            for library in names:
+                workers[library] = Worker(library, cores, helper, log)
+                try:
+                    versions[library] = workers[library].ask("version")
+                except Failed as failed:
+                    if library == "mha":
+                        raise
+                    reasons.update((name, str(failed)) for name, row in rows.items() if row[0] == library)
+            errors = prepare(kind, shape, workers, rows, reasons, folder)
+
+            def run(library, form):
+                return lambda: {"call": workers[library].ask("time", form=form, shape=shape, seconds=cell_seconds)}
+
+            size = copies_of(shape) * work_of(shape)[1] if kind == "decode" else 0
+            runs = {name: run(library, form) for name, (library, form, _) in rows.items() if name not in reasons}
+            seconds, more = take_turns({"limit": lambda: {"call": workers["mha"].ask("limit", size=size)}, **runs}, rounds)
+        finally:
+            for worker in workers.values():
+                worker.end()
+    return {"key": [kind, list(shape), len(cores)], "about": about(rounds, versions), "errors": errors, "seconds": seconds,
+            "reasons": {**reasons, **more}}
+
+
+def parse_shape(kind, text):
+    fields, causal = text.split(","), 1
+    if kind == "layers" and fields[4:] == ["uncausal"]:
+        fields, causal = fields[:4], 0
+    names = "WIDTH,HEADS,KV_HEADS,PAST" if kind == "decode" else "BATCH,N,WIDTH,HEADS" + ", and behind it ,uncausal if not causal" * (kind == "layers")
+    if len(fields) != 4 or not all(field.isdecimal() and int(field) for field in fields):
+        raise Failed(f"'{text}' is no shape of {kind}; write {names}")
+    a, b, c, d = map(int, fields)
+    shape = (1, 1, a, b, c, 1, d) if kind == "decode" else (a, b, c, d, d, causal, 0)
+    if shape[2] % shape[3] or shape[3] % shape[4]:
+        raise Failed(f"'{text}': heads have to divide the width, and kv heads the heads")
+    return shape
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=forms)
+    parser.add_argument("--shapes", nargs="+", help="BATCH,N,WIDTH,HEADS[,uncausal], or of decode WIDTH,HEADS,KV_HEADS,PAST (default: those of the page)")
+    parser.add_argument("--threads", type=int, default=1, help="as many cores, the last ones (default: 1)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--libraries", nargs="+", choices=forms["layers"], metavar="LIBRARY", help=", ".join(forms["layers"]) + " (default: all)")
+    parser.add_argument("--mha", type=pathlib.Path, default=build / "src" / "libmha.so", metavar="FILE", help="the libmha.so to measure")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="the results (default: build/rivals/KIND.json)")
+    options = parser.parse_args(arguments)
+    cores = sorted(os.sched_getaffinity(0))
+    if not 1 <= options.threads <= len(cores) or options.rounds < 1:
+        parser.error(f"--threads is 1 to {len(cores)} here, and --rounds 1 or more")
+    options.cores = cores[-options.threads:]
+    try:
+        chosen = [parse_shape(options.kind, text) for text in options.shapes or []]
+    except Failed as failed:
+        parser.error(str(failed))
+    options.shapes = list(dict.fromkeys(chosen)) or shapes[options.kind]
+    options.libraries = ["mha"] + [name for name in options.libraries or forms[options.kind] if name != "mha" and name in forms[options.kind]]
+    options.json = options.json or work / f"{options.kind}.json"
+    if not options.mha.is_file():
+        parser.error(f"there is no {options.mha}; cmake --build build --target mha_shared builds it")
+    return options
+
+
+def main(arguments=None):
+    options = parse(arguments)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    is_wrong = False
+    with tempfile.TemporaryDirectory(dir=options.json.parent) as folder:
+        folder = pathlib.Path(folder)
+        helper = build_helper(options.mha, folder)
+        for shape in options.shapes:
+            result = measure(options.kind, shape, options.cores, options.libraries, options.rounds, helper, folder)
+            keep(options.json, [result])
+            for name, reason in result["reasons"].items():
+                say(f"{options.kind} {shape}: {name} is not measured: {reason}")
+            say(f"{options.kind} {shape}, {options.threads} threads: " + ", ".join(
+                f"{name} {1e3 * min(seconds['call']):.3g} ms" for name, seconds in result["seconds"].items() if seconds and name != "limit"))
+            is_wrong |= any(reason.startswith("WRONG") for reason in result["reasons"].values())
+    return 1 if is_wrong else 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        run_main(main)

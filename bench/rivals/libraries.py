@@ -1,0 +1,373 @@
+"""One library of a comparison of layers, in a process of its own, which layers.py starts:
+
+    libraries.py LIBRARY THREADS CORES HELPER
+
+It answers each request, a line of JSON on standard input, by a line of JSON on standard output. A file of inputs holds float32: x [batch, n,
+width], w_qkv [width, width + 2 * kv_width], w_o [width, width], and of a layer over a cache k and v [past, kv_heads, head_dim]; a file of
+exact results float64.
+"""
+
+import collections
+import ctypes
+import functools
+import itertools
+import json
+import math
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+
+import numpy
+
+Shape = collections.namedtuple("Shape", "batch n width heads kv_heads causal past")
+sample_seconds = 0.002  # of the calls between two looks at the clock, which cost less than a microsecond
+
+
+def arrays_of(shape):
+    kv_width = shape.width // shape.heads * shape.kv_heads
+    cached = [(shape.past, shape.kv_heads, shape.width // shape.heads)] * 2 if shape.past else []
+    return [(shape.batch, shape.n, shape.width), (shape.width, shape.width + 2 * kv_width), (shape.width, shape.width), *cached]
+
+
+def read(shape, path):
+    values, shapes = numpy.fromfile(path, "f"), arrays_of(shape)
+    return [part.reshape(each) for part, each in zip(numpy.split(values, numpy.cumsum([math.prod(each) for each in shapes])[:-1]), shapes)]
+
+
+def make(shape, outliers, inputs, exact):
+    """Normally distributed numbers, and y in double precision. Outliers: one channel of the rows in 256 is 20 times as large."""
+    random = numpy.random.default_rng(1)
+    arrays = [random.standard_normal(each, "f") for each in arrays_of(shape)]
+    for weights in arrays[1:3]:
+        weights /= numpy.float32(shape.width ** 0.5)
+    if outliers:
+        arrays[0][..., random.choice(shape.width, max(1, shape.width // 256), replace=False)] *= numpy.float32(20)
+    with open(inputs, "wb") as file:
+        file.writelines(arrays)
+    layer_in_double(shape, *arrays).tofile(exact)
+
+
+def split(shape, qkv):
+    return numpy.split(qkv, [shape.width, (shape.width + qkv.shape[-1]) // 2], axis=-1)
+
+
+def layer_in_double(shape, x, w_qkv, w_o, *cached):
+    def by_heads(rows):
+        return rows.reshape(shape.batch, -1, rows.shape[-1] // head_dim, head_dim).transpose(0, 2, 1, 3)
+
+    head_dim = shape.width // shape.heads
+    q, *new = map(by_heads, split(shape, x.astype("d") @ w_qkv))
+    k, v = (numpy.concatenate([by_heads(rows.reshape(1, shape.past, -1)), row], axis=2) for rows, row in zip(cached, new)) if cached else new
+    k, v = (numpy.repeat(rows, shape.heads // shape.kv_heads, axis=1) for rows in (k, v))
+    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(head_dim)
+    if shape.causal and shape.n > 1:
+        scores += numpy.triu(numpy.full((shape.n, shape.n), -numpy.inf), 1)
+    weights = numpy.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return (weights @ v).transpose(0, 2, 1, 3).reshape(x.shape) @ w_o
+
+
+def error_of(actual, exact):
+    """The root of the mean square of the differences, in units of that of what is exact. NaN where there is one."""
+    return float(numpy.linalg.norm(actual.reshape(-1) - exact) / numpy.linalg.norm(exact))
+
+
+def repeated(call):
+    def run(calls):
+        for _ in range(calls):
+            call()
+    return run
+
+
+def processor_flags():
+    return {word for line in open("/proc/cpuinfo") if line.startswith(("flags", "Features")) for word in line.split()}
+
+
+# ---- the libraries: each load_FORM returns (a function that runs so many calls, one that gives y)
+
+
+class Mha:
+    # MHA_TYPE_* of the weights, MHA_ARITHMETIC_* of the projections, and of scores and context
+    forms = {"f32": (0, 0, 0), "int16": (3, 2, 0), "int8": (3, 1, 0), "int16_attention": (3, 2, 2), "int8_attention": (3, 1, 1),
+             "int4_int16": (4, 2, 0), "int4_int8": (4, 1, 0)}
+
+    def __init__(self, threads, helper):
+        self.threads, self.helper = threads, ctypes.CDLL(helper)
+        self.helper.rivals_layer.restype = ctypes.c_void_p
+        self.helper.rivals_output.restype = ctypes.POINTER(ctypes.c_float)
+        self.helper.rivals_peak.restype = self.helper.rivals_bandwidth.restype = ctypes.c_double
+        self.helper.rivals_instruction_set.restype = ctypes.c_char_p
+        self.version = self.helper.rivals_instruction_set().decode()
+        for form in self.forms:
+            setattr(self, f"load_{form}", functools.partial(self.loaded, form))
+
+    def loaded(self, form, shape, *arrays):
+        numbers = map(ctypes.c_int64, (shape.batch, shape.n, shape.width, shape.heads, shape.kv_heads))
+        pointers = [values.ctypes.data_as(ctypes.c_void_p) for values in arrays] + [None] * (5 - len(arrays))
+        message = ctypes.create_string_buffer(248)
+        layer = ctypes.c_void_p(self.helper.rivals_layer(*numbers, shape.causal, *self.forms[form], *pointers[:3], ctypes.c_int64(shape.past),
+                                                         *pointers[3:], self.threads, message))
+        if not layer:
+            raise RuntimeError(message.value.decode())
+
+        def run(calls, kept=arrays):
+            if self.helper.rivals_forward(layer, calls):
+                raise RuntimeError("mha_forward failed")
+
+        return run, lambda: numpy.ctypeslib.as_array(self.helper.rivals_output(layer), arrays[0].shape)
+
+    def limit(self, size):
+        """GFLOP/s, or where calls read so many bytes, GB/s."""
+        return self.helper.rivals_bandwidth(self.threads, ctypes.c_int64(size)) if size else self.helper.rivals_peak(self.threads)
+
+
+class PyTorch:
+    def __init__(self, threads, _):
+        import torch
+        self.torch, self.version = torch, torch.__version__
+        torch.set_num_threads(threads)
+        torch.set_num_interop_threads(1)
+        torch.set_grad_enabled(False)
+
+    def linear(self, weight):
+        rows, columns = weight.shape
+        linear = self.torch.nn.Linear(rows, columns, bias=False)
+        linear.weight.copy_(self.torch.from_numpy(weight.T.copy()))
+        return linear
+
+    def loaded(self, forward, x, dtype=None):
+        x, result = self.torch.from_numpy(x).to(dtype or self.torch.float32), [None]
+
+        def run(calls):
+            with self.torch.inference_mode():
+                for _ in range(calls):
+                    result[0] = forward(x)
+        return run, lambda: result[0].float().numpy()
+
+    def load_MultiheadAttention(self, shape, x, w_qkv, w_o):
+        torch = self.torch
+        attention = torch.nn.MultiheadAttention(shape.width, shape.heads, bias=False, batch_first=True).eval()
+        attention.in_proj_weight.copy_(torch.from_numpy(w_qkv.T.copy()))
+        attention.out_proj.weight.copy_(torch.from_numpy(w_o.T.copy()))
+        mask = {"attn_mask": torch.ones(shape.n, shape.n, dtype=torch.bool).triu(1), "is_causal": True} if shape.causal else {}
+        return self.loaded(lambda x: attention(x, x, x, need_weights=False, **mask)[0], x)
+
+    def load_scaled_dot_product_attention(self, shape, x, w_qkv, w_o, *cached):
+        return (self.over_cache if cached else self.layer)(shape, x, self.linear(w_qkv), self.linear(w_o), *cached)
+
+    def layer(self, shape, x, project, out, dtype=None):
+        def forward(x):
+            q, k, v = (rows.view(shape.batch, shape.n, shape.heads, -1).transpose(1, 2) for rows in project(x).chunk(3, dim=-1))
+            context = self.torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(shape.causal))
+            return out(context.transpose(1, 2).reshape(x.shape))
+
+        return self.loaded(forward, x, dtype)
+
+    def load_bf16(self, shape, x, w_qkv, w_o):
+        """Rows and all between are bfloat16, too. Without instructions for it this is several times as slow as float32."""
+        if not processor_flags() & {"avx512_bf16", "amx_bf16", "bf16"}:
+            raise RuntimeError("the processor has no instructions for bfloat16")
+        bf16 = self.torch.bfloat16
+        return self.layer(shape, x, self.linear(w_qkv).to(bf16), self.linear(w_o).to(bf16), bf16)
+
+    def load_int8(self, shape, x, w_qkv, w_o):
+        """Its successor, quantize_ of torchao, is 20 times as slow on a processor, compiled or not."""
+        def quantized(w):
+            return torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(self.linear(w)), {torch.nn.Linear}, dtype=torch.qint8)
+
+        torch = self.torch
+        return self.layer(shape, x, quantized(w_qkv), quantized(w_o))
+
+    def over_cache(self, shape, x, project, out, k, v):
+        """Keys and values in tensors that have room for the new ones."""
+        torch, head_dim = self.torch, shape.width // shape.heads
+        keys, values = (torch.empty(1, shape.kv_heads, shape.past + 1, head_dim) for _ in "kv")
+        for cache, rows in ((keys, k), (values, v)):
+            cache[0, :, :shape.past] = torch.from_numpy(rows).transpose(0, 1)
+
+        def forward(x):
+            q, new_key, new_value = project(x).split([shape.width] + [shape.kv_heads * head_dim] * 2, dim=-1)
+            keys[0, :, shape.past], values[0, :, shape.past] = (new.view(shape.kv_heads, head_dim) for new in (new_key, new_value))
+            context = torch.nn.functional.scaled_dot_product_attention(q.view(1, shape.heads, 1, head_dim), keys, values,
+                                                                       enable_gqa=shape.heads != shape.kv_heads)
+            return out(context.view(1, 1, shape.width))
+
+        return self.loaded(forward, x)
+
+
+class OnnxRuntime:
+    def __init__(self, threads, _):
+        import onnx
+        import onnxruntime
+        self.onnx, self.onnxruntime, self.version = onnx, onnxruntime, onnxruntime.__version__
+        self.options = onnxruntime.SessionOptions()
+        self.options.intra_op_num_threads = threads
+        self.options.inter_op_num_threads = 1
+        self.options.log_severity_level = 3
+
+    def loaded(self, x, nodes, constants, caches=(), quantized=False):
+        """The graph from x to y. Caches are its inputs past_... and, in the same memory, outputs present_..."""
+        def info(name, shape):
+            return helper.make_tensor_value_info(name, self.onnx.TensorProto.FLOAT, shape)
+
+        helper = self.onnx.helper
+        inputs = [info("x", x.shape)] + [info(f"past_{name}", cache.shape) for name, cache in caches]
+        outputs = [info("y", x.shape)] + [info(f"present_{name}", cache.shape) for name, cache in caches]
+        graph = helper.make_graph(nodes, "layer", inputs, outputs,
+                                  [self.onnx.numpy_helper.from_array(numpy.ascontiguousarray(a), name) for name, a in constants.items()])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)])
+        model.ir_version = 8
+        session = self.onnxruntime.InferenceSession(self.quantize(model) if quantized else model.SerializeToString(), self.options,
+                                                    providers=["CPUExecutionProvider"])
+        binding = session.io_binding()
+        given, y = (self.onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in (x, numpy.empty_like(x)))
+        binding.bind_ortvalue_input("x", given)
+        binding.bind_ortvalue_output("y", y)
+        for name, cache in caches:
+            shared = self.onnxruntime.OrtValue.ortvalue_from_numpy(cache)
+            binding.bind_ortvalue_input(f"past_{name}", shared)
+            binding.bind_ortvalue_output(f"present_{name}", shared)
+        return repeated(lambda: session.run_with_iobinding(binding)), y.numpy
+
+    @staticmethod
+    def quantize(model):
+        from onnxruntime.quantization import quantize_dynamic
+        with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
+            quantize_dynamic(model, file.name)
+            return file.read()
+
+    def load_Attention(self, shape, x, w_qkv, w_o, quantized=False):
+        node = self.onnx.helper.make_node
+        nodes = [node("Attention", ["x", "w_qkv", "b_qkv"], ["context"], domain="com.microsoft", num_heads=shape.heads,
+                      unidirectional=shape.causal), node("MatMul", ["context", "w_o"], ["y"])]
+        constants = {"w_qkv": w_qkv, "b_qkv": numpy.zeros(w_qkv.shape[1], "f"), "w_o": w_o}
+        return self.loaded(x, nodes, constants, quantized=quantized)
+
+    def load_MultiHeadAttention(self, shape, x, w_qkv, w_o, quantized=False):
+        node = self.onnx.helper.make_node
+        nodes = [node("MatMul", ["x", f"w_{name}"], [name]) for name in "qkv"]
+        nodes += [node("MultiHeadAttention", list("qkv"), ["context"], domain="com.microsoft", num_heads=shape.heads,
+                       unidirectional=shape.causal), node("MatMul", ["context", "w_o"], ["y"])]
+        return self.loaded(x, nodes, dict(zip(("w_q", "w_k", "w_v"), split(shape, w_qkv)), w_o=w_o), quantized=quantized)
+
+    load_QAttention = functools.partialmethod(load_Attention, quantized=True)
+    load_quantize_dynamic = functools.partialmethod(load_MultiHeadAttention, quantized=True)
+
+    def load_GroupQueryAttention(self, shape, x, w_qkv, w_o, k, v):
+        """Queries, keys and values packed in one input; past and present share their memory, so that the operator only adds a row."""
+        node = self.onnx.helper.make_node
+        nodes = [node("MatMul", ["x", "w_qkv"], ["qkv"]),
+                 node("GroupQueryAttention", ["qkv", "", "", "past_key", "past_value", "last_position", "total_length"],
+                      ["context", "present_key", "present_value"], domain="com.microsoft", num_heads=shape.heads, kv_num_heads=shape.kv_heads),
+                 node("MatMul", ["context", "w_o"], ["y"])]
+        caches = [(name, numpy.zeros((1, shape.kv_heads, shape.past + 1, rows.shape[2]), "f")) for name, rows in (("key", k), ("value", v))]
+        for (_, cache), rows in zip(caches, (k, v)):
+            cache[0, :, :shape.past] = rows.transpose(1, 0, 2)
+        constants = {"w_qkv": w_qkv, "w_o": w_o, "last_position": numpy.array([shape.past], "i"),
+                     "total_length": numpy.array(shape.past + 1, "i")}
+        return self.loaded(x, nodes, constants, caches)
+
+
+class OpenVino:
+    def __init__(self, threads, _):
+        import openvino
+        self.openvino, self.version, self.core = openvino, openvino.__version__.split("-")[0], openvino.Core()
+        # Without the precision hint it would compute in bfloat16 where the processor has that.
+        self.settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+
+    def load_scaled_dot_product_attention(self, shape, x, w_qkv, w_o):
+        return self.loaded(self.model(shape, x, w_qkv, w_o), x)
+
+    def load_bf16(self, shape, x, w_qkv, w_o):
+        """Its default where the processor has it."""
+        if "BF16" not in self.core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise RuntimeError("OpenVINO computes in float32 here, since the processor has no instructions for bfloat16")
+        return self.loaded(self.model(shape, x, w_qkv, w_o), x, {"INFERENCE_PRECISION_HINT": "bf16"})
+
+    def load_int8(self, shape, x, w_qkv, w_o):
+        """By NNCF's quantize for transformers, which smooths outliers; ranges are measured on the very rows that are computed."""
+        import nncf
+        data = nncf.Dataset([x])
+        return self.loaded(nncf.quantize(self.model(shape, x, w_qkv, w_o), data, subset_size=1, model_type=nncf.ModelType.TRANSFORMER), x)
+
+    def model(self, shape, x, w_qkv, w_o):
+        from openvino import opset13 as ops
+        rows = ops.parameter(x.shape, numpy.float32)
+
+        def by_heads(rows):
+            return ops.transpose(ops.reshape(rows, [shape.batch, shape.n, shape.heads, shape.width // shape.heads], False), [0, 2, 1, 3])
+
+        q, k, v = (by_heads(ops.matmul(rows, ops.constant(numpy.ascontiguousarray(w)), False, False)) for w in split(shape, w_qkv))
+        context = ops.transpose(ops.scaled_dot_product_attention(q, k, v, causal=bool(shape.causal)), [0, 2, 1, 3])
+        return self.openvino.Model([ops.matmul(ops.reshape(context, x.shape, False), ops.constant(w_o), False, False)], [rows])
+
+    def loaded(self, model, x, settings={}):
+        request = self.core.compile_model(model, "CPU", {**self.settings, **settings}).create_infer_request()
+        request.set_input_tensor(self.openvino.Tensor(x))
+        return repeated(request.infer), lambda: request.get_output_tensor().data
+
+
+libraries = {"mha": Mha, "PyTorch": PyTorch, "ONNX Runtime": OnnxRuntime, "OpenVINO": OpenVino}
+
+
+class Worker:
+    def __init__(self, name, threads, helper):
+        self.library, self.layers = libraries[name](threads, helper), {}
+        # One thread: processor time, which leaves out what others did on this core meanwhile.
+        self.clock = time.process_time if threads == 1 else time.perf_counter
+
+    def version(self):
+        return self.library.version
+
+    def limit(self, size):
+        return self.library.limit(size)
+
+    def load(self, form, shape, inputs, exact, copies):
+        """Makes the layer, so often, each with weights and a cache of its own; runs each once, and returns the error of the last one."""
+        shape = Shape(*shape)
+        arrays = read(shape, inputs)
+        made = [getattr(self.library, f"load_{form}")(shape, *arrays) for _ in range(copies)]
+        for run, _ in made:
+            run(1)
+        turns = itertools.cycle([run for run, _ in made])
+        self.layers[form, shape] = made[0][0] if copies == 1 else repeated(lambda: next(turns)(1))
+        return error_of(made[-1][1](), numpy.fromfile(exact))
+
+    def time(self, form, shape, seconds):
+        """The median time of a call."""
+        run, end = self.layers[form, Shape(*shape)], time.perf_counter() + seconds
+        begin = self.clock()
+        run(1)
+        calls = max(1, round(sample_seconds / max(self.clock() - begin, 1e-7)))
+        samples = []
+        while not samples or time.perf_counter() < end:
+            begin = self.clock()
+            run(calls)
+            samples.append((self.clock() - begin) / calls)
+        return statistics.median(samples)
+
+
+def main():
+    name, threads, cores, helper = sys.argv[1:]
+    pr_set_pdeathsig = 1  # it may be stopped when its parent is killed, and would stay for ever
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    os.sched_setaffinity(0, map(int, cores.split(",")))
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = threads
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a library prints is not an answer
+    worker = None
+    for line in sys.stdin:
+        request, arguments = json.loads(line)
+        try:
+            worker = worker or Worker(name, int(threads), helper)
+            answer = {"answer": getattr(worker, request)(**arguments)}
+        except Exception as error:  # whatever a library throws is an answer too
+            answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+        print(json.dumps(answer), file=answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""What every comparison shares: taking turns, keeping results, and writing them into pages.
+
+A result is {"key": [what was measured], "about": {...}, "seconds": {name: {what: [one for each round]}}, "reasons": {name: why not}, ...}.
+A file of results keeps the newest of each key, so that a comparison can be measured piece by piece. Pages take blocks of Markdown between
+the marks <!-- figures: NAME --> and <!-- end of figures -->, and each block begins with the commit that it is of.
+"""
+
+import contextlib
+import datetime
+import json
+import math
+import os
+import pathlib
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import textwrap
+import time
+
+root = pathlib.Path(__file__).resolve().parents[2]
+build = root / "build"
+work = build / "rivals"
+
+
+class Failed(Exception):
+    """A sentence that says what does not work."""
+
+
+def say(sentence):
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def run_main(main):
+    """Exit codes: 0 done; 1 a result is wrong; 2 wrong usage; 4 something that is needed is not there."""
+    try:
+        sys.exit(main())
+    except (Failed, OSError, ImportError) as error:
+        say(f"{pathlib.Path(sys.argv[0]).name}: {error}; tools/python/setup.sh --rivals installs what is needed")
+        sys.exit(4)
+
+
+# ---- measuring
+
+
+class Others:
+    """What other programs take of all processors from now on; children of this one count as its own when they have ended."""
+
+    def __init__(self):
+        self.start, self.taken = time.monotonic(), self._taken()
+
+    @staticmethod
+    def _taken():
+        with open("/proc/stat") as file:
+            user, nice, system, idle, iowait, *rest = map(int, file.readline().split()[1:])
+        own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return (user + nice + system + sum(rest[:3])) / os.sysconf("SC_CLK_TCK") - sum(usage.ru_utime + usage.ru_stime for usage in own)
+
+    def share(self):
+        return (self._taken() - self.taken) / max(time.monotonic() - self.start, 1e-9) / os.cpu_count()
+
+
+def take_turns(runs, rounds, busy=math.inf, warm=0):
+    """runs: {name: a function that returns {what: seconds}}. In each round all run once, with another one first each time; the first `warm`
+    rounds do not count. A run beside which others took more than `busy` of the processors is made again. Returns seconds and reasons."""
+    seconds, reasons, names = {name: {} for name in runs}, {}, list(runs)
+    for number in range(-warm, rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            if name in reasons:
+                continue
+            for attempt in range(5):
+                others = Others()
+                try:
+                    found = runs[name]()
+                except Failed as failed:
+                    reasons[name], seconds[name] = str(failed), {}
+                    break
+                share = others.share()
+                if share <= busy or number < 0:
+                    for what, value in found.items() if number >= 0 else ():
+                        seconds[name].setdefault(what, []).append(value)
+                    break
+                say(f"again: other programs took {share:.0%} of the processors beside {name}")
+            else:
+                raise Failed("other programs take too much of the processors; stop them, or allow more with --busy")
+    return seconds, reasons
+
+
+def median(result, name, what="call"):
+    """None where it was not measured."""
+    values = result["seconds"].get(name, {}).get(what)
+    return statistics.median(values) if values else None
+
+
+def ratio(result, name, other, what="call"):
+    """How many times the time of `other` is that of `name`, compared round by round, since machines drift."""
+    seconds = result["seconds"]
+    return statistics.median(b / a for a, b in zip(seconds[name][what], seconds[other][what]))
+
+
+# ---- results
+
+
+def machine():
+    names = re.findall(r"^model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    flags = pathlib.Path("/proc/cpuinfo").read_text()
+    kind = "AVX-512 with VNNI" if "avx512_vnni" in flags else "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else ""
+    return f"{names[0] if names else os.uname().machine}{kind and f' ({kind})'}, {len(os.sched_getaffinity(0))} virtual cores"
+
+
+def git(*arguments):
+    done = subprocess.run(["git", "-C", str(root), *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def commit():
+    """The last one that changed what is measured; sources that differ from it are named so."""
+    measured = ["--", "src", "include", ":!*.md", ":!src/docs"]
+    return (git("log", "-1", "--abbrev=7", "--format=%h", *measured) or "unknown") + "-changed" * bool(git("status", "--porcelain", *measured))
+
+
+def about(rounds, versions):
+    return {"commit": commit(), "date": datetime.date.today().isoformat(), "machine": machine(), "rounds": rounds, "versions": versions}
+
+
+def keep(path, results):
+    """Puts results in the place of older ones of the same key, and returns all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = load(path)
+    for result in results:
+        at = next((i for i, old in enumerate(kept) if old["key"] == result["key"]), len(kept))
+        kept[at:at + 1] = [result]
+    path.write_text(json.dumps(kept, indent=1) + "\n")
+    return kept
+
+
+def load(path):
+    with contextlib.suppress(FileNotFoundError):
+        return json.loads(path.read_text())
+    return []
+
+
+# ---- Markdown
+
+
+def digits(number):
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def milliseconds(seconds):
+    return "" if seconds is None else digits(1e3 * seconds)
+
+
+def table(headings, rows):
+    return ["| " + " | ".join(map(str, row)) + " |" for row in [headings, ["---"] * len(headings), *rows]] + [""]
+
+
+def source(results):
+    """The line that says of what the figures are."""
+    def of(name):
+        return " and ".join(sorted({str(result["about"][name]) for result in results}))
+
+    versions = {name: version for result in results for name, version in result["about"]["versions"].items()}
+    text = (f"mha at commit {of('commit')}, {of('date')}, {of('machine')}; medians of {of('rounds')} rounds in turns; "
+            + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
+    return [*textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False), ""]
+
+
+begin, end = "<!-- figures: {} -->\n", "<!-- end of figures -->\n"
+
+
+def write_block(name, lines, pages):
+    """Between the marks of this name, in whichever page has them."""
+    mark, found = begin.format(name), False
+    for page in pages:
+        text = page.read_text()
+        if mark in text:
+            head, rest = text.split(mark, 1)
+            page.write_text(head + mark + "\n" + "\n".join(lines).rstrip() + "\n\n" + end + rest.split(end, 1)[1])
+            found = True
+    if not found:
+        raise Failed(f"no page has the mark {mark.strip()}")
+
+
+def pages():
+    return [root / "README.md", *sorted((root / "src" / "docs").glob("*.md"))]

@@ -1,0 +1,199 @@
+"""bench/rivals without any other library: what it computes and times for mha, how it treats results that are wrong and libraries that die,
+and what it writes.
+
+Usage: rivals_test.py LIBMHA VENV      VENV: the environment that tools/python/setup.sh makes
+"""
+
+import contextlib
+import io
+import json
+import math
+import os
+import pathlib
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+root = pathlib.Path(__file__).resolve().parents[2]
+libmha, venv = (pathlib.Path(word).absolute() for word in sys.argv[1:3])
+if pathlib.Path(sys.prefix).resolve() != venv.resolve():
+    if not (venv / "bin" / "python").exists():
+        print(f"{venv} is not there; tools/python/setup.sh makes it")
+        sys.exit(77)
+    os.execv(venv / "bin" / "python", [str(venv / "bin" / "python"), *sys.argv])
+sys.path.insert(0, str(root / "bench" / "rivals"))
+sys.dont_write_bytecode = True
+import decoders  # noqa: E402
+import layers  # noqa: E402
+import libraries  # noqa: E402
+import report  # noqa: E402
+import session  # noqa: E402
+
+folder = helper = None  # set below, before the tests run
+core = [min(os.sched_getaffinity(0))]
+small = (2, 5, 64, 2, 2, 1, 0)
+
+
+class Mha(unittest.TestCase):
+    def worker(self, cores):
+        log = open(os.devnull, "w")
+        self.addCleanup(log.close)
+        worker = layers.Worker("mha", cores, helper, log)
+        self.addCleanup(worker.end)
+        return worker
+
+    def files(self, shape):
+        inputs, exact = folder / "inputs", folder / "exact"
+        libraries.make(libraries.Shape(*shape), False, inputs, exact)
+        return {"shape": shape, "inputs": str(inputs), "exact": str(exact), "copies": 1}
+
+    def test_what_is_timed_is_the_layer(self):
+        for threads, shape in [(1, small), (1, (1, 7, 12, 3, 3, 0, 0)), (3, (2, 30, 8, 4, 4, 1, 0))]:  # more threads than cores
+            self.assertLess(self.worker(core * threads).ask("load", form="f32", **self.files(shape)), 1e-6)
+
+    def test_a_row_over_a_cache_however_often(self):
+        worker, shape = self.worker(core), (1, 1, 12, 6, 3, 1, 21)
+        self.assertLess(worker.ask("load", form="f32", **{**self.files(shape), "copies": 3}), 1e-6)
+        self.assertGreater(worker.ask("time", form="f32", shape=shape, seconds=0.01), 0)  # the cache has room for one row more
+        self.assertGreater(worker.ask("limit", size=1 << 20), 0.1)
+
+    def test_errors_of_arithmetics_are_within_their_bounds_and_above_those_of_floats(self):
+        worker, files = self.worker(core), self.files(small)
+        errors = {form: worker.ask("load", form=form, **files) for form in layers.forms["arithmetic"]["mha"]}
+        for form, bound in layers.forms["arithmetic"]["mha"].items():
+            self.assertLess(errors[form], bound)
+            self.assertGreater(errors[form], 0 if form == "f32" else 1e-3)
+        self.assertLess(errors["int16"], errors["int8"])
+        self.assertLess(errors["int8"], errors["int4_int8"])
+
+    def test_the_time_grows_with_the_work_and_the_peak_is_above_it(self):
+        worker, seconds = self.worker(core), []
+        for shape in [(1, 16, 64, 4, 4, 1, 0), (1, 256, 256, 4, 4, 1, 0)]:
+            worker.ask("load", form="f32", **self.files(shape))
+            seconds.append(worker.ask("time", form="f32", shape=shape, seconds=0.05))
+        self.assertGreater(seconds[1], 5 * seconds[0])
+        self.assertGreater(1.1 * worker.ask("limit", size=0), layers.work_of(shape)[0] / seconds[1] / 1e9)
+
+    def test_a_request_that_fails_is_answered_by_its_reason(self):
+        with self.assertRaisesRegex(layers.Failed, "KeyError"):
+            self.worker(core).ask("time", form="f32", shape=small, seconds=0.01)  # it was not loaded
+
+    def test_work_counts_pairs_that_attend_and_bytes_that_are_read(self):
+        self.assertEqual(layers.work_of((1, 2, 8, 2, 2, 1, 0))[0], 2 * 4 * 2 * 64 * 2 / 2 + 4 * 3 * 8)
+        self.assertEqual(layers.work_of((1, 1, 8, 4, 2, 1, 9))[1], 4 * (2 * 64 + 2 * 32 + 2 * 40))
+
+
+class StandIn:
+    """A library whose errors and times are given; "dies" ends its process, so to say."""
+
+    errors, answers = {}, {}
+
+    def __init__(self, library, *_):
+        self.library = library
+
+    def ask(self, request, form=None, **_):
+        if request == "time" and self.answers.get((self.library, form)) == "dies":
+            raise layers.Failed("its process ended by SIGSEGV")
+        return {"version": "1", "load": self.errors.get((self.library, form), 1e-7), "limit": 100.0, "time": 0.25}[request]
+
+    def end(self):
+        pass
+
+
+class Sessions(unittest.TestCase):
+    def run_with(self, kind, errors={}, answers={}, shape="1,16,32,2"):
+        path = folder / "results.json"
+        path.unlink(missing_ok=True)
+        with mock.patch.multiple(StandIn, errors=errors, answers=answers), mock.patch.object(layers, "Worker", StandIn), mock.patch.object(
+                layers, "build_helper", lambda *_: helper), contextlib.redirect_stderr(io.StringIO()):
+            code = layers.main([kind, "--shapes", shape, "--rounds", "2", "--mha", str(libmha), "--json", str(path)])
+        result, = json.loads(path.read_text())
+        return code, result
+
+    def test_each_form_has_a_bound_of_its_own(self):
+        code, result = self.run_with("arithmetic")
+        self.assertEqual((code, result["reasons"]), (0, {}))
+        self.assertEqual(result["seconds"]["mha int8"], {"call": [0.25, 0.25]})
+        for library, form, error in [("PyTorch", "scaled_dot_product_attention", 2e-5), ("mha", "f32", 1e-3), ("mha", "int8", 0.1),
+                                     ("PyTorch", "bf16", 0.1), ("OpenVINO", "int8", 0.45), ("mha", "int4_int8", math.nan)]:
+            code, result = self.run_with("arithmetic", {(library, form): error})
+            self.assertEqual((code, list(result["reasons"])), (1, [f"{library} {form}"]))
+            self.assertRegex(result["reasons"][f"{library} {form}"], "WRONG: its y is off by (.*) of the layer in double precision, more than")
+            self.assertEqual(result["seconds"].get(f"{library} {form}", {}), {})
+        self.assertEqual(self.run_with("decode", {("ONNX Runtime", "GroupQueryAttention"): 1e-4}, shape="32,4,2,100")[0], 1)
+
+    def test_one_that_dies_leaves_the_others(self):
+        code, result = self.run_with("layers", answers={("OpenVINO", "scaled_dot_product_attention"): "dies"})
+        self.assertEqual((code, result["reasons"]), (0, {"OpenVINO scaled_dot_product_attention": "its process ended by SIGSEGV"}))
+        self.assertEqual(len(result["seconds"]["PyTorch MultiheadAttention"]["call"]), 2)
+        self.assertIn("- OpenVINO scaled_dot_product_attention was not measured: its process ended by SIGSEGV.", report.layer_tables([result]))
+
+    def test_wrong_usage_is_code_2_and_a_sentence(self):
+        for arguments, sentence in [(["layers", "--shapes", "1,128,256"], "write BATCH,N,WIDTH,HEADS"), (["layers", "--shapes", "1,0,256,4"], "is no shape"),
+                                    (["arithmetic", "--shapes", "1,8,8,2,uncausal"], "is no shape of arithmetic"),
+                                    (["decode", "--shapes", "768,12,5,16"], "kv heads the heads"), (["layers", "--rounds", "0"], "1 or more"),
+                                    (["layers", "--mha", "/nowhere/libmha.so"], "there is no /nowhere/libmha.so")]:
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said), self.assertRaises(SystemExit) as ended:
+                layers.parse(["--mha", str(libmha), *arguments] if "--mha" not in arguments else arguments)
+            self.assertEqual(ended.exception.code, 2)
+            self.assertIn(sentence, " ".join(said.getvalue().split()))
+
+    def test_all_take_turns_with_another_one_first(self):
+        order = []
+        seconds, reasons = session.take_turns({name: lambda name=name: order.append(name) or {"call": len(order)} for name in "abc"}, 2, warm=1)
+        self.assertEqual(("".join(order), reasons), ("cababcbca", {}))
+        self.assertEqual(seconds["a"], {"call": [4, 9]})
+
+    def test_logits_of_decoders_have_bounds(self):
+        self.assertEqual(decoders.wrong({form: 0.9 * bound for form, (_, _, bound) in decoders.forms.items()}), [])
+        self.assertEqual(decoders.wrong({"mha f32": 0, "mha f16": 0.5, "llama.cpp F32": 0.01, "llama.cpp Q4_0": math.nan}),
+                         ["mha f16", "llama.cpp F32", "llama.cpp Q4_0"])
+
+
+def result_of(seconds, kind="layers", shape=(1, 128, 256, 4, 4, 1, 0), threads=1, **more):
+    about = {"commit": "abc1234", "date": "2000-01-01", "machine": "a machine", "rounds": 3, "versions": {}}
+    return {"key": [kind, list(shape), threads], "about": about, "errors": {}, "reasons": {}, **more,
+            "seconds": {name: {"call": times} for name, times in {"limit": [100, 200, 50], **seconds}.items()}}
+
+
+class Reports(unittest.TestCase):
+    def test_a_row_has_times_shares_and_the_gain_over_the_best_round_by_round(self):
+        work = layers.work_of((1, 128, 256, 4, 4, 1, 0))[0] / 1e9
+        result = result_of({"mha f32": [work / 80, work / 160, work / 40], "ONNX Runtime Attention": [work / 40, work / 64, work / 20],
+                            "ONNX Runtime MultiHeadAttention": [9, 9, 9]})
+        text = "\n".join(report.layer_tables([result]))
+        self.assertIn("mha at commit abc1234", text)
+        self.assertRegex(text, r"\| 1, 128, 256, 4 \| [\d.]+ \| 80% \|  \| [\d.]+ \|  \| 2.00 \| ONNX Runtime \|")
+
+    def test_arithmetics_have_time_and_both_errors(self):
+        errors = {name: {"normal": 5e-7 if "f32" in name else 0.0184, "outliers": 0.035} for name in ("mha f32", "mha int8")}
+        text = "\n".join(report.arithmetic_tables([result_of({"mha f32": [2, 1, 4], "mha int8": [1, 0.75, 3]}, "arithmetic", errors=errors)]))
+        self.assertIn("| mha int8 | 0.75 [1.8e-2, 3.5e-2] |", text)  # shares of 0.5, 0.75 and 0.75
+
+    def test_results_replace_those_of_the_same_shape(self):
+        path = folder / "kept.json"
+        session.keep(path, [result_of({"mha f32": [1]}), result_of({"mha f32": [2]}, threads=2)])
+        kept = session.keep(path, [result_of({"mha f32": [3]})])
+        self.assertEqual([result["seconds"]["mha f32"]["call"] for result in kept], [[3], [2]])
+        self.assertEqual(session.load(path), kept)
+
+    def test_a_block_is_written_between_its_marks(self):
+        page = folder / "page.md"
+        page.write_text("before\n<!-- figures: a -->\nold\n<!-- end of figures -->\nafter\n")
+        session.write_block("a", ["new"], [page])
+        self.assertEqual(page.read_text(), "before\n<!-- figures: a -->\n\nnew\n\n<!-- end of figures -->\nafter\n")
+        with self.assertRaisesRegex(session.Failed, "no page has the mark"):
+            session.write_block("b", ["new"], [page])
+
+    def test_each_block_has_one_page(self):
+        for name in report.blocks:
+            self.assertEqual(sum(session.begin.format(name) in page.read_text() for page in session.pages()), 1, name)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        helper = layers.build_helper(libmha, folder)
+        unittest.main(argv=sys.argv[:1])
