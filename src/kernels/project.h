@@ -5,7 +5,6 @@
 // when all terms are done.
 #pragma once
 
-#include "kernels/context.h"
 #include "kernels/destinations.h"
 #include "kernels/panels.h"
 #include "kernels/rows.h"
