@@ -1,6 +1,6 @@
 use mha::{
-    alibi_slopes, t5_relative_bias, Arithmetic, Attention, CacheConfig, Elements, ErrorKind, KvCache, ScoreColumns, ScoreOptions,
-    Taps, Workspace,
+    alibi_slopes, t5_relative_bias, Arithmetic, Attention, CacheConfig, Elements, ErrorKind, KvCache, ScoreColumns, ScoreOptions, Taps,
+    Workspace,
 };
 
 use crate::support::{assert_near, bits, error_of, layer, numbers};
