@@ -105,8 +105,6 @@ impl LayerConfig {
             gate: self.gate.raw(),
             arithmetic: self.arithmetic.raw(),
             gate_dim: int(self.gate_dim),
-            // SAFETY: zero is the default of every other field.
-            ..unsafe { zeroed() }
         }
     }
 

@@ -320,8 +320,6 @@ impl<'a> Options<'a> {
                 masked_scores: output_ptr(&taps.masked_scores),
                 context: output_ptr(&taps.context),
                 softcapped_scores: output_ptr(&taps.softcapped_scores),
-                // SAFETY: zero is the default of every other field.
-                ..unsafe { std::mem::zeroed() }
             }),
             run: self.scheduler.map(Run::new),
             scheduler: None,
