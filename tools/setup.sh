@@ -28,7 +28,7 @@ for argument in "$@"; do
   case $argument in
     --all)
       needed+=(ccache clang g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user)
-      useful+=(g++-mingw-w64-x86-64-posix wine libclang-rt-dev abigail-tools dpkg-dev file lintian doxygen)
+      useful+=(g++-mingw-w64-x86-64-posix wine libclang-rt-dev dpkg-dev file lintian doxygen)
       # What tools/test_avx512.sh needs, on a processor without AVX-512. (Debian's busybox-static would take the place of busybox.)
       if [[ $(uname -m) == x86_64 ]] && ! grep -qs avx512dq /proc/cpuinfo; then
         useful+=(bochs bochs-term bochsbios vgabios cpio isolinux syslinux-common xorriso)
