@@ -515,8 +515,8 @@ def main():
 
 
 meanings = {
-    "passes": "logits equal to those of eager attention within 1e-4 of the largest, or of 1 if that is less",
-    "passes in part": "the same; some calls go to the model's own attention",
+    "passes": "all that are not named below: logits equal to those of eager attention within 1e-4 of the largest, or of 1 if that is less",
+    "passes in part": "equal too; some calls go to the model's own attention",
     "own attention": "have attention of their own, which no backend reaches",
     "no attention": "have no softmax attention",
     "refused": "all their calls go to the model's own attention",
@@ -544,7 +544,7 @@ def write_table(results):
     lines = [f"transformers {transformers.__version__} has {len(best)} families, folders of models that an Auto class knows. At commit {commit}:", "",
              "| | families | |", "|---|---|---|"]
     lines += [f"| {kind} | {len(groups[kind])} | {meaning} |" for kind, meaning in meanings.items() if groups[kind] or kind == "wrong"]
-    for kind in meanings:
+    for kind in [kind for kind in meanings if kind != "passes"]:
         reasons = {folder: " ".join(result["why"].split())[:160] for folder, result in groups[kind] if kind in ("passes in part", "refused", "wrong")}
         names = [folder + (f" ({reasons[folder]})" if folder in reasons else "") for folder, _ in groups[kind]]
         lines += ["", *textwrap.wrap(f"**{kind[0].upper() + kind[1:]}**: " + ", ".join(names) + ".", 98, break_on_hyphens=False)] if names else []
