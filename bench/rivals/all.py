@@ -1,31 +1,99 @@
 #!/usr/bin/env python3
-"""Measures everything of this folder anew, and writes the tables and pictures of README.md and src/docs: some 45 minutes.
+"""Measures all figures of README.md and src/docs anew, part by part, and writes their tables, sentences and pictures.
 
-Each piece takes at most some 3 minutes. --through runs each by a command of yours, such as one that keeps other work off the machine. Pieces
-that fail are named in the end, and the others' figures are written.
+Each run builds first what is measured, so that the commit that the figures name is the one that was measured; commit what you changed before.
+The results of a part stay in build/rivals, so that parts can be measured one by one, each in under 10 minutes; the last one, report, writes what
+is there. Nothing else may run meanwhile.
 """
 
 import argparse
+import os
 import pathlib
 import shlex
 import subprocess
 import sys
+import time
 
-here = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.dont_write_bytecode = True
+from session import build, commit, load, root, say, work  # noqa: E402
+
+examples = """Examples:
+  tools/python/setup.sh --rivals                                     the packages, into build/rivals/venv: some gigabytes
+  build/rivals/venv/bin/python bench/rivals/all.py                   everything
+  build/rivals/venv/bin/python bench/rivals/all.py --list            the parts, and of which commits their results are
+  build/rivals/venv/bin/python bench/rivals/all.py --only prepare layers-1-small report
+  build/rivals/venv/bin/python bench/rivals/all.py --rounds 1        quickly
+
+Exit codes: 0 done; 1 a part failed or a result is wrong, and the others are done; 2 wrong usage; 4 the library could not be built.
+"""
 small = ["1,128,256,4", "1,128,768,12", "1,512,768,12", "1,1024,768,12", "8,128,768,12", "1,197,768,12,uncausal", "1,77,768,12,uncausal",
          "1,1500,512,8,uncausal", "1,49,96,3,uncausal"]
 large = ["1,2048,1024,16", "1,1024,2048,16", "1,512,4096,32"]
-pieces = [["layers.py", "layers", "--threads", threads, "--shapes", *shapes] for threads in "12" for shapes in (small, large)]
-pieces += [["layers.py", "decode", "--threads", threads] for threads in "12"]
-pieces += [["layers.py", "arithmetic", "--rounds", "3", "--shapes", *shapes] for shapes in (
-    ["1,128,768,12", "8,128,768,12", "1,1024,768,12"], ["1,1024,2048,16"], ["1,512,4096,32"])]
-pieces += [["decoders.py", "--shapes", shape, "--threads", threads, "--rounds", "2"] for shape in ("768", "2048") for threads in "12"]
+parts = {"prepare": ["decoders.py", "--prepare"]}
+for threads in "12":
+    parts[f"layers-{threads}-small"] = ["layers.py", "layers", "--threads", threads, "--shapes", *small]
+    parts[f"layers-{threads}-large"] = ["layers.py", "layers", "--threads", threads, "--shapes", *large]
+    parts[f"decode-{threads}"] = ["layers.py", "decode", "--threads", threads]
+for name, shapes in {"768": ["1,128,768,12", "8,128,768,12", "1,1024,768,12"], "2048": ["1,1024,2048,16"], "4096": ["1,512,4096,32"]}.items():
+    parts[f"arithmetic-{name}"] = ["layers.py", "arithmetic", "--shapes", *shapes]
+for threads in "12":
+    for shape in ("768", "2048"):
+        parts[f"decoders-{threads}-{shape}"] = ["decoders.py", "--shapes", shape, "--threads", threads]
+    for model in ("llama", "qwen3", "minilm"):
+        parts[f"models-{threads}-{model}"] = ["models.py", "--models", model, "--threads", threads]
+    parts[f"onnx-{threads}"] = ["onnx_models.py", "--threads", threads]
+parts["report"] = ["report.py"]
+kinds = ["layers", "decode", "arithmetic", "decoders", "models", "onnx"]
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--through", type=shlex.split, default=[], metavar="COMMAND", help="runs each piece")
-through = parser.parse_args().through
-failed = [piece for piece in [["decoders.py", "--prepare"], *([*piece] for piece in pieces), ["report.py"]]
-          if subprocess.run([*(through if piece in pieces else []), sys.executable, here / piece[0], *piece[1:]]).returncode]
-for piece in failed:
-    print("failed:", shlex.join(piece), file=sys.stderr)
-sys.exit(bool(failed))
+
+def show():
+    """Each part with its command; and of which commits there are results."""
+    for name, command in parts.items():
+        print(f"{name:16} bench/rivals/{shlex.join(command)}")
+    print(f"\nThe sources are of commit {commit()}. Results are of:")
+    for kind in kinds:
+        found = sorted({result["about"]["commit"] for result in load(work / f"{kind}.json")})
+        print(f"{kind:16} {', '.join(found) or 'none'}")
+
+
+def prepared():
+    """Whether what is measured is there, of the sources as they are."""
+    commands = [["cmake", "-S", root, "-B", build, "--log-level=NOTICE", "-DCMAKE_BUILD_TYPE=Release", "-DMHA_ONNX=ON"],
+                ["cmake", "--build", build, "--parallel", os.cpu_count(), "--target", "mha_shared", "mha_static", "mha_openmp", "mha_onnx"]]
+    return all(subprocess.run(list(map(str, command)), stdout=sys.stderr).returncode == 0 for command in [[root / "tools/onnx/headers.sh"], *commands])
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="show the parts and the results that are there; measure nothing")
+    parser.add_argument("--only", nargs="+", choices=parts, metavar="PART", help="these parts; prepare is to be one of the first ones")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each part (default: 5, of decoders and models 3, of ONNX models 7)")
+    parser.add_argument("--busy", type=float, metavar="SHARE", help="the share of the processors that others may take (default: 0.05; not of layers)")
+    options = parser.parse_args(arguments)
+    if options.rounds is not None and options.rounds < 1:
+        parser.error("--rounds is 1 or more")
+    if options.list:
+        show()
+        return 0
+    if not prepared():
+        say("all.py: the library could not be built; what failed is above")
+        return 4
+    failed, chosen = [], [name for name in parts if name in (options.only or parts)]
+    for number, name in enumerate(chosen, 1):
+        command, start = parts[name], time.monotonic()
+        say(f"{number} of {len(chosen)}: {name}")
+        more = []
+        if name not in ("prepare", "report"):
+            more += ["--rounds", str(options.rounds)] * (options.rounds is not None)
+            more += ["--busy", str(options.busy)] * (options.busy is not None and command[0] != "layers.py")
+        if subprocess.run([sys.executable, pathlib.Path(__file__).with_name(command[0]), *command[1:], *more]).returncode:
+            failed.append(name)
+        say(f"{name}: {'failed' if name in failed else 'done'} after {time.monotonic() - start:.0f} s")
+    if failed:
+        say(f"failed: {' '.join(failed)}; all.py --only {' '.join(failed)} measures them again")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -54,7 +54,7 @@ def prepare_llama():
         call(sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python", "llama-cpp-python", "-d", work)
         archive, = work.glob("llama_cpp_python-*.tar.gz")
         call("tar", "xf", archive, "-C", work)
-        next(work.glob("llama_cpp_python-*/vendor/llama.cpp")).rename(source)
+        source.symlink_to(next(work.glob("llama_cpp_python-*/vendor/llama.cpp")).relative_to(work))
     if not (llama / "llama-bench").exists():
         off = [f"-DLLAMA_{name}=OFF" for name in ("OPENSSL", "BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_SERVER", "BUILD_APP", "BUILD_HTML")]
         call("cmake", "-S", source, "-B", source / "build", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", *off)

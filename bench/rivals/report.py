@@ -7,9 +7,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.dont_write_bytecode = True
+import onnx_models  # noqa: E402
 from decoders import forms as decoder_forms, shapes as decoder_shapes  # noqa: E402
 from layers import forms, shapes, work_of  # noqa: E402
-from session import load, median, milliseconds, pages, ratio, root, run_main, say, source, table, work, write_block  # noqa: E402
+from models import models, ways  # noqa: E402
+from session import digits, load, median, milliseconds, pages, ratio, root, run_main, say, source, table, work, wrapped, write_block  # noqa: E402
 
 docs = root / "src" / "docs"
 colours = {"mha": "#e8590c", "PyTorch": "#4263eb", "ONNX Runtime": "#0ca678", "OpenVINO": "#ae6ad8", "llama.cpp": "#868e96"}
@@ -58,7 +60,7 @@ def reasons(results):
 
 
 def layer_tables(results):
-    lines, libraries = source(results), [library for library in forms[results[0]["key"][0]] if library != "mha"]
+    lines, libraries = wrapped(source(results)), [library for library in forms[results[0]["key"][0]] if library != "mha"]
     for threads, some in by_threads(results).items():
         rows = []
         for result in some:
@@ -70,7 +72,7 @@ def layer_tables(results):
 
 
 def arithmetic_tables(results):
-    lines, rows = source(results), []
+    lines, rows = wrapped(source(results)), []
     for library, some in forms["arithmetic"].items():
         for form in some:
             name, cells = f"{library} {form}", []
@@ -92,7 +94,7 @@ def decoder_tables(results):
         prompt, token = (median(result, form, what) for what in ("prompt", "token"))
         return "" if prompt is None else f"{prompt:.2f}, {1e3 * token:.1f}"
 
-    lines = source(results)
+    lines = wrapped(source(results))
     lines += table(["Prompt of 512, s; token behind it, ms", *columns, *(f"error, {name}" for name in errors)],
                    [[form, *(times(result, form) for result in results), *(f"{each.get(form, 0):.0e}".replace("e-0", "e-") for each in errors.values())]
                     for form in decoder_forms])
@@ -104,6 +106,98 @@ def decoder_tables(results):
 
 pairs = [("mha f32", "llama.cpp F32"), ("mha f16", "llama.cpp F16"), ("mha int8 in INT16", "llama.cpp Q8_0"), ("mha int8 in INT8", "llama.cpp Q8_0"),
          ("mha int4 in INT8", "llama.cpp Q4_0"), ("mha f32", "PyTorch f32"), ("mha int8 in INT8", "PyTorch int8")]
+
+
+def model_tables(results):
+    def rows(what, cell):
+        return [[result["key"][1], result["key"][2], *(cell(result, way) for way in ways)] for result in results if median(result, "sdpa", what)]
+
+    lines = wrapped(source(results)) + table(["Prompt or batch, ms", "threads", *ways], rows("call", lambda result, way: milliseconds(median(result, way))))
+    lines += table(["Tokens a second", "threads", *ways], rows("token", lambda result, way: digits(1 / median(result, way, "token")) if median(
+        result, way, "token") else ""))
+    return lines + table(["Error", "threads", *ways], rows("call", lambda result, way: f"{result['errors'].get(way, 0):.1%}")) + reasons(results)
+
+
+def onnx_tables(results):
+    names = dict.fromkeys(result["key"][1] for result in results)
+    found = {(result["key"][1], result["key"][2]): result for result in results}
+    threads = sorted({result["key"][2] for result in results})
+
+    def cells(result):
+        if not result or not median(result, "rewritten"):
+            return [""] * 3
+        return [milliseconds(median(result, "unchanged")), milliseconds(median(result, "rewritten")), f"{ratio(result, 'rewritten', 'unchanged'):.2f}"]
+
+    lines = table(["Model, ms", *(word for n in threads for word in (f"{threads_name(n).lower()}: unchanged", "rewritten", "ratio"))],
+                  [[name, *(cell for n in threads for cell in cells(found.get((name, n))))] for name in names])
+    return wrapped(source(results)) + lines + reasons(results)
+
+
+# ---- what README.md and storage_types.md say of these tables in short
+
+
+def span(values, form="{:.2f}"):
+    values = sorted(values)
+    return f"{form.format(values[0])} to {form.format(values[-1])}"
+
+
+def layers_summary(results):
+    parts = []
+    for threads, some in by_threads(results).items():
+        gains = [gain(result)[0] for result in some if gain(result)]
+        parts.append(f"{span(gains)} times as fast as the best of the others on {threads_name(threads).lower()}, and ahead at "
+                     f"{sum(round(each, 2) > 1 for each in gains)} of {len(gains)} shapes")
+    return wrapped(f"mha is {'; '.join(parts)}. Measured: {source(results)}")
+
+
+def arithmetic_summary(results):
+    def of(*names):
+        measured = [(result, name) for result in results for name in names if median(result, name)]
+        return (span(ratio(result, "mha f32", name) for result, name in measured),
+                span((error for result, name in measured for error in result["errors"][name].values()), "{:.1%}"))
+
+    int16, int8 = of("mha int16"), of("mha int8")
+    others = of("PyTorch int8", "ONNX Runtime quantize_dynamic", "ONNX Runtime QAttention", "OpenVINO int8")
+    return wrapped(f"With int8 weights, causal layers take {int16[0]} of float32's time in `MHA_ARITHMETIC_INT16` and {int8[0]} in "
+                   f"`MHA_ARITHMETIC_INT8` on one thread, with rms errors of {int16[1]} and {int8[1]}. The others' int8 takes {others[0]}, with "
+                   f"{others[1]}. Measured: {source(results)}")
+
+
+def storage_summary(results):
+    def cell(weights, arithmetic):
+        name = f"mha {arithmetic}" if weights == "int8" else f"mha {weights}_{arithmetic}"
+        return span((ratio(result, name, "mha f32") for result in results if median(result, name)), "{:.1f}")
+
+    return table(["Weights, times as fast as float32", "int16", "int8"], [[w, cell(w, "int16"), cell(w, "int8")] for w in ("int8", "int4")]) + wrapped(
+        source(results))
+
+
+def decode_summary(results):
+    first, *more = by_threads(results).values()
+    libraries = [library for library in forms["decode"] if library != "mha"]
+    rows = []
+    for result in first:
+        rows.append([name_of(result["key"][1]), f"{milliseconds(median(result, 'mha f32'))} ms, {share(result):.0%}",
+                     *(f"{share(result, best(result, library)):.0%}" if best(result, library) else "" for library in libraries),
+                     f"{gain(result)[0]:.2f}x" if gain(result) else ""])
+        rows[-1] += [f"{share(other):.0%}, {gain(other)[0]:.2f}x" for some in more for other in some if other["key"][1] == result["key"][1] and gain(other)]
+    return table(["Width, heads, kv heads, cached rows", "mha", *libraries, "gain", *(f"on {some[0]['key'][2]} cores" for some in more)],
+                 rows) + wrapped(f"Measured: {source(results)}")
+
+
+def models_summary(results):
+    some = [result for result in results if median(result, "sdpa", "token")]
+    shares = [median(result, "sdpa", f"attention of {what}") / median(result, "sdpa", what) for result in results for what in ("call", "token")
+              if median(result, "sdpa", what)]
+    chosen = [way for way in ways if way != "mha"]
+    llama = some[0]
+    lines = wrapped(f"Attention is {span(shares, '{:.0%}')} of the time of three models in PyTorch. Linear layers of int8 weights save more; tokens a "
+                    f"second, {source(results)}")
+    lines += table(["", *chosen], [[f"{result['key'][1].split(',')[0]}, {threads_name(result['key'][2]).lower()}",
+                                    *(digits(1 / median(result, way, "token")) for way in chosen)] for result in some])
+    return lines + wrapped(f"Errors of the logits of {llama['key'][1].split(',')[0]} are "
+                           + ", ".join(f"{llama['errors'][way]:.1%} ({way})" for way in chosen[1:]) + "; its prompt of 512 takes "
+                           + ", ".join(f"{milliseconds(median(llama, way))} ms ({way})" for way in chosen) + f" on {threads_name(llama['key'][2]).lower()}.")
 
 
 # ---- pictures
@@ -185,20 +279,33 @@ def decoder_picture(results):
     save(figure, "decoder.png")
 
 
-blocks = {"layers": ("layers", layer_tables, layers_picture), "decode": ("decode", layer_tables, None),
-          "arithmetic": ("arithmetic", arithmetic_tables, arithmetic_picture), "decoder": ("decoders", decoder_tables, decoder_picture)}
+blocks = {"layers": ("layers", layer_tables, layers_picture), "layers_summary": ("layers", layers_summary, None),
+          "decode": ("decode", layer_tables, None), "decode_summary": ("decode", decode_summary, None),
+          "arithmetic": ("arithmetic", arithmetic_tables, arithmetic_picture), "arithmetic_summary": ("arithmetic", arithmetic_summary, None),
+          "storage_summary": ("arithmetic", storage_summary, None), "decoder": ("decoders", decoder_tables, decoder_picture),
+          "models": ("models", model_tables, None), "models_summary": ("models", models_summary, None), "onnx": ("onnx", onnx_tables, None)}
+orders = {"decoders": list(decoder_shapes), "models": list(models), "onnx": list(onnx_models.cases),
+          **{kind: [list(shape) for shape in some] for kind, some in shapes.items()}}
+
+
+def results_of(kind):
+    """Those of build/rivals/KIND.json that belong into the pages, in their order there."""
+    def place(result):
+        what = result["key"][1]
+        return (what.split(",")[0] if kind == "models" else what), result["key"][2]
+
+    some = [result for result in load(work / f"{kind}.json") if place(result)[0] in orders[kind] and place(result)[0] != "tiny"]
+    return sorted(some, key=lambda result: (orders[kind].index(place(result)[0]), place(result)[1]))
 
 
 def main():
     import matplotlib
     matplotlib.use("Agg")
-    for name, (file, tables, picture) in blocks.items():
-        results = [result for result in load(work / f"{file}.json") if "tiny" not in result["key"]]
+    for name, (kind, tables, picture) in blocks.items():
+        results = results_of(kind)
         if not results:
-            say(f"{name}: build/rivals/{file}.json has no results; its tables stay as they are")
+            say(f"{name}: build/rivals/{kind}.json has no results; it stays as it is")
             continue
-        order = list(decoder_shapes) if name == "decoder" else [list(shape) for shape in shapes[name]]
-        results = sorted((result for result in results if result["key"][1] in order), key=lambda result: (order.index(result["key"][1]), result["key"][2]))
         write_block(name, tables(results), pages())
         if picture:
             picture(results)

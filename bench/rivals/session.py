@@ -157,15 +157,18 @@ def table(headings, rows):
     return ["| " + " | ".join(map(str, row)) + " |" for row in [headings, ["---"] * len(headings), *rows]] + [""]
 
 
+def wrapped(text):
+    return [*textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False), ""]
+
+
 def source(results):
-    """The line that says of what the figures are."""
+    """The sentence that says of what the figures are."""
     def of(name):
         return " and ".join(sorted({str(result["about"][name]) for result in results}))
 
     versions = {name: version for result in results for name, version in result["about"]["versions"].items()}
-    text = (f"mha at commit {of('commit')}, {of('date')}, {of('machine')}; medians of {of('rounds')} rounds in turns; "
+    return (f"mha at commit {of('commit')}, {of('date')}, {of('machine')}; medians of {of('rounds')} rounds in turns; "
             + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
-    return [*textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False), ""]
 
 
 begin, end = "<!-- figures: {} -->\n", "<!-- end of figures -->\n"

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -24,6 +25,7 @@ if pathlib.Path(sys.prefix).resolve() != venv.resolve():
     os.execv(venv / "bin" / "python", [str(venv / "bin" / "python"), *sys.argv])
 sys.path.insert(0, str(root / "bench" / "rivals"))
 sys.dont_write_bytecode = True
+import all as all_parts  # noqa: E402
 import decoders  # noqa: E402
 import layers  # noqa: E402
 import libraries  # noqa: E402
@@ -171,6 +173,42 @@ class Reports(unittest.TestCase):
         errors = {name: {"normal": 5e-7 if "f32" in name else 0.0184, "outliers": 0.035} for name in ("mha f32", "mha int8")}
         text = "\n".join(report.arithmetic_tables([result_of({"mha f32": [2, 1, 4], "mha int8": [1, 0.75, 3]}, "arithmetic", errors=errors)]))
         self.assertIn("| mha int8 | 0.75 [1.8e-2, 3.5e-2] |", text)  # shares of 0.5, 0.75 and 0.75
+
+    def test_what_pages_say_in_short_is_of_the_same_results(self):
+        errors = {name: {"normal": 0.01, "outliers": 0.02} for name in ("mha int16", "mha int8", "PyTorch int8")}
+        layer = [result_of({"mha f32": [2], "OpenVINO scaled_dot_product_attention": [each]}, threads=threads) for each in (1, 4) for threads in (1, 2)]
+        self.assertIn("0.50 to 2.00 times as fast as the best of the others on one thread, and ahead at 1 of 2 shapes; 0.50 to",
+                      " ".join(report.layers_summary(layer)))
+        few = [result_of({"mha f32": [4], "mha int16": [2], "mha int8": [1], "mha int4_int16": [2], "mha int4_int8": [2], "PyTorch int8": [3]},
+                         "arithmetic", errors=errors)]
+        self.assertIn("The others' int8 takes 0.75 to 0.75, with 1.0% to 2.0%.", " ".join(report.arithmetic_summary(few)))
+        self.assertIn("| int8 | 2.0 to 2.0 | 4.0 to 4.0 |", report.storage_summary(few))
+        rows = [result_of({"mha f32": [1], "PyTorch scaled_dot_product_attention": [2 * threads]}, "decode", (1, 1, 64, 4, 2, 1, 9), threads)
+                for threads in (1, 2)]
+        self.assertRegex(report.decode_summary(rows)[2], r"\| 64, 4, 2, 9 \| 1000 ms, \d+% \| \d+% \|  \| 2.00x \| \d+%, 4.00x \|")
+        models = result_of({}, "models", ["llama, prompt of 512"], errors={way: 0.25 for way in report.ways})
+        models["key"][1], models["seconds"] = "llama, prompt of 512", {way: {"call": [2], "token": [0.5], "attention of call": [1], "attention of token": [0.05]}
+                                                                       for way in report.ways}
+        self.assertIn("| llama, one thread | 2 | 2 | 2 | 2 |", report.models_summary([models]))
+        self.assertIn("Attention is 10% to 50% of the time", report.models_summary([models])[0])
+        self.assertIn("| llama, prompt of 512 | 1 | 2 | 2 | 2 | 2 | 2 |", report.model_tables([models]))
+        onnx = result_of({"unchanged": [3], "rewritten": [2]}, "onnx", threads=2)
+        onnx["key"][1] = "a model"
+        self.assertIn("| a model | 3000 | 2000 | 1.50 |", report.onnx_tables([onnx]))
+
+    def test_all_runs_the_parts_that_are_named_and_says_which_failed(self):
+        for arguments, code, sentence in [(["--list"], 0, "layers-1-small"), (["--only", "nothing"], 2, "invalid choice: 'nothing'"),
+                                          (["--rounds", "0"], 2, "--rounds is 1 or more")]:
+            done = subprocess.run([sys.executable, root / "bench" / "rivals" / "all.py", *arguments], capture_output=True, text=True)
+            self.assertEqual(done.returncode, code)
+            self.assertIn(sentence, done.stdout + done.stderr)
+        ran = []
+        with mock.patch.object(all_parts, "prepared", lambda: True), mock.patch.object(all_parts.subprocess, "run", lambda command: ran.append(
+                command[1:]) or mock.Mock(returncode="decode" in command)), contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertEqual(all_parts.main(["--only", "report", "decode-1", "onnx-2", "--rounds", "2", "--busy", "1"]), 1)
+        self.assertEqual([[command[0].name, *command[1:]] for command in ran], [
+            ["layers.py", "decode", "--threads", "1", "--rounds", "2"], ["onnx_models.py", "--threads", "2", "--rounds", "2", "--busy", "1.0"], ["report.py"]])
+        self.assertIn("failed: decode-1;", said.getvalue())
 
     def test_results_replace_those_of_the_same_shape(self):
         path = folder / "kept.json"

