@@ -185,10 +185,6 @@ class DecodeAttention : public DecodeCase {
     problem.head_dim = problem.head_dim_v = shape.head_dim;
     problem.is_causal = true;
     problem.q = support::Random(3).Uniforms(rows_ * shape.width(), 1.7f);
-    if (options.score_arithmetic != MHA_ARITHMETIC_F32 || options.context_arithmetic != MHA_ARITHMETIC_F32) {
-      problem.score.emplace().arithmetic = static_cast<support::Arithmetic>(options.score_arithmetic);
-      problem.score->context_arithmetic = static_cast<support::Arithmetic>(options.context_arithmetic);
-    }
     Copy first = {support::Memory(), std::nullopt, make_cache()};
     support::AttentionCall call = {call_form(scheduler()), options.instruction_set};
     call.cache.cache = first.cache.get();

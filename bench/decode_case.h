@@ -32,7 +32,6 @@ struct DecodeOptions {
   uint32_t cache_type = MHA_TYPE_F32;
   uint32_t weight_type = MHA_TYPE_F32;
   uint32_t arithmetic = MHA_ARITHMETIC_F32;  // of the layer's projections
-  uint32_t score_arithmetic = MHA_ARITHMETIC_F32, context_arithmetic = MHA_ARITHMETIC_F32;  // of the attention alone
 };
 
 // mha_forward. The layer's weights are those of query_dim = width.

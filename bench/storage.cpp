@@ -1,9 +1,7 @@
 // storage: decoding with stored keys and values of each type, and projections with stored weights of each type, in turns with f32.
 // arithmetic: layers with weights of int8 whose projections compute in integers, and a token's with int8 and int4, in turns with those of
-// f32; attention whose scores are in integers, or its scores and its context, in turns with that in f32, over the same cache of int8 where
-// there is one.
+// f32.
 
-#include "attention_case.h"
 #include "decode_case.h"
 #include "groups.h"
 #include "layer_case.h"
@@ -32,14 +30,6 @@ constexpr struct {
 } arithmetics[] = {{"int8", MHA_ARITHMETIC_INT8, [](support::LayerProblem *problem) { problem->arithmetic = support::Arithmetic::kInt8; }},
                    {"int16", MHA_ARITHMETIC_INT16,
                     [](support::LayerProblem *problem) { problem->arithmetic = support::Arithmetic::kInt16; }}};
-
-constexpr const char *part_names[] = {"/scores/", "/scores_and_context/"};
-
-template <support::Arithmetic arithmetic, bool has_context>
-void scores_in(support::LayerProblem *problem) {
-  problem->score.emplace().arithmetic = arithmetic;
-  if (has_context) problem->score->context_arithmetic = arithmetic;
-}
 
 }  // namespace
 
@@ -79,35 +69,6 @@ void register_storage_benchmarks(const Setting &setting) {
       add(std::string("arithmetic/") + name + "/" + layer.name(), [=] {
         std::unique_ptr<Case> test = make_layer_case(layer, integers);
         test->rival = make_layer_case(layer, {setting.instruction_set});
-        test->rival_counter = "times_f32";
-        test->in_integers = true;
-        return test;
-      });
-    }
-    for (const int64_t head_dim : {64, 128}) {
-      const AttentionShape prompt = {1024, 12, head_dim, true};
-      const std::string prompt_name = LayerShape{1, prompt.n, 12 * head_dim, 12, true}.name() + "/head_dim:" + std::to_string(head_dim);
-      const bool is_int8 = arithmetic == MHA_ARITHMETIC_INT8;
-      const Change changes[] = {is_int8 ? scores_in<support::Arithmetic::kInt8, false> : scores_in<support::Arithmetic::kInt16, false>,
-                                is_int8 ? scores_in<support::Arithmetic::kInt8, true> : scores_in<support::Arithmetic::kInt16, true>};
-      for (const bool has_context : {false, true}) {
-        add(std::string("arithmetic/") + name + part_names[has_context] + prompt_name, [=, change = changes[has_context]] {
-          std::unique_ptr<Case> test = make_attention_case(prompt, setting.instruction_set, change);
-          test->rival = make_attention_case(prompt, setting.instruction_set);
-          test->rival_counter = "times_f32";
-          test->in_integers = true;
-          return test;
-        });
-      }
-    }
-    DecodeOptions tokens = f32, tokens_in_floats = f32;
-    tokens.cache_type = tokens_in_floats.cache_type = MHA_TYPE_INT8;
-    tokens.score_arithmetic = arithmetic;
-    for (const bool has_context : {false, true}) {
-      if (has_context) tokens.context_arithmetic = arithmetic;
-      add(std::string("arithmetic/") + name + part_names[has_context] + "cache:int8/" + shape.attention_name(), [=] {
-        std::unique_ptr<Case> test = make_decode_attention(shape, tokens);
-        test->rival = make_decode_attention(shape, tokens_in_floats);
         test->rival_counter = "times_f32";
         test->in_integers = true;
         return test;

@@ -19,8 +19,8 @@
  *     mha_info                               says how a call will run, and what it costs
  *     mha_linear                             runs y = x W^T + b alone, as the projections
  *
- * The library computes in float, projections and scores on request in integers. It allocates only
- * in mha_layer_create, starts no thread, takes no lock, never prints and never aborts.
+ * The library computes in float, projections on request in integers. It allocates only in
+ * mha_layer_create, starts no thread, takes no lock, never prints and never aborts.
  *
  * Results are the same bits for any batch, number of threads and instruction set, and for any way
  * of cutting a sequence into calls over a cache. src/kernels/CONTRACT.md defines each operation.
@@ -214,9 +214,9 @@ typedef struct mha_layer_config {
  */
 
 /*
- * What projections compute in; of attention see mha_score_options. Integers need weights of INT8
- * or INT4. Input rows become codes: each 64 numbers have a scale, their largest magnitude / 127
- * or / 32767. Products of codes add up exactly. A number that is not finite makes its row NaN.
+ * What projections compute in. Integers need weights of INT8 or INT4. Input rows become codes: each
+ * 64 numbers have a scale, their largest magnitude / 127 or / 32767. Products of codes add up
+ * exactly. A number that is not finite makes its row NaN.
  */
 #define MHA_ARITHMETIC_F32 0u
 #define MHA_ARITHMETIC_INT8 1u  /* codes of 8 bits */
@@ -633,9 +633,6 @@ typedef struct mha_norm {
  * bias, what flags and lengths exclude is not read (with MHA_GROUPS_ALSO it may be), and of bias
  * what mask or groups exclude reaches no result. Calls only read the struct and all it points to.
  *
- * In integers a row of a head of q, or 256 exp(s) times the values' scales, become codes with one
- * scale. A cache then has a k_type, or v_type, of INT8; without one, k and v are rounded to INT8.
- *
  * mask and bias have the shape [batch, num_heads, n_q, columns]. A stride of 0 means that all
  * sequences, heads or rows have the same: one [n_q, columns] for all needs a row stride alone. Rows
  * are those of query, padding included, and have all columns. These are as in attention_weights:
@@ -670,8 +667,6 @@ typedef struct mha_score_options {
   const float *relative_bias;
   int64_t relative_left, relative_right;     /* distances that the table has; >= 0 */
   const float *head_scales;  /* [num_heads], finite; a head of 0 is padding throughout; NULL = 1 */
-  uint32_t arithmetic;         /* MHA_ARITHMETIC_* of q k^T, as said above; 0 = F32 */
-  uint32_t context_arithmetic; /* likewise, of exp(s) times the values */
 } mha_score_options;
 
 /*

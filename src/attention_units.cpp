@@ -142,23 +142,18 @@ AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t n
     end = end + round_up(floats, 16);
     return offset;
   };
-  const bool has_codes = attention->options.arithmetic != Arithmetic::f32;
-  const bool has_context_codes = attention->options.context_arithmetic != Arithmetic::f32;
-  scratch.query_floats = has_codes ? coded_query_floats(attention->head_dim) : attention->head_dim;
-  scratch.queries = take(rows * Count(scratch.query_floats));
+  const int64_t head_dim = attention->head_dim;
+  scratch.queries = take(rows * Count(head_dim));
   set_late_rows(attention);
   const bool are_late = largest * group <= attention->late_rows, are_in_place = largest * group <= attention->in_place_rows;
-  const int64_t key_groups = has_floats_k ? 0 : are_late ? late_groups : chunk_keys / key_block, head_dim = attention->head_dim;
-  scratch.keys = take(has_codes ? Count(gathered_keys_bytes(head_dim) / 4) : Count(key_groups * key_block) * Count(head_dim));
-  const Count values = has_context_codes ? Count(gathered_values_bytes(attention->head_dim_v_padded) / 4) : Count(chunk_keys) * width;
-  scratch.values = take(has_floats_v || are_in_place ? Count(0) : values);
+  const int64_t key_groups = has_floats_k ? 0 : are_late ? late_groups : chunk_keys / key_block;
+  scratch.keys = take(Count(key_groups * key_block) * Count(head_dim));
+  scratch.values = take(has_floats_v || are_in_place ? Count(0) : Count(chunk_keys) * width);
   const int64_t prepared_keys = attention->k.is_packed ? 4 : key_block;
-  const int64_t prepared = std::max({prepared_keys * attention->head_dim, attention->prepare_v.is_any ? attention->head_dim_v : 0,
-                                     has_codes ? code_count(attention->head_dim) : 0});
+  const int64_t prepared = std::max(prepared_keys * head_dim, attention->prepare_v.is_any ? attention->head_dim_v : 0);
   const bool has_prepared = attention->prepare_k.is_any || attention->prepare_v.is_any || !has_floats_k;
   scratch.prepared = take(has_prepared ? Count(prepared) : Count(0));
   scratch.scores = take(max_attend_rows * score_stride);
-  scratch.weights = take(has_context_codes ? max_attend_rows * weight_floats : 0);
   scratch.states = take(Count(slots) * state);
   scratch.state_stride = state.value();
   scratch.floats = end.value();
@@ -192,7 +187,6 @@ void bind_attention(const AttentionMemory &memory, unsigned char *workspace, Att
 
 void run_attention(const Kernels &kernels, Attention *attention, const mha_scheduler *scheduler, UnitCounter *counter, float *scratch) {
   split_keys(threads_of(scheduler), attention);
-  attention->codes = kernels.codes;
   const AttendWork work = {&kernels, attention, scratch, threads_of(scheduler) > 1};
   const int64_t units = attention->batch * attention->num_kv_heads * attention->query_blocks * attention->parts.count;
   run_units(scheduler, counter, units, run_unit, &work);

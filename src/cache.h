@@ -48,7 +48,7 @@ KeyValues cached_values(const mha_kv_cache *cache);
 // Rows of keys or values on their way to packed storage, such as a cache's, as they are.
 inline KvStore storing_of(const StridedRows &rows, const KeyValues &to, const Sequence *sequences, int64_t num_kv_heads, int64_t width,
                           bool are_keys) {
-  return {rows, {}, sequences, to, num_kv_heads, width, are_keys, nullptr, 0};
+  return {rows, {}, sequences, to, num_kv_heads, width, are_keys};
 }
 
 // Whether `count` more positions of a sequence can be written.

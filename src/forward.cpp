@@ -34,9 +34,8 @@ struct Plan {
   int64_t array_batch() const { return is_packed() && args.batch > 1 ? 1 : args.batch; }
   int64_t key_blocks() const { return is_packed() ? packed_key_blocks(args.n_kv, args.batch) : blocks_of(args.n_kv, key_block); }
 
-  bool stores_rows() const { return stage.sequences.cache || stage.stores_codes; }
-  bool has_key_rows() const { return stage.attention.prepare_k.is_any || stores_rows(); }
-  bool has_value_rows() const { return stage.attention.prepare_v.is_any || stores_rows(); }
+  bool has_key_rows() const { return stage.attention.prepare_k.is_any || args.cache; }
+  bool has_value_rows() const { return stage.attention.prepare_v.is_any || args.cache; }
 };
 
 // NULL inputs: key = query, value = key. The widths have to agree then, and without key there are as many keys as queries.
@@ -166,12 +165,11 @@ void plan_workspace(const mha_layer &layer, Plan *plan, WorkspaceLayout *layout)
   const Count batch(plan->array_batch()), q_rows = batch * Count(args.n_q), kv_heads = batch * Count(shape.num_kv_heads);
   const Count kv_rows = batch * Count(args.n_kv), none(0), key_positions = Count(plan->key_blocks()) * Count(key_block);
   const Count value_positions = plan->is_packed() ? key_positions : Count(args.n_kv);
-  const bool has_storage = plan->stores_rows();
   plan_middle(&plan->stage, layout);
   plan->q = layout->take_floats(q_rows * Count(shape.q_columns()));
   plan->gate = layout->take_floats(q_rows * Count(shape.g_columns()));
-  plan->k = layout->take_floats(has_storage ? none : kv_heads * key_positions * Count(shape.head_dim));
-  plan->v = layout->take_floats(has_storage ? none : kv_heads * value_positions * Count(plan->stage.attention.head_dim_v_padded));
+  plan->k = layout->take_floats(args.cache ? none : kv_heads * key_positions * Count(shape.head_dim));
+  plan->v = layout->take_floats(args.cache ? none : kv_heads * value_positions * Count(plan->stage.attention.head_dim_v_padded));
   plan->k_rows = layout->take_floats(plan->has_key_rows() ? kv_rows * Count(shape.k_columns()) : none);
   plan->v_rows = layout->take_floats(plan->has_value_rows() ? kv_rows * Count(shape.v_columns()) : none);
   plan->context = layout->take_floats(shape.has_output ? q_rows * Count(shape.context_columns()) : none);
@@ -327,7 +325,7 @@ void place(const mha_layer &layer, Plan *plan, unsigned char *memory) {
     attention.gate.is_sigmoid = shape.gate == MHA_GATE_SIGMOID;
     attention.gate.is_single = shape.gate_dim == 1;
   }
-  if (!plan->stores_rows()) {
+  if (!args.cache) {
     const int64_t positions = plan->key_blocks() * key_block, width = attention.head_dim_v_padded;
     const int64_t value_positions = plan->is_packed() ? positions : args.n_kv, heads = shape.num_kv_heads;
     attention.k = packed_floats(floats_at(plan->k), shape.head_dim, positions * shape.head_dim, positions, heads, plan->is_packed());

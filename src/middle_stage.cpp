@@ -107,69 +107,12 @@ void clear_padding_of_outputs(const MiddleStage &stage) {
 
 }  // namespace
 
-namespace {
-
-// Integer scores need keys of int8, and an integer context such values: a cache's, or those that the call stores itself.
-mha_status choose_storage(Report &report, MiddleStage *stage) {
-  Attention &attention = stage->attention;
-  const SequenceArguments &s = stage->sequences;
-  const struct {
-    const char *field, *rows, *type;
-    Arithmetic arithmetic;
-    Storage storage;
-  } products[] = {{"arithmetic", "keys", "k_type", attention.options.arithmetic, attention.k.storage},
-                  {"context_arithmetic", "values", "v_type", attention.options.context_arithmetic, attention.v.storage}};
-  bool has_integers = false;
-  for (const auto &product : products) {
-    if (product.arithmetic == Arithmetic::f32) continue;
-    has_integers = true;
-    if (!s.cache || product.storage == Storage::int8) continue;
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                       "score.%s is in integers, but the %s of the cache are not of MHA_TYPE_INT8; make it with a %s of that, or set "
-                       "MHA_ARITHMETIC_F32",
-                       product.field, product.rows, product.type);
-  }
-  if (!has_integers || s.cache) return MHA_OK;
-  const auto rows_of = [](const KeyValues &x) { return StridedRows{x.base, x.batch_stride, x.row_stride, x.head_stride, x.storage}; };
-  stage->stores_codes = true;
-  stage->has_own_rows = !attention.k.is_packed;
-  if (stage->has_own_rows && s.n_kv > 0) {
-    stage->k_rows = rows_of(attention.k);
-    stage->v_rows = rows_of(attention.v);
-  }
-  attention.k = attention.v = {};
-  attention.k.is_packed = attention.v.is_packed = true;
-  attention.k.storage = attention.v.storage = Storage::int8;
-  return MHA_OK;
-}
-
-// Blocks of 16 positions of the keys that a call stores: of each sequence, or of packed ones together.
-int64_t stored_blocks(const SequenceArguments &s) {
-  return s.is_packed() ? packed_key_blocks(s.n_kv, s.batch) : blocks_of(s.n_kv, key_block);
-}
-
-// The memory of keys or values, as codes of so many numbers for each position.
-void place_codes(const MiddleStage &stage, int64_t width, void *codes, void *scales, KeyValues *to) {
-  const int64_t positions = stored_blocks(stage.sequences) * key_block, heads = stage.attention.num_kv_heads;
-  const bool is_packed = stage.sequences.is_packed();
-  to->base = codes;
-  to->scales = static_cast<const float *>(scales);
-  to->row_stride = width;
-  to->head_stride = positions * width;
-  to->batch_stride = is_packed ? key_block * width : heads * to->head_stride;  // packed sequences: numbers count blocks
-  to->block_positions = positions;
-  to->scale_batch_stride = is_packed ? key_block : heads * positions;
-}
-
-}  // namespace
-
 mha_status check_middle(Report &report, MiddleStage *stage) {
   Attention &attention = stage->attention;
   SequenceArguments &s = stage->sequences;
   if (const mha_status status = check_score_options(report, stage->score, attention.num_heads, &s, &attention.options)) return status;
   if (const mha_status status = check_sequences(report, &s, attention.num_kv_heads, attention.head_dim, attention.head_dim_v))
     return status;
-  if (const mha_status status = choose_storage(report, stage)) return status;
   set_window(s, &attention);
   PositionGroups &groups = attention.options.groups;
   groups.window_left = attention.window_left;
@@ -202,13 +145,6 @@ void plan_middle(MiddleStage *stage, WorkspaceLayout *layout) {
   stage->k_statistics = layout->take_floats(statistics * Count(stage->sequences.n_kv));
   stage->memory = plan_attention(&stage->attention, max_keys(stage->sequences), threads_of(stage->scheduler),
                                  stage->sequences.is_ragged(), layout);
-  if (!stage->stores_codes) return;
-  const Count positions = Count(stage->sequences.array_batch()) * Count(stage->attention.num_kv_heads) *
-                          Count(stored_blocks(stage->sequences)) * Count(key_block);
-  stage->key_codes = layout->take(positions * Count(stage->attention.head_dim), 1);
-  stage->key_scales = layout->take_floats(positions);
-  stage->value_codes = layout->take(positions * Count(stage->attention.head_dim_v_padded), 1);
-  stage->value_scales = layout->take_floats(positions);
 }
 
 void begin_passes(MiddleStage *stage, unsigned char *workspace) {
@@ -216,10 +152,6 @@ void begin_passes(MiddleStage *stage, unsigned char *workspace) {
   const SequenceArguments &s = stage->sequences;
   Attention &attention = stage->attention;
   bind_attention(memory, workspace, &attention);
-  if (stage->stores_codes) {
-    place_codes(*stage, attention.head_dim, workspace + stage->key_codes, workspace + stage->key_scales, &attention.k);
-    place_codes(*stage, attention.head_dim_v_padded, workspace + stage->value_codes, workspace + stage->value_scales, &attention.v);
-  }
   attention.reworks_context = attention.options.head_scales || attention.context || attention.gate.values.base ||
                               attention.output_storage != Storage::f32;
   stage->attention.n_kv = pair_columns(s);
@@ -279,11 +211,6 @@ void attend_pass(MiddleStage *stage) {
                             storing_of(stage->v_rows, attention.v, sequences, kv_heads, attention.head_dim_v, false)};
     kv_stores[0].prepare = attention.prepare_k;
     kv_stores[1].prepare = attention.prepare_v;
-    for (KvStore &storing : kv_stores) {
-      if (!stage->stores_codes) continue;  // a cache takes all heads
-      storing.head_scales = attention.options.head_scales;
-      storing.group = attention.num_heads / kv_heads;
-    }
     RowMeasure measures[2] = {};
     if (is_measured) {
       const KeyValues k = attention.k.is_packed ? plain_rows(stage->k_rows) : attention.k;
@@ -337,13 +264,6 @@ void add_cost_of_middle(const MiddleStage &stage, mha_call_info *info) {
   const int64_t stored = attention.num_kv_heads;  // a cache takes all
   if (s.cache || !attention.k.is_packed) {
     info->bytes += key_value_bytes(s, attention, s.cache ? stored : heads.new_keys, s.cache ? stored : heads.attended, heads.attended);
-  } else if (stage.has_own_rows) {
-    Attention rows = {};
-    rows.head_dim = attention.head_dim;
-    rows.head_dim_v = attention.head_dim_v;
-    rows.k.storage = stage.k_rows.storage;
-    rows.v.storage = stage.v_rows.storage;
-    info->bytes += key_value_bytes(s, rows, heads.new_keys, heads.attended, heads.attended);
   }
   for (const OptionalOutput &output : optional_outputs(stage, pair_columns(s)).outputs) {
     if (output.output) info->bytes += static_cast<uint64_t>(output.elements.value()) * sizeof(float);

@@ -27,10 +27,6 @@ struct MiddleStage {
   // The workspace: offsets from its start, and from begin_passes on what lies there.
   int64_t counter_offset;
   int64_t q_statistics, k_statistics;  // of rows whose heads are normalised together
-  // Without a cache, integer scores and contexts store the keys and values that come with the call in the workspace.
-  bool stores_codes;
-  bool has_own_rows;  // k_rows and v_rows are the caller's, of the types there
-  int64_t key_codes, key_scales, value_codes, value_scales;
   AttentionMemory memory;
   UnitCounter *counter;
   float *scratch;
@@ -49,7 +45,6 @@ void describe_call(const Args &args, uint32_t argument, MiddleStage *stage) {
   stage->norm = args.norm;
   stage->given_taps = args.taps;
   stage->k_rows = stage->v_rows = {};
-  stage->stores_codes = stage->has_own_rows = false;
   Attention &attention = stage->attention;
   attention.gate = {};
   attention.batch = args.batch;

@@ -160,15 +160,6 @@ mha_status check_score_options(Report &report, const mha_score_options *given, i
   if (const mha_status status = check_columns(report, s, o)) return status;
   if (const mha_status status = check_relative_bias(report, s, o, num_heads)) return status;
   if (const mha_status status = check_q_scales(report, s, o)) return status;
-  if (o.arithmetic > MHA_ARITHMETIC_INT16) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.arithmetic is %u, which is no MHA_ARITHMETIC_*", o.arithmetic);
-  }
-  if (o.context_arithmetic > MHA_ARITHMETIC_INT16) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.context_arithmetic is %u, which is no MHA_ARITHMETIC_*",
-                       o.context_arithmetic);
-  }
-  options->arithmetic = static_cast<Arithmetic>(o.arithmetic);
-  options->context_arithmetic = static_cast<Arithmetic>(o.context_arithmetic);
   options->softcap = o.softcap;
   options->softcap_inverse = o.softcap != 0.0f ? 1.0f / o.softcap : 0.0f;
   options->alibi_slopes = o.alibi_slopes;

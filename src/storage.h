@@ -190,30 +190,5 @@ inline int32_t encode(const float *x, int64_t count, const CodeScale &scale, Cod
   return static_cast<int32_t>(sum);
 }
 
-// ---- Integer attention: a row is codes and one scale (CONTRACT.md, section 7)
-
-// It has so many codes, of which those behind its width are 0, in chains of so many with a tail behind them, and takes so many floats.
-inline int64_t code_count(int64_t width) { return (width + int4_group - 1) / int4_group * int4_group; }
-inline int64_t chain_of_row(int64_t width) { return code_count(width) < score_code_block ? code_count(width) : score_code_block; }
-inline int64_t coded_row_floats(int64_t width) {
-  const int64_t chain = chain_of_row(width), chains = (width + chain - 1) / chain;
-  return chains * (chain * static_cast<int64_t>(sizeof(int16_t)) + static_cast<int64_t>(sizeof(CodesTail))) / 4;
-}
-inline int64_t coded_query_floats(int64_t width) { return coded_row_floats(width) + 4; }  // its scale is the last one
-
-// Keys of a chunk, four terms side by side: from each four to the next there are so many bytes, a bit more than a power of two, so that
-// they do not fall into the same cache sets.
-constexpr int64_t gathered_keys_step = 4 * chunk_keys + 64;
-inline int64_t gathered_keys_bytes(int64_t head_dim) { return (head_dim + 3) / 4 * gathered_keys_step; }
-
-// Values of a chunk likewise, 16 columns after 16.
-inline int64_t gathered_values_step(int64_t width) { return 4 * width + 64; }
-inline int64_t gathered_values_bytes(int64_t width) { return chunk_keys / 4 * gathered_values_step(width); }
-
-// ---- Integer contexts: the weights of a chunk are codes and one scale (CONTRACT.md, section 8)
-
-// Room for the codes of 16 bits and their scale, or for what encode_row makes.
-constexpr int64_t weight_codes = chunk_keys, weight_floats = weight_codes / 2 + 16;
-
 }  // namespace
 }  // namespace mha

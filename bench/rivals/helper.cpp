@@ -19,7 +19,6 @@ namespace {
 struct Layer {
   mha_layer *layer = nullptr;
   mha_forward_args args = {};
-  mha_score_options score = {};
   std::vector<float> y;
   std::vector<unsigned char> workspace;
   bench::Array<unsigned char> cache;
@@ -89,8 +88,8 @@ extern "C" {
 // The layer on x [batch, n, width], which must stay; with `past` rows of k and v, one row over a cache of its own. NULL: message, of 248
 // bytes, says why.
 Layer *rivals_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int64_t kv_heads, uint32_t is_causal, uint32_t weight_type,
-                    uint32_t arithmetic, uint32_t attention_arithmetic, const float *x, const float *w_qkv, const float *w_o, int64_t past,
-                    const float *k, const float *v, uint32_t num_threads, char *message) {
+                    uint32_t arithmetic, const float *x, const float *w_qkv, const float *w_o, int64_t past, const float *k, const float *v,
+                    uint32_t num_threads, char *message) {
   static const bench::Workers *const workers = num_threads > 1 ? new bench::Workers(num_threads) : nullptr;
   Layer *const self = new Layer;
   self->past = past;
@@ -114,9 +113,6 @@ Layer *rivals_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int6
   args.output = self->y.data();
   args.flags = is_causal ? MHA_CAUSAL : 0;
   args.scheduler = workers ? &workers->scheduler() : nullptr;
-  self->score.struct_size = sizeof self->score;
-  self->score.arithmetic = self->score.context_arithmetic = attention_arithmetic;
-  if (attention_arithmetic) args.score = &self->score;
 
   mha_error error;
   mha_status status = mha_layer_create(&config, &weights, nullptr, &self->layer, &error);

@@ -44,7 +44,7 @@ forms = {
                "ONNX Runtime": {"Attention": exact, "MultiHeadAttention": exact}, "OpenVINO": {"scaled_dot_product_attention": exact}},
     "decode": {"mha": {"f32": exact}, "PyTorch": {"scaled_dot_product_attention": exact}, "ONNX Runtime": {"GroupQueryAttention": exact}},
     "arithmetic": {
-        "mha": {"f32": exact, "int16": 0.04, "int8": 0.05, "int16_attention": 0.05, "int8_attention": 0.06, "int4_int16": 0.3, "int4_int8": 0.3},
+        "mha": {"f32": exact, "int16": 0.04, "int8": 0.05, "int4_int16": 0.3, "int4_int8": 0.3},
         "PyTorch": {"scaled_dot_product_attention": exact, "bf16": 0.02, "int8": 0.3},
         "ONNX Runtime": {"Attention": exact, "MultiHeadAttention": exact, "quantize_dynamic": 0.15, "QAttention": 0.15},
         "OpenVINO": {"scaled_dot_product_attention": exact, "bf16": 0.02, "int8": 0.12}}}

@@ -90,9 +90,8 @@ def processor_flags():
 
 
 class Mha:
-    # MHA_TYPE_* of the weights, MHA_ARITHMETIC_* of the projections, and of scores and context
-    forms = {"f32": (0, 0, 0), "int16": (3, 2, 0), "int8": (3, 1, 0), "int16_attention": (3, 2, 2), "int8_attention": (3, 1, 1),
-             "int4_int16": (4, 2, 0), "int4_int8": (4, 1, 0)}
+    # MHA_TYPE_* of the weights, MHA_ARITHMETIC_* of the projections
+    forms = {"f32": (0, 0), "int16": (3, 2), "int8": (3, 1), "int4_int16": (4, 2), "int4_int8": (4, 1)}
 
     def __init__(self, threads, helper):
         self.threads, self.helper = threads, ctypes.CDLL(helper)

@@ -26,10 +26,10 @@ template <class V>
 MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const Attention &call = unit.call;
   const int64_t head_dim = call.head_dim, whole = head_dim - head_dim % static_cast<int64_t>(V::size);
-  const bool is_prepared = call.prepare_q.is_any || call.q.storage != Storage::f32, has_codes = unit.has_codes();
+  const bool is_prepared = call.prepare_q.is_any || call.q.storage != Storage::f32;
   const float *const scales = call.options.q_scales;
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
-    float *const to = has_codes ? unit.scratch + call.scratch.prepared : unit.q(row.index);
+    float *const to = unit.q(row.index);
     if (row.query + max_attend_rows < unit.query_begin + unit.queries) {  // those of a later tile, which are there when this one is done
       const char *const input = static_cast<const char *>(unit.input(row));
       prefetch_row(element_at(input, call.q.storage, max_attend_rows * call.q.row_stride), head_dim * bytes_of(call.q.storage));
@@ -39,12 +39,6 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
     const V factor = all<V>(scale);
     for (int64_t k = 0; k < whole; k += V::size) store(to + k, canonical_nan(load<V>(from + k) * factor));
     for (int64_t k = whole; k < head_dim; ++k) to[k] = canonical_nan(from[k] * scale);
-    if (!has_codes) continue;
-    float *const codes = unit.q(row.index);
-    const int64_t count = code_count(head_dim);  // stored keys know no chains of codes
-    codes[call.scratch.query_floats - 1] =
-        unit.gathers_keys() ? call.codes->encode_row(CodedRows::queries, call.options.arithmetic, to, head_dim, codes)
-                            : encode_code_row(CodedRows::queries, call.options.arithmetic, to, head_dim, count, sizeof(int16_t), 0, codes);
   }
 }
 

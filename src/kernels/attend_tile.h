@@ -5,7 +5,6 @@
 #pragma once
 
 #include "kernels/context.h"
-#include "kernels/context_codes.h"
 
 namespace mha {
 namespace {
@@ -55,7 +54,6 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   const int64_t width = call.head_dim_v_padded;
   float *const scores = unit.scratch + call.scratch.scores;
   const auto scores_of = [&](int64_t c) MHA_INLINED { return scores + c * rows.count * score_stride; };
-  const auto weights_of = [&](int64_t c) MHA_INLINED { return unit.scratch + call.scratch.weights + c * rows.count * weight_floats; };
 
   // 1. Products. In a tile with more rows than there are, the last one stands in for those that are missing.
   Attending keys[max_interleaved_chunks];
@@ -63,17 +61,11 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   for (int64_t c = 0; c < count; ++c) {
     const int64_t before = c * chunk_keys;
     find_attending(unit, chunks[c].begin, {max(0, needed.begin - before), min(chunk_keys, needed.end - before)}, rows, &keys[c]);
-    const Range groups = groups_of(keys[c].some);
-    if (unit.gathers_keys())
-      multiply_gathered_keys(unit, groups, unit.q(rows.begin), rows.count, scores_of(c));
-    else
-      blocks.add(chunks[c].keys, groups, scores_of(c));
+    blocks.add(chunks[c].keys, groups_of(keys[c].some), scores_of(c));
   }
   const bool prefetches = ahead_of_keys.groups || ahead_of_values.groups;
-  if (!unit.gathers_keys()) {
-    multiply_keys<V>(unit, chunks[0], blocks, groups_of(keys[0].some), loops_over_keys<V>(unit, rows.count, chunks[0].keys, prefetches),
-                     unit.q(rows.begin), rows.count, rows.count == 1 && call.tuning->interleaves_keys && call.k.is_packed, ahead_of_keys);
-  }
+  multiply_keys<V>(unit, chunks[0], blocks, groups_of(keys[0].some), loops_over_keys<V>(rows.count, chunks[0].keys.storage, prefetches),
+                   unit.q(rows.begin), rows.count, rows.count == 1 && call.tuning->interleaves_keys && call.k.is_packed, ahead_of_keys);
 
   // 2. Scores, their maximum, and p = exp(score - maximum), whose sum is l.
   for (int64_t c = 0; c < count; ++c) {
@@ -82,12 +74,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     float factors[max_attend_rows];
     for (int64_t r = 0; r < rows.count; ++r, row += score_stride) {
       factors[r] = score_row<V>(unit, rows.begin + r, chunks[c], groups, keys[c].of_row[r], row);
-      if (unit.has_context_codes()) {
-        float *const codes = weights_of(c) + r * weight_floats;
-        softmax_to_codes<V>(unit, chunks[c].values, groups, keys[c].of_row[r], factors[r], row, m + r, l + r, codes);
-      }
     }
-    if (unit.has_context_codes()) continue;
     softmax<V>(groups, keys[c].of_row, factors, rows.count, scores_of(c), m, l);
     for (int64_t r = 0; chunks[c].values.has_scales && r < rows.count; ++r) {
       scale_by_values<V>(chunks[c].values, groups.begin, groups.end, scores_of(c) + r * score_stride);
@@ -95,14 +82,6 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   }
 
   // 3. Context.
-  if (unit.has_context_codes()) {
-    for (int64_t c = 0; c < count; ++c) {
-      PrefetchSource ahead = ahead_of_values;
-      if (c + 1 < count) ahead = {&chunks[c + 1].values, groups_of(keys[c + 1].some), 0, group_bytes_of(call.v)};
-      add_value_codes<V>(unit, chunks[c].values, groups_of(keys[c].some), weights_of(c), rows.count, unit.o(slot + c, rows.begin), ahead);
-    }
-    return;
-  }
   const Loops loops = loops_over_values<V>(rows.count, chunks[0].values.storage, prefetches || count > 1 || chunks[0].values.are_rows);
   for (int64_t c = 0; c < count; ++c) {
     PrefetchSource ahead = ahead_of_values;

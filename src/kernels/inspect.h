@@ -9,9 +9,9 @@
 namespace mha {
 namespace {
 
-// s * factor as an output, if it is asked for, from number `at` on.
-MHA_NOINLINE inline void write_pairs(float *output, int64_t at, const float *s, int64_t count, float factor = 1.0f) {
-  for (int64_t j = 0; output && j < count; ++j) output[at + j] = canonical(s[j] * factor);
+// s as an output, if it is asked for, from number `at` on.
+MHA_NOINLINE inline void write_pairs(float *output, int64_t at, const float *s, int64_t count) {
+  for (int64_t j = 0; output && j < count; ++j) output[at + j] = canonical(s[j]);
 }
 
 template <class V>
@@ -20,9 +20,8 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t
   const PairOutputs &pairs = call.pairs;
   const int64_t column = unit.sequence.column + begin, at = unit.output_row(row) * call.n_kv + column;
   const Range range = unit.keys_of(row);
-  const float q_scale = unit.q_scale(row.index), scale = q_scale * call.scale;
-  write_pairs(pairs.scores, at, s, count, q_scale);
-  for (int64_t j = 0; j < count; j += V::size) store(s + j, canonical(load<V>(s + j) * all<V>(scale)));
+  write_pairs(pairs.scores, at, s, count);
+  for (int64_t j = 0; j < count; j += V::size) store(s + j, canonical(load<V>(s + j) * all<V>(call.scale)));
   write_pairs(pairs.scaled_scores, at, s, count);
   if (call.options.softcap != 0.0f) cap_scores<V>(call.options, groups_of({0, count}), 1.0f, s);
   write_pairs(pairs.softcapped_scores, at, s, count);

@@ -10,7 +10,6 @@ namespace mha {
 constexpr int64_t panel_columns = 48;  // columns of a weight panel: a multiple of every vector width, 3 registers of AVX-512
 constexpr int64_t dot_block = 256;     // terms of one chain of a projection (CONTRACT.md, sections 3 and 4)
 constexpr int64_t score_block = 32;    // terms of one chain of a score (CONTRACT.md, section 7)
-constexpr int64_t score_code_block = 512;  // the same in integers
 constexpr int64_t chunk_keys = 256;    // keys of one chunk (CONTRACT.md, section 8)
 constexpr int64_t key_block = 16;      // keys that lie side by side, one per lane, in a block of keys
 constexpr int64_t int4_group = 32;     // terms that have one scale (CONTRACT.md, section 2)
@@ -19,7 +18,7 @@ constexpr int64_t code_group = 64;     // terms of an input row that have one sc
 // How numbers are stored: the MHA_TYPE_* of mha.h.
 enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
 
-// What projections, scores or contexts compute in: the MHA_ARITHMETIC_* of mha.h.
+// What projections compute in: the MHA_ARITHMETIC_* of mha.h.
 enum class Arithmetic : uint32_t { f32, int8, int16 };
 
 // How the kernels use a processor's memory: no result depends on it. tuning.cpp says which processor has which.
@@ -186,8 +185,6 @@ struct PositionGroups {
 struct ScoreOptions {
   bool change_scores;              // all but sinks, mask and groups does
   bool limits_pairs;               // mask and groups do
-  Arithmetic arithmetic;           // of q k^T; in integers keys are packed, of int8
-  Arithmetic context_arithmetic;   // of p v; in integers values are packed, of int8
   float softcap, softcap_inverse;  // 0: none
   const float *alibi_slopes, *sinks;  // [num_heads]; null: none
   const float *relative_bias;         // [num_heads][relative_left + 1 + relative_right] by distance; null: none
@@ -216,16 +213,14 @@ struct Gate {
 // The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has so many rows:
 // block_queries * (query heads per kv head).
 struct AttendScratch {
-  int64_t queries;   // [rows] of query_floats: head_dim, of integer scores codes and their scale
-  int64_t keys;      // [16 or late_groups][head_dim][16], for keys to be brought into this form; of integer scores gathered_keys_bytes
-  int64_t values;    // [256][head_dim_v_padded], likewise; of integer contexts gathered_values_bytes
+  int64_t queries;   // [rows][head_dim]
+  int64_t keys;      // [16 or late_groups][head_dim][16], for keys to be brought into this form
+  int64_t values;    // [256][head_dim_v_padded], likewise
   int64_t prepared;  // [4][head_dim], of plain keys [16][head_dim], and at least [head_dim_v]: rows on their way, prepared or widened
   int64_t scores;    // [max_attend_rows][score_stride]
-  int64_t weights;   // [max_attend_rows] of weight_floats, of integer contexts
   int64_t states;  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be
                    // read and written behind m and l
   int64_t state_stride;
-  int64_t query_floats;
   int64_t floats;  // all of it
 };
 
@@ -246,8 +241,6 @@ struct KvSplit {
   float *states;        // [units][count] of state_stride
   int64_t state_stride;
 };
-
-struct CodeKernels;
 
 // One call's attention, the same for all its units of work.
 struct Attention {
@@ -278,7 +271,6 @@ struct Attention {
   AttendScratch scratch;
   KvSplit parts;
   const Tuning *tuning;
-  const CodeKernels *codes;
 };
 
 // ---- Storing keys or values
@@ -291,8 +283,6 @@ struct KvStore {
   KeyValues to;
   int64_t num_kv_heads, width;
   bool are_keys;
-  const float *head_scales;  // as in ScoreOptions, of `group` query heads for each kv head: where all are 0, it is not read; null: all are
-  int64_t group;
 };
 
 // Rows of queries or keys whose heads are normalised together: their statistics go to where prepare.norm says.
@@ -342,22 +332,6 @@ struct SmallCall {
 
 // ---- The table
 
-// What rows of codes are in the attention: queries, which are multiplied with keys, or weights, numbers from 0 on, with values.
-enum class CodedRows : uint32_t { queries, weights };
-
-// sums[row][column] = fma(float(S), scale, +0), with the exact sum S of the products of codes, and the scale of the row of weights; of
-// queries it is 1. Terms beyond 512, which queries alone have, make further sums, which are added in order.
-struct CodeProducts {
-  CodedRows kind;
-  Arithmetic arithmetic;
-  const float *rows;  // what encode_row has made of `terms` numbers each
-  int64_t row_floats, num_rows;
-  const uint8_t *columns;  // what gather_columns has made, [ceil(terms / 4)][num_columns][4], fours `step` bytes apart
-  int64_t step, num_columns, terms;  // num_columns: a multiple of 16
-  float *sums;  // room for spare_rows more is needed
-  int64_t sums_stride;
-};
-
 // Products of codes: what differs between instruction sets with and without products of bytes.
 struct CodeKernels {
   // Input rows [row_begin, row_end) of a projection as codes, coded_bytes<int16_t>(storage, depth) each at most.
@@ -366,18 +340,6 @@ struct CodeKernels {
   // As Kernels::project. rows: what encode_rows has made of these input rows.
   void (*project)(const Projection &projection, const float *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                   int64_t panel_end);
-
-  // A row of the attention as codes, coded_row_floats(width) at most. x: is filled with zeros up to a multiple of 32. Returns its scale.
-  float (*encode_row)(CodedRows kind, Arithmetic arithmetic, float *x, int64_t width, float *to);
-
-  // Brings four terms of each column side by side. The number of a term and column is at from + term * stride + column; there are as many
-  // columns as a multiple of 16.
-  void (*gather_columns)(CodedRows kind, Arithmetic arithmetic, const int8_t *from, int64_t stride, int64_t terms, int64_t columns,
-                         uint8_t *to, int64_t step);
-
-  void (*multiply)(const CodeProducts &products);
-
-  bool multiplies_bytes, multiplies_words;  // whether there are these functions for codes of 8 and of 16 bits
 };
 
 struct Kernels {

@@ -182,29 +182,6 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
   }
 }
 
-// Keys of int8 for products of codes: 16 by 16, to places so many bytes from each other.
-constexpr int64_t gathered_group_bytes = 4 * key_block;
-
-inline void gather_keys(const Unit &unit, const Groups &keys, Range groups, uint8_t *to, int64_t step) {
-  const Attention &call = unit.call;
-  for (int64_t g = groups.begin; g < groups.end; ++g, to += gathered_group_bytes) {
-    const int8_t *const from = static_cast<const int8_t *>(keys.at[g]);
-    call.codes->gather_columns(CodedRows::queries, call.options.arithmetic, from, key_block, call.head_dim, key_block, to, step);
-  }
-}
-
-// Values of int8, likewise.
-inline void gather_values(const Unit &unit, Range range, uint8_t *memory, Groups *values) {
-  const Attention &call = unit.call;
-  const int64_t width = call.head_dim_v_padded, step = gathered_values_step(width);
-  for (int64_t g = range.begin; g < range.end; ++g) {
-    const int8_t *const from = static_cast<const int8_t *>(values->at[g]);
-    uint8_t *const to = memory + g * (key_block / 4) * step;
-    call.codes->gather_columns(CodedRows::weights, call.options.context_arithmetic, from, width, key_block, width, to, step);
-    values->at[g] = to;
-  }
-}
-
 // ---- A chunk
 
 // Keys or values [keys.begin, keys.end) of the chunk are needed.
@@ -234,15 +211,6 @@ MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_beg
     return;
   }
   locate(source, unit, chunk_begin, range.begin, range.end, groups);
-  if (are_keys && unit.has_codes()) {
-    uint8_t *const gathered = reinterpret_cast<uint8_t *>(memory) + range.begin * gathered_group_bytes;
-    if (unit.gathers_keys()) gather_keys(unit, *groups, range, gathered, gathered_keys_step);
-    return;
-  }
-  if (!are_keys && unit.has_context_codes()) {
-    if (unit.gathers_values()) gather_values(unit, range, reinterpret_cast<uint8_t *>(memory), groups);
-    return;
-  }
   const bool stays = source.storage == Storage::f32 || is_streamed;
   if (!stays) widen_groups<V>(width, range.begin, range.end, memory, groups);
 }

@@ -2,8 +2,8 @@
 #define MHA_KERNELS_NEON
 #define MHA_KERNELS_DOTPROD
 #define MHA_KERNELS_I8MM
-#include "kernels/attention_codes.h"
+#include "kernels/codes.h"
 
 namespace mha {
-constexpr CodeKernels codes_neon_i8mm = make_code_kernels<Vector>();
+constexpr CodeKernels codes_neon_i8mm = {encode_rows<Vector>, project_codes<Vector>};
 }  // namespace mha

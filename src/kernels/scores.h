@@ -5,7 +5,6 @@
 
 #include "kernels/key_values.h"
 #include "kernels/score_options.h"
-#include "kernels/stored_codes.h"
 
 namespace mha {
 namespace {
@@ -27,11 +26,6 @@ struct KeyBlocks {
   }
 };
 
-template <class V>
-MHA_INLINE Loops loops_over_keys(const Unit &unit, int64_t rows, const Groups &keys, bool prefetches) {
-  return unit.has_codes() ? loops_over_stored_codes<V>(rows, true) : loops_over_keys<V>(rows, keys.storage, prefetches);
-}
-
 // Products of `num_rows` queries with all blocks, as many at a time as the loop takes. Where fewer are left they come one by one, or, where
 // the loop for one block takes several too, the last one is computed again. `groups` are those of the first chunk. interleaves: blocks that
 // are taken together come from as many places, which advance side by side.
@@ -45,10 +39,10 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyB
   // Blocks side by side prefetch all groups of the next chunk in turn.
   const int64_t groups_ahead = interleaves ? static_cast<uint32_t>(groups.end - groups.begin) / static_cast<uint32_t>(apart) : 1;
   Tile tile;
-  for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = queries + min(r, num_rows - 1) * unit.call.scratch.query_floats;
+  for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = queries + min(r, num_rows - 1) * head_dim;
   tile.column_stride = key_block;
   tile.terms = head_dim;
-  tile.chain = unit.has_codes() ? score_code_block : score_block;
+  tile.chain = score_block;
   tile.sums_stride = score_stride;
   tile.mode = Sums::replace;
   tile.next_columns = key_block * head_dim;
@@ -69,10 +63,8 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyB
     }
     step = interleaves ? 1 : loop.blocks * tile.repeats;
     const int64_t ahead_bytes = step * groups_ahead * ahead.bytes;
-    Loop prefetching = loop;
-    if (unit.has_codes()) prefetching.blocks = 1;  // in four places
     const char *const first_ahead = is_ahead ? ahead.at(group) + ahead.share * ahead_bytes : nullptr;
-    tile.prefetch = is_ahead ? prefetch_stretch(first_ahead, ahead_bytes, prefetching, head_dim, tile.repeats) : no_prefetch(queries);
+    tile.prefetch = is_ahead ? prefetch_stretch(first_ahead, ahead_bytes, loop, head_dim, tile.repeats) : no_prefetch(queries);
     for (int64_t b = i; keys.are_late && b < min(end, i + step); ++b) {
       pack_keys<V>(unit, chunk.begin, groups.begin + b, chunk.needed, static_cast<float *>(const_cast<void *>(blocks.at[b])));
     }
@@ -82,23 +74,12 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyB
   for (int64_t r = 0; r < num_rows; ++r) make_canonical<V>(blocks.to[0] + r * score_stride, blocks.count * key_block);
 }
 
-// The same in integers, with gathered keys of one chunk.
-MHA_NOINLINE inline void multiply_gathered_keys(const Unit &unit, Range groups, const float *queries, int64_t num_rows, float *products) {
-  const Attention &call = unit.call;
-  const uint8_t *const memory = reinterpret_cast<const uint8_t *>(unit.scratch + call.scratch.keys);
-  const uint8_t *const gathered = memory + groups.begin * gathered_group_bytes;
-  const int64_t columns = (groups.end - groups.begin) * key_block;
-  call.codes->multiply({CodedRows::queries, call.options.arithmetic, queries, call.scratch.query_floats, num_rows, gathered,
-                        gathered_keys_step, columns, call.head_dim, products + groups.begin * key_block, score_stride});
-}
-
 // Products of one row.
 template <class V>
 MHA_NOINLINE void multiply_row(const Unit &unit, const Chunk &chunk, Range groups, int64_t row, float *products) {
-  if (unit.gathers_keys()) return multiply_gathered_keys(unit, groups, unit.q(row), 1, products);
   KeyBlocks blocks;
   blocks.add(chunk.keys, groups, products);
-  multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(unit, 1, chunk.keys, false), unit.q(row), 1, false,
+  multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(1, chunk.keys.storage, false), unit.q(row), 1, false,
                    no_prefetch_source);
 }
 
@@ -156,7 +137,7 @@ MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chu
 template <class V>
 MHA_INLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks, Range keys, float *products) {
   const ScoreOptions &options = unit.call.options;
-  const float scale = unit.has_codes() ? unit.q_scale(row) * unit.call.scale : unit.call.scale;
+  const float scale = unit.call.scale;
   if (scale > 0.0f && !options.change_scores && !options.limits_pairs && !chunk.keys.has_scales) return scale;
   return change_scores<V>(unit, row, chunk, blocks, keys, scale, products);
 }

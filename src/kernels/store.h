@@ -62,12 +62,6 @@ MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *
   for (; c < width; ++c) first[c * stride] = codes_of(c);
 }
 
-inline bool is_stored(const KvStore &storing, int64_t head) {
-  bool is = !storing.head_scales;
-  for (int64_t i = 0; !is && i < storing.group; ++i) is = storing.head_scales[head * storing.group + i] != 0.0f;
-  return is;
-}
-
 // Rows of a sequence, of one kv head after the other. Only those to be prepared go through `scratch`. Keys that are stored as floats or
 // codes go by fours, from a border of 4 positions on.
 template <class V>
@@ -76,7 +70,6 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
   const Sequence &sequence = storing.sequences[sequence_index];
   const int64_t width = storing.width, element = bytes_of(to.storage);
   for (int64_t head = 0; head < storing.num_kv_heads; ++head) {
-    if (!is_stored(storing, head)) continue;
     for (int64_t row = row_begin; row < row_end;) {
       const int64_t position = sequence.past + row;
       const bool has_fours = to.storage == Storage::f32 || to.storage == Storage::int8;

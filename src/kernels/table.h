@@ -1,7 +1,8 @@
 // The table of one instruction set: included last by the file that instantiates the kernels.
 #pragma once
 
-#include "kernels/attention_codes.h"
+#include "kernels/attend.h"
+#include "kernels/codes.h"
 #include "kernels/inspect.h"
 #include "kernels/project.h"
 #include "kernels/small.h"
@@ -19,7 +20,7 @@ constexpr auto small_function() {
     return nullptr;
 }
 
-constexpr CodeKernels own_codes = make_code_kernels<Vector>();
+constexpr CodeKernels own_codes = {encode_rows<Vector>, project_codes<Vector>};
 
 template <class V>
 constexpr Kernels make_kernels(uint32_t instruction_set, const CodeKernels *codes) {

@@ -53,8 +53,7 @@ MHA_INLINE Prefetch no_prefetch(const void *anywhere) { return {static_cast<cons
 //   add          are added to the sums
 //   add_scaled   are added to them times a scale for each column, by a fused multiply-add
 //   extend       continue them: the chain of fused multiply-adds starts with the sum instead of +0
-//   integers, extend_integers   of codes (stored_codes.h): are left as integers, which replace those in memory or continue them
-enum class Sums { replace, add, add_scaled, extend, integers, extend_integers };
+enum class Sums { replace, add, add_scaled, extend };
 
 constexpr int max_tile_rows = 8, max_tile_blocks = 8;
 
@@ -228,7 +227,6 @@ MHA_NOCLONE void multiply(const Tile &tile) {
 struct Loop {
   void (*run)(const Tile &tile);
   int64_t rows, blocks, columns;  // columns of a block
-  uint32_t terms_at_once = 1;     // in a step, which prefetches once
 };
 
 // So many bytes of a stretch of memory, of which a loop with so many terms and repeats prefetches a part at each place. Rounded up, for
@@ -237,15 +235,13 @@ MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loo
   // Quicker divisions than those of 64 bits.
   const uint32_t places = prefetch_places(loop.rows, loop.blocks), part = (static_cast<uint32_t>(bytes) + places - 1) / places;
   const uint32_t per_repeat = (part + static_cast<uint32_t>(repeats) - 1) / static_cast<uint32_t>(repeats);
-  const uint32_t steps = static_cast<uint32_t>(max(1, static_cast<uint32_t>(terms) / loop.terms_at_once));
-  const int64_t step = (per_repeat + steps - 1) / steps;
-  return {begin, part, step, per_repeat - step * steps};
+  const int64_t step = (per_repeat + static_cast<uint32_t>(terms) - 1) / static_cast<uint32_t>(terms);
+  return {begin, part, step, per_repeat - step * terms};
 }
 
 // The columns of the loop, so many bytes of each row, with each term those of a row.
 MHA_INLINE Prefetch prefetch_columns(const char *begin, int64_t row_bytes, int64_t bytes, const Loop &loop, int64_t terms) {
-  const int64_t step = row_bytes * loop.terms_at_once;
-  return {begin, bytes / prefetch_places(loop.rows, loop.blocks), step, bytes - terms / loop.terms_at_once * step};
+  return {begin, bytes / prefetch_places(loop.rows, loop.blocks), row_bytes, bytes - terms * row_bytes};
 }
 
 // One number at a time, all are widened to memory, and nothing waits for it: there are loops for floats alone, which prefetch nothing.
@@ -355,8 +351,7 @@ MHA_INLINE void visit_rows(int64_t rows, Visit visit) {
   visit(Rows<most>{});
 }
 
-// Tiles of the attention with more rows have floats: numbers of fewer bits are widened to memory for them. (In integers they
-// are not, and more rows prefetch nothing.)
+// Tiles of the attention with more rows have floats: numbers of fewer bits are widened to memory for them.
 constexpr int max_rows_of_fewer_bits = 4;
 
 struct Loops {

@@ -78,19 +78,7 @@ struct Unit {
   MHA_INLINE Range keys_of(const Row &row) const { return keys_in_window(row, call.window_left, call.window_right); }
 
   // The queries, row by row.
-  MHA_INLINE float *q(int64_t index) const { return scratch + call.scratch.queries + index * call.scratch.query_floats; }
-
-  // Whether scores are computed in integers, and the context.
-  MHA_INLINE bool has_codes() const { return call.options.arithmetic != Arithmetic::f32; }
-  MHA_INLINE bool has_context_codes() const { return call.options.context_arithmetic != Arithmetic::f32; }
-  // Keys or values are gathered for them, once for all rows; otherwise they are read where they are.
-  MHA_INLINE bool gathers(Arithmetic arithmetic) const {
-    return num_rows > 1 && (arithmetic == Arithmetic::int8 ? call.codes->multiplies_bytes : call.codes->multiplies_words);
-  }
-  MHA_INLINE bool gathers_keys() const { return has_codes() && gathers(call.options.arithmetic); }
-  MHA_INLINE bool gathers_values() const { return has_context_codes() && gathers(call.options.context_arithmetic); }
-  // What products of the row with keys are multiplied by, beside the scale: that of its codes.
-  MHA_INLINE float q_scale(int64_t index) const { return has_codes() ? q(index)[call.scratch.query_floats - 1] : 1.0f; }
+  MHA_INLINE float *q(int64_t index) const { return scratch + call.scratch.queries + index * call.head_dim; }
 
   MHA_INLINE float *o(int64_t slot, int64_t index) const {
     return scratch + call.scratch.states + slot * call.scratch.state_stride + index * call.head_dim_v_padded;

@@ -469,23 +469,6 @@ class Mha(unittest.TestCase):
             info = mha.attention_info(n, kv, heads, head_dim, batch=batch, score=score)
             self.assertGreater(info["bytes"], mha.attention_info(n, kv, heads, head_dim, batch=batch)["bytes"])
 
-    def test_scores_and_contexts_in_integers_are_the_same_bits_at_once_and_over_a_cache_of_int8(self):
-        q, k, v = floats(1, 6, heads, 8), floats(1, 6, heads, 8), floats(1, 6, heads, 8)
-        in_floats = mha.attention(q, k, v, is_causal=True)
-        for arithmetic, context_arithmetic, tolerance in ("int8", "f32", 0.1), ("int16", "f32", 0.05), ("f32", "int16", 0.05), ("int16", "int8", 0.1):
-            score = mha.ScoreOptions(arithmetic=arithmetic, context_arithmetic=context_arithmetic)
-            at_once = mha.attention(q, k, v, is_causal=True, score=score)
-            np.testing.assert_allclose(at_once, in_floats, atol=tolerance)
-            cache = mha.KvCache(num_sequences=1, capacity=16, num_kv_heads=heads, head_dim=8, k_type="int8", v_type="int8")
-            rows = [mha.attention(q[:, [i]], k[:, [i]], v[:, [i]], is_causal=True, score=score, cache=cache) for i in range(6)]
-            self.assert_same(np.concatenate(rows, axis=1), at_once)
-        for name in "arithmetic", "context_arithmetic":
-            cache = mha.KvCache(num_sequences=1, capacity=16, num_kv_heads=heads, head_dim=8)
-            with self.assertRaisesRegex(mha.Error, f"score.{name} .*MHA_TYPE_INT8"):
-                mha.attention(q, k, v, score=mha.ScoreOptions(**{name: "int8"}), cache=cache)
-            with self.assertRaisesRegex(ValueError, name):
-                mha.ScoreOptions(**{name: "f16"})
-
     def test_score_options_of_a_layer_and_of_the_new_rows_of_a_cache(self):
         x = floats(9, width)
         mask = np.tri(9, dtype=bool)

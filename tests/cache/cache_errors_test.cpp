@@ -817,49 +817,6 @@ TEST(CallErrors, RowsThatSeePositionsThatARingDoesNotHold) {
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"ring", "window"});
 }
 
-TEST(CallErrors, ContextsInIntegersNeedACacheWithValuesOfInt8) {
-  mha_score_options score = Zeroed<mha_score_options>();
-  score.context_arithmetic = MHA_ARITHMETIC_INT16;
-  mha_kv_cache_config config = Config(kContiguous);
-  for (const uint32_t v_type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16}) {
-    config.k_type = MHA_TYPE_INT8;
-    config.v_type = v_type;
-    Cache cache = Filled(config);
-    Call call(&cache);
-    call.Both([&](auto &args) { args.score = &score; });
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"score.context_arithmetic", "v_type", "MHA_TYPE_INT8"});
-  }
-  config.k_type = MHA_TYPE_F16;
-  config.v_type = MHA_TYPE_INT8;
-  Cache cache = Filled(config);
-  Call call(&cache);
-  call.Both([&](auto &args) { args.score = &score; });
-  mha_error error = {};
-  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
-  EXPECT_EQ(call.Run(false, &error), MHA_OK) << error.message;
-}
-
-TEST(CallErrors, ScoresInIntegersNeedACacheOfInt8) {
-  mha_score_options score = Zeroed<mha_score_options>();
-  score.arithmetic = MHA_ARITHMETIC_INT8;
-  mha_kv_cache_config config = Config(kContiguous);
-  for (const uint32_t k_type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16}) {
-    config.k_type = k_type;
-    config.v_type = MHA_TYPE_INT8;
-    Cache cache = Filled(config);
-    Call call(&cache);
-    call.Both([&](auto &args) { args.score = &score; });
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"score.arithmetic", "k_type", "MHA_TYPE_INT8"});
-  }
-  config.k_type = MHA_TYPE_INT8;
-  Cache cache = Filled(config);
-  Call call(&cache);
-  call.Both([&](auto &args) { args.score = &score; });
-  mha_error error = {};
-  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
-  EXPECT_EQ(call.Run(false, &error), MHA_OK) << error.message;
-}
-
 // Numbers of keys that a ring forgets, or that the array does not have, are none.
 TEST(CallErrors, PositionGroupsThatDoNotFitTheCache) {
   const std::vector<int32_t> numbers(64, 1);

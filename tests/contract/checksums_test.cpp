@@ -196,20 +196,6 @@ class Cases {
     problem = Sizes(1, 25, 300, 2, 1, 100, 16);  // scores of four blocks of terms, the last one short
     problem.is_causal = true;
     Attention("attention of heads of 100", problem);
-    for (const Arithmetic arithmetic : {Arithmetic::kInt8, Arithmetic::kInt16}) {
-      const std::string name = arithmetic == Arithmetic::kInt8 ? ", scores in int8" : ", scores in int16";
-      problem.score.emplace().arithmetic = arithmetic;
-      Attention("attention of heads of 100" + name, problem);
-      AttentionProblem wide = Sizes(1, 3, 40, 2, 1, 600, 8);
-      wide.score = problem.score;
-      Attention("attention of heads of 600" + name, wide);
-      const std::string of_both = arithmetic == Arithmetic::kInt8 ? ", all in int8" : ", all in int16";
-      AttentionProblem values = Sizes(1, 25, 300, 2, 1, 16, 100);
-      values.is_causal = true;
-      values.score = problem.score;
-      values.score->context_arithmetic = arithmetic;
-      Attention("attention of values of 100" + of_both, values);
-    }
     Attention("attention to nothing", Sizes(2, 5, 0, 2, 1, 4, 4));
 
     problem = Sizes(1, 3, 2100, 4, 2, 16, 12);
@@ -643,11 +629,6 @@ class Cases {
       config.k_type = type;
       RecordCache(std::string("contiguous cache of heads of 72, keys of ") + kTypeNames[type], config);
     }
-    config.v_type = MHA_TYPE_INT8;
-    RecordCache("contiguous cache of heads of 72 of int8, scores in int8", config, Arithmetic::kInt8);
-    RecordCache("contiguous cache of heads of 72 of int8, scores in int16", config, Arithmetic::kInt16);
-    RecordCache("contiguous cache of heads of 72 of int8, context in int8", config, Arithmetic::kF32, Arithmetic::kInt8);
-    RecordCache("contiguous cache of heads of 72 of int8, context in int16", config, Arithmetic::kF32, Arithmetic::kInt16);
     LayerWithCache();
   }
 
@@ -664,8 +645,7 @@ class Cases {
   }
 
   // Two sequences of different lengths in pieces of several sizes, rotated, a few numbers of them not finite.
-  void RecordCache(const std::string &name, const mha_kv_cache_config &config, Arithmetic scores = Arithmetic::kF32,
-                   Arithmetic context = Arithmetic::kF32) {
+  void RecordCache(const std::string &name, const mha_kv_cache_config &config) {
     Cache cache(config, Place::kAnywhere, 0);
     if (config.kind == MHA_CACHE_PAGED) {
       cache.SetBlocks(0, {3, 19, 4, 0, 11, 8, 2, 17, 6});
@@ -688,8 +668,6 @@ class Cases {
       problem.q_lengths = problem.kv_lengths = {n, n > 9 ? n - 9 : n};
       problem.rope = RopeOf(RopeConfig(16, 0, 288), true);
       if (is_ring) problem.window_left = 30;
-      if (scores != Arithmetic::kF32) problem.score.emplace().arithmetic = scores;
-      if (context != Arithmetic::kF32) problem.score.emplace().context_arithmetic = context;
       AttentionCall call = Form(!is_ring && n <= 40);
       call.cache = {cache.get(), {1, 0}, longest};
       Add(Attend(problem, call), &sum);

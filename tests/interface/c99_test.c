@@ -145,7 +145,7 @@ FIELD(mha_norm, q_bias, 32);
 FIELD(mha_norm, k_bias, 40);
 FIELD(mha_norm, head_stride, 48);
 
-SIZE(mha_score_options, 200);
+SIZE(mha_score_options, 192);
 FIELD(mha_score_options, struct_size, 0);
 FIELD(mha_score_options, softcap, 8);
 FIELD(mha_score_options, bias_type, 12);
@@ -172,8 +172,6 @@ FIELD(mha_score_options, relative_bias, 160);
 FIELD(mha_score_options, relative_left, 168);
 FIELD(mha_score_options, relative_right, 176);
 FIELD(mha_score_options, head_scales, 184);
-FIELD(mha_score_options, arithmetic, 192);
-FIELD(mha_score_options, context_arithmetic, 196);
 
 SIZE(mha_taps, 72);
 FIELD(mha_taps, struct_size, 0);

@@ -240,16 +240,6 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
       function(self);
       AttentionData attention(NormalAttention(problem), {form, instruction_set});
       function(attention);
-      AttentionProblem in_integers = NormalAttention(problem);
-      in_integers.score.emplace().arithmetic = Arithmetic::kInt16;
-      in_integers.score->context_arithmetic = Arithmetic::kInt8;
-      AttentionData of_codes(in_integers, {form, instruction_set});
-      function(of_codes);
-      LayerProblem integers_of_itself = of_itself;
-      integers_of_itself.score.emplace().arithmetic = Arithmetic::kInt8;
-      integers_of_itself.score->context_arithmetic = Arithmetic::kInt16;
-      ForwardData self_of_codes(plain.get(), integers_of_itself, {form});
-      function(self_of_codes);
       PackedData<ForwardData> packed_forward(sequences, layer.get(), together, LayerCall{form});
       function(packed_forward);
       PackedData<AttentionData> packed_attention(sequences, NormalAttention(together), AttentionCall{form, instruction_set});

@@ -151,34 +151,31 @@ TEST_P(HeadScalesTest, AreAsExactAsFloatAllows) {
 
 // The arrays end where the rows of the last heads would begin, next to memory that nobody may touch.
 TEST_P(HeadScalesTest, OfZeroLeaveQueriesKeysAndValuesUnread) {
-  for (Arithmetic arithmetic : {Arithmetic::kF32, Arithmetic::kInt8, Arithmetic::kInt16}) {
-    AttentionSizes sizes;
-    sizes.n_q = 5;
-    sizes.n_kv = 270;
-    sizes.num_heads = 4;
-    sizes.num_kv_heads = 2;
-    sizes.head_dim = sizes.head_dim_v = 8;
-    const AttentionProblem problem = NormalAttention(sizes);
-    AttentionCall call = PlainCall();
-    call.asked = kAskAllOfAttention;
-    call.q = call.k = call.v = kHeadsOutside;
-    AttentionData data(problem, call);
-    const float scales[] = {0.5f, 2.0f, 0.0f, 0.0f};
-    data.score.head_scales = scales;
-    data.score.arithmetic = data.score.context_arithmetic = static_cast<uint32_t>(arithmetic);
-    data.args.score = &data.score;
-    const Outputs expected = data.Compute();
-    const auto first_half = [](const void *x, int64_t rows, int64_t heads) {
-      Memory half(static_cast<size_t>(rows * heads * 8) * sizeof(float), Place::kBeforeGuard);
-      std::memcpy(half.data(), x, half.size());
-      return half;
-    };
-    const Memory q = first_half(data.args.q, 5, 2), k = first_half(data.args.k, 270, 1), v = first_half(data.args.v, 270, 1);
-    data.args.q = q.floats();
-    data.args.k = k.floats();
-    data.args.v = v.floats();
-    EXPECT_TRUE(SameBits(data.Compute(), expected));
-  }
+  AttentionSizes sizes;
+  sizes.n_q = 5;
+  sizes.n_kv = 270;
+  sizes.num_heads = 4;
+  sizes.num_kv_heads = 2;
+  sizes.head_dim = sizes.head_dim_v = 8;
+  const AttentionProblem problem = NormalAttention(sizes);
+  AttentionCall call = PlainCall();
+  call.asked = kAskAllOfAttention;
+  call.q = call.k = call.v = kHeadsOutside;
+  AttentionData data(problem, call);
+  const float scales[] = {0.5f, 2.0f, 0.0f, 0.0f};
+  data.score.head_scales = scales;
+  data.args.score = &data.score;
+  const Outputs expected = data.Compute();
+  const auto first_half = [](const void *x, int64_t rows, int64_t heads) {
+    Memory half(static_cast<size_t>(rows * heads * 8) * sizeof(float), Place::kBeforeGuard);
+    std::memcpy(half.data(), x, half.size());
+    return half;
+  };
+  const Memory q = first_half(data.args.q, 5, 2), k = first_half(data.args.k, 270, 1), v = first_half(data.args.v, 270, 1);
+  data.args.q = q.floats();
+  data.args.k = k.floats();
+  data.args.v = v.floats();
+  EXPECT_TRUE(SameBits(data.Compute(), expected));
 }
 
 TEST(HeadScales, OfZeroCostNothing) {

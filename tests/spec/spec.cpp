@@ -29,7 +29,6 @@ constexpr int64_t kChunk = 256;
 constexpr int64_t kPartialSums = 16;
 constexpr int64_t kInt4Group = 32;
 constexpr int64_t kCodeGroup = 64;
-constexpr int64_t kScoreCodeBlock = 512;
 
 const float kInfinity = __builtin_inff();
 
@@ -242,8 +241,8 @@ void Project(const float *x, const float *w, const float *bias, int64_t rows, in
 }
 
 // Codes of a group of a row, whose largest is that of int8 or 32767, and its scale.
-void EncodeGroup(Arithmetic arithmetic, const float *x, int64_t terms, int64_t *codes, float *scale, float largest_of_int8 = 127.0f) {
-  const float largest = arithmetic == Arithmetic::kInt8 ? largest_of_int8 : 32767.0f;
+void EncodeGroup(Arithmetic arithmetic, const float *x, int64_t terms, int64_t *codes, float *scale) {
+  const float largest = arithmetic == Arithmetic::kInt8 ? 127.0f : 32767.0f;
   float a = 0.0f;
   bool is_finite = true;
   for (int64_t k = 0; k < terms; k++) {
@@ -514,19 +513,6 @@ void ChunkState(const AttentionShape &shape, int64_t i, int64_t c, const float *
   for (int64_t d = 0; d < shape.head_dim_v; d++) o[d] = 0.0f;
   state->m = m;
   state->l = l;
-  if (shape.score && shape.score->context_arithmetic != Arithmetic::kF32) {
-    float w[kChunk];
-    for (int64_t j = begin; j < end; j++) w[j - begin] = TakesPart(shape, i, j, s[j]) ? p[j] * v.scales[j] : 0.0f;
-    int64_t codes[kChunk];
-    float scale;
-    EncodeGroup(shape.score->context_arithmetic, w, end - begin, codes, &scale, 255.0f);
-    for (int64_t d = 0; d < shape.head_dim_v; d++) {
-      int64_t sum = 0;
-      for (int64_t j = begin; j < end; j++) sum += codes[j - begin] * static_cast<int64_t>(v.numbers[j * shape.head_dim_v + d]);
-      o[d] = static_cast<float>(sum) * scale;
-    }
-    return;
-  }
   for (int64_t j = begin; j < end; j++) {
     if (!TakesPart(shape, i, j, s[j])) continue;
     const float *v_j = v.numbers + j * shape.head_dim_v;
@@ -654,19 +640,6 @@ void LeaveOutRow(const AttentionShape &shape, int64_t h, int64_t i, const Attent
   }
 }
 
-// ---- 7. Score, in integers
-
-// r[n] = the exact sums of codes [terms] times the codes w [terms, count], as floats, in blocks
-void DotsOfCodes(const int64_t *codes, const float *w, int64_t terms, int64_t count, float *r) {
-  for (int64_t n = 0; n < count; n++) {
-    for (int64_t first = 0; first < terms; first += kScoreCodeBlock) {
-      int64_t sum = 0;
-      for (int64_t k = first; k < Min(first + kScoreCodeBlock, terms); k++) sum += codes[k] * static_cast<int64_t>(w[k * count + n]);
-      r[n] = first == 0 ? static_cast<float>(sum) : r[n] + static_cast<float>(sum);
-    }
-  }
-}
-
 // ---- 5 to 10 for every row of every head
 
 // The rows of q, or of k.
@@ -711,13 +684,6 @@ void Attend(const AttentionShape &shape, const float *given_q, const float *give
     q[n] = q[n] * shape.score->q_scales[n / (shape.num_heads * head_dim)];
   }
   PrepareKeys(shape, k, v);
-  const Arithmetic arithmetic = shape.score ? shape.score->arithmetic : Arithmetic::kF32;
-  const bool in_integers = arithmetic != Arithmetic::kF32;
-  const bool has_integers = in_integers || (shape.score && shape.score->context_arithmetic != Arithmetic::kF32);
-  const bool is_cached = shape.k_type == Storage::kInt8 || shape.v_type == Storage::kInt8, stores_codes = has_integers && !is_cached;
-  const Storage k_type = stores_codes ? Storage::kInt8 : shape.k_type;
-  const Storage v_type = stores_codes ? Storage::kInt8 : shape.v_type;
-  int64_t *codes = new int64_t[static_cast<decltype(sizeof 0)>(head_dim)];
   Floats k_row(head_dim);
   Floats k_t(head_dim * n_kv), k_scales(n_kv);  // the keys as columns, for Dots
   Floats v_rows(n_kv * head_dim_v), v_scales(n_kv);
@@ -731,28 +697,21 @@ void Attend(const AttentionShape &shape, const float *given_q, const float *give
   for (int64_t h = 0; h < shape.num_heads; h++) {
     const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
     for (int64_t j = 0; j < n_kv; j++) {
-      StoreRow(k_type, &k[(j * shape.num_kv_heads + kv_head) * head_dim], head_dim, k_row, &k_scales[j]);
+      StoreRow(shape.k_type, &k[(j * shape.num_kv_heads + kv_head) * head_dim], head_dim, k_row, &k_scales[j]);
       for (int64_t d = 0; d < head_dim; d++) k_t[d * n_kv + j] = k_row[d];
-      StoreRow(v_type, v + (j * shape.num_kv_heads + kv_head) * head_dim_v, head_dim_v, &v_rows[j * head_dim_v], &v_scales[j]);
+      StoreRow(shape.v_type, v + (j * shape.num_kv_heads + kv_head) * head_dim_v, head_dim_v, &v_rows[j * head_dim_v], &v_scales[j]);
     }
-    const Rows v_head = {v_rows, v_type == Storage::kInt8 ? static_cast<float *>(v_scales) : nullptr};
+    const Rows v_head = {v_rows, shape.v_type == Storage::kInt8 ? static_cast<float *>(v_scales) : nullptr};
     for (int64_t i = 0; i < n_q; i++) {
       if (shape.score && shape.score->head_scales && shape.score->head_scales[h] == 0.0f) {
         LeaveOutRow(shape, h, i, outputs);
         continue;
       }
       const float *q_i = &q[(i * shape.num_heads + h) * head_dim];
-      float q_scale = 1.0f;
-      if (in_integers) {
-        EncodeGroup(arithmetic, q_i, head_dim, codes, &q_scale);
-        DotsOfCodes(codes, k_t, head_dim, n_kv, dots);
-      } else {
-        Dots(kScoreBlock, q_i, k_t, head_dim, n_kv, dots);
-      }
+      Dots(kScoreBlock, q_i, k_t, head_dim, n_kv, dots);
       for (int64_t j = 0; j < n_kv; j++) {
-        if (k_type == Storage::kInt8) dots[j] = dots[j] * k_scales[j];
-        scaled[j] = capped[j] = in_integers ? dots[j] * (q_scale * scale) : dots[j] * scale;
-        if (in_integers) dots[j] = dots[j] * q_scale;
+        if (shape.k_type == Storage::kInt8) dots[j] = dots[j] * k_scales[j];
+        scaled[j] = capped[j] = dots[j] * scale;
       }
       Cap(shape, capped);
       for (int64_t j = 0; j < n_kv; j++) s[j] = capped[j];
@@ -770,7 +729,6 @@ void Attend(const AttentionShape &shape, const float *given_q, const float *give
     }
   }
   delete[] state;
-  delete[] codes;
 }
 
 // ---- 4 to 10: the layer

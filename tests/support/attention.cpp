@@ -121,10 +121,6 @@ std::string Describe(const AttentionSizes &sizes) {
       text << " groups" << (score.groups.add_keys ? " also" : " within") << (score.groups.by_sequence ? " b" : " 1")
            << (score.groups.of_keys.empty() ? "" : " of keys");
     }
-    if (score.arithmetic != Arithmetic::kF32) text << (score.arithmetic == Arithmetic::kInt8 ? " in int8" : " in int16");
-    if (score.context_arithmetic != Arithmetic::kF32) {
-      text << " context in " << (score.context_arithmetic == Arithmetic::kInt8 ? "int8" : "int16");
-    }
     if (score.num_columns != 0) text << " num_columns " << score.num_columns;
   }
   if (sizes.gate != GateKind::kNone) text << (sizes.gate == GateKind::kSigmoid ? " sigmoid of " : " softplus of ") << sizes.gate_dim;

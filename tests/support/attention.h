@@ -91,8 +91,6 @@ struct ScoreArrays {
   int64_t relative_left = 0;
   int64_t relative_right = 0;
   std::vector<float> q_scales;  // [batch, n_q] or [n_q]; empty = not given
-  Arithmetic arithmetic = Arithmetic::kF32;
-  Arithmetic context_arithmetic = Arithmetic::kF32;
 };
 
 // The sizes that the layer and its middle stage have in common, and who attends to whom.
@@ -217,8 +215,6 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   const int64_t first_scale = (has_own_scales ? b * sizes.n_q : 0) + valid.q_first;
   if (!score.q_scales.empty()) options.q_scales = score.q_scales.data() + first_scale;
   options.head_scales = data(score.head_scales);
-  options.arithmetic = score.arithmetic;
-  options.context_arithmetic = score.context_arithmetic;
   function(&options);
 }
 

@@ -194,8 +194,6 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
       score.kv_groups_stride = score.kv_groups != nullptr ? columns : 0;
     }
     score.num_columns = from.num_columns;
-    score.arithmetic = static_cast<uint32_t>(from.arithmetic);
-    score.context_arithmetic = static_cast<uint32_t>(from.context_arithmetic);
     args->score = &score;
   }
   args->cache = call.cache.cache;

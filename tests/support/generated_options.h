@@ -648,16 +648,6 @@ inline const std::vector<Dimension> &Dimensions() {
       {"norm_weights", {"none", "same", "heads", "apart", "queries", "keys"}, [](Case *, std::string_view, Random *) {}},
 
       // What changes scores
-      {"score_arithmetic",
-       {{"f32", 3}, "int8", "int16"},
-       [](Case *c, std::string_view value, Random *) {
-         if (value != "f32") ScoreOf(c).arithmetic = value == "int8" ? Arithmetic::kInt8 : Arithmetic::kInt16;
-       }},
-      {"context_arithmetic",
-       {{"f32", 3}, "int8", "int16"},
-       [](Case *c, std::string_view value, Random *) {
-         if (value != "f32") ScoreOf(c).context_arithmetic = value == "int8" ? Arithmetic::kInt8 : Arithmetic::kInt16;
-       }},
       {"softcap",
        {"no", "yes"},
        [](Case *c, std::string_view value, Random *random) {
@@ -871,8 +861,6 @@ inline std::vector<Together> MakeRefusedByTheLibrary() {
       {{"sgemm", "yes"}, {"weight_type", "!f32"}},
       {{"sgemm", "yes"}, {"inputs", "one_row"}},
       {{"arithmetic", "!f32"}, {"weight_type", "f32|f16|bf16"}},
-      {{"score_arithmetic", "!f32"}, {"cache", "!none"}, {"k_type", "!int8"}},
-      {{"context_arithmetic", "!f32"}, {"cache", "!none"}, {"v_type", "!int8"}},
       // Outputs per pair are computed from the queries once more
       {{"in_place", "yes"}, {"entry", "attention"}, {"weights", "yes"}},
       {{"in_place", "yes"}, {"entry", "attention"}, {"taps", "all"}},

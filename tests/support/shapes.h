@@ -50,8 +50,6 @@ struct ScoreOptions {
   int64_t relative_right = 0;
   const float *q_scales = nullptr;  // [n_q]
   const float *head_scales = nullptr;  // [num_heads]
-  Arithmetic arithmetic = Arithmetic::kF32;  // in integers with a cache (k_type kInt8) or without one
-  Arithmetic context_arithmetic = Arithmetic::kF32;  // likewise (v_type kInt8)
 };
 
 // What the context is multiplied by; the numbers of MHA_GATE_*.

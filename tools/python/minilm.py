@@ -37,8 +37,6 @@ agreement = 1e-5
 arithmetics = {"f16 weights": dict(weight_type="f16"), "int8 weights": dict(weight_type="int8"),
                "int8 weights, int16": dict(weight_type="int8", arithmetic="int16"),
                "int8 weights, int8": dict(weight_type="int8", arithmetic="int8"),
-               "int8 weights, int16, scores and context too": dict(weight_type="int8", arithmetic="int16", attention="int16"),
-               "int8 weights, int8, scores and context too": dict(weight_type="int8", arithmetic="int8", attention="int8"),
                "int4 weights": dict(weight_type="int4"),
                "int4 weights, int16": dict(weight_type="int4", arithmetic="int16"),
                "int4 weights, int8": dict(weight_type="int4", arithmetic="int8")}
@@ -46,9 +44,9 @@ arithmetics = {"f16 weights": dict(weight_type="f16"), "int8 weights": dict(weig
 
 class Model:
     """The model: weights by their names, a layer of mha for each attention layer. how: weight_type and arithmetic of these layers; with
-    everywhere=True also of the two products between them, which else are NumPy's. attention: the arithmetic of scores and context."""
+    everywhere=True also of the two products between them, which else are NumPy's."""
 
-    def __init__(self, folder, everywhere=False, attention="f32", **how):
+    def __init__(self, folder, everywhere=False, **how):
         folder = pathlib.Path(folder)
         for name in "config.json", "model.safetensors", "tokenizer.json":
             if not (folder / name).exists():
@@ -58,7 +56,6 @@ class Model:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(256)
-        self.score = mha.ScoreOptions(arithmetic=attention, context_arithmetic=attention) if attention != "f32" else None
         numbers = range(self.config["num_hidden_layers"])
         self.attention = [self.attention_layer(f"encoder.layer.{number}.attention.", how) for number in numbers]
         names = [f"encoder.layer.{number}.{part}.dense" for number in numbers for part in ("intermediate", "output")]
@@ -85,7 +82,7 @@ class Model:
         x = self.layer_norm(x + self.weights["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
         for number, attention in enumerate(self.attention):
             name = f"encoder.layer.{number}."
-            x = self.layer_norm(x + attention.forward(x, q_lengths=lengths, score=self.score), name + "attention.output.LayerNorm")
+            x = self.layer_norm(x + attention.forward(x, q_lengths=lengths), name + "attention.output.LayerNorm")
             inner = gelu(self.linear(x, name + "intermediate.dense"))
             x = self.layer_norm(x + self.linear(inner, name + "output.dense"), name + "output.LayerNorm")
         is_token = np.arange(ids.shape[1]) < lengths[:, None]

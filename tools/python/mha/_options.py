@@ -9,7 +9,7 @@ import numpy as np
 
 from ._arrays import _address, _check, _contiguous, _describe, _integers, _named, _needed, _some
 from ._library import _call
-from ._structs import _Norm, _Rope, _RopeConfig, _ScoreOptions, _new, arithmetics, rope_styles, score_columns, score_groups, types
+from ._structs import _Norm, _Rope, _RopeConfig, _ScoreOptions, _new, rope_styles, score_columns, score_groups, types
 
 if TYPE_CHECKING:
     from ._typing import Integers
@@ -32,18 +32,12 @@ class ScoreOptions:
     With num_columns, arrays have so many columns, and keys behind them are masked. q_groups, int32, are [n_q] or [batch, n_q], kv_groups [columns]
     or [batch, columns]; None: those of the queries, where keys are their rows.
     relative_bias [num_heads, distances] begins at a distance of -relative_left; None: in its middle is that of 0. q_scales are [n_q] or [batch, n_q].
-    arithmetic is what the scores are computed in: "int8" or "int16" round queries to integers, keys (and, without a cache, values) to int8; a
-    cache has a k_type of that. context_arithmetic is what the weights and values are multiplied in, likewise; a cache has a v_type of int8.
     """
 
     def __init__(self, *, softcap: float = 0.0, alibi_slopes: np.ndarray | None = None, sinks: np.ndarray | None = None, bias: np.ndarray | None = None,
                  mask: np.ndarray | None = None, columns: str = "all_keys", relative_bias: np.ndarray | None = None, relative_left: int | None = None,
                  q_scales: np.ndarray | None = None, head_scales: np.ndarray | None = None, num_columns: int = 0, groups: str = "within",
-                 q_groups: np.ndarray | None = None, kv_groups: np.ndarray | None = None, arithmetic: str = "f32",
-                 context_arithmetic: str = "f32") -> None:
-        _named(arithmetics, arithmetic, "arithmetic")
-        _named(arithmetics, context_arithmetic, "context_arithmetic")
-        self.arithmetic, self.context_arithmetic = arithmetic, context_arithmetic
+                 q_groups: np.ndarray | None = None, kv_groups: np.ndarray | None = None) -> None:
         _named(score_columns, columns, "columns")
         _named(score_groups, groups, "groups")
         self.num_columns, self.groups, self.q_groups, self.kv_groups = num_columns, groups, q_groups, kv_groups
@@ -54,8 +48,7 @@ class ScoreOptions:
     def _struct(self, batch, num_heads, n_q, columns):
         columns = self.num_columns or columns
         struct = _new(_ScoreOptions, softcap=self.softcap, columns=score_columns[self.columns], num_columns=self.num_columns,
-                      groups=score_groups[self.groups], arithmetic=arithmetics[self.arithmetic],
-                      context_arithmetic=arithmetics[self.context_arithmetic],
+                      groups=score_groups[self.groups],
                       alibi_slopes=_contiguous(self.alibi_slopes, "alibi_slopes", [np.float32], (num_heads,)),
                       sinks=_contiguous(self.sinks, "sinks", [np.float32], (num_heads,)),
                       relative_bias=_contiguous(self.relative_bias, "relative_bias", [np.float32], (num_heads, _some)),

@@ -272,8 +272,6 @@ pub struct mha_score_options {
     pub relative_left: i64,
     pub relative_right: i64,
     pub head_scales: *const f32,
-    pub arithmetic: u32,
-    pub context_arithmetic: u32,
 }
 #[repr(C)]
 #[derive(Copy, Clone)]

@@ -15,7 +15,7 @@
 //! | `mha_norm` | [`Norm`] |
 //! | `mha_score_options`, `mha_alibi_slopes`, `mha_t5_relative_bias` | [`ScoreOptions`], [`alibi_slopes`], [`t5_relative_bias`] |
 //! | `MHA_GATE_*` | [`Gate`] |
-//! | `MHA_ARITHMETIC_*` | [`Arithmetic`], [`LayerConfig::arithmetic`], [`ScoreOptions::arithmetic`], [`ScoreOptions::context_arithmetic`] |
+//! | `MHA_ARITHMETIC_*` | [`Arithmetic`], [`LayerConfig::arithmetic`] |
 //! | `mha_taps` | [`Taps`] |
 //! | `mha_scheduler` | [`Scheduler`] |
 //! | `mha_error`, `mha_status` | [`Error`], [`ErrorKind`] |

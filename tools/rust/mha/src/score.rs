@@ -6,7 +6,7 @@ use mha_sys as sys;
 use crate::error::check;
 use crate::options::Dimensions;
 use crate::spans::{check_exact, int, spelled, Extent};
-use crate::types::{Arithmetic, Elements};
+use crate::types::Elements;
 use crate::{Error, ErrorKind, Result};
 
 /// What changes the scores of a call, and which pairs of queries and keys take part beyond what the call says otherwise. Each is optional, and
@@ -63,8 +63,6 @@ pub struct ScoreOptions<'a> {
     num_columns: usize,
     groups: Option<GroupNumbers<'a>>,
     head_scales: Option<&'a [f32]>,
-    arithmetic: Arithmetic,
-    context_arithmetic: Arithmetic,
 }
 
 /// What they do, those of the queries, and those of the keys unless they are the queries'.
@@ -151,12 +149,6 @@ impl<'a> ScoreOptions<'a> {
         columns: ScoreColumns;
         /// `[num_heads]`, a head mask: factors of the heads' contexts. A head of 0 is not computed, and its outputs are those of padding.
         head_scales: &'a [f32];
-        /// What the scores are computed in. In integers queries become codes, and keys are of [`StorageType::Int8`](crate::StorageType::Int8):
-        /// those of a cache, or else keys and values are rounded as such a cache stores them.
-        arithmetic: Arithmetic;
-        /// What weights and values are multiplied in. In integers the weights become codes, and values are of
-        /// [`StorageType::Int8`](crate::StorageType::Int8): those of a cache, or else keys and values are rounded as such a cache stores them.
-        context_arithmetic: Arithmetic;
         /// How many columns mask, bias and the numbers of keys have: keys behind them are masked. As many as there are keys if not set.
         num_columns: usize;
     }
@@ -250,8 +242,6 @@ impl<'a> ScoreOptions<'a> {
             q_scales: self.q_scales.map_or(null(), |(scales, _)| scales.as_ptr()),
             q_scales_stride: self.q_scales.map_or(0, |(_, [batch, n_q])| if batch == 1 { 0 } else { int(n_q) }),
             num_columns: int(self.num_columns),
-            arithmetic: self.arithmetic.raw(),
-            context_arithmetic: self.context_arithmetic.raw(),
             groups: match self.groups {
                 Some((Groups::Also, ..)) => sys::MHA_GROUPS_ALSO,
                 _ => sys::MHA_GROUPS_WITHIN,

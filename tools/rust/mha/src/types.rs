@@ -51,9 +51,7 @@ numbered! {
         Int4 = MHA_TYPE_INT4,
     }
 
-    /// What the projections of a layer compute in, see [`LayerConfig::arithmetic`](crate::LayerConfig#structfield.arithmetic), or the scores and
-    /// the context of a call, see [`ScoreOptions::arithmetic`](crate::ScoreOptions::arithmetic) and
-    /// [`context_arithmetic`](crate::ScoreOptions::context_arithmetic).
+    /// What the projections of a layer compute in, see [`LayerConfig::arithmetic`](crate::LayerConfig#structfield.arithmetic).
     pub enum Arithmetic {
         /// Floats.
         F32 = MHA_ARITHMETIC_F32,

@@ -1,6 +1,5 @@
 use mha::{
-    alibi_slopes, t5_relative_bias, Arithmetic, Attention, CacheConfig, Elements, ErrorKind, KvCache, ScoreColumns, ScoreOptions, Taps,
-    Workspace,
+    alibi_slopes, t5_relative_bias, Attention, CacheConfig, Elements, ErrorKind, KvCache, ScoreColumns, ScoreOptions, Taps, Workspace,
 };
 
 use crate::support::{assert_near, bits, error_of, layer, numbers};
@@ -160,30 +159,6 @@ fn scales_of_queries_scale_scores() {
         .map(|(row, s)| s * of_all[row % ROWS])
         .collect();
     assert_eq!(bits(&with.scaled), bits(&scaled));
-}
-
-#[test]
-fn scores_and_contexts_in_integers_are_near_those_in_floats_and_need_keys_and_values_of_int8() {
-    let in_floats = attend(true, ScoreOptions::new());
-    for (arithmetic, tolerance) in [(Arithmetic::Int8, 0.05), (Arithmetic::Int16, 0.03)] {
-        for options in [ScoreOptions::new().arithmetic(arithmetic), ScoreOptions::new().context_arithmetic(arithmetic)] {
-            let in_integers = attend(true, options);
-            assert_ne!(in_integers.bits(), in_floats.bits());
-            assert_near(&in_integers.output, &in_floats.output, tolerance);
-        }
-    }
-    let layer = layer();
-    let x = numbers(3 * layer.shape().query_dim, 4);
-    let mut output = vec![0.0; x.len()];
-    let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 16)).unwrap();
-    for (options, field) in [
-        (ScoreOptions::new().arithmetic(Arithmetic::Int8), "score.arithmetic"),
-        (ScoreOptions::new().context_arithmetic(Arithmetic::Int8), "score.context_arithmetic"),
-    ] {
-        let call = layer.forward(&x, &mut output).causal().cache(&mut cache).score(options);
-        let message = error_of(call.run(&mut Workspace::new()), ErrorKind::InvalidValue);
-        assert!(message.contains(field) && message.contains("MHA_TYPE_INT8"), "{message}");
-    }
 }
 
 #[test]
