@@ -1,11 +1,11 @@
 // One answer: what the library computes are the bits of the specification (tests/spec), on each instruction set, for every way of
-// calling it. The number of random cases is multiplied by the environment variable MHA_TEST_ROUNDS (1 if not set; may be a fraction).
+// calling it, at the sizes where kernels change; generated_test.cpp has all options together. The number of random cases is multiplied
+// by the environment variable MHA_TEST_ROUNDS (1 if not set; may be a fraction).
 #include <gtest/gtest.h>
 #include <mha.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +14,7 @@
 #include "support/attention_test.h"
 #include "support/fixtures.h"
 #include "support/instruction_sets.h"
+#include "support/interface_support.h"
 #include "support/rounds.h"
 #include "support/same_bits.h"
 #include "support/schedulers.h"
@@ -230,18 +231,6 @@ TEST_P(AttentionContract, BordersOfUnitsEqualTheSpecification) {
   }
 }
 
-TEST_P(AttentionContract, LargestPositionMasksNothing) {
-  Random random(2003);
-  AttentionProblem problem;
-  problem.n_q = 9;
-  problem.n_kv = 300;
-  problem.head_dim = problem.head_dim_v = 8;
-  problem.is_causal = true;
-  problem.q_start = {std::numeric_limits<int64_t>::max()};
-  FillNormal(&random, &problem);
-  ExpectTheSpecification(problem, PlainCall());
-}
-
 // Large enough for several chunks, blocks of rows and tasks.
 AttentionProblem SeveralChunks(int64_t batch) {
   Random random(2004);
@@ -255,48 +244,6 @@ AttentionProblem SeveralChunks(int64_t batch) {
   problem.is_causal = true;
   FillNormal(&random, &problem);
   return problem;
-}
-
-TEST_P(AttentionContract, BatchEqualsEachSequenceAlone) {
-  AttentionProblem problem = SeveralChunks(3);
-  problem.q_start = {0, 0, 0};
-  const Outputs whole = Attend(problem, PlainCall());
-  for (int64_t b = 0; b < problem.batch; b++) {
-    AttentionProblem alone = Slice(problem, b, 0, problem.n_q, problem.n_kv);
-    EXPECT_TRUE(SameBits(Attend(alone, PlainCall()),
-                         Slice(whole, problem, problem.num_heads * problem.head_dim_v, b, 0, problem.n_q, problem.n_kv)))
-        << "sequence " << b;
-  }
-}
-
-TEST_P(AttentionContract, WholeSequenceEqualsRowByRow) {
-  const AttentionProblem problem = SeveralChunks(1);
-  const Outputs whole = Attend(problem, PlainCall());
-  for (int64_t i = 0; i < problem.n_q && !HasFailure(); i++) {
-    AttentionProblem row = Slice(problem, 0, i, 1, problem.n_kv);
-    row.q_start = {i};
-    EXPECT_TRUE(SameBits(Attend(row, PlainCall()), Slice(whole, problem, problem.num_heads * problem.head_dim_v, 0, i, 1, problem.n_kv)))
-        << "row " << i << " with all keys";
-    // As in decoding: the later keys don't exist yet, and the row sees all that do.
-    row = Slice(problem, 0, i, 1, i + 1);
-    row.is_causal = i % 2 == 0;
-    Outputs expected = Slice(whole, problem, problem.num_heads * problem.head_dim_v, 0, i, 1, i + 1);
-    EXPECT_TRUE(SameBits(Attend(row, PlainCall()), expected)) << "row " << i << " with the keys so far";
-  }
-}
-
-TEST_P(AttentionContract, WholeSequenceEqualsChunkedPrefill) {
-  const AttentionProblem problem = SeveralChunks(1);
-  const Outputs whole = Attend(problem, PlainCall());
-  for (const int64_t chunk : {3, 64, 100, 256, 300}) {
-    for (int64_t first = 0; first < problem.n_q && !HasFailure(); first += chunk) {
-      const int64_t end = std::min(first + chunk, problem.n_q);
-      const AttentionProblem part = Slice(problem, 0, first, end - first, end);
-      EXPECT_TRUE(
-          SameBits(Attend(part, PlainCall()), Slice(whole, problem, problem.num_heads * problem.head_dim_v, 0, first, end - first, end)))
-          << "rows " << first << " to " << end;
-    }
-  }
 }
 
 TEST_P(AttentionContract, AnySchedulerGivesTheSameBits) {
@@ -313,42 +260,6 @@ TEST_P(AttentionContract, AnySchedulerGivesTheSameBits) {
       }
     }
   }
-}
-
-TEST_P(AttentionContract, AnyWorkspaceGivesTheSameBits) {
-  const AttentionProblem problem = SeveralChunks(1);
-  AttentionCall call = PlainCall();
-  call.workspace_fill = 0xff;
-  const Outputs poisoned = Attend(problem, call);
-  call.workspace_fill = 0;
-  call.workspace_misalignment = 1;
-  EXPECT_TRUE(SameBits(Attend(problem, call), poisoned));
-}
-
-TEST_P(AttentionContract, AnyLayoutGivesTheSameBits) {
-  const AttentionProblem problem = SeveralChunks(2);
-  const Outputs contiguous = Attend(problem, PlainCall());
-  AttentionCall call = PlainCall();
-  call.q.heads_outside = call.k.heads_outside = call.v.heads_outside = call.output.heads_outside = true;
-  EXPECT_TRUE(SameBits(Attend(problem, call), contiguous)) << Describe(call);
-  call.q = {false, 5, 3, 2};
-  call.k = {true, 0, 9, 1};
-  call.v = {false, 1, 0, 4};
-  call.output = {true, 2, 7, 0};
-  EXPECT_TRUE(SameBits(Attend(problem, call), contiguous)) << Describe(call);
-}
-
-TEST_P(AttentionContract, AskingForOutputsDoesNotChangeOthers) {
-  const AttentionProblem problem = SeveralChunks(1);
-  AttentionCall call = PlainCall();
-  const Outputs all = Attend(problem, call);
-  for (uint32_t bit = 0; (kAskAll >> bit) != 0; bit++) {
-    if ((1u << bit) & (kAskQ | kAskK | kAskV)) continue;
-    call.asked = 1u << bit;
-    EXPECT_TRUE(SameBits(Attend(problem, call), all)) << Describe(call);
-  }
-  call.asked = kAskNothing;
-  EXPECT_TRUE(SameBits(Attend(problem, call), all)) << Describe(call);
 }
 
 // ---- The layer
@@ -434,20 +345,6 @@ class LayerContract : public AttentionTest {
   }
 };
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(LayerContract);
-
-TEST_P(LayerContract, RunsOnTheInstructionSetAskedFor) {
-  LayerProblem problem;
-  Random random(3000);
-  FillNormal(&random, kNoBiases, true, &problem);
-  const Layer layer = Make(problem);
-  mha_forward_args args = Zeroed<mha_forward_args>();
-  args.batch = args.n_q = 1;
-  mha_call_info info = Zeroed<mha_call_info>();
-  mha_error error;
-  ASSERT_EQ(mha_info(layer.get(), &args, &info, &error), MHA_OK) << error.message;
-  EXPECT_EQ(info.instruction_set, instruction_set());
-  EXPECT_EQ(info.back_end, MHA_BACK_END_NATIVE);
-}
 
 TEST_P(LayerContract, RandomCasesEqualTheSpecification) {
   for (int64_t n = 0; n < Rounds(400) && !HasFailure(); n++) {
@@ -610,20 +507,6 @@ LayerProblem SeveralBlocks(int64_t batch) {
   return problem;
 }
 
-TEST_P(LayerContract, BatchEqualsEachSequenceAlone) {
-  const LayerProblem problem = SeveralBlocks(3);
-  const Layer layer = Make(problem);
-  const Outputs whole = Forward(layer.get(), problem);
-  EXPECT_TRUE(SameBits(whole, Specify(problem)));
-  for (int64_t b = 0; b < problem.batch; b++) {
-    LayerProblem alone = Slice(problem, b, 0, problem.n_q, problem.n_kv);
-    alone.has_key = false;
-    EXPECT_TRUE(
-        SameBits(Forward(layer.get(), alone), Slice(whole, problem, problem.y_width(), b, 0, problem.n_q, problem.n_kv)))
-        << "sequence " << b;
-  }
-}
-
 // Between few and many: more than 131072 weights to a matrix, which the second level of a cache may not hold.
 TEST_P(LayerContract, AnyFewRowsOfMoreWeightsEqualTheSpecification) {
   Random random(3006);
@@ -673,37 +556,6 @@ TEST_P(LayerContract, AnyFewRowsOfManyWeightsEqualTheSpecification) {
   }
 }
 
-TEST_P(LayerContract, WholeSequenceEqualsRowByRow) {
-  LayerProblem problem = SeveralBlocks(1);
-  problem = Slice(problem, 0, 0, 67, 67);
-  problem.has_key = false;
-  const Layer layer = Make(problem);
-  const Outputs whole = Forward(layer.get(), problem);
-  for (int64_t i = 0; i < problem.n_q && !HasFailure(); i++) {
-    LayerProblem row = Slice(problem, 0, i, 1, problem.n_kv);
-    row.q_start = {i};
-    EXPECT_TRUE(SameBits(Forward(layer.get(), row), Slice(whole, problem, problem.y_width(), 0, i, 1, problem.n_kv)))
-        << "row " << i << " with all keys";
-    row = Slice(problem, 0, i, 1, i + 1);
-    EXPECT_TRUE(SameBits(Forward(layer.get(), row), Slice(whole, problem, problem.y_width(), 0, i, 1, i + 1)))
-        << "row " << i << " with the keys so far";
-  }
-}
-
-TEST_P(LayerContract, WholeSequenceEqualsChunkedPrefill) {
-  const LayerProblem problem = SeveralBlocks(1);
-  const Layer layer = Make(problem);
-  const Outputs whole = Forward(layer.get(), problem);
-  for (const int64_t chunk : {41, 128, 256}) {
-    for (int64_t first = 0; first < problem.n_q && !HasFailure(); first += chunk) {
-      const int64_t end = std::min(first + chunk, problem.n_q);
-      const LayerProblem part = Slice(problem, 0, first, end - first, end);
-      EXPECT_TRUE(SameBits(Forward(layer.get(), part), Slice(whole, problem, problem.y_width(), 0, first, end - first, end)))
-          << "rows " << first << " to " << end;
-    }
-  }
-}
-
 TEST_P(LayerContract, AnySchedulerGivesTheSameBits) {
   for (const int64_t batch : {1, 2}) {
     const LayerProblem problem = SeveralBlocks(batch);
@@ -720,71 +572,19 @@ TEST_P(LayerContract, AnySchedulerGivesTheSameBits) {
   }
 }
 
-TEST_P(LayerContract, AnyWorkspaceGivesTheSameBits) {
-  const LayerProblem problem = SeveralBlocks(1);
-  const Layer layer = Make(problem);
-  LayerCall call;
-  call.workspace_fill = 0xff;
-  const Outputs poisoned = Forward(layer.get(), problem, call);
-  call.workspace_fill = 0;
-  call.workspace_misalignment = 1;
-  EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), poisoned));
-}
-
-TEST_P(LayerContract, AllFormsOfWeightsGiveTheSameBits) {
-  for (const bool square : {false, true}) {
-    LayerProblem problem = Slice(SeveralBlocks(1), 0, 0, 37, 37);
-    problem.has_key = false;
-    if (square) {  // then nearly everything can be left to the defaults
-      problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = 36;
-      problem.num_kv_heads = 4;
-      problem.head_dim_v = 9;
-      Random random(3004);
-      FillNormal(&random, kAllBiases, true, &problem);
-    }
-    const Outputs expected = Specify(problem);
-    for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused}) {
-      for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
-        for (const int64_t row_gap : {0, 3}) {
-          for (const bool fused_biases : {false, true}) {
-            for (const bool use_defaults : {false, true}) {
-              const LayerForm form = {instruction_set(), weight_form, layout, row_gap, fused_biases, use_defaults};
-              const Layer layer = MakeLayer(problem, form);
-              EXPECT_TRUE(SameBits(Forward(layer.get(), problem), expected)) << Describe(form);
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST_P(LayerContract, AskingForOutputsDoesNotChangeOthers) {
-  const LayerProblem problem = SeveralBlocks(1);
-  const Layer layer = Make(problem);
-  LayerCall call;
-  const Outputs all = Forward(layer.get(), problem, call);
-  for (uint32_t bit = 0; (kAskAll >> bit) != 0; bit++) {
-    call.asked = 1u << bit;
-    EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), all)) << Describe(call);
-  }
-  call.asked = kAskNothing;
-  EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), all)) << Describe(call);
-}
-
-TEST_P(LayerContract, MiddleStageIsAttention) {
-  const LayerProblem problem = SeveralBlocks(2);
-  const Layer layer = Make(problem);
-  const Outputs whole = Forward(layer.get(), problem);
-  AttentionProblem middle;
-  static_cast<AttentionSizes &>(middle) = problem;
-  middle.q = whole.q;
-  middle.k = whole.k;
-  middle.v = whole.v;
-  Outputs attended = Run(middle);
-  EXPECT_TRUE(SameBits("output", attended.y, whole.context));
-  attended.y.clear();
-  EXPECT_TRUE(SameBits(attended, whole));
+TEST(InPlace, IsRefusedWithOutputsPerPair) {
+  AttentionProblem problem;
+  problem.n_q = problem.n_kv = 2;
+  Random random(1);
+  FillNormal(&random, &problem);
+  AttentionCall call;
+  call.asked = kAskWeights;
+  AttentionData data(problem, call);
+  data.args.output = const_cast<void *>(data.args.q);
+  Memory workspace(data.WorkspaceBytes());
+  ExpectFails([&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); },
+              {MHA_ERROR_INVALID_VALUE, {1}, {"output is q", "per pair"}});
+  EXPECT_TRUE(data.OutputsAreUntouched());
 }
 
 // ---- The specification itself

@@ -448,9 +448,9 @@ struct Call {
         sin(4 * sizeof(float)),
         cos_table(cos.floats()),
         sin_table(sin.floats()) {}
-  void RemoveYarn() { config = Config(8, 0, 1); }
-  void SetLlama3() { config = Llama3Config(8, 0, 8, 8192); }
-  void SetNtk() { config = NtkConfig(8, 4, 2048, 4096); }
+  mha_rope_config &Plain() { return config = Config(8, 0, 1); }
+  mha_rope_config &Llama3() { return config = Llama3Config(8, 0, 8, 8192); }
+  mha_rope_config &Ntk() { return config = NtkConfig(8, 4, 2048, 4096); }
 
   mha_rope_config config;
   Memory cos, sin;
@@ -479,202 +479,93 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
 
+constexpr mha_status kWrong = MHA_ERROR_INVALID_VALUE;
 const double kPairFactors[] = {1, 1, 1, 0.25, kNan, 1, 1, 1};
 
 const Case kCases[] = {
     {"StructSizeIsZero", [](Call &c) { c.config.struct_size = 0; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"mha_rope_config", "144"}}},
     {"StructSizeIsShort", [](Call &c) { c.config.struct_size -= 8; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"136", "144"}}},
-    {"DimsIsZero", [](Call &c) { c.config.dims = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"dims", "0", "even"}}},
-    {"DimsIsOdd", [](Call &c) { c.config.dims = 7; }, {MHA_ERROR_INVALID_VALUE, {1}, {"dims", "7", "even"}}},
-    {"DimsIsNegative", [](Call &c) { c.config.dims = -8; }, {MHA_ERROR_INVALID_VALUE, {1}, {"dims"}}},
-    {"DimsIsTheLeastInteger", [](Call &c) { c.config.dims = kMin; }, {MHA_ERROR_INVALID_VALUE, {1}, {"dims"}}},
+    {"DimsIsZero", [](Call &c) { c.config.dims = 0; }, {kWrong, {1}, {"dims", "0", "even"}}},
+    {"DimsIsOdd", [](Call &c) { c.config.dims = 7; }, {kWrong, {1}, {"dims", "7", "even"}}},
+    {"DimsIsNegative", [](Call &c) { c.config.dims = -8; }, {kWrong, {1}, {"dims"}}},
+    {"DimsIsTheLeastInteger", [](Call &c) { c.config.dims = kMin; }, {kWrong, {1}, {"dims"}}},
     {"DimsIsTooLarge", [](Call &c) { c.config.dims = kEndOfPositions; }, {MHA_ERROR_TOO_LARGE, {1}, {"dims", "2147483648"}}},
     {"DimsIsTheLargestInteger", [](Call &c) { c.config.dims = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {"dims"}}},
-    {"FirstPositionIsNegative", [](Call &c) { c.config.first_position = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"first_position", "-1"}}},
-    {"NumPositionsIsNegative", [](Call &c) { c.config.num_positions = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_positions", "-1"}}},
-    {"FirstPositionIsTooLarge",
-     [](Call &c) { c.config.first_position = kEndOfPositions; },
+    {"FirstPositionIsNegative", [](Call &c) { c.config.first_position = -1; }, {kWrong, {1}, {"first_position", "-1"}}},
+    {"NumPositionsIsNegative", [](Call &c) { c.config.num_positions = -1; }, {kWrong, {1}, {"num_positions", "-1"}}},
+    {"FirstPositionIsTooLarge", [](Call &c) { c.config.first_position = kEndOfPositions; },
      {MHA_ERROR_TOO_LARGE, {1}, {"first_position", "2147483648"}}},
-    {"NumPositionsIsTooLarge",
-     [](Call &c) { c.config.num_positions = kEndOfPositions + 1; },
+    {"NumPositionsIsTooLarge", [](Call &c) { c.config.num_positions = kEndOfPositions + 1; },
      {MHA_ERROR_TOO_LARGE, {1}, {"num_positions", "2147483649"}}},
-    {"TheSumOfPositionsOverflows",
-     [](Call &c) { c.config.first_position = c.config.num_positions = kMax; },
+    {"TheSumOfPositionsOverflows", [](Call &c) { c.config.first_position = c.config.num_positions = kMax; },
      {MHA_ERROR_TOO_LARGE, {1}, {"first_position", "num_positions"}}},
-    {"BaseIsNegative", [](Call &c) { c.config.base = -10000; }, {MHA_ERROR_INVALID_VALUE, {1}, {"base", "10000"}}},
-    {"BaseIsLessThanOne", [](Call &c) { c.config.base = 0.5; }, {MHA_ERROR_INVALID_VALUE, {1}, {"base"}}},
-    {"BaseIsTooLarge", [](Call &c) { c.config.base = 1e20; }, {MHA_ERROR_INVALID_VALUE, {1}, {"base"}}},
-    {"BaseIsInfinite", [](Call &c) { c.config.base = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"base", "inf"}}},
-    {"BaseIsNan", [](Call &c) { c.config.base = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"base"}}},
-    {"BaseIsOneWithYarn", [](Call &c) { c.config.base = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"base", "yarn_factor"}}},
-    {"LinearFactorIsNegative", [](Call &c) { c.config.linear_factor = -2; }, {MHA_ERROR_INVALID_VALUE, {1}, {"linear_factor"}}},
-    {"LinearFactorIsLessThanOne", [](Call &c) { c.config.linear_factor = 0.5; }, {MHA_ERROR_INVALID_VALUE, {1}, {"linear_factor"}}},
-    {"LinearFactorIsTooLarge", [](Call &c) { c.config.linear_factor = 0x1.8p31; }, {MHA_ERROR_INVALID_VALUE, {1}, {"linear_factor"}}},
-    {"LinearFactorIsInfinite", [](Call &c) { c.config.linear_factor = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"linear_factor"}}},
-    {"LinearFactorIsNan", [](Call &c) { c.config.linear_factor = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"linear_factor"}}},
-    {"YarnFactorIsNegative", [](Call &c) { c.config.yarn_factor = -4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_factor"}}},
-    {"YarnFactorIsLessThanOne", [](Call &c) { c.config.yarn_factor = 0.25; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_factor"}}},
-    {"YarnFactorIsInfinite", [](Call &c) { c.config.yarn_factor = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_factor"}}},
-    {"YarnFactorIsNan", [](Call &c) { c.config.yarn_factor = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_factor"}}},
-    {"YarnWithoutOriginalPositions",
-     [](Call &c) { c.config.original_positions = 0; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions", "yarn_factor"}}},
-    {"OriginalPositionsAreNegative",
-     [](Call &c) { c.config.original_positions = -2048; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions"}}},
-    {"OriginalPositionsAreTooMany",
-     [](Call &c) { c.config.original_positions = kMax; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions"}}},
-    {"BetaFastIsNegative", [](Call &c) { c.config.yarn_beta_fast = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_fast"}}},
-    {"BetaFastIsInfinite", [](Call &c) { c.config.yarn_beta_fast = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_fast"}}},
-    {"BetaFastIsNan", [](Call &c) { c.config.yarn_beta_fast = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_fast"}}},
-    {"BetaSlowIsNegative", [](Call &c) { c.config.yarn_beta_slow = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_slow"}}},
-    {"BetaSlowIsSubnormal", [](Call &c) { c.config.yarn_beta_slow = 1e-310; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_slow"}}},
-    {"BetaSlowIsNan", [](Call &c) { c.config.yarn_beta_slow = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_slow"}}},
-    {"BetaSlowIsGreaterThanBetaFast",
-     [](Call &c) { c.config.yarn_beta_slow = 33; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_slow", "33", "yarn_beta_fast", "32"}}},
-    {"AttentionFactorIsNegative",
-     [](Call &c) { c.config.attention_factor = -1; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"attention_factor"}}},
-    {"AttentionFactorIsInfinite",
-     [](Call &c) { c.config.attention_factor = kInfinity; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"attention_factor"}}},
-    {"AttentionFactorIsNan",
-     [](Call &c) { c.config.attention_factor = kNan; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"attention_factor"}}},
-    {"OriginalPositionsWithoutYarn",
-     [](Call &c) {
-       c.RemoveYarn();
-       c.config.original_positions = 2048;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions", "yarn_factor"}}},
-    {"BetaFastWithoutYarn",
-     [](Call &c) {
-       c.RemoveYarn();
-       c.config.yarn_beta_fast = kNan;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_fast", "yarn_factor"}}},
-    {"BetaSlowWithoutYarn",
-     [](Call &c) {
-       c.RemoveYarn();
-       c.config.yarn_beta_slow = 1;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_beta_slow", "yarn_factor"}}},
-    {"UnroundedWithoutYarn",
-     [](Call &c) {
-       c.RemoveYarn();
-       c.config.yarn_unrounded = 1;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_unrounded", "yarn_factor"}}},
-    {"UnroundedIsNeitherZeroNorOne", [](Call &c) { c.config.yarn_unrounded = 2; }, {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_unrounded", "2"}}},
-    {"ReservedIsSet", [](Call &c) { c.config.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"reserved"}}},
-    {"YarnAndLlama3",
-     [](Call &c) { c.config.llama3_factor = 8; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_factor", "llama3_factor", "one of them"}}},
-    {"Llama3AndNtk",
-     [](Call &c) {
-       c.RemoveYarn();
-       c.config.llama3_factor = c.config.ntk_factor = 8;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_factor", "ntk_factor"}}},
-    {"YarnAndPairFactors",
-     [](Call &c) { c.config.pair_factors = kPairFactors; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"yarn_factor", "pair_factors"}}},
-    {"APairFactorIsTooSmall",
-     [](Call &c) {
-       c.RemoveYarn();
-       c.config.pair_factors = kPairFactors;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"pair_factors[3]", "0.25"}}},
-    {"APairFactorIsNan",
-     [](Call &c) {
-       c.RemoveYarn();
-       c.config.pair_factors = kPairFactors + 4;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"pair_factors[0]", "nan"}}},
+    {"BaseIsNegative", [](Call &c) { c.config.base = -10000; }, {kWrong, {1}, {"base", "10000"}}},
+    {"BaseIsLessThanOne", [](Call &c) { c.config.base = 0.5; }, {kWrong, {1}, {"base"}}},
+    {"BaseIsTooLarge", [](Call &c) { c.config.base = 1e20; }, {kWrong, {1}, {"base"}}},
+    {"BaseIsInfinite", [](Call &c) { c.config.base = kInfinity; }, {kWrong, {1}, {"base", "inf"}}},
+    {"BaseIsNan", [](Call &c) { c.config.base = kNan; }, {kWrong, {1}, {"base"}}},
+    {"BaseIsOneWithYarn", [](Call &c) { c.config.base = 1; }, {kWrong, {1}, {"base", "yarn_factor"}}},
+    {"LinearFactorIsNegative", [](Call &c) { c.config.linear_factor = -2; }, {kWrong, {1}, {"linear_factor"}}},
+    {"LinearFactorIsLessThanOne", [](Call &c) { c.config.linear_factor = 0.5; }, {kWrong, {1}, {"linear_factor"}}},
+    {"LinearFactorIsTooLarge", [](Call &c) { c.config.linear_factor = 0x1.8p31; }, {kWrong, {1}, {"linear_factor"}}},
+    {"LinearFactorIsInfinite", [](Call &c) { c.config.linear_factor = kInfinity; }, {kWrong, {1}, {"linear_factor"}}},
+    {"LinearFactorIsNan", [](Call &c) { c.config.linear_factor = kNan; }, {kWrong, {1}, {"linear_factor"}}},
+    {"YarnFactorIsNegative", [](Call &c) { c.config.yarn_factor = -4; }, {kWrong, {1}, {"yarn_factor"}}},
+    {"YarnFactorIsLessThanOne", [](Call &c) { c.config.yarn_factor = 0.25; }, {kWrong, {1}, {"yarn_factor"}}},
+    {"YarnFactorIsInfinite", [](Call &c) { c.config.yarn_factor = kInfinity; }, {kWrong, {1}, {"yarn_factor"}}},
+    {"YarnFactorIsNan", [](Call &c) { c.config.yarn_factor = kNan; }, {kWrong, {1}, {"yarn_factor"}}},
+    {"YarnWithoutOriginalPositions", [](Call &c) { c.config.original_positions = 0; },
+     {kWrong, {1}, {"original_positions", "yarn_factor"}}},
+    {"OriginalPositionsAreNegative", [](Call &c) { c.config.original_positions = -2048; }, {kWrong, {1}, {"original_positions"}}},
+    {"OriginalPositionsAreTooMany", [](Call &c) { c.config.original_positions = kMax; }, {kWrong, {1}, {"original_positions"}}},
+    {"BetaFastIsNegative", [](Call &c) { c.config.yarn_beta_fast = -1; }, {kWrong, {1}, {"yarn_beta_fast"}}},
+    {"BetaFastIsInfinite", [](Call &c) { c.config.yarn_beta_fast = kInfinity; }, {kWrong, {1}, {"yarn_beta_fast"}}},
+    {"BetaFastIsNan", [](Call &c) { c.config.yarn_beta_fast = kNan; }, {kWrong, {1}, {"yarn_beta_fast"}}},
+    {"BetaSlowIsNegative", [](Call &c) { c.config.yarn_beta_slow = -1; }, {kWrong, {1}, {"yarn_beta_slow"}}},
+    {"BetaSlowIsSubnormal", [](Call &c) { c.config.yarn_beta_slow = 1e-310; }, {kWrong, {1}, {"yarn_beta_slow"}}},
+    {"BetaSlowIsNan", [](Call &c) { c.config.yarn_beta_slow = kNan; }, {kWrong, {1}, {"yarn_beta_slow"}}},
+    {"BetaSlowIsGreaterThanBetaFast", [](Call &c) { c.config.yarn_beta_slow = 33; },
+     {kWrong, {1}, {"yarn_beta_slow", "33", "yarn_beta_fast", "32"}}},
+    {"AttentionFactorIsNegative", [](Call &c) { c.config.attention_factor = -1; }, {kWrong, {1}, {"attention_factor"}}},
+    {"AttentionFactorIsInfinite", [](Call &c) { c.config.attention_factor = kInfinity; }, {kWrong, {1}, {"attention_factor"}}},
+    {"AttentionFactorIsNan", [](Call &c) { c.config.attention_factor = kNan; }, {kWrong, {1}, {"attention_factor"}}},
+    {"OriginalPositionsWithoutYarn", [](Call &c) { c.Plain().original_positions = 2048; },
+     {kWrong, {1}, {"original_positions", "yarn_factor"}}},
+    {"BetaFastWithoutYarn", [](Call &c) { c.Plain().yarn_beta_fast = kNan; }, {kWrong, {1}, {"yarn_beta_fast", "yarn_factor"}}},
+    {"BetaSlowWithoutYarn", [](Call &c) { c.Plain().yarn_beta_slow = 1; }, {kWrong, {1}, {"yarn_beta_slow", "yarn_factor"}}},
+    {"UnroundedWithoutYarn", [](Call &c) { c.Plain().yarn_unrounded = 1; }, {kWrong, {1}, {"yarn_unrounded", "yarn_factor"}}},
+    {"UnroundedIsNeitherZeroNorOne", [](Call &c) { c.config.yarn_unrounded = 2; }, {kWrong, {1}, {"yarn_unrounded", "2"}}},
+    {"ReservedIsSet", [](Call &c) { c.config.reserved = 1; }, {kWrong, {1}, {"reserved"}}},
+    {"YarnAndLlama3", [](Call &c) { c.config.llama3_factor = 8; }, {kWrong, {1}, {"yarn_factor", "llama3_factor", "one of them"}}},
+    {"Llama3AndNtk", [](Call &c) { c.Llama3().ntk_factor = 8; }, {kWrong, {1}, {"llama3_factor", "ntk_factor"}}},
+    {"YarnAndPairFactors", [](Call &c) { c.config.pair_factors = kPairFactors; }, {kWrong, {1}, {"yarn_factor", "pair_factors"}}},
+    {"APairFactorIsTooSmall", [](Call &c) { c.Plain().pair_factors = kPairFactors; }, {kWrong, {1}, {"pair_factors[3]", "0.25"}}},
+    {"APairFactorIsNan", [](Call &c) { c.Plain().pair_factors = kPairFactors + 4; }, {kWrong, {1}, {"pair_factors[0]", "nan"}}},
     {"OriginalPositionsWithPairFactors",
      [](Call &c) {
-       c.RemoveYarn();
-       c.config.pair_factors = kPairFactors;
+       c.Plain().pair_factors = kPairFactors;
        c.config.original_positions = 4096;
      },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions"}}},
-    {"Llama3FactorIsLessThanOne",
-     [](Call &c) {
-       c.SetLlama3();
-       c.config.llama3_factor = 0.5;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_factor"}}},
-    {"Llama3FactorIsNan",
-     [](Call &c) {
-       c.SetLlama3();
-       c.config.llama3_factor = kNan;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_factor"}}},
-    {"Llama3WithoutOriginalPositions",
-     [](Call &c) {
-       c.SetLlama3();
-       c.config.original_positions = 0;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions", "llama3_factor"}}},
-    {"LowFreqFactorIsNegative",
-     [](Call &c) {
-       c.SetLlama3();
-       c.config.llama3_low_freq_factor = -1;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_low_freq_factor"}}},
-    {"HighFreqFactorIsInfinite",
-     [](Call &c) {
-       c.SetLlama3();
-       c.config.llama3_high_freq_factor = kInfinity;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_high_freq_factor"}}},
-    {"HighFreqFactorIsNotGreater",
-     [](Call &c) {
-       c.SetLlama3();
-       c.config.llama3_low_freq_factor = 4;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_high_freq_factor", "4", "llama3_low_freq_factor"}}},
-    {"LowFreqFactorWithoutLlama3",
-     [](Call &c) { c.config.llama3_low_freq_factor = 1; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_low_freq_factor", "llama3_factor"}}},
-    {"HighFreqFactorWithoutLlama3",
-     [](Call &c) { c.config.llama3_high_freq_factor = 4; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"llama3_high_freq_factor", "llama3_factor"}}},
-    {"NtkFactorIsLessThanOne",
-     [](Call &c) {
-       c.SetNtk();
-       c.config.ntk_factor = 0.5;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"ntk_factor"}}},
-    {"NtkWithoutOriginalPositions",
-     [](Call &c) {
-       c.SetNtk();
-       c.config.original_positions = 0;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"original_positions", "ntk_factor"}}},
-    {"NtkWithoutPositions",
-     [](Call &c) {
-       c.SetNtk();
-       c.config.ntk_positions = 0;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"ntk_positions", "ntk_factor"}}},
-    {"NtkPositionsAreTooMany",
-     [](Call &c) {
-       c.SetNtk();
-       c.config.ntk_positions = kMax;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"ntk_positions"}}},
-    {"NtkOfOnePair",
-     [](Call &c) {
-       c.SetNtk();
-       c.config.dims = 2;
-     },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"dims is 2", "ntk_factor"}}},
-    {"NtkPositionsWithoutNtk",
-     [](Call &c) { c.config.ntk_positions = 4096; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"ntk_positions", "ntk_factor"}}},
+     {kWrong, {1}, {"original_positions"}}},
+    {"Llama3FactorIsLessThanOne", [](Call &c) { c.Llama3().llama3_factor = 0.5; }, {kWrong, {1}, {"llama3_factor"}}},
+    {"Llama3FactorIsNan", [](Call &c) { c.Llama3().llama3_factor = kNan; }, {kWrong, {1}, {"llama3_factor"}}},
+    {"Llama3WithoutOriginalPositions", [](Call &c) { c.Llama3().original_positions = 0; },
+     {kWrong, {1}, {"original_positions", "llama3_factor"}}},
+    {"LowFreqFactorIsNegative", [](Call &c) { c.Llama3().llama3_low_freq_factor = -1; }, {kWrong, {1}, {"llama3_low_freq_factor"}}},
+    {"HighFreqFactorIsInfinite", [](Call &c) { c.Llama3().llama3_high_freq_factor = kInfinity; },
+     {kWrong, {1}, {"llama3_high_freq_factor"}}},
+    {"HighFreqFactorIsNotGreater", [](Call &c) { c.Llama3().llama3_low_freq_factor = 4; },
+     {kWrong, {1}, {"llama3_high_freq_factor", "4", "llama3_low_freq_factor"}}},
+    {"LowFreqFactorWithoutLlama3", [](Call &c) { c.config.llama3_low_freq_factor = 1; },
+     {kWrong, {1}, {"llama3_low_freq_factor", "llama3_factor"}}},
+    {"HighFreqFactorWithoutLlama3", [](Call &c) { c.config.llama3_high_freq_factor = 4; },
+     {kWrong, {1}, {"llama3_high_freq_factor", "llama3_factor"}}},
+    {"NtkFactorIsLessThanOne", [](Call &c) { c.Ntk().ntk_factor = 0.5; }, {kWrong, {1}, {"ntk_factor"}}},
+    {"NtkWithoutOriginalPositions", [](Call &c) { c.Ntk().original_positions = 0; }, {kWrong, {1}, {"original_positions", "ntk_factor"}}},
+    {"NtkWithoutPositions", [](Call &c) { c.Ntk().ntk_positions = 0; }, {kWrong, {1}, {"ntk_positions", "ntk_factor"}}},
+    {"NtkPositionsAreTooMany", [](Call &c) { c.Ntk().ntk_positions = kMax; }, {kWrong, {1}, {"ntk_positions"}}},
+    {"NtkOfOnePair", [](Call &c) { c.Ntk().dims = 2; }, {kWrong, {1}, {"dims is 2", "ntk_factor"}}},
+    {"NtkPositionsWithoutNtk", [](Call &c) { c.config.ntk_positions = 4096; }, {kWrong, {1}, {"ntk_positions", "ntk_factor"}}},
     {"NoCos", [](Call &c) { c.cos_table = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"cos"}}},
     {"NoSin", [](Call &c) { c.sin_table = nullptr; }, {MHA_ERROR_NULL_POINTER, {3}, {"sin"}}},
 };

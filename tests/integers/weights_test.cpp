@@ -139,26 +139,6 @@ TEST_P(StoredWeights, GiveTheSameBitsForManyRowsAndThreads) {
   }
 }
 
-TEST_P(StoredWeights, GiveTheSameBitsHoweverTheyLieInMemory) {
-  Random random(3);
-  LayerProblem problem = RandomProblem(&random, 5, 67, 3, 1, 20, 20, 50);
-  for (const Stored stored : kTypes) {
-    const Outputs expected = Specify(Converted(problem, stored));
-    for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused}) {
-      for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
-        for (const int64_t gap : {0, 3}) {
-          LayerForm form = FormOf(stored, instruction_set());
-          form.form = weight_form;
-          form.layout = layout;
-          form.row_gap = gap;
-          const Layer layer = MakeLayer(problem, form);
-          ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), expected)) << Describe(form);
-        }
-      }
-    }
-  }
-}
-
 TEST_P(StoredWeights, HoldEveryKindOfNumber) {
   Random random(4);
   const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
@@ -207,31 +187,6 @@ TEST_P(StoredWeights, AreTakenAsTheyAreGiven) {
             ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), expected))
                 << NameOf(stored) << " layout " << layout << (is_fused ? " fused" : "") << " gap " << gap << " dim " << dim;
           }
-        }
-      }
-    }
-  }
-}
-
-// Both in one fused product: a gate, and heads that are left out.
-TEST_P(StoredWeights, OfAGateAndOfKeptHeadsAreTakenAsTheyAreGiven) {
-  Random random(7);
-  LayerProblem problem = RandomProblem(&random, 6, 66, 6, 3, 20, 64, 52);
-  problem.gate = GateKind::kSigmoid;
-  problem.gate_dim = 64;
-  FillNormal(&random, kAllBiases, true, &problem);
-  const std::vector<uint8_t> kept = {0, 1, 0, 0, 1, 0};
-  for (const Stored stored : {Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
-    const LayerProblem converted = Converted(problem, stored);
-    const Outputs expected = Specify(converted);
-    for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
-      if (stored == Stored::kInt4 && layout == MHA_LAYOUT_IN_OUT) continue;
-      for (const bool is_fused : {false, true}) {
-        for (const bool gate_in_q : {false, true}) {
-          const std::string what = std::string(NameOf(stored)) + " layout " + std::to_string(layout) + (is_fused ? " fused" : "") +
-                                   (gate_in_q ? " gate in W_Q" : "");
-          const Layer all = MakeLayer(GivenAs(converted, layout, is_fused, 6, gate_in_q), instruction_set());
-          ASSERT_TRUE(SameBits(Forward(all.get(), problem, {}), expected)) << what;
         }
       }
     }
