@@ -20,6 +20,8 @@ import sys
 import tempfile
 import unittest
 
+from formats import bfloat16, flat, float16, floats, safetensors, shape_of, transposed, with_header
+
 MHA = os.path.abspath(sys.argv.pop(1))
 width, heads, head_dim, rows = 20, 4, 6, 7
 
@@ -29,44 +31,6 @@ def normal(*shape):
     if not shape:
         return struct.unpack("<f", b"\0\0" + struct.pack("<f", random.gauss(0, 0.5))[2:])[0]
     return [normal(*shape[1:]) for _ in range(shape[0])]
-
-
-def shape_of(values):
-    return [len(values), *shape_of(values[0])] if isinstance(values, list) else []
-
-
-def flat(values):
-    return [number for row in values for number in flat(row)] if isinstance(values, list) else [values]
-
-
-def transposed(matrix):
-    return [list(column) for column in zip(*matrix)]
-
-
-def floats(values):
-    return array.array("f", flat(values)).tobytes()  # the tests run where numbers are little-endian
-
-
-def bfloat16(values):
-    return b"".join(struct.pack("<f", number)[2:] for number in flat(values))
-
-
-def float16(values):
-    return b"".join(struct.pack("<e", number) for number in flat(values))
-
-
-def safetensors(tensors, dtype="F32", encode=floats):
-    header, data = {"__metadata__": {"format": "pt"}}, b""
-    for name, values in tensors.items():
-        encoded = encode(values)
-        header[name] = {"dtype": dtype, "shape": shape_of(values), "data_offsets": [len(data), len(data) + len(encoded)]}
-        data += encoded
-    return with_header(json.dumps(header).encode(), data)
-
-
-def with_header(header, data=b"", length=None):
-    header += b" " * (-len(header) % 8)
-    return struct.pack("<Q", len(header) if length is None else length) + header + data
 
 
 def npy(values, descr="<f4", encode=floats, shape=None, order="False"):
