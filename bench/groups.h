@@ -9,9 +9,8 @@
 
 namespace bench {
 
-// instruction_set: what the library computes with, not AUTO. best: the machine's best one, which rivals are measured against.
 struct Setting {
-  uint32_t instruction_set, best;
+  uint32_t instruction_set;    // what the library computes with, not AUTO
   bool all_instruction_sets;   // none was chosen: the group instruction_set has them all
   int64_t most_rotated_bytes;  // of the layers and caches that a benchmark of decoding takes turns through
 };
@@ -22,6 +21,5 @@ void register_projection_benchmarks(const Setting &setting);
 void register_latency_benchmarks(const Setting &setting);
 void register_decode_benchmarks(const Setting &setting);
 void register_storage_benchmarks(const Setting &setting);
-void register_variant_benchmarks(const Setting &setting);
 
 }  // namespace bench

@@ -1,12 +1,8 @@
-// layer_prefill: the whole layer, from x to y. layer_prefill_openblas: with OpenBLAS for the projections. threads: on one core and on all.
-// instruction_set: a few shapes with each that the machine has.
+// layer_prefill: the whole layer, from x to y. threads: on one core and on all. instruction_set: a few shapes with each that the machine has.
 
 #include "groups.h"
 #include "layer_case.h"
 #include "pool.h"
-#if defined(MHA_WITH_OPENBLAS)
-#include "mha_openblas.h"
-#endif
 
 namespace bench {
 namespace {
@@ -42,14 +38,10 @@ void add_layer(const std::string &group, const LayerShape &shape, const LayerOpt
 
 void register_layer_benchmarks(const Setting &setting) {
   for (const LayerShape &shape : shapes) add_layer("layer_prefill", shape, {setting.instruction_set});
-#if defined(MHA_WITH_OPENBLAS)
-  for (const LayerShape &shape : shapes) add_layer("layer_prefill_openblas", shape, {setting.best, mha_openblas_sgemm});
-#endif
-
   for (const LayerShape &shape : shapes) {
     if (!is_long(shape)) continue;
     for (const uint32_t threads : {uint32_t{1}, num_cores()}) {
-      const LayerOptions options = {setting.instruction_set, nullptr, threads};
+      const LayerOptions options = {setting.instruction_set, threads};
       add(
           "threads/" + shape.name() + "/T:" + std::to_string(threads), [=] { return make_layer_case(shape, options); }, Clock::wall);
       if (num_cores() == 1) break;

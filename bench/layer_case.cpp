@@ -17,7 +17,7 @@ class MhaCase : public LayerCase {
  public:
   MhaCase(const LayerShape &layer_shape, const LayerOptions &chosen)
       : LayerCase(layer_shape, chosen.change),
-        options_(support::Options(chosen.instruction_set, chosen.sgemm)),
+        options_(support::Options(chosen.instruction_set)),
         layer_(Create(support::LayerData(problem, support::Place::kAnywhere, form_of(chosen)), &options_)),
         scheduler_(pool_scheduler(chosen.threads)),
         data_(layer_.get(), problem, {call_form(chosen.threads > 1 ? &scheduler_ : nullptr)}) {

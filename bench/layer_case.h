@@ -39,7 +39,6 @@ struct LayerCase : Case {
 
 struct LayerOptions {
   uint32_t instruction_set;
-  mha_sgemm sgemm = nullptr;
   uint32_t threads = 1;
   Change change = nullptr;
   support::Stored weight_type = support::Stored::kF32;

@@ -16,10 +16,6 @@
 #include "measure.h"
 #include "mha.h"
 #include "pool.h"
-#if defined(MHA_WITH_OPENBLAS)
-#include "mha_openblas.h"
-extern "C" void openblas_set_num_threads(int num_threads);
-#endif
 
 namespace {
 
@@ -41,17 +37,13 @@ Peak and bandwidth are measured right before and right after each run, with the 
 better one counts. One thread is timed by processor time, on the last of the cores that mha_bench may use; the group threads by the
 clock, with one thread on each core.
 
-Groups: layer_prefill, layer_prefill_openblas, attention_prefill, projection, latency, decode, decode_hot, decode_batch, decode_tokens,
-decode_attention, storage, arithmetic, variants, threads, instruction_set. Names end in arguments: B batch, n rows, D width, H heads, Hkv kv
-heads, past positions in the cache before, T threads; M rows, K and N of a product.
+Groups: layer_prefill, attention_prefill, projection, latency, decode, decode_hot, decode_batch, decode_tokens, decode_attention, storage,
+arithmetic, threads, instruction_set. Names end in arguments: B batch, n rows, D width, H heads, Hkv kv heads, past positions in the cache
+before, T threads; M rows, K and N of a product.
 
 Decoding, but for decode_hot, takes turns through as many equal layers and caches as are together 4 times the largest cache, so that all
 is read from memory, and the limit is the bandwidth at that size. A benchmark that was not given the memory for it says so in its label.
-Some are called in turns with another one: times_f32 and times_ungrouped are the time that took, divided by their own. of_plain, of the
-options of a call in the group variants, is their of_limit divided by that of the same call without the option.
-
-OpenBLAS chooses its kernels by itself, or by the environment variable OPENBLAS_CORETYPE; the context of the results says which
-(openblas_core).
+Some are called in turns with another one: times_f32 and times_ungrouped are the time that took, divided by their own.
 
   --instruction_set=NAME  what the library computes with: auto (the best), scalar, avx2, avx512, neon,
                           and those that end in _vnni, _dotprod or _i8mm
@@ -113,7 +105,7 @@ uint32_t instruction_set_of(const std::string &name) {
 }
 
 struct Options {
-  bench::Setting setting = {best_instruction_set(), best_instruction_set(), true, bench::available_memory_bytes() / 4};
+  bench::Setting setting = {best_instruction_set(), true, bench::available_memory_bytes() / 4};
   bench::Tolerance tolerance;
 };
 
@@ -181,9 +173,6 @@ void add_context(const Options &options) {
   benchmark::AddCustomContext("compiler", "GCC " __VERSION__);
 #endif
   benchmark::AddCustomContext("back_end", "native");
-#if defined(MHA_WITH_OPENBLAS)
-  benchmark::AddCustomContext("openblas_core", mha_openblas_core_name());
-#endif
 }
 
 int run(int argc, char **argv) {
@@ -192,9 +181,6 @@ int run(int argc, char **argv) {
   if (benchmark::ReportUnrecognizedArguments(argc, argv))
     throw UsageError("a flag is unknown or its value wrong; see above, and mha_bench --help");
   bench::pin_main_thread();
-#if defined(MHA_WITH_OPENBLAS)
-  openblas_set_num_threads(1);
-#endif
   bench::set_tolerance(options.tolerance);
   bench::register_layer_benchmarks(options.setting);
   bench::register_attention_benchmarks(options.setting);
@@ -202,7 +188,6 @@ int run(int argc, char **argv) {
   bench::register_latency_benchmarks(options.setting);
   bench::register_decode_benchmarks(options.setting);
   bench::register_storage_benchmarks(options.setting);
-  bench::register_variant_benchmarks(options.setting);
   add_context(options);
   const size_t matched = benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();

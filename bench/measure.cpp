@@ -134,11 +134,7 @@ void run(benchmark::State &state, const std::string &name, const std::function<s
                   "not measured: the machine's limit changed by " + percent(drift) + " during the run; it is too noisy");
     }
     report_counters(state, test, best_of(before, after), seconds, drift);
-    if (test.rival) {
-      const Limits limits = best_of(before, after);
-      const double share = test.rival_by_limit ? limit_seconds(test, limits) / limit_seconds(*test.rival, limits) : 1;
-      state.counters[test.rival_counter] = share * times.rival_share;
-    }
+    if (test.rival) state.counters[test.rival_counter] = times.rival_share;
     if (!test.label.empty()) state.SetLabel(test.label);
   } catch (const std::bad_alloc &) {
     fail(Failure::Kind::not_measured, "not measured: there is not enough memory for it");

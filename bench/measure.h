@@ -29,7 +29,6 @@ struct Case {
   std::string label;            // shown behind the figures
   std::unique_ptr<Case> rival;  // called in turns with this one, if there is one
   std::string rival_counter;    // the name of the counter: time of the rival / time of this
-  bool rival_by_limit = false;  // of_limit of this / of_limit of the rival instead
 
   virtual ~Case() = default;
   virtual void call() = 0;  // throws std::runtime_error with a sentence

@@ -50,7 +50,7 @@ build() {
   [[ $setup == no ]] || tools/setup.sh || return
   # A new folder is not for the tests; in one that is there already, they stay as they are.
   [[ -e build/CMakeCache.txt ]] || settings=(-G Ninja -DMHA_TESTS=OFF)
-  cmake -S . -B build "${settings[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_BENCH=ON -DMHA_OPENBLAS=ON &&
+  cmake -S . -B build "${settings[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_BENCH=ON &&
     cmake --build build --parallel "$(nproc)" --target mha_bench
 }
 if ! build >&2; then

@@ -43,12 +43,12 @@ generator=()
 cmake -S . -B build "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_TOOLS=ON -DMHA_BENCH=ON -DMHA_SHARED=ON
 cmake --build build --parallel "$(nproc)" --target mha_shared mha_command mha_bench
 
-say "Packages of Python for what follows, in build/python: numpy, safetensors, matplotlib (once)"
+say "Packages of Python for what follows, in build/python: numpy, matplotlib (once)"
 explained=yes
 if [[ $setup == yes ]]; then tools/python/setup.sh --explain || explained=no; fi
 python=build/python/bin/python
 [[ -x $python ]] || python=python3
-"$python" -c 'import numpy, safetensors, matplotlib' 2>/dev/null || explained=no
+"$python" -c 'import numpy, matplotlib' 2>/dev/null || explained=no
 [[ $explained == yes ]] || echo "They are not there, so the small layer and the heat maps are not shown: can this machine reach PyPI?"
 
 files=$(mktemp -d)
@@ -59,7 +59,8 @@ if [[ $explained == yes ]]; then
   say "A small layer, step by step"
   show "$python" -m mha explain
   say "What six heads made up by hand attend to in a sentence: open build/explained.html in a browser"
-  show "$python" -m mha explain --weights "$files/sentence.safetensors" --heads 6 --causal --input "$files/sentence.npy" --html build/explained.html \
+  show build/bin/mha pack --weights "$files/sentence.safetensors" --heads 6 --causal --output "$files/sentence.mha"
+  show "$python" -m mha explain --packed "$files/sentence.mha" --input "$files/sentence.npy" --html build/explained.html \
     --tokens "$(cat "$files/sentence.txt")"
 fi
 

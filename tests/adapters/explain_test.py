@@ -41,6 +41,15 @@ def normal(*shape):
     return rng.standard_normal(shape, np.float32)
 
 
+packed = mha.pack(width, heads, head_dim=head_dim, output_dim=width, w_qkv=normal(width, 3 * heads * head_dim), w_o=normal(heads * head_dim, width))
+
+
+def packed_with(call):
+    """A packed layer as mha pack writes it, with how it is called behind it."""
+    described = json.dumps(call).encode()
+    return packed.tobytes() + described + struct.pack("<QQ", 0, len(described)) + b"mha call"
+
+
 def numbers_of(text):
     return [float(number) for number in re.findall(r"-?\d+\.\d+", text)]
 
@@ -88,31 +97,6 @@ class Numbers(Explaining):
         self.assertIn("ALiBi: s - slope", text)
         self.assertIn("none sees more than 2 tokens", text)
 
-    def test_every_family_gives_the_same_layer(self):
-        q, k, v, o = (normal(heads * head_dim, width), normal(heads * head_dim, width), normal(heads * head_dim, width), normal(width, heads * head_dim))
-        bias = normal(3 * heads * head_dim)
-        fused, parts = np.concatenate([q, k, v]), np.split(bias, 3)
-        linears = lambda *names: {f"{name}.{kind}": value for name, w, b in zip(names, (q, k, v), parts)  # noqa: E731
-                                  for kind, value in (("weight", w), ("bias", b))}
-        files = {
-            "linears": {**linears("W_query", "W_key", "W_value"), "out_proj.weight": o},
-            "mha": {"in_proj_weight": fused, "in_proj_bias": bias, "out_proj.weight": o},
-            "apart": {"q_proj_weight": q, "k_proj_weight": k, "v_proj_weight": v, "in_proj_bias": bias, "out_proj.weight": o},
-            "llama": {**linears("layers.0.q_proj", "layers.0.k_proj", "layers.0.v_proj"), "layers.0.o_proj.weight": o},
-            "bert": {**linears("self.query", "self.key", "self.value"), "output.dense.weight": o},
-            "gpt2": {"h.0.attn.c_attn.weight": fused.T, "h.0.attn.c_attn.bias": bias, "h.0.attn.c_proj.weight": o.T},
-        }
-        layer = mha.Layer(width, heads, head_dim=head_dim, output_dim=width, layout="out_in", w_qkv=fused, b_qkv=bias, w_o=o)
-        y = layer.forward(self.x, is_causal=True)
-        for name, tensors in files.items():
-            with self.subTest(name):
-                save_file({key: np.ascontiguousarray(value) for key, value in tensors.items()}, self.folder / "layer.safetensors")
-                words = ["--weights", "layer.safetensors", "--heads", heads, "--causal", "--input", "x.npy"]
-                text = self.text_of(*words, *(["--no-rope"] if name == "llama" else []))
-                for row in y:  # its first and last three columns
-                    shown = [f"{number:.4f}" for number in (*row[:3], *row[-3:])]
-                    self.assertRegex(text, " +".join(map(re.escape, [*shown[:3], "...", *shown[3:]])))
-
     def test_what_is_shown_as_normalised_and_rotated_gives_the_scores(self):
         weights = {name: normal(width, count * head_dim) for name, count in (("w_q", heads), ("w_k", 2), ("w_v", 2))}
         weights["w_o"] = normal(heads * head_dim, width)
@@ -128,19 +112,16 @@ class Numbers(Explaining):
                 np.testing.assert_allclose(call.steps["scores"][:, seen], scores[:, seen], rtol=1e-4, atol=1e-4)
 
     def test_a_packed_layer_is_called_as_it_says(self):
-        w_qkv, w_o = normal(width, 3 * heads * head_dim), normal(heads * head_dim, width)
-        packed = mha.pack(width, heads, head_dim=head_dim, output_dim=width, w_qkv=w_qkv, w_o=w_o)
         call = {"version": 1, "causal": True, "window": 3, "softcap": 5.0, "rope": {"base": 100.0}, "sinks": [1.0, 2.0, 0.0, -1.0]}
-        described = json.dumps(call).encode()
-        (self.folder / "layer.mha").write_bytes(packed.tobytes() + described + struct.pack("<QQ", 0, len(described)) + b"mha call")
+        (self.folder / "layer.mha").write_bytes(packed_with(call))
         text = self.text_of("--packed", "layer.mha", "--input", "x.npy")
         layer = mha.Layer.view(packed)
         y = layer.forward(self.x, is_causal=True, window_left=2, rope=mha.Rope.tables(head_dim, tokens, base=100.0),
                           score=mha.ScoreOptions(softcap=5, sinks=np.array(call["sinks"], np.float32)))
         np.testing.assert_allclose(block(text, "12", "y"), np.hstack([y[:, :3], y[:, -3:]]), atol=6e-5)
         self.assertIn("causal, rotated (half, base 100), window of 3 rows, softcap 5, sinks", " ".join(text.split()))
-        for name, more in ("plain.mha", b""), ("later.mha", json.dumps({**call, "tilt": 1}).encode()):
-            (self.folder / name).write_bytes(packed.tobytes() + (more and more + struct.pack("<QQ", 0, len(more)) + b"mha call"))
+        (self.folder / "plain.mha").write_bytes(packed.tobytes())
+        (self.folder / "later.mha").write_bytes(packed_with({**call, "tilt": 1}))
         self.assertRegex(self.run_it("--packed", "later.mha", "--input", "x.npy")[2], "describes its call with 'tilt'")
         self.assertRegex(self.run_it("--packed", "plain.mha", "--input", "x.npy")[2], "does not say how the layer is called.*mha pack")
 
@@ -178,32 +159,21 @@ class Files(Explaining):
 
 class BadInput(Explaining):
     def test_each_is_one_sentence_and_exit_status_2(self):
-        save_file({"W_query": normal(width, 24), "W_key": normal(width, 24), "W_value": normal(width, 24)}, self.folder / "plain.safetensors")
-        llama = {f"l.{i}.{name}_proj.weight": normal(24, width) for i in range(2) for name in "qkvo"}
-        llama.update({f"l.{i}.o_proj.weight": normal(width, 24) for i in range(2)})
-        save_file(llama, self.folder / "llama.safetensors")
-        save_file({**llama, "l.0.q_norm.weight": normal(6)}, self.folder / "norm.safetensors")
+        (self.folder / "layer.mha").write_bytes(packed_with({"version": 1, "causal": True}))
         np.save(self.folder / "double.npy", np.zeros((2, width)))
         np.save(self.folder / "empty.npy", np.zeros((0, width), np.float32))
         np.save(self.folder / "narrow.npy", np.zeros((2, width - 1), np.float32))
-        (self.folder / "text.txt").write_text("no weights")
-        plain = ["--weights", "plain.safetensors", "--heads", heads]
+        (self.folder / "text.txt").write_text("no layer")
+        plain = ["--packed", "layer.mha"]
         table = [
-            (["--heads", "x"], "a whole number of at least 1 is expected, not 'x'"), (["--hed", 3], "unrecognized arguments: --hed 3"),
-            (["--input", "x.npy"], "--input and either --weights or --packed are needed"), (["--rope-base", 100], "--rope-base: the worked example has its own"),
+            (["--window", "x"], "a whole number of at least 1 is expected, not 'x'"), (["--hed", 3], "unrecognized arguments: --hed 3"),
+            (["--input", "x.npy"], "--packed and --input are needed"), (["--packed", "layer.mha"], "--packed and --input are needed"),
             (["--tokens", "a b c"], "--tokens: labels the maps of --html and --picture"),
             (["--html", "page.html", "--tokens", "a b"], "--tokens: 2 tokens for 3 rows of the worked example"),
-            (["--window", 2, "--rope-dims", 2], "--rope-dims"), (["--weights", "plain.safetensors", "--input", "x.npy"], "--heads is needed"),
             ([*plain, "--input", "nothing.npy"], "nothing.npy: cannot be read"), ([*plain, "--input", "double.npy"], "holds float64"),
             ([*plain, "--input", "empty.npy"], "there is nothing to explain"), ([*plain, "--input", "narrow.npy"], "query"),
-            (["--weights", "text.txt", "--heads", 4, "--input", "x.npy"], "text.txt: cannot be read as a .safetensors file"),
-            (["--weights", "plain.safetensors", "--heads", 5, "--input", "x.npy"], "5 heads .* do not fit the matrices .*check --heads"),
-            ([*plain, "--window", 2, "--input", "x.npy"], "--window counts back from each row; give --causal too"),
-            (["--weights", "llama.safetensors", "--heads", 4, "--input", "x.npy"], "choose one of these by --layer: 'l.0', 'l.1'"),
-            (["--weights", "llama.safetensors", "--layer", "l.0", "--heads", 4, "--input", "x.npy"], "--rope-base or --no-rope"),
-            (["--weights", "norm.safetensors", "--layer", "l.0", "--no-rope", "--heads", 4, "--input", "x.npy"], "'l.0.q_norm.weight'.*--packed"),
-            (["--packed", "plain.safetensors", "--input", "x.npy"], "does not say how the layer is called"),
-            (["--packed", "plain.safetensors", "--causal", "--input", "x.npy"], "--causal: the packed layer says it"),
+            (["--packed", "text.txt", "--input", "x.npy"], "does not say how the layer is called"),
+            ([*plain, "--window", 2, "--input", "x.npy"], "--window: the packed layer says it"),
         ]
         for words, sentence in table:
             with self.subTest(words):

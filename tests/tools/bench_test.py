@@ -67,7 +67,7 @@ class MhaBench(unittest.TestCase):
         names = self.bench("--benchmark_list_tests").stdout.split()
         groups = {name.split("/")[0] for name in names}
         self.assertLessEqual({"layer_prefill", "attention_prefill", "projection", "latency", "threads", "instruction_set", "decode",
-                              "decode_hot", "decode_batch", "decode_tokens", "decode_attention", "storage", "arithmetic", "variants"}, groups)
+                              "decode_hot", "decode_batch", "decode_tokens", "decode_attention", "storage", "arithmetic"}, groups)
         self.assertEqual(len(names), len(set(names)))
 
     def figures(self, name, *flags):
@@ -118,10 +118,6 @@ class MhaBench(unittest.TestCase):
         # Integers may pass the limit of floats: that voids nothing.
         self.assertGreater(self.figures("arithmetic/int16/B:1/n:16/D:768/H:12/causal:1", "--max_of_limit=1e-9")["times_f32"], 0)
         self.assertNotIn("times_f32", self.figures("storage/cache:f32/H:16/Hkv:16/head_dim:128/past:4096", "--max_rotated_mb=1"))
-
-    def test_options_are_measured_beside_a_plain_call(self):
-        for name in "attention/sinks/n:1024", "attention/lengths/n:1024", "attention/packed/n:4096", "layer/gate/n:1024":
-            self.assertGreater(self.figures(f"variants/{name}")["of_plain"], 0)
 
     def test_stored_weights(self):
         shape = "D:4096/H:32/Hkv:32/past:0"

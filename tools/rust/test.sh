@@ -231,8 +231,6 @@ test_candle() {
   "${found[@]}" cargo clippy --quiet --locked --all-targets --all-features -- -D warnings
   begin "mha-candle: cargo test"
   "${found[@]}" cargo test --quiet --locked --all-features
-  begin "mha-candle: the example"
-  "${found[@]}" cargo run --quiet --locked --all-features --example speed -- --quick
   begin "mha-candle: cargo doc"
   RUSTDOCFLAGS="-D warnings" DOCS_RS=1 cargo doc --quiet --locked --no-deps --all-features
 }

@@ -23,16 +23,14 @@ from ._options import Norm, Rope, ScoreOptions, alibi_slopes
 from ._structs import instruction_set_names
 
 examples = """\
-Without options it walks through a worked example of 3 tokens and 2 heads. Of large matrices it shows the corners.
-
---weights takes layers without a norm of queries and keys, without sinks and without a gate; of the families whose file does not tell whether
-they rotate, the --rope options do. All others: `mha pack` reads their config.json, and --packed shows what it wrote.
+Without options it walks through a worked example of 3 tokens and 2 heads. Of large matrices it shows the corners. A layer of a model is packed
+first, by the command: mha pack --weights FILE.
 
 Examples:
   python -m mha explain
   python -m mha explain --softcap 50 --alibi
   python -m mha explain --html explained.html --tokens "the cat sleeps"
-  python -m mha explain --weights gpt2.safetensors --layer h.0 --heads 12 --causal --input x.npy
+  mha pack --weights gpt2.safetensors --layer h.0 --heads 12 --causal --output layer.mha
   python -m mha explain --packed layer.mha --input x.npy --picture maps.png
 
 Exit status: 0 on success, 2 for wrong input or usage (one sentence says what), 1 where something is not installed."""
@@ -52,18 +50,6 @@ grouped_example = [
     ".2260 .7611 .6772; .7446 .4209 .6467; .4521 .1769 .1615; .6787 .7103 .8188; .5338 .8099 .9866; .0227 .4601 .4753",
     ".8375 .7430 .8563; .1214 .1560 .0729; .1887 .9912 .1640; .7458 .6515 .1220; .6801 .4366 .6720; .8135 .6831 .7280"]
 
-# How families name queries, keys and values (or one matrix of all three) and the output, and how the matrices lie.
-families = [
-    (("W_query.weight", "W_key.weight", "W_value.weight"), ("out_proj.weight", "out_proj"), "out_in"),
-    (("W_query", "W_key", "W_value"), ("out_proj.weight", "out_proj"), "in_out"),
-    (("in_proj_weight",), ("out_proj.weight",), "out_in"),
-    (("q_proj_weight", "k_proj_weight", "v_proj_weight"), ("out_proj.weight",), "out_in"),
-    (("q_proj.weight", "k_proj.weight", "v_proj.weight"), ("o_proj.weight", "out_proj.weight", "dense.weight"), "out_in"),
-    (("self.query.weight", "self.key.weight", "self.value.weight"), ("output.dense.weight",), "out_in"),
-    (("c_attn.weight",), ("c_proj.weight",), "in_out"),
-]
-additions = ["q_norm.weight", "k_norm.weight", "q_norm.bias", "query_layernorm.weight", "q_layernorm.weight", "query_norm.weight", "sinks",
-             "g_proj.weight", "bias_k", "q_attn.weight", "self.distance_embedding.weight"]  # which --weights does not know
 steps = ["q", "k", "v", "scores", "scaled_scores", "softcapped_scores", "masked_scores", "attention_weights", "context"]
 
 
@@ -234,108 +220,6 @@ def read_rows(path, dtypes=("float32", "float16"), ranks=(2, 3)):
     return np.ascontiguousarray(array, np.float32) if array.dtype.kind == "f" else np.ascontiguousarray(array)
 
 
-def read_layer(options):
-    """The arguments of Layer, from the safetensors file and the options; matrices [in, out]."""
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError:
-        raise SystemExit("mha explain: reading weights needs safetensors: pip install safetensors") from None
-    path = options.weights
-    if not options.heads:
-        raise BadInput("--heads is needed; no file of weights tells the number of heads")
-    try:
-        with safe_open(path, "numpy") as file:
-            names = set(file.keys())
-            prefix, family, output = choose_layer(path, names, options.layer)
-            for name in additions:
-                if prefix + name in names:
-                    raise BadInput(f"{path}: the layer {prefix[:-1]!r} has the tensor {prefix + name!r}, which --weights does not know; pack the "
-                                   "layer with mha pack, and give --packed")
-            if family[0][0] == "q_proj.weight" and not options.no_rope and not options.rope_base:
-                raise BadInput(f"{path}: the layer {prefix[:-1]!r} has names of models that rotate queries and keys (RoPE) and of others; say how by "
-                               "--rope-base or --no-rope, or pack it with mha pack, which reads config.json, and give --packed")
-
-            def get(name, rank):
-                stored = file.get_slice(name)
-                if stored.get_dtype() not in ("F32", "F16") and not (stored.get_dtype() == "BF16" and has_bfloat16()):
-                    raise BadInput(f"{path}: the tensor {name!r} is stored as {stored.get_dtype()}; F32 or F16 is expected")
-                tensor = file.get_tensor(name)
-                if tensor.ndim != rank:
-                    raise BadInput(f"{path}: the tensor {name!r} has the shape {tensor.shape}; {rank} dimensions are expected")
-                return np.ascontiguousarray(tensor, np.float32)
-
-            qkv, layout = family[0], family[2]
-            lies = lambda name: "in_out" if not name.endswith("weight") else layout  # noqa: E731: matrices of x @ W have no suffix
-            matrix = lambda name: np.ascontiguousarray(get(name, 2).T if lies(name) == "out_in" else get(name, 2))  # noqa: E731
-            weights = {"w_qkv": matrix(prefix + qkv[0])} if len(qkv) == 1 else \
-                {key: matrix(prefix + name) for key, name in zip(("w_q", "w_k", "w_v"), qkv)}
-            if output:
-                weights["w_o"] = np.ascontiguousarray(get(output, 2).T) if output.endswith(".weight") and family[2] == "out_in" else get(output, 2)
-            biases = {"b_o": output and output.removesuffix("weight") + "bias"}
-            if qkv[0] in ("in_proj_weight", "q_proj_weight"):
-                biases["b_qkv"] = prefix + "in_proj_bias"
-            else:
-                biases.update(zip(["b_qkv"] if len(qkv) == 1 else ["b_q", "b_k", "b_v"], [prefix + name.removesuffix("weight") + "bias" for name in qkv]))
-            weights.update({key: get(name, 1) for key, name in biases.items() if name in names})
-    except (OSError, SafetensorError) as error:
-        raise BadInput(f"{path}: cannot be read as a .safetensors file: {error}") from None
-    return weights, shape_of(path, weights, options)
-
-
-def has_bfloat16():
-    try:
-        import ml_dtypes  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def choose_layer(path, names, wanted):
-    """(prefix, family, output) of the layer that is meant, or of the only one."""
-    found = {}
-    for family in families:
-        for name in names:
-            prefix = name.removesuffix(family[0][0])
-            if name == prefix or prefix and not prefix.endswith(".") or not all(prefix + other in names for other in family[0]):
-                continue
-            found[prefix] = family, next((prefix + output for output in family[1] if prefix + output in names), None)
-    chosen = [prefix for prefix in found if wanted is None or f".{wanted}." in f".{prefix}"]
-    chosen = [f"{wanted}."] if wanted and f"{wanted}." in found else chosen
-    if not found:
-        raise BadInput(f"{path}: holds no attention layer whose names are known")
-    if len(chosen) != 1:
-        which = ", ".join(repr(prefix[:-1]) for prefix in sorted(found, key=lambda name: (len(name), name)))
-        raise BadInput(f"{path}: {len(chosen)} layers are meant; choose one of these by --layer: {which}")
-    family, output = found[chosen[0]]
-    if output is None and not family[0][0].startswith("W_query"):
-        raise BadInput(f"{path}: the layer {chosen[0][:-1]!r} has no tensor {chosen[0] + family[1][0]!r}")
-    return chosen[0], family, output
-
-
-def shape_of(path, weights, options):
-    """The fields of mha_layer_config that follow from the matrices and the numbers of heads."""
-    heads, kv_heads, head_dim = options.heads, options.kv_heads, options.head_dim
-    if "w_qkv" in weights:
-        width = weights["w_qkv"].shape[1]
-        kv_heads = kv_heads or heads
-        head_dim = head_dim or width // (heads + 2 * kv_heads)
-        head_dim_v = head_dim
-        fits = head_dim * (heads + 2 * kv_heads) == width
-        inputs = [weights["w_qkv"].shape[0]] * 3
-    else:
-        inputs, (q, k, v) = zip(*(weights[name].shape for name in ("w_q", "w_k", "w_v")))
-        head_dim = head_dim or q // heads
-        kv_heads = kv_heads or (k // head_dim if head_dim else 0)
-        head_dim_v = v // kv_heads if kv_heads else 0
-        fits = head_dim * heads == q and head_dim * kv_heads == k and head_dim_v * kv_heads == v
-    if not fits or heads % kv_heads or "w_o" in weights and weights["w_o"].shape[0] != heads * head_dim_v:
-        shapes = ", ".join(f"{name} {shape_text(*matrix.shape)}" for name, matrix in weights.items() if matrix.ndim == 2)
-        raise BadInput(f"{path}: {heads} heads and {kv_heads} key and value heads of {head_dim} do not fit the matrices ({shapes}, [in, out]); check "
-                       "--heads, --kv-heads and --head-dim")
-    return {"query_dim": inputs[0], "key_dim": inputs[1], "value_dim": inputs[2], "num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim,
-            "head_dim_v": head_dim_v, "output_dim": weights["w_o"].shape[1] if "w_o" in weights else 0, "scale": options.scale or 0.0}
-
-
 def read_packed(path):
     """A mapped layer, and how it is called: the description that mha pack wrote behind it."""
     try:
@@ -355,9 +239,8 @@ def read_packed(path):
 
 
 def call_of(options):
-    """The options as a packed layer describes its call."""
-    rope = {"style": options.rope_style or "half", "dims": options.rope_dims or 0, "base": options.rope_base} if options.rope_base else None
-    return {"causal": options.causal, "window": options.window or 0, "softcap": options.softcap or 0, "rope": rope}
+    """The worked example's, as a packed layer describes it."""
+    return {"causal": True, "window": options.window or 0, "softcap": options.softcap or 0}
 
 
 class Call:
@@ -457,20 +340,13 @@ def show_projection(page, weights, call):
                  "values to compute and keep.")
     page.step(2, "heads", f"{widths['q']} / {heads} -> {head_dim}", about)
     fused = shape_text(shape["query_dim"], sum(widths.values()))
-    ends = np.cumsum([0, *widths.values()])
-    parts = {}
-    for kind in "wb" if weights else "":
-        whole = weights.get(f"{kind}_qkv")
-        for i, which in enumerate("qkv"):
-            part = weights.get(f"{kind}_{which}") if whole is None else whole[..., ends[i]:ends[i + 1]]
-            if part is not None:
-                parts[f"{kind.upper() if kind == 'w' else kind}_{which.upper()}"] = np.atleast_2d(part)
+    parts = [(f"W_{which.upper()}", weights[f"w_{which}"]) for which in "qkv"] if weights else []
     if is_self:
         page.step(3, "fused projection", f"W_Q|W_K|W_V {fused}", "Side by side the three matrices are one, so that one product does the work of three.",
-                  list(parts.items()))
+                  parts)
     else:
         shapes = ", ".join(shape_text(shape[inputs], widths[which]) for which, inputs in zip("qkv", ("query_dim", "key_dim", "value_dim")))
-        page.step(3, "projections", shapes, "Queries, keys and values come from different inputs, each through its own matrix.", list(parts.items()))
+        page.step(3, "projections", shapes, "Queries, keys and values come from different inputs, each through its own matrix.", parts)
     if weights is None:
         page.note("(packed: not shown)")
     rows = [shape_text(1, n_q, widths["q"]), shape_text(1, n_kv, widths["k"]), shape_text(1, n_kv, widths["v"])]
@@ -553,13 +429,11 @@ def show_attention(page, call, scale):
 
 def show_output(page, weights, call):
     n_q, merged, width = len(call.y), call.shape["num_heads"] * call.shape["head_dim_v"], call.y.shape[-1]
-    if weights is not None and "w_o" not in weights:
+    if weights:
         page.step(12, "output", shape_text(1, n_q, merged), "This layer has no W_O: the merged heads are its output.", [("y", call.y)])
         return
-    why = "W_O mixes what the heads have found." if weights else "W_O, if the packed layer has one, mixes what the heads have found."
-    given = [] if weights is None else [(title, np.atleast_2d(weights[name])) for title, name in (("W_O", "w_o"), ("b_O", "b_o")) if name in weights]
-    page.step(12, "output projection", f"{shape_text(1, n_q, merged)} x {shape_text(merged, width)} -> {shape_text(1, n_q, width)}", why,
-              [*given, ("y", call.y)])
+    page.step(12, "output projection", f"{shape_text(1, n_q, merged)} x {shape_text(merged, width)} -> {shape_text(1, n_q, width)}",
+              "W_O, if the packed layer has one, mixes what the heads have found.", [("y", call.y)])
 
 
 def maps_of(call):
@@ -586,48 +460,32 @@ def make_parser():
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     positive = lambda text: int(text) if text.isdigit() and int(text) > 0 else parser.error(f"a whole number of at least 1 is expected, not {text!r}")  # noqa: E731
     for name, kind, text in (
-            ("--weights", "FILE", "a layer or a model (.safetensors)"), ("--packed", "FILE", "a layer that mha pack wrote, instead"),
-            ("--layer", "PREFIX", "which layer of a model: its prefix, or words that only it has (h.0)"), ("--heads", int, "query heads"),
-            ("--kv-heads", int, "key and value heads; default as the shapes say"), ("--head-dim", int, "width of a head; default as the shapes say"),
+            ("--packed", "FILE", "a layer that mha pack wrote"),
             ("--input", "FILE", "the rows: (n, width), or (batch, n, width), of which the first sequence is shown (.npy)"),
             ("--key", "FILE", "rows for the keys, in cross-attention; default the input"),
             ("--value", "FILE", "rows for the values; default those for the keys"), ("--mask", "FILE", "which keys a row attends to, (n, keys) (.npy)"),
-            ("--window", int, "each row attends to the last so many rows, its own among them"),
-            ("--softcap", float, "scores become S * tanh(score / S)"), ("--scale", float, "factor of the scores; default 1 / sqrt(head_dim)"),
-            ("--rope-base", float, "rotate queries and keys (RoPE) with this base"), ("--rope-dims", int, "elements of a head to rotate; default all"),
-            ("--rope-style", "STYLE", "half (default) or interleaved"), ("--html", "FILE", "write a page for a browser instead, with heat maps"),
+            ("--window", int, "of the worked example: each row attends to the last so many rows, its own among them"),
+            ("--softcap", float, "of the worked example: scores become S * tanh(score / S)"),
+            ("--html", "FILE", "write a page for a browser instead, with heat maps"),
             ("--picture", "FILE", "write the heat maps alone (.png, .svg, .pdf)"), ("--tokens", "WORDS", 'for the rows, on the maps: "the cat sleeps"'),
             ("--key-tokens", "WORDS", "for the rows of --key")):
         kind_of = positive if kind is int else kind if kind is float else str
         parser.add_argument(name, type=kind_of, metavar="N" if kind is int else "S" if kind is float else kind, help=text)
-    for name, text in (("--causal", "no row attends to rows after its own"), ("--alibi", "scores lose a slope times the distance (ALiBi)"),
-                       ("--no-rope", "nothing is rotated")):
-        parser.add_argument(name, action="store_true", help=text)
+    parser.add_argument("--alibi", action="store_true", help="scores lose a slope times the distance (ALiBi)")
     return parser
 
 
 def check(options):
-    is_example = not (options.weights or options.packed or options.input)
-    if not is_example and not (options.input and (options.weights or options.packed)):
-        raise BadInput("--input and either --weights or --packed are needed, or none of them for the worked example")
-    own = ["heads", "kv_heads", "head_dim", "layer", "scale", "rope_base", "rope_dims", "rope_style", "no_rope"]
-    other = [name for name in own if getattr(options, name)] if is_example else []
-    if options.packed:
-        other = [name for name in [*own, "weights", "causal", "window", "softcap"] if getattr(options, name)]
+    if bool(options.packed) != bool(options.input):
+        raise BadInput("--packed and --input are needed, or none of them for the worked example")
+    other = [name for name in ("window", "softcap") if options.packed and getattr(options, name)]
     if other:
-        reason = "the packed layer says it" if options.packed else "the worked example has its own"
-        raise BadInput(f"--{other[0].replace('_', '-')}: {reason}; leave it out" + ("" if options.packed else ", or give --weights and --input"))
-    if (options.rope_dims or options.rope_style) and not options.rope_base:
-        raise BadInput("--rope-dims and --rope-style: go with --rope-base")
-    if options.rope_base and options.no_rope:
-        raise BadInput("--no-rope: can't be combined with --rope-base")
-    if options.rope_style not in (None, "half", "interleaved"):
-        raise BadInput(f"--rope-style: half or interleaved is expected, not {options.rope_style!r}")
+        raise BadInput(f"--{other[0]}: the packed layer says it; leave it out")
     if not (options.html or options.picture) and (options.tokens or options.key_tokens):
         raise BadInput("--tokens: labels the maps of --html and --picture, of which none is given")
     if options.key_tokens and not (options.key or options.value):
         raise BadInput("--key-tokens: the keys are of the same tokens as the queries; leave it out, or give --key")
-    return is_example
+    return not options.packed
 
 
 def work(options):
@@ -635,17 +493,12 @@ def work(options):
     if is_example:
         shape = {"query_dim": 6, "num_heads": 2}
         weights, inputs = {name: matrix_of(text) for name, text in example_weights.items()}, [matrix_of(example_x), None, None]
-        layer, call, what = Layer(layout="in_out", **shape, **weights), {**call_of(options), "causal": True}, "A worked example"
+        layer, call, what = Layer(layout="in_out", **shape, **weights), call_of(options), "A worked example"
     else:
         inputs = [read_rows(path) if path else None for path in (options.input, options.key, options.value)]
         inputs = [rows if rows is None or rows.ndim == 2 else rows[0] if len(rows) else np.empty((0, rows.shape[-1]), np.float32) for rows in inputs]
-        weights, call = None, None
-        if options.packed:
-            layer, call = read_packed(options.packed)
-        else:
-            weights, shape = read_layer(options)
-            layer, call = Layer(layout="in_out", **shape, **weights), call_of(options)
-        what = f"The layer of {printable(options.packed or options.weights)} on {printable(options.input)}"
+        weights, (layer, call) = None, read_packed(options.packed)
+        what = f"The layer of {printable(options.packed)} on {printable(options.input)}"
     call = Call(layer.shape, call, options, inputs)
     n_q, n_kv = len(call.positions[0]), len(call.positions[1])
     rows = words_of(options.tokens, "--tokens", n_q, options.input or "the worked example")
