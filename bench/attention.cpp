@@ -1,20 +1,24 @@
 // attention_prefill: the middle stage alone, mha_attention on plain rows.
 
-#include "attention_case.h"
 #include "groups.h"
+#include "layer_case.h"
 
 namespace bench {
 namespace {
 
-support::AttentionProblem random_problem(const AttentionShape &shape, Change change) {
-  support::LayerProblem sizes;
-  sizes.n_q = sizes.n_kv = shape.n;
-  sizes.num_heads = sizes.num_kv_heads = shape.heads;
-  sizes.head_dim = sizes.head_dim_v = shape.head_dim;
-  sizes.is_causal = shape.is_causal;
-  if (change) change(&sizes);
+struct AttentionShape {
+  int64_t n, heads, head_dim;
+  bool is_causal;
+
+  int64_t floats() const { return n * heads * head_dim; }
+};
+
+support::AttentionProblem random_problem(const AttentionShape &shape) {
   support::AttentionProblem problem;
-  static_cast<support::AttentionSizes &>(problem) = sizes;
+  problem.n_q = problem.n_kv = shape.n;
+  problem.num_heads = problem.num_kv_heads = shape.heads;
+  problem.head_dim = problem.head_dim_v = shape.head_dim;
+  problem.is_causal = shape.is_causal;
   support::Random random(1);
   for (std::vector<float> *x : {&problem.q, &problem.k, &problem.v}) *x = random.Uniforms(shape.floats(), 1.7f);
   return problem;
@@ -22,16 +26,13 @@ support::AttentionProblem random_problem(const AttentionShape &shape, Change cha
 
 class AttentionCase : public Case {
  public:
-  AttentionCase(const AttentionShape &shape, uint32_t set, Change change)
-      : data_(random_problem(shape, change), {call_form(), set}), workspace_(data_.WorkspaceBytes(), support::Place::kLargePages) {
+  AttentionCase(const AttentionShape &shape, uint32_t set)
+      : data_(random_problem(shape), {call_form(), set}), workspace_(data_.WorkspaceBytes(), support::Place::kLargePages) {
     mha_call_info info = support::Zeroed<mha_call_info>();
     support::Check(data_.Info(&info, &error_), error_);
-    bytes = working_set_bytes = static_cast<double>(info.bytes);
-    stages = {{static_cast<double>(info.operations), bytes}};
+    bytes = working_set_bytes = 4.0 * sizeof(float) * static_cast<double>(shape.floats());
+    stages = {{4 * static_cast<double>(shape.heads * shape.head_dim) * attending_pairs(1, shape.n, shape.is_causal), bytes}};
     instruction_set = set;
-    if (change) return;
-    stages = {{4 * static_cast<double>(shape.heads * shape.head_dim) * attending_pairs(1, shape.n, shape.is_causal),
-               4.0 * sizeof(float) * static_cast<double>(shape.floats())}};
     expect_operations(info.operations);
   }
 
@@ -45,10 +46,6 @@ class AttentionCase : public Case {
 
 }  // namespace
 
-std::unique_ptr<Case> make_attention_case(const AttentionShape &shape, uint32_t instruction_set, Change change) {
-  return std::make_unique<AttentionCase>(shape, instruction_set, change);
-}
-
 void register_attention_benchmarks(const Setting &setting) {
   for (const int64_t head_dim : {32, 64, 80, 96, 128}) {
     for (const bool is_causal : {true, false}) {
@@ -56,7 +53,7 @@ void register_attention_benchmarks(const Setting &setting) {
         const AttentionShape shape = {n, n <= 2048 ? 4 : 2, head_dim, is_causal};  // fewer heads keep the long ones short
         const LayerShape as_layer = {1, n, shape.heads * head_dim, shape.heads, is_causal};
         add("attention_prefill/" + as_layer.name() + "/head_dim:" + std::to_string(head_dim),
-            [=] { return make_attention_case(shape, setting.instruction_set); });
+            [=] { return std::make_unique<AttentionCase>(shape, setting.instruction_set); });
       }
     }
   }

@@ -7,30 +7,40 @@
 namespace bench {
 namespace {
 
+support::LayerProblem problem_of(const LayerShape &shape, const LayerOptions &options) {
+  support::LayerProblem problem = random_layer(shape.batch, shape.n, shape.width, shape.heads, shape.heads);
+  problem.is_causal = shape.is_causal;
+  problem.arithmetic = options.arithmetic;
+  return problem;
+}
+
 support::LayerForm form_of(const LayerOptions &options) {
   support::LayerForm form;
   form.weight_type = options.weight_type;
   return form;
 }
 
-class MhaCase : public LayerCase {
+class LayerCase : public Case {
  public:
-  MhaCase(const LayerShape &layer_shape, const LayerOptions &chosen)
-      : LayerCase(layer_shape, chosen.change),
+  LayerCase(const LayerShape &shape, const LayerOptions &chosen)
+      : problem_(problem_of(shape, chosen)),
         options_(support::Options(chosen.instruction_set)),
-        layer_(Create(support::LayerData(problem, support::Place::kAnywhere, form_of(chosen)), &options_)),
+        layer_(Create(support::LayerData(problem_, support::Place::kAnywhere, form_of(chosen)), &options_)),
         scheduler_(pool_scheduler(chosen.threads)),
-        data_(layer_.get(), problem, {call_form(chosen.threads > 1 ? &scheduler_ : nullptr)}) {
+        data_(layer_.get(), problem_, {call_form(chosen.threads > 1 ? &scheduler_ : nullptr)}) {
     instruction_set = chosen.instruction_set;
     threads = chosen.threads;
+    // In matrices of [width, width] and of [rows, width].
+    const double rows = static_cast<double>(shape.rows()), width = static_cast<double>(shape.width);
+    const double weight_bytes = sizeof(float) * width * width, row_bytes = sizeof(float) * rows * width;
+    const double product_flops = 2 * rows * width * width;
+    stages = {{3 * product_flops, 3 * weight_bytes + 4 * row_bytes},
+              {4 * width * attending_pairs(shape.batch, shape.n, shape.is_causal), 4 * row_bytes},
+              {product_flops, weight_bytes + 2 * row_bytes}};
+    bytes = 4 * weight_bytes + 2 * row_bytes;
+    working_set_bytes = 4 * weight_bytes + 6 * row_bytes;  // x, q, k, v, context, y
     mha_call_info info = support::Zeroed<mha_call_info>();
     support::Check(data_.Info(&info, &error_), error_);
-    if (chosen.change) {  // the projections have as many operations for each row as ever, the rest is the attention
-      const double rows = static_cast<double>(shape.rows()), valid = valid_rows();
-      for (Stage &stage : stages) stage.flops *= valid / rows;
-      stages[1].flops = static_cast<double>(info.operations) - stages[0].flops - stages[2].flops;
-      bytes = static_cast<double>(info.bytes);
-    }
     expect_operations(info.operations);
     workspace_ = support::Memory(info.workspace_bytes, support::Place::kLargePages);
   }
@@ -38,12 +48,7 @@ class MhaCase : public LayerCase {
   void call() override { support::Check(mha_forward(layer_.get(), &data_.args, workspace_.data(), workspace_.size(), &error_), error_); }
 
  private:
-  double valid_rows() const {
-    double rows = 0;
-    for (int64_t b = 0; b < problem.batch; ++b) rows += static_cast<double>(support::ValidRowsOf(problem, b).n_q);
-    return rows;
-  }
-
+  const support::LayerProblem problem_;
   const mha_layer_options options_;
   const support::Layer layer_;
   const mha_scheduler scheduler_;
@@ -90,26 +95,8 @@ support::CallForm call_form(const mha_scheduler *scheduler) {
   return form;
 }
 
-LayerCase::LayerCase(const LayerShape &given, Change change)
-    : shape(given), problem([&] {
-        support::LayerProblem made = random_layer(shape.batch, shape.n, shape.width, shape.heads, shape.heads);
-        made.is_causal = shape.is_causal;
-        if (change) change(&made);
-        return made;
-      }()) {
-  // In matrices of [width, width] and of [rows, width].
-  const double rows = static_cast<double>(shape.rows()), width = static_cast<double>(shape.width);
-  const double weight_bytes = sizeof(float) * width * width, row_bytes = sizeof(float) * rows * width;
-  const double product_flops = 2 * rows * width * width;
-  stages = {{3 * product_flops, 3 * weight_bytes + 4 * row_bytes},
-            {4 * width * attending_pairs(shape.batch, shape.n, shape.is_causal), 4 * row_bytes},
-            {product_flops, weight_bytes + 2 * row_bytes}};
-  bytes = 4 * weight_bytes + 2 * row_bytes;
-  working_set_bytes = 4 * weight_bytes + 6 * row_bytes;  // x, q, k, v, context, y
-}
-
 std::unique_ptr<Case> make_layer_case(const LayerShape &shape, const LayerOptions &options) {
-  return std::make_unique<MhaCase>(shape, options);
+  return std::make_unique<LayerCase>(shape, options);
 }
 
 }  // namespace bench

@@ -26,21 +26,10 @@ support::LayerProblem random_layer(int64_t batch, int64_t n, int64_t width, int6
 // How the benchmarks call: large arrays in large pages.
 support::CallForm call_form(const mha_scheduler *scheduler = nullptr);
 
-// What a call has beside its shape; null: nothing.
-using Change = void (*)(support::LayerProblem *problem);
-
-// Stages and bytes of a layer, whoever computes it, and its arrays.
-struct LayerCase : Case {
-  explicit LayerCase(const LayerShape &shape, Change change = nullptr);
-
-  const LayerShape shape;
-  const support::LayerProblem problem;
-};
-
 struct LayerOptions {
   uint32_t instruction_set;
   uint32_t threads = 1;
-  Change change = nullptr;
+  support::Arithmetic arithmetic = support::Arithmetic::kF32;
   support::Stored weight_type = support::Stored::kF32;
 };
 

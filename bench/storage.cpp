@@ -23,68 +23,53 @@ constexpr DecodeShape first_token = {32, 32, 128, 0};
 constexpr LayerShape layers[] = {
     {1, 16, 768, 12, true}, {1, 128, 768, 12, true}, {8, 128, 768, 12, true}, {1, 1024, 768, 12, true}, {1, 512, 4096, 32, true}};
 
-constexpr struct {
-  const char *name;
-  uint32_t arithmetic;
-  Change change;
-} arithmetics[] = {{"int8", MHA_ARITHMETIC_INT8, [](support::LayerProblem *problem) { problem->arithmetic = support::Arithmetic::kInt8; }},
-                   {"int16", MHA_ARITHMETIC_INT16,
-                    [](support::LayerProblem *problem) { problem->arithmetic = support::Arithmetic::kInt16; }}};
+// The case in turns with the same in f32.
+std::unique_ptr<Case> beside_f32(std::unique_ptr<Case> test, std::unique_ptr<Case> in_f32) {
+  test->rival = std::move(in_f32);
+  test->rival_counter = "times_f32";
+  return test;
+}
 
 }  // namespace
 
 void register_storage_benchmarks(const Setting &setting) {
   const DecodeOptions f32 = {setting.instruction_set, rotated_bytes(), setting.most_rotated_bytes};
   for (const auto &[type, name] : types) {
-    if (type == MHA_TYPE_INT4) continue;  // of weights only
-    DecodeOptions stored = f32;
-    stored.cache_type = type;
-    add(std::string("storage/cache:") + name + "/" + shape.attention_name(), [=] {
-      std::unique_ptr<Case> test = make_decode_attention(shape, stored);
-      if (stored.cache_type != f32.cache_type) {
-        test->rival = make_decode_attention(shape, f32);
-        test->rival_counter = "times_f32";
-      }
-      return test;
-    });
-  }
-  for (const auto &[type, name] : types) {
+    const bool is_f32 = type == MHA_TYPE_F32;
     DecodeOptions stored = f32;
     stored.weight_type = type;
     add(std::string("storage/weights:") + name + "/" + first_token.layer_name(), [=] {
       std::unique_ptr<Case> test = make_decode_layer(first_token, stored);
-      if (stored.weight_type != f32.weight_type) {
-        test->rival = make_decode_layer(first_token, f32);
-        test->rival_counter = "times_f32";
-      }
-      return test;
+      return is_f32 ? std::move(test) : beside_f32(std::move(test), make_decode_layer(first_token, f32));
+    });
+    if (type == MHA_TYPE_INT4) continue;  // of weights only
+    stored = f32;
+    stored.cache_type = type;
+    add(std::string("storage/cache:") + name + "/" + shape.attention_name(), [=] {
+      std::unique_ptr<Case> test = make_decode_attention(shape, stored);
+      return is_f32 ? std::move(test) : beside_f32(std::move(test), make_decode_attention(shape, f32));
     });
   }
-  for (const auto &[name, kind, change] : arithmetics) {
-    const uint32_t arithmetic = kind;
+  for (const auto &[name, arithmetic] : {std::pair("int8", MHA_ARITHMETIC_INT8), std::pair("int16", MHA_ARITHMETIC_INT16)}) {
+    const std::string group = std::string("arithmetic/") + name;
+    LayerOptions integers = {setting.instruction_set};
+    integers.weight_type = support::Stored::kInt8;
+    integers.arithmetic = static_cast<support::Arithmetic>(arithmetic);
     for (const LayerShape &layer : layers) {
-      LayerOptions integers = {setting.instruction_set};
-      integers.change = change;
-      integers.weight_type = support::Stored::kInt8;
-      add(std::string("arithmetic/") + name + "/" + layer.name(), [=] {
+      add(group + "/" + layer.name(), [=] {
         std::unique_ptr<Case> test = make_layer_case(layer, integers);
-        test->rival = make_layer_case(layer, {setting.instruction_set});
-        test->rival_counter = "times_f32";
         test->in_integers = true;
-        return test;
+        return beside_f32(std::move(test), make_layer_case(layer, {setting.instruction_set}));
       });
     }
-    for (const auto &[type, weights] : types) {
-      if (type != MHA_TYPE_INT8 && type != MHA_TYPE_INT4) continue;
-      DecodeOptions integers = f32;
-      integers.weight_type = type;
-      integers.arithmetic = arithmetic;
-      add(std::string("arithmetic/") + name + "/weights:" + weights + "/" + first_token.layer_name(), [=] {
-        std::unique_ptr<Case> test = make_decode_layer(first_token, integers);
-        test->rival = make_decode_layer(first_token, f32);
-        test->rival_counter = "times_f32";
+    for (const auto &[type, weights] : {std::pair(MHA_TYPE_INT8, "int8"), std::pair(MHA_TYPE_INT4, "int4")}) {
+      DecodeOptions token = f32;
+      token.weight_type = type;
+      token.arithmetic = arithmetic;
+      add(group + "/weights:" + weights + "/" + first_token.layer_name(), [=] {
+        std::unique_ptr<Case> test = make_decode_layer(first_token, token);
         test->in_integers = true;
-        return test;
+        return beside_f32(std::move(test), make_decode_layer(first_token, f32));
       });
     }
   }

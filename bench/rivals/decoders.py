@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures a whole decoder, tests/examples/decoder.c, beside llama.cpp and PyTorch: a prompt of 512 tokens, and the tokens behind it.
+"""Measures a whole decoder, tests/examples/decoder.c, beside llama.cpp: a prompt of 512 tokens, and the tokens behind it.
 
 The models have Llama's shape and random weights, the same for all: a file that the example writes, and files of llama.cpp made of it. The
 programs run in turns, each in a process of its own; llama.cpp by its bench tool, built from the source that the Python package llama-cpp-python
@@ -7,7 +7,8 @@ ships. Of each, the logits behind the prompt are compared with those of its own 
 
   mha       f32, f16, int8 weights in INT16 and INT8, int4 weights in INT8
   llama.cpp F32, F16, Q8_0, Q4_0
-  PyTorch   float32, and int8 by quantize_dynamic
+
+models.py measures a decoder of the same shape by PyTorch.
 """
 
 import argparse
@@ -36,7 +37,7 @@ shapes = {"768": (12, 768, 12, 12, 2048, 32000), "2048": (4, 2048, 32, 8, 5632, 
 forms = {"mha f32": ("mha", ["f32", "f32"], 1e-4), "mha f16": ("mha", ["f16", "f32"], 0.01), "mha int8 in INT16": ("mha", ["int8", "int16"], 0.1),
          "mha int8 in INT8": ("mha", ["int8", "int8"], 0.2), "mha int4 in INT8": ("mha", ["int4", "int8"], 1),
          "llama.cpp F32": ("llama", "F32", 1e-3), "llama.cpp F16": ("llama", "F16", 0.02), "llama.cpp Q8_0": ("llama", "Q8_0", 0.1),
-         "llama.cpp Q4_0": ("llama", "Q4_0", 1), "PyTorch f32": ("torch", ["f32"], 1e-4), "PyTorch int8": ("torch", ["int8"], 1)}
+         "llama.cpp Q4_0": ("llama", "Q4_0", 1)}
 prompt_tokens = 512
 source = work / "llama.cpp"
 llama = source / "build" / "bin"
@@ -129,11 +130,7 @@ def prepare(names):
 
 
 def command(form, name, threads, tokens, logits):
-    program, words, _ = forms[form]
-    path, prompt, heads = files(name)[0], work / f"prompt{name}", shapes[name][2]
-    if program == "mha":
-        return [work / "decoder", "run", path, heads, prompt, tokens, threads, *words, logits]
-    return [sys.executable, pathlib.Path(__file__).with_name("decoder_torch.py"), path, heads, prompt, tokens, threads, *words, logits]
+    return [work / "decoder", "run", files(name)[0], shapes[name][2], work / f"prompt{name}", tokens, threads, *forms[form][1], logits]
 
 
 def run(form, name, threads, tokens):
@@ -154,7 +151,7 @@ def errors_of(name, chosen):
     """Of the logits behind the prompt: of fewer bits from the same program's float32, of float32 from mha's."""
     import numpy
     found, path = {}, work / "logits"
-    first = {"mha": "mha f32", "llama": "llama.cpp F32", "torch": "PyTorch f32"}
+    first = {"mha": "mha f32", "llama": "llama.cpp F32"}
     for form in dict.fromkeys(["mha f32", *(first[forms[form][0]] for form in chosen), *chosen]):
         if forms[form][0] == "llama":
             call(work / "llama_logits", files(name)[1][forms[form][1]], work / f"prompt{name}", path)
@@ -203,10 +200,9 @@ def main():
 
 
 def versions():
-    import torch
     readme = next(iter((source / ".." / "..").resolve().glob("PKG-INFO")), None)
     found = re.search(r"^Version: (.*)", readme.read_text(), re.MULTILINE) if readme else None
-    return {"llama.cpp": f"of llama-cpp-python {found[1] if found else ''}".strip(), "PyTorch": torch.__version__}
+    return {"llama.cpp": f"of llama-cpp-python {found[1] if found else ''}".strip()}
 
 
 if __name__ == "__main__":

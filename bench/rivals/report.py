@@ -105,7 +105,7 @@ def decoder_tables(results):
 
 
 pairs = [("mha f32", "llama.cpp F32"), ("mha f16", "llama.cpp F16"), ("mha int8 in INT16", "llama.cpp Q8_0"), ("mha int8 in INT8", "llama.cpp Q8_0"),
-         ("mha int4 in INT8", "llama.cpp Q4_0"), ("mha f32", "PyTorch f32"), ("mha int8 in INT8", "PyTorch int8")]
+         ("mha int4 in INT8", "llama.cpp Q4_0")]
 
 
 def model_tables(results):
@@ -264,13 +264,12 @@ def arithmetic_picture(results):
 def decoder_picture(results):
     from matplotlib import pyplot
     figure, panels = pyplot.subplots(1, 2, figsize=(9.6, 4), layout="constrained")
-    chosen = [pair for pair in pairs if "llama" in pair[1]]
     for axes, what in zip(panels, ("prompt", "token")):
         for number, result in enumerate(results):
             height = 0.8 / len(results)
-            axes.barh([i + (number + 0.5) * height - 0.4 for i in range(len(chosen))], [ratio(result, *pair, what) for pair in chosen], height,
+            axes.barh([i + (number + 0.5) * height - 0.4 for i in range(len(pairs))], [ratio(result, *pair, what) for pair in pairs], height,
                       label=f"width {result['key'][1]}, {threads_name(result['key'][2]).lower()}")
-        axes.set_yticks(range(len(chosen)), [f"{own[4:]}\nto {other[10:]}" for own, other in chosen], fontsize=8)
+        axes.set_yticks(range(len(pairs)), [f"{own[4:]}\nto {other[10:]}" for own, other in pairs], fontsize=8)
         axes.invert_yaxis()
         axes.axvline(1, color="black", linewidth=0.8)
         axes.set_title("Prompt of 512 tokens" if what == "prompt" else "Each token behind it", fontsize=9)

@@ -18,7 +18,6 @@ import contextlib
 import copy
 import importlib
 import inspect
-import json
 import logging
 import math
 import multiprocessing
@@ -474,17 +473,12 @@ def main():
     parser.add_argument("names", nargs="*", metavar="FAMILY", help="model types of transformers, or folders (default: all)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="families at once (default: 1)")
     parser.add_argument("--write", action="store_true", help=f"write the table in {page.name}")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write what was found, and with --resume read it first")
-    parser.add_argument("--resume", action="store_true", help="leave out what FILE has")
     arguments = parser.parse_args()
     import mha.transformers  # noqa: F401  before the processes are forked
     found, names = families(), set(arguments.names)
     names |= {model_type for folder, model_type, _ in found if folder in names - {model_type for _, model_type, _ in found}}
     wanted = [entry for entry in found if not names or entry[1] in names]
-    results = json.loads(arguments.json.read_text()) if arguments.resume and arguments.json.exists() else []
-    done = {result["type"] for result in results}
-    wanted = [entry for entry in wanted if entry[1] not in done]
-    context, running = multiprocessing.get_context("fork"), []
+    results, context, running = [], multiprocessing.get_context("fork"), []
     while wanted or running:
         while wanted and len(running) < arguments.jobs:
             folder, model_type, class_name = wanted.pop(0)
@@ -506,8 +500,6 @@ def main():
             running.remove(entry)
             results.append({"folder": folder, "seconds": round(time.monotonic() - started, 1), **result})
             print(describe(results[-1]), flush=True)
-            if arguments.json:
-                arguments.json.write_text(json.dumps(results, indent=1))
     if arguments.write:
         write_table(results)
     print(", ".join(f"{count} {status}" for status, count in collections.Counter(result["status"] for result in results).items()))
