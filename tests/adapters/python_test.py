@@ -1057,15 +1057,13 @@ class MiniLM(unittest.TestCase):
         self.assertGreater(similar[0], similar[-1] + 0.1)  # the same said otherwise, and something else
         errors = []
         for name, everywhere, allowed, correlation in (("int8 weights, int16", False, 0.001, 0.995), ("int8 weights, int8", False, 0.002, 0.995),
-                                                       ("int8 weights, int8", True, 0.004, 0.99), ("int4 weights, int16", False, 0.03, 0.97),
-                                                       ("int8 weights, int8, scores and context too", False, 0.002, 0.995)):
+                                                       ("int8 weights, int8", True, 0.004, 0.99), ("int4 weights, int16", False, 0.03, 0.97)):
             found, order = minilm.embed_pairs(minilm.Model(folder, everywhere, **minilm.arithmetics[name]), some, minilm.sentences)
             errors.append(1 - (found * exact).sum(axis=1).min())
             self.assertLess(errors[-1], allowed, name)
             self.assertGreater(minilm.of_ranking(similar, order)[0], correlation, name)
-        self.assertEqual(errors[:4], sorted(errors[:4]))  # each costs more than the one before
+        self.assertEqual(errors, sorted(errors))  # each costs more than the one before
         self.assertGreater(errors[0], 1e-5)
-        self.assertNotIn(errors[4], errors[:4])
 
     def test_what_becomes_of_a_ranking(self):
         import minilm
