@@ -1,4 +1,5 @@
-// layer_prefill: the whole layer, from x to y. threads: on one core and on all. instruction_set: a few shapes with each that the machine has.
+// layer_prefill: the whole layer, from x to y. threads: on one core and on all. instruction_set: a few shapes with each that the machine
+// has.
 
 #include "groups.h"
 #include "layer_case.h"

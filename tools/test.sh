@@ -31,8 +31,7 @@ name what was skipped, comparisons that came out too noisy among them, and what 
   --all        also the checks of the object files in build-debug/, and the tests in build-sanitize/,
                instrumented to find wrong addresses and undefined behaviour, and those about threads in build-sanitize-threads/,
                instrumented to find data races; by clang, for AArch64 and RISC-V all tests and random cases, for Windows more tests, the slow
-               tests of the tools, and the Rust crate mha-candle.
-               At the end it prints sizes, the exported symbols and the checksums of the results
+               tests of the tools, and the Rust crate mha-candle
   --no-setup   install nothing
   --help       this text
 
@@ -273,17 +272,6 @@ if [[ $emulate == yes ]]; then
   say "the emulated AVX-512 kernels, which ran beside that"
   await_part "$avx512"
 fi
-if [[ $matrix == all ]]; then
-  say "sizes"
-  for folder in build build-clang build-minsizerel build-aarch64; do
-    ctest --test-dir "$folder" --verbose -R '^linking\.size$' | grep -o 'libmha.* KiB.*' | sed "s|^|$folder: |" || failed+=("the size of $folder")
-  done
-  say "exported symbols: the list that linking.exports compares with"
-  cat tests/package/symbols.txt
-  say "checksums of results: the list that the test checksums compares with"
-  grep -v '^#' tests/contract/checksums.txt
-fi
-
 # print_list HEADING ITEM...: nothing without an item.
 print_list() {
   (($# == 1)) || printf '\ntools/test.sh: %s:\n' "$1"
