@@ -30,10 +30,12 @@
  *
  * - Arrays hold floats unless said otherwise. A shape such as [batch, n, dim] names the extents
  *   from the outermost to the innermost, whose stride is 1. Strides count elements, not bytes; 0
- *   means contiguous, as the shape says (in mha_score_options alone: the same for all). Arrays
- *   without a stride field are contiguous. The stride of a row or a head is at least the innermost
- *   extent. The strides of an output nest: each steps over all that the smaller ones reach.
+ *   means contiguous, as the shape says. Inputs of a call also take MHA_BROADCAST: the same for
+ *   all. Arrays without a stride field are contiguous. The stride of a row or a head is at least
+ *   the innermost extent. The strides of an output nest: each steps over all the smaller reach.
  * - Dimensions, counts, positions, strides: int64_t, >= 0 unless said. Sizes in bytes: size_t.
+ * - An extent of a call (batch, n_q, n_kv, rows) is at least 1. None at all is MHA_EMPTY: 0, which
+ *   a field has that was never set, is an error.
  * - Structs begin with struct_size, which the caller sets to sizeof the struct. Any other field may
  *   be left zero: its comment says what 0 or NULL stands for, unless it is the number itself. Those
  *   named reserved must be 0. Later versions add fields at the end, except to the frozen structs.
@@ -161,7 +163,13 @@ typedef struct mha_scheduler {
                        void (*task)(void *task_context, uint32_t index), void *task_context);
 } mha_scheduler;
 
-/* ---- Types ---------------------------------------------------------------------------------- */
+/* ---- Extents, strides and types ------------------------------------------------------------- */
+
+/* In place of an extent of a call: nothing there, such as a batch of no sequences. */
+#define MHA_EMPTY INT64_MIN
+
+/* A stride of an input whose sequences, heads or rows are all the same one, in memory once. */
+#define MHA_BROADCAST INT64_MIN
 
 /* Types of stored numbers. Arrays of f16 and bf16 are of uint16_t, with the bits of the numbers. */
 #define MHA_TYPE_F32 0u  /* float */
@@ -529,7 +537,7 @@ typedef struct mha_rope {
 typedef struct mha_rope_config {
   size_t struct_size;      /* sizeof the struct */
   int64_t dims;            /* elements of a head to rotate; even, 2 (dynamic NTK 4) .. 2^31 - 2 */
-  int64_t num_positions;   /* rows of the tables; 0 = nothing to do */
+  int64_t num_positions;   /* rows of the tables; >= 1 */
   int64_t first_position;  /* position of row 0; all positions are less than 2^31 */
   double base;             /* 1 .. 2^64, with YaRN more than 1; 0 = 10000 */
   double linear_factor;    /* divides positions; 1 .. 2^31; 0 = 1 */
@@ -603,9 +611,6 @@ typedef struct mha_norm {
 #define MHA_PADDING_LEFT 8u /* the valid rows of a sequence are its last ones, not its first ones */
 #define MHA_CACHE_READ 16u  /* attends to the cache as it is, and appends nothing */
 
-/* A stride of an input whose sequences, rows or heads are all the same one, in memory once. */
-#define MHA_BROADCAST INT64_MIN
-
 /* Which keys the columns of mask and bias stand for. */
 #define MHA_COLUMNS_ALL_KEYS 0u /* the rows of key or, with a cache, all positions in it */
 #define MHA_COLUMNS_NEW_KEYS 1u /* the rows of key that come with the call */
@@ -633,11 +638,12 @@ typedef struct mha_norm {
  * bias, what flags and lengths exclude is not read (with MHA_GROUPS_ALSO it may be), and of bias
  * what mask or groups exclude reaches no result. Calls only read the struct and all it points to.
  *
- * mask and bias have the shape [batch, num_heads, n_q, columns]. A stride of 0 means that all
- * sequences, heads or rows have the same: one [n_q, columns] for all needs a row stride alone. Rows
- * are those of query, padding included, and have all columns. These are as in attention_weights:
- * the rows of key or, with a cache, the positions in it after the call. With MHA_COLUMNS_NEW_KEYS
- * they are always the rows of key that come with the call. The keys that the cache had before then
+ * mask and bias have the shape [batch, num_heads, n_q, columns]. Where all sequences, heads or rows
+ * have the same, the stride is MHA_BROADCAST: one [n_q, columns] for all has it as batch and head
+ * stride. Rows are those of query, padding included, and have all columns. These are as in
+ * attention_weights: the rows of key or, with a cache, the positions in it after the call. With
+ * MHA_COLUMNS_NEW_KEYS they are always the rows of key that come with the call. The keys that the
+ * cache had before then
  * have no column: no mask excludes them, their bias is 0, and they are in no group, so that a tree
  * of drafted tokens needs a mask of its own rows only. A ring, whose positions have no end, takes
  * these columns alone, and no groups. Keys behind num_columns are masked.
@@ -649,7 +655,7 @@ typedef struct mha_score_options {
   const float *alibi_slopes; /* [num_heads], finite; NULL = none */
   const float *sinks;        /* [num_heads], less than infinity, not scaled; NULL = none */
   const void *bias;          /* [batch, num_heads, n_q, columns]; NULL = none */
-  int64_t bias_batch_stride, bias_head_stride, bias_row_stride; /* as said above */
+  int64_t bias_batch_stride, bias_head_stride, bias_row_stride; /* 0 = contiguous */
   const uint8_t *mask;       /* [batch, num_heads, n_q, columns]: 0 = takes no part; NULL = none */
   int64_t mask_batch_stride, mask_head_stride, mask_row_stride; /* likewise */
   uint32_t columns;          /* MHA_COLUMNS_* of mask, bias and kv_groups; 0 = ALL_KEYS */
@@ -659,9 +665,9 @@ typedef struct mha_score_options {
      q_groups, where columns are the rows of query. With MHA_GROUPS_ALSO, negative is no group. */
   const int32_t *q_groups;
   const int32_t *kv_groups;                  /* likewise */
-  int64_t q_groups_stride, kv_groups_stride; /* of sequences; 0 = the same for all */
+  int64_t q_groups_stride, kv_groups_stride; /* of sequences; 0 = contiguous */
   const float *q_scales;     /* [batch, n_q], any; NULL = 1 */
-  int64_t q_scales_stride;   /* from one sequence to the next; 0 = the same for all */
+  int64_t q_scales_stride;   /* from one sequence to the next; 0 = n_q */
   /* [num_heads, relative_left + 1 + relative_right], any: from j - p = -relative_left on; keys
      farther away have the first or the last number. NULL = none */
   const float *relative_bias;
@@ -712,11 +718,11 @@ typedef struct mha_forward_args {
   size_t struct_size; /* sizeof the struct */
 
   /* Size */
-  int64_t batch; /* sequences; 0 = nothing to do */
-  int64_t n_q;   /* rows of query and output per sequence; 0 = nothing to do, nothing to append */
-  /* Rows of key and value per sequence, where one of them is given; n_q where value alone is. 0 =
-     none: no keys, or with a cache none to append. Otherwise not looked at: it is n_q in
-     self-attention, 0 with MHA_CACHE_READ. */
+  int64_t batch; /* sequences; >= 1, or MHA_EMPTY = nothing to do */
+  int64_t n_q;   /* rows of query and output per sequence; likewise; then nothing is appended */
+  /* Rows of key and value per sequence, where one of them is given; n_q where value alone is. >= 1,
+     or MHA_EMPTY = no keys, or with a cache none to append. Otherwise not looked at: it is n_q in
+     self-attention, none with MHA_CACHE_READ. */
   int64_t n_kv;
 
   /* Arrays */
@@ -799,7 +805,7 @@ MHA_API mha_status mha_forward_workspace(const mha_layer *layer, const mha_forwa
  * mha_forward_workspace bytes, of any alignment and content, for one call at a time.
  *
  * A row whose keys are all masked has context 0 and lse -infinity, so that y is b_o or 0; likewise
- * with n_kv = 0. What is masked is not read into any result, NaN included; only the taps scores and
+ * without keys. What is masked is not read into any result, NaN included; only the taps scores and
  * scaled_scores show masked pairs. NaN in an input row reaches only the rows that attend to it. A
  * score of +infinity gives a row of NaN; a score of -infinity counts as masked.
  */
@@ -931,7 +937,7 @@ MHA_API mha_status mha_attention_info(const mha_attention_args *args, mha_call_i
  */
 typedef struct mha_linear_args {
   size_t struct_size;   /* sizeof the struct */
-  int64_t rows;         /* of x, residual and output; 0 = nothing to do */
+  int64_t rows;         /* of x, residual and output; >= 1, or MHA_EMPTY = nothing to do */
   const void *x;        /* [rows, width of x], of input_type */
   const void *residual; /* [rows, output_dim], of output_type; it may be output; NULL = none */
   void *output;         /* [rows, output_dim], of output_type */

@@ -72,8 +72,13 @@ mha_status fail_row_type(Report &report, uint32_t argument, const char *name, ui
                      type);
 }
 
-mha_status fail_count(Report &report, uint32_t argument, const char *name, int64_t count) {
-  return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s is %lld; it can't be negative", name, static_cast<long long>(count));
+mha_status resolve_empty(Report &report, uint32_t argument, const char *name, const char *what, int64_t *extent) {
+  if (*extent == MHA_EMPTY) {
+    *extent = 0;
+    return MHA_OK;
+  }
+  return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s is %lld; set it to %s, or to MHA_EMPTY for none", name,
+                     static_cast<long long>(*extent), what);
 }
 
 mha_status fail_workspace(Report &report, uint32_t argument, const char *query, size_t workspace_bytes, int64_t needed) {

@@ -16,9 +16,11 @@ struct Array {
   int64_t strides[3];
 };
 
-// What a stride of 0 means: count times the next inner stride. INT64_MAX if that overflows, so that the check of the whole array fails.
-inline int64_t contiguous_stride(int64_t stride, int64_t count, int64_t inner_stride) {
-  if (stride != 0 || inner_stride < 0) return stride;
+// What a stride of 0 means: count times the next inner stride, or inner_width where that is MHA_BROADCAST. INT64_MAX if that overflows, so
+// that the check of the whole array fails.
+inline int64_t contiguous_stride(int64_t stride, int64_t count, int64_t inner_stride, int64_t inner_width) {
+  if (stride != 0) return stride;
+  if (inner_stride < 0) return inner_stride == MHA_BROADCAST ? inner_width : stride;
   const Count whole = Count(count) * Count(inner_stride);
   return whole.overflows() ? INT64_MAX : whole.value();
 }
@@ -46,7 +48,7 @@ mha_status check_size(Report &report, uint32_t argument, const WorkspaceLayout &
 // and what exactly is wrong is found out elsewhere.
 mha_status fail_input(Report &report, uint32_t argument, const Array &array);
 mha_status check_permuted_output(Report &report, uint32_t argument, const Array &array);
-mha_status fail_count(Report &report, uint32_t argument, const char *name, int64_t count);
+mha_status resolve_empty(Report &report, uint32_t argument, const char *name, const char *what, int64_t *extent);
 mha_status fail_workspace(Report &report, uint32_t argument, const char *query, size_t workspace_bytes, int64_t needed);
 
 // Strides are not negative, a row does not overlap the next one, and the whole fits into memory.
@@ -86,8 +88,9 @@ inline mha_status check_row_type(Report &report, uint32_t argument, const char *
   return type <= MHA_TYPE_BF16 ? MHA_OK : fail_row_type(report, argument, name, type);
 }
 
-inline mha_status check_count(Report &report, uint32_t argument, const char *name, int64_t count) {
-  return count >= 0 ? MHA_OK : fail_count(report, argument, name, count);
+// An extent is at least 1, or MHA_EMPTY, which becomes 0. A plain 0 is one that was never set. what: what to set it to.
+inline mha_status resolve_extent(Report &report, uint32_t argument, const char *name, const char *what, int64_t *extent) {
+  return *extent > 0 ? MHA_OK : resolve_empty(report, argument, name, what, extent);
 }
 
 inline mha_status check_workspace(Report &report, uint32_t argument, const char *query, const void *workspace, size_t workspace_bytes,

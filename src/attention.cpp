@@ -56,7 +56,7 @@ mha_status check_dimensions(Report &report, mha_attention_args *args) {
 void resolve_strides(int64_t n, int64_t heads, int64_t width, int64_t *batch_stride, int64_t *row_stride, int64_t *head_stride) {
   if (*head_stride == 0) *head_stride = width;
   if (*row_stride == 0) *row_stride = heads * width;
-  *batch_stride = contiguous_stride(*batch_stride, n, *row_stride);
+  *batch_stride = contiguous_stride(*batch_stride, n, *row_stride, heads * width);
 }
 
 // The sequences that the arrays have room for.
@@ -183,9 +183,12 @@ mha_status make_call(Report &report, const mha_attention_args *given, AttentionC
                                                   : nullptr;
     if (const mha_status status = check_cache_read(report, args_argument, args.cache, rows)) return status;
   }
-  if (const mha_status status = check_count(report, args_argument, "batch", args.batch)) return status;
-  if (const mha_status status = check_count(report, args_argument, "n_q", args.n_q)) return status;
-  if (const mha_status status = check_count(report, args_argument, "n_kv", args.n_kv)) return status;
+  if (const mha_status status = resolve_extent(report, args_argument, "batch", "the number of sequences", &args.batch)) return status;
+  if (const mha_status status = resolve_extent(report, args_argument, "n_q", "the rows of q per sequence", &args.n_q)) return status;
+  if (!(args.flags & MHA_CACHE_READ)) {
+    if (const mha_status status = resolve_extent(report, args_argument, "n_kv", "the rows of k and v per sequence", &args.n_kv))
+      return status;
+  }
   if (const mha_status status = check_dimensions(report, &args)) return status;
   if (const mha_status status = check_arrays(report, &args)) return status;
   if (const mha_status status = check_options(report, args)) return status;
@@ -250,7 +253,7 @@ mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t
     return status;
   if (call.stage.sequences.has_no_work()) return MHA_OK;
   if (const mha_status status = check_pointers(report, call)) return status;
-  if (const mha_status status = check_arrays(report, call.stage)) return status;
+  if (const mha_status status = check_arrays(report, &call.stage)) return status;
   run(call, align_workspace(workspace));
   return MHA_OK;
 }
@@ -265,7 +268,7 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
   filled.workspace_bytes = static_cast<size_t>(call.workspace_bytes);
   describe_middle(call.stage, &filled);
   if (!call.stage.sequences.has_no_work()) {
-    if (const mha_status status = check_arrays(report, call.stage)) return status;
+    if (const mha_status status = check_arrays(report, &call.stage)) return status;
     const mha_attention_args &read = call.args;
     const ReadHeads heads = read_heads(call.stage.attention);
     const uint64_t row_bytes = product(heads.queries, read.head_dim * bytes_of(static_cast<Storage>(read.q_type))) +

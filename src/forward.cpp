@@ -58,12 +58,16 @@ mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_a
     return report.fail(MHA_ERROR_SHAPE, args_argument, "value is NULL, but value_dim %lld is not key_dim %lld; give value",
                        static_cast<long long>(shape.value_dim), static_cast<long long>(shape.key_dim));
   }
-  if (!args->key && !args->value) args->n_kv = args->n_q;
   if (!args->key && args->kv_lengths) {
     return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
                        "kv_lengths is given, but the keys are the rows of query; give q_lengths alone, or key");
   }
-  if (const mha_status status = check_count(report, args_argument, "n_kv", args->n_kv)) return status;
+  if (!args->key && !args->value) {
+    args->n_kv = args->n_q;
+    return MHA_OK;
+  }
+  if (const mha_status status = resolve_extent(report, args_argument, "n_kv", "the rows of key and value per sequence", &args->n_kv))
+    return status;
   if (!args->key && args->n_kv != args->n_q) {
     return report.fail(MHA_ERROR_SHAPE, args_argument, "key is NULL, so n_kv has to be n_q = %lld, but it is %lld; give key",
                        static_cast<long long>(args->n_q), static_cast<long long>(args->n_kv));
@@ -74,7 +78,7 @@ mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_a
 // 0 = contiguous.
 InputRows rows_of(const void *base, uint32_t type, int64_t n, int64_t width, int64_t batch_stride, int64_t row_stride) {
   if (row_stride == 0) row_stride = width;
-  return {base, n, contiguous_stride(batch_stride, n, row_stride), row_stride, nullptr, static_cast<Storage>(type)};
+  return {base, n, contiguous_stride(batch_stride, n, row_stride, width), row_stride, nullptr, static_cast<Storage>(type)};
 }
 
 Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t width) {
@@ -192,8 +196,8 @@ mha_status check_rows(Report &report, const mha_layer *layer, const mha_forward_
                        "the layer has no heads, but a W_O alone; call mha_linear, or make it with num_heads");
   }
   if (const mha_status status = read_struct(report, args_argument, "mha_forward_args", given, &args)) return status;
-  if (const mha_status status = check_count(report, args_argument, "batch", args.batch)) return status;
-  if (const mha_status status = check_count(report, args_argument, "n_q", args.n_q)) return status;
+  if (const mha_status status = resolve_extent(report, args_argument, "batch", "the number of sequences", &args.batch)) return status;
+  if (const mha_status status = resolve_extent(report, args_argument, "n_q", "the rows of query per sequence", &args.n_q)) return status;
   if (const mha_status status = resolve_inputs(report, shape, &args)) return status;
   if (const mha_status status = check_arrays(report, shape, plan)) return status;
   return check_scheduler(report, args_argument, args.scheduler);
@@ -458,7 +462,7 @@ mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, voi
     return status;
   if (plan.stage.sequences.has_no_work()) return MHA_OK;
   if (const mha_status status = check_pointers(report, plan.args)) return status;
-  if (const mha_status status = check_arrays(report, plan.stage)) return status;
+  if (const mha_status status = check_arrays(report, &plan.stage)) return status;
   run(*layer, plan, align_workspace(workspace));
   return MHA_OK;
 }
@@ -474,7 +478,7 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
   describe_projections(*layer, &filled);
   describe_middle(plan.stage, &filled);
   if (!plan.stage.sequences.has_no_work()) {
-    if (const mha_status status = check_arrays(report, plan.stage)) return status;
+    if (const mha_status status = check_arrays(report, &plan.stage)) return status;
     const uint64_t q_rows = valid_queries(plan.stage.sequences), kv_rows = valid_keys(plan.stage.sequences);
     const uint64_t output_weights = shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;
     filled.operations = 2 * (q_rows * (product(shape.query_dim, shape.q_columns() + shape.g_columns()) + output_weights) +

@@ -33,7 +33,7 @@ mha_status make_call(Report &report, const mha_layer *layer, const mha_linear_ar
   }
   mha_linear_args &args = call->args;
   if (const mha_status status = read_struct(report, args_argument, "mha_linear_args", given, &args)) return status;
-  if (const mha_status status = check_count(report, args_argument, "rows", args.rows)) return status;
+  if (const mha_status status = resolve_extent(report, args_argument, "rows", "the rows of x", &args.rows)) return status;
   if (const mha_status status = check_row_type(report, args_argument, "input_type", args.input_type)) return status;
   if (const mha_status status = check_row_type(report, args_argument, "output_type", args.output_type)) return status;
   const Array x = rows_of("x", args.rows, shape.output_depth(), &args.x_row_stride);

@@ -131,11 +131,13 @@ mha_status check_middle(Report &report, MiddleStage *stage) {
   return check_optional_outputs(report, stage);
 }
 
-mha_status check_arrays(Report &report, const MiddleStage &stage) {
-  const Attention &attention = stage.attention;
-  const uint32_t argument = stage.sequences.argument;
+mha_status check_arrays(Report &report, MiddleStage *stage) {
+  Attention &attention = stage->attention;
+  const uint32_t argument = stage->sequences.argument;
   if (const mha_status status = check_score_arrays(report, argument, attention.options, attention.num_heads)) return status;
-  return check_sequence_arrays(report, stage.sequences);
+  if (const mha_status status = check_sequence_arrays(report, stage->sequences)) return status;
+  resolve_score_strides(stage->sequences, attention.num_heads, &attention.options);
+  return MHA_OK;
 }
 
 void plan_middle(MiddleStage *stage, WorkspaceLayout *layout) {

@@ -3,7 +3,7 @@
 //   describe_call      takes the fields that their argument structs have in common; the entry adds the shape and where its arrays are
 //   check_middle       checks all that can be known without reading an array
 //   plan_middle        cuts the stage into units, and takes their memory from the workspace
-//   check_arrays       checks the arrays: of lengths, positions, sequences of a cache, slopes, sinks and head scales
+//   check_arrays       checks the arrays: of lengths, positions, sequences of a cache, slopes, sinks, head scales; then strides are known
 //   begin_passes, then as long as there is a next_pass: attend_pass, before and after which mha_forward has its products
 //
 // A parameter of the scores is a field of ScoreOptions (kernels/kernels.h), which score_options.cpp reads and checks for check_middle.
@@ -65,7 +65,7 @@ bool is_plain_call(const Args &args) {
 
 mha_status check_middle(Report &report, MiddleStage *stage);
 
-mha_status check_arrays(Report &report, const MiddleStage &stage);
+mha_status check_arrays(Report &report, MiddleStage *stage);
 
 // The valid rows of the arrays, of each sequence that they have room for; null: all.
 inline const Extent *valid_queries(const MiddleStage &stage) { return stage.sequences.is_packed() ? &stage.packed[0] : stage.queries; }

@@ -258,8 +258,8 @@ mha_status check_config(Report &report, mha_rope_config &config) {
     return report.fail(MHA_ERROR_INVALID_VALUE, 1, "first_position is %lld; a position can't be negative",
                        static_cast<long long>(config.first_position));
   }
-  if (config.num_positions < 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "num_positions is %lld; it can't be negative",
+  if (config.num_positions < 1) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "num_positions is %lld; set it to the rows of cos and sin, at least 1",
                        static_cast<long long>(config.num_positions));
   }
   // With dims as above, the tables then have less than 2^63 bytes.
@@ -286,7 +286,6 @@ mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin
   mha_rope_config known;
   if (const mha_status status = read_struct(report, 1, "mha_rope_config", config, &known)) return status;
   if (const mha_status status = check_config(report, known)) return status;
-  if (known.num_positions == 0) return MHA_OK;
   if (!cos) return report.fail(MHA_ERROR_NULL_POINTER, 2, "cos is NULL; pass memory for num_positions * dims / 2 floats");
   if (!sin) return report.fail(MHA_ERROR_NULL_POINTER, 3, "sin is NULL; pass memory for num_positions * dims / 2 floats");
   fill(known, cos, sin);

@@ -17,30 +17,56 @@ bool is_finite(float x) { return x - x == 0.0f; }
 mha_status check_row(Report &report, const SequenceArguments &s, const char *name, const char *stride_name, int64_t stride) {
   const bool is_counted = s.num_columns != INT64_MAX;
   const int64_t columns = is_counted ? s.num_columns : s.cache ? 0 : s.n_kv;
-  if (stride == 0 || stride >= columns) return MHA_OK;
+  if (stride == 0 || stride == MHA_BROADCAST || stride >= columns) return MHA_OK;
   return report.fail(MHA_ERROR_SHAPE, s.argument, "score.%s_%s is %lld, but there are %lld %s; a row has %s", name, stride_name,
                      static_cast<long long>(stride), static_cast<long long>(columns), is_counted ? "score.num_columns" : "keys",
                      is_counted ? "so many columns" : "a column for each");
 }
 
-mha_status check_pair_array(Report &report, const SequenceArguments &s, const char *name, const PairArray &array, int64_t num_heads) {
+// 0 = contiguous. What is MHA_BROADCAST is in memory once, and no step from then on.
+void resolve_strides(int64_t columns, int64_t n_q, int64_t num_heads, PairArray *array) {
+  Count inner(columns);
+  const auto resolve = [&inner](int64_t *stride, int64_t extent) {
+    if (*stride == MHA_BROADCAST) {
+      *stride = 0;
+      return;
+    }
+    if (*stride == 0) *stride = inner.overflows() ? INT64_MAX : inner.value();
+    inner = Count(extent) * Count(*stride);
+  };
+  resolve(&array->row_stride, n_q);
+  resolve(&array->head_stride, num_heads);
+  resolve(&array->batch_stride, 1);
+}
+
+void resolve_stride(int64_t columns, int64_t *stride) {
+  if (*stride == 0) *stride = columns;
+  if (*stride == MHA_BROADCAST) *stride = 0;
+}
+
+mha_status fail_stride(Report &report, const SequenceArguments &s, const char *name, const char *stride_name, int64_t stride) {
+  return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
+                     "score.%s_%s is %lld; set it to 0 for contiguous, to more for what is not, or to MHA_BROADCAST for the same for all",
+                     name, stride_name, static_cast<long long>(stride));
+}
+
+mha_status check_pair_array(Report &report, const SequenceArguments &s, const char *name, PairArray array, int64_t num_heads) {
   const long long strides[] = {array.batch_stride, array.head_stride, array.row_stride};
-  const char *const of[] = {"batch", "head", "row"};
+  const char *const of[] = {"batch_stride", "head_stride", "row_stride"};
   for (int i = 0; i < 3; ++i) {
     if (!array.base && strides[i] != 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.%s_%s_stride is %lld, but score.%s is NULL; give it, or leave it 0",
+      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.%s_%s is %lld, but score.%s is NULL; give it, or leave it 0",
                          name, of[i], strides[i], name);
     }
-    if (strides[i] < 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.%s_%s_stride is %lld; a stride can't be negative", name, of[i],
-                         strides[i]);
-    }
+    if (strides[i] < 0 && strides[i] != MHA_BROADCAST) return fail_stride(report, s, name, of[i], strides[i]);
   }
   if (!array.base) return MHA_OK;
   if (const mha_status status = check_row(report, s, name, "row_stride", array.row_stride)) return status;
+  const int64_t columns = std::min(max_keys(s), s.num_columns);
+  resolve_strides(columns, s.n_q, num_heads, &array);
   const auto reach = [](int64_t count, int64_t stride) { return Count(count > 0 ? count - 1 : 0) * Count(stride); };
   const Count elements = reach(s.array_batch(), array.batch_stride) + reach(num_heads, array.head_stride) + reach(s.n_q, array.row_stride) +
-                         Count(std::min(max_keys(s), s.num_columns));
+                         Count(columns);
   if ((elements * Count(sizeof(float))).overflows()) {
     return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "score.%s would be larger than memory can be", name);
   }
@@ -75,15 +101,12 @@ mha_status check_groups(Report &report, const SequenceArguments &s, const mha_sc
     int64_t stride;
   } arrays[] = {{"q_groups", options.q_groups, options.q_groups_stride}, {"kv_groups", options.kv_groups, options.kv_groups_stride}};
   for (const auto &array : arrays) {
-    if (array.stride < 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.%s_stride is %lld; a stride can't be negative", array.name,
-                         static_cast<long long>(array.stride));
-    }
+    if (array.stride < 0 && array.stride != MHA_BROADCAST) return fail_stride(report, s, array.name, "stride", array.stride);
     if (!array.numbers && array.stride != 0) {
       return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.%s_stride is %lld, but score.%s is NULL; give it, or leave it 0",
                          array.name, static_cast<long long>(array.stride), array.name);
     }
-    if ((Count(s.array_batch()) * Count(array.stride) * Count(sizeof(int32_t))).overflows()) {
+    if (array.stride > 0 && (Count(s.array_batch()) * Count(array.stride) * Count(sizeof(int32_t))).overflows()) {
       return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "score.%s would be larger than memory can be", array.name);
     }
   }
@@ -98,7 +121,7 @@ mha_status check_groups(Report &report, const SequenceArguments &s, const mha_sc
   if (s.is_ring()) {
     return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "a ring takes no score.q_groups; use a cache of another kind");
   }
-  if (options.q_groups_stride != 0 && options.q_groups_stride < s.n_q) {
+  if (options.q_groups_stride > 0 && options.q_groups_stride < s.n_q) {
     return report.fail(MHA_ERROR_SHAPE, s.argument, "score.q_groups_stride is %lld, but there are %lld queries; each has a number",
                        static_cast<long long>(options.q_groups_stride), static_cast<long long>(s.n_q));
   }
@@ -129,12 +152,14 @@ mha_status check_relative_bias(Report &report, const SequenceArguments &s, const
 }
 
 mha_status check_q_scales(Report &report, const SequenceArguments &s, const mha_score_options &options) {
-  const int64_t stride = options.q_scales_stride;
-  if (stride < 0 || (!options.q_scales && stride != 0)) {
+  int64_t stride = options.q_scales_stride;
+  if (!options.q_scales && stride != 0) {
     return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                       "score.q_scales_stride is %lld; it can't be negative, and without q_scales it is 0", static_cast<long long>(stride));
+                       "score.q_scales_stride is %lld, but score.q_scales is NULL; give it, or leave it 0", static_cast<long long>(stride));
   }
-  if (((Count(s.batch) * Count(stride) + Count(s.n_q)) * Count(sizeof(float))).overflows()) {
+  if (stride < 0 && stride != MHA_BROADCAST) return fail_stride(report, s, "q_scales", "stride", stride);
+  resolve_stride(s.n_q, &stride);
+  if (options.q_scales && ((Count(s.batch) * Count(stride) + Count(s.n_q)) * Count(sizeof(float))).overflows()) {
     return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "score.q_scales would be larger than memory can be");
   }
   return MHA_OK;
@@ -172,7 +197,9 @@ mha_status check_score_options(Report &report, const mha_score_options *given, i
   options->groups = {o.q_groups,
                      has_own_groups ? o.kv_groups : o.q_groups,
                      o.q_groups_stride,
-                     has_own_groups ? o.kv_groups_stride : o.q_groups_stride,
+                     has_own_groups              ? o.kv_groups_stride
+                     : o.q_groups_stride != 0 ? o.q_groups_stride
+                                              : s.n_q,
                      o.groups == MHA_GROUPS_ALSO,
                      INT64_MAX,
                      INT64_MAX};
@@ -190,7 +217,7 @@ mha_status check_score_options(Report &report, const mha_score_options *given, i
     s.num_columns = o.num_columns;
   } else {
     for (const int64_t stride : {o.bias_row_stride, o.mask_row_stride, o.kv_groups_stride}) {
-      if (stride != 0) s.columns = std::min(s.columns, stride);
+      if (stride > 0) s.columns = std::min(s.columns, stride);
     }
   }
   if (const mha_status status = check_groups(report, s, o)) return status;
@@ -215,6 +242,18 @@ mha_status check_score_arrays(Report &report, uint32_t argument, const ScoreOpti
                        static_cast<long long>(head), static_cast<double>(options.head_scales[head]));
   }
   return MHA_OK;
+}
+
+void resolve_score_strides(const SequenceArguments &s, int64_t num_heads, ScoreOptions *options) {
+  PositionGroups &groups = options->groups;
+  const bool has_pairs = options->bias.base || options->mask.base;
+  resolve_stride(s.n_q, &options->q_scales_stride);
+  if (!has_pairs && !groups.of_rows) return;
+  const int64_t columns = s.num_columns != INT64_MAX ? s.num_columns : s.has_new_columns ? s.n_kv : pair_columns(s);
+  resolve_strides(columns, s.n_q, num_heads, &options->bias);
+  resolve_strides(columns, s.n_q, num_heads, &options->mask);
+  resolve_stride(columns, &groups.column_stride);
+  resolve_stride(s.n_q, &groups.row_stride);
 }
 
 uint64_t bytes_of_score_options(const ScoreOptions &options, int64_t batch, int64_t num_heads, int64_t n_q, int64_t columns) {

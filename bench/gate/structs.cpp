@@ -58,7 +58,9 @@ void fill_attention(const Shape &shape, const float *q, const float *k, const fl
   args->num_kv_heads = shape.kv_heads;
   args->head_dim = shape.head_dim;
   args->q = q;
-  if (!shape.past) {  // else nothing is appended
+  if (shape.past) {
+    args->flags |= MHA_CACHE_READ;
+  } else {
     args->n_kv = shape.n_kv;
     args->k = k;
     args->v = v;

@@ -947,7 +947,7 @@ TEST(CallErrors, ACallWithNothingToDoIsDescribedAsOne) {
       call.forward.key = call.k.data();
       call.forward.n_kv = call.attention.n_kv = 36;  // more than sequence 0 has room for
       call.Both([&](auto &args) {
-        (empty_batch ? args.batch : args.n_q) = 0;
+        (empty_batch ? args.batch : args.n_q) = MHA_EMPTY;
         args.q_start = starts;
         args.q_lengths = args.kv_lengths = lengths;
         if (with_cache) args.cache_sequences = sequences;

@@ -119,7 +119,7 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
     if (residual_kind != 2) output.Fill(0xff);
     const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 4)), random.Chance(0.5) ? RunBackwards : RunOnThreads);
     mha_linear_args args = Zeroed<mha_linear_args>();
-    args.rows = rows;
+    args.rows = ExtentOf(rows);
     args.x = x_rows.data();
     args.output = output.data();
     args.residual = residual_kind == 0 ? nullptr : residual_kind == 1 ? residual_rows.data() : output.data();
@@ -167,7 +167,7 @@ TEST_P(Linear, InIntegersOfManyWideRowsEqualsTheSpecification) {
     for (const uint32_t threads : {1u, 3u}) {
       const Scheduler scheduler(threads, RunBackwards);
       mha_linear_args args = Zeroed<mha_linear_args>();
-      args.rows = rows;
+      args.rows = ExtentOf(rows);
       args.x = x.data();
       args.output = y.data();
       args.scheduler = scheduler.get();
@@ -196,7 +196,7 @@ TEST(LinearAccuracy, OfEveryTypeIsThatOfFloat32) {
       spec::Fastest().store_weights(stored, w.data(), in, out, kept.data(), scales.data());
       const Layer layer = MakeLayer(LinearData(w, bias, in, out, form).data, MHA_INSTRUCTION_SET_AUTO);
       mha_linear_args args = Zeroed<mha_linear_args>();
-      args.rows = rows;
+      args.rows = ExtentOf(rows);
       args.x = x.data();
       args.residual = has_residual ? y.data() : nullptr;
       args.output = y.data();
@@ -257,7 +257,7 @@ TEST(LinearCall, CostsItsProductAndItsRows) {
     const Layer with_heads = MakeLayer(NormalLayer(problem), form);
     const auto info_of = [](const Layer &of, int64_t rows, uint32_t input_type, uint32_t output_type, bool has_residual) {
       mha_linear_args args = Zeroed<mha_linear_args>();
-      args.rows = rows;
+      args.rows = ExtentOf(rows);
       args.input_type = input_type;
       args.output_type = output_type;
       args.residual = has_residual ? &args : nullptr;  // is not read
@@ -290,10 +290,18 @@ TEST(LinearCall, CostsItsProductAndItsRows) {
 
 TEST(LinearCall, WithoutRowsDoesNothing) {
   SmallProduct product;
-  product.args.rows = 0;
+  product.args.rows = MHA_EMPTY;
   product.args.x = product.args.output = nullptr;
   mha_error error;
   EXPECT_EQ(mha_linear(product.layer.get(), &product.args, nullptr, 0, &error), MHA_OK) << error.message;
+}
+
+TEST(LinearCall, WhoseRowsWereNeverSetIsRefused) {
+  SmallProduct product;
+  product.args.rows = 0;
+  const Expected expected = {MHA_ERROR_INVALID_VALUE, {2}, {"rows is 0; set it to the rows of x, or to MHA_EMPTY for none"}};
+  ExpectFails([&](mha_error *error) { return mha_linear(product.layer.get(), &product.args, nullptr, 0, error); }, expected);
+  EXPECT_EQ(product.y[0], 4711);
 }
 
 TEST(LinearCall, GoesThroughASgemm) {
@@ -446,7 +454,7 @@ TEST(LinearCall, NeedsNoLessWorkspaceForMore) {
     size_t before = 0;
     for (int64_t rows = 0; rows < 400; rows++) {
       mha_linear_args args = Zeroed<mha_linear_args>();
-      args.rows = rows;
+      args.rows = ExtentOf(rows);
       args.input_type = type;
       size_t of_one = 0, of_three = 0;
       const Scheduler scheduler(3, RunBackwards);

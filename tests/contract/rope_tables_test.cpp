@@ -492,6 +492,8 @@ const Case kCases[] = {
     {"DimsIsTooLarge", [](Call &c) { c.config.dims = kEndOfPositions; }, {MHA_ERROR_TOO_LARGE, {1}, {"dims", "2147483648"}}},
     {"DimsIsTheLargestInteger", [](Call &c) { c.config.dims = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {"dims"}}},
     {"FirstPositionIsNegative", [](Call &c) { c.config.first_position = -1; }, {kWrong, {1}, {"first_position", "-1"}}},
+    {"NumPositionsWasNeverSet", [](Call &c) { c.config.num_positions = 0; },
+     {kWrong, {1}, {"num_positions is 0; set it to the rows of cos and sin"}}},
     {"NumPositionsIsNegative", [](Call &c) { c.config.num_positions = -1; }, {kWrong, {1}, {"num_positions", "-1"}}},
     {"FirstPositionIsTooLarge", [](Call &c) { c.config.first_position = kEndOfPositions; },
      {MHA_ERROR_TOO_LARGE, {1}, {"first_position", "2147483648"}}},
@@ -576,11 +578,6 @@ TEST(RopeTables, WithoutAConfigIsAnError) {
   float number;
   ExpectFails([&](mha_error *error) { return mha_rope_tables(nullptr, &number, &number, error); },
               {MHA_ERROR_NULL_POINTER, {1}, {"mha_rope_config"}});
-}
-
-TEST(RopeTables, OfNoPositionsNeedNoMemory) {
-  const mha_rope_config config = Config(64, kEndOfPositions, 0);
-  ExpectSucceeds([&](mha_error *error) { return mha_rope_tables(&config, nullptr, nullptr, error); });
 }
 
 TEST(RopeTables, TakeALongerStructWhoseNewFieldsAreZero) {

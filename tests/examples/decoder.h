@@ -395,6 +395,6 @@ static const float *decoder_run(struct decoder *d, const struct piece *pieces, i
     to += floats;
   }
   each_row(d, wanted, norm, m->final_norm);
-  linear(d, m->logits, wanted, d->normed, NULL, d->logits);
+  if (wanted > 0) linear(d, m->logits, wanted, d->normed, NULL, d->logits);
   return d->logits;
 }

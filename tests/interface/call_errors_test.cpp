@@ -93,7 +93,16 @@ template <typename Call>
 std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
   return {
       {"BatchIsNegative", [](auto &c) { c.args.batch = -1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"batch"}}},
-      {"BatchIsTheLeastInteger", [](auto &c) { c.args.batch = kMin; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"batch"}}},
+      {"BatchIsNextToTheLeastInteger", [](auto &c) { c.args.batch = kMin + 1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"batch"}}},
+      {"BatchWasNeverSet",
+       [](auto &c) { c.args.batch = 0; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"batch is 0; set it to the number of sequences, or to MHA_EMPTY for none"}}},
+      {"NQWasNeverSet",
+       [](auto &c) { c.args.n_q = 0; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"n_q is 0; set it to", "per sequence, or to MHA_EMPTY for none"}}},
+      {"NKvWasNeverSet",
+       [](auto &c) { c.args.n_kv = 0; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"n_kv is 0; set it to", "per sequence, or to MHA_EMPTY for none"}}},
       {"NQIsNegative", [](auto &c) { c.args.n_q = -1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"n_q"}}},
       {"NKvIsNegative", [](auto &c) { c.args.n_kv = -1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"n_kv"}}},
       {"OutputIsNull", [](auto &c) { c.args.output = nullptr; }, {MHA_ERROR_NULL_POINTER, {argument}, {"output"}}, kCall},
@@ -297,7 +306,7 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        [](auto &c) {
          c.args.flags = MHA_CAUSAL;
          c.args.q_start = nullptr;
-         c.args.n_kv = 0;
+         c.args.n_kv = MHA_EMPTY;
        },
        {MHA_ERROR_SHAPE, {argument}, {"n_q", "n_kv", "q_start"}}},
       {"FirstStartIsTooFarBeforeTheFirstKey",
@@ -477,9 +486,9 @@ TEST(ForwardCalls, SucceedBeforeTheyAreBroken) {
   ExpectCallSucceeds<FullForward>([](auto &c) { c.args.flags = MHA_CAUSAL; });
   ExpectCallSucceeds<FullForward>([](auto &c) { c.args.scheduler = nullptr; });
   ExpectCallSucceeds<FullForward>([](auto &c) { c.args.q_start = nullptr; });
-  ExpectCallSucceeds<FullForward>([](auto &c) { c.args.n_kv = 0; });
-  ExpectCallSucceeds<FullForward>([](auto &c) { c.args.batch = 0; });
-  ExpectCallSucceeds<FullForward>([](auto &c) { c.args.n_q = 0; });
+  ExpectCallSucceeds<FullForward>([](auto &c) { c.args.n_kv = MHA_EMPTY; });
+  ExpectCallSucceeds<FullForward>([](auto &c) { c.args.batch = MHA_EMPTY; });
+  ExpectCallSucceeds<FullForward>([](auto &c) { c.args.n_q = MHA_EMPTY; });
   // All strides spelled out, as they would be if they were 0.
   ExpectCallSucceeds<FullForward>([](auto &c) {
     c.args.query_row_stride = 10;
@@ -534,7 +543,7 @@ TEST(ForwardCalls, WriteNothingWhereThereIsNothingToDo) {
   const Layer layer = Create(LayerData(problem));
   for (bool empty_batch : {true, false}) {
     ForwardData data(layer.get(), problem, {Guarded(kAskAll & ~(kAskK | kAskV))});  // these two depend on the keys, of which there are some
-    (empty_batch ? data.args.batch : data.args.n_q) = 0;
+    (empty_batch ? data.args.batch : data.args.n_q) = MHA_EMPTY;
     Memory workspace(data.WorkspaceBytes());
     mha_error error = UnwrittenError();
     ExpectNoError(data.Run(workspace.data(), workspace.size(), &error), error);
@@ -666,9 +675,9 @@ TEST(AttentionCalls, SucceedBeforeTheyAreBroken) {
   ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.flags = MHA_CAUSAL; });
   ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.scheduler = nullptr; });
   ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.q_start = nullptr; });
-  ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.n_kv = 0; });
-  ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.batch = 0; });
-  ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.n_q = 0; });
+  ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.n_kv = MHA_EMPTY; });
+  ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.batch = MHA_EMPTY; });
+  ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.n_q = MHA_EMPTY; });
   ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.scale = -0.5f; });
   // All strides spelled out, as they would be if they were 0.
   ExpectCallSucceeds<FullAttention>([](auto &c) {

@@ -83,7 +83,7 @@ TEST_F(Edges, NumberOfKeysIsNotLookedAtInSelfAttention) {
 TEST_F(Edges, NothingToDoNeedsNoWorkspace) {
   Create();
   for (const bool without_batch : {true, false}) {
-    const mha_forward_args args = Args(&numbers_, without_batch ? 0 : 3, without_batch ? 3 : 0);
+    const mha_forward_args args = Args(&numbers_, without_batch ? MHA_EMPTY : 3, without_batch ? 3 : MHA_EMPTY);
     size_t bytes = 1;
     ASSERT_EQ(mha_forward_workspace(layer_, &args, &bytes, &error_), MHA_OK) << error_.message;
     EXPECT_EQ(bytes, 0u);
@@ -259,6 +259,23 @@ TEST(Broadcast, OfInputsOfMhaForwardIsWhatCopiesAre) {
     }
     EXPECT_TRUE(SameBits(data.Compute(), Forward(layer.get(), copied))) << "dimensions " << which;
   }
+}
+
+// What is in memory once is stepped over once: the next sequence's row lies behind it.
+TEST(Broadcast, OfRowsLeavesTheSequencesContiguous) {
+  LayerProblem problem = OfItself(SquareLayer(10, 4, 2, 3), 3);
+  problem.batch = 2;
+  problem.query.assign(static_cast<size_t>(2 * 3 * problem.query_dim), 0);
+  for (int64_t i = 0; i < 2 * 3 * problem.query_dim; i++) {
+    problem.query[i] = static_cast<float>(i % problem.query_dim) - 4 * static_cast<float>(i / (3 * problem.query_dim));
+  }
+  const Layer layer = Create(LayerData(problem));
+  std::vector<float> rows(problem.query.begin(), problem.query.begin() + problem.query_dim);
+  rows.insert(rows.end(), problem.query.begin() + 3 * problem.query_dim, problem.query.begin() + 4 * problem.query_dim);
+  ForwardData data(layer.get(), problem);
+  data.args.query = rows.data();
+  data.args.query_row_stride = MHA_BROADCAST;
+  EXPECT_TRUE(SameBits(data.Compute(), Forward(layer.get(), problem)));
 }
 
 TEST(Scale, OfTheSmallestFloatMakesTheScoresOfAllKeysEqual) {

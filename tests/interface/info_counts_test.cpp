@@ -101,9 +101,9 @@ const int64_t *DataOf(const std::vector<int64_t> &values) { return values.empty(
 template <typename Args>
 Args ArgsOf(const Call &call) {
   Args args = Zeroed<Args>();
-  args.batch = call.batch;
-  args.n_q = call.n_q;
-  args.n_kv = call.n_kv;
+  args.batch = ExtentOf(call.batch);
+  args.n_q = ExtentOf(call.n_q);
+  args.n_kv = ExtentOf(call.n_kv);
   args.flags = (call.is_causal ? MHA_CAUSAL : 0u) | call.flags;
   args.window_left = call.window_left;
   args.window_right = call.window_right;

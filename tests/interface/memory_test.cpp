@@ -344,9 +344,9 @@ mha_taps Taps(uint32_t asked, float *data) {
 template <typename Args>
 void SetCommon(Args &args, const QuerySizes &sizes, const QueryKind &kind, const mha_taps &taps, const mha_scheduler &scheduler,
                const ForbiddenData &data) {
-  args.batch = sizes.batch;
-  args.n_q = sizes.n_q;
-  args.n_kv = sizes.n_kv;
+  args.batch = ExtentOf(sizes.batch);
+  args.n_q = ExtentOf(sizes.n_q);
+  args.n_kv = ExtentOf(sizes.n_kv);
   args.output = data.floats();
   args.flags = kind.is_causal ? MHA_CAUSAL : 0;
   args.q_start = data.positions();
@@ -364,7 +364,7 @@ size_t QueryForward(const mha_layer *layer, const QuerySizes &sizes, const Query
   args.query = data.floats();
   if (kind.key) args.key = data.floats();
   if (kind.value) args.value = data.floats();
-  if (!kind.key && kind.value) args.n_kv = sizes.n_q;  // the keys are the queries
+  if (!kind.key && kind.value) args.n_kv = args.n_q;  // the keys are the queries
   size_t bytes = 0;
   mha_error error;
   EXPECT_EQ(mha_forward_workspace(layer, &args, &bytes, &error), MHA_OK) << error.message;

@@ -184,8 +184,8 @@ TEST(Sizes, OfCallsWithNothingToDoAreAnsweredOrTooLargeForEveryLength) {
     for (int64_t length : {kMax, kMax - 1, kMax - 255, int64_t{1} << 62, int64_t{1} << 40}) {
       SCOPED_TRACE(length);
       FullForward forward;
-      forward.args.batch = empty_batch ? 0 : length;
-      forward.args.n_q = empty_batch ? length : 0;
+      forward.args.batch = empty_batch ? MHA_EMPTY : length;
+      forward.args.n_q = empty_batch ? length : MHA_EMPTY;
       forward.args.n_kv = length;
       forward.args.q_start = nullptr;
       FullAttention attention;

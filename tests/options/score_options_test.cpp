@@ -165,6 +165,24 @@ TEST_P(ScoreOptionsTest, RandomCasesEqualTheSpecification) {
   }
 }
 
+TEST_P(ScoreOptionsTest, ArraysWhoseStridesWereNeverSetAreContiguous) {
+  Random random(5);
+  AttentionProblem problem = Problem(5, 4, 33);
+  problem.score = RandomOptions(&random, problem);
+  problem.score->mask = {};
+  problem.score->mask.by_sequence = problem.score->mask.by_head = problem.score->mask.by_row = true;
+  for (int64_t i = 0; i < problem.batch * problem.num_heads * 4 * 33; i++) problem.score->mask.values.push_back(random.Coin());
+  problem.score->bias = {};
+  problem.score->bias.by_sequence = problem.score->bias.by_head = problem.score->bias.by_row = true;
+  problem.score->bias.values = RandomValues(&random, Values::kNormal, problem.batch * problem.num_heads * 4 * 33);
+  problem.score->bias_is_f16 = false;
+  const AttentionData data(problem, PlainCall());
+  const mha_score_options &score = data.score;
+  EXPECT_EQ(score.mask_batch_stride | score.mask_head_stride | score.mask_row_stride, 0);
+  EXPECT_EQ(score.bias_batch_stride | score.bias_head_stride | score.bias_row_stride, 0);
+  EXPECT_TRUE(SameBits(Attend(problem, PlainCall()), Specify(problem))) << Describe(problem);
+}
+
 // Token by token over a cache, and as one prompt: the columns of mask and bias are positions.
 TEST_P(ScoreOptionsTest, OverACacheAreThoseOfTheWholePrompt) {
   Sample sample;
@@ -201,8 +219,11 @@ TEST_P(ScoreOptionsTest, OverACacheAreThoseOfTheWholePrompt) {
         AttentionData data(part, call);
         // The arrays of the whole prompt, from this row on.
         mha_score_options score = arrays.score;
-        score.mask += done * score.mask_row_stride;
-        score.bias = static_cast<const char *>(score.bias) + done * score.bias_row_stride * (whole.score->bias_is_f16 ? 2 : 4);
+        score.mask_row_stride = score.bias_row_stride = n;
+        if (whole.score->mask.by_head) score.mask_head_stride = n * n;
+        if (whole.score->bias.by_head) score.bias_head_stride = n * n;
+        score.mask += done * n;
+        score.bias = static_cast<const char *>(score.bias) + done * n * (whole.score->bias_is_f16 ? 2 : 4);
         if (score.q_scales != nullptr) score.q_scales += done;
         data.args.score = &score;
         const std::vector<float> y = data.Compute().y;

@@ -84,12 +84,14 @@ void CallData::FreezeInputs() {
 }
 
 template <typename T>
-void CallData::SetStrides(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t *batch, int64_t *head, int64_t *row) {
+void CallData::SetStrides(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t natural_columns, int64_t *batch, int64_t *head,
+                          int64_t *row) {
   if (pairs.values.empty()) return;
   const int64_t columns = pairs.columns != 0 ? pairs.columns : sizes.n_kv, of_head = (pairs.by_row ? sizes.n_q : 1) * columns;
-  *row = pairs.by_row ? columns : 0;
-  *head = pairs.by_head ? of_head : 0;
-  *batch = pairs.by_sequence ? (pairs.by_head ? sizes.num_heads : 1) * of_head : 0;
+  const bool are_named = columns != natural_columns || sizes.n_q % 2 == 1;  // half of what is contiguous has strides of 0
+  *row = !pairs.by_row ? MHA_BROADCAST : are_named ? columns : 0;
+  *head = !pairs.by_head ? MHA_BROADCAST : are_named ? of_head : 0;
+  *batch = !pairs.by_sequence ? MHA_BROADCAST : are_named ? (pairs.by_head ? sizes.num_heads : 1) * of_head : 0;
 }
 
 template <typename T>
@@ -128,9 +130,9 @@ const int32_t *CallData::KeepInt32(const std::vector<int64_t> &values) { return 
 template <typename Args>
 void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *args) {
   *args = Zeroed<Args>();
-  args->batch = sizes.batch;
-  args->n_q = sizes.n_q;
-  args->n_kv = sizes.n_kv;
+  args->batch = ExtentOf(sizes.batch);
+  args->n_q = ExtentOf(sizes.n_q);
+  args->n_kv = ExtentOf(sizes.n_kv);
   args->flags = (sizes.is_causal ? MHA_CAUSAL : 0u) | (sizes.window_left ? MHA_WINDOW_LEFT : 0u) |
                 (sizes.window_right ? MHA_WINDOW_RIGHT : 0u) | (sizes.padding_left ? MHA_PADDING_LEFT : 0u) |
                 (call.cache.read ? MHA_CACHE_READ : 0u);
@@ -172,7 +174,8 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
     score.relative_left = from.relative_left;
     score.relative_right = from.relative_right;
     score.q_scales = Keep(from.q_scales);
-    score.q_scales_stride = static_cast<int64_t>(from.q_scales.size()) > sizes.n_q ? sizes.n_q : 0;
+    const bool scales_one = static_cast<int64_t>(from.q_scales.size()) <= sizes.n_q;  // sequence, for all
+    score.q_scales_stride = from.q_scales.empty() ? 0 : scales_one ? MHA_BROADCAST : sizes.n_q % 2 == 1 ? sizes.n_q : 0;
     score.head_scales = Keep(from.head_scales);
     if (from.bias_is_f16) {
       std::vector<uint16_t> halves(from.bias.values.size());
@@ -183,16 +186,17 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
       score.bias = Keep(from.bias.values);
     }
     score.mask = Keep(from.mask.values);
-    SetStrides(sizes, from.bias, &score.bias_batch_stride, &score.bias_head_stride, &score.bias_row_stride);
-    SetStrides(sizes, from.mask, &score.mask_batch_stride, &score.mask_head_stride, &score.mask_row_stride);
+    const int64_t keys = call.cache.cache != nullptr ? call.cache.columns : sizes.n_kv;
+    const int64_t natural = from.num_columns != 0 ? from.num_columns : keys;
+    SetStrides(sizes, from.bias, natural, &score.bias_batch_stride, &score.bias_head_stride, &score.bias_row_stride);
+    SetStrides(sizes, from.mask, natural, &score.mask_batch_stride, &score.mask_head_stride, &score.mask_row_stride);
     score.q_groups = KeepInt32(from.groups.of_queries);
     score.kv_groups = KeepInt32(from.groups.of_keys);
     score.groups = from.groups.add_keys ? MHA_GROUPS_ALSO : MHA_GROUPS_WITHIN;
-    if (from.groups.by_sequence) {
-      score.q_groups_stride = sizes.n_q;
-      const int64_t columns = from.groups.columns != 0 ? from.groups.columns : sizes.n_kv;
-      score.kv_groups_stride = score.kv_groups != nullptr ? columns : 0;
-    }
+    const int64_t columns = from.groups.columns != 0 ? from.groups.columns : sizes.n_kv;
+    const bool are_named = columns != natural || sizes.n_q % 2 == 1;
+    if (score.q_groups != nullptr) score.q_groups_stride = !from.groups.by_sequence ? MHA_BROADCAST : are_named ? sizes.n_q : 0;
+    if (score.kv_groups != nullptr) score.kv_groups_stride = !from.groups.by_sequence ? MHA_BROADCAST : are_named ? columns : 0;
     score.num_columns = from.num_columns;
     args->score = &score;
   }

@@ -52,6 +52,9 @@ struct LayerCall : CallForm {
   Storage input_array = Storage::kF32;
 };
 
+// An extent of a call as the library takes it.
+inline int64_t ExtentOf(int64_t count) { return count == 0 ? MHA_EMPTY : count; }
+
 // The bits in f16 of a number that f16 holds exactly, and that is 0, infinite or not subnormal there.
 uint16_t F16Of(float x);
 
@@ -100,7 +103,8 @@ class CallData {
   void SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *args);
 
   template <typename T>
-  static void SetStrides(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t *batch, int64_t *head, int64_t *row);
+  static void SetStrides(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t natural_columns, int64_t *batch, int64_t *head,
+                         int64_t *row);
 
   // Null if there are none.
   template <typename T>

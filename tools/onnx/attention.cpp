@@ -56,7 +56,7 @@ void append(const Call &call, const Tensor &past, const Rows &fresh, const int64
 }
 
 void set_rows(mha_attention_args &args, const Rows &q, const Rows &k, const Rows &v) {
-  args.batch = q.batch, args.n_q = q.rows, args.n_kv = k.rows;
+  args.batch = extent_of(q.batch), args.n_q = extent_of(q.rows), args.n_kv = extent_of(k.rows);
   args.num_heads = q.heads, args.num_kv_heads = k.heads, args.head_dim = q.width, args.head_dim_v = v.width;
   args.q = q.data, args.k = k.data, args.v = v.data;
   args.q_batch_stride = q.batch_stride, args.q_row_stride = q.row_stride, args.q_head_stride = q.head_stride;
@@ -68,7 +68,7 @@ void run(Call &call, mha_attention_args &args, mha_score_options &score) {
   if (score.softcap != 0 || score.bias || score.mask || score.sinks) {
     args.score = &score;
   }
-  args.scheduler = call.scheduler(args.batch * args.n_q);
+  args.scheduler = call.scheduler(std::max<int64_t>(args.batch, 0) * std::max<int64_t>(args.n_q, 0));
   mha_error error;
   size_t bytes;
   check(mha_attention_workspace(&args, &bytes, &error), error);
@@ -342,7 +342,7 @@ class GroupQuery {
     mha_attention_args args = {};
     args.struct_size = sizeof args;
     set_rows(args, q, k, placed(call, 2, past_value, starts, present, v));
-    args.n_q = n;
+    args.n_q = extent_of(n);
     const int64_t shape[] = {batch, n, heads_ * width};
     args.output = call.output(0, shape, 3);
     args.flags = MHA_CAUSAL;

@@ -137,6 +137,7 @@ class Layer {
       args.score = &score;
     }
     args.scheduler = call.scheduler(args.batch * args.n_q);
+    args.batch = extent_of(args.batch), args.n_q = extent_of(args.n_q), args.n_kv = extent_of(args.n_kv);
     mha_error error;
     size_t bytes;
     check(mha_forward_workspace(layer_.get(), &args, &bytes, &error), error);

@@ -375,7 +375,7 @@ void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int
   int64_t stride = 1;
   for (int i = 3; i >= 0; i--) {
     fits = fits && (i == 3 ? shape[i] <= n_kv && (shape[i] > 1 || shape[i] >= used) : shape[i] == full[i] || shape[i] == 1);
-    strides[i] = shape[i] == 1 ? 0 : stride;
+    strides[i] = shape[i] == 1 ? MHA_BROADCAST : stride;
     stride *= shape[i];
   }
   if (!fits) {

@@ -151,6 +151,9 @@ struct ScoreAttributes {
   uint32_t flags() const;
 };
 
+// An extent as the library takes it.
+inline int64_t extent_of(int64_t count) { return count == 0 ? MHA_EMPTY : count; }
+
 // Puts attn_mask, [batch, heads, n_q, n_kv] or what broadcasts to it, into `score`. No row attends beyond the first `used` keys.
 void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, int64_t used, mha_score_options &score);
 

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from ._structs import _Error
+from ._structs import _Error, _broadcast
 
 _rows_bf16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16)
 _rows = _rows_bf16[:2]
@@ -66,9 +66,6 @@ def _writeable(array, name):
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ValueError(f"{name} cannot be written to")
     return array
-
-
-_broadcast = -2 ** 63  # MHA_BROADCAST
 
 
 def _strides(array, name, may_repeat=False):

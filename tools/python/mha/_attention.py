@@ -10,7 +10,7 @@ import numpy as np
 from ._arrays import _check, _named, _output, _place, _row_type, _row_types, _some, _strides
 from ._callbacks import _raising
 from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
-from ._structs import _AttentionArgs, _cache_read, _new, _packer, instruction_set_names, types
+from ._structs import _AttentionArgs, _cache_read, _empty, _new, _packer, instruction_set_names, types
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -69,7 +69,7 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
     else:
         (at_k, k_strides), (at_v, v_strides) = _place(k, "k", True), _place(v, "v", True)
     at_out, out_strides = _place(out, "output")
-    _pack(args, 0, _size, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, at_q, at_k, at_v, at_out, _row_type(q), 0 if k is None else _row_type(k),
+    _pack(args, 0, _size, batch or _empty, n_q or _empty, n_kv or _empty, heads, kv_heads, head_dim, head_dim_v, at_q, at_k, at_v, at_out, _row_type(q), 0 if k is None else _row_type(k),
           0 if k is None else _row_type(v), _row_type(out), *q_strides, *k_strides, *v_strides, *out_strides, 0, scale, 0, 0)
     if instruction_set != "auto":
         args.instruction_set = _named(instruction_set_names, instruction_set, "instruction_set")
@@ -105,7 +105,7 @@ def attention_info(n_q: int, n_kv: int, num_heads: int, head_dim: int, *, batch:
                    cache_sequences: Integers | None = None, cache_read: bool = False, scheduler: Scheduler | None = None,
                    instruction_set: str = "auto", want: Want = ()) -> Info:
     """How attention would run on so many rows, and what it costs: the fields of mha_call_info by name. All else is as in Layer.info."""
-    args = _new(_AttentionArgs, batch=batch, n_q=n_q, n_kv=n_kv, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+    args = _new(_AttentionArgs, batch=batch or _empty, n_q=n_q or _empty, n_kv=n_kv or _empty, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
                 head_dim_v=head_dim_v, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),
                 instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
     places = kv_start, cu_seqlens_q, cu_seqlens_kv

@@ -12,7 +12,7 @@ from . import _library
 from ._arrays import _address, _buffer, _contiguous, _describe, _first, _integers, _named, _workspace, _writeable
 from ._callbacks import _raising
 from ._library import _call
-from ._structs import _CallInfo, _Taps, _causal, _new, _optional_outputs, _padding_left, _taps, _window_left, _window_right
+from ._structs import _CallInfo, _Taps, _causal, _empty, _new, _optional_outputs, _padding_left, _taps, _window_left, _window_right
 
 _buffer_too_small = 6  # MHA_ERROR_BUFFER_TOO_SMALL
 _paddings = {"right": 0, "left": _padding_left}
@@ -97,13 +97,14 @@ def _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_l
     if cu_seqlens_q is not None:
         if batch != 1:
             raise ValueError(f"with cu_seqlens_q the rows of all sequences are those of a batch of 1, not of {batch}")
-        args.batch = len(cu_seqlens_q) - 1
+        batch = len(cu_seqlens_q) - 1
+        args.batch = batch or _empty
     arrays = []
     if not (q_start is q_lengths is kv_lengths is kv_start is cu_seqlens_q is cu_seqlens_kv is cache_sequences is None):
         for name, values, count in (("q_start", q_start, 0), ("q_lengths", q_lengths, 0), ("kv_lengths", kv_lengths, 0), ("kv_start", kv_start, 0),
                                     ("cu_seqlens_q", cu_seqlens_q, 1), ("cu_seqlens_kv", cu_seqlens_kv, 1), ("cache_sequences", cache_sequences, 0)):
             if values is not None:
-                arrays.append(_integers(values, name, (args.batch + count,)))
+                arrays.append(_integers(values, name, (batch + count,)))
                 setattr(args, name, _address(arrays[-1]))
     args.flags = _named(_paddings, padding, "padding") | (_causal if is_causal else 0)
     if window_left is not None:
@@ -117,7 +118,7 @@ def _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_l
     if cache is not None:
         args.cache = cache._handle
     if score is not None:
-        columns = n_k if score.columns == "new_keys" else _longest(args.batch, n_k, k_lengths, cache, cache_sequences)
+        columns = n_k if score.columns == "new_keys" else _longest(batch, n_k, k_lengths, cache, cache_sequences)
         score_struct, views = score._struct(batch, num_heads, n_q, columns)
         args.score = ctypes.addressof(score_struct)
         arrays += [score_struct, views]
@@ -155,7 +156,7 @@ def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, he
     """Arrays for the optional outputs, by name, and the struct that points to some of them."""
     if not want:
         return {}, None
-    seen = _longest(args.batch, n_kv, kv_lengths, cache, cache_sequences)
+    seen = _longest(max(args.batch, 0), n_kv, kv_lengths, cache, cache_sequences)
     pairs = (batch, num_heads, n_q, seen)
     shapes = {"attention_weights": pairs, "lse": (batch, num_heads, n_q), "q": (batch, n_q, num_heads, head_dim),
               "k": (batch, n_kv, num_kv_heads, head_dim), "v": (batch, n_kv, num_kv_heads, head_dim_v), "scores": pairs,

@@ -12,7 +12,7 @@ from ._arrays import (_buffer, _check, _contiguous, _describe, _dtypes, _named, 
 from ._callbacks import _raising
 from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._library import _call, _loaded
-from ._structs import (_CallInfo, _Config, _ForwardArgs, _LinearArgs, _Options, _Weights, _cache_read, _new, _packer, arithmetics, gates,
+from ._structs import (_CallInfo, _Config, _ForwardArgs, _LinearArgs, _Options, _Weights, _cache_read, _empty, _new, _packer, arithmetics, gates,
                        instruction_set_names, layouts, types)
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Layer:
         at_key, key_strides = _nowhere if key is None else _place(key, "key", True)
         at_value, value_strides = _nowhere if value is None else _place(value, "value", True)
         at_output, output_strides = _place(out, "output")
-        _pack(args, 0, _size, batch, n_q, n_kv, at_query, at_key, at_value, at_output, _row_type(query), _row_type(out), *query_strides, *key_strides,
+        _pack(args, 0, _size, batch or _empty, n_q or _empty, n_kv or _empty, at_query, at_key, at_value, at_output, _row_type(query), _row_type(out), *query_strides, *key_strides,
               *value_strides, *output_strides)
         appended = 0 if cache_read else n_kv if other is not None else n_q
         places = kv_start, cu_seqlens_q, cu_seqlens_kv
@@ -147,9 +147,9 @@ class Layer:
              want: Want = ()) -> Info:
         """How forward would run on so many rows, and what it costs: the fields of mha_call_info by name. n_kv=None is self-attention; want names
         what would be asked for. All else is as in forward."""
-        args = _new(_ForwardArgs, batch=batch, n_q=n_q)
+        args = _new(_ForwardArgs, batch=batch or _empty, n_q=n_q or _empty)
         if n_kv is not None:
-            args.n_kv, args.key = n_kv, ctypes.addressof(args)  # that there is one counts, and nothing reads it
+            args.n_kv, args.key = n_kv or _empty, ctypes.addressof(args)  # that there is one counts, and nothing reads it
         appended = 0 if cache_read else n_q if n_kv is None else n_kv
         places = kv_start, cu_seqlens_q, cu_seqlens_kv
         appended_lengths = None if cache_read else _appended(appended, q_lengths if n_kv is None else kv_lengths, places)
@@ -185,7 +185,7 @@ class Linear:
         inputs = shape["num_heads"] * shape["head_dim_v"] or shape["query_dim"]
         _check(x, "x", _row_types(bf16), (None, inputs))
         out = _output(out, (len(x), shape["output_dim"]), output_type)
-        args = _new(_LinearArgs, rows=len(x), input_type=_row_type(x), output_type=_row_type(out))
+        args = _new(_LinearArgs, rows=len(x) or _empty, input_type=_row_type(x), output_type=_row_type(out))
         if residual is not None:
             _check(residual, "residual", [out.dtype], out.shape)
         for name, array in ("x", x), ("residual", residual), ("output", out):
@@ -200,7 +200,7 @@ class Linear:
     def info(self, rows: int, *, input_type: str = "f32", output_type: str = "f32", has_residual: bool = False,
              scheduler: Scheduler | None = None) -> Info:
         """How a call on so many rows would run, and what it costs: the fields of mha_call_info by name."""
-        args, info = _new(_LinearArgs, rows=rows), _new(_CallInfo)
+        args, info = _new(_LinearArgs, rows=rows or _empty), _new(_CallInfo)
         args.input_type, args.output_type = _named(types, input_type, "input_type"), _named(types, output_type, "output_type")
         args.residual = ctypes.addressof(args) if has_residual else None  # that there is one counts, and nothing reads it
         args.scheduler = ctypes.addressof(scheduler._struct) if scheduler is not None else None

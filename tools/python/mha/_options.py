@@ -9,7 +9,7 @@ import numpy as np
 
 from ._arrays import _address, _check, _contiguous, _describe, _integers, _named, _needed, _some
 from ._library import _call
-from ._structs import _Norm, _Rope, _RopeConfig, _ScoreOptions, _new, rope_styles, score_columns, score_groups, types
+from ._structs import _Norm, _Rope, _RopeConfig, _ScoreOptions, _broadcast, _new, rope_styles, score_columns, score_groups, types
 
 if TYPE_CHECKING:
     from ._typing import Integers
@@ -61,10 +61,10 @@ class ScoreOptions:
         for name, array, width in ("q_groups", self.q_groups, n_q), ("kv_groups", self.kv_groups, columns):
             if array is not None:
                 setattr(struct, name, _contiguous(array, name, [np.int32], (width,) if np.ndim(array) == 1 else (batch, width)))
-                setattr(struct, name + "_stride", width if np.ndim(array) == 2 else 0)
+                setattr(struct, name + "_stride", width if np.ndim(array) == 2 else _broadcast)
         if self.q_scales is not None:
             struct.q_scales = _contiguous(self.q_scales, "q_scales", [np.float32], (n_q,) if np.ndim(self.q_scales) == 1 else (batch, n_q))
-            struct.q_scales_stride = n_q if np.ndim(self.q_scales) == 2 else 0
+            struct.q_scales_stride = n_q if np.ndim(self.q_scales) == 2 else _broadcast
         for name, array, dtypes in ("bias", self.bias, (np.float32, np.float16)), ("mask", self.mask, (np.bool_, np.uint8)):
             if array is None:
                 continue
@@ -79,7 +79,7 @@ class ScoreOptions:
                 raise ValueError(f"{name} is {_describe(array)}; the elements of a row must be neighbours, {columns} of them")
             setattr(struct, name, array.ctypes.data if array.size else ctypes.addressof(struct))
             for axis, stride in zip(("batch", "head", "row"), strides):
-                setattr(struct, f"{name}_{axis}_stride", stride)
+                setattr(struct, f"{name}_{axis}_stride", stride or _broadcast)
             struct.bias_type |= types["f16"] if array.dtype == np.float16 else 0
             views.append(view)
         return struct, views

@@ -67,6 +67,7 @@ instruction_set_names = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "neon":
                          "neon_i8mm": 8}
 cache_kinds = {"contiguous": 0, "ring": 1, "paged": 2}
 rope_styles = {"half": 0, "interleaved": 1}
+_empty = _broadcast = -2 ** 63  # MHA_EMPTY, an extent of none, and MHA_BROADCAST, a stride of what is the same for all
 _causal, _window_left, _window_right, _padding_left, _cache_read = 1, 2, 4, 8, 16
 _taps = [field for field, _ in _Taps._fields_[1:]]
 _optional_outputs = ["attention_weights", "lse", *_taps]

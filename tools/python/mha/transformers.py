@@ -37,7 +37,7 @@ from . import _openmp
 from ._arrays import aligned
 from ._cache import KvCache as _Cache
 from ._library import Error, _loaded
-from ._structs import _AttentionArgs, _ScoreOptions, _cache_read, _causal, _new, _packer, _window_left, _window_right
+from ._structs import _AttentionArgs, _ScoreOptions, _cache_read, _causal, _empty, _new, _packer, _window_left, _window_right
 from .torch._common import calls, neighbours, set_masks, strides_of, types
 
 _tested = "5.23"
@@ -462,7 +462,7 @@ def _attend(module, query, key, value, mask, scaling, dropout, position_bias, so
         at_k = at_v = 0
         k_strides = v_strides = (0, 0, 0)
     args = _AttentionArgs()
-    _pack(args, 0, _size, batch, n_q, n_kv, heads, kv_heads, width, width_v, at_q, at_k, at_v, output.data_ptr(), types[query.dtype], types[key.dtype],
+    _pack(args, 0, _size, batch or _empty, n_q or _empty, n_kv or _empty, heads, kv_heads, width, width_v, at_q, at_k, at_v, output.data_ptr(), types[query.dtype], types[key.dtype],
           types[value.dtype], types[output.dtype], *q_strides, *k_strides, *v_strides, 0, 0, 0, flags, 0.0 if scaling is None else scaling or 1e-45,
           left, right, at_score, at_start, 0, at_lengths, at_kv_start, 0, 0, 0, 0, at_cache, 0, 0, 0, 0, _openmp.scheduler(torch.get_num_threads()))
     _run(args)

@@ -11,10 +11,9 @@ from torch.autograd import forward_ad
 from .. import _library
 from .._layer import pack, pack_size
 from .._library import Error
-from .._structs import _AttentionArgs, _Config, _Error, _ForwardArgs, _LinearArgs, _ScoreOptions, _Taps, _packer
+from .._structs import _AttentionArgs, _Config, _Error, _ForwardArgs, _LinearArgs, _ScoreOptions, _Taps, _broadcast, _packer
 
 types = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # MHA_TYPE_*
-broadcast = -2 ** 63  # MHA_BROADCAST
 library = torch.library.Library("mha", "DEF")  # as long as the module lives
 _plain = torch.Tensor, torch.nn.Parameter
 _buffer_too_small = 6  # MHA_ERROR_BUFFER_TOO_SMALL
@@ -199,7 +198,7 @@ def strides_of(tensor):
     """The strides of all axes but the last: those of axes of one element are replaced, and 0 is MHA_BROADCAST."""
     shape, strides = tensor.shape[:-1], tensor.stride()[:-1]
     beyond = max([extent * stride for extent, stride in zip(shape, strides) if extent > 1] + [tensor.shape[-1]])
-    return [(stride or broadcast) if extent > 1 else beyond for extent, stride in zip(shape, strides)]
+    return [(stride or _broadcast) if extent > 1 else beyond for extent, stride in zip(shape, strides)]
 
 
 def set_masks(score, mask, bias, shape):
@@ -235,7 +234,7 @@ def _rows(mask, shape):
         raise ValueError(f"the mask is {list(mask.shape)}; it must broadcast to {list(shape)}")
     if columns != whole_columns or columns > 1 and (strides[3] != 1 or rows > 1 and 0 < strides[2] < columns):
         return _rows(mask.expand(*mask.shape[:-1], whole_columns).contiguous(), shape)
-    return mask, (strides[0] if batch > 1 else 0, strides[1] if heads > 1 else 0, strides[2] if rows > 1 else 0)
+    return mask, [stride if extent > 1 and stride else _broadcast for extent, stride in zip((batch, heads, rows), strides)]
 
 
 _zeros = torch.zeros(64, dtype=torch.int64)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import _library, _openmp
-from .._structs import _LinearArgs, _packer
+from .._structs import _LinearArgs, _empty, _packer
 from ._common import NotServed, calls, check_known, check_parameters, is_eager, library, packed_weights, refuse, types, unserved_tensors, view, warn
 
 _name = "Linear"
@@ -146,7 +146,7 @@ def _kernel(x, packed, out_features):
         if row < inputs or step != 1:
             x, row = x.contiguous(), inputs
     own, number = calls, types[x.dtype]
-    _pack(own.linear, 0, _size, x.numel() // inputs, x.data_ptr(), 0, y.data_ptr(), number, number, row, 0, 0, _openmp.scheduler(torch.get_num_threads()))
+    _pack(own.linear, 0, _size, x.numel() // inputs or _empty, x.data_ptr(), 0, y.data_ptr(), number, number, row, 0, 0, _openmp.scheduler(torch.get_num_threads()))
     status = functions.mha_linear(layer, own.at_linear, own.at_workspace, own.room, own.at_error)
     if status:
         own.again(status, functions.mha_linear_workspace, functions.mha_linear, layer, own.at_linear)

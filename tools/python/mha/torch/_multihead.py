@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from .. import _library, _openmp
-from .._structs import _ForwardArgs, _causal, _packer
+from .._structs import _ForwardArgs, _causal, _empty as _none, _packer
 from ._common import (NotServed, calls, check_known, check_parameters, from_the_first_key, is_eager, library, neighbours, packed_weights, refuse, set_masks,
                       strides_of, types, unserved_tensors, view, warn)
 
@@ -139,7 +139,7 @@ def _kernel(query, key, value, packed, num_heads, mask=None, bias=None, is_causa
         at_score = calls.at_score
     start = from_the_first_key(batch) if is_causal and n_q != n_kv else None
     struct, number = calls.forward, types[query.dtype]
-    _pack(struct, 0, _size, batch, n_q, n_kv, query.data_ptr(), at_key, at_value, output.data_ptr(), number, number, q_batch, q_row, k_batch, k_row,
+    _pack(struct, 0, _size, batch, n_q, n_kv or _none, query.data_ptr(), at_key, at_value, output.data_ptr(), number, number, q_batch, q_row, k_batch, k_row,
           v_batch, v_row, o_batch, o_row, _causal if is_causal else 0, 0, 0, 0, at_score, start.data_ptr() if start is not None else 0)
     struct.attention_weights = out_weights.data_ptr() if weights else None
     struct.scheduler = _openmp.scheduler(torch.get_num_threads())

@@ -7,7 +7,7 @@ use mha_sys as sys;
 use crate::call::{runners, Call};
 use crate::options::{struct_ptr, Output};
 use crate::scheduler::Run;
-use crate::spans::{check_exact, check_strided, int, rows_of};
+use crate::spans::{check_exact, check_strided, extent, int, rows_of};
 use crate::types::{Elements, ElementsMut};
 use crate::{CallInfo, Error, ErrorKind, Layer, Result, Scheduler, Workspace};
 
@@ -102,7 +102,7 @@ impl<'a> Linear<'a> {
         // SAFETY: numbers and pointers that may be NULL.
         let mut args: sys::mha_linear_args = unsafe { zeroed() };
         args.struct_size = size_of::<sys::mha_linear_args>();
-        args.rows = int(rows);
+        args.rows = extent(rows);
         (args.x, args.input_type) = (self.x.as_ptr(), self.x.kind().raw());
         (args.residual, args.output, args.output_type) = (residual, output, output_type);
         [args.x_row_stride, args.residual_row_stride, args.output_row_stride] = strides.map(int);

@@ -353,7 +353,7 @@ impl Pointees<'_> {
 macro_rules! fill_common {
     ($args:ident, $options:expr, $pointees:ident, $of:ident) => {
         $args.struct_size = std::mem::size_of_val(&$args);
-        ($args.batch, $args.n_q, $args.n_kv) = (int($options.sequences(&$of)), int($of.n_q), int($of.n_kv));
+        ($args.batch, $args.n_q, $args.n_kv) = [$options.sequences(&$of), $of.n_q, $of.n_kv].map(crate::spans::extent).into();
         $args.flags = $options.flags();
         $args.window_left = $options.window_left.map_or(0, int);
         $args.window_right = $options.window_right.map_or(0, int);

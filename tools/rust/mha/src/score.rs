@@ -214,7 +214,7 @@ impl<'a> ScoreOptions<'a> {
     /// What the library takes.
     pub(crate) fn raw(&self, of: &Dimensions) -> sys::mha_score_options {
         let (are_shared, columns) = self.group_rows(of);
-        let stride = |rows: usize| if are_shared { 0 } else { int(rows) };
+        let stride = |rows: usize| if are_shared { sys::MHA_BROADCAST } else { int(rows) };
         let (bias_batch_stride, bias_head_stride, bias_row_stride) = self.bias.map_or((0, 0, 0), |bias| bias.strides());
         let (mask_batch_stride, mask_head_stride, mask_row_stride) = self.mask.map_or((0, 0, 0), |mask| mask.strides());
         sys::mha_score_options {
@@ -240,7 +240,7 @@ impl<'a> ScoreOptions<'a> {
             relative_left: self.relative_bias.map_or(0, |(_, left, _)| int(left)),
             relative_right: self.relative_bias.map_or(0, |(_, _, right)| int(right)),
             q_scales: self.q_scales.map_or(null(), |(scales, _)| scales.as_ptr()),
-            q_scales_stride: self.q_scales.map_or(0, |(_, [batch, n_q])| if batch == 1 { 0 } else { int(n_q) }),
+            q_scales_stride: self.q_scales.map_or(0, |(_, [batch, n_q])| if batch == 1 { sys::MHA_BROADCAST } else { int(n_q) }),
             num_columns: int(self.num_columns),
             groups: match self.groups {
                 Some((Groups::Also, ..)) => sys::MHA_GROUPS_ALSO,
@@ -275,11 +275,11 @@ impl<T> Pairs<T> {
         check_exact(name, len, &shape)
     }
 
-    /// From one sequence, head and row to the next; 0 where all have the same.
+    /// From one sequence, head and row to the next; MHA_BROADCAST where all have the same.
     fn strides(&self) -> (i64, i64, i64) {
         let [batch, heads, n_q, row] = self.extents;
         let head = n_q.saturating_mul(row);
-        let or_shared = |extent: usize, stride: usize| if extent == 1 { 0 } else { int(stride) };
+        let or_shared = |extent: usize, stride: usize| if extent == 1 { sys::MHA_BROADCAST } else { int(stride) };
         (or_shared(batch, heads.saturating_mul(head)), or_shared(heads, head), or_shared(n_q, row))
     }
 }

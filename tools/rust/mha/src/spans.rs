@@ -51,6 +51,14 @@ pub(crate) fn rows_of(name: &str, len: usize, batch: usize, row: usize) -> Resul
     Err(Error::new(ErrorKind::SliceLength, message))
 }
 
+/// A number of sequences or rows, as the library takes it.
+pub(crate) fn extent(count: usize) -> i64 {
+    match count {
+        0 => mha_sys::MHA_EMPTY,
+        _ => int(count),
+    }
+}
+
 /// As the library takes it, which says by itself what is too large.
 pub(crate) fn int(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
