@@ -41,20 +41,6 @@ void ExpectAccurateAttention(const std::string &name, const AttentionProblem &pr
   ExpectAccurate(name, problem, Attend(problem));
 }
 
-TEST(BoundRatio, IsInfiniteIfOnlyOneSideIsNaN) {
-  EXPECT_EQ(BoundRatio(kNaN, 1, 1), kInfinity);
-  EXPECT_EQ(BoundRatio(1, kNaN, kNaN), kInfinity);
-  EXPECT_EQ(BoundRatio(kNaN, kNaN, kNaN), 0);
-}
-
-TEST(BoundRatio, IsInfiniteForTheWrongInfinityAndWithoutABound) {
-  EXPECT_EQ(BoundRatio(kInfinity, -kInfinity, kInfinity), kInfinity);
-  EXPECT_EQ(BoundRatio(1, kInfinity, kInfinity), kInfinity);
-  EXPECT_EQ(BoundRatio(-kInfinity, -kInfinity, kNaN), 0);
-  EXPECT_EQ(BoundRatio(1, 2, 0), kInfinity);
-  EXPECT_EQ(BoundRatio(1, 2, kNaN), kInfinity);
-}
-
 // ---- The middle stage
 
 TEST(AttentionAccuracy, OrdinaryScores) {

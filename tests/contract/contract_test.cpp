@@ -587,20 +587,4 @@ TEST(InPlace, IsRefusedWithOutputsPerPair) {
   EXPECT_TRUE(data.OutputsAreUntouched());
 }
 
-// ---- The specification itself
-
-TEST(Specification, BothCompilationsGiveTheSameBits) {
-#if defined(__x86_64__)
-  if (!spec::HasHardwareFma()) GTEST_SKIP() << "this machine has no fma instructions";
-  for (uint64_t n = 0; n < 20; n++) {
-    Random random(5000 + n);
-    std::string kinds;
-    const LayerProblem problem = RandomLayer(&random, &kinds);
-    EXPECT_TRUE(SameBits(Specify(problem, spec::kBaseline), Specify(problem, spec::kHardwareFma))) << Describe(problem) << kinds;
-  }
-#else
-  GTEST_SKIP() << "there is one compilation only";
-#endif
-}
-
 }  // namespace

@@ -1,4 +1,4 @@
-// The contract's exp, log, sigmoid, softplus, rotation and storage as the specification has them, against float64. That the kernels
+// The contract's exp, log, sigmoid, softplus and rotation as the specification has them, against float64. That the kernels
 // compute the same bits shows in the weights and lse of contract_test, and in gate_test, rope_test and cache_test.
 #include <gtest/gtest.h>
 
@@ -155,75 +155,6 @@ TEST(Gates, DoNotOverflowAndKeepNaN) {
   }
 }
 
-// What is read back of one number.
-float Stored(support::Storage type, float x) {
-  float read;
-  spec::Fastest().store(type, &x, 1, 1, &read);
-  return read;
-}
-
-// The numbers of a format with 11 bits (f16) or 8 (bf16) from 0 to beyond its largest, in steps of their last place.
-std::vector<double> Numbers(support::Storage type) {
-  const bool f16 = type == support::Storage::kF16;
-  const int bits = f16 ? 11 : 8, smallest = f16 ? -14 : -126, largest = f16 ? 15 : 127;
-  std::vector<double> numbers;
-  for (int n = 0; n < 1 << (bits - 1); n++) numbers.push_back(std::ldexp(n, smallest - bits + 1));
-  for (int exponent = smallest; exponent <= largest; exponent++) {
-    for (int n = 1 << (bits - 1); n < 1 << bits; n++) numbers.push_back(std::ldexp(n, exponent - bits + 1));
-  }
-  numbers.push_back(std::ldexp(1.0, largest + 1));
-  return numbers;
-}
-
-TEST(Storage, RoundsToTheNearestNumberOfTheTypeTiesToEven) {
-  for (const support::Storage type : {support::Storage::kF16, support::Storage::kBf16}) {
-    const std::vector<double> numbers = Numbers(type);
-    for (size_t n = 0; n + 1 < numbers.size(); n++) {
-      const float at = static_cast<float>(numbers[n]), next = static_cast<float>(numbers[n + 1]);  // the last is infinite for bf16
-      const float infinite_or_next = n + 2 == numbers.size() ? kInfinity : next;
-      const float middle = static_cast<float>((numbers[n] + numbers[n + 1]) / 2);
-      ASSERT_EQ(Stored(type, at), at) << n;
-      ASSERT_EQ(Stored(type, -at), -at) << n;
-      ASSERT_EQ(Stored(type, middle), n % 2 == 0 ? at : infinite_or_next) << n;
-      ASSERT_EQ(Stored(type, std::nextafter(middle, 0.0f)), at) << n;
-      ASSERT_EQ(Stored(type, -std::nextafter(middle, kInfinity)), -infinite_or_next) << n;
-    }
-    EXPECT_EQ(Stored(type, kInfinity), kInfinity);
-    EXPECT_EQ(Bits(Stored(type, FromBits(0xffffffffu))), 0x7fc00000u);
-    EXPECT_EQ(Bits(Stored(type, FromBits(0x7f800001u))), 0x7fc00000u);
-  }
-}
-
-TEST(Storage, OfInt8IsWithinHalfAStepOfTheRowsLargest) {
-  support::Random random(1);
-  for (int exponent = -99; exponent <= 126; exponent += 3) {
-    const std::vector<float> x = random.Normals(37, std::ldexp(1.0f, exponent - 3));
-    std::vector<float> read(x.size());
-    spec::Fastest().store(support::Storage::kInt8, x.data(), 1, static_cast<int64_t>(x.size()), read.data());
-    float largest = 0;
-    for (const float value : x) largest = std::max(largest, std::fabs(value));
-    for (size_t d = 0; d < x.size(); d++) {
-      if (largest < 0x1p-100f) {
-        EXPECT_EQ(Bits(read[d]), 0u);
-      } else {
-        EXPECT_LE(std::fabs(double{read[d]} - x[d]), largest / 127.0 * 0.50001) << "2^" << exponent;
-        if (std::fabs(x[d]) == largest) {
-          EXPECT_NEAR(read[d] / x[d], 1, 1e-6);
-        }
-      }
-    }
-  }
-}
-
-TEST(Storage, OfInt8IsZeroForTinyRowsAndNaNForRowsThatAreNotFinite) {
-  for (const float special : {0.0f, -0.0f, 0x1p-149f, std::nextafter(0x1p-100f, 0.0f), kInfinity, -kInfinity, -kNaN}) {
-    const float x[3] = {std::isfinite(special) ? 0.0f : 1.0f, special, 0x1p-140f};
-    float read[3];
-    spec::Fastest().store(support::Storage::kInt8, x, 1, 3, read);
-    for (const float value : read) EXPECT_EQ(Bits(value), std::isfinite(special) ? 0u : 0x7fc00000u) << special;
-  }
-}
-
 TEST(Rotation, TurnsEachPairByItsAngle) {
   support::Random random(2);
   constexpr int64_t kHeads = 3, kWidth = 10, kDims = 6, kPositions = 5;
@@ -247,26 +178,6 @@ TEST(Rotation, TurnsEachPairByItsAngle) {
       for (int64_t d = kDims; d < kWidth; d++) EXPECT_EQ(Bits(y[h * kWidth + d]), Bits(x[h * kWidth + d]));
     }
   }
-}
-
-TEST(Functions, AreTheSameInBothCompilations) {
-#if defined(__x86_64__)
-  if (!spec::HasHardwareFma()) GTEST_SKIP() << "this machine has no fma instructions";
-  for (uint32_t bits = Bits(-0x1p-30f); bits <= Bits(-1000.0f); bits += 1013) {
-    const float x = FromBits(bits);
-    ASSERT_EQ(Bits(spec::kBaseline.exp(x)), Bits(spec::kHardwareFma.exp(x))) << "exp at " << HexFloat(x);
-  }
-  for (uint32_t bits = Bits(0x1p-126f); bits <= Bits(std::numeric_limits<float>::max()); bits += 10'007) {
-    const float x = FromBits(bits);
-    ASSERT_EQ(Bits(spec::kBaseline.log(x)), Bits(spec::kHardwareFma.log(x))) << "log at " << HexFloat(x);
-    for (const float y : {x, -x}) {
-      ASSERT_EQ(Bits(spec::kBaseline.sigmoid(y)), Bits(spec::kHardwareFma.sigmoid(y))) << "sigmoid at " << HexFloat(y);
-      ASSERT_EQ(Bits(spec::kBaseline.softplus(y)), Bits(spec::kHardwareFma.softplus(y))) << "softplus at " << HexFloat(y);
-    }
-  }
-#else
-  GTEST_SKIP() << "there is one compilation only";
-#endif
 }
 
 }  // namespace

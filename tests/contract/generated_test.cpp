@@ -134,37 +134,6 @@ std::vector<int> InOrder(const Space &space, int dimension) {
   return values;
 }
 
-TEST(GeneratedCases, HaveEveryPairOfValuesThatCanStandTogether) {
-  Pairing seen(OptionSpace());
-  for (const Choice &choice : Pairwise()) {
-    EXPECT_TRUE(OptionSpace().Allows(choice)) << OptionSpace().Describe(choice);
-    seen.Add(choice);
-  }
-  int64_t missing = 0;
-  seen.ForEachMissing([&](const Pair &pair) {
-    Choice choice(static_cast<size_t>(OptionSpace().size()), -1);
-    choice[static_cast<size_t>(pair.dimension1)] = pair.value1;
-    choice[static_cast<size_t>(pair.dimension2)] = pair.value2;
-    missing++;
-    EXPECT_FALSE(OptionSpace().Complete([](int dimension, const Choice &) { return InOrder(OptionSpace(), dimension); }, &choice))
-        << "no case has a pair that " << OptionSpace().Describe(choice) << " has";
-  });
-  RecordProperty("cases", static_cast<int>(Pairwise().size()));
-  RecordProperty("refused_pairs", static_cast<int>(missing));
-  EXPECT_LE(Pairwise().size(), 400u);  // of which an emulator takes all
-}
-
-// Every value of every option is one that can stand with something.
-TEST(GeneratedCases, HaveEveryValue) {
-  for (int d = 0; d < OptionSpace().size(); d++) {
-    for (int v = 0; v < OptionSpace().CountOf(d); v++) {
-      const auto has_value = [&](const Choice &choice) { return choice[static_cast<size_t>(d)] == v; };
-      EXPECT_TRUE(std::any_of(Pairwise().begin(), Pairwise().end(), has_value))
-          << OptionSpace().axis(d).name << "=" << OptionSpace().axis(d).values[static_cast<size_t>(v)].name;
-    }
-  }
-}
-
 // What is left out as refused is refused indeed: each value of each line, everything else being plain.
 TEST(GeneratedCases, LeaveOutWhatTheLibraryRefuses) {
   for (const Together &refusal : RefusedByTheLibrary()) {
