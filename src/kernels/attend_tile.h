@@ -38,7 +38,7 @@ MHA_NOINLINE void attend_row_by_keys(const Unit &unit, const Chunk &chunk, Range
   bool takes_part[chunk_keys];
   for (int64_t j = keys.begin; j < keys.end; ++j) takes_part[j] = scores[j] * factor != -infinity;
   float m, l;
-  softmax<V>(groups, &keys, &factor, 1, scores, &m, &l);
+  softmax<V>(groups, &keys, factor, 1, scores, &m, &l);
   if (chunk.values.has_scales) scale_by_values<V>(chunk.values, groups.begin, groups.end, scores);
   add_values_taking_part<V>(chunk.values, call.head_dim_v_padded, keys, takes_part, scores, unit.o(slot, row));
 }
@@ -70,12 +70,11 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   // 2. Scores, their maximum, and p = exp(score - maximum), whose sum is l.
   for (int64_t c = 0; c < count; ++c) {
     const Range groups = groups_of(keys[c].some);
-    float *row = scores_of(c), *const m = unit.m(slot + c, rows.begin), *const l = unit.l(slot + c, rows.begin);
-    float factors[max_attend_rows];
-    for (int64_t r = 0; r < rows.count; ++r, row += score_stride) {
-      factors[r] = score_row<V>(unit, rows.begin + r, chunks[c], groups, keys[c].of_row[r], row);
+    float factor = 1.0f;
+    for (int64_t r = 0; r < rows.count; ++r) {
+      factor = score_row<V>(unit, rows.begin + r, chunks[c], groups, keys[c].of_row[r], scores_of(c) + r * score_stride);
     }
-    softmax<V>(groups, keys[c].of_row, factors, rows.count, scores_of(c), m, l);
+    softmax<V>(groups, keys[c].of_row, factor, rows.count, scores_of(c), unit.m(slot + c, rows.begin), unit.l(slot + c, rows.begin));
     for (int64_t r = 0; chunks[c].values.has_scales && r < rows.count; ++r) {
       scale_by_values<V>(chunks[c].values, groups.begin, groups.end, scores_of(c) + r * score_stride);
     }

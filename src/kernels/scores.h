@@ -113,12 +113,12 @@ MHA_INLINE void leave_out_edges(Range blocks, Range keys, float *products) {
   }
 }
 
-// Makes scores of the products of row number `row` of the unit with the keys of some blocks of a chunk, but for a factor that is left: the
-// softmax multiplies by it, so that nothing need be stored before.
+// Makes scores of the products of row number `row` of the unit with the keys of some blocks of a chunk, but for a factor that is left, the
+// same for all rows: the softmax multiplies by it, so that nothing need be stored before.
 template <class V>
-MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks, Range keys, float scale,
-                                 float *products) {
+MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks, Range keys, float *products) {
   const ScoreOptions &options = unit.call.options;
+  float scale = unit.call.scale;
   // Under a positive scale -infinity stays what it is: then what is masked can be scaled along with the rest.
   if (options.change_scores || chunk.keys.has_scales || !(scale > 0.0f)) {
     const bool has_cap = options.softcap != 0.0f, is_separate = !has_cap || chunk.keys.has_scales;
@@ -139,7 +139,7 @@ MHA_INLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, Ra
   const ScoreOptions &options = unit.call.options;
   const float scale = unit.call.scale;
   if (scale > 0.0f && !options.change_scores && !options.limits_pairs && !chunk.keys.has_scales) return scale;
-  return change_scores<V>(unit, row, chunk, blocks, keys, scale, products);
+  return change_scores<V>(unit, row, chunk, blocks, keys, products);
 }
 
 // ---- Softmax
@@ -162,10 +162,10 @@ MHA_INLINE void exp_of_blocks(float *s, V factor, V maximum, V (&partial_sums)[k
   }
 }
 
-// Turns the scores of some rows with some blocks of keys, each row's times its factor, into p = exp(score - m); m and the sums l of p.
+// Turns the scores of some rows with some blocks of keys, times a factor, into p = exp(score - m); m and the sums l of p.
 // keys: those of each row; others have p = 0. All maxima come first, so that no exp waits for one.
 template <class V>
-MHA_NOINLINE void softmax(Range blocks, const Range *keys, const float *factors, int64_t rows, float *scores, float *m, float *l) {
+MHA_NOINLINE void softmax(Range blocks, const Range *keys, float factor, int64_t rows, float *scores, float *m, float *l) {
   constexpr int lanes = V::size, vectors = key_block / lanes;
   constexpr int at_once = static_cast<int>(max(1, TileShape<V::size>::exp_vectors / vectors));
   for (int64_t r = 0; r < rows; ++r) {
@@ -180,19 +180,20 @@ MHA_NOINLINE void softmax(Range blocks, const Range *keys, const float *factors,
     }
     MHA_UNROLL for (int i = 1; i < vectors; ++i) greatest_yet[0] = max_of(greatest_yet[i], greatest_yet[0]);
     // Rounding keeps the order: the greatest score is that of the greatest product.
-    m[r] = max_of(Scalar{greatest(greatest_yet[0])}, Scalar{-infinity}).x * factors[r];
+    m[r] = max_of(Scalar{greatest(greatest_yet[0])}, Scalar{-infinity}).x * factor;
   }
+  const V every_factor = all<V>(factor);
   for (int64_t r = 0; r < rows; ++r, scores += score_stride) {
     // Without a score above -infinity any finite number will do: exp gives 0 for the keys left out, and NaN for a NaN.
-    const V maximum = all<V>(m[r] == -infinity ? 0.0f : m[r]), factor = all<V>(factors[r]);
+    const V maximum = all<V>(m[r] == -infinity ? 0.0f : m[r]);
     V partial_sums[vectors];
     MHA_UNROLL for (int i = 0; i < vectors; ++i) partial_sums[i] = all<V>(0.0f);
     int64_t block = blocks.begin;
     for (; block + at_once <= blocks.end; block += at_once) {
-      exp_of_blocks<V, at_once>(scores + block * key_block, factor, maximum, partial_sums);
+      exp_of_blocks<V, at_once>(scores + block * key_block, every_factor, maximum, partial_sums);
     }
     if constexpr (at_once > 1) {
-      for (; block < blocks.end; ++block) exp_of_blocks<V, 1>(scores + block * key_block, factor, maximum, partial_sums);
+      for (; block < blocks.end; ++block) exp_of_blocks<V, 1>(scores + block * key_block, every_factor, maximum, partial_sums);
     }
     l[r] = sum16(partial_sums);
   }
