@@ -261,29 +261,24 @@ float magnitude_of(float x) { return x < 0.0f ? -x : x; }
 
 void pack_panel_int8(const Source &source, const PackedMatrix &matrix, PackedKind kind, int64_t panel, FloatBlock *block,
                      unsigned char *buffer) {
-  float max_abs[panel_columns] = {}, factor[panel_columns], *const scales = scales_at(matrix, panel, 1, buffer);
-  bool is_finite[panel_columns];
-  for (bool &column_is_finite : is_finite) column_is_finite = true;
+  float factor[panel_columns], *const scales = scales_at(matrix, panel, 1, buffer);
+  uint32_t most_bits[panel_columns] = {};
   for (int64_t k = 0; k < matrix.depth; k += block_terms) {
     read_block(source, matrix, k, panel * panel_columns, block);
     for (int64_t i = 0; i < block->terms; ++i) {
-      for (int64_t c = 0; c < panel_columns; ++c) {
-        const float x = block->rows[i][c], magnitude = magnitude_of(x);
-        max_abs[c] = magnitude > max_abs[c] ? magnitude : max_abs[c];
-        is_finite[c] = is_finite[c] && x - x == 0.0f;
-      }
+      for (int64_t c = 0; c < panel_columns; ++c) most_bits[c] = most_bits_of(&block->rows[i][c], 1, most_bits[c]);
     }
   }
   for (int64_t c = 0; c < panel_columns; ++c) {
-    const Int8Row row = int8_row(max_abs[c], is_finite[c]);
-    scales[c] = row.scale;
-    factor[c] = row.factor;
+    const CodeScale found = code_scale_of(most_bits[c], 127);
+    scales[c] = found.scale;
+    factor[c] = found.factor;
   }
   int8_t *const to = panel_at<int8_t>(matrix, kind, panel, buffer);
   for (int64_t k = 0; k < matrix.depth; k += block_terms) {
     read_block(source, matrix, k, panel * panel_columns, block);
     store_block(
-        *block, [&](float x, int64_t c) { return int8_of(x, factor[c]); }, to + k * panel_columns);
+        *block, [&](float x, int64_t c) { return static_cast<int8_t>(code_of(x, factor[c])); }, to + k * panel_columns);
   }
 }
 
@@ -305,9 +300,9 @@ void pack_panel_int4(const Source &source, const PackedMatrix &matrix, PackedKin
           if (magnitude_of(x) > magnitude_of(extreme)) extreme = x;
           is_finite = is_finite && x - x == 0.0f;
         }
-        const Int4Group group = int4_group_of(extreme, is_finite);
-        scales[c] = group.scale;
-        factor[c] = group.factor;
+        const CodeScale found = int4_scale_of(extreme, is_finite);
+        scales[c] = found.scale;
+        factor[c] = found.factor;
       }
       for (int64_t i = first; i < end; i += 2, to += panel_columns) {
         for (int64_t c = 0; c < panel_columns; ++c) {

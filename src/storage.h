@@ -38,7 +38,6 @@ inline float float_of(uint32_t bits) {
 // Adding and subtracting it rounds |x| < 2^22 to an integer, ties to even, which then also stands in the low bits of the sum.
 constexpr float rounder = 0x1.8p+23f;
 
-inline uint32_t low_bits_of_rounded(float x) { return bits_of(x + rounder); }  // those that are 0 in the rounder, 22 of them
 inline int32_t rounded(float x) { return static_cast<int32_t>(bits_of(x + rounder) - bits_of(rounder)); }
 
 }  // namespace storage
@@ -79,44 +78,56 @@ inline uint16_t bf16_of(float x) {
 // Exact.
 inline float f32_of_bf16(uint16_t upper) { return storage::float_of(static_cast<uint32_t>(upper) << 16); }
 
-// ---- int8: a row of numbers is codes of -127 .. 127 times one scale
+// ---- Codes: numbers are integers times one scale
 
-struct Int8Row {
+struct CodeScale {
   float scale;   // a number is code * scale
-  float factor;  // and its code the rounded number * factor
+  float factor;  // and its code the rounded number * factor; 0: all codes are 0, whatever the numbers
 };
 
-// Of a row of which max_abs is the largest magnitude. Rows of zeros, or next to that, are zeros; one that is not finite is NaN as a whole.
-inline Int8Row int8_row(float max_abs, bool is_finite) {
-  if (!is_finite) return {storage::float_of(0x7fc00000u), 0.0f};
-  if (max_abs < 0x1p-100f) return {0.0f, 0.0f};
-  return {max_abs / 127.0f, 127.0f / max_abs};
+inline int32_t code_of(float x, float factor) {
+  const int32_t code = storage::rounded(x * factor);
+  return factor == 0.0f ? 0 : code;
 }
 
-inline int8_t int8_of(float x, float factor) {
-  if (factor == 0.0f) return 0;
-  const float y = x * factor;  // 127 or little more for the largest
-  return static_cast<int8_t>(storage::rounded(y > 127.0f ? 127.0f : y < -127.0f ? -127.0f : y));
+// The bits of the largest magnitude of `count` numbers and a given one: they are in its order.
+inline uint32_t most_bits_of(const float *x, int64_t count, uint32_t most_bits) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t magnitude = storage::bits_of(x[i]) & 0x7fffffffu;
+    most_bits = magnitude > most_bits ? magnitude : most_bits;
+  }
+  return most_bits;
 }
 
-// ---- int4: a group of numbers is codes of -8 .. 7 times one scale
+// Codes of -most_code .. most_code, those of int8 and of integer arithmetic, for numbers whose largest magnitude has these bits. Zeros, or
+// next to that, are zeros; where one is not finite, all are NaN. No code is greater: the largest product is little more than most_code.
+inline CodeScale code_scale_of(uint32_t most_bits, int32_t most_code) {
+  const float most = storage::float_of(most_bits), limit = static_cast<float>(most_code);
+  if (most_bits >= 0x7f800000u) return {storage::float_of(0x7fc00000u), 0.0f};
+  if (most < 0x1p-100f) return {0.0f, 0.0f};
+  return {most / limit, limit / most};
+}
 
-struct Int4Group {
-  float scale, factor;  // as those of int8
-};
+// Of a row of them.
+__attribute__((noinline)) inline CodeScale code_scale_of(const float *x, int32_t most_code, int64_t count) {
+  uint32_t most_bits = 0;
+  int64_t i = 0;
+  for (; i + code_group <= count; i += code_group) most_bits = most_bits_of(x + i, code_group, most_bits);
+  for (; i + int4_group <= count; i += int4_group) most_bits = most_bits_of(x + i, int4_group, most_bits);  // fixed sizes, as below
+  return code_scale_of(most_bits_of(x + i, count - i, most_bits), most_code);
+}
 
-// Of a group in which `extreme` is the number of the largest magnitude, the first of several. It gets code -8 and so its sign the scale:
-// the codes are one more on this side.
-inline Int4Group int4_group_of(float extreme, bool is_finite) {
+// int4: codes of -8 .. 7, of a group in which `extreme` is the number of the largest magnitude, the first of several. It gets code -8, and
+// so its sign the scale: there is one code more on this side.
+inline CodeScale int4_scale_of(float extreme, bool is_finite) {
   if (!is_finite) return {storage::float_of(0x7fc00000u), 0.0f};
   if (extreme < 0x1p-100f && extreme > -0x1p-100f) return {0.0f, 0.0f};
   return {extreme * -0x1p-3f, -8.0f / extreme};
 }
 
 inline int32_t int4_of(float x, float factor) {
-  if (factor == 0.0f) return 0;
-  const int32_t code = storage::rounded(x * factor);
-  return code > 7 ? 7 : code;  // -8 is the extreme's
+  const int32_t code = code_of(x, factor);
+  return code > 7 ? 7 : code;
 }
 
 // ---- Integer arithmetic: a row of numbers is codes, and a scale for each group of them (CONTRACT.md, section 4)
@@ -140,54 +151,18 @@ inline int64_t coded_bytes(Storage storage, int64_t width) {
   return (width + code_group - 1) / code_group * (code_group * code + code_group / terms_of_chain(storage) * tail);
 }
 
-struct CodeScale {
-  float scale, factor;  // factor 0: all codes are 0
-};
-
-// The bits of the largest magnitude of `count` numbers and a given one: they are in its order.
-inline uint32_t most_bits_of(const float *x, int64_t count, uint32_t most_bits) {
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t magnitude = storage::bits_of(x[i]) & 0x7fffffffu;
-    most_bits = magnitude > most_bits ? magnitude : most_bits;
-  }
-  return most_bits;
-}
-
-inline CodeScale code_scale_of(uint32_t most_bits, int32_t most_code) {
-  const float most = storage::float_of(most_bits), limit = static_cast<float>(most_code);
-  if (most_bits >= 0x7f800000u) return {storage::float_of(0x7fc00000u), 0.0f};
-  if (most < 0x1p-100f) return {0.0f, 0.0f};
-  return {most / limit, limit / most};
-}
-
-// Of a whole group.
-inline CodeScale code_scale_of(const float *x, int32_t most_code) { return code_scale_of(most_bits_of(x, code_group, 0), most_code); }
-
-// Of any row.
-__attribute__((noinline)) inline CodeScale code_scale_of(const float *x, int32_t most_code, int64_t count) {
-  uint32_t most_bits = 0;
-  int64_t i = 0;
-  for (; i + code_group <= count; i += code_group) most_bits = most_bits_of(x + i, code_group, most_bits);
-  for (; i + int4_group <= count; i += int4_group) most_bits = most_bits_of(x + i, int4_group, most_bits);  // fixed sizes, as below
-  return code_scale_of(most_bits_of(x + i, count - i, most_bits), most_code);
-}
-
 // Returns the sum of the codes.
 template <class Code>
 inline int32_t encode(const float *x, int64_t count, const CodeScale &scale, Code *codes) {
-  if (scale.factor == 0.0f) {
-    __builtin_memset(codes, 0, static_cast<size_t>(count) * sizeof *codes);
-    return 0;
-  }
-  uint32_t sum = 0;  // of many codes, which nobody asks for, more than an int32_t may be
+  int32_t sum = 0;
   for (int64_t i = 0; i < count; i += int4_group) {  // of a fixed size, of which a compiler makes vectors
     for (int64_t j = i; j < i + int4_group; ++j) {
-      const int32_t code = storage::rounded(x[j] * scale.factor);  // the largest product is at most limit * (1 + 2^-24), which rounds to it
+      const int32_t code = code_of(x[j], scale.factor);
       codes[j] = static_cast<Code>(code);
-      sum += static_cast<uint32_t>(code);
+      sum += code;
     }
   }
-  return static_cast<int32_t>(sum);
+  return sum;
 }
 
 }  // namespace

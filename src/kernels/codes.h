@@ -324,7 +324,7 @@ MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t ro
       const int64_t terms = min(code_group, p.depth - k);
       widen<V>(x.storage, element_at(from, x.storage, k), terms, group);
       __builtin_memset(group + terms, 0, static_cast<size_t>(code_group - terms) * sizeof(float));
-      const CodeScale scale = code_scale_of(group, most_code);
+      const CodeScale scale = code_scale_of(most_bits_of(group, code_group, 0), most_code);
       visit_code(p, [&](auto code) MHA_INLINED {
         using Code = decltype(code);
         put_in_order_of_passes<Code>(group, code_group);

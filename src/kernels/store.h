@@ -33,18 +33,16 @@ MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *
   constexpr bool is_lowest_first = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
   const float *x[count];
   float factors[count];
-  uint32_t bytes[count];  // 0 where all codes are 0, whatever the numbers
   for (int r = 0; r < count; ++r) {
     const CodeScale found = code_scale_of(rows[r], 127, width);
     scales[r] = found.scale;
     factors[r] = found.factor;
-    bytes[r] = found.factor == 0.0f ? 0 : 255;
     x[r] = rows[r];
   }
   const auto codes_of = [&](int64_t c) MHA_INLINED {
     uint32_t codes = 0;
     MHA_UNROLL for (int r = 0; r < count; ++r) {
-      codes |= (storage::low_bits_of_rounded(x[r][c] * factors[r]) & bytes[r]) << 8 * (is_lowest_first ? r : count - 1 - r);
+      codes |= (static_cast<uint32_t>(code_of(x[r][c], factors[r])) & 255) << 8 * (is_lowest_first ? r : count - 1 - r);
     }
     return static_cast<Element>(codes);
   };

@@ -101,35 +101,36 @@ TEST(Storage, Int8CodesAreTheRoundedQuotientsByTheScale) {
   for (int repeat = 0; repeat < 20000; repeat++) {
     const float a = std::ldexp(1.0f + static_cast<float>(random.Unit()), -100 + repeat % 228);
     if (std::isinf(a)) continue;
-    const mha::Int8Row row = mha::int8_row(a, true);
+    const mha::CodeScale row = mha::code_scale_of(Bits(a), 127);
     EXPECT_EQ(row.scale, a / 127.0f);
-    EXPECT_EQ(mha::int8_of(a, row.factor), 127);
-    EXPECT_EQ(mha::int8_of(-a, row.factor), -127);
-    EXPECT_EQ(mha::int8_of(0.0f, row.factor), 0);
+    EXPECT_EQ(mha::code_of(a, row.factor), 127);
+    EXPECT_EQ(mha::code_of(-a, row.factor), -127);
+    EXPECT_EQ(mha::code_of(0.0f, row.factor), 0);
     for (int i = 0; i < 8; i++) {
       const float x = a * static_cast<float>(2 * random.Unit() - 1);
       const float product = x * row.factor;
       const float expected = std::min(127.0f, std::max(-127.0f, std::nearbyintf(product)));
-      ASSERT_EQ(mha::int8_of(x, row.factor), static_cast<int>(expected)) << x << " of " << a;
+      ASSERT_EQ(mha::code_of(x, row.factor), static_cast<int>(expected)) << x << " of " << a;
     }
   }
-  for (int n = -127; n < 127; n++) EXPECT_EQ(mha::int8_of(static_cast<float>(n) + 0.5f, 1.0f), n % 2 == 0 ? n : n + 1) << "a tie";
+  for (int n = -127; n < 127; n++) EXPECT_EQ(mha::code_of(static_cast<float>(n) + 0.5f, 1.0f), n % 2 == 0 ? n : n + 1) << "a tie";
 }
 
 TEST(Storage, AnInt8RowOfZerosIsZerosAndOneThatIsNotFiniteIsNaN) {
   for (const float a : {0.0f, 0x1p-149f, std::nextafter(0x1p-100f, 0.0f)}) {
-    const mha::Int8Row row = mha::int8_row(a, true);
+    const mha::CodeScale row = mha::code_scale_of(Bits(a), 127);
     EXPECT_EQ(Bits(row.scale), 0u) << a;
-    EXPECT_EQ(mha::int8_of(a, row.factor), 0) << a;
+    EXPECT_EQ(mha::code_of(a, row.factor), 0) << a;
   }
-  const mha::Int8Row smallest = mha::int8_row(0x1p-100f, true);
+  const mha::CodeScale smallest = mha::code_scale_of(Bits(0x1p-100f), 127);
   EXPECT_EQ(smallest.scale, 0x1p-100f / 127.0f);
-  EXPECT_EQ(mha::int8_of(0x1p-100f, smallest.factor), 127);
+  EXPECT_EQ(mha::code_of(0x1p-100f, smallest.factor), 127);
 
-  const mha::Int8Row odd = mha::int8_row(1.0f, false);
-  EXPECT_EQ(Bits(odd.scale), 0x7fc00000u);
-  for (const float x : {1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-    EXPECT_EQ(mha::int8_of(x, odd.factor), 0) << x;
+  for (const float x : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    const float row_of_two[] = {1.0f, -x};
+    const mha::CodeScale odd = mha::code_scale_of(row_of_two, 127, 2);
+    EXPECT_EQ(Bits(odd.scale), 0x7fc00000u) << x;
+    for (const float each : row_of_two) EXPECT_EQ(mha::code_of(each, odd.factor), 0) << each;
   }
 }
 
