@@ -63,7 +63,7 @@ Cut cut_of(const Product &product, int64_t num_threads) {
 struct alignas(64) ReadyRows {
   int64_t product, row_begin;  // which block it is; product -1: none yet
 
-  float *rows() { return reinterpret_cast<float *>(this + 1); }
+  void *rows() { return this + 1; }
 };
 
 struct Readying {
@@ -77,14 +77,14 @@ struct Readying {
   }
 
   // These rows of a product, unless they are taken as they are: made ready now, or before for other panels.
-  const float *rows_of(const Kernels &kernels, const Projection &first, int64_t product, int64_t row_begin, int64_t row_end,
+  const void *rows_of(const Kernels &kernels, const Projection &first, int64_t product, int64_t row_begin, int64_t row_end,
                        int64_t thread) const {
     const bool is_float = first.arithmetic == Arithmetic::f32;
     if (is_float && first.x.storage == Storage::f32) return nullptr;
     ReadyRows &ready = of_thread(thread);
     if (ready.product != product || ready.row_begin != row_begin) {
       if (is_float)
-        kernels.widen_rows(first.x, row_begin, row_end, first.depth, ready.rows());
+        kernels.widen_rows(first.x, row_begin, row_end, first.depth, static_cast<float *>(ready.rows()));
       else
         kernels.codes->encode_rows(first, row_begin, row_end, ready.rows());
       ready.product = product;
@@ -117,7 +117,7 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
   while (group >= cut.groups[part]) group -= cut.groups[part++];
   const Projection &projection = product.parts[part];
   const int64_t panel_begin = group * cut.group_panels, row_end = std::min(projection.rows, row_begin + cut.block_rows);
-  const float *const rows = work.readying.rows_of(*work.kernels, projection, i, row_begin, row_end, thread);
+  const void *const rows = work.readying.rows_of(*work.kernels, projection, i, row_begin, row_end, thread);
   const int64_t panel_end = std::min(panels_of(projection.columns), panel_begin + cut.group_panels);
   project_of(*work.kernels, projection)(projection, rows, row_begin, row_end, panel_begin, panel_end);
 }
@@ -127,7 +127,7 @@ void run_alone(const Kernels &kernels, const Product &product, int64_t number, c
   const int64_t rows = product.parts[0].rows, block_rows = block_rows_of(rows, product.parts[0].depth);
   for (int64_t row = 0; row < rows; row += block_rows) {
     const int64_t end = std::min(rows, row + block_rows);
-    const float *const ready = readying.rows_of(kernels, product.parts[0], number, row, end, 0);
+    const void *const ready = readying.rows_of(kernels, product.parts[0], number, row, end, 0);
     for (int64_t part = 0; part < product.num_parts; ++part) {
       const Projection &projection = product.parts[part];
       project_of(kernels, projection)(projection, ready, row, end, 0, panels_of(projection.columns));

@@ -216,21 +216,15 @@ MHA_NOINLINE inline void widen_nibbles(const unsigned char *from, int64_t terms,
   }
 }
 
-// visit(a code as those of this arithmetic are stored)
-template <class Visit>
-MHA_INLINE void visit_code(Arithmetic arithmetic, Visit visit) {
-  if (arithmetic == Arithmetic::int8)
-    visit(SmallCode());
-  else
-    visit(int16_t());
-}
-
+// visit(a code as those of the rows are stored)
 template <class Visit>
 MHA_INLINE void visit_code(const Projection &p, Visit visit) {
-  if (p.storage == Storage::int4 && p.arithmetic == Arithmetic::int8)
+  if (p.arithmetic == Arithmetic::int16)
+    visit(int16_t());
+  else if (p.storage == Storage::int4)
     visit(NibbleCode());
   else
-    visit_code(p.arithmetic, visit);
+    visit(SmallCode());
 }
 
 // Of a row.
@@ -265,14 +259,14 @@ MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
 }
 
 template <class V>
-MHA_NOINLINE void project_codes(const Projection &p, const float *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                                 int64_t panel_end) {
   constexpr int64_t most = TileShape<V::size>::max_rows;
   static_assert(project_block_rows % most == 0, "the last tile has its rows of sums");
   alignas(64) float sums[max(project_block_rows, panels_in_step * max_few_rows) * panel_columns];
   alignas(64) uint8_t widened[block_terms * panel_columns];
   const bool is_int4 = p.storage == Storage::int4;
-  const char *const coded = reinterpret_cast<const char *>(rows);
+  const char *const coded = static_cast<const char *>(rows);
   const int64_t count = row_end - row_begin, row_bytes = bytes_of_codes(p, p.depth), codes_in_byte = is_int4 ? 2 : 1;
   const int64_t num_last = (count - 1) % most + 1;
   const PanelLoop whole = panel_loop_of<V>(p, most), last = panel_loop_of<V>(p, num_last);
@@ -311,11 +305,11 @@ MHA_NOINLINE void project_codes(const Projection &p, const float *rows, int64_t 
 // ---- Rows
 
 template <class V>
-MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t row_end, float *coded) {
+MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t row_end, void *coded) {
   const InputRows &x = p.x;
   const int32_t most_code = p.arithmetic == Arithmetic::int8 ? 127 : 32767, added = p.storage == Storage::int8 ? byte_added : nibble_added;
   const int64_t chain = terms_of_chain(p.storage);
-  char *to = reinterpret_cast<char *>(coded);
+  char *to = static_cast<char *>(coded);
   Cursor at = cursor_at(x, row_begin);
   for (int64_t row = row_begin; row < row_end; ++row) {
     const char *const from = element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride);

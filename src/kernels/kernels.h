@@ -335,10 +335,10 @@ struct SmallCall {
 // Products of codes: what differs between instruction sets with and without products of bytes.
 struct CodeKernels {
   // Input rows [row_begin, row_end) of a projection as codes, coded_bytes<int16_t>(storage, depth) each at most.
-  void (*encode_rows)(const Projection &projection, int64_t row_begin, int64_t row_end, float *to);
+  void (*encode_rows)(const Projection &projection, int64_t row_begin, int64_t row_end, void *to);
 
   // As Kernels::project. rows: what encode_rows has made of these input rows.
-  void (*project)(const Projection &projection, const float *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+  void (*project)(const Projection &projection, const void *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                   int64_t panel_end);
 };
 
@@ -348,7 +348,7 @@ struct Kernels {
 
   // Output rows [row_begin, row_end) and panels [panel_begin, panel_end) of a projection. rows: what widen_rows has made of these input
   // rows; null: they are floats, and taken as such.
-  void (*project)(const Projection &projection, const float *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+  void (*project)(const Projection &projection, const void *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                   int64_t panel_end);
 
   // Input rows [row_begin, row_end), `width` numbers each, as floats, one after the other.

@@ -197,7 +197,8 @@ MHA_NOINLINE void project_int4(const Projection &p, const RowBlock &rows, int64_
 constexpr int64_t max_rows_widened_in_registers = 24;
 
 template <class V>
-void project(const Projection &p, const float *given, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+void project(const Projection &p, const void *ready, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+  const float *const given = static_cast<const float *>(ready);
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
     const RowBlock rows(p, given ? given + (row - row_begin) * p.depth : nullptr, row, row_end);
     if (p.storage == Storage::int4) {
