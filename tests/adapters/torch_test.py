@@ -273,15 +273,6 @@ class Torch(unittest.TestCase):
             with self.assertRaises((ValueError, RuntimeError)):
                 operator(q, k, v, **options)
 
-    def test_masked_values_are_not_read(self):
-        self.v[:, :, 6] = float("nan")
-        mask = torch.ones(5, 7, dtype=torch.bool)
-        mask[:, 6] = False
-        self.assertTrue(attention(self.q, self.k, self.v, attn_mask=mask).isfinite().all())
-        self.assertTrue(stock(self.q, self.k, self.v, attn_mask=mask).isnan().any())  # which differs
-        self.q[1, 1, 2, 3] = float("nan")
-        self.assertEqual(attention(self.q, self.k, self.v, attn_mask=mask).isnan().any(3).nonzero().tolist(), [[1, 1, 2]])
-
     def test_the_bits_are_those_of_any_number_of_threads(self):
         q = random(2, 8, 300, 64)
         self.assertNotEqual(mha._openmp.scheduler(2), 0, "there is no scheduler over OpenMP")
@@ -392,15 +383,6 @@ class Torch(unittest.TestCase):
         with self.assertRaises(KeyError), mha.torch.enabled():
             raise KeyError
         self.assertIs(functional.scaled_dot_product_attention, stock)
-
-    def test_a_transformer_runs_on_it(self):
-        model = nn.TransformerDecoderLayer(32, 4, 64, batch_first=True).eval()
-        x, memory = random(2, 6, 32), random(2, 9, 32)
-        with torch.inference_mode():
-            expected = model(x, memory)
-            with mha.torch.enabled(strict=True):
-                actual = model(x, memory)
-        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
     # ---- Custom operators
 
@@ -534,41 +516,41 @@ class Torch(unittest.TestCase):
         with self.assertRaises(RuntimeError):
             strict(x.detach(), x.detach(), x.detach(), is_causal=True)
 
+    def copies(self, layer, *inputs):
+        """Of a layer: copied, saved and loaded, exported and loaded."""
+        yield copy.deepcopy(layer)
+        for save, load in ((lambda file: torch.save(layer, file), lambda file: torch.load(file, weights_only=False)),
+                           (lambda file: torch.export.save(torch.export.export(layer, inputs), file), lambda file: torch.export.load(file).module())):
+            file = io.BytesIO()
+            save(file)
+            file.seek(0)
+            yield load(file)
+
     def test_a_module_is_copied_saved_and_exported_with_its_packed_weights(self):
         layer = mha.torch.MultiheadAttention.from_module(nn.MultiheadAttention(64, 4, batch_first=True).eval(), strict=True)
         x = random(2, 5, 64)
         expected = layer(x, x, x)[0]
-        self.assertTrue(torch.equal(copy.deepcopy(layer)(x, x, x)[0], expected))
-        for save, load in ((lambda file: torch.save(layer, file), lambda file: torch.load(file, weights_only=False)),
-                           (lambda file: torch.export.save(torch.export.export(layer, (x, x, x)), file), lambda file: torch.export.load(file).module())):
-            file = io.BytesIO()
-            save(file)
-            file.seek(0)
-            self.assertTrue(torch.equal(load(file)(x, x, x)[0], expected))
+        for made in self.copies(layer, x, x, x):
+            self.assertTrue(torch.equal(made(x, x, x)[0], expected))
         broken = copy.deepcopy(layer)
         broken.packed.zero_()
         with self.assertRaises(mha.Error):
             broken(x, x, x)
 
-    def test_weights_of_fewer_bits(self):
-        module = nn.MultiheadAttention(64, 4, batch_first=True).eval()
-        x = random(2, 5, 64)
-        expected = module(x, x, x)[0]
-        for weight_type, error in ("f16", 1e-3), ("bf16", 1e-2), ("int8", 2e-2), ("int4", 2e-1):
-            actual = mha.torch.MultiheadAttention.from_module(module, weight_type=weight_type)(x, x, x)[0]
-            self.assertLess((actual - expected).abs().max().item(), error, weight_type)
-
-    def test_a_module_computes_its_projections_in_integers_as_layers_do(self):
+    def test_a_module_has_the_bits_of_the_layer_for_weights_of_any_type(self):
         module = nn.MultiheadAttention(64, 4, batch_first=True).eval()
         x = random(2, 5, 64)
         matrices = {"w_qkv": module.in_proj_weight, "w_o": module.out_proj.weight, "b_qkv": module.in_proj_bias, "b_o": module.out_proj.bias}
         arrays = {name: tensor.detach().numpy() for name, tensor in matrices.items()}
-        for weight_type, arithmetic in ("int8", "int8"), ("int8", "int16"), ("int4", "int8"), ("int4", "int16"):
+        plain = mha.torch.MultiheadAttention.from_module(module)(x, x, x)[0]
+        for weight_type, arithmetic in itertools.product(("f16", "bf16", "int8", "int4"), ("f32", "int8", "int16")):
+            if arithmetic != "f32" and weight_type not in ("int8", "int4"):
+                continue
             options = {"weight_type": weight_type, "arithmetic": arithmetic}
             expected = mha.Layer(64, 4, layout="out_in", **arrays, **options).forward(x.numpy())
             actual = mha.torch.MultiheadAttention.from_module(module, **options)(x, x, x)[0]
             self.assertTrue(torch.equal(actual, torch.from_numpy(expected)), options)
-            self.assertFalse(torch.equal(actual, mha.torch.MultiheadAttention.from_module(module, weight_type=weight_type)(x, x, x)[0]), options)
+            self.assertFalse(torch.equal(actual, plain), options)
         with self.assertRaisesRegex(mha.Error, "integers multiply weights of MHA_TYPE_INT8"):
             mha.torch.MultiheadAttention.from_module(module, arithmetic="int8")
 
@@ -588,16 +570,6 @@ class Torch(unittest.TestCase):
                         rows = x.float().reshape(-1, 40).contiguous().numpy()
                         expected = torch.from_numpy(same(rows)).to(x.dtype).reshape(*x.shape[:-1], 24)
                         self.assertTrue(torch.equal(layer(x), expected), (options, x.shape, x.stride(), x.dtype))
-
-    def test_a_linear_computes_what_pytorchs_does(self):
-        for bias in False, True:
-            module, x = nn.Linear(96, 80, bias=bias).eval(), random(4, 30, 96)
-            expected = module.double()(x.double()).detach()
-            module.float()
-            for options, error in ({}, 1e-6), ({"weight_type": "int8"}, 1e-2), ({"weight_type": "int8", "arithmetic": "int16"}, 1e-2), \
-                    ({"weight_type": "int8", "arithmetic": "int8"}, 2e-2), ({"weight_type": "int4", "arithmetic": "int16"}, 0.15):
-                y = mha.torch.Linear.from_module(module, **options)(x)
-                self.assertLess(((y - expected).square().mean() / expected.square().mean()).sqrt().item(), error, options)
 
     def test_a_linear_has_the_same_bits_for_any_number_of_threads_and_rows(self):
         layer, x = mha.torch.Linear.from_module(nn.Linear(256, 384), weight_type="int8", arithmetic="int16"), random(70, 256)
@@ -662,13 +634,8 @@ class Torch(unittest.TestCase):
         for options in (x, layer.packed, 8), (x.transpose(0, 1), layer.packed, 8), (x[0, 0], layer.packed, 8):
             torch.library.opcheck(torch.ops.mha.linear.default, options)
         self.assertTrue(torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), expected))
-        self.assertTrue(torch.equal(copy.deepcopy(layer)(x), expected))
-        for save, load in ((lambda file: torch.save(layer, file), lambda file: torch.load(file, weights_only=False)),
-                           (lambda file: torch.export.save(torch.export.export(layer, (x,)), file), lambda file: torch.export.load(file).module())):
-            file = io.BytesIO()
-            save(file)
-            file.seek(0)
-            self.assertTrue(torch.equal(load(file)(x), expected))
+        for made in self.copies(layer, x):
+            self.assertTrue(torch.equal(made(x), expected))
         other = mha.torch.Linear.from_module(nn.Linear(16, 8), weight_type="int8", arithmetic="int8", strict=True)
         other.load_state_dict(layer.state_dict())
         self.assertTrue(torch.equal(other(x), expected))
@@ -720,20 +687,10 @@ class Torch(unittest.TestCase):
         self.assertIs(type(model[0]), nn.Linear)  # nothing is half done
         with self.assertRaisesRegex(TypeError, "model is itself a Linear"):
             mha.torch.pack_linears(nn.Linear(4, 4))
-        with self.assertWarnsRegex(mha.torch.NotServedWarning, "without numbers"):
-            self.assertEqual(mha.torch.pack_linears(nn.Sequential(nn.Linear(4, 4), nn.Linear(0, 4))), ["0"])
-
-    def test_what_is_skipped_is_called_so(self):
-        model = nn.ModuleDict({"head": nn.Linear(4, 4), "body": nn.Linear(4, 4)})
         with self.assertRaisesRegex(ValueError, "skip has 'haed', which no module of the model is called"):
             mha.torch.pack_linears(model, skip=["haed"])
-        self.assertEqual(mha.torch.pack_linears(model, skip="head"), ["body"])
-
-    def test_a_linear_layer_with_a_forward_of_its_own_stays(self):
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        model[1].forward = lambda x: 2 * x
-        self.assertEqual(mha.torch.pack_linears(model), ["0"])
-        self.assertIs(type(model[1]), nn.Linear)
+        with self.assertWarnsRegex(mha.torch.NotServedWarning, "without numbers"):
+            self.assertEqual(mha.torch.pack_linears(nn.Sequential(nn.Linear(4, 4), nn.Linear(0, 4))), ["0"])
 
     def test_a_stack_of_encoder_layers_takes_padded_rows(self):
         torch.manual_seed(3)
