@@ -16,6 +16,7 @@
 #include "measure.h"
 #include "mha.h"
 #include "pool.h"
+#include "probes.h"
 
 namespace {
 
@@ -84,15 +85,6 @@ double positive_number(const char *argument, const char *value) {
   return number;
 }
 
-// Of one architecture's sets, the one with the highest number.
-uint32_t best_instruction_set() {
-  uint32_t best = MHA_INSTRUCTION_SET_SCALAR;
-  for (uint32_t set = best; set <= MHA_INSTRUCTION_SET_NEON_I8MM; ++set) {
-    if (mha_instruction_sets() >> set & 1) best = set;
-  }
-  return best;
-}
-
 uint32_t instruction_set_of(const std::string &name) {
   std::string available = "auto";
   for (uint32_t set = MHA_INSTRUCTION_SET_SCALAR; set <= MHA_INSTRUCTION_SET_NEON_I8MM; ++set) {
@@ -100,12 +92,12 @@ uint32_t instruction_set_of(const std::string &name) {
     if (name == mha_instruction_set_name(set)) return set;
     available += std::string(", ") + mha_instruction_set_name(set);
   }
-  if (name == "auto") return best_instruction_set();
+  if (name == "auto") return bench::best_instruction_set();
   throw UsageError("--instruction_set=" + name + " is nothing that this machine has; use one of " + available);
 }
 
 struct Options {
-  bench::Setting setting = {best_instruction_set(), true, bench::available_memory_bytes() / 4};
+  bench::Setting setting = {bench::best_instruction_set(), true, bench::available_memory_bytes() / 4};
   bench::Tolerance tolerance;
 };
 

@@ -90,6 +90,14 @@ MHA_PROBES(, float, 0.0f, MHA_SCALAR_FMA, MHA_SCALAR_LOAD, MHA_SCALAR_REGISTER)
 
 }  // namespace
 
+uint32_t best_instruction_set() {
+  uint32_t best = MHA_INSTRUCTION_SET_SCALAR;
+  for (uint32_t set = best; set <= MHA_INSTRUCTION_SET_NEON_I8MM; ++set) {
+    if (mha_instruction_sets() >> set & 1) best = set;
+  }
+  return best;
+}
+
 Probes probes_of(uint32_t instruction_set) {
   switch (instruction_set) {
 #if defined(__x86_64__)

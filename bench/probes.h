@@ -25,6 +25,9 @@ struct Probes {
   std::vector<ReadProbe> read;
 };
 
+// Of the architecture's sets that this machine has, the one with the highest number.
+uint32_t best_instruction_set();
+
 // instruction_set: one of MHA_INSTRUCTION_SET_* that this machine has, not AUTO.
 Probes probes_of(uint32_t instruction_set);
 

@@ -27,19 +27,11 @@ struct Layer {
 
 double now() { return bench::seconds_now(bench::Clock::wall); }
 
-uint32_t best_instruction_set() {
-  uint32_t best = MHA_INSTRUCTION_SET_SCALAR;
-  for (uint32_t set = best; set <= MHA_INSTRUCTION_SET_NEON_I8MM; ++set) {
-    if (mha_instruction_sets() >> set & 1) best = set;
-  }
-  return best;
-}
-
 // GFLOP/s of one thread that does nothing but multiply-adds on registers: the best of a few tries.
 double fma_peak() {
   constexpr int64_t kSteps = 20000;
   double best = 0;
-  for (const bench::FmaProbe &probe : bench::probes_of(best_instruction_set()).fma) {
+  for (const bench::FmaProbe &probe : bench::probes_of(bench::best_instruction_set()).fma) {
     for (int i = 0; i < 12; ++i) {
       const double start = now();
       probe.run(kSteps);
@@ -55,7 +47,7 @@ double read_rate(const char *part, int64_t bytes) {
   int64_t next = 0;
   double best = 0;
   for (int i = 0; i < 4; ++i) {
-    for (const bench::ReadProbe &probe : bench::probes_of(best_instruction_set()).read) {
+    for (const bench::ReadProbe &probe : bench::probes_of(bench::best_instruction_set()).read) {
       // An odd number of steps: streams at a distance of a power of two get into each other's way.
       const int64_t steps = (slice / probe.streams / bench::read_step - 1) | 1, stream_bytes = steps * bench::read_step;
       if (steps < 1) continue;
@@ -150,7 +142,7 @@ mha_status rivals_forward(Layer *self, uint32_t calls) {
 
 const float *rivals_output(const Layer *self) { return self->y.data(); }
 
-const char *rivals_instruction_set() { return mha_instruction_set_name(best_instruction_set()); }
+const char *rivals_instruction_set() { return mha_instruction_set_name(bench::best_instruction_set()); }
 
 double rivals_peak(uint32_t num_threads) {
   return rate_of_all(num_threads, [](uint32_t) { return fma_peak(); });
