@@ -115,34 +115,6 @@ TEST(RopeTables, HaveNoNegativeZeroAndStartWithOneAndZero) {
   EXPECT_TRUE(SameBits(tables.sin, std::vector<float>(32, 0.0f)));
 }
 
-TEST(RopeTables, AreRowsOfAnyLongerTable) {
-  mha_rope_config config = YarnConfig(80, 500000, 8, 8192);
-  config.num_positions = 500;
-  const Tables whole = TablesOf(config);
-  for (const auto &[first, count] : {std::pair<int64_t, int64_t>{0, 1}, {1, 1}, {7, 300}, {250, 250}, {499, 1}}) {
-    config.first_position = first;
-    config.num_positions = count;
-    const Tables part = TablesOf(config);
-    const auto rows = [&, first = first, count = count](const std::vector<float> &table) {
-      return std::vector<float>(table.begin() + first * 40, table.begin() + (first + count) * 40);
-    };
-    ExpectSameBits(part, {rows(whole.cos), rows(whole.sin)});
-  }
-}
-
-TEST(RopeTables, OfZeroFieldsAreThoseOfTheDefaults) {
-  mha_rope_config given = Config(64, 100, 50);
-  given.base = 10000;
-  given.linear_factor = 1;
-  ExpectSameBits(TablesOf(Config(64, 100, 50)), TablesOf(given));
-
-  mha_rope_config yarn = YarnConfig(64, 0, 4, 2048), yarn_given = YarnConfig(64, 10000, 4, 2048);
-  yarn_given.yarn_beta_fast = 32;
-  yarn_given.yarn_beta_slow = 1;
-  yarn_given.attention_factor = 0.1 * std::log(4.0) + 1;
-  ExpectSameBits(TablesOf(yarn), TablesOf(yarn_given));
-}
-
 // ---- YaRN
 
 long double YarnTheta(const mha_rope_config &config, int64_t i) {
@@ -308,43 +280,6 @@ TEST(RopeTables, HaveTheAnglesOfTransformers) {
   mha_rope_config longrope = Config(16, 1, 1);
   longrope.pair_factors = factors;
   ExpectAngles(longrope, {1, 0.287479758, 0.0769230798, 0.0316925123, 0.00499999989, 0.000702728401, 0.000121212121, 4.94105916e-06});
-}
-
-TEST(RopeTables, AreMultipliedByAnAttentionFactorOfAnyScaling) {
-  mha_rope_config config = Llama3Config(64, 500000, 8, 8192);
-  const Tables plain = TablesOf(config);
-  config.attention_factor = 2;
-  const Tables twice = TablesOf(config);
-  for (size_t n = 0; n < plain.cos.size(); n++) {
-    ASSERT_EQ(twice.cos[n], 2 * plain.cos[n]);
-    ASSERT_EQ(twice.sin[n], 2 * plain.sin[n]);
-  }
-}
-
-// With Llama's 128 elements and 4096 positions, pairs up to 20 turn 32 times or more in the original context, pairs from 46 on less than
-// once.
-TEST(RopeTables, WithYarnKeepFastPairsAndStretchSlowOnesInFull) {
-  mha_rope_config yarn = YarnConfig(128, 10000, 4, 4096);
-  yarn.num_positions = 1000;
-  yarn.attention_factor = 1;
-  mha_rope_config stretched = Config(128, 0, 1000);
-  stretched.linear_factor = 4;
-  const Tables tables = TablesOf(yarn), as_trained = TablesOf(Config(128, 0, 1000)), interpolated = TablesOf(stretched);
-  for (size_t column = 0; column < 64; column++) {
-    bool is_as_trained = true, is_interpolated = true;
-    for (size_t at = column; at < tables.sin.size(); at += 64) {
-      is_as_trained &= tables.cos[at] == as_trained.cos[at] && tables.sin[at] == as_trained.sin[at];
-      is_interpolated &= tables.cos[at] == interpolated.cos[at] && tables.sin[at] == interpolated.sin[at];
-    }
-    EXPECT_EQ(is_as_trained, column <= 20) << "column " << column;
-    EXPECT_EQ(is_interpolated, column >= 46) << "column " << column;
-  }
-}
-
-TEST(RopeTables, WithAYarnFactorOfOneAreThoseWithoutYarn) {
-  mha_rope_config yarn = YarnConfig(128, 10000, 1, 4096);
-  yarn.num_positions = 100;
-  ExpectSameBits(TablesOf(yarn), TablesOf(Config(128, 0, 100)));
 }
 
 // ---- The specification

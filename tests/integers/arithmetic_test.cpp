@@ -103,25 +103,6 @@ TEST_P(IntegerArithmetic, OfAnyDepthGivesTheBitsOfTheSpecification) {
   }
 }
 
-TEST_P(IntegerArithmetic, GivesTheSameBitsForManyRowsAndThreads) {
-  for (const int64_t n : {143, 145, 300}) {
-    LayerProblem problem = ProblemOf(static_cast<uint64_t>(n), n, 70, 2, 40, 60);
-    for (const Kind &kind : kKinds) {
-      problem.arithmetic = kind.arithmetic;
-      const Layer layer = MakeLayer(problem, FormOf(kind, instruction_set()));
-      const Outputs expected = Specify(Converted(problem, kind.stored));
-      for (const uint32_t threads : {1u, 3u}) {
-        const Scheduler scheduler(threads, RunBackwards);
-        LayerCall call;
-        call.scheduler = scheduler.get();
-        const Outputs outputs = Forward(layer.get(), problem, call);
-        ASSERT_EQ(std::memcmp(outputs.y.data(), expected.y.data(), expected.y.size() * sizeof(float)), 0)
-            << kind.name << ", " << threads << " threads, " << n << " rows";
-      }
-    }
-  }
-}
-
 // Sums as large as they can be: all weights -128, which only a quantiser makes, or 127, and all inputs the largest of their group, of one
 // sign, or with the other one in those of four terms that a part of a column's sums has. Nothing saturates.
 TEST_P(IntegerArithmetic, OfTheGreatestCodesGivesTheBitsOfTheSpecification) {
@@ -218,21 +199,6 @@ TEST(PackedForIntegers, TakesNoMoreBytesThanForFloats) {
     const size_t for_floats = LayerData(problem, Place::kAnywhere, FormOf(kind)).PackSize();
     problem.arithmetic = kind.arithmetic;
     EXPECT_EQ(LayerData(problem, Place::kAnywhere, FormOf(kind)).PackSize(), for_floats) << kind.name;
-  }
-}
-
-TEST(PackedForIntegers, ThatIsDamagedIsFoundWhereverItIs) {
-  Random random(23);
-  LayerProblem problem = ProblemOf(23, 1, 70, 2, 30, 60);
-  for (const Kind &kind : kKinds) {
-    problem.arithmetic = kind.arithmetic;
-    const Memory packed = LayerData(problem, Place::kAnywhere, FormOf(kind)).Pack();
-    for (int64_t at = 256; at < static_cast<int64_t>(packed.size()); at += random.Between(1, 60)) {
-      const auto flip = static_cast<unsigned char>(1 << random.Between(0, 7));
-      packed.data()[at] ^= flip;
-      ASSERT_EQ(mha_layer_verify(packed.data(), packed.size(), nullptr), MHA_ERROR_PACKED_CHECKSUM) << kind.name << " byte " << at;
-      packed.data()[at] ^= flip;
-    }
   }
 }
 
