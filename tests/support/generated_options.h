@@ -892,8 +892,8 @@ inline const std::vector<Together> &RefusedByTheLibrary() {
 }
 
 // What means nothing, or what the cases cannot say.
-inline const std::vector<Together> &WithoutMeaning() {
-  static const std::vector<Together> kRefusals = {
+inline std::vector<Together> MakeWithoutMeaning() {
+  std::vector<Together> refusals = {
       // Which keys there are
       {{"entry", "attention|self"}, {"widths", "different"}},
       {{"entry", "self|value"}, {"cache_read", "no"}, {"n_kv", "!queries"}},
@@ -910,15 +910,8 @@ inline const std::vector<Together> &WithoutMeaning() {
       {{"entry", "self|value"}, {"cache", "!none"}, {"cache_read", "no"}, {"q_start", "first|within"}},  // unless they are right
       {{"rope", "none"}, {"rope_dims", "!all"}},
       {{"rope", "none"}, {"rope_positions", "!counted"}},
-      {{"norm", "none"}, {"norm_heads", "!each"}},
-      {{"norm", "none"}, {"norm_place", "!before"}},
-      {{"norm", "none"}, {"norm_values", "!no"}},
-      {{"norm", "none"}, {"norm_weights", "!none"}},
       {{"norm_heads", "together"}, {"norm_weights", "apart"}},
       {{"kv_start", "yes"}, {"cache", "!none"}, {"calls", "!one"}},
-      {{"inputs", "repeated|one_row|one_head"}, {"cache", "!none"}},
-      {{"inputs", "repeated|one_row|one_head"}, {"unread", "!ordinary"}},
-      {{"inputs", "repeated|one_row|one_head"}, {"in_place", "yes"}},
       {{"inputs", "repeated"}, {"packed", "yes"}},
       {{"inputs", "one_head"}, {"entry", "!attention"}},
       // An output that is the query has its type, its widths and its strides
@@ -933,14 +926,8 @@ inline const std::vector<Together> &WithoutMeaning() {
       {{"in_place", "yes"}, {"inputs", "heads_outside"}, {"outputs", "!heads_outside"}},
       {{"in_place", "yes"}, {"inputs", "rows_outside"}, {"outputs", "!rows_outside"}},
       {{"in_place", "yes"}, {"inputs", "gaps"}, {"input_type", "!f32"}},  // of which Results() takes what it finds in gaps
-      {{"packed", "yes"}, {"batch", "!1"}},
       {{"packed", "yes"}, {"cache", "!none"}, {"past_by", "append"}},  // as it is always then
       {{"packed", "yes"}, {"cache", "!none"}, {"num_columns", "short"}},  // of positions, which the whole has in several places
-      {{"packed", "yes"}, {"calls", "!one"}},
-      {{"packed", "yes"}, {"q_lengths", "!no"}},
-      {{"packed", "yes"}, {"kv_lengths", "ragged|empty"}},
-      {{"packed", "yes"}, {"padding_left", "yes"}},
-      {{"packed", "yes"}, {"kv_start", "yes"}},
       {{"packed", "yes"}, {"n_kv", "none"}, {"cache_read", "no"}},
       // Several calls: each has the keys that its rows attend to
       {{"calls", "!one"}, {"cache", "none"}, {"entry", "self|value"}},
@@ -958,42 +945,38 @@ inline const std::vector<Together> &WithoutMeaning() {
       // Groups
       {{"groups", "no"}, {"groups_of_keys", "!given"}},
       {{"groups", "no"}, {"group_numbers", "!ascending"}},
-      {{"groups", "!no"}, {"cache", "ring"}},
-      {{"groups", "!no"}, {"columns", "new"}},
-      {{"groups_of_keys", "queries"}, {"cache", "!none"}},
-      {{"groups_of_keys", "queries"}, {"n_kv", "!queries"}},
-      {{"groups_of_keys", "queries"}, {"calls", "!one"}},
-      {{"groups", "!no"}, {"n_kv", "none"}},
       {{"groups", "also"}, {"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}},  // later keys would not be there yet
       {{"num_columns", "short"}, {"groups", "no"}, {"mask", "no"}, {"bias", "no"}},
       {{"num_columns", "short"}, {"columns", "new"}},
       {{"num_columns", "short"}, {"n_kv", "none"}},
-      // What mha_attention has no use for
-      {{"entry", "attention"}, {"weight_type", "!f32"}},
-      {{"entry", "attention"}, {"weights_given", "stored"}},
-      {{"entry", "attention"}, {"arithmetic", "!f32"}},
-      {{"entry", "attention"}, {"sgemm", "yes"}},
-      {{"entry", "attention"}, {"weight_form", "!three"}},
-      {{"entry", "attention"}, {"weight_layout", "!in_out"}},
-      {{"entry", "attention"}, {"weight_strides", "!contiguous"}},
-      {{"entry", "attention"}, {"layer_defaults", "!written"}},
-      {{"entry", "attention"}, {"w_o", "!yes"}},
-      {{"entry", "attention"}, {"biases", "!no"}},
-      {{"entry", "attention"}, {"gate", "!no"}},
+      // The layer
       {{"gate", "no"}, {"gate_dim", "single"}},
       {{"gate", "no"}, {"gate_in_q", "yes"}},
       {{"weight_form", "fused"}, {"widths", "different"}},
-      {{"weights_given", "stored"}, {"weight_type", "f32"}},
       {{"weights_given", "stored"}, {"weight_type", "int4"}, {"weight_layout", "in_out"}},
-      {{"weights_given", "stored"}, {"biases", "fused"}},
-      {{"weights_given", "stored"}, {"layer_defaults", "left_out"}},
   };
-  return kRefusals;
+  // One value, and those that it cannot stand with
+  const std::pair<Together::value_type, Together> with_one[] = {
+      {{"norm", "none"}, {{"norm_heads", "!each"}, {"norm_place", "!before"}, {"norm_values", "!no"}, {"norm_weights", "!none"}}},
+      {{"inputs", "repeated|one_row|one_head"}, {{"cache", "!none"}, {"unread", "!ordinary"}, {"in_place", "yes"}}},
+      {{"packed", "yes"}, {{"batch", "!1"}, {"calls", "!one"}, {"q_lengths", "!no"}, {"kv_lengths", "ragged|empty"},
+        {"padding_left", "yes"}, {"kv_start", "yes"}}},
+      {{"groups", "!no"}, {{"cache", "ring"}, {"columns", "new"}, {"n_kv", "none"}}},
+      {{"groups_of_keys", "queries"}, {{"cache", "!none"}, {"n_kv", "!queries"}, {"calls", "!one"}}},
+      {{"entry", "attention"}, {{"weight_type", "!f32"}, {"weights_given", "stored"}, {"arithmetic", "!f32"}, {"sgemm", "yes"},
+        {"weight_form", "!three"}, {"weight_layout", "!in_out"}, {"weight_strides", "!contiguous"},
+        {"layer_defaults", "!written"}, {"w_o", "!yes"}, {"biases", "!no"}, {"gate", "!no"}}},
+      {{"weights_given", "stored"}, {{"weight_type", "f32"}, {"biases", "fused"}, {"layer_defaults", "left_out"}}},
+  };
+  for (const auto &[one, others] : with_one) {
+    for (const auto &other : others) refusals.push_back({one, other});
+  }
+  return refusals;
 }
 
 // Every combination that there is no case of, but for one line of the first table, which can be left out.
 inline std::vector<Together> Refusals(const Together *left_out = nullptr) {
-  std::vector<Together> all = WithoutMeaning();
+  std::vector<Together> all = MakeWithoutMeaning();
   for (const Together &refusal : RefusedByTheLibrary()) {
     if (&refusal != left_out) all.push_back(refusal);
   }
