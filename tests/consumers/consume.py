@@ -54,7 +54,8 @@ class Consumer:
         return output
 
     def execute_cxx(self, program, *libraries):
-        return self.execute(program, *libraries, "libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", optional=["libgcc_s.so.1", "libm.so.6"])
+        of_cxx = ["libstdc++.so.6", "libgcc_s.so.1", "libm.so.6"]
+        return self.execute(program, *libraries, *of_cxx, optional=of_cxx)
 
     def check_needed(self, file, *libraries, optional=()):
         printed = run([self.readelf, "--dynamic", "--wide", file], "readelf fails.")

@@ -1,4 +1,4 @@
-/* A small layer, computed through the installed library and compared with numbers worked out in double precision. */
+/* A small layer, computed through the installed library and compared with numbers worked out in double precision; in C99 and in C++. */
 #include <mha.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,9 +29,13 @@ int main(void) {
     return 1;
   }
 
-  mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
-  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv = w_qkv, .b_qkv = b_qkv, .w_o = w_o};
-  mha_layer_options options = {.struct_size = sizeof options};
+  static mha_layer_config config;
+  static mha_layer_weights weights;
+  static mha_layer_options options;
+  static mha_forward_args args;
+  config.struct_size = sizeof config, config.query_dim = width, config.num_heads = heads;
+  weights.struct_size = sizeof weights, weights.w_qkv = w_qkv, weights.b_qkv = b_qkv, weights.w_o = w_o;
+  options.struct_size = sizeof options;
 #ifdef WITH_OPENBLAS
   options.sgemm = mha_openblas_sgemm;
   printf("OpenBLAS runs its kernels for %s\n", mha_openblas_core_name());
@@ -43,7 +47,7 @@ int main(void) {
     return 1;
   }
 
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = n, .query = x, .output = y, .flags = MHA_CAUSAL};
+  args.struct_size = sizeof args, args.batch = 1, args.n_q = n, args.query = x, args.output = y, args.flags = MHA_CAUSAL;
   size_t bytes;
   if (mha_forward_workspace(layer, &args, &bytes, &error)) {
     printf("mha_forward_workspace: %s\n", error.message);
