@@ -13,15 +13,11 @@
 
 #include "support/accuracy.h"
 #include "support/fixtures.h"
-#include "support/packed_sequences.h"
 #include "support/same_bits.h"
 
 namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
-
-const double kInfinity = std::numeric_limits<double>::infinity();
-const double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 void Multiply(std::vector<float> *x, float factor) {
   for (float &value : *x) value *= factor;
@@ -128,6 +124,14 @@ TEST(AttentionAccuracy, ScaleOfTheCallers) {
   AttentionProblem problem = RandomAttention(11, 40, 80, 16);
   problem.scale = -0.7f;
   ExpectAccurateAttention("scale -0.7", problem);
+}
+
+TEST(AttentionAccuracy, AlibiFromAGivenPosition) {
+  AttentionProblem problem = RandomAttention(30, 60, 300, 24);
+  problem.is_causal = true;
+  problem.q_start = {200};
+  problem.score.emplace().alibi_slopes = {0.5f, 0.25f, 0.125f, 0.0625f};
+  ExpectAccurateAttention("ALiBi", problem);
 }
 
 TEST(AttentionAccuracy, NaNExactlyWhereTheExactResultHasIt) {
@@ -290,65 +294,6 @@ TEST(LayerAccuracy, CrossAttentionOfOtherWidths) {
   problem.has_key = problem.has_value = true;
   FillNormal(&random, kAllBiases, true, &problem);
   ExpectAccurateLayer("layer 40 on 56 and 24", problem);
-}
-
-// ---- Packed sequences, each against the exact result that it has alone
-
-const PackedSequences kPacked = {{1, 41, 41, 42, 105}, {2, 42, 49, 350, 413}, {}};
-
-// The rows of sequence b, and of weights its keys.
-Outputs OutputsOf(const Outputs &all, const AttentionSizes &whole, int64_t y_width, int64_t b) {
-  const int64_t first = kPacked.q[b], count = kPacked.q[b + 1] - first, key = kPacked.kv[b], keys = kPacked.kv[b + 1] - key;
-  Outputs outputs;
-  outputs.y = SliceRows(all.y, 0, whole.n_q, y_width, first, count);
-  outputs.lse = SliceScores(all.lse, whole, 1, 0, first, count, 1);
-  const std::vector<float> weights = SliceScores(all.attention_weights, whole, whole.n_kv, 0, first, count, whole.n_kv);
-  for (int64_t row = 0; row < whole.num_heads * count; row++) {
-    const auto begin = weights.begin() + row * whole.n_kv + key;
-    outputs.attention_weights.insert(outputs.attention_weights.end(), begin, begin + keys);
-  }
-  return outputs;
-}
-
-TEST(PackedAccuracy, OfEachSequenceIsThatOfACallOfItsOwn) {
-  for (const bool is_causal : {false, true}) {
-    AttentionProblem problem = RandomAttention(30, 107, 415, 24);
-    problem.is_causal = is_causal;
-    FillOutside(std::numeric_limits<float>::quiet_NaN(), kPacked, &problem);
-    ScoreArrays score;
-    score.alibi_slopes = {0.5f, 0.25f, 0.125f, 0.0625f};
-    if (is_causal) problem.score = score;
-    PackedSequences packed = kPacked;
-    if (is_causal) packed.q_start = {0, 0, 200, -3};
-    const Outputs all = Attend(problem, packed);
-    for (int64_t b = 0; b < packed.count(); b++) {
-      ExpectAccurate("packed sequence " + std::to_string(b) + (is_causal ? ", causal, ALiBi" : ""), Alone(OneOf(problem, packed, b), 0),
-                     OutputsOf(all, problem, problem.num_heads * problem.head_dim_v, b));
-    }
-  }
-}
-
-TEST(PackedAccuracy, OfALayerIsThatOfACallOfItsOwn) {
-  LayerProblem problem = RandomLayer(31, 107, 64, 4, 2, 16);
-  FillOutside(std::numeric_limits<float>::quiet_NaN(), kPacked, &problem);
-  PackedSequences packed = kPacked;
-  packed.kv = packed.q;
-  const Layer layer = MakeLayer(problem);
-  const Outputs all = Forward(layer.get(), problem, packed);
-  for (int64_t b = 0; b < packed.count(); b++) {
-    const int64_t first = packed.q[b], count = packed.q[b + 1] - first;
-    LayerProblem alone = problem;
-    alone.n_q = alone.n_kv = count;
-    alone.query = SliceRows(problem.query, 0, problem.n_q, problem.query_dim, first, count);
-    const auto rows = [&](const std::vector<float> &x, int64_t width) { return SliceRows(x, 0, problem.n_q, width, first, count); };
-    Outputs outputs;
-    outputs.q = rows(all.q, problem.q_width());
-    outputs.k = rows(all.k, problem.k_width());
-    outputs.v = rows(all.v, problem.v_width());
-    outputs.context = rows(all.context, problem.merged_width());
-    outputs.y = rows(all.y, problem.y_width());
-    ExpectAccurate("layer, packed sequence " + std::to_string(b), alone, outputs);
-  }
 }
 
 }  // namespace
