@@ -5,10 +5,8 @@
 #include <mha.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -53,28 +51,6 @@ class KvCache : public InstructionSetTest {
     history.is_causal = true;
     FillNormal(&random, &history);
     return history;
-  }
-
-  LayerProblem LayerHistory(int64_t batch, int64_t n) const {
-    LayerProblem history;
-    history.batch = batch;
-    history.n_q = history.n_kv = n;
-    history.num_heads = 4;
-    history.num_kv_heads = 2;
-    history.head_dim = 8;
-    history.head_dim_v = 6;
-    history.query_dim = history.key_dim = history.value_dim = 12;
-    history.output_dim = 10;
-    history.is_causal = true;
-    Random random(static_cast<uint64_t>(batch + 10 * n));
-    FillNormal(&random, kAllBiases, true, &history);
-    return history;
-  }
-
-  Layer Make(const LayerProblem &problem, uint32_t set) const {
-    LayerForm form;
-    form.instruction_set = set;
-    return MakeLayer(problem, form);
   }
 
   AttentionCall Call(const mha_scheduler *scheduler = nullptr) const {
@@ -177,73 +153,12 @@ TEST_P(KvCache, APromptAtOnceEqualsTokenByToken) {
   }
 }
 
-TEST_P(KvCache, APromptAndThenTokensEqualTheSpecification) {
-  for (const int64_t prompt : {1, 15, 16, 17, 63, 255, 256, 257, 300}) {
-    AttentionProblem history = History(1, 310);
-    history.k_type = history.v_type = Storage::kF16;
-    Cache cache(CacheConfigOf(history, kContiguous, 1, 310));
-    Replay replay = ReplayOf(history, &cache);
-    replay.Step(history, replay.EachBy(prompt), Call());
-    RunEachBy(1, history, &replay);
-    EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << prompt;
-  }
-}
-
 TEST_P(KvCache, OfF32GivesTheBitsOfACallWithoutOne) {
   const AttentionProblem history = History(2, 300);
   Cache cache(CacheConfigOf(history, kContiguous, 2, 300));
   Replay replay = ReplayOf(history, &cache);
   replay.Step(history, replay.EachBy(300), Call());
   EXPECT_TRUE(SameBits(replay.outputs(), Collected(Attend(history, Call()))));
-}
-
-TEST_P(KvCache, OfAnyWidthAndGroupGivesTheBitsOfTheSpecification) {
-  Random random(2);
-  for (const int64_t head_dim : {1, 2, 7, 15, 16, 17, 31, 33, 48, 64, 65, 80}) {
-    for (const Storage type : kStorageTypes) {
-      AttentionProblem history = History(1, 40, head_dim, 81 - head_dim, 1 + head_dim % 4);
-      history.k_type = history.v_type = type;
-      for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 16}}) {
-        Cache cache(CacheConfigOf(history, form, 1, 40));
-        SpreadBlocks(&random, &cache);
-        Replay replay = ReplayOf(history, &cache);
-        Run(&random, history, 40, &replay);
-        EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << Describe(form) << " " << Describe(history);
-      }
-    }
-  }
-}
-
-TEST_P(KvCache, OfSeveralChunksGivesTheBitsOfTheSpecificationTokenByTokenOnAnyThreads) {
-  for (const auto &[type, group] : {std::pair{Storage::kF32, 1},
-                                    {Storage::kF16, 1},
-                                    {Storage::kBf16, 1},
-                                    {Storage::kInt8, 1},
-                                    {Storage::kF32, 2},
-                                    {Storage::kF16, 2},
-                                    {Storage::kInt8, 2},
-                                    {Storage::kF32, 5},
-                                    {Storage::kF32, 8}}) {
-    AttentionProblem history = History(1, 1300, 8, 8, group), tokens = history;
-    history.k_type = history.v_type = tokens.k_type = tokens.v_type = type;
-    tokens.n_q = 12;  // the last ones, of which alone the specification is wanted
-    tokens.q = SliceRows(history.q, 0, 1300, history.num_heads * history.head_dim, 1288, 12);
-    const Outputs expected = Specify(tokens);
-    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}, CacheForm{MHA_CACHE_PAGED, 512}}) {
-      Random random(3);
-      Cache cache(CacheConfigOf(history, form, 1, 1300));
-      SpreadBlocks(&random, &cache);
-      cache.Append(0, {SliceRows(history.k, 0, 1300, 2 * 8, 0, 1288), SliceRows(history.v, 0, 1300, 2 * 8, 0, 1288)});
-      Replay replay = ReplayOf(history, &cache);
-      replay.SetLength(0, 1288);
-      for (uint32_t num_threads = 1; !replay.Finished(); num_threads = num_threads % 4 + 1) {
-        const Scheduler scheduler(num_threads, num_threads % 2 ? RunBackwards : RunOnThreads);
-        replay.Step(history, {{0, 1}}, Call(scheduler.get()));
-      }
-      EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 0, 1300, Width(history), 1288, 12), expected.y))
-          << Describe(form) << " " << Describe(history);
-    }
-  }
 }
 
 // Rows come in tiles of a few shapes, which depend on how many there are, on how many keys, and on how these are stored.
@@ -262,23 +177,6 @@ TEST_P(KvCache, OfAnyTypeGivesTheBitsOfTheSpecificationForAnyNumberOfRowsAndKeys
   }
 }
 
-TEST_P(KvCache, OfWideHeadsGivesTheBitsOfTheSpecification) {
-  for (const Storage type : kStorageTypes) {
-    for (const int64_t n_kv : {100, 128, 290}) {
-      for (const int64_t group : {1, 2, 3, 6, 8}) {
-        if (!sample_.Takes()) continue;
-        ExpectTheSpecification(Stored(type, 1, n_kv, group, 128, 128), kContiguous);
-        AttentionProblem wide = Stored(type, 1, n_kv, group, 260, 144);
-        ExpectTheSpecification(wide, kContiguous);
-        wide.window_left = 200;
-        ExpectTheSpecification(wide, kContiguous);
-        ExpectTheSpecification(Stored(type, 2, n_kv, group, 260, 144), CacheForm{MHA_CACHE_PAGED, 64});
-      }
-      if (HasFailure()) return;
-    }
-  }
-}
-
 // One or two rows may go through two or four neighbouring chunks together, where they attend to all their keys, and these have no int8.
 TEST_P(KvCache, OfSeveralChunksUnderFewRowsGivesTheBitsOfTheSpecification) {
   for (const auto &[k_type, v_type] : {std::pair{Storage::kF32, Storage::kF32},
@@ -287,18 +185,6 @@ TEST_P(KvCache, OfSeveralChunksUnderFewRowsGivesTheBitsOfTheSpecification) {
                                        {Storage::kF32, Storage::kBf16},
                                        {Storage::kInt8, Storage::kF32},
                                        {Storage::kF16, Storage::kInt8}}) {
-    for (const int64_t n_kv : {511, 512, 513, 1024, 1300, 1540}) {
-      for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}}) {
-        if (!sample_.Takes()) continue;
-        AttentionProblem problem = Stored(k_type, n_q, n_kv, group, 24, 40);
-        problem.v_type = v_type;
-        ExpectTheSpecification(problem, kContiguous);
-        for (const int64_t window : {510, 511, 512, 800, 1023}) {
-          problem.window_left = window;
-          ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, window % 2 ? 16 : 256});
-        }
-      }
-    }
     // The first key in each of the first five chunks: at the beginning (0, 256, 512, 768, 1024), and behind it.
     for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}}) {
       for (const int64_t window : {2300, 2047, 1850, 1791, 1535, 1400, 1279, 1100, 1023}) {
@@ -307,14 +193,6 @@ TEST_P(KvCache, OfSeveralChunksUnderFewRowsGivesTheBitsOfTheSpecification) {
         problem.v_type = v_type;
         problem.window_left = window;
         ExpectTheSpecification(problem, kContiguous);
-      }
-    }
-    for (const auto &[head_dim, head_dim_v] : {std::pair{64, 64}, {80, 80}, {128, 144}, {260, 16}}) {
-      for (const int64_t group : {1, 2}) {
-        for (const int64_t n_kv : {600, 1100}) {
-          if (!sample_.Takes()) continue;
-          ExpectTheSpecification(Stored(k_type, 1, n_kv, group, head_dim, head_dim_v), CacheForm{MHA_CACHE_PAGED, 64});
-        }
       }
     }
     if (HasFailure()) return;
@@ -353,22 +231,6 @@ TEST_P(KvCache, KeysOfSeveralChunksThatTakeNoPartReachNoRow) {
   }
 }
 
-TEST_P(KvCache, GivesTheSameBitsOnAnyThreads) {
-  AttentionProblem history = History(3, 300);
-  history.k_type = Storage::kInt8;
-  history.v_type = Storage::kBf16;
-  const Outputs expected = Collected(Specify(history));
-  for (uint32_t num_threads = 1; num_threads <= 4; num_threads++) {
-    for (const auto parallel_for : {RunOnThreads, RunBackwards}) {
-      const Scheduler scheduler(num_threads, parallel_for);
-      Cache cache(CacheConfigOf(history, kContiguous, 3, 300));
-      Replay replay = ReplayOf(history, &cache);
-      for (const int64_t count : {270, 1, 1, 7, 300}) replay.Step(history, replay.EachBy(count), Call(scheduler.get()));
-      EXPECT_TRUE(SameBits(replay.outputs(), expected)) << num_threads << " threads";
-    }
-  }
-}
-
 // So few heads that threads would share out the keys of one. The ring of 624 positions begins anew in the middle of two chunks.
 TEST_P(KvCache, OfManyPositionsAndFewHeadsGivesTheSameBitsOnAnyThreads) {
   constexpr int64_t n = 3300, last = 6;  // of the last rows alone the specification is wanted
@@ -403,26 +265,6 @@ TEST_P(KvCache, OfManyPositionsAndFewHeadsGivesTheSameBitsOnAnyThreads) {
   }
 }
 
-TEST_P(KvCache, HoldsSequencesOfDifferentLengthsInOneCall) {
-  AttentionProblem history = History(4, 280);
-  history.k_type = history.v_type = Storage::kInt8;
-  const Outputs expected = Collected(Specify(history));
-  for (const bool padding_left : {false, true}) {
-    Cache cache(CacheConfigOf(history, kContiguous, 4, 280));
-    Replay replay = ReplayOf(history, &cache);
-    replay.Step(history, {{1, 270}}, Call());
-    replay.Step(history, {{3, 17}, {0, 3}}, Call(), padding_left);
-    replay.Step(history, {{0, 1}, {1, 1}, {2, 1}, {3, 1}}, Call(), padding_left);
-    replay.Step(history, {{0, 0}, {1, 1}, {2, 250}, {3, 0}}, Call(), padding_left);
-    EXPECT_EQ(cache.Length(0), 4);
-    EXPECT_EQ(cache.Length(1), 272);
-    EXPECT_EQ(cache.Length(2), 251);
-    EXPECT_EQ(cache.Length(3), 18);
-    RunEachBy(100, history, &replay);
-    EXPECT_TRUE(SameBits(replay.outputs(), expected));
-  }
-}
-
 TEST_P(KvCache, IsReadByEveryInstructionSetAlike) {
   for (const Storage type : kStorageTypes) {
     AttentionProblem history = History(2, 290, 20, 18);
@@ -441,76 +283,6 @@ TEST_P(KvCache, IsReadByEveryInstructionSetAlike) {
 
 // ---- Windows, rotations, attention without appending
 
-TEST_P(KvCache, WithAWindowGivesTheBitsOfTheSpecification) {
-  for (const int64_t left : {0, 1, 16, 100, 256, 300}) {
-    if (!sample_.Takes()) continue;
-    AttentionProblem history = History(1, 560);
-    history.window_left = left;
-    history.k_type = Storage::kF16;
-    history.v_type = Storage::kInt8;
-    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 16}}) {
-      Random random(static_cast<uint64_t>(left));
-      Cache cache(CacheConfigOf(history, form, 1, 560));
-      SpreadBlocks(&random, &cache);
-      Replay replay = ReplayOf(history, &cache);
-      Run(&random, history, 560, &replay);
-      EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << Describe(form) << " " << Describe(history);
-    }
-  }
-}
-
-TEST_P(KvCache, StoresRotatedKeys) {
-  for (const bool is_interleaved : {false, true}) {
-    for (const Storage type : kStorageTypes) {
-      for (const bool explicit_positions : {false, true}) {
-        AttentionProblem history = History(2, 100, 10, 5);
-        Random random(4);
-        history.k_type = history.v_type = type;
-        history.rope = MakeRope(is_interleaved, explicit_positions ? 6 : 10, 400);
-        if (explicit_positions) {
-          for (int64_t n = 0; n < 200; n++) history.rope->k_positions.push_back(random.Between(0, 399));
-          for (int64_t n = 0; n < 200; n++) history.rope->q_positions.push_back(random.Between(0, 399));
-        }
-        Cache cache(CacheConfigOf(history, kContiguous, 2, 100));
-        Replay replay = ReplayOf(history, &cache);
-        Run(&random, history, 100, &replay);
-        EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << Describe(history);
-        for (int64_t b = 0; b < 2; b++)
-          EXPECT_TRUE(SameBits(cache.Read(b, 0, 100), SpecifyStored(history, b, 0, 100))) << Describe(history);
-      }
-    }
-  }
-}
-
-// Cross-attention: the keys once, then queries that see all of them.
-TEST_P(KvCache, IsAttendedToWithoutAppending) {
-  for (const Storage type : kStorageTypes) {
-    AttentionProblem problem = History(2, 300);
-    problem.is_causal = false;
-    problem.k_type = problem.v_type = type;
-    Cache cache(CacheConfigOf(problem, kContiguous, 2, 300));
-    for (int64_t b = 0; b < 2; b++) {
-      cache.Append(
-          b, {SliceRows(problem.k, b, 300, 2 * problem.head_dim, 0, 300), SliceRows(problem.v, b, 300, 2 * problem.head_dim_v, 0, 300)});
-    }
-    AttentionProblem queries = problem;
-    queries.n_kv = 0;
-    queries.k.clear();
-    queries.v.clear();
-    AttentionCall call = Call();
-    call.cache.cache = cache.get();
-    call.cache.columns = 300;
-    EXPECT_TRUE(SameBits(Attend(queries, call), Specify(problem))) << Describe(problem);  // with all outputs
-    EXPECT_EQ(cache.Length(0), 300);
-    call.cache.read = true;  // another way to say the same
-    EXPECT_TRUE(SameBits(Attend(queries, call), Specify(problem))) << Describe(problem);
-    EXPECT_EQ(cache.Length(0), 300);
-    problem.q_start = queries.q_start = {100, 290};
-    problem.is_causal = queries.is_causal = true;
-    EXPECT_TRUE(SameBits(Attend(queries, call), Specify(problem))) << Describe(problem);
-  }
-}
-
 TEST_P(KvCache, IsLeftAsItIsByACallWithoutQueries) {
   const AttentionProblem history = History(2, 5);
   Cache cache(CacheConfigOf(history, kContiguous, 2, 8));
@@ -524,97 +296,6 @@ TEST_P(KvCache, IsLeftAsItIsByACallWithoutQueries) {
     call.asked = kAskNothing;
     Attend(*step, call);
     EXPECT_EQ(cache.Length(0), 0) << Describe(*step);
-  }
-}
-
-TEST_P(KvCache, OutputsWithANumberPerPairHaveTheLongestSequencesColumns) {
-  for (const Storage type : {Storage::kF32, Storage::kInt8}) {
-    AttentionProblem problem = History(3, 40);
-    problem.k_type = problem.v_type = type;
-    problem.kv_lengths = {40, 0, 17};
-    problem.q_lengths = {3, 0, 3};
-    Cache cache(CacheConfigOf(problem, kContiguous, 3, 40));
-    cache.Append(0, {SliceRows(problem.k, 0, 40, 2 * problem.head_dim, 0, 37), SliceRows(problem.v, 0, 40, 2 * problem.head_dim_v, 0, 37)});
-    cache.Append(2, {SliceRows(problem.k, 2, 40, 2 * problem.head_dim, 0, 14), SliceRows(problem.v, 2, 40, 2 * problem.head_dim_v, 0, 14)});
-    AttentionProblem step = problem;
-    problem.n_q = step.n_q = step.n_kv = 5;
-    step.kv_lengths = step.q_lengths;
-    const auto rows = [&](const std::vector<float> &x, int64_t width, const std::vector<int64_t> &first) {
-      std::vector<float> gathered;
-      for (int64_t b = 0; b < 3; b++) {
-        const std::vector<float> part = SliceRows(x, b, 40, width, first[b], 3);
-        gathered.insert(gathered.end(), part.begin(), part.end());
-        gathered.resize(gathered.size() + 2 * width, kNaN);
-      }
-      return gathered;
-    };
-    problem.q = step.q = rows(problem.q, problem.num_heads * problem.head_dim, {0, 0, 0});
-    step.k = rows(problem.k, 2 * problem.head_dim, {37, 0, 14});
-    step.v = rows(problem.v, 2 * problem.head_dim_v, {37, 0, 14});
-    AttentionCall call = Call();
-    call.cache.cache = cache.get();
-    call.cache.columns = 40;
-    EXPECT_TRUE(SameBits(Attend(step, call), Specify(problem))) << Describe(problem);
-  }
-}
-
-// ---- The layer
-
-TEST_P(KvCache, OfALayerGivesTheBitsOfTheSpecificationInAnyPieces) {
-  for (const auto &[k_type, v_type] : {std::pair{Storage::kF32, Storage::kF32},
-                                       {Storage::kF16, Storage::kF16},
-                                       {Storage::kBf16, Storage::kInt8},
-                                       {Storage::kInt8, Storage::kBf16}}) {
-    for (const bool has_rope : {false, true}) {
-      if (!sample_.Takes()) continue;
-      LayerProblem history = LayerHistory(3, 270);
-      history.k_type = k_type;
-      history.v_type = v_type;
-      if (has_rope) history.rope = MakeRope(v_type == Storage::kF16, 8, 270);
-      const Layer layer = Make(history, instruction_set());
-      const Outputs expected = Collected(Specify(history));
-      for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 16}, CacheForm{MHA_CACHE_PAGED, 256}}) {
-        Random random(static_cast<uint64_t>(form.positions));
-        Cache cache(CacheConfigOf(history, form, 4, 270));
-        SpreadBlocks(&random, &cache);
-        Replay replay(history, history.y_width(), &cache, {2, 3, 0});
-        while (!replay.Finished()) {
-          const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 3)), RunBackwards);
-          LayerCall call;
-          if (random.Chance(0.5)) call.scheduler = scheduler.get();
-          replay.Step(history, replay.RandomParts(&random, 270), layer.get(), call, random.Chance(0.5));
-        }
-        EXPECT_TRUE(SameBits(replay.outputs(), expected)) << Describe(form) << " " << Describe(history);
-      }
-    }
-  }
-}
-
-TEST_P(KvCache, OfALayerIsAttendedToAsItIs) {
-  for (const Storage type : {Storage::kF32, Storage::kInt8}) {
-    LayerProblem problem = LayerHistory(2, 30);
-    problem.is_causal = false;
-    problem.has_key = true;
-    problem.n_kv = 270;
-    problem.key_dim = problem.value_dim = 7;
-    problem.k_type = problem.v_type = type;
-    Random random(5);
-    FillNormal(&random, kAllBiases, true, &problem);
-    const Layer layer = Make(problem, instruction_set());
-    Cache cache(CacheConfigOf(problem, kContiguous, 2, 270));
-    LayerCall call;
-    call.cache.cache = cache.get();
-    call.cache.columns = 270;
-    const Outputs expected = Specify(problem);
-    EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), expected)) << "appending";
-    EXPECT_EQ(cache.Length(0), 270);
-    LayerProblem queries = problem;
-    queries.has_key = false;
-    queries.key.clear();
-    call.cache.read = true;
-    call.asked &= ~(kAskK | kAskV);
-    EXPECT_TRUE(SameBits(Forward(layer.get(), queries, call), expected)) << "reading";
-    EXPECT_EQ(cache.Length(0), 270);
   }
 }
 
@@ -665,62 +346,6 @@ TEST_P(KvCache, ReadsKeysOrValuesAlone) {
   EXPECT_EQ(mha_kv_cache_read(cache.get(), 0, 0, 40, rows.k.data(), nullptr, &error), MHA_OK) << error.message;
   EXPECT_EQ(mha_kv_cache_read(cache.get(), 0, 0, 40, nullptr, rows.v.data(), &error), MHA_OK) << error.message;
   EXPECT_TRUE(SameBits(rows, SpecifyStored(history, 0, 0, 40)));
-}
-
-// Rows of zeros, subnormal numbers, NaN and infinities, and numbers that the type can't hold, among ordinary ones.
-TEST_P(KvCache, ValuesThatTheTypeCannotHoldReachTheRowsThatAttendToThem) {
-  const float specials[] = {0.0f,     -0.0f,    0x1p-149f, -0x1p-127f,    0x1p-101f, 0x1p-100f,  0x1p-25f,
-                            65519.9f, 65520.0f, -1e38f,    3.4028235e38f, kInfinity, -kInfinity, kNaN};
-  for (const Storage type : kStorageTypes) {
-    for (const bool whole_row : {false, true}) {
-      AttentionProblem history = History(1, 60, 6, 5, 1);
-      history.k_type = history.v_type = type;
-      for (size_t n = 0; n < std::size(specials); n++) {
-        const int64_t at = 4 * static_cast<int64_t>(n) + 2;
-        for (auto [x, width] : {std::pair{&history.k, history.head_dim}, std::pair{&history.v, history.head_dim_v}}) {
-          const int64_t row = at * 2 + (n % 2);  // of one of the two kv heads
-          std::fill_n(x->begin() + row * width, whole_row ? width : 1, specials[n]);
-        }
-      }
-      for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 16}}) {
-        Random random(7);
-        Cache cache(CacheConfigOf(history, form, 1, 60));
-        SpreadBlocks(&random, &cache);
-        Replay replay = ReplayOf(history, &cache);
-        RunEachBy(7, history, &replay);
-        EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << Describe(form) << " " << Describe(history);
-        EXPECT_TRUE(SameBits(cache.Read(0, 0, 60), SpecifyStored(history, 0, 0, 60))) << Describe(history);
-      }
-    }
-  }
-}
-
-// With a window the later rows don't see the spoiled keys any more, and are as if these were ordinary.
-TEST_P(KvCache, WhatIsNotFiniteReachesNoRowThatDoesNotAttendToIt) {
-  for (const Storage type : kStorageTypes) {
-    AttentionProblem history = History(1, 300), clean = history;
-    history.window_left = clean.window_left = 20;
-    history.k_type = history.v_type = clean.k_type = clean.v_type = type;
-    for (const int64_t j : {0, 40, 255}) {
-      std::fill_n(history.k.begin() + j * 2 * history.head_dim, 2 * history.head_dim, kNaN);
-      std::fill_n(history.v.begin() + j * 2 * history.head_dim_v, 2 * history.head_dim_v, kInfinity);
-    }
-    const Outputs expected = Specify(clean);
-    for (const int64_t count : {1, 64, 300}) {
-      Cache cache(CacheConfigOf(history, kContiguous, 1, 300));
-      Replay replay = ReplayOf(history, &cache);
-      RunEachBy(count, history, &replay);
-      for (int64_t i = 0; i < 300; i++) {
-        const bool sees = i <= 20 || (i >= 40 && i <= 60) || (i >= 255 && i <= 275);
-        const std::vector<float> row = SliceRows(replay.outputs().y, 0, 300, Width(history), i, 1);
-        if (sees) {
-          ASSERT_TRUE(std::isnan(row[0])) << "row " << i << " " << Describe(history);
-        } else {
-          ASSERT_TRUE(SameBits("y", row, SliceRows(expected.y, 0, 300, Width(history), i, 1))) << "row " << i << " " << Describe(history);
-        }
-      }
-    }
-  }
 }
 
 // What was in the buffer before, and what a truncated sequence has left there, is not read.
@@ -932,56 +557,6 @@ TEST_P(KvCache, ARingEqualsALargeCacheWithTheSameWindow) {
         if (HasFailure()) return;
       }
     }
-  }
-}
-
-TEST_P(KvCache, ARingTakesCallsThatAreLongerThanItself) {
-  for (const int64_t capacity : {16, 64, 256}) {
-    for (const int64_t left : {int64_t{0}, int64_t{7}, capacity - 1}) {
-      for (const Storage type : {Storage::kF32, Storage::kInt8}) {
-        AttentionProblem history = History(2, 400, 4, 3, 1);
-        history.k_type = history.v_type = type;
-        history.window_left = left;
-        const Outputs expected = Collected(Specify(history));
-        for (const int64_t count : {40, 300, 400}) {
-          const Scheduler scheduler(3, RunBackwards);
-          Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, capacity}, 2, 400));
-          Replay replay = ReplayOf(history, &cache);
-          for (bool threads = false; !replay.Finished(); threads = !threads) {
-            replay.Step(history, replay.EachBy(count), Call(threads ? scheduler.get() : nullptr), threads);
-          }
-          EXPECT_TRUE(SameBits(replay.outputs(), expected)) << count << " rows to a ring of " << capacity << " " << Describe(history);
-          if (HasFailure()) return;
-        }
-      }
-    }
-  }
-}
-
-TEST_P(KvCache, ARingOfRotatedKeysCountsPositionsOn) {
-  AttentionProblem history = History(2, 300, 8, 5);
-  history.window_left = 20;
-  history.k_type = Storage::kF16;
-  history.rope = MakeRope(false, 8, 300);
-  Random random(12);
-  Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, 48}, 2, 300));
-  Replay replay = ReplayOf(history, &cache);
-  Run(&random, history, 28, &replay);
-  EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history))));
-}
-
-TEST_P(KvCache, ARingOfALayerEqualsTheSpecification) {
-  LayerProblem history = LayerHistory(2, 300);
-  history.window_left = 30;
-  history.v_type = Storage::kInt8;
-  history.rope = MakeRope(true, 8, 300);
-  const Layer layer = Make(history, instruction_set());
-  const Outputs expected = Collected(Specify(history));
-  for (const int64_t count : {1, 18, 100, 300}) {
-    Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, 48}, 2, 300));
-    Replay replay(history, history.y_width(), &cache);
-    while (!replay.Finished()) replay.Step(history, replay.EachBy(count), layer.get(), LayerCall());
-    EXPECT_TRUE(SameBits(replay.outputs(), expected)) << count << " at a time";
   }
 }
 

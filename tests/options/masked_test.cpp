@@ -6,14 +6,10 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <string>
 #include <vector>
 
 #include "support/attention_test.h"
-#include "support/fixtures.h"
-#include "support/instruction_sets.h"
 #include "support/rounds.h"
-#include "support/same_bits.h"
 
 namespace {
 

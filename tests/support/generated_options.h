@@ -44,6 +44,7 @@ inline Size DrawCount(Random *random, std::string_view value) {
   if (value == "many") return Draw(random, 41, 100);
   if (value == "over_256") return Draw(random, 257, 300);
   if (value == "over_512") return Draw(random, 530, 640);
+  if (value == "over_1024") return Draw(random, 1030, 2600);
   return {0, 0};
 }
 
@@ -61,11 +62,12 @@ inline double CostOf(const Case &c) {
 
 // Makes the sizes smaller, towards the least that their values mean, until the case is not too large; then they are final.
 inline void SettleSizes(Case *c) {
-  constexpr double kMost = 60'000;
+  const bool is_large = c->Is("n_q", "over_256") || c->Is("n_kv", "over_1024") || c->Is("past", "over_1024") || c->Is("head_dim", "over_100");
+  const double most = is_large ? 1e6 : 6e4;
   const bool keys_are_new_queries = c->Is("n_kv", "queries") && !c->reads();
   while (true) {
     if (keys_are_new_queries) c->n_kv.value = c->n_q.value;
-    if (CostOf(*c) <= kMost) break;
+    if (CostOf(*c) <= most) break;
     Size *largest = nullptr;
     for (Size *size : {&c->n_q, &c->n_kv, &c->past, &c->num_kv_heads, &c->group, &c->head_dim, &c->head_dim_v, &c->query_dim, &c->key_dim,
                        &c->value_dim, &c->output_dim}) {
@@ -310,13 +312,13 @@ inline const std::vector<Dimension> &Dimensions() {
       // Sizes
       {"batch", {"1", "2", "3"}, [](Case *c, std::string_view value, Random *) { c->whole.batch = value[0] - '0'; }},
       {"n_q",
-       {"few", "one", "some", {"many", 0.3}},
+       {"few", "one", "some", {"many", 0.3}, {"over_256", 0.03}},
        [](Case *c, std::string_view value, Random *random) { c->n_q = DrawCount(random, value); }},
       {"n_kv",  // that come with the calls
-       {"queries", "few", "some", {"over_256", 0.5}, {"over_512", 0.15}, {"none", 0.5}},
+       {"queries", "few", "some", {"over_256", 0.5}, {"over_512", 0.15}, {"over_1024", 0.1}, {"none", 0.5}},
        [](Case *c, std::string_view value, Random *random) { c->n_kv = DrawCount(random, value); }},
       {"past",  // keys that a cache has before
-       {"none", "few", "some", {"over_256", 0.5}, {"over_512", 0.15}},
+       {"none", "few", "some", {"over_256", 0.5}, {"over_512", 0.15}, {"over_1024", 0.1}},
        [](Case *c, std::string_view value, Random *random) { c->past = DrawCount(random, value); }},
       {"cache",
        {{"none", 2}, "contiguous", "paged", "ring"},
@@ -334,12 +336,13 @@ inline const std::vector<Dimension> &Dimensions() {
          c->group = value == "no" ? Size{1, 1} : value == "by_2" ? Size{2, 2} : Draw(random, 3, 9);
        }},
       {"head_dim",
-       {"small", "vectors", "odd", {"wide", 0.3}},
+       {"small", "vectors", "odd", {"wide", 0.3}, {"over_100", 0.05}},
        [](Case *c, std::string_view value, Random *random) {
          if (value == "small") c->head_dim = Draw(random, 1, 8);
          if (value == "vectors") c->head_dim.value = c->head_dim.least = random->Pick<int64_t>({8, 16, 32});
          if (value == "odd") c->head_dim.value = c->head_dim.least = 2 * random->Between(4, 20) + 1;
          if (value == "wide") c->head_dim = Draw(random, 47, 97);
+         if (value == "over_100") c->head_dim.value = c->head_dim.least = random->Pick<int64_t>({128, 144, random->Between(101, 260)});
        }},
       {"head_dim_v",
        {"same", "other"},
@@ -428,7 +431,7 @@ inline const std::vector<Dimension> &Dimensions() {
        }},
       {"causal", {"no", "yes"}, [](Case *c, std::string_view value, Random *) { c->whole.is_causal = value == "yes"; }},
       {"window_left",
-       {"no", "zero", "few", "over_256"},
+       {"no", "zero", "few", "over_256", {"over_512", 0.2}, {"over_1024", 0.2}},
        [](Case *c, std::string_view value, Random *random) {
          if (value != "no") c->whole.window_left = DrawCount(random, value).value;
        }},
@@ -609,6 +612,7 @@ inline const std::vector<Dimension> &Dimensions() {
          rope.table_stride = rope.dims / 2 + (rope.use_defaults ? 0 : random->Pick<int64_t>({0, 3}));
          rope.cos = random->Uniforms(rope.num_positions * rope.table_stride);
          rope.sin = random->Uniforms(rope.num_positions * rope.table_stride);
+         if (c->Is("values", "special")) rope.sin[static_cast<size_t>(random->Below(rope.dims / 2))] = SpecialValue(random);
          whole.rope = rope;
        }},
       {"rope_dims", {"all", "part", "default"}, [](Case *, std::string_view, Random *) {}},
@@ -620,7 +624,11 @@ inline const std::vector<Dimension> &Dimensions() {
            positions->resize(static_cast<size_t>(c->whole.batch * n));
            for (int64_t &position : *positions) position = random->Between(0, c->whole.rope->num_positions - 1);
          };
-         if (value == "queries" || value == "both") draw(c->whole.n_q, &c->whole.rope->q_positions);
+         if (value == "queries" || value == "both") {
+           std::vector<int64_t> &of_queries = c->whole.rope->q_positions;
+           draw(c->whole.n_q, &of_queries);
+           ForEachPaddingRow(c->whole, true, [&](int64_t row) { of_queries[static_cast<size_t>(row)] = -1; });  // not looked at
+         }
          if (value == "keys" || value == "both") draw(c->whole.n_kv, &c->whole.rope->k_positions);
        }},
 
@@ -640,6 +648,7 @@ inline const std::vector<Dimension> &Dimensions() {
          if (norm.is_of_all_heads || c->Is("norm_weights", "heads")) norm.head_stride = whole.head_dim;
          if (c->Is("norm_weights", "apart")) norm.head_stride = whole.head_dim + random->Between(1, 9);
          FillNormWeights(random, whole, !c->Is("norm_weights", "none|keys"), !c->Is("norm_weights", "none|queries"), &norm);
+         if (c->Is("values", "special") && !norm.q_weight.empty()) norm.q_weight[0] = SpecialValue(random);
          whole.norm = norm;
        }},
       {"norm_heads", {"each", "together"}, [](Case *, std::string_view, Random *) {}},
@@ -667,6 +676,7 @@ inline const std::vector<Dimension> &Dimensions() {
          score.relative_left = random->Between(0, most);
          score.relative_right = value == "left" ? 0 : random->Between(0, most);
          score.relative_bias = QuickNormals(random, c->whole.num_heads * (score.relative_left + 1 + score.relative_right));
+         if (c->Is("values", "special")) score.relative_bias[0] = random->Coin() ? -std::numeric_limits<float>::infinity() : SpecialValue(random);
        }},
       {"q_scales",
        {"no", "sequence", "one"},
