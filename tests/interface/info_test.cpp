@@ -105,16 +105,6 @@ mha_call_info Info(const CallData &data) {
   return info;
 }
 
-// The pairs of a query and a key that attend, of one head.
-int64_t Pairs(const AttentionSizes &sizes) {
-  int64_t pairs = 0;
-  for (int64_t b = 0; b < sizes.batch; ++b) {
-    const int64_t start = sizes.q_start.empty() ? sizes.n_kv - sizes.n_q : sizes.q_start[b];
-    for (int64_t i = 0; i < sizes.n_q; ++i) pairs += sizes.is_causal ? std::min(start + i + 1, sizes.n_kv) : sizes.n_kv;
-  }
-  return pairs;
-}
-
 // Calls of one layer.
 const std::vector<LayerProblem> kCalls = [] {
   std::vector<LayerProblem> calls;
@@ -138,60 +128,6 @@ const std::vector<LayerProblem> kCalls = [] {
   return calls;
 }();
 
-// A product of m by k by n is m * n sums of k products: 2 * m * n * k operations.
-TEST(AttentionInfo, CountsTheOperationsOfPairsThatAttendOnly) {
-  for (const LayerProblem &problem : kCalls) {
-    const int64_t operations = 2 * problem.num_heads * Pairs(problem) * (problem.head_dim + problem.head_dim_v);
-    const AttentionData data(NormalAttention(problem), {Guarded()});
-    EXPECT_EQ(Info(data).operations, static_cast<uint64_t>(operations)) << Describe(problem);
-  }
-}
-
-TEST(ForwardInfo, CountsTheOperationsOfProjectionsAndPairsThatAttend) {
-  for (bool output_projection : {true, false}) {
-    Layer layer;
-    for (LayerProblem problem : kCalls) {
-      if (problem.n_q == 0) continue;  // nothing to do: whether the keys would be projected is nobody's business
-      if (!output_projection) problem.w_o.clear();
-      if (!layer) layer = Create(LayerData(problem));
-      const int64_t q_rows = problem.batch * problem.n_q, kv_rows = problem.batch * problem.n_kv;
-      const int64_t projected = q_rows * problem.query_dim * problem.q_width() + kv_rows * problem.key_dim * problem.k_width() +
-                                kv_rows * problem.value_dim * problem.v_width() +
-                                (output_projection ? q_rows * problem.merged_width() * problem.output_dim : 0);
-      const int64_t attended = problem.num_heads * Pairs(problem) * (problem.head_dim + problem.head_dim_v);
-      EXPECT_EQ(Info(ForwardData(layer.get(), problem, {Guarded()})).operations, static_cast<uint64_t>(2 * (projected + attended)))
-          << Describe(problem);
-    }
-  }
-}
-
-// The biases are an addition per output number, if they are counted.
-TEST(ForwardInfo, CountsTheOperationsOfSelfAttentionWithBiases) {
-  LayerProblem sizes = OfItself(SquareSizes(64, 4, 2, 16), 100);
-  sizes.is_causal = true;
-  const LayerProblem problem = NormalLayer(sizes);
-  const Layer layer = Create(LayerData(problem));
-  const ForwardData data(layer.get(), problem, {Guarded()});
-  const int64_t rows = 200, outputs = 64 + 32 + 32 + 64, pairs = 2 * 100 * 101 / 2;
-  const int64_t products = 2 * (rows * 64 * outputs + 4 * pairs * 32);
-  EXPECT_GE(Info(data).operations, static_cast<uint64_t>(products));
-  EXPECT_LE(Info(data).operations, static_cast<uint64_t>(products + rows * outputs));
-}
-
-TEST(AttentionInfo, CountsEachByteOnce) {
-  for (const LayerProblem &problem : kCalls) {
-    for (const Layout &layout : {kDense, kGaps}) {
-      if (problem.n_q == 0) continue;  // then nothing is read
-      const int64_t q_rows = problem.batch * problem.n_q, kv_rows = problem.batch * problem.n_kv;
-      const int64_t numbers = q_rows * 4 * 3 + kv_rows * 2 * 3 + kv_rows * 2 * 5 + q_rows * 4 * 5;
-      const mha_call_info info =
-          Info(AttentionData(NormalAttention(problem), {Guarded(), MHA_INSTRUCTION_SET_AUTO, layout, layout, layout, layout}));
-      EXPECT_EQ(info.bytes, static_cast<uint64_t>(4 * numbers)) << Describe(problem);
-      EXPECT_EQ(info.packed_bytes, 0u);
-    }
-  }
-}
-
 TEST(AttentionInfo, CountsTheBytesOfOptionalOutputs) {
   const AttentionProblem problem = NormalAttention(SmallSizes());
   const auto bytes = [&](uint32_t asked) { return Info(AttentionData(problem, {Guarded(asked)})).bytes; };
@@ -199,25 +135,6 @@ TEST(AttentionInfo, CountsTheBytesOfOptionalOutputs) {
   EXPECT_EQ(bytes(kAskLse) - without, 4u * 2 * 4 * 3);
   EXPECT_EQ(bytes(kAskWeights) - without, 4u * 2 * 4 * 3 * 4);
   EXPECT_EQ(bytes(kAskScores | kAskMaskedScores) - without, 2u * 4 * 2 * 4 * 3 * 4);
-}
-
-TEST(ForwardInfo, CountsEachByteOnce) {
-  for (bool self : {false, true}) {
-    LayerProblem sizes = self ? OfItself(SquareSizes(50, 4, 2, 20), 30) : SmallSizes();
-    sizes.n_q = sizes.n_kv = 30;
-    const LayerProblem problem = NormalLayer(sizes);
-    const LayerData layer_data(problem);
-    const Layer layer = Create(layer_data);
-    const mha_call_info info = Info(ForwardData(layer.get(), problem, {Guarded()}));
-    const int64_t rows = problem.batch * 30;
-    const int64_t numbers = rows * (problem.query_dim + (self ? 0 : problem.key_dim + problem.value_dim) + problem.output_dim);
-    size_t weights = 0;
-    for (const Memory &array : layer_data.arrays) weights += array.size();
-    EXPECT_EQ(info.packed_bytes, layer_data.PackSize());
-    // The weights are read as they are packed: between their own size and that of the packed layer.
-    EXPECT_GE(info.bytes, static_cast<uint64_t>(4 * numbers) + weights);
-    EXPECT_LE(info.bytes, static_cast<uint64_t>(4 * numbers) + layer_data.PackSize());
-  }
 }
 
 // make: CallData of a problem, called in this form.

@@ -104,57 +104,25 @@ TEST(Pack, WritesEveryByteOfThePackedLayerAndNoOther) {
   }
 }
 
-TEST(Pack, OfTheSameWeightsTwiceGivesTheSameBytes) {
-  const LayerProblem problem = SmallLayer();
-  EXPECT_EQ(LayerData(problem).Pack().Bytes(), LayerData(problem).Pack().Bytes()) << "an address got into the bytes";
-}
-
 TEST(Pack, OfDifferentWeightsGivesDifferentBytes) {
   EXPECT_NE(LayerData(NormalLayer(SmallSizes(), 1)).Pack().Bytes(), LayerData(NormalLayer(SmallSizes(), 2)).Pack().Bytes());
 }
 
-// One matrix in other clothes: transposed, strided, fused. The layer is the same, to the bit.
-TEST(Pack, UnderstandsEveryFormAndLayoutOfTheWeights) {
-  const LayerProblem problem = SquareLayer(10, 4, 2, 3);
-  const LayerData plain(problem);
-  const Layer reference = Create(plain);
-  const Outputs expected = Result(problem, reference.get());
-  const std::string bytes = plain.Pack().Bytes();
-  const auto expect_same = [&](const LayerData &data, const std::string &what) {
-    const Layer layer = Create(data);
-    EXPECT_TRUE(SameBits(Result(problem, layer.get()), expected)) << what;
-    const Memory buffer = data.Pack();
-    EXPECT_EQ(buffer.Bytes(), bytes) << what;
-    EXPECT_TRUE(SameBits(Result(problem, View(buffer).layer), expected)) << what << ", viewed";
-  };
-  LayerForm form;
-  for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused}) {
-    form.form = weight_form;
-    for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
-      form.layout = layout;
-      for (const int64_t gap : {0, 1, 5}) {
-        form.row_gap = gap;
-        for (const bool fused_biases : {false, true}) {
-          form.fused_biases = fused_biases;
-          expect_same(LayerData(problem, Place::kBeforeGuard, form), Describe(form));
-        }
-      }
-    }
-  }
-}
-
-// Both layouts, at widths around those of the blocks in which packing works: the same bytes, for either back end.
+// One matrix in other clothes: transposed, strided, fused; at widths around those of the blocks in which packing works.
 TEST(Pack, GivesTheSameBytesForEveryForm) {
   for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
     const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
-    for (int64_t dim : {16, 31, 48, 65, 128}) {
-      for (int64_t head_dim : {8, 16, 24, 40, 64}) {
+    for (int64_t dim : {10, 16, 31, 48, 65, 128}) {
+      for (int64_t head_dim : {3, 8, 16, 24, 40, 64}) {
         const LayerProblem problem = SquareLayer(dim, 4, 2, head_dim);
         const std::string expected = LayerData(problem).Pack(&options).Bytes();
-        LayerForm form;
-        for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
-          form.layout = layout;
-          LayerData data(problem, Place::kBeforeGuard, form);
+        for (int which = 0; which < 16; which++) {
+          LayerForm form;
+          form.form = which & 1 ? WeightForm::kFused : WeightForm::kThreeMatrices;
+          form.layout = which & 2 ? MHA_LAYOUT_OUT_IN : MHA_LAYOUT_IN_OUT;
+          form.fused_biases = (which & 4) != 0;
+          form.row_gap = which & 8 ? 1 + dim % 5 : 0;
+          const LayerData data(problem, Place::kBeforeGuard, form);
           ASSERT_EQ(data.Pack(&options).Bytes(), expected) << Describe(problem) << " " << Describe(form) << (sgemm ? " for sgemm" : "");
         }
       }
@@ -418,45 +386,6 @@ LayerProblem ProblemOf(const mha_layer_config &config) {
   sizes.head_dim = config.head_dim;
   sizes.head_dim_v = config.head_dim_v;
   return sizes;
-}
-
-// A header from somebody who means harm: good beginnings with random numbers behind. Whatever view accepts must stay inside the buffer,
-// which ends at an inaccessible page.
-TEST(Damage, OfSeveralHeaderBytesNeverLeadsOutOfTheBuffer) {
-  const LayerProblem problem = SquareLayer(3, 2, 1, 2);
-  const LayerData data(problem);
-  const Memory good = data.Pack();
-  Random random(43);
-  const size_t header = std::min<size_t>(good.size(), 512);  // and some weights, in case it is shorter
-  int accepted = 0;
-  for (int i = 0; i < 20000; ++i) {
-    Memory buffer = Copy(good, good.size());
-    const int64_t changes = random.Between(1, 3);
-    for (int64_t c = 0; c < changes; ++c) {
-      const auto at = static_cast<size_t>(random.Below(static_cast<int64_t>(header) / 8)) * 8;
-      uint64_t value = random.Coin() ? random.Next() : static_cast<uint64_t>(random.Between(-3, 100));
-      if (random.Coin()) value >>= random.Below(64);
-      std::memcpy(buffer.data() + at, &value, random.Coin() ? 8 : 4);
-    }
-    const View view(buffer);
-    ASSERT_TRUE(view.status == MHA_OK || view.status == MHA_ERROR_PACKED_FORMAT) << Name(view.status) << " " << view.error.message;
-    if (view.status != MHA_OK) continue;
-    ++accepted;
-    mha_layer_config config = Zeroed<mha_layer_config>();
-    ASSERT_EQ(mha_layer_shape(view.layer, &config, nullptr), MHA_OK);
-    ASSERT_LE(config.query_dim, 1 << 20);
-    ASSERT_LE(config.output_dim, 1 << 20);
-    // Run it over rows as long as it says that they are.
-    LayerProblem says = ProblemOf(config);
-    says.n_q = says.n_kv = 2;
-    says.w_o.resize(1);  // there is one, so that the output is as wide
-    FillInputs(&random, &says);
-    ForwardData run(view.layer, says, {Guarded()});
-    Memory workspace(run.WorkspaceBytes());
-    ASSERT_EQ(run.Run(workspace.data(), workspace.size(), nullptr), MHA_OK);
-  }
-  // Some changes hit the weights or the checksum of the weights, which a view does not look at.
-  EXPECT_GT(accepted, 0);
 }
 
 // query_dim, key_dim, value_dim, output_dim, num_heads, num_kv_heads, head_dim, head_dim_v, scale
@@ -810,52 +739,7 @@ void RecordingSgemm(int order, int trans_a, int trans_b, int m, int n, int k, fl
   PlainSgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-// Beyond 1e-4 of the array's largest number there is a mistake, not rounding: with sums of some 300 terms of the order of 1 rounding
-// gives about 1e-6.
-void ExpectClose(const std::vector<float> &actual, const std::vector<float> &expected, const std::string &what) {
-  ASSERT_EQ(actual.size(), expected.size());
-  float largest = 0;
-  for (float x : expected) largest = std::max(largest, std::isfinite(x) ? std::abs(x) : 0.0f);
-  ASSERT_GT(largest, 0.0f);
-  for (size_t i = 0; i < actual.size(); ++i) {
-    if (std::isfinite(expected[i]) ? !(std::abs(actual[i] - expected[i]) <= 1e-4f * largest) : actual[i] != expected[i]) {
-      FAIL() << what << ": number " << i << " is " << actual[i] << ", not " << expected[i];
-    }
-  }
-}
-
 class Sgemm : public InstructionSetTest {};
-
-TEST_P(Sgemm, GivesTheNativeResultUpToRounding) {
-  const mha_layer_options options = Options(instruction_set(), RecordingSgemm);
-  Random random(51);
-  for (LayerProblem problem : kProblems) {
-    const LayerData data(problem);
-    const Layer native = Create(data, instruction_set());
-    const Layer created = Create(data, &options);
-    const Memory buffer = data.Pack(&options);
-    const View view(buffer, &options);
-    ASSERT_EQ(view.status, MHA_OK) << view.error.message;
-    for (int i = 0; i < 8; ++i) {
-      problem.batch = random.Between(1, 3);
-      problem.n_q = random.Between(1, 20);
-      problem.n_kv = random.Between(20, 40);
-      problem.is_causal = random.Coin();
-      problem.has_key = problem.has_value = random.Coin() || problem.key_dim != problem.query_dim;
-      if (!problem.has_key) problem.n_kv = problem.n_q;
-      FillInputs(&random, &problem);
-      const Layout layout = random.Coin() ? kDense : kGaps;
-      const LayerCall call = {Guarded(), layout, layout, layout, layout};
-      g_sgemm = SgemmRecord();
-      const Outputs actual = ForwardData(created.get(), problem, call).Compute();
-      ExpectClose(actual.y, ForwardData(native.get(), problem, call).Compute().y, Describe(problem));
-      EXPECT_GT(g_sgemm.calls, 0) << "the caller's product was not used";
-      EXPECT_EQ(g_sgemm.wrong, 0) << Describe(problem);
-      EXPECT_TRUE(SameBits(ForwardData(view.layer, problem, call).Compute(), actual)) << "a view differs from a created layer";
-    }
-    if (HasFailure()) break;
-  }
-}
 
 // On a scheduler too, the caller's product runs on the thread that called mha_forward.
 TEST_P(Sgemm, RunsOnTheCallingThread) {
@@ -876,6 +760,7 @@ TEST_P(Sgemm, RunsOnTheCallingThread) {
   g_sgemm = SgemmRecord();
   EXPECT_TRUE(SameBits(threaded.Compute(), expected));
   EXPECT_GT(g_sgemm.calls, 0);
+  EXPECT_EQ(g_sgemm.wrong, 0);
   EXPECT_FALSE(g_sgemm.other_thread);
   EXPECT_EQ(g_sgemm.thread, std::this_thread::get_id());
 }
