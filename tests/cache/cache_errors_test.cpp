@@ -59,81 +59,98 @@ void ExpectFailsAndLeaves(const Cache &cache, const Call &call, const Expected &
   EXPECT_TRUE(cache.buffer().Bytes() == before) << "the cache was written";
 }
 
-// ---- Making a cache: mha_kv_cache_size and mha_kv_cache_init
-
-struct ConfigCase {
-  const char *name;
-  uint32_t kind;
-  void (*change)(mha_kv_cache_config &config);
-  Expected expected;
-};
-void PrintTo(const ConfigCase &row, std::ostream *stream) { *stream << row.name; }
-
-class CacheConfigErrors : public testing::TestWithParam<ConfigCase> {};
-
-TEST_P(CacheConfigErrors, AreSentencesAndNothingIsWritten) {
-  const ConfigCase &row = GetParam();
-  mha_kv_cache_config config = Config(row.kind);
-  row.change(config);
-  size_t bytes = 4711;
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_size(&config, &bytes, error); }, row.expected);
-  EXPECT_EQ(bytes, 4711u);
-  Memory buffer(1 << 16, Place::kAnywhere);
-  buffer.Fill(0x5a);
-  const std::string before = buffer.Bytes();
-  mha_kv_cache *const untouched = reinterpret_cast<mha_kv_cache *>(&bytes);
-  mha_kv_cache *cache = untouched;
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, error); }, row.expected);
-  EXPECT_TRUE(buffer.Bytes() == before);
-  EXPECT_EQ(cache, untouched);
+// The same of the functions that change or read a cache.
+void ExpectNoAppend(const Cache &cache, int64_t sequence, int64_t count, const Expected &expected) {
+  const KeysAndValues rows = Rows(64);
+  ExpectFailsAndLeaves(
+      cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), sequence, count, rows.k.data(), rows.v.data(), e); }, expected);
 }
+void ExpectNoTruncation(const Cache &cache, int64_t sequence, int64_t length, const Expected &expected) {
+  ExpectFailsAndLeaves(
+      cache, [&](mha_error *e) { return mha_kv_cache_truncate(cache.get(), sequence, length, e); }, expected);
+}
+void ExpectNoCopy(const Cache &cache, int64_t from, int64_t to, int64_t length, const Expected &expected) {
+  ExpectFailsAndLeaves(
+      cache, [&](mha_error *e) { return mha_kv_cache_copy_prefix(cache.get(), from, to, length, e); }, expected);
+}
+void ExpectNoBlocks(const Cache &cache, int64_t sequence, const std::vector<int32_t> &blocks, const Expected &expected) {
+  SCOPED_TRACE(testing::PrintToString(blocks));
+  const int64_t count = static_cast<int64_t>(blocks.size());
+  ExpectFailsAndLeaves(
+      cache, [&](mha_error *e) { return mha_kv_cache_set_blocks(cache.get(), sequence, blocks.data(), count, e); }, expected);
+}
+
+// ---- Making a cache: mha_kv_cache_size and mha_kv_cache_init
 
 constexpr uint32_t kContiguous = MHA_CACHE_CONTIGUOUS, kRing = MHA_CACHE_RING, kPaged = MHA_CACHE_PAGED;
 
-const ConfigCase kConfigCases[] = {
-    {"StructSizeIsZero", kContiguous, [](auto &c) { c.struct_size = 0; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"struct_size"}}},
-    {"StructSizeIsTooSmall", kContiguous, [](auto &c) { c.struct_size -= 8; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"struct_size"}}},
-    {"NumSequencesIsZero", kContiguous, [](auto &c) { c.num_sequences = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_sequences"}}},
-    {"NumSequencesIsNegative", kContiguous, [](auto &c) { c.num_sequences = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_sequences"}}},
-    {"CapacityIsZero", kContiguous, [](auto &c) { c.capacity = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"capacity"}}},
-    {"CapacityIsNegative", kContiguous, [](auto &c) { c.capacity = kMin; }, {MHA_ERROR_INVALID_VALUE, {1}, {"capacity"}}},
-    {"NumKvHeadsIsZero", kContiguous, [](auto &c) { c.num_kv_heads = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_kv_heads"}}},
-    {"NumKvHeadsIsNegative", kContiguous, [](auto &c) { c.num_kv_heads = -2; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_kv_heads"}}},
-    {"HeadDimIsZero", kContiguous, [](auto &c) { c.head_dim = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim"}}},
-    {"HeadDimIsNegative", kContiguous, [](auto &c) { c.head_dim = -4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim"}}},
-    {"HeadDimVIsNegative", kContiguous, [](auto &c) { c.head_dim_v = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim_v"}}},
-    {"KeysAsInt4", kContiguous, [](auto &c) { c.k_type = 4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"k_type"}}},
-    {"KeysAsAnUnknownType", kContiguous, [](auto &c) { c.k_type = 99; }, {MHA_ERROR_INVALID_VALUE, {1}, {"k_type"}}},
-    {"ValuesAsInt4", kContiguous, [](auto &c) { c.v_type = 4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"v_type"}}},
-    {"ValuesAsAnUnknownType", kContiguous, [](auto &c) { c.v_type = 5; }, {MHA_ERROR_INVALID_VALUE, {1}, {"v_type"}}},
-    {"AnUnknownKind", kContiguous, [](auto &c) { c.kind = 3; }, {MHA_ERROR_INVALID_VALUE, {1}, {"kind"}}},
-    {"ReservedIsSet", kContiguous, [](auto &c) { c.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"reserved"}}},
-    {"ARingOf40", kRing, [](auto &c) { c.capacity = 40; }, {MHA_ERROR_INVALID_VALUE, {1}, {"capacity", "16"}}},
-    {"PagedCapacityIsNoMultiple",
-     kPaged,
-     [](auto &c) { c.capacity = 40; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"capacity", "block_positions"}}},
-    {"BlocksOf0", kPaged, [](auto &c) { c.block_positions = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"block_positions"}}},
-    {"BlocksOf8", kPaged, [](auto &c) { c.block_positions = 8; }, {MHA_ERROR_INVALID_VALUE, {1}, {"block_positions"}}},
-    {"BlocksOf24", kPaged, [](auto &c) { c.block_positions = 24; }, {MHA_ERROR_INVALID_VALUE, {1}, {"block_positions"}}},
-    {"BlocksOf48", kPaged, [](auto &c) { c.block_positions = 48; }, {MHA_ERROR_INVALID_VALUE, {1}, {"block_positions"}}},
-    {"BlocksOf320", kPaged, [](auto &c) { c.block_positions = c.capacity = 320; }, {MHA_ERROR_INVALID_VALUE, {1}, {"block_positions"}}},
-    {"BlocksOfANegativeSize", kPaged, [](auto &c) { c.block_positions = -16; }, {MHA_ERROR_INVALID_VALUE, {1}, {"block_positions"}}},
-    {"NumBlocksIsZero", kPaged, [](auto &c) { c.num_blocks = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_blocks"}}},
-    {"NumBlocksIsNegative", kPaged, [](auto &c) { c.num_blocks = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_blocks"}}},
-    {"AnEnormousCapacity", kContiguous, [](auto &c) { c.capacity = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"AnEnormousCapacityButForRounding", kRing, [](auto &c) { c.capacity = kMax / 16 * 16; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"EnormousHeads", kContiguous, [](auto &c) { c.head_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"EnormousValues", kContiguous, [](auto &c) { c.head_dim_v = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"EnormouslyManyHeads", kContiguous, [](auto &c) { c.num_kv_heads = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"EnormouslyManySequences", kContiguous, [](auto &c) { c.num_sequences = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"EnormouslyManyBlocks", kPaged, [](auto &c) { c.num_blocks = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"AProductThatOverflows",
-     kContiguous,
-     [](auto &c) { c.num_sequences = c.capacity = int64_t{1} << 30; },
-     {MHA_ERROR_TOO_LARGE, {1}, {}}},
-};
-INSTANTIATE_TEST_SUITE_P(Table, CacheConfigErrors, testing::ValuesIn(kConfigCases), CaseName<ConfigCase>);
+void ExpectNoCache(const mha_kv_cache_config &config, const Expected &expected) {
+  size_t bytes = 4711;
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_size(&config, &bytes, error); }, expected);
+  EXPECT_EQ(bytes, 4711u);
+  Memory buffer(1 << 16, Place::kAnywhere);
+  buffer.Fill(0x5a);
+  mha_kv_cache *const untouched = reinterpret_cast<mha_kv_cache *>(&bytes);
+  mha_kv_cache *cache = untouched;
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, error); }, expected);
+  EXPECT_TRUE(buffer.Holds(0x5a));
+  EXPECT_EQ(cache, untouched);
+}
+
+TEST(CacheErrors, ConfigsThatCannotBeAreSentencesAndNothingIsWritten) {
+  using Field = mha_kv_cache_config;
+  const struct {
+    uint32_t kind;
+    int64_t Field::*field;
+    const char *name;
+    std::vector<int64_t> wrong, too_large;
+  } numbers[] = {
+      {kContiguous, &Field::num_sequences, "num_sequences", {0, -1}, {kMax}},
+      {kContiguous, &Field::capacity, "capacity", {0, kMin}, {kMax}},
+      {kContiguous, &Field::num_kv_heads, "num_kv_heads", {0, -2}, {kMax}},
+      {kContiguous, &Field::head_dim, "head_dim", {0, -4}, {kMax}},
+      {kContiguous, &Field::head_dim_v, "head_dim_v", {-1}, {kMax}},
+      {kRing, &Field::capacity, "16", {40}, {kMax / 16 * 16}},
+      {kPaged, &Field::capacity, "block_positions", {40}, {}},
+      {kPaged, &Field::block_positions, "block_positions", {0, 8, 24, 48, 320, -16}, {}},
+      {kPaged, &Field::num_blocks, "num_blocks", {0, -1}, {kMax}},
+  };
+  for (const auto &row : numbers) {
+    mha_kv_cache_config config = Config(row.kind);
+    for (const int64_t value : row.wrong) {
+      SCOPED_TRACE(row.name + (" " + std::to_string(value)));
+      config.*row.field = value;
+      if (value == 320) config.capacity = 320;
+      ExpectNoCache(config, {MHA_ERROR_INVALID_VALUE, {1}, {row.name}});
+    }
+    for (const int64_t value : row.too_large) {
+      SCOPED_TRACE(row.name + (" " + std::to_string(value)));
+      config.*row.field = value;
+      ExpectNoCache(config, {MHA_ERROR_TOO_LARGE, {1}, {}});
+    }
+  }
+  const struct {
+    uint32_t Field::*field;
+    const char *name;
+    std::vector<uint32_t> wrong;
+  } choices[] = {{&Field::k_type, "k_type", {4, 99}}, {&Field::v_type, "v_type", {4, 5}}, {&Field::kind, "kind", {3}},
+                 {&Field::reserved, "reserved", {1}}};
+  for (const auto &row : choices) {
+    for (const uint32_t value : row.wrong) {
+      SCOPED_TRACE(row.name + (" " + std::to_string(value)));
+      mha_kv_cache_config config = Config();
+      config.*row.field = value;
+      ExpectNoCache(config, {MHA_ERROR_INVALID_VALUE, {1}, {row.name}});
+    }
+  }
+  mha_kv_cache_config config = Config();
+  config.num_sequences = config.capacity = int64_t{1} << 30;  // their product overflows
+  ExpectNoCache(config, {MHA_ERROR_TOO_LARGE, {1}, {}});
+  for (const size_t size : {size_t{0}, sizeof config - 8}) {
+    config.struct_size = size;
+    ExpectNoCache(config, {MHA_ERROR_STRUCT_SIZE, {1}, {"struct_size"}});
+  }
+}
 
 TEST(CacheErrors, AConfigOfALaterVersionMayBeLongerIfTheRestIsZero) {
   struct {
@@ -338,31 +355,21 @@ TEST_P(CacheViewErrors, LengthsAndTablesOutOfBoundsAreNoticed) {
 
 TEST(CacheErrors, SequencesThatAreNotThereAreNamed) {
   for (const uint32_t kind : {kContiguous, kRing, kPaged}) {
-    Cache cache = Filled(Config(kind));
-    mha_kv_cache *handle = cache.get();
-    const KeysAndValues rows = Rows(1);
+    const Cache cache = Filled(Config(kind));
     std::vector<float> k(8), v(6);
-    const int32_t block = 3;
     int64_t length = 4711;
     for (const int64_t sequence : {int64_t{-1}, int64_t{3}, kMax, kMin}) {
       SCOPED_TRACE(sequence);
       const Expected second = {MHA_ERROR_INVALID_VALUE, {2}, {std::to_string(sequence)}};
       ExpectFailsAndLeaves(
-          cache, [&](mha_error *e) { return mha_kv_cache_length(handle, sequence, &length, e); }, second);
+          cache, [&](mha_error *e) { return mha_kv_cache_length(cache.get(), sequence, &length, e); }, second);
       ExpectFailsAndLeaves(
-          cache, [&](mha_error *e) { return mha_kv_cache_truncate(handle, sequence, 0, e); }, second);
-      ExpectFailsAndLeaves(
-          cache, [&](mha_error *e) { return mha_kv_cache_append(handle, sequence, 1, rows.k.data(), rows.v.data(), e); }, second);
-      ExpectFailsAndLeaves(
-          cache, [&](mha_error *e) { return mha_kv_cache_read(handle, sequence, 0, 0, k.data(), v.data(), e); }, second);
-      ExpectFailsAndLeaves(
-          cache, [&](mha_error *e) { return mha_kv_cache_copy_prefix(handle, sequence, 1, 0, e); }, second);
-      ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_copy_prefix(handle, 0, sequence, 0, e); },
-                           {MHA_ERROR_INVALID_VALUE, {3}, {std::to_string(sequence)}});
-      if (kind == kPaged) {
-        ExpectFailsAndLeaves(
-            cache, [&](mha_error *e) { return mha_kv_cache_set_blocks(handle, sequence, &block, 1, e); }, second);
-      }
+          cache, [&](mha_error *e) { return mha_kv_cache_read(cache.get(), sequence, 0, 0, k.data(), v.data(), e); }, second);
+      ExpectNoTruncation(cache, sequence, 0, second);
+      ExpectNoAppend(cache, sequence, 1, second);
+      ExpectNoCopy(cache, sequence, 1, 0, second);
+      ExpectNoCopy(cache, 0, sequence, 0, {MHA_ERROR_INVALID_VALUE, {3}, {std::to_string(sequence)}});
+      if (kind == kPaged) ExpectNoBlocks(cache, sequence, {3}, second);
     }
     EXPECT_EQ(length, 4711);
   }
@@ -370,10 +377,9 @@ TEST(CacheErrors, SequencesThatAreNotThereAreNamed) {
 
 TEST(CacheErrors, TruncatingBeyondTheLengthIsOne) {
   for (const uint32_t kind : {kContiguous, kRing, kPaged}) {
-    Cache cache = Filled(Config(kind));
+    const Cache cache = Filled(Config(kind));
     for (const int64_t length : {int64_t{21}, int64_t{-1}, kMax, kMin}) {
-      ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_truncate(cache.get(), 0, length, e); },
-                           {MHA_ERROR_INVALID_VALUE, {3}, {"20"}});
+      ExpectNoTruncation(cache, 0, length, {MHA_ERROR_INVALID_VALUE, {3}, {"20"}});
     }
     EXPECT_EQ(cache.Length(0), 20);
   }
@@ -383,18 +389,12 @@ TEST(CacheErrors, AppendingMoreThanThereIsRoomForIsOne) {
   for (const uint32_t kind : {kContiguous, kPaged}) {
     Cache cache = Filled(Config(kind));
     const int64_t room = cache.config().capacity - 20;
-    const KeysAndValues rows = Rows(room + 1);
-    ExpectFailsAndLeaves(cache,
-                         [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, room + 1, rows.k.data(), rows.v.data(), e); },
-                         {MHA_ERROR_CACHE_FULL, {3}, {}});
-    ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, kMax, rows.k.data(), rows.v.data(), e); },
-                         {MHA_ERROR_CACHE_FULL, {3}, {}});
-    ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, -1, rows.k.data(), rows.v.data(), e); },
-                         {MHA_ERROR_INVALID_VALUE, {3}, {}});
+    ExpectNoAppend(cache, 0, room + 1, {MHA_ERROR_CACHE_FULL, {3}, {}});
+    ExpectNoAppend(cache, 0, kMax, {MHA_ERROR_CACHE_FULL, {3}, {}});
+    ExpectNoAppend(cache, 0, -1, {MHA_ERROR_INVALID_VALUE, {3}, {}});
     cache.Append(0, Rows(room));
     EXPECT_EQ(cache.Length(0), cache.config().capacity);
-    ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, 1, rows.k.data(), rows.v.data(), e); },
-                         {MHA_ERROR_CACHE_FULL, {3}, {}});
+    ExpectNoAppend(cache, 0, 1, {MHA_ERROR_CACHE_FULL, {3}, {}});
     // Nothing more is nothing wrong.
     ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, 0, nullptr, nullptr, e); });
   }
@@ -402,15 +402,12 @@ TEST(CacheErrors, AppendingMoreThanThereIsRoomForIsOne) {
 
 TEST(CacheErrors, AppendingBeyondTheTableOfBlocksIsOne) {
   Cache cache = Filled(Config(kPaged));
-  const KeysAndValues rows = Rows(20);
   const Expected full = {MHA_ERROR_CACHE_FULL, {2, 3}, {}};
-  ExpectFailsAndLeaves(
-      cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 2, 1, rows.k.data(), rows.v.data(), e); }, full);
+  ExpectNoAppend(cache, 2, 1, full);
   cache.SetBlocks(2, {5});
-  ExpectFailsAndLeaves(
-      cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 2, 17, rows.k.data(), rows.v.data(), e); }, full);
-  ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_append(cache.get(), 2, 8, rows.k.data(), rows.v.data(), e); });
-  EXPECT_EQ(cache.Length(2), 16);  // twice 8
+  ExpectNoAppend(cache, 2, 17, full);
+  cache.Append(2, Rows(16));
+  EXPECT_EQ(cache.Length(2), 16);
 }
 
 TEST(CacheErrors, ReadingPositionsThatAreNotHeldIsOne) {
@@ -485,26 +482,15 @@ TEST(CacheErrors, PositionsThatARingHasOverwrittenDoNotComeBack) {
 
 TEST(CacheErrors, TablesThatCannotBeAreRejected) {
   Cache cache = Filled(Config(kPaged));
-  const auto expect_rejected = [&](int64_t sequence, std::vector<int32_t> blocks, const Expected &expected) {
-    SCOPED_TRACE(testing::PrintToString(blocks));
-    ExpectFailsAndLeaves(
-        cache,
-        [&](mha_error *e) { return mha_kv_cache_set_blocks(cache.get(), sequence, blocks.data(), static_cast<int64_t>(blocks.size()), e); },
-        expected);
-  };
-  const Expected entry = {MHA_ERROR_INVALID_VALUE, {3}, {}};
-  expect_rejected(2, {10}, {MHA_ERROR_INVALID_VALUE, {3}, {"10"}});
-  expect_rejected(2, {3, -1}, entry);
-  expect_rejected(2, {3, std::numeric_limits<int32_t>::max()}, entry);
-  expect_rejected(2, {3, 5, 6, 8}, {MHA_ERROR_INVALID_VALUE, {3, 4}, {}});  // more than capacity / block_positions
+  const Expected entry = {MHA_ERROR_INVALID_VALUE, {3}, {}}, either = {MHA_ERROR_INVALID_VALUE, {3, 4}, {}};
+  ExpectNoBlocks(cache, 2, {10}, {MHA_ERROR_INVALID_VALUE, {3}, {"10"}});
+  ExpectNoBlocks(cache, 2, {3, -1}, entry);
+  ExpectNoBlocks(cache, 2, {3, std::numeric_limits<int32_t>::max()}, entry);
+  ExpectNoBlocks(cache, 2, {3, 5, 6, 8}, either);  // more than capacity / block_positions
   ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_set_blocks(cache.get(), 2, nullptr, -1, e); },
                        {MHA_ERROR_INVALID_VALUE, {4}, {}});
   // Sequence 0 holds 20 positions, in the first two of its blocks.
-  const Expected moved = {MHA_ERROR_INVALID_VALUE, {3, 4}, {}};
-  expect_rejected(0, {4}, moved);
-  expect_rejected(0, {}, moved);
-  expect_rejected(0, {4, 5, 1}, moved);
-  expect_rejected(0, {7, 4}, moved);
+  for (const std::vector<int32_t> &moved : {std::vector<int32_t>{4}, {}, {4, 5, 1}, {7, 4}}) ExpectNoBlocks(cache, 0, moved, either);
   cache.SetBlocks(0, {4, 7, 5});
   cache.SetBlocks(0, {4, 7});
   cache.Truncate(0, 16);
@@ -512,67 +498,46 @@ TEST(CacheErrors, TablesThatCannotBeAreRejected) {
 }
 
 TEST(CacheErrors, ABlockThatIsTwiceInATableIsOne) {
+  Cache cache = Filled(Config(kPaged));
   for (const std::vector<int32_t> &blocks : {std::vector<int32_t>{3, 3}, {3, 5, 3}, {5, 3, 3}, {4, 7, 4}, {4, 7, 7}, {4, 4, 7}}) {
-    SCOPED_TRACE(testing::PrintToString(blocks));
     for (const int64_t sequence : {0, 2}) {  // one that holds positions in the blocks 4 and 7, and one that has no table
-      Cache cache = Filled(Config(kPaged));
-      ExpectFailsAndLeaves(
-          cache,
-          [&](mha_error *e) {
-            return mha_kv_cache_set_blocks(cache.get(), sequence, blocks.data(), static_cast<int64_t>(blocks.size()), e);
-          },
-          {MHA_ERROR_INVALID_VALUE, {3}, {}});
+      ExpectNoBlocks(cache, sequence, blocks, {MHA_ERROR_INVALID_VALUE, {3}, {}});
     }
   }
   // But what stays where it is may be given again, and blocks behind it may change places.
-  Cache cache = Filled(Config(kPaged));
   cache.SetBlocks(0, {4, 7, 5});
   cache.SetBlocks(2, {1, 3, 6});
   cache.SetBlocks(2, {6, 1, 3});
 }
 
 TEST(CacheErrors, BlocksAreForPagedCaches) {
-  for (const uint32_t kind : {kContiguous, kRing}) {
-    Cache cache = Filled(Config(kind));
-    const int32_t block = 0;
-    ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_set_blocks(cache.get(), 2, &block, 1, e); },
-                         {MHA_ERROR_INVALID_VALUE, {1}, {}});
-  }
+  for (const uint32_t kind : {kContiguous, kRing}) ExpectNoBlocks(Filled(Config(kind)), 2, {0}, {MHA_ERROR_INVALID_VALUE, {1}, {}});
 }
 
 TEST(CacheErrors, WritingIntoASharedBlockIsOne) {
   Cache cache = Filled(Config(kPaged));
   cache.SetBlocks(2, {4, 7, 3});
   cache.CopyPrefix(0, 2, 20);
-  const KeysAndValues rows = Rows(1);
   const Expected shared = {MHA_ERROR_INVALID_VALUE, {2, 3}, {"shared"}};
-  for (const int64_t sequence : {0, 2}) {
-    ExpectFailsAndLeaves(
-        cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), sequence, 1, rows.k.data(), rows.v.data(), e); }, shared);
-  }
+  for (const int64_t sequence : {0, 2}) ExpectNoAppend(cache, sequence, 1, shared);
   cache.Truncate(2, 16);
   cache.SetBlocks(2, {4, 5});  // block 7 belongs to sequence 0 alone again
-  ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, 1, rows.k.data(), rows.v.data(), e); });
-  ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_append(cache.get(), 2, 1, rows.k.data(), rows.v.data(), e); });
+  for (const int64_t sequence : {0, 2}) cache.Append(sequence, Rows(1));
   cache.Truncate(2, 10);  // into block 4, which is still shared
-  ExpectFailsAndLeaves(
-      cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 2, 1, rows.k.data(), rows.v.data(), e); }, shared);
+  ExpectNoAppend(cache, 2, 1, shared);
 }
 
 TEST(CacheErrors, CopyingAPrefixThatIsNotHeldOrHasNoRoomIsOne) {
   for (const uint32_t kind : {kContiguous, kPaged}) {
-    Cache cache = Filled(Config(kind));
+    const Cache cache = Filled(Config(kind));
     for (const int64_t length : {int64_t{21}, int64_t{-1}, kMax}) {
-      ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_copy_prefix(cache.get(), 0, 1, length, e); },
-                           {MHA_ERROR_INVALID_VALUE, {4}, {"20"}});
+      ExpectNoCopy(cache, 0, 1, length, {MHA_ERROR_INVALID_VALUE, {4}, {"20"}});
     }
   }
   Cache cache = Filled(Config(kPaged));
-  ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_copy_prefix(cache.get(), 0, 2, 20, e); },
-                       {MHA_ERROR_CACHE_FULL, {3, 4}, {}});  // sequence 2 has no blocks
-  cache.SetBlocks(2, {4, 2});                                // the second is sequence 1's
-  ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_copy_prefix(cache.get(), 0, 2, 20, e); },
-                       {MHA_ERROR_INVALID_VALUE, {3}, {"shared"}});
+  ExpectNoCopy(cache, 0, 2, 20, {MHA_ERROR_CACHE_FULL, {3, 4}, {}});  // sequence 2 has no blocks
+  cache.SetBlocks(2, {4, 2});                                         // the second is sequence 1's
+  ExpectNoCopy(cache, 0, 2, 20, {MHA_ERROR_INVALID_VALUE, {3}, {"shared"}});
 }
 
 // ---- Calls with a cache
@@ -620,6 +585,11 @@ struct Call {
     });
   }
 
+  void ExpectSucceeds(bool by_forward) {
+    mha_error error = {};
+    EXPECT_EQ(Run(by_forward, &error), MHA_OK) << error.message;
+  }
+
   mha_status Run(bool by_forward, mha_error *error) {
     std::vector<unsigned char> workspace(1 << 20, 0xff);
     return by_forward ? mha_forward(layer.get(), &forward, workspace.data(), workspace.size(), error)
@@ -650,8 +620,7 @@ TEST(CallErrors, TheValidCallIsNone) {
       Cache cache = Filled(Config(kind));
       Call call(&cache);
       if (kind == kRing) call.SetWindow(10);
-      mha_error error = {};
-      EXPECT_EQ(call.Run(by_forward, &error), MHA_OK) << error.message;
+      call.ExpectSucceeds(by_forward);
       EXPECT_EQ(cache.Length(0), 22);
       EXPECT_EQ(cache.Length(1), 7);
     }
@@ -667,8 +636,7 @@ TEST(CallErrors, AFullCache) {
     const int64_t lengths[] = {2, 1};
     call.Both([&](auto &args) { args.q_lengths = lengths; });
     call.attention.kv_lengths = lengths;
-    mha_error error = {};
-    EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+    call.ExpectSucceeds(true);
   }
   Cache cache = Filled(Config(kPaged));
   const int64_t sequences[] = {0, 2};  // which has no blocks
@@ -807,9 +775,8 @@ TEST(CallErrors, RowsThatSeePositionsThatARingDoesNotHold) {
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "MHA_CAUSAL"});
   call.Both([&](auto &args) { args.flags |= MHA_CAUSAL; });
   call.SetWindow(40);
-  mha_error error = {};
-  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
-  EXPECT_EQ(call.Run(false, &error), MHA_OK) << error.message;
+  call.ExpectSucceeds(true);
+  call.ExpectSucceeds(false);
   // After truncating, the slots of the forgotten positions do not come back.
   cache.Truncate(0, 40);
   std::fill(call.output.begin(), call.output.end(), kNan);
@@ -840,8 +807,7 @@ TEST(CallErrors, PositionGroupsThatDoNotFitTheCache) {
   score.kv_groups_stride = 21;
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"kv_groups", "21", "22"});
   score.num_columns = 21;  // the last key is masked then
-  mha_error error = {};
-  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+  call.ExpectSucceeds(true);
 }
 
 // Of a ring of 48 that held 50 positions and was cut to 42, 2 .. 41 are left: the two rows of the call stand at 42 and 43.
@@ -866,8 +832,7 @@ TEST(CallErrors, RowsThatSeeOnePositionMoreThanATruncatedOrCopiedRingHolds) {
       Cache other = make();
       Call one_less(&other);
       one_less.SetWindow(40);
-      mha_error error = {};
-      EXPECT_EQ(one_less.Run(by_forward, &error), MHA_OK) << error.message;
+      one_less.ExpectSucceeds(by_forward);
     }
   }
 }
@@ -907,34 +872,32 @@ TEST(CallErrors, AStartWhereTheRowsOfSelfAttentionAreNotAppended) {
     mha_call_info info = Zeroed<mha_call_info>();
     ExpectFails([&](mha_error *error) { return mha_info(call.layer.get(), &call.forward, &info, error); },
                 {MHA_ERROR_INVALID_VALUE, {2}, {"q_start"}});
-    mha_error error = {};
     call.forward.flags = 0;  // then no position counts
-    EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+    call.ExpectSucceeds(true);
     restore();
     call.forward.flags = MHA_CAUSAL | MHA_CACHE_READ;
-    EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+    call.ExpectSucceeds(true);
     call.forward.flags = MHA_CAUSAL;
     call.forward.key = call.k.data();
     call.forward.n_kv = 2;
-    EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+    call.ExpectSucceeds(true);
     restore();
     call.attention.q_start = starts;
-    EXPECT_EQ(call.Run(false, &error), MHA_OK) << error.message;
+    call.ExpectSucceeds(false);
     restore();
   }
   Call call(&cache);
-  mha_error error = {};
   call.forward.q_start = where_they_are;
-  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+  call.ExpectSucceeds(true);
   restore();
   // A sequence without rows has no position.
   call.forward.q_start = elsewhere;
   call.forward.q_lengths = only_first;
-  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+  call.ExpectSucceeds(true);
   restore();
   call.forward.q_start = none;
   call.forward.q_lengths = none;
-  EXPECT_EQ(call.Run(true, &error), MHA_OK) << error.message;
+  call.ExpectSucceeds(true);
 }
 
 // Whatever else is wrong with it, a call without queries is accepted, and so it is described.
@@ -963,6 +926,7 @@ TEST(CallErrors, ACallWithNothingToDoIsDescribedAsOne) {
         EXPECT_EQ(info.operations, 0u);
         EXPECT_EQ(info.bytes, 0u);
         EXPECT_EQ(info.workspace_bytes, 0u);
+        EXPECT_EQ(cache.Length(0), 20);
       }
     }
   }
@@ -1126,59 +1090,49 @@ TEST(CallErrors, MoreQueriesThanKeysWithoutAStart) {
 
 // ---- Rotation
 
-struct RopeCase {
-  const char *name;
-  void (*change)(mha_rope &rope);
-  Expected expected;  // the parameter is the arguments'
-};
-void PrintTo(const RopeCase &row, std::ostream *stream) { *stream << row.name; }
-
-class RopeErrors : public testing::TestWithParam<RopeCase> {};
-
-const int64_t kNegativePositions[] = {0, 1, -1, 0};
-const int64_t kLargePositions[] = {0, 64, 0, 0};
-
-TEST_P(RopeErrors, AreSentencesAndNothingIsWritten) {
+TEST(CallErrors, RotationsThatCannotBe) {
+  const int64_t negative[] = {0, 1, -1, 0}, large[] = {0, 64, 0, 0};
+  const struct {
+    std::function<void(mha_rope &)> change;
+    mha_status status;
+    Words words;
+  } cases[] = {
+      {[](mha_rope &r) { r.struct_size = 8; }, MHA_ERROR_STRUCT_SIZE, {"struct_size"}},
+      {[](mha_rope &r) { r.style = 2; }, MHA_ERROR_INVALID_VALUE, {"style"}},
+      {[](mha_rope &r) { r.reserved = 1; }, MHA_ERROR_INVALID_VALUE, {"reserved"}},
+      {[](mha_rope &r) { r.dims = 3; }, MHA_ERROR_INVALID_VALUE, {"dims"}},
+      {[](mha_rope &r) { r.dims = -2; }, MHA_ERROR_INVALID_VALUE, {"dims"}},
+      {[](mha_rope &r) { r.dims = 6; }, MHA_ERROR_INVALID_VALUE, {"dims", "6", "4"}},
+      {[](mha_rope &r) { r.table_stride = 1; }, MHA_ERROR_INVALID_VALUE, {"table_stride"}},
+      {[](mha_rope &r) { r.table_stride = -2; }, MHA_ERROR_INVALID_VALUE, {"table_stride"}},
+      {[](mha_rope &r) { r.cos = nullptr; }, MHA_ERROR_NULL_POINTER, {"cos"}},
+      {[](mha_rope &r) { r.sin = nullptr; }, MHA_ERROR_NULL_POINTER, {"sin"}},
+      {[](mha_rope &r) { r.num_positions = 0; }, MHA_ERROR_INVALID_VALUE, {"num_positions"}},
+      {[](mha_rope &r) { r.num_positions = -1; }, MHA_ERROR_INVALID_VALUE, {"num_positions"}},
+      {[](mha_rope &r) { r.num_positions = 1; }, MHA_ERROR_INVALID_VALUE, {"num_positions"}},
+      {[&](mha_rope &r) { r.q_positions = negative; }, MHA_ERROR_INVALID_VALUE, {"q_positions"}},
+      {[&](mha_rope &r) { r.q_positions = large; }, MHA_ERROR_INVALID_VALUE, {"q_positions", "64"}},
+      {[&](mha_rope &r) { r.k_positions = negative; }, MHA_ERROR_INVALID_VALUE, {"k_positions"}},
+      {[&](mha_rope &r) { r.k_positions = large; }, MHA_ERROR_INVALID_VALUE, {"k_positions", "64"}},
+  };
   const std::vector<float> table(64 * 4, 0.5f);
-  mha_rope rope = Zeroed<mha_rope>();
-  rope.num_positions = 64;
-  rope.cos = rope.sin = table.data();
-  GetParam().change(rope);
-  for (const bool with_cache : {false, true}) {
-    Cache cache = Filled(Config());
-    Call call(&cache);
-    call.Both([&](auto &args) {
-      args.rope = &rope;
-      if (!with_cache) args.cache = nullptr;
-    });
-    call.ExpectFailsAndWritesNothing(GetParam().expected.status, GetParam().expected.words);
+  for (const auto &row : cases) {
+    mha_rope rope = Zeroed<mha_rope>();
+    rope.num_positions = 64;
+    rope.cos = rope.sin = table.data();
+    row.change(rope);
+    SCOPED_TRACE(&row - cases);
+    for (const bool with_cache : {false, true}) {
+      Cache cache = Filled(Config());
+      Call call(&cache);
+      call.Both([&](auto &args) {
+        args.rope = &rope;
+        if (!with_cache) args.cache = nullptr;
+      });
+      call.ExpectFailsAndWritesNothing(row.status, row.words);
+    }
   }
 }
-
-const RopeCase kRopeCases[] = {
-    {"StructSizeIsTooSmall", [](auto &r) { r.struct_size = 8; }, {MHA_ERROR_STRUCT_SIZE, {}, {"struct_size"}}},
-    {"AnUnknownStyle", [](auto &r) { r.style = 2; }, {MHA_ERROR_INVALID_VALUE, {}, {"style"}}},
-    {"ReservedIsSet", [](auto &r) { r.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {}, {"reserved"}}},
-    {"OddDims", [](auto &r) { r.dims = 3; }, {MHA_ERROR_INVALID_VALUE, {}, {"dims"}}},
-    {"NegativeDims", [](auto &r) { r.dims = -2; }, {MHA_ERROR_INVALID_VALUE, {}, {"dims"}}},
-    {"MoreDimsThanAHeadHas", [](auto &r) { r.dims = 6; }, {MHA_ERROR_INVALID_VALUE, {}, {"dims", "6", "4"}}},
-    {"ATableStrideThatIsTooShort", [](auto &r) { r.table_stride = 1; }, {MHA_ERROR_INVALID_VALUE, {}, {"table_stride"}}},
-    {"ANegativeTableStride", [](auto &r) { r.table_stride = -2; }, {MHA_ERROR_INVALID_VALUE, {}, {"table_stride"}}},
-    {"NoCosines", [](auto &r) { r.cos = nullptr; }, {MHA_ERROR_NULL_POINTER, {}, {"cos"}}},
-    {"NoSines", [](auto &r) { r.sin = nullptr; }, {MHA_ERROR_NULL_POINTER, {}, {"sin"}}},
-    {"NoPositions", [](auto &r) { r.num_positions = 0; }, {MHA_ERROR_INVALID_VALUE, {}, {"num_positions"}}},
-    {"ANegativeNumberOfPositions", [](auto &r) { r.num_positions = -1; }, {MHA_ERROR_INVALID_VALUE, {}, {"num_positions"}}},
-    {"TooFewPositionsForTheRows", [](auto &r) { r.num_positions = 1; }, {MHA_ERROR_INVALID_VALUE, {}, {"num_positions"}}},
-    {"ANegativePositionOfAQuery", [](auto &r) { r.q_positions = kNegativePositions; }, {MHA_ERROR_INVALID_VALUE, {}, {"q_positions"}}},
-    {"APositionOfAQueryBeyondTheTables",
-     [](auto &r) { r.q_positions = kLargePositions; },
-     {MHA_ERROR_INVALID_VALUE, {}, {"q_positions", "64"}}},
-    {"ANegativePositionOfAKey", [](auto &r) { r.k_positions = kNegativePositions; }, {MHA_ERROR_INVALID_VALUE, {}, {"k_positions"}}},
-    {"APositionOfAKeyBeyondTheTables",
-     [](auto &r) { r.k_positions = kLargePositions; },
-     {MHA_ERROR_INVALID_VALUE, {}, {"k_positions", "64"}}},
-};
-INSTANTIATE_TEST_SUITE_P(Table, RopeErrors, testing::ValuesIn(kRopeCases), CaseName<RopeCase>);
 
 // By default the position of a row grows with what the cache holds.
 TEST(CallErrors, RotationBeyondTheTablesOfALongSequence) {

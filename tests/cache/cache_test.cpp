@@ -283,22 +283,6 @@ TEST_P(KvCache, IsReadByEveryInstructionSetAlike) {
 
 // ---- Windows, rotations, attention without appending
 
-TEST_P(KvCache, IsLeftAsItIsByACallWithoutQueries) {
-  const AttentionProblem history = History(2, 5);
-  Cache cache(CacheConfigOf(history, kContiguous, 2, 8));
-  AttentionProblem without_rows = history, without_sequences = history;
-  without_rows.n_q = 0;
-  without_rows.q.clear();
-  without_sequences.batch = 0;
-  for (const AttentionProblem *step : {&without_rows, &without_sequences}) {
-    AttentionCall call = Call();
-    call.cache.cache = cache.get();
-    call.asked = kAskNothing;
-    Attend(*step, call);
-    EXPECT_EQ(cache.Length(0), 0) << Describe(*step);
-  }
-}
-
 // ---- What is stored
 
 TEST_P(KvCache, ReadsBackWhatTheContractSaysIsStored) {

@@ -813,23 +813,13 @@ TEST(SgemmDimensions, BeyondIntAreTooLarge) {
   };
   expect_fine(small);
   mha_layer_config config = small;
-  config.query_dim = kBeyond;
-  expect_too_large(config);
-  config = small;
-  config.key_dim = kBeyond;
-  expect_too_large(config);
-  config = small;
-  config.value_dim = kBeyond;
-  expect_too_large(config);
-  config = small;
-  config.output_dim = kBeyond;
-  expect_too_large(config);
-  config = small;
-  config.head_dim = kBeyond / 2;  // 2 heads of 2^30
-  expect_too_large(config);
-  config = small;
-  config.head_dim_v = kBeyond / 2;
-  expect_too_large(config);
+  for (int64_t mha_layer_config::*field : {&mha_layer_config::query_dim, &mha_layer_config::key_dim, &mha_layer_config::value_dim,
+                                           &mha_layer_config::output_dim, &mha_layer_config::head_dim, &mha_layer_config::head_dim_v}) {
+    const bool is_of_heads = field == &mha_layer_config::head_dim || field == &mha_layer_config::head_dim_v;
+    config = small;
+    config.*field = is_of_heads ? kBeyond / 2 : kBeyond;  // 2 heads of 2^30
+    expect_too_large(config);
+  }
   // Far below, a large layer is fine.
   config = small;
   config.query_dim = config.key_dim = config.value_dim = config.output_dim = 1 << 20;

@@ -7,14 +7,10 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <thread>
 #include <vector>
 
 #include "support/attention_test.h"
-#include "support/fixtures.h"
-#include "support/instruction_sets.h"
-#include "support/same_bits.h"
 
 namespace {
 
@@ -132,24 +128,7 @@ TEST(SchedulerWithoutAPool, RunsOnTheCallingThread) {
 
 // ---- The results
 
-AttentionProblem RandomAttention(uint64_t seed, int64_t batch, int64_t n, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                                 Values kind) {
-  Random random(seed);
-  AttentionProblem problem;
-  problem.batch = batch;
-  problem.n_q = problem.n_kv = n;
-  problem.num_heads = num_heads;
-  problem.num_kv_heads = num_kv_heads;
-  problem.head_dim = problem.head_dim_v = head_dim;
-  problem.is_causal = seed % 2 == 0;
-  problem.q = RandomValues(&random, kind, batch * n * num_heads * head_dim);
-  problem.k = RandomValues(&random, kind, batch * n * num_kv_heads * head_dim);
-  problem.v = RandomValues(&random, kind, batch * n * num_kv_heads * head_dim);
-  return problem;
-}
-
 LayerProblem RandomLayer(uint64_t seed, int64_t batch, int64_t n, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {
-  Random random(seed);
   LayerProblem problem;
   problem.batch = batch;
   problem.n_q = problem.n_kv = n;
@@ -158,8 +137,7 @@ LayerProblem RandomLayer(uint64_t seed, int64_t batch, int64_t n, int64_t num_he
   problem.head_dim = problem.head_dim_v = head_dim;
   problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = num_heads * head_dim;
   problem.is_causal = seed % 2 == 0;
-  FillNormal(&random, kAllBiases, true, &problem);
-  return problem;
+  return NormalLayer(problem, seed);
 }
 
 class OnAPool : public AttentionTest {
@@ -179,10 +157,9 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(OnAPool);
 
 TEST_P(OnAPool, AttentionGivesTheSameBits) {
   const AttentionProblem problems[] = {
-      RandomAttention(1, 1, 1, 1, 1, 8, Values::kNormal),  RandomAttention(2, 1, 300, 2, 2, 16, Values::kNormal),
-      RandomAttention(3, 3, 70, 4, 2, 20, Values::kWide),  RandomAttention(4, 1, 270, 1, 1, 33, Values::kNormal),
-      RandomAttention(5, 2, 130, 3, 1, 16, Values::kTiny),
-  };
+      NormalAttention(RandomLayer(1, 1, 1, 1, 1, 8)), NormalAttention(RandomLayer(2, 1, 300, 2, 2, 16)),
+      NormalAttention(RandomLayer(3, 3, 70, 4, 2, 20)), NormalAttention(RandomLayer(4, 1, 270, 1, 1, 33)),
+      NormalAttention(RandomLayer(5, 2, 130, 3, 1, 16))};
   for (const AttentionProblem &problem : problems) {
     const Outputs alone = AttendOn(nullptr, problem);
     for (const Kind &kind : kKinds) {

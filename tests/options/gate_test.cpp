@@ -1,5 +1,5 @@
-// Gates: the context times a sigmoid or softplus of a fourth matrix of the layer is as exact as float allows, reaches nothing that it should
-// not, and is the same in every way of giving it. Its bits in every kind of call are those of the generated cases.
+// Gates: the context times a sigmoid or softplus of a fourth matrix of the layer is as exact as float allows, reaches nothing that it
+// should not, and is the same in every way of giving it. Its bits in every kind of call are those of the generated cases.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -91,19 +91,14 @@ TEST(GateWeights, GiveTheSameBytesForEveryForm) {
         LayerForm form;
         form.weight_type = stored;
         const std::string expected = LayerData(problem, Place::kBeforeGuard, form).Pack(&options).Bytes();
-        for (const WeightForm weight_form : {WeightForm::kThreeMatrices, WeightForm::kFused}) {
-          for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
-            for (const int64_t gap : {0, 3}) {
-              for (const bool gate_in_q : {false, true}) {
-                for (const bool fused_biases : {false, true}) {
-                  form.form = weight_form, form.layout = layout, form.row_gap = gap;
-                  form.gate_in_q = gate_in_q, form.fused_biases = fused_biases;
-                  const LayerData data(problem, Place::kBeforeGuard, form);
-                  ASSERT_EQ(data.Pack(&options).Bytes(), expected) << Describe(form) << (sgemm ? " for sgemm" : "");
-                }
-              }
-            }
-          }
+        for (int which = 0; which < 32; which++) {
+          form.form = which & 1 ? WeightForm::kFused : WeightForm::kThreeMatrices;
+          form.layout = which & 2 ? MHA_LAYOUT_OUT_IN : MHA_LAYOUT_IN_OUT;
+          form.row_gap = which & 4 ? 3 : 0;
+          form.gate_in_q = (which & 8) != 0;
+          form.fused_biases = (which & 16) != 0;
+          const LayerData data(problem, Place::kBeforeGuard, form);
+          ASSERT_EQ(data.Pack(&options).Bytes(), expected) << Describe(form) << (sgemm ? " for sgemm" : "");
         }
       }
     }

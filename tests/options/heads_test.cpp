@@ -2,12 +2,10 @@
 #include <gtest/gtest.h>
 #include <mha.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
-#include "oracle/oracle.h"
 #include "support/accuracy.h"
 #include "support/attention_test.h"
 
@@ -40,21 +38,7 @@ TEST_P(HeadScalesTest, AreAsExactAsFloatAllows) {
     AttentionProblem problem = NormalAttention(sizes, seed);
     problem.score = ScoreArrays();
     problem.score->head_scales = RandomScales(&random, 6);
-    const Outputs actual = Run(problem);
-    WithScoreOptions(problem, 0, [&](const ScoreOptions *options) {
-      AttentionShape shape = ShapeOf(problem, 0);
-      shape.score = options;
-      const auto exact = oracle::AttentionForward<double>(shape, Widen(problem.q), Widen(problem.k), Widen(problem.v));
-      const auto bound = oracle::BoundAttention(shape, Widen(problem.q), Widen(problem.k), Widen(problem.v), {}, {}, {}, exact);
-      const auto worst = [](const std::vector<float> &x, const std::vector<double> &of, const std::vector<double> &limits) {
-        double ratio = 0;
-        for (size_t n = 0; n < of.size(); n++) ratio = std::max(ratio, BoundRatio(x[n], of[n], limits[n]));
-        return ratio;
-      };
-      EXPECT_LE(worst(actual.y, exact.context, bound.context), 1.0);
-      EXPECT_LE(worst(actual.lse, exact.lse, bound.lse), 1.0);
-      EXPECT_LE(worst(actual.attention_weights, exact.weights, bound.weights), 1.0);
-    });
+    ExpectTheErrorBound(problem, Run(problem));
   }
 }
 

@@ -70,8 +70,7 @@ class Mask : public AttentionTest {
 
   // With everything behind position border made useless, the rows that see no further must not change a bit.
   void ExpectRowsUpToBorderUnchanged(const AttentionProblem &problem, const Outputs &clean, int64_t border) const {
-    const int64_t q_start = problem.q_start.empty() ? problem.n_kv - problem.n_q : problem.q_start[0];
-    const int64_t rows = std::min(border - q_start + 1, problem.n_q);
+    const int64_t rows = std::min(border - problem.q_start[0] + 1, problem.n_q);
     if (rows <= 0) return;
     for (const float poison : {kNaN, kInfinity}) {
       AttentionProblem poisoned = problem;
@@ -88,39 +87,30 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Mask);
 
 // ---- Keys behind the causal border
 
-TEST_P(Mask, KeysBehindEveryBorderOfSmallSquaresAreUnread) {
-  Sample sample;
-  for (int64_t n = 1; n <= 40 && !HasFailure(); n++) {
-    if (!sample.Takes()) continue;
-    const AttentionProblem problem = CausalProblem(n, n);
-    const Outputs clean = Run(problem);
-    for (int64_t border = 0; border < n; border++) ExpectRowsUpToBorderUnchanged(problem, clean, border);
-  }
-}
-
-TEST_P(Mask, KeysBehindBordersAroundAChunkAreUnread) {
-  Sample sample;
+// Of small squares, around a chunk, and of a few rows anywhere.
+TEST_P(Mask, KeysBehindEveryBorderAreUnread) {
+  struct Borders {
+    int64_t n_q, n_kv, q_start, first, end;
+  };
+  std::vector<Borders> all;
+  for (int64_t n = 1; n <= 40; n++) all.push_back({n, n, 0, 0, n});
   for (const int64_t n : {256, 257, 264, 520}) {
-    const AttentionProblem problem = CausalProblem(n == 264 ? n : 48, n);
-    const Outputs clean = Run(problem);
-    const int64_t chunk = n / 256 * 256;
-    for (int64_t border = chunk - 18; border < std::min(n, chunk + 10) && !HasFailure(); border++) {
-      if (sample.Takes()) ExpectRowsUpToBorderUnchanged(problem, clean, border);
-    }
+    const int64_t chunk = n / 256 * 256, n_q = n == 264 ? n : 48;
+    all.push_back({n_q, n, n - n_q, chunk - 18, std::min(n, chunk + 10)});
   }
-}
-
-TEST_P(Mask, KeysBehindEveryBorderOfAFewRowsAreUnread) {
-  Sample sample;
   for (const int64_t n_q : {1, 3, 9}) {
     for (const int64_t first : {0, 246}) {
-      for (int64_t q_start = first; q_start < first + 42 && !HasFailure(); q_start++) {
-        if (!sample.Takes()) continue;
-        AttentionProblem problem = CausalProblem(n_q, first + 50);
-        problem.q_start = {q_start};
-        const Outputs clean = Run(problem);
-        for (int64_t border = q_start; border < q_start + n_q; border++) ExpectRowsUpToBorderUnchanged(problem, clean, border);
-      }
+      for (int64_t start = first; start < first + 42; start++) all.push_back({n_q, first + 50, start, start, start + n_q});
+    }
+  }
+  Sample sample;
+  for (const Borders &borders : all) {
+    if (!sample.Takes()) continue;
+    AttentionProblem problem = CausalProblem(borders.n_q, borders.n_kv);
+    problem.q_start = {borders.q_start};
+    const Outputs clean = Run(problem);
+    for (int64_t border = borders.first; border < borders.end && !HasFailure(); border++) {
+      ExpectRowsUpToBorderUnchanged(problem, clean, border);
     }
   }
 }

@@ -145,29 +145,6 @@ TEST_P(NormTest, ARowThatIsNotFiniteReachesTheRowsThatAttendToItAlone) {
 
 // ---- Special cases that are known otherwise
 
-TEST_P(NormTest, OnesZerosAndTheSameWeightsForEachHeadChangeNoBit) {
-  AttentionProblem problem = Problem(9, 40);
-  for (const bool is_layer : {false, true}) {
-    problem.norm = NormArrays();
-    problem.norm->is_layer = is_layer;
-    const Outputs plain = Run(problem);
-    problem.norm->q_weight.assign(20, 1.0f);
-    problem.norm->k_weight.assign(20, 1.0f);
-    if (is_layer) problem.norm->q_bias.assign(20, 0.0f);
-    EXPECT_TRUE(SameBits(Run(problem), plain));
-
-    Random random(1);
-    FillNormWeights(&random, problem, true, true, &*problem.norm);
-    const Outputs common = Run(problem);
-    problem.norm->head_stride = 20;
-    for (std::vector<float> *weights : {&problem.norm->q_weight, &problem.norm->k_weight, &problem.norm->q_bias, &problem.norm->k_bias}) {
-      const std::vector<float> of_head = *weights;
-      for (int64_t h = 1; h < 4 && !of_head.empty(); h++) weights->insert(weights->end(), of_head.begin(), of_head.end());
-    }
-    EXPECT_TRUE(SameBits(Run(problem), common));
-  }
-}
-
 // A row of normal numbers comes out with a mean square of 1, whatever its size: scores are products of directions.
 TEST_P(NormTest, TheSizeOfQueriesAndKeysDoesNotMatter) {
   AttentionProblem problem = Problem(9, 40);

@@ -194,15 +194,6 @@ TEST_P(ScoreOptionsTest, AFullyMaskedRowIsZeroUnderEveryOption) {
 
 // ---- Special cases that are known otherwise
 
-TEST_P(ScoreOptionsTest, ScalesOfQueriesAreThoseOfScaledQueries) {
-  AttentionProblem problem = Problem(7, 40, 300), scaled = problem;
-  Random random(7);
-  problem.score = ScoreArrays();
-  problem.score->q_scales = random.Normals(40);
-  for (size_t n = 0; n < scaled.q.size(); n++) scaled.q[n] = scaled.q[n] * problem.score->q_scales[n / 24];
-  EXPECT_TRUE(SameBits(Run(problem), Run(scaled)));
-}
-
 TEST_P(ScoreOptionsTest, AZeroBiasAMaskOfOnesAndASinkOfMinusInfinityChangeNoBit) {
   AttentionProblem problem = Problem(5, 30, 300);
   const Outputs plain = Run(problem);
@@ -213,17 +204,6 @@ TEST_P(ScoreOptionsTest, AZeroBiasAMaskOfOnesAndASinkOfMinusInfinityChangeNoBit)
   problem.score->mask.by_row = false;
   problem.score->mask.values.assign(300, 255);
   EXPECT_TRUE(SameBits(Run(problem), plain));
-}
-
-TEST_P(ScoreOptionsTest, AMaskOfATriangleIsCausal) {
-  AttentionProblem problem = Problem(6, 300, 300);
-  const Outputs causal = Run(problem);
-  problem.is_causal = false;
-  problem.score = ScoreArrays();
-  for (int64_t i = 0; i < 300; i++) {
-    for (int64_t j = 0; j < 300; j++) problem.score->mask.values.push_back(j <= i);
-  }
-  EXPECT_TRUE(SameBits(Run(problem), causal));
 }
 
 TEST(AlibiSlopes, AreTheFormulas) {

@@ -62,8 +62,8 @@ inline double CostOf(const Case &c) {
 
 // Makes the sizes smaller, towards the least that their values mean, until the case is not too large; then they are final.
 inline void SettleSizes(Case *c) {
-  const bool is_large = c->Is("n_q", "over_256") || c->Is("n_kv", "over_1024") || c->Is("past", "over_1024") || c->Is("head_dim", "over_100");
-  const double most = is_large ? 1e6 : 6e4;
+  const bool has_many_keys = c->Is("n_kv", "over_1024") || c->Is("past", "over_1024");
+  const double most = has_many_keys || c->Is("n_q", "over_256") || c->Is("head_dim", "over_100") ? 1e6 : 6e4;
   const bool keys_are_new_queries = c->Is("n_kv", "queries") && !c->reads();
   while (true) {
     if (keys_are_new_queries) c->n_kv.value = c->n_q.value;
@@ -676,7 +676,7 @@ inline const std::vector<Dimension> &Dimensions() {
          score.relative_left = random->Between(0, most);
          score.relative_right = value == "left" ? 0 : random->Between(0, most);
          score.relative_bias = QuickNormals(random, c->whole.num_heads * (score.relative_left + 1 + score.relative_right));
-         if (c->Is("values", "special")) score.relative_bias[0] = random->Coin() ? -std::numeric_limits<float>::infinity() : SpecialValue(random);
+         if (c->Is("values", "special")) score.relative_bias[0] = SpecialValue(random);  // an infinity or NaN
        }},
       {"q_scales",
        {"no", "sequence", "one"},
