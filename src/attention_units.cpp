@@ -7,7 +7,6 @@
 
 #include "attention_units.h"
 #include "storage.h"
-#include "tuning.h"
 
 #include <algorithm>
 
@@ -120,7 +119,6 @@ void cut_queries(int64_t longest_q, int64_t num_threads, Attention *attention) {
 AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t num_threads, bool is_ragged, WorkspaceLayout *layout) {
   const int64_t group = quotient(attention->num_heads, attention->num_kv_heads);
   attention->head_dim_v_padded = blocks_of(attention->head_dim_v, key_block) * key_block;
-  attention->tuning = choose_tuning();
 
   // The scratch memory is that of the largest units, which does not depend on the number of threads: so a workspace for more of them serves
   // fewer, too.

@@ -12,7 +12,6 @@
 #include "cpu.h"
 #include "small.h"
 #include "structs.h"
-#include "tuning.h"
 
 namespace mha {
 namespace {
@@ -313,7 +312,6 @@ mha_layer *make_layer(void *storage, const LayerShape &shape, PackedKind kind, c
   layer.packed = static_cast<const unsigned char *>(packed);
   layer.storage = storage_of(kind);
   layer.kernels = kernels;
-  layer.tuning = choose_tuning();
   layer.sgemm = options.sgemm;
   layer.small = small_layer_of(layer);
   mha_layer *const made = static_cast<mha_layer *>(align64(storage));

@@ -113,7 +113,6 @@ struct mha_layer {
   const unsigned char *packed;
   mha::Storage storage;
   const mha::Kernels *kernels;
-  const mha::Tuning *tuning;
   mha_sgemm sgemm;  // null: native
   mha_allocator allocator;
   mha::SmallLayer small;

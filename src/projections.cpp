@@ -200,7 +200,6 @@ void describe_projection(const mha_layer &layer, MatrixName name, const InputRow
   projection->panels = layer.weights(name);
   projection->scales = layer.scales(name);
   projection->bias = layer.bias(name);
-  projection->tuning = layer.tuning;
   for (Destination *const to : {&projection->destination, &projection->tap}) {
     to->kind = Destination::Kind::none;
     to->storage = Storage::f32;

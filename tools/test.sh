@@ -18,9 +18,6 @@ its result behind them.
   build-windows/     cross-compiled for Windows by MinGW-w64: the library, under Wine the bits of its DLL and the edges of its interface
   build/avx512/      on a processor without AVX-512 or its VNNI, by tools/test_avx512.sh: the bits of its kernels, under emulation
 
-Whatever the processor, every tuning of src/tuning.cpp runs: build-clang and build-aarch64 have zen3, build-windows has plain, the others have
-what suits the processor.
-
 Before them, and alone, tools/perf_gate.sh compares build/ with the commit before HEAD (or, where MHA_PERF_GATE_BASE names a revision, with
 what HEAD and that one have in common), by instructions and by time, and by time with the floor for this processor in bench/floor.txt. A
 regression fails. The line "Perf-Gate: expected" at the end of a commit's message excuses one since the base, never one against the floor.
@@ -130,7 +127,7 @@ fi
 
 # All that a user's own settings in build/ may have left out.
 configure build Release -DMHA_OPENBLAS=ON -DMHA_PTHREADPOOL=ON -DMHA_TOOLS=ON -DMHA_BENCH=ON -DMHA_INSTALL=ON \
-  -DMHA_STATIC=ON -DMHA_SHARED=ON -DBUILD_SHARED_LIBS=OFF -DMHA_TUNING=auto -U 'MHA_AVX*' -U MHA_NEON
+  -DMHA_STATIC=ON -DMHA_SHARED=ON -DBUILD_SHARED_LIBS=OFF -U 'MHA_AVX*' -U MHA_NEON
 build build
 
 # One comparison by tools/perf_gate.sh.
@@ -196,8 +193,8 @@ if [[ $matrix != quick && $(uname -m) == x86_64 ]] && ! grep -qs avx512_vnni /pr
 fi
 
 if [[ $matrix != quick ]]; then
-  configure build-clang Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DMHA_TUNING=zen3 -DMHA_EMULATE_VNNI=ON "${library[@]}"
-  configure build-aarch64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aarch64-linux-gnu.cmake" -DMHA_TUNING=zen3 "${library[@]}"
+  configure build-clang Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DMHA_EMULATE_VNNI=ON "${library[@]}"
+  configure build-aarch64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aarch64-linux-gnu.cmake" "${library[@]}"
   configure build-riscv64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/riscv64-linux-gnu.cmake" "${library[@]}"
   if [[ $matrix == default ]]; then
     build build-clang --target mha_static mha_shared tests_machine
@@ -218,7 +215,7 @@ test_windows() {
     skip "Windows, which takes the Debian packages g++-mingw-w64-x86-64-posix and wine"
     return
   fi
-  configure build-windows Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/x86_64-w64-mingw32.cmake" -DMHA_TUNING=plain "${library[@]}"
+  configure build-windows Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/x86_64-w64-mingw32.cmake" "${library[@]}"
   if [[ $matrix == default ]]; then
     build build-windows --target tests_windows
     run_tests build-windows -L '^windows$'
@@ -243,7 +240,7 @@ fi
 if [[ $matrix == all ]]; then
   test_objects Debug
   sanitize="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
-  configure build-sanitize Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_C_FLAGS=$sanitize" "-DCMAKE_CXX_FLAGS=$sanitize" -DMHA_TUNING=zen3 \
+  configure build-sanitize Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_C_FLAGS=$sanitize" "-DCMAKE_CXX_FLAGS=$sanitize" \
     "${library[@]}"
   build build-sanitize
   run_tests build-sanitize

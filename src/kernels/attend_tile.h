@@ -65,7 +65,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   }
   const bool prefetches = ahead_of_keys.groups || ahead_of_values.groups;
   multiply_keys<V>(unit, chunks[0], blocks, groups_of(keys[0].some), loops_over_keys<V>(rows.count, chunks[0].keys.storage, prefetches),
-                   unit.q(rows.begin), rows.count, rows.count == 1 && call.tuning->interleaves_keys && call.k.is_packed, ahead_of_keys);
+                   unit.q(rows.begin), rows.count, rows.count == 1 && call.k.is_packed, ahead_of_keys);
 
   // 2. Scores, their maximum, and p = exp(score - maximum), whose sum is l.
   for (int64_t c = 0; c < count; ++c) {

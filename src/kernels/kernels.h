@@ -21,14 +21,6 @@ enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
 // What projections compute in: the MHA_ARITHMETIC_* of mha.h.
 enum class Arithmetic : uint32_t { f32, int8, int16 };
 
-// How the kernels use a processor's memory: no result depends on it. tuning.cpp says which processor has which.
-struct Tuning {
-  int64_t interleaved_chunks;   // chunks of keys that a row which is alone in its unit attends to side by side: 1, 2 or 4
-  bool interleaves_keys;        // such a row reads the keys of several blocks side by side
-  int64_t level3_weight_bytes;  // up to so many may lie in the level-3 cache: two rows prefetch a later part of the same block
-  bool reads_panels_in_step;    // two to four rows read several panels of weights in step, if there are more bytes than these
-};
-
 // ---- Projection
 
 constexpr int64_t project_block_rows = 144;  // input rows that pass under a block of weights
@@ -89,7 +81,6 @@ struct Projection {
   const float *bias;  // [ceil(columns / 48) * 48], zero where there is none
   Destination destination;
   Destination tap;  // a second copy for mha_taps, or none
-  const Tuning *tuning;
 };
 
 // ---- Attention
@@ -270,7 +261,6 @@ struct Attention {
   float *row_maxima, *row_sums;  // [batch, num_heads, n_q] m and l of the finished rows; null without outputs per pair
   AttendScratch scratch;
   KvSplit parts;
-  const Tuning *tuning;
 };
 
 // ---- Storing keys or values

@@ -19,8 +19,9 @@ MHA_INLINE int64_t next_tile_rows(int64_t left) {
   return left > most && left <= most + too_few ? 4 : min(left, most);
 }
 
-constexpr int64_t min_prefetch_bytes = 256 << 10;  // fewer weights lie in a cache
-constexpr int64_t own_prefetch_terms = 24;  // so far ahead two rows prefetch the block that they read
+constexpr int64_t min_prefetch_bytes = 256 << 10;          // fewer weights lie in a near cache,
+constexpr int64_t level3_weight_bytes = int64_t{3} << 20;  // and fewer than these maybe in the third level
+constexpr int64_t own_prefetch_terms = 24;                 // so far ahead two rows prefetch the block that they read
 
 // Some terms of one panel, and what becomes of their products.
 struct PanelTerms {
@@ -36,7 +37,7 @@ struct PanelTerms {
 // to the processor.
 template <class V>
 MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t panel_bytes, const float *const *rows, int64_t count,
-                                float *sums, int64_t sums_stride, bool prefetches, bool prefetches_same_block) {
+                                float *sums, int64_t sums_stride, bool prefetches, bool is_far) {
   constexpr int64_t most = TileShape<V::size>::max_rows;
   const int64_t row_bytes = panel_columns * bytes_of(panel.storage), bytes = panel.terms * row_bytes;
   const int64_t share = bytes / ((count + most - 1) / most), columns = (panel.columns + 15) / 16 * 16;
@@ -50,7 +51,7 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
   Loops loops = {};
   for (int64_t r = 0, size, last = 0; r < count; r += size, ahead += share, last = size) {
     size = next_tile_rows<V>(count - r);
-    if (size != last) loops = loops_over_weights<V>(size, panel.storage, panels == 1, prefetches);
+    if (size != last) loops = loops_over_weights<V>(size, panel.storage, panels == 1, prefetches, is_far && count <= 2 * most);
     const Loop &loop = loops.wide;
     for (int64_t i = 0; i < loop.rows; ++i) tile.rows[i] = rows[r + i] + panel.begin;
     for (int64_t b = 0; b < panels; ++b) {
@@ -58,7 +59,7 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
       tile.sums[b] = sums + r * sums_stride + b * panel_columns;
     }
     tile.scales = panel.scales;
-    if (prefetches_same_block) {
+    if (prefetches && !is_far && count == 2) {
       tile.prefetch = {static_cast<const char *>(panel.w) + own_prefetch_terms * row_bytes, 64, row_bytes, 0};
     } else if (prefetches && panels == 1 && columns >= loop.columns) {
       tile.prefetch = prefetch_stretch(ahead, share, loop, panel.terms, columns / loop.columns);
@@ -97,7 +98,7 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns], widened[dot_block * panel_columns];
   const int64_t weight_bytes = p.depth * p.columns * bytes_of(p.storage);
   const bool prefetches = !is_widened && weight_bytes > min_prefetch_bytes;
-  const bool prefetches_same_block = prefetches && rows.count == 2 && weight_bytes <= p.tuning->level3_weight_bytes;
+  const bool is_far = prefetches && weight_bytes > level3_weight_bytes;
   const int64_t at_once = is_widened || rows.count > 1 ? 1 : TileShape<V::size>::panels_at_once(1);
   constexpr int64_t last_columns = TileShape<V::size>::has_few_row_forms ? TileShape<V::size>::score_blocks(1) * key_block : 0;
   for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
@@ -120,7 +121,7 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
                                 columns,
                                 nullptr,
                                 k > 0 ? Sums::add : Sums::replace};
-      multiply_rows<V>(terms, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches, prefetches_same_block);
+      multiply_rows<V>(terms, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches, is_far);
     }
     finish_sums<V>(stored, rows.count, columns, sums, stride);
     write_results<V>(p, rows.first, rows.count, sums, stride, panel, panels);
@@ -134,7 +135,7 @@ MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, 
   constexpr int64_t in_step = 4, stride = in_step * panel_columns, slice = 32;
   static_assert(prefetch_places(2, 1) == in_step && prefetch_places(4, 1) == in_step, "one place in each panel");
   alignas(64) float sums[4 * stride], block_sums[4 * stride];
-  const Loop loop = loops_over_weights<V>(rows.count, p.storage, true, true).wide;
+  const Loop loop = loops_over_weights<V>(rows.count, p.storage, true, true, false).wide;
   const int64_t element = bytes_of(p.storage), passes = panel_columns / loop.columns;
   const int64_t step = panel_columns * element / (passes * in_step), pass_bytes = slice * in_step * step;
   Tile tile;
@@ -207,8 +208,8 @@ void project(const Projection &p, const void *ready, int64_t row_begin, int64_t 
       const bool is_widened = p.storage != Storage::f32 && (has_loops_of_floats_alone<V> || rows.count > max_rows_widened_in_registers);
       int64_t panel = panel_begin;
       if constexpr (TileShape<V::size>::has_few_row_forms) {
-        const bool is_far = p.depth * p.columns * bytes_of(p.storage) > p.tuning->level3_weight_bytes;
-        if (p.tuning->reads_panels_in_step && is_far && rows.count >= 2 && rows.count <= 4) {
+        const bool is_far = p.depth * p.columns * bytes_of(p.storage) > level3_weight_bytes;
+        if (is_far && rows.count >= 2 && rows.count <= 4) {
           panel = project_in_step<V>(p, rows, panel, panel_end);
         }
       }

@@ -33,7 +33,7 @@ struct Prefetch {
 };
 
 // Many rows compute for long enough, so that one place does. One row reads several blocks in as many places: one more is enough.
-MHA_INLINE constexpr uint32_t prefetch_places(int64_t rows, int64_t blocks) { return rows > 4 || (rows == 1 && blocks > 1) ? 1 : 4; }
+MHA_INLINE constexpr int prefetch_places(int64_t rows, int64_t blocks) { return rows > 4 || (rows == 1 && blocks > 1) ? 1 : 4; }
 
 // So many terms ahead a loop of many rows prefetches what it will read itself, from the second level of the cache into the first.
 constexpr int64_t own_line_terms = 8;
@@ -142,7 +142,8 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k, const Element
 
 alignas(64) constexpr float zeros[panel_columns + 16] = {};
 
-template <class V, int R, int B, int C, class Element, bool prefetches>
+// prefetch_in: so many places; 0: the loop prefetches nothing.
+template <class V, int R, int B, int C, class Element, int prefetch_in>
 MHA_NOCLONE void multiply(const Tile &tile) {
   static_assert(R <= max_tile_rows && B <= max_tile_blocks, "a tile has room for them");
   using Shape = TileShape<V::size>;
@@ -183,10 +184,10 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       put_out_of_order<Element, C>(acc);
       const int64_t begin = k;
       for (; k < end; ++k, at += column_stride) {
-        if constexpr (prefetches) {
+        if constexpr (prefetch_in > 0) {
           __builtin_prefetch(place, 0, 2);
-          if constexpr (prefetch_places(R, B) > 1) __builtin_prefetch(place + apart, 0, 2);
-          if constexpr (prefetch_places(R, B) == 4) {
+          if constexpr (prefetch_in == 4) {
+            __builtin_prefetch(place + apart, 0, 2);
             __builtin_prefetch(later_place, 0, 2);
             __builtin_prefetch(later_place + apart, 0, 2);
             later_place += step;
@@ -227,13 +228,14 @@ MHA_NOCLONE void multiply(const Tile &tile) {
 struct Loop {
   void (*run)(const Tile &tile);
   int64_t rows, blocks, columns;  // columns of a block
+  uint32_t places;                // where it prefetches
 };
 
 // So many bytes of a stretch of memory, of which a loop with so many terms and repeats prefetches a part at each place. Rounded up, for
 // many tiles share a stretch: each must ask for some of it.
 MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loop &loop, int64_t terms, int64_t repeats) {
   // Quicker divisions than those of 64 bits.
-  const uint32_t places = prefetch_places(loop.rows, loop.blocks), part = (static_cast<uint32_t>(bytes) + places - 1) / places;
+  const uint32_t part = (static_cast<uint32_t>(bytes) + loop.places - 1) / loop.places;
   const uint32_t per_repeat = (part + static_cast<uint32_t>(repeats) - 1) / static_cast<uint32_t>(repeats);
   const int64_t step = (per_repeat + static_cast<uint32_t>(terms) - 1) / static_cast<uint32_t>(terms);
   return {begin, part, step, per_repeat - step * terms};
@@ -241,7 +243,7 @@ MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loo
 
 // The columns of the loop, so many bytes of each row, with each term those of a row.
 MHA_INLINE Prefetch prefetch_columns(const char *begin, int64_t row_bytes, int64_t bytes, const Loop &loop, int64_t terms) {
-  return {begin, bytes / prefetch_places(loop.rows, loop.blocks), row_bytes, bytes - terms * row_bytes};
+  return {begin, bytes / loop.places, row_bytes, bytes - terms * row_bytes};
 }
 
 // One number at a time, all are widened to memory, and nothing waits for it: there are loops for floats alone, which prefetch nothing.
@@ -252,16 +254,17 @@ constexpr bool has_loops_of_floats_alone = V::size == 1;
 template <class V, int R, int B, int C, Prefetching prefetching, bool only_floats = false>
 MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
   constexpr bool has_one_type = only_floats || has_loops_of_floats_alone<V>;
-  Loop loop = {nullptr, R, B, C * static_cast<int64_t>(V::size)};
+  constexpr int places = prefetch_places(R, B);
+  Loop loop = {nullptr, R, B, C * static_cast<int64_t>(V::size), places};
   visit_storage(has_one_type ? Storage::f32 : storage, [&](auto stored) MHA_INLINED {
     using Element = typename decltype(stored)::Element;
     constexpr bool is_float = is_same<Element, float>, is_of_int4 = is_same<Element, Int4Number<V>>;
     if constexpr (is_float || !has_one_type) {
       constexpr bool may_choose = is_float || (is_of_int4 && prefetching == Prefetching::weights);
       constexpr bool has_choice = prefetching == Prefetching::all || prefetching == Prefetching::weights;
-      loop.run = multiply<V, R, B, C, Element, prefetching != Prefetching::never && !may_choose>;
+      loop.run = multiply<V, R, B, C, Element, prefetching != Prefetching::never && !may_choose ? places : 0>;
       if constexpr (may_choose && has_choice && !has_loops_of_floats_alone<V>) {
-        if (prefetches) loop.run = multiply<V, R, B, C, Element, true>;
+        if (prefetches) loop.run = multiply<V, R, B, C, Element, places>;
       }
     }
   });
@@ -391,9 +394,10 @@ MHA_NOINLINE Loops loops_over_values(int64_t rows, Storage storage, bool prefetc
   return loops;
 }
 
-// Over the columns of a panel, or of several side by side.
+// Over the columns of a panel, or of several side by side. A tile or two have more to prefetch for each term than one line: where weights
+// come from the memory, the loop over whole rows of a panel (AVX-512) does so in four places.
 template <class V>
-MHA_NOINLINE Loops loops_over_weights(int64_t rows, Storage storage, bool is_one_panel, bool prefetches) {
+MHA_NOINLINE Loops loops_over_weights(int64_t rows, Storage storage, bool is_one_panel, bool prefetches, bool prefetches_more) {
   Loops loops = {};
   visit_rows<TileShape<V::size>::max_rows>(rows, [&](auto tile) MHA_INLINED {
     using Shape = TileShape<V::size>;
@@ -401,6 +405,12 @@ MHA_NOINLINE Loops loops_over_weights(int64_t rows, Storage storage, bool is_one
     constexpr Prefetching prefetching = R == 1 ? Prefetching::never : Prefetching::weights;
     loops.wide = is_one_panel ? loop_of<V, R, 1, C, prefetching>(storage, prefetches)
                               : loop_of<V, R, panels, C, prefetching>(storage, prefetches);
+    if constexpr (R > 4 && C * V::size == panel_columns) {
+      if (prefetches_more && storage == Storage::f32) {
+        loops.wide.run = multiply<V, R, 1, C, float, 4>;
+        loops.wide.places = 4;
+      }
+    }
     if constexpr (C == least)
       loops.narrow = loops.wide;
     else

@@ -101,22 +101,6 @@ class Build:
         foreign = "AVX2" if self.left_out == "neon" else "NEON"
         self.expect_error(*off, f"-DMHA_{foreign}=ON", says=f"has no {foreign}")
 
-    def tunings(self):
-        """Each tuning of tuning.cpp can be fixed when configuring, auto fixes none, another name is an error, and tools/test.sh tests each."""
-        off = [f"-DMHA_{part}=OFF" for part in parts]
-        names = re.findall(r"constexpr Tuning (\w+) =", (tests.parent / "src" / "tuning.cpp").read_text())
-        if "plain" not in names:
-            sys.exit(f"tuning.cpp has the tunings {names}, as this test reads it; one should be plain.")
-        for name in names:
-            if f"-DMHA_TUNING={name} " not in (tests.parent / "tools" / "test.sh").read_text():
-                sys.exit(f"No build of tools/test.sh has -DMHA_TUNING={name}, so what is this tuning's alone is tested on its processor at most.")
-        for setting, expected in ("", []), ("-DMHA_TUNING=auto", []), *((f"-DMHA_TUNING={name}", [name]) for name in names):
-            self.configured(*off, *([setting] if setting else []))
-            fixed = re.findall(r"-DMHA_TUNING=(\w+)", (self.folder / "compile_commands.json").read_text())
-            if fixed != expected:
-                sys.exit(f"With {setting or 'no setting'}, sources are compiled for the tunings {fixed}; it should be {expected}.")
-        self.expect_error(*off, "-DMHA_TUNING=zen", says=f"MHA_TUNING=zen is no tuning; set it to auto, or to one of {', '.join(names)}")
-
     def no_build_type(self):
         """As a part of a build without a build type the library is optimised all the same, unless the build says otherwise; the rest is not."""
         def optimised(*settings):
@@ -159,7 +143,7 @@ class Build:
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("test", choices=["nothing", "choices", "tunings", "no_build_type", "static_only"])
+parser.add_argument("test", choices=["nothing", "choices", "no_build_type", "static_only"])
 parser.add_argument("--work", required=True, help="the folder to work in")
 parser.add_argument("--cc", required=True)
 parser.add_argument("--cxx", required=True)

@@ -40,7 +40,7 @@ def multiply_adds(shape):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", help="mha_gate")
-    parser.add_argument("library", help="a libmha.so, of any tuning")
+    parser.add_argument("library", help="a libmha.so")
     arguments = parser.parse_args()
     if not shutil.which("valgrind"):
         print("SKIPPED: there is no valgrind here (Debian: valgrind)")
