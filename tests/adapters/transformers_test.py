@@ -9,9 +9,8 @@ torch and transformers are in neither.
 
 import copy
 import itertools
-import json
 import os
-import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -492,16 +491,13 @@ class Families(unittest.TestCase):
 
     def test_families_have_the_logits_of_eager_attention(self):
         names = self.some if arguments.test == "some" else self.names
-        with tempfile.TemporaryDirectory() as folder:
-            file = pathlib.Path(folder, "families.json")
-            done = subprocess.run([sys.executable, tools / "families.py", *names, "--jobs", str(os.cpu_count()), "--json", file],
-                                  capture_output=True, text=True)
-            found = {result["type"]: result for result in json.loads(file.read_text())}
+        done = subprocess.run([sys.executable, tools / "families.py", *names, "--jobs", str(os.cpu_count())], capture_output=True, text=True)
         print(done.stdout)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual([name for name in names if found[name]["status"] not in ("passes", "never asks")], [])
-        self.assertEqual([(name, found[name]["idle"]) for name in names if found[name].get("idle")], [])  # limits that were not reached
-        self.assertGreaterEqual(sum(result["status"] == "passes" for result in found.values()), min(len(names), 60))
+        lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+        wrong = [name for name in names if not re.match(r"\S+ +(passes|never asks) ", lines[name]) or "; not reached: " in lines[name]]  # a limit
+        self.assertEqual(wrong, [])
+        self.assertGreaterEqual(sum(" passes " in lines[name] for name in names), min(len(names), 60))
 
 
 if __name__ == "__main__":
