@@ -17,7 +17,7 @@
  *     mha_forward_workspace, mha_forward     says how much memory a call needs; runs a layer
  *     mha_attention                          the same for softmax(scale * q k^T) v alone
  *     mha_info                               says how a call will run, and what it costs
- *     mha_linear                             runs y = x W^T + b alone, as the projections
+ *     mha_linear_create, mha_linear          packs a linear layer, y = x W + b; runs one
  *
  * The library computes in float, projections on request in integers. It allocates only in
  * mha_layer_create, starts no thread, takes no lock, never prints and never aborts.
@@ -42,9 +42,9 @@
  * - Pointers in structs are borrowed for the call. Buffers of packed layers and of caches are
  *   aligned to 64 bytes, all else as its type needs. Inputs may overlap each other, but not a cache
  *   that is appended to. Outputs must not overlap inputs, the workspace, a cache or each other.
- *   But output may be query (or q) itself, with its type and strides: then key and value lie
- *   elsewhere, and mha_attention has no outputs per pair. The library cannot check all this, nor
- *   that there is all the memory that shapes and strides say.
+ *   But output may alias query (or q), with its type and strides; then key and value must be
+ *   separate arrays, and mha_attention has no outputs per pair. The library cannot check all this,
+ *   nor that there is all the memory that shapes and strides say.
  * - Errors. A function that can fail returns a mha_status, 0 on success, and fills a mha_error if
  *   it is given one. All that sizes, shapes, strides and NULLs can tell is checked before the first
  *   write: after an error, outputs and caches are as they were.
@@ -196,7 +196,7 @@ typedef struct mha_layer mha_layer; /* opaque; immutable once made */
 typedef struct mha_layer_config {
   size_t struct_size;   /* sizeof the struct */
   int64_t query_dim;    /* width of a row of the query input (d_in, embed_dim); >= 1 */
-  int64_t num_heads;    /* query heads; 0 = a layer for mha_linear, see there */
+  int64_t num_heads;    /* query heads; >= 1 */
   int64_t num_kv_heads; /* key and value heads, a divisor of num_heads; 0 = num_heads */
   int64_t head_dim;     /* width of a head's queries and keys; 0 = query_dim / num_heads, exactly */
   int64_t head_dim_v;   /* width of a head's values; 0 = head_dim */
@@ -372,7 +372,8 @@ MHA_API void mha_layer_destroy(mha_layer *layer);
 
 /*
  * Fills *config, its struct_size set, with the shape of a layer, all defaults resolved. output_dim
- * is the width of y; to make such a layer without W_O once more, set it back to 0.
+ * is the width of y; to make such a layer without W_O once more, set it back to 0. A linear layer
+ * has num_heads 0, and its input_dim as query_dim.
  */
 MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config,
                                    mha_error *error);
@@ -643,10 +644,10 @@ typedef struct mha_norm {
  * stride. Rows are those of query, padding included, and have all columns. These are as in
  * attention_weights: the rows of key or, with a cache, the positions in it after the call. With
  * MHA_COLUMNS_NEW_KEYS they are always the rows of key that come with the call. The keys that the
- * cache had before then
- * have no column: no mask excludes them, their bias is 0, and they are in no group, so that a tree
- * of drafted tokens needs a mask of its own rows only. A ring, whose positions have no end, takes
- * these columns alone, and no groups. Keys behind num_columns are masked.
+ * cache had before then have no column: no mask excludes them, and their bias is 0, so that a tree
+ * of drafted tokens needs a mask of its own rows only. They are in no group, and no group excludes
+ * them: with MHA_GROUPS_WITHIN too, every query attends to them. A ring, whose positions have no
+ * end, takes these columns alone, and no groups. Keys behind num_columns are masked.
  */
 typedef struct mha_score_options {
   size_t struct_size;        /* sizeof the struct */
@@ -929,12 +930,40 @@ MHA_API mha_status mha_attention_info(const mha_attention_args *args, mha_call_i
 /* ---- A product alone ------------------------------------------------------------------------ */
 
 /*
- * y = x W_O + b_o, and plus a residual, with the W_O of a layer: for feed-forward blocks, low-rank
- * projections and logits, with all that the projections of mha_forward have. A layer for it alone
- * has num_heads = 0, query_dim = the width of x, output_dim = that of y (0 = the same), a
- * weight_type and an arithmetic, and as weights w_o, [query_dim, output_dim], in its layout and
- * type, and b_o; all else is 0. mha_forward refuses it. Of a layer with heads, x is the context.
+ * A linear layer, y = x W + bias: for feed-forward blocks, low-rank projections and logits, with
+ * all that the projections of mha_forward have. mha_layer_view, _verify, _shape and _destroy take
+ * it, mha_forward refuses it. Types, scales and layouts are as in mha_layer_weights.
  */
+typedef struct mha_linear_weights {
+  size_t struct_size;    /* sizeof the struct */
+  int64_t input_dim;     /* width of a row of x; >= 1 */
+  int64_t output_dim;    /* width of a row of y; >= 1 */
+  uint32_t layout;       /* MHA_LAYOUT_* of w; 0 = IN_OUT */
+  uint32_t type;         /* MHA_TYPE_* of w; 0 = f32 */
+  const void *w;         /* [input_dim, output_dim], with MHA_LAYOUT_OUT_IN transposed */
+  const float *bias;     /* [output_dim]; NULL = none */
+  int64_t w_stride;      /* from one row of w to the next; 0 = contiguous */
+  const float *w_scales; /* of int8 [output_dim], of int4 [output_dim, ceil(input_dim / 32)] */
+  uint32_t weight_type;  /* MHA_TYPE_*: how weights are kept; 0 = f32 */
+  uint32_t arithmetic;   /* MHA_ARITHMETIC_* of the product; 0 = F32 */
+} mha_linear_weights;
+
+/* As mha_layer_create, of a linear layer. */
+MHA_API mha_status mha_linear_create(const mha_linear_weights *weights,
+                                     const mha_layer_options *options, mha_layer **layer,
+                                     mha_error *error);
+
+/* As mha_layer_pack_size, of a linear layer. */
+MHA_API mha_status mha_linear_pack_size(const mha_linear_weights *weights,
+                                        const mha_layer_options *options, size_t *bytes,
+                                        mha_error *error);
+
+/* As mha_layer_pack, of a linear layer. */
+MHA_API mha_status mha_linear_pack(const mha_linear_weights *weights,
+                                   const mha_layer_options *options, void *buffer,
+                                   size_t buffer_bytes, mha_error *error);
+
+/* Rows times a linear layer, or times the W_O of a layer with heads, where x is the context. */
 typedef struct mha_linear_args {
   size_t struct_size;   /* sizeof the struct */
   int64_t rows;         /* of x, residual and output; >= 1, or MHA_EMPTY = nothing to do */

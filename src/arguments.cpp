@@ -10,7 +10,8 @@ constexpr const char *dimension_names[3] = {"batch", "row", "head"};
 mha_status fail_input(Report &report, uint32_t argument, const Array &array) {
   for (int i = 0; i < 3; ++i) {
     if (array.strides[i] < 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s_%s_stride is %lld; strides can't be negative", array.name,
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument,
+                         "%s_%s_stride is %lld; set it to 0 for contiguous, or to the elements from one to the next", array.name,
                          dimension_names[i], static_cast<long long>(array.strides[i]));
     }
     const bool steps_over_rows = i == 1 || (i == 2 && array.extents[i] > 1);

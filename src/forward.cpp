@@ -193,7 +193,7 @@ mha_status check_rows(Report &report, const mha_layer *layer, const mha_forward_
   const LayerShape &shape = layer->shape;
   if (!shape.has_heads()) {
     return report.fail(MHA_ERROR_INVALID_VALUE, layer_argument,
-                       "the layer has no heads, but a W_O alone; call mha_linear, or make it with num_heads");
+                       "the layer has no heads, as mha_linear_create makes it; call mha_linear, or make it with mha_layer_create");
   }
   if (const mha_status status = read_struct(report, args_argument, "mha_forward_args", given, &args)) return status;
   if (const mha_status status = resolve_extent(report, args_argument, "batch", "the number of sequences", &args.batch)) return status;

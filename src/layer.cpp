@@ -1,4 +1,4 @@
-// Layers: the checks of a configuration and its weights, and the four ways in: pack, view, verify, create.
+// Layers: the checks of a configuration and its weights, and the four ways in: pack, view, verify, create. A linear layer has a W_O alone.
 
 #include "layer.h"
 
@@ -16,7 +16,13 @@
 namespace mha {
 namespace {
 
-constexpr uint32_t config_argument = 1, weights_argument = 2, options_argument = 3;  // of pack_size, pack and create
+constexpr uint32_t config_argument = 1, weights_argument = 2;  // of mha_layer_pack_size, _pack and _create
+
+// Which parameters a function has, for its errors.
+struct PackArguments {
+  uint32_t config, weights, options, result;
+};
+constexpr PackArguments layer_arguments = {config_argument, weights_argument, 3, 4}, linear_arguments = {1, 1, 2, 3};
 
 static_assert(static_cast<uint32_t>(Storage::f32) == MHA_TYPE_F32 && static_cast<uint32_t>(Storage::f16) == MHA_TYPE_F16 &&
                   static_cast<uint32_t>(Storage::bf16) == MHA_TYPE_BF16 && static_cast<uint32_t>(Storage::int8) == MHA_TYPE_INT8 &&
@@ -32,13 +38,46 @@ struct NamedValue {
   int64_t value;
 };
 
+// How weights are kept, and what they are multiplied in.
+mha_status check_kept(Report &report, uint32_t argument, uint32_t weight_type, uint32_t arithmetic) {
+  if (weight_type > MHA_TYPE_INT4) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "weight_type is %u; set one of MHA_TYPE_F32 (0) to MHA_TYPE_INT4 (4)",
+                       weight_type);
+  }
+  if (arithmetic > MHA_ARITHMETIC_INT16) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
+                       "arithmetic is %u; set MHA_ARITHMETIC_F32 (0), MHA_ARITHMETIC_INT8 (1) or MHA_ARITHMETIC_INT16 (2)", arithmetic);
+  }
+  if (arithmetic != MHA_ARITHMETIC_F32 && weight_type != MHA_TYPE_INT8 && weight_type != MHA_TYPE_INT4) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
+                       "arithmetic is %u, in integers, but weight_type is %u; set weight_type to MHA_TYPE_INT8 (3) or MHA_TYPE_INT4 (4), "
+                       "or arithmetic to MHA_ARITHMETIC_F32 (0)",
+                       arithmetic, weight_type);
+  }
+  return MHA_OK;
+}
+
+mha_status check_layout(Report &report, uint32_t argument, uint32_t layout) {
+  if (layout <= MHA_LAYOUT_OUT_IN) return MHA_OK;
+  return report.fail(MHA_ERROR_INVALID_VALUE, argument, "layout is %u; set MHA_LAYOUT_IN_OUT (0) or MHA_LAYOUT_OUT_IN (1)", layout);
+}
+
 mha_status check_config(Report &report, const mha_layer_config &config) {
+  if (config.query_dim < 1) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "query_dim is %lld; set it to the width of a row of query, at least 1",
+                       static_cast<long long>(config.query_dim));
+  }
+  if (config.num_heads < 1) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
+                       "num_heads is %lld; set it to the number of query heads, at least 1, or call mha_linear_create for a single matrix",
+                       static_cast<long long>(config.num_heads));
+  }
   const NamedValue values[] = {{"query_dim", config.query_dim},   {"key_dim", config.key_dim},       {"value_dim", config.value_dim},
                                {"output_dim", config.output_dim}, {"num_heads", config.num_heads},   {"num_kv_heads", config.num_kv_heads},
                                {"head_dim", config.head_dim},     {"head_dim_v", config.head_dim_v}, {"gate_dim", config.gate_dim}};
   for (const NamedValue &value : values) {
     if (value.value < 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "%s is %lld; a dimension can't be negative", value.name,
+      return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "%s is %lld; set it to at least 1, or to 0 for its default", value.name,
                          static_cast<long long>(value.value));
     }
     if (value.value > INT32_MAX) {
@@ -46,24 +85,9 @@ mha_status check_config(Report &report, const mha_layer_config &config) {
                          static_cast<long long>(value.value), INT32_MAX);
     }
   }
-  if (config.query_dim == 0)
-    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "query_dim is 0; set it to the width of an input row");
-  if (config.weight_type > MHA_TYPE_INT4) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "weight_type is %u; set one of MHA_TYPE_F32 (0) to MHA_TYPE_INT4 (4)",
-                       config.weight_type);
-  }
+  if (const mha_status status = check_kept(report, config_argument, config.weight_type, config.arithmetic)) return status;
   if (config.scale - config.scale != 0.0f) {
     return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "scale is not finite; set a number, or 0 for 1 / sqrt(head_dim)");
-  }
-  if (config.arithmetic > MHA_ARITHMETIC_INT16) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
-                       "arithmetic is %u; set MHA_ARITHMETIC_F32 (0), MHA_ARITHMETIC_INT8 (1) or MHA_ARITHMETIC_INT16 (2)",
-                       config.arithmetic);
-  }
-  if (config.arithmetic != MHA_ARITHMETIC_F32 && config.weight_type != MHA_TYPE_INT8 && config.weight_type != MHA_TYPE_INT4) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
-                       "arithmetic is %u, but integers multiply weights of MHA_TYPE_INT8 (3) or MHA_TYPE_INT4 (4), and weight_type is %u",
-                       config.arithmetic, config.weight_type);
   }
   if (config.gate > MHA_GATE_SOFTPLUS) {
     return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
@@ -94,7 +118,7 @@ mha_status resolve_heads(Report &report, const mha_layer_config &config, LayerSh
   if (shape->head_dim == 0) {
     if (config.query_dim % config.num_heads != 0) {
       return report.fail(MHA_ERROR_SHAPE, config_argument,
-                         "num_heads %lld does not divide query_dim %lld; check both, or set head_dim if the heads have another width",
+                         "num_heads %lld does not divide query_dim %lld; set num_heads to a divisor of it, or head_dim to a width",
                          static_cast<long long>(config.num_heads), static_cast<long long>(config.query_dim));
     }
     shape->head_dim = config.query_dim / config.num_heads;
@@ -104,33 +128,6 @@ mha_status resolve_heads(Report &report, const mha_layer_config &config, LayerSh
     return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "num_heads %lld * head_dim (or * head_dim_v) is larger than %d",
                        static_cast<long long>(config.num_heads), INT32_MAX);
   }
-  return MHA_OK;
-}
-
-// A layer of W_O alone: nothing else is set.
-mha_status resolve_without_heads(Report &report, const mha_layer_config &config, const mha_layer_weights &weights, LayerShape *shape) {
-  mha_layer_config of_config = {};
-  of_config.struct_size = config.struct_size;
-  of_config.query_dim = config.query_dim;
-  of_config.output_dim = config.output_dim;
-  of_config.weight_type = config.weight_type;
-  of_config.arithmetic = config.arithmetic;
-  mha_layer_weights of_weights = {};
-  of_weights.struct_size = weights.struct_size;
-  of_weights.layout = weights.layout;
-  of_weights.type = weights.type;
-  of_weights.w_o = weights.w_o;
-  of_weights.b_o = weights.b_o;
-  of_weights.w_o_stride = weights.w_o_stride;
-  of_weights.w_o_scales = weights.w_o_scales;
-  if (!weights.w_o || memcmp(&of_config, &config, sizeof config) != 0 || memcmp(&of_weights, &weights, sizeof weights) != 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
-                       "num_heads is 0; set it to at least 1, or for mha_linear give no other dimensions than query_dim and output_dim, "
-                       "and no weights but w_o and b_o");
-  }
-  shape->query_dim = config.query_dim;
-  shape->output_dim = config.output_dim ? config.output_dim : config.query_dim;
-  shape->has_output = true;
   return MHA_OK;
 }
 
@@ -175,88 +172,97 @@ mha_status check_weight_forms(Report &report, const mha_layer_weights &weights, 
   return MHA_OK;
 }
 
-// The type of the matrices as given, what it can be converted to, and its scales.
-mha_status check_weight_types(Report &report, const mha_layer_weights &weights, uint32_t weight_type) {
-  if (weights.type > MHA_TYPE_INT4) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
-                       "mha_layer_weights.type is %u; set one of MHA_TYPE_F32 (0) to MHA_TYPE_INT4 (4)", weights.type);
+// A matrix with what is said of it.
+struct GivenMatrix {
+  const char *name;
+  const void *matrix;
+  const float *scales;
+  int64_t stride, in, out;
+};
+
+bool is_coded(uint32_t type) { return type == MHA_TYPE_INT8 || type == MHA_TYPE_INT4; }
+
+// The type of the matrices as given, and what it can be converted to.
+mha_status check_given_type(Report &report, uint32_t argument, uint32_t type, uint32_t layout, uint32_t weight_type) {
+  if (type > MHA_TYPE_INT4) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "the weights' type is %u; set one of MHA_TYPE_F32 (0) to MHA_TYPE_INT4 (4)",
+                       type);
   }
-  const bool is_coded = weights.type == MHA_TYPE_INT8 || weights.type == MHA_TYPE_INT4;
-  const char *const name = weights.type == MHA_TYPE_INT8 ? "INT8" : "INT4";
-  if (is_coded && weight_type != weights.type) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
+  const char *const name = type == MHA_TYPE_INT8 ? "INT8" : "INT4";
+  if (is_coded(type) && weight_type != type) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
                        "weights given as MHA_TYPE_%s are taken as they are, but weight_type is %u; set it to MHA_TYPE_%s (%u)", name,
-                       weight_type, name, weights.type);
+                       weight_type, name, type);
   }
-  if (weights.type == MHA_TYPE_INT4 && weights.layout != MHA_LAYOUT_OUT_IN) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
+  if (type == MHA_TYPE_INT4 && layout != MHA_LAYOUT_OUT_IN) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
                        "weights given as MHA_TYPE_INT4 have pairs of inputs in a byte; give them with MHA_LAYOUT_OUT_IN");
-  }
-  const struct {
-    const char *matrix_name, *scales_name;
-    const void *matrix;
-    const float *scales;
-  } matrices[] = {{"w_q", "w_q_scales", weights.w_q, weights.w_q_scales},
-                  {"w_k", "w_k_scales", weights.w_k, weights.w_k_scales},
-                  {"w_v", "w_v_scales", weights.w_v, weights.w_v_scales},
-                  {"w_qkv", "w_qkv_scales", weights.w_qkv, weights.w_qkv_scales},
-                  {"w_o", "w_o_scales", weights.w_o, weights.w_o_scales},
-                  {"w_g", "w_g_scales", weights.w_g, weights.w_g_scales}};
-  for (const auto &matrix : matrices) {
-    if (is_coded && matrix.matrix && !matrix.scales) {
-      return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "%s is NULL; %s is given as MHA_TYPE_%s, which needs its scales",
-                         matrix.scales_name, matrix.matrix_name, name);
-    }
-    if (matrix.scales && !(is_coded && matrix.matrix)) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
-                         "%s is given, but no %s of MHA_TYPE_INT8 or MHA_TYPE_INT4; set mha_layer_weights.type or leave it NULL",
-                         matrix.scales_name, matrix.matrix_name);
-    }
   }
   return MHA_OK;
 }
 
-mha_status check_weight_strides(Report &report, const mha_layer_weights &weights, const LayerShape &shape) {
-  const bool in_out = weights.layout == MHA_LAYOUT_IN_OUT;
-  const int64_t q_head = shape.head_dim + (weights.w_g ? 0 : shape.gate_dim), q_columns = shape.num_heads * q_head;
-  const struct {
-    const char *name;
-    bool is_given;
-    int64_t stride, in, out;
-  } strides[] = {{"w_q_stride", weights.w_q != nullptr, weights.w_q_stride, shape.query_dim, q_columns},
-                 {"w_k_stride", weights.w_k != nullptr, weights.w_k_stride, shape.key_dim, shape.k_columns()},
-                 {"w_v_stride", weights.w_v != nullptr, weights.w_v_stride, shape.value_dim, shape.v_columns()},
-                 {"w_qkv_stride", weights.w_qkv != nullptr, weights.w_qkv_stride, shape.query_dim,
-                  q_columns + shape.k_columns() + shape.v_columns()},
-                 {"w_g_stride", weights.w_g != nullptr, weights.w_g_stride, shape.query_dim, shape.g_columns()},
-                 {"w_o_stride", shape.has_output, weights.w_o_stride, shape.output_depth(), shape.output_dim}};
-  for (const auto &stride : strides) {
-    if (stride.stride < 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument, "%s is %lld; strides can't be negative", stride.name,
-                         static_cast<long long>(stride.stride));
-    }
-    if (!stride.is_given) continue;
-    const int64_t width = in_out ? stride.out : stride.in, rows = in_out ? stride.in : stride.out;
-    if (stride.stride != 0 && stride.stride < width) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
-                         "%s is %lld, less than the width of a row, %lld; set at least that, or 0 for contiguous", stride.name,
-                         static_cast<long long>(stride.stride), static_cast<long long>(width));
-    }
-    if (weights.type == MHA_TYPE_INT4 && stride.stride % 2 != 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
-                         "%s is %lld, but rows of MHA_TYPE_INT4 begin at whole bytes; set an even number, or 0 for whole bytes",
-                         stride.name, static_cast<long long>(stride.stride));
-    }
-    if ((Count(stride.stride) * Count(rows) * Count(sizeof(float))).overflows()) {
-      return report.fail(MHA_ERROR_TOO_LARGE, weights_argument, "%s is %lld; the matrix would be larger than memory can be", stride.name,
-                         static_cast<long long>(stride.stride));
-    }
+mha_status check_scales(Report &report, uint32_t argument, uint32_t type, const GivenMatrix &given) {
+  if (is_coded(type) && given.matrix && !given.scales) {
+    return report.fail(MHA_ERROR_NULL_POINTER, argument, "%s_scales is NULL; %s is given as MHA_TYPE_%s, which needs its scales",
+                       given.name, given.name, type == MHA_TYPE_INT8 ? "INT8" : "INT4");
+  }
+  if (given.scales && !(is_coded(type) && given.matrix)) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
+                       "%s_scales is given, but no %s of MHA_TYPE_INT8 or MHA_TYPE_INT4; set the weights' type, or leave it NULL",
+                       given.name, given.name);
+  }
+  return MHA_OK;
+}
+
+mha_status check_stride(Report &report, uint32_t argument, uint32_t type, uint32_t layout, const GivenMatrix &given) {
+  const bool in_out = layout == MHA_LAYOUT_IN_OUT;
+  const int64_t width = in_out ? given.out : given.in, rows = in_out ? given.in : given.out;
+  if (given.stride < 0) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
+                       "%s_stride is %lld; set it to 0 for contiguous, or to at least the width of a row", given.name,
+                       static_cast<long long>(given.stride));
+  }
+  if (!given.matrix) return MHA_OK;
+  if (given.stride != 0 && given.stride < width) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
+                       "%s_stride is %lld, less than the width of a row, %lld; set at least that, or 0 for contiguous", given.name,
+                       static_cast<long long>(given.stride), static_cast<long long>(width));
+  }
+  if (type == MHA_TYPE_INT4 && given.stride % 2 != 0) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
+                       "%s_stride is %lld, but rows of MHA_TYPE_INT4 begin at whole bytes; set an even number, or 0 for whole bytes",
+                       given.name, static_cast<long long>(given.stride));
+  }
+  if ((Count(given.stride) * Count(rows) * Count(sizeof(float))).overflows()) {
+    return report.fail(MHA_ERROR_TOO_LARGE, argument, "%s_stride is %lld; the matrix would be larger than memory can be", given.name,
+                       static_cast<long long>(given.stride));
+  }
+  return MHA_OK;
+}
+
+mha_status check_matrices(Report &report, const mha_layer_weights &w, const LayerShape &shape, uint32_t weight_type) {
+  const int64_t q_head = shape.head_dim + (w.w_g ? 0 : shape.gate_dim), q_columns = shape.num_heads * q_head;
+  const GivenMatrix matrices[] = {
+      {"w_q", w.w_q, w.w_q_scales, w.w_q_stride, shape.query_dim, q_columns},
+      {"w_k", w.w_k, w.w_k_scales, w.w_k_stride, shape.key_dim, shape.k_columns()},
+      {"w_v", w.w_v, w.w_v_scales, w.w_v_stride, shape.value_dim, shape.v_columns()},
+      {"w_qkv", w.w_qkv, w.w_qkv_scales, w.w_qkv_stride, shape.query_dim, q_columns + shape.k_columns() + shape.v_columns()},
+      {"w_o", w.w_o, w.w_o_scales, w.w_o_stride, shape.output_depth(), shape.output_dim},
+      {"w_g", w.w_g, w.w_g_scales, w.w_g_stride, shape.query_dim, shape.g_columns()}};
+  if (const mha_status status = check_given_type(report, weights_argument, w.type, w.layout, weight_type)) return status;
+  for (const GivenMatrix &matrix : matrices) {
+    if (const mha_status status = check_scales(report, weights_argument, w.type, matrix)) return status;
+  }
+  for (const GivenMatrix &matrix : matrices) {
+    if (const mha_status status = check_stride(report, weights_argument, w.type, w.layout, matrix)) return status;
   }
   return MHA_OK;
 }
 
 // Everything that pack_size, pack and create have in common.
 struct PackJob {
+  PackArguments arguments;
+  Storage storage;
   LayerShape shape;
   mha_layer_weights weights;
   mha_layer_options options;
@@ -264,25 +270,103 @@ struct PackJob {
   PackedLayout layout;
 };
 
-mha_status prepare(Report &report, const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
-                   PackJob *job) {
-  if (const mha_status status = resolve_shape(report, config, weights, &job->shape, &job->weights)) return status;
-  if (const mha_status status = read_options(report, options_argument, options, &job->options)) return status;
-  if (job->options.sgemm && config->weight_type != MHA_TYPE_F32) {
+// Checks config and the pointers of weights (but reads no array), and resolves the shape.
+mha_status resolve_shape(Report &report, const mha_layer_config *config, const mha_layer_weights *weights, PackJob *job) {
+  LayerShape *const shape = &job->shape;
+  mha_layer_weights *const read_weights = &job->weights;
+  mha_layer_config given;
+  if (const mha_status status = read_struct(report, config_argument, "mha_layer_config", config, &given)) return status;
+  if (const mha_status status = check_config(report, given)) return status;
+  if (const mha_status status = read_struct(report, weights_argument, "mha_layer_weights", weights, read_weights)) return status;
+  if (const mha_status status = check_layout(report, weights_argument, read_weights->layout)) return status;
+  job->storage = static_cast<Storage>(given.weight_type);
+  *shape = {};
+  shape->arithmetic = static_cast<Arithmetic>(given.arithmetic);
+  if (const mha_status status = resolve_heads(report, given, shape)) return status;
+  if (const mha_status status = resolve_gate(report, given, shape)) return status;
+  shape->query_dim = given.query_dim;
+  shape->key_dim = given.key_dim ? given.key_dim : given.query_dim;
+  shape->value_dim = given.value_dim ? given.value_dim : shape->key_dim;
+  shape->has_output = read_weights->w_o != nullptr;
+  shape->output_dim = !shape->has_output ? shape->context_columns() : given.output_dim ? given.output_dim : given.query_dim;
+  if (!shape->has_output && given.output_dim != 0) {
     return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
-                       "weight_type is %u, but options.sgemm multiplies floats; set weight_type to MHA_TYPE_F32 (0) or sgemm to NULL",
-                       config->weight_type);
+                       "output_dim is %lld, but there is no w_o; without it the output has num_heads * head_dim_v columns",
+                       static_cast<long long>(given.output_dim));
   }
-  job->kind = job->options.sgemm ? PackedKind::plain_f32 : kind_of(static_cast<Storage>(config->weight_type), job->shape.arithmetic);
+  // Both operations correctly rounded.
+  shape->scale = given.scale != 0.0f ? given.scale : 1.0f / __builtin_sqrtf(static_cast<float>(shape->head_dim));
+  if (const mha_status status = check_weight_forms(report, *read_weights, *shape)) return status;
+  return check_matrices(report, *read_weights, *shape, given.weight_type);
+}
+
+mha_status finish_job(Report &report, const mha_layer_options *options, PackJob *job) {
+  const PackArguments &arguments = job->arguments;
+  if (const mha_status status = read_options(report, arguments.options, options, &job->options)) return status;
+  if (job->options.sgemm && job->storage != Storage::f32) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, arguments.config,
+                       "weight_type is %u, but options.sgemm multiplies floats; set weight_type to MHA_TYPE_F32 (0) or sgemm to NULL",
+                       static_cast<uint32_t>(job->storage));
+  }
+  job->kind = job->options.sgemm ? PackedKind::plain_f32 : kind_of(job->storage, job->shape.arithmetic);
   job->layout = packed_layout(job->shape, job->kind);
   if (job->layout.bytes < 0 || static_cast<uint64_t>(job->layout.bytes) > PTRDIFF_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "the packed layer would be larger than memory can be");
+    return report.fail(MHA_ERROR_TOO_LARGE, arguments.config, "the packed layer would be larger than memory can be");
   }
   if (job->options.sgemm && !job->shape.fits_sgemm()) {
-    return report.fail(MHA_ERROR_TOO_LARGE, config_argument,
+    return report.fail(MHA_ERROR_TOO_LARGE, arguments.config,
                        "the matrices of the inputs have more than %d columns together, which sgemm can't be asked for", INT32_MAX);
   }
   return MHA_OK;
+}
+
+mha_status prepare(Report &report, const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
+                   PackJob *job) {
+  job->arguments = layer_arguments;
+  if (const mha_status status = resolve_shape(report, config, weights, job)) return status;
+  return finish_job(report, options, job);
+}
+
+mha_status prepare_linear(Report &report, const mha_linear_weights *weights, const mha_layer_options *options, PackJob *job) {
+  job->arguments = linear_arguments;
+  const uint32_t argument = linear_arguments.weights;
+  mha_linear_weights given;
+  if (const mha_status status = read_struct(report, argument, "mha_linear_weights", weights, &given)) return status;
+  const struct {
+    const char *name, *what;
+    int64_t value;
+  } dims[] = {{"input_dim", "x", given.input_dim}, {"output_dim", "y", given.output_dim}};
+  for (const auto &dim : dims) {
+    if (dim.value < 1) {
+      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s is %lld; set it to the width of a row of %s, at least 1", dim.name,
+                         static_cast<long long>(dim.value), dim.what);
+    }
+    if (dim.value > INT32_MAX) {
+      return report.fail(MHA_ERROR_TOO_LARGE, argument, "%s is %lld; the largest dimension is %d", dim.name,
+                         static_cast<long long>(dim.value), INT32_MAX);
+    }
+  }
+  if (const mha_status status = check_kept(report, argument, given.weight_type, given.arithmetic)) return status;
+  if (const mha_status status = check_layout(report, argument, given.layout)) return status;
+  if (!given.w) return report.fail(MHA_ERROR_NULL_POINTER, argument, "w is NULL; pass the matrix");
+  const GivenMatrix matrix = {"w", given.w, given.w_scales, given.w_stride, given.input_dim, given.output_dim};
+  if (const mha_status status = check_given_type(report, argument, given.type, given.layout, given.weight_type)) return status;
+  if (const mha_status status = check_scales(report, argument, given.type, matrix)) return status;
+  if (const mha_status status = check_stride(report, argument, given.type, given.layout, matrix)) return status;
+  job->storage = static_cast<Storage>(given.weight_type);
+  job->shape = {};
+  job->shape.arithmetic = static_cast<Arithmetic>(given.arithmetic);
+  job->shape.query_dim = given.input_dim;
+  job->shape.output_dim = given.output_dim;
+  job->shape.has_output = true;
+  job->weights = {};
+  job->weights.layout = given.layout;
+  job->weights.type = given.type;
+  job->weights.w_o = given.w;
+  job->weights.b_o = given.bias;
+  job->weights.w_o_stride = given.w_stride;
+  job->weights.w_o_scales = given.w_scales;
+  return finish_job(report, options, job);
 }
 
 // malloc, but on huge pages of 2 MiB where the layer is large: otherwise most of the time of creating one goes into the page faults at the
@@ -323,42 +407,6 @@ constexpr size_t layer_bytes = (sizeof(mha_layer) + 63) / 64 * 64;
 
 }  // namespace
 
-mha_status resolve_shape(Report &report, const mha_layer_config *config, const mha_layer_weights *weights, LayerShape *shape,
-                         mha_layer_weights *read_weights) {
-  mha_layer_config given;
-  if (const mha_status status = read_struct(report, config_argument, "mha_layer_config", config, &given)) return status;
-  if (const mha_status status = check_config(report, given)) return status;
-  if (const mha_status status = read_struct(report, weights_argument, "mha_layer_weights", weights, read_weights)) return status;
-  if (read_weights->layout > MHA_LAYOUT_OUT_IN) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument, "layout %u is none; use MHA_LAYOUT_IN_OUT or MHA_LAYOUT_OUT_IN",
-                       read_weights->layout);
-  }
-  *shape = {};
-  shape->arithmetic = static_cast<Arithmetic>(given.arithmetic);
-  if (given.num_heads == 0) {
-    if (const mha_status status = resolve_without_heads(report, given, *read_weights, shape)) return status;
-    if (const mha_status status = check_weight_types(report, *read_weights, given.weight_type)) return status;
-    return check_weight_strides(report, *read_weights, *shape);
-  }
-  if (const mha_status status = resolve_heads(report, given, shape)) return status;
-  if (const mha_status status = resolve_gate(report, given, shape)) return status;
-  shape->query_dim = given.query_dim;
-  shape->key_dim = given.key_dim ? given.key_dim : given.query_dim;
-  shape->value_dim = given.value_dim ? given.value_dim : shape->key_dim;
-  shape->has_output = read_weights->w_o != nullptr;
-  shape->output_dim = !shape->has_output ? shape->context_columns() : given.output_dim ? given.output_dim : given.query_dim;
-  if (!shape->has_output && given.output_dim != 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
-                       "output_dim is %lld, but there is no w_o; without it the output has num_heads * head_dim_v columns",
-                       static_cast<long long>(given.output_dim));
-  }
-  // Both operations correctly rounded.
-  shape->scale = given.scale != 0.0f ? given.scale : 1.0f / __builtin_sqrtf(static_cast<float>(shape->head_dim));
-  if (const mha_status status = check_weight_forms(report, *read_weights, *shape)) return status;
-  if (const mha_status status = check_weight_types(report, *read_weights, given.weight_type)) return status;
-  return check_weight_strides(report, *read_weights, *shape);
-}
-
 mha_status read_options(Report &report, uint32_t argument, const mha_layer_options *options, mha_layer_options *read) {
   *read = {};
   if (!options) return MHA_OK;
@@ -370,6 +418,59 @@ mha_status read_options(Report &report, uint32_t argument, const mha_layer_optio
   return check_instruction_set(report, argument, read->instruction_set);
 }
 
+namespace {
+
+mha_status pack(Report &report, const PackJob &job, const char *size_query, void *buffer, size_t buffer_bytes) {
+  const uint32_t argument = job.arguments.result;
+  if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, argument, "buffer is NULL; pass memory of %s bytes, aligned to 64", size_query);
+  if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0) {
+    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
+                       "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
+  }
+  if (buffer_bytes < static_cast<size_t>(job.layout.bytes)) {
+    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, argument + 1, "buffer_bytes is %zu, the packed layer needs %lld; ask %s", buffer_bytes,
+                       static_cast<long long>(job.layout.bytes), size_query);
+  }
+  if (const mha_status status = check_range(report, job.arguments.weights, job.shape, job.kind, job.weights)) return status;
+  pack_layer(job.shape, job.kind, job.layout, job.weights, buffer);
+  return MHA_OK;
+}
+
+mha_status clear_layer(Report &report, const PackArguments &arguments, mha_layer **layer) {
+  if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, arguments.result, "layer is NULL; pass where to write the layer");
+  *layer = nullptr;
+  return MHA_OK;
+}
+
+mha_status create(Report &report, const PackJob &job, mha_layer **layer) {
+  const Kernels *kernels;
+  if (const mha_status status = choose_kernels(report, job.arguments.options, job.options.instruction_set, &kernels)) return status;
+
+  const mha_allocator allocator =
+      job.options.allocator ? *job.options.allocator : mha_allocator{nullptr, allocate_default, release_default};
+  const Count bytes = Count(job.layout.bytes) + Count(static_cast<int64_t>(layer_bytes + 63));
+  if (bytes.overflows())
+    return report.fail(MHA_ERROR_TOO_LARGE, job.arguments.config, "the packed layer would be larger than memory can be");
+  void *const block = allocator.allocate(allocator.context, static_cast<size_t>(bytes.value()));
+  if (!block) {
+    return report.fail(MHA_ERROR_OUT_OF_MEMORY, 0, "the allocator has no %lld bytes for the packed layer",
+                       static_cast<long long>(bytes.value()));
+  }
+  if (const mha_status status = check_range(report, job.arguments.weights, job.shape, job.kind, job.weights)) {
+    allocator.release(allocator.context, block);
+    return status;
+  }
+  unsigned char *const packed = static_cast<unsigned char *>(align64(block)) + layer_bytes;
+  pack_layer(job.shape, job.kind, job.layout, job.weights, packed);
+  mha_layer *const made = make_layer(block, job.shape, job.kind, job.layout, packed, job.options, kernels);
+  made->allocator = allocator;
+  made->block = block;
+  *layer = made;
+  return MHA_OK;
+}
+
+}  // namespace
+
 }  // namespace mha
 
 using namespace mha;
@@ -379,7 +480,14 @@ mha_status mha_layer_pack_size(const mha_layer_config *config, const mha_layer_w
   Report report(error);
   PackJob job;
   if (const mha_status status = prepare(report, config, weights, options, &job)) return status;
-  return write_size(report, 4, static_cast<size_t>(job.layout.bytes), bytes);
+  return write_size(report, layer_arguments.result, static_cast<size_t>(job.layout.bytes), bytes);
+}
+
+mha_status mha_linear_pack_size(const mha_linear_weights *weights, const mha_layer_options *options, size_t *bytes, mha_error *error) {
+  Report report(error);
+  PackJob job;
+  if (const mha_status status = prepare_linear(report, weights, options, &job)) return status;
+  return write_size(report, linear_arguments.result, static_cast<size_t>(job.layout.bytes), bytes);
 }
 
 mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options, void *buffer,
@@ -387,17 +495,15 @@ mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weight
   Report report(error);
   PackJob job;
   if (const mha_status status = prepare(report, config, weights, options, &job)) return status;
-  if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, 4, "buffer is NULL; pass memory of mha_layer_pack_size bytes, aligned to 64");
-  if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 4, "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
-  }
-  if (buffer_bytes < static_cast<size_t>(job.layout.bytes)) {
-    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 5, "buffer_bytes is %zu, the packed layer needs %lld; ask mha_layer_pack_size",
-                       buffer_bytes, static_cast<long long>(job.layout.bytes));
-  }
-  if (const mha_status status = check_range(report, weights_argument, job.shape, job.kind, job.weights)) return status;
-  pack_layer(job.shape, job.kind, job.layout, job.weights, buffer);
-  return MHA_OK;
+  return pack(report, job, "mha_layer_pack_size", buffer, buffer_bytes);
+}
+
+mha_status mha_linear_pack(const mha_linear_weights *weights, const mha_layer_options *options, void *buffer, size_t buffer_bytes,
+                           mha_error *error) {
+  Report report(error);
+  PackJob job;
+  if (const mha_status status = prepare_linear(report, weights, options, &job)) return status;
+  return pack(report, job, "mha_linear_pack_size", buffer, buffer_bytes);
 }
 
 size_t mha_layer_view_size(void) { return layer_bytes + 63; }
@@ -445,33 +551,18 @@ mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *
 mha_status mha_layer_create(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
                             mha_layer **layer, mha_error *error) {
   Report report(error);
-  if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, 4, "layer is NULL; pass where to write the layer");
-  *layer = nullptr;
+  if (const mha_status status = clear_layer(report, layer_arguments, layer)) return status;
   PackJob job;
   if (const mha_status status = prepare(report, config, weights, options, &job)) return status;
-  const Kernels *kernels;
-  if (const mha_status status = choose_kernels(report, 3, job.options.instruction_set, &kernels)) return status;
+  return create(report, job, layer);
+}
 
-  const mha_allocator allocator =
-      job.options.allocator ? *job.options.allocator : mha_allocator{nullptr, allocate_default, release_default};
-  const Count bytes = Count(job.layout.bytes) + Count(static_cast<int64_t>(layer_bytes + 63));
-  if (bytes.overflows()) return report.fail(MHA_ERROR_TOO_LARGE, 1, "the packed layer would be larger than memory can be");
-  void *const block = allocator.allocate(allocator.context, static_cast<size_t>(bytes.value()));
-  if (!block) {
-    return report.fail(MHA_ERROR_OUT_OF_MEMORY, 0, "the allocator has no %lld bytes for the packed layer",
-                       static_cast<long long>(bytes.value()));
-  }
-  if (const mha_status status = check_range(report, weights_argument, job.shape, job.kind, job.weights)) {
-    allocator.release(allocator.context, block);
-    return status;
-  }
-  unsigned char *const packed = static_cast<unsigned char *>(align64(block)) + layer_bytes;
-  pack_layer(job.shape, job.kind, job.layout, job.weights, packed);
-  mha_layer *const made = make_layer(block, job.shape, job.kind, job.layout, packed, job.options, kernels);
-  made->allocator = allocator;
-  made->block = block;
-  *layer = made;
-  return MHA_OK;
+mha_status mha_linear_create(const mha_linear_weights *weights, const mha_layer_options *options, mha_layer **layer, mha_error *error) {
+  Report report(error);
+  if (const mha_status status = clear_layer(report, linear_arguments, layer)) return status;
+  PackJob job;
+  if (const mha_status status = prepare_linear(report, weights, options, &job)) return status;
+  return create(report, job, layer);
 }
 
 void mha_layer_destroy(mha_layer *layer) {

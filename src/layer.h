@@ -24,7 +24,7 @@ struct LayerShape {
   int64_t k_columns() const { return num_kv_heads * head_dim; }
   int64_t v_columns() const { return num_kv_heads * head_dim_v; }
   int64_t context_columns() const { return num_heads * head_dim_v; }
-  // A layer without heads has a W_O alone.
+  // A linear layer has no heads, and a W_O alone.
   bool has_heads() const { return num_heads != 0; }
   int64_t output_depth() const { return has_heads() ? context_columns() : query_dim; }
   int64_t g_columns() const { return num_heads * gate_dim; }
@@ -84,10 +84,6 @@ struct PackedLayout {
 };
 
 PackedLayout packed_layout(const LayerShape &shape, PackedKind kind);
-
-// Checks config and the pointers of weights (but reads no array), and resolves the shape.
-mha_status resolve_shape(Report &report, const mha_layer_config *config, const mha_layer_weights *weights, LayerShape *shape,
-                         mha_layer_weights *given);
 
 mha_status read_options(Report &report, uint32_t argument, const mha_layer_options *options, mha_layer_options *read);
 

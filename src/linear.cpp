@@ -29,7 +29,7 @@ mha_status make_call(Report &report, const mha_layer *layer, const mha_linear_ar
   const LayerShape &shape = layer->shape;
   if (!shape.has_output) {
     return report.fail(MHA_ERROR_INVALID_VALUE, layer_argument,
-                       "the layer has no w_o, which mha_linear multiplies by; make it with one, or with num_heads = 0 and w_o alone");
+                       "the layer has no w_o, which mha_linear multiplies by; make it with one, or by mha_linear_create");
   }
   mha_linear_args &args = call->args;
   if (const mha_status status = read_struct(report, args_argument, "mha_linear_args", given, &args)) return status;

@@ -133,7 +133,7 @@ Source source_of(const LayerShape &shape, const mha_layer_weights &weights, Matr
              {"w_g", weights.w_g, shape.num_heads, shape.query_dim, weights.w_g_stride, weights.w_g_scales},
              {"w_k", weights.w_k, shape.num_kv_heads, shape.key_dim, weights.w_k_stride, weights.w_k_scales},
              {"w_v", weights.w_v, shape.num_kv_heads, shape.value_dim, weights.w_v_stride, weights.w_v_scales},
-             {"w_o", weights.w_o, 1, shape.output_depth(), weights.w_o_stride, weights.w_o_scales}};
+             {shape.has_heads() ? "w_o" : "w", weights.w_o, 1, shape.output_depth(), weights.w_o_stride, weights.w_o_scales}};
   const bool is_in_q = name == matrix_g && has_gate_in_q(shape, weights);
   const auto &from = own[is_in_q ? matrix_q : name];
   Source source = {from.name, from.matrix, columns_of(shape, weights, name), from.depth, 0, 0, weights.type, from.scales};

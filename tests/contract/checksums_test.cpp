@@ -314,18 +314,17 @@ class Cases {
     for (const auto &[weight_type, arithmetic] : products) {
       Random random(90 + weight_type);
       const std::vector<float> w = random.Uniforms(in * out, 0.0625f), bias = random.Uniforms(out);
-      mha_layer_config config = Zeroed<mha_layer_config>();
-      config.query_dim = in;
-      config.output_dim = out;
-      config.weight_type = weight_type;
-      config.arithmetic = arithmetic;
-      mha_layer_weights weights = Zeroed<mha_layer_weights>();
-      weights.w_o = w.data();
-      weights.b_o = bias.data();
+      mha_linear_weights weights = Zeroed<mha_linear_weights>();
+      weights.input_dim = in;
+      weights.output_dim = out;
+      weights.w = w.data();
+      weights.bias = bias.data();
+      weights.weight_type = weight_type;
+      weights.arithmetic = arithmetic;
       const mha_layer_options options = Options(instruction_set_);
       mha_layer *made = nullptr;
       mha_error error;
-      Check(mha_layer_create(&config, &weights, &options, &made, &error), error);
+      Check(mha_linear_create(&weights, &options, &made, &error), error);
       const Layer layer(made);
       for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16}) {
         const std::vector<uint16_t> x = Halves(&random, rows * in, type);

@@ -37,7 +37,7 @@ struct LinearData {
     data.weights.w_o_stride = given.w_o_stride;
     data.config = Zeroed<mha_layer_config>();
     data.config.query_dim = in;
-    data.config.output_dim = out == in && form.use_defaults ? 0 : out;
+    data.config.output_dim = out;
     data.config.weight_type = static_cast<uint32_t>(form.weight_type);
   }
 
@@ -378,26 +378,44 @@ TEST(LinearLayer, IsRefusedByCallsOfWholeLayers) {
   EXPECT_EQ(y[0], 4711.0f);
 }
 
-TEST(LinearLayer, HasNothingButItsOneMatrix) {
-  const float other[6] = {};
-  const auto expect_refused = [&](const char *what, auto change) {
-    SCOPED_TRACE(what);
-    LinearData linear({1, 2, 3, 4, 5, 6}, {0.5f, -0.5f}, 3, 2);
-    change(linear.data.config, linear.data.weights);
+TEST(LinearLayer, RefusesWrongWeightsWithASentence) {
+  const float w[6] = {1, 2, 3, 4, 5, 6};
+  const auto expect_refused = [&](mha_status status, const std::string &sentence, auto change) {
+    SCOPED_TRACE(sentence);
+    mha_linear_weights weights = Zeroed<mha_linear_weights>();
+    weights.input_dim = 3, weights.output_dim = 2, weights.w = w;
+    change(weights);
     mha_layer *layer = nullptr;
-    ExpectFails([&](mha_error *error) { return mha_layer_create(&linear.data.config, &linear.data.weights, nullptr, &layer, error); },
-                {MHA_ERROR_INVALID_VALUE, {1}, {"num_heads is 0", "mha_linear"}});
+    size_t bytes = 4711;
+    Memory buffer(4096, Place::kBeforeGuard, 64);
+    const Expected expected = {status, {1}, {sentence}};
+    ExpectFails([&](mha_error *error) { return mha_linear_create(&weights, nullptr, &layer, error); }, expected);
+    ExpectFails([&](mha_error *error) { return mha_linear_pack_size(&weights, nullptr, &bytes, error); }, expected);
+    ExpectFails([&](mha_error *error) { return mha_linear_pack(&weights, nullptr, buffer.data(), buffer.size(), error); }, expected);
     EXPECT_EQ(layer, nullptr);
+    EXPECT_EQ(bytes, 4711u);
   };
-  expect_refused("key_dim", [](auto &config, auto &) { config.key_dim = 3; });
-  expect_refused("head_dim", [](auto &config, auto &) { config.head_dim = 3; });
-  expect_refused("num_kv_heads", [](auto &config, auto &) { config.num_kv_heads = 1; });
-  expect_refused("scale", [](auto &config, auto &) { config.scale = 1; });
-  expect_refused("gate", [](auto &config, auto &) { config.gate = MHA_GATE_SIGMOID; });
-  expect_refused("w_qkv", [&](auto &, auto &weights) { weights.w_qkv = other; });
-  expect_refused("b_q", [&](auto &, auto &weights) { weights.b_q = other; });
-  expect_refused("w_q_stride", [](auto &, auto &weights) { weights.w_q_stride = 8; });
-  expect_refused("no w_o", [](auto &, auto &weights) { weights.w_o = nullptr, weights.b_o = nullptr; });
+  expect_refused(MHA_ERROR_STRUCT_SIZE, "set it to sizeof(mha_linear_weights)", [](auto &given) { given.struct_size = 8; });
+  expect_refused(MHA_ERROR_INVALID_VALUE, "input_dim is 0; set it to the width of a row of x", [](auto &given) { given.input_dim = 0; });
+  expect_refused(MHA_ERROR_INVALID_VALUE, "output_dim is -2; set it to the width of a row of y",
+                 [](auto &given) { given.output_dim = -2; });
+  expect_refused(MHA_ERROR_TOO_LARGE, "input_dim is 2147483648", [](auto &given) { given.input_dim = int64_t{1} << 31; });
+  expect_refused(MHA_ERROR_NULL_POINTER, "w is NULL; pass the matrix", [](auto &given) { given.w = nullptr; });
+  expect_refused(MHA_ERROR_INVALID_VALUE, "layout is 2; set MHA_LAYOUT_IN_OUT", [](auto &given) { given.layout = 2; });
+  expect_refused(MHA_ERROR_INVALID_VALUE, "w_stride is 1, less than the width of a row, 2", [](auto &given) { given.w_stride = 1; });
+  expect_refused(MHA_ERROR_INVALID_VALUE, "w_scales is given, but no w of MHA_TYPE_INT8", [&](auto &given) { given.w_scales = w; });
+  expect_refused(MHA_ERROR_INVALID_VALUE, "set weight_type to MHA_TYPE_INT8 (3)",
+                 [](auto &given) { given.arithmetic = MHA_ARITHMETIC_INT8; });
+}
+
+TEST(LinearLayer, NeedsItsPointers) {
+  const mha_linear_weights *const none = nullptr;
+  mha_layer *layer = nullptr;
+  ExpectFails([&](mha_error *error) { return mha_linear_create(none, nullptr, &layer, error); },
+              {MHA_ERROR_NULL_POINTER, {1}, {"mha_linear_weights is NULL"}});
+  mha_linear_weights weights = Zeroed<mha_linear_weights>();
+  ExpectFails([&](mha_error *error) { return mha_linear_create(&weights, nullptr, nullptr, error); },
+              {MHA_ERROR_NULL_POINTER, {3}, {"layer is NULL"}});
 }
 
 TEST(LinearCall, RefusesWrongArgumentsWithASentence) {

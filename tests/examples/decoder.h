@@ -97,10 +97,12 @@ static mha_layer *create_layer(const mha_layer_config *config, const mha_layer_w
 /* Matrices lie as nn.Linear has them, [outputs, inputs]. */
 static mha_layer *load_linear(const struct model *m, const char *name, int64_t layer, int64_t outputs, int64_t inputs) {
   const struct tensor *const w = get(m, name, layer, outputs, inputs);
-  mha_layer_config config = {.struct_size = sizeof config, .query_dim = inputs, .output_dim = outputs};
-  config.weight_type = m->weight_type, config.arithmetic = m->arithmetic;
-  mha_layer_weights weights = {.struct_size = sizeof weights, .layout = MHA_LAYOUT_OUT_IN, .type = type_of(w), .w_o = w->data};
-  return create_layer(&config, &weights);
+  mha_linear_weights weights = {.struct_size = sizeof weights, .input_dim = inputs, .output_dim = outputs, .layout = MHA_LAYOUT_OUT_IN};
+  weights.type = type_of(w), weights.w = w->data, weights.weight_type = m->weight_type, weights.arithmetic = m->arithmetic;
+  mha_layer *made;
+  mha_error error;
+  check(mha_linear_create(&weights, NULL, &made, &error), &error);
+  return made;
 }
 
 static mha_layer *load_attention(const struct model *m, int64_t layer) {

@@ -24,12 +24,11 @@ static void fill(float *values, int count, int step) {
 static mha_layer *make_linear(int inputs, int outputs, int step) {
   float *const w = malloc(sizeof *w * inputs * outputs);
   fill(w, inputs * outputs, step);
-  mha_layer_config config = {.struct_size = sizeof config, .query_dim = inputs, .output_dim = outputs};
-  config.weight_type = MHA_TYPE_BF16; /* and num_heads = 0: a product alone */
-  mha_layer_weights weights = {.struct_size = sizeof weights, .layout = MHA_LAYOUT_OUT_IN, .w_o = w};
+  mha_linear_weights weights = {.struct_size = sizeof weights, .input_dim = inputs, .output_dim = outputs};
+  weights.layout = MHA_LAYOUT_OUT_IN, weights.w = w, weights.weight_type = MHA_TYPE_BF16;
   mha_layer *layer;
   mha_error error;
-  check(mha_layer_create(&config, &weights, NULL, &layer, &error), &error);
+  check(mha_linear_create(&weights, NULL, &layer, &error), &error);
   free(w);
   return layer;
 }

@@ -30,6 +30,7 @@ SIZE(mha_taps, 72);
 SIZE(mha_forward_args, 280);
 SIZE(mha_attention_args, 360);
 SIZE(mha_call_info, 56);
+SIZE(mha_linear_weights, 72);
 SIZE(mha_linear_args, 80);
 
 #endif

@@ -500,11 +500,17 @@ class MadeUpHeader : public testing::Test {
     options_ = Options(MHA_INSTRUCTION_SET_AUTO, kind.sgemm);
     const mha_layer_weights weights = WeightsOf(kind.config, kind.has_output);
     size_t bytes = 0;
-    ASSERT_EQ(mha_layer_pack_size(&kind.config, &weights, &options_, &bytes, nullptr), MHA_OK);
+    const mha_linear_weights linear = LinearOf(kind.config, weights);
+    const bool is_linear = kind.config.num_heads == 0;
+    ASSERT_EQ(is_linear ? mha_linear_pack_size(&linear, &options_, &bytes, nullptr)
+                        : mha_layer_pack_size(&kind.config, &weights, &options_, &bytes, nullptr),
+              MHA_OK);
     ASSERT_LE(bytes, room_.size()) << kind.name;
     good_bytes_ = bytes;
     room_.Fill(0);
-    ASSERT_EQ(mha_layer_pack(&kind.config, &weights, &options_, room_.data(), room_.size(), nullptr), MHA_OK);
+    ASSERT_EQ(is_linear ? mha_linear_pack(&linear, &options_, room_.data(), room_.size(), nullptr)
+                        : mha_layer_pack(&kind.config, &weights, &options_, room_.data(), room_.size(), nullptr),
+              MHA_OK);
     std::memcpy(good_, room_.data(), kHeaderBytes);
     uint64_t sum = 0;
     std::memcpy(&sum, good_ + 248, 8);
@@ -559,7 +565,11 @@ class MadeUpHeader : public testing::Test {
     const mha_layer_weights weights = WeightsOf(same, has_output != 0);
     size_t packed_bytes = 0;
     mha_error error;
-    EXPECT_EQ(Name(mha_layer_pack_size(&same, &weights, &options_, &packed_bytes, &error)), Name(MHA_OK)) << error.message;
+    const mha_linear_weights linear = LinearOf(same, weights);
+    EXPECT_EQ(Name(config.num_heads == 0 ? mha_linear_pack_size(&linear, &options_, &packed_bytes, &error)
+                                         : mha_layer_pack_size(&same, &weights, &options_, &packed_bytes, &error)),
+              Name(MHA_OK))
+        << error.message;
     EXPECT_EQ(packed_bytes, bytes);
     Random random(7);
     if (config.num_heads == 0) {

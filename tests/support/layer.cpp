@@ -146,10 +146,28 @@ std::vector<float> WithGates(const LayerProblem &problem, const std::vector<floa
   return both;
 }
 
+mha_linear_weights LinearOf(const mha_layer_config &config, const mha_layer_weights &weights) {
+  mha_linear_weights linear = Zeroed<mha_linear_weights>();
+  linear.input_dim = config.query_dim;
+  linear.output_dim = config.output_dim;
+  linear.layout = weights.layout;
+  linear.type = weights.type;
+  linear.w = weights.w_o;
+  linear.bias = weights.b_o;
+  linear.w_stride = weights.w_o_stride;
+  linear.w_scales = weights.w_o_scales;
+  linear.weight_type = config.weight_type;
+  linear.arithmetic = config.arithmetic;
+  return linear;
+}
+
 Layer Create(const LayerData &data, const mha_layer_options *options) {
   mha_layer *layer = nullptr;
   mha_error error;
-  Check(mha_layer_create(&data.config, &data.weights, options, &layer, &error), error);
+  const mha_linear_weights linear = LinearOf(data.config, data.weights);
+  Check(data.config.num_heads == 0 ? mha_linear_create(&linear, options, &layer, &error)
+                                   : mha_layer_create(&data.config, &data.weights, options, &layer, &error),
+        error);
   return Layer(layer);
 }
 
@@ -234,7 +252,10 @@ LayerData::~LayerData() = default;
 size_t LayerData::PackSize(const mha_layer_options *options) const {
   size_t bytes = 0;
   mha_error error;
-  Check(mha_layer_pack_size(&config, &weights, options, &bytes, &error), error);
+  const mha_linear_weights linear = LinearOf(config, weights);
+  Check(config.num_heads == 0 ? mha_linear_pack_size(&linear, options, &bytes, &error)
+                              : mha_layer_pack_size(&config, &weights, options, &bytes, &error),
+        error);
   return bytes;
 }
 
@@ -242,7 +263,10 @@ Memory LayerData::Pack(const mha_layer_options *options, int fill, Place place) 
   Memory buffer(PackSize(options), place, 64);
   buffer.Fill(fill);
   mha_error error;
-  Check(mha_layer_pack(&config, &weights, options, buffer.data(), buffer.size(), &error), error);
+  const mha_linear_weights linear = LinearOf(config, weights);
+  Check(config.num_heads == 0 ? mha_linear_pack(&linear, options, buffer.data(), buffer.size(), &error)
+                              : mha_layer_pack(&config, &weights, options, buffer.data(), buffer.size(), &error),
+        error);
   return buffer;
 }
 

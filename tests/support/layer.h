@@ -130,6 +130,10 @@ struct DestroyLayer {
 };
 using Layer = std::unique_ptr<mha_layer, DestroyLayer>;
 
+// The linear layer of a config without heads, and of w_o and b_o.
+mha_linear_weights LinearOf(const mha_layer_config &config, const mha_layer_weights &weights);
+
+// A linear one, where the config has no heads; likewise PackSize and Pack.
 Layer Create(const LayerData &data, const mha_layer_options *options = nullptr);
 
 Layer Create(const LayerData &data, uint32_t instruction_set);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ._arrays import (_buffer, _check, _contiguous, _describe, _dtypes, _named, 
 from ._callbacks import _raising
 from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._library import _call, _loaded
-from ._structs import (_CallInfo, _Config, _ForwardArgs, _LinearArgs, _Options, _Weights, _cache_read, _empty, _new, _packer, arithmetics, gates,
+from ._structs import (_CallInfo, _Config, _ForwardArgs, _LinearArgs, _LinearWeights, _Options, _Weights, _cache_read, _empty, _new, _packer, arithmetics, gates,
                        instruction_set_names, layouts, types)
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ class Layer:
     """
 
     def __init__(self, query_dim: int, num_heads: int, *, instruction_set: str = "auto", **weights_and_shape: Unpack[Weights]) -> None:
-        config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
+        functions, structs, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
         handle = ctypes.c_void_p()
-        _call("mha_layer_create", config, weights, _options(instruction_set), handle)
+        _call(functions.create, *structs, _options(instruction_set), handle)
         weakref.finalize(self, _loaded().mha_layer_destroy, handle.value)
         self._adopt(handle, None)
 
@@ -214,16 +214,16 @@ def pack(query_dim: int, num_heads: int, *, out: Array | None = None, instructio
     out is memory for them, such as numpy.memmap of a new file: an array of pack_size(...) bytes or more, of which the first ones are returned."""
     bytes = pack_size(query_dim, num_heads, instruction_set=instruction_set, **weights_and_shape)
     out = aligned(bytes) if out is None else _writeable(out, "out")
-    config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
-    _call("mha_layer_pack", config, weights, _options(instruction_set), *_buffer(out, "out"))
+    functions, structs, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
+    _call(functions.pack, *structs, _options(instruction_set), *_buffer(out, "out"))
     return out[:bytes]
 
 
 def pack_size(query_dim: int, num_heads: int, *, instruction_set: str = "auto", **weights_and_shape: Unpack[Weights]) -> int:
     """The bytes that pack needs."""
-    config, weights, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
+    functions, structs, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
     bytes = ctypes.c_size_t()
-    _call("mha_layer_pack_size", config, weights, _options(instruction_set), bytes)
+    _call(functions.pack_size, *structs, _options(instruction_set), bytes)
     return bytes.value
 
 
@@ -236,10 +236,20 @@ def _options(instruction_set):
     return _new(_Options, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
 
 
+class _Functions(NamedTuple):
+    create: str
+    pack_size: str
+    pack: str
+
+
+_of_layers = _Functions("mha_layer_create", "mha_layer_pack_size", "mha_layer_pack")
+_of_linear_layers = _Functions("mha_linear_create", "mha_linear_pack_size", "mha_linear_pack")
+
+
 def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv=None, w_o=None, b_q=None, b_k=None, b_v=None, b_qkv=None,
                     b_o=None, w_g=None, b_g=None, layout="in_out", type=None, scales=None, weight_type="f32", arithmetic="f32",
                     gate="none", **shape):
-    """The structs that describe a layer, and what they point to."""
+    """The functions that make a layer, or one of a single matrix; the structs that describe it, and what they point to."""
     config = _new(_Config, query_dim=query_dim, num_heads=num_heads, weight_type=_named(types, weight_type, "weight_type"),
                   gate=_named(gates, gate, "gate"), arithmetic=_named(arithmetics, arithmetic, "arithmetic"))
     for name, number in shape.items():
@@ -249,7 +259,8 @@ def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv
     matrices = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_qkv": w_qkv, "w_o": w_o, "w_g": w_g}
     type = type or _type_of(matrices)
     weights = _new(_Weights, layout=_named(layouts, layout, "layout"), type=_named(types, type, "type"))
-    is_linear = num_heads == 0 and w_o is not None and all(matrix is None for name, matrix in matrices.items() if name != "w_o")
+    others = *(matrix for name, matrix in matrices.items() if name != "w_o"), b_q, b_k, b_v, b_qkv, b_g
+    is_linear = num_heads == 0 and w_o is not None and gate == "none" and set(shape) <= {"output_dim"} and all(one is None for one in others)
     dims = {"w_o": (query_dim, config.output_dim or query_dim), } if is_linear else _resolved(config, w_g is None)
     alive = [array for array in (*matrices.values(), b_q, b_k, b_v, b_qkv, b_o, b_g) if array is not None]
     for name, matrix in matrices.items():
@@ -269,7 +280,12 @@ def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv
         extents = (width, -(-depth // 32)) if type == "int4" else (width,)
         setattr(weights, name + "_scales", _contiguous(array, f"scales[{name!r}]", [np.float32], extents))
         alive.append(array)
-    return config, weights, alive
+    if not is_linear:
+        return _of_layers, (config, weights), alive
+    linear = _new(_LinearWeights, input_dim=query_dim, output_dim=config.output_dim or query_dim, layout=weights.layout, type=weights.type,
+                  w=weights.w_o, bias=weights.b_o, w_stride=weights.w_o_stride, w_scales=weights.w_o_scales, weight_type=config.weight_type,
+                  arithmetic=config.arithmetic)
+    return _of_linear_layers, (linear,), alive
 
 
 def _type_of(matrices):

@@ -13,6 +13,7 @@ from ._structs import _Error, instruction_set_names
 
 _signatures = {  # of the functions that return a status, without the mha_error: p is a pointer, s a size_t, i an int64_t, u a uint32_t
     "mha_layer_pack_size": "pppp", "mha_layer_pack": "pppps", "mha_layer_view": "psppsp", "mha_layer_verify": "ps",
+    "mha_linear_create": "ppp", "mha_linear_pack_size": "ppp", "mha_linear_pack": "ppps",
     "mha_layer_create": "pppp", "mha_layer_shape": "pp", "mha_kv_cache_size": "pp", "mha_kv_cache_init": "ppsp",
     "mha_kv_cache_view": "psp", "mha_kv_cache_shape": "pp", "mha_kv_cache_length": "pip", "mha_kv_cache_truncate": "pii",
     "mha_kv_cache_set_blocks": "pipi", "mha_kv_cache_copy_prefix": "piii", "mha_kv_cache_append": "piipp", "mha_kv_cache_read": "piiipp",

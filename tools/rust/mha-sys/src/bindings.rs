@@ -396,6 +396,21 @@ pub struct mha_call_info {
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
+pub struct mha_linear_weights {
+    pub struct_size: usize,
+    pub input_dim: i64,
+    pub output_dim: i64,
+    pub layout: u32,
+    pub type_: u32,
+    pub w: *const core::ffi::c_void,
+    pub bias: *const f32,
+    pub w_stride: i64,
+    pub w_scales: *const f32,
+    pub weight_type: u32,
+    pub arithmetic: u32,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
 pub struct mha_linear_args {
     pub struct_size: usize,
     pub rows: i64,
@@ -527,6 +542,25 @@ extern "C" {
     ) -> mha_status;
     pub fn mha_info(layer: *const mha_layer, args: *const mha_forward_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
     pub fn mha_attention_info(args: *const mha_attention_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
+    pub fn mha_linear_create(
+        weights: *const mha_linear_weights,
+        options: *const mha_layer_options,
+        layer: *mut *mut mha_layer,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_linear_pack_size(
+        weights: *const mha_linear_weights,
+        options: *const mha_layer_options,
+        bytes: *mut usize,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_linear_pack(
+        weights: *const mha_linear_weights,
+        options: *const mha_layer_options,
+        buffer: *mut core::ffi::c_void,
+        buffer_bytes: usize,
+        error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_linear_workspace(
         layer: *const mha_layer,
         args: *const mha_linear_args,

@@ -109,6 +109,12 @@ impl LayerConfig {
     }
 
     /// With the library's defaults in place of 0, wherever the config is a valid one.
+    /// Whether nothing is set but what a linear layer has.
+    fn is_linear(&self) -> bool {
+        let linear = Self::linear(self.query_dim, self.output_dim);
+        *self == Self { weight_type: self.weight_type, arithmetic: self.arithmetic, ..linear }
+    }
+
     pub(crate) fn with_defaults(mut self) -> Self {
         let or = |value: usize, default: usize| if value == 0 { default } else { value };
         self.key_dim = or(self.key_dim, self.query_dim);
@@ -201,10 +207,15 @@ impl<'a> Layer<'a> {
 
     /// Like [`new`](Self::new), on an instruction set; one that this machine lacks is an error, never a fallback.
     pub fn with_instruction_set(config: &LayerConfig, weights: &Weights<'_>, instruction_set: InstructionSet) -> Result<Self> {
-        checked(config, weights, instruction_set, |raw_config, raw_weights, raw_options| {
+        checked(config, weights, instruction_set, |described, options| {
             let mut layer = null_mut();
             // SAFETY: valid structs, whose slices have been checked.
-            check(|error| unsafe { sys::mha_layer_create(raw_config, raw_weights, raw_options, &mut layer, error) })?;
+            check(|error| unsafe {
+                match described {
+                    Described::Layer(config, weights) => sys::mha_layer_create(config, weights, options, &mut layer, error),
+                    Described::Linear(weights) => sys::mha_linear_create(weights, options, &mut layer, error),
+                }
+            })?;
             // SAFETY: not NULL on success.
             let raw = unsafe { NonNull::new_unchecked(layer) };
             Self::of(raw, Memory::Created { _layer: Created(raw) })
@@ -214,14 +225,16 @@ impl<'a> Layer<'a> {
     /// Packs the weights into bytes that can be written to a file, and made a layer by [`from_packed`](Self::from_packed): the same on every
     /// machine of this byte order, for any instruction set.
     pub fn pack(config: &LayerConfig, weights: &Weights<'_>) -> Result<AlignedBuffer> {
-        checked(config, weights, InstructionSet::AUTO, |config, weights, options| {
-            let mut bytes = 0;
-            // SAFETY: valid structs, of whose arrays none is read.
-            check(|error| unsafe { sys::mha_layer_pack_size(config, weights, options, &mut bytes, error) })?;
-            let mut buffer = AlignedBuffer::zeroed(bytes)?;
+        checked(config, weights, InstructionSet::AUTO, |described, options| {
+            let mut buffer = AlignedBuffer::zeroed(described.pack_size(options)?)?;
             let (start, len) = (buffer.as_mut_ptr().cast(), buffer.len());
             // SAFETY: valid structs, whose slices have been checked; a buffer of this length.
-            check(|error| unsafe { sys::mha_layer_pack(config, weights, options, start, len, error) })?;
+            check(|error| unsafe {
+                match described {
+                    Described::Layer(config, weights) => sys::mha_layer_pack(config, weights, options, start, len, error),
+                    Described::Linear(weights) => sys::mha_linear_pack(weights, options, start, len, error),
+                }
+            })?;
             Ok(buffer)
         })
     }
@@ -314,19 +327,58 @@ impl fmt::Debug for Layer<'_> {
     }
 }
 
+/// A layer as the library takes it, or a linear one.
+#[derive(Clone, Copy)]
+enum Described<'a> {
+    Layer(&'a sys::mha_layer_config, &'a sys::mha_layer_weights),
+    Linear(&'a sys::mha_linear_weights),
+}
+
+impl Described<'_> {
+    fn pack_size(self, options: &sys::mha_layer_options) -> Result<usize> {
+        let mut bytes = 0;
+        // SAFETY: valid structs, of whose arrays none is read.
+        check(|error| unsafe {
+            match self {
+                Described::Layer(config, weights) => sys::mha_layer_pack_size(config, weights, options, &mut bytes, error),
+                Described::Linear(weights) => sys::mha_linear_pack_size(weights, options, &mut bytes, error),
+            }
+        })?;
+        Ok(bytes)
+    }
+}
+
 /// Calls `body` with what the library takes, all checked.
 fn checked<R>(
     config: &LayerConfig,
     weights: &Weights<'_>,
     instruction_set: InstructionSet,
-    body: impl FnOnce(&sys::mha_layer_config, &sys::mha_layer_weights, &sys::mha_layer_options) -> Result<R>,
+    body: impl FnOnce(Described<'_>, &sys::mha_layer_options) -> Result<R>,
 ) -> Result<R> {
     let (raw_config, raw_options) = (config.raw(), options(instruction_set));
     weights.with_raw(|raw_weights| {
+        let linear;
+        let described = if weights.are_linear() && config.is_linear() {
+            linear = sys::mha_linear_weights {
+                struct_size: size_of::<sys::mha_linear_weights>(),
+                input_dim: raw_config.query_dim,
+                output_dim: raw_config.output_dim,
+                layout: raw_weights.layout,
+                type_: raw_weights.type_,
+                w: raw_weights.w_o,
+                bias: raw_weights.b_o,
+                w_stride: raw_weights.w_o_stride,
+                w_scales: raw_weights.w_o_scales,
+                weight_type: raw_config.weight_type,
+                arithmetic: raw_config.arithmetic,
+            };
+            Described::Linear(&linear)
+        } else {
+            Described::Layer(&raw_config, raw_weights)
+        };
         // Which finds the config valid; only then its products, which check_slices makes, cannot overflow.
-        // SAFETY: valid structs, of whose arrays none is read.
-        check(|error| unsafe { sys::mha_layer_pack_size(&raw_config, raw_weights, &raw_options, &mut 0, error) })?;
+        described.pack_size(&raw_options)?;
         weights.check_slices(&config.with_defaults())?;
-        body(&raw_config, raw_weights, &raw_options)
+        body(described, &raw_options)
     })
 }

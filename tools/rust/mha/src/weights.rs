@@ -225,6 +225,12 @@ impl<'a> Weights<'a> {
         body(&raw)
     }
 
+    /// Whether there is nothing but W_O and its bias.
+    pub(crate) fn are_linear(&self) -> bool {
+        let has_others = [self.b_q, self.b_k, self.b_v, self.b_qkv, self.b_g].iter().any(Option::is_some) || self.w_g.is_some();
+        matches!(self.projections, Projections::None) && self.w_o.is_some() && !has_others
+    }
+
     /// That each slice has what a layer of this shape reads. `config` has been found valid by the library and has its defaults resolved.
     pub(crate) fn check_slices(&self, config: &LayerConfig) -> Result<()> {
         // Without a matrix of its own, a head's gate is behind its queries.
