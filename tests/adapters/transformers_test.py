@@ -10,6 +10,7 @@ torch and transformers are in neither.
 import copy
 import itertools
 import os
+import pathlib
 import re
 import subprocess
 import sys
