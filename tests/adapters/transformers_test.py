@@ -106,14 +106,16 @@ def functions(n):
     def sliding_window_overlay(batch_idx, head_idx, q_idx, kv_idx):  # by name one of transformers, by what it does another
         return (kv_idx <= q_idx) & (kv_idx % 3 != 1)
 
+    def packed_together(function, positions):
+        return masks.and_masks(masks.remap_positions_for_packed_sequence(function, positions), masks.packed_sequence_mask_function(packed))
+
     return {"causal": (causal, True), "bidirectional": (masks.bidirectional_mask_function, True), "sliding": (window, True),
             "sliding both ways": (masks.sliding_window_bidirectional_mask_function(4), True),
             "chunked": (masks.chunked_causal_mask_function(6, torch.tensor([0, 5, 11])), True),
-            "packed": (masks.packed_sequence_compatibility_function(causal, positions, packed), True),
-            "packed, sliding": (masks.packed_sequence_compatibility_function(window, positions, packed), True),
-            "packed, positions that jump": (masks.packed_sequence_compatibility_function(window, positions * 2, packed), False),
-            "packed, chunked": (masks.packed_sequence_compatibility_function(masks.chunked_causal_mask_function(3, torch.zeros(3, dtype=int)),
-                                                                            positions, packed), False),
+            "packed": (packed_together(causal, positions), True),
+            "packed, sliding": (packed_together(window, positions), True),
+            "packed, positions that jump": (packed_together(window, positions * 2), False),
+            "packed, chunked": (packed_together(masks.chunked_causal_mask_function(3, torch.zeros(3, dtype=int)), positions), False),
             "blocks": (masks.or_masks(causal, masks.blockwise_overlay(blocks)), True),
             "sliding, blocks": (masks.or_masks(window, masks.blockwise_overlay(blocks)), True),
             "two windows": (masks.and_masks(window, masks.sliding_window_overlay(3)), False),

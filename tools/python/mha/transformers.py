@@ -157,7 +157,7 @@ class _Structure:
         if kind == "causal":
             self.flags |= _causal
         elif kind == "and":
-            for part in cells["mask_functions"]:
+            for part in sorted(cells["mask_functions"], key=lambda part: _kinds.get(_code(part)) != "packed"):  # which says what "remapped" asks
                 self._read(part)
         elif kind == "left":
             self._window(cells["sliding_window"] - 1, None)
