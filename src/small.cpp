@@ -17,7 +17,8 @@ SmallLayer small_layer_of(const mha_layer &layer) {
   if (!is_small) return small;
   small.stride = blocks_of(max_columns, key_block) * key_block;
   small.context_stride = blocks_of(std::max(max_columns, shape.context_columns()), key_block) * key_block + key_block;
-  small.max_rows = std::min(small_rows, small_products / (small.stride * small.stride));
+  // For more rows the larger tiles of the stages are faster.
+  small.max_rows = small.stride <= 64 ? small_rows : small.stride <= 96 ? 4 : 2;
   const auto describe = [&](MatrixName name) {
     const PackedMatrix &matrix = layer.layout.matrices[name];
     return SmallMatrix{static_cast<const float *>(layer.weights(name)), layer.bias(name), matrix.depth * panel_columns,

@@ -286,10 +286,8 @@ struct RowMeasure {
 
 // ---- Small layers
 
-constexpr int64_t small_columns = 2 * panel_columns;  // of every matrix, so that each sum is one chain of at most dot_block terms
-constexpr int64_t small_rows = key_block;             // of a sequence, so that its keys are one block
-// Products of a sequence with a matrix: larger tiles are faster for more of them.
-constexpr int64_t small_products = small_rows * panel_columns * panel_columns;
+constexpr int64_t small_columns = 128;       // of every matrix at most, so that each sum is one chain of at most dot_block terms
+constexpr int64_t small_rows = key_block;    // of a sequence at most, so that its keys are one block
 
 // As in Projection.
 struct SmallMatrix {
