@@ -7,52 +7,46 @@
  *     context = softmax(scale * q k^T) v, head by head  [batch, n, num_heads * head_dim_v]
  *     y       = context W_O                             [batch, n, output_dim]
  *
- * (Vaswani et al., arXiv:1706.03762.) A score is scale * q k^T, of a query and a key. There is no
- * dropout: at inference it changes nothing. What a program calls, in the order of this file:
+ * (Vaswani et al., arXiv:1706.03762; no dropout.) In the order of this file:
  *
  *     mha_layer_create, mha_layer_destroy    packs the weights of a layer; frees them
  *     mha_kv_cache_init                      makes a cache of the keys and values of earlier calls
- *     mha_rope_tables                        computes tables for rotary position embedding
- *     mha_alibi_slopes, mha_t5_relative_bias compute the slopes of ALiBi, and T5's relative bias
  *     mha_forward_workspace, mha_forward     says how much memory a call needs; runs a layer
  *     mha_attention                          the same for softmax(scale * q k^T) v alone
  *     mha_info                               says how a call will run, and what it costs
  *     mha_linear_create, mha_linear          packs a linear layer, y = x W + b; runs one
+ *     mha_options.h                          rotation, norms, score options, optional outputs
  *
- * The library computes in float, projections on request in integers. It allocates only in
- * mha_layer_create, starts no thread, takes no lock, never prints and never aborts.
+ * The library allocates only in mha_layer_create and mha_linear_create. It starts no thread, takes
+ * no lock, never prints and never aborts. Results are the same bits for any batch, number of
+ * threads, instruction set and way of cutting a sequence into calls over a cache
+ * (src/kernels/CONTRACT.md); with a BLAS of the caller's (mha_sgemm), projections are that BLAS's.
  *
- * Results are the same bits for any batch, number of threads and instruction set, and for any way
- * of cutting a sequence into calls over a cache. src/kernels/CONTRACT.md defines each operation.
- * With a BLAS of the caller's (mha_sgemm), the projections are that BLAS's arithmetic instead.
+ * Rules for everything below:
  *
- * Conventions for everything below:
- *
- * - Arrays hold floats unless said otherwise. A shape such as [batch, n, dim] names the extents
- *   from the outermost to the innermost, whose stride is 1. Strides count elements, not bytes; 0
- *   means contiguous, as the shape says. Inputs of a call also take MHA_BROADCAST: the same for
- *   all. Arrays without a stride field are contiguous. The stride of a row or a head is at least
- *   the innermost extent. The strides of an output nest: each steps over all the smaller reach.
- * - Dimensions, counts, positions, strides: int64_t, >= 0 unless said. Sizes in bytes: size_t.
- * - An extent of a call (batch, n_q, n_kv, rows) is at least 1. None at all is MHA_EMPTY: 0, which
- *   a field has that was never set, is an error.
- * - Structs begin with struct_size, which the caller sets to sizeof the struct. Any other field may
- *   be left zero: its comment says what 0 or NULL stands for, unless it is the number itself. Those
- *   named reserved must be 0. Later versions add fields at the end, except to the frozen structs.
- * - Pointers in structs are borrowed for the call. Buffers of packed layers and of caches are
- *   aligned to 64 bytes, all else as its type needs. Inputs may overlap each other, but not a cache
- *   that is appended to. Outputs must not overlap inputs, the workspace, a cache or each other.
- *   But output may alias query (or q), with its type and strides; then key and value must be
- *   separate arrays, and mha_attention has no outputs per pair. The library cannot check all this,
- *   nor that there is all the memory that shapes and strides say.
- * - Errors. A function that can fail returns a mha_status, 0 on success, and fills a mha_error if
- *   it is given one. All that sizes, shapes, strides and NULLs can tell is checked before the first
- *   write: after an error, outputs and caches are as they were.
- * - Threads. Any function may be called on any thread at any time, as long as no two calls at the
- *   same time write the same memory: outputs, a workspace, a buffer being packed, a cache that is
- *   appended to or changed. A mha_layer is immutable: any number of threads may use it.
- * - A thread that calls the library, or runs its tasks, must round to nearest and keep subnormals
- *   (no FTZ, no DAZ), which is the default. The library needs up to 96 KiB of its stack.
+ *     arrays    hold floats unless said otherwise. A shape such as [batch, n, dim] names the
+ *               extents from the outermost to the innermost, whose stride is 1.
+ *     strides   count elements. 0 = contiguous, as the shape says; MHA_BROADCAST (inputs of a call
+ *               only) = the same for all. The stride of a row or a head is at least the innermost
+ *               extent. Strides of outputs nest: each steps over all that the smaller ones reach.
+ *     extents   batch, n_q, n_kv and rows are at least 1, or MHA_EMPTY. 0 is an error.
+ *     numbers   dimensions, counts, positions and strides are int64_t, sizes in bytes size_t.
+ *     structs   begin with struct_size = sizeof the struct. Any other field may stay zero: its
+ *               comment says what 0 or NULL means, unless it is the number itself. Reserved fields
+ *               must be 0. Later versions add fields at the end, except to frozen structs.
+ *     pointers  are borrowed for the call. Buffers of packed layers and caches are aligned to 64
+ *               bytes, all else as its type needs.
+ *     aliasing  Inputs may overlap each other, but not a cache that is appended to. Outputs must
+ *               not overlap inputs, the workspace, a cache or each other. But output may alias
+ *               query (or q), with its type and strides; then key and value must be separate
+ *               arrays, and mha_attention has no outputs per pair. The library cannot check this.
+ *     errors    What can fail returns a mha_status and fills a mha_error if one is given. Sizes,
+ *               shapes, strides and NULLs are checked before the first write: after an error,
+ *               outputs, results and caches are as they were.
+ *     threads   Any function may run on any thread at any time, as long as no two calls at the same
+ *               time write the same memory. A mha_layer is immutable. A thread that runs the
+ *               library must round to nearest and keep subnormals (no FTZ, no DAZ), which is the
+ *               default, and have 96 KiB of stack left.
  */
 #ifndef MHA_H
 #define MHA_H
@@ -83,11 +77,7 @@ extern "C" {
 
 /* ---- Status and errors ---------------------------------------------------------------------- */
 
-/*
- * One of MHA_OK and MHA_ERROR_*. The numbers never change; later versions may add some. Those up to
- * MHA_ERROR_TOO_LARGE are about arguments: any function may return them. A packed layer or cache
- * that is cut short is MHA_ERROR_PACKED_FORMAT or MHA_ERROR_CACHE_FORMAT.
- */
+/* One of those below. The numbers never change; later versions may add some. */
 typedef uint32_t mha_status;
 
 #define MHA_OK 0u                     /* success */
@@ -143,16 +133,14 @@ MHA_API const char *mha_instruction_set_name(uint32_t instruction_set);
 /* ---- Threads -------------------------------------------------------------------------------- */
 
 /*
- * The caller's threads. Without a scheduler, a call runs on the calling thread alone. With one, it
- * calls parallel_for a few times from the calling thread, unless there is too little work.
+ * The caller's threads; without a scheduler, a call runs on the calling thread alone.
  *
  * parallel_for(context, count, task, task_context) runs task(task_context, index) exactly once for
- * each index from 0 to count - 1 and returns when all have returned. 1 <= count <= num_threads. It
- * may use any threads in any order, even the calling thread alone: tasks never wait for each other,
- * and never call parallel_for. The library balances the work, so tasks may start late. A task must
- * see what was written before the call of parallel_for; the caller must see afterwards what the
- * tasks wrote. parallel_for cannot fail and must not throw. Calls that run at the same time with
- * the same scheduler call it at the same time. No result depends on this. This struct is frozen.
+ * each index from 0 to count - 1, 1 <= count <= num_threads, on any threads in any order, and
+ * returns when all have returned. It must not fail or throw. Tasks never wait for each other and
+ * never call parallel_for; so they may all run on the calling thread. A task sees what was written
+ * before the call of parallel_for, and the caller sees afterwards what the tasks wrote. Calls that
+ * run at the same time call it at the same time. No result depends on it. This struct is frozen.
  */
 typedef struct mha_scheduler {
   void *context;        /* passed to parallel_for as it is */
@@ -178,20 +166,23 @@ typedef struct mha_scheduler {
 #define MHA_TYPE_INT8 3u /* -127 .. 127 times a scale */
 #define MHA_TYPE_INT4 4u /* -8 .. 7 times a scale; weights only */
 
-/* ---- The layer ------------------------------------------------------------------------------
- *
- * A layer is packed weights and their shape. Packing puts W_Q, W_K, W_V and W_O into the order in
- * which the kernels read them. The same packed bytes serve every instruction set. Ways to a layer:
+/* What most need not set: how a layer computes, rotation, norms, score options, taps. */
+#include "mha_options.h"
+
+/* ---- The layer ------------------------------------------------------------------------------ */
+
+/*
+ * Packed weights and their shape; the same packed bytes serve every instruction set.
  *     mha_layer_create    packs into memory that it allocates; mha_layer_destroy frees it
- *     mha_layer_pack      packs into the caller's buffer, which can be written to a file;
+ *     mha_layer_pack      packs into the caller's buffer, which can be written to a file
  *     mha_layer_view      makes a layer over such a buffer without a copy, such as a file in mmap
  */
 typedef struct mha_layer mha_layer; /* opaque; immutable once made */
 
 /*
- * The shape of a layer. query_dim and num_heads are needed; so is head_dim, unless all heads
- * together are query_dim wide. Dimensions, and num_heads times a head's width, are at most
- * 2^31 - 1. Query head h attends with kv head h / (num_heads / num_kv_heads).
+ * The shape of a layer: query_dim, num_heads and, unless all heads together are query_dim wide,
+ * head_dim are needed. Dimensions, and num_heads times a head's width, are at most 2^31 - 1. Query
+ * head h attends with kv head h / (num_heads / num_kv_heads).
  */
 typedef struct mha_layer_config {
   size_t struct_size;   /* sizeof the struct */
@@ -211,14 +202,14 @@ typedef struct mha_layer_config {
 } mha_layer_config;
 
 /*
- * Weights in fewer bits are less to read, which is what a call on few rows spends its time on.
- * Biases stay float. Rounding is to nearest, ties to even.
+ * Weights in fewer bits are less to read, which is what few rows spend their time on. Biases stay
+ * float. Rounding is to nearest, ties to even. One weight that is not finite makes its column
+ * (int8) or group (int4) NaN as a whole.
  *     F16     2 bytes a weight, 11 significant bits. A finite one of 65520 or more is refused.
  *     BF16    2 bytes a weight, 8 significant bits, the range of float
  *     INT8    1 byte a weight, and a scale for each output column: its largest magnitude / 127
  *     INT4    5/8 of a byte a weight: a scale for each output column and group of 32 inputs, of
  *             which the last may be shorter. The weight of the largest magnitude is -8 times it.
- * A column (int8) or group (int4) with a weight that is not finite becomes NaN as a whole.
  */
 
 /*
@@ -231,8 +222,8 @@ typedef struct mha_layer_config {
 #define MHA_ARITHMETIC_INT16 2u /* codes of 16 bits, whose error is small beside the weights' */
 
 /*
- * A gate: the context of a head times a function of its gate, whose numbers are a projection of the
- * query input, x W_G + b_G: one for each element or for each head. A row of 0 stays 0.
+ * A gate: the context of a head times a function of x W_G + b_G, a projection of the query input
+ * with a number for each element or for each head. A row of 0 stays 0.
  */
 #define MHA_GATE_NONE 0u
 #define MHA_GATE_SIGMOID 1u  /* 1 / (1 + exp(-g)): Qwen3-Next; one for each head: Step */
@@ -243,18 +234,15 @@ typedef struct mha_layer_config {
 #define MHA_LAYOUT_OUT_IN 1u /* W [out, in], y = x W^T: PyTorch's nn.Linear and in_proj_weight */
 
 /*
- * The weights. Shapes below are for MHA_LAYOUT_IN_OUT; with MHA_LAYOUT_OUT_IN every matrix is
- * transposed. The columns of W_Q are those of head 0, then those of head 1, and so on; likewise the
- * columns of W_K and W_V, and the rows of W_O.
+ * The weights: w_q, w_k and w_v, or one fused w_qkv, which needs key_dim = value_dim = query_dim;
+ * and w_o. Shapes are for MHA_LAYOUT_IN_OUT; with OUT_IN every matrix is transposed. Columns of
+ * W_Q, W_K and W_V, and rows of W_O, are those of head 0, then of head 1, and so on.
  *
- * W_Q, W_K and W_V come either as three matrices, w_q, w_k and w_v, or as one fused matrix, w_qkv,
- * which needs key_dim = value_dim = query_dim.
- * Matrices of f32, f16 or bf16 are converted to weight_type. A quantiser's matrices of int8 or int4
- * need the same weight_type, and are taken as they are: a weight is code * scale.
+ * Matrices of f32, f16 or bf16 are converted to weight_type. A quantiser's int8 or int4 need the
+ * same weight_type and are taken as they are: a weight is code * scale.
  *     int8    codes are int8_t
  *     int4    with MHA_LAYOUT_OUT_IN only. A row is ceil(in / 2) bytes. Each holds two codes + 8,
- *             that of the earlier input in the low half. Strides count elements all the same, and
- *             are even; 0 = whole bytes.
+ *             the earlier input in the low half. Strides count elements and are even.
  */
 typedef struct mha_layer_weights {
   size_t struct_size; /* sizeof the struct */
@@ -293,38 +281,8 @@ typedef struct mha_layer_weights {
 } mha_layer_weights;
 
 /*
- * A matrix product of the caller's. It is called as cblas_sgemm(order, trans_a, trans_b, m, n, k,
- * alpha, a, lda, b, ldb, beta, c, ldc) with order 101 (row-major) and trans 111 (no transposition),
- * and computes c [m, n] = alpha * a [m, k] * b [k, n] + beta * c. alpha is 1 and beta 0, so c must
- * not be read. It is called on the thread that calls mha_forward, at the same time where several
- * do. Its threads and settings are its affair: with it, the projections use no mha_scheduler.
- */
-typedef void (*mha_sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
-                          const float *a, int lda, const float *b, int ldb, float beta, float *c,
-                          int ldc);
-
-/* Memory for mha_layer_create. This struct is frozen. */
-typedef struct mha_allocator {
-  void *context; /* passed to both functions as it is */
-  /* Returns memory aligned for any type, or NULL. mha_layer_create calls it once, on its thread. */
-  void *(*allocate)(void *context, size_t bytes);
-  /* Gets that memory once, in mha_layer_destroy or in a create that fails. */
-  void (*release)(void *context, void *memory);
-} mha_allocator;
-
-/* How a layer computes, not what. NULL in place of the struct = all defaults. */
-typedef struct mha_layer_options {
-  size_t struct_size;           /* sizeof the struct */
-  uint32_t instruction_set;     /* MHA_INSTRUCTION_SET_*; 0 = the best one that this machine has */
-  uint32_t reserved;            /* 0 */
-  mha_sgemm sgemm;              /* runs the projections; NULL = the library's own kernels */
-  const mha_allocator *allocator; /* of mha_layer_create, which copies it; NULL = malloc, free */
-} mha_layer_options;
-
-/*
- * The bytes that mha_layer_pack needs. Checks all but the contents of arrays, of which it reads
- * none. The size depends on config, and whether there are w_o and sgemm, not on the instruction
- * set, which may be another machine's. Writes *bytes on success only.
+ * The bytes that mha_layer_pack needs: they depend on config, w_o and sgemm, not on the
+ * instruction set. Checks all but the contents of arrays, and reads none.
  */
 MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config,
                                        const mha_layer_weights *weights,
@@ -333,8 +291,8 @@ MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config,
 
 /*
  * Packs the weights, whose arrays are not needed afterwards, into buffer, which is aligned to 64
- * bytes, as by aligned_alloc(64, size). On success its first mha_layer_pack_size bytes are the
- * packed layer, the same on every machine of this byte order: copy them, or write them to a file.
+ * bytes, as by aligned_alloc(64, size). The packed layer is its first mha_layer_pack_size bytes,
+ * the same on every machine of this byte order: copy them, or write them to a file.
  */
 MHA_API mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weights *weights,
                                   const mha_layer_options *options, void *buffer,
@@ -344,11 +302,10 @@ MHA_API mha_status mha_layer_pack(const mha_layer_config *config, const mha_laye
 MHA_API size_t mha_layer_view_size(void);
 
 /*
- * Makes *layer over a packed buffer, which is aligned to 64 bytes, and places the layer object in
- * storage, of any alignment. Both stay the caller's: they must stay as they are as long as the
- * layer is used. There is nothing to destroy. Checks the header and all bounds, in constant time;
- * does not read the weights. options->sgemm must be given if the buffer was packed with one, and
- * only then. Writes *layer on success only.
+ * Makes *layer over a packed buffer, aligned to 64 bytes, and places the layer object in storage,
+ * of any alignment. Both stay the caller's, unchanged as long as the layer is used; there is
+ * nothing to destroy. Checks the header and bounds, in constant time, not the weights.
+ * options->sgemm must be given if the buffer was packed with one, and only then.
  */
 MHA_API mha_status mha_layer_view(const void *buffer, size_t buffer_bytes,
                                   const mha_layer_options *options, void *storage,
@@ -358,9 +315,9 @@ MHA_API mha_status mha_layer_view(const void *buffer, size_t buffer_bytes,
 MHA_API mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *error);
 
 /*
- * Packs the weights into one block of memory that it allocates, and makes *layer over it; after an
- * error *layer is NULL. The layer belongs to the caller, who frees it by mha_layer_destroy when no
- * call uses it any more. Without an allocator, 4 MiB or more are on huge pages if Linux has them.
+ * Packs the weights into memory that it allocates, 4 MiB or more on huge pages where Linux has
+ * them, and makes *layer, NULL after an error. The caller frees it by mha_layer_destroy when no
+ * call uses it any more.
  */
 MHA_API mha_status mha_layer_create(const mha_layer_config *config,
                                     const mha_layer_weights *weights,
@@ -378,17 +335,16 @@ MHA_API void mha_layer_destroy(mha_layer *layer);
 MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config,
                                    mha_error *error);
 
-/* ---- The KV cache ---------------------------------------------------------------------------
+/* ---- The KV cache --------------------------------------------------------------------------- */
+
+/*
+ * The keys and values of earlier calls, after norm and rotation, so that a new token costs one row.
+ * A cache holds several sequences, each with its own length, in one buffer of the caller's, which
+ * can be copied, written to a file and viewed again, elsewhere and for any instruction set.
  *
- * A cache keeps the keys and values of earlier calls: a new token then costs one row of projections
- * and one pass over what is stored, after norm and rotation. A cache holds several sequences, each
- * with its own length, and lies in one buffer of the caller's. This can be copied, written to a
- * file, and viewed again, at another place and for any instruction set.
- *
- * Calls that append change a cache, as do the functions below that take it without const; all
- * others only read it. What changes a cache must not run at the same time as anything else on the
- * same cache, not even for other sequences. What only reads it may, on any number of threads. A
- * call that fails leaves the cache as it was, byte for byte.
+ * Calls that append change a cache, and so do functions that take it without const. These must not
+ * run at the same time as anything else on it, not even for other sequences. All others only read
+ * it, on any number of threads. A call that fails leaves it as it was, byte for byte.
  */
 typedef struct mha_kv_cache mha_kv_cache; /* opaque; lies in the caller's buffer */
 
@@ -416,23 +372,21 @@ typedef struct mha_kv_cache_config {
   int64_t num_blocks;      /* paged: blocks of the pool, numbered from 0; >= 1. Otherwise both 0. */
 } mha_kv_cache_config;
 
-/* The bytes of buffer that a cache needs, a multiple of 64. Writes *bytes on success only. */
+/* The bytes of buffer that a cache needs, a multiple of 64. */
 MHA_API mha_status mha_kv_cache_size(const mha_kv_cache_config *config, size_t *bytes,
                                      mha_error *error);
 
 /*
- * Makes an empty cache in buffer, which is aligned to 64 bytes and has at least mha_kv_cache_size
- * bytes. The buffer stays the caller's, and must stay as long as the cache is used: *cache points
- * into it. There is nothing to destroy. The room for keys and values is not written. A paged cache
- * has no blocks yet. Writes *cache on success only.
+ * Makes an empty cache in buffer, which is aligned to 64 bytes and has mha_kv_cache_size bytes.
+ * *cache points into it: it stays the caller's as long as the cache is used; there is nothing to
+ * destroy. The room for keys and values is not written. A paged cache has no blocks yet.
  */
 MHA_API mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer,
                                      size_t buffer_bytes, mha_kv_cache **cache, mha_error *error);
 
 /*
- * The same over a buffer that holds a cache already, such as a copy or a file in mmap; one that
- * cannot be written will do for a cache that is only read. Checks the header, lengths and block
- * tables, not keys and values. MHA_ERROR_CACHE_FORMAT: not of this version, contract, byte order.
+ * The same over a buffer that holds a cache, such as a copy or a file in mmap; it may be read-only
+ * if the cache is only read. Checks header, lengths and block tables, not keys and values.
  */
 MHA_API mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **cache,
                                      mha_error *error);
@@ -453,11 +407,10 @@ MHA_API mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, 
                                          mha_error *error);
 
 /*
- * Sets the blocks of a sequence of a paged cache: the first block holds its first block_positions
- * positions, and so on. blocks [count] is copied, and names each block at most once; count is at
- * most capacity / block_positions. Blocks that hold positions already must stay in their places;
- * those behind them may change. Sequences with a common prefix may share blocks: into a block of
- * several sequences nothing can be appended. The caller knows which blocks are free.
+ * Sets the blocks of a sequence of a paged cache, in the order of their positions. blocks [count]
+ * is copied and names each block once; count is at most capacity / block_positions. Blocks that
+ * hold positions must stay in their places. Sequences with a common prefix may share blocks, into
+ * which nothing can be appended then. The caller knows which blocks are free.
  */
 MHA_API mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence,
                                            const int32_t *blocks, int64_t count, mha_error *error);
@@ -470,139 +423,27 @@ MHA_API mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, i
                                             int64_t length, mha_error *error);
 
 /*
- * Appends count rows to a sequence, without attention: k [count, num_kv_heads, head_dim] and v
- * [count, num_kv_heads, head_dim_v], norm and rotation done already. They are stored as a call
- * stores them, bit for bit. With a count of 0, k and v may be NULL. Runs on the calling thread.
+ * Appends count rows to a sequence, without attention and on the calling thread: k [count,
+ * num_kv_heads, head_dim] and v [count, num_kv_heads, head_dim_v], norm and rotation done already;
+ * NULL will do with a count of 0. They are stored bit for bit as a call stores them.
  */
 MHA_API mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t count,
                                        const float *k, const float *v, mha_error *error);
 
 /*
- * Reads count positions of a sequence back, from first on, as the numbers that attention computes
- * with: k [count, num_kv_heads, head_dim] and v [count, num_kv_heads, head_dim_v]; either may be
- * NULL. It is an error if the sequence does not have these positions, or a ring no longer does.
- * Numbers of f32, f16 and bf16 that are read and appended to a cache of these types stay the same.
+ * Reads count positions of a sequence, from first on, as the numbers that attention computes with,
+ * in the shapes of mha_kv_cache_append; k or v may be NULL. Positions that the sequence does not
+ * have, or a ring no longer, are an error. What is read of f32, f16 and bf16 can be appended again.
  */
 MHA_API mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_t first,
                                      int64_t count, float *k, float *v, mha_error *error);
 
-/* ---- Rotary position embedding --------------------------------------------------------------
- *
- * Rotary position embedding (RoPE; Su et al., arXiv:2104.09864) rotates pairs of elements of
- * queries and keys before the scores: (a, b) becomes (a cos - b sin, b cos + a sin). The angle of
- * pair i is position * theta[i], with theta[i] = base^(-2 i / dims), i = 0 .. dims / 2 - 1. Sines
- * and cosines come from tables, of mha_rope_tables or the caller's own.
- */
-
-/* Which elements are a pair. */
-#define MHA_ROPE_HALF 0u        /* i and i + dims / 2: Llama as Hugging Face has it, GPT-NeoX */
-#define MHA_ROPE_INTERLEAVED 1u /* 2 i and 2 i + 1: Llama as Meta has it, GPT-J */
-
-/* A rotation. Calls only read the struct and all that it points to, and may share them. */
-typedef struct mha_rope {
-  size_t struct_size;    /* sizeof the struct */
-  uint32_t style;        /* MHA_ROPE_*; 0 = HALF */
-  uint32_t reserved;     /* 0 */
-  int64_t dims;          /* elements of a head to rotate, its first ones; even; 0 = head_dim */
-  int64_t num_positions; /* rows of the tables; >= 1; each position that is looked up is less */
-  const float *cos;      /* [num_positions, dims / 2]: row p for position p, column i for pair i */
-  const float *sin;      /* likewise */
-  int64_t table_stride;  /* from one row of either table to the next; 0 = dims / 2 */
-  /* [batch, n_q]: the position of each query; NULL = q_start, q_start + 1, ... Masks go by q_start
-     all the same. Those of padding are not looked at, likewise below. */
-  const int64_t *q_positions;
-  /* [batch, rows of key]: the position of each key that comes with the call; NULL = counted from
-     the sequence's first key, those in a cache included. */
-  const int64_t *k_positions;
-} mha_rope;
+/* ---- The call ------------------------------------------------------------------------------- */
 
 /*
- * Which angles mha_rope_tables computes. With dims and num_positions alone, they are Llama's.
- * linear_factor divides positions ("linear" in Hugging Face's rope_scaling; Chen et al.,
- * arXiv:2306.15595). With it or alone goes one of these, as Hugging Face has them:
- *     yarn      theta[i] * (1 - ramp + ramp / yarn_factor) (Peng et al., arXiv:2309.00071)
- *               ramp = (i - low) / (high - low), at least 0, at most 1; where low = high: 0 up to
- *               i = low, 1 beyond. low = floor(d(yarn_beta_fast)), at least 0; high =
- *               ceil(d(yarn_beta_slow)), at most dims - 1; d(beta) = dims * ln(original_positions /
- *               (2 pi beta)) / (2 ln(base)), the pair that turns beta times in these positions
- *     llama3    theta[i] * (1 - ramp + ramp / llama3_factor), where ramp = (high - t) / (high -
- *               low) of the two llama3_*_freq_factor, at least 0, at most 1, for a pair that turns
- *               t = original_positions * theta[i] / (2 pi) times
- *     longrope  theta[i] / pair_factors[i] (Ding et al., arXiv:2402.13753)
- *     dynamic   base * (1 + ntk_factor * (ntk_positions - original_positions) /
- *               original_positions)^(dims / (dims - 2)) for base, once ntk_positions is the greater
- * Cosines and sines are multiplied by attention_factor. With "mscale" and "mscale_all_dim" of YaRN
- * and f = 0.1 ln(yarn_factor), it is (f mscale + 1) / (f mscale_all_dim + 1). LongRoPE's is
- * sqrt(1 + ln(s) / ln(original length)) where the context has become s > 1 times as long.
- */
-typedef struct mha_rope_config {
-  size_t struct_size;      /* sizeof the struct */
-  int64_t dims;            /* elements of a head to rotate; even, 2 (dynamic NTK 4) .. 2^31 - 2 */
-  int64_t num_positions;   /* rows of the tables; >= 1 */
-  int64_t first_position;  /* position of row 0; all positions are less than 2^31 */
-  double base;             /* 1 .. 2^64, with YaRN more than 1; 0 = 10000 */
-  double linear_factor;    /* divides positions; 1 .. 2^31; 0 = 1 */
-  double yarn_factor;      /* stretches slow pairs; 1 .. 2^31; 0 = no YaRN */
-  double yarn_beta_fast;   /* pairs with more turns keep their angle; 2^-31 .. 2^31; 0 = 32 */
-  double yarn_beta_slow;   /* with fewer are stretched in full; 2^-31 .. yarn_beta_fast; 0 = 1 */
-  double llama3_factor;    /* stretches slow pairs as in Llama 3; 1 .. 2^31; 0 = none */
-  double llama3_low_freq_factor;  /* turns of slow pairs; 2^-31 .. 2^31; 0 = 1 */
-  double llama3_high_freq_factor; /* of fast pairs; more than those, to 2^31; 0 = 4 */
-  double ntk_factor;       /* dynamic NTK; 1 .. 2^31; 0 = none */
-  int64_t ntk_positions;   /* the length of the context now, 1 .. 2^31; with ntk_factor needed */
-  const double *pair_factors; /* [dims / 2], 1/2 .. 2^31; NULL = no LongRoPE */
-  int64_t original_positions; /* length in training; 1 .. 2^31; YaRN, Llama 3 and NTK need it */
-  double attention_factor; /* 2^-31 .. 2^31; 0 = 1, with YaRN 0.1 ln(yarn_factor) + 1 */
-  uint32_t yarn_unrounded; /* 1 = no floor and ceil ("truncate": false, gpt-oss); 0 or 1 */
-  uint32_t reserved;       /* 0 */
-} mha_rope_config;
-
-/*
- * Fills cos and sin, both [num_positions, dims / 2]: row r is for position first_position + r,
- * column i for pair i. Tables of the same angles have the same rows: threads can fill a part each.
- *
- * The values are the same bits on every machine: those of the formulas, rounded to float, with
- * angles that are off by at most position * 2^-51 (more if a ramp is steep). Up to position 2^20,
- * that adds less than 0.01 units in the last place to numbers of 1/2 and more.
- */
-MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin,
-                                   mha_error *error);
-
-/* ---- Normalised queries, keys and values ---------------------------------------------------- */
-
-/* Flags of a norm, combined by |. */
-#define MHA_NORM_LAYER 1u      /* layer norm, not RMS norm (Cohere, StableLM) */
-#define MHA_NORM_ALL_HEADS 2u  /* one norm over the columns of all heads together (OLMo 2) */
-#define MHA_NORM_AFTER_ROPE 4u /* behind the rotation, not before it (Hunyuan, Llama 4) */
-#define MHA_NORM_VALUES 8u     /* of values too: RMS norm of each head without weights (Gemma 4) */
-
-/*
- * Norm of the queries, and of the keys before they are scored or stored, each head by itself
- * (Qwen3). Calls only read the struct and its arrays, which may hold anything, NaN included.
- *     RMS norm      x / sqrt(mean of x^2 + epsilon) * weight
- *     layer norm    (x - mean) / sqrt(mean of (x - mean)^2 + epsilon) * weight + bias
- * Gemma and others store w for a weight of 1 + w: the sum is to be given.
- */
-typedef struct mha_norm {
-  size_t struct_size;    /* sizeof the struct */
-  uint32_t flags;        /* MHA_NORM_*; 0 = RMS norm of each head, before the rotation */
-  float epsilon;         /* > 0 and finite */
-  const float *q_weight; /* [head_dim] for all heads, or [num_heads, head_dim]; NULL = 1 */
-  const float *k_weight; /* likewise, [num_kv_heads, head_dim] */
-  const float *q_bias;   /* of layer norm, in the shape of q_weight; NULL = 0 */
-  const float *k_bias;   /* likewise */
-  /* From a head's weights and biases to the next head's, at least head_dim: 0 = the same for all
-     heads, but with MHA_NORM_ALL_HEADS head_dim, the only other choice there */
-  int64_t head_stride;
-} mha_norm;
-
-/* ---- The call -------------------------------------------------------------------------------
- *
  * Positions count from the first key of a sequence: its first valid row or, with a cache, the first
- * that was appended. A sequence gets the same bits alone, in a batch, with padding on either side
- * and from a cache, as long as its keys have the same positions. Where its beginning is cut off, or
- * where it is packed behind another sequence with a mask between, its keys have other positions,
- * and its results may differ in the last bits.
+ * that was appended. A sequence has the same bits alone, in a batch, with padding and from a cache,
+ * as long as its keys have the same positions; with others the last bits may differ.
  */
 
 /* Flags of a call, combined by |. Where several limit the keys of a query, all of them count. */
@@ -612,108 +453,9 @@ typedef struct mha_norm {
 #define MHA_PADDING_LEFT 8u /* the valid rows of a sequence are its last ones, not its first ones */
 #define MHA_CACHE_READ 16u  /* attends to the cache as it is, and appends nothing */
 
-/* Which keys the columns of mask and bias stand for. */
-#define MHA_COLUMNS_ALL_KEYS 0u /* the rows of key or, with a cache, all positions in it */
-#define MHA_COLUMNS_NEW_KEYS 1u /* the rows of key that come with the call */
-
-/* What position groups do. */
-#define MHA_GROUPS_WITHIN 0u /* of the keys that flags leave, only its own group: documents */
-#define MHA_GROUPS_ALSO 1u   /* besides the keys that flags leave, its own group: image blocks */
-
 /*
- * What changes scores and who attends to whom beyond the flags: each is optional, and all combine.
- * For the query at position p in row i and the key at position j, in this order:
- *
- *     q = q_scales[b, i] * q                       once rotated (Llama 4, Ministral 3)
- *     s = scale * q k^T
- *     s = softcap * tanh(s / softcap)              softcap (Gemma 2)
- *     s = s - alibi_slopes[head] * |j - p|         ALiBi (Press et al., arXiv:2108.12409)
- *     s = s + relative_bias[head, j - p]           by distance (T5, mha_t5_relative_bias)
- *     s = s + bias[b, head, i, column of j]        additive mask
- *     s = -infinity where flags, groups or mask say so
- *     weight = exp(s) / (sum of exp(s) over the keys + exp(sinks[head]))
- *     lse = ln of that sum, with the sink; -infinity if all is masked
- *     context = head_scales[head] * (weights times values)
- *
- * This is the order of ONNX's Attention. A key whose score is -infinity takes no part. Of mask and
- * bias, what flags and lengths exclude is not read (with MHA_GROUPS_ALSO it may be), and of bias
- * what mask or groups exclude reaches no result. Calls only read the struct and all it points to.
- *
- * mask and bias have the shape [batch, num_heads, n_q, columns]. Where all sequences, heads or rows
- * have the same, the stride is MHA_BROADCAST: one [n_q, columns] for all has it as batch and head
- * stride. Rows are those of query, padding included, and have all columns. These are as in
- * attention_weights: the rows of key or, with a cache, the positions in it after the call. With
- * MHA_COLUMNS_NEW_KEYS they are always the rows of key that come with the call. The keys that the
- * cache had before then have no column: no mask excludes them, and their bias is 0, so that a tree
- * of drafted tokens needs a mask of its own rows only. They are in no group, and no group excludes
- * them: with MHA_GROUPS_WITHIN too, every query attends to them. A ring, whose positions have no
- * end, takes these columns alone, and no groups. Keys behind num_columns are masked.
- */
-typedef struct mha_score_options {
-  size_t struct_size;        /* sizeof the struct */
-  float softcap;             /* > 0 and finite; 0 = none */
-  uint32_t bias_type;        /* of bias: MHA_TYPE_F32 or MHA_TYPE_F16; 0 = F32 */
-  const float *alibi_slopes; /* [num_heads], finite; NULL = none */
-  const float *sinks;        /* [num_heads], less than infinity, not scaled; NULL = none */
-  const void *bias;          /* [batch, num_heads, n_q, columns]; NULL = none */
-  int64_t bias_batch_stride, bias_head_stride, bias_row_stride; /* 0 = contiguous */
-  const uint8_t *mask;       /* [batch, num_heads, n_q, columns]: 0 = takes no part; NULL = none */
-  int64_t mask_batch_stride, mask_head_stride, mask_row_stride; /* likewise */
-  uint32_t columns;          /* MHA_COLUMNS_* of mask, bias and kv_groups; 0 = ALL_KEYS */
-  uint32_t groups;           /* MHA_GROUPS_*; 0 = WITHIN; without groups 0 */
-  int64_t num_columns;       /* that rows of mask, bias and kv_groups have; 0 = as many as needed */
-  /* Position groups: numbers [batch, n_q] and [batch, columns]; NULL = none. kv_groups NULL =
-     q_groups, where columns are the rows of query. With MHA_GROUPS_ALSO, negative is no group. */
-  const int32_t *q_groups;
-  const int32_t *kv_groups;                  /* likewise */
-  int64_t q_groups_stride, kv_groups_stride; /* of sequences; 0 = contiguous */
-  const float *q_scales;     /* [batch, n_q], any; NULL = 1 */
-  int64_t q_scales_stride;   /* from one sequence to the next; 0 = n_q */
-  /* [num_heads, relative_left + 1 + relative_right], any: from j - p = -relative_left on; keys
-     farther away have the first or the last number. NULL = none */
-  const float *relative_bias;
-  int64_t relative_left, relative_right;     /* distances that the table has; >= 0 */
-  const float *head_scales;  /* [num_heads], finite; a head of 0 is padding throughout; NULL = 1 */
-} mha_score_options;
-
-/*
- * Fills slopes [num_heads], 1 .. 2^31 - 1, with the slopes of ALiBi. With n the greatest
- * power of two up to num_heads: 2^(-8 k / n) for k = 1 .. n, then 2^(-4 k / n), k = 1, 3, 5, ...
- */
-MHA_API mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error *error);
-
-/*
- * Fills relative_bias [num_heads, left + 1 + right] from T5's embedding [num_buckets, num_heads]:
- * each distance has the bucket that Hugging Face's T5Attention gives it. num_buckets is 4 .. 2^30,
- * or from 2 on in decoders (is_bidirectional 0); 0 = 32. Distances of max_distance or more share
- * the last bucket; it is more than num_buckets / 4 (in decoders / 2), to 2^30; 0 = 128.
- */
-MHA_API mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets,
-                                        int64_t max_distance, uint32_t is_bidirectional,
-                                        int64_t num_heads, int64_t left, int64_t right,
-                                        float *relative_bias, mha_error *error);
-
-/*
- * Optional outputs, contiguous, that show what a call computes on its way; NULL = not asked for. q,
- * k and v are for mha_forward only. Asking does not change other outputs. With a cache, n_kv is
- * that of attention_weights. Padding is 0, and -infinity in masked_scores.
- */
-typedef struct mha_taps {
-  size_t struct_size;   /* sizeof the struct */
-  float *q;             /* [batch, n_q, num_heads, head_dim], as projected: before norm, rotation */
-  float *k;             /* [batch, n_kv, num_kv_heads, head_dim], likewise; this call's rows only */
-  float *v;             /* [batch, n_kv, num_kv_heads, head_dim_v], likewise */
-  float *scores;        /* [batch, num_heads, n_q, n_kv]: q k^T, rotated, k as stored; not scaled */
-  float *scaled_scores; /* [batch, num_heads, n_q, n_kv]: times scale */
-  float *softcapped_scores; /* [batch, num_heads, n_q, n_kv]: after softcap, if there is one */
-  float *masked_scores; /* [batch, num_heads, n_q, n_kv]: after all biases; -infinity if masked */
-  float *context;       /* [batch, n_q, num_heads, head_dim_v]: before the gate and W_O */
-} mha_taps;
-
-/*
- * The arguments of mha_forward. Widths of rows are the layer's (mha_layer_shape). Self-attention
- * needs batch, n_q, query and output. The struct can be kept and used again: a call writes to the
- * outputs, and to the cache if it appends.
+ * The arguments of mha_forward. Self-attention needs batch, n_q, query and output. A call writes
+ * nothing to the struct, which can be used again.
  */
 typedef struct mha_forward_args {
   size_t struct_size; /* sizeof the struct */
@@ -793,10 +535,10 @@ typedef struct mha_forward_args {
 } mha_forward_args;
 
 /*
- * The bytes of workspace that mha_forward needs for these arguments. Reads no array, but it counts
- * which are given: key, value, optional outputs, lengths, and rope's tables, which must be. Of a
- * cache, its shape counts, not what it holds. More batch, n_q, n_kv, num_threads or outputs never
- * need less: a query at the maxima serves all smaller calls. Writes *bytes on success only.
+ * The bytes of workspace that mha_forward needs for these arguments. Reads no array, but rope's
+ * tables must be there, and it counts which of key, value, optional outputs and lengths are given.
+ * Of a cache, the shape counts. More batch, n_q, n_kv, num_threads or outputs never need less: a
+ * query at the maxima serves all smaller calls.
  */
 MHA_API mha_status mha_forward_workspace(const mha_layer *layer, const mha_forward_args *args,
                                          size_t *bytes, mha_error *error);
@@ -805,10 +547,10 @@ MHA_API mha_status mha_forward_workspace(const mha_layer *layer, const mha_forwa
  * Runs a layer, from input rows to output rows. workspace is memory of at least
  * mha_forward_workspace bytes, of any alignment and content, for one call at a time.
  *
- * A row whose keys are all masked has context 0 and lse -infinity, so that y is b_o or 0; likewise
- * without keys. What is masked is not read into any result, NaN included; only the taps scores and
- * scaled_scores show masked pairs. NaN in an input row reaches only the rows that attend to it. A
- * score of +infinity gives a row of NaN; a score of -infinity counts as masked.
+ *     all keys of a row are masked, or none there   context 0, lse -infinity: y is b_o or 0
+ *     NaN in an input row                           reaches the rows that attend to it alone
+ *     NaN in what is masked                         reaches the taps scores, scaled_scores alone
+ *     a score of +infinity, of -infinity            a row of NaN; counts as masked
  */
 MHA_API mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args,
                                void *workspace, size_t workspace_bytes, mha_error *error);
@@ -816,18 +558,19 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_forward_args *a
 /* ---- Attention alone ------------------------------------------------------------------------ */
 
 /*
- * The arguments of mha_attention: context = softmax(scale * q k^T) v on the caller's q, k and v,
- * without projections. Query head h attends with kv head h / (num_heads / num_kv_heads). Groups
- * that begin with "As in mha_forward_args" have its fields, with k and v for key and value.
+ * The arguments of mha_attention: context = softmax(scale * q k^T) v, without projections. Groups
+ * "as above" have the fields of mha_forward_args, with k and v for key and value. Query head h
+ * attends with kv head h / (num_heads / num_kv_heads).
  *
- * With all strides of an array 0, its shape is [batch, n, heads, width]. For [batch, heads, n,
- * width], row_stride is width, head_stride is n * width, and batch_stride is heads * n * width. A
- * head stride needs a row stride beside it, and for several sequences a batch stride.
+ *     [batch, n, heads, width]    all strides 0
+ *     [batch, heads, n, width]    row width, head n * width, batch heads * n * width
+ *
+ * A head stride needs a row stride beside it, and for several sequences a batch stride.
  */
 typedef struct mha_attention_args {
   size_t struct_size; /* sizeof the struct */
 
-  /* As in mha_forward_args: size */
+  /* As above: size */
   int64_t batch;
   int64_t n_q;
   int64_t n_kv; /* rows of k and v per sequence; with MHA_CACHE_READ not looked at */
@@ -854,13 +597,13 @@ typedef struct mha_attention_args {
   int64_t v_batch_stride, v_row_stride, v_head_stride;
   int64_t output_batch_stride, output_row_stride, output_head_stride;
 
-  /* As in mha_forward_args: mask */
+  /* As above: mask */
   uint32_t flags;
   float scale; /* factor of the scores; finite; 0 = 1 / sqrt(head_dim); 1e-45f = all are equal */
   int64_t window_left, window_right;
   const mha_score_options *score;
 
-  /* As in mha_forward_args: positions */
+  /* As above: positions */
   const int64_t *q_start;
   const int64_t *q_lengths;
   const int64_t *kv_lengths;
@@ -870,16 +613,16 @@ typedef struct mha_attention_args {
   const mha_norm *norm;
   const mha_rope *rope;         /* of q, and of k before it is scored or stored; NULL = none */
 
-  /* As in mha_forward_args: cache */
+  /* As above: cache */
   mha_kv_cache *cache; /* its num_kv_heads, head_dim and head_dim_v are those above */
   const int64_t *cache_sequences;
 
-  /* As in mha_forward_args: outputs beside output */
+  /* As above: outputs beside output */
   float *lse;
   float *attention_weights;
   const mha_taps *taps; /* its q, k and v must be NULL */
 
-  /* As in mha_forward_args: execution */
+  /* As above: execution */
   const mha_scheduler *scheduler;
   uint32_t instruction_set; /* MHA_INSTRUCTION_SET_*; 0 = the best one that this machine has */
   uint32_t reserved;        /* 0 */

@@ -10,7 +10,7 @@ include(src/cmake/pages.cmake)
 install(DIRECTORY ${pages_dir}/ DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT pages)
 install(FILES LICENSE CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT pages OPTIONAL)  # not in every copy of the sources
 
-install(FILES include/mha.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
+install(FILES include/mha.h include/mha_options.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 foreach(library mha_static mha_shared)
   if(TARGET ${library})
     install(TARGETS ${library} EXPORT mhaTargets

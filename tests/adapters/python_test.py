@@ -57,6 +57,10 @@ def plain_layer(x, w_q, w_k, w_v, w_o, num_heads, is_causal=False):
     return np.concatenate(list(context), axis=1) @ w_o
 
 
+def header_text():
+    return "".join((pathlib.Path(arguments.include) / name).read_text() for name in ("mha.h", "mha_options.h"))
+
+
 class Mha(unittest.TestCase):
     def setUp(self):
         self.w = {name: floats(width, width) / np.float32(np.sqrt(width)) for name in ("w_q", "w_k", "w_v", "w_o")}
@@ -68,7 +72,7 @@ class Mha(unittest.TestCase):
     # ---- The header
 
     def test_structs_are_those_of_the_header(self):
-        header = (pathlib.Path(arguments.include) / "mha.h").read_text()
+        header = header_text()
         declared = re.findall(r"^} (mha_\w+);", header, re.MULTILINE)
         self.assertEqual({struct.__name__ for struct in mha.structs}, set(declared))
         prints = []
@@ -89,7 +93,7 @@ class Mha(unittest.TestCase):
         self.assertEqual(layout, expected)
 
     def test_functions_are_those_of_the_header(self):
-        header = re.sub(r"/\*.*?\*/", "", (pathlib.Path(arguments.include) / "mha.h").read_text(), flags=re.DOTALL)
+        header = re.sub(r"/\*.*?\*/", "", header_text(), flags=re.DOTALL)
         declared = dict(re.findall(r"MHA_API mha_status (\w+)\(([^;]*),\s+mha_error \*error\);", header))
         kinds = {name: "".join("p" if "*" in one else "s" if "size_t" in one else "u" if "uint32_t" in one else "i" for one in parameters.split(","))
                  for name, parameters in declared.items()}
@@ -101,7 +105,7 @@ class Mha(unittest.TestCase):
             self.assertGreater(program.count(f'"{name}"') + program.count(f".{name}"), 1, f"{name} is declared and never called")
 
     def test_names_have_the_numbers_of_the_header(self):
-        header = (pathlib.Path(arguments.include) / "mha.h").read_text()
+        header = header_text()
         for prefix, table in (("TYPE", mha.types), ("LAYOUT", mha.layouts), ("INSTRUCTION_SET", mha.instruction_set_names),
                               ("CACHE", mha.cache_kinds), ("ROPE", mha.rope_styles), ("COLUMNS", mha.score_columns),
                               ("GATE", mha.gates)):

@@ -35,6 +35,16 @@ pub const MHA_TYPE_F16: u32 = 1;
 pub const MHA_TYPE_BF16: u32 = 2;
 pub const MHA_TYPE_INT8: u32 = 3;
 pub const MHA_TYPE_INT4: u32 = 4;
+pub const MHA_ROPE_HALF: u32 = 0;
+pub const MHA_ROPE_INTERLEAVED: u32 = 1;
+pub const MHA_NORM_LAYER: u32 = 1;
+pub const MHA_NORM_ALL_HEADS: u32 = 2;
+pub const MHA_NORM_AFTER_ROPE: u32 = 4;
+pub const MHA_NORM_VALUES: u32 = 8;
+pub const MHA_COLUMNS_ALL_KEYS: u32 = 0;
+pub const MHA_COLUMNS_NEW_KEYS: u32 = 1;
+pub const MHA_GROUPS_WITHIN: u32 = 0;
+pub const MHA_GROUPS_ALSO: u32 = 1;
 pub const MHA_ARITHMETIC_F32: u32 = 0;
 pub const MHA_ARITHMETIC_INT8: u32 = 1;
 pub const MHA_ARITHMETIC_INT16: u32 = 2;
@@ -46,21 +56,11 @@ pub const MHA_LAYOUT_OUT_IN: u32 = 1;
 pub const MHA_CACHE_CONTIGUOUS: u32 = 0;
 pub const MHA_CACHE_RING: u32 = 1;
 pub const MHA_CACHE_PAGED: u32 = 2;
-pub const MHA_ROPE_HALF: u32 = 0;
-pub const MHA_ROPE_INTERLEAVED: u32 = 1;
-pub const MHA_NORM_LAYER: u32 = 1;
-pub const MHA_NORM_ALL_HEADS: u32 = 2;
-pub const MHA_NORM_AFTER_ROPE: u32 = 4;
-pub const MHA_NORM_VALUES: u32 = 8;
 pub const MHA_CAUSAL: u32 = 1;
 pub const MHA_WINDOW_LEFT: u32 = 2;
 pub const MHA_WINDOW_RIGHT: u32 = 4;
 pub const MHA_PADDING_LEFT: u32 = 8;
 pub const MHA_CACHE_READ: u32 = 16;
-pub const MHA_COLUMNS_ALL_KEYS: u32 = 0;
-pub const MHA_COLUMNS_NEW_KEYS: u32 = 1;
-pub const MHA_GROUPS_WITHIN: u32 = 0;
-pub const MHA_GROUPS_ALSO: u32 = 1;
 pub const MHA_BACK_END_NATIVE: u32 = 0;
 pub const MHA_BACK_END_SGEMM: u32 = 1;
 pub type mha_status = u32;
@@ -85,60 +85,6 @@ pub struct mha_scheduler {
             task_context: *mut core::ffi::c_void,
         ),
     >,
-}
-#[repr(C)]
-#[derive(Debug)]
-pub struct mha_layer {
-    _unused: [u8; 0],
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct mha_layer_config {
-    pub struct_size: usize,
-    pub query_dim: i64,
-    pub num_heads: i64,
-    pub num_kv_heads: i64,
-    pub head_dim: i64,
-    pub head_dim_v: i64,
-    pub key_dim: i64,
-    pub value_dim: i64,
-    pub output_dim: i64,
-    pub scale: f32,
-    pub weight_type: u32,
-    pub gate: u32,
-    pub arithmetic: u32,
-    pub gate_dim: i64,
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct mha_layer_weights {
-    pub struct_size: usize,
-    pub layout: u32,
-    pub type_: u32,
-    pub w_q: *const core::ffi::c_void,
-    pub w_k: *const core::ffi::c_void,
-    pub w_v: *const core::ffi::c_void,
-    pub w_qkv: *const core::ffi::c_void,
-    pub w_o: *const core::ffi::c_void,
-    pub w_g: *const core::ffi::c_void,
-    pub b_q: *const f32,
-    pub b_k: *const f32,
-    pub b_v: *const f32,
-    pub b_qkv: *const f32,
-    pub b_o: *const f32,
-    pub b_g: *const f32,
-    pub w_q_stride: i64,
-    pub w_k_stride: i64,
-    pub w_v_stride: i64,
-    pub w_qkv_stride: i64,
-    pub w_o_stride: i64,
-    pub w_g_stride: i64,
-    pub w_q_scales: *const f32,
-    pub w_k_scales: *const f32,
-    pub w_v_scales: *const f32,
-    pub w_qkv_scales: *const f32,
-    pub w_o_scales: *const f32,
-    pub w_g_scales: *const f32,
 }
 pub type mha_sgemm = ::core::option::Option<
     unsafe extern "C" fn(
@@ -173,27 +119,6 @@ pub struct mha_layer_options {
     pub reserved: u32,
     pub sgemm: mha_sgemm,
     pub allocator: *const mha_allocator,
-}
-#[repr(C)]
-#[derive(Debug)]
-pub struct mha_kv_cache {
-    _unused: [u8; 0],
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct mha_kv_cache_config {
-    pub struct_size: usize,
-    pub num_sequences: i64,
-    pub capacity: i64,
-    pub num_kv_heads: i64,
-    pub head_dim: i64,
-    pub head_dim_v: i64,
-    pub k_type: u32,
-    pub v_type: u32,
-    pub kind: u32,
-    pub reserved: u32,
-    pub block_positions: i64,
-    pub num_blocks: i64,
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -286,6 +211,81 @@ pub struct mha_taps {
     pub softcapped_scores: *mut f32,
     pub masked_scores: *mut f32,
     pub context: *mut f32,
+}
+#[repr(C)]
+#[derive(Debug)]
+pub struct mha_layer {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_layer_config {
+    pub struct_size: usize,
+    pub query_dim: i64,
+    pub num_heads: i64,
+    pub num_kv_heads: i64,
+    pub head_dim: i64,
+    pub head_dim_v: i64,
+    pub key_dim: i64,
+    pub value_dim: i64,
+    pub output_dim: i64,
+    pub scale: f32,
+    pub weight_type: u32,
+    pub gate: u32,
+    pub arithmetic: u32,
+    pub gate_dim: i64,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_layer_weights {
+    pub struct_size: usize,
+    pub layout: u32,
+    pub type_: u32,
+    pub w_q: *const core::ffi::c_void,
+    pub w_k: *const core::ffi::c_void,
+    pub w_v: *const core::ffi::c_void,
+    pub w_qkv: *const core::ffi::c_void,
+    pub w_o: *const core::ffi::c_void,
+    pub w_g: *const core::ffi::c_void,
+    pub b_q: *const f32,
+    pub b_k: *const f32,
+    pub b_v: *const f32,
+    pub b_qkv: *const f32,
+    pub b_o: *const f32,
+    pub b_g: *const f32,
+    pub w_q_stride: i64,
+    pub w_k_stride: i64,
+    pub w_v_stride: i64,
+    pub w_qkv_stride: i64,
+    pub w_o_stride: i64,
+    pub w_g_stride: i64,
+    pub w_q_scales: *const f32,
+    pub w_k_scales: *const f32,
+    pub w_v_scales: *const f32,
+    pub w_qkv_scales: *const f32,
+    pub w_o_scales: *const f32,
+    pub w_g_scales: *const f32,
+}
+#[repr(C)]
+#[derive(Debug)]
+pub struct mha_kv_cache {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_kv_cache_config {
+    pub struct_size: usize,
+    pub num_sequences: i64,
+    pub capacity: i64,
+    pub num_kv_heads: i64,
+    pub head_dim: i64,
+    pub head_dim_v: i64,
+    pub k_type: u32,
+    pub v_type: u32,
+    pub kind: u32,
+    pub reserved: u32,
+    pub block_positions: i64,
+    pub num_blocks: i64,
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -430,6 +430,19 @@ extern "C" {
     pub fn mha_contract() -> u32;
     pub fn mha_instruction_sets() -> u32;
     pub fn mha_instruction_set_name(instruction_set: u32) -> *const core::ffi::c_char;
+    pub fn mha_rope_tables(config: *const mha_rope_config, cos: *mut f32, sin: *mut f32, error: *mut mha_error) -> mha_status;
+    pub fn mha_alibi_slopes(num_heads: i64, slopes: *mut f32, error: *mut mha_error) -> mha_status;
+    pub fn mha_t5_relative_bias(
+        embedding: *const f32,
+        num_buckets: i64,
+        max_distance: i64,
+        is_bidirectional: u32,
+        num_heads: i64,
+        left: i64,
+        right: i64,
+        relative_bias: *mut f32,
+        error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_layer_pack_size(
         config: *const mha_layer_config,
         weights: *const mha_layer_weights,
@@ -505,19 +518,6 @@ extern "C" {
         count: i64,
         k: *mut f32,
         v: *mut f32,
-        error: *mut mha_error,
-    ) -> mha_status;
-    pub fn mha_rope_tables(config: *const mha_rope_config, cos: *mut f32, sin: *mut f32, error: *mut mha_error) -> mha_status;
-    pub fn mha_alibi_slopes(num_heads: i64, slopes: *mut f32, error: *mut mha_error) -> mha_status;
-    pub fn mha_t5_relative_bias(
-        embedding: *const f32,
-        num_buckets: i64,
-        max_distance: i64,
-        is_bidirectional: u32,
-        num_heads: i64,
-        left: i64,
-        right: i64,
-        relative_bias: *mut f32,
         error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_forward_workspace(

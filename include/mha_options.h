@@ -1,0 +1,273 @@
+/*
+ * mha: how a layer computes, and what changes a call beyond its mask. mha.h includes this file;
+ * programs include mha.h alone.
+ *
+ *     mha_layer_options           instruction set, BLAS and memory of a layer
+ *     mha_rope, mha_rope_tables   rotary position embedding, and the tables for it
+ *     mha_norm                    norms of queries, keys and values
+ *     mha_score_options           softcap, biases, mask arrays, groups, sinks, factors
+ *     mha_alibi_slopes            the slopes of ALiBi
+ *     mha_t5_relative_bias        the relative bias of T5
+ *     mha_taps                    outputs of each step in between
+ *
+ * All that mha.h says of structs, strides, pointers, errors and threads holds here.
+ */
+#ifndef MHA_OPTIONS_H
+#define MHA_OPTIONS_H
+
+#ifndef MHA_H
+#error "include mha.h, which includes mha_options.h in its place"
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- How a layer computes ------------------------------------------------------------------- */
+
+/*
+ * A matrix product of the caller's. It is called as cblas_sgemm(order, trans_a, trans_b, m, n, k,
+ * alpha, a, lda, b, ldb, beta, c, ldc) with order 101 (row-major) and trans 111 (no transposition),
+ * and computes c [m, n] = alpha * a [m, k] * b [k, n] + beta * c. alpha is 1 and beta 0, so c must
+ * not be read. It is called on the thread that calls mha_forward, at the same time where several
+ * do. Its threads and settings are its affair: with it, the projections use no mha_scheduler.
+ */
+typedef void (*mha_sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
+                          const float *a, int lda, const float *b, int ldb, float beta, float *c,
+                          int ldc);
+
+/* Memory for mha_layer_create. This struct is frozen. */
+typedef struct mha_allocator {
+  void *context; /* passed to both functions as it is */
+  /* Returns memory aligned for any type, or NULL. mha_layer_create calls it once, on its thread. */
+  void *(*allocate)(void *context, size_t bytes);
+  /* Gets that memory once, in mha_layer_destroy or in a create that fails. */
+  void (*release)(void *context, void *memory);
+} mha_allocator;
+
+/* How a layer computes, not what. NULL in place of the struct = all defaults. */
+typedef struct mha_layer_options {
+  size_t struct_size;           /* sizeof the struct */
+  uint32_t instruction_set;     /* MHA_INSTRUCTION_SET_*; 0 = the best one that this machine has */
+  uint32_t reserved;            /* 0 */
+  mha_sgemm sgemm;              /* runs the projections; NULL = the library's own kernels */
+  const mha_allocator *allocator; /* of mha_layer_create, which copies it; NULL = malloc, free */
+} mha_layer_options;
+
+/* ---- Rotary position embedding --------------------------------------------------------------
+ *
+ * Rotary position embedding (RoPE; Su et al., arXiv:2104.09864) rotates pairs of elements of
+ * queries and keys before the scores: (a, b) becomes (a cos - b sin, b cos + a sin). The angle of
+ * pair i is position * theta[i], with theta[i] = base^(-2 i / dims), i = 0 .. dims / 2 - 1. Sines
+ * and cosines come from tables, of mha_rope_tables or the caller's own.
+ */
+
+/* Which elements are a pair. */
+#define MHA_ROPE_HALF 0u        /* i and i + dims / 2: Llama as Hugging Face has it, GPT-NeoX */
+#define MHA_ROPE_INTERLEAVED 1u /* 2 i and 2 i + 1: Llama as Meta has it, GPT-J */
+
+/* A rotation. Calls only read the struct and all that it points to, and may share them. */
+typedef struct mha_rope {
+  size_t struct_size;    /* sizeof the struct */
+  uint32_t style;        /* MHA_ROPE_*; 0 = HALF */
+  uint32_t reserved;     /* 0 */
+  int64_t dims;          /* elements of a head to rotate, its first ones; even; 0 = head_dim */
+  int64_t num_positions; /* rows of the tables; >= 1; each position that is looked up is less */
+  const float *cos;      /* [num_positions, dims / 2]: row p for position p, column i for pair i */
+  const float *sin;      /* likewise */
+  int64_t table_stride;  /* from one row of either table to the next; 0 = dims / 2 */
+  /* [batch, n_q]: the position of each query; NULL = q_start, q_start + 1, ... Masks go by q_start
+     all the same. Those of padding are not looked at, likewise below. */
+  const int64_t *q_positions;
+  /* [batch, rows of key]: the position of each key that comes with the call; NULL = counted from
+     the sequence's first key, those in a cache included. */
+  const int64_t *k_positions;
+} mha_rope;
+
+/*
+ * Which angles mha_rope_tables computes. With dims and num_positions alone, they are Llama's.
+ * linear_factor divides positions ("linear" in Hugging Face's rope_scaling; Chen et al.,
+ * arXiv:2306.15595). With it or alone goes one of these, as Hugging Face has them:
+ *     yarn      theta[i] * (1 - ramp + ramp / yarn_factor) (Peng et al., arXiv:2309.00071)
+ *               ramp = (i - low) / (high - low), at least 0, at most 1; where low = high: 0 up to
+ *               i = low, 1 beyond. low = floor(d(yarn_beta_fast)), at least 0; high =
+ *               ceil(d(yarn_beta_slow)), at most dims - 1; d(beta) = dims * ln(original_positions /
+ *               (2 pi beta)) / (2 ln(base)), the pair that turns beta times in these positions
+ *     llama3    theta[i] * (1 - ramp + ramp / llama3_factor), where ramp = (high - t) / (high -
+ *               low) of the two llama3_*_freq_factor, at least 0, at most 1, for a pair that turns
+ *               t = original_positions * theta[i] / (2 pi) times
+ *     longrope  theta[i] / pair_factors[i] (Ding et al., arXiv:2402.13753)
+ *     dynamic   base * (1 + ntk_factor * (ntk_positions - original_positions) /
+ *               original_positions)^(dims / (dims - 2)) for base, once ntk_positions is the greater
+ * Cosines and sines are multiplied by attention_factor. With "mscale" and "mscale_all_dim" of YaRN
+ * and f = 0.1 ln(yarn_factor), it is (f mscale + 1) / (f mscale_all_dim + 1). LongRoPE's is
+ * sqrt(1 + ln(s) / ln(original length)) where the context has become s > 1 times as long.
+ */
+typedef struct mha_rope_config {
+  size_t struct_size;      /* sizeof the struct */
+  int64_t dims;            /* elements of a head to rotate; even, 2 (dynamic NTK 4) .. 2^31 - 2 */
+  int64_t num_positions;   /* rows of the tables; >= 1 */
+  int64_t first_position;  /* position of row 0; all positions are less than 2^31 */
+  double base;             /* 1 .. 2^64, with YaRN more than 1; 0 = 10000 */
+  double linear_factor;    /* divides positions; 1 .. 2^31; 0 = 1 */
+  double yarn_factor;      /* stretches slow pairs; 1 .. 2^31; 0 = no YaRN */
+  double yarn_beta_fast;   /* pairs with more turns keep their angle; 2^-31 .. 2^31; 0 = 32 */
+  double yarn_beta_slow;   /* with fewer are stretched in full; 2^-31 .. yarn_beta_fast; 0 = 1 */
+  double llama3_factor;    /* stretches slow pairs as in Llama 3; 1 .. 2^31; 0 = none */
+  double llama3_low_freq_factor;  /* turns of slow pairs; 2^-31 .. 2^31; 0 = 1 */
+  double llama3_high_freq_factor; /* of fast pairs; more than those, to 2^31; 0 = 4 */
+  double ntk_factor;       /* dynamic NTK; 1 .. 2^31; 0 = none */
+  int64_t ntk_positions;   /* the length of the context now, 1 .. 2^31; with ntk_factor needed */
+  const double *pair_factors; /* [dims / 2], 1/2 .. 2^31; NULL = no LongRoPE */
+  int64_t original_positions; /* length in training; 1 .. 2^31; YaRN, Llama 3 and NTK need it */
+  double attention_factor; /* 2^-31 .. 2^31; 0 = 1, with YaRN 0.1 ln(yarn_factor) + 1 */
+  uint32_t yarn_unrounded; /* 1 = no floor and ceil ("truncate": false, gpt-oss); 0 or 1 */
+  uint32_t reserved;       /* 0 */
+} mha_rope_config;
+
+/*
+ * Fills cos and sin, both [num_positions, dims / 2]: row r is for position first_position + r,
+ * column i for pair i. Tables of the same angles have the same rows: threads can fill a part each.
+ *
+ * The values are the same bits on every machine: those of the formulas, rounded to float, with
+ * angles that are off by at most position * 2^-51 (more if a ramp is steep). Up to position 2^20,
+ * that adds less than 0.01 units in the last place to numbers of 1/2 and more.
+ */
+MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin,
+                                   mha_error *error);
+
+/* ---- Normalised queries, keys and values ---------------------------------------------------- */
+
+/* Flags of a norm, combined by |. */
+#define MHA_NORM_LAYER 1u      /* layer norm, not RMS norm (Cohere, StableLM) */
+#define MHA_NORM_ALL_HEADS 2u  /* one norm over the columns of all heads together (OLMo 2) */
+#define MHA_NORM_AFTER_ROPE 4u /* behind the rotation, not before it (Hunyuan, Llama 4) */
+#define MHA_NORM_VALUES 8u     /* of values too: RMS norm of each head without weights (Gemma 4) */
+
+/*
+ * Norm of the queries, and of the keys before they are scored or stored, each head by itself
+ * (Qwen3). Calls only read the struct and its arrays, which may hold anything, NaN included.
+ *     RMS norm      x / sqrt(mean of x^2 + epsilon) * weight
+ *     layer norm    (x - mean) / sqrt(mean of (x - mean)^2 + epsilon) * weight + bias
+ * Gemma and others store w for a weight of 1 + w: the sum is to be given.
+ */
+typedef struct mha_norm {
+  size_t struct_size;    /* sizeof the struct */
+  uint32_t flags;        /* MHA_NORM_*; 0 = RMS norm of each head, before the rotation */
+  float epsilon;         /* > 0 and finite */
+  const float *q_weight; /* [head_dim] for all heads, or [num_heads, head_dim]; NULL = 1 */
+  const float *k_weight; /* likewise, [num_kv_heads, head_dim] */
+  const float *q_bias;   /* of layer norm, in the shape of q_weight; NULL = 0 */
+  const float *k_bias;   /* likewise */
+  /* From a head's weights and biases to the next head's, at least head_dim: 0 = the same for all
+     heads, but with MHA_NORM_ALL_HEADS head_dim, the only other choice there */
+  int64_t head_stride;
+} mha_norm;
+
+/* ---- Scores --------------------------------------------------------------------------------- */
+
+/* Which keys the columns of mask and bias stand for. */
+#define MHA_COLUMNS_ALL_KEYS 0u /* the rows of key or, with a cache, all positions in it */
+#define MHA_COLUMNS_NEW_KEYS 1u /* the rows of key that come with the call */
+
+/* What position groups do. */
+#define MHA_GROUPS_WITHIN 0u /* of the keys that flags leave, only its own group: documents */
+#define MHA_GROUPS_ALSO 1u   /* besides the keys that flags leave, its own group: image blocks */
+
+/*
+ * What changes scores and who attends to whom beyond the flags: each is optional, and all combine.
+ * For the query at position p in row i and the key at position j, in this order:
+ *
+ *     q = q_scales[b, i] * q                       once rotated (Llama 4, Ministral 3)
+ *     s = scale * q k^T
+ *     s = softcap * tanh(s / softcap)              softcap (Gemma 2)
+ *     s = s - alibi_slopes[head] * |j - p|         ALiBi (Press et al., arXiv:2108.12409)
+ *     s = s + relative_bias[head, j - p]           by distance (T5, mha_t5_relative_bias)
+ *     s = s + bias[b, head, i, column of j]        additive mask
+ *     s = -infinity where flags, groups or mask say so
+ *     weight = exp(s) / (sum of exp(s) over the keys + exp(sinks[head]))
+ *     lse = ln of that sum, with the sink; -infinity if all is masked
+ *     context = head_scales[head] * (weights times values)
+ *
+ * This is the order of ONNX's Attention. A key whose score is -infinity takes no part. Of mask and
+ * bias, what flags and lengths exclude is not read (with MHA_GROUPS_ALSO it may be), and of bias
+ * what mask or groups exclude reaches no result. Calls only read the struct and all it points to.
+ *
+ * mask and bias have the shape [batch, num_heads, n_q, columns]. Where all sequences, heads or rows
+ * have the same, the stride is MHA_BROADCAST: one [n_q, columns] for all has it as batch and head
+ * stride. Rows are those of query, padding included, and have all columns. These are as in
+ * attention_weights: the rows of key or, with a cache, the positions in it after the call. With
+ * MHA_COLUMNS_NEW_KEYS they are always the rows of key that come with the call. The keys that the
+ * cache had before then have no column: no mask excludes them, and their bias is 0, so that a tree
+ * of drafted tokens needs a mask of its own rows only. They are in no group, and no group excludes
+ * them: with MHA_GROUPS_WITHIN too, every query attends to them. A ring, whose positions have no
+ * end, takes these columns alone, and no groups. Keys behind num_columns are masked.
+ */
+typedef struct mha_score_options {
+  size_t struct_size;        /* sizeof the struct */
+  float softcap;             /* > 0 and finite; 0 = none */
+  uint32_t bias_type;        /* of bias: MHA_TYPE_F32 or MHA_TYPE_F16; 0 = F32 */
+  const float *alibi_slopes; /* [num_heads], finite; NULL = none */
+  const float *sinks;        /* [num_heads], less than infinity, not scaled; NULL = none */
+  const void *bias;          /* [batch, num_heads, n_q, columns]; NULL = none */
+  int64_t bias_batch_stride, bias_head_stride, bias_row_stride; /* 0 = contiguous */
+  const uint8_t *mask;       /* [batch, num_heads, n_q, columns]: 0 = takes no part; NULL = none */
+  int64_t mask_batch_stride, mask_head_stride, mask_row_stride; /* likewise */
+  uint32_t columns;          /* MHA_COLUMNS_* of mask, bias and kv_groups; 0 = ALL_KEYS */
+  uint32_t groups;           /* MHA_GROUPS_*; 0 = WITHIN; without groups 0 */
+  int64_t num_columns;       /* that rows of mask, bias and kv_groups have; 0 = as many as needed */
+  /* Position groups: numbers [batch, n_q] and [batch, columns]; NULL = none. kv_groups NULL =
+     q_groups, where columns are the rows of query. With MHA_GROUPS_ALSO, negative is no group. */
+  const int32_t *q_groups;
+  const int32_t *kv_groups;                  /* likewise */
+  int64_t q_groups_stride, kv_groups_stride; /* of sequences; 0 = contiguous */
+  const float *q_scales;     /* [batch, n_q], any; NULL = 1 */
+  int64_t q_scales_stride;   /* from one sequence to the next; 0 = n_q */
+  /* [num_heads, relative_left + 1 + relative_right], any: from j - p = -relative_left on; keys
+     farther away have the first or the last number. NULL = none */
+  const float *relative_bias;
+  int64_t relative_left, relative_right;     /* distances that the table has; >= 0 */
+  const float *head_scales;  /* [num_heads], finite; a head of 0 is padding throughout; NULL = 1 */
+} mha_score_options;
+
+/*
+ * Fills slopes [num_heads], 1 .. 2^31 - 1, with the slopes of ALiBi. With n the greatest
+ * power of two up to num_heads: 2^(-8 k / n) for k = 1 .. n, then 2^(-4 k / n), k = 1, 3, 5, ...
+ */
+MHA_API mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error *error);
+
+/*
+ * Fills relative_bias [num_heads, left + 1 + right] from T5's embedding [num_buckets, num_heads]:
+ * each distance has the bucket that Hugging Face's T5Attention gives it. num_buckets is 4 .. 2^30,
+ * or from 2 on in decoders (is_bidirectional 0); 0 = 32. Distances of max_distance or more share
+ * the last bucket; it is more than num_buckets / 4 (in decoders / 2), to 2^30; 0 = 128.
+ */
+MHA_API mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets,
+                                        int64_t max_distance, uint32_t is_bidirectional,
+                                        int64_t num_heads, int64_t left, int64_t right,
+                                        float *relative_bias, mha_error *error);
+
+/* ---- Optional outputs ----------------------------------------------------------------------- */
+
+/*
+ * Optional outputs, contiguous, that show what a call computes on its way; NULL = not asked for. q,
+ * k and v are for mha_forward only. Asking does not change other outputs. With a cache, n_kv is
+ * that of attention_weights. Padding is 0, and -infinity in masked_scores.
+ */
+typedef struct mha_taps {
+  size_t struct_size;   /* sizeof the struct */
+  float *q;             /* [batch, n_q, num_heads, head_dim], as projected: before norm, rotation */
+  float *k;             /* [batch, n_kv, num_kv_heads, head_dim], likewise; this call's rows only */
+  float *v;             /* [batch, n_kv, num_kv_heads, head_dim_v], likewise */
+  float *scores;        /* [batch, num_heads, n_q, n_kv]: q k^T, rotated, k as stored; not scaled */
+  float *scaled_scores; /* [batch, num_heads, n_q, n_kv]: times scale */
+  float *softcapped_scores; /* [batch, num_heads, n_q, n_kv]: after softcap, if there is one */
+  float *masked_scores; /* [batch, num_heads, n_q, n_kv]: after all biases; -infinity if masked */
+  float *context;       /* [batch, n_q, num_heads, head_dim_v]: before the gate and W_O */
+} mha_taps;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MHA_OPTIONS_H */
