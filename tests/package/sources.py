@@ -66,39 +66,32 @@ def check_versions(arguments):
 
 
 def check_layout(arguments):
-    """c99_test.c asserts the size of every public struct and the offset of every field; lines of the headers, of README.md and of building.md
-    have at most 100 columns, as has the text of the other pages, those of C and C++ 140."""
+    """c99_test.c asserts the size of every public struct; lines of the headers, of README.md and of building.md have at most 100 columns, as has
+    the text of the other pages, those of C and C++ 140."""
     narrow = [*(arguments.source / "include").glob("*.h"), arguments.source / "README.md", arguments.source / "src" / "docs" / "building.md"]
     for page in [*arguments.source.glob("*.md"), *arguments.source.glob("src/**/*.md"), *arguments.source.glob("tests/**/*.md")]:
         text = re.sub(r"^(```.*?^```|    .*?|\|.*?)$", lambda code: "\n" * code.group().count("\n"), page.read_text(), flags=re.DOTALL | re.MULTILINE)
         for number, line in enumerate(text.splitlines(), 1):
             if len(line) > 100 and "https://" not in line:
                 failures.append(f"{page.relative_to(arguments.source)}:{number} has {len(line)} columns; text should have at most 100.")
+    # Cargo builds in tools/rust/target.
     wide = [path for folder in ("src", "tests", "bench", "tools") for ending in ("h", "c", "cpp")
-            for path in (arguments.source / folder).rglob(f"*.{ending}")]
+            for path in (arguments.source / folder).rglob(f"*.{ending}") if "target" not in path.relative_to(arguments.source).parts]
     for path, most in sorted([(path, 100) for path in narrow] + [(path, 140) for path in wide]):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if len(line) > most:
                 failures.append(f"{path.relative_to(arguments.source)}:{number} has {len(line)} columns; it should have at most {most}.")
     header = without_comments("".join((arguments.source / "include" / name).read_text() for name in ("mha.h", "mha_options.h")))
     asserted = (arguments.source / "tests" / "interface" / "c99_test.c").read_text()
-    structs = re.findall(r"typedef struct (\w+) \{(.*?)\n\} \1;", header, re.DOTALL)
+    structs = re.findall(r"typedef struct (\w+) \{.*?\n\} \1;", header, re.DOTALL)
     if len(structs) != len(re.findall(r"\bstruct \w+ \{", header)):
-        sys.exit("A struct of mha.h is not written as 'typedef struct name { ... } name;', so that this test does not read it.")
-    declared = set()
-    for name, body in structs:
-        declared.add(f"SIZE({name}")
-        for field in body.split(";")[:-1]:
-            for declarator in [field] if "(" in field else field.split(","):
-                found = re.search(r"\(\*(\w+)\)\(|(\w+)(?:\[\d+\])?$", declarator.strip())
-                declared.add(f"FIELD({name}, {found.group(1) or found.group(2)}")
-    written = re.findall(r"^(SIZE\(\w+|FIELD\(\w+, \w+), \d+\);$", asserted, re.MULTILINE)
-    for line in sorted(declared - set(written)):
-        failures.append(f"c99_test.c has no {line}, ...); every size and offset of mha.h is asserted there.")
-    for line in sorted(set(written) - declared - {"SIZE(mha_status"}):
-        failures.append(f"c99_test.c has {line}, ...), which is not in mha.h.")
-    for line in sorted({line for line in written if written.count(line) > 1}):
-        failures.append(f"c99_test.c has {line}, ...) twice.")
+        sys.exit("A struct of the headers is not written as 'typedef struct name { ... } name;', so that this test does not read it.")
+    declared = set(structs)
+    written = re.findall(r"^SIZE\((\w+), \d+\);$", asserted, re.MULTILINE)
+    for name in sorted(declared - set(written)):
+        failures.append(f"c99_test.c has no SIZE({name}, ...); the size of every struct is asserted there.")
+    for name in sorted(set(written) - declared - {"mha_status"}):
+        failures.append(f"c99_test.c has SIZE({name}, ...), which is no struct of the headers.")
 
 
 parser = argparse.ArgumentParser(description=__doc__)
