@@ -79,6 +79,32 @@ TEST_P(GroupsTest, OfNewKeysLeaveEarlierKeysToFlags) {
   }
 }
 
+// With a mask for the new keys that is shorter than these, the keys behind it are masked, and those of earlier calls are not.
+TEST_P(GroupsTest, NewKeysBeyondTheColumnsAreMasked) {
+  const int64_t n = 40, columns = 17;
+  for (const int64_t past : {0, 5, 250, 700}) {
+    const int64_t all = past + n;
+    AttentionProblem whole = Problem(static_cast<uint64_t>(past), n, all);
+    AttentionProblem part = whole;
+    whole.score->mask.by_row = part.score->mask.by_row = false;
+    whole.score->mask.values.assign(static_cast<size_t>(all), 1);
+    std::fill(whole.score->mask.values.begin() + past + columns, whole.score->mask.values.end(), uint8_t{0});
+    part.n_kv = n;
+    part.k = SliceRows(whole.k, 0, all, 2 * 6, past, n);
+    part.v = SliceRows(whole.v, 0, all, 2 * 5, past, n);
+    part.score->mask.values.assign(static_cast<size_t>(columns), 1);
+    part.score->num_columns = columns;
+    Cache cache(CacheConfigOf(whole, {MHA_CACHE_CONTIGUOUS, 0}, 1, all));
+    cache.Append(0, {SliceRows(whole.k, 0, all, 2 * 6, 0, past), SliceRows(whole.v, 0, all, 2 * 5, 0, past)});
+    AttentionCall call = PlainCall();
+    call.asked = kAskNothing;
+    call.cache.cache = cache.get();
+    AttentionData data(part, call);
+    data.score.columns = MHA_COLUMNS_NEW_KEYS;
+    EXPECT_TRUE(SameBits(data.Compute().y, Specify(whole).y)) << past << " keys before";
+  }
+}
+
 TEST_P(GroupsTest, AreAsExactAsFloatAllows) {
   for (uint64_t seed = 0; seed < 40 && !HasFailure(); seed++) {
     Random random(seed);
