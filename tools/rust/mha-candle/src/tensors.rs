@@ -125,9 +125,7 @@ pub(crate) fn factor(scale: Option<f32>) -> f32 {
 
 /// A tensor that a call writes, in memory that the thread keeps for its next call.
 pub(crate) fn computed(
-    dtype: DType,
-    shape: impl Into<Shape>,
-    run: impl FnOnce(ElementsMut<'_>, &mut Workspace) -> mha::Result<()>,
+    dtype: DType, shape: impl Into<Shape>, run: impl FnOnce(ElementsMut<'_>, &mut Workspace) -> mha::Result<()>,
 ) -> Result<Tensor> {
     thread_local!(static WORKSPACE: RefCell<Workspace> = RefCell::new(Workspace::new()));
     let shape = shape.into();

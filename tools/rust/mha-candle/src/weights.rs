@@ -46,8 +46,7 @@ pub(crate) fn check(name: &'static str, linear: &Linear, inputs: usize, outputs:
 
 /// Calls `pack` with the matrices and biases of these projections.
 pub(crate) fn packed<T, const N: usize>(
-    linears: [&Linear; N],
-    pack: impl FnOnce(&[mha::Matrix], &[Option<Vec<f32>>]) -> mha::Result<T>,
+    linears: [&Linear; N], pack: impl FnOnce(&[mha::Matrix], &[Option<Vec<f32>>]) -> mha::Result<T>,
 ) -> Result<T> {
     let weights = linears.iter().map(|linear| linear.weight().contiguous()).collect::<Result<Vec<_>>>()?;
     let storages: Vec<_> = weights.iter().map(Tensor::storage_and_layout).collect();

@@ -108,13 +108,13 @@ impl LayerConfig {
         }
     }
 
-    /// With the library's defaults in place of 0, wherever the config is a valid one.
     /// Whether nothing is set but what a linear layer has.
     fn is_linear(&self) -> bool {
         let linear = Self::linear(self.query_dim, self.output_dim);
         *self == Self { weight_type: self.weight_type, arithmetic: self.arithmetic, ..linear }
     }
 
+    /// With the library's defaults in place of 0, wherever the config is a valid one.
     pub(crate) fn with_defaults(mut self) -> Self {
         let or = |value: usize, default: usize| if value == 0 { default } else { value };
         self.key_dim = or(self.key_dim, self.query_dim);
@@ -350,9 +350,7 @@ impl Described<'_> {
 
 /// Calls `body` with what the library takes, all checked.
 fn checked<R>(
-    config: &LayerConfig,
-    weights: &Weights<'_>,
-    instruction_set: InstructionSet,
+    config: &LayerConfig, weights: &Weights<'_>, instruction_set: InstructionSet,
     body: impl FnOnce(Described<'_>, &sys::mha_layer_options) -> Result<R>,
 ) -> Result<R> {
     let (raw_config, raw_options) = (config.raw(), options(instruction_set));

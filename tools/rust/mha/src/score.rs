@@ -312,12 +312,7 @@ pub fn alibi_slopes(num_heads: usize) -> Result<Vec<f32>> {
 /// # Ok::<(), mha::Error>(())
 /// ```
 pub fn t5_relative_bias(
-    embedding: &[f32],
-    num_heads: usize,
-    max_distance: usize,
-    is_bidirectional: bool,
-    left: usize,
-    right: usize,
+    embedding: &[f32], num_heads: usize, max_distance: usize, is_bidirectional: bool, left: usize, right: usize,
 ) -> Result<Vec<f32>> {
     let num_buckets = embedding.len().checked_div(num_heads).unwrap_or(0);
     check_exact("embedding", embedding.len(), &[("num_buckets", num_buckets), ("num_heads", num_heads)])?;

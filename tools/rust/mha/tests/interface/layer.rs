@@ -1,6 +1,6 @@
 use mha::{
-    AlignedBuffer, Arithmetic, Elements, ErrorKind, InstructionSet, Layer, LayerConfig, Matrix, StorageType, Taps, WeightLayout, Weights,
-    Workspace,
+    AlignedBuffer, Arithmetic, Elements, ErrorKind, Forward, InstructionSet, Layer, LayerConfig, Matrix, StorageType, Taps, WeightLayout,
+    Weights, Workspace,
 };
 
 use crate::support::{assert_near, bits, error_of, layer, numbers};
@@ -46,27 +46,15 @@ fn every_form_of_the_weights_gives_the_same_bits() {
     let (config, x) = (LayerConfig::new(8, 2).num_kv_heads(1), numbers(5 * 8, 9));
     let (w_q, w_k, w_v, w_o) = (numbers(64, 1), numbers(32, 2), numbers(32, 3), numbers(64, 4));
     let (b_q, b_k, b_v, b_o) = (numbers(8, 5), numbers(4, 6), numbers(4, 7), numbers(8, 8));
-    let expected = run(
-        &Layer::new(
-            &config,
-            &Weights::new(&w_q, &w_k, &w_v).output(&w_o).query_bias(&b_q).key_bias(&b_k).value_bias(&b_v).output_bias(&b_o),
-        )
-        .unwrap(),
-        &x,
-    );
+    let y_of = |weights: Weights| bits(&run(&Layer::new(&config, &weights.output_bias(&b_o)).unwrap(), &x));
+    let expected = y_of(Weights::new(&w_q, &w_k, &w_v).output(&w_o).query_bias(&b_q).key_bias(&b_k).value_bias(&b_v));
     let b_qkv = [&b_q[..], &b_k, &b_v].concat();
-    let check = |weights: Weights| {
-        let layer = Layer::new(&config, &weights.fused_bias(&b_qkv).output_bias(&b_o)).unwrap();
-        assert_eq!(bits(&run(&layer, &x)), bits(&expected));
-    };
+    let check = |weights: Weights| assert_eq!(y_of(weights.fused_bias(&b_qkv)), expected);
 
     let fused: Vec<f32> = (0..8).flat_map(|row| [&w_q[row * 8..][..8], &w_k[row * 4..][..4], &w_v[row * 4..][..4]].concat()).collect();
     check(Weights::fused(&fused).output(&w_o));
-
     let [q, k, v, o] = [(&w_q, 8), (&w_k, 4), (&w_v, 4), (&w_o, 8)].map(|(matrix, columns)| transposed(matrix, columns));
     check(Weights::new(&q, &k, &v).output(&o).layout(WeightLayout::OutIn));
-    check(Weights::fused(&[&q[..], &k, &v].concat()).output(&o).layout(WeightLayout::OutIn));
-
     let wide: Vec<f32> = w_q.chunks(8).flat_map(|row| [row, &[f32::NAN; 3]].concat()).collect();
     check(Weights::new(Matrix::f32(&wide).stride(11), &w_k, &w_v).output(&w_o));
 }
@@ -202,39 +190,20 @@ fn cross_attention_takes_keys_and_values_of_their_own() {
 }
 
 #[test]
-fn packed_sequences_have_the_bits_that_each_has_alone() {
+fn packed_and_padded_sequences_have_the_bits_that_each_has_alone() {
     let (layer, x) = (layer(), numbers(7 * 32, 1));
-    let (mut y, mut alone) = (vec![f32::NAN; 7 * 32], vec![0.0; 6 * 32]);
-    layer.forward(&x, &mut y).causal().cu_seqlens_q(&[1, 3, 3, 7]).run(&mut Workspace::new()).unwrap();
-    for (first, end) in [(1, 3), (3, 7)] {
-        let rows = first * 32..end * 32;
-        let own = &mut alone[..rows.len()];
-        layer.forward(&x[rows.clone()], &mut *own).causal().run(&mut Workspace::new()).unwrap();
-        assert_eq!(bits(&y[rows]), bits(own));
-    }
-    assert_eq!(y[..32], [0.0; 32]);
-
-    layer.forward(&x, &mut y).causal().kv_start(&[1]).run(&mut Workspace::new()).unwrap();
-    layer.forward(&x[32..], &mut alone).causal().run(&mut Workspace::new()).unwrap();
-    assert_eq!(bits(&y[32..]), bits(&alone));
-}
-
-#[test]
-fn padding_is_not_read_and_a_sequence_has_the_bits_that_it_has_alone() {
-    let (layer, x) = (layer(), numbers(5 * 32, 1));
-    let mut alone = vec![0.0; 3 * 32];
-    layer.forward(&x[..3 * 32], &mut alone).causal().run(&mut Workspace::new()).unwrap();
-    for is_left in [false, true] {
-        let rows = if is_left { 2 * 32..5 * 32 } else { 0..3 * 32 };
-        let mut padded = vec![f32::NAN; 5 * 32];
-        padded[rows.clone()].copy_from_slice(&x[..3 * 32]);
-        let mut y = vec![f32::NAN; 5 * 32];
-        let call = layer.forward(&padded, &mut y).causal().q_lengths(&[3]);
-        let call = if is_left { call.padding_left() } else { call };
-        call.run(&mut Workspace::new()).unwrap();
+    let check = |rows: std::ops::Range<usize>, set: for<'a> fn(Forward<'a>) -> Forward<'a>| {
+        let (mut y, mut alone) = (vec![f32::NAN; 7 * 32], vec![0.0; rows.len() * 32]);
+        set(layer.forward(&x, &mut y).causal()).run(&mut Workspace::new()).unwrap();
+        let rows = rows.start * 32..rows.end * 32;
+        layer.forward(&x[rows.clone()], &mut alone).causal().run(&mut Workspace::new()).unwrap();
         assert_eq!(bits(&y[rows]), bits(&alone));
-        assert_eq!(y.iter().filter(|value| **value == 0.0).count(), 2 * 32);
-    }
+    };
+    check(1..3, |call| call.cu_seqlens_q(&[1, 3, 3, 7]));
+    check(3..7, |call| call.cu_seqlens_q(&[1, 3, 3, 7]));
+    check(1..7, |call| call.kv_start(&[1]));
+    check(0..3, |call| call.q_lengths(&[3]));
+    check(4..7, |call| call.q_lengths(&[3]).padding_left());
 }
 
 #[test]

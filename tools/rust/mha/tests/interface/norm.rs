@@ -12,31 +12,27 @@ fn attend(q: &[f32], k: &[f32], v: &[f32], norm: Option<Norm<'_>>) -> Vec<f32> {
     output
 }
 
-/// Rows of two heads.
-fn normalised(x: &[f32], together: usize, is_layer: bool, weight: &[f32], bias: &[f32]) -> Vec<f32> {
-    let size = together * WIDTH;
-    let of_row = |row: &[f32]| {
-        let mean = if is_layer { row.iter().sum::<f32>() / size as f32 } else { 0.0 };
-        let square = row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / size as f32;
-        row.iter().enumerate().map(|(i, x)| (x - mean) / (square + 1e-5).sqrt() * weight[i] + bias[i]).collect::<Vec<_>>()
-    };
-    x.chunks(size).flat_map(of_row).collect()
-}
-
 #[test]
 fn norms_are_their_formulas() {
     let [q, k, v] = [1, 2, 3].map(|seed| numbers(5 * 2 * WIDTH, seed));
     let [q_weight, k_weight, bias] = [4, 5, 6].map(|seed| numbers(2 * WIDTH, seed));
-    let (none, ones) = (vec![0.0; 2 * WIDTH], vec![1.0; 2 * WIDTH]);
-
-    let rms = Norm::rms(1e-5).q_weight(&q_weight[..WIDTH]).k_weight(&k_weight[..WIDTH]).values();
-    let (q_rows, k_rows) = (normalised(&q, 1, false, &q_weight, &none), normalised(&k, 1, false, &k_weight, &none));
-    let expected = attend(&q_rows, &k_rows, &normalised(&v, 1, false, &ones, &none), None);
-    assert_near(&attend(&q, &k, &v, Some(rms)), &expected, 1e-5);
-
-    let layer = Norm::layer(1e-5).q_weight(&q_weight).k_weight(&k_weight).q_bias(&bias).k_bias(&bias).all_heads();
-    let expected = attend(&normalised(&q, 2, true, &q_weight, &bias), &normalised(&k, 2, true, &k_weight, &bias), &v, None);
-    assert_near(&attend(&q, &k, &v, Some(layer)), &expected, 1e-5);
+    for size in [WIDTH, 2 * WIDTH] {
+        let is_layer = size > WIDTH; // of all heads together
+        let normalised = |x: &[f32], weight: &dyn Fn(usize) -> f32| -> Vec<f32> {
+            let of_row = |row: &[f32]| {
+                let mean = if is_layer { row.iter().sum::<f32>() / size as f32 } else { 0.0 };
+                let square = row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / size as f32;
+                let one = |(i, x): (usize, &f32)| (x - mean) / (square + 1e-5).sqrt() * weight(i) + if is_layer { bias[i] } else { 0.0 };
+                row.iter().enumerate().map(one).collect::<Vec<_>>()
+            };
+            x.chunks(size).flat_map(of_row).collect()
+        };
+        let norm = if is_layer { Norm::layer(1e-5).q_bias(&bias).k_bias(&bias).all_heads() } else { Norm::rms(1e-5).values() };
+        let norm = norm.q_weight(&q_weight[..size]).k_weight(&k_weight[..size]);
+        let v_rows = if is_layer { v.clone() } else { normalised(&v, &|_| 1.0) };
+        let expected = attend(&normalised(&q, &|i| q_weight[i]), &normalised(&k, &|i| k_weight[i]), &v_rows, None);
+        assert_near(&attend(&q, &k, &v, Some(norm)), &expected, 1e-5);
+    }
 }
 
 #[test]

@@ -99,48 +99,21 @@ macro_rules! options {
     ($call:ident, $dice:ident, $set:ident, $cache:ident, $rope:ident, $norm:ident, $score:ident, $lists:ident, $outputs:ident) => {{
         let [lse, weights, scores, context] = &mut $outputs;
         let mut call = $call;
-        if $set & 1 != 0 {
-            call = call.causal();
-        }
-        if $set & 2 != 0 {
-            call = call.window_left($dice.below(9));
-        }
-        if $set & 4 != 0 {
-            call = call.window_right($dice.below(9));
-        }
-        if $set & 8 != 0 {
-            call = call.q_lengths(&$lists[0]);
-        }
-        if $set & 16 != 0 {
-            call = call.kv_lengths(&$lists[1]);
-        }
-        if $set & 32 != 0 {
-            call = call.q_start(&$lists[2]);
-        }
-        if $set & 64 != 0 {
-            call = call.padding_left();
-        }
-        if $set & 128 != 0 {
-            call = call.rope($rope);
-        }
-        if $set & 256 != 0 {
-            call = call.lse(lse);
-        }
-        if $set & 512 != 0 {
-            call = call.attention_weights(weights);
-        }
-        if $set & 1024 != 0 {
-            call = call.taps(Taps::new().scores(scores).context(context));
-        }
-        if $set & 2048 != 0 {
-            call = call.cache_sequences(&$lists[3]);
-        }
-        if $set & 4096 != 0 {
-            call = call.score($score);
-        }
-        if $set & 8192 != 0 {
-            call = call.norm($norm);
-        }
+        let is_set = |bit: u32| $set >> bit & 1 == 1;
+        call = if is_set(0) { call.causal() } else { call };
+        call = if is_set(1) { call.window_left($dice.below(9)) } else { call };
+        call = if is_set(2) { call.window_right($dice.below(9)) } else { call };
+        call = if is_set(3) { call.q_lengths(&$lists[0]) } else { call };
+        call = if is_set(4) { call.kv_lengths(&$lists[1]) } else { call };
+        call = if is_set(5) { call.q_start(&$lists[2]) } else { call };
+        call = if is_set(6) { call.padding_left() } else { call };
+        call = if is_set(7) { call.rope($rope) } else { call };
+        call = if is_set(8) { call.lse(lse) } else { call };
+        call = if is_set(9) { call.attention_weights(weights) } else { call };
+        call = if is_set(10) { call.taps(Taps::new().scores(scores).context(context)) } else { call };
+        call = if is_set(11) { call.cache_sequences(&$lists[3]) } else { call };
+        call = if is_set(12) { call.score($score) } else { call };
+        call = if is_set(13) { call.norm($norm) } else { call };
         if let Some(cache) = &mut $cache {
             call = if $dice.one_in(4) { call.cache_read(cache) } else { call.cache(cache) };
         }
