@@ -42,58 +42,58 @@ inline bool cannot_overflow(const Array &array) {
 }
 
 // The size of the workspace, which is 0 where there is nothing to do.
-mha_status check_size(Report &report, uint32_t argument, const WorkspaceLayout &layout, bool has_no_work, int64_t *workspace_bytes);
+mha_status check_size(Report report, const WorkspaceLayout &layout, bool has_no_work, int64_t *workspace_bytes);
 
 // The checks of a small layer must not take longer than its arithmetic. So each of those below is a few comparisons where it is called,
 // and what exactly is wrong is found out elsewhere.
-mha_status fail_input(Report &report, uint32_t argument, const Array &array);
-mha_status check_permuted_output(Report &report, uint32_t argument, const Array &array);
-mha_status resolve_empty(Report &report, uint32_t argument, const char *name, const char *what, int64_t *extent);
-mha_status fail_workspace(Report &report, uint32_t argument, const char *query, size_t workspace_bytes, int64_t needed);
+mha_status fail_input(Report report, const Array &array);
+mha_status check_permuted_output(Report report, const Array &array);
+mha_status resolve_empty(Report report, const char *name, const char *what, int64_t *extent);
+mha_status fail_workspace(Report report, uint32_t argument, const char *query, size_t workspace_bytes, int64_t needed);
 
 // Strides are not negative, a row does not overlap the next one, and the whole fits into memory.
-inline mha_status check_input(Report &report, uint32_t argument, const Array &array) {
+inline mha_status check_input(Report report, const Array &array) {
   const int64_t(&strides)[3] = array.strides;
   const bool has_rows = strides[1] >= array.width && strides[2] >= (array.extents[2] > 1 ? array.width : 0);
   const bool is_sound = has_rows && (cannot_overflow(array) || (strides[0] >= 0 && !(span_of(array) * Count(sizeof(float))).overflows()));
-  return is_sound ? MHA_OK : fail_input(report, argument, array);
+  return is_sound ? MHA_OK : fail_input(report, array);
 }
 
 // The same for an input whose sequences, rows or heads may all be one: MHA_BROADCAST is no step then.
-mha_status check_broadcast(Report &report, uint32_t argument, const Array &array);
+mha_status check_broadcast(Report report, const Array &array);
 
-inline mha_status check_broadcast_input(Report &report, uint32_t argument, const Array &array) {
+inline mha_status check_broadcast_input(Report report, const Array &array) {
   const bool repeats = (array.strides[0] | array.strides[1] | array.strides[2]) < 0;
-  return repeats ? check_broadcast(report, argument, array) : check_input(report, argument, array);
+  return repeats ? check_broadcast(report, array) : check_input(report, array);
 }
 
 inline int64_t resolved_stride(int64_t stride) { return stride == MHA_BROADCAST ? 0 : stride; }
 
 // And no element is written twice: sorted by stride, each dimension steps over all of the smaller ones.
-inline mha_status check_output(Report &report, uint32_t argument, const Array &array) {
-  if (const mha_status status = check_input(report, argument, array)) return status;
+inline mha_status check_output(Report report, const Array &array) {
+  if (const mha_status status = check_input(report, array)) return status;
   Count covered(array.width);
   for (int i = 2; i >= 0; --i) {
     if (array.extents[i] <= 1) continue;
-    if (array.strides[i] < covered.value()) return check_permuted_output(report, argument, array);
+    if (array.strides[i] < covered.value()) return check_permuted_output(report, array);
     covered = covered + Count(array.extents[i] - 1) * Count(array.strides[i]);
   }
   return MHA_OK;
 }
 
 // Rows of the caller's are of f32, f16 or bf16.
-mha_status fail_row_type(Report &report, uint32_t argument, const char *name, uint32_t type);
+mha_status fail_row_type(Report report, const char *name, uint32_t type);
 
-inline mha_status check_row_type(Report &report, uint32_t argument, const char *name, uint32_t type) {
-  return type <= MHA_TYPE_BF16 ? MHA_OK : fail_row_type(report, argument, name, type);
+inline mha_status check_row_type(Report report, const char *name, uint32_t type) {
+  return type <= MHA_TYPE_BF16 ? MHA_OK : fail_row_type(report, name, type);
 }
 
 // An extent is at least 1, or MHA_EMPTY, which becomes 0. A plain 0 is one that was never set. what: what to set it to.
-inline mha_status resolve_extent(Report &report, uint32_t argument, const char *name, const char *what, int64_t *extent) {
-  return *extent > 0 ? MHA_OK : resolve_empty(report, argument, name, what, extent);
+inline mha_status resolve_extent(Report report, const char *name, const char *what, int64_t *extent) {
+  return *extent > 0 ? MHA_OK : resolve_empty(report, name, what, extent);
 }
 
-inline mha_status check_workspace(Report &report, uint32_t argument, const char *query, const void *workspace, size_t workspace_bytes,
+inline mha_status check_workspace(Report report, uint32_t argument, const char *query, const void *workspace, size_t workspace_bytes,
                                   int64_t needed) {
   const bool is_sound = workspace_bytes >= static_cast<uint64_t>(needed) && (workspace || needed == 0);
   return is_sound ? MHA_OK : fail_workspace(report, argument, query, workspace_bytes, needed);

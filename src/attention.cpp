@@ -10,8 +10,6 @@
 namespace mha {
 namespace {
 
-constexpr uint32_t args_argument = 1;  // of mha_attention and its queries
-
 // What a call of mha_attention comes to: its arguments, all defaults resolved, and its workspace.
 struct AttentionCall {
   mha_attention_args args;
@@ -19,7 +17,7 @@ struct AttentionCall {
   int64_t workspace_bytes;
 };
 
-mha_status check_dimensions(Report &report, mha_attention_args *args) {
+mha_status check_dimensions(Report report, mha_attention_args *args) {
   const struct {
     const char *name;
     int64_t value;
@@ -29,25 +27,21 @@ mha_status check_dimensions(Report &report, mha_attention_args *args) {
               {"head_dim", args->head_dim, false},
               {"head_dim_v", args->head_dim_v, true}};
   for (const auto &dim : dims) {
-    if (dim.value < 0 || (dim.value == 0 && !dim.may_be_zero)) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "%s is %lld; set it to at least 1", dim.name,
-                         static_cast<long long>(dim.value));
-    }
-    if (dim.value > INT32_MAX) {
-      return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "%s is %lld; the largest dimension is %d", dim.name,
-                         static_cast<long long>(dim.value), INT32_MAX);
-    }
+    if (dim.value < 0 || (dim.value == 0 && !dim.may_be_zero))
+      return report.invalid("%s is %lld; set it to at least 1", dim.name, lld(dim.value));
+    if (dim.value > INT32_MAX)
+      return report.fail(MHA_ERROR_TOO_LARGE, "%s is %lld; the largest dimension is %d", dim.name, lld(dim.value), INT32_MAX);
   }
   if (args->num_kv_heads == 0) args->num_kv_heads = args->num_heads;
   if (args->head_dim_v == 0) args->head_dim_v = args->head_dim;
   if (args->num_heads % args->num_kv_heads != 0) {
-    return report.fail(MHA_ERROR_SHAPE, args_argument,
+    return report.fail(MHA_ERROR_SHAPE,
                        "num_kv_heads %lld does not divide num_heads %lld; set it to num_heads, or to a divisor for grouped queries",
-                       static_cast<long long>(args->num_kv_heads), static_cast<long long>(args->num_heads));
+                       lld(args->num_kv_heads), lld(args->num_heads));
   }
   if (args->num_heads * args->head_dim > INT32_MAX || args->num_heads * args->head_dim_v > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "num_heads %lld * head_dim (or * head_dim_v) is larger than %d",
-                       static_cast<long long>(args->num_heads), INT32_MAX);
+    return report.fail(MHA_ERROR_TOO_LARGE, "num_heads %lld * head_dim (or * head_dim_v) is larger than %d", lld(args->num_heads),
+                       INT32_MAX);
   }
   return MHA_OK;
 }
@@ -63,16 +57,15 @@ void resolve_strides(int64_t n, int64_t heads, int64_t width, int64_t *batch_str
 int64_t array_batch(const mha_attention_args &args) { return args.cu_seqlens_q && args.batch > 1 ? 1 : args.batch; }
 
 // A head stride says that the layout is not [batch, n, heads, width], whose strides the zeros stand for.
-mha_status check_strides_are_complete(Report &report, const char *name, int64_t rows, int64_t batch, int64_t batch_stride,
+mha_status check_strides_are_complete(Report report, const char *name, int64_t rows, int64_t batch, int64_t batch_stride,
                                       int64_t row_stride, int64_t head_stride) {
   const bool lacks_row = row_stride == 0, lacks_batch = batch_stride == 0 && batch > 1;
   if (rows == 0 || head_stride == 0 || (!lacks_row && !lacks_batch)) return MHA_OK;
-  return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
-                     "%s_head_stride is %lld, but %s_%s_stride is 0; set all strides of %s, or none", name,
-                     static_cast<long long>(head_stride), name, lacks_row ? "row" : "batch", name);
+  return report.invalid("%s_head_stride is %lld, but %s_%s_stride is 0; set all strides of %s, or none", name, lld(head_stride), name,
+                        lacks_row ? "row" : "batch", name);
 }
 
-mha_status check_strides_are_complete(Report &report, const mha_attention_args &args) {
+mha_status check_strides_are_complete(Report report, const mha_attention_args &args) {
   const struct {
     const char *name;
     int64_t rows, batch_stride, row_stride, head_stride;
@@ -88,7 +81,7 @@ mha_status check_strides_are_complete(Report &report, const mha_attention_args &
   return MHA_OK;
 }
 
-mha_status check_arrays(Report &report, mha_attention_args *args) {
+mha_status check_arrays(Report report, mha_attention_args *args) {
   if (const mha_status status = check_strides_are_complete(report, *args)) return status;
   resolve_strides(args->n_q, args->num_heads, args->head_dim, &args->q_batch_stride, &args->q_row_stride, &args->q_head_stride);
   resolve_strides(args->n_kv, args->num_kv_heads, args->head_dim, &args->k_batch_stride, &args->k_row_stride, &args->k_head_stride);
@@ -104,30 +97,27 @@ mha_status check_arrays(Report &report, mha_attention_args *args) {
        {batch, args->n_kv, args->num_kv_heads},
        {args->v_batch_stride, args->v_row_stride, args->v_head_stride}}};
   for (const Array &input : inputs) {
-    if (const mha_status status = check_broadcast_input(report, args_argument, input)) return status;
+    if (const mha_status status = check_broadcast_input(report, input)) return status;
   }
   int64_t *const strides[] = {&args->q_batch_stride, &args->q_row_stride, &args->q_head_stride, &args->k_batch_stride, &args->k_row_stride,
                               &args->k_head_stride, &args->v_batch_stride, &args->v_row_stride, &args->v_head_stride};
   for (int64_t *const stride : strides) *stride = resolved_stride(*stride);
-  return check_output(report, args_argument,
-                      {"output",
+  return check_output(report, {"output",
                        args->head_dim_v,
                        {batch, args->n_q, args->num_heads},
                        {args->output_batch_stride, args->output_row_stride, args->output_head_stride}});
 }
 
-mha_status check_options(Report &report, const mha_attention_args &args) {
+mha_status check_options(Report report, const mha_attention_args &args) {
   const struct {
     const char *name;
     uint32_t type;
   } types[] = {{"q_type", args.q_type}, {"k_type", args.k_type}, {"v_type", args.v_type}, {"output_type", args.output_type}};
   for (const auto &type : types) {
-    if (const mha_status status = check_row_type(report, args_argument, type.name, type.type)) return status;
+    if (const mha_status status = check_row_type(report, type.name, type.type)) return status;
   }
-  if (args.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "mha_attention_args.reserved is not 0; set it to 0");
-  if (args.scale - args.scale != 0.0f) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "scale is not finite; set a number, or 0 for 1 / sqrt(head_dim)");
-  }
+  if (args.reserved != 0) return report.invalid("mha_attention_args.reserved is not 0; set it to 0");
+  if (args.scale - args.scale != 0.0f) return report.invalid("scale is not finite; set a number, or 0 for 1 / sqrt(head_dim)");
   return MHA_OK;
 }
 
@@ -143,7 +133,7 @@ KeyValues plain_rows(const void *base, uint32_t type, int64_t batch_stride, int6
 
 // The arguments as a stage. With a cache, the caller's keys and values are rows to be stored; without rows, they are not looked at.
 void describe(const mha_attention_args &args, MiddleStage *stage) {
-  describe_call(args, args_argument, stage);
+  describe_call(args, stage);
   Attention &attention = stage->attention;
   attention.num_heads = args.num_heads;
   attention.num_kv_heads = args.num_kv_heads;
@@ -169,10 +159,10 @@ void describe(const mha_attention_args &args, MiddleStage *stage) {
   attention.output_head_stride = args.output_head_stride;
 }
 
-mha_status make_call(Report &report, const mha_attention_args *given, AttentionCall *call) {
+mha_status make_call(Report report, const mha_attention_args *given, AttentionCall *call) {
   mha_attention_args &args = call->args;
   MiddleStage &stage = call->stage;
-  if (const mha_status status = read_struct(report, args_argument, "mha_attention_args", given, &args)) return status;
+  if (const mha_status status = read_struct(report, "mha_attention_args", given, &args)) return status;
   if (args.flags & MHA_CACHE_READ) {
     args.n_kv = 0;
     const char *const rows = args.k               ? "k"
@@ -181,41 +171,38 @@ mha_status make_call(Report &report, const mha_attention_args *given, AttentionC
                              : args.kv_start      ? "kv_start"
                              : args.cu_seqlens_kv ? "cu_seqlens_kv"
                                                   : nullptr;
-    if (const mha_status status = check_cache_read(report, args_argument, args.cache, rows)) return status;
+    if (const mha_status status = check_cache_read(report, args.cache, rows)) return status;
   }
-  if (const mha_status status = resolve_extent(report, args_argument, "batch", "the number of sequences", &args.batch)) return status;
-  if (const mha_status status = resolve_extent(report, args_argument, "n_q", "the rows of q per sequence", &args.n_q)) return status;
+  if (const mha_status status = resolve_extent(report, "batch", "the number of sequences", &args.batch)) return status;
+  if (const mha_status status = resolve_extent(report, "n_q", "the rows of q per sequence", &args.n_q)) return status;
   if (!(args.flags & MHA_CACHE_READ)) {
-    if (const mha_status status = resolve_extent(report, args_argument, "n_kv", "the rows of k and v per sequence", &args.n_kv))
-      return status;
+    if (const mha_status status = resolve_extent(report, "n_kv", "the rows of k and v per sequence", &args.n_kv)) return status;
   }
   if (const mha_status status = check_dimensions(report, &args)) return status;
   if (const mha_status status = check_arrays(report, &args)) return status;
   if (const mha_status status = check_options(report, args)) return status;
-  if (const mha_status status = check_scheduler(report, args_argument, args.scheduler)) return status;
+  if (const mha_status status = check_scheduler(report, args.scheduler)) return status;
   describe(args, &stage);
   if (const mha_status status = check_middle(report, &stage)) return status;
-  if (stage.taps.q || stage.taps.k || stage.taps.v) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
-                       "the taps q, k and v are mha_forward's; leave them NULL, the caller has them already");
-  }
-  if (const mha_status status = choose_kernels(report, args_argument, args.instruction_set, &stage.kernels)) return status;
+  if (stage.taps.q || stage.taps.k || stage.taps.v)
+    return report.invalid("the taps q, k and v are mha_forward's; leave them NULL, the caller has them already");
+  if (const mha_status status = choose_kernels(report, args.instruction_set, &stage.kernels)) return status;
   WorkspaceLayout layout;
   plan_middle(&stage, &layout);
-  return check_size(report, args_argument, layout, stage.sequences.has_no_work(), &call->workspace_bytes);
+  return check_size(report, layout, stage.sequences.has_no_work(), &call->workspace_bytes);
 }
 
-mha_status check_pointers(Report &report, const AttentionCall &call) {
+mha_status check_pointers(Report report, const AttentionCall &call) {
   const mha_attention_args &args = call.args;
   const PairOutputs &pairs = call.stage.attention.pairs;
-  if (!args.q) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "q is NULL; pass the queries");
-  if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "output is NULL; pass where to write the result");
+  if (!args.q) return report.fail(MHA_ERROR_NULL_POINTER, "q is NULL; pass the queries");
+  if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, "output is NULL; pass where to write the result");
   if (args.output == args.q && pairs.has_any()) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
-                       "output is q, which outputs with a number per pair are computed from afterwards; give output an array of its own");
+    return report.invalid(
+        "output is q, which outputs with a number per pair are computed from afterwards; give output an array of its own");
   }
-  if (args.n_kv > 0 && !args.k) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "k is NULL; pass the keys");
-  if (args.n_kv > 0 && !args.v) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "v is NULL; pass the values");
+  if (args.n_kv > 0 && !args.k) return report.fail(MHA_ERROR_NULL_POINTER, "k is NULL; pass the keys");
+  if (args.n_kv > 0 && !args.v) return report.fail(MHA_ERROR_NULL_POINTER, "v is NULL; pass the values");
   return MHA_OK;
 }
 
@@ -242,7 +229,7 @@ mha_status mha_attention_workspace(const mha_attention_args *args, size_t *bytes
   Report report(error);
   AttentionCall call;
   if (const mha_status status = make_call(report, args, &call)) return status;
-  return write_size(report, 2, static_cast<size_t>(call.workspace_bytes), bytes);
+  return write_size(report.about(2), static_cast<size_t>(call.workspace_bytes), bytes);
 }
 
 mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t workspace_bytes, mha_error *error) {
@@ -276,5 +263,5 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
     filled.bytes = row_bytes * valid_queries(call.stage.sequences);
     add_cost_of_middle(call.stage, &filled);
   }
-  return write_struct(report, 2, "mha_call_info", filled, info);
+  return write_struct(report.about(2), "mha_call_info", filled, info);
 }

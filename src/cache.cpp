@@ -74,7 +74,7 @@ uint64_t checksum_of(mha_kv_cache header) {
 
 // ---- The configuration
 
-mha_status check_dimensions(Report &report, const mha_kv_cache_config &config) {
+mha_status check_dimensions(Report report, const mha_kv_cache_config &config) {
   const struct {
     const char *name;
     int64_t value;
@@ -84,54 +84,41 @@ mha_status check_dimensions(Report &report, const mha_kv_cache_config &config) {
               {"head_dim_v", config.head_dim_v, 0, INT32_MAX},       {"block_positions", config.block_positions, 0, INT64_MAX},
               {"num_blocks", config.num_blocks, 0, INT32_MAX}};
   for (const auto &dim : dims) {
-    if (dim.value < dim.least) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, 1, "%s is %lld; set it to at least %lld", dim.name, static_cast<long long>(dim.value),
-                         static_cast<long long>(dim.least));
-    }
-    if (dim.value > dim.most) {
-      return report.fail(MHA_ERROR_TOO_LARGE, 1, "%s is %lld; the largest is %lld", dim.name, static_cast<long long>(dim.value),
-                         static_cast<long long>(dim.most));
-    }
+    if (dim.value < dim.least) return report.invalid("%s is %lld; set it to at least %lld", dim.name, lld(dim.value), lld(dim.least));
+    if (dim.value > dim.most)
+      return report.fail(MHA_ERROR_TOO_LARGE, "%s is %lld; the largest is %lld", dim.name, lld(dim.value), lld(dim.most));
   }
   return MHA_OK;
 }
 
-mha_status check_kind(Report &report, const mha_kv_cache_config &config) {
-  if (config.kind > MHA_CACHE_PAGED) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "kind is %u; use MHA_CACHE_CONTIGUOUS, MHA_CACHE_RING or MHA_CACHE_PAGED", config.kind);
-  }
+mha_status check_kind(Report report, const mha_kv_cache_config &config) {
+  if (config.kind > MHA_CACHE_PAGED)
+    return report.invalid("kind is %u; use MHA_CACHE_CONTIGUOUS, MHA_CACHE_RING or MHA_CACHE_PAGED", config.kind);
   if (config.k_type > MHA_TYPE_INT8 || config.v_type > MHA_TYPE_INT8) {
     const bool is_k = config.k_type > MHA_TYPE_INT8;
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "%s is %u; a cache stores MHA_TYPE_F32, F16, BF16 or INT8", is_k ? "k_type" : "v_type",
-                       is_k ? config.k_type : config.v_type);
+    return report.invalid("%s is %u; a cache stores MHA_TYPE_F32, F16, BF16 or INT8", is_k ? "k_type" : "v_type",
+                          is_k ? config.k_type : config.v_type);
   }
-  if (config.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, 1, "mha_kv_cache_config.reserved is not 0; set it to 0");
-  if (config.kind == MHA_CACHE_RING && config.capacity % key_block != 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "capacity %lld of a ring is no multiple of 16; set it to one",
-                       static_cast<long long>(config.capacity));
-  }
+  if (config.reserved != 0) return report.invalid("mha_kv_cache_config.reserved is not 0; set it to 0");
+  if (config.kind == MHA_CACHE_RING && config.capacity % key_block != 0)
+    return report.invalid("capacity %lld of a ring is no multiple of 16; set it to one", lld(config.capacity));
   const int64_t positions = config.block_positions;
   if (config.kind != MHA_CACHE_PAGED) {
     if (positions == 0 && config.num_blocks == 0) return MHA_OK;
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "block_positions and num_blocks are for MHA_CACHE_PAGED alone; leave them 0");
+    return report.invalid("block_positions and num_blocks are for MHA_CACHE_PAGED alone; leave them 0");
   }
   const bool fits = positions > 0 && positions % key_block == 0 && (chunk_keys % positions == 0 || positions % chunk_keys == 0);
-  if (!fits) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "block_positions is %lld; set it to 16, 32, 64, 128, 256 or a multiple of 256",
-                       static_cast<long long>(positions));
-  }
-  if (config.num_blocks == 0) return report.fail(MHA_ERROR_INVALID_VALUE, 1, "num_blocks is 0; a paged cache needs at least 1");
-  if (config.capacity % positions != 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "capacity %lld is no multiple of block_positions %lld; set it to one",
-                       static_cast<long long>(config.capacity), static_cast<long long>(positions));
-  }
+  if (!fits) return report.invalid("block_positions is %lld; set it to 16, 32, 64, 128, 256 or a multiple of 256", lld(positions));
+  if (config.num_blocks == 0) return report.invalid("num_blocks is 0; a paged cache needs at least 1");
+  if (config.capacity % positions != 0)
+    return report.invalid("capacity %lld is no multiple of block_positions %lld; set it to one", lld(config.capacity), lld(positions));
   return MHA_OK;
 }
 
 // The header of a cache with this configuration, all defaults resolved.
-mha_status make_header(Report &report, const mha_kv_cache_config *given, mha_kv_cache *header) {
+mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_cache *header) {
   mha_kv_cache_config config;
-  if (const mha_status status = read_struct(report, 1, "mha_kv_cache_config", given, &config)) return status;
+  if (const mha_status status = read_struct(report, "mha_kv_cache_config", given, &config)) return status;
   if (const mha_status status = check_dimensions(report, config)) return status;
   if (const mha_status status = check_kind(report, config)) return status;
   const bool is_paged = config.kind == MHA_CACHE_PAGED;
@@ -152,9 +139,8 @@ mha_status make_header(Report &report, const mha_kv_cache_config *given, mha_kv_
   header->block_positions = is_paged ? config.block_positions : rounded.value();
   header->num_blocks = is_paged ? config.num_blocks : config.num_sequences;
   const Layout layout = rounded.overflows() ? Layout{0, 0, 0, 0, 0, 0, 0, -1} : layout_of(*header);
-  if (layout.bytes < 0 || static_cast<uint64_t>(layout.bytes) > PTRDIFF_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, 1, "the cache would be larger than memory can be");
-  }
+  if (layout.bytes < 0 || static_cast<uint64_t>(layout.bytes) > PTRDIFF_MAX)
+    return report.fail(MHA_ERROR_TOO_LARGE, "the cache would be larger than memory can be");
   header->bytes = static_cast<uint64_t>(layout.bytes);
   header->checksum = checksum_of(*header);
   return MHA_OK;
@@ -177,10 +163,10 @@ mha_kv_cache_config config_of(const mha_kv_cache &cache) {
   return config;
 }
 
-mha_status check_buffer(Report &report, const void *buffer, uint32_t argument) {
-  if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, argument, "buffer is NULL; pass memory of mha_kv_cache_size bytes");
+mha_status check_buffer(Report report, const void *buffer) {
+  if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, "buffer is NULL; pass memory of mha_kv_cache_size bytes");
   if (reinterpret_cast<uintptr_t>(buffer) % 64 == 0) return MHA_OK;
-  return report.fail(MHA_ERROR_INVALID_VALUE, argument, "buffer is not aligned to 64 bytes; place the cache at a multiple of 64");
+  return report.invalid("buffer is not aligned to 64 bytes; place the cache at a multiple of 64");
 }
 
 // Blocks that a table names for the positions below `length`.
@@ -194,7 +180,7 @@ uint64_t number_of_block(int64_t block) {
 
 // Lengths and tables of a buffer whose header is sound: they have to lie within its bounds, and each block in as many tables as its count
 // says, for a block that is counted once is written to.
-mha_status check_contents(Report &report, const mha_kv_cache *cache) {
+mha_status check_contents(Report report, const mha_kv_cache *cache) {
   uint64_t entries = 0, users = 0;
   for (int64_t s = 0; s < cache->num_sequences; ++s) {
     const CacheState &state = state_of(cache, s);
@@ -206,9 +192,8 @@ mha_status check_contents(Report &report, const mha_kv_cache *cache) {
       if (table[i] != no_block) entries += number_of_block(table[i]);
     }
     if (!is_sound) {
-      return report.fail(MHA_ERROR_CACHE_FORMAT, 1,
-                         "the length or the blocks of sequence %lld are outside the cache; the buffer is damaged",
-                         static_cast<long long>(s));
+      return report.fail(MHA_ERROR_CACHE_FORMAT, "the length or the blocks of sequence %lld are outside the cache; the buffer is damaged",
+                         lld(s));
     }
   }
   const int32_t *const counts = at<int32_t>(cache, layout_of(*cache).users);
@@ -217,9 +202,8 @@ mha_status check_contents(Report &report, const mha_kv_cache *cache) {
     is_sound = is_sound && counts[b] >= 0;
     users += static_cast<uint64_t>(counts[b]) * number_of_block(b);
   }
-  if (!is_sound || users != entries) {
-    return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the block tables and the counts of their blocks disagree; the buffer is damaged");
-  }
+  if (!is_sound || users != entries)
+    return report.fail(MHA_ERROR_CACHE_FORMAT, "the block tables and the counts of their blocks disagree; the buffer is damaged");
   return MHA_OK;
 }
 
@@ -322,40 +306,36 @@ KeyValues cached_values(const mha_kv_cache *cache) {
   return cached(cache, cache->v_type, padded_v(*cache), layout.values, layout.v_scales);
 }
 
-mha_status check_cache(Report &report, uint32_t argument, const mha_kv_cache *cache) {
+mha_status check_cache(Report report, const mha_kv_cache *cache) {
   if (cache) return MHA_OK;
-  return report.fail(MHA_ERROR_NULL_POINTER, argument, "cache is NULL; pass one of mha_kv_cache_init or mha_kv_cache_view");
+  return report.fail(MHA_ERROR_NULL_POINTER, "cache is NULL; pass one of mha_kv_cache_init or mha_kv_cache_view");
 }
 
-mha_status check_cache_sequence(Report &report, uint32_t argument, const mha_kv_cache *cache, int64_t sequence) {
+mha_status check_cache_sequence(Report report, const mha_kv_cache *cache, int64_t sequence) {
   if (sequence >= 0 && sequence < cache->num_sequences) return MHA_OK;
-  return report.fail(MHA_ERROR_INVALID_VALUE, argument, "sequence %lld is none of the cache's, which are numbered 0 to %lld",
-                     static_cast<long long>(sequence), static_cast<long long>(cache->num_sequences - 1));
+  return report.invalid("sequence %lld is none of the cache's, which are numbered 0 to %lld", lld(sequence), lld(cache->num_sequences - 1));
 }
 
-mha_status check_append(Report &report, uint32_t argument, const mha_kv_cache *cache, int64_t sequence, int64_t count) {
+mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequence, int64_t count) {
   const int64_t length = state_of(cache, sequence).length;
   const int64_t most = cache->kind == MHA_CACHE_RING ? INT64_MAX / 2 : cache->capacity;
   if (count > most - length) {
-    return report.fail(MHA_ERROR_CACHE_FULL, argument,
+    return report.fail(MHA_ERROR_CACHE_FULL,
                        "the length of sequence %lld is %lld, with room for %lld more, not %lld; truncate it or use a larger cache",
-                       static_cast<long long>(sequence), static_cast<long long>(length), static_cast<long long>(most - length),
-                       static_cast<long long>(count));
+                       lld(sequence), lld(length), lld(most - length), lld(count));
   }
   if (cache->kind != MHA_CACHE_PAGED || count == 0) return MHA_OK;
   const int32_t *const table = table_of(cache, sequence), *const users = at<int32_t>(cache, layout_of(*cache).users);
   for (int64_t i = length / cache->block_positions; i < blocks_in_use(*cache, length + count); ++i) {
     if (table[i] == no_block) {
-      return report.fail(MHA_ERROR_CACHE_FULL, argument,
+      return report.fail(MHA_ERROR_CACHE_FULL,
                          "sequence %lld has no block for position %lld; call mha_kv_cache_set_blocks with a count of %lld or more",
-                         static_cast<long long>(sequence), static_cast<long long>(i * cache->block_positions),
-                         static_cast<long long>(blocks_in_use(*cache, length + count)));
+                         lld(sequence), lld(i * cache->block_positions), lld(blocks_in_use(*cache, length + count)));
     }
     if (users[table[i]] > 1) {
-      return report.fail(
-          MHA_ERROR_INVALID_VALUE, argument,
+      return report.invalid(
           "block %d, into which sequence %lld would write, stands in %d tables; shared blocks are read-only, give it another", table[i],
-          static_cast<long long>(sequence), users[table[i]]);
+          lld(sequence), users[table[i]]);
     }
   }
   return MHA_OK;
@@ -375,19 +355,19 @@ mha_status mha_kv_cache_size(const mha_kv_cache_config *config, size_t *bytes, m
   Report report(error);
   mha_kv_cache header;
   if (const mha_status status = make_header(report, config, &header)) return status;
-  return write_size(report, 2, static_cast<size_t>(header.bytes), bytes);
+  return write_size(report.about(2), static_cast<size_t>(header.bytes), bytes);
 }
 
 mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, size_t buffer_bytes, mha_kv_cache **cache, mha_error *error) {
   Report report(error);
   mha_kv_cache header;
   if (const mha_status status = make_header(report, config, &header)) return status;
-  if (const mha_status status = check_buffer(report, buffer, 2)) return status;
+  if (const mha_status status = check_buffer(report.about(2), buffer)) return status;
   if (buffer_bytes < header.bytes) {
-    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 3, "buffer_bytes is %zu, the cache needs %llu; ask mha_kv_cache_size", buffer_bytes,
-                       static_cast<unsigned long long>(header.bytes));
+    return report.about(3).fail(MHA_ERROR_BUFFER_TOO_SMALL, "buffer_bytes is %zu, the cache needs %llu; ask mha_kv_cache_size",
+                                buffer_bytes, llu(header.bytes));
   }
-  if (!cache) return report.fail(MHA_ERROR_NULL_POINTER, 4, "cache is NULL; pass where to write the cache");
+  if (!cache) return report.about(4).fail(MHA_ERROR_NULL_POINTER, "cache is NULL; pass where to write the cache");
   const Layout layout = layout_of(header);
   mha_kv_cache *const made = static_cast<mha_kv_cache *>(buffer);
   memcpy(static_cast<void *>(made), &header, sizeof header);
@@ -400,70 +380,65 @@ mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, si
 
 mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **cache, mha_error *error) {
   Report report(error);
-  if (const mha_status status = check_buffer(report, buffer, 1)) return status;
+  if (const mha_status status = check_buffer(report, buffer)) return status;
   if (buffer_bytes < sizeof(mha_kv_cache)) {
-    return report.fail(MHA_ERROR_CACHE_FORMAT, 2, "buffer_bytes is %zu, less than the %zu of a cache's header", buffer_bytes,
-                       sizeof(mha_kv_cache));
+    return report.about(2).fail(MHA_ERROR_CACHE_FORMAT, "buffer_bytes is %zu, less than the %zu of a cache's header", buffer_bytes,
+                                sizeof(mha_kv_cache));
   }
   mha_kv_cache *const viewed = static_cast<mha_kv_cache *>(buffer);
-  if (memcmp(viewed->magic, cache_magic, sizeof cache_magic) != 0) {
-    return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the buffer does not begin like a cache; pass one that mha_kv_cache_init filled");
-  }
-  if (viewed->byte_order != cache_byte_order) {
-    return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the cache is of a machine of the other byte order; it can't be used on this one");
-  }
+  if (memcmp(viewed->magic, cache_magic, sizeof cache_magic) != 0)
+    return report.fail(MHA_ERROR_CACHE_FORMAT, "the buffer does not begin like a cache; pass one that mha_kv_cache_init filled");
+  if (viewed->byte_order != cache_byte_order)
+    return report.fail(MHA_ERROR_CACHE_FORMAT, "the cache is of a machine of the other byte order; it can't be used on this one");
   if (viewed->version != cache_version) {
-    return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the cache is of version %u of the format, this library reads version %u; fill a new one",
+    return report.fail(MHA_ERROR_CACHE_FORMAT, "the cache is of version %u of the format, this library reads version %u; fill a new one",
                        viewed->version, cache_version);
   }
-  if (viewed->checksum != checksum_of(*viewed)) {
-    return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the header of the cache is damaged (its checksum does not hold); fill a new one");
-  }
+  if (viewed->checksum != checksum_of(*viewed))
+    return report.fail(MHA_ERROR_CACHE_FORMAT, "the header of the cache is damaged (its checksum does not hold); fill a new one");
   if (viewed->contract != MHA_CONTRACT) {
-    return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the cache was filled under arithmetic contract %u, this library has %d; fill a new one",
+    return report.fail(MHA_ERROR_CACHE_FORMAT, "the cache was filled under arithmetic contract %u, this library has %d; fill a new one",
                        viewed->contract, MHA_CONTRACT);
   }
   // Guards the bounds against a header that was made up: its checksum is no secret.
   const mha_kv_cache_config config = config_of(*viewed);
   Report ignored_report(nullptr);
   mha_kv_cache again;
-  if (make_header(ignored_report, &config, &again) != MHA_OK || memcmp(&again, viewed, sizeof again) != 0) {
-    return report.fail(MHA_ERROR_CACHE_FORMAT, 1, "the cache's sizes contradict each other; fill a new one");
-  }
+  if (make_header(ignored_report, &config, &again) != MHA_OK || memcmp(&again, viewed, sizeof again) != 0)
+    return report.fail(MHA_ERROR_CACHE_FORMAT, "the cache's sizes contradict each other; fill a new one");
   if (buffer_bytes < viewed->bytes) {
-    return report.fail(MHA_ERROR_CACHE_FORMAT, 2, "the cache is truncated: %zu of %llu bytes are there", buffer_bytes,
-                       static_cast<unsigned long long>(viewed->bytes));
+    return report.about(2).fail(MHA_ERROR_CACHE_FORMAT, "the cache is truncated: %zu of %llu bytes are there", buffer_bytes,
+                                llu(viewed->bytes));
   }
   if (const mha_status status = check_contents(report, viewed)) return status;
-  if (!cache) return report.fail(MHA_ERROR_NULL_POINTER, 3, "cache is NULL; pass where to write the cache");
+  if (!cache) return report.about(3).fail(MHA_ERROR_NULL_POINTER, "cache is NULL; pass where to write the cache");
   *cache = viewed;
   return MHA_OK;
 }
 
 mha_status mha_kv_cache_shape(const mha_kv_cache *cache, mha_kv_cache_config *config, mha_error *error) {
   Report report(error);
-  if (const mha_status status = check_cache(report, 1, cache)) return status;
-  return write_struct(report, 2, "mha_kv_cache_config", config_of(*cache), config);
+  if (const mha_status status = check_cache(report, cache)) return status;
+  return write_struct(report.about(2), "mha_kv_cache_config", config_of(*cache), config);
 }
 
 mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequence, int64_t *length, mha_error *error) {
   Report report(error);
-  if (const mha_status status = check_cache(report, 1, cache)) return status;
-  if (const mha_status status = check_cache_sequence(report, 2, cache, sequence)) return status;
-  if (!length) return report.fail(MHA_ERROR_NULL_POINTER, 3, "length is NULL; pass where to write it");
+  if (const mha_status status = check_cache(report, cache)) return status;
+  if (const mha_status status = check_cache_sequence(report.about(2), cache, sequence)) return status;
+  if (!length) return report.about(3).fail(MHA_ERROR_NULL_POINTER, "length is NULL; pass where to write it");
   *length = state_of(cache, sequence).length;
   return MHA_OK;
 }
 
 mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t length, mha_error *error) {
   Report report(error);
-  if (const mha_status status = check_cache(report, 1, cache)) return status;
-  if (const mha_status status = check_cache_sequence(report, 2, cache, sequence)) return status;
+  if (const mha_status status = check_cache(report, cache)) return status;
+  if (const mha_status status = check_cache_sequence(report.about(2), cache, sequence)) return status;
   CacheState &state = state_of(cache, sequence);
   if (length < 0 || length > state.length) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 3, "the length of sequence %lld is %lld and can't be truncated to %lld; give 0 to %lld",
-                       static_cast<long long>(sequence), static_cast<long long>(state.length), static_cast<long long>(length),
-                       static_cast<long long>(state.length));
+    return report.about(3).invalid("the length of sequence %lld is %lld and can't be truncated to %lld; give 0 to %lld", lld(sequence),
+                                   lld(state.length), lld(length), lld(state.length));
   }
   state.length = length;
   if (length == 0) state.written = 0;
@@ -472,22 +447,18 @@ mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t 
 
 mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const int32_t *blocks, int64_t count, mha_error *error) {
   Report report(error);
-  if (const mha_status status = check_cache(report, 1, cache)) return status;
-  if (const mha_status status = check_cache_sequence(report, 2, cache, sequence)) return status;
-  if (cache->kind != MHA_CACHE_PAGED) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "the cache has no blocks; only one of the kind MHA_CACHE_PAGED has");
-  }
+  if (const mha_status status = check_cache(report, cache)) return status;
+  if (const mha_status status = check_cache_sequence(report.about(2), cache, sequence)) return status;
+  if (cache->kind != MHA_CACHE_PAGED) return report.invalid("the cache has no blocks; only one of the kind MHA_CACHE_PAGED has");
   const int64_t entries = table_entries(*cache), in_use = blocks_in_use(*cache, state_of(cache, sequence).length);
-  if (count < 0 || count > entries) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 4, "count is %lld; it can be 0 to capacity / block_positions = %lld",
-                       static_cast<long long>(count), static_cast<long long>(entries));
-  }
-  if (count > 0 && !blocks) return report.fail(MHA_ERROR_NULL_POINTER, 3, "blocks is NULL; pass the block numbers");
+  if (count < 0 || count > entries)
+    return report.about(4).invalid("count is %lld; it can be 0 to capacity / block_positions = %lld", lld(count), lld(entries));
+  if (count > 0 && !blocks) return report.about(3).fail(MHA_ERROR_NULL_POINTER, "blocks is NULL; pass the block numbers");
   int32_t *const table = table_of(cache, sequence);
   for (int64_t i = 0; i < count; ++i) {
     if (blocks[i] < 0 || blocks[i] >= cache->num_blocks) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, 3, "blocks[%lld] is %d; the pool's blocks are numbered 0 to %lld",
-                         static_cast<long long>(i), blocks[i], static_cast<long long>(cache->num_blocks - 1));
+      return report.about(3).invalid("blocks[%lld] is %d; the pool's blocks are numbered 0 to %lld", lld(i), blocks[i],
+                                     lld(cache->num_blocks - 1));
     }
   }
   // Each block once: the count of one that was seen is negative meanwhile.
@@ -498,14 +469,14 @@ mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const 
   if (seen < count) {
     int64_t before = 0;
     while (blocks[before] != blocks[seen]) ++before;
-    return report.fail(MHA_ERROR_INVALID_VALUE, 3, "blocks[%lld] and blocks[%lld] are both %d; each position needs a place of its own",
-                       static_cast<long long>(before), static_cast<long long>(seen), blocks[seen]);
+    return report.about(3).invalid("blocks[%lld] and blocks[%lld] are both %d; each position needs a place of its own", lld(before),
+                                   lld(seen), blocks[seen]);
   }
   for (int64_t i = 0; i < in_use; ++i) {
     if (i >= count || blocks[i] != table[i]) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, 3,
-                         "block %lld of the table holds positions of sequence %lld; keep it (%d), or truncate the sequence first",
-                         static_cast<long long>(i), static_cast<long long>(sequence), table[i]);
+      return report.about(3).invalid(
+          "block %lld of the table holds positions of sequence %lld; keep it (%d), or truncate the sequence first", lld(i), lld(sequence),
+          table[i]);
     }
   }
   for (int64_t i = 0; i < entries; ++i) {
@@ -520,29 +491,28 @@ mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const 
 
 mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t to, int64_t length, mha_error *error) {
   Report report(error);
-  if (const mha_status status = check_cache(report, 1, cache)) return status;
-  if (const mha_status status = check_cache_sequence(report, 2, cache, from)) return status;
-  if (const mha_status status = check_cache_sequence(report, 3, cache, to)) return status;
+  if (const mha_status status = check_cache(report, cache)) return status;
+  if (const mha_status status = check_cache_sequence(report.about(2), cache, from)) return status;
+  if (const mha_status status = check_cache_sequence(report.about(3), cache, to)) return status;
   const CacheState source = state_of(cache, from);
   if (length < 0 || length > source.length) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 4, "the length of sequence %lld is %lld, from which a prefix of %lld can't be copied",
-                       static_cast<long long>(from), static_cast<long long>(source.length), static_cast<long long>(length));
+    return report.about(4).invalid("the length of sequence %lld is %lld, from which a prefix of %lld can't be copied", lld(from),
+                                   lld(source.length), lld(length));
   }
-  if (from == to)
-    return report.fail(MHA_ERROR_INVALID_VALUE, 3, "from and to are both sequence %lld; truncate it instead", static_cast<long long>(from));
+  if (from == to) return report.about(3).invalid("from and to are both sequence %lld; truncate it instead", lld(from));
   const bool is_paged = cache->kind == MHA_CACHE_PAGED;
   const int32_t *const table_from = table_of(cache, from), *const table_to = table_of(cache, to);
   const int32_t *const users = at<int32_t>(cache, layout_of(*cache).users);
   for (int64_t i = 0; is_paged && i < blocks_in_use(*cache, length); ++i) {
     if (table_to[i] == no_block) {
-      return report.fail(MHA_ERROR_CACHE_FULL, 3, "sequence %lld has no block for position %lld; give it one by mha_kv_cache_set_blocks",
-                         static_cast<long long>(to), static_cast<long long>(i * cache->block_positions));
+      return report.about(3).fail(MHA_ERROR_CACHE_FULL,
+                                  "sequence %lld has no block for position %lld; give it one by mha_kv_cache_set_blocks", lld(to),
+                                  lld(i * cache->block_positions));
     }
     if (table_to[i] != table_from[i] && users[table_to[i]] > 1) {
-      return report.fail(
-          MHA_ERROR_INVALID_VALUE, 3,
+      return report.about(3).invalid(
           "block %d, into which sequence %lld would write, stands in %d tables; shared blocks are read-only, give it another", table_to[i],
-          static_cast<long long>(to), users[table_to[i]]);
+          lld(to), users[table_to[i]]);
     }
   }
   const int64_t first = oldest_position(cache, from, source.length);
@@ -554,14 +524,14 @@ mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t t
 
 mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t count, const float *k, const float *v, mha_error *error) {
   Report report(error);
-  if (const mha_status status = check_cache(report, 1, cache)) return status;
-  if (const mha_status status = check_cache_sequence(report, 2, cache, sequence)) return status;
-  if (count < 0) return report.fail(MHA_ERROR_INVALID_VALUE, 3, "count is %lld; it can't be negative", static_cast<long long>(count));
-  if (const mha_status status = check_append(report, 3, cache, sequence, count)) return status;
-  if (count > 0 && !k) return report.fail(MHA_ERROR_NULL_POINTER, 4, "k is NULL; pass the keys");
-  if (count > 0 && !v) return report.fail(MHA_ERROR_NULL_POINTER, 5, "v is NULL; pass the values");
+  if (const mha_status status = check_cache(report, cache)) return status;
+  if (const mha_status status = check_cache_sequence(report.about(2), cache, sequence)) return status;
+  if (count < 0) return report.about(3).invalid("count is %lld; it can't be negative", lld(count));
+  if (const mha_status status = check_append(report.about(3), cache, sequence, count)) return status;
+  if (count > 0 && !k) return report.about(4).fail(MHA_ERROR_NULL_POINTER, "k is NULL; pass the keys");
+  if (count > 0 && !v) return report.about(5).fail(MHA_ERROR_NULL_POINTER, "v is NULL; pass the values");
   const Kernels *kernels;
-  if (const mha_status status = choose_kernels(report, 1, MHA_INSTRUCTION_SET_AUTO, &kernels)) return status;
+  if (const mha_status status = choose_kernels(report, MHA_INSTRUCTION_SET_AUTO, &kernels)) return status;
   Sequence stored = {};
   stored.past = state_of(cache, sequence).length;
   stored.kv_rows = count;
@@ -583,14 +553,13 @@ mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t co
 mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_t first, int64_t count, float *k, float *v,
                              mha_error *error) {
   Report report(error);
-  if (const mha_status status = check_cache(report, 1, cache)) return status;
-  if (const mha_status status = check_cache_sequence(report, 2, cache, sequence)) return status;
+  if (const mha_status status = check_cache(report, cache)) return status;
+  if (const mha_status status = check_cache_sequence(report.about(2), cache, sequence)) return status;
   const int64_t length = state_of(cache, sequence).length, oldest = oldest_position(cache, sequence, length);
   if (first < oldest || count < 0 || count > length - first) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, first < oldest ? 3 : 4,
-                       "sequence %lld holds the positions from %lld to below %lld; a count of %lld from %lld on reaches outside",
-                       static_cast<long long>(sequence), static_cast<long long>(oldest), static_cast<long long>(length),
-                       static_cast<long long>(count), static_cast<long long>(first));
+    return report.about(first < oldest ? 3 : 4).invalid(
+        "sequence %lld holds the positions from %lld to below %lld; a count of %lld from %lld on reaches outside", lld(sequence),
+        lld(oldest), lld(length), lld(count), lld(first));
   }
   if (k) read_rows(cache, cached_keys(cache), true, cache->head_dim, sequence, first, count, k);
   if (v) read_rows(cache, cached_values(cache), false, cache->head_dim_v, sequence, first, count, v);

@@ -52,10 +52,10 @@ inline KvStore storing_of(const StridedRows &rows, const KeyValues &to, const Se
 }
 
 // Whether `count` more positions of a sequence can be written.
-mha_status check_append(Report &report, uint32_t argument, const mha_kv_cache *cache, int64_t sequence, int64_t count);
+mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequence, int64_t count);
 void grow(mha_kv_cache *cache, int64_t sequence, int64_t count);
 
-mha_status check_cache(Report &report, uint32_t argument, const mha_kv_cache *cache);
-mha_status check_cache_sequence(Report &report, uint32_t argument, const mha_kv_cache *cache, int64_t sequence);
+mha_status check_cache(Report report, const mha_kv_cache *cache);
+mha_status check_cache_sequence(Report report, const mha_kv_cache *cache, int64_t sequence);
 
 }  // namespace mha

@@ -94,13 +94,13 @@ bool machine_has(uint32_t instruction_set) {
 
 }  // namespace
 
-mha_status check_instruction_set(Report &report, uint32_t argument, uint32_t instruction_set) {
+mha_status check_instruction_set(Report report, uint32_t instruction_set) {
   if (instruction_set <= MHA_INSTRUCTION_SET_NEON_I8MM) return MHA_OK;
-  return report.fail(MHA_ERROR_INVALID_VALUE, argument, "instruction_set %u is none; use one of MHA_INSTRUCTION_SET_*", instruction_set);
+  return report.invalid("instruction_set %u is none; use one of MHA_INSTRUCTION_SET_*", instruction_set);
 }
 
-mha_status choose_kernels(Report &report, uint32_t argument, uint32_t instruction_set, const Kernels **kernels) {
-  if (const mha_status status = check_instruction_set(report, argument, instruction_set)) return status;
+mha_status choose_kernels(Report report, uint32_t instruction_set, const Kernels **kernels) {
+  if (const mha_status status = check_instruction_set(report, instruction_set)) return status;
   bool is_built = false;
   for (const Kernels *built : built_kernels) {
     if (instruction_set != MHA_INSTRUCTION_SET_AUTO && instruction_set != built->instruction_set) continue;
@@ -110,7 +110,7 @@ mha_status choose_kernels(Report &report, uint32_t argument, uint32_t instructio
       return MHA_OK;
     }
   }
-  return report.fail(MHA_ERROR_INSTRUCTION_SET, argument, "%s %s; use MHA_INSTRUCTION_SET_AUTO (0) for the best there is",
+  return report.fail(MHA_ERROR_INSTRUCTION_SET, "%s %s; use MHA_INSTRUCTION_SET_AUTO (0) for the best there is",
                      is_built ? "this machine has no" : "this build of the library has no kernels for",
                      mha_instruction_set_name(instruction_set));
 }

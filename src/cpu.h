@@ -7,9 +7,9 @@
 namespace mha {
 
 // The number is that of an instruction set, whether this machine has it or not.
-mha_status check_instruction_set(Report &report, uint32_t argument, uint32_t instruction_set);
+mha_status check_instruction_set(Report report, uint32_t instruction_set);
 
 // The kernels of a set that was asked for, or the best ones for MHA_INSTRUCTION_SET_AUTO.
-mha_status choose_kernels(Report &report, uint32_t argument, uint32_t instruction_set, const Kernels **kernels);
+mha_status choose_kernels(Report report, uint32_t instruction_set, const Kernels **kernels);
 
 }  // namespace mha

@@ -39,7 +39,7 @@ struct Plan {
 };
 
 // NULL inputs: key = query, value = key. The widths have to agree then, and without key there are as many keys as queries.
-mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_args *args) {
+mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_args *args) {
   if (args->flags & MHA_CACHE_READ) {
     args->n_kv = 0;
     const char *const given = args->key             ? "key"
@@ -48,29 +48,26 @@ mha_status resolve_inputs(Report &report, const LayerShape &shape, mha_forward_a
                               : args->kv_start      ? "kv_start"
                               : args->cu_seqlens_kv ? "cu_seqlens_kv"
                                                     : nullptr;
-    return check_cache_read(report, args_argument, args->cache, given);
+    return check_cache_read(report, args->cache, given);
   }
   if (!args->key && shape.key_dim != shape.query_dim) {
-    return report.fail(MHA_ERROR_SHAPE, args_argument, "key is NULL, but key_dim %lld is not query_dim %lld; give key",
-                       static_cast<long long>(shape.key_dim), static_cast<long long>(shape.query_dim));
+    return report.fail(MHA_ERROR_SHAPE, "key is NULL, but key_dim %lld is not query_dim %lld; give key", lld(shape.key_dim),
+                       lld(shape.query_dim));
   }
   if (!args->value && shape.value_dim != shape.key_dim) {
-    return report.fail(MHA_ERROR_SHAPE, args_argument, "value is NULL, but value_dim %lld is not key_dim %lld; give value",
-                       static_cast<long long>(shape.value_dim), static_cast<long long>(shape.key_dim));
+    return report.fail(MHA_ERROR_SHAPE, "value is NULL, but value_dim %lld is not key_dim %lld; give value", lld(shape.value_dim),
+                       lld(shape.key_dim));
   }
-  if (!args->key && args->kv_lengths) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
-                       "kv_lengths is given, but the keys are the rows of query; give q_lengths alone, or key");
-  }
+  if (!args->key && args->kv_lengths)
+    return report.invalid("kv_lengths is given, but the keys are the rows of query; give q_lengths alone, or key");
   if (!args->key && !args->value) {
     args->n_kv = args->n_q;
     return MHA_OK;
   }
-  if (const mha_status status = resolve_extent(report, args_argument, "n_kv", "the rows of key and value per sequence", &args->n_kv))
-    return status;
+  if (const mha_status status = resolve_extent(report, "n_kv", "the rows of key and value per sequence", &args->n_kv)) return status;
   if (!args->key && args->n_kv != args->n_q) {
-    return report.fail(MHA_ERROR_SHAPE, args_argument, "key is NULL, so n_kv has to be n_q = %lld, but it is %lld; give key",
-                       static_cast<long long>(args->n_q), static_cast<long long>(args->n_kv));
+    return report.fail(MHA_ERROR_SHAPE, "key is NULL, so n_kv has to be n_q = %lld, but it is %lld; give key", lld(args->n_q),
+                       lld(args->n_kv));
   }
   return MHA_OK;
 }
@@ -86,7 +83,7 @@ Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t w
 }
 
 // Strides that are negative are MHA_BROADCAST where check_arrays found the array sound, and wrong where none is given.
-mha_status resolve_broadcasts(Report &report, Plan *plan) {
+mha_status resolve_broadcasts(Report report, Plan *plan) {
   const mha_forward_args &args = plan->args;
   const struct {
     const char *name;
@@ -98,7 +95,7 @@ mha_status resolve_broadcasts(Report &report, Plan *plan) {
                 {"value", args.value != nullptr, args.value_batch_stride, args.value_row_stride, &plan->own_value}};
   for (const auto &input : inputs) {
     if (!input.is_given && (input.batch_stride | input.row_stride) < 0) {
-      return fail_input(report, args_argument, {input.name, 0, {}, {input.batch_stride, input.row_stride, 0}});
+      return fail_input(report, {input.name, 0, {}, {input.batch_stride, input.row_stride, 0}});
     }
     if (!input.is_given) continue;
     input.rows->batch_stride = resolved_stride(input.rows->batch_stride);
@@ -107,7 +104,7 @@ mha_status resolve_broadcasts(Report &report, Plan *plan) {
   return MHA_OK;
 }
 
-mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
+mha_status check_arrays(Report report, const LayerShape &shape, Plan *plan) {
   mha_forward_args &args = plan->args;
   const int64_t batch = plan->array_batch();
   plan->query = rows_of(args.query, args.input_type, args.n_q, shape.query_dim, args.query_batch_stride, args.query_row_stride);
@@ -126,38 +123,33 @@ mha_status check_arrays(Report &report, const LayerShape &shape, Plan *plan) {
       rows_of(args.output, args.output_type, args.n_q, shape.output_dim, args.output_batch_stride, args.output_row_stride);
   args.output_batch_stride = output.batch_stride;
   args.output_row_stride = output.row_stride;
-  if (const mha_status status = check_broadcast_input(report, args_argument, array_of("query", plan->query, batch, shape.query_dim)))
-    return status;
+  if (const mha_status status = check_broadcast_input(report, array_of("query", plan->query, batch, shape.query_dim))) return status;
   if (args.key) {
-    if (const mha_status status = check_broadcast_input(report, args_argument, array_of("key", *plan->key, batch, shape.key_dim)))
-      return status;
+    if (const mha_status status = check_broadcast_input(report, array_of("key", *plan->key, batch, shape.key_dim))) return status;
   }
   if (args.value) {
-    if (const mha_status status = check_broadcast_input(report, args_argument, array_of("value", *plan->value, batch, shape.value_dim)))
-      return status;
+    if (const mha_status status = check_broadcast_input(report, array_of("value", *plan->value, batch, shape.value_dim))) return status;
   }
   const int64_t of_key = args.key_batch_stride | args.key_row_stride, of_value = args.value_batch_stride | args.value_row_stride;
   if ((args.query_batch_stride | args.query_row_stride | of_key | of_value) < 0) {
     if (const mha_status status = resolve_broadcasts(report, plan)) return status;
   }
-  if (const mha_status status = check_output(report, args_argument, array_of("output", output, batch, shape.output_dim))) return status;
+  if (const mha_status status = check_output(report, array_of("output", output, batch, shape.output_dim))) return status;
   if (plan->is_packed()) {
     plan->query.batch_stride = plan->own_key.batch_stride = plan->own_value.batch_stride = args.output_batch_stride = 0;
   }
   return MHA_OK;
 }
 
-mha_status check_sgemm_strides(Report &report, const mha_layer &layer, const Plan &plan) {
+mha_status check_sgemm_strides(Report report, const mha_layer &layer, const Plan &plan) {
   if (!layer.sgemm) return MHA_OK;
   const InputRows *const inputs[] = {&plan.query, plan.key, plan.value};
   for (const InputRows *input : inputs) {
-    if (input && input->row_stride == 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, args_argument,
-                         "a row stride is MHA_BROADCAST, which sgemm can't be asked for; copy the rows");
-    }
+    if (input && input->row_stride == 0)
+      return report.invalid("a row stride is MHA_BROADCAST, which sgemm can't be asked for; copy the rows");
     if (input && input->row_stride > INT32_MAX) {
-      return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "a row stride of %lld is more than sgemm can be asked for; the largest is %d",
-                         static_cast<long long>(input->row_stride), INT32_MAX);
+      return report.fail(MHA_ERROR_TOO_LARGE, "a row stride of %lld is more than sgemm can be asked for; the largest is %d",
+                         lld(input->row_stride), INT32_MAX);
     }
   }
   return MHA_OK;
@@ -186,32 +178,32 @@ void plan_workspace(const mha_layer &layer, Plan *plan, WorkspaceLayout *layout)
 }
 
 // The beginning of every plan: counts, arrays and threads.
-mha_status check_rows(Report &report, const mha_layer *layer, const mha_forward_args *given, Plan *plan) {
+mha_status check_rows(Report report, const mha_layer *layer, const mha_forward_args *given, Plan *plan) {
   if (!layer)
-    return report.fail(MHA_ERROR_NULL_POINTER, layer_argument, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
+    return report.about(layer_argument).fail(MHA_ERROR_NULL_POINTER, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
   mha_forward_args &args = plan->args;
   const LayerShape &shape = layer->shape;
   if (!shape.has_heads()) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, layer_argument,
-                       "the layer has no heads, as mha_linear_create makes it; call mha_linear, or make it with mha_layer_create");
+    return report.about(layer_argument).invalid(
+        "the layer has no heads, as mha_linear_create makes it; call mha_linear, or make it with mha_layer_create");
   }
-  if (const mha_status status = read_struct(report, args_argument, "mha_forward_args", given, &args)) return status;
-  if (const mha_status status = resolve_extent(report, args_argument, "batch", "the number of sequences", &args.batch)) return status;
-  if (const mha_status status = resolve_extent(report, args_argument, "n_q", "the rows of query per sequence", &args.n_q)) return status;
+  if (const mha_status status = read_struct(report, "mha_forward_args", given, &args)) return status;
+  if (const mha_status status = resolve_extent(report, "batch", "the number of sequences", &args.batch)) return status;
+  if (const mha_status status = resolve_extent(report, "n_q", "the rows of query per sequence", &args.n_q)) return status;
   if (const mha_status status = resolve_inputs(report, shape, &args)) return status;
   if (const mha_status status = check_arrays(report, shape, plan)) return status;
-  return check_scheduler(report, args_argument, args.scheduler);
+  return check_scheduler(report, args.scheduler);
 }
 
 // The rest of it. So nothing is left that can be known without the data: dimensions, strides, sizes.
-mha_status finish_plan(Report &report, const mha_layer *layer, Plan *plan) {
+mha_status finish_plan(Report report, const mha_layer *layer, Plan *plan) {
   const mha_forward_args &args = plan->args;
   const LayerShape &shape = layer->shape;
   MiddleStage &stage = plan->stage;
-  if (const mha_status status = check_row_type(report, args_argument, "input_type", args.input_type)) return status;
-  if (const mha_status status = check_row_type(report, args_argument, "output_type", args.output_type)) return status;
-  if (args.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, args_argument, "mha_forward_args.reserved is not 0; set it to 0");
-  describe_call(args, args_argument, &stage);
+  if (const mha_status status = check_row_type(report, "input_type", args.input_type)) return status;
+  if (const mha_status status = check_row_type(report, "output_type", args.output_type)) return status;
+  if (args.reserved != 0) return report.invalid("mha_forward_args.reserved is not 0; set it to 0");
+  describe_call(args, &stage);
   stage.sequences.is_self = !args.key && !(args.flags & MHA_CACHE_READ);
   stage.kernels = layer->kernels;
   Attention &attention = stage.attention;
@@ -231,17 +223,17 @@ mha_status finish_plan(Report &report, const mha_layer *layer, Plan *plan) {
     plan->workspace_bytes = small_workspace_bytes(layer->small, args.n_q);
     return MHA_OK;
   }
-  return check_size(report, args_argument, layout, stage.sequences.has_no_work(), &plan->workspace_bytes);
+  return check_size(report, layout, stage.sequences.has_no_work(), &plan->workspace_bytes);
 }
 
-mha_status make_plan(Report &report, const mha_layer *layer, const mha_forward_args *given, Plan *plan) {
+mha_status make_plan(Report report, const mha_layer *layer, const mha_forward_args *given, Plan *plan) {
   if (const mha_status status = check_rows(report, layer, given, plan)) return status;
   return finish_plan(report, layer, plan);
 }
 
-mha_status check_pointers(Report &report, const mha_forward_args &args) {
-  if (!args.query) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "query is NULL; pass the input rows");
-  if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "output is NULL; pass where to write the result");
+mha_status check_pointers(Report report, const mha_forward_args &args) {
+  if (!args.query) return report.fail(MHA_ERROR_NULL_POINTER, "query is NULL; pass the input rows");
+  if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, "output is NULL; pass where to write the result");
   return MHA_OK;
 }
 
@@ -423,7 +415,7 @@ void run(const mha_layer &layer, Plan &plan, unsigned char *workspace) {
 }
 
 // A small call needs no more than the checks of its rows.
-mha_status forward_small(Report &report, const mha_layer &layer, const Plan &plan, void *workspace, size_t workspace_bytes) {
+mha_status forward_small(Report report, const mha_layer &layer, const Plan &plan, void *workspace, size_t workspace_bytes) {
   const mha_forward_args &args = plan.args;
   if (const mha_status status = check_pointers(report, args)) return status;
   if (const mha_status status =
@@ -446,14 +438,14 @@ mha_status forward_small(Report &report, const mha_layer &layer, const Plan &pla
 using namespace mha;
 
 mha_status mha_forward_workspace(const mha_layer *layer, const mha_forward_args *args, size_t *bytes, mha_error *error) {
-  Report report(error);
+  Report report(error, args_argument);
   Plan plan;
   if (const mha_status status = make_plan(report, layer, args, &plan)) return status;
-  return write_size(report, 3, static_cast<size_t>(plan.workspace_bytes), bytes);
+  return write_size(report.about(3), static_cast<size_t>(plan.workspace_bytes), bytes);
 }
 
 mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, void *workspace, size_t workspace_bytes, mha_error *error) {
-  Report report(error);
+  Report report(error, args_argument);
   Plan plan;
   if (const mha_status status = check_rows(report, layer, args, &plan)) return status;
   if (is_small(*layer, plan.args)) return forward_small(report, *layer, plan, workspace, workspace_bytes);
@@ -468,7 +460,7 @@ mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, voi
 }
 
 mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_call_info *info, mha_error *error) {
-  Report report(error);
+  Report report(error, args_argument);
   Plan plan;
   if (const mha_status status = make_plan(report, layer, args, &plan)) return status;
   mha_call_info filled = {};
@@ -491,5 +483,5 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
     filled.bytes += q_rows * product(shape.output_dim, bytes_of(static_cast<Storage>(read.output_type)));
     add_cost_of_middle(plan.stage, &filled);
   }
-  return write_struct(report, 3, "mha_call_info", filled, info);
+  return write_struct(report.about(3), "mha_call_info", filled, info);
 }

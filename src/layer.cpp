@@ -16,13 +16,13 @@
 namespace mha {
 namespace {
 
-constexpr uint32_t config_argument = 1, weights_argument = 2;  // of mha_layer_pack_size, _pack and _create
+constexpr uint32_t weights_argument = 2;  // of mha_layer_pack_size, _pack and _create
 
-// Which parameters a function has, for its errors.
+// Which parameters a function has, for its errors; config, or what stands for it, is 1.
 struct PackArguments {
-  uint32_t config, weights, options, result;
+  uint32_t weights, options, result;
 };
-constexpr PackArguments layer_arguments = {config_argument, weights_argument, 3, 4}, linear_arguments = {1, 1, 2, 3};
+constexpr PackArguments layer_arguments = {weights_argument, 3, 4}, linear_arguments = {1, 2, 3};
 
 static_assert(static_cast<uint32_t>(Storage::f32) == MHA_TYPE_F32 && static_cast<uint32_t>(Storage::f16) == MHA_TYPE_F16 &&
                   static_cast<uint32_t>(Storage::bf16) == MHA_TYPE_BF16 && static_cast<uint32_t>(Storage::int8) == MHA_TYPE_INT8 &&
@@ -39,136 +39,110 @@ struct NamedValue {
 };
 
 // How weights are kept, and what they are multiplied in.
-mha_status check_kept(Report &report, uint32_t argument, uint32_t weight_type, uint32_t arithmetic) {
-  if (weight_type > MHA_TYPE_INT4) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "weight_type is %u; set one of MHA_TYPE_F32 (0) to MHA_TYPE_INT4 (4)",
-                       weight_type);
-  }
-  if (arithmetic > MHA_ARITHMETIC_INT16) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "arithmetic is %u; set MHA_ARITHMETIC_F32 (0), MHA_ARITHMETIC_INT8 (1) or MHA_ARITHMETIC_INT16 (2)", arithmetic);
-  }
+mha_status check_kept(Report report, uint32_t weight_type, uint32_t arithmetic) {
+  if (weight_type > MHA_TYPE_INT4)
+    return report.invalid("weight_type is %u; set one of MHA_TYPE_F32 (0) to MHA_TYPE_INT4 (4)", weight_type);
+  if (arithmetic > MHA_ARITHMETIC_INT16)
+    return report.invalid("arithmetic is %u; set MHA_ARITHMETIC_F32 (0), MHA_ARITHMETIC_INT8 (1) or MHA_ARITHMETIC_INT16 (2)", arithmetic);
   if (arithmetic != MHA_ARITHMETIC_F32 && weight_type != MHA_TYPE_INT8 && weight_type != MHA_TYPE_INT4) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "arithmetic is %u, in integers, but weight_type is %u; set weight_type to MHA_TYPE_INT8 (3) or MHA_TYPE_INT4 (4), "
-                       "or arithmetic to MHA_ARITHMETIC_F32 (0)",
-                       arithmetic, weight_type);
+    return report.invalid(
+        "arithmetic is %u, in integers, but weight_type is %u; set weight_type to MHA_TYPE_INT8 (3) or MHA_TYPE_INT4 (4), or arithmetic"
+        " to MHA_ARITHMETIC_F32 (0)",
+        arithmetic, weight_type);
   }
   return MHA_OK;
 }
 
-mha_status check_layout(Report &report, uint32_t argument, uint32_t layout) {
+mha_status check_layout(Report report, uint32_t layout) {
   if (layout <= MHA_LAYOUT_OUT_IN) return MHA_OK;
-  return report.fail(MHA_ERROR_INVALID_VALUE, argument, "layout is %u; set MHA_LAYOUT_IN_OUT (0) or MHA_LAYOUT_OUT_IN (1)", layout);
+  return report.invalid("layout is %u; set MHA_LAYOUT_IN_OUT (0) or MHA_LAYOUT_OUT_IN (1)", layout);
 }
 
-mha_status check_config(Report &report, const mha_layer_config &config) {
-  if (config.query_dim < 1) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "query_dim is %lld; set it to the width of a row of query, at least 1",
-                       static_cast<long long>(config.query_dim));
-  }
+mha_status check_config(Report report, const mha_layer_config &config) {
+  if (config.query_dim < 1)
+    return report.invalid("query_dim is %lld; set it to the width of a row of query, at least 1", lld(config.query_dim));
   if (config.num_heads < 1) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
-                       "num_heads is %lld; set it to the number of query heads, at least 1, or call mha_linear_create for a single matrix",
-                       static_cast<long long>(config.num_heads));
+    return report.invalid(
+        "num_heads is %lld; set it to the number of query heads, at least 1, or call mha_linear_create for a single matrix",
+        lld(config.num_heads));
   }
   const NamedValue values[] = {{"query_dim", config.query_dim},   {"key_dim", config.key_dim},       {"value_dim", config.value_dim},
                                {"output_dim", config.output_dim}, {"num_heads", config.num_heads},   {"num_kv_heads", config.num_kv_heads},
                                {"head_dim", config.head_dim},     {"head_dim_v", config.head_dim_v}, {"gate_dim", config.gate_dim}};
   for (const NamedValue &value : values) {
-    if (value.value < 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "%s is %lld; set it to at least 1, or to 0 for its default", value.name,
-                         static_cast<long long>(value.value));
-    }
-    if (value.value > INT32_MAX) {
-      return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "%s is %lld; the largest dimension is %d", value.name,
-                         static_cast<long long>(value.value), INT32_MAX);
-    }
+    if (value.value < 0) return report.invalid("%s is %lld; set it to at least 1, or to 0 for its default", value.name, lld(value.value));
+    if (value.value > INT32_MAX)
+      return report.fail(MHA_ERROR_TOO_LARGE, "%s is %lld; the largest dimension is %d", value.name, lld(value.value), INT32_MAX);
   }
-  if (const mha_status status = check_kept(report, config_argument, config.weight_type, config.arithmetic)) return status;
-  if (config.scale - config.scale != 0.0f) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument, "scale is not finite; set a number, or 0 for 1 / sqrt(head_dim)");
-  }
-  if (config.gate > MHA_GATE_SOFTPLUS) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
-                       "gate is %u; set MHA_GATE_NONE (0), MHA_GATE_SIGMOID (1) or MHA_GATE_SOFTPLUS (2)", config.gate);
-  }
+  if (const mha_status status = check_kept(report, config.weight_type, config.arithmetic)) return status;
+  if (config.scale - config.scale != 0.0f) return report.invalid("scale is not finite; set a number, or 0 for 1 / sqrt(head_dim)");
+  if (config.gate > MHA_GATE_SOFTPLUS)
+    return report.invalid("gate is %u; set MHA_GATE_NONE (0), MHA_GATE_SIGMOID (1) or MHA_GATE_SOFTPLUS (2)", config.gate);
   return MHA_OK;
 }
 
-mha_status resolve_gate(Report &report, const mha_layer_config &config, LayerShape *shape) {
+mha_status resolve_gate(Report report, const mha_layer_config &config, LayerShape *shape) {
   shape->gate = config.gate;
   shape->gate_dim = config.gate == MHA_GATE_NONE || config.gate_dim != 0 ? config.gate_dim : shape->head_dim_v;
   const bool is_sound = config.gate == MHA_GATE_NONE ? config.gate_dim == 0 : shape->gate_dim == 1 || shape->gate_dim == shape->head_dim_v;
   if (is_sound) return MHA_OK;
-  return report.fail(MHA_ERROR_SHAPE, config_argument,
-                     "gate_dim is %lld; a gate has head_dim_v (%lld) numbers or 1, and without one it is 0",
-                     static_cast<long long>(config.gate_dim), static_cast<long long>(shape->head_dim_v));
+  return report.fail(MHA_ERROR_SHAPE, "gate_dim is %lld; a gate has head_dim_v (%lld) numbers or 1, and without one it is 0",
+                     lld(config.gate_dim), lld(shape->head_dim_v));
 }
 
-mha_status resolve_heads(Report &report, const mha_layer_config &config, LayerShape *shape) {
+mha_status resolve_heads(Report report, const mha_layer_config &config, LayerShape *shape) {
   shape->num_heads = config.num_heads;
   shape->num_kv_heads = config.num_kv_heads ? config.num_kv_heads : config.num_heads;
   if (shape->num_heads % shape->num_kv_heads != 0) {
-    return report.fail(MHA_ERROR_SHAPE, config_argument,
+    return report.fail(MHA_ERROR_SHAPE,
                        "num_kv_heads %lld does not divide num_heads %lld; set it to num_heads, or to a divisor for grouped queries",
-                       static_cast<long long>(shape->num_kv_heads), static_cast<long long>(shape->num_heads));
+                       lld(shape->num_kv_heads), lld(shape->num_heads));
   }
   shape->head_dim = config.head_dim;
   if (shape->head_dim == 0) {
     if (config.query_dim % config.num_heads != 0) {
-      return report.fail(MHA_ERROR_SHAPE, config_argument,
+      return report.fail(MHA_ERROR_SHAPE,
                          "num_heads %lld does not divide query_dim %lld; set num_heads to a divisor of it, or head_dim to a width",
-                         static_cast<long long>(config.num_heads), static_cast<long long>(config.query_dim));
+                         lld(config.num_heads), lld(config.query_dim));
     }
     shape->head_dim = config.query_dim / config.num_heads;
   }
   shape->head_dim_v = config.head_dim_v ? config.head_dim_v : shape->head_dim;
   if (shape->num_heads * shape->head_dim > INT32_MAX || shape->num_heads * shape->head_dim_v > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, config_argument, "num_heads %lld * head_dim (or * head_dim_v) is larger than %d",
-                       static_cast<long long>(config.num_heads), INT32_MAX);
+    return report.fail(MHA_ERROR_TOO_LARGE, "num_heads %lld * head_dim (or * head_dim_v) is larger than %d", lld(config.num_heads),
+                       INT32_MAX);
   }
   return MHA_OK;
 }
 
-mha_status check_weight_forms(Report &report, const mha_layer_weights &weights, const LayerShape &shape) {
+mha_status check_weight_forms(Report report, const mha_layer_weights &weights, const LayerShape &shape) {
   const bool has_any_matrix = weights.w_q || weights.w_k || weights.w_v, has_all_matrices = weights.w_q && weights.w_k && weights.w_v;
-  if (!has_any_matrix && !weights.w_qkv) {
-    return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "there are no weights; give w_q, w_k and w_v, or w_qkv");
-  }
+  if (!has_any_matrix && !weights.w_qkv)
+    return report.fail(MHA_ERROR_NULL_POINTER, "there are no weights; give w_q, w_k and w_v, or w_qkv");
   if (has_any_matrix && weights.w_qkv) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
-                       "w_qkv is given together with %s; give either w_q, w_k and w_v, or w_qkv",
-                       weights.w_q   ? "w_q"
-                       : weights.w_k ? "w_k"
-                                     : "w_v");
+    return report.invalid("w_qkv is given together with %s; give either w_q, w_k and w_v, or w_qkv",
+                          weights.w_q   ? "w_q"
+                          : weights.w_k ? "w_k"
+                                        : "w_v");
   }
   if (has_any_matrix && !has_all_matrices) {
-    return report.fail(MHA_ERROR_NULL_POINTER, weights_argument, "%s is NULL; give all of w_q, w_k and w_v",
+    return report.fail(MHA_ERROR_NULL_POINTER, "%s is NULL; give all of w_q, w_k and w_v",
                        !weights.w_q   ? "w_q"
                        : !weights.w_k ? "w_k"
                                       : "w_v");
   }
   if (weights.w_qkv && !shape.has_one_input_width()) {
-    return report.fail(MHA_ERROR_SHAPE, weights_argument,
+    return report.fail(MHA_ERROR_SHAPE,
                        "w_qkv is one matrix, but query_dim %lld, key_dim %lld and value_dim %lld differ; give w_q, w_k and w_v",
-                       static_cast<long long>(shape.query_dim), static_cast<long long>(shape.key_dim),
-                       static_cast<long long>(shape.value_dim));
+                       lld(shape.query_dim), lld(shape.key_dim), lld(shape.value_dim));
   }
-  if (weights.b_qkv && (weights.b_q || weights.b_k || weights.b_v)) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument, "b_qkv is given together with b_q, b_k or b_v; give one or the other");
-  }
-  if (weights.b_o && !weights.w_o) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument, "b_o is given without w_o; a bias needs its matrix");
-  }
-  if (weights.w_g && shape.gate == MHA_GATE_NONE) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
-                       "w_g is given, but mha_layer_config.gate is MHA_GATE_NONE; set it, or leave w_g NULL");
-  }
-  if (weights.b_g && !weights.w_g) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, weights_argument,
-                       "b_g is given without w_g; without it, biases of the gate are behind those of each head in b_q");
-  }
+  if (weights.b_qkv && (weights.b_q || weights.b_k || weights.b_v))
+    return report.invalid("b_qkv is given together with b_q, b_k or b_v; give one or the other");
+  if (weights.b_o && !weights.w_o) return report.invalid("b_o is given without w_o; a bias needs its matrix");
+  if (weights.w_g && shape.gate == MHA_GATE_NONE)
+    return report.invalid("w_g is given, but mha_layer_config.gate is MHA_GATE_NONE; set it, or leave w_g NULL");
+  if (weights.b_g && !weights.w_g)
+    return report.invalid("b_g is given without w_g; without it, biases of the gate are behind those of each head in b_q");
   return MHA_OK;
 }
 
@@ -183,64 +157,54 @@ struct GivenMatrix {
 bool is_coded(uint32_t type) { return type == MHA_TYPE_INT8 || type == MHA_TYPE_INT4; }
 
 // The type of the matrices as given, and what it can be converted to.
-mha_status check_given_type(Report &report, uint32_t argument, uint32_t type, uint32_t layout, uint32_t weight_type) {
-  if (type > MHA_TYPE_INT4) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "the weights' type is %u; set one of MHA_TYPE_F32 (0) to MHA_TYPE_INT4 (4)",
-                       type);
-  }
+mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint32_t weight_type) {
+  if (type > MHA_TYPE_INT4) return report.invalid("the weights' type is %u; set one of MHA_TYPE_F32 (0) to MHA_TYPE_INT4 (4)", type);
   const char *const name = type == MHA_TYPE_INT8 ? "INT8" : "INT4";
   if (is_coded(type) && weight_type != type) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "weights given as MHA_TYPE_%s are taken as they are, but weight_type is %u; set it to MHA_TYPE_%s (%u)", name,
-                       weight_type, name, type);
+    return report.invalid("weights given as MHA_TYPE_%s are taken as they are, but weight_type is %u; set it to MHA_TYPE_%s (%u)", name,
+                          weight_type, name, type);
   }
-  if (type == MHA_TYPE_INT4 && layout != MHA_LAYOUT_OUT_IN) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "weights given as MHA_TYPE_INT4 have pairs of inputs in a byte; give them with MHA_LAYOUT_OUT_IN");
-  }
+  if (type == MHA_TYPE_INT4 && layout != MHA_LAYOUT_OUT_IN)
+    return report.invalid("weights given as MHA_TYPE_INT4 have pairs of inputs in a byte; give them with MHA_LAYOUT_OUT_IN");
   return MHA_OK;
 }
 
-mha_status check_scales(Report &report, uint32_t argument, uint32_t type, const GivenMatrix &given) {
+mha_status check_scales(Report report, uint32_t type, const GivenMatrix &given) {
   if (is_coded(type) && given.matrix && !given.scales) {
-    return report.fail(MHA_ERROR_NULL_POINTER, argument, "%s_scales is NULL; %s is given as MHA_TYPE_%s, which needs its scales",
-                       given.name, given.name, type == MHA_TYPE_INT8 ? "INT8" : "INT4");
+    return report.fail(MHA_ERROR_NULL_POINTER, "%s_scales is NULL; %s is given as MHA_TYPE_%s, which needs its scales", given.name,
+                       given.name, type == MHA_TYPE_INT8 ? "INT8" : "INT4");
   }
   if (given.scales && !(is_coded(type) && given.matrix)) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "%s_scales is given, but no %s of MHA_TYPE_INT8 or MHA_TYPE_INT4; set the weights' type, or leave it NULL",
-                       given.name, given.name);
+    return report.invalid("%s_scales is given, but no %s of MHA_TYPE_INT8 or MHA_TYPE_INT4; set the weights' type, or leave it NULL",
+                          given.name, given.name);
   }
   return MHA_OK;
 }
 
-mha_status check_stride(Report &report, uint32_t argument, uint32_t type, uint32_t layout, const GivenMatrix &given) {
+mha_status check_stride(Report report, uint32_t type, uint32_t layout, const GivenMatrix &given) {
   const bool in_out = layout == MHA_LAYOUT_IN_OUT;
   const int64_t width = in_out ? given.out : given.in, rows = in_out ? given.in : given.out;
   if (given.stride < 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "%s_stride is %lld; set it to 0 for contiguous, or to at least the width of a row", given.name,
-                       static_cast<long long>(given.stride));
+    return report.invalid("%s_stride is %lld; set it to 0 for contiguous, or to at least the width of a row", given.name,
+                          lld(given.stride));
   }
   if (!given.matrix) return MHA_OK;
   if (given.stride != 0 && given.stride < width) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "%s_stride is %lld, less than the width of a row, %lld; set at least that, or 0 for contiguous", given.name,
-                       static_cast<long long>(given.stride), static_cast<long long>(width));
+    return report.invalid("%s_stride is %lld, less than the width of a row, %lld; set at least that, or 0 for contiguous", given.name,
+                          lld(given.stride), lld(width));
   }
   if (type == MHA_TYPE_INT4 && given.stride % 2 != 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "%s_stride is %lld, but rows of MHA_TYPE_INT4 begin at whole bytes; set an even number, or 0 for whole bytes",
-                       given.name, static_cast<long long>(given.stride));
+    return report.invalid("%s_stride is %lld, but rows of MHA_TYPE_INT4 begin at whole bytes; set an even number, or 0 for whole bytes",
+                          given.name, lld(given.stride));
   }
   if ((Count(given.stride) * Count(rows) * Count(sizeof(float))).overflows()) {
-    return report.fail(MHA_ERROR_TOO_LARGE, argument, "%s_stride is %lld; the matrix would be larger than memory can be", given.name,
-                       static_cast<long long>(given.stride));
+    return report.fail(MHA_ERROR_TOO_LARGE, "%s_stride is %lld; the matrix would be larger than memory can be", given.name,
+                       lld(given.stride));
   }
   return MHA_OK;
 }
 
-mha_status check_matrices(Report &report, const mha_layer_weights &w, const LayerShape &shape, uint32_t weight_type) {
+mha_status check_matrices(Report report, const mha_layer_weights &w, const LayerShape &shape, uint32_t weight_type) {
   const int64_t q_head = shape.head_dim + (w.w_g ? 0 : shape.gate_dim), q_columns = shape.num_heads * q_head;
   const GivenMatrix matrices[] = {
       {"w_q", w.w_q, w.w_q_scales, w.w_q_stride, shape.query_dim, q_columns},
@@ -249,12 +213,12 @@ mha_status check_matrices(Report &report, const mha_layer_weights &w, const Laye
       {"w_qkv", w.w_qkv, w.w_qkv_scales, w.w_qkv_stride, shape.query_dim, q_columns + shape.k_columns() + shape.v_columns()},
       {"w_o", w.w_o, w.w_o_scales, w.w_o_stride, shape.output_depth(), shape.output_dim},
       {"w_g", w.w_g, w.w_g_scales, w.w_g_stride, shape.query_dim, shape.g_columns()}};
-  if (const mha_status status = check_given_type(report, weights_argument, w.type, w.layout, weight_type)) return status;
+  if (const mha_status status = check_given_type(report, w.type, w.layout, weight_type)) return status;
   for (const GivenMatrix &matrix : matrices) {
-    if (const mha_status status = check_scales(report, weights_argument, w.type, matrix)) return status;
+    if (const mha_status status = check_scales(report, w.type, matrix)) return status;
   }
   for (const GivenMatrix &matrix : matrices) {
-    if (const mha_status status = check_stride(report, weights_argument, w.type, w.layout, matrix)) return status;
+    if (const mha_status status = check_stride(report, w.type, w.layout, matrix)) return status;
   }
   return MHA_OK;
 }
@@ -271,14 +235,14 @@ struct PackJob {
 };
 
 // Checks config and the pointers of weights (but reads no array), and resolves the shape.
-mha_status resolve_shape(Report &report, const mha_layer_config *config, const mha_layer_weights *weights, PackJob *job) {
+mha_status resolve_shape(Report report, const mha_layer_config *config, const mha_layer_weights *weights, PackJob *job) {
   LayerShape *const shape = &job->shape;
   mha_layer_weights *const read_weights = &job->weights;
   mha_layer_config given;
-  if (const mha_status status = read_struct(report, config_argument, "mha_layer_config", config, &given)) return status;
+  if (const mha_status status = read_struct(report, "mha_layer_config", config, &given)) return status;
   if (const mha_status status = check_config(report, given)) return status;
-  if (const mha_status status = read_struct(report, weights_argument, "mha_layer_weights", weights, read_weights)) return status;
-  if (const mha_status status = check_layout(report, weights_argument, read_weights->layout)) return status;
+  if (const mha_status status = read_struct(report.about(weights_argument), "mha_layer_weights", weights, read_weights)) return status;
+  if (const mha_status status = check_layout(report.about(weights_argument), read_weights->layout)) return status;
   job->storage = static_cast<Storage>(given.weight_type);
   *shape = {};
   shape->arithmetic = static_cast<Arithmetic>(given.arithmetic);
@@ -290,69 +254,61 @@ mha_status resolve_shape(Report &report, const mha_layer_config *config, const m
   shape->has_output = read_weights->w_o != nullptr;
   shape->output_dim = !shape->has_output ? shape->context_columns() : given.output_dim ? given.output_dim : given.query_dim;
   if (!shape->has_output && given.output_dim != 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, config_argument,
-                       "output_dim is %lld, but there is no w_o; without it the output has num_heads * head_dim_v columns",
-                       static_cast<long long>(given.output_dim));
+    return report.invalid("output_dim is %lld, but there is no w_o; without it the output has num_heads * head_dim_v columns",
+                          lld(given.output_dim));
   }
   // Both operations correctly rounded.
   shape->scale = given.scale != 0.0f ? given.scale : 1.0f / __builtin_sqrtf(static_cast<float>(shape->head_dim));
-  if (const mha_status status = check_weight_forms(report, *read_weights, *shape)) return status;
-  return check_matrices(report, *read_weights, *shape, given.weight_type);
+  if (const mha_status status = check_weight_forms(report.about(weights_argument), *read_weights, *shape)) return status;
+  return check_matrices(report.about(weights_argument), *read_weights, *shape, given.weight_type);
 }
 
-mha_status finish_job(Report &report, const mha_layer_options *options, PackJob *job) {
+mha_status finish_job(Report report, const mha_layer_options *options, PackJob *job) {
   const PackArguments &arguments = job->arguments;
-  if (const mha_status status = read_options(report, arguments.options, options, &job->options)) return status;
+  if (const mha_status status = read_options(report.about(arguments.options), options, &job->options)) return status;
   if (job->options.sgemm && job->storage != Storage::f32) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, arguments.config,
-                       "weight_type is %u, but options.sgemm multiplies floats; set weight_type to MHA_TYPE_F32 (0) or sgemm to NULL",
-                       static_cast<uint32_t>(job->storage));
+    return report.invalid("weight_type is %u, but options.sgemm multiplies floats; set weight_type to MHA_TYPE_F32 (0) or sgemm to NULL",
+                          static_cast<uint32_t>(job->storage));
   }
   job->kind = job->options.sgemm ? PackedKind::plain_f32 : kind_of(job->storage, job->shape.arithmetic);
   job->layout = packed_layout(job->shape, job->kind);
-  if (job->layout.bytes < 0 || static_cast<uint64_t>(job->layout.bytes) > PTRDIFF_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, arguments.config, "the packed layer would be larger than memory can be");
-  }
+  if (job->layout.bytes < 0 || static_cast<uint64_t>(job->layout.bytes) > PTRDIFF_MAX)
+    return report.fail(MHA_ERROR_TOO_LARGE, "the packed layer would be larger than memory can be");
   if (job->options.sgemm && !job->shape.fits_sgemm()) {
-    return report.fail(MHA_ERROR_TOO_LARGE, arguments.config,
-                       "the matrices of the inputs have more than %d columns together, which sgemm can't be asked for", INT32_MAX);
+    return report.fail(MHA_ERROR_TOO_LARGE, "the matrices of the inputs have more than %d columns together, which sgemm can't be asked for",
+                       INT32_MAX);
   }
   return MHA_OK;
 }
 
-mha_status prepare(Report &report, const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
+mha_status prepare(Report report, const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
                    PackJob *job) {
   job->arguments = layer_arguments;
   if (const mha_status status = resolve_shape(report, config, weights, job)) return status;
   return finish_job(report, options, job);
 }
 
-mha_status prepare_linear(Report &report, const mha_linear_weights *weights, const mha_layer_options *options, PackJob *job) {
+mha_status prepare_linear(Report report, const mha_linear_weights *weights, const mha_layer_options *options, PackJob *job) {
   job->arguments = linear_arguments;
-  const uint32_t argument = linear_arguments.weights;
   mha_linear_weights given;
-  if (const mha_status status = read_struct(report, argument, "mha_linear_weights", weights, &given)) return status;
+  if (const mha_status status = read_struct(report, "mha_linear_weights", weights, &given)) return status;
   const struct {
     const char *name, *what;
     int64_t value;
   } dims[] = {{"input_dim", "x", given.input_dim}, {"output_dim", "y", given.output_dim}};
   for (const auto &dim : dims) {
-    if (dim.value < 1) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s is %lld; set it to the width of a row of %s, at least 1", dim.name,
-                         static_cast<long long>(dim.value), dim.what);
-    }
-    if (dim.value > INT32_MAX) {
-      return report.fail(MHA_ERROR_TOO_LARGE, argument, "%s is %lld; the largest dimension is %d", dim.name,
-                         static_cast<long long>(dim.value), INT32_MAX);
-    }
+    if (dim.value < 1)
+      return report.invalid("%s is %lld; set it to the width of a row of %s, at least 1", dim.name, lld(dim.value), dim.what);
+    if (dim.value > INT32_MAX)
+      return report.fail(MHA_ERROR_TOO_LARGE, "%s is %lld; the largest dimension is %d", dim.name, lld(dim.value), INT32_MAX);
   }
-  if (const mha_status status = check_kept(report, argument, given.weight_type, given.arithmetic)) return status;
-  if (const mha_status status = check_layout(report, argument, given.layout)) return status;
-  if (!given.w) return report.fail(MHA_ERROR_NULL_POINTER, argument, "w is NULL; pass the matrix");
+  if (const mha_status status = check_kept(report, given.weight_type, given.arithmetic)) return status;
+  if (const mha_status status = check_layout(report, given.layout)) return status;
+  if (!given.w) return report.fail(MHA_ERROR_NULL_POINTER, "w is NULL; pass the matrix");
   const GivenMatrix matrix = {"w", given.w, given.w_scales, given.w_stride, given.input_dim, given.output_dim};
-  if (const mha_status status = check_given_type(report, argument, given.type, given.layout, given.weight_type)) return status;
-  if (const mha_status status = check_scales(report, argument, given.type, matrix)) return status;
-  if (const mha_status status = check_stride(report, argument, given.type, given.layout, matrix)) return status;
+  if (const mha_status status = check_given_type(report, given.type, given.layout, given.weight_type)) return status;
+  if (const mha_status status = check_scales(report, given.type, matrix)) return status;
+  if (const mha_status status = check_stride(report, given.type, given.layout, matrix)) return status;
   job->storage = static_cast<Storage>(given.weight_type);
   job->shape = {};
   job->shape.arithmetic = static_cast<Arithmetic>(given.arithmetic);
@@ -407,56 +363,50 @@ constexpr size_t layer_bytes = (sizeof(mha_layer) + 63) / 64 * 64;
 
 }  // namespace
 
-mha_status read_options(Report &report, uint32_t argument, const mha_layer_options *options, mha_layer_options *read) {
+mha_status read_options(Report report, const mha_layer_options *options, mha_layer_options *read) {
   *read = {};
   if (!options) return MHA_OK;
-  if (const mha_status status = read_struct(report, argument, "mha_layer_options", options, read)) return status;
-  if (read->reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "mha_layer_options.reserved is not 0; set it to 0");
-  if (read->allocator && (!read->allocator->allocate || !read->allocator->release)) {
-    return report.fail(MHA_ERROR_NULL_POINTER, argument, "the allocator's allocate or release is NULL; give both");
-  }
-  return check_instruction_set(report, argument, read->instruction_set);
+  if (const mha_status status = read_struct(report, "mha_layer_options", options, read)) return status;
+  if (read->reserved != 0) return report.invalid("mha_layer_options.reserved is not 0; set it to 0");
+  if (read->allocator && (!read->allocator->allocate || !read->allocator->release))
+    return report.fail(MHA_ERROR_NULL_POINTER, "the allocator's allocate or release is NULL; give both");
+  return check_instruction_set(report, read->instruction_set);
 }
 
 namespace {
 
-mha_status pack(Report &report, const PackJob &job, const char *size_query, void *buffer, size_t buffer_bytes) {
-  const uint32_t argument = job.arguments.result;
-  if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, argument, "buffer is NULL; pass memory of %s bytes, aligned to 64", size_query);
-  if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
-  }
+mha_status pack(Report report, const PackJob &job, const char *size_query, void *buffer, size_t buffer_bytes) {
+  if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, "buffer is NULL; pass memory of %s bytes, aligned to 64", size_query);
+  if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0)
+    return report.invalid("buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
   if (buffer_bytes < static_cast<size_t>(job.layout.bytes)) {
-    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, argument + 1, "buffer_bytes is %zu, the packed layer needs %lld; ask %s", buffer_bytes,
-                       static_cast<long long>(job.layout.bytes), size_query);
+    return report.about(job.arguments.result + 1).fail(MHA_ERROR_BUFFER_TOO_SMALL,
+                                                       "buffer_bytes is %zu, the packed layer needs %lld; ask %s", buffer_bytes,
+                                                       lld(job.layout.bytes), size_query);
   }
-  if (const mha_status status = check_range(report, job.arguments.weights, job.shape, job.kind, job.weights)) return status;
+  if (const mha_status status = check_range(report.about(job.arguments.weights), job.shape, job.kind, job.weights)) return status;
   pack_layer(job.shape, job.kind, job.layout, job.weights, buffer);
   return MHA_OK;
 }
 
-mha_status clear_layer(Report &report, const PackArguments &arguments, mha_layer **layer) {
-  if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, arguments.result, "layer is NULL; pass where to write the layer");
+mha_status clear_layer(Report report, const PackArguments &arguments, mha_layer **layer) {
+  if (!layer) return report.about(arguments.result).fail(MHA_ERROR_NULL_POINTER, "layer is NULL; pass where to write the layer");
   *layer = nullptr;
   return MHA_OK;
 }
 
-mha_status create(Report &report, const PackJob &job, mha_layer **layer) {
+mha_status create(Report report, const PackJob &job, mha_layer **layer) {
   const Kernels *kernels;
-  if (const mha_status status = choose_kernels(report, job.arguments.options, job.options.instruction_set, &kernels)) return status;
+  if (const mha_status status = choose_kernels(report.about(job.arguments.options), job.options.instruction_set, &kernels)) return status;
 
   const mha_allocator allocator =
       job.options.allocator ? *job.options.allocator : mha_allocator{nullptr, allocate_default, release_default};
   const Count bytes = Count(job.layout.bytes) + Count(static_cast<int64_t>(layer_bytes + 63));
-  if (bytes.overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE, job.arguments.config, "the packed layer would be larger than memory can be");
+  if (bytes.overflows()) return report.fail(MHA_ERROR_TOO_LARGE, "the packed layer would be larger than memory can be");
   void *const block = allocator.allocate(allocator.context, static_cast<size_t>(bytes.value()));
-  if (!block) {
-    return report.fail(MHA_ERROR_OUT_OF_MEMORY, 0, "the allocator has no %lld bytes for the packed layer",
-                       static_cast<long long>(bytes.value()));
-  }
-  if (const mha_status status = check_range(report, job.arguments.weights, job.shape, job.kind, job.weights)) {
+  if (!block)
+    return report.about(0).fail(MHA_ERROR_OUT_OF_MEMORY, "the allocator has no %lld bytes for the packed layer", lld(bytes.value()));
+  if (const mha_status status = check_range(report.about(job.arguments.weights), job.shape, job.kind, job.weights)) {
     allocator.release(allocator.context, block);
     return status;
   }
@@ -480,14 +430,14 @@ mha_status mha_layer_pack_size(const mha_layer_config *config, const mha_layer_w
   Report report(error);
   PackJob job;
   if (const mha_status status = prepare(report, config, weights, options, &job)) return status;
-  return write_size(report, layer_arguments.result, static_cast<size_t>(job.layout.bytes), bytes);
+  return write_size(report.about(layer_arguments.result), static_cast<size_t>(job.layout.bytes), bytes);
 }
 
 mha_status mha_linear_pack_size(const mha_linear_weights *weights, const mha_layer_options *options, size_t *bytes, mha_error *error) {
   Report report(error);
   PackJob job;
   if (const mha_status status = prepare_linear(report, weights, options, &job)) return status;
-  return write_size(report, linear_arguments.result, static_cast<size_t>(job.layout.bytes), bytes);
+  return write_size(report.about(linear_arguments.result), static_cast<size_t>(job.layout.bytes), bytes);
 }
 
 mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options, void *buffer,
@@ -495,7 +445,7 @@ mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weight
   Report report(error);
   PackJob job;
   if (const mha_status status = prepare(report, config, weights, options, &job)) return status;
-  return pack(report, job, "mha_layer_pack_size", buffer, buffer_bytes);
+  return pack(report.about(layer_arguments.result), job, "mha_layer_pack_size", buffer, buffer_bytes);
 }
 
 mha_status mha_linear_pack(const mha_linear_weights *weights, const mha_layer_options *options, void *buffer, size_t buffer_bytes,
@@ -503,7 +453,7 @@ mha_status mha_linear_pack(const mha_linear_weights *weights, const mha_layer_op
   Report report(error);
   PackJob job;
   if (const mha_status status = prepare_linear(report, weights, options, &job)) return status;
-  return pack(report, job, "mha_linear_pack_size", buffer, buffer_bytes);
+  return pack(report.about(linear_arguments.result), job, "mha_linear_pack_size", buffer, buffer_bytes);
 }
 
 size_t mha_layer_view_size(void) { return layer_bytes + 63; }
@@ -516,21 +466,20 @@ mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_lay
   PackedLayout layout;
   if (const mha_status status = read_packed(report, buffer, buffer_bytes, &shape, &kind, &layout)) return status;
   mha_layer_options read;
-  if (const mha_status status = read_options(report, 3, options, &read)) return status;
+  if (const mha_status status = read_options(report.about(3), options, &read)) return status;
   if ((kind == PackedKind::plain_f32) != (read.sgemm != nullptr)) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 3,
-                       read.sgemm
-                           ? "the layer was packed for the library's own kernels; leave options.sgemm NULL or pack it again with sgemm"
-                           : "the layer was packed for a BLAS; give options.sgemm or pack it again without");
+    return report.about(3).fail(MHA_ERROR_PACKED_FORMAT, "the layer was packed for %s",
+                                read.sgemm ? "the library's own kernels; leave options.sgemm NULL or pack it again with sgemm"
+                                           : "a BLAS; give options.sgemm or pack it again without");
   }
-  if (!storage) return report.fail(MHA_ERROR_NULL_POINTER, 4, "storage is NULL; pass memory of mha_layer_view_size bytes");
+  if (!storage) return report.about(4).fail(MHA_ERROR_NULL_POINTER, "storage is NULL; pass memory of mha_layer_view_size bytes");
   if (storage_bytes < mha_layer_view_size()) {
-    return report.fail(MHA_ERROR_BUFFER_TOO_SMALL, 5, "storage_bytes is %zu, the layer object needs %zu; ask mha_layer_view_size",
-                       storage_bytes, mha_layer_view_size());
+    return report.about(5).fail(MHA_ERROR_BUFFER_TOO_SMALL, "storage_bytes is %zu, the layer object needs %zu; ask mha_layer_view_size",
+                                storage_bytes, mha_layer_view_size());
   }
-  if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, 6, "layer is NULL; pass where to write the layer");
+  if (!layer) return report.about(6).fail(MHA_ERROR_NULL_POINTER, "layer is NULL; pass where to write the layer");
   const Kernels *kernels;
-  if (const mha_status status = choose_kernels(report, 3, read.instruction_set, &kernels)) return status;
+  if (const mha_status status = choose_kernels(report.about(3), read.instruction_set, &kernels)) return status;
   *layer = make_layer(storage, shape, kind, layout, buffer, read, kernels);
   return MHA_OK;
 }
@@ -542,7 +491,7 @@ mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *
   PackedLayout layout;
   if (const mha_status status = read_packed(report, buffer, buffer_bytes, &shape, &kind, &layout)) return status;
   if (!packed_checksum_holds(kind, layout, buffer)) {
-    return report.fail(MHA_ERROR_PACKED_CHECKSUM, 1,
+    return report.fail(MHA_ERROR_PACKED_CHECKSUM,
                        "the packed weights are not what was packed (their checksum does not hold); pack the layer again");
   }
   return MHA_OK;
@@ -573,7 +522,7 @@ void mha_layer_destroy(mha_layer *layer) {
 
 mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha_error *error) {
   Report report(error);
-  if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, 1, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
+  if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
   mha_layer_config filled = {};
   const LayerShape &shape = layer->shape;
   filled.query_dim = shape.query_dim;
@@ -589,5 +538,5 @@ mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha
   filled.gate = shape.gate;
   filled.gate_dim = shape.gate_dim;
   filled.arithmetic = static_cast<uint32_t>(shape.arithmetic);
-  return write_struct(report, 2, "mha_layer_config", filled, config);
+  return write_struct(report.about(2), "mha_layer_config", filled, config);
 }

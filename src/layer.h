@@ -85,16 +85,16 @@ struct PackedLayout {
 
 PackedLayout packed_layout(const LayerShape &shape, PackedKind kind);
 
-mha_status read_options(Report &report, uint32_t argument, const mha_layer_options *options, mha_layer_options *read);
+mha_status read_options(Report report, const mha_layer_options *options, mha_layer_options *read);
 
 // No finite weight is beyond what `kind` can hold. Reads the arrays.
-mha_status check_range(Report &report, uint32_t argument, const LayerShape &shape, PackedKind kind, const mha_layer_weights &weights);
+mha_status check_range(Report report, const LayerShape &shape, PackedKind kind, const mha_layer_weights &weights);
 
 // Writes header, weights and biases. The buffer has layout.bytes.
 void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout, const mha_layer_weights &weights, void *buffer);
 
 // Checks the header of a packed buffer in constant time.
-mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, LayerShape *shape, PackedKind *kind, PackedLayout *layout);
+mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, LayerShape *shape, PackedKind *kind, PackedLayout *layout);
 
 // Of a buffer that read_packed has accepted.
 bool packed_checksum_holds(PackedKind kind, const PackedLayout &layout, const void *buffer);

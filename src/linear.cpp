@@ -23,29 +23,29 @@ Array rows_of(const char *name, int64_t rows, int64_t width, int64_t *row_stride
   return {name, width, {1, rows, 1}, {0, *row_stride, width}};
 }
 
-mha_status make_call(Report &report, const mha_layer *layer, const mha_linear_args *given, LinearCall *call) {
+mha_status make_call(Report report, const mha_layer *layer, const mha_linear_args *given, LinearCall *call) {
   if (!layer)
-    return report.fail(MHA_ERROR_NULL_POINTER, layer_argument, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
+    return report.about(layer_argument).fail(MHA_ERROR_NULL_POINTER, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
   const LayerShape &shape = layer->shape;
   if (!shape.has_output) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, layer_argument,
-                       "the layer has no w_o, which mha_linear multiplies by; make it with one, or by mha_linear_create");
+    return report.about(layer_argument).invalid(
+        "the layer has no w_o, which mha_linear multiplies by; make it with one, or by mha_linear_create");
   }
   mha_linear_args &args = call->args;
-  if (const mha_status status = read_struct(report, args_argument, "mha_linear_args", given, &args)) return status;
-  if (const mha_status status = resolve_extent(report, args_argument, "rows", "the rows of x", &args.rows)) return status;
-  if (const mha_status status = check_row_type(report, args_argument, "input_type", args.input_type)) return status;
-  if (const mha_status status = check_row_type(report, args_argument, "output_type", args.output_type)) return status;
+  if (const mha_status status = read_struct(report, "mha_linear_args", given, &args)) return status;
+  if (const mha_status status = resolve_extent(report, "rows", "the rows of x", &args.rows)) return status;
+  if (const mha_status status = check_row_type(report, "input_type", args.input_type)) return status;
+  if (const mha_status status = check_row_type(report, "output_type", args.output_type)) return status;
   const Array x = rows_of("x", args.rows, shape.output_depth(), &args.x_row_stride);
   const Array residual = rows_of("residual", args.rows, shape.output_dim, &args.residual_row_stride);
   const Array output = rows_of("output", args.rows, shape.output_dim, &args.output_row_stride);
-  if (const mha_status status = check_input(report, args_argument, x)) return status;
-  if (const mha_status status = check_input(report, args_argument, residual)) return status;
-  if (const mha_status status = check_output(report, args_argument, output)) return status;
-  if (const mha_status status = check_scheduler(report, args_argument, args.scheduler)) return status;
+  if (const mha_status status = check_input(report, x)) return status;
+  if (const mha_status status = check_input(report, residual)) return status;
+  if (const mha_status status = check_output(report, output)) return status;
+  if (const mha_status status = check_scheduler(report, args.scheduler)) return status;
   if (layer->sgemm && args.x_row_stride > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, args_argument, "x_row_stride is %lld, more than sgemm can be asked for; the largest is %d",
-                       static_cast<long long>(args.x_row_stride), INT32_MAX);
+    return report.fail(MHA_ERROR_TOO_LARGE, "x_row_stride is %lld, more than sgemm can be asked for; the largest is %d",
+                       lld(args.x_row_stride), INT32_MAX);
   }
   const int64_t threads = threads_of(args.scheduler);
   const Storage input = static_cast<Storage>(args.input_type);
@@ -54,12 +54,12 @@ mha_status make_call(Report &report, const mha_layer *layer, const mha_linear_ar
   call->memory = plan_products(*layer, input, false, Count(args.rows), shape.output_depth(), shape.output_dim, threads, &layout);
   const bool are_taken_as_given = input == Storage::f32 && layer->shape.arithmetic == Arithmetic::f32;
   const bool needs_nothing = threads == 1 && !layer->sgemm && are_taken_as_given;
-  return check_size(report, args_argument, layout, needs_nothing || args.rows == 0, &call->workspace_bytes);
+  return check_size(report, layout, needs_nothing || args.rows == 0, &call->workspace_bytes);
 }
 
-mha_status check_pointers(Report &report, const mha_linear_args &args) {
-  if (!args.x) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "x is NULL; pass the input rows");
-  if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, args_argument, "output is NULL; pass where to write the result");
+mha_status check_pointers(Report report, const mha_linear_args &args) {
+  if (!args.x) return report.fail(MHA_ERROR_NULL_POINTER, "x is NULL; pass the input rows");
+  if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, "output is NULL; pass where to write the result");
   return MHA_OK;
 }
 
@@ -90,14 +90,14 @@ void run(const mha_layer &layer, const LinearCall &call, unsigned char *workspac
 using namespace mha;
 
 mha_status mha_linear_workspace(const mha_layer *layer, const mha_linear_args *args, size_t *bytes, mha_error *error) {
-  Report report(error);
+  Report report(error, args_argument);
   LinearCall call;
   if (const mha_status status = make_call(report, layer, args, &call)) return status;
-  return write_size(report, 3, static_cast<size_t>(call.workspace_bytes), bytes);
+  return write_size(report.about(3), static_cast<size_t>(call.workspace_bytes), bytes);
 }
 
 mha_status mha_linear(const mha_layer *layer, const mha_linear_args *args, void *workspace, size_t workspace_bytes, mha_error *error) {
-  Report report(error);
+  Report report(error, args_argument);
   LinearCall call;
   if (const mha_status status = make_call(report, layer, args, &call)) return status;
   if (const mha_status status = check_workspace(report, 3, "mha_linear_workspace", workspace, workspace_bytes, call.workspace_bytes))
@@ -109,7 +109,7 @@ mha_status mha_linear(const mha_layer *layer, const mha_linear_args *args, void 
 }
 
 mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args, mha_call_info *info, mha_error *error) {
-  Report report(error);
+  Report report(error, args_argument);
   LinearCall call;
   if (const mha_status status = make_call(report, layer, args, &call)) return status;
   const mha_linear_args &read = call.args;
@@ -130,5 +130,5 @@ mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args, 
     filled.operations = 2 * static_cast<uint64_t>(read.rows) * product(shape.output_depth(), shape.output_dim);
     filled.bytes = static_cast<uint64_t>(of_weights + of_scales + of_bias) + product(read.rows, of_input + of_output);
   }
-  return write_struct(report, 3, "mha_call_info", filled, info);
+  return write_struct(report.about(3), "mha_call_info", filled, info);
 }

@@ -46,12 +46,12 @@ OptionalOutputs optional_outputs(const MiddleStage &stage, int64_t n_kv) {
 }
 
 // All of them can be addressed, and those per pair are of no ring.
-mha_status check_optional_outputs(Report &report, MiddleStage *stage) {
+mha_status check_optional_outputs(Report report, MiddleStage *stage) {
   const SequenceArguments &s = stage->sequences;
   mha_taps &taps = stage->taps;
   taps = {};
   if (stage->given_taps) {
-    if (const mha_status status = read_struct(report, s.argument, "mha_taps", stage->given_taps, &taps)) return status;
+    if (const mha_status status = read_struct(report, "mha_taps", stage->given_taps, &taps)) return status;
   }
   Attention &attention = stage->attention;
   PairOutputs &pairs = attention.pairs;
@@ -62,9 +62,8 @@ mha_status check_optional_outputs(Report &report, MiddleStage *stage) {
   attention.context = taps.context;
   if (!attention.lse && !pairs.weights && !stage->given_taps) return MHA_OK;
   for (const OptionalOutput &output : optional_outputs(*stage, max_keys(s)).outputs) {
-    if (output.output && (output.elements * Count(sizeof(float))).overflows()) {
-      return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "%s would be larger than memory can be", output.name);
-    }
+    if (output.output && (output.elements * Count(sizeof(float))).overflows())
+      return report.fail(MHA_ERROR_TOO_LARGE, "%s would be larger than memory can be", output.name);
   }
   const char *const per_pair = pairs.weights             ? "attention_weights"
                                : pairs.scores            ? "taps.scores"
@@ -73,9 +72,8 @@ mha_status check_optional_outputs(Report &report, MiddleStage *stage) {
                                : pairs.masked_scores     ? "taps.masked_scores"
                                                          : nullptr;
   if (!per_pair || !s.is_ring()) return MHA_OK;
-  return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                     "%s has a column for each position, of which a ring has no end; leave it NULL, or use a cache of another kind",
-                     per_pair);
+  return report.invalid("%s has a column for each position, of which a ring has no end; leave it NULL, or use a cache of another kind",
+                        per_pair);
 }
 
 // What the rows of padding have in the optional outputs: zeros, and no key takes part in them.
@@ -107,7 +105,7 @@ void clear_padding_of_outputs(const MiddleStage &stage) {
 
 }  // namespace
 
-mha_status check_middle(Report &report, MiddleStage *stage) {
+mha_status check_middle(Report report, MiddleStage *stage) {
   Attention &attention = stage->attention;
   SequenceArguments &s = stage->sequences;
   if (const mha_status status = check_score_options(report, stage->score, attention.num_heads, &s, &attention.options)) return status;
@@ -131,10 +129,9 @@ mha_status check_middle(Report &report, MiddleStage *stage) {
   return check_optional_outputs(report, stage);
 }
 
-mha_status check_arrays(Report &report, MiddleStage *stage) {
+mha_status check_arrays(Report report, MiddleStage *stage) {
   Attention &attention = stage->attention;
-  const uint32_t argument = stage->sequences.argument;
-  if (const mha_status status = check_score_arrays(report, argument, attention.options, attention.num_heads)) return status;
+  if (const mha_status status = check_score_arrays(report, attention.options, attention.num_heads)) return status;
   if (const mha_status status = check_sequence_arrays(report, stage->sequences)) return status;
   resolve_score_strides(stage->sequences, attention.num_heads, &attention.options);
   return MHA_OK;

@@ -38,8 +38,8 @@ struct MiddleStage {
 
 // The shape (num_heads ... head_dim_v, scale), q, k, v, the output, kernels and is_self are the entry's to set.
 template <class Args>
-void describe_call(const Args &args, uint32_t argument, MiddleStage *stage) {
-  describe_sequences(args, argument, &stage->sequences);
+void describe_call(const Args &args, MiddleStage *stage) {
+  describe_sequences(args, &stage->sequences);
   stage->scheduler = args.scheduler;
   stage->score = args.score;
   stage->norm = args.norm;
@@ -63,9 +63,9 @@ bool is_plain_call(const Args &args) {
          !args.norm && !args.rope && !args.cache && !args.cache_sequences && !args.attention_weights && !args.lse && !args.taps;
 }
 
-mha_status check_middle(Report &report, MiddleStage *stage);
+mha_status check_middle(Report report, MiddleStage *stage);
 
-mha_status check_arrays(Report &report, MiddleStage *stage);
+mha_status check_arrays(Report report, MiddleStage *stage);
 
 // The valid rows of the arrays, of each sequence that they have room for; null: all.
 inline const Extent *valid_queries(const MiddleStage &stage) { return stage.sequences.is_packed() ? &stage.packed[0] : stage.queries; }

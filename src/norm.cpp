@@ -4,42 +4,33 @@
 
 namespace mha {
 
-mha_status check_norm(Report &report, const mha_norm *given, const SequenceArguments &s, Attention *attention) {
+mha_status check_norm(Report report, const mha_norm *given, const SequenceArguments &s, Attention *attention) {
   Attention &a = *attention;
   a.prepare_q = a.prepare_k = a.prepare_v = {};
   if (!given) return MHA_OK;
   mha_norm norm;
-  const uint32_t argument = s.argument;
-  if (const mha_status status = read_struct(report, argument, "mha_norm", given, &norm)) return status;
+  if (const mha_status status = read_struct(report, "mha_norm", given, &norm)) return status;
   constexpr uint32_t known_flags = MHA_NORM_LAYER | MHA_NORM_ALL_HEADS | MHA_NORM_AFTER_ROPE | MHA_NORM_VALUES;
-  if (norm.flags & ~known_flags) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "norm.flags has the bits 0x%x, which mean nothing; leave them 0",
-                       norm.flags & ~known_flags);
-  }
-  if (!(norm.epsilon > 0.0f) || norm.epsilon - norm.epsilon != 0.0f) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "norm.epsilon is %g; it must be positive and finite, such as 1e-6",
-                       static_cast<double>(norm.epsilon));
-  }
+  if (norm.flags & ~known_flags)
+    return report.invalid("norm.flags has the bits 0x%x, which mean nothing; leave them 0", norm.flags & ~known_flags);
+  if (!(norm.epsilon > 0.0f) || norm.epsilon - norm.epsilon != 0.0f)
+    return report.invalid("norm.epsilon is %g; it must be positive and finite, such as 1e-6", static_cast<double>(norm.epsilon));
   const bool is_layer = (norm.flags & MHA_NORM_LAYER) != 0, has_all_heads = (norm.flags & MHA_NORM_ALL_HEADS) != 0;
   if (!is_layer && (norm.q_bias || norm.k_bias)) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "norm.%s is given, but an RMS norm has no bias; set MHA_NORM_LAYER, or leave it NULL",
-                       norm.q_bias ? "q_bias" : "k_bias");
+    return report.invalid("norm.%s is given, but an RMS norm has no bias; set MHA_NORM_LAYER, or leave it NULL",
+                          norm.q_bias ? "q_bias" : "k_bias");
   }
   const int64_t stride = norm.head_stride;
   if (has_all_heads && stride != 0 && stride != a.head_dim) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "norm.head_stride is %lld; with MHA_NORM_ALL_HEADS, weights are one row: set it to head_dim %lld, or 0",
-                       static_cast<long long>(stride), static_cast<long long>(a.head_dim));
+    return report.invalid("norm.head_stride is %lld; with MHA_NORM_ALL_HEADS, weights are one row: set it to head_dim %lld, or 0",
+                          lld(stride), lld(a.head_dim));
   }
   if (stride < 0 || (stride != 0 && stride < a.head_dim)) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "norm.head_stride is %lld; set it to at least head_dim %lld, or 0 for the same weights for all heads",
-                       static_cast<long long>(stride), static_cast<long long>(a.head_dim));
+    return report.invalid("norm.head_stride is %lld; set it to at least head_dim %lld, or 0 for the same weights for all heads",
+                          lld(stride), lld(a.head_dim));
   }
-  if ((Count(a.num_heads) * Count(stride) * Count(sizeof(float))).overflows()) {
-    return report.fail(MHA_ERROR_TOO_LARGE, argument, "norm's weights would be larger than memory can be");
-  }
+  if ((Count(a.num_heads) * Count(stride) * Count(sizeof(float))).overflows())
+    return report.fail(MHA_ERROR_TOO_LARGE, "norm's weights would be larger than memory can be");
 
   Norm common = {};
   common.is_given = true;

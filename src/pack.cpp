@@ -410,19 +410,18 @@ uint64_t rest_checksum(const PackedLayout &layout, PackedKind kind, const void *
 }
 
 // Element (k, column) of the matrix, in the words of the caller: in rows as they are stored.
-mha_status fail_range(Report &report, uint32_t argument, const Source &source, bool is_in_out, int64_t k, int64_t column, float x) {
+mha_status fail_range(Report report, const Source &source, bool is_in_out, int64_t k, int64_t column, float x) {
   const int64_t place = source.columns.place(column);
-  return report.fail(MHA_ERROR_OUT_OF_RANGE, argument,
+  return report.fail(MHA_ERROR_OUT_OF_RANGE,
                      "%s[%lld][%lld] is %g, but f16 ends at 65504; scale the weights down, or set weight_type to MHA_TYPE_BF16",
-                     source.name, static_cast<long long>(is_in_out ? k : place), static_cast<long long>(is_in_out ? place : k),
-                     static_cast<double>(x));
+                     source.name, lld(is_in_out ? k : place), lld(is_in_out ? place : k), static_cast<double>(x));
 }
 
 Count aligned_floats(Count floats) { return round_up(floats, 16) * Count(sizeof(float)); }
 
 }  // namespace
 
-mha_status check_range(Report &report, uint32_t argument, const LayerShape &shape, PackedKind kind, const mha_layer_weights &weights) {
+mha_status check_range(Report report, const LayerShape &shape, PackedKind kind, const mha_layer_weights &weights) {
   if (kind != PackedKind::panels_f16 || weights.type == MHA_TYPE_F16) return MHA_OK;
   const PackedLayout layout = packed_layout(shape, kind);
   FloatBlock block;
@@ -438,7 +437,7 @@ mha_status check_range(Report &report, uint32_t argument, const LayerShape &shap
           for (int64_t c = 0; is_too_large; ++c) {
             const float x = block.rows[i][c];
             if (magnitude_of(x) < 65520.0f || x - x != 0.0f) continue;
-            return fail_range(report, argument, source, weights.layout == MHA_LAYOUT_IN_OUT, k + i, column + c, x);
+            return fail_range(report, source, weights.layout == MHA_LAYOUT_IN_OUT, k + i, column + c, x);
           }
         }
       }
@@ -539,39 +538,34 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
   memcpy(bytes, &header, sizeof header);
 }
 
-mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, LayerShape *shape, PackedKind *kind, PackedLayout *layout) {
-  if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, 1, "buffer is NULL; pass the buffer that mha_layer_pack filled");
-  if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "buffer is not aligned to 64 bytes; place the packed layer at a multiple of 64");
-  }
+mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, LayerShape *shape, PackedKind *kind, PackedLayout *layout) {
+  if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, "buffer is NULL; pass the buffer that mha_layer_pack filled");
+  if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0)
+    return report.invalid("buffer is not aligned to 64 bytes; place the packed layer at a multiple of 64");
   if (buffer_bytes < sizeof(PackedHeader)) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 2, "buffer_bytes is %zu, less than the %zu of a packed layer's header", buffer_bytes,
-                       sizeof(PackedHeader));
+    return report.about(2).fail(MHA_ERROR_PACKED_FORMAT, "buffer_bytes is %zu, less than the %zu of a packed layer's header", buffer_bytes,
+                                sizeof(PackedHeader));
   }
   PackedHeader header;
   memcpy(&header, buffer, sizeof header);
-  if (memcmp(header.magic, packed_magic, sizeof header.magic) != 0) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the buffer does not begin like a packed layer; pass one that mha_layer_pack filled");
-  }
-  if (header.byte_order != packed_byte_order) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 1,
-                       "the layer was packed on a machine of the other byte order; pack it again on one of this");
-  }
+  if (memcmp(header.magic, packed_magic, sizeof header.magic) != 0)
+    return report.fail(MHA_ERROR_PACKED_FORMAT, "the buffer does not begin like a packed layer; pass one that mha_layer_pack filled");
+  if (header.byte_order != packed_byte_order)
+    return report.fail(MHA_ERROR_PACKED_FORMAT, "the layer was packed on a machine of the other byte order; pack it again on one of this");
   if (header.version != packed_version) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 1,
+    return report.fail(MHA_ERROR_PACKED_FORMAT,
                        "the layer was packed in version %u of the format, this library reads version %u; pack it again", header.version,
                        packed_version);
   }
-  if (header.header_checksum != header_checksum(header)) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the header of the packed layer is damaged (its checksum does not hold); pack it again");
-  }
+  if (header.header_checksum != header_checksum(header))
+    return report.fail(MHA_ERROR_PACKED_FORMAT, "the header of the packed layer is damaged (its checksum does not hold); pack it again");
   if (header.contract != MHA_CONTRACT) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the layer was packed for arithmetic contract %u, this library has %d; pack it again",
+    return report.fail(MHA_ERROR_PACKED_FORMAT, "the layer was packed for arithmetic contract %u, this library has %d; pack it again",
                        header.contract, MHA_CONTRACT);
   }
   *kind = static_cast<PackedKind>(header.kind);
   if (*kind < PackedKind::panels_f32 || *kind > PackedKind::fours_int8 || *kind == PackedKind::retired) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the packed layer is of kind %u, which this version does not know; pack it again",
+    return report.fail(MHA_ERROR_PACKED_FORMAT, "the packed layer is of kind %u, which this version does not know; pack it again",
                        header.kind);
   }
   *shape = {header.query_dim, header.key_dim,    header.value_dim,  header.num_heads, header.num_kv_heads,
@@ -597,12 +591,11 @@ mha_status read_packed(Report &report, const void *buffer, size_t buffer_bytes, 
   is_sound = is_sound && header.arithmetic <= MHA_ARITHMETIC_INT16 && has_fours(*kind) == (header.arithmetic != MHA_ARITHMETIC_F32);
   is_sound = is_sound && (*kind != PackedKind::plain_f32 || shape->fits_sgemm());
   if (is_sound) *layout = packed_layout(*shape, *kind);
-  if (!is_sound || layout->bytes < 0 || static_cast<uint64_t>(layout->bytes) != header.bytes) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 1, "the packed layer's sizes contradict each other; pack it again");
-  }
+  if (!is_sound || layout->bytes < 0 || static_cast<uint64_t>(layout->bytes) != header.bytes)
+    return report.fail(MHA_ERROR_PACKED_FORMAT, "the packed layer's sizes contradict each other; pack it again");
   if (buffer_bytes < header.bytes) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, 2, "the packed layer is truncated: %zu of %llu bytes are there", buffer_bytes,
-                       static_cast<unsigned long long>(header.bytes));
+    return report.about(2).fail(MHA_ERROR_PACKED_FORMAT, "the packed layer is truncated: %zu of %llu bytes are there", buffer_bytes,
+                                llu(header.bytes));
   }
   return MHA_OK;
 }

@@ -134,27 +134,26 @@ void fill(const mha_rope_config &config, float *cos, float *sin) {
 // ---- Arguments
 
 // A number of config from smallest to largest, the names of which are for the sentence. NaN is outside of every range.
-mha_status check_number(Report &report, const char *name, double value, double smallest, double largest, const char *range) {
+mha_status check_number(Report report, const char *name, double value, double smallest, double largest, const char *range) {
   if (value >= smallest && value <= largest) return MHA_OK;
-  return report.fail(MHA_ERROR_INVALID_VALUE, 1, "%s is %g; set a number from %s", name, value, range);
+  return report.invalid("%s is %g; set a number from %s", name, value, range);
 }
 
 // What has to be left out where there is nothing that it belongs to.
-mha_status check_unset(Report &report, const char *name, bool is_set, const char *needed) {
+mha_status check_unset(Report report, const char *name, bool is_set, const char *needed) {
   if (!is_set) return MHA_OK;
-  return report.fail(MHA_ERROR_INVALID_VALUE, 1, "%s is set without %s; set that too, or set %s to 0", name, needed, name);
+  return report.invalid("%s is set without %s; set that too, or set %s to 0", name, needed, name);
 }
 
-mha_status check_original_positions(Report &report, const mha_rope_config &config, const char *factor) {
+mha_status check_original_positions(Report report, const mha_rope_config &config, const char *factor) {
   if (config.original_positions >= 1 && config.original_positions <= end_of_positions) return MHA_OK;
-  return report.fail(MHA_ERROR_INVALID_VALUE, 1,
-                     "original_positions is %lld; with %s, set it to the context before the stretching, 1 to 2^31",
-                     static_cast<long long>(config.original_positions), factor);
+  return report.invalid("original_positions is %lld; with %s, set it to the context before the stretching, 1 to 2^31",
+                        lld(config.original_positions), factor);
 }
 
 constexpr const char *factors = "2^-31 to 2^31, or 0 for the default";
 
-mha_status check_yarn(Report &report, mha_rope_config &config) {
+mha_status check_yarn(Report report, mha_rope_config &config) {
   if (config.yarn_factor == 0) {
     mha_status status = check_unset(report, "yarn_beta_fast", config.yarn_beta_fast != 0, "yarn_factor");
     if (!status) status = check_unset(report, "yarn_beta_slow", config.yarn_beta_slow != 0, "yarn_factor");
@@ -163,25 +162,21 @@ mha_status check_yarn(Report &report, mha_rope_config &config) {
   mha_status status = check_number(report, "yarn_factor", config.yarn_factor, 1.0, largest_factor, "1 to 2^31, or 0 for no YaRN");
   if (!status) status = check_original_positions(report, config, "yarn_factor");
   if (status) return status;
-  if (!(config.base > 1.0)) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "base is %g; with yarn_factor, set a base greater than 1", config.base);
-  }
+  if (!(config.base > 1.0)) return report.invalid("base is %g; with yarn_factor, set a base greater than 1", config.base);
   if (config.yarn_beta_fast == 0) config.yarn_beta_fast = 32.0;
   if (config.yarn_beta_slow == 0) config.yarn_beta_slow = 1.0;
   status = check_number(report, "yarn_beta_fast", config.yarn_beta_fast, 0x1p-31, largest_factor, factors);
   if (!status) status = check_number(report, "yarn_beta_slow", config.yarn_beta_slow, 0x1p-31, largest_factor, factors);
   if (status) return status;
   if (config.yarn_beta_slow > config.yarn_beta_fast) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "yarn_beta_slow %g is greater than yarn_beta_fast %g; set it to at most that",
-                       config.yarn_beta_slow, config.yarn_beta_fast);
+    return report.invalid("yarn_beta_slow %g is greater than yarn_beta_fast %g; set it to at most that", config.yarn_beta_slow,
+                          config.yarn_beta_fast);
   }
-  if (config.yarn_unrounded > 1) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "yarn_unrounded is %u; set it to 0 or 1", config.yarn_unrounded);
-  }
+  if (config.yarn_unrounded > 1) return report.invalid("yarn_unrounded is %u; set it to 0 or 1", config.yarn_unrounded);
   return MHA_OK;
 }
 
-mha_status check_llama3(Report &report, mha_rope_config &config) {
+mha_status check_llama3(Report report, mha_rope_config &config) {
   double &low = config.llama3_low_freq_factor, &high = config.llama3_high_freq_factor;
   if (config.llama3_factor == 0) {
     const mha_status status = check_unset(report, "llama3_low_freq_factor", low != 0, "llama3_factor");
@@ -194,25 +189,24 @@ mha_status check_llama3(Report &report, mha_rope_config &config) {
   if (!status) status = check_number(report, "llama3_low_freq_factor", low, 0x1p-31, largest_factor, factors);
   if (!status) status = check_number(report, "llama3_high_freq_factor", high, 0x1p-31, largest_factor, factors);
   if (status || high > low) return status;
-  return report.fail(MHA_ERROR_INVALID_VALUE, 1, "llama3_high_freq_factor %g is not greater than llama3_low_freq_factor %g; set it to more",
-                     high, low);
+  return report.invalid("llama3_high_freq_factor %g is not greater than llama3_low_freq_factor %g; set it to more", high, low);
 }
 
-mha_status check_ntk(Report &report, const mha_rope_config &config) {
+mha_status check_ntk(Report report, const mha_rope_config &config) {
   if (config.ntk_factor == 0) return check_unset(report, "ntk_positions", config.ntk_positions != 0, "ntk_factor");
   mha_status status = check_number(report, "ntk_factor", config.ntk_factor, 1.0, largest_factor, "1 to 2^31, or 0 for none");
   if (!status) status = check_original_positions(report, config, "ntk_factor");
   if (status) return status;
   if (config.ntk_positions < 1 || config.ntk_positions > end_of_positions) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "ntk_positions is %lld; with ntk_factor, set it to the length of the context, 1 to 2^31",
-                       static_cast<long long>(config.ntk_positions));
+    return report.invalid("ntk_positions is %lld; with ntk_factor, set it to the length of the context, 1 to 2^31",
+                          lld(config.ntk_positions));
   }
-  if (config.dims == 2) return report.fail(MHA_ERROR_INVALID_VALUE, 1, "dims is 2; with ntk_factor, set an even number, 4 or more");
+  if (config.dims == 2) return report.invalid("dims is 2; with ntk_factor, set an even number, 4 or more");
   return MHA_OK;
 }
 
 // Of the kinds of scaling at most one is asked for, and it is complete.
-mha_status check_scaling(Report &report, mha_rope_config &config) {
+mha_status check_scaling(Report report, mha_rope_config &config) {
   const struct {
     const char *name;
     bool is_set;
@@ -223,7 +217,7 @@ mha_status check_scaling(Report &report, mha_rope_config &config) {
   const char *chosen = nullptr;
   for (const auto &kind : kinds) {
     if (!kind.is_set) continue;
-    if (chosen) return report.fail(MHA_ERROR_INVALID_VALUE, 1, "%s and %s are both set; set one of them", chosen, kind.name);
+    if (chosen) return report.invalid("%s and %s are both set; set one of them", chosen, kind.name);
     chosen = kind.name;
   }
   if (!chosen || config.pair_factors) {
@@ -240,40 +234,28 @@ mha_status check_scaling(Report &report, mha_rope_config &config) {
   for (int64_t i = 0; !status && config.pair_factors && i < config.dims / 2; ++i) {
     const double factor = config.pair_factors[i];
     if (factor >= 0.5 && factor <= largest_factor) continue;
-    status = report.fail(MHA_ERROR_INVALID_VALUE, 1, "pair_factors[%lld] is %g; set a number from 1/2 to 2^31", static_cast<long long>(i),
-                         factor);
+    status = report.invalid("pair_factors[%lld] is %g; set a number from 1/2 to 2^31", lld(i), factor);
   }
   return status;
 }
 
 // Checks every field and resolves the defaults.
-mha_status check_config(Report &report, mha_rope_config &config) {
-  if (config.dims > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, 1, "dims is %lld; it can be 2^31 - 2 at most", static_cast<long long>(config.dims));
-  }
-  if (config.dims < 2 || config.dims % 2 != 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "dims is %lld; set an even number, 2 or more", static_cast<long long>(config.dims));
-  }
-  if (config.first_position < 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "first_position is %lld; a position can't be negative",
-                       static_cast<long long>(config.first_position));
-  }
-  if (config.num_positions < 1) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "num_positions is %lld; set it to the rows of cos and sin, at least 1",
-                       static_cast<long long>(config.num_positions));
-  }
+mha_status check_config(Report report, mha_rope_config &config) {
+  if (config.dims > INT32_MAX) return report.fail(MHA_ERROR_TOO_LARGE, "dims is %lld; it can be 2^31 - 2 at most", lld(config.dims));
+  if (config.dims < 2 || config.dims % 2 != 0) return report.invalid("dims is %lld; set an even number, 2 or more", lld(config.dims));
+  if (config.first_position < 0) return report.invalid("first_position is %lld; a position can't be negative", lld(config.first_position));
+  if (config.num_positions < 1)
+    return report.invalid("num_positions is %lld; set it to the rows of cos and sin, at least 1", lld(config.num_positions));
   // With dims as above, the tables then have less than 2^63 bytes.
   if (config.first_position > end_of_positions || config.num_positions > end_of_positions - config.first_position) {
-    return report.fail(MHA_ERROR_TOO_LARGE, 1, "first_position %lld and num_positions %lld go beyond position 2^31 - 1",
-                       static_cast<long long>(config.first_position), static_cast<long long>(config.num_positions));
+    return report.fail(MHA_ERROR_TOO_LARGE, "first_position %lld and num_positions %lld go beyond position 2^31 - 1",
+                       lld(config.first_position), lld(config.num_positions));
   }
   if (config.base == 0) config.base = 10000.0;
   if (config.linear_factor == 0) config.linear_factor = 1.0;
   mha_status status = check_number(report, "base", config.base, 1.0, 0x1p64, "1 to 2^64, or 0 for 10000");
   if (!status) status = check_number(report, "linear_factor", config.linear_factor, 1.0, largest_factor, "1 to 2^31, or 0 for 1");
-  if (!status && config.reserved != 0) {
-    status = report.fail(MHA_ERROR_INVALID_VALUE, 1, "mha_rope_config.reserved is %u; set it to 0", config.reserved);
-  }
+  if (!status && config.reserved != 0) status = report.invalid("mha_rope_config.reserved is %u; set it to 0", config.reserved);
   return status ? status : check_scaling(report, config);
 }
 
@@ -284,10 +266,10 @@ mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin
   using namespace mha;
   Report report(error);
   mha_rope_config known;
-  if (const mha_status status = read_struct(report, 1, "mha_rope_config", config, &known)) return status;
+  if (const mha_status status = read_struct(report, "mha_rope_config", config, &known)) return status;
   if (const mha_status status = check_config(report, known)) return status;
-  if (!cos) return report.fail(MHA_ERROR_NULL_POINTER, 2, "cos is NULL; pass memory for num_positions * dims / 2 floats");
-  if (!sin) return report.fail(MHA_ERROR_NULL_POINTER, 3, "sin is NULL; pass memory for num_positions * dims / 2 floats");
+  if (!cos) return report.about(2).fail(MHA_ERROR_NULL_POINTER, "cos is NULL; pass memory for num_positions * dims / 2 floats");
+  if (!sin) return report.about(3).fail(MHA_ERROR_NULL_POINTER, "sin is NULL; pass memory for num_positions * dims / 2 floats");
   fill(known, cos, sin);
   return MHA_OK;
 }

@@ -8,7 +8,7 @@
 
 namespace mha {
 
-mha_status check_scheduler(Report &report, uint32_t argument, const mha_scheduler *scheduler);
+mha_status check_scheduler(Report report, const mha_scheduler *scheduler);
 
 inline int64_t threads_of(const mha_scheduler *scheduler) { return scheduler ? scheduler->num_threads : 1; }
 

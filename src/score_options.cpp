@@ -14,13 +14,12 @@ namespace {
 bool is_finite(float x) { return x - x == 0.0f; }
 
 // The stride from one row of columns to the next. Without num_columns, those of a cache are counted later (check_sequence_arrays).
-mha_status check_row(Report &report, const SequenceArguments &s, const char *name, const char *stride_name, int64_t stride) {
+mha_status check_row(Report report, const SequenceArguments &s, const char *name, const char *stride_name, int64_t stride) {
   const bool is_counted = s.num_columns != INT64_MAX;
   const int64_t columns = is_counted ? s.num_columns : s.cache ? 0 : s.n_kv;
   if (stride == 0 || stride == MHA_BROADCAST || stride >= columns) return MHA_OK;
-  return report.fail(MHA_ERROR_SHAPE, s.argument, "score.%s_%s is %lld, but there are %lld %s; a row has %s", name, stride_name,
-                     static_cast<long long>(stride), static_cast<long long>(columns), is_counted ? "score.num_columns" : "keys",
-                     is_counted ? "so many columns" : "a column for each");
+  return report.fail(MHA_ERROR_SHAPE, "score.%s_%s is %lld, but there are %lld %s; a row has %s", name, stride_name, lld(stride),
+                     lld(columns), is_counted ? "score.num_columns" : "keys", is_counted ? "so many columns" : "a column for each");
 }
 
 // 0 = contiguous. What is MHA_BROADCAST is in memory once, and no step from then on.
@@ -44,21 +43,19 @@ void resolve_stride(int64_t columns, int64_t *stride) {
   if (*stride == MHA_BROADCAST) *stride = 0;
 }
 
-mha_status fail_stride(Report &report, const SequenceArguments &s, const char *name, const char *stride_name, int64_t stride) {
-  return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                     "score.%s_%s is %lld; set it to 0 for contiguous, to more for what is not, or to MHA_BROADCAST for the same for all",
-                     name, stride_name, static_cast<long long>(stride));
+mha_status fail_stride(Report report, const char *name, const char *stride_name, int64_t stride) {
+  return report.invalid(
+      "score.%s_%s is %lld; set it to 0 for contiguous, to more for what is not, or to MHA_BROADCAST for the same for all", name,
+      stride_name, lld(stride));
 }
 
-mha_status check_pair_array(Report &report, const SequenceArguments &s, const char *name, PairArray array, int64_t num_heads) {
+mha_status check_pair_array(Report report, const SequenceArguments &s, const char *name, PairArray array, int64_t num_heads) {
   const long long strides[] = {array.batch_stride, array.head_stride, array.row_stride};
   const char *const of[] = {"batch_stride", "head_stride", "row_stride"};
   for (int i = 0; i < 3; ++i) {
-    if (!array.base && strides[i] != 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.%s_%s is %lld, but score.%s is NULL; give it, or leave it 0",
-                         name, of[i], strides[i], name);
-    }
-    if (strides[i] < 0 && strides[i] != MHA_BROADCAST) return fail_stride(report, s, name, of[i], strides[i]);
+    if (!array.base && strides[i] != 0)
+      return report.invalid("score.%s_%s is %lld, but score.%s is NULL; give it, or leave it 0", name, of[i], strides[i], name);
+    if (strides[i] < 0 && strides[i] != MHA_BROADCAST) return fail_stride(report, name, of[i], strides[i]);
   }
   if (!array.base) return MHA_OK;
   if (const mha_status status = check_row(report, s, name, "row_stride", array.row_stride)) return status;
@@ -67,123 +64,104 @@ mha_status check_pair_array(Report &report, const SequenceArguments &s, const ch
   const auto reach = [](int64_t count, int64_t stride) { return Count(count > 0 ? count - 1 : 0) * Count(stride); };
   const Count elements = reach(s.array_batch(), array.batch_stride) + reach(num_heads, array.head_stride) + reach(s.n_q, array.row_stride) +
                          Count(columns);
-  if ((elements * Count(sizeof(float))).overflows()) {
-    return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "score.%s would be larger than memory can be", name);
-  }
+  if ((elements * Count(sizeof(float))).overflows())
+    return report.fail(MHA_ERROR_TOO_LARGE, "score.%s would be larger than memory can be", name);
   return MHA_OK;
 }
 
-mha_status check_columns(Report &report, const SequenceArguments &s, const mha_score_options &options) {
-  if (options.columns > MHA_COLUMNS_NEW_KEYS) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.columns is %u, which is no MHA_COLUMNS_*", options.columns);
-  }
+mha_status check_columns(Report report, const SequenceArguments &s, const mha_score_options &options) {
+  if (options.columns > MHA_COLUMNS_NEW_KEYS) return report.invalid("score.columns is %u, which is no MHA_COLUMNS_*", options.columns);
   const bool has_pairs = options.mask || options.bias, has_columns = has_pairs || options.q_groups;
   if (options.columns == MHA_COLUMNS_NEW_KEYS && (!has_columns || (s.flags & MHA_CACHE_READ))) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.columns is MHA_COLUMNS_NEW_KEYS, but there is no %s; leave it 0",
-                       has_columns ? "new key with MHA_CACHE_READ" : "score.mask, score.bias or score.q_groups");
+    return report.invalid("score.columns is MHA_COLUMNS_NEW_KEYS, but there is no %s; leave it 0",
+                          has_columns ? "new key with MHA_CACHE_READ" : "score.mask, score.bias or score.q_groups");
   }
   if (options.num_columns < 0 || (options.num_columns > 0 && !has_columns)) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.num_columns is %lld; %s", static_cast<long long>(options.num_columns),
-                       has_columns ? "it can't be negative" : "leave it 0 without score.mask, score.bias and score.q_groups");
+    return report.invalid("score.num_columns is %lld; %s", lld(options.num_columns),
+                          has_columns ? "it can't be negative" : "leave it 0 without score.mask, score.bias and score.q_groups");
   }
   if (options.columns == MHA_COLUMNS_ALL_KEYS && has_pairs && s.is_ring()) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                       "score.%s has a column for each position, of which a ring has no end; set score.columns to MHA_COLUMNS_NEW_KEYS",
-                       options.mask ? "mask" : "bias");
+    return report.invalid("score.%s has a column for each position, of which a ring has no end; set score.columns to MHA_COLUMNS_NEW_KEYS",
+                          options.mask ? "mask" : "bias");
   }
   return MHA_OK;
 }
 
-mha_status check_groups(Report &report, const SequenceArguments &s, const mha_score_options &options) {
+mha_status check_groups(Report report, const SequenceArguments &s, const mha_score_options &options) {
   const struct {
     const char *name;
     const int32_t *numbers;
     int64_t stride;
   } arrays[] = {{"q_groups", options.q_groups, options.q_groups_stride}, {"kv_groups", options.kv_groups, options.kv_groups_stride}};
   for (const auto &array : arrays) {
-    if (array.stride < 0 && array.stride != MHA_BROADCAST) return fail_stride(report, s, array.name, "stride", array.stride);
+    if (array.stride < 0 && array.stride != MHA_BROADCAST) return fail_stride(report, array.name, "stride", array.stride);
     if (!array.numbers && array.stride != 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.%s_stride is %lld, but score.%s is NULL; give it, or leave it 0",
-                         array.name, static_cast<long long>(array.stride), array.name);
+      return report.invalid("score.%s_stride is %lld, but score.%s is NULL; give it, or leave it 0", array.name, lld(array.stride),
+                            array.name);
     }
-    if (array.stride > 0 && (Count(s.array_batch()) * Count(array.stride) * Count(sizeof(int32_t))).overflows()) {
-      return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "score.%s would be larger than memory can be", array.name);
-    }
+    if (array.stride > 0 && (Count(s.array_batch()) * Count(array.stride) * Count(sizeof(int32_t))).overflows())
+      return report.fail(MHA_ERROR_TOO_LARGE, "score.%s would be larger than memory can be", array.name);
   }
   if (!options.q_groups) {
     if (!options.kv_groups && options.groups == 0) return MHA_OK;
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.%s is given without score.q_groups; give it, or leave both out",
-                       options.kv_groups ? "kv_groups" : "groups");
+    return report.invalid("score.%s is given without score.q_groups; give it, or leave both out",
+                          options.kv_groups ? "kv_groups" : "groups");
   }
-  if (options.groups > MHA_GROUPS_ALSO) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.groups is %u, which is no MHA_GROUPS_*", options.groups);
-  }
-  if (s.is_ring()) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "a ring takes no score.q_groups; use a cache of another kind");
-  }
+  if (options.groups > MHA_GROUPS_ALSO) return report.invalid("score.groups is %u, which is no MHA_GROUPS_*", options.groups);
+  if (s.is_ring()) return report.invalid("a ring takes no score.q_groups; use a cache of another kind");
   if (options.q_groups_stride > 0 && options.q_groups_stride < s.n_q) {
-    return report.fail(MHA_ERROR_SHAPE, s.argument, "score.q_groups_stride is %lld, but there are %lld queries; each has a number",
-                       static_cast<long long>(options.q_groups_stride), static_cast<long long>(s.n_q));
+    return report.fail(MHA_ERROR_SHAPE, "score.q_groups_stride is %lld, but there are %lld queries; each has a number",
+                       lld(options.q_groups_stride), lld(s.n_q));
   }
   if (options.kv_groups) return check_row(report, s, "kv_groups", "stride", options.kv_groups_stride);
   const bool are_rows_of_query = s.n_kv == s.n_q && !(s.flags & MHA_CACHE_READ) && (!s.cache || s.has_new_columns);
   if (are_rows_of_query || (s.n_kv == 0 && !s.cache)) return MHA_OK;
-  return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                     "score.kv_groups is NULL, but the columns are not the rows of query; give the numbers of the keys");
+  return report.invalid("score.kv_groups is NULL, but the columns are not the rows of query; give the numbers of the keys");
 }
 
-mha_status check_relative_bias(Report &report, const SequenceArguments &s, const mha_score_options &options, int64_t num_heads) {
+mha_status check_relative_bias(Report report, const mha_score_options &options, int64_t num_heads) {
   const struct {
     const char *name;
     int64_t value;
   } reaches[] = {{"left", options.relative_left}, {"right", options.relative_right}};
   for (const auto &reach : reaches) {
     if (reach.value < 0 || (!options.relative_bias && reach.value != 0)) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                         "score.relative_%s is %lld; it can't be negative, and without relative_bias it is 0", reach.name,
-                         static_cast<long long>(reach.value));
+      return report.invalid("score.relative_%s is %lld; it can't be negative, and without relative_bias it is 0", reach.name,
+                            lld(reach.value));
     }
   }
   const Count width = Count(options.relative_left) + Count(options.relative_right) + Count(1);
-  if ((Count(num_heads) * width * Count(sizeof(float))).overflows()) {
-    return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "score.relative_bias would be larger than memory can be");
-  }
+  if ((Count(num_heads) * width * Count(sizeof(float))).overflows())
+    return report.fail(MHA_ERROR_TOO_LARGE, "score.relative_bias would be larger than memory can be");
   return MHA_OK;
 }
 
-mha_status check_q_scales(Report &report, const SequenceArguments &s, const mha_score_options &options) {
+mha_status check_q_scales(Report report, const SequenceArguments &s, const mha_score_options &options) {
   int64_t stride = options.q_scales_stride;
-  if (!options.q_scales && stride != 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                       "score.q_scales_stride is %lld, but score.q_scales is NULL; give it, or leave it 0", static_cast<long long>(stride));
-  }
-  if (stride < 0 && stride != MHA_BROADCAST) return fail_stride(report, s, "q_scales", "stride", stride);
+  if (!options.q_scales && stride != 0)
+    return report.invalid("score.q_scales_stride is %lld, but score.q_scales is NULL; give it, or leave it 0", lld(stride));
+  if (stride < 0 && stride != MHA_BROADCAST) return fail_stride(report, "q_scales", "stride", stride);
   resolve_stride(s.n_q, &stride);
-  if (options.q_scales && ((Count(s.batch) * Count(stride) + Count(s.n_q)) * Count(sizeof(float))).overflows()) {
-    return report.fail(MHA_ERROR_TOO_LARGE, s.argument, "score.q_scales would be larger than memory can be");
-  }
+  if (options.q_scales && ((Count(s.batch) * Count(stride) + Count(s.n_q)) * Count(sizeof(float))).overflows())
+    return report.fail(MHA_ERROR_TOO_LARGE, "score.q_scales would be larger than memory can be");
   return MHA_OK;
 }
 
 }  // namespace
 
-mha_status check_score_options(Report &report, const mha_score_options *given, int64_t num_heads, SequenceArguments *sequences,
+mha_status check_score_options(Report report, const mha_score_options *given, int64_t num_heads, SequenceArguments *sequences,
                                ScoreOptions *options) {
   SequenceArguments &s = *sequences;
   *options = {};
   if (!given) return MHA_OK;
   mha_score_options o;
-  if (const mha_status status = read_struct(report, s.argument, "mha_score_options", given, &o)) return status;
-  if (!is_finite(o.softcap) || o.softcap < 0.0f) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "score.softcap is %g; it must be positive and finite, or 0 for none",
-                       static_cast<double>(o.softcap));
-  }
-  if ((o.bias_type != MHA_TYPE_F32 && o.bias_type != MHA_TYPE_F16) || (!o.bias && o.bias_type != 0)) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                       "score.bias_type is %u; it is MHA_TYPE_F32 or MHA_TYPE_F16, and 0 without score.bias", o.bias_type);
-  }
+  if (const mha_status status = read_struct(report, "mha_score_options", given, &o)) return status;
+  if (!is_finite(o.softcap) || o.softcap < 0.0f)
+    return report.invalid("score.softcap is %g; it must be positive and finite, or 0 for none", static_cast<double>(o.softcap));
+  if ((o.bias_type != MHA_TYPE_F32 && o.bias_type != MHA_TYPE_F16) || (!o.bias && o.bias_type != 0))
+    return report.invalid("score.bias_type is %u; it is MHA_TYPE_F32 or MHA_TYPE_F16, and 0 without score.bias", o.bias_type);
   if (const mha_status status = check_columns(report, s, o)) return status;
-  if (const mha_status status = check_relative_bias(report, s, o, num_heads)) return status;
+  if (const mha_status status = check_relative_bias(report, o, num_heads)) return status;
   if (const mha_status status = check_q_scales(report, s, o)) return status;
   options->softcap = o.softcap;
   options->softcap_inverse = o.softcap != 0.0f ? 1.0f / o.softcap : 0.0f;
@@ -225,21 +203,18 @@ mha_status check_score_options(Report &report, const mha_score_options *given, i
   return check_pair_array(report, s, "mask", options->mask, num_heads);
 }
 
-mha_status check_score_arrays(Report &report, uint32_t argument, const ScoreOptions &options, int64_t num_heads) {
+mha_status check_score_arrays(Report report, const ScoreOptions &options, int64_t num_heads) {
   for (int64_t head = 0; options.alibi_slopes && head < num_heads; ++head) {
     if (is_finite(options.alibi_slopes[head])) continue;
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "score.alibi_slopes[%lld] is %g; it must be finite",
-                       static_cast<long long>(head), static_cast<double>(options.alibi_slopes[head]));
+    return report.invalid("score.alibi_slopes[%lld] is %g; it must be finite", lld(head), static_cast<double>(options.alibi_slopes[head]));
   }
   for (int64_t head = 0; options.sinks && head < num_heads; ++head) {
     if (options.sinks[head] < __builtin_inff()) continue;
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "score.sinks[%lld] is %g; it must be less than infinity",
-                       static_cast<long long>(head), static_cast<double>(options.sinks[head]));
+    return report.invalid("score.sinks[%lld] is %g; it must be less than infinity", lld(head), static_cast<double>(options.sinks[head]));
   }
   for (int64_t head = 0; options.head_scales && head < num_heads; ++head) {
     if (is_finite(options.head_scales[head])) continue;
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "score.head_scales[%lld] is %g; it must be finite",
-                       static_cast<long long>(head), static_cast<double>(options.head_scales[head]));
+    return report.invalid("score.head_scales[%lld] is %g; it must be finite", lld(head), static_cast<double>(options.head_scales[head]));
   }
   return MHA_OK;
 }
@@ -295,10 +270,8 @@ void fill_slopes(int64_t n, int64_t step, int64_t count, float *slopes) {
 
 mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error *error) {
   Report report(error);
-  if (num_heads < 1 || num_heads > INT32_MAX) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 1, "num_heads is %lld; it must be 1 to 2147483647", static_cast<long long>(num_heads));
-  }
-  if (!slopes) return report.fail(MHA_ERROR_NULL_POINTER, 2, "slopes is NULL; pass an array of num_heads floats");
+  if (num_heads < 1 || num_heads > INT32_MAX) return report.invalid("num_heads is %lld; it must be 1 to 2147483647", lld(num_heads));
+  if (!slopes) return report.about(2).fail(MHA_ERROR_NULL_POINTER, "slopes is NULL; pass an array of num_heads floats");
   int64_t n = 1;
   while (2 * n <= num_heads) n *= 2;
   fill_slopes(n, 1, n, slopes);
@@ -341,16 +314,13 @@ mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets, int
   if (max_distance == 0) max_distance = 128;
   constexpr int64_t most = 1 << 30;
   const long long least = is_bidirectional ? 4 : 2;
-  if (num_buckets < least || num_buckets > most) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 2, "num_buckets is %lld; it must be %lld to 2^30, or 0 for 32",
-                       static_cast<long long>(num_buckets), least);
-  }
+  if (num_buckets < least || num_buckets > most)
+    return report.about(2).invalid("num_buckets is %lld; it must be %lld to 2^30, or 0 for 32", lld(num_buckets), least);
   const int64_t count = is_bidirectional ? num_buckets / 2 : num_buckets;
   const T5Buckets buckets = {count, count / 2, max_distance};
   if (max_distance <= buckets.exact || max_distance > most) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, 3,
-                       "max_distance is %lld; with these buckets it must be more than %lld, to 2^30, or 0 for 128",
-                       static_cast<long long>(max_distance), static_cast<long long>(buckets.exact));
+    return report.about(3).invalid("max_distance is %lld; with these buckets it must be more than %lld, to 2^30, or 0 for 128",
+                                   lld(max_distance), lld(buckets.exact));
   }
   const struct {
     const char *name;
@@ -358,19 +328,15 @@ mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets, int
     int64_t value, least;
   } sizes[] = {{"num_heads", 5, num_heads, 1}, {"left", 6, left, 0}, {"right", 7, right, 0}};
   for (const auto &size : sizes) {
-    if (size.value < size.least) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, size.argument, "%s is %lld; it must be at least %lld", size.name,
-                         static_cast<long long>(size.value), static_cast<long long>(size.least));
-    }
+    if (size.value < size.least)
+      return report.about(size.argument).invalid("%s is %lld; it must be at least %lld", size.name, lld(size.value), lld(size.least));
   }
   const Count width = Count(left) + Count(right) + Count(1);
-  if ((Count(num_heads) * width * Count(sizeof(float))).overflows() || (Count(num_heads) * Count(num_buckets * 4)).overflows()) {
-    return report.fail(MHA_ERROR_TOO_LARGE, 5, "the arrays would be larger than memory can be");
-  }
-  if (!embedding) return report.fail(MHA_ERROR_NULL_POINTER, 1, "embedding is NULL; pass an array of num_buckets * num_heads floats");
-  if (!relative_bias) {
-    return report.fail(MHA_ERROR_NULL_POINTER, 8, "relative_bias is NULL; pass an array of num_heads * (left + 1 + right) floats");
-  }
+  if ((Count(num_heads) * width * Count(sizeof(float))).overflows() || (Count(num_heads) * Count(num_buckets * 4)).overflows())
+    return report.about(5).fail(MHA_ERROR_TOO_LARGE, "the arrays would be larger than memory can be");
+  if (!embedding) return report.fail(MHA_ERROR_NULL_POINTER, "embedding is NULL; pass an array of num_buckets * num_heads floats");
+  if (!relative_bias)
+    return report.about(8).fail(MHA_ERROR_NULL_POINTER, "relative_bias is NULL; pass an array of num_heads * (left + 1 + right) floats");
   const auto set = [&](int64_t distance, int64_t bucket) {
     for (int64_t head = 0; head < num_heads; ++head) {
       relative_bias[head * width.value() + left + distance] = embedding[bucket * num_heads + head];

@@ -65,13 +65,9 @@ int64_t start_of(const SequenceArguments &s, int64_t b) {
 
 // ---- Checks without arrays
 
-mha_status check_flags(Report &report, const SequenceArguments &s) {
-  const uint32_t argument = s.argument;
+mha_status check_flags(Report report, const SequenceArguments &s) {
   constexpr uint32_t known_flags = MHA_CAUSAL | MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT | MHA_PADDING_LEFT | MHA_CACHE_READ;
-  if (s.flags & ~known_flags) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "flags has the bits 0x%x, which mean nothing; leave them 0",
-                       s.flags & ~known_flags);
-  }
+  if (s.flags & ~known_flags) return report.invalid("flags has the bits 0x%x, which mean nothing; leave them 0", s.flags & ~known_flags);
   const struct {
     const char *name, *flag;
     int64_t value;
@@ -80,57 +76,44 @@ mha_status check_flags(Report &report, const SequenceArguments &s) {
                  {"window_right", "MHA_WINDOW_RIGHT", s.window_right, (s.flags & MHA_WINDOW_RIGHT) != 0}};
   for (const auto &window : windows) {
     if (window.value < 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s is %lld; it can't be negative, and without the flag %s there is no limit",
-                         window.name, static_cast<long long>(window.value), window.flag);
+      return report.invalid("%s is %lld; it can't be negative, and without the flag %s there is no limit", window.name, lld(window.value),
+                            window.flag);
     }
-    if (!window.is_set && window.value != 0) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s is %lld without the flag %s; set the flag, or leave it 0", window.name,
-                         static_cast<long long>(window.value), window.flag);
-    }
+    if (!window.is_set && window.value != 0)
+      return report.invalid("%s is %lld without the flag %s; set the flag, or leave it 0", window.name, lld(window.value), window.flag);
   }
   return MHA_OK;
 }
 
-mha_status check_rope(Report &report, SequenceArguments *s, int64_t head_dim) {
+mha_status check_rope(Report report, SequenceArguments *s, int64_t head_dim) {
   if (!s->has_rope()) return MHA_OK;
   mha_rope &rope = s->rope;
-  const uint32_t argument = s->argument;
-  if (const mha_status status = read_struct(report, argument, "mha_rope", s->given_rope, &rope)) return status;
-  if (rope.reserved != 0) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "mha_rope.reserved is not 0; set it to 0");
-  if (rope.style > MHA_ROPE_INTERLEAVED) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "rope.style is %u; use MHA_ROPE_HALF or MHA_ROPE_INTERLEAVED", rope.style);
-  }
+  if (const mha_status status = read_struct(report, "mha_rope", s->given_rope, &rope)) return status;
+  if (rope.reserved != 0) return report.invalid("mha_rope.reserved is not 0; set it to 0");
+  if (rope.style > MHA_ROPE_INTERLEAVED) return report.invalid("rope.style is %u; use MHA_ROPE_HALF or MHA_ROPE_INTERLEAVED", rope.style);
   if (rope.dims == 0) rope.dims = head_dim;
-  if (rope.dims < 0 || rope.dims > head_dim || rope.dims % 2 != 0) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "rope.dims is %lld; set it to an even number of at most head_dim %lld",
-                       static_cast<long long>(rope.dims), static_cast<long long>(head_dim));
-  }
-  if (!rope.cos || !rope.sin) {
-    return report.fail(MHA_ERROR_NULL_POINTER, argument, "rope.%s is NULL; pass tables, for instance of mha_rope_tables",
-                       rope.cos ? "sin" : "cos");
-  }
-  if (rope.num_positions < 1) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "rope.num_positions is %lld; set it to the rows of the tables",
-                       static_cast<long long>(rope.num_positions));
-  }
+  if (rope.dims < 0 || rope.dims > head_dim || rope.dims % 2 != 0)
+    return report.invalid("rope.dims is %lld; set it to an even number of at most head_dim %lld", lld(rope.dims), lld(head_dim));
+  if (!rope.cos || !rope.sin)
+    return report.fail(MHA_ERROR_NULL_POINTER, "rope.%s is NULL; pass tables, for instance of mha_rope_tables", rope.cos ? "sin" : "cos");
+  if (rope.num_positions < 1)
+    return report.invalid("rope.num_positions is %lld; set it to the rows of the tables", lld(rope.num_positions));
   if (rope.table_stride == 0) rope.table_stride = rope.dims / 2;
   if (rope.table_stride < rope.dims / 2) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "rope.table_stride is %lld, less than the width of a row, dims / 2 = %lld; set at least that, or 0 for contiguous",
-                       static_cast<long long>(rope.table_stride), static_cast<long long>(rope.dims / 2));
+    return report.invalid(
+        "rope.table_stride is %lld, less than the width of a row, dims / 2 = %lld; set at least that, or 0 for contiguous",
+        lld(rope.table_stride), lld(rope.dims / 2));
   }
-  if ((Count(rope.num_positions) * Count(rope.table_stride) * Count(sizeof(float))).overflows()) {
-    return report.fail(MHA_ERROR_TOO_LARGE, argument, "rope's tables would be larger than memory can be");
-  }
+  if ((Count(rope.num_positions) * Count(rope.table_stride) * Count(sizeof(float))).overflows())
+    return report.fail(MHA_ERROR_TOO_LARGE, "rope's tables would be larger than memory can be");
   return MHA_OK;
 }
 
-mha_status check_cache_fits(Report &report, const SequenceArguments &s, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v) {
-  const uint32_t argument = s.argument;
+mha_status check_cache_fits(Report report, const SequenceArguments &s, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v) {
   const mha_kv_cache *const cache = s.cache;
   if (!cache) {
     if (!s.cache_sequences) return MHA_OK;
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument, "cache_sequences is given without cache; give the cache too");
+    return report.invalid("cache_sequences is given without cache; give the cache too");
   }
   const struct {
     const char *name;
@@ -140,108 +123,93 @@ mha_status check_cache_fits(Report &report, const SequenceArguments &s, int64_t 
                {"head_dim_v", cache->head_dim_v, head_dim_v}};
   for (const auto &size : sizes) {
     if (size.own != size.of_call) {
-      return report.fail(MHA_ERROR_SHAPE, argument, "the cache has %s %lld, this call %lld; use a cache of this shape", size.name,
-                         static_cast<long long>(size.own), static_cast<long long>(size.of_call));
+      return report.fail(MHA_ERROR_SHAPE, "the cache has %s %lld, this call %lld; use a cache of this shape", size.name, lld(size.own),
+                         lld(size.of_call));
     }
   }
   if (!s.cache_sequences && s.batch > cache->num_sequences) {
-    return report.fail(MHA_ERROR_SHAPE, argument, "batch is %lld, but the cache's num_sequences is %lld; use a larger cache",
-                       static_cast<long long>(s.batch), static_cast<long long>(cache->num_sequences));
+    return report.fail(MHA_ERROR_SHAPE, "batch is %lld, but the cache's num_sequences is %lld; use a larger cache", lld(s.batch),
+                       lld(cache->num_sequences));
   }
   if (!s.is_ring()) return MHA_OK;
-  if (!s.is_causal() || !s.has_left() || s.q_start) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                       "a ring holds the keys of a sliding window: set MHA_CAUSAL and MHA_WINDOW_LEFT, and leave q_start NULL");
-  }
+  if (!s.is_causal() || !s.has_left() || s.q_start)
+    return report.invalid("a ring holds the keys of a sliding window: set MHA_CAUSAL and MHA_WINDOW_LEFT, and leave q_start NULL");
   if (s.window_left >= cache->capacity) {
-    return report.fail(MHA_ERROR_SHAPE, argument, "window_left is %lld, but the ring has %lld positions; it needs at least one more",
-                       static_cast<long long>(s.window_left), static_cast<long long>(cache->capacity));
+    return report.fail(MHA_ERROR_SHAPE, "window_left is %lld, but the ring has %lld positions; it needs at least one more",
+                       lld(s.window_left), lld(cache->capacity));
   }
   if (!s.is_self && !s.is_packed() && s.n_kv > s.rows_per_pass() && s.n_q != s.n_kv) {
     return report.fail(
-        MHA_ERROR_SHAPE, argument,
+        MHA_ERROR_SHAPE,
         "a ring takes rows in passes of capacity - window_left = %lld, and several need as many queries as keys; n_q is %lld, n_kv %lld",
-        static_cast<long long>(s.rows_per_pass()), static_cast<long long>(s.n_q), static_cast<long long>(s.n_kv));
+        lld(s.rows_per_pass()), lld(s.n_q), lld(s.n_kv));
   }
   return MHA_OK;
 }
 
 // What cu_seqlens_q and kv_start go with.
-mha_status check_places(Report &report, const SequenceArguments &s) {
+mha_status check_places(Report report, const SequenceArguments &s) {
   const char *const left = s.flags & MHA_PADDING_LEFT ? "MHA_PADDING_LEFT" : nullptr;
-  if (s.cu_seqlens_kv && !s.is_packed()) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "cu_seqlens_kv is given without cu_seqlens_q; give that too");
-  }
+  if (s.cu_seqlens_kv && !s.is_packed()) return report.invalid("cu_seqlens_kv is given without cu_seqlens_q; give that too");
   if (s.is_packed()) {
     const char *const other = s.q_lengths ? "q_lengths" : s.kv_lengths ? "kv_lengths" : s.kv_start ? "kv_start" : left;
-    if (other) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "cu_seqlens_q says which rows are valid, but %s is given; leave it out",
-                         other);
-    }
-    if (s.is_self && s.cu_seqlens_kv) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                         "cu_seqlens_kv is given, but the keys are the rows of query; give cu_seqlens_q alone, or key");
-    }
+    if (other) return report.invalid("cu_seqlens_q says which rows are valid, but %s is given; leave it out", other);
+    if (s.is_self && s.cu_seqlens_kv)
+      return report.invalid("cu_seqlens_kv is given, but the keys are the rows of query; give cu_seqlens_q alone, or key");
     if (!s.is_self && !s.cu_seqlens_kv && s.n_kv > 0 && s.n_kv != s.n_q) {
-      return report.fail(MHA_ERROR_SHAPE, s.argument, "cu_seqlens_q is given alone, but n_kv %lld is not n_q %lld; give cu_seqlens_kv",
-                         static_cast<long long>(s.n_kv), static_cast<long long>(s.n_q));
+      return report.fail(MHA_ERROR_SHAPE, "cu_seqlens_q is given alone, but n_kv %lld is not n_q %lld; give cu_seqlens_kv", lld(s.n_kv),
+                         lld(s.n_q));
     }
   }
-  if (s.kv_start && left) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "kv_start says where the valid rows begin, but %s is set; leave one out", left);
-  }
+  if (s.kv_start && left) return report.invalid("kv_start says where the valid rows begin, but %s is set; leave one out", left);
   return MHA_OK;
 }
 
 // ---- Checks of arrays
 
-mha_status check_lengths(Report &report, uint32_t argument, const char *name, const int64_t *lengths, int64_t batch, int64_t most) {
+mha_status check_lengths(Report report, const char *name, const int64_t *lengths, int64_t batch, int64_t most) {
   for (int64_t b = 0; lengths && b < batch; ++b) {
-    if (lengths[b] < 0 || lengths[b] > most) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s[%lld] is %lld; it can be 0 to %lld", name, static_cast<long long>(b),
-                         static_cast<long long>(lengths[b]), static_cast<long long>(most));
-    }
+    if (lengths[b] < 0 || lengths[b] > most)
+      return report.invalid("%s[%lld] is %lld; it can be 0 to %lld", name, lld(b), lld(lengths[b]), lld(most));
   }
   return MHA_OK;
 }
 
 // Rows that begin behind each other, and end within those of the array.
-mha_status check_packed(Report &report, uint32_t argument, const char *name, const int64_t *starts, int64_t batch, const char *rows_name,
-                        int64_t rows) {
+mha_status check_packed(Report report, const char *name, const int64_t *starts, int64_t batch, const char *rows_name, int64_t rows) {
   for (int64_t b = 0; starts && b <= batch; ++b) {
     const int64_t least = b > 0 ? starts[b - 1] : 0;
     if (starts[b] < least) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, argument, "%s[%lld] is %lld, less than %lld; it has to start at 0 or more, and ascend",
-                         name, static_cast<long long>(b), static_cast<long long>(starts[b]), static_cast<long long>(least));
+      return report.invalid("%s[%lld] is %lld, less than %lld; it has to start at 0 or more, and ascend", name, lld(b), lld(starts[b]),
+                            lld(least));
     }
     if (starts[b] > rows) {
-      return report.fail(MHA_ERROR_SHAPE, argument, "%s[%lld] is %lld, but there are only %s = %lld rows", name, static_cast<long long>(b),
-                         static_cast<long long>(starts[b]), rows_name, static_cast<long long>(rows));
+      return report.fail(MHA_ERROR_SHAPE, "%s[%lld] is %lld, but there are only %s = %lld rows", name, lld(b), lld(starts[b]), rows_name,
+                         lld(rows));
     }
   }
   return MHA_OK;
 }
 
-mha_status check_starts(Report &report, const SequenceArguments &s) {
+mha_status check_starts(Report report, const SequenceArguments &s) {
   const int64_t most = s.is_self ? s.n_q : s.n_kv;
-  if (const mha_status status = check_lengths(report, s.argument, "kv_start", s.kv_start, s.batch, most)) return status;
+  if (const mha_status status = check_lengths(report, "kv_start", s.kv_start, s.batch, most)) return status;
   for (int64_t b = 0; s.kv_start && b < s.batch; ++b) {
     const int64_t length = keys_of(s, b);
     if (s.kv_start[b] + length <= most) continue;
-    return report.fail(MHA_ERROR_SHAPE, s.argument, "kv_start[%lld] is %lld and the length %lld, but there are only %lld rows",
-                       static_cast<long long>(b), static_cast<long long>(s.kv_start[b]), static_cast<long long>(length),
-                       static_cast<long long>(most));
+    return report.fail(MHA_ERROR_SHAPE, "kv_start[%lld] is %lld and the length %lld, but there are only %lld rows", lld(b),
+                       lld(s.kv_start[b]), lld(length), lld(most));
   }
   return MHA_OK;
 }
 
 // That cache_sequences has each at most once. If they do not ascend, they are gone through for 32768 of the cache's sequences at a time,
 // with a bit for each on the stack: there is no memory for more, and other calls may read the cache meanwhile.
-mha_status check_cache_sequences(Report &report, const SequenceArguments &s) {
+mha_status check_cache_sequences(Report report, const SequenceArguments &s) {
   const int64_t *const sequences = s.cache_sequences;
   bool ascend = true;
   for (int64_t b = 0; b < s.batch; ++b) {
-    if (const mha_status status = check_cache_sequence(report, s.argument, s.cache, sequences[b])) return status;
+    if (const mha_status status = check_cache_sequence(report, s.cache, sequences[b])) return status;
     ascend = ascend && (b == 0 || sequences[b - 1] < sequences[b]);
   }
   constexpr int64_t at_once = 1 << 15;
@@ -257,10 +225,8 @@ mha_status check_cache_sequences(Report &report, const SequenceArguments &s) {
       }
       const uint64_t bit = uint64_t{1} << at % 64;
       if (seen[at / 64] & bit) {
-        return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                           "cache_sequences[%lld] and [%lld] are both %lld; a call has each at most once",
-                           static_cast<long long>(std::find(sequences, sequences + b, sequences[b]) - sequences), static_cast<long long>(b),
-                           static_cast<long long>(sequences[b]));
+        return report.invalid("cache_sequences[%lld] and [%lld] are both %lld; a call has each at most once",
+                              lld(std::find(sequences, sequences + b, sequences[b]) - sequences), lld(b), lld(sequences[b]));
       }
       seen[at / 64] |= bit;
     }
@@ -269,26 +235,26 @@ mha_status check_cache_sequences(Report &report, const SequenceArguments &s) {
 }
 
 // That a ring still holds all that the rows attend to, in each pass.
-mha_status check_ring(Report &report, const SequenceArguments &s, int64_t b) {
+mha_status check_ring(Report report, const SequenceArguments &s, int64_t b) {
   const int64_t sequence = in_cache(s, b), past = past_of(s, b), rows = keys_of(s, b), queries = queries_of(s, b), start = start_of(s, b);
   if (queries == 0) return MHA_OK;
   if (rows > s.rows_per_pass() && rows != queries) {
-    return report.fail(MHA_ERROR_SHAPE, s.argument,
-                       "sequence %lld goes to the ring in several passes, which need as many queries as keys, not %lld and %lld",
-                       static_cast<long long>(b), static_cast<long long>(queries), static_cast<long long>(rows));
+    return report.fail(MHA_ERROR_SHAPE,
+                       "sequence %lld goes to the ring in several passes, which need as many queries as keys, not %lld and %lld", lld(b),
+                       lld(queries), lld(rows));
   }
   const int64_t needed = start > s.window_left ? start - s.window_left : 0;
   const int64_t oldest = oldest_position(s.cache, sequence, past + std::min(rows, s.rows_per_pass()));
   if (needed < oldest && needed < past + rows) {
-    return report.fail(MHA_ERROR_SHAPE, s.argument,
+    return report.fail(MHA_ERROR_SHAPE,
                        "the window of sequence %lld begins at position %lld, but the ring holds those from %lld on; use a larger capacity",
-                       static_cast<long long>(b), static_cast<long long>(needed), static_cast<long long>(oldest));
+                       lld(b), lld(needed), lld(oldest));
   }
   return MHA_OK;
 }
 
 // The largest position of a row has to have its line in the tables.
-mha_status check_rope_positions(Report &report, const SequenceArguments &s, int64_t b, bool of_keys) {
+mha_status check_rope_positions(Report report, const SequenceArguments &s, int64_t b, bool of_keys) {
   const int64_t *const given = of_keys ? s.rope.k_positions : s.rope.q_positions;
   const int64_t rows = of_keys ? keys_of(s, b) : queries_of(s, b), stride = of_keys && !s.is_self ? s.n_kv : s.n_q;
   const int64_t first_row = (s.is_packed() ? 0 : b * stride) + (of_keys ? first_key(s, b) : first_query(s, b));
@@ -297,36 +263,31 @@ mha_status check_rope_positions(Report &report, const SequenceArguments &s, int6
   for (int64_t i = 0; given && i < rows; ++i) {
     const int64_t at = first_row + i;
     if (given[at] < 0 || given[at] >= s.rope.num_positions) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "rope.%s_positions[%lld] is %lld; the tables have the positions 0 to %lld",
-                         name, static_cast<long long>(at), static_cast<long long>(given[at]),
-                         static_cast<long long>(s.rope.num_positions - 1));
+      return report.invalid("rope.%s_positions[%lld] is %lld; the tables have the positions 0 to %lld", name, lld(at), lld(given[at]),
+                            lld(s.rope.num_positions - 1));
     }
   }
   if (!given && rows > 0 && first < 0 && (!s.is_causal() || s.adds_keys)) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                       "the queries of sequence %lld begin at position %lld, for which rope has no tables; set MHA_CAUSAL, and no"
-                       " MHA_GROUPS_ALSO, so that they attend to nothing, or give rope.q_positions",
-                       static_cast<long long>(b), static_cast<long long>(first));
+    return report.invalid("the queries of sequence %lld begin at position %lld, for which rope has no tables; set MHA_CAUSAL, and no"
+                          " MHA_GROUPS_ALSO, so that they attend to nothing, or give rope.q_positions",
+                          lld(b), lld(first));
   }
   if (!given && rows > 0 && sum(first, rows) > s.rope.num_positions) {
-    return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                       "the %s of sequence %lld reach position %lld, but rope's tables have num_positions %lld; make them longer",
-                       of_keys ? "keys" : "queries", static_cast<long long>(b), static_cast<long long>(sum(first, rows) - 1),
-                       static_cast<long long>(s.rope.num_positions));
+    return report.invalid("the %s of sequence %lld reach position %lld, but rope's tables have num_positions %lld; make them longer",
+                          of_keys ? "keys" : "queries", lld(b), lld(sum(first, rows) - 1), lld(s.rope.num_positions));
   }
   return MHA_OK;
 }
 
 }  // namespace
 
-mha_status check_cache_read(Report &report, uint32_t argument, const mha_kv_cache *cache, const char *given) {
-  if (!cache) return report.fail(MHA_ERROR_INVALID_VALUE, argument, "MHA_CACHE_READ is set without cache; give the cache too");
+mha_status check_cache_read(Report report, const mha_kv_cache *cache, const char *given) {
+  if (!cache) return report.invalid("MHA_CACHE_READ is set without cache; give the cache too");
   if (!given) return MHA_OK;
-  return report.fail(MHA_ERROR_INVALID_VALUE, argument,
-                     "MHA_CACHE_READ appends nothing, but %s is given; leave it NULL, or leave the flag out", given);
+  return report.invalid("MHA_CACHE_READ appends nothing, but %s is given; leave it NULL, or leave the flag out", given);
 }
 
-mha_status check_sequences(Report &report, SequenceArguments *sequences, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v) {
+mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v) {
   const SequenceArguments &s = *sequences;
   const bool is_plain = (s.flags & ~MHA_CAUSAL) == 0 && s.window_left == 0 && s.window_right == 0 && !s.has_rope() && !s.cache &&
                         !s.cache_sequences && !s.kv_start && !s.cu_seqlens_q && !s.cu_seqlens_kv;
@@ -338,24 +299,23 @@ mha_status check_sequences(Report &report, SequenceArguments *sequences, int64_t
   }
   const bool knows_counts = !s.q_start && !s.q_lengths && !s.kv_lengths && !s.kv_start && !s.is_packed() && !s.cache;
   if (knows_counts && s.n_q > s.n_kv && has_positions(s)) {
-    return report.fail(MHA_ERROR_SHAPE, s.argument,
-                       "%s with n_q %lld > n_kv %lld would place queries before the first key; set n_kv, or give q_start",
+    return report.fail(MHA_ERROR_SHAPE, "%s with n_q %lld > n_kv %lld would place queries before the first key; set n_kv, or give q_start",
                        s.is_causal()      ? "causal"
                        : s.has_window() ? "a window"
                        : s.distances    ? s.distances
                                         : "rope",
-                       static_cast<long long>(s.n_q), static_cast<long long>(s.n_kv));
+                       lld(s.n_q), lld(s.n_kv));
   }
   return MHA_OK;
 }
 
-mha_status check_sequence_arrays(Report &report, const SequenceArguments &s) {
+mha_status check_sequence_arrays(Report report, const SequenceArguments &s) {
   const bool is_plain = !s.q_start && !s.is_ragged() && !s.cache && !s.has_rope();
   if (is_plain) return MHA_OK;
-  if (const mha_status status = check_packed(report, s.argument, "cu_seqlens_q", s.cu_seqlens_q, s.batch, "n_q", s.n_q)) return status;
-  if (const mha_status status = check_packed(report, s.argument, "cu_seqlens_kv", s.cu_seqlens_kv, s.batch, "n_kv", s.n_kv)) return status;
-  if (const mha_status status = check_lengths(report, s.argument, "q_lengths", s.q_lengths, s.batch, s.n_q)) return status;
-  if (const mha_status status = check_lengths(report, s.argument, "kv_lengths", s.kv_lengths, s.batch, s.n_kv)) return status;
+  if (const mha_status status = check_packed(report, "cu_seqlens_q", s.cu_seqlens_q, s.batch, "n_q", s.n_q)) return status;
+  if (const mha_status status = check_packed(report, "cu_seqlens_kv", s.cu_seqlens_kv, s.batch, "n_kv", s.n_kv)) return status;
+  if (const mha_status status = check_lengths(report, "q_lengths", s.q_lengths, s.batch, s.n_q)) return status;
+  if (const mha_status status = check_lengths(report, "kv_lengths", s.kv_lengths, s.batch, s.n_kv)) return status;
   if (const mha_status status = check_starts(report, s)) return status;
   const bool are_alike = !s.q_start && !s.is_ragged() && !s.cache && !(s.has_rope() && (s.rope.q_positions || s.rope.k_positions));
   if (s.cache_sequences) {
@@ -363,28 +323,23 @@ mha_status check_sequence_arrays(Report &report, const SequenceArguments &s) {
   }
   for (int64_t b = 0; b < s.batch && !(are_alike && b > 0); ++b) {
     if (s.cache) {
-      if (const mha_status status = check_append(report, s.argument, s.cache, in_cache(s, b), keys_of(s, b))) return status;
+      if (const mha_status status = check_append(report, s.cache, in_cache(s, b), keys_of(s, b))) return status;
     }
     const int64_t columns = s.has_new_columns ? s.n_kv : past_of(s, b) + keys_of(s, b);
     if (s.cache && columns > s.columns) {
-      return report.fail(MHA_ERROR_SHAPE, s.argument,
+      return report.fail(MHA_ERROR_SHAPE,
                          "score.mask, bias or kv_groups has rows of %lld columns, but sequence %lld needs %lld; make the stride larger",
-                         static_cast<long long>(s.columns), static_cast<long long>(b), static_cast<long long>(columns));
+                         lld(s.columns), lld(b), lld(columns));
     }
     if (s.cache && s.q_start && s.is_self && has_positions(s) && queries_of(s, b) > 0 && s.q_start[b] != past_of(s, b)) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument,
-                         "q_start[%lld] is %lld, but in self-attention the rows are appended at position %lld; leave q_start NULL",
-                         static_cast<long long>(b), static_cast<long long>(s.q_start[b]), static_cast<long long>(past_of(s, b)));
+      return report.invalid("q_start[%lld] is %lld, but in self-attention the rows are appended at position %lld; leave q_start NULL",
+                            lld(b), lld(s.q_start[b]), lld(past_of(s, b)));
     }
-    if (start_of(s, b) < min_position) {
-      return report.fail(MHA_ERROR_INVALID_VALUE, s.argument, "q_start[%lld] is %lld; it can be at least -2^62",
-                         static_cast<long long>(b), static_cast<long long>(s.q_start[b]));
-    }
+    if (start_of(s, b) < min_position) return report.invalid("q_start[%lld] is %lld; it can be at least -2^62", lld(b), lld(s.q_start[b]));
     if (start_of(s, b) < 0 && !s.q_start && !s.kv_start) {
-      return report.fail(MHA_ERROR_SHAPE, s.argument,
+      return report.fail(MHA_ERROR_SHAPE,
                          "sequence %lld has more queries (%lld) than keys (%lld), so that some would be before the first key; give q_start",
-                         static_cast<long long>(b), static_cast<long long>(queries_of(s, b)),
-                         static_cast<long long>(past_of(s, b) + keys_of(s, b)));
+                         lld(b), lld(queries_of(s, b)), lld(past_of(s, b) + keys_of(s, b)));
     }
     if (s.is_ring()) {
       if (const mha_status status = check_ring(report, s, b)) return status;

@@ -11,7 +11,6 @@
 namespace mha {
 
 struct SequenceArguments {
-  uint32_t argument;  // of the public function, for its errors
   int64_t batch, n_q;
   int64_t n_kv;  // rows of keys that come with the call
   bool is_self;  // they are the rows of the queries
@@ -44,8 +43,7 @@ struct SequenceArguments {
 
 // Takes the fields that both argument structs have; is_self is the entry's to set.
 template <class Args>
-void describe_sequences(const Args &args, uint32_t argument, SequenceArguments *sequences) {
-  sequences->argument = argument;
+void describe_sequences(const Args &args, SequenceArguments *sequences) {
   sequences->batch = args.batch;
   sequences->n_q = args.n_q;
   sequences->n_kv = args.n_kv;
@@ -68,13 +66,13 @@ void describe_sequences(const Args &args, uint32_t argument, SequenceArguments *
 }
 
 // What MHA_CACHE_READ goes with. given: the name of an array about rows to be appended; null if there is none.
-mha_status check_cache_read(Report &report, uint32_t argument, const mha_kv_cache *cache, const char *given);
+mha_status check_cache_read(Report report, const mha_kv_cache *cache, const char *given);
 
 // What can be checked without reading an array: flags, windows, the rotation's shape, and that the cache is one for these heads.
-mha_status check_sequences(Report &report, SequenceArguments *sequences, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v);
+mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v);
 
 // The arrays: lengths, positions, sequences of the cache and the room there.
-mha_status check_sequence_arrays(Report &report, const SequenceArguments &sequences);
+mha_status check_sequence_arrays(Report report, const SequenceArguments &sequences);
 
 // The most keys that a sequence can have, for planning; and as a mask, the keys that a query attends to.
 int64_t max_keys(const SequenceArguments &sequences);

@@ -1,20 +1,32 @@
 #include "status.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 
 namespace mha {
 
-mha_status Report::fail(mha_status status, uint32_t argument, const char *format, ...) {
+mha_status Report::write(mha_status status, const char *format, va_list values) const {
   if (error_) {
     error_->status = status;
-    error_->argument = argument;
-    va_list values;
-    va_start(values, format);
+    error_->argument = argument_;
     vsnprintf(error_->message, sizeof error_->message, format, values);
-    va_end(values);
   }
   return status;
+}
+
+mha_status Report::fail(mha_status status, const char *format, ...) const {
+  va_list values;
+  va_start(values, format);
+  write(status, format, values);
+  va_end(values);
+  return status;
+}
+
+mha_status Report::invalid(const char *format, ...) const {
+  va_list values;
+  va_start(values, format);
+  write(MHA_ERROR_INVALID_VALUE, format, values);
+  va_end(values);
+  return MHA_ERROR_INVALID_VALUE;
 }
 
 }  // namespace mha

@@ -34,29 +34,27 @@ MHA_FIRST_VERSION_ENDS_WITH(mha_linear_weights, arithmetic);
 MHA_FIRST_VERSION_ENDS_WITH(mha_linear_args, scheduler);
 #undef MHA_FIRST_VERSION_ENDS_WITH
 
-mha_status read_struct(Report &report, uint32_t argument, const char *name, const void *given, void *copy, size_t known_bytes,
-                       size_t first_bytes);
-mha_status write_struct(Report &report, uint32_t argument, const char *name, const void *filled, void *to, size_t known_bytes,
-                        size_t first_bytes);
+mha_status read_struct(Report report, const char *name, const void *given, void *copy, size_t known_bytes, size_t first_bytes);
+mha_status write_struct(Report report, const char *name, const void *filled, void *to, size_t known_bytes, size_t first_bytes);
 
 // Copies the fields that the caller's struct has and leaves the others zero. Fields of theirs that this version does not know must be
 // zero.
 template <class Struct>
-inline mha_status read_struct(Report &report, uint32_t argument, const char *name, const Struct *given, Struct *copy) {
+inline mha_status read_struct(Report report, const char *name, const Struct *given, Struct *copy) {
   if (given && given->struct_size == sizeof(Struct)) {  // as most are
     memcpy(copy, given, sizeof(Struct));
     return MHA_OK;
   }
-  return read_struct(report, argument, name, given, copy, sizeof(Struct), first_version_bytes<Struct>);
+  return read_struct(report, name, given, copy, sizeof(Struct), first_version_bytes<Struct>);
 }
 
 // Fills the fields that the caller's struct has, those that this version does not know with zero. struct_size stays as the caller set it.
 template <class Struct>
-inline mha_status write_struct(Report &report, uint32_t argument, const char *name, const Struct &filled, Struct *to) {
-  return write_struct(report, argument, name, &filled, to, sizeof(Struct), first_version_bytes<Struct>);
+inline mha_status write_struct(Report report, const char *name, const Struct &filled, Struct *to) {
+  return write_struct(report, name, &filled, to, sizeof(Struct), first_version_bytes<Struct>);
 }
 
 // The answer of a size query.
-mha_status write_size(Report &report, uint32_t argument, size_t size, size_t *bytes);
+mha_status write_size(Report report, size_t size, size_t *bytes);
 
 }  // namespace mha

@@ -74,14 +74,14 @@ Struct Unwritten() {
 
 template <typename Struct>
 mha_status Read(const Struct *given, Struct *copy, mha_error *error) {
-  mha::Report report(error);
-  return mha::read_struct(report, 3, "mha_made_up", given, copy);
+  mha::Report report(error, 3);
+  return mha::read_struct(report, "mha_made_up", given, copy);
 }
 
 template <typename Struct>
 mha_status Write(const Struct &filled, Struct *to, mha_error *error) {
-  mha::Report report(error);
-  return mha::write_struct(report, 3, "mha_made_up", filled, to);
+  mha::Report report(error, 3);
+  return mha::write_struct(report, "mha_made_up", filled, to);
 }
 
 TEST(ReadStruct, OfAnEarlierVersionLeavesNewFieldsZero) {
