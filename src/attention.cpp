@@ -46,66 +46,48 @@ mha_status check_dimensions(Report report, mha_attention_args *args) {
   return MHA_OK;
 }
 
-// 0 = contiguous, [batch, n, heads, width].
-void resolve_strides(int64_t n, int64_t heads, int64_t width, int64_t *batch_stride, int64_t *row_stride, int64_t *head_stride) {
-  if (*head_stride == 0) *head_stride = width;
-  if (*row_stride == 0) *row_stride = heads * width;
-  *batch_stride = contiguous_stride(*batch_stride, n, *row_stride, heads * width);
-}
-
 // The sequences that the arrays have room for.
 int64_t array_batch(const mha_attention_args &args) { return args.cu_seqlens_q && args.batch > 1 ? 1 : args.batch; }
 
-// A head stride says that the layout is not [batch, n, heads, width], whose strides the zeros stand for.
-mha_status check_strides_are_complete(Report report, const char *name, int64_t rows, int64_t batch, int64_t batch_stride,
-                                      int64_t row_stride, int64_t head_stride) {
-  const bool lacks_row = row_stride == 0, lacks_batch = batch_stride == 0 && batch > 1;
-  if (rows == 0 || head_stride == 0 || (!lacks_row && !lacks_batch)) return MHA_OK;
-  return report.invalid("%s_head_stride is %lld, but %s_%s_stride is 0; set all strides of %s, or none", name, lld(head_stride), name,
-                        lacks_row ? "row" : "batch", name);
+// An array of the caller's, [batch, rows, heads, width] where its strides are 0.
+struct CallerArray {
+  const char *name;
+  int64_t rows, heads, width;
+  int64_t *batch_stride, *row_stride, *head_stride;
+};
+
+// A head stride says that the layout is not [batch, rows, heads, width], whose strides the zeros stand for.
+mha_status check_strides_are_complete(Report report, const CallerArray &array, int64_t batch) {
+  const bool lacks_row = *array.row_stride == 0, lacks_batch = *array.batch_stride == 0 && batch > 1;
+  if (array.rows == 0 || *array.head_stride == 0 || (!lacks_row && !lacks_batch)) return MHA_OK;
+  return report.invalid("%s_head_stride is %lld, but %s_%s_stride is 0; set all strides of %s, or none", array.name,
+                        lld(*array.head_stride), array.name, lacks_row ? "row" : "batch", array.name);
 }
 
-mha_status check_strides_are_complete(Report report, const mha_attention_args &args) {
-  const struct {
-    const char *name;
-    int64_t rows, batch_stride, row_stride, head_stride;
-  } arrays[] = {{"q", args.n_q, args.q_batch_stride, args.q_row_stride, args.q_head_stride},
-                {"k", args.n_kv, args.k_batch_stride, args.k_row_stride, args.k_head_stride},
-                {"v", args.n_kv, args.v_batch_stride, args.v_row_stride, args.v_head_stride},
-                {"output", args.n_q, args.output_batch_stride, args.output_row_stride, args.output_head_stride}};
-  for (const auto &array : arrays) {
-    if (const mha_status status = check_strides_are_complete(report, array.name, array.rows, array_batch(args),
-                                                             array.batch_stride, array.row_stride, array.head_stride))
-      return status;
+// Checks the arrays and resolves their strides.
+mha_status check_strides(Report report, mha_attention_args *args) {
+  const int64_t batch = array_batch(*args), heads = args->num_heads, kv_heads = args->num_kv_heads;
+  const CallerArray arrays[] = {
+      {"q", args->n_q, heads, args->head_dim, &args->q_batch_stride, &args->q_row_stride, &args->q_head_stride},
+      {"k", args->n_kv, kv_heads, args->head_dim, &args->k_batch_stride, &args->k_row_stride, &args->k_head_stride},
+      {"v", args->n_kv, kv_heads, args->head_dim_v, &args->v_batch_stride, &args->v_row_stride, &args->v_head_stride},
+      {"output", args->n_q, heads, args->head_dim_v, &args->output_batch_stride, &args->output_row_stride, &args->output_head_stride}};
+  for (const CallerArray &array : arrays) {
+    if (const mha_status status = check_strides_are_complete(report, array, batch)) return status;
+  }
+  for (const CallerArray &array : arrays) {
+    int64_t &batch_stride = *array.batch_stride, &row_stride = *array.row_stride, &head_stride = *array.head_stride;
+    if (head_stride == 0) head_stride = array.width;
+    if (row_stride == 0) row_stride = array.heads * array.width;
+    batch_stride = contiguous_stride(batch_stride, array.rows, row_stride, array.heads * array.width);
+    const Array whole = {array.name, array.width, {batch, array.rows, array.heads}, {batch_stride, row_stride, head_stride}};
+    const bool is_output = &array == &arrays[3];
+    if (const mha_status status = is_output ? check_output(report, whole) : check_broadcast_input(report, whole)) return status;
+    batch_stride = resolved_stride(batch_stride);
+    row_stride = resolved_stride(row_stride);
+    head_stride = resolved_stride(head_stride);
   }
   return MHA_OK;
-}
-
-mha_status check_arrays(Report report, mha_attention_args *args) {
-  if (const mha_status status = check_strides_are_complete(report, *args)) return status;
-  resolve_strides(args->n_q, args->num_heads, args->head_dim, &args->q_batch_stride, &args->q_row_stride, &args->q_head_stride);
-  resolve_strides(args->n_kv, args->num_kv_heads, args->head_dim, &args->k_batch_stride, &args->k_row_stride, &args->k_head_stride);
-  resolve_strides(args->n_kv, args->num_kv_heads, args->head_dim_v, &args->v_batch_stride, &args->v_row_stride, &args->v_head_stride);
-  resolve_strides(args->n_q, args->num_heads, args->head_dim_v, &args->output_batch_stride, &args->output_row_stride,
-                  &args->output_head_stride);
-  const int64_t batch = array_batch(*args);
-  const Array inputs[] = {
-      {"q", args->head_dim, {batch, args->n_q, args->num_heads}, {args->q_batch_stride, args->q_row_stride, args->q_head_stride}},
-      {"k", args->head_dim, {batch, args->n_kv, args->num_kv_heads}, {args->k_batch_stride, args->k_row_stride, args->k_head_stride}},
-      {"v",
-       args->head_dim_v,
-       {batch, args->n_kv, args->num_kv_heads},
-       {args->v_batch_stride, args->v_row_stride, args->v_head_stride}}};
-  for (const Array &input : inputs) {
-    if (const mha_status status = check_broadcast_input(report, input)) return status;
-  }
-  int64_t *const strides[] = {&args->q_batch_stride, &args->q_row_stride, &args->q_head_stride, &args->k_batch_stride, &args->k_row_stride,
-                              &args->k_head_stride, &args->v_batch_stride, &args->v_row_stride, &args->v_head_stride};
-  for (int64_t *const stride : strides) *stride = resolved_stride(*stride);
-  return check_output(report, {"output",
-                       args->head_dim_v,
-                       {batch, args->n_q, args->num_heads},
-                       {args->output_batch_stride, args->output_row_stride, args->output_head_stride}});
 }
 
 mha_status check_options(Report report, const mha_attention_args &args) {
@@ -121,16 +103,6 @@ mha_status check_options(Report report, const mha_attention_args &args) {
   return MHA_OK;
 }
 
-KeyValues plain_rows(const void *base, uint32_t type, int64_t batch_stride, int64_t row_stride, int64_t head_stride) {
-  KeyValues rows = {};
-  rows.base = base;
-  rows.storage = static_cast<Storage>(type);
-  rows.batch_stride = batch_stride;
-  rows.row_stride = row_stride;
-  rows.head_stride = head_stride;
-  return rows;
-}
-
 // The arguments as a stage. With a cache, the caller's keys and values are rows to be stored; without rows, they are not looked at.
 void describe(const mha_attention_args &args, MiddleStage *stage) {
   describe_call(args, stage);
@@ -141,16 +113,13 @@ void describe(const mha_attention_args &args, MiddleStage *stage) {
   attention.head_dim_v = args.head_dim_v;
   attention.scale = args.scale != 0.0f ? args.scale : 1.0f / __builtin_sqrtf(static_cast<float>(args.head_dim));
   attention.q = {args.q, args.q_batch_stride, args.q_row_stride, args.q_head_stride, static_cast<Storage>(args.q_type)};
-  if (args.cache) {
-    attention.k = cached_keys(args.cache);
-    attention.v = cached_values(args.cache);
-  } else {
-    attention.k = plain_rows(args.k, args.k_type, args.k_batch_stride, args.k_row_stride, args.k_head_stride);
-    attention.v = plain_rows(args.v, args.v_type, args.v_batch_stride, args.v_row_stride, args.v_head_stride);
-  }
+  const StridedRows k = {args.k, args.k_batch_stride, args.k_row_stride, args.k_head_stride, static_cast<Storage>(args.k_type)};
+  const StridedRows v = {args.v, args.v_batch_stride, args.v_row_stride, args.v_head_stride, static_cast<Storage>(args.v_type)};
+  attention.k = args.cache ? cached_keys(args.cache) : plain_rows(k);
+  attention.v = args.cache ? cached_values(args.cache) : plain_rows(v);
   if (args.cache && args.n_kv > 0) {
-    stage->k_rows = {args.k, args.k_batch_stride, args.k_row_stride, args.k_head_stride, static_cast<Storage>(args.k_type)};
-    stage->v_rows = {args.v, args.v_batch_stride, args.v_row_stride, args.v_head_stride, static_cast<Storage>(args.v_type)};
+    stage->k_rows = k;
+    stage->v_rows = v;
   }
   attention.output = args.output;
   attention.output_storage = static_cast<Storage>(args.output_type);
@@ -165,13 +134,7 @@ mha_status make_call(Report report, const mha_attention_args *given, AttentionCa
   if (const mha_status status = read_struct(report, "mha_attention_args", given, &args)) return status;
   if (args.flags & MHA_CACHE_READ) {
     args.n_kv = 0;
-    const char *const rows = args.k               ? "k"
-                             : args.v             ? "v"
-                             : args.kv_lengths    ? "kv_lengths"
-                             : args.kv_start      ? "kv_start"
-                             : args.cu_seqlens_kv ? "cu_seqlens_kv"
-                                                  : nullptr;
-    if (const mha_status status = check_cache_read(report, args.cache, rows)) return status;
+    if (const mha_status status = check_cache_read(report, args, args.k ? "k" : args.v ? "v" : nullptr)) return status;
   }
   if (const mha_status status = resolve_extent(report, "batch", "the number of sequences", &args.batch)) return status;
   if (const mha_status status = resolve_extent(report, "n_q", "the rows of q per sequence", &args.n_q)) return status;
@@ -179,7 +142,7 @@ mha_status make_call(Report report, const mha_attention_args *given, AttentionCa
     if (const mha_status status = resolve_extent(report, "n_kv", "the rows of k and v per sequence", &args.n_kv)) return status;
   }
   if (const mha_status status = check_dimensions(report, &args)) return status;
-  if (const mha_status status = check_arrays(report, &args)) return status;
+  if (const mha_status status = check_strides(report, &args)) return status;
   if (const mha_status status = check_options(report, args)) return status;
   if (const mha_status status = check_scheduler(report, args.scheduler)) return status;
   describe(args, &stage);
@@ -240,7 +203,7 @@ mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t
     return status;
   if (call.stage.sequences.has_no_work()) return MHA_OK;
   if (const mha_status status = check_pointers(report, call)) return status;
-  if (const mha_status status = check_arrays(report, &call.stage)) return status;
+  if (const mha_status status = check_array_contents(report, &call.stage)) return status;
   run(call, align_workspace(workspace));
   return MHA_OK;
 }
@@ -255,7 +218,7 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
   filled.workspace_bytes = static_cast<size_t>(call.workspace_bytes);
   describe_middle(call.stage, &filled);
   if (!call.stage.sequences.has_no_work()) {
-    if (const mha_status status = check_arrays(report, &call.stage)) return status;
+    if (const mha_status status = check_array_contents(report, &call.stage)) return status;
     const mha_attention_args &read = call.args;
     const ReadHeads heads = read_heads(call.stage.attention);
     const uint64_t row_bytes = product(heads.queries, read.head_dim * bytes_of(static_cast<Storage>(read.q_type))) +

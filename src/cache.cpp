@@ -283,6 +283,18 @@ void copy_groups(const mha_kv_cache *cache, const KeyValues &source, int64_t fro
   }
 }
 
+mha_status fail_shared(Report report, int32_t block, int64_t sequence, int32_t tables) {
+  return report.invalid(
+      "block %d, into which sequence %lld would write, stands in %d tables; shared blocks are read-only, give it another", block,
+      lld(sequence), tables);
+}
+
+// The parameters 1 and 2 of the functions for one sequence.
+mha_status check_place(Report report, const mha_kv_cache *cache, int64_t sequence) {
+  if (const mha_status status = check_cache(report, cache)) return status;
+  return check_cache_sequence(report.about(2), cache, sequence);
+}
+
 }  // namespace
 
 const CacheState &state_of(const mha_kv_cache *cache, int64_t sequence) {
@@ -332,11 +344,7 @@ mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequen
                          "sequence %lld has no block for position %lld; call mha_kv_cache_set_blocks with a count of %lld or more",
                          lld(sequence), lld(i * cache->block_positions), lld(blocks_in_use(*cache, length + count)));
     }
-    if (users[table[i]] > 1) {
-      return report.invalid(
-          "block %d, into which sequence %lld would write, stands in %d tables; shared blocks are read-only, give it another", table[i],
-          lld(sequence), users[table[i]]);
-    }
+    if (users[table[i]] > 1) return fail_shared(report, table[i], sequence, users[table[i]]);
   }
   return MHA_OK;
 }
@@ -424,8 +432,7 @@ mha_status mha_kv_cache_shape(const mha_kv_cache *cache, mha_kv_cache_config *co
 
 mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequence, int64_t *length, mha_error *error) {
   Report report(error);
-  if (const mha_status status = check_cache(report, cache)) return status;
-  if (const mha_status status = check_cache_sequence(report.about(2), cache, sequence)) return status;
+  if (const mha_status status = check_place(report, cache, sequence)) return status;
   if (!length) return report.about(3).fail(MHA_ERROR_NULL_POINTER, "length is NULL; pass where to write it");
   *length = state_of(cache, sequence).length;
   return MHA_OK;
@@ -433,8 +440,7 @@ mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequence, int6
 
 mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t length, mha_error *error) {
   Report report(error);
-  if (const mha_status status = check_cache(report, cache)) return status;
-  if (const mha_status status = check_cache_sequence(report.about(2), cache, sequence)) return status;
+  if (const mha_status status = check_place(report, cache, sequence)) return status;
   CacheState &state = state_of(cache, sequence);
   if (length < 0 || length > state.length) {
     return report.about(3).invalid("the length of sequence %lld is %lld and can't be truncated to %lld; give 0 to %lld", lld(sequence),
@@ -447,8 +453,7 @@ mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t 
 
 mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const int32_t *blocks, int64_t count, mha_error *error) {
   Report report(error);
-  if (const mha_status status = check_cache(report, cache)) return status;
-  if (const mha_status status = check_cache_sequence(report.about(2), cache, sequence)) return status;
+  if (const mha_status status = check_place(report, cache, sequence)) return status;
   if (cache->kind != MHA_CACHE_PAGED) return report.invalid("the cache has no blocks; only one of the kind MHA_CACHE_PAGED has");
   const int64_t entries = table_entries(*cache), in_use = blocks_in_use(*cache, state_of(cache, sequence).length);
   if (count < 0 || count > entries)
@@ -491,8 +496,7 @@ mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const 
 
 mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t to, int64_t length, mha_error *error) {
   Report report(error);
-  if (const mha_status status = check_cache(report, cache)) return status;
-  if (const mha_status status = check_cache_sequence(report.about(2), cache, from)) return status;
+  if (const mha_status status = check_place(report, cache, from)) return status;
   if (const mha_status status = check_cache_sequence(report.about(3), cache, to)) return status;
   const CacheState source = state_of(cache, from);
   if (length < 0 || length > source.length) {
@@ -509,11 +513,8 @@ mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t t
                                   "sequence %lld has no block for position %lld; give it one by mha_kv_cache_set_blocks", lld(to),
                                   lld(i * cache->block_positions));
     }
-    if (table_to[i] != table_from[i] && users[table_to[i]] > 1) {
-      return report.about(3).invalid(
-          "block %d, into which sequence %lld would write, stands in %d tables; shared blocks are read-only, give it another", table_to[i],
-          lld(to), users[table_to[i]]);
-    }
+    if (table_to[i] != table_from[i] && users[table_to[i]] > 1)
+      return fail_shared(report.about(3), table_to[i], to, users[table_to[i]]);
   }
   const int64_t first = oldest_position(cache, from, source.length);
   copy_groups(cache, cached_keys(cache), from, to, first, length);
@@ -524,8 +525,7 @@ mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t t
 
 mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t count, const float *k, const float *v, mha_error *error) {
   Report report(error);
-  if (const mha_status status = check_cache(report, cache)) return status;
-  if (const mha_status status = check_cache_sequence(report.about(2), cache, sequence)) return status;
+  if (const mha_status status = check_place(report, cache, sequence)) return status;
   if (count < 0) return report.about(3).invalid("count is %lld; it can't be negative", lld(count));
   if (const mha_status status = check_append(report.about(3), cache, sequence, count)) return status;
   if (count > 0 && !k) return report.about(4).fail(MHA_ERROR_NULL_POINTER, "k is NULL; pass the keys");
@@ -553,8 +553,7 @@ mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t co
 mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_t first, int64_t count, float *k, float *v,
                              mha_error *error) {
   Report report(error);
-  if (const mha_status status = check_cache(report, cache)) return status;
-  if (const mha_status status = check_cache_sequence(report.about(2), cache, sequence)) return status;
+  if (const mha_status status = check_place(report, cache, sequence)) return status;
   const int64_t length = state_of(cache, sequence).length, oldest = oldest_position(cache, sequence, length);
   if (first < oldest || count < 0 || count > length - first) {
     return report.about(first < oldest ? 3 : 4).invalid(

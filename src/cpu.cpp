@@ -126,28 +126,10 @@ uint32_t mha_instruction_sets(void) {
 }
 
 const char *mha_instruction_set_name(uint32_t instruction_set) {
-  switch (instruction_set) {
-    case MHA_INSTRUCTION_SET_AUTO:
-      return "auto";
-    case MHA_INSTRUCTION_SET_SCALAR:
-      return "scalar";
-    case MHA_INSTRUCTION_SET_AVX2:
-      return "avx2";
-    case MHA_INSTRUCTION_SET_AVX512:
-      return "avx512";
-    case MHA_INSTRUCTION_SET_NEON:
-      return "neon";
-    case MHA_INSTRUCTION_SET_AVX2_VNNI:
-      return "avx2_vnni";
-    case MHA_INSTRUCTION_SET_AVX512_VNNI:
-      return "avx512_vnni";
-    case MHA_INSTRUCTION_SET_NEON_DOTPROD:
-      return "neon_dotprod";
-    case MHA_INSTRUCTION_SET_NEON_I8MM:
-      return "neon_i8mm";
-    default:
-      return "unknown";
-  }
+  static constexpr const char *names[] = {"auto",      "scalar",      "avx2",         "avx512",   "neon",
+                                          "avx2_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm"};
+  static_assert(sizeof names / sizeof names[0] == MHA_INSTRUCTION_SET_NEON_I8MM + 1, "a name for each, by its number");
+  return instruction_set <= MHA_INSTRUCTION_SET_NEON_I8MM ? names[instruction_set] : "unknown";
 }
 
 uint32_t mha_version(void) { return 10000u * MHA_VERSION_MAJOR + 100u * MHA_VERSION_MINOR + MHA_VERSION_PATCH; }

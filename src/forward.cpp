@@ -30,9 +30,9 @@ struct Plan {
   int64_t workspace_bytes;
 
   // Packed sequences lie in one after the other, which is then the only one that the arrays have.
-  bool is_packed() const { return args.cu_seqlens_q != nullptr; }
-  int64_t array_batch() const { return is_packed() && args.batch > 1 ? 1 : args.batch; }
-  int64_t key_blocks() const { return is_packed() ? packed_key_blocks(args.n_kv, args.batch) : blocks_of(args.n_kv, key_block); }
+  bool has_cu_seqlens() const { return args.cu_seqlens_q != nullptr; }
+  int64_t array_batch() const { return has_cu_seqlens() && args.batch > 1 ? 1 : args.batch; }
+  int64_t key_blocks() const { return has_cu_seqlens() ? packed_key_blocks(args.n_kv, args.batch) : blocks_of(args.n_kv, key_block); }
 
   bool has_key_rows() const { return stage.attention.prepare_k.is_any || args.cache; }
   bool has_value_rows() const { return stage.attention.prepare_v.is_any || args.cache; }
@@ -42,13 +42,7 @@ struct Plan {
 mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_args *args) {
   if (args->flags & MHA_CACHE_READ) {
     args->n_kv = 0;
-    const char *const given = args->key             ? "key"
-                              : args->value         ? "value"
-                              : args->kv_lengths    ? "kv_lengths"
-                              : args->kv_start      ? "kv_start"
-                              : args->cu_seqlens_kv ? "cu_seqlens_kv"
-                                                    : nullptr;
-    return check_cache_read(report, args->cache, given);
+    return check_cache_read(report, *args, args->key ? "key" : args->value ? "value" : nullptr);
   }
   if (!args->key && shape.key_dim != shape.query_dim) {
     return report.fail(MHA_ERROR_SHAPE, "key is NULL, but key_dim %lld is not query_dim %lld; give key", lld(shape.key_dim),
@@ -82,7 +76,7 @@ Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t w
   return {name, width, {batch, rows.rows_per_sequence, 1}, {rows.batch_stride, rows.row_stride, width}};
 }
 
-// Strides that are negative are MHA_BROADCAST where check_arrays found the array sound, and wrong where none is given.
+// Strides that are negative are MHA_BROADCAST where check_strides found the array sound, and wrong where none is given.
 mha_status resolve_broadcasts(Report report, Plan *plan) {
   const mha_forward_args &args = plan->args;
   const struct {
@@ -94,9 +88,8 @@ mha_status resolve_broadcasts(Report report, Plan *plan) {
                 {"key", args.key != nullptr, args.key_batch_stride, args.key_row_stride, &plan->own_key},
                 {"value", args.value != nullptr, args.value_batch_stride, args.value_row_stride, &plan->own_value}};
   for (const auto &input : inputs) {
-    if (!input.is_given && (input.batch_stride | input.row_stride) < 0) {
+    if (!input.is_given && (input.batch_stride | input.row_stride) < 0)
       return fail_input(report, {input.name, 0, {}, {input.batch_stride, input.row_stride, 0}});
-    }
     if (!input.is_given) continue;
     input.rows->batch_stride = resolved_stride(input.rows->batch_stride);
     input.rows->row_stride = resolved_stride(input.rows->row_stride);
@@ -104,7 +97,7 @@ mha_status resolve_broadcasts(Report report, Plan *plan) {
   return MHA_OK;
 }
 
-mha_status check_arrays(Report report, const LayerShape &shape, Plan *plan) {
+mha_status check_strides(Report report, const LayerShape &shape, Plan *plan) {
   mha_forward_args &args = plan->args;
   const int64_t batch = plan->array_batch();
   plan->query = rows_of(args.query, args.input_type, args.n_q, shape.query_dim, args.query_batch_stride, args.query_row_stride);
@@ -135,9 +128,8 @@ mha_status check_arrays(Report report, const LayerShape &shape, Plan *plan) {
     if (const mha_status status = resolve_broadcasts(report, plan)) return status;
   }
   if (const mha_status status = check_output(report, array_of("output", output, batch, shape.output_dim))) return status;
-  if (plan->is_packed()) {
+  if (plan->has_cu_seqlens())
     plan->query.batch_stride = plan->own_key.batch_stride = plan->own_value.batch_stride = args.output_batch_stride = 0;
-  }
   return MHA_OK;
 }
 
@@ -160,7 +152,7 @@ void plan_workspace(const mha_layer &layer, Plan *plan, WorkspaceLayout *layout)
   const mha_forward_args &args = plan->args;
   const Count batch(plan->array_batch()), q_rows = batch * Count(args.n_q), kv_heads = batch * Count(shape.num_kv_heads);
   const Count kv_rows = batch * Count(args.n_kv), none(0), key_positions = Count(plan->key_blocks()) * Count(key_block);
-  const Count value_positions = plan->is_packed() ? key_positions : Count(args.n_kv);
+  const Count value_positions = plan->has_cu_seqlens() ? key_positions : Count(args.n_kv);
   plan_middle(&plan->stage, layout);
   plan->q = layout->take_floats(q_rows * Count(shape.q_columns()));
   plan->gate = layout->take_floats(q_rows * Count(shape.g_columns()));
@@ -191,7 +183,7 @@ mha_status check_rows(Report report, const mha_layer *layer, const mha_forward_a
   if (const mha_status status = resolve_extent(report, "batch", "the number of sequences", &args.batch)) return status;
   if (const mha_status status = resolve_extent(report, "n_q", "the rows of query per sequence", &args.n_q)) return status;
   if (const mha_status status = resolve_inputs(report, shape, &args)) return status;
-  if (const mha_status status = check_arrays(report, shape, plan)) return status;
+  if (const mha_status status = check_strides(report, shape, plan)) return status;
   return check_scheduler(report, args.scheduler);
 }
 
@@ -261,13 +253,14 @@ int64_t rows_of_extents(const Extent *extents, int64_t batch, int64_t rows) {
 }
 
 // A head's positions one after the other.
-KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, int64_t positions, int64_t num_kv_heads, bool is_packed) {
+KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, int64_t positions, int64_t num_kv_heads,
+                        bool counts_blocks) {
   KeyValues packed = {};
   packed.base = base;
   packed.is_packed = true;
   packed.row_stride = width;
   packed.head_stride = head_floats;
-  packed.batch_stride = is_packed ? key_block * width : num_kv_heads * head_floats;  // packed sequences: numbers count blocks
+  packed.batch_stride = counts_blocks ? key_block * width : num_kv_heads * head_floats;  // packed sequences: numbers count blocks
   packed.block_positions = positions;
   return packed;
 }
@@ -323,9 +316,9 @@ void place(const mha_layer &layer, Plan *plan, unsigned char *memory) {
   }
   if (!args.cache) {
     const int64_t positions = plan->key_blocks() * key_block, width = attention.head_dim_v_padded;
-    const int64_t value_positions = plan->is_packed() ? positions : args.n_kv, heads = shape.num_kv_heads;
-    attention.k = packed_floats(floats_at(plan->k), shape.head_dim, positions * shape.head_dim, positions, heads, plan->is_packed());
-    attention.v = packed_floats(floats_at(plan->v), width, value_positions * width, positions, heads, plan->is_packed());
+    const int64_t value_positions = plan->has_cu_seqlens() ? positions : args.n_kv, heads = shape.num_kv_heads;
+    attention.k = packed_floats(floats_at(plan->k), shape.head_dim, positions * shape.head_dim, positions, heads, plan->has_cu_seqlens());
+    attention.v = packed_floats(floats_at(plan->v), width, value_positions * width, positions, heads, plan->has_cu_seqlens());
   }
   if (plan->key && plan->has_key_rows())
     stage.k_rows = {floats_at(plan->k_rows), args.n_kv * shape.k_columns(), shape.k_columns(), shape.head_dim};
@@ -349,7 +342,7 @@ void project_inputs(const mha_layer &layer, const Plan &plan, unsigned char *wor
   // The kernels only read what they are told of; here it is written.
   const auto written = [](const void *base) { return static_cast<float *>(const_cast<void *>(base)); };
   const int64_t q_rows = rows_of_extents(stage.queries, args.batch, args.n_q);
-  const int64_t n_q = plan.is_packed() ? 0 : args.n_q, n_kv = plan.is_packed() ? 0 : args.n_kv;
+  const int64_t n_q = plan.has_cu_seqlens() ? 0 : args.n_q, n_kv = plan.has_cu_seqlens() ? 0 : args.n_kv;
   InputRows query = plan.query;
   query.extents = stage.queries;
   Products qkv(layer);
@@ -387,7 +380,7 @@ void project_output(const mha_layer &layer, const Plan &plan, unsigned char *wor
   const mha_forward_args &args = plan.args;
   const MiddleStage &stage = plan.stage;
   const Attention &attention = stage.attention;
-  const int64_t batch_stride = plan.is_packed() ? 0 : attention.output_batch_stride;
+  const int64_t batch_stride = plan.has_cu_seqlens() ? 0 : attention.output_batch_stride;
   const InputRows context = {attention.output, args.n_q, batch_stride, attention.output_row_stride, stage.queries};
   Products output(layer);
   Projection &to_output = output.add(matrix_o, context, rows_of_extents(stage.queries, args.batch, args.n_q));
@@ -454,7 +447,7 @@ mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, voi
     return status;
   if (plan.stage.sequences.has_no_work()) return MHA_OK;
   if (const mha_status status = check_pointers(report, plan.args)) return status;
-  if (const mha_status status = check_arrays(report, &plan.stage)) return status;
+  if (const mha_status status = check_array_contents(report, &plan.stage)) return status;
   run(*layer, plan, align_workspace(workspace));
   return MHA_OK;
 }
@@ -470,7 +463,7 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
   describe_projections(*layer, &filled);
   describe_middle(plan.stage, &filled);
   if (!plan.stage.sequences.has_no_work()) {
-    if (const mha_status status = check_arrays(report, &plan.stage)) return status;
+    if (const mha_status status = check_array_contents(report, &plan.stage)) return status;
     const uint64_t q_rows = valid_queries(plan.stage.sequences), kv_rows = valid_keys(plan.stage.sequences);
     const uint64_t output_weights = shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;
     filled.operations = 2 * (q_rows * (product(shape.query_dim, shape.q_columns() + shape.g_columns()) + output_weights) +

@@ -9,16 +9,16 @@
 
 namespace mha {
 
-// All dimensions resolved: nothing is 0 or derived any more.
+// All dimensions resolved: nothing is 0 or derived any more. It stands so in the header of a packed buffer.
 struct LayerShape {
   int64_t query_dim, key_dim, value_dim;
-  int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
   int64_t output_dim;  // width of y; num_heads * head_dim_v without W_O
+  int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
   float scale;
-  bool has_output;  // there is a W_O
-  uint32_t gate;    // MHA_GATE_*
-  int64_t gate_dim;  // 0 without a gate
+  uint32_t has_output;  // there is a W_O
+  uint32_t gate;        // MHA_GATE_*
   Arithmetic arithmetic;
+  int64_t gate_dim;  // 0 without a gate
 
   int64_t q_columns() const { return num_heads * head_dim; }
   int64_t k_columns() const { return num_kv_heads * head_dim; }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <array>
 
 #include "norm.h"
 #include "score_options.h"
@@ -14,34 +15,29 @@
 namespace mha {
 namespace {
 
-// An optional contiguous output; null if it was not asked for.
+// A contiguous output; null if it was not asked for.
 struct OptionalOutput {
   const char *name;
   float *output;
   Count elements;
-};
-
-constexpr int num_optional_outputs = 10;
-
-struct OptionalOutputs {
-  OptionalOutput outputs[num_optional_outputs];
+  bool is_per_pair = false;
 };
 
 // n_kv: of the outputs per pair.
-OptionalOutputs optional_outputs(const MiddleStage &stage, int64_t n_kv) {
+std::array<OptionalOutput, 10> optional_outputs(const MiddleStage &stage, int64_t n_kv) {
   const Attention &a = stage.attention;
   const mha_taps &taps = stage.taps;
   const Count batch(a.array_batch), heads(a.num_heads), q_rows = batch * Count(a.n_q) * heads, pairs = q_rows * Count(n_kv);
   const Count kv_rows = batch * Count(stage.sequences.n_kv) * Count(a.num_kv_heads);
   return {{{"lse", a.lse, q_rows},
-           {"attention_weights", a.pairs.weights, pairs},
+           {"attention_weights", a.pairs.weights, pairs, true},
            {"taps.q", taps.q, q_rows * Count(a.head_dim)},
            {"taps.k", taps.k, kv_rows * Count(a.head_dim)},
            {"taps.v", taps.v, kv_rows * Count(a.head_dim_v)},
-           {"taps.scores", taps.scores, pairs},
-           {"taps.scaled_scores", taps.scaled_scores, pairs},
-           {"taps.softcapped_scores", taps.softcapped_scores, pairs},
-           {"taps.masked_scores", taps.masked_scores, pairs},
+           {"taps.scores", taps.scores, pairs, true},
+           {"taps.scaled_scores", taps.scaled_scores, pairs, true},
+           {"taps.softcapped_scores", taps.softcapped_scores, pairs, true},
+           {"taps.masked_scores", taps.masked_scores, pairs, true},
            {"taps.context", taps.context, q_rows * Count(a.head_dim_v)}}};
 }
 
@@ -61,19 +57,17 @@ mha_status check_optional_outputs(Report report, MiddleStage *stage) {
   pairs.masked_scores = taps.masked_scores;
   attention.context = taps.context;
   if (!attention.lse && !pairs.weights && !stage->given_taps) return MHA_OK;
-  for (const OptionalOutput &output : optional_outputs(*stage, max_keys(s)).outputs) {
+  const std::array<OptionalOutput, 10> outputs = optional_outputs(*stage, max_keys(s));
+  for (const OptionalOutput &output : outputs) {
     if (output.output && (output.elements * Count(sizeof(float))).overflows())
       return report.fail(MHA_ERROR_TOO_LARGE, "%s would be larger than memory can be", output.name);
   }
-  const char *const per_pair = pairs.weights             ? "attention_weights"
-                               : pairs.scores            ? "taps.scores"
-                               : pairs.scaled_scores     ? "taps.scaled_scores"
-                               : pairs.softcapped_scores ? "taps.softcapped_scores"
-                               : pairs.masked_scores     ? "taps.masked_scores"
-                                                         : nullptr;
-  if (!per_pair || !s.is_ring()) return MHA_OK;
-  return report.invalid("%s has a column for each position, of which a ring has no end; leave it NULL, or use a cache of another kind",
-                        per_pair);
+  for (const OptionalOutput &output : outputs) {
+    if (!output.output || !output.is_per_pair || !s.is_ring()) continue;
+    return report.invalid("%s has a column for each position, of which a ring has no end; leave it NULL, or use a cache of another kind",
+                          output.name);
+  }
+  return MHA_OK;
 }
 
 // What the rows of padding have in the optional outputs: zeros, and no key takes part in them.
@@ -129,7 +123,7 @@ mha_status check_middle(Report report, MiddleStage *stage) {
   return check_optional_outputs(report, stage);
 }
 
-mha_status check_arrays(Report report, MiddleStage *stage) {
+mha_status check_array_contents(Report report, MiddleStage *stage) {
   Attention &attention = stage->attention;
   if (const mha_status status = check_score_arrays(report, attention.options, attention.num_heads)) return status;
   if (const mha_status status = check_sequence_arrays(report, stage->sequences)) return status;
@@ -164,7 +158,7 @@ void begin_passes(MiddleStage *stage, unsigned char *workspace) {
   stage->keys = s.is_ragged() ? reinterpret_cast<Extent *>(workspace + memory.key_extents) : nullptr;
   stage->next_row = 0;
   if (!s.is_ragged()) return;
-  if (s.is_packed()) {
+  if (s.has_cu_seqlens()) {
     stage->packed[0] = packed_queries(s);
     stage->packed[1] = packed_keys(s);
     cut_queries(longest_queries(s), threads_of(stage->scheduler), &stage->attention);
@@ -186,8 +180,6 @@ bool next_pass(MiddleStage *stage) {
   return true;
 }
 
-namespace {
-
 KeyValues plain_rows(const StridedRows &rows) {
   KeyValues plain = {};
   plain.base = rows.base;
@@ -197,8 +189,6 @@ KeyValues plain_rows(const StridedRows &rows) {
   plain.head_stride = rows.head_stride;
   return plain;
 }
-
-}  // namespace
 
 void attend_pass(MiddleStage *stage) {
   Attention &attention = stage->attention;
@@ -261,10 +251,9 @@ void add_cost_of_middle(const MiddleStage &stage, mha_call_info *info) {
   info->bytes += bytes_of_score_options(attention.options, s.array_batch(), heads.computed, attention.n_q,
                                         std::min(s.num_columns, s.has_new_columns ? s.n_kv : pair_columns(s)));
   const int64_t stored = attention.num_kv_heads;  // a cache takes all
-  if (s.cache || !attention.k.is_packed) {
+  if (s.cache || !attention.k.is_packed)
     info->bytes += key_value_bytes(s, attention, s.cache ? stored : heads.new_keys, s.cache ? stored : heads.attended, heads.attended);
-  }
-  for (const OptionalOutput &output : optional_outputs(stage, pair_columns(s)).outputs) {
+  for (const OptionalOutput &output : optional_outputs(stage, pair_columns(s))) {
     if (output.output) info->bytes += static_cast<uint64_t>(output.elements.value()) * sizeof(float);
   }
 }

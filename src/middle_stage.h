@@ -1,9 +1,9 @@
 // The middle stage of a call, q, k, v to context, in the order in which both entries go through it:
 //
-//   describe_call      takes the fields that their argument structs have in common; the entry adds the shape and where its arrays are
-//   check_middle       checks all that can be known without reading an array
-//   plan_middle        cuts the stage into units, and takes their memory from the workspace
-//   check_arrays       checks the arrays: of lengths, positions, sequences of a cache, slopes, sinks, head scales; then strides are known
+//   describe_call         takes the fields that their argument structs have in common; the entry adds the shape and where its arrays are
+//   check_middle          checks all that can be known without reading an array
+//   plan_middle           cuts the stage into units, and takes their memory from the workspace
+//   check_array_contents  checks lengths, positions, sequences of a cache, slopes, sinks and head scales; then strides are known
 //   begin_passes, then as long as there is a next_pass: attend_pass, before and after which mha_forward has its products
 //
 // A parameter of the scores is a field of ScoreOptions (kernels/kernels.h), which score_options.cpp reads and checks for check_middle.
@@ -65,11 +65,11 @@ bool is_plain_call(const Args &args) {
 
 mha_status check_middle(Report report, MiddleStage *stage);
 
-mha_status check_arrays(Report report, MiddleStage *stage);
+mha_status check_array_contents(Report report, MiddleStage *stage);
 
 // The valid rows of the arrays, of each sequence that they have room for; null: all.
-inline const Extent *valid_queries(const MiddleStage &stage) { return stage.sequences.is_packed() ? &stage.packed[0] : stage.queries; }
-inline const Extent *valid_keys(const MiddleStage &stage) { return stage.sequences.is_packed() ? &stage.packed[1] : stage.keys; }
+inline const Extent *valid_queries(const MiddleStage &stage) { return stage.sequences.has_cu_seqlens() ? &stage.packed[0] : stage.queries; }
+inline const Extent *valid_keys(const MiddleStage &stage) { return stage.sequences.has_cu_seqlens() ? &stage.packed[1] : stage.keys; }
 
 // After attention.k and attention.v say how they are stored.
 void plan_middle(MiddleStage *stage, WorkspaceLayout *layout);
@@ -79,6 +79,9 @@ void begin_passes(MiddleStage *stage, unsigned char *workspace);
 
 // All rows of the call or, with a ring, as many as it can take at once. False after the last ones, when the cache has grown by all.
 bool next_pass(MiddleStage *stage);
+
+// Rows of keys or values as the attention reads them in place.
+KeyValues plain_rows(const StridedRows &rows);
 
 // Stores the rows of keys and values, and attends.
 void attend_pass(MiddleStage *stage);

@@ -28,12 +28,7 @@ struct PackedHeader {
   uint32_t kind;
   uint64_t bytes;             // of the whole buffer
   uint64_t payload_checksum;  // of everything behind the header
-  int64_t query_dim, key_dim, value_dim, output_dim;
-  int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
-  float scale;
-  uint32_t has_output;
-  uint32_t gate, arithmetic;
-  int64_t gate_dim;
+  LayerShape shape;
   unsigned char reserved[256 - 136];
   uint64_t header_checksum;  // of the header with 0 here
 };
@@ -521,19 +516,7 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
   header.bytes = static_cast<uint64_t>(layout.bytes);
   if (!stays_float && kind == PackedKind::panels_f32) sum = panels_checksum(layout, bytes);
   header.payload_checksum = sum + rest_checksum(layout, kind, bytes);
-  header.query_dim = shape.query_dim;
-  header.key_dim = shape.key_dim;
-  header.value_dim = shape.value_dim;
-  header.output_dim = shape.output_dim;
-  header.num_heads = shape.num_heads;
-  header.num_kv_heads = shape.num_kv_heads;
-  header.head_dim = shape.head_dim;
-  header.head_dim_v = shape.head_dim_v;
-  header.scale = shape.scale;
-  header.has_output = shape.has_output;
-  header.gate = shape.gate;
-  header.gate_dim = shape.gate_dim;
-  header.arithmetic = static_cast<uint32_t>(shape.arithmetic);
+  header.shape = shape;
   header.header_checksum = header_checksum(header);
   memcpy(bytes, &header, sizeof header);
 }
@@ -568,28 +551,21 @@ mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, L
     return report.fail(MHA_ERROR_PACKED_FORMAT, "the packed layer is of kind %u, which this version does not know; pack it again",
                        header.kind);
   }
-  *shape = {header.query_dim, header.key_dim,    header.value_dim,  header.num_heads, header.num_kv_heads,
-            header.head_dim,  header.head_dim_v, header.output_dim, header.scale,     header.has_output != 0,
-            header.gate,      header.gate_dim,   static_cast<Arithmetic>(header.arithmetic)};
+  *shape = header.shape;
   // Guards the bounds against a header that was made up: its checksum is no secret.
-  const int64_t dims[] = {header.query_dim, header.key_dim,      header.value_dim, header.output_dim,
-                          header.num_heads, header.num_kv_heads, header.head_dim,  header.head_dim_v};
-  const bool has_heads = header.num_heads != 0;
-  bool is_sound = has_heads ? header.num_kv_heads > 0 && header.num_heads % header.num_kv_heads == 0
-                            : header.has_output != 0 && header.scale == 0.0f;
+  const LayerShape &s = *shape;
+  const int64_t dims[] = {s.query_dim, s.key_dim, s.value_dim, s.output_dim, s.num_heads, s.num_kv_heads, s.head_dim, s.head_dim_v};
+  bool is_sound = s.has_heads() ? s.num_kv_heads > 0 && s.num_heads % s.num_kv_heads == 0 : s.has_output && s.scale == 0.0f;
   for (const int64_t &dim : dims) {
     const bool is_of_heads = &dim != &dims[0] && &dim != &dims[3];  // all but query_dim and output_dim
-    is_sound = is_sound && (has_heads || !is_of_heads ? dim > 0 && dim <= INT32_MAX : dim == 0);
+    is_sound = is_sound && (s.has_heads() || !is_of_heads ? dim > 0 && dim <= INT32_MAX : dim == 0);
   }
-  is_sound = is_sound && header.num_heads * header.head_dim <= INT32_MAX && header.num_heads * header.head_dim_v <= INT32_MAX;
-  is_sound = is_sound && header.scale - header.scale == 0.0f &&
-             (header.has_output != 0 || header.output_dim == header.num_heads * header.head_dim_v);
-  is_sound = is_sound && header.gate <= MHA_GATE_SOFTPLUS &&
-             (header.gate == MHA_GATE_NONE
-                  ? header.gate_dim == 0
-                  : has_heads && (header.gate_dim == 1 || header.gate_dim == header.head_dim_v));
-  is_sound = is_sound && header.arithmetic <= MHA_ARITHMETIC_INT16 && has_fours(*kind) == (header.arithmetic != MHA_ARITHMETIC_F32);
-  is_sound = is_sound && (*kind != PackedKind::plain_f32 || shape->fits_sgemm());
+  is_sound = is_sound && s.q_columns() <= INT32_MAX && s.context_columns() <= INT32_MAX;
+  is_sound = is_sound && s.scale - s.scale == 0.0f && (s.has_output || s.output_dim == s.context_columns());
+  is_sound = is_sound && s.gate <= MHA_GATE_SOFTPLUS &&
+             (s.gate == MHA_GATE_NONE ? s.gate_dim == 0 : s.has_heads() && (s.gate_dim == 1 || s.gate_dim == s.head_dim_v));
+  is_sound = is_sound && s.arithmetic <= Arithmetic::int16 && has_fours(*kind) == (s.arithmetic != Arithmetic::f32);
+  is_sound = is_sound && (*kind != PackedKind::plain_f32 || s.fits_sgemm());
   if (is_sound) *layout = packed_layout(*shape, *kind);
   if (!is_sound || layout->bytes < 0 || static_cast<uint64_t>(layout->bytes) != header.bytes)
     return report.fail(MHA_ERROR_PACKED_FORMAT, "the packed layer's sizes contradict each other; pack it again");

@@ -228,9 +228,8 @@ mha_status check_scaling(Report report, mha_rope_config &config) {
   mha_status status = check_yarn(report, config);
   if (!status) status = check_llama3(report, config);
   if (!status) status = check_ntk(report, config);
-  if (!status && config.attention_factor != 0) {
+  if (!status && config.attention_factor != 0)
     status = check_number(report, "attention_factor", config.attention_factor, 0x1p-31, largest_factor, factors);
-  }
   for (int64_t i = 0; !status && config.pair_factors && i < config.dims / 2; ++i) {
     const double factor = config.pair_factors[i];
     if (factor >= 0.5 && factor <= largest_factor) continue;

@@ -204,17 +204,18 @@ mha_status check_score_options(Report report, const mha_score_options *given, in
 }
 
 mha_status check_score_arrays(Report report, const ScoreOptions &options, int64_t num_heads) {
-  for (int64_t head = 0; options.alibi_slopes && head < num_heads; ++head) {
-    if (is_finite(options.alibi_slopes[head])) continue;
-    return report.invalid("score.alibi_slopes[%lld] is %g; it must be finite", lld(head), static_cast<double>(options.alibi_slopes[head]));
-  }
-  for (int64_t head = 0; options.sinks && head < num_heads; ++head) {
-    if (options.sinks[head] < __builtin_inff()) continue;
-    return report.invalid("score.sinks[%lld] is %g; it must be less than infinity", lld(head), static_cast<double>(options.sinks[head]));
-  }
-  for (int64_t head = 0; options.head_scales && head < num_heads; ++head) {
-    if (is_finite(options.head_scales[head])) continue;
-    return report.invalid("score.head_scales[%lld] is %g; it must be finite", lld(head), static_cast<double>(options.head_scales[head]));
+  const struct {
+    const char *name;
+    const float *numbers;
+    bool may_be_low;  // minus infinity
+  } arrays[] = {{"alibi_slopes", options.alibi_slopes, false}, {"sinks", options.sinks, true}, {"head_scales", options.head_scales, false}};
+  for (const auto &array : arrays) {
+    for (int64_t head = 0; array.numbers && head < num_heads; ++head) {
+      const float x = array.numbers[head];
+      if (array.may_be_low ? x < __builtin_inff() : is_finite(x)) continue;
+      return report.invalid("score.%s[%lld] is %g; it must be %s", array.name, lld(head), static_cast<double>(x),
+                            array.may_be_low ? "less than infinity" : "finite");
+    }
   }
   return MHA_OK;
 }

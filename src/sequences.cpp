@@ -19,21 +19,21 @@ const int64_t *packed_keys_of(const SequenceArguments &s) {
 
 // Valid rows, and the first of them in the arrays.
 int64_t queries_of(const SequenceArguments &s, int64_t b) {
-  if (s.is_packed()) return s.cu_seqlens_q[b + 1] - s.cu_seqlens_q[b];
+  if (s.has_cu_seqlens()) return s.cu_seqlens_q[b + 1] - s.cu_seqlens_q[b];
   return s.q_lengths ? s.q_lengths[b] : s.is_self && s.kv_start ? s.n_q - s.kv_start[b] : s.n_q;
 }
 int64_t keys_of(const SequenceArguments &s, int64_t b) {
   if (s.is_self) return queries_of(s, b);
-  if (s.is_packed()) return packed_keys_of(s) ? packed_keys_of(s)[b + 1] - packed_keys_of(s)[b] : 0;
+  if (s.has_cu_seqlens()) return packed_keys_of(s) ? packed_keys_of(s)[b + 1] - packed_keys_of(s)[b] : 0;
   return s.kv_lengths ? s.kv_lengths[b] : s.kv_start ? s.n_kv - s.kv_start[b] : s.n_kv;
 }
 int64_t first_query(const SequenceArguments &s, int64_t b) {
-  if (s.is_packed()) return s.cu_seqlens_q[b];
+  if (s.has_cu_seqlens()) return s.cu_seqlens_q[b];
   return s.flags & MHA_PADDING_LEFT ? s.n_q - queries_of(s, b) : s.is_self && s.kv_start ? s.kv_start[b] : 0;
 }
 int64_t first_key(const SequenceArguments &s, int64_t b) {
   if (s.is_self) return first_query(s, b);
-  if (s.is_packed()) return packed_keys_of(s) ? packed_keys_of(s)[b] : 0;
+  if (s.has_cu_seqlens()) return packed_keys_of(s) ? packed_keys_of(s)[b] : 0;
   return s.flags & MHA_PADDING_LEFT ? s.n_kv - keys_of(s, b) : s.kv_start ? s.kv_start[b] : 0;
 }
 
@@ -61,6 +61,14 @@ bool has_positions(const SequenceArguments &s) {
 int64_t start_of(const SequenceArguments &s, int64_t b) {
   if (!has_positions(s)) return 0;
   return s.q_start ? s.q_start[b] : past_of(s, b) + keys_of(s, b) - queries_of(s, b);
+}
+
+// The largest of a number of each sequence.
+template <class Number>
+int64_t most_of(const SequenceArguments &s, const Number &number) {
+  int64_t most = 0;
+  for (int64_t b = 0; b < s.batch; ++b) most = std::max(most, number(b));
+  return most;
 }
 
 // ---- Checks without arrays
@@ -138,7 +146,7 @@ mha_status check_cache_fits(Report report, const SequenceArguments &s, int64_t n
     return report.fail(MHA_ERROR_SHAPE, "window_left is %lld, but the ring has %lld positions; it needs at least one more",
                        lld(s.window_left), lld(cache->capacity));
   }
-  if (!s.is_self && !s.is_packed() && s.n_kv > s.rows_per_pass() && s.n_q != s.n_kv) {
+  if (!s.is_self && !s.has_cu_seqlens() && s.n_kv > s.rows_per_pass() && s.n_q != s.n_kv) {
     return report.fail(
         MHA_ERROR_SHAPE,
         "a ring takes rows in passes of capacity - window_left = %lld, and several need as many queries as keys; n_q is %lld, n_kv %lld",
@@ -150,8 +158,8 @@ mha_status check_cache_fits(Report report, const SequenceArguments &s, int64_t n
 // What cu_seqlens_q and kv_start go with.
 mha_status check_places(Report report, const SequenceArguments &s) {
   const char *const left = s.flags & MHA_PADDING_LEFT ? "MHA_PADDING_LEFT" : nullptr;
-  if (s.cu_seqlens_kv && !s.is_packed()) return report.invalid("cu_seqlens_kv is given without cu_seqlens_q; give that too");
-  if (s.is_packed()) {
+  if (s.cu_seqlens_kv && !s.has_cu_seqlens()) return report.invalid("cu_seqlens_kv is given without cu_seqlens_q; give that too");
+  if (s.has_cu_seqlens()) {
     const char *const other = s.q_lengths ? "q_lengths" : s.kv_lengths ? "kv_lengths" : s.kv_start ? "kv_start" : left;
     if (other) return report.invalid("cu_seqlens_q says which rows are valid, but %s is given; leave it out", other);
     if (s.is_self && s.cu_seqlens_kv)
@@ -257,7 +265,7 @@ mha_status check_ring(Report report, const SequenceArguments &s, int64_t b) {
 mha_status check_rope_positions(Report report, const SequenceArguments &s, int64_t b, bool of_keys) {
   const int64_t *const given = of_keys ? s.rope.k_positions : s.rope.q_positions;
   const int64_t rows = of_keys ? keys_of(s, b) : queries_of(s, b), stride = of_keys && !s.is_self ? s.n_kv : s.n_q;
-  const int64_t first_row = (s.is_packed() ? 0 : b * stride) + (of_keys ? first_key(s, b) : first_query(s, b));
+  const int64_t first_row = (s.has_cu_seqlens() ? 0 : b * stride) + (of_keys ? first_key(s, b) : first_query(s, b));
   const int64_t first = of_keys ? past_of(s, b) : start_of(s, b);
   const char *const name = of_keys ? "k" : "q";
   for (int64_t i = 0; given && i < rows; ++i) {
@@ -281,12 +289,6 @@ mha_status check_rope_positions(Report report, const SequenceArguments &s, int64
 
 }  // namespace
 
-mha_status check_cache_read(Report report, const mha_kv_cache *cache, const char *given) {
-  if (!cache) return report.invalid("MHA_CACHE_READ is set without cache; give the cache too");
-  if (!given) return MHA_OK;
-  return report.invalid("MHA_CACHE_READ appends nothing, but %s is given; leave it NULL, or leave the flag out", given);
-}
-
 mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v) {
   const SequenceArguments &s = *sequences;
   const bool is_plain = (s.flags & ~MHA_CAUSAL) == 0 && s.window_left == 0 && s.window_right == 0 && !s.has_rope() && !s.cache &&
@@ -297,7 +299,7 @@ mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t 
     if (const mha_status status = check_rope(report, sequences, head_dim)) return status;
     if (const mha_status status = check_cache_fits(report, s, num_kv_heads, head_dim, head_dim_v)) return status;
   }
-  const bool knows_counts = !s.q_start && !s.q_lengths && !s.kv_lengths && !s.kv_start && !s.is_packed() && !s.cache;
+  const bool knows_counts = !s.q_start && !s.q_lengths && !s.kv_lengths && !s.kv_start && !s.has_cu_seqlens() && !s.cache;
   if (knows_counts && s.n_q > s.n_kv && has_positions(s)) {
     return report.fail(MHA_ERROR_SHAPE, "%s with n_q %lld > n_kv %lld would place queries before the first key; set n_kv, or give q_start",
                        s.is_causal()      ? "causal"
@@ -357,26 +359,20 @@ int64_t max_keys(const SequenceArguments &s) {
 }
 
 int64_t longest_keys(const SequenceArguments &s) {
-  if (!s.cache && !s.is_packed()) return s.n_kv;
-  int64_t longest = 0;
-  for (int64_t b = 0; b < s.batch; ++b) longest = std::max(longest, past_of(s, b) + keys_of(s, b));
-  return longest;
+  if (!s.cache && !s.has_cu_seqlens()) return s.n_kv;
+  return most_of(s, [&](int64_t b) { return past_of(s, b) + keys_of(s, b); });
 }
 
 int64_t pair_columns(const SequenceArguments &s) { return s.cache ? longest_keys(s) : s.n_kv; }
 
 int64_t longest_queries(const SequenceArguments &s) {
-  if (!s.is_packed()) return s.n_q;
-  int64_t longest = 0;
-  for (int64_t b = 0; b < s.batch; ++b) longest = std::max(longest, queries_of(s, b));
-  return longest;
+  if (!s.has_cu_seqlens()) return s.n_q;
+  return most_of(s, [&](int64_t b) { return queries_of(s, b); });
 }
 
 int64_t longest_rows(const SequenceArguments &s) {
-  if (!s.is_packed()) return std::max(s.n_q, s.n_kv);
-  int64_t longest = 0;
-  for (int64_t b = 0; b < s.batch; ++b) longest = std::max(longest, std::max(queries_of(s, b), keys_of(s, b)));
-  return longest;
+  if (!s.has_cu_seqlens()) return std::max(s.n_q, s.n_kv);
+  return most_of(s, [&](int64_t b) { return std::max(queries_of(s, b), keys_of(s, b)); });
 }
 
 Extent packed_queries(const SequenceArguments &s) { return {s.cu_seqlens_q[0], s.cu_seqlens_q[s.batch] - s.cu_seqlens_q[0], 0, 0}; }
@@ -408,8 +404,8 @@ void fill_sequences(const SequenceArguments &s, int64_t first_row, int64_t rows,
     sequence.kv_first = first_key(s, b) + kv_begin;
     sequence.past = past + kv_begin;
     sequence.kv_rows = kv_end - kv_begin;
-    sequence.in_cache = s.is_packed() && !s.cache ? kv_before / key_block + b : in_cache(s, b);
-    sequence.in_arrays = s.is_packed() ? 0 : b;
+    sequence.in_cache = s.has_cu_seqlens() && !s.cache ? kv_before / key_block + b : in_cache(s, b);
+    sequence.in_arrays = s.has_cu_seqlens() ? 0 : b;
     sequence.column = s.cache ? 0 : sequence.kv_first;
     sequence.option_column = s.has_new_columns ? sequence.kv_first - sequence.past : sequence.column;
     sequence.first_in_columns = s.has_new_columns ? past : 0;

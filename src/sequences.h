@@ -32,13 +32,13 @@ struct SequenceArguments {
   bool is_causal() const { return (flags & MHA_CAUSAL) != 0; }
   bool has_left() const { return (flags & MHA_WINDOW_LEFT) != 0; }
   bool has_window() const { return (flags & (MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT)) != 0; }
-  bool is_packed() const { return cu_seqlens_q != nullptr; }
-  int64_t array_batch() const { return is_packed() && batch > 1 ? 1 : batch; }  // the sequences that the arrays have room for
+  bool has_cu_seqlens() const { return cu_seqlens_q != nullptr; }
+  int64_t array_batch() const { return has_cu_seqlens() && batch > 1 ? 1 : batch; }  // the sequences that the arrays have room for
   bool is_ring() const { return cache && cache->kind == MHA_CACHE_RING; }
   // Rows that one pass over a ring may append, so that no row loses a key that it needs.
   int64_t rows_per_pass() const { return is_ring() ? cache->capacity - window_left : INT64_MAX; }
   // Whether some rows may be no part of a pass: padding, or those of another pass.
-  bool is_ragged() const { return q_lengths || kv_lengths || kv_start || is_packed() || is_ring(); }
+  bool is_ragged() const { return q_lengths || kv_lengths || kv_start || has_cu_seqlens() || is_ring(); }
 };
 
 // Takes the fields that both argument structs have; is_self is the entry's to set.
@@ -65,8 +65,15 @@ void describe_sequences(const Args &args, SequenceArguments *sequences) {
   sequences->given_rope = args.rope;
 }
 
-// What MHA_CACHE_READ goes with. given: the name of an array about rows to be appended; null if there is none.
-mha_status check_cache_read(Report report, const mha_kv_cache *cache, const char *given);
+// What MHA_CACHE_READ goes with. rows: the name of an array of keys or values; null if there is none.
+template <class Args>
+mha_status check_cache_read(Report report, const Args &args, const char *rows) {
+  const char *const places = args.kv_lengths ? "kv_lengths" : args.kv_start ? "kv_start" : args.cu_seqlens_kv ? "cu_seqlens_kv" : nullptr;
+  const char *const given = rows ? rows : places;
+  if (!args.cache) return report.invalid("MHA_CACHE_READ is set without cache; give the cache too");
+  if (!given) return MHA_OK;
+  return report.invalid("MHA_CACHE_READ appends nothing, but %s is given; leave it NULL, or leave the flag out", given);
+}
 
 // What can be checked without reading an array: flags, windows, the rotation's shape, and that the cache is one for these heads.
 mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v);

@@ -32,36 +32,22 @@ mha_status Report::invalid(const char *format, ...) const {
 }  // namespace mha
 
 const char *mha_status_string(mha_status status) {
-  switch (status) {
-    case MHA_OK:
-      return "MHA_OK";
-    case MHA_ERROR_NULL_POINTER:
-      return "MHA_ERROR_NULL_POINTER";
-    case MHA_ERROR_STRUCT_SIZE:
-      return "MHA_ERROR_STRUCT_SIZE";
-    case MHA_ERROR_INVALID_VALUE:
-      return "MHA_ERROR_INVALID_VALUE";
-    case MHA_ERROR_SHAPE:
-      return "MHA_ERROR_SHAPE";
-    case MHA_ERROR_TOO_LARGE:
-      return "MHA_ERROR_TOO_LARGE";
-    case MHA_ERROR_BUFFER_TOO_SMALL:
-      return "MHA_ERROR_BUFFER_TOO_SMALL";
-    case MHA_ERROR_OUT_OF_MEMORY:
-      return "MHA_ERROR_OUT_OF_MEMORY";
-    case MHA_ERROR_INSTRUCTION_SET:
-      return "MHA_ERROR_INSTRUCTION_SET";
-    case MHA_ERROR_PACKED_FORMAT:
-      return "MHA_ERROR_PACKED_FORMAT";
-    case MHA_ERROR_PACKED_CHECKSUM:
-      return "MHA_ERROR_PACKED_CHECKSUM";
-    case MHA_ERROR_OUT_OF_RANGE:
-      return "MHA_ERROR_OUT_OF_RANGE";
-    case MHA_ERROR_CACHE_FULL:
-      return "MHA_ERROR_CACHE_FULL";
-    case MHA_ERROR_CACHE_FORMAT:
-      return "MHA_ERROR_CACHE_FORMAT";
-    default:
-      return "unknown mha_status";
-  }
+  static constexpr const char *names[] = {
+      "MHA_OK",
+      "MHA_ERROR_NULL_POINTER",
+      "MHA_ERROR_STRUCT_SIZE",
+      "MHA_ERROR_INVALID_VALUE",
+      "MHA_ERROR_SHAPE",
+      "MHA_ERROR_TOO_LARGE",
+      "MHA_ERROR_BUFFER_TOO_SMALL",
+      "MHA_ERROR_OUT_OF_MEMORY",
+      "MHA_ERROR_INSTRUCTION_SET",
+      "MHA_ERROR_PACKED_FORMAT",
+      "MHA_ERROR_PACKED_CHECKSUM",
+      "MHA_ERROR_OUT_OF_RANGE",
+      "MHA_ERROR_CACHE_FULL",
+      "MHA_ERROR_CACHE_FORMAT",
+  };
+  static_assert(sizeof names / sizeof names[0] == MHA_ERROR_CACHE_FORMAT + 1, "a name for each, by its number");
+  return status <= MHA_ERROR_CACHE_FORMAT ? names[status] : "unknown mha_status";
 }
