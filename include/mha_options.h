@@ -1,14 +1,17 @@
 /*
- * mha: how a layer computes, and what changes a call beyond its mask. mha.h includes this file;
- * programs include mha.h alone.
+ * mha: what changes a layer or a call beyond its shape and its mask, and what fewer programs call.
+ * mha.h includes this file at its end; programs include mha.h alone. In the order of this file:
  *
  *     mha_layer_options           instruction set, BLAS and memory of a layer
- *     mha_rope, mha_rope_tables   rotary position embedding, and the tables for it
+ *     MHA_ARITHMETIC_*            types of weights, arithmetic of integers
+ *     MHA_GATE_*                  gates
+ *     mha_layer_pack, _view       layers in the caller's memory or in files
+ *     mha_kv_cache_*              rings, paged and saved caches; appending and reading alone
+ *     mha_rope, mha_rope_tables   rotary position embedding and its tables
  *     mha_norm                    norms of queries, keys and values
  *     mha_score_options           softcap, biases, mask arrays, groups, sinks, factors
- *     mha_alibi_slopes            the slopes of ALiBi
- *     mha_t5_relative_bias        the relative bias of T5
  *     mha_taps                    outputs of each step in between
+ *     mha_info                    how a call will run, and what it costs
  *
  * All that mha.h says of structs, strides, pointers, errors and threads holds here.
  */
@@ -16,7 +19,7 @@
 #define MHA_OPTIONS_H
 
 #ifndef MHA_H
-#error "include mha.h, which includes mha_options.h in its place"
+#error "include mha.h, which includes mha_options.h"
 #endif
 
 #ifdef __cplusplus
@@ -24,6 +27,25 @@ extern "C" {
 #endif
 
 /* ---- How a layer computes ------------------------------------------------------------------- */
+
+/* MHA_CONTRACT of the linked library. */
+MHA_API uint32_t mha_contract(void);
+
+/* Instruction sets. The last four differ from the first ones in integer arithmetic alone. */
+#define MHA_INSTRUCTION_SET_AUTO 0u   /* the best one that this machine has */
+#define MHA_INSTRUCTION_SET_SCALAR 1u /* any machine; slow */
+#define MHA_INSTRUCTION_SET_AVX2 2u   /* x86-64 with AVX2, FMA and F16C */
+#define MHA_INSTRUCTION_SET_AVX512 3u /* x86-64 with AVX-512 F, CD, BW, VL and DQ */
+#define MHA_INSTRUCTION_SET_NEON 4u   /* AArch64 */
+#define MHA_INSTRUCTION_SET_AVX2_VNNI 5u    /* AVX2 with AVX-VNNI */
+#define MHA_INSTRUCTION_SET_AVX512_VNNI 6u  /* AVX512 with AVX-512 VNNI */
+#define MHA_INSTRUCTION_SET_NEON_DOTPROD 7u /* NEON with FEAT_DotProd; known on Linux only */
+#define MHA_INSTRUCTION_SET_NEON_I8MM 8u    /* NEON_DOTPROD with FEAT_I8MM; known on Linux only */
+
+/* Those that this build has and this machine can run: a bit (1u << MHA_INSTRUCTION_SET_X) each. */
+MHA_API uint32_t mha_instruction_sets(void);
+/* "auto", "scalar", "avx512_vnni", ...; of other numbers "unknown". Static memory. */
+MHA_API const char *mha_instruction_set_name(uint32_t instruction_set);
 
 /*
  * A matrix product of the caller's. It is called as cblas_sgemm(order, trans_a, trans_b, m, n, k,
@@ -53,6 +75,161 @@ typedef struct mha_layer_options {
   mha_sgemm sgemm;              /* runs the projections; NULL = the library's own kernels */
   const mha_allocator *allocator; /* of mha_layer_create, which copies it; NULL = malloc, free */
 } mha_layer_options;
+
+/* ---- Types of weights, integers, gates ------------------------------------------------------ */
+
+/*
+ * Weights in fewer bits are less to read, which is what few rows spend their time on. Biases stay
+ * float. Rounding is to nearest, ties to even. One weight that is not finite makes its column
+ * (int8) or group (int4) NaN as a whole. A quantiser's codes are taken as they are: a weight is
+ * code * scale.
+ *     F16     2 bytes a weight, 11 significant bits. A finite one of 65520 or more is refused.
+ *     BF16    2 bytes a weight, 8 significant bits, the range of float
+ *     INT8    1 byte a weight, and a scale for each output column: its largest magnitude / 127.
+ *             A quantiser's codes are int8_t, its scales [out].
+ *     INT4    5/8 of a byte a weight: a scale for each output column and group of 32 inputs, of
+ *             which the last may be shorter. The weight of the largest magnitude is -8 times it.
+ *             A quantiser's need MHA_LAYOUT_OUT_IN; scales are [out, ceil(in / 32)]. A row is
+ *             ceil(in / 2) bytes of two codes + 8 each, the earlier input in the low half. Strides
+ *             count elements and are even.
+ */
+
+/*
+ * What projections compute in. Integers need weights of INT8 or INT4. Input rows become codes: each
+ * 64 numbers have a scale, their largest magnitude / 127 or / 32767. Products of codes add up
+ * exactly. A number that is not finite makes its row NaN.
+ */
+#define MHA_ARITHMETIC_F32 0u
+#define MHA_ARITHMETIC_INT8 1u  /* codes of 8 bits */
+#define MHA_ARITHMETIC_INT16 2u /* codes of 16 bits, whose error is small beside the weights' */
+
+/*
+ * A gate: the context of a head times a function of x W_G + b_G, a projection of the query input
+ * with a number for each element or for each head. A row of 0 stays 0. Without w_g, the columns of
+ * each head's gate lie behind the head's own in w_q or w_qkv, and so in b_q or b_qkv (Qwen3-Next).
+ */
+#define MHA_GATE_NONE 0u
+#define MHA_GATE_SIGMOID 1u  /* 1 / (1 + exp(-g)): Qwen3-Next; one for each head: Step */
+#define MHA_GATE_SOFTPLUS 2u /* ln(1 + exp(g)) */
+
+/* ---- Layers in the caller's memory, or in a file -------------------------------------------- */
+
+/*
+ * The bytes that mha_layer_pack needs: they depend on config, w_o and sgemm, not on the
+ * instruction set, which all use the same ones. Checks all but the contents of arrays; reads none.
+ */
+MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config,
+                                       const mha_layer_weights *weights,
+                                       const mha_layer_options *options, size_t *bytes,
+                                       mha_error *error);
+
+/*
+ * Packs the weights, whose arrays are not needed afterwards, into buffer, which is aligned to 64
+ * bytes, as by aligned_alloc(64, size). The packed layer is its first mha_layer_pack_size bytes,
+ * the same on every machine of this byte order, and can be copied and written to a file.
+ */
+MHA_API mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weights *weights,
+                                  const mha_layer_options *options, void *buffer,
+                                  size_t buffer_bytes, mha_error *error);
+
+/* The bytes of storage that mha_layer_view needs for the layer object, without the weights. */
+MHA_API size_t mha_layer_view_size(void);
+
+/*
+ * Makes *layer over a packed buffer, aligned to 64 bytes, such as a file in mmap, without a copy,
+ * and places the layer object in storage, of any alignment. Both stay the caller's, unchanged as
+ * long as the layer is used; there is nothing to destroy. Checks the header and bounds, in constant
+ * time, not the weights. options->sgemm is given if the buffer was packed with one, and only then.
+ */
+MHA_API mha_status mha_layer_view(const void *buffer, size_t buffer_bytes,
+                                  const mha_layer_options *options, void *storage,
+                                  size_t storage_bytes, const mha_layer **layer, mha_error *error);
+
+/* Checks what mha_layer_view checks, and the checksum of all weights. Reads the whole buffer. */
+MHA_API mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *error);
+
+/* As mha_layer_pack_size, of a linear layer. */
+MHA_API mha_status mha_linear_pack_size(const mha_linear_weights *weights,
+                                        const mha_layer_options *options, size_t *bytes,
+                                        mha_error *error);
+/* As mha_layer_pack, of a linear layer. */
+MHA_API mha_status mha_linear_pack(const mha_linear_weights *weights,
+                                   const mha_layer_options *options, void *buffer,
+                                   size_t buffer_bytes, mha_error *error);
+
+/*
+ * Fills *config, its struct_size set, with the shape of a layer, all defaults resolved. output_dim
+ * is the width of y; to make such a layer without W_O once more, set it back to 0. A linear layer
+ * has num_heads 0, and its input_dim as query_dim.
+ */
+MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config,
+                                   mha_error *error);
+
+/* ---- More of the KV cache ------------------------------------------------------------------- */
+
+/*
+ * Kinds of caches. In a ring, position p lies at p % capacity, over an older one. capacity is a
+ * multiple of 16 and more than window_left. A call needs MHA_CAUSAL and MHA_WINDOW_LEFT, q_start
+ * NULL, and as many queries as keys for more than capacity - window_left rows at once. It has no
+ * outputs per pair. Of a paged cache, capacity is a multiple of block_positions.
+ */
+#define MHA_CACHE_CONTIGUOUS 0u /* each sequence has room for capacity positions of its own */
+#define MHA_CACHE_RING 1u       /* the last capacity positions of each sequence, for windows */
+#define MHA_CACHE_PAGED 2u      /* blocks from a common pool, by mha_kv_cache_set_blocks */
+
+/*
+ * As mha_kv_cache_init, over a buffer that holds a cache, such as a copy or a file in mmap;
+ * read-only if the cache is only read. Checks header, lengths and block tables, not the contents.
+ */
+MHA_API mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **cache,
+                                     mha_error *error);
+
+/* Fills *config, its struct_size set, with what a cache was made for, all defaults resolved. */
+MHA_API mha_status mha_kv_cache_shape(const mha_kv_cache *cache, mha_kv_cache_config *config,
+                                      mha_error *error);
+
+/* The positions of a sequence, with those that a ring has overwritten. Writes on success only. */
+MHA_API mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequence, int64_t *length,
+                                       mha_error *error);
+
+/*
+ * Forgets the positions of a sequence from length on, such as rejected tokens; 0 empties it. More
+ * than it has is an error, and so is a later call whose window reaches what a ring overwrote.
+ */
+MHA_API mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t length,
+                                         mha_error *error);
+
+/*
+ * Sets the blocks of a sequence of a paged cache, in the order of their positions. blocks [count]
+ * is copied and names each block once; count is at most capacity / block_positions. Blocks that
+ * hold positions must stay in their places. Sequences may share the blocks of a common prefix, into
+ * which nothing can be appended then. The caller knows which blocks are free.
+ */
+MHA_API mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence,
+                                           const int32_t *blocks, int64_t count, mha_error *error);
+
+/*
+ * Replaces what sequence `to` has by the first length positions of sequence `from`, another one. In
+ * a paged cache, `to` must have its blocks before; those that both tables name are not copied.
+ */
+MHA_API mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t to,
+                                            int64_t length, mha_error *error);
+
+/*
+ * Appends count rows to a sequence, without attention and on the calling thread: k [count,
+ * num_kv_heads, head_dim] and v [count, num_kv_heads, head_dim_v], norm and rotation done already;
+ * NULL will do with a count of 0. They are stored bit for bit as a call stores them.
+ */
+MHA_API mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t count,
+                                       const float *k, const float *v, mha_error *error);
+
+/*
+ * Reads count positions of a sequence, from first on, as the numbers that attention computes with,
+ * in the shapes of mha_kv_cache_append; k or v may be NULL. Positions that the sequence does not
+ * have, or a ring no longer, are an error. What is read of f32, f16 and bf16 can be appended again.
+ */
+MHA_API mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_t first,
+                                     int64_t count, float *k, float *v, mha_error *error);
 
 /* ---- Rotary position embedding --------------------------------------------------------------
  *
@@ -166,9 +343,9 @@ typedef struct mha_norm {
 
 /* ---- Scores --------------------------------------------------------------------------------- */
 
-/* Which keys the columns of mask and bias stand for. */
-#define MHA_COLUMNS_ALL_KEYS 0u /* the rows of key or, with a cache, all positions in it */
-#define MHA_COLUMNS_NEW_KEYS 1u /* the rows of key that come with the call */
+/* Which keys the columns of mask and bias stand for; see below. */
+#define MHA_COLUMNS_ALL_KEYS 0u
+#define MHA_COLUMNS_NEW_KEYS 1u
 
 /* What position groups do. */
 #define MHA_GROUPS_WITHIN 0u /* of the keys that flags leave, only its own group: documents */
@@ -193,15 +370,18 @@ typedef struct mha_norm {
  * bias, what flags and lengths exclude is not read (with MHA_GROUPS_ALSO it may be), and of bias
  * what mask or groups exclude reaches no result. Calls only read the struct and all it points to.
  *
- * mask and bias have the shape [batch, num_heads, n_q, columns]. Where all sequences, heads or rows
- * have the same, the stride is MHA_BROADCAST: one [n_q, columns] for all has it as batch and head
- * stride. Rows are those of query, padding included, and have all columns. These are as in
- * attention_weights: the rows of key or, with a cache, the positions in it after the call. With
- * MHA_COLUMNS_NEW_KEYS they are always the rows of key that come with the call. The keys that the
- * cache had before then have no column: no mask excludes them, and their bias is 0, so that a tree
- * of drafted tokens needs a mask of its own rows only. They are in no group, and no group excludes
- * them: with MHA_GROUPS_WITHIN too, every query attends to them. A ring, whose positions have no
- * end, takes these columns alone, and no groups. Keys behind num_columns are masked.
+ * mask and bias have the shape [batch, num_heads, n_q, columns]; one [n_q, columns] for all has
+ * MHA_BROADCAST as batch and head stride. Rows are those of query, padding included, and all have
+ * the same columns:
+ *
+ *     ALL_KEYS    as in attention_weights: the rows of key or, with a cache, the positions in it
+ *                 after the call
+ *     NEW_KEYS    always the rows of key that come with the call. The keys that the cache had
+ *                 before have no column: no mask or group excludes them, even with GROUPS_WITHIN,
+ *                 and their bias is 0. So a tree of drafted tokens needs a mask of its own rows
+ *                 only. A ring, whose positions have no end, takes these alone, and no groups.
+ *
+ * Keys behind num_columns are masked.
  */
 typedef struct mha_score_options {
   size_t struct_size;        /* sizeof the struct */
@@ -265,6 +445,44 @@ typedef struct mha_taps {
   float *masked_scores; /* [batch, num_heads, n_q, n_kv]: after all biases; -infinity if masked */
   float *context;       /* [batch, n_q, num_heads, head_dim_v]: before the gate and W_O */
 } mha_taps;
+
+/* ---- What a call will do -------------------------------------------------------------------- */
+
+/* What runs the projections. */
+#define MHA_BACK_END_NATIVE 0u /* the library's own kernels */
+#define MHA_BACK_END_SGEMM 1u  /* the caller's sgemm */
+
+/* How a call would run, and what it costs. */
+typedef struct mha_call_info {
+  size_t struct_size;          /* sizeof the struct, set by the caller */
+  uint32_t instruction_set;    /* MHA_INSTRUCTION_SET_* of the kernels, never AUTO */
+  uint32_t back_end;           /* MHA_BACK_END_* of the projections */
+  uint32_t contract;           /* of the results: MHA_CONTRACT; with an sgemm 0 */
+  uint32_t num_threads;        /* the most tasks at once */
+  size_t workspace_bytes;      /* as mha_forward_workspace or mha_attention_workspace says */
+  size_t packed_bytes;         /* of the packed layer as stored, scales and biases included; or 0 */
+  uint64_t operations;         /* multiplications and additions; of pairs, those that flags, lengths
+                                  and head_scales leave to attend */
+  /* Inputs, weights and outputs, and what is appended to a cache and attended to there: each once,
+     as stored. Of padding, optional outputs alone count. With nothing to do 0, as operations. */
+  uint64_t bytes;
+} mha_call_info;
+
+/*
+ * Fills *info, its struct_size set, with how mha_forward(layer, args, ...) would run now: with a
+ * cache, with what that holds. Reads the arrays of the fields under "Positions and the cache", and
+ * score's alibi_slopes, sinks and head_scales.
+ */
+MHA_API mha_status mha_info(const mha_layer *layer, const mha_forward_args *args,
+                            mha_call_info *info, mha_error *error);
+
+/* As mha_info, for mha_attention(args, ...). */
+MHA_API mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *info,
+                                      mha_error *error);
+
+/* As mha_info, for mha_linear(layer, args, ...). Of the packed layer, bytes counts W_O and b_o. */
+MHA_API mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args,
+                                   mha_call_info *info, mha_error *error);
 
 #ifdef __cplusplus
 }

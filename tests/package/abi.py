@@ -20,6 +20,7 @@ written = root / "tests" / "package" / "interface.txt"
 def declarations(text):
     """{name: declaration} of a header, without comments and in one line each; the fields of structs are separated by ';'."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    text = re.sub(r"\bstruct (mha_\w+ \*)", r"\1", text)  # a pointer to a struct that is declared further on, or in another header
     found = {name: f"#define {name} {value.strip()}" for name, value in re.findall(r"^#define (MHA_\w+) (\S.*)$", text, re.MULTILINE)
              if not re.match(r"MHA_(API|CONTRACT|VERSION_\w+)$", name)}
     text = re.sub(r"^#.*$", "", text, flags=re.MULTILINE)

@@ -19,6 +19,20 @@ pub const MHA_ERROR_PACKED_CHECKSUM: u32 = 10;
 pub const MHA_ERROR_OUT_OF_RANGE: u32 = 11;
 pub const MHA_ERROR_CACHE_FULL: u32 = 12;
 pub const MHA_ERROR_CACHE_FORMAT: u32 = 13;
+pub const MHA_EMPTY: i64 = -9223372036854775808;
+pub const MHA_BROADCAST: i64 = -9223372036854775808;
+pub const MHA_TYPE_F32: u32 = 0;
+pub const MHA_TYPE_F16: u32 = 1;
+pub const MHA_TYPE_BF16: u32 = 2;
+pub const MHA_TYPE_INT8: u32 = 3;
+pub const MHA_TYPE_INT4: u32 = 4;
+pub const MHA_LAYOUT_IN_OUT: u32 = 0;
+pub const MHA_LAYOUT_OUT_IN: u32 = 1;
+pub const MHA_CAUSAL: u32 = 1;
+pub const MHA_WINDOW_LEFT: u32 = 2;
+pub const MHA_WINDOW_RIGHT: u32 = 4;
+pub const MHA_PADDING_LEFT: u32 = 8;
+pub const MHA_CACHE_READ: u32 = 16;
 pub const MHA_INSTRUCTION_SET_AUTO: u32 = 0;
 pub const MHA_INSTRUCTION_SET_SCALAR: u32 = 1;
 pub const MHA_INSTRUCTION_SET_AVX2: u32 = 2;
@@ -28,13 +42,15 @@ pub const MHA_INSTRUCTION_SET_AVX2_VNNI: u32 = 5;
 pub const MHA_INSTRUCTION_SET_AVX512_VNNI: u32 = 6;
 pub const MHA_INSTRUCTION_SET_NEON_DOTPROD: u32 = 7;
 pub const MHA_INSTRUCTION_SET_NEON_I8MM: u32 = 8;
-pub const MHA_EMPTY: i64 = -9223372036854775808;
-pub const MHA_BROADCAST: i64 = -9223372036854775808;
-pub const MHA_TYPE_F32: u32 = 0;
-pub const MHA_TYPE_F16: u32 = 1;
-pub const MHA_TYPE_BF16: u32 = 2;
-pub const MHA_TYPE_INT8: u32 = 3;
-pub const MHA_TYPE_INT4: u32 = 4;
+pub const MHA_ARITHMETIC_F32: u32 = 0;
+pub const MHA_ARITHMETIC_INT8: u32 = 1;
+pub const MHA_ARITHMETIC_INT16: u32 = 2;
+pub const MHA_GATE_NONE: u32 = 0;
+pub const MHA_GATE_SIGMOID: u32 = 1;
+pub const MHA_GATE_SOFTPLUS: u32 = 2;
+pub const MHA_CACHE_CONTIGUOUS: u32 = 0;
+pub const MHA_CACHE_RING: u32 = 1;
+pub const MHA_CACHE_PAGED: u32 = 2;
 pub const MHA_ROPE_HALF: u32 = 0;
 pub const MHA_ROPE_INTERLEAVED: u32 = 1;
 pub const MHA_NORM_LAYER: u32 = 1;
@@ -45,22 +61,6 @@ pub const MHA_COLUMNS_ALL_KEYS: u32 = 0;
 pub const MHA_COLUMNS_NEW_KEYS: u32 = 1;
 pub const MHA_GROUPS_WITHIN: u32 = 0;
 pub const MHA_GROUPS_ALSO: u32 = 1;
-pub const MHA_ARITHMETIC_F32: u32 = 0;
-pub const MHA_ARITHMETIC_INT8: u32 = 1;
-pub const MHA_ARITHMETIC_INT16: u32 = 2;
-pub const MHA_GATE_NONE: u32 = 0;
-pub const MHA_GATE_SIGMOID: u32 = 1;
-pub const MHA_GATE_SOFTPLUS: u32 = 2;
-pub const MHA_LAYOUT_IN_OUT: u32 = 0;
-pub const MHA_LAYOUT_OUT_IN: u32 = 1;
-pub const MHA_CACHE_CONTIGUOUS: u32 = 0;
-pub const MHA_CACHE_RING: u32 = 1;
-pub const MHA_CACHE_PAGED: u32 = 2;
-pub const MHA_CAUSAL: u32 = 1;
-pub const MHA_WINDOW_LEFT: u32 = 2;
-pub const MHA_WINDOW_RIGHT: u32 = 4;
-pub const MHA_PADDING_LEFT: u32 = 8;
-pub const MHA_CACHE_READ: u32 = 16;
 pub const MHA_BACK_END_NATIVE: u32 = 0;
 pub const MHA_BACK_END_SGEMM: u32 = 1;
 pub type mha_status = u32;
@@ -85,132 +85,6 @@ pub struct mha_scheduler {
             task_context: *mut core::ffi::c_void,
         ),
     >,
-}
-pub type mha_sgemm = ::core::option::Option<
-    unsafe extern "C" fn(
-        order: core::ffi::c_int,
-        trans_a: core::ffi::c_int,
-        trans_b: core::ffi::c_int,
-        m: core::ffi::c_int,
-        n: core::ffi::c_int,
-        k: core::ffi::c_int,
-        alpha: f32,
-        a: *const f32,
-        lda: core::ffi::c_int,
-        b: *const f32,
-        ldb: core::ffi::c_int,
-        beta: f32,
-        c: *mut f32,
-        ldc: core::ffi::c_int,
-    ),
->;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct mha_allocator {
-    pub context: *mut core::ffi::c_void,
-    pub allocate: ::core::option::Option<unsafe extern "C" fn(context: *mut core::ffi::c_void, bytes: usize) -> *mut core::ffi::c_void>,
-    pub release: ::core::option::Option<unsafe extern "C" fn(context: *mut core::ffi::c_void, memory: *mut core::ffi::c_void)>,
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct mha_layer_options {
-    pub struct_size: usize,
-    pub instruction_set: u32,
-    pub reserved: u32,
-    pub sgemm: mha_sgemm,
-    pub allocator: *const mha_allocator,
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct mha_rope {
-    pub struct_size: usize,
-    pub style: u32,
-    pub reserved: u32,
-    pub dims: i64,
-    pub num_positions: i64,
-    pub cos: *const f32,
-    pub sin: *const f32,
-    pub table_stride: i64,
-    pub q_positions: *const i64,
-    pub k_positions: *const i64,
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct mha_rope_config {
-    pub struct_size: usize,
-    pub dims: i64,
-    pub num_positions: i64,
-    pub first_position: i64,
-    pub base: f64,
-    pub linear_factor: f64,
-    pub yarn_factor: f64,
-    pub yarn_beta_fast: f64,
-    pub yarn_beta_slow: f64,
-    pub llama3_factor: f64,
-    pub llama3_low_freq_factor: f64,
-    pub llama3_high_freq_factor: f64,
-    pub ntk_factor: f64,
-    pub ntk_positions: i64,
-    pub pair_factors: *const f64,
-    pub original_positions: i64,
-    pub attention_factor: f64,
-    pub yarn_unrounded: u32,
-    pub reserved: u32,
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct mha_norm {
-    pub struct_size: usize,
-    pub flags: u32,
-    pub epsilon: f32,
-    pub q_weight: *const f32,
-    pub k_weight: *const f32,
-    pub q_bias: *const f32,
-    pub k_bias: *const f32,
-    pub head_stride: i64,
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct mha_score_options {
-    pub struct_size: usize,
-    pub softcap: f32,
-    pub bias_type: u32,
-    pub alibi_slopes: *const f32,
-    pub sinks: *const f32,
-    pub bias: *const core::ffi::c_void,
-    pub bias_batch_stride: i64,
-    pub bias_head_stride: i64,
-    pub bias_row_stride: i64,
-    pub mask: *const u8,
-    pub mask_batch_stride: i64,
-    pub mask_head_stride: i64,
-    pub mask_row_stride: i64,
-    pub columns: u32,
-    pub groups: u32,
-    pub num_columns: i64,
-    pub q_groups: *const i32,
-    pub kv_groups: *const i32,
-    pub q_groups_stride: i64,
-    pub kv_groups_stride: i64,
-    pub q_scales: *const f32,
-    pub q_scales_stride: i64,
-    pub relative_bias: *const f32,
-    pub relative_left: i64,
-    pub relative_right: i64,
-    pub head_scales: *const f32,
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct mha_taps {
-    pub struct_size: usize,
-    pub q: *mut f32,
-    pub k: *mut f32,
-    pub v: *mut f32,
-    pub scores: *mut f32,
-    pub scaled_scores: *mut f32,
-    pub softcapped_scores: *mut f32,
-    pub masked_scores: *mut f32,
-    pub context: *mut f32,
 }
 #[repr(C)]
 #[derive(Debug)]
@@ -383,19 +257,6 @@ pub struct mha_attention_args {
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
-pub struct mha_call_info {
-    pub struct_size: usize,
-    pub instruction_set: u32,
-    pub back_end: u32,
-    pub contract: u32,
-    pub num_threads: u32,
-    pub workspace_bytes: usize,
-    pub packed_bytes: usize,
-    pub operations: u64,
-    pub bytes: u64,
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
 pub struct mha_linear_weights {
     pub struct_size: usize,
     pub input_dim: i64,
@@ -424,18 +285,182 @@ pub struct mha_linear_args {
     pub output_row_stride: i64,
     pub scheduler: *const mha_scheduler,
 }
+pub type mha_sgemm = ::core::option::Option<
+    unsafe extern "C" fn(
+        order: core::ffi::c_int,
+        trans_a: core::ffi::c_int,
+        trans_b: core::ffi::c_int,
+        m: core::ffi::c_int,
+        n: core::ffi::c_int,
+        k: core::ffi::c_int,
+        alpha: f32,
+        a: *const f32,
+        lda: core::ffi::c_int,
+        b: *const f32,
+        ldb: core::ffi::c_int,
+        beta: f32,
+        c: *mut f32,
+        ldc: core::ffi::c_int,
+    ),
+>;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_allocator {
+    pub context: *mut core::ffi::c_void,
+    pub allocate: ::core::option::Option<unsafe extern "C" fn(context: *mut core::ffi::c_void, bytes: usize) -> *mut core::ffi::c_void>,
+    pub release: ::core::option::Option<unsafe extern "C" fn(context: *mut core::ffi::c_void, memory: *mut core::ffi::c_void)>,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_layer_options {
+    pub struct_size: usize,
+    pub instruction_set: u32,
+    pub reserved: u32,
+    pub sgemm: mha_sgemm,
+    pub allocator: *const mha_allocator,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_rope {
+    pub struct_size: usize,
+    pub style: u32,
+    pub reserved: u32,
+    pub dims: i64,
+    pub num_positions: i64,
+    pub cos: *const f32,
+    pub sin: *const f32,
+    pub table_stride: i64,
+    pub q_positions: *const i64,
+    pub k_positions: *const i64,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_rope_config {
+    pub struct_size: usize,
+    pub dims: i64,
+    pub num_positions: i64,
+    pub first_position: i64,
+    pub base: f64,
+    pub linear_factor: f64,
+    pub yarn_factor: f64,
+    pub yarn_beta_fast: f64,
+    pub yarn_beta_slow: f64,
+    pub llama3_factor: f64,
+    pub llama3_low_freq_factor: f64,
+    pub llama3_high_freq_factor: f64,
+    pub ntk_factor: f64,
+    pub ntk_positions: i64,
+    pub pair_factors: *const f64,
+    pub original_positions: i64,
+    pub attention_factor: f64,
+    pub yarn_unrounded: u32,
+    pub reserved: u32,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_norm {
+    pub struct_size: usize,
+    pub flags: u32,
+    pub epsilon: f32,
+    pub q_weight: *const f32,
+    pub k_weight: *const f32,
+    pub q_bias: *const f32,
+    pub k_bias: *const f32,
+    pub head_stride: i64,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_score_options {
+    pub struct_size: usize,
+    pub softcap: f32,
+    pub bias_type: u32,
+    pub alibi_slopes: *const f32,
+    pub sinks: *const f32,
+    pub bias: *const core::ffi::c_void,
+    pub bias_batch_stride: i64,
+    pub bias_head_stride: i64,
+    pub bias_row_stride: i64,
+    pub mask: *const u8,
+    pub mask_batch_stride: i64,
+    pub mask_head_stride: i64,
+    pub mask_row_stride: i64,
+    pub columns: u32,
+    pub groups: u32,
+    pub num_columns: i64,
+    pub q_groups: *const i32,
+    pub kv_groups: *const i32,
+    pub q_groups_stride: i64,
+    pub kv_groups_stride: i64,
+    pub q_scales: *const f32,
+    pub q_scales_stride: i64,
+    pub relative_bias: *const f32,
+    pub relative_left: i64,
+    pub relative_right: i64,
+    pub head_scales: *const f32,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_taps {
+    pub struct_size: usize,
+    pub q: *mut f32,
+    pub k: *mut f32,
+    pub v: *mut f32,
+    pub scores: *mut f32,
+    pub scaled_scores: *mut f32,
+    pub softcapped_scores: *mut f32,
+    pub masked_scores: *mut f32,
+    pub context: *mut f32,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_call_info {
+    pub struct_size: usize,
+    pub instruction_set: u32,
+    pub back_end: u32,
+    pub contract: u32,
+    pub num_threads: u32,
+    pub workspace_bytes: usize,
+    pub packed_bytes: usize,
+    pub operations: u64,
+    pub bytes: u64,
+}
 extern "C" {
     pub fn mha_status_string(status: mha_status) -> *const core::ffi::c_char;
     pub fn mha_version() -> u32;
+    pub fn mha_layer_create(
+        config: *const mha_layer_config, weights: *const mha_layer_weights, options: *const mha_layer_options, layer: *mut *mut mha_layer,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_layer_destroy(layer: *mut mha_layer);
+    pub fn mha_kv_cache_size(config: *const mha_kv_cache_config, bytes: *mut usize, error: *mut mha_error) -> mha_status;
+    pub fn mha_kv_cache_init(
+        config: *const mha_kv_cache_config, buffer: *mut core::ffi::c_void, buffer_bytes: usize, cache: *mut *mut mha_kv_cache,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_forward_workspace(
+        layer: *const mha_layer, args: *const mha_forward_args, bytes: *mut usize, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_forward(
+        layer: *const mha_layer, args: *const mha_forward_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_attention_workspace(args: *const mha_attention_args, bytes: *mut usize, error: *mut mha_error) -> mha_status;
+    pub fn mha_attention(
+        args: *const mha_attention_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_linear_create(
+        weights: *const mha_linear_weights, options: *const mha_layer_options, layer: *mut *mut mha_layer, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_linear_workspace(
+        layer: *const mha_layer, args: *const mha_linear_args, bytes: *mut usize, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_linear(
+        layer: *const mha_layer, args: *const mha_linear_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize,
+        error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_contract() -> u32;
     pub fn mha_instruction_sets() -> u32;
     pub fn mha_instruction_set_name(instruction_set: u32) -> *const core::ffi::c_char;
-    pub fn mha_rope_tables(config: *const mha_rope_config, cos: *mut f32, sin: *mut f32, error: *mut mha_error) -> mha_status;
-    pub fn mha_alibi_slopes(num_heads: i64, slopes: *mut f32, error: *mut mha_error) -> mha_status;
-    pub fn mha_t5_relative_bias(
-        embedding: *const f32, num_buckets: i64, max_distance: i64, is_bidirectional: u32, num_heads: i64, left: i64, right: i64,
-        relative_bias: *mut f32, error: *mut mha_error,
-    ) -> mha_status;
     pub fn mha_layer_pack_size(
         config: *const mha_layer_config, weights: *const mha_layer_weights, options: *const mha_layer_options, bytes: *mut usize,
         error: *mut mha_error,
@@ -450,17 +475,14 @@ extern "C" {
         storage_bytes: usize, layer: *mut *const mha_layer, error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_layer_verify(buffer: *const core::ffi::c_void, buffer_bytes: usize, error: *mut mha_error) -> mha_status;
-    pub fn mha_layer_create(
-        config: *const mha_layer_config, weights: *const mha_layer_weights, options: *const mha_layer_options, layer: *mut *mut mha_layer,
+    pub fn mha_linear_pack_size(
+        weights: *const mha_linear_weights, options: *const mha_layer_options, bytes: *mut usize, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_linear_pack(
+        weights: *const mha_linear_weights, options: *const mha_layer_options, buffer: *mut core::ffi::c_void, buffer_bytes: usize,
         error: *mut mha_error,
     ) -> mha_status;
-    pub fn mha_layer_destroy(layer: *mut mha_layer);
     pub fn mha_layer_shape(layer: *const mha_layer, config: *mut mha_layer_config, error: *mut mha_error) -> mha_status;
-    pub fn mha_kv_cache_size(config: *const mha_kv_cache_config, bytes: *mut usize, error: *mut mha_error) -> mha_status;
-    pub fn mha_kv_cache_init(
-        config: *const mha_kv_cache_config, buffer: *mut core::ffi::c_void, buffer_bytes: usize, cache: *mut *mut mha_kv_cache,
-        error: *mut mha_error,
-    ) -> mha_status;
     pub fn mha_kv_cache_view(
         buffer: *mut core::ffi::c_void, buffer_bytes: usize, cache: *mut *mut mha_kv_cache, error: *mut mha_error,
     ) -> mha_status;
@@ -477,36 +499,14 @@ extern "C" {
     pub fn mha_kv_cache_read(
         cache: *const mha_kv_cache, sequence: i64, first: i64, count: i64, k: *mut f32, v: *mut f32, error: *mut mha_error,
     ) -> mha_status;
-    pub fn mha_forward_workspace(
-        layer: *const mha_layer, args: *const mha_forward_args, bytes: *mut usize, error: *mut mha_error,
-    ) -> mha_status;
-    pub fn mha_forward(
-        layer: *const mha_layer, args: *const mha_forward_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize,
-        error: *mut mha_error,
-    ) -> mha_status;
-    pub fn mha_attention_workspace(args: *const mha_attention_args, bytes: *mut usize, error: *mut mha_error) -> mha_status;
-    pub fn mha_attention(
-        args: *const mha_attention_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize, error: *mut mha_error,
+    pub fn mha_rope_tables(config: *const mha_rope_config, cos: *mut f32, sin: *mut f32, error: *mut mha_error) -> mha_status;
+    pub fn mha_alibi_slopes(num_heads: i64, slopes: *mut f32, error: *mut mha_error) -> mha_status;
+    pub fn mha_t5_relative_bias(
+        embedding: *const f32, num_buckets: i64, max_distance: i64, is_bidirectional: u32, num_heads: i64, left: i64, right: i64,
+        relative_bias: *mut f32, error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_info(layer: *const mha_layer, args: *const mha_forward_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
     pub fn mha_attention_info(args: *const mha_attention_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
-    pub fn mha_linear_create(
-        weights: *const mha_linear_weights, options: *const mha_layer_options, layer: *mut *mut mha_layer, error: *mut mha_error,
-    ) -> mha_status;
-    pub fn mha_linear_pack_size(
-        weights: *const mha_linear_weights, options: *const mha_layer_options, bytes: *mut usize, error: *mut mha_error,
-    ) -> mha_status;
-    pub fn mha_linear_pack(
-        weights: *const mha_linear_weights, options: *const mha_layer_options, buffer: *mut core::ffi::c_void, buffer_bytes: usize,
-        error: *mut mha_error,
-    ) -> mha_status;
-    pub fn mha_linear_workspace(
-        layer: *const mha_layer, args: *const mha_linear_args, bytes: *mut usize, error: *mut mha_error,
-    ) -> mha_status;
-    pub fn mha_linear(
-        layer: *const mha_layer, args: *const mha_linear_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize,
-        error: *mut mha_error,
-    ) -> mha_status;
     pub fn mha_linear_info(
         layer: *const mha_layer, args: *const mha_linear_args, info: *mut mha_call_info, error: *mut mha_error,
     ) -> mha_status;
