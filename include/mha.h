@@ -392,7 +392,7 @@ typedef struct mha_attention_args {
   int64_t n_q;
   int64_t n_kv;         /* rows of k and v per sequence; with MHA_CACHE_READ not looked at */
   int64_t num_heads;    /* heads of q; >= 1 */
-  int64_t num_kv_heads; /* heads of k and v, a divisor of num_heads; 0 = num_heads */
+  int64_t num_kv_heads; /* of k and v, a divisor, shared as in mha_layer_config; 0 = num_heads */
   int64_t head_dim;     /* width of a head's queries and keys; >= 1 */
   int64_t head_dim_v;   /* width of a head's values; 0 = head_dim */
 

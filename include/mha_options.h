@@ -115,8 +115,8 @@ typedef struct mha_layer_options {
 /* ---- Layers in the caller's memory, or in a file -------------------------------------------- */
 
 /*
- * The bytes that mha_layer_pack needs: they depend on config, w_o and sgemm, not on the
- * instruction set, which all use the same ones. Checks all but the contents of arrays; reads none.
+ * The bytes that mha_layer_pack needs: they depend on config, w_o and sgemm. The packed layer
+ * serves every instruction set. Checks all but the contents of arrays, and reads none of them.
  */
 MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config,
                                        const mha_layer_weights *weights,
