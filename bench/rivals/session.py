@@ -107,7 +107,8 @@ def machine():
     names = re.findall(r"^model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     flags = pathlib.Path("/proc/cpuinfo").read_text()
     kind = "AVX-512 with VNNI" if "avx512_vnni" in flags else "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else ""
-    return f"{names[0] if names else os.uname().machine}{kind and f' ({kind})'}, {len(os.sched_getaffinity(0))} virtual cores"
+    cores = len(os.sched_getaffinity(0))
+    return f"{names[0] if names else os.uname().machine}{kind and f' ({kind})'}, {cores} virtual core{'s' if cores > 1 else ''}"
 
 
 def git(*arguments):
