@@ -3,7 +3,8 @@
 
 Each model is made tiny, with random weights that let attention count, and runs prompts without padding, padded left and right, packed, and 32
 generated tokens. Its logits must equal those of eager attention within 1e-4; with attention that is wrong on purpose they must not, or the
-comparison says nothing. Each runs in a process of its own.
+comparison says nothing. Rows that eager attention itself moves as far, once its weights are off by a rounding, are not compared: there a router
+finds two experts equal. Each runs in a process of its own.
 
 Exits with 0, or with 1 if a family's results are wrong.
 
@@ -293,6 +294,23 @@ def difference(a, b, inputs):
     return (a - b).abs().max().item() / scale
 
 
+def ties(model, inputs, expected):
+    """[batch, rows]: which rows eager attention itself gives otherwise once weights are off by a rounding, as where two experts are equal."""
+    import torch
+    model.set_attn_implementation("eager")
+    kept, found = [weight.data for weight in model.parameters()], torch.zeros(expected.shape[:2], dtype=torch.bool)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        for weight, value in zip(model.parameters(), kept):
+            weight.data = value * (1 + 1e-7 * torch.randn_like(value)) if value.is_floating_point() else value
+        moved = (output_of(model, inputs) - expected).abs().reshape(*found.shape, -1).amax(-1)
+        found |= moved > tolerance * max(1.0, expected.abs().max().item())
+    for weight, value in zip(model.parameters(), kept):
+        weight.data = value
+    model.set_attn_implementation("mha")
+    return found
+
+
 def generate(model, inputs):
     import torch
     if model.config.is_encoder_decoder and model.generation_config.decoder_start_token_id is None:
@@ -410,7 +428,14 @@ def examine(model_type, class_name):
         return {**result, "status": "never asks", "why": f"set_attn_implementation: {error}"[:200]}
     result["idle"] = idle_limits(model.config)
     for name, expected in reference.items():
-        result["compared"][name] = difference(expected, output_of(model, all_inputs[name]), all_inputs[name])
+        output = output_of(model, all_inputs[name])
+        result["compared"][name] = difference(expected, output, all_inputs[name])
+        if result["compared"][name] > tolerance and expected.ndim > 2:
+            tied = ties(model, all_inputs[name], expected)
+            if 0 < tied.sum() <= tied.numel() / 20:
+                result.setdefault("skipped", {})[name] = f"{tied.sum()} of {tied.numel()} rows, which are ties"
+                output[tied] = expected[tied]
+                result["compared"][name] = difference(expected, output, all_inputs[name])
     for name, (expected_tokens, expected) in made.items():
         sequences, logits = generate(model, {key: value for key, value in all_inputs[name].items() if key in ("input_ids", "attention_mask")})
         result["compared"][f"{tokens} tokens, {name}"] = difference(expected, logits, {}) if torch.equal(sequences, expected_tokens) else math.inf
