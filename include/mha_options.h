@@ -239,7 +239,7 @@ MHA_API mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence
  * and cosines come from tables, of mha_rope_tables or the caller's own.
  */
 
-/* Which elements are a pair. */
+/* Which elements are a pair, counted from offset on. */
 #define MHA_ROPE_HALF 0u        /* i and i + dims / 2: Llama as Hugging Face has it, GPT-NeoX */
 #define MHA_ROPE_INTERLEAVED 1u /* 2 i and 2 i + 1: Llama as Meta has it, GPT-J */
 
@@ -248,7 +248,7 @@ typedef struct mha_rope {
   size_t struct_size;    /* sizeof the struct */
   uint32_t style;        /* MHA_ROPE_*; 0 = HALF */
   uint32_t reserved;     /* 0 */
-  int64_t dims;          /* elements of a head to rotate, its first ones; even; 0 = head_dim */
+  int64_t dims;          /* elements of a head to rotate; even; 0 = head_dim - offset */
   int64_t num_positions; /* rows of the tables; >= 1; each position that is looked up is less */
   const float *cos;      /* [num_positions, dims / 2]: row p for position p, column i for pair i */
   const float *sin;      /* likewise */
@@ -259,6 +259,7 @@ typedef struct mha_rope {
   /* [batch, rows of key]: the position of each key that comes with the call; NULL = counted from
      the sequence's first key, those in a cache included. */
   const int64_t *k_positions;
+  int64_t offset; /* the first element of a head to rotate; MLA's are a head's last ones */
 } mha_rope;
 
 /*

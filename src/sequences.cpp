@@ -99,9 +99,13 @@ mha_status check_rope(Report report, SequenceArguments *s, int64_t head_dim) {
   if (const mha_status status = read_struct(report, "mha_rope", s->given_rope, &rope)) return status;
   if (rope.reserved != 0) return report.invalid("mha_rope.reserved is not 0; set it to 0");
   if (rope.style > MHA_ROPE_INTERLEAVED) return report.invalid("rope.style is %u; use MHA_ROPE_HALF or MHA_ROPE_INTERLEAVED", rope.style);
-  if (rope.dims == 0) rope.dims = head_dim;
-  if (rope.dims < 0 || rope.dims > head_dim || rope.dims % 2 != 0)
-    return report.invalid("rope.dims is %lld; set it to an even number of at most head_dim %lld", lld(rope.dims), lld(head_dim));
+  if (rope.offset < 0 || rope.offset >= head_dim)
+    return report.invalid("rope.offset is %lld; set it to at least 0 and less than head_dim %lld", lld(rope.offset), lld(head_dim));
+  if (rope.dims == 0) rope.dims = head_dim - rope.offset;
+  if (rope.dims < 0 || rope.dims > head_dim - rope.offset || rope.dims % 2 != 0) {
+    return report.invalid("rope.dims is %lld; set it to an even number of at most head_dim %lld less offset %lld", lld(rope.dims),
+                          lld(head_dim), lld(rope.offset));
+  }
   if (!rope.cos || !rope.sin)
     return report.fail(MHA_ERROR_NULL_POINTER, "rope.%s is NULL; pass tables, for instance of mha_rope_tables", rope.cos ? "sin" : "cos");
   if (rope.num_positions < 1)
@@ -423,6 +427,7 @@ Rotation rotation_of(const SequenceArguments &s, bool of_keys) {
           s.rope.sin,
           s.rope.table_stride,
           s.rope.dims / 2,
+          s.rope.offset,
           s.rope.style == MHA_ROPE_INTERLEAVED,
           of_keys ? s.rope.k_positions : s.rope.q_positions,
           of_keys && !s.is_self ? s.n_kv : s.n_q};

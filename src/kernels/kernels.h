@@ -133,6 +133,7 @@ struct StridedRows {
 struct Rotation {
   const float *cos, *sin;  // null: none
   int64_t stride, pairs;
+  int64_t offset;  // of the first element that is rotated
   bool is_interleaved;
   const int64_t *positions;  // [batch][rows_per_sequence] by row of the caller's array; null: the row's position in its sequence
   int64_t rows_per_sequence;

@@ -17,13 +17,15 @@ struct RowPlace {
 
 // ---- Rotation
 
-// Rotates the first 2 * pairs elements of x. A position before the first key has no line in the tables: the row attends to nothing.
+// Rotates the 2 * pairs elements of x from offset on. A position before the first key has no line in the tables: the row
+// attends to nothing.
 template <class V>
 MHA_NOINLINE void rotate(const Rotation &rotation, const RowPlace &place, float *x) {
   const int64_t position =
       rotation.positions ? rotation.positions[place.sequence * rotation.rows_per_sequence + place.array_row] : place.position;
   if (position < 0) return;
   const float *const cos = rotation.cos + position * rotation.stride, *const sin = rotation.sin + position * rotation.stride;
+  x += rotation.offset;
   const int64_t pairs = rotation.pairs, first = rotation.is_interleaved ? 2 : 1, second = rotation.is_interleaved ? 1 : pairs;
   int64_t i = 0;
   for (; !rotation.is_interleaved && i + static_cast<int64_t>(V::size) <= pairs; i += V::size) {

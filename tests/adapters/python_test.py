@@ -543,6 +543,14 @@ class Mha(unittest.TestCase):
         shifted = mha.Rope(rope.cos, rope.sin, q_positions=[[3, 4, 5, 6]], k_positions=[[3, 4, 5, 6]])
         np.testing.assert_allclose(self.layer.forward(x, rope=shifted), self.layer.forward(x, rope=rope), rtol=0, atol=1e-5)
 
+    def test_a_rotation_from_an_offset(self):
+        q, k, v = (floats(1, 5, 2, 12) for _ in range(3))
+        last = mha.Rope.tables(4, 5, offset=8)
+        ends = [np.concatenate([x[..., 8:], x[..., :8]], axis=3) for x in (q, k)]
+        np.testing.assert_allclose(mha.attention(q, k, v, rope=last), mha.attention(*ends, v, rope=mha.Rope.tables(4, 5)), rtol=0, atol=1e-6)
+        with self.assertRaisesRegex(mha.Error, "rope.dims is 4; set it to an even number of at most head_dim 12 less offset 9"):
+            mha.attention(q, k, v, rope=mha.Rope.tables(4, 5, offset=9))
+
     # ---- Prepared calls
 
     def test_a_prepared_call_is_the_call_with_other_arrays(self):

@@ -453,6 +453,10 @@ class Cases {
       Attention(name + " at given positions", problem);
       problem.rope = RopeOf(config, is_interleaved);
       Attention(name + " with YaRN", problem);
+      AttentionProblem part = problem;
+      part.rope = RopeOf(RopeConfig(10, 0, 2 * n), is_interleaved);
+      part.rope->offset = 7;
+      Attention(name + " from an offset", part);
     }
   }
 

@@ -164,7 +164,7 @@ TEST(Rotation, TurnsEachPairByItsAngle) {
     sin.push_back(static_cast<float>(std::sin(0.7 * static_cast<double>(n))));
   }
   for (const bool is_interleaved : {false, true}) {
-    const support::Rotation rotation = {is_interleaved, kDims, cos.data(), sin.data(), kDims / 2, nullptr, nullptr};
+    const support::Rotation rotation = {is_interleaved, kDims, 0, cos.data(), sin.data(), kDims / 2, nullptr, nullptr};
     const std::vector<float> x = random.Normals(kHeads * kWidth);
     std::vector<float> y = x;
     spec::Fastest().rotate(rotation, 4, kHeads, kWidth, y.data());

@@ -22,7 +22,7 @@ SIZE(mha_layer_weights, 208);
 SIZE(mha_allocator, 24);
 SIZE(mha_layer_options, 32);
 SIZE(mha_kv_cache_config, 80);
-SIZE(mha_rope, 72);
+SIZE(mha_rope, 80);
 SIZE(mha_rope_config, 144);
 SIZE(mha_norm, 56);
 SIZE(mha_score_options, 192);

@@ -39,6 +39,34 @@ TEST_P(Rope, ByTheAngleZeroChangesNothing) {
   EXPECT_TRUE(SameBits(Run(problem), expected));
 }
 
+// The rest of a head as it would be alone, where the other elements add nothing to the scores; and they are not rotated.
+TEST_P(Rope, FromAnOffsetLeavesTheOtherElements) {
+  const struct {
+    int64_t head_dim, offset, dims;
+  } parts[] = {{24, 8, 16}, {21, 5, 6}, {192, 128, 64}, {576, 512, 64}};
+  for (const auto &part : parts) {
+    for (const bool is_interleaved : {false, true}) {
+      AttentionProblem whole = Problem(20, 20, part.head_dim), alone = Problem(20, 20, part.dims), rest = whole;
+      whole.scale = alone.scale = 0.125f;
+      for (const auto x : {&AttentionProblem::q, &AttentionProblem::k}) {
+        for (int64_t i = 0; i < static_cast<int64_t>((whole.*x).size()); i++) {
+          const int64_t d = i % part.head_dim - part.offset, row = i / part.head_dim;
+          const bool is_inside = d >= 0 && d < part.dims;
+          (whole.*x)[i] = is_inside ? (alone.*x)[row * part.dims + d] : 0;
+          if (is_inside) (rest.*x)[i] = 0;
+        }
+      }
+      alone.v = whole.v;
+      const Outputs unrotated = Run(rest);
+      alone.rope = whole.rope = MakeRope(is_interleaved, part.dims, 20);
+      whole.rope->offset = part.offset;
+      rest.rope = whole.rope;
+      EXPECT_TRUE(SameBits(Run(whole), Run(alone))) << part.offset;
+      EXPECT_TRUE(SameBits(Run(rest), unrotated)) << part.offset;
+    }
+  }
+}
+
 // What it is for: a score depends on how far apart query and key are. Beside the angles' cosines and sines in float64.
 TEST_P(Rope, ScoresDependOnTheDistanceAlone) {
   constexpr int64_t kDims = 16, kPositions = 2000;

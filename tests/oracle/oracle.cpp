@@ -121,8 +121,8 @@ void Prepare(const AttentionShape &shape, bool are_keys, std::vector<T> *x) {
     const int64_t *positions = are_keys ? rotation.k_positions : rotation.q_positions, i = n / heads;
     const int64_t at = (positions ? positions[i] : are_keys ? i : shape.q_start + i) * rotation.table_stride, half = rotation.dims / 2;
     for (int64_t pair = 0; pair < half; pair++) {
-      T &a = (*x)[n * shape.head_dim + (rotation.is_interleaved ? 2 * pair : pair)];
-      T &b = (*x)[n * shape.head_dim + (rotation.is_interleaved ? 2 * pair + 1 : pair + half)];
+      T &a = (*x)[n * shape.head_dim + rotation.offset + (rotation.is_interleaved ? 2 * pair : pair)];
+      T &b = (*x)[n * shape.head_dim + rotation.offset + (rotation.is_interleaved ? 2 * pair + 1 : pair + half)];
       const T cos = rotation.cos[at + pair], sin = rotation.sin[at + pair], old_a = a;
       a = a * cos - b * sin;
       b = b * cos + old_a * sin;

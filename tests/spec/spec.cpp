@@ -364,7 +364,7 @@ void NormalizeHeads(const Norm &norm, const float *weight, const float *bias, in
 
 void Rotate(const Rotation &rotation, int64_t r, int64_t heads, int64_t width, float *x) {
   for (int64_t h = 0; h < heads; h++) {
-    float *x_h = x + h * width;
+    float *x_h = x + h * width + rotation.offset;
     for (int64_t i = 0; i < rotation.dims / 2; i++) {
       float *first = rotation.is_interleaved ? x_h + 2 * i : x_h + i;
       float *second = rotation.is_interleaved ? x_h + 2 * i + 1 : x_h + i + rotation.dims / 2;

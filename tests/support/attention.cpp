@@ -92,8 +92,9 @@ std::string Describe(const AttentionSizes &sizes) {
   if (sizes.window_left) text << " window_left " << *sizes.window_left;
   if (sizes.window_right) text << " window_right " << *sizes.window_right;
   if (sizes.rope) {
-    text << " rope " << (sizes.rope->is_interleaved ? "interleaved" : "half") << " dims " << sizes.rope->dims
-         << (sizes.rope->q_positions.empty() ? "" : " q_positions") << (sizes.rope->k_positions.empty() ? "" : " k_positions");
+    text << " rope " << (sizes.rope->is_interleaved ? "interleaved" : "half") << " dims " << sizes.rope->dims;
+    if (sizes.rope->offset != 0) text << " from " << sizes.rope->offset;
+    text << (sizes.rope->q_positions.empty() ? "" : " q_positions") << (sizes.rope->k_positions.empty() ? "" : " k_positions");
   }
   if (sizes.norm) {
     const NormArrays &norm = *sizes.norm;

@@ -27,8 +27,9 @@ struct Rope {
   ~Rope();
 
   bool is_interleaved = false;
-  bool use_defaults = false;  // give 0 for dims = head_dim and table_stride = dims / 2
+  bool use_defaults = false;  // give 0 for dims = head_dim - offset and table_stride = dims / 2
   int64_t dims = 0;
+  int64_t offset = 0;
   int64_t num_positions = 0;
   int64_t table_stride = 0;  // from one position to the next; the floats between are NaN
   std::vector<float> cos, sin;
@@ -162,6 +163,7 @@ void WithRotation(const AttentionSizes &sizes, int64_t b, const Function &functi
   const ValidRows valid = ValidRowsOf(sizes, b);
   const Rotation rotation = {rope.is_interleaved,
                              rope.dims,
+                             rope.offset,
                              rope.cos.data(),
                              rope.sin.data(),
                              rope.table_stride,

@@ -145,6 +145,7 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
   if (sizes.rope) {
     rope.style = sizes.rope->is_interleaved ? MHA_ROPE_INTERLEAVED : MHA_ROPE_HALF;
     rope.dims = sizes.rope->use_defaults ? 0 : sizes.rope->dims;
+    rope.offset = sizes.rope->offset;
     rope.num_positions = sizes.rope->num_positions;
     rope.cos = Keep(sizes.rope->cos);
     rope.sin = Keep(sizes.rope->sin);

@@ -597,9 +597,10 @@ inline const std::vector<Dimension> &Dimensions() {
          LayerProblem &whole = c->whole;
          Rope rope;
          rope.is_interleaved = value == "interleaved";
-         rope.dims = whole.head_dim / 2 * 2;
-         if (c->Is("rope_dims", "part")) rope.dims = 2 * random->Between(1, rope.dims / 2);
-         rope.use_defaults = c->Is("rope_dims", "default") && rope.dims == whole.head_dim;
+         if (c->Is("rope_dims", "behind")) rope.offset = random->Between(0, whole.head_dim - 2);
+         rope.dims = (whole.head_dim - rope.offset) / 2 * 2;
+         if (c->Is("rope_dims", "part|behind")) rope.dims = 2 * random->Between(1, rope.dims / 2);
+         rope.use_defaults = c->Is("rope_dims", "default|behind") && rope.offset + rope.dims == whole.head_dim;
          rope.num_positions = std::max<int64_t>(whole.n_kv, 1);
          if (c->Is("rope_positions", "counted|keys")) {
            ForEachView(*c, [&](const AttentionSizes &sizes) {
@@ -615,7 +616,7 @@ inline const std::vector<Dimension> &Dimensions() {
          if (c->Is("values", "special")) rope.sin[static_cast<size_t>(random->Below(rope.dims / 2))] = SpecialValue(random);
          whole.rope = rope;
        }},
-      {"rope_dims", {"all", "part", "default"}, [](Case *, std::string_view, Random *) {}},
+      {"rope_dims", {"all", "part", "behind", "default"}, [](Case *, std::string_view, Random *) {}},
       {"rope_positions",
        {"counted", "queries", "keys", "both"},
        [](Case *c, std::string_view value, Random *random) {

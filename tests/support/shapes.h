@@ -16,7 +16,8 @@ enum class Arithmetic : uint32_t { kF32, kInt8, kInt16 };
 // A rotation of queries and keys, as the struct of mha.h has it, for one sequence.
 struct Rotation {
   bool is_interleaved;         // elements 2 i and 2 i + 1 are a pair, else i and i + dims / 2
-  int64_t dims;                // rotated elements of a head, the first ones
+  int64_t dims;                // rotated elements of a head
+  int64_t offset;              // the first of them
   const float *cos;            // [positions, dims / 2]
   const float *sin;            // [positions, dims / 2]
   int64_t table_stride;        // from one position to the next

@@ -142,20 +142,21 @@ class Norm:
 class Rope:
     """Rotation of queries and keys by tables cos and sin [num_positions, dims / 2]; style is "half" or "interleaved".
 
-    dims=0 rotates the whole head. q_positions [batch, n_q] and k_positions [batch, rows of key] are positions of other rows than the usual ones.
+    The tables rotate as many elements of a head as they have columns for, from offset on. q_positions [batch, n_q] and k_positions [batch, rows of
+    key] are positions of other rows than the usual ones.
     """
 
     def __init__(self, cos: np.ndarray, sin: np.ndarray, *, style: str = "half", dims: int = 0, q_positions: Integers | None = None,
-                 k_positions: Integers | None = None) -> None:
+                 k_positions: Integers | None = None, offset: int = 0) -> None:
         self.style = _named(rope_styles, style, "style")
         _needed(cos, "cos", [np.float32], (None, _some)), _needed(sin, "sin", [np.float32], cos.shape)
         if dims not in (0, 2 * cos.shape[1]):
             raise ValueError(f"dims is {dims}; tables of {cos.shape[1]} columns rotate {2 * cos.shape[1]} elements of a head")
         self.cos, self.sin, self.dims = cos, sin, 2 * cos.shape[1]
-        self.q_positions, self.k_positions = q_positions, k_positions
+        self.q_positions, self.k_positions, self.offset = q_positions, k_positions, offset
 
     @classmethod
-    def tables(cls, dims: int, num_positions: int, *, style: str = "half", first_position: int = 0, **angles: Any) -> Rope:
+    def tables(cls, dims: int, num_positions: int, *, style: str = "half", offset: int = 0, first_position: int = 0, **angles: Any) -> Rope:
         """With tables by mha_rope_tables. angles are the fields of mha_rope_config: base, linear_factor, yarn_factor and so on; pair_factors is
         a sequence of dims / 2 numbers."""
         unknown = set(angles) - {field for field, _ in _RopeConfig._fields_[1:]}
@@ -168,10 +169,10 @@ class Rope:
         config = _new(_RopeConfig, dims=dims, num_positions=num_positions, first_position=first_position, **angles)
         cos, sin = (np.empty((max(num_positions, 0), max(dims, 0) // 2), np.float32) for _ in range(2))
         _call("mha_rope_tables", config, cos.ctypes.data, sin.ctypes.data)
-        return cls(cos, sin, style=style)
+        return cls(cos, sin, style=style, offset=offset)
 
     def _struct(self, batch, n_q, n_k):
         positions = (_integers(self.q_positions, "q_positions", (batch, n_q)), _integers(self.k_positions, "k_positions", (batch, n_k)))
         struct = _new(_Rope, style=self.style, dims=self.dims, num_positions=self.cos.shape[0], cos=self.cos.ctypes.data, sin=self.sin.ctypes.data,
-                      q_positions=_address(positions[0]), k_positions=_address(positions[1]))
+                      q_positions=_address(positions[0]), k_positions=_address(positions[1]), offset=self.offset)
         return struct, positions

@@ -26,7 +26,7 @@ _Options = _struct("mha_layer_options", "size struct_size", "u32 instruction_set
 _CacheConfig = _struct("mha_kv_cache_config", "size struct_size", "i64 num_sequences capacity num_kv_heads head_dim head_dim_v",
                        "u32 k_type v_type kind reserved", "i64 block_positions num_blocks")
 _Rope = _struct("mha_rope", "size struct_size", "u32 style reserved", "i64 dims num_positions", "ptr cos sin", "i64 table_stride",
-                "ptr q_positions k_positions")
+                "ptr q_positions k_positions", "i64 offset")
 _RopeConfig = _struct("mha_rope_config", "size struct_size", "i64 dims num_positions first_position", "f64 base linear_factor yarn_factor",
                       "f64 yarn_beta_fast yarn_beta_slow llama3_factor llama3_low_freq_factor llama3_high_freq_factor ntk_factor",
                       "i64 ntk_positions", "ptr pair_factors", "i64 original_positions", "f64 attention_factor",

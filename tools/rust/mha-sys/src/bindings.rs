@@ -332,6 +332,7 @@ pub struct mha_rope {
     pub table_stride: i64,
     pub q_positions: *const i64,
     pub k_positions: *const i64,
+    pub offset: i64,
 }
 #[repr(C)]
 #[derive(Copy, Clone)]

@@ -184,6 +184,7 @@ pub struct Rope<'a> {
     cos: &'a [f32],
     sin: &'a [f32],
     dims: usize,
+    offset: usize,
     stride: usize,
     style: RopeStyle,
     q_positions: Option<&'a [i64]>,
@@ -191,15 +192,21 @@ pub struct Rope<'a> {
 }
 
 impl<'a> Rope<'a> {
-    /// Tables of the caller's, `[num_positions, dims / 2]`: row p is for position p, column i for pair i. The first `dims` elements of a head
-    /// are rotated.
+    /// Tables of the caller's, `[num_positions, dims / 2]`: row p is for position p, column i for pair i. `dims` elements of a head are rotated,
+    /// the first ones or, with [`offset`](Self::offset), those from there on.
     pub fn new(dims: usize, cos: &'a [f32], sin: &'a [f32]) -> Self {
-        Self { cos, sin, dims, stride: dims / 2, style: RopeStyle::Half, q_positions: None, k_positions: None }
+        Self { cos, sin, dims, offset: 0, stride: dims / 2, style: RopeStyle::Half, q_positions: None, k_positions: None }
     }
 
     /// Elements from one row of either table to the next, where they do not follow each other.
     pub fn table_stride(mut self, elements: usize) -> Self {
         self.stride = elements;
+        self
+    }
+
+    /// The first element of a head that is rotated; with `dims` at most the width of a head. MLA rotates the last ones.
+    pub fn offset(mut self, element: usize) -> Self {
+        self.offset = element;
         self
     }
 
@@ -248,6 +255,7 @@ impl<'a> Rope<'a> {
             table_stride: int(self.stride),
             q_positions: self.q_positions.map_or(std::ptr::null(), <[i64]>::as_ptr),
             k_positions: self.k_positions.map_or(std::ptr::null(), <[i64]>::as_ptr),
+            offset: int(self.offset),
         })
     }
 }

@@ -103,6 +103,9 @@ fn rotation_turns_pairs_by_the_angles_of_the_tables() {
     let part = rotated(Rope::new(2, &cos[..9], &sin[..9]).table_stride(4));
     assert_near(&part[4..6], &by(k[4], k[5], 1.0), 1e-6);
     assert_eq!(part[6..8], k[6..8]);
+    let end = rotated(Rope::new(2, &cos[..9], &sin[..9]).table_stride(4).offset(2));
+    assert_near(&end[6..8], &by(k[6], k[7], 1.0), 1e-6);
+    assert_eq!(end[4..6], k[4..6]);
 }
 
 #[test]
