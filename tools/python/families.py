@@ -81,6 +81,7 @@ of_a_kind = {**dict.fromkeys(["detr", "conditional_detr", "dab-detr", "table-tra
              "gpt_neo": {"attention_types": [[["global", "local"], 1]]}, "recurrent_gemma": {"num_hidden_layers": 3}, "xmod": {"default_language": "en_XX"},
              "esm": {"pad_token_id": 0}, "bamba": {"attn_layer_indices": [1]},
              "minimax_m3_vl_text": {"layer_types": ["minimax_m3_sparse", "full_attention"], "index_n_heads": 2},
+             "glm5_next_text": {"qk_rope_head_dim": 0, "head_dim": 0, "index_kpool": 2, "linear_head_dim": 16, "linear_num_heads": 2},
              "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4}}}
 limit = re.compile("topk(?!_group|_method|_prob)|top_k$|window|chunk_size|block_size|radius|max_distance|compress_rate|num_global_tokens")
 most_weights = 200e6
@@ -139,7 +140,7 @@ def shrunk(config_class, drop, numbers, depth=0):
         result.pop("layer_types", None)
     rope = values.get("rope_parameters")
     if isinstance(rope, dict) and "mrope_section" in sources(config_class) and ({"head_dim", "hidden_size"} & set(result)):
-        half = int(8 * rope.get("partial_rotary_factor", 1))
+        half = result["qk_rope_head_dim"] // 2 if "qk_rope_head_dim" in result else int(8 * rope.get("partial_rotary_factor", 1))
         result["rope_parameters"] = {**rope, "mrope_section": [half - half // 4 * 2, half // 4, half // 4]}
     for name, sub in (getattr(config_class, "sub_configs", None) or {}).items():
         part = getattr(default, name, None)
