@@ -361,6 +361,7 @@ typedef struct mha_norm {
  *     s = softcap * tanh(s / softcap)              softcap (Gemma 2)
  *     s = s - alibi_slopes[head] * |j - p|         ALiBi (Press et al., arXiv:2108.12409)
  *     s = s + relative_bias[head, j - p]           by distance (T5, mha_t5_relative_bias)
+ *     or s + relative_rows[b, head, i, j - p]      likewise, of each query (Conformer)
  *     s = s + bias[b, head, i, column of j]        additive mask
  *     s = -infinity where flags, groups or mask say so
  *     weight = exp(s) / (sum of exp(s) over the keys + exp(sinks[head]))
@@ -409,6 +410,11 @@ typedef struct mha_score_options {
   const float *relative_bias;
   int64_t relative_left, relative_right;     /* distances that the table has; >= 0 */
   const float *head_scales;  /* [num_heads], finite; a head of 0 is padding throughout; NULL = 1 */
+  /* [batch, num_heads, n_q, relative_left + 1 + relative_right], any: a relative bias with numbers
+     of each query, made from q beforehand, in place of relative_bias; NULL = none */
+  const float *relative_rows;
+  /* 0 = contiguous */
+  int64_t relative_rows_batch_stride, relative_rows_head_stride, relative_rows_row_stride;
 } mha_score_options;
 
 /*

@@ -49,7 +49,12 @@ mha_status fail_stride(Report report, const char *name, const char *stride_name,
       stride_name, lld(stride));
 }
 
-mha_status check_pair_array(Report report, const SequenceArguments &s, const char *name, PairArray array, int64_t num_heads) {
+mha_status fail_size(Report report, const char *name) {
+  return report.fail(MHA_ERROR_TOO_LARGE, "score.%s would be larger than memory can be", name);
+}
+
+// Strides that mean something, of an array that is there.
+mha_status check_array_strides(Report report, const char *name, const PairArray &array) {
   const long long strides[] = {array.batch_stride, array.head_stride, array.row_stride};
   const char *const of[] = {"batch_stride", "head_stride", "row_stride"};
   for (int i = 0; i < 3; ++i) {
@@ -57,16 +62,24 @@ mha_status check_pair_array(Report report, const SequenceArguments &s, const cha
       return report.invalid("score.%s_%s is %lld, but score.%s is NULL; give it, or leave it 0", name, of[i], strides[i], name);
     if (strides[i] < 0 && strides[i] != MHA_BROADCAST) return fail_stride(report, name, of[i], strides[i]);
   }
-  if (!array.base) return MHA_OK;
-  if (const mha_status status = check_row(report, s, name, "row_stride", array.row_stride)) return status;
-  const int64_t columns = std::min(max_keys(s), s.num_columns);
+  return MHA_OK;
+}
+
+mha_status check_array_size(Report report, const SequenceArguments &s, const char *name, PairArray array, int64_t num_heads,
+                            int64_t columns) {
   resolve_strides(columns, s.n_q, num_heads, &array);
   const auto reach = [](int64_t count, int64_t stride) { return Count(count > 0 ? count - 1 : 0) * Count(stride); };
   const Count elements = reach(s.array_batch(), array.batch_stride) + reach(num_heads, array.head_stride) + reach(s.n_q, array.row_stride) +
                          Count(columns);
-  if ((elements * Count(sizeof(float))).overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE, "score.%s would be larger than memory can be", name);
+  if ((elements * Count(sizeof(float))).overflows()) return fail_size(report, name);
   return MHA_OK;
+}
+
+mha_status check_pair_array(Report report, const SequenceArguments &s, const char *name, const PairArray &array, int64_t num_heads) {
+  if (const mha_status status = check_array_strides(report, name, array)) return status;
+  if (!array.base) return MHA_OK;
+  if (const mha_status status = check_row(report, s, name, "row_stride", array.row_stride)) return status;
+  return check_array_size(report, s, name, array, num_heads, std::min(max_keys(s), s.num_columns));
 }
 
 mha_status check_columns(Report report, const SequenceArguments &s, const mha_score_options &options) {
@@ -100,7 +113,7 @@ mha_status check_groups(Report report, const SequenceArguments &s, const mha_sco
                             array.name);
     }
     if (array.stride > 0 && (Count(s.array_batch()) * Count(array.stride) * Count(sizeof(int32_t))).overflows())
-      return report.fail(MHA_ERROR_TOO_LARGE, "score.%s would be larger than memory can be", array.name);
+      return fail_size(report, array.name);
   }
   if (!options.q_groups) {
     if (!options.kv_groups && options.groups == 0) return MHA_OK;
@@ -119,21 +132,35 @@ mha_status check_groups(Report report, const SequenceArguments &s, const mha_sco
   return report.invalid("score.kv_groups is NULL, but the columns are not the rows of query; give the numbers of the keys");
 }
 
-mha_status check_relative_bias(Report report, const mha_score_options &options, int64_t num_heads) {
+// Relative biases, *array: those of a table are the same for all sequences and rows.
+mha_status check_relative_biases(Report report, const SequenceArguments &s, const mha_score_options &options, int64_t num_heads,
+                                 PairArray *array) {
+  const bool is_table = options.relative_bias != nullptr;
+  *array = {options.relative_rows, Storage::f32, options.relative_rows_batch_stride, options.relative_rows_head_stride,
+            options.relative_rows_row_stride};
+  if (is_table && array->base)
+    return report.invalid("score.relative_bias and score.relative_rows are both given; add the first to each row of the second");
+  if (const mha_status status = check_array_strides(report, "relative_rows", *array)) return status;
+  if (is_table) *array = {options.relative_bias, Storage::f32, MHA_BROADCAST, 0, MHA_BROADCAST};
   const struct {
     const char *name;
     int64_t value;
   } reaches[] = {{"left", options.relative_left}, {"right", options.relative_right}};
   for (const auto &reach : reaches) {
-    if (reach.value < 0 || (!options.relative_bias && reach.value != 0)) {
-      return report.invalid("score.relative_%s is %lld; it can't be negative, and without relative_bias it is 0", reach.name,
-                            lld(reach.value));
+    if (reach.value < 0 || (!array->base && reach.value != 0)) {
+      return report.invalid("score.relative_%s is %lld; it can't be negative, and without relative_bias or relative_rows it is 0",
+                            reach.name, lld(reach.value));
     }
   }
-  const Count width = Count(options.relative_left) + Count(options.relative_right) + Count(1);
-  if ((Count(num_heads) * width * Count(sizeof(float))).overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE, "score.relative_bias would be larger than memory can be");
-  return MHA_OK;
+  if (!array->base) return MHA_OK;
+  const char *const name = is_table ? "relative_bias" : "relative_rows";
+  const Count distances = Count(options.relative_left) + Count(options.relative_right) + Count(1);
+  if (distances.overflows()) return fail_size(report, name);
+  if (array->row_stride > 0 && array->row_stride < distances.value()) {
+    return report.fail(MHA_ERROR_SHAPE, "score.relative_rows_row_stride is %lld, but there are %lld distances; a row has a number for each",
+                       lld(array->row_stride), lld(distances.value()));
+  }
+  return check_array_size(report, s, name, *array, num_heads, distances.value());
 }
 
 mha_status check_q_scales(Report report, const SequenceArguments &s, const mha_score_options &options) {
@@ -143,7 +170,7 @@ mha_status check_q_scales(Report report, const SequenceArguments &s, const mha_s
   if (stride < 0 && stride != MHA_BROADCAST) return fail_stride(report, "q_scales", "stride", stride);
   resolve_stride(s.n_q, &stride);
   if (options.q_scales && ((Count(s.batch) * Count(stride) + Count(s.n_q)) * Count(sizeof(float))).overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE, "score.q_scales would be larger than memory can be");
+    return fail_size(report, "q_scales");
   return MHA_OK;
 }
 
@@ -161,7 +188,7 @@ mha_status check_score_options(Report report, const mha_score_options *given, in
   if ((o.bias_type != MHA_TYPE_F32 && o.bias_type != MHA_TYPE_F16) || (!o.bias && o.bias_type != 0))
     return report.invalid("score.bias_type is %u; it is MHA_TYPE_F32 or MHA_TYPE_F16, and 0 without score.bias", o.bias_type);
   if (const mha_status status = check_columns(report, s, o)) return status;
-  if (const mha_status status = check_relative_bias(report, o, num_heads)) return status;
+  if (const mha_status status = check_relative_biases(report, s, o, num_heads, &options->relative)) return status;
   if (const mha_status status = check_q_scales(report, s, o)) return status;
   options->softcap = o.softcap;
   options->softcap_inverse = o.softcap != 0.0f ? 1.0f / o.softcap : 0.0f;
@@ -182,13 +209,12 @@ mha_status check_score_options(Report report, const mha_score_options *given, in
                      INT64_MAX,
                      INT64_MAX};
   options->limits_pairs = o.mask || o.q_groups;
-  options->change_scores = o.softcap != 0.0f || o.alibi_slopes || o.relative_bias || o.bias;
-  options->relative_bias = o.relative_bias;
+  options->change_scores = o.softcap != 0.0f || o.alibi_slopes || options->relative.base || o.bias;
   options->relative_left = o.relative_left;
   options->relative_right = o.relative_right;
   options->q_scales = o.q_scales;
   options->q_scales_stride = o.q_scales_stride;
-  s.distances = o.alibi_slopes ? "ALiBi" : o.relative_bias ? "a relative bias" : nullptr;
+  s.distances = o.alibi_slopes ? "ALiBi" : options->relative.base ? "a relative bias" : nullptr;
   s.adds_keys = o.groups == MHA_GROUPS_ALSO;
   s.has_new_columns = o.columns == MHA_COLUMNS_NEW_KEYS;
   if (o.num_columns != 0) {
@@ -224,6 +250,7 @@ void resolve_score_strides(const SequenceArguments &s, int64_t num_heads, ScoreO
   PositionGroups &groups = options->groups;
   const bool has_pairs = options->bias.base || options->mask.base;
   resolve_stride(s.n_q, &options->q_scales_stride);
+  resolve_strides(options->relative_left + 1 + options->relative_right, s.n_q, num_heads, &options->relative);
   if (!has_pairs && !groups.of_rows) return;
   const int64_t columns = s.num_columns != INT64_MAX ? s.num_columns : s.has_new_columns ? s.n_kv : pair_columns(s);
   resolve_strides(columns, s.n_q, num_heads, &options->bias);
@@ -234,12 +261,15 @@ void resolve_score_strides(const SequenceArguments &s, int64_t num_heads, ScoreO
 
 uint64_t bytes_of_score_options(const ScoreOptions &options, int64_t batch, int64_t num_heads, int64_t n_q, int64_t columns) {
   uint64_t bytes = 0;
-  const PairArray *const arrays[] = {&options.bias, &options.mask};
-  for (const PairArray *const array : arrays) {
-    if (!array->base) continue;
-    const int64_t sequences = array->batch_stride != 0 ? batch : 1, heads = array->head_stride != 0 ? num_heads : 1;
-    const int64_t rows = array->row_stride != 0 ? n_q : 1;
-    bytes += product(sequences, heads) * product(rows, columns) * static_cast<uint64_t>(bytes_of(array->storage));
+  const struct {
+    const PairArray &array;
+    int64_t columns;
+  } arrays[] = {{options.bias, columns}, {options.mask, columns}, {options.relative, options.relative_left + 1 + options.relative_right}};
+  for (const auto &[array, of_row] : arrays) {
+    if (!array.base) continue;
+    const int64_t sequences = array.batch_stride != 0 ? batch : 1, heads = array.head_stride != 0 ? num_heads : 1;
+    const int64_t rows = array.row_stride != 0 ? n_q : 1;
+    bytes += product(sequences, heads) * product(rows, of_row) * static_cast<uint64_t>(bytes_of(array.storage));
   }
   const PositionGroups &groups = options.groups;
   if (groups.of_rows) bytes += product(groups.row_stride != 0 ? batch : 1, n_q) * sizeof(int32_t);

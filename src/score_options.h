@@ -16,7 +16,7 @@ mha_status check_score_arrays(Report report, const ScoreOptions &options, int64_
 // goes by the longest sequence.
 void resolve_score_strides(const SequenceArguments &sequences, int64_t num_heads, ScoreOptions *options);
 
-// Of mask, bias and groups, each element once.
+// Of mask, bias, relative biases and groups, each element once.
 uint64_t bytes_of_score_options(const ScoreOptions &options, int64_t batch, int64_t num_heads, int64_t n_q, int64_t columns);
 
 }  // namespace mha

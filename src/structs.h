@@ -25,7 +25,7 @@ MHA_FIRST_VERSION_ENDS_WITH(mha_kv_cache_config, num_blocks);
 MHA_FIRST_VERSION_ENDS_WITH(mha_rope, k_positions);
 MHA_FIRST_VERSION_ENDS_WITH(mha_rope_config, reserved);
 MHA_FIRST_VERSION_ENDS_WITH(mha_norm, head_stride);
-MHA_FIRST_VERSION_ENDS_WITH(mha_score_options, head_scales);
+MHA_FIRST_VERSION_ENDS_WITH(mha_score_options, relative_rows_row_stride);
 MHA_FIRST_VERSION_ENDS_WITH(mha_taps, context);
 MHA_FIRST_VERSION_ENDS_WITH(mha_forward_args, scheduler);
 MHA_FIRST_VERSION_ENDS_WITH(mha_attention_args, reserved);

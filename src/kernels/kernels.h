@@ -179,7 +179,7 @@ struct ScoreOptions {
   bool limits_pairs;               // mask and groups do
   float softcap, softcap_inverse;  // 0: none
   const float *alibi_slopes, *sinks;  // [num_heads]; null: none
-  const float *relative_bias;         // [num_heads][relative_left + 1 + relative_right] by distance; null: none
+  PairArray relative;  // by distance, -relative_left .. relative_right, in place of the column; base null: none
   int64_t relative_left, relative_right;
   const float *q_scales;  // of sequence b and row i of its array at b * q_scales_stride + i; null: none
   int64_t q_scales_stride;

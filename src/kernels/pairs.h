@@ -17,10 +17,14 @@ MHA_INLINE Range keys_with_column(const Unit &unit, int64_t chunk_begin, Range k
   return {max(keys.begin, min(keys.end, unit.sequence.first_in_columns - chunk_begin)), keys.end};
 }
 
+// Number of the first element of an array for the row.
+MHA_INLINE int64_t row_of(const PairArray &array, const Unit &unit, const Row &row) {
+  return unit.sequence_index * array.batch_stride + row.head * array.head_stride + unit.array_row(row) * array.row_stride;
+}
+
 // Number of the element of an array for the row and the first key of the chunk, which need not have one.
 MHA_INLINE int64_t element_of(const PairArray &array, const Unit &unit, const Row &row, int64_t chunk_begin) {
-  return unit.sequence_index * array.batch_stride + row.head * array.head_stride + unit.array_row(row) * array.row_stride +
-         unit.sequence.option_column + chunk_begin;
+  return row_of(array, unit, row) + unit.sequence.option_column + chunk_begin;
 }
 
 MHA_INLINE const uint8_t *mask_of(const Unit &unit, const Row &row, int64_t chunk_begin) {

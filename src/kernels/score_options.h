@@ -54,19 +54,19 @@ MHA_NOINLINE void add_number(float number, Range keys, float *s) {
   for (; j < keys.end; ++j) s[j] = canonical_nan(s[j] + number);
 }
 
-// The keys from `first` to `last` have a number of their own in the table; those before have its first one, those behind its last one.
+// The keys from `first` to `last` have a number of their own; those before have the first one, those behind the last one.
 template <class V>
 MHA_NOINLINE void add_relative_bias(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys, float *s) {
   const ScoreOptions &options = unit.call.options;
   const int64_t left = options.relative_left, right = options.relative_right, position = unit.position_of(row);
-  const float *const table = options.relative_bias + row.head * (left + 1 + right);
+  const float *const numbers = static_cast<const float *>(options.relative.base) + row_of(options.relative, unit, row);
   const int64_t first = position < INT64_MIN + left ? INT64_MIN : position - left;
   const int64_t last = position > max_positions - right ? max_positions : position + right;
   const int64_t begin = chunk_begin + keys.begin, end = chunk_begin + keys.end;
   const int64_t own_begin = max(begin, min(first, end)), own_end = last < own_begin ? own_begin : last < end ? last + 1 : end;
-  if (begin < own_begin) add_number<V>(table[0], {keys.begin, own_begin - chunk_begin}, s);
-  if (own_begin < own_end) add_bias<V>(table + (own_begin - first), {0, own_end - own_begin}, s + (own_begin - chunk_begin));
-  if (own_end < end) add_number<V>(table[left + right], {own_end - chunk_begin, keys.end}, s);
+  if (begin < own_begin) add_number<V>(numbers[0], {keys.begin, own_begin - chunk_begin}, s);
+  if (own_begin < own_end) add_bias<V>(numbers + (own_begin - first), {0, own_end - own_begin}, s + (own_begin - chunk_begin));
+  if (own_end < end) add_number<V>(numbers[left + right], {own_end - chunk_begin, keys.end}, s);
 }
 
 // ALiBi, relative bias and bias of the row's own keys.
@@ -74,7 +74,7 @@ template <class V>
 inline void bias_scores(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys, float *s) {
   const ScoreOptions &options = unit.call.options;
   if (options.alibi_slopes) add_alibi<V>(unit, row, chunk_begin, groups_of(keys), s);
-  if (options.relative_bias) add_relative_bias<V>(unit, row, chunk_begin, keys, s);
+  if (options.relative.base) add_relative_bias<V>(unit, row, chunk_begin, keys, s);
   if (!options.bias.base) return;
   const int64_t element = element_of(options.bias, unit, row, chunk_begin);
   const Range with_column = keys_with_column(unit, chunk_begin, keys);

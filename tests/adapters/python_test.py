@@ -501,6 +501,12 @@ class Mha(unittest.TestCase):
             bias = np.ascontiguousarray(table[:, np.clip(distance + zero, 0, table.shape[1] - 1)])
             score = mha.ScoreOptions(relative_bias=table, relative_left=left)
             self.assert_same(mha.attention(q, k, v, score=score), mha.attention(q, k, v, score=mha.ScoreOptions(bias=bias)))
+            rows = np.broadcast_to(table[:, None], (heads, n, table.shape[1]))
+            self.assert_same(mha.attention(q, k, v, score=mha.ScoreOptions(relative_rows=rows, relative_left=left)), mha.attention(q, k, v, score=score))
+        rows = floats(2, heads, n, n + kv - 1)  # for each distance there is, of which a row has the kv from its own place on
+        bias = np.ascontiguousarray(np.stack([rows[:, :, i, n - 1 - i:][:, :, :kv] for i in range(n)], axis=2))
+        score = mha.ScoreOptions(relative_rows=rows, relative_left=kv - 1)
+        self.assert_same(mha.attention(q, k, v, score=score), mha.attention(q, k, v, score=mha.ScoreOptions(bias=bias)))
         for scales in floats(n), floats(2, n):
             scaled = q * np.broadcast_to(scales, (2, n))[..., None, None]
             self.assert_same(mha.attention(q, k, v, score=mha.ScoreOptions(q_scales=scales)), mha.attention(scaled, k, v))
@@ -702,6 +708,7 @@ class Mha(unittest.TestCase):
             (TypeError, "bias is .* its type must be", lambda: attend(bias=floats(5, 5).astype(np.float64))),
             (ValueError, "sinks is .* its shape must be", lambda: attend(sinks=floats(heads + 1))), (TypeError, "must be a NumPy array", lambda: attend(mask=[[1]])),
             (ValueError, "columns", lambda: attend(columns="some")), (ValueError, "its shape must be", lambda: attend(relative_bias=floats(heads + 1, 5))),
+            (ValueError, "relative_rows is", lambda: attend(relative_rows=floats(heads + 1, 1, 5))), (TypeError, "relative_rows", lambda: attend(relative_rows=[1.0])),
             (ValueError, "q_scales is .* its shape must be", lambda: attend(q_scales=floats(6))), (ValueError, "q_groups", lambda: attend(q_groups=np.int32([1, 2]))),
             (ValueError, "kv_groups", lambda: attend(q_groups=numbers, kv_groups=numbers[:4])), (ValueError, "groups", lambda: attend(q_groups=numbers, groups="all")),
             (mha.Error, "score.softcap is -1", lambda: attend(softcap=-1.0)), (mha.Error, "score.columns", lambda: attend(columns="new_keys")),

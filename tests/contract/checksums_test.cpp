@@ -256,6 +256,9 @@ class Cases {
     relative.score->relative_bias = own.Uniforms(4 * 211);
     relative.score->q_scales = own.Uniforms(2 * 20);
     Attention("attention with a relative bias and scales of queries", relative);
+    relative.score->relative_bias.clear();
+    relative.score->relative_rows = {true, true, true, own.Uniforms(2 * 4 * 20 * 211), 211};
+    Attention("attention with a relative bias of each query", relative);
     for (const bool add_keys : {false, true}) {
       AttentionProblem grouped = problem;
       grouped.score = ScoreArrays();

@@ -181,6 +181,35 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
          c.data.score.relative_left = c.data.score.relative_right = kMax;
        },
        {MHA_ERROR_TOO_LARGE, {argument}, {"score.relative_bias"}}},
+      {"RelativeRowsBesideTheTable",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.relative_bias = c.data.score.relative_rows = WithTheLast(0.0f); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.relative_bias", "score.relative_rows"}}},
+      {"RelativeRowsStrideWithoutRows",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.relative_rows_head_stride = 4; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.relative_rows_head_stride is 4", "NULL"}}},
+      {"RelativeRowsStrideIsNegative",
+       [](auto &c) {
+         c.args.score = &c.data.score, c.data.score.relative_rows = WithTheLast(0.0f);
+         c.data.score.relative_rows_batch_stride = -3;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.relative_rows_batch_stride is -3", "MHA_BROADCAST"}}},
+      {"RelativeRowsAreCloserThanTheirDistances",
+       [](auto &c) {
+         c.args.score = &c.data.score, c.data.score.relative_rows = WithTheLast(0.0f), c.data.score.relative_left = 4;
+         c.data.score.relative_rows_row_stride = 4;
+       },
+       {MHA_ERROR_SHAPE, {argument}, {"score.relative_rows_row_stride is 4", "5 distances"}}},
+      {"RelativeRowsHaveTooManyDistances",
+       [](auto &c) {
+         c.args.score = &c.data.score, c.data.score.relative_rows = WithTheLast(0.0f);
+         c.data.score.relative_left = c.data.score.relative_right = kMax;
+       },
+       {MHA_ERROR_TOO_LARGE, {argument}, {"score.relative_rows"}}},
+      {"RelativeRowsAreTooLarge",
+       [](auto &c) {
+         c.args.score = &c.data.score, c.data.score.relative_rows = WithTheLast(0.0f), c.data.score.relative_rows_head_stride = kMax;
+       },
+       {MHA_ERROR_TOO_LARGE, {argument}, {"score.relative_rows"}}},
       {"QScalesStrideIsNegative",
        [](auto &c) { c.args.score = &c.data.score, c.data.score.q_scales = WithTheLast(0.0f), c.data.score.q_scales_stride = -2; },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.q_scales_stride is -2"}}},

@@ -56,9 +56,14 @@ Pairs<uint8_t> RandomMask(Random *random, const AttentionSizes &sizes) {
 void SetRelativeBias(Random *random, const AttentionSizes &sizes, bool is_finite, ScoreArrays *score) {
   score->relative_left = random->Pick<int64_t>({0, 1, 7, 40, 300, 2000});
   score->relative_right = random->Pick<int64_t>({0, 1, 7, 40, 300, 2000});
-  score->relative_bias = random->Normals(sizes.num_heads * (score->relative_left + 1 + score->relative_right));
+  const int64_t distances = score->relative_left + 1 + score->relative_right;
+  const bool by_row = random->Coin();
+  std::vector<float> &biases = by_row ? score->relative_rows.values : score->relative_bias;
+  score->relative_rows.by_sequence = score->relative_rows.by_head = true;
+  score->relative_rows.columns = distances;
+  biases = random->Normals((by_row ? sizes.batch * sizes.n_q : 1) * sizes.num_heads * distances);
   if (!is_finite && random->Chance(0.3)) {
-    for (float &bias : score->relative_bias) {
+    for (float &bias : biases) {
       if (random->Chance(0.1)) bias = random->Chance(0.9) ? -kInfinity : SpecialValue(random);
     }
   }
@@ -112,6 +117,52 @@ TEST_P(ScoreOptionsTest, ArraysWhoseStridesWereNeverSetAreContiguous) {
   EXPECT_EQ(score.mask_batch_stride | score.mask_head_stride | score.mask_row_stride, 0);
   EXPECT_EQ(score.bias_batch_stride | score.bias_head_stride | score.bias_row_stride, 0);
   EXPECT_TRUE(SameBits(Attend(problem, PlainCall()), Specify(problem))) << Describe(problem);
+}
+
+// Transformer-XL's scores (Dai et al., arXiv:1901.02860): (q + u) k^T + (q + v) r^T, where row n of r is of the distance n - left. The
+// queries of the call are q + u; the second product, scaled, is made before it.
+TEST_P(ScoreOptionsTest, RelativeRowsAreAProductWithTheQueriesByDistance) {
+  Random random(9);
+  AttentionProblem problem = Problem(9, 20, 20);
+  problem.is_causal = false;
+  const int64_t left = 19, distances = 39, heads = problem.num_heads, dim = problem.head_dim;
+  const std::vector<float> r = random.Normals(heads * distances * dim), v = random.Normals(heads * dim);
+  const float scale = 1 / std::sqrt(static_cast<float>(dim));
+  AttentionProblem by_pair = problem;
+  problem.score = by_pair.score = ScoreArrays();
+  ScoreArrays &score = *problem.score;
+  score.relative_left = score.relative_right = left;
+  score.relative_rows.by_head = by_pair.score->bias.by_head = true;
+  score.relative_rows.columns = distances;
+  for (int64_t h = 0; h < heads; h++) {
+    for (int64_t i = 0; i < problem.n_q; i++) {
+      for (int64_t n = 0; n < distances; n++) {
+        float product = 0;
+        for (int64_t d = 0; d < dim; d++) {
+          product += (problem.q[static_cast<size_t>((i * heads + h) * dim + d)] + v[static_cast<size_t>(h * dim + d)]) *
+                     r[static_cast<size_t>((h * distances + n) * dim + d)];
+        }
+        score.relative_rows.values.push_back(product * scale);
+        if (n >= left - i && n < left - i + problem.n_kv) by_pair.score->bias.values.push_back(product * scale);
+      }
+    }
+  }
+  EXPECT_TRUE(SameBits(Run(problem), Run(by_pair)));
+}
+
+TEST_P(ScoreOptionsTest, RelativeRowsThatAreTheSameForAllAreATable) {
+  for (const int64_t n_q : {1, 9, 40}) {
+    Random random(static_cast<uint64_t>(n_q));
+    AttentionProblem table = Problem(1, n_q, 300);
+    table.score = ScoreArrays();
+    table.score->relative_left = 30;
+    table.score->relative_right = 7;
+    table.score->relative_bias = random.Normals(table.num_heads * 38);
+    AttentionProblem rows = table;
+    rows.score->relative_rows = {false, true, false, std::move(rows.score->relative_bias), 38};
+    rows.score->relative_bias.clear();
+    EXPECT_TRUE(SameBits(Run(rows), Run(table))) << n_q;
+  }
 }
 
 // ---- Accuracy

@@ -31,10 +31,14 @@ bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
   return is_later || is_of_another;
 }
 
+bool HasRelativeBias(const support::ScoreOptions &options) { return options.relative_bias || options.relative_rows; }
+
 const float *RelativeBias(const AttentionShape &shape, int64_t h, int64_t i, int64_t j) {
   const support::ScoreOptions &options = *shape.score;
   const int64_t distance = std::clamp(j - (shape.q_start + i), -options.relative_left, options.relative_right);
-  return options.relative_bias + h * (options.relative_left + 1 + options.relative_right) + options.relative_left + distance;
+  const int64_t distances = options.relative_left + 1 + options.relative_right;
+  const int64_t row = options.relative_rows ? h * shape.n_q + i : h;
+  return (options.relative_rows ? options.relative_rows : options.relative_bias) + row * distances + options.relative_left + distance;
 }
 
 // The finished score of row i of head h and key j, of q k^T.
@@ -48,7 +52,7 @@ T FinishedScore(const AttentionShape &shape, int64_t h, int64_t i, int64_t j, T 
     if (options.mask && !options.mask[at]) return -std::numeric_limits<T>::infinity();
     if (options.softcap != 0) s = T(options.softcap) * std::tanh(s / T(options.softcap));
     if (options.alibi_slopes) s -= T(options.alibi_slopes[h]) * std::fabs(T(j - (shape.q_start + i)));
-    if (options.relative_bias) s += T(*RelativeBias(shape, h, i, j));
+    if (HasRelativeBias(options)) s += T(*RelativeBias(shape, h, i, j));
     if (options.bias) s += T(options.bias[at]);
   }
   return IsMasked(shape, i, j) ? -std::numeric_limits<T>::infinity() : s;
@@ -353,7 +357,7 @@ AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<dou
           S_j *= std::fabs(double(shape.score->q_scales[i]));
           D_j *= std::fabs(double(shape.score->q_scales[i]));
         }
-        if (shape.score && shape.score->relative_bias) added += std::fabs(double(*RelativeBias(shape, h, i, j)));
+        if (shape.score && HasRelativeBias(*shape.score)) added += std::fabs(double(*RelativeBias(shape, h, i, j)));
         if (shape.score && shape.score->bias) added += std::fabs(double(shape.score->bias[(h * n_q + i) * n_kv + j]));
         S = std::max(S, scale * S_j + added);
         D = std::max(D, scale * D_j + head_dim * kSmallest * std::max(scale, 1.0));

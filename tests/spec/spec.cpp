@@ -579,11 +579,13 @@ void BiasAndMask(const AttentionShape &shape, int64_t h, int64_t i, float *s) {
       const float distance = static_cast<float>(j / 16 * 16 - p) + static_cast<float>(j % 16);
       s[j] = Fma(-options.alibi_slopes[h], distance > 0.0f - distance ? distance : 0.0f - distance, s[j]);
     }
-    if (options.relative_bias) {
+    if (options.relative_bias || options.relative_rows) {
       const __int128 distance = __int128{j} - p;
       const int64_t left = options.relative_left, right = options.relative_right;
       const int64_t column = distance < -left ? 0 : distance > right ? left + right : static_cast<int64_t>(distance) + left;
-      s[j] = s[j] + options.relative_bias[h * (left + 1 + right) + column];
+      const float *rows = options.relative_rows ? options.relative_rows + (h * shape.n_q + i) * (left + 1 + right)
+                                                : options.relative_bias + h * (left + 1 + right);
+      s[j] = s[j] + rows[column];
     }
     if (options.bias) s[j] = s[j] + options.bias[at];
     if (options.mask && !options.mask[at]) s[j] = -kInfinity;

@@ -91,6 +91,7 @@ struct ScoreArrays {
   std::vector<float> relative_bias;  // [num_heads, relative_left + 1 + relative_right]; empty = not given
   int64_t relative_left = 0;
   int64_t relative_right = 0;
+  Pairs<float> relative_rows;        // in place of relative_bias, with its distances for keys
   std::vector<float> q_scales;  // [batch, n_q] or [n_q]; empty = not given
 };
 
@@ -175,9 +176,9 @@ void WithRotation(const AttentionSizes &sizes, int64_t b, const Function &functi
 // The norm of all sequences, if there is one.
 std::optional<Norm> NormOf(const AttentionSizes &sizes);
 
-// Of the pairs, those of the valid rows and keys of sequence b, [num_heads, n_q, n_kv].
+// Of the pairs, those of the valid rows of sequence b and of `count` columns from `first` on, of all of them: [num_heads, n_q, count].
 template <typename T>
-std::vector<T> DensePairs(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t b) {
+std::vector<T> DensePairs(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t b, int64_t all, int64_t first, int64_t count) {
   std::vector<T> dense;
   if (pairs.values.empty()) return dense;
   const ValidRows valid = ValidRowsOf(sizes, b);
@@ -185,11 +186,18 @@ std::vector<T> DensePairs(const AttentionSizes &sizes, const Pairs<T> &pairs, in
   for (int64_t h = 0; h < sizes.num_heads; h++) {
     for (int64_t i = 0; i < valid.n_q; i++) {
       const int64_t sequence = pairs.by_sequence ? b : 0, head = pairs.by_head ? h : 0, row = pairs.by_row ? valid.q_first + i : 0;
-      const auto from = pairs.values.begin() + ((sequence * heads + head) * rows + row) * sizes.n_kv + valid.kv_first;
-      dense.insert(dense.end(), from, from + valid.n_kv);
+      const auto from = pairs.values.begin() + ((sequence * heads + head) * rows + row) * all + first;
+      dense.insert(dense.end(), from, from + count);
     }
   }
   return dense;
+}
+
+// Those of the valid keys.
+template <typename T>
+std::vector<T> DensePairs(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t b) {
+  const ValidRows valid = ValidRowsOf(sizes, b);
+  return DensePairs(sizes, pairs, b, sizes.n_kv, valid.kv_first, valid.n_kv);
 }
 
 // Calls function(options) with the score options of sequence b's valid rows, or with null.
@@ -199,6 +207,8 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   const ScoreArrays &score = *sizes.score;
   const std::vector<float> bias = DensePairs(sizes, score.bias, b);
   const std::vector<uint8_t> mask = DensePairs(sizes, score.mask, b);
+  const int64_t distances = score.relative_left + 1 + score.relative_right;
+  const std::vector<float> relative_rows = DensePairs(sizes, score.relative_rows, b, distances, 0, distances);
   const auto data = [](const auto &x) { return x.empty() ? nullptr : x.data(); };
   ScoreOptions options = {score.softcap, data(score.alibi_slopes), data(score.sinks), data(bias), data(mask)};
   const Groups &groups = score.groups;
@@ -211,6 +221,7 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   }
   if (score.num_columns != 0) options.num_keys = std::max<int64_t>(0, score.num_columns - valid.kv_first);
   options.relative_bias = data(score.relative_bias);
+  options.relative_rows = data(relative_rows);
   options.relative_left = score.relative_left;
   options.relative_right = score.relative_right;
   const bool has_own_scales = static_cast<int64_t>(score.q_scales.size()) > sizes.n_q;

@@ -172,6 +172,9 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
     score.alibi_slopes = Keep(from.alibi_slopes);
     score.sinks = Keep(from.sinks);
     score.relative_bias = Keep(from.relative_bias);
+    score.relative_rows = Keep(from.relative_rows.values);
+    SetStrides(sizes, from.relative_rows, from.relative_left + 1 + from.relative_right, &score.relative_rows_batch_stride,
+               &score.relative_rows_head_stride, &score.relative_rows_row_stride);
     score.relative_left = from.relative_left;
     score.relative_right = from.relative_right;
     score.q_scales = Keep(from.q_scales);

@@ -301,6 +301,8 @@ inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
     const auto [begin, end] = c.Is("columns", "new") ? c.KeyColumns(part.begin, part.end) : std::pair<int64_t, int64_t>(0, columns);
     problem.score->bias = RowsOfPairs(c.has_own_columns() ? c.given_bias : whole.score->bias, c, part, columns, begin, end);
     problem.score->mask = RowsOfPairs(c.has_own_columns() ? c.given_mask : whole.score->mask, c, part, columns, begin, end);
+    const int64_t distances = whole.score->relative_left + 1 + whole.score->relative_right;
+    problem.score->relative_rows = RowsOfPairs(whole.score->relative_rows, c, part, distances, 0, distances);
     std::vector<float> &q_scales = problem.score->q_scales;
     if (c.Is("q_scales", "one")) q_scales = {q_scales.begin() + part.begin, q_scales.begin() + part.end};
     if (c.Is("q_scales", "sequence")) q_scales = RowsOfQueries(whole.score->q_scales, c, part, 1);

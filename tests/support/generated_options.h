@@ -161,9 +161,8 @@ inline int64_t ColumnsOf(const Case &c) { return c.has_own_columns() ? c.num_own
 
 // make(i, j) is drawn for row i and column j, one after the other, of each sequence and head that has its own.
 template <typename T, typename Make>
-Pairs<T> DrawPairs(const Case &c, std::string_view extents_of, const Make &make) {
+Pairs<T> DrawPairs(const Case &c, std::string_view extents_of, int64_t columns, const Make &make) {
   const std::string_view extents = c.ValueOf(extents_of);
-  const int64_t columns = ColumnsOf(c);
   Pairs<T> pairs;
   pairs.by_sequence = extents == "all" || extents == "sequence";
   pairs.by_head = extents == "all" || extents == "head";
@@ -676,9 +675,19 @@ inline const std::vector<Dimension> &Dimensions() {
          const int64_t most = value == "short" ? 9 : 400;
          score.relative_left = random->Between(0, most);
          score.relative_right = value == "left" ? 0 : random->Between(0, most);
-         score.relative_bias = QuickNormals(random, c->whole.num_heads * (score.relative_left + 1 + score.relative_right));
-         if (c->Is("values", "special")) score.relative_bias[0] = SpecialValue(random);  // an infinity or NaN
+         const int64_t distances = score.relative_left + 1 + score.relative_right;
+         if (c->Is("relative_extents", "table")) {
+           score.relative_bias = QuickNormals(random, c->whole.num_heads * distances);
+         } else {
+           score.relative_rows = DrawPairs<float>(*c, "relative_extents", distances, [](int64_t, int64_t) { return 0.0f; });
+           score.relative_rows.columns = distances;
+           std::vector<float> &values = score.relative_rows.values;
+           values = QuickNormals(random, static_cast<int64_t>(values.size()));
+         }
+         std::vector<float> &given = score.relative_bias.empty() ? score.relative_rows.values : score.relative_bias;
+         if (c->Is("values", "special") && !given.empty()) given[0] = SpecialValue(random);  // an infinity or NaN
        }},
+      {"relative_extents", {"table", "row", "all", "head", "sequence", "one"}, [](Case *, std::string_view, Random *) {}},
       {"q_scales",
        {"no", "sequence", "one"},
        [](Case *c, std::string_view value, Random *random) {
@@ -708,7 +717,7 @@ inline const std::vector<Dimension> &Dimensions() {
          ScoreArrays &score = ScoreOf(c);
          score.bias_is_f16 = value == "f16";
          const double masked = c->Is("bias_values", "infinite") ? random->Pick({0.1, 0.9}) : 0;
-         score.bias = DrawPairs<float>(*c, "bias_extents", [&](int64_t, int64_t) {
+         score.bias = DrawPairs<float>(*c, "bias_extents", ColumnsOf(*c), [&](int64_t, int64_t) {
            if (random->Chance(masked)) return -std::numeric_limits<float>::infinity();
            return static_cast<float>(random->Between(-64, 64)) / 16;  // which f16 holds exactly
          });
@@ -732,7 +741,7 @@ inline const std::vector<Dimension> &Dimensions() {
          const int64_t longest = value == "runs" ? random->Pick<int64_t>({20, 100, 600}) : 1;
          int64_t left = 0;
          uint8_t attends = 0;
-         score.mask = DrawPairs<uint8_t>(*c, "mask_extents", [&](int64_t i, int64_t j) {
+         score.mask = DrawPairs<uint8_t>(*c, "mask_extents", ColumnsOf(*c), [&](int64_t i, int64_t j) {
            if (value == "tree" && j > i) return uint8_t{0};
            if (value == "tree" && j == i) return uint8_t{1};
            if (left-- <= 0) {
@@ -950,6 +959,7 @@ inline std::vector<Together> MakeWithoutMeaning() {
       // Masks and biases
       {{"columns", "new"}, {"n_kv", "none"}},
       {{"columns", "new"}, {"mask", "no"}, {"bias", "no"}},
+      {{"relative_bias", "no"}, {"relative_extents", "!table"}},
       {{"bias", "no"}, {"bias_extents", "!row"}},
       {{"bias", "no"}, {"bias_values", "!finite"}},
       {{"mask", "no"}, {"mask_extents", "!row"}},

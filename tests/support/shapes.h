@@ -51,6 +51,7 @@ struct ScoreOptions {
   int64_t relative_right = 0;
   const float *q_scales = nullptr;  // [n_q]
   const float *head_scales = nullptr;  // [num_heads]
+  const float *relative_rows = nullptr;  // [num_heads, n_q, relative_left + 1 + relative_right], in place of relative_bias
 };
 
 // What the context is multiplied by; the numbers of MHA_GATE_*.

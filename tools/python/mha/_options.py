@@ -31,19 +31,20 @@ class ScoreOptions:
     of key or, with a cache, the positions in it after the call; with columns="new_keys" always the rows of key that come with the call.
     With num_columns, arrays have so many columns, and keys behind them are masked. q_groups, int32, are [n_q] or [batch, n_q], kv_groups [columns]
     or [batch, columns]; None: those of the queries, where keys are their rows.
-    relative_bias [num_heads, distances] begins at a distance of -relative_left; None: in its middle is that of 0. q_scales are [n_q] or [batch, n_q].
+    relative_bias [num_heads, distances] begins at a distance of -relative_left; None: in its middle is that of 0. relative_rows, in its place, are
+    [batch, num_heads, n_q, distances], numbers of each query, or broadcast to that. q_scales are [n_q] or [batch, n_q].
     """
 
     def __init__(self, *, softcap: float = 0.0, alibi_slopes: np.ndarray | None = None, sinks: np.ndarray | None = None, bias: np.ndarray | None = None,
                  mask: np.ndarray | None = None, columns: str = "all_keys", relative_bias: np.ndarray | None = None, relative_left: int | None = None,
                  q_scales: np.ndarray | None = None, head_scales: np.ndarray | None = None, num_columns: int = 0, groups: str = "within",
-                 q_groups: np.ndarray | None = None, kv_groups: np.ndarray | None = None) -> None:
+                 q_groups: np.ndarray | None = None, kv_groups: np.ndarray | None = None, relative_rows: np.ndarray | None = None) -> None:
         _named(score_columns, columns, "columns")
         _named(score_groups, groups, "groups")
         self.num_columns, self.groups, self.q_groups, self.kv_groups = num_columns, groups, q_groups, kv_groups
         self.head_scales = head_scales
         self.softcap, self.alibi_slopes, self.sinks, self.bias, self.mask, self.columns = softcap, alibi_slopes, sinks, bias, mask, columns
-        self.relative_bias, self.relative_left, self.q_scales = relative_bias, relative_left, q_scales
+        self.relative_bias, self.relative_rows, self.relative_left, self.q_scales = relative_bias, relative_rows, relative_left, q_scales
 
     def _struct(self, batch, num_heads, n_q, columns):
         columns = self.num_columns or columns
@@ -53,9 +54,10 @@ class ScoreOptions:
                       sinks=_contiguous(self.sinks, "sinks", [np.float32], (num_heads,)),
                       relative_bias=_contiguous(self.relative_bias, "relative_bias", [np.float32], (num_heads, _some)),
                       head_scales=_contiguous(self.head_scales, "head_scales", [np.float32], (num_heads,)))
-        views = []
-        if self.relative_bias is not None:
-            distances = self.relative_bias.shape[1]
+        views, distances = [], 0
+        relative = self.relative_rows if self.relative_bias is None else self.relative_bias
+        if relative is not None:
+            distances = (np.shape(relative) or (1,))[-1]
             struct.relative_left = distances // 2 if self.relative_left is None else self.relative_left
             struct.relative_right = distances - 1 - struct.relative_left
         for name, array, width in ("q_groups", self.q_groups, n_q), ("kv_groups", self.kv_groups, columns):
@@ -65,7 +67,8 @@ class ScoreOptions:
         if self.q_scales is not None:
             struct.q_scales = _contiguous(self.q_scales, "q_scales", [np.float32], (n_q,) if np.ndim(self.q_scales) == 1 else (batch, n_q))
             struct.q_scales_stride = n_q if np.ndim(self.q_scales) == 2 else _broadcast
-        for name, array, dtypes in ("bias", self.bias, (np.float32, np.float16)), ("mask", self.mask, (np.bool_, np.uint8)):
+        for name, array, dtypes, columns in (("bias", self.bias, (np.float32, np.float16), columns), ("mask", self.mask, (np.bool_, np.uint8), columns),
+                                             ("relative_rows", self.relative_rows, (np.float32,), distances)):
             if array is None:
                 continue
             _check(array, name, dtypes, (None,) * np.ndim(array))

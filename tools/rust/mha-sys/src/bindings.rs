@@ -398,6 +398,10 @@ pub struct mha_score_options {
     pub relative_left: i64,
     pub relative_right: i64,
     pub head_scales: *const f32,
+    pub relative_rows: *const f32,
+    pub relative_rows_batch_stride: i64,
+    pub relative_rows_head_stride: i64,
+    pub relative_rows_row_stride: i64,
 }
 #[repr(C)]
 #[derive(Copy, Clone)]

@@ -17,7 +17,7 @@ use crate::{Error, ErrorKind, Result};
 /// s = scale * q k^T
 /// s = softcap * tanh(s / softcap)
 /// s = s - alibi_slopes[head] * |j - p|
-/// s = s + relative_bias[head, j - p]    by distance
+/// s = s + relative_bias[head, j - p]    by distance, or relative_rows[sequence, head, i, j - p]
 /// s = s + bias
 /// s = -infinity                         where the mask is 0, or the key is out of bounds by causal(), a window or a length
 /// weight = exp(s) / (sum of exp(s) over the keys + exp(sinks[head]))
@@ -59,6 +59,7 @@ pub struct ScoreOptions<'a> {
     mask: Option<Pairs<&'a [u8]>>,
     columns: ScoreColumns,
     relative_bias: Option<(&'a [f32], usize, usize)>,
+    relative_rows: Option<(Pairs<&'a [f32]>, usize)>,
     q_scales: Option<(&'a [f32], [usize; 2])>,
     num_columns: usize,
     groups: Option<GroupNumbers<'a>>,
@@ -116,6 +117,13 @@ impl<'a> ScoreOptions<'a> {
     /// the first or the last number. That of T5 is made by [`t5_relative_bias`].
     pub fn relative_bias(mut self, bias: &'a [f32], left: usize, right: usize) -> Self {
         self.relative_bias = Some((bias, left, right));
+        self
+    }
+
+    /// As [`relative_bias`](Self::relative_bias), in its place, with numbers of each query, which are made from it: of the extents
+    /// `[batch, num_heads, n_q, left + 1 + right]`, each of the first three is the call's, or 1 where all have the same.
+    pub fn relative_rows(mut self, rows: &'a [f32], extents: [usize; 4], left: usize) -> Self {
+        self.relative_rows = Some((Pairs { data: rows, extents }, left));
         self
     }
 
@@ -178,6 +186,14 @@ impl<'a> ScoreOptions<'a> {
             let distances = left.saturating_add(right).saturating_add(1);
             check_exact("relative_bias", bias.len(), &[("num_heads", of.num_heads), ("left + 1 + right", distances)])?;
         }
+        if let Some((rows, left)) = &self.relative_rows {
+            if rows.extents[3] <= *left {
+                let message =
+                    format!("relative_rows is {}, but left is {left}; a row has left + 1 numbers or more", spelled(&rows.shape()));
+                return Err(Error::new(ErrorKind::Shape, message));
+            }
+            rows.check("relative_rows", rows.data.len(), of, 0)?;
+        }
         if let Some((scales, [batch, n_q])) = self.q_scales {
             if (batch != 1 && batch != of.batch) || n_q != of.n_q {
                 let message = format!("q_scales is [{batch}, {n_q}]; pass [{}, {}], or 1 for the first", of.batch, of.n_q);
@@ -217,6 +233,10 @@ impl<'a> ScoreOptions<'a> {
         let stride = |rows: usize| if are_shared { sys::MHA_BROADCAST } else { int(rows) };
         let (bias_batch_stride, bias_head_stride, bias_row_stride) = self.bias.map_or((0, 0, 0), |bias| bias.strides());
         let (mask_batch_stride, mask_head_stride, mask_row_stride) = self.mask.map_or((0, 0, 0), |mask| mask.strides());
+        let (relative_rows_batch_stride, relative_rows_head_stride, relative_rows_row_stride) =
+            self.relative_rows.map_or((0, 0, 0), |(rows, _)| rows.strides());
+        let relative = self.relative_bias.map(|(_, left, right)| (left, right));
+        let (left, right) = relative.or(self.relative_rows.map(|(rows, left)| (left, rows.extents[3] - 1 - left))).unwrap_or((0, 0));
         sys::mha_score_options {
             struct_size: size_of::<sys::mha_score_options>(),
             softcap: self.softcap,
@@ -237,8 +257,12 @@ impl<'a> ScoreOptions<'a> {
                 ScoreColumns::NewKeys => sys::MHA_COLUMNS_NEW_KEYS,
             },
             relative_bias: self.relative_bias.map_or(null(), |(bias, ..)| bias.as_ptr()),
-            relative_left: self.relative_bias.map_or(0, |(_, left, _)| int(left)),
-            relative_right: self.relative_bias.map_or(0, |(_, _, right)| int(right)),
+            relative_left: int(left),
+            relative_right: int(right),
+            relative_rows: self.relative_rows.map_or(null(), |(rows, _)| rows.data.as_ptr()),
+            relative_rows_batch_stride,
+            relative_rows_head_stride,
+            relative_rows_row_stride,
             q_scales: self.q_scales.map_or(null(), |(scales, _)| scales.as_ptr()),
             q_scales_stride: self.q_scales.map_or(0, |(_, [batch, n_q])| if batch == 1 { sys::MHA_BROADCAST } else { int(n_q) }),
             num_columns: int(self.num_columns),

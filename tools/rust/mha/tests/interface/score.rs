@@ -105,6 +105,11 @@ fn each_option_does_what_its_formula_says() {
         assert_near(&attend(false, options).output, &by_hand.output, 1e-6);
     }
 
+    let rows = numbers(HEADS * ROWS * 4, 9); // distances of -1 to 2
+    let of_rows: Vec<f32> = pairs().map(|[_, head, i, j]| rows[4 * (head * ROWS + i) + (j + 1).saturating_sub(i).min(3)]).collect();
+    let by_hand = attend(false, new().bias(&of_rows, [BATCH, HEADS, ROWS, ROWS]));
+    assert_eq!(attend(false, new().relative_rows(&rows, [1, HEADS, ROWS, 4], 1)).bits(), by_hand.bits());
+
     let sinks = [1.5, f32::NEG_INFINITY]; // of the second head none
     let with_sinks: Vec<f32> = (0..).zip(&plain.lse).map(|(row, lse)| (lse.exp() + sinks[row / ROWS % HEADS].exp()).ln()).collect();
     assert_near(&attend(false, new().sinks(&sinks)).lse, &with_sinks, 1e-6);
@@ -132,6 +137,10 @@ fn numbers_that_do_not_fit_are_errors() {
     let halves = ScoreOptions::new().bias(Elements::Bf16(&[0]), [1; 4]);
     let sentence = error_of(layer.forward(&x, &mut y).score(halves).run(&mut Workspace::new()), ErrorKind::InvalidValue);
     assert!(sentence.starts_with("score.bias_type is 2"), "{sentence}");
+    let few = ScoreOptions::new().relative_rows(&[0.5; 2], [1, 1, 1, 2], 2);
+    let sentence = error_of(layer.forward(&x, &mut y).score(few).run(&mut Workspace::new()), ErrorKind::Shape);
+    let said = "relative_rows is [batch 1, num_heads 1, n_q 1, columns 2], but left is 2; a row has left + 1 numbers or more";
+    assert_eq!(sentence, said);
     let mut ring = KvCache::new(&CacheConfig::for_layer(layer.shape(), 32).ring()).unwrap();
     let call = layer.forward(&x, &mut y).causal().window_left(4).cache(&mut ring).score(ScoreOptions::new().mask(&[1], [1; 4]));
     let sentence = error_of(call.run(&mut Workspace::new()), ErrorKind::InvalidValue);
