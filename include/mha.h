@@ -174,8 +174,9 @@ typedef struct mha_layer_config {
 
 /*
  * The weights: w_q, w_k and w_v, or one fused w_qkv, which needs key_dim = value_dim = query_dim;
- * and w_o. Shapes are for MHA_LAYOUT_IN_OUT; with OUT_IN every matrix is transposed. Columns of
- * W_Q, W_K and W_V, and rows of W_O, are those of head 0, then of head 1, and so on.
+ * or w_q alone, for calls with MHA_CACHE_READ: then key_dim and value_dim are 0; and w_o. Shapes
+ * are for MHA_LAYOUT_IN_OUT; with OUT_IN every matrix is transposed. Columns of W_Q, W_K and W_V,
+ * and rows of W_O, are those of head 0, then of head 1, and so on.
  *
  * Matrices of f32, f16 or bf16 are converted to weight_type. A quantiser's int8 or int4 need the
  * same weight_type and their scales, and are taken as they are ("Types of weights").
@@ -185,7 +186,7 @@ typedef struct mha_layer_weights {
   uint32_t layout;    /* MHA_LAYOUT_* of all matrices; 0 = IN_OUT */
   uint32_t type;      /* MHA_TYPE_* of all matrices; 0 = f32 */
 
-  /* Matrices: w_q, w_k and w_v, or w_qkv; and W_O */
+  /* Matrices: w_q, w_k and w_v, or w_qkv, or w_q; and W_O */
   const void *w_q;   /* [query_dim, num_heads * head_dim] */
   const void *w_k;   /* [key_dim, num_kv_heads * head_dim] */
   const void *w_v;   /* [value_dim, num_kv_heads * head_dim_v] */

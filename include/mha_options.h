@@ -115,8 +115,9 @@ typedef struct mha_layer_options {
 /* ---- Layers in the caller's memory, or in a file -------------------------------------------- */
 
 /*
- * The bytes that mha_layer_pack needs: they depend on config, w_o and sgemm. The packed layer
- * serves every instruction set. Checks all but the contents of arrays, and reads none of them.
+ * The bytes that mha_layer_pack needs: they depend on config, sgemm and whether there are w_k and
+ * w_o. The packed layer serves every instruction set. Checks all but the contents of arrays, and
+ * reads none of them.
  */
 MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config,
                                        const mha_layer_weights *weights,
@@ -159,8 +160,8 @@ MHA_API mha_status mha_linear_pack(const mha_linear_weights *weights,
 
 /*
  * Fills *config, its struct_size set, with the shape of a layer, all defaults resolved. output_dim
- * is the width of y; to make such a layer without W_O once more, set it back to 0. A linear layer
- * has num_heads 0, and its input_dim as query_dim.
+ * is the width of y; to make such a layer without W_O once more, set it back to 0. Without W_K and
+ * W_V, key_dim and value_dim are 0. A linear layer has num_heads 0, and its input_dim as query_dim.
  */
 MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config,
                                    mha_error *error);

@@ -40,6 +40,8 @@ struct Plan {
 
 // NULL inputs: key = query, value = key. The widths have to agree then, and without key there are as many keys as queries.
 mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_args *args) {
+  if (shape.only_asks() && !(args->flags & MHA_CACHE_READ))
+    return report.invalid("the layer has no W_K and W_V, so it can only attend to a cache as it is; give cache, and set MHA_CACHE_READ");
   if (args->flags & MHA_CACHE_READ) {
     args->n_kv = 0;
     return check_cache_read(report, *args, args->key ? "key" : args->value ? "value" : nullptr);

@@ -118,15 +118,16 @@ mha_status resolve_heads(Report report, const mha_layer_config &config, LayerSha
 mha_status check_weight_forms(Report report, const mha_layer_weights &weights, const LayerShape &shape) {
   const bool has_any_matrix = weights.w_q || weights.w_k || weights.w_v, has_all_matrices = weights.w_q && weights.w_k && weights.w_v;
   if (!has_any_matrix && !weights.w_qkv)
-    return report.fail(MHA_ERROR_NULL_POINTER, "there are no weights; give w_q, w_k and w_v, or w_qkv");
+    return report.fail(MHA_ERROR_NULL_POINTER, "there are no weights; give w_q, w_k and w_v, or w_qkv, or w_q alone");
   if (has_any_matrix && weights.w_qkv) {
     return report.invalid("w_qkv is given together with %s; give either w_q, w_k and w_v, or w_qkv",
                           weights.w_q   ? "w_q"
                           : weights.w_k ? "w_k"
                                         : "w_v");
   }
-  if (has_any_matrix && !has_all_matrices) {
-    return report.fail(MHA_ERROR_NULL_POINTER, "%s is NULL; give all of w_q, w_k and w_v",
+  const bool has_q_alone = weights.w_q && !weights.w_k && !weights.w_v;
+  if (has_any_matrix && !has_all_matrices && !has_q_alone) {
+    return report.fail(MHA_ERROR_NULL_POINTER, "%s is NULL; give all of w_q, w_k and w_v, or w_q alone",
                        !weights.w_q   ? "w_q"
                        : !weights.w_k ? "w_k"
                                       : "w_v");
@@ -138,6 +139,12 @@ mha_status check_weight_forms(Report report, const mha_layer_weights &weights, c
   }
   if (weights.b_qkv && (weights.b_q || weights.b_k || weights.b_v))
     return report.invalid("b_qkv is given together with b_q, b_k or b_v; give one or the other");
+  if (has_q_alone && (weights.b_k || weights.b_v || weights.b_qkv)) {
+    return report.invalid("%s is given, but no w_k and w_v; a layer of w_q alone has b_q alone",
+                          weights.b_k   ? "b_k"
+                          : weights.b_v ? "b_v"
+                                        : "b_qkv");
+  }
   if (weights.b_o && !weights.w_o) return report.invalid("b_o is given without w_o; a bias needs its matrix");
   if (weights.w_g && shape.gate == MHA_GATE_NONE)
     return report.invalid("w_g is given, but mha_layer_config.gate is MHA_GATE_NONE; set it, or leave w_g NULL");
@@ -249,8 +256,13 @@ mha_status resolve_shape(Report report, const mha_layer_config *config, const mh
   if (const mha_status status = resolve_heads(report, given, shape)) return status;
   if (const mha_status status = resolve_gate(report, given, shape)) return status;
   shape->query_dim = given.query_dim;
-  shape->key_dim = given.key_dim ? given.key_dim : given.query_dim;
+  const bool only_asks = read_weights->w_q && !read_weights->w_k && !read_weights->w_v && !read_weights->w_qkv;
+  shape->key_dim = given.key_dim || only_asks ? given.key_dim : given.query_dim;
   shape->value_dim = given.value_dim ? given.value_dim : shape->key_dim;
+  if (only_asks && shape->value_dim != 0) {
+    return report.invalid("key_dim is %lld and value_dim %lld, but there are no w_k and w_v; without them set both to 0",
+                          lld(given.key_dim), lld(given.value_dim));
+  }
   shape->has_output = read_weights->w_o != nullptr;
   shape->output_dim = !shape->has_output ? shape->context_columns() : given.output_dim ? given.output_dim : given.query_dim;
   if (!shape->has_output && given.output_dim != 0) {

@@ -11,7 +11,8 @@ namespace mha {
 
 // All dimensions resolved: nothing is 0 or derived any more. It stands so in the header of a packed buffer.
 struct LayerShape {
-  int64_t query_dim, key_dim, value_dim;
+  int64_t query_dim;
+  int64_t key_dim, value_dim;  // 0 without W_K and W_V: such a layer only asks a cache
   int64_t output_dim;  // width of y; num_heads * head_dim_v without W_O
   int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
   float scale;
@@ -28,7 +29,8 @@ struct LayerShape {
   bool has_heads() const { return num_heads != 0; }
   int64_t output_depth() const { return has_heads() ? context_columns() : query_dim; }
   int64_t g_columns() const { return num_heads * gate_dim; }
-  int64_t input_columns() const { return q_columns() + g_columns() + k_columns() + v_columns(); }
+  bool only_asks() const { return has_heads() && key_dim == 0; }
+  int64_t input_columns() const { return q_columns() + g_columns() + (only_asks() ? 0 : k_columns() + v_columns()); }
   // W_Q|W_G|W_K|W_V side by side can be asked of a BLAS, whose sizes are int.
   bool fits_sgemm() const { return input_columns() <= INT32_MAX; }
   bool has_one_input_width() const { return key_dim == query_dim && value_dim == query_dim; }
@@ -79,7 +81,7 @@ struct PackedMatrix {
 };
 
 struct PackedLayout {
-  PackedMatrix matrices[num_matrices];  // W_G and W_O without columns if there is none
+  PackedMatrix matrices[num_matrices];  // those that the layer lacks without columns
   int64_t bytes;                        // -1 if it overflows
 };
 

@@ -445,8 +445,8 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
   PackedLayout layout = {};
   layout.matrices[matrix_q] = {shape.query_dim, shape.q_columns(), 0, 0, 0, 0};
   layout.matrices[matrix_g] = {shape.query_dim, shape.g_columns(), 0, 0, 0, 0};
-  layout.matrices[matrix_k] = {shape.key_dim, shape.k_columns(), 0, 0, 0, 0};
-  layout.matrices[matrix_v] = {shape.value_dim, shape.v_columns(), 0, 0, 0, 0};
+  layout.matrices[matrix_k] = {shape.key_dim, shape.only_asks() ? 0 : shape.k_columns(), 0, 0, 0, 0};
+  layout.matrices[matrix_v] = {shape.value_dim, shape.only_asks() ? 0 : shape.v_columns(), 0, 0, 0, 0};
   layout.matrices[matrix_o] = {shape.output_depth(), shape.has_output ? shape.output_dim : 0, 0, 0, 0, 0};
 
   Count at(static_cast<int64_t>(sizeof(PackedHeader)));
@@ -557,8 +557,10 @@ mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, L
   const int64_t dims[] = {s.query_dim, s.key_dim, s.value_dim, s.output_dim, s.num_heads, s.num_kv_heads, s.head_dim, s.head_dim_v};
   bool is_sound = s.has_heads() ? s.num_kv_heads > 0 && s.num_heads % s.num_kv_heads == 0 : s.has_output && s.scale == 0.0f;
   for (const int64_t &dim : dims) {
+    const bool is_of_keys = &dim == &dims[1] || &dim == &dims[2];
     const bool is_of_heads = &dim != &dims[0] && &dim != &dims[3];  // all but query_dim and output_dim
-    is_sound = is_sound && (s.has_heads() || !is_of_heads ? dim > 0 && dim <= INT32_MAX : dim == 0);
+    const bool is_zero = s.has_heads() ? is_of_keys && s.only_asks() : is_of_heads;
+    is_sound = is_sound && (is_zero ? dim == 0 : dim > 0 && dim <= INT32_MAX);
   }
   is_sound = is_sound && s.q_columns() <= INT32_MAX && s.context_columns() <= INT32_MAX;
   is_sound = is_sound && s.scale - s.scale == 0.0f && (s.has_output || s.output_dim == s.context_columns());

@@ -367,6 +367,19 @@ class Mha(unittest.TestCase):
             _, padded = self.layer.forward(x[:, 18:], rope=rope, cache=cache, q_lengths=[2, 1], cache_read=True, want=["attention_weights"])
             np.testing.assert_allclose(padded["attention_weights"].sum(axis=3), np.tile([[[1, 1]], [[1, 0]]], (1, heads, 1)), rtol=0, atol=1e-6)
 
+    def test_a_layer_of_w_q_alone_asks_the_cache_of_another(self):
+        x, cache = floats(1, 9, width), mha.KvCache(num_sequences=1, capacity=9, num_kv_heads=heads, head_dim=head_dim)
+        self.layer.forward(x, is_causal=True, cache=cache)
+        asking = {name: self.w[name] for name in ("w_q", "w_o")}
+        for layer in mha.Layer(width, heads, **asking), mha.Layer.view(mha.pack(width, heads, **asking)):
+            self.assertEqual([layer.shape[name] for name in ("key_dim", "value_dim", "num_kv_heads", "head_dim")], [0, 0, heads, head_dim])
+            self.assert_same(layer.forward(x[:, 7:], is_causal=True, cache=cache, cache_read=True),
+                             self.layer.forward(x[:, 7:], is_causal=True, cache=cache, cache_read=True))
+            with self.assertRaisesRegex(mha.Error, "the layer has no W_K and W_V, .* set MHA_CACHE_READ"):
+                layer.forward(x, is_causal=True, cache=cache)
+        with self.assertRaisesRegex(mha.Error, "w_v is NULL; give all of w_q, w_k and w_v, or w_q alone"):
+            mha.Layer(width, heads, w_q=self.w["w_q"], w_k=self.w["w_k"])
+
     def test_attention_over_what_a_cache_has(self):
         q, k, v = floats(2, 3, 4, 8), floats(2, 5, 2, 8), floats(2, 5, 2, 4)
         cache = mha.KvCache(num_sequences=2, capacity=8, num_kv_heads=2, head_dim=8, head_dim_v=4)

@@ -162,6 +162,32 @@ const LayerCase kWeightsCases[] = {
     {"MissingWQ", [](auto &c) { c.weights.w_q = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_q"}}},
     {"MissingWK", [](auto &c) { c.weights.w_k = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_k"}}},
     {"MissingWV", [](auto &c) { c.weights.w_v = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_v"}}},
+    {"BKWithoutWK",
+     [](auto &c) { c.config.key_dim = c.config.value_dim = 0, c.weights.w_k = c.weights.w_v = c.weights.b_v = nullptr; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"b_k", "w_k"}}},
+    {"BVWithoutWV",
+     [](auto &c) { c.config.key_dim = c.config.value_dim = 0, c.weights.w_k = c.weights.w_v = c.weights.b_k = nullptr; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"b_v", "w_v"}}},
+    {"BQkvWithoutWK",
+     [](auto &c) {
+       c.config.key_dim = c.config.value_dim = 0;
+       c.weights.w_k = c.weights.w_v = c.weights.b_q = c.weights.b_k = c.weights.b_v = nullptr;
+       c.weights.b_qkv = c.weights.b_o;
+     },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"b_qkv", "w_k"}}},
+    {"KeyDimWithoutWK",
+     [](auto &c) { c.config.key_dim = 7, c.config.value_dim = 0, c.weights.w_k = c.weights.w_v = c.weights.b_k = c.weights.b_v = nullptr; },
+     {MHA_ERROR_INVALID_VALUE, {1, 2}, {"key_dim is 7", "w_k"}}},
+    {"ValueDimWithoutWV",
+     [](auto &c) { c.config.key_dim = 0, c.config.value_dim = 9, c.weights.w_k = c.weights.w_v = c.weights.b_k = c.weights.b_v = nullptr; },
+     {MHA_ERROR_INVALID_VALUE, {1, 2}, {"value_dim 9", "w_v"}}},
+    {"WKScalesWithoutWK",
+     [](auto &c) {
+       c.config.key_dim = c.config.value_dim = 0;
+       c.weights.w_k_scales = c.weights.b_q;
+       c.weights.w_k = c.weights.w_v = c.weights.b_k = c.weights.b_v = nullptr;
+     },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_k_scales"}}},
     {"WQAndWQkv",
      [](auto &c) {
        const mha_layer_weights three = c.weights;

@@ -4,6 +4,7 @@
 #include <climits>
 #include <thread>
 
+#include "support/cache.h"
 #include "support/interface_support.h"
 #include "support/instruction_sets.h"
 #include "support/rounds.h"
@@ -444,12 +445,13 @@ uint64_t ChecksumOfHeader(const unsigned char *header) {
   return mix(sum);
 }
 
-// A small layer of each kind, gates and layers of W_O alone among them.
+// A small layer of each kind, gates and layers of W_O and of W_Q alone among them.
 struct Packed {
   std::string name;
   mha_layer_config config;
   bool has_output;
   mha_sgemm sgemm;
+  bool only_asks = false;
 };
 std::vector<Packed> AllKinds() {
   std::vector<Packed> all;
@@ -479,14 +481,17 @@ std::vector<Packed> AllKinds() {
   all.push_back({"gate of heads, sgemm", Config(8, 0, 0, 0, 2, 0, 4, 0, 0), true, PlainSgemm});
   all.back().config.gate = MHA_GATE_SOFTPLUS;
   all.back().config.gate_dim = 1;
+  all.push_back({"W_Q alone", Config(8, 0, 0, 0, 2, 0, 4, 0, 0), true, nullptr, true});
+  all.push_back({"W_Q alone, sgemm", Config(6, 0, 0, 9, 4, 2, 3, 8, 0), true, PlainSgemm, true});
   return all;
 }
 
 const float kNumbers[4096] = {0.5f, -0.25f, 1.0f};
 
-mha_layer_weights WeightsOf(const mha_layer_config &config, bool has_output) {
+mha_layer_weights WeightsOf(const mha_layer_config &config, bool has_output, bool only_asks) {
   mha_layer_weights weights = Zeroed<mha_layer_weights>();
-  if (config.num_heads != 0) weights.w_q = weights.w_k = weights.w_v = kNumbers;
+  if (config.num_heads != 0) weights.w_q = kNumbers;
+  if (config.num_heads != 0 && !only_asks) weights.w_k = weights.w_v = kNumbers;
   if (config.gate != MHA_GATE_NONE) weights.w_g = kNumbers;
   if (has_output) weights.w_o = kNumbers;
   return weights;
@@ -498,7 +503,7 @@ class MadeUpHeader : public testing::Test {
   void Begin(const Packed &kind) {
     kind_ = kind;
     options_ = Options(MHA_INSTRUCTION_SET_AUTO, kind.sgemm);
-    const mha_layer_weights weights = WeightsOf(kind.config, kind.has_output);
+    const mha_layer_weights weights = WeightsOf(kind.config, kind.has_output, kind.only_asks);
     size_t bytes = 0;
     const mha_linear_weights linear = LinearOf(kind.config, weights);
     const bool is_linear = kind.config.num_heads == 0;
@@ -562,7 +567,8 @@ class MadeUpHeader : public testing::Test {
     mha_layer_config same = config;
     if (!has_output) same.output_dim = 0;
     if (same.scale == 0.0f) same.scale = 0.0f;  // -0, too
-    const mha_layer_weights weights = WeightsOf(same, has_output != 0);
+    const bool only_asks = config.num_heads != 0 && config.key_dim == 0;
+    const mha_layer_weights weights = WeightsOf(same, has_output != 0, only_asks);
     size_t packed_bytes = 0;
     mha_error error;
     const mha_linear_weights linear = LinearOf(same, weights);
@@ -591,6 +597,8 @@ class MadeUpHeader : public testing::Test {
     says.w_o.resize(1);  // so that the output is as wide as it says
     FillInputs(&random, &says);
     ForwardData run(view.layer, says, {Guarded()});
+    const Cache empty(CacheConfigOf(says, {MHA_CACHE_CONTIGUOUS, 0}, says.batch, 1));
+    if (only_asks) run.args.cache = empty.get(), run.args.flags |= MHA_CACHE_READ, run.args.key = run.args.value = nullptr;
     Memory workspace(run.WorkspaceBytes());
     ASSERT_EQ(run.Run(workspace.data(), workspace.size(), nullptr), MHA_OK);
   }

@@ -33,7 +33,8 @@ class Layer:
     query_dim, num_heads and shape (key_dim, value_dim, output_dim, num_kv_heads, head_dim, head_dim_v, scale) are the fields of
     mha_layer_config; those left out have its defaults.
 
-    W_Q, W_K and W_V come as w_q, w_k, w_v or as one fused w_qkv. w_o=None is a layer without W_O.
+    W_Q, W_K and W_V come as w_q, w_k, w_v or as one fused w_qkv. w_o=None is a layer without W_O. w_q alone is a layer for calls
+    with cache_read=True, whose key_dim and value_dim are 0.
     layout is "in_out" (x W, [in, out]) or "out_in" (x W^T, [out, in], such as nn.Linear's). Biases are float32 vectors.
 
     gate is "sigmoid" or "softplus" of x W_G, w_g [query_dim, num_heads * gate_dim] with a bias b_g; without w_g, the columns of each head's gate are

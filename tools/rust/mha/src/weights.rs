@@ -69,7 +69,7 @@ impl<'a, T: Into<Elements<'a>>> From<T> for Matrix<'a> {
 
 /// The weights of a layer, borrowed while it is packed.
 ///
-/// W_Q, W_K and W_V come as three matrices or as one fused matrix; W_O and biases are optional. The columns of
+/// W_Q, W_K and W_V come as three matrices or as one fused matrix, or W_Q alone; W_O and biases are optional. The columns of
 /// W_Q are head 0's `head_dim` columns, then head 1's, and so on; likewise those of W_K and W_V, and the rows of W_O.
 ///
 /// ```
@@ -99,6 +99,7 @@ pub struct Weights<'a> {
 enum Projections<'a> {
     Three([Matrix<'a>; 3]),
     Fused(Matrix<'a>),
+    Query(Matrix<'a>),
     None,
 }
 
@@ -112,6 +113,11 @@ impl<'a> Weights<'a> {
     /// One fused matrix of all columns, W_Q's, then W_K's, then W_V's. Query, key and value rows must be of one width.
     pub fn fused(w_qkv: impl Into<Matrix<'a>>) -> Self {
         Self::of(Projections::Fused(w_qkv.into()))
+    }
+
+    /// W_Q alone, for calls that attend to a cache as it is ([`cache_read`](crate::Forward::cache_read)). The shape has `key_dim` and `value_dim` 0.
+    pub fn query_only(w_q: impl Into<Matrix<'a>>) -> Self {
+        Self::of(Projections::Query(w_q.into()))
     }
 
     /// W_O alone, `[in, out]`, for a layer of [`LayerConfig::linear`].
@@ -183,7 +189,7 @@ impl<'a> Weights<'a> {
     fn kind(&self) -> Result<StorageType> {
         let first = match &self.projections {
             Projections::Three([w_q, ..]) => w_q.data.kind(),
-            Projections::Fused(w_qkv) => w_qkv.data.kind(),
+            Projections::Fused(one) | Projections::Query(one) => one.data.kind(),
             Projections::None => self.w_o.map_or(StorageType::F32, |w_o| w_o.data.kind()),
         };
         let three: &[Matrix] = if let Projections::Three(matrices) = &self.projections { matrices } else { &[] };
@@ -216,6 +222,7 @@ impl<'a> Weights<'a> {
             Projections::Fused(w_qkv) => {
                 (raw.w_qkv, raw.w_qkv_stride, raw.w_qkv_scales) = raw_matrix(Some(w_qkv));
             }
+            Projections::Query(w_q) => (raw.w_q, raw.w_q_stride, raw.w_q_scales) = raw_matrix(Some(w_q)),
             Projections::None => {}
         }
         (raw.w_o, raw.w_o_stride, raw.w_o_scales) = raw_matrix(self.w_o.as_ref());
@@ -247,6 +254,9 @@ impl<'a> Weights<'a> {
             Projections::Fused(w_qkv) => {
                 let columns = ("columns of Q, K and V", q_columns + k_columns + v_columns);
                 self.check_matrix("w_qkv", w_qkv, ("query_dim", config.query_dim), columns)?;
+            }
+            Projections::Query(w_q) => {
+                self.check_matrix("w_q", w_q, ("query_dim", config.query_dim), ("num_heads * head_dim", q_columns))?;
             }
             Projections::None => {}
         }

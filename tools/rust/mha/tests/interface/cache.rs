@@ -102,6 +102,24 @@ fn a_copy_of_a_cache_goes_on_where_it_was() {
 }
 
 #[test]
+fn a_layer_of_w_q_alone_asks_the_cache_of_another() {
+    let mut cache = KvCache::new(&config(ROWS)).unwrap();
+    decode(&mut cache, 0, &[ROWS], None);
+    let (w_q, w_o, query) = (numbers(32 * 32, 1), numbers(32 * 32, 4), numbers(3 * 32, 5));
+    let weights = Weights::query_only(&w_q).output(&w_o);
+    let asking = Layer::new(&LayerConfig::new(32, 4).num_kv_heads(2), &weights).unwrap();
+    assert_eq!((asking.shape().key_dim, asking.shape().value_dim, asking.shape().num_kv_heads), (0, 0, 2));
+    let (mut y, mut expected) = ([0.0; 96], [0.0; 96]);
+    asking.forward(&query, &mut y).causal().cache_read(&cache).run(&mut Workspace::new()).unwrap();
+    layer().forward(&query, &mut expected).causal().cache_read(&cache).run(&mut Workspace::new()).unwrap();
+    assert_eq!(bits(&y), bits(&expected));
+    let said = error_of(asking.forward(&query, &mut y).run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    assert!(said.starts_with("the layer has no W_K and W_V"), "{said}");
+    let said = error_of(Layer::new(&LayerConfig::new(32, 4), &Weights::query_only(&w_q[..99])), ErrorKind::SliceLength);
+    assert_eq!(said, "w_q has 99 elements; [query_dim 32, num_heads * head_dim 32] are 1024");
+}
+
+#[test]
 fn any_number_of_threads_attend_to_a_cache_that_is_only_read() {
     let layer = layer();
     let mut cache = KvCache::new(&config(ROWS)).unwrap();
