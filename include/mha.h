@@ -249,9 +249,9 @@ typedef struct mha_kv_cache_config {
   int64_t head_dim;        /* width of a head's keys, the layer's; >= 1 */
   int64_t head_dim_v;      /* width of a head's values, the layer's; 0 = head_dim */
   uint32_t k_type;         /* of keys: MHA_TYPE_F32, F16, BF16 or INT8; 0 = F32 */
-  uint32_t v_type;         /* of values: likewise */
+  uint32_t v_type;         /* of values: likewise; 0 = k_type where they are in the keys */
   uint32_t kind;           /* MHA_CACHE_CONTIGUOUS, RING or PAGED; 0 = CONTIGUOUS */
-  uint32_t reserved;       /* 0 */
+  uint32_t values;         /* MHA_CACHE_VALUES_*: where values are; 0 = beside the keys */
   int64_t block_positions; /* paged: positions of a block: 16, 32, 64, 128 or a multiple of 256 */
   int64_t num_blocks;      /* paged: blocks of the pool, numbered from 0; >= 1. Otherwise both 0. */
 } mha_kv_cache_config;
@@ -400,7 +400,8 @@ typedef struct mha_attention_args {
   /* Arrays */
   const void *q;        /* [batch, n_q, num_heads, head_dim], of q_type */
   const void *k;        /* [batch, n_kv, num_kv_heads, head_dim], of k_type */
-  const void *v;        /* [batch, n_kv, num_kv_heads, head_dim_v], of v_type */
+  const void *v;        /* [batch, n_kv, num_kv_heads, head_dim_v], of v_type; NULL where the cache
+                           has values in its keys */
   void *output;         /* [batch, n_q, num_heads, head_dim_v], of output_type */
   uint32_t q_type;      /* MHA_TYPE_F32, F16 or BF16; 0 = F32; all four may differ */
   uint32_t k_type;      /* likewise */

@@ -179,6 +179,15 @@ MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *con
 #define MHA_CACHE_PAGED 2u      /* blocks from a common pool, by mha_kv_cache_set_blocks */
 
 /*
+ * Where the values of a cache are. With IN_KEYS, the value of a position is the first head_dim_v
+ * elements of its key, as stored: rotated, and of INT8 with the code and scale of the key. It is
+ * there once: absorbed multi-head latent attention (DeepSeek V2, arXiv:2405.04434) has head_dim
+ * 576, head_dim_v 512 and one kv head. What appends to such a cache gives keys alone, v NULL.
+ */
+#define MHA_CACHE_VALUES_OWN 0u
+#define MHA_CACHE_VALUES_IN_KEYS 1u
+
+/*
  * As mha_kv_cache_init, over a buffer that holds a cache, such as a copy or a file in mmap;
  * read-only if the cache is only read. Checks header, lengths and block tables, not the contents.
  */
@@ -219,7 +228,8 @@ MHA_API mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, i
 /*
  * Appends count rows to a sequence, without attention and on the calling thread: k [count,
  * num_kv_heads, head_dim] and v [count, num_kv_heads, head_dim_v], norm and rotation done already;
- * NULL will do with a count of 0. They are stored bit for bit as a call stores them.
+ * NULL will do with a count of 0, and v is NULL where values are in the keys. They are stored bit
+ * for bit as a call stores them.
  */
 MHA_API mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t count,
                                        const float *k, const float *v, mha_error *error);

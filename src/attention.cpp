@@ -165,8 +165,7 @@ mha_status check_pointers(Report report, const AttentionCall &call) {
         "output is q, which outputs with a number per pair are computed from afterwards; give output an array of its own");
   }
   if (args.n_kv > 0 && !args.k) return report.fail(MHA_ERROR_NULL_POINTER, "k is NULL; pass the keys");
-  if (args.n_kv > 0 && !args.v) return report.fail(MHA_ERROR_NULL_POINTER, "v is NULL; pass the values");
-  return MHA_OK;
+  return check_values(report, args.cache, args.n_kv, args.v);
 }
 
 // Nothing here can fail.

@@ -14,7 +14,8 @@ namespace mha {
 namespace {
 
 // The most query rows of one unit, counting all query heads of the kv head, unless a single query has more. Their states fit into a level-2
-// cache. A caller's plain keys and values are brought into the packed form once per unit and chunk, which more rows make cheaper.
+// cache. What is to be widened, and a caller's plain keys and values, are brought into the packed form once per unit and chunk, which more
+// rows make cheaper.
 constexpr int64_t packed_unit_rows = 96, plain_unit_rows = 768;
 
 // Fewer rows in a unit leave no thread without work; but not so few that keys and values are mostly waited for.
@@ -85,7 +86,8 @@ bool has_floats(const KeyValues &source) { return source.is_packed && source.sto
 
 // The most query rows of a unit, of each query head, that sequences of so many queries need.
 int64_t largest_block(int64_t longest_q, const Attention &attention) {
-  const int64_t rows = has_floats(attention.k) && has_floats(attention.v) ? packed_unit_rows : plain_unit_rows;
+  const bool has_all_floats = has_floats(attention.k) && has_floats(attention.v);
+  const int64_t rows = has_all_floats || attention.k.is_stored() ? packed_unit_rows : plain_unit_rows;
   const int64_t most = std::max<int64_t>(1, quotient(rows, quotient(attention.num_heads, attention.num_kv_heads)));
   return std::min(std::max<int64_t>(1, longest_q), most);
 }

@@ -20,7 +20,9 @@ static_assert(sizeof(mha_kv_cache) == 256 && offsetof(mha_kv_cache, checksum) ==
 
 constexpr int32_t no_block = -1;
 
-int64_t padded_v(const mha_kv_cache &cache) { return blocks_of(cache.head_dim_v, key_block) * key_block; }
+int64_t padded(int64_t width) { return blocks_of(width, key_block) * key_block; }
+bool has_own_values(const mha_kv_cache &cache) { return cache.values == MHA_CACHE_VALUES_OWN; }
+int64_t key_width(const mha_kv_cache &cache) { return has_own_values(cache) ? cache.head_dim : padded(cache.head_dim); }
 int64_t table_entries(const mha_kv_cache &cache) {
   return cache.kind == MHA_CACHE_PAGED ? quotient(cache.capacity, cache.block_positions) : 0;
 }
@@ -40,14 +42,15 @@ Layout layout_of(const mha_kv_cache &cache) {
   };
   const Count sequences(cache.num_sequences),
       positions = Count(cache.num_blocks) * Count(cache.num_kv_heads) * Count(cache.block_positions);
+  const Count of_values = has_own_values(cache) ? positions : Count(0);
   Layout layout;
   layout.states = take(sequences, sizeof(CacheState));
   layout.tables = take(sequences * Count(table_entries(cache)), sizeof(int32_t));
   layout.users = take(is_paged ? Count(cache.num_blocks) : Count(0), sizeof(int32_t));
-  layout.keys = take(positions * Count(cache.head_dim), bytes_of(static_cast<Storage>(cache.k_type)));
+  layout.keys = take(positions * Count(key_width(cache)), bytes_of(static_cast<Storage>(cache.k_type)));
   layout.k_scales = take(cache.k_type == MHA_TYPE_INT8 ? positions : Count(0), sizeof(float));
-  layout.values = take(positions * Count(padded_v(cache)), bytes_of(static_cast<Storage>(cache.v_type)));
-  layout.v_scales = take(cache.v_type == MHA_TYPE_INT8 ? positions : Count(0), sizeof(float));
+  layout.values = take(of_values * Count(padded(cache.head_dim_v)), bytes_of(static_cast<Storage>(cache.v_type)));
+  layout.v_scales = take(cache.v_type == MHA_TYPE_INT8 ? of_values : Count(0), sizeof(float));
   layout.bytes = end.value();
   return layout;
 }
@@ -99,7 +102,14 @@ mha_status check_kind(Report report, const mha_kv_cache_config &config) {
     return report.invalid("%s is %u; a cache stores MHA_TYPE_F32, F16, BF16 or INT8", is_k ? "k_type" : "v_type",
                           is_k ? config.k_type : config.v_type);
   }
-  if (config.reserved != 0) return report.invalid("mha_kv_cache_config.reserved is not 0; set it to 0");
+  if (config.values > MHA_CACHE_VALUES_IN_KEYS)
+    return report.invalid("values is %u; use MHA_CACHE_VALUES_OWN (0) or MHA_CACHE_VALUES_IN_KEYS (1)", config.values);
+  if (config.values == MHA_CACHE_VALUES_IN_KEYS && config.v_type != 0 && config.v_type != config.k_type)
+    return report.invalid("v_type is %u, but values are in the keys; set it to k_type, %u, or leave it 0", config.v_type, config.k_type);
+  if (config.values == MHA_CACHE_VALUES_IN_KEYS && config.head_dim_v > config.head_dim) {
+    return report.fail(MHA_ERROR_SHAPE, "head_dim_v %lld is more than head_dim %lld, but values are the first elements of keys; set it to less",
+                       lld(config.head_dim_v), lld(config.head_dim));
+  }
   if (config.kind == MHA_CACHE_RING && config.capacity % key_block != 0)
     return report.invalid("capacity %lld of a ring is no multiple of 16; set it to one", lld(config.capacity));
   const int64_t positions = config.block_positions;
@@ -129,7 +139,8 @@ mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_c
   header->contract = MHA_CONTRACT;
   header->kind = config.kind;
   header->k_type = config.k_type;
-  header->v_type = config.v_type;
+  header->values = config.values;
+  header->v_type = has_own_values(*header) ? config.v_type : config.k_type;
   header->num_sequences = config.num_sequences;
   header->capacity = config.capacity;
   header->num_kv_heads = config.num_kv_heads;
@@ -158,6 +169,7 @@ mha_kv_cache_config config_of(const mha_kv_cache &cache) {
   config.k_type = cache.k_type;
   config.v_type = cache.v_type;
   config.kind = cache.kind;
+  config.values = cache.values;
   config.block_positions = is_paged ? cache.block_positions : 0;
   config.num_blocks = is_paged ? cache.num_blocks : 0;
   return config;
@@ -261,7 +273,7 @@ void read_rows(const mha_kv_cache *cache, const KeyValues &source, bool are_keys
     for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
       const CachedRow row = row_of(cache, source, sequence, head, first + i);
       for (int64_t c = 0; c < width; ++c) {
-        const int64_t element = row.group + (are_keys ? c * key_block + lane : lane * source.row_stride + c);
+        const int64_t element = row.group + (are_keys && source.is_packed ? c * key_block + lane : lane * source.row_stride + c);
         const float x = widened(source, element, row.scale);
         *out++ = x != x ? __builtin_nanf("") : x + 0.0f;  // canonical
       }
@@ -311,11 +323,14 @@ int64_t oldest_position(const mha_kv_cache *cache, int64_t sequence, int64_t len
 
 KeyValues cached_keys(const mha_kv_cache *cache) {
   const Layout layout = layout_of(*cache);
-  return cached(cache, cache->k_type, cache->head_dim, layout.keys, layout.k_scales);
+  KeyValues keys = cached(cache, cache->k_type, key_width(*cache), layout.keys, layout.k_scales);
+  keys.is_packed = has_own_values(*cache);
+  return keys;
 }
 KeyValues cached_values(const mha_kv_cache *cache) {
   const Layout layout = layout_of(*cache);
-  return cached(cache, cache->v_type, padded_v(*cache), layout.values, layout.v_scales);
+  if (!has_own_values(*cache)) return cached(cache, cache->k_type, key_width(*cache), layout.keys, layout.k_scales);
+  return cached(cache, cache->v_type, padded(cache->head_dim_v), layout.values, layout.v_scales);
 }
 
 mha_status check_cache(Report report, const mha_kv_cache *cache) {
@@ -326,6 +341,13 @@ mha_status check_cache(Report report, const mha_kv_cache *cache) {
 mha_status check_cache_sequence(Report report, const mha_kv_cache *cache, int64_t sequence) {
   if (sequence >= 0 && sequence < cache->num_sequences) return MHA_OK;
   return report.invalid("sequence %lld is none of the cache's, which are numbered 0 to %lld", lld(sequence), lld(cache->num_sequences - 1));
+}
+
+mha_status check_values(Report report, const mha_kv_cache *cache, int64_t rows, const void *v) {
+  const bool are_in_keys = cache && !has_own_values(*cache);
+  if (are_in_keys && v) return report.invalid("v is given, but the cache has its values in the keys; leave v NULL");
+  if (rows > 0 && !v && !are_in_keys) return report.fail(MHA_ERROR_NULL_POINTER, "v is NULL; pass the values");
+  return MHA_OK;
 }
 
 mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequence, int64_t count) {
@@ -518,7 +540,7 @@ mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t t
   }
   const int64_t first = oldest_position(cache, from, source.length);
   copy_groups(cache, cached_keys(cache), from, to, first, length);
-  copy_groups(cache, cached_values(cache), from, to, first, length);
+  if (has_own_values(*cache)) copy_groups(cache, cached_values(cache), from, to, first, length);
   state_of(cache, to) = {length, length == 0 ? 0 : source.written};
   return MHA_OK;
 }
@@ -529,7 +551,7 @@ mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t co
   if (count < 0) return report.about(3).invalid("count is %lld; it can't be negative", lld(count));
   if (const mha_status status = check_append(report.about(3), cache, sequence, count)) return status;
   if (count > 0 && !k) return report.about(4).fail(MHA_ERROR_NULL_POINTER, "k is NULL; pass the keys");
-  if (count > 0 && !v) return report.about(5).fail(MHA_ERROR_NULL_POINTER, "v is NULL; pass the values");
+  if (const mha_status status = check_values(report.about(5), cache, count, v)) return status;
   const Kernels *kernels;
   if (const mha_status status = choose_kernels(report, MHA_INSTRUCTION_SET_AUTO, &kernels)) return status;
   Sequence stored = {};
@@ -543,6 +565,7 @@ mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t co
     bool are_keys;
   } both[] = {{k, cached_keys(cache), cache->head_dim, true}, {v, cached_values(cache), cache->head_dim_v, false}};
   for (const auto &one : both) {
+    if (!one.rows) continue;
     const StridedRows rows = {one.rows, 0, cache->num_kv_heads * one.width, one.width};
     kernels->store(storing_of(rows, one.to, &stored, cache->num_kv_heads, one.width, one.are_keys), 0, 0, count, nullptr);
   }

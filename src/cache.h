@@ -13,6 +13,7 @@
 //   k scales  [block][kv head][positions] float                                                  (int8)
 //   values    [block][kv head][positions][head_dim_v rounded up to 16]
 //   v scales  likewise
+// Where values are in the keys, there are no values and v scales, and keys are rows: [block][kv head][positions][head_dim rounded up to 16].
 // Where not paged, a sequence is one block, of capacity positions rounded up to 16.
 struct mha_kv_cache {
   char magic[8];
@@ -25,7 +26,8 @@ struct mha_kv_cache {
   int64_t num_sequences, capacity;
   int64_t num_kv_heads, head_dim, head_dim_v;
   int64_t block_positions, num_blocks;  // resolved: also where not paged
-  unsigned char reserved[256 - 104];
+  uint32_t values;
+  unsigned char reserved[256 - 108];
   uint64_t checksum;  // of all this, with 0 here
 };
 
@@ -48,8 +50,11 @@ KeyValues cached_values(const mha_kv_cache *cache);
 // Rows of keys or values on their way to packed storage, such as a cache's, as they are.
 inline KvStore storing_of(const StridedRows &rows, const KeyValues &to, const Sequence *sequences, int64_t num_kv_heads, int64_t width,
                           bool are_keys) {
-  return {rows, {}, sequences, to, num_kv_heads, width, are_keys};
+  return {rows, {}, sequences, to, num_kv_heads, width, are_keys && to.is_packed};
 }
+
+// That so many new rows come with values, unless the cache, if there is one, has them in its keys.
+mha_status check_values(Report report, const mha_kv_cache *cache, int64_t rows, const void *v);
 
 // Whether `count` more positions of a sequence can be written.
 mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequence, int64_t count);

@@ -208,7 +208,11 @@ mha_status finish_plan(Report report, const mha_layer *layer, Plan *plan) {
   attention.scale = shape.scale;
   attention.k = args.cache ? cached_keys(args.cache) : KeyValues{};
   attention.v = args.cache ? cached_values(args.cache) : KeyValues{};
-  attention.k.is_packed = attention.v.is_packed = true;
+  if (!args.cache) attention.k.is_packed = attention.v.is_packed = true;
+  if (attention.k.is_stored() && !(args.flags & MHA_CACHE_READ)) {
+    return report.invalid(
+        "the cache has its values in the keys, where a layer's own values have no place; set MHA_CACHE_READ, or append by mha_attention");
+  }
   if (const mha_status status = check_middle(report, &stage)) return status;
   if (const mha_status status = check_sgemm_strides(report, *layer, *plan)) return status;
   WorkspaceLayout layout;

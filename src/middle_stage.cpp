@@ -202,7 +202,7 @@ void attend_pass(MiddleStage *stage) {
     kv_stores[1].prepare = attention.prepare_v;
     RowMeasure measures[2] = {};
     if (is_measured) {
-      const KeyValues k = attention.k.is_packed ? plain_rows(stage->k_rows) : attention.k;
+      const KeyValues k = attention.k.is_plain() ? attention.k : plain_rows(stage->k_rows);
       measures[0] = {k, attention.prepare_k, sequences, kv_heads, head_dim, true};
       measures[1] = {plain_rows(attention.q), attention.prepare_q, sequences, attention.num_heads, head_dim, false};
     }

@@ -37,6 +37,8 @@ mha_status check_norm(Report report, const mha_norm *given, const SequenceArgume
   common.is_after_rotation = (norm.flags & MHA_NORM_AFTER_ROPE) != 0;
   common.epsilon = norm.epsilon;
   common.rows_per_sequence = s.n_q;
+  if ((norm.flags & MHA_NORM_VALUES) && s.cache && s.cache->values != MHA_CACHE_VALUES_OWN)
+    return report.invalid("norm.flags has MHA_NORM_VALUES, but the cache has its values in the keys; leave it out");
   if (norm.flags & MHA_NORM_VALUES) {
     a.prepare_v.norm = common;
     a.prepare_v.norm.count = static_cast<float>(a.head_dim_v);

@@ -98,7 +98,7 @@ MHA_INLINE int64_t rows_of_tiles(const Unit &unit, bool is_streamed) {
 
 // How many of the chunks from c on are attended to in step: two or four of them, which are a subtree.
 MHA_INLINE int64_t chunks_at_once(const Unit &unit, bool is_streamed, int64_t c, int64_t end) {
-  if (!is_streamed || unit.num_rows > 1 || unit.call.options.limits_pairs) return 1;
+  if (!is_streamed || unit.num_rows > 1 || unit.call.options.limits_pairs || !unit.call.k.is_packed) return 1;
   int64_t count = max_interleaved_chunks;
   while (count > 1 && (c % count != 0 || end - c < count)) count /= 2;
   return count;

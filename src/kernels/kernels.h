@@ -102,23 +102,28 @@ struct Sequence {
   int64_t end_of_columns;    // the keys from here on are masked: n_kv, or less where rows of mask, bias and groups are short
 };
 
-// Keys or values of all sequences and kv heads, in one of two forms. Strides count elements.
+// Keys or values of all sequences and kv heads, in one of three forms. Strides count elements.
 //   packed: as the kernels read them, 16 positions by 16; keys in blocks [position / 16][head_dim][16], values in rows of
 //   head_dim_v_padded.
 //           A sequence's positions lie in blocks of the memory: block number n at base + n * batch_stride.
-//   plain:  rows of the caller's, brought into the packed form chunk by chunk; see late_rows and in_place_rows
+//           Values may be a part of longer rows: those of the keys.
+//   stored: keys as such rows, whose first elements are the values. They are brought into the packed form chunk by chunk, likewise
+//   plain:  rows of the caller's; see late_rows and in_place_rows
 struct KeyValues {
   const void *base;
   Storage storage;
   bool is_packed;
-  int64_t batch_stride, row_stride, head_stride;  // row_stride: of plain rows; of packed ones the width, 16 of which are 16 positions
-  // Packed only:
+  int64_t batch_stride, row_stride, head_stride;  // row_stride: of rows; of packed keys the width, 16 of which are 16 positions
+  // Packed and stored only:
   const int32_t *tables;  // [sequence][table_stride] number of the block that holds block_positions positions; null: the sequence's number
   int64_t table_stride;
   int64_t block_positions;  // a multiple of 16
   int64_t ring_positions;   // position p lies where p % ring_positions would; 0: no ring
   const float *scales;      // int8: [block][kv head][block_positions], blocks so many apart
   int64_t scale_batch_stride;
+
+  bool is_plain() const { return !is_packed && block_positions == 0; }
+  bool is_stored() const { return !is_packed && block_positions != 0; }
 };
 
 struct StridedRows {

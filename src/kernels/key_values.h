@@ -36,12 +36,12 @@ MHA_INLINE bool has_floats(const Attention &call) { return call.k.storage == Sto
 template <class V>
 MHA_INLINE bool is_streamed(const Unit &unit) {
   const Attention &call = unit.call;
-  if (has_loops_of_floats_alone<V> || !call.k.is_packed || !call.v.is_packed) return false;
+  if (has_loops_of_floats_alone<V> || !call.v.is_packed) return false;
   if (!has_floats(call)) return unit.num_rows <= max_widened_rows;
   return unit.sequence.n_kv >= min_streamed_keys && call.query_blocks == 1;
 }
 
-// ---- Packed storage
+// ---- Packed storage, and rows that are stored alike
 
 struct Place {
   int64_t block, position;  // within the block
@@ -54,18 +54,22 @@ MHA_INLINE Place place_of(const KeyValues &source, int64_t sequence, int64_t pos
   return {source.tables[sequence * source.table_stride + index], position - index * source.block_positions};
 }
 
+MHA_INLINE const char *stored_at(const KeyValues &source, const Unit &unit, const Place &place) {
+  const int64_t at = place.block * source.batch_stride + unit.kv_head * source.head_stride + place.position * source.row_stride;
+  return static_cast<const char *>(source.base) + at * bytes_of(source.storage);
+}
+
 // The groups [first, end) of the chunk that begins at `begin`; nothing of them is read.
 MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64_t begin, int64_t first, int64_t end, Groups *groups) {
   groups->storage = source.storage;
   groups->has_scales = source.storage == Storage::int8;
   groups->are_late = groups->are_rows = false;
   groups->row_stride = source.row_stride;
-  const int64_t element = bytes_of(source.storage), group_bytes = key_block * source.row_stride * element;
+  const int64_t group_bytes = key_block * source.row_stride * bytes_of(source.storage);
   int64_t run = first;
   for (int64_t g = first; g < end;) {
     const Place place = place_of(source, unit.sequence.in_cache, begin + g * key_block);
-    const char *at = static_cast<const char *>(source.base) +
-                     (place.block * source.batch_stride + unit.kv_head * source.head_stride + place.position * source.row_stride) * element;
+    const char *at = stored_at(source, unit, place);
     const int64_t in_block = block_of(source.block_positions - place.position), end_of_block = min(end, g + in_block);
     if (g > first && at != static_cast<const char *>(groups->at[g - 1]) + group_bytes) {
       for (; run < g; ++run) groups->run_end[run] = g * key_block;
@@ -96,7 +100,14 @@ MHA_INLINE void locate_scratch(const float *memory, int64_t width, int64_t first
 // Packed storage of fewer bits, as floats.
 template <class V>
 inline void widen_groups(int64_t width, int64_t first, int64_t end, float *memory, Groups *groups) {
-  for (int64_t g = first; g < end; ++g) widen<V>(groups->storage, groups->at[g], key_block * width, memory + g * key_block * width);
+  // Rows of values may be parts of longer ones.
+  const int64_t rows = groups->row_stride == width ? 1 : key_block, numbers = key_block * width / rows;
+  const int64_t row_bytes = groups->row_stride * bytes_of(groups->storage);
+  for (int64_t g = first; g < end; ++g) {
+    const char *from = static_cast<const char *>(groups->at[g]);
+    float *to = memory + g * key_block * width;
+    for (int64_t row = 0; row < rows; ++row, from += row_bytes, to += numbers) widen<V>(groups->storage, from, numbers, to);
+  }
   locate_scratch(memory, width, first, end, groups);
 }
 
@@ -145,7 +156,7 @@ MHA_INLINE void prefetch_rows(const char *row, int64_t row_bytes, int64_t bytes)
   }
 }
 
-// Plain rows of keys to a block, but for make_canonical, which can as well be done to their products: a group, of which `keys` are needed
+// Rows of keys to a block, but for make_canonical, which can as well be done to their products: a group, of which `keys` are needed
 // and others need not be there. Rows to be widened or prepared, and those of a group that is not whole, go through the scratch memory.
 template <class V>
 MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t group, Range keys, float *block) {
@@ -154,16 +165,25 @@ MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t group
   const int64_t first = group * key_block, begin = max(keys.begin - first, 0), end = min(keys.end - first, key_block);
   const int64_t element = bytes_of(k.storage), row_bytes = k.row_stride * element;
   const int64_t position = chunk_begin + first, array_row = unit.sequence.kv_first + position;
-  const char *const rows = plain_row(k, unit, array_row);
-  prefetch_rows(rows + key_block * row_bytes, row_bytes, call.head_dim * element);
-  if (!call.prepare_k.is_any && k.storage == Storage::f32 && end - begin == key_block) {
+  const bool is_prepared = !k.is_plain() || !call.prepare_k.is_any;
+  const char *const rows = k.is_plain() ? plain_row(k, unit, array_row) : stored_at(k, unit, place_of(k, unit.sequence.in_cache, position));
+  if (k.is_plain()) prefetch_rows(rows + key_block * row_bytes, row_bytes, call.head_dim * element);
+  if (is_prepared && k.storage == Storage::f32 && end - begin == key_block) {
     return transpose_rows(reinterpret_cast<const float *>(rows), k.row_stride, call.head_dim, block);
   }
   float *const copies = unit.scratch + call.scratch.prepared;
+  // A slice at a time, which stays in the first level of the cache.
+  const int64_t slice = min(64, call.head_dim);
+  for (int64_t c = 0; is_prepared && c < call.head_dim; c += slice) {
+    const int64_t width = min(slice, call.head_dim - c);
+    for (int64_t i = begin; i < end; ++i) widen<V>(k.storage, rows + i * row_bytes + c * element, width, copies + i * slice);
+    transpose_rows(copies, slice, width, block + c * key_block);
+  }
+  if (is_prepared) return;
   for (int64_t i = begin; i < end; ++i) {
     float *const copy = copies + i * call.head_dim;
     widen<V>(k.storage, rows + i * row_bytes, call.head_dim, copy);
-    prepare<V>(call.prepare_k, {unit.sequence_index, array_row + i, position + i, unit.kv_head}, call.head_dim, copy);
+    if (!is_prepared) prepare<V>(call.prepare_k, {unit.sequence_index, array_row + i, position + i, unit.kv_head}, call.head_dim, copy);
   }
   transpose_rows(copies, call.head_dim, call.head_dim, block);
 }
@@ -195,6 +215,7 @@ MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_beg
   if (!source.is_packed) {
     if (!are_keys && unit.num_rows <= call.in_place_rows) return locate_rows(source, unit, chunk_begin, range.begin, range.end, groups);
     groups->has_scales = false;
+    if (!source.is_plain()) locate(source, unit, chunk_begin, range.begin, range.end, groups);  // for the scales
     locate_scratch(memory, width, range.begin, range.end, groups);
     if (!are_keys) return pack_values<V>(unit, chunk_begin, keys, memory);
     groups->are_late = unit.num_rows <= call.late_rows;
@@ -251,15 +272,19 @@ struct NextChunk {
   Groups keys, values;
   Range key_groups = {0, 0}, value_groups = {0, 0};
   int64_t key_bytes, value_bytes;  // of a group
+  bool has_own_values;             // else they come with the keys
 
   MHA_INLINE void find(const Unit &unit, Range range) {
     const Attention &call = unit.call;
     key_bytes = group_bytes_of(call.k);
     value_bytes = group_bytes_of(call.v);
+    has_own_values = !call.k.is_stored();
     if (range.begin >= range.end) return;
     const int64_t begin = range.begin / chunk_keys * chunk_keys;
-    key_groups = value_groups = groups_of({range.begin - begin, range.end - begin});
+    key_groups = groups_of({range.begin - begin, range.end - begin});
     locate(call.k, unit, begin, key_groups.begin, key_groups.end, &keys);
+    if (!has_own_values) return;
+    value_groups = key_groups;
     locate(call.v, unit, begin, value_groups.begin, value_groups.end, &values);
   }
 
@@ -268,7 +293,7 @@ struct NextChunk {
   // read, and share in fetching the next chunk.
   MHA_INLINE void share(const Chunk &here, int64_t tile, int64_t tiles, PrefetchSource *of_keys, PrefetchSource *of_values) const {
     if (tiles == 1) {
-      *of_keys = {&here.values, groups_of(here.needed), 0, value_bytes};
+      if (has_own_values) *of_keys = {&here.values, groups_of(here.needed), 0, value_bytes};
       *of_values = {&keys, key_groups, 0, key_bytes};
     } else {
       *of_keys = {&keys, key_groups, tile, key_bytes / tiles};

@@ -107,7 +107,7 @@ class Mha(unittest.TestCase):
     def test_names_have_the_numbers_of_the_header(self):
         header = header_text()
         for prefix, table in (("TYPE", mha.types), ("LAYOUT", mha.layouts), ("INSTRUCTION_SET", mha.instruction_set_names),
-                              ("CACHE", mha.cache_kinds), ("ROPE", mha.rope_styles), ("COLUMNS", mha.score_columns),
+                              ("CACHE", mha.cache_kinds), ("CACHE_VALUES", mha.cache_values), ("ROPE", mha.rope_styles), ("COLUMNS", mha.score_columns),
                               ("GATE", mha.gates)):
             for name, number in table.items():
                 self.assertRegex(header, rf"#define MHA_{prefix}_{name.upper()} {number}u\b")
@@ -397,6 +397,16 @@ class Mha(unittest.TestCase):
         for given in {"cache": cache}, {"cache_read": True}:
             with self.assertRaisesRegex(TypeError, "k is a NoneType"):
                 mha.attention(q, **given)
+
+    def test_a_cache_with_values_in_its_keys_takes_keys_alone(self):
+        cache = mha.KvCache(num_sequences=1, capacity=40, num_kv_heads=1, head_dim=24, head_dim_v=16, values="in_keys")
+        q, k = floats(1, 9, 3, 24), floats(1, 9, 1, 24)
+        cache.append(0, k[0, :4])
+        y = mha.attention(q, k[:, 4:], cache=cache)
+        np.testing.assert_array_equal(y, mha.attention(q, k, k[..., :16]))
+        np.testing.assert_array_equal(cache.read(0, 0, 9)[1], k[0, ..., :16])
+        with self.assertRaisesRegex(mha.Error, "leave v NULL"):
+            mha.attention(q, k, k[..., :16], cache=cache)
 
     def test_a_cache_lies_where_the_caller_wants_it(self):
         config = {"num_sequences": 2, "capacity": 16, "num_kv_heads": heads, "head_dim": head_dim, "v_type": "int8"}

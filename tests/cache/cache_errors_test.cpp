@@ -134,7 +134,7 @@ TEST(CacheErrors, ConfigsThatCannotBeAreSentencesAndNothingIsWritten) {
     const char *name;
     std::vector<uint32_t> wrong;
   } choices[] = {{&Field::k_type, "k_type", {4, 99}}, {&Field::v_type, "v_type", {4, 5}}, {&Field::kind, "kind", {3}},
-                 {&Field::reserved, "reserved", {1}}};
+                 {&Field::values, "values", {2}}};
   for (const auto &row : choices) {
     for (const uint32_t value : row.wrong) {
       SCOPED_TRACE(row.name + (" " + std::to_string(value)));
@@ -143,6 +143,15 @@ TEST(CacheErrors, ConfigsThatCannotBeAreSentencesAndNothingIsWritten) {
       ExpectNoCache(config, {MHA_ERROR_INVALID_VALUE, {1}, {row.name}});
     }
   }
+  mha_kv_cache_config in_keys = Config();
+  in_keys.values = MHA_CACHE_VALUES_IN_KEYS;
+  in_keys.v_type = 0;
+  in_keys.head_dim_v = in_keys.head_dim + 1;
+  ExpectNoCache(in_keys, {MHA_ERROR_SHAPE, {1}, {"head_dim_v"}});
+  in_keys.head_dim_v = 0;
+  in_keys.k_type = MHA_TYPE_F16;
+  in_keys.v_type = MHA_TYPE_BF16;
+  ExpectNoCache(in_keys, {MHA_ERROR_INVALID_VALUE, {1}, {"v_type"}});
   mha_kv_cache_config config = Config();
   config.num_sequences = config.capacity = int64_t{1} << 30;  // their product overflows
   ExpectNoCache(config, {MHA_ERROR_TOO_LARGE, {1}, {}});
@@ -625,6 +634,23 @@ TEST(CallErrors, TheValidCallIsNone) {
       EXPECT_EQ(cache.Length(1), 7);
     }
   }
+}
+
+TEST(CallErrors, ValuesForACacheThatHasThemInItsKeys) {
+  mha_kv_cache_config config = Config();
+  config.values = MHA_CACHE_VALUES_IN_KEYS;
+  config.v_type = 0;
+  config.head_dim_v = 2;
+  Cache cache(config);
+  ExpectNoAppend(cache, 0, 1, {MHA_ERROR_INVALID_VALUE, {5}, {"v is given"}});
+  cache.Append(0, Rows(20));
+  cache.Append(1, Rows(6));
+  Call call(&cache);
+  call.attention.head_dim_v = 2;
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"v is given|MHA_CACHE_READ"});
+  call.attention.v = nullptr;
+  call.ExpectSucceeds(false);
+  EXPECT_EQ(cache.Length(0), 22);
 }
 
 TEST(CallErrors, AFullCache) {

@@ -519,6 +519,67 @@ TEST_P(KvCache, TellsItsShape) {
   EXPECT_EQ(shape.num_blocks, config.num_blocks);
 }
 
+// ---- Values in the keys, but for what generated_test.cpp has
+
+TEST_P(KvCache, WithValuesInItsKeysGivesTheBitsOfTheSpecificationForAnyNumberOfRowsAndKeys) {
+  for (const Storage type : kStorageTypes) {
+    for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 3}, {1, 6}, {1, 7}, {1, 16}, {1, 17}, {2, 48}, {1, 128}, {9, 1}, {100, 1}}) {
+      for (const int64_t n_kv : {100, 128, 300, 1300}) {
+        if (!sample_.Takes()) continue;
+        AttentionProblem problem = Stored(type, n_q, n_kv, group, 37, 32);
+        problem.values_in_keys = true;
+        std::fill(problem.v.begin(), problem.v.end(), kNaN);
+        ExpectTheSpecification(problem, kContiguous);
+        problem.window_left = 260;
+        ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, 16});
+      }
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// What DeepSeek V2 and V3 have: 576 numbers of a key, of which 512 are the value.
+TEST_P(KvCache, WithValuesInItsKeysEqualsOneThatStoresThemTwice) {
+  for (const Storage type : {Storage::kF32, Storage::kF16, Storage::kBf16}) {
+    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}, CacheForm{MHA_CACHE_RING, 80}}) {
+      AttentionProblem history = History(1, 290, 576, 512, 1);
+      history.k_type = history.v_type = type;
+      if (form.kind == MHA_CACHE_RING) history.window_left = 50;
+      for (int64_t row = 0; row < 2 * history.n_kv; row++) std::copy_n(history.k.begin() + row * 576, 512, history.v.begin() + row * 512);
+      AttentionProblem latent = history;
+      latent.values_in_keys = true;
+      Cache twice(CacheConfigOf(history, form, 1, 290)), once(CacheConfigOf(latent, form, 1, 290));
+      EXPECT_GT(static_cast<double>(twice.buffer().size()), 1.85 * static_cast<double>(once.buffer().size()));
+      Random random(1);
+      SpreadBlocks(&random, &twice);
+      SpreadBlocks(&random, &once);
+      const Scheduler scheduler(3, RunBackwards);
+      Replay of_twice = ReplayOf(history, &twice), of_once = ReplayOf(latent, &once);
+      RunEachBy(29, history, &of_twice);
+      while (!of_once.Finished()) of_once.Step(latent, of_once.EachBy(form.kind == MHA_CACHE_RING ? 30 : 145), Call(scheduler.get()));
+      EXPECT_TRUE(SameBits(of_once.outputs(), of_twice.outputs())) << Describe(form) << " " << NameOf(type);
+      EXPECT_TRUE(SameBits(once.Read(0, 240, 50), twice.Read(0, 240, 50))) << Describe(form) << " " << NameOf(type);
+    }
+  }
+}
+
+TEST_P(KvCache, ACopiedPrefixOfKeysWithValuesIsTheSequenceUpToThere) {
+  AttentionProblem history = History(1, 60);
+  history.k_type = Storage::kInt8;
+  history.values_in_keys = true;
+  Cache cache(CacheConfigOf(history, {MHA_CACHE_PAGED, 16}, 2, 60));
+  Random random(1);
+  SpreadBlocks(&random, &cache);
+  cache.Append(0, {history.k, {}});
+  cache.CopyPrefix(0, 1, 37);
+  EXPECT_TRUE(SameBits(cache.Read(1, 0, 37), SpecifyStored(history, 0, 0, 37)));
+  EXPECT_TRUE(SameBits(cache.Copy().Read(1, 0, 37), SpecifyStored(history, 0, 0, 37)));
+  mha_kv_cache_config shape = Zeroed<mha_kv_cache_config>();
+  ASSERT_EQ(mha_kv_cache_shape(cache.get(), &shape, nullptr), MHA_OK);
+  EXPECT_EQ(shape.values, MHA_CACHE_VALUES_IN_KEYS);
+  EXPECT_EQ(shape.v_type, MHA_TYPE_INT8);
+}
+
 // ---- Rings
 
 TEST_P(KvCache, ARingEqualsALargeCacheWithTheSameWindow) {

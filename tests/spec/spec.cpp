@@ -701,9 +701,15 @@ void Attend(const AttentionShape &shape, const float *given_q, const float *give
     for (int64_t j = 0; j < n_kv; j++) {
       StoreRow(shape.k_type, &k[(j * shape.num_kv_heads + kv_head) * head_dim], head_dim, k_row, &k_scales[j]);
       for (int64_t d = 0; d < head_dim; d++) k_t[d * n_kv + j] = k_row[d];
-      StoreRow(shape.v_type, v + (j * shape.num_kv_heads + kv_head) * head_dim_v, head_dim_v, &v_rows[j * head_dim_v], &v_scales[j]);
+      if (shape.values_in_keys) {
+        for (int64_t d = 0; d < head_dim_v; d++) v_rows[j * head_dim_v + d] = k_row[d];
+        v_scales[j] = k_scales[j];
+      } else {
+        StoreRow(shape.v_type, v + (j * shape.num_kv_heads + kv_head) * head_dim_v, head_dim_v, &v_rows[j * head_dim_v], &v_scales[j]);
+      }
     }
-    const Rows v_head = {v_rows, shape.v_type == Storage::kInt8 ? static_cast<float *>(v_scales) : nullptr};
+    const Storage v_type = shape.values_in_keys ? shape.k_type : shape.v_type;
+    const Rows v_head = {v_rows, v_type == Storage::kInt8 ? static_cast<float *>(v_scales) : nullptr};
     for (int64_t i = 0; i < n_q; i++) {
       if (shape.score && shape.score->head_scales && shape.score->head_scales[h] == 0.0f) {
         LeaveOutRow(shape, h, i, outputs);

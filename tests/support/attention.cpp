@@ -131,6 +131,7 @@ std::string Describe(const AttentionSizes &sizes) {
   if (sizes.k_type != Storage::kF32 || sizes.v_type != Storage::kF32) {
     text << " stored " << NameOf(sizes.k_type) << "/" << NameOf(sizes.v_type);
   }
+  if (sizes.values_in_keys) text << " values in keys";
   return text.str();
 }
 
@@ -145,6 +146,7 @@ AttentionShape ShapeOf(const AttentionSizes &sizes, int64_t b) {
   shape.window_right = sizes.window_right.value_or(0);
   shape.k_type = sizes.k_type;
   shape.v_type = sizes.v_type;
+  shape.values_in_keys = sizes.values_in_keys;
   shape.gate.kind = sizes.gate;
   shape.gate.dim = sizes.gate_dim;
   return shape;

@@ -129,6 +129,7 @@ struct AttentionSizes {
   std::vector<float> gate_values;  // [batch, n_q, num_heads, gate_dim]; of mha_attention
   Storage k_type = Storage::kF32;  // of the cache that the keys and values are taken from
   Storage v_type = Storage::kF32;
+  bool values_in_keys = false;  // of the cache; then v is looked at by nobody
 };
 
 // Where the valid rows of sequence b are.

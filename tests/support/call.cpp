@@ -245,6 +245,8 @@ AttentionData::AttentionData(const AttentionProblem &problem, AttentionCall call
     SetInput(call.k, problem.batch, problem.n_kv, problem.num_kv_heads, problem.head_dim, problem.k, &args.k, &args.k_batch_stride,
              &args.k_row_stride, &args.k_head_stride);
     args.k = Narrow(call.k_array, args.k, &args.k_type);
+  }
+  if (!call.cache.read && !problem.values_in_keys) {
     SetInput(call.v, problem.batch, problem.n_kv, problem.num_kv_heads, problem.head_dim_v, problem.v, &args.v, &args.v_batch_stride,
              &args.v_row_stride, &args.v_head_stride);
     args.v = Narrow(call.v_array, args.v, &args.v_type);

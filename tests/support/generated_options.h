@@ -80,6 +80,7 @@ inline void SettleSizes(Case *c) {
   LayerProblem &whole = c->whole;
   if (!c->Is("rope", "none")) c->head_dim.value = std::max<int64_t>(c->head_dim.value, 2);
   if (c->Is("head_dim_v", "same")) c->head_dim_v = c->head_dim;
+  if (c->Is("cache_values", "in_keys")) c->head_dim_v.value = std::min(c->head_dim_v.value, c->head_dim.value);
   if (c->Is("in_place", "yes")) c->output_dim = c->query_dim;
   whole.num_kv_heads = c->num_kv_heads.value;
   whole.num_heads = whole.num_kv_heads * c->group.value;
@@ -502,6 +503,10 @@ inline const std::vector<Dimension> &Dimensions() {
          if (c->has_cache()) c->whole.v_type = static_cast<Storage>(c->NumberOf("v_type"));
        }},
 
+      {"cache_values",
+       {{"own", 4}, "in_keys"},
+       [](Case *c, std::string_view value, Random *) { c->whole.values_in_keys = value == "in_keys"; }},
+
       // The layer
       {"weight_type",
        {"f32", "f16", "bf16", "int8", "int4"},
@@ -872,6 +877,8 @@ inline std::vector<Together> MakeRefusedByTheLibrary() {
       {{"cache", "none"}, {"cache_read", "yes"}},
       {{"cache", "none"}, {"cache_sequences", "given"}},
       {{"cache", "none"}, {"k_type", "int8"}},
+      {{"cache_values", "in_keys"}, {"entry", "!attention"}, {"cache_read", "no"}},
+      {{"cache_values", "in_keys"}, {"norm", "!none"}, {"norm_values", "yes"}},
       {{"cache", "none"}, {"v_type", "int8"}},
       {{"q_start", "far"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},  // beyond the tables
       {{"q_start", "before|far_before"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}, {"causal", "no"}},
@@ -924,6 +931,9 @@ inline std::vector<Together> MakeWithoutMeaning() {
       {{"cache", "none"}, {"past", "!none"}},
       {{"past", "none"}, {"past_by", "append"}},
       {{"cache", "!ring"}, {"ring", "roomy"}},
+      {{"cache", "none"}, {"cache_values", "in_keys"}},
+      {{"cache_values", "in_keys"}, {"v_type", "!f32"}},
+      {{"cache_values", "in_keys"}, {"entry", "!attention"}, {"cache_read", "yes"}, {"past_by", "call"}},  // as a layer cannot append
       {{"cache", "none"}, {"entry", "!attention"}, {"k_type", "!f32"}},
       {{"cache", "none"}, {"entry", "!attention"}, {"v_type", "!f32"}},
       // Positions

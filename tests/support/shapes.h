@@ -83,6 +83,7 @@ struct AttentionShape {
   const ScoreOptions *score = nullptr;  // null: none
   Storage k_type = Storage::kF32;      // keys and values are attended to as if stored in these types
   Storage v_type = Storage::kF32;
+  bool values_in_keys = false;  // a value is the first elements of its key, as stored
   Gate gate = {};  // of a layer, kind and dim alone
 };
 

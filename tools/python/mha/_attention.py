@@ -47,7 +47,8 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
     """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
 
     q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
-    of [batch, heads, n_q, head_dim]. Each may be float16, or with bf16=True bfloat16 (bits in uint16). With cache_read=True there are no k and v.
+    of [batch, heads, n_q, head_dim]. Each may be float16, or with bf16=True bfloat16 (bits in uint16). With cache_read=True there are no k and v,
+    with a cache of values "in_keys" no v.
     gate=("sigmoid", values) multiplies the context by a function of values [batch, n_q, heads, head_dim_v or 1]; or "softplus". prepare=True
     computes nothing and returns a Prepared call. All else is as in Layer.forward.
     """
@@ -56,6 +57,10 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
     batch, n_q, heads, head_dim = q.shape
     if cache_read and cache is not None and k is None and v is None:
         n_kv, kv_heads, head_dim_v = 0, cache.shape["num_kv_heads"], cache.shape["head_dim_v"]
+    elif v is None and cache is not None and cache.shape["values"]:
+        _check(k, "k", stored, (batch, None, _some, head_dim))
+        _, n_kv, kv_heads, _ = k.shape
+        head_dim_v = cache.shape["head_dim_v"]
     else:
         if v is not k or k is not q:
             _check(k, "k", stored, (batch, None, _some, head_dim))
@@ -64,13 +69,10 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
     is_new, out = out is None, _output(out, (batch, n_q, heads, head_dim_v), output_type)
     args = _AttentionArgs()
     at_q, q_strides = _place(q, "q", True)
-    if k is None:
-        (at_k, k_strides), (at_v, v_strides) = _nowhere, _nowhere
-    else:
-        (at_k, k_strides), (at_v, v_strides) = _place(k, "k", True), _place(v, "v", True)
+    (at_k, k_strides), (at_v, v_strides) = (_nowhere if x is None else _place(x, name, True) for x, name in ((k, "k"), (v, "v")))
     at_out, out_strides = _place(out, "output")
     _pack(args, 0, _size, batch or _empty, n_q or _empty, n_kv or _empty, heads, kv_heads, head_dim, head_dim_v, at_q, at_k, at_v, at_out, _row_type(q), 0 if k is None else _row_type(k),
-          0 if k is None else _row_type(v), _row_type(out), *q_strides, *k_strides, *v_strides, *out_strides, 0, scale, 0, 0)
+          0 if v is None else _row_type(v), _row_type(out), *q_strides, *k_strides, *v_strides, *out_strides, 0, scale, 0, 0)
     if instruction_set != "auto":
         args.instruction_set = _named(instruction_set_names, instruction_set, "instruction_set")
     places = kv_start, cu_seqlens_q, cu_seqlens_kv

@@ -9,7 +9,7 @@ import numpy as np
 
 from ._arrays import _buffer, _integers, _needed, _named, _writeable, aligned
 from ._library import _call
-from ._structs import _CacheConfig, _new, cache_kinds, types
+from ._structs import _CacheConfig, _new, cache_kinds, cache_values, types
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -22,8 +22,8 @@ class KvCache:
     is used as it is (on a border of 64 bytes).
 
     The parameters are the fields of mha_kv_cache_config: num_sequences, capacity, num_kv_heads, head_dim, head_dim_v, k_type and v_type ("f32",
-    "f16", "bf16", "int8"), kind ("contiguous", "ring", "paged"), block_positions and num_blocks. What changes a cache must not run at the same
-    time as anything else with it.
+    "f16", "bf16", "int8"), kind ("contiguous", "ring", "paged"), values ("own", or "in_keys": a value is the first head_dim_v elements of its key,
+    and v is None in what appends), block_positions and num_blocks. What changes a cache must not run at the same time as anything else with it.
     """
 
     def __init__(self, *, buffer: np.ndarray | None = None, **config: Unpack[CacheConfig]) -> None:
@@ -39,12 +39,12 @@ class KvCache:
         return bytes.value
 
     @staticmethod
-    def _config(*, k_type="f32", v_type="f32", kind="contiguous", **config):
+    def _config(*, k_type="f32", v_type="f32", kind="contiguous", values="own", **config):
         unknown = set(config) - {field for field, _ in _CacheConfig._fields_[1:]}
         if unknown:
             raise TypeError(f"a cache has no {', '.join(sorted(unknown))}")
         return _new(_CacheConfig, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),
-                    kind=_named(cache_kinds, kind, "kind"), **config)
+                    kind=_named(cache_kinds, kind, "kind"), values=_named(cache_values, values, "values"), **config)
 
     @classmethod
     def view(cls, buffer: np.ndarray) -> KvCache:
@@ -80,11 +80,12 @@ class KvCache:
         """Makes the first length positions of sequence source all that sequence target has."""
         _call("mha_kv_cache_copy_prefix", self._handle, source, target, length)
 
-    def append(self, sequence: int, k: np.ndarray, v: np.ndarray) -> None:
+    def append(self, sequence: int, k: np.ndarray, v: np.ndarray | None = None) -> None:
         """Appends rows k [count, num_kv_heads, head_dim] and v [count, num_kv_heads, head_dim_v] to a sequence, without attention."""
         heads = self.shape["num_kv_heads"]
         k_address = _needed(k, "k", [np.float32], (None, heads, self.shape["head_dim"]))
-        v_address = _needed(v, "v", [np.float32], (len(k), heads, self.shape["head_dim_v"]))
+        has_values = v is not None or not self.shape["values"]
+        v_address = _needed(v, "v", [np.float32], (len(k), heads, self.shape["head_dim_v"])) if has_values else None
         _call("mha_kv_cache_append", self._handle, sequence, len(k), k_address, v_address)
 
     def read(self, sequence: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -24,7 +24,7 @@ _Weights = _struct("mha_layer_weights", "size struct_size", "u32 layout type", "
 _AllocatorStruct = _struct("mha_allocator", "ptr context allocate release")
 _Options = _struct("mha_layer_options", "size struct_size", "u32 instruction_set reserved", "ptr sgemm allocator")
 _CacheConfig = _struct("mha_kv_cache_config", "size struct_size", "i64 num_sequences capacity num_kv_heads head_dim head_dim_v",
-                       "u32 k_type v_type kind reserved", "i64 block_positions num_blocks")
+                       "u32 k_type v_type kind values", "i64 block_positions num_blocks")
 _Rope = _struct("mha_rope", "size struct_size", "u32 style reserved", "i64 dims num_positions", "ptr cos sin", "i64 table_stride",
                 "ptr q_positions k_positions", "i64 offset")
 _RopeConfig = _struct("mha_rope_config", "size struct_size", "i64 dims num_positions first_position", "f64 base linear_factor yarn_factor",
@@ -69,6 +69,7 @@ score_groups = {"within": 0, "also": 1}
 instruction_set_names = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "neon": 4, "avx2_vnni": 5, "avx512_vnni": 6, "neon_dotprod": 7,
                          "neon_i8mm": 8}
 cache_kinds = {"contiguous": 0, "ring": 1, "paged": 2}
+cache_values = {"own": 0, "in_keys": 1}
 rope_styles = {"half": 0, "interleaved": 1}
 _empty = _broadcast = -2 ** 63  # MHA_EMPTY, an extent of none, and MHA_BROADCAST, a stride of what is the same for all
 _causal, _window_left, _window_right, _padding_left, _cache_read = 1, 2, 4, 8, 16

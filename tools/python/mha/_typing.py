@@ -119,5 +119,6 @@ class CacheConfig(TypedDict, total=False):
     k_type: str
     v_type: str
     kind: str
+    values: str
     block_positions: int
     num_blocks: int

@@ -51,6 +51,8 @@ pub const MHA_GATE_SOFTPLUS: u32 = 2;
 pub const MHA_CACHE_CONTIGUOUS: u32 = 0;
 pub const MHA_CACHE_RING: u32 = 1;
 pub const MHA_CACHE_PAGED: u32 = 2;
+pub const MHA_CACHE_VALUES_OWN: u32 = 0;
+pub const MHA_CACHE_VALUES_IN_KEYS: u32 = 1;
 pub const MHA_ROPE_HALF: u32 = 0;
 pub const MHA_ROPE_INTERLEAVED: u32 = 1;
 pub const MHA_NORM_LAYER: u32 = 1;
@@ -157,7 +159,7 @@ pub struct mha_kv_cache_config {
     pub k_type: u32,
     pub v_type: u32,
     pub kind: u32,
-    pub reserved: u32,
+    pub values: u32,
     pub block_positions: i64,
     pub num_blocks: i64,
 }

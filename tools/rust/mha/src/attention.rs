@@ -114,6 +114,12 @@ impl<'a> AttentionCall<'a> {
         self
     }
 
+    /// The keys alone, for a cache whose [values are in the keys](crate::CacheConfig::values_in_keys).
+    pub fn key(mut self, k: impl Into<Elements<'a>>) -> Self {
+        self.k.data = Some(k.into());
+        self
+    }
+
     /// Where the queries are not contiguous. Needs [`n_q`](Self::n_q).
     pub fn q_strides(mut self, strides: Strides) -> Self {
         self.q.strides = Some(strides);

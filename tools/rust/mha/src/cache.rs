@@ -1,7 +1,7 @@
 use std::fmt;
 use std::mem::{size_of, zeroed};
 use std::ops::Range;
-use std::ptr::{null_mut, NonNull};
+use std::ptr::{null, null_mut, NonNull};
 
 use mha_sys as sys;
 
@@ -52,8 +52,10 @@ pub struct CacheConfig {
     pub head_dim_v: usize,
     /// How keys are kept: f32, f16, bf16 or int8.
     pub k_type: StorageType,
-    /// How values are kept, likewise.
+    /// How values are kept, likewise; not looked at with `values_in_keys`.
     pub v_type: StorageType,
+    /// A value is the first `head_dim_v` elements of its key, and is stored once: calls append keys alone.
+    pub values_in_keys: bool,
     /// How positions are kept.
     pub kind: CacheKind,
 }
@@ -62,7 +64,7 @@ impl CacheConfig {
     /// One sequence of up to `capacity` positions.
     pub fn new(capacity: usize, num_kv_heads: usize, head_dim: usize) -> Self {
         let (k_type, v_type, kind) = Default::default();
-        Self { num_sequences: 1, capacity, num_kv_heads, head_dim, head_dim_v: 0, k_type, v_type, kind }
+        Self { num_sequences: 1, capacity, num_kv_heads, head_dim, head_dim_v: 0, k_type, v_type, values_in_keys: false, kind }
     }
 
     /// One sequence of up to `capacity` positions, for a layer of this shape: the config that it is made of, or
@@ -93,6 +95,8 @@ impl CacheConfig {
         k_type: StorageType;
         /// How values are kept.
         v_type: StorageType;
+        /// Whether a value is the first elements of its key.
+        values_in_keys: bool;
     }
 
     /// A ring of the last `capacity` positions, for sliding windows.
@@ -129,7 +133,8 @@ impl CacheConfig {
             head_dim: int(self.head_dim),
             head_dim_v: int(self.head_dim_v),
             k_type: self.k_type.raw(),
-            v_type: self.v_type.raw(),
+            v_type: if self.values_in_keys { self.k_type.raw() } else { self.v_type.raw() },
+            values: if self.values_in_keys { sys::MHA_CACHE_VALUES_IN_KEYS } else { sys::MHA_CACHE_VALUES_OWN },
             kind,
             block_positions: int(block_positions),
             num_blocks: int(num_blocks),
@@ -148,6 +153,7 @@ impl CacheConfig {
             head_dim_v: size(raw.head_dim_v),
             k_type: StorageType::of_raw(raw.k_type)?,
             v_type: StorageType::of_raw(raw.v_type)?,
+            values_in_keys: raw.values == sys::MHA_CACHE_VALUES_IN_KEYS,
             kind: match raw.kind {
                 sys::MHA_CACHE_CONTIGUOUS => CacheKind::Contiguous,
                 sys::MHA_CACHE_RING => CacheKind::Ring,
@@ -281,13 +287,14 @@ impl KvCache {
     }
 
     /// Appends rows to a sequence, without attention: `k` `[count, num_kv_heads, head_dim]`, rotated already if they are to be, and `v`
-    /// `[count, num_kv_heads, head_dim_v]`.
+    /// `[count, num_kv_heads, head_dim_v]`, or empty where [values are in the keys](CacheConfig::values_in_keys).
     pub fn append(&mut self, sequence: usize, k: &[f32], v: &[f32]) -> Result<()> {
         let count = rows_of("k", k.len(), 1, self.shape.num_kv_heads * self.shape.head_dim)?;
-        self.check_rows(count, Some(k.len()), Some(v.len()))?;
-        let (cache, count) = (self.raw.as_ptr(), int(count));
+        let has_values = !(self.shape.values_in_keys && v.is_empty());
+        self.check_rows(count, Some(k.len()), has_values.then_some(v.len()))?;
+        let (cache, count, v) = (self.raw.as_ptr(), int(count), if has_values { v.as_ptr() } else { null() });
         // SAFETY: likewise; arrays of these lengths.
-        check(|error| unsafe { sys::mha_kv_cache_append(cache, int(sequence), count, k.as_ptr(), v.as_ptr(), error) })
+        check(|error| unsafe { sys::mha_kv_cache_append(cache, int(sequence), count, k.as_ptr(), v, error) })
     }
 
     /// Reads positions of a sequence back, as the numbers that they are taken as: `k` `[positions, num_kv_heads, head_dim]`, `v`

@@ -196,3 +196,19 @@ fn bytes_that_are_no_cache_are_an_error() {
     error_of(cache.truncate(0, 1), ErrorKind::InvalidValue);
     error_of(cache.set_blocks(0, &[0]), ErrorKind::InvalidValue);
 }
+
+#[test]
+fn values_in_keys_are_the_first_elements_of_each_key() {
+    let (q, k) = (numbers(3 * 2 * 8, 1), numbers(3 * 8, 2));
+    let v: Vec<f32> = k.chunks(8).flat_map(|row| row[..4].to_vec()).collect();
+    let config = CacheConfig::new(16, 1, 8).head_dim_v(4).values_in_keys(true);
+    let (mut cache, mut workspace) = (KvCache::new(&config).unwrap(), Workspace::new());
+    assert!(cache.shape().values_in_keys);
+    let attention = Attention::new(2, 8).num_kv_heads(1).head_dim_v(4);
+    let (mut y, mut expected) = ([0.0; 3 * 2 * 4], [0.0; 3 * 2 * 4]);
+    attention.call(&q, &mut expected).key_value(&k, &v).run(&mut workspace).unwrap();
+    cache.append(0, &k[..8], &[]).unwrap();
+    attention.call(&q, &mut y).key(&k[8..]).cache(&mut cache).run(&mut workspace).unwrap();
+    assert_eq!(y, expected);
+    assert!(attention.call(&q, &mut y).key_value(&k, &v).cache(&mut cache).run(&mut workspace).is_err());
+}
