@@ -288,6 +288,9 @@ typedef struct mha_rope {
  *     longrope  theta[i] / pair_factors[i] (Ding et al., arXiv:2402.13753)
  *     dynamic   base * (1 + ntk_factor * (ntk_positions - original_positions) /
  *               original_positions)^(dims / (dims - 2)) for base, once ntk_positions is the greater
+ * With M-RoPE, rows have positions in time, height and width, and pair i goes by one of them: the
+ * first mrope_section[0] pairs by the first, and so on; interleaved by number i % 3, but by the
+ * first where i >= 3 * mrope_section[i % 3]. Calls name rows as q_positions and k_positions.
  * Cosines and sines are multiplied by attention_factor. With "mscale" and "mscale_all_dim" of YaRN
  * and f = 0.1 ln(yarn_factor), it is (f mscale + 1) / (f mscale_all_dim + 1). LongRoPE's is
  * sqrt(1 + ln(s) / ln(original length)) where the context has become s > 1 times as long.
@@ -312,11 +315,15 @@ typedef struct mha_rope_config {
   double attention_factor; /* 2^-31 .. 2^31; 0 = 1, with YaRN 0.1 ln(yarn_factor) + 1 */
   uint32_t yarn_unrounded; /* 1 = no floor and ceil ("truncate": false, gpt-oss); 0 or 1 */
   uint32_t reserved;       /* 0 */
+  const int64_t *mrope_section;   /* [3]: pairs of each, together dims / 2; NULL = no M-RoPE */
+  const int64_t *mrope_positions; /* [3, num_positions], 0 .. 2^31 - 1; needed with mrope_section */
+  int64_t mrope_interleaved;      /* 0 = in order (Qwen2-VL), 1 = interleaved (Qwen3-VL) */
 } mha_rope_config;
 
 /*
- * Fills cos and sin, both [num_positions, dims / 2]: row r is for position first_position + r,
- * column i for pair i. Tables of the same angles have the same rows: threads can fill a part each.
+ * Fills cos and sin, both [num_positions, dims / 2]: row r is for position first_position + r, or
+ * those of mrope_positions, column i for pair i. Tables of the same angles have the same rows:
+ * threads can fill a part each.
  *
  * The values are the same bits on every machine: those of the formulas, rounded to float, with
  * angles that are off by at most position * 2^-51 (more if a ramp is steep). Up to position 2^20,

@@ -79,6 +79,14 @@ uint64_t step_of(const Angles &angles, int64_t i) {
 
 // ---- Values
 
+// Of each row, the position that pair i goes by; null: first_position and those behind it.
+const int64_t *positions_of(const mha_rope_config &config, int64_t i) {
+  const int64_t *const section = config.mrope_section;
+  if (!section) return nullptr;
+  const int64_t in_order = i < section[0] ? 0 : i < section[0] + section[1] ? 1 : 2, in_turn = i < 3 * section[i % 3] ? i % 3 : 0;
+  return config.mrope_positions + (config.mrope_interleaved ? in_turn : in_order) * config.num_positions;
+}
+
 struct Values {
   float cos, sin;
 };
@@ -118,12 +126,13 @@ void fill(const mha_rope_config &config, float *cos, float *sin) {
   const int64_t columns = config.dims / 2;
   constexpr int64_t block = 128;  // columns at once, row by row
   uint64_t steps[block];
+  const int64_t *positions[block];
   for (int64_t first = 0; first < columns; first += block) {
     const int64_t count = columns - first < block ? columns - first : block;
-    for (int64_t i = 0; i < count; ++i) steps[i] = step_of(angles, first + i);
+    for (int64_t i = 0; i < count; ++i) steps[i] = step_of(angles, first + i), positions[i] = positions_of(config, first + i);
     for (int64_t row = 0; row < config.num_positions; ++row) {
       for (int64_t i = 0; i < count; ++i) {
-        const Values values = values_at(config.first_position + row, steps[i], factor);
+        const Values values = values_at(positions[i] ? positions[i][row] : config.first_position + row, steps[i], factor);
         cos[row * columns + first + i] = values.cos;
         sin[row * columns + first + i] = values.sin;
       }
@@ -238,6 +247,38 @@ mha_status check_scaling(Report report, mha_rope_config &config) {
   return status;
 }
 
+mha_status check_mrope(Report report, const mha_rope_config &config) {
+  const int64_t *const section = config.mrope_section, pairs = config.dims / 2;
+  if (!section) {
+    const mha_status status = check_unset(report, "mrope_positions", config.mrope_positions != nullptr, "mrope_section");
+    return status ? status : check_unset(report, "mrope_interleaved", config.mrope_interleaved != 0, "mrope_section");
+  }
+  if (!config.mrope_positions)
+    return report.fail(MHA_ERROR_NULL_POINTER, "mrope_positions is NULL; with mrope_section, pass 3 * num_positions positions");
+  if (config.first_position != 0)
+    return report.invalid("first_position is %lld, but positions are those of mrope_positions; set it to 0", lld(config.first_position));
+  if (config.mrope_interleaved < 0 || config.mrope_interleaved > 1)
+    return report.invalid("mrope_interleaved is %lld; set it to 0 or 1", lld(config.mrope_interleaved));
+  bool is_sound = true;
+  int64_t rest = pairs;
+  for (int k = 0; k < 3 && is_sound; ++k) {
+    is_sound = section[k] >= 0 && section[k] <= rest && !(config.mrope_interleaved && k > 0 && section[k] > (pairs + 2 - k) / 3);
+    rest -= section[k];
+  }
+  if (!is_sound || rest != 0) {
+    return report.invalid("mrope_section is %lld, %lld, %lld; set numbers of pairs, dims / 2 = %lld together%s", lld(section[0]),
+                          lld(section[1]), lld(section[2]), lld(pairs),
+                          config.mrope_interleaved ? ", the second and the third at most a third of them" : "");
+  }
+  for (int64_t i = 0; i < 3 * config.num_positions; ++i) {
+    const int64_t position = config.mrope_positions[i];
+    if (position >= 0 && position < end_of_positions) continue;
+    return report.invalid("mrope_positions[%lld][%lld] is %lld; set a position from 0 to 2^31 - 1", lld(i / config.num_positions),
+                          lld(i % config.num_positions), lld(position));
+  }
+  return MHA_OK;
+}
+
 // Checks every field and resolves the defaults.
 mha_status check_config(Report report, mha_rope_config &config) {
   if (config.dims > INT32_MAX) return report.fail(MHA_ERROR_TOO_LARGE, "dims is %lld; it can be 2^31 - 2 at most", lld(config.dims));
@@ -255,7 +296,8 @@ mha_status check_config(Report report, mha_rope_config &config) {
   mha_status status = check_number(report, "base", config.base, 1.0, 0x1p64, "1 to 2^64, or 0 for 10000");
   if (!status) status = check_number(report, "linear_factor", config.linear_factor, 1.0, largest_factor, "1 to 2^31, or 0 for 1");
   if (!status && config.reserved != 0) status = report.invalid("mha_rope_config.reserved is %u; set it to 0", config.reserved);
-  return status ? status : check_scaling(report, config);
+  if (!status) status = check_scaling(report, config);
+  return status ? status : check_mrope(report, config);
 }
 
 }  // namespace

@@ -539,6 +539,12 @@ class Mha(unittest.TestCase):
         plain, longrope = mha.Rope.tables(8, 9), mha.Rope.tables(8, 9, pair_factors=factors, attention_factor=2.0)
         self.assert_same(longrope.cos[8::-4, 2], 2 * plain.cos[2::-1, 2])
         self.assert_same(longrope.sin[:5, 3], 2 * plain.sin[::2, 3])
+        positions = np.array([[5, 6], [7, 8], [1, 0]])
+        for interleaved, axes in (0, [0, 0, 1, 2]), (1, [0, 1, 2, 0]):
+            mrope = mha.Rope.tables(8, 2, mrope_section=[2, 1, 1], mrope_positions=positions, mrope_interleaved=interleaved)
+            self.assert_same(mrope.cos, plain.cos[positions[axes].T, np.arange(4)])
+        with self.assertRaisesRegex(ValueError, "mrope_positions"):
+            mha.Rope.tables(8, 3, mrope_section=[2, 1, 1], mrope_positions=positions)
         with self.assertRaisesRegex(ValueError, "pair_factors"):
             mha.Rope.tables(8, 9, pair_factors=[1, 2])
         for angles in ({"llama3_factor": 8.0, "original_positions": 64}, {"ntk_factor": 4.0, "ntk_positions": 99, "original_positions": 64},

@@ -466,6 +466,33 @@ class Linears(unittest.TestCase):
             self.assertEqual(model.generate(ids, past_key_values=cache, **options).tolist(), expected.tolist())
 
 
+class Rotations(unittest.TestCase):
+    def test_rows_of_three_positions_are_those_of_qwen2_vl_and_qwen3_vl(self):
+        from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2, configuration_qwen2_vl as qwen2_config
+        from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3, configuration_qwen3_vl as qwen3_config
+        batch, n, dims = 2, 9, 32
+        positions = torch.randint(0, 60, (3, batch, n), generator=seed)
+        models = ((qwen2.Qwen2VLRotaryEmbedding, qwen2.apply_rotary_pos_emb, qwen2_config.Qwen2VLTextConfig, (4, 6, 6), 0),
+                  (qwen3.Qwen3VLTextRotaryEmbedding, qwen3.apply_rotary_pos_emb, qwen3_config.Qwen3VLTextConfig, (6, 5, 5), 1))
+        scalings = (({"rope_type": "default"}, {}), ({"rope_type": "linear", "factor": 3.0}, {"linear_factor": 3.0}),
+                    ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, {"yarn_factor": 4.0, "original_positions": 64}))
+        for (embedding, apply, config_class, section, interleaved), (parameters, angles) in itertools.product(models, scalings):
+            with self.subTest(embedding.__name__, **parameters):
+                parameters = {**parameters, "rope_theta": 5000.0, "mrope_section": list(section)}
+                config = config_class(hidden_size=heads * dims, num_attention_heads=heads, num_key_value_heads=heads, head_dim=dims,
+                                      max_position_embeddings=256, rope_parameters=parameters)
+                q, k, v = (normal(batch, n, heads, dims) for _ in range(3))
+                cos, sin = embedding(config)(q, positions)
+                rows = mha.Rope.tables(dims, batch * n, base=5000.0, mrope_section=section, mrope_positions=positions.reshape(3, -1).numpy(),
+                                       mrope_interleaved=interleaved, **angles)
+                for mine, theirs in (rows.cos, cos), (rows.sin, sin):
+                    torch.testing.assert_close(torch.from_numpy(mine).view(batch, n, -1), theirs[..., :dims // 2], rtol=0, atol=2e-5)
+                rows.q_positions = rows.k_positions = torch.arange(batch * n).view(batch, n).numpy()
+                rotated = [x.contiguous().numpy() for x in apply(q, k, cos, sin, unsqueeze_dim=2)]
+                mine, theirs = mha.attention(q.numpy(), k.numpy(), v.numpy(), rope=rows), mha.attention(*rotated, v.numpy())
+                torch.testing.assert_close(torch.from_numpy(mine), torch.from_numpy(theirs), rtol=0, atol=1e-4)
+
+
 class Versions(unittest.TestCase):
     def import_with(self, changes):
         code = f"import sys; sys.path.insert(0, {str(tools)!r})\n{textwrap.dedent(changes)}\nimport mha.transformers"
@@ -504,4 +531,4 @@ class Families(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    python_support.run(*{"backend": [Masks, Attention, Cache, Linears, Versions], "families": [Families], "some": [Families]}[arguments.test])
+    python_support.run(*{"backend": [Masks, Attention, Cache, Linears, Rotations, Versions], "families": [Families], "some": [Families]}[arguments.test])

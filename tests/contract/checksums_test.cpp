@@ -430,6 +430,16 @@ class Cases {
     config.pair_factors = pair_factors.data();
     config.attention_factor = 1.19;
     RecordTables("rope tables with factors of pairs", config);
+    config = RopeConfig(128, 0, 30);
+    const int64_t in_order[] = {16, 24, 24}, in_turn[] = {24, 20, 20};  // of Qwen2-VL and Qwen3-VL
+    std::vector<int64_t> mrope_positions;
+    for (int64_t i = 0; i < 90; i++) mrope_positions.push_back(i * 997 % 4001);
+    config.mrope_positions = mrope_positions.data();
+    config.mrope_section = in_order;
+    RecordTables("rope tables with M-RoPE", config);
+    config.mrope_section = in_turn;
+    config.mrope_interleaved = 1;
+    RecordTables("rope tables with M-RoPE interleaved", config);
     std::vector<float> embedding(32 * 3), relative_bias(2 * 3 * 401);
     for (size_t n = 0; n < embedding.size(); n++) embedding[n] = static_cast<float>(n);
     for (uint32_t n = 0; n < 2; n++) {

@@ -282,6 +282,36 @@ TEST(RopeTables, HaveTheAnglesOfTransformers) {
   ExpectAngles(longrope, {1, 0.287479758, 0.0769230798, 0.0316925123, 0.00499999989, 0.000702728401, 0.000121212121, 4.94105916e-06});
 }
 
+// ---- M-RoPE
+
+// axes: of each pair, which of the three positions it goes by.
+void ExpectAxes(int64_t interleaved, const std::vector<int64_t> &section, const std::vector<int64_t> &axes) {
+  const int64_t pairs = static_cast<int64_t>(axes.size()), rows = 3;
+  const std::vector<int64_t> positions = {5, 6, 7, 100, 0, 300, 4000, 40, 4};  // [axis][row]
+  mha_rope_config config = YarnConfig(2 * pairs, 1e6, 4, 32768), mrope = config;
+  mrope.num_positions = rows;
+  mrope.mrope_section = section.data();
+  mrope.mrope_positions = positions.data();
+  mrope.mrope_interleaved = interleaved;
+  const Tables tables = TablesOf(mrope);
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t i = 0; i < pairs; i++) {
+      config.first_position = positions[static_cast<size_t>(axes[static_cast<size_t>(i)] * rows + row)];
+      const Tables plain = TablesOf(config);
+      const size_t at = static_cast<size_t>(row * pairs + i), pair = static_cast<size_t>(i);
+      EXPECT_TRUE(tables.cos[at] == plain.cos[pair] && tables.sin[at] == plain.sin[pair]) << "row " << row << " pair " << i;
+    }
+  }
+}
+
+TEST(RopeTables, WithMropeTurnEachPairByThePositionOfItsSection) {
+  ExpectAxes(0, {2, 3, 3}, {0, 0, 1, 1, 1, 2, 2, 2});
+  ExpectAxes(0, {0, 8, 0}, {1, 1, 1, 1, 1, 1, 1, 1});
+  ExpectAxes(1, {4, 2, 2}, {0, 1, 2, 0, 1, 2, 0, 0});
+  ExpectAxes(1, {3, 3, 2}, {0, 1, 2, 0, 1, 2, 0, 1});
+  ExpectAxes(1, {5, 0, 2}, {0, 0, 2, 0, 0, 2, 0});
+}
+
 // ---- The specification
 
 void ExpectTheBitsOfTheSpecification(const mha_rope_config &config) {
@@ -302,7 +332,10 @@ void ExpectTheBitsOfTheSpecification(const mha_rope_config &config) {
                                      otherwise(config.llama3_high_freq_factor, 4),
                                      config.pair_factors,
                                      config.ntk_factor,
-                                     config.ntk_positions};
+                                     config.ntk_positions,
+                                     config.mrope_section,
+                                     config.mrope_positions,
+                                     config.mrope_interleaved != 0};
   Tables expected;
   expected.cos.resize(static_cast<size_t>(config.num_positions * (config.dims / 2)));
   expected.sin = expected.cos;
@@ -311,7 +344,8 @@ void ExpectTheBitsOfTheSpecification(const mha_rope_config &config) {
                std::to_string(config.base) + " linear_factor " + std::to_string(config.linear_factor) + " yarn_factor " +
                std::to_string(config.yarn_factor) + " original_positions " + std::to_string(config.original_positions) +
                " unrounded " + std::to_string(config.yarn_unrounded) + " llama3_factor " + std::to_string(config.llama3_factor) +
-               " ntk_factor " + std::to_string(config.ntk_factor) + " ntk_positions " + std::to_string(config.ntk_positions));
+               " ntk_factor " + std::to_string(config.ntk_factor) + " ntk_positions " + std::to_string(config.ntk_positions) +
+               (config.mrope_section ? " mrope interleaved " + std::to_string(config.mrope_interleaved) : ""));
   ExpectSameBits(TablesOf(config), expected);
 }
 
@@ -370,6 +404,19 @@ TEST(RopeTables, AreTheSpecificationsBitForBitInRandomCases) {
         break;
     }
     if (random.Coin()) config.attention_factor = random.Coin() ? number(31) : 1 / number(31);
+    int64_t section[3];
+    std::vector<int64_t> positions;
+    if (random.Coin()) {
+      const int64_t pairs = config.dims / 2;
+      config.mrope_interleaved = random.Coin();
+      section[1] = random.Between(0, config.mrope_interleaved ? (pairs + 1) / 3 : pairs);
+      section[2] = random.Between(0, config.mrope_interleaved ? pairs / 3 : pairs - section[1]);
+      section[0] = pairs - section[1] - section[2];
+      for (int64_t n = 0; n < 3 * config.num_positions; n++) positions.push_back(random.Below(int64_t{1} << random.Between(1, 31)));
+      config.first_position = 0;
+      config.mrope_section = section;
+      config.mrope_positions = positions.data();
+    }
     ExpectTheBitsOfTheSpecification(config);
   }
 }
@@ -385,6 +432,12 @@ struct Call {
         sin_table(sin.floats()) {}
   mha_rope_config &Plain() { return config = Config(8, 0, 1); }
   mha_rope_config &Llama3() { return config = Llama3Config(8, 0, 8, 8192); }
+  mha_rope_config &Mrope(const int64_t *section) {
+    static const int64_t positions[] = {0, 1, 2};
+    config.mrope_section = section;
+    config.mrope_positions = positions;
+    return config;
+  }
   mha_rope_config &Ntk() { return config = NtkConfig(8, 4, 2048, 4096); }
 
   mha_rope_config config;
@@ -416,10 +469,12 @@ constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
 
 constexpr mha_status kWrong = MHA_ERROR_INVALID_VALUE;
 const double kPairFactors[] = {1, 1, 1, 0.25, kNan, 1, 1, 1};
+const int64_t kSections[][3] = {{2, 1, 1}, {2, 1, 2}, {2, 1, 0}, {-1, 4, 1}, {kMax, kMax, 6}, {1, 1, 2}, {1, 2, 1}};
+const int64_t kBadPositions[] = {0, -1, 2, kEndOfPositions};
 
 const Case kCases[] = {
     {"StructSizeIsZero", [](Call &c) { c.config.struct_size = 0; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"mha_rope_config", "144"}}},
-    {"StructSizeIsShort", [](Call &c) { c.config.struct_size -= 8; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"136", "144"}}},
+    {"StructSizeIsShort", [](Call &c) { c.config.struct_size = 136; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"136", "144"}}},
     {"DimsIsZero", [](Call &c) { c.config.dims = 0; }, {kWrong, {1}, {"dims", "0", "even"}}},
     {"DimsIsOdd", [](Call &c) { c.config.dims = 7; }, {kWrong, {1}, {"dims", "7", "even"}}},
     {"DimsIsNegative", [](Call &c) { c.config.dims = -8; }, {kWrong, {1}, {"dims"}}},
@@ -503,6 +558,38 @@ const Case kCases[] = {
     {"NtkPositionsAreTooMany", [](Call &c) { c.Ntk().ntk_positions = kMax; }, {kWrong, {1}, {"ntk_positions"}}},
     {"NtkOfOnePair", [](Call &c) { c.Ntk().dims = 2; }, {kWrong, {1}, {"dims is 2", "ntk_factor"}}},
     {"NtkPositionsWithoutNtk", [](Call &c) { c.config.ntk_positions = 4096; }, {kWrong, {1}, {"ntk_positions", "ntk_factor"}}},
+    {"MropeOfTooManyPairs", [](Call &c) { c.Mrope(kSections[1]); }, {kWrong, {1}, {"mrope_section is 2, 1, 2", "4 together"}}},
+    {"MropeOfTooFewPairs", [](Call &c) { c.Mrope(kSections[2]); }, {kWrong, {1}, {"mrope_section is 2, 1, 0", "4 together"}}},
+    {"MropeOfNegativePairs", [](Call &c) { c.Mrope(kSections[3]); }, {kWrong, {1}, {"mrope_section is -1, 4, 1"}}},
+    {"MropeOfPairsWhoseSumOverflows", [](Call &c) { c.Mrope(kSections[4]); }, {kWrong, {1}, {"mrope_section"}}},
+    {"MropeInterleavedWithTooWideAThird",
+     [](Call &c) { c.Mrope(kSections[5]).mrope_interleaved = 1; },
+     {kWrong, {1}, {"mrope_section is 1, 1, 2", "at most a third"}}},
+    {"MropeInterleavedWithTooWideASecond",
+     [](Call &c) { c.Mrope(kSections[6]).mrope_interleaved = 1; },
+     {kWrong, {1}, {"mrope_section is 1, 2, 1", "at most a third"}}},
+    {"MropeInterleavedIsTwo", [](Call &c) { c.Mrope(kSections[0]).mrope_interleaved = 2; }, {kWrong, {1}, {"mrope_interleaved is 2"}}},
+    {"MropeInterleavedIsNegative",
+     [](Call &c) { c.Mrope(kSections[0]).mrope_interleaved = -1; },
+     {kWrong, {1}, {"mrope_interleaved is -1"}}},
+    {"MropeWithoutPositions",
+     [](Call &c) { c.Mrope(kSections[0]).mrope_positions = nullptr; },
+     {MHA_ERROR_NULL_POINTER, {1}, {"mrope_positions"}}},
+    {"MropeWithAFirstPosition",
+     [](Call &c) { c.Mrope(kSections[0]).first_position = 3; },
+     {kWrong, {1}, {"first_position is 3", "mrope_positions"}}},
+    {"MropeOfANegativePosition",
+     [](Call &c) { c.Mrope(kSections[0]).mrope_positions = kBadPositions; },
+     {kWrong, {1}, {"mrope_positions[1][0] is -1"}}},
+    {"MropeOfTooLateAPosition",
+     [](Call &c) { c.Mrope(kSections[0]).mrope_positions = kBadPositions + 2, c.config.num_positions = 1; },
+     {kWrong, {1}, {"mrope_positions[1][0] is 2147483648"}}},
+    {"MropePositionsWithoutSections",
+     [](Call &c) { c.config.mrope_positions = kBadPositions; },
+     {kWrong, {1}, {"mrope_positions", "mrope_section"}}},
+    {"MropeInterleavedWithoutSections",
+     [](Call &c) { c.config.mrope_interleaved = 1; },
+     {kWrong, {1}, {"mrope_interleaved", "mrope_section"}}},
     {"NoCos", [](Call &c) { c.cos_table = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"cos"}}},
     {"NoSin", [](Call &c) { c.sin_table = nullptr; }, {MHA_ERROR_NULL_POINTER, {3}, {"sin"}}},
 };

@@ -73,6 +73,14 @@ uint64_t Step(const RopeConfig &config, int64_t pair) {
   return static_cast<uint64_t>(std::floor(theta / kTwoPi * 0x1p64));
 }
 
+int64_t Position(const RopeConfig &config, int64_t r, int64_t i) {
+  const int64_t *s = config.mrope_section;
+  if (!s) return config.first_position + r;
+  int64_t k = i < s[0] ? 0 : i < s[0] + s[1] ? 1 : 2;
+  if (config.mrope_interleaved) k = i < 3 * s[i % 3] ? i % 3 : 0;
+  return config.mrope_positions[k * config.num_positions + r];
+}
+
 float Canon(float x) { return x != x ? __builtin_nanf("") : x + 0.0f; }
 
 void Values(uint64_t step, int64_t position, double factor, float *cos, float *sin) {
@@ -105,7 +113,7 @@ void RopeTables(const RopeConfig &config, float *cos, float *sin) {
   for (int64_t i = 0; i < columns; i++) {
     const uint64_t step = Step(config, i);
     for (int64_t row = 0; row < config.num_positions; row++) {
-      Values(step, config.first_position + row, factor, cos + row * columns + i, sin + row * columns + i);
+      Values(step, Position(config, row, i), factor, cos + row * columns + i, sin + row * columns + i);
     }
   }
 }

@@ -26,6 +26,9 @@ struct RopeConfig {
   const double *pair_factors;  // [dims / 2]; null = 1
   double ntk_factor;           // 0 = no dynamic NTK
   int64_t ntk_positions;
+  const int64_t *mrope_section;    // [3]; null: no M-RoPE
+  const int64_t *mrope_positions;  // [3, num_positions]
+  bool mrope_interleaved;
 };
 
 // cos and sin [num_positions, dims / 2]

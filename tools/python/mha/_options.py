@@ -161,7 +161,7 @@ class Rope:
     @classmethod
     def tables(cls, dims: int, num_positions: int, *, style: str = "half", offset: int = 0, first_position: int = 0, **angles: Any) -> Rope:
         """With tables by mha_rope_tables. angles are the fields of mha_rope_config: base, linear_factor, yarn_factor and so on; pair_factors is
-        a sequence of dims / 2 numbers."""
+        a sequence of dims / 2 numbers, mrope_section one of 3, and mrope_positions are integers [3, num_positions]."""
         unknown = set(angles) - {field for field, _ in _RopeConfig._fields_[1:]}
         if unknown:
             raise TypeError(f"mha_rope_config has no {', '.join(sorted(unknown))}")
@@ -169,6 +169,8 @@ class Rope:
         if factors is not None:
             _check(factors, "pair_factors", [np.float64], (dims // 2,))
             angles["pair_factors"] = factors.ctypes.data
+        arrays = [_integers(angles.get(name), name, shape) for name, shape in (("mrope_section", (3,)), ("mrope_positions", (3, num_positions)))]
+        angles.update(mrope_section=_address(arrays[0]), mrope_positions=_address(arrays[1]))
         config = _new(_RopeConfig, dims=dims, num_positions=num_positions, first_position=first_position, **angles)
         cos, sin = (np.empty((max(num_positions, 0), max(dims, 0) // 2), np.float32) for _ in range(2))
         _call("mha_rope_tables", config, cos.ctypes.data, sin.ctypes.data)

@@ -358,6 +358,9 @@ pub struct mha_rope_config {
     pub attention_factor: f64,
     pub yarn_unrounded: u32,
     pub reserved: u32,
+    pub mrope_section: *const i64,
+    pub mrope_positions: *const i64,
+    pub mrope_interleaved: i64,
 }
 #[repr(C)]
 #[derive(Copy, Clone)]

@@ -33,6 +33,7 @@ pub struct RopeConfig<'a> {
     pair_factors: Option<&'a [f64]>,
     original_positions: usize,
     attention_factor: f64,
+    mrope: Option<([usize; 3], &'a [i64], bool)>,
 }
 
 impl<'a> RopeConfig<'a> {
@@ -96,6 +97,13 @@ impl<'a> RopeConfig<'a> {
         attention_factor: f64;
     }
 
+    /// Rows of three positions, in time, height and width (M-RoPE): `positions` is `[3, num_positions]`, and calls name rows as `q_positions` and
+    /// `k_positions`. `section` says how many pairs go by each, in order (Qwen2-VL) or interleaved (Qwen3-VL).
+    pub fn mrope(mut self, section: [usize; 3], positions: &'a [i64], interleaved: bool) -> Self {
+        self.mrope = Some((section, positions, interleaved));
+        self
+    }
+
     /// Tables for the positions 0 to `num_positions - 1`.
     pub fn tables(&self, num_positions: usize) -> Result<RopeTables> {
         let len = num_positions.saturating_mul(self.dims / 2);
@@ -114,6 +122,7 @@ impl<'a> RopeConfig<'a> {
     /// Fills `cos` and `sin`, both `[num_positions, dims / 2]`, with the rows of the positions from `first_position` on. The rows are the same in
     /// any table, so that parts of one can be filled by several threads.
     pub fn fill(&self, first_position: usize, num_positions: usize, cos: &mut [f32], sin: &mut [f32]) -> Result<()> {
+        let section = self.mrope.map(|(section, ..)| section.map(int));
         let config = sys::mha_rope_config {
             struct_size: size_of::<sys::mha_rope_config>(),
             dims: int(self.dims),
@@ -133,11 +142,17 @@ impl<'a> RopeConfig<'a> {
             ntk_factor: self.ntk_factor,
             ntk_positions: int(self.ntk_positions),
             pair_factors: self.pair_factors.map_or(null(), <[f64]>::as_ptr),
+            mrope_section: section.as_ref().map_or(null(), |section| section.as_ptr()),
+            mrope_positions: self.mrope.map_or(null(), |(_, positions, _)| positions.as_ptr()),
+            mrope_interleaved: self.mrope.map_or(0, |(.., interleaved)| i64::from(interleaved)),
             // SAFETY: zero is the default of every other field.
             ..unsafe { zeroed() }
         };
         if let Some(factors) = self.pair_factors {
             check_exact("pair_factors", factors.len(), &[("dims / 2", self.dims / 2)])?;
+        }
+        if let Some((_, positions, _)) = self.mrope {
+            check_exact("positions", positions.len(), &[("axes", 3), ("num_positions", num_positions)])?;
         }
         let shape = [("num_positions", num_positions), ("dims / 2", self.dims / 2)];
         check_exact("cos", cos.len(), &shape)?;

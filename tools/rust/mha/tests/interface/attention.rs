@@ -120,6 +120,12 @@ fn parts_of_tables_are_those_of_the_whole() {
     assert_eq!(halved.cos()[8..], RopeConfig::new(8).tables(2).unwrap().cos()[4..]);
     let factors = RopeConfig::new(8).pair_factors(&[1.0, 2.0, 1.0, 2.0]).attention_factor(2.0).tables(3).unwrap();
     assert_eq!(factors.sin()[2 * 4 + 1], 2.0 * halved.sin()[2 * 4 + 1]);
+    let plain = RopeConfig::new(8).tables(10).unwrap();
+    for (is_interleaved, axes) in [(false, [0, 0, 1, 2]), (true, [0, 1, 2, 0])] {
+        let of_axes = RopeConfig::new(8).mrope([2, 1, 1], &[5, 6, 7, 8, 9, 0], is_interleaved).tables(2).unwrap();
+        let expected: Vec<f32> = (0..4).map(|pair| plain.cos()[[5, 7, 9][axes[pair]] * 4 + pair]).collect();
+        assert_eq!(of_axes.cos()[..4], expected);
+    }
     let slow = |config: RopeConfig| config.tables(2).unwrap().sin()[7];
     let plain = slow(RopeConfig::new(8));
     assert_eq!(slow(RopeConfig::new(8).llama3(4.0, 64)), slow(RopeConfig::new(8).linear(4.0)));

@@ -248,6 +248,8 @@ fn of_rope() {
 
     let short = RopeConfig::new(8).pair_factors(&[1.0; 3]).tables(3);
     assert_eq!(error_of(short, ErrorKind::SliceLength), "pair_factors has 3 elements; [dims / 2 4] are 4");
+    let short = RopeConfig::new(8).mrope([2, 1, 1], &[1; 8], false).tables(3);
+    assert_eq!(error_of(short, ErrorKind::SliceLength), "positions has 8 elements; [axes 3, num_positions 3] are 9");
     let sentence = error_of(RopeConfig::new(8).fill(0, 3, &mut [0.0; 12], &mut [0.0; 11]), ErrorKind::SliceLength);
     assert_eq!(sentence, "sin has 11 elements; [num_positions 3, dims / 2 4] are 12");
 }
