@@ -15,7 +15,7 @@
  *     mha_attention                          the same for softmax(scale * q k^T) v alone
  *     mha_linear_create, mha_linear          packs a linear layer, y = x W + b; runs one
  *     mha_options.h, included at the end     types of weights, gates, saved layers, more of caches,
- *                                            rotation, norms, score options, taps, costs
+ *                                            rotation, norms, score options, states, taps, costs
  *
  * The library allocates only in mha_layer_create and mha_linear_create. It starts no thread, takes
  * no lock, never prints and never aborts. Results are the same bits for any batch, number of
@@ -278,8 +278,7 @@ MHA_API mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *bu
 #define MHA_CACHE_READ 16u  /* attends to the cache as it is, and appends nothing */
 
 /*
- * The arguments of mha_forward. Self-attention needs batch, n_q, query and output. A call writes
- * nothing to the struct, which can be used again.
+ * What mha_forward is given, and only reads. Self-attention needs batch, n_q, query and output.
  *
  * Positions count from the first key of a sequence: its first valid row or, with a cache, the first
  * that was appended. A sequence has the same bits alone, in a batch, with padding and from a cache,
@@ -288,8 +287,7 @@ MHA_API mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *bu
  * q_start is -2^62 or more. Negative is before the first key; there rope without q_positions needs
  * MHA_CAUSAL. NULL = (length in the cache + n_kv) - n_q, of valid rows: the last query is at the
  * last key; negative with kv_start alone. In self-attention with a cache it is NULL, or the lengths
- * that the cache has. It is not looked at where no position counts: neither in the mask, nor in the
- * scores or rope.
+ * that the cache has. It is not looked at where neither mask nor scores nor rope count positions.
  *
  * Rows that are not valid are padding: not read, at no cost; their outputs are 0, their lse
  * -infinity. From kv_start on, as many rows are valid as lengths say, or all. In self-attention,
@@ -400,8 +398,7 @@ typedef struct mha_attention_args {
   /* Arrays */
   const void *q;        /* [batch, n_q, num_heads, head_dim], of q_type */
   const void *k;        /* [batch, n_kv, num_kv_heads, head_dim], of k_type */
-  const void *v;        /* [batch, n_kv, num_kv_heads, head_dim_v], of v_type; NULL where the cache
-                           has values in its keys */
+  const void *v;        /* [batch, n_kv, num_kv_heads, head_dim_v], of v_type; NULL: in the keys */
   void *output;         /* [batch, n_q, num_heads, head_dim_v], of output_type */
   uint32_t q_type;      /* MHA_TYPE_F32, F16 or BF16; 0 = F32; all four may differ */
   uint32_t k_type;      /* likewise */
@@ -437,6 +434,8 @@ typedef struct mha_attention_args {
   const mha_scheduler *scheduler;
   uint32_t instruction_set; /* MHA_INSTRUCTION_SET_*; 0 = the best one that this machine has */
   uint32_t reserved;        /* 0 */
+  float *states;       /* [batch, num_heads, n_q, head_dim_v + 2] in place of output ("States") */
+  int64_t kv_position; /* of the first key of a sequence, or of its cache; 0 .. 2^62 ("States") */
 } mha_attention_args;
 
 /* The bytes of workspace that mha_attention needs, as mha_forward_workspace says. */

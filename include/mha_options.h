@@ -10,6 +10,7 @@
  *     mha_rope, mha_rope_tables   rotary position embedding and its tables
  *     mha_norm                    norms of queries, keys and values
  *     mha_score_options           softcap, biases, mask arrays, groups, sinks, factors
+ *     mha_states_merge, _finish   attention over keys that lie in several places
  *     mha_taps                    outputs of each step in between
  *     mha_info                    how a call will run, and what it costs
  *
@@ -451,6 +452,57 @@ MHA_API mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buck
                                         int64_t max_distance, uint32_t is_bidirectional,
                                         int64_t num_heads, int64_t left, int64_t right,
                                         float *relative_bias, mha_error *error);
+
+/* ---- States: keys in several places --------------------------------------------------------- */
+
+/*
+ * The keys of a sequence may lie in several places: processes, machines, caches. A call for each
+ * part computes the states of all queries over the keys of that part; mha_states_merge joins those
+ * of neighbours, mha_states_finish makes rows of context of the states over all keys.
+ *
+ * mha_attention_args.states is where a call writes them, in place of output. For each row of each
+ * head they are the greatest score m, the sum l of exp(score - m), and o, the sum of exp(score - m)
+ * times value; -infinity and zeros for a row without keys and for padding. output, lse, taps,
+ * attention_weights, sinks and head_scales must be NULL then, output_type and output strides 0.
+ *
+ * kv_position says how many keys the sequences have before those of the call, or of its cache.
+ * q_start, masks, ALiBi, relative biases and rope without positions count these too; q_start NULL
+ * still puts the last query at the last key of the call. Columns of mask, bias and kv_groups are
+ * those of the call's own keys.
+ *
+ * Merged and finished states have the bits of one call over all keys where each part has 256 * 2^k
+ * keys, the last one at most so many, and neighbours are merged as in a tournament: parts 0 and 1,
+ * 2 and 3, ..., then their results; one without a partner stays. Any other parts, merged in order,
+ * give the same but for rounding; their bits, too, are the same everywhere.
+ */
+
+/*
+ * Writes merge(left, right) of so many rows to result, which may be left or right. All three are
+ * [rows, head_dim_v + 2]; left has the earlier keys. rows is at least 1, or MHA_EMPTY.
+ * instruction_set is an MHA_INSTRUCTION_SET_*; 0 = the best one that this machine has.
+ */
+MHA_API mha_status mha_states_merge(int64_t rows, int64_t head_dim_v, const float *left,
+                                    const float *right, float *result, uint32_t instruction_set,
+                                    mha_error *error);
+
+/* States over all keys, and what is made of them. */
+typedef struct mha_states_args {
+  size_t struct_size;       /* sizeof the struct */
+  int64_t batch;            /* as in mha_attention_args, likewise below */
+  int64_t num_heads;        /* >= 1 */
+  int64_t n_q;              /* rows of each head of each sequence */
+  int64_t head_dim_v;       /* >= 1 */
+  const float *states;      /* [batch, num_heads, n_q, head_dim_v + 2] */
+  const float *sinks;       /* [num_heads], as in mha_score_options; NULL = none */
+  const float *head_scales; /* likewise; NULL = 1 */
+  void *output;             /* [batch, n_q, num_heads, head_dim_v]; NULL = not asked for */
+  uint32_t output_type;     /* MHA_TYPE_F32, F16 or BF16; 0 = F32 */
+  uint32_t instruction_set; /* MHA_INSTRUCTION_SET_*; 0 = the best one that this machine has */
+  float *lse;               /* [batch, num_heads, n_q]; NULL = not asked for */
+} mha_states_args;
+
+/* Writes output and lse as mha_attention would. Like the merge, it runs on its thread alone. */
+MHA_API mha_status mha_states_finish(const mha_states_args *args, mha_error *error);
 
 /* ---- Optional outputs ----------------------------------------------------------------------- */
 

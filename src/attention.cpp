@@ -99,14 +99,39 @@ mha_status check_options(Report report, const mha_attention_args &args) {
     if (const mha_status status = check_row_type(report, type.name, type.type)) return status;
   }
   if (args.reserved != 0) return report.invalid("mha_attention_args.reserved is not 0; set it to 0");
+  if (args.kv_position < 0 || args.kv_position > int64_t{1} << 62)
+    return report.invalid("kv_position is %lld; set it to 0 .. 2^62, the keys that are before those of the call", lld(args.kv_position));
   if (args.scale - args.scale != 0.0f) return report.invalid("scale is not finite; set a number, or 0 for 1 / sqrt(head_dim)");
+  return MHA_OK;
+}
+
+// States are not finished: what would be made of finished rows must not be given beside them.
+mha_status check_states(Report report, const AttentionCall &call) {
+  const mha_attention_args &args = call.args;
+  const ScoreOptions &options = call.stage.attention.options;
+  if (!args.states) return MHA_OK;
+  const struct {
+    const char *name;
+    bool is_given;
+  } others[] = {{"output", args.output != nullptr},
+                {"output_type", args.output_type != 0},
+                {"lse", args.lse != nullptr},
+                {"attention_weights", args.attention_weights != nullptr},
+                {"taps", args.taps != nullptr},
+                {"score.sinks", options.sinks != nullptr},
+                {"score.head_scales", options.head_scales != nullptr}};
+  for (const auto &other : others) {
+    if (other.is_given) return report.invalid("%s is given beside states; leave it out, and give it to mha_states_finish", other.name);
+  }
   return MHA_OK;
 }
 
 // The arguments as a stage. With a cache, the caller's keys and values are rows to be stored; without rows, they are not looked at.
 void describe(const mha_attention_args &args, MiddleStage *stage) {
   describe_call(args, stage);
+  stage->sequences.kv_position = args.kv_position;
   Attention &attention = stage->attention;
+  attention.states = args.states;
   attention.num_heads = args.num_heads;
   attention.num_kv_heads = args.num_kv_heads;
   attention.head_dim = args.head_dim;
@@ -142,11 +167,14 @@ mha_status make_call(Report report, const mha_attention_args *given, AttentionCa
     if (const mha_status status = resolve_extent(report, "n_kv", "the rows of k and v per sequence", &args.n_kv)) return status;
   }
   if (const mha_status status = check_dimensions(report, &args)) return status;
+  if (args.states && (args.output_batch_stride != 0 || args.output_row_stride != 0 || args.output_head_stride != 0))
+    return report.invalid("strides of output are given beside states, which are written in its place; leave them 0");
   if (const mha_status status = check_strides(report, &args)) return status;
   if (const mha_status status = check_options(report, args)) return status;
   if (const mha_status status = check_scheduler(report, args.scheduler)) return status;
   describe(args, &stage);
   if (const mha_status status = check_middle(report, &stage)) return status;
+  if (const mha_status status = check_states(report, *call)) return status;
   if (stage.taps.q || stage.taps.k || stage.taps.v)
     return report.invalid("the taps q, k and v are mha_forward's; leave them NULL, the caller has them already");
   if (const mha_status status = choose_kernels(report, args.instruction_set, &stage.kernels)) return status;
@@ -159,7 +187,7 @@ mha_status check_pointers(Report report, const AttentionCall &call) {
   const mha_attention_args &args = call.args;
   const PairOutputs &pairs = call.stage.attention.pairs;
   if (!args.q) return report.fail(MHA_ERROR_NULL_POINTER, "q is NULL; pass the queries");
-  if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, "output is NULL; pass where to write the result");
+  if (!args.output && !args.states) return report.fail(MHA_ERROR_NULL_POINTER, "output is NULL; pass where to write the result");
   if (args.output == args.q && pairs.has_any()) {
     return report.invalid(
         "output is q, which outputs with a number per pair are computed from afterwards; give output an array of its own");
@@ -174,7 +202,7 @@ void run(AttentionCall &call, unsigned char *workspace) {
   MiddleStage &stage = call.stage;
   begin_passes(&stage, workspace);
   const Storage storage = stage.attention.output_storage;
-  for (int64_t h = 0; stage.queries && h < args.num_heads; ++h) {
+  for (int64_t h = 0; stage.queries && args.output && h < args.num_heads; ++h) {
     clear_padding(valid_queries(stage), array_batch(args), args.n_q, args.head_dim_v,
                   static_cast<char *>(args.output) + h * args.output_head_stride * bytes_of(storage), args.output_batch_stride,
                   args.output_row_stride, storage);
@@ -220,8 +248,9 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
     if (const mha_status status = check_array_contents(report, &call.stage)) return status;
     const mha_attention_args &read = call.args;
     const ReadHeads heads = read_heads(call.stage.attention);
+    const int64_t output_width = read.states ? 0 : read.head_dim_v * bytes_of(static_cast<Storage>(read.output_type));
     const uint64_t row_bytes = product(heads.queries, read.head_dim * bytes_of(static_cast<Storage>(read.q_type))) +
-                               product(read.num_heads, read.head_dim_v * bytes_of(static_cast<Storage>(read.output_type)));
+                               product(read.num_heads, output_width);
     filled.bytes = row_bytes * valid_queries(call.stage.sequences);
     add_cost_of_middle(call.stage, &filled);
   }

@@ -24,12 +24,13 @@ struct OptionalOutput {
 };
 
 // n_kv: of the outputs per pair.
-std::array<OptionalOutput, 10> optional_outputs(const MiddleStage &stage, int64_t n_kv) {
+std::array<OptionalOutput, 11> optional_outputs(const MiddleStage &stage, int64_t n_kv) {
   const Attention &a = stage.attention;
   const mha_taps &taps = stage.taps;
   const Count batch(a.array_batch), heads(a.num_heads), q_rows = batch * Count(a.n_q) * heads, pairs = q_rows * Count(n_kv);
   const Count kv_rows = batch * Count(stage.sequences.n_kv) * Count(a.num_kv_heads);
   return {{{"lse", a.lse, q_rows},
+           {"states", a.states, q_rows * Count(state_head + a.head_dim_v)},
            {"attention_weights", a.pairs.weights, pairs, true},
            {"taps.q", taps.q, q_rows * Count(a.head_dim)},
            {"taps.k", taps.k, kv_rows * Count(a.head_dim)},
@@ -56,8 +57,8 @@ mha_status check_optional_outputs(Report report, MiddleStage *stage) {
   pairs.softcapped_scores = taps.softcapped_scores;
   pairs.masked_scores = taps.masked_scores;
   attention.context = taps.context;
-  if (!attention.lse && !pairs.weights && !stage->given_taps) return MHA_OK;
-  const std::array<OptionalOutput, 10> outputs = optional_outputs(*stage, max_keys(s));
+  if (!attention.lse && !attention.states && !pairs.weights && !stage->given_taps) return MHA_OK;
+  const std::array<OptionalOutput, 11> outputs = optional_outputs(*stage, max_keys(s));
   for (const OptionalOutput &output : outputs) {
     if (output.output && (output.elements * Count(sizeof(float))).overflows())
       return report.fail(MHA_ERROR_TOO_LARGE, "%s would be larger than memory can be", output.name);
@@ -88,6 +89,11 @@ void clear_padding_of_outputs(const MiddleStage &stage) {
       for (int64_t head = 0; head < a.num_heads; ++head) {
         const int64_t at = (b * a.num_heads + head) * n_q + row;
         if (a.lse) a.lse[at] = -__builtin_inff();
+        if (a.states) {
+          float *const state = a.states + at * (state_head + a.head_dim_v);
+          memset(state, 0, static_cast<size_t>(state_head + a.head_dim_v) * sizeof(float));
+          state[0] = -__builtin_inff();
+        }
         for (float *const output : pairs) {
           if (output) memset(output + at * n_kv, 0, static_cast<size_t>(n_kv) * sizeof(float));
         }
@@ -125,7 +131,7 @@ mha_status check_middle(Report report, MiddleStage *stage) {
 
 mha_status check_array_contents(Report report, MiddleStage *stage) {
   Attention &attention = stage->attention;
-  if (const mha_status status = check_score_arrays(report, attention.options, attention.num_heads)) return status;
+  if (const mha_status status = check_score_arrays(report, "score.", attention.options, attention.num_heads)) return status;
   if (const mha_status status = check_sequence_arrays(report, stage->sequences)) return status;
   resolve_score_strides(stage->sequences, attention.num_heads, &attention.options);
   return MHA_OK;

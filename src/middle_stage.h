@@ -51,6 +51,7 @@ void describe_call(const Args &args, MiddleStage *stage) {
   attention.array_batch = stage->sequences.array_batch();
   attention.n_q = args.n_q;
   attention.lse = args.lse;
+  attention.states = nullptr;
   attention.pairs = {};
   attention.pairs.weights = args.attention_weights;
 }

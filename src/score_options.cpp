@@ -229,7 +229,7 @@ mha_status check_score_options(Report report, const mha_score_options *given, in
   return check_pair_array(report, s, "mask", options->mask, num_heads);
 }
 
-mha_status check_score_arrays(Report report, const ScoreOptions &options, int64_t num_heads) {
+mha_status check_score_arrays(Report report, const char *prefix, const ScoreOptions &options, int64_t num_heads) {
   const struct {
     const char *name;
     const float *numbers;
@@ -239,7 +239,7 @@ mha_status check_score_arrays(Report report, const ScoreOptions &options, int64_
     for (int64_t head = 0; array.numbers && head < num_heads; ++head) {
       const float x = array.numbers[head];
       if (array.may_be_low ? x < __builtin_inff() : is_finite(x)) continue;
-      return report.invalid("score.%s[%lld] is %g; it must be %s", array.name, lld(head), static_cast<double>(x),
+      return report.invalid("%s%s[%lld] is %g; it must be %s", prefix, array.name, lld(head), static_cast<double>(x),
                             array.may_be_low ? "less than infinity" : "finite");
     }
   }

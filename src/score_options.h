@@ -10,7 +10,7 @@ mha_status check_score_options(Report report, const mha_score_options *given, in
                                ScoreOptions *options);
 
 // The arrays: slopes, sinks and head scales. Mask and bias may hold anything.
-mha_status check_score_arrays(Report report, const ScoreOptions &options, int64_t num_heads);
+mha_status check_score_arrays(Report report, const char *prefix, const ScoreOptions &options, int64_t num_heads);
 
 // Strides as the kernels take them, 0 for what is the same for all, of arrays that were checked: what is contiguous in a cache's columns
 // goes by the longest sequence.

@@ -57,10 +57,11 @@ bool has_positions(const SequenceArguments &s) {
   return s.is_causal() || s.has_window() || s.distances || (s.has_rope() && !s.rope.q_positions);
 }
 
-// Position of the first query; 0, and q_start is not looked at, where it does not matter.
+// Position of the first query, from the first key on; 0, and q_start is not looked at, where it does not matter.
 int64_t start_of(const SequenceArguments &s, int64_t b) {
   if (!has_positions(s)) return 0;
-  return s.q_start ? s.q_start[b] : past_of(s, b) + keys_of(s, b) - queries_of(s, b);
+  if (s.q_start) return s.q_start[b] < INT64_MIN + s.kv_position ? INT64_MIN : s.q_start[b] - s.kv_position;
+  return past_of(s, b) + keys_of(s, b) - queries_of(s, b);
 }
 
 // The largest of a number of each sequence.
@@ -270,7 +271,7 @@ mha_status check_rope_positions(Report report, const SequenceArguments &s, int64
   const int64_t *const given = of_keys ? s.rope.k_positions : s.rope.q_positions;
   const int64_t rows = of_keys ? keys_of(s, b) : queries_of(s, b), stride = of_keys && !s.is_self ? s.n_kv : s.n_q;
   const int64_t first_row = (s.has_cu_seqlens() ? 0 : b * stride) + (of_keys ? first_key(s, b) : first_query(s, b));
-  const int64_t first = of_keys ? past_of(s, b) : start_of(s, b);
+  const int64_t first = sum(of_keys ? past_of(s, b) : start_of(s, b), s.kv_position);
   const char *const name = of_keys ? "k" : "q";
   for (int64_t i = 0; given && i < rows; ++i) {
     const int64_t at = first_row + i;
@@ -341,7 +342,10 @@ mha_status check_sequence_arrays(Report report, const SequenceArguments &s) {
       return report.invalid("q_start[%lld] is %lld, but in self-attention the rows are appended at position %lld; leave q_start NULL",
                             lld(b), lld(s.q_start[b]), lld(past_of(s, b)));
     }
-    if (start_of(s, b) < min_position) return report.invalid("q_start[%lld] is %lld; it can be at least -2^62", lld(b), lld(s.q_start[b]));
+    if (start_of(s, b) < min_position) {
+      return report.invalid("q_start[%lld] is %lld; it can be at least %s-2^62", lld(b), lld(s.q_start[b]),
+                            s.kv_position != 0 ? "kv_position " : "");
+    }
     if (start_of(s, b) < 0 && !s.q_start && !s.kv_start) {
       return report.fail(MHA_ERROR_SHAPE,
                          "sequence %lld has more queries (%lld) than keys (%lld), so that some would be before the first key; give q_start",
@@ -430,7 +434,8 @@ Rotation rotation_of(const SequenceArguments &s, bool of_keys) {
           s.rope.offset,
           s.rope.style == MHA_ROPE_INTERLEAVED,
           of_keys ? s.rope.k_positions : s.rope.q_positions,
-          of_keys && !s.is_self ? s.n_kv : s.n_q};
+          of_keys && !s.is_self ? s.n_kv : s.n_q,
+          s.kv_position};
 }
 
 void grow_cache(const SequenceArguments &s) {

@@ -18,6 +18,7 @@ struct SequenceArguments {
   const int64_t *q_start, *q_lengths, *kv_lengths, *kv_start, *cache_sequences;
   const int64_t *cu_seqlens_q, *cu_seqlens_kv;
   int64_t window_left, window_right;
+  int64_t kv_position;  // of the first key; all positions here count from there but those of the caller's q_start and rotation
   mha_kv_cache *cache;
   const char *distances;  // what makes scores depend on them, for errors; null: nothing does
   bool adds_keys;         // position groups leave keys to a row that flags do not
@@ -57,6 +58,7 @@ void describe_sequences(const Args &args, SequenceArguments *sequences) {
   sequences->cu_seqlens_kv = args.cu_seqlens_kv;
   sequences->window_left = args.window_left;
   sequences->window_right = args.window_right;
+  sequences->kv_position = 0;
   sequences->cache = args.cache;
   sequences->cache_sequences = args.cache_sequences;
   sequences->distances = nullptr;

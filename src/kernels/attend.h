@@ -195,6 +195,7 @@ void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int6
     attend_chunks<V>(unit, keys, intersection(chunks, {part * call.parts.chunks, (part + 1) * call.parts.chunks}));
     if (!merge_splits<V>(unit, (sequence_index * call.num_kv_heads + kv_head) * call.query_blocks + block, part)) return;
   }
+  if (call.states) return hand_out_states<V>(unit);
   finish<V>(unit);
 }
 

@@ -142,6 +142,7 @@ struct Rotation {
   bool is_interleaved;
   const int64_t *positions;  // [batch][rows_per_sequence] by row of the caller's array; null: the row's position in its sequence
   int64_t rows_per_sequence;
+  int64_t origin;  // where positions without `positions` count from: kv_position of the call
 };
 
 // Norm of queries, keys or values (CONTRACT.md, section 5); see mha_norm.
@@ -263,10 +264,25 @@ struct Attention {
   bool reworks_context;  // head scales, the tap of the context, a gate or the output's type do
   int64_t output_batch_stride, output_row_stride, output_head_stride;
   float *lse, *context;  // optional outputs, contiguous as in mha.h
+  float *states;         // [batch, num_heads, n_q, state_head + head_dim_v] in place of all finished outputs; null: not asked for
   PairOutputs pairs;
   float *row_maxima, *row_sums;  // [batch, num_heads, n_q] m and l of the finished rows; null without outputs per pair
   AttendScratch scratch;
   KvSplit parts;
+};
+
+// ---- States that are handed out
+
+constexpr int64_t state_head = 2;  // m and l, in front of o
+
+// Rows of states [batch, num_heads, n_q, state_head + head_dim_v], to be finished (CONTRACT.md, section 10); see mha_states_args.
+struct States {
+  const float *states;
+  int64_t batch, num_heads, n_q, head_dim_v;
+  const float *sinks, *head_scales;  // [num_heads]; null: none
+  void *output;                      // [batch, n_q, num_heads, head_dim_v]; null: not asked for
+  Storage output_storage;
+  float *lse;  // [batch, num_heads, n_q]; null: not asked for
 };
 
 // ---- Storing keys or values
@@ -365,6 +381,10 @@ struct Kernels {
   // The second half of project, for a product made elsewhere: adds the bias and writes output rows [row_begin, row_end), of which the first
   // is at `product`.
   void (*finish_rows)(const Projection &projection, const float *product, int64_t product_stride, int64_t row_begin, int64_t row_end);
+
+  // Rows of states, head_dim_v numbers each behind m and l: merge(left, right). The result may be one of them.
+  void (*merge_states)(const float *left, const float *right, int64_t rows, int64_t head_dim_v, float *result);
+  void (*finish_states)(const States &states);
 
   // All of a small call; null where there is no such function. scratch: small_workspace_bytes.
   void (*run_small)(const SmallLayer &layer, const SmallCall &call, float *scratch);

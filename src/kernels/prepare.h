@@ -21,8 +21,8 @@ struct RowPlace {
 // attends to nothing.
 template <class V>
 MHA_NOINLINE void rotate(const Rotation &rotation, const RowPlace &place, float *x) {
-  const int64_t position =
-      rotation.positions ? rotation.positions[place.sequence * rotation.rows_per_sequence + place.array_row] : place.position;
+  const int64_t position = rotation.positions ? rotation.positions[place.sequence * rotation.rows_per_sequence + place.array_row]
+                                              : rotation.origin + place.position;
   if (position < 0) return;
   const float *const cos = rotation.cos + position * rotation.stride, *const sin = rotation.sin + position * rotation.stride;
   x += rotation.offset;

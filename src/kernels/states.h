@@ -74,15 +74,20 @@ inline void clear_states(const Unit &unit, int64_t slot, int64_t begin, int64_t 
   }
 }
 
-// The sink of a row's head, a score without a value, joins the finished state of the row, unless that is empty.
+// A sink, a score without a value, joins m and l of a state that is not empty. What o is to be multiplied by.
+MHA_INLINE float join_sink(float sink, float *m, float *l) {
+  const float most = sink > *m ? sink : *m, a = exp_of(*m - most);
+  *l = mul_add(*l, a, exp_of(sink - most));
+  *m = most;
+  return a;
+}
+
+// The sink of a row's head joins the finished state of the row, unless that is empty.
 template <class V>
 inline void add_sink(const Unit &unit, const Row &row) {
   float *const m = unit.m(0, row.index), *const l = unit.l(0, row.index), *const o = unit.o(0, row.index);
   if (*l == 0.0f) return;
-  const float sink = unit.call.options.sinks[row.head], most = sink > *m ? sink : *m;
-  const float a = exp_of(*m - most);
-  *l = mul_add(*l, a, exp_of(sink - most));
-  *m = most;
+  const float a = join_sink(unit.call.options.sinks[row.head], m, l);
   for (int64_t c = 0; c < unit.call.head_dim_v_padded; c += V::size) store(o + c, mul_add(load<V>(o + c), all<V>(a), all<V>(0.0f)));
 }
 
@@ -156,6 +161,92 @@ inline void finish(const Unit &unit) {
       call.row_sums[unit.output_row(row)] = l;
     }
     if (call.lse) call.lse[unit.output_row(row)] = is_empty ? -infinity : canonical(*m + log_of(l));
+  }
+}
+
+// ---- States that are handed out
+
+// Calls put(T{}, c) for the elements [0, count) from c on, vectors first.
+template <class V, class Put>
+MHA_INLINE void in_vectors(int64_t count, const Put &put) {
+  int64_t c = 0;
+  for (; c + static_cast<int64_t>(V::size) <= count; c += V::size) put(V{}, c);
+  for (; c < count; ++c) put(Scalar{}, c);
+}
+
+// A state, canonical. o may be that of `state`.
+template <class V>
+MHA_NOINLINE void hand_out_state(float m, float l, const float *o, int64_t width, float *state) {
+  state[0] = l == 0.0f ? -infinity : canonical(m);
+  state[1] = canonical(l);
+  in_vectors<V>(width, [&](auto vector, int64_t c) MHA_INLINED {
+    using T = decltype(vector);
+    store(state + state_head + c, l == 0.0f ? all<T>(0.0f) : canonical(load<T>(o + c)));
+  });
+}
+
+// Those of the unit's rows, which are not finished.
+template <class V>
+MHA_NOINLINE void hand_out_states(const Unit &unit) {
+  const int64_t width = unit.call.head_dim_v;
+  for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
+    hand_out_state<V>(*unit.m(0, row.index), *unit.l(0, row.index), unit.o(0, row.index), width,
+                      unit.call.states + unit.output_row(row) * (state_head + width));
+  }
+}
+
+// The caller's states: a NaN may have any payload, but not in exp_of.
+template <class V>
+void merge_states(const float *left, const float *right, int64_t rows, int64_t width, float *result) {
+  const int64_t stride = state_head + width;
+  for (int64_t row = 0; row < rows; ++row, left += stride, right += stride, result += stride) {
+    const float m1 = left[0], l1 = left[1], m2 = right[0], l2 = right[1];
+    if (l1 == 0.0f || l2 == 0.0f) {
+      const bool is_right = l1 == 0.0f;
+      hand_out_state<V>(is_right ? m2 : m1, is_right ? l2 : l1, (is_right ? right : left) + state_head, width, result);
+      continue;
+    }
+    const float most = m2 > m1 ? m2 : m1, a = exp_of(canonical_nan(m1 - most)), b = exp_of(canonical_nan(m2 - most));
+    result[0] = canonical(most);
+    result[1] = canonical(mul_add(l1, a, l2 * b));
+    in_vectors<V>(width, [&](auto vector, int64_t c) MHA_INLINED {
+      using T = decltype(vector);
+      const int64_t at = state_head + c;
+      store(result + at, canonical(mul_add(load<T>(left + at), all<T>(a), load<T>(right + at) * all<T>(b))));
+    });
+  }
+}
+
+template <class V>
+MHA_NOINLINE void finish_state(const States &given, int64_t row, int64_t head, int64_t at) {
+  constexpr int64_t block = 64;
+  const float *const state = given.states + row * (state_head + given.head_dim_v);
+  const float head_scale = given.head_scales ? given.head_scales[head] : 1.0f;
+  float m = canonical(state[0]), l = state[1];
+  const bool is_empty = l == 0.0f || head_scale == 0.0f;
+  const float factor = given.sinks && !is_empty ? join_sink(given.sinks[head], &m, &l) : 1.0f, inverse = 1.0f / l;
+  if (given.lse) given.lse[row] = is_empty ? -infinity : canonical(m + log_of(l));
+  for (int64_t done = 0; given.output && done < given.head_dim_v; done += block) {
+    alignas(64) float numbers[block];
+    void *const output = element_at(given.output, given.output_storage, at + done);
+    const bool is_narrowed = given.output_storage != Storage::f32;
+    float *const x = is_narrowed ? numbers : static_cast<float *>(output);
+    const int64_t count = min(block, given.head_dim_v - done);
+    in_vectors<V>(count, [&](auto vector, int64_t c) MHA_INLINED {  // a factor of 1 changes nothing
+      using T = decltype(vector);
+      const T context = canonical(mul_add(load<T>(state + state_head + done + c), all<T>(factor), all<T>(0.0f)) * all<T>(inverse));
+      store(x + c, is_empty ? all<T>(0.0f) : canonical(context * all<T>(head_scale)));
+    });
+    if (is_narrowed) narrow(given.output_storage, numbers, count, output);
+  }
+}
+
+template <class V>
+void finish_states(const States &given) {
+  const int64_t heads = given.num_heads, n_q = given.n_q;
+  for (int64_t row = 0; row < given.batch * heads * n_q; ++row) {
+    const int64_t head = row / n_q % heads, query = row % n_q, sequence = row / n_q / heads;
+    finish_state<V>(given, row, head, ((sequence * n_q + query) * heads + head) * given.head_dim_v);
   }
 }
 

@@ -33,6 +33,8 @@ constexpr Kernels make_kernels(uint32_t instruction_set, const CodeKernels *code
           store<V>,
           measure<V>,
           finish_rows<V>,
+          merge_states<V>,
+          finish_states<V>,
           small_function<V>()};
 }
 

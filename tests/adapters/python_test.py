@@ -408,6 +408,33 @@ class Mha(unittest.TestCase):
         with self.assertRaisesRegex(mha.Error, "leave v NULL"):
             mha.attention(q, k, k[..., :16], cache=cache)
 
+    def test_keys_in_two_places_are_attended_to_as_in_one(self):
+        q, k, v = floats(2, 3, 4, 8), floats(2, 600, 2, 8), floats(2, 600, 2, 6)
+        sinks, scales = floats(4), floats(4)
+        options = dict(is_causal=True, window_left=300)
+        y, looks = mha.attention(q, k, v, **options, score=mha.ScoreOptions(sinks=sinks, head_scales=scales), want=["lse"])
+        parts = [mha.attention(q, k[:, first:end], v[:, first:end], **options, q_start=[597, 597], kv_position=first, states=True)
+                 for first, end in ((0, 512), (512, 600))]
+        self.assertEqual(parts[0].shape, (2, 4, 3, 8))
+        merged = mha.states_merge(*parts)
+        finished, lse = mha.states_finish(merged, sinks=sinks, head_scales=scales)
+        self.assert_same(finished, y)
+        self.assert_same(lse, looks["lse"])
+        again = mha.attention(q, k[:, 512:], v[:, 512:], **options, q_start=[597, 597], kv_position=512, states=True, prepare=True)
+        self.assert_same(again(q, k[:, 512:], v[:, 512:]), parts[1])
+        self.assert_same(again(q, k[:, 512:], v[:, 512:], out=np.empty_like(parts[1])), parts[1])
+        self.assertIs(mha.states_merge(*parts, out=parts[0]), parts[0])
+        self.assert_same(parts[0], merged)
+        self.assertEqual(mha.states_finish(merged, output_type="f16")[0].dtype, np.float16)
+        for wrong, sentence in ((lambda: mha.states_merge(merged, merged[:1]), "right is float32"),
+                                (lambda: mha.states_merge(merged, merged.transpose(1, 0, 2, 3)), "right is float32"),
+                                (lambda: mha.states_merge(merged[..., :2].copy(), merged[..., :2].copy()), r"head_dim_v \+ 2"),
+                                (lambda: mha.states_finish(merged[0]), "states is float32"),
+                                (lambda: mha.states_finish(merged, sinks=sinks[:2]), "sinks is float32")):
+            self.assertRaisesRegex(ValueError, sentence, wrong)
+        with self.assertRaisesRegex(mha.Error, "lse is given beside states"):
+            mha.attention(q, k, v, states=True, want=["lse"])
+
     def test_a_cache_lies_where_the_caller_wants_it(self):
         config = {"num_sequences": 2, "capacity": 16, "num_kv_heads": heads, "head_dim": head_dim, "v_type": "int8"}
         buffer = mha.aligned(mha.KvCache.size(**config))

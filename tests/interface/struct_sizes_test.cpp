@@ -145,6 +145,16 @@ TEST(StructSize, OfTheAttentionArguments) {
   });
 }
 
+TEST(StructSize, OfTheStates) {
+  float states[6] = {}, lse[1];
+  mha_states_args args = Zeroed<mha_states_args>();
+  args.batch = args.num_heads = args.n_q = 1;
+  args.head_dim_v = 4;
+  args.states = states;
+  args.lse = lse;
+  ExpectStructSizeRule(args, 1, mha_states_finish);
+}
+
 TEST(StructSize, OfTheTaps) {
   FullForward forward;
   FullAttention attention;

@@ -592,6 +592,19 @@ void BiasAndMask(const AttentionShape &shape, int64_t h, int64_t i, float *s) {
   }
 }
 
+void HandOutState(int64_t head_dim_v, const State &state, float *to) {
+  const bool empty = IsEmpty(state);
+  to[0] = empty ? -kInfinity : Canon(state.m);
+  to[1] = empty ? 0.0f : Canon(state.l);
+  for (int64_t d = 0; d < head_dim_v; d++) to[2 + d] = empty ? 0.0f : Canon(state.o[d]);
+}
+
+void AddSink(int64_t head_dim_v, float sink, State *state) {
+  Floats nothing(head_dim_v);
+  for (int64_t d = 0; d < head_dim_v; d++) nothing[d] = 0.0f;
+  if (!IsEmpty(*state)) Merge(head_dim_v, *state, {sink, 1.0f, nothing}, state);
+}
+
 void FinishRow(const AttentionShape &shape, int64_t h, int64_t i, const float *s, const State &state, float *context, float *gated,
                float *lse, float *weights) {
   const bool empty = IsEmpty(state);
@@ -642,6 +655,29 @@ void LeaveOutRow(const AttentionShape &shape, int64_t h, int64_t i, const Attent
   }
 }
 
+void MergeStates(int64_t head_dim_v, const float *left, const float *right, float *result) {
+  Floats o1(head_dim_v), o2(head_dim_v), o(head_dim_v);
+  for (int64_t d = 0; d < head_dim_v; d++) o1[d] = left[2 + d];
+  for (int64_t d = 0; d < head_dim_v; d++) o2[d] = right[2 + d];
+  State merged = {0.0f, 0.0f, o};
+  Merge(head_dim_v, {left[0], left[1], o1}, {right[0], right[1], o2}, &merged);
+  HandOutState(head_dim_v, merged, result);
+}
+
+void FinishState(int64_t head_dim_v, const float *given, const float *sink, const float *head_scale, float *context, float *lse) {
+  Floats o(head_dim_v);
+  for (int64_t d = 0; d < head_dim_v; d++) o[d] = given[2 + d];
+  State state = {given[0], given[1], o};
+  if (head_scale && *head_scale == 0.0f) state.l = 0.0f;
+  if (sink) AddSink(head_dim_v, *sink, &state);
+  AttentionShape shape = {};
+  support::ScoreOptions options = {};
+  options.head_scales = head_scale;
+  shape.score = &options;
+  shape.head_dim_v = head_dim_v;
+  FinishRow(shape, 0, 0, nullptr, state, context, nullptr, lse, nullptr);
+}
+
 // ---- 5 to 10 for every row of every head
 
 // The rows of q, or of k.
@@ -656,7 +692,7 @@ void Prepare(const AttentionShape &shape, bool are_keys, float *x) {
     if (norm && !norm->is_after_rotation) NormalizeHeads(*norm, weight, bias, heads, shape.head_dim, row);
     if (rotation) {
       const int64_t *positions = are_keys ? rotation->k_positions : rotation->q_positions;
-      const int64_t r = positions ? positions[i] : are_keys ? i : shape.q_start + i;
+      const int64_t r = positions ? positions[i] : are_keys ? shape.kv_position + i : shape.q_start + i;
       if (r >= 0) Rotate(*rotation, r, heads, shape.head_dim, row);
     }
     if (norm && norm->is_after_rotation) NormalizeHeads(*norm, weight, bias, heads, shape.head_dim, row);
@@ -670,8 +706,9 @@ void PrepareKeys(const AttentionShape &shape, float *k, float *v) {
   }
 }
 
-void Attend(const AttentionShape &shape, const float *given_q, const float *given_k, const float *given_v,
+void Attend(const AttentionShape &given, const float *given_q, const float *given_k, const float *given_v,
             const AttentionOutputs &outputs) {
+  AttentionShape shape = given;
   const int64_t n_q = shape.n_q, n_kv = shape.n_kv, head_dim = shape.head_dim, head_dim_v = shape.head_dim_v;
   const int64_t leaves = Leaves(n_kv);
   const float scale = ScaleOf(shape);
@@ -686,6 +723,7 @@ void Attend(const AttentionShape &shape, const float *given_q, const float *give
     q[n] = q[n] * shape.score->q_scales[n / (shape.num_heads * head_dim)];
   }
   PrepareKeys(shape, k, v);
+  shape.q_start = shape.q_start - shape.kv_position;  // but for the rotation
   Floats k_row(head_dim);
   Floats k_t(head_dim * n_kv), k_scales(n_kv);  // the keys as columns, for Dots
   Floats v_rows(n_kv * head_dim_v), v_scales(n_kv);
@@ -693,7 +731,7 @@ void Attend(const AttentionShape &shape, const float *given_q, const float *give
   Floats scaled(n_kv), capped(n_kv);
   Floats s(n_kv);
   Floats p(n_kv);
-  Floats o(leaves * head_dim_v), nothing(head_dim_v);
+  Floats o(leaves * head_dim_v);
   State *state = new State[static_cast<decltype(sizeof 0)>(leaves)];
 
   for (int64_t h = 0; h < shape.num_heads; h++) {
@@ -725,11 +763,9 @@ void Attend(const AttentionShape &shape, const float *given_q, const float *give
       for (int64_t j = 0; j < n_kv; j++) s[j] = capped[j];
       BiasAndMask(shape, h, i, s);
       RowState(shape, i, s, v_head, leaves, p, o, state);
-      if (shape.score && shape.score->sinks) {
-        for (int64_t d = 0; d < head_dim_v; d++) nothing[d] = 0.0f;
-        if (!IsEmpty(state[0])) Merge(head_dim_v, state[0], {shape.score->sinks[h], 1.0f, nothing}, &state[0]);
-      }
       const int64_t row = h * n_q + i;
+      if (outputs.states) HandOutState(head_dim_v, state[0], outputs.states + row * (2 + head_dim_v));
+      if (shape.score && shape.score->sinks) AddSink(head_dim_v, shape.score->sinks[h], &state[0]);
       const int64_t at = (i * shape.num_heads + h) * head_dim_v;
       FinishRow(shape, h, i, s, state[0], outputs.context ? outputs.context + at : nullptr, outputs.gated ? outputs.gated + at : nullptr,
                 outputs.lse ? outputs.lse + row : nullptr, outputs.weights ? outputs.weights + row * n_kv : nullptr);
@@ -766,7 +802,7 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
 
 }  // namespace
 
-const Functions MHA_SPEC_FUNCTIONS = {Fma,    Exp,    Log,         Tanh,  Sigmoid, Softplus, Project, StoreWeights,
-                                      Linear, Rotate, PrepareKeys, Store, Attend,  Forward};
+const Functions MHA_SPEC_FUNCTIONS = {Fma,    Exp,    Log,         Tanh,  Sigmoid, Softplus,    Project,     StoreWeights,
+                                      Linear, Rotate, PrepareKeys, Store, Attend,  MergeStates, FinishState, Forward};
 
 }  // namespace spec

@@ -19,6 +19,7 @@ struct AttentionOutputs {
   float *softcapped_scores;  // [num_heads, n_q, n_kv]
   float *masked_scores;  // [num_heads, n_q, n_kv]
   float *gated;          // [n_q, num_heads, head_dim_v], the context behind the gate, if there is one
+  float *states = nullptr;  // [num_heads, n_q, 2 + head_dim_v], without sinks
 };
 
 // What the layer hands out. None of the pointers here may be null, nor may attention.context and attention.gated.
@@ -60,6 +61,10 @@ struct Functions {
 
   // q [n_q, num_heads, head_dim], k [n_kv, num_kv_heads, head_dim], v [n_kv, num_kv_heads, head_dim_v], neither rotated nor stored yet
   void (*attend)(const support::AttentionShape &shape, const float *q, const float *k, const float *v, const AttentionOutputs &outputs);
+
+  // Of states [2 + head_dim_v]: merge(left, right), and the row made of one; sink and head_scale may be null.
+  void (*merge_states)(int64_t head_dim_v, const float *left, const float *right, float *result);
+  void (*finish_state)(int64_t head_dim_v, const float *state, const float *sink, const float *head_scale, float *context, float *lse);
 
   // query [n_q, query_dim], key [n_kv, key_dim], value [n_kv, value_dim]
   void (*forward)(const support::LayerShape &shape, const support::LayerWeights &weights, const float *query, const float *key,

@@ -89,6 +89,7 @@ std::string Describe(const AttentionSizes &sizes) {
     for (const int64_t length : *lengths) text << " " << length;
   }
   if (sizes.padding_left) text << " padding left";
+  if (sizes.kv_position != 0) text << " kv_position " << sizes.kv_position;
   if (sizes.window_left) text << " window_left " << *sizes.window_left;
   if (sizes.window_right) text << " window_right " << *sizes.window_right;
   if (sizes.rope) {
@@ -140,6 +141,8 @@ AttentionShape ShapeOf(const AttentionSizes &sizes, int64_t b) {
   AttentionShape shape = {valid.n_q,          valid.n_kv,      sizes.num_heads,
                           sizes.num_kv_heads, sizes.head_dim,  sizes.head_dim_v,
                           sizes.scale,        sizes.is_causal, sizes.q_start.empty() ? valid.n_kv - valid.n_q : sizes.q_start[b]};
+  if (sizes.q_start.empty()) shape.q_start += sizes.kv_position;
+  shape.kv_position = sizes.kv_position;
   shape.has_window_left = sizes.window_left.has_value();
   shape.window_left = sizes.window_left.value_or(0);
   shape.has_window_right = sizes.window_right.has_value();

@@ -125,6 +125,7 @@ struct AttentionSizes {
   std::optional<NormArrays> norm;
   std::optional<ScoreArrays> score;
   GateKind gate = GateKind::kNone;
+  int64_t kv_position = 0;          // of the first key; of mha_attention
   int64_t gate_dim = 0;
   std::vector<float> gate_values;  // [batch, n_q, num_heads, gate_dim]; of mha_attention
   Storage k_type = Storage::kF32;  // of the cache that the keys and values are taken from

@@ -251,6 +251,7 @@ AttentionData::AttentionData(const AttentionProblem &problem, AttentionCall call
              &args.v_row_stride, &args.v_head_stride);
     args.v = Narrow(call.v_array, args.v, &args.v_type);
   }
+  args.kv_position = problem.kv_position;
   output = Strided(call.output, problem.batch, problem.n_q, problem.num_heads, problem.head_dim_v, place_);
   args.output = output.memory.floats();
   args.output_batch_stride = output.batch_stride();

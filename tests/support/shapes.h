@@ -85,6 +85,7 @@ struct AttentionShape {
   Storage v_type = Storage::kF32;
   bool values_in_keys = false;  // a value is the first elements of its key, as stored
   Gate gate = {};  // of a layer, kind and dim alone
+  int64_t kv_position = 0;  // of the first key; q_start and the rotation count from the sequence's first one
 };
 
 struct LayerShape {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
-from ._arrays import _check, _named, _output, _place, _row_type, _row_types, _some, _strides
+from ._arrays import _check, _contiguous, _named, _output, _place, _row_type, _row_types, _some, _strides
 from ._callbacks import _raising
 from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._structs import _AttentionArgs, _cache_read, _empty, _new, _packer, instruction_set_names, types
@@ -43,7 +43,7 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, prepa
 def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, kv_start=None,
               cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right", norm=None, rope=None, score=None,
               cache=None, cache_sequences=None, cache_read=False, scheduler=None, instruction_set="auto", bf16=False, output_type="f32",
-              workspace=None, want=(), prepare=False):
+              workspace=None, kv_position=0, states=False, want=(), prepare=False):
     """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
 
     q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
@@ -51,6 +51,9 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
     with a cache of values "in_keys" no v.
     gate=("sigmoid", values) multiplies the context by a function of values [batch, n_q, heads, head_dim_v or 1]; or "softplus". prepare=True
     computes nothing and returns a Prepared call. All else is as in Layer.forward.
+
+    kv_position is that of the first key, of k or of the cache, where those before it are elsewhere. With states=True the result, and out=, are states,
+    [batch, heads, n_q, head_dim_v + 2], for states_merge and states_finish.
     """
     stored = _row_types(bf16)
     _check(q, "q", stored, _q_shape)
@@ -66,15 +69,19 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
             _check(k, "k", stored, (batch, None, _some, head_dim))
             _check(v, "v", stored, (*k.shape[:3], _some))
         _, n_kv, kv_heads, head_dim_v = v.shape
-    is_new, out = out is None, _output(out, (batch, n_q, heads, head_dim_v), output_type)
+    is_new, out = out is None, _output(out, (batch, heads, n_q, head_dim_v + 2) if states else (batch, n_q, heads, head_dim_v), output_type)
     args = _AttentionArgs()
     at_q, q_strides = _place(q, "q", True)
     (at_k, k_strides), (at_v, v_strides) = (_nowhere if x is None else _place(x, name, True) for x, name in ((k, "k"), (v, "v")))
-    at_out, out_strides = _place(out, "output")
+    at_out, out_strides = _nowhere if states else _place(out, "output")
     _pack(args, 0, _size, batch or _empty, n_q or _empty, n_kv or _empty, heads, kv_heads, head_dim, head_dim_v, at_q, at_k, at_v, at_out, _row_type(q), 0 if k is None else _row_type(k),
           0 if v is None else _row_type(v), _row_type(out), *q_strides, *k_strides, *v_strides, *out_strides, 0, scale, 0, 0)
     if instruction_set != "auto":
         args.instruction_set = _named(instruction_set_names, instruction_set, "instruction_set")
+    if kv_position:
+        args.kv_position = kv_position
+    if states:
+        args.states = _contiguous(out, "out", [out.dtype], out.shape)
     places = kv_start, cu_seqlens_q, cu_seqlens_kv
     appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
     alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
@@ -88,7 +95,8 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
         wanted, taps = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, appended_lengths)
     if prepare:
         _check_prepared(cache, score, want)
-        return Prepared("mha_attention", (), args, {"q": q, "k": k, "v": v}, out, is_new, workspace, scheduler, wanted, (alive, taps, cache))
+        return Prepared("mha_attention", (), args, {"q": q, "k": k, "v": v}, out, is_new, workspace, scheduler, wanted, (alive, taps, cache),
+                        "states" if states else "output")
     if scheduler is None:
         _run("mha_attention", workspace, args)
     else:
@@ -105,11 +113,11 @@ def attention_info(n_q: int, n_kv: int, num_heads: int, head_dim: int, *, batch:
                    window_left: int | None = None, window_right: int | None = None, padding: str = "right", norm: Norm | None = None,
                    rope: Rope | None = None, score: ScoreOptions | None = None, cache: KvCache | None = None,
                    cache_sequences: Integers | None = None, cache_read: bool = False, scheduler: Scheduler | None = None,
-                   instruction_set: str = "auto", want: Want = ()) -> Info:
+                   instruction_set: str = "auto", kv_position: int = 0, want: Want = ()) -> Info:
     """How attention would run on so many rows, and what it costs: the fields of mha_call_info by name. All else is as in Layer.info."""
     args = _new(_AttentionArgs, batch=batch or _empty, n_q=n_q or _empty, n_kv=n_kv or _empty, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
                 head_dim_v=head_dim_v, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),
-                instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
+                instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"), kv_position=kv_position)
     places = kv_start, cu_seqlens_q, cu_seqlens_kv
     appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
     alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,

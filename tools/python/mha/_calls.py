@@ -47,8 +47,8 @@ class Prepared:
     thread at a time may use it.
     """
 
-    def __init__(self, name, layer, args, given, out, is_new, workspace, scheduler, wanted, alive):
-        fields = {"output": out, **{field: array for field, array in given.items() if array is not None}}
+    def __init__(self, name, layer, args, given, out, is_new, workspace, scheduler, wanted, alive, output="output"):
+        fields = {output: out, **{field: array for field, array in given.items() if array is not None}}
         self._places = [(getattr(type(args), field).offset, field, array.shape, array.strides, array.dtype) for field, array in fields.items()]
         self._is_new = is_new
         self._name, self._layer, self._args, self._workspace = name, layer, args, workspace

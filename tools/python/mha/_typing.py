@@ -52,6 +52,8 @@ class Call(Structure, total=False):
 class AttentionCall(Call, total=False):
     scale: float
     instruction_set: str
+    kv_position: int
+    states: bool
     gate: tuple[str, np.ndarray] | None
 
 
@@ -62,6 +64,7 @@ class AttentionInfo(Structure, total=False):
     k_type: str
     v_type: str
     instruction_set: str
+    kv_position: int
     want: Want
 
 

@@ -256,6 +256,8 @@ pub struct mha_attention_args {
     pub scheduler: *const mha_scheduler,
     pub instruction_set: u32,
     pub reserved: u32,
+    pub states: *mut f32,
+    pub kv_position: i64,
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -410,6 +412,22 @@ pub struct mha_score_options {
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
+pub struct mha_states_args {
+    pub struct_size: usize,
+    pub batch: i64,
+    pub num_heads: i64,
+    pub n_q: i64,
+    pub head_dim_v: i64,
+    pub states: *const f32,
+    pub sinks: *const f32,
+    pub head_scales: *const f32,
+    pub output: *mut core::ffi::c_void,
+    pub output_type: u32,
+    pub instruction_set: u32,
+    pub lse: *mut f32,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
 pub struct mha_taps {
     pub struct_size: usize,
     pub q: *mut f32,
@@ -515,6 +533,10 @@ extern "C" {
         embedding: *const f32, num_buckets: i64, max_distance: i64, is_bidirectional: u32, num_heads: i64, left: i64, right: i64,
         relative_bias: *mut f32, error: *mut mha_error,
     ) -> mha_status;
+    pub fn mha_states_merge(
+        rows: i64, head_dim_v: i64, left: *const f32, right: *const f32, result: *mut f32, instruction_set: u32, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_states_finish(args: *const mha_states_args, error: *mut mha_error) -> mha_status;
     pub fn mha_info(layer: *const mha_layer, args: *const mha_forward_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
     pub fn mha_attention_info(args: *const mha_attention_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
     pub fn mha_linear_info(

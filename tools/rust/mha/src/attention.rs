@@ -1,11 +1,12 @@
-use std::mem::zeroed;
-use std::ptr::null;
+use std::mem::{size_of, zeroed};
+use std::ptr::{null, null_mut};
 
 use mha_sys as sys;
 
 use crate::call::{runners, Call};
+use crate::error::check;
 use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, Dimensions, Options, Output};
-use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
+use crate::spans::{check_exact, check_strided, extent, int, rows_of, Extent};
 use crate::types::{Elements, ElementsMut};
 use crate::{CallInfo, Error, ErrorKind, InstructionSet, KvCache, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
 
@@ -60,10 +61,74 @@ impl Attention {
             k: Array::default(),
             v: Array::default(),
             output: Output::of(output.into()),
+            has_states: false,
             output_strides: None,
+            kv_position: 0,
             options: Options::default(),
         }
     }
+
+    /// A call over a part of the keys, the others being elsewhere: it writes states, `[batch, num_heads, n_q, head_dim_v + 2]`, for
+    /// [`states_merge`] and [`finish_states`](Self::finish_states).
+    pub fn call_states<'a>(&self, q: impl Into<Elements<'a>>, states: &'a mut [f32]) -> AttentionCall<'a> {
+        AttentionCall { has_states: true, ..self.call(q, states) }
+    }
+
+    /// Makes rows of context, `[batch, n_q, num_heads, head_dim_v]`, of states over all keys, and their `lse`, `[batch, num_heads, n_q]`. `sinks` and
+    /// `head_scales`, `[num_heads]`, are as in [`ScoreOptions`].
+    pub fn finish_states<'a>(
+        &self, batch: usize, states: &[f32], sinks: Option<&[f32]>, head_scales: Option<&[f32]>, output: impl Into<ElementsMut<'a>>,
+        lse: &mut [f32],
+    ) -> Result<()> {
+        let (heads, width) = (self.num_heads, if self.head_dim_v == 0 { self.head_dim } else { self.head_dim_v });
+        let n_q = rows_of("states", states.len(), batch, heads.saturating_mul(width.saturating_add(2)))?;
+        let (rows, of_heads) = ([("batch", batch), ("n_q", n_q)], ("num_heads", heads));
+        let output = Output::of(output.into());
+        check_exact("output", output.len(), &[rows[0], rows[1], of_heads, ("head_dim_v", width)])?;
+        check_exact("lse", lse.len(), &[rows[0], of_heads, rows[1]])?;
+        for (name, numbers) in [("sinks", sinks), ("head_scales", head_scales)] {
+            check_exact(name, numbers.map_or(heads, <[f32]>::len), &[of_heads])?;
+        }
+        let (start, output_type) = output.raw();
+        let args = sys::mha_states_args {
+            struct_size: size_of::<sys::mha_states_args>(),
+            batch: extent(batch),
+            num_heads: int(heads),
+            n_q: extent(n_q),
+            head_dim_v: int(width),
+            states: states.as_ptr(),
+            sinks: sinks.map_or(null(), <[f32]>::as_ptr),
+            head_scales: head_scales.map_or(null(), <[f32]>::as_ptr),
+            output: start,
+            output_type,
+            instruction_set: self.instruction_set.0,
+            lse: lse.as_mut_ptr(),
+        };
+        // SAFETY: slices of the shapes that the struct says.
+        check(|error| unsafe { sys::mha_states_finish(&args, error) })
+    }
+}
+
+/// Joins the states of two neighbouring parts of the keys, which [`Attention::call_states`] has written, in `left`, the earlier one.
+///
+/// ```
+/// use mha::{states_merge, Attention, Workspace};
+///
+/// let attention = Attention::new(1, 1);
+/// let (mut left, mut right, mut output, mut lse) = ([0.0; 3], [0.0; 3], [0.0], [0.0]);
+/// attention.call_states(&[1.0], &mut left).key_value(&[0.5], &[4.0]).run(&mut Workspace::new())?;
+/// attention.call_states(&[1.0], &mut right).key_value(&[0.5], &[8.0]).kv_position(1usize).run(&mut Workspace::new())?;
+/// states_merge(1, &mut left, &right)?;
+/// attention.finish_states(1, &left, None, None, &mut output, &mut lse)?;
+/// assert_eq!(output, [6.0]); // equal weights
+/// # Ok::<(), mha::Error>(())
+/// ```
+pub fn states_merge(head_dim_v: usize, left: &mut [f32], right: &[f32]) -> Result<()> {
+    let rows = rows_of("left", left.len(), 1, head_dim_v.saturating_add(2))?;
+    check_exact("right", right.len(), &[("rows", rows), ("head_dim_v + 2", head_dim_v.saturating_add(2))])?;
+    let to = left.as_mut_ptr();
+    // SAFETY: states of so many rows; the result may be the left ones.
+    check(|error| unsafe { sys::mha_states_merge(extent(rows), int(head_dim_v), to, right.as_ptr(), to, 0, error) })
 }
 
 /// Elements from one sequence, row and head of an array to the next; 0 = contiguous `[batch, n, heads, width]`. Where `head` is set, `row` must
@@ -93,8 +158,10 @@ pub struct AttentionCall<'a> {
     q: Array<'a>,
     k: Array<'a>,
     v: Array<'a>,
-    output: Output<'a>,
+    output: Output<'a>, // or states
+    has_states: bool,
     output_strides: Option<Strides>,
+    kv_position: usize,
     options: Options<'a>,
 }
 
@@ -141,6 +208,8 @@ impl<'a> AttentionCall<'a> {
     setters! {
         /// Where the output is not contiguous.
         output_strides: Strides;
+        /// The position of the first key, of the call or of its cache, where earlier ones are elsewhere.
+        kv_position: usize;
     }
 
     common_setters!();
@@ -169,7 +238,11 @@ impl<'a> AttentionCall<'a> {
         check_array("q", &self.q, &[batch, n_q, heads, width])?;
         check_array("k", &self.k, &[batch, n_kv, kv_heads, width])?;
         check_array("v", &self.v, &[batch, n_kv, kv_heads, width_v])?;
-        check_lengths("output", self.output.len(), self.output_strides, &[batch, n_q, heads, width_v])?;
+        if self.has_states {
+            check_exact("states", self.output.len(), &[batch, heads, n_q, ("head_dim_v + 2", of.head_dim_v.saturating_add(2))])?;
+        } else {
+            check_lengths("output", self.output.len(), self.output_strides, &[batch, n_q, heads, width_v])?;
+        }
         self.options.check_slices(&of)?;
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
@@ -184,6 +257,10 @@ impl<'a> AttentionCall<'a> {
         (args.k, args.k_type, [args.k_batch_stride, args.k_row_stride, args.k_head_stride]) = raw_array(&self.k);
         (args.v, args.v_type, [args.v_batch_stride, args.v_row_stride, args.v_head_stride]) = raw_array(&self.v);
         (args.output, args.output_type) = self.output.raw();
+        if self.has_states {
+            args.states = std::mem::replace(&mut args.output, null_mut()).cast();
+        }
+        args.kv_position = int(self.kv_position);
         [args.output_batch_stride, args.output_row_stride, args.output_head_stride] = raw_strides(self.output_strides);
         let result = body(Call::Attention(&args));
         pointees.resume_panic();

@@ -14,6 +14,7 @@
 //! | `mha_rope_tables`, `mha_rope` | [`RopeConfig::tables`] and [`fill`](RopeConfig::fill), [`Rope`] |
 //! | `mha_norm` | [`Norm`] |
 //! | `mha_score_options`, `mha_alibi_slopes`, `mha_t5_relative_bias` | [`ScoreOptions`], [`alibi_slopes`], [`t5_relative_bias`] |
+//! | `mha_states_merge`, `mha_states_finish` | [`states_merge`], [`Attention::finish_states`] |
 //! | `MHA_GATE_*` | [`Gate`] |
 //! | `MHA_ARITHMETIC_*` | [`Arithmetic`], [`LayerConfig::arithmetic`] |
 //! | `mha_taps` | [`Taps`] |
@@ -60,7 +61,7 @@ mod types;
 mod weights;
 mod workspace;
 
-pub use attention::{Attention, AttentionCall, Strides};
+pub use attention::{states_merge, Attention, AttentionCall, Strides};
 pub use buffer::AlignedBuffer;
 pub use cache::{CacheConfig, CacheKind, KvCache};
 pub use error::{Error, ErrorKind, Result};

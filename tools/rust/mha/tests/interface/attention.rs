@@ -1,4 +1,6 @@
-use mha::{Attention, Elements, ErrorKind, InstructionSet, KvCache, Rope, RopeConfig, RopeStyle, Strides, Workspace};
+use mha::{
+    states_merge, Attention, Elements, ErrorKind, InstructionSet, KvCache, Rope, RopeConfig, RopeStyle, ScoreOptions, Strides, Workspace,
+};
 
 use crate::support::{assert_near, bits, error_of, numbers};
 
@@ -12,6 +14,37 @@ fn attention_gives_weighted_means_that_can_be_worked_out_by_hand() {
     assert_near(&weights, &[0.75, 0.25], 1e-6);
     assert_near(&output, &[5.0], 1e-5);
     assert_near(&lse, &[4f32.ln()], 1e-6);
+}
+
+#[test]
+fn states_of_two_parts_lead_to_the_bits_of_one_call() {
+    let (q, k, v) = (numbers(2 * 8, 1), numbers(300 * 8, 2), numbers(300 * 6, 3));
+    let attention = Attention::new(2, 4).head_dim_v(3);
+    let (mut expected, mut expected_lse) = (vec![0.0; 2 * 6], vec![0.0; 4]);
+    let sinks = [0.5, -0.25];
+    let call = attention.call(&q, &mut expected).key_value(&k, &v).score(ScoreOptions::new().sinks(&sinks)).lse(&mut expected_lse);
+    call.window_left(100usize).run(&mut Workspace::new()).unwrap();
+    let mut parts = [vec![0.0; 2 * 2 * 5], vec![0.0; 2 * 2 * 5]];
+    for (part, keys) in parts.iter_mut().zip([0..256, 256..300]) {
+        let (k, v) = (&k[keys.start * 8..keys.end * 8], &v[keys.start * 6..keys.end * 6]);
+        let call = attention.call_states(&q, part).key_value(k, v).kv_position(keys.start).q_start(&[298]);
+        call.window_left(100usize).run(&mut Workspace::new()).unwrap();
+    }
+    let [mut states, right] = parts;
+    states_merge(3, &mut states, &right).unwrap();
+    let (mut output, mut lse) = (vec![0.0; 2 * 6], vec![0.0; 4]);
+    attention.finish_states(1, &states, Some(&sinks), None, &mut output, &mut lse).unwrap();
+    assert_eq!((bits(&output), bits(&lse)), (bits(&expected), bits(&expected_lse)));
+
+    let kind = |error: mha::Error| error.kind();
+    assert_eq!(states_merge(3, &mut states, &right[5..]).map_err(kind), Err(ErrorKind::SliceLength));
+    assert_eq!(
+        attention.finish_states(1, &states, Some(&sinks[1..]), None, &mut output, &mut lse).map_err(kind),
+        Err(ErrorKind::SliceLength)
+    );
+    assert_eq!(attention.finish_states(1, &states[1..], None, None, &mut output, &mut lse).map_err(kind), Err(ErrorKind::SliceLength));
+    let call = attention.call_states(&q, &mut states[1..]).key_value(&k, &v);
+    assert_eq!(call.run(&mut Workspace::new()).map_err(kind), Err(ErrorKind::SliceLength));
 }
 
 #[test]

@@ -1,0 +1,75 @@
+// States of attention over keys that lie in several places: mha_states_merge and mha_states_finish.
+
+#include "arguments.h"
+#include "cpu.h"
+#include "score_options.h"
+#include "storage.h"
+#include "structs.h"
+
+namespace mha {
+namespace {
+
+mha_status check_width(Report report, int64_t head_dim_v) {
+  if (head_dim_v >= 1 && head_dim_v <= INT32_MAX) return MHA_OK;
+  return report.invalid("head_dim_v is %lld; set it to that of the call, 1 to %d", lld(head_dim_v), INT32_MAX);
+}
+
+Count bytes_of_states(Count rows, int64_t head_dim_v) { return rows * Count(state_head + head_dim_v) * Count(sizeof(float)); }
+
+mha_status read_states(Report report, const mha_states_args *given, States *states, const Kernels **kernels) {
+  mha_states_args args;
+  if (const mha_status status = read_struct(report, "mha_states_args", given, &args)) return status;
+  if (const mha_status status = resolve_extent(report, "batch", "the number of sequences", &args.batch)) return status;
+  if (const mha_status status = resolve_extent(report, "n_q", "the rows of q per sequence", &args.n_q)) return status;
+  if (args.num_heads < 1 || args.num_heads > INT32_MAX)
+    return report.invalid("num_heads is %lld; set it to that of the call, 1 to %d", lld(args.num_heads), INT32_MAX);
+  if (const mha_status status = check_width(report, args.head_dim_v)) return status;
+  if (bytes_of_states(Count(args.batch) * Count(args.num_heads) * Count(args.n_q), args.head_dim_v).overflows())
+    return report.fail(MHA_ERROR_TOO_LARGE, "states would be larger than memory can be");
+  if (const mha_status status = check_row_type(report, "output_type", args.output_type)) return status;
+  if (!args.output && args.output_type != 0) return report.invalid("output_type is given without output; give it, or leave both out");
+  if (const mha_status status = choose_kernels(report, args.instruction_set, kernels)) return status;
+  if (args.batch == 0 || args.n_q == 0) args.batch = args.n_q = 0;
+  if (args.n_q > 0 && !args.states) return report.fail(MHA_ERROR_NULL_POINTER, "states is NULL; pass what mha_attention has written there");
+  if (args.n_q > 0 && !args.output && !args.lse)
+    return report.fail(MHA_ERROR_NULL_POINTER, "output and lse are both NULL; pass where to write one of them");
+  ScoreOptions options = {};
+  options.sinks = args.sinks;
+  options.head_scales = args.head_scales;
+  if (const mha_status status = check_score_arrays(report, "", options, args.num_heads)) return status;
+  *states = {args.states, args.batch,       args.num_heads, args.n_q,
+             args.head_dim_v, args.sinks, args.head_scales, args.output, static_cast<Storage>(args.output_type), args.lse};
+  return MHA_OK;
+}
+
+}  // namespace
+}  // namespace mha
+
+using namespace mha;
+
+mha_status mha_states_merge(int64_t rows, int64_t head_dim_v, const float *left, const float *right, float *result,
+                            uint32_t instruction_set, mha_error *error) {
+  Report report(error);
+  const Kernels *kernels;
+  if (const mha_status status = resolve_extent(report, "rows", "the rows of left, right and result", &rows)) return status;
+  if (const mha_status status = check_width(report.about(2), head_dim_v)) return status;
+  if (bytes_of_states(Count(rows), head_dim_v).overflows())
+    return report.fail(MHA_ERROR_TOO_LARGE, "left, right and result would be larger than memory can be");
+  const void *const arrays[] = {left, right, result};
+  const char *const names[] = {"left", "right", "result"};
+  for (uint32_t i = 0; rows > 0 && i < 3; ++i) {
+    if (!arrays[i]) return report.about(3 + i).fail(MHA_ERROR_NULL_POINTER, "%s is NULL; pass an array of states", names[i]);
+  }
+  if (const mha_status status = choose_kernels(report.about(6), instruction_set, &kernels)) return status;
+  kernels->merge_states(left, right, rows, head_dim_v, result);
+  return MHA_OK;
+}
+
+mha_status mha_states_finish(const mha_states_args *args, mha_error *error) {
+  Report report(error);
+  States states;
+  const Kernels *kernels;
+  if (const mha_status status = read_states(report, args, &states, &kernels)) return status;
+  kernels->finish_states(states);
+  return MHA_OK;
+}
