@@ -196,6 +196,15 @@ class Masks(unittest.TestCase):
             query, key, value = rows(batch, n, n)
             self.assertLess((attend(query, key, value, ours) - exact(query, key, value, eager)).abs().max(), 1e-5, change.__name__)
 
+    def test_a_mask_that_was_only_read_still_arrives_as_structure(self):
+        ours = mt.mask(batch_size=batch, q_length=n, kv_length=n, attention_mask=padded)
+        scores = normal(batch, n, n) + ours[:, 0, :, :]
+        self.assertTrue(torch.equal(scores > -1e30, ours[:, 0] == 0) and ours[0].numpy().shape == (1, n, n))
+        self.assertFalse(ours.is_pristine)  # since numpy, which may write
+        ours = mt.mask(batch_size=batch, q_length=n, kv_length=n, attention_mask=padded)
+        self.assertEqual((ours[:, 0, :, :] + 1).shape, (batch, n, n))
+        self.assertTrue(ours.is_pristine)
+
     def test_dense_masks_pass_through_as_they_are(self):
         query, key, value = rows(batch, n, n)
         pattern = torch.rand(batch, 1, n, n, generator=seed) < 0.7
@@ -329,28 +338,29 @@ class Attention(unittest.TestCase):
         self.assertTrue(all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients)))
 
 
+def generate(model, padding, **options):
+    return model.generate(input_ids=ids, attention_mask=padding.long(), do_sample=False, max_new_tokens=12, min_new_tokens=12,
+                          output_logits=True, return_dict_in_generate=True, pad_token_id=0, **options)
+
+
 class Cache(unittest.TestCase):
     models = {"full": (transformers.LlamaConfig, {}), "windows": (transformers.Gemma2Config, {"sliding_window": 6}),
               "sinks": (transformers.GptOssConfig, {"sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2}),
               "chunks": (transformers.Llama4TextConfig, {"attention_chunk_size": 6, "intermediate_size_mlp": 96, "num_local_experts": 2})}
-
-    def generate(self, model, padding, **options):
-        return model.generate(input_ids=ids, attention_mask=padding.long(), do_sample=False, max_new_tokens=12, min_new_tokens=12,
-                              output_logits=True, return_dict_in_generate=True, pad_token_id=0, **options)
 
     def test_f32_has_the_bits_of_no_cache_of_mhas_and_fewer_bits_are_near(self):
         errors = {"f32": 0, "f16": 0.02, "bf16": 0.15, "int8": 0.3, ("f16", "int8"): 0.3}
         for name, (config_class, more) in self.models.items():
             model = tiny_model(config_class, **more)
             for how, padding in {"none": torch.ones_like(padded), "left": padded, "right": padded.flip(1)}.items():
-                plain = self.generate(model, padding)
+                plain = generate(model, padding)
                 for kind, error in errors.items():
                     if kind != "f32" and (name != "full" or how != "left"):
                         continue
                     with self.subTest(model=name, padding=how, kind=kind):
                         # Windows: plain caches of transformers drop keys, so that positions count from others.
                         error = error or (1e-5 if name in ("windows", "sinks", "chunks") else 0)
-                        ours = self.generate(model, padding, past_key_values=mt.KvCache(model.config, 64, kind))
+                        ours = generate(model, padding, past_key_values=mt.KvCache(model.config, 64, kind))
                         self.assertLessEqual((ours.logits[0] - plain.logits[0]).abs().max(), error)
                         if kind == "f32":
                             self.assertTrue(torch.equal(ours.sequences, plain.sequences))
@@ -370,7 +380,7 @@ class Cache(unittest.TestCase):
 
         mt._CacheLayer.read, mt._CacheLayer.flush = read, flush
         for padding in torch.ones_like(padded), padded:
-            self.generate(model, padding, past_key_values=mt.KvCache(model.config, 64))
+            generate(model, padding, past_key_values=mt.KvCache(model.config, 64))
 
     def test_a_prompt_in_pieces_and_a_cropped_one_give_the_same_logits(self):
         model = tiny_model(transformers.LlamaConfig)
@@ -424,6 +434,90 @@ class Cache(unittest.TestCase):
         with self.assertRaisesRegex(mha.Error, "room for"), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model(input_ids=ids, past_key_values=mt.KvCache(model.config, 16))
+
+
+class Latents(unittest.TestCase):
+    """LatentCache: latent attention of DeepSeek and others."""
+    latent = {"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+              "head_dim": 8, "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    models = {"v2": (transformers.DeepseekV2Config, {}), "v3": (transformers.DeepseekV3Config, {}),
+              "expanded": (transformers.DeepseekV3Config, {"kv_lora_rank": 128, "qk_nope_head_dim": 4, "v_head_dim": 4}),
+              "chosen keys": (transformers.DeepseekV32Config, {"index_topk": 4, "index_n_heads": 2, "index_head_dim": 16})}
+
+    def model(self, name, **more):
+        config_class, own = self.models[name]
+        return tiny_model(config_class, **{**self.latent, **own, **more})
+
+    def test_logits_are_those_of_eager_attention_and_types_are_near(self):
+        for name in self.models:
+            model = self.model(name)
+            for how, padding in {"none": torch.ones_like(padded), "left": padded, "right": padded.flip(1)}.items():
+                model.set_attn_implementation("eager")
+                expected = generate(model, padding)
+                model.set_attn_implementation("mha_strict")
+                for kind, error in {"f32": 1e-5, "f16": 0.02, "bf16": 0.15, "int8": 0.3}.items():
+                    with self.subTest(model=name, padding=how, kind=kind):
+                        ours = generate(model, padding, past_key_values=mt.LatentCache(model, 64, kind))
+                        self.assertLess((ours.logits[0] - expected.logits[0]).abs().max(), error)
+                        if kind == "f32":
+                            self.assertTrue(torch.equal(ours.sequences, expected.sequences))
+                            self.assertLess((torch.stack(ours.logits) - torch.stack(expected.logits)).abs().max(), error)
+
+    def test_a_position_is_the_latent_and_the_rotated_key_and_is_read_where_it_lies(self):
+        model = self.model("v3")
+        cache = mt.LatentCache(model, 1024)
+        for name in "read", "store":
+            self.addCleanup(setattr, mt._LatentLayer, name, getattr(mt._LatentLayer, name))
+            setattr(mt._LatentLayer, name, lambda *_: self.fail("read back"))
+        generate(model, padded, past_key_values=cache)
+        for layer in cache.layers:
+            self.assertEqual(layer.cache.shape["head_dim"], 32 + 8)
+            self.assertLess(layer.cache.buffer.size / (batch * 1024), 1.05 * 4 * 48)  # a row takes a multiple of 16 elements
+
+    def test_prompts_in_pieces_cropped_copied_and_of_beams_are_as_whole_ones(self):
+        for name in self.models:
+            model = self.model(name)
+            with torch.no_grad():
+                whole = model(input_ids=ids, attention_mask=padded.long()).logits
+                cache = mt.LatentCache(model, 64)
+                for first, last in (0, 4), (4, 20):
+                    model(input_ids=ids[:, first:last], attention_mask=padded[:, :last].long(), past_key_values=cache,
+                          position_ids=torch.arange(first, last).expand(batch, -1))
+                cache.crop(-6)
+                for cache in copy.deepcopy(cache), cache:
+                    again = model(input_ids=ids[:, 14:], attention_mask=padded.long(), past_key_values=cache,
+                                  position_ids=torch.arange(14, n).expand(batch, -1)).logits
+                    self.assertLess((again - whole[:, 14:]).abs().max(), 1e-5, name)
+            beams = [model.generate(input_ids=ids, attention_mask=padded.long(), num_beams=3, max_new_tokens=8, do_sample=False, past_key_values=cache)
+                     for cache in (None, mt.LatentCache(model, 64))]
+            self.assertTrue(torch.equal(*beams), name)
+
+    def test_eager_attention_and_other_caches_work_on_a_model_that_had_one(self):
+        model = self.model("v3")
+        expected = generate(model, padded).sequences
+        cache = mt.LatentCache(model, 64)
+        self.assertTrue(torch.equal(generate(model, padded).sequences, expected))
+        self.assertTrue(torch.equal(generate(copy.deepcopy(model), padded, past_key_values=mt.KvCache(model.config, 64)).sequences, expected))
+        model.set_attn_implementation("eager")
+        self.assertTrue(torch.equal(generate(model, padded, past_key_values=cache).sequences, expected))
+
+    def test_what_has_no_latents_of_this_kind_is_an_error(self):
+        with self.assertRaisesRegex(ValueError, "LlamaForCausalLM has no latent attention; KvCache is"):
+            mt.LatentCache(tiny_model(transformers.LlamaConfig), 64)
+        model = self.model("v3")
+        mha.torch.pack_linears(model)
+        with self.assertRaisesRegex(ValueError, r"kv_b_proj of DeepseekV3Attention is no nn.Linear without bias.*skip=\['kv_b_proj'\]"):
+            mt.LatentCache(model, 64)
+        model = self.model("v3")
+
+        class Other(type(model.model.layers[1].self_attn)):
+            def expand_kv(self, latents, rotated):
+                keys, values = super().expand_kv(latents, rotated)
+                return keys, values * 2
+
+        model.model.layers[1].self_attn.__class__ = Other
+        with self.assertRaisesRegex(ValueError, "does not know how Other makes keys and values"):
+            mt.LatentCache(model, 64)
 
 
 class Linears(unittest.TestCase):
@@ -531,4 +625,5 @@ class Families(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    python_support.run(*{"backend": [Masks, Attention, Cache, Linears, Rotations, Versions], "families": [Families], "some": [Families]}[arguments.test])
+    cases = {"backend": [Masks, Attention, Cache, Latents, Linears, Rotations, Versions], "families": [Families], "some": [Families]}
+    python_support.run(*cases[arguments.test])

@@ -440,6 +440,10 @@ def examine(model_type, class_name):
     for name, (expected_tokens, expected) in made.items():
         sequences, logits = generate(model, {key: value for key, value in all_inputs[name].items() if key in ("input_ids", "attention_mask")})
         result["compared"][f"{tokens} tokens, {name}"] = difference(expected, logits, {}) if torch.equal(sequences, expected_tokens) else math.inf
+    if made and any(hasattr(module, "expand_kv") for module in model.modules()):
+        options = {"input_ids": all_inputs[name]["input_ids"], "attention_mask": all_inputs[name].get("attention_mask")}
+        sequences, logits = generate(model, {**options, "past_key_values": mt.LatentCache(model, 20 + tokens)})
+        result["compared"]["LatentCache"] = difference(expected, logits, {}) if torch.equal(sequences, expected_tokens) else math.inf
     result.update(asked=watch.asked, refused=dict(watch.refused), structured=watch.structured, dense=watch.dense, none=watch.none)
     if is_unsteady:
         return {**result, "status": "unconfigured", "why": "eager attention gives other results each time"}

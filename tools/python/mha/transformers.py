@@ -19,6 +19,7 @@ torch.compile compiles, without a warning.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import inspect
@@ -50,7 +51,7 @@ def _unusable(why):
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
-    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+    from transformers.cache_utils import DynamicCache, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 except ImportError as error:
     raise _unusable(error) from None
 
@@ -58,12 +59,13 @@ except ImportError as error:
 
 
 class _Lazy(torch.Tensor):
-    """A tensor without memory. Any operation on it computes it first, by make(), and works on that."""
+    """A tensor without memory. Any operation on it computes it first, by make(), and works on that. is_pristine until somebody writes to it, or
+    to a view of it, which is a _Lazy too."""
 
     @staticmethod
     def __new__(cls, shape, dtype, make):
         self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device="cpu")
-        self._make, self._made, self.is_pristine = make, None, True
+        self._make, self._made, self._viewed, self.is_pristine = make, None, None, True
         return self
 
     def dense(self):
@@ -77,11 +79,31 @@ class _Lazy(torch.Tensor):
             same = torch.Tensor._make_wrapper_subclass(cls, args[0].shape, dtype=args[0].dtype, device="cpu")
             same.__dict__ = args[0].__dict__
             return same
-        if any(result.alias_info is not None for result in function._schema.returns):
-            for lazy in (*args, *(kwargs or {}).values()):  # what is returned may be written to, and so change what this one stands for
+        result = function(*_dense(args), **_dense(kwargs or {}))
+        if any(returned.alias_info is not None for returned in function._schema.returns):
+            if isinstance(result, torch.Tensor) and not any(a.alias_info is not None and a.alias_info.is_write for a in function._schema.arguments):
+                return args[0]._view(result) if isinstance(args[0], _Lazy) else result
+            for lazy in (*args, *(kwargs or {}).values()):
                 if isinstance(lazy, _Lazy):
-                    lazy.is_pristine = False
-        return function(*_dense(args), **_dense(kwargs or {}))
+                    lazy._written()
+        return result
+
+    def _view(self, dense):
+        view = torch.Tensor._make_wrapper_subclass(_Lazy, dense.shape, strides=dense.stride(), dtype=dense.dtype, device="cpu")
+        view._made, view._viewed, view.is_pristine = dense, self, True
+        return view
+
+    def _written(self):
+        self.is_pristine = False
+        if self._viewed is not None:
+            self._viewed._written()
+
+    def tolist(self):
+        return self.dense().tolist()
+
+    def numpy(self, **options):
+        self._written()
+        return self.dense().numpy(**options)
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -254,7 +276,7 @@ class _CacheLayer(DynamicLayer):
 
     def __deepcopy__(self, memo):
         self.flush()
-        other = _CacheLayer(self.max_length, self.stored)
+        other = type(self)(self.max_length, self.stored)
         if self.is_initialized:
             buffer = aligned(self.cache.buffer.size)
             buffer[:] = self.cache.buffer
@@ -279,12 +301,17 @@ class _CacheLayer(DynamicLayer):
         self.pending = keys, values
         return tuple(_Stored(self, which, tensor) for which, tensor in enumerate(self.pending))
 
-    def flush(self):
+    def flush(self, padding=None):
         if self.pending is not None:
-            keys, values = (rows.detach().transpose(1, 2).to(torch.float32).contiguous().numpy() for rows in self.pending)
-            for sequence in range(len(keys)):
-                self.cache.append(sequence, keys[sequence], values[sequence])
-            self.appended()
+            self.store(*self.pending, padding)
+            self.appended(padding)
+
+    def store(self, keys, values, padding):
+        """Appends rows [batch, heads, rows, width] without attention; padding is how many of each sequence are left out at the front, or None."""
+        keys, values = (rows.detach().transpose(1, 2).to(torch.float32).contiguous().numpy() for rows in (keys, values))
+        for sequence in range(len(keys)):
+            first = 0 if padding is None else min(int(padding[sequence]), keys.shape[1])
+            self.cache.append(sequence, keys[sequence, first:], values[sequence, first:])
 
     def read(self, which, length, dtype):
         self.flush()
@@ -340,9 +367,7 @@ class _CacheLayer(DynamicLayer):
             skipped = None if self.skipped is None else self.skipped[indices]
             self.reset()
             self.lazy_initialization(keys, values)
-            for sequence in range(len(keys)):
-                first = 0 if skipped is None else int(skipped[sequence])
-                self.cache.append(sequence, *(rows[sequence, :, first:].transpose(0, 1).contiguous().numpy() for rows in (keys, values)))
+            self.store(keys, values, skipped)
             self.length, self.skipped = keys.shape[2], skipped
 
     reorder_cache = batch_select_indices = _choose
@@ -362,6 +387,137 @@ class _Stored(_Lazy):
         return self
 
 
+class LatentCache(KvCache):
+    """A KvCache for multi-head latent attention (DeepSeek, Kimi, GLM and others, which have expand_kv). It keeps the latents and rotated keys that
+    all heads share, and attention by mha reads these: kv_b_proj is applied to queries and outputs, not to each position. Other layers are as in
+    KvCache. type is one type. From now on the attention modules of the model make their keys and values only if somebody looks into them."""
+
+    def __init__(self, model: transformers.PreTrainedModel, max_length: int, type: str = "f32") -> None:
+        super().__init__(model.config, max_length, type)
+        modules = {module.layer_idx: module for module in model.modules() if hasattr(module, "expand_kv")}
+        if not modules:
+            raise ValueError(f"{model.__class__.__name__} has no latent attention; KvCache is for the attention that it has")
+        kinds = {_CacheLayer: _LatentLayer, DynamicIndexedLayer: _IndexedLatentLayer}
+        for index, module in modules.items():
+            if self.layers[index].__class__ in kinds:
+                _check_latents(module)
+                self.layers[index] = kinds[self.layers[index].__class__](max_length, (type, type))
+                module.expand_kv = functools.partial(_expand_kv, module)
+
+
+def _check_latents(module):
+    """Raises ValueError unless keys and values are what LatentCache takes them for."""
+    name, weight = module.__class__.__name__, getattr(module.kv_b_proj, "weight", None)
+    if type(module.kv_b_proj) is not torch.nn.Linear or module.kv_b_proj.bias is not None:
+        raise ValueError(f"kv_b_proj of {name} is no nn.Linear without bias, which LatentCache needs; pack_linears(skip=['kv_b_proj']) leaves it")
+    with torch.no_grad():
+        latent, rotated = torch.randn(weight.shape[1], dtype=weight.dtype), torch.randn(module.qk_rope_head_dim, dtype=weight.dtype)
+        keys, values = module.__class__.expand_kv(module, latent.view(1, 1, 1, -1), rotated.view(1, 1, 1, -1))
+        (from_k, from_v), heads = _halves(module), keys.shape[1]
+        if not (torch.allclose(keys[0, :, 0], torch.cat([from_k @ latent, rotated.expand(heads, -1)], 1), 1e-2, 1e-2)
+                and torch.allclose(values[0, :, 0], from_v @ latent, 1e-2, 1e-2)):
+            raise ValueError(f"LatentCache does not know how {name} makes keys and values of its latents; KvCache does not need to")
+
+
+def _halves(module):
+    """The parts of kv_b_proj that make keys [heads, qk_nope_head_dim, kv_lora_rank] and values [heads, v_head_dim, kv_lora_rank]."""
+    widths = [module.qk_nope_head_dim, module.v_head_dim]
+    return module.kv_b_proj.weight.unflatten(0, (-1, sum(widths))).split(widths, 1)
+
+
+class _LatentLayer(_CacheLayer):
+    """One whose keys are the latents and the rotated keys, [batch, 1, rows, both widths], and whose values are the first part of its keys."""
+
+    def lazy_initialization(self, keys, values):
+        if keys.device.type != "cpu" or keys.dtype not in types:
+            raise ValueError(f"latents are {keys.dtype} on {keys.device}; LatentCache takes float32, float16 and bfloat16 on CPUs")
+        self.cache = _Cache(num_sequences=len(keys), capacity=self.max_length, num_kv_heads=1, head_dim=keys.shape[3], head_dim_v=values.shape[3],
+                            k_type=self.stored[0], v_type=self.stored[0], values="in_keys")
+        self.is_initialized = True
+
+    def update(self, latents, rotated, *args, **kwargs):
+        rows = torch.cat([latents, rotated], 3)
+        super().update(rows, rows[..., :latents.shape[3]])
+        self.keys = _Latents(self, 1, latents)  # whose shape some indexers ask for
+        return _Latents(self, 1, latents), _Latents(self, 2, rotated)
+
+    def store(self, keys, values, padding):
+        keys = keys.detach().transpose(1, 2).to(torch.float32).contiguous().numpy()
+        for sequence in range(len(keys)):
+            self.cache.append(sequence, keys[sequence, 0 if padding is None else min(int(padding[sequence]), keys.shape[1]):])
+
+    def read(self, which, length, dtype):
+        rows, rank = super().read(0, length, dtype), self.cache.shape["head_dim_v"]
+        return rows if which == 0 else rows[..., :rank] if which == 1 else rows[..., rank:]
+
+
+class _IndexedLatentLayer(_LatentLayer):
+    """One with the keys of an indexer, as transformers keeps them."""
+
+    def reset(self):
+        super().reset()
+        self.indexer = DynamicIndexedLayer()
+
+    def __deepcopy__(self, memo):
+        other = super().__deepcopy__(memo)
+        other.indexer = copy.deepcopy(self.indexer, memo)
+        return other
+
+    def update_indexer(self, keys):
+        return self.indexer.update_indexer(keys)
+
+    def crop(self, tokens_to_remove):
+        super().crop(tokens_to_remove)
+        self.indexer.crop(tokens_to_remove)
+
+    def _choose(self, indices):
+        indexer = self.indexer  # which super() forgets
+        super()._choose(indices)
+        self.indexer = indexer
+        indexer.reorder_cache(indices)
+
+    reorder_cache = batch_select_indices = _choose
+
+
+class _Latents(_Stored):
+    """What update() gives the model: the latents, or the rotated keys."""
+
+
+class _Expanded(_Lazy):
+    """The keys or the values of all heads, which nobody has made of the latents yet."""
+
+
+def _expand_kv(module, latents, rotated):
+    expand = functools.partial(module.__class__.expand_kv, module)
+    if not (type(latents) is type(rotated) is _Latents and latents.layer is rotated.layer and latents.is_pristine and rotated.is_pristine):
+        return expand(latents, rotated)
+    both = functools.cache(lambda: expand(latents.dense(), rotated.dense()))
+    widths = module.qk_nope_head_dim + module.qk_rope_head_dim, module.v_head_dim
+    shape = len(latents), module.kv_b_proj.weight.shape[0] // (module.qk_nope_head_dim + module.v_head_dim), latents.shape[2]
+    keys, values = (_Expanded((*shape, width), latents.dtype, lambda which=which: both()[which]) for which, width in enumerate(widths))
+    keys.latents = values.latents = latents
+    return keys, values
+
+
+def _attend_latents(module, query, key, value, mask, scaling, *rest):
+    """_attend over latents in place of the keys and values of all heads. Expanding these costs for each position, absorbing for each query: so many
+    queries at once take the expanded ones."""
+    latents, (from_k, from_v) = key.latents, _halves(module)
+    layer = latents.layer
+    nope, rank = from_k.shape[1:]
+    structure = mask if isinstance(mask, Mask) and mask.is_pristine else None
+    expands = query.shape[2] * (2 * rank - nope - from_v.shape[1]) > rank * (nope + from_v.shape[1])
+    if expands or type(module.kv_b_proj) is not torch.nn.Linear:  # packed by now, so that its weights cannot be applied to others
+        if layer.pending is not None and (mask is None or structure is not None) and layer.takes(structure, False):
+            layer.flush(layer.padding(structure))
+        return _attend(module, query, key.dense(), value.dense(), mask, scaling, *rest)
+    scaling = query.shape[3] ** -0.5 if scaling is None else scaling
+    query = torch.cat([torch.einsum("bhqn,hnr->bhqr", query[..., :nope], from_k), query[..., nope:]], 3)
+    keys, values = (_Stored(layer, which, torch.empty(len(latents), 1, 0, width, dtype=latents.dtype)) for which, width in enumerate((query.shape[3], rank)))
+    output = _attend(module, query, keys, values, mask, scaling, *rest)
+    return torch.einsum("bqhr,hvr->bqhv", output, from_v)
+
+
 # ---- Attention
 
 
@@ -377,8 +533,8 @@ _harmless = {"cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "is_causal", "lo
 
 
 def _with_chosen_keys(module, query, key, mask, indices, block_indices, position_ids):
-    """The mask, with the keys or blocks of keys left out that a model did not choose. Models put their choice into the mask for eager attention and
-    "sdpa" alone, by these names; others are handed the choice."""
+    """The mask, with the keys or blocks of keys left out that a model did not choose: what models put into the mask for eager attention and "sdpa",
+    by these names; others are handed the choice."""
     mask = _dense([mask])[0]
     if block_indices is not None:
         n_q, n_kv = query.shape[2], key.shape[2]
@@ -408,7 +564,8 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
         attention_mask = _with_chosen_keys(module, query, key, attention_mask, indices, block_indices, kwargs.get("position_ids"))
     if is_strict or not torch.compiler.is_compiling():  # which would break its graph here, and at a warning
         try:
-            return _attend(module, query, key, value, attention_mask, scaling, dropout, position_bias, softcap, s_aux, kwargs), None
+            attend = _attend_latents if type(key) is type(value) is _Expanded and key.is_pristine and value.is_pristine else _attend
+            return attend(module, query, key, value, attention_mask, scaling, dropout, position_bias, softcap, s_aux, kwargs), None
         except (_Refused, Error) as reason:
             if is_strict:
                 raise ValueError(f"mha_strict: {reason}") from None
@@ -433,7 +590,7 @@ def _attend(module, query, key, value, mask, scaling, dropout, position_bias, so
     if output.numel() == 0 or n_kv == 0:
         return output.zero_()
     shape, layer = (batch, heads, n_q, n_kv), _layer_of(key, value)
-    if isinstance(mask, _Lazy) and not (mask.is_pristine and tuple(mask.shape) == (batch, 1, n_q, n_kv)):
+    if isinstance(mask, _Lazy) and not (isinstance(mask, Mask) and mask.is_pristine and tuple(mask.shape) == (batch, 1, n_q, n_kv)):
         mask = mask.dense()
     structure = mask if isinstance(mask, Mask) else None
     flags = left = right = at_start = at_kv_start = at_lengths = at_cache = at_score = 0
@@ -458,6 +615,8 @@ def _attend(module, query, key, value, mask, scaling, dropout, position_bias, so
     if n_kv:
         key, at_k, *k_strides = _place(key, batch)
         value, at_v, *v_strides = _place(value, batch)
+        if at_cache and isinstance(layer, _LatentLayer):
+            at_v = 0  # in the keys
     else:
         at_k = at_v = 0
         k_strides = v_strides = (0, 0, 0)
