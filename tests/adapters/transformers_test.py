@@ -438,7 +438,7 @@ class Cache(unittest.TestCase):
 
 class Latents(unittest.TestCase):
     """LatentCache: latent attention of DeepSeek and others."""
-    latent = {"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+    latent = {"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20,
               "head_dim": 8, "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
     models = {"v2": (transformers.DeepseekV2Config, {}), "v3": (transformers.DeepseekV3Config, {}),
               "expanded": (transformers.DeepseekV3Config, {"kv_lora_rank": 128, "qk_nope_head_dim": 4, "v_head_dim": 4}),
