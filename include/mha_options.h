@@ -8,7 +8,7 @@
  *     mha_layer_pack, _view       layers in the caller's memory or in files
  *     mha_kv_cache_*              rings, paged and saved caches; appending and reading alone
  *     mha_rope, mha_rope_tables   rotary position embedding and its tables
- *     mha_norm                    norms of queries, keys and values
+ *     mha_norm                    norms of queries, keys, values and the context
  *     mha_score_options           softcap, biases, mask arrays, groups, sinks, factors
  *     mha_states_merge, _finish   attention over keys that lie in several places
  *     mha_taps                    outputs of each step in between
@@ -333,13 +333,14 @@ typedef struct mha_rope_config {
 MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin,
                                    mha_error *error);
 
-/* ---- Normalised queries, keys and values ---------------------------------------------------- */
+/* ---- Normalised queries, keys, values and context ------------------------------------------- */
 
 /* Flags of a norm, combined by |. */
 #define MHA_NORM_LAYER 1u      /* layer norm, not RMS norm (Cohere, StableLM) */
 #define MHA_NORM_ALL_HEADS 2u  /* one norm over the columns of all heads together (OLMo 2) */
 #define MHA_NORM_AFTER_ROPE 4u /* behind the rotation, not before it (Hunyuan, Llama 4) */
 #define MHA_NORM_VALUES 8u     /* of values too: RMS norm of each head without weights (Gemma 4) */
+#define MHA_NORM_AFTER_GATE 16u /* of the context: behind the layer's gate, not before it (Dory) */
 
 /*
  * Norm of the queries, and of the keys before they are scored or stored, each head by itself
@@ -347,11 +348,14 @@ MHA_API mha_status mha_rope_tables(const mha_rope_config *config, float *cos, fl
  *     RMS norm      x / sqrt(mean of x^2 + epsilon) * weight
  *     layer norm    (x - mean) / sqrt(mean of (x - mean)^2 + epsilon) * weight + bias
  * Gemma and others store w for a weight of 1 + w: the sum is to be given.
+ *
+ * And a norm of the context (BitNet, Kosmos-2), which needs a layer with W_O. Rows of 0 are
+ * normalised too, such as those without keys: there biases reach y. Either norm may be left out.
  */
 typedef struct mha_norm {
   size_t struct_size;    /* sizeof the struct */
   uint32_t flags;        /* MHA_NORM_*; 0 = RMS norm of each head, before the rotation */
-  float epsilon;         /* > 0 and finite */
+  float epsilon;         /* > 0 and finite; 0 and all to head_stride 0 = that of context alone */
   const float *q_weight; /* [head_dim] for all heads, or [num_heads, head_dim]; NULL = 1 */
   const float *k_weight; /* likewise, [num_kv_heads, head_dim] */
   const float *q_bias;   /* of layer norm, in the shape of q_weight; NULL = 0 */
@@ -359,6 +363,11 @@ typedef struct mha_norm {
   /* From a head's weights and biases to the next head's, at least head_dim: 0 = the same for all
      heads, but with MHA_NORM_ALL_HEADS head_dim, the only other choice there */
   int64_t head_stride;
+  uint32_t context_flags; /* MHA_NORM_LAYER, ALL_HEADS and AFTER_GATE; 0 = RMS norm of each head */
+  float context_epsilon;  /* > 0 and finite; 0 and all context_* 0 = no norm of the context */
+  const float *context_weight; /* [head_dim_v] for all heads or [num_heads, head_dim_v]; NULL = 1 */
+  const float *context_bias;   /* of layer norm, in the shape of context_weight; NULL = 0 */
+  int64_t context_head_stride; /* as head_stride, with head_dim_v */
 } mha_norm;
 
 /* ---- Scores --------------------------------------------------------------------------------- */

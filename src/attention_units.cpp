@@ -235,4 +235,16 @@ void run_preparation(const Kernels &kernels, const Attention &attention, const K
   run_units(scheduler, counter, (has_queries ? 3 : 2) * work.batch * work.blocks, run_preparing_unit, &work);
 }
 
+void run_context_norm(const Kernels &kernels, const Attention &attention, const mha_scheduler *scheduler, UnitCounter *counter) {
+  int64_t longest = 0;
+  for (int64_t b = 0; b < attention.batch; ++b) longest = std::max(longest, attention.sequences[b].n_q);
+  const PrepareWork work = {&kernels, nullptr, nullptr, &attention, nullptr, attention.batch, blocks_of(longest, prepared_rows)};
+  const auto run = [](const void *context, int64_t unit, int64_t) {
+    const PrepareWork &of = *static_cast<const PrepareWork *>(context);
+    const int64_t index = unit / of.blocks, begin = unit % of.blocks * prepared_rows;
+    of.kernels->normalize_context(*of.attention, index, begin, std::min(begin + prepared_rows, of.attention->sequences[index].n_q));
+  };
+  run_units(scheduler, counter, work.batch * work.blocks, run, &work);
+}
+
 }  // namespace mha

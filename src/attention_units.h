@@ -30,6 +30,9 @@ void bind_attention(const AttentionMemory &memory, unsigned char *workspace, Att
 void run_preparation(const Kernels &kernels, const Attention &attention, const KvStore (&kv_stores)[2], const RowMeasure (&measures)[2],
                      const mha_scheduler *scheduler, UnitCounter *counter, float *scratch);
 
+// The norm of the context, in place, once it is there.
+void run_context_norm(const Kernels &kernels, const Attention &attention, const mha_scheduler *scheduler, UnitCounter *counter);
+
 // All units, and then the outputs per pair.
 void run_attention(const Kernels &kernels, Attention *attention, const mha_scheduler *scheduler, UnitCounter *counter, float *scratch);
 

@@ -199,6 +199,7 @@ mha_status finish_plan(Report report, const mha_layer *layer, Plan *plan) {
   if (args.reserved != 0) return report.invalid("mha_forward_args.reserved is not 0; set it to 0");
   describe_call(args, &stage);
   stage.sequences.is_self = !args.key && !(args.flags & MHA_CACHE_READ);
+  stage.has_output = shape.has_output;
   stage.kernels = layer->kernels;
   Attention &attention = stage.attention;
   attention.num_heads = shape.num_heads;

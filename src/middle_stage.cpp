@@ -116,7 +116,7 @@ mha_status check_middle(Report report, MiddleStage *stage) {
   groups.window_left = attention.window_left;
   groups.window_right = attention.window_right;
   if (groups.add_keys) attention.window_left = attention.window_right = INT64_MAX;
-  if (const mha_status status = check_norm(report, stage->norm, s, &attention)) return status;
+  if (const mha_status status = check_norm(report, stage->norm, s, stage->has_output, &attention)) return status;
   attention.prepare_q.rotation = rotation_of(s, false);
   attention.prepare_k.rotation = rotation_of(s, true);
   const struct {
@@ -215,6 +215,7 @@ void attend_pass(MiddleStage *stage) {
     run_preparation(*stage->kernels, attention, kv_stores, measures, stage->scheduler, stage->counter, stage->scratch);
   }
   run_attention(*stage->kernels, &attention, stage->scheduler, stage->counter, stage->scratch);
+  if (attention.context_norm.is_given) run_context_norm(*stage->kernels, attention, stage->scheduler, stage->counter);
 }
 
 void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t width, void *base, int64_t batch_stride,

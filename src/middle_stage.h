@@ -20,6 +20,7 @@ struct MiddleStage {
   const Kernels *kernels;
   const mha_score_options *score;
   const mha_norm *norm;
+  bool has_output;             // W_O takes the context
   const mha_taps *given_taps;
   mha_taps taps;               // read by check_middle; all NULL where none are given
   Attention attention;         // what the kernels are told
@@ -36,13 +37,14 @@ struct MiddleStage {
   int64_t next_row;
 };
 
-// The shape (num_heads ... head_dim_v, scale), q, k, v, the output, kernels and is_self are the entry's to set.
+// The shape (num_heads ... head_dim_v, scale), q, k, v, the output, kernels, is_self and has_output are the entry's to set.
 template <class Args>
 void describe_call(const Args &args, MiddleStage *stage) {
   describe_sequences(args, &stage->sequences);
   stage->scheduler = args.scheduler;
   stage->score = args.score;
   stage->norm = args.norm;
+  stage->has_output = false;
   stage->given_taps = args.taps;
   stage->k_rows = stage->v_rows = {};
   Attention &attention = stage->attention;

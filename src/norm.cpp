@@ -3,57 +3,114 @@
 #include "structs.h"
 
 namespace mha {
+namespace {
 
-mha_status check_norm(Report report, const mha_norm *given, const SequenceArguments &s, Attention *attention) {
+// One of the two norms of mha_norm, and what its fields are called: norm.<prefix>flags and so on.
+struct GivenNorm {
+  const char *prefix;
+  uint32_t flags, known_flags;
+  float epsilon;
+  const char *bias_name;  // of one that is given; null: none
+  int64_t head_stride, width;
+  const char *width_name;
+  bool is_given;  // one of its fields is
+};
+
+mha_status check_one(Report report, const GivenNorm &given, int64_t num_heads) {
+  if (given.flags & ~given.known_flags) {
+    return report.invalid("norm.%sflags has the bits 0x%x, which mean nothing; leave them 0", given.prefix,
+                          given.flags & ~given.known_flags);
+  }
+  if (!(given.epsilon > 0.0f) || given.epsilon - given.epsilon != 0.0f) {
+    return report.invalid("norm.%sepsilon is %g; it must be positive and finite, such as 1e-6", given.prefix,
+                          static_cast<double>(given.epsilon));
+  }
+  if (!(given.flags & MHA_NORM_LAYER) && given.bias_name) {
+    return report.invalid("norm.%s is given, but an RMS norm has no bias; set MHA_NORM_LAYER, or leave it NULL", given.bias_name);
+  }
+  const int64_t stride = given.head_stride, width = given.width;
+  if ((given.flags & MHA_NORM_ALL_HEADS) && stride != 0 && stride != width) {
+    return report.invalid("norm.%shead_stride is %lld; with MHA_NORM_ALL_HEADS, weights are one row: set it to %s %lld, or 0", given.prefix,
+                          lld(stride), given.width_name, lld(width));
+  }
+  if (stride < 0 || (stride != 0 && stride < width)) {
+    return report.invalid("norm.%shead_stride is %lld; set it to at least %s %lld, or 0 for the same weights for all heads", given.prefix,
+                          lld(stride), given.width_name, lld(width));
+  }
+  if ((Count(num_heads) * Count(stride) * Count(sizeof(float))).overflows())
+    return report.fail(MHA_ERROR_TOO_LARGE, "norm's weights would be larger than memory can be");
+  return MHA_OK;
+}
+
+Norm norm_of(const GivenNorm &given, int64_t num_heads, const float *weight, const float *bias) {
+  Norm norm = {};
+  norm.is_given = true;
+  norm.is_layer = (given.flags & MHA_NORM_LAYER) != 0;
+  norm.is_after_rotation = (given.flags & MHA_NORM_AFTER_ROPE) != 0;
+  norm.is_of_all_heads = (given.flags & MHA_NORM_ALL_HEADS) != 0;
+  norm.epsilon = given.epsilon;
+  norm.count = static_cast<float>(norm.is_of_all_heads ? num_heads * given.width : given.width);
+  norm.weight = weight;
+  norm.bias = bias;
+  norm.head_stride = norm.is_of_all_heads ? given.width : given.head_stride;
+  return norm;
+}
+
+}  // namespace
+
+mha_status check_norm(Report report, const mha_norm *given, const SequenceArguments &s, bool has_output, Attention *attention) {
   Attention &a = *attention;
   a.prepare_q = a.prepare_k = a.prepare_v = {};
+  a.context_norm = {};
+  a.gates_late = false;
   if (!given) return MHA_OK;
   mha_norm norm;
   if (const mha_status status = read_struct(report, "mha_norm", given, &norm)) return status;
-  constexpr uint32_t known_flags = MHA_NORM_LAYER | MHA_NORM_ALL_HEADS | MHA_NORM_AFTER_ROPE | MHA_NORM_VALUES;
-  if (norm.flags & ~known_flags)
-    return report.invalid("norm.flags has the bits 0x%x, which mean nothing; leave them 0", norm.flags & ~known_flags);
-  if (!(norm.epsilon > 0.0f) || norm.epsilon - norm.epsilon != 0.0f)
-    return report.invalid("norm.epsilon is %g; it must be positive and finite, such as 1e-6", static_cast<double>(norm.epsilon));
-  const bool is_layer = (norm.flags & MHA_NORM_LAYER) != 0, has_all_heads = (norm.flags & MHA_NORM_ALL_HEADS) != 0;
-  if (!is_layer && (norm.q_bias || norm.k_bias)) {
-    return report.invalid("norm.%s is given, but an RMS norm has no bias; set MHA_NORM_LAYER, or leave it NULL",
-                          norm.q_bias ? "q_bias" : "k_bias");
+  const bool has_q = norm.q_weight || norm.q_bias, has_k = norm.k_weight || norm.k_bias;
+  const GivenNorm rows = {"",
+                          norm.flags,
+                          MHA_NORM_LAYER | MHA_NORM_ALL_HEADS | MHA_NORM_AFTER_ROPE | MHA_NORM_VALUES,
+                          norm.epsilon,
+                          norm.q_bias   ? "q_bias"
+                          : norm.k_bias ? "k_bias"
+                                        : nullptr,
+                          norm.head_stride,
+                          a.head_dim,
+                          "head_dim",
+                          norm.flags || norm.epsilon != 0.0f || has_q || has_k || norm.head_stride != 0};
+  const GivenNorm context = {"context_",
+                             norm.context_flags,
+                             MHA_NORM_LAYER | MHA_NORM_ALL_HEADS | MHA_NORM_AFTER_GATE,
+                             norm.context_epsilon,
+                             norm.context_bias ? "context_bias" : nullptr,
+                             norm.context_head_stride,
+                             a.head_dim_v,
+                             "head_dim_v",
+                             norm.context_flags || norm.context_epsilon != 0.0f || norm.context_weight || norm.context_bias ||
+                                 norm.context_head_stride != 0};
+  if (rows.is_given || !context.is_given) {
+    if (const mha_status status = check_one(report, rows, a.num_heads)) return status;
+    a.prepare_q.norm = norm_of(rows, a.num_heads, norm.q_weight, norm.q_bias);
+    a.prepare_k.norm = norm_of(rows, a.num_kv_heads, norm.k_weight, norm.k_bias);
+    a.prepare_q.norm.rows_per_sequence = s.n_q;
+    a.prepare_k.norm.rows_per_sequence = s.is_self ? s.n_q : s.n_kv;
   }
-  const int64_t stride = norm.head_stride;
-  if (has_all_heads && stride != 0 && stride != a.head_dim) {
-    return report.invalid("norm.head_stride is %lld; with MHA_NORM_ALL_HEADS, weights are one row: set it to head_dim %lld, or 0",
-                          lld(stride), lld(a.head_dim));
+  if (context.is_given) {
+    if (const mha_status status = check_one(report, context, a.num_heads)) return status;
+    if (!has_output)
+      return report.invalid("norm.context_epsilon is %g, but no W_O takes the context; leave it 0", static_cast<double>(context.epsilon));
+    a.context_norm = norm_of(context, a.num_heads, norm.context_weight, norm.context_bias);
+    a.gates_late = !(context.flags & MHA_NORM_AFTER_GATE);
   }
-  if (stride < 0 || (stride != 0 && stride < a.head_dim)) {
-    return report.invalid("norm.head_stride is %lld; set it to at least head_dim %lld, or 0 for the same weights for all heads",
-                          lld(stride), lld(a.head_dim));
-  }
-  if ((Count(a.num_heads) * Count(stride) * Count(sizeof(float))).overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE, "norm's weights would be larger than memory can be");
-
-  Norm common = {};
-  common.is_given = true;
-  common.is_after_rotation = (norm.flags & MHA_NORM_AFTER_ROPE) != 0;
-  common.epsilon = norm.epsilon;
-  common.rows_per_sequence = s.n_q;
   if ((norm.flags & MHA_NORM_VALUES) && s.cache && s.cache->values != MHA_CACHE_VALUES_OWN)
     return report.invalid("norm.flags has MHA_NORM_VALUES, but the cache has its values in the keys; leave it out");
   if (norm.flags & MHA_NORM_VALUES) {
-    a.prepare_v.norm = common;
-    a.prepare_v.norm.count = static_cast<float>(a.head_dim_v);
+    Norm &of_values = a.prepare_v.norm;
+    of_values.is_given = true;
+    of_values.is_after_rotation = a.prepare_q.norm.is_after_rotation;
+    of_values.epsilon = norm.epsilon;
+    of_values.count = static_cast<float>(a.head_dim_v);
   }
-  common.is_layer = is_layer;
-  common.is_of_all_heads = has_all_heads;
-  common.head_stride = has_all_heads ? a.head_dim : stride;
-  a.prepare_q.norm = a.prepare_k.norm = common;
-  a.prepare_q.norm.count = static_cast<float>(has_all_heads ? a.num_heads * a.head_dim : a.head_dim);
-  a.prepare_q.norm.weight = norm.q_weight;
-  a.prepare_q.norm.bias = norm.q_bias;
-  a.prepare_k.norm.count = static_cast<float>(has_all_heads ? a.num_kv_heads * a.head_dim : a.head_dim);
-  a.prepare_k.norm.weight = norm.k_weight;
-  a.prepare_k.norm.bias = norm.k_bias;
-  if (!s.is_self) a.prepare_k.norm.rows_per_sequence = s.n_kv;
   return MHA_OK;
 }
 

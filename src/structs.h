@@ -24,7 +24,7 @@ MHA_FIRST_VERSION_ENDS_WITH(mha_layer_options, allocator);
 MHA_FIRST_VERSION_ENDS_WITH(mha_kv_cache_config, num_blocks);
 MHA_FIRST_VERSION_ENDS_WITH(mha_rope, k_positions);
 MHA_FIRST_VERSION_ENDS_WITH(mha_rope_config, reserved);
-MHA_FIRST_VERSION_ENDS_WITH(mha_norm, head_stride);
+MHA_FIRST_VERSION_ENDS_WITH(mha_norm, context_head_stride);
 MHA_FIRST_VERSION_ENDS_WITH(mha_score_options, relative_rows_row_stride);
 MHA_FIRST_VERSION_ENDS_WITH(mha_states_args, lse);
 MHA_FIRST_VERSION_ENDS_WITH(mha_taps, context);

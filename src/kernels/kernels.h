@@ -145,7 +145,7 @@ struct Rotation {
   int64_t origin;  // where positions without `positions` count from: kv_position of the call
 };
 
-// Norm of queries, keys or values (CONTRACT.md, section 5); see mha_norm.
+// Norm of queries, keys, values or the context (CONTRACT.md, sections 5 and 10); see mha_norm.
 struct Norm {
   bool is_given, is_layer, is_after_rotation;
   bool is_of_all_heads;        // together
@@ -255,6 +255,8 @@ struct Attention {
   int64_t window_left, window_right;  // the query at position p attends to the keys at p - window_left .. p + window_right
   ScoreOptions options;
   Gate gate;
+  Norm context_norm;  // of the rows that W_O takes, when all their heads are there
+  bool gates_late;    // the gate comes behind that norm
   const Sequence *sequences;          // [batch]
   StridedRows q;
   Preparation prepare_q, prepare_k, prepare_v;  // of keys and values only where they are plain, others are prepared already
@@ -367,6 +369,9 @@ struct Kernels {
   // One unit of attention: the queries from block * block_queries on of all query heads of one kv head of one sequence, with the keys of
   // one part. scratch: attention.scratch.floats floats, aligned to 64 bytes.
   void (*attend)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block, int64_t part, float *scratch);
+
+  // Norm, and a gate behind it, of rows [row_begin, row_end) of a sequence's context, which are floats.
+  void (*normalize_context)(const Attention &attention, int64_t sequence, int64_t row_begin, int64_t row_end);
 
   // The outputs per pair of such a unit, when all its parts are done.
   void (*inspect)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block, float *scratch);

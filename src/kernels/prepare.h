@@ -85,18 +85,12 @@ alignas(64) constexpr float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1
 alignas(64) constexpr float minus_zeros[16] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f,
                                                -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
 
+// A head's row, whose statistics, or those of all heads, are known.
 template <class V>
-MHA_NOINLINE void normalize(const Norm &norm, const RowPlace &place, int64_t width, float *x) {
-  Statistics found;
-  if (norm.is_of_all_heads) {
-    const float *const of_row = norm.statistics + 2 * (place.sequence * norm.rows_per_sequence + place.array_row);
-    found = {of_row[0], of_row[1]};
-  } else {
-    found = statistics_of<V>(norm, 1, width, [x](int64_t) MHA_INLINED { return x; });
-  }
+MHA_NOINLINE void scale_normal(const Norm &norm, const Statistics &found, int64_t head, int64_t width, float *x) {
   // Where there are none, the same numbers again and again.
-  const float *const weight = norm.weight ? norm.weight + place.head * norm.head_stride : ones;
-  const float *const bias = norm.bias ? norm.bias + place.head * norm.head_stride : minus_zeros;
+  const float *const weight = norm.weight ? norm.weight + head * norm.head_stride : ones;
+  const float *const bias = norm.bias ? norm.bias + head * norm.head_stride : minus_zeros;
   const int64_t weight_step = norm.weight ? 1 : 0, bias_step = norm.bias ? 1 : 0;
   const auto put = [&](auto vector, int64_t d) MHA_INLINED {
     using T = decltype(vector);
@@ -106,6 +100,18 @@ MHA_NOINLINE void normalize(const Norm &norm, const RowPlace &place, int64_t wid
   int64_t d = 0;
   for (; d + static_cast<int64_t>(V::size) <= width; d += V::size) put(V{}, d);
   for (; d < width; ++d) put(Scalar{}, d);
+}
+
+template <class V>
+MHA_NOINLINE void normalize(const Norm &norm, const RowPlace &place, int64_t width, float *x) {
+  Statistics found;
+  if (norm.is_of_all_heads) {
+    const float *const of_row = norm.statistics + 2 * (place.sequence * norm.rows_per_sequence + place.array_row);
+    found = {of_row[0], of_row[1]};
+  } else {
+    found = statistics_of<V>(norm, 1, width, [x](int64_t) MHA_INLINED { return x; });
+  }
+  scale_normal<V>(norm, found, place.head, width, x);
 }
 
 // ---- Both

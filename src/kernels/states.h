@@ -105,13 +105,11 @@ MHA_NOINLINE V factor_of(const Gate &gate, V g) {
   return gate.is_sigmoid ? sigmoid_of(g) : softplus_of(g);
 }
 
-// A row of the context times the function of its gate.
+// A head's row of the context times the function of its gate.
 template <class V>
-MHA_NOINLINE void apply_gate(const Unit &unit, const Row &row, float *x) {
-  const Gate &gate = unit.call.gate;
-  const float *const g = static_cast<const float *>(gate.values.base) + unit.sequence_index * gate.values.batch_stride +
-                         unit.array_row(row) * gate.values.row_stride + row.head * gate.values.head_stride;
-  const int64_t width = unit.call.head_dim_v;
+MHA_NOINLINE void apply_gate(const Gate &gate, int64_t sequence, int64_t array_row, int64_t head, int64_t width, float *x) {
+  const float *const g = static_cast<const float *>(gate.values.base) + sequence * gate.values.batch_stride +
+                         array_row * gate.values.row_stride + head * gate.values.head_stride;
   if (gate.is_single) return scale_context<V>(factor_of(gate, Scalar{g[0]}).x, width, x);
   int64_t c = 0;
   for (; c + static_cast<int64_t>(V::size) <= width; c += V::size) {
@@ -128,7 +126,8 @@ MHA_NOINLINE void rework_context(const Unit &unit, const Row &row, bool is_empty
   if (float *const tap = unit.context_tap(row)) {
     for (int64_t i = 0; i < call.head_dim_v; ++i) tap[i] = x[i];
   }
-  if (call.gate.values.base && !is_empty) apply_gate<V>(unit, row, x);
+  if (call.gate.values.base && !call.gates_late && !is_empty)
+    apply_gate<V>(call.gate, unit.sequence_index, unit.array_row(row), row.head, call.head_dim_v, x);
   if (call.output_storage != Storage::f32) narrow(call.output_storage, x, call.head_dim_v, unit.output(row));
 }
 

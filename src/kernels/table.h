@@ -3,6 +3,7 @@
 
 #include "kernels/attend.h"
 #include "kernels/codes.h"
+#include "kernels/context_norm.h"
 #include "kernels/inspect.h"
 #include "kernels/project.h"
 #include "kernels/small.h"
@@ -29,6 +30,7 @@ constexpr Kernels make_kernels(uint32_t instruction_set, const CodeKernels *code
           project<V>,
           widen_rows<V>,
           attend<V>,
+          normalize_context<V>,
           inspect<V>,
           store<V>,
           measure<V>,

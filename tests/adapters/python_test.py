@@ -536,6 +536,25 @@ class Mha(unittest.TestCase):
         _, steps = self.layer.forward(floats(2, 9, width), norm=norm, want=["q", "k", "v", "context"])
         self.assert_same(mha.attention(steps["q"], steps["k"], steps["v"], norm=norm), steps["context"])
 
+    def test_a_norm_of_the_context_is_what_numpy_computes(self):
+        x, own = floats(2, 5, width), mha.Layer(width, heads, **{**self.w, "w_o": np.eye(width, dtype=np.float32)})
+        _, steps = own.forward(x, want=["context"])
+        context = steps["context"].astype(np.float64)
+        for is_layer, all_heads, by_head in (False, False, False), (True, False, True), (True, True, True):
+            weight, bias = floats(*[heads] * by_head, head_dim), floats(*[heads] * by_head, head_dim) if is_layer else None
+            axes = (2, 3) if all_heads else (3,)
+            centred = context - context.mean(axis=axes, keepdims=True) * is_layer
+            expected = centred / np.sqrt((centred**2).mean(axis=axes, keepdims=True) + 1e-5) * weight + (bias if is_layer else 0)
+            norm = mha.Norm(epsilon=0, context=mha.ContextNorm(weight, bias=bias, epsilon=1e-5, layer=is_layer, all_heads=all_heads))
+            y = own.forward(x, norm=norm)
+            np.testing.assert_allclose(y.reshape(expected.shape), expected, atol=1e-5)
+        flat = mha.Norm(epsilon=0, context=mha.ContextNorm(weight.reshape(-1), bias=bias.reshape(-1), epsilon=1e-5, layer=True, all_heads=True))
+        self.assert_same(own.forward(x, norm=flat), y)
+        with self.assertRaisesRegex(ValueError, "weight is"):
+            own.forward(x, norm=mha.Norm(epsilon=0, context=mha.ContextNorm(floats(head_dim + 1))))
+        with self.assertRaisesRegex(mha.Error, "no W_O takes the context"):
+            mha.attention(floats(1, 3, 4, 8), floats(1, 3, 4, 8), floats(1, 3, 4, 8), norm=mha.Norm(epsilon=0, context=mha.ContextNorm()))
+
     def test_the_relative_bias_of_t5(self):
         embedding = np.repeat(np.arange(32, dtype=np.float32)[:, None], 3, axis=1)
         both, left = mha.t5_relative_bias(embedding), mha.t5_relative_bias(embedding, max_distance=64, is_bidirectional=False)

@@ -554,6 +554,16 @@ class Cases {
       m.b_g = gate.Uniforms(36);
       RecordLayer("layer with a gate", m, DataOf(m, MHA_TYPE_F32));
       RecordBytes("packed layer with a gate", DataOf(m, MHA_TYPE_INT4).Pack());
+      for (const bool is_after_gate : {false, true}) {
+        ContextNormArrays norm;
+        norm.is_layer = norm.is_of_all_heads = norm.is_after_gate = is_after_gate;
+        norm.epsilon = 0x1p-20f;
+        norm.head_stride = is_after_gate ? 9 : 0;
+        norm.weight = gate.Uniforms(is_after_gate ? 36 : 9);
+        if (is_after_gate) norm.bias = gate.Uniforms(36);
+        m.context_norm = norm;
+        RecordLayer(is_after_gate ? "layer with a norm behind its gate" : "layer with a norm before its gate", m, DataOf(m, MHA_TYPE_F32));
+      }
     }
     // Weights as given in 16 bits, and codes of a quantiser.
     for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {

@@ -148,6 +148,36 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
       {"NormWeightsOverflow",
        [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.head_stride = kMax; },
        {MHA_ERROR_TOO_LARGE, {argument}, {"norm"}}},
+      {"NormOfTheContextHasAFlagOfRotation",
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1;
+         c.data.norm.context_flags = MHA_NORM_AFTER_ROPE;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_flags", "0x4"}}},
+      {"NormOfTheContextHasNoEpsilon",
+       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.context_weight = WithTheLast(0); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_epsilon is 0"}}},
+      {"NormOfTheContextHasANegativeEpsilon",
+       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.context_epsilon = -1; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_epsilon is -1"}}},
+      {"RmsNormOfTheContextHasABias",
+       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1, c.data.norm.context_bias = WithTheLast(0); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_bias", "MHA_NORM_LAYER"}}},
+      {"NormOfTheContextHasAStrideLessThanAHead",
+       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1, c.data.norm.context_head_stride = 1; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_head_stride is 1;", "head_dim_v"}}},
+      {"NormOfTheContextOfAllHeadsHasAnotherStride",
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1, c.data.norm.context_head_stride = 4711;
+         c.data.norm.context_flags = MHA_NORM_ALL_HEADS;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_head_stride is 4711", "MHA_NORM_ALL_HEADS"}}},
+      {"WeightsOfQueriesBesideANormOfTheContextAlone",
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1, c.data.norm.q_weight = WithTheLast(0);
+         c.data.norm.epsilon = 0;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.epsilon is 0"}}},
       {"ScoreOptionsOfAnUnknownSize",
        [](auto &c) { c.args.score = &c.data.score, c.data.score.struct_size = sizeof(mha_score_options) - 1; },
        {MHA_ERROR_STRUCT_SIZE, {argument}, {"mha_score_options", "struct_size"}}},
@@ -614,6 +644,9 @@ class AttentionErrors : public testing::TestWithParam<CallCase<FullAttention>> {
 TEST_P(AttentionErrors, AreSentencesAndNothingIsWritten) { ExpectCallFails(GetParam()); }
 
 const CallCase<FullAttention> kAttentionCases[] = {
+    {"NormOfTheContextWithoutWO",
+     [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"norm.context_epsilon is 1", "W_O"}}},
     {"NumHeadsIsZero", [](auto &c) { c.args.num_heads = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_heads"}}},
     {"NumHeadsIsNegative", [](auto &c) { c.args.num_heads = -4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_heads"}}},
     {"NumKvHeadsIsNegative", [](auto &c) { c.args.num_kv_heads = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_kv_heads"}}},

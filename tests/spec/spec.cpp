@@ -605,6 +605,27 @@ void AddSink(int64_t head_dim_v, float sink, State *state) {
   if (!IsEmpty(*state)) Merge(head_dim_v, *state, {sink, 1.0f, nothing}, state);
 }
 
+// x times the gate of row i.
+float Gated(const AttentionShape &shape, int64_t h, int64_t i, int64_t d, float x) {
+  const float g = shape.gate.values[(i * shape.num_heads + h) * shape.gate.dim + (shape.gate.dim == 1 ? 0 : d)];
+  return Canon(x * (shape.gate.kind == GateKind::kSigmoid ? Sigmoid(g) : Softplus(g)));
+}
+
+// The rows that W_O takes, x [n_q, num_heads, head_dim_v]: gated or, where the gate comes behind the norm, the context.
+void FinishContext(const AttentionShape &shape, float *x) {
+  const support::ContextNorm &norm = *shape.context_norm;
+  const int64_t heads = shape.num_heads, width = shape.head_dim_v, together = norm.is_of_all_heads ? heads : 1;
+  for (int64_t i = 0; i < shape.n_q; i++) {
+    for (int64_t h = 0; h < heads; h += together) {
+      Normalize(norm.is_layer, norm.epsilon, norm.weight ? norm.weight + h * norm.head_stride : nullptr,
+                norm.bias ? norm.bias + h * norm.head_stride : nullptr, norm.head_stride, together, width, x + (i * heads + h) * width);
+    }
+    for (int64_t n = 0; !norm.is_after_gate && shape.gate.kind != GateKind::kNone && n < heads * width; n++) {
+      x[i * heads * width + n] = Gated(shape, n / width, i, n % width, x[i * heads * width + n]);
+    }
+  }
+}
+
 void FinishRow(const AttentionShape &shape, int64_t h, int64_t i, const float *s, const State &state, float *context, float *gated,
                float *lse, float *weights) {
   const bool empty = IsEmpty(state);
@@ -613,10 +634,8 @@ void FinishRow(const AttentionShape &shape, int64_t h, int64_t i, const float *s
     float x = empty ? 0.0f : Canon(state.o[d] * inv);
     if (!empty && shape.score && shape.score->head_scales) x = Canon(x * shape.score->head_scales[h]);
     if (context) context[d] = x;
-    if (!empty && shape.gate.kind != GateKind::kNone) {
-      const float g = shape.gate.values[(i * shape.num_heads + h) * shape.gate.dim + (shape.gate.dim == 1 ? 0 : d)];
-      x = Canon(x * (shape.gate.kind == GateKind::kSigmoid ? Sigmoid(g) : Softplus(g)));
-    }
+    const bool is_late = shape.context_norm && !shape.context_norm->is_after_gate;
+    if (!empty && !is_late && shape.gate.kind != GateKind::kNone) x = Gated(shape, h, i, d, x);
     if (gated) gated[d] = x;
   }
   if (lse) *lse = empty ? -kInfinity : Canon(state.m + Log(state.l));
@@ -792,7 +811,8 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
     a.gate.values = gate;
   }
   Attend(a, outputs.q, outputs.k, outputs.v, outputs.attention);
-  const float *context = outputs.attention.gated;
+  float *const context = outputs.attention.gated;
+  if (a.context_norm) FinishContext(a, context);
   if (weights.w_o) {
     project(context, weights.w_o, weights.s_o, weights.b_o, a.n_q, merged_dim, shape.output_dim, outputs.y);
   } else {

@@ -106,6 +106,12 @@ std::string Describe(const AttentionSizes &sizes) {
       text << (given->empty() ? "-" : "+");
     }
   }
+  if (sizes.context_norm) {
+    const ContextNormArrays &norm = *sizes.context_norm;
+    text << " context" << (norm.is_layer ? " layer norm" : " rms norm") << (norm.is_of_all_heads ? " of all heads" : "")
+         << (norm.is_after_gate ? " after gate" : "") << " head_stride " << norm.head_stride << " weights"
+         << (norm.weight.empty() ? "-" : "+") << (norm.bias.empty() ? "-" : "+");
+  }
   if (sizes.score) {
     const ScoreArrays &score = *sizes.score;
     const auto extents = [](const auto &pairs) {
@@ -161,6 +167,14 @@ std::optional<Norm> NormOf(const AttentionSizes &sizes) {
   const auto data = [](const std::vector<float> &x) { return x.empty() ? nullptr : x.data(); };
   return Norm{from.is_layer,       from.is_of_all_heads, from.is_after_rotation, from.is_of_values, from.epsilon,
               data(from.q_weight), data(from.k_weight),  data(from.q_bias),      data(from.k_bias), from.head_stride};
+}
+
+std::optional<ContextNorm> ContextNormOf(const AttentionSizes &sizes) {
+  if (!sizes.context_norm) return std::nullopt;
+  const ContextNormArrays &from = *sizes.context_norm;
+  const auto data = [](const std::vector<float> &x) { return x.empty() ? nullptr : x.data(); };
+  return ContextNorm{from.is_layer,     from.is_of_all_heads, from.is_after_gate, from.epsilon,
+                     data(from.weight), data(from.bias),      from.head_stride};
 }
 
 void FillNormal(Random *random, AttentionProblem *problem) {

@@ -54,6 +54,15 @@ struct NormArrays {
   std::vector<float> q_weight, k_weight, q_bias, k_bias;  // empty = not given
 };
 
+// Likewise of the context.
+struct ContextNormArrays {
+  bool is_layer = false, is_of_all_heads = false, is_after_gate = false;
+  bool use_defaults = false;
+  float epsilon = 1e-6f;
+  int64_t head_stride = 0;
+  std::vector<float> weight, bias;
+};
+
 // A number for each pair of row and key, [batch, num_heads, n_q, n_kv], of which the first three extents may be 1 instead.
 template <typename T>
 struct Pairs {
@@ -123,6 +132,7 @@ struct AttentionSizes {
   std::optional<int64_t> window_left, window_right;
   std::optional<Rope> rope;
   std::optional<NormArrays> norm;
+  std::optional<ContextNormArrays> context_norm;  // of mha_forward
   std::optional<ScoreArrays> score;
   GateKind gate = GateKind::kNone;
   int64_t kv_position = 0;          // of the first key; of mha_attention
@@ -177,6 +187,7 @@ void WithRotation(const AttentionSizes &sizes, int64_t b, const Function &functi
 
 // The norm of all sequences, if there is one.
 std::optional<Norm> NormOf(const AttentionSizes &sizes);
+std::optional<ContextNorm> ContextNormOf(const AttentionSizes &sizes);
 
 // Of the pairs, those of the valid rows of sequence b and of `count` columns from `first` on, of all of them: [num_heads, n_q, count].
 template <typename T>

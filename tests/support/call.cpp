@@ -166,6 +166,16 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
     norm.head_stride = from.use_defaults ? 0 : from.head_stride;
     args->norm = &norm;
   }
+  if (sizes.context_norm) {
+    const ContextNormArrays &from = *sizes.context_norm;
+    norm.context_flags = (from.is_layer ? MHA_NORM_LAYER : 0u) | (from.is_of_all_heads ? MHA_NORM_ALL_HEADS : 0u) |
+                         (from.is_after_gate ? MHA_NORM_AFTER_GATE : 0u);
+    norm.context_epsilon = from.epsilon;
+    norm.context_weight = Keep(from.weight);
+    norm.context_bias = Keep(from.bias);
+    norm.context_head_stride = from.use_defaults ? 0 : from.head_stride;
+    args->norm = &norm;
+  }
   if (sizes.score) {
     const ScoreArrays &from = *sizes.score;
     score.softcap = from.softcap;

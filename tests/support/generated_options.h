@@ -661,6 +661,29 @@ inline const std::vector<Dimension> &Dimensions() {
       {"norm_values", {"no", "yes"}, [](Case *, std::string_view, Random *) {}},
       {"norm_weights", {"none", "same", "heads", "apart", "queries", "keys"}, [](Case *, std::string_view, Random *) {}},
 
+      {"context_norm",
+       {"none", "rms", "layer"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "none") return;
+         LayerProblem &whole = c->whole;
+         ContextNormArrays norm;
+         norm.is_layer = value == "layer";
+         norm.is_of_all_heads = c->Is("context_norm_heads", "together");
+         norm.is_after_gate = c->Is("context_norm_place", "after");
+         norm.use_defaults = norm.is_of_all_heads && random->Coin();
+         norm.epsilon = random->Pick<float>({1e-6f, 1e-5f, 0.25f});
+         if (norm.is_of_all_heads || c->Is("context_norm_weights", "heads")) norm.head_stride = whole.head_dim_v;
+         if (c->Is("context_norm_weights", "apart")) norm.head_stride = whole.head_dim_v + random->Between(1, 9);
+         const auto draw = [&](float around) { return NormWeights(random, around, whole.num_heads, whole.head_dim_v, norm.head_stride); };
+         if (!c->Is("context_norm_weights", "none")) norm.weight = draw(1);
+         if (norm.is_layer && random->Coin()) norm.bias = draw(0);
+         if (c->Is("values", "special") && !norm.weight.empty()) norm.weight[0] = SpecialValue(random);
+         whole.context_norm = norm;
+       }},
+      {"context_norm_heads", {"each", "together"}, [](Case *, std::string_view, Random *) {}},
+      {"context_norm_place", {"before", "after"}, [](Case *, std::string_view, Random *) {}},  // the gate
+      {"context_norm_weights", {"none", "same", "heads", "apart"}, [](Case *, std::string_view, Random *) {}},
+
       // What changes scores
       {"softcap",
        {"no", "yes"},
@@ -885,6 +908,8 @@ inline std::vector<Together> MakeRefusedByTheLibrary() {
       {{"q_start", "before|far_before"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}, {"groups", "also"}},
       {{"kv_start", "yes"}, {"padding_left", "yes"}},
       {{"kv_start", "yes"}, {"cache_read", "yes"}},
+      {{"context_norm", "!none"}, {"entry", "attention"}},
+      {{"context_norm", "!none"}, {"w_o", "no"}},
       {{"sgemm", "yes"}, {"weight_type", "!f32"}},
       {{"sgemm", "yes"}, {"inputs", "one_row"}},
       {{"arithmetic", "!f32"}, {"weight_type", "f32|f16|bf16"}},
@@ -941,6 +966,10 @@ inline std::vector<Together> MakeWithoutMeaning() {
       {{"rope", "none"}, {"rope_dims", "!all"}},
       {{"rope", "none"}, {"rope_positions", "!counted"}},
       {{"norm_heads", "together"}, {"norm_weights", "apart"}},
+      {{"context_norm_heads", "together"}, {"context_norm_weights", "apart"}},
+      {{"context_norm", "none"}, {"context_norm_heads", "together"}},
+      {{"context_norm", "none"}, {"context_norm_place", "after"}},
+      {{"context_norm", "none"}, {"context_norm_weights", "!none"}},
       {{"kv_start", "yes"}, {"cache", "!none"}, {"calls", "!one"}},
       {{"inputs", "repeated"}, {"packed", "yes"}},
       {{"inputs", "one_head"}, {"entry", "!attention"}},

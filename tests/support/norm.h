@@ -1,4 +1,4 @@
-// Norms of queries, keys and values.
+// Norms of queries, keys, values and the context.
 #ifndef MHA_TESTS_SUPPORT_NORM_H
 #define MHA_TESTS_SUPPORT_NORM_H
 

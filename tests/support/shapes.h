@@ -33,6 +33,14 @@ struct Norm {
   int64_t head_stride;                                  // from one head's to the next one's
 };
 
+// A norm of the context before W_O.
+struct ContextNorm {
+  bool is_layer, is_of_all_heads, is_after_gate;
+  float epsilon;
+  const float *weight, *bias;  // null: none
+  int64_t head_stride;         // from one head's to the next one's
+};
+
 constexpr int64_t kNoGroup = INT64_MIN;
 
 // What changes scores beyond the scale, as the struct of mha.h has it, for one sequence. Null: none.
@@ -80,6 +88,7 @@ struct AttentionShape {
   int64_t window_right = 0;
   const Rotation *rotation = nullptr;  // null: none
   const Norm *norm = nullptr;          // null: none
+  const ContextNorm *context_norm = nullptr;  // of a layer; null: none
   const ScoreOptions *score = nullptr;  // null: none
   Storage k_type = Storage::kF32;      // keys and values are attended to as if stored in these types
   Storage v_type = Storage::kF32;

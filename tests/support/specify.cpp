@@ -114,6 +114,7 @@ LayerProblem Converted(const LayerProblem &problem, Stored stored, const spec::F
 Outputs Specify(const LayerProblem &problem, const spec::Functions &functions) {
   Outputs outputs;
   const std::optional<Norm> norm = NormOf(problem);
+  const std::optional<ContextNorm> context_norm = ContextNormOf(problem);
   ResizeToPadding(problem, &outputs);
   outputs.q.resize(problem.batch * problem.n_q * problem.q_width());
   outputs.k.resize(problem.batch * problem.n_kv * problem.k_width());
@@ -127,6 +128,7 @@ Outputs Specify(const LayerProblem &problem, const spec::Functions &functions) {
       WithScoreOptions(problem, b, [&](const ScoreOptions *score) {
         LayerShape shape = LayerShapeOf(problem, b);
         shape.attention.norm = norm ? &*norm : nullptr;
+        shape.attention.context_norm = context_norm ? &*context_norm : nullptr;
         shape.attention.rotation = rotation;
         shape.attention.score = score;
         functions.forward(shape, WeightsOf(problem), problem.query.data() + q_row * problem.query_dim,

@@ -127,10 +127,10 @@ def _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_l
     return arrays
 
 
-def _set_norm(args, norm, num_heads, num_kv_heads, head_dim):
+def _set_norm(args, norm, num_heads, num_kv_heads, head_dim, head_dim_v):
     if norm is None:
         return None
-    norm_struct = norm._struct(num_heads, num_kv_heads, head_dim)
+    norm_struct = norm._struct(num_heads, num_kv_heads, head_dim, head_dim_v)
     args.norm = ctypes.addressof(norm_struct)
     return norm_struct
 

@@ -107,6 +107,34 @@ def t5_relative_bias(embedding: np.ndarray, *, max_distance: int = 128, is_bidir
     return table
 
 
+class ContextNorm:
+    """Norm of the context before W_O, for context= of a Norm.
+
+        norm = mha.Norm(epsilon=0, context=mha.ContextNorm(weight, epsilon=1e-5, all_heads=True))              # BitNet
+        norm = mha.Norm(epsilon=0, context=mha.ContextNorm(weight, bias=bias, layer=True, all_heads=True))     # Kosmos-2
+
+    weight and bias, float32, are [head_dim_v] for all heads, or else [num_heads, head_dim_v]; with all_heads [num_heads * head_dim_v] will do. The
+    norm comes before the layer's gate, or with after_gate behind it.
+    """
+
+    def __init__(self, weight: np.ndarray | None = None, *, bias: np.ndarray | None = None, epsilon: float = 1e-6, layer: bool = False,
+                 all_heads: bool = False, after_gate: bool = False) -> None:
+        self.weight, self.bias, self.epsilon, self.all_heads = weight, bias, epsilon, all_heads
+        self.flags = (1 if layer else 0) | (2 if all_heads else 0) | (16 if after_gate else 0)
+
+    def _fill(self, struct, num_heads, head_dim_v):
+        struct.context_flags, struct.context_epsilon = self.flags, self.epsilon
+        first = self.weight if self.weight is not None else self.bias
+        if np.ndim(first) == 1:
+            shape = (num_heads * head_dim_v,) if self.all_heads else (head_dim_v,)
+        else:
+            shape = (num_heads, head_dim_v)
+        struct.context_weight = _contiguous(self.weight, "weight", [np.float32], shape)
+        struct.context_bias = _contiguous(self.bias, "bias", [np.float32], shape)
+        if self.all_heads or np.ndim(first) == 2:
+            struct.context_head_stride = head_dim_v
+
+
 class Norm:
     """Norm of queries and keys, for norm= of a call (mha_norm).
 
@@ -115,17 +143,19 @@ class Norm:
         norm = mha.Norm(layer=True, epsilon=1e-5, q_weight=q_weight, k_weight=k_weight)    # Cohere: layer norm
 
     Weights and biases, float32, are [head_dim] for all heads, or else all of them [heads, head_dim]; with all_heads [heads * head_dim] will do.
-    The norm comes before the rotation, or with after_rope behind it. values normalises values too, without weights.
+    The norm comes before the rotation, or with after_rope behind it. values normalises values too, without weights. context is a norm of the
+    context too; with epsilon=0 it is the only one.
     """
 
     def __init__(self, *, q_weight: np.ndarray | None = None, k_weight: np.ndarray | None = None, q_bias: np.ndarray | None = None,
                  k_bias: np.ndarray | None = None, epsilon: float = 1e-6, layer: bool = False, all_heads: bool = False, after_rope: bool = False,
-                 values: bool = False) -> None:
+                 values: bool = False, context: ContextNorm | None = None) -> None:
+        self.context = context
         self.arrays = {"q_weight": q_weight, "k_weight": k_weight, "q_bias": q_bias, "k_bias": k_bias}
         self.epsilon, self.all_heads = epsilon, all_heads
         self.flags = (1 if layer else 0) | (2 if all_heads else 0) | (4 if after_rope else 0) | (8 if values else 0)
 
-    def _struct(self, num_heads, num_kv_heads, head_dim):
+    def _struct(self, num_heads, num_kv_heads, head_dim, head_dim_v):
         struct = _new(_Norm, flags=self.flags, epsilon=self.epsilon)
         dimensions = {array.ndim for array in self.arrays.values() if isinstance(array, np.ndarray)}
         if not self.all_heads and len(dimensions) > 1:
@@ -139,6 +169,8 @@ class Norm:
             setattr(struct, name, _contiguous(array, name, [np.float32], shape))
         if self.all_heads or 2 in dimensions:
             struct.head_stride = head_dim
+        if self.context is not None:
+            self.context._fill(struct, num_heads, head_dim_v)
         return struct
 
 

@@ -31,7 +31,8 @@ _RopeConfig = _struct("mha_rope_config", "size struct_size", "i64 dims num_posit
                       "f64 yarn_beta_fast yarn_beta_slow llama3_factor llama3_low_freq_factor llama3_high_freq_factor ntk_factor",
                       "i64 ntk_positions", "ptr pair_factors", "i64 original_positions", "f64 attention_factor",
                       "u32 yarn_unrounded reserved", "ptr mrope_section mrope_positions", "i64 mrope_interleaved")
-_Norm = _struct("mha_norm", "size struct_size", "u32 flags", "f32 epsilon", "ptr q_weight k_weight q_bias k_bias", "i64 head_stride")
+_Norm = _struct("mha_norm", "size struct_size", "u32 flags", "f32 epsilon", "ptr q_weight k_weight q_bias k_bias", "i64 head_stride",
+                "u32 context_flags", "f32 context_epsilon", "ptr context_weight context_bias", "i64 context_head_stride")
 _Taps = _struct("mha_taps", "size struct_size", "ptr q k v scores scaled_scores softcapped_scores masked_scores context")
 _ScoreOptions = _struct("mha_score_options", "size struct_size", "f32 softcap", "u32 bias_type", "ptr alibi_slopes sinks bias",
                         "i64 bias_batch_stride bias_head_stride bias_row_stride", "ptr mask",

@@ -59,6 +59,7 @@ pub const MHA_NORM_LAYER: u32 = 1;
 pub const MHA_NORM_ALL_HEADS: u32 = 2;
 pub const MHA_NORM_AFTER_ROPE: u32 = 4;
 pub const MHA_NORM_VALUES: u32 = 8;
+pub const MHA_NORM_AFTER_GATE: u32 = 16;
 pub const MHA_COLUMNS_ALL_KEYS: u32 = 0;
 pub const MHA_COLUMNS_NEW_KEYS: u32 = 1;
 pub const MHA_GROUPS_WITHIN: u32 = 0;
@@ -375,6 +376,11 @@ pub struct mha_norm {
     pub q_bias: *const f32,
     pub k_bias: *const f32,
     pub head_stride: i64,
+    pub context_flags: u32,
+    pub context_epsilon: f32,
+    pub context_weight: *const f32,
+    pub context_bias: *const f32,
+    pub context_head_stride: i64,
 }
 #[repr(C)]
 #[derive(Copy, Clone)]

@@ -12,7 +12,7 @@
 //! | `MHA_CACHE_READ` | [`Forward::cache_read`], [`AttentionCall::cache_read`] |
 //! | `mha_kv_cache` and its functions | [`KvCache`], [`CacheConfig`] |
 //! | `mha_rope_tables`, `mha_rope` | [`RopeConfig::tables`] and [`fill`](RopeConfig::fill), [`Rope`] |
-//! | `mha_norm` | [`Norm`] |
+//! | `mha_norm` | [`Norm`], [`ContextNorm`] |
 //! | `mha_score_options`, `mha_alibi_slopes`, `mha_t5_relative_bias` | [`ScoreOptions`], [`alibi_slopes`], [`t5_relative_bias`] |
 //! | `mha_states_merge`, `mha_states_finish` | [`states_merge`], [`Attention::finish_states`] |
 //! | `MHA_GATE_*` | [`Gate`] |
@@ -69,7 +69,7 @@ pub use forward::Forward;
 pub use info::CallInfo;
 pub use layer::{Layer, LayerConfig};
 pub use linear::Linear;
-pub use norm::Norm;
+pub use norm::{ContextNorm, Norm};
 pub use options::Taps;
 pub use rope::{Rope, RopeConfig, RopeStyle, RopeTables};
 #[cfg(feature = "rayon")]

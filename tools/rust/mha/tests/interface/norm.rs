@@ -1,6 +1,6 @@
-use mha::{Attention, CacheConfig, KvCache, Norm, RopeConfig, Taps, Workspace};
+use mha::{Attention, CacheConfig, ContextNorm, ErrorKind, KvCache, Norm, RopeConfig, Taps, Workspace};
 
-use crate::support::{assert_near, bits, layer, numbers};
+use crate::support::{assert_near, bits, error_of, layer, numbers};
 
 const WIDTH: usize = 8;
 
@@ -56,4 +56,31 @@ fn a_layer_normalises_what_it_projects_and_stores() {
         call.cache(&mut cache).run(&mut Workspace::new()).unwrap();
         assert_eq!(bits(&token), bits(&y[row * 32..][..32]));
     }
+}
+
+#[test]
+fn a_norm_of_the_context_comes_before_the_output_projection() {
+    // Of context rows of the tap, in the rows that W_O takes: those of mha_linear, with the same bits but for the order of the norm's sums.
+    let (layer, x) = (layer(), numbers(3 * 32, 1));
+    let [weight, bias] = [2, 3].map(|seed| numbers(32, seed));
+    let (mut y, mut context) = ([0.0; 96], [0.0; 96]);
+    let norm = Norm::of_context(ContextNorm::layer(1e-5).all_heads().weight(&weight).bias(&bias));
+    layer.forward(&x, &mut y).norm(norm).taps(Taps::new().context(&mut context)).run(&mut Workspace::new()).unwrap();
+    for row in context.chunks_mut(32) {
+        let mean = row.iter().sum::<f32>() / 32.0;
+        let square = row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / 32.0;
+        for (i, x) in row.iter_mut().enumerate() {
+            *x = (*x - mean) / (square + 1e-5).sqrt() * weight[i] + bias[i];
+        }
+    }
+    let mut expected = [0.0; 96];
+    layer.linear(&context, &mut expected).run(&mut Workspace::new()).unwrap();
+    assert_near(&y, &expected, 1e-4);
+
+    let mut output = [0.0; 48];
+    let [q, k, v] = [4, 5, 6].map(|seed| numbers(48, seed));
+    let alone = Norm::rms(1e-6).context(ContextNorm::rms(1e-6).after_gate().per_head());
+    let call = Attention::new(2, WIDTH).call(&q, &mut output).key_value(&k, &v).norm(alone);
+    let sentence = error_of(call.run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    assert!(sentence.starts_with("norm.context_epsilon is 1e-06, but no W_O"), "{sentence}");
 }

@@ -1,8 +1,8 @@
 //! A slice of the wrong length is an error, with a sentence, and nothing is written.
 
 use mha::{
-    Attention, AttentionCall, CacheConfig, Elements, ErrorKind, Forward, Gate, Groups, KvCache, Layer, LayerConfig, Matrix, Norm, Rope,
-    RopeConfig, ScoreColumns, ScoreOptions, StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
+    Attention, AttentionCall, CacheConfig, ContextNorm, Elements, ErrorKind, Forward, Gate, Groups, KvCache, Layer, LayerConfig, Matrix,
+    Norm, Rope, RopeConfig, ScoreColumns, ScoreOptions, StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::{error_of, layer, numbers};
@@ -267,6 +267,12 @@ fn of_norms() {
     forward_refused(
         |call| call.norm(rms.all_heads().k_weight(&[0.5; 8])),
         "norm.k_weight has 8 elements; [num_kv_heads 2, head_dim 8] are 16",
+    );
+    let context = ContextNorm::layer(1e-6);
+    forward_refused(|call| call.norm(rms.context(context.weight(&[0.5; 9]))), "norm.context_weight has 9 elements; [head_dim_v 8] are 8");
+    forward_refused(
+        |call| call.norm(Norm::of_context(context.all_heads().bias(&[0.5; 8]))),
+        "norm.context_bias has 8 elements; [num_heads 4, head_dim_v 8] are 32",
     );
 }
 
