@@ -441,8 +441,8 @@ typedef struct mha_score_options {
   /* [batch, num_heads, n_q, relative_left + 1 + relative_right], any: a relative bias with numbers
      of each query, made from q beforehand, in place of relative_bias; NULL = none */
   const float *relative_rows;
-  /* 0 = contiguous */
-  int64_t relative_rows_batch_stride, relative_rows_head_stride, relative_rows_row_stride;
+  int64_t relative_rows_batch_stride, relative_rows_head_stride; /* 0 = contiguous */
+  int64_t relative_rows_row_stride;                              /* likewise */
 } mha_score_options;
 
 /*
