@@ -21,5 +21,6 @@ void register_projection_benchmarks(const Setting &setting);
 void register_latency_benchmarks(const Setting &setting);
 void register_decode_benchmarks(const Setting &setting);
 void register_storage_benchmarks(const Setting &setting);
+void register_choice_benchmarks(const Setting &setting);
 
 }  // namespace bench

@@ -39,8 +39,8 @@ better one counts. One thread is timed by processor time, on the last of the cor
 clock, with one thread on each core.
 
 Groups: layer_prefill, attention_prefill, projection, latency, decode, decode_hot, decode_batch, decode_tokens, decode_attention, storage,
-arithmetic, threads, instruction_set. Names end in arguments: B batch, n rows, D width, H heads, Hkv kv heads, past positions in the cache
-before, T threads; M rows, K and N of a product.
+arithmetic, choose_keys, threads, instruction_set. Names end in arguments: B batch, n rows, D width, H heads, Hkv kv heads, past positions
+in the cache before, T threads; M rows, K and N of a product.
 
 Decoding, but for decode_hot, takes turns through as many equal layers and caches as are together 4 times the largest cache, so that all
 is read from memory, and the limit is the bandwidth at that size. A benchmark that was not given the memory for it says so in its label.
@@ -180,6 +180,7 @@ int run(int argc, char **argv) {
   bench::register_latency_benchmarks(options.setting);
   bench::register_decode_benchmarks(options.setting);
   bench::register_storage_benchmarks(options.setting);
+  bench::register_choice_benchmarks(options.setting);
   add_context(options);
   const size_t matched = benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();

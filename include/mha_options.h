@@ -11,6 +11,7 @@
  *     mha_norm                    norms of queries, keys, values and the context
  *     mha_score_options           softcap, biases, mask arrays, groups, sinks, factors
  *     mha_states_merge, _finish   attention over keys that lie in several places
+ *     mha_choose_keys             the keys with the greatest index scores (DeepSeek V3.2)
  *     mha_taps                    outputs of each step in between
  *     mha_info                    how a call will run, and what it costs
  *
@@ -512,6 +513,43 @@ typedef struct mha_states_args {
 
 /* Writes output and lse as mha_attention would. Like the merge, it runs on its thread alone. */
 MHA_API mha_status mha_states_finish(const mha_states_args *args, mha_error *error);
+
+/* ---- Choosing keys -------------------------------------------------------------------------- */
+
+/*
+ * For each query, the keys with the greatest index scores (DeepSeek V3.2's lightning indexer,
+ * GLM-5):
+ *
+ *     sum over heads h of weights[b, i, h] * max(0, scale * q[b, i, h] k[b, j]^T)
+ *
+ * attention says what mha_attention_args says of q, k, flags, positions, norm, rope, cache and
+ * execution. num_heads is that of the index heads, num_kv_heads 1 (or 0), for all share one key
+ * head. v, score and all outputs must be NULL, kv_position 0; head_dim_v is not looked at. A cache
+ * is not a ring; what appends to it needs MHA_CACHE_VALUES_IN_KEYS.
+ *
+ * Of the keys that flags and lengths leave to a query, it chooses num_chosen, or all if there are
+ * fewer: of equal scores the first ones. A score of NaN is as one of -infinity.
+ */
+typedef struct mha_choose_keys_args {
+  size_t struct_size; /* sizeof the struct */
+  const mha_attention_args *attention; /* as said above */
+  const float *weights;                /* [batch, n_q, num_heads] */
+  int64_t weights_batch_stride;        /* 0 = n_q * row stride; or MHA_BROADCAST, likewise below */
+  int64_t weights_row_stride;          /* 0 = num_heads */
+  int64_t num_chosen;                  /* keys of a query at most; >= 1 */
+  /* [batch, n_q, num_chosen]: positions of keys in ascending order, then -1; padding has -1 */
+  int32_t *chosen_keys;
+  /* [batch, n_q, n_kv], the columns of attention_weights: the scores, -infinity of keys that are
+     not left to the query and in padding; NULL = not asked for */
+  float *index_scores;
+} mha_choose_keys_args;
+
+/* The bytes of workspace that mha_choose_keys needs, as mha_forward_workspace says. */
+MHA_API mha_status mha_choose_keys_workspace(const mha_choose_keys_args *args, size_t *bytes,
+                                             mha_error *error);
+/* Chooses keys. A query has the same scores and choice for any other queries and threads. */
+MHA_API mha_status mha_choose_keys(const mha_choose_keys_args *args, void *workspace,
+                                   size_t workspace_bytes, mha_error *error);
 
 /* ---- Optional outputs ----------------------------------------------------------------------- */
 

@@ -1,21 +1,15 @@
 // mha_attention: the middle stage alone, on the caller's arrays. make_call checks their shape and describes them as a MiddleStage, which
 // does the rest.
 
+#include "attention.h"
+
 #include "arguments.h"
 #include "cpu.h"
-#include "middle_stage.h"
 #include "storage.h"
 #include "structs.h"
 
 namespace mha {
 namespace {
-
-// What a call of mha_attention comes to: its arguments, all defaults resolved, and its workspace.
-struct AttentionCall {
-  mha_attention_args args;
-  MiddleStage stage;
-  int64_t workspace_bytes;
-};
 
 mha_status check_dimensions(Report report, mha_attention_args *args) {
   const struct {
@@ -45,9 +39,6 @@ mha_status check_dimensions(Report report, mha_attention_args *args) {
   }
   return MHA_OK;
 }
-
-// The sequences that the arrays have room for.
-int64_t array_batch(const mha_attention_args &args) { return args.cu_seqlens_q && args.batch > 1 ? 1 : args.batch; }
 
 // An array of the caller's, [batch, rows, heads, width] where its strides are 0.
 struct CallerArray {
@@ -153,10 +144,11 @@ void describe(const mha_attention_args &args, MiddleStage *stage) {
   attention.output_head_stride = args.output_head_stride;
 }
 
-mha_status make_call(Report report, const mha_attention_args *given, AttentionCall *call) {
+}  // namespace
+
+mha_status check_attention(Report report, AttentionCall *call) {
   mha_attention_args &args = call->args;
   MiddleStage &stage = call->stage;
-  if (const mha_status status = read_struct(report, "mha_attention_args", given, &args)) return status;
   if (args.flags & MHA_CACHE_READ) {
     args.n_kv = 0;
     if (const mha_status status = check_cache_read(report, args, args.k ? "k" : args.v ? "v" : nullptr)) return status;
@@ -177,10 +169,17 @@ mha_status make_call(Report report, const mha_attention_args *given, AttentionCa
   if (const mha_status status = check_states(report, *call)) return status;
   if (stage.taps.q || stage.taps.k || stage.taps.v)
     return report.invalid("the taps q, k and v are mha_forward's; leave them NULL, the caller has them already");
-  if (const mha_status status = choose_kernels(report, args.instruction_set, &stage.kernels)) return status;
+  return choose_kernels(report, args.instruction_set, &stage.kernels);
+}
+
+namespace {
+
+mha_status make_call(Report report, const mha_attention_args *given, AttentionCall *call) {
+  if (const mha_status status = read_struct(report, "mha_attention_args", given, &call->args)) return status;
+  if (const mha_status status = check_attention(report, call)) return status;
   WorkspaceLayout layout;
-  plan_middle(&stage, &layout);
-  return check_size(report, layout, stage.sequences.has_no_work(), &call->workspace_bytes);
+  plan_middle(&call->stage, &layout);
+  return check_size(report, layout, call->stage.sequences.has_no_work(), &call->workspace_bytes);
 }
 
 mha_status check_pointers(Report report, const AttentionCall &call) {

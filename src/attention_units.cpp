@@ -88,7 +88,8 @@ bool has_floats(const KeyValues &source) { return source.is_packed && source.sto
 int64_t largest_block(int64_t longest_q, const Attention &attention) {
   const bool has_all_floats = has_floats(attention.k) && has_floats(attention.v);
   const int64_t rows = has_all_floats || attention.k.is_stored() ? packed_unit_rows : plain_unit_rows;
-  const int64_t most = std::max<int64_t>(1, quotient(rows, quotient(attention.num_heads, attention.num_kv_heads)));
+  const int64_t group = quotient(attention.num_heads, attention.num_kv_heads);
+  const int64_t most = attention.most_queries != 0 ? attention.most_queries : std::max<int64_t>(1, quotient(rows, group));
   return std::min(std::max<int64_t>(1, longest_q), most);
 }
 

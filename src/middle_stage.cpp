@@ -196,7 +196,7 @@ KeyValues plain_rows(const StridedRows &rows) {
   return plain;
 }
 
-void attend_pass(MiddleStage *stage) {
+void prepare_pass(MiddleStage *stage) {
   Attention &attention = stage->attention;
   const bool is_measured = attention.prepare_q.norm.is_of_all_heads;
   if (stage->k_rows.base || is_measured) {
@@ -214,8 +214,12 @@ void attend_pass(MiddleStage *stage) {
     }
     run_preparation(*stage->kernels, attention, kv_stores, measures, stage->scheduler, stage->counter, stage->scratch);
   }
-  run_attention(*stage->kernels, &attention, stage->scheduler, stage->counter, stage->scratch);
-  if (attention.context_norm.is_given) run_context_norm(*stage->kernels, attention, stage->scheduler, stage->counter);
+}
+
+void attend_pass(MiddleStage *stage) {
+  prepare_pass(stage);
+  run_attention(*stage->kernels, &stage->attention, stage->scheduler, stage->counter, stage->scratch);
+  if (stage->attention.context_norm.is_given) run_context_norm(*stage->kernels, stage->attention, stage->scheduler, stage->counter);
 }
 
 void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t width, void *base, int64_t batch_stride,

@@ -52,6 +52,7 @@ void describe_call(const Args &args, MiddleStage *stage) {
   attention.batch = args.batch;
   attention.array_batch = stage->sequences.array_batch();
   attention.n_q = args.n_q;
+  attention.most_queries = 0;
   attention.lse = args.lse;
   attention.states = nullptr;
   attention.pairs = {};
@@ -86,7 +87,10 @@ bool next_pass(MiddleStage *stage);
 // Rows of keys or values as the attention reads them in place.
 KeyValues plain_rows(const StridedRows &rows);
 
-// Stores the rows of keys and values, and attends.
+// Stores the rows of keys and values, and measures those that a norm takes together.
+void prepare_pass(MiddleStage *stage);
+
+// The same, and attends.
 void attend_pass(MiddleStage *stage);
 
 // +0 in the rows of an array [batch][rows][width] that belong to no extent.

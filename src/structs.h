@@ -30,6 +30,7 @@ MHA_FIRST_VERSION_ENDS_WITH(mha_states_args, lse);
 MHA_FIRST_VERSION_ENDS_WITH(mha_taps, context);
 MHA_FIRST_VERSION_ENDS_WITH(mha_forward_args, scheduler);
 MHA_FIRST_VERSION_ENDS_WITH(mha_attention_args, kv_position);
+MHA_FIRST_VERSION_ENDS_WITH(mha_choose_keys_args, index_scores);
 MHA_FIRST_VERSION_ENDS_WITH(mha_call_info, bytes);
 MHA_FIRST_VERSION_ENDS_WITH(mha_linear_weights, arithmetic);
 MHA_FIRST_VERSION_ENDS_WITH(mha_linear_args, scheduler);

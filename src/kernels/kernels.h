@@ -247,6 +247,7 @@ struct Attention {
   int64_t longest_kv;  // keys of a sequence at most
   int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
   int64_t head_dim_v_padded;  // rounded up to a multiple of 16
+  int64_t most_queries;       // of one unit; 0: as many as its states leave room for
   int64_t block_queries;      // queries of one unit
   int64_t query_blocks;       // units of the longest sequence, for each kv head
   int64_t late_rows;          // units of up to so many rows pack plain keys late: a few groups at a time, right before they read them;
@@ -285,6 +286,24 @@ struct States {
   void *output;                      // [batch, n_q, num_heads, head_dim_v]; null: not asked for
   Storage output_storage;
   float *lse;  // [batch, num_heads, n_q]; null: not asked for
+};
+
+// ---- Choosing keys
+
+// One call's choice of keys (CONTRACT.md, section 17). Queries are numbered across sequences, those of sequence number b from
+// b * longest_q on.
+struct KeyChoice {
+  const Attention *attention;  // for queries and keys; its heads are the index heads
+  const float *weights;        // of row i of sequence b's array at b * weights_batch_stride + i * weights_row_stride + head
+  int64_t weights_batch_stride, weights_row_stride;
+  int64_t num_chosen;
+  int32_t *chosen;      // [array_batch, n_q, num_chosen], all -1 at first
+  float *index_scores;  // [array_batch, n_q, n_kv], all -infinity at first; null: not asked for
+  int64_t longest_q;
+  int64_t first_query;  // of those that are under way,
+  float *scores;        // and a row of their scores each, of score_stride, a multiple of 16
+  int64_t score_stride;
+  int64_t part_chunks;  // of the keys of one unit
 };
 
 // ---- Storing keys or values
@@ -375,6 +394,10 @@ struct Kernels {
 
   // The outputs per pair of such a unit, when all its parts are done.
   void (*inspect)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block, float *scratch);
+
+  // The scores of a unit of `attend` with one part of its keys; then the choice of one query.
+  void (*score_keys)(const KeyChoice &choice, int64_t sequence, int64_t block, int64_t part, float *scratch);
+  void (*choose_keys)(const KeyChoice &choice, int64_t sequence, int64_t query);
 
   // Rows [row_begin, row_end) of those that one sequence stores. scratch: of keys 4 * width, of values width floats, if they are to be
   // prepared.

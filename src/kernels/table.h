@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/attend.h"
+#include "kernels/choose.h"
 #include "kernels/codes.h"
 #include "kernels/context_norm.h"
 #include "kernels/inspect.h"
@@ -32,6 +33,8 @@ constexpr Kernels make_kernels(uint32_t instruction_set, const CodeKernels *code
           attend<V>,
           normalize_context<V>,
           inspect<V>,
+          score_keys<V>,
+          choose_keys<V>,
           store<V>,
           measure<V>,
           finish_rows<V>,

@@ -101,7 +101,7 @@ class Mha(unittest.TestCase):
         others = set(re.findall(r"MHA_API [^;(]*\b(mha_\w+)\(", header)) - set(declared)
         self.assertEqual({*mha._library._others, "mha_instruction_set_name"}, others)  # for that one there is the table of names
         program = "".join(module.read_text() for module in sorted((tools / "mha").glob("_*.py")))
-        for name in {*declared, *others} - {"mha_forward_workspace", "mha_attention_workspace", "mha_linear_workspace", "mha_instruction_set_name"}:
+        for name in {*declared, *others} - {"mha_forward_workspace", "mha_attention_workspace", "mha_choose_keys_workspace", "mha_linear_workspace", "mha_instruction_set_name"}:
             self.assertGreater(program.count(f'"{name}"') + program.count(f".{name}"), 1, f"{name} is declared and never called")
 
     def test_names_have_the_numbers_of_the_header(self):
@@ -379,6 +379,35 @@ class Mha(unittest.TestCase):
                 layer.forward(x, is_causal=True, cache=cache)
         with self.assertRaisesRegex(mha.Error, "w_v is NULL; give all of w_q, w_k and w_v, or w_q alone"):
             mha.Layer(width, heads, w_q=self.w["w_q"], w_k=self.w["w_k"])
+
+    def test_choosing_keys(self):
+        q, k, weights = floats(2, 3, 4, 8), floats(2, 9, 8), floats(2, 3, 4)
+        scores = np.einsum("bih,bihj->bij", weights, np.maximum(0, np.einsum("bihd,bjd->bihj", q, k) / np.sqrt(8)))
+        is_left = np.arange(9) <= np.arange(6, 9)[:, None]
+        expected = np.argsort(np.where(is_left, -scores, np.inf), axis=-1, kind="stable")[..., :4]
+        seen = np.empty((2, 3, 9), np.float32)
+        chosen = mha.choose_keys(q, weights, 4, k, is_causal=True, index_scores=seen)
+        self.assert_same(chosen, np.sort(expected, axis=-1))
+        np.testing.assert_allclose(seen, np.where(is_left, scores, -np.inf), atol=1e-5)
+        cache = mha.KvCache(num_sequences=2, capacity=16, num_kv_heads=1, head_dim=8, values="in_keys")
+        self.assert_same(mha.choose_keys(q[:, :0], weights[:, :0], 4, k, cache=cache).shape, [2, 0, 4])
+        self.assertEqual(cache.length(0), 0)
+        threads = mha.Scheduler(2, lambda count, task: [task(index) for index in range(count)])
+        for sequence in range(2):
+            cache.append(sequence, k[sequence, :6, None], None)
+        together = [mha.choose_keys(q[:, i:i + 1], weights[:, i:i + 1], 4, k[:, 6 + i:7 + i], cache=cache, is_causal=True, scheduler=threads) for i in range(3)]
+        self.assert_same(np.concatenate(together, axis=1), chosen)
+        out, halves = np.empty((2, 3, 4), np.int32), q.astype(np.float16)
+        self.assertIs(mha.choose_keys(q, weights, 4, cache=cache, cache_read=True, is_causal=True, out=out), out)
+        self.assert_same(out, chosen)
+        self.assert_same(mha.choose_keys(halves, weights, 9, k.astype(np.float16), kv_lengths=[2, 3])[..., :4],
+                         [[[0, 1, -1, -1]] * 3, [[0, 1, 2, -1]] * 3])
+        for wrong, sentence in (({"weights": weights[:, :2]}, "weights is float32"), ({"k": k[:1]}, "k is float32"), ({"k": k[..., :7]}, "k is float32"),
+                                ({"out": out[:1]}, "out is int32"), ({"index_scores": np.empty((2, 3, 8), np.float32)}, "index_scores is float32")):
+            with self.assertRaisesRegex(ValueError, sentence):
+                mha.choose_keys(**{"q": q, "weights": weights, "num_chosen": 4, "k": k, **wrong})
+        with self.assertRaisesRegex(mha.Error, "num_chosen is 0"):
+            mha.choose_keys(q, weights, 0, k)
 
     def test_attention_over_what_a_cache_has(self):
         q, k, v = floats(2, 3, 4, 8), floats(2, 5, 2, 8), floats(2, 5, 2, 4)

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/choice.h"
 #include "support/fixtures.h"
 #include "support/instruction_sets.h"
 #include "support/packed_sequences.h"
@@ -97,6 +98,7 @@ class Cases {
     Layers();
     Caches();
     Products();
+    Choices();
     return std::move(checksums_);
   }
 
@@ -302,6 +304,27 @@ class Cases {
       data.args.k = k.data();
       data.args.v = v.data();
       RecordOutputs(name, data.Compute());
+    }
+  }
+
+  void Choices() {
+    for (const Storage type : kStorageTypes) {
+      const std::string name = std::string("chosen keys, stored as ") + NameOf(type);
+      ChoiceProblem problem;
+      static_cast<AttentionProblem &>(problem) = Filled(Sizes(2, 5, 700, 6, 1, 40, 1), 40);
+      problem.is_causal = true;
+      problem.num_chosen = 90;
+      problem.weights = Random(41).Uniforms(2 * 5 * 6);
+      problem.k_type = type;
+      Cache cache(CacheConfigOf(problem, {MHA_CACHE_CONTIGUOUS, 0}, 2, 700));
+      for (int64_t b = 0; b < 2; b++) cache.Append(b, {SliceRows(problem.k, b, 700, 40, 0, 700), std::vector<float>(700)});
+      AttentionCall call = Form();
+      call.cache.cache = cache.get();
+      call.cache.columns = 700;
+      call.cache.read = true;
+      problem.n_kv = 0;
+      const Outputs outputs = ChoiceData(problem, call).Compute();
+      Record(name, Sum().Add(outputs.scores).Add(outputs.lse));
     }
   }
 

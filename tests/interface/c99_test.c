@@ -30,6 +30,7 @@ SIZE(mha_taps, 72);
 SIZE(mha_forward_args, 280);
 SIZE(mha_attention_args, 376);
 SIZE(mha_states_args, 88);
+SIZE(mha_choose_keys_args, 64);
 SIZE(mha_call_info, 56);
 SIZE(mha_linear_weights, 72);
 SIZE(mha_linear_args, 80);

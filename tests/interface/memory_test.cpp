@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "interface/calls.h"
+#include "support/choice.h"
 #include "support/instruction_sets.h"
 #include "support/packed_sequences.h"
 #include "support/rounds.h"
@@ -211,7 +212,7 @@ TEST(Arguments, AreReusableForAnyNumberOfCalls) {
 
 // ---- The workspace -----------------------------------------------------------------------------------------------------------------
 
-// Both entries with everything asked for and with nothing, for tests of the workspace.
+// All entries for attention, with everything asked for and with nothing, for tests of the workspace.
 template <typename Function>
 void ForEachCall(uint32_t instruction_set, const Function &function) {
   const auto causal = [](LayerProblem sizes) {
@@ -225,6 +226,9 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
                      of_few_rows = causal(OfItself(SquareSizes(24, 3, 3, 8), 5));
   sizes.batch = 1;
   const LayerProblem together = causal(sizes);
+  LayerProblem indexed = sizes;
+  indexed.num_kv_heads = 1;
+  indexed.is_causal = true;
   const PackedSequences sequences = {{1, 4, 4, 5, 18}, {0, 3, 7, 8, 269}, {}};
   const Layer layer = Create(LayerData(problem), instruction_set), plain = Create(LayerData(of_itself), instruction_set);
   SerialScheduler scheduler(3);
@@ -244,6 +248,12 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
       function(packed_forward);
       PackedData<AttentionData> packed_attention(sequences, NormalAttention(together), AttentionCall{form, instruction_set});
       function(packed_attention);
+      ChoiceProblem choice;
+      static_cast<AttentionProblem &>(choice) = NormalAttention(indexed);
+      choice.weights = Random(5).Normals(indexed.batch * indexed.n_q * indexed.num_heads);
+      choice.num_chosen = 50;
+      ChoiceData choosing(choice, {form, instruction_set}, 1);
+      function(choosing);
     }
   }
 }

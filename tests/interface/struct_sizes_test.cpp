@@ -1,6 +1,7 @@
 // Programs that were compiled with an older or a newer header: every struct says its size, and no byte behind it is looked at.
 
 #include "interface/calls.h"
+#include "support/choice.h"
 
 namespace {
 
@@ -153,6 +154,29 @@ TEST(StructSize, OfTheStates) {
   args.states = states;
   args.lse = lse;
   ExpectStructSizeRule(args, 1, mha_states_finish);
+}
+
+TEST(StructSize, OfTheArgumentsOfAChoice) {
+  ChoiceProblem problem;
+  problem.n_kv = 20;
+  static_cast<AttentionProblem &>(problem) = NormalAttention(problem);
+  problem.weights = {1.0f};
+  ChoiceData data(problem);
+  Memory workspace(data.WorkspaceBytes());
+  size_t bytes;
+  ExpectStructSizeRule(data.choice, 1, [&](const mha_choose_keys_args *args, mha_error *error) {
+    return mha_choose_keys_workspace(args, &bytes, error);
+  });
+  ExpectStructSizeRule(data.choice, 1, [&](const mha_choose_keys_args *args, mha_error *error) {
+    data.PoisonOutputs();
+    const mha_status status = mha_choose_keys(args, workspace.data(), workspace.size(), error);
+    EXPECT_EQ(data.OutputsAreUntouched(), status != MHA_OK);
+    return status;
+  });
+  ExpectStructSizeRule(data.args, 1, [&](const mha_attention_args *args, mha_error *error) {
+    data.choice.attention = args;
+    return mha_choose_keys_workspace(&data.choice, &bytes, error);
+  });
 }
 
 TEST(StructSize, OfTheTaps) {

@@ -794,6 +794,41 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
   delete[] state;
 }
 
+// ---- 17. Chosen keys
+
+void ChooseKeys(const AttentionShape &given_shape, const float *q, const float *k, const float *weights, int64_t num_chosen,
+                float *index_scores, int32_t *chosen) {
+  AttentionShape shape = given_shape;
+  shape.num_kv_heads = shape.head_dim_v = 1;
+  const int64_t heads = shape.num_heads, n_q = shape.n_q, n_kv = shape.n_kv;
+  Floats v(n_kv), s(heads * n_q * n_kv);  // s is canonical, of which no order or sum can tell
+  for (int64_t j = 0; j < n_kv; j++) v[j] = 0.0f;
+  AttentionOutputs outputs = {};
+  outputs.scaled_scores = s;
+  Attend(shape, q, k, v, outputs);
+  Floats y(n_kv);
+  for (int64_t i = 0; i < n_q; i++) {
+    for (int64_t j = 0; j < n_kv; j++) {
+      y[j] = 0.0f;
+      for (int64_t h = 0; h < heads; h++) {
+        const float s_h = s[(h * n_q + i) * n_kv + j];
+        y[j] = Fma(weights[i * heads + h], s_h < 0.0f ? 0.0f : s_h, y[j]);
+      }
+      index_scores[i * n_kv + j] = IsMasked(shape, i, j) ? -kInfinity : Canon(y[j]);
+      if (y[j] != y[j]) y[j] = -kInfinity;
+    }
+    int64_t count = 0;
+    for (int64_t j = 0; j < n_kv; j++) {
+      int64_t before = 0;  // of j
+      for (int64_t other = 0; other < n_kv; other++) {
+        before += !IsMasked(shape, i, other) && (y[other] > y[j] || (y[other] == y[j] && other < j));
+      }
+      if (!IsMasked(shape, i, j) && before < num_chosen) chosen[i * num_chosen + count++] = static_cast<int32_t>(j);
+    }
+    while (count < num_chosen) chosen[i * num_chosen + count++] = -1;
+  }
+}
+
 // ---- 4 to 10: the layer
 
 void Forward(const LayerShape &shape, const LayerWeights &weights, const float *query, const float *key, const float *value,
@@ -823,6 +858,7 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
 }  // namespace
 
 const Functions MHA_SPEC_FUNCTIONS = {Fma,    Exp,    Log,         Tanh,  Sigmoid, Softplus,    Project,     StoreWeights,
-                                      Linear, Rotate, PrepareKeys, Store, Attend,  MergeStates, FinishState, Forward};
+                                      Linear, Rotate, PrepareKeys, Store, Attend,  MergeStates, FinishState, ChooseKeys,
+                                      Forward};
 
 }  // namespace spec

@@ -66,6 +66,11 @@ struct Functions {
   void (*merge_states)(int64_t head_dim_v, const float *left, const float *right, float *result);
   void (*finish_state)(int64_t head_dim_v, const float *state, const float *sink, const float *head_scale, float *context, float *lse);
 
+  // q [n_q, num_heads, head_dim], k [n_kv, 1, head_dim] and weights [n_q, num_heads] to index_scores [n_q, n_kv] and chosen
+  // [n_q, num_chosen].
+  void (*choose_keys)(const support::AttentionShape &shape, const float *q, const float *k, const float *weights, int64_t num_chosen,
+                      float *index_scores, int32_t *chosen);
+
   // query [n_q, query_dim], key [n_kv, key_dim], value [n_kv, value_dim]
   void (*forward)(const support::LayerShape &shape, const support::LayerWeights &weights, const float *query, const float *key,
                   const float *value, const LayerOutputs &outputs);

@@ -28,6 +28,7 @@ from ._attention import attention, attention_info
 from ._cache import KvCache
 from ._callbacks import Scheduler
 from ._calls import Prepared
+from ._choose import choose_keys
 from ._layer import Layer, Linear, pack, pack_size, verify
 from ._library import __version__, Error, contract, instruction_sets, load, version
 from ._options import ContextNorm, Norm, Rope, ScoreOptions, alibi_slopes, t5_relative_bias
@@ -35,7 +36,8 @@ from ._states import states_finish, states_merge
 from ._structs import arithmetics, cache_kinds, cache_values, gates, instruction_set_names, layouts, rope_styles, score_columns, score_groups, structs, types
 
 __all__ = ["__version__", "ContextNorm", "Error", "KvCache", "Layer", "Linear", "Norm", "Prepared", "Rope", "Scheduler", "ScoreOptions",
-           "alibi_slopes", "aligned", "arithmetics", "attention", "attention_info", "cache_kinds", "cache_values", "contract", "gates", "instruction_set_names", "instruction_sets",
+           "alibi_slopes", "aligned", "arithmetics", "attention", "attention_info", "cache_kinds", "cache_values", "choose_keys", "contract", "gates",
+           "instruction_set_names", "instruction_sets",
            "layouts", "load", "pack", "pack_size", "rope_styles", "score_columns", "score_groups", "states_finish", "states_merge", "structs",
            "t5_relative_bias", "types",
            "verify", "version"]

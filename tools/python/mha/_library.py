@@ -19,7 +19,7 @@ _signatures = {  # of the functions that return a status, without the mha_error:
     "mha_kv_cache_set_blocks": "pipi", "mha_kv_cache_copy_prefix": "piii", "mha_kv_cache_append": "piipp", "mha_kv_cache_read": "piiipp",
     "mha_rope_tables": "ppp", "mha_alibi_slopes": "ip", "mha_t5_relative_bias": "piiuiiip", "mha_info": "ppp", "mha_forward_workspace": "ppp",
     "mha_forward": "ppps", "mha_attention_workspace": "pp", "mha_attention": "pps", "mha_attention_info": "pp",
-    "mha_states_merge": "iipppu", "mha_states_finish": "p",
+    "mha_states_merge": "iipppu", "mha_states_finish": "p", "mha_choose_keys_workspace": "pp", "mha_choose_keys": "pps",
     "mha_linear_workspace": "ppp", "mha_linear": "ppps", "mha_linear_info": "ppp"}
 _others = ["mha_version", "mha_contract", "mha_instruction_sets", "mha_status_string", "mha_layer_view_size", "mha_layer_destroy"]
 _kinds = {"p": ctypes.c_void_p, "s": ctypes.c_size_t, "i": ctypes.c_int64, "u": ctypes.c_uint32}

@@ -54,6 +54,8 @@ _AttentionArgs = _struct("mha_attention_args", "size struct_size", "i64 batch n_
                          "ptr attention_weights taps scheduler", "u32 instruction_set reserved", "ptr states", "i64 kv_position")
 _StatesArgs = _struct("mha_states_args", "size struct_size", "i64 batch num_heads n_q head_dim_v", "ptr states sinks head_scales output",
                       "u32 output_type instruction_set", "ptr lse")
+_ChooseKeysArgs = _struct("mha_choose_keys_args", "size struct_size", "ptr attention weights",
+                          "i64 weights_batch_stride weights_row_stride num_chosen", "ptr chosen_keys index_scores")
 _CallInfo = _struct("mha_call_info", "size struct_size", "u32 instruction_set back_end contract num_threads",
                     "size workspace_bytes packed_bytes", "u64 operations bytes")
 _LinearWeights = _struct("mha_linear_weights", "size struct_size", "i64 input_dim output_dim", "u32 layout type", "ptr w bias", "i64 w_stride",
@@ -61,7 +63,7 @@ _LinearWeights = _struct("mha_linear_weights", "size struct_size", "i64 input_di
 _LinearArgs = _struct("mha_linear_args", "size struct_size", "i64 rows", "ptr x residual output", "u32 input_type output_type",
                       "i64 x_row_stride residual_row_stride output_row_stride", "ptr scheduler")
 structs = [_Error, _Scheduler, _Config, _Weights, _AllocatorStruct, _Options, _CacheConfig, _Rope, _RopeConfig, _Norm, _ScoreOptions, _Taps,
-           _ForwardArgs, _AttentionArgs, _StatesArgs, _CallInfo, _LinearWeights, _LinearArgs]
+           _ForwardArgs, _AttentionArgs, _StatesArgs, _ChooseKeysArgs, _CallInfo, _LinearWeights, _LinearArgs]
 
 types = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3, "int4": 4}
 layouts = {"in_out": 0, "out_in": 1}

@@ -434,6 +434,18 @@ pub struct mha_states_args {
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
+pub struct mha_choose_keys_args {
+    pub struct_size: usize,
+    pub attention: *const mha_attention_args,
+    pub weights: *const f32,
+    pub weights_batch_stride: i64,
+    pub weights_row_stride: i64,
+    pub num_chosen: i64,
+    pub chosen_keys: *mut i32,
+    pub index_scores: *mut f32,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
 pub struct mha_taps {
     pub struct_size: usize,
     pub q: *mut f32,
@@ -543,6 +555,10 @@ extern "C" {
         rows: i64, head_dim_v: i64, left: *const f32, right: *const f32, result: *mut f32, instruction_set: u32, error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_states_finish(args: *const mha_states_args, error: *mut mha_error) -> mha_status;
+    pub fn mha_choose_keys_workspace(args: *const mha_choose_keys_args, bytes: *mut usize, error: *mut mha_error) -> mha_status;
+    pub fn mha_choose_keys(
+        args: *const mha_choose_keys_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize, error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_info(layer: *const mha_layer, args: *const mha_forward_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
     pub fn mha_attention_info(args: *const mha_attention_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
     pub fn mha_linear_info(

@@ -64,8 +64,31 @@ impl Attention {
             has_states: false,
             output_strides: None,
             kv_position: 0,
+            choice: None,
             options: Options::default(),
         }
+    }
+
+    /// A call that chooses for each query the `num_chosen` keys with the greatest index scores, the sum over heads of `weights`,
+    /// `[batch, n_q, num_heads]`, times `max(0, scale * q k^T)`. `chosen`, `[batch, n_q, num_chosen]`, receives their positions, ascending, then -1.
+    /// The keys, of one head, come from [`AttentionCall::key`], a cache, or both. Values and outputs of attention are refused, as is
+    /// [`AttentionCall::info`].
+    ///
+    /// ```
+    /// use mha::{Attention, Workspace};
+    ///
+    /// let (q, k, mut chosen) = ([1.0], [3.0, 1.0, 5.0], [0; 2]);
+    /// Attention::new(1, 1).choose_keys(&q, &[1.0], 2, &mut chosen).key(&k).run(&mut Workspace::new())?;
+    /// assert_eq!(chosen, [0, 2]);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
+    pub fn choose_keys<'a>(
+        &self, q: impl Into<Elements<'a>>, weights: &'a [f32], num_chosen: usize, chosen: &'a mut [i32],
+    ) -> AttentionCall<'a> {
+        let nothing: &mut [f32] = &mut [];
+        let mut call = self.num_kv_heads(1).call(q, nothing);
+        call.choice = Some(Choice { weights, num_chosen, chosen: Output::of_keys(chosen), index_scores: None });
+        call
     }
 
     /// A call over a part of the keys, the others being elsewhere: it writes states, `[batch, num_heads, n_q, head_dim_v + 2]`, for
@@ -162,7 +185,16 @@ pub struct AttentionCall<'a> {
     has_states: bool,
     output_strides: Option<Strides>,
     kv_position: usize,
+    choice: Option<Choice<'a>>,
     options: Options<'a>,
+}
+
+/// What a call that chooses keys has beside its queries and keys.
+struct Choice<'a> {
+    weights: &'a [f32],
+    num_chosen: usize,
+    chosen: Output<'a>,
+    index_scores: Option<Output<'a>>,
 }
 
 /// Heads of input rows, where they are given.
@@ -184,6 +216,15 @@ impl<'a> AttentionCall<'a> {
     /// The keys alone, for a cache whose [values are in the keys](crate::CacheConfig::values_in_keys).
     pub fn key(mut self, k: impl Into<Elements<'a>>) -> Self {
         self.k.data = Some(k.into());
+        self
+    }
+
+    /// An optional output of [`Attention::choose_keys`], `[batch, n_q, n_kv]`: the scores, -infinity of keys that may not be chosen. `n_kv` is as in
+    /// [`attention_weights`](Self::attention_weights).
+    pub fn index_scores(mut self, scores: &'a mut [f32]) -> Self {
+        if let Some(choice) = &mut self.choice {
+            choice.index_scores = Some(Output::new(scores));
+        }
         self
     }
 
@@ -240,6 +281,12 @@ impl<'a> AttentionCall<'a> {
         check_array("v", &self.v, &[batch, n_kv, kv_heads, width_v])?;
         if self.has_states {
             check_exact("states", self.output.len(), &[batch, heads, n_q, ("head_dim_v + 2", of.head_dim_v.saturating_add(2))])?;
+        } else if let Some(choice) = &self.choice {
+            check_exact("weights", choice.weights.len(), &[batch, n_q, heads])?;
+            check_exact("chosen", choice.chosen.len(), &[batch, n_q, ("num_chosen", choice.num_chosen)])?;
+            if let Some(scores) = &choice.index_scores {
+                check_exact("index_scores", scores.len(), &[batch, n_q, ("n_kv", self.options.attended_keys(&of)?)])?;
+            }
         } else {
             check_lengths("output", self.output.len(), self.output_strides, &[batch, n_q, heads, width_v])?;
         }
@@ -262,7 +309,21 @@ impl<'a> AttentionCall<'a> {
         }
         args.kv_position = int(self.kv_position);
         [args.output_batch_stride, args.output_row_stride, args.output_head_stride] = raw_strides(self.output_strides);
-        let result = body(Call::Attention(&args));
+        let result = match &self.choice {
+            None => body(Call::Attention(&args)),
+            Some(choice) => {
+                args.output = std::ptr::null_mut();
+                // SAFETY: as above.
+                let mut chooses: sys::mha_choose_keys_args = unsafe { zeroed() };
+                chooses.struct_size = std::mem::size_of_val(&chooses);
+                chooses.attention = &args;
+                chooses.weights = choice.weights.as_ptr();
+                chooses.num_chosen = int(choice.num_chosen);
+                chooses.chosen_keys = choice.chosen.raw().0.cast();
+                chooses.index_scores = output_ptr(&choice.index_scores);
+                body(Call::ChooseKeys(&chooses))
+            }
+        };
         pointees.resume_panic();
         result
     }

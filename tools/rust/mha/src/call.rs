@@ -5,12 +5,13 @@ use std::mem::{size_of, zeroed};
 use mha_sys as sys;
 
 use crate::error::check;
-use crate::{CallInfo, Result, Workspace};
+use crate::{CallInfo, Error, ErrorKind, Result, Workspace};
 
 /// A call as the library takes it: arguments whose slices have been checked, and a valid layer.
 pub(crate) enum Call<'a> {
     Forward(*const sys::mha_layer, &'a sys::mha_forward_args),
     Attention(&'a sys::mha_attention_args),
+    ChooseKeys(&'a sys::mha_choose_keys_args),
     Linear(*const sys::mha_layer, &'a sys::mha_linear_args),
 }
 
@@ -23,6 +24,7 @@ impl Call<'_> {
             match *self {
                 Self::Forward(layer, args) => sys::mha_forward(layer, args, start, len, error),
                 Self::Attention(args) => sys::mha_attention(args, start, len, error),
+                Self::ChooseKeys(args) => sys::mha_choose_keys(args, start, len, error),
                 Self::Linear(layer, args) => sys::mha_linear(layer, args, start, len, error),
             }
         })
@@ -35,6 +37,7 @@ impl Call<'_> {
             match *self {
                 Self::Forward(layer, args) => sys::mha_forward_workspace(layer, args, &mut bytes, error),
                 Self::Attention(args) => sys::mha_attention_workspace(args, &mut bytes, error),
+                Self::ChooseKeys(args) => sys::mha_choose_keys_workspace(args, &mut bytes, error),
                 Self::Linear(layer, args) => sys::mha_linear_workspace(layer, args, &mut bytes, error),
             }
         })?;
@@ -42,6 +45,9 @@ impl Call<'_> {
     }
 
     pub fn info(&self) -> Result<CallInfo> {
+        if let Self::ChooseKeys(_) = self {
+            return Err(Error::new(ErrorKind::InvalidValue, "what choosing keys costs is not told; ask for its workspace_bytes"));
+        }
         // SAFETY: numbers.
         let mut info: sys::mha_call_info = unsafe { zeroed() };
         info.struct_size = size_of::<sys::mha_call_info>();
@@ -50,6 +56,7 @@ impl Call<'_> {
             match *self {
                 Self::Forward(layer, args) => sys::mha_info(layer, args, &mut info, error),
                 Self::Attention(args) => sys::mha_attention_info(args, &mut info, error),
+                Self::ChooseKeys(_) => unreachable!("refused above"),
                 Self::Linear(layer, args) => sys::mha_linear_info(layer, args, &mut info, error),
             }
         })?;

@@ -7,6 +7,7 @@
 //! | `mha_layer_create`, `_pack`, `_view`, `_verify`, `_shape` | [`Layer::new`], [`pack`](Layer::pack), [`from_packed`](Layer::from_packed), [`verify`](Layer::verify), [`shape`](Layer::shape) |
 //! | `mha_layer_config`, `mha_layer_weights`, `mha_layer_options` | [`LayerConfig`], [`Weights`], [`Layer::with_instruction_set`] |
 //! | `mha_forward`, `mha_forward_workspace`, `mha_info` | [`Layer::forward`], then [`Forward::run`], [`workspace_bytes`](Forward::workspace_bytes), [`info`](Forward::info) |
+//! | `mha_choose_keys` | [`Attention::choose_keys`] |
 //! | `mha_attention`, `mha_linear` and likewise | [`Attention::call`], [`Layer::linear`], and likewise |
 //! | `mha_allocator`, `mha_sgemm` | not here: memory is Rust's, and the projections are the library's own |
 //! | `MHA_CACHE_READ` | [`Forward::cache_read`], [`AttentionCall::cache_read`] |

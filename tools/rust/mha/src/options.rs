@@ -35,6 +35,11 @@ impl<'a> Output<'a> {
         Self { start, len, kind, _borrowed: PhantomData }
     }
 
+    /// Of positions of keys.
+    pub fn of_keys(data: &'a mut [i32]) -> Self {
+        Self { start: data.as_mut_ptr().cast(), len: data.len(), kind: StorageType::F32, _borrowed: PhantomData }
+    }
+
     pub fn len(&self) -> usize {
         self.len
     }
@@ -276,7 +281,7 @@ impl<'a> Options<'a> {
     }
 
     /// The keys that each query is paired with: those of the call, or with a cache the longest length of the call's sequences once it has appended.
-    fn attended_keys(&self, of: &Dimensions) -> Result<usize> {
+    pub fn attended_keys(&self, of: &Dimensions) -> Result<usize> {
         let Some(cache) = &self.cache else { return Ok(of.n_kv) };
         let mut longest = 0;
         for index in 0..self.sequences(of) {

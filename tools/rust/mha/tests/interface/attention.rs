@@ -175,6 +175,32 @@ fn parts_of_tables_are_those_of_the_whole() {
 }
 
 #[test]
+fn keys_are_chosen_by_their_index_scores() {
+    // Two heads of width 1: the score of a key is 2 max(0, k) - max(0, -k).
+    let (q, weights, k) = ([1.0, -1.0], [2.0, -1.0], [1.0, -3.0, 2.0, -1.0, 1.0]);
+    let (mut chosen, mut scores) = ([0; 4], [0.0; 5]);
+    let attention = Attention::new(2, 1).scale(1.0);
+    let call = attention.choose_keys(&q, &weights, 4, &mut chosen).key(&k).index_scores(&mut scores);
+    assert!(call.workspace_bytes().unwrap() > 0);
+    error_of(call.info(), ErrorKind::InvalidValue);
+    call.run(&mut Workspace::new()).unwrap();
+    assert_eq!((chosen, scores), ([0, 2, 3, 4], [2.0, -3.0, 4.0, -1.0, 2.0]));
+
+    let mut cache = KvCache::new(&mha::CacheConfig::new(8, 1, 1).values_in_keys(true)).unwrap();
+    let mut run = |k: &[f32], chosen: &mut [i32]| {
+        attention.choose_keys(&q, &weights, chosen.len(), chosen).key(k).cache(&mut cache).run(&mut Workspace::new()).unwrap();
+    };
+    run(&k[..1], &mut chosen);
+    assert_eq!(chosen, [0, -1, -1, -1]);
+    run(&k[1..], &mut chosen[..2]);
+    assert_eq!(chosen, [0, 2, -1, -1]);
+    let mut scores = [0.0; 5];
+    let call = attention.choose_keys(&q, &weights, 1, &mut chosen[..1]).cache_read(&cache);
+    call.index_scores(&mut scores).run(&mut Workspace::new()).unwrap();
+    assert_eq!((chosen[0], scores[1]), (2, -3.0));
+}
+
+#[test]
 fn attention_says_how_it_would_be_run() {
     let (q, k, v) = (numbers(2 * 10 * 64, 1), numbers(2 * 30 * 32, 2), numbers(2 * 30 * 16, 3));
     let attention = Attention::new(4, 16).num_kv_heads(2).head_dim_v(8).scale(0.5);

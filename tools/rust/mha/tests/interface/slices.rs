@@ -230,6 +230,20 @@ fn of_attention() {
 }
 
 #[test]
+fn of_a_choice_of_keys() {
+    let (q, k, weights) = (numbers(24, 1), numbers(20, 2), numbers(6, 3));
+    let check = |weights: &[f32], len: usize, columns: usize, sentence: &str| {
+        let (mut chosen, mut scores) = (vec![7; len], vec![7.0; columns]);
+        let call = Attention::new(2, 4).choose_keys(&q, weights, 2, &mut chosen).key(&k).index_scores(&mut scores);
+        assert_eq!(error_of(call.run(&mut Workspace::new()), ErrorKind::SliceLength), sentence);
+        assert_eq!((chosen, scores), (vec![7; len], vec![7.0; columns]));
+    };
+    check(&weights[..5], 6, 15, "weights has 5 elements; [batch 1, n_q 3, num_heads 2] are 6");
+    check(&weights, 5, 15, "chosen has 5 elements; [batch 1, n_q 3, num_chosen 2] are 6");
+    check(&weights, 6, 14, "index_scores has 14 elements; [batch 1, n_q 3, n_kv 5] are 15");
+}
+
+#[test]
 fn of_rope() {
     static TABLES: [f32; 40] = [0.5; 40];
     let tables = Rope::new(8, &TABLES, &TABLES);

@@ -1,0 +1,191 @@
+// mha_choose_keys: index scores of queries and keys as mha_attention multiplies them, and the keys with the greatest ones.
+//
+// Some blocks of queries at a time: units, each a block with a part of its keys, write scores to the workspace; then each query chooses.
+
+#include <string.h>
+
+#include <algorithm>
+
+#include "arguments.h"
+#include "attention.h"
+#include "structs.h"
+
+namespace mha {
+namespace {
+
+constexpr int64_t queries_per_thread = 8;  // whose scores are in the workspace at once
+constexpr int64_t units_per_thread = 4;
+
+struct ChoiceCall {
+  mha_choose_keys_args args;
+  AttentionCall call;
+  KeyChoice choice;
+  int64_t scores;  // offset in the workspace
+};
+
+// What of mha_attention has no meaning here.
+mha_status check_left_out(Report report, const mha_attention_args &args) {
+  const struct {
+    const char *name;
+    const void *given;
+  } arrays[] = {{"v", args.v}, {"output", args.output}, {"states", args.states}, {"score", args.score},
+                {"lse", args.lse}, {"taps", args.taps}, {"attention_weights", args.attention_weights}};
+  for (const auto &array : arrays) {
+    if (array.given) return report.invalid("attention.%s is given, which choosing keys has no use for; leave it NULL", array.name);
+  }
+  if (args.kv_position != 0)
+    return report.invalid("attention.kv_position is %lld; all keys to choose from are the call's, so leave it 0", lld(args.kv_position));
+  if (args.num_kv_heads < 0 || args.num_kv_heads > 1) {
+    return report.fail(MHA_ERROR_SHAPE, "attention.num_kv_heads is %lld; index heads share one key head, so set it to 1",
+                       lld(args.num_kv_heads));
+  }
+  if (args.cache && args.cache->kind == MHA_CACHE_RING)
+    return report.invalid("attention.cache is a ring, which forgets keys that could be chosen; use a contiguous or paged cache");
+  return MHA_OK;
+}
+
+mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCall *made) {
+  mha_choose_keys_args &args = made->args;
+  AttentionCall &call = made->call;
+  MiddleStage &stage = call.stage;
+  KeyChoice &choice = made->choice;
+  if (const mha_status status = read_struct(report, "mha_choose_keys_args", given, &args)) return status;
+  if (const mha_status status = read_struct(report, "mha_attention_args", args.attention, &call.args)) return status;
+  if (const mha_status status = check_left_out(report, call.args)) return status;
+  call.args.num_kv_heads = 1;
+  call.args.head_dim_v = call.args.cache ? call.args.cache->head_dim_v : 0;
+  if (const mha_status status = check_attention(report, &call)) return status;
+  Attention &attention = stage.attention;
+  const int64_t heads = attention.num_heads, batch = array_batch(call.args), n_q = attention.n_q, n_kv = max_keys(stage.sequences);
+  if (call.args.cache && call.args.n_kv > 0 && call.args.cache->values == MHA_CACHE_VALUES_OWN) {
+    return report.invalid(
+        "attention.cache has values, of which there are none to append; use MHA_CACHE_VALUES_IN_KEYS, or set MHA_CACHE_READ");
+  }
+  if (attention.prepare_v.norm.is_given)
+    return report.invalid("attention.norm has MHA_NORM_VALUES, but no values are used here; leave the flag out");
+  if (args.num_chosen < 1) return report.invalid("num_chosen is %lld; set it to at least 1", lld(args.num_chosen));
+  if (n_kv > INT32_MAX) {
+    return report.fail(MHA_ERROR_TOO_LARGE, "there may be %lld keys; an entry of chosen_keys can name the first 2^31 - 1", lld(n_kv));
+  }
+  args.weights_row_stride = args.weights_row_stride == 0 ? heads : args.weights_row_stride;
+  args.weights_batch_stride = contiguous_stride(args.weights_batch_stride, n_q, args.weights_row_stride, heads);
+  const Array weights = {"weights", heads, {batch, n_q, 1}, {args.weights_batch_stride, args.weights_row_stride, heads}};
+  if (const mha_status status = check_broadcast_input(report, weights)) return status;
+  const Count rows = Count(batch) * Count(n_q);
+  if ((rows * Count(args.num_chosen) * Count(sizeof(int32_t))).overflows())
+    return report.fail(MHA_ERROR_TOO_LARGE, "chosen_keys would be larger than memory can be");
+  if (args.index_scores && (rows * Count(n_kv) * Count(sizeof(float))).overflows())
+    return report.fail(MHA_ERROR_TOO_LARGE, "index_scores would be larger than memory can be");
+
+  WorkspaceLayout layout;
+  attention.v = {};  // no unit has values, nor a context
+  attention.head_dim_v = 0;
+  attention.most_queries = queries_per_thread;
+  plan_middle(&stage, &layout);
+  const Count queries = Count(call.args.batch) * Count(n_q);
+  const int64_t at_once = threads_of(stage.scheduler) * queries_per_thread;
+  const Count most_rows = queries.overflows() ? at_once : std::min(queries.value(), at_once);
+  choice.score_stride = blocks_of(n_kv, key_block) * key_block;
+  made->scores = layout.take_floats(most_rows * Count(choice.score_stride));
+  return check_size(report, layout, stage.sequences.has_no_work(), &call.workspace_bytes);
+}
+
+mha_status check_pointers(Report report, const ChoiceCall &made) {
+  const mha_attention_args &args = made.call.args;
+  const struct {
+    const char *name, *what;
+    const void *given;
+  } arrays[] = {{"attention.q", "the queries", args.q},
+                {"attention.k", "the keys", args.n_kv > 0 ? args.k : args.q},
+                {"weights", "the weights of the index heads", made.args.weights},
+                {"chosen_keys", "where to write the choice", made.args.chosen_keys}};
+  for (const auto &array : arrays) {
+    if (!array.given) return report.fail(MHA_ERROR_NULL_POINTER, "%s is NULL; pass %s", array.name, array.what);
+  }
+  return MHA_OK;
+}
+
+struct ChoiceWork {
+  const Kernels *kernels;
+  const KeyChoice *choice;
+  float *scratch;
+  int64_t first_block, parts;
+};
+
+void run_scores(const void *context, int64_t unit, int64_t thread) {
+  const ChoiceWork &work = *static_cast<const ChoiceWork *>(context);
+  const Attention &attention = *work.choice->attention;
+  const int64_t block = work.first_block + unit / work.parts;
+  work.kernels->score_keys(*work.choice, block / attention.query_blocks, block % attention.query_blocks, unit % work.parts,
+                           work.scratch + thread * attention.scratch.floats);
+}
+
+void run_choice(const void *context, int64_t unit, int64_t) {
+  const ChoiceWork &work = *static_cast<const ChoiceWork *>(context);
+  const int64_t query = work.choice->first_query + unit;
+  work.kernels->choose_keys(*work.choice, query / work.choice->longest_q, query % work.choice->longest_q);
+}
+
+// Nothing here can fail.
+void run(ChoiceCall &made, unsigned char *workspace) {
+  MiddleStage &stage = made.call.stage;
+  const Attention &attention = stage.attention;
+  KeyChoice &choice = made.choice;
+  begin_passes(&stage, workspace);
+  next_pass(&stage);  // the only one
+  prepare_pass(&stage);
+  choice.attention = &attention;
+  choice.weights = made.args.weights;
+  choice.weights_batch_stride = resolved_stride(made.args.weights_batch_stride);
+  choice.weights_row_stride = resolved_stride(made.args.weights_row_stride);
+  choice.num_chosen = made.args.num_chosen;
+  choice.chosen = made.args.chosen_keys;
+  choice.index_scores = made.args.index_scores;
+  choice.longest_q = longest_queries(stage.sequences);
+  choice.scores = reinterpret_cast<float *>(workspace + made.scores);
+  const int64_t rows = attention.array_batch * attention.n_q;
+  memset(choice.chosen, 0xff, static_cast<size_t>(rows * choice.num_chosen) * sizeof(int32_t));
+  if (choice.index_scores) std::fill_n(choice.index_scores, rows * attention.n_kv, -__builtin_inff());
+
+  const int64_t threads = threads_of(stage.scheduler), chunks = blocks_of(attention.longest_kv, chunk_keys);
+  const int64_t blocks = attention.batch * attention.query_blocks, at_once = threads * queries_per_thread / attention.block_queries;
+  for (int64_t block = 0; block < blocks && chunks > 0; block += at_once) {
+    const int64_t here = std::min(at_once, blocks - block);
+    const int64_t parts = threads == 1 ? 1 : std::min(chunks, blocks_of(threads * units_per_thread, here));
+    choice.part_chunks = blocks_of(chunks, parts);
+    const auto query_of = [&](int64_t at) {
+      return at / attention.query_blocks * choice.longest_q + at % attention.query_blocks * attention.block_queries;
+    };
+    choice.first_query = query_of(block);
+    const ChoiceWork work = {stage.kernels, &choice, stage.scratch, block, parts};
+    run_units(stage.scheduler, stage.counter, here * parts, run_scores, &work);
+    run_units(stage.scheduler, stage.counter, query_of(block + here) - choice.first_query, run_choice, &work);
+  }
+  next_pass(&stage);  // the cache counts its new positions
+}
+
+}  // namespace
+}  // namespace mha
+
+using namespace mha;
+
+mha_status mha_choose_keys_workspace(const mha_choose_keys_args *args, size_t *bytes, mha_error *error) {
+  Report report(error);
+  ChoiceCall made;
+  if (const mha_status status = make_call(report, args, &made)) return status;
+  return write_size(report.about(2), static_cast<size_t>(made.call.workspace_bytes), bytes);
+}
+
+mha_status mha_choose_keys(const mha_choose_keys_args *args, void *workspace, size_t workspace_bytes, mha_error *error) {
+  Report report(error);
+  ChoiceCall made;
+  if (const mha_status status = make_call(report, args, &made)) return status;
+  AttentionCall &call = made.call;
+  if (const mha_status status = check_workspace(report, 2, "mha_choose_keys_workspace", workspace, workspace_bytes, call.workspace_bytes))
+    return status;
+  if (call.stage.sequences.has_no_work()) return MHA_OK;
+  if (const mha_status status = check_pointers(report, made)) return status;
+  if (const mha_status status = check_array_contents(report, &call.stage)) return status;
+  run(made, align_workspace(workspace));
+  return MHA_OK;
+}
