@@ -413,6 +413,13 @@ typedef struct mha_norm {
  *                 only. A ring, whose positions have no end, takes these alone, and no groups.
  *
  * Keys behind num_columns are masked.
+ *
+ * With chosen_keys, each query attends only to the keys of its list that flags and mask leave to
+ * it (DeepSeek V3.2's and MiniMax's sparse attention). Entries are positions, or numbers of blocks
+ * of chosen_block keys, in any order; -1 is none, and what comes twice counts once. A list for all
+ * kv heads has MHA_BROADCAST as head stride. The call takes as long as one over so many keys, and
+ * with chosen_block 1 has its bits: those of the keys gathered in ascending order. Not with groups
+ * or outputs per pair.
  */
 typedef struct mha_score_options {
   size_t struct_size;        /* sizeof the struct */
@@ -444,6 +451,11 @@ typedef struct mha_score_options {
   const float *relative_rows;
   int64_t relative_rows_batch_stride, relative_rows_head_stride; /* 0 = contiguous */
   int64_t relative_rows_row_stride;                              /* likewise */
+  const int32_t *chosen_keys; /* [batch, num_kv_heads, n_q, num_chosen], as above; NULL = all */
+  int64_t chosen_keys_batch_stride, chosen_keys_head_stride; /* 0 = contiguous */
+  int64_t chosen_keys_row_stride;                            /* likewise */
+  int64_t num_chosen;         /* entries of a list; >= 1 with chosen_keys */
+  int64_t chosen_block;       /* entry e is the keys e * chosen_block and on; 0 = 1: key e alone */
 } mha_score_options;
 
 /*

@@ -86,6 +86,7 @@ bool has_floats(const KeyValues &source) { return source.is_packed && source.sto
 
 // The most query rows of a unit, of each query head, that sequences of so many queries need.
 int64_t largest_block(int64_t longest_q, const Attention &attention) {
+  if (attention.options.chosen.lists.base) return 1;  // each has keys of its own
   const bool has_all_floats = has_floats(attention.k) && has_floats(attention.v);
   const int64_t rows = has_all_floats || attention.k.is_stored() ? packed_unit_rows : plain_unit_rows;
   const int64_t group = quotient(attention.num_heads, attention.num_kv_heads);
@@ -147,14 +148,19 @@ AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t n
   scratch.queries = take(rows * Count(head_dim));
   set_late_rows(attention);
   const bool are_late = largest * group <= attention->late_rows, are_in_place = largest * group <= attention->in_place_rows;
-  const int64_t key_groups = has_floats_k ? 0 : are_late ? late_groups : chunk_keys / key_block;
+  const ChosenKeys &chosen = attention->options.chosen;
+  const bool may_gather = chosen.lists.base && (chosen.block % key_block != 0 || attention->k.is_plain());
+  const int64_t key_groups = may_gather ? chunk_keys / key_block : has_floats_k ? 0 : are_late ? late_groups : chunk_keys / key_block;
   scratch.keys = take(Count(key_groups * key_block) * Count(head_dim));
-  scratch.values = take(has_floats_v || are_in_place ? Count(0) : Count(chunk_keys) * width);
-  const int64_t prepared_keys = attention->k.is_packed ? 4 : key_block;
+  scratch.values = take((has_floats_v || are_in_place) && !may_gather ? Count(0) : Count(chunk_keys) * width);
+  const int64_t prepared_keys = attention->k.is_packed && !may_gather ? 4 : key_block;
   const int64_t prepared = std::max(prepared_keys * head_dim, attention->prepare_v.is_any ? attention->head_dim_v : 0);
-  const bool has_prepared = attention->prepare_k.is_any || attention->prepare_v.is_any || !has_floats_k;
+  const bool has_prepared = attention->prepare_k.is_any || attention->prepare_v.is_any || !has_floats_k || may_gather;
   scratch.prepared = take(has_prepared ? Count(prepared) : Count(0));
   scratch.scores = take(max_attend_rows * score_stride);
+  scratch.chosen_blocks = take(Count(chosen.lists.base ? chosen.count : 0));
+  scratch.chosen_bits = take(Count(chosen.lists.base ? 2 * (max_keys / chosen.block / 64 + 2) : 0));
+  scratch.chosen_scales = take(Count(may_gather ? 2 * chunk_keys : 0));
   scratch.states = take(Count(slots) * state);
   scratch.state_stride = state.value();
   scratch.floats = end.value();

@@ -64,6 +64,8 @@ mha_status check_optional_outputs(Report report, MiddleStage *stage) {
       return report.fail(MHA_ERROR_TOO_LARGE, "%s would be larger than memory can be", output.name);
   }
   for (const OptionalOutput &output : outputs) {
+    if (output.output && output.is_per_pair && attention.options.chosen.lists.base)
+      return report.invalid("%s has a column for each key, which chosen keys are to do without; leave it NULL", output.name);
     if (!output.output || !output.is_per_pair || !s.is_ring()) continue;
     return report.invalid("%s has a column for each position, of which a ring has no end; leave it NULL, or use a cache of another kind",
                           output.name);
@@ -108,7 +110,7 @@ void clear_padding_of_outputs(const MiddleStage &stage) {
 mha_status check_middle(Report report, MiddleStage *stage) {
   Attention &attention = stage->attention;
   SequenceArguments &s = stage->sequences;
-  if (const mha_status status = check_score_options(report, stage->score, attention.num_heads, &s, &attention.options)) return status;
+  if (const mha_status status = check_score_options(report, stage->score, attention.num_heads, attention.num_kv_heads, &s, &attention.options)) return status;
   if (const mha_status status = check_sequences(report, &s, attention.num_kv_heads, attention.head_dim, attention.head_dim_v))
     return status;
   set_window(s, &attention);
@@ -133,8 +135,8 @@ mha_status check_array_contents(Report report, MiddleStage *stage) {
   Attention &attention = stage->attention;
   if (const mha_status status = check_score_arrays(report, "score.", attention.options, attention.num_heads)) return status;
   if (const mha_status status = check_sequence_arrays(report, stage->sequences)) return status;
-  resolve_score_strides(stage->sequences, attention.num_heads, &attention.options);
-  return MHA_OK;
+  resolve_score_strides(stage->sequences, attention.num_heads, attention.num_kv_heads, &attention.options);
+  return check_chosen_entries(report, stage->sequences, attention);
 }
 
 void plan_middle(MiddleStage *stage, WorkspaceLayout *layout) {
@@ -154,7 +156,9 @@ void begin_passes(MiddleStage *stage, unsigned char *workspace) {
   attention.reworks_context = attention.options.head_scales || attention.context || attention.gate.values.base ||
                               attention.output_storage != Storage::f32;
   stage->attention.n_kv = pair_columns(s);
-  stage->attention.longest_kv = longest_keys(s);
+  const ChosenKeys &chosen = attention.options.chosen;
+  attention.longest_kv = longest_keys(s);
+  if (chosen.lists.base && chosen.count < attention.longest_kv / chosen.block) attention.longest_kv = chosen.count * chosen.block;
   stage->counter = reinterpret_cast<UnitCounter *>(workspace + stage->counter_offset);
   stage->scratch = reinterpret_cast<float *>(workspace + memory.scratch);
   stage->attention.prepare_q.norm.statistics = reinterpret_cast<float *>(workspace + stage->q_statistics);

@@ -174,10 +174,34 @@ mha_status check_q_scales(Report report, const SequenceArguments &s, const mha_s
   return MHA_OK;
 }
 
+mha_status check_chosen_keys(Report report, const SequenceArguments &s, const mha_score_options &options, int64_t num_kv_heads,
+                             ChosenKeys *chosen) {
+  *chosen = {{options.chosen_keys, Storage::f32, options.chosen_keys_batch_stride, options.chosen_keys_head_stride, options.chosen_keys_row_stride},
+             options.num_chosen,
+             options.chosen_block != 0 ? options.chosen_block : 1};
+  if (const mha_status status = check_array_strides(report, "chosen_keys", chosen->lists)) return status;
+  if (!options.chosen_keys) {
+    if (options.num_chosen == 0 && options.chosen_block == 0) return MHA_OK;
+    return report.invalid("score.%s is %lld, but score.chosen_keys is NULL; give it, or leave it 0",
+                          options.num_chosen ? "num_chosen" : "chosen_block", lld(options.num_chosen ? options.num_chosen : options.chosen_block));
+  }
+  if (options.num_chosen < 1 || options.num_chosen > INT32_MAX)
+    return report.invalid("score.num_chosen is %lld; set it to the entries of a list, at least 1", lld(options.num_chosen));
+  if (options.chosen_block < 0 || options.chosen_block > INT32_MAX)
+    return report.invalid("score.chosen_block is %lld; set it to the keys of an entry, or to 0 for 1", lld(options.chosen_block));
+  if (options.q_groups) return report.invalid("score.chosen_keys and score.q_groups are both given; choose keys of the row's group instead");
+  const int64_t stride = options.chosen_keys_row_stride;
+  if (stride > 0 && stride < options.num_chosen) {
+    return report.fail(MHA_ERROR_SHAPE, "score.chosen_keys_row_stride is %lld, but a list has num_chosen = %lld entries", lld(stride),
+                       lld(options.num_chosen));
+  }
+  return check_array_size(report, s, "chosen_keys", chosen->lists, num_kv_heads, options.num_chosen);
+}
+
 }  // namespace
 
-mha_status check_score_options(Report report, const mha_score_options *given, int64_t num_heads, SequenceArguments *sequences,
-                               ScoreOptions *options) {
+mha_status check_score_options(Report report, const mha_score_options *given, int64_t num_heads, int64_t num_kv_heads,
+                               SequenceArguments *sequences, ScoreOptions *options) {
   SequenceArguments &s = *sequences;
   *options = {};
   if (!given) return MHA_OK;
@@ -190,6 +214,7 @@ mha_status check_score_options(Report report, const mha_score_options *given, in
   if (const mha_status status = check_columns(report, s, o)) return status;
   if (const mha_status status = check_relative_biases(report, s, o, num_heads, &options->relative)) return status;
   if (const mha_status status = check_q_scales(report, s, o)) return status;
+  if (const mha_status status = check_chosen_keys(report, s, o, num_kv_heads, &options->chosen)) return status;
   options->softcap = o.softcap;
   options->softcap_inverse = o.softcap != 0.0f ? 1.0f / o.softcap : 0.0f;
   options->alibi_slopes = o.alibi_slopes;
@@ -246,11 +271,12 @@ mha_status check_score_arrays(Report report, const char *prefix, const ScoreOpti
   return MHA_OK;
 }
 
-void resolve_score_strides(const SequenceArguments &s, int64_t num_heads, ScoreOptions *options) {
+void resolve_score_strides(const SequenceArguments &s, int64_t num_heads, int64_t num_kv_heads, ScoreOptions *options) {
   PositionGroups &groups = options->groups;
   const bool has_pairs = options->bias.base || options->mask.base;
   resolve_stride(s.n_q, &options->q_scales_stride);
   resolve_strides(options->relative_left + 1 + options->relative_right, s.n_q, num_heads, &options->relative);
+  resolve_strides(options->chosen.count, s.n_q, num_kv_heads, &options->chosen.lists);
   if (!has_pairs && !groups.of_rows) return;
   const int64_t columns = s.num_columns != INT64_MAX ? s.num_columns : s.has_new_columns ? s.n_kv : pair_columns(s);
   resolve_strides(columns, s.n_q, num_heads, &options->bias);

@@ -361,6 +361,26 @@ mha_status check_sequence_arrays(Report report, const SequenceArguments &s) {
   return MHA_OK;
 }
 
+mha_status check_chosen_entries(Report report, const SequenceArguments &s, const Attention &attention) {
+  const ChosenKeys &chosen = attention.options.chosen;
+  if (!chosen.lists.base) return MHA_OK;
+  const int64_t heads = chosen.lists.head_stride != 0 ? attention.num_kv_heads : 1;
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const int64_t in_arrays = s.has_cu_seqlens() ? 0 : b, entries = blocks_of(past_of(s, b) + keys_of(s, b), chosen.block);
+    for (int64_t at = 0; at < heads * queries_of(s, b); ++at) {
+      const int64_t head = at / queries_of(s, b), row = first_query(s, b) + at % queries_of(s, b);
+      const int32_t *const list = static_cast<const int32_t *>(chosen.lists.base) + in_arrays * chosen.lists.batch_stride +
+                                  head * chosen.lists.head_stride + row * chosen.lists.row_stride;
+      const auto is_wrong = [entries](int32_t entry) { return entry < -1 || entry >= entries; };
+      const int64_t wrong = std::find_if(list, list + chosen.count, is_wrong) - list;
+      if (wrong == chosen.count) continue;
+      return report.invalid("score.chosen_keys[%lld, %lld, %lld, %lld] (sequence, kv head, row, entry) is %d; there are 0 to %lld, and -1 is none",
+                            lld(in_arrays), lld(head), lld(row), lld(wrong), list[wrong], lld(entries - 1));
+    }
+  }
+  return MHA_OK;
+}
+
 int64_t max_keys(const SequenceArguments &s) {
   if (!s.cache) return s.n_kv;
   return s.is_ring() ? sum(s.cache->capacity, 2 * chunk_keys) : s.cache->capacity;

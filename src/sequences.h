@@ -83,6 +83,9 @@ mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t 
 // The arrays: lengths, positions, sequences of the cache and the room there.
 mha_status check_sequence_arrays(Report report, const SequenceArguments &sequences);
 
+// That the lists of chosen keys name keys that are there. Strides are resolved.
+mha_status check_chosen_entries(Report report, const SequenceArguments &sequences, const Attention &attention);
+
 // The most keys that a sequence can have, for planning; and as a mask, the keys that a query attends to.
 int64_t max_keys(const SequenceArguments &sequences);
 void set_window(const SequenceArguments &sequences, Attention *attention);

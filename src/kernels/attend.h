@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/attend_tile.h"
+#include "kernels/chosen.h"
 #include "kernels/states.h"
 
 namespace mha {
@@ -135,7 +136,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
       if (keys.end <= begin && c > first) continue;  // these rows are done: later ones have later keys
       first_row = min(first_row, row);
       Range needed = {max(0, keys.begin - begin), min(next, keys.end) - begin};
-      if (options.limits_pairs && needed.begin < needed.end) needed = keys_left(unit, row, end, begin, needed);
+      if (options.limits_pairs && !unit.blocks && needed.begin < needed.end) needed = keys_left(unit, row, end, begin, needed);
       if (needed.begin >= needed.end) {  // not of chunks in step
         clear_states(unit, slot, row, end);
         continue;
@@ -183,9 +184,10 @@ inline bool merge_splits(const Unit &unit, int64_t index, int64_t part) {
 
 template <class V>
 void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block, int64_t part, float *scratch) {
-  const Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
+  Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
   if (unit.group != unit.heads && part == 0) clear_heads(unit);
   if (unit.num_rows == 0) return;
+  if (call.options.chosen.lists.base) choose_keys(&unit);
   Range keys = keys_of_rows(unit, 0, unit.num_rows);
   if (call.options.groups.of_rows) keys = keys_of_groups(unit, 0, unit.num_rows, 0, keys);
   const Range chunks = chunks_of(keys);

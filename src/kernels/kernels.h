@@ -179,6 +179,13 @@ struct PositionGroups {
   int64_t window_left, window_right;
 };
 
+// Lists of chosen keys (CONTRACT.md, section 6), of int32_t; the heads are kv heads, and a column is an entry.
+struct ChosenKeys {
+  PairArray lists;  // base null: all keys
+  int64_t count;    // entries of a list
+  int64_t block;    // keys of an entry
+};
+
 // What changes scores (CONTRACT.md, section 7); see mha_score_options.
 struct ScoreOptions {
   bool change_scores;              // all but sinks, mask and groups does
@@ -192,6 +199,7 @@ struct ScoreOptions {
   const float *head_scales;           // [num_heads] factors of the context, 0 of heads that are not computed; null: all 1
   PairArray bias, mask;  // mask: bytes
   PositionGroups groups;
+  ChosenKeys chosen;
 };
 
 // Outputs with a number per pair, and sums of them, made by a pass of their own (kernels/inspect.h); null: not asked for.
@@ -216,6 +224,8 @@ struct AttendScratch {
   int64_t values;    // [256][head_dim_v_padded], likewise
   int64_t prepared;  // [4][head_dim], of plain keys [16][head_dim], and at least [head_dim_v]: rows on their way, prepared or widened
   int64_t scores;    // [max_attend_rows][score_stride]
+  // With chosen keys: the entries of a list in order; a bit for each entry that there can be; scales of gathered keys and values, [2][256]
+  int64_t chosen_blocks, chosen_bits, chosen_scales;
   int64_t states;  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be
                    // read and written behind m and l
   int64_t state_stride;

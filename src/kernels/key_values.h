@@ -36,7 +36,7 @@ MHA_INLINE bool has_floats(const Attention &call) { return call.k.storage == Sto
 template <class V>
 MHA_INLINE bool is_streamed(const Unit &unit) {
   const Attention &call = unit.call;
-  if (has_loops_of_floats_alone<V> || !call.v.is_packed) return false;
+  if (has_loops_of_floats_alone<V> || !call.v.is_packed || unit.blocks) return false;
   if (!has_floats(call)) return unit.num_rows <= max_widened_rows;
   return unit.sequence.n_kv >= min_streamed_keys && call.query_blocks == 1;
 }
@@ -68,9 +68,11 @@ MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64
   const int64_t group_bytes = key_block * source.row_stride * bytes_of(source.storage);
   int64_t run = first;
   for (int64_t g = first; g < end;) {
-    const Place place = place_of(source, unit.sequence.in_cache, begin + g * key_block);
+    const int64_t key = begin + g * key_block;
+    const Place place = place_of(source, unit.sequence.in_cache, unit.position_of_key(key));
     const char *at = stored_at(source, unit, place);
-    const int64_t in_block = block_of(source.block_positions - place.position), end_of_block = min(end, g + in_block);
+    const int64_t in_block = block_of(min(source.block_positions - place.position, unit.run_of_keys(key)));
+    const int64_t end_of_block = min(end, g + in_block);
     if (g > first && at != static_cast<const char *>(groups->at[g - 1]) + group_bytes) {
       for (; run < g; ++run) groups->run_end[run] = g * key_block;
     }
@@ -164,7 +166,7 @@ MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t group
   const KeyValues &k = call.k;
   const int64_t first = group * key_block, begin = max(keys.begin - first, 0), end = min(keys.end - first, key_block);
   const int64_t element = bytes_of(k.storage), row_bytes = k.row_stride * element;
-  const int64_t position = chunk_begin + first, array_row = unit.sequence.kv_first + position;
+  const int64_t position = unit.position_of_key(chunk_begin + first), array_row = unit.sequence.kv_first + position;
   const bool is_prepared = !k.is_plain() || !call.prepare_k.is_any;
   const char *const rows = k.is_plain() ? plain_row(k, unit, array_row) : stored_at(k, unit, place_of(k, unit.sequence.in_cache, position));
   if (k.is_plain()) prefetch_rows(rows + key_block * row_bytes, row_bytes, call.head_dim * element);
@@ -202,6 +204,70 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
   }
 }
 
+// ---- Chosen keys, one by one
+
+// A row of keys or values from where it lies, as floats, prepared if it was not; and its scale.
+template <class V>
+MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, int64_t width, float *to, float *scale) {
+  const Attention &call = unit.call;
+  const KeyValues &source = are_keys ? call.k : call.v;
+  if (source.is_plain()) {
+    const int64_t array_row = unit.sequence.kv_first + position;
+    widen<V>(source.storage, plain_row(source, unit, array_row), width, to);
+    const Preparation &how = are_keys ? call.prepare_k : call.prepare_v;
+    if (how.is_any) prepare<V>(how, {unit.sequence_index, array_row, position, unit.kv_head}, width, to);
+    return;
+  }
+  Place place = place_of(source, unit.sequence.in_cache, position);
+  if (source.scales) *scale = source.scales[place.block * source.scale_batch_stride + unit.kv_head * source.block_positions + place.position];
+  if (!are_keys || !source.is_packed) return widen<V>(source.storage, stored_at(source, unit, place), width, to);
+  const int64_t lane = place_in_block(place.position);
+  place.position -= lane;
+  const char *const group = stored_at(source, unit, place);
+  visit_storage(source.storage, [&](auto stored) MHA_INLINED {
+    const auto *const numbers = reinterpret_cast<const typename decltype(stored)::Element *>(group) + lane;
+    for (int64_t c = 0; c < width; ++c) to[c] = load<Scalar>(numbers + c * key_block).x;
+  });
+}
+
+// Where the row of a key lies that gather_row will read, as far as it lies in one piece.
+MHA_INLINE const char *row_to_gather(const Unit &unit, const KeyValues &source, int64_t key) {
+  const int64_t position = unit.position_of_key(key);
+  return source.is_plain() ? plain_row(source, unit, unit.sequence.kv_first + position)
+                           : stored_at(source, unit, place_of(source, unit.sequence.in_cache, position));
+}
+
+// Keys [keys.begin, keys.end) of a chunk, or their values, one after the other in the unit's scratch memory: keys in blocks of 16.
+template <class V>
+MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys, int64_t width, float *memory, Groups *groups) {
+  const Attention &call = unit.call;
+  const KeyValues &source = are_keys ? call.k : call.v;
+  const Range range = groups_of(keys);
+  float *const scales = unit.scratch + call.scratch.chosen_scales + (are_keys ? 0 : chunk_keys);
+  float *const copies = unit.scratch + call.scratch.prepared;
+  locate_scratch(memory, width, range.begin, range.end, groups);
+  groups->has_scales = source.storage == Storage::int8;
+  const int64_t numbers = are_keys ? width : call.head_dim_v, row_bytes = numbers * bytes_of(source.storage);
+  const bool prefetches = !are_keys || !source.is_packed;
+  constexpr int64_t ahead = key_block / 2;
+  for (int64_t j = keys.begin; prefetches && j < min(keys.end, keys.begin + ahead); ++j) {
+    prefetch_row(row_to_gather(unit, source, chunk_begin + j), row_bytes);
+  }
+  for (int64_t g = range.begin; g < range.end; ++g) {
+    groups->scales[g] = scales + g * key_block;
+    const Range in_group = {max(keys.begin, g * key_block), min(keys.end, (g + 1) * key_block)};
+    for (int64_t j = in_group.begin; j < in_group.end; ++j) {
+      if (prefetches && j + ahead < keys.end) prefetch_row(row_to_gather(unit, source, chunk_begin + j + ahead), row_bytes);
+      float *const to = are_keys ? copies + place_in_block(j) * width : memory + j * width;
+      gather_row<V>(unit, are_keys, unit.position_of_key(chunk_begin + j), numbers, to, scales + j);
+      if (!are_keys && numbers < width) __builtin_memset(to + numbers, 0, static_cast<size_t>(width - numbers) * sizeof(float));
+    }
+    if (!are_keys) continue;
+    transpose_rows(copies, width, width, memory + g * key_block * width);
+    make_canonical<V>(memory + g * key_block * width, key_block * width);
+  }
+}
+
 // ---- A chunk
 
 // Keys or values [keys.begin, keys.end) of the chunk are needed.
@@ -212,6 +278,7 @@ MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_beg
   const int64_t width = are_keys ? call.head_dim : call.head_dim_v_padded;
   const Range range = groups_of(keys);
   float *const memory = unit.scratch + (are_keys ? call.scratch.keys : call.scratch.values);
+  if (unit.gathers_keys() || (unit.blocks && source.is_plain())) return gather<V>(unit, are_keys, chunk_begin, keys, width, memory, groups);
   if (!source.is_packed) {
     if (!are_keys && unit.num_rows <= call.in_place_rows) return locate_rows(source, unit, chunk_begin, range.begin, range.end, groups);
     groups->has_scales = false;

@@ -26,9 +26,16 @@ MHA_NOINLINE void cap_scores(const ScoreOptions &options, Range blocks, float sc
 
 // s - slope * distance. The distance of the keys of a block is computed from that of its first one, so that no lane can round differently.
 template <class V>
-MHA_NOINLINE void add_alibi(const Unit &unit, const Row &row, int64_t chunk_begin, Range blocks, float *s) {
+MHA_NOINLINE void add_alibi(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys, float *s) {
   const V slope = all<V>(-unit.call.options.alibi_slopes[row.head]);
   const int64_t position = unit.position_of(row);
+  for (int64_t j = keys.begin; unit.blocks && j < keys.end; ++j) {  // any key may be the first of chosen ones
+    const int64_t place = place_in_block(chunk_begin + j);
+    const float distance = static_cast<float>(chunk_begin + j - place - position) + static_cast<float>(place);
+    s[j] = mul_add(-unit.call.options.alibi_slopes[row.head], distance > 0.0f - distance ? distance : 0.0f - distance, s[j]);
+  }
+  if (unit.blocks) return;
+  const Range blocks = groups_of(keys);
   for (int64_t block = blocks.begin; block < blocks.end; ++block) {
     const V first = all<V>(static_cast<float>(chunk_begin + block * key_block - position));
     for (int64_t lane = 0; lane < key_block; lane += V::size) {
@@ -73,7 +80,7 @@ MHA_NOINLINE void add_relative_bias(const Unit &unit, const Row &row, int64_t ch
 template <class V>
 inline void bias_scores(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys, float *s) {
   const ScoreOptions &options = unit.call.options;
-  if (options.alibi_slopes) add_alibi<V>(unit, row, chunk_begin, groups_of(keys), s);
+  if (options.alibi_slopes) add_alibi<V>(unit, row, chunk_begin, keys, s);
   if (options.relative.base) add_relative_bias<V>(unit, row, chunk_begin, keys, s);
   if (!options.bias.base) return;
   const int64_t element = element_of(options.bias, unit, row, chunk_begin);

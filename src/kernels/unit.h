@@ -33,6 +33,9 @@ struct Unit {
   int64_t first_head, end_head;  // the first of these, and behind the last of all
   int64_t num_rows;
   float *scratch;
+  // Chosen keys, of the one query: the entries of its list, in order. Keys then count by rank, and these are left. Null: by position.
+  const int32_t *blocks;
+  Range ranks;
 
   MHA_INLINE Row row(int64_t index) const {
     if (group == 1) return {index, query_begin + index, first_head};
@@ -75,7 +78,21 @@ struct Unit {
     const int64_t end = position >= n - 1 - right ? n : position + right + 1;  // negative: none
     return {position > left ? min(position - left, end) : 0, end};
   }
-  MHA_INLINE Range keys_of(const Row &row) const { return keys_in_window(row, call.window_left, call.window_right); }
+  MHA_INLINE Range keys_of(const Row &row) const { return blocks ? ranks : keys_in_window(row, call.window_left, call.window_right); }
+
+  // The position of a key, and how many keys from it on have the positions behind it.
+  MHA_INLINE int64_t position_of_key(int64_t key) const {
+    if (!blocks) return key;
+    const int64_t size = call.options.chosen.block, entry = size == 1 ? key : quotient(key, size);
+    return blocks[entry] * size + key - entry * size;
+  }
+  MHA_INLINE int64_t run_of_keys(int64_t key) const {
+    if (!blocks) return max_positions;
+    const int64_t size = call.options.chosen.block;
+    return size == 1 ? 1 : size - key % size;
+  }
+  // Whether groups of 16 keys need not lie side by side.
+  MHA_INLINE bool gathers_keys() const { return blocks && call.options.chosen.block % key_block != 0; }
 
   // The queries, row by row.
   MHA_INLINE float *q(int64_t index) const { return scratch + call.scratch.queries + index * call.head_dim; }
@@ -117,7 +134,8 @@ MHA_NOINLINE inline void leave_out_heads(Unit *unit) {
 MHA_INLINE Unit unit_of(const Attention &call, const Sequence &sequence, int64_t kv_head, int64_t query_begin, int64_t queries,
                         int64_t heads, float *scratch) {
   const int64_t first = kv_head * heads, rows = queries * heads;
-  Unit unit = {call, sequence, sequence.in_arrays, kv_head, query_begin, queries, heads, heads, first, first + heads, rows, scratch};
+  Unit unit = {call,  sequence, sequence.in_arrays, kv_head, query_begin, queries, heads, heads,
+               first, first + heads, rows, scratch, nullptr, {0, 0}};
   if (call.options.head_scales) leave_out_heads(&unit);
   return unit;
 }

@@ -591,6 +591,21 @@ class Mha(unittest.TestCase):
         with self.assertRaisesRegex(mha.Error, "max_distance is 7"):
             mha.t5_relative_bias(embedding, max_distance=7)
 
+    def test_chosen_keys_are_those_of_a_mask(self):
+        q, k, v = floats(2, 5, heads, 8), floats(2, 40, heads, 8), floats(2, 40, heads, 8)
+        lists = np.stack([random.permutation(40)[:6] for _ in range(2 * 5)]).astype(np.int32).reshape(2, 1, 5, 6)
+        mask = np.zeros((2, 1, 5, 40), bool)
+        np.put_along_axis(mask, lists.astype(np.int64), True, axis=-1)
+        y = mha.attention(q, k, v, score=mha.ScoreOptions(chosen_keys=lists))
+        np.testing.assert_allclose(y, mha.attention(q, k, v, score=mha.ScoreOptions(mask=mask)), rtol=1e-5, atol=1e-6)
+        blocks = np.array([[2, -1, 0]], np.int32)  # of 16 keys, for all rows
+        mask = np.ones(40, bool)
+        mask[16:32] = False
+        y = mha.attention(q, k, v, score=mha.ScoreOptions(chosen_keys=blocks, chosen_block=16))
+        np.testing.assert_allclose(y, mha.attention(q, k, v, score=mha.ScoreOptions(mask=mask)), rtol=1e-5, atol=1e-6)
+        with self.assertRaisesRegex(mha.Error, r"score.chosen_keys\[0, 0, 0, 0\].* is 40"):
+            mha.attention(q, k, v, score=mha.ScoreOptions(chosen_keys=lists * 0 + 40))
+
     def test_a_relative_bias_and_scales_of_queries(self):
         n, kv = 6, 9
         q, k, v = floats(2, n, heads, 8), floats(2, kv, heads, 8), floats(2, kv, heads, 8)

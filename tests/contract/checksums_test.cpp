@@ -261,6 +261,16 @@ class Cases {
     relative.score->relative_bias.clear();
     relative.score->relative_rows = {true, true, true, own.Uniforms(2 * 4 * 20 * 211), 211};
     Attention("attention with a relative bias of each query", relative);
+    AttentionProblem chosen = problem;
+    for (const int64_t block : {1, 16}) {
+      chosen.score->chosen = {};
+      chosen.score->chosen.heads = 2;
+      chosen.score->chosen.columns = 9;
+      chosen.score->chosen_block = block;
+      for (int32_t n = 0; n < 20 * 9; n++) chosen.score->chosen.values.push_back(n * 77 % (block == 1 ? 300 : 19) - 1);
+      const std::string name = "attention to chosen keys by " + std::to_string(block);
+      RecordOutputs(name, Attend(Filled(chosen, name), Form(false)));
+    }
     for (const bool add_keys : {false, true}) {
       AttentionProblem grouped = problem;
       grouped.score = ScoreArrays();

@@ -11,6 +11,8 @@
 
 namespace {
 
+const int32_t kEntry = 0;  // of a list of chosen keys
+
 using namespace support;  // NOLINT: this file is about nothing else
 
 // ---- Calls: mha_forward, its workspace query and mha_info --------------------------------------------------------------------------
@@ -240,6 +242,30 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
          c.args.score = &c.data.score, c.data.score.relative_rows = WithTheLast(0.0f), c.data.score.relative_rows_head_stride = kMax;
        },
        {MHA_ERROR_TOO_LARGE, {argument}, {"score.relative_rows"}}},
+      {"ChosenKeysWithoutACount",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.chosen_keys = &kEntry; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.num_chosen is 0"}}},
+      {"ACountWithoutChosenKeys",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.num_chosen = 3; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.num_chosen is 3", "chosen_keys is NULL"}}},
+      {"ABlockWithoutChosenKeys",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.chosen_block = 16; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.chosen_block is 16", "chosen_keys is NULL"}}},
+      {"ChosenBlockIsNegative",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.chosen_keys = &kEntry, c.data.score.num_chosen = 1, c.data.score.chosen_block = -1; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.chosen_block is -1"}}},
+      {"ListsOfChosenKeysOverlap",
+       [](auto &c) {
+         c.args.score = &c.data.score, c.data.score.chosen_keys = &kEntry, c.data.score.num_chosen = 4;
+         c.data.score.chosen_keys_row_stride = 3;
+       },
+       {MHA_ERROR_SHAPE, {argument}, {"score.chosen_keys_row_stride is 3", "4 entries"}}},
+      {"ListsOfChosenKeysAreTooLarge",
+       [](auto &c) {
+         c.args.score = &c.data.score, c.data.score.chosen_keys = &kEntry, c.data.score.num_chosen = 4;
+         c.data.score.chosen_keys_row_stride = kMax;
+       },
+       {MHA_ERROR_TOO_LARGE, {argument}, {"score.chosen_keys"}}},
       {"QScalesStrideIsNegative",
        [](auto &c) { c.args.score = &c.data.score, c.data.score.q_scales = WithTheLast(0.0f), c.data.score.q_scales_stride = -2; },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.q_scales_stride is -2"}}},

@@ -393,6 +393,21 @@ bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
   return is_excluded || (other != support::kNoGroup && own != other);
 }
 
+// Of row i and a kv head with a list, the positions of the ranks 0, 1, 2, ...; returns how many there are.
+int64_t Ranks(const AttentionShape &shape, int64_t kv_head, int64_t i, int64_t *positions) {
+  const support::ScoreOptions &options = *shape.score;
+  const int32_t *list = options.chosen + (kv_head * shape.n_q + i) * options.num_chosen;
+  int64_t count = 0;
+  for (int64_t e = 0; e * options.chosen_block < shape.n_kv; e++) {
+    const int64_t begin = e * options.chosen_block, end = Min(begin + options.chosen_block, shape.n_kv);
+    bool is_listed = false, has_key = false;
+    for (int64_t n = 0; n < options.num_chosen; n++) is_listed = is_listed || list[n] == e;
+    for (int64_t j = begin; j < end; j++) has_key = has_key || !IsMasked(shape, i, j);
+    for (int64_t j = begin; is_listed && has_key && j < end; j++) positions[count++] = j;
+  }
+  return count;
+}
+
 // ---- 7. Score
 
 float ScaleOf(const AttentionShape &shape) {
@@ -751,6 +766,8 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
   Floats s(n_kv);
   Floats p(n_kv);
   Floats o(leaves * head_dim_v);
+  Floats listed_s(n_kv), listed_scales(n_kv), listed_v(n_kv * head_dim_v);
+  int64_t *positions = new int64_t[static_cast<decltype(sizeof 0)>(n_kv + 1)];
   State *state = new State[static_cast<decltype(sizeof 0)>(leaves)];
 
   for (int64_t h = 0; h < shape.num_heads; h++) {
@@ -781,7 +798,23 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
       Cap(shape, capped);
       for (int64_t j = 0; j < n_kv; j++) s[j] = capped[j];
       BiasAndMask(shape, h, i, s);
-      RowState(shape, i, s, v_head, leaves, p, o, state);
+      if (shape.score && shape.score->chosen) {
+        // As keys of a sequence of their own, in which nothing is masked that is not by its score.
+        AttentionShape listed = shape;
+        listed.n_kv = Ranks(shape, kv_head, i, positions);
+        listed.is_causal = listed.has_window_left = listed.has_window_right = false;
+        listed.score = nullptr;
+        for (int64_t r = 0; r < listed.n_kv; r++) {
+          const int64_t j = positions[r];
+          listed_s[r] = IsMasked(shape, i, j) ? -kInfinity : s[j];
+          listed_scales[r] = v_scales[j];
+          for (int64_t d = 0; d < head_dim_v; d++) listed_v[r * head_dim_v + d] = v_rows[j * head_dim_v + d];
+        }
+        const Rows rows = {listed_v, v_head.scales ? static_cast<float *>(listed_scales) : nullptr};
+        RowState(listed, i, listed_s, rows, Leaves(listed.n_kv), p, o, state);
+      } else {
+        RowState(shape, i, s, v_head, leaves, p, o, state);
+      }
       const int64_t row = h * n_q + i;
       if (outputs.states) HandOutState(head_dim_v, state[0], outputs.states + row * (2 + head_dim_v));
       if (shape.score && shape.score->sinks) AddSink(head_dim_v, shape.score->sinks[h], &state[0]);
@@ -792,6 +825,7 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
     }
   }
   delete[] state;
+  delete[] positions;
 }
 
 // ---- 17. Chosen keys

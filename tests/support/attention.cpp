@@ -124,6 +124,9 @@ std::string Describe(const AttentionSizes &sizes) {
     if (!score.relative_rows.values.empty()) {
       text << " relative rows" << extents(score.relative_rows) << " " << score.relative_left << "+1+" << score.relative_right;
     }
+    if (!score.chosen.values.empty()) {
+      text << " chosen" << extents(score.chosen) << " " << score.chosen.columns << " by " << score.chosen_block;
+    }
     if (!score.q_scales.empty()) text << " q_scales";
     if (!score.head_scales.empty()) text << " head scales";
     if (!score.bias.values.empty()) text << " bias" << extents(score.bias) << (score.bias_is_f16 ? " f16" : "");

@@ -69,6 +69,8 @@ struct Pairs {
   bool by_sequence = false, by_head = false, by_row = true;
   std::vector<T> values;  // empty = not given
   int64_t columns = 0;    // 0 = n_kv. More where a call is given them: the rest of a row is not looked at
+  int64_t heads = 0;      // 0 = num_heads
+  int64_t heads_of(int64_t num_heads) const { return heads != 0 ? heads : num_heads; }
 };
 
 // Position groups.
@@ -101,6 +103,8 @@ struct ScoreArrays {
   int64_t relative_left = 0;
   int64_t relative_right = 0;
   Pairs<float> relative_rows;        // in place of relative_bias, with its distances for keys
+  Pairs<int32_t> chosen;             // lists of chosen keys, with their entries for keys; of kv heads
+  int64_t chosen_block = 1;
   std::vector<float> q_scales;  // [batch, n_q] or [n_q]; empty = not given
 };
 
@@ -195,8 +199,8 @@ std::vector<T> DensePairs(const AttentionSizes &sizes, const Pairs<T> &pairs, in
   std::vector<T> dense;
   if (pairs.values.empty()) return dense;
   const ValidRows valid = ValidRowsOf(sizes, b);
-  const int64_t rows = pairs.by_row ? sizes.n_q : 1, heads = pairs.by_head ? sizes.num_heads : 1;
-  for (int64_t h = 0; h < sizes.num_heads; h++) {
+  const int64_t num_heads = pairs.heads_of(sizes.num_heads), rows = pairs.by_row ? sizes.n_q : 1, heads = pairs.by_head ? num_heads : 1;
+  for (int64_t h = 0; h < num_heads; h++) {
     for (int64_t i = 0; i < valid.n_q; i++) {
       const int64_t sequence = pairs.by_sequence ? b : 0, head = pairs.by_head ? h : 0, row = pairs.by_row ? valid.q_first + i : 0;
       const auto from = pairs.values.begin() + ((sequence * heads + head) * rows + row) * all + first;
@@ -222,6 +226,7 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   const std::vector<uint8_t> mask = DensePairs(sizes, score.mask, b);
   const int64_t distances = score.relative_left + 1 + score.relative_right;
   const std::vector<float> relative_rows = DensePairs(sizes, score.relative_rows, b, distances, 0, distances);
+  const std::vector<int32_t> chosen = DensePairs(sizes, score.chosen, b, score.chosen.columns, 0, score.chosen.columns);
   const auto data = [](const auto &x) { return x.empty() ? nullptr : x.data(); };
   ScoreOptions options = {score.softcap, data(score.alibi_slopes), data(score.sinks), data(bias), data(mask)};
   const Groups &groups = score.groups;
@@ -235,6 +240,9 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   if (score.num_columns != 0) options.num_keys = std::max<int64_t>(0, score.num_columns - valid.kv_first);
   options.relative_bias = data(score.relative_bias);
   options.relative_rows = data(relative_rows);
+  options.chosen = data(chosen);
+  options.num_chosen = score.chosen.columns;
+  options.chosen_block = score.chosen_block;
   options.relative_left = score.relative_left;
   options.relative_right = score.relative_right;
   const bool has_own_scales = static_cast<int64_t>(score.q_scales.size()) > sizes.n_q;

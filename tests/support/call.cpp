@@ -91,7 +91,7 @@ void CallData::SetStrides(const AttentionSizes &sizes, const Pairs<T> &pairs, in
   const bool are_named = columns != natural_columns || sizes.n_q % 2 == 1;  // half of what is contiguous has strides of 0
   *row = !pairs.by_row ? MHA_BROADCAST : are_named ? columns : 0;
   *head = !pairs.by_head ? MHA_BROADCAST : are_named ? of_head : 0;
-  *batch = !pairs.by_sequence ? MHA_BROADCAST : are_named ? (pairs.by_head ? sizes.num_heads : 1) * of_head : 0;
+  *batch = !pairs.by_sequence ? MHA_BROADCAST : are_named ? (pairs.by_head ? pairs.heads_of(sizes.num_heads) : 1) * of_head : 0;
 }
 
 template <typename T>
@@ -187,6 +187,10 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
                &score.relative_rows_head_stride, &score.relative_rows_row_stride);
     score.relative_left = from.relative_left;
     score.relative_right = from.relative_right;
+    score.chosen_keys = Keep(from.chosen.values);
+    SetStrides(sizes, from.chosen, from.chosen.columns, &score.chosen_keys_batch_stride, &score.chosen_keys_head_stride, &score.chosen_keys_row_stride);
+    score.num_chosen = from.chosen.columns;
+    score.chosen_block = score.chosen_keys == nullptr || (from.chosen_block == 1 && sizes.n_q % 2 == 0) ? 0 : from.chosen_block;
     score.q_scales = Keep(from.q_scales);
     const bool scales_one = static_cast<int64_t>(from.q_scales.size()) <= sizes.n_q;  // sequence, for all
     score.q_scales_stride = from.q_scales.empty() ? 0 : scales_one ? MHA_BROADCAST : sizes.n_q % 2 == 1 ? sizes.n_q : 0;

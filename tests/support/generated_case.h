@@ -214,7 +214,7 @@ Pairs<T> RowsOfPairs(const Pairs<T> &pairs, const Case &c, const CallPart &part,
   if (pairs.values.empty()) return rows;
   rows.values.clear();
   const int64_t of_head = pairs.by_row ? c.whole.n_q : 1, first = pairs.by_row ? part.begin : 0, last = pairs.by_row ? part.end : 1;
-  const int64_t heads = (pairs.by_sequence ? c.whole.batch : 1) * (pairs.by_head ? c.whole.num_heads : 1);
+  const int64_t heads = (pairs.by_sequence ? c.whole.batch : 1) * (pairs.by_head ? pairs.heads_of(c.whole.num_heads) : 1);
   for (int64_t h = 0; h < heads; h++) {
     for (int64_t i = first; i < last; i++) {
       const auto row = pairs.values.begin() + (h * of_head + i) * all_columns;
@@ -303,6 +303,8 @@ inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
     problem.score->mask = RowsOfPairs(c.has_own_columns() ? c.given_mask : whole.score->mask, c, part, columns, begin, end);
     const int64_t distances = whole.score->relative_left + 1 + whole.score->relative_right;
     problem.score->relative_rows = RowsOfPairs(whole.score->relative_rows, c, part, distances, 0, distances);
+    const int64_t entries = whole.score->chosen.columns;
+    problem.score->chosen = RowsOfPairs(whole.score->chosen, c, part, entries, 0, entries);
     std::vector<float> &q_scales = problem.score->q_scales;
     if (c.Is("q_scales", "one")) q_scales = {q_scales.begin() + part.begin, q_scales.begin() + part.end};
     if (c.Is("q_scales", "sequence")) q_scales = RowsOfQueries(whole.score->q_scales, c, part, 1);

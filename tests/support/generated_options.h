@@ -162,13 +162,14 @@ inline int64_t ColumnsOf(const Case &c) { return c.has_own_columns() ? c.num_own
 
 // make(i, j) is drawn for row i and column j, one after the other, of each sequence and head that has its own.
 template <typename T, typename Make>
-Pairs<T> DrawPairs(const Case &c, std::string_view extents_of, int64_t columns, const Make &make) {
+Pairs<T> DrawPairs(const Case &c, std::string_view extents_of, int64_t columns, const Make &make, int64_t heads = 0) {
   const std::string_view extents = c.ValueOf(extents_of);
   Pairs<T> pairs;
   pairs.by_sequence = extents == "all" || extents == "sequence";
   pairs.by_head = extents == "all" || extents == "head";
   pairs.by_row = extents == "all" || extents == "row";
-  const int64_t blocks = (pairs.by_sequence ? c.whole.batch : 1) * (pairs.by_head ? c.whole.num_heads : 1);
+  pairs.heads = heads;
+  const int64_t blocks = (pairs.by_sequence ? c.whole.batch : 1) * (pairs.by_head ? pairs.heads_of(c.whole.num_heads) : 1);
   for (int64_t n = 0; n < blocks; n++) {
     for (int64_t i = 0; i < (pairs.by_row ? c.whole.n_q : 1); i++) {
       for (int64_t j = 0; j < columns; j++) pairs.values.push_back(make(i, j));
@@ -784,6 +785,26 @@ inline const std::vector<Dimension> &Dimensions() {
          }
        }},
       {"mask_extents", {"row", "all", "head", "sequence", "one"}, [](Case *, std::string_view, Random *) {}},
+      {"chosen",
+       {{"no", 4}, "few", "many", "blocks", "odd_blocks"},
+       [](Case *c, std::string_view value, Random *random) {
+         if (value == "no") return;
+         ScoreArrays &score = ScoreOf(c);
+         int64_t least = std::numeric_limits<int64_t>::max();  // keys that each list may name
+         ForEachView(*c, [&](const AttentionSizes &sizes) {
+           for (int64_t b = 0; b < sizes.batch; b++) least = std::min(least, ValidRowsOf(sizes, b).n_kv);
+         });
+         if (value == "blocks") score.chosen_block = random->Pick<int64_t>({16, 32, 48, 64, 256});
+         if (value == "odd_blocks") score.chosen_block = random->Pick<int64_t>({2, 3, 8, 20});
+         const int64_t entries = (least + score.chosen_block - 1) / score.chosen_block;
+         const int64_t count = random->Between(1, value == "few" ? 5 : 2 + entries);
+         score.chosen = DrawPairs<int32_t>(*c, "chosen_extents", count, [](int64_t, int64_t) { return -1; }, c->whole.num_kv_heads);
+         for (int32_t &entry : score.chosen.values) {
+           if (entries > 0 && random->Chance(0.9)) entry = static_cast<int32_t>(random->Below(entries));
+         }
+         score.chosen.columns = count;
+       }},
+      {"chosen_extents", {"row", "all", "head", "sequence", "one"}, [](Case *, std::string_view, Random *) {}},
       {"groups",
        {"no", "within", "also"},
        [](Case *c, std::string_view value, Random *random) {
@@ -916,6 +937,9 @@ inline std::vector<Together> MakeRefusedByTheLibrary() {
       // Outputs per pair are computed from the queries once more
       {{"in_place", "yes"}, {"entry", "attention"}, {"weights", "yes"}},
       {{"in_place", "yes"}, {"entry", "attention"}, {"taps", "all"}},
+      {{"chosen", "!no"}, {"weights", "yes"}},
+      {{"chosen", "!no"}, {"taps", "all"}},
+      {{"chosen", "!no"}, {"groups", "!no"}},
       // A ring holds the keys of a window
       {{"cache", "ring"}, {"causal", "no"}},
       {{"cache", "ring"}, {"window_left", "no"}},
@@ -1002,6 +1026,9 @@ inline std::vector<Together> MakeWithoutMeaning() {
       {{"bias", "no"}, {"bias_extents", "!row"}},
       {{"bias", "no"}, {"bias_values", "!finite"}},
       {{"mask", "no"}, {"mask_extents", "!row"}},
+      {{"chosen", "no"}, {"chosen_extents", "!row"}},
+      {{"chosen", "!no"}, {"taps", "scores"}},  // of which some may be none
+      {{"chosen", "!no"}, {"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}},  // later keys would not be there yet
       // Groups
       {{"groups", "no"}, {"groups_of_keys", "!given"}},
       {{"groups", "no"}, {"group_numbers", "!ascending"}},

@@ -57,6 +57,9 @@ struct ScoreOptions {
   const float *relative_bias = nullptr;  // [num_heads, relative_left + 1 + relative_right]
   int64_t relative_left = 0;
   int64_t relative_right = 0;
+  const int32_t *chosen = nullptr;  // [num_kv_heads, n_q, num_chosen]
+  int64_t num_chosen = 0;
+  int64_t chosen_block = 1;
   const float *q_scales = nullptr;  // [n_q]
   const float *head_scales = nullptr;  // [num_heads]
   const float *relative_rows = nullptr;  // [num_heads, n_q, relative_left + 1 + relative_right], in place of relative_bias

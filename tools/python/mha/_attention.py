@@ -85,7 +85,7 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
     places = kv_start, cu_seqlens_q, cu_seqlens_kv
     appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
     alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
-                           cache_sequences, scheduler, is_causal, n_q, n_kv, heads, appended_lengths)
+                           cache_sequences, scheduler, is_causal, n_q, n_kv, heads, kv_heads, appended_lengths)
     if norm is not None:
         alive.append(_set_norm(args, norm, heads, kv_heads, head_dim, head_dim_v))
     if cache_read:
@@ -121,7 +121,7 @@ def attention_info(n_q: int, n_kv: int, num_heads: int, head_dim: int, *, batch:
     places = kv_start, cu_seqlens_q, cu_seqlens_kv
     appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
     alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
-                           cache_sequences, scheduler, is_causal, n_q, n_kv, num_heads, appended_lengths)
+                           cache_sequences, scheduler, is_causal, n_q, n_kv, num_heads, num_kv_heads or num_heads, appended_lengths)
     alive.append(_set_norm(args, norm, num_heads, num_kv_heads or num_heads, head_dim, head_dim_v or head_dim))
     args.flags |= _cache_read if cache_read else 0
     return _info("mha_attention_info", args, want, alive)

@@ -91,7 +91,7 @@ def _check_prepared(cache, score, want):
 
 
 def _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
-                   cache_sequences, scheduler, is_causal, n_q, n_k, num_heads, k_lengths):
+                   cache_sequences, scheduler, is_causal, n_q, n_k, num_heads, num_kv_heads, k_lengths):
     """Sets the fields about rows and positions, and returns what they point to."""
     kv_start, cu_seqlens_q, cu_seqlens_kv = places
     if cu_seqlens_q is not None:
@@ -119,7 +119,7 @@ def _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_l
         args.cache = cache._handle
     if score is not None:
         columns = n_k if score.columns == "new_keys" else _longest(batch, n_k, k_lengths, cache, cache_sequences)
-        score_struct, views = score._struct(batch, num_heads, n_q, columns)
+        score_struct, views = score._struct(batch, num_heads, num_kv_heads, n_q, columns)
         args.score = ctypes.addressof(score_struct)
         arrays += [score_struct, views]
     if scheduler is not None:

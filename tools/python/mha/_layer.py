@@ -121,7 +121,7 @@ class Layer:
         places = kv_start, cu_seqlens_q, cu_seqlens_kv
         appended_lengths = None if cache_read else _appended(appended, q_lengths if other is None else kv_lengths, places)
         alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
-                               cache_sequences, scheduler, is_causal, n_q, appended, shape["num_heads"], appended_lengths)
+                               cache_sequences, scheduler, is_causal, n_q, appended, shape["num_heads"], shape["num_kv_heads"], appended_lengths)
         if norm is not None:
             alive.append(_set_norm(args, norm, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"], shape["head_dim_v"]))
         if cache_read:
@@ -155,7 +155,7 @@ class Layer:
         places = kv_start, cu_seqlens_q, cu_seqlens_kv
         appended_lengths = None if cache_read else _appended(appended, q_lengths if n_kv is None else kv_lengths, places)
         alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
-                               cache_sequences, scheduler, is_causal, n_q, appended, self.shape["num_heads"], appended_lengths)
+                               cache_sequences, scheduler, is_causal, n_q, appended, self.shape["num_heads"], self.shape["num_kv_heads"], appended_lengths)
         alive.append(_set_norm(args, norm, self.shape["num_heads"], self.shape["num_kv_heads"], self.shape["head_dim"], self.shape["head_dim_v"]))
         args.flags |= _cache_read if cache_read else 0
         return _info("mha_info", args, want, alive, self._handle)

@@ -33,23 +33,26 @@ class ScoreOptions:
     or [batch, columns]; None: those of the queries, where keys are their rows.
     relative_bias [num_heads, distances] begins at a distance of -relative_left; None: in its middle is that of 0. relative_rows, in its place, are
     [batch, num_heads, n_q, distances], numbers of each query, or broadcast to that. q_scales are [n_q] or [batch, n_q].
+    chosen_keys, int32 [batch, num_kv_heads, n_q, entries] or broadcast to that, are the positions that each query attends to, in any order, -1 for none;
+    with chosen_block, numbers of blocks of so many keys.
     """
 
     def __init__(self, *, softcap: float = 0.0, alibi_slopes: np.ndarray | None = None, sinks: np.ndarray | None = None, bias: np.ndarray | None = None,
                  mask: np.ndarray | None = None, columns: str = "all_keys", relative_bias: np.ndarray | None = None, relative_left: int | None = None,
                  q_scales: np.ndarray | None = None, head_scales: np.ndarray | None = None, num_columns: int = 0, groups: str = "within",
-                 q_groups: np.ndarray | None = None, kv_groups: np.ndarray | None = None, relative_rows: np.ndarray | None = None) -> None:
+                 q_groups: np.ndarray | None = None, kv_groups: np.ndarray | None = None, relative_rows: np.ndarray | None = None,
+                 chosen_keys: np.ndarray | None = None, chosen_block: int = 0) -> None:
         _named(score_columns, columns, "columns")
         _named(score_groups, groups, "groups")
         self.num_columns, self.groups, self.q_groups, self.kv_groups = num_columns, groups, q_groups, kv_groups
-        self.head_scales = head_scales
+        self.head_scales, self.chosen_keys, self.chosen_block = head_scales, chosen_keys, chosen_block
         self.softcap, self.alibi_slopes, self.sinks, self.bias, self.mask, self.columns = softcap, alibi_slopes, sinks, bias, mask, columns
         self.relative_bias, self.relative_rows, self.relative_left, self.q_scales = relative_bias, relative_rows, relative_left, q_scales
 
-    def _struct(self, batch, num_heads, n_q, columns):
-        columns = self.num_columns or columns
+    def _struct(self, batch, num_heads, num_kv_heads, n_q, columns):
+        columns, entries = self.num_columns or columns, 0 if self.chosen_keys is None else (np.shape(self.chosen_keys) or (1,))[-1]
         struct = _new(_ScoreOptions, softcap=self.softcap, columns=score_columns[self.columns], num_columns=self.num_columns,
-                      groups=score_groups[self.groups],
+                      groups=score_groups[self.groups], num_chosen=entries, chosen_block=self.chosen_block,
                       alibi_slopes=_contiguous(self.alibi_slopes, "alibi_slopes", [np.float32], (num_heads,)),
                       sinks=_contiguous(self.sinks, "sinks", [np.float32], (num_heads,)),
                       relative_bias=_contiguous(self.relative_bias, "relative_bias", [np.float32], (num_heads, _some)),
@@ -67,12 +70,14 @@ class ScoreOptions:
         if self.q_scales is not None:
             struct.q_scales = _contiguous(self.q_scales, "q_scales", [np.float32], (n_q,) if np.ndim(self.q_scales) == 1 else (batch, n_q))
             struct.q_scales_stride = n_q if np.ndim(self.q_scales) == 2 else _broadcast
-        for name, array, dtypes, columns in (("bias", self.bias, (np.float32, np.float16), columns), ("mask", self.mask, (np.bool_, np.uint8), columns),
-                                             ("relative_rows", self.relative_rows, (np.float32,), distances)):
+        for name, array, dtypes, columns, heads in (("bias", self.bias, (np.float32, np.float16), columns, num_heads),
+                                                    ("mask", self.mask, (np.bool_, np.uint8), columns, num_heads),
+                                                    ("relative_rows", self.relative_rows, (np.float32,), distances, num_heads),
+                                                    ("chosen_keys", self.chosen_keys, (np.int32,), entries, num_kv_heads)):
             if array is None:
                 continue
             _check(array, name, dtypes, (None,) * np.ndim(array))
-            shape = (batch, num_heads, n_q, columns)
+            shape = (batch, heads, n_q, columns)
             try:
                 view = np.broadcast_to(array, shape)
             except ValueError:

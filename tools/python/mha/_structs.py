@@ -39,7 +39,8 @@ _ScoreOptions = _struct("mha_score_options", "size struct_size", "f32 softcap", 
                         "i64 mask_batch_stride mask_head_stride mask_row_stride", "u32 columns groups", "i64 num_columns",
                         "ptr q_groups kv_groups", "i64 q_groups_stride kv_groups_stride", "ptr q_scales", "i64 q_scales_stride",
                         "ptr relative_bias", "i64 relative_left relative_right", "ptr head_scales relative_rows",
-                        "i64 relative_rows_batch_stride relative_rows_head_stride relative_rows_row_stride")
+                        "i64 relative_rows_batch_stride relative_rows_head_stride relative_rows_row_stride", "ptr chosen_keys",
+                        "i64 chosen_keys_batch_stride chosen_keys_head_stride chosen_keys_row_stride num_chosen chosen_block")
 _ForwardArgs = _struct("mha_forward_args", "size struct_size", "i64 batch n_q n_kv", "ptr query key value output", "u32 input_type output_type",
                        "i64 query_batch_stride query_row_stride key_batch_stride key_row_stride value_batch_stride value_row_stride",
                        "i64 output_batch_stride output_row_stride", "u32 flags reserved", "i64 window_left window_right",

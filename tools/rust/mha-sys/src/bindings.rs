@@ -415,6 +415,12 @@ pub struct mha_score_options {
     pub relative_rows_batch_stride: i64,
     pub relative_rows_head_stride: i64,
     pub relative_rows_row_stride: i64,
+    pub chosen_keys: *const i32,
+    pub chosen_keys_batch_stride: i64,
+    pub chosen_keys_head_stride: i64,
+    pub chosen_keys_row_stride: i64,
+    pub num_chosen: i64,
+    pub chosen_block: i64,
 }
 #[repr(C)]
 #[derive(Copy, Clone)]

@@ -60,6 +60,7 @@ pub struct ScoreOptions<'a> {
     columns: ScoreColumns,
     relative_bias: Option<(&'a [f32], usize, usize)>,
     relative_rows: Option<(Pairs<&'a [f32]>, usize)>,
+    chosen: Option<(Pairs<&'a [i32]>, usize)>,
     q_scales: Option<(&'a [f32], [usize; 2])>,
     num_columns: usize,
     groups: Option<GroupNumbers<'a>>,
@@ -124,6 +125,14 @@ impl<'a> ScoreOptions<'a> {
     /// `[batch, num_heads, n_q, left + 1 + right]`, each of the first three is the call's, or 1 where all have the same.
     pub fn relative_rows(mut self, rows: &'a [f32], extents: [usize; 4], left: usize) -> Self {
         self.relative_rows = Some((Pairs { data: rows, extents }, left));
+        self
+    }
+
+    /// The keys that each query attends to, of those that all else leaves to it: their positions or, with a `block` of more than 1, the numbers of
+    /// blocks of so many keys; in any order, -1 for none. Of the extents `[batch, num_kv_heads, n_q, entries]`, each of the first three is the
+    /// call's, or 1 where all have the same.
+    pub fn chosen_keys(mut self, lists: &'a [i32], extents: [usize; 4], block: usize) -> Self {
+        self.chosen = Some((Pairs { data: lists, extents }, block));
         self
     }
 
@@ -194,6 +203,9 @@ impl<'a> ScoreOptions<'a> {
             }
             rows.check("relative_rows", rows.data.len(), of, 0)?;
         }
+        if let Some((lists, _)) = &self.chosen {
+            lists.check_heads("chosen_keys", lists.data.len(), of, of.num_kv_heads, 0)?;
+        }
         if let Some((scales, [batch, n_q])) = self.q_scales {
             if (batch != 1 && batch != of.batch) || n_q != of.n_q {
                 let message = format!("q_scales is [{batch}, {n_q}]; pass [{}, {}], or 1 for the first", of.batch, of.n_q);
@@ -235,6 +247,8 @@ impl<'a> ScoreOptions<'a> {
         let (mask_batch_stride, mask_head_stride, mask_row_stride) = self.mask.map_or((0, 0, 0), |mask| mask.strides());
         let (relative_rows_batch_stride, relative_rows_head_stride, relative_rows_row_stride) =
             self.relative_rows.map_or((0, 0, 0), |(rows, _)| rows.strides());
+        let (chosen_keys_batch_stride, chosen_keys_head_stride, chosen_keys_row_stride) =
+            self.chosen.map_or((0, 0, 0), |(lists, _)| lists.strides());
         let relative = self.relative_bias.map(|(_, left, right)| (left, right));
         let (left, right) = relative.or(self.relative_rows.map(|(rows, left)| (left, rows.extents[3] - 1 - left))).unwrap_or((0, 0));
         sys::mha_score_options {
@@ -263,6 +277,12 @@ impl<'a> ScoreOptions<'a> {
             relative_rows_batch_stride,
             relative_rows_head_stride,
             relative_rows_row_stride,
+            chosen_keys: self.chosen.map_or(null(), |(lists, _)| lists.data.as_ptr()),
+            chosen_keys_batch_stride,
+            chosen_keys_head_stride,
+            chosen_keys_row_stride,
+            num_chosen: self.chosen.map_or(0, |(lists, _)| int(lists.extents[3])),
+            chosen_block: self.chosen.map_or(0, |(_, block)| int(block)),
             q_scales: self.q_scales.map_or(null(), |(scales, _)| scales.as_ptr()),
             q_scales_stride: self.q_scales.map_or(0, |(_, [batch, n_q])| if batch == 1 { sys::MHA_BROADCAST } else { int(n_q) }),
             num_columns: int(self.num_columns),
@@ -285,8 +305,12 @@ impl<T> Pairs<T> {
     }
 
     fn check(&self, name: &str, len: usize, of: &Dimensions, needed: usize) -> Result<()> {
+        self.check_heads(name, len, of, of.num_heads, needed)
+    }
+
+    fn check_heads(&self, name: &str, len: usize, of: &Dimensions, heads: usize, needed: usize) -> Result<()> {
         let shape = self.shape();
-        for ((of_what, given), right) in shape.iter().zip([of.batch, of.num_heads, of.n_q]) {
+        for ((of_what, given), right) in shape.iter().zip([of.batch, heads, of.n_q]) {
             if *given != 1 && *given != right {
                 let message = format!("{name} is {}, but {of_what} is {right}; pass {right}, or 1 if all have the same", spelled(&shape));
                 return Err(Error::new(ErrorKind::Shape, message));

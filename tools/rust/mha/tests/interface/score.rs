@@ -147,3 +147,19 @@ fn numbers_that_do_not_fit_are_errors() {
     assert!(sentence.contains("ring") && sentence.contains("MHA_COLUMNS_NEW_KEYS"), "{sentence}");
     assert_eq!((y, ring.length(0).unwrap()), ([7.0; 32], 0));
 }
+
+#[test]
+fn chosen_keys_are_those_that_a_query_attends_to() {
+    let (q, k, v) = (numbers(2 * 8, 1), numbers(6 * 8, 2), numbers(6 * 8, 3));
+    let attend = |lists: &[i32], extents, block| {
+        let mut y = [0.0; 16];
+        let score = ScoreOptions::new().chosen_keys(lists, extents, block);
+        Attention::new(2, 4).call(&q, &mut y).key_value(&k, &v).score(score).run(&mut Workspace::new()).map(|()| y)
+    };
+    let mut first = [0.0; 16]; // of the keys 0 to 3
+    Attention::new(2, 4).call(&q, &mut first).key_value(&k[..32], &v[..32]).run(&mut Workspace::new()).unwrap();
+    assert_eq!(attend(&[3, 1, 0, 2, -1], [1, 1, 1, 5], 1).unwrap(), first);
+    assert_eq!(attend(&[1, 0], [1, 1, 1, 2], 2).unwrap(), first);
+    let sentence = error_of(attend(&[6], [1, 1, 1, 1], 1), ErrorKind::InvalidValue);
+    assert!(sentence.starts_with("score.chosen_keys[0, 0, 0, 0] (sequence, kv head, row, entry) is 6"), "{sentence}");
+}
