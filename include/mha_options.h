@@ -489,8 +489,8 @@ MHA_API mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buck
  *
  * kv_position says how many keys the sequences have before those of the call, or of its cache.
  * q_start, masks, ALiBi, relative biases and rope without positions count these too; q_start NULL
- * still puts the last query at the last key of the call. Columns of mask, bias and kv_groups are
- * those of the call's own keys.
+ * still puts the last query at the last key of the call. Columns of mask, bias and kv_groups, and
+ * entries of chosen_keys, count the call's own keys alone.
  *
  * Merged and finished states have the bits of one call over all keys where each part has 256 * 2^k
  * keys, the last one at most so many, and neighbours are merged as in a tournament: parts 0 and 1,

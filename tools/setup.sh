@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-tools/setup.sh [--all]
+tools/setup.sh [--all] [--mpi]
 
 Installs by apt-get (Debian, Ubuntu) the packages that are needed to build and test mha, as far as they are missing. Says nothing and
 takes no time if all are there. Needs root or sudo only if something is missing. What only some tests of --all need is installed where apt has it;
@@ -12,6 +12,7 @@ where it has not, or cannot install it, that is said, and those tests will be sk
 
   --all    also what tools/test.sh needs: clang, compilers for AArch64, RISC-V and Windows, emulators, what looks at packages, the header and
            the binary interface, and cargo if there is none
+  --mpi    also Open MPI, for -DMHA_MPI=ON
   --help   this text
 
 Examples:
@@ -37,6 +38,7 @@ for argument in "$@"; do
       # Debian 12's package cargo is too old for the crates; this one is kept up to date.
       command -v cargo >/dev/null || useful+=(cargo-web rustc-web rust-web-clippy rustfmt-web)
       ;;
+    --mpi) needed+=(libopenmpi-dev openmpi-bin) ;;
     --help | -h) usage && exit ;;
     *) echo "tools/setup.sh: '$argument' is not an option; see tools/setup.sh --help" >&2 && exit 2 ;;
   esac
