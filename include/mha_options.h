@@ -495,7 +495,7 @@ MHA_API mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buck
  * Merged and finished states have the bits of one call over all keys where each part has 256 * 2^k
  * keys, the last one at most so many, and neighbours are merged as in a tournament: parts 0 and 1,
  * 2 and 3, ..., then their results; one without a partner stays. Any other parts, merged in order,
- * give the same but for rounding; their bits, too, are the same everywhere.
+ * and parts with chosen_keys give the same but for rounding; their bits are the same everywhere.
  */
 
 /*

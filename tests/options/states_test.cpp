@@ -262,6 +262,24 @@ TEST_P(States, QStartOfNullPutsTheLastQueryAtTheLastKeyOfTheCall) {
   EXPECT_TRUE(SameBits("states", Run(part, {}), expected));
 }
 
+// Entries of a list are numbers of the call's own keys, of which those are left that flags leave by their true positions.
+TEST_P(States, OfChosenKeysHaveTheBitsOfTheSpecification) {
+  for (const int64_t block : {1, 40}) {
+    Random random(6);
+    AttentionProblem part = Part(Problem(&random, 3, 900), 300, 600);
+    part.is_causal = true;
+    part.window_left = 500;
+    part.score.emplace();
+    part.score->alibi_slopes = random.Normals(part.num_heads, 0.1f);
+    part.score->chosen_block = block;
+    part.score->chosen.columns = 8;
+    for (int64_t n = 0; n < part.n_q * 8; n++) {
+      part.score->chosen.values.push_back(static_cast<int32_t>(random.Between(-1, 599 / block)));
+    }
+    EXPECT_TRUE(SameBits("states", Run(part, {}), SpecifyStates(part))) << Describe(part) << " blocks of " << block;
+  }
+}
+
 // Finished outputs of a part, too, are those of its positions.
 TEST_P(States, PositionCountsForACallWithoutStatesToo) {
   Random random(2);
