@@ -8,6 +8,7 @@ torch and transformers are in neither.
 """
 
 import copy
+import functools
 import itertools
 import os
 import pathlib
@@ -33,6 +34,7 @@ import transformers  # noqa: E402
 import mha  # noqa: E402
 import mha.transformers as mt  # noqa: E402
 from transformers import masking_utils as masks  # noqa: E402
+from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLIndexer  # noqa: E402
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -305,17 +307,52 @@ class Attention(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "lies on meta"):
             mt.attention(owner, *(t.to("meta") for t in (query, key, value)), None, is_strict=True)
 
+    def chosen(self, listed, query, key, value, made, **options):
+        """The largest difference from exact attention over the keys that `listed` [batch, heads, n_q, n_kv] and the mask leave, if attention is not
+        that over all keys."""
+        masked = masks.eager_mask(**made)
+        eager = masked.expand(-1, heads, -1, -1).masked_fill(~listed, -1e30)
+        seen = (eager > -1).any(3).transpose(1, 2)
+        expected = exact(query, key, value, eager)
+        self.assertGreater((exact(query, key, value, masked) - expected)[seen].abs().max(), 0.1)
+        self.addCleanup(setattr, mt, "_lists_pay", mt._lists_pay)
+        all_masks = [mt.mask(**made), masks.sdpa_mask(**made, allow_is_causal_skip=False)] + [None] * ((masked > -1).all() and "indices" in options)
+        for mt._lists_pay in lambda *_: True, lambda *_: False:
+            for mask in all_masks:
+                self.assertLess((attend(query, key, value, mask, **options) - expected)[seen].abs().max(), 1e-5)
+
     def test_keys_that_a_model_chooses_are_all_that_is_attended_to(self):
         query, key, value = rows(batch, n, n)
-        indices = torch.rand(batch, n, n, generator=seed).topk(5).indices.int()
-        left_out = torch.ones(batch, n, n, dtype=torch.bool).scatter(-1, indices.long(), False)[:, None]
-        for function in masks.causal_mask_function, masks.bidirectional_mask_function:
-            made = dict(batch_size=batch, q_length=n, kv_length=n, mask_function=function)
-            eager = masks.eager_mask(**made).masked_fill(left_out, -1e30)
-            seen = (eager > -1).any(3)[:, 0]
-            for mask in mt.mask(**made), masks.sdpa_mask(**made, allow_is_causal_skip=False):
-                difference = (attend(query, key, value, mask, indices=indices) - exact(query, key, value, eager))[seen].abs().max()
-                self.assertLess(difference, 1e-5)
+        indices = torch.rand(batch, n, n, generator=seed).topk(6).indices.int()
+        indices[..., 5] = -1
+        holes = padded.clone()
+        holes[0, 4] = False
+        listed = torch.zeros(batch, n, n, dtype=torch.bool).scatter(-1, indices[..., :5].long(), True)[:, None]
+        for function in masks.causal_mask_function, masks.bidirectional_mask_function, masks.sliding_window_causal_mask_function(7):
+            for padding in None, padded, padded.flip(1), holes:
+                made = dict(batch_size=batch, q_length=n, kv_length=n, mask_function=function, attention_mask=padding)
+                self.chosen(listed, query, key, value, made, indices=indices)
+
+    def test_blocks_of_keys_are_chosen_for_each_head_each_head_of_keys_or_all(self):
+        query, key, value = rows(batch, n, n)
+        module.indexer = types.SimpleNamespace(block_size=3, config=types.SimpleNamespace(num_attention_heads=heads))
+        module.indexer.build_block_mask = functools.partial(MiniMaxM3VLIndexer.build_block_mask, module.indexer)
+        self.addCleanup(delattr, module, "indexer")
+        for of_heads in kv_heads, 1, heads:
+            indices = torch.rand(batch, of_heads, n, 7, generator=seed).topk(2).indices
+            indices[:, :, :, 1] = indices[:, :, :, 1].where(torch.rand(batch, of_heads, n, generator=seed) < 0.7, -1)
+            listed = torch.zeros(batch, of_heads, n, 8, dtype=torch.bool).scatter(-1, indices % 8, True)[..., :7].repeat_interleave(3, -1)[..., :n]
+            listed = listed.repeat_interleave(heads // of_heads, 1)
+            for padding in None, padded, padded.flip(1):
+                made = dict(batch_size=batch, q_length=n, kv_length=n, attention_mask=padding)
+                self.chosen(listed, query, key, value, made, block_indices=indices)
+
+    def test_a_choice_of_all_keys_has_the_bits_of_none(self):
+        query, key, value = rows(batch, n, n)
+        mask = mt.mask(batch_size=batch, q_length=n, kv_length=n, attention_mask=padded)
+        for indices in torch.arange(n).flip(0), torch.cat([torch.arange(n), torch.tensor([-1, 4])]):
+            result = attend(query, key, value, mask, indices=indices.int().expand(batch, n, -1))
+            self.assertTrue(torch.equal(result, attend(query, key, value, mask)))
 
     def test_what_is_compiled_has_eager_attention(self):
         model = tiny_model(transformers.LlamaConfig, num_hidden_layers=1)

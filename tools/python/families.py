@@ -2,9 +2,9 @@
 """Runs every model family of the installed transformers with attention by mha, and compares it with the family's own eager attention.
 
 Each model is made tiny, with random weights that let attention count, and runs prompts without padding, padded left and right, packed, and 32
-generated tokens. Its logits must equal those of eager attention within 1e-4; with attention that is wrong on purpose they must not, or the
-comparison says nothing. Rows that eager attention itself moves as far, once its weights are off by a rounding, are not compared: there a router
-finds two experts equal. Each runs in a process of its own.
+generated tokens. Its logits must equal those of eager attention within 1e-4; with attention that is wrong on purpose they must not, nor with
+all keys where a model chooses some, or the comparison says nothing. Rows that eager attention itself moves as far, once its weights are off by
+a rounding, are not compared: there a router finds two experts equal. Each runs in a process of its own.
 
 Exits with 0, or with 1 if a family's results are wrong.
 
@@ -326,7 +326,7 @@ class Watch:
     """How often models ask for attention, and what becomes of it."""
 
     def __init__(self, mt):
-        self.asked, self.refused, self.dense, self.structured, self.none, self.mt = 0, collections.Counter(), 0, 0, 0, mt
+        self.asked, self.refused, self.dense, self.structured, self.none, self.listed, self.mt = 0, collections.Counter(), 0, 0, 0, 0, mt
         inner = mt._attend
 
         def attend(module, query, key, value, mask, *rest):
@@ -344,7 +344,12 @@ class Watch:
                 self.dense += 1
             return result
 
-        mt._attend = attend
+        def with_choice(*choice, inner=mt._with_choice):
+            mask, lists = inner(*choice)
+            self.listed += lists is not None
+            return mask, lists
+
+        mt._attend, mt._with_choice, mt._lists_pay = attend, with_choice, lambda *_: True  # though prompts are short
 
 
 def wrong_attention(module, query, key, value, attention_mask, **kwargs):
@@ -392,7 +397,9 @@ def examine(model_type, class_name):
     torch.set_num_threads(1)
     watch, result = Watch(mt), {"type": model_type, "class": class_name, "compared": {}}
     transformers.AttentionInterface.register("wrong", wrong_attention)
-    transformers.AttentionMaskInterface.register("wrong", mt.mask)
+    transformers.AttentionInterface.register("all keys", lambda *tensors, indices=None, block_indices=None, **kwargs: mt.attention(*tensors, **kwargs))
+    for name in "wrong", "all keys":
+        transformers.AttentionMaskInterface.register(name, mt.mask)
     model_class, errors, model = getattr(transformers, class_name), [], None
     config_class = model_class.config_class
     for config in configurations(config_class):
@@ -419,8 +426,9 @@ def examine(model_type, class_name):
     is_unsteady, made = difference(reference[first], output_of(model, all_inputs[first]), all_inputs[first]) > 0, {}
     try:
         if model.can_generate() and "input_ids" in all_inputs.get("plain", {}):
-            name = "left" if "left" in reference else "plain"  # in which the first sequence has no padding
-            made[name] = generate(model, {key: value for key, value in all_inputs[name].items() if key in ("input_ids", "attention_mask")})
+            names = {"plain"} if "left" not in reference or any(hasattr(module, "indexer") for module in model.modules()) else set()
+            for name in sorted(names | {"left"} & set(reference), reverse=True):  # in which the first sequence has no padding
+                made[name] = generate(model, {key: value for key, value in all_inputs[name].items() if key in ("input_ids", "attention_mask")})
     except Exception as error:
         result.setdefault("skipped", {})["generate"] = f"{type(error).__name__}: {error}"[:160]
     try:
@@ -444,7 +452,8 @@ def examine(model_type, class_name):
         options = {"input_ids": all_inputs[name]["input_ids"], "attention_mask": all_inputs[name].get("attention_mask")}
         sequences, logits = generate(model, {**options, "past_key_values": mt.LatentCache(model, 20 + tokens)})
         result["compared"]["LatentCache"] = difference(expected, logits, {}) if torch.equal(sequences, expected_tokens) else math.inf
-    result.update(asked=watch.asked, refused=dict(watch.refused), structured=watch.structured, dense=watch.dense, none=watch.none)
+    result.update(asked=watch.asked, refused=dict(watch.refused), structured=watch.structured, dense=watch.dense, none=watch.none,
+                  listed=watch.listed)
     if is_unsteady:
         return {**result, "status": "unconfigured", "why": "eager attention gives other results each time"}
     bad = [name for name, value in result["compared"].items() if not value <= tolerance]
@@ -455,13 +464,13 @@ def examine(model_type, class_name):
         return {**result, "status": "never asks", "why": "has attention of its own" if "softmax" in source.lower() else "has no attention"}
     if sum(watch.refused.values()) == watch.asked:
         return {**result, "status": "refused", "why": "; ".join(watch.refused)}
-    model.set_attn_implementation("wrong")
-    try:
-        result["wrong_on_purpose"] = max(difference(expected, output_of(model, all_inputs[name]), all_inputs[name]) for name, expected in reference.items())
-    except Exception:
-        result["wrong_on_purpose"] = math.inf
-    if result["wrong_on_purpose"] < 10 * tolerance:
-        return {**result, "status": "unconfigured", "why": "attention makes no difference"}
+    for name, why in {"wrong": "attention makes no difference", "all keys": "chosen keys make no difference"}.items():
+        if name == "all keys" and watch.listed == 0:
+            continue
+        model.set_attn_implementation(name)
+        with contextlib.suppress(Exception):
+            if max(difference(expected, output_of(model, all_inputs[name]), all_inputs[name]) for name, expected in reference.items()) < 10 * tolerance:
+                return {**result, "status": "unconfigured", "why": why}
     return {**result, "status": "passes", "why": "; ".join(watch.refused)}
 
 
@@ -578,6 +587,7 @@ def write_table(results):
 def describe(result):
     compared = ", ".join(f"{name} {value:.0e}" for name, value in result["compared"].items())
     asked = f"{result.get('structured', 0)}+{result.get('dense', 0)}+{result.get('none', 0)} of {result['asked']}" if result.get("asked") else ""
+    asked += f", {result['listed']} by lists of keys" if result.get("listed") else ""
     skipped = "".join(f"; no {name}: {why}" for name, why in result.get("skipped", {}).items())
     idle = "".join(f"; not reached: {name}" for name in result.get("idle", []))
     return f"{result['type']:28} {result['status']:13} {asked} {compared} {result.get('why') or ''}{skipped}{idle} {result['seconds']} s"

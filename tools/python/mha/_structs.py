@@ -11,7 +11,7 @@ _codes = {ctypes.c_size_t: "N", ctypes.c_int64: "q", ctypes.c_uint32: "I", ctype
 def _struct(name, *fields):
     """A struct, of lines such as "i64 batch n_q": a type and the names of the fields that have it."""
     pairs = [(field, _c[kind]) for line in fields for kind, *names in [line.split()] for field in names]
-    return type(name, (ctypes.Structure,), {"_fields_": pairs})
+    return type(name, (ctypes.Structure,), {"_fields_": pairs, "__slots__": ()})  # which makes a name that is no field an error
 
 
 _Error = _struct("mha_error", "u32 status argument", "text message")

@@ -38,7 +38,7 @@ from . import _openmp
 from ._arrays import aligned
 from ._cache import KvCache as _Cache
 from ._library import Error, _loaded
-from ._structs import _AttentionArgs, _ScoreOptions, _cache_read, _causal, _empty, _new, _packer, _window_left, _window_right
+from ._structs import _AttentionArgs, _ScoreOptions, _broadcast, _cache_read, _causal, _empty, _new, _packer, _window_left, _window_right
 from .torch._common import calls, neighbours, set_masks, strides_of, types
 
 _tested = "5.23"
@@ -306,6 +306,11 @@ class _CacheLayer(DynamicLayer):
             self.store(*self.pending, padding)
             self.appended(padding)
 
+    def settle(self, mask):
+        """Appends what is pending as a call with this mask would: without padding."""
+        if self.pending is not None and (mask is None or isinstance(mask, Mask)) and self.takes(mask, False):
+            self.flush(self.padding(mask))
+
     def store(self, keys, values, padding):
         """Appends rows [batch, heads, rows, width] without attention; padding is how many of each sequence are left out at the front, or None."""
         keys, values = (rows.detach().transpose(1, 2).to(torch.float32).contiguous().numpy() for rows in (keys, values))
@@ -501,19 +506,19 @@ def _expand_kv(module, latents, rotated):
 
 def _attend_latents(module, query, key, value, mask, scaling, *rest):
     """_attend over latents in place of the keys and values of all heads. Making these costs for each position, doing without for each query: many
-    queries at once take them. The factor is measured, with the shapes of DeepSeek V2 Lite: from 113 queries on."""
-    latents, (from_k, from_v) = key.latents, _halves(module)
-    layer = latents.layer
-    nope, rank = from_k.shape[1:]
-    structure = mask if isinstance(mask, Mask) and mask.is_pristine else None
-    expands = 1.5 * query.shape[2] * (2 * rank - nope - from_v.shape[1]) > rank * (nope + from_v.shape[1])
+    queries at once take them, but not those with short lists of keys. The factors are measured, with the shapes of DeepSeek V2 Lite: from 113
+    queries on, and up to lists of a seventh of the keys."""
+    latents, (from_k, from_v), indices = key.latents, _halves(module), rest[-2]
+    (_, heads, n_q, width), n_kv, (nope, rank) = query.shape, key.shape[2], from_k.shape[1:]
+    expands = 1.5 * n_q * (2 * rank - nope - from_v.shape[1]) > rank * (nope + from_v.shape[1])
+    expands = expands and not (indices is not None and _lists_pay(n_q, heads, 3 * indices.shape[2], n_kv))
     if expands or type(module.kv_b_proj) is not torch.nn.Linear:  # packed by now, so that its weights cannot be applied to others
-        if layer.pending is not None and (mask is None or structure is not None) and layer.takes(structure, False):
-            layer.flush(layer.padding(structure))
+        latents.layer.settle(mask if not isinstance(mask, _Lazy) or mask.is_pristine else mask.dense())
         return _attend(module, query, key.dense(), value.dense(), mask, scaling, *rest)
-    scaling = query.shape[3] ** -0.5 if scaling is None else scaling
+    scaling = width ** -0.5 if scaling is None else scaling
     query = torch.cat([torch.einsum("bhqn,hnr->bhqr", query[..., :nope], from_k), query[..., nope:]], 3)
-    keys, values = (_Stored(layer, which, torch.empty(len(latents), 1, 0, width, dtype=latents.dtype)) for which, width in enumerate((query.shape[3], rank)))
+    keys, values = (_Stored(latents.layer, which, torch.empty(len(latents), 1, 0, width, dtype=latents.dtype))
+                    for which, width in enumerate((query.shape[3], rank)))
     output = _attend(module, query, keys, values, mask, scaling, *rest)
     return torch.einsum("bqhr,hvr->bqhv", output, from_v)
 
@@ -532,6 +537,34 @@ _harmless = {"cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "is_causal", "lo
              "use_cache"}
 
 
+def _with_choice(module, query, key, mask, indices, block_indices, position_ids):
+    """(mask, lists): what a model chose for each query, as lists or in the mask. Lists are (entries, keys of an entry): int32 [batch, 1 or kv heads,
+    n_q, count], -1 where there is none."""
+    (_, heads, n_q, _), (_, kv_heads, n_kv, _), structure = query.shape, key.shape, mask if isinstance(mask, Mask) else None
+    entries, block = (indices[:, None], 1) if block_indices is None else (block_indices, module.indexer.block_size)
+    # Behind padding on the left MiniMax M3 counts blocks from the padding, and may choose padding alone: then eager attention has the mean of all values.
+    is_listed = block_indices is None or structure is not None and kv_heads % entries.shape[1] == 0 and not (
+        structure.kv_start is not None and structure.kv_start.any())
+    blocks = -(-n_kv // block)
+    if is_listed and entries.shape[3] >= blocks:  # which may be all
+        found = torch.zeros(*entries.shape[:3], blocks + 1, dtype=torch.bool).scatter_(3, entries.long() % (blocks + 1), True)  # -1 is the last
+        if found[..., :blocks].all():
+            return mask, None
+    if not is_listed or structure is not None and structure.q_groups is not None or not _lists_pay(n_q, heads // kv_heads, entries.shape[3] * block, n_kv):
+        return _with_chosen_keys(module, query, key, mask, indices, block_indices, position_ids), None
+    if structure is not None and structure.kv_start is not None:  # from where positions count, and how many there are
+        first, count = (numbers[:, None, None, None] for numbers in (structure.kv_start, structure.kv_lengths))
+        entries = (entries - first).where((entries >= first) & ((entries - first) * block < count), -1)
+    entries = entries if entries.shape[1] == 1 else entries.repeat_interleave(kv_heads // entries.shape[1], 1)
+    return mask, (entries.to(torch.int32).contiguous(), block)
+
+
+def _lists_pay(n_q, group, count, n_kv):
+    """Whether lists of `count` keys take less time than a mask. Queries fetch the keys of lists one by one, for `group` heads at once; with a mask
+    they share all keys. The factor is measured, with 1 and 16 heads of 576."""
+    return count * (1 + min(n_q - 1, 20) / group) <= n_kv
+
+
 def _with_chosen_keys(module, query, key, mask, indices, block_indices, position_ids):
     """The mask, with the keys or blocks of keys left out that a model did not choose: what models put into the mask for eager attention and "sdpa",
     by these names; others are handed the choice."""
@@ -540,7 +573,11 @@ def _with_chosen_keys(module, query, key, mask, indices, block_indices, position
         n_q, n_kv = query.shape[2], key.shape[2]
         positions = torch.arange(n_kv - n_q, n_kv)[None] if position_ids is None else position_ids if position_ids.ndim > 1 else position_ids[None]
         return module.indexer.build_block_mask(block_indices, mask, n_kv, query.dtype, query.device, positions.expand(len(query), -1))
-    left_out = torch.ones(*indices.shape[:2], key.shape[2], dtype=torch.bool, device=query.device).scatter(-1, indices.long(), False)[:, None]
+    n_kv = key.shape[2]
+    left_out = torch.ones(*indices.shape[:2], n_kv + 1, dtype=torch.bool, device=query.device).scatter(-1, indices.long() % (n_kv + 1), False)
+    left_out = left_out[:, None, :, :n_kv]  # without the column of -1
+    if mask is None:
+        return ~left_out
     return mask & ~left_out if mask.dtype == torch.bool else mask.masked_fill(left_out, torch.finfo(query.dtype).min)
 
 
@@ -560,16 +597,17 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
 
     A mask of None is none, as for eager attention, whatever is_causal says: where a model is causal, `mask` has made one.
     """
-    if indices is not None or block_indices is not None:
-        attention_mask = _with_chosen_keys(module, query, key, attention_mask, indices, block_indices, kwargs.get("position_ids"))
     if is_strict or not torch.compiler.is_compiling():  # which would break its graph here, and at a warning
         try:
             attend = _attend_latents if type(key) is type(value) is _Expanded and key.is_pristine and value.is_pristine else _attend
-            return attend(module, query, key, value, attention_mask, scaling, dropout, position_bias, softcap, s_aux, kwargs), None
+            return attend(module, query, key, value, attention_mask, scaling, dropout, position_bias, softcap, s_aux, kwargs, indices,
+                          block_indices), None
         except (_Refused, Error) as reason:
             if is_strict:
                 raise ValueError(f"mha_strict: {reason}") from None
             _warn_once(f"mha.transformers takes the model's own attention in {type(module).__name__}, because {reason}")
+    if indices is not None or block_indices is not None:
+        attention_mask = _with_chosen_keys(module, query, key, attention_mask, indices, block_indices, kwargs.get("position_ids"))
     optional = {"position_bias": position_bias, "softcap": softcap, "s_aux": s_aux}
     kwargs.update({name: option for name, option in optional.items() if option is not None})
     function = getattr(sys.modules[type(module).__module__], "eager_attention_forward", transformers.AttentionInterface._global_mapping["sdpa"])
@@ -582,7 +620,7 @@ def _warn_once(sentence):
     warnings.warn(sentence + ". mha_strict in place of mha makes this an error.", stacklevel=4)
 
 
-def _attend(module, query, key, value, mask, scaling, dropout, position_bias, softcap, sinks, kwargs):
+def _attend(module, query, key, value, mask, scaling, dropout, position_bias, softcap, sinks, kwargs, indices, block_indices):
     _check(module, query, key, value, mask, dropout, position_bias, sinks, kwargs)
     (batch, heads, n_q, width), (key_batch, kv_heads, n_kv, _), width_v = query.shape, key.shape, value.shape[3]
     batch = max(batch, key_batch)
@@ -592,6 +630,12 @@ def _attend(module, query, key, value, mask, scaling, dropout, position_bias, so
     shape, layer = (batch, heads, n_q, n_kv), _layer_of(key, value)
     if isinstance(mask, _Lazy) and not (isinstance(mask, Mask) and mask.is_pristine and tuple(mask.shape) == (batch, 1, n_q, n_kv)):
         mask = mask.dense()
+    chosen = None
+    if indices is not None or block_indices is not None:
+        before = mask
+        mask, chosen = _with_choice(module, query, key, mask, indices, block_indices, kwargs.get("position_ids"))
+        if layer is not None and mask is not before:
+            layer.settle(before)
     structure = mask if isinstance(mask, Mask) else None
     flags = left = right = at_start = at_kv_start = at_lengths = at_cache = at_score = 0
     padding = score = alive = None
@@ -599,8 +643,8 @@ def _attend(module, query, key, value, mask, scaling, dropout, position_bias, so
         flags, left, right, at_start = structure.flags, structure.left, structure.right, structure.q_start.data_ptr()
         if structure.kv_start is not None:
             at_kv_start, at_lengths = structure.kv_start.data_ptr(), structure.kv_lengths.data_ptr()
-    if not (softcap is position_bias is sinks is None and (mask is None or structure is not None and structure.holes is structure.q_groups is None)):
-        score, alive = _score_options(mask, structure, position_bias, softcap, sinks, shape)
+    if not (softcap is position_bias is sinks is chosen is None and (mask is None or structure is not None and structure.holes is structure.q_groups is None)):
+        score, alive = _score_options(mask, structure, position_bias, softcap, sinks, chosen, shape)
         at_score = ctypes.addressof(score)
     if layer is not None and layer.takes(structure, position_bias is not None):
         at_cache, at_lengths, at_kv_start = layer.cache._handle, 0, 0
@@ -673,7 +717,7 @@ def _place(tensor, batch):
     return tensor, tensor.data_ptr(), of_batch, of_row, of_head
 
 
-def _score_options(mask, structure, bias, softcap, sinks, shape):
+def _score_options(mask, structure, bias, softcap, sinks, chosen, shape):
     """The struct, and what it points to."""
     score, pattern, alive = _new(_ScoreOptions), None, []
     if structure is not None:
@@ -694,6 +738,11 @@ def _score_options(mask, structure, bias, softcap, sinks, shape):
     if sinks is not None:
         alive.append(sinks.detach().reshape(shape[1]).to(torch.float32).contiguous())
         score.sinks = alive[-1].data_ptr()
+    if chosen is not None:
+        entries, score.chosen_block = chosen
+        alive.append(entries)
+        score.chosen_keys, score.num_chosen = entries.data_ptr(), entries.shape[3]
+        score.chosen_keys_head_stride = _broadcast if entries.shape[1] == 1 else 0
     return score, alive
 
 
