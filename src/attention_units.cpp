@@ -152,7 +152,8 @@ AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t n
   const bool may_gather = chosen.lists.base && (chosen.block % key_block != 0 || attention->k.is_plain());
   const int64_t key_groups = may_gather ? chunk_keys / key_block : has_floats_k ? 0 : are_late ? late_groups : chunk_keys / key_block;
   scratch.keys = take(Count(key_groups * key_block) * Count(head_dim));
-  scratch.values = take((has_floats_v || are_in_place) && !may_gather ? Count(0) : Count(chunk_keys) * width);
+  const Count value_width = may_gather && attention->k.is_stored() ? Count(attention->k.row_stride) : width;  // or all of a row
+  scratch.values = take((has_floats_v || are_in_place) && !may_gather ? Count(0) : Count(chunk_keys) * value_width);
   const int64_t prepared_keys = attention->k.is_packed && !may_gather ? 4 : key_block;
   const int64_t prepared = std::max(prepared_keys * head_dim, attention->prepare_v.is_any ? attention->head_dim_v : 0);
   const bool has_prepared = attention->prepare_k.is_any || attention->prepare_v.is_any || !has_floats_k || may_gather;

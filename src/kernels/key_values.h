@@ -237,33 +237,37 @@ MHA_INLINE const char *row_to_gather(const Unit &unit, const KeyValues &source, 
                            : stored_at(source, unit, place_of(source, unit.sequence.in_cache, position));
 }
 
-// Keys [keys.begin, keys.end) of a chunk, or their values, one after the other in the unit's scratch memory: keys in blocks of 16.
+// Keys [keys.begin, keys.end) of a chunk, or their values, one after the other in the unit's scratch memory: keys in blocks of 16. Where
+// values are in the keys, the rows of these stay there for them.
 template <class V>
 MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys, int64_t width, float *memory, Groups *groups) {
   const Attention &call = unit.call;
   const KeyValues &source = are_keys ? call.k : call.v;
+  const bool has_own_values = !call.k.is_stored();
   const Range range = groups_of(keys);
-  float *const scales = unit.scratch + call.scratch.chosen_scales + (are_keys ? 0 : chunk_keys);
-  float *const copies = unit.scratch + call.scratch.prepared;
-  locate_scratch(memory, width, range.begin, range.end, groups);
-  groups->has_scales = source.storage == Storage::int8;
+  float *const scales = unit.scratch + call.scratch.chosen_scales + (are_keys || !has_own_values ? 0 : chunk_keys);
   const int64_t numbers = are_keys ? width : call.head_dim_v, row_bytes = numbers * bytes_of(source.storage);
-  const bool prefetches = !are_keys || !source.is_packed;
+  const int64_t stride = has_own_values ? width : call.k.row_stride;
+  float *const rows = unit.scratch + (are_keys && has_own_values ? call.scratch.prepared : call.scratch.values);
+  locate_scratch(are_keys ? memory : rows, are_keys ? width : stride, range.begin, range.end, groups);
+  groups->has_scales = source.storage == Storage::int8;
+  for (int64_t g = range.begin; g < range.end; ++g) groups->scales[g] = scales + g * key_block;
+  if (!are_keys && !has_own_values) return;
+  const bool lie_in_one_piece = !are_keys || !source.is_packed;
   constexpr int64_t ahead = key_block / 2;
-  for (int64_t j = keys.begin; prefetches && j < min(keys.end, keys.begin + ahead); ++j) {
+  for (int64_t j = keys.begin; lie_in_one_piece && j < min(keys.end, keys.begin + ahead); ++j) {
     prefetch_row(row_to_gather(unit, source, chunk_begin + j), row_bytes);
   }
   for (int64_t g = range.begin; g < range.end; ++g) {
-    groups->scales[g] = scales + g * key_block;
-    const Range in_group = {max(keys.begin, g * key_block), min(keys.end, (g + 1) * key_block)};
-    for (int64_t j = in_group.begin; j < in_group.end; ++j) {
-      if (prefetches && j + ahead < keys.end) prefetch_row(row_to_gather(unit, source, chunk_begin + j + ahead), row_bytes);
-      float *const to = are_keys ? copies + place_in_block(j) * width : memory + j * width;
+    float *const of_group = rows + (are_keys && has_own_values ? 0 : g * key_block * stride);
+    for (int64_t j = max(keys.begin, g * key_block); j < min(keys.end, (g + 1) * key_block); ++j) {
+      if (lie_in_one_piece && j + ahead < keys.end) prefetch_row(row_to_gather(unit, source, chunk_begin + j + ahead), row_bytes);
+      float *const to = of_group + place_in_block(j) * stride;
       gather_row<V>(unit, are_keys, unit.position_of_key(chunk_begin + j), numbers, to, scales + j);
       if (!are_keys && numbers < width) __builtin_memset(to + numbers, 0, static_cast<size_t>(width - numbers) * sizeof(float));
     }
     if (!are_keys) continue;
-    transpose_rows(copies, width, width, memory + g * key_block * width);
+    transpose_rows(of_group, stride, width, memory + g * key_block * width);
     make_canonical<V>(memory + g * key_block * width, key_block * width);
   }
 }
