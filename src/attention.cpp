@@ -117,6 +117,13 @@ mha_status check_states(Report report, const AttentionCall &call) {
   return MHA_OK;
 }
 
+StridedRows rows_of_k(const mha_attention_args &args) {
+  return {args.k, args.k_batch_stride, args.k_row_stride, args.k_head_stride, static_cast<Storage>(args.k_type)};
+}
+StridedRows rows_of_v(const mha_attention_args &args) {
+  return {args.v, args.v_batch_stride, args.v_row_stride, args.v_head_stride, static_cast<Storage>(args.v_type)};
+}
+
 // The arguments as a stage. With a cache, the caller's keys and values are rows to be stored; without rows, they are not looked at.
 void describe(const mha_attention_args &args, MiddleStage *stage) {
   describe_call(args, stage);
@@ -129,8 +136,7 @@ void describe(const mha_attention_args &args, MiddleStage *stage) {
   attention.head_dim_v = args.head_dim_v;
   attention.scale = args.scale != 0.0f ? args.scale : 1.0f / __builtin_sqrtf(static_cast<float>(args.head_dim));
   attention.q = {args.q, args.q_batch_stride, args.q_row_stride, args.q_head_stride, static_cast<Storage>(args.q_type)};
-  const StridedRows k = {args.k, args.k_batch_stride, args.k_row_stride, args.k_head_stride, static_cast<Storage>(args.k_type)};
-  const StridedRows v = {args.v, args.v_batch_stride, args.v_row_stride, args.v_head_stride, static_cast<Storage>(args.v_type)};
+  const StridedRows k = rows_of_k(args), v = rows_of_v(args);
   attention.k = args.cache ? cached_keys(args.cache) : plain_rows(k);
   attention.v = args.cache ? cached_values(args.cache) : plain_rows(v);
   if (args.cache && args.n_kv > 0) {
@@ -174,15 +180,39 @@ mha_status check_attention(Report report, AttentionCall *call) {
 
 namespace {
 
-mha_status make_call(Report report, const mha_attention_args *given, AttentionCall *call) {
+// A call of mha_attention. Plain keys and values of which many queries choose blocks may be packed before: then these lie there.
+struct PlannedCall : AttentionCall {
+  int64_t packed_k, packed_v;
+
+  // Not for one query; and there is memory for it whatever n_kv is, so that fewer keys never need more.
+  bool may_pack_keys() const {
+    const ChosenKeys &chosen = stage.attention.options.chosen;
+    return chosen.lists.base && chosen.block % key_block == 0 && !args.cache && args.n_q > 1;
+  }
+  // Each key is chosen twice or more often, if no query chooses one in vain.
+  bool packs_keys() const {
+    const ChosenKeys &chosen = stage.attention.options.chosen;
+    const Count choices = Count(args.n_q) * Count(chosen.count) * Count(chosen.block);
+    return may_pack_keys() && (choices.overflows() || choices.value() / 2 >= args.n_kv);
+  }
+  int64_t key_positions() const {
+    return (args.cu_seqlens_q ? packed_key_blocks(args.n_kv, args.batch) : blocks_of(args.n_kv, key_block)) * key_block;
+  }
+};
+
+mha_status make_call(Report report, const mha_attention_args *given, PlannedCall *call) {
+  const mha_attention_args &args = call->args;
   if (const mha_status status = read_struct(report, "mha_attention_args", given, &call->args)) return status;
   if (const mha_status status = check_attention(report, call)) return status;
   WorkspaceLayout layout;
   plan_middle(&call->stage, &layout);
+  const Count positions = Count(array_batch(args)) * Count(args.num_kv_heads) * Count(call->may_pack_keys() ? call->key_positions() : 0);
+  call->packed_k = layout.take_floats(positions * Count(args.head_dim));
+  call->packed_v = layout.take_floats(positions * Count(call->stage.attention.head_dim_v_padded));
   return check_size(report, layout, call->stage.sequences.has_no_work(), &call->workspace_bytes);
 }
 
-mha_status check_pointers(Report report, const AttentionCall &call) {
+mha_status check_pointers(Report report, const PlannedCall &call) {
   const mha_attention_args &args = call.args;
   const PairOutputs &pairs = call.stage.attention.pairs;
   if (!args.q) return report.fail(MHA_ERROR_NULL_POINTER, "q is NULL; pass the queries");
@@ -195,10 +225,26 @@ mha_status check_pointers(Report report, const AttentionCall &call) {
   return check_values(report, args.cache, args.n_kv, args.v);
 }
 
+// From here on keys and values are rows to be stored.
+void pack_keys(unsigned char *workspace, PlannedCall *call) {
+  const mha_attention_args &args = call->args;
+  const int64_t positions = call->key_positions();
+  const auto packed = [&](int64_t offset, int64_t width) {
+    const float *const base = reinterpret_cast<float *>(workspace + offset);
+    return packed_floats(base, width, positions * width, positions, args.num_kv_heads, args.cu_seqlens_q != nullptr);
+  };
+  Attention &attention = call->stage.attention;
+  attention.k = packed(call->packed_k, args.head_dim);
+  attention.v = packed(call->packed_v, attention.head_dim_v_padded);
+  call->stage.k_rows = rows_of_k(args);
+  call->stage.v_rows = rows_of_v(args);
+}
+
 // Nothing here can fail.
-void run(AttentionCall &call, unsigned char *workspace) {
+void run(PlannedCall &call, unsigned char *workspace) {
   const mha_attention_args &args = call.args;
   MiddleStage &stage = call.stage;
+  if (call.packs_keys()) pack_keys(workspace, &call);
   begin_passes(&stage, workspace);
   const Storage storage = stage.attention.output_storage;
   for (int64_t h = 0; stage.queries && args.output && h < args.num_heads; ++h) {
@@ -216,14 +262,14 @@ using namespace mha;
 
 mha_status mha_attention_workspace(const mha_attention_args *args, size_t *bytes, mha_error *error) {
   Report report(error);
-  AttentionCall call;
+  PlannedCall call;
   if (const mha_status status = make_call(report, args, &call)) return status;
   return write_size(report.about(2), static_cast<size_t>(call.workspace_bytes), bytes);
 }
 
 mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t workspace_bytes, mha_error *error) {
   Report report(error);
-  AttentionCall call;
+  PlannedCall call;
   if (const mha_status status = make_call(report, args, &call)) return status;
   if (const mha_status status = check_workspace(report, 2, "mha_attention_workspace", workspace, workspace_bytes, call.workspace_bytes))
     return status;
@@ -236,7 +282,7 @@ mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t
 
 mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *info, mha_error *error) {
   Report report(error);
-  AttentionCall call;
+  PlannedCall call;
   if (const mha_status status = make_call(report, args, &call)) return status;
   mha_call_info filled = {};
   filled.back_end = MHA_BACK_END_NATIVE;

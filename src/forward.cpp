@@ -259,19 +259,6 @@ int64_t rows_of_extents(const Extent *extents, int64_t batch, int64_t rows) {
   return extents ? extents[batch - 1].before + extents[batch - 1].count : batch * rows;
 }
 
-// A head's positions one after the other.
-KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, int64_t positions, int64_t num_kv_heads,
-                        bool counts_blocks) {
-  KeyValues packed = {};
-  packed.base = base;
-  packed.is_packed = true;
-  packed.row_stride = width;
-  packed.head_stride = head_floats;
-  packed.batch_stride = counts_blocks ? key_block * width : num_kv_heads * head_floats;  // packed sequences: numbers count blocks
-  packed.block_positions = positions;
-  return packed;
-}
-
 bool is_same(const InputRows &a, const InputRows &b) {
   return a.base == b.base && a.rows_per_sequence == b.rows_per_sequence && a.batch_stride == b.batch_stride &&
          a.row_stride == b.row_stride && a.extents == b.extents;

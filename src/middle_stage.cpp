@@ -190,6 +190,18 @@ bool next_pass(MiddleStage *stage) {
   return true;
 }
 
+KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, int64_t positions, int64_t num_kv_heads,
+                        bool counts_blocks) {
+  KeyValues packed = {};
+  packed.base = base;
+  packed.is_packed = true;
+  packed.row_stride = width;
+  packed.head_stride = head_floats;
+  packed.batch_stride = counts_blocks ? key_block * width : num_kv_heads * head_floats;  // packed sequences: numbers count blocks
+  packed.block_positions = positions;
+  return packed;
+}
+
 KeyValues plain_rows(const StridedRows &rows) {
   KeyValues plain = {};
   plain.base = rows.base;

@@ -84,6 +84,9 @@ void begin_passes(MiddleStage *stage, unsigned char *workspace);
 // All rows of the call or, with a ring, as many as it can take at once. False after the last ones, when the cache has grown by all.
 bool next_pass(MiddleStage *stage);
 
+// Keys or values in the workspace, packed: a head's positions one after the other. counts_blocks: of packed sequences.
+KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, int64_t positions, int64_t num_kv_heads, bool counts_blocks);
+
 // Rows of keys or values as the attention reads them in place.
 KeyValues plain_rows(const StridedRows &rows);
 
