@@ -417,9 +417,10 @@ typedef struct mha_norm {
  * With chosen_keys, each query attends only to the keys of its list that flags and mask leave to
  * it (DeepSeek V3.2's and MiniMax's sparse attention). Entries are positions, or numbers of blocks
  * of chosen_block keys, in any order; -1 is none, and what comes twice counts once. A list for all
- * kv heads has MHA_BROADCAST as head stride. The call takes as long as one over so many keys, and
- * with chosen_block 1 has its bits: those of the keys gathered in ascending order. Not with groups
- * or outputs per pair.
+ * kv heads has MHA_BROADCAST as head stride. With chosen_block 1, bits are those of a call over the
+ * keys gathered in ascending order. A call takes as long as one over so many keys; but a single
+ * key of a cache with values of their own costs the reading of 16, which lie side by side there.
+ * Not with groups or outputs per pair.
  */
 typedef struct mha_score_options {
   size_t struct_size;        /* sizeof the struct */
