@@ -92,6 +92,11 @@ class Mha(unittest.TestCase):
                                 for field, _ in struct._fields_)
         self.assertEqual(layout, expected)
 
+    def test_a_name_that_is_no_field_is_an_error(self):
+        for struct in mha.structs:
+            with self.assertRaises(AttributeError):
+                struct().no_field = 1
+
     def test_functions_are_those_of_the_header(self):
         header = re.sub(r"/\*.*?\*/", "", header_text(), flags=re.DOTALL)
         declared = dict(re.findall(r"MHA_API mha_status (\w+)\(([^;]*),\s+mha_error \*error\);", header))

@@ -82,6 +82,7 @@ of_a_kind = {**dict.fromkeys(["detr", "conditional_detr", "dab-detr", "table-tra
              "esm": {"pad_token_id": 0}, "bamba": {"attn_layer_indices": [1]},
              "minimax_m3_vl_text": {"layer_types": ["minimax_m3_sparse", "full_attention"], "index_n_heads": 2},
              "glm5_next_text": {"qk_rope_head_dim": 0, "head_dim": 0, "index_kpool": 2, "linear_head_dim": 16, "linear_num_heads": 2},
+             "bailing_hybrid": {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "layer_types": ["linear_attention", "full_attention"]},
              "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4}}}
 limit = re.compile("topk(?!_group|_method|_prob)|top_k$|window|chunk_size|block_size|radius|max_distance|compress_rate|num_global_tokens")
 most_weights = 200e6

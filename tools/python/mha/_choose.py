@@ -49,7 +49,7 @@ def choose_keys(q: Array, weights: Array, num_chosen: int, k: Array | None = Non
     places = kv_start, cu_seqlens_q, cu_seqlens_kv
     appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
     alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, None, cache,
-                           cache_sequences, scheduler, is_causal, n_q, n_kv, heads, appended_lengths)
+                           cache_sequences, scheduler, is_causal, n_q, n_kv, heads, 1, appended_lengths)
     alive.append(_set_norm(args, norm, heads, 1, head_dim, 0))
     args.flags |= _cache_read if cache_read else 0
     shape = batch, n_q, max(num_chosen, 0)
