@@ -20,7 +20,8 @@ struct ChoiceCall {
   mha_choose_keys_args args;
   AttentionCall call;
   KeyChoice choice;
-  int64_t scores;  // offset in the workspace
+  int64_t scores;              // offset in the workspace
+  int64_t first_block, parts;  // of the blocks under way, and how many units each is
 };
 
 // What of mha_attention has no meaning here.
@@ -48,7 +49,6 @@ mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCal
   mha_choose_keys_args &args = made->args;
   AttentionCall &call = made->call;
   MiddleStage &stage = call.stage;
-  KeyChoice &choice = made->choice;
   if (const mha_status status = read_struct(report, "mha_choose_keys_args", given, &args)) return status;
   if (const mha_status status = read_struct(report, "mha_attention_args", args.attention, &call.args)) return status;
   if (const mha_status status = check_left_out(report, call.args)) return status;
@@ -67,7 +67,7 @@ mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCal
   if (n_kv > INT32_MAX) {
     return report.fail(MHA_ERROR_TOO_LARGE, "there may be %lld keys; an entry of chosen_keys can name the first 2^31 - 1", lld(n_kv));
   }
-  args.weights_row_stride = args.weights_row_stride == 0 ? heads : args.weights_row_stride;
+  if (args.weights_row_stride == 0) args.weights_row_stride = heads;
   args.weights_batch_stride = contiguous_stride(args.weights_batch_stride, n_q, args.weights_row_stride, heads);
   const Array weights = {"weights", heads, {batch, n_q, 1}, {args.weights_batch_stride, args.weights_row_stride, heads}};
   if (const mha_status status = check_broadcast_input(report, weights)) return status;
@@ -85,6 +85,15 @@ mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCal
   const Count queries = Count(call.args.batch) * Count(n_q);
   const int64_t at_once = threads_of(stage.scheduler) * queries_per_thread;
   const Count most_rows = queries.overflows() ? at_once : std::min(queries.value(), at_once);
+  made->choice = {};
+  KeyChoice &choice = made->choice;
+  choice.attention = &attention;
+  choice.weights = args.weights;
+  choice.weights_batch_stride = resolved_stride(args.weights_batch_stride);
+  choice.weights_row_stride = resolved_stride(args.weights_row_stride);
+  choice.num_chosen = args.num_chosen;
+  choice.chosen = args.chosen_keys;
+  choice.index_scores = args.index_scores;
   choice.score_stride = blocks_of(n_kv, key_block) * key_block;
   made->scores = layout.take_floats(most_rows * Count(choice.score_stride));
   return check_size(report, layout, stage.sequences.has_no_work(), &call.workspace_bytes);
@@ -105,61 +114,47 @@ mha_status check_pointers(Report report, const ChoiceCall &made) {
   return MHA_OK;
 }
 
-struct ChoiceWork {
-  const Kernels *kernels;
-  const KeyChoice *choice;
-  float *scratch;
-  int64_t first_block, parts;
-};
-
 void run_scores(const void *context, int64_t unit, int64_t thread) {
-  const ChoiceWork &work = *static_cast<const ChoiceWork *>(context);
-  const Attention &attention = *work.choice->attention;
-  const int64_t block = work.first_block + unit / work.parts;
-  work.kernels->score_keys(*work.choice, block / attention.query_blocks, block % attention.query_blocks, unit % work.parts,
-                           work.scratch + thread * attention.scratch.floats);
+  const ChoiceCall &made = *static_cast<const ChoiceCall *>(context);
+  const MiddleStage &stage = made.call.stage;
+  const int64_t block = made.first_block + unit / made.parts, blocks = stage.attention.query_blocks;
+  float *const scratch = stage.scratch + thread * stage.attention.scratch.floats;
+  stage.kernels->score_keys(made.choice, block / blocks, block % blocks, unit % made.parts, scratch);
 }
 
 void run_choice(const void *context, int64_t unit, int64_t) {
-  const ChoiceWork &work = *static_cast<const ChoiceWork *>(context);
-  const int64_t query = work.choice->first_query + unit;
-  work.kernels->choose_keys(*work.choice, query / work.choice->longest_q, query % work.choice->longest_q);
+  const ChoiceCall &made = *static_cast<const ChoiceCall *>(context);
+  const int64_t query = made.choice.first_query + unit;
+  made.call.stage.kernels->choose_greatest(made.choice, query / made.choice.longest_q, query % made.choice.longest_q);
 }
 
 // Nothing here can fail.
-void run(ChoiceCall &made, unsigned char *workspace) {
-  MiddleStage &stage = made.call.stage;
+void run(ChoiceCall *made, unsigned char *workspace) {
+  MiddleStage &stage = made->call.stage;
   const Attention &attention = stage.attention;
-  KeyChoice &choice = made.choice;
+  KeyChoice &choice = made->choice;
   begin_passes(&stage, workspace);
   next_pass(&stage);  // the only one
   prepare_pass(&stage);
-  choice.attention = &attention;
-  choice.weights = made.args.weights;
-  choice.weights_batch_stride = resolved_stride(made.args.weights_batch_stride);
-  choice.weights_row_stride = resolved_stride(made.args.weights_row_stride);
-  choice.num_chosen = made.args.num_chosen;
-  choice.chosen = made.args.chosen_keys;
-  choice.index_scores = made.args.index_scores;
   choice.longest_q = longest_queries(stage.sequences);
-  choice.scores = reinterpret_cast<float *>(workspace + made.scores);
+  choice.scores = reinterpret_cast<float *>(workspace + made->scores);
   const int64_t rows = attention.array_batch * attention.n_q;
   memset(choice.chosen, 0xff, static_cast<size_t>(rows * choice.num_chosen) * sizeof(int32_t));
   if (choice.index_scores) std::fill_n(choice.index_scores, rows * attention.n_kv, -__builtin_inff());
 
   const int64_t threads = threads_of(stage.scheduler), chunks = blocks_of(attention.longest_kv, chunk_keys);
   const int64_t blocks = attention.batch * attention.query_blocks, at_once = threads * queries_per_thread / attention.block_queries;
+  const auto first_query_of = [&](int64_t block) {
+    return block / attention.query_blocks * choice.longest_q + block % attention.query_blocks * attention.block_queries;
+  };
   for (int64_t block = 0; block < blocks && chunks > 0; block += at_once) {
     const int64_t here = std::min(at_once, blocks - block);
-    const int64_t parts = threads == 1 ? 1 : std::min(chunks, blocks_of(threads * units_per_thread, here));
-    choice.part_chunks = blocks_of(chunks, parts);
-    const auto query_of = [&](int64_t at) {
-      return at / attention.query_blocks * choice.longest_q + at % attention.query_blocks * attention.block_queries;
-    };
-    choice.first_query = query_of(block);
-    const ChoiceWork work = {stage.kernels, &choice, stage.scratch, block, parts};
-    run_units(stage.scheduler, stage.counter, here * parts, run_scores, &work);
-    run_units(stage.scheduler, stage.counter, query_of(block + here) - choice.first_query, run_choice, &work);
+    made->first_block = block;
+    made->parts = threads == 1 ? 1 : std::min(chunks, blocks_of(threads * units_per_thread, here));
+    choice.part_chunks = blocks_of(chunks, made->parts);
+    choice.first_query = first_query_of(block);
+    run_units(stage.scheduler, stage.counter, here * made->parts, run_scores, made);
+    run_units(stage.scheduler, stage.counter, first_query_of(block + here) - choice.first_query, run_choice, made);
   }
   next_pass(&stage);  // the cache counts its new positions
 }
@@ -186,6 +181,6 @@ mha_status mha_choose_keys(const mha_choose_keys_args *args, void *workspace, si
   if (call.stage.sequences.has_no_work()) return MHA_OK;
   if (const mha_status status = check_pointers(report, made)) return status;
   if (const mha_status status = check_array_contents(report, &call.stage)) return status;
-  run(made, align_workspace(workspace));
+  run(&made, align_workspace(workspace));
   return MHA_OK;
 }

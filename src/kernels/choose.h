@@ -93,7 +93,7 @@ MHA_NOINLINE int64_t count_from(const float *scores, int64_t begin, int64_t end,
 
 // By halving the numbers between which the least chosen score lies, in at most 32 steps.
 template <class V>
-void choose_keys(const KeyChoice &choice, int64_t sequence_index, int64_t query) {
+void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t query) {
   const Attention &call = *choice.attention;
   const Unit unit = unit_of(call, call.sequences[sequence_index], 0, query, 1, call.num_heads, nullptr);
   const Row row = unit.row(0);

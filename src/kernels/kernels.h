@@ -407,7 +407,7 @@ struct Kernels {
 
   // The scores of a unit of `attend` with one part of its keys; then the choice of one query.
   void (*score_keys)(const KeyChoice &choice, int64_t sequence, int64_t block, int64_t part, float *scratch);
-  void (*choose_keys)(const KeyChoice &choice, int64_t sequence, int64_t query);
+  void (*choose_greatest)(const KeyChoice &choice, int64_t sequence, int64_t query);
 
   // Rows [row_begin, row_end) of those that one sequence stores. scratch: of keys 4 * width, of values width floats, if they are to be
   // prepared.

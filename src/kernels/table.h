@@ -34,7 +34,7 @@ constexpr Kernels make_kernels(uint32_t instruction_set, const CodeKernels *code
           normalize_context<V>,
           inspect<V>,
           score_keys<V>,
-          choose_keys<V>,
+          choose_greatest<V>,
           store<V>,
           measure<V>,
           finish_rows<V>,

@@ -315,6 +315,28 @@ TEST_P(ChoiceOfScores, RanksNaNAsNegativeInfinity) {
   EXPECT_EQ(ChosenBy(problem), (std::vector<int32_t>{0, 1, 2}));
 }
 
+// As sparse attention uses them: each query attends to what it has chosen, and to all keys if it may choose so many.
+TEST_P(ChooseKeys, AreAttendedTo) {
+  ChoiceProblem index = Problem(2, 9, 300, 6, 16, 40);
+  index.is_causal = true;
+  AttentionProblem problem = index;
+  problem.head_dim_v = 12;
+  Random random(8);
+  FillNormal(&random, &problem);
+  const Outputs all = Specify(problem);
+  for (const int64_t num_chosen : {40, 300, 310}) {
+    index.num_chosen = num_chosen;
+    problem.score = ScoreArrays();
+    problem.score->chosen.by_sequence = true;
+    problem.score->chosen.columns = num_chosen;
+    problem.score->chosen.values = ChosenOf(Choose(index, Call()));
+    AttentionCall call = Call();
+    call.asked = kAskLse;
+    const Outputs outputs = Attend(problem, call);
+    EXPECT_TRUE(SameBits("y", outputs.y, num_chosen < 300 ? Specify(problem).y : all.y)) << num_chosen;
+  }
+}
+
 TEST_P(ChooseKeys, ByARowThatIsNotFiniteReachNoOther) {
   ChoiceProblem problem = Problem(1, 9, 300, 3, 16, 20);
   const Outputs clean = Choose(problem, Call());

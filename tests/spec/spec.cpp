@@ -828,7 +828,7 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
   delete[] positions;
 }
 
-// ---- 17. Chosen keys
+// ---- 17. Choosing keys
 
 void ChooseKeys(const AttentionShape &given_shape, const float *q, const float *k, const float *weights, int64_t num_chosen,
                 float *index_scores, int32_t *chosen) {
@@ -840,24 +840,25 @@ void ChooseKeys(const AttentionShape &given_shape, const float *q, const float *
   AttentionOutputs outputs = {};
   outputs.scaled_scores = s;
   Attend(shape, q, k, v, outputs);
-  Floats y(n_kv);
+  Floats y(n_kv), is_left(n_kv);
   for (int64_t i = 0; i < n_q; i++) {
     for (int64_t j = 0; j < n_kv; j++) {
+      is_left[j] = IsMasked(shape, i, j) ? 0.0f : 1.0f;
       y[j] = 0.0f;
       for (int64_t h = 0; h < heads; h++) {
         const float s_h = s[(h * n_q + i) * n_kv + j];
         y[j] = Fma(weights[i * heads + h], s_h < 0.0f ? 0.0f : s_h, y[j]);
       }
-      index_scores[i * n_kv + j] = IsMasked(shape, i, j) ? -kInfinity : Canon(y[j]);
+      index_scores[i * n_kv + j] = is_left[j] == 0.0f ? -kInfinity : Canon(y[j]);
       if (y[j] != y[j]) y[j] = -kInfinity;
     }
     int64_t count = 0;
     for (int64_t j = 0; j < n_kv; j++) {
       int64_t before = 0;  // of j
       for (int64_t other = 0; other < n_kv; other++) {
-        before += !IsMasked(shape, i, other) && (y[other] > y[j] || (y[other] == y[j] && other < j));
+        before += is_left[other] != 0.0f && (y[other] > y[j] || (y[other] == y[j] && other < j));
       }
-      if (!IsMasked(shape, i, j) && before < num_chosen) chosen[i * num_chosen + count++] = static_cast<int32_t>(j);
+      if (is_left[j] != 0.0f && before < num_chosen) chosen[i * num_chosen + count++] = static_cast<int32_t>(j);
     }
     while (count < num_chosen) chosen[i * num_chosen + count++] = -1;
   }
