@@ -23,7 +23,7 @@ MHA_FIRST_VERSION_ENDS_WITH(mha_layer_weights, w_g_scales);
 MHA_FIRST_VERSION_ENDS_WITH(mha_layer_options, allocator);
 MHA_FIRST_VERSION_ENDS_WITH(mha_kv_cache_config, num_blocks);
 MHA_FIRST_VERSION_ENDS_WITH(mha_rope, offset);
-MHA_FIRST_VERSION_ENDS_WITH(mha_rope_config, reserved);
+MHA_FIRST_VERSION_ENDS_WITH(mha_rope_config, mrope_interleaved);
 MHA_FIRST_VERSION_ENDS_WITH(mha_norm, context_head_stride);
 MHA_FIRST_VERSION_ENDS_WITH(mha_score_options, chosen_block);
 MHA_FIRST_VERSION_ENDS_WITH(mha_states_args, lse);

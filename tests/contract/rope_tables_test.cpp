@@ -473,8 +473,8 @@ const int64_t kSections[][3] = {{2, 1, 1}, {2, 1, 2}, {2, 1, 0}, {-1, 4, 1}, {kM
 const int64_t kBadPositions[] = {0, -1, 2, kEndOfPositions};
 
 const Case kCases[] = {
-    {"StructSizeIsZero", [](Call &c) { c.config.struct_size = 0; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"mha_rope_config", "144"}}},
-    {"StructSizeIsShort", [](Call &c) { c.config.struct_size = 136; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"136", "144"}}},
+    {"StructSizeIsZero", [](Call &c) { c.config.struct_size = 0; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"mha_rope_config", "168"}}},
+    {"StructSizeIsShort", [](Call &c) { c.config.struct_size = 160; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"160", "168"}}},
     {"DimsIsZero", [](Call &c) { c.config.dims = 0; }, {kWrong, {1}, {"dims", "0", "even"}}},
     {"DimsIsOdd", [](Call &c) { c.config.dims = 7; }, {kWrong, {1}, {"dims", "7", "even"}}},
     {"DimsIsNegative", [](Call &c) { c.config.dims = -8; }, {kWrong, {1}, {"dims"}}},

@@ -25,7 +25,7 @@ SIZE(mha_kv_cache_config, 80);
 SIZE(mha_rope, 80);
 SIZE(mha_rope_config, 168);
 SIZE(mha_norm, 88);
-SIZE(mha_score_options, 224);
+SIZE(mha_score_options, 272);
 SIZE(mha_taps, 72);
 SIZE(mha_forward_args, 280);
 SIZE(mha_attention_args, 376);

@@ -146,6 +146,14 @@ TEST(StructSize, OfTheAttentionArguments) {
   });
 }
 
+TEST(StructSize, OfTheRotationTables) {
+  float cos[1], sin[1];
+  mha_rope_config config = Zeroed<mha_rope_config>();
+  config.dims = 2;
+  config.num_positions = 1;
+  ExpectStructSizeRule(config, 1, [&](const mha_rope_config *given, mha_error *error) { return mha_rope_tables(given, cos, sin, error); });
+}
+
 TEST(StructSize, OfTheStates) {
   float states[6] = {}, lse[1];
   mha_states_args args = Zeroed<mha_states_args>();
@@ -164,9 +172,8 @@ TEST(StructSize, OfTheArgumentsOfAChoice) {
   ChoiceData data(problem);
   Memory workspace(data.WorkspaceBytes());
   size_t bytes;
-  ExpectStructSizeRule(data.choice, 1, [&](const mha_choose_keys_args *args, mha_error *error) {
-    return mha_choose_keys_workspace(args, &bytes, error);
-  });
+  ExpectStructSizeRule(data.choice, 1,
+                       [&](const mha_choose_keys_args *args, mha_error *error) { return mha_choose_keys_workspace(args, &bytes, error); });
   ExpectStructSizeRule(data.choice, 1, [&](const mha_choose_keys_args *args, mha_error *error) {
     data.PoisonOutputs();
     const mha_status status = mha_choose_keys(args, workspace.data(), workspace.size(), error);
