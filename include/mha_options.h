@@ -186,8 +186,8 @@ MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *con
  * there once: absorbed multi-head latent attention (DeepSeek V2, arXiv:2405.04434) has head_dim
  * 576, head_dim_v 512 and one kv head. What appends to such a cache gives keys alone, v NULL.
  */
-#define MHA_CACHE_VALUES_OWN 0u
-#define MHA_CACHE_VALUES_IN_KEYS 1u
+#define MHA_CACHE_VALUES_OWN 0u     /* beside the keys */
+#define MHA_CACHE_VALUES_IN_KEYS 1u /* in them, as said above */
 
 /*
  * As mha_kv_cache_init, over a buffer that holds a cache, such as a copy or a file in mmap;
@@ -455,8 +455,8 @@ typedef struct mha_score_options {
   const int32_t *chosen_keys; /* [batch, num_kv_heads, n_q, num_chosen], as above; NULL = all */
   int64_t chosen_keys_batch_stride, chosen_keys_head_stride; /* 0 = contiguous */
   int64_t chosen_keys_row_stride;                            /* likewise */
-  int64_t num_chosen;         /* entries of a list; >= 1 with chosen_keys */
-  int64_t chosen_block;       /* entry e is the keys e * chosen_block and on; 0 = 1: key e alone */
+  int64_t num_chosen;   /* entries of a list; >= 1 with chosen_keys */
+  int64_t chosen_block; /* entry e is the keys e * chosen_block and on; 0 = 1: key e alone */
 } mha_score_options;
 
 /*
@@ -544,7 +544,7 @@ MHA_API mha_status mha_states_finish(const mha_states_args *args, mha_error *err
  * fewer: of equal scores the first ones. A score of NaN is as one of -infinity.
  */
 typedef struct mha_choose_keys_args {
-  size_t struct_size; /* sizeof the struct */
+  size_t struct_size;                  /* sizeof the struct */
   const mha_attention_args *attention; /* as said above */
   const float *weights;                /* [batch, n_q, num_heads] */
   int64_t weights_batch_stride;        /* 0 = n_q * row stride; or MHA_BROADCAST, likewise below */

@@ -107,7 +107,8 @@ mha_status check_kind(Report report, const mha_kv_cache_config &config) {
   if (config.values == MHA_CACHE_VALUES_IN_KEYS && config.v_type != 0 && config.v_type != config.k_type)
     return report.invalid("v_type is %u, but values are in the keys; set it to k_type, %u, or leave it 0", config.v_type, config.k_type);
   if (config.values == MHA_CACHE_VALUES_IN_KEYS && config.head_dim_v > config.head_dim) {
-    return report.fail(MHA_ERROR_SHAPE, "head_dim_v %lld is more than head_dim %lld, but values are the first elements of keys; set it to less",
+    return report.fail(MHA_ERROR_SHAPE,
+                       "head_dim_v %lld is more than head_dim %lld, but values are the first elements of keys; set it to less",
                        lld(config.head_dim_v), lld(config.head_dim));
   }
   if (config.kind == MHA_CACHE_RING && config.capacity % key_block != 0)

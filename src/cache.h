@@ -13,7 +13,7 @@
 //   k scales  [block][kv head][positions] float                                                  (int8)
 //   values    [block][kv head][positions][head_dim_v rounded up to 16]
 //   v scales  likewise
-// Where values are in the keys, there are no values and v scales, and keys are rows: [block][kv head][positions][head_dim rounded up to 16].
+// Where values are in the keys, there are no values and v scales, and keys are [block][kv head][positions][head_dim rounded up to 16].
 // Where not paged, a sequence is one block, of capacity positions rounded up to 16.
 struct mha_kv_cache {
   char magic[8];

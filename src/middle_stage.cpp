@@ -110,7 +110,9 @@ void clear_padding_of_outputs(const MiddleStage &stage) {
 mha_status check_middle(Report report, MiddleStage *stage) {
   Attention &attention = stage->attention;
   SequenceArguments &s = stage->sequences;
-  if (const mha_status status = check_score_options(report, stage->score, attention.num_heads, attention.num_kv_heads, &s, &attention.options)) return status;
+  if (const mha_status status =
+          check_score_options(report, stage->score, attention.num_heads, attention.num_kv_heads, &s, &attention.options))
+    return status;
   if (const mha_status status = check_sequences(report, &s, attention.num_kv_heads, attention.head_dim, attention.head_dim_v))
     return status;
   set_window(s, &attention);

@@ -20,7 +20,7 @@ struct MiddleStage {
   const Kernels *kernels;
   const mha_score_options *score;
   const mha_norm *norm;
-  bool has_output;             // W_O takes the context
+  bool has_output;  // W_O takes the context
   const mha_taps *given_taps;
   mha_taps taps;               // read by check_middle; all NULL where none are given
   Attention attention;         // what the kernels are told

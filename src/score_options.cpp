@@ -176,20 +176,23 @@ mha_status check_q_scales(Report report, const SequenceArguments &s, const mha_s
 
 mha_status check_chosen_keys(Report report, const SequenceArguments &s, const mha_score_options &options, int64_t num_kv_heads,
                              ChosenKeys *chosen) {
-  *chosen = {{options.chosen_keys, Storage::f32, options.chosen_keys_batch_stride, options.chosen_keys_head_stride, options.chosen_keys_row_stride},
+  *chosen = {{options.chosen_keys, Storage::f32, options.chosen_keys_batch_stride, options.chosen_keys_head_stride,
+              options.chosen_keys_row_stride},
              options.num_chosen,
              options.chosen_block != 0 ? options.chosen_block : 1};
   if (const mha_status status = check_array_strides(report, "chosen_keys", chosen->lists)) return status;
   if (!options.chosen_keys) {
     if (options.num_chosen == 0 && options.chosen_block == 0) return MHA_OK;
     return report.invalid("score.%s is %lld, but score.chosen_keys is NULL; give it, or leave it 0",
-                          options.num_chosen ? "num_chosen" : "chosen_block", lld(options.num_chosen ? options.num_chosen : options.chosen_block));
+                          options.num_chosen ? "num_chosen" : "chosen_block",
+                          lld(options.num_chosen ? options.num_chosen : options.chosen_block));
   }
   if (options.num_chosen < 1 || options.num_chosen > INT32_MAX)
     return report.invalid("score.num_chosen is %lld; set it to the entries of a list, at least 1", lld(options.num_chosen));
   if (options.chosen_block < 0 || options.chosen_block > INT32_MAX)
     return report.invalid("score.chosen_block is %lld; set it to the keys of an entry, or to 0 for 1", lld(options.chosen_block));
-  if (options.q_groups) return report.invalid("score.chosen_keys and score.q_groups are both given; choose keys of the row's group instead");
+  if (options.q_groups)
+    return report.invalid("score.chosen_keys and score.q_groups are both given; choose keys of the row's group instead");
   const int64_t stride = options.chosen_keys_row_stride;
   if (stride > 0 && stride < options.num_chosen) {
     return report.fail(MHA_ERROR_SHAPE, "score.chosen_keys_row_stride is %lld, but a list has num_chosen = %lld entries", lld(stride),

@@ -192,7 +192,7 @@ struct ScoreOptions {
   bool limits_pairs;               // mask and groups do
   float softcap, softcap_inverse;  // 0: none
   const float *alibi_slopes, *sinks;  // [num_heads]; null: none
-  PairArray relative;  // by distance, -relative_left .. relative_right, in place of the column; base null: none
+  PairArray relative;                 // by distance, -relative_left .. relative_right, in place of the column; base null: none
   int64_t relative_left, relative_right;
   const float *q_scales;  // of sequence b and row i of its array at b * q_scales_stride + i; null: none
   int64_t q_scales_stride;
@@ -266,8 +266,8 @@ struct Attention {
   int64_t window_left, window_right;  // the query at position p attends to the keys at p - window_left .. p + window_right
   ScoreOptions options;
   Gate gate;
-  Norm context_norm;  // of the rows that W_O takes, when all their heads are there
-  bool gates_late;    // the gate comes behind that norm
+  Norm context_norm;                  // of the rows that W_O takes, when all their heads are there
+  bool gates_late;                    // the gate comes behind that norm
   const Sequence *sequences;          // [batch]
   StridedRows q;
   Preparation prepare_q, prepare_k, prepare_v;  // of keys and values only where they are plain, others are prepared already

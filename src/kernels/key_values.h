@@ -219,7 +219,8 @@ MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, 
     return;
   }
   Place place = place_of(source, unit.sequence.in_cache, position);
-  if (source.scales) *scale = source.scales[place.block * source.scale_batch_stride + unit.kv_head * source.block_positions + place.position];
+  if (source.scales)
+    *scale = source.scales[place.block * source.scale_batch_stride + unit.kv_head * source.block_positions + place.position];
   if (!are_keys || !source.is_packed) return widen<V>(source.storage, stored_at(source, unit, place), width, to);
   const int64_t lane = place_in_block(place.position);
   place.position -= lane;

@@ -129,7 +129,8 @@ MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chu
   if (options.change_scores || options.limits_pairs) {
     const Row at = unit.row(row);
     for (Range run = keys; run.begin < keys.end; run.begin = run.end) {  // keys of neighbouring positions
-      const int64_t first = chunk.begin + run.begin, position = unit.position_of_key(first) - run.begin;  // of key 0, if it were one of them
+      const int64_t first = chunk.begin + run.begin;
+      const int64_t position = unit.position_of_key(first) - run.begin;  // of key 0, if it were one of them
       run.end = min(keys.end - run.begin, unit.run_of_keys(first)) + run.begin;
       bias_scores<V>(unit, at, position, run, products);
       mask_scores<V>(unit, at, position, run, products);

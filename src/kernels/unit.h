@@ -134,8 +134,8 @@ MHA_NOINLINE inline void leave_out_heads(Unit *unit) {
 MHA_INLINE Unit unit_of(const Attention &call, const Sequence &sequence, int64_t kv_head, int64_t query_begin, int64_t queries,
                         int64_t heads, float *scratch) {
   const int64_t first = kv_head * heads, rows = queries * heads;
-  Unit unit = {call,  sequence, sequence.in_arrays, kv_head, query_begin, queries, heads, heads,
-               first, first + heads, rows, scratch, nullptr, {0, 0}};
+  Unit unit = {call,  sequence, sequence.in_arrays, kv_head, query_begin, queries, heads,
+               heads, first,    first + heads,      rows,    scratch,     nullptr, {0, 0}};
   if (call.options.head_scales) leave_out_heads(&unit);
   return unit;
 }

@@ -252,7 +252,9 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        [](auto &c) { c.args.score = &c.data.score, c.data.score.chosen_block = 16; },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.chosen_block is 16", "chosen_keys is NULL"}}},
       {"ChosenBlockIsNegative",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.chosen_keys = &kEntry, c.data.score.num_chosen = 1, c.data.score.chosen_block = -1; },
+       [](auto &c) {
+         c.args.score = &c.data.score, c.data.score.chosen_keys = &kEntry, c.data.score.num_chosen = 1, c.data.score.chosen_block = -1;
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.chosen_block is -1"}}},
       {"ListsOfChosenKeysOverlap",
        [](auto &c) {

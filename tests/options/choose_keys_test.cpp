@@ -86,9 +86,9 @@ TEST_P(ChooseKeys, OfRandomCallsAreThoseOfTheSpecification) {
     Random random(5000 + static_cast<uint64_t>(n));
     const int64_t n_kv = random.Pick<int64_t>({1, 3, 16, 17, 100, 255, 256, 257, 530, 800});
     const int64_t n_q = random.Pick<int64_t>({1, 1, 2, 5, 9, 20});
-    ChoiceProblem problem = Problem(random.Between(1, 3), n_q, n_kv, random.Pick<int64_t>({1, 2, 3, 5, 8, 13, 64}),
-                                    random.Pick<int64_t>({1, 4, 7, 16, 33, 128}), random.Pick<int64_t>({1, 2, 10, 64, 255, 1000}),
-                                    static_cast<uint64_t>(n));
+    ChoiceProblem problem =
+        Problem(random.Between(1, 3), n_q, n_kv, random.Pick<int64_t>({1, 2, 3, 5, 8, 13, 64}),
+                random.Pick<int64_t>({1, 4, 7, 16, 33, 128}), random.Pick<int64_t>({1, 2, 10, 64, 255, 1000}), static_cast<uint64_t>(n));
     const Values kind = RandomKind(&random);
     MakeSpecial(&random, kind, 1, random.Pick({&problem.q, &problem.k, &problem.weights}));
     if (kind == Values::kTies) MakeSpecial(&random, kind, 1, &problem.k);

@@ -121,7 +121,8 @@ TEST_P(ChosenKeys, DoNotDependOnTheOrderOfAListNorOnWhatComesTwice) {
 }
 
 TEST_P(ChosenKeys, AreTheSameFromAnyCacheAndOnAnyThreads) {
-  for (const auto &[type, block] : {std::pair<Storage, int64_t>{Storage::kF32, 1}, {Storage::kInt8, 1}, {Storage::kF16, 16}, {Storage::kInt8, 64}}) {
+  using Case = std::pair<Storage, int64_t>;
+  for (const auto &[type, block] : {Case{Storage::kF32, 1}, {Storage::kInt8, 1}, {Storage::kF16, 16}, {Storage::kInt8, 64}}) {
     for (const bool in_keys : {false, true}) {
       AttentionProblem problem = Problem(2, 5000, 4000 / block, block);
       problem.k_type = problem.v_type = type;
@@ -172,8 +173,8 @@ TEST_P(ChosenKeys, ThatAreNotThereAreNamedBeforeAnythingIsWritten) {
     data.PoisonOutputs();
     mha_error error = {};
     EXPECT_EQ(data.Run(workspace.data(), workspace.size(), &error), MHA_ERROR_INVALID_VALUE);
-    const std::string said = error.message, start = "score.chosen_keys[0, 0, 1, 1] (sequence, kv head, row, entry) is " + std::to_string(entry);
-    EXPECT_EQ(said, start + "; there are 0 to " + last + ", and -1 is none");
+    EXPECT_EQ(std::string(error.message), "score.chosen_keys[0, 0, 1, 1] (sequence, kv head, row, entry) is " + std::to_string(entry) +
+                                              "; there are 0 to " + last + ", and -1 is none");
     EXPECT_TRUE(data.OutputsAreUntouched());
   }
 }

@@ -539,9 +539,7 @@ TEST(StatesErrors, OfTheMergeNameTheArgument) {
   };
   for (const auto &c : cases) {
     ExpectFails(
-        [&](mha_error *error) {
-          return mha_states_merge(c.rows, c.head_dim_v, c.left, c.right, c.result, c.instruction_set, error);
-        },
+        [&](mha_error *error) { return mha_states_merge(c.rows, c.head_dim_v, c.left, c.right, c.result, c.instruction_set, error); },
         c.expected);
   }
   ExpectSucceeds([](mha_error *error) { return mha_states_merge(MHA_EMPTY, 4, nullptr, nullptr, nullptr, 0, error); });

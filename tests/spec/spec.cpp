@@ -892,8 +892,7 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
 
 }  // namespace
 
-const Functions MHA_SPEC_FUNCTIONS = {Fma,    Exp,    Log,         Tanh,  Sigmoid, Softplus,    Project,     StoreWeights,
-                                      Linear, Rotate, PrepareKeys, Store, Attend,  MergeStates, FinishState, ChooseKeys,
-                                      Forward};
+const Functions MHA_SPEC_FUNCTIONS = {Fma,    Exp,         Log,   Tanh,   Sigmoid,     Softplus,    Project,    StoreWeights, Linear,
+                                      Rotate, PrepareKeys, Store, Attend, MergeStates, FinishState, ChooseKeys, Forward};
 
 }  // namespace spec

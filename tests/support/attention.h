@@ -102,8 +102,8 @@ struct ScoreArrays {
   std::vector<float> relative_bias;  // [num_heads, relative_left + 1 + relative_right]; empty = not given
   int64_t relative_left = 0;
   int64_t relative_right = 0;
-  Pairs<float> relative_rows;        // in place of relative_bias, with its distances for keys
-  Pairs<int32_t> chosen;             // lists of chosen keys, with their entries for keys; of kv heads
+  Pairs<float> relative_rows;  // in place of relative_bias, with its distances for keys
+  Pairs<int32_t> chosen;       // lists of chosen keys, with their entries for keys; of kv heads
   int64_t chosen_block = 1;
   std::vector<float> q_scales;  // [batch, n_q] or [n_q]; empty = not given
 };
@@ -139,7 +139,7 @@ struct AttentionSizes {
   std::optional<ContextNormArrays> context_norm;  // of mha_forward
   std::optional<ScoreArrays> score;
   GateKind gate = GateKind::kNone;
-  int64_t kv_position = 0;          // of the first key; of mha_attention
+  int64_t kv_position = 0;  // of the first key; of mha_attention
   int64_t gate_dim = 0;
   std::vector<float> gate_values;  // [batch, n_q, num_heads, gate_dim]; of mha_attention
   Storage k_type = Storage::kF32;  // of the cache that the keys and values are taken from

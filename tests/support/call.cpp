@@ -188,7 +188,8 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
     score.relative_left = from.relative_left;
     score.relative_right = from.relative_right;
     score.chosen_keys = Keep(from.chosen.values);
-    SetStrides(sizes, from.chosen, from.chosen.columns, &score.chosen_keys_batch_stride, &score.chosen_keys_head_stride, &score.chosen_keys_row_stride);
+    SetStrides(sizes, from.chosen, from.chosen.columns, &score.chosen_keys_batch_stride, &score.chosen_keys_head_stride,
+               &score.chosen_keys_row_stride);
     score.num_chosen = from.chosen.columns;
     score.chosen_block = score.chosen_keys == nullptr || (from.chosen_block == 1 && sizes.n_q % 2 == 0) ? 0 : from.chosen_block;
     score.q_scales = Keep(from.q_scales);

@@ -1009,7 +1009,7 @@ inline std::vector<Together> MakeWithoutMeaning() {
       {{"in_place", "yes"}, {"inputs", "heads_outside"}, {"outputs", "!heads_outside"}},
       {{"in_place", "yes"}, {"inputs", "rows_outside"}, {"outputs", "!rows_outside"}},
       {{"in_place", "yes"}, {"inputs", "gaps"}, {"input_type", "!f32"}},  // of which Results() takes what it finds in gaps
-      {{"packed", "yes"}, {"cache", "!none"}, {"past_by", "append"}},  // as it is always then
+      {{"packed", "yes"}, {"cache", "!none"}, {"past_by", "append"}},     // as it is always then
       {{"packed", "yes"}, {"cache", "!none"}, {"num_columns", "short"}},  // of positions, which the whole has in several places
       {{"packed", "yes"}, {"n_kv", "none"}, {"cache_read", "no"}},
       // Several calls: each has the keys that its rows attend to
@@ -1027,7 +1027,7 @@ inline std::vector<Together> MakeWithoutMeaning() {
       {{"bias", "no"}, {"bias_values", "!finite"}},
       {{"mask", "no"}, {"mask_extents", "!row"}},
       {{"chosen", "no"}, {"chosen_extents", "!row"}},
-      {{"chosen", "!no"}, {"taps", "scores"}},  // of which some may be none
+      {{"chosen", "!no"}, {"taps", "scores"}},                                          // of which some may be none
       {{"chosen", "!no"}, {"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}},  // later keys would not be there yet
       // Groups
       {{"groups", "no"}, {"groups_of_keys", "!given"}},
