@@ -647,7 +647,8 @@ class Families(unittest.TestCase):
         starcoder2 granite mixtral qwen2_moe qwen3_moe gpt_oss deepseek_v3 llama4_text smollm3 glm glm4 exaone4 ministral helium nemotron
         bert roberta distilbert albert electra xlm-roberta modernbert camembert mpnet deberta-v2 t5 bart mbart marian pegasus whisper vit
         deit dinov2 clip_text_model clip_vision_model siglip_vision_model beit wav2vec2 hubert qwen2_vl gemma3 arcee ernie4_5 hunyuan_v1_dense
-        lfm2 biogpt persimmon xglm deepseek_v32 glm_moe_dsa hy_v4 axk2 minimax_m3_vl mistral_large4 deepseek_v4""".split()
+        lfm2 biogpt persimmon xglm deepseek_v32 glm_moe_dsa hy_v4 axk2 minimax_m3_vl mistral_large4 deepseek_v4 glm5_next
+        bailing_hybrid""".split()
     some = "llama gemma3_text gpt_oss t5 bert deepseek_v32 minimax_m3_vl".split()
 
     def test_families_have_the_logits_of_eager_attention(self):

@@ -41,7 +41,7 @@ from ._library import Error, _loaded
 from ._structs import _AttentionArgs, _ScoreOptions, _broadcast, _cache_read, _causal, _empty, _new, _packer, _window_left, _window_right
 from .torch._common import calls, neighbours, set_masks, strides_of, types
 
-_tested = "5.23"
+_tested = "5.23 and 5.24"
 
 
 def _unusable(why):
