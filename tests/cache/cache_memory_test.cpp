@@ -44,6 +44,8 @@ struct Shape {
   int64_t head_dim_v = 5;
   uint32_t num_threads = 0;
   bool by_forward = false;
+  bool values_in_keys = false;
+  int64_t chosen_block = 0;  // 0: no chosen keys
 };
 
 std::ostream &operator<<(std::ostream &stream, const Shape &s) {
@@ -51,7 +53,8 @@ std::ostream &operator<<(std::ostream &stream, const Shape &s) {
                 << (s.window ? " window" : "") << (s.rope ? " rope" : "") << (s.positions ? " positions" : "")
                 << (s.with_cache ? " " + Describe(s.form) : "") << " types " << s.k_type << "/" << s.v_type << " held " << s.held
                 << " head_dim " << s.head_dim << "/" << s.head_dim_v << " threads " << s.num_threads
-                << (s.by_forward ? " mha_forward" : " mha_attention");
+                << (s.by_forward ? " mha_forward" : " mha_attention") << (s.values_in_keys ? " values in keys" : "") << " chosen block "
+                << s.chosen_block;
 }
 
 // A call whose every array lies at a guard page, and is read-only where it is an input.
@@ -72,7 +75,16 @@ class GuardedCall {
     problem.output_dim = 9;
     problem.is_causal = true;
     problem.padding_left = shape.padding_left;
+    problem.values_in_keys = shape.values_in_keys;
     if (shape.window) problem.window_left = 6;
+    if (shape.chosen_block != 0) {
+      problem.score = ScoreArrays();
+      problem.score->chosen_block = shape.chosen_block;
+      Pairs<int32_t> &lists = problem.score->chosen;
+      lists.columns = 9;
+      lists.values.resize(static_cast<size_t>(shape.n * lists.columns));
+      for (int32_t &entry : lists.values) entry = static_cast<int32_t>(random.Between(-1, (shape.held - 2) / shape.chosen_block));
+    }
     if (shape.lengths) {
       for (int64_t b = 0; b < shape.batch; b++) problem.q_lengths.push_back(std::max<int64_t>(0, shape.n - 5 * b));
       problem.kv_lengths = problem.q_lengths;
@@ -101,7 +113,7 @@ class GuardedCall {
         const Memory k = CopyOf(random.Normals(count * 2 * shape.head_dim), place);
         const Memory v = CopyOf(random.Normals(count * 2 * shape.head_dim_v), place);
         mha_error error;
-        Check(mha_kv_cache_append(cache_->get(), sequence, count, k.floats(), v.floats(), &error), error);
+        Check(mha_kv_cache_append(cache_->get(), sequence, count, k.floats(), shape.values_in_keys ? nullptr : v.floats(), &error), error);
       }
       before_ = cache_->buffer().Bytes();
     }
@@ -207,6 +219,21 @@ std::vector<Shape> Shapes() {
     shape.form = {MHA_CACHE_PAGED, 16};
     shape.batch = 1;
     shape.held = 40;
+    shapes.push_back(shape);
+    shape.form = {MHA_CACHE_CONTIGUOUS, 0};
+    shape.k_type = shape.v_type = MHA_TYPE_INT8;
+    shape.batch = 2;
+    shape.chosen_block = 1;
+    shapes.push_back(shape);
+    shape.chosen_block = 16;
+    shape.n = 19;
+    shapes.push_back(shape);
+    if (by_forward) continue;
+    shape.values_in_keys = true;
+    shape.head_dim = 40;
+    shape.head_dim_v = 33;
+    shapes.push_back(shape);
+    shape.chosen_block = 0;
     shapes.push_back(shape);
   }
   return shapes;

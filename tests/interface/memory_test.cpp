@@ -244,6 +244,17 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
       function(self);
       AttentionData attention(NormalAttention(problem), {form, instruction_set});
       function(attention);
+      for (const int64_t block : {1, 16}) {
+        AttentionProblem choosy = NormalAttention(problem);
+        choosy.score = ScoreArrays();
+        choosy.score->chosen_block = block;
+        choosy.score->chosen.columns = 16;
+        for (int64_t i = 0; i < problem.n_q * 16; i++) choosy.score->chosen.values.push_back(static_cast<int32_t>(i * 7 % 271 / block) - 1);
+        AttentionCall call = {form, instruction_set};
+        call.asked = everything ? kAskLse : kAskNothing;  // the others have a column for each key
+        AttentionData chosen(choosy, call);
+        function(chosen);
+      }
       PackedData<ForwardData> packed_forward(sequences, layer.get(), together, LayerCall{form});
       function(packed_forward);
       PackedData<AttentionData> packed_attention(sequences, NormalAttention(together), AttentionCall{form, instruction_set});
