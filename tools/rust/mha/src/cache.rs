@@ -138,8 +138,6 @@ impl CacheConfig {
             kind,
             block_positions: int(block_positions),
             num_blocks: int(num_blocks),
-            // SAFETY: zero is the default of every other field.
-            ..unsafe { zeroed() }
         }
     }
 
