@@ -22,5 +22,6 @@ void register_latency_benchmarks(const Setting &setting);
 void register_decode_benchmarks(const Setting &setting);
 void register_storage_benchmarks(const Setting &setting);
 void register_choice_benchmarks(const Setting &setting);
+void register_latent_benchmarks(const Setting &setting);
 
 }  // namespace bench

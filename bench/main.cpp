@@ -39,12 +39,12 @@ better one counts. One thread is timed by processor time, on the last of the cor
 clock, with one thread on each core.
 
 Groups: layer_prefill, attention_prefill, projection, latency, decode, decode_hot, decode_batch, decode_tokens, decode_attention, storage,
-arithmetic, choose_keys, threads, instruction_set. Names end in arguments: B batch, n rows, D width, H heads, Hkv kv heads, past positions
-in the cache before, T threads; M rows, K and N of a product.
+arithmetic, choose_keys, latent, latent_chosen, latent_prompt, chosen_blocks, threads, instruction_set. Names end in arguments: B batch,
+n rows, D width, H heads, Hkv kv heads, past positions in the cache before, T threads; M rows, K and N of a product.
 
 Decoding, but for decode_hot, takes turns through as many equal layers and caches as are together 4 times the largest cache, so that all
 is read from memory, and the limit is the bandwidth at that size. A benchmark that was not given the memory for it says so in its label.
-Some are called in turns with another one: times_f32 and times_ungrouped are the time that took, divided by their own.
+Some are called in turns with another one: times_f32, times_ungrouped and so on are the time that took, divided by their own.
 
   --instruction_set=NAME  what the library computes with: auto (the best), scalar, avx2, avx512, neon,
                           and those that end in _vnni, _dotprod or _i8mm
@@ -181,6 +181,7 @@ int run(int argc, char **argv) {
   bench::register_decode_benchmarks(options.setting);
   bench::register_storage_benchmarks(options.setting);
   bench::register_choice_benchmarks(options.setting);
+  bench::register_latent_benchmarks(options.setting);
   add_context(options);
   const size_t matched = benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();

@@ -5,8 +5,12 @@ The model has the shapes of DeepSeek V2 Lite, with 6 of its layers, 8 of its exp
 The caches are filled with random latents; the ways take turns, a token each. Memory is that of the cache, and the most that a token needs
 beside it; logits are compared with those of sdpa.
 
-Example:
+With --attention, PyTorch's attention alone: a token over 8,192 positions, as the group latent of mha_bench has it. Keys of 576 numbers are the
+same memory for all heads (expand), values their first 512; as many caches take turns as are 1 GB. It prints the best of 5 calls.
+
+Examples:
   build/rivals/venv/bin/python bench/rivals/latents.py
+  taskset -c 1 build/rivals/venv/bin/python bench/rivals/latents.py --attention --threads 1
 """
 
 import argparse
@@ -31,14 +35,31 @@ def bytes_of(cache):
     return sum(layer.cache.buffer.size if hasattr(layer, "cache") else layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
 
+def time_attention(torch):
+    for heads in (1, 16, 32, 128):
+        for type in (torch.float32, torch.float16, torch.bfloat16):
+            caches = [torch.randn(1, 1, 8192, 576, dtype=type) for _ in range(2 ** 30 // (8192 * 576 * type.itemsize))]
+            q = torch.randn(1, heads, 1, 576, dtype=type)
+            times = []
+            for k in caches[:5]:
+                start = time.perf_counter()
+                torch.nn.functional.scaled_dot_product_attention(q, k.expand(1, heads, -1, -1), k[..., :512].expand(1, heads, -1, -1))
+                times.append(time.perf_counter() - start)
+            print(f"{heads} heads, {type}: {1000 * min(times):.2f} ms", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 4096, 16384], metavar="N", help="positions (default: 512 4096 16384)")
     parser.add_argument("--tokens", type=int, default=5, metavar="N", help="tokens behind them (default: 5)")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="threads (default: 2)")
+    parser.add_argument("--attention", action="store_true", help="PyTorch's attention alone")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     import torch
+    if arguments.attention:
+        torch.set_num_threads(arguments.threads)
+        return time_attention(torch)
     import transformers
     import mha.transformers as mt
     transformers.logging.set_verbosity_error()
