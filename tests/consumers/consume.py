@@ -282,7 +282,7 @@ class Consumer:
 
     def examples(self):
         """The examples run. README.md shows minimal.c and a piece of generate.c, each with what it prints, and a piece of gpt_oss.c; the C
-        blocks of embedding.md are pieces of embedding.c, and those of decoder.md of decoder.h; the index names every example.
+        blocks of embedding.md and latent.md are pieces of embedding.c and latent.c, those of decoder.md of decoder.h; the index names every example.
 
         pthreadpool.c needs the optional target of that name: it is what pkg_config_pthreadpool and find_package_pthreadpool run.
         """
@@ -290,9 +290,9 @@ class Consumer:
         text = {source.stem: source.read_text() for source in sources}
         text["decoder"] = (here.parent / "examples" / "decoder.h").read_text()
         readme = self.pieces("README.md")
-        pages = {name: self.pieces(f"src/docs/{name}.md") for name in ("embedding", "decoder")}
+        pages = {name: self.pieces(f"src/docs/{name}.md") for name in ("embedding", "decoder", "latent")}
         if len(readme) != 3 or not all(pages.values()):
-            sys.exit("README.md has to have three ```c blocks, minimal.c and pieces of generate.c and gpt_oss.c, and two pages of src/docs some.")
+            sys.exit("README.md has to have three ```c blocks, minimal.c and pieces of generate.c and gpt_oss.c, and three pages of src/docs some.")
         (minimal, _), *_ = readme
         if minimal != text["minimal"]:
             sys.exit("The C program in README.md and tests/examples/minimal.c differ. Copy the one to the other.")
