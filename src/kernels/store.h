@@ -82,7 +82,7 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
         if (row + 8 < row_end) {
           prefetch_row(element_at(static_cast<const char *>(given), from.storage, 8 * from.row_stride), width * bytes_of(from.storage));
         }
-        rows[i] = prepared_row<V>(storing.prepare, from.storage, given, place, width, scratch + i * width);
+        rows[i] = prepared_row<V>(storing.prepare, from.storage, given, place, width, scratch ? scratch + i * width : nullptr);
       }
       const Place place = place_of(to, sequence.in_cache, position);
       const int64_t group_at = place.block * to.batch_stride + head * to.head_stride + block_of(place.position) * key_block * to.row_stride;
