@@ -88,7 +88,7 @@ bool has_floats(const KeyValues &source) { return source.is_packed && source.sto
 int64_t largest_block(int64_t longest_q, const Attention &attention) {
   if (attention.options.chosen.lists.base) return 1;  // each has keys of its own
   const bool has_all_floats = has_floats(attention.k) && has_floats(attention.v);
-  const int64_t rows = has_all_floats || attention.k.is_stored() ? packed_unit_rows : plain_unit_rows;
+  const int64_t rows = has_all_floats || is_stored(attention.k) ? packed_unit_rows : plain_unit_rows;
   const int64_t group = quotient(attention.num_heads, attention.num_kv_heads);
   const int64_t most = attention.most_queries != 0 ? attention.most_queries : std::max<int64_t>(1, quotient(rows, group));
   return std::min(std::max<int64_t>(1, longest_q), most);
@@ -149,10 +149,10 @@ AttentionMemory plan_attention(Attention *attention, int64_t max_keys, int64_t n
   set_late_rows(attention);
   const bool are_late = largest * group <= attention->late_rows, are_in_place = largest * group <= attention->in_place_rows;
   const ChosenKeys &chosen = attention->options.chosen;
-  const bool may_gather = chosen.lists.base && (chosen.block % key_block != 0 || attention->k.is_plain());
+  const bool may_gather = chosen.lists.base && (chosen.block % key_block != 0 || is_plain(attention->k));
   const int64_t key_groups = may_gather ? chunk_keys / key_block : has_floats_k ? 0 : are_late ? late_groups : chunk_keys / key_block;
   scratch.keys = take(Count(key_groups * key_block) * Count(head_dim));
-  const Count value_width = may_gather && attention->k.is_stored() ? Count(attention->k.row_stride) : width;  // or all of a row
+  const Count value_width = may_gather && is_stored(attention->k) ? Count(attention->k.row_stride) : width;  // or all of a row
   scratch.values = take((has_floats_v || are_in_place) && !may_gather ? Count(0) : Count(chunk_keys) * value_width);
   const int64_t prepared_keys = attention->k.is_packed && !may_gather ? 4 : key_block;
   const int64_t prepared = std::max(prepared_keys * head_dim, attention->prepare_v.is_any ? attention->head_dim_v : 0);

@@ -210,7 +210,7 @@ mha_status finish_plan(Report report, const mha_layer *layer, Plan *plan) {
   attention.k = args.cache ? cached_keys(args.cache) : KeyValues{};
   attention.v = args.cache ? cached_values(args.cache) : KeyValues{};
   if (!args.cache) attention.k.is_packed = attention.v.is_packed = true;
-  if (attention.k.is_stored() && !(args.flags & MHA_CACHE_READ)) {
+  if (is_stored(attention.k) && !(args.flags & MHA_CACHE_READ)) {
     return report.invalid(
         "the cache has its values in the keys, where a layer's own values have no place; set MHA_CACHE_READ, or append by mha_attention");
   }

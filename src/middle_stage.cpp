@@ -226,7 +226,7 @@ void prepare_pass(MiddleStage *stage) {
     kv_stores[1].prepare = attention.prepare_v;
     RowMeasure measures[2] = {};
     if (is_measured) {
-      const KeyValues k = attention.k.is_plain() ? attention.k : plain_rows(stage->k_rows);
+      const KeyValues k = is_plain(attention.k) ? attention.k : plain_rows(stage->k_rows);
       measures[0] = {k, attention.prepare_k, sequences, kv_heads, head_dim, true};
       measures[1] = {plain_rows(attention.q), attention.prepare_q, sequences, attention.num_heads, head_dim, false};
     }

@@ -509,7 +509,7 @@ uint64_t key_value_bytes(const SequenceArguments &s, const Attention &attention,
     const int64_t end = std::min(past_of(s, b), sum(sum(start, n_q), window.window_right));
     if (first < end) positions += static_cast<uint64_t>(end - first);
   }
-  for (int i = 0; i < (attention.k.is_stored() ? 1 : 2); ++i) {
+  for (int i = 0; i < (is_stored(attention.k) ? 1 : 2); ++i) {
     const int64_t scale = both[i]->storage == Storage::int8 ? sizeof(float) : 0;
     bytes += (static_cast<uint64_t>(new_heads[i]) * valid_keys(s) + static_cast<uint64_t>(past_heads) * positions) *
              static_cast<uint64_t>(widths[i] * bytes_of(both[i]->storage) + scale);

@@ -1,5 +1,5 @@
 // What the kernels are asked to do: plain descriptions, and the table of functions that each instruction set provides.
-// Both the library and the kernels include it; it holds no code. Besides, they share storage.h alone, of which each has a copy of its own.
+// Both the library and the kernels include it; it holds no code that the linker would share. Besides, they share storage.h alone, of which each has a copy of its own.
 #pragma once
 
 #include <stddef.h>
@@ -121,10 +121,11 @@ struct KeyValues {
   int64_t ring_positions;   // position p lies where p % ring_positions would; 0: no ring
   const float *scales;      // int8: [block][kv head][block_positions], blocks so many apart
   int64_t scale_batch_stride;
-
-  bool is_plain() const { return !is_packed && block_positions == 0; }
-  bool is_stored() const { return !is_packed && block_positions != 0; }
 };
+
+// Static: each instruction set has its own, or the linker would keep one of them for all.
+static inline bool is_plain(const KeyValues &source) { return !source.is_packed && source.block_positions == 0; }
+static inline bool is_stored(const KeyValues &source) { return !source.is_packed && source.block_positions != 0; }
 
 struct StridedRows {
   const void *base;

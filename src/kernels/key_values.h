@@ -167,9 +167,9 @@ MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t group
   const int64_t first = group * key_block, begin = max(keys.begin - first, 0), end = min(keys.end - first, key_block);
   const int64_t element = bytes_of(k.storage), row_bytes = k.row_stride * element;
   const int64_t position = unit.position_of_key(chunk_begin + first), array_row = unit.sequence.kv_first + position;
-  const bool is_prepared = !k.is_plain() || !call.prepare_k.is_any;
-  const char *const rows = k.is_plain() ? plain_row(k, unit, array_row) : stored_at(k, unit, place_of(k, unit.sequence.in_cache, position));
-  if (k.is_plain()) prefetch_rows(rows + key_block * row_bytes, row_bytes, call.head_dim * element);
+  const bool is_prepared = !is_plain(k) || !call.prepare_k.is_any;
+  const char *const rows = is_plain(k) ? plain_row(k, unit, array_row) : stored_at(k, unit, place_of(k, unit.sequence.in_cache, position));
+  if (is_plain(k)) prefetch_rows(rows + key_block * row_bytes, row_bytes, call.head_dim * element);
   if (is_prepared && k.storage == Storage::f32 && end - begin == key_block) {
     return transpose_rows(reinterpret_cast<const float *>(rows), k.row_stride, call.head_dim, block);
   }
@@ -211,7 +211,7 @@ template <class V>
 MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, int64_t width, float *to, float *scale) {
   const Attention &call = unit.call;
   const KeyValues &source = are_keys ? call.k : call.v;
-  if (source.is_plain()) {
+  if (is_plain(source)) {
     const int64_t array_row = unit.sequence.kv_first + position;
     widen<V>(source.storage, plain_row(source, unit, array_row), width, to);
     const Preparation &how = are_keys ? call.prepare_k : call.prepare_v;
@@ -234,7 +234,7 @@ MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, 
 // Where the row of a key lies that gather_row will read, as far as it lies in one piece.
 MHA_INLINE const char *row_to_gather(const Unit &unit, const KeyValues &source, int64_t key) {
   const int64_t position = unit.position_of_key(key);
-  return source.is_plain() ? plain_row(source, unit, unit.sequence.kv_first + position)
+  return is_plain(source) ? plain_row(source, unit, unit.sequence.kv_first + position)
                            : stored_at(source, unit, place_of(source, unit.sequence.in_cache, position));
 }
 
@@ -244,7 +244,7 @@ template <class V>
 MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys, int64_t width, float *memory, Groups *groups) {
   const Attention &call = unit.call;
   const KeyValues &source = are_keys ? call.k : call.v;
-  const bool has_own_values = !call.k.is_stored();
+  const bool has_own_values = !is_stored(call.k);
   const Range range = groups_of(keys);
   float *const scales = unit.scratch + call.scratch.chosen_scales + (are_keys || !has_own_values ? 0 : chunk_keys);
   const int64_t numbers = are_keys ? width : call.head_dim_v, row_bytes = numbers * bytes_of(source.storage);
@@ -283,11 +283,11 @@ MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_beg
   const int64_t width = are_keys ? call.head_dim : call.head_dim_v_padded;
   const Range range = groups_of(keys);
   float *const memory = unit.scratch + (are_keys ? call.scratch.keys : call.scratch.values);
-  if (unit.gathers_keys() || (unit.blocks && source.is_plain())) return gather<V>(unit, are_keys, chunk_begin, keys, width, memory, groups);
+  if (unit.gathers_keys() || (unit.blocks && is_plain(source))) return gather<V>(unit, are_keys, chunk_begin, keys, width, memory, groups);
   if (!source.is_packed) {
     if (!are_keys && unit.num_rows <= call.in_place_rows) return locate_rows(source, unit, chunk_begin, range.begin, range.end, groups);
     groups->has_scales = false;
-    if (!source.is_plain()) locate(source, unit, chunk_begin, range.begin, range.end, groups);  // for the scales
+    if (!is_plain(source)) locate(source, unit, chunk_begin, range.begin, range.end, groups);  // for the scales
     locate_scratch(memory, width, range.begin, range.end, groups);
     if (!are_keys) return pack_values<V>(unit, chunk_begin, keys, memory);
     groups->are_late = unit.num_rows <= call.late_rows;
@@ -350,7 +350,7 @@ struct NextChunk {
     const Attention &call = unit.call;
     key_bytes = group_bytes_of(call.k);
     value_bytes = group_bytes_of(call.v);
-    has_own_values = !call.k.is_stored();
+    has_own_values = !is_stored(call.k);
     if (range.begin >= range.end) return;
     const int64_t begin = range.begin / chunk_keys * chunk_keys;
     key_groups = groups_of({range.begin - begin, range.end - begin});
