@@ -1,5 +1,5 @@
 // What the kernels are asked to do: plain descriptions, and the table of functions that each instruction set provides.
-// Both the library and the kernels include it; it holds no code that a linker would share. Besides, they share storage.h alone, of which each
+// Both the library and the kernels include it; it holds no code for a linker to share. Besides, they share storage.h alone, of which each
 // has a copy of its own.
 #pragma once
 
