@@ -418,9 +418,9 @@ typedef struct mha_norm {
  * it (DeepSeek V3.2's and MiniMax's sparse attention). Entries are positions, or numbers of blocks
  * of chosen_block keys, in any order; -1 is none, and what comes twice counts once. A list for all
  * kv heads has MHA_BROADCAST as head stride. With chosen_block 1, bits are those of a call over the
- * keys gathered in ascending order. A call takes as long as one over so many keys; but a single
- * key of a cache with values of their own costs the reading of 16, which lie side by side there.
- * Not with groups or outputs per pair.
+ * keys gathered in ascending order. The cost grows with the keys of the lists, not with all keys.
+ * But a single key of a cache with values of their own costs the reading of 16, which lie side by
+ * side there. Not with groups or outputs per pair.
  */
 typedef struct mha_score_options {
   size_t struct_size;        /* sizeof the struct */

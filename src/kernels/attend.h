@@ -187,7 +187,7 @@ void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int6
   Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
   if (unit.group != unit.heads && part == 0) clear_heads(unit);
   if (unit.num_rows == 0) return;
-  if (call.options.chosen.lists.base) choose_keys(&unit);
+  if (call.options.chosen.lists.base) rank_keys(&unit);
   Range keys = keys_of_rows(unit, 0, unit.num_rows);
   if (call.options.groups.of_rows) keys = keys_of_groups(unit, 0, unit.num_rows, 0, keys);
   const Range chunks = chunks_of(keys);

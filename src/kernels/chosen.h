@@ -8,7 +8,7 @@ namespace mha {
 namespace {
 
 // Puts the entries that the flags leave keys of in order, each once, by a bit for each block of keys; then the unit has its ranks.
-MHA_NOINLINE inline void choose_keys(Unit *unit) {
+MHA_NOINLINE inline void rank_keys(Unit *unit) {
   const ChosenKeys &chosen = unit->call.options.chosen;
   const Row row = unit->row(0);
   const Range window = unit->keys_in_window(row, unit->call.window_left, unit->call.window_right);

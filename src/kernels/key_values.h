@@ -231,13 +231,6 @@ MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, 
   });
 }
 
-// Where the row of a key lies that gather_row will read, as far as it lies in one piece.
-MHA_INLINE const char *row_to_gather(const Unit &unit, const KeyValues &source, int64_t key) {
-  const int64_t position = unit.position_of_key(key);
-  return is_plain(source) ? plain_row(source, unit, unit.sequence.kv_first + position)
-                           : stored_at(source, unit, place_of(source, unit.sequence.in_cache, position));
-}
-
 // Keys [keys.begin, keys.end) of a chunk, or their values, one after the other in the unit's scratch memory: keys in blocks of 16. Where
 // values are in the keys, the rows of these stay there for them.
 template <class V>
@@ -247,22 +240,16 @@ MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, R
   const bool has_own_values = !is_stored(call.k);
   const Range range = groups_of(keys);
   float *const scales = unit.scratch + call.scratch.chosen_scales + (are_keys || !has_own_values ? 0 : chunk_keys);
-  const int64_t numbers = are_keys ? width : call.head_dim_v, row_bytes = numbers * bytes_of(source.storage);
+  const int64_t numbers = are_keys ? width : call.head_dim_v;
   const int64_t stride = has_own_values ? width : call.k.row_stride;
   float *const rows = unit.scratch + (are_keys && has_own_values ? call.scratch.prepared : call.scratch.values);
   locate_scratch(are_keys ? memory : rows, are_keys ? width : stride, range.begin, range.end, groups);
   groups->has_scales = source.storage == Storage::int8;
   for (int64_t g = range.begin; g < range.end; ++g) groups->scales[g] = scales + g * key_block;
   if (!are_keys && !has_own_values) return;
-  const bool lie_in_one_piece = !are_keys || !source.is_packed;
-  constexpr int64_t ahead = key_block / 2;
-  for (int64_t j = keys.begin; lie_in_one_piece && j < min(keys.end, keys.begin + ahead); ++j) {
-    prefetch_row(row_to_gather(unit, source, chunk_begin + j), row_bytes);
-  }
   for (int64_t g = range.begin; g < range.end; ++g) {
     float *const of_group = rows + (are_keys && has_own_values ? 0 : g * key_block * stride);
     for (int64_t j = max(keys.begin, g * key_block); j < min(keys.end, (g + 1) * key_block); ++j) {
-      if (lie_in_one_piece && j + ahead < keys.end) prefetch_row(row_to_gather(unit, source, chunk_begin + j + ahead), row_bytes);
       float *const to = of_group + place_in_block(j) * stride;
       gather_row<V>(unit, are_keys, unit.position_of_key(chunk_begin + j), numbers, to, scales + j);
       if (!are_keys && numbers < width) __builtin_memset(to + numbers, 0, static_cast<size_t>(width - numbers) * sizeof(float));
