@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# Fuzzes the library with libFuzzer. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+tools/fuzz.sh TARGET SECONDS [--jobs N] [--all-instrumented] [-- OPTION...]
+tools/fuzz.sh TARGET --replay FILE...
+tools/fuzz.sh TARGET --minimise
+
+Builds tests/fuzz/TARGET.cpp in build-fuzz/ by clang, with the address and undefined behaviour sanitizers, and looks for SECONDS seconds for
+inputs with which the library does what it must not. It begins with the inputs of tests/fuzz/corpus/TARGET.hex and those of earlier runs. The
+kernels are compiled as usual: what they read or write outside faults at guard pages. Needs Debian's clang and libclang-rt-14-dev
+(tools/setup.sh --all), and what the tests need.
+
+  --jobs N             fuzzers that run at once and share what they find (default: 1)
+  --all-instrumented   the kernels too; the build takes several minutes more and each input longer
+  -- OPTION...         for libFuzzer, such as -print_pcs=1 or -only_ascii=1
+  --replay FILE...     runs these inputs only
+  --minimise           writes tests/fuzz/corpus/TARGET.hex: of all inputs so far the shortest that reach as much code, at most 400,000 bytes
+  --help               this text
+
+  build-fuzz/TARGET/corpus/     inputs found so far
+  build-fuzz/TARGET/crashes/    inputs that failed; a report says why and where
+
+Exits with 0 if nothing was found, with 1 if something was, with 2 if the arguments are wrong, with 3 if something that it needs is missing.
+
+Every build runs the stored inputs as the test fuzz.TARGET; a failing one's line of TARGET.hex is named. To make an input that failed a test for
+ever, append it: xxd -p -c 0 FILE >> tests/fuzz/corpus/TARGET.hex
+
+Examples:
+  tools/fuzz.sh interface 60
+  tools/fuzz.sh interface 3600 --jobs 4
+  tools/fuzz.sh packed --replay build-fuzz/packed/crashes/crash-*
+  tools/fuzz.sh packed --minimise
+TEXT
+}
+
+fail() { echo "tools/fuzz.sh: $*; see tools/fuzz.sh --help" >&2 && exit 2; }
+lacks() { echo "tools/fuzz.sh: $*" >&2 && exit 3; }
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+targets=$(cd tests/fuzz && ls ./*.cpp | sed 's|^\./||; s|\.cpp$||' | grep -v '^replay$' | tr '\n' ' ')
+[[ ${1-} != --help && ${1-} != -h ]] || { usage && exit; }
+target=${1-}
+[[ " $targets" == *" $target "* && $target ]] || fail "'$target' is not a target; there are: $targets"
+shift
+seconds='' jobs=1 do=fuzz build=build-fuzz options=() files=()
+while (($#)); do
+  case $1 in
+    --help | -h) usage && exit ;;
+    --jobs)
+      [[ ${2-} =~ ^[1-9][0-9]*$ ]] || fail "--jobs needs a number of fuzzers"
+      jobs=$2 && shift
+      ;;
+    --all-instrumented) build=build-fuzz-all ;;
+    --minimise) do=minimise ;;
+    --replay) do=replay && shift && files=("$@") && break ;;
+    --) shift && options=("$@") && break ;;
+    *)
+      [[ $1 =~ ^[1-9][0-9]*$ && ! $seconds ]] || fail "'$1' is not an option"
+      seconds=$1
+      ;;
+  esac
+  shift
+done
+[[ $do != fuzz || $seconds ]] || fail "it needs a number of seconds"
+[[ $do != replay ]] || ((${#files[@]})) || fail "--replay needs inputs"
+
+command -v clang++ > /dev/null || lacks "there is no clang++ (Debian: apt-get install clang libclang-rt-14-dev)"
+flags='-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -g1'
+settings=(-DMHA_FUZZING_FLAGS="$flags")
+[[ $build == build-fuzz ]] || settings=(-DCMAKE_CXX_FLAGS="$flags" -DCMAKE_C_FLAGS="$flags")
+generator=()
+[[ -e $build/CMakeCache.txt ]] || generator=(-G Ninja)
+cmake -S . -B "$build" "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
+  -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF -DMHA_SHARED=OFF -DMHA_TESTS=ON \
+  "${settings[@]}" -DMHA_FUZZING_ENGINE=-fsanitize=fuzzer > /dev/null || lacks "the build could not be configured; see above"
+cmake --build "$build" --target "mha_fuzz_$target" > "$build/log.txt" || { cat "$build/log.txt" && lacks "$target does not build; see above"; }
+
+work=$build/$target
+program=$build/bin/mha_fuzz_$target
+packed=tests/fuzz/corpus/$target.hex
+mkdir -p "$work/stored" "$work/corpus" "$work/crashes" "$work/shortest"
+
+unpack() {  # into $work/stored
+  find "$work/stored" -type f -delete
+  [[ -e $packed ]] || return 0
+  python3 - "$packed" "$work/stored" <<'PYTHON'
+import pathlib, sys
+for number, line in enumerate(pathlib.Path(sys.argv[1]).read_text().splitlines()):
+    (pathlib.Path(sys.argv[2]) / f"{number:05}").write_bytes(bytes.fromhex(line))
+PYTHON
+}
+
+pack() {  # FOLDER
+  python3 - "$1" "$packed" <<'PYTHON'
+import pathlib, sys
+inputs = sorted({path.read_bytes() for path in pathlib.Path(sys.argv[1]).iterdir()}, key=lambda data: (len(data), data))
+lines, bytes_left = [], 400000
+for data in inputs:
+    bytes_left -= 2 * len(data) + 1
+    if bytes_left >= 0:
+        lines.append(data.hex() + "\n")
+pathlib.Path(sys.argv[2]).write_text("".join(lines))
+print(f"{sys.argv[2]}: {len(lines)} of {len(inputs)} inputs, {sum(map(len, lines)):,} bytes")
+PYTHON
+}
+
+common=(-artifact_prefix="$work/crashes/" -timeout=20 -print_final_stats=1)
+case $do in
+  replay) "$program" "${common[@]}" "${files[@]}" || exit 1 ;;
+  minimise)
+    unpack
+    find "$work/shortest" -type f -delete
+    "$program" "${common[@]}" -merge=1 "$work/shortest" "$work/stored" "$work/corpus" || exit 1
+    pack "$work/shortest"
+    ;;
+  fuzz)
+    unpack
+    ((jobs == 1)) || common+=(-fork="$jobs")
+    "$program" "${common[@]}" -max_total_time="$seconds" "${options[@]}" "$work/corpus" "$work/stored" && exit
+    echo "tools/fuzz.sh: $target found something; its input is in $work/crashes/ (run it again: tools/fuzz.sh $target --replay FILE)" >&2
+    exit 1
+    ;;
+esac
