@@ -533,6 +533,13 @@ class Usage(Command):
         self.assertRegex(self.ok("--version").stdout, r"\Amha \d+\.\d+\.\d+ \(contract \d+\)\n\Z")
         self.assertRegex(self.ok("info").stdout, r"\Aversion +\d+\.\d+\.\d+\ncontract +\d+\ninstruction sets +scalar[\w, ]*\nback ends +native.*\n\Z")
 
+    def test_the_published_results_are_those_of_this_machine(self):
+        lines = self.ok("verify", "--results").stdout.splitlines()
+        results = [line for line in lines if re.match(r"[0-9a-f]{16}  \w", line)]
+        self.assertGreaterEqual(len(results), 50)
+        self.assertRegex(lines[-1], rf"^{len(results)} of {len(results)} as published, on each of \d instruction sets$")
+        self.refused(self.mha("verify", "--results", "layer.mha"), "two checks")
+
     def test_every_option_is_documented_and_every_example_has_known_options(self):
         for command in "run", "pack":
             help = self.ok(command, "--help").stdout

@@ -19,6 +19,8 @@ void add_layer_options(CLI::App *app, LayerOptions *options);
 CLI::Validator whole_number(int64_t most = INT64_MAX);  // from 1
 CLI::Validator one_of(const std::vector<std::string> &words, size_t count);  // of the first ones
 
+std::string instruction_set_names();  // "scalar, avx2"
+
 inline const char *const kInput = "Input and output", *const kComputation = "Computation";
 
 }  // namespace command

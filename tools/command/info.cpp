@@ -10,7 +10,6 @@
 #endif
 
 namespace command {
-namespace {
 
 std::string instruction_set_names() {
   std::string names;
@@ -19,6 +18,8 @@ std::string instruction_set_names() {
   }
   return names;
 }
+
+namespace {
 
 void show_info() {
   const auto line = [](const char *name, const std::string &value) { std::printf("%-18s%s\n", name, value.c_str()); };

@@ -1,4 +1,4 @@
-// mha pack: the layer as the kernels read it, in a file that any number of processes can map. mha verify: whether it is still that.
+// mha pack: the layer as the kernels read it, in a file that any number of processes can map.
 #include <cstdio>
 #include <memory>
 
@@ -28,16 +28,6 @@ void pack(const PackOptions &options) {
   if (!options.is_quiet) std::fprintf(stderr, "%s, %.1f MiB\n", layer.text().c_str(), static_cast<double>(layer.num_bytes()) / (1 << 20));
 }
 
-void verify(const std::string &path) {
-  if (path.empty()) fail("the packed file is needed: mha verify FILE");
-  LayerOptions options;
-  options.packed = path;
-  const Layer layer(options);
-  mha_error error;
-  check(mha_layer_verify(layer.bytes(), layer.num_bytes(), &error), error, path);
-  std::printf("%s: a packed layer, all weights as they were packed; %s\n", one_line(path).c_str(), layer.text().c_str());
-}
-
 }  // namespace
 
 void add_pack_command(CLI::App *app) {
@@ -56,14 +46,6 @@ Examples:
   mha verify layer.mha
   mha run --packed layer.mha --input x.npy --output y.npy)");
   pack_app->callback([options] { pack(*options); });
-}
-
-void add_verify_command(CLI::App *app) {
-  const auto path = std::make_shared<std::string>();
-  CLI::App *verify_app = app->add_subcommand("verify", "Check a packed layer, all of its weights included");
-  verify_app->add_option("file", *path, "A layer that mha pack wrote (.mha)")->type_name("FILE");
-  verify_app->footer("\nExample:\n  mha verify layer.mha");
-  verify_app->callback([path] { verify(*path); });
 }
 
 }  // namespace command

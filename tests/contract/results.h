@@ -1,0 +1,30 @@
+// Results of this contract number, as checksums of which checksums.txt is the published table. Every instruction set, compiler and
+// architecture, on one thread or several, must give them, for as long as MHA_CONTRACT is what the table says. The inputs come from integers
+// by exact operations, so that nothing but the library decides about a bit. The test `checksums` and `mha verify --results` compute them.
+#ifndef MHA_TESTS_CONTRACT_RESULTS_H
+#define MHA_TESTS_CONTRACT_RESULTS_H
+
+#include <mha.h>
+
+#include <cstdint>
+#include <istream>
+#include <map>
+#include <string>
+
+namespace results {
+
+using Checksums = std::map<std::string, uint64_t>;
+
+struct Table {
+  long contract = -1;  // -1: there is none
+  Checksums checksums;
+};
+
+Table TableOf(std::istream &in);
+
+// All of them, each of its own calls.
+Checksums Compute(uint32_t instruction_set, const mha_scheduler *scheduler);
+
+}  // namespace results
+
+#endif  // MHA_TESTS_CONTRACT_RESULTS_H
