@@ -70,7 +70,9 @@ bool machine_has(uint32_t instruction_set) {
 #endif
     case MHA_INSTRUCTION_SET_AVX2:
       __builtin_cpu_init();
-      // Every processor with AVX2 and FMA has F16C, which not all compilers can be asked for.
+#if !defined(__clang__) && __GNUC__ >= 11
+      if (!__builtin_cpu_supports("f16c")) return false;  // other compilers cannot be asked; every processor with AVX2 and FMA has it
+#endif
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
 #if defined(__aarch64__)

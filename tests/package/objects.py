@@ -167,6 +167,42 @@ def check_moves(arguments):
             fail(f"{kernel} has {len(aligned)} moves that need aligned memory, such as {aligned[0]}; src/CMakeLists.txt says how to avoid them.")
 
 
+# What an object may not contain, by the instruction sets that it is not for. Objects other than kernels are for any processor of the architecture.
+avx = r"v[a-z]\w*|.*%[yz]mm"
+beyond_sse2 = (r"h?(add|sub)subp[sd]|h(add|sub)p[sd]|ph(add|sub)|pshufb|palignr|pabs|pmaddubsw|pmulhrsw|psign|p?blend|pm(in|ax)(s[bd]|u[wd])|pmul(ld|dq)\b|ptest|"
+               r"round[ps][sd]|(insert|extract)ps|p(ins|ext)r[bdq]|pmov[sz]x|dpp[sd]|mpsadbw|packusdw|pcmp(eqq|gtq|[ei]str)|popcnt|lzcnt|crc32|movbe|lddqu|"
+               r"mov(ddup|s[hl]dup)|andn\b|bextr|bls|mulx|pdep|pext\b|rorx|s[ahr][lr]x\b|bzhi")
+evex = r".*(%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]|\{z\})"
+vnni = r"(\{vex\} *)?vpdp"
+rarer = r"vpmadd52|vp(erm[bit]2?b|multishift|popcnt[bw]|compress[bw]|expand[bw]|sh[lr]d)|vcvtne|vdpbf16|vaes|vpclmul|vgf2|v(add|sub|mul|div|fn?m\w*)[ps]h\b|.*%tmm"
+arm_codes = r"[su]dot|us?dot|[su]mmla|usmmla|bf(dot|mmla|cvt)|fmlal|f\w+\s+v\d+\.[48]h,.*v\d+\.[48]h,"
+forbidden = {
+    "x86-64": {"avx2": (evex, vnni, rarer), "avx2_vnni": (evex, rarer), "avx512": (vnni, rarer), "avx512_vnni": (rarer,), None: (avx, beyond_sse2)},
+    "aarch64": {"neon_dotprod": (r"[su]mmla|usmmla|bf(dot|mmla|cvt)",), "neon_i8mm": (r"bf(dot|mmla|cvt)",), None: (arm_codes,)},
+}
+
+
+def check_instructions(arguments):
+    """No object has an instruction of an instruction set that it is not for: what a processor lacks is not run."""
+    member, seen, found = None, collections.Counter(), collections.defaultdict(list)
+    text = output_of(arguments.objdump, "--disassemble", "--no-show-raw-insn", arguments.library)
+    patterns = forbidden["aarch64" if "file format elf64-littleaarch64" in text else "x86-64"]
+    patterns = {name: re.compile("|".join(parts)) for name, parts in patterns.items()}
+    for line in text.splitlines():
+        if line.startswith(" "):
+            _, _, instruction = line.partition("\t")
+            seen[member] += 1
+            if pattern.match(instruction):
+                found[member].append(instruction)
+        elif (name := re.match(r"(\S+)\.(?:cpp|c)\.o(?:bj)?: +file format", line)):
+            member = name[1]
+            pattern = patterns.get(member, patterns[None])
+    if not {"cpu", "scalar"} <= set(seen):
+        sys.exit(f"no instructions of cpu and scalar found in {arguments.library}: has the output of {arguments.objdump} another form?")
+    for member, instructions in sorted(found.items()):
+        fail(f"{member} has {len(instructions)} instructions that are not for every processor it runs on, such as: {' '.join(instructions[0].split())}")
+
+
 # KiB of the stripped shared library, built as MinSizeRel for x86-64: more is a failure.
 size_budget = 471
 
@@ -184,7 +220,7 @@ def check_size(arguments):
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--nm", default="nm")
 parser.add_argument("--readelf", default="readelf")
-commands = parser.add_subparsers(required=True, metavar="exports|archive|kernels|moves|size")
+commands = parser.add_subparsers(required=True, metavar="exports|archive|kernels|instructions|moves|size")
 command = commands.add_parser("exports", help=check_exports.__doc__)
 command.add_argument("--include", required=True, type=pathlib.Path, help="the folder of the headers")
 command.add_argument("library", help="libmha.so, or libmha.dll.a")
@@ -195,6 +231,10 @@ command.set_defaults(check=check_archive)
 command = commands.add_parser("kernels", help=check_kernels.__doc__)
 command.add_argument("kernels", nargs="+", help="the object files of the kernels")
 command.set_defaults(check=check_kernels)
+command = commands.add_parser("instructions", help=check_instructions.__doc__)
+command.add_argument("--objdump", required=True)
+command.add_argument("library", help="libmha.a")
+command.set_defaults(check=check_instructions)
 command = commands.add_parser("moves", help=check_moves.__doc__)
 command.add_argument("--objdump", required=True)
 command.add_argument("kernels", nargs="+", help="the object files of the kernels for AVX2 and AVX-512")
