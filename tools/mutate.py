@@ -1,0 +1,336 @@
+#!/usr/bin/env python3
+"""Plants small faults in the library, one at a time, and says which of them no test finds.
+
+tests/mutants.txt lists the faults. Each is compiled into a libmha.so of its own, of which only the files that the fault changes are
+compiled again, and run with the test programs until one fails. What all tests pass is a survivor: a promise that no test keeps.
+
+All happens in a copy of the files that git knows, as they are now, in build/mutate: test programs are compiled there once, when they
+are first needed. The library there has the scalar kernels and those for AVX2 or NEON. Faults that are listed as equivalent, which
+change no result, are not planted; the score is caught / planted.
+"""
+
+EPILOG = """\
+Exit status: 0 all is well; 1 a score below 0.97, or a survivor in a sample or a choice; 2 wrong usage; 3 an error in the list; 4 cannot
+build or run the tests as they are.
+
+Examples:
+  tools/mutate.py --check                         whether each fault of the list still has its one place; what ctest runs as mutants
+  tools/mutate.py --sample 10                     ten faults, drawn by the last commit's number; what CI runs
+  tools/mutate.py --sample 10 --commit 1234abcd   those that CI drew for another commit
+  tools/mutate.py --only 'states|softcap'         those with a word in their file, their line or their change
+  tools/mutate.py --resume                        all; what is known from a run before is not repeated
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LIST = ROOT / "tests" / "mutants.txt"
+FOLDER = ROOT / "build" / "mutate"
+LEAST_SCORE = 0.97
+TEST_SECONDS = 60  # of processor time, which no program takes for three tenths of its random cases
+# All that can see the library, the quickest first. What the list names for a fault comes before.
+PROGRAMS = """interface_errors interface_info info_counts interface_packed cache_errors seeds states chosen choose_keys masked lengths
+  packed_sequences window score_options groups norm gate heads rope asking linear arithmetic rope_tables interface_edges interface_memory
+  cache_memory cache checksums weights contract generated cache_accuracy function accuracy""".split()
+
+
+class Stop(Exception):
+    def __init__(self, status, sentence):
+        super().__init__(sentence)
+        self.status = status
+
+
+# ---- The list
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    path: str
+    old: str
+    new: str
+    tests: tuple  # programs to begin with
+    equivalent: str  # the reason, or ""
+
+    def __str__(self):
+        return f"{self.path}: {self.old} ==> {self.new}"
+
+
+def read_list(text):
+    mutants, path, tests = [], None, ()
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith("# "):
+            continue
+        heading = re.fullmatch(r"\[(\S+)\]((?: \S+)*)", line)
+        if heading:
+            path, tests = heading[1], tuple(heading[2].split())
+            continue
+        fault = re.fullmatch(r"(.+?) ==>(?: (.*?))??(?: ## ([^:]+))?(?: ## equivalent: (.+))?", line)
+        if not fault or not path:
+            raise Stop(3, f"line {number} of the list is not 'OLD ==> NEW' below a line '[PATH] TESTS', with '## TESTS' or '## equivalent: REASON' or "
+                       "nothing behind")
+        mutants.append(Mutant(path, fault[1], fault[2] or "", tuple((fault[3] or "").split()) + tests, fault[4] or ""))
+    return mutants
+
+
+def errors_of(mutants, root):
+    """Sentences about faults that cannot be planted."""
+    errors = []
+    for mutant in mutants:
+        path = root / mutant.path
+        count = path.read_text().count(mutant.old) if path.is_file() else 0
+        if count != 1:
+            errors.append(f"{mutant}\n  its text occurs {count} times in the file; it must name one place")
+        for test in mutant.tests:
+            if test not in PROGRAMS:
+                errors.append(f"{mutant}\n  '{test}' is no test program that this script knows")
+    times = collections.Counter(map(str, mutants))
+    return errors + [f"{name}\n  is there twice" for name in times if times[name] > 1]
+
+
+def drawn(mutants, count, commit):
+    """As many of them, the same for each commit."""
+    return sorted(mutants, key=lambda mutant: hashlib.sha256(f"{commit} {mutant}".encode()).digest())[:count]
+
+
+# ---- The copy and its build
+
+def copy_tree(tree):
+    """The files that git knows, as they are in the working tree."""
+    listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
+    names = {name for name in listed if name and (ROOT / name).is_file()}
+    for path in [path for path in tree.glob("**/*") if "build" not in path.relative_to(tree).parts[:1] and path.is_file()]:
+        if str(path.relative_to(tree)) not in names:
+            path.unlink()
+    for name in names:
+        path = tree / name
+        if not path.exists() or path.read_bytes() != (ROOT / name).read_bytes():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, path)
+
+
+class Build:
+    def __init__(self, folder, jobs, is_quick):
+        self.tree, self.jobs, self.is_quick = folder / "tree", jobs, is_quick
+        self.folder = self.tree / "build"
+        self.lock = threading.RLock()
+        self.ready = {}  # name of a program -> its path
+        self.passes = {}  # test that has failed -> whether it passes without a fault
+        copy_tree(self.tree)
+        on = ["TESTS", "SHARED"]
+        off = ["STATIC", "AVX512", "COMPILES_avx2_vnni", "COMPILES_neon_dotprod", "COMPILES_neon_i8mm", "TOOLS", "BENCH", "ONNX", "OPENBLAS",
+               "PTHREADPOOL", "INSTALL"]
+        settings = ["CMAKE_BUILD_TYPE=Release", *(f"MHA_{part}=ON" for part in on), *(f"MHA_{part}=OFF" for part in off)]
+        if shutil.which("ccache"):
+            settings += ["CMAKE_C_COMPILER_LAUNCHER=ccache", "CMAKE_CXX_COMPILER_LAUNCHER=ccache"]
+        self.run("cmake", "-S", self.tree, "-B", self.folder, "-G", "Ninja", "--log-level=NOTICE", *(f"-D{setting}" for setting in settings))
+        self.run("cmake", "--build", self.folder, "--parallel", str(jobs), "--target", "mha_shared")
+        self.commands = {}  # object -> how it is compiled
+        for entry in json.loads((self.folder / "compile_commands.json").read_text()):
+            command = shlex.split(entry["command"])
+            target = command[command.index("-o") + 1]
+            if target.startswith("src/"):
+                self.commands[target] = command
+        told = subprocess.check_output(["ninja", "-t", "deps", *self.commands], cwd=self.folder, text=True)
+        self.depend = {}  # file -> objects
+        for block in told.split("\n\n"):
+            target, *paths = block.split("\n")
+            for path in paths:
+                inside = os.path.relpath(os.path.join(self.folder, path.strip()), self.tree)
+                self.depend.setdefault(inside, []).append(target.split(":")[0])
+
+    def run(self, *command):
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0:
+            raise Stop(4, f"{done.stdout}\n{' '.join(map(str, command))} failed")
+
+    def program(self, name):
+        with self.lock:
+            if name not in self.ready:
+                self.run("cmake", "--build", self.folder, "--parallel", str(self.jobs), "--target", f"mha_test_{name}")
+                self.ready[name] = self.folder / "bin" / f"mha_test_{name}"
+        return self.ready[name]
+
+    def compile(self, mutant, work, objects):
+        """A libmha.so in `work`, of which these objects have the fault."""
+        if not (work / "src").exists():
+            shutil.copytree(self.tree / "src", work / "src")
+            place = work / mutant.path
+            place.write_text(place.read_text().replace(mutant.old, mutant.new))
+        own = {name: work / name.replace("/", "_") for name in objects}
+        for name, to in own.items():
+            if not to.exists():
+                # Without -O2 the kernels compile in two thirds of the time. The copy of src/ is elsewhere.
+                words = [re.sub("^-O[23]$", "-O1", word).replace(f"{self.tree}/src", f"{work}/src") for word in self.commands[name]]
+                words[words.index("-o") + 1] = str(to)
+                self.run_in_build(words)
+        compiler = [word for word in self.commands[objects[0]] if "ccache" not in word][0]
+        self.run_in_build([compiler, "-shared", f"-Wl,-soname,libmha.so.0,--version-script={work}/src/mha.map", "-o", work / "libmha.so.0",
+                           *(own.get(name, name) for name in self.commands)])
+
+    def run_in_build(self, command):
+        done = subprocess.run(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0:
+            raise Stop(3, f"does not compile:\n{done.stdout}")
+
+    def failure(self, name, chosen, rounds, work=None):
+        """The test of a program that fails with the library in `work`, or None."""
+        program = self.program(name)
+        environment = {**os.environ, "GTEST_FAIL_FAST": "1", "GTEST_FILTER": chosen, "MHA_TEST_ROUNDS": str(rounds)}
+        if work:
+            environment["LD_LIBRARY_PATH"] = str(work)
+
+        def limit():
+            resource.setrlimit(resource.RLIMIT_CPU, (TEST_SECONDS, TEST_SECONDS))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+        try:
+            done = subprocess.run([program], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  preexec_fn=limit, timeout=10 * TEST_SECONDS)
+            if done.returncode == 0:
+                return None
+            output = done.stdout.decode(errors="replace")
+        except subprocess.TimeoutExpired as expired:
+            output = (expired.stdout or b"").decode(errors="replace")
+        failed = re.findall(r"\[  FAILED  \] ([\w/.]+)", output) or re.findall(r"\[ RUN      \] ([\w/.]+)", output)[-1:]
+        if not failed:
+            raise Stop(4, f"{program} runs no test: {output}")
+        with self.lock:
+            if failed[0] not in self.passes:
+                self.passes[failed[0]] = not work or self.failure(name, failed[0], rounds) is None
+        if not self.passes[failed[0]]:
+            raise Stop(4, f"without a fault a test fails: {name}, {failed[0]}")
+        return f"{name}, {failed[0]}"
+
+    def judge(self, mutant, work):
+        """The test that catches it, or None of a survivor."""
+        objects = self.depend[mutant.path]
+        scalar = [name for name in objects if name.endswith("scalar.cpp.o")]
+        kernels = [name for name in objects if "kernels" in name]
+        if scalar and kernels == objects:
+            # What the scalar kernels show already is known in a quarter of the time.
+            self.compile(mutant, work, scalar)
+            for name in mutant.tests:
+                if failure := self.failure(name, "*-*/avx2:*/neon", 0.1, work):
+                    return failure
+        self.compile(mutant, work, objects)
+        for rounds, names in (0.1, mutant.tests), (0.3, () if self.is_quick else PROGRAMS):
+            for name in names:
+                if failure := self.failure(name, "*", rounds, work):
+                    return failure
+        return "" if self.is_quick else None
+
+
+# ---- The run
+
+def report(results):
+    """Lines about the results, which are text of a mutant -> what caught it or None; whether the score is enough."""
+    survivors = [name for name, caught_by in results.items() if not caught_by]
+    caught = len(results) - len(survivors)
+    lines = [f"survivor: {name}" for name in survivors]
+    lines.append(f"score {caught / max(1, len(results)):.3f}: {caught} of {len(results)} faults are caught")
+    return lines, caught >= LEAST_SCORE * len(results)
+
+
+def run(mutants, folder, jobs, is_quick, known, save):
+    build = Build(folder, jobs, is_quick)
+    start, done = time.monotonic(), 0
+    # What passed the listed tests alone is "".
+    results = {str(mutant): known[str(mutant)] for mutant in mutants if known.get(str(mutant), "") != "" or (is_quick and str(mutant) in known)}
+
+    def one(mutant):
+        work = folder / f"mutant_{hashlib.sha256(str(mutant).encode()).hexdigest()[:12]}"
+        shutil.rmtree(work, ignore_errors=True)
+        begin = time.monotonic()
+        try:
+            return mutant, build.judge(mutant, work), time.monotonic() - begin
+        except Stop as stop:
+            raise Stop(stop.status, f"{mutant}: {stop}") from None
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    left = [mutant for mutant in mutants if str(mutant) not in results]
+    print(f"{len(left)} faults, {jobs} at a time", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(one, mutant) for mutant in left]
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                mutant, caught_by, seconds = future.result()
+                done += 1
+                results[str(mutant)] = caught_by
+                save(results)
+                print(f"[{time.monotonic() - start:5.0f} s] {done}/{len(left)} {mutant}\n"
+                      f"          {caught_by or 'SURVIVES'} ({seconds:.0f} s)", flush=True)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+    return results
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="tools/mutate.py", description=__doc__, epilog=EPILOG,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print the faults that would be planted, and those that are equivalent")
+    parser.add_argument("--check", action="store_true", help="only check that the list fits the sources")
+    parser.add_argument("--only", metavar="REGEX", help="faults whose line 'PATH: OLD ==> NEW' has it")
+    parser.add_argument("--sample", type=int, metavar="N", help="draw so many of them by the commit")
+    parser.add_argument("--commit", help="for --sample (HEAD)")
+    parser.add_argument("--resume", action="store_true", help="take results of earlier runs from build/mutate/results.json")
+    parser.add_argument("--quick", action="store_true", help="run only the tests that the list names for each fault")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="faults at a time (all processors)")
+    parser.add_argument("--mutants", type=pathlib.Path, default=LIST, metavar="FILE", help="another list (tests/mutants.txt)")
+    return parser.parse_args()
+
+
+def main():
+    given = arguments()
+    listed = read_list(given.mutants.read_text())
+    errors = errors_of(listed, ROOT)
+    if errors:
+        raise Stop(3, "\n".join(errors))
+    chosen = [mutant for mutant in listed if not given.only or re.search(given.only, str(mutant))]
+    mutants = [mutant for mutant in chosen if not mutant.equivalent]
+    if given.sample is not None:
+        commit = subprocess.check_output(["git", "rev-parse", given.commit or "HEAD"], cwd=ROOT, text=True)
+        mutants = drawn(mutants, given.sample, commit.strip())
+    if given.check or given.list:
+        equivalent = [] if given.sample is not None else [f"{mutant}\n  equivalent: {mutant.equivalent}" for mutant in chosen if mutant.equivalent]
+        if given.list:
+            print(*mutants, *equivalent, sep="\n")
+        print(f"{len(mutants)} faults, and {len(equivalent)} that are equivalent")
+        return 0
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    file = FOLDER / "results.json"
+    before = json.loads(file.read_text()) if file.exists() else {}
+    
+    def save(found):
+        file.write_text(json.dumps({**before, **found}, indent=1))
+
+    results = run(mutants, FOLDER, given.jobs, given.quick, before if given.resume else {}, save)
+    lines, is_enough = report(results)
+    print(*lines, sep="\n")
+    is_choice = given.sample is not None or given.only
+    return 0 if is_enough and (not is_choice or all(results.values())) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Stop as stop:
+        print(f"mutate.py: {stop}", file=sys.stderr)
+        sys.exit(stop.status)
