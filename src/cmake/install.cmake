@@ -7,6 +7,15 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mha)
 set(generated_dir ${PROJECT_BINARY_DIR}/package)
 
 include(src/cmake/pages.cmake)
+# The list of what is in the libraries, mha.spdx.json, is one of the pages.
+set(parts)
+foreach(part openblas pthreadpool command)
+  if(TARGET mha_${part} OR (part STREQUAL "command" AND MHA_TOOLS))
+    list(APPEND parts ${part})
+  endif()
+endforeach()
+install(CODE "set(file [[${pages_dir}/mha.spdx.json]])\nset(source [[${PROJECT_SOURCE_DIR}]])\nset(version ${PROJECT_VERSION})
+set(xsimd [[${MHA_XSIMD_INCLUDE_DIR}]])\nset(parts ${parts})\ninclude([[${PROJECT_SOURCE_DIR}/src/cmake/sbom.cmake]])" ALL_COMPONENTS)
 install(DIRECTORY ${pages_dir}/ DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT pages)
 install(FILES LICENSE CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT pages OPTIONAL)  # not in every copy of the sources
 

@@ -5,6 +5,8 @@ lies there then. Exits with 77, which ctest shows as skipped, where a tool for D
 """
 
 import argparse
+import hashlib
+import json
 import os
 import pathlib
 import re
@@ -111,6 +113,34 @@ class Consumer:
             for link in re.findall(r"\]\((?!\w+:|#)([^)#]*)", page.read_text()):
                 if not (folder / link).is_file():
                     sys.exit(f"{page} links to {link}, which is not installed.")
+        self.check_spdx(json.loads((folder / "mha.spdx.json").read_text()))
+
+    def check_spdx(self, document):
+        """The list of what is in the libraries has all that SPDX 2.3 asks for; it is of these sources and of the xsimd that was compiled."""
+        ids = [element["SPDXID"] for element in (document, *document["packages"], *document["files"])]
+        wrong = [name for name, value in (("spdxVersion", "SPDX-2.3"), ("dataLicense", "CC0-1.0"), ("SPDXID", "SPDXRef-DOCUMENT"))
+                 if document[name] != value]
+        wrong += [name for name in ids if ids.count(name) != 1 or not re.fullmatch(r"SPDXRef-[a-zA-Z0-9.-]+", name)]
+        wrong += [str(line) for line in document["relationships"] if not {line["spdxElementId"], line["relatedSpdxElement"]} <= set(ids)]
+        wrong += [p["name"] for p in document["packages"] if not {"name", "downloadLocation", "filesAnalyzed", "licenseConcluded", "versionInfo"} <= set(p)]
+        if not document["name"] or not document["documentNamespace"].startswith("https://") or not document["creationInfo"]["creators"] or \
+                not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", document["creationInfo"]["created"]):
+            wrong.append("name, namespace or creation")
+        sources = {f"./{path.relative_to(source_dir)}": path for folder in ("include", "src") for path in (source_dir / folder).glob("**/*")
+                   if path.suffix in (".h", ".c", ".cpp")}
+        sums = {file["fileName"]: {sum["algorithm"]: sum["checksumValue"] for sum in file["checksums"]} for file in document["files"]}
+        if sums != {name: {kind: hashlib.new(kind, path.read_bytes()).hexdigest() for kind in ("SHA1", "SHA256")} for name, path in sources.items()}:
+            wrong.append("files")
+        packages = {package["name"]: package for package in document["packages"]}
+        code = hashlib.sha1("".join(sorted(sum["SHA1"] for sum in sums.values())).encode()).hexdigest()
+        if packages["mha"]["packageVerificationCode"]["packageVerificationCodeValue"] != code or set(packages["mha"]["hasFiles"]) != set(ids[-len(sums):]):
+            wrong.append("mha")
+        xsimd = re.search(r"^MHA_XSIMD_INCLUDE_DIR:PATH=(.*)$", (pathlib.Path(self.build) / "CMakeCache.txt").read_text(), re.MULTILINE).group(1)
+        config = (pathlib.Path(xsimd) / "xsimd" / "config" / "xsimd_config.hpp").read_text()
+        if packages["xsimd"]["versionInfo"] != ".".join(re.findall(r"define XSIMD_VERSION_\w+ (\d+)", config)):
+            wrong.append("xsimd")
+        if wrong:
+            sys.exit(f"mha.spdx.json is wrong in: {', '.join(wrong)}.")
 
     # ---- What ctest runs
 
