@@ -65,6 +65,32 @@ def check_versions(arguments):
         expect("mhaConfigVersion.cmake", r'^set\(PACKAGE_VERSION "(.*)"\)$', (arguments.package / "mhaConfigVersion.cmake").read_text())
 
 
+def check_promises(arguments):
+    """Every test, file and option that promises.md names beside a promise is there."""
+    folder = arguments.source / "tests"
+    lists = [arguments.source / "CMakeLists.txt", *folder.rglob("CMakeLists.txt")]
+    words = {word for path in lists for word in re.findall(r"[\w+-]+", path.read_text())}
+    words |= {path.stem for path in folder.glob("fuzz/*.cpp")}
+    of_googletest = {found for path in folder.rglob("*.cpp") for found in re.findall(r"\bTEST(?:_[FP])?\((\w+, \w+)\)", path.read_text())}
+
+    def is_name(part):  # alone, or put together: interface_${name}
+        return part in words or any(part[:i] in words and part[i:] in words for i in range(1, len(part))) or any(part in test for test in of_googletest)
+
+    rows = re.findall(r"^\|.*\|(.*)\|$", (arguments.source / "src" / "docs" / "promises.md").read_text(), re.MULTILINE)
+    for name in re.findall(r"`([^`]+)`", "".join(rows)):
+        if "/" in name:
+            there = (arguments.source / name.split()[0]).exists()
+        elif name.endswith("..."):
+            stem = name.removesuffix("...").split(".")[-1]
+            there = any(word.startswith(stem) for word in words)
+        else:
+            there = all(is_name(part) for part in name.removesuffix("=ON").split("."))
+        if not there:
+            failures.append(f"promises.md names {name}, which is no test, file or option.")
+    if len(rows) < 50:
+        failures.append(f"promises.md has {len(rows)} rows that this test can read.")
+
+
 def check_layout(arguments):
     """c99_test.c asserts the size of every public struct; lines of the headers, of README.md and of building.md have at most 100 columns, as has
     the text of the other pages, those of C and C++ 140."""
@@ -96,13 +122,15 @@ def check_layout(arguments):
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent.parent, help="the root of the sources")
-commands = parser.add_subparsers(required=True, metavar="operations|versions|layout")
+commands = parser.add_subparsers(required=True, metavar="operations|versions|promises|layout")
 command = commands.add_parser("operations", help=check_operations.__doc__)
 command.set_defaults(check=check_operations)
 command = commands.add_parser("versions", help=check_versions.__doc__)
 command.add_argument("--project-version", required=True, help="PROJECT_VERSION of CMake")
 command.add_argument("--package", type=pathlib.Path, help="where the build has put the package files")
 command.set_defaults(check=check_versions)
+command = commands.add_parser("promises", help=check_promises.__doc__)
+command.set_defaults(check=check_promises)
 command = commands.add_parser("layout", help=check_layout.__doc__)
 command.set_defaults(check=check_layout)
 
