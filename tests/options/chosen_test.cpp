@@ -120,6 +120,22 @@ TEST_P(ChosenKeys, DoNotDependOnTheOrderOfAListNorOnWhatComesTwice) {
   }
 }
 
+TEST_P(ChosenKeys, OfNoListAreUnread) {
+  for (const int64_t block : {1, 16}) {
+    AttentionProblem problem = Problem(3, 5000, 12, block);
+    for (int32_t &entry : problem.score->chosen.values) entry %= static_cast<int32_t>(512 / block);
+    AttentionCall call = PlainCall();
+    call.asked = kAskLse;
+    Memory k = CopyOf(problem.k, Place::kBeforeGuard), v = CopyOf(problem.v, Place::kBeforeGuard);
+    k.ForbidFrom(512 * 2 * 20 * sizeof(float));
+    v.ForbidFrom(512 * 2 * 16 * sizeof(float));
+    AttentionData data(problem, call);
+    data.args.k = k.data();
+    data.args.v = v.data();
+    EXPECT_TRUE(SameBits(data.Compute(), Y(problem))) << block;
+  }
+}
+
 TEST_P(ChosenKeys, AreTheSameFromAnyCacheAndOnAnyThreads) {
   using Case = std::pair<Storage, int64_t>;
   for (const auto &[type, block] : {Case{Storage::kF32, 1}, {Storage::kInt8, 1}, {Storage::kF16, 16}, {Storage::kInt8, 64}}) {
