@@ -40,12 +40,14 @@
  *               query (or q), with its type and strides; then key and value must be separate
  *               arrays, and mha_attention has no outputs per pair. The library cannot check this.
  *     errors    What can fail returns a mha_status and fills a mha_error if one is given. Sizes,
- *               shapes, strides and NULLs are checked before the first write: after an error,
- *               outputs, results and caches are as they were.
+ *               shapes, strides, NULLs and pointers to no layer or cache are found before the first
+ *               write: after an error, outputs, results and caches are as they were. A layer that
+ *               was destroyed is found only while its memory is there and has no other use.
  *     threads   Any function may run on any thread at any time, as long as no two calls at the same
  *               time write the same memory. A mha_layer is immutable. A thread that runs the
- *               library must round to nearest and keep subnormals (no FTZ, no DAZ), which is the
- *               default, and have 96 KiB of stack left.
+ *               library has 96 KiB of stack left and the default floating point: exceptions masked,
+ *               rounding to nearest, subnormals kept (no FTZ, no DAZ). mha_info says whether it
+ *               rounds and keeps them so. No function changes this, nor errno.
  */
 #ifndef MHA_H
 #define MHA_H
@@ -88,8 +90,7 @@ typedef uint32_t mha_status;
 #define MHA_ERROR_BUFFER_TOO_SMALL 6u /* less memory to write to than the size query says */
 #define MHA_ERROR_OUT_OF_MEMORY 7u    /* mha_layer_create: the allocator returned NULL */
 #define MHA_ERROR_INSTRUCTION_SET 8u  /* where one is chosen: the machine or this build lacks it */
-#define MHA_ERROR_PACKED_FORMAT 9u    /* mha_layer_view, _verify: no packed layer of this version;
-                                         _view: packed with an sgemm and used without, or reverse */
+#define MHA_ERROR_PACKED_FORMAT 9u    /* no packed layer of this version, or its sgemm differs */
 #define MHA_ERROR_PACKED_CHECKSUM 10u /* mha_layer_verify: the weights are not what was packed */
 #define MHA_ERROR_OUT_OF_RANGE 11u    /* mha_layer_create, _pack: f16 cannot hold a finite weight */
 #define MHA_ERROR_CACHE_FULL 12u      /* what appends to a cache: no room or block for new rows */
@@ -235,8 +236,7 @@ MHA_API void mha_layer_destroy(mha_layer *layer);
  * can be copied, written to a file and viewed again, elsewhere and for any instruction set.
  *
  * Calls that append change a cache, and so do functions that take it without const. While one runs,
- * nothing else may use the cache, not even other sequences of it. Calls that only read it may run
- * on any number of threads.
+ * nothing else may use the cache, not even other sequences of it. Many calls may read it at once.
  */
 typedef struct mha_kv_cache mha_kv_cache; /* opaque; lies in the caller's buffer */
 
@@ -449,8 +449,7 @@ MHA_API mha_status mha_attention(const mha_attention_args *args, void *workspace
 
 /*
  * A linear layer, y = x W + bias, as the projections of mha_forward are computed. mha_layer_view,
- * _verify, _shape and _destroy take it, mha_forward refuses it. Types and scales are as in
- * mha_layer_weights.
+ * _verify, _shape and _destroy take it, mha_forward does not. Types are as in mha_layer_weights.
  */
 typedef struct mha_linear_weights {
   size_t struct_size;    /* sizeof the struct */

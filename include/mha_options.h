@@ -594,7 +594,8 @@ typedef struct mha_call_info {
   size_t struct_size;          /* sizeof the struct, set by the caller */
   uint32_t instruction_set;    /* MHA_INSTRUCTION_SET_* of the kernels, never AUTO */
   uint32_t back_end;           /* MHA_BACK_END_* of the projections */
-  uint32_t contract;           /* of the results: MHA_CONTRACT; with an sgemm 0 */
+  uint32_t contract;           /* of the results: MHA_CONTRACT; 0 with an sgemm, or on a thread that
+                                  does not round to nearest and keep subnormals */
   uint32_t num_threads;        /* the most tasks at once */
   size_t workspace_bytes;      /* as mha_forward_workspace or mha_attention_workspace says */
   size_t packed_bytes;         /* of the packed layer as stored, scales and biases included; or 0 */

@@ -155,6 +155,7 @@ void describe(const mha_attention_args &args, MiddleStage *stage) {
 mha_status check_attention(Report report, AttentionCall *call) {
   mha_attention_args &args = call->args;
   MiddleStage &stage = call->stage;
+  if (const mha_status status = check_optional_cache(report, args.cache)) return status;
   if (args.flags & MHA_CACHE_READ) {
     args.n_kv = 0;
     if (const mha_status status = check_cache_read(report, args, args.k ? "k" : args.v ? "v" : nullptr)) return status;
@@ -286,7 +287,7 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
   if (const mha_status status = make_call(report, args, &call)) return status;
   mha_call_info filled = {};
   filled.back_end = MHA_BACK_END_NATIVE;
-  filled.contract = MHA_CONTRACT;
+  filled.contract = contract_of_thread();
   filled.workspace_bytes = static_cast<size_t>(call.workspace_bytes);
   describe_middle(call.stage, &filled);
   if (!call.stage.sequences.has_no_work()) {

@@ -335,8 +335,11 @@ KeyValues cached_values(const mha_kv_cache *cache) {
 }
 
 mha_status check_cache(Report report, const mha_kv_cache *cache) {
-  if (cache) return MHA_OK;
-  return report.fail(MHA_ERROR_NULL_POINTER, "cache is NULL; pass one of mha_kv_cache_init or mha_kv_cache_view");
+  const bool is_aligned = reinterpret_cast<uintptr_t>(cache) % 64 == 0;
+  if (cache && is_aligned && memcmp(cache->magic, cache_magic, sizeof cache_magic) == 0) return MHA_OK;
+  if (!cache) return report.fail(MHA_ERROR_NULL_POINTER, "cache is NULL; pass one of mha_kv_cache_init or mha_kv_cache_view");
+  if (!is_aligned) return report.invalid("cache is not aligned to 64 bytes; pass one of mha_kv_cache_init or mha_kv_cache_view");
+  return report.invalid("cache points to no cache; pass one of mha_kv_cache_init or mha_kv_cache_view");
 }
 
 mha_status check_cache_sequence(Report report, const mha_kv_cache *cache, int64_t sequence) {

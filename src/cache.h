@@ -60,7 +60,9 @@ mha_status check_values(Report report, const mha_kv_cache *cache, int64_t rows, 
 mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequence, int64_t count);
 void grow(mha_kv_cache *cache, int64_t sequence, int64_t count);
 
+// That it is a cache: what tells one from other memory, not all that mha_kv_cache_view checks.
 mha_status check_cache(Report report, const mha_kv_cache *cache);
+inline mha_status check_optional_cache(Report report, const mha_kv_cache *cache) { return cache ? check_cache(report, cache) : MHA_OK; }
 mha_status check_cache_sequence(Report report, const mha_kv_cache *cache, int64_t sequence);
 
 }  // namespace mha

@@ -40,6 +40,7 @@ mha_status check_left_out(Report report, const mha_attention_args &args) {
     return report.fail(MHA_ERROR_SHAPE, "attention.num_kv_heads is %lld; index heads share one key head, so set it to 1",
                        lld(args.num_kv_heads));
   }
+  if (const mha_status status = check_optional_cache(report, args.cache)) return status;
   if (args.cache && args.cache->kind == MHA_CACHE_RING)
     return report.invalid("attention.cache is a ring, which forgets keys that could be chosen; use a contiguous or paged cache");
   return MHA_OK;

@@ -173,8 +173,7 @@ void plan_workspace(const mha_layer &layer, Plan *plan, WorkspaceLayout *layout)
 
 // The beginning of every plan: counts, arrays and threads.
 mha_status check_rows(Report report, const mha_layer *layer, const mha_forward_args *given, Plan *plan) {
-  if (!layer)
-    return report.about(layer_argument).fail(MHA_ERROR_NULL_POINTER, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
+  if (const mha_status status = check_layer(report.about(layer_argument), layer)) return status;
   mha_forward_args &args = plan->args;
   const LayerShape &shape = layer->shape;
   if (!shape.has_heads()) {
@@ -197,6 +196,7 @@ mha_status finish_plan(Report report, const mha_layer *layer, Plan *plan) {
   if (const mha_status status = check_row_type(report, "input_type", args.input_type)) return status;
   if (const mha_status status = check_row_type(report, "output_type", args.output_type)) return status;
   if (args.reserved != 0) return report.invalid("mha_forward_args.reserved is not 0; set it to 0");
+  if (const mha_status status = check_optional_cache(report, args.cache)) return status;
   describe_call(args, &stage);
   stage.sequences.is_self = !args.key && !(args.flags & MHA_CACHE_READ);
   stage.has_output = shape.has_output;

@@ -2,6 +2,7 @@
 
 #include "layer.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -339,7 +340,7 @@ mha_status prepare_linear(Report report, const mha_linear_weights *weights, cons
 
 // malloc, but on huge pages of 2 MiB where the layer is large: otherwise most of the time of creating one goes into the page faults at the
 // first write to each 4 KiB.
-void *allocate_default(void *, size_t bytes) {
+void *allocate_block(size_t bytes) {
 #if defined(MADV_HUGEPAGE)
   constexpr size_t huge_page_bytes = size_t{2} << 20;
   if (bytes >= 2 * huge_page_bytes) {
@@ -351,6 +352,12 @@ void *allocate_default(void *, size_t bytes) {
   }
 #endif
   return malloc(bytes);
+}
+void *allocate_default(void *, size_t bytes) {
+  const int before = errno;  // which a refusal sets
+  void *const memory = allocate_block(bytes);
+  errno = before;
+  return memory;
 }
 void release_default(void *, void *memory) { free(memory); }
 
@@ -367,6 +374,7 @@ mha_layer *make_layer(void *storage, const LayerShape &shape, PackedKind kind, c
   layer.sgemm = options.sgemm;
   layer.small = small_layer_of(layer);
   mha_layer *const made = static_cast<mha_layer *>(align64(storage));
+  layer.magic = magic_at(made);
   memcpy(static_cast<void *>(made), &layer, sizeof layer);
   return made;
 }
@@ -374,6 +382,11 @@ mha_layer *make_layer(void *storage, const LayerShape &shape, PackedKind kind, c
 constexpr size_t layer_bytes = (sizeof(mha_layer) + 63) / 64 * 64;
 
 }  // namespace
+
+mha_status fail_no_layer(Report report, const mha_layer *layer) {
+  if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
+  return report.invalid("layer points to no layer, or to one that was destroyed or moved; pass one of mha_layer_create or mha_layer_view");
+}
 
 mha_status read_options(Report report, const mha_layer_options *options, mha_layer_options *read) {
   *read = {};
@@ -527,14 +540,15 @@ mha_status mha_linear_create(const mha_linear_weights *weights, const mha_layer_
 }
 
 void mha_layer_destroy(mha_layer *layer) {
-  if (!layer || !layer->block) return;
+  if (!layer || !is_layer(layer) || !layer->block) return;
   const mha_allocator allocator = layer->allocator;
+  layer->magic = 0;
   allocator.release(allocator.context, layer->block);
 }
 
 mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha_error *error) {
   Report report(error);
-  if (!layer) return report.fail(MHA_ERROR_NULL_POINTER, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
+  if (const mha_status status = check_layer(report, layer)) return status;
   mha_layer_config filled = {};
   const LayerShape &shape = layer->shape;
   filled.query_dim = shape.query_dim;

@@ -1,6 +1,8 @@
 // A layer: its shape, and where in the packed buffer its matrices lie.
 #pragma once
 
+#include <string.h>
+
 #include "count.h"
 #include "kernels/kernels.h"
 #include "mha.h"
@@ -103,9 +105,23 @@ bool packed_checksum_holds(PackedKind kind, const PackedLayout &layout, const vo
 
 inline int64_t panels_of(int64_t columns) { return blocks_of(columns, panel_columns); }
 
+// What tells a layer from other memory, and from one that was destroyed or moved.
+inline uint64_t magic_at(const mha_layer *layer) { return 0x6d68612d6c617972u ^ reinterpret_cast<uintptr_t>(layer); }
+inline bool is_layer(const mha_layer *layer) {
+  uint64_t magic;
+  memcpy(&magic, layer, sizeof magic);  // which may not even be aligned
+  return magic == magic_at(layer);
+}
+
+mha_status fail_no_layer(Report report, const mha_layer *layer) __attribute__((cold));
+inline mha_status check_layer(Report report, const mha_layer *layer) {
+  return layer && is_layer(layer) ? MHA_OK : fail_no_layer(report, layer);
+}
+
 }  // namespace mha
 
 struct mha_layer {
+  uint64_t magic;  // mha::magic_at its address, until it is destroyed
   mha::LayerShape shape;
   mha::PackedLayout layout;
   const unsigned char *packed;

@@ -24,8 +24,7 @@ Array rows_of(const char *name, int64_t rows, int64_t width, int64_t *row_stride
 }
 
 mha_status make_call(Report report, const mha_layer *layer, const mha_linear_args *given, LinearCall *call) {
-  if (!layer)
-    return report.about(layer_argument).fail(MHA_ERROR_NULL_POINTER, "layer is NULL; pass a layer of mha_layer_create or mha_layer_view");
+  if (const mha_status status = check_layer(report.about(layer_argument), layer)) return status;
   const LayerShape &shape = layer->shape;
   if (!shape.has_output) {
     return report.about(layer_argument).invalid(

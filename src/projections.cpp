@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cpu.h"
+
 namespace mha {
 namespace {
 
@@ -210,7 +212,7 @@ void describe_projection(const mha_layer &layer, MatrixName name, const InputRow
 void describe_projections(const mha_layer &layer, mha_call_info *info) {
   const bool has_sgemm = layer.sgemm != nullptr;
   info->back_end = has_sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
-  info->contract = has_sgemm ? 0 : MHA_CONTRACT;
+  info->contract = has_sgemm ? 0 : contract_of_thread();
   info->packed_bytes = static_cast<size_t>(layer.layout.bytes);
 }
 

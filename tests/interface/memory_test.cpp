@@ -2,7 +2,7 @@
 // number of threads may use.
 
 #include <errno.h>
-#include <pthread.h>
+#include <limits.h>
 
 #include <atomic>
 #include <thread>
@@ -11,8 +11,10 @@
 #include "support/choice.h"
 #include "support/instruction_sets.h"
 #include "support/packed_sequences.h"
+#include "support/recording_allocator.h"
 #include "support/rounds.h"
 #include "support/schedulers.h"
+#include "support/stack.h"
 #include "support/traps.h"
 
 namespace {
@@ -633,45 +635,15 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(ACall);
 
 // ---- The stack
 
-// How much of its stack a thread uses.
-size_t StackOfThread(void *(*run)(void *), void *argument) {
-  Memory stack(size_t{1} << 18);
-  stack.Fill(0xA5);
-  pthread_attr_t attributes;
-  pthread_t thread;
-  pthread_attr_init(&attributes);
-  if (pthread_attr_setstack(&attributes, stack.data(), stack.size()) != 0 || pthread_create(&thread, &attributes, run, argument) != 0) {
-    ADD_FAILURE() << "no thread could be made";
-    return 0;
-  }
-  pthread_join(thread, nullptr);
-  pthread_attr_destroy(&attributes);
-  size_t unused = 0;
-  while (unused < stack.size() && stack.data()[unused] == 0xA5) ++unused;
-  return stack.size() - unused;
-}
-
-// How much of it is the function's.
-template <typename Function>
-size_t StackOf(const Function &function) {
-  const auto nothing = [](void *) -> void * { return nullptr; };
-  const auto run = [](void *argument) -> void * {
-    (*static_cast<const Function *>(argument))();
-    return nullptr;
-  };
-  return StackOfThread(run, const_cast<Function *>(&function)) - StackOfThread(nothing, nullptr);
-}
-
 class Stack : public InstructionSetTest {};
 
 TEST_P(Stack, HasRoomEnoughInWhatTheHeaderSays) {
   if (MHA_TEST_SANITIZED) GTEST_SKIP() << "instrumented code needs more";
-  const size_t most = size_t{96} << 10;
-  const auto check = [most](CallData &data) {
+  const auto check = [](CallData &data) {
     Memory workspace(data.WorkspaceBytes());
     mha_error error;
     mha_status status = MHA_OK;
-    EXPECT_LE(StackOf([&] { status = data.Run(workspace.data(), workspace.size(), &error); }), most);
+    EXPECT_LE(StackOf([&] { status = data.Run(workspace.data(), workspace.size(), &error); }), kMostStack);
     EXPECT_EQ(status, MHA_OK) << error.message;
   };
   const struct {
@@ -691,7 +663,7 @@ TEST_P(Stack, HasRoomEnoughInWhatTheHeaderSays) {
     const auto pack = [&] {
       status = mha_layer_pack(&layer_data.config, &layer_data.weights, nullptr, packed.data(), packed.size(), &error);
     };
-    EXPECT_LE(StackOf(pack), most);
+    EXPECT_LE(StackOf(pack), kMostStack);
     ASSERT_EQ(status, MHA_OK) << error.message;
     const mha_layer_options options = Options(instruction_set());
     const View view(packed, &options);
@@ -705,64 +677,7 @@ TEST_P(Stack, HasRoomEnoughInWhatTheHeaderSays) {
 
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Stack);
 
-// ---- Functions of layers
-
-TEST(LayerFunctions, AllocateNothingButCreate) {
-  SKIP_WITHOUT_ALLOCATION_TRAP();
-  const LayerData data{SmallLayer()};
-  Memory buffer(data.PackSize(), Place::kBeforeGuard, 64);
-  Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
-  mha_layer_config config = Zeroed<mha_layer_config>();
-  const mha_layer *layer = nullptr;
-  size_t bytes = 0;
-  mha_error error;
-  mha_status statuses[5];
-  AllocationWatch watch;
-  statuses[0] = mha_layer_pack_size(&data.config, &data.weights, nullptr, &bytes, &error);
-  statuses[1] = mha_layer_pack(&data.config, &data.weights, nullptr, buffer.data(), buffer.size(), &error);
-  statuses[2] = mha_layer_view(buffer.data(), buffer.size(), nullptr, storage.data(), storage.size(), &layer, &error);
-  statuses[3] = mha_layer_verify(buffer.data(), buffer.size(), &error);
-  statuses[4] = mha_layer_shape(layer, &config, &error);
-  watch.Stop();
-  EXPECT_EQ(watch.allocations(), 0);
-  for (mha_status status : statuses) EXPECT_EQ(status, MHA_OK);
-}
-
 // ---- mha_layer_create and its allocator --------------------------------------------------------------------------------------------
-
-// An allocator that hands out memory ending on a guard page, aligned as much as malloc promises and no more, and keeps a record.
-struct RecordingAllocator {
-  static constexpr size_t kMallocAlignment = 16;
-  RecordingAllocator() {
-    allocator.context = this;
-    allocator.allocate = [](void *context, size_t bytes) -> void * {
-      auto *self = static_cast<RecordingAllocator *>(context);
-      ++self->allocations;
-      self->bytes = bytes;
-      if (self->fails) return nullptr;
-      // Behind an odd multiple of 16 bytes, so that it is aligned to 16 and to nothing more.
-      self->block = Memory(bytes + 2 * kMallocAlignment, Place::kBeforeGuard, 2 * kMallocAlignment);
-      self->block.Fill(0xFF);
-      self->memory = self->block.data() + kMallocAlignment;
-      return self->memory;
-    };
-    allocator.release = [](void *context, void *memory) {
-      auto *self = static_cast<RecordingAllocator *>(context);
-      ++self->releases;
-      self->released = memory;
-    };
-  }
-  RecordingAllocator(const RecordingAllocator &) = delete;
-
-  mha_allocator allocator;
-  bool fails = false;
-  int allocations = 0;
-  int releases = 0;
-  size_t bytes = 0;
-  void *memory = nullptr;
-  void *released = nullptr;
-  Memory block;
-};
 
 TEST(Create, AllocatesOneBlockAndReleasesItOnce) {
   const LayerProblem problem = SmallLayer();
@@ -931,19 +846,45 @@ TEST(Create, GivesNoAdviceAboutSmallLayersNorTheCallersMemory) {
   EXPECT_EQ(watch.advice().count, 0);
 }
 
-TEST(Create, ReportsThatMallocFailed) {
+// Each allocation in turn, once and for good, until all are there. A failure leaves nothing behind, and the next attempt succeeds.
+TEST(Create, IsAStatusAtEachAllocationThatFails) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
   for (const LayerProblem &problem : {SmallLayer(), kLarge}) {
     const LayerData data{problem};
-    auto *layer = reinterpret_cast<mha_layer *>(const_cast<LayerData *>(&data));
-    mha_error error = UnwrittenError();
-    AllocationWatch watch(true);
-    const mha_status status = mha_layer_create(&data.config, &data.weights, nullptr, &layer, &error);
-    watch.Stop();
-    ExpectError(status, error, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
-    EXPECT_EQ(layer, nullptr);
-    EXPECT_GE(watch.allocations(), 1);
-    EXPECT_EQ(watch.releases(), 0);
+    mha_linear_weights linear = Zeroed<mha_linear_weights>();
+    linear.input_dim = problem.query_dim;
+    linear.output_dim = problem.num_heads * problem.head_dim;
+    linear.w = data.weights.w_q;
+    for (const bool is_linear : {false, true}) {
+      const auto create = [&](mha_layer **layer, mha_error *error) {
+        return is_linear ? mha_linear_create(&linear, nullptr, layer, error)
+                         : mha_layer_create(&data.config, &data.weights, nullptr, layer, error);
+      };
+      for (const bool for_good : {false, true}) {
+        mha_status status = MHA_ERROR_OUT_OF_MEMORY;
+        for (int number = 1; status == MHA_ERROR_OUT_OF_MEMORY && number < 10; ++number) {
+          SCOPED_TRACE("allocation " + std::to_string(number) + (for_good ? " and all behind it" : "") + (is_linear ? ", linear" : ""));
+          auto *layer = reinterpret_cast<mha_layer *>(&linear);
+          mha_error error = UnwrittenError();
+          errno = 0;
+          AllocationWatch watch(number, for_good ? INT_MAX : number);
+          status = create(&layer, &error);
+          const int kept = watch.allocations() - watch.releases();
+          watch.Stop();
+          EXPECT_EQ(errno, 0);
+          if (status != MHA_OK) {
+            ExpectError(status, error, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
+            EXPECT_EQ(layer, nullptr);
+            EXPECT_EQ(kept, 1) << "none but the one that failed";
+            ExpectNoError(create(&layer, &error), error);
+          } else {
+            EXPECT_GT(number, 1) << "no allocation failed";
+          }
+          mha_layer_destroy(layer);
+        }
+        EXPECT_EQ(status, MHA_OK);
+      }
+    }
   }
 }
 

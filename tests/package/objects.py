@@ -78,7 +78,7 @@ memory_functions = r"memcpy|memset|memmove|memcmp|bcmp"
 of_libgcc = r"__popcountdi2|__aarch64_\w+|__cpu_model|__cpu_features2|__cpu_indicator_init"
 of_compilers = r"_GLOBAL_OFFSET_TABLE_|__(memcpy|memset|memmove|snprintf|vsnprintf)_chk|__stack_chk_(fail|guard)"
 allowed_in_kernels = re.compile(rf"(_ZN3mha\d+codes_\w+|{memory_functions}|{of_libgcc}|{of_compilers})$")
-allowed_in_library = re.compile(rf"({memory_functions}|strlen|strnlen|snprintf|vsnprintf|malloc|getauxval|posix_memalign|madvise|free|{of_libgcc}|{of_compilers})$")
+allowed_in_library = re.compile(rf"({memory_functions}|strlen|strnlen|snprintf|vsnprintf|malloc|getauxval|posix_memalign|madvise|free|__errno_location|{of_libgcc}|{of_compilers})$")
 
 
 def check_undefined(what, all_symbols, allowed):
@@ -106,7 +106,7 @@ def check_sections(file, readelf):
 
 
 def check_exports(arguments):
-    """The shared library exports the functions of the headers, and nothing else. (abi.py has that none is taken away.)"""
+    """The shared library exports the functions of the headers, and nothing else, and calls its own. (abi.py has that none is taken away.)"""
     text = "\n".join(header.read_text() for header in sorted(arguments.include.glob("*.h")))
     expected = set(re.findall(r"^MHA_API [\w ]+?\**(mha_\w+)\(", text, re.MULTILINE))
     exported = set()
@@ -116,6 +116,8 @@ def check_exports(arguments):
         for symbol in symbols(arguments.nm, "--dynamic", "--defined-only", arguments.library):
             if symbol.kind != "A":  # the names of versions themselves
                 exported.add(symbol.name.split("@")[0])
+        for name in re.findall(r" (mha_\w+)", output_of(arguments.readelf, "--relocs", "--wide", arguments.library)):
+            fail(f"{arguments.library} looks up its own {name} when it is loaded, and may find another copy's. Link with -Bsymbolic-functions.")
     for name in sorted(exported - expected):
         fail(f"{arguments.library} exports {name}, which is no function of mha.h. Hide it.")
     for name in sorted(expected - exported):

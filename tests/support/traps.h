@@ -35,7 +35,7 @@
 namespace {
 
 std::atomic<bool> g_watching{false};
-std::atomic<bool> g_failing{false};
+std::atomic<int> g_first_failing{0}, g_last_failing{0};  // allocations that are to fail, counted from 1; 0 = none
 std::atomic<int> g_allocations{0};
 std::atomic<int> g_releases{0};
 
@@ -51,8 +51,8 @@ struct Advice {
 // Counts an allocation; true if it is to fail.
 [[maybe_unused]] bool CountAllocation() {
   if (!g_watching.load(std::memory_order_relaxed)) return false;
-  ++g_allocations;
-  if (!g_failing.load(std::memory_order_relaxed)) return false;
+  const int number = ++g_allocations;
+  if (number < g_first_failing || number > g_last_failing) return false;
   errno = ENOMEM;
   return true;
 }
@@ -63,17 +63,18 @@ struct Advice {
 // Counts from here on. While one lives, the test itself must not allocate: no EXPECT that may fail, no string.
 class AllocationWatch {
  public:
-  explicit AllocationWatch(bool failing = false) {
+  explicit AllocationWatch(int first_failing = 0, int last_failing = 0) {
     g_allocations = 0;
     g_releases = 0;
     g_advice = {};
-    g_failing = failing;
+    g_first_failing = first_failing;
+    g_last_failing = last_failing;
     g_watching = true;
   }
   ~AllocationWatch() { Stop(); }
   void Stop() {
     g_watching = false;
-    g_failing = false;
+    g_last_failing = 0;
   }
   int allocations() const { return g_allocations; }
   int releases() const { return g_releases; }
