@@ -54,9 +54,10 @@ inline std::string shape_text(const std::vector<int64_t> &shape) {
 inline std::string count_text(int64_t count, const char *singular) { return text(count, " ", singular, count == 1 ? "" : "s"); }
 
 // Control characters replaced: names come from files, and must not be able to add lines or steer a terminal.
+inline bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 inline std::string one_line(std::string text) {
   for (char &c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+    if (is_control(c)) c = '?';
   }
   return text;
 }

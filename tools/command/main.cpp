@@ -1,9 +1,11 @@
 // mha: multi-head attention on the command line.
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <new>
+#include <string_view>
 
 #include "commands.h"
 #include "error.h"
@@ -14,9 +16,25 @@ namespace {
 
 constexpr int kFailure = 1, kBadInput = 2;  // neither the user's fault nor his to mend; else
 
-int complain(int status, const std::string &sentence) {
-  std::fprintf(stderr, "mha: %s\n", one_line(sentence).c_str());
+// Allocates nothing: there may be no memory.
+int complain(int status, std::string_view sentence) {
+  std::fputs("mha: ", stderr);
+  for (const char c : sentence) std::fputc(is_control(c) ? '?' : c, stderr);
+  std::fputc('\n', stderr);
   return status;
+}
+
+int complain_about_memory() { return complain(kFailure, "there is not enough memory for this"); }
+
+// A JSON document asks for memory to release what it has; if there is none, its destructor ends the program.
+[[noreturn]] void terminate() {
+  try {
+    if (std::current_exception()) throw;
+  } catch (const std::bad_alloc &) {
+    std::_Exit(complain_about_memory());
+  } catch (...) {
+  }
+  std::abort();
 }
 
 std::string version_text() {
@@ -103,12 +121,13 @@ void add_layer_options(CLI::App *app, LayerOptions *options) {
 int main(int argc, char **argv) {
   using namespace command;
   int status = kFailure;
+  std::set_terminate(terminate);
   try {
     status = parse_and_run(argc, argv);
   } catch (const InputError &error) {
     status = complain(kBadInput, error.what());
   } catch (const std::bad_alloc &) {
-    status = complain(kFailure, "there is not enough memory for this");
+    status = complain_about_memory();
   } catch (const std::exception &error) {
     status = complain(kFailure, error.what());
   }

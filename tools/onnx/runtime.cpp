@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <thread>
 
 #if defined(__SSE2__)
@@ -12,9 +13,8 @@ namespace mha_onnx {
 
 void check(const OrtApi &api, OrtStatus *status) {
   if (status) {
-    Failure failure{api.GetErrorMessage(status)};
-    api.ReleaseStatus(status);
-    throw failure;
+    const std::unique_ptr<OrtStatus, void (*)(OrtStatus *)> held(status, api.ReleaseStatus);
+    throw Failure{api.GetErrorMessage(status)};
   }
 }
 

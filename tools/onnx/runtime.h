@@ -26,9 +26,9 @@ void check(const OrtApi &api, OrtStatus *status);
 // Throws an error of mha.
 void check(mha_status status, const mha_error &error);
 
-// Runs `body`; what it throws becomes a status. `node` is said before the sentence.
+// Runs `body`; what it throws becomes a status. `node` is said before the sentence, if there is memory for it.
 template <typename Body>
-OrtStatus *guarded(const OrtApi &api, const std::string &node, Body body) {
+OrtStatus *guarded(const OrtApi &api, const std::string &node, Body body) try {
   try {
     body();
     return nullptr;
@@ -41,6 +41,8 @@ OrtStatus *guarded(const OrtApi &api, const std::string &node, Body body) {
   } catch (...) {
     return api.CreateStatus(ORT_FAIL, (node + "something unknown went wrong in ONNX Runtime").c_str());
   }
+} catch (const std::bad_alloc &) {
+  return api.CreateStatus(ORT_FAIL, "mha: there is no memory");
 }
 
 // A tensor as a call sees it. An input that is not given has no data.
@@ -207,8 +209,9 @@ const OrtCustomOp *operator_of() {
     op.ReleaseAliasMap = [](int *, int *) {};
     op.CreateKernelV2 = [](const OrtCustomOp *, const OrtApi *api, const OrtKernelInfo *info, void **made) {
       const NodeInfo node(*api, info);
-      std::string name = std::string("mha.") + Kernel::kName + ": ";
+      std::string name;
       return guarded(*api, name, [&] {
+        name = std::string("mha.") + Kernel::kName + ": ";
         if (const std::string given = node.name(); !given.empty()) {
           name = std::string("mha.") + Kernel::kName + " '" + given + "': ";
         }
