@@ -25,7 +25,8 @@ void verify(const std::string &path) {
 std::string processor() {
   std::ifstream in("/proc/cpuinfo");
   for (std::string line; std::getline(in, line);) {
-    if (line.rfind("model name", 0) == 0) return one_line(line.substr(line.find(':') + 2));
+    const size_t colon = line.find(": ");
+    if (line.rfind("model name", 0) == 0 && colon != std::string::npos) return one_line(line.substr(colon + 2));
   }
   return "unknown";
 }
