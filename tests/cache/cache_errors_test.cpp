@@ -192,6 +192,21 @@ TEST(CacheErrors, InitNeedsAsManyBytesAsTheSizeQuerySays) {
   }
 }
 
+TEST(CacheErrors, InitWritesNothingWhereKeysAndValuesGo) {
+  for (const uint32_t kind : {kContiguous, kRing, kPaged}) {
+    const mha_kv_cache_config config = Config(kind);
+    size_t bytes = 0;
+    ASSERT_EQ(mha_kv_cache_size(&config, &bytes, nullptr), MHA_OK);
+    Memory buffer(bytes, Place::kAnywhere);
+    buffer.Fill(0x5a);
+    mha_kv_cache *cache = nullptr;
+    ASSERT_EQ(mha_kv_cache_init(&config, buffer.data(), bytes, &cache, nullptr), MHA_OK);
+    const int64_t positions = kind == kPaged ? config.num_blocks * config.block_positions : config.num_sequences * config.capacity;
+    const int64_t stored = positions * config.num_kv_heads * (2 * config.head_dim + config.head_dim_v + 4);  // f16, int8 and its scale
+    EXPECT_GE(std::count(buffer.data(), buffer.data() + bytes, 0x5a), stored);
+  }
+}
+
 TEST(CacheErrors, InitRejectsEveryMisalignedBuffer) {
   const mha_kv_cache_config config = Config();
   Memory buffer(1 << 16, Place::kAnywhere);

@@ -177,6 +177,9 @@ TEST(LayerView, LiesInItsStorageAndBorrowsTheBuffer) {
   const auto *object = reinterpret_cast<const unsigned char *>(view.layer);
   EXPECT_GE(object, view.storage.data());
   EXPECT_LT(object, view.storage.data() + view.storage.size());
+  const std::string before = buffer.Bytes() + view.storage.Bytes();
+  mha_layer_destroy(const_cast<mha_layer *>(view.layer));
+  EXPECT_EQ(buffer.Bytes() + view.storage.Bytes(), before) << "destroying it is nothing";
 }
 
 // No header is larger than a page; what lies behind is not looked at, however large it is.

@@ -111,6 +111,9 @@ class States : public AttentionTest {
     mha_error error;
     const int64_t rows = static_cast<int64_t>(left.size()) / (head_dim_v + 2);
     Check(mha_states_merge(rows, head_dim_v, result.data(), right.data(), result.data(), instruction_set(), &error), error);
+    std::vector<float> in_right = right;
+    Check(mha_states_merge(rows, head_dim_v, left.data(), in_right.data(), in_right.data(), instruction_set(), &error), error);
+    EXPECT_TRUE(SameBits("the result in place of either", in_right, result));
     return result;
   }
 
