@@ -263,7 +263,7 @@ mha_status check_mrope(Report report, const mha_rope_config &config) {
   int64_t rest = pairs;
   for (int k = 0; k < 3 && is_sound; ++k) {
     is_sound = section[k] >= 0 && section[k] <= rest && !(config.mrope_interleaved && k > 0 && section[k] > (pairs + 2 - k) / 3);
-    rest -= section[k];
+    if (is_sound) rest -= section[k];
   }
   if (!is_sound || rest != 0) {
     return report.invalid("mrope_section is %lld, %lld, %lld; set numbers of pairs, dims / 2 = %lld together%s", lld(section[0]),

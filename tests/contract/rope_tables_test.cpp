@@ -469,7 +469,7 @@ constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
 
 constexpr mha_status kWrong = MHA_ERROR_INVALID_VALUE;
 const double kPairFactors[] = {1, 1, 1, 0.25, kNan, 1, 1, 1};
-const int64_t kSections[][3] = {{2, 1, 1}, {2, 1, 2}, {2, 1, 0}, {-1, 4, 1}, {kMax, kMax, 6}, {1, 1, 2}, {1, 2, 1}};
+const int64_t kSections[][3] = {{2, 1, 1}, {2, 1, 2}, {2, 1, 0}, {-1, 4, 1}, {kMax, kMax, 6}, {1, 1, 2}, {1, 2, 1}, {kMin, 1, 1}};
 const int64_t kBadPositions[] = {0, -1, 2, kEndOfPositions};
 
 const Case kCases[] = {
@@ -561,6 +561,7 @@ const Case kCases[] = {
     {"MropeOfTooManyPairs", [](Call &c) { c.Mrope(kSections[1]); }, {kWrong, {1}, {"mrope_section is 2, 1, 2", "4 together"}}},
     {"MropeOfTooFewPairs", [](Call &c) { c.Mrope(kSections[2]); }, {kWrong, {1}, {"mrope_section is 2, 1, 0", "4 together"}}},
     {"MropeOfNegativePairs", [](Call &c) { c.Mrope(kSections[3]); }, {kWrong, {1}, {"mrope_section is -1, 4, 1"}}},
+    {"MropeOfTheLeastNumber", [](Call &c) { c.Mrope(kSections[7]); }, {kWrong, {1}, {"mrope_section is -9223372036854775808"}}},
     {"MropeOfPairsWhoseSumOverflows", [](Call &c) { c.Mrope(kSections[4]); }, {kWrong, {1}, {"mrope_section"}}},
     {"MropeInterleavedWithTooWideAThird",
      [](Call &c) { c.Mrope(kSections[5]).mrope_interleaved = 1; },

@@ -1,4 +1,5 @@
-// The bytes of a fuzzer as choices. Nothing here fails: behind the end all bytes are zero, for which each choice takes its first or least value.
+// The bytes of a fuzzer as choices. Nothing here fails: behind the end all bytes are zero, for which each choice takes its first or least
+// value.
 #ifndef MHA_TESTS_FUZZ_BYTES_H
 #define MHA_TESTS_FUZZ_BYTES_H
 
@@ -68,12 +69,18 @@ class Bytes {
     if (kind < 224) return (kind % 2 == 0 ? 0.03125f : -0.03125f) * static_cast<float>(kind / 2);
     const float sign = kind % 2 == 0 ? 1.0f : -1.0f;
     switch ((kind - 224) / 4) {
-      case 0: return sign * std::numeric_limits<float>::infinity();
-      case 1: return sign * std::numeric_limits<float>::quiet_NaN();
-      case 2: return sign * std::numeric_limits<float>::denorm_min() * static_cast<float>(Byte());
-      case 3: return sign * std::numeric_limits<float>::max();
-      case 4: return sign * 0.0f;
-      case 5: return sign * 65519.0f;  // the greatest that rounds to a finite f16
+      case 0:
+        return sign * std::numeric_limits<float>::infinity();
+      case 1:
+        return sign * std::numeric_limits<float>::quiet_NaN();
+      case 2:
+        return sign * std::numeric_limits<float>::denorm_min() * static_cast<float>(Byte());
+      case 3:
+        return sign * std::numeric_limits<float>::max();
+      case 4:
+        return sign * 0.0f;
+      case 5:
+        return sign * 65519.0f;  // the greatest that rounds to a finite f16
       default: {
         const uint32_t bits = static_cast<uint32_t>(Raw(4));
         float value;
