@@ -114,6 +114,8 @@ TEST(CacheErrors, ConfigsThatCannotBeAreSentencesAndNothingIsWritten) {
       {kPaged, &Field::capacity, "block_positions", {40}, {}},
       {kPaged, &Field::block_positions, "block_positions", {0, 8, 24, 48, 320, -16}, {}},
       {kPaged, &Field::num_blocks, "num_blocks", {0, -1}, {kMax}},
+      {kContiguous, &Field::block_positions, "block_positions", {16}, {}},
+      {kRing, &Field::num_blocks, "num_blocks", {3}, {}},
   };
   for (const auto &row : numbers) {
     mha_kv_cache_config config = Config(row.kind);
@@ -336,6 +338,37 @@ TEST_P(CacheViewErrors, AnyChangedBitOfTheHeaderIsNoticed) {
   }
   mha_kv_cache *view = nullptr;
   ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_view(cache.buffer().data(), cache.buffer().size(), &view, error); });
+}
+
+// Of another contract, or with sizes that contradict each other, and yet with the checksum that the format says.
+TEST_P(CacheViewErrors, AHeaderThatWasMadeUpIsNoticed) {
+  const Cache cache = Filled(Config(GetParam()));
+  unsigned char *const header = cache.buffer().data();
+  const std::string good = cache.buffer().Bytes();
+  const auto write_checksum = [&] {
+    uint64_t words[31], sum = 0x9e3779b97f4a7c15u;
+    std::memcpy(words, header, sizeof words);
+    const auto add = [&](uint64_t word) {
+      sum = (sum ^ word) * 0xff51afd7ed558ccdu;
+      sum ^= sum >> 32;
+    };
+    for (const uint64_t word : words) add(word);
+    add(0);
+    std::memcpy(header + sizeof words, &sum, sizeof sum);
+  };
+  write_checksum();
+  ASSERT_TRUE(cache.buffer().Bytes() == good) << "the checksum is not the one that this test knows";
+  // contract, bytes, num_sequences, capacity, num_kv_heads, head_dim, head_dim_v, block_positions, num_blocks, values, reserved
+  for (const size_t offset : {16, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104}) {
+    for (const unsigned char wrong : {0, 65, 255}) {
+      std::memcpy(header, good.data(), good.size());
+      if (header[offset] == wrong) continue;
+      SCOPED_TRACE(std::to_string(wrong) + " at " + std::to_string(offset));
+      header[offset] = wrong;
+      write_checksum();
+      ExpectRejected(header, good.size());
+    }
+  }
 }
 
 // Behind the header: the lengths, each with the largest length since the sequence was last empty, and the tables of blocks. What they say
@@ -562,6 +595,7 @@ TEST(CacheErrors, CopyingAPrefixThatIsNotHeldOrHasNoRoomIsOne) {
   ExpectNoCopy(cache, 0, 2, 20, {MHA_ERROR_CACHE_FULL, {3, 4}, {}});  // sequence 2 has no blocks
   cache.SetBlocks(2, {4, 2});                                         // the second is sequence 1's
   ExpectNoCopy(cache, 0, 2, 20, {MHA_ERROR_INVALID_VALUE, {3}, {"shared"}});
+  ExpectNoCopy(cache, 1, 1, 5, {MHA_ERROR_INVALID_VALUE, {3}, {"both sequence 1"}});
 }
 
 // ---- Calls with a cache
@@ -823,6 +857,21 @@ TEST(CallErrors, RowsThatSeePositionsThatARingDoesNotHold) {
   std::fill(call.output.begin(), call.output.end(), kNan);
   std::fill(call.lse.begin(), call.lse.end(), kNan);
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"ring", "window"});
+}
+
+// More rows than a ring takes at once go in passes, in which each query comes with its key.
+TEST(CallErrors, MoreKeysThanARingTakesAtOnceWithOtherQueries) {
+  Cache cache = Filled(Config(kRing));
+  Call call(&cache);
+  call.k.resize(1024), call.v.resize(1024);
+  call.forward.key = call.k.data();
+  call.attention.k = call.k.data(), call.attention.v = call.v.data();
+  call.SetWindow(45);  // 3 rows at once
+  call.Both([&](auto &args) { args.n_kv = 4; });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"capacity - window_left = 3", "n_q is 2, n_kv 4"});
+  const int64_t q_starts[] = {0, 1, 2}, kv_starts[] = {0, 4, 8};
+  call.Both([&](auto &args) { args.n_q = 2, args.n_kv = 8, args.cu_seqlens_q = q_starts, args.cu_seqlens_kv = kv_starts; });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"sequence 0", "not 1 and 4"});
 }
 
 // Numbers of keys that a ring forgets, or that the array does not have, are none.
@@ -1108,6 +1157,8 @@ TEST(CallErrors, FlagsAndWindowsThatCannotBe) {
     args.window_right = kMin;
   });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"window_right"});
+  call.Both([&](auto &args) { args.flags = MHA_CAUSAL, args.window_right = 3; });  // as if it counted
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"window_right is 3", "MHA_WINDOW_RIGHT"});
 }
 
 // A query before the first key has no position, where positions count.
@@ -1147,6 +1198,7 @@ TEST(CallErrors, RotationsThatCannotBe) {
       {[](mha_rope &r) { r.offset = -1; }, MHA_ERROR_INVALID_VALUE, {"rope.offset is -1", "4"}},
       {[](mha_rope &r) { r.offset = 4; }, MHA_ERROR_INVALID_VALUE, {"rope.offset is 4", "4"}},
       {[](mha_rope &r) { r.offset = INT64_MAX; }, MHA_ERROR_INVALID_VALUE, {"rope.offset"}},
+      {[](mha_rope &r) { r.num_positions = kMax / 4; }, MHA_ERROR_TOO_LARGE, {"rope's tables"}},
       {[](mha_rope &r) { r.offset = 1; }, MHA_ERROR_INVALID_VALUE, {"rope.dims is 3"}},
       {[](mha_rope &r) { r.offset = 1, r.dims = 4; }, MHA_ERROR_INVALID_VALUE, {"rope.dims is 4", "head_dim 4 less offset 1"}},
       {[](mha_rope &r) { r.table_stride = 1; }, MHA_ERROR_INVALID_VALUE, {"table_stride"}},

@@ -452,6 +452,12 @@ TEST(LinearCall, RefusesWrongArgumentsWithASentence) {
     problem.query_dim = problem.key_dim = problem.value_dim = 3;
     p.layer = MakeLayer(NormalLayer(problem, 1, kNoBiases, false));
   });
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, SgemmOfTheSpecification);
+  SmallProduct with_sgemm(&options);
+  with_sgemm.args.x_row_stride = int64_t{1} << 31;
+  ExpectFails([&](mha_error *error) { return mha_linear(with_sgemm.layer.get(), &with_sgemm.args, nullptr, 0, error); },
+              {MHA_ERROR_TOO_LARGE, {2}, {"x_row_stride is 2147483648", "2147483647"}});
+  EXPECT_EQ(with_sgemm.y[0], 4711.0f);
   SmallProduct product;
   const Scheduler scheduler(2, RunBackwards);
   product.args.scheduler = scheduler.get();

@@ -594,6 +594,23 @@ TEST(ForwardCalls, SucceedBeforeTheyAreBroken) {
   });
 }
 
+TEST(ForwardCalls, WithSgemmHaveRowStridesOf31Bits) {
+  const LayerProblem problem = SmallLayer();
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
+  const Layer layer = Create(LayerData(problem), &options);
+  ForwardData data(layer.get(), problem, {Guarded()});
+  data.args.n_q = data.args.batch = 1;
+  data.args.q_start = nullptr;
+  Memory workspace(1 << 20);
+  for (int64_t mha_forward_args::*stride : {&mha_forward_args::query_row_stride, &mha_forward_args::value_row_stride}) {
+    data.args.*stride = int64_t{1} << 31;
+    ExpectFails([&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); },
+                {MHA_ERROR_TOO_LARGE, {2}, {"2147483648", "2147483647"}});
+    EXPECT_TRUE(data.OutputsAreUntouched());
+    data.args.*stride = 0;
+  }
+}
+
 // With rows outside, the second sequence's rows are between those of the first one.
 TEST(ForwardCalls, AcceptOutputSequencesThatInterleaveWithoutOverlap) {
   const LayerProblem problem = SmallLayer();

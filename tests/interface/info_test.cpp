@@ -137,6 +137,35 @@ TEST(AttentionInfo, CountsTheBytesOfOptionalOutputs) {
   EXPECT_EQ(bytes(kAskScores | kAskMaskedScores) - without, 2u * 4 * 2 * 4 * 3 * 4);
 }
 
+// An array that is broadcast is read once. Batch 2, 4 heads, 3 queries, 4 keys.
+TEST(AttentionInfo, CountsTheBytesOfBiasMaskAndGroups) {
+  AttentionData data(NormalAttention(SmallSizes()), {Guarded()});
+  const uint64_t without = Info(data).bytes;
+  const float numbers[256] = {};
+  const uint8_t mask[256] = {};
+  const int32_t q_groups[8] = {}, kv_groups[8] = {};
+  const auto expect_bytes = [&](uint64_t bytes, void (*broadcast)(mha_score_options &), auto set) {
+    mha_score_options score = Zeroed<mha_score_options>();
+    set(score);
+    broadcast(score);
+    data.args.score = &score;
+    EXPECT_EQ(Info(data).bytes - without, bytes);
+  };
+  const auto nothing = [](mha_score_options &) {};
+  expect_bytes(4 * 2 * 4 * 3 * 4, nothing, [&](auto &score) { score.bias = numbers; });
+  expect_bytes(2 * 2 * 4 * 3 * 4, nothing, [&](auto &score) { score.bias = numbers, score.bias_type = MHA_TYPE_F16; });
+  expect_bytes(4 * 3 * 4, [](auto &score) { score.bias_batch_stride = score.bias_head_stride = MHA_BROADCAST; },
+               [&](auto &score) { score.bias = numbers; });
+  expect_bytes(2 * 4 * 3 * 4, nothing, [&](auto &score) { score.mask = mask; });
+  expect_bytes(2 * 4, [](auto &score) { score.mask_head_stride = score.mask_row_stride = MHA_BROADCAST; },
+               [&](auto &score) { score.mask = mask; });
+  expect_bytes(4 * 2 * 4 * 3 * 5, nothing,
+               [&](auto &score) { score.relative_rows = numbers, score.relative_left = 3, score.relative_right = 1; });
+  expect_bytes(4 * 2 * (3 + 4), nothing, [&](auto &score) { score.q_groups = q_groups, score.kv_groups = kv_groups; });
+  expect_bytes(4 * (3 + 4), [](auto &score) { score.q_groups_stride = score.kv_groups_stride = MHA_BROADCAST; },
+               [&](auto &score) { score.q_groups = q_groups, score.kv_groups = kv_groups; });
+}
+
 // make: CallData of a problem, called in this form.
 template <typename Make>
 void ExpectWorkspaceIsThatOfTheQuery(const Make &make) {

@@ -336,6 +336,14 @@ const LayerCase kOptionsCases[] = {
      },
      {MHA_ERROR_NULL_POINTER, {3}, {"release"}},
      kCreate},
+    {"ColumnsOfTheInputsAreTooManyForSgemm",
+     [](auto &c) {
+       c.UseFused();
+       c.config.query_dim = c.config.key_dim = c.config.value_dim = 1, c.config.num_heads = c.config.num_kv_heads = 1 << 30;
+       c.config.head_dim = c.config.head_dim_v = 1;
+       c.options.sgemm = PlainSgemm;
+     },
+     {MHA_ERROR_TOO_LARGE, {1}, {"2147483647 columns", "sgemm"}}},
     {"AllocatorReturnsNull", [](auto &c) { c.options.allocator = &c.allocator; }, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}}, kCreate},
 };
 INSTANTIATE_TEST_SUITE_P(Options, LayerErrors, testing::ValuesIn(kOptionsCases), CaseName<LayerCase>);

@@ -37,6 +37,12 @@ void ExpectStructSizeRule(const Struct &valid, uint32_t argument, const Call &ca
       }
     }
   }
+  // A size that was never set leads far outside the struct, so it is not followed.
+  for (const size_t size : {size_t{65537}, SIZE_MAX}) {
+    Memory memory(sizeof(Struct), Place::kBeforeGuard, alignof(Struct));
+    const Struct *placed = place(memory, size);
+    ExpectFails([&](mha_error *error) { return call(placed, error); }, expected);
+  }
   // A tail longer than a few bytes is looked at to its end as well.
   Memory memory(sizeof(Struct) + 4096);
   const Struct *placed = place(memory, memory.size());

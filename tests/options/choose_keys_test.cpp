@@ -427,6 +427,12 @@ TEST(ChooseKeysErrors, NameWhatIsWrongAndWriteNothing) {
   expect([&](ChoiceData &data) { data.choice.num_chosen = 0; }, invalid({"num_chosen", "0", "1"}));
   expect([&](ChoiceData &data) { data.choice.num_chosen = -3; }, invalid({"num_chosen", "-3", "1"}));
   expect([&](ChoiceData &data) { data.choice.num_chosen = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {"chosen_keys"}});
+  const auto score_many = [&](ChoiceData &data) {
+    data.choice.index_scores = &number, data.choice.num_chosen = 1;
+    data.args.n_q = int64_t{1} << 40, data.args.n_kv = 1 << 22;
+    data.args.q_row_stride = data.choice.weights_row_stride = MHA_BROADCAST;
+  };
+  expect(score_many, {MHA_ERROR_TOO_LARGE, {1}, {"index_scores"}});
   const auto lengthen = [](ChoiceData &data) {
     data.args.n_kv = int64_t{1} << 31;
     data.args.k_batch_stride = MHA_BROADCAST;
