@@ -13,6 +13,8 @@ import os
 import pathlib
 import random
 import re
+import resource
+import signal
 import stat
 import struct
 import subprocess
@@ -130,8 +132,8 @@ class Command(unittest.TestCase):
         path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
         return path
 
-    def mha(self, *words):
-        return subprocess.run([MHA, *map(str, words)], cwd=self.folder, capture_output=True, text=True, timeout=60)
+    def mha(self, *words, **more):
+        return subprocess.run([MHA, *map(str, words)], cwd=self.folder, capture_output=True, text=True, errors="replace", timeout=60, **more)
 
     def ok(self, *words):
         done = self.mha(*words)
@@ -301,6 +303,7 @@ class Configuration(Command):
         return self.mha("run", "--weights", "model.safetensors", "--input", "x.npy", "--output", "y.npy", *words)
 
     def test_what_is_not_known_is_refused(self):
+        deep = lambda levels: [deep(levels - 1)] if levels > 1 else []  # noqa: E731
         without = lambda key: {name: value for name, value in llama.items() if name != key}  # noqa: E731
         table = [
             ({**llama, "attention_sinks": 4}, "'attention_sinks', which this version does not know"), ({**llama, "model_type": "mamba"}, "'mamba'; known are"),
@@ -315,7 +318,12 @@ class Configuration(Command):
             ({**llama, "model_type": "qwen2", "sliding_window": 3}, "'layer_types'"), ({**llama, "model_type": "gemma2"}, "'query_pre_attn_scalar'"),
             ({**llama, "model_type": "qwen2", "sliding_window": 3, "layer_types": ["chunked_attention"]}, "'chunked_attention'"),
             ({**llama, "model_type": "qwen2", "sliding_window": 3, "layer_types": []}, "'layer_types'"), (b"{", "not a JSON object"),
-            ({**llama, "model_type": "bert", "is_decoder": True}, "'is_decoder' is true"),
+            ({**llama, "model_type": "bert", "is_decoder": True}, "'is_decoder' is true"), ({**llama, "partial_rotary_factor": -0.5}, "a number above 0"),
+            ({**llama, "partial_rotary_factor": 1e300}, "up to 1 is expected"), ({**llama, "partial_rotary_factor": 0.1}, "nothing of a head of 6 to rotate"),
+            ({**llama, "rope_theta": 1e300}, "3.4e38"), ({**llama, "model_type": "gemma2", "query_pre_attn_scalar": -4}, "config.json: 'query_pre_attn_scalar' is -4"),
+            (json.dumps(llama)[:-1].encode() + b', "rope_theta": 9}', "'rope_theta' twice"), ({**llama, "rope_scaling": deep(32)}, "not a JSON object"),
+            ({**llama, "rope_scaling": deep(33)}, "nested more than 32"), (b'{"a": ' + b"[" * 10**6 + b"]" * 10**6 + b"}", "nested more than 32"),
+            ({**llama, "model_type": "gemma2", "query_pre_attn_scalar": 4, "attn_logit_softcapping": -1}, "config.json: score.softcap is -1"),
         ]
         for settings, sentence in table:
             with self.subTest(sentence):
@@ -449,11 +457,60 @@ class Running(Command):
         self.ok(*run, "--output", "link.npy")
         self.assertTrue((self.folder / "link.npy").is_symlink())
         self.assertEqual((stat.S_IMODE(out.stat().st_mode), out.read_bytes()[:6]), (0o640, b"\x93NUMPY"))
-        self.assertEqual([name for name in os.listdir(self.folder) if name.startswith(".mha")], [])
         self.ok(*run, "--output", "/dev/null")
         for output, sentence in (("x.npy", "is also the --input"), ("model.safetensors", "is also the --weights"), (".", "is a directory"),
-                                 ("none/y.npy", "cannot be written: No such file or directory"), ("-", "does not go to standard output")):
+                                 ("none/y.npy", "cannot be written: No such file or directory"), ("-", "does not go to standard output"),
+                                 ("/sys/y.npy", "/sys/y.npy: cannot be written: "), ("/dev/full", "cannot be written: No space left on device")):
             self.refused(self.mha(*run, "--output", output), sentence)
+        self.write("config.json", llama)
+        self.refused(self.mha("run", "--weights", "model.safetensors", "--input", "x.npy", "--output", "config.json"), "is also the config.json")
+        self.assertEqual(sorted(os.listdir(self.folder)), ["config.json", "link.npy", "model.safetensors", "x.npy", "y.npy"])
+        (self.folder / "config.json").unlink()
+        if subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "true"], capture_output=True).returncode == 0:
+            (self.folder / "disk").mkdir()
+            on_full_disk = "mount -t tmpfs -o size=4k none disk && head -c 4096 /dev/zero > disk/full; \"$@\"; status=$?; ls disk; exit $status"
+            done = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", on_full_disk, "sh", MHA, *map(str, run), "--output", "disk/y.npy"],
+                                  cwd=self.folder, capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stdout), (2, "full\n"), done.stderr)
+            self.assertIn("disk/y.npy: cannot be written: No space left on device", done.stderr)
+
+    def test_an_output_that_ends_early_leaves_what_was_there(self):
+        out, run = self.folder / "y.npy", ["run", "--weights", "model.safetensors", *self.options, "--input", "x.npy", "--output", "y.npy"]
+        whole = out.stat().st_size
+        for packs, most in [(False, most) for most in (0, 1, 127, 128, 129, whole - 1)] + [(True, 0), (True, 4096)]:
+            out.write_bytes(b"old")
+            limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))  # noqa: E731
+            words = ["pack", "--weights", "model.safetensors", *self.options, "--output", "y.npy"] if packs else run
+            self.refused(self.mha(*words, preexec_fn=limit), "y.npy: cannot be written: File too large")
+            self.assertEqual((out.read_bytes(), sorted(os.listdir(self.folder))), (b"old", ["model.safetensors", "x.npy", "y.npy"]))
+
+    def started(self):
+        """A run that has begun its temporary file, and computes for long."""
+        self.write("x.npy", npy([[0.0] * width], shape=f"({2**16}, {width})", encode=lambda values: bytes(2**18 * width)))
+        run = subprocess.Popen([MHA, "run", "--weights", "model.safetensors", *map(str, self.options), "--input", "x.npy", "--output", "y.npy"], cwd=self.folder,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(run.communicate)
+        self.addCleanup(run.kill)
+        while not any("partial" in name for name in os.listdir(self.folder)):
+            self.assertIsNone(run.poll())
+        return run
+
+    def test_a_signal_leaves_no_temporary_file_and_sigkill_one_that_says_what_it_is(self):
+        (self.folder / "y.npy").write_bytes(b"old")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL):
+            run = self.started()
+            run.send_signal(number)
+            self.assertEqual((run.wait(60), run.stdout.read(), run.stderr.read()), (-number, "", ""))
+            self.assertEqual((self.folder / "y.npy").read_bytes(), b"old")
+            others = [name for name in os.listdir(self.folder) if name not in ("model.safetensors", "x.npy", "y.npy")]
+            self.assertEqual([name[:-6] for name in others], ["y.npy.partial-"] if number == signal.SIGKILL else [])
+
+    def test_an_input_that_becomes_shorter_is_said(self):
+        run = self.started()
+        os.truncate(self.folder / "x.npy", 0)
+        self.assertEqual((run.wait(60), run.stdout.read()), (2, ""))
+        self.assertRegex(run.stderr.read(), r"\Amha: a file became shorter, [^\n]* while it was read\n\Z")
+        self.assertEqual(sorted(os.listdir(self.folder)), ["model.safetensors", "x.npy", "y.npy"])
 
 
 class BadFiles(Command):
@@ -485,7 +542,7 @@ class BadFiles(Command):
             (entry(data_offsets=[0, 24, 25]), "is not like"), (entry(more=1), "is not like"), (entry(data_offsets=[0, 28]), "it looks truncated"),
             (entry(data_offsets=[24, 0]), "lies from byte 24"), (entry(shape=[2, 2]), "does not fit its shape"), (entry(shape=[2**62, 2**62]), "does not fit"),
             (entry(), "has no tensor 'W_key'"), (entry(dtype="I8"), "stored as 'I8'"), (with_header(b"[" * 5000 + b"]" * 5000), "not a .safetensors file"),
-            (with_header(b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"), "is not like"),
+            (with_header(b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"), "nested more than 32 deep"),
         ]
         for content, sentence in table:
             with self.subTest(sentence):
@@ -501,6 +558,32 @@ class BadFiles(Command):
             self.refused(self.mha("run", "--packed", path, "--input", "x.npy", "--output", "y.npy"), sentence)
         for option in (["--heads", 3], ["--causal"], ["--weight-type", "int8"], ["--weights", "w"], ["--no-config"]):
             self.refused(self.mha("run", "--packed", "layer.mha", *option, "--input", "x.npy", "--output", "y.npy"), option[0], "layer.mha says it")
+
+
+    def test_damaged_files_are_read_or_refused_by_name(self):
+        """Some of the files that are cut short, and some with a byte changed in the header; mha_fuzz_files reads many more."""
+        self.write("config.json", {**llama, "rope_scaling": {"rope_type": "linear", "factor": 4.0}})
+        weights = self.write("model.safetensors", safetensors(Layer().llama())).read_bytes()
+        self.ok("pack", "--weights", "model.safetensors", "--output", "layer.mha")
+        header = 8 + struct.unpack("<Q", weights[:8])[0]
+        from_weights, from_packed = ["--weights", "model.safetensors"], ["--packed", "layer.mha"]
+        table = [("x.npy", from_packed, 128), ("model.safetensors", from_weights, header), ("config.json", from_weights, 10**6), ("layer.mha", from_packed, 512)]
+        for name, words, length in table:
+            path = self.folder / name
+            good = path.read_bytes()
+            length = min(length, len(good))
+            cuts = [good[:at] for at in [0, 1, 8, length - 1, len(good) - 1, *random.sample(range(len(good)), 7)]]
+            changed = [good[:at] + bytes([good[at] ^ 1 << random.randrange(8)]) + good[at + 1:] for at in random.sample(range(length), 20)]
+            for number, content in enumerate(cuts + changed):
+                path.write_bytes(content)
+                done = self.mha("run", *words, "--input", "x.npy", "--output", "y.npy", "--quiet")
+                if number >= len(cuts) and done.returncode == 0:
+                    (self.folder / "y.npy").unlink()
+                    continue
+                self.refused(done)
+                self.assertTrue(name in done.stderr or "model.safetensors: " in done.stderr, (content, done.stderr))
+                self.assertFalse((self.folder / "y.npy").exists())
+            path.write_bytes(good)
 
 
 class Usage(Command):
@@ -550,6 +633,20 @@ class Usage(Command):
     def test_names_from_files_stay_on_one_line(self):
         self.write("model.safetensors", safetensors({"a\n\x1b[2J.W_query": [[1.0]], "b.W_query": [[1.0]]}))
         self.refused(self.mha("pack", "--weights", "model.safetensors", "--heads", 1, "--causal", "--output", "layer.mha"), "a??[2J")
+        self.write("config.json", {"model_type": "\x9b2J\u00e9\n" + "\u00e9" * 100})
+        self.refused(self.mha("pack", "--weights", "model.safetensors", "--layer", "b", "--output", "layer.mha"), "'??2J\u00e9?" + "\u00e9" * 56 + "...'")
+
+    def test_any_words_are_one_sentence_or_a_result(self):
+        words = ["run", "pack", "verify", "info", "--weights", "--packed", "--layer", "--config", "--no-config", "--heads", "--causal", "--no-causal", "--rope-base",
+                 "--no-rope", "--weight-type", "--arithmetic", "--input", "--output", "--threads", "--decode", "--prompt", "--cache-type", "--quiet", "--help", "--version",
+                 "-h", "--", "-", "", "=", "--heads=", "--rope-base=nan", "1", "-1", "99999999999999999999", "1e400", "nan", "int8", "x.npy", "none", "\n", "\u00e9", "a" * 5000]
+        for _ in range(100):
+            chosen = random.choices(words, k=random.randrange(8)) if random.random() < 0.5 else random.sample(words[:4], 1) + random.choices(words[4:], k=5)
+            if "y.npy" in chosen:
+                continue
+            done = self.mha(*chosen)
+            if done.returncode != 0:
+                self.refused(done)
 
 
 unittest.main()

@@ -101,10 +101,11 @@ Call read_packed_call(const std::string &name, const unsigned char *file, size_t
     fail(name, ": is damaged: what it says of how the layer is called has another checksum");
   }
   const char *const end = reinterpret_cast<const char *>(tail);
-  JsonObject json = JsonObject::parsed(name, end - length, end);
+  JsonObject json(name, parse_json(name, end - length, end));
   const std::string advice = "; a later version of mha wrote it";
   if (json.needed(json.whole_number("version"), "version") != kVersion) fail(name, ": says how it is called in another version", advice);
   Call call;
+  call.source = name;
   call.is_causal = json.needed(json.flag("causal"), "causal");
   call.window = json.whole_number("window").value_or(0);
   call.softcap = json.number("softcap").value_or(0);
@@ -135,20 +136,19 @@ Call read_packed_call(const std::string &name, const unsigned char *file, size_t
   return call;
 }
 
-PreparedCall::PreparedCall(const std::string &name, const Call &call, const mha_layer_config &shape, int64_t num_positions)
-    : call_(call) {
+PreparedCall::PreparedCall(const Call &call, const mha_layer_config &shape, int64_t num_positions) : call_(call) {
   if (call.rotation) {
     mha_rope_config config = *call.rotation;
     config.struct_size = sizeof config;
     if (config.dims == 0) config.dims = shape.head_dim;
     if (config.dims % 2 != 0 || config.dims > shape.head_dim) {
-      fail(name, ": ", config.dims, " elements of a head of ", shape.head_dim, " can't be rotated; an even number of them can");
+      fail(call.source, ": ", config.dims, " elements of a head of ", shape.head_dim, " can't be rotated; an even number of them can");
     }
     config.num_positions = num_positions;
     cos_.resize(static_cast<size_t>(num_positions * config.dims / 2));
     sin_.resize(cos_.size());
     mha_error error;
-    check(mha_rope_tables(&config, cos_.data(), sin_.data(), &error), error, name);
+    check(mha_rope_tables(&config, cos_.data(), sin_.data(), &error), error, call.source);
     rope_.struct_size = sizeof rope_;
     rope_.style = MHA_ROPE_HALF;
     rope_.dims = config.dims;

@@ -24,6 +24,7 @@ struct Call {
   std::optional<mha_rope_config> rotation;  // without positions; of pairs in halves
   std::optional<QueryKeyNorm> norm;
   std::vector<float> sinks;  // empty = none
+  std::string source;        // what says this: a file, or options
 
   std::string text() const;  // "causal, rotated (base 10000), softcap 50"
 };
@@ -36,7 +37,7 @@ Call read_packed_call(const std::string &name, const unsigned char *file, size_t
 // A call as the arguments of mha.h point to it; as long as it and the call live.
 class PreparedCall {
  public:
-  PreparedCall(const std::string &name, const Call &call, const mha_layer_config &shape, int64_t num_positions);
+  PreparedCall(const Call &call, const mha_layer_config &shape, int64_t num_positions);
   PreparedCall(const PreparedCall &) = delete;
   PreparedCall &operator=(const PreparedCall &) = delete;
 

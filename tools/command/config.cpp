@@ -1,5 +1,6 @@
 #include "config.h"
 
+#include <cfloat>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -88,7 +89,7 @@ void read_scaling(JsonObject *scaling, mha_rope_config *angles) {
 mha_rope_config read_rotation(JsonObject *config, bool has_local_base, bool slides, int64_t head_dim) {
   mha_rope_config angles = {};
   std::optional<JsonObject> scaling = config->object("rope_scaling"), parameters = config->object("rope_parameters");
-  std::optional<double> base = config->number("rope_theta"), part = config->number("partial_rotary_factor");
+  std::optional<double> base = config->number("rope_theta"), part = config->share("partial_rotary_factor");
   if (has_local_base) {
     const std::optional<double> local_base = config->number("rope_local_base_freq");
     if (parameters) {
@@ -105,11 +106,13 @@ mha_rope_config read_rotation(JsonObject *config, bool has_local_base, bool slid
   if (scaling) {
     read_scaling(&*scaling, &angles);
     if (scaling->has("rope_theta")) base = scaling->number("rope_theta");
-    if (scaling->has("partial_rotary_factor")) part = scaling->number("partial_rotary_factor");
+    if (scaling->has("partial_rotary_factor")) part = scaling->share("partial_rotary_factor");
     scaling->finish(kAdvice);
   }
   angles.base = config->needed(base, "rope_theta");
-  if (part.value_or(1) != 1) angles.dims = static_cast<int64_t>(static_cast<double>(head_dim) * *part);
+  if (part.value_or(1) == 1) return angles;
+  angles.dims = static_cast<int64_t>(static_cast<double>(head_dim) * *part);
+  if (angles.dims == 0) fail(config->name(), ": 'partial_rotary_factor' is ", *part, ", which leaves nothing of a head of ", head_dim, " to rotate");
   return angles;
 }
 
@@ -118,7 +121,7 @@ mha_rope_config read_rotation(JsonObject *config, bool has_local_base, bool slid
 Model read_model(const std::string &path, int64_t layer) {
   const MappedFile file(path);
   const char *const json = reinterpret_cast<const char *>(file.data());
-  JsonObject config = JsonObject::parsed(path, json, json + file.size());
+  JsonObject config(path, parse_json(path, json, json + file.size()));
   const std::string type_name = config.needed(config.string("model_type"), "model_type");
   const auto found = kTypes.find(type_name);
   if (found == kTypes.end()) {
@@ -131,7 +134,7 @@ Model read_model(const std::string &path, int64_t layer) {
   const char *const heads = is_gpt2 ? "n_head" : "num_attention_heads", *const width = is_gpt2 ? "n_embd" : "hidden_size";
   for (const char *key : kHarmless) config.ignore(key);
   Model model;
-  model.name = path;
+  model.name = model.call.source = path;
   model.has_norm = type.has_norm;
   model.norm_adds_one = type.norm_adds_one;
   model.has_sinks = type.has_sinks;
@@ -160,7 +163,9 @@ Model read_model(const std::string &path, int64_t layer) {
   }
   if (type_name == "gemma2" || type_name == "gemma3_text") {
     const char *const key = "query_pre_attn_scalar";
-    model.scale = static_cast<float>(1 / std::sqrt(config.needed(config.number(key), key)));
+    const double scalar = config.needed(config.number(key), key);
+    if (!(scalar > FLT_MIN)) fail(path, ": ", in_quotes(key), " is ", scalar, "; a number above 0 is expected");
+    model.scale = static_cast<float>(1 / std::sqrt(scalar));
     model.call.softcap = config.number("attn_logit_softcapping").value_or(0);
     expect_flag(&config, "use_bidirectional_attention", false);
   }

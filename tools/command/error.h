@@ -37,10 +37,11 @@ inline void check(mha_status status, const mha_error &error, const std::string &
   if (status != MHA_OK) fail(subject, ": ", error.message[0] != '\0' ? error.message : mha_status_string(status));
 }
 
-// 'text', shortened if it is long.
+// 'text', shortened if it is long, but not inside a character of UTF-8.
 inline std::string in_quotes(std::string_view text) {
-  const size_t longest = 120;
-  return "'" + std::string(text.substr(0, longest)) + (text.size() > longest ? "...'" : "'");
+  size_t length = 120;
+  while (text.size() > length && length > 110 && (text[length] & 0xc0) == 0x80) --length;
+  return "'" + std::string(text.substr(0, length)) + (text.size() > length ? "...'" : "'");
 }
 
 // A shape as Python writes it: (3, 6).
@@ -53,13 +54,18 @@ inline std::string shape_text(const std::vector<int64_t> &shape) {
 // "1 head", "2 heads".
 inline std::string count_text(int64_t count, const char *singular) { return text(count, " ", singular, count == 1 ? "" : "s"); }
 
-// Control characters replaced: names come from files, and must not be able to add lines or steer a terminal.
-inline bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
-inline std::string one_line(std::string text) {
-  for (char &c : text) {
-    if (is_control(c)) c = '?';
-  }
-  return text;
+// text[i], or '?' for a control character: names come from files, and must not be able to add lines or steer a terminal. In UTF-8 those from 0x80
+// to 0x9f have a byte 0xc2 in front; where text is not UTF-8, they stand alone.
+inline char shown(std::string_view text, size_t i) {
+  const auto byte = [&](size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0; };
+  const auto is_high = [&](size_t at) { return byte(at) >= 0x80 && byte(at) < 0xa0; };
+  const bool is_low = byte(i) < 0x20 || byte(i) == 0x7f, begins = byte(i) == 0xc2 && is_high(i + 1);
+  return is_low || begins || (is_high(i) && (byte(i - 1) < 0x80 || byte(i - 1) == 0xc2)) ? '?' : text[i];
+}
+inline std::string one_line(std::string_view text) {
+  std::string line;
+  for (size_t i = 0; i < text.size(); ++i) line += shown(text, i);
+  return line;
 }
 
 }  // namespace command

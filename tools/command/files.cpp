@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -14,6 +15,35 @@
 #include "error.h"
 
 namespace command {
+namespace {
+
+char temporary[PATH_MAX];  // what a signal removes; "" = nothing
+
+extern "C" void end_by_signal(int signal) {
+  remove_temporary();
+  if (signal == SIGBUS) {
+    static const char sentence[] = "mha: a file became shorter, or its disk failed, while it was read\n";
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, sentence, sizeof sentence - 1);
+    _exit(2);
+  }
+  raise(signal);  // which ends the process when this returns, for it is handled once
+}
+
+}  // namespace
+
+void remove_temporary() {
+  if (temporary[0] != '\0') unlink(temporary);
+}
+
+void handle_signals() {
+  struct sigaction action = {}, before;
+  action.sa_handler = end_by_signal;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU, SIGABRT, SIGBUS}) {
+    if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
+  }
+  signal(SIGXFSZ, SIG_IGN);  // so that writing too long a file fails
+}
 
 MappedFile::MappedFile(const std::string &path) : path_(path), data_(reinterpret_cast<const unsigned char *>("")) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not block
@@ -52,10 +82,15 @@ OutputFile::OutputFile(const std::string &path) : path_(path) {
   if (exists && access(path.c_str(), W_OK) != 0) fail_to_write();  // renaming would replace even a write-protected file
   char target[PATH_MAX];
   if (exists && realpath(path.c_str(), target) != nullptr) path_ = target;  // so that renaming replaces the file and not a link to it
-  std::string pattern = path_.substr(0, path_.rfind('/') + 1) + ".mha-XXXXXX";
+  const size_t name = path_.rfind('/') + 1;
+  std::string pattern = path_.substr(0, name) + path_.substr(name, 200) + ".partial-XXXXXX";  // a name has 255 bytes at most
+  sigset_t all, before;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, &before);
   file_ = mkostemp(pattern.data(), O_CLOEXEC);
+  if (file_ >= 0) strcpy(temporary, pattern.c_str());
+  sigprocmask(SIG_SETMASK, &before, nullptr);
   if (file_ < 0) fail_to_write();
-  temporary_ = pattern;
   const mode_t mask = umask(0);
   umask(mask);
   fchmod(file_, exists ? status.st_mode & 0777 : 0666 & ~mask);
@@ -63,7 +98,8 @@ OutputFile::OutputFile(const std::string &path) : path_(path) {
 
 OutputFile::~OutputFile() {
   if (file_ >= 0) close(file_);
-  if (!temporary_.empty()) unlink(temporary_.c_str());
+  remove_temporary();
+  temporary[0] = '\0';
 }
 
 void OutputFile::write(const void *data, size_t bytes) {
@@ -78,12 +114,12 @@ void OutputFile::write(const void *data, size_t bytes) {
 }
 
 void OutputFile::commit() {
-  if (!temporary_.empty() && fsync(file_) != 0) fail_to_write();
+  if (temporary[0] != '\0' && fsync(file_) != 0) fail_to_write();
   const int file = file_;
   file_ = -1;
   if (close(file) != 0) fail_to_write();
-  if (!temporary_.empty() && rename(temporary_.c_str(), path_.c_str()) != 0) fail_to_write();
-  temporary_.clear();
+  if (temporary[0] != '\0' && rename(temporary, path_.c_str()) != 0) fail_to_write();
+  temporary[0] = '\0';
 }
 
 void OutputFile::fail_to_write() const { fail(path_, ": cannot be written: ", strerror(errno)); }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -13,6 +14,23 @@
 
 namespace command {
 
+// Each key stands in its object once, and nothing is nested so deep that copying it takes much of the stack. name begins the sentences. Where
+// this is not JSON, the result is none of the types of JSON.
+inline nlohmann::json parse_json(const std::string &name, const char *begin, const char *end) {
+  using Json = nlohmann::json;
+  std::vector<std::set<std::string>> keys;  // of each object around
+  const auto check = [&](int depth, Json::parse_event_t event, Json &parsed) {
+    if (depth > 32) fail(name, ": has JSON nested more than 32 deep");
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key && !keys.back().insert(parsed).second) {
+      fail(name, ": has ", in_quotes(parsed.get<std::string>()), " twice in one object");
+    }
+    return true;
+  };
+  return Json::parse(begin, end, check, /*allow_exceptions=*/false);
+}
+
 // Each key is taken once; finish refuses those that nobody took. null stands for an absent key.
 class JsonObject {
  public:
@@ -22,14 +40,14 @@ class JsonObject {
   JsonObject(std::string name, Json object) : name_(std::move(name)), object_(std::move(object)) {
     if (!object_.is_object()) fail(name_, ": is not a JSON object");
   }
-  static JsonObject parsed(const std::string &name, const char *begin, const char *end) {
-    return {name, Json::parse(begin, end, nullptr, /*allow_exceptions=*/false)};
-  }
 
   const std::string &name() const { return name_; }
   bool has(const std::string &key) const { return object_.contains(key) && !object_[key].is_null(); }
 
-  std::optional<double> number(const std::string &key) { return take<double>(key, "a number", is_number); }
+  std::optional<double> number(const std::string &key) { return take<double>(key, "a number from -3.4e38 to 3.4e38", is_number); }
+  std::optional<double> share(const std::string &key) {
+    return take<double>(key, "a number above 0 and up to 1", [](const Json &value) { return is_number(value) && value > 0 && value <= 1; });
+  }
   std::optional<bool> flag(const std::string &key) { return take<bool>(key, "true or false", is_boolean); }
   std::optional<std::string> string(const std::string &key) { return take<std::string>(key, "a string", is_string); }
   std::optional<int64_t> whole_number(const std::string &key) {
@@ -56,7 +74,7 @@ class JsonObject {
   }
 
  private:
-  static bool is_number(const Json &value) { return value.is_number() && std::isfinite(value.get<double>()); }
+  static bool is_number(const Json &value) { return value.is_number() && std::abs(value.get<double>()) <= FLT_MAX; }
   static bool is_boolean(const Json &value) { return value.is_boolean(); }
   static bool is_count(const Json &value) { return value.is_number_unsigned() && value >= 1 && value < (1u << 31); }
   static bool is_string(const Json &value) { return value.is_string(); }

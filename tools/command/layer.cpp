@@ -85,6 +85,12 @@ void refuse_options(const LayerOptions &options, const std::string &source, bool
   }
 }
 
+// The config.json that is found beside the weights; "" = none, or none is to be.
+std::string beside(const LayerOptions &options) {
+  const std::string path = options.weights.substr(0, options.weights.rfind('/') + 1) + "config.json";
+  return !options.weights.empty() && !options.without_config && is_same_file(path, path) ? path : "";
+}
+
 // What the options say in place of a config.json.
 Model model_of(const LayerOptions &options, bool may_rotate) {
   const std::string why = ", for " + options.weights + (options.without_config ? " is read without" : " has beside it no") + " config.json";
@@ -101,6 +107,7 @@ Model model_of(const LayerOptions &options, bool may_rotate) {
   model.num_heads = options.num_heads;
   model.call.is_causal = options.is_causal;
   if (rotates) model.call.rotation.emplace().base = options.rope_base;
+  model.call.source = "--rope-base";
   return model;
 }
 
@@ -260,6 +267,24 @@ Layer::Layer(const LayerOptions &options) : name_(options.packed.empty() ? optio
   shape_.struct_size = sizeof shape_;
   check(mha_layer_shape(layer_, &shape_, &error), error, name_);
   if (file_) call_ = read_packed_call(name_, bytes_, num_bytes_, shape_);
+  // All that can be wrong with the call is found here, also before it is packed: the size for a row checks it, and reads no row.
+  const PreparedCall prepared(call_, shape_, 1);
+  mha_forward_args args = {};
+  args.struct_size = sizeof args;
+  args.batch = args.n_q = 1;
+  args.query = &args, args.output = &args;
+  prepared.add_to(&args);
+  size_t bytes = 0;
+  check(mha_forward_workspace(layer_, &args, &bytes, &error), error, call_.source);
+}
+
+void check_output(const std::string &output, const LayerOptions &layer) {
+  if (output.empty()) fail("--output is needed");
+  const std::pair<const char *, std::string> inputs[] = {
+      {"--weights", layer.weights}, {"--packed", layer.packed}, {"--config", layer.config}, {"config.json", beside(layer)}};
+  for (const auto &[name, path] : inputs) {
+    if (is_same_file(output, path)) fail("--output: ", output, " is also the ", name, "; name another file");
+  }
 }
 
 void Layer::pack(const LayerOptions &options) {
@@ -269,9 +294,7 @@ void Layer::pack(const LayerOptions &options) {
     if (!file.has(found.prefix + addition)) continue;
     fail(file.path(), ": the tensor ", in_quotes(found.prefix + addition), " changes the layer in a way that this version can't compute");
   }
-  const std::string beside = options.weights.substr(0, options.weights.rfind('/') + 1) + "config.json";
-  const bool finds_config = options.config.empty() && !options.without_config && is_same_file(beside, beside);
-  const std::string config = finds_config ? beside : options.config;
+  const std::string config = options.config.empty() ? beside(options) : options.config;
   if (options.without_config && !config.empty()) fail("--config: can't be combined with --no-config");
   if (!config.empty()) refuse_options(options, config, false);
   const Model model = config.empty() ? model_of(options, found.family->may_rotate) : read_model(config, number_in(found.prefix));

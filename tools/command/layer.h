@@ -27,6 +27,9 @@ struct LayerOptions {
   std::string weight_type, arithmetic;
 };
 
+// Refuses an output that is one of the files that the layer is read from, or that is not named.
+void check_output(const std::string &output, const LayerOptions &layer);
+
 // A layer over packed bytes: those of a mapped file, or its own.
 class Layer {
  public:

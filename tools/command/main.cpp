@@ -19,7 +19,7 @@ constexpr int kFailure = 1, kBadInput = 2;  // neither the user's fault nor his 
 // Allocates nothing: there may be no memory.
 int complain(int status, std::string_view sentence) {
   std::fputs("mha: ", stderr);
-  for (const char c : sentence) std::fputc(is_control(c) ? '?' : c, stderr);
+  for (size_t i = 0; i < sentence.size(); ++i) std::fputc(shown(sentence, i), stderr);
   std::fputc('\n', stderr);
   return status;
 }
@@ -31,6 +31,7 @@ int complain_about_memory() { return complain(kFailure, "there is not enough mem
   try {
     if (std::current_exception()) throw;
   } catch (const std::bad_alloc &) {
+    remove_temporary();
     std::_Exit(complain_about_memory());
   } catch (...) {
   }
@@ -122,6 +123,7 @@ int main(int argc, char **argv) {
   using namespace command;
   int status = kFailure;
   std::set_terminate(terminate);
+  handle_signals();
   try {
     status = parse_and_run(argc, argv);
   } catch (const InputError &error) {

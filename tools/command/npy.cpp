@@ -9,7 +9,7 @@
 namespace command {
 namespace {
 
-const std::string_view kMagic = "\x93NUMPY";
+const std::string_view kNpyMagic = "\x93NUMPY";
 
 struct Dtype {
   const char *descr;
@@ -24,7 +24,7 @@ constexpr Dtype kDtypes[] = {{"<f4", MHA_TYPE_F32, 4}, {"<f2", MHA_TYPE_F16, 2},
 Rows::Rows(const std::string &path) : file_(path) {
   const std::string_view bytes(reinterpret_cast<const char *>(file_.data()), file_.size());
   if (bytes.substr(0, 2) == "PK") fail(path, ": is a .npz archive; a single array, as numpy.save writes it, is expected");
-  if (bytes.substr(0, kMagic.size()) != kMagic) fail(path, ": is not a .npy file (numpy.save writes one)");
+  if (bytes.substr(0, kNpyMagic.size()) != kNpyMagic) fail(path, ": is not a .npy file (numpy.save writes one)");
   // magic, version (2 bytes), length of the header (2 bytes in version 1, 4 later), header, data
   const unsigned version = bytes.size() > 6 ? file_.data()[6] : 1;
   if (version < 1 || version > 3) fail(path, ": has version ", version, " of the .npy format; 1 to 3 are expected");
@@ -70,11 +70,11 @@ Rows::Rows(const std::string &path) : file_(path) {
 
 std::string npy_header(const std::vector<int64_t> &shape) {
   std::string dict = text("{'descr': '<f4', 'fortran_order': False, 'shape': ", shape_text(shape), ", }");
-  const size_t front = kMagic.size() + 4;
+  const size_t front = kNpyMagic.size() + 4;
   const size_t length = (front + dict.size() + 1 + 63) / 64 * 64 - front;  // the data begin at a multiple of 64
   dict.resize(length - 1, ' ');
   const char version_and_length[4] = {1, 0, static_cast<char>(length % 256), static_cast<char>(length / 256)};
-  return std::string(kMagic) + std::string(version_and_length, 4) + dict + "\n";
+  return std::string(kNpyMagic) + std::string(version_and_length, 4) + dict + "\n";
 }
 
 }  // namespace command

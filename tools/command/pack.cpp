@@ -17,11 +17,10 @@ struct PackOptions {
 
 void pack(const PackOptions &options) {
   if (options.layer.weights.empty()) fail("--weights is needed");
-  if (options.output.empty()) fail("--output is needed");
-  if (is_same_file(options.output, options.layer.weights)) fail("--output: ", options.output, " is also the --weights; name another file");
+  check_output(options.output, options.layer);
+  OutputFile file(options.output);
   const Layer layer(options.layer);
   const std::string call = packed_call(layer.call());
-  OutputFile file(options.output);
   file.write(layer.bytes(), layer.num_bytes());
   file.write(call.data(), call.size());
   file.commit();

@@ -22,14 +22,10 @@ struct RunOptions {
 };
 
 void check_options(const RunOptions &options) {
-  const std::pair<const char *, std::string> inputs[] = {
-      {"--weights", options.layer.weights}, {"--packed", options.layer.packed}, {"--input", options.input}};
   if ((options.layer.weights + options.layer.packed).empty()) fail("--weights (or --packed) is needed");
   if (options.input.empty()) fail("--input is needed");
-  if (options.output.empty()) fail("--output is needed");
-  for (const auto &[name, path] : inputs) {
-    if (is_same_file(options.output, path)) fail("--output: ", options.output, " is also the ", name, "; name another file");
-  }
+  check_output(options.output, options.layer);
+  if (is_same_file(options.output, options.input)) fail("--output: ", options.output, " is also the --input; name another file");
   const char *const other = options.prompt != 0 ? "--prompt" : !options.cache_type.empty() ? "--cache-type" : nullptr;
   if (!options.decodes && other != nullptr) fail(other, ": is an option of --decode, which is not given");
 }
@@ -126,7 +122,7 @@ void run(const RunOptions &options) {
   shape.back() = layer.shape().output_dim;
   OutputFile file(options.output);
   std::vector<float> output(static_cast<size_t>(rows.batch() * rows.count() * shape.back()));
-  const PreparedCall call(layer.name(), layer.call(), layer.shape(), rows.count());
+  const PreparedCall call(layer.call(), layer.shape(), rows.count());
   const bench::Workers workers(options.num_threads);
   const Work work = {layer, rows, call, workers.scheduler(), output.data()};
 

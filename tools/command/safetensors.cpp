@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
-#include <set>
 
-#include "error.h"
+#include "json.h"
 
 namespace command {
 namespace {
@@ -72,14 +70,7 @@ SafetensorsFile::SafetensorsFile(const std::string &path) : file_(path) {
   const uint64_t rest = file_.size() - 8;
   if (length > rest) fail(path, ": says that its header has ", length, " bytes, but only ", rest, " follow; it looks truncated");
   if (length > kLongestHeader) fail(path, ": says that its header has ", length, " bytes, more than the format allows");
-  std::set<std::string> seen;
-  const auto refuse_twice = [&](int depth, json::parse_event_t event, json &parsed) {
-    if (event == json::parse_event_t::key && depth == 1 && !seen.insert(parsed).second) {
-      fail(path, ": names the tensor ", in_quotes(parsed.get<std::string>()), " twice in its header");
-    }
-    return depth <= 3;  // nothing in a header is nested deeper
-  };
-  const json parsed = json::parse(header, header + length, refuse_twice, /*allow_exceptions=*/false);
+  const json parsed = parse_json(path, header, header + length);
   if (!parsed.is_object()) fail(path, ": has a header that is not a JSON object");
   for (const auto &[name, entry] : parsed.items()) {
     if (name != "__metadata__") tensors_.emplace(name, read_tensor(path, name, entry, rest - length));
