@@ -69,6 +69,25 @@ class Mha(unittest.TestCase):
     def assert_same(self, one, other):
         np.testing.assert_array_equal(one, other)
 
+    @unittest.skipUnless(sys.platform == "linux", "needs a limit of memory")
+    def test_no_memory_is_an_error_and_the_next_attempt_succeeds(self):
+        program = f"""if True:
+            import resource, sys
+            sys.path.insert(0, {str(tools)!r})
+            import numpy as np, mha
+            w = dict.fromkeys(["w_q", "w_k", "w_v", "w_o"], np.ones((1024, 1024), np.float32))
+            mha.Layer(2, 2, **{{name: array[:2, :2] for name, array in w.items()}})
+            pages = int(open("/proc/self/statm").read().split()[0])
+            resource.setrlimit(resource.RLIMIT_AS, ((pages << 12) + (8 << 20), -1))
+            try:
+                mha.Layer(1024, 8, **w)
+            except mha.Error as error:
+                print(error.name, error)
+            resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+            print(mha.Layer(1024, 8, **w).forward(np.ones((1, 1024), np.float32)).shape)"""
+        ran = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
+        self.assertRegex(ran.stdout, r"\AMHA_ERROR_OUT_OF_MEMORY the allocator has no \d+ bytes for the packed layer\n\(1, 1024\)\n", ran.stderr)
+
     # ---- The header
 
     def test_structs_are_those_of_the_header(self):

@@ -55,6 +55,9 @@ class Mpi(unittest.TestCase):
         self.assertRegex(done.stderr, sentence)
         return time.monotonic() - start
 
+    def test_no_memory_is_said_by_all(self):
+        self.expect_failure("there is no memory for [0-9]+ bytes; use more processes", 2, (2, "--keys", str(10**12)))
+
     def test_a_process_that_fails_is_named_by_all(self):
         for ranks in 2, 4:
             self.expect_failure("kv_position is -1", ranks, (ranks, "--fault", "1", "fail"))
