@@ -321,6 +321,26 @@ TEST_P(KvCache, ReadsBackWhatTheContractSaysIsStored) {
   }
 }
 
+// Codes that are halfway between two, rows of the greatest floats and around the border of 0, and some with a number that is not finite.
+TEST_P(KvCache, ReadsBackInt8RowsAtTheirBorders) {
+  AttentionProblem history = History(1, 16, 255, 255);
+  history.k_type = history.v_type = Storage::kInt8;
+  const float sizes[] = {127, -127, std::numeric_limits<float>::max(), 0x1p-100f, std::nextafter(0x1p-100f, 0.0f), 0x1p-149f, 0, 0x1p127f};
+  for (size_t i = 0; i < history.k.size(); i++) {
+    const float size = sizes[i / 255 % 8], half = static_cast<float>(static_cast<int>(i % 255) - 127) + (i % 255 < 254 ? 0.5f : 0.0f);
+    history.k[i] = size / 127 * half;
+    history.v[i] = i % 2 ? size : -size;
+  }
+  history.k[255] = kInfinity;
+  history.v.back() = std::numeric_limits<float>::quiet_NaN();
+  Cache cache(CacheConfigOf(history, kContiguous, 1, 16));
+  AttentionCall call = Call();
+  call.asked = kAskNothing;
+  call.cache.cache = cache.get();
+  Attend(history, call);
+  EXPECT_TRUE(SameBits(cache.Read(0, 0, 16), SpecifyStored(history, 0, 0, 16)));
+}
+
 TEST_P(KvCache, ReadsKeysOrValuesAlone) {
   const AttentionProblem history = History(1, 40);
   Cache cache(CacheConfigOf(history, kContiguous, 1, 40));

@@ -107,17 +107,59 @@ TEST(AttentionAccuracy, OneKeyGivesItsValueExactly) {
   ExpectAccurate("one key", problem, outputs);
 }
 
+// Row i's score for key i alone is so much greater that the other weights vanish: 600 keys in three chunks, whose states are merged.
+TEST(AttentionAccuracy, AScoreFarAboveTheOthersGivesItsValueExactly) {
+  AttentionProblem problem = RandomAttention(13, 600, 600, 16);
+  for (const float scale : {90.0f, 1000.0f, 0x1p100f}) {
+    problem.scale = scale;
+    for (std::vector<float> *x : {&problem.q, &problem.k}) {  // row numbers in binary, of -1 and 1: two rows' product is 16 or at most 14
+      const int64_t heads = static_cast<int64_t>(x->size()) / (600 * 16);
+      for (size_t n = 0; n < x->size(); n++) (*x)[n] = static_cast<int64_t>(n) / (heads * 16) >> n % 16 & 1 ? 1.0f : -1.0f;
+    }
+    const Outputs outputs = Attend(problem);
+    std::vector<float> expected;
+    for (int64_t row = 0; row < 600 * 4; row++) {
+      const auto value = problem.v.begin() + (row / 4 * 2 + row % 4 / 2) * 16;
+      expected.insert(expected.end(), value, value + 16);
+    }
+    EXPECT_TRUE(SameBits("y", outputs.y, expected)) << scale;
+  }
+}
+
 TEST(AttentionAccuracy, ManyKeys) {
   AttentionProblem problem = RandomAttention(9, 8, 4097, 64);
   ExpectAccurateAttention("4097 keys", problem);
   Multiply(&problem.k, 5);
   ExpectAccurateAttention("4097 keys, wide scores", problem);
+  problem = RandomAttention(14, 1, 131072, 8);
+  ExpectAccurateAttention("131072 keys", problem);
+  Multiply(&problem.q, 0);
+  ExpectAccurateAttention("131072 keys, equal scores", problem);
 }
 
-TEST(AttentionAccuracy, SubnormalValues) {
+// Subnormal queries have scores like others where the keys are large. With both subnormal, all products are 0.
+TEST(AttentionAccuracy, SubnormalNumbers) {
   AttentionProblem problem = RandomAttention(10, 20, 60, 16);
   Multiply(&problem.v, 0x1p-130f);
   ExpectAccurateAttention("subnormal values", problem);
+  problem = RandomAttention(15, 20, 300, 16);
+  Multiply(&problem.q, 0x1p-128f);
+  Multiply(&problem.k, 0x1p120f);
+  problem.scale = 64;
+  ExpectAccurateAttention("subnormal queries", problem);
+  problem = RandomAttention(16, 20, 300, 16);
+  Multiply(&problem.q, 0x1p-130f);
+  Multiply(&problem.k, 0x1p-130f);
+  ExpectAccurateAttention("subnormal queries and keys", problem);
+}
+
+// A softcap makes most scores one of two numbers, and a sink is as large as the greatest.
+TEST(AttentionAccuracy, ScoresThatASoftcapSaturates) {
+  AttentionProblem problem = RandomAttention(17, 30, 300, 16);
+  Multiply(&problem.q, 300);
+  problem.score.emplace().softcap = 20;
+  problem.score->sinks = {20, -20, 0, 1000};
+  ExpectAccurateAttention("saturated scores", problem);
 }
 
 TEST(AttentionAccuracy, ScaleOfTheCallers) {
@@ -253,6 +295,16 @@ TEST(LayerAccuracy, OrdinaryLayers) {
 }
 
 TEST(LayerAccuracy, ManyRows) { ExpectAccurateLayer("layer 24, 600 rows", RandomLayer(24, 600, 24, 2, 1, 12)); }
+
+// With inputs and weights of one sign, sums grow to the end.
+TEST(LayerAccuracy, ManyInputs) {
+  LayerProblem problem = RandomLayer(29, 3, 16384, 1, 1, 8);
+  ExpectAccurateLayer("layer 16384", problem);
+  for (std::vector<float> *x : {&problem.query, &problem.w_q, &problem.w_k, &problem.w_v}) {
+    for (float &value : *x) value = std::fabs(value);
+  }
+  ExpectAccurateLayer("layer 16384, one sign", problem);
+}
 
 TEST(LayerAccuracy, WithoutBiasesAndOutputProjection) {
   LayerProblem problem = RandomLayer(25, 60, 64, 4, 4, 16);

@@ -125,6 +125,28 @@ TEST_P(IntegerArithmetic, OfTheGreatestCodesGivesTheBitsOfTheSpecification) {
   }
 }
 
+// Sums of 16,384 such terms, which a float no longer holds exactly; and scales at their borders, which make them infinite, subnormal or 0.
+TEST_P(IntegerArithmetic, OfManyTermsAndTheGreatestScalesGivesTheBitsOfTheSpecification) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  constexpr float kScales[] = {1.0f, kMost, -kMost, 0x1p-126f, 0x1p-149f, -0x1p-149f, 0.0f, std::numeric_limits<float>::infinity()};
+  for (const int64_t dim : {64, 16384}) {
+    LayerProblem problem = ProblemOf(8, 3, dim, 1, 24, 24);
+    for (int64_t i = 0; i < 3 * dim; i++) problem.query[i] = i / dim == 0 ? 3.0f : i / dim == 1 ? -kMost : i % 3 ? 0x1p-100f : -0x1p-100f;
+    for (const Kind &kind : kKinds) {
+      problem.arithmetic = kind.arithmetic;
+      LayerProblem converted = Converted(problem, kind.stored);
+      for (std::vector<float> *w : {&converted.w_q, &converted.w_k}) {
+        std::fill(w->begin(), w->end(), w == &converted.w_k ? 7.0f : kind.stored == Stored::kInt8 ? -128.0f : -8.0f);
+      }
+      for (std::vector<float> *scales : {&converted.s_q, &converted.s_k}) {
+        for (size_t i = 0; i < scales->size(); i++) (*scales)[i] = kScales[i % 24 % 8];
+      }
+      const Layer layer = MakeLayer(GivenAs(converted, MHA_LAYOUT_OUT_IN, false, 0), instruction_set());
+      ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(converted))) << kind.name << ", " << dim << " terms";
+    }
+  }
+}
+
 TEST_P(IntegerArithmetic, ANumberThatIsNotFiniteMakesItsRowNanAndNoOther) {
   const float infinity = std::numeric_limits<float>::infinity();
   const int64_t dim = 150, columns = 20;

@@ -1,0 +1,60 @@
+#include "contract/kernel_functions.h"
+
+#include <mha.h>
+
+#include "kernels/rows.h"
+
+namespace mha {
+namespace {
+
+Vector tanh_of_one(Vector x) {
+  Vector one[1] = {x};
+  tanh_of(one);
+  return one[0];
+}
+
+template <Storage storage>
+void there_and_back(const float *x, int64_t count, float *y) {
+  for (int64_t i = 0; i < count; i += 16) {
+    uint16_t numbers[16];
+    narrow(storage, x + i, 16, numbers);
+    widen<Vector>(storage, numbers, 16, y + i);
+  }
+}
+
+int32_t greatest_code(float x, int32_t most) { return code_of(x, code_scale_of(bits_of(x) & 0x7fffffffu, most).factor); }
+
+int32_t greatest_codes4(float x) {
+  const float factor = int4_scale_of(x, x - x == 0.0f).factor;
+  return 16 * int4_of(x, factor) + int4_of(-x, factor);
+}
+
+}  // namespace
+}  // namespace mha
+
+using namespace mha;  // NOLINT: this file is about nothing else
+
+#define MHA_OF_VECTORS(function)                    \
+  [](const float *x, int64_t count, float *y) {     \
+    for (int64_t i = 0; i < count; i += Vector::size) store(y + i, function(load<Vector>(x + i))); \
+  }
+#define MHA_OF_FLOATS(result)                                                       \
+  [](const float *x, int64_t count, float *y) {                                     \
+    for (int64_t i = 0; i < count; ++i) y[i] = static_cast<float>(result); \
+  }
+
+extern const KernelFunctions MHA_TESTED_FUNCTIONS;
+constexpr KernelFunctions MHA_TESTED_FUNCTIONS = {MHA_TESTED_SET,
+                                                  MHA_OF_VECTORS(exp_of),
+                                                  MHA_OF_FLOATS(exp_of(x[i])),
+                                                  MHA_OF_VECTORS(tanh_of_one),
+                                                  MHA_OF_VECTORS(sigmoid_of),
+                                                  MHA_OF_VECTORS(softplus_of),
+                                                  MHA_OF_FLOATS(log_of(x[i])),
+                                                  MHA_OF_FLOATS(1.0f / __builtin_sqrtf(x[i])),
+                                                  there_and_back<Storage::f16>,
+                                                  there_and_back<Storage::bf16>,
+                                                  MHA_OF_FLOATS(code_of(x[i], 1.0f)),
+                                                  MHA_OF_FLOATS(greatest_code(x[i], 127)),
+                                                  MHA_OF_FLOATS(greatest_code(x[i], 32767)),
+                                                  MHA_OF_FLOATS(greatest_codes4(x[i]))};
