@@ -22,7 +22,7 @@ void there_and_back(const float *x, int64_t count, float *y) {
   }
 }
 
-int32_t greatest_code(float x, int32_t most) { return code_of(x, code_scale_of(bits_of(x) & 0x7fffffffu, most).factor); }
+CodeScale scale_of(float x, int32_t most) { return code_scale_of(bits_of(x) & 0x7fffffffu, most); }
 
 int32_t greatest_codes4(float x) {
   const float factor = int4_scale_of(x, x - x == 0.0f).factor;
@@ -34,12 +34,12 @@ int32_t greatest_codes4(float x) {
 
 using namespace mha;  // NOLINT: this file is about nothing else
 
-#define MHA_OF_VECTORS(function)                    \
-  [](const float *x, int64_t count, float *y) {     \
+#define MHA_OF_VECTORS(function)                                                                   \
+  [](const float *x, int64_t count, float *y) {                                                    \
     for (int64_t i = 0; i < count; i += Vector::size) store(y + i, function(load<Vector>(x + i))); \
   }
-#define MHA_OF_FLOATS(result)                                                       \
-  [](const float *x, int64_t count, float *y) {                                     \
+#define MHA_OF_FLOATS(result)                                              \
+  [](const float *x, int64_t count, float *y) {                            \
     for (int64_t i = 0; i < count; ++i) y[i] = static_cast<float>(result); \
   }
 
@@ -55,6 +55,8 @@ constexpr KernelFunctions MHA_TESTED_FUNCTIONS = {MHA_TESTED_SET,
                                                   there_and_back<Storage::f16>,
                                                   there_and_back<Storage::bf16>,
                                                   MHA_OF_FLOATS(code_of(x[i], 1.0f)),
-                                                  MHA_OF_FLOATS(greatest_code(x[i], 127)),
-                                                  MHA_OF_FLOATS(greatest_code(x[i], 32767)),
+                                                  MHA_OF_FLOATS(scale_of(x[i], 127).scale),
+                                                  MHA_OF_FLOATS(scale_of(x[i], 127).factor),
+                                                  MHA_OF_FLOATS(code_of(x[i], scale_of(x[i], 127).factor)),
+                                                  MHA_OF_FLOATS(code_of(x[i], scale_of(x[i], 32767).factor)),
                                                   MHA_OF_FLOATS(greatest_codes4(x[i]))};

@@ -11,6 +11,7 @@ struct KernelFunctions {
   Map *exp, *exp_of_one, *tanh, *sigmoid, *softplus, *log, *inverse_root;
   Map *f16, *bf16;  // there and back
   Map *code;        // where the scale is 1
+  Map *scale, *factor;  // of an int8 row of which x is the greatest
   Map *greatest8, *greatest16, *greatest4;  // the code of x where it is the greatest of its row; of int4 16 times that, and the code of -x
 };
 
