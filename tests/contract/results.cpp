@@ -3,10 +3,8 @@
 #include <mha.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -618,7 +616,9 @@ class Cases {
       const std::string of_type = std::string(" of ") + kTypeNames[type];
       LayerProblem m = ModelOf(100, 75, 4, 2, 12, 9, 70, true);
       RecordLayer("layer" + of_type, m, DataOf(m, type));
-      RecordBytes("packed layer" + of_type, DataOf(m, type).Pack());
+      const Memory packed = DataOf(m, type).Pack();
+      RecordBytes("packed layer" + of_type, packed);
+      Record("packed layer" + of_type + " with its header" + FormatOf(packed), Sum().Add(packed.data(), packed.size()));
       m = ModelOf(101, 517, 2, 1, 24, 24, 0, false);  // three blocks of 256 terms; neither W_O nor biases
       RecordLayer("layer of width 517" + of_type, m, DataOf(m, type));
       m = ModelOf(102, 40, 2, 2, 8, 8, 40, true);
@@ -858,20 +858,13 @@ class Cases {
 
 Checksums Compute(uint32_t instruction_set, const mha_scheduler *scheduler) { return Cases(instruction_set, scheduler).Run(); }
 
-Table TableOf(std::istream &in) {
-  Table table;
-  for (std::string line; std::getline(in, line);) {
-    if (line.empty() || line[0] == '#') continue;
-    std::istringstream words(line);
-    std::string first, name;
-    words >> first >> std::ws;
-    std::getline(words, name);
-    if (first == "contract")
-      table.contract = std::strtol(name.c_str(), nullptr, 10);
-    else
-      table.checksums[name] = std::strtoull(first.c_str(), nullptr, 16);
-  }
-  return table;
+int PublishedContract() { return MHA_PUBLISHED_CONTRACT; }
+
+const Checksums &Published() {
+  static const Checksums published = {
+#include "published.h"
+  };
+  return published;
 }
 
 }  // namespace results

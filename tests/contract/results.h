@@ -7,7 +7,6 @@
 #include <mha.h>
 
 #include <cstdint>
-#include <istream>
 #include <map>
 #include <string>
 
@@ -15,12 +14,9 @@ namespace results {
 
 using Checksums = std::map<std::string, uint64_t>;
 
-struct Table {
-  long contract = -1;  // -1: there is none
-  Checksums checksums;
-};
-
-Table TableOf(std::istream &in);
+// What the table has.
+const Checksums &Published();
+int PublishedContract();
 
 // All of them, each of its own calls.
 Checksums Compute(uint32_t instruction_set, const mha_scheduler *scheduler);

@@ -327,26 +327,6 @@ TEST(Damage, OfOneBitInTwoWordsIsFound) {
   EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
 }
 
-// Bytes that were packed before are packed layers for as long as the format has its version: a change of either the bytes or the checksum
-// needs a new one.
-TEST(Pack, GivesTheBytesOfItsVersion) {
-  const int64_t dim = 40;
-  std::vector<float> matrix(static_cast<size_t>(dim * dim));
-  for (size_t i = 0; i < matrix.size(); ++i) matrix[i] = static_cast<float>(i % 97) - 48.0f;
-  mha_layer_config config = Zeroed<mha_layer_config>();
-  config.query_dim = dim;
-  config.num_heads = 2;
-  mha_layer_weights weights = Zeroed<mha_layer_weights>();
-  weights.w_q = weights.w_k = weights.w_v = weights.w_o = matrix.data();
-  size_t bytes = 0;
-  ASSERT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, nullptr), MHA_OK);
-  Memory buffer(bytes, Place::kBeforeGuard, 64);
-  ASSERT_EQ(mha_layer_pack(&config, &weights, nullptr, buffer.data(), bytes, nullptr), MHA_OK);
-  uint64_t sum = 14695981039346656037u;  // FNV-1a
-  for (size_t i = 0; i < bytes; ++i) sum = (sum ^ buffer.data()[i]) * 1099511628211u;
-  EXPECT_EQ(sum, 2401008492807431596u) << "version 4 of the format, contract 3";
-}
-
 // A file that was cut off: the copy ends at an inaccessible page.
 TEST(Damage, TruncationAtAnyLengthIsAnError) {
   for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {

@@ -2,12 +2,10 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 
 #include "commands.h"
 #include "error.h"
-#include "results_table.h"
 #include "tests/contract/results.h"
 
 namespace command {
@@ -33,16 +31,15 @@ std::string processor() {
 
 // A line for each result that says whether it is the published one, and what it is where it is not.
 void verify_results() {
-  std::istringstream text_of_table(results_table);
-  const results::Table table = results::TableOf(text_of_table);
+  const results::Checksums &table = results::Published();
   std::printf("processor         %s\ninstruction sets  %s\n", processor().c_str(), instruction_set_names().c_str());
-  std::printf("contract          %u, published for %ld\n\n", mha_contract(), table.contract);
+  std::printf("contract          %u, published for %d\n\n", mha_contract(), results::PublishedContract());
   std::vector<std::pair<std::string, results::Checksums>> computed;
   for (uint32_t set = MHA_INSTRUCTION_SET_SCALAR; set < 32; ++set) {
     if (mha_instruction_sets() & 1u << set) computed.emplace_back(mha_instruction_set_name(set), results::Compute(set, nullptr));
   }
   size_t equal = 0;
-  for (const auto &[name, published] : table.checksums) {
+  for (const auto &[name, published] : table) {
     std::string others;  // sets with another result, and that
     for (const auto &[set, checksums] : computed) {
       const auto found = checksums.find(name);
@@ -54,9 +51,9 @@ void verify_results() {
     if (!others.empty()) others = ": BUT " + others;
     std::printf("%016llx  %s%s\n", static_cast<unsigned long long>(published), name.c_str(), others.c_str());
   }
-  const std::string sum = text(equal, " of ", table.checksums.size(), " as published");
+  const std::string sum = text(equal, " of ", table.size(), " as published");
   std::printf("\n%s, on each of %zu instruction sets\n", sum.c_str(), computed.size());
-  if (equal != table.checksums.size()) throw std::runtime_error(sum + "; the lines with BUT say what differs");
+  if (equal != table.size()) throw std::runtime_error(sum + "; the lines with BUT say what differs");
 }
 
 }  // namespace
