@@ -6,8 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <locale.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -53,6 +51,12 @@ class Everything {
   }
   Everything(const Everything &) = delete;
   ~Everything() { mha_layer_destroy(created_); }
+
+  void UseLayer(const mha_layer *layer) {
+    forward_.layer = layer;
+    linear_layer_ = layer;
+  }
+  void UseCache(mha_kv_cache *cache) { forward_.args.cache = attention_.args.cache = choice_.args.cache = cache_ = cache; }
 
   const std::vector<Function> &functions() const { return functions_; }
   // What the calls have written: rows of the three kinds of calls, and of the cache.
@@ -110,6 +114,7 @@ class Everything {
   const mha_layer_options options_ = Options(set_);
   const Layer layer_ = Create(data_, set_);
   mha_layer *created_ = nullptr;
+  const mha_layer *linear_layer_ = nullptr;
   ForwardData forward_{layer_.get(), problem_, {Guarded()}};
   AttentionData attention_{NormalAttention(problem_), {Guarded(), set_}};
   ChoiceData choice_{Choice(), {Guarded(), set_}};
@@ -147,7 +152,7 @@ class Everything {
       {"mha_layer_view",
        [this] { return mha_layer_view(packed_.data(), packed_.size(), &options_, storage_.data(), storage_.size(), &viewed_, &error); }},
       {"mha_layer_verify", [this] { return mha_layer_verify(packed_.data(), packed_.size(), &error); }},
-      {"mha_layer_shape", [this] { return mha_layer_shape(layer_.get(), &shape_, &error); }},
+      {"mha_layer_shape", [this] { return mha_layer_shape(forward_.layer, &shape_, &error); }},
       {"mha_layer_create",
        [this] {
          mha_layer_destroy(created_);
@@ -172,17 +177,19 @@ class Everything {
       {"mha_linear_create",
        [this] {
          mha_layer_destroy(created_);
-         return mha_linear_create(&linear_weights_, &options_, &created_, &error);
+         const mha_status status = mha_linear_create(&linear_weights_, &options_, &created_, &error);
+         linear_layer_ = created_;
+         return status;
        }},
       {"mha_linear_workspace",
        [this] {
          linear_.rows = problem_.batch * kRows;
          linear_.x = forward_.args.query;
          linear_.output = product_.data();
-         return mha_linear_workspace(created_, &linear_, &bytes_, &error);
+         return mha_linear_workspace(linear_layer_, &linear_, &bytes_, &error);
        }},
-      {"mha_linear", [this] { return mha_linear(created_, &linear_, workspace(), room(), &error); }},
-      {"mha_linear_info", [this] { return mha_linear_info(created_, &linear_, &info, &error); }},
+      {"mha_linear", [this] { return mha_linear(linear_layer_, &linear_, workspace(), room(), &error); }},
+      {"mha_linear_info", [this] { return mha_linear_info(linear_layer_, &linear_, &info, &error); }},
       {"mha_kv_cache_size", [this] { return mha_kv_cache_size(&cache_config_, &bytes_, &error); }},
       {"mha_kv_cache_init",
        [this] { return mha_kv_cache_init(&cache_config_, cache_buffer_.data(), cache_buffer_.size(), &cache_, &error); }},
@@ -403,109 +410,71 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(EveryFunction);
 
 // ---- Memory that is no layer or cache ----------------------------------------------------------------------------------------------
 
-// What is passed in place of a layer: all fail with a sentence.
-void ExpectNoLayer(const mha_layer *layer, const char *what) {
-  SCOPED_TRACE(what);
-  FullForward call;
-  size_t bytes;
-  mha_layer_config config = Zeroed<mha_layer_config>();
-  mha_call_info info = Zeroed<mha_call_info>();
-  mha_linear_args linear = Zeroed<mha_linear_args>();
-  linear.rows = 1;
-  float row[512] = {};
-  linear.x = row;
-  linear.output = row + 256;
-  const Expected expected = {MHA_ERROR_INVALID_VALUE, {1}, {"layer", "destroyed"}};
-  ExpectFails([&](mha_error *error) { return mha_forward_workspace(layer, &call.args, &bytes, error); }, expected);
-  ExpectFails([&](mha_error *error) { return mha_forward(layer, &call.args, row, sizeof row, error); }, expected);
-  ExpectFails([&](mha_error *error) { return mha_info(layer, &call.args, &info, error); }, expected);
-  ExpectFails([&](mha_error *error) { return mha_linear_workspace(layer, &linear, &bytes, error); }, expected);
-  ExpectFails([&](mha_error *error) { return mha_linear(layer, &linear, row, sizeof row, error); }, expected);
-  ExpectFails([&](mha_error *error) { return mha_linear_info(layer, &linear, &info, error); }, expected);
-  ExpectFails([&](mha_error *error) { return mha_layer_shape(layer, &config, error); }, expected);
+// All functions that take a layer, or a cache, refuse what is passed in its place, with a sentence that has this word.
+void ExpectRefused(const Everything &everything, const char *what, const char *word, const char *functions) {
+  int refused = 0;
+  for (const Function &function : everything.functions()) {
+    if (!HasWord(functions, function.name)) continue;
+    EXPECT_EQ(function.run(), MHA_ERROR_INVALID_VALUE) << function.name << " with " << what;
+    EXPECT_TRUE(HasWord(everything.error.message, word)) << function.name << " with " << what << ": " << everything.error.message;
+    ++refused;
+  }
+  EXPECT_EQ(refused, std::count(functions, functions + std::strlen(functions), ' ') + 1);
+}
+void ExpectNoLayer(const void *memory, const char *what) {
+  Everything everything(MHA_INSTRUCTION_SET_AUTO);
+  const auto *layer = static_cast<const mha_layer *>(memory);
+  everything.UseLayer(layer);
+  ExpectRefused(everything, what, "destroyed",
+                "mha_forward_workspace mha_forward mha_info mha_linear_workspace mha_linear mha_linear_info mha_layer_shape");
   mha_layer_destroy(const_cast<mha_layer *>(layer));  // does nothing
+}
+void ExpectNoCache(void *memory, const char *what, const char *word = "cache") {
+  Everything everything(MHA_INSTRUCTION_SET_AUTO);
+  everything.UseCache(static_cast<mha_kv_cache *>(memory));
+  ExpectRefused(everything, what, word,
+                "mha_kv_cache_shape mha_kv_cache_length mha_kv_cache_truncate mha_kv_cache_set_blocks mha_kv_cache_copy_prefix "
+                "mha_kv_cache_append mha_kv_cache_read mha_forward_workspace mha_forward mha_info mha_attention_workspace mha_attention "
+                "mha_attention_info mha_choose_keys_workspace mha_choose_keys");
 }
 
 mha_kv_cache_config SmallCache() {
   mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
-  config.num_sequences = 2;
+  config.num_sequences = config.num_kv_heads = 2;
   config.capacity = 48;
-  config.num_kv_heads = 2;
   config.head_dim = 16;
   return config;
 }
 
-// The same for a cache, in the functions of caches and in calls.
-void ExpectNoCache(mha_kv_cache *cache, const char *what, const char *word = "cache") {
-  SCOPED_TRACE(what);
-  int64_t length;
-  float rows[4096] = {};
-  const int32_t block = 0;
-  mha_kv_cache_config config = SmallCache();
-  const Expected of_functions = {MHA_ERROR_INVALID_VALUE, {1}, {word}}, of_layers = {MHA_ERROR_INVALID_VALUE, {2}, {word}};
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_shape(cache, &config, error); }, of_functions);
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_length(cache, 0, &length, error); }, of_functions);
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_truncate(cache, 0, 0, error); }, of_functions);
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_set_blocks(cache, 0, &block, 1, error); }, of_functions);
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_copy_prefix(cache, 0, 1, 0, error); }, of_functions);
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_append(cache, 0, 1, rows, rows, error); }, of_functions);
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_read(cache, 0, 0, 0, rows, rows, error); }, of_functions);
-  LayerProblem sizes = OfItself(SquareSizes(32, 2, 2, 16), 3);
-  sizes.is_causal = true;
-  const LayerProblem problem = NormalLayer(sizes);
-  const Layer layer = Create(LayerData(problem));
-  ForwardData forward(layer.get(), problem, {Guarded()});
-  AttentionData attention(NormalAttention(problem), {Guarded()});
-  ChoiceProblem choice;
-  sizes.num_kv_heads = 1;
-  static_cast<AttentionProblem &>(choice) = NormalAttention(sizes);
-  choice.weights = Random(5).Normals(choice.batch * choice.n_q * choice.num_heads);
-  ChoiceData choosing(choice, {Guarded()});
-  forward.args.cache = attention.args.cache = choosing.args.cache = cache;
-  mha_call_info info = Zeroed<mha_call_info>();
-  for (CallData *data : std::initializer_list<CallData *>{&forward, &attention, &choosing}) {
-    const Expected &expected = data == &forward ? of_layers : of_functions;
-    ExpectFails([&](mha_error *error) { return data->Workspace(&info.workspace_bytes, error); }, expected);
-    ExpectFails([&](mha_error *error) { return data->Run(rows, sizeof rows, error); }, expected);
-    if (data != &choosing) ExpectFails([&](mha_error *error) { return data->Info(&info, error); }, expected);
-  }
-}
-
 TEST(Handles, ThatAreNoneAreErrors) {
-  const LayerProblem problem = SmallLayer();
-  const LayerData data(problem);
+  const LayerData data(SmallLayer());
   const Layer layer = Create(data);
   Cache cache(SmallCache());
-  Memory zeros(4096, Place::kBeforeGuard, 64);
-  ExpectNoLayer(reinterpret_cast<const mha_layer *>(zeros.data()), "zeroed memory");
-  ExpectNoLayer(reinterpret_cast<const mha_layer *>(zeros.data() + 3), "memory of any alignment");
-  ExpectNoLayer(reinterpret_cast<const mha_layer *>(cache.get()), "a cache");
-  ExpectNoLayer(reinterpret_cast<const mha_layer *>(data.Pack().data()), "a packed layer, not viewed");
-  ExpectNoCache(reinterpret_cast<mha_kv_cache *>(zeros.data()), "zeroed memory");
-  ExpectNoCache(reinterpret_cast<mha_kv_cache *>(zeros.data() + 8), "memory of any alignment", "aligned");
-  ExpectNoCache(reinterpret_cast<mha_kv_cache *>(layer.get()), "a layer");
+  const Memory zeros(4096, Place::kBeforeGuard, 64), packed = data.Pack();
+  ExpectNoLayer(zeros.data(), "zeroed memory");
+  ExpectNoLayer(zeros.data() + 3, "memory of any alignment");
+  ExpectNoLayer(cache.get(), "a cache");
+  ExpectNoLayer(packed.data(), "a packed layer, not viewed");
+  ExpectNoCache(zeros.data(), "zeroed memory");
+  ExpectNoCache(zeros.data() + 8, "memory of any alignment", "aligned");
+  ExpectNoCache(layer.get(), "a layer");
 }
 
-// The object of a view can be looked at when it has been destroyed or copied; of create, where its memory is still there.
 TEST(Handles, OfALayerThatWasDestroyedOrMovedAreErrors) {
-  const LayerProblem problem = SmallLayer();
-  const LayerData data(problem);
-  RecordingAllocator recorder;
+  const LayerData data(SmallLayer());
+  RecordingAllocator recorder;  // whose memory stays
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
   mha_layer *layer = nullptr;
   ASSERT_EQ(mha_layer_create(&data.config, &data.weights, &options, &layer, nullptr), MHA_OK);
   mha_layer_destroy(layer);
   EXPECT_EQ(recorder.releases, 1);
   ExpectNoLayer(layer, "a layer that was destroyed");
-  mha_layer_destroy(layer);
   EXPECT_EQ(recorder.releases, 1) << "not a second time";
-
-  const Memory packed = data.Pack();
+  const Memory packed = data.Pack(), elsewhere(mha_layer_view_size(), Place::kBeforeGuard, 64);
   const View view(packed);
   ASSERT_EQ(view.status, MHA_OK);
-  Memory elsewhere(mha_layer_view_size() + 64, Place::kBeforeGuard, 64);
   std::memcpy(elsewhere.data(), view.layer, mha_layer_view_size() - 63);
-  ExpectNoLayer(reinterpret_cast<const mha_layer *>(elsewhere.data()), "a layer that was moved");
+  ExpectNoLayer(elsewhere.data(), "a layer that was moved");
 }
 
 // A cache has no address in it. Its bytes can be used at any other that is aligned to 64.
@@ -513,18 +482,14 @@ TEST(Handles, OfACacheThatWasMovedAreGoodWhereItIsAligned) {
   Cache cache(SmallCache());
   const std::vector<float> rows = Random(1).Normals(3 * 2 * 16);
   ASSERT_EQ(mha_kv_cache_append(cache.get(), 1, 3, rows.data(), rows.data(), nullptr), MHA_OK);
-  Memory elsewhere(cache.buffer().size() + 64, Place::kAfterGuard);
-  for (const size_t offset : {0, 64, 8}) {
-    std::memmove(elsewhere.data() + offset, cache.buffer().data(), cache.buffer().size());
-    auto *const moved = reinterpret_cast<mha_kv_cache *>(elsewhere.data() + offset);
-    if (offset % 64 != 0) {
-      ExpectNoCache(moved, "a cache at another alignment", "aligned");
-      continue;
-    }
-    std::vector<float> read(rows.size());
-    EXPECT_EQ(mha_kv_cache_read(moved, 1, 0, 3, read.data(), nullptr, nullptr), MHA_OK);
-    EXPECT_EQ(read, rows);
-  }
+  const Memory elsewhere(cache.buffer().size() + 64, Place::kAfterGuard);
+  std::memcpy(elsewhere.data() + 64, cache.buffer().data(), cache.buffer().size());
+  std::vector<float> read(rows.size());
+  const auto *moved = reinterpret_cast<const mha_kv_cache *>(elsewhere.data() + 64);
+  EXPECT_EQ(mha_kv_cache_read(moved, 1, 0, 3, read.data(), nullptr, nullptr), MHA_OK);
+  EXPECT_EQ(read, rows);
+  std::memmove(elsewhere.data() + 8, cache.buffer().data(), cache.buffer().size());
+  ExpectNoCache(elsewhere.data() + 8, "a cache at another alignment", "aligned");
   cache.buffer().Fill(0);
   ExpectNoCache(cache.get(), "a buffer that was used for something else");
 }
@@ -534,25 +499,24 @@ TEST(Handles, OfACacheThatWasMovedAreGoodWhereItIsAligned) {
 // Calls with threads in the parent leave nothing behind that a child would miss.
 TEST(Fork, ChildrenUseTheLayersAndCachesOfTheirParent) {
   const Scheduler threads(3, RunTogether);
-  Everything everything(MHA_INSTRUCTION_SET_AUTO, 3);
+  const Everything everything(MHA_INSTRUCTION_SET_AUTO, 3);
   LayerProblem sizes = OfItself(SquareSizes(32, 2, 2, 16), 20);
   sizes.batch = 2;
   sizes.is_causal = true;
   const LayerProblem problem = NormalLayer(sizes);
   const Layer layer = Create(LayerData(problem));
-  Cache cache(SmallCache());
+  Cache cache(SmallCache()), copy = cache.Copy();
   ForwardData call(layer.get(), problem, {Guarded()});
-  call.args.cache = cache.get();
   call.SetScheduler(threads.get());
-  const Outputs first = call.Compute();
-  const Cache copy = cache.Copy();
-  call.args.cache = copy.get();
-  const Outputs second = call.Compute();
-  call.args.cache = cache.get();
+  std::vector<Outputs> expected;  // of two calls, the second after the first
+  for (Cache *of : {&copy, &copy, &cache}) {
+    call.args.cache = of->get();
+    expected.push_back(call.Compute());
+  }
   const std::vector<float> results = everything.Results();
   const pid_t child = fork();
   if (child == 0) {
-    bool is_right = SameBits(call.Compute(), second) && cache.Length(1) == 40;
+    bool is_right = SameBits(call.Compute(), expected[1]) && cache.Length(1) == 40;
     for (const Function &function : everything.functions()) is_right = function.run() == MHA_OK && is_right;
     _exit(is_right && everything.Results() == results ? 0 : 1);
   }
@@ -560,7 +524,7 @@ TEST(Fork, ChildrenUseTheLayersAndCachesOfTheirParent) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   EXPECT_EQ(cache.Length(1), 20) << "the child's";
-  EXPECT_TRUE(SameBits(call.Compute(), second));
+  EXPECT_TRUE(SameBits(call.Compute(), expected[1]));
 }
 
 #if defined(MHA_SHARED_LIBRARY)
@@ -571,7 +535,6 @@ struct Copy {
     Find("mha_layer_create", &create);
     Find("mha_layer_destroy", &destroy);
     Find("mha_forward", &forward);
-    Find("mha_layer_view", &view);
   }
   template <typename Pointer>
   void Find(const char *name, Pointer *pointer) {
@@ -592,54 +555,50 @@ struct Copy {
   decltype(&mha_layer_create) create;
   decltype(&mha_layer_destroy) destroy;
   decltype(&mha_forward) forward;
-  decltype(&mha_layer_view) view;
 };
 
-int64_t CountOf(const char *list) {
-  int64_t count = 0;
-  std::ifstream file(list);
-  for (std::string line; std::getline(file, line);) ++count;
-  return count;
-}
-int64_t OpenFiles() {
-  int64_t count = 0;
-  for (int file = 0; file < 1024; ++file) count += fcntl(file, F_GETFD) != -1;
-  return count;
-}
-int64_t ResidentPages() {
-  int64_t all = 0, resident = 0;
-  std::ifstream("/proc/self/statm") >> all >> resident;
-  return resident;
-}
-bool IsLoaded(const std::string &name) {
-  std::ifstream file("/proc/self/maps");
-  for (std::string line; std::getline(file, line);) {
-    if (line.find(name) != std::string::npos) return true;
-  }
-  return false;
+// Mappings, of them those of the library, open files and pages in memory of this process.
+struct Footprint {
+  int64_t mappings = 0, of_library = 0, files = 0, pages = 0;
+};
+Footprint Measure() {
+  Footprint now;
+  std::ifstream mappings("/proc/self/maps");
+  for (std::string line; std::getline(mappings, line); ++now.mappings) now.of_library += line.find("libmha.so") != std::string::npos;
+  for (int file = 0; file < 1024; ++file) now.files += fcntl(file, F_GETFD) != -1;
+  std::ifstream("/proc/self/statm") >> now.pages >> now.pages;
+  return now;
 }
 
-TEST(Copies, ComeAndGoAThousandTimes) {
-  if (MHA_TEST_SANITIZED || !IsLoaded("[stack]")) GTEST_SKIP() << "needs /proc, and malloc as it is";
+// What the tests of copies run: a layer, and a call of it.
+struct Calls {
   const LayerProblem problem = OfItself(SquareLayer(48, 3, 3, 16), 5);
-  const LayerData data(problem);
+  const LayerData data{problem};
   const Layer own = Create(data);
-  ForwardData call(own.get(), problem, {Guarded()});
+  ForwardData call{own.get(), problem, {Guarded()}};
   const Outputs expected = call.Compute();
-  const Memory workspace(call.WorkspaceBytes());
-  const bool is_linked = IsLoaded("libmha.so");
-  int64_t pages = 0, mappings = 0, files = 0, different = 0;
+  const Memory workspace{call.WorkspaceBytes()};
+  bool AreRight(const Copy &copy) { return SameBits(copy.Run(data, call, workspace), expected); }
+};
+
+TEST(Copies, ComeAndGoAThousandTimes) {
+  const Footprint start = Measure();
+  if (MHA_TEST_SANITIZED || start.pages == 0) GTEST_SKIP() << "needs /proc, and malloc as it is";
+  Calls calls;
+  Footprint warm;
+  int different = 0;
   for (int i = 0; i < 1020; ++i) {
     const Copy copy(MHA_SHARED_LIBRARY);
-    different += !SameBits(copy.Run(data, call, workspace), expected);
+    different += !calls.AreRight(copy);
     ASSERT_EQ(dlclose(copy.library), 0);
-    if (i == 19) pages = ResidentPages(), mappings = CountOf("/proc/self/maps"), files = OpenFiles();
+    if (i == 19) warm = Measure();
   }
+  const Footprint end = Measure();
   EXPECT_EQ(different, 0);
-  EXPECT_EQ(IsLoaded("libmha.so"), is_linked);
-  EXPECT_LE(ResidentPages(), pages + 8);
-  EXPECT_EQ(CountOf("/proc/self/maps"), mappings);
-  EXPECT_EQ(OpenFiles(), files);
+  EXPECT_EQ(end.of_library, start.of_library);
+  EXPECT_LE(end.pages, warm.pages + 8);
+  EXPECT_EQ(end.mappings, warm.mappings);
+  EXPECT_EQ(end.files, warm.files);
 }
 
 // Two copies of the shared library, and the one that this program is linked with.
@@ -650,20 +609,12 @@ TEST(Copies, WorkSideBySide) {
   unlink(path.c_str());
   ASSERT_NE(one.forward, other.forward);
   ASSERT_NE(&mha_forward, other.forward);
-  const LayerProblem problem = OfItself(SquareLayer(48, 3, 3, 16), 5);
-  const LayerData data(problem);
-  const Layer own = Create(data);
-  ForwardData call(own.get(), problem, {Guarded()});
-  const Outputs expected = call.Compute();
-  const Memory workspace(call.WorkspaceBytes());
-  for (int i = 0; i < 3; ++i) {
-    for (const Copy *copy : {&one, &other}) EXPECT_TRUE(SameBits(copy->Run(data, call, workspace), expected));
-    EXPECT_TRUE(SameBits(call.Compute(), expected));
-  }
+  Calls calls;
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(calls.AreRight(one) && calls.AreRight(other) && SameBits(calls.call.Compute(), calls.expected));
   dlclose(one.library);
-  EXPECT_TRUE(SameBits(other.Run(data, call, workspace), expected));
+  EXPECT_TRUE(calls.AreRight(other));
   dlclose(other.library);
-  EXPECT_TRUE(SameBits(call.Compute(), expected));
+  EXPECT_TRUE(SameBits(calls.call.Compute(), calls.expected));
 }
 #endif
 
