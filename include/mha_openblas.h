@@ -7,7 +7,8 @@
  * touches them. So are its kernels, which it chooses when it is loaded: a processor newer than
  * itself may get those of a very old one (mha_openblas_core_name says "Prescott", or another name
  * without AVX2), and then OPENBLAS_CORETYPE=SkylakeX in the environment, with AVX2 alone Haswell,
- * makes it several times as fast.
+ * makes it several times as fast. It allocates memory of its own at its first call, and has no way
+ * to say that there is none: OpenBLAS 0.3.21 then never returns.
  */
 #ifndef MHA_OPENBLAS_H
 #define MHA_OPENBLAS_H

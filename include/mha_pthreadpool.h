@@ -7,7 +7,9 @@
  *     mha_pthreadpool_scheduler(pool, &scheduler);
  *     mha_forward_args args = { ..., .scheduler = &scheduler };
  *
- * The pool stays the caller's, to be destroyed when no call uses it any more.
+ * The pool stays the caller's, to be destroyed when no call uses it any more. Without memory,
+ * pthreadpool_create returns NULL, and calls run on their own thread. A child of fork has none of
+ * the pool's threads and needs a pool of its own.
  */
 #ifndef MHA_PTHREADPOOL_H
 #define MHA_PTHREADPOOL_H
