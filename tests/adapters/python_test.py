@@ -841,9 +841,17 @@ class Mha(unittest.TestCase):
                   (TypeError, "query is a list; it must be a NumPy array", lambda: self.layer.forward(x.tolist())),
                   (ValueError, r"w_q is float32 \[23, 24\]; its shape must be \[24, 24\]", lambda: layer(w_q=floats(23, 24))),
                   (TypeError, "w_k is a list", lambda: layer(w_k=[floats(24, 8)] * 2)), (TypeError, "a layer has no widht", lambda: layer(widht=3)),
-                  (ValueError, "num_heads is 5; it must .* divide 24", lambda: layer(width, 5))]
+                  (ValueError, "num_heads is 5; it must .* divide 24", lambda: layer(width, 5)), (TypeError, "packed is a NoneType", lambda: mha.Layer.view(None)),
+                  # An integer that the library's types do not hold would become another one, and memory be written behind an array of the first.
+                  (ValueError, "num_positions is -18446744073709551611; the library takes numbers from -9223372036854775808", lambda: mha.Rope.tables(8, -2**64 + 5)),
+                  (ValueError, "query_dim is 18446744073709551617", lambda: layer(2**64 + 1, 1)),
+                  (ValueError, "an argument of mha_alibi_slopes is -18446744073709551608", lambda: mha.alibi_slopes(-2**64 + 8)),
+                  (ValueError, "num_threads is 4294967297", lambda: mha.Scheduler(2**32 + 1, map)), (TypeError, "wrong type", lambda: mha.alibi_slopes(4.5)),
+                  (ValueError, "window_left is 18446744073709551611", lambda: self.layer.forward(x, window_left=np.uint64(2**64 - 5)))]
         calls += [(error, sentence, lambda make=make: self.layer.forward(x, **make())) for error, sentence, make in (
-            (ValueError, "out cannot be written to", lambda: {"out": locked}), (TypeError, "q_lengths is float64", lambda: {"q_lengths": [3.0, 2.0]}),
+            (ValueError, "out cannot be written to", lambda: {"out": locked}), (TypeError, "rope is a int; it must be an mha.Rope", lambda: {"rope": 3}),
+            (TypeError, "norm is a dict", lambda: {"norm": {}}), (TypeError, "context is a str", lambda: {"norm": mha.Norm(context="all")}),
+            (TypeError, "cache is a list", lambda: {"cache": []}), (TypeError, "score is a str", lambda: {"score": "a"}), (TypeError, "scheduler is a int", lambda: {"scheduler": 2}), (TypeError, "q_lengths is float64", lambda: {"q_lengths": [3.0, 2.0]}),
             (ValueError, r"q_lengths is int64 \[1\]; its shape must be \[2\]", lambda: {"q_lengths": [3]}),
             (ValueError, "want is 'weights'; it must be one of 'attention_weights'", lambda: {"want": ["weights"]}),
             (ValueError, "mask is .* its shape must be", lambda: attend(mask=grid)), (TypeError, "mask is .* its type must be", lambda: attend(mask=x[0, :, :5].copy())),

@@ -26,6 +26,11 @@ def _describe(array):
     return f"{array.dtype} {list(array.shape)}"
 
 
+def _must_be(kind, value, name):
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is a {type(value).__name__}; it must be an mha.{kind.__name__}")
+
+
 _some = "at least 1"  # an extent in a shape. 0 would reach the library as "the default", and it would read or write beyond the array.
 
 
@@ -139,7 +144,7 @@ def aligned(bytes: int) -> np.ndarray:
 
 def _buffer(array, name):
     """The address and size of a buffer: an array of bytes, which may be a numpy.memmap."""
-    return _contiguous(array, name, [np.uint8], (None,)), array.size
+    return _needed(array, name, [np.uint8], (None,)), array.size
 
 
 class _Workspace:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
-from ._arrays import _check, _contiguous, _named, _output, _place, _row_type, _row_types, _some, _strides
+from ._arrays import _check, _contiguous, _must_be, _named, _output, _place, _row_type, _row_types, _some, _strides
+from ._cache import KvCache
 from ._callbacks import _raising
 from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._structs import _AttentionArgs, _cache_read, _empty, _new, _packer, instruction_set_names, types
@@ -15,7 +16,6 @@ from ._structs import _AttentionArgs, _cache_read, _empty, _new, _packer, instru
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._cache import KvCache
     from ._callbacks import Scheduler
     from ._options import Norm, Rope, ScoreOptions
     from ._typing import Array, AttentionCall, Info, Integers, Want
@@ -57,6 +57,8 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
     """
     stored = _row_types(bf16)
     _check(q, "q", stored, _q_shape)
+    if cache is not None:
+        _must_be(KvCache, cache, "cache")
     batch, n_q, heads, head_dim = q.shape
     if cache_read and cache is not None and k is None and v is None:
         n_kv, kv_heads, head_dim_v = 0, cache.shape["num_kv_heads"], cache.shape["head_dim_v"]
@@ -75,7 +77,8 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
     (at_k, k_strides), (at_v, v_strides) = (_nowhere if x is None else _place(x, name, True) for x, name in ((k, "k"), (v, "v")))
     at_out, out_strides = _nowhere if states else _place(out, "output")
     _pack(args, 0, _size, batch or _empty, n_q or _empty, n_kv or _empty, heads, kv_heads, head_dim, head_dim_v, at_q, at_k, at_v, at_out, _row_type(q), 0 if k is None else _row_type(k),
-          0 if v is None else _row_type(v), _row_type(out), *q_strides, *k_strides, *v_strides, *out_strides, 0, scale, 0, 0)
+          0 if v is None else _row_type(v), _row_type(out), *q_strides, *k_strides, *v_strides, *out_strides, 0, 0.0, 0, 0)
+    args.scale = scale
     if instruction_set != "auto":
         args.instruction_set = _named(instruction_set_names, instruction_set, "instruction_set")
     if kv_position:

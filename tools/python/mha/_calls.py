@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from . import _library
-from ._arrays import _address, _buffer, _contiguous, _describe, _first, _integers, _named, _workspace, _writeable
-from ._callbacks import _raising
+from ._arrays import _address, _buffer, _contiguous, _describe, _first, _integers, _must_be, _named, _workspace, _writeable
+from ._cache import KvCache
+from ._callbacks import Scheduler, _raising
 from ._library import _call
+from ._options import Norm, Rope, ScoreOptions
 from ._structs import _CallInfo, _Taps, _causal, _empty, _new, _optional_outputs, _padding_left, _taps, _window_left, _window_right
 
 _buffer_too_small = 6  # MHA_ERROR_BUFFER_TOO_SMALL
@@ -112,17 +114,21 @@ def _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_l
     if window_right is not None:
         args.flags, args.window_right = args.flags | _window_right, window_right
     if rope is not None:
+        _must_be(Rope, rope, "rope")
         rope_struct, positions = rope._struct(batch, n_q, n_k)
         args.rope = ctypes.addressof(rope_struct)
         arrays += [rope_struct, positions]
     if cache is not None:
+        _must_be(KvCache, cache, "cache")
         args.cache = cache._handle
     if score is not None:
+        _must_be(ScoreOptions, score, "score")
         columns = n_k if score.columns == "new_keys" else _longest(batch, n_k, k_lengths, cache, cache_sequences)
         score_struct, views = score._struct(batch, num_heads, num_kv_heads, n_q, columns)
         args.score = ctypes.addressof(score_struct)
         arrays += [score_struct, views]
     if scheduler is not None:
+        _must_be(Scheduler, scheduler, "scheduler")
         args.scheduler = ctypes.addressof(scheduler._struct)
     return arrays
 
@@ -130,6 +136,7 @@ def _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_l
 def _set_norm(args, norm, num_heads, num_kv_heads, head_dim, head_dim_v):
     if norm is None:
         return None
+    _must_be(Norm, norm, "norm")
     norm_struct = norm._struct(num_heads, num_kv_heads, head_dim, head_dim_v)
     args.norm = ctypes.addressof(norm_struct)
     return norm_struct

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import numpy as np
 
-from ._arrays import (_buffer, _check, _contiguous, _describe, _dtypes, _named, _output, _place, _row_type, _row_types, _strides, _writeable, aligned)
-from ._callbacks import _raising
+from ._arrays import (_buffer, _check, _contiguous, _describe, _dtypes, _must_be, _named, _output, _place, _row_type, _row_types, _strides, _writeable, aligned)
+from ._callbacks import Scheduler, _raising
 from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._library import _call, _loaded
 from ._structs import (_CallInfo, _Config, _ForwardArgs, _LinearArgs, _LinearWeights, _Options, _Weights, _cache_read, _empty, _new, _packer, arithmetics, gates,
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._cache import KvCache
-    from ._callbacks import Scheduler
     from ._options import Norm, Rope, ScoreOptions
     from ._typing import Array, Call, How, Info, Integers, Want, Weights
 
@@ -189,6 +188,8 @@ class Linear:
         args = _new(_LinearArgs, rows=len(x) or _empty, input_type=_row_type(x), output_type=_row_type(out))
         if residual is not None:
             _check(residual, "residual", [out.dtype], out.shape)
+        if scheduler is not None:
+            _must_be(Scheduler, scheduler, "scheduler")
         for name, array in ("x", x), ("residual", residual), ("output", out):
             if array is not None:
                 setattr(args, name, array.ctypes.data)

@@ -9,7 +9,7 @@ import pathlib
 import sys
 import threading
 
-from ._structs import _Error, instruction_set_names
+from ._structs import _Error, _in_range, instruction_set_names
 
 _signatures = {  # of the functions that return a status, without the mha_error: p is a pointer, s a size_t, i an int64_t, u a uint32_t
     "mha_layer_pack_size": "pppp", "mha_layer_pack": "pppps", "mha_layer_view": "psppsp", "mha_layer_verify": "ps",
@@ -23,6 +23,7 @@ _signatures = {  # of the functions that return a status, without the mha_error:
     "mha_linear_workspace": "ppp", "mha_linear": "ppps", "mha_linear_info": "ppp"}
 _others = ["mha_version", "mha_contract", "mha_instruction_sets", "mha_status_string", "mha_layer_view_size", "mha_layer_destroy"]
 _kinds = {"p": ctypes.c_void_p, "s": ctypes.c_size_t, "i": ctypes.c_int64, "u": ctypes.c_uint32}
+_limited = {"i": "i64", "u": "u32"}
 _version = 100  # of the header whose structs are in _structs.py: 10000 * major + 100 * minor + patch
 __version__ = f"{_version // 10000}.{_version // 100 % 100}.{_version % 100}"
 _file_name = {"win32": "libmha.dll", "darwin": "libmha.dylib"}.get(sys.platform, "libmha.so")
@@ -90,7 +91,13 @@ def _loaded():
 
 def _call(name, *arguments):
     library, error = _library or _loaded(), _Error()
-    status = getattr(library, name)(*[ctypes.addressof(a) if isinstance(a, _c_types) else a for a in arguments], ctypes.byref(error))
+    for kind, argument in zip(_signatures[name], arguments):
+        if kind in _limited:
+            _in_range("an argument of " + name, argument, _limited[kind])
+    try:
+        status = getattr(library, name)(*[ctypes.addressof(a) if isinstance(a, _c_types) else a for a in arguments], ctypes.byref(error))
+    except ctypes.ArgumentError as failure:
+        raise TypeError(f"{name}: {failure}") from None
     if status:
         raise _failure(error, status)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._arrays import _address, _check, _contiguous, _describe, _integers, _named, _needed, _some
+from ._arrays import _address, _check, _contiguous, _describe, _integers, _must_be, _named, _needed, _some
 from ._library import _call
 from ._structs import _Norm, _Rope, _RopeConfig, _ScoreOptions, _broadcast, _new, rope_styles, score_columns, score_groups, types
 
@@ -104,7 +105,7 @@ def t5_relative_bias(embedding: np.ndarray, *, max_distance: int = 128, is_bidir
     """The relative bias of T5 from its embedding [num_buckets, num_heads], as far as distances differ (mha_t5_relative_bias): with is_bidirectional
     [num_heads, 2 * max_distance + 1]; without, for decoders, [num_heads, max_distance + 1], of which relative_left is max_distance."""
     _needed(embedding, "embedding", [np.float32], (_some, _some))
-    num_buckets, num_heads = embedding.shape
+    (num_buckets, num_heads), max_distance = embedding.shape, operator.index(max_distance)
     right = max_distance if is_bidirectional else 0
     table = np.empty((num_heads, max(max_distance, 0) + 1 + max(right, 0)), np.float32)
     _call("mha_t5_relative_bias", embedding.ctypes.data, num_buckets, max_distance, is_bidirectional, num_heads, max_distance, right,
@@ -175,6 +176,7 @@ class Norm:
         if self.all_heads or 2 in dimensions:
             struct.head_stride = head_dim
         if self.context is not None:
+            _must_be(ContextNorm, self.context, "context")
             self.context._fill(struct, num_heads, head_dim_v)
         return struct
 

@@ -1,6 +1,7 @@
 """The structs of mha.h, field by field, and the names of its numbers. tests/adapters/python_test.py compares them with the header."""
 
 import ctypes
+import operator
 import struct
 
 _c = {"size": ctypes.c_size_t, "i64": ctypes.c_int64, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "f32": ctypes.c_float,
@@ -8,10 +9,30 @@ _c = {"size": ctypes.c_size_t, "i64": ctypes.c_int64, "u32": ctypes.c_uint32, "u
 _codes = {ctypes.c_size_t: "N", ctypes.c_int64: "q", ctypes.c_uint32: "I", ctypes.c_float: "f", ctypes.c_void_p: "P"}
 
 
+_limits = {"i64": (-2**63, 2**63 - 1), "u32": (0, 2**32 - 1)}
+
+
+def _in_range(name, value, kind):
+    """Raises where an integer is none of the type's: ctypes would cut it down to another one."""
+    least, most = _limits[kind]
+    if hasattr(value, "__index__") and not least <= operator.index(value) <= most:
+        raise ValueError(f"{name} is {value}; the library takes numbers from {least} to {most}")
+
+
+class _Checked(ctypes.Structure):
+    __slots__ = ()  # which makes a name that is no field an error
+
+    def __setattr__(self, name, value):
+        if name in self._kinds:
+            _in_range(name, value, self._kinds[name])
+        super().__setattr__(name, value)
+
+
 def _struct(name, *fields):
     """A struct, of lines such as "i64 batch n_q": a type and the names of the fields that have it."""
-    pairs = [(field, _c[kind]) for line in fields for kind, *names in [line.split()] for field in names]
-    return type(name, (ctypes.Structure,), {"_fields_": pairs, "__slots__": ()})  # which makes a name that is no field an error
+    pairs = [(field, kind) for line in fields for kind, *names in [line.split()] for field in names]
+    return type(name, (_Checked,), {"_fields_": [(field, _c[kind]) for field, kind in pairs], "_kinds": {field: kind for field, kind in pairs if kind in _limits},
+                                    "__slots__": ()})
 
 
 _Error = _struct("mha_error", "u32 status argument", "text message")
