@@ -846,7 +846,7 @@ class Mha(unittest.TestCase):
                   (ValueError, "num_positions is -18446744073709551611; the library takes numbers from -9223372036854775808", lambda: mha.Rope.tables(8, -2**64 + 5)),
                   (ValueError, "query_dim is 18446744073709551617", lambda: layer(2**64 + 1, 1)),
                   (ValueError, "an argument of mha_alibi_slopes is -18446744073709551608", lambda: mha.alibi_slopes(-2**64 + 8)),
-                  (ValueError, "num_threads is 4294967297", lambda: mha.Scheduler(2**32 + 1, map)), (TypeError, "wrong type", lambda: mha.alibi_slopes(4.5)),
+                  (ValueError, "num_threads is 4294967297", lambda: mha.Scheduler(2**32 + 1, map)), (TypeError, "wrong type", lambda: mha.KvCache(num_sequences=1, capacity=4, num_kv_heads=1, head_dim=4).length("a")),
                   (ValueError, "window_left is 18446744073709551611", lambda: self.layer.forward(x, window_left=np.uint64(2**64 - 5)))]
         calls += [(error, sentence, lambda make=make: self.layer.forward(x, **make())) for error, sentence, make in (
             (ValueError, "out cannot be written to", lambda: {"out": locked}), (TypeError, "rope is a int; it must be an mha.Rope", lambda: {"rope": 3}),

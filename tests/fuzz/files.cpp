@@ -79,7 +79,10 @@ void ReadTensors(const std::string &path, const std::string &bytes) {
   for (const auto &[name, tensor] : file.tensors()) {
     fuzz::Expect(tensor.begin <= tensor.end && tensor.end <= bytes.size() - front, "a tensor outside of the file");
     const bool is_read = tensor.dtype == "F32" || tensor.dtype == "F16" || tensor.dtype == "BF16";
+    uint64_t values_of_shape = 1;
+    for (const int64_t extent : tensor.shape) values_of_shape *= static_cast<uint64_t>(extent);
     const size_t count = is_read ? (tensor.end - tensor.begin) / (tensor.dtype == "F32" ? 4 : 2) : 0;
+    fuzz::Expect(!is_read || count == values_of_shape, "a tensor with another number of values than its shape says");
     std::vector<std::unique_ptr<float[]>> copies;
     const float *const values = is_read ? file.values(name, &copies) : nullptr;
     for (size_t i = 0; i < count; i++) sink = values[i];

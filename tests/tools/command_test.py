@@ -534,8 +534,14 @@ class BadFiles(Command):
     def test_weights(self):
         entry = lambda **fields: with_header(json.dumps({"W_query": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24], **fields}}).encode(),  # noqa: E731
                                              bytes(24))
+        linear = lambda inputs, outputs, bias: {"weight": normal(outputs, inputs), **({"bias": normal(bias)} if bias else {})}  # noqa: E731
+        layer = lambda q, k, v, o=(4, 4, 0): safetensors({f"{name}.{kind}": values for name, shape in zip(("W_query", "W_key", "W_value", "out_proj"), (q, k, v, o))  # noqa: E731
+                                                          for kind, values in linear(*shape).items()})
         one = '"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
         table = [
+            (layer((4, 4, 0), (4, 2, 0), (4, 4, 0)), "'W_key.weight' takes rows of 4 to rows of 2"), (layer((4, 4, 3), (4, 4, 0), (4, 4, 0)), "(3,); (4,) is expected"),
+            (layer((4, 4, 0), (4, 4, 0), (5, 4, 0)), "'W_value.weight' takes rows of 5"), (layer((4, 4, 0), (4, 4, 0), (4, 4, 0), (5, 4, 0)), "'out_proj.weight' takes rows of 5"),
+            (layer((4, 4, 0), (4, 8, 0), (4, 3, 0)), "'W_value.weight' takes rows of 4 to rows of 3"), (layer((4, 4, 0), (4, 4, 0), (4, 4, 5)), "(5,); (4,) is expected"),
             (b"", "not a .safetensors file"), (b"12345678", "not a .safetensors file"), (b"12345678<", "not a .safetensors file"),
             (with_header(b"{}", length=99), "it looks truncated"), (with_header(b"{]"), "not a JSON object"), (with_header(b"{}"), "no attention layer"),
             (with_header(f"{{{one}, {one}}}".encode(), bytes(4)), "twice"), (entry(dtype=3), "is not like"), (entry(shape=[2, -3]), "is not like"),
