@@ -258,7 +258,7 @@ mha_status check_ring(Report report, const SequenceArguments &s, int64_t b) {
   }
   const int64_t needed = start > s.window_left ? start - s.window_left : 0;
   const int64_t oldest = oldest_position(s.cache, sequence, past + std::min(rows, s.rows_per_pass()));
-  if (needed < oldest && needed < past + rows) {
+  if (needed < oldest) {
     return report.fail(MHA_ERROR_SHAPE,
                        "the window of sequence %lld begins at position %lld, but the ring holds those from %lld on; use a larger capacity",
                        lld(b), lld(needed), lld(oldest));

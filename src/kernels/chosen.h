@@ -23,8 +23,8 @@ MHA_NOINLINE inline void rank_keys(Unit *unit) {
   const int32_t *const list = static_cast<const int32_t *>(chosen.lists.base) + unit->sequence_index * chosen.lists.batch_stride +
                               unit->kv_head * chosen.lists.head_stride + unit->array_row(row) * chosen.lists.row_stride;
   for (int64_t i = 0; i < chosen.count; ++i) {
-    const uint64_t at = static_cast<uint64_t>(list[i]) - static_cast<uint64_t>(first);
-    if (list[i] >= 0 && at < static_cast<uint64_t>(count)) bits[at / 64] |= uint64_t{1} << at % 64;
+    const uint64_t at = static_cast<uint64_t>(list[i]) - static_cast<uint64_t>(first);  // of -1, which is none, too large
+    if (at < static_cast<uint64_t>(count)) bits[at / 64] |= uint64_t{1} << at % 64;
   }
   int64_t found = 0;
   for (int64_t word = 0; word < words; ++word) {

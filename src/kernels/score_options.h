@@ -67,7 +67,7 @@ MHA_NOINLINE void add_relative_bias(const Unit &unit, const Row &row, int64_t ch
   const ScoreOptions &options = unit.call.options;
   const int64_t left = options.relative_left, right = options.relative_right, position = unit.position_of(row);
   const float *const numbers = static_cast<const float *>(options.relative.base) + row_of(options.relative, unit, row);
-  const int64_t first = position < INT64_MIN + left ? INT64_MIN : position - left;
+  const int64_t first = position - left;  // no overflow: positions are at least -2^62, and `left` numbers lie in memory
   const int64_t last = position > max_positions - right ? max_positions : position + right;
   const int64_t begin = chunk_begin + keys.begin, end = chunk_begin + keys.end;
   const int64_t own_begin = max(begin, min(first, end)), own_end = last < own_begin ? own_begin : last < end ? last + 1 : end;

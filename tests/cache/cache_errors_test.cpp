@@ -698,6 +698,12 @@ TEST(CallErrors, ValuesForACacheThatHasThemInItsKeys) {
   call.attention.head_dim_v = 2;
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"v is given|MHA_CACHE_READ"});
   call.attention.v = nullptr;
+  mha_norm norm = Zeroed<mha_norm>();
+  norm.flags = MHA_NORM_VALUES;
+  norm.epsilon = 1;
+  call.Both([&](auto &args) { args.norm = &norm; });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_NORM_VALUES|MHA_CACHE_READ"});
+  call.attention.norm = nullptr;
   call.ExpectSucceeds(false);
   EXPECT_EQ(cache.Length(0), 22);
 }
@@ -796,6 +802,10 @@ TEST(CallErrors, AMillionSequencesInAnyOrderAreFoundToBeOnceInNoTime) {
                 {MHA_ERROR_INVALID_VALUE, {1}, {std::to_string(place), std::to_string(sequences.size() - 1)}});
     sequences[place] = before;
   }
+  std::reverse(sequences.begin(), sequences.end());
+  sequences[sequences.size() - 2] = 40000;
+  ExpectFails([&](mha_error *error) { return mha_attention_info(&args, &info, error); },
+              {MHA_ERROR_INVALID_VALUE, {1}, {"40000", "are both 40000"}});
 }
 
 TEST(CacheErrors, AMillionBlocksInAnyOrderAreFoundToBeOnceInNoTime) {

@@ -539,6 +539,33 @@ TEST_P(KvCache, TellsItsShape) {
   EXPECT_EQ(shape.num_blocks, config.num_blocks);
 }
 
+// Caches that were stored are caches for as long as the format has its version.
+TEST(CacheBytes, AreThoseOfTheirVersion) {
+  std::vector<float> rows(2 * 3 * 5);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i % 7) - 3.0f;
+  uint64_t sum = 14695981039346656037u;  // FNV-1a
+  for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_INT8}) {
+    mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
+    config.num_sequences = config.num_blocks = 2;
+    config.capacity = config.block_positions = 16;
+    config.num_kv_heads = 3;
+    config.head_dim = 5;
+    config.k_type = config.v_type = type;
+    config.kind = MHA_CACHE_PAGED;
+    size_t bytes = 0;
+    ASSERT_EQ(mha_kv_cache_size(&config, &bytes, nullptr), MHA_OK);
+    Memory buffer(bytes, Place::kBeforeGuard, 64);
+    std::fill_n(buffer.data(), bytes, static_cast<unsigned char>(0));
+    mha_kv_cache *cache = nullptr;
+    ASSERT_EQ(mha_kv_cache_init(&config, buffer.data(), bytes, &cache, nullptr), MHA_OK);
+    const int32_t block = 1;
+    ASSERT_EQ(mha_kv_cache_set_blocks(cache, 0, &block, 1, nullptr), MHA_OK);
+    ASSERT_EQ(mha_kv_cache_append(cache, 0, 2, rows.data(), rows.data(), nullptr), MHA_OK);
+    for (size_t i = 0; i < bytes; ++i) sum = (sum ^ buffer.data()[i]) * 1099511628211u;
+  }
+  EXPECT_EQ(sum, 16630664320989679147u) << "version 1 of the format, contract 3";
+}
+
 // ---- Values in the keys, but for what generated_test.cpp has
 
 TEST_P(KvCache, WithValuesInItsKeysGivesTheBitsOfTheSpecificationForAnyNumberOfRowsAndKeys) {

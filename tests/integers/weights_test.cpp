@@ -238,6 +238,27 @@ TEST(PackedWeights, AreALayerWithoutACopyForEveryType) {
   }
 }
 
+TEST(PackedWeights, DoNotDependOnTheHalfOfAByteBehindTheLastCode) {
+  const float scale = 1;
+  std::vector<std::string> packed;
+  for (const unsigned char last : {0x03, 0xf3}) {
+    const unsigned char codes[] = {0x21, last};
+    mha_linear_weights weights = Zeroed<mha_linear_weights>();
+    weights.input_dim = 3;
+    weights.output_dim = 1;
+    weights.w = codes;
+    weights.w_scales = &scale;
+    weights.type = weights.weight_type = MHA_TYPE_INT4;
+    weights.layout = MHA_LAYOUT_OUT_IN;
+    size_t bytes = 0;
+    ASSERT_EQ(mha_linear_pack_size(&weights, nullptr, &bytes, nullptr), MHA_OK);
+    const Memory buffer(bytes, Place::kBeforeGuard, 64);
+    ASSERT_EQ(mha_linear_pack(&weights, nullptr, buffer.data(), bytes, nullptr), MHA_OK);
+    packed.push_back(buffer.Bytes());
+  }
+  EXPECT_EQ(packed[0], packed[1]);
+}
+
 TEST(PackedWeights, TakeTheBytesOfTheirType) {
   Random random(12);
   const int64_t dim = 1024;

@@ -251,6 +251,9 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
       {"ABlockWithoutChosenKeys",
        [](auto &c) { c.args.score = &c.data.score, c.data.score.chosen_block = 16; },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.chosen_block is 16", "chosen_keys is NULL"}}},
+      {"OutputsPerPairBesideChosenKeys",
+       [](auto &c) { c.args.score = &c.data.score, c.data.score.chosen_keys = &kEntry, c.data.score.num_chosen = 1; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"attention_weights has a column for each key", "leave it NULL"}}},
       {"ChosenBlockIsNegative",
        [](auto &c) {
          c.args.score = &c.data.score, c.data.score.chosen_keys = &kEntry, c.data.score.num_chosen = 1, c.data.score.chosen_block = -1;
@@ -712,6 +715,9 @@ const CallCase<FullAttention> kAttentionCases[] = {
     {"KRowStrideIsShorterThanARow",
      [](auto &c) { c.args.k_row_stride = 1; },
      {MHA_ERROR_INVALID_VALUE, {1}, {"k_row_stride|k", "1", "3"}}},
+    {"KHeadsOverlap",
+     [](auto &c) { c.args.k_head_stride = 2, c.args.k_row_stride = 6, c.args.k_batch_stride = 600; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"k_head_stride is 2", "3"}}},
     {"VRowStrideIsShorterThanARow",
      [](auto &c) { c.args.v_row_stride = 4; },
      {MHA_ERROR_INVALID_VALUE, {1}, {"v_row_stride|v", "4", "5"}}},
@@ -760,6 +766,9 @@ const CallCase<FullAttention> kAttentionCases[] = {
     {"NumHeadsIsTooLarge", [](auto &c) { c.args.num_heads = c.args.num_kv_heads = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"HeadDimIsTooLarge", [](auto &c) { c.args.head_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"HeadDimVIsTooLarge", [](auto &c) { c.args.head_dim_v = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"HeadDimVOfAllHeadsIsTooLarge",
+     [](auto &c) { c.args.head_dim_v = int64_t{1} << 29; },
+     {MHA_ERROR_TOO_LARGE, {1}, {"num_heads 4 * head_dim (or * head_dim_v)"}}},
     {"AllOfTheShapeIsTooLarge",
      [](auto &c) {
        c.args.batch = c.args.n_q = c.args.n_kv = c.args.num_heads = c.args.num_kv_heads = c.args.head_dim = c.args.head_dim_v = kMax;
@@ -807,6 +816,12 @@ TEST(AttentionCalls, AcceptEveryNestingOfBatchRowsAndHeads) {
   for (const Layout &layout : {kHeadsOutside, kRowsOutside, kGaps}) {
     AttentionData(NormalAttention(SmallSizes()), {Guarded(), MHA_INSTRUCTION_SET_AUTO, layout, layout, layout, layout}).Compute();
   }
+  // There is nothing to step over in a batch of one.
+  AttentionSizes one = SmallSizes();
+  one.batch = 1;
+  AttentionData data(NormalAttention(one), {Guarded(), MHA_INSTRUCTION_SET_AUTO, {}, {}, {}, kHeadsOutside});
+  data.args.output_batch_stride = 1;
+  data.Compute();
 }
 
 TEST(AttentionCalls, NameThePointerThatIsNull) {

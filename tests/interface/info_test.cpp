@@ -157,6 +157,7 @@ TEST(AttentionInfo, CountsTheBytesOfBiasMaskAndGroups) {
   expect_bytes(4 * 3 * 4, [](auto &score) { score.bias_batch_stride = score.bias_head_stride = MHA_BROADCAST; },
                [&](auto &score) { score.bias = numbers; });
   expect_bytes(2 * 4 * 3 * 4, nothing, [&](auto &score) { score.mask = mask; });
+  expect_bytes(2 * 4 * 3 * 3, nothing, [&](auto &score) { score.mask = mask, score.num_columns = 3; });
   expect_bytes(2 * 4, [](auto &score) { score.mask_head_stride = score.mask_row_stride = MHA_BROADCAST; },
                [&](auto &score) { score.mask = mask; });
   expect_bytes(4 * 2 * 4 * 3 * 5, nothing,

@@ -626,6 +626,14 @@ TEST_F(MadeUpHeader, WithAnyFieldAtTheEdgesIsALayerOrRefused) {
   EXPECT_GT(accepted(), 1000);  // dimensions of other layers that are as small
 }
 
+TEST_F(MadeUpHeader, OfAKindThatIsNoLongerReadIsRefused) {
+  for (const Packed &kind : AllKinds()) {
+    ASSERT_NO_FATAL_FAILURE(Begin(kind));
+    Set(kFields[4], 7);
+    EXPECT_EQ(ViewIt(), MHA_ERROR_PACKED_FORMAT) << kind.name;
+  }
+}
+
 // Sizes whose product overflows, dimensions that change places.
 TEST_F(MadeUpHeader, WithSeveralFieldsAtTheEdgesIsALayerOrRefused) {
   Random random(44);
@@ -790,6 +798,28 @@ TEST_P(Sgemm, StaysInsideGuardPages) {
       }
     }
   }
+}
+
+// It is asked for rows at one distance: for those of each sequence where these lie apart, and for copies where some are padding.
+TEST_P(Sgemm, TakesSequencesThatLieApartAndPadding) {
+  const mha_layer_options options = Options(instruction_set(), PlainSgemm);
+  LayerProblem problem = OfItself(SquareSizes(12, 4, 2, 3), 5);
+  problem.batch = 2;
+  problem.is_causal = true;
+  problem = NormalLayer(problem);
+  const Layer layer = Create(LayerData(problem), &options);
+  LayerCall call = {Guarded()};
+  std::vector<float> expected = ForwardData(layer.get(), problem, call).Compute().y;
+  call.query.batch_gap = 7;
+  EXPECT_TRUE(SameBits("y", ForwardData(layer.get(), problem, call).Compute().y, expected));
+  problem.q_lengths = {5, 3};
+  std::fill(expected.begin() + 8 * problem.y_width(), expected.end(), 0.0f);
+  EXPECT_TRUE(SameBits("y", ForwardData(layer.get(), problem, {Guarded()}).Compute().y, expected));
+  ForwardData repeated(layer.get(), problem, {Guarded()});
+  repeated.args.query_row_stride = MHA_BROADCAST;
+  size_t bytes = 0;
+  ExpectFails([&](mha_error *error) { return repeated.Workspace(&bytes, error); },
+              {MHA_ERROR_INVALID_VALUE, {2}, {"MHA_BROADCAST", "sgemm"}});
 }
 
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Sgemm);

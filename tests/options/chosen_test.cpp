@@ -11,6 +11,7 @@
 
 #include "support/attention_test.h"
 #include "support/cache.h"
+#include "support/packed_sequences.h"
 #include "support/schedulers.h"
 
 namespace {
@@ -167,6 +168,16 @@ TEST_P(ChosenKeys, AreTheSameFromAnyCacheAndOnAnyThreads) {
       }
     }
   }
+}
+
+// Blocks that are chosen twice or more often are packed before.
+TEST_P(ChosenKeys, OfPackedSequencesHaveTheBitsOfTheSpecification) {
+  AttentionProblem problem = Problem(8, 80, 2, 16);
+  for (size_t list = 0; list < 16; list++) problem.score->chosen.values[2 * list] = list % 2, problem.score->chosen.values[2 * list + 1] = -1;
+  const PackedSequences sequences = {{0, 5, 8}, {0, 48, 80}, {}};
+  AttentionCall call = PlainCall();
+  call.asked = kAskLse;
+  EXPECT_TRUE(SameBits("y", Attend(problem, sequences, call).y, Specify(problem, sequences).y));
 }
 
 TEST_P(ChosenKeys, ThatAreNoneLeaveARowEmpty) {

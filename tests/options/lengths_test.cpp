@@ -160,6 +160,22 @@ TEST_P(Padding, OfALayersOutputIsZeroAlsoWithABias) {
   });
 }
 
+TEST_P(Padding, KeysThatAreTheArrayOfQueriesHaveLengthsOfTheirOwn) {
+  LayerProblem problem;
+  static_cast<AttentionSizes &>(problem) = Mixed({{5, 40}, {33, 2}}, false, false);
+  problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = 12;
+  problem.n_q = problem.n_kv;
+  problem.has_key = true;
+  problem = NormalLayer(problem);
+  problem.key = problem.query;
+  const Layer layer = Make(problem);
+  LayerCall call;
+  call.asked = kAskNothing;
+  ForwardData data(layer.get(), problem, call);
+  data.args.key = data.args.query;
+  EXPECT_TRUE(SameBits("y", data.Compute().y, Specify(problem).y));
+}
+
 // Left padding, said by one array: the queries that are padding, too, stand before the first key, and see nothing.
 TEST_P(Padding, BeforeTheKeysIsThatOfTheQueriesOfACausalCall) {
   AttentionProblem problem = Mixed({{5, 5}, {0, 0}, {70, 70}, {33, 33}}, true, true);

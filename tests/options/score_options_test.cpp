@@ -303,7 +303,8 @@ TEST(T5RelativeBias, HasTheBucketsOfTransformers) {
 // The formula in long double, whose rounding may show only at the borders that are whole numbers: there a bucket begins.
 TEST(T5RelativeBias, FollowsTheFormulaForAnyBuckets) {
   for (const auto &[num_buckets, max_distance] :
-       {std::pair<int64_t, int64_t>{4, 3}, {8, 20}, {16, 128}, {32, 64}, {33, 128}, {64, 256}, {64, 512}, {320, 800}, {500, 251}}) {
+       {std::pair<int64_t, int64_t>{4, 3}, {8, 20}, {16, 128}, {32, 64}, {33, 128}, {64, 256}, {64, 512}, {320, 800}, {500, 251},
+        {6, 24}, {6, 81}, {8, 196}}) {
     for (const bool is_bidirectional : {true, false}) {
       const int64_t count = is_bidirectional ? num_buckets / 2 : num_buckets, exact = count / 2;
       if (max_distance <= exact) continue;
