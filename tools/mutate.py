@@ -44,15 +44,20 @@ FOLDER = ROOT / "build" / "mutate"
 LEAST_SCORE = 0.97
 TEST_SECONDS = 60  # of processor time, which no program takes for three tenths of its random cases
 # All that can see the library, the quickest first. What the list names for a fault comes before.
-PROGRAMS = """interface_errors interface_info info_counts interface_packed process cache_errors seeds states chosen choose_keys masked lengths
-  packed_sequences window score_options groups norm gate heads rope asking linear arithmetic rope_tables interface_edges interface_memory
-  cache_memory cache checksums weights contract generated cache_accuracy function accuracy""".split()
+PROGRAMS = """interface_errors interface_info info_counts interface_packed process structs schedule cache_errors fma storage seeds states
+  chosen choose_keys masked lengths packed_sequences window score_options groups norm gate heads rope asking linear arithmetic rope_tables
+  interface_edges interface_memory cache_memory cache checksums weights contract generated cache_accuracy accuracy function""".split()
+WITH_SOURCES = "structs schedule fma storage function".split()  # these hold files of the library themselves
 
 
 class Stop(Exception):
     def __init__(self, status, sentence):
         super().__init__(sentence)
         self.status = status
+
+
+class DoesNotCompile(Exception):
+    pass
 
 
 # ---- The list
@@ -62,7 +67,7 @@ class Mutant:
     path: str
     old: str
     new: str
-    tests: tuple  # programs to begin with
+    tests: tuple  # programs to begin with, or PROGRAM:PART_OF_A_TEST'S_NAME
     equivalent: str  # the reason, or ""
 
     def __str__(self):
@@ -79,7 +84,7 @@ def read_list(text):
         if heading:
             path, tests = heading[1], tuple(heading[2].split())
             continue
-        fault = re.fullmatch(r"(.+?) ==>(?: (.*?))??(?: ## ([^:]+))?(?: ## equivalent: (.+))?", line)
+        fault = re.fullmatch(r"(.+?) ==>(?: (.*?))??(?: ## (?!equivalent)(.+?))?(?: ## equivalent: (.+))?", line)
         if not fault or not path:
             raise Stop(3, f"line {number} of the list is not 'OLD ==> NEW' below a line '[PATH] TESTS', with '## TESTS' or '## equivalent: REASON' or "
                        "nothing behind")
@@ -96,7 +101,7 @@ def errors_of(mutants, root):
         if count != 1:
             errors.append(f"{mutant}\n  its text occurs {count} times in the file; it must name one place")
         for test in mutant.tests:
-            if test not in PROGRAMS:
+            if test.split(":")[0] not in PROGRAMS:
                 errors.append(f"{mutant}\n  '{test}' is no test program that this script knows")
     times = collections.Counter(map(str, mutants))
     return errors + [f"{name}\n  is there twice" for name in times if times[name] > 1]
@@ -137,21 +142,21 @@ class Build:
         settings = ["CMAKE_BUILD_TYPE=Release", *(f"MHA_{part}=ON" for part in on), *(f"MHA_{part}=OFF" for part in off)]
         if shutil.which("ccache"):
             settings += ["CMAKE_C_COMPILER_LAUNCHER=ccache", "CMAKE_CXX_COMPILER_LAUNCHER=ccache"]
-        self.run("cmake", "-S", self.tree, "-B", self.folder, "-G", "Ninja", "--log-level=NOTICE", *(f"-D{setting}" for setting in settings))
+        if not (self.folder / "build.ninja").exists():
+            self.run("cmake", "-S", self.tree, "-B", self.folder, "-G", "Ninja", "--log-level=NOTICE", *(f"-D{setting}" for setting in settings))
         self.run("cmake", "--build", self.folder, "--parallel", str(jobs), "--target", "mha_shared")
         self.commands = {}  # object -> how it is compiled
         for entry in json.loads((self.folder / "compile_commands.json").read_text()):
             command = shlex.split(entry["command"])
-            target = command[command.index("-o") + 1]
-            if target.startswith("src/"):
-                self.commands[target] = command
-        told = subprocess.check_output(["ninja", "-t", "deps", *self.commands], cwd=self.folder, text=True)
-        self.depend = {}  # file -> objects
-        for block in told.split("\n\n"):
-            target, *paths = block.split("\n")
-            for path in paths:
-                inside = os.path.relpath(os.path.join(self.folder, path.strip()), self.tree)
-                self.depend.setdefault(inside, []).append(target.split(":")[0])
+            self.commands[command[command.index("-o") + 1]] = command
+        self.library = [name for name in self.commands if name.startswith("src/")]
+        self.depends = self.dependencies(self.library)
+
+    def dependencies(self, objects):
+        """Objects -> the files that they are compiled of."""
+        told = subprocess.check_output(["ninja", "-t", "deps", *objects], cwd=self.folder, text=True).split("\n\n")
+        blocks = [block.split("\n") for block in told]
+        return {target.split(":")[0]: {os.path.relpath(self.folder / path.strip(), self.tree) for path in paths} for target, *paths in blocks}
 
     def run(self, *command):
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -165,32 +170,47 @@ class Build:
                 self.ready[name] = self.folder / "bin" / f"mha_test_{name}"
         return self.ready[name]
 
-    def compile(self, mutant, work, objects):
-        """A libmha.so in `work`, of which these objects have the fault."""
-        if not (work / "src").exists():
-            shutil.copytree(self.tree / "src", work / "src")
-            place = work / mutant.path
-            place.write_text(place.read_text().replace(mutant.old, mutant.new))
-        own = {name: work / name.replace("/", "_") for name in objects}
-        for name, to in own.items():
-            if not to.exists():
-                # Without -O2 the kernels compile in two thirds of the time. The copy of src/ is elsewhere.
-                words = [re.sub("^-O[23]$", "-O1", word).replace(f"{self.tree}/src", f"{work}/src") for word in self.commands[name]]
-                words[words.index("-o") + 1] = str(to)
-                self.run_in_build(words)
+    def compiled(self, name, work):
+        """An object of the sources in `work`."""
+        to = work / name.replace("/", "_")
+        if not to.exists():
+            # Without -O2 the kernels compile in two thirds of the time.
+            words = [re.sub("^-O[23]$", "-O1", word).replace(f"{self.tree}/src", f"{work}/src") for word in self.commands[name]]
+            words[words.index("-o") + 1] = str(to)
+            self.run_in_build(words)
+        return to
+
+    def link_library(self, work, objects):
+        """A libmha.so in `work`, of which these objects are of the sources there."""
         compiler = [word for word in self.commands[objects[0]] if "ccache" not in word][0]
         self.run_in_build([compiler, "-shared", f"-Wl,-soname,libmha.so.0,--version-script={work}/src/mha.map", "-o", work / "libmha.so.0",
-                           *(own.get(name, name) for name in self.commands)])
+                           *(self.compiled(name, work) if name in objects else name for name in self.library)])
+
+    def link_program(self, name, work, path):
+        """A program that holds files of the library, of the sources in `work`, where it holds `path`."""
+        told = subprocess.check_output(["ninja", "-t", "commands", f"bin/mha_test_{name}"], cwd=self.folder, text=True)
+        words = shlex.split(told.strip().split("\n")[-1].split(" && ")[1])
+        depends = self.dependencies([word for word in words if word.endswith(".o")])
+        if not any(path in files for files in depends.values()):
+            return self.program(name)
+        words = [self.compiled(word, work) if path in depends.get(word, ()) else word for word in words]
+        words[words.index("-o") + 1] = work / f"mha_test_{name}"
+        self.run_in_build(words)
+        return work / f"mha_test_{name}"
 
     def run_in_build(self, command):
         done = subprocess.run(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode != 0:
-            raise Stop(3, f"does not compile:\n{done.stdout}")
+            raise DoesNotCompile(done.stdout)
 
-    def failure(self, name, chosen, rounds, work=None):
-        """The test of a program that fails with the library in `work`, or None."""
+    def failure(self, tests, without, rounds, work=None, path=""):
+        """The test of PROGRAM or PROGRAM:PART_OF_A_NAME that fails with the fault at `path` in `work`, or None. without: '-' and those to
+        leave out."""
+        name, _, part = tests.partition(":")
         program = self.program(name)
-        environment = {**os.environ, "GTEST_FAIL_FAST": "1", "GTEST_FILTER": chosen, "MHA_TEST_ROUNDS": str(rounds)}
+        if work and name in WITH_SOURCES:
+            program = self.link_program(name, work, path)
+        environment = {**os.environ, "GTEST_FAIL_FAST": "1", "GTEST_FILTER": f"*{part}*{without}", "MHA_TEST_ROUNDS": str(rounds)}
         if work:
             environment["LD_LIBRARY_PATH"] = str(work)
 
@@ -211,26 +231,28 @@ class Build:
             raise Stop(4, f"{program} runs no test: {output}")
         with self.lock:
             if failed[0] not in self.passes:
-                self.passes[failed[0]] = not work or self.failure(name, failed[0], rounds) is None
+                self.passes[failed[0]] = not work or self.failure(f"{name}:{failed[0]}", "", rounds) is None
         if not self.passes[failed[0]]:
             raise Stop(4, f"without a fault a test fails: {name}, {failed[0]}")
         return f"{name}, {failed[0]}"
 
     def judge(self, mutant, work):
         """The test that catches it, or None of a survivor."""
-        objects = self.depend[mutant.path]
+        shutil.copytree(self.tree / "src", work / "src")
+        place = work / mutant.path
+        place.write_text(place.read_text().replace(mutant.old, mutant.new))
+        objects = [name for name in self.library if mutant.path in self.depends[name]]
         scalar = [name for name in objects if name.endswith("scalar.cpp.o")]
-        kernels = [name for name in objects if "kernels" in name]
-        if scalar and kernels == objects:
+        if scalar and all("kernels" in name for name in objects):
             # What the scalar kernels show already is known in a quarter of the time.
-            self.compile(mutant, work, scalar)
-            for name in mutant.tests:
-                if failure := self.failure(name, "*-*/avx2:*/neon", 0.1, work):
+            self.link_library(work, scalar)
+            for tests in mutant.tests:
+                if failure := self.failure(tests, "-*/avx2:*/neon", 0.1, work, mutant.path):
                     return failure
-        self.compile(mutant, work, objects)
-        for rounds, names in (0.1, mutant.tests), (0.3, () if self.is_quick else PROGRAMS):
-            for name in names:
-                if failure := self.failure(name, "*", rounds, work):
+        self.link_library(work, objects)
+        for rounds, programs in (0.1, mutant.tests), (0.3, () if self.is_quick else PROGRAMS):
+            for tests in programs:
+                if failure := self.failure(tests, "", rounds, work, mutant.path):
                     return failure
         return "" if self.is_quick else None
 
@@ -248,7 +270,7 @@ def report(results):
 
 def run(mutants, folder, jobs, is_quick, known, save):
     build = Build(folder, jobs, is_quick)
-    start, done = time.monotonic(), 0
+    start, done, errors = time.monotonic(), 0, []
     # What passed the listed tests alone is "".
     results = {str(mutant): known[str(mutant)] for mutant in mutants if known.get(str(mutant), "") != "" or (is_quick and str(mutant) in known)}
 
@@ -258,8 +280,9 @@ def run(mutants, folder, jobs, is_quick, known, save):
         begin = time.monotonic()
         try:
             return mutant, build.judge(mutant, work), time.monotonic() - begin
-        except Stop as stop:
-            raise Stop(stop.status, f"{mutant}: {stop}") from None
+        except DoesNotCompile as error:
+            errors.append(f"{mutant}\n{error}")
+            return mutant, "does not compile", 0
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -271,14 +294,17 @@ def run(mutants, folder, jobs, is_quick, known, save):
             for future in concurrent.futures.as_completed(futures):
                 mutant, caught_by, seconds = future.result()
                 done += 1
-                results[str(mutant)] = caught_by
-                save(results)
+                if caught_by != "does not compile":
+                    results[str(mutant)] = caught_by
+                    save(results)
                 print(f"[{time.monotonic() - start:5.0f} s] {done}/{len(left)} {mutant}\n"
                       f"          {caught_by or 'SURVIVES'} ({seconds:.0f} s)", flush=True)
         except BaseException:
             for future in futures:
                 future.cancel()
             raise
+    if errors:
+        raise Stop(3, "\n".join(errors))
     return results
 
 

@@ -24,8 +24,8 @@ class List(unittest.TestCase):
             return "\n".join(mutate.errors_of(mutate.read_list(text), pathlib.Path(folder)))
 
     def test_a_fault_is_a_text_what_stands_in_its_place_tests_and_a_reason(self):
-        self.assertEqual(mutate.read_list("# about it\n[a.cpp] rope\nf(1); ==> f(2); ## norm gate\ng(2); ==> ## equivalent: it is slower\n"),
-                         [mutate.Mutant("a.cpp", "f(1);", "f(2);", ("norm", "gate", "rope"), ""),
+        self.assertEqual(mutate.read_list("# about it\n[a.cpp] rope\nf(1); ==> f(2); ## norm:IsExact gate\ng(2); ==> ## equivalent: it is slower\n"),
+                         [mutate.Mutant("a.cpp", "f(1);", "f(2);", ("norm:IsExact", "gate", "rope"), ""),
                           mutate.Mutant("a.cpp", "g(2);", "", ("rope",), "it is slower")])
 
     def test_a_line_that_is_no_fault_is_an_error(self):
