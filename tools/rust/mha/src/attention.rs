@@ -167,7 +167,8 @@ pub struct Strides {
 impl Strides {
     /// Those of `[batch, heads, n, width]`.
     pub fn heads_first(heads: usize, n: usize, width: usize) -> Self {
-        Self { batch: heads * n * width, row: width, head: n * width }
+        let head = n.saturating_mul(width); // what is too large, a call refuses
+        Self { batch: heads.saturating_mul(head), row: width, head }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Calls with anything in them. Most have something wrong; under valgrind (tools/rust/test.sh), none may touch memory that is not theirs.
 
 use mha::{
-    Attention, CacheConfig, Elements, ErrorKind, Gate, KvCache, Layer, LayerConfig, Norm, Rope, RopeConfig, ScoreColumns, ScoreOptions,
-    StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
+    AlignedBuffer, Attention, CacheConfig, ContextNorm, Elements, ErrorKind, Gate, Groups, KvCache, Layer, LayerConfig, Matrix, Norm, Rope,
+    RopeConfig, ScoreColumns, ScoreOptions, StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::numbers;
@@ -211,4 +211,136 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
     for kind in [ErrorKind::SliceLength, ErrorKind::InvalidValue, ErrorKind::Shape] {
         assert!(kinds.contains(&kind), "{kind:?}");
     }
+}
+
+impl Dice {
+    /// Mostly small; else so large that sums and products of it overflow, and that no machine has so much memory.
+    fn any(&mut self) -> usize {
+        const LARGE: [usize; 9] =
+            [1 << 46, 1 << 62, 1 << 63, usize::MAX, usize::MAX - 1, usize::MAX / 2, usize::MAX / 3, usize::MAX / 4, (1 << 63) - 1];
+        if self.one_in(6) {
+            LARGE[self.below(LARGE.len())]
+        } else {
+            self.below(9)
+        }
+    }
+
+    fn anys<const N: usize>(&mut self) -> [usize; N] {
+        [0; N].map(|_| self.any())
+    }
+
+    fn ints(&mut self) -> Vec<i64> {
+        (0..self.below(5)).map(|_| (self.any() as i64).wrapping_mul(if self.one_in(8) { -1 } else { 1 })).collect()
+    }
+
+    fn strides(&mut self) -> Strides {
+        let [batch, row, head] = self.anys();
+        if self.one_in(2) {
+            Strides { batch, row, head }
+        } else {
+            Strides::heads_first(batch, row, head)
+        }
+    }
+}
+
+/// Integers as wrong as they can be: with checks for overflow, as tests are built, none may panic.
+#[test]
+fn extents_strides_and_lengths_of_any_size_are_refused_or_work() {
+    let (mut dice, mut workspace, mut done, count) = (Dice(5), Workspace::new(), 0, 6000);
+    let packed = Layer::pack(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]).output(&[0.5; 16])).unwrap();
+    let layer = Layer::from_packed(packed.to_vec()).or_else(|_| Layer::from_packed(AlignedBuffer::copy_of(&packed).unwrap())).unwrap();
+    for case in 0..count {
+        let [a, b, c, d, e, f, g, h] = dice.anys();
+        let (x, y, z) = (dice.array(b.min(9) * c.min(9)), dice.array(d.min(9)), dice.array(16));
+        let (mut to, mut chosen, ints, lists) = (dice.array(a.min(9) * b.min(9)), vec![0; e.min(9)], dice.ints(), dice.ints());
+        let (mut bytes, flipped) = (packed.to_vec(), dice.below(packed.len()));
+        let small: Vec<i32> = ints.iter().map(|number| *number as i32).collect();
+        let attention = Attention::new(a, b).num_kv_heads(if dice.one_in(2) { a } else { c }).head_dim_v(d);
+        let mut cache = KvCache::new(&CacheConfig::new(16, 2, 2).sequences(2)).unwrap();
+        let score = ScoreOptions::new().q_scales(&y, [e, f]).relative_rows(&x, [a, b, c, d], e).chosen_keys(&small, [e, f, g, h], d);
+        let score = if dice.one_in(2) {
+            score
+        } else {
+            ScoreOptions::new().relative_bias(&x, e, f).num_columns(g).groups(Groups::Within, &small, None)
+        };
+        let rope = Rope::new(a, &x, &x).table_stride(b).offset(c).q_positions(&ints);
+        let context = ContextNorm::rms(1e-5).weight(&y).bias(&z);
+        let result = match case % 18 {
+            0 => {
+                let config = LayerConfig::new(a, b).key_dim(c).head_dim(d).head_dim_v(e).num_kv_heads(f).output_dim(g);
+                let matrix = |data, stride| Matrix::f32(data).stride(stride);
+                let weights = Weights::new(matrix(&x, h), matrix(&x, 0), matrix(&y, c)).output(matrix(&z, d)).query_bias(&y);
+                Layer::new(&config, &weights).and_then(|_| Layer::pack(&config, &weights)).map(drop)
+            }
+            1 => Layer::new(&LayerConfig::linear(a, b), &Weights::linear(Matrix::int8(&[1; 64][..(c.min(64))], &y).stride(d))).map(drop),
+            2 => KvCache::new(&CacheConfig::new(a, b, c).sequences(d).head_dim_v(e).paged(f, g)).map(drop),
+            3 => KvCache::new(&if dice.one_in(2) { CacheConfig::new(16, b, c).ring() } else { CacheConfig::new(a, b, c) }).map(drop),
+            4 => cache.append(a, &z, &z).and_then(|()| cache.truncate(b, c)).and_then(|()| cache.copy_prefix(d, e, f)),
+            5 => cache.append(0, &[1.0; 16], &[1.0; 16]).and_then(|()| cache.read(a, b..c, Some(&mut to), None)),
+            6 => cache.set_blocks(a, &small).and_then(|()| cache.length(b).map(drop)),
+            7 => RopeConfig::new(a).linear(d as f64).dynamic_ntk(2.0, e, f).tables(b).map(drop),
+            8 => RopeConfig::new(a).mrope([b, c, d], &ints, true).fill(e, f, &mut to, &mut chosen.iter().map(|_| 0.0).collect::<Vec<_>>()),
+            9 => mha::alibi_slopes(a).and_then(|_| mha::t5_relative_bias(&x, b, c, dice.one_in(2), d, e)).map(drop),
+            10 => mha::states_merge(a, &mut to, &x).and_then(|()| attention.finish_states(c, &x, Some(&y), None, &mut to, &mut z.clone())),
+            11 => {
+                bytes[flipped] ^= 1 << dice.below(8);
+                bytes.truncate(if dice.one_in(4) { flipped } else { bytes.len() });
+                let damaged = AlignedBuffer::copy_of(&bytes).unwrap();
+                assert!(Layer::verify(&damaged).is_err());
+                Layer::from_packed(damaged).and_then(|layer| layer.forward(&z, &mut [0.0; 16]).run(&mut workspace))
+            }
+            12 => {
+                let mut saved = AlignedBuffer::copy_of(cache.as_bytes()).unwrap();
+                let at = dice.below(saved.len().min(400));
+                saved[at] ^= 1 << dice.below(8);
+                KvCache::copy_of(&saved)
+                    .and_then(|mut cache| cache.append(1, &[1.0; 4], &[1.0; 4]).and_then(|()| cache.try_clone()))
+                    .map(drop)
+            }
+            13 => AlignedBuffer::zeroed(a | 1 << 46).map(drop).or(workspace.reserve(b | 1 << 46)),
+            14 => {
+                let call = attention
+                    .call(&x, &mut to)
+                    .batch(e)
+                    .n_q(f)
+                    .n_kv(g)
+                    .q_strides(dice.strides())
+                    .k_strides(dice.strides())
+                    .key_value(&y, &z);
+                let call = if dice.one_in(2) { call.score(score) } else { call.window_left(h).kv_position(c) };
+                let call = if dice.one_in(2) {
+                    call.rope(rope).norm(Norm::of_context(context))
+                } else {
+                    call.cache(&mut cache).cache_sequences(&lists)
+                };
+                call.info().and_then(|_| call.run(&mut workspace))
+            }
+            16 => {
+                let (keys, mut output) = ([0.5; 12], [0.0; 12]); // sound but for one option
+                let call = Attention::new(1, 4).call(&keys, &mut output).key_value(&keys, &keys);
+                let call = match dice.below(3) {
+                    0 => call.rope(rope),
+                    1 => call.score(score),
+                    _ => call.norm(Norm::of_context(context)),
+                };
+                call.run(&mut workspace)
+            }
+            15 => {
+                let call = attention.choose_keys(&x, &y, c, &mut chosen).key(&z).batch(d).n_q(e).q_lengths(&ints).index_scores(&mut to);
+                call.workspace_bytes().and_then(|_| call.run(&mut workspace))
+            }
+            _ => {
+                let call = layer.forward(&x, &mut to).batch(a).n_q(b).query_strides(c, d).output_strides(e, f).cu_seqlens_q(&ints);
+                let call =
+                    if dice.one_in(2) { call.key(&y).key_strides(g, h).cu_seqlens_kv(&lists) } else { call.q_start(&lists).score(score) };
+                call.info().and_then(|_| call.run(&mut workspace)).or(layer
+                    .linear(&x, &mut to)
+                    .residual(&y)
+                    .strides(a, b, c, d)
+                    .run(&mut workspace))
+            }
+        };
+        done += usize::from(result.is_ok());
+    }
+    assert!((200..count - 200).contains(&done), "{done} of {count} worked: too few or too many to show anything");
 }
