@@ -8,7 +8,12 @@ the caller gives as q_start. Runs with the packages of the interpreter that it i
 FOLDER. Exits with 77, which ctest shows as skipped, where they are in neither.
 """
 
+import itertools
+import os
+import pathlib
+import tempfile
 import unittest
+from unittest import mock
 
 import python_support
 
@@ -17,9 +22,11 @@ python_support.need(["numpy", "onnx"], arguments)
 
 import numpy as np  # noqa: E402
 import onnx.helper  # noqa: E402
+import onnx.numpy_helper  # noqa: E402
 from onnx.backend.test.case.node import attention  # noqa: E402
 
 import mha  # noqa: E402
+from mha.onnx.__main__ import save  # noqa: E402
 
 # Relative and absolute. In 16 bits two units in the last place, since ONNX's reference rounds to the type after each step.
 tolerances = {"float32": (1e-5, 1e-6), "float16": (2**-9, 1e-3), "bfloat16": (2**-6, 1e-2)}
@@ -95,5 +102,25 @@ class AttentionOperator(unittest.TestCase):
         self.assertEqual(set(left_out) - names, set(), "no such cases any more")
 
 
+class Saving(unittest.TestCase):
+    def test_a_model_has_its_name_when_it_is_whole(self):
+        model = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [onnx.numpy_helper.from_array(np.arange(1000, dtype=np.float32), "a")]))
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "out.onnx")
+            path.write_bytes(b"old")
+            for most, error in itertools.product((2**31, 100), (OSError("full"), KeyboardInterrupt(), SystemExit(143))):
+                def half(model, output, **how):
+                    pathlib.Path(output).write_bytes(b"half")
+                    raise error
+
+                with mock.patch("onnx.save", half), self.assertRaises(type(error)):
+                    save(model, str(path), "none", most)
+                self.assertEqual((os.listdir(folder), path.read_bytes()), (["out.onnx"], b"old"))
+            for most, files in (2**31, ["out.onnx"]), (100, ["out.onnx", "out.onnx.data"]):
+                save(model, str(path), "none", most)
+                self.assertEqual(sorted(os.listdir(folder)), files)
+                self.assertEqual(onnx.numpy_helper.to_array(onnx.load(path).graph.initializer[0])[999], 999)
+
+
 if __name__ == "__main__":
-    python_support.run(AttentionOperator)
+    python_support.run(AttentionOperator, Saving)

@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import signal
 import sys
+import tempfile
 
 
 def main():
@@ -18,6 +20,7 @@ def main():
     command.add_argument("--arithmetic", default="f32", choices=["f32", "int8", "int16"], help="what these projections are computed in; int8 and int16 need "
                          "weights of int8 or int4")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which removes what is half written
     if arguments.arithmetic != "f32" and arguments.weight_type not in ("int8", "int4"):
         command.error(f"--arithmetic {arguments.arithmetic} needs --weight-type int8 or int4")
     output = arguments.output or os.path.splitext(arguments.model)[0] + ".mha.onnx"
@@ -46,20 +49,25 @@ def main():
 
 
 def save(model, output, source, most=2**31 - 2**20):
-    """Writes a model that was read from `source`; arrays of one of more bytes than `most`, which one file cannot hold, into a second file."""
+    """Writes a model that was read from `source`; arrays of one of more bytes than `most`, which one file cannot hold, into a second file. Files
+    have their names when they are complete; until then they are in a folder beside them."""
     import onnx
 
-    if model.ByteSize() < most:
+    is_one = model.ByteSize() < most
+    if is_one and os.path.exists(output) and not os.path.isfile(output):  # a pipe, /dev/null
         onnx.save(model, output)
         return
-    data = output + ".data"
-    if os.path.exists(data):  # onnx.save would write behind what is there
+    folder, name = os.path.split(os.path.realpath(output))
+    data = os.path.join(folder, name + ".data")
+    if not is_one and os.path.exists(data):
         for tensor in onnx.load(source, load_external_data=False).graph.initializer:
             place = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
             if place and os.path.realpath(os.path.join(os.path.dirname(source), place)) == os.path.realpath(data):
                 raise ValueError(f"{data} has the arrays of the model itself; give another name")
-        os.remove(data)
-    onnx.save(model, output, save_as_external_data=True, location=os.path.basename(data))
+    with tempfile.TemporaryDirectory(prefix=name + ".partial-", dir=folder) as partial:
+        onnx.save(model, os.path.join(partial, name), **({} if is_one else {"save_as_external_data": True, "location": name + ".data"}))
+        for part in [name] if is_one else [name + ".data", name]:
+            os.replace(os.path.join(partial, part), os.path.join(folder, part))
 
 
 if __name__ == "__main__":
