@@ -25,7 +25,8 @@ import onnx.helper  # noqa: E402
 import onnx.numpy_helper  # noqa: E402
 from onnx.backend.test.case.node import attention  # noqa: E402
 
-import mha  # noqa: E402
+import google.protobuf.message  # noqa: E402
+import mha.onnx  # noqa: E402
 from mha.onnx.__main__ import save  # noqa: E402
 
 # Relative and absolute. In 16 bits two units in the last place, since ONNX's reference rounds to the type after each step.
@@ -102,6 +103,23 @@ class AttentionOperator(unittest.TestCase):
         self.assertEqual(set(left_out) - names, set(), "no such cases any more")
 
 
+class Damaged(unittest.TestCase):
+    def test_a_damaged_model_is_rewritten_or_refused(self):
+        random, make = np.random.default_rng(5), onnx.helper.make_node
+        nodes = [make("Transpose", ["k"], ["t"], perm=[0, 1, 3, 2]), make("MatMul", ["q", "t"], ["s"]), make("Softmax", ["s"], ["p"], axis=-1), make("MatMul", ["p", "v"], ["y"])]
+        graph = onnx.helper.make_graph(nodes, "g", *([onnx.helper.make_tensor_value_info(name, 1, [2, 2, 5, 8]) for name in names] for names in ("qkv", "y")))
+        good, refused = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]).SerializeToString(), 0
+        self.assertEqual(len(mha.onnx.rewrite(onnx.ModelProto.FromString(good))[1].rewritten), 1)
+        for _ in range(3000):
+            damaged = np.frombuffer(good, np.uint8).copy()
+            damaged[random.integers(len(good), size=random.integers(1, 3))] ^= np.uint8(1 << random.integers(8))
+            try:
+                mha.onnx.rewrite(onnx.ModelProto.FromString(damaged.tobytes()))
+            except (google.protobuf.message.DecodeError, ValueError, onnx.checker.ValidationError):
+                refused += 1
+        self.assertGreater(refused, 100)
+
+
 class Saving(unittest.TestCase):
     def test_a_model_has_its_name_when_it_is_whole(self):
         model = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [onnx.numpy_helper.from_array(np.arange(1000, dtype=np.float32), "a")]))
@@ -123,4 +141,4 @@ class Saving(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    python_support.run(AttentionOperator, Saving)
+    python_support.run(AttentionOperator, Damaged, Saving)

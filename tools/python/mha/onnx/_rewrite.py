@@ -8,6 +8,7 @@ import os
 
 import numpy as np
 import onnx
+import onnx.checker
 import onnx.inliner
 from onnx import TensorProto, helper
 
@@ -56,7 +57,11 @@ def rewrite(model: onnx.ModelProto | str | os.PathLike, weight_type: str = "f32"
     made = model if isinstance(model, onnx.ModelProto) else onnx.load(os.fspath(model))
     if made.functions:
         made = onnx.inliner.inline_local_functions(made)
-    return made, Rewriter(made, weight_type, arithmetic).run()
+    try:
+        return made, Rewriter(made, weight_type, arithmetic).run()
+    except (AttributeError, LookupError, StopIteration, TypeError):
+        onnx.checker.check_model(made)  # a ValidationError says what is wrong with a model that is none
+        raise
 
 
 class Rewriter:
