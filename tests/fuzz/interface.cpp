@@ -27,7 +27,11 @@ int64_t Odd(int64_t usual) {
   const uint8_t kind = in.Byte();
   return kind < 248 ? usual : kind < 250 ? 0 : kind < 252 ? MHA_EMPTY : in.AnyInteger();
 }
-int64_t Number(int64_t low, int64_t high) { return Odd(in.Integer(low, std::max(low, high))); }
+int64_t Number(int64_t low, int64_t high) {  // now and then the next one outside
+  const int64_t usual = in.Integer(low, std::max(low, high));
+  const uint8_t kind = in.Byte();
+  return kind < 236 ? usual : kind < 242 ? high + 1 : kind < 246 ? low - 1 : kind < 250 ? MHA_EMPTY : kind < 252 ? 0 : in.AnyInteger();
+}
 uint32_t Kind(uint32_t count) {  // below count, or any
   const uint8_t kind = in.Byte();
   return kind < 252 ? kind % count : static_cast<uint32_t>(in.Raw(4));
@@ -124,17 +128,20 @@ const mha_scheduler *Scheduler() {
   return scheduler;
 }
 
-// The query and the call agree. Calls are given a workspace that ends at a guard page.
+// The query and the call agree. Behind the workspace, of any alignment, are some bytes that no call may change, and then a guard page.
 template <class Query, class Run, class Info>
 void QueryAndCall(const Query &query, const Run &run, const Info &info) {
   size_t needed = 0;
   const mha_status asked = Call([&](mha_error *error) { return query(&needed, error); });
-  unsigned char *const workspace = buffers.Take(static_cast<Wide>(needed));
+  const size_t behind = in.Byte() % 64;
+  unsigned char *const workspace = buffers.Take(static_cast<Wide>(needed) + behind);
   const auto call = [&](size_t bytes) {
-    return Call([&](mha_error *error) { return run(bytes > 0 ? workspace + (needed - bytes) : nullptr, bytes, error); });
+    const mha_status status = Call([&](mha_error *error) { return run(bytes > 0 ? workspace : nullptr, bytes, error); });
+    for (size_t i = 0; i < behind && !buffers.is_too_large(); i++)
+      Expect(workspace[needed + i] == 0xA5, "a call wrote behind its workspace");
+    return status;
   };
-  if (asked == MHA_OK && needed > 0)
-    Expect(call(needed - 1) != MHA_OK, "a byte less of workspace than needed was taken");
+  if (asked == MHA_OK && needed > 0) Expect(call(needed - 1) != MHA_OK, "a byte less of workspace than needed was taken");
   if (asked == MHA_OK && buffers.is_too_large()) return;
   const mha_status status = call(needed);
   if (asked != MHA_OK) return Expect(status == asked, "the query and the call fail with different statuses", mha_status_string(status));

@@ -56,7 +56,8 @@ void Damage(std::string *stored, size_t from, size_t to) {
 
 int64_t Wild(int64_t low, int64_t high) {
   const int64_t usual = in.Integer(low, std::max(low, high));
-  return in.OneIn(12) ? in.AnyInteger() : usual;
+  const uint8_t kind = in.Byte();
+  return kind < 224 ? usual : kind < 236 ? high + 1 : kind < 242 ? low - 1 : in.AnyInteger();
 }
 template <typename T>
 T *List(Wide count, int64_t low, int64_t high) {
