@@ -99,7 +99,9 @@ Lines lines_of(const TileColumns &columns, int64_t k, int64_t num_rows, Rows *ro
     // Rows may be a multiple of 4 KiB apart, in the same set of the first-level cache: the next tile goes into the second level.
     // These may lie behind the matrix, where a pointer must not point: addresses are numbers here.
     const uintptr_t first = reinterpret_cast<uintptr_t>(lines.first), row_bytes = static_cast<uintptr_t>(lines.stride) * sizeof(float);
-    for (uintptr_t row = tile_rows; row < 2 * tile_rows; ++row) __builtin_prefetch(reinterpret_cast<const void *>(first + row * row_bytes), 0, 2);
+    for (uintptr_t row = tile_rows; row < 2 * tile_rows; ++row) {
+      __builtin_prefetch(reinterpret_cast<const void *>(first + row * row_bytes), 0, 2);
+    }
     return lines;
   }
   if (columns.k_stride == 1 && columns.count == tile_columns && num_rows == tile_rows) {

@@ -320,4 +320,25 @@ TEST(AttentionEdges, CountsThatWrapAreNoUndefinedBehaviour) {
   EXPECT_GT(info.workspace_bytes, 0u);
 }
 
+TEST(LayerEdges, MatrixOfOneRowMayHaveAnyStride) {  // undefined behaviour once: rows that would follow were prefetched
+  const std::vector<float> row(48, 0.5f);
+  const float x = 3.0f;
+  std::vector<float> y(row.size());
+  mha_linear_weights weights = Zeroed<mha_linear_weights>();
+  weights.input_dim = 1;
+  weights.output_dim = static_cast<int64_t>(row.size());
+  weights.w = row.data();
+  weights.w_stride = int64_t{1} << 60;
+  mha_layer *layer = nullptr;
+  mha_error error;
+  ASSERT_EQ(mha_linear_create(&weights, nullptr, &layer, &error), MHA_OK) << error.message;
+  mha_linear_args args = Zeroed<mha_linear_args>();
+  args.rows = 1;
+  args.x = &x;
+  args.output = y.data();
+  EXPECT_EQ(mha_linear(layer, &args, nullptr, 0, &error), MHA_OK) << error.message;
+  EXPECT_EQ(y, std::vector<float>(row.size(), 1.5f));
+  mha_layer_destroy(layer);
+}
+
 }  // namespace
