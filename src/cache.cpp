@@ -581,7 +581,8 @@ mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_
                              mha_error *error) {
   Report report(error);
   if (const mha_status status = check_place(report, cache, sequence)) return status;
-  const int64_t length = state_of(cache, sequence).length, oldest = oldest_position(cache, sequence, length);
+  const int64_t length = state_of(cache, sequence).length, held = oldest_position(cache, sequence, length);
+  const int64_t oldest = held < length ? held : length;  // a ring may be truncated to positions that it has overwritten
   if (first < oldest || count < 0 || count > length - first) {
     return report.about(first < oldest ? 3 : 4).invalid(
         "sequence %lld holds the positions from %lld to below %lld; a count of %lld from %lld on reaches outside", lld(sequence),

@@ -671,6 +671,17 @@ TEST_P(KvCache, ARingMayBeTruncatedAsFarAsItStillHoldsTheWindow) {
   EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history))));
 }
 
+TEST_P(KvCache, OfARingThatWasTruncatedToWhatItHasOverwrittenNothingIsThereToRead) {
+  const AttentionProblem history = History(1, 40);
+  Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, 16}, 1, 40));
+  cache.Append(0, {history.k, history.v});
+  cache.Truncate(0, 10);
+  EXPECT_TRUE(cache.Read(0, 10, 0).k.empty());
+  mha_error error;
+  EXPECT_EQ(mha_kv_cache_read(cache.get(), 0, 9, 1, nullptr, nullptr, &error), MHA_ERROR_INVALID_VALUE);
+  EXPECT_STREQ(error.message, "sequence 0 holds the positions from 10 to below 10; a count of 1 from 9 on reaches outside");
+}
+
 TEST_P(KvCache, ACopiedPrefixOfARingIsTheSequenceUpToThere) {
   constexpr int64_t n = 70;
   AttentionProblem history = History(1, n);

@@ -10,21 +10,14 @@
 
 namespace support {
 
-uint16_t F16Of(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  const uint32_t sign = bits >> 16 & 0x8000u, exponent = bits >> 23 & 0xff;
-  if (exponent == 0) return static_cast<uint16_t>(sign);
-  return static_cast<uint16_t>(sign | (exponent == 0xff ? 0x7c00u : (exponent - 112) << 10) | (bits >> 13 & 0x3ffu));
-}
-
 uint16_t BitsIn16(Storage type, float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   if (type == Storage::kBf16) return static_cast<uint16_t>(bits >> 16);
+  const uint32_t sign = bits >> 16 & 0x8000u, exponent = bits >> 23 & 0xff;
   const float magnitude = std::fabs(x);
-  if (magnitude < 0x1p-14f) return static_cast<uint16_t>((bits >> 16 & 0x8000u) | static_cast<uint32_t>(magnitude * 0x1p24f));
-  return F16Of(x);
+  if (magnitude < 0x1p-14f) return static_cast<uint16_t>(sign | static_cast<uint32_t>(magnitude * 0x1p24f));
+  return static_cast<uint16_t>(sign | (exponent == 0xff ? 0x7c00u : (exponent - 112) << 10) | (bits >> 13 & 0x3ffu));
 }
 
 float FloatOf(Storage type, uint16_t bits) {
@@ -198,7 +191,7 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
     score.head_scales = Keep(from.head_scales);
     if (from.bias_is_f16) {
       std::vector<uint16_t> halves(from.bias.values.size());
-      std::transform(from.bias.values.begin(), from.bias.values.end(), halves.begin(), F16Of);
+      std::transform(from.bias.values.begin(), from.bias.values.end(), halves.begin(), [](float x) { return BitsIn16(Storage::kF16, x); });
       score.bias = Keep(halves);
       score.bias_type = MHA_TYPE_F16;
     } else {

@@ -55,9 +55,6 @@ struct LayerCall : CallForm {
 // An extent of a call as the library takes it.
 inline int64_t ExtentOf(int64_t count) { return count == 0 ? MHA_EMPTY : count; }
 
-// The bits in f16 of a number that f16 holds exactly, and that is 0, infinite or not subnormal there.
-uint16_t F16Of(float x);
-
 // The bits of a number that f16 or bf16 holds exactly, or of NaN.
 uint16_t BitsIn16(Storage type, float x);
 

@@ -29,6 +29,31 @@
 
 namespace support {
 
+// Which numbers the library does not refuse somewhere.
+inline bool IsAny(float) { return true; }
+inline bool IsFinite(float x) { return std::isfinite(x); }
+inline bool IsPositive(float x) { return std::isfinite(x) && x > 0; }
+inline bool IsLow(float x) { return x < std::numeric_limits<float>::infinity(); }
+
+// With values=any other arrays than the inputs hold any bits too, now and then.
+inline void MakeAny(const Case &c, Random *random, std::vector<float> *x, bool (*is_allowed)(float) = IsAny) {
+  if (!c.Is("values", "any") || random->Coin()) return;
+  MakeSpecial(random, Values::kAny, 1, x);
+  for (float &value : *x) value = is_allowed(value) ? value : 0.25f;
+}
+
+inline float AnyOf(const Case &c, Random *random, float value, bool (*is_allowed)(float)) {
+  std::vector<float> x = {value};
+  MakeAny(c, random, &x, is_allowed);
+  return x[0];
+}
+
+// Matrices of a layer that keeps them as f16 may not have finite numbers that are too large.
+inline void MakeAnyWeights(const Case &c, Random *random, std::vector<float> *w) {
+  const auto is_of_f16 = [](float x) { return !std::isfinite(x) || std::fabs(x) < 65520.0f; };
+  MakeAny(c, random, w, c.form.weight_type == Stored::kF16 ? +is_of_f16 : IsAny);
+}
+
 struct Dimension {
   std::string_view name;
   std::vector<Value> values;
@@ -364,6 +389,7 @@ inline const std::vector<Dimension> &Dimensions() {
        {"default", "given"},
        [](Case *c, std::string_view value, Random *random) {
          if (value == "given") c->whole.scale = random->Pick<float>({1.0f, -0.5f, 3.0f, 0.37f, 0x1p-140f, 1e30f});
+         if (value == "given") c->whole.scale = AnyOf(*c, random, c->whole.scale, IsFinite);
          SettleSizes(c);
        }},
 
@@ -514,7 +540,11 @@ inline const std::vector<Dimension> &Dimensions() {
        [](Case *c, std::string_view, Random *random) {
          c->form.weight_type = static_cast<Stored>(c->NumberOf("weight_type"));
          LayerProblem &whole = c->whole;
-         const auto draw = [&](int64_t in, int64_t out) { return QuickNormals(random, in * out, 1 / std::sqrt(static_cast<float>(in))); };
+         const auto draw = [&](int64_t in, int64_t out) {
+           std::vector<float> w = QuickNormals(random, in * out, 1 / std::sqrt(static_cast<float>(in)));
+           if (c->is_layer()) MakeAnyWeights(*c, random, &w);
+           return w;
+         };
          whole.w_q = draw(whole.query_dim, whole.q_width());
          whole.w_k = draw(whole.key_dim, whole.k_width());
          whole.w_v = draw(whole.value_dim, whole.v_width());
@@ -546,6 +576,7 @@ inline const std::vector<Dimension> &Dimensions() {
          LayerProblem &whole = c->whole;
          const float factor = 1 / std::sqrt(static_cast<float>(whole.merged_width()));
          if (c->is_layer() && value == "yes") whole.w_o = QuickNormals(random, whole.merged_width() * whole.output_dim, factor);
+         MakeAnyWeights(*c, random, &whole.w_o);
        }},
       {"biases",
        {"no", "all", "some", "fused"},
@@ -555,6 +586,7 @@ inline const std::vector<Dimension> &Dimensions() {
          const auto draw = [&](int64_t count, std::vector<float> *bias) {
            const bool is_there = value == "all" || value == "fused" || (value == "some" && random->Coin());
            if (is_there) *bias = QuickNormals(random, count);
+           MakeAny(*c, random, bias);
          };
          draw(whole.q_width(), &whole.b_q);
          draw(whole.k_width(), &whole.b_k);
@@ -572,6 +604,8 @@ inline const std::vector<Dimension> &Dimensions() {
          const float factor = 4 / std::sqrt(static_cast<float>(whole.query_dim));
          whole.w_g = QuickNormals(random, whole.query_dim * whole.gate_width(), factor);
          if (!whole.b_q.empty()) whole.b_g = QuickNormals(random, whole.gate_width());
+         MakeAnyWeights(*c, random, &whole.w_g);
+         MakeAny(*c, random, &whole.b_g);
        }},
       {"gate_dim", {"elements", "single"}, [](Case *, std::string_view, Random *) {}},
       {"gate_in_q", {"no", "yes"}, [](Case *, std::string_view, Random *) {}},
@@ -581,7 +615,7 @@ inline const std::vector<Dimension> &Dimensions() {
        {"f32", "f16", "bf16"},
        [](Case *c, std::string_view, Random *) { c->input_type = static_cast<Storage>(c->NumberOf("input_type")); }},
       {"values",
-       {{"normal", 3}, "wide", "ties", "tiny", {"huge", 0.5}, {"special", 0.5}},
+       {{"normal", 3}, "wide", "ties", "tiny", {"huge", 0.5}, {"special", 0.5}, "any"},
        [](Case *c, std::string_view, Random *random) {
          LayerProblem &whole = c->whole;
          whole.query = QuickNormals(random, whole.batch * whole.n_q * whole.query_dim);
@@ -619,6 +653,8 @@ inline const std::vector<Dimension> &Dimensions() {
          rope.cos = random->Uniforms(rope.num_positions * rope.table_stride);
          rope.sin = random->Uniforms(rope.num_positions * rope.table_stride);
          if (c->Is("values", "special")) rope.sin[static_cast<size_t>(random->Below(rope.dims / 2))] = SpecialValue(random);
+         MakeAny(*c, random, &rope.cos);
+         MakeAny(*c, random, &rope.sin);
          whole.rope = rope;
        }},
       {"rope_dims", {"all", "part", "behind", "default"}, [](Case *, std::string_view, Random *) {}},
@@ -650,11 +686,12 @@ inline const std::vector<Dimension> &Dimensions() {
          norm.is_after_rotation = c->Is("norm_place", "after");
          norm.is_of_values = c->Is("norm_values", "yes");
          norm.use_defaults = norm.is_of_all_heads && random->Coin();
-         norm.epsilon = random->Pick<float>({1e-6f, 1e-5f, 0.25f});
+         norm.epsilon = AnyOf(*c, random, random->Pick<float>({1e-6f, 1e-5f, 0.25f}), IsPositive);
          if (norm.is_of_all_heads || c->Is("norm_weights", "heads")) norm.head_stride = whole.head_dim;
          if (c->Is("norm_weights", "apart")) norm.head_stride = whole.head_dim + random->Between(1, 9);
          FillNormWeights(random, whole, !c->Is("norm_weights", "none|keys"), !c->Is("norm_weights", "none|queries"), &norm);
          if (c->Is("values", "special") && !norm.q_weight.empty()) norm.q_weight[0] = SpecialValue(random);
+         for (std::vector<float> *x : {&norm.q_weight, &norm.k_weight, &norm.q_bias, &norm.k_bias}) MakeAny(*c, random, x);
          whole.norm = norm;
        }},
       {"norm_heads", {"each", "together"}, [](Case *, std::string_view, Random *) {}},
@@ -672,13 +709,14 @@ inline const std::vector<Dimension> &Dimensions() {
          norm.is_of_all_heads = c->Is("context_norm_heads", "together");
          norm.is_after_gate = c->Is("context_norm_place", "after");
          norm.use_defaults = norm.is_of_all_heads && random->Coin();
-         norm.epsilon = random->Pick<float>({1e-6f, 1e-5f, 0.25f});
+         norm.epsilon = AnyOf(*c, random, random->Pick<float>({1e-6f, 1e-5f, 0.25f}), IsPositive);
          if (norm.is_of_all_heads || c->Is("context_norm_weights", "heads")) norm.head_stride = whole.head_dim_v;
          if (c->Is("context_norm_weights", "apart")) norm.head_stride = whole.head_dim_v + random->Between(1, 9);
          const auto draw = [&](float around) { return NormWeights(random, around, whole.num_heads, whole.head_dim_v, norm.head_stride); };
          if (!c->Is("context_norm_weights", "none")) norm.weight = draw(1);
          if (norm.is_layer && random->Coin()) norm.bias = draw(0);
          if (c->Is("values", "special") && !norm.weight.empty()) norm.weight[0] = SpecialValue(random);
+         for (std::vector<float> *x : {&norm.weight, &norm.bias}) MakeAny(*c, random, x);
          whole.context_norm = norm;
        }},
       {"context_norm_heads", {"each", "together"}, [](Case *, std::string_view, Random *) {}},
@@ -689,12 +727,14 @@ inline const std::vector<Dimension> &Dimensions() {
       {"softcap",
        {"no", "yes"},
        [](Case *c, std::string_view value, Random *random) {
-         if (value == "yes") ScoreOf(c).softcap = random->Pick<float>({50.0f, 1.0f, 0.1f, 3e5f});
+         if (value == "yes") ScoreOf(c).softcap = AnyOf(*c, random, random->Pick<float>({50.0f, 1.0f, 0.1f, 3e5f}), IsPositive);
        }},
       {"alibi",
        {"no", "yes"},
        [](Case *c, std::string_view value, Random *random) {
-         if (value == "yes") ScoreOf(c).alibi_slopes = QuickNormals(random, c->whole.num_heads, 0.1f);
+         if (value == "no") return;
+         ScoreOf(c).alibi_slopes = QuickNormals(random, c->whole.num_heads, 0.1f);
+         MakeAny(*c, random, &ScoreOf(c).alibi_slopes, IsFinite);
        }},
       {"relative_bias",
        {"no", "short", "long", "left"},
@@ -715,12 +755,15 @@ inline const std::vector<Dimension> &Dimensions() {
          }
          std::vector<float> &given = score.relative_bias.empty() ? score.relative_rows.values : score.relative_bias;
          if (c->Is("values", "special") && !given.empty()) given[0] = SpecialValue(random);  // an infinity or NaN
+         MakeAny(*c, random, &given);
        }},
       {"relative_extents", {"table", "row", "all", "head", "sequence", "one"}, [](Case *, std::string_view, Random *) {}},
       {"q_scales",
        {"no", "sequence", "one"},
        [](Case *c, std::string_view value, Random *random) {
-         if (value != "no") ScoreOf(c).q_scales = QuickNormals(random, (value == "one" ? 1 : c->whole.batch) * c->whole.n_q);
+         if (value == "no") return;
+         ScoreOf(c).q_scales = QuickNormals(random, (value == "one" ? 1 : c->whole.batch) * c->whole.n_q);
+         MakeAny(*c, random, &ScoreOf(c).q_scales);
        }},
       {"sinks",
        {"no", "finite", "any"},
@@ -729,6 +772,7 @@ inline const std::vector<Dimension> &Dimensions() {
          ScoreOf(c).sinks = QuickNormals(random, c->whole.num_heads, 2.0f);
          const float infinity = std::numeric_limits<float>::infinity();
          if (value == "any") c->whole.score->sinks[0] = random->Pick<float>({-infinity, 80.0f, -200.0f});
+         MakeAny(*c, random, &c->whole.score->sinks, IsLow);
        }},
       {"head_scales",
        {{"no", 2}, "some", "zeros"},
@@ -736,6 +780,7 @@ inline const std::vector<Dimension> &Dimensions() {
          if (value == "no") return;
          std::vector<float> &scales = ScoreOf(c).head_scales;
          scales = QuickNormals(random, c->whole.num_heads);
+         MakeAny(*c, random, &scales, IsFinite);
          for (float &scale : scales) scale = value == "zeros" && random->Chance(0.6) ? random->Pick({0.0f, -0.0f}) : scale;
        }},
       {"columns", {"all", "new"}, [](Case *, std::string_view, Random *) {}},
@@ -754,6 +799,8 @@ inline const std::vector<Dimension> &Dimensions() {
            score.bias.values[static_cast<size_t>(random->Below(static_cast<int64_t>(score.bias.values.size())))] =
                random->Pick({FromBits(0xffc00000u), std::numeric_limits<float>::infinity()});
          }
+         MakeAny(*c, random, &score.bias.values);
+         if (score.bias_is_f16) score.bias.values = Rounded(Storage::kF16, score.bias.values);
          if (c->has_own_columns()) {
            c->given_bias = score.bias;
            score.bias = OfAllKeys(*c, c->given_bias, 0.0f);

@@ -78,6 +78,7 @@ enum class Values {
   kTiny,     // subnormal numbers and products
   kHuge,     // some so large that products and scores overflow to either infinity
   kSpecial,  // a few NaN (of any sign and payload) and infinities
+  kAny,      // any bits, one number or all of them: a few that come again and again, or each another
 };
 
 inline float FromBits(uint32_t bits) {
@@ -97,6 +98,35 @@ inline float SpecialValue(Random *random) {
       return infinity;
     default:
       return -infinity;
+  }
+}
+
+// Any bits, rather those at the borders of what the arithmetic tells apart: of types, of codes, of exp, of zero.
+inline float AnyNumber(Random *random) {
+  const float sign = random->Coin() ? 1.0f : -1.0f;
+  switch (random->Between(0, 11)) {
+    case 0:
+      return FromBits(static_cast<uint32_t>(random->Next()));
+    case 1:
+      return SpecialValue(random);
+    case 2:
+      return FromBits(static_cast<uint32_t>(random->Next()) & 0x807fffffu);  // subnormal
+    case 3:
+      return std::ldexp(sign, static_cast<int>(random->Between(-149, 127)));
+    case 4:
+      return std::ldexp(sign * random->Uniform(), static_cast<int>(random->Between(-30, 60)));
+    case 5:
+      return sign * static_cast<float>(random->Between(0, 130)) + 0.5f;
+    case 6:
+      return sign * FromBits(0x3f800000u + static_cast<uint32_t>(random->Between(-2, 2)));
+    case 7:
+      return sign * 0.0f;
+    case 8:
+      return sign * random->Pick({0x1p-126f, 0x1p-149f, 0x1p-100f, 0x1.fffffep+127f, 0x1p-14f, 0x1p-24f, 0x1p-25f});
+    case 9:
+      return sign * random->Pick({65504.0f, 65519.0f, 65520.0f, 0x1.feffffp+127f, 0x1.5d589ep+6f, 0x1.5d58a0p+6f, 0x1.8p+23f});
+    default:
+      return random->Normal();
   }
 }
 
@@ -126,6 +156,17 @@ inline void MakeSpecial(Random *random, Values kind, float factor, std::vector<f
         if (count > 0) x[random->Between(0, count - 1)] = SpecialValue(random);
       }
       break;
+    case Values::kAny: {
+      if (count == 0) break;
+      const double chance = random->Pick({0.0, 0.02, 0.3, 1.0});
+      const std::vector<float> again = {AnyNumber(random), AnyNumber(random), 0.0f, AnyNumber(random)};
+      const bool are_few = random->Coin();
+      x[random->Below(count)] = again[0];
+      for (float &value : x) {
+        if (random->Chance(chance)) value = are_few ? random->Pick(again) : AnyNumber(random);
+      }
+      break;
+    }
   }
 }
 
@@ -154,6 +195,8 @@ inline const char *NameOf(Values kind) {
       return "huge";
     case Values::kSpecial:
       return "special";
+    case Values::kAny:
+      return "any";
   }
   return "?";
 }

@@ -1,0 +1,242 @@
+// Bits as the oracle: any call with any numbers in it, NaN and infinities of all kinds among them, has the bits of the specification
+// on each instruction set of this machine. The bytes choose options of the generated calls (support/generated_options.h), which have
+// threads, cuttings into calls, batches, types and caches of their own; and, for what these lack, products, states and choices of keys.
+#include <mha.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fuzz/bytes.h"
+#include "spec/spec.h"
+#include "support/choice.h"
+#include "support/generated_options.h"
+#include "support/given_weights.h"
+#include "support/instruction_sets.h"
+#include "support/numbers.h"
+#include "support/schedulers.h"
+
+namespace {
+
+using namespace support;  // NOLINT: this file is about nothing else
+
+// Those with products of bytes differ from the others in integer arithmetic alone. The scalar kernels take as long as all others.
+std::vector<uint32_t> SetsOfThisMachine(bool has_integers, bool has_scalar = true) {
+  std::vector<uint32_t> some = {MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE}, sets;
+  if (has_integers) some = {MHA_ALL_INSTRUCTION_SETS};
+  for (const uint32_t set : some) {
+    if ((set != MHA_INSTRUCTION_SET_SCALAR || has_scalar) && (mha_instruction_sets() >> set & 1)) sets.push_back(set);
+  }
+  return sets;
+}
+
+void ExpectNone(const std::string &differences, uint32_t set, const std::string &what) {
+  fuzz::Expect(differences.empty(), what.c_str(), (mha_instruction_set_name(set) + (" " + differences)).c_str());
+}
+
+// ---- Generated calls
+
+// Values as the bytes say; the other dimensions are plain, or random.
+Choice ChoiceOf(fuzz::Bytes *bytes, uint64_t seed, uint8_t flags) {
+  const Space &space = OptionSpace();
+  Choice choice(static_cast<size_t>(space.size()), -1);
+  const auto choose = [&](int dimension, int value) {
+    int &chosen = choice[static_cast<size_t>(dimension)];
+    const int before = std::exchange(chosen, value);
+    if (!space.Allows(choice)) chosen = before;
+  };
+  const int values = space.NumberOf("values");
+  if (flags & 1) choose(values, space.ValueNumber(values, "any"));
+  while (!bytes->AtEnd()) {
+    const int dimension = bytes->Byte() % space.size();
+    choose(dimension, bytes->Byte() % space.CountOf(dimension));
+  }
+  const auto order = [&](int dimension, const Choice &) {
+    Random random(seed * 131 + static_cast<uint64_t>(dimension));
+    return RandomOrder(space, dimension, &random, flags & 2 ? 0 : 1);
+  };
+  while (!space.Complete(order, &choice)) {  // what is chosen leaves nothing for another dimension
+    size_t last = choice.size();
+    while (choice[--last] < 0) {
+    }
+    choice[last] = -1;
+  }
+  return choice;
+}
+
+void CheckGeneratedCall(fuzz::Bytes *bytes) {
+  const uint64_t seed = bytes->Raw(3);
+  const uint8_t flags = bytes->Byte();
+  const Choice choice = ChoiceOf(bytes, seed, flags);
+  const Case c = MakeCase(choice, seed);
+  const Outputs expected = Specify(c);
+  for (const uint32_t set : SetsOfThisMachine(!c.Is("arithmetic", "f32"), flags % 5 == 0)) {
+    ExpectNone(CaseRun(c, expected, set).Differences(), set, "seed " + std::to_string(seed) + " " + OptionSpace().Describe(choice));
+  }
+}
+
+// ---- What these calls lack
+
+std::vector<float> Numbers(Random *random, int64_t count) {
+  std::vector<float> x = QuickNormals(random, count);
+  if (random->Chance(0.7)) MakeSpecial(random, random->Chance(0.7) ? Values::kAny : RandomKind(random), 1, &x);
+  return x;
+}
+
+void CheckStates(fuzz::Bytes *bytes) {
+  const int64_t rows = bytes->Integer(1, 5), heads = bytes->Integer(1, 3), width = bytes->Integer(1, 70) + 2;
+  Random random(bytes->Raw(4));
+  const std::vector<float> right = Numbers(&random, rows * heads * width);
+  std::vector<float> left = Numbers(&random, rows * heads * width);
+  if (bytes->Boolean()) left[0] = right[0] - 0x1.5d589ep+6f;  // the least number of which exp is not 0
+  std::vector<float> sinks = Numbers(&random, heads), scales = Numbers(&random, heads), merged(left.size());
+  for (float &sink : sinks) sink = IsLow(sink) ? sink : 1;
+  for (float &scale : scales) scale = IsFinite(scale) ? scale : 1;
+  const bool has_sinks = bytes->Boolean(), has_scales = bytes->Boolean();
+  Outputs expected;
+  expected.context.resize(static_cast<size_t>(rows * heads * (width - 2)));
+  expected.lse.resize(static_cast<size_t>(rows * heads));
+  for (int64_t row = 0; row < rows * heads; row++) {
+    spec::Fastest().merge_states(width - 2, left.data() + row * width, right.data() + row * width, merged.data() + row * width);
+    const int64_t h = row / rows, i = row % rows;
+    float *const context = expected.context.data() + (i * heads + h) * (width - 2);
+    spec::Fastest().finish_state(width - 2, merged.data() + row * width, has_sinks ? &sinks[static_cast<size_t>(h)] : nullptr,
+                                 has_scales ? &scales[static_cast<size_t>(h)] : nullptr, context, &expected.lse[static_cast<size_t>(row)]);
+  }
+  for (const uint32_t set : SetsOfThisMachine(false)) {
+    std::vector<float> states(left.size());
+    mha_error error;
+    Check(mha_states_merge(rows * heads, width - 2, left.data(), right.data(), states.data(), set, &error), error);
+    const testing::AssertionResult same = SameBits("merged", states, merged);
+    ExpectNone(same.message(), set, "states");
+    Outputs outputs = {};
+    outputs.context.resize(expected.context.size());
+    outputs.lse.resize(expected.lse.size());
+    mha_states_args args = Zeroed<mha_states_args>();
+    args.batch = 1;
+    args.num_heads = heads;
+    args.n_q = rows;
+    args.head_dim_v = width - 2;
+    args.states = states.data();
+    args.sinks = has_sinks ? sinks.data() : nullptr;
+    args.head_scales = has_scales ? scales.data() : nullptr;
+    args.output = outputs.context.data();
+    args.lse = outputs.lse.data();
+    args.instruction_set = set;
+    Check(mha_states_finish(&args, &error), error);
+    ExpectNone(SameBits(outputs, expected).message(), set, "finished states");
+  }
+}
+
+void CheckProduct(fuzz::Bytes *bytes) {
+  const int64_t rows = bytes->Integer(1, 30), out = bytes->Integer(1, 70);
+  const int64_t in = bytes->Choice({0, 0, 32, 64, 256, 512}) + bytes->Integer(1, 20);  // beyond a border of groups or blocks of terms
+  const auto stored = static_cast<Stored>(bytes->Integer(0, 4));
+  const bool has_codes = stored == Stored::kInt8 || stored == Stored::kInt4;
+  const auto arithmetic = static_cast<Arithmetic>(has_codes ? bytes->Integer(0, 2) : 0);
+  const uint32_t input_type = bytes->Choice({0u, 1u, 2u}), output_type = bytes->Choice({0u, 1u, 2u});
+  const bool has_bias = bytes->Boolean(), has_residual = bytes->Boolean(), has_any_scales = has_codes && bytes->Boolean();
+  const uint32_t threads = bytes->Choice({1u, 2u, 5u});
+  Random random(bytes->Raw(4));
+  std::vector<float> w = Numbers(&random, in * out), scales(static_cast<size_t>((in + 31) / 32 * out)), y(static_cast<size_t>(rows * out));
+  for (float &x : w) x = stored == Stored::kF16 && IsFinite(x) && std::fabs(x) >= 65520 ? 1 : x;
+  const std::vector<float> x = Rounded(static_cast<Storage>(input_type), Numbers(&random, rows * in)), bias = Numbers(&random, out),
+                           residual = Rounded(static_cast<Storage>(output_type), Numbers(&random, rows * out));
+  std::vector<float> numbers = w;
+  if (stored == Stored::kInt8) scales.resize(static_cast<size_t>(out));
+  spec::Fastest().store_weights(stored, w.data(), in, out, numbers.data(), scales.data());
+  mha_linear_weights weights = Zeroed<mha_linear_weights>();
+  weights.input_dim = in;
+  weights.output_dim = out;
+  weights.w = w.data();
+  weights.bias = has_bias ? bias.data() : nullptr;
+  weights.weight_type = static_cast<uint32_t>(stored);
+  weights.arithmetic = static_cast<uint32_t>(arithmetic);
+  std::vector<unsigned char> given, given_scales;
+  if (has_any_scales) {  // of a quantiser
+    MakeSpecial(&random, Values::kAny, 1, &scales);
+    for (float &code : numbers) code = stored == Stored::kInt8 && random.Chance(0.1) ? -128 : code;
+    given = InMemory(stored, numbers, in, out, MHA_LAYOUT_OUT_IN, 0);
+    given_scales = ScalesInMemory(stored, scales, out);
+    weights.type = weights.weight_type;
+    weights.layout = MHA_LAYOUT_OUT_IN;
+    weights.w = given.data();
+    weights.w_scales = reinterpret_cast<const float *>(given_scales.data());
+  }
+  spec::Fastest().linear(stored, arithmetic, x.data(), numbers.data(), scales.data(), weights.bias,
+                         has_residual ? residual.data() : nullptr, rows, in, out, y.data());
+  const std::vector<float> expected = Rounded(static_cast<Storage>(output_type), y);
+  const Memory x_rows = InType(input_type, x.data(), x.size()), to_add = InType(output_type, residual.data(), residual.size()),
+               as_stored = InType(output_type, expected.data(), expected.size());
+  const Scheduler scheduler(threads, RunBackwards);
+  for (const uint32_t set : SetsOfThisMachine(has_codes)) {
+    mha_layer *layer = nullptr;
+    mha_error error;
+    const mha_layer_options options = Options(set);
+    Check(mha_linear_create(&weights, &options, &layer, &error), error);
+    const Layer owner(layer);
+    Memory output(as_stored.size());
+    output.Fill(0xff);
+    mha_linear_args args = Zeroed<mha_linear_args>();
+    args.rows = rows;
+    args.x = x_rows.data();
+    args.residual = has_residual ? to_add.data() : nullptr;
+    args.output = output.data();
+    args.input_type = input_type;
+    args.output_type = output_type;
+    args.scheduler = threads > 1 ? scheduler.get() : nullptr;
+    size_t size = 0;
+    Check(mha_linear_workspace(layer, &args, &size, &error), error);
+    Memory workspace(size);
+    Check(mha_linear(layer, &args, workspace.data(), size, &error), error);
+    ExpectNone(output.Bytes() == as_stored.Bytes() ? "" : "has other bits", set,
+               "a product of " + std::to_string(rows) + " rows, " + std::to_string(in) + " to " + std::to_string(out));
+  }
+}
+
+void CheckChoice(fuzz::Bytes *bytes) {
+  ChoiceProblem problem;
+  problem.batch = bytes->Integer(1, 2);
+  problem.n_q = bytes->Integer(1, 5);
+  problem.n_kv = bytes->Integer(5, 300);
+  problem.num_heads = bytes->Integer(1, 9);
+  problem.head_dim = bytes->Integer(1, 40);
+  problem.num_chosen = bytes->Integer(1, 100);
+  problem.is_causal = bytes->Boolean();
+  if (bytes->Boolean()) problem.window_left = bytes->Integer(0, 300);
+  const uint32_t threads = bytes->Choice({1u, 3u});
+  Random random(bytes->Raw(4));
+  problem.q = Numbers(&random, problem.batch * problem.n_q * problem.num_heads * problem.head_dim);
+  problem.k = Numbers(&random, problem.batch * problem.n_kv * problem.head_dim);
+  problem.v.resize(static_cast<size_t>(problem.batch * problem.n_kv * problem.head_dim_v));
+  problem.weights = Numbers(&random, problem.batch * problem.n_q * problem.num_heads);
+  const Outputs expected = Specify(problem);
+  const Scheduler scheduler(threads, RunBackwards);
+  for (const uint32_t set : SetsOfThisMachine(false)) {
+    AttentionCall call;
+    call.instruction_set = set;
+    call.scheduler = threads > 1 ? scheduler.get() : nullptr;
+    ExpectNone(SameBits(Choose(problem, call), expected).message(), set, "chosen keys of " + Describe(problem));
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  fuzz::Bytes bytes(data, size);
+  switch (bytes.Choice({0, 0, 0, 0, 0, 0, 0, 1, 2, 3})) {
+    case 1:
+      CheckStates(&bytes);
+      break;
+    case 2:
+      CheckProduct(&bytes);
+      break;
+    case 3:
+      CheckChoice(&bytes);
+      break;
+    default:
+      CheckGeneratedCall(&bytes);
+  }
+  return 0;
+}
