@@ -26,9 +26,11 @@ name what was skipped, comparisons that came out too noisy among them, and what 
 
   --quick      build/ only, no performance gate, no Rust
   --all        also the checks of the object files in build-debug/, and the tests in build-sanitize/,
-               instrumented to find wrong addresses and undefined behaviour, and those about threads in build-sanitize-threads/,
-               instrumented to find data races; by clang, for AArch64 and RISC-V all tests and random cases, for Windows more tests, the slow
-               tests of the tools, and the Rust crate mha-candle
+               instrumented to find wrong addresses, undefined behaviour, leaks and sizes that wrap, and those about threads in
+               build-sanitize-threads/, instrumented to find data races; stored inputs of the fuzz targets under valgrind, which finds memory read
+               before it is written; processors without AVX and with AVX2 alone, emulated (tools/test_cpus.sh); by clang, for AArch64 and RISC-V
+               all tests and random cases, for Windows more tests, the slow tests of the tools, the Rust crate mha-candle, the coverage
+               (tools/coverage.sh), and all mutants (tools/mutate.py)
   --no-setup   install nothing
   --help       this text
 
@@ -239,7 +241,7 @@ fi
 
 if [[ $matrix == all ]]; then
   test_objects Debug
-  sanitize="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+  sanitize="-fsanitize=address,undefined,unsigned-integer-overflow -fsanitize-ignorelist=$PWD/tests/unsigned_wraps.txt -fno-sanitize-recover=all"
   configure build-sanitize Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_C_FLAGS=$sanitize" "-DCMAKE_CXX_FLAGS=$sanitize" \
     "${library[@]}"
   build build-sanitize
@@ -248,6 +250,18 @@ if [[ $matrix == all ]]; then
   configure build-sanitize-threads Release -DCMAKE_C_FLAGS=-fsanitize=thread -DCMAKE_CXX_FLAGS=-fsanitize=thread "${library[@]}"
   build build-sanitize-threads --target tests_threads
   run_tests build-sanitize-threads -L '^threads$'
+  say "testing emulated processors without AVX, and with AVX2 alone"
+  run_part "emulated processors" tools/test_cpus.sh
+  for program in build/bin/mha_fuzz_*; do
+    target=${program##*/mha_fuzz_}
+    say "testing some inputs of fuzz.$target under valgrind"
+    awk 'NR % 20 == 1' "tests/fuzz/corpus/$target.hex" >"$logs/$target.hex"
+    run_part "fuzz.$target under valgrind" valgrind -q --error-exitcode=1 "$program" "$logs/$target.hex"
+  done
+  say "a soak of 3 minutes"
+  run_part "soak" tools/soak.sh 3
+  say "the coverage, in build-coverage"
+  run_part "coverage" tools/coverage.sh
 fi
 
 other_parts() {
