@@ -185,7 +185,7 @@ MHA_NOINLINE void softmax(Range blocks, const Range *keys, float factor, int64_t
     }
     MHA_UNROLL for (int i = 1; i < vectors; ++i) greatest_yet[0] = max_of(greatest_yet[i], greatest_yet[0]);
     // Rounding keeps the order: the greatest score is that of the greatest product.
-    m[r] = max_of(Scalar{greatest(greatest_yet[0])}, Scalar{-infinity}).x * factor;
+    m[r] = greatest(greatest_yet[0]) * factor;
   }
   const V every_factor = all<V>(factor);
   for (int64_t r = 0; r < rows; ++r, scores += score_stride) {

@@ -12,6 +12,7 @@
 #include "support/attention_test.h"
 #include "support/cache.h"
 #include "support/packed_sequences.h"
+#include "support/rope.h"
 #include "support/schedulers.h"
 
 namespace {
@@ -170,14 +171,17 @@ TEST_P(ChosenKeys, AreTheSameFromAnyCacheAndOnAnyThreads) {
   }
 }
 
-// Blocks that are chosen twice or more often are packed before.
+// Keys are rotated by their positions where they are gathered and, with blocks that are chosen twice or more often, packed before.
 TEST_P(ChosenKeys, OfPackedSequencesHaveTheBitsOfTheSpecification) {
-  AttentionProblem problem = Problem(8, 80, 2, 16);
-  for (size_t list = 0; list < 16; list++) problem.score->chosen.values[2 * list] = list % 2, problem.score->chosen.values[2 * list + 1] = -1;
-  const PackedSequences sequences = {{0, 5, 8}, {0, 48, 80}, {}};
-  AttentionCall call = PlainCall();
-  call.asked = kAskLse;
-  EXPECT_TRUE(SameBits("y", Attend(problem, sequences, call).y, Specify(problem, sequences).y));
+  for (const int64_t block : {1, 16}) {
+    AttentionProblem problem = Problem(8, 80, 2, block);
+    problem.rope = MakeRope(false, 20, 80);
+    for (size_t i = 0; i < 32; i++) problem.score->chosen.values[i] = i % 2;  // which every sequence has
+    const PackedSequences sequences = {{0, 5, 8}, {0, 48, 80}, {}};
+    AttentionCall call = PlainCall();
+    call.asked = kAskLse;
+    EXPECT_TRUE(SameBits("y", Attend(problem, sequences, call).y, Specify(problem, sequences).y)) << block;
+  }
 }
 
 TEST_P(ChosenKeys, ThatAreNoneLeaveARowEmpty) {

@@ -176,6 +176,14 @@ TEST_P(GateTest, NaNInAnInputRowReachesItsOwnRowAlone) {
   }
 }
 
+TEST_P(GateTest, OfARowWithoutKeysLeavesZeros) {
+  LayerProblem problem = Layers(3)[2];
+  std::fill(problem.query.begin(), problem.query.end(), kNaN);
+  problem.q_start = {-20};
+  const std::vector<float> y = Forward(Make(problem).get(), problem).y;
+  EXPECT_TRUE(SameBits("y", y, std::vector<float>(y.size(), 0.0f)));
+}
+
 // ---- What it costs
 
 TEST(GateCost, IsThatOfAnotherMatrix) {

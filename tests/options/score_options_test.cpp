@@ -101,6 +101,15 @@ class ScoreOptionsTest : public AttentionTest {
 };
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(ScoreOptionsTest);
 
+// The distance of a block's first key is rounded, and those behind it are counted from there.
+TEST_P(ScoreOptionsTest, AlibiOfDistancesThatAreNoFloatsHasTheBitsOfTheSpecification) {
+  AttentionProblem problem = Problem(6, 3, 600);
+  problem.q_start = {(int64_t{1} << 25) + 5};
+  problem.score.emplace();
+  problem.score->alibi_slopes = {0x1p-24f, 0x1p-20f, 0x1p-22f, -0x1p-24f};
+  ExpectTheSpecification(problem);
+}
+
 TEST_P(ScoreOptionsTest, ArraysWhoseStridesWereNeverSetAreContiguous) {
   Random random(5);
   AttentionProblem problem = Problem(5, 4, 33);

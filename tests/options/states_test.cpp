@@ -101,6 +101,7 @@ class States : public AttentionTest {
     data.args.states = states.floats();
     const size_t bytes = data.WorkspaceBytes();
     Memory workspace(bytes);
+    workspace.Fill(0xff);
     mha_error error;
     Check(data.Run(workspace.data(), bytes, &error), error);
     return std::vector<float>(states.floats(), states.floats() + states.size() / sizeof(float));
