@@ -343,7 +343,7 @@ def main():
     FOLDER.mkdir(parents=True, exist_ok=True)
     file = FOLDER / "results.json"
     before = json.loads(file.read_text()) if file.exists() else {}
-    
+
     def save(found):
         file.write_text(json.dumps({**before, **found}, indent=1))
 
@@ -360,3 +360,6 @@ if __name__ == "__main__":
     except Stop as stop:
         print(f"mutate.py: {stop}", file=sys.stderr)
         sys.exit(stop.status)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"mutate.py: {error}", file=sys.stderr)
+        sys.exit(4)
