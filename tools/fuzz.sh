@@ -5,12 +5,13 @@ set -euo pipefail
 usage() {
   cat <<'TEXT'
 tools/fuzz.sh TARGET SECONDS [--jobs N] [--all-instrumented] [-- OPTION...]
+tools/fuzz.sh all SECONDS
 tools/fuzz.sh TARGET --replay FILE...
 tools/fuzz.sh TARGET --minimise
 
 Builds tests/fuzz/TARGET.cpp in build-fuzz/ by clang, with the address and undefined behaviour sanitizers, and looks for SECONDS seconds for
 inputs with which the library does what it must not. It begins with the inputs of tests/fuzz/corpus/TARGET.hex and those of earlier runs. The
-kernels are compiled as usual: what they read or write outside faults at guard pages. Needs Debian's clang and libclang-rt-14-dev
+kernels are compiled as usual: what they read or write outside faults at guard pages. "all" is each target, one on each processor at a time. Needs Debian's clang and libclang-rt-14-dev
 (tools/setup.sh --all), and what the tests need.
 
   --jobs N             fuzzers that run at once and share what they find (default: 1)
@@ -30,6 +31,7 @@ ever, append it: xxd -p -c 0 FILE >> tests/fuzz/corpus/TARGET.hex
 
 Examples:
   tools/fuzz.sh interface 60
+  tools/fuzz.sh all 20                            what CI runs
   tools/fuzz.sh interface 3600 --jobs 4
   tools/fuzz.sh packed --replay build-fuzz/packed/crashes/crash-*
   tools/fuzz.sh packed --minimise
@@ -43,7 +45,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 targets=$(cd tests/fuzz && ls ./*.cpp | sed 's|^\./||; s|\.cpp$||' | grep -v '^replay$' | tr '\n' ' ')
 [[ ${1-} != --help && ${1-} != -h ]] || { usage && exit; }
 target=${1-}
-[[ " $targets" == *" $target "* && $target ]] || fail "'$target' is not a target; there are: $targets"
+[[ " $targets all " == *" $target "* && $target ]] || fail "'$target' is not a target; there are: ${targets}all"
 shift
 seconds='' jobs=1 do=fuzz build=build-fuzz options=() files=()
 while (($#)); do
@@ -66,6 +68,8 @@ while (($#)); do
 done
 [[ $do != fuzz || $seconds ]] || fail "it needs a number of seconds"
 [[ $do != replay ]] || ((${#files[@]})) || fail "--replay needs inputs"
+[[ $target != all || $do == fuzz ]] || fail "all has only SECONDS"
+[[ $target == all ]] || targets=$target
 
 command -v clang++ > /dev/null || lacks "there is no clang++ (Debian: apt-get install clang libclang-rt-14-dev)"
 # Without the values of comparisons, which take a third of the time and find nothing here that the targets do not choose themselves.
@@ -77,25 +81,22 @@ generator=()
 cmake -S . -B "$build" "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
   -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF -DMHA_SHARED=OFF -DMHA_TESTS=ON \
   "${settings[@]}" -DMHA_FUZZING_ENGINE=-fsanitize=fuzzer > /dev/null || lacks "the build could not be configured; see above"
-cmake --build "$build" --target "mha_fuzz_$target" > "$build/log.txt" || { cat "$build/log.txt" && lacks "$target does not build; see above"; }
+mapfile -t programs < <(printf 'mha_fuzz_%s\n' $targets)
+cmake --build "$build" --target "${programs[@]}" > "$build/log.txt" || { cat "$build/log.txt" && lacks "$target does not build; see above"; }
 
-work=$build/$target
-program=$build/bin/mha_fuzz_$target
-packed=tests/fuzz/corpus/$target.hex
-mkdir -p "$work/stored" "$work/corpus" "$work/crashes" "$work/shortest"
-
-unpack() {  # into $work/stored
-  find "$work/stored" -type f -delete
-  [[ -e $packed ]] || return 0
-  python3 - "$packed" "$work/stored" <<'PYTHON'
+unpack() {  # TARGET: into its folder stored
+  mkdir -p "$build/$1"/{stored,corpus,crashes,shortest}
+  find "$build/$1/stored" -type f -delete
+  [[ -e tests/fuzz/corpus/$1.hex ]] || return 0
+  python3 - "tests/fuzz/corpus/$1.hex" "$build/$1/stored" <<'PYTHON'
 import pathlib, sys
 for number, line in enumerate(pathlib.Path(sys.argv[1]).read_text().splitlines()):
     (pathlib.Path(sys.argv[2]) / f"{number:05}").write_bytes(bytes.fromhex(line))
 PYTHON
 }
 
-pack() {  # FOLDER
-  python3 - "$1" "$packed" <<'PYTHON'
+pack() {  # TARGET: its folder shortest
+  python3 - "$build/$1/shortest" "tests/fuzz/corpus/$1.hex" <<'PYTHON'
 import pathlib, sys
 inputs = sorted({path.read_bytes() for path in pathlib.Path(sys.argv[1]).iterdir()}, key=lambda data: (len(data), data))
 lines, bytes_left = [], 300000
@@ -108,20 +109,39 @@ print(f"{sys.argv[2]}: {len(lines)} of {len(inputs)} inputs, {sum(map(len, lines
 PYTHON
 }
 
-common=(-artifact_prefix="$work/crashes/" -timeout=20 -print_final_stats=1 -len_control=0 -entropic=0)
-case $do in
-  replay) "$program" "${common[@]}" "${files[@]}" || exit 1 ;;
-  minimise)
-    unpack
-    find "$work/shortest" -type f -delete
-    "$program" "${common[@]}" -merge=1 "$work/shortest" "$work/stored" "$work/corpus" || exit 1
-    pack "$work/shortest"
+run() {  # TARGET OPTION...
+  "$build/bin/mha_fuzz_$1" -artifact_prefix="$build/$1/crashes/" -timeout=20 -print_final_stats=1 -len_control=0 -entropic=0 "${@:2}"
+}
+fuzz() {  # TARGET
+  unpack "$1"
+  ((jobs == 1)) || options+=(-fork="$jobs")
+  run "$1" -max_total_time="$seconds" "${options[@]}" "$build/$1/corpus" "$build/$1/stored" && return
+  echo "tools/fuzz.sh: $1 found something; its input is in $build/$1/crashes/ (run it again: tools/fuzz.sh $1 --replay FILE)" >&2
+  return 1
+}
+fuzz_beside() {  # TARGET: what it printed is shown if it found something
+  if fuzz "$1" > "$build/$1.txt" 2>&1; then
+    echo "$1: nothing found, $(sed -n 's/^stat::number_of_executed_units: *//p' "$build/$1.txt") inputs"
+  else
+    cat "$build/$1.txt" && touch "$build/found"
+  fi
+}
+case $do-$target in
+  replay-*) unpack "$target" && run "$target" "${files[@]}" || exit 1 ;;
+  minimise-*)
+    unpack "$target"
+    find "$build/$target/shortest" -type f -delete
+    run "$target" -merge=1 "$build/$target"/{shortest,stored,corpus} || exit 1
+    pack "$target"
     ;;
-  fuzz)
-    unpack
-    ((jobs == 1)) || common+=(-fork="$jobs")
-    "$program" "${common[@]}" -max_total_time="$seconds" "${options[@]}" "$work/corpus" "$work/stored" && exit
-    echo "tools/fuzz.sh: $target found something; its input is in $work/crashes/ (run it again: tools/fuzz.sh $target --replay FILE)" >&2
-    exit 1
+  fuzz-all)
+    rm -f "$build/found"
+    for target in $targets; do
+      while (($(jobs -pr | wc -l) >= $(nproc))); do sleep 0.1; done
+      fuzz_beside "$target" &
+    done
+    wait
+    [[ ! -e $build/found ]] || exit 1
     ;;
+  fuzz-*) fuzz "$target" || exit 1 ;;
 esac
