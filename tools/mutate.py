@@ -10,7 +10,7 @@ change no result, are not planted; the score is caught / planted.
 """
 
 EPILOG = """\
-Exit status: 0 all is well; 1 a score below 0.97, or a survivor in a sample or a choice; 2 wrong usage; 3 an error in the list; 4 cannot
+Exit status: 0 all is well; 1 a score below 0.97, or a survivor in a sample or a choice, an error in the list; 2 wrong usage; 4 cannot
 build or run the tests as they are.
 
 Examples:
@@ -86,7 +86,7 @@ def read_list(text):
             continue
         fault = re.fullmatch(r"(.+?) ==>(?: (.*?))??(?: ## (?!equivalent)(.+?))?(?: ## equivalent: (.+))?", line)
         if not fault or not path:
-            raise Stop(3, f"line {number} of the list is not 'OLD ==> NEW' below a line '[PATH] TESTS', with '## TESTS' or '## equivalent: REASON' or "
+            raise Stop(1, f"line {number} of the list is not 'OLD ==> NEW' below a line '[PATH] TESTS', with '## TESTS' or '## equivalent: REASON' or "
                        "nothing behind")
         mutants.append(Mutant(path, fault[1], fault[2] or "", tuple((fault[3] or "").split()) + tests, fault[4] or ""))
     return mutants
@@ -304,7 +304,7 @@ def run(mutants, folder, jobs, is_quick, known, save):
                 future.cancel()
             raise
     if errors:
-        raise Stop(3, "\n".join(errors))
+        raise Stop(1, "\n".join(errors))
     return results
 
 
@@ -328,7 +328,7 @@ def main():
     listed = read_list(given.mutants.read_text())
     errors = errors_of(listed, ROOT)
     if errors:
-        raise Stop(3, "\n".join(errors))
+        raise Stop(1, "\n".join(errors))
     chosen = [mutant for mutant in listed if not given.only or re.search(given.only, str(mutant))]
     mutants = [mutant for mutant in chosen if not mutant.equivalent]
     if given.sample is not None:

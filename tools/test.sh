@@ -16,6 +16,8 @@ its result behind them.
   build-minsizerel/  g++, MinSizeRel: the library, its bits, its size and its object files
   build-riscv64/     cross-compiled for 64-bit RISC-V: the library, under emulation its bits, its cache and the edges of its interface
   build-windows/     cross-compiled for Windows by MinGW-w64: the library, under Wine the bits of its DLL and the edges of its interface
+  build-fuzz/        clang: each fuzz target for 20 seconds (tools/fuzz.sh)
+  build/mutate/      ten small faults, planted one at a time, each of which a test must find (tools/mutate.py)
   build/avx512/      on a processor without AVX-512 or its VNNI, by tools/test_avx512.sh: the bits of its kernels, under emulation
 
 Before them, and alone, tools/perf_gate.sh compares build/ with the commit before HEAD (or, where MHA_PERF_GATE_BASE names a revision, with
@@ -212,6 +214,12 @@ if [[ $matrix != quick ]]; then
     run_tests build-riscv64 -L '^(bits|cache|interface)$'
   fi
 fi
+[[ $matrix == quick ]] || {
+  say "fuzzing each target for 20 s, in build-fuzz"
+  run_part "fuzzing" tools/fuzz.sh all 20
+  say "planting faults, in build/mutate"
+  if [[ $matrix == all ]]; then run_part "mutants" tools/mutate.py; else run_part "ten mutants" tools/mutate.py --sample 10; fi
+}
 test_windows() {
   if ! command -v x86_64-w64-mingw32-g++-posix >/dev/null || ! command -v wine >/dev/null; then
     skip "Windows, which takes the Debian packages g++-mingw-w64-x86-64-posix and wine"

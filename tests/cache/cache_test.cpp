@@ -207,7 +207,8 @@ TEST_P(KvCache, KeysOfSeveralChunksThatTakeNoPartReachNoRow) {
   for (int64_t j = 256; j < 512; j++) a_whole_chunk.push_back(j);
   constexpr int64_t head_dim = 12, head_dim_v = 20, kv_heads = 2;
   using Types = std::pair<Storage, Storage>;  // of keys and of values
-  for (const auto &[type, v_type] : {Types{Storage::kF32, Storage::kF32}, {Storage::kF16, Storage::kF16}, {Storage::kBf16, Storage::kInt8}}) {
+  for (const auto &[type, v_type] : {Types{Storage::kF32, Storage::kF32}, {Storage::kF16, Storage::kF16},
+                                 {Storage::kBf16, Storage::kInt8}}) {
     for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}, {1, 5}, {5, 1}, {7, 1}, {1, 8}, {2, 4}}) {
       for (const std::vector<int64_t> &excluded : {one, of_both, of_the_second, of_the_fourth, a_whole_chunk, none}) {
         if (!sample_.Takes()) continue;

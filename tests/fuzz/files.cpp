@@ -1,6 +1,6 @@
-// Any bytes as each kind of file that the command mha reads. A reader either takes them, or says in one sentence what is wrong with which file:
-// no other exception, std::bad_alloc included, and no address outside of the file. A packed layer or rows that are cut
-// short are refused. What begins with '{' also stands where files have JSON: as the header of weights, and as the call behind a packed layer.
+// Any bytes as each kind of file that the command mha reads. A reader either takes them, or says in one sentence what is wrong with which
+// file: no other exception, std::bad_alloc included, and no address outside of the file. A packed layer or rows that are cut short are
+// refused. What begins with '{' also stands where files have JSON: as the header of weights, and as the call behind a packed layer.
 #include <sys/mman.h>
 #include <sys/resource.h>
 

@@ -112,7 +112,8 @@ mha_rope_config read_rotation(JsonObject *config, bool has_local_base, bool slid
   angles.base = config->needed(base, "rope_theta");
   if (part.value_or(1) == 1) return angles;
   angles.dims = static_cast<int64_t>(static_cast<double>(head_dim) * *part);
-  if (angles.dims == 0) fail(config->name(), ": 'partial_rotary_factor' is ", *part, ", which leaves nothing of a head of ", head_dim, " to rotate");
+  if (angles.dims == 0)
+    fail(config->name(), ": 'partial_rotary_factor' is ", *part, ", which leaves nothing of a head of ", head_dim, " to rotate");
   return angles;
 }
 

@@ -54,8 +54,8 @@ inline std::string shape_text(const std::vector<int64_t> &shape) {
 // "1 head", "2 heads".
 inline std::string count_text(int64_t count, const char *singular) { return text(count, " ", singular, count == 1 ? "" : "s"); }
 
-// text[i], or '?' for a control character: names come from files, and must not be able to add lines or steer a terminal. In UTF-8 those from 0x80
-// to 0x9f have a byte 0xc2 in front; where text is not UTF-8, they stand alone.
+// text[i], or '?' for a control character: names come from files, and must not be able to add lines or steer a terminal. In UTF-8 those
+// from 0x80 to 0x9f have a byte 0xc2 in front; where text is not UTF-8, they stand alone.
 inline char shown(std::string_view text, size_t i) {
   const auto byte = [&](size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0; };
   const auto is_high = [&](size_t at) { return byte(at) >= 0x80 && byte(at) < 0xa0; };

@@ -14,8 +14,8 @@
 
 namespace command {
 
-// Each key stands in its object once, and nothing is nested so deep that copying it takes much of the stack. name begins the sentences. Where
-// this is not JSON, the result is none of the types of JSON.
+// Each key stands in its object once, and nothing is nested so deep that copying it takes much of the stack. name begins the sentences.
+// Where this is not JSON, the result is none of the types of JSON.
 inline nlohmann::json parse_json(const std::string &name, const char *begin, const char *end) {
   using Json = nlohmann::json;
   std::vector<std::set<std::string>> keys;  // of each object around
