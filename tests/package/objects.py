@@ -175,7 +175,7 @@ beyond_sse2 = (r"h?(add|sub)subp[sd]|h(add|sub)p[sd]|ph(add|sub)|pshufb|palignr|
                r"round[ps][sd]|(insert|extract)ps|p(ins|ext)r[bdq]|pmov[sz]x|dpp[sd]|mpsadbw|packusdw|pcmp(eqq|gtq|[ei]str)|popcnt|lzcnt|crc32|movbe|lddqu|"
                r"mov(ddup|s[hl]dup)|andn\b|bextr|bls|mulx|pdep|pext\b|rorx|s[ahr][lr]x\b|bzhi")
 evex = r".*(%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]|\{z\})"
-vnni = r"(\{vex\} *)?vpdp"
+vnni = r"(\{vex\}\s*)?vpdp"
 rarer = r"vpmadd52|vp(erm[bit]2?b|multishift|popcnt[bw]|compress[bw]|expand[bw]|sh[lr]d)|vcvtne|vdpbf16|vaes|vpclmul|vgf2|v(add|sub|mul|div|fn?m\w*)[ps]h\b|.*%tmm"
 arm_codes = r"[su]dot|us?dot|[su]mmla|usmmla|bf(dot|mmla|cvt)|fmlal|f\w+\s+v\d+\.[48]h,.*v\d+\.[48]h,"
 forbidden = {
@@ -192,11 +192,11 @@ def check_instructions(arguments):
     patterns = {name: re.compile("|".join(parts)) for name, parts in patterns.items()}
     for line in text.splitlines():
         if line.startswith(" "):
-            _, _, instruction = line.partition("\t")
+            instruction = line.partition(":")[2].strip()
             seen[member] += 1
             if pattern.match(instruction):
                 found[member].append(instruction)
-        elif (name := re.match(r"(\S+)\.(?:cpp|c)\.o(?:bj)?: +file format", line)):
+        elif (name := re.match(r"(?:.*\()?(\w+)\.(?:cpp|c)\.o(?:bj)?\)?:\s+file format", line)):
             member = name[1]
             pattern = patterns.get(member, patterns[None])
     if not {"cpu", "scalar"} <= set(seen):
