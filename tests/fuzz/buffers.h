@@ -68,9 +68,6 @@ class Buffers {
     if (has_error) {
       Expect(error.status == status, "the error has another status than was returned");
       Expect(std::memchr(error.message, 0, sizeof error.message) != nullptr, "the message has no end");
-#ifdef SHOW
-      std::fprintf(stderr, "%s: %s\n", mha_status_string(status), error.message);
-#endif
       Expect((error.message[0] != 0) == (status != MHA_OK), "a failure without a message, or a message without a failure", error.message);
       Expect(error.argument <= 9, "the error names a parameter that no function has", error.message);
     }

@@ -54,6 +54,11 @@ void Damage(std::string *stored, size_t from, size_t to) {
   }
 }
 
+void Cut(std::string *stored) {  // by few bytes or by many
+  const int64_t size = static_cast<int64_t>(stored->size());
+  stored->resize(static_cast<size_t>(in.Boolean() ? in.Integer(0, size) : std::max<int64_t>(0, size - in.Byte())));
+}
+
 int64_t Wild(int64_t low, int64_t high) {
   const int64_t usual = in.Integer(low, std::max(low, high));
   const uint8_t kind = in.Byte();
@@ -243,7 +248,7 @@ void TestCache() {
   }
   const bool is_mended = !in.OneIn(8);
   if (is_mended) Set(&stored, kChecksum, CacheChecksum(stored));
-  if (in.OneIn(16)) stored.resize(static_cast<size_t>(in.Integer(0, static_cast<int64_t>(stored.size()))));
+  if (in.OneIn(16)) Cut(&stored);
 
   unsigned char *const buffer = buffers.Take(static_cast<Wide>(stored.size()), 64);
   std::memcpy(buffer, stored.data(), stored.size());
@@ -332,7 +337,7 @@ void TestLayer() {
     Set(&stored, kChecksum, mha::tile_checksum(words, mha::tile_columns, 4, 0));
   }
   const bool is_cut = in.OneIn(16);
-  if (is_cut) stored.resize(static_cast<size_t>(in.Integer(0, static_cast<int64_t>(stored.size()))));
+  if (is_cut) Cut(&stored);
 
   unsigned char *const buffer = buffers.Take(static_cast<Wide>(stored.size()), 64);
   std::memcpy(buffer, stored.data(), stored.size());
