@@ -260,6 +260,9 @@ void TestCache() {
     Expect(status == MHA_ERROR_CACHE_FORMAT, "a damaged header is taken");
   }
   if (status != MHA_OK) return;
+  size_t needed = 0;
+  const CacheShape taken(viewed);
+  Expect(mha_kv_cache_size(&taken, &needed, nullptr) == MHA_OK && stored.size() >= needed, "a cache that is cut off is taken");
   Use(viewed);
   Expect(mha_kv_cache_view(buffer, stored.size(), &viewed, nullptr) == MHA_OK, "calls have left a cache that is not sound");
 }
@@ -355,7 +358,9 @@ void TestLayer() {
   const bool is_same_header = stored.size() >= kHeader && stored.compare(0, kHeader, sound, 0, kHeader) == 0;
   if (is_same_header && stored != sound) Expect(verified != MHA_OK, "damaged weights pass for sound ones");
   if (!is_same_header && !is_mended) Expect(viewed != MHA_OK && verified != MHA_OK, "a damaged header is taken");
-  if (viewed == MHA_OK) Run(layer);
+  if (viewed != MHA_OK) return;
+  Expect(stored.size() >= At<uint64_t>(stored, kBytes), "a layer that is cut off is taken");
+  Run(layer);
 }
 
 }  // namespace
