@@ -1,8 +1,19 @@
 #!/bin/bash -eu
-# Builds the targets of tests/fuzz as OSS-Fuzz asks for: with $CC, $CXX, $CFLAGS, $CXXFLAGS and $LIB_FUZZING_ENGINE, into $OUT. To try it without OSS-Fuzz:
-#
-#   CC=clang CXX=clang++ CFLAGS='-O1 -fsanitize=address,fuzzer-no-link' CXXFLAGS='-O1 -fsanitize=address,fuzzer-no-link' \
-#     LIB_FUZZING_ENGINE=-fsanitize=fuzzer WORK=/tmp/work OUT=/tmp/out tools/oss_fuzz/build.sh && /tmp/out/packed -runs=1000
+# Builds the targets of tests/fuzz as OSS-Fuzz asks for. See --help.
+if [[ ${1-} == --help || ${1-} == -h ]]; then
+  cat <<'TEXT'
+tools/oss_fuzz/build.sh
+
+Builds the targets of tests/fuzz as OSS-Fuzz asks for: with $CC, $CXX, $CFLAGS, $CXXFLAGS and $LIB_FUZZING_ENGINE, in $WORK, into $OUT; beside each
+its stored inputs and a dictionary. TARGETS limits them.
+
+Examples:
+  # without OSS-Fuzz
+  CC=clang CXX=clang++ CFLAGS='-O1 -fsanitize=address,fuzzer-no-link' CXXFLAGS='-O1 -fsanitize=address,fuzzer-no-link' \
+    LIB_FUZZING_ENGINE=-fsanitize=fuzzer WORK=/tmp/work OUT=/tmp/out tools/oss_fuzz/build.sh && /tmp/out/packed -runs=1000
+TEXT
+  exit
+fi
 cd "$(dirname "$0")/../.."
 mkdir -p "$WORK" "$OUT"
 targets=$(cd tests/fuzz && ls -- *.cpp | sed 's/\.cpp$//' | grep -v '^replay$')
