@@ -23,7 +23,7 @@ _signatures = {  # of the functions that return a status, without the mha_error:
     "mha_linear_workspace": "ppp", "mha_linear": "ppps", "mha_linear_info": "ppp"}
 _others = ["mha_version", "mha_contract", "mha_instruction_sets", "mha_status_string", "mha_layer_view_size", "mha_layer_destroy"]
 _kinds = {"p": ctypes.c_void_p, "s": ctypes.c_size_t, "i": ctypes.c_int64, "u": ctypes.c_uint32}
-_limited = {"i": "i64", "u": "u32"}
+_limited = {name: [(i, {"i": "i64", "u": "u32"}[kind]) for i, kind in enumerate(kinds) if kind in "iu"] for name, kinds in _signatures.items()}
 _version = 100  # of the header whose structs are in _structs.py: 10000 * major + 100 * minor + patch
 __version__ = f"{_version // 10000}.{_version // 100 % 100}.{_version % 100}"
 _file_name = {"win32": "libmha.dll", "darwin": "libmha.dylib"}.get(sys.platform, "libmha.so")
@@ -91,9 +91,8 @@ def _loaded():
 
 def _call(name, *arguments):
     library, error = _library or _loaded(), _Error()
-    for kind, argument in zip(_signatures[name], arguments):
-        if kind in _limited:
-            _in_range("an argument of " + name, argument, _limited[kind])
+    for i, kind in _limited[name]:
+        _in_range("an argument of " + name, arguments[i], kind)
     try:
         status = getattr(library, name)(*[ctypes.addressof(a) if isinstance(a, _c_types) else a for a in arguments], ctypes.byref(error))
     except ctypes.ArgumentError as failure:

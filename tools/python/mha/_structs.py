@@ -19,13 +19,16 @@ def _in_range(name, value, kind):
         raise ValueError(f"{name} is {value}; the library takes numbers from {least} to {most}")
 
 
+_set_field = ctypes.Structure.__setattr__
+
+
 class _Checked(ctypes.Structure):
     __slots__ = ()  # which makes a name that is no field an error
 
     def __setattr__(self, name, value):
-        if name in self._kinds:
+        if name in self._kinds and not (type(value) is int and 0 <= value < 2**32):  # which all of the types hold
             _in_range(name, value, self._kinds[name])
-        super().__setattr__(name, value)
+        _set_field(self, name, value)
 
 
 def _struct(name, *fields):
