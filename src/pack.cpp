@@ -563,7 +563,8 @@ mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, L
     is_sound = is_sound && (is_zero ? dim == 0 : dim > 0 && dim <= INT32_MAX);
   }
   is_sound = is_sound && s.q_columns() <= INT32_MAX && s.context_columns() <= INT32_MAX;
-  is_sound = is_sound && s.scale - s.scale == 0.0f && (s.has_output || s.output_dim == s.context_columns());
+  is_sound = is_sound && s.scale - s.scale == 0.0f && s.has_output <= 1 && (s.has_output || s.output_dim == s.context_columns());
+  for (const unsigned char byte : header.reserved) is_sound = is_sound && byte == 0;
   is_sound = is_sound && s.gate <= MHA_GATE_SOFTPLUS &&
              (s.gate == MHA_GATE_NONE ? s.gate_dim == 0 : s.has_heads() && (s.gate_dim == 1 || s.gate_dim == s.head_dim_v));
   is_sound = is_sound && s.arithmetic <= Arithmetic::int16 && has_fours(*kind) == (s.arithmetic != Arithmetic::f32);

@@ -634,6 +634,20 @@ TEST_F(MadeUpHeader, OfAKindThatIsNoLongerReadIsRefused) {
   }
 }
 
+// A later version may give these a meaning.
+TEST_F(MadeUpHeader, WithWhatThisVersionDoesNotKnowIsRefused) {
+  for (const Packed &kind : AllKinds()) {
+    ASSERT_NO_FATAL_FAILURE(Begin(kind));
+    Set(kHasOutput, 2);
+    EXPECT_EQ(ViewIt(), MHA_ERROR_PACKED_FORMAT) << kind.name;
+    for (size_t at = kFields[20].offset; at < 248; ++at) {
+      Reset();
+      Set({"reserved", at, 1, false}, 1);
+      EXPECT_EQ(ViewIt(), MHA_ERROR_PACKED_FORMAT) << kind.name << ", byte " << at;
+    }
+  }
+}
+
 // Sizes whose product overflows, dimensions that change places.
 TEST_F(MadeUpHeader, WithSeveralFieldsAtTheEdgesIsALayerOrRefused) {
   Random random(44);
