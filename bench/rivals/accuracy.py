@@ -180,7 +180,7 @@ ordinary = [
     *[Case(f"131,072 keys, head_dim {d}", 131072, d, 8, 2, 2) for d in (64, 128)],
     *[Case(f"causal{text}", 1024, 64, 1024, causal=True, **more) for text, more in (
         ("", {}), (", 4 heads on 1", {"kv_heads": 1}), (", softcap 30", {"softcap": 30.0}), (", ALiBi", {"alibi": True}), (", sink 2", {"sink": 2.0}),
-        (", window 128", {"window": 127})))],
+        (", window 128", {"window": 127}))],
     *[Case(f"{type} cache{text}", 1024, 64, cache=type, change=change) for text, change in (("", None), (", outliers", channels))
       for type in ("f16", "bf16", "int8")]]
 hard = [

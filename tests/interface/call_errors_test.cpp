@@ -3,6 +3,7 @@
 // is named and the sentence must fit, and nothing but the error struct may have been written.
 
 #include <cmath>
+#include <deque>
 #include <functional>
 #include <limits>
 #include <vector>
@@ -500,12 +501,12 @@ std::vector<CallCase<Call>> StrideCases(uint32_t argument, const std::string &ar
     for (const int64_t wrong : {int64_t{-1}, kMin + 1, kMax, kMax - 1, kMax / 2}) {
       const Expected expected = wrong > 0 ? Expected{MHA_ERROR_TOO_LARGE, {argument}, {}}
                                           : Expected{MHA_ERROR_INVALID_VALUE, {argument}, {array + "_" + stride + "_stride|" + array}};
-      // Kept to the end, as names are.
-      const auto *set = new std::function<void(Call &)>([=](Call &c) {
+      static std::deque<std::function<void(Call &)>> kept;
+      kept.push_back([=](Call &c) {
         for (int64_t Args::*field : fields) c.args.*field = wrong > 0 || field == fields.back() ? wrong : 0;
       });
       const char *name = Kept(array + "_" + stride + "_" + std::to_string(static_cast<uint64_t>(wrong)));
-      cases.push_back({name, nullptr, expected, kAllOfTheCall, set});
+      cases.push_back({name, nullptr, expected, kAllOfTheCall, &kept.back()});
     }
   };
   add("batch", {batch});

@@ -572,7 +572,7 @@ Footprint Measure() {
 
 // What the tests of copies run: a layer, and a call of it.
 struct Calls {
-  const LayerProblem problem = OfItself(SquareLayer(48, 3, 3, 16), 5);
+  const LayerProblem problem = NormalLayer(OfItself(SquareSizes(48, 3, 3, 16), 5));
   const LayerData data{problem};
   const Layer own = Create(data);
   ForwardData call{own.get(), problem, {Guarded()}};
