@@ -4,16 +4,17 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-tools/setup.sh [--all] [--mpi]
+tools/setup.sh [--all] [--mpi] [--release]
 
 Installs by apt-get (Debian, Ubuntu) the packages that are needed to build and test mha, as far as they are missing. Says nothing and
 takes no time if all are there. Needs root or sudo only if something is missing. What only some tests of --all need is installed where apt has it;
 where it has not, or cannot install it, that is said, and those tests will be skipped.
 
-  --all    also what tools/test.sh needs: clang, compilers for AArch64, RISC-V and Windows, emulators, what looks at packages, the header and
-           the binary interface, and cargo if there is none
-  --mpi    also Open MPI, for -DMHA_MPI=ON
-  --help   this text
+  --all      also what tools/test.sh needs: clang, compilers for AArch64, RISC-V and Windows, emulators, what looks at packages, the header and
+             the binary interface, and cargo if there is none
+  --mpi      also Open MPI, for -DMHA_MPI=ON
+  --release  also what tools/release.sh and the scripts of tools/release need
+  --help     this text
 
 Examples:
   tools/setup.sh          to build, and to run tools/demo.sh
@@ -39,6 +40,10 @@ for argument in "$@"; do
       command -v cargo >/dev/null || useful+=(cargo-web rustc-web rust-web-clippy rustfmt-web)
       ;;
     --mpi) needed+=(libopenmpi-dev openmpi-bin) ;;
+    --release)
+      needed+=(debhelper dpkg-dev fakeroot lintian openssh-client)
+      useful+=(abigail-tools mmdebstrap ruby)
+      ;;
     --help | -h) usage && exit ;;
     *) echo "tools/setup.sh: '$argument' is not an option; see tools/setup.sh --help" >&2 && exit 2 ;;
   esac
