@@ -14,7 +14,6 @@ its result behind them.
   build-clang/       clang, Release: the library, and the tests that another compiler could make fail
   build-aarch64/     cross-compiled for AArch64: the library, and the tests that another processor could make fail, under emulation
   build-minsizerel/  g++, MinSizeRel: the library, its bits, its size and its object files
-  build-riscv64/     cross-compiled for 64-bit RISC-V: the library, under emulation its bits, its cache and the edges of its interface
   build-windows/     cross-compiled for Windows by MinGW-w64: the library, under Wine the bits of its DLL and the edges of its interface
   build-fuzz/        clang: each fuzz target for 20 seconds (tools/fuzz.sh)
   build/mutate/      ten small faults, planted one at a time, each of which a test must find (tools/mutate.py)
@@ -26,12 +25,12 @@ regression fails. The line "Perf-Gate: expected" at the end of a commit's messag
 tools/rust/test.sh tests the Rust crates with the library of build/; it is skipped where there is no recent cargo, or no network. The last lines
 name what was skipped, comparisons that came out too noisy among them, and what failed.
 
-  --quick      build/ only, no performance gate, no Rust
+  --quick      build/ only, without its long tests and with a third of the random cases; no performance gate, no Rust
   --all        also the checks of the object files in build-debug/, and the tests in build-sanitize/,
                instrumented to find wrong addresses, undefined behaviour, leaks and sizes that wrap, and those about threads in
                build-sanitize-threads/, instrumented to find data races; stored inputs of the fuzz targets under valgrind, which finds memory read
-               before it is written; processors without AVX and with AVX2 alone, emulated (tools/test_cpus.sh); by clang, for AArch64 and RISC-V
-               all tests and random cases, for Windows more tests, the slow tests of the tools, the Rust crate mha-candle, the coverage
+               before it is written; processors without AVX and with AVX2 alone, emulated (tools/test_cpus.sh); build-riscv64/, cross-compiled for
+               64-bit RISC-V, under emulation; by clang and for AArch64 all tests and random cases, for Windows more tests, the slow tests of the tools, the Rust crate mha-candle, the coverage
                (tools/coverage.sh), and all mutants (tools/mutate.py)
   --no-setup   install nothing
   --help       this text
@@ -199,15 +198,13 @@ fi
 if [[ $matrix != quick ]]; then
   configure build-clang Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DMHA_EMULATE_VNNI=ON "${library[@]}"
   configure build-aarch64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aarch64-linux-gnu.cmake" "${library[@]}"
-  configure build-riscv64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/riscv64-linux-gnu.cmake" "${library[@]}"
   if [[ $matrix == default ]]; then
     build build-clang --target mha_static mha_shared tests_machine
     build build-aarch64 --target mha_static mha_shared tests_machine
-    build build-riscv64 --target tests_brief
-    run_tests build-clang -L '^(machine|objects|package)$' -LE '^(once|repeated)$'
-    MHA_TEST_ROUNDS=0.2 run_tests build-aarch64 -L '^(machine|objects|package)$' -LE '^repeated$'
-    MHA_TEST_ROUNDS=0.1 run_tests build-riscv64 -L '^brief$'
+    MHA_TEST_ROUNDS=0.3 run_tests build-clang -L '^(machine|objects|package)$' -LE '^(once|repeated)$'
+    MHA_TEST_ROUNDS=0.1 run_tests build-aarch64 -L '^(machine|objects|package)$' -LE '^repeated$'
   else
+    configure build-riscv64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/riscv64-linux-gnu.cmake" "${library[@]}"
     for folder in build-clang build-aarch64 build-riscv64; do build "$folder"; done
     run_tests build-clang -LE '^once$'
     run_tests build-aarch64
@@ -286,7 +283,11 @@ other_parts() {
 }
 [[ $matrix == quick ]] || other_parts
 
-if [[ $matrix == all ]]; then run_tests build; else run_tests build -LE '^slow$'; fi
+case $matrix in
+  quick) MHA_TEST_ROUNDS=${MHA_TEST_ROUNDS-0.3} run_tests build -LE '^(slow|long)$' ;;
+  default) run_tests build -LE '^slow$' ;;
+  all) run_tests build ;;
+esac
 if [[ $emulate == yes ]]; then
   say "the emulated AVX-512 kernels, which ran beside that"
   await_part "$avx512"
