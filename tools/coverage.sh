@@ -39,7 +39,7 @@ while (($#)); do
   esac
 done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-build=build-coverage
+build='build-coverage'
 gcovr=$build/venv/bin/gcovr
 [[ -x $gcovr ]] || { python3 -m venv "$build/venv" && "$build/venv/bin/pip" install --quiet --disable-pip-version-check gcovr; }
 CC=gcc CXX=g++ cmake -S . -B "$build" -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_TESTS=ON \

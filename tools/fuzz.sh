@@ -55,7 +55,7 @@ while (($#)); do
       [[ ${2-} =~ ^[1-9][0-9]*$ ]] || fail "--jobs needs a number of fuzzers"
       jobs=$2 && shift
       ;;
-    --all-instrumented) build=build-fuzz-all ;;
+    --all-instrumented) build='build-fuzz-all' ;;
     --minimise) do=minimise ;;
     --replay) do=replay && shift && files=("$@") && break ;;
     --) shift && options=("$@") && break ;;

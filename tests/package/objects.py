@@ -190,6 +190,7 @@ def check_instructions(arguments):
     text = output_of(arguments.objdump, "--disassemble", "--no-show-raw-insn", arguments.library)
     patterns = forbidden["aarch64" if "file format elf64-littleaarch64" in text else "x86-64"]
     patterns = {name: re.compile("|".join(parts)) for name, parts in patterns.items()}
+    pattern = patterns[None]
     for line in text.splitlines():
         if line.startswith(" "):
             instruction = line.partition(":")[2].strip()

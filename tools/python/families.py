@@ -17,7 +17,6 @@ import argparse
 import collections
 import contextlib
 import copy
-import importlib
 import inspect
 import logging
 import math

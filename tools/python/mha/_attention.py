@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Literal, overload
 
-import numpy as np
-
-from ._arrays import _check, _contiguous, _must_be, _named, _output, _place, _row_type, _row_types, _some, _strides
+from ._arrays import _check, _contiguous, _must_be, _named, _output, _place, _row_type, _row_types, _some
 from ._cache import KvCache
 from ._callbacks import _raising
 from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted

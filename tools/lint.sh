@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Checks the form of the sources and of the workflows. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+tools/lint.sh [--base REVISION]
+
+Runs the checks of .pre-commit-config.yaml over all files (clang-format over what changed since REVISION, or since HEAD), and actionlint over the
+workflows. Puts pre-commit, ruff and actionlint into build/lint/ where they are missing, from PyPI and by go; clang-format, rustfmt and shellcheck
+must be installed (Debian: clang-format rustfmt-web shellcheck golang).
+
+  --base REVISION   what changed since what this and HEAD have in common is formatted by clang-format
+  --help            this text
+
+Exits with 0 if all is well, with 1 if something is not, with 2 for wrong usage, with 3 if a tool is missing.
+
+Examples:
+  tools/lint.sh
+  tools/lint.sh --base origin/main     what CI runs for a pull request
+TEXT
+}
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+base=HEAD
+case ${1-} in
+  '') ;;
+  --help | -h) usage && exit ;;
+  --base) base=${2:?tools/lint.sh: --base needs a revision} ;;
+  *) echo "tools/lint.sh: '$1' is not an option; see tools/lint.sh --help" >&2 && exit 2 ;;
+esac
+lacks() { echo "tools/lint.sh: there is no $1 ($2)" >&2 && exit 3; }
+
+folder=$PWD/build/lint
+export PATH=$folder/bin:$PATH
+for tool in clang-format shellcheck; do command -v $tool >/dev/null || lacks $tool "Debian: apt-get install $tool"; done
+cargo fmt --version >/dev/null 2>&1 || lacks rustfmt "Debian: apt-get install rustfmt-web"
+[[ -e $folder/bin/pip ]] || python3 -m venv "$folder"
+[[ -x $folder/bin/ruff && -x $folder/bin/pre-commit ]] ||
+  "$folder/bin/pip" install --quiet --disable-pip-version-check ruff==0.17.6 pre-commit==4.7.0 || lacks ruff "PyPI: pip install ruff pre-commit"
+command -v actionlint >/dev/null || GOBIN=$folder/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 ||
+  lacks actionlint "with go: go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"
+
+status=0
+PRE_COMMIT_FROM_REF=$(git merge-base HEAD "$base") pre-commit run --all-files --show-diff-on-failure || status=1
+actionlint || status=1
+exit $status
