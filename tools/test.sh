@@ -26,12 +26,12 @@ tools/rust/test.sh tests the Rust crates with the library of build/; it is skipp
 name what was skipped, comparisons that came out too noisy among them, and what failed.
 
   --quick      build/ only, without its long tests and with a third of the random cases; no performance gate, no Rust
-  --all        also the checks of the object files in build-debug/, and the tests in build-sanitize/,
-               instrumented to find wrong addresses, undefined behaviour, leaks and sizes that wrap, and those about threads in
-               build-sanitize-threads/, instrumented to find data races; stored inputs of the fuzz targets under valgrind, which finds memory read
-               before it is written; processors without AVX and with AVX2 alone, emulated (tools/test_cpus.sh); build-riscv64/, cross-compiled for
-               64-bit RISC-V, under emulation; by clang and for AArch64 all tests and random cases, for Windows more tests, the slow tests of the tools, the Rust crate mha-candle, the coverage
-               (tools/coverage.sh), and all mutants (tools/mutate.py)
+  --all        also the checks of the object files in build-debug/; the tests in build-sanitize/, instrumented to find wrong addresses, undefined
+               behaviour, leaks and sizes that wrap, and those about threads in build-sanitize-threads/, instrumented to find data races; stored
+               inputs of the fuzz targets under valgrind, which finds memory read before it is written; emulated processors without AVX, with AVX2
+               alone (tools/test_cpus.sh) and with AVX-512 without VNNI (tools/test_avx512.sh); build-riscv64/, cross-compiled for 64-bit RISC-V, under emulation; by clang and for AArch64
+               all tests and random cases; more tests for Windows; slow tests; the Rust crate mha-candle; the coverage (tools/coverage.sh); and all
+               mutants (tools/mutate.py)
   --no-setup   install nothing
   --help       this text
 
@@ -257,11 +257,12 @@ if [[ $matrix == all ]]; then
   run_tests build-sanitize-threads -L '^threads$'
   say "testing emulated processors without AVX, and with AVX2 alone"
   run_part "emulated processors" tools/test_cpus.sh
+  say "testing an emulated processor with AVX-512 and without VNNI"
+  [[ $(uname -m) != x86_64 ]] || run_part "AVX-512 without VNNI, emulated" tools/test_avx512.sh --without-vnni --time-limit 2400
   for program in build/bin/mha_fuzz_*; do
     target=${program##*/mha_fuzz_}
-    say "testing some inputs of fuzz.$target under valgrind"
-    awk 'NR % 20 == 1' "tests/fuzz/corpus/$target.hex" >"$logs/$target.hex"
-    run_part "fuzz.$target under valgrind" valgrind -q --error-exitcode=1 "$program" "$logs/$target.hex"
+    say "testing the inputs of fuzz.$target under valgrind"
+    run_part "fuzz.$target under valgrind" valgrind -q --error-exitcode=1 "$program" "tests/fuzz/corpus/$target.hex"
   done
   say "a soak of 3 minutes"
   run_part "soak" tools/soak.sh 3

@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-tools/test_avx512.sh [--build FOLDER] [--machines COUNT] [--time-limit SECONDS] [SELECTION...]
+tools/test_avx512.sh [--build FOLDER] [--machines COUNT] [--time-limit SECONDS] [--without-vnni] [SELECTION...]
 
 Runs tests of the AVX-512 kernels in Bochs, an emulator of a PC that has these instructions, under Debian's Linux kernel for cloud machines. Each
 of this machine's processors boots one (20 s), and they share the tests. An instruction takes about 100 times as long as on a processor that
@@ -18,6 +18,7 @@ Exits with 0 if all tests passed, with 1 if not, with 2 if the arguments are wro
   --build FOLDER         where the programs are, seen from the root of the project (default: build)
   --machines COUNT       how many machines (default: one for each processor)
   --time-limit SECONDS   how long a machine may take (default: 1200)
+  --without-vnni         a processor that lacks VNNI (Skylake in place of Ice Lake), and no tests of kernels that need it
   --help                 this text
 MHA_TEST_ROUNDS multiplies the number of random cases (default here: 0.1).
 
@@ -36,6 +37,7 @@ build=build
 machines=$(nproc)
 time_limit=1200
 selection=()
+model=corei7_icelake_u kernels='avx512(?:_vnni)?'
 while (($#)); do
   case $1 in
     --build | --machines | --time-limit)
@@ -47,6 +49,7 @@ while (($#)); do
       esac
       shift 2
       ;;
+    --without-vnni) model=corei7_skylake_x kernels=avx512 && shift ;;
     --help | -h) usage && exit ;;
     -[REL] | -LE)
       (($# > 1)) || fail "$1 needs a value; see tools/test_avx512.sh --help"
@@ -61,12 +64,12 @@ done
 ((${#selection[@]})) || selection=(-L '^wide$')
 [[ -d $build/bin ]] || fail "there are no programs in $build/bin; tools/test.sh --quick builds them all"
 # A line for each program: its name, how many of its tests are selected, and the filter that leaves these.
-selected=$(ctest --test-dir "$build" --show-only=json-v1 "${selection[@]}" | python3 -c '
-import collections, json, re, sys
+selected=$(ctest --test-dir "$build" --show-only=json-v1 "${selection[@]}" | kernels=$kernels python3 -c '
+import collections, json, os, re, sys
 filters = collections.defaultdict(list)
 for test in json.load(sys.stdin)["tests"]:
     command = " ".join(test.get("command", []))
-    found = re.search(r"/mha_test_(\w+) --gtest_filter=(\S+/avx512(?:_vnni)?)( |$)", command)
+    found = re.search(r"/mha_test_(\w+) --gtest_filter=(\S+/" + os.environ["kernels"] + ")( |$)", command)
     if found:
         filters[found[1]].append(found[2])
 for program, names in filters.items():
@@ -163,7 +166,7 @@ display_library: term
 romimage: file=/usr/share/bochs/BIOS-bochs-latest
 vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest
 vga: extension=vbe, update_freq=1
-cpu: model=corei7_icelake_u, count=1, ips=100000000, reset_on_triple_fault=0
+cpu: model=$model, count=1, ips=100000000, reset_on_triple_fault=0
 memory: guest=$memory_mib, host=$memory_mib
 ata0: enabled=1
 ata0-master: type=cdrom, path=cd.iso, status=inserted

@@ -7,8 +7,9 @@ usage() {
 tools/test_cpus.sh [--build FOLDER] [SELECTION...]
 
 Runs tests by qemu-x86_64 as two processors: Nehalem, which has no AVX, and Haswell, which has AVX2 alone. An instruction that the processor lacks
-ends the test. First it checks that the library finds the right instruction sets, also on a Haswell without fma or F16C. Needs programs built by
-tools/test.sh and Debian's package qemu-user. Exits with 0 if all passed, with 1 if not, with 2 if the arguments are wrong, with 3 if qemu is missing.
+ends the test. First it checks that the library finds the right instruction sets, also on a Haswell without fma or F16C. GeneratedPairs is left
+out as Haswell, whose scalar fma QEMU 7.2 emulates with a read beyond the number. Needs programs built by tools/test.sh and Debian's package
+qemu-user. Exits with 0 if all passed, with 1 if not, with 2 if the arguments are wrong, with 3 if qemu is missing.
 
   SELECTION...       options of ctest, such as -R and -L (default: -L '^brief$')
   --build FOLDER     where the programs are (default: build)
@@ -56,6 +57,8 @@ for test in json.load(sys.stdin)["tests"]:
 ')
 [[ $tests ]] || { echo "tools/test_cpus.sh: '${selection[*]}' selects no test in $build" >&2 && exit 2; }
 for cpu in Nehalem Haswell; do
+  # QEMU 7.2 reads 16 bytes for the one number of a scalar fma in memory, and so touches the guard pages of these.
+  [[ $cpu == Nehalem ]] || tests=$(grep -v GeneratedPairs <<<"$tests")
   log=$build/test_cpus_$cpu.txt
   MHA_TEST_ROUNDS=${MHA_TEST_ROUNDS:-0.1} xargs -P "$(nproc)" -I{} sh -c "out=\$(qemu-x86_64 -cpu $cpu {} 2>&1) && echo 'passed: {}' ||
     printf 'failed: {}\n%s\n' \"\$out\"" <<<"$tests" >"$log"
