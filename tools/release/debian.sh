@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Builds Debian's packages. See --help.
+usage() {
+  cat <<'TEXT'
+tools/release/debian.sh [--test] [OUTPUT_FOLDER]
+
+Builds the source package and libmha0, libmha-dev and mha of what HEAD has, for Debian 12 and 13, each in a new root of that release that
+mmdebstrap makes; lintian must find no error and no warning. Roots are kept for a day in ~/.cache/mha-release. MHA_DEBIAN_SUITES names other releases.
+
+  OUTPUT_FOLDER  default: build/release
+  --test         also install them where nothing of mha was, beside a C compiler and pkg-config, and run README's program, its output compared,
+                 linked with the shared and the static library, and the command
+  --help         this text
+
+Examples:
+  tools/release/debian.sh --test
+  MHA_DEBIAN_SUITES=trixie tools/release/debian.sh /tmp/release
+TEXT
+}
+# shellcheck source=tools/release/common.bash
+. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+
+command -v mmdebstrap >/dev/null || { echo "tools/release/debian.sh needs the package mmdebstrap: tools/setup.sh --release" >&2 && exit 1; }
+roots=${XDG_CACHE_HOME:-$HOME/.cache}/mha-release
+mkdir -p "$roots"
+
+# Runs /work/SCRIPT in a new root of SUITE with PACKAGES; FOLDER is /work there, and what is written into it comes back.
+in_root() {  # SUITE PACKAGES FOLDER SCRIPT
+  local root=$roots/$1-$4.tar
+  find "$root" -mmin +1440 -delete 2>/dev/null || true
+  [[ -e $root ]] || { mmdebstrap --quiet --variant=minbase --include="$2" "$1" "$root.new.tar" && mv "$root.new.tar" "$root"; }
+  mmdebstrap --quiet --variant=custom --format=null --setup-hook="mmtarfilter '--path-exclude=/dev/*' <'$root' | tar -C \"\$1\" -x" \
+    --customize-hook='mkdir "$1/work"' --customize-hook="sync-in '$3' /work" --customize-hook="chroot \"\$1\" sh -eu /work/$4" \
+    --customize-hook="sync-out /work '$3'" '' - >"$3/log" 2>&1 || { tail -n 40 "$3/log" >&2 && return 1; }
+}
+
+for suite in ${MHA_DEBIAN_SUITES:-bookworm trixie}; do
+  folder=$work/$suite debian=$work/$suite/mha-$version/debian
+  mkdir "$folder"
+  tar -C "$folder" -xf "$archive"
+  cp "$archive" "$folder/mha_$version.orig.tar.gz"
+  cp -r "$folder/mha-$version/tools/release/debian" "$debian"
+  cp "$work/expected" "$debian/minimal.txt"
+  maintainer="${DEBFULLNAME:-$(git log -1 --format=%an)} <${DEBEMAIL:-$(git log -1 --format=%ae)}>"
+  sed -i "s|@MAINTAINER@|$maintainer|" "$debian/control"
+  sed '1,4d; s/^$/./; s/^/ /' LICENSE >>"$debian/copyright"
+  cat >"$folder/build" <<TEXT
+. /etc/os-release
+cd /work/mha-$version
+cat >debian/changelog <<CHANGES
+mha ($version-1~deb\$VERSION_ID) \$VERSION_CODENAME; urgency=medium
+
+  * New release.
+
+ -- $maintainer  $(date --utc --date="@$SOURCE_DATE_EPOCH" -R)
+CHANGES
+export SOURCE_DATE_EPOCH=$SOURCE_DATE_EPOCH DEB_BUILD_OPTIONS="noautodbgsym parallel=$(nproc)"
+dpkg-buildpackage --no-sign
+cd ..
+lintian --allow-root --display-info --fail-on error,warning *.changes
+rm -r mha-$version *.buildinfo *.changes
+TEXT
+  in_root "$suite" build-essential,debhelper,cmake,ninja-build,libcli11-dev,libxsimd-dev,nlohmann-json3-dev,lintian "$folder" build
+  cp "$folder"/*.{deb,dsc,tar.*} "$output"
+  [[ $test == yes ]] || continue
+  mkdir "$folder/test"
+  cp "$folder"/*.deb tests/examples/minimal.c "$work/expected" "$folder/test"
+  cat >"$folder/test/install" <<'TEXT'
+cd /work
+dpkg --install *.deb
+for libraries in "$(pkg-config --libs mha)" -l:libmha.a; do
+  cc minimal.c $libraries -o minimal
+  ./minimal | diff - expected
+done
+mha info
+dpkg --purge mha libmha-dev libmha0
+TEXT
+  in_root "$suite" gcc,libc6-dev,pkgconf "$folder/test" install
+  grep -A 4 '^version' "$folder/test/log"
+done
