@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Fills in the recipes of package managers that build from source. See --help.
+usage() {
+  cat <<'TEXT'
+tools/release/recipes.sh [--test] [OUTPUT_FOLDER]
+
+Writes the source archive mha-VERSION.tar.gz and, with its place and checksum, the port of vcpkg, the recipe of Conan, the formula of Homebrew
+and the lines for CMake's FetchContent into OUTPUT_FOLDER/recipes.
+
+  OUTPUT_FOLDER     default: build/release
+  MHA_URL           where the archive's folder will be published; default: the output folder, as a file: URL
+  MHA_HOMEPAGE      what the recipes name as the project's page; default: MHA_URL
+  --test            also check the port's JSON and the formula's Ruby, and run README's program, its output compared, with what is built
+                    from the archive by FetchContent, by Conan (from PyPI) static, and by Conan shared. MHA_URL must be left out.
+  --help            this text
+
+Examples:
+  tools/release/recipes.sh --test
+  MHA_URL=https://example.org/mha tools/release/recipes.sh /tmp/release
+TEXT
+}
+# shellcheck source=tools/release/common.bash
+. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+
+url=${MHA_URL:-file://$output}
+recipes=$output/recipes
+rm -rf "$recipes"
+mkdir "$recipes"
+cp -r tools/release/{vcpkg,conan,homebrew} "$recipes"
+cp tests/examples/minimal.c "$recipes/conan/test_package"
+cat >"$recipes/fetch_content.cmake" <<'TEXT'
+include(FetchContent)
+FetchContent_Declare(mha URL @URL@ URL_HASH SHA256=@SHA256@)
+FetchContent_MakeAvailable(mha)
+TEXT
+find "$recipes" -type f -exec sed -i "s|@VERSION@|$version|; s|@HOMEPAGE@|${MHA_HOMEPAGE:-$url}|; s|@URL@|$url/${archive##*/}|
+  s|@SHA256@|$sha256|; s|@SHA512@|$(sha512sum "$archive" | cut -d ' ' -f 1)|" {} +
+echo "recipes: $recipes"
+[[ $test == yes ]] || exit 0
+
+ruby -wc "$recipes/homebrew/mha.rb"
+python3 - "$recipes/vcpkg/vcpkg.json" <<'TEXT'
+import json, sys
+port = json.load(open(sys.argv[1]))
+assert set(port) == {"name", "version", "description", "homepage", "license", "dependencies"}, port
+assert all(isinstance(one, str) or set(one) == {"name", "host"} for one in port["dependencies"]), port
+TEXT
+
+say() { echo "README's program, by $1: the output that README has"; }
+mkdir "$work/fetch"
+cp tests/examples/minimal.c "$work/fetch"
+{ printf 'cmake_minimum_required(VERSION 3.22)\nproject(fetch LANGUAGES C CXX)\n' && cat "$recipes/fetch_content.cmake" &&
+    printf 'add_executable(minimal minimal.c)\ntarget_link_libraries(minimal PRIVATE mha::mha)\n'; } >"$work/fetch/CMakeLists.txt"
+cmake -S "$work/fetch" -B "$work/fetch/build" -G Ninja -DCMAKE_BUILD_TYPE=Release --log-level=NOTICE -Wno-dev >/dev/null
+cmake --build "$work/fetch/build" >/dev/null
+"$work/fetch/build/minimal" | diff - "$work/expected"
+say FetchContent
+
+conan=${XDG_CACHE_HOME:-$HOME/.cache}/mha-release/conan
+[[ -x $conan/bin/conan ]] || { python3 -m venv "$conan" && "$conan/bin/pip" install --quiet conan; }
+export CONAN_HOME=$work/conan
+"$conan/bin/conan" profile detect >/dev/null 2>&1
+# In place of Conan's own package of xsimd, which comes from where no test should go: one of the headers that are installed here.
+mkdir "$work/xsimd"
+cat >"$work/xsimd/conanfile.py" <<'TEXT'
+from conan import ConanFile
+from conan.tools.files import copy
+
+
+class Xsimd(ConanFile):
+    name = "xsimd"
+    version = "8.1.0"
+    package_type = "header-library"
+
+    def package(self):
+        copy(self, "xsimd/*", "/usr/include", f"{self.package_folder}/include")
+TEXT
+"$conan/bin/conan" create -verror "$work/xsimd"
+for shared in False True; do
+  "$conan/bin/conan" create "$recipes/conan" --no-remote -o "mha/*:shared=$shared" >"$work/log" 2>&1 || { cat "$work/log" >&2 && exit 1; }
+  grep '^y\[' "$work/log" | diff - "$work/expected"
+  say "Conan, shared=$shared"
+done
