@@ -1,6 +1,7 @@
 """The declarations of the public headers against those that programs were compiled with, tests/package/interface.txt. See abi.py --help.
 
 check   fails with what changed if a program compiled before would break, and, where something was only added, until that is written down
+keeps   fails only with what would break, as for the file of an earlier version
 write   writes the declarations down, if CHANGELOG.md names what was added; never something that breaks programs
 
 Functions, types and constants stay as they are; structs grow at their end, beyond the size that they had. Versions may change.
@@ -55,10 +56,12 @@ def compare(before, now, cc):
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("command", choices=["check", "write"])
+parser.add_argument("command", choices=["check", "keeps", "write"])
+parser.add_argument("--written", type=pathlib.Path, default=written, help="the file; default: that of this version")
 parser.add_argument("--cc", default="cc", help="the C compiler")
 arguments = parser.parse_args()
 now = declarations("\n".join(header.read_text() for header in sorted((root / "include").glob("*.h"))))
+written = arguments.written
 before = declarations(written.read_text()) if written.exists() else {}
 breaks, added = compare(before, now, arguments.cc)
 if breaks:
@@ -69,5 +72,5 @@ if arguments.command == "write":
         if not re.search(rf"\b{name}\b", changes):
             sys.exit(f"CHANGELOG.md does not name {name}, which is new.")
     written.write_text("".join(f"{one if one.startswith('#') else one + ';'}\n" for one in now.values()))
-elif added:
+elif added and arguments.command == "check":
     sys.exit(f"The interface has grown by {', '.join(added)}. Name that in CHANGELOG.md, and write it down: python3 tests/package/abi.py write")
