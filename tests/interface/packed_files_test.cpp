@@ -1,0 +1,222 @@
+// Packed layers and caches as releases wrote them: packed_files.txt has, on each line, the version, its MHA_CONTRACT, layer or cache, a
+// name, a checksum of results, and the bytes. Lines of a release are never changed. Before a release its own are added by
+//
+//     build/bin/mha_test_packed_files --write
+#include <gtest/gtest.h>
+#include <mha.h>
+#include <mha_options.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "support/instruction_sets.h"
+#include "support/memory.h"
+
+namespace {
+
+using namespace support;  // NOLINT: this file is about nothing else
+
+constexpr int64_t kWidth = 20, kHeads = 2, kHeadDim = 8, kRows = 5;
+constexpr const char *kTypes[] = {"f32", "f16", "bf16", "int8", "int4"};
+
+const std::string kVersion =
+    std::to_string(MHA_VERSION_MAJOR) + "." + std::to_string(MHA_VERSION_MINOR) + "." + std::to_string(MHA_VERSION_PATCH);
+
+void Check(mha_status status, const mha_error &error) {
+  if (status != MHA_OK) throw std::runtime_error(error.message);
+}
+
+std::vector<float> Numbers(int64_t count, int first) {
+  std::vector<float> x(static_cast<size_t>(count));
+  for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<float>((static_cast<int>(i) * 7 + first) % 23 - 11) / 13;
+  return x;
+}
+
+// FNV-1a, 64 bits, as 16 digits.
+std::string Sum(const std::vector<float> &x) {
+  uint64_t sum = 14695981039346656037u;
+  const auto *bytes = reinterpret_cast<const unsigned char *>(x.data());
+  for (size_t i = 0; i < x.size() * sizeof(float); i++) sum = (sum ^ bytes[i]) * 1099511628211u;
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(sum));
+  return digits;
+}
+
+// What a packed layer gives: the sum of a causal call's rows. mha_layer_verify has to accept it too.
+mha_status SumOfLayer(const Memory &bytes, uint32_t instruction_set, std::string *sum) {
+  mha_error error;
+  mha_layer_options options = {};
+  options.struct_size = sizeof options;
+  options.instruction_set = instruction_set;
+  Memory storage(mha_layer_view_size(), Place::kAnywhere);
+  const mha_layer *layer;
+  const mha_status status = mha_layer_view(bytes.data(), bytes.size(), &options, storage.data(), storage.size(), &layer, &error);
+  if (status != MHA_OK) return status;
+  Check(mha_layer_verify(bytes.data(), bytes.size(), &error), error);
+  const std::vector<float> x = Numbers(kRows * kWidth, 5);
+  std::vector<float> y(x.size());
+  mha_forward_args args = {};
+  args.struct_size = sizeof args;
+  args.batch = 1;
+  args.n_q = kRows;
+  args.query = x.data();
+  args.output = y.data();
+  args.flags = MHA_CAUSAL;
+  size_t room;
+  Check(mha_forward_workspace(layer, &args, &room, &error), error);
+  Memory workspace(room, Place::kAnywhere);
+  Check(mha_forward(layer, &args, workspace.data(), room, &error), error);
+  *sum = Sum(y);
+  return MHA_OK;
+}
+
+// What a cache gives: the sum of its keys and values.
+mha_status SumOfCache(Memory *bytes, std::string *sum) {
+  mha_error error;
+  mha_kv_cache *cache;
+  const mha_status status = mha_kv_cache_view(bytes->data(), bytes->size(), &cache, &error);
+  if (status != MHA_OK) return status;
+  std::vector<float> k(kRows * kHeadDim), v(k);
+  Check(mha_kv_cache_read(cache, 0, 0, kRows, k.data(), v.data(), &error), error);
+  k.insert(k.end(), v.begin(), v.end());
+  *sum = Sum(k);
+  return MHA_OK;
+}
+
+// ---- The file
+
+struct Line {
+  std::string version;
+  int contract = 0;
+  std::string kind, name, sum, hex;
+
+  Memory Bytes() const {
+    Memory bytes(hex.size() / 2, Place::kAnywhere);
+    for (size_t i = 0; i < bytes.size(); i++)
+      static_cast<unsigned char *>(bytes.data())[i] = static_cast<unsigned char>(std::stoul(hex.substr(2 * i, 2), nullptr, 16));
+    return bytes;
+  }
+};
+
+std::vector<Line> Lines() {
+  std::vector<Line> lines;
+  std::ifstream in(MHA_PACKED_FILES);
+  for (Line line; in >> line.version >> line.contract >> line.kind >> line.name >> line.sum >> line.hex;) lines.push_back(line);
+  return lines;
+}
+
+void Write(const std::string &kind, const std::string &name, const Memory &bytes, const std::string &sum) {
+  for (const Line &line : Lines()) {
+    if (line.version == kVersion && line.kind == kind && line.name == name) return;
+  }
+  std::ofstream out(MHA_PACKED_FILES, std::ios::app);
+  out << kVersion << " " << MHA_CONTRACT << " " << kind << " " << name << " " << sum << " ";
+  for (size_t i = 0; i < bytes.size(); i++) {
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<const unsigned char *>(bytes.data())[i]);
+    out << digits;
+  }
+  out << "\n";
+}
+
+void WriteLayer(const std::string &name, uint32_t type, uint32_t arithmetic, uint32_t gate) {
+  mha_error error;
+  mha_layer_config config = {};
+  config.struct_size = sizeof config;
+  config.query_dim = kWidth;
+  config.num_heads = kHeads;
+  config.num_kv_heads = 1;
+  config.head_dim = kHeadDim;
+  config.weight_type = type;
+  config.arithmetic = arithmetic;
+  config.gate = gate;
+  const std::vector<float> w_q = Numbers(kWidth * kHeads * kHeadDim, 1), w_k = Numbers(kWidth * kHeadDim, 2),
+                           w_v = Numbers(kWidth * kHeadDim, 3), w_o = Numbers(kHeads * kHeadDim * kWidth, 4), b_k = Numbers(kHeadDim, 6),
+                           b_o = Numbers(kWidth, 7);
+  mha_layer_weights weights = {};
+  weights.struct_size = sizeof weights;
+  weights.w_q = w_q.data();
+  weights.w_k = w_k.data();
+  weights.w_v = w_v.data();
+  weights.w_o = w_o.data();
+  weights.w_g = gate ? w_q.data() : nullptr;
+  weights.b_k = b_k.data();
+  weights.b_o = b_o.data();
+  size_t size;
+  Check(mha_layer_pack_size(&config, &weights, nullptr, &size, &error), error);
+  Memory bytes(size, Place::kAnywhere);
+  Check(mha_layer_pack(&config, &weights, nullptr, bytes.data(), size, &error), error);
+  std::string sum;
+  if (SumOfLayer(bytes, MHA_INSTRUCTION_SET_AUTO, &sum) == MHA_OK) Write("layer", name, bytes, sum);
+}
+
+void WriteCache(const std::string &name, uint32_t type, uint32_t kind) {
+  mha_error error;
+  mha_kv_cache_config config = {};
+  config.struct_size = sizeof config;
+  config.num_sequences = 1;
+  config.capacity = 16;
+  config.num_kv_heads = 1;
+  config.head_dim = kHeadDim;
+  config.k_type = config.v_type = type;
+  config.kind = kind;
+  size_t size;
+  Check(mha_kv_cache_size(&config, &size, &error), error);
+  Memory bytes(size, Place::kAnywhere);
+  bytes.Fill(0);
+  mha_kv_cache *cache;
+  Check(mha_kv_cache_init(&config, bytes.data(), size, &cache, &error), error);
+  const std::vector<float> k = Numbers(kRows * kHeadDim, 8), v = Numbers(kRows * kHeadDim, 9);
+  Check(mha_kv_cache_append(cache, 0, kRows, k.data(), v.data(), &error), error);
+  std::string sum;
+  if (SumOfCache(&bytes, &sum) == MHA_OK) Write("cache", name, bytes, sum);
+}
+
+void WriteAll() {
+  for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
+    WriteLayer(kTypes[type], type, MHA_ARITHMETIC_F32, 0);
+    if (type != MHA_TYPE_INT4) WriteCache(kTypes[type], type, MHA_CACHE_CONTIGUOUS);
+  }
+  WriteLayer("int8,arithmetic=int8", MHA_TYPE_INT8, MHA_ARITHMETIC_INT8, 0);
+  WriteLayer("int4,arithmetic=int16", MHA_TYPE_INT4, MHA_ARITHMETIC_INT16, 0);
+  WriteLayer("int8,gate=sigmoid", MHA_TYPE_INT8, MHA_ARITHMETIC_F32, MHA_GATE_SIGMOID);
+  WriteCache("f32,ring", MHA_TYPE_F32, MHA_CACHE_RING);
+}
+
+// ---- The tests
+
+class PackedFiles : public InstructionSetTest {};
+MHA_INSTANTIATE_FOR_ALL_INSTRUCTION_SETS(PackedFiles);
+
+TEST_P(PackedFiles, OfEarlierReleasesGiveTheSameBitsOrAreRefusedForTheirContract) {
+  std::set<std::string> names;
+  for (const Line &line : Lines()) {
+    SCOPED_TRACE(line.version + " " + line.kind + " " + line.name);
+    names.insert(line.kind + " " + line.name.substr(0, line.name.find(',')));
+    Memory bytes = line.Bytes();
+    const bool is_layer = line.kind == "layer";
+    std::string sum;
+    const mha_status status = is_layer ? SumOfLayer(bytes, instruction_set(), &sum) : SumOfCache(&bytes, &sum);
+    if (line.contract == MHA_CONTRACT) {
+      EXPECT_EQ(status, MHA_OK);
+      EXPECT_EQ(sum, line.sum);
+    } else {
+      EXPECT_EQ(status, is_layer ? MHA_ERROR_PACKED_FORMAT : MHA_ERROR_CACHE_FORMAT);
+    }
+  }
+  EXPECT_EQ(names.size(), 9u);  // layers of 5 types, caches of 4
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  if (argc == 2 && std::strcmp(argv[1], "--write") == 0) return WriteAll(), 0;
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
