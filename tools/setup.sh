@@ -10,8 +10,8 @@ Installs by apt-get (Debian, Ubuntu) the packages that are needed to build and t
 takes no time if all are there. Needs root or sudo only if something is missing. What only some tests of --all need is installed where apt has it;
 where it has not, or cannot install it, that is said, and those tests will be skipped.
 
-  --all      also what tools/test.sh needs: clang, compilers for AArch64, RISC-V and Windows, emulators, what looks at packages, the header and
-             the binary interface, and cargo if there is none
+  --all      also what tools/test.sh needs: clang, compilers for AArch64, RISC-V and Windows, emulators, what looks at the header, and
+             cargo if there is none
   --mpi      also Open MPI, for -DMHA_MPI=ON
   --release  also what tools/release.sh and the scripts of tools/release need
   --help     this text
@@ -30,7 +30,7 @@ for argument in "$@"; do
   case $argument in
     --all)
       needed+=(ccache clang g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user)
-      useful+=(g++-mingw-w64-x86-64-posix wine libclang-rt-dev dpkg-dev file lintian doxygen)
+      useful+=(g++-mingw-w64-x86-64-posix wine libclang-rt-dev doxygen)
       # What tools/test_avx512.sh needs. (Debian's busybox-static would take the place of busybox.)
       if [[ $(uname -m) == x86_64 ]]; then
         useful+=(bochs bochs-term bochsbios vgabios cpio isolinux syslinux-common xorriso)
@@ -41,8 +41,8 @@ for argument in "$@"; do
       ;;
     --mpi) needed+=(libopenmpi-dev openmpi-bin) ;;
     --release)
-      needed+=(debhelper dpkg-dev fakeroot lintian openssh-client)
-      useful+=(abigail-tools mmdebstrap ruby)
+      needed+=(mmdebstrap openssh-client)
+      useful+=(abigail-tools ruby)
       ;;
     --help | -h) usage && exit ;;
     *) echo "tools/setup.sh: '$argument' is not an option; see tools/setup.sh --help" >&2 && exit 2 ;;

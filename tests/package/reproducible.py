@@ -35,14 +35,13 @@ def build(folder):
     made, packages = folder / "build", folder / "packages"
     run(cmake, "-S", folder, "-B", made, "-DCMAKE_BUILD_TYPE=MinSizeRel", "-DCMAKE_C_FLAGS=-g", "-DCMAKE_CXX_FLAGS=-g", *off, *sys.argv[3:])
     run(cmake, "--build", made, "--parallel", "2")
-    for generator in ["TGZ", "DEB"] if shutil.which("dpkg-shlibdeps") and shutil.which("file") else ["TGZ"]:
-        run(cmake.with_name("cpack"), "-G", generator, "--config", made / "CPackConfig.cmake", "-B", packages, SOURCE_DATE_EPOCH="1700000000")
-    files = [*made.glob("src/libmha.*"), *packages.glob("*.tar.gz"), *packages.glob("*.deb")]
+    run(cmake.with_name("cpack"), "--config", made / "CPackConfig.cmake", "-B", packages, SOURCE_DATE_EPOCH="1700000000")
+    files = [*made.glob("src/libmha.*"), *packages.glob("*.tar.gz")]
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 shutil.rmtree(work, ignore_errors=True)
 first, second = build(work / "one"), build(work / "another" / "place")
 print("\n".join(f"{first[name]}  {name}" for name in sorted(first)))
-if first != second or len(first) < 4:
+if first != second or len(first) < 3:
     sys.exit(f"The second build gives other bytes, or too few files: {' '.join(n for n in {**first, **second} if first.get(n) != second.get(n))}")
