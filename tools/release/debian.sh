@@ -20,18 +20,18 @@ TEXT
 # shellcheck source=tools/release/common.bash
 . "$(dirname "${BASH_SOURCE[0]}")/common.bash"
 
-command -v mmdebstrap >/dev/null || { echo "tools/release/debian.sh needs the package mmdebstrap: tools/setup.sh --release" >&2 && exit 1; }
+command -v mmdebstrap >/dev/null || { echo "tools/release/debian.sh needs the package mmdebstrap: tools/setup.sh --release" >&2 && exit 3; }
 roots=${XDG_CACHE_HOME:-$HOME/.cache}/mha-release
 mkdir -p "$roots"
 
 # Runs /work/SCRIPT in a new root of SUITE with PACKAGES; FOLDER is /work there, and what is written into it comes back.
 in_root() {  # SUITE PACKAGES FOLDER SCRIPT
-  local root=$roots/$1-$4.tar
+  local root=$roots/$1-$4.tar log=$work/$1-$4.log
   find "$root" -mmin +1440 -delete 2>/dev/null || true
   [[ -e $root ]] || { mmdebstrap --quiet --variant=minbase --include="$2" "$1" "$root.new.tar" && mv "$root.new.tar" "$root"; }
   mmdebstrap --quiet --variant=custom --format=null --setup-hook="mmtarfilter '--path-exclude=/dev/*' <'$root' | tar -C \"\$1\" -x" \
     --customize-hook='mkdir "$1/work"' --customize-hook="sync-in '$3' /work" --customize-hook="chroot \"\$1\" sh -eu /work/$4" \
-    --customize-hook="sync-out /work '$3'" '' - >"$3/log" 2>&1 || { tail -n 40 "$3/log" >&2 && return 1; }
+    --customize-hook="sync-out /work '$3'" '' - >"$log" 2>&1 || { tail -n 40 "$log" >&2 && return 1; }
 }
 
 for suite in ${MHA_DEBIAN_SUITES:-bookworm trixie}; do
@@ -76,5 +76,5 @@ mha info
 dpkg --purge mha libmha-dev libmha0
 TEXT
   in_root "$suite" gcc,libc6-dev,pkgconf "$folder/test" install
-  grep -A 4 '^version' "$folder/test/log"
+  grep -A 3 '^version' "$work/$suite-install.log"
 done
