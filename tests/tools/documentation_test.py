@@ -28,7 +28,7 @@ if not shutil.which(arguments.doxygen):
 shutil.rmtree(arguments.work, ignore_errors=True)
 arguments.work.mkdir(parents=True)
 settings = arguments.work / "Doxyfile"
-settings.write_text(f"@INCLUDE = {arguments.doxyfile}\nINPUT = {arguments.include}\nOUTPUT_DIRECTORY = {arguments.work}\nGENERATE_HTML = NO\n")
+settings.write_text(f"@INCLUDE = {arguments.doxyfile}\nOUTPUT_DIRECTORY = {arguments.work}\nGENERATE_HTML = NO\n")
 done = subprocess.run([arguments.doxygen, settings], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 if done.returncode or done.stdout:
     sys.exit(f"Doxygen ends with {done.returncode} and says:\n{done.stdout}")
