@@ -6,14 +6,14 @@ usage() {
   cat <<'TEXT'
 tools/rust/test.sh [--all] [--help]
 
-Tests the crates mha-sys and mha: their form, clippy, all tests and examples, documentation, and packages, from which a program is built in an empty
-folder. Says how long each part took. Works in build-rust/. With --all also mha-candle, beside candle and candle-transformers, which take 2 GB there
-and, the first time, minutes to compile.
+Tests the crates mha-sys and mha: their form, clippy, all tests and examples, documentation. Says how long each part took. Works in build-rust/. With
+--all also mha-candle, beside candle and candle-transformers, which take 2 GB there and, the first time, minutes to compile. The packages are tested by
+tools/release/crates.sh --test.
 
 MHA_BUILD names a build folder of the library, build/ if not set: it is installed into build-rust/prefix and found there by pkg-config, so that
-the tests do not compile it again. Without one, the library is built first. The program that is built from the packages compiles it once.
+the tests do not compile it again. Without one, the library is built first.
 
-Testing takes a newer cargo than using the crates. With the least version for users, their rust-version, the program is checked too if rustup has it.
+With the least version for users, the crates' rust-version, mha is checked too if rustup has it.
 
 Exit codes:
   0   all is well
@@ -46,7 +46,7 @@ cannot_test() {
   exit 3
 }
 to_install="Debian 12: apt-get install cargo-web rustc-web rust-web-clippy rustfmt-web; elsewhere: https://rustup.rs"
-least=1.90  # to test: packages crates that depend on each other
+least=1.90  # to test; as tools/release/crates.sh
 least_for_users=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' tools/rust/Cargo.toml)
 
 command -v cargo >/dev/null || cannot_test "there is no cargo ($to_install)"
@@ -68,8 +68,7 @@ end() {
   [[ -z $part ]] || printf -- '-- %s: %d s\n' "$part" $((SECONDS - part_start))
   part=
 }
-# What vendor.sh copies is for the package alone: left there, later builds would compile it in place of the tree.
-trap '[[ -z $part ]] || echo "tools/rust/test.sh: $part failed; see above" >&2; rm -rf "$root/tools/rust/mha-sys/vendor"' EXIT
+trap '[[ -z $part ]] || echo "tools/rust/test.sh: $part failed; see above" >&2' EXIT
 
 fail() {
   echo "tools/rust/test.sh: $*" >&2
@@ -91,9 +90,6 @@ fetch() {  # FOLDER
 mkdir -p "$work"
 fetch tools/rust || cannot_test "the crates that they depend on cannot be fetched, as said above"
 export CARGO_NET_OFFLINE=true  # nothing more is needed
-
-begin "sources for the package"
-tools/rust/vendor.sh
 
 begin "the program in README.md"
 # The first of a file; what begins with # is not shown in the documentation.
@@ -150,71 +146,17 @@ begin "the example"
 begin "cargo doc"
 RUSTDOCFLAGS="-D warnings" DOCS_RS=1 cargo doc --quiet --locked --no-deps --all-features -p mha -p mha-sys
 
-begin "cargo package"
-# The sources for the package are not committed, which is what --allow-dirty allows.
-rm -rf "$CARGO_TARGET_DIR/package"
-# Without cargo's own check that they build, which takes the mha-sys that an earlier run in a folder of this name packaged: cargo keeps it, by
-# name and version, in its home. The program below is built from the packages instead.
-"${found[@]}" cargo package --locked --workspace --exclude systest --allow-dirty --no-verify 2>&1 | tee "$work/package.log"
-# Not what cargo says of its own records in the user's folder, where another cargo that runs may be writing.
-warnings=$(grep '^warning' "$work/package.log" | grep -v -e 'last-use data' -e 'auto-clean cache data') || true
-[[ -z $warnings ]] || fail "cargo package warns"
-
-begin "a program from the packages, which build the library"
-unset CARGO_TARGET_DIR
-program=$work/program
-rm -rf "$program"
-mkdir -p "$program/src"
-cd "$program"
-for package in "$work"/target/package/*.crate; do
-  tar -xzf "$package"
-done
-cat >Cargo.toml <<TOML
-[package]
-name = "program"
-edition = "2021"
-
-[dependencies]
-mha = "$version"
-
-[patch.crates-io]
-mha = { path = "mha-$version" }
-mha-sys = { path = "mha-sys-$version" }
-TOML
-cp "$root/tools/rust/Cargo.lock" . # the same versions of the dependencies
-# The first program of the crate's documentation.
-first_program "mha-$version/README.md" | sed 's/^# //' >src/main.rs
-
-# What is missing is said in a sentence.
-says() {  # SENTENCE SETTING...
-  local sentence=$1
-  ! env MHA_NO_PKG_CONFIG=1 CARGO_TARGET_DIR=missing "${@:2}" cargo build --quiet >build.log 2>&1 || fail "the program builds with ${*:2}"
-  grep -qF "$sentence" build.log || { cat build.log >&2 && fail "no sentence '$sentence' above, with ${*:2}"; }
-}
-echo 'set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)' >no_xsimd.cmake
-echo 'set(CMAKE_FIND_ROOT_PATH /nowhere)' >>no_xsimd.cmake
-says "On Debian: apt-get install libxsimd-dev" "CMAKE_TOOLCHAIN_FILE=$PWD/no_xsimd.cmake"
-says "building mha needs CMake" CMAKE=/nowhere/cmake
-says "MHA_LIB_DIR is /nowhere, where there is no libmha.so" MHA_LIB_DIR=/nowhere
-
-# The sources of all kernels are there; those of plain C++ are built, which are soon compiled.
-diff -r "$root/src/kernels" "mha-sys-$version/vendor/src/kernels" || fail "the package of mha-sys has other kernels, as shown above"
-printf 'set(MHA_%s OFF)\n' AVX2 AVX512 NEON >plain.cmake
-said=$(MHA_NO_PKG_CONFIG=1 CMAKE_TOOLCHAIN_FILE="$PWD/plain.cmake" cargo run --quiet)
-echo "$said"
-[[ $said == "y[3] =  0.1602 -0.2338 ..." ]] || fail "this is not what stands in the README of the crate"
-
-begin "the program with Rust $least_for_users"
+begin "mha with Rust $least_for_users"
 # Clippy has looked for what is newer in the standard library, but not in the language.
-in_least() { "${found[@]}" CARGO_TARGET_DIR=least rustup run "$least_for_users" cargo "$@"; }
+in_least() { "${found[@]}" "CARGO_TARGET_DIR=$work/least" CARGO_NET_OFFLINE=false rustup run "$least_for_users" cargo "$@"; }
 if ! in_least --version >/dev/null 2>&1; then
   echo "not tested, for rustup has no Rust $least_for_users: rustup toolchain install --profile minimal $least_for_users"
-elif ! CARGO_NET_OFFLINE=false in_least fetch --quiet 2>fetch.log; then  # that cargo has a store of crates of its own to fill
-  cat fetch.log >&2
-  ! grep -q -e 'lock file' -e manifest fetch.log || fail "Rust $least_for_users cannot read Cargo.lock or a Cargo.toml"
+elif ! in_least fetch --quiet --locked 2>"$work/fetch.log"; then  # that cargo has a store of crates of its own to fill
+  cat "$work/fetch.log" >&2
+  ! grep -q -e 'lock file' -e manifest "$work/fetch.log" || fail "Rust $least_for_users cannot read Cargo.lock or a Cargo.toml"
   echo "not tested with Rust $least_for_users, for which the crates cannot be fetched, as said above"
 else
-  in_least check --quiet --features mha/rayon
+  in_least check --quiet --locked -p mha --features rayon
 fi
 
 test_candle() {

@@ -12,6 +12,13 @@ fn main() {
     if variable("DOCS_RS").is_some() {
         return; // documentation needs no library
     }
+    // Even if an installed mha will be linked: a package made without the sources would build where it is made, and nowhere else.
+    let Some(source) = bundled_source() else {
+        fail(
+            "there are no sources in vendor/, where symbolic links lead to them; in a clone of the repository type: git config core.symlinks true && \
+             git checkout HEAD -- tools/rust/mha-sys/vendor",
+        )
+    };
     let is_static = cfg!(feature = "static") || is_set("MHA_STATIC");
     if let Some(folder) = variable("MHA_LIB_DIR") {
         return link_folder(Path::new(&folder), is_static);
@@ -19,7 +26,7 @@ fn main() {
     if !is_set("MHA_NO_PKG_CONFIG") && link_installed(is_static) {
         return;
     }
-    build_bundled();
+    build_bundled(&source);
 }
 
 /// A library where the user says it is.
@@ -60,11 +67,15 @@ fn link_installed(_is_static: bool) -> bool {
     false
 }
 
-/// The static library alone, from vendor/ in the package and from the tree itself in the repository.
-fn build_bundled() {
-    let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap());
-    let source = [package.join("vendor"), package.join("../../..")].into_iter().find(|folder| folder.join("src/mha.map").is_file());
-    let Some(source) = source else { fail("there are neither sources in vendor/ nor an installed mha that pkg-config knows") };
+/// In the package vendor/, in the repository the tree itself.
+fn bundled_source() -> Option<PathBuf> {
+    let vendor = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR")?).join("vendor");
+    fs::metadata(vendor.join("src/mha.map")).ok()?;
+    Some(fs::canonicalize(vendor.join("CMakeLists.txt")).ok()?.parent()?.to_path_buf())
+}
+
+/// The static library alone.
+fn build_bundled(source: &Path) {
     for part in ["CMakeLists.txt", "include", "src"] {
         println!("cargo:rerun-if-changed={}", source.join(part).display());
     }
@@ -73,7 +84,7 @@ fn build_bundled() {
         fail("building mha needs CMake 3.22 or newer (Debian: apt-get install cmake g++), or an installed mha that pkg-config knows");
     }
 
-    let mut config = cmake::Config::new(&source);
+    let mut config = cmake::Config::new(source);
     for part in ["MHA_OPENBLAS", "MHA_PTHREADPOOL", "MHA_TOOLS", "MHA_TESTS", "MHA_BENCH", "MHA_INSTALL"] {
         config.define(part, "OFF");
     }
