@@ -11,7 +11,7 @@ and the lines for CMake's FetchContent into OUTPUT_FOLDER/recipes.
   MHA_URL           where the archive's folder will be published; default: the output folder, as a file: URL
   MHA_HOMEPAGE      what the recipes name as the project's page; default: MHA_URL
   --test            also check the port's JSON and the formula's Ruby, and run README's program, its output compared, with what is built
-                    from the archive by FetchContent, by Conan (from PyPI) static, and by Conan shared. MHA_URL must be left out.
+                    from the archive by FetchContent, by Conan (from PyPI) static, and by Conan shared
   --help            this text
 
 Examples:
@@ -22,22 +22,24 @@ TEXT
 # shellcheck source=tools/release/common.bash
 . "$(dirname "${BASH_SOURCE[0]}")/common.bash"
 
-url=${MHA_URL:-file://$output}
-recipes=$output/recipes
-rm -rf "$recipes"
-mkdir "$recipes"
-cp -r tools/release/{vcpkg,conan,homebrew} "$recipes"
-cp tests/examples/minimal.c "$recipes/conan/test_package"
-cat >"$recipes/fetch_content.cmake" <<'TEXT'
+render() {  # FOLDER URL
+  rm -rf "$1"
+  mkdir "$1"
+  cp -r tools/release/{vcpkg,conan,homebrew} "$1"
+  cp tests/examples/minimal.c "$1/conan/test_package"
+  cat >"$1/fetch_content.cmake" <<'TEXT'
 include(FetchContent)
 FetchContent_Declare(mha URL @URL@ URL_HASH SHA256=@SHA256@)
 FetchContent_MakeAvailable(mha)
 TEXT
-find "$recipes" -type f -exec sed -i "s|@VERSION@|$version|; s|@HOMEPAGE@|${MHA_HOMEPAGE:-$url}|; s|@URL@|$url/${archive##*/}|
-  s|@SHA256@|$sha256|; s|@SHA512@|$(sha512sum "$archive" | cut -d ' ' -f 1)|" {} +
-echo "recipes: $recipes"
+  find "$1" -type f -exec sed -i "s|@VERSION@|$version|; s|@HOMEPAGE@|${MHA_HOMEPAGE:-$2}|; s|@URL@|$2/${archive##*/}|
+    s|@SHA256@|$sha256|; s|@SHA512@|$(sha512sum "$archive" | cut -d ' ' -f 1)|" {} +
+}
+render "$output/recipes" "${MHA_URL:-file://$output}"
 [[ $test == yes ]] || exit 0
 
+recipes=$work/recipes
+render "$recipes" "file://$output"
 ruby -wc "$recipes/homebrew/mha.rb"
 python3 - "$recipes/vcpkg/vcpkg.json" <<'TEXT'
 import json, sys
