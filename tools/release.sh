@@ -121,7 +121,7 @@ cat <<TEXT
 
 $output is what version $version consists of. Nothing was uploaded. To publish it:
   git push origin v$version
-  twine upload $output/*.whl $output/mha-*.tar.gz
+  twine upload $output/*.whl $output/sdist/*
   (cd tools/rust && cargo publish -p mha-sys && cargo publish -p mha) && (cd tools/rust/mha-candle && cargo publish)
   reprepro --basedir REPOSITORY include CODENAME ...    or hand each .dsc to a Debian developer (dput)
   copy $output, with SHA256SUMS and its signature, to $MHA_URL; then hand in from recipes/:
