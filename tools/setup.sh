@@ -41,8 +41,8 @@ for argument in "$@"; do
       ;;
     --mpi) needed+=(libopenmpi-dev openmpi-bin) ;;
     --release)
-      needed+=(mmdebstrap openssh-client)
-      useful+=(abigail-tools chromium doxygen ruby)
+      needed+=(abigail-tools mmdebstrap openssh-client)
+      useful+=(chromium doxygen ruby)
       ;;
     --help | -h) usage && exit ;;
     *) echo "tools/setup.sh: '$argument' is not an option; see tools/setup.sh --help" >&2 && exit 2 ;;

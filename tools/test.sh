@@ -30,7 +30,7 @@ name what was skipped, comparisons that came out too noisy among them, and what 
                behaviour, leaks and sizes that wrap, and those about threads in build-sanitize-threads/, instrumented to find data races; stored
                inputs of the fuzz targets under valgrind, which finds memory read before it is written; emulated processors without AVX, with AVX2
                alone (tools/test_cpus.sh) and with AVX-512 without VNNI (tools/test_avx512.sh); build-riscv64/, cross-compiled for 64-bit RISC-V, under emulation; by clang and for AArch64
-               all tests and random cases; more tests for Windows; slow tests; the Rust crate mha-candle and the crates' packages; the coverage
+               all tests and random cases; more tests for Windows; slow tests; the Rust crate mha-candle; packages (tools/release); the coverage
                (tools/coverage.sh); and all mutants (tools/mutate.py)
   --no-setup   install nothing
   --help       this text
@@ -276,6 +276,8 @@ other_parts() {
   [[ $matrix != all ]] || more=(--all)
   MHA_BUILD=build run_part "the Rust crates" tools/rust/test.sh "${more[@]}"
   [[ $matrix != all ]] || run_part "the packages of the Rust crates" tools/release/crates.sh --test
+  [[ $matrix != all ]] || run_part "the packages for Debian" tools/release/debian.sh --test
+  [[ $matrix != all ]] || run_part "the recipes for Conan and others" tools/release/recipes.sh --test
   # Packages for the tests of tools/python. Where PyPI is not to be reached, ctest shows these as skipped.
   if [[ $setup == yes ]]; then
     say "packages of Python, in build/python and build/runtimes"

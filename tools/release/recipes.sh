@@ -38,6 +38,7 @@ TEXT
 }
 render "$output/recipes" "${MHA_URL:-file://$output}"
 [[ $test == yes ]] || exit 0
+command -v ruby >/dev/null || { echo "tools/release/recipes.sh --test needs the package ruby: tools/setup.sh --release" >&2 && exit 3; }
 
 recipes=$work/recipes
 render "$recipes" "file://$output"
