@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # Builds Debian's packages. See --help.
-# shellcheck disable=SC2154  # what common.bash sets
 usage() {
   cat <<'TEXT'
 tools/release/debian.sh [--test] [OUTPUT_FOLDER]

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # Fills in the recipes of package managers that build from source. See --help.
-# shellcheck disable=SC2154  # what common.bash sets
 usage() {
   cat <<'TEXT'
 tools/release/recipes.sh [--test] [OUTPUT_FOLDER]
