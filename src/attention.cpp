@@ -134,7 +134,7 @@ void describe(const mha_attention_args &args, MiddleStage *stage) {
   attention.num_kv_heads = args.num_kv_heads;
   attention.head_dim = args.head_dim;
   attention.head_dim_v = args.head_dim_v;
-  attention.scale = args.scale != 0.0f ? args.scale : 1.0f / __builtin_sqrtf(static_cast<float>(args.head_dim));
+  attention.scale = args.scale != 0.0f ? args.scale : 1.0f / MHA_SQRTF(static_cast<float>(args.head_dim));
   attention.q = {args.q, args.q_batch_stride, args.q_row_stride, args.q_head_stride, static_cast<Storage>(args.q_type)};
   const StridedRows k = rows_of_k(args), v = rows_of_v(args);
   attention.k = args.cache ? cached_keys(args.cache) : plain_rows(k);

@@ -4,9 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __FAST_MATH__
-#error "the arithmetic contract needs IEEE arithmetic: compile without -ffast-math and its parts"
-#endif
+#include "compiler.h"
 
 namespace mha {
 

@@ -276,7 +276,7 @@ void read_rows(const mha_kv_cache *cache, const KeyValues &source, bool are_keys
       for (int64_t c = 0; c < width; ++c) {
         const int64_t element = row.group + (are_keys && source.is_packed ? c * key_block + lane : lane * source.row_stride + c);
         const float x = widened(source, element, row.scale);
-        *out++ = x != x ? __builtin_nanf("") : x + 0.0f;  // canonical
+        *out++ = x != x ? MHA_NAN : x + 0.0f;  // canonical
       }
     }
   }

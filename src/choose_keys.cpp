@@ -141,7 +141,7 @@ void run(ChoiceCall *made, unsigned char *workspace) {
   choice.scores = reinterpret_cast<float *>(workspace + made->scores);
   const int64_t rows = attention.array_batch * attention.n_q;
   memset(choice.chosen, 0xff, static_cast<size_t>(rows * choice.num_chosen) * sizeof(int32_t));
-  if (choice.index_scores) std::fill_n(choice.index_scores, rows * attention.n_kv, -__builtin_inff());
+  if (choice.index_scores) std::fill_n(choice.index_scores, rows * attention.n_kv, -MHA_INFINITY);
 
   const int64_t threads = threads_of(stage.scheduler), chunks = blocks_of(attention.longest_kv, chunk_keys);
   const int64_t blocks = attention.batch * attention.query_blocks, at_once = threads * queries_per_thread / attention.block_queries;

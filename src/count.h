@@ -3,6 +3,8 @@
 
 #include <stdint.h>
 
+#include "compiler.h"
+
 namespace mha {
 
 // A non-negative count that remembers an overflow on its way: then it is as large as can be, and stays it.
@@ -14,11 +16,11 @@ class Count {
 
   friend Count operator*(Count a, Count b) {
     int64_t product;
-    return __builtin_mul_overflow(a.value_, b.value_, &product) ? INT64_MAX : product;
+    return mul_overflows(a.value_, b.value_, &product) ? INT64_MAX : product;
   }
   friend Count operator+(Count a, Count b) {
     int64_t sum;
-    return __builtin_add_overflow(a.value_, b.value_, &sum) ? INT64_MAX : sum;
+    return add_overflows(a.value_, b.value_, &sum) ? INT64_MAX : sum;
   }
   // To a multiple of a power of two.
   friend Count round_up(Count count, int64_t multiple) {

@@ -1,10 +1,19 @@
 #include "cpu.h"
 
-#if defined(__x86_64__) && defined(__clang__) && !defined(MHA_EMULATES_VNNI)
+#if defined(MHA_CPU_SUPPORTS) && defined(__clang__) && !defined(MHA_EMULATES_VNNI)
 #include <cpuid.h>
+#elif defined(MHA_X86_64) && !defined(MHA_CPU_SUPPORTS)
+#include <immintrin.h>
+#if defined(_MSC_VER)
+#include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace mha {
@@ -36,7 +45,7 @@ constexpr const Kernels *built_kernels[] = {
     &kernels_scalar,
 };
 
-#if defined(MHA_HAS_AVX2_VNNI)
+#if defined(MHA_HAS_AVX2_VNNI) && defined(MHA_CPU_SUPPORTS)
 bool has_avx_vnni() {
 #if defined(MHA_EMULATES_VNNI)
   return true;
@@ -44,36 +53,77 @@ bool has_avx_vnni() {
   // Which cannot be asked for it. No processor has it without GFNI, so that others are not asked in every call, which takes time in a
   // virtual machine.
   uint32_t eax = 0, ebx, ecx, edx;
-  return __builtin_cpu_supports("gfni") && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1) != 0;
+  return MHA_CPU_SUPPORTS("gfni") && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1) != 0;
 #else
-  return __builtin_cpu_supports("avxvnni");
+  return MHA_CPU_SUPPORTS("avxvnni");
 #endif
+}
+#elif defined(MHA_X86_64) && !defined(MHA_CPU_SUPPORTS)
+struct Registers {
+  int eax, ebx, ecx, edx;
+};
+Registers cpuid(int leaf, int part) {
+  int r[4];
+#if defined(_MSC_VER)
+  __cpuidex(r, leaf, part);
+#else
+  __cpuid_count(leaf, part, r[0], r[1], r[2], r[3]);
+#endif
+  return {r[0], r[1], r[2], r[3]};
+}
+bool has_bits(uint64_t x, uint64_t bits) { return (x & bits) == bits; }
+// Also whether the system saves the registers.
+bool x86_has(uint32_t instruction_set) {
+  constexpr int fma_osxsave_f16c = 1 << 12 | 1 << 27 | 1 << 29, avx2 = 1 << 5, vnni = 1 << 11, avx_vnni = 1 << 4;
+  constexpr unsigned avx512_f_dq_cd_bw_vl = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;
+  if (cpuid(0, 0).eax < 7 || !has_bits(cpuid(1, 0).ecx, fma_osxsave_f16c)) return false;
+  const uint64_t saved = _xgetbv(0);
+  const Registers leaf7 = cpuid(7, 0);
+  if (!has_bits(saved, 0x6) || !has_bits(leaf7.ebx, avx2)) return false;
+  if (instruction_set == MHA_INSTRUCTION_SET_AVX2) return true;
+  if (instruction_set == MHA_INSTRUCTION_SET_AVX2_VNNI) return leaf7.eax >= 1 && has_bits(cpuid(7, 1).eax, avx_vnni);
+  if (!has_bits(saved, 0xe6) || !has_bits(leaf7.ebx, avx512_f_dq_cd_bw_vl)) return false;
+  return instruction_set == MHA_INSTRUCTION_SET_AVX512 || has_bits(leaf7.ecx, vnni);
 }
 #endif
 
-// The compiler's own detection includes whether the operating system saves the registers. It reads the processor once per process.
+#if defined(__aarch64__) && defined(__APPLE__)
+bool has_feature(const char *name) {
+  int value = 0;
+  size_t bytes = sizeof value;
+  return sysctlbyname(name, &value, &bytes, nullptr, 0) == 0 && value != 0;
+}
+#endif
+
+// The compiler's own detection includes whether the operating system saves the registers. It reads the processor once per process. On a
+// system that is not named here, AArch64 has what all its processors have.
 bool machine_has(uint32_t instruction_set) {
   switch (instruction_set) {
-#if defined(__x86_64__)
+#if defined(MHA_CPU_SUPPORTS)
     case MHA_INSTRUCTION_SET_AVX512:
-      __builtin_cpu_init();
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx2") &&
-             __builtin_cpu_supports("fma");
+      MHA_CPU_INIT();
+      return MHA_CPU_SUPPORTS("avx512f") && MHA_CPU_SUPPORTS("avx512bw") && MHA_CPU_SUPPORTS("avx512vl") && MHA_CPU_SUPPORTS("avx512dq") &&
+             MHA_CPU_SUPPORTS("avx512cd") && MHA_CPU_SUPPORTS("avx2") && MHA_CPU_SUPPORTS("fma");
 #if defined(MHA_HAS_AVX512_VNNI)  // a compiler that has not the instructions cannot be asked for them
     case MHA_INSTRUCTION_SET_AVX512_VNNI:
-      return machine_has(MHA_INSTRUCTION_SET_AVX512) && __builtin_cpu_supports("avx512vnni");
+      return machine_has(MHA_INSTRUCTION_SET_AVX512) && MHA_CPU_SUPPORTS("avx512vnni");
 #endif
 #if defined(MHA_HAS_AVX2_VNNI)
     case MHA_INSTRUCTION_SET_AVX2_VNNI:
       return machine_has(MHA_INSTRUCTION_SET_AVX2) && has_avx_vnni();
 #endif
     case MHA_INSTRUCTION_SET_AVX2:
-      __builtin_cpu_init();
+      MHA_CPU_INIT();
 #if !defined(__clang__) && __GNUC__ >= 11
-      if (!__builtin_cpu_supports("f16c")) return false;  // other compilers cannot be asked; every processor with AVX2 and FMA has it
+      if (!MHA_CPU_SUPPORTS("f16c")) return false;  // other compilers cannot be asked; every processor with AVX2 and FMA has it
 #endif
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+      return MHA_CPU_SUPPORTS("avx2") && MHA_CPU_SUPPORTS("fma");
+#elif defined(MHA_X86_64)
+    case MHA_INSTRUCTION_SET_AVX512:
+    case MHA_INSTRUCTION_SET_AVX512_VNNI:
+    case MHA_INSTRUCTION_SET_AVX2:
+    case MHA_INSTRUCTION_SET_AVX2_VNNI:
+      return x86_has(instruction_set);
 #endif
 #if defined(__aarch64__)
     case MHA_INSTRUCTION_SET_NEON:
@@ -85,6 +135,11 @@ bool machine_has(uint32_t instruction_set) {
       constexpr unsigned long hwcap2_i8mm = 1ul << 13;  // HWCAP2_I8MM, which older headers lack
       return machine_has(MHA_INSTRUCTION_SET_NEON_DOTPROD) && (getauxval(AT_HWCAP2) & hwcap2_i8mm) != 0;
     }
+#elif defined(__APPLE__)
+    case MHA_INSTRUCTION_SET_NEON_DOTPROD:
+      return has_feature("hw.optional.arm.FEAT_DotProd");
+    case MHA_INSTRUCTION_SET_NEON_I8MM:
+      return machine_has(MHA_INSTRUCTION_SET_NEON_DOTPROD) && has_feature("hw.optional.arm.FEAT_I8MM");
 #endif
 #endif
     case MHA_INSTRUCTION_SET_SCALAR:

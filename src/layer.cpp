@@ -271,7 +271,7 @@ mha_status resolve_shape(Report report, const mha_layer_config *config, const mh
                           lld(given.output_dim));
   }
   // Both operations correctly rounded.
-  shape->scale = given.scale != 0.0f ? given.scale : 1.0f / __builtin_sqrtf(static_cast<float>(shape->head_dim));
+  shape->scale = given.scale != 0.0f ? given.scale : 1.0f / MHA_SQRTF(static_cast<float>(shape->head_dim));
   if (const mha_status status = check_weight_forms(report.about(weights_argument), *read_weights, *shape)) return status;
   return check_matrices(report.about(weights_argument), *read_weights, *shape, given.weight_type);
 }

@@ -15,7 +15,7 @@ namespace mha {
 struct LayerShape {
   int64_t query_dim;
   int64_t key_dim, value_dim;  // 0 without W_K and W_V: such a layer only asks a cache
-  int64_t output_dim;  // width of y; num_heads * head_dim_v without W_O
+  int64_t output_dim;          // width of y; num_heads * head_dim_v without W_O
   int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
   float scale;
   uint32_t has_output;  // there is a W_O
@@ -67,9 +67,7 @@ inline Storage storage_of(PackedKind kind) {
 inline bool has_fours(PackedKind kind) { return kind == PackedKind::fours_int8 || kind == PackedKind::fours_int4; }
 
 // Of a panel of a matrix. No sum can overflow: depths are below 2^31.
-inline int64_t panel_bytes(int64_t depth, PackedKind kind) {
-  return panel_bytes(depth, storage_of(kind), has_fours(kind));
-}
+inline int64_t panel_bytes(int64_t depth, PackedKind kind) { return panel_bytes(depth, storage_of(kind), has_fours(kind)); }
 
 // Those of the query input are neighbours.
 enum MatrixName { matrix_q, matrix_g, matrix_k, matrix_v, matrix_o, num_matrices };
@@ -113,7 +111,7 @@ inline bool is_layer(const mha_layer *layer) {
   return magic == magic_at(layer);
 }
 
-mha_status fail_no_layer(Report report, const mha_layer *layer) __attribute__((cold));
+mha_status fail_no_layer(Report report, const mha_layer *layer) MHA_COLD;
 inline mha_status check_layer(Report report, const mha_layer *layer) {
   return layer && is_layer(layer) ? MHA_OK : fail_no_layer(report, layer);
 }

@@ -90,16 +90,16 @@ void clear_padding_of_outputs(const MiddleStage &stage) {
       if (row >= queries[b].first && row < queries[b].first + queries[b].count) continue;
       for (int64_t head = 0; head < a.num_heads; ++head) {
         const int64_t at = (b * a.num_heads + head) * n_q + row;
-        if (a.lse) a.lse[at] = -__builtin_inff();
+        if (a.lse) a.lse[at] = -MHA_INFINITY;
         if (a.states) {
           float *const state = a.states + at * (state_head + a.head_dim_v);
           memset(state, 0, static_cast<size_t>(state_head + a.head_dim_v) * sizeof(float));
-          state[0] = -__builtin_inff();
+          state[0] = -MHA_INFINITY;
         }
         for (float *const output : pairs) {
           if (output) memset(output + at * n_kv, 0, static_cast<size_t>(n_kv) * sizeof(float));
         }
-        for (int64_t j = 0; a.pairs.masked_scores && j < n_kv; ++j) a.pairs.masked_scores[at * n_kv + j] = -__builtin_inff();
+        for (int64_t j = 0; a.pairs.masked_scores && j < n_kv; ++j) a.pairs.masked_scores[at * n_kv + j] = -MHA_INFINITY;
       }
     }
   }

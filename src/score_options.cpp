@@ -266,7 +266,7 @@ mha_status check_score_arrays(Report report, const char *prefix, const ScoreOpti
   for (const auto &array : arrays) {
     for (int64_t head = 0; array.numbers && head < num_heads; ++head) {
       const float x = array.numbers[head];
-      if (array.may_be_low ? x < __builtin_inff() : is_finite(x)) continue;
+      if (array.may_be_low ? x < MHA_INFINITY : is_finite(x)) continue;
       return report.invalid("%s%s[%lld] is %g; it must be %s", prefix, array.name, lld(head), static_cast<double>(x),
                             array.may_be_low ? "less than infinity" : "finite");
     }
@@ -316,7 +316,7 @@ namespace {
 // n / 8 steps the power is a whole one, and taken anew.
 void fill_slopes(int64_t n, int64_t step, int64_t count, float *slopes) {
   double root = 0.5, whole = 1.0, power = 1.0;  // root: 2^(-8 / n)
-  for (int64_t i = n; i > 8; i /= 2) root = __builtin_sqrt(root);
+  for (int64_t i = n; i > 8; i /= 2) root = MHA_SQRT(root);
   for (int64_t i = n; i < 8; i *= 2) root = root * root;
   const int64_t steps = n > 8 ? n / 8 : 1;
   for (int64_t k = 1, i = 0; i < count; ++k) {

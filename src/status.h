@@ -4,13 +4,8 @@
 #include <stdarg.h>
 #include <stdint.h>
 
+#include "compiler.h"
 #include "mha.h"
-
-#if defined(__MINGW32__)  // where `printf` means Microsoft's, which once lacked %zu
-#define MHA_PRINTF gnu_printf
-#else
-#define MHA_PRINTF printf
-#endif
 
 namespace mha {
 
@@ -33,8 +28,8 @@ class Report {
   }
 
   // Both write the error and return its status: `return report.fail(...)`. invalid: MHA_ERROR_INVALID_VALUE.
-  mha_status fail(mha_status status, const char *format, ...) const __attribute__((cold, format(MHA_PRINTF, 3, 4)));
-  mha_status invalid(const char *format, ...) const __attribute__((cold, format(MHA_PRINTF, 2, 3)));
+  mha_status fail(mha_status status, const char *format, ...) const MHA_COLD MHA_FORMAT(3, 4);
+  mha_status invalid(const char *format, ...) const MHA_COLD MHA_FORMAT(2, 3);
 
  private:
   mha_status write(mha_status status, const char *format, va_list values) const;

@@ -25,13 +25,13 @@ namespace storage {
 
 inline uint32_t bits_of(float x) {
   uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
+  MHA_MEMCPY(&bits, &x, sizeof bits);
   return bits;
 }
 
 inline float float_of(uint32_t bits) {
   float x;
-  __builtin_memcpy(&x, &bits, sizeof x);
+  MHA_MEMCPY(&x, &bits, sizeof x);
   return x;
 }
 
@@ -109,7 +109,7 @@ inline CodeScale code_scale_of(uint32_t most_bits, int32_t most_code) {
 }
 
 // Of a row of them.
-__attribute__((noinline)) inline CodeScale code_scale_of(const float *x, int32_t most_code, int64_t count) {
+MHA_NOINLINE inline CodeScale code_scale_of(const float *x, int32_t most_code, int64_t count) {
   uint32_t most_bits = 0;
   int64_t i = 0;
   for (; i + code_group <= count; i += code_group) most_bits = most_bits_of(x + i, code_group, most_bits);

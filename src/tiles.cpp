@@ -11,8 +11,8 @@
 namespace mha {
 namespace {
 
-using Quad = float __attribute__((vector_size(16)));
-using Pair = uint64_t __attribute__((vector_size(16)));
+using Quad = MHA_VECTOR(float);
+using Pair = MHA_VECTOR(uint64_t);
 
 Quad load(const float *from) {
   Quad quad;
@@ -20,10 +20,16 @@ Quad load(const float *from) {
   return quad;
 }
 
+Pair pair_of(Quad quad) {
+  Pair pair;
+  memcpy(&pair, &quad, sizeof pair);
+  return pair;
+}
+
 void store(float *to, Quad quad) { memcpy(to, &quad, sizeof quad); }
 
 void stream(float *to, Quad quad) {
-#if defined(__SSE2__)
+#if defined(__SSE2__) && defined(MHA_EXTENSIONS)
   _mm_stream_ps(to, quad);
 #else
   store(to, quad);
@@ -36,7 +42,7 @@ void stream(float *to, Quad quad) {
 class TileSum {
  public:
   void add(int i, Quad quad) {
-    const Pair word = lanes_[i] + reinterpret_cast<Pair>(quad);
+    const Pair word = lanes_[i] + pair_of(quad);
     lanes_[i] = word << 25 | word >> 39;
   }
 
@@ -65,16 +71,16 @@ void transpose(const float *const *columns, int64_t k, Rows *rows) {
   for (int64_t c = 0; c < tile_columns; c += 4) {
     const float *const column0 = columns[c] + k, *const column1 = columns[c + 1] + k;
     const float *const column2 = columns[c + 2] + k, *const column3 = columns[c + 3] + k;
-    for (const float *column : {column0, column1, column2, column3}) __builtin_prefetch(column + ahead, 0, 2);
-#pragma GCC unroll 4
+    for (const float *column : {column0, column1, column2, column3}) MHA_PREFETCH_L2(column + ahead);
+    MHA_UNROLL_AT_MOST(4)
     for (int64_t row = 0; row < tile_rows; row += 4) {
       const Quad c0 = load(column0 + row), c1 = load(column1 + row), c2 = load(column2 + row), c3 = load(column3 + row);
-      const Quad even_low = __builtin_shufflevector(c0, c2, 0, 4, 1, 5), even_high = __builtin_shufflevector(c0, c2, 2, 6, 3, 7);
-      const Quad odd_low = __builtin_shufflevector(c1, c3, 0, 4, 1, 5), odd_high = __builtin_shufflevector(c1, c3, 2, 6, 3, 7);
-      store(&(*rows)[row][c], __builtin_shufflevector(even_low, odd_low, 0, 4, 1, 5));
-      store(&(*rows)[row + 1][c], __builtin_shufflevector(even_low, odd_low, 2, 6, 3, 7));
-      store(&(*rows)[row + 2][c], __builtin_shufflevector(even_high, odd_high, 0, 4, 1, 5));
-      store(&(*rows)[row + 3][c], __builtin_shufflevector(even_high, odd_high, 2, 6, 3, 7));
+      const Quad even_low = MHA_SHUFFLE(c0, c2, 0, 4, 1, 5), even_high = MHA_SHUFFLE(c0, c2, 2, 6, 3, 7);
+      const Quad odd_low = MHA_SHUFFLE(c1, c3, 0, 4, 1, 5), odd_high = MHA_SHUFFLE(c1, c3, 2, 6, 3, 7);
+      store(&(*rows)[row][c], MHA_SHUFFLE(even_low, odd_low, 0, 4, 1, 5));
+      store(&(*rows)[row + 1][c], MHA_SHUFFLE(even_low, odd_low, 2, 6, 3, 7));
+      store(&(*rows)[row + 2][c], MHA_SHUFFLE(even_high, odd_high, 0, 4, 1, 5));
+      store(&(*rows)[row + 3][c], MHA_SHUFFLE(even_high, odd_high, 2, 6, 3, 7));
     }
   }
 }
@@ -100,7 +106,7 @@ Lines lines_of(const TileColumns &columns, int64_t k, int64_t num_rows, Rows *ro
     // These may lie behind the matrix, where a pointer must not point: addresses are numbers here.
     const uintptr_t first = reinterpret_cast<uintptr_t>(lines.first), row_bytes = static_cast<uintptr_t>(lines.stride) * sizeof(float);
     for (uintptr_t row = tile_rows; row < 2 * tile_rows; ++row) {
-      __builtin_prefetch(reinterpret_cast<const void *>(first + row * row_bytes), 0, 2);
+      MHA_PREFETCH_L2(reinterpret_cast<const void *>(first + row * row_bytes));
     }
     return lines;
   }
@@ -131,9 +137,9 @@ uint64_t copy_panel_tile(const TileColumns &columns, int64_t k, int64_t num_rows
   const Lines lines = lines_of(columns, k, num_rows, &rows);
   const float *from = lines.first;
   TileSum sum;
-#pragma GCC unroll 4
+  MHA_UNROLL_AT_MOST(4)
   for (int64_t row = 0; row < num_rows; ++row, from += lines.stride, to += to_stride) {
-#pragma GCC unroll 4
+    MHA_UNROLL_AT_MOST(4)
     for (int i = 0; i < 4; ++i) {
       const Quad quad = load(from + 4 * i);
       sum.add(i, quad);
@@ -152,7 +158,7 @@ void finish_copying() {
 uint64_t tile_checksum(const float *rows, int64_t row_stride, int64_t num_rows, uint64_t offset) {
   TileSum sum;
   for (int64_t row = 0; row < num_rows; ++row) {
-#pragma GCC unroll 4
+    MHA_UNROLL_AT_MOST(4)
     for (int i = 0; i < 4; ++i) sum.add(i, load(rows + row * row_stride + 4 * i));
   }
   return sum.value(offset);

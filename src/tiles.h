@@ -3,6 +3,8 @@
 
 #include <stdint.h>
 
+#include "compiler.h"
+
 namespace mha {
 
 constexpr int64_t tile_rows = 16;

@@ -6,9 +6,9 @@
 // time, each with a slot of its own: then its keys are read in several places side by side.
 #pragma once
 
-#include "kernels/attend_tile.h"
-#include "kernels/chosen.h"
-#include "kernels/states.h"
+#include "attend_tile.h"
+#include "chosen.h"
+#include "states.h"
 
 namespace mha {
 namespace {
@@ -77,8 +77,8 @@ MHA_NOINLINE inline Unit unit_after(const Unit &unit) {
 MHA_NOINLINE inline void clear_heads(const Unit &unit) {
   unit.for_each_left_out([&](const Row &row) {
     const size_t width = static_cast<size_t>(unit.call.head_dim_v);
-    __builtin_memset(unit.output(row), 0, width * static_cast<size_t>(bytes_of(unit.call.output_storage)));
-    if (float *const tap = unit.context_tap(row)) __builtin_memset(tap, 0, width * sizeof(float));
+    MHA_MEMSET(unit.output(row), 0, width * static_cast<size_t>(bytes_of(unit.call.output_storage)));
+    if (float *const tap = unit.context_tap(row)) MHA_MEMSET(tap, 0, width * sizeof(float));
     if (unit.call.lse) unit.call.lse[unit.output_row(row)] = -infinity;
   });
 }
@@ -172,10 +172,10 @@ inline bool merge_splits(const Unit &unit, int64_t index, int64_t part) {
   const KvSplit &parts = unit.call.parts;
   const int64_t floats = unit.l(0, unit.num_rows) - unit.o(0, 0);
   float *const states = parts.states + index * parts.count * parts.state_stride;
-  __builtin_memcpy(states + part * parts.state_stride, unit.o(0, 0), static_cast<size_t>(floats) * sizeof(float));
+  MHA_MEMCPY(states + part * parts.state_stride, unit.o(0, 0), static_cast<size_t>(floats) * sizeof(float));
   if (__atomic_sub_fetch(&parts.unfinished[index], 1, __ATOMIC_ACQ_REL) != 0) return false;
   for (int64_t p = 0; p < parts.count; ++p) {
-    __builtin_memcpy(unit.o(slots_before(p, 0), 0), states + p * parts.state_stride, static_cast<size_t>(floats) * sizeof(float));
+    MHA_MEMCPY(unit.o(slots_before(p, 0), 0), states + p * parts.state_stride, static_cast<size_t>(floats) * sizeof(float));
     merge_chunks<V>(unit, p, 1, 0, 0);
   }
   merge_rest<V>(unit, parts.count - 1, 0, 0, unit.num_rows);

@@ -4,7 +4,7 @@
 // meanwhile are parameters of the loops in scores.h and context.h, and nothing here depends on them.
 #pragma once
 
-#include "kernels/context.h"
+#include "context.h"
 
 namespace mha {
 namespace {

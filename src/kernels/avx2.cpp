@@ -1,7 +1,11 @@
 // The kernels for x86-64 with AVX2, FMA and F16C.
 #define MHA_KERNELS_AVX2
-#include "kernels/table.h"
+#define xsimd mha_xsimd_avx2
+#include "../compiler.h"
+
+#if defined(MHA_HAS_AVX2)
 #include "mha.h"
+#include "table.h"
 
 namespace mha {
 constexpr Kernels kernels_avx2 = make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX2, &own_codes);
@@ -9,3 +13,5 @@ constexpr Kernels kernels_avx2 = make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX2, 
 constexpr Kernels kernels_avx2_vnni = make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX2_VNNI, &codes_avx2_vnni);
 #endif
 }  // namespace mha
+MHA_END_OF_KERNELS
+#endif

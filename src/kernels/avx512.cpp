@@ -1,7 +1,11 @@
 // The kernels for x86-64 with AVX-512 F, CD, BW, VL and DQ.
 #define MHA_KERNELS_AVX512
-#include "kernels/table.h"
+#define xsimd mha_xsimd_avx512
+#include "../compiler.h"
+
+#if defined(MHA_HAS_AVX512)
 #include "mha.h"
+#include "table.h"
 
 namespace mha {
 constexpr Kernels kernels_avx512 = make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX512, &own_codes);
@@ -9,3 +13,5 @@ constexpr Kernels kernels_avx512 = make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX5
 constexpr Kernels kernels_avx512_vnni = make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX512_VNNI, &codes_avx512_vnni);
 #endif
 }  // namespace mha
+MHA_END_OF_KERNELS
+#endif

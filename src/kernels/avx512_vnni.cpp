@@ -1,8 +1,14 @@
 // The products of codes for x86-64 with AVX-512 and its VNNI.
 #define MHA_KERNELS_AVX512
 #define MHA_KERNELS_VNNI
-#include "kernels/codes.h"
+#define xsimd mha_xsimd_avx512_vnni
+#include "../compiler.h"
+
+#if defined(MHA_HAS_AVX512_VNNI)
+#include "codes.h"
 
 namespace mha {
 constexpr CodeKernels codes_avx512_vnni = {encode_rows<Vector>, project_codes<Vector>};
 }  // namespace mha
+MHA_END_OF_KERNELS
+#endif

@@ -2,7 +2,7 @@
 // the greatest of them.
 #pragma once
 
-#include "kernels/inspect.h"
+#include "inspect.h"
 
 namespace mha {
 namespace {

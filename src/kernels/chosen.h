@@ -2,7 +2,7 @@
 // which key_values.h finds them.
 #pragma once
 
-#include "kernels/unit.h"
+#include "unit.h"
 
 namespace mha {
 namespace {
@@ -19,7 +19,7 @@ MHA_NOINLINE inline void rank_keys(Unit *unit) {
   if (window.begin >= window.end) return;
   const int64_t size = chosen.block, first = quotient(window.begin, size), count = quotient(window.end - 1, size) + 1 - first;
   const int64_t words = (count + 63) / 64;
-  __builtin_memset(bits, 0, static_cast<size_t>(words) * sizeof *bits);
+  MHA_MEMSET(bits, 0, static_cast<size_t>(words) * sizeof *bits);
   const int32_t *const list = static_cast<const int32_t *>(chosen.lists.base) + unit->sequence_index * chosen.lists.batch_stride +
                               unit->kv_head * chosen.lists.head_stride + unit->array_row(row) * chosen.lists.row_stride;
   for (int64_t i = 0; i < chosen.count; ++i) {
@@ -29,7 +29,7 @@ MHA_NOINLINE inline void rank_keys(Unit *unit) {
   int64_t found = 0;
   for (int64_t word = 0; word < words; ++word) {
     for (uint64_t rest = bits[word]; rest != 0; rest &= rest - 1) {
-      blocks[found++] = static_cast<int32_t>(first + word * 64 + __builtin_ctzll(rest));
+      blocks[found++] = static_cast<int32_t>(first + word * 64 + lowest_bit(rest));
     }
   }
   if (found == 0) return;

@@ -6,10 +6,10 @@
 // the time, pass four panels in step.
 #pragma once
 
-#include "kernels/destinations.h"
-#include "kernels/dot_products.h"
-#include "kernels/panels.h"
-#include "kernels/rows.h"
+#include "destinations.h"
+#include "dot_products.h"
+#include "panels.h"
+#include "rows.h"
 
 namespace mha {
 namespace {
@@ -43,7 +43,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   using Dots = DotProducts<Code>;
   constexpr bool is_int4 = storage == Storage::int4;
   constexpr int C = Dots::vectors(R), lanes = V::size, fours = are_nibbles ? 2 : 1;  // fours: of terms, in the bytes of one step
-  constexpr int64_t chain = is_int4 ? int4_group : code_group;  // terms that are added up before they are scaled
+  constexpr int64_t chain = is_int4 ? int4_group : code_group;                       // terms that are added up before they are scaled
   constexpr int64_t step = terms_together * panel_columns, row_step = terms_together * static_cast<int64_t>(sizeof(Code));
   constexpr int64_t codes_bytes = chain * static_cast<int64_t>(sizeof(Code));
   constexpr bool are_few = R <= max_few_rows;
@@ -57,9 +57,8 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   const uint8_t *columns = tile.columns;
   int64_t first_scale = 0, at = 0;
   for (int64_t left = tile.terms; left > 0; left -= chain, at += codes_bytes + static_cast<int64_t>(sizeof(CodesTail))) {
-    const auto tail_of = [&](int r) MHA_INLINED -> const CodesTail & {
-      return *reinterpret_cast<const CodesTail *>(rows[r] + at + codes_bytes);
-    };
+    const auto tail_of = [&](int r)
+                             MHA_INLINED -> const CodesTail & { return *reinterpret_cast<const CodesTail *>(rows[r] + at + codes_bytes); };
     const uint8_t *of_panel = columns, *later = columns + ahead + (left > chain ? 0 : (panels - 1) * tile.panel_bytes);
     const float *scales = is_int4 ? tile.scales + first_scale : nullptr;
     float *to = tile.sums;
@@ -82,10 +81,10 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
             return are_nibbles ? Dots::load_nibbles(bytes, four, pass) : Dots::load_terms(bytes, pass);
           };
           if constexpr (are_few) {
-            MHA_UNROLL for (int i = 0; i < places; ++i) __builtin_prefetch(place + i * apart, 0, 2);
+            MHA_UNROLL for (int i = 0; i < places; ++i) MHA_PREFETCH_L2(place + i * apart);
             place += place_step;
           } else {
-            MHA_UNROLL for (int line = 0; line < C * lanes * terms_together; line += 64) __builtin_prefetch(w + ahead + line);
+            MHA_UNROLL for (int line = 0; line < C * lanes * terms_together; line += 64) MHA_PREFETCH(w + ahead + line);
           }
           if constexpr (are_few || (R == 4 && Dots::passes == 1 && V::size == 16)) {
             typename Dots::RowTerms x[R][fours][Dots::passes];
@@ -164,8 +163,8 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
         // Where the number of fours is odd, the last one twice: after it, the codes of a row are 0.
         const uint8_t *const second = codes_end - codes > terms_together ? w + step : w;
         MHA_UNROLL for (int line = 0; line < C * lanes * terms_together; line += 64) {
-          __builtin_prefetch(w + ahead + line);
-          __builtin_prefetch(w + step + ahead + line);
+          MHA_PREFETCH(w + ahead + line);
+          MHA_PREFETCH(w + step + ahead + line);
         }
         int8x16_t x[R / 2];
         MHA_UNROLL for (int r = 0; r < R; r += 2) {
@@ -202,16 +201,16 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
 
 // int4: so many terms as bytes, still 8 greater than the codes.
 MHA_NOINLINE inline void widen_nibbles(const unsigned char *from, int64_t terms, uint8_t *to) {
-  typedef unsigned char Bytes __attribute__((vector_size(16)));
+  using Bytes = MHA_VECTOR(unsigned char);
   constexpr int64_t block = terms_together * panel_columns;
   for (int64_t k = 0; k < terms; k += 2 * terms_together, from += block, to += 2 * block) {
     for (int64_t i = 0; i < block; i += static_cast<int64_t>(sizeof(Bytes))) {
-      __builtin_prefetch(from + i + code_prefetch_bytes);
+      MHA_PREFETCH(from + i + code_prefetch_bytes);
       Bytes both;
-      __builtin_memcpy(&both, from + i, sizeof both);
+      MHA_MEMCPY(&both, from + i, sizeof both);
       const Bytes first = both & 15, second = both >> 4;
-      __builtin_memcpy(to + i, &first, sizeof first);
-      __builtin_memcpy(to + block + i, &second, sizeof second);
+      MHA_MEMCPY(to + i, &first, sizeof first);
+      MHA_MEMCPY(to + block + i, &second, sizeof second);
     }
   }
 }
@@ -280,7 +279,7 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
     tile.panel_bytes = stored.bytes;
     tile.panel_scales = stored.groups * panel_columns;
     const int64_t stride = tile.panels * panel_columns, terms_ahead = tile.panels > 1 ? terms_of_chain(p.storage) : block_terms;
-    __builtin_memset(sums, 0, static_cast<size_t>(num_sums * stride) * sizeof(float));
+    MHA_MEMSET(sums, 0, static_cast<size_t>(num_sums * stride) * sizeof(float));
     for (int64_t k = 0; k < p.depth; k += most_terms) {
       tile.terms = min(p.depth - k, most_terms);
       const uint8_t *const columns = stored.first + k * panel_columns / codes_in_byte;
@@ -317,7 +316,7 @@ MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t ro
       alignas(64) float group[code_group];
       const int64_t terms = min(code_group, p.depth - k);
       widen<V>(x.storage, element_at(from, x.storage, k), terms, group);
-      __builtin_memset(group + terms, 0, static_cast<size_t>(code_group - terms) * sizeof(float));
+      MHA_MEMSET(group + terms, 0, static_cast<size_t>(code_group - terms) * sizeof(float));
       const CodeScale scale = code_scale_of(most_bits_of(group, code_group, 0), most_code);
       visit_code(p, [&](auto code) MHA_INLINED {
         using Code = decltype(code);
@@ -325,7 +324,7 @@ MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t ro
         for (int64_t i = 0; i < code_group; i += chain) {
           Code *const codes = reinterpret_cast<Code *>(to);
           const CodesTail tail = {scale.scale, begin_of<Code>(encode(group + i, chain, scale, codes), added), {}};
-          __builtin_memcpy(codes + chain, &tail, sizeof tail);
+          MHA_MEMCPY(codes + chain, &tail, sizeof tail);
           to += chain * static_cast<int64_t>(sizeof(Code)) + static_cast<int64_t>(sizeof tail);
         }
       });

@@ -1,7 +1,7 @@
 // Context of a tile: p, the exps of scores, times the values of a chunk.
 #pragma once
 
-#include "kernels/scores.h"
+#include "scores.h"
 
 namespace mha {
 namespace {

@@ -1,8 +1,8 @@
 // The norm of the context before W_O, and the gate behind it. CONTRACT.md, section 10.
 #pragma once
 
-#include "kernels/prepare.h"
-#include "kernels/states.h"
+#include "prepare.h"
+#include "states.h"
 
 namespace mha {
 namespace {

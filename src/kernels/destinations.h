@@ -1,8 +1,8 @@
 // Where the rows of a projection come from, and where its finished values go.
 #pragma once
 
-#include "kernels/rows.h"
-#include "kernels/tile.h"
+#include "rows.h"
+#include "tile.h"
 
 namespace mha {
 namespace {
@@ -115,7 +115,7 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
 // Finished values in rows of `stride` floats to where they are wanted.
 template <class V>
 MHA_INLINE void write_results(const Projection &p, int64_t row, int64_t num_rows, const float *results, int64_t stride, int64_t panel,
-                                int64_t panels) {
+                              int64_t panels) {
   const int64_t first_column = panel * panel_columns, num_columns = min(panels * panel_columns, p.columns - first_column);
   write_columns<V>(p.destination, p.x, row, num_rows, results, stride, first_column, num_columns);
   if (p.tap.kind != Destination::Kind::none) write_columns<V>(p.tap, p.x, row, num_rows, results, stride, first_column, num_columns);

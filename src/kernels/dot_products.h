@@ -17,7 +17,7 @@
 // begin_of makes of the sum of the row's codes.
 #pragma once
 
-#include "kernels/elements.h"
+#include "elements.h"
 
 namespace mha {
 namespace {
@@ -56,16 +56,16 @@ constexpr int vectors_of_one_row = 6, vectors_of_many_rows = 2;
 
 // Written out, since g++ would add to another register than that of the sum, for which there is none, and copy it back.
 MHA_INLINE Integers added_in_place(Integers sum, Integers products) {
-  __asm__("vpaddd {%1, %0, %0|%0, %0, %1}" : "+v"(sum) : "v"(products));
+  MHA_ADD_IN_PLACE("vpaddd", sum, products, MHA_MM(add_epi32)(sum, products));
   return sum;
 }
 MHA_INLINE Integers words_added_in_place(Integers sum, Integers products) {
-  __asm__("vpaddw {%1, %0, %0|%0, %0, %1}" : "+v"(sum) : "v"(products));
+  MHA_ADD_IN_PLACE("vpaddw", sum, products, MHA_MM(add_epi16)(sum, products));
   return sum;
 }
 // Or g++ would load and unpack them once for each row.
 MHA_INLINE Integers kept(Integers terms) {
-  __asm__("" : "+v"(terms));
+  MHA_HOLD(terms, "v");
   return terms;
 }
 
@@ -80,18 +80,21 @@ MHA_INLINE Integers add_products_of_bytes(Integers sum, Integers w, Integers x) 
 // Written out likewise.
 #if defined(MHA_KERNELS_AVX512)
 #define MHA_VNNI ""
+#define MHA_MM_VNNI(operation) MHA_MM(operation##_epi32)
 #else
 #define MHA_VNNI "%{vex%} "
+#define MHA_MM_VNNI(operation) MHA_MM(operation##_avx_epi32)
 #endif
 MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) {
-  __asm__(MHA_VNNI "vpdpwssd {%2, %1, %0|%0, %1, %2}" : "+v"(sum) : "v"(w), "v"(x));
+  MHA_ADD_PRODUCTS_IN_PLACE(MHA_VNNI "vpdpwssd", sum, w, x, MHA_MM_VNNI(dpwssd)(sum, w, x));
   return sum;
 }
 MHA_INLINE Integers add_products_of_bytes(Integers sum, Integers w, Integers x) {
-  __asm__(MHA_VNNI "vpdpbusd {%2, %1, %0|%0, %1, %2}" : "+v"(sum) : "v"(w), "v"(x));
+  MHA_ADD_PRODUCTS_IN_PLACE(MHA_VNNI "vpdpbusd", sum, w, x, MHA_MM_VNNI(dpbusd)(sum, w, x));
   return sum;
 }
 #undef MHA_VNNI
+#undef MHA_MM_VNNI
 #else
 MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) { return added_in_place(sum, MHA_MM(madd_epi16)(w, x)); }
 #endif
@@ -100,7 +103,7 @@ MHA_INLINE Integers load_bytes(const uint8_t *p) { return MHA_MM_SI(loadu)(reint
 // Of a row, to every column.
 MHA_INLINE Integers load_dword(const void *p) {
   int32_t dword;
-  __builtin_memcpy(&dword, p, sizeof dword);
+  MHA_MEMCPY(&dword, p, sizeof dword);
   return MHA_MM(set1_epi32)(dword);
 }
 MHA_INLINE Vector floats_of_dwords(Integers x) { return MHA_MM(cvtepi32_ps)(x); }
@@ -164,7 +167,6 @@ struct DotProducts<int8_t> {
   static MHA_INLINE Vector sums_of(Sum s) { return floats_of_dwords(MHA_MM(madd_epi16)(s, MHA_MM(set1_epi16)(1))); }
 #endif
 };
-
 
 #undef MHA_MM
 #undef MHA_MM_SI
@@ -241,7 +243,7 @@ struct DotProducts<int8_t> {
 #endif
   static MHA_INLINE RowTerms load_row_terms(const int8_t *p, int) {
     int32_t four;
-    __builtin_memcpy(&four, p, sizeof four);
+    MHA_MEMCPY(&four, p, sizeof four);
     return vreinterpret_s8_s32(vset_lane_s32(four, vdup_n_s32(0), 0));
   }
   static MHA_INLINE Sum begin(int32_t value) { return vdupq_n_s32(value); }
@@ -270,7 +272,7 @@ struct DotProducts<int8_t> {
   }
   static MHA_INLINE RowTerms load_row_terms(const int8_t *p, int) {
     int32_t four;
-    __builtin_memcpy(&four, p, sizeof four);
+    MHA_MEMCPY(&four, p, sizeof four);
     return vreinterpret_s8_s32(vdup_n_s32(four));
   }
   static MHA_INLINE Sum begin(int32_t value) {

@@ -1,9 +1,9 @@
 // Stored numbers as vectors of floats, widened in registers: load<V>(p) for a pointer to each type of element.
 #pragma once
 
-#include "kernels/kernels.h"
-#include "kernels/ops.h"
-#include "storage.h"
+#include "../storage.h"
+#include "kernels.h"
+#include "ops.h"
 
 namespace mha {
 namespace {
@@ -159,7 +159,7 @@ MHA_INLINE Two<V> load_even_odd(const Bf16 *p) {
   if constexpr (has_register) {
     odd = _mm256_and_si256(both, _mm256_load_si256(mask));
   } else {  // g++ would hold the constant rather than a sum
-    __asm__("vpand {%2, %1, %0|%0, %1, %2}" : "=x"(odd) : "x"(both), "m"(*mask));
+    MHA_AND_OF_MEMORY(odd, both, mask, _mm256_and_si256(both, _mm256_load_si256(mask)));
   }
   return {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16)), _mm256_castsi256_ps(odd)};
 }
@@ -211,7 +211,7 @@ MHA_INLINE Vector load<Vector>(const Bf16 *p) {
 // Four bytes; the other half of the vector is zero.
 MHA_INLINE uint8x8_t load_4x8(const void *p) {
   uint32_t four;
-  __builtin_memcpy(&four, p, sizeof four);
+  MHA_MEMCPY(&four, p, sizeof four);
   return vcreate_u8(four);
 }
 MHA_INLINE int32x4_t integers_of(uint8x8_t four) { return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four)))); }

@@ -14,17 +14,19 @@
 
 #include <stdint.h>
 
+#include "../compiler.h"
+
 namespace mha {
 namespace {
 
 inline uint64_t bits_of_double(double x) {
   uint64_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
+  MHA_MEMCPY(&bits, &x, sizeof bits);
   return bits;
 }
 
 // product + addend rounded once, for sums that may lie in the middle of two floats: few do, so this is apart from the loops.
-__attribute__((noinline)) float narrowed_sum(double product, double addend) {
+MHA_NOINLINE float narrowed_sum(double product, double addend) {
   double sum = product + addend;
   // What rounding took away, exactly (Knuth's TwoSum); NaN if something is not finite.
   const double addend_of_sum = sum - product;
@@ -33,15 +35,15 @@ __attribute__((noinline)) float narrowed_sum(double product, double addend) {
     // As an integer, a double without its sign grows with its magnitude.
     const bool is_away_from_zero = (error < 0.0) == (sum < 0.0);
     const uint64_t moved = is_away_from_zero ? bits_of_double(sum) + 1u : bits_of_double(sum) - 1u;
-    __builtin_memcpy(&sum, &moved, sizeof sum);
+    MHA_MEMCPY(&sum, &moved, sizeof sum);
   }
   return static_cast<float>(sum);
 }
 
-inline __attribute__((always_inline)) float fma_in_binary64(float a, float b, float c) {
+MHA_INLINE float fma_in_binary64(float a, float b, float c) {
   const double product = static_cast<double>(a) * static_cast<double>(b), addend = static_cast<double>(c);
   const double sum = product + addend;
-  if (__builtin_expect((bits_of_double(sum) & 0x0fffffffu) != 0, true)) return static_cast<float>(sum);
+  if (MHA_LIKELY((bits_of_double(sum) & 0x0fffffffu) != 0)) return static_cast<float>(sum);
   return narrowed_sum(product, addend);
 }
 

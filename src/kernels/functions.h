@@ -1,16 +1,16 @@
 // exp, tanh, log, sigmoid, softplus and the canonical form: CONTRACT.md, sections 1, 11, 12, 14 and 16, operation by operation.
 #pragma once
 
-#include "kernels/ops.h"
+#include "ops.h"
 
 namespace mha {
 namespace {
 
-constexpr float infinity = __builtin_inff();
+constexpr float infinity = MHA_INFINITY;
 
 template <class V>
 MHA_INLINE V canonical(V x) {
-  return value_if_nan(x + all<V>(0.0f), all<V>(__builtin_nanf("")));
+  return value_if_nan(x + all<V>(0.0f), all<V>(MHA_NAN));
 }
 
 MHA_INLINE float canonical(float x) { return x != x ? float_of(0x7fc00000u) : x + 0.0f; }

@@ -4,7 +4,7 @@
 // CONTRACT.md with an output behind each.
 #pragma once
 
-#include "kernels/attend.h"
+#include "attend.h"
 
 namespace mha {
 namespace {

@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../compiler.h"
+
 namespace mha {
 
 constexpr int64_t panel_columns = 48;  // columns of a weight panel: a multiple of every vector width, 3 registers of AVX-512
@@ -39,7 +41,7 @@ struct InputRows {
   int64_t rows_per_sequence;
   int64_t batch_stride;
   int64_t row_stride;
-  const Extent *extents;  // of each sequence; null: all rows are valid
+  const Extent *extents;           // of each sequence; null: all rows are valid
   Storage storage = Storage::f32;  // or 16 bits
 };
 
@@ -88,16 +90,16 @@ struct Projection {
 
 // One sequence of a call. Positions count from the sequence's first key.
 struct Sequence {
-  int64_t n_q;       // queries
-  int64_t n_kv;      // keys to attend to, those in the cache among them
-  int64_t q_start;   // position of the first query
-  int64_t q_first;   // row of the first query in the caller's arrays
-  int64_t kv_first;  // row of the first key that comes with the call in the caller's arrays
-  int64_t past;      // position of that key
-  int64_t kv_rows;   // how many come with the call
-  int64_t in_cache;  // number of the sequence in the cache; without a cache, of its packed keys and values
-  int64_t in_arrays;  // number of the sequence in the caller's arrays and in the outputs
-  int64_t column;    // of the first key in the outputs with a number per pair
+  int64_t n_q;               // queries
+  int64_t n_kv;              // keys to attend to, those in the cache among them
+  int64_t q_start;           // position of the first query
+  int64_t q_first;           // row of the first query in the caller's arrays
+  int64_t kv_first;          // row of the first key that comes with the call in the caller's arrays
+  int64_t past;              // position of that key
+  int64_t kv_rows;           // how many come with the call
+  int64_t in_cache;          // number of the sequence in the cache; without a cache, of its packed keys and values
+  int64_t in_arrays;         // number of the sequence in the caller's arrays and in the outputs
+  int64_t column;            // of the first key in the outputs with a number per pair
   int64_t option_column;     // the same in mask, bias and groups; may be negative, for
   int64_t first_in_columns;  // the keys before this position have no column there
   int64_t end_of_columns;    // the keys from here on are masked: n_kv, or less where rows of mask, bias and groups are short
@@ -150,7 +152,7 @@ struct Rotation {
 // Norm of queries, keys, values or the context (CONTRACT.md, sections 5 and 10); see mha_norm.
 struct Norm {
   bool is_given, is_layer, is_after_rotation;
-  bool is_of_all_heads;        // together
+  bool is_of_all_heads;  // together
   float epsilon;
   float count;                 // of the numbers that are normalised together
   const float *weight, *bias;  // null: 1, none
@@ -177,7 +179,7 @@ struct PairArray {
 struct PositionGroups {
   const int32_t *of_rows, *of_columns;  // at sequence * stride + row or column; null: none
   int64_t row_stride, column_stride;
-  bool add_keys;                      // MHA_GROUPS_ALSO: then the windows of Attention leave all keys, and the flags' are these
+  bool add_keys;  // MHA_GROUPS_ALSO: then the windows of Attention leave all keys, and the flags' are these
   int64_t window_left, window_right;
 };
 
@@ -190,16 +192,16 @@ struct ChosenKeys {
 
 // What changes scores (CONTRACT.md, section 7); see mha_score_options.
 struct ScoreOptions {
-  bool change_scores;              // all but sinks, mask and groups does
-  bool limits_pairs;               // mask and groups do
-  float softcap, softcap_inverse;  // 0: none
+  bool change_scores;                 // all but sinks, mask and groups does
+  bool limits_pairs;                  // mask and groups do
+  float softcap, softcap_inverse;     // 0: none
   const float *alibi_slopes, *sinks;  // [num_heads]; null: none
   PairArray relative;                 // by distance, -relative_left .. relative_right, in place of the column; base null: none
   int64_t relative_left, relative_right;
   const float *q_scales;  // of sequence b and row i of its array at b * q_scales_stride + i; null: none
   int64_t q_scales_stride;
-  const float *head_scales;           // [num_heads] factors of the context, 0 of heads that are not computed; null: all 1
-  PairArray bias, mask;  // mask: bytes
+  const float *head_scales;  // [num_heads] factors of the context, 0 of heads that are not computed; null: all 1
+  PairArray bias, mask;      // mask: bytes
   PositionGroups groups;
   ChosenKeys chosen;
 };
@@ -255,7 +257,7 @@ struct KvSplit {
 // One call's attention, the same for all its units of work.
 struct Attention {
   int64_t batch, array_batch;  // sequences; those that the arrays have, of which packed ones are one
-  int64_t n_q, n_kv;  // rows of queries in the arrays, of each of the sequences there; columns of the outputs with a number per pair
+  int64_t n_q, n_kv;   // rows of queries in the arrays, of each of the sequences there; columns of the outputs with a number per pair
   int64_t longest_kv;  // keys of a sequence at most
   int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
   int64_t head_dim_v_padded;  // rounded up to a multiple of 16
@@ -268,9 +270,9 @@ struct Attention {
   int64_t window_left, window_right;  // the query at position p attends to the keys at p - window_left .. p + window_right
   ScoreOptions options;
   Gate gate;
-  Norm context_norm;                  // of the rows that W_O takes, when all their heads are there
-  bool gates_late;                    // the gate comes behind that norm
-  const Sequence *sequences;          // [batch]
+  Norm context_norm;          // of the rows that W_O takes, when all their heads are there
+  bool gates_late;            // the gate comes behind that norm
+  const Sequence *sequences;  // [batch]
   StridedRows q;
   Preparation prepare_q, prepare_k, prepare_v;  // of keys and values only where they are plain, others are prepared already
   KeyValues k, v;
@@ -341,8 +343,8 @@ struct RowMeasure {
 
 // ---- Small layers
 
-constexpr int64_t small_columns = 128;       // of every matrix at most, so that each sum is one chain of at most dot_block terms
-constexpr int64_t small_rows = key_block;    // of a sequence at most, so that its keys are one block
+constexpr int64_t small_columns = 128;     // of every matrix at most, so that each sum is one chain of at most dot_block terms
+constexpr int64_t small_rows = key_block;  // of a sequence at most, so that its keys are one block
 
 // As in Projection.
 struct SmallMatrix {
@@ -352,10 +354,10 @@ struct SmallMatrix {
 
 // A layer of so few columns, for calls of so few rows.
 struct SmallLayer {
-  int64_t max_rows;           // of a sequence; 0: the layer is not small
+  int64_t max_rows;  // of a sequence; 0: the layer is not small
   SmallMatrix qkv[3], o;
   int64_t depth;                // width of an input row
-  int64_t max_columns;         // of W_Q, W_K and W_V
+  int64_t max_columns;          // of W_Q, W_K and W_V
   int64_t stride;               // of rows of q and v in the scratch memory
   int64_t context_stride;       // of rows of context, with room for 16 more
   int64_t num_kv_heads, group;  // query heads per kv head

@@ -2,9 +2,9 @@
 // unit's scratch memory to which they are brought.
 #pragma once
 
-#include "kernels/elements.h"
-#include "kernels/prepare.h"
-#include "kernels/unit.h"
+#include "elements.h"
+#include "prepare.h"
+#include "unit.h"
 
 namespace mha {
 namespace {
@@ -200,7 +200,7 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
     float *const to = out + j * padded;
     widen<V>(call.v.storage, row, width, to);
     if (call.prepare_v.is_any) prepare<V>(call.prepare_v, {unit.sequence_index, first_row + j, 0, unit.kv_head}, width, to);
-    if (width < padded) __builtin_memset(to + width, 0, static_cast<size_t>(padded - width) * sizeof(float));
+    if (width < padded) MHA_MEMSET(to + width, 0, static_cast<size_t>(padded - width) * sizeof(float));
   }
 }
 
@@ -252,7 +252,7 @@ MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, R
     for (int64_t j = max(keys.begin, g * key_block); j < min(keys.end, (g + 1) * key_block); ++j) {
       float *const to = of_group + place_in_block(j) * stride;
       gather_row<V>(unit, are_keys, unit.position_of_key(chunk_begin + j), numbers, to, scales + j);
-      if (!are_keys && numbers < width) __builtin_memset(to + numbers, 0, static_cast<size_t>(width - numbers) * sizeof(float));
+      if (!are_keys && numbers < width) MHA_MEMSET(to + numbers, 0, static_cast<size_t>(width - numbers) * sizeof(float));
     }
     if (!are_keys) continue;
     transpose_rows(of_group, stride, width, memory + g * key_block * width);

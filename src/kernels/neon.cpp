@@ -1,7 +1,11 @@
 // The kernels for AArch64.
 #define MHA_KERNELS_NEON
-#include "kernels/table.h"
+#define xsimd mha_xsimd_neon
+#include "../compiler.h"
+
+#if defined(MHA_HAS_NEON)
 #include "mha.h"
+#include "table.h"
 
 namespace mha {
 constexpr Kernels kernels_neon = make_kernels<Vector>(MHA_INSTRUCTION_SET_NEON, &own_codes);
@@ -12,3 +16,5 @@ constexpr Kernels kernels_neon_dotprod = make_kernels<Vector>(MHA_INSTRUCTION_SE
 constexpr Kernels kernels_neon_i8mm = make_kernels<Vector>(MHA_INSTRUCTION_SET_NEON_I8MM, &codes_neon_i8mm);
 #endif
 }  // namespace mha
+MHA_END_OF_KERNELS
+#endif

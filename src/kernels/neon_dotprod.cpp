@@ -1,8 +1,14 @@
 // The products of codes for AArch64 with the dot products of bytes.
 #define MHA_KERNELS_NEON
 #define MHA_KERNELS_DOTPROD
-#include "kernels/codes.h"
+#define xsimd mha_xsimd_neon_dotprod
+#include "../compiler.h"
+
+#if defined(MHA_HAS_NEON_DOTPROD)
+#include "codes.h"
 
 namespace mha {
 constexpr CodeKernels codes_neon_dotprod = {encode_rows<Vector>, project_codes<Vector>};
 }  // namespace mha
+MHA_END_OF_KERNELS
+#endif

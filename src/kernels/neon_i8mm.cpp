@@ -2,8 +2,14 @@
 #define MHA_KERNELS_NEON
 #define MHA_KERNELS_DOTPROD
 #define MHA_KERNELS_I8MM
-#include "kernels/codes.h"
+#define xsimd mha_xsimd_neon_i8mm
+#include "../compiler.h"
+
+#if defined(MHA_HAS_NEON_I8MM)
+#include "codes.h"
 
 namespace mha {
 constexpr CodeKernels codes_neon_i8mm = {encode_rows<Vector>, project_codes<Vector>};
 }  // namespace mha
+MHA_END_OF_KERNELS
+#endif

@@ -4,20 +4,11 @@
 // has no word for, or whose word is not allowed, is written with the instruction set's own intrinsics.
 #pragma once
 
-#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__) || \
-    (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || (defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0)
-#error "the arithmetic contract needs IEEE binary32 semantics: compile without -ffast-math and its parts, and without x87"
-#endif
-
 #include <stdint.h>
 
-#include "kernels/fma.h"
+#include "fma.h"
 
-#if defined(MHA_KERNELS_AVX512)
-#include <immintrin.h>
-
-#include <xsimd/xsimd.hpp>
-#elif defined(MHA_KERNELS_AVX2)
+#if defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
 #include <immintrin.h>
 
 #include <xsimd/xsimd.hpp>
@@ -31,18 +22,10 @@
 
 // Arithmetic has names of its own (mul_add, exp_of): an unqualified exp(batch) would find xsimd's by argument-dependent lookup.
 
-#define MHA_INLINED __attribute__((always_inline))  // of a lambda
-#define MHA_INLINE inline MHA_INLINED
-#define MHA_NOINLINE __attribute__((noinline))  // once, however many callers there are
-#if defined(__clang__)
-#define MHA_NOCLONE MHA_NOINLINE
+#if defined(MHA_KERNELS_SCALAR)  // no more than a tile's rows and columns: the rest would only be long
+#define MHA_UNROLL MHA_UNROLL_AT_MOST(4)
 #else
-#define MHA_NOCLONE __attribute__((noinline, noclone))  // nor once for each kind of argument
-#endif
-#if defined(MHA_KERNELS_SCALAR)              // no more than a tile's rows and columns: the rest would only be long
-#define MHA_UNROLL _Pragma("GCC unroll 4")
-#else
-#define MHA_UNROLL _Pragma("GCC unroll 64")
+#define MHA_UNROLL MHA_UNROLL_AT_MOST(64)
 #endif
 
 namespace mha {
@@ -59,24 +42,24 @@ constexpr bool is_small_code = false;
 
 MHA_INLINE uint32_t bits_of(float x) {
   uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
+  MHA_MEMCPY(&bits, &x, sizeof bits);
   return bits;
 }
 
 MHA_INLINE float float_of(uint32_t bits) {
   float x;
-  __builtin_memcpy(&x, &bits, sizeof x);
+  MHA_MEMCPY(&x, &bits, sizeof x);
   return x;
 }
 
-#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)
-MHA_INLINE float mul_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }  // an instruction
+#if defined(MHA_FMAF)
+MHA_INLINE float mul_add(float a, float b, float c) { return MHA_FMAF(a, b, c); }
 #else
 MHA_INLINE float mul_add(float a, float b, float c) { return fma_in_binary64(a, b, c); }
 #endif
 
 // x itself, a NaN with the one payload that exp wants.
-MHA_INLINE float canonical_nan(float x) { return x == x ? x : __builtin_nanf(""); }
+MHA_INLINE float canonical_nan(float x) { return x == x ? x : MHA_NAN; }
 
 // One lane: the vector of the scalar kernels, and in every kernel the carrier of exp for single values.
 struct Scalar {
@@ -122,7 +105,7 @@ MHA_INLINE Scalar kept_in_pair(Scalar x) { return x; }
 // registers that are not there, nor makes a copy of the loop for each value.
 template <class T>
 MHA_INLINE T opaque(T p) {
-  __asm__("" : "+r"(p));
+  MHA_HOLD(p, "r");
   return p;
 }
 
@@ -174,12 +157,12 @@ MHA_INLINE void store(float *p, Vector v) { v.store_unaligned(p); }
 
 #if defined(MHA_KERNELS_NEON)
 MHA_INLINE Vector in_register(Vector x) {
-  __asm__("" : "+w"(x.data));
+  MHA_HOLD(x.data, "w");
   return x;
 }
 #elif defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
 MHA_INLINE Vector in_register(Vector x) {
-  __asm__("" : "+v"(x.data));
+  MHA_HOLD(x.data, "v");
   return x;
 }
 #else
@@ -220,7 +203,7 @@ MHA_INLINE void store_first(float *p, Vector x, int64_t count) {
 }
 // By ==, since xsimd's != is false for NaN on some instruction sets.
 MHA_INLINE Vector value_if_nan(Vector x, Vector value) { return xsimd::select(x == x, x, value); }
-MHA_INLINE Vector canonical_nan(Vector x) { return value_if_nan(x, all<Vector>(__builtin_nanf(""))); }
+MHA_INLINE Vector canonical_nan(Vector x) { return value_if_nan(x, all<Vector>(MHA_NAN)); }
 
 #if defined(MHA_KERNELS_AVX512)
 
@@ -322,7 +305,7 @@ MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *
 #endif
   const auto quiet_row = [](const float *row) {
     const Quad x = Quad::load_unaligned(row);
-    return xsimd::select(x == x, x, Quad(__builtin_nanf("")));
+    return xsimd::select(x == x, x, Quad(MHA_NAN));
   };
   const Quad r0 = quiet_row(row0), r1 = quiet_row(row1), r2 = quiet_row(row2), r3 = quiet_row(row3);
   const Quad even_low = xsimd::zip_lo(r0, r2), even_high = xsimd::zip_hi(r0, r2);

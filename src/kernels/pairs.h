@@ -4,8 +4,8 @@
 // Keys of a chunk count from its first one.
 #pragma once
 
-#include "kernels/elements.h"
-#include "kernels/unit.h"
+#include "elements.h"
+#include "unit.h"
 
 namespace mha {
 namespace {
@@ -96,7 +96,7 @@ inline void mask_scores(const Unit &unit, const Row &row, int64_t chunk_begin, R
 // Whether one of 32 bytes is not 0.
 MHA_INLINE bool has_set(const uint8_t *bytes) {
   uint64_t eights[4];
-  __builtin_memcpy(eights, bytes, sizeof eights);
+  MHA_MEMCPY(eights, bytes, sizeof eights);
   return (eights[0] | eights[1] | eights[2] | eights[3]) != 0;
 }
 

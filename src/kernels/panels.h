@@ -1,8 +1,8 @@
 // Packed weights as they are stored: panels of 48 columns, of floats or of numbers of fewer bits.
 #pragma once
 
-#include "kernels/functions.h"
-#include "kernels/tile.h"
+#include "functions.h"
+#include "tile.h"
 
 namespace mha {
 namespace {
@@ -39,7 +39,7 @@ constexpr int64_t code_prefetch_bytes = 4096;  // so far ahead codes of int4 are
 template <class V>
 inline void widen_codes(const Int4 *from, int64_t terms, float *to) {
   for (int64_t k = 0; k < terms; k += 2, from += panel_columns, to += 2 * panel_columns) {
-    __builtin_prefetch(reinterpret_cast<const char *>(from) + code_prefetch_bytes);
+    MHA_PREFETCH(reinterpret_cast<const char *>(from) + code_prefetch_bytes);
     for (int64_t i = 0; i < panel_columns; i += V::size) {
       const Two<V> codes = load<V>(from + i);
       store(to + i, codes.even);
@@ -62,8 +62,8 @@ MHA_INLINE void halves_of_terms(const Int4 *from, F16 *to) {
 template <class V>
 inline void widen_codes(const Int4 *from, int64_t terms, F16 *to) {
   for (int64_t k = 0; k < terms; k += 4, from += 2 * panel_columns, to += 4 * panel_columns) {
-    __builtin_prefetch(reinterpret_cast<const char *>(from) + code_prefetch_bytes);
-    __builtin_prefetch(reinterpret_cast<const char *>(from) + code_prefetch_bytes + 64);
+    MHA_PREFETCH(reinterpret_cast<const char *>(from) + code_prefetch_bytes);
+    MHA_PREFETCH(reinterpret_cast<const char *>(from) + code_prefetch_bytes + 64);
     halves_of_terms(from, to);
   }
 }

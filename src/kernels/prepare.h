@@ -1,8 +1,8 @@
 // What is done to rows of queries, keys and values on their way: norms and rotation. CONTRACT.md, section 5.
 #pragma once
 
-#include "kernels/rows.h"
-#include "kernels/tile.h"
+#include "rows.h"
+#include "tile.h"
 
 namespace mha {
 namespace {
@@ -77,7 +77,7 @@ MHA_INLINE Statistics statistics_of(const Norm &norm, int64_t num_heads, int64_t
   if (norm.is_layer) mean = sum / norm.count;
   sum = 0.0f;  // to which the first is added as it is: no sum of a head is -0
   for (int64_t head = 0; head < num_heads; ++head) sum = sum + sum_of_head<V>(row_of(head), width, mean, true);
-  return {mean, 1.0f / __builtin_sqrtf(sum / norm.count + norm.epsilon)};
+  return {mean, 1.0f / MHA_SQRTF(sum / norm.count + norm.epsilon)};
 }
 
 alignas(64) constexpr float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};

@@ -5,9 +5,9 @@
 // when all terms are done.
 #pragma once
 
-#include "kernels/destinations.h"
-#include "kernels/panels.h"
-#include "kernels/rows.h"
+#include "destinations.h"
+#include "panels.h"
+#include "rows.h"
 
 namespace mha {
 namespace {

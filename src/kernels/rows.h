@@ -1,8 +1,8 @@
 // Rows of numbers that may have fewer bits: as floats, and back.
 #pragma once
 
-#include "kernels/elements.h"
-#include "kernels/functions.h"
+#include "elements.h"
+#include "functions.h"
 
 namespace mha {
 namespace {
@@ -11,7 +11,7 @@ namespace {
 template <class V>
 MHA_NOINLINE void widen(Storage storage, const void *from, int64_t count, float *to) {
   if (storage == Storage::f32) {
-    __builtin_memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+    MHA_MEMCPY(to, from, static_cast<size_t>(count) * sizeof(float));
     return;
   }
   visit_storage(storage, [&](auto stored) MHA_INLINED {
@@ -42,7 +42,7 @@ MHA_NOINLINE inline void narrow(Storage storage, const float *from, int64_t coun
 
 // Rows that lie apart: the processor's own prefetching needs help.
 MHA_INLINE void prefetch_row(const char *row, int64_t bytes) {
-  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
+  for (int64_t b = 0; b < bytes; b += 64) MHA_PREFETCH_L2(row + b);
 }
 
 // The number at `index` of an array of the caller's, f32 or of 16 bits.

@@ -4,9 +4,9 @@
 // The scores of a row with the keys of a chunk lie one after the other: that of key j of the chunk is number j.
 #pragma once
 
-#include "kernels/functions.h"
-#include "kernels/key_values.h"
-#include "kernels/pairs.h"
+#include "functions.h"
+#include "key_values.h"
+#include "pairs.h"
 
 namespace mha {
 namespace {

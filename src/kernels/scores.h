@@ -3,8 +3,8 @@
 // Scores lie in rows of score_stride floats, one for each query of the tile and chunk: that of key j of the chunk is number j.
 #pragma once
 
-#include "kernels/key_values.h"
-#include "kernels/score_options.h"
+#include "key_values.h"
+#include "score_options.h"
 
 namespace mha {
 namespace {

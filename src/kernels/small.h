@@ -1,8 +1,8 @@
 // A whole layer at once, for calls so small that a plan of stages and units would take longer than their arithmetic.
 #pragma once
 
-#include "kernels/functions.h"
-#include "kernels/tile.h"
+#include "functions.h"
+#include "tile.h"
 
 namespace mha {
 namespace {

@@ -1,8 +1,8 @@
 // The states (m, l, o) of chunks: merged as CONTRACT.md section 9 says, and finished rows made of them.
 #pragma once
 
-#include "kernels/functions.h"
-#include "kernels/unit.h"
+#include "functions.h"
+#include "unit.h"
 
 namespace mha {
 namespace {
@@ -45,8 +45,8 @@ MHA_NOINLINE void merge(const Unit &unit, int64_t left, int64_t right, int64_t b
 // the digits of c but for the leading ones that c has in common with `first`.
 MHA_INLINE int64_t slots_before(int64_t c, int64_t first) {
   if (c == first) return 0;
-  const int digit = 63 - __builtin_clzll(static_cast<unsigned long long>(c ^ first));
-  return __builtin_popcountll(static_cast<unsigned long long>(c) & ((2ull << digit) - 1));
+  const int digit = highest_bit(static_cast<uint64_t>(c ^ first));
+  return count_bits(static_cast<uint64_t>(c) & ((uint64_t{2} << digit) - 1));
 }
 
 // After chunks [c, c + count), which are a subtree of one, two or four, each in a slot of its own from slots_before(c, first) on: merges

@@ -2,8 +2,8 @@
 // sections 2 and 5.
 #pragma once
 
-#include "kernels/functions.h"
-#include "kernels/key_values.h"
+#include "functions.h"
+#include "key_values.h"
 
 namespace mha {
 namespace {
@@ -52,7 +52,7 @@ MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *
     Element codes[block];
     for (int64_t i = 0; i < block; ++i) codes[i] = codes_of(c + i);
     if (stride == 1) {
-      __builtin_memcpy(first + c, codes, sizeof codes);
+      MHA_MEMCPY(first + c, codes, sizeof codes);
     } else {
       MHA_UNROLL for (int64_t i = 0; i < block; ++i) first[(c + i) * stride] = codes[i];
     }

@@ -1,14 +1,14 @@
 // The table of one instruction set: included last by the file that instantiates the kernels.
 #pragma once
 
-#include "kernels/attend.h"
-#include "kernels/choose.h"
-#include "kernels/codes.h"
-#include "kernels/context_norm.h"
-#include "kernels/inspect.h"
-#include "kernels/project.h"
-#include "kernels/small.h"
-#include "kernels/store.h"
+#include "attend.h"
+#include "choose.h"
+#include "codes.h"
+#include "context_norm.h"
+#include "inspect.h"
+#include "project.h"
+#include "small.h"
+#include "store.h"
 
 namespace mha {
 namespace {
@@ -26,21 +26,9 @@ constexpr CodeKernels own_codes = {encode_rows<Vector>, project_codes<Vector>};
 
 template <class V>
 constexpr Kernels make_kernels(uint32_t instruction_set, const CodeKernels *codes) {
-  return {instruction_set,
-          codes,
-          project<V>,
-          widen_rows<V>,
-          attend<V>,
-          normalize_context<V>,
-          inspect<V>,
-          score_keys<V>,
-          choose_greatest<V>,
-          store<V>,
-          measure<V>,
-          finish_rows<V>,
-          merge_states<V>,
-          finish_states<V>,
-          small_function<V>()};
+  return {instruction_set,      codes,          project<V>,      widen_rows<V>,      attend<V>,
+          normalize_context<V>, inspect<V>,     score_keys<V>,   choose_greatest<V>, store<V>,
+          measure<V>,           finish_rows<V>, merge_states<V>, finish_states<V>,   small_function<V>()};
 }
 
 }  // namespace

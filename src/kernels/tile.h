@@ -6,8 +6,8 @@
 // bit.
 #pragma once
 
-#include "kernels/elements.h"
-#include "kernels/kernels.h"
+#include "elements.h"
+#include "kernels.h"
 
 namespace mha {
 namespace {
@@ -185,15 +185,15 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       const int64_t begin = k;
       for (; k < end; ++k, at += column_stride) {
         if constexpr (prefetch_in > 0) {
-          __builtin_prefetch(place, 0, 2);
+          MHA_PREFETCH_L2(place);
           if constexpr (prefetch_in == 4) {
-            __builtin_prefetch(place + apart, 0, 2);
-            __builtin_prefetch(later_place, 0, 2);
-            __builtin_prefetch(later_place + apart, 0, 2);
+            MHA_PREFETCH_L2(place + apart);
+            MHA_PREFETCH_L2(later_place);
+            MHA_PREFETCH_L2(later_place + apart);
             later_place += step;
           }
           if constexpr (R > 4 && Shape::prefetches_own_line) {
-            __builtin_prefetch(columns[0] + at + own_line_terms * column_stride, 0, 3);
+            MHA_PREFETCH(columns[0] + at + own_line_terms * column_stride);
           }
           place += step;
         }
@@ -262,7 +262,7 @@ MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
     if constexpr (is_float || !has_one_type) {
       constexpr bool may_choose = is_float || (is_of_int4 && prefetching == Prefetching::weights);
       constexpr bool has_choice = prefetching == Prefetching::all || prefetching == Prefetching::weights;
-      loop.run = multiply<V, R, B, C, Element, prefetching != Prefetching::never && !may_choose ? places : 0>;
+      loop.run = multiply < V, R, B, C, Element, prefetching != Prefetching::never && !may_choose ? places : 0 > ;
       if constexpr (may_choose && has_choice && !has_loops_of_floats_alone<V>) {
         if (prefetches) loop.run = multiply<V, R, B, C, Element, places>;
       }
@@ -369,7 +369,7 @@ MHA_NOINLINE Loops loops_over_keys(int64_t rows, Storage storage, bool prefetche
   visit_rows<TileShape<V::size>::attend_rows>(rows, [&](auto tile) MHA_INLINED {
     constexpr int R = decltype(tile)::count, B = TileShape<V::size>::score_blocks(R), C = key_block / V::size;
     constexpr bool only_floats = R > max_rows_of_fewer_bits;
-    loops.wide = loop_of<V, R, B, C, R == 1 ? Prefetching::fewer_bits : Prefetching::all, only_floats>(storage, prefetches);
+    loops.wide = loop_of < V, R, B, C, R == 1 ? Prefetching::fewer_bits : Prefetching::all, only_floats > (storage, prefetches);
     if constexpr (R <= 2 || B == 1)
       loops.narrow = loops.wide;
     else
@@ -403,8 +403,8 @@ MHA_NOINLINE Loops loops_over_weights(int64_t rows, Storage storage, bool is_one
     using Shape = TileShape<V::size>;
     constexpr int R = decltype(tile)::count, C = Shape::project_vectors(R), panels = Shape::panels_at_once(R), least = min_vectors<V>;
     constexpr Prefetching prefetching = R == 1 ? Prefetching::never : Prefetching::weights;
-    loops.wide = is_one_panel ? loop_of<V, R, 1, C, prefetching>(storage, prefetches)
-                              : loop_of<V, R, panels, C, prefetching>(storage, prefetches);
+    loops.wide =
+        is_one_panel ? loop_of<V, R, 1, C, prefetching>(storage, prefetches) : loop_of<V, R, panels, C, prefetching>(storage, prefetches);
     if constexpr (R > 4 && C * V::size == panel_columns) {
       if (prefetches_more && storage == Storage::f32) {
         loops.wide.run = multiply<V, R, 1, C, float, 4>;

@@ -1,8 +1,8 @@
 // A unit of the attention: a block of queries of all the query heads that share one kv head, and the keys that its rows attend to.
 #pragma once
 
-#include "kernels/rows.h"
-#include "kernels/tile.h"
+#include "rows.h"
+#include "tile.h"
 
 namespace mha {
 namespace {
@@ -110,8 +110,9 @@ struct Unit {
                       sequence_index * call.q.batch_stride + array_row(row) * call.q.row_stride + row.head * call.q.head_stride);
   }
   MHA_INLINE void *output(const Row &row) const {
-    return element_at(call.output, call.output_storage, sequence_index * call.output_batch_stride +
-                                                            array_row(row) * call.output_row_stride + row.head * call.output_head_stride);
+    return element_at(
+        call.output, call.output_storage,
+        sequence_index * call.output_batch_stride + array_row(row) * call.output_row_stride + row.head * call.output_head_stride);
   }
   // Null if it was not asked for.
   MHA_INLINE float *context_tap(const Row &row) const {

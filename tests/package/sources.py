@@ -1,4 +1,4 @@
-"""What the sources may say: operations in the kernels, one version everywhere, and what the layout of structs is. See linking_sources.py --help."""
+"""What the sources may say: operations in the kernels, no extensions of C++, one version everywhere, and what the layout of structs is. See linking_sources.py --help."""
 
 import argparse
 import pathlib
@@ -46,6 +46,27 @@ def check_operations(arguments):
     for path in [arguments.source / "CMakeLists.txt", *sorted((arguments.source / "src").rglob("CMakeLists.txt"))]:
         for flag in re.findall(r"-march=native|-ffast-math|-Ofast|-funsafe-math-optimizations", path.read_text()):
             failures.append(f"{path.relative_to(arguments.source)} has {flag}, which no build of this library is to use.")
+
+
+# What Microsoft's compiler refuses and -pedantic-errors (compilers.py, without_extensions) does not.
+extensions = [r"\b__(attribute|asm|extension|typeof|restrict|builtin_\w+)\b", r"\b(asm|typeof)\b(?!/)", r"\b(_Pragma|vector_size|alloca)\b", r"#\s*pragma (?!once)"]
+
+
+def check_extensions(arguments):
+    """Extensions of C++ stand in src/compiler.h alone, and every file of the library includes it."""
+    files = [path for path in sorted((arguments.source / "src").rglob("*")) if path.suffix in (".h", ".cpp") and path.name != "compiler.h"]
+    if len(files) < 50:
+        sys.exit(f"There are {len(files)} sources in src.")
+    for path in files:
+        text = without_comments(path.read_text())
+        for number, line in enumerate(text.splitlines(), 1):
+            for pattern in extensions:
+                found = re.search(pattern, line)
+                if found:
+                    failures.append(f"{path.relative_to(arguments.source)}:{number}: {found.group()} is not C++; put it behind a name in src/compiler.h.")
+        included = [name for name in re.findall(r'#include "([^"]+)"', text) if not name.startswith("mha")]
+        if not included and path.parent.name != "openblas":
+            failures.append(f"{path.relative_to(arguments.source)} includes no header of src; it should include compiler.h.")
 
 
 def check_versions(arguments):
@@ -122,9 +143,11 @@ def check_layout(arguments):
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent.parent, help="the root of the sources")
-commands = parser.add_subparsers(required=True, metavar="operations|versions|promises|layout")
+commands = parser.add_subparsers(required=True, metavar="operations|extensions|versions|promises|layout")
 command = commands.add_parser("operations", help=check_operations.__doc__)
 command.set_defaults(check=check_operations)
+command = commands.add_parser("extensions", help=check_extensions.__doc__)
+command.set_defaults(check=check_extensions)
 command = commands.add_parser("versions", help=check_versions.__doc__)
 command.add_argument("--project-version", required=True, help="PROJECT_VERSION of CMake")
 command.add_argument("--package", type=pathlib.Path, help="where the build has put the package files")

@@ -1,0 +1,313 @@
+// What differs from compiler to compiler. Every file of the library includes it first. Extensions of C++ are here alone, and elsewhere by
+// the names that are defined here (tests/package/sources.py extensions).
+//
+// CMake's build gives flags and says so by MHA_FLAGS_GIVEN. Without them this file does what they do, and c++ needs -O2 -std=c++17, the
+// folders src and include, and that of xsimd's headers.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+// GCC's, which clang has too. MHA_WITHOUT_EXTENSIONS is for tests of what Microsoft's compiler is given.
+#if defined(__GNUC__) && !defined(MHA_WITHOUT_EXTENSIONS)
+#define MHA_EXTENSIONS
+#endif
+#if defined(__x86_64__) || (defined(_M_X64) && !defined(_M_ARM64EC))
+#define MHA_X86_64
+#endif
+
+// ---- What the arithmetic needs
+
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__) || \
+    (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || (defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0) ||   \
+    defined(_M_FP_FAST)
+#error "the arithmetic contract needs IEEE binary32 semantics: compile without -ffast-math (/fp:fast) and its parts, and without x87"
+#endif
+
+// A product and a sum stay two operations.
+#if defined(MHA_FLAGS_GIVEN)
+#elif defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#elif defined(__GNUC__)
+#pragma GCC optimize("fp-contract=off")
+#elif defined(_MSC_VER)
+#pragma fp_contract(off)
+#endif
+
+// ---- Which instruction sets are built
+
+#if defined(MHA_FLAGS_GIVEN) || defined(MHA_SETS_GIVEN)  // by CMake
+#elif defined(__MINGW32__) && !defined(__clang__)
+// Plain C++ alone: GCC's vectors on the stack need -Wa,-muse-unaligned-vector-move (src/CMakeLists.txt), which no line here can give.
+#elif defined(MHA_X86_64)
+#define MHA_HAS_AVX2
+#define MHA_HAS_AVX2_VNNI
+#define MHA_HAS_AVX512
+#define MHA_HAS_AVX512_VNNI
+#elif defined(__aarch64__)
+#define MHA_HAS_NEON
+#define MHA_HAS_NEON_DOTPROD
+#define MHA_HAS_NEON_I8MM
+#endif
+
+// A file of kernels says which set it is for (MHA_KERNELS_*). Behind these lines its functions are compiled for that, until
+// MHA_END_OF_KERNELS. The macros are those that a compiler with flags would define, by which xsimd and arm_neon.h know the instructions.
+#if !defined(MHA_FLAGS_GIVEN) &&                                                                                         \
+    ((defined(MHA_KERNELS_AVX2) && defined(MHA_HAS_AVX2)) || (defined(MHA_KERNELS_AVX512) && defined(MHA_HAS_AVX512)) || \
+     (defined(MHA_KERNELS_NEON) && defined(MHA_HAS_NEON)))
+#if !defined(__OPTIMIZE__) && !defined(_MSC_VER)
+#error "without optimisation the kernels would share inline functions, which not every processor runs: compile with -O2"
+#endif
+// What xsimd includes: these are functions for any processor, or have targets of their own.
+#include <complex>
+#include <memory>
+#include <ostream>
+#include <stdexcept>
+#if defined(MHA_X86_64)
+#include <immintrin.h>
+#define __SSE3__ 1
+#define __SSSE3__ 1
+#define __SSE4_1__ 1
+#define __SSE4_2__ 1
+#define __AVX__ 1
+#define __AVX2__ 1
+#define __FMA__ 1
+#if defined(MHA_KERNELS_AVX512)
+#define __AVX512F__ 1
+#define __AVX512CD__ 1
+#define __AVX512BW__ 1
+#define __AVX512DQ__ 1
+#define MHA_TARGET_WITHOUT_VNNI "avx2,fma,f16c,avx512f,avx512cd,avx512bw,avx512vl,avx512dq"
+#define MHA_TARGET_VNNI ",avx512vnni"
+#else
+#define MHA_TARGET_WITHOUT_VNNI "avx2,fma,f16c"
+#define MHA_TARGET_VNNI ",avxvnni"
+#endif
+#if defined(MHA_KERNELS_VNNI)
+#define MHA_TARGET MHA_TARGET_WITHOUT_VNNI MHA_TARGET_VNNI
+#else
+#define MHA_TARGET MHA_TARGET_WITHOUT_VNNI
+#endif
+#elif defined(MHA_KERNELS_DOTPROD)
+#define __ARM_FEATURE_DOTPROD 1
+#if defined(MHA_KERNELS_I8MM)
+#define __ARM_FEATURE_MATMUL_INT8 1
+#define MHA_TARGET_I8MM "+i8mm"
+#else
+#define MHA_TARGET_I8MM
+#endif
+#if !defined(__clang__)
+#define MHA_TARGET "arch=armv8.2-a+dotprod" MHA_TARGET_I8MM
+#elif defined(MHA_KERNELS_I8MM)
+#define MHA_TARGET "dotprod,i8mm"
+#else
+#define MHA_TARGET "dotprod"
+#endif
+#endif
+#endif
+
+#define MHA_PRAGMA(words) _Pragma(#words)
+#define MHA_PRAGMA_OF(words) MHA_PRAGMA(words)
+#if defined(MHA_TARGET) && defined(__clang__)
+MHA_PRAGMA_OF(clang attribute push(__attribute__((target(MHA_TARGET))), apply_to = function))
+#define MHA_END_OF_KERNELS _Pragma("clang attribute pop")
+#else
+#if defined(MHA_TARGET) && defined(__GNUC__)
+MHA_PRAGMA_OF(GCC target(MHA_TARGET))
+// Friends that are defined in a class would get no target, and the functions that they call would not be inlined.
+#define friend friend __attribute__((target(MHA_TARGET)))
+#include <xsimd/xsimd.hpp>
+#undef friend
+#endif
+#define MHA_END_OF_KERNELS
+#endif
+
+// ---- Functions
+
+#if defined(MHA_EXTENSIONS)
+#define MHA_INLINED __attribute__((always_inline))  // of a lambda
+#define MHA_INLINE inline MHA_INLINED
+#define MHA_NOINLINE __attribute__((noinline))  // once, however many callers there are
+#if defined(__clang__)
+#define MHA_NOCLONE MHA_NOINLINE
+#else
+#define MHA_NOCLONE __attribute__((noinline, noclone))  // nor once for each kind of argument
+#endif
+#define MHA_COLD __attribute__((cold))
+#if defined(__MINGW32__)  // where `printf` means Microsoft's, which once lacked %zu
+#define MHA_FORMAT(format_at, first) __attribute__((format(gnu_printf, format_at, first)))
+#else
+#define MHA_FORMAT(format_at, first) __attribute__((format(printf, format_at, first)))
+#endif
+#elif defined(_MSC_VER)
+#define MHA_INLINED
+#define MHA_INLINE __forceinline
+#define MHA_NOINLINE __declspec(noinline)
+#define MHA_NOCLONE MHA_NOINLINE
+#else
+#define MHA_INLINED
+#define MHA_INLINE inline
+#define MHA_NOINLINE
+#define MHA_NOCLONE
+#endif
+#if !defined(MHA_EXTENSIONS)
+#define MHA_COLD
+#define MHA_FORMAT(format_at, first)
+#endif
+
+// ---- Loops and memory
+
+#if defined(MHA_EXTENSIONS)
+#define MHA_UNROLL_AT_MOST(times) MHA_PRAGMA(GCC unroll times)
+#define MHA_LIKELY(condition) __builtin_expect(condition, true)
+#define MHA_MEMCPY __builtin_memcpy
+#define MHA_MEMSET __builtin_memset
+#define MHA_PREFETCH(p) __builtin_prefetch(p)           // into the first level
+#define MHA_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)  // into the second
+#else
+#define MHA_UNROLL_AT_MOST(times)
+#define MHA_LIKELY(condition) (condition)
+#define MHA_MEMCPY memcpy
+#define MHA_MEMSET memset
+#if defined(MHA_X86_64)
+#include <xmmintrin.h>
+#define MHA_PREFETCH(p) _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0)
+#define MHA_PREFETCH_L2(p) _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1)
+#else
+#define MHA_PREFETCH(p) static_cast<void>(p)
+#define MHA_PREFETCH_L2(p) static_cast<void>(p)
+#endif
+#endif
+
+// ---- Numbers
+
+#if defined(MHA_EXTENSIONS)
+#define MHA_INFINITY __builtin_inff()
+#define MHA_NAN __builtin_nanf("")
+#define MHA_SQRTF __builtin_sqrtf
+#define MHA_SQRT __builtin_sqrt
+#else
+#include <math.h>
+
+#include <limits>
+#define MHA_INFINITY std::numeric_limits<float>::infinity()
+#define MHA_NAN std::numeric_limits<float>::quiet_NaN()
+#define MHA_SQRTF sqrtf
+#define MHA_SQRT sqrt
+#endif
+
+// Where it is an instruction.
+#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)
+#if defined(MHA_EXTENSIONS)
+#define MHA_FMAF __builtin_fmaf
+#elif defined(MHA_X86_64)
+#define MHA_FMAF(a, b, c) _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a), _mm_set_ss(b), _mm_set_ss(c)))
+#else
+#define MHA_FMAF fmaf
+#endif
+#endif
+
+namespace mha {
+namespace {
+
+#if defined(MHA_EXTENSIONS)
+inline bool mul_overflows(int64_t a, int64_t b, int64_t *product) { return __builtin_mul_overflow(a, b, product); }
+inline bool add_overflows(int64_t a, int64_t b, int64_t *sum) { return __builtin_add_overflow(a, b, sum); }
+// Of numbers that are not 0.
+MHA_INLINE int highest_bit(uint64_t x) { return 63 - __builtin_clzll(x); }
+MHA_INLINE int lowest_bit(uint64_t x) { return __builtin_ctzll(x); }
+MHA_INLINE int count_bits(uint64_t x) { return __builtin_popcountll(x); }
+#else
+// Of counts that are not negative.
+inline bool mul_overflows(int64_t a, int64_t b, int64_t *product) {
+  if (b != 0 && a > INT64_MAX / b) return true;
+  *product = a * b;
+  return false;
+}
+inline bool add_overflows(int64_t a, int64_t b, int64_t *sum) {
+  if (a > INT64_MAX - b) return true;
+  *sum = a + b;
+  return false;
+}
+MHA_INLINE int count_bits(uint64_t x) {
+  int count = 0;
+  for (; x != 0; x &= x - 1) ++count;
+  return count;
+}
+MHA_INLINE int lowest_bit(uint64_t x) { return count_bits(~x & (x - 1)); }
+MHA_INLINE int highest_bit(uint64_t x) {
+  int bit = 0;
+  while (x >>= 1) ++bit;
+  return bit;
+}
+#endif
+
+}  // namespace
+
+// ---- Vectors of 16 bytes, where no instruction set is chosen
+
+#if defined(MHA_EXTENSIONS)
+#define MHA_VECTOR(T) T __attribute__((vector_size(16)))
+#define MHA_SHUFFLE(a, b, first, second, third, last) __builtin_shufflevector(a, b, first, second, third, last)
+#else
+template <class T>
+struct Lanes {
+  static constexpr int count = 16 / sizeof(T);
+  T of[count];
+
+  T operator[](int i) const { return of[i]; }
+  template <class Operation>
+  Lanes each(Operation operation) const {
+    Lanes result;
+    for (int i = 0; i < count; ++i) result.of[i] = static_cast<T>(operation(i));
+    return result;
+  }
+  friend Lanes operator+(const Lanes &a, const Lanes &b) {
+    return a.each([&](int i) { return a[i] + b[i]; });
+  }
+  friend Lanes operator|(const Lanes &a, const Lanes &b) {
+    return a.each([&](int i) { return a[i] | b[i]; });
+  }
+  friend Lanes operator&(const Lanes &a, int b) {
+    return a.each([&](int i) { return a[i] & b; });
+  }
+  friend Lanes operator<<(const Lanes &a, int b) {
+    return a.each([&](int i) { return a[i] << b; });
+  }
+  friend Lanes operator>>(const Lanes &a, int b) {
+    return a.each([&](int i) { return a[i] >> b; });
+  }
+};
+#define MHA_VECTOR(T) mha::Lanes<T>
+#define MHA_SHUFFLE(a, b, first, second, third, last)                                                        \
+  {                                                                                                          \
+    (first) < 4 ? (a)[(first) % 4] : (b)[(first) % 4], (second) < 4 ? (a)[(second) % 4] : (b)[(second) % 4], \
+        (third) < 4 ? (a)[(third) % 4] : (b)[(third) % 4], (last) < 4 ? (a)[(last) % 4] : (b)[(last) % 4]    \
+  }
+#endif
+}  // namespace mha
+
+// ---- Which instructions the processor has, and the system lets programs use: of libgcc or compiler-rt, which ask once per process
+
+#if defined(MHA_EXTENSIONS) && defined(MHA_X86_64)
+#define MHA_CPU_INIT() __builtin_cpu_init()
+#define MHA_CPU_SUPPORTS(name) __builtin_cpu_supports(name)
+#endif
+
+// ---- Single instructions, where g++ would choose others
+
+#if defined(MHA_EXTENSIONS)
+// Whatever x is, it is in a register of this kind, and the optimizer does not know what it is.
+#define MHA_HOLD(x, kind) __asm__("" : "+" kind(x))
+// sum += x, or w * x, in the register of sum; `otherwise` is the same as an expression.
+#define MHA_ADD_IN_PLACE(instruction, sum, x, otherwise) __asm__(instruction " {%1, %0, %0|%0, %0, %1}" : "+v"(sum) : "v"(x))
+#define MHA_ADD_PRODUCTS_IN_PLACE(instruction, sum, w, x, otherwise) \
+  __asm__(instruction " {%2, %1, %0|%0, %1, %2}" : "+v"(sum) : "v"(w), "v"(x))
+// result = x & *mask, which stays in the memory.
+#define MHA_AND_OF_MEMORY(result, x, mask, otherwise) __asm__("vpand {%2, %1, %0|%0, %1, %2}" : "=x"(result) : "x"(x), "m"(*mask))
+#else
+#define MHA_HOLD(x, kind) static_cast<void>(x)
+#define MHA_ADD_IN_PLACE(instruction, sum, x, otherwise) sum = otherwise
+#define MHA_ADD_PRODUCTS_IN_PLACE(instruction, sum, w, x, otherwise) sum = otherwise
+#define MHA_AND_OF_MEMORY(result, x, mask, otherwise) result = otherwise
+#endif

@@ -1,0 +1,25 @@
+// For compilers.py: whether a library that was built without CMake gives the published results, on each instruction set that it has here.
+#include <mha.h>
+
+#include <cstdio>
+
+#include "contract/results.h"
+
+int main() {
+  bool is_right = mha_contract() == static_cast<uint32_t>(results::PublishedContract());
+  const results::Checksums &published = results::Published();
+  for (uint32_t set = 1; set < 32; ++set) {
+    if ((mha_instruction_sets() >> set & 1) == 0) continue;
+    size_t same = 0;
+    for (const auto &[name, sum] : results::Compute(set, nullptr)) {
+      const auto found = published.find(name);
+      if (found != published.end() && found->second == sum)
+        ++same;
+      else
+        std::printf("%s: %s has other bits\n", mha_instruction_set_name(set), name.c_str());
+    }
+    std::printf("%s: %u of %u\n", mha_instruction_set_name(set), static_cast<unsigned>(same), static_cast<unsigned>(published.size()));
+    is_right = is_right && same == published.size();
+  }
+  return is_right ? 0 : 1;
+}
