@@ -18,7 +18,7 @@ workflows = {path.name: path.read_text() for path in sorted((root / ".github" / 
 
 class Workflows(unittest.TestCase):
     def test_there_are_workflows(self):
-        self.assertEqual(list(workflows), ["ci.yml", "nightly.yml"])
+        self.assertEqual(list(workflows), ["ci.yml", "nightly.yml", "release.yml"])
 
     def test_actions_are_pinned_by_digest_and_say_their_version(self):
         for name, text in workflows.items():
@@ -30,7 +30,7 @@ class Workflows(unittest.TestCase):
     def test_scripts_that_are_called_exist(self):
         for name, text in workflows.items():
             packages = re.search(r"package: \[(.*)\]", text)
-            text = text.replace("${{ matrix.package }}.sh", " ".join(f"tools/release/{package}.sh" for package in packages[1].split(", ")) if packages else "")
+            text = text.replace("tools/release/${{ matrix.package }}.sh", " ".join(f"tools/release/{package}.sh" for package in packages[1].split(", ")) if packages else "")
             called = set(re.findall(r"tools/[\w/]+\.sh", text))
             self.assertTrue(called, name)
             for script in called:

