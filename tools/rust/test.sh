@@ -7,8 +7,8 @@ usage() {
 tools/rust/test.sh [--all] [--help]
 
 Tests the crates mha-sys and mha: their form, clippy, all tests and examples, documentation. Says how long each part took. Works in build-rust/. With
---all also mha-candle, beside candle and candle-transformers, which take 2 GB there and, the first time, minutes to compile. The packages are tested by
-tools/release/crates.sh --test.
+--all also in Miri, and mha-candle, beside candle and candle-transformers, which take 2 GB there and, the first time, minutes to compile. The
+packages are tested by tools/release/crates.sh --test.
 
 MHA_BUILD names a build folder of the library, build/ if not set: it is installed into build-rust/prefix and found there by pkg-config, so that
 the tests do not compile it again. Without one, the library is built first.
@@ -137,6 +137,15 @@ if command -v valgrind >/dev/null; then
 else
   echo "valgrind is not there: tested without it"
   "${found[@]}" "${without_rayon[@]}"
+fi
+
+if [[ $all == yes ]]; then
+  begin "mha in Miri, which finds undefined behaviour: what does not call the library"
+  if cargo +nightly miri --version >/dev/null 2>&1; then
+    CARGO_TARGET_DIR=$work/miri cargo +nightly miri test --quiet --locked -p mha --lib
+  else
+    echo "not tested, for there is no Miri: rustup toolchain install nightly --component miri,rust-src"
+  fi
 fi
 
 begin "the example"

@@ -127,3 +127,20 @@ impl Drop for Owner<'_> {
         drop(unsafe { Box::from_raw(self.0.as_ptr()) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::AlignedBuffer;
+
+    #[test]
+    fn a_buffer_of_any_length_is_aligned_and_zeroed_and_keeps_its_bytes_when_moved() {
+        for len in [0, 1, 63, 64, 65, 1000] {
+            let mut buffer = AlignedBuffer::zeroed(len).unwrap();
+            assert!(buffer.as_ptr() as usize % 64 == 0 && buffer.len() == len && buffer.iter().all(|&byte| byte == 0));
+            buffer.fill(7);
+            let moved = std::thread::spawn(move || buffer).join().unwrap();
+            assert!(AlignedBuffer::copy_of(&moved).unwrap().iter().all(|&byte| byte == 7));
+        }
+        assert!(AlignedBuffer::zeroed(usize::MAX).is_err());
+    }
+}
