@@ -7,8 +7,9 @@ usage() {
 tools/lint.sh [--base REVISION]
 
 Runs the checks of .pre-commit-config.yaml over all files (clang-format over what changed since REVISION, or since HEAD), and actionlint over the
-workflows. Puts pre-commit, ruff and actionlint into build/lint/ where they are missing, from PyPI and by go; clang-format, rustfmt and shellcheck
-must be installed (Debian: clang-format rustfmt-web shellcheck golang).
+workflows; and sees whether the issue forms can be read and ask for the shape and what `mha info` prints. Puts pre-commit, ruff and actionlint into
+build/lint/ where they are missing, from PyPI and by go; clang-format, rustfmt, shellcheck and a recent go must be installed (Debian 12:
+clang-format rustfmt-web shellcheck).
 
   --base REVISION   what changed since what this and HEAD have in common is formatted by clang-format
   --help            this text
@@ -35,7 +36,7 @@ folder=$PWD/build/lint
 export PATH=$folder/bin:$PATH
 for tool in clang-format shellcheck; do command -v $tool >/dev/null || lacks $tool "Debian: apt-get install $tool"; done
 cargo fmt --version >/dev/null 2>&1 || lacks rustfmt "Debian: apt-get install rustfmt-web"
-[[ -e $folder/bin/pip ]] || python3 -m venv "$folder"
+[[ -x $folder/bin/pip ]] || python3 -m venv "$folder"
 [[ -x $folder/bin/ruff && -x $folder/bin/pre-commit ]] ||
   "$folder/bin/pip" install --quiet --disable-pip-version-check ruff==0.17.6 pre-commit==4.7.0 || lacks ruff "PyPI: pip install ruff pre-commit"
 command -v actionlint >/dev/null || GOBIN=$folder/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 ||
@@ -44,4 +45,11 @@ command -v actionlint >/dev/null || GOBIN=$folder/bin go install github.com/rhys
 status=0
 PRE_COMMIT_FROM_REF=$(git merge-base HEAD "$base") pre-commit run --all-files --show-diff-on-failure || status=1
 actionlint || status=1
+"$folder/bin/python" - .github/ISSUE_TEMPLATE/*.yml <<'PYTHON' || status=1
+import sys, yaml
+for path in sys.argv[1:]:
+    asked = [field["id"] for field in yaml.safe_load(open(path))["body"]]
+    if len(set(asked)) < len(asked) or not {"shape", "info"} <= set(asked):
+        sys.exit(f"{path}: a form asks for each thing once, for shape and info among them; this one for {asked}")
+PYTHON
 exit $status
