@@ -17,7 +17,7 @@ endforeach()
 install(CODE "set(file [[${pages_dir}/mha.spdx.json]])\nset(source [[${PROJECT_SOURCE_DIR}]])\nset(version ${PROJECT_VERSION})
 set(xsimd [[${MHA_XSIMD_INCLUDE_DIR}]])\nset(parts ${parts})\ninclude([[${PROJECT_SOURCE_DIR}/src/cmake/sbom.cmake]])" ALL_COMPONENTS)
 install(DIRECTORY ${pages_dir}/ DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT pages)
-install(FILES LICENSE CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT pages OPTIONAL)  # not in every copy of the sources
+install(FILES LICENSE src/cmake/NOTICES.txt CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT pages OPTIONAL)  # not in every copy of the sources
 
 install(FILES include/mha.h include/mha_options.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 foreach(library mha_static mha_shared)

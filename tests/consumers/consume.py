@@ -155,7 +155,7 @@ class Consumer:
         if soname != ["libmha.so.0"]:
             sys.exit(f"The SONAME of libmha.so is {' '.join(soname) or 'missing'}, not libmha.so.0.")
         self.check_needed(shared)
-        self.check_pages(self.prefix / "share" / "doc" / "mha", "LICENSE", "CHANGELOG.md")
+        self.check_pages(self.prefix / "share" / "doc" / "mha", "LICENSE", "NOTICES.txt", "CHANGELOG.md")
 
     def destdir(self):
         """DESTDIR takes in everything, under the prefix that was configured, and what lies there can be used in its place."""
