@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 
 here = pathlib.Path(__file__).resolve().parent
 root = here.parents[2]
@@ -169,7 +170,6 @@ class OnnxRuntime:
         import onnxruntime
         from onnxruntime.quantization import quantize_dynamic
 
-        logging.disable(logging.WARNING)
         is_patched = (pathlib.Path(onnxruntime.__file__).parent / "capi" / "mha_layers.py").exists()
         # Weights as exporters write them, transposed already: quantize_dynamic leaves others.
         minilm_onnx.Graph.linear = lambda graph, x, name: graph.apply(
@@ -225,6 +225,7 @@ class Transformers:
         for weight in model.parameters():
             if weight.dim() == 2:
                 weight.data.normal_(0, weight.shape[1] ** -0.5)
+        model.get_input_embeddings().weight.data.normal_()  # with smaller ones, all tokens become the same
         prompt = torch.randint(3, config.vocab_size, (1, 512), generator=torch.Generator().manual_seed(2))
 
         def generate(model, count):
@@ -279,7 +280,8 @@ def say(sentence):
 def table(name, threads, seconds):
     """Lines of the table in README.md: milliseconds as median and range, and gains as the median of the rounds."""
     def time_of(values):
-        return f"{1e3 * statistics.median(values):.3g} ({1e3 * min(values):.3g} to {1e3 * max(values):.3g})"
+        median, least, most = (f"{1e3 * value:.0f}" if value >= 0.1 else f"{1e3 * value:.3g}" for value in (statistics.median(values), min(values), max(values)))
+        return f"{median} ({least} to {most})"
 
     def gain(before, after):
         return f"{statistics.median(a / b for a, b in zip(before, after)):.2f}"
@@ -302,6 +304,8 @@ def main():
     parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
         json.dump(children[options.engine].run(*options.child), sys.stdout)
         return
     if not shutil.which("patch"):
