@@ -236,7 +236,7 @@ MHA_API void mha_layer_destroy(mha_layer *layer);
  * can be copied, written to a file and viewed again, elsewhere and for any instruction set.
  *
  * Calls that append change a cache, and so do functions that take it without const. While one runs,
- * nothing else may use the cache, not even other sequences of it. Many calls may read it at once.
+ * nothing else may use the cache, not even other sequences of it. Any number of calls may read it.
  */
 typedef struct mha_kv_cache mha_kv_cache; /* opaque; lies in the caller's buffer */
 

@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -24,8 +25,8 @@ class Release(unittest.TestCase):
             shutil.copy(path, target)
         header = (self.root / "include" / "mha.h").read_text().split()
         self.version = ".".join(header[header.index(f"MHA_VERSION_{part}") + 1] for part in ("MAJOR", "MINOR", "PATCH"))
-        changes = (self.root / "CHANGELOG.md").read_text().replace(f"## {self.version} (unreleased)", f"## {self.version} (2026-01-31)")
-        (self.root / "CHANGELOG.md").write_text(changes)
+        changes = (self.root / "CHANGELOG.md").read_text()
+        (self.root / "CHANGELOG.md").write_text(re.sub(r"^(## \S+) \(.*\)$", r"\1 (2026-01-31)", changes, count=1, flags=re.MULTILINE))
         self.git("init", "--quiet")
         self.commit()
 
