@@ -225,7 +225,7 @@ class Transformers:
         for weight in model.parameters():
             if weight.dim() == 2:
                 weight.data.normal_(0, weight.shape[1] ** -0.5)
-        model.get_input_embeddings().weight.data.normal_()  # with smaller ones, all tokens become the same
+        model.get_input_embeddings().weight.data.normal_(0, 0.3)  # with others, few tokens are different
         prompt = torch.randint(3, config.vocab_size, (1, 512), generator=torch.Generator().manual_seed(2))
 
         def generate(model, count):
