@@ -61,11 +61,12 @@ git clone --quiet --config core.symlinks=false . "$work/without_links"
 says "type: git config core.symlinks true" cargo package --quiet --manifest-path "$work/without_links/tools/rust/mha-sys/Cargo.toml"
 
 # A program in an empty folder, of standard input.
-program() {  # CRATE
+program() {  # CRATE DEPENDENCY...
   mkdir -p "$work/with_$1/src" "$work/with_$1/.cargo"
   cd "$work/with_$1"
   cp "$work/offline.toml" .cargo/config.toml
   printf '[package]\nname = "program"\nedition = "2021"\n\n[dependencies]\n%s = "%s"\n' "$1" "${version%.*}" >Cargo.toml
+  printf '%s\n' "${@:2}" >>Cargo.toml
   cat >src/main.rs
 }
 run() {  # EXPECTED
@@ -85,8 +86,8 @@ says "MHA_LIB_DIR is /nowhere, where there is no libmha.so" env MHA_LIB_DIR=/now
 run "y[3] =  0.1602 -0.2338 ..."
 
 # Equal keys: every weight is the same, and the result is the mean of the values 0, 1, 2 and 3.
-program mha-candle <<'RUST'
-use mha_candle::candle_core::{DType, Device, Result, Tensor};
+program mha-candle 'candle-core = { version = "0.11", default-features = false }' <<'RUST'
+use candle_core::{DType, Device, Result, Tensor};
 
 fn main() -> Result<()> {
     let ones = Tensor::ones((1, 1, 4, 8), DType::F32, &Device::Cpu)?;
