@@ -38,6 +38,9 @@ inline void AllowPages(void *pages, size_t bytes, Access access) {
   VirtualProtect(pages, bytes, access == Access::kNone ? PAGE_NOACCESS : access == Access::kRead ? PAGE_READONLY : PAGE_READWRITE, &before);
 }
 #else
+#ifndef MAP_NORESERVE  // FreeBSD reserves nothing anyway
+#define MAP_NORESERVE 0
+#endif
 inline size_t PageBytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 inline void *MapPages(size_t bytes) {
   void *pages = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
