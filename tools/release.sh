@@ -7,9 +7,10 @@ usage() {
 tools/release.sh VERSION [--check | --once] [--sign KEY] [OUTPUT_FOLDER]
 
 Checks that HEAD can be VERSION: it has the tag vVERSION, nothing is uncommitted, and mha.h, the crates and CHANGELOG.md, with a date, say VERSION;
+files that it wrote are there for later versions to read (tests/interface/packed_files.txt);
 programs compiled against the version before still run, by the declarations (tests/package/abi.py) and by abidiff. Then runs each script of
 tools/release with --test, and again in another folder, where the same bytes must come out. Adds the list of what is in the libraries
-(SPDX), SHA256SUMS and a signature. Uploads nothing; says how to at the end. Takes what tools/setup.sh --release installs.
+(SPDX), SHA256SUMS and a signature. Uploads nothing; says how to at the end. Takes what tools/setup.sh --all --release installs.
 
   --check        only the checks
   --once         do not build a second time to compare
@@ -62,6 +63,9 @@ while IFS=: read -r file line; do
   says "$file" "$(grep -o '[0-9][0-9.]*' <<<"$line" | head -n 1)"
 done < <(git grep -E '^(version|mha|mha-sys) = .*"[0-9]' -- 'tools/rust/*Cargo.toml')
 grep -qE "^## ${version//./\\.} \([0-9]{4}-[0-9]{2}-[0-9]{2}\)$" CHANGELOG.md || refuse "CHANGELOG.md has no heading '## $version (YEAR-MONTH-DAY)'"
+
+grep -q "^${version//./\\.} " tests/interface/packed_files.txt ||
+  refuse "tests/interface/packed_files.txt has nothing that $version wrote; add it: build/bin/mha_test_packed_files --write"
 
 previous=$(git describe --tags --abbrev=0 --match 'v*' HEAD^ 2>/dev/null || true)
 python3 tests/package/abi.py check || refuse "tests/package/interface.txt is not of this header"

@@ -19,7 +19,8 @@ class Release(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name) / "mha"
         for path in [*source.glob("include/*.h"), *source.glob("tools/rust/*/Cargo.toml"),
-                     *(source / name for name in ("CHANGELOG.md", "tools/rust/Cargo.toml", "tools/release.sh", "tests/package/abi.py", "tests/package/interface.txt"))]:
+                     *(source / name for name in ("CHANGELOG.md", "tools/rust/Cargo.toml", "tools/release.sh", "tests/package/abi.py", "tests/package/interface.txt",
+                                               "tests/interface/packed_files.txt"))]:
             target = self.root / path.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
@@ -78,6 +79,11 @@ class Release(unittest.TestCase):
         self.spoil("CHANGELOG.md", "(2026-01-31)", "(unreleased)")
         self.commit()
         self.refused(f"CHANGELOG.md has no heading '## {self.version} (YEAR-MONTH-DAY)'")
+
+    def test_no_files_of_this_version_for_later_ones_to_read(self):
+        self.spoil("tests/interface/packed_files.txt", f"{self.version} ", "0.0.1 ")
+        self.commit()
+        self.refused(f"tests/interface/packed_files.txt has nothing that {self.version} wrote")
 
     def test_a_header_that_breaks_programs_of_the_version_before(self):
         self.git("tag", "v0.0.1")
