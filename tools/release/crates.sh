@@ -22,7 +22,8 @@ TEXT
 
 fail() { echo "tools/release/crates.sh: $1" >&2 && exit 1; }
 cargo=$(cargo --version 2>/dev/null | sed -n 's/^cargo \([0-9.]*\).*/\1/p') || true
-printf '%s\n' 1.90 "${cargo:-0}" | sort --check=quiet --version-sort || fail "cargo 1.90 or newer is needed, and there is ${cargo:-none}; see https://rustup.rs"
+printf '%s\n' 1.90 "${cargo:-0}" | sort --check=quiet --version-sort ||
+  { echo "tools/release/crates.sh: cargo 1.90 or newer is needed, and there is ${cargo:-none}; see https://rustup.rs" >&2 && exit 3; }
 unset MHA_LIB_DIR MHA_INCLUDE_DIR MHA_STATIC MHA_XSIMD_INCLUDE_DIR DOCS_RS CARGO_NET_OFFLINE
 export CARGO_TARGET_DIR=$work/target MHA_NO_PKG_CONFIG=1
 git clone --quiet . "$work/clone"

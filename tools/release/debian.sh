@@ -28,7 +28,8 @@ mkdir -p "$roots"
 in_root() {  # SUITE PACKAGES FOLDER SCRIPT
   local root=$roots/$1-$4.tar log=$work/$1-$4.log
   find "$root" -mmin +1440 -delete 2>/dev/null || true
-  [[ -e $root ]] || { mmdebstrap --quiet --variant=minbase --include="$2" "$1" "$root.new.tar" && mv "$root.new.tar" "$root"; }
+  [[ -e $root ]] || { mmdebstrap --quiet --variant=minbase --include="$2" "$1" "$root.new.tar" && mv "$root.new.tar" "$root"; } ||
+    { echo "tools/release/debian.sh: mmdebstrap makes no root of $1; what it said is above" >&2 && return 1; }
   mmdebstrap --quiet --variant=custom --format=null --setup-hook="mmtarfilter '--path-exclude=/dev/*' <'$root' | tar -C \"\$1\" -x" \
     --customize-hook='mkdir "$1/work"' --customize-hook="sync-in '$3' /work" --customize-hook="chroot \"\$1\" sh -eu /work/$4" \
     --customize-hook="sync-out /work '$3'" '' - >"$log" 2>&1 || { tail -n 40 "$log" >&2 && return 1; }

@@ -60,9 +60,10 @@ cmake --build "$work/fetch/build" >/dev/null
 say FetchContent
 
 conan=${XDG_CACHE_HOME:-$HOME/.cache}/mha-release/conan
-[[ -x $conan/bin/conan ]] || { python3 -m venv "$conan" && "$conan/bin/pip" install --quiet conan; }
+[[ -x $conan/bin/conan ]] || { python3 -m venv "$conan" && "$conan/bin/pip" install --quiet conan; } ||
+  { echo "tools/release/recipes.sh: Conan cannot be installed from PyPI; what was said is above" >&2 && exit 1; }
 export CONAN_HOME=$work/conan
-"$conan/bin/conan" profile detect >/dev/null 2>&1
+"$conan/bin/conan" profile detect >"$work/log" 2>&1 || { cat "$work/log" >&2 && exit 1; }
 # In place of Conan's own package of xsimd, which comes from where no test should go: one of the headers that are installed here.
 mkdir "$work/xsimd"
 cat >"$work/xsimd/conanfile.py" <<'TEXT'

@@ -4,9 +4,9 @@ usage() {
   cat <<'TEXT'
 tools/release/wheels.sh [--test] [OUTPUT_FOLDER]
 
-Makes the Python packages of what HEAD has: the source distribution, and a wheel with the shared library in it, for Python 3.9 and
-newer of any kind and any processor of this architecture; on Linux with the operators for ONNX Runtime. On x86-64 Linux also the wheel for AArch64, if its compiler is there. On Linux
-auditwheel names the systems that a wheel is for. The same bytes wherever and whenever one compiler makes them.
+Makes the Python packages of what HEAD has: the source distribution, and a wheel with the shared library in it, for Python 3.9 and newer of any kind
+and any processor of this architecture; on Linux with the operators for ONNX Runtime. On x86-64 Linux also the wheel for AArch64, if its compiler is
+there. On Linux auditwheel names the systems that a wheel is for. The same bytes wherever and whenever one compiler makes them.
 
 Needs a C and C++ compiler, the headers of xsimd (Debian: g++ libxsimd-dev; g++-aarch64-linux-gnu), python3 with venv, and PyPI.
 
@@ -53,7 +53,9 @@ else
   headers=$PWD/build/onnxruntime/include
   [[ -e $headers ]] || headers=/usr/include/onnxruntime
   wheel "$machine" "-Ccmake.define.MHA_ONNXRUNTIME_INCLUDE_DIR=$headers"
-  if [[ $machine == x86_64 ]] && command -v aarch64-linux-gnu-g++ >/dev/null; then
+  if [[ $machine == x86_64 ]] && ! command -v aarch64-linux-gnu-g++ >/dev/null; then
+    echo "tools/release/wheels.sh: no wheel for AArch64, whose compiler is missing (Debian: apt-get install g++-aarch64-linux-gnu)" >&2
+  elif [[ $machine == x86_64 ]]; then
     (
       unset CC CXX
       export _PYTHON_HOST_PLATFORM=linux-aarch64  # what the wheel's name says
