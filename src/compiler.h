@@ -2,7 +2,7 @@
 // the names that are defined here (tests/package/sources.py extensions).
 //
 // CMake's build gives flags and says so by MHA_FLAGS_GIVEN. Without them this file does what they do, and c++ needs -O2 -std=c++17, the
-// folders src and include, and that of xsimd's headers.
+// folder include, and that of xsimd's headers.
 #pragma once
 
 #include <stdint.h>
