@@ -13,7 +13,6 @@ its result behind them.
   build/             g++, Release: the library, the command, the benchmarks, all tests
   build-clang/       clang, Release: the library, and the tests that another compiler could make fail
   build-aarch64/     cross-compiled for AArch64: the library, and the tests that another processor could make fail, under emulation
-  build-minsizerel/  g++, MinSizeRel: the library, its bits, its size and its object files
   build-windows/     cross-compiled for Windows by MinGW-w64: the library, under Wine the bits of its DLL and the edges of its interface
   build-fuzz/        clang: each fuzz target for 20 seconds (tools/fuzz.sh)
   build/mutate/      ten small faults, planted one at a time, each of which a test must find (tools/mutate.py)
@@ -26,12 +25,14 @@ tools/rust/test.sh tests the Rust crates with the library of build/; it is skipp
 name what was skipped, comparisons that came out too noisy among them, and what failed.
 
   --quick      build/ only, without its long tests and with a third of the random cases; no performance gate, no Rust
-  --all        also the checks of the object files in build-debug/; the tests in build-sanitize/, instrumented to find wrong addresses, undefined
-               behaviour, leaks and sizes that wrap, and those about threads in build-sanitize-threads/, instrumented to find data races; stored
-               inputs of the fuzz targets under valgrind, which finds memory read before it is written; emulated processors without AVX, with AVX2
-               alone (tools/test_cpus.sh) and with AVX-512 without VNNI (tools/test_avx512.sh); build-riscv64/, cross-compiled for 64-bit RISC-V, under emulation; by clang and for AArch64
-               all tests and random cases; more tests for Windows; slow tests; the Rust crate mha-candle; packages (tools/release); the coverage
-               (tools/coverage.sh); and all mutants (tools/mutate.py)
+  --all        also
+               - the objects of build-debug/ and build-minsizerel/, and the bits and the size of the latter
+               - build-sanitize/, instrumented to find wrong addresses, undefined behaviour, leaks and sizes that wrap;
+                 build-sanitize-threads/, to find data races; the stored inputs of the fuzz targets under valgrind
+               - emulated processors without AVX, with AVX2 alone (tools/test_cpus.sh), and with AVX-512 without VNNI
+                 (tools/test_avx512.sh); build-riscv64/, cross-compiled for 64-bit RISC-V
+               - all tests and random cases by clang and for AArch64, more tests for Windows, and slow tests
+               - the crate mha-candle; packages (tools/release); the coverage (tools/coverage.sh); all mutants (tools/mutate.py)
   --no-setup   install nothing
   --help       this text
 
@@ -238,13 +239,10 @@ test_objects() {  # BUILD_TYPE
   build "$folder" --target mha_static mha_shared
   run_tests "$folder" -L '^(objects|package)$' -LE '^once$'
 }
-if [[ $matrix != quick ]]; then
+if [[ $matrix == all ]]; then
   test_objects MinSizeRel
   build build-minsizerel --target mha_test_checksums  # this build has loops of its own
   run_tests build-minsizerel -R '^checksums\.'
-fi
-
-if [[ $matrix == all ]]; then
   test_objects Debug
   sanitize="-fsanitize=address,undefined,unsigned-integer-overflow -fsanitize-ignorelist=$PWD/tests/unsigned_wraps.txt -fno-sanitize-recover=all"
   configure build-sanitize Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_C_FLAGS=$sanitize" "-DCMAKE_CXX_FLAGS=$sanitize" \

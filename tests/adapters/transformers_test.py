@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""mha.transformers: its masks, refusals, bits and cache against eager attention, and families by tools/python/families.py, 60 or some of them.
+"""mha.transformers: its masks, refusals, bits and cache against eager attention, and 60 families by tools/python/families.py.
 
-    transformers_test.py backend | families | some --library LIBMHA.SO [--venv FOLDER]
+    transformers_test.py backend | families --library LIBMHA.SO [--venv FOLDER]
 
 Runs with the packages of the interpreter that it is started by, or with those in FOLDER. Exits with 77, which ctest shows as skipped, where
 torch and transformers are in neither.
@@ -24,7 +24,7 @@ import warnings
 import python_support
 from python_support import tools
 
-arguments = python_support.parser(__doc__, ["backend", "families", "some"], venv="runtimes").parse_args()
+arguments = python_support.parser(__doc__, ["backend", "families"], venv="runtimes").parse_args()
 python_support.need(["torch", "transformers"], arguments, "tools/python/setup.sh --runtimes")
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
@@ -649,19 +649,17 @@ class Families(unittest.TestCase):
         deit dinov2 clip_text_model clip_vision_model siglip_vision_model beit wav2vec2 hubert qwen2_vl gemma3 arcee ernie4_5 hunyuan_v1_dense
         lfm2 biogpt persimmon xglm deepseek_v32 glm_moe_dsa hy_v4 axk2 minimax_m3_vl mistral_large4 deepseek_v4 glm5_next
         bailing_hybrid""".split()
-    some = "llama gemma3_text gpt_oss t5 bert deepseek_v32 minimax_m3_vl".split()
 
     def test_families_have_the_logits_of_eager_attention(self):
-        names = self.some if arguments.test == "some" else self.names
-        done = subprocess.run([sys.executable, tools / "families.py", *names, "--jobs", str(os.cpu_count())], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, tools / "families.py", *self.names, "--jobs", str(os.cpu_count())], capture_output=True, text=True)
         print(done.stdout)
         self.assertEqual(done.returncode, 0, done.stderr)
         lines = {line.split()[0]: line for line in done.stdout.splitlines()}
-        wrong = [name for name in names if not re.match(r"\S+ +(passes|never asks) ", lines[name]) or "; not reached: " in lines[name]]  # a limit
+        wrong = [name for name in self.names if not re.match(r"\S+ +(passes|never asks) ", lines[name]) or "; not reached: " in lines[name]]  # a limit
         self.assertEqual(wrong, [])
-        self.assertGreaterEqual(sum(" passes " in lines[name] for name in names), min(len(names), 60))
+        self.assertGreaterEqual(sum(" passes " in lines[name] for name in self.names), 60)
 
 
 if __name__ == "__main__":
-    cases = {"backend": [Masks, Attention, Cache, Latents, Linears, Rotations, Versions], "families": [Families], "some": [Families]}
+    cases = {"backend": [Masks, Attention, Cache, Latents, Linears, Rotations, Versions], "families": [Families]}
     python_support.run(*cases[arguments.test])
