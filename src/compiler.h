@@ -250,6 +250,7 @@ MHA_INLINE int highest_bit(uint64_t x) {
 #define MHA_VECTOR(T) T __attribute__((vector_size(16)))
 #define MHA_SHUFFLE(a, b, first, second, third, last) __builtin_shufflevector(a, b, first, second, third, last)
 #else
+namespace {  // each instruction set has its own
 template <class T>
 struct Lanes {
   static constexpr int count = 16 / sizeof(T);
@@ -278,6 +279,7 @@ struct Lanes {
     return a.each([&](int i) { return a[i] >> b; });
   }
 };
+}  // namespace
 #define MHA_VECTOR(T) mha::Lanes<T>
 #define MHA_SHUFFLE(a, b, first, second, third, last)                                                        \
   {                                                                                                          \
