@@ -134,6 +134,9 @@ MHA_PRAGMA_OF(GCC target(MHA_TARGET))
 #define MHA_NOCLONE __attribute__((noinline, noclone))  // nor once for each kind of argument
 #endif
 #define MHA_COLD __attribute__((cold))
+#if defined(MHA_X86_64)
+#define MHA_READS_XCR __attribute__((target("xsave")))  // may use _xgetbv
+#endif
 #if defined(__MINGW32__)  // where `printf` means Microsoft's, which once lacked %zu
 #define MHA_FORMAT(format_at, first) __attribute__((format(gnu_printf, format_at, first)))
 #else
@@ -153,6 +156,9 @@ MHA_PRAGMA_OF(GCC target(MHA_TARGET))
 #if !defined(MHA_EXTENSIONS)
 #define MHA_COLD
 #define MHA_FORMAT(format_at, first)
+#endif
+#if !defined(MHA_READS_XCR)
+#define MHA_READS_XCR
 #endif
 
 // ---- Loops and memory
@@ -288,13 +294,6 @@ struct Lanes {
   }
 #endif
 }  // namespace mha
-
-// ---- Which instructions the processor has, and the system lets programs use: of libgcc or compiler-rt, which ask once per process
-
-#if defined(MHA_EXTENSIONS) && defined(MHA_X86_64)
-#define MHA_CPU_INIT() __builtin_cpu_init()
-#define MHA_CPU_SUPPORTS(name) __builtin_cpu_supports(name)
-#endif
 
 // ---- Single instructions, where g++ would choose others
 

@@ -1,8 +1,8 @@
 #include "cpu.h"
 
-#if defined(MHA_CPU_SUPPORTS) && defined(__clang__) && !defined(MHA_EMULATES_VNNI)
-#include <cpuid.h>
-#elif defined(MHA_X86_64) && !defined(MHA_CPU_SUPPORTS)
+#include <atomic>
+
+#if defined(MHA_X86_64)
 #include <immintrin.h>
 #if defined(_MSC_VER)
 #include <intrin.h>
@@ -45,20 +45,9 @@ constexpr const Kernels *built_kernels[] = {
     &kernels_scalar,
 };
 
-#if defined(MHA_HAS_AVX2_VNNI) && defined(MHA_CPU_SUPPORTS)
-bool has_avx_vnni() {
-#if defined(MHA_EMULATES_VNNI)
-  return true;
-#elif defined(__clang__)
-  // Which cannot be asked for it. No processor has it without GFNI, so that others are not asked in every call, which takes time in a
-  // virtual machine.
-  uint32_t eax = 0, ebx, ecx, edx;
-  return MHA_CPU_SUPPORTS("gfni") && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1) != 0;
-#else
-  return MHA_CPU_SUPPORTS("avxvnni");
-#endif
-}
-#elif defined(MHA_X86_64) && !defined(MHA_CPU_SUPPORTS)
+constexpr uint32_t bit(uint32_t instruction_set) { return 1u << instruction_set; }
+
+#if defined(MHA_X86_64)
 struct Registers {
   int eax, ebx, ecx, edx;
 };
@@ -72,22 +61,7 @@ Registers cpuid(int leaf, int part) {
   return {r[0], r[1], r[2], r[3]};
 }
 bool has_bits(uint64_t x, uint64_t bits) { return (x & bits) == bits; }
-// Also whether the system saves the registers.
-bool x86_has(uint32_t instruction_set) {
-  constexpr int fma_osxsave_f16c = 1 << 12 | 1 << 27 | 1 << 29, avx2 = 1 << 5, vnni = 1 << 11, avx_vnni = 1 << 4;
-  constexpr unsigned avx512_f_dq_cd_bw_vl = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;
-  if (cpuid(0, 0).eax < 7 || !has_bits(cpuid(1, 0).ecx, fma_osxsave_f16c)) return false;
-  const uint64_t saved = _xgetbv(0);
-  const Registers leaf7 = cpuid(7, 0);
-  if (!has_bits(saved, 0x6) || !has_bits(leaf7.ebx, avx2)) return false;
-  if (instruction_set == MHA_INSTRUCTION_SET_AVX2) return true;
-  if (instruction_set == MHA_INSTRUCTION_SET_AVX2_VNNI) return leaf7.eax >= 1 && has_bits(cpuid(7, 1).eax, avx_vnni);
-  if (!has_bits(saved, 0xe6) || !has_bits(leaf7.ebx, avx512_f_dq_cd_bw_vl)) return false;
-  return instruction_set == MHA_INSTRUCTION_SET_AVX512 || has_bits(leaf7.ecx, vnni);
-}
-#endif
-
-#if defined(__aarch64__) && defined(__APPLE__)
+#elif defined(__aarch64__) && defined(__APPLE__)
 bool has_feature(const char *name) {
   int value = 0;
   size_t bytes = sizeof value;
@@ -95,58 +69,49 @@ bool has_feature(const char *name) {
 }
 #endif
 
-// The compiler's own detection includes whether the operating system saves the registers. It reads the processor once per process. On a
-// system that is not named here, AArch64 has what all its processors have.
-bool machine_has(uint32_t instruction_set) {
-  switch (instruction_set) {
-#if defined(MHA_CPU_SUPPORTS)
-    case MHA_INSTRUCTION_SET_AVX512:
-      MHA_CPU_INIT();
-      return MHA_CPU_SUPPORTS("avx512f") && MHA_CPU_SUPPORTS("avx512bw") && MHA_CPU_SUPPORTS("avx512vl") && MHA_CPU_SUPPORTS("avx512dq") &&
-             MHA_CPU_SUPPORTS("avx512cd") && MHA_CPU_SUPPORTS("avx2") && MHA_CPU_SUPPORTS("fma");
-#if defined(MHA_HAS_AVX512_VNNI)  // a compiler that has not the instructions cannot be asked for them
-    case MHA_INSTRUCTION_SET_AVX512_VNNI:
-      return machine_has(MHA_INSTRUCTION_SET_AVX512) && MHA_CPU_SUPPORTS("avx512vnni");
+// The sets, as bits, whose instructions the processor has and whose registers the system saves. On a system that is not named here, AArch64
+// has what all its processors have.
+MHA_READS_XCR uint32_t ask_machine() {
+  uint32_t sets = bit(MHA_INSTRUCTION_SET_SCALAR);
+#if defined(MHA_X86_64)
+  constexpr int fma_osxsave_f16c = 1 << 12 | 1 << 27 | 1 << 29, avx2 = 1 << 5, vnni = 1 << 11, avx_vnni = 1 << 4;
+  constexpr unsigned avx512_f_dq_cd_bw_vl = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;
+  if (cpuid(0, 0).eax < 7 || !has_bits(cpuid(1, 0).ecx, fma_osxsave_f16c)) return sets;
+  const uint64_t saved = _xgetbv(0);
+  const Registers leaf7 = cpuid(7, 0);
+  if (!has_bits(saved, 0x6) || !has_bits(leaf7.ebx, avx2)) return sets;
+  sets |= bit(MHA_INSTRUCTION_SET_AVX2);
+#if defined(MHA_EMULATES_VNNI)
+  sets |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
 #endif
-#if defined(MHA_HAS_AVX2_VNNI)
-    case MHA_INSTRUCTION_SET_AVX2_VNNI:
-      return machine_has(MHA_INSTRUCTION_SET_AVX2) && has_avx_vnni();
-#endif
-    case MHA_INSTRUCTION_SET_AVX2:
-      MHA_CPU_INIT();
-#if !defined(__clang__) && __GNUC__ >= 11
-      if (!MHA_CPU_SUPPORTS("f16c")) return false;  // other compilers cannot be asked; every processor with AVX2 and FMA has it
-#endif
-      return MHA_CPU_SUPPORTS("avx2") && MHA_CPU_SUPPORTS("fma");
-#elif defined(MHA_X86_64)
-    case MHA_INSTRUCTION_SET_AVX512:
-    case MHA_INSTRUCTION_SET_AVX512_VNNI:
-    case MHA_INSTRUCTION_SET_AVX2:
-    case MHA_INSTRUCTION_SET_AVX2_VNNI:
-      return x86_has(instruction_set);
-#endif
-#if defined(__aarch64__)
-    case MHA_INSTRUCTION_SET_NEON:
-      return true;
+  if (leaf7.eax >= 1 && has_bits(cpuid(7, 1).eax, avx_vnni)) sets |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
+  if (!has_bits(saved, 0xe6) || !has_bits(leaf7.ebx, avx512_f_dq_cd_bw_vl)) return sets;
+  sets |= bit(MHA_INSTRUCTION_SET_AVX512);
+  if (has_bits(leaf7.ecx, vnni)) sets |= bit(MHA_INSTRUCTION_SET_AVX512_VNNI);
+#elif defined(__aarch64__)
+  sets |= bit(MHA_INSTRUCTION_SET_NEON);
 #if defined(__linux__)
-    case MHA_INSTRUCTION_SET_NEON_DOTPROD:
-      return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
-    case MHA_INSTRUCTION_SET_NEON_I8MM: {
-      constexpr unsigned long hwcap2_i8mm = 1ul << 13;  // HWCAP2_I8MM, which older headers lack
-      return machine_has(MHA_INSTRUCTION_SET_NEON_DOTPROD) && (getauxval(AT_HWCAP2) & hwcap2_i8mm) != 0;
-    }
+  constexpr unsigned long hwcap2_i8mm = 1ul << 13;  // HWCAP2_I8MM, which older headers lack
+  const bool has_dotprod = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0, has_i8mm = (getauxval(AT_HWCAP2) & hwcap2_i8mm) != 0;
 #elif defined(__APPLE__)
-    case MHA_INSTRUCTION_SET_NEON_DOTPROD:
-      return has_feature("hw.optional.arm.FEAT_DotProd");
-    case MHA_INSTRUCTION_SET_NEON_I8MM:
-      return machine_has(MHA_INSTRUCTION_SET_NEON_DOTPROD) && has_feature("hw.optional.arm.FEAT_I8MM");
+  const bool has_dotprod = has_feature("hw.optional.arm.FEAT_DotProd"), has_i8mm = has_feature("hw.optional.arm.FEAT_I8MM");
+#else
+  const bool has_dotprod = false, has_i8mm = false;
 #endif
+  if (has_dotprod) sets |= bit(MHA_INSTRUCTION_SET_NEON_DOTPROD);
+  if (has_dotprod && has_i8mm) sets |= bit(MHA_INSTRUCTION_SET_NEON_I8MM);
 #endif
-    case MHA_INSTRUCTION_SET_SCALAR:
-      return true;
-    default:
-      return false;
-  }
+  return sets;
+}
+
+// The machine is asked once per process: cpuid takes up to 0.1 ms in a virtual machine, and on macOS it is a system call. 0: not yet.
+// Threads that ask at the same time keep the same answer.
+std::atomic<uint32_t> sets_of_machine{0};
+
+bool machine_has(uint32_t instruction_set) {
+  uint32_t sets = sets_of_machine.load(std::memory_order_relaxed);
+  if (sets == 0) sets_of_machine.store(sets = ask_machine(), std::memory_order_relaxed);
+  return (sets & bit(instruction_set)) != 0;
 }
 
 }  // namespace
@@ -184,7 +149,7 @@ uint32_t contract_of_thread() {
 uint32_t mha_instruction_sets(void) {
   uint32_t sets = 0;
   for (const mha::Kernels *built : mha::built_kernels) {
-    if (mha::machine_has(built->instruction_set)) sets |= 1u << built->instruction_set;
+    if (mha::machine_has(built->instruction_set)) sets |= mha::bit(built->instruction_set);
   }
   return sets;
 }
