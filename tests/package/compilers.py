@@ -28,10 +28,21 @@ known = {
     "clang++/aarch64-linux-gnu": (["clang++", "--target=aarch64-linux-gnu"], qemu, arm + ["neon_dotprod", "neon_i8mm"]),
     "x86_64-w64-mingw32-g++-posix": (["x86_64-w64-mingw32-g++-posix", "-static"], wine, ["scalar"]),
 }
-# zig's own runtime says of x86-64 that it has no instruction set.
-for target, runs, sets in [("x86_64-windows-gnu", wine, ["scalar"]), ("aarch64-windows-gnu", built, arm), ("aarch64-macos", built, arm),
+for target, runs, sets in [("x86_64-windows-gnu", wine, x86), ("aarch64-windows-gnu", built, arm), ("aarch64-macos", built, arm),
                            ("x86_64-macos", built, x86), ("x86_64-freebsd", built, x86), ("aarch64-freebsd", built, arm)]:
     known[f"zig/{target}"] = ([sys.executable, "-m", "ziglang", "c++", "-target", target, "-fno-sanitize=undefined"], runs, sets)
+
+# The code for Microsoft's compiler, by clang, which knows its keywords. The headers of the system come first, then the macros of Microsoft's compiler.
+# That allows any instruction in any function; clang needs a flag for each set.
+microsoft = "zig/x86_64-windows-gnu/microsoft"
+known[microsoft] = ([*known["zig/x86_64-windows-gnu"][0], "-fms-extensions", "-mxsave"], wine, x86)
+headers = ["algorithm", "atomic", "cmath", "complex", "cstdio", "cstring", "functional", "map", "memory", "sstream", "stdexcept", "string", "vector",
+           "immintrin.h", "intrin.h", "math.h", "stdint.h"]
+prelude = "".join(f"#include <{name}>\n" for name in headers) + "#define _MSC_VER 1940\n#define __INTRIN_H\n" + "".join(
+    f"#undef {name}\n" for name in ("__GNUC__", "__clang__", "__MINGW32__", "__MINGW64__"))
+avx2 = ["-mavx2", "-mfma", "-mf16c"]
+avx512 = avx2 + [f"-mavx512{part}" for part in ("f", "cd", "bw", "dq", "vl")]
+targets = {"avx2": avx2, "avx2_vnni": avx2 + ["-mavxvnni"], "avx512": avx512, "avx512_vnni": avx512 + ["-mavx512vnni"]}
 
 
 def run(*command, refused=None):
@@ -70,6 +81,9 @@ rows = re.findall(r"^([0-9a-f]{16}) (.*)$", table, re.MULTILINE)
 (arguments.work / "published.h").write_text("".join(f'{{"{name}", 0x{digits}u}},\n' for digits, name in rows))
 contract = re.search(r"^contract (\d+)$", table, re.MULTILINE).group(1)
 
+if arguments.compiler == microsoft:
+    (arguments.work / "prelude.h").write_text(prelude)
+    flags += ["-include", arguments.work / "prelude.h"]
 library = [*source.glob("src/*.cpp"), *source.glob("src/*/*.cpp")]
 program = [tests / "package" / "compilers.cpp", tests / "contract" / "results.cpp",
            *(tests / "support" / f"{name}.cpp" for name in ("attention", "cache", "call", "layer", "strided"))]
@@ -78,7 +92,8 @@ of_program = ["-ffp-contract=off", "-I", tests, "-I", arguments.work, f"-DMHA_PU
 
 def compiled(path):
     object_file = arguments.work / f"{'_'.join(path.relative_to(source).parts)}.o"
-    run(*arguments.launcher.split(), *command, *flags, *(of_program if path in program else xsimd), "-c", path, "-o", object_file)
+    for_kernels = targets.get(path.stem, []) if arguments.compiler == microsoft and path.parent.name == "kernels" else []
+    run(*arguments.launcher.split(), *command, *flags, *for_kernels, *(of_program if path in program else xsimd), "-c", path, "-o", object_file)
     return object_file
 
 
@@ -86,9 +101,9 @@ with concurrent.futures.ThreadPoolExecutor(2) as pool:
     objects = list(pool.map(compiled, library + program))
 run(*command, *objects, "-o", arguments.work / "results.exe")
 
-avx2 = source / "src" / "kernels" / "avx2.cpp"
+kernels = source / "src" / "kernels" / "avx2.cpp"
 if runs == native:
-    run(*command, *flags[1:], *xsimd, "-fsyntax-only", avx2, refused="compile with -O2")
+    run(*command, *flags[1:], *xsimd, "-fsyntax-only", kernels, refused="compile with -O2")
     run(*command, *flags, *xsimd, "-ffast-math", "-fsyntax-only", source / "src" / "rope.cpp", refused="needs IEEE binary32 semantics")
 if runs is built:
     sys.exit(0)
