@@ -10,7 +10,9 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -107,7 +109,14 @@ struct Line {
 std::vector<Line> Lines() {
   std::vector<Line> lines;
   std::ifstream in(MHA_PACKED_FILES);
-  for (Line line; in >> line.version >> line.contract >> line.kind >> line.name >> line.sum >> line.hex;) lines.push_back(line);
+  for (std::string text, more; std::getline(in, text);) {
+    std::istringstream words(text);
+    Line line;
+    if (!(words >> line.version >> line.contract >> line.kind >> line.name >> line.sum >> line.hex) || words >> more ||
+        line.hex.size() % 2 != 0 || (line.kind != "layer" && line.kind != "cache"))
+      throw std::runtime_error("a line of " MHA_PACKED_FILES " is damaged: " + text.substr(0, 60));
+    lines.push_back(line);
+  }
   return lines;
 }
 
@@ -153,7 +162,8 @@ void WriteLayer(const std::string &name, uint32_t type, uint32_t arithmetic, uin
   Memory bytes(size, Place::kAnywhere);
   Check(mha_layer_pack(&config, &weights, nullptr, bytes.data(), size, &error), error);
   std::string sum;
-  if (SumOfLayer(bytes, MHA_INSTRUCTION_SET_AUTO, &sum) == MHA_OK) Write("layer", name, bytes, sum);
+  if (SumOfLayer(bytes, MHA_INSTRUCTION_SET_AUTO, &sum) != MHA_OK) throw std::runtime_error(name + ": what was written cannot be read");
+  Write("layer", name, bytes, sum);
 }
 
 void WriteCache(const std::string &name, uint32_t type, uint32_t kind) {
@@ -175,7 +185,8 @@ void WriteCache(const std::string &name, uint32_t type, uint32_t kind) {
   const std::vector<float> k = Numbers(kRows * kHeadDim, 8), v = Numbers(kRows * kHeadDim, 9);
   Check(mha_kv_cache_append(cache, 0, kRows, k.data(), v.data(), &error), error);
   std::string sum;
-  if (SumOfCache(&bytes, &sum) == MHA_OK) Write("cache", name, bytes, sum);
+  if (SumOfCache(&bytes, &sum) != MHA_OK) throw std::runtime_error(name + ": what was written cannot be read");
+  Write("cache", name, bytes, sum);
 }
 
 void WriteAll() {
@@ -195,10 +206,10 @@ class PackedFiles : public InstructionSetTest {};
 MHA_INSTANTIATE_FOR_ALL_INSTRUCTION_SETS(PackedFiles);
 
 TEST_P(PackedFiles, OfEarlierReleasesGiveTheSameBitsOrAreRefusedForTheirContract) {
-  std::set<std::string> names;
+  std::map<std::string, std::set<std::string>> types;  // by version
   for (const Line &line : Lines()) {
     SCOPED_TRACE(line.version + " " + line.kind + " " + line.name);
-    names.insert(line.kind + " " + line.name.substr(0, line.name.find(',')));
+    types[line.version].insert(line.kind + " " + line.name.substr(0, line.name.find(',')));
     Memory bytes = line.Bytes();
     const bool is_layer = line.kind == "layer";
     std::string sum;
@@ -210,7 +221,8 @@ TEST_P(PackedFiles, OfEarlierReleasesGiveTheSameBitsOrAreRefusedForTheirContract
       EXPECT_EQ(status, is_layer ? MHA_ERROR_PACKED_FORMAT : MHA_ERROR_CACHE_FORMAT);
     }
   }
-  EXPECT_EQ(names.size(), 9u);  // layers of 5 types, caches of 4
+  EXPECT_FALSE(types.empty());
+  for (const auto &[version, found] : types) EXPECT_EQ(found.size(), 9u) << version << ": layers of 5 types, caches of 4";
 }
 
 }  // namespace
