@@ -127,7 +127,7 @@ $output is what version $version consists of. Nothing was uploaded. To publish i
   git push origin v$version
   twine upload $output/*.whl $output/sdist/*
   (cd tools/rust && cargo publish -p mha-sys && cargo publish -p mha) && (cd tools/rust/mha-candle && cargo publish)
-  reprepro --basedir REPOSITORY includedeb bookworm $output/*~deb12_*.deb    (trixie: deb13; sources by includedsc)
+  reprepro --basedir REPOSITORY includedeb bookworm $output/*+deb12_*.deb    (trixie: deb13; sources by includedsc)
   copy $output, with SHA256SUMS and its signature, to $MHA_URL; then hand in from recipes/:
   vcpkg/ as ports/mha, conan/ as recipes/mha, homebrew/mha.rb as a formula
 TEXT

@@ -23,6 +23,5 @@ export SOURCE_DATE_EPOCH
 # What HEAD has: the same bytes for the same commit.
 archive=$output/mha-$version.tar.gz
 git archive --format=tar --prefix="mha-$version/" HEAD | gzip -9n >"$archive"
-sha256=$(sha256sum "$archive" | cut -d ' ' -f 1)
 # What README's program prints, for the packages' tests.
 awk '/^```text/ { prints = 1; next } /^```/ && prints { exit } prints' README.md >"$work/expected"

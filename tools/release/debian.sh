@@ -26,8 +26,9 @@ mkdir -p "$roots"
 
 # Runs /work/SCRIPT in a new root of SUITE with PACKAGES; FOLDER is /work there, and what is written into it comes back.
 in_root() {  # SUITE PACKAGES FOLDER SCRIPT
-  local root=$roots/$1-$4.tar log=$work/$1-$4.log
-  find "$root" -mmin +1440 -delete 2>/dev/null || true
+  local root log=$work/$1-$4.log
+  root=$roots/$1-$(cksum <<<"$2" | cut -d ' ' -f 1).tar
+  find "$roots" -name '*.tar' -mmin +1440 -delete
   [[ -e $root ]] || { mmdebstrap --quiet --variant=minbase --include="$2" "$1" "$root.new.tar" && mv "$root.new.tar" "$root"; } ||
     { echo "tools/release/debian.sh: mmdebstrap makes no root of $1; what it said is above" >&2 && return 1; }
   mmdebstrap --quiet --variant=custom --format=null --setup-hook="mmtarfilter '--path-exclude=/dev/*' <'$root' | tar -C \"\$1\" -x" \
@@ -48,7 +49,7 @@ for suite in ${MHA_DEBIAN_SUITES:-bookworm trixie}; do
 . /etc/os-release
 cd /work/mha-$version
 cat >debian/changelog <<CHANGES
-mha ($version-1~deb\$VERSION_ID) \$VERSION_CODENAME; urgency=medium
+mha ($version-1+deb\$VERSION_ID) \$VERSION_CODENAME; urgency=medium
 
   * New release.
 

@@ -33,7 +33,7 @@ FetchContent_Declare(mha URL @URL@ URL_HASH SHA256=@SHA256@)
 FetchContent_MakeAvailable(mha)
 TEXT
   find "$1" -type f -exec sed -i "s|@VERSION@|$version|; s|@HOMEPAGE@|${MHA_HOMEPAGE:-$2}|; s|@URL@|$2/${archive##*/}|
-    s|@SHA256@|$sha256|; s|@SHA512@|$(sha512sum "$archive" | cut -d ' ' -f 1)|" {} +
+    s|@SHA256@|$(sha256sum "$archive" | cut -d ' ' -f 1)|; s|@SHA512@|$(sha512sum "$archive" | cut -d ' ' -f 1)|" {} +
 }
 render "$output/recipes" "${MHA_URL:-file://$output}"
 [[ $test == yes ]] || exit 0

@@ -34,6 +34,10 @@ python=$work/venv/$bin/python
 pip=("$python" -m pip --disable-pip-version-check --quiet)
 "${pip[@]}" install build twine ${repair[@]+"${repair[@]}"} || fail "pip cannot install what makes wheels; what it said is above"
 tar -C "$work" -xzf "$archive"
+# On Windows, what tools/test_library.sh --setup installed; a backslash would end a word of CMAKE_ARGS.
+vcpkg=${VCPKG_INSTALLATION_ROOT-}
+[[ $bin == bin || ! $vcpkg || ${CMAKE_ARGS-} ]] ||
+  export CMAKE_ARGS="-DCMAKE_TOOLCHAIN_FILE=${vcpkg//\\//}/scripts/buildsystems/vcpkg.cmake -DVCPKG_TARGET_TRIPLET=x64-windows-static-md"
 source=$work/mha-$version
 
 wheel() {  # ARCHITECTURE SETTING...
