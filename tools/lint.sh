@@ -37,9 +37,8 @@ export PATH=$folder/bin:$PATH
 for tool in clang-format shellcheck; do command -v $tool >/dev/null || lacks $tool "Debian: apt-get install $tool"; done
 cargo fmt --version >/dev/null 2>&1 || lacks rustfmt "Debian: apt-get install rustfmt-web"
 [[ -x $folder/bin/pip ]] || python3 -m venv "$folder"
-[[ -x $folder/bin/ruff && -x $folder/bin/pre-commit ]] ||
-  "$folder/bin/pip" install --quiet --disable-pip-version-check ruff==0.17.6 pre-commit==4.7.0 || lacks ruff "PyPI: pip install ruff pre-commit"
-command -v actionlint >/dev/null || GOBIN=$folder/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 ||
+"$folder/bin/pip" install --quiet --disable-pip-version-check ruff==0.17.6 pre-commit==4.7.0 || lacks ruff "PyPI: pip install ruff pre-commit"
+[[ $(actionlint -version 2>/dev/null) == 1.7.12* ]] || GOBIN=$folder/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 ||
   lacks actionlint "with go: go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"
 
 status=0

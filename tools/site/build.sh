@@ -40,7 +40,7 @@ command -v doxygen >/dev/null || lacks "there is no doxygen (Debian: apt-get ins
 
 tools=build/site_tools
 [[ -x $tools/bin/pip ]] || python3 -m venv "$tools" || lacks "python3 makes no virtual environment (Debian: apt-get install python3-venv)"
-[[ -x $tools/bin/playwright ]] || "$tools/bin/pip" install --quiet --disable-pip-version-check mkdocs-material==9.8.2 numpy playwright==1.65.2 ||
+"$tools/bin/pip" install --quiet --disable-pip-version-check mkdocs-material==9.8.2 numpy playwright==1.65.2 ||
   lacks "PyPI has not given what the site is made with; what pip said is above"
 
 generator=()
