@@ -7,6 +7,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#if defined(_MSC_VER)
+#include <intrin.h>
+#endif
 
 // GCC's, which clang has too. MHA_WITHOUT_EXTENSIONS is for tests of what Microsoft's compiler is given.
 #if defined(__GNUC__) && !defined(MHA_WITHOUT_EXTENSIONS)
@@ -160,6 +163,22 @@ MHA_PRAGMA_OF(GCC target(MHA_TARGET))
 #if !defined(MHA_READS_XCR)
 #define MHA_READS_XCR
 #endif
+
+// ---- Numbers that threads share
+
+namespace mha {
+#if defined(_MSC_VER) && !defined(__clang__)
+// Plain reads and writes of a volatile number are single ones on every processor that Windows runs on.
+MHA_INLINE uint32_t atomic_load(const uint32_t *x) { return *static_cast<const volatile uint32_t *>(x); }
+MHA_INLINE void atomic_store(uint32_t *x, uint32_t value) { *static_cast<volatile uint32_t *>(x) = value; }
+// What *x was before. Threads that add after this one see what it wrote.
+MHA_INLINE int64_t atomic_fetch_add(int64_t *x, int64_t term) { return _InterlockedExchangeAdd64(x, term); }
+#else  // std::atomic has functions of the C++ library where its assertions are on
+MHA_INLINE uint32_t atomic_load(const uint32_t *x) { return __atomic_load_n(x, __ATOMIC_RELAXED); }
+MHA_INLINE void atomic_store(uint32_t *x, uint32_t value) { __atomic_store_n(x, value, __ATOMIC_RELAXED); }
+MHA_INLINE int64_t atomic_fetch_add(int64_t *x, int64_t term) { return __atomic_fetch_add(x, term, __ATOMIC_ACQ_REL); }
+#endif
+}  // namespace mha
 
 // ---- Loops and memory
 

@@ -1,12 +1,8 @@
 #include "cpu.h"
 
-#include <atomic>
-
 #if defined(MHA_X86_64)
 #include <immintrin.h>
-#if defined(_MSC_VER)
-#include <intrin.h>
-#else
+#if !defined(_MSC_VER)
 #include <cpuid.h>
 #endif
 #elif defined(__aarch64__) && defined(__linux__)
@@ -85,6 +81,9 @@ MHA_READS_XCR uint32_t ask_machine() {
   sets |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
 #endif
   if (leaf7.eax >= 1 && has_bits(cpuid(7, 1).eax, avx_vnni)) sets |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
+#if defined(__APPLE__)  // macOS 10.15.6 to 12.1 change the mask registers of AVX-512 at a signal
+  return sets;
+#endif
   if (!has_bits(saved, 0xe6) || !has_bits(leaf7.ebx, avx512_f_dq_cd_bw_vl)) return sets;
   sets |= bit(MHA_INSTRUCTION_SET_AVX512);
   if (has_bits(leaf7.ecx, vnni)) sets |= bit(MHA_INSTRUCTION_SET_AVX512_VNNI);
@@ -106,11 +105,11 @@ MHA_READS_XCR uint32_t ask_machine() {
 
 // The machine is asked once per process: cpuid takes up to 0.1 ms in a virtual machine, and on macOS it is a system call. 0: not yet.
 // Threads that ask at the same time keep the same answer.
-std::atomic<uint32_t> sets_of_machine{0};
+uint32_t sets_of_machine = 0;
 
 bool machine_has(uint32_t instruction_set) {
-  uint32_t sets = sets_of_machine.load(std::memory_order_relaxed);
-  if (sets == 0) sets_of_machine.store(sets = ask_machine(), std::memory_order_relaxed);
+  uint32_t sets = atomic_load(&sets_of_machine);
+  if (sets == 0) atomic_store(&sets_of_machine, sets = ask_machine());
   return (sets & bit(instruction_set)) != 0;
 }
 

@@ -14,7 +14,7 @@ struct Share {
 void take_units(void *task_context, uint32_t index) {
   const Share &share = *static_cast<const Share *>(task_context);
   for (;;) {
-    const int64_t unit = __atomic_fetch_add(&share.counter->next, 1, __ATOMIC_RELAXED);
+    const int64_t unit = atomic_fetch_add(&share.counter->next, 1);
     if (unit >= share.units) return;
     share.run(share.context, unit, index);
   }

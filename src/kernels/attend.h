@@ -173,7 +173,7 @@ inline bool merge_splits(const Unit &unit, int64_t index, int64_t part) {
   const int64_t floats = unit.l(0, unit.num_rows) - unit.o(0, 0);
   float *const states = parts.states + index * parts.count * parts.state_stride;
   MHA_MEMCPY(states + part * parts.state_stride, unit.o(0, 0), static_cast<size_t>(floats) * sizeof(float));
-  if (__atomic_sub_fetch(&parts.unfinished[index], 1, __ATOMIC_ACQ_REL) != 0) return false;
+  if (atomic_fetch_add(&parts.unfinished[index], -1) != 1) return false;
   for (int64_t p = 0; p < parts.count; ++p) {
     MHA_MEMCPY(unit.o(slots_before(p, 0), 0), states + p * parts.state_stride, static_cast<size_t>(floats) * sizeof(float));
     merge_chunks<V>(unit, p, 1, 0, 0);

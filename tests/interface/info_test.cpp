@@ -89,6 +89,8 @@ TEST(InstructionSets, AreThoseOfThisMachine) {
 #if defined(__linux__)
   if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) possible |= bit(MHA_INSTRUCTION_SET_NEON_DOTPROD);
   if (getauxval(AT_HWCAP2) & HWCAP2_I8MM) possible |= bit(MHA_INSTRUCTION_SET_NEON_I8MM);
+#elif defined(__APPLE__)  // every processor of Apple's computers has DotProd, and from the second generation on the other
+  possible |= bit(MHA_INSTRUCTION_SET_NEON_DOTPROD) | bit(MHA_INSTRUCTION_SET_NEON_I8MM);
 #endif
 #endif
   EXPECT_EQ(sets & ~possible, 0u) << "a set that this machine can't run";

@@ -49,7 +49,7 @@ def check_operations(arguments):
 
 
 # What Microsoft's compiler refuses and -pedantic-errors (compilers.py, without_extensions) does not.
-extensions = [r"\b__(attribute|asm|extension|typeof|restrict|builtin_\w+)\b", r"\b(asm|typeof)\b(?!/)", r"\b(_Pragma|vector_size|alloca)\b", r"#\s*pragma (?!once)"]
+extensions = [r"\b__(attribute|asm|extension|typeof|restrict|builtin_\w+|(atomic|sync)_\w+)\b", r"\b(asm|typeof)\b(?!/)", r"\b(_Pragma|vector_size|alloca)\b", r"#\s*pragma (?!once)"]
 
 
 def check_extensions(arguments):
