@@ -7,8 +7,9 @@ usage() {
 tools/test_library.sh [--setup] [SETTING...]
 
 Builds the library and its tests in build-library-tests/ and runs the tests of its bits, its caches and its interface. This is for compilers and
-systems that tools/test.sh does not know: macOS, Windows by Microsoft's compiler or MinGW-w64 (in Git's bash), other compilers on Linux. It needs
-CMake 3.22, Python 3, the headers of xsimd and GoogleTest. Each SETTING goes to CMake.
+systems that tools/test.sh does not know: macOS, Windows by Microsoft's compiler or MinGW-w64 (in Git's bash), other compilers on Linux. By
+Microsoft's compiler, which refuses the other tests, it compares the published results alone. It needs CMake 3.22, Python 3, the headers of xsimd
+and GoogleTest. Each SETTING goes to CMake.
 
   --setup   first installs xsimd and GoogleTest: on macOS by brew, on Windows by the vcpkg in VCPKG_INSTALLATION_ROOT, on Debian by tools/setup.sh
   --help    this text

@@ -34,10 +34,10 @@ python=$work/venv/$bin/python
 pip=("$python" -m pip --disable-pip-version-check --quiet)
 "${pip[@]}" install build twine ${repair[@]+"${repair[@]}"} || fail "pip cannot install what makes wheels; what it said is above"
 tar -C "$work" -xzf "$archive"
-# On Windows, what tools/test_library.sh --setup installed; a backslash would end a word of CMAKE_ARGS.
+# On Windows, MinGW-w64 and what tools/test_library.sh --setup installed for it; a backslash would end a word of CMAKE_ARGS.
 vcpkg=${VCPKG_INSTALLATION_ROOT-}
-[[ $bin == bin || ! $vcpkg || ${CMAKE_ARGS-} ]] ||
-  export CMAKE_ARGS="-DCMAKE_TOOLCHAIN_FILE=${vcpkg//\\//}/scripts/buildsystems/vcpkg.cmake -DVCPKG_TARGET_TRIPLET=x64-windows-static-md"
+[[ $bin == bin || ! $vcpkg || ${CMAKE_ARGS-} ]] || export CMAKE_GENERATOR=Ninja CC=gcc CXX=g++ \
+  CMAKE_ARGS="-DCMAKE_TOOLCHAIN_FILE=${vcpkg//\\//}/scripts/buildsystems/vcpkg.cmake -DVCPKG_TARGET_TRIPLET=x64-mingw-static"
 source=$work/mha-$version
 
 wheel() {  # ARCHITECTURE SETTING...
@@ -91,7 +91,7 @@ PYTHON
 mkdir "$work/empty"
 check() {  # WHAT PYTHON...
   (cd "$work/empty" && "${@:2}" "$work/program.py") >"$work/said" || fail "$1 does not run"
-  diff "$work/expected" "$work/said" || fail "$1 computes something else than README says, as shown above"
+  diff --strip-trailing-cr "$work/expected" "$work/said" || fail "$1 computes something else than README says, as shown above"
   echo "$1: computes README's numbers"
 }
 wheels=("$output/mha-$version"-*.whl)
