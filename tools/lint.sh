@@ -7,8 +7,8 @@ usage() {
 tools/lint.sh [--base REVISION]
 
 Runs the checks of .pre-commit-config.yaml over all files (clang-format over what changed since REVISION, or since HEAD), and actionlint over the
-workflows; and sees whether the issue forms can be read and ask for the shape and what `mha info` prints. Puts pre-commit, ruff and actionlint into
-build/lint/ where they are missing, from PyPI and by go; clang-format, rustfmt, shellcheck and a recent go must be installed (Debian 12:
+workflows; and sees whether the issue forms can be read and ask for the shape and what `mha info` prints. Puts pre-commit and ruff into build/lint/,
+from PyPI, and actionlint, by go, if it is missing; clang-format, rustfmt, shellcheck and a recent go must be installed (Debian 12:
 clang-format rustfmt-web shellcheck).
 
   --base REVISION   what changed since what this and HEAD have in common is formatted by clang-format
@@ -38,7 +38,7 @@ for tool in clang-format shellcheck; do command -v $tool >/dev/null || lacks $to
 cargo fmt --version >/dev/null 2>&1 || lacks rustfmt "Debian: apt-get install rustfmt-web"
 [[ -x $folder/bin/pip ]] || python3 -m venv "$folder"
 "$folder/bin/pip" install --quiet --disable-pip-version-check ruff==0.17.6 pre-commit==4.7.0 || lacks ruff "PyPI: pip install ruff pre-commit"
-[[ $(actionlint -version 2>/dev/null) == 1.7.12* ]] || GOBIN=$folder/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 ||
+[[ $(actionlint -version 2>/dev/null) =~ ^v?1\.7\.12 ]] || GOBIN=$folder/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 ||
   lacks actionlint "with go: go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"
 
 status=0

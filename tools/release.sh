@@ -17,6 +17,8 @@ tools/release with --test, and again in another folder, where the same bytes mus
   --sign KEY     sign SHA256SUMS with this private key of ssh
   OUTPUT_FOLDER  a new folder; default: build/release-VERSION
   MHA_URL        where its files will be published, for the recipes; default: the folder itself, as a file: URL
+  MHA_HOMEPAGE   the project's page, for the recipes; default: MHA_URL
+  DEBFULLNAME, DEBEMAIL   the maintainer of Debian's packages; default: the author of HEAD
   --help         this text
 
 Example:
@@ -52,6 +54,7 @@ if [[ -z $tagged ]]; then
 elif [[ $tagged != $(git rev-parse HEAD) ]]; then
   refuse "HEAD is not v$version; check it out: git checkout v$version"
 fi
+[[ -z $key || -r $key ]] || refuse "the key $key cannot be read"
 [[ -z $(git status --porcelain) ]] || refuse "there are changes that are not committed: $(git status --porcelain | head -n 3)"
 
 says() {  # WHERE VERSION
@@ -121,6 +124,8 @@ fi
 [[ -z $key ]] || ssh-keygen -Y sign -f "$key" -n file "$output/SHA256SUMS"
 
 du -b "$output"/*
+place=$MHA_URL
+[[ $place != file:* ]] || place="where people download it (the recipes name $place: give MHA_URL before you hand them in)"
 cat <<TEXT
 
 $output is what version $version consists of. Nothing was uploaded. To publish it:
@@ -128,6 +133,6 @@ $output is what version $version consists of. Nothing was uploaded. To publish i
   twine upload $output/*.whl $output/sdist/*
   (cd tools/rust && cargo publish -p mha-sys && cargo publish -p mha) && (cd tools/rust/mha-candle && cargo publish)
   reprepro --basedir REPOSITORY includedeb bookworm $output/*+deb12_*.deb    (trixie: deb13; sources by includedsc)
-  copy $output, with SHA256SUMS and its signature, to $MHA_URL; then hand in from recipes/:
-  vcpkg/ as ports/mha, conan/ as recipes/mha, homebrew/mha.rb as a formula
+  copy $output, with SHA256SUMS and its signature, to $place; then hand in from recipes/:
+  vcpkg/ as ports/mha, conan/ as recipes/mha/all with the config.yml that is asked for there, homebrew/mha.rb as a formula
 TEXT

@@ -14,7 +14,7 @@ its result behind them.
   build-clang/       clang, Release: the library, and the tests that another compiler could make fail
   build-aarch64/     cross-compiled for AArch64: the library, and the tests that another processor could make fail, under emulation
   build-windows/     cross-compiled for Windows by MinGW-w64: the library, under Wine the bits of its DLL and the edges of its interface
-  build-fuzz/        clang: each fuzz target for 20 seconds (tools/fuzz.sh)
+  build-fuzz/        clang: each fuzz target for 12 seconds (tools/fuzz.sh)
   build/mutate/      ten small faults, planted one at a time, each of which a test must find (tools/mutate.py)
   build/avx512/      on a processor without AVX-512 or its VNNI, by tools/test_avx512.sh: the bits of its kernels, under emulation
 
@@ -213,8 +213,8 @@ if [[ $matrix != quick ]]; then
   fi
 fi
 [[ $matrix == quick ]] || {
-  say "fuzzing each target for 20 s, in build-fuzz"
-  run_part "fuzzing" tools/fuzz.sh all 20
+  say "fuzzing each target for 12 s, in build-fuzz"
+  run_part "fuzzing" tools/fuzz.sh all 12
   say "planting faults, in build/mutate"
   if [[ $matrix == all ]]; then run_part "mutants" tools/mutate.py; else run_part "ten mutants" tools/mutate.py --sample 10; fi
 }
