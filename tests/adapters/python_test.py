@@ -37,6 +37,7 @@ python_support.need(packages[arguments.test], arguments)
 import numpy as np  # noqa: E402
 
 import mha  # noqa: E402
+import mha._openmp  # noqa: E402
 
 random = np.random.default_rng(7)
 width, heads, head_dim = 24, 3, 8
@@ -774,6 +775,12 @@ class Mha(unittest.TestCase):
         for options in {"want": ["attention_weights"]}, {"score": mha.ScoreOptions(bias=floats(5, 5))}:
             with self.assertRaisesRegex(ValueError, "cannot be prepared: their extents change as the cache grows"):
                 mha.attention(q, k, v, cache=cache, **options, prepare=True)
+
+    def test_where_no_openmp_runtime_can_be_asked_for_the_calling_thread_computes_alone(self):
+        mha.attention(*[np.ones((1, 1, 1, 4), np.float32)] * 3)  # loads the library
+        for error in TypeError, OSError:  # of ctypes.CDLL(None) on Windows, and of a name that is not there
+            with mock.patch("ctypes.CDLL", side_effect=error):
+                self.assertIsNone(mha._openmp._load())
 
     # ---- What is written about it
 

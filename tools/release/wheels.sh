@@ -48,6 +48,7 @@ wheel() {  # ARCHITECTURE SETTING...
   PATH=$work/venv/bin:$PATH auditwheel repair --only-plat --wheel-dir "$output" "$made"/*.whl >"$work/log" 2>&1 ||
     { cat "$work/log" >&2 && fail "auditwheel does not take the wheel for $1; what it said is above"; }
 }
+[[ $(uname -s) != Darwin ]] || export MACOSX_DEPLOYMENT_TARGET=${MACOSX_DEPLOYMENT_TARGET:-11.0}  # the oldest system that a wheel is for
 rm -f "$output/mha-$version"-*.whl
 machine=$(uname -m)
 if [[ $(uname -s) != Linux ]]; then
@@ -83,7 +84,7 @@ q, k, v = (np.random.default_rng(1).standard_normal((2, rows, 4, 16)).astype(np.
 weights = np.exp(np.einsum("bqhd,bkhd->bhqk", q, k) / 4)
 expected = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(axis=3, keepdims=True), v)
 np.testing.assert_allclose(mha.attention(q, k, v), expected, rtol=0, atol=1e-5)
-folder = pathlib.Path(mha.__file__).parent
+folder = pathlib.Path(mha.__file__).resolve().parent
 assert pathlib.Path(mha._library._library._name).parent == folder and (folder / "py.typed").exists(), mha._library._library._name
 for i in range(4):
     print(f"y[{i}] = {y[0, i, 0]:7.4f} {y[0, i, 1]:7.4f} ...")

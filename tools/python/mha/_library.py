@@ -70,7 +70,7 @@ def _find():
         return named
     folder = pathlib.Path(__file__).resolve().parent
     installed = folder / _file_name
-    built = folder.parents[2] / "build" / "src" / _file_name if len(folder.parents) > 2 else installed
+    built = folder.parents[2] / "build" / ("bin" if sys.platform == "win32" else "src") / _file_name if len(folder.parents) > 2 else installed
     for path in installed, built:
         if path.exists():
             return str(path)

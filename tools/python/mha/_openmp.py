@@ -22,7 +22,7 @@ def _load():
             runtime = ctypes.CDLL(name, mode=ctypes.DEFAULT_MODE | getattr(os, "RTLD_NOLOAD", 0))
             functions = [getattr(runtime, function) for function in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")]
             return ctypes.CDLL(str(found[0])).mha_openmp_parallel_for, (ctypes.c_void_p * 3)(*map(_address, functions))
-        except (OSError, AttributeError, IndexError):
+        except (OSError, TypeError, AttributeError, IndexError):  # TypeError: of None, on Windows
             pass
     return None
 

@@ -7,12 +7,13 @@ class Mha < Formula
 
   depends_on "cli11" => :build
   depends_on "cmake" => :build
+  depends_on "ninja" => :build # make as Homebrew wraps it drops -O2 and -march from each kernel's options
   depends_on "nlohmann-json" => :build
   depends_on "xsimd" => :build
 
   def install
     off = %w[OPENBLAS PTHREADPOOL ONNX BENCH TESTS].map { |part| "-DMHA_#{part}=OFF" }
-    system "cmake", "-S", ".", "-B", "build", "-DMHA_TOOLS=ON", *off, *std_cmake_args
+    system "cmake", "-S", ".", "-B", "build", "-G", "Ninja", "-DMHA_TOOLS=ON", *off, *std_cmake_args
     system "cmake", "--build", "build"
     system "cmake", "--install", "build"
     pkgshare.install "tests/examples/minimal.c"

@@ -29,9 +29,21 @@ fn main() {
     build_bundled(&source);
 }
 
+/// What the library is called where the program will run: for the linker, which on Windows takes a shared one by its import library.
+fn file_name(is_static: bool) -> &'static str {
+    let target = |part| env::var(format!("CARGO_CFG_TARGET_{part}")).unwrap_or_default();
+    match (target("OS").as_str(), target("ENV").as_str(), is_static) {
+        (_, "msvc", _) => "mha.lib",
+        (_, _, true) => "libmha.a",
+        ("windows", ..) => "libmha.dll.a",
+        ("macos", ..) => "libmha.dylib",
+        _ => "libmha.so",
+    }
+}
+
 /// A library where the user says it is.
 fn link_folder(folder: &Path, is_static: bool) {
-    let file = if is_static { "libmha.a" } else { "libmha.so" };
+    let file = file_name(is_static);
     if !folder.join(file).is_file() {
         fail(&format!("MHA_LIB_DIR is {}, where there is no {file}", folder.display()));
     }
@@ -71,7 +83,9 @@ fn link_installed(_is_static: bool) -> bool {
 fn bundled_source() -> Option<PathBuf> {
     let vendor = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR")?).join("vendor");
     fs::metadata(vendor.join("src/mha.map")).ok()?;
-    Some(fs::canonicalize(vendor.join("CMakeLists.txt")).ok()?.parent()?.to_path_buf())
+    let folder = fs::canonicalize(vendor.join("CMakeLists.txt")).ok()?.parent()?.to_path_buf();
+    // On Windows a canonical path begins with \\?\, which CMake does not take.
+    Some(folder.to_str().and_then(|path| path.strip_prefix(r"\\?\")).map(PathBuf::from).unwrap_or(folder))
 }
 
 /// The static library alone.
@@ -85,7 +99,7 @@ fn build_bundled(source: &Path) {
     }
 
     let mut config = cmake::Config::new(source);
-    for part in ["MHA_OPENBLAS", "MHA_PTHREADPOOL", "MHA_TOOLS", "MHA_TESTS", "MHA_BENCH", "MHA_INSTALL"] {
+    for part in ["MHA_SHARED", "MHA_OPENBLAS", "MHA_PTHREADPOOL", "MHA_ONNX", "MHA_TOOLS", "MHA_TESTS", "MHA_BENCH", "MHA_INSTALL"] {
         config.define(part, "OFF");
     }
     if let Some(folder) = variable("MHA_XSIMD_INCLUDE_DIR") {
@@ -96,10 +110,12 @@ fn build_bundled(source: &Path) {
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap());
     let Ok(_) = panic::catch_unwind(move || config.build()) else { fail(&why_cmake_failed(&out)) };
 
-    let (lib, include) = (out.join("lib"), out.join("include"));
+    let (lib, include, file) = (out.join("lib"), out.join("include"), file_name(true));
+    let folders = ["build/src", "build/src/Release"].map(|folder| out.join(folder)); // the second by Visual Studio
+    let built = folders.iter().map(|folder| folder.join(file)).find(|built| built.is_file()).unwrap_or_default();
     let copied = fs::create_dir_all(&lib)
         .and_then(|()| fs::create_dir_all(&include))
-        .and_then(|()| fs::copy(out.join("build/src/libmha.a"), lib.join("libmha.a")))
+        .and_then(|()| fs::copy(built, lib.join(file)))
         .and_then(|_| {
             fs::read_dir(source.join("include"))?.try_for_each(|header| {
                 let header = header?;
