@@ -41,7 +41,9 @@ if [[ $setup == yes ]]; then
     Linux) tools/setup.sh ;;
     *)
       triplet=x64-windows-static-md
-      [[ " ${settings[*]} " != *=g++* ]] || triplet=x64-mingw-static
+      if [[ " ${settings[*]} " == *=g++* ]]; then  # static: Git's bash has older libraries of the compiler before its own
+        triplet=x64-mingw-static settings+=(-DCMAKE_EXE_LINKER_FLAGS=-static)
+      fi
       "$VCPKG_INSTALLATION_ROOT/vcpkg" install --triplet "$triplet" --host-triplet "$triplet" xsimd gtest
       settings+=("-DCMAKE_TOOLCHAIN_FILE=$VCPKG_INSTALLATION_ROOT/scripts/buildsystems/vcpkg.cmake" "-DVCPKG_TARGET_TRIPLET=$triplet")
       ;;

@@ -12,8 +12,6 @@ namespace {
 using namespace support;  // NOLINT: errors and guarded memory
 using support::HexFloat;
 
-static_assert(LDBL_MANT_DIG >= 64, "these tests need a long double that is wider than double");
-
 constexpr int64_t kEndOfPositions = int64_t{1} << 31;
 
 mha_rope_config Config(int64_t dims, int64_t first_position, int64_t num_positions) {
@@ -69,6 +67,7 @@ long double PlainTheta(const mha_rope_config &config, int64_t i) {
 // The bound of the header. `steepness`: by how much a ramp magnifies what it is rounded from.
 void ExpectTheFormula(mha_rope_config config, long double (*theta_of)(const mha_rope_config &, int64_t), long double attention_factor,
                       long double steepness = 1) {
+  if (LDBL_MANT_DIG < 64) GTEST_SKIP() << "long double is as narrow as double here, too narrow for the formula";
   if (config.base == 0) config.base = 10000;
   if (config.linear_factor == 0) config.linear_factor = 1;
   for (const auto &range : kRanges) {
