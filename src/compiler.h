@@ -63,9 +63,12 @@
 #endif
 // What xsimd includes: these are functions for any processor, or have targets of their own.
 #include <complex>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <ostream>
 #include <stdexcept>
+#include <string_view>
 #if defined(MHA_X86_64)
 #include <immintrin.h>
 #define __SSE3__ 1
