@@ -55,4 +55,4 @@ cmake -S . -B "$folder" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_TEST
   -DMHA_TOOLS=OFF -DMHA_BENCH=OFF "${settings[@]+"${settings[@]}"}"
 cmake --build "$folder" --config Release --parallel --target mha_static mha_shared tests_bits tests_cache tests_interface
 ctest --test-dir "$folder" --build-config Release --output-on-failure --no-tests=error --parallel "$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 4)" \
-  -L '^(bits|cache|interface)$'
+  -L '^(bits|cache|interface)$' -LE '^slow$'
