@@ -29,10 +29,14 @@ def run(count, *arguments, others=None):
     place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
     processes = [subprocess.Popen([sys.executable, tools / "distributed.py", "--timeout", str(timeout), "--steps", "1", *(others if others and rank == 1 else arguments)],
                                   env={**place, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in range(count)]
-    if "hang" in arguments:  # process 1 does, and the end of process 0 is what is tested
-        processes[0].wait()
-        processes[1].kill()
-    return [(process.returncode, text) for process in processes for text in [process.communicate()[0]]]
+    try:
+        if "hang" in arguments:  # process 1 does, and the end of process 0 is what is tested
+            processes[0].wait(4 * timeout)
+            processes[1].kill()
+        return [(process.returncode, text) for process in processes for text in [process.communicate(timeout=4 * timeout)[0]]]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 class Distributed(unittest.TestCase):

@@ -36,7 +36,7 @@ for target, runs, sets in [("x86_64-windows-gnu", wine, x86), ("aarch64-windows-
 # That allows any instruction in any function; clang needs a flag for each set.
 microsoft = "zig/x86_64-windows-gnu/microsoft"
 known[microsoft] = ([*known["zig/x86_64-windows-gnu"][0], "-fms-extensions", "-mxsave"], wine, x86)
-headers = ["algorithm", "atomic", "cmath", "complex", "cstdio", "cstring", "functional", "map", "memory", "sstream", "stdexcept", "string", "vector",
+headers = ["algorithm", "cmath", "complex", "cstdio", "cstring", "functional", "map", "memory", "sstream", "stdexcept", "string", "vector",
            "immintrin.h", "intrin.h", "math.h", "stdint.h"]
 prelude = "".join(f"#include <{name}>\n" for name in headers) + "#define _MSC_VER 1940\n#define __INTRIN_H\n" + "".join(
     f"#undef {name}\n" for name in ("__GNUC__", "__clang__", "__MINGW32__", "__MINGW64__"))
