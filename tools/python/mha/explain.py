@@ -80,8 +80,8 @@ class Page:
     def __init__(self):
         self.parts = []
 
-    def headline(self, title, sentence):
-        self.parts.append(("headline", title, sentence))
+    def headline(self, title, *paragraphs):
+        self.parts.append(("headline", title, paragraphs))
 
     def step(self, number, title, shapes, why, *rows_of_blocks):
         self.parts.append(("step", f"Step {number:<4}{title:<23}{shapes}", why))
@@ -96,7 +96,7 @@ class Page:
         lines = []
         for kind, first, *rest in self.parts:
             if kind == "headline":
-                lines += ([""] * 2 if lines else []) + [first, *textwrap.wrap(rest[0], width)]
+                lines += ([""] * 2 if lines else []) + [first, *(line for paragraph in rest[0] for line in textwrap.wrap(paragraph, width))]
             elif kind == "step":
                 lines += ["", first.rstrip(), *(f"  {line}" for line in textwrap.wrap(rest[0], width - 2))]
             elif kind == "note":
@@ -109,7 +109,7 @@ class Page:
         body, pictures = [], list(pictures)
         for kind, first, *rest in self.parts:
             if kind == "headline":
-                body.append(f"<h1>{html.escape(first)}</h1><p>{html.escape(rest[0])}</p>")
+                body.append(f"<h1>{html.escape(first)}</h1>" + "".join(f"<p>{html.escape(paragraph)}</p>" for paragraph in rest[0]))
                 if pictures:
                     encoded = base64.b64encode(pictures.pop(0)).decode()
                     body.append(f'<h2>What each head attends to</h2><img alt="Heat maps of the heads" src="data:image/png;base64,{encoded}">')
@@ -316,7 +316,8 @@ def explain(page, layer, weights, call, what):
     about = call.describe()
     page.headline("Multi-head attention, step by step",
                   f"{what}: {count_text(len(call.inputs[0]), 'token')} of width {shape['query_dim']}, {count_text(shape['num_heads'], 'head')} of width "
-                  f"{shape['head_dim']}{', ' if about else ''}{about}. Every number is what the library computed ({set_name}).")
+                  f"{shape['head_dim']}{', ' if about else ''}{about}. Every number is what the library computed.",
+                  f"Instruction set: {set_name}.")  # in a line by itself: a name has no say in where other lines break
     show_projection(page, weights, call)
     show_preparation(page, call)
     show_attention(page, call, shape["scale"])
