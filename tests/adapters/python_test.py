@@ -12,6 +12,8 @@ import concurrent.futures
 import ctypes
 import faulthandler
 import functools
+import gc
+import inspect
 import itertools
 import os
 import pathlib
@@ -22,6 +24,7 @@ import sys
 import tempfile
 import textwrap
 import unittest
+import weakref
 from unittest import mock
 
 import python_support
@@ -38,6 +41,7 @@ import numpy as np  # noqa: E402
 
 import mha  # noqa: E402
 import mha._openmp  # noqa: E402
+import mha._typing  # noqa: E402
 
 random = np.random.default_rng(7)
 width, heads, head_dim = 24, 3, 8
@@ -775,6 +779,212 @@ class Mha(unittest.TestCase):
         for options in {"want": ["attention_weights"]}, {"score": mha.ScoreOptions(bias=floats(5, 5))}:
             with self.assertRaisesRegex(ValueError, "cannot be prepared: their extents change as the cache grows"):
                 mha.attention(q, k, v, cache=cache, **options, prepare=True)
+
+    # ---- Memory that calls point to
+
+    def test_a_pointer_of_a_struct_is_set_to_an_object_which_lives_as_long_as_the_struct(self):
+        for struct in mha.structs:
+            pointers = [field for field, kind in struct._kinds.items() if kind in ("ptr", "out")]
+            self.assertEqual(pointers, [field for field, kind in struct._fields_ if kind is ctypes.c_void_p])
+            for field in pointers:
+                made, array = struct(), floats(3)
+                with self.assertRaisesRegex(TypeError, f"{field} is 64; it must be the object that lies at an address"):
+                    setattr(made, field, 64)
+                setattr(made, field, array)
+                self.assertEqual(getattr(made, field), array.ctypes.data)
+                lives = weakref.ref(array)
+                del array
+                gc.collect()
+                self.assertIsNotNone(lives())
+                del made
+                self.assertIsNone(lives())
+
+    def test_pointers_to_what_is_written_are_those_of_the_header(self):
+        header = re.sub(r"/\*.*?\*/", "", header_text(), flags=re.DOTALL)
+        bodies = {name: body for body, name in re.findall(r"typedef struct \w+ \{(.*?)^\} (mha_\w+);", header, re.DOTALL | re.MULTILINE)}
+        for struct in mha.structs:
+            # Not those to a cache, which a call may only read, and to what only the caller's functions look at.
+            written = {field for kind, fields in re.findall(r"^  (\w+) (\*[^;(]*);", bodies[struct.__name__], re.MULTILINE) for field in re.findall(r"\w+", fields)
+                       if (kind, field) not in (("mha_kv_cache", "cache"), ("void", "context"))}
+            self.assertEqual({field for field, kind in struct._kinds.items() if kind == "out"}, written, struct.__name__)
+
+    def array_options(self, n_q, n_k, batch=2, sequences=2):
+        """(class or "call", option) -> a function that makes what it is set to, for each option that takes arrays."""
+        def integers(*shape, below=2):
+            return random.integers(below, size=shape)
+
+        score = {"alibi_slopes": lambda: mha.alibi_slopes(heads), "sinks": lambda: floats(heads), "head_scales": lambda: floats(heads),
+                 "bias": lambda: floats(batch, heads, n_q, n_k), "mask": lambda: random.random((batch, 1, n_q, n_k)) < 0.6, "q_scales": lambda: floats(batch, n_q),
+                 "relative_bias": lambda: floats(heads, 9), "relative_rows": lambda: floats(batch, heads, n_q, 9), "q_groups": lambda: integers(batch, n_q).astype(np.int32),
+                 "kv_groups": lambda: integers(batch, n_k).astype(np.int32), "chosen_keys": lambda: integers(batch, heads, n_q, 1).astype(np.int32)}
+        norm = {name: lambda: floats(heads, head_dim) for name in ("q_weight", "k_weight", "q_bias", "k_bias")}
+        context = {name: lambda: floats(heads, head_dim) for name in ("weight", "bias")}
+        tables = np.cos(floats(40, head_dim // 2)), np.sin(floats(40, head_dim // 2))
+        rope = {"cos": tables[0].copy, "sin": tables[1].copy, "q_positions": lambda: integers(batch, n_q, below=40), "k_positions": lambda: integers(batch, n_k, below=40)}
+        one = np.array([0, n_q // 2, n_q][:sequences + 1])
+        call = {"q_start": lambda: integers(2), "q_lengths": lambda: integers(2) + 2, "kv_lengths": lambda: integers(2) + 3, "kv_start": lambda: integers(2),
+                "cache_sequences": lambda: np.array([1, 0]), "cu_seqlens_q": one.copy, "cu_seqlens_kv": lambda: np.array([0, n_k // 2, n_k]),
+                "out": lambda: None, "workspace": lambda: np.zeros(1 << 20, np.uint8), "norm": lambda: mha.Norm(), "rope": lambda: mha.Rope.tables(head_dim, 40),
+                "score": lambda: mha.ScoreOptions(sinks=floats(heads)), "scheduler": lambda: mha.Scheduler(2, lambda count, task: [task(i) for i in range(count)]),
+                "cache": lambda: mha.KvCache(num_sequences=2, capacity=40, num_kv_heads=heads, head_dim=head_dim)}
+        made = {mha.ScoreOptions: score, mha.Norm: norm, mha.ContextNorm: context, mha.Rope: rope}
+        for kind, options in made.items():
+            taken = {name for name, parameter in inspect.signature(kind).parameters.items() if re.search("ndarray|Integers", parameter.annotation)}
+            self.assertEqual(taken, set(options), "a new option that takes an array needs a line here")
+        plain = {"is_causal", "window_left", "window_right", "padding", "cache_read", "bf16", "output_type"}
+        self.assertEqual(set(mha._typing.Call.__annotations__) - plain, set(call))
+        return {**{(kind, name): make for kind, options in made.items() for name, make in options.items()}, **{("call", name): make for name, make in call.items()}}
+
+    @staticmethod
+    def with_option(kind, name, value, needed=None):
+        """The options of a call in which one option of a class is set."""
+        needed = needed or {}
+        if kind is mha.ScoreOptions:
+            return {"score": mha.ScoreOptions(**{name: value}, **needed)}
+        if kind is mha.Norm:
+            return {"norm": mha.Norm(**{**dict.fromkeys({"q_bias": ["q_weight"], "k_bias": ["k_weight"]}.get(name, []), np.ones((heads, head_dim), np.float32)), name: value},
+                                     layer="bias" in name)}
+        if kind is mha.ContextNorm:
+            return {"norm": mha.Norm(epsilon=0, context=mha.ContextNorm(**{**({"weight": np.ones((heads, head_dim), np.float32)} if name == "bias" else {}), name: value},
+                                                                        layer=name == "bias"))}
+        if kind is mha.Rope:
+            return {"rope": mha.Rope(**{"cos": np.ones((40, head_dim // 2), np.float32), "sin": np.zeros((40, head_dim // 2), np.float32), name: value})}
+        return {name: value}
+
+    def test_what_a_prepared_call_reads_lives_as_long_as_the_call(self):
+        n_q, n_k = 6, 8
+        q, k, v, x, y = floats(2, n_q, heads, head_dim), *(floats(2, n_k, heads, head_dim) for _ in range(2)), floats(2, n_q, width), floats(2, n_k, width)
+        for (kind, name), make in self.array_options(n_q, n_k).items():
+            packed = name.startswith("cu_")
+            both = {"kv_groups": {"q_groups": np.zeros(n_q, np.int32)}, "q_groups": {"kv_groups": np.zeros(n_k, np.int32)}}.get(name)
+            calls = [(mha.attention, [a[:1] if packed else a for a in (q, k, v)]), (self.layer.forward, [a[:1] if packed else a for a in (x, y)])]
+            for function, arrays in calls[kind is mha.ContextNorm:]:
+                with self.subTest(function=function.__name__, option=name):
+                    needed = {"cu_seqlens_kv": {"cu_seqlens_q": np.array([0, 3, 6])}, "cu_seqlens_q": {"cu_seqlens_kv": np.array([0, 4, 8])}}.get(name, {})
+                    cache = mha.KvCache(num_sequences=2, capacity=40, num_kv_heads=heads, head_dim=head_dim)
+                    if name == "cache_sequences":
+                        needed = {"cache": cache}
+                    value = make()
+                    expected = function(*arrays, **needed, **self.with_option(kind, name, cache if name == "cache" else value, both))
+                    cache.truncate(0, 0), cache.truncate(1, 0)
+                    copy = value.copy() if isinstance(value, np.ndarray) else value
+                    lives = weakref.ref(copy) if isinstance(copy, np.ndarray) else lambda: self
+                    call = function(*arrays, **needed, **self.with_option(kind, name, copy, both), prepare=True)
+                    del copy
+                    gc.collect()
+                    others = [np.full(value.shape, 3, value.dtype) for _ in range(50)] if isinstance(value, np.ndarray) else []
+                    self.assertIsNotNone(lives(), "the call does not keep the array alive")
+                    self.assert_same(call(*arrays), expected)
+                    del others
+        call = self.layer.forward(x, prepare=True, norm=mha.Norm(q_weight=floats(head_dim)), want={"lse": np.empty((2, heads, n_q), np.float32)},
+                                  rope=mha.Rope.tables(head_dim, 400000), score=mha.ScoreOptions(sinks=floats(heads)))
+        layer = weakref.ref(self.layer)
+        self.layer = None
+        gc.collect()
+        self.assertIsNotNone(layer())
+        self.assertTrue(np.isfinite(call(x)[0]).all())
+
+    def test_what_cannot_be_written_to_is_refused_and_stays_as_it_was(self):
+        q, x = floats(2, 5, heads, head_dim), floats(2, 5, width)
+        shape, weights = {"num_sequences": 1, "capacity": 8, "num_kv_heads": heads, "head_dim": head_dim}, floats(2, 5, heads)
+        states = mha.attention(q, q, q, states=True)
+        linear = mha.Linear(floats(9, width))
+        pairs, lse = np.zeros((2, heads, 5, 5), np.float32), np.zeros((2, heads, 5), np.float32)
+        heads_of = np.zeros((2, 5, heads, head_dim), np.float32)
+        looks = {"attention_weights": pairs, "lse": lse, "q": heads_of, "k": heads_of, "v": heads_of, "context": heads_of, "scores": pairs,
+                 "scaled_scores": pairs, "softcapped_scores": pairs, "masked_scores": pairs}
+        self.assertEqual(set(looks), set(mha._structs._optional_outputs))
+        calls = [(np.zeros_like(q), lambda out: mha.attention(q, q, q, out=out)), (states.copy(), lambda out: mha.attention(q, q, q, states=True, out=out)),
+                 (np.zeros_like(x), lambda out: self.layer.forward(x, out=out)), (np.zeros_like(x[0]), lambda out: self.layer.forward(x[0], out=out)),
+                 (np.zeros_like(q), lambda out: mha.attention(q, q, q, out=out, prepare=True)), (np.zeros_like(q), lambda out: mha.attention(q, q, q, prepare=True)(q, q, q, out=out)),
+                 (states.copy(), lambda out: mha.states_merge(states, states, out=out)), (np.zeros_like(q), lambda out: mha.states_finish(states, out=out)),
+                 (np.zeros((5, 9), np.float32), lambda out: linear(x[0], out=out)), (np.zeros((2, 5, 2), np.int32), lambda out: mha.choose_keys(q, weights, 2, q[:, :, 0], out=out)),
+                 (np.zeros((2, 5, 5), np.float32), lambda out: mha.choose_keys(q, weights, 2, q[:, :, 0], index_scores=out)),
+                 (mha.aligned(mha.pack_size(width, heads, **self.w)), lambda out: mha.pack(width, heads, **self.w, out=out)),
+                 (mha.aligned(mha.KvCache.size(**shape)), lambda out: mha.KvCache(buffer=out, **shape))]
+        room = np.zeros(1 << 20, np.uint8)
+        calls += [(room, lambda out: mha.attention(q, q, q, workspace=out)), (room, lambda out: self.layer.forward(x, workspace=out)),
+                  (room, lambda out: linear(x[0], workspace=out)), (room, lambda out: mha.choose_keys(q, weights, 2, q[:, :, 0], workspace=out))]
+        calls += [(array, lambda out, name=name: self.layer.forward(x, want={name: out})) for name, array in looks.items()]
+        for number, (array, call) in enumerate(calls):
+            with self.subTest(number):
+                locked = mha.aligned(array.nbytes)
+                locked[:] = array.reshape(-1).view(np.uint8)
+                locked = locked.view(array.dtype).reshape(array.shape)
+                locked.flags.writeable = False
+                before = locked.tobytes()
+                with self.assertRaisesRegex(ValueError, "cannot be written to"):
+                    call(locked)
+                self.assertEqual(locked.tobytes(), before)
+
+    def test_a_cache_in_a_file_that_is_only_read(self):
+        changing = set(re.findall(r"mha_kv_cache_(\w+)\(mha_kv_cache \*cache", header_text()))
+        q, k, x = floats(1, 2, heads, head_dim), floats(1, 1, heads, head_dim), floats(1, 2, width)
+        for values, kind, more in ("own", "contiguous", {}), ("in_keys", "contiguous", {}), ("own", "paged", {"block_positions": 16, "num_blocks": 2}):
+            cache = mha.KvCache(num_sequences=2, capacity=16, num_kv_heads=heads, head_dim=head_dim, values=values, kind=kind, **more)
+            if more:
+                cache.set_blocks(0, [1])
+            rows = floats(3, heads, head_dim)
+            cache.append(0, rows, None if values == "in_keys" else rows)
+            with tempfile.TemporaryDirectory() as folder:
+                path = pathlib.Path(folder) / "cache"
+                cache.buffer.tofile(path)
+                locked = mha.aligned(cache.buffer.size)
+                locked[:] = cache.buffer
+                locked.flags.writeable = False
+                for buffer in np.memmap(path, np.uint8, "r"), locked:
+                    view = mha.KvCache.view(buffer)
+                    one = {"cache": view, "cache_sequences": [0]}
+                    v = None if values == "in_keys" else k
+                    changes = {"append": lambda: view.append(0, k[0], None if v is None else k[0]), "truncate": lambda: view.truncate(0, 1),
+                               "copy_prefix": lambda: view.copy_prefix(0, 1, 2), "set_blocks": lambda: view.set_blocks(0, [0])}
+                    self.assertEqual(set(changes), changing)
+                    changes.update(attention=lambda: mha.attention(k, k, v, **one), prepared=lambda: mha.attention(k, k, v, **one, prepare=True),
+                                   forward=lambda: self.layer.forward(x, **one), choose=lambda: mha.choose_keys(q, floats(1, 2, heads), 1, q[:, :, 0], **one))
+                    for name, change in changes.items():
+                        with self.subTest(kind=kind, name=name), self.assertRaisesRegex(ValueError, "the cache lies in a buffer that cannot be written to"):
+                            change()
+                    self.assertEqual(view.length(0), 3)
+                    self.assert_same(view.read(0, 0, 3)[0], rows)
+                    self.assert_same(mha.attention(q, **one, cache_read=True), mha.attention(q, rows[None], rows[None]))
+                    if values == "own":
+                        self.assert_same(self.layer.forward(x, **one, cache_read=True), self.layer.forward(x, cache=cache, cache_sequences=[0], cache_read=True))
+                    self.assert_same(buffer, cache.buffer)
+                    del view, buffer, one, changes
+
+    def test_arrays_of_rows_of_packed_sequences_have_a_batch_of_1(self):
+        n_q, n_k, q_ends, k_ends = 6, 9, [0, 2, 6], [0, 4, 9]
+        q, k, v, x = floats(1, n_q, heads, head_dim), *(floats(1, n_k, heads, head_dim) for _ in range(2)), floats(1, n_q, width)
+
+        def cut(name, array, first, end, k_first, k_end):
+            """What an array of rows is for one sequence alone."""
+            if name in ("k_positions", "kv_groups"):
+                return array[:, k_first:k_end]
+            array = array[:, first:end] if array.ndim == 2 else array[:, :, first:end]
+            return array[..., k_first:k_end] if name in ("bias", "mask") else array
+
+        for (kind, name), make in self.array_options(n_q, n_k, batch=1).items():
+            if kind not in (mha.ScoreOptions, mha.Rope) or name in ("alibi_slopes", "sinks", "head_scales", "relative_bias", "cos", "sin"):  # not of rows
+                continue
+            groups = {"kv_groups": {"q_groups": np.zeros((1, n_q), np.int32)}, "q_groups": {"kv_groups": np.zeros((1, n_k), np.int32)}}
+            both, array = groups.get(name), make()
+            packed = mha.attention(q, k, v, cu_seqlens_q=q_ends, cu_seqlens_kv=k_ends, **self.with_option(kind, name, array, both))
+            own = None if name in ("k_positions", "kv_groups") or kind is mha.ScoreOptions and name in ("bias", "mask") else self.layer.forward(
+                x[0], cu_seqlens_q=q_ends, **self.with_option(kind, name, array))
+            for first, end, k_first, k_end in (0, 2, 0, 4), (2, 6, 4, 9):
+                part = self.with_option(kind, name, np.ascontiguousarray(cut(name, array, first, end, k_first, k_end)),
+                                        both and {other: zeros[:, :end - first if other == "q_groups" else k_end - k_first] for other, zeros in both.items()})
+                with self.subTest(name):
+                    self.assert_same(packed[:, first:end], mha.attention(q[:, first:end], k[:, k_first:k_end], v[:, k_first:k_end], **part))
+                    if own is not None:
+                        part = self.with_option(kind, name, np.ascontiguousarray(cut(name, array, first, end, k_first, k_end)))
+                        self.assert_same(own[first:end], self.layer.forward(x[0, first:end], **part))
+            twice = self.with_option(kind, name, np.concatenate([array, array]), both)
+            for call in (lambda: mha.attention(q, k, v, cu_seqlens_q=q_ends, cu_seqlens_kv=k_ends, **twice), lambda: mha.attention_info(
+                    n_q, n_k, heads, head_dim, cu_seqlens_q=q_ends, cu_seqlens_kv=k_ends, **twice), lambda: self.layer.forward(
+                    x, v.reshape(1, n_k, width), cu_seqlens_q=q_ends, cu_seqlens_kv=k_ends, **twice)):
+                with self.subTest(name), self.assertRaisesRegex(ValueError, rf"{name} is .* its shape must be \[1, "):
+                    call()
 
     def test_where_no_openmp_runtime_can_be_asked_for_the_calling_thread_computes_alone(self):
         mha.attention(*[np.ones((1, 1, 1, 4), np.float32)] * 3)  # loads the library

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from ._structs import _Error, _broadcast
+from ._structs import _Error, _broadcast, _writeable
 
 _rows_bf16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16)
 _rows = _rows_bf16[:2]
@@ -52,25 +52,19 @@ def _check(array, name, dtypes, shape):
 
 
 def _contiguous(array, name, dtypes, shape):
-    """The address of an array without strides; None stays None."""
+    """The array, which must be one without strides; None stays None."""
     if array is None:
         return None
     _check(array, name, dtypes, shape)
     if not array.flags.c_contiguous:
         raise ValueError(f"{name} is not contiguous; np.ascontiguousarray({name}) makes it so")
-    return array.ctypes.data
+    return array
 
 
 def _needed(array, name, dtypes, shape):
-    """The address of an array without strides, which must be given."""
+    """The array, which must be given, and be one without strides."""
     _check(array, name, dtypes, shape)
     return _contiguous(array, name, dtypes, shape)
-
-
-def _writeable(array, name):
-    if isinstance(array, np.ndarray) and not array.flags.writeable:
-        raise ValueError(f"{name} cannot be written to")
-    return array
 
 
 def _strides(array, name, may_repeat=False):
@@ -131,19 +125,19 @@ def _integers(values, name, shape, dtype=np.int64):
     return np.ascontiguousarray(array, dtype)
 
 
-def _address(array):
-    return None if array is None else array.ctypes.data
-
-
 def aligned(bytes: int) -> np.ndarray:
     """An array of so many bytes on a border of 64, as packed layers and caches need it."""
+    if not hasattr(bytes, "__index__"):
+        raise TypeError(f"bytes is a {type(bytes).__name__}; it must be an integer")
+    if bytes < 0:
+        raise ValueError(f"bytes is {bytes}; it must be at least 0")
     room = np.empty(bytes + 64, np.uint8)
     first = -room.ctypes.data % 64
     return room[first:first + bytes]
 
 
 def _buffer(array, name):
-    """The address and size of a buffer: an array of bytes, which may be a numpy.memmap."""
+    """A buffer and its size: an array of bytes, which may be a numpy.memmap."""
     return _needed(array, name, [np.uint8], (None,)), array.size
 
 

@@ -9,7 +9,7 @@ from ._arrays import _check, _contiguous, _must_be, _named, _output, _place, _ro
 from ._cache import KvCache
 from ._callbacks import _raising
 from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
-from ._structs import _AttentionArgs, _cache_read, _empty, _new, _packer, instruction_set_names, types
+from ._structs import _AttentionArgs, _empty, _new, _packer, instruction_set_names, types
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,8 +47,7 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
     q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
     of [batch, heads, n_q, head_dim]. Each may be float16, or with bf16=True bfloat16 (bits in uint16). With cache_read=True there are no k and v,
     with a cache of values "in_keys" no v.
-    gate=("sigmoid", values) multiplies the context by a function of values [batch, n_q, heads, head_dim_v or 1]; or "softplus". prepare=True
-    computes nothing and returns a Prepared call. All else is as in Layer.forward.
+    prepare=True computes nothing and returns a Prepared call. All else is as in Layer.forward.
 
     kv_position is that of the first key, of k or of the cache, where those before it are elsewhere. With states=True the result, and out=, are states,
     [batch, heads, n_q, head_dim_v + 2], for states_merge and states_finish.
@@ -85,25 +84,21 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
         args.states = _contiguous(out, "out", [out.dtype], out.shape)
     places = kv_start, cu_seqlens_q, cu_seqlens_kv
     appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
-    alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
-                           cache_sequences, scheduler, is_causal, n_q, n_kv, heads, kv_heads, appended_lengths)
-    if norm is not None:
-        alive.append(_set_norm(args, norm, heads, kv_heads, head_dim, head_dim_v))
-    if cache_read:
-        args.flags |= _cache_read
-    wanted = taps = None
+    _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
+                   cache_sequences, cache_read, scheduler, is_causal, n_q, n_kv, heads, kv_heads, appended_lengths)
+    _set_norm(args, norm, heads, kv_heads, head_dim, head_dim_v)
+    wanted = None
     if want:
-        wanted, taps = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, appended_lengths)
+        wanted = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, appended_lengths)
     if prepare:
         _check_prepared(cache, score, want)
-        return Prepared("mha_attention", (), args, {"q": q, "k": k, "v": v}, out, is_new, workspace, scheduler, wanted, (alive, taps, cache),
+        return Prepared("mha_attention", None, args, {"q": q, "k": k, "v": v}, out, is_new, workspace, scheduler, wanted,
                         "states" if states else "output")
     if scheduler is None:
         _run("mha_attention", workspace, args)
     else:
         with _raising(scheduler):
             _run("mha_attention", workspace, args)
-    del alive, taps
     return (out, wanted) if want else out
 
 
@@ -121,8 +116,7 @@ def attention_info(n_q: int, n_kv: int, num_heads: int, head_dim: int, *, batch:
                 instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"), kv_position=kv_position)
     places = kv_start, cu_seqlens_q, cu_seqlens_kv
     appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
-    alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
-                           cache_sequences, scheduler, is_causal, n_q, n_kv, num_heads, num_kv_heads or num_heads, appended_lengths)
-    alive.append(_set_norm(args, norm, num_heads, num_kv_heads or num_heads, head_dim, head_dim_v or head_dim))
-    args.flags |= _cache_read if cache_read else 0
-    return _info("mha_attention_info", args, want, alive)
+    _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
+                   cache_sequences, cache_read, scheduler, is_causal, n_q, n_kv, num_heads, num_kv_heads or num_heads, appended_lengths)
+    _set_norm(args, norm, num_heads, num_kv_heads or num_heads, head_dim, head_dim_v or head_dim)
+    return _info("mha_attention_info", args, want)

@@ -58,39 +58,48 @@ class KvCache:
     def _adopt(self, handle):
         self._handle = handle.value
         config = _new(_CacheConfig)
-        _call("mha_kv_cache_shape", self._handle, config)
+        _call("mha_kv_cache_shape", self, config)
         self.shape = {field: getattr(config, field) for field, _ in _CacheConfig._fields_[1:]}
+
+    def _changed(self):
+        """The cache, for what changes it."""
+        if not self.buffer.flags.writeable:
+            raise ValueError("the cache lies in a buffer that cannot be written to; it can be read (cache_read=True), and KvCache.view of a copy of the buffer "
+                             "(mha.aligned) is a cache that can be changed")
+        return self
 
     def length(self, sequence: int = 0) -> int:
         """How many positions a sequence has."""
         length = ctypes.c_int64()
-        _call("mha_kv_cache_length", self._handle, sequence, length)
+        _call("mha_kv_cache_length", self, sequence, length)
         return length.value
 
     def truncate(self, sequence: int, length: int) -> None:
         """Forgets all positions of a sequence from length on."""
-        _call("mha_kv_cache_truncate", self._handle, sequence, length)
+        _call("mha_kv_cache_truncate", self._changed(), sequence, length)
 
     def set_blocks(self, sequence: int, blocks: Integers) -> None:
         """Paged only: the blocks of a sequence from now on."""
         array = _integers(blocks, "blocks", (len(blocks),), np.int32)
-        _call("mha_kv_cache_set_blocks", self._handle, sequence, array.ctypes.data, array.size)
+        _call("mha_kv_cache_set_blocks", self._changed(), sequence, array, array.size)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Makes the first length positions of sequence source all that sequence target has."""
-        _call("mha_kv_cache_copy_prefix", self._handle, source, target, length)
+        _call("mha_kv_cache_copy_prefix", self._changed(), source, target, length)
 
     def append(self, sequence: int, k: np.ndarray, v: np.ndarray | None = None) -> None:
         """Appends rows k [count, num_kv_heads, head_dim] and v [count, num_kv_heads, head_dim_v] to a sequence, without attention."""
         heads = self.shape["num_kv_heads"]
-        k_address = _needed(k, "k", [np.float32], (None, heads, self.shape["head_dim"]))
+        _needed(k, "k", [np.float32], (None, heads, self.shape["head_dim"]))
         has_values = v is not None or not self.shape["values"]
-        v_address = _needed(v, "v", [np.float32], (len(k), heads, self.shape["head_dim_v"])) if has_values else None
-        _call("mha_kv_cache_append", self._handle, sequence, len(k), k_address, v_address)
+        if has_values:
+            _needed(v, "v", [np.float32], (len(k), heads, self.shape["head_dim_v"]))
+        _call("mha_kv_cache_append", self._changed(), sequence, len(k), k, v if has_values else None)
 
     def read(self, sequence: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(k, v): the positions [first, first + count) of a sequence, as the numbers that they are taken as."""
         heads = self.shape["num_kv_heads"]
-        k, v = (np.empty((max(count, 0), heads, self.shape[width]), np.float32) for width in ("head_dim", "head_dim_v"))
-        _call("mha_kv_cache_read", self._handle, sequence, first, count, k.ctypes.data, v.ctypes.data)
+        rows = max(min(count, self.length(sequence)), 0)  # the library refuses more than there are
+        k, v = (np.empty((rows, heads, self.shape[width]), np.float32) for width in ("head_dim", "head_dim_v"))
+        _call("mha_kv_cache_read", self, sequence, first, count, k, v)
         return k, v

@@ -41,7 +41,7 @@ class Scheduler:
 
         self._kept: dict = {}  # thread -> exception
         self._callback = _ParallelFor(run)
-        self._struct = _Scheduler(num_threads=num_threads, parallel_for=ctypes.cast(self._callback, ctypes.c_void_p))
+        self._struct = _Scheduler(num_threads=num_threads, parallel_for=self._callback)
 
     def _keep(self, exception):
         """C cannot pass on what is raised here: it is kept, and raised when the call of that thread is over."""

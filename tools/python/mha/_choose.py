@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._arrays import _check, _contiguous, _named, _place, _row_type, _row_types, _some, _strides, _writeable
+from ._arrays import _check, _contiguous, _named, _row_type, _row_types, _some, _strides, _writeable
 from ._callbacks import _raising
 from ._calls import _appended, _longest, _run, _set_norm, _set_sequences
-from ._structs import _AttentionArgs, _ChooseKeysArgs, _cache_read, _empty, _new, instruction_set_names
+from ._structs import _AttentionArgs, _ChooseKeysArgs, _empty, _new, instruction_set_names
 
 
 if TYPE_CHECKING:
@@ -39,22 +38,21 @@ def choose_keys(q: Array, weights: Array, num_chosen: int, k: Array | None = Non
     _check(weights, "weights", [np.dtype(np.float32)], (batch, n_q, heads))
     args = _new(_AttentionArgs, batch=batch or _empty, n_q=n_q or _empty, n_kv=_empty, num_heads=heads, num_kv_heads=1, head_dim=head_dim, q_type=_row_type(q),
                 scale=scale, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
-    args.q, (args.q_batch_stride, args.q_row_stride, args.q_head_stride) = _place(q, "q", True)
+    args.q, (args.q_batch_stride, args.q_row_stride, args.q_head_stride) = q, _strides(q, "q", True)
     n_kv = 0
     if k is not None:
         _check(k, "k", stored, (batch, None, head_dim))
         n_kv = k.shape[1]
         args.n_kv, args.k_type = n_kv or _empty, _row_type(k)
-        args.k, (args.k_batch_stride, args.k_row_stride, args.k_head_stride) = _place(k[:, :, None], "k", True)
+        args.k, (args.k_batch_stride, args.k_row_stride, args.k_head_stride) = k, _strides(k[:, :, None], "k", True)
     places = kv_start, cu_seqlens_q, cu_seqlens_kv
     appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
-    alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, None, cache,
-                           cache_sequences, scheduler, is_causal, n_q, n_kv, heads, 1, appended_lengths)
-    alive.append(_set_norm(args, norm, heads, 1, head_dim, 0))
-    args.flags |= _cache_read if cache_read else 0
+    _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, None, cache,
+                   cache_sequences, cache_read, scheduler, is_causal, n_q, n_kv, heads, 1, appended_lengths)
+    _set_norm(args, norm, heads, 1, head_dim, 0)
     shape = batch, n_q, max(num_chosen, 0)
     out = np.empty(shape, np.int32) if out is None else _writeable(out, "out")
-    choice = _new(_ChooseKeysArgs, attention=ctypes.addressof(args), weights=weights.ctypes.data, num_chosen=num_chosen,
+    choice = _new(_ChooseKeysArgs, attention=args, weights=weights, num_chosen=num_chosen,
                   chosen_keys=_contiguous(out, "out", [np.dtype(np.int32)], shape))
     choice.weights_batch_stride, choice.weights_row_stride = _strides(weights, "weights", True)
     if index_scores is not None:
@@ -65,5 +63,4 @@ def choose_keys(q: Array, weights: Array, num_chosen: int, k: Array | None = Non
     else:
         with _raising(scheduler):
             _run("mha_choose_keys", workspace, choice)
-    del alive
     return out

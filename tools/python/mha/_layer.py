@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import numpy as np
@@ -12,7 +13,7 @@ from ._arrays import (_buffer, _check, _contiguous, _describe, _dtypes, _must_be
 from ._callbacks import Scheduler, _raising
 from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._library import _call, _loaded
-from ._structs import (_CallInfo, _Config, _ForwardArgs, _LinearArgs, _LinearWeights, _Options, _Weights, _cache_read, _empty, _new, _packer, arithmetics, gates,
+from ._structs import (_CallInfo, _Config, _ForwardArgs, _LinearArgs, _LinearWeights, _Options, _Weights, _empty, _new, _packer, _somewhere, arithmetics, gates,
                        instruction_set_names, layouts, types)
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Layer:
     """
 
     def __init__(self, query_dim: int, num_heads: int, *, instruction_set: str = "auto", **weights_and_shape: Unpack[Weights]) -> None:
-        functions, structs, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
+        functions, structs = _describe_layer(query_dim, num_heads, **weights_and_shape)
         handle = ctypes.c_void_p()
         _call(functions.create, *structs, _options(instruction_set), handle)
         weakref.finalize(self, _loaded().mha_layer_destroy, handle.value)
@@ -57,17 +58,17 @@ class Layer:
     def view(cls, packed: Array, *, instruction_set: str = "auto") -> Layer:
         """A layer over packed weights, which are not copied: an array from pack(), or numpy.memmap of a file (dtype=uint8, mode="r")."""
         self = cls.__new__(cls)
-        address, size = _buffer(packed, "packed")
+        buffer = _buffer(packed, "packed")
         storage = np.empty(_loaded().mha_layer_view_size(), np.uint8)
         handle = ctypes.c_void_p()
-        _call("mha_layer_view", address, size, _options(instruction_set), storage.ctypes.data, storage.size, handle)
+        _call("mha_layer_view", *buffer, _options(instruction_set), storage, storage.size, handle)
         self._adopt(handle, (packed, storage))
         return self
 
     def _adopt(self, handle, memory):
         self._handle, self._memory = handle.value, memory
         config = _Config(struct_size=ctypes.sizeof(_Config))
-        _call("mha_layer_shape", self._handle, config)
+        _call("mha_layer_shape", self, config)
         self.shape = {field: getattr(config, field) for field, _ in _Config._fields_[1:]}
 
     @overload
@@ -119,24 +120,18 @@ class Layer:
         appended = 0 if cache_read else n_kv if other is not None else n_q
         places = kv_start, cu_seqlens_q, cu_seqlens_kv
         appended_lengths = None if cache_read else _appended(appended, q_lengths if other is None else kv_lengths, places)
-        alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
-                               cache_sequences, scheduler, is_causal, n_q, appended, shape["num_heads"], shape["num_kv_heads"], appended_lengths)
-        if norm is not None:
-            alive.append(_set_norm(args, norm, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"], shape["head_dim_v"]))
-        if cache_read:
-            args.flags |= _cache_read
-        wanted, taps = _wanted(args, want, is_single, batch, n_q, appended, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"],
-                               shape["head_dim_v"], cache, cache_sequences, appended_lengths)
+        _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
+                       cache_sequences, cache_read, scheduler, is_causal, n_q, appended, shape["num_heads"], shape["num_kv_heads"], appended_lengths)
+        _set_norm(args, norm, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"], shape["head_dim_v"])
+        wanted = _wanted(args, want, is_single, batch, n_q, appended, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"],
+                         shape["head_dim_v"], cache, cache_sequences, appended_lengths)
         single = out[0] if is_single else out
         if prepare:
             _check_prepared(cache, score, want)
-            return Prepared("mha_forward", (self._handle,), args, dict(zip(("query", "key", "value"), arrays)), single, is_new, workspace,
-                            scheduler, wanted, (self, alive, taps, cache))
+            return Prepared("mha_forward", self, args, dict(zip(("query", "key", "value"), arrays)), single, is_new, workspace, scheduler, wanted)
         with _raising(scheduler):
             _run("mha_forward", workspace, args, self._handle)
-        del alive, taps
-        out = single
-        return (out, wanted) if want else out
+        return (single, wanted) if want else single
 
     def info(self, n_q: int, n_kv: int | None = None, *, batch: int = 1, is_causal: bool = False,
              q_start: Integers | None = None, q_lengths: Integers | None = None, kv_lengths: Integers | None = None,
@@ -149,15 +144,14 @@ class Layer:
         what would be asked for. All else is as in forward."""
         args = _new(_ForwardArgs, batch=batch or _empty, n_q=n_q or _empty)
         if n_kv is not None:
-            args.n_kv, args.key = n_kv or _empty, ctypes.addressof(args)  # that there is one counts, and nothing reads it
+            args.n_kv, args.key = n_kv or _empty, _somewhere  # that there is one counts, and nothing reads it
         appended = 0 if cache_read else n_q if n_kv is None else n_kv
         places = kv_start, cu_seqlens_q, cu_seqlens_kv
         appended_lengths = None if cache_read else _appended(appended, q_lengths if n_kv is None else kv_lengths, places)
-        alive = _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
-                               cache_sequences, scheduler, is_causal, n_q, appended, self.shape["num_heads"], self.shape["num_kv_heads"], appended_lengths)
-        alive.append(_set_norm(args, norm, self.shape["num_heads"], self.shape["num_kv_heads"], self.shape["head_dim"], self.shape["head_dim_v"]))
-        args.flags |= _cache_read if cache_read else 0
-        return _info("mha_info", args, want, alive, self._handle)
+        _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
+                       cache_sequences, cache_read, scheduler, is_causal, n_q, appended, self.shape["num_heads"], self.shape["num_kv_heads"], appended_lengths)
+        _set_norm(args, norm, self.shape["num_heads"], self.shape["num_kv_heads"], self.shape["head_dim"], self.shape["head_dim_v"])
+        return _info("mha_info", args, want, self)
 
 
 class Linear:
@@ -192,9 +186,9 @@ class Linear:
             _must_be(Scheduler, scheduler, "scheduler")
         for name, array in ("x", x), ("residual", residual), ("output", out):
             if array is not None:
-                setattr(args, name, array.ctypes.data)
+                setattr(args, name, array)
                 setattr(args, name + "_row_stride", _strides(array, name)[0])
-        args.scheduler = ctypes.addressof(scheduler._struct) if scheduler is not None else None
+        args.scheduler = None if scheduler is None else scheduler._struct
         with _raising(scheduler):
             _run("mha_linear", workspace, args, self.layer._handle)
         return out
@@ -204,9 +198,11 @@ class Linear:
         """How a call on so many rows would run, and what it costs: the fields of mha_call_info by name."""
         args, info = _new(_LinearArgs, rows=rows or _empty), _new(_CallInfo)
         args.input_type, args.output_type = _named(types, input_type, "input_type"), _named(types, output_type, "output_type")
-        args.residual = ctypes.addressof(args) if has_residual else None  # that there is one counts, and nothing reads it
-        args.scheduler = ctypes.addressof(scheduler._struct) if scheduler is not None else None
-        _call("mha_linear_info", self.layer._handle, args, info)
+        args.residual = _somewhere if has_residual else None  # that there is one counts, and nothing reads it
+        if scheduler is not None:
+            _must_be(Scheduler, scheduler, "scheduler")
+            args.scheduler = scheduler._struct
+        _call("mha_linear_info", self.layer, args, info)
         return {field: getattr(info, field) for field, _ in _CallInfo._fields_[1:]}
 
 
@@ -216,14 +212,14 @@ def pack(query_dim: int, num_heads: int, *, out: Array | None = None, instructio
     out is memory for them, such as numpy.memmap of a new file: an array of pack_size(...) bytes or more, of which the first ones are returned."""
     bytes = pack_size(query_dim, num_heads, instruction_set=instruction_set, **weights_and_shape)
     out = aligned(bytes) if out is None else _writeable(out, "out")
-    functions, structs, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
+    functions, structs = _describe_layer(query_dim, num_heads, **weights_and_shape)
     _call(functions.pack, *structs, _options(instruction_set), *_buffer(out, "out"))
     return out[:bytes]
 
 
 def pack_size(query_dim: int, num_heads: int, *, instruction_set: str = "auto", **weights_and_shape: Unpack[Weights]) -> int:
     """The bytes that pack needs."""
-    functions, structs, _arrays = _describe_layer(query_dim, num_heads, **weights_and_shape)
+    functions, structs = _describe_layer(query_dim, num_heads, **weights_and_shape)
     bytes = ctypes.c_size_t()
     _call(functions.pack_size, *structs, _options(instruction_set), bytes)
     return bytes.value
@@ -236,6 +232,9 @@ def verify(packed: np.ndarray) -> None:
 
 def _options(instruction_set):
     return _new(_Options, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
+
+
+_type = type  # a parameter has its name
 
 
 class _Functions(NamedTuple):
@@ -251,7 +250,7 @@ _of_linear_layers = _Functions("mha_linear_create", "mha_linear_pack_size", "mha
 def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv=None, w_o=None, b_q=None, b_k=None, b_v=None, b_qkv=None,
                     b_o=None, w_g=None, b_g=None, layout="in_out", type=None, scales=None, weight_type="f32", arithmetic="f32",
                     gate="none", **shape):
-    """The functions that make a layer, or one of a single matrix; the structs that describe it, and what they point to."""
+    """The functions that make a layer, or one of a single matrix, and the structs that describe it."""
     config = _new(_Config, query_dim=query_dim, num_heads=num_heads, weight_type=_named(types, weight_type, "weight_type"),
                   gate=_named(gates, gate, "gate"), arithmetic=_named(arithmetics, arithmetic, "arithmetic"))
     for name, number in shape.items():
@@ -264,7 +263,6 @@ def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv
     others = *(matrix for name, matrix in matrices.items() if name != "w_o"), b_q, b_k, b_v, b_qkv, b_g
     is_linear = num_heads == 0 and w_o is not None and gate == "none" and set(shape) <= {"output_dim"} and all(one is None for one in others)
     dims = {"w_o": (query_dim, config.output_dim or query_dim), } if is_linear else _resolved(config, w_g is None)
-    alive = [array for array in (*matrices.values(), b_q, b_k, b_v, b_qkv, b_o, b_g) if array is not None]
     for name, matrix in matrices.items():
         if matrix is None:
             continue
@@ -272,22 +270,23 @@ def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv
         extents = (width, -(-depth // 2) if type == "int4" else depth) if layout == "out_in" else (depth, width)
         _check(matrix, name, [_dtypes[type]], extents)
         [stride] = _strides(matrix, name)
-        setattr(weights, name, matrix.ctypes.data), setattr(weights, name + "_stride", stride * (2 if type == "int4" else 1))
+        setattr(weights, name, matrix), setattr(weights, name + "_stride", stride * (2 if type == "int4" else 1))
     for name, bias in ("b_q", b_q), ("b_k", b_k), ("b_v", b_v), ("b_qkv", b_qkv), ("b_o", b_o), ("b_g", b_g):
         setattr(weights, name, _contiguous(bias, name, [np.float32], (dims.get("w" + name[1:], (0, 0))[1],)))
-    for name, array in (scales or {}).items():
+    scales = {} if scales is None else scales
+    if not isinstance(scales, Mapping):
+        raise TypeError(f"scales is a {_type(scales).__name__}; it must be a dictionary from matrices to arrays, such as {{'w_q': array}}")
+    for name, array in scales.items():
         if name not in matrices:
             raise ValueError(f"there are no scales of {name!r}; the matrices are {', '.join(matrices)}")
         depth, width = dims[name]
         extents = (width, -(-depth // 32)) if type == "int4" else (width,)
         setattr(weights, name + "_scales", _contiguous(array, f"scales[{name!r}]", [np.float32], extents))
-        alive.append(array)
     if not is_linear:
-        return _of_layers, (config, weights), alive
+        return _of_layers, (config, weights)
     linear = _new(_LinearWeights, input_dim=query_dim, output_dim=config.output_dim or query_dim, layout=weights.layout, type=weights.type,
-                  w=weights.w_o, bias=weights.b_o, w_stride=weights.w_o_stride, w_scales=weights.w_o_scales, weight_type=config.weight_type,
-                  arithmetic=config.arithmetic)
-    return _of_linear_layers, (linear,), alive
+                  w=w_o, bias=b_o, w_stride=weights.w_o_stride, w_scales=scales.get("w_o"), weight_type=config.weight_type, arithmetic=config.arithmetic)
+    return _of_linear_layers, (linear,)
 
 
 def _type_of(matrices):

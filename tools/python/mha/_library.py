@@ -9,7 +9,7 @@ import pathlib
 import sys
 import threading
 
-from ._structs import _Error, _in_range, instruction_set_names
+from ._structs import _Error, _address, _in_range, instruction_set_names
 
 _signatures = {  # of the functions that return a status, without the mha_error: p is a pointer, s a size_t, i an int64_t, u a uint32_t
     "mha_layer_pack_size": "pppp", "mha_layer_pack": "pppps", "mha_layer_view": "psppsp", "mha_layer_verify": "ps",
@@ -29,7 +29,7 @@ __version__ = f"{_version // 10000}.{_version // 100 % 100}.{_version % 100}"
 _file_name = {"win32": "libmha.dll", "darwin": "libmha.dylib"}.get(sys.platform, "libmha.so")
 _library = None
 _lock = threading.Lock()
-_c_types = ctypes.Structure, ctypes._SimpleCData
+_plain = int, type(None)  # addresses that the caller of _call keeps valid, such as handles
 
 
 class Error(Exception):
@@ -94,7 +94,8 @@ def _call(name, *arguments):
     for i, kind in _limited[name]:
         _in_range("an argument of " + name, arguments[i], kind)
     try:
-        status = getattr(library, name)(*[ctypes.addressof(a) if isinstance(a, _c_types) else a for a in arguments], ctypes.byref(error))
+        status = getattr(library, name)(*[_address(a, name) if kind == "p" and not isinstance(a, _plain) else a
+                                          for kind, a in zip(_signatures[name], arguments)], ctypes.byref(error))
     except ctypes.ArgumentError as failure:
         raise TypeError(f"{name}: {failure}") from None
     if status:

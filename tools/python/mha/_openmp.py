@@ -37,6 +37,6 @@ def scheduler(num_threads):
     if num_threads not in _schedulers:
         _functions, struct = _functions or _load(), None
         if num_threads > 1 and _functions:
-            struct = _Scheduler(context=ctypes.addressof(_functions[1]), num_threads=num_threads, parallel_for=_address(_functions[0]))
+            struct = _Scheduler(context=_functions[1], num_threads=num_threads, parallel_for=_functions[0])
         _schedulers[num_threads] = struct, ctypes.addressof(struct) if struct else 0
     return _schedulers[num_threads][1]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._arrays import _address, _check, _contiguous, _describe, _integers, _must_be, _named, _needed, _some
+from ._arrays import _check, _contiguous, _describe, _integers, _must_be, _named, _needed, _some
 from ._library import _call
-from ._structs import _Norm, _Rope, _RopeConfig, _ScoreOptions, _broadcast, _new, rope_styles, score_columns, score_groups, types
+from ._structs import _Norm, _Rope, _RopeConfig, _ScoreOptions, _broadcast, _new, _somewhere, rope_styles, score_columns, score_groups, types
 
 if TYPE_CHECKING:
     from ._typing import Integers
@@ -58,7 +57,7 @@ class ScoreOptions:
                       sinks=_contiguous(self.sinks, "sinks", [np.float32], (num_heads,)),
                       relative_bias=_contiguous(self.relative_bias, "relative_bias", [np.float32], (num_heads, _some)),
                       head_scales=_contiguous(self.head_scales, "head_scales", [np.float32], (num_heads,)))
-        views, distances = [], 0
+        distances = 0
         relative = self.relative_rows if self.relative_bias is None else self.relative_bias
         if relative is not None:
             distances = (np.shape(relative) or (1,))[-1]
@@ -86,18 +85,17 @@ class ScoreOptions:
             *strides, innermost = [stride // array.itemsize for stride in view.strides]
             if columns > 1 and innermost != 1 or min(strides) < 0 or 0 < strides[2] < columns:
                 raise ValueError(f"{name} is {_describe(array)}; the elements of a row must be neighbours, {columns} of them")
-            setattr(struct, name, array.ctypes.data if array.size else ctypes.addressof(struct))
+            setattr(struct, name, array if array.size else _somewhere)
             for axis, stride in zip(("batch", "head", "row"), strides):
                 setattr(struct, f"{name}_{axis}_stride", stride or _broadcast)
             struct.bias_type |= types["f16"] if array.dtype == np.float16 else 0
-            views.append(view)
-        return struct, views
+        return struct
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
     """The slopes of ALiBi for so many heads, float32 (mha_alibi_slopes)."""
     slopes = np.empty(max(num_heads, 0), np.float32)
-    _call("mha_alibi_slopes", num_heads, slopes.ctypes.data)
+    _call("mha_alibi_slopes", num_heads, slopes)
     return slopes
 
 
@@ -108,8 +106,7 @@ def t5_relative_bias(embedding: np.ndarray, *, max_distance: int = 128, is_bidir
     (num_buckets, num_heads), max_distance = embedding.shape, operator.index(max_distance)
     right = max_distance if is_bidirectional else 0
     table = np.empty((num_heads, max(max_distance, 0) + 1 + max(right, 0)), np.float32)
-    _call("mha_t5_relative_bias", embedding.ctypes.data, num_buckets, max_distance, is_bidirectional, num_heads, max_distance, right,
-          table.ctypes.data)
+    _call("mha_t5_relative_bias", embedding, num_buckets, max_distance, is_bidirectional, num_heads, max_distance, right, table)
     return table
 
 
@@ -207,16 +204,14 @@ class Rope:
         factors = None if angles.get("pair_factors") is None else np.ascontiguousarray(angles["pair_factors"], np.float64)
         if factors is not None:
             _check(factors, "pair_factors", [np.float64], (dims // 2,))
-            angles["pair_factors"] = factors.ctypes.data
-        arrays = [_integers(angles.get(name), name, shape) for name, shape in (("mrope_section", (3,)), ("mrope_positions", (3, num_positions)))]
-        angles.update(mrope_section=_address(arrays[0]), mrope_positions=_address(arrays[1]))
+            angles["pair_factors"] = factors
+        for name, shape in ("mrope_section", (3,)), ("mrope_positions", (3, num_positions)):
+            angles[name] = _integers(angles.get(name), name, shape)
         config = _new(_RopeConfig, dims=dims, num_positions=num_positions, first_position=first_position, **angles)
         cos, sin = (np.empty((max(num_positions, 0), max(dims, 0) // 2), np.float32) for _ in range(2))
-        _call("mha_rope_tables", config, cos.ctypes.data, sin.ctypes.data)
+        _call("mha_rope_tables", config, cos, sin)
         return cls(cos, sin, style=style, offset=offset)
 
     def _struct(self, batch, n_q, n_k):
-        positions = (_integers(self.q_positions, "q_positions", (batch, n_q)), _integers(self.k_positions, "k_positions", (batch, n_k)))
-        struct = _new(_Rope, style=self.style, dims=self.dims, num_positions=self.cos.shape[0], cos=self.cos.ctypes.data, sin=self.sin.ctypes.data,
-                      q_positions=_address(positions[0]), k_positions=_address(positions[1]), offset=self.offset)
-        return struct, positions
+        return _new(_Rope, style=self.style, dims=self.dims, num_positions=self.cos.shape[0], cos=self.cos, sin=self.sin, offset=self.offset,
+                    q_positions=_integers(self.q_positions, "q_positions", (batch, n_q)), k_positions=_integers(self.k_positions, "k_positions", (batch, n_k)))

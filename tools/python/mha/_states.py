@@ -39,5 +39,5 @@ def states_finish(states: Array, *, sinks: Array | None = None, head_scales: Arr
         _StatesArgs, batch=batch or _empty, num_heads=heads, n_q=n_q or _empty, head_dim_v=width - 2,
         states=_contiguous(states, "states", [np.float32], states.shape), sinks=_contiguous(sinks, "sinks", [np.float32], (heads,)),
         head_scales=_contiguous(head_scales, "head_scales", [np.float32], (heads,)), output=_contiguous(out, "out", [out.dtype], out.shape),
-        output_type=_row_type(out), lse=lse.ctypes.data, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set")))
+        output_type=_row_type(out), lse=lse, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set")))
     return out, lse

@@ -54,7 +54,6 @@ class AttentionCall(Call, total=False):
     instruction_set: str
     kv_position: int
     states: bool
-    gate: tuple[str, np.ndarray] | None
 
 
 class AttentionInfo(Structure, total=False):

@@ -723,7 +723,7 @@ def _score_options(mask, structure, bias, softcap, sinks, chosen, shape):
     if structure is not None:
         pattern = structure.holes
         if structure.q_groups is not None:
-            score.q_groups, score.kv_groups, score.groups = structure.q_groups.data_ptr(), structure.kv_groups.data_ptr(), structure.also
+            score.q_groups, score.kv_groups, score.groups = structure.q_groups, structure.kv_groups, structure.also
             score.q_groups_stride, score.kv_groups_stride = shape[2], shape[3]
     elif mask is not None:
         mask = mask[..., :shape[3]]
@@ -736,19 +736,16 @@ def _score_options(mask, structure, bias, softcap, sinks, chosen, shape):
     if softcap is not None:
         score.softcap = softcap
     if sinks is not None:
-        alive.append(sinks.detach().reshape(shape[1]).to(torch.float32).contiguous())
-        score.sinks = alive[-1].data_ptr()
+        score.sinks = sinks.detach().reshape(shape[1]).to(torch.float32).contiguous()
     if chosen is not None:
         entries, score.chosen_block = chosen
-        alive.append(entries)
-        score.chosen_keys, score.num_chosen = entries.data_ptr(), entries.shape[3]
+        score.chosen_keys, score.num_chosen = entries, entries.shape[3]
         score.chosen_keys_head_stride = _broadcast if entries.shape[1] == 1 else 0
     return score, alive
 
 
 def _run(args):
     """The call, on the threads that PyTorch has, in memory that each thread keeps."""
-    args.scheduler = _openmp.scheduler(torch.get_num_threads())
     library, own, address = _loaded(), calls, ctypes.addressof(args)
     status = library.mha_attention(address, own.at_workspace, own.room, own.at_error)
     if status:

@@ -84,8 +84,9 @@ def _unserved(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa):
 
 library.define("scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, "
                "float? scale=None, bool enable_gqa=False) -> Tensor")
-_pack = _packer(_AttentionArgs, "q_start")
+_pack = _packer(_AttentionArgs, "scheduler")
 _size = ctypes.sizeof(_AttentionArgs)
+_unset = (0,) * 12  # the fields from q_lengths up to taps
 
 
 def _is_transposed(query):
@@ -142,8 +143,8 @@ def _kernel(query, key, value, mask=None, is_causal=False, scale=None, enable_gq
     struct, address = own.attention, own.at_attention
     _pack(struct, 0, _size, batch, n_q, n_kv, heads, kv_heads, width, v_width, query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr(),
           number, number, number, number, q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, o_batch, o_row, o_head,
-          _causal if is_causal else 0, scale, 0, 0, at_score, start.data_ptr() if start is not None else 0)
-    struct.scheduler = _openmp.scheduler(torch.get_num_threads())
+          _causal if is_causal else 0, scale, 0, 0, at_score, start.data_ptr() if start is not None else 0, *_unset,
+          _openmp.scheduler(torch.get_num_threads()))
     functions = _library._library or _library._loaded()
     status = functions.mha_attention(address, own.at_workspace, own.room, own.at_error)
     if status:

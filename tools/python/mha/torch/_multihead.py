@@ -102,8 +102,9 @@ def _masks(attn_mask, key_padding_mask, batch, heads):
 
 library.define("multi_head_attention(Tensor query, Tensor key, Tensor value, Tensor packed, int num_heads, Tensor? mask=None, Tensor? bias=None, "
                "bool is_causal=False, int weights=0) -> (Tensor, Tensor)")
-_pack = _packer(_ForwardArgs, "q_start")
+_pack = _packer(_ForwardArgs, "scheduler")
 _size = ctypes.sizeof(_ForwardArgs)
+_unset = (0,) * 10  # the fields from q_lengths up to lse
 
 
 def _is_same(one, other):
@@ -140,9 +141,8 @@ def _kernel(query, key, value, packed, num_heads, mask=None, bias=None, is_causa
     start = from_the_first_key(batch) if is_causal and n_q != n_kv else None
     struct, number = calls.forward, types[query.dtype]
     _pack(struct, 0, _size, batch, n_q, n_kv or _none, query.data_ptr(), at_key, at_value, output.data_ptr(), number, number, q_batch, q_row, k_batch, k_row,
-          v_batch, v_row, o_batch, o_row, _causal if is_causal else 0, 0, 0, 0, at_score, start.data_ptr() if start is not None else 0)
-    struct.attention_weights = out_weights.data_ptr() if weights else None
-    struct.scheduler = _openmp.scheduler(torch.get_num_threads())
+          v_batch, v_row, o_batch, o_row, _causal if is_causal else 0, 0, 0, 0, at_score, start.data_ptr() if start is not None else 0, *_unset,
+          out_weights.data_ptr() if weights else 0, 0, _openmp.scheduler(torch.get_num_threads()))
     address = calls.at_forward
     status = functions.mha_forward(layer, address, calls.at_workspace, calls.room, calls.at_error)
     if status:
