@@ -374,6 +374,11 @@ mha_status check_chosen_entries(Report report, const SequenceArguments &s, const
       const auto is_wrong = [entries](int32_t entry) { return entry < -1 || entry >= entries; };
       const int64_t wrong = std::find_if(list, list + chosen.count, is_wrong) - list;
       if (wrong == chosen.count) continue;
+      if (entries == 0) {
+        return report.invalid(
+            "score.chosen_keys[%lld, %lld, %lld, %lld] (sequence, kv head, row, entry) is %d; the sequence has no keys, so give -1, which is none",
+            lld(in_arrays), lld(head), lld(row), lld(wrong), list[wrong]);
+      }
       return report.invalid(
           "score.chosen_keys[%lld, %lld, %lld, %lld] (sequence, kv head, row, entry) is %d; there are 0 to %lld, and -1 is none",
           lld(in_arrays), lld(head), lld(row), lld(wrong), list[wrong], lld(entries - 1));

@@ -126,7 +126,7 @@ class Calls(unittest.TestCase):
         faulthandler.enable()
         resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))  # huge extents are no memory, and not much of it
         weights = {"w_q": floats(8, 8), "w_k": floats(8, 4), "w_v": floats(8, 4), "w_o": floats(8, 8), "b_q": floats(8), "num_kv_heads": 1, "head_dim": 4, "layout": "in_out",
-                   "weight_type": "f32"}
+                   "weight_type": "f32", "scales": None}
         layer, rope = mha.Layer(8, 2, **weights), mha.Rope.tables(4, 20)
         threads = mha.Scheduler(2, lambda count, task: [task(index) for index in range(count)])
         packed = guarded(mha.pack(8, 2, **weights), 64)
@@ -195,6 +195,7 @@ class Calls(unittest.TestCase):
             lambda **given: mha.attention(q(), k(), k(), rope=mha.Rope(**given)): lambda: {
                 "cos": floats(9, 2), "sin": floats(9, 2), **some({"dims": 4, "q_positions": [[0, 1, 2]] * 2, "k_positions": [[0, 1, 2]] * 2, "offset": 0, "style": "half"}, 2)},
             lambda **given: mha.alibi_slopes(**given): lambda: {"num_heads": 4},
+            lambda **given: mha.aligned(**given): lambda: {"bytes": 64},
             lambda **given: mha.t5_relative_bias(**given): lambda: {"embedding": floats(32, 2), "max_distance": 12, "is_bidirectional": True},
             lambda **given: mha.states_merge(**given): lambda: {"left": floats(2, 2, 3, 6), "right": floats(2, 2, 3, 6), "out": floats(2, 2, 3, 6)},
             lambda **given: mha.states_finish(**given): lambda: {"states": floats(2, 2, 3, 6), "sinks": floats(2), "head_scales": floats(2), "out": floats(2, 3, 2, 4)},

@@ -1059,6 +1059,8 @@ class Mha(unittest.TestCase):
                   (ValueError, r"w_q is float32 \[23, 24\]; its shape must be \[24, 24\]", lambda: layer(w_q=floats(23, 24))),
                   (TypeError, "w_k is a list", lambda: layer(w_k=[floats(24, 8)] * 2)), (TypeError, "a layer has no widht", lambda: layer(widht=3)),
                   (ValueError, "num_heads is 5; it must .* divide 24", lambda: layer(width, 5)), (TypeError, "packed is a NoneType", lambda: mha.Layer.view(None)),
+                  (TypeError, "scales is a list; it must be a dictionary from matrices to arrays", lambda: layer(scales=[floats(24)])),
+                  (TypeError, "bytes is a tuple; it must be an integer", lambda: mha.aligned((2, 3))), (ValueError, "bytes is -1; it must be at least 0", lambda: mha.aligned(-1)),
                   # An integer that the library's types do not hold would become another one, and memory be written behind an array of the first.
                   (ValueError, "num_positions is -18446744073709551611; the library takes numbers from -9223372036854775808", lambda: mha.Rope.tables(8, -2**64 + 5)),
                   (ValueError, "query_dim is 18446744073709551617", lambda: layer(2**64 + 1, 1)),
@@ -1091,6 +1093,25 @@ class Mha(unittest.TestCase):
         for error, sentence, call in calls:
             with self.subTest(sentence), self.assertRaisesRegex(error, sentence):
                 call()
+
+    def test_extents_that_the_library_refuses_take_no_memory_before(self):
+        q, huge = floats(2, 5, heads, head_dim), 2**50
+        cache = mha.KvCache(num_sequences=2, capacity=16, num_kv_heads=heads, head_dim=head_dim)
+        for sentence, call in ((r"kv_lengths\[1\] is 1125899906842624", lambda: mha.attention(q, q, q, kv_lengths=[5, huge], cache=cache, want=["attention_weights"])),
+                               (r"q_lengths\[0\] is 1125899906842624", lambda: self.layer.forward(floats(2, 5, width), q_lengths=[huge, 5], cache=cache, want=["scores"])),
+                               ("cu_seqlens_q", lambda: mha.attention(q[:1], q[:1], q[:1], cu_seqlens_q=[0, 2, huge], cache=cache, want=["attention_weights"])),
+                               ("positions", lambda: cache.read(0, 0, huge))):
+            with self.subTest(sentence), self.assertRaisesRegex(mha.Error, sentence):
+                call()
+
+    def test_what_is_said_about_a_function_names_arguments_that_it_has(self):
+        for name in ("attention", "attention_info", "choose_keys", "states_merge", "states_finish", "pack"):
+            function = getattr(mha, name)
+            taken = {*inspect.signature(function).parameters, *inspect.signature(self.layer.forward).parameters}
+            self.assertEqual({word for word in re.findall(r"(\w+)=", function.__doc__) if word not in taken}, set(), name)
+        for function, call in (mha.attention, mha._typing.AttentionCall), (self.layer.forward, mha._typing.Call):
+            named = {name for one in call.__mro__ for name in getattr(one, "__annotations__", {})} | {name for name in call.__annotations__}
+            self.assertEqual(named, set(inspect.signature(function).parameters) - {"q", "k", "v", "query", "key", "value", "want", "prepare"})
 
     def test_what_the_library_refuses_is_its_sentence(self):
         x = floats(2, 5, width)

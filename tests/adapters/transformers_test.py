@@ -307,6 +307,19 @@ class Attention(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "lies on meta"):
             mt.attention(owner, *(t.to("meta") for t in (query, key, value)), None, is_strict=True)
 
+    def test_attention_weights_are_none_with_one_warning_or_if_asked_for_an_error(self):
+        query, key, value = rows(batch, n, n)
+        with self.assertRaisesRegex(ValueError, "output_attentions is True, but mha returns no attention weights"):
+            attend(query, key, value, None, output_attentions=True)
+        mt._warn_once.cache_clear()
+        for times in 1, 0:
+            with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+                warnings.simplefilter("always")
+                output, weights = mt.attention(module, query, key, value, None, output_attentions=True)
+            self.assertIsNone(weights)
+            self.assertTrue(torch.equal(output, attend(query, key, value, None)))
+            self.assertEqual(['set the attention to "eager" for them' in str(warning.message) for warning in caught], [True] * times)
+
     def chosen(self, listed, query, key, value, made, **options):
         """The largest difference from exact attention over the keys that `listed` [batch, heads, n_q, n_kv] and the mask leave, if attention is not
         that over all keys."""

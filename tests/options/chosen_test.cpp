@@ -194,8 +194,12 @@ TEST_P(ChosenKeys, ThatAreNoneLeaveARowEmpty) {
 }
 
 TEST_P(ChosenKeys, ThatAreNotThereAreNamedBeforeAnythingIsWritten) {
-  for (const auto &[block, entry, last] : {std::tuple{1, 40, "39"}, {1, -2, "39"}, {16, 3, "2"}}) {
+  for (const auto &[block, entry, keys, right] :
+       {std::tuple{1, 40, 40, "there are 0 to 39, and -1 is none"}, {1, -2, 40, "there are 0 to 39, and -1 is none"},
+        {16, 3, 40, "there are 0 to 2, and -1 is none"}, {1, 0, 0, "the sequence has no keys, so give -1, which is none"}}) {
     AttentionProblem problem = Problem(2, 40, 3, block);
+    problem.kv_lengths.assign(problem.batch, keys);
+    if (keys == 0) std::fill(problem.score->chosen.values.begin(), problem.score->chosen.values.end(), -1);
     problem.score->chosen.values[3 + 1] = entry;  // row 1 of kv head 0
     AttentionCall call = PlainCall();
     call.asked = kAskLse;
@@ -205,7 +209,7 @@ TEST_P(ChosenKeys, ThatAreNotThereAreNamedBeforeAnythingIsWritten) {
     mha_error error = {};
     EXPECT_EQ(data.Run(workspace.data(), workspace.size(), &error), MHA_ERROR_INVALID_VALUE);
     EXPECT_EQ(std::string(error.message), "score.chosen_keys[0, 0, 1, 1] (sequence, kv head, row, entry) is " + std::to_string(entry) +
-                                              "; there are 0 to " + last + ", and -1 is none");
+                                              "; " + right);
     EXPECT_TRUE(data.OutputsAreUntouched());
   }
 }

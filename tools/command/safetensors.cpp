@@ -60,11 +60,26 @@ float widen_f16(uint16_t bits) {
   return sign != 0 ? -magnitude : magnitude;
 }
 
+// A model in several files has an index, model.safetensors.index.json: {"weight_map": {"name of a tensor": "file"}}.
+void check_is_no_index(const MappedFile &file) {
+  const char *const begin = reinterpret_cast<const char *>(file.data());
+  if (file.size() == 0 || *begin != '{') return;
+  const json index = parse_json(file.path(), begin, begin + file.size());
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) return;
+  std::string first;
+  for (const auto &[name, of] : index["weight_map"].items()) {
+    if (of.is_string() && (first.empty() || of < first)) first = of;
+  }
+  fail(file.path(), ": is the index of a model in several .safetensors files; pass the file that has the layer's tensors",
+       first.empty() ? "" : ", such as " + in_quotes(first), " (weight_map names the file of each tensor)");
+}
+
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::string &path) : file_(path) {
   uint64_t length = 0;
   for (int i = 7; i >= 0 && file_.size() > 8; --i) length = length * 256 + file_.data()[i];
+  check_is_no_index(file_);
   const char *header = reinterpret_cast<const char *>(file_.data()) + 8;
   if (file_.size() <= 8 || header[0] != '{') fail(path, ": is not a .safetensors file (no header in JSON follows the first 8 bytes)");
   const uint64_t rest = file_.size() - 8;

@@ -593,15 +593,19 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
               s_aux: torch.Tensor | None = None, indices: torch.Tensor | None = None, block_indices: torch.Tensor | None = None,
               is_strict: bool = False, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What AttentionInterface calls for "mha": query [batch, heads, n_q, width], key and value likewise. Returns [batch, n_q, heads, width of
-    value], and None for the weights, as "sdpa" does.
+    value], and None for the weights, as "sdpa" does; output_attentions=True is worth a warning, also as there.
 
     A mask of None is none, as for eager attention, whatever is_causal says: where a model is causal, `mask` has made one.
     """
     if is_strict or not torch.compiler.is_compiling():  # which would break its graph here, and at a warning
         try:
+            if is_strict and kwargs.get("output_attentions"):
+                raise _Refused(_no_weights)
             attend = _attend_latents if type(key) is type(value) is _Expanded and key.is_pristine and value.is_pristine else _attend
-            return attend(module, query, key, value, attention_mask, scaling, dropout, position_bias, softcap, s_aux, kwargs, indices,
-                          block_indices), None
+            output = attend(module, query, key, value, attention_mask, scaling, dropout, position_bias, softcap, s_aux, kwargs, indices, block_indices)
+            if kwargs.get("output_attentions"):
+                _warn_once(f"mha.transformers: {_no_weights}")
+            return output, None
         except (_Refused, Error) as reason:
             if is_strict:
                 raise ValueError(f"mha_strict: {reason}") from None
@@ -613,6 +617,10 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     function = getattr(sys.modules[type(module).__module__], "eager_attention_forward", transformers.AttentionInterface._global_mapping["sdpa"])
     tensors = [t.dense() if isinstance(t, _Lazy) else t for t in (query, key, value, attention_mask)]
     return function(module, *tensors, scaling=scaling, dropout=dropout, **kwargs)
+
+
+_no_weights = ('output_attentions is True, but mha returns no attention weights, and the attentions of the model are empty; set the attention to "eager" '
+               "for them")
 
 
 @functools.cache
