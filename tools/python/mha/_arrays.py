@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import threading
 
 import numpy as np
@@ -129,6 +130,7 @@ def aligned(bytes: int) -> np.ndarray:
     """An array of so many bytes on a border of 64, as packed layers and caches need it."""
     if not hasattr(bytes, "__index__"):
         raise TypeError(f"bytes is a {type(bytes).__name__}; it must be an integer")
+    bytes = operator.index(bytes)
     if bytes < 0:
         raise ValueError(f"bytes is {bytes}; it must be at least 0")
     room = np.empty(bytes + 64, np.uint8)
