@@ -376,7 +376,8 @@ mha_status check_chosen_entries(Report report, const SequenceArguments &s, const
       if (wrong == chosen.count) continue;
       if (entries == 0) {
         return report.invalid(
-            "score.chosen_keys[%lld, %lld, %lld, %lld] (sequence, kv head, row, entry) is %d; the sequence has no keys, so give -1, which is none",
+            "score.chosen_keys[%lld, %lld, %lld, %lld] (sequence, kv head, row, entry) is %d; the sequence has no keys, so give -1, which "
+            "is none",
             lld(in_arrays), lld(head), lld(row), lld(wrong), list[wrong]);
       }
       return report.invalid(

@@ -48,7 +48,8 @@ class KvCache:
 
     @classmethod
     def view(cls, buffer: np.ndarray) -> KvCache:
-        """The cache that a buffer holds already: a copy of another one's (on a border of 64 bytes: mha.aligned), or numpy.memmap of a file."""
+        """The cache that a buffer holds already: a copy of another one's (on a border of 64 bytes: mha.aligned), or numpy.memmap of a file. One over
+        memory that cannot be written to (mode="r") can be read, with cache_read=True too; what would change it is a ValueError."""
         self, handle = cls.__new__(cls), ctypes.c_void_p()
         self.buffer = buffer
         _call("mha_kv_cache_view", *_buffer(buffer, "buffer"), handle)

@@ -90,7 +90,7 @@ class Layer:
         """y [batch, n, output_dim], from query [batch, n, query_dim]; without the batch, both are a single sequence.
 
         key=None is self-attention, value=None is key. All else has the names and meanings of mha_forward_args; padding is "right" or
-        "left". With cu_seqlens_q, query is [n, query_dim]: sequences one behind the other. want names what is returned beside y, as (y,
+        "left". With cu_seqlens_q, query is [n, query_dim], sequences one after the other, and all arrays of rows have a batch of 1. want names what is returned beside y, as (y,
         dictionary): "attention_weights", "lse", and the steps in between "q", "k", "v", "scores", "scaled_scores", "softcapped_scores",
         "masked_scores", "context". want={"lse": array} has it written into an array that is there. Rows may have gaps between them; the elements of a row
         may not. Rows may be float16, or with bf16=True bfloat16 (bits in uint16), and so may y, as output_type says. out may be query. norm
