@@ -311,6 +311,17 @@ TEST(RopeTables, WithMropeTurnEachPairByThePositionOfItsSection) {
   ExpectAxes(1, {5, 0, 2}, {0, 0, 2, 0, 0, 2, 0});
 }
 
+// Columns are computed 128 at a time.
+TEST(RopeTables, WithMropeOfManyPairsTurnEachByThePositionOfItsSection) {
+  std::vector<int64_t> in_order, in_turn;
+  for (int64_t i = 0; i < 140; i++) {
+    in_order.push_back(i < 50 ? 0 : i < 100 ? 1 : 2);
+    in_turn.push_back(i < 135 ? i % 3 : 0);
+  }
+  ExpectAxes(0, {50, 50, 40}, in_order);
+  ExpectAxes(1, {50, 45, 45}, in_turn);
+}
+
 // ---- The specification
 
 void ExpectTheBitsOfTheSpecification(const mha_rope_config &config) {
@@ -469,7 +480,7 @@ constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
 constexpr mha_status kWrong = MHA_ERROR_INVALID_VALUE;
 const double kPairFactors[] = {1, 1, 1, 0.25, kNan, 1, 1, 1};
 const int64_t kSections[][3] = {{2, 1, 1}, {2, 1, 2}, {2, 1, 0}, {-1, 4, 1}, {kMax, kMax, 6}, {1, 1, 2}, {1, 2, 1}, {kMin, 1, 1}};
-const int64_t kBadPositions[] = {0, -1, 2, kEndOfPositions};
+const int64_t kBadPositions[] = {0, -1, 2, kEndOfPositions, 4, 5, -6};
 
 const Case kCases[] = {
     {"StructSizeIsZero", [](Call &c) { c.config.struct_size = 0; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"mha_rope_config", "168"}}},
@@ -584,6 +595,9 @@ const Case kCases[] = {
     {"MropeOfTooLateAPosition",
      [](Call &c) { c.Mrope(kSections[0]).mrope_positions = kBadPositions + 2, c.config.num_positions = 1; },
      {kWrong, {1}, {"mrope_positions[1][0] is 2147483648"}}},
+    {"MropeOfANegativePositionOfTheThirdAxis",
+     [](Call &c) { c.Mrope(kSections[0]).mrope_positions = kBadPositions + 4; },
+     {kWrong, {1}, {"mrope_positions[2][0] is -6"}}},
     {"MropePositionsWithoutSections",
      [](Call &c) { c.config.mrope_positions = kBadPositions; },
      {kWrong, {1}, {"mrope_positions", "mrope_section"}}},
