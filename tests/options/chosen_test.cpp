@@ -176,11 +176,25 @@ TEST_P(ChosenKeys, OfPackedSequencesHaveTheBitsOfTheSpecification) {
   for (const int64_t block : {1, 16}) {
     AttentionProblem problem = Problem(8, 80, 2, block);
     problem.rope = MakeRope(false, 20, 80);
-    for (size_t i = 0; i < 32; i++) problem.score->chosen.values[i] = i % 2;  // which every sequence has
+    for (int32_t &entry : problem.score->chosen.values) entry %= static_cast<int32_t>(32 / block);  // which every sequence has
     const PackedSequences sequences = {{0, 5, 8}, {0, 48, 80}, {}};
     AttentionCall call = PlainCall();
     call.asked = kAskLse;
     EXPECT_TRUE(SameBits("y", Attend(problem, sequences, call).y, Specify(problem, sequences).y)) << block;
+  }
+}
+
+// NaNs that would be other numbers in exp if their payload were not replaced.
+TEST_P(ChosenKeys, MayBeNaNsOfAnyPayload) {
+  for (const int64_t block : {1, 16}) {
+    AttentionProblem problem = Problem(3, 96, 4, block);
+    for (int64_t kv_head = 0; kv_head < 2; kv_head++) {
+      const int64_t key = problem.score->chosen.values[kv_head * 3 * 4] * block;  // the first of row 0
+      problem.k[(key * 2 + kv_head) * 20 + 7] = FromBits(0xffd23456u);
+    }
+    const Outputs outputs = Y(problem), expected = Specify(problem);
+    EXPECT_TRUE(SameBits("y", outputs.y, expected.y)) << block;
+    EXPECT_TRUE(SameBits("lse", outputs.lse, expected.lse)) << block;
   }
 }
 
@@ -194,13 +208,13 @@ TEST_P(ChosenKeys, ThatAreNoneLeaveARowEmpty) {
 }
 
 TEST_P(ChosenKeys, ThatAreNotThereAreNamedBeforeAnythingIsWritten) {
-  for (const auto &[block, entry, keys, right] :
-       {std::tuple{1, 40, 40, "there are 0 to 39, and -1 is none"}, {1, -2, 40, "there are 0 to 39, and -1 is none"},
-        {16, 3, 40, "there are 0 to 2, and -1 is none"}, {1, 0, 0, "the sequence has no keys, so give -1, which is none"}}) {
+  for (const auto &[block, entry, kv_head, keys, right] :
+       {std::tuple{1, 40, 0, 40, "there are 0 to 39, and -1 is none"}, {1, -2, 1, 40, "there are 0 to 39, and -1 is none"},
+        {16, 3, 1, 40, "there are 0 to 2, and -1 is none"}, {1, 0, 0, 0, "the sequence has no keys, so give -1, which is none"}}) {
     AttentionProblem problem = Problem(2, 40, 3, block);
     problem.kv_lengths.assign(problem.batch, keys);
     if (keys == 0) std::fill(problem.score->chosen.values.begin(), problem.score->chosen.values.end(), -1);
-    problem.score->chosen.values[3 + 1] = entry;  // row 1 of kv head 0
+    problem.score->chosen.values[(kv_head * 2 + 1) * 3 + 1] = entry;  // of row 1
     AttentionCall call = PlainCall();
     call.asked = kAskLse;
     AttentionData data(problem, call);
@@ -208,8 +222,8 @@ TEST_P(ChosenKeys, ThatAreNotThereAreNamedBeforeAnythingIsWritten) {
     data.PoisonOutputs();
     mha_error error = {};
     EXPECT_EQ(data.Run(workspace.data(), workspace.size(), &error), MHA_ERROR_INVALID_VALUE);
-    EXPECT_EQ(std::string(error.message), "score.chosen_keys[0, 0, 1, 1] (sequence, kv head, row, entry) is " + std::to_string(entry) +
-                                              "; " + right);
+    EXPECT_EQ(std::string(error.message), "score.chosen_keys[0, " + std::to_string(kv_head) +
+                                              ", 1, 1] (sequence, kv head, row, entry) is " + std::to_string(entry) + "; " + right);
     EXPECT_TRUE(data.OutputsAreUntouched());
   }
 }
