@@ -363,6 +363,7 @@ std::vector<float> AnyStates(Random *random, int64_t rows, int64_t head_dim_v) {
     float *const state = &states[static_cast<size_t>(row * (head_dim_v + 2))];
     state[1] = 1 + 20 * static_cast<float>(random->Unit());
     if (random->Chance(0.1)) state[0] = state[1] = kNan;
+    if (random->Chance(0.1)) state[0] = FromBits(0xffd23456u);
     if (random->Chance(0.1)) state[1] = FromBits(0xffd23456u);
     if (random->Chance(0.1)) state[0] = -kInfinity;
     if (!random->Chance(0.2)) continue;
