@@ -164,6 +164,7 @@ TEST(AttentionInfo, CountsTheBytesOfBiasMaskAndGroups) {
                [&](auto &score) { score.mask = mask; });
   expect_bytes(4 * 2 * 4 * 3 * 5, nothing,
                [&](auto &score) { score.relative_rows = numbers, score.relative_left = 3, score.relative_right = 1; });
+  expect_bytes(4 * 4 * 5, nothing, [&](auto &score) { score.relative_bias = numbers, score.relative_left = 3, score.relative_right = 1; });
   expect_bytes(4 * 2 * (3 + 4), nothing, [&](auto &score) { score.q_groups = q_groups, score.kv_groups = kv_groups; });
   expect_bytes(4 * (3 + 4), [](auto &score) { score.q_groups_stride = score.kv_groups_stride = MHA_BROADCAST; },
                [&](auto &score) { score.q_groups = q_groups, score.kv_groups = kv_groups; });

@@ -88,6 +88,8 @@ TEST_P(GuardPages, AreNotTouchedByForward) {
 
 // Few rows of a narrow layer are computed by a function of their own.
 TEST_P(GuardPages, AreNotTouchedBySmallCalls) {
+  // Queries of two panels; keys and values of one, and with these the weights and biases end.
+  ExpectNotTouched(NormalLayer(OfItself(SquareSizes(24, 4, 1, 24), 2), 1, kAllBiases, false), {}, kAskNothing, kDense);
   Random random(24);
   for (int i = 0; i < Rounds(100) && !HasFailure(); ++i) {
     LayerProblem sizes = SquareSizes(random.Between(1, 96), random.Between(1, 4), 1, random.Between(1, 24));
