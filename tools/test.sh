@@ -31,7 +31,7 @@ name what was skipped, comparisons that came out too noisy among them, and what 
                  build-sanitize-threads/, to find data races; the stored inputs of the fuzz targets under valgrind
                - emulated processors without AVX, with AVX2 alone (tools/test_cpus.sh), and with AVX-512 without VNNI
                  (tools/test_avx512.sh); build-riscv64/, cross-compiled for 64-bit RISC-V
-               - all tests and random cases by clang and for AArch64, more tests for Windows, and slow tests
+               - all tests and random cases by clang and for AArch64, more tests for Windows and emulated AVX-512, and slow tests
                - the crate mha-candle; packages (tools/release); the coverage (tools/coverage.sh); all mutants (tools/mutate.py)
   --no-setup   install nothing
   --help       this text
@@ -188,12 +188,14 @@ if [[ $setup == yes && $matrix != quick ]]; then
   runtimes=$!
 fi
 
-# The emulator takes one processor for four minutes. It has what the parts that follow leave idle, and a little more, so that none waits for it.
-avx512="the kernels for AVX-512 with VNNI, which this processor cannot run, emulated" emulate=no
+# The emulator takes one processor for some ten minutes. It has what the parts that follow leave idle, and a little more, so that none waits for
+# it.
+avx512="the kernels for AVX-512 with VNNI, which this processor cannot run, emulated" emulate=no wide=()
+[[ $matrix != all ]] || wide=(-L '^wide')  # and wide_long
 if [[ $matrix != quick && $(uname -m) == x86_64 ]] && ! grep -qs avx512_vnni /proc/cpuinfo; then
   emulate=yes
   say "testing the AVX-512 kernels of build, emulated, beside what follows"
-  start_part "$avx512" nice -n 5 tools/test_avx512.sh --machines 1 --time-limit 2400
+  start_part "$avx512" nice -n 5 tools/test_avx512.sh --machines 1 --time-limit 2400 "${wide[@]}"
 fi
 
 if [[ $matrix != quick ]]; then
@@ -256,7 +258,7 @@ if [[ $matrix == all ]]; then
   say "testing emulated processors without AVX, and with AVX2 alone"
   run_part "emulated processors" tools/test_cpus.sh
   say "testing an emulated processor with AVX-512 and without VNNI"
-  [[ $(uname -m) != x86_64 ]] || run_part "AVX-512 without VNNI, emulated" tools/test_avx512.sh --without-vnni --time-limit 2400
+  [[ $(uname -m) != x86_64 ]] || run_part "AVX-512 without VNNI, emulated" tools/test_avx512.sh --without-vnni --time-limit 2400 "${wide[@]}"
   for program in build/bin/mha_fuzz_*; do
     target=${program##*/mha_fuzz_}
     say "testing the inputs of fuzz.$target under valgrind"

@@ -14,7 +14,8 @@ into FOLDER/avx512, where also what the machines printed is kept. Nothing is ins
 Exits with 0 if all tests passed, with 1 if not, with 2 if the arguments are wrong, with 3 if something that it needs is missing.
 
   SELECTION...           which of the tests that name AVX-512: options of ctest, such as -R and -L
-                         (default: -L '^wide$', what only vectors of another width get wrong)
+                         (default: -L '^wide$', what only vectors of another width get wrong;
+                         -L '^wide' takes all generated calls with every pair of options too)
   --build FOLDER         where the programs are, seen from the root of the project (default: build)
   --machines COUNT       how many machines (default: one for each processor)
   --time-limit SECONDS   how long a machine may take (default: 1200)
@@ -24,6 +25,7 @@ MHA_TEST_ROUNDS multiplies the number of random cases (default here: 0.1).
 
 Examples:
   tools/test_avx512.sh
+  tools/test_avx512.sh -L '^wide'
   tools/test_avx512.sh -R 'cache.*Ring'
   tools/test_avx512.sh --time-limit 7200 -R '^(contract|checksums|cache|weights|types|rope)[.]'
 TEXT
