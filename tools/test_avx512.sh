@@ -187,7 +187,7 @@ TEXT
 # shell's job control, it stops itself, and stays stopped if the child goes on before it.)
 run_machine() {  # NUMBER
   cd "$folder/machine$1"
-  TERM=linux exec timeout --signal=KILL "$time_limit" bochs -q -f bochsrc -rc commands </dev/null >screen.txt 2>&1
+  TERM=linux exec timeout --signal=KILL --kill-after=1 "$time_limit" bochs -q -f bochsrc -rc commands </dev/null >screen.txt 2>&1
 }
 
 rm -rf "$folder"/machine*
