@@ -122,10 +122,7 @@ void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t qu
       high = middle;
       above = count;
     }
-    if (count == choice.num_chosen) {
-      above = 0;
-      break;
-    }
+    if (count == choice.num_chosen) break;  // also all that are equal to the least
   }
   const float least = number_of(low);
   int64_t ties = choice.num_chosen - above;  // so many of the least score
