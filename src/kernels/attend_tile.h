@@ -27,20 +27,54 @@ MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, Range need
   keys->some = {begin, max(begin, keys->of_row[rows.count - 1].end)};
 }
 
-// The state of row number `row` of the unit over a chunk, where a number of a key that takes no part may not be touched, and not even be
-// multiplied by 0.
+// Whether p of one of the keys, times the scale of its value, leaves open whether the key takes part: 0, NaN or infinite.
+MHA_NOINLINE inline bool has_unclear(Range keys, const float *p) {
+  const auto is_unclear = [&](int64_t j) MHA_INLINED { return (bits_of(p[j]) & 0x7fffffffu) - 1u >= 0x7f7fffffu; };
+  int64_t j = keys.begin;
+  for (; j + key_block <= keys.end; j += key_block) {
+    uint32_t some = 0;
+    for (int64_t i = 0; i < key_block; ++i) some |= is_unclear(j + i);
+    if (some != 0) return true;
+  }
+  while (j < keys.end && !is_unclear(j)) ++j;
+  return j < keys.end;
+}
+
+// Computes o over a chunk again, without the values of keys that take no part, for those rows of a tile in which such a value may have left
+// a NaN. A row whose sum l is NaN has NaN throughout o in any case. p has replaced the scores, so they are computed again.
 template <class V>
-MHA_NOINLINE void attend_row_by_keys(const Unit &unit, const Chunk &chunk, Range keys, int64_t row, int64_t slot, float *scores) {
+MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const Attending &keys, const TileRows &rows, int64_t slot,
+                                   float *scores) {
   const Attention &call = unit.call;
-  const Range groups = groups_of(keys);
-  multiply_row<V>(unit, chunk, groups, row, scores);
-  const float factor = score_row<V>(unit, row, chunk, groups, keys, scores);
-  bool takes_part[chunk_keys];
-  for (int64_t j = keys.begin; j < keys.end; ++j) takes_part[j] = scores[j] * factor != -infinity;
-  float m, l;
-  softmax<V>(groups, &keys, factor, 1, scores, &m, &l);
-  if (chunk.values.has_scales) scale_by_values<V>(chunk.values, groups.begin, groups.end, scores);
-  add_values_taking_part<V>(chunk.values, call.head_dim_v_padded, keys, takes_part, scores, unit.o(slot, row));
+  const Range groups = groups_of(keys.some);
+  alignas(64) float p[max_attend_rows * score_stride];
+  bool is_unclear[max_attend_rows], is_any_unclear = false;
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const float l = *unit.l(slot, rows.begin + r);
+    is_unclear[r] = l == l && has_unclear(keys.some, scores + r * score_stride) &&
+                    has_other_than_finite<V>(unit.o(slot, rows.begin + r), call.head_dim_v);
+    is_any_unclear |= is_unclear[r];
+  }
+  if (!is_any_unclear) return;
+  MHA_MEMCPY(p, scores, static_cast<size_t>(rows.count * score_stride) * sizeof(float));
+  KeyBlocks blocks;
+  blocks.add(chunk.keys, groups, scores);
+  multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(rows.count, chunk.keys.storage, false), unit.q(rows.begin), rows.count,
+                   false, no_prefetch_source);
+  for (int64_t r = 0; r < rows.count; ++r) {
+    if (!is_unclear[r]) continue;
+    float *const row = scores + r * score_stride;
+    const Range own = keys.of_row[r];
+    const float factor = score_row<V>(unit, rows.begin + r, chunk, groups, own, row);
+    int32_t taking_part[chunk_keys];
+    int64_t count = 0;
+    for (int64_t j = own.begin; j < own.end; ++j) {
+      taking_part[count] = static_cast<int32_t>(j);
+      count += row[j] * factor != -infinity;
+    }
+    if (count == keys.some.end - keys.some.begin) continue;
+    add_values_of_keys<V>(chunk.values, call.head_dim_v_padded, taking_part, count, p + r * score_stride, unit.o(slot, rows.begin + r));
+  }
 }
 
 // The states of the rows over each of `count` chunks, in slots from `slot` on. needed: keys of the first chunk and those behind it.
@@ -89,9 +123,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     add_values(chunks[c].values, width, keys[c].some, loops, scores_of(c), o, ahead);
     // A value that is not finite shows in the first row, too: 0 times it is NaN. (Behind head_dim_v is what a cache held before.)
     if (!has_other_than_finite<V>(o, call.head_dim_v)) continue;
-    for (int64_t r = 0; r < rows.count; ++r) {
-      attend_row_by_keys<V>(unit, chunks[c], keys[c].of_row[r], rows.begin + r, slot + c, scores_of(c) + r * score_stride);
-    }
+    leave_out_values<V>(unit, chunks[c], keys[c], rows, slot + c, scores_of(c));
   }
 }
 

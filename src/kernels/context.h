@@ -40,19 +40,31 @@ MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range k
   }
 }
 
-// The same for one row, with the keys that take part alone.
-template <class V>
-MHA_NOINLINE void add_values_taking_part(const Groups &values, int64_t width, Range keys, const bool *takes_part, const float *p,
-                                         float *o) {
-  for (int64_t c = 0; c < width; c += V::size) store(o + c, all<V>(0.0f));
-  visit_storage(values.storage, [&](auto stored) {
-    for (int64_t j = keys.begin; j < keys.end; ++j) {
-      if (!takes_part[j]) continue;
-      const auto *const value =
-          static_cast<const typename decltype(stored)::Element *>(values.at[block_of(j)]) + place_in_block(j) * values.row_stride;
-      const V multiplier = all<V>(p[j]);
-      for (int64_t c = 0; c < width; c += V::size) store(o + c, mul_add(multiplier, load<V>(value + c), load<V>(o + c)));
+// The same for one row and some of its columns, with `count` keys alone.
+template <class V, int columns, class Element>
+MHA_INLINE void add_columns_of_keys(const Groups &values, int64_t first, const int32_t *keys, int64_t count, const float *p, float *o) {
+  constexpr int vectors = columns / static_cast<int>(V::size);
+  V sums[vectors];
+  MHA_UNROLL for (int i = 0; i < vectors; ++i) sums[i] = all<V>(0.0f);
+  for (int64_t n = 0; n < count; ++n) {
+    const int64_t j = keys[n];
+    const Element *const value = static_cast<const Element *>(values.at[block_of(j)]) + place_in_block(j) * values.row_stride + first;
+    const V multiplier = all<V>(p[j]);
+    MHA_UNROLL for (int i = 0; i < vectors; ++i) {
+      sums[i] = mul_add(multiplier, load<V>(value + i * static_cast<int>(V::size)), sums[i]);
     }
+  }
+  MHA_UNROLL for (int i = 0; i < vectors; ++i) store(o + first + i * static_cast<int>(V::size), sums[i]);
+}
+
+template <class V>
+MHA_NOINLINE void add_values_of_keys(const Groups &values, int64_t width, const int32_t *keys, int64_t count, const float *p, float *o) {
+  constexpr int wide = 8 * static_cast<int>(V::size) < 64 ? key_block : 64;
+  visit_storage(values.storage, [&](auto stored) MHA_INLINED {
+    using Element = typename decltype(stored)::Element;
+    int64_t c = 0;
+    for (; c + wide <= width; c += wide) add_columns_of_keys<V, wide, Element>(values, c, keys, count, p, o);
+    for (; c < width; c += key_block) add_columns_of_keys<V, key_block, Element>(values, c, keys, count, p, o);
   });
 }
 
