@@ -397,9 +397,11 @@ typedef struct mha_norm {
  *     lse = ln of that sum, with the sink; -infinity if all is masked
  *     context = head_scales[head] * (weights times values)
  *
- * This is the order of ONNX's Attention. A key whose score is -infinity takes no part. Of mask and
- * bias, what flags and lengths exclude is not read (with MHA_GROUPS_ALSO it may be), and of bias
- * what mask or groups exclude reaches no result. Calls only read the struct and all it points to.
+ * This is the order of ONNX's Attention. A key whose score is -infinity takes no part. A bias or a
+ * relative bias of -infinity excludes a key even if its score is NaN; with bias, keys are skipped
+ * as with mask. Of mask and bias, what flags and lengths exclude is not read (with MHA_GROUPS_ALSO
+ * it may be), and of bias what mask or groups exclude reaches no result. Calls only read the struct
+ * and all it points to.
  *
  * mask and bias have the shape [batch, num_heads, n_q, columns]; one [n_q, columns] for all has
  * MHA_BROADCAST as batch and head stride. Rows are those of query, padding included, and all have

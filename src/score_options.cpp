@@ -236,7 +236,7 @@ mha_status check_score_options(Report report, const mha_score_options *given, in
                      o.groups == MHA_GROUPS_ALSO,
                      INT64_MAX,
                      INT64_MAX};
-  options->limits_pairs = o.mask || o.q_groups;
+  options->limits_pairs = o.mask || o.q_groups || o.bias;
   options->change_scores = o.softcap != 0.0f || o.alibi_slopes || options->relative.base || o.bias;
   options->relative_left = o.relative_left;
   options->relative_right = o.relative_right;

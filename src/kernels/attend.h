@@ -97,12 +97,22 @@ MHA_INLINE int64_t rows_of_tiles(const Unit &unit, bool is_streamed) {
   return is_streamed && (!has_floats(unit.call) || (unit.num_rows > most && unit.num_rows <= 8)) ? 4 : most;
 }
 
-// How many of the chunks from c on are attended to in step: two or four of them, which are a subtree.
-MHA_INLINE int64_t chunks_at_once(const Unit &unit, bool is_streamed, int64_t c, int64_t end) {
-  if (!is_streamed || unit.num_rows > 1 || unit.call.options.limits_pairs || !unit.call.k.is_packed) return 1;
+// Whether masks and biases leave both ends of the keys of each of `count` chunks to the only row of a unit.
+MHA_NOINLINE inline bool keep_ends(const Unit &unit, Range keys, int64_t c, int64_t count) {
+  for (int64_t begin = c * chunk_keys; begin < (c + count) * chunk_keys; begin += chunk_keys) {
+    const Range range = intersection(keys, {begin, begin + chunk_keys}), needed = {range.begin - begin, range.end - begin};
+    const Range left = keys_left(unit, 0, 1, begin, needed);
+    if (left.begin != needed.begin || left.end != needed.end) return false;
+  }
+  return true;
+}
+
+// How many of the chunks from c on are attended to in step: two or four of them, which are a subtree. keys: those of all chunks.
+MHA_INLINE int64_t chunks_at_once(const Unit &unit, bool is_streamed, Range keys, int64_t c, int64_t end) {
+  if (!is_streamed || unit.num_rows > 1 || !unit.call.k.is_packed) return 1;
   int64_t count = max_interleaved_chunks;
   while (count > 1 && (c % count != 0 || end - c < count)) count /= 2;
-  return count;
+  return count > 1 && unit.call.options.limits_pairs && !keep_ends(unit, keys, c, count) ? 1 : count;
 }
 
 // The states of all rows over the keys of `chunks`, in slot 0. all_keys: those of all chunks.
@@ -119,7 +129,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   const Unit next_unit = prefetches ? unit_after(unit) : unit;
   const Range keys_of_next = prefetches ? first_keys(next_unit) : Range{0, 0};
   for (int64_t c = chunks.begin, count; c < chunks.end; c += count) {
-    count = chunks_at_once(unit, streams, c, chunks.end);
+    count = chunks_at_once(unit, streams, all_keys, c, chunks.end);
     Chunk here[max_interleaved_chunks];
     bool is_read = false;
     const int64_t begin = c * chunk_keys, next = begin + count * chunk_keys, slot = slots_before(c, first);

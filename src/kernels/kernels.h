@@ -193,7 +193,7 @@ struct ChosenKeys {
 // What changes scores (CONTRACT.md, section 7); see mha_score_options.
 struct ScoreOptions {
   bool change_scores;                 // all but sinks, mask and groups does
-  bool limits_pairs;                  // mask and groups do
+  bool limits_pairs;                  // mask, groups and biases of -infinity do
   float softcap, softcap_inverse;     // 0: none
   const float *alibi_slopes, *sinks;  // [num_heads]; null: none
   PairArray relative;                 // by distance, -relative_left .. relative_right, in place of the column; base null: none

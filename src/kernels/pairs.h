@@ -1,5 +1,5 @@
-// Which keys the mask array and position groups leave to a row: one by one, in the scores of the row; and as a range, so that a tile
-// computes with no more keys than its rows need.
+// Which keys the mask array and position groups leave to a row: one by one, in the scores of the row; and as a range, in which a bias of
+// -infinity counts as masked too, so that a tile computes with no more keys than its rows need.
 //
 // Keys of a chunk count from its first one.
 #pragma once
@@ -93,26 +93,41 @@ inline void mask_scores(const Unit &unit, const Row &row, int64_t chunk_begin, R
 
 // ---- Ranges
 
-// Whether one of 32 bytes is not 0.
-MHA_INLINE bool has_set(const uint8_t *bytes) {
+// Whether 32 bytes are other than `excluded` throughout.
+MHA_INLINE bool has_other(const void *bytes, uint64_t excluded) {
   uint64_t eights[4];
   MHA_MEMCPY(eights, bytes, sizeof eights);
-  return (eights[0] | eights[1] | eights[2] | eights[3]) != 0;
+  return ((eights[0] ^ excluded) | (eights[1] ^ excluded) | (eights[2] ^ excluded) | (eights[3] ^ excluded)) != 0;
 }
 
-// The first byte of [begin, end) that is not 0, or end; and the place behind the last one, or begin.
-MHA_INLINE int64_t first_set(const uint8_t *bytes, int64_t begin, int64_t end) {
-  for (; begin + 32 <= end && !has_set(bytes + begin); begin += 32) {
-  }
-  while (begin < end && bytes[begin] == 0) ++begin;
-  return begin;
-}
+// A row of the mask array or of biases, of numbers of the size of Bits, and the one that excludes a key.
+template <class Bits>
+struct Exclusions {
+  const Bits *row;
+  Bits number;
 
-MHA_INLINE int64_t end_of_set(const uint8_t *bytes, int64_t begin, int64_t end) {
-  for (; begin + 32 <= end && !has_set(bytes + end - 32); end -= 32) {
+  MHA_INLINE bool leave(int64_t key) const {
+    Bits of_key;
+    MHA_MEMCPY(&of_key, row + key, sizeof of_key);
+    return of_key != number;
   }
-  while (begin < end && bytes[end - 1] == 0) --end;
-  return end;
+  MHA_INLINE bool leave_some(int64_t key) const {  // of 32 bytes
+    return has_other(row + key, ~uint64_t{0} / static_cast<Bits>(~Bits{0}) * number);
+  }
+};
+
+// Makes `left` reach from the first to the last of the keys that a row leaves, as far as it does not yet. keys: where to look.
+template <class Bits>
+MHA_NOINLINE void extend_to_left(const Exclusions<Bits> &excluded, Range keys, Range *left) {
+  constexpr int64_t at_once = 32 / sizeof(Bits);
+  int64_t begin = keys.begin, end = keys.end;
+  while (begin + at_once <= min(end, left->begin) && !excluded.leave_some(begin)) begin += at_once;
+  while (begin < min(end, left->begin) && !excluded.leave(begin)) ++begin;
+  if (begin >= end) return;
+  const int64_t least = max(begin, left->end);
+  while (end - at_once >= least && !excluded.leave_some(end - at_once)) end -= at_once;
+  while (end > least && !excluded.leave(end - 1)) --end;
+  *left = {min(begin, left->begin), max(end, left->end)};
 }
 
 // Group numbers from one to another.
@@ -154,26 +169,36 @@ MHA_NOINLINE inline Range keys_of_groups(const Unit &unit, int64_t begin, int64_
   return left.begin >= left.end ? always : Range{min(left.begin, always.begin), max(left.end, always.end)};
 }
 
-// The keys from the first to the last that the mask leaves to some of the rows [begin, end). keys: those that are left to them otherwise.
-MHA_NOINLINE inline Range keys_of_mask(const Unit &unit, int64_t begin, int64_t end, int64_t chunk_begin, Range keys) {
+// The keys from the first to the last that the mask array, or biases that are not -infinity, leave to some of the rows [begin, end). keys:
+// those that are left to them otherwise.
+template <class Bits>
+MHA_NOINLINE Range keys_of_array(const Unit &unit, const PairArray &array, Bits excluded, int64_t begin, int64_t end, int64_t chunk_begin,
+                                 Range keys) {
   const Range with_column = keys_with_column(unit, chunk_begin, keys);
   Range left = {with_column.end, with_column.begin};  // none yet
-  const uint8_t *last = nullptr;
+  const Bits *last = nullptr;
+  Range last_own = {0, 0};
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
-    const uint8_t *const mask = mask_of(unit, row, chunk_begin);
-    if (mask == last) continue;  // the same for all heads
-    last = mask;
-    left.begin = first_set(mask, with_column.begin, left.begin);
-    left.end = end_of_set(mask, left.end, with_column.end);
+    const Bits *const numbers = static_cast<const Bits *>(array.base) + element_of(array, unit, row, chunk_begin);
+    const Range own = unit.keys_of(row);
+    if (numbers == last && own.begin == last_own.begin && own.end == last_own.end) continue;  // the same for all heads
+    last = numbers;
+    last_own = own;
+    const Range range = {max(with_column.begin, own.begin - chunk_begin), min(with_column.end, own.end - chunk_begin)};
+    extend_to_left(Exclusions<Bits>{numbers, excluded}, range, &left);
   }
   if (keys.begin < with_column.begin) return {keys.begin, max(left.end, with_column.begin)};
   return {left.begin, max(left.begin, left.end)};
 }
 
-// Both of them.
+// All of them.
 MHA_NOINLINE inline Range keys_left(const Unit &unit, int64_t begin, int64_t end, int64_t chunk_begin, Range keys) {
-  if (unit.call.options.groups.of_rows) keys = keys_of_groups(unit, begin, end, chunk_begin, keys);
-  return unit.call.options.mask.base ? keys_of_mask(unit, begin, end, chunk_begin, keys) : keys;
+  const ScoreOptions &options = unit.call.options;
+  if (options.groups.of_rows) keys = keys_of_groups(unit, begin, end, chunk_begin, keys);
+  if (options.mask.base) keys = keys_of_array<uint8_t>(unit, options.mask, 0, begin, end, chunk_begin, keys);
+  if (!options.bias.base) return keys;
+  if (options.bias.storage == Storage::f16) return keys_of_array<uint16_t>(unit, options.bias, 0xfc00, begin, end, chunk_begin, keys);
+  return keys_of_array<uint32_t>(unit, options.bias, 0xff800000u, begin, end, chunk_begin, keys);
 }
 
 }  // namespace

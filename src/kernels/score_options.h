@@ -46,19 +46,25 @@ MHA_NOINLINE void add_alibi(const Unit &unit, const Row &row, int64_t chunk_begi
   }
 }
 
+// s + bias. A bias of -infinity gives -infinity whatever s is, even NaN, as if s were 0.
+template <class V>
+MHA_INLINE V with_bias(V s, V bias) {
+  return canonical_nan(zero_if_equal(bias, all<V>(-infinity), s) + bias);
+}
+
 template <class V, class Element>
 MHA_NOINLINE void add_bias(const Element *bias, Range keys, float *s) {
   int64_t j = keys.begin;
-  for (; j + static_cast<int64_t>(V::size) <= keys.end; j += V::size) store(s + j, canonical_nan(load<V>(s + j) + load<V>(bias + j)));
-  for (; j < keys.end; ++j) s[j] = canonical_nan(s[j] + load<Scalar>(bias + j).x);
+  for (; j + static_cast<int64_t>(V::size) <= keys.end; j += V::size) store(s + j, with_bias(load<V>(s + j), load<V>(bias + j)));
+  for (; j < keys.end; ++j) s[j] = with_bias(Scalar{s[j]}, load<Scalar>(bias + j)).x;
 }
 
-// s + number, for keys that all have the same.
+// s + number, for keys that all have the same bias.
 template <class V>
 MHA_NOINLINE void add_number(float number, Range keys, float *s) {
   int64_t j = keys.begin;
-  for (; j + static_cast<int64_t>(V::size) <= keys.end; j += V::size) store(s + j, canonical_nan(load<V>(s + j) + all<V>(number)));
-  for (; j < keys.end; ++j) s[j] = canonical_nan(s[j] + number);
+  for (; j + static_cast<int64_t>(V::size) <= keys.end; j += V::size) store(s + j, with_bias(load<V>(s + j), all<V>(number)));
+  for (; j < keys.end; ++j) s[j] = with_bias(Scalar{s[j]}, Scalar{number}).x;
 }
 
 // The keys from `first` to `last` have a number of their own; those before have the first one, those behind the last one.

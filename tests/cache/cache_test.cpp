@@ -234,6 +234,34 @@ TEST_P(KvCache, KeysOfSeveralChunksThatTakeNoPartReachNoRow) {
   }
 }
 
+// The same of a bias of -infinity, under which keys may be NaN too. Some chunks of a row are computed in step, others are not.
+TEST_P(KvCache, KeysOfSeveralChunksWithABiasOfMinusInfinityReachNoRow) {
+  const std::vector<int64_t> borders = {0, 1023}, inner = {3, 300, 700}, of_the_third = {512, 513, 600};
+  std::vector<int64_t> a_whole_chunk, the_rest;
+  for (int64_t j = 256; j < 512; j++) a_whole_chunk.push_back(j);
+  for (int64_t j = 500; j < 1100; j++) the_rest.push_back(j);
+  constexpr int64_t head_dim = 12, head_dim_v = 20, kv_heads = 2, n_kv = 1100;
+  for (const Storage type : {Storage::kF32, Storage::kF16, Storage::kInt8}) {
+    for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 4}, {7, 1}}) {
+      for (const std::vector<int64_t> &excluded : {borders, inner, of_the_third, a_whole_chunk, the_rest}) {
+        if (!sample_.Takes()) continue;
+        AttentionProblem problem = Stored(type, n_q, n_kv, group, head_dim, head_dim_v);
+        problem.score = ScoreArrays();
+        problem.score->bias.by_row = false;
+        problem.score->bias.values.assign(n_kv, 0.25f);
+        problem.score->bias_is_f16 = type == Storage::kF16;
+        for (const int64_t j : excluded) {
+          problem.score->bias.values[static_cast<size_t>(j)] = -kInfinity;
+          std::fill_n(problem.k.begin() + j * kv_heads * head_dim, kv_heads * head_dim, kNaN);
+          std::fill_n(problem.v.begin() + j * kv_heads * head_dim_v, kv_heads * head_dim_v, kNaN);
+        }
+        ExpectTheSpecification(problem, kContiguous);
+        ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, 64});
+      }
+    }
+  }
+}
+
 // So few heads that threads would share out the keys of one. The ring of 624 positions begins anew in the middle of two chunks.
 TEST_P(KvCache, OfManyPositionsAndFewHeadsGivesTheSameBitsOnAnyThreads) {
   constexpr int64_t n = 3300, last = 6;  // of the last rows alone the specification is wanted

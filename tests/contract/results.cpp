@@ -446,6 +446,20 @@ class Cases {
     for (size_t i = 0; i < 300 * 8; i++) problem.k[i] = i % 8 == 0 ? FromBits(kNegativeInfinity) : 0.0f;
     for (size_t i = 0; i < problem.q.size(); i += 8) problem.q[i] = i % 3 == 0 ? 1.0f : -1.0f;
     RecordOutputs("attention with scores of -infinity and infinity alone", Attend(problem, Form()));
+
+    problem = Filled(sizes, 79);
+    Random random(79);
+    ScoreArrays score;
+    score.bias.values = random.Uniforms(40 * 300);
+    score.relative_left = score.relative_right = 300;
+    score.relative_bias = random.Uniforms(2 * 601);
+    for (size_t i = 0; i < 40 * 300; i++) {
+      if (i % 300 % 7 == 3 || i % 300 > 290) score.bias.values[i] = FromBits(kNegativeInfinity);
+    }
+    for (size_t d = 0; d < 601; d += 5) score.relative_bias[d] = FromBits(kNegativeInfinity);
+    for (size_t j = 3; j < 300; j += 7) problem.k[j * 8] = problem.v[j * 8] = FromBits(kNaN);
+    problem.score = score;
+    RecordOutputs("attention with biases of -infinity", Attend(problem, Form()));
   }
 
   // ---- mha_rope_tables

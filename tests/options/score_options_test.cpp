@@ -214,6 +214,59 @@ TEST_P(ScoreOptionsTest, WhatTheMaskExcludesIsUnread) {
   }
 }
 
+// A mask of the rows of the problem, given as bytes, becomes biases of 0 and -infinity.
+Pairs<float> AsBias(const Pairs<uint8_t> &mask) {
+  Pairs<float> bias = {mask.by_sequence, mask.by_head, mask.by_row, {}, mask.columns};
+  for (const uint8_t attends : mask.values) bias.values.push_back(attends ? 0.0f : -kInfinity);
+  return bias;
+}
+
+// Keys and values under it may be anything, in one row over chunks in step and in tiles of several rows.
+TEST_P(ScoreOptionsTest, ABiasOfMinusInfinityIsAMask) {
+  for (uint64_t seed = 0; seed < 60 && !HasFailure(); seed++) {
+    Random random(seed);
+    const int64_t n_kv = random.Pick<int64_t>({7, 300, 600, 1100}), n_q = random.Pick<int64_t>({1, 1, 2, 9, 40});
+    AttentionProblem problem = Problem(seed, n_q, n_kv, random.Pick<int64_t>({1, 2}));
+    problem.is_causal = n_q <= n_kv && random.Coin();
+    ScoreArrays score;
+    if (random.Coin()) score.softcap = 2;
+    score.mask = RandomMask(&random, problem);
+    std::vector<uint8_t> &mask = score.mask.values;
+    if (random.Coin()) {  // nearly all of some chunks
+      for (uint8_t &attends : mask) attends = random.Chance(0.002) ? 0 : 1;
+    }
+    for (int64_t j = 0; j < n_kv; j++) {
+      bool is_masked = true;
+      for (size_t at = static_cast<size_t>(j); at < mask.size(); at += static_cast<size_t>(n_kv)) is_masked &= !mask[at];
+      const float poison = is_masked ? random.Pick({kNaN, kInfinity, -kInfinity}) : 0.0f;
+      if (is_masked) std::fill_n(problem.k.begin() + j * 12, 12, poison);
+      if (is_masked) std::fill_n(problem.v.begin() + j * 10, 10, poison);
+    }
+    AttentionProblem by_bias = problem;
+    problem.score = score;
+    score.bias = AsBias(score.mask);
+    score.bias_is_f16 = random.Coin();
+    score.mask = {};
+    by_bias.score = score;
+    const unsigned asked = kAskLse | kAskWeights | kAskMaskedScores;
+    EXPECT_TRUE(SameBits(Run(by_bias, asked), Run(problem, asked))) << "seed " << seed << ", " << n_q << " rows, " << n_kv << " keys";
+  }
+}
+
+TEST_P(ScoreOptionsTest, ARelativeBiasOfMinusInfinityIsAWindow) {
+  for (const int64_t n_q : {1, 9, 300}) {
+    AttentionProblem window = Problem(1, n_q, 300);
+    for (size_t i = 0; i < window.k.size(); i += 12) window.k[i] = i / 12 % 3 == 0 && i / 12 < 299 - 21 ? kNaN : window.k[i];
+    AttentionProblem by_bias = window;
+    window.window_left = 20;
+    by_bias.score = ScoreArrays();
+    by_bias.score->relative_left = 21;
+    by_bias.score->relative_bias.assign(static_cast<size_t>(window.num_heads * 22), 0.0f);
+    for (size_t n = 0; n < by_bias.score->relative_bias.size(); n += 22) by_bias.score->relative_bias[n] = -kInfinity;
+    EXPECT_TRUE(SameBits(Run(by_bias, kAskLse | kAskWeights), Run(window, kAskLse | kAskWeights))) << n_q;
+  }
+}
+
 TEST_P(ScoreOptionsTest, AFullyMaskedRowIsZeroUnderEveryOption) {
   for (const bool by_bias : {false, true}) {
     AttentionProblem problem = Problem(1, 9, 300);

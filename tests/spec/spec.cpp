@@ -583,6 +583,9 @@ void Cap(const AttentionShape &shape, float *s) {
   for (int64_t j = 0; j < shape.n_kv; j++) s[j] = Tanh(s[j] * inverse) * shape.score->softcap;
 }
 
+// s + bias; a bias of -infinity excludes the key whatever s is.
+float AddBias(float s, float bias) { return bias == -kInfinity ? bias : s + bias; }
+
 void BiasAndMask(const AttentionShape &shape, int64_t h, int64_t i, float *s) {
   if (!shape.score) return;
   const support::ScoreOptions &options = *shape.score;
@@ -600,9 +603,9 @@ void BiasAndMask(const AttentionShape &shape, int64_t h, int64_t i, float *s) {
       const int64_t column = distance < -left ? 0 : distance > right ? left + right : static_cast<int64_t>(distance) + left;
       const float *rows = options.relative_rows ? options.relative_rows + (h * shape.n_q + i) * (left + 1 + right)
                                                 : options.relative_bias + h * (left + 1 + right);
-      s[j] = s[j] + rows[column];
+      s[j] = AddBias(s[j], rows[column]);
     }
-    if (options.bias) s[j] = s[j] + options.bias[at];
+    if (options.bias) s[j] = AddBias(s[j], options.bias[at]);
     if (options.mask && !options.mask[at]) s[j] = -kInfinity;
   }
 }
