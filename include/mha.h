@@ -61,7 +61,7 @@
 #define MHA_VERSION_PATCH 0
 
 /* The arithmetic contract (src/kernels/CONTRACT.md). Within a number, bits never change. */
-#define MHA_CONTRACT 3
+#define MHA_CONTRACT 1
 
 /* Marks exported functions. On Windows, users of the shared library define MHA_SHARED. */
 #if defined(_WIN32) && defined(MHA_SHARED)

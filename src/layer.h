@@ -46,9 +46,8 @@ enum class PackedKind : uint32_t {
   panels_bf16 = 4,
   panels_int8 = 5,
   panels_int4 = 6,
-  retired = 7,     // fours_int8 with signed codes
-  fours_int4 = 8,  // for integer arithmetic
-  fours_int8 = 9,
+  fours_int4 = 7,  // for integer arithmetic
+  fours_int8 = 8,
 };
 
 inline PackedKind kind_of(Storage storage, Arithmetic arithmetic) {
@@ -59,8 +58,8 @@ inline PackedKind kind_of(Storage storage, Arithmetic arithmetic) {
 }
 
 inline Storage storage_of(PackedKind kind) {
-  constexpr Storage storages[] = {Storage::f32,  Storage::f32, Storage::f16,  Storage::bf16, Storage::int8,
-                                  Storage::int4, Storage::f32, Storage::int4, Storage::int8};
+  constexpr Storage storages[] = {Storage::f32,  Storage::f32,  Storage::f16,  Storage::bf16,
+                                  Storage::int8, Storage::int4, Storage::int4, Storage::int8};
   return storages[static_cast<int>(kind) - 1];
 }
 

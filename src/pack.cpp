@@ -11,7 +11,7 @@ namespace mha {
 namespace {
 
 constexpr char packed_magic[8] = {'m', 'h', 'a', ' ', 'p', 'a', 'c', 'k'};
-constexpr uint32_t packed_version = 4;  // 2: another checksum; 3: weights in fewer bits; 4: gates
+constexpr uint32_t packed_version = 1;
 constexpr uint32_t packed_byte_order = 0x01020304u;
 
 constexpr int64_t float_bytes = sizeof(float);
@@ -547,7 +547,7 @@ mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, L
                        header.contract, MHA_CONTRACT);
   }
   *kind = static_cast<PackedKind>(header.kind);
-  if (*kind < PackedKind::panels_f32 || *kind > PackedKind::fours_int8 || *kind == PackedKind::retired) {
+  if (*kind < PackedKind::panels_f32 || *kind > PackedKind::fours_int8) {
     return report.fail(MHA_ERROR_PACKED_FORMAT, "the packed layer is of kind %u, which this version does not know; pack it again",
                        header.kind);
   }
