@@ -121,6 +121,10 @@ template <class Bits>
 MHA_NOINLINE void extend_to_left(const Exclusions<Bits> &excluded, Range keys, Range *left) {
   constexpr int64_t at_once = 32 / sizeof(Bits);
   int64_t begin = keys.begin, end = keys.end;
+  if (begin < end && excluded.leave(begin) && excluded.leave(end - 1)) {
+    *left = {min(begin, left->begin), max(end, left->end)};
+    return;
+  }
   while (begin + at_once <= min(end, left->begin) && !excluded.leave_some(begin)) begin += at_once;
   while (begin < min(end, left->begin) && !excluded.leave(begin)) ++begin;
   if (begin >= end) return;
@@ -186,6 +190,7 @@ MHA_NOINLINE Range keys_of_array(const Unit &unit, const PairArray &array, Bits 
     last_own = own;
     const Range range = {max(with_column.begin, own.begin - chunk_begin), min(with_column.end, own.end - chunk_begin)};
     extend_to_left(Exclusions<Bits>{numbers, excluded}, range, &left);
+    if (left.begin == with_column.begin && left.end == with_column.end) return keys;
   }
   if (keys.begin < with_column.begin) return {keys.begin, max(left.end, with_column.begin)};
   return {left.begin, max(left.begin, left.end)};
