@@ -146,7 +146,8 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
       if (keys.end <= begin && c > first) continue;  // these rows are done: later ones have later keys
       first_row = min(first_row, row);
       Range needed = {max(0, keys.begin - begin), min(next, keys.end) - begin};
-      if (options.limits_pairs && !unit.blocks && count == 1 && needed.begin < needed.end) needed = keys_left(unit, row, end, begin, needed);
+      const bool may_be_less = options.limits_pairs && !unit.blocks && count == 1;
+      if (may_be_less && needed.begin < needed.end) needed = keys_left(unit, row, end, begin, needed);
       if (needed.begin >= needed.end) {  // not of chunks in step
         clear_states(unit, slot, row, end);
         continue;

@@ -57,13 +57,16 @@ MHA_INLINE void add_columns_of_keys(const Groups &values, int64_t first, const i
   MHA_UNROLL for (int i = 0; i < vectors; ++i) store(o + first + i * static_cast<int>(V::size), sums[i]);
 }
 
+// Floats have columns enough at once for the additions to hide how long each takes. Other types do without, for they would take long code.
 template <class V>
 MHA_NOINLINE void add_values_of_keys(const Groups &values, int64_t width, const int32_t *keys, int64_t count, const float *p, float *o) {
-  constexpr int wide = 8 * static_cast<int>(V::size) < 64 ? key_block : 64;
   visit_storage(values.storage, [&](auto stored) MHA_INLINED {
     using Element = typename decltype(stored)::Element;
     int64_t c = 0;
-    for (; c + wide <= width; c += wide) add_columns_of_keys<V, wide, Element>(values, c, keys, count, p, o);
+    if constexpr (sizeof(Element) == sizeof(float) && V::size >= 8) {
+      constexpr int wide = 64;
+      for (; c + wide <= width; c += wide) add_columns_of_keys<V, wide, Element>(values, c, keys, count, p, o);
+    }
     for (; c < width; c += key_block) add_columns_of_keys<V, key_block, Element>(values, c, keys, count, p, o);
   });
 }

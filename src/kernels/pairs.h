@@ -100,26 +100,29 @@ MHA_INLINE bool has_other(const void *bytes, uint64_t excluded) {
   return ((eights[0] ^ excluded) | (eights[1] ^ excluded) | (eights[2] ^ excluded) | (eights[3] ^ excluded)) != 0;
 }
 
-// A row of the mask array or of biases, of numbers of the size of Bits, and the one that excludes a key.
-template <class Bits>
+// A row of the mask array or of biases, whose numbers have 1, 2 or 4 bytes, and the number that excludes a key, side by side.
 struct Exclusions {
-  const Bits *row;
-  Bits number;
+  const char *row;
+  int64_t bytes;
+  uint64_t number;
 
   MHA_INLINE bool leave(int64_t key) const {
-    Bits of_key;
-    MHA_MEMCPY(&of_key, row + key, sizeof of_key);
-    return of_key != number;
+    if (bytes == 1) return row[key] != 0;
+    if (bytes == 2) return load_as<uint16_t>(row + key * 2) != static_cast<uint16_t>(number);
+    return load_as<uint32_t>(row + key * 4) != static_cast<uint32_t>(number);
   }
-  MHA_INLINE bool leave_some(int64_t key) const {  // of 32 bytes
-    return has_other(row + key, ~uint64_t{0} / static_cast<Bits>(~Bits{0}) * number);
+  template <class T>
+  static MHA_INLINE T load_as(const char *at) {
+    T value;
+    MHA_MEMCPY(&value, at, sizeof value);
+    return value;
   }
+  MHA_INLINE bool leave_some(int64_t key) const { return has_other(row + key * bytes, number); }  // of 32 bytes
 };
 
 // Makes `left` reach from the first to the last of the keys that a row leaves, as far as it does not yet. keys: where to look.
-template <class Bits>
-MHA_NOINLINE void extend_to_left(const Exclusions<Bits> &excluded, Range keys, Range *left) {
-  constexpr int64_t at_once = 32 / sizeof(Bits);
+MHA_NOINLINE inline void extend_to_left(const Exclusions &excluded, Range keys, Range *left) {
+  const int64_t at_once = excluded.bytes == 1 ? 32 : excluded.bytes == 2 ? 16 : 8;
   int64_t begin = keys.begin, end = keys.end;
   if (begin < end && excluded.leave(begin) && excluded.leave(end - 1)) {
     *left = {min(begin, left->begin), max(end, left->end)};
@@ -175,21 +178,21 @@ MHA_NOINLINE inline Range keys_of_groups(const Unit &unit, int64_t begin, int64_
 
 // The keys from the first to the last that the mask array, or biases that are not -infinity, leave to some of the rows [begin, end). keys:
 // those that are left to them otherwise.
-template <class Bits>
-MHA_NOINLINE Range keys_of_array(const Unit &unit, const PairArray &array, Bits excluded, int64_t begin, int64_t end, int64_t chunk_begin,
-                                 Range keys) {
+MHA_NOINLINE inline Range keys_of_array(const Unit &unit, const PairArray &array, int64_t begin, int64_t end, int64_t chunk_begin,
+                                        Range keys) {
+  const bool is_mask = array.storage == Storage::int8, is_f16 = array.storage == Storage::f16;
+  Exclusions excluded = {nullptr, bytes_of(array.storage), is_mask ? 0u : is_f16 ? 0xfc00fc00fc00fc00u : 0xff800000ff800000u};
   const Range with_column = keys_with_column(unit, chunk_begin, keys);
   Range left = {with_column.end, with_column.begin};  // none yet
-  const Bits *last = nullptr;
   Range last_own = {0, 0};
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
-    const Bits *const numbers = static_cast<const Bits *>(array.base) + element_of(array, unit, row, chunk_begin);
+    const char *const numbers = static_cast<const char *>(array.base) + element_of(array, unit, row, chunk_begin) * excluded.bytes;
     const Range own = unit.keys_of(row);
-    if (numbers == last && own.begin == last_own.begin && own.end == last_own.end) continue;  // the same for all heads
-    last = numbers;
+    if (numbers == excluded.row && own.begin == last_own.begin && own.end == last_own.end) continue;  // the same for all heads
+    excluded.row = numbers;
     last_own = own;
     const Range range = {max(with_column.begin, own.begin - chunk_begin), min(with_column.end, own.end - chunk_begin)};
-    extend_to_left(Exclusions<Bits>{numbers, excluded}, range, &left);
+    extend_to_left(excluded, range, &left);
     if (left.begin == with_column.begin && left.end == with_column.end) return keys;
   }
   if (keys.begin < with_column.begin) return {keys.begin, max(left.end, with_column.begin)};
@@ -200,10 +203,8 @@ MHA_NOINLINE Range keys_of_array(const Unit &unit, const PairArray &array, Bits 
 MHA_NOINLINE inline Range keys_left(const Unit &unit, int64_t begin, int64_t end, int64_t chunk_begin, Range keys) {
   const ScoreOptions &options = unit.call.options;
   if (options.groups.of_rows) keys = keys_of_groups(unit, begin, end, chunk_begin, keys);
-  if (options.mask.base) keys = keys_of_array<uint8_t>(unit, options.mask, 0, begin, end, chunk_begin, keys);
-  if (!options.bias.base) return keys;
-  if (options.bias.storage == Storage::f16) return keys_of_array<uint16_t>(unit, options.bias, 0xfc00, begin, end, chunk_begin, keys);
-  return keys_of_array<uint32_t>(unit, options.bias, 0xff800000u, begin, end, chunk_begin, keys);
+  if (options.mask.base) keys = keys_of_array(unit, options.mask, begin, end, chunk_begin, keys);
+  return options.bias.base ? keys_of_array(unit, options.bias, begin, end, chunk_begin, keys) : keys;
 }
 
 }  // namespace
